@@ -1,0 +1,88 @@
+//! `manifest.json` of a dump folder: who computed what, on which tokens.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::Checkpoint;
+
+/// The format's name and version.
+pub const SCHEMA: &str = "parity-dump/1";
+/// File name of the manifest within a dump folder.
+pub const MANIFEST_FILE: &str = "manifest.json";
+
+/// What a dump folder says about itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// Who computed the values.
+    pub producer: Producer,
+    /// The model that was run.
+    #[serde(default)]
+    pub model: ModelInfo,
+    /// Token at each position, 0 to n-1.
+    pub tokens: Vec<u32>,
+    /// The text that the first tokens come from.
+    #[serde(default)]
+    pub prompt: Option<String>,
+    /// One entry per forward pass, in order.
+    pub steps: Vec<Step>,
+    /// Positions that a checkpoint has, listed only where it lacks some of its steps' positions.
+    #[serde(default)]
+    pub rows: BTreeMap<Checkpoint, Vec<u32>>,
+    /// Nodes of the producer that no checkpoint id could be given to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unmapped: Vec<String>,
+    /// How the dump was made: flags, date, anything worth keeping.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub provenance: BTreeMap<String, String>,
+    /// Written last; `false` in an interrupted recording.
+    #[serde(default)]
+    pub complete: bool,
+}
+
+/// Who computed the values of a dump.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Producer {
+    /// Engine, e.g. `parity`, `llama.cpp`.
+    pub name: String,
+    /// Version of the engine.
+    #[serde(default)]
+    pub version: Option<String>,
+    /// `cpu`, `cuda`, …
+    #[serde(default)]
+    pub backend: Option<String>,
+    /// Name of the device.
+    #[serde(default)]
+    pub device: Option<String>,
+    /// The arithmetic, in the words of parity's `numerics.rs`, e.g. `llama-cpu kv=f16 flash=on`.
+    #[serde(default)]
+    pub numerics: Option<String>,
+}
+
+/// The model that a dump was made with.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ModelInfo {
+    /// File name, without folders.
+    #[serde(default)]
+    pub file: Option<String>,
+    /// What tells one model file from another; see parity's `Model::fingerprint`.
+    #[serde(default)]
+    pub fingerprint: Option<String>,
+    /// `general.architecture`.
+    #[serde(default)]
+    pub architecture: Option<String>,
+    /// `general.name`.
+    #[serde(default)]
+    pub name: Option<String>,
+}
+
+/// One forward pass.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// File within the folder, `step-NNNN.safetensors`.
+    pub file: String,
+    /// (T,) positions of its rows.
+    pub positions: Vec<u32>,
+}

@@ -1,0 +1,15 @@
+//! parity finds the first tensor where an LLM engine leaves llama.cpp, says whether that is
+//! rounding or a bug, and names the bug.
+//!
+//! The modules stand in the order of the flow; a module uses only those above it.
+
+pub mod error;
+pub mod scalar;
+pub mod tensor;
+
+pub mod checkpoint;
+pub mod numerics;
+
+pub mod model;
+
+pub mod engine;

@@ -1,0 +1,389 @@
+//! The model as data: a list of nodes in execution order.
+//!
+//! A node is one op with its weights, its inputs (earlier checkpoints) and its output, which *is* a
+//! checkpoint. Engines execute the list, the audit recomputes single nodes of it in f64, a fault is
+//! a small change of one node, and a fused fast path is a rewrite of the list.
+
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::model::edit::Edit;
+
+/// One op whose output is a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// The name of the output.
+    pub checkpoint: Checkpoint,
+    /// What is computed.
+    pub op: Op,
+    /// What it is computed from. See [`Op`] for what each op expects.
+    pub inputs: Vec<Checkpoint>,
+    /// Planted mistakes in what goes in or comes out; empty in a healthy model.
+    pub edits: Vec<Edit>,
+}
+
+/// A weight by its GGUF name, and how its bytes are read.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct WeightRef {
+    /// GGUF tensor name, e.g. `blk.0.attn_q.weight`.
+    pub name: String,
+    /// [`Reading::AsStored`] in a healthy model.
+    pub reading: Reading,
+}
+
+impl WeightRef {
+    /// The weight as it is stored.
+    pub fn new(name: impl Into<String>) -> Self {
+        WeightRef { name: name.into(), reading: Reading::AsStored }
+    }
+}
+
+/// How the elements of a weight matrix (R, C) are found in its buffer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Reading {
+    /// w[r, c] = buffer[r·C + c].
+    AsStored,
+    /// w[r, c] = buffer[c·R + r]: the buffer taken for (C, R).
+    Transposed,
+    /// w[r, c] = buffer[(r + k)·C + c], rows counted round the end.
+    RowShift(i64),
+}
+
+/// What a node computes. T rows; inputs in the order of [`Node::inputs`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// out[t] = table[token[t]]. Inputs: none. Out (T, D).
+    Embed {
+        /// (V, D)
+        table: WeightRef,
+    },
+    /// RMS norm over groups of `width` columns, times a weight. Inputs: x (T, G·width).
+    Norm(Norm),
+    /// out[t, o] = Σ_i x[t, i]·w[o, i]. Inputs: x (T, I). Out (T, O).
+    Linear {
+        /// (O, I)
+        weight: WeightRef,
+        /// Leading columns of x and w that are summed; all where `None`.
+        columns: Option<usize>,
+    },
+    /// out = x + times·bias. Inputs: x (T, O).
+    Bias {
+        /// (O,); a model without the bias copies its input.
+        bias: Option<WeightRef>,
+        /// How often it is added: 1 in a healthy model.
+        times: u32,
+    },
+    /// Rotary position embedding of every head. Inputs: x (T, heads·E).
+    Rope(Rope),
+    /// q·k, unscaled and unmasked. Inputs: q (T, H·E), cached k (S, K·E). Out (T, H·S).
+    Scores(Attention),
+    /// Softmax of scaled, masked scores. Inputs: scores (T, H·S). Out (T, H·S).
+    Softmax(Attention),
+    /// Probabilities times values. Inputs: probs (T, H·S), cached v (S, K·E). Out (T, H·E).
+    Context(Attention),
+    /// Scores, softmax and context as one. Inputs: q (T, H·E), cached k and v (S, K·E). Out (T, H·E).
+    Attention(Attention),
+    /// out = Σ_i scale_i·x_i. Inputs: branch (T, D), residual (T, D).
+    Add {
+        /// (1, 1) in a healthy model.
+        scale: [f64; 2],
+    },
+    /// out = activation(gate)·up. Inputs: gate (T, F), up (T, F).
+    Glu(Glu),
+}
+
+/// RMS norm: y = x / sqrt(mean(x²) + eps) · w.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Norm {
+    /// (width,)
+    pub weight: WeightRef,
+    /// Added to the mean square.
+    pub eps: f64,
+    /// Columns that share one mean: D, or E for per-head norms.
+    pub width: usize,
+    /// [`NormStyle::Rms`] in a healthy model.
+    pub style: NormStyle,
+}
+
+/// Variants of RMS norm that engines compute by mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormStyle {
+    /// The one the model was trained with.
+    Rms,
+    /// The weight is left out.
+    NoWeight,
+    /// The weight is multiplied in twice.
+    WeightTwice,
+    /// Mean subtracted first, as in LayerNorm.
+    LayerNorm,
+    /// 1 + w for w, as in Gemma checkpoints.
+    UnitOffset,
+}
+
+/// Rotary position embedding (Su et al., arXiv 2104.09864): pairs of columns turn by
+/// `position · base^(-2i/dims) / freqs[i]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Base of the geometric series of angles.
+    pub base: f64,
+    /// Head width E: columns of one head.
+    pub head_width: usize,
+    /// Leading columns of a head that turn; the rest is copied.
+    pub dims: usize,
+    /// Which columns form a pair.
+    pub pairing: Pairing,
+    /// Divisors of the angles, (dims/2,): `rope_freqs.weight` of Llama 3.1 and later.
+    pub freqs: Option<WeightRef>,
+    /// Which position a row is turned by.
+    pub position: RopePosition,
+    /// Direction: 1, or -1 by mistake.
+    pub sign: i32,
+    /// How often it is applied: 1 in a healthy model.
+    pub times: u32,
+}
+
+/// Which columns of a head form a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairing {
+    /// i and i + dims/2 (NeoX, Qwen2, Hugging Face).
+    Half,
+    /// 2i and 2i + 1 (GPT-J, the `llama` architecture in GGUF).
+    Interleaved,
+}
+
+/// The position that a row is turned by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopePosition {
+    /// Its own.
+    Own,
+    /// Its own plus a constant.
+    Shift(i64),
+    /// Always 0.
+    Zero,
+    /// Counted from the start of the step it is computed in: right in a first prefill, wrong in decode.
+    InStep,
+}
+
+/// Grouped-query attention with a causal mask.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// H
+    pub heads: usize,
+    /// K
+    pub kv_heads: usize,
+    /// E
+    pub head_width: usize,
+    /// Factor on the scores: 1/sqrt(E).
+    pub scale: f64,
+    /// Which key/value head a query head reads.
+    pub kv_map: KvMap,
+    /// Which positions a row sees.
+    pub mask: Mask,
+    /// Whether the scores pass a softmax: true in a healthy model.
+    pub softmax: bool,
+}
+
+/// Which key/value head query head h reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvMap {
+    /// h / (H/K)
+    Group,
+    /// h % K, by mistake.
+    Modulo,
+}
+
+/// Which positions s the row at position p sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mask {
+    /// s <= p
+    Causal,
+    /// All s of the cache as it is when the step is computed.
+    None,
+    /// s <= p + shift
+    Shift(i64),
+    /// first position of the step <= s <= p: the cache is not read.
+    StepOnly,
+}
+
+/// Gated feed-forward activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Glu {
+    /// [`Activation::Silu`] in a healthy model.
+    pub activation: Activation,
+    /// [`GluForm::GateTimesUp`] in a healthy model.
+    pub form: GluForm,
+}
+
+/// The non-linearity of the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// x / (1 + e^-x)
+    Silu,
+    /// The tanh approximation of GELU.
+    GeluTanh,
+    /// The GELU of the error function.
+    GeluErf,
+}
+
+/// How gate and up are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GluForm {
+    /// act(gate)·up
+    GateTimesUp,
+    /// gate·act(up), by mistake.
+    ActOnUp,
+    /// act(gate), by mistake.
+    NoUp,
+}
+
+impl Op {
+    /// Whether input `index` is read at all cached positions and not only at the node's own rows.
+    pub fn reads_cache(&self, index: usize) -> bool {
+        match self {
+            Op::Scores(_) | Op::Context(_) => index == 1,
+            Op::Attention(_) => index == 1 || index == 2,
+            _ => false,
+        }
+    }
+
+    /// The weight that the op reads, if any.
+    pub fn weight(&self) -> Option<&WeightRef> {
+        match self {
+            Op::Embed { table } => Some(table),
+            Op::Norm(norm) => Some(&norm.weight),
+            Op::Linear { weight, .. } => Some(weight),
+            Op::Bias { bias, .. } => bias.as_ref(),
+            Op::Rope(rope) => rope.freqs.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// The weight that the op reads, if any, to change it.
+    pub fn weight_mut(&mut self) -> Option<&mut WeightRef> {
+        match self {
+            Op::Embed { table } => Some(table),
+            Op::Norm(norm) => Some(&mut norm.weight),
+            Op::Linear { weight, .. } => Some(weight),
+            Op::Bias { bias, .. } => bias.as_mut(),
+            Op::Rope(rope) => rope.freqs.as_mut(),
+            _ => None,
+        }
+    }
+}
+
+/// The forward pass of one model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Graph {
+    /// In execution order. Attention stands as scores, softmax and context: see [`Graph::fused`].
+    pub nodes: Vec<Node>,
+    /// Widths of the axes.
+    pub dims: Dims,
+}
+
+/// Widths of the axes of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dims {
+    /// L
+    pub layers: usize,
+    /// D
+    pub model: usize,
+    /// H
+    pub heads: usize,
+    /// K
+    pub kv_heads: usize,
+    /// E
+    pub head_width: usize,
+    /// F
+    pub ffn: usize,
+    /// V
+    pub vocab: usize,
+}
+
+impl Dims {
+    /// Shape of a checkpoint for `rows` token rows and `cached` positions, slowest axis first.
+    pub fn shape(&self, kind: Kind, rows: usize, cached: usize) -> Vec<usize> {
+        match kind {
+            Kind::AttnScores | Kind::AttnProbs => vec![self.heads, rows, cached],
+            Kind::Q | Kind::QNorm | Kind::QRope => vec![rows, self.heads, self.head_width],
+            Kind::K | Kind::KNorm | Kind::KRope | Kind::V => {
+                vec![rows, self.kv_heads, self.head_width]
+            }
+            Kind::QProj | Kind::AttnCtx => vec![rows, self.heads * self.head_width],
+            Kind::KProj | Kind::VProj => vec![rows, self.kv_heads * self.head_width],
+            Kind::FfnGate | Kind::FfnUp | Kind::FfnAct => vec![rows, self.ffn],
+            Kind::Logits => vec![rows, self.vocab],
+            Kind::Embed
+            | Kind::AttnNorm
+            | Kind::AttnOut
+            | Kind::AttnResidual
+            | Kind::FfnNorm
+            | Kind::FfnOut
+            | Kind::LayerOut
+            | Kind::FinalNorm => vec![rows, self.model],
+        }
+    }
+
+    /// Columns of one token row of a checkpoint with `cached` positions.
+    pub fn width(&self, kind: Kind, cached: usize) -> usize {
+        self.shape(kind, 1, cached).iter().product()
+    }
+}
+
+impl Graph {
+    /// The node whose output is `checkpoint`.
+    pub fn node(&self, checkpoint: Checkpoint) -> Option<&Node> {
+        self.nodes.iter().find(|node| node.checkpoint == checkpoint)
+    }
+
+    /// The node whose output is `checkpoint`, to change it.
+    pub fn node_mut(&mut self, checkpoint: Checkpoint) -> Option<&mut Node> {
+        self.nodes.iter_mut().find(|node| node.checkpoint == checkpoint)
+    }
+
+    /// All checkpoints in execution order.
+    pub fn checkpoints(&self) -> impl Iterator<Item = Checkpoint> + '_ {
+        self.nodes.iter().map(|node| node.checkpoint)
+    }
+
+    /// The same model with scores, softmax and context merged into [`Op::Attention`] wherever neither
+    /// the scores nor the probabilities are wanted and none of the three nodes carries an edit of its
+    /// own on a value that the merged node does not have.
+    #[must_use]
+    pub fn fused(&self, wants: impl Fn(Checkpoint) -> bool) -> Graph {
+        let mut nodes: Vec<Node> = Vec::with_capacity(self.nodes.len());
+        for node in &self.nodes {
+            nodes.push(node.clone());
+            if let Some(merged) = merge_attention(&nodes, &wants) {
+                nodes.truncate(nodes.len() - 3);
+                nodes.push(merged);
+            }
+        }
+        Graph { nodes, dims: self.dims }
+    }
+
+    /// The list up to and including `last`, in execution order.
+    #[must_use]
+    pub fn until(&self, last: Checkpoint) -> Graph {
+        let nodes = self.nodes.iter().filter(|node| node.checkpoint <= last).cloned().collect();
+        Graph { nodes, dims: self.dims }
+    }
+}
+
+/// The last three nodes as one, where they are an attention that nobody looks into.
+fn merge_attention(nodes: &[Node], wants: &impl Fn(Checkpoint) -> bool) -> Option<Node> {
+    let [.., scores, softmax, context] = nodes else {
+        return None;
+    };
+    let (Op::Scores(a), Op::Softmax(b), Op::Context(c)) = (&scores.op, &softmax.op, &context.op) else {
+        return None;
+    };
+    let one_attention = a == b && b == c;
+    let inside_untouched =
+        scores.edits.is_empty() && softmax.edits.is_empty() && context.edits.iter().all(Edit::is_output);
+    let wired = softmax.inputs == [scores.checkpoint] && context.inputs.first() == Some(&softmax.checkpoint);
+    let unseen = !wants(scores.checkpoint) && !wants(softmax.checkpoint);
+    (one_attention && inside_untouched && wired && unseen).then(|| Node {
+        checkpoint: context.checkpoint,
+        op: Op::Attention(a.clone()),
+        inputs: vec![scores.inputs[0], scores.inputs[1], context.inputs[1]],
+        edits: context.edits.clone(),
+    })
+}

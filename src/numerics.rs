@@ -1,0 +1,118 @@
+//! What a producer says about its arithmetic: the ground on which rounding is told from a bug.
+//!
+//! Written into a dump's manifest as words, e.g. `f32` or `llama-cpu kv=f16 flash=on`.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// How the matrix products of a dump were computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Products {
+    /// Decoded weights, f32 activations, f32 accumulation.
+    #[default]
+    F32,
+    /// f16 operands, f32 accumulation.
+    F16,
+    /// bf16 operands, f32 accumulation.
+    Bf16,
+    /// llama.cpp on the CPU: activations rounded to the weight type's `vec_dot_type`.
+    LlamaCpu,
+    /// llama.cpp on CUDA: activations rounded to Q8_1 for quantised weights.
+    LlamaCuda,
+    /// f64 throughout.
+    F64,
+}
+
+/// The type that values are stored in between nodes, or in the KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Storage {
+    /// f32
+    #[default]
+    F32,
+    /// f16
+    F16,
+    /// bf16
+    Bf16,
+}
+
+/// The arithmetic of one producer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Numerics {
+    /// Matrix products.
+    pub products: Products,
+    /// Values between nodes.
+    pub storage: Storage,
+    /// Keys and values in the cache.
+    pub kv: Storage,
+    /// Whether attention is computed online, tile by tile (llama.cpp: `FLASH_ATTN_EXT`).
+    pub flash: bool,
+}
+
+const PRODUCTS: [(Products, &str); 6] = [
+    (Products::F32, "f32"),
+    (Products::F16, "f16"),
+    (Products::Bf16, "bf16"),
+    (Products::LlamaCpu, "llama-cpu"),
+    (Products::LlamaCuda, "llama-cuda"),
+    (Products::F64, "f64"),
+];
+const STORAGE: [(Storage, &str); 3] = [(Storage::F32, "f32"), (Storage::F16, "f16"), (Storage::Bf16, "bf16")];
+
+fn spelling<T: PartialEq>(table: &[(T, &'static str)], value: &T) -> &'static str {
+    table.iter().find(|(v, _)| v == value).map_or("?", |(_, name)| name)
+}
+
+fn parsed<T: Copy>(table: &[(T, &'static str)], word: &str) -> Option<T> {
+    table.iter().find(|(_, name)| *name == word).map(|(value, _)| *value)
+}
+
+impl fmt::Display for Numerics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(spelling(&PRODUCTS, &self.products))?;
+        for (key, storage) in [("storage", self.storage), ("kv", self.kv)] {
+            if storage != Storage::F32 {
+                write!(f, " {key}={}", spelling(&STORAGE, &storage))?;
+            }
+        }
+        if self.flash { f.write_str(" flash=on") } else { Ok(()) }
+    }
+}
+
+impl FromStr for Numerics {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut words = text.split_whitespace();
+        let products = words.next().unwrap_or_default();
+        let mut numerics = Numerics {
+            products: parsed(&PRODUCTS, products).ok_or_else(|| format!("unknown products `{products}`"))?,
+            ..Numerics::default()
+        };
+        for word in words {
+            let (key, value) = word.split_once('=').unwrap_or((word, ""));
+            let storage = || parsed(&STORAGE, value).ok_or_else(|| format!("unknown type `{value}`"));
+            match (key, value) {
+                ("storage", _) => numerics.storage = storage()?,
+                ("kv", _) => numerics.kv = storage()?,
+                ("flash", "on") => numerics.flash = true,
+                ("flash", "off") => numerics.flash = false,
+                _ => return Err(format!("unknown property `{word}`")),
+            }
+        }
+        Ok(numerics)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spelling_round_trips() {
+        for text in ["f32", "f64", "bf16 storage=bf16 kv=bf16", "llama-cpu kv=f16 flash=on"] {
+            assert_eq!(text.parse::<Numerics>().unwrap().to_string(), text);
+        }
+        assert!("f33".parse::<Numerics>().is_err());
+        assert!("f32 kv=q9".parse::<Numerics>().is_err());
+    }
+}
