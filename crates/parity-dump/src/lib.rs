@@ -1,6 +1,30 @@
 //! Checkpoint ids and the `parity-dump/1` format, for any Rust engine that wants to be compared.
+//!
+//! ```
+//! use parity_dump::{Checkpoint, Dump, Kind, Producer, Writer};
+//! # let dir = tempfile::tempdir()?;
+//! # let dir = dir.path();
+//! let producer = Producer { name: "my-engine".into(), ..Producer::default() };
+//! let mut writer = Writer::create(dir, producer, Default::default())?;
+//! writer.begin_step(&[9707, 1879], &[0, 1], 1)?;
+//! writer.tensor_f32(Checkpoint::layer(Kind::AttnNorm, 0), &[2, 3], &[0.1, 0.2, 0.3, 0.4, 0.5, 0.6])?;
+//! writer.end_step()?;
+//! writer.finish()?;
+//! assert_eq!(Dump::open(dir)?.tokens(), [9707, 1879]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod checkpoint;
+mod dtype;
+mod error;
 pub mod manifest;
+mod reader;
+pub mod single;
+pub mod writer;
 
 pub use checkpoint::{Checkpoint, Kind};
+pub use dtype::Element;
+pub use error::DumpError;
+pub use manifest::{Manifest, ModelInfo, Producer, Step};
+pub use reader::{Dump, Part, Recorded};
+pub use writer::Writer;

@@ -1,0 +1,325 @@
+//! Reads a dump, memory-mapped: a folder, or one `.safetensors` file from a foreign engine.
+//!
+//! Rows are token positions: the steps of a dump are laid side by side, so that a position is one row
+//! of a checkpoint whether it was computed in a prefill, in a chunk or as one decode step.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+use safetensors::{Dtype, SafeTensors};
+
+use crate::checkpoint::Checkpoint;
+use crate::dtype::Element;
+use crate::error::DumpError;
+use crate::manifest::{MANIFEST_FILE, Manifest, SCHEMA};
+
+/// A dump on disk.
+pub struct Dump {
+    path: PathBuf,
+    manifest: Manifest,
+    files: Vec<Mmap>,
+    tensors: BTreeMap<Checkpoint, Recorded>,
+    foreign: Vec<String>,
+}
+
+/// All rows of one checkpoint, over all steps.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    parts: Vec<Part>,
+    /// (position, part, row within the part), by position.
+    rows: Vec<(u32, u32, u32)>,
+}
+
+/// The tensor of one checkpoint in one step.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Index of the step file.
+    file: usize,
+    /// Byte offset of the first element in the file.
+    offset: usize,
+    /// Element type.
+    pub element: Element,
+    /// Slowest axis first.
+    pub shape: Vec<usize>,
+    /// Whether the shape is (H, T, S), whose token rows are not contiguous.
+    matrix: bool,
+}
+
+impl Dump {
+    /// Opens a dump folder or a single `.safetensors` file.
+    ///
+    /// # Errors
+    /// Names the file and what is wrong with it: no manifest, another schema, a shape that does not fit
+    /// the positions, an element type other than F32, F16, BF16.
+    pub fn open(path: &Path) -> Result<Dump, DumpError> {
+        if path.is_dir() { Dump::open_folder(path) } else { crate::single::open(path, &BTreeMap::new()) }
+    }
+
+    fn open_folder(dir: &Path) -> Result<Dump, DumpError> {
+        let mut dump = Dump::from_parts(dir, read_manifest(dir)?, Vec::new());
+        for step in dump.manifest.steps.clone() {
+            if step.file.contains(['/', '\\']) {
+                return Err(DumpError::new(dir, "a step file lies outside the folder")
+                    .expected_found("a file name", step.file));
+            }
+            let path = dir.join(&step.file);
+            dump.add_file(&path, &step.positions)?;
+        }
+        dump.sort_rows();
+        Ok(dump)
+    }
+
+    /// A dump of one mapped file whose tensors are listed by the caller.
+    pub(crate) fn from_parts(path: &Path, manifest: Manifest, foreign: Vec<String>) -> Dump {
+        Dump { path: path.to_owned(), manifest, files: Vec::new(), tensors: BTreeMap::new(), foreign }
+    }
+
+    fn add_file(&mut self, path: &Path, positions: &[u32]) -> Result<(), DumpError> {
+        let map = map_file(path)?;
+        let tensors = SafeTensors::deserialize(&map).map_err(|e| unreadable(path, &e))?;
+        let file = self.files.len();
+        let mut parts = Vec::new();
+        for (name, view) in tensors.iter() {
+            let Ok(checkpoint) = name.parse::<Checkpoint>() else {
+                self.foreign.push(name.to_owned());
+                continue;
+            };
+            let offset = view.data().as_ptr() as usize - map.as_ptr() as usize;
+            let element = element_of(path, name, view.dtype())?;
+            parts.push((checkpoint, Part::new(checkpoint, file, offset, element, view.shape().to_vec())));
+        }
+        for (checkpoint, part) in parts {
+            let rows = self.rows_of(checkpoint, positions);
+            self.add_part(path, checkpoint, part, &rows)?;
+        }
+        self.files.push(map);
+        Ok(())
+    }
+
+    /// The positions that a checkpoint has of a step's.
+    fn rows_of(&self, checkpoint: Checkpoint, positions: &[u32]) -> Vec<u32> {
+        match self.manifest.rows.get(&checkpoint) {
+            Some(listed) => positions.iter().copied().filter(|p| listed.contains(p)).collect(),
+            None => positions.to_vec(),
+        }
+    }
+
+    pub(crate) fn add_map(&mut self, map: Mmap) {
+        self.files.push(map);
+    }
+
+    pub(crate) fn add_part(
+        &mut self,
+        path: &Path,
+        checkpoint: Checkpoint,
+        part: Part,
+        positions: &[u32],
+    ) -> Result<(), DumpError> {
+        let axis = usize::from(part.matrix);
+        let fits = part.shape.len() >= 2 + axis && part.shape[axis] == positions.len();
+        if !fits {
+            return Err(DumpError::new(path, format!("{checkpoint} has the wrong number of token rows"))
+                .expected_found(
+                    format!("{} rows on axis {axis}", positions.len()),
+                    format!("shape {:?}", part.shape),
+                )
+                .hint("`positions` of the step and `rows` of the manifest say which rows a tensor has"));
+        }
+        let recorded =
+            self.tensors.entry(checkpoint).or_insert(Recorded { parts: Vec::new(), rows: Vec::new() });
+        let index = recorded.parts.len() as u32;
+        recorded.rows.extend(positions.iter().enumerate().map(|(row, &p)| (p, index, row as u32)));
+        recorded.parts.push(part);
+        Ok(())
+    }
+
+    /// Orders every checkpoint's rows by position; where a position was computed twice the later one counts.
+    pub(crate) fn sort_rows(&mut self) {
+        for recorded in self.tensors.values_mut() {
+            recorded.rows.sort_by_key(|&(position, part, _)| (position, std::cmp::Reverse(part)));
+            recorded.rows.dedup_by_key(|row| row.0);
+        }
+    }
+
+    /// The folder or file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the dump says about itself.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Token at each position.
+    pub fn tokens(&self) -> &[u32] {
+        &self.manifest.tokens
+    }
+
+    /// Tensors whose names are no checkpoint ids.
+    pub fn foreign(&self) -> &[String] {
+        &self.foreign
+    }
+
+    /// Checkpoints in execution order.
+    pub fn checkpoints(&self) -> impl Iterator<Item = Checkpoint> + '_ {
+        self.tensors.keys().copied()
+    }
+
+    /// What was recorded of a checkpoint.
+    pub fn get(&self, checkpoint: Checkpoint) -> Option<&Recorded> {
+        self.tensors.get(&checkpoint)
+    }
+
+    /// First position of the step in which `position` was computed.
+    pub fn step_start(&self, position: u32) -> u32 {
+        let step = self.manifest.steps.iter().rev().find(|step| step.positions.contains(&position));
+        step.and_then(|step| step.positions.iter().min().copied()).unwrap_or(0)
+    }
+
+    /// Row `row` of a recorded checkpoint as f32, (width,): see [`Recorded::width`].
+    ///
+    /// Of attention matrices, (H, S), only the first `position + 1` cached positions of every head are
+    /// given, (H, position + 1): the others are masked and their values are nobody's concern.
+    pub fn row(&self, recorded: &Recorded, row: usize, out: &mut Vec<f32>) {
+        let (position, part, within) = recorded.rows[row];
+        let part = &recorded.parts[part as usize];
+        let file = &self.files[part.file];
+        let size = part.element.size();
+        out.clear();
+        if part.matrix {
+            let (heads, rows, cached) = (part.shape[0], part.shape[1], part.shape[2]);
+            let seen = cached.min(position as usize + 1);
+            out.resize(heads * seen, 0.0);
+            for head in 0..heads {
+                let start = part.offset + (head * rows + within as usize) * cached * size;
+                part.element
+                    .decode(&file[start..start + seen * size], &mut out[head * seen..(head + 1) * seen]);
+            }
+        } else {
+            let width = part.row_width();
+            out.resize(width, 0.0);
+            let start = part.offset + within as usize * width * size;
+            part.element.decode(&file[start..start + width * size], out);
+        }
+    }
+
+    /// Rows at `positions` as one matrix, (positions, width); `None` where one of them was not recorded.
+    /// For all checkpoints but the attention matrices, whose rows differ in width.
+    pub fn gather(&self, checkpoint: Checkpoint, positions: &[u32]) -> Option<Vec<f32>> {
+        let recorded = self.get(checkpoint)?;
+        let mut values = Vec::with_capacity(positions.len() * recorded.width());
+        let mut row_values = Vec::new();
+        for &position in positions {
+            self.row(recorded, recorded.find(position)?, &mut row_values);
+            values.extend_from_slice(&row_values);
+        }
+        Some(values)
+    }
+
+    /// The bytes of an F32 row in place, for readers that cannot afford a copy.
+    pub fn row_bytes(&self, recorded: &Recorded, row: usize) -> Option<(Element, &[u8])> {
+        let (_, part, within) = recorded.rows[row];
+        let part = &recorded.parts[part as usize];
+        let bytes = part.row_width() * part.element.size();
+        let start = part.offset + within as usize * bytes;
+        (!part.matrix).then(|| (part.element, &self.files[part.file][start..start + bytes]))
+    }
+}
+
+impl Recorded {
+    /// Positions that were recorded, ascending.
+    pub fn positions(&self) -> impl ExactSizeIterator<Item = u32> + '_ {
+        self.rows.iter().map(|row| row.0)
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether nothing was recorded.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Index of the row at `position`.
+    pub fn find(&self, position: u32) -> Option<usize> {
+        self.rows.binary_search_by_key(&position, |row| row.0).ok()
+    }
+
+    /// Elements of one row, of the first part; the attention matrices' rows differ.
+    pub fn width(&self) -> usize {
+        self.parts.first().map_or(0, Part::row_width)
+    }
+
+    /// Shape of one token row, e.g. [H, E], of the first part.
+    pub fn row_shape(&self) -> Vec<usize> {
+        self.parts.first().map_or(Vec::new(), |part| part.shape[1..].to_vec())
+    }
+
+    /// The tensors of the steps, in order.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+}
+
+impl Part {
+    pub(crate) fn new(
+        checkpoint: Checkpoint,
+        file: usize,
+        offset: usize,
+        element: Element,
+        shape: Vec<usize>,
+    ) -> Self {
+        Part { file, offset, element, shape, matrix: checkpoint.kind().is_optional() }
+    }
+
+    fn row_width(&self) -> usize {
+        self.shape[1..].iter().product()
+    }
+}
+
+/// Reads and checks `manifest.json`.
+fn read_manifest(dir: &Path) -> Result<Manifest, DumpError> {
+    let path = dir.join(MANIFEST_FILE);
+    let text = fs::read_to_string(&path).map_err(|e| {
+        DumpError::new(dir, format!("no readable {MANIFEST_FILE}: {e}"))
+            .expected_found("a dump folder", "something else")
+            .hint("record one with `parity record`, or `parity run --dump DIR`")
+    })?;
+    let manifest: Manifest = serde_json::from_str(&text)
+        .map_err(|e| DumpError::new(&path, format!("is no manifest of a dump: {e}")))?;
+    if manifest.schema != SCHEMA {
+        return Err(DumpError::new(&path, "another dump format").expected_found(SCHEMA, &manifest.schema));
+    }
+    for step in &manifest.steps {
+        if let Some(p) = step.positions.iter().find(|&&p| p as usize >= manifest.tokens.len()) {
+            return Err(DumpError::new(&path, format!("{} has a position without a token", step.file))
+                .expected_found(format!("positions below {}", manifest.tokens.len()), p));
+        }
+    }
+    Ok(manifest)
+}
+
+pub(crate) fn map_file(path: &Path) -> Result<Mmap, DumpError> {
+    let file = File::open(path).map_err(|e| DumpError::new(path, format!("cannot be opened: {e}")))?;
+    // SAFETY: the map is read-only; a file that another process truncates meanwhile is outside what any
+    // reader of mapped files can guard against.
+    unsafe { Mmap::map(&file) }.map_err(|e| DumpError::new(path, format!("cannot be mapped: {e}")))
+}
+
+pub(crate) fn unreadable(path: &Path, cause: &dyn std::fmt::Display) -> DumpError {
+    DumpError::new(path, format!("is no safetensors file: {cause}")).hint(
+        "an interrupted recording leaves its last step under a .part name; the finished steps are whole",
+    )
+}
+
+pub(crate) fn element_of(path: &Path, name: &str, dtype: Dtype) -> Result<Element, DumpError> {
+    Element::from_safetensors(dtype).ok_or_else(|| {
+        DumpError::new(path, format!("tensor {name} has an element type that dumps do not have"))
+            .expected_found("F32, F16 or BF16", format!("{dtype:?}"))
+    })
+}

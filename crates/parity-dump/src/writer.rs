@@ -1,0 +1,240 @@
+//! Writes a dump folder step by step, so that an interruption loses at most the step it falls into.
+//!
+//! A step file is written under a temporary name behind a reserved header, then renamed; the manifest
+//! is replaced after every step, and says `complete` only at the end.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint::Checkpoint;
+use crate::dtype::Element;
+use crate::error::DumpError;
+use crate::manifest::{MANIFEST_FILE, Manifest, ModelInfo, Producer, SCHEMA, Step};
+
+/// Bytes that one tensor's entry takes in a safetensors header at most: name 32, shape and offsets six
+/// numbers of up to 20 digits, and 60 of punctuation.
+const ENTRY_BYTES: usize = 32 + 6 * 20 + 60;
+
+/// Bytes to keep free in front of a step's tensors for the safetensors header of `tensors` entries;
+/// a multiple of 8, so that the tensors behind it are aligned.
+pub const fn header_bytes(tensors: usize) -> usize {
+    ((tensors + 1) * ENTRY_BYTES).next_multiple_of(8)
+}
+
+/// Writes a dump folder.
+pub struct Writer {
+    dir: PathBuf,
+    manifest: Manifest,
+    open: Option<OpenStep>,
+}
+
+/// A step that tensors are being appended to.
+struct OpenStep {
+    path: PathBuf,
+    file: BufWriter<File>,
+    positions: Vec<u32>,
+    header: HeaderText,
+    header_bytes: usize,
+    rows: Vec<(Checkpoint, Vec<u32>)>,
+}
+
+impl Writer {
+    /// Starts a dump in `dir`, which must be new, empty or an earlier dump (which is replaced).
+    pub fn create(dir: &Path, producer: Producer, model: ModelInfo) -> Result<Writer, DumpError> {
+        fs::create_dir_all(dir).map_err(|e| failed(dir, "cannot create the folder", &e))?;
+        clear(dir)?;
+        let manifest = Manifest {
+            schema: SCHEMA.to_owned(),
+            producer,
+            model,
+            tokens: Vec::new(),
+            prompt: None,
+            steps: Vec::new(),
+            rows: Default::default(),
+            unmapped: Vec::new(),
+            provenance: Default::default(),
+            complete: false,
+        };
+        let writer = Writer { dir: dir.to_owned(), manifest, open: None };
+        writer.write_manifest()?;
+        Ok(writer)
+    }
+
+    /// What the manifest will say, to add a prompt, provenance or unmapped nodes to.
+    pub fn manifest_mut(&mut self) -> &mut Manifest {
+        &mut self.manifest
+    }
+
+    /// Starts a step of at most `tensors` tensors: `tokens` stand at `positions`, both (T,).
+    pub fn begin_step(&mut self, tokens: &[u32], positions: &[u32], tensors: usize) -> Result<(), DumpError> {
+        assert!(self.open.is_none(), "the step before is finished");
+        assert_eq!(tokens.len(), positions.len(), "a position for each token");
+        for (&token, &position) in tokens.iter().zip(positions) {
+            let position = position as usize;
+            if position >= self.manifest.tokens.len() {
+                self.manifest.tokens.resize(position + 1, 0);
+            }
+            self.manifest.tokens[position] = token;
+        }
+        let path = self.dir.join(format!("step-{:04}.safetensors.part", self.manifest.steps.len()));
+        let file = File::create(&path).map_err(|e| failed(&path, "cannot create the file", &e))?;
+        let mut file = BufWriter::with_capacity(1 << 20, file);
+        let header_bytes = header_bytes(tensors);
+        file.seek(SeekFrom::Start(header_bytes as u64 + 8)).map_err(|e| failed(&path, "cannot write", &e))?;
+        let (header, rows) = (HeaderText::default(), Vec::new());
+        self.open = Some(OpenStep { path, file, positions: positions.to_vec(), header, header_bytes, rows });
+        Ok(())
+    }
+
+    /// Appends one tensor of the open step: little-endian `bytes`, C-contiguous, slowest axis first.
+    ///
+    /// `rows` are the positions of its token rows where these are not all of the step's.
+    pub fn tensor(
+        &mut self,
+        checkpoint: Checkpoint,
+        element: Element,
+        shape: &[usize],
+        bytes: &[u8],
+        rows: Option<&[u32]>,
+    ) -> Result<(), DumpError> {
+        let step = self.open.as_mut().expect("a step is open");
+        assert_eq!(shape.iter().product::<usize>() * element.size(), bytes.len(), "{checkpoint} {shape:?}");
+        step.file.write_all(bytes).map_err(|e| failed(&step.path, "cannot write", &e))?;
+        step.header.entry(&checkpoint.to_string(), element.name(), shape, bytes.len() as u64);
+        if let Some(rows) = rows {
+            step.rows.push((checkpoint, rows.to_vec()));
+        }
+        Ok(())
+    }
+
+    /// [`Writer::tensor`] from values.
+    pub fn tensor_f32(
+        &mut self,
+        checkpoint: Checkpoint,
+        shape: &[usize],
+        values: &[f32],
+    ) -> Result<(), DumpError> {
+        if cfg!(target_endian = "little") {
+            // SAFETY: every bit pattern of an f32 is four valid bytes.
+            let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) };
+            return self.tensor(checkpoint, Element::F32, shape, bytes, None);
+        }
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.tensor(checkpoint, Element::F32, shape, &bytes, None)
+    }
+
+    /// Finishes the open step: its file gets its header and its name, and the manifest lists it.
+    pub fn end_step(&mut self) -> Result<(), DumpError> {
+        let mut step = self.open.take().expect("a step is open");
+        let header = step.header.finish(step.header_bytes).ok_or_else(|| {
+            DumpError::new(&step.path, "too many tensors in one step")
+                .expected_found(format!("a header of {} bytes", step.header_bytes), "a longer one")
+        })?;
+        let written = step.file.seek(SeekFrom::Start(0)).and_then(|_| {
+            step.file.write_all(&(step.header_bytes as u64).to_le_bytes())?;
+            step.file.write_all(&header)?;
+            step.file.flush()
+        });
+        written.map_err(|e| failed(&step.path, "cannot write", &e))?;
+        drop(step.file);
+        let name = format!("step-{:04}.safetensors", self.manifest.steps.len());
+        fs::rename(&step.path, self.dir.join(&name)).map_err(|e| failed(&step.path, "cannot rename", &e))?;
+        self.merge_rows(&step.positions, step.rows);
+        self.manifest.steps.push(Step { file: name, positions: step.positions });
+        self.write_manifest()
+    }
+
+    /// Marks the dump complete.
+    pub fn finish(mut self) -> Result<(), DumpError> {
+        assert!(self.open.is_none(), "the last step is finished");
+        self.manifest.complete = true;
+        self.write_manifest()
+    }
+
+    /// Notes which positions each checkpoint has, once one of them lacks some.
+    fn merge_rows(&mut self, positions: &[u32], partial: Vec<(Checkpoint, Vec<u32>)>) {
+        let earlier: Vec<u32> =
+            self.manifest.steps.iter().flat_map(|s| s.positions.iter().copied()).collect();
+        for (&known, rows) in &mut self.manifest.rows {
+            if !partial.iter().any(|(checkpoint, _)| *checkpoint == known) {
+                rows.extend_from_slice(positions);
+            }
+        }
+        for (checkpoint, rows) in partial {
+            self.manifest.rows.entry(checkpoint).or_insert_with(|| earlier.clone()).extend(rows);
+        }
+    }
+
+    fn write_manifest(&self) -> Result<(), DumpError> {
+        let path = self.dir.join(MANIFEST_FILE);
+        let part = self.dir.join(format!("{MANIFEST_FILE}.part"));
+        let mut text = serde_json::to_string_pretty(&self.manifest)
+            .map_err(|e| DumpError::new(&path, format!("cannot be written as JSON: {e}")))?;
+        text.push('\n');
+        fs::write(&part, text).map_err(|e| failed(&part, "cannot write", &e))?;
+        fs::rename(&part, &path).map_err(|e| failed(&part, "cannot rename", &e))
+    }
+}
+
+/// The JSON header of a safetensors file whose tensors are appended one after another.
+#[derive(Clone, Debug, Default)]
+pub struct HeaderText {
+    json: String,
+    end: u64,
+}
+
+impl HeaderText {
+    /// Adds a tensor of `bytes` bytes behind those before it.
+    pub fn entry(&mut self, name: &str, dtype: &str, shape: &[usize], bytes: u64) {
+        let separator = if self.json.is_empty() { '{' } else { ',' };
+        let begin = self.end;
+        self.end += bytes;
+        // Names are checkpoint ids or safetensors names, which JSON need not escape.
+        let _ = write!(
+            self.json,
+            r#"{separator}"{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{begin},{}]}}"#,
+            self.end
+        );
+    }
+
+    /// The header padded with spaces to `bytes`; `None` where it is longer.
+    pub fn finish(&self, bytes: usize) -> Option<Vec<u8>> {
+        let mut text = if self.json.is_empty() { "{".to_owned() } else { self.json.clone() };
+        text.push('}');
+        let mut header = text.into_bytes();
+        if !(header.len() <= bytes) {
+            return None;
+        }
+        header.resize(bytes, b' ');
+        Some(header)
+    }
+}
+
+/// Removes what an earlier dump left in the folder, and nothing else.
+fn clear(dir: &Path) -> Result<(), DumpError> {
+    let entries = fs::read_dir(dir).map_err(|e| failed(dir, "cannot list the folder", &e))?;
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let ours = name.starts_with("step-") || name.starts_with(MANIFEST_FILE);
+        if !ours {
+            return Err(DumpError::new(dir, "the folder holds something that is no dump")
+                .expected_found("an empty folder or an earlier dump", format!("`{name}` in it"))
+                .hint("choose another folder"));
+        }
+    }
+    for entry in fs::read_dir(dir).map_err(|e| failed(dir, "cannot list the folder", &e))?.flatten() {
+        fs::remove_file(entry.path()).map_err(|e| failed(&entry.path(), "cannot remove the file", &e))?;
+    }
+    Ok(())
+}
+
+fn failed(path: &Path, what: &str, cause: &io::Error) -> DumpError {
+    let error = DumpError::new(path, format!("{what}: {cause}"));
+    match cause.kind() {
+        io::ErrorKind::StorageFull => error.hint("free some space, or record fewer layers (--layer)"),
+        _ => error,
+    }
+}

@@ -1,0 +1,110 @@
+//! What is written is what is read, whole or interrupted; and nothing on disk can make the reader panic.
+
+use std::fs;
+
+use parity_dump::{Checkpoint, Dump, Element, Kind, Producer, Writer};
+use proptest::prelude::*;
+
+const Q: Checkpoint = Checkpoint::layer(Kind::Q, 1);
+const SCORES: Checkpoint = Checkpoint::layer(Kind::AttnScores, 0);
+const LOGITS: Checkpoint = Checkpoint::global(Kind::Logits);
+
+fn producer() -> Producer {
+    Producer { name: "test".into(), ..Producer::default() }
+}
+
+/// Two steps: positions 0..3 and 3. The last layer's `logits` have only the last row of the first.
+fn write(dir: &std::path::Path) -> Result<(), parity_dump::DumpError> {
+    let mut writer = Writer::create(dir, producer(), Default::default())?;
+    writer.begin_step(&[5, 6, 7], &[0, 1, 2], 3)?;
+    writer.tensor_f32(Q, &[3, 1, 2], &[0., 1., 2., 3., 4., 5.])?;
+    writer.tensor_f32(SCORES, &[1, 3, 3], &[0., 1., 2., 10., 11., 12., 20., 21., 22.])?;
+    writer.tensor(LOGITS, Element::F16, &[1, 1], &half::f16::from_f32(2.5).to_le_bytes(), Some(&[2]))?;
+    writer.end_step()?;
+    writer.begin_step(&[8], &[3], 3)?;
+    writer.tensor_f32(Q, &[1, 1, 2], &[6., 7.])?;
+    writer.tensor_f32(LOGITS, &[1, 1], &[3.5])?;
+    writer.end_step()?;
+    writer.finish()
+}
+
+#[test]
+fn rows_are_token_positions_over_all_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path()).unwrap();
+    let dump = Dump::open(dir.path()).unwrap();
+    assert!(dump.manifest().complete);
+    assert_eq!(dump.tokens(), [5, 6, 7, 8]);
+    assert_eq!(dump.gather(Q, &[3, 1]).unwrap(), [6., 7., 2., 3.]);
+    assert_eq!(dump.get(LOGITS).unwrap().positions().collect::<Vec<_>>(), [2, 3]);
+    assert_eq!(dump.gather(LOGITS, &[2, 3]).unwrap(), [2.5, 3.5]);
+    assert_eq!(dump.gather(LOGITS, &[0]), None);
+    assert_eq!((dump.step_start(2), dump.step_start(3)), (0, 3));
+}
+
+#[test]
+fn attention_rows_end_at_their_own_position() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path()).unwrap();
+    let dump = Dump::open(dir.path()).unwrap();
+    let mut row = Vec::new();
+    dump.row(dump.get(SCORES).unwrap(), 1, &mut row);
+    assert_eq!(row, [10., 11.]);
+}
+
+#[test]
+fn an_interrupted_dump_keeps_its_finished_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = Writer::create(dir.path(), producer(), Default::default()).unwrap();
+    writer.begin_step(&[5], &[0], 1).unwrap();
+    writer.tensor_f32(Q, &[1, 1, 2], &[0., 1.]).unwrap();
+    writer.end_step().unwrap();
+    writer.begin_step(&[6], &[1], 1).unwrap();
+    drop(writer);
+    let dump = Dump::open(dir.path()).unwrap();
+    assert!(!dump.manifest().complete);
+    assert_eq!(dump.gather(Q, &[0]).unwrap(), [0., 1.]);
+}
+
+#[test]
+fn a_folder_with_other_files_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("thesis.tex"), "years of work").unwrap();
+    assert!(Writer::create(dir.path(), producer(), Default::default()).is_err());
+    assert!(dir.path().join("thesis.tex").exists());
+}
+
+#[test]
+fn a_shape_that_does_not_fit_the_positions_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path()).unwrap();
+    let path = dir.path().join("manifest.json");
+    let mut manifest: parity_dump::Manifest = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    manifest.steps[0].positions.pop();
+    fs::write(&path, serde_json::to_vec(&manifest).unwrap()).unwrap();
+    let error = Dump::open(dir.path()).err().expect("the shape is wrong");
+    assert!(error.to_string().contains("wrong number of token rows"), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn no_damage_makes_the_reader_panic(file in 0usize..3, at in 0usize..4000, byte: u8, cut: bool) {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path()).unwrap();
+        let name = ["manifest.json", "step-0000.safetensors", "step-0001.safetensors"][file];
+        let path = dir.path().join(name);
+        let mut bytes = fs::read(&path).unwrap();
+        let at = at % bytes.len();
+        if cut { bytes.truncate(at) } else { bytes[at] = byte }
+        fs::write(&path, bytes).unwrap();
+        if let Ok(dump) = Dump::open(dir.path()) {
+            let mut row = Vec::new();
+            for checkpoint in dump.checkpoints() {
+                let recorded = dump.get(checkpoint).unwrap();
+                for index in 0..recorded.len() {
+                    dump.row(recorded, index, &mut row);
+                }
+            }
+        }
+    }
+}
