@@ -10,6 +10,8 @@ pub mod tensor;
 pub mod checkpoint;
 pub mod numerics;
 
+pub mod gguf;
+
 pub mod model;
 
 pub mod engine;
