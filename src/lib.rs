@@ -13,3 +13,5 @@ pub mod numerics;
 pub mod model;
 
 pub mod engine;
+
+pub mod report;
