@@ -15,3 +15,5 @@ pub mod gguf;
 pub mod model;
 
 pub mod engine;
+
+pub mod report;
