@@ -14,6 +14,8 @@ pub mod gguf;
 
 pub mod model;
 
+pub mod ops;
+
 pub mod engine;
 
 pub mod report;
