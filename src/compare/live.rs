@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rayon::prelude::*;
 
-use super::{Accumulator, Comparison, Status, Tolerances, common_positions, finish, same_row};
-use crate::checkpoint::Checkpoint;
+use super::{Accumulator, Comparison, Status, TokenSums, Tolerances, common_positions, finish, same_row};
+use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::{Kept, Recording};
 use crate::engine::{Batch, Probe, Values};
 use crate::error::Result;
+use crate::report::TokenReport;
 use parity_dump::Writer;
 
 /// What a live comparison looks at.
@@ -32,12 +33,30 @@ pub struct Live<'a> {
     kept: Kept,
     sums: BTreeMap<Checkpoint, Accumulator>,
     row_shapes: BTreeMap<Checkpoint, Vec<usize>>,
+    tokens: TokenSums,
+}
+
+/// What a live comparison ends with.
+pub struct LiveResult {
+    /// The numbers of every compared checkpoint, in execution order; empty without a reference.
+    pub comparisons: Vec<Comparison>,
+    /// What the logits say, where they were compared.
+    pub tokens: Option<TokenReport>,
+    /// The rows that an audit reads.
+    pub kept: Kept,
 }
 
 impl<'a> Live<'a> {
     /// A comparison with `reference`, or only a recording where there is none.
     pub fn new(options: LiveOptions<'a>, reference: Option<&'a dyn Recording>, kept: Kept) -> Self {
-        Live { options, reference, kept, sums: BTreeMap::new(), row_shapes: BTreeMap::new() }
+        Live {
+            options,
+            reference,
+            kept,
+            sums: BTreeMap::new(),
+            row_shapes: BTreeMap::new(),
+            tokens: TokenSums::default(),
+        }
     }
 
     /// Starts a step.
@@ -60,12 +79,14 @@ impl<'a> Live<'a> {
     }
 
     /// The numbers, the kept rows, and the dump finished.
-    pub fn finish(self) -> Result<(Vec<Comparison>, Kept)> {
-        let Live { options, reference, kept, mut sums, row_shapes } = self;
+    pub fn finish(self) -> Result<LiveResult> {
+        let Live { options, reference, kept, mut sums, row_shapes, tokens } = self;
         if let Some(writer) = options.writer {
             writer.finish()?;
         }
-        let Some(reference) = reference else { return Ok((Vec::new(), kept)) };
+        let Some(reference) = reference else {
+            return Ok(LiveResult { comparisons: Vec::new(), tokens: None, kept });
+        };
         let common = common_positions(kept.tokens(), reference.tokens());
         let compare = |checkpoint: Checkpoint| {
             let ours = row_shapes.get(&checkpoint).cloned().unwrap_or_default();
@@ -84,7 +105,7 @@ impl<'a> Live<'a> {
             finish(checkpoint, status, ours, sums, &tolerance, u64::from(common))
         };
         let comparisons = options.compared.iter().copied().map(compare).collect();
-        Ok((comparisons, kept))
+        Ok(LiveResult { comparisons, tokens: tokens.report(), kept })
     }
 
     /// Adds the rows to the sums, in parallel.
@@ -99,10 +120,12 @@ impl<'a> Live<'a> {
         let common = common_positions(tokens.0, tokens.1);
         let rows_per_task = rows.len.div_ceil(2 * rayon::current_num_threads()).max(1);
         let starts: Vec<usize> = (0..rows.len).step_by(rows_per_task).collect();
-        let parts: Vec<Accumulator> = starts
+        let is_logits = checkpoint.kind() == Kind::Logits;
+        let parts: Vec<(Accumulator, TokenSums)> = starts
             .into_par_iter()
             .map(|start| {
                 let mut sums = Accumulator::new(tolerance);
+                let mut tokens = TokenSums::default();
                 let (mut ours, mut theirs) = (Vec::new(), Vec::new());
                 for t in start..(start + rows_per_task).min(rows.len) {
                     let position = rows.first + t as u32;
@@ -110,14 +133,20 @@ impl<'a> Live<'a> {
                         let ours = rows.row(t, &mut ours);
                         if ours.len() == theirs.len() {
                             sums.row(position, ours, &theirs);
+                            if is_logits {
+                                tokens.row(position, ours, &theirs);
+                            }
                         }
                     }
                 }
-                sums
+                (sums, tokens)
             })
             .collect();
         let total = self.sums.entry(checkpoint).or_insert_with(|| Accumulator::new(tolerance));
-        parts.into_iter().for_each(|part| total.merge(part));
+        for (part, tokens) in parts {
+            total.merge(part);
+            self.tokens.merge(tokens);
+        }
     }
 }
 

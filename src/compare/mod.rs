@@ -4,16 +4,18 @@
 
 use rayon::prelude::*;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
-use crate::report::Numbers;
+use crate::report::{Numbers, TokenReport};
 
 mod live;
 mod stats;
+mod tokens;
 mod tolerance;
 
-pub use live::{Live, LiveOptions};
+pub use live::{Live, LiveOptions, LiveResult};
 pub use stats::{Accumulator, Tolerance, index};
+pub use tokens::{TokenSums, argmax};
 pub use tolerance::Tolerances;
 
 /// One checkpoint of either side.
@@ -68,6 +70,27 @@ pub fn recordings(
         .par_iter()
         .map(|&checkpoint| pair(candidate, reference, checkpoint, common, tolerances))
         .collect()
+}
+
+/// What the difference of the logits means for tokens; `None` where no row of both was recorded.
+pub fn tokens(candidate: &dyn Recording, reference: &dyn Recording) -> Option<TokenReport> {
+    let logits = Checkpoint::global(Kind::Logits);
+    let common = common_positions(candidate.tokens(), reference.tokens());
+    let positions = candidate.positions(logits);
+    let rows = positions.par_iter().filter(|position| **position < common).map(|&position| {
+        let (mut a, mut b) = (Vec::new(), Vec::new());
+        let mut sums = TokenSums::default();
+        let both = candidate.row(logits, position, &mut a) && reference.row(logits, position, &mut b);
+        if both && a.len() == b.len() {
+            sums.row(position, &a, &b);
+        }
+        sums
+    });
+    let merged = rows.reduce(TokenSums::default, |mut all, part| {
+        all.merge(part);
+        all
+    });
+    merged.report()
 }
 
 fn pair(
