@@ -21,3 +21,9 @@ pub mod engine;
 pub mod dump;
 
 pub mod report;
+
+pub mod compare;
+
+pub mod select;
+
+pub mod references;
