@@ -27,3 +27,5 @@ pub mod compare;
 pub mod select;
 
 pub mod references;
+
+pub mod findings;
