@@ -29,3 +29,7 @@ pub mod select;
 pub mod references;
 
 pub mod findings;
+
+pub mod run;
+
+pub mod cli;

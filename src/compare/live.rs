@@ -24,6 +24,10 @@ pub struct LiveOptions<'a> {
     pub tolerances: &'a Tolerances,
     /// Where the whole candidate is written to, if it is.
     pub writer: Option<Writer>,
+    /// Told after each output: how many so far, of how many.
+    pub progress: &'a (dyn Fn(usize, usize) + Sync),
+    /// Outputs that will come.
+    pub n_expected: usize,
 }
 
 /// A probe that compares each row with the reference's as it is computed, and keeps what an audit reads.
@@ -34,6 +38,7 @@ pub struct Live<'a> {
     sums: BTreeMap<Checkpoint, Accumulator>,
     row_shapes: BTreeMap<Checkpoint, Vec<usize>>,
     tokens: TokenSums,
+    n_recorded: usize,
 }
 
 /// What a live comparison ends with.
@@ -56,6 +61,7 @@ impl<'a> Live<'a> {
             sums: BTreeMap::new(),
             row_shapes: BTreeMap::new(),
             tokens: TokenSums::default(),
+            n_recorded: 0,
         }
     }
 
@@ -80,7 +86,7 @@ impl<'a> Live<'a> {
 
     /// The numbers, the kept rows, and the dump finished.
     pub fn finish(self) -> Result<LiveResult> {
-        let Live { options, reference, kept, mut sums, row_shapes, tokens } = self;
+        let Live { options, reference, kept, mut sums, row_shapes, tokens, .. } = self;
         if let Some(writer) = options.writer {
             writer.finish()?;
         }
@@ -187,6 +193,8 @@ impl Probe for Live<'_> {
         if let Some(writer) = &mut self.options.writer {
             writer.tensor_f32(checkpoint, shape, values)?;
         }
+        self.n_recorded += 1;
+        (self.options.progress)(self.n_recorded, self.options.n_expected);
         Ok(())
     }
 }
