@@ -15,5 +15,3 @@ pub mod gguf;
 pub mod model;
 
 pub mod engine;
-
-pub mod report;
