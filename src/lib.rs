@@ -14,4 +14,6 @@ pub mod gguf;
 
 pub mod model;
 
+pub mod ops;
+
 pub mod engine;
