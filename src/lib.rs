@@ -14,6 +14,8 @@ pub mod gguf;
 
 pub mod model;
 
+pub mod inspect;
+
 pub mod ops;
 
 pub mod engine;

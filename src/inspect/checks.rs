@@ -2,38 +2,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Finding;
 use super::model::{Dims, EMBEDDING, Glance, OUTPUT, TensorReport, tokens};
+use super::{Finding, Level};
 use crate::gguf::{Array, Gguf, Value};
 
-/// Architectures whose tensors and shapes are the ones of [`expected_shape`].
-const PLAIN_DECODERS: [&str; 3] = ["llama", "qwen2", "qwen3"];
-/// Weights that every layer of a plain decoder has.
-const LAYER_WEIGHTS: [&str; 9] = [
-    "attn_norm.weight",
-    "attn_q.weight",
-    "attn_k.weight",
-    "attn_v.weight",
-    "attn_output.weight",
-    "ffn_norm.weight",
-    "ffn_gate.weight",
-    "ffn_up.weight",
-    "ffn_down.weight",
-];
-/// Weights of a layer whose size leaves that of their like in other layers by more than this are unusual.
-/// The widest ratio to the median that the healthy models at hand have is 5.1 (matrices; SmolLM2 135M,
-/// blk.0.attn_output): three times that.
-const SIZE_RATIO: f64 = 3.0 * 5.1;
+/// Weights of a layer whose size leaves the median of their like in other layers by more than this are
+/// unusual: four times the widest ratio that the healthy models at hand have (SmolLM2 135M, blk.0.attn_v;
+/// Qwen2.5 1.5B has 3.0 at blk.26.attn_v).
+const SIZE_RATIO: f64 = 4.0 * 3.8;
 
-/// Everything that looks wrong.
+/// Everything that looks wrong. `refused` is why parity can build no graph of the model.
 pub fn all(
     gguf: &Gguf,
-    architecture: Option<&str>,
+    refused: Option<&str>,
     dims: &Dims,
     glance: &Glance,
     tensors: &[TensorReport],
 ) -> Vec<Finding> {
-    let mut findings = numbers(gguf, architecture, dims);
+    let supported = glance.rope_pairing.is_some();
+    let mut findings = Vec::new();
     findings.extend(embedding(glance));
     findings.extend(vocabulary(gguf, glance));
     findings.extend(tensors.iter().flat_map(values));
@@ -41,8 +28,17 @@ pub fn all(
     findings.extend(sizes(tensors));
     findings.extend(twins(gguf, tensors));
     findings.extend(overlaps(gguf));
-    if let Some(architecture) = architecture.filter(|a| PLAIN_DECODERS.contains(a)) {
-        findings.extend(shapes(architecture, dims, tensors));
+    if supported {
+        findings.extend(shapes(dims, tensors));
+        findings.extend(rope_base(gguf, dims));
+    }
+    // The graph's builder stops at the first thing: nothing new where that is among the findings already.
+    if let Some(refused) = refused
+        && !tensors.is_empty()
+        && !findings.iter().any(|finding| finding.level == Level::Wrong)
+    {
+        let level = if supported { Finding::wrong } else { Finding::unusual };
+        findings.push(level("architecture", format!("cannot be run by parity: {refused}")));
     }
     findings
 }
@@ -56,67 +52,10 @@ pub fn without_layer(name: &str) -> (Option<usize>, &str) {
     }
 }
 
-/// The numbers of the architecture: there, of the right type, fitting each other.
-fn numbers(gguf: &Gguf, architecture: Option<&str>, dims: &Dims) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let Some(architecture) = architecture else {
-        return vec![Finding::wrong("general.architecture", "is missing or no string: no engine can tell what to compute")];
-    };
-    let mut wrong = |key: &str, text: String| findings.push(Finding::wrong(format!("{architecture}.{key}"), text));
-    let needed = [
-        ("block_count", dims.layers.is_some()),
-        ("embedding_length", dims.model.is_some()),
-        ("attention.head_count", dims.heads.is_some()),
-    ];
-    for (key, there) in needed {
-        match gguf.get(&format!("{architecture}.{key}")) {
-            // Some architectures give one number per layer.
-            _ if there => {}
-            Some(Value::Array(_)) => {}
-            Some(value) => wrong(key, format!("is no number but {value}")),
-            None if gguf.tensors().len() > 0 => wrong(key, "is missing".to_owned()),
-            None => {}
-        }
-    }
-    for (key, value) in [("block_count", dims.layers), ("embedding_length", dims.model), ("attention.head_count", dims.heads)] {
-        if value == Some(0) {
-            wrong(key, "is 0".to_owned());
-        }
-    }
-    if let (Some(model), Some(heads)) = (dims.model, dims.heads)
-        && heads > 0
-        && model % heads != 0
-        && gguf.get(&format!("{architecture}.attention.key_length")).is_none()
-    {
-        wrong("attention.head_count", format!("{heads} does not divide the model width {model}"));
-    }
-    if let (Some(heads), Some(kv_heads)) = (dims.heads, dims.kv_heads)
-        && (kv_heads == 0 || heads % kv_heads != 0)
-    {
-        wrong("attention.head_count_kv", format!("{kv_heads} does not divide the {heads} query heads"));
-    }
-    if let (Some(dims), Some(width)) = (dims.rope_dims, dims.head_width)
-        && (dims > width || dims % 2 != 0)
-    {
-        wrong("rope.dimension_count", format!("{dims} columns cannot turn in heads of {width}"));
-    }
-    if let Some(base) = dims.rope_base
-        && !(base > 1.0 && base.is_finite())
-    {
-        wrong("rope.freq_base", format!("{base} is no base of angles"));
-    }
-    if let Some(eps) = dims.norm_eps
-        && !(eps > 0.0 && eps < 1.0)
-    {
-        wrong("attention.layer_norm_rms_epsilon", format!("{eps} is no small number above 0"));
-    }
-    if PLAIN_DECODERS.contains(&architecture) && dims.rope_base.is_none() && gguf.tensors().len() > 0 {
-        findings.push(Finding::unusual(
-            format!("{architecture}.rope.freq_base"),
-            "is missing: engines take 10000, whatever the model was trained with",
-        ));
-    }
-    findings
+fn rope_base(gguf: &Gguf, dims: &Dims) -> Option<Finding> {
+    let absent = dims.rope_base.is_none() && gguf.tensors().len() > 0;
+    let text = "is missing: engines take 10000, whatever the model was trained with";
+    absent.then(|| Finding::unusual("rope.freq_base", text))
 }
 
 fn embedding(glance: &Glance) -> Option<Finding> {
@@ -159,7 +98,8 @@ fn vocabulary(gguf: &Gguf, glance: &Glance) -> Vec<Finding> {
     if gguf.get("tokenizer.ggml.model") == Some(&Value::String("gpt2".into()))
         && !matches!(gguf.get("tokenizer.ggml.merges"), Some(Value::Array(Array::String(_))))
     {
-        findings.push(Finding::wrong("tokenizer.ggml.merges", "is missing: the tokenizer is byte-pair encoding"));
+        findings
+            .push(Finding::wrong("tokenizer.ggml.merges", "is missing: the tokenizer is byte-pair encoding"));
     }
     findings
 }
@@ -168,12 +108,16 @@ fn vocabulary(gguf: &Gguf, glance: &Glance) -> Vec<Finding> {
 fn values(tensor: &TensorReport) -> Vec<Finding> {
     let mut findings = Vec::new();
     let Some(stats) = &tensor.stats else {
-        let text = format!("has type {}, which parity cannot decode: its values were not looked at", tensor.dtype);
+        let text =
+            format!("has type {}, which parity cannot decode: its values were not looked at", tensor.dtype);
         return vec![Finding::unusual(&tensor.name, text)];
     };
     let rows = if stats.nonfinite_rows == 1 { "row" } else { "rows" };
     if stats.nan + stats.inf > 0 {
-        let text = format!("holds {} NaN and {} infinities, in {} {rows}", stats.nan, stats.inf, stats.nonfinite_rows);
+        let text = format!(
+            "holds {} NaN and {} infinities, in {} {rows}",
+            stats.nan, stats.inf, stats.nonfinite_rows
+        );
         findings.push(Finding::wrong(&tensor.name, text));
     }
     let is_bias = tensor.name.ends_with(".bias");
@@ -217,7 +161,10 @@ fn layers(dims: &Dims, tensors: &[TensorReport]) -> Vec<Finding> {
             findings.push(Finding::wrong("block_count", text));
         }
         if beyond > 0 {
-            findings.push(Finding::unusual("block_count", format!("says {count} layers, the file has {beyond} more")));
+            findings.push(Finding::unusual(
+                "block_count",
+                format!("says {count} layers, the file has {beyond} more"),
+            ));
         }
     }
     for (suffix, group) in groups {
@@ -244,7 +191,8 @@ fn sizes(tensors: &[TensorReport]) -> Vec<Finding> {
         for tensor in matrices() {
             let Some(ratio) = rms(tensor).map(|rms| rms / median) else { continue };
             if !(1.0 / SIZE_RATIO..=SIZE_RATIO).contains(&ratio) {
-                let text = format!("is {ratio:.3} times as large as its like in other layers (root mean square)");
+                let text =
+                    format!("is {ratio:.3} times as large as its like in other layers (root mean square)");
                 findings.push(Finding::unusual(&tensor.name, text));
             }
         }
@@ -265,7 +213,10 @@ fn twins(gguf: &Gguf, tensors: &[TensorReport]) -> Vec<Finding> {
         if let Some(twin) = twins.iter().find(|twin| bytes(twin) == bytes(&tensor.name)) {
             let pair = [twin, tensor.name.as_str()];
             findings.push(if pair.contains(&EMBEDDING) && pair.contains(&OUTPUT) {
-                Finding::unusual(OUTPUT, format!("is {EMBEDDING} once more: the model is tied and stores both"))
+                Finding::unusual(
+                    OUTPUT,
+                    format!("is {EMBEDDING} once more: the model is tied and stores both"),
+                )
             } else {
                 Finding::wrong(&tensor.name, format!("holds the bytes of {twin}"))
             });
@@ -279,15 +230,15 @@ fn twins(gguf: &Gguf, tensors: &[TensorReport]) -> Vec<Finding> {
 fn overlaps(gguf: &Gguf) -> Vec<Finding> {
     let mut spans: Vec<_> = gguf.tensors().filter(|info| info.byte_len > 0).collect();
     spans.sort_by_key(|info| (info.shard, info.offset));
-    let overlapping = spans.windows(2).filter(|pair| {
-        pair[0].shard == pair[1].shard && pair[1].offset < pair[0].offset + pair[0].byte_len
-    });
+    let overlapping = spans
+        .windows(2)
+        .filter(|pair| pair[0].shard == pair[1].shard && pair[1].offset < pair[0].offset + pair[0].byte_len);
     overlapping
         .map(|pair| Finding::wrong(&pair[1].name, format!("starts inside the bytes of {}", pair[0].name)))
         .collect()
 }
 
-/// The shape that a tensor of a plain decoder has, slowest axis first, with the letters of its axes.
+/// The shape that a tensor of a supported architecture has, slowest axis first, with the letters of its axes.
 fn expected_shape(suffix: &str, dims: &Dims) -> Option<(&'static str, Vec<usize>)> {
     let (model, width) = (dims.model?, dims.head_width?);
     let queries = dims.heads?.checked_mul(width)?;
@@ -307,12 +258,9 @@ fn expected_shape(suffix: &str, dims: &Dims) -> Option<(&'static str, Vec<usize>
     })
 }
 
-/// Shapes and completeness of a plain decoder.
-fn shapes(architecture: &str, dims: &Dims, tensors: &[TensorReport]) -> Vec<Finding> {
+/// Tensors of a supported architecture whose shapes are not what the metadata says.
+fn shapes(dims: &Dims, tensors: &[TensorReport]) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if tensors.is_empty() {
-        return findings;
-    }
     for tensor in tensors {
         let Some((letters, expected)) = expected_shape(without_layer(&tensor.name).1, dims) else { continue };
         if tensor.shape == expected {
@@ -322,21 +270,6 @@ fn shapes(architecture: &str, dims: &Dims, tensors: &[TensorReport]) -> Vec<Find
         let what = if turned { "is transposed" } else { "has another shape than the metadata says" };
         let text = format!("{what}: expected {letters} = {expected:?}, found {:?}", tensor.shape);
         findings.push(Finding::wrong(&tensor.name, text));
-    }
-    let suffixes = by_suffix(tensors);
-    let mut needed = LAYER_WEIGHTS.to_vec();
-    match architecture {
-        "qwen2" => needed.extend(["attn_q.bias", "attn_k.bias", "attn_v.bias"]),
-        "qwen3" => needed.extend(["attn_q_norm.weight", "attn_k_norm.weight"]),
-        _ => {}
-    }
-    for suffix in needed.iter().filter(|suffix| !suffixes.contains_key(**suffix)) {
-        findings.push(Finding::wrong(format!("blk.*.{suffix}"), format!("is missing in all layers; {architecture} has it")));
-    }
-    for name in [EMBEDDING, "output_norm.weight"] {
-        if !tensors.iter().any(|tensor| tensor.name == name) {
-            findings.push(Finding::wrong(name, "is missing"));
-        }
     }
     findings
 }

@@ -79,11 +79,10 @@ pub struct CheckpointReport {
 pub fn inspect(path: &Path) -> Result<DumpInspection> {
     let dump = Dump::open(path).map_err(|error| Error::new(error, "cannot be inspected"))?;
     let manifest = dump.manifest();
-    let positions: BTreeSet<u32> = manifest.steps.iter().flat_map(|step| step.positions.iter().copied()).collect();
-    let checkpoints: Vec<CheckpointReport> = dump
-        .checkpoints()
-        .filter_map(|id| Some(checkpoint(&dump, id, dump.get(id)?, &positions)))
-        .collect();
+    let positions: BTreeSet<u32> =
+        manifest.steps.iter().flat_map(|step| step.positions.iter().copied()).collect();
+    let checkpoints: Vec<CheckpointReport> =
+        dump.checkpoints().filter_map(|id| Some(checkpoint(&dump, id, dump.get(id)?, &positions))).collect();
     let steps = manifest.steps.iter().map(|step| StepReport {
         file: step.file.clone(),
         first: step.positions.iter().min().copied(),
@@ -104,7 +103,12 @@ pub fn inspect(path: &Path) -> Result<DumpInspection> {
     })
 }
 
-fn checkpoint(dump: &Dump, id: Checkpoint, recorded: &Recorded, positions: &BTreeSet<u32>) -> CheckpointReport {
+fn checkpoint(
+    dump: &Dump,
+    id: Checkpoint,
+    recorded: &Recorded,
+    positions: &BTreeSet<u32>,
+) -> CheckpointReport {
     let mut report = CheckpointReport {
         id,
         dtype: recorded.parts().first().map_or("", |part| part.element.name()),
@@ -144,7 +148,8 @@ fn checkpoint(dump: &Dump, id: Checkpoint, recorded: &Recorded, positions: &BTre
 fn listed(positions: &[u32]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<String> = positions.iter().take(SHOWN).map(u32::to_string).collect();
-    let more = if positions.len() > SHOWN { format!(", … ({} in all)", positions.len()) } else { String::new() };
+    let more =
+        if positions.len() > SHOWN { format!(", … ({} in all)", positions.len()) } else { String::new() };
     format!("{}{more}", shown.join(", "))
 }
 
@@ -177,7 +182,9 @@ fn findings(dump: &Dump, checkpoints: &[CheckpointReport]) -> Vec<Finding> {
         add(Level::Wrong, &report.nonfinite, &format!("holds {nan} NaN and {inf} infinities,"));
         add(Level::Wrong, &report.zero, "is all zero");
         add(Level::Wrong, &report.constant, "has one value throughout");
-        if let Some((position, earlier)) = report.repeated.iter().find(|(_, earlier)| !report.zero.contains(earlier)) {
+        if let Some((position, earlier)) =
+            report.repeated.iter().find(|(_, earlier)| !report.zero.contains(earlier))
+        {
             let text = format!(
                 "has the same row at positions {earlier} and {position}, whose tokens differ ({} such rows)",
                 report.repeated.len()

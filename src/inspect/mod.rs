@@ -4,7 +4,6 @@ mod checks;
 mod dump;
 mod layout;
 mod model;
-mod rope;
 mod stats;
 mod text;
 
@@ -17,7 +16,6 @@ pub use model::ModelInspection;
 pub use stats::Stats;
 
 use crate::error::Result;
-use crate::gguf::Gguf;
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -84,6 +82,5 @@ pub fn inspect(path: &Path) -> Result<Inspection> {
     if path.is_dir() || path.extension().is_some_and(|extension| extension == "safetensors") {
         return Ok(Inspection::Dump(Box::new(dump::inspect(path)?)));
     }
-    let gguf = Gguf::open(path)?;
-    Ok(Inspection::Model(Box::new(model::inspect(&gguf))))
+    Ok(Inspection::Model(Box::new(model::inspect(path)?)))
 }

@@ -1,12 +1,17 @@
 //! What a GGUF model holds.
 
+use std::path::Path;
+
 use serde::Serialize;
 
+use super::Finding;
 use super::checks;
 use super::layout::{self, Layout};
 use super::stats::{self, Stats};
-use super::{Finding, rope};
+use crate::error::Result;
 use crate::gguf::{Array, DType, Gguf, Value};
+use crate::model::Model;
+use crate::model::config::Architecture;
 use crate::model::graph::Pairing;
 
 /// What a GGUF model holds.
@@ -50,6 +55,8 @@ pub struct Glance {
     pub tied: Option<bool>,
     /// Tensors with a bias, without layer, e.g. `attn_q`.
     pub biases: Vec<String>,
+    /// Why parity can build no graph of the model; `None` where it can.
+    pub refused: Option<String>,
     /// Which columns of a head RoPE turns together: `half` or `interleaved`; `None` where unknown.
     pub rope_pairing: Option<&'static str>,
     /// Rows of the embedding table.
@@ -132,14 +139,23 @@ pub struct TensorReport {
     pub stats: Option<Stats>,
 }
 
-/// Reads everything, every value included.
-pub fn inspect(gguf: &Gguf) -> ModelInspection {
+/// Opens a model and reads everything, every value included.
+pub fn inspect(path: &Path) -> Result<ModelInspection> {
+    let (gguf, refused) = match Model::from_gguf(Gguf::open(path)?) {
+        Ok(model) => (model.gguf, None),
+        Err(error) => (Gguf::open(path)?, Some(error.to_string())),
+    };
+    Ok(report(&gguf, refused))
+}
+
+fn report(gguf: &Gguf, refused: Option<String>) -> ModelInspection {
     let text = |key: &str| gguf.str(key).ok().flatten().map(str::to_owned);
     let architecture = text("general.architecture");
     let dims = dims(gguf, architecture.as_deref().unwrap_or_default());
-    let tensors: Vec<TensorReport> = gguf.tensors().filter_map(|info| tensor_report(gguf, &info.name)).collect();
-    let glance = glance(gguf, architecture.as_deref().unwrap_or_default());
-    let mut findings = checks::all(gguf, architecture.as_deref(), &dims, &glance, &tensors);
+    let tensors: Vec<TensorReport> =
+        gguf.tensors().filter_map(|info| tensor_report(gguf, &info.name)).collect();
+    let glance = glance(gguf, architecture.as_deref().unwrap_or_default(), &dims, refused);
+    let mut findings = checks::all(gguf, glance.refused.as_deref(), &dims, &glance, &tensors);
     findings.sort_by_key(|finding| finding.level);
     ModelInspection {
         file: gguf.path().display().to_string(),
@@ -171,10 +187,15 @@ fn tensor_report(gguf: &Gguf, name: &str) -> Option<TensorReport> {
 }
 
 fn dims(gguf: &Gguf, architecture: &str) -> Dims {
-    // A value of another type is a finding of its own; here it is as good as absent.
+    // A value of another type is the graph builder's to refuse; here it is as good as absent.
     let number = |key: &str| gguf.u32(&format!("{architecture}.{key}")).ok().flatten().map(|v| v as usize);
     let float = |key: &str| gguf.f32(&format!("{architecture}.{key}")).ok().flatten();
     let (model, heads) = (number("embedding_length"), number("attention.head_count"));
+    // Taken from the side that the metadata do not name, so that a transposed table is seen as one.
+    let vocab = gguf.tensor(EMBEDDING).map(|table| match model {
+        Some(model) if table.rows() == model => table.cols(),
+        _ => table.rows(),
+    });
     let even = model.zip(heads).and_then(|(model, heads)| model.checked_div(heads));
     let head_width = number("attention.key_length").or(even);
     Dims {
@@ -184,7 +205,7 @@ fn dims(gguf: &Gguf, architecture: &str) -> Dims {
         kv_heads: number("attention.head_count_kv").or(heads),
         head_width,
         ffn: number("feed_forward_length"),
-        vocab: embedding(gguf).map(|info| info.rows()).or_else(|| tokens(gguf).map(<[String]>::len)),
+        vocab: vocab.or_else(|| tokens(gguf).map(<[String]>::len)),
         context: number("context_length"),
         rope_dims: number("rope.dimension_count").or(head_width),
         rope_base: float("rope.freq_base"),
@@ -201,19 +222,15 @@ const TOKEN_TYPES: &str = "tokenizer.ggml.token_type";
 /// `LLAMA_TOKEN_TYPE_UNUSED`: how converters mark padding.
 const UNUSED: i128 = 5;
 
-fn embedding(gguf: &Gguf) -> Option<&crate::gguf::TensorInfo> {
-    gguf.tensor(EMBEDDING).map(|tensor| tensor.info)
-}
-
 /// The tokenizer's tokens.
 pub fn tokens(gguf: &Gguf) -> Option<&[String]> {
     gguf.strings("tokenizer.ggml.tokens").ok().flatten()
 }
 
-fn glance(gguf: &Gguf, architecture: &str) -> Glance {
+fn glance(gguf: &Gguf, architecture: &str, dims: &Dims, refused: Option<String>) -> Glance {
     let table = gguf.tensor(EMBEDDING);
     let embedding_layout = table.filter(|t| t.info.dtype.is_decodable()).and_then(layout::measure);
-    let vocab_rows = table.map(|table| table.rows());
+    let vocab_rows = dims.vocab.filter(|_| table.is_some());
     let vocab_tokens = tokens(gguf).map(<[String]>::len);
     let unused = match gguf.get(TOKEN_TYPES) {
         Some(Value::Array(types)) => count_unused(types),
@@ -231,13 +248,18 @@ fn glance(gguf: &Gguf, architecture: &str) -> Glance {
         embedding_layout,
         tied: table.map(|_| gguf.tensor(OUTPUT).is_none()),
         biases,
-        rope_pairing: rope::pairing(architecture).map(|pairing| match pairing {
-            Pairing::Half => "half",
-            Pairing::Interleaved => "interleaved",
+        refused,
+        rope_pairing: Architecture::ALL.iter().find(|(_, name)| *name == architecture).map(|(known, _)| {
+            match known.pairing() {
+                Pairing::Half => "half",
+                Pairing::Interleaved => "interleaved",
+            }
         }),
         vocab_rows,
         vocab_tokens,
-        vocab_padding: vocab_rows.zip(vocab_tokens).map(|(rows, tokens)| rows.saturating_sub(tokens) + unused),
+        vocab_padding: vocab_rows
+            .zip(vocab_tokens)
+            .map(|(rows, tokens)| rows.saturating_sub(tokens) + unused),
     }
 }
 

@@ -89,52 +89,58 @@ impl Sums {
 
     /// Adds one row.
     pub fn add_row(&mut self, row: &[f32]) -> RowKind {
+        let len = row.len() as u64;
+        let nonfinite = count(row, |value| !value.is_finite());
+        let (min, max, zero) = if nonfinite == 0 {
+            self.add_finite(row)
+        } else {
+            self.add_finite(&row.iter().copied().filter(|value| value.is_finite()).collect::<Vec<_>>())
+        };
+        let kind = match len {
+            _ if nonfinite > 0 => RowKind::Nonfinite,
+            2.. if zero == len => RowKind::Zero,
+            2.. if min == max => RowKind::Constant,
+            _ => RowKind::Plain,
+        };
+        let stats = &mut self.stats;
+        let nan = if nonfinite > 0 { count(row, f32::is_nan) } else { 0 };
+        stats.values += len;
+        stats.nan += nan;
+        stats.inf += nonfinite - nan;
+        stats.nonfinite_rows += u64::from(kind == RowKind::Nonfinite);
+        stats.zero_rows += u64::from(kind == RowKind::Zero);
+        stats.constant_rows += u64::from(kind == RowKind::Constant);
+        kind
+    }
+
+    /// Adds finite values to range and size. Returns their least, their greatest and the number of zeros.
+    fn add_finite(&mut self, values: &[f32]) -> (f32, f32, u64) {
         let mut min = [f32::INFINITY; LANES];
         let mut max = [f32::NEG_INFINITY; LANES];
         let mut squares = [0f64; LANES];
-        let mut zero = [0u32; LANES];
-        let mut nonfinite = [0u32; LANES];
         let mut add = |lane: usize, value: f32| {
-            let finite = value.is_finite();
-            nonfinite[lane] += u32::from(!finite);
-            zero[lane] += u32::from(value == 0.0);
-            let kept = if finite { value } else { 0.0 };
-            squares[lane] += f64::from(kept) * f64::from(kept);
-            min[lane] = if finite && value < min[lane] { value } else { min[lane] };
-            max[lane] = if finite && value > max[lane] { value } else { max[lane] };
+            min[lane] = if value < min[lane] { value } else { min[lane] };
+            max[lane] = if value > max[lane] { value } else { max[lane] };
+            squares[lane] += f64::from(value) * f64::from(value);
         };
-        let (chunks, rest) = row.as_chunks::<LANES>();
+        let (chunks, rest) = values.as_chunks::<LANES>();
         for chunk in chunks {
             for (lane, value) in chunk.iter().enumerate() {
                 add(lane, *value);
             }
         }
         rest.iter().enumerate().for_each(|(lane, value)| add(lane, *value));
-        let nonfinite = nonfinite.iter().map(|n| u64::from(*n)).sum::<u64>();
-        let nan = if nonfinite > 0 { row.iter().filter(|v| v.is_nan()).count() as u64 } else { 0 };
-        let stats = &mut self.stats;
-        stats.values += row.len() as u64;
-        stats.nan += nan;
-        stats.inf += nonfinite - nan;
-        let zero = zero.iter().map(|n| u64::from(*n)).sum::<u64>();
-        stats.zero += zero;
-        self.sum_squares += squares.iter().sum::<f64>();
         let min = min.into_iter().fold(f32::INFINITY, f32::min);
         let max = max.into_iter().fold(f32::NEG_INFINITY, f32::max);
-        if nonfinite < row.len() as u64 {
+        let zero = count(values, |value| value == 0.0);
+        let stats = &mut self.stats;
+        stats.zero += zero;
+        if !values.is_empty() {
             stats.min = Some(stats.min.map_or(min, |old| old.min(min)));
             stats.max = Some(stats.max.map_or(max, |old| old.max(max)));
         }
-        let kind = match row.len() as u64 {
-            _ if nonfinite > 0 => RowKind::Nonfinite,
-            len if len > 1 && zero == len => RowKind::Zero,
-            len if len > 1 && min == max => RowKind::Constant,
-            _ => RowKind::Plain,
-        };
-        stats.nonfinite_rows += u64::from(kind == RowKind::Nonfinite);
-        stats.zero_rows += u64::from(kind == RowKind::Zero);
-        stats.constant_rows += u64::from(kind == RowKind::Constant);
-        kind
+        self.sum_squares += squares.iter().sum::<f64>();
+        (min, max, zero)
     }
 
     /// The sums of both.
@@ -166,6 +172,11 @@ impl Sums {
         let rms = (finite > 0).then(|| (self.sum_squares / finite as f64).sqrt());
         Stats { rms, ..self.stats }
     }
+}
+
+/// How many values there are of a kind; rows are shorter than 2^32.
+fn count(values: &[f32], is: impl Fn(f32) -> bool) -> u64 {
+    values.iter().map(|value| u32::from(is(*value))).sum::<u32>().into()
 }
 
 /// Decodes all of a tensor on all threads; `fold` takes (sum so far, row number, row), `merge` two sums.
