@@ -14,8 +14,12 @@ pub mod gguf;
 
 pub mod model;
 
-pub mod inspect;
-
 pub mod ops;
 
 pub mod engine;
+
+pub mod dump;
+
+pub mod report;
+
+pub mod inspect;
