@@ -20,6 +20,14 @@ pub mod engine;
 
 pub mod dump;
 
+pub mod inspect;
+
 pub mod report;
 
-pub mod inspect;
+pub mod compare;
+
+pub mod select;
+
+pub mod references;
+
+pub mod findings;
