@@ -22,14 +22,6 @@ impl GgufWriter {
         self
     }
 
-    /// A tensor of `dtype` whose bytes count up from 0.
-    #[must_use]
-    pub fn with_tensor(mut self, name: &str, dtype: DType, shape: &[usize]) -> Self {
-        let len = shape.iter().product::<usize>() / dtype.block_len() * dtype.block_bytes();
-        self.tensors.push((name.to_owned(), dtype, shape.to_vec(), (0..len).map(|i| i as u8).collect()));
-        self
-    }
-
     fn alignment(&self) -> usize {
         let stated = self.metadata.iter().find(|(key, _)| key == "general.alignment");
         stated.and_then(|(_, value)| value.as_integer()).map_or(32, |v| v as usize)
@@ -94,50 +86,4 @@ fn write_array(out: &mut Vec<u8>, array: &Array) {
     for value in array.values() {
         write_value(out, &value);
     }
-}
-
-/// One value of every type, arrays of every type and an array of arrays.
-pub fn every_value() -> Vec<(&'static str, Value)> {
-    let nested = Array::Array(vec![Array::I32(vec![-1, 2]), Array::String(vec!["a".into(), "".into()])]);
-    vec![
-        ("u8", Value::U8(200)),
-        ("i8", Value::I8(-100)),
-        ("u16", Value::U16(60_000)),
-        ("i16", Value::I16(-30_000)),
-        ("u32", Value::U32(4_000_000_000)),
-        ("i32", Value::I32(-2_000_000_000)),
-        ("u64", Value::U64(u64::MAX)),
-        ("i64", Value::I64(i64::MIN)),
-        ("f32", Value::F32(1.5e-6)),
-        ("f64", Value::F64(-1e300)),
-        ("bool", Value::Bool(true)),
-        ("string", Value::String("ünïcode".into())),
-        ("u8s", Value::Array(Array::U8(vec![1, 2, 3]))),
-        ("i8s", Value::Array(Array::I8(vec![-1]))),
-        ("u16s", Value::Array(Array::U16(vec![7]))),
-        ("i16s", Value::Array(Array::I16(vec![-7]))),
-        ("u32s", Value::Array(Array::U32(vec![5, 6]))),
-        ("i32s", Value::Array(Array::I32(vec![-5, 6]))),
-        ("u64s", Value::Array(Array::U64(vec![1 << 40]))),
-        ("i64s", Value::Array(Array::I64(vec![-1]))),
-        ("f32s", Value::Array(Array::F32(vec![0.5, -0.5]))),
-        ("f64s", Value::Array(Array::F64(vec![0.25]))),
-        ("bools", Value::Array(Array::Bool(vec![true, false]))),
-        ("strings", Value::Array(Array::String(vec!["x".into(), "yz".into()]))),
-        ("nested", Value::Array(nested)),
-        ("empty", Value::Array(Array::Bool(vec![]))),
-    ]
-}
-
-/// A small file with everything in it.
-pub fn sample() -> GgufWriter {
-    let mut writer = GgufWriter::new();
-    for (key, value) in every_value() {
-        writer = writer.with(key, value);
-    }
-    writer
-        .with_tensor("matrix", DType::F16, &[3, 4])
-        .with_tensor("blocks", DType::Q8_0, &[2, 64])
-        .with_tensor("vector", DType::F32, &[5])
-        .with_tensor("scalar", DType::F32, &[])
 }
