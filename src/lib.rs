@@ -16,6 +16,18 @@ pub mod tokenizer;
 
 pub mod model;
 
+pub mod ops;
+
 pub mod engine;
 
+pub mod dump;
+
 pub mod report;
+
+pub mod compare;
+
+pub mod select;
+
+pub mod references;
+
+pub mod findings;
