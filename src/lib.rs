@@ -12,6 +12,8 @@ pub mod numerics;
 
 pub mod gguf;
 
+pub mod tokenizer;
+
 pub mod model;
 
 pub mod ops;
