@@ -44,6 +44,8 @@ pub struct RunOptions {
     pub chunk: Option<usize>,
     /// Whether checkpoints that a side lacks are no obstacle to parity.
     pub allow_missing: bool,
+    /// Whether to draw the differences, for the HTML report.
+    pub pictures: bool,
 }
 
 /// Tells how far a run is: checkpoints computed so far, of how many.
@@ -63,6 +65,8 @@ pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progres
         sample: plan.sample.clone(),
         tolerances: &options.tolerances,
         writer,
+        pictures: options.pictures,
+        n_rows: plan.n_rows(),
         progress,
         n_expected: plan.n_outputs(),
     };
@@ -103,6 +107,11 @@ impl Plan {
         let end = if sampled { *graph.nodes.last().map_or(&last, |node| &node.checkpoint) } else { last };
         let sample = (0..steps.last().map_or(0, |step| step.end) as u32).collect();
         Ok(Plan { graph: graph.until(end), tokens, steps, compared, audited, sample, notes })
+    }
+
+    /// Token positions of the whole run.
+    fn n_rows(&self) -> usize {
+        self.steps.last().map_or(0, |step| step.end)
     }
 
     /// Outputs that the probe will see, for the progress bar.
@@ -230,7 +239,8 @@ fn writer(dir: &std::path::Path, kept: &Kept) -> Result<Writer> {
 
 fn report(options: &RunOptions, reference: Option<&Dump>, result: LiveResult, notes: Vec<String>) -> Report {
     let path = options.dump.as_ref().map(|dir| dir.display().to_string());
-    findings::assemble(Parts {
+    let details = result.details;
+    let mut report = findings::assemble(Parts {
         comparisons: result.comparisons,
         tokens: result.tokens,
         candidate: findings::side(&result.kept, path),
@@ -238,5 +248,7 @@ fn report(options: &RunOptions, reference: Option<&Dump>, result: LiveResult, no
         notes,
         allow_missing: options.allow_missing,
         ..Parts::default()
-    })
+    });
+    report.details = details;
+    report
 }

@@ -11,6 +11,7 @@ use crate::compare;
 use crate::dump::{self, Recording};
 use crate::error::Result;
 use crate::findings::{self, Parts};
+use crate::report::detail::{GRID, detail};
 use parity_dump::Dump;
 
 /// Flags of `parity diff`.
@@ -33,13 +34,18 @@ pub struct Args {
 
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
+    let folder = args.output.folder()?;
     let candidate = dump::open(&args.candidate, args.names.as_deref())?;
     let reference = dump::open(&args.reference, None)?;
     let selection = args.select.selection()?;
     let both: BTreeSet<Checkpoint> = candidate.checkpoints().chain(reference.checkpoints()).collect();
     let n_layers = both.iter().filter_map(|c| c.layer_index()).max().map_or(0, |last| last as usize + 1);
     let wanted: Vec<Checkpoint> = both.into_iter().filter(|c| selection.wants(*c, n_layers)).collect();
-    let report = findings::assemble(Parts {
+    let details = match &folder {
+        Some(_) => wanted.iter().filter_map(|c| detail(*c, &candidate, &reference, GRID)).collect(),
+        None => Vec::new(),
+    };
+    let mut report = findings::assemble(Parts {
         comparisons: compare::recordings(&candidate, &reference, &wanted, &args.tolerance.tolerances()?),
         tokens: compare::tokens(&candidate, &reference),
         notes: notes(&candidate, &reference)?,
@@ -48,7 +54,8 @@ pub fn main(args: &Args) -> Outcome {
         allow_missing: args.select.allow_missing,
         ..Parts::default()
     });
-    args.output.deliver(&report)
+    report.details = details;
+    args.output.deliver(folder, report)
 }
 
 fn shown(path: &Path) -> Option<String> {

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::report::Verdict;
 
 mod diff;
+mod inspect;
 mod output;
 mod progress;
 mod run;
@@ -30,6 +31,8 @@ enum Command {
     Run(run::Args),
     /// Compare two dumps; with the model, audit both.
     Diff(diff::Args),
+    /// What a GGUF file or a dump holds, and what looks wrong in it.
+    Inspect(inspect::Inspect),
 }
 
 /// Parses the arguments, runs the command, and says how it went.
@@ -38,30 +41,20 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Run(args) => run::main(&args),
         Command::Diff(args) => diff::main(&args),
+        Command::Inspect(args) => inspect::main(&args),
     };
     match outcome {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error}");
-            ExitCode::from(CANNOT_JUDGE)
+            exit_code(Verdict::Undecided)
         }
     }
 }
 
-/// Exit code of parity.
-const PARITY: u8 = 0;
-/// Exit code of a divergence.
-const DIVERGENCE: u8 = 1;
-/// Exit code of everything that could not be judged.
-const CANNOT_JUDGE: u8 = 2;
-
 /// The exit code of a report's verdict.
 fn exit_code(verdict: Verdict) -> ExitCode {
-    ExitCode::from(match verdict {
-        Verdict::Parity => PARITY,
-        Verdict::Divergence => DIVERGENCE,
-        Verdict::Undecided => CANNOT_JUDGE,
-    })
+    ExitCode::from(verdict.exit_code())
 }
 
 /// What every command returns.

@@ -1,13 +1,15 @@
 //! Where a report goes: standard output in one format, and a folder in all of them.
 
+use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 
 use super::{Outcome, exit_code};
 use crate::error::{Error, Result};
-use crate::report::Report;
+use crate::report::files::{Folder, timestamp};
+use crate::report::table::Layout;
+use crate::report::{Report, github, json, markdown, table};
 
 /// How a report is shown and kept.
 #[derive(Args)]
@@ -15,7 +17,7 @@ pub struct OutputArgs {
     /// What standard output carries
     #[arg(long, value_enum, default_value_t)]
     format: Format,
-    /// Folder for the report in every format
+    /// Folder for the report in every format: JSON, CSV, HTML, JUnit, Markdown
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
 }
@@ -32,30 +34,51 @@ enum Format {
 }
 
 impl OutputArgs {
+    /// The folder for reports, tried before the work begins.
+    pub fn folder(&self) -> Result<Option<Folder>> {
+        self.report.as_deref().map(Folder::create).transpose()
+    }
+
     /// Shows and keeps a report; the exit code is that of its verdict.
-    pub fn deliver(&self, report: &Report) -> Outcome {
+    pub fn deliver(&self, folder: Option<Folder>, mut report: Report) -> Outcome {
+        report.created = Some(timestamp());
+        report.command = Some(command_line());
+        if let Some(folder) = &folder {
+            folder.write(&report)?;
+            eprintln!("report: {}", folder.path().join("report.html").display());
+        }
+        if github::is_active() {
+            eprint!("{}", github::render(&report, "parity"));
+        }
         let text = match self.format {
-            Format::Table | Format::Markdown | Format::Json => json(report)?,
+            Format::Table => table::render(&report, &Layout::of_stdout()),
+            Format::Json => json::render(&report)?,
+            Format::Markdown => markdown::render(&report),
         };
         print(&text)?;
         Ok(exit_code(report.verdict))
     }
 }
 
-fn json(report: &Report) -> Result<String> {
-    serde_json::to_string_pretty(report).map(|text| text + "\n").map_err(|e| Error::new("report.json", e))
+/// The command line as it can be typed again.
+fn command_line() -> String {
+    let quote = |arg: String| {
+        let plain = |c: char| c.is_alphanumeric() || "-_./:=,@+%".contains(c);
+        if !arg.is_empty() && arg.chars().all(plain) {
+            arg
+        } else {
+            format!("'{}'", arg.replace('\'', r"'\''"))
+        }
+    };
+    let args = std::env::args_os().skip(1).map(|arg| quote(arg.to_string_lossy().into_owned()));
+    std::iter::once("parity".to_owned()).chain(args).collect::<Vec<_>>().join(" ")
 }
 
 /// Writes to standard output; a reader that went away (`| head`) is no error.
-fn print(text: &str) -> Result<()> {
-    use std::io::{ErrorKind, Write};
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
+pub fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
-        other => other.map_err(|e| Error::new("standard output", e)),
+        other => other.map_err(|e| Error::new("standard output", format!("cannot be written: {e}"))),
     }
-}
-
-#[expect(dead_code, reason = "the table follows")]
-fn unused() -> ExitCode {
-    ExitCode::SUCCESS
 }

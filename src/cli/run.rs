@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::numerics::Numerics;
 use crate::run::{RunOptions, run};
+use crate::tokenizer::Tokenizer;
 
 /// Flags of `parity run`.
 #[derive(clap::Args)]
@@ -66,7 +67,7 @@ pub struct PromptArgs {
 
 impl PromptArgs {
     /// The text, and the tokens: none where neither was given.
-    fn read(&self, _model: &Model) -> Result<(Option<String>, Vec<u32>)> {
+    fn read(&self, model: &Model) -> Result<(Option<String>, Vec<u32>)> {
         let text = match (&self.prompt, &self.file) {
             (Some(text), _) => Some(text.clone()),
             (None, Some(path)) => {
@@ -75,13 +76,18 @@ impl PromptArgs {
             }
             (None, None) => None,
         };
-        Ok((text, self.tokens.clone()))
+        let tokens = match &text {
+            Some(text) => Tokenizer::from_gguf(&model.gguf)?.encode(text)?,
+            None => self.tokens.clone(),
+        };
+        Ok((text, tokens))
     }
 }
 
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
     shared::set_threads(args.threads)?;
+    let folder = args.output.folder()?;
     let model = shared::model(args.model.as_ref())?;
     let (prompt, tokens) = args.prompt.read(&model)?;
     let options = RunOptions {
@@ -96,9 +102,10 @@ pub fn main(args: &Args) -> Outcome {
         tolerances: args.tolerance.tolerances()?,
         chunk: args.chunk,
         allow_missing: args.select.allow_missing,
+        pictures: folder.is_some(),
     };
     let progress = Progress::new("running");
     let report = run(&model, &model.graph, &options, &|done, all| progress.set(done, all))?;
     drop(progress);
-    args.output.deliver(&report)
+    args.output.deliver(folder, report)
 }
