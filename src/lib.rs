@@ -20,6 +20,8 @@ pub mod engine;
 
 pub mod dump;
 
+pub mod inspect;
+
 pub mod report;
 
 pub mod compare;
