@@ -12,6 +12,8 @@ pub mod numerics;
 
 pub mod gguf;
 
+pub mod tokenizer;
+
 pub mod model;
 
 pub mod ops;
@@ -31,3 +33,7 @@ pub mod select;
 pub mod references;
 
 pub mod findings;
+
+pub mod run;
+
+pub mod cli;
