@@ -18,4 +18,6 @@ pub mod ops;
 
 pub mod engine;
 
+pub mod faults;
+
 pub mod report;

@@ -189,6 +189,10 @@ pub enum RopePosition {
     Zero,
     /// Counted from the start of the step it is computed in: right in a first prefill, wrong in decode.
     InStep,
+    /// Its own plus a constant in every step after the first.
+    ShiftInDecode(i64),
+    /// Its own times numerator/denominator.
+    Scaled(u32, u32),
 }
 
 /// Grouped-query attention with a causal mask.

@@ -13,7 +13,7 @@ use crate::scalar::Scalar;
 use crate::tensor::Matrix;
 
 /// The node's inputs, copied only where an edit changes them.
-pub fn inputs<'a, S: Scalar>(
+pub(super) fn inputs<'a, S: Scalar>(
     node: &Node,
     gguf: &Gguf,
     inputs: &Inputs<'a, S>,
