@@ -18,6 +18,18 @@ pub mod ops;
 
 pub mod engine;
 
+pub mod dump;
+
 pub mod faults;
 
+pub mod inspect;
+
 pub mod report;
+
+pub mod compare;
+
+pub mod select;
+
+pub mod references;
+
+pub mod findings;

@@ -188,7 +188,6 @@ pub const FAULTS: &[Fault] = &[
             shift @ ..=-1 => format!("rows do not see the last {} positions up to their own", -shift),
             shift => format!("rows see {shift} positions after their own"),
         },
-        ..PLAIN
     },
     Fault {
         name: "attn.self_only",

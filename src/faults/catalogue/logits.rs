@@ -86,7 +86,6 @@ pub const FAULTS: &[Fault] = &[
             let vocab = site.model.config.dims.vocab;
             format!("rows of the logits buffer lie {argument} values apart but are read {vocab} apart")
         },
-        ..PLAIN
     },
     Fault {
         name: "logits.no_norm",

@@ -56,7 +56,6 @@ pub const FAULTS: &[Fault] = &[
             let Op::Norm(norm) = &node.op else { return String::new() };
             format!("the norm's eps is {argument}, the model says {}", spell(f64::from(norm.eps as f32)))
         },
-        ..PLAIN
     },
     Fault {
         name: "norm.no_weight",

@@ -64,7 +64,6 @@ pub const FAULTS: &[Fault] = &[
             let base = argument.number().map_or(String::new(), spell);
             format!("RoPE base is {base}, the model says {}", spell(base_of(node)))
         },
-        ..PLAIN
     },
     Fault {
         name: "rope.scaled",
@@ -81,7 +80,6 @@ pub const FAULTS: &[Fault] = &[
         },
         default: |_, node| when(matches!(node.op, Op::Rope(_))).map(|()| Argument::Number(0.25)),
         sentence: |_, _, argument| format!("positions are multiplied by {argument} before RoPE"),
-        ..PLAIN
     },
     Fault {
         name: "rope.interleaved",
@@ -172,7 +170,6 @@ pub const FAULTS: &[Fault] = &[
             let shift = argument.integer().unwrap_or(0);
             format!("after the first step, rows are turned by position {shift:+} from their own")
         },
-        ..PLAIN
     },
     Fault {
         name: "rope.sign",
@@ -240,7 +237,6 @@ pub const FAULTS: &[Fault] = &[
             let dims = if let Op::Rope(rope) = &node.op { rope.dims } else { 0 };
             format!("RoPE turns {argument} columns of a head, the model says {dims}")
         },
-        ..PLAIN
     },
     Fault {
         name: "rope.no_freqs",
