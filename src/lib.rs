@@ -14,6 +14,10 @@ pub mod gguf;
 
 pub mod model;
 
+pub mod ops;
+
 pub mod engine;
+
+pub mod dump;
 
 pub mod report;

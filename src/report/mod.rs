@@ -1,10 +1,13 @@
 //! What parity found, as data: the documented `parity-report/1`, and one file per format that renders it.
 //!
-//! Absence is null, never 0: a number that was not measured is `None`.
+//! Absence is null, never 0: a number that was not measured is `None`. JSON has no NaN: a measure that is
+//! not finite is written as null and read back as NaN, which no tolerance passes.
+
+pub mod detail;
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::checkpoint::Checkpoint;
 use parity_dump::manifest::{ModelInfo, Producer};
@@ -42,6 +45,38 @@ pub struct Report {
     /// The command line that made this report.
     #[serde(default)]
     pub command: Option<String>,
+    /// Commands to go on with, the most useful first; [`FirstDivergence::reproduce`] need not be among them.
+    #[serde(default)]
+    pub next: Vec<String>,
+    /// When it was made, RFC 3339 in UTC; `SOURCE_DATE_EPOCH` fixes it.
+    #[serde(default)]
+    pub created: Option<String>,
+    /// Pictures of the differences, for the HTML report; not part of `report.json`.
+    #[serde(skip)]
+    pub details: Vec<detail::Detail>,
+}
+
+impl Default for Report {
+    /// A report of nothing: undecided.
+    fn default() -> Self {
+        Report {
+            schema: SCHEMA.to_owned(),
+            verdict: Verdict::Undecided,
+            reason: None,
+            first_divergence: None,
+            origins: Vec::new(),
+            coverage: Coverage::default(),
+            checkpoints: Vec::new(),
+            tokens: None,
+            candidate: Side::default(),
+            reference: None,
+            notes: Vec::new(),
+            command: None,
+            next: Vec::new(),
+            created: None,
+            details: Vec::new(),
+        }
+    }
 }
 
 /// The answer of a whole run.
@@ -94,8 +129,21 @@ pub struct FirstDivergence {
     /// What the error looks like, and what was tried, where no fault explains it.
     #[serde(default)]
     pub residual: Option<String>,
+    /// Faults that were tried and do not explain the error, best first.
+    #[serde(default)]
+    pub tried: Vec<Tried>,
     /// A command that shows this node alone.
     pub reproduce: Option<String>,
+}
+
+/// A fault that was tried on a node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tried {
+    /// Name in the catalogue.
+    pub fault: String,
+    /// Share of the squared local error that it accounts for; below 0 where it makes things worse.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub explains: f64,
 }
 
 /// A fault that explains a node's error.
@@ -143,7 +191,7 @@ pub struct Entry {
     #[serde(default)]
     pub evidence: Option<String>,
     /// The numbers; null where the two sides were not compared.
-    #[serde(flatten)]
+    #[serde(flatten, serialize_with = "numbers_or_nulls")]
     pub numbers: Option<Numbers>,
     /// Each side's distance from exact arithmetic on its own inputs.
     #[serde(default)]
@@ -162,14 +210,19 @@ pub struct Numbers {
     /// Elements compared.
     pub n: u64,
     /// max |a-b|
+    #[serde(deserialize_with = "nan_if_null")]
     pub abs_err_max: f64,
     /// mean |a-b|
+    #[serde(deserialize_with = "nan_if_null")]
     pub abs_err_mean: f64,
     /// sqrt(mean (a-b)²)
+    #[serde(deserialize_with = "nan_if_null")]
     pub rmse: f64,
     /// ‖a-b‖ / ‖b‖
+    #[serde(deserialize_with = "nan_if_null")]
     pub rel_l2: f64,
     /// rel_l2²
+    #[serde(deserialize_with = "nan_if_null")]
     pub nmse: f64,
     /// a·b / (‖a‖·‖b‖); null where a side is all zeros.
     pub cosine: Option<f64>,
@@ -183,7 +236,7 @@ pub struct Numbers {
     /// The smallest tolerances that would have passed.
     pub tolerance_needed: ToleranceNeeded,
     /// rel_l2 of each token row, by position.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "rows_nan_if_null")]
     pub row_rel_l2: Vec<(u32, f64)>,
 }
 
@@ -213,6 +266,7 @@ pub struct ToleranceNeeded {
     /// max |a-b| / |b| with atol 0; null where b is 0 and a is not.
     pub rtol: Option<f64>,
     /// max |a-b| with rtol 0.
+    #[serde(deserialize_with = "nan_if_null")]
     pub atol: f64,
 }
 
@@ -226,12 +280,17 @@ pub struct Local {
 }
 
 /// Distance of one recorded output from the exact output of its own recorded inputs.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LocalError {
     /// ‖recorded - exact‖ / ‖exact‖
+    #[serde(deserialize_with = "nan_if_null")]
     pub rel_l2: f64,
     /// max over elements of |recorded - exact| / bound: about 1 or less is healthy.
+    #[serde(deserialize_with = "nan_if_null")]
     pub over_bound: f64,
+    /// ‖bound‖ / ‖exact‖: the rounding band that `rel_l2` is to be held against.
+    #[serde(default)]
+    pub bound_rel_l2: Option<f64>,
     /// The same distance without the producer's declared rounding of activations ("from exact"); null
     /// where nothing is emulated.
     #[serde(default)]
@@ -251,10 +310,13 @@ pub struct LocalError {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Budget {
     /// The candidate's own rounding.
+    #[serde(deserialize_with = "nan_if_null")]
     pub candidate: f64,
     /// The reference's own rounding.
+    #[serde(deserialize_with = "nan_if_null")]
     pub reference: f64,
     /// What the inputs already differed by, carried through the node.
+    #[serde(deserialize_with = "nan_if_null")]
     pub inherited: f64,
     /// Output distance over input distance, both relative: how the node amplifies what it inherits.
     #[serde(default)]
@@ -262,14 +324,15 @@ pub struct Budget {
 }
 
 /// From tensors to tokens.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TokenReport {
     /// Share of rows whose most likely token is the same.
     pub top1_agree: f64,
     /// Mean over rows of KL(reference ‖ candidate), nats.
+    #[serde(deserialize_with = "nan_if_null")]
     pub kl_mean: f64,
     /// Largest row's KL, nats.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nan_if_null")]
     pub kl_max: f64,
     /// Mean overlap of the top tokens, `top_k` of them.
     #[serde(default)]
@@ -282,6 +345,9 @@ pub struct TokenReport {
     /// The most likely tokens of the last row, or of the first flipped row.
     #[serde(default)]
     pub top: Vec<TopToken>,
+    /// KL of each row by position, nats.
+    #[serde(default, deserialize_with = "rows_nan_if_null")]
+    pub kl_rows: Vec<(u32, f64)>,
 }
 
 /// A row whose most likely token differs.
@@ -294,8 +360,10 @@ pub struct Flip {
     /// The reference's.
     pub reference: u32,
     /// By how much the reference prefers its own, in logits.
+    #[serde(deserialize_with = "nan_if_null")]
     pub margin: f64,
     /// max |a-b| over this row's logits.
+    #[serde(deserialize_with = "nan_if_null")]
     pub logit_error: f64,
     /// Whether the margin is within twice the logit error: then rounding can have flipped it.
     pub explained_by_error: bool,
@@ -309,8 +377,10 @@ pub struct TopToken {
     /// Its text, where a tokenizer is at hand.
     pub text: Option<String>,
     /// The candidate's logit.
+    #[serde(deserialize_with = "nan_if_null")]
     pub candidate: f64,
     /// The reference's logit.
+    #[serde(deserialize_with = "nan_if_null")]
     pub reference: f64,
 }
 
@@ -330,4 +400,39 @@ pub struct Side {
     /// How the dump was made.
     #[serde(default)]
     pub provenance: BTreeMap<String, String>,
+}
+
+/// Reads a number that JSON could not hold: null is NaN.
+fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+/// [`nan_if_null`] for numbers by token position.
+fn rows_nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(u32, f64)>, D::Error> {
+    let rows = Vec::<(u32, Option<f64>)>::deserialize(deserializer)?;
+    Ok(rows.into_iter().map(|(position, value)| (position, value.unwrap_or(f64::NAN))).collect())
+}
+
+/// Writes the fields of absent numbers as null rather than leaving them out.
+fn numbers_or_nulls<S: Serializer>(numbers: &Option<Numbers>, serializer: S) -> Result<S::Ok, S::Error> {
+    /// The fields of [`Numbers`], all null.
+    #[derive(Default, Serialize)]
+    struct NoNumbers {
+        n: (),
+        abs_err_max: (),
+        abs_err_mean: (),
+        rmse: (),
+        rel_l2: (),
+        nmse: (),
+        cosine: (),
+        sign_positive: (),
+        worst: (),
+        nonfinite: (),
+        tolerance_needed: (),
+        row_rel_l2: (),
+    }
+    match numbers {
+        Some(numbers) => numbers.serialize(serializer),
+        None => NoNumbers::default().serialize(serializer),
+    }
 }
