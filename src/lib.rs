@@ -21,3 +21,5 @@ pub mod engine;
 pub mod dump;
 
 pub mod report;
+
+pub mod audit;
