@@ -28,6 +28,8 @@ pub mod inspect;
 
 pub mod report;
 
+pub mod audit;
+
 pub mod compare;
 
 pub mod select;
