@@ -3,7 +3,7 @@
 //! An attention is three nodes (scores, softmax, context) or one that merges them; a fault is made in all
 //! of them alike, so that they can still be merged.
 
-use super::{Argument, Fault, Home, PLAIN, Site, input, integer, number, output, when};
+use super::{Argument, Fault, Home, PLAIN, Site, diagnose, input, integer, number, output, when};
 use crate::checkpoint::Kind;
 use crate::faults::spell;
 use crate::model::edit::Change;
@@ -116,6 +116,7 @@ pub const FAULTS: &[Fault] = &[
             Some(())
         },
         default: |site, _| Some(Argument::Number(1.0 / site.model.config.dims.head_width as f64)),
+        guess: Some(diagnose::attention_scale),
         sentence: |site, node, argument| {
             let dims = site.model.config.dims;
             let scale = argument.number().unwrap_or(f64::NAN);
@@ -184,6 +185,7 @@ pub const FAULTS: &[Fault] = &[
         silent: Some("for shifts above 0, in steps of one row: it shows in a prefill"),
         change: |_, node, argument| mask(node, Mask::Shift(argument.integer().filter(|shift| *shift != 0)?)),
         default: |_, _| Some(Argument::Number(-1.0)),
+        guess: Some(diagnose::mask_shifts),
         sentence: |_, _, argument| match argument.integer().unwrap_or(0) {
             shift @ ..=-1 => format!("rows do not see the last {} positions up to their own", -shift),
             shift => format!("rows see {shift} positions after their own"),
@@ -228,6 +230,7 @@ pub const FAULTS: &[Fault] = &[
                 context(node, Change::Columns(head_columns(&default_order(site)?, width)))
             }
         },
+        guess: Some(diagnose::head_order),
         sentence: |site, _, argument| {
             let width = site.model.config.dims.head_width;
             let order = match argument {

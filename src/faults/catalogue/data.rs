@@ -1,6 +1,6 @@
 //! Mistakes that can happen to any value.
 
-use super::{Argument, Fault, Home, PLAIN, Site, number, output};
+use super::{Argument, Fault, Home, PLAIN, Site, diagnose, number, output};
 use crate::checkpoint::Kind;
 use crate::faults::spell;
 use crate::model::edit::{Change, Limit};
@@ -71,6 +71,7 @@ pub const FAULTS: &[Fault] = &[
             output(node, Change::Scale(factor))
         },
         default: |_, _| Some(Argument::Number(2.0)),
+        guess: Some(diagnose::scale),
         sentence: |site, _, argument| {
             let factor = argument.number().unwrap_or(f64::NAN);
             format!("all values are multiplied by {}{}", spell(factor), known_factor(site, factor))
@@ -88,6 +89,7 @@ pub const FAULTS: &[Fault] = &[
             output(node, Change::Offset(argument.number().filter(|offset| *offset != 0.0)?))
         },
         default: |_, _| Some(Argument::Number(0.5)),
+        guess: Some(diagnose::offset),
         sentence: |_, _, argument| format!("{argument} is added to all values"),
         ..plain(
             "data.offset",
@@ -109,6 +111,7 @@ pub const FAULTS: &[Fault] = &[
                 output(node, Change::Columns(even_then_odd(width)))
             }
         },
+        guess: Some(diagnose::column_order),
         sentence: |site, node, argument| {
             let same = |order: &[u32]| width(site, node).map(even_then_odd).as_deref() == Some(order);
             match argument {
@@ -154,6 +157,7 @@ pub const FAULTS: &[Fault] = &[
             let limit = argument.number().map_or(Limit::Largest, Limit::Above);
             output(node, Change::Overflow(limit))
         },
+        guess: Some(diagnose::overflow),
         sentence: |_, _, argument| match argument.number() {
             Some(limit) => format!("values above {} in magnitude are infinite", spell(limit)),
             None => "the largest values are infinite: they overflowed".to_owned(),
