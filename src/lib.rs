@@ -22,6 +22,8 @@ pub mod engine;
 
 pub mod dump;
 
+pub mod inspect;
+
 pub mod report;
 
 pub mod compare;
