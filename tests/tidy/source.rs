@@ -80,17 +80,14 @@ impl Source {
 
     /// Top-level modules of the crate that the code names: `crate::NAME` and `crate::{NAME, …}`.
     pub fn modules_named(&self) -> Vec<String> {
-        let code: Vec<char> = self.code.chars().filter(|c| !c.is_whitespace()).collect();
-        let text: String = code.iter().collect();
         let mut names = Vec::new();
-        for (at, found) in text.match_indices("crate::") {
-            if is_word(text[..at].chars().next_back()) || text[..at].ends_with('$') {
-                continue;
-            }
-            let rest = &text[at + found.len()..];
-            match rest.strip_prefix('{') {
-                None => names.push(word_at(rest)),
-                Some(list) => names.extend(list_heads(list)),
+        for (at, found) in self.code.match_indices("crate::") {
+            if !is_word(self.code[..at].chars().next_back()) {
+                let rest: String = self.code[at + found.len()..].split_whitespace().collect();
+                match rest.strip_prefix('{') {
+                    None => names.push(word_at(&rest)),
+                    Some(list) => names.extend(list_heads(list)),
+                }
             }
         }
         names
