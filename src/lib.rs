@@ -22,6 +22,8 @@ pub mod engine;
 
 pub mod dump;
 
+pub mod faults;
+
 pub mod inspect;
 
 pub mod report;
@@ -33,3 +35,7 @@ pub mod select;
 pub mod references;
 
 pub mod findings;
+
+pub mod run;
+
+pub mod cli;
