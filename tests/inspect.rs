@@ -111,15 +111,12 @@ fn a_layer_stored_twice_is_seen() {
 #[test]
 fn missing_and_misshapen_tensors_are_seen() {
     let without = |name: &'static str| move |m: &mut GgufWriter| m.tensors.retain(|t| t.0 != name);
-    let findings = finds(
-        without("blk.1.attn_v.bias"),
-        Level::Unusual,
-        "blk.*.attn_v.bias",
-        "is missing in layer 1, 2 layers have it",
-    );
+    let name = "blk.*.attn_v.bias";
+    let findings = finds(without("blk.1.attn_v.bias"), Level::Wrong, name, "in layer 1, 2 layers have it");
     assert_eq!(findings.len(), 1);
-    let missing = without("blk.1.ffn_down.weight");
-    finds(missing, Level::Wrong, "architecture", "lacks tensor `blk.1.ffn_down.weight`");
+    let no_bias = |m: &mut GgufWriter| m.tensors.retain(|t| !t.0.ends_with("attn_v.bias"));
+    finds(no_bias, Level::Wrong, name, "is missing in all layers");
+    finds(without("output_norm.weight"), Level::Wrong, "output_norm.weight", "is missing");
     let layer = |m: &mut GgufWriter| m.tensors.retain(|t| !t.0.starts_with("blk.1."));
     finds(layer, Level::Wrong, "block_count", "says 3 layers, tensors of 1 of them are missing");
     let fewer = |m: &mut GgufWriter| set(m, "qwen2.block_count", Value::U32(2));
@@ -152,9 +149,14 @@ fn metadata_that_does_not_fit_is_seen() {
     let without = |key: &'static str| move |m: &mut GgufWriter| m.metadata.retain(|(known, _)| known != key);
     let merges = "tokenizer.ggml.merges";
     finds(without(merges), Level::Wrong, merges, "is missing");
-    finds(without("qwen2.rope.freq_base"), Level::Unusual, "rope.freq_base", "engines take 10000");
-    let eps = without("qwen2.attention.layer_norm_rms_epsilon");
-    finds(eps, Level::Wrong, "architecture", "layer_norm_rms_epsilon");
+    finds(without("qwen2.rope.freq_base"), Level::Unusual, "qwen2.rope.freq_base", "engines take 10000");
+    let eps = "qwen2.attention.layer_norm_rms_epsilon";
+    finds(without(eps), Level::Wrong, eps, "is missing");
+    let window = |m: &mut GgufWriter| {
+        m.metadata.push(("qwen2.attention.sliding_window".into(), Value::U32(128)));
+    };
+    let findings = finds(window, Level::Unusual, "architecture", "cannot be run by parity");
+    assert_eq!(findings.len(), 1);
     let other = |m: &mut GgufWriter| set(m, "general.architecture", Value::String("nonesuch".into()));
     finds(other, Level::Unusual, "architecture", "nonesuch");
 }
