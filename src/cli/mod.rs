@@ -35,7 +35,7 @@ enum Command {
     /// One dump against exact arithmetic: which nodes are wrong, and by how much.
     Audit(audit::Args),
     /// What a GGUF file or a dump holds, and what looks wrong in it.
-    Inspect(inspect::Inspect),
+    Inspect(inspect::Args),
 }
 
 /// Parses the arguments, runs the command, and says how it went.
