@@ -38,6 +38,8 @@ pub mod references;
 
 pub mod findings;
 
+pub mod evidence;
+
 pub mod run;
 
 pub mod cli;

@@ -34,8 +34,8 @@ pub use rows::AuditRows;
 
 /// What is audited.
 pub struct Options<'a> {
-    /// Token rows.
-    pub rows: AuditRows,
+    /// Positions of the token rows: see [`AuditRows::positions`].
+    pub positions: &'a [u32],
     /// Checkpoints.
     pub wants: &'a (dyn Fn(Checkpoint) -> bool + Sync),
 }
@@ -74,6 +74,15 @@ pub struct Audits {
     pub budgets: BTreeMap<Checkpoint, Budget>,
 }
 
+impl Audits {
+    /// What a reader must know of the sides' arithmetic.
+    pub fn notes(&self) -> Vec<String> {
+        let names = ["candidate", "reference"];
+        let inferred = self.sides.iter().zip(names).filter_map(|(side, name)| Some((name, side.inferred.as_ref()?)));
+        inferred.map(|(name, sentence)| format!("{name}: {sentence}")).collect()
+    }
+}
+
 /// Audits recordings of one model. Products with the same weight share its decoding.
 ///
 /// # Errors
@@ -81,7 +90,7 @@ pub struct Audits {
 /// error: the node is [`Missing`] what would be needed.
 pub fn audit(recordings: &[&dyn Recording], gguf: &Gguf, graph: &Graph, options: &Options<'_>) -> Result<Audits> {
     let mut sides: Vec<Side<'_>> =
-        recordings.iter().map(|recording| Side::new(*recording, graph, options.rows)).collect();
+        recordings.iter().map(|recording| Side::new(*recording, graph, options.positions)).collect();
     let mut budgets = BTreeMap::new();
     for node in &graph.nodes {
         if !(options.wants)(node.checkpoint) {
@@ -105,15 +114,14 @@ struct Side<'a> {
 }
 
 impl<'a> Side<'a> {
-    fn new(recording: &'a dyn Recording, graph: &Graph, rows: AuditRows) -> Self {
-        let positions = rows.positions(&recording.manifest().steps);
-        let declared = declared::of(recording, &positions);
+    fn new(recording: &'a dyn Recording, graph: &Graph, positions: &[u32]) -> Self {
+        let declared = declared::of(recording, positions);
         let recorded = recording.checkpoints();
         let graph = graph.fused(|checkpoint| recorded.contains(&checkpoint));
         let audit = Audit {
             numerics: declared.numerics,
             inferred: declared.inferred,
-            positions,
+            positions: positions.to_vec(),
             nodes: BTreeMap::new(),
         };
         Side { recording, graph, audit }

@@ -1,8 +1,10 @@
 //! The answer for one checkpoint, with its evidence in one sentence.
 
-use super::local::NodeAudit;
 use super::Missing;
-use crate::report::{CheckpointVerdict, LocalError, Numbers};
+use super::local::NodeAudit;
+use crate::checkpoint::Checkpoint;
+use crate::report::CheckpointVerdict::{self, Beyond, Inherited, Match, Nonfinite, Origin, Reference, Undecided};
+use crate::report::{LocalError, Numbers};
 
 /// What is known of one checkpoint.
 #[derive(Clone, Copy)]
@@ -13,9 +15,12 @@ pub struct Evidence<'a> {
     pub candidate: Option<&'a Result<NodeAudit, Missing>>,
     /// The reference against exact arithmetic; `None` where there is none or it was not audited.
     pub reference: Option<&'a Result<NodeAudit, Missing>>,
-    /// Whether the two sides differ by more than both sides' rounding at this node explains. Decided by
-    /// [`beyond_rounding`], or by the user's own tolerance where there is one.
-    pub beyond: bool,
+    /// Whether the two sides were compared.
+    pub compared: bool,
+    /// Whether the difference is within the user's tolerance; `None` without one.
+    pub tolerated: Option<bool>,
+    /// The first checkpoint before this one that is not healthy.
+    pub faulty: Option<Checkpoint>,
 }
 
 /// The verdict and why.
@@ -26,85 +31,96 @@ pub fn judge(evidence: &Evidence<'_>) -> (CheckpointVerdict, String) {
         return verdict;
     }
     if let Some(own) = candidate.filter(|audit| !audit.is_healthy()) {
-        return (CheckpointVerdict::Origin, format!("its own error is {}: the bug is in this node", times(&own.local)));
+        return (Origin, format!("its own error is {}: the bug is in this node", beyond(&own.local)));
+    }
+    match evidence.tolerated {
+        Some(true) => return (Match, "within the tolerance given".to_owned()),
+        Some(false) => return (Beyond, "beyond the tolerance given, though its own error is rounding".to_owned()),
+        None => {}
     }
     if let Some(own) = reference.filter(|audit| !audit.is_healthy()) {
-        let text = format!("the reference's own error is {}: it, or what it is taken for, is wrong", times(&own.local));
-        return (CheckpointVerdict::Reference, text);
+        let text = format!("the reference's own error is {}: it is wrong, or not what it is taken for", beyond(&own.local));
+        return (Reference, text);
     }
-    let witnesses = witnesses(candidate, reference);
-    match (evidence.beyond, candidate) {
-        (false, _) => (CheckpointVerdict::Match, witnesses.unwrap_or_else(|| "the sides agree".to_owned())),
-        (true, Some(own)) => {
-            let text = format!(
-                "its own error is {} of what rounding explains: its input differs already",
-                share(own.local.over_bound)
-            );
-            (CheckpointVerdict::Inherited, text)
-        }
-        (true, None) => (CheckpointVerdict::Undecided, undecided(evidence.candidate)),
+    match (candidate, evidence.numbers) {
+        (None, _) if evidence.numbers.is_some_and(|numbers| numbers.abs_err_max == 0.0) => (Match, "equal".to_owned()),
+        (None, _) => (Undecided, undecided(evidence)),
+        (Some(own), None) => (Match, alone(own)),
+        (Some(own), Some(numbers)) => healthy(evidence, own, reference, numbers),
     }
 }
 
-fn undecided(candidate: Option<&Result<NodeAudit, Missing>>) -> String {
-    match candidate {
-        Some(Err(Missing(what))) => format!("the sides differ; to say why, the candidate's dump needs {what}"),
-        _ => "the sides differ; without the model nothing says whether this node or its input is wrong".to_owned(),
+/// A node whose own error is rounding: what its distance from the reference comes from.
+fn healthy(
+    evidence: &Evidence<'_>,
+    own: &NodeAudit,
+    reference: Option<&NodeAudit>,
+    numbers: &Numbers,
+) -> (CheckpointVerdict, String) {
+    let witnesses = witnesses(own, reference);
+    if numbers.rel_l2 <= band(own) + reference.map_or(0.0, band) {
+        return (Match, witnesses);
+    }
+    match evidence.faulty {
+        Some(faulty) => (Inherited, format!("{}; what it differs by comes from {faulty} or before it", alone(own))),
+        None => (Match, format!("{witnesses}; no node before it is faulty: the distance is rounding, carried on")),
+    }
+}
+
+/// What rounding at this node explains of a distance, relative to its output.
+fn band(audit: &NodeAudit) -> f64 {
+    audit.local.bound_rel_l2.unwrap_or(0.0) + distance(audit)
+}
+
+fn undecided(evidence: &Evidence<'_>) -> String {
+    match evidence.candidate {
+        Some(Err(Missing(what))) => format!("to judge it, the recording needs {what}"),
+        _ if evidence.compared => {
+            "the sides differ; nothing says whether this node or its input is wrong".to_owned()
+        }
+        _ => "not recorded".to_owned(),
     }
 }
 
 /// NaN and Inf: of a node whose inputs were finite they are its own, else inherited.
-fn nonfinite(
-    evidence: &Evidence<'_>,
-    candidate: Option<&NodeAudit>,
-) -> Option<(CheckpointVerdict, String)> {
+fn nonfinite(evidence: &Evidence<'_>, candidate: Option<&NodeAudit>) -> Option<(CheckpointVerdict, String)> {
     let compared = evidence.numbers.map(|numbers| numbers.nonfinite).unwrap_or_default();
     let count = compared.candidate.max(candidate.map_or(0, |audit| audit.nonfinite));
     if count == 0 {
-        return (compared.reference > 0).then(|| {
-            let text = format!("{} NaN or Inf in the reference alone", compared.reference);
-            (CheckpointVerdict::Nonfinite, text)
-        });
+        let alone = compared.reference > 0;
+        return alone.then(|| (Nonfinite, format!("{} NaN or Inf in the reference alone", compared.reference)));
     }
-    let inherited = candidate.is_some_and(|audit| audit.nonfinite_inputs);
-    let verdict = if inherited { CheckpointVerdict::Inherited } else { CheckpointVerdict::Nonfinite };
-    let whence = if inherited { "its inputs hold them already" } else { "its inputs are finite, as far as recorded" };
-    Some((verdict, format!("{count} NaN or Inf; {whence}")))
+    let before = evidence.faulty.is_some() && candidate.is_none_or(|audit| audit.nonfinite_inputs || audit.nonfinite == 0);
+    Some(match before {
+        true => (Inherited, format!("{count} NaN or Inf; they come from before it")),
+        false => (Nonfinite, format!("{count} NaN or Inf; its inputs have none, as far as recorded")),
+    })
 }
 
 /// "llama.cpp is 1.3e-2 from exact here, your engine 4e-7".
-fn witnesses(candidate: Option<&NodeAudit>, reference: Option<&NodeAudit>) -> Option<String> {
-    let distance = |audit: &NodeAudit| audit.local.rel_l2_plain.unwrap_or(audit.local.rel_l2);
-    match (candidate, reference) {
-        (Some(a), Some(b)) => Some(format!(
+fn witnesses(own: &NodeAudit, reference: Option<&NodeAudit>) -> String {
+    match reference {
+        Some(reference) => format!(
             "the candidate is {:.1e} from exact arithmetic here, the reference {:.1e}",
-            distance(a),
-            distance(b)
-        )),
-        (Some(a), None) => Some(format!("{:.1e} from exact arithmetic", distance(a))),
-        (None, Some(b)) => Some(format!("the reference is {:.1e} from exact arithmetic here", distance(b))),
-        (None, None) => None,
+            distance(own),
+            distance(reference)
+        ),
+        None => alone(own),
     }
 }
 
-fn times(local: &LocalError) -> String {
+fn alone(own: &NodeAudit) -> String {
+    format!("its own error is {:.1e}, {:.0} % of what rounding explains", own.local.rel_l2, 100.0 * own.local.over_bound)
+}
+
+/// From exact arithmetic, without anybody's rounding.
+fn distance(audit: &NodeAudit) -> f64 {
+    audit.local.rel_l2_plain.unwrap_or(audit.local.rel_l2)
+}
+
+fn beyond(local: &LocalError) -> String {
     let at: Vec<String> = local.worst.iter().map(ToString::to_string).collect();
     let over = local.over_bound;
-    let beyond = if over.is_finite() { format!("{over:.3e} times what rounding explains") } else { "without bound".to_owned() };
-    format!("{beyond}, worst at [{}]", at.join(", "))
-}
-
-fn share(over: f64) -> String {
-    format!("{:.0} %", 100.0 * over)
-}
-
-/// Whether two sides differ by more than rounding at this node explains: ‖a - b‖ against the sum of both
-/// sides' own rounding bands, all relative to the reference.
-pub fn beyond_rounding(numbers: &Numbers, candidate: Option<&NodeAudit>, reference: Option<&NodeAudit>) -> bool {
-    let band = |audit: Option<&NodeAudit>| {
-        audit.map_or(0.0, |audit| {
-            audit.local.bound_rel_l2.unwrap_or(0.0) + audit.local.rel_l2_plain.unwrap_or(audit.local.rel_l2)
-        })
-    };
-    !(numbers.rel_l2 <= band(candidate) + band(reference))
+    let times = if over.is_finite() { format!("{over:.1e} times what rounding explains") } else { "beyond any bound".to_owned() };
+    format!("{times}, worst at [{}]", at.join(", "))
 }
