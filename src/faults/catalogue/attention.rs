@@ -11,7 +11,10 @@ use crate::model::graph::{Attention, KvMap, Mask, Node, Op};
 
 const HOME: Home = Home::All(&[Kind::AttnScores, Kind::AttnProbs, Kind::AttnCtx]);
 
-/// What a masked position costs in a run without anything to mask.
+/// Factors nearer to one another than this are the same.
+const SAME: f64 = 1e-5;
+
+/// Why a mistake in reading the cache may not show.
 const IN_DECODE: Option<&str> = Some("in the first step: it shows in decode");
 
 fn attention(node: &mut Node) -> Option<&mut Attention> {
@@ -111,7 +114,8 @@ pub const FAULTS: &[Fault] = &[
         change: |_, node, argument| {
             let scale = argument.number()?;
             let op = attention(node)?;
-            when(scale != 1.0 && scale != op.scale)?;
+            // No factor at all has a name of its own.
+            when((scale - 1.0).abs() > SAME && (scale / op.scale - 1.0).abs() > SAME)?;
             op.scale = scale;
             Some(())
         },

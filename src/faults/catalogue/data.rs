@@ -25,6 +25,9 @@ const fn plain(name: &'static str, summary: &'static str, place: &'static str, f
     Fault { name, summary, place, fix, home: HOME, ..PLAIN }
 }
 
+/// Factors nearer to 1 than this are 1.
+const SAME: f64 = 1e-6;
+
 /// Factors that people multiply by, for a reader who sees 22.627417.
 fn known_factor(site: &Site<'_>, factor: f64) -> &'static str {
     let dims = site.model.config.dims;
@@ -67,7 +70,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         parameter: number("factor"),
         change: |_, node, argument| {
-            let factor = argument.number().filter(|f| *f != 0.0 && *f != 1.0 && *f != -1.0)?;
+            // 0 and -1 have names of their own.
+            let factor = argument.number().filter(|f| *f != 0.0 && (f.abs() - 1.0).abs() > SAME)?;
             output(node, Change::Scale(factor))
         },
         default: |_, _| Some(Argument::Number(2.0)),

@@ -491,10 +491,11 @@ pub fn overflow(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
         }
     }
     const F16_MAX: f64 = 65504.0;
-    if !above.is_finite() || below >= above {
+    if !above.is_finite() {
         return vec![];
     }
     let limit = if (below..above).contains(&F16_MAX) { F16_MAX } else { below };
-    vec![Argument::Number(limit)]
+    // Else the largest of each step.
+    vec![Argument::Number(limit), Argument::None]
 }
 

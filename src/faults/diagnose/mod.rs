@@ -80,7 +80,7 @@ pub fn diagnose_case(context: &Context<'_>, model: &Model, case: &Case) -> Resul
     let base = Base::new(&lab, case.node.clone(), healthy.value, healthy.bound);
     let mut trial = Trial { lab: &lab, origin: &base, tried: Vec::new(), found: Vec::new() };
     trial.singles(&base, None)?;
-    let recognised = recognise::recognise(&lab, &base);
+    let recognised = recognise::recognise(&lab, &base, !trial.found.is_empty());
     if trial.found.is_empty() && recognised.is_empty() {
         trial.pairs()?;
     }
@@ -232,6 +232,7 @@ impl Trial<'_> {
             }
         }
         if !diagnosis.is_empty() {
+            tell_apart(&mut diagnosis);
             return Diagnosed { diagnosis, ..Diagnosed::default() };
         }
         let mut tried: Vec<Tried> = Vec::new();
@@ -253,8 +254,28 @@ impl Trial<'_> {
         if self.found.iter().any(special) {
             self.found.retain(|found| found.faults != ["data.permuted"]);
         }
-        // One pair is as good as another that contains the same first mistake.
-        self.found.sort_by_key(|found| found.faults.len());
+        // What is usual at this node before what is not, what needs no parameter before what is fitted.
+        let kind = self.origin.node.checkpoint.kind();
+        let rank = |name: &&str| {
+            let fault = catalogue::find(name);
+            let usual = fault.is_some_and(|fault| fault.home.kinds().contains(&kind));
+            let special = fault.is_some_and(|fault| !fault.name.starts_with("data."));
+            (!special, !usual, fault.is_some_and(|fault| fault.parameter.is_some()))
+        };
+        self.found.sort_by_key(|found| (found.faults.len(), found.faults.first().map(rank)));
+    }
+}
+
+/// Says of mistakes that explain the output equally that these data do not tell them apart.
+fn tell_apart(diagnosis: &mut [Diagnosis]) {
+    let names: Vec<String> = diagnosis.iter().map(|item| item.fault.clone()).collect();
+    if names.len() < 2 {
+        return;
+    }
+    for item in diagnosis {
+        let others: Vec<&str> =
+            names.iter().filter(|name| **name != item.fault).map(String::as_str).collect();
+        item.text += &format!(" (indistinguishable here from {})", others.join(", "));
     }
 }
 

@@ -7,7 +7,7 @@ use crate::checkpoint::Kind;
 use crate::report::Diagnosis;
 
 /// What the output shows of itself.
-pub fn recognise(lab: &Lab<'_>, base: &Base) -> Vec<Diagnosis> {
+pub fn recognise(lab: &Lab<'_>, base: &Base, named_already: bool) -> Vec<Diagnosis> {
     let mut found = Vec::new();
     let wrong = wrong_rows(lab, base);
     if let Some(text) = nan(lab, base) {
@@ -20,7 +20,8 @@ pub fn recognise(lab: &Lab<'_>, base: &Base) -> Vec<Diagnosis> {
         }
         found.push(named("data.stale_row", text));
     }
-    if let Some(text) = garbage(lab, &wrong) {
+    // Bits of another type look wild too.
+    if let Some(text) = garbage(lab, &wrong).filter(|_| !named_already) {
         found.push(named("data.row_garbage", text));
     }
     found
