@@ -32,7 +32,7 @@ enum Command {
     /// Compare two dumps; with the model, audit both.
     Diff(diff::Args),
     /// What a GGUF file or a dump holds, and what looks wrong in it.
-    Inspect(inspect::Inspect),
+    Inspect(inspect::Args),
 }
 
 /// Parses the arguments, runs the command, and says how it went.
