@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::Outcome;
 use super::output::OutputArgs;
 use super::progress::Progress;
-use super::shared::{self, SelectArgs, ToleranceArgs};
+use super::shared::{self, AuditArgs, SelectArgs, ToleranceArgs};
 use crate::engine::device::Device;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -46,6 +46,8 @@ pub struct Args {
     select: SelectArgs,
     #[command(flatten)]
     tolerance: ToleranceArgs,
+    #[command(flatten)]
+    audit: AuditArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -103,6 +105,7 @@ pub fn main(args: &Args) -> Outcome {
         chunk: args.chunk,
         allow_missing: args.select.allow_missing,
         pictures: folder.is_some(),
+        audit: args.audit.rows(),
     };
     let progress = Progress::new("running");
     let report = run(&model, &model.graph, &options, &|done, all| progress.set(done, all))?;
