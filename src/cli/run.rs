@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::Outcome;
 use super::output::OutputArgs;
 use super::progress::Progress;
-use super::shared::{self, SelectArgs, ToleranceArgs};
+use super::shared::{self, AuditArgs, SelectArgs, ToleranceArgs};
 use crate::engine::device::Device;
 use crate::error::{Error, Result};
 use crate::faults::inject::{self, Spec};
@@ -50,6 +50,8 @@ pub struct Args {
     select: SelectArgs,
     #[command(flatten)]
     tolerance: ToleranceArgs,
+    #[command(flatten)]
+    audit: AuditArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -107,6 +109,7 @@ pub fn main(args: &Args) -> Outcome {
         chunk: args.chunk,
         allow_missing: args.select.allow_missing,
         pictures: folder.is_some(),
+        audit: args.audit.rows(),
     };
     let mut graph = model.graph.clone();
     let planted = inject::plant(&mut graph, &args.inject, &model)?;
