@@ -1,6 +1,6 @@
 //! From audits to answers: what exact arithmetic says of each compared checkpoint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::audit::verdict::{self, Evidence};
 use crate::audit::{Audits, Missing, NodeAudit};
@@ -52,4 +52,30 @@ fn one(comparison: &Comparison, audits: &Audits, faulty: Option<Checkpoint>) -> 
 
 fn local(node: Option<&Result<NodeAudit, Missing>>) -> Option<LocalError> {
     node.and_then(|node| node.as_ref().ok()).map(|node| node.local.clone())
+}
+
+/// A row that differs this many times more than any audited row is audited too: rows of a healthy run differ
+/// from one another by a small factor, a mistake in a single row stands out.
+const OUTLIER: f64 = 8.0;
+/// Outlying rows that are looked at in one go: those of the earliest checkpoints, where a mistake starts.
+const OUTLIERS_MAX: usize = 4;
+
+/// Positions outside of `audited` whose rows stand out among the differences, those of the earliest
+/// checkpoints first.
+pub fn outliers(comparisons: &[Comparison], audited: &BTreeSet<u32>) -> BTreeSet<u32> {
+    let mut found = BTreeSet::new();
+    for rows in comparisons.iter().filter_map(|c| c.numbers.as_ref()).map(|numbers| &numbers.row_rel_l2) {
+        let known = rows.iter().filter(|(position, _)| audited.contains(position));
+        let largest = known.fold(0.0f64, |max, (_, distance)| max.max(*distance));
+        let unknown = rows.iter().filter(|(position, _)| !audited.contains(position));
+        let worst = unknown.max_by(|a, b| a.1.total_cmp(&b.1));
+        // `!(..)`, so that a NaN stands out.
+        if let Some((position, _)) = worst.filter(|(_, distance)| !(*distance <= OUTLIER * largest)) {
+            found.insert(*position);
+        }
+        if found.len() == OUTLIERS_MAX {
+            break;
+        }
+    }
+    found
 }

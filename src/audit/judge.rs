@@ -196,7 +196,9 @@ impl Pending {
         let none = || Matrix::zeros(x.rows, 0);
         let job = |x: Matrix<f64>, sums, columns, weights, magnitude| Job { x, sums, columns, weights, magnitude };
         let emulated = declared != Rounding::None;
-        let mut jobs = vec![job(rounded.values, rounded.sums, columns, weights, Magnitude::Sum(sum))];
+        let signed = rounded.values.clone();
+        let sum = Magnitude::Sum { values: sum, signed };
+        let mut jobs = vec![job(rounded.values, rounded.sums, columns, weights, sum)];
         if emulated {
             jobs.push(job(x.clone(), none(), Vec::new(), Rounding::None, Magnitude::None));
         }

@@ -6,7 +6,8 @@ use rayon::prelude::*;
 
 use crate::model::weights::Weight;
 use crate::ops::linear::product;
-use crate::ops::round::{self, Rounding, to_bf16, to_f16};
+use crate::gguf;
+use crate::ops::round::{Rounding, to_bf16, to_f16};
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
 
@@ -17,7 +18,7 @@ const TILE_ELEMENTS: usize = 1 << 17;
 pub struct Job {
     /// (T, I) activations, rounded as their producer does.
     pub x: Matrix<f64>,
-    /// (T, I/32), or no columns: see [`round::Rounded::sums`].
+    /// (T, I/32), or no columns: see [`crate::ops::round::Rounded::sums`].
     pub sums: Matrix<f64>,
     /// Columns of the weight that are wanted too, with the minima of their blocks.
     pub columns: Vec<usize>,
@@ -31,8 +32,15 @@ pub struct Job {
 pub enum Magnitude {
     /// Nothing.
     None,
-    /// Σ_i |w[o, i]|·m[t, i] for m (T, I), non-negative.
-    Sum(Matrix<f64>),
+    /// Σ_i |w[o, i]|·m[t, i] for m (T, I), non-negative. Where blocks of the weight have a minimum, what
+    /// cancels between the minimum and the quants is added: twice |minimum|·max(|Σm'|, max|m'|) over each group, with m'
+    /// the signed values behind m.
+    Sum {
+        /// (T, I)
+        values: Matrix<f64>,
+        /// (T, I) the same with signs.
+        signed: Matrix<f64>,
+    },
     /// sqrt(Σ_i (w[o, i]·m[t, i])²)
     Quadrature(Matrix<f64>),
 }
@@ -56,7 +64,7 @@ pub fn products(weight: &Weight<'_>, jobs: &[Job]) -> Vec<Product> {
     let tile_rows = (TILE_ELEMENTS / cols.max(1)).clamp(8, 512);
     let tiles: Vec<Range<usize>> =
         (0..weight.rows()).step_by(tile_rows).map(|start| start..(start + tile_rows).min(weight.rows())).collect();
-    let prepared: Vec<Prepared> = jobs.iter().map(Prepared::new).collect();
+    let prepared: Vec<Prepared> = jobs.iter().map(|job| Prepared::new(job, weight.dtype())).collect();
     let parts: Vec<Vec<Product>> = tiles
         .par_iter()
         .map(|tile| {
@@ -72,21 +80,36 @@ pub fn products(weight: &Weight<'_>, jobs: &[Job]) -> Vec<Product> {
 /// A job's magnitudes in f32: a bound needs no more.
 struct Prepared {
     magnitude: Option<Matrix<f32>>,
+    /// (T, I/group) what meets the minima.
+    groups: Matrix<f64>,
 }
 
 impl Prepared {
-    fn new(job: &Job) -> Self {
+    fn new(job: &Job, dtype: gguf::DType) -> Self {
         let single = |m: &Matrix<f64>, square: bool| {
             let value = |m: &f64| if square { (m * m).to_f32() } else { m.to_f32() };
             Matrix::new(m.rows, m.cols, m.data.iter().map(value).collect())
         };
         let magnitude = match &job.magnitude {
             Magnitude::None => None,
-            Magnitude::Sum(m) => Some(single(m, false)),
+            Magnitude::Sum { values, .. } => Some(single(values, false)),
             Magnitude::Quadrature(m) => Some(single(m, true)),
         };
-        Prepared { magnitude }
+        let groups = match (&job.magnitude, gguf::minimum_group(dtype)) {
+            (Magnitude::Sum { signed, .. }, Some(group)) => group_sums(signed, group),
+            _ => Matrix::default(),
+        };
+        Prepared { magnitude, groups }
     }
+}
+
+/// Twice max(|Σx|, max|x|) over each group of columns, (T, I/group).
+fn group_sums(x: &Matrix<f64>, group: usize) -> Matrix<f64> {
+    let of = |x: &[f64]| {
+        let largest = x.iter().fold(0.0f64, |max, x| max.max(x.abs()));
+        2.0 * x.iter().sum::<f64>().abs().max(largest)
+    };
+    Matrix::new(x.rows, x.cols / group, x.data.chunks_exact(group).map(of).collect())
 }
 
 /// Some decoded rows of the weight.
@@ -107,13 +130,9 @@ impl Tile<'_> {
         let mut minima = Matrix::default();
         if job.sums.cols > 0 {
             let stored = self.weight.stored().row_bytes(self.rows.clone());
-            let all: Vec<f64> = round::minima(self.weight.dtype(), stored);
+            let all: Vec<f64> = gguf::minima(self.weight.dtype(), stored);
             let blocks = job.sums.cols;
-            for (t, sums) in job.sums.data.chunks_exact(blocks).enumerate() {
-                for (out, minima) in exact.row_mut(t).iter_mut().zip(all.chunks_exact(blocks)) {
-                    *out += sums.iter().zip(minima).map(|(s, m)| s * m).sum::<f64>();
-                }
-            }
+            add_products(&job.sums, &all, |minimum| minimum, &mut exact);
             let block = self.weight.cols() / blocks;
             minima = self.pick(&job.columns, |row, column| all[row * blocks + column / block]);
         }
@@ -133,7 +152,13 @@ impl Tile<'_> {
         let w: Vec<f32> = self.w.iter().map(value).collect();
         let sums = self.multiply(&w, m.view());
         let widened = sums.data.iter().map(|&sum| if quadrature { f64::from(sum).sqrt() } else { f64::from(sum) });
-        Matrix::new(sums.rows, sums.cols, widened.collect())
+        let mut out = Matrix::new(sums.rows, sums.cols, widened.collect());
+        if prepared.groups.cols > 0 {
+            let stored = self.weight.stored().row_bytes(self.rows.clone());
+            let minima: Vec<f64> = gguf::minima(self.weight.dtype(), stored);
+            add_products(&prepared.groups, &minima, f64::abs, &mut out);
+        }
+        out
     }
 
     /// x·wᵀ, (T, rows).
@@ -151,6 +176,15 @@ impl Tile<'_> {
     fn pick(&self, columns: &[usize], value: impl Fn(usize, usize) -> f64) -> Matrix<f64> {
         let values = columns.iter().flat_map(|&column| (0..self.rows.len()).map(move |row| (row, column)));
         Matrix::new(columns.len(), self.rows.len(), values.map(|(row, column)| value(row, column)).collect())
+    }
+}
+
+/// out[t, o] += Σ_b a[t, b]·f(minima[o, b])
+fn add_products(a: &Matrix<f64>, minima: &[f64], f: impl Fn(f64) -> f64, out: &mut Matrix<f64>) {
+    for t in 0..a.rows {
+        for (out, minima) in out.row_mut(t).iter_mut().zip(minima.chunks_exact(a.cols)) {
+            *out += a.row(t).iter().zip(minima).map(|(a, m)| a * f(*m)).sum::<f64>();
+        }
     }
 }
 

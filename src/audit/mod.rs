@@ -75,6 +75,11 @@ pub struct Audits {
 }
 
 impl Audits {
+    /// Token rows whose local error was computed, over all nodes and sides.
+    pub fn rows_audited(&self) -> u64 {
+        self.sides.iter().map(Audit::rows_audited).sum()
+    }
+
     /// What a reader must know of the sides' arithmetic.
     pub fn notes(&self) -> Vec<String> {
         let names = ["candidate", "reference"];

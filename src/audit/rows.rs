@@ -1,5 +1,8 @@
 //! Which token rows are audited: all, or a sample that a large run can afford.
 
+use std::collections::BTreeSet;
+use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 use parity_dump::manifest::Step;
@@ -22,6 +25,15 @@ impl Default for AuditRows {
 /// Rows of the default sample: an audit of 1.5 G weights then takes a few seconds.
 const SAMPLE: usize = 6;
 
+impl fmt::Display for AuditRows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AuditRows::All => f.write_str("all"),
+            AuditRows::Sample(count) => write!(f, "{count}"),
+        }
+    }
+}
+
 impl FromStr for AuditRows {
     type Err = String;
 
@@ -37,7 +49,16 @@ impl FromStr for AuditRows {
 }
 
 impl AuditRows {
-    /// Positions that are audited of a run in `steps`, ascending.
+    /// Positions that are audited of a run that is to make these steps.
+    pub fn sample(self, steps: &[Range<usize>]) -> BTreeSet<u32> {
+        let step = |range: &Range<usize>| Step {
+            file: String::new(),
+            positions: (range.start as u32..range.end as u32).collect(),
+        };
+        self.positions(&steps.iter().map(step).collect::<Vec<_>>()).into_iter().collect()
+    }
+
+    /// Positions that are audited of a recording in `steps`, ascending.
     pub fn positions(self, steps: &[Step]) -> Vec<u32> {
         let mut all: Vec<u32> = steps.iter().flat_map(|step| step.positions.iter().copied()).collect();
         all.sort_unstable();

@@ -26,7 +26,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     names: Option<PathBuf>,
     /// Token rows to compute again: all, or so many of them
-    #[arg(long, value_name = "N", default_value = "6")]
+    #[arg(long, value_name = "N", default_value_t)]
     audit_rows: AuditRows,
     /// Threads; all cores where absent
     #[arg(short, long, value_name = "N")]

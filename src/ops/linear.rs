@@ -37,7 +37,7 @@ pub fn execute<S: Scalar>(
 /// Adds the product of what Q8_1 block sums have over the sums of their values with the minima of the
 /// weight's blocks: sums (T, I/32).
 fn add_minima<S: Scalar>(weight: &Weight<'_>, sums: &Matrix<S>, out: &mut Matrix<S>) {
-    let minima: Vec<S> = round::minima(weight.dtype(), weight.stored().bytes);
+    let minima: Vec<S> = crate::gguf::minima(weight.dtype(), weight.stored().bytes);
     for t in 0..out.rows {
         let sums = sums.row(t);
         for (out, minima) in out.row_mut(t).iter_mut().zip(minima.chunks_exact(sums.len())) {

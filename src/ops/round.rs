@@ -176,13 +176,6 @@ fn quantize<S: Scalar>(rounding: Rounding, row: usize, b: usize, out: &mut Round
     }
 }
 
-/// The minima of the blocks of some rows of a Q4_1 or Q5_1 weight, (rows, I/32): what [`Rounded::sums`]
-/// meets. `bytes` are whole blocks, each of which starts with d and m in f16 (ggml-common.h).
-pub fn minima<S: Scalar>(dtype: DType, bytes: &[u8]) -> Vec<S> {
-    let min = |block: &[u8]| S::from_f32(f16::from_le_bytes([block[2], block[3]]).to_f32());
-    bytes.chunks_exact(dtype.block_bytes()).map(min).collect()
-}
-
 /// Half a rounding step at each value, (T, I): how far its rounding may move it.
 pub fn half_steps(rounding: Rounding, x: &Matrix<f64>) -> Matrix<f64> {
     let mut out = x.clone();
