@@ -29,13 +29,31 @@ fn explore() {
             let audit = audit_all(&model, &kept);
             let origins: Vec<_> = audit.origins().collect();
             let same = origins == planted[0].nodes;
-            println!("{spec:28} {} planted {:?} origins {:?}", if same { "ok " } else { "BAD" }, planted[0].nodes.iter().map(|c| c.to_string()).collect::<Vec<_>>(), origins.iter().map(|c| c.to_string()).collect::<Vec<_>>());
+            println!(
+                "{spec:28} {} planted {:?} origins {:?}",
+                if same { "ok " } else { "BAD" },
+                planted[0].nodes.iter().map(|c| c.to_string()).collect::<Vec<_>>(),
+                origins.iter().map(|c| c.to_string()).collect::<Vec<_>>()
+            );
             for origin in origins.iter().take(2) {
                 let start = std::time::Instant::now();
                 let d = diagnose_at(&model, &kept, *origin);
                 let right = d.diagnosis.first().is_some_and(|d| d.fault == fault.name);
-                println!("      {} {:.2}s {:?}", if right { "named" } else { "WRONG" }, start.elapsed().as_secs_f64(), d.diagnosis.iter().map(|d| (d.fault.as_str(), d.explains, d.text.as_str())).collect::<Vec<_>>());
-                if let Some(r) = d.residual { println!("        residual {r}; tried {:?}", d.tried.iter().take(4).map(|t| (&t.fault, t.explains)).collect::<Vec<_>>()); }
+                println!(
+                    "      {} {:.2}s {:?}",
+                    if right { "named" } else { "WRONG" },
+                    start.elapsed().as_secs_f64(),
+                    d.diagnosis
+                        .iter()
+                        .map(|d| (d.fault.as_str(), d.explains, d.text.as_str()))
+                        .collect::<Vec<_>>()
+                );
+                if let Some(r) = d.residual {
+                    println!(
+                        "        residual {r}; tried {:?}",
+                        d.tried.iter().take(4).map(|t| (&t.fault, t.explains)).collect::<Vec<_>>()
+                    );
+                }
             }
         }
     }

@@ -281,7 +281,8 @@ pub fn position_shift(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
 
 /// One shift for the rows after the first step.
 pub fn decode_shift(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
-    let decoded: Vec<usize> = (0..lab.case.steps.len()).filter(|&row| lab.case.steps[row].start > 0).collect();
+    let decoded: Vec<usize> =
+        (0..lab.case.steps.len()).filter(|&row| lab.case.steps[row].start > 0).collect();
     shifts(lab, base, &decoded, RopePosition::ShiftInDecode)
 }
 
@@ -467,8 +468,7 @@ fn other_is_swapped(lab: &Lab<'_>, base: &Base, twin: crate::checkpoint::Checkpo
     let rounding = crate::ops::round::Rounding::of(lab.context.numerics.products, weight.dtype());
     let x = crate::ops::round::activations(rounding, x.view()).values;
     let rows: Vec<f64> = base.rows.iter().flat_map(|&t| x.row(t).iter().copied()).collect();
-    let swapped =
-        columns_of_product(&weight, &Matrix::new(base.rows.len(), x.cols, rows), &base.columns);
+    let swapped = columns_of_product(&weight, &Matrix::new(base.rows.len(), x.cols, rows), &base.columns);
     let (mut distance, mut size) = (0.0, 0.0);
     for t in 0..recorded.rows {
         for (i, &c) in base.columns.iter().enumerate() {
@@ -498,4 +498,3 @@ pub fn overflow(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
     // Else the largest of each step.
     vec![Argument::Number(limit), Argument::None]
 }
-

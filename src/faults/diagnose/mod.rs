@@ -162,12 +162,7 @@ impl Trial<'_> {
         }
         let own = (fault.sentence)(&self.lab.site, &base.node, &argument);
         let found = match first {
-            None => Found {
-                faults: vec![fault.name],
-                explains,
-                text: own,
-                fix: fault.fix.to_owned(),
-            },
+            None => Found { faults: vec![fault.name], explains, text: own, fix: fault.fix.to_owned() },
             Some((other, text)) => Found {
                 faults: vec![other.name, fault.name],
                 explains,
@@ -190,7 +185,8 @@ impl Trial<'_> {
         if values > PAIR_WEIGHT_MAX {
             return Ok(());
         }
-        let mut order: Vec<usize> = (0..self.tried.len()).filter(|&i| self.tried[i].share > PARTIAL).collect();
+        let mut order: Vec<usize> =
+            (0..self.tried.len()).filter(|&i| self.tried[i].share > PARTIAL).collect();
         order.sort_by(|a, b| self.tried[*b].share.total_cmp(&self.tried[*a].share));
         let mut seen: Vec<&str> = Vec::new();
         order.retain(|&i| {
@@ -249,8 +245,7 @@ impl Trial<'_> {
 
     /// A permutation of columns is what a permutation of heads is too; the special case says more.
     fn drop_what_a_special_case_says_better(&mut self) {
-        let special =
-            |found: &Found| found.faults.iter().any(|name| REORDERINGS.contains(name));
+        let special = |found: &Found| found.faults.iter().any(|name| REORDERINGS.contains(name));
         if self.found.iter().any(special) {
             self.found.retain(|found| found.faults != ["data.permuted"]);
         }

@@ -95,8 +95,9 @@ fn garbage(lab: &Lab<'_>, wrong: &[usize]) -> Option<String> {
         let spread = (finite.iter().map(|log| (log - mean).powi(2)).sum::<f64>() / n).sqrt();
         spread > WILD
     };
-    (!wrong.is_empty() && wrong.iter().all(|&t| wild(t)))
-        .then(|| format!("rows {} hold numbers of any size, as memory does that nothing wrote", spell(lab, wrong)))
+    (!wrong.is_empty() && wrong.iter().all(|&t| wild(t))).then(|| {
+        format!("rows {} hold numbers of any size, as memory does that nothing wrote", spell(lab, wrong))
+    })
 }
 
 /// NaN among values that are right.

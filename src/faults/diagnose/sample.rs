@@ -47,10 +47,8 @@ impl Base {
         chosen.dedup();
         let mut columns: Vec<usize> = (0..value.cols).collect();
         if columns.len() > COLUMNS {
-            let sums: Vec<f64> = columns
-                .par_iter()
-                .map(|&c| chosen.iter().map(|&t| error(t, c)).sum::<f64>())
-                .collect();
+            let sums: Vec<f64> =
+                columns.par_iter().map(|&c| chosen.iter().map(|&t| error(t, c)).sum::<f64>()).collect();
             columns.select_nth_unstable_by(COLUMNS / 2, |a, b| sums[*b].total_cmp(&sums[*a]));
             columns.truncate(COLUMNS / 2);
             let step = value.cols / (COLUMNS / 2);
@@ -172,11 +170,7 @@ fn executed(lab: &Lab<'_>, base: &Base, node: &Node) -> Result<Option<f64>> {
         return Ok(None);
     }
     let Some(inputs) = lab.inputs(node)? else { return Ok(None) };
-    let parts = if mixes {
-        lab.steps()
-    } else {
-        base.rows.iter().map(|&row| row..row + 1).collect()
-    };
+    let parts = if mixes { lab.steps() } else { base.rows.iter().map(|&row| row..row + 1).collect() };
     let mut value: Matrix<f64> = Matrix::default();
     let mut rows = Vec::new();
     for part in parts {
