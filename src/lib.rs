@@ -28,6 +28,8 @@ pub mod inspect;
 
 pub mod report;
 
+pub mod audit;
+
 pub mod compare;
 
 pub mod select;
@@ -35,6 +37,8 @@ pub mod select;
 pub mod references;
 
 pub mod findings;
+
+pub mod evidence;
 
 pub mod run;
 

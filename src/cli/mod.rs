@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 use crate::error::Result;
 use crate::report::Verdict;
 
+mod audit;
 mod diff;
 mod inspect;
 mod output;
@@ -31,8 +32,10 @@ enum Command {
     Run(run::Args),
     /// Compare two dumps; with the model, audit both.
     Diff(diff::Args),
+    /// One dump against exact arithmetic: which nodes are wrong, and by how much.
+    Audit(audit::Args),
     /// What a GGUF file or a dump holds, and what looks wrong in it.
-    Inspect(inspect::Inspect),
+    Inspect(inspect::Args),
 }
 
 /// Parses the arguments, runs the command, and says how it went.
@@ -41,6 +44,7 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Run(args) => run::main(&args),
         Command::Diff(args) => diff::main(&args),
+        Command::Audit(args) => audit::main(&args),
         Command::Inspect(args) => inspect::main(&args),
     };
     match outcome {
