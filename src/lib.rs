@@ -10,6 +10,14 @@ pub mod tensor;
 pub mod checkpoint;
 pub mod numerics;
 
+pub mod gguf;
+
 pub mod model;
 
+pub mod ops;
+
 pub mod engine;
+
+pub mod dump;
+
+pub mod report;

@@ -46,6 +46,7 @@ pub trait Scalar:
     /// Absolute value.
     fn abs(self) -> Self;
     /// The larger of two numbers; NaN where either is NaN, so that a NaN is never lost in a maximum.
+    #[inline]
     fn max_nan(self, other: Self) -> Self {
         if self > other || self.to_f64().is_nan() { self } else { other }
     }
@@ -58,27 +59,35 @@ macro_rules! scalar {
             const ONE: Self = 1.0;
             const UNIT_ROUNDOFF: f64 = $unit;
 
+            #[inline]
             fn from_f32(value: f32) -> Self {
                 value as $t
             }
+            #[inline]
             fn from_f64(value: f64) -> Self {
                 value as $t
             }
+            #[inline]
             fn to_f32(self) -> f32 {
                 self as f32
             }
+            #[inline]
             fn to_f64(self) -> f64 {
                 self as f64
             }
+            #[inline]
             fn sqrt(self) -> Self {
                 <$t>::sqrt(self)
             }
+            #[inline]
             fn exp(self) -> Self {
                 <$t>::exp(self)
             }
+            #[inline]
             fn tanh(self) -> Self {
                 <$t>::tanh(self)
             }
+            #[inline]
             fn abs(self) -> Self {
                 <$t>::abs(self)
             }

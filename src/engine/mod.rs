@@ -4,6 +4,8 @@ use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use parity_dump::manifest::Producer;
 
+pub mod cpu;
+
 /// Consecutive token positions that are computed in one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch<'a> {

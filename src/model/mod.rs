@@ -1,4 +1,81 @@
 //! What is to be computed: configuration, graph and weights of one model.
 
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use crate::error::Result;
+use crate::gguf::Gguf;
+use parity_dump::manifest::ModelInfo;
+
+pub mod config;
 pub mod edit;
 pub mod graph;
+pub mod weights;
+
+mod build;
+mod llama;
+mod qwen2;
+mod qwen3;
+
+use config::{Architecture, Config};
+use graph::Graph;
+
+/// A model file and the graph that runs it.
+pub struct Model {
+    /// The file.
+    pub gguf: Gguf,
+    /// Its hyperparameters.
+    pub config: Config,
+    /// Its forward pass; faults are planted in a copy of it.
+    pub graph: Graph,
+}
+
+impl Model {
+    /// Opens a model and builds its graph.
+    ///
+    /// # Errors
+    /// Names the file and what is wrong with it, or what of it is not supported.
+    pub fn open(path: &Path) -> Result<Model> {
+        Model::from_gguf(Gguf::open(path)?)
+    }
+
+    /// Builds the graph of an open file.
+    pub fn from_gguf(gguf: Gguf) -> Result<Model> {
+        let config = Config::from_gguf(&gguf)?;
+        let graph = match config.architecture {
+            Architecture::Qwen2 => qwen2::graph(&gguf, &config)?,
+            Architecture::Llama => llama::graph(&gguf, &config)?,
+            Architecture::Qwen3 => qwen3::graph(&gguf, &config)?,
+        };
+        Ok(Model { gguf, config, graph })
+    }
+
+    /// What a dump says of the model it was made with.
+    pub fn info(&self) -> ModelInfo {
+        ModelInfo {
+            file: self.gguf.path().file_name().map(|name| name.to_string_lossy().into_owned()),
+            fingerprint: Some(fingerprint(&self.gguf)),
+            architecture: Some(self.config.architecture.name().to_owned()),
+            name: self.config.name.clone(),
+        }
+    }
+}
+
+/// Bytes at both ends of every tensor that enter the fingerprint.
+const FINGERPRINT_SAMPLE: usize = 4096;
+
+/// Tells one set of weights from another without reading all of it: the SHA-256 over every tensor's name,
+/// type, shape and both ends of its data, as hex.
+pub fn fingerprint(gguf: &Gguf) -> String {
+    let mut hash = Sha256::new();
+    for info in gguf.tensors() {
+        hash.update(format!("{} {} {:?}\n", info.name, info.dtype.name(), info.shape));
+        if let Some(tensor) = gguf.tensor(&info.name) {
+            let bytes = tensor.bytes;
+            hash.update(&bytes[..bytes.len().min(FINGERPRINT_SAMPLE)]);
+            hash.update(&bytes[bytes.len().saturating_sub(FINGERPRINT_SAMPLE)..]);
+        }
+    }
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,104 @@
+//! A recording in memory that keeps only the rows that an audit reads.
+//!
+//! A forward pass of a large model on a long prompt makes gigabytes of activations. The comparison sees
+//! every row as it is computed; the audit recomputes a sample of rows, and attention also needs the keys and
+//! values of every position.
+
+use std::collections::BTreeMap;
+
+use super::Recording;
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::tensor::Matrix;
+use parity_dump::manifest::{Manifest, ModelInfo, Producer, SCHEMA, Step};
+
+/// The rows of a run that an audit reads.
+pub struct Kept {
+    manifest: Manifest,
+    rows: BTreeMap<Checkpoint, KeptRows>,
+}
+
+#[derive(Default)]
+struct KeptRows {
+    shape: Vec<usize>,
+    by_position: BTreeMap<u32, Vec<f32>>,
+}
+
+impl Kept {
+    /// Nothing yet, of a run of `producer`.
+    pub fn new(producer: Producer, model: ModelInfo) -> Kept {
+        let manifest = Manifest {
+            schema: SCHEMA.to_owned(),
+            producer,
+            model,
+            tokens: Vec::new(),
+            prompt: None,
+            steps: Vec::new(),
+            rows: BTreeMap::new(),
+            unmapped: Vec::new(),
+            provenance: BTreeMap::new(),
+            complete: true,
+        };
+        Kept { manifest, rows: BTreeMap::new() }
+    }
+
+    /// What the recording says of itself, to add a prompt or provenance to.
+    pub fn manifest_mut(&mut self) -> &mut Manifest {
+        &mut self.manifest
+    }
+
+    /// Notes a step of consecutive positions from `first`.
+    pub fn step(&mut self, tokens: &[u32], first: usize) {
+        self.manifest.tokens.truncate(first);
+        self.manifest.tokens.extend_from_slice(tokens);
+        let positions = (first as u32..(first + tokens.len()) as u32).collect();
+        self.manifest.steps.push(Step { file: String::new(), positions });
+    }
+
+    /// Whether every row of a kind is kept, sampled or not: what attention reads of other positions.
+    pub fn keeps_all(kind: Kind) -> bool {
+        matches!(kind, Kind::KRope | Kind::V)
+    }
+
+    /// Keeps one row; `shape` is that of the row.
+    pub fn keep(&mut self, checkpoint: Checkpoint, shape: &[usize], position: u32, values: &[f32]) {
+        let rows = self.rows.entry(checkpoint).or_default();
+        if rows.shape.is_empty() {
+            rows.shape = shape.to_vec();
+        }
+        rows.by_position.insert(position, values.to_vec());
+    }
+}
+
+impl Recording for Kept {
+    fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    fn checkpoints(&self) -> Vec<Checkpoint> {
+        self.rows.keys().copied().collect()
+    }
+
+    fn positions(&self, checkpoint: Checkpoint) -> Vec<u32> {
+        self.rows.get(&checkpoint).map_or(Vec::new(), |rows| rows.by_position.keys().copied().collect())
+    }
+
+    fn gather(&self, checkpoint: Checkpoint, positions: &[u32]) -> Option<Matrix<f32>> {
+        let rows = self.rows.get(&checkpoint)?;
+        let cols: usize = rows.shape.iter().product();
+        let mut data = Vec::with_capacity(positions.len() * cols);
+        for position in positions {
+            data.extend_from_slice(rows.by_position.get(position)?);
+        }
+        (data.len() == positions.len() * cols).then(|| Matrix::new(positions.len(), cols, data))
+    }
+
+    fn row(&self, checkpoint: Checkpoint, position: u32, out: &mut Vec<f32>) -> bool {
+        let row = self.rows.get(&checkpoint).and_then(|rows| rows.by_position.get(&position));
+        out.clear();
+        row.inspect(|values| out.extend_from_slice(values)).is_some()
+    }
+
+    fn row_shape(&self, checkpoint: Checkpoint) -> Vec<usize> {
+        self.rows.get(&checkpoint).map_or(Vec::new(), |rows| rows.shape.clone())
+    }
+}

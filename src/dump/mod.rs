@@ -1,0 +1,116 @@
+//! Recorded rows by token position, wherever they are kept: the only place where engine and comparison meet.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use crate::checkpoint::Checkpoint;
+use crate::error::{Error, Result};
+use crate::tensor::Matrix;
+use parity_dump::manifest::{Manifest, Producer};
+use parity_dump::{Dump, DumpError};
+
+mod kept;
+
+pub use kept::Kept;
+
+/// One side of a comparison, or the subject of an audit.
+pub trait Recording: Sync {
+    /// Who, with which model, on which tokens, in which steps.
+    fn manifest(&self) -> &Manifest;
+
+    /// Checkpoints that have rows, in execution order.
+    fn checkpoints(&self) -> Vec<Checkpoint>;
+
+    /// Positions of which a checkpoint has rows, ascending; empty where it was not recorded.
+    fn positions(&self, checkpoint: Checkpoint) -> Vec<u32>;
+
+    /// Rows at `positions`, (positions, width); `None` where one is missing or the rows differ in width, as
+    /// those of the attention matrices do.
+    fn gather(&self, checkpoint: Checkpoint, positions: &[u32]) -> Option<Matrix<f32>>;
+
+    /// One row of any checkpoint into `out`; of the attention matrices (H, position + 1). False where missing.
+    fn row(&self, checkpoint: Checkpoint, position: u32, out: &mut Vec<f32>) -> bool;
+
+    /// Shape of one token row, e.g. [H, E].
+    fn row_shape(&self, checkpoint: Checkpoint) -> Vec<usize>;
+
+    /// Token at each position.
+    fn tokens(&self) -> &[u32] {
+        &self.manifest().tokens
+    }
+
+    /// Who computed the values.
+    fn producer(&self) -> &Producer {
+        &self.manifest().producer
+    }
+
+    /// Positions of the step that `position` was computed in.
+    fn step(&self, position: u32) -> Range<u32> {
+        let steps = &self.manifest().steps;
+        let step = steps.iter().rev().find(|step| step.positions.contains(&position));
+        let start = step.and_then(|step| step.positions.iter().min()).copied().unwrap_or(position);
+        let last = step.and_then(|step| step.positions.iter().max()).copied().unwrap_or(position);
+        start..last + 1
+    }
+}
+
+impl Recording for Dump {
+    fn manifest(&self) -> &Manifest {
+        self.manifest()
+    }
+
+    fn checkpoints(&self) -> Vec<Checkpoint> {
+        self.checkpoints().collect()
+    }
+
+    fn positions(&self, checkpoint: Checkpoint) -> Vec<u32> {
+        self.get(checkpoint).map_or(Vec::new(), |recorded| recorded.positions().collect())
+    }
+
+    fn gather(&self, checkpoint: Checkpoint, positions: &[u32]) -> Option<Matrix<f32>> {
+        let cols = self.get(checkpoint)?.width();
+        let data = self.gather(checkpoint, positions)?;
+        (data.len() == positions.len() * cols).then(|| Matrix::new(positions.len(), cols, data))
+    }
+
+    fn row(&self, checkpoint: Checkpoint, position: u32, out: &mut Vec<f32>) -> bool {
+        let found = self.get(checkpoint).and_then(|recorded| Some((recorded, recorded.find(position)?)));
+        let Some((recorded, row)) = found else { return false };
+        self.row(recorded, row, out);
+        true
+    }
+
+    fn row_shape(&self, checkpoint: Checkpoint) -> Vec<usize> {
+        self.get(checkpoint).map_or(Vec::new(), parity_dump::Recorded::row_shape)
+    }
+}
+
+/// Opens a dump: a folder, or one `.safetensors` file whose tensor names a map file may translate.
+///
+/// The map is a JSON object of tensor name to checkpoint id.
+pub fn open(path: &Path, names: Option<&Path>) -> Result<Dump> {
+    let Some(names) = names else { return Ok(Dump::open(path)?) };
+    let text =
+        std::fs::read_to_string(names).map_err(|e| Error::file(names, format!("cannot be read: {e}")))?;
+    let map: BTreeMap<String, Checkpoint> = serde_json::from_str(&text).map_err(|e| {
+        Error::file(names, format!("is no name map: {e}")).expected(r#"{"model.norm": "final_norm", …}"#)
+    })?;
+    Ok(parity_dump::single::open(path, &map)?)
+}
+
+impl From<DumpError> for Error {
+    fn from(error: DumpError) -> Error {
+        let mut out = Error::file(&error.path, &error.message);
+        if let Some(expected) = &error.expected {
+            out = out.expected(expected);
+        }
+        if let Some(found) = &error.found {
+            out = out.found(found);
+        }
+        if let Some(hint) = &error.hint {
+            out = out.hint(hint);
+        }
+        out
+    }
+}

@@ -1,0 +1,80 @@
+//! Stored blocks -> values, as ggml's `dequantize_row_*` compute them (ggml-quants.c).
+//!
+//! In f32 the values are ggml's bit for bit: the same operations in the same order, none of them fused.
+//! In f64 the formula is the same and nothing is rounded to f32: what the judge computes with.
+
+mod float;
+mod iq4;
+mod k_quants;
+mod legacy;
+
+use half::f16;
+
+use super::dtype::DType;
+use crate::scalar::Scalar;
+
+/// Decodes whole blocks of `dtype` into `out`.
+///
+/// # Panics
+/// If `bytes` and `out` are not the same number of whole blocks, or the type is not decodable
+/// ([`DType::is_decodable`]): mistakes in the caller, not in data.
+pub fn decode<S: Scalar>(dtype: DType, bytes: &[u8], out: &mut [S]) {
+    let blocks = out.len() / dtype.block_len();
+    assert_eq!(out.len(), blocks * dtype.block_len(), "values are whole {dtype} blocks");
+    assert_eq!(bytes.len(), blocks * dtype.block_bytes(), "bytes of {} {dtype} values", out.len());
+    decode_blocks(dtype, bytes, out);
+}
+
+#[inline(always)]
+fn decode_blocks<S: Scalar>(dtype: DType, bytes: &[u8], out: &mut [S]) {
+    match dtype {
+        DType::F32 => float::f32(bytes, out),
+        DType::F16 => float::f16(bytes, out),
+        DType::BF16 => float::bf16(bytes, out),
+        DType::Q4_0 => each_block(bytes, out, legacy::q4_0),
+        DType::Q4_1 => each_block(bytes, out, legacy::q4_1),
+        DType::Q5_0 => each_block(bytes, out, legacy::q5_0),
+        DType::Q5_1 => each_block(bytes, out, legacy::q5_1),
+        DType::Q8_0 => each_block(bytes, out, legacy::q8_0),
+        DType::Q2_K => each_block(bytes, out, k_quants::q2_k),
+        DType::Q3_K => each_block(bytes, out, k_quants::q3_k),
+        DType::Q4_K => each_block(bytes, out, k_quants::q4_k),
+        DType::Q5_K => each_block(bytes, out, k_quants::q5_k),
+        DType::Q6_K => each_block(bytes, out, k_quants::q6_k),
+        DType::IQ4_NL => each_block(bytes, out, iq4::nl),
+        DType::IQ4_XS => each_block(bytes, out, iq4::xs),
+        _ => panic!("{dtype} is not decodable"),
+    }
+}
+
+/// Calls `block` on every block; its signature says how large blocks are.
+#[inline(always)]
+fn each_block<S, const BYTES: usize, const LEN: usize>(
+    bytes: &[u8],
+    out: &mut [S],
+    block: impl Fn(&[u8; BYTES], &mut [S; LEN]),
+) {
+    let blocks = bytes.as_chunks::<BYTES>().0;
+    let outs = out.as_chunks_mut::<LEN>().0;
+    for (bytes, out) in blocks.iter().zip(outs) {
+        block(bytes, out);
+    }
+}
+
+/// The stored f16 at byte `at`.
+#[inline(always)]
+fn half<S: Scalar, const N: usize>(block: &[u8; N], at: usize) -> S {
+    S::from_f32(f16::from_le_bytes([block[at], block[at + 1]]).to_f32())
+}
+
+/// A small integer.
+#[inline(always)]
+fn int<S: Scalar>(value: impl Into<f32>) -> S {
+    S::from_f32(value.into())
+}
+
+/// The `N` bytes at `at`.
+#[inline(always)]
+fn part<const N: usize, const BYTES: usize>(block: &[u8; BYTES], at: usize) -> &[u8; N] {
+    block[at..].first_chunk().expect("a part lies within its block")
+}

@@ -1,0 +1,197 @@
+//! Grouped-query attention (Ainslie et al., arXiv 2305.13245) with a causal mask, in three steps that can be
+//! executed one by one or as one, with the same bits.
+
+use std::ops::Range;
+
+use gemm::{Parallelism, gemm};
+use rayon::prelude::*;
+
+use super::Rows;
+use crate::model::graph::{Attention, KvMap, Mask};
+use crate::numerics::Numerics;
+use crate::scalar::Scalar;
+use crate::tensor::{Matrix, View};
+
+/// q·k, unscaled and unmasked: q (T, H·E), k (S, K·E), out (T, H·S).
+pub fn scores<S: Scalar>(op: &Attention, q: View<'_, S>, k: View<'_, S>, _numerics: &Numerics) -> Matrix<S> {
+    let heads = per_head(op, |head| head_scores(op, head, q, k));
+    interleave(q.rows, k.rows, &heads)
+}
+
+/// Softmax of scaled, masked scores, (T, H·S) to (T, H·S).
+pub fn softmax<S: Scalar>(op: &Attention, scores: View<'_, S>, rows: Rows<'_>) -> Matrix<S> {
+    let cached = scores.cols / op.heads;
+    let mut out = scores.to_matrix();
+    for t in 0..scores.rows {
+        let visible = visible(op.mask, rows, t, cached);
+        for row in out.row_mut(t).chunks_exact_mut(cached.max(1)) {
+            softmax_row(op, &visible, row);
+        }
+    }
+    out
+}
+
+/// Probabilities times values: probs (T, H·S), v (S, K·E), out (T, H·E).
+pub fn context<S: Scalar>(
+    op: &Attention,
+    probs: View<'_, S>,
+    v: View<'_, S>,
+    _numerics: &Numerics,
+) -> Matrix<S> {
+    let heads = per_head(op, |head| {
+        let mut own = Matrix::zeros(probs.rows, v.rows);
+        for t in 0..probs.rows {
+            own.row_mut(t).copy_from_slice(&probs.row(t)[head * v.rows..(head + 1) * v.rows]);
+        }
+        head_context(op, head, &own, v)
+    });
+    interleave(probs.rows, op.head_width, &heads)
+}
+
+/// All three: q (T, H·E), k and v (S, K·E), out (T, H·E).
+pub fn fused<S: Scalar>(
+    op: &Attention,
+    q: View<'_, S>,
+    k: View<'_, S>,
+    v: View<'_, S>,
+    rows: Rows<'_>,
+    _numerics: &Numerics,
+) -> Matrix<S> {
+    let heads = per_head(op, |head| {
+        let mut probs = head_scores(op, head, q, k);
+        for t in 0..q.rows {
+            softmax_row(op, &visible(op.mask, rows, t, k.rows), probs.row_mut(t));
+        }
+        head_context(op, head, &probs, v)
+    });
+    interleave(q.rows, op.head_width, &heads)
+}
+
+/// The positions that row t sees of `cached`.
+fn visible(mask: Mask, rows: Rows<'_>, t: usize, cached: usize) -> Range<usize> {
+    let own = i64::from(rows.positions[t]);
+    let (start, end) = match mask {
+        Mask::Causal => (0, own + 1),
+        Mask::None => (0, i64::from(rows.steps[t].end)),
+        Mask::Shift(shift) => (0, own + 1 + shift),
+        Mask::StepOnly => (i64::from(rows.steps[t].start), own + 1),
+    };
+    let clamp = |position: i64| position.clamp(0, cached as i64) as usize;
+    clamp(start)..clamp(end).max(clamp(start))
+}
+
+/// scores (S,) to probabilities in place; what is not visible becomes 0.
+fn softmax_row<S: Scalar>(op: &Attention, visible: &Range<usize>, row: &mut [S]) {
+    let scale = S::from_f64(op.scale);
+    let (before, rest) = row.split_at_mut(visible.start);
+    let (seen, after) = rest.split_at_mut(visible.len());
+    before.fill(S::ZERO);
+    after.fill(S::ZERO);
+    seen.iter_mut().for_each(|score| *score *= scale);
+    if !op.softmax || seen.is_empty() {
+        return;
+    }
+    let max = seen.iter().copied().reduce(S::max_nan).unwrap_or(S::ZERO);
+    seen.iter_mut().for_each(|score| *score = (*score - max).exp());
+    let sum: f64 = seen.iter().map(|p| p.to_f64()).sum();
+    let inverse = S::from_f64(1.0 / sum);
+    seen.iter_mut().for_each(|p| *p *= inverse);
+}
+
+/// The key/value head that a query head reads.
+fn kv_head(op: &Attention, head: usize) -> usize {
+    match op.kv_map {
+        KvMap::Group => head / (op.heads / op.kv_heads),
+        KvMap::Modulo => head % op.kv_heads,
+    }
+}
+
+/// (T, S) scores of one head.
+fn head_scores<S: Scalar>(op: &Attention, head: usize, q: View<'_, S>, k: View<'_, S>) -> Matrix<S> {
+    let width = op.head_width;
+    let mut out = Matrix::zeros(q.rows, k.rows);
+    let q_head = Strided { data: &q.data[(head * width).min(q.data.len())..], row: q.cols, col: 1 };
+    let k_head =
+        Strided { data: &k.data[(kv_head(op, head) * width).min(k.data.len())..], row: 1, col: k.cols };
+    multiply(&mut out, width, q_head, k_head);
+    out
+}
+
+/// (T, E) context of one head: probs (T, S) times v.
+fn head_context<S: Scalar>(op: &Attention, head: usize, probs: &Matrix<S>, v: View<'_, S>) -> Matrix<S> {
+    let width = op.head_width;
+    let start = (kv_head(op, head) * width).min(v.data.len());
+    let mut out = Matrix::zeros(probs.rows, width);
+    let finite = |value: &S| value.to_f64().is_finite();
+    if v.data.iter().all(finite) {
+        let p = Strided { data: &probs.data, row: probs.cols, col: 1 };
+        multiply(&mut out, v.rows, p, Strided { data: &v.data[start..], row: v.cols, col: 1 });
+        return out;
+    }
+    // 0·NaN is NaN: where the values are not all finite, what is masked must not be multiplied at all.
+    for t in 0..probs.rows {
+        for (s, &p) in probs.row(t).iter().enumerate().filter(|(_, p)| **p != S::ZERO) {
+            let value = &v.row(s)[start..start + width];
+            out.row_mut(t).iter_mut().zip(value).for_each(|(out, &v)| *out += p * v);
+        }
+    }
+    out
+}
+
+/// A matrix within a larger one: element (r, c) at r·row + c·col.
+#[derive(Clone, Copy)]
+struct Strided<'a, S> {
+    data: &'a [S],
+    row: usize,
+    col: usize,
+}
+
+/// out = a·b over `k` inner elements; out (m, n) row-major.
+fn multiply<S: Scalar>(out: &mut Matrix<S>, k: usize, a: Strided<'_, S>, b: Strided<'_, S>) {
+    let (m, n) = (out.rows, out.cols);
+    if m == 0 || n == 0 || k == 0 {
+        return;
+    }
+    assert!(a.data.len() > (m - 1) * a.row + (k - 1) * a.col, "a holds m x k");
+    assert!(b.data.len() > (k - 1) * b.row + (n - 1) * b.col, "b holds k x n");
+    // SAFETY: the strides stay within the three buffers, checked above.
+    unsafe {
+        gemm(
+            m,
+            n,
+            k,
+            out.data.as_mut_ptr(),
+            1,
+            n as isize,
+            false,
+            a.data.as_ptr(),
+            a.col as isize,
+            a.row as isize,
+            b.data.as_ptr(),
+            b.col as isize,
+            b.row as isize,
+            S::ZERO,
+            S::ONE,
+            false,
+            false,
+            false,
+            Parallelism::None,
+        );
+    }
+}
+
+/// One result per query head, in parallel.
+fn per_head<S: Scalar>(op: &Attention, f: impl Fn(usize) -> Matrix<S> + Send + Sync) -> Vec<Matrix<S>> {
+    (0..op.heads).into_par_iter().map(f).collect()
+}
+
+/// Heads of (T, width) side by side, (T, H·width).
+fn interleave<S: Scalar>(rows: usize, width: usize, heads: &[Matrix<S>]) -> Matrix<S> {
+    let mut out = Matrix::zeros(rows, heads.len() * width);
+    for t in 0..rows {
+        for (head, target) in heads.iter().zip(out.row_mut(t).chunks_exact_mut(width.max(1))) {
+            target.copy_from_slice(head.row(t));
+        }
+    }
+    out
+}

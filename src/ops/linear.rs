@@ -1,0 +1,99 @@
+//! Matrix products with decoded weights.
+
+use std::ops::Range;
+
+use gemm::{Parallelism, gemm};
+use rayon::prelude::*;
+
+use crate::model::weights::Weight;
+use crate::numerics::Numerics;
+use crate::scalar::Scalar;
+use crate::tensor::{Matrix, View};
+
+/// Weight elements that one thread decodes before it multiplies: 1 MiB of f32, half of a typical L2 cache.
+const TILE_ELEMENTS: usize = 1 << 18;
+
+/// out[t, o] = Σ_i x[t, i]·w[o, i] over the leading `columns` of i; x (T, I), w (O, I).
+pub fn execute<S: Scalar>(
+    weight: &Weight<'_>,
+    columns: Option<usize>,
+    x: View<'_, S>,
+    _numerics: &Numerics,
+) -> Matrix<S> {
+    let (rows, cols) = (weight.rows(), weight.cols());
+    assert_eq!(x.cols, cols, "the graph was built with the weight's shape");
+    let mut out = Matrix::zeros(x.rows, rows);
+    let target = Target(out.data.as_mut_ptr());
+    let tile_rows = (TILE_ELEMENTS / cols).clamp(8, 512);
+    let tiles: Vec<Range<usize>> =
+        (0..rows).step_by(tile_rows).map(|start| start..(start + tile_rows).min(rows)).collect();
+    tiles.into_par_iter().for_each_init(
+        || vec![S::ZERO; tile_rows * cols],
+        |decoded, tile| {
+            let decoded = &mut decoded[..tile.len() * cols];
+            weight.decode_rows(tile.clone(), decoded);
+            let k = columns.unwrap_or(cols).min(cols);
+            // SAFETY: tiles are disjoint column ranges of `out`, which outlives the loop.
+            unsafe { product(target.column(tile.start), rows, decoded, tile.len(), cols, k, x) };
+        },
+    );
+    out
+}
+
+/// dst[t·stride + o] = Σ_{i<k} x[t, i]·w[o, i] for the `n_out` rows of a tile w (n_out, cols).
+///
+/// # Safety
+/// `dst` is valid for writes at t·stride + o for all t < x.rows, o < n_out.
+unsafe fn product<S: Scalar>(
+    dst: *mut S,
+    stride: usize,
+    w: &[S],
+    n_out: usize,
+    cols: usize,
+    k: usize,
+    x: View<'_, S>,
+) {
+    // Seen column-major: dst (O x T) = w (O x k, row-major) times xᵀ (k x T, column-major).
+    // SAFETY: the strides describe `w`, `x` and, by the caller's promise, `dst`.
+    unsafe {
+        gemm(
+            n_out,
+            x.rows,
+            k,
+            dst,
+            stride as isize,
+            1,
+            false,
+            w.as_ptr(),
+            1,
+            cols as isize,
+            x.data.as_ptr(),
+            x.cols as isize,
+            1,
+            S::ZERO,
+            S::ONE,
+            false,
+            false,
+            false,
+            Parallelism::None,
+        );
+    }
+}
+
+/// The output, written by several threads in disjoint columns.
+#[derive(Clone, Copy)]
+struct Target<S>(*mut S);
+
+impl<S> Target<S> {
+    /// # Safety
+    /// `column` lies within the output.
+    unsafe fn column(self, column: usize) -> *mut S {
+        // SAFETY: by the caller's promise.
+        unsafe { self.0.add(column) }
+    }
+}
+
+// SAFETY: threads write to disjoint elements only, see `execute`.
+unsafe impl<S: Send> Send for Target<S> {}
+// SAFETY: as above.
+unsafe impl<S: Send> Sync for Target<S> {}

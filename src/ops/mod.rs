@@ -1,0 +1,175 @@
+//! Executes one node of a graph, in f32 as an engine or in f64 as the judge: the same code.
+//!
+//! A node computes T token rows from the rows of its inputs; attention also reads the keys and values of
+//! all cached positions. Nothing here keeps state.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use crate::model::edit::Edit;
+use crate::model::graph::{Node, Norm, Op};
+use crate::model::weights::Weight;
+use crate::numerics::Numerics;
+use crate::scalar::Scalar;
+use crate::tensor::{Matrix, View};
+
+mod attention;
+mod change;
+mod linear;
+mod norm;
+mod pointwise;
+mod rope;
+
+/// The token rows that a node computes.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    /// (T,) token of each row.
+    pub tokens: &'a [u32],
+    /// (T,) position of each row.
+    pub positions: &'a [u32],
+    /// (T,) positions of the step that each row is computed in.
+    pub steps: &'a [Range<u32>],
+}
+
+impl Rows<'_> {
+    /// T
+    pub fn len(&self) -> usize {
+        self.positions.len()
+    }
+
+    /// Whether there is no row.
+    pub fn is_empty(&self) -> bool {
+        self.positions.is_empty()
+    }
+}
+
+/// What a node is executed on.
+#[derive(Clone, Copy)]
+pub struct Inputs<'a, S> {
+    /// The rows to compute.
+    pub rows: Rows<'a>,
+    /// In the order of the node's inputs: (T, width), or (S, width) of all positions 0 to S-1 where the op
+    /// reads the cache ([`Op::reads_cache`]).
+    pub values: &'a [View<'a, S>],
+}
+
+/// Computes the rows of one node, (T, width).
+///
+/// `numerics` says which roundings of the producer are followed; [`Numerics::default`] rounds nothing but
+/// the scalar itself.
+pub fn execute<S: Scalar>(
+    node: &Node,
+    gguf: &Gguf,
+    inputs: Inputs<'_, S>,
+    numerics: &Numerics,
+) -> Result<Matrix<S>> {
+    let changed = change::inputs(node, &inputs);
+    let values: Vec<View<'_, S>> = changed.iter().map(|value| value.view()).collect();
+    check_shapes(node, gguf, &values, inputs.rows)?;
+    let rows = inputs.rows;
+    let mut out = match &node.op {
+        Op::Embed { table } => embed(node, &Weight::find(gguf, table)?, rows)?,
+        Op::Norm(norm) => norm::execute(norm, &Weight::find(gguf, &norm.weight)?, values[0]),
+        Op::Linear { weight, columns } => {
+            linear::execute(&Weight::find(gguf, weight)?, *columns, values[0], numerics)
+        }
+        Op::Bias { bias, times } => {
+            let bias = bias.as_ref().map(|bias| Weight::find(gguf, bias)).transpose()?;
+            pointwise::bias(bias.as_ref(), *times, values[0])
+        }
+        Op::Rope(rope) => {
+            let freqs = rope.freqs.as_ref().map(|freqs| Weight::find(gguf, freqs)).transpose()?;
+            rope::execute(rope, freqs.as_ref(), values[0], rows)
+        }
+        Op::Scores(op) => attention::scores(op, values[0], values[1], numerics),
+        Op::Softmax(op) => attention::softmax(op, values[0], rows),
+        Op::Context(op) => attention::context(op, values[0], values[1], numerics),
+        Op::Attention(op) => attention::fused(op, values[0], values[1], values[2], rows, numerics),
+        Op::Add { scale } => pointwise::add(*scale, values[0], values[1]),
+        Op::Glu(glu) => pointwise::glu(*glu, values[0], values[1]),
+    };
+    for edit in &node.edits {
+        if let Edit::Output(change) = edit {
+            change::apply(change, &mut out, rows);
+        }
+    }
+    Ok(out)
+}
+
+/// out[t] = table[token[t]]
+fn embed<S: Scalar>(node: &Node, table: &Weight<'_>, rows: Rows<'_>) -> Result<Matrix<S>> {
+    let mut out = Matrix::zeros(rows.len(), table.cols());
+    for (t, &token) in rows.tokens.iter().enumerate() {
+        let token = token as usize;
+        if token >= table.rows() {
+            return Err(Error::new(node.checkpoint, "a token beyond the vocabulary")
+                .expected(format!("tokens below {}", table.rows()))
+                .found(token)
+                .hint("parity inspect MODEL -p TEXT --format json gives the tokens of a text"));
+        }
+        table.decode_rows(token..token + 1, out.row_mut(t));
+    }
+    Ok(out)
+}
+
+/// Values come from files: a wrong shape is an error, not a panic in the middle of a product.
+fn check_shapes<S: Scalar>(node: &Node, gguf: &Gguf, values: &[View<'_, S>], rows: Rows<'_>) -> Result<()> {
+    let weight_cols = match node.op.weight() {
+        Some(weight) => Weight::find(gguf, weight)?.cols(),
+        None => 0,
+    };
+    let pair = values.get(1).map_or(0, |value| value.cols);
+    let expected: Vec<usize> = match &node.op {
+        Op::Embed { .. } => vec![],
+        Op::Linear { .. } => vec![weight_cols],
+        Op::Norm(norm) if weight_cols != norm.width => vec![weight_cols],
+        Op::Bias { bias: Some(_), .. } => vec![weight_cols],
+        Op::Norm(Norm { width, .. }) => vec![multiple(values, *width)],
+        Op::Rope(rope) => vec![multiple(values, rope.head_width)],
+        Op::Bias { bias: None, .. } => vec![multiple(values, 1)],
+        Op::Softmax(op) => vec![multiple(values, op.heads)],
+        Op::Add { .. } | Op::Glu(_) => vec![pair, pair],
+        Op::Scores(op) => vec![op.heads * op.head_width, op.kv_heads * op.head_width],
+        Op::Context(op) => vec![op.heads * values.get(1).map_or(0, |v| v.rows), op.kv_heads * op.head_width],
+        Op::Attention(op) => {
+            let kv = op.kv_heads * op.head_width;
+            vec![op.heads * op.head_width, kv, kv]
+        }
+    };
+    let found: Vec<usize> = values.iter().map(|value| value.cols).collect();
+    let rows_fit = values.iter().enumerate().all(|(i, v)| node.op.reads_cache(i) || v.rows == rows.len());
+    if found == expected && rows_fit {
+        return Ok(());
+    }
+    Err(Error::new(node.checkpoint, "its inputs do not have the model's shape")
+        .expected(format!("{} rows of {expected:?} columns", rows.len()))
+        .found(format!("{:?} columns", found))
+        .hint("is this the model that the dump was made with?"))
+}
+
+/// The first value's width where it is a multiple of `width`, else the nearest such.
+fn multiple<S>(values: &[View<'_, S>], width: usize) -> usize {
+    values.first().map_or(width, |value| value.cols.next_multiple_of(width.max(1)))
+}
+
+/// A value that is borrowed unless a planted mistake changed it.
+enum Value<'a, S: Scalar> {
+    Given(View<'a, S>),
+    Changed(Matrix<S>),
+}
+
+impl<S: Scalar> Value<'_, S> {
+    fn view(&self) -> View<'_, S> {
+        match self {
+            Value::Given(view) => *view,
+            Value::Changed(matrix) => matrix.view(),
+        }
+    }
+}
+
+/// A weight vector decoded, or nothing.
+fn vector<S: Scalar>(weight: Option<&Weight<'_>>) -> Cow<'static, [S]> {
+    weight.map_or(Cow::Borrowed(&[]), |weight| Cow::Owned(weight.decode()))
+}
