@@ -20,4 +20,6 @@ pub mod engine;
 
 pub mod dump;
 
+pub mod record;
+
 pub mod report;
