@@ -22,4 +22,14 @@ pub mod dump;
 
 pub mod record;
 
+pub mod inspect;
+
 pub mod report;
+
+pub mod compare;
+
+pub mod select;
+
+pub mod references;
+
+pub mod findings;
