@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::process::ExitStatus;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use parity_dump::manifest::MANIFEST_FILE;
 use parity_dump::{Dump, Manifest, ModelInfo};
@@ -104,7 +105,7 @@ fn prompt(command: &[OsString]) -> Option<String> {
 }
 
 /// The command without folders, and how it ended.
-fn provenance(options: &Options, status: ExitStatus) -> [(String, String); 4] {
+fn provenance(options: &Options, status: ExitStatus) -> [(String, String); 5] {
     let words: Vec<String> = options
         .command
         .iter()
@@ -116,8 +117,25 @@ fn provenance(options: &Options, status: ExitStatus) -> [(String, String); 4] {
         ("command".to_owned(), words),
         ("program".to_owned(), ending(status)),
         ("logits".to_owned(), rows.to_owned()),
+        ("date".to_owned(), date(SystemTime::now())),
         ("recorded by".to_owned(), format!("parity {}", env!("CARGO_PKG_VERSION"))),
     ]
+}
+
+/// The day in UTC, `2026-11-21`.
+fn date(time: SystemTime) -> String {
+    const DAY: u64 = 86_400;
+    // Days to year, month and day as in Hinnant, "chrono-compatible low-level date algorithms": years begin
+    // in March, so that the odd day is the last.
+    let days = time.duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() / DAY) + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}")
 }
 
 /// A command line that a shell would take apart again into `words`.
@@ -137,4 +155,26 @@ fn write(dir: &Path, manifest: &Manifest) -> Result<()> {
     fs::write(&part, text + "\n")
         .and_then(|()| fs::rename(&part, &path))
         .map_err(|e| Error::file(&path, format!("cannot be written: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn days_are_those_of_the_calendar() {
+        for (seconds, day) in
+            [(0, "1970-01-01"), (951_782_400, "2000-02-29"), (951_868_800, "2000-03-01"), (1_795_219_199, "2026-11-20")]
+        {
+            assert_eq!(date(UNIX_EPOCH + Duration::from_secs(seconds)), day);
+        }
+    }
+
+    #[test]
+    fn a_command_line_can_be_typed_again() {
+        let words = ["llama-completion", "-p", "it's\n", ""].map(str::to_owned);
+        assert_eq!(shell_words(&words), "llama-completion -p 'it'\\''s\n' ''");
+    }
 }

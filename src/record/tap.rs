@@ -70,15 +70,15 @@ impl Session {
         tapped
     }
 
-    /// The program as it is, but for a note of its logits taken after each pass: no node is asked for, no
-    /// row is added.
-    pub fn untouched(&self, command: &[OsString], options: &Options, hashes: &Path) -> Command {
+    /// The program as it is, but for a note of its logits taken after each pass: no node is asked for, and
+    /// no row is added unless `all_rows` says so.
+    pub fn untouched(&self, command: &[OsString], options: &Options, all_rows: bool, hashes: &Path) -> Command {
         // The first run owns the shared folder.
         let _ = fs::remove_file(self.folder().join("owner"));
         let mut noted = self.bare(command);
         noted.env("PARITY_TAP_HASHES", hashes);
         noted.env("PARITY_TAP_SEQUENCE", options.sequence.to_string());
-        noted.env("PARITY_TAP_ALL_ROWS", "0");
+        noted.env("PARITY_TAP_ALL_ROWS", if all_rows { "1" } else { "0" });
         noted
     }
 

@@ -23,7 +23,7 @@ impl Filter {
         let in_layers = self.layers.is_none_or(|(first, last)| match checkpoint.layer_index() {
             Some(layer) => (first..=last).contains(&layer),
             None if checkpoint.kind() == Kind::Embed => first == 0,
-            None => last + 1 >= layers,
+            None => last >= layers.saturating_sub(1),
         });
         let by_name = if self.globs.is_empty() {
             !checkpoint.kind().is_optional()
@@ -35,24 +35,49 @@ impl Filter {
     }
 }
 
-/// Whether `text` fits a glob of `*` and `?`.
+/// Whether `text` fits a glob of `*`, `?`, `[a-z]`, `[!a]` and `{one,other}`, as the commands read it.
 fn fits(glob: &[u8], text: &[u8]) -> bool {
     match (glob.split_first(), text.split_first()) {
         (None, None) => true,
         (Some((b'*', rest)), _) => fits(rest, text) || !text.is_empty() && fits(glob, &text[1..]),
         (Some((b'?', rest)), Some((_, text))) => fits(rest, text),
+        (Some((b'[', rest)), Some((&t, text))) => match rest.iter().skip(1).position(|&byte| byte == b']') {
+            Some(end) => in_class(&rest[..=end], t) && fits(&rest[end + 2..], text),
+            None => false,
+        },
+        (Some((b'{', rest)), _) => match rest.iter().position(|&byte| byte == b'}') {
+            Some(end) => {
+                let alternatives = rest[..end].split(|&byte| byte == b',');
+                let mut spelt = alternatives.map(|alternative| [alternative, &rest[end + 1..]].concat());
+                spelt.any(|glob| fits(&glob, text))
+            }
+            None => false,
+        },
         (Some((g, rest)), Some((t, text))) => g == t && fits(rest, text),
         _ => false,
     }
 }
 
-/// `0..3` or `5`, then the globs, all parted by commas; an empty first field means all layers.
+/// Whether a byte is in `abc`, `a-c` or, reversed, `!abc`.
+fn in_class(class: &[u8], byte: u8) -> bool {
+    let (reversed, class) = match class {
+        [b'!' | b'^', rest @ ..] => (true, rest),
+        _ => (false, class),
+    };
+    let range = |w: &[u8]| w[1] == b'-' && (w[0]..=w[2]).contains(&byte);
+    (class.contains(&byte) || class.windows(3).any(range)) != reversed
+}
+
+/// What parts the fields of a spelt filter: no character of an id or a glob.
+const SEPARATOR: char = ';';
+
+/// `0..3` or `5`, then the globs, each behind a separator; an empty first field means all layers.
 impl fmt::Display for Filter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some((first, last)) = self.layers {
             write!(f, "{first}..{last}")?;
         }
-        self.globs.iter().try_for_each(|glob| write!(f, ",{glob}"))
+        self.globs.iter().try_for_each(|glob| write!(f, "{SEPARATOR}{glob}"))
     }
 }
 
@@ -60,7 +85,7 @@ impl FromStr for Filter {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut fields = text.split(',');
+        let mut fields = text.split(SEPARATOR);
         let layers = fields.next().unwrap_or_default();
         let number = |digits: &str| digits.parse::<u32>().map_err(|_| format!("`{layers}` is no layer range"));
         let layers = match layers.split_once("..") {
@@ -90,14 +115,17 @@ mod tests {
     #[test]
     fn globs_choose_by_name_and_are_the_way_to_the_matrices() {
         assert!(!wants("", "blk.0.attn_probs") && wants("", "blk.0.attn_ctx"));
-        assert!(wants(",blk.*.attn_probs", "blk.0.attn_probs") && !wants(",blk.*.attn_probs", "blk.0.q"));
-        assert!(wants(",blk.?.q*,logits", "blk.3.q_rope") && wants(",blk.?.q*,logits", "logits"));
-        assert!(!wants("0,blk.*.q", "blk.1.q"));
+        assert!(wants(";blk.*.attn_probs", "blk.0.attn_probs") && !wants(";blk.*.attn_probs", "blk.0.q"));
+        assert!(wants(";blk.?.q*;logits", "blk.3.q_rope") && wants(";blk.?.q*;logits", "logits"));
+        assert!(wants(";blk.[0-2].{q,k}_rope", "blk.2.k_rope") && wants(";blk.[!3].q", "blk.2.q"));
+        assert!(!wants(";blk.[0-2].{q,k}_rope", "blk.3.k_rope") && !wants(";blk.[0-2].{q,k}_rope", "blk.0.q"));
+        assert!(!wants("0;blk.*.q", "blk.1.q") && !wants(";blk.[0", "blk.0.q") && !wants(";{q", "logits"));
+        assert!(wants("2..4294967295", "logits"));
     }
 
     #[test]
     fn spelling_round_trips() {
-        for text in ["", "0..3", "2..2,blk.*.q,logits", ",*"] {
+        for text in ["", "0..3", "2..2;blk.*.{q,k};logits", ";*"] {
             assert_eq!(text.parse::<Filter>().unwrap().to_string(), text);
         }
         assert!("x".parse::<Filter>().is_err());
