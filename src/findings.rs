@@ -81,6 +81,7 @@ pub fn assemble(parts: Parts) -> Report {
             checkpoint: entry.id,
             layer: entry.layer,
             verdict: entry.verdict,
+            inputs: Vec::new(),
             diagnosis: named.diagnosis,
             residual: named.residual,
             tried: named.tried,

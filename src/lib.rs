@@ -12,6 +12,8 @@ pub mod numerics;
 
 pub mod gguf;
 
+pub mod tokenizer;
+
 pub mod model;
 
 pub mod ops;
@@ -21,6 +23,8 @@ pub mod engine;
 pub mod dump;
 
 pub mod record;
+
+pub mod faults;
 
 pub mod inspect;
 
@@ -33,3 +37,7 @@ pub mod select;
 pub mod references;
 
 pub mod findings;
+
+pub mod run;
+
+pub mod cli;

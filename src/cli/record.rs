@@ -1,65 +1,68 @@
 //! `parity record`: runs a llama.cpp program and keeps its tensors.
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use parity_record::filter::Filter;
 
-use crate::error::{Error, Result};
+use super::{Outcome, exit_code};
+use crate::error::Error;
 use crate::record::{Options, Summary, record};
+use crate::report::Verdict;
 use crate::select::Layers;
 
-/// Run a llama.cpp program and record its tensors
-#[derive(Debug, clap::Args)]
-pub struct Record {
+/// Flags of `parity record`.
+#[derive(clap::Args)]
+pub struct Args {
     /// Folder of the dump
     #[arg(short, long, value_name = "DIR", default_value = "recording")]
-    pub output: PathBuf,
+    output: PathBuf,
 
     /// Record only these layers: 3, 0..3, 5..
     #[arg(long, value_name = "LAYERS")]
-    pub layer: Option<Layers>,
+    layer: Option<Layers>,
 
     /// Record only checkpoints that fit, such as 'blk.*.q_rope'; several allowed
     #[arg(long, value_name = "GLOB")]
-    pub checkpoint: Vec<String>,
+    checkpoint: Vec<String>,
 
     /// Leave it to the program which tokens it computes logits of
     #[arg(long)]
-    pub own_rows: bool,
+    own_rows: bool,
 
     /// Record the token sequence number N of a program that evaluates several
     #[arg(long, value_name = "N", default_value_t = 0)]
-    pub sequence: usize,
+    sequence: usize,
 
     /// Run the program once more, untapped, and show that its logits have the same bits
     #[arg(long)]
-    pub verify: bool,
+    verify: bool,
 
     /// The program and its arguments
     #[arg(last = true, value_name = "COMMAND")]
-    pub command: Vec<OsString>,
+    command: Vec<OsString>,
 }
 
-impl Record {
-    /// Records, and says on `out` what was recorded. Whether the recording is whole and, where that was
-    /// asked for, shown to have changed nothing.
-    pub fn run(&self, out: &mut dyn Write) -> Result<bool> {
-        let summary = record(&Options {
-            dir: self.output.clone(),
-            filter: Filter {
-                layers: self.layer.map(|layers| (layers.first, layers.last)),
-                globs: self.checkpoint.clone(),
-            },
-            sequence: self.sequence,
-            all_rows: !self.own_rows,
-            verify: self.verify,
-            command: self.command.clone(),
-        })?;
-        out.write_all(text(&summary).as_bytes()).map_err(|e| Error::new("standard output", e))?;
-        Ok(summary.incomplete.is_none() && summary.verified.as_ref().is_none_or(|v| v.is_equal()))
-    }
+/// Records, and says what was recorded.
+pub fn main(args: &Args) -> Outcome {
+    let summary = record(&Options {
+        dir: args.output.clone(),
+        filter: Filter {
+            layers: args.layer.map(|layers| (layers.first, layers.last)),
+            globs: args.checkpoint.clone(),
+        },
+        sequence: args.sequence,
+        all_rows: !args.own_rows,
+        verify: args.verify,
+        command: args.command.clone(),
+    })?;
+    io::stdout().write_all(text(&summary).as_bytes()).map_err(|e| Error::new("standard output", e))?;
+    Ok(exit_code(match &summary.verified {
+        _ if summary.incomplete.is_some() => Verdict::Undecided,
+        Some(verified) if !verified.is_equal() => Verdict::Divergence,
+        _ => Verdict::Parity,
+    }))
 }
 
 /// What was recorded, for people.
@@ -72,7 +75,9 @@ fn text(summary: &Summary) -> String {
     )];
     if summary.sequences > 1 {
         let others = summary.sequences - 1;
-        lines.push(format!("           {others} more token sequences were computed: --sequence N records another"));
+        lines.push(format!(
+            "           {others} more token sequences were computed: --sequence N records another"
+        ));
     }
     if !summary.unmapped.is_empty() {
         let some: Vec<&str> = summary.unmapped.iter().take(4).map(String::as_str).collect();
@@ -94,10 +99,15 @@ fn text(summary: &Summary) -> String {
                  {position} alone, with other rounding (--own-rows records that)"
             ),
             (_, _, Some(position)) => {
-                format!("{} rows DIFFER from an untapped run, the first at position {position}", verified.different.len())
+                format!(
+                    "{} rows DIFFER from an untapped run, the first at position {position}",
+                    verified.different.len()
+                )
             }
             (_, Some(position), _) => {
-                format!("the untapped run went another way at position {position}: is the sampler greedy (--temp 0)?")
+                format!(
+                    "the untapped run went another way at position {position}: is the sampler greedy (--temp 0)?"
+                )
             }
             _ => "no row of both runs could be compared".to_owned(),
         };

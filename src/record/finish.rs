@@ -109,7 +109,13 @@ fn provenance(options: &Options, status: ExitStatus) -> [(String, String); 5] {
     let words: Vec<String> = options
         .command
         .iter()
-        .map(|word| if Path::new(word).is_file() { file_name(Path::new(word)) } else { word.to_string_lossy().into_owned() })
+        .map(|word| {
+            if Path::new(word).is_file() {
+                file_name(Path::new(word))
+            } else {
+                word.to_string_lossy().into_owned()
+            }
+        })
         .collect();
     let words = shell_words(&words);
     let rows = if options.all_rows { "all rows" } else { "the rows that the program asks for" };
@@ -140,7 +146,9 @@ fn date(time: SystemTime) -> String {
 
 /// A command line that a shell would take apart again into `words`.
 fn shell_words(words: &[String]) -> String {
-    let plain = |word: &str| !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "-_./=,:@%+".contains(c));
+    let plain = |word: &str| {
+        !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "-_./=,:@%+".contains(c))
+    };
     let quoted = |word: &String| {
         if plain(word) { word.clone() } else { format!("'{}'", word.replace('\'', r"'\''")) }
     };
@@ -165,9 +173,12 @@ mod tests {
 
     #[test]
     fn days_are_those_of_the_calendar() {
-        for (seconds, day) in
-            [(0, "1970-01-01"), (951_782_400, "2000-02-29"), (951_868_800, "2000-03-01"), (1_795_219_199, "2026-11-20")]
-        {
+        for (seconds, day) in [
+            (0, "1970-01-01"),
+            (951_782_400, "2000-02-29"),
+            (951_868_800, "2000-03-01"),
+            (1_795_219_199, "2026-11-20"),
+        ] {
             assert_eq!(date(UNIX_EPOCH + Duration::from_secs(seconds)), day);
         }
     }

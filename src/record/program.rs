@@ -77,7 +77,8 @@ fn search(name: &OsStr) -> Result<PathBuf> {
         fs::metadata(file).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
     };
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(executable).ok_or_else(|| {
-        Error::file(direct, "no such program on the PATH").hint("give its path, e.g. ./build/bin/llama-completion")
+        Error::file(direct, "no such program on the PATH")
+            .hint("give its path, e.g. ./build/bin/llama-completion")
     })
 }
 
@@ -93,7 +94,8 @@ fn interpreter(path: &Path) -> Result<Option<PathBuf>> {
     let bytes = start_of(path)?;
     let Some(line) = bytes.strip_prefix(b"#!") else { return Ok(None) };
     let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default();
-    let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).map(OsStr::from_bytes);
+    let mut words =
+        line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).map(OsStr::from_bytes);
     let program = words.next().ok_or_else(|| Error::file(path, "a script that names no interpreter"))?;
     // `#!/usr/bin/env python3`: what counts is the program that `env` looks up.
     let looked_up = (Path::new(program).file_name() == Some(OsStr::new("env")))
@@ -106,7 +108,11 @@ fn interpreter(path: &Path) -> Result<Option<PathBuf>> {
 fn check(path: &Path, binary: &Path) -> Result<()> {
     let bytes = start_of(binary)?;
     let refuse = |what: &str, hint: &str| {
-        let subject = if path == binary { path.display().to_string() } else { format!("{} ({})", path.display(), binary.display()) };
+        let subject = if path == binary {
+            path.display().to_string()
+        } else {
+            format!("{} ({})", path.display(), binary.display())
+        };
         Err(Error::new(subject, "cannot be recorded")
             .expected("a dynamically linked 64-bit Linux program for x86-64")
             .found(what)
@@ -134,7 +140,10 @@ fn check(path: &Path, binary: &Path) -> Result<()> {
     }
     let mode = fs::metadata(binary).map_or(0, |meta| meta.permissions().mode());
     if mode & 0o6000 != 0 {
-        return refuse("a set-user-ID program, which ignores LD_PRELOAD", "run a copy of it without that bit");
+        return refuse(
+            "a set-user-ID program, which ignores LD_PRELOAD",
+            "run a copy of it without that bit",
+        );
     }
     Ok(())
 }

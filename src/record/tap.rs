@@ -44,7 +44,8 @@ impl Session {
                 .found(format!("{} on {}", std::env::consts::OS, std::env::consts::ARCH))
                 .hint("use the built-in llama.cpp (`cargo build --features llama-cpp`, then `parity record -m MODEL -p PROMPT`)"));
         }
-        let failed = |e: std::io::Error| Error::file(&std::env::temp_dir(), format!("cannot be written to: {e}"));
+        let failed =
+            |e: std::io::Error| Error::file(&std::env::temp_dir(), format!("cannot be written to: {e}"));
         let folder = tempfile::Builder::new().prefix("parity-").tempdir().map_err(failed)?;
         let library = folder.path().join("libparity_tap.so");
         fs::write(&library, LIBRARY).map_err(failed)?;
@@ -72,7 +73,13 @@ impl Session {
 
     /// The program as it is, but for a note of its logits taken after each pass: no node is asked for, and
     /// no row is added unless `all_rows` says so.
-    pub fn untouched(&self, command: &[OsString], options: &Options, all_rows: bool, hashes: &Path) -> Command {
+    pub fn untouched(
+        &self,
+        command: &[OsString],
+        options: &Options,
+        all_rows: bool,
+        hashes: &Path,
+    ) -> Command {
         // The first run owns the shared folder.
         let _ = fs::remove_file(self.folder().join("owner"));
         let mut noted = self.bare(command);

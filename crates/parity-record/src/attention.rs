@@ -56,9 +56,11 @@ fn split_fused(mapper: &mut Mapper<'_>) {
         }
         windows.sort_unstable();
         let [q, k, v] = windows[..] else { continue };
-        for ((_, window), (proj, biased)) in
-            [q, k, v].into_iter().zip([(Kind::QProj, Kind::Q), (Kind::KProj, Kind::K), (Kind::VProj, Kind::V)])
-        {
+        for ((_, window), (proj, biased)) in [q, k, v].into_iter().zip([
+            (Kind::QProj, Kind::Q),
+            (Kind::KProj, Kind::K),
+            (Kind::VProj, Kind::V),
+        ]) {
             let place = |within| Found { tensor: window, within, heads: None };
             mapper.found.insert(Checkpoint::layer(proj, layer), place(Some(product)));
             mapper.found.insert(Checkpoint::layer(biased, layer), place(None));
@@ -81,8 +83,7 @@ fn ropes(mapper: &mut Mapper<'_>) {
                 Kind::K | Kind::KProj | Kind::KNorm => Kind::KRope,
                 _ => return None,
             };
-            let same =
-                graph.storage(found.tensor) == origin && graph.get(found.tensor).view_offset == offset;
+            let same = graph.storage(found.tensor) == origin && graph.get(found.tensor).view_offset == offset;
             same.then(|| checkpoint.sibling(kind))
         });
         if let Some(checkpoint) = turned {

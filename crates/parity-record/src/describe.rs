@@ -72,7 +72,8 @@ impl Reader<'_> {
         let address: Vec<RawTensor> =
             // SAFETY: the index is within the graph.
             (0..nodes).map(|i| unsafe { (self.api.graph_node)(graph, i as i32) }).collect();
-        let mut known: HashMap<RawTensor, Id> = address.iter().enumerate().map(|(id, &raw)| (raw, id)).collect();
+        let mut known: HashMap<RawTensor, Id> =
+            address.iter().enumerate().map(|(id, &raw)| (raw, id)).collect();
         // SAFETY: nodes of a live graph.
         let tensors = address.iter().map(|&raw| unsafe { self.tensor(raw) }).collect();
         let mut described = Described { graph: Graph { tensors, nodes }, address };
@@ -136,7 +137,8 @@ impl Reader<'_> {
         described.graph.tensors.push(tensor);
         described.address.push(address);
         // SAFETY: as above.
-        let srcs = sources.into_iter().map(|src| unsafe { self.source(graph, src, described, known, by_name) });
+        let srcs =
+            sources.into_iter().map(|src| unsafe { self.source(graph, src, described, known, by_name) });
         let srcs: Vec<Id> = srcs.collect();
         described.graph.tensors[id].srcs = srcs;
         id

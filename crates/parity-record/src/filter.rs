@@ -87,7 +87,8 @@ impl FromStr for Filter {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut fields = text.split(SEPARATOR);
         let layers = fields.next().unwrap_or_default();
-        let number = |digits: &str| digits.parse::<u32>().map_err(|_| format!("`{layers}` is no layer range"));
+        let number =
+            |digits: &str| digits.parse::<u32>().map_err(|_| format!("`{layers}` is no layer range"));
         let layers = match layers.split_once("..") {
             _ if layers.is_empty() => None,
             Some((first, last)) => Some((number(first)?, number(last)?)),
@@ -118,7 +119,9 @@ mod tests {
         assert!(wants(";blk.*.attn_probs", "blk.0.attn_probs") && !wants(";blk.*.attn_probs", "blk.0.q"));
         assert!(wants(";blk.?.q*;logits", "blk.3.q_rope") && wants(";blk.?.q*;logits", "logits"));
         assert!(wants(";blk.[0-2].{q,k}_rope", "blk.2.k_rope") && wants(";blk.[!3].q", "blk.2.q"));
-        assert!(!wants(";blk.[0-2].{q,k}_rope", "blk.3.k_rope") && !wants(";blk.[0-2].{q,k}_rope", "blk.0.q"));
+        assert!(
+            !wants(";blk.[0-2].{q,k}_rope", "blk.3.k_rope") && !wants(";blk.[0-2].{q,k}_rope", "blk.0.q")
+        );
         assert!(!wants("0;blk.*.q", "blk.1.q") && !wants(";blk.[0", "blk.0.q") && !wants(";{q", "logits"));
         assert!(wants("2..4294967295", "logits"));
     }

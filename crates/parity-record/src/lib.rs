@@ -14,8 +14,8 @@ pub mod filter;
 pub mod sequence;
 
 pub mod api;
-pub mod layout;
 pub mod describe;
+pub mod layout;
 
 mod hashes;
 pub mod plan;

@@ -148,7 +148,8 @@ impl Mapper<'_> {
             let own_weight = || (0..2).any(|index| self.weight(id, index).is_some());
             match (&tensor.op, branch) {
                 (Op::Add, Some(product)) if !own_weight() => {
-                    let sum = if product.kind() == Kind::AttnOut { Kind::AttnResidual } else { Kind::LayerOut };
+                    let sum =
+                        if product.kind() == Kind::AttnOut { Kind::AttnResidual } else { Kind::LayerOut };
                     self.note(product.sibling(sum), id);
                 }
                 (Op::Add | Op::Mul | Op::Scale | Op::GetRows, Some(_)) if carried[id].is_none() => {

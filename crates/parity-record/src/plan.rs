@@ -66,8 +66,13 @@ impl Plan {
             mapping,
         };
         let mut picks: HashMap<usize, Option<Vec<u32>>> = HashMap::new();
-        let layers =
-            plan.mapping.captures.iter().filter_map(|c| c.checkpoint.layer_index()).max().map_or(0, |last| last + 1);
+        let layers = plan
+            .mapping
+            .captures
+            .iter()
+            .filter_map(|c| c.checkpoint.layer_index())
+            .max()
+            .map_or(0, |last| last + 1);
         // Read only when asked for: it is as large as the attention matrix of one head.
         let mut mask: Option<bool> = None;
         for capture in std::mem::take(&mut plan.mapping.captures) {

@@ -25,9 +25,17 @@ pub struct Announced {
 }
 
 enum Job {
-    Begin { tokens: Vec<u32>, positions: Vec<u32>, tensors: usize },
+    Begin {
+        tokens: Vec<u32>,
+        positions: Vec<u32>,
+        tensors: usize,
+    },
     /// Used bytes of a buffer, and the tensors that begin within it.
-    Bytes { buffer: Vec<u8>, used: usize, begins: Vec<(usize, Announced)> },
+    Bytes {
+        buffer: Vec<u8>,
+        used: usize,
+        begins: Vec<(usize, Announced)>,
+    },
     NoRows(Checkpoint),
     End,
     Discard,
@@ -207,11 +215,7 @@ fn note(failure: &OnceLock<DumpError>, result: Result<(), DumpError>, writer: &m
     }
 }
 
-fn write_bytes(
-    writer: &mut Writer,
-    bytes: &[u8],
-    begins: Vec<(usize, Announced)>,
-) -> Result<(), DumpError> {
+fn write_bytes(writer: &mut Writer, bytes: &[u8], begins: Vec<(usize, Announced)>) -> Result<(), DumpError> {
     let mut written = 0;
     for (at, tensor) in begins {
         writer.append(&bytes[written..at])?;

@@ -134,7 +134,8 @@ fn version(library: &Library, compute: *mut c_void) -> Option<String> {
     let llama = symbols::any(c"llama_version");
     if !llama.is_null() {
         // SAFETY: llama.cpp's function under its own name.
-        let version = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *const c_char>(llama)() };
+        let version =
+            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *const c_char>(llama)() };
         // SAFETY: a string constant of the library.
         words.extend(unsafe { text(version) }.map(|v| v.into_owned()));
     }
@@ -171,7 +172,11 @@ pub unsafe extern "C" fn set_eval_callback(
 }
 
 /// Stands in for `ggml_backend_sched_graph_compute_async`.
-pub unsafe extern "C" fn graph_compute_async(sched: RawSched, graph: RawGraph, caller: *const c_void) -> c_int {
+pub unsafe extern "C" fn graph_compute_async(
+    sched: RawSched,
+    graph: RawGraph,
+    caller: *const c_void,
+) -> c_int {
     // SAFETY: the program's arguments.
     unsafe { compute(c"ggml_backend_sched_graph_compute_async", sched, graph, caller) }
 }
