@@ -30,6 +30,8 @@ pub mod inspect;
 
 pub mod report;
 
+pub mod audit;
+
 pub mod compare;
 
 pub mod select;
@@ -37,6 +39,8 @@ pub mod select;
 pub mod references;
 
 pub mod findings;
+
+pub mod evidence;
 
 pub mod run;
 

@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 use crate::error::Result;
 use crate::report::Verdict;
 
+mod audit;
 mod diff;
 mod inspect;
 mod output;
@@ -34,8 +35,10 @@ enum Command {
     Record(record::Args),
     /// Compare two dumps; with the model, audit both.
     Diff(diff::Args),
+    /// One dump against exact arithmetic: which nodes are wrong, and by how much.
+    Audit(audit::Args),
     /// What a GGUF file or a dump holds, and what looks wrong in it.
-    Inspect(inspect::Inspect),
+    Inspect(inspect::Args),
 }
 
 /// Parses the arguments, runs the command, and says how it went.
@@ -45,6 +48,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::main(&args),
         Command::Record(args) => record::main(&args),
         Command::Diff(args) => diff::main(&args),
+        Command::Audit(args) => audit::main(&args),
         Command::Inspect(args) => inspect::main(&args),
     };
     match outcome {
