@@ -9,6 +9,7 @@ use crate::report::Verdict;
 
 mod audit;
 mod diff;
+mod faults;
 mod inspect;
 mod output;
 mod progress;
@@ -37,6 +38,8 @@ enum Command {
     Diff(diff::Args),
     /// One dump against exact arithmetic: which nodes are wrong, and by how much.
     Audit(audit::Args),
+    /// The mistakes that parity can name, and plant.
+    Faults(faults::Args),
     /// What a GGUF file or a dump holds, and what looks wrong in it.
     Inspect(inspect::Args),
 }
@@ -49,6 +52,7 @@ pub fn main() -> ExitCode {
         Command::Record(args) => record::main(&args),
         Command::Diff(args) => diff::main(&args),
         Command::Audit(args) => audit::main(&args),
+        Command::Faults(args) => faults::main(&args),
         Command::Inspect(args) => inspect::main(&args),
     };
     match outcome {
