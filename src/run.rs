@@ -17,7 +17,7 @@ use crate::model::Model;
 use crate::model::graph::Graph;
 use crate::numerics::Numerics;
 use crate::references;
-use crate::report::Report;
+use crate::report::{Report, Verdict};
 use crate::select::Selection;
 use parity_dump::{Dump, Writer};
 
@@ -69,7 +69,7 @@ pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progres
         let kept = pass(model, &again, &plan, None, progress)?.kept;
         audits = self::audits(model, options, &plan, reference.as_ref(), &kept)?;
     }
-    Ok(report(options, reference.as_ref(), result, plan.notes, audits))
+    Ok(report(model, options, reference.as_ref(), result, plan.notes, audits))
 }
 
 /// Runs the engine once, held against the reference as it goes.
@@ -182,7 +182,14 @@ fn reference(model: &Model, options: &RunOptions) -> Result<Option<Dump>> {
             .hint("parity run -p \"def read_lines(path):\", or --tokens 1,2,3, or --reference DIR"));
     }
     let fingerprint = crate::model::fingerprint(&model.gguf);
-    Ok(references::find(&fingerprint, &options.tokens, options.n_predict.unwrap_or(0)))
+    let n_decode = options.n_predict.unwrap_or(0);
+    let stored = references::find(&fingerprint, &options.tokens, n_decode);
+    match (&stored, &options.prompt) {
+        (None, Some(prompt)) => {
+            references::record(model.gguf.path(), &fingerprint, prompt, options.tokens.len(), n_decode)
+        }
+        _ => Ok(stored),
+    }
 }
 
 /// Tokens, steps, and what a reader must know about them.
@@ -288,6 +295,7 @@ fn writer(dir: &std::path::Path, kept: &Kept) -> Result<Writer> {
 }
 
 fn report(
+    model: &Model,
     options: &RunOptions,
     reference: Option<&Dump>,
     result: LiveResult,
@@ -312,5 +320,28 @@ fn report(
         ..Parts::default()
     });
     report.details = details;
+    if reference.is_none() && report.verdict != Verdict::Divergence {
+        report.verdict = Verdict::Undecided;
+        report.reason = Some(no_reference(model, options));
+    }
     report
+}
+
+/// What to type where there was no reference.
+fn no_reference(model: &Model, options: &RunOptions) -> String {
+    let n_decode = options.n_predict.unwrap_or(0);
+    let prompt = options.prompt.as_deref().unwrap_or("…");
+    let words = references::recording_command(
+        "llama-completion".as_ref(),
+        model.gguf.path(),
+        prompt,
+        options.tokens.len(),
+        n_decode,
+    );
+    let words: Vec<String> = words.iter().map(|word| references::quoted(&word.to_string_lossy())).collect();
+    format!(
+        "no stored reference for these tokens; record one with a llama.cpp, and name it with --reference: \
+         parity record -o ref -- {}",
+        words.join(" ")
+    )
 }
