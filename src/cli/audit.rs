@@ -67,8 +67,11 @@ fn report(
         .filter(|checkpoint| wants(*checkpoint))
         .map(|checkpoint| Comparison::alone(checkpoint, recording.row_shape(checkpoint)))
         .collect();
+    let mut judged = evidence::judged(&comparisons, &audits);
+    let named = evidence::name(&mut judged, &audits, &[recording], model)?;
     Ok(findings::assemble(Parts {
-        judged: evidence::judged(&comparisons, &audits),
+        judged,
+        named,
         comparisons,
         candidate: findings::side(recording, None),
         notes: audits.notes(),

@@ -1,5 +1,6 @@
 //! The token side: where two runs were not given the same tokens, no tensor needs to be compared.
 
+use crate::gguf::Gguf;
 use crate::report::Diagnosis;
 use crate::tokenizer::Tokenizer;
 
@@ -50,6 +51,20 @@ pub fn diagnose_with(candidate: &[u32], reference: &[u32], tokenizer: &Tokenizer
     let decode = |tokens: &[u32]| tokenizer.decode(tokens);
     let vocabulary = Vocabulary { bos: tokenizer.bos(), eos: tokenizer.eos(), decode: Some(&decode) };
     diagnose(candidate, reference, vocabulary)
+}
+
+/// As [`diagnose`], in sentences, with the tokenizer of a model file where it has one that is understood.
+pub fn said(candidate: &[u32], reference: &[u32], gguf: &Gguf) -> Vec<String> {
+    sentences(match Tokenizer::from_gguf(gguf) {
+        Ok(tokenizer) => diagnose_with(candidate, reference, &tokenizer),
+        Err(_) => diagnose(candidate, reference, Vocabulary::default()),
+    })
+}
+
+/// What a note says of a diagnosis.
+pub fn sentences(diagnosis: Vec<Diagnosis>) -> Vec<String> {
+    let fix = |fix: Option<String>| fix.map_or(String::new(), |fix| format!("; {fix}"));
+    diagnosis.into_iter().map(|item| format!("{} ({}){}", item.text, item.fault, fix(item.fix))).collect()
 }
 
 impl Pair<'_> {
