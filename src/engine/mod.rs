@@ -5,6 +5,8 @@ use crate::error::Result;
 use parity_dump::manifest::Producer;
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 
 /// Consecutive token positions that are computed in one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
