@@ -21,3 +21,11 @@ pub mod engine;
 pub mod dump;
 
 pub mod report;
+
+pub mod compare;
+
+pub mod select;
+
+pub mod references;
+
+pub mod findings;

@@ -47,7 +47,7 @@ impl Kept {
     }
 
     /// Notes a step of consecutive positions from `first`.
-    pub fn step(&mut self, tokens: &[u32], first: usize) {
+    pub fn add_step(&mut self, tokens: &[u32], first: usize) {
         self.manifest.tokens.truncate(first);
         self.manifest.tokens.extend_from_slice(tokens);
         let positions = (first as u32..(first + tokens.len()) as u32).collect();

@@ -3,7 +3,16 @@
 //! Absence is null, never 0: a number that was not measured is `None`. JSON has no NaN: a measure that is
 //! not finite is written as null and read back as NaN, which no tolerance passes.
 
+pub mod csv;
 pub mod detail;
+pub mod files;
+pub mod github;
+pub mod html;
+pub mod json;
+pub mod junit;
+pub mod markdown;
+pub mod table;
+pub mod words;
 
 use std::collections::BTreeMap;
 

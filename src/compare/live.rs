@@ -1,0 +1,233 @@
+//! Compares while the engine runs, so that a long prompt's activations need not be kept.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rayon::prelude::*;
+
+use super::{Accumulator, Comparison, Status, TokenSums, Tolerances, common_positions, finish, same_row};
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::dump::{Kept, Recording};
+use crate::engine::{Batch, Probe, Values};
+use crate::error::Result;
+use crate::report::TokenReport;
+use parity_dump::Writer;
+
+/// What a live comparison looks at.
+pub struct LiveOptions<'a> {
+    /// Checkpoints to compare.
+    pub compared: BTreeSet<Checkpoint>,
+    /// Checkpoints whose sampled rows an audit will read: the compared ones and their inputs.
+    pub audited: BTreeSet<Checkpoint>,
+    /// Positions of the sampled rows.
+    pub sample: BTreeSet<u32>,
+    /// The user's tolerances.
+    pub tolerances: &'a Tolerances,
+    /// Where the whole candidate is written to, if it is.
+    pub writer: Option<Writer>,
+}
+
+/// A probe that compares each row with the reference's as it is computed, and keeps what an audit reads.
+pub struct Live<'a> {
+    options: LiveOptions<'a>,
+    reference: Option<&'a dyn Recording>,
+    kept: Kept,
+    sums: BTreeMap<Checkpoint, Accumulator>,
+    row_shapes: BTreeMap<Checkpoint, Vec<usize>>,
+    tokens: TokenSums,
+}
+
+/// What a live comparison ends with.
+pub struct LiveResult {
+    /// The numbers of every compared checkpoint, in execution order; empty without a reference.
+    pub comparisons: Vec<Comparison>,
+    /// What the logits say, where they were compared.
+    pub tokens: Option<TokenReport>,
+    /// The rows that an audit reads.
+    pub kept: Kept,
+}
+
+impl<'a> Live<'a> {
+    /// A comparison with `reference`, or only a recording where there is none.
+    pub fn new(options: LiveOptions<'a>, reference: Option<&'a dyn Recording>, kept: Kept) -> Self {
+        Live {
+            options,
+            reference,
+            kept,
+            sums: BTreeMap::new(),
+            row_shapes: BTreeMap::new(),
+            tokens: TokenSums::default(),
+        }
+    }
+
+    /// Starts a step.
+    pub fn begin_step(&mut self, batch: &Batch<'_>) -> Result<()> {
+        self.kept.add_step(batch.tokens, batch.first);
+        let tensors = self.options.compared.len() + self.options.audited.len();
+        if let Some(writer) = &mut self.options.writer {
+            let positions: Vec<u32> = (0..batch.tokens.len()).map(|t| (batch.first + t) as u32).collect();
+            writer.begin_step(batch.tokens, &positions, tensors)?;
+        }
+        Ok(())
+    }
+
+    /// Ends a step.
+    pub fn end_step(&mut self) -> Result<()> {
+        if let Some(writer) = &mut self.options.writer {
+            writer.end_step()?;
+        }
+        Ok(())
+    }
+
+    /// The numbers, the kept rows, and the dump finished.
+    pub fn finish(self) -> Result<LiveResult> {
+        let Live { options, reference, kept, mut sums, row_shapes, tokens } = self;
+        if let Some(writer) = options.writer {
+            writer.finish()?;
+        }
+        let Some(reference) = reference else {
+            return Ok(LiveResult { comparisons: Vec::new(), tokens: None, kept });
+        };
+        let common = common_positions(kept.tokens(), reference.tokens());
+        let compare = |checkpoint: Checkpoint| {
+            let ours = row_shapes.get(&checkpoint).cloned().unwrap_or_default();
+            let theirs = reference.row_shape(checkpoint);
+            let status = match (ours.is_empty(), theirs.is_empty()) {
+                (true, true) => Status::MissingBoth,
+                (true, false) => Status::MissingCandidate,
+                (false, true) => Status::MissingReference,
+                (false, false) if !same_row(checkpoint, &ours, &theirs) => {
+                    Status::Shape(ours.clone(), theirs)
+                }
+                (false, false) => Status::Compared,
+            };
+            let tolerance = options.tolerances.of(checkpoint);
+            let sums = sums.remove(&checkpoint).unwrap_or_default();
+            finish(checkpoint, status, ours, sums, &tolerance, u64::from(common))
+        };
+        let comparisons = options.compared.iter().copied().map(compare).collect();
+        Ok(LiveResult { comparisons, tokens: tokens.report(), kept })
+    }
+
+    /// Adds the rows to the sums, in parallel.
+    fn compare_rows(&mut self, checkpoint: Checkpoint, rows: &Rows<'_>) {
+        let Some(reference) = self.reference else { return };
+        let width: usize = reference.row_shape(checkpoint).iter().product();
+        if !checkpoint.kind().is_optional() && width != rows.width() {
+            return;
+        }
+        let tolerance = self.options.tolerances.of(checkpoint);
+        let tokens = (self.kept.tokens(), reference.tokens());
+        let common = common_positions(tokens.0, tokens.1);
+        let rows_per_task = rows.len.div_ceil(2 * rayon::current_num_threads()).max(1);
+        let starts: Vec<usize> = (0..rows.len).step_by(rows_per_task).collect();
+        let is_logits = checkpoint.kind() == Kind::Logits;
+        let parts: Vec<(Accumulator, TokenSums)> = starts
+            .into_par_iter()
+            .map(|start| {
+                let mut sums = Accumulator::new(tolerance);
+                let mut tokens = TokenSums::default();
+                let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+                for t in start..(start + rows_per_task).min(rows.len) {
+                    let position = rows.first + t as u32;
+                    if position < common && reference.row(checkpoint, position, &mut theirs) {
+                        let ours = rows.row(t, &mut ours);
+                        if ours.len() == theirs.len() {
+                            sums.row(position, ours, &theirs);
+                            if is_logits {
+                                tokens.row(position, ours, &theirs);
+                            }
+                        }
+                    }
+                }
+                (sums, tokens)
+            })
+            .collect();
+        let total = self.sums.entry(checkpoint).or_insert_with(|| Accumulator::new(tolerance));
+        for (part, tokens) in parts {
+            total.merge(part);
+            self.tokens.merge(tokens);
+        }
+    }
+}
+
+impl Probe for Live<'_> {
+    fn wants(&self, checkpoint: Checkpoint) -> bool {
+        self.options.compared.contains(&checkpoint) || self.options.audited.contains(&checkpoint)
+    }
+
+    fn record(
+        &mut self,
+        checkpoint: Checkpoint,
+        batch: &Batch<'_>,
+        shape: &[usize],
+        values: Values<'_>,
+    ) -> Result<()> {
+        let converted: Vec<f32>;
+        let values = match values {
+            Values::F32(values) => values,
+            Values::F64(values) => {
+                converted = values.iter().map(|&value| value as f32).collect();
+                &converted
+            }
+        };
+        let rows = Rows::new(checkpoint, batch.first as u32, shape, values);
+        if self.options.compared.contains(&checkpoint) {
+            self.compare_rows(checkpoint, &rows);
+            self.row_shapes.entry(checkpoint).or_insert_with(|| rows.shape.clone());
+        }
+        if self.options.audited.contains(&checkpoint) {
+            let mut buffer = Vec::new();
+            for t in 0..rows.len {
+                let position = rows.first + t as u32;
+                if self.options.sample.contains(&position) || Kept::keeps_all(checkpoint.kind()) {
+                    self.kept.keep(checkpoint, &rows.shape, position, rows.row(t, &mut buffer));
+                }
+            }
+        }
+        if let Some(writer) = &mut self.options.writer {
+            writer.tensor_f32(checkpoint, shape, values)?;
+        }
+        Ok(())
+    }
+}
+
+/// The token rows of one checkpoint in one step.
+struct Rows<'a> {
+    /// Position of the first row.
+    first: u32,
+    /// T
+    len: usize,
+    /// Shape of one row.
+    shape: Vec<usize>,
+    /// (T, width), or (H, T, S) of the attention matrices.
+    values: &'a [f32],
+    heads_first: bool,
+}
+
+impl<'a> Rows<'a> {
+    fn new(checkpoint: Checkpoint, first: u32, shape: &[usize], values: &'a [f32]) -> Self {
+        let heads_first = checkpoint.kind().is_optional();
+        let (len, row) =
+            if heads_first { (shape[1], vec![shape[0], shape[2]]) } else { (shape[0], shape[1..].to_vec()) };
+        Rows { first, len, shape: row, values, heads_first }
+    }
+
+    fn width(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Row t; of the attention matrices (H, position + 1).
+    fn row<'b>(&'b self, t: usize, buffer: &'b mut Vec<f32>) -> &'b [f32] {
+        if !self.heads_first {
+            return &self.values[t * self.width()..(t + 1) * self.width()];
+        }
+        let (heads, cached) = (self.shape[0], self.shape[1]);
+        let seen = cached.min((self.first as usize + t) + 1);
+        buffer.clear();
+        for head in 0..heads {
+            let start = (head * self.len + t) * cached;
+            buffer.extend_from_slice(&self.values[start..start + seen]);
+        }
+        buffer
+    }
+}

@@ -1,0 +1,160 @@
+//! Holds two recordings against each other, row by row: numbers, what is missing, what has another shape.
+//!
+//! Which of two differing sides is wrong is for the audit to say.
+
+use rayon::prelude::*;
+
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::dump::Recording;
+use crate::report::{Numbers, TokenReport};
+
+mod live;
+mod stats;
+mod tokens;
+mod tolerance;
+
+pub use live::{Live, LiveOptions, LiveResult};
+pub use stats::{Accumulator, Tolerance, index};
+pub use tokens::{TokenSums, argmax};
+pub use tolerance::Tolerances;
+
+/// One checkpoint of either side.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Comparison {
+    /// The checkpoint.
+    pub checkpoint: Checkpoint,
+    /// Whether there was something to compare.
+    pub status: Status,
+    /// Shape of one token row, e.g. [H, E].
+    pub row_shape: Vec<usize>,
+    /// The numbers, where a row was compared.
+    pub numbers: Option<Numbers>,
+    /// Whether the user's tolerance holds; `None` where none was given.
+    pub within_tolerance: Option<bool>,
+    /// Token rows that both sides have.
+    pub rows_compared: u64,
+    /// Token rows of the positions that both sides computed.
+    pub rows_expected: u64,
+}
+
+/// Whether a checkpoint could be compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// On both sides, in one shape.
+    Compared,
+    /// Only in the reference.
+    MissingCandidate,
+    /// Only in the candidate.
+    MissingReference,
+    /// In neither, though the model has it.
+    MissingBoth,
+    /// On both sides, in these two row shapes.
+    Shape(Vec<usize>, Vec<usize>),
+}
+
+/// Positions from 0 at which both sides have the same tokens: rows behind the first difference are of other
+/// texts.
+pub fn common_positions(candidate: &[u32], reference: &[u32]) -> u32 {
+    candidate.iter().zip(reference).take_while(|(a, b)| a == b).count() as u32
+}
+
+/// Compares every wanted checkpoint of two recordings, all cores, in execution order.
+pub fn recordings(
+    candidate: &dyn Recording,
+    reference: &dyn Recording,
+    checkpoints: &[Checkpoint],
+    tolerances: &Tolerances,
+) -> Vec<Comparison> {
+    let common = common_positions(candidate.tokens(), reference.tokens());
+    checkpoints
+        .par_iter()
+        .map(|&checkpoint| pair(candidate, reference, checkpoint, common, tolerances))
+        .collect()
+}
+
+/// What the difference of the logits means for tokens; `None` where no row of both was recorded.
+pub fn tokens(candidate: &dyn Recording, reference: &dyn Recording) -> Option<TokenReport> {
+    let logits = Checkpoint::global(Kind::Logits);
+    let common = common_positions(candidate.tokens(), reference.tokens());
+    let positions = candidate.positions(logits);
+    let rows = positions.par_iter().filter(|position| **position < common).map(|&position| {
+        let (mut a, mut b) = (Vec::new(), Vec::new());
+        let mut sums = TokenSums::default();
+        let both = candidate.row(logits, position, &mut a) && reference.row(logits, position, &mut b);
+        if both && a.len() == b.len() {
+            sums.row(position, &a, &b);
+        }
+        sums
+    });
+    let merged = rows.reduce(TokenSums::default, |mut all, part| {
+        all.merge(part);
+        all
+    });
+    merged.report()
+}
+
+fn pair(
+    candidate: &dyn Recording,
+    reference: &dyn Recording,
+    checkpoint: Checkpoint,
+    common: u32,
+    tolerances: &Tolerances,
+) -> Comparison {
+    let in_common = |recording: &dyn Recording| {
+        let mut positions = recording.positions(checkpoint);
+        positions.retain(|position| *position < common);
+        positions
+    };
+    let (ours, theirs) = (in_common(candidate), in_common(reference));
+    let tolerance = tolerances.of(checkpoint);
+    let shapes = [candidate.row_shape(checkpoint), reference.row_shape(checkpoint)];
+    let status = match (ours.is_empty(), theirs.is_empty()) {
+        (true, true) => Status::MissingBoth,
+        (true, false) => Status::MissingCandidate,
+        (false, true) => Status::MissingReference,
+        (false, false) if !same_row(checkpoint, &shapes[0], &shapes[1]) => {
+            Status::Shape(shapes[0].clone(), shapes[1].clone())
+        }
+        (false, false) => Status::Compared,
+    };
+    let mut sums = Accumulator::new(tolerance);
+    if status == Status::Compared {
+        let (mut a, mut b) = (Vec::new(), Vec::new());
+        for position in ours.into_iter().filter(|position| theirs.binary_search(position).is_ok()) {
+            let both =
+                candidate.row(checkpoint, position, &mut a) && reference.row(checkpoint, position, &mut b);
+            if both && a.len() == b.len() {
+                sums.row(position, &a, &b);
+            }
+        }
+    }
+    finish(checkpoint, status, shapes[0].clone(), sums, &tolerance, u64::from(common))
+}
+
+/// Whether rows of these shapes hold the same elements. Heads may be written as one axis or as two, and the
+/// attention matrices' rows grow with the position.
+fn same_row(checkpoint: Checkpoint, a: &[usize], b: &[usize]) -> bool {
+    checkpoint.kind().is_optional() || a.iter().product::<usize>() == b.iter().product::<usize>()
+}
+
+fn finish(
+    checkpoint: Checkpoint,
+    status: Status,
+    row_shape: Vec<usize>,
+    sums: Accumulator,
+    tolerance: &Tolerance,
+    rows_expected: u64,
+) -> Comparison {
+    let within = (!tolerance.is_empty() && sums.n_rows() > 0).then(|| sums.within_tolerance());
+    let rows_compared = sums.n_rows() as u64;
+    let numbers = sums.numbers(&row_shape);
+    Comparison {
+        checkpoint,
+        status,
+        row_shape,
+        numbers,
+        within_tolerance: within,
+        rows_compared,
+        rows_expected,
+    }
+}

@@ -1,0 +1,333 @@
+//! The numbers of one pair of tensors, gathered row by row in f64.
+
+use crate::report::{Nonfinite, Numbers, ToleranceNeeded, Worst};
+
+/// What the user allows: |a-b| <= atol + rtol·|b| for every element, and an NMSE.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tolerance {
+    /// Relative to |b|.
+    pub rtol: Option<f64>,
+    /// Absolute.
+    pub atol: Option<f64>,
+    /// ‖a-b‖² / ‖b‖²
+    pub nmse: Option<f64>,
+}
+
+impl Tolerance {
+    /// Whether nothing is asked for.
+    pub fn is_empty(&self) -> bool {
+        *self == Tolerance::default()
+    }
+}
+
+/// Sums over the rows of candidate a and reference b.
+#[derive(Clone, Debug, Default)]
+pub struct Accumulator {
+    tolerance: Tolerance,
+    n: u64,
+    sum_abs: f64,
+    sum_square: f64,
+    sum_aa: f64,
+    sum_bb: f64,
+    sum_ab: f64,
+    positive: u64,
+    differing: u64,
+    beyond: u64,
+    rtol_needed: f64,
+    worst: Option<WorstElement>,
+    nonfinite: Nonfinite,
+    rows: Vec<(u32, f64)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct WorstElement {
+    difference: f64,
+    position: u32,
+    column: usize,
+    candidate: f32,
+    reference: f32,
+}
+
+/// Sums over one row, or over one lane of it.
+#[derive(Clone, Copy, Default)]
+struct RowSums {
+    abs: f64,
+    square: f64,
+    aa: f64,
+    bb: f64,
+    ab: f64,
+    max: f64,
+    ratio: f64,
+    positive: u32,
+    differing: u32,
+}
+
+impl RowSums {
+    #[inline(always)]
+    fn add(&mut self, a: f32, b: f32) {
+        let (a, b) = (f64::from(a), f64::from(b));
+        let d = a - b;
+        let abs = d.abs();
+        self.abs += abs;
+        self.square += d * d;
+        self.aa += a * a;
+        self.bb += b * b;
+        self.ab += a * b;
+        // `abs` is no NaN here; the comparison compiles to a maximum.
+        self.max = if abs > self.max { abs } else { self.max };
+        // 0/0 counts as nothing, x/0 as infinite.
+        let ratio = if abs > 0.0 { abs / b.abs() } else { 0.0 };
+        self.ratio = if ratio > self.ratio { ratio } else { self.ratio };
+        self.positive += u32::from(d > 0.0);
+        self.differing += u32::from(abs > 0.0);
+    }
+
+    fn merge(&mut self, other: &RowSums) {
+        self.abs += other.abs;
+        self.square += other.square;
+        self.aa += other.aa;
+        self.bb += other.bb;
+        self.ab += other.ab;
+        self.max = self.max.max(other.max);
+        self.ratio = self.ratio.max(other.ratio);
+        self.positive += other.positive;
+        self.differing += other.differing;
+    }
+}
+
+/// Independent lanes of the inner loop, so that the sums do not wait for each other.
+const LANES: usize = 8;
+
+impl Accumulator {
+    /// Nothing yet.
+    pub fn new(tolerance: Tolerance) -> Self {
+        Accumulator { tolerance, ..Accumulator::default() }
+    }
+
+    /// Adds the row at `position`: a of the candidate, b of the reference, same length.
+    pub fn row(&mut self, position: u32, a: &[f32], b: &[f32]) {
+        debug_assert_eq!(a.len(), b.len());
+        let mut sums = row_sums(a, b);
+        self.n += a.len() as u64;
+        if !(sums.aa + sums.bb).is_finite() {
+            sums = self.finite_part(a, b);
+        }
+        self.sum_abs += sums.abs;
+        self.sum_square += sums.square;
+        self.sum_aa += sums.aa;
+        self.sum_bb += sums.bb;
+        self.sum_ab += sums.ab;
+        self.positive += u64::from(sums.positive);
+        self.differing += u64::from(sums.differing);
+        self.rtol_needed = self.rtol_needed.max(sums.ratio);
+        self.note_worst(position, a, b, sums.max);
+        self.count_beyond(a, b);
+        self.rows.push((position, relative(sums.square, sums.bb)));
+    }
+
+    /// The sums over the elements that are finite on both sides; the others are counted.
+    fn finite_part(&mut self, a: &[f32], b: &[f32]) -> RowSums {
+        let mut sums = RowSums::default();
+        for (&a, &b) in a.iter().zip(b) {
+            self.nonfinite.candidate += u64::from(!a.is_finite());
+            self.nonfinite.reference += u64::from(!b.is_finite());
+            if a.is_finite() && b.is_finite() {
+                sums.add(a, b);
+            }
+        }
+        sums
+    }
+
+    fn note_worst(&mut self, position: u32, a: &[f32], b: &[f32], max: f64) {
+        let so_far = self.worst.map_or(-1.0, |worst| worst.difference);
+        if !(max > so_far) {
+            return;
+        }
+        let at = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).abs() == max;
+        if let Some(column) = a.iter().zip(b).position(at) {
+            let (candidate, reference) = (a[column], b[column]);
+            self.worst = Some(WorstElement { difference: max, position, column, candidate, reference });
+        }
+    }
+
+    fn count_beyond(&mut self, a: &[f32], b: &[f32]) {
+        let Tolerance { rtol, atol, .. } = self.tolerance;
+        if rtol.is_none() && atol.is_none() {
+            return;
+        }
+        let (rtol, atol) = (rtol.unwrap_or(0.0), atol.unwrap_or(0.0));
+        let within = |a: f32, b: f32| {
+            let (a, b) = (f64::from(a), f64::from(b));
+            (a - b).abs() <= atol + rtol * b.abs()
+        };
+        self.beyond += a.iter().zip(b).filter(|&(&a, &b)| !within(a, b)).count() as u64;
+    }
+
+    /// Adds the rows of another accumulator of the same pair.
+    pub fn merge(&mut self, other: Accumulator) {
+        self.n += other.n;
+        self.sum_abs += other.sum_abs;
+        self.sum_square += other.sum_square;
+        self.sum_aa += other.sum_aa;
+        self.sum_bb += other.sum_bb;
+        self.sum_ab += other.sum_ab;
+        self.positive += other.positive;
+        self.differing += other.differing;
+        self.beyond += other.beyond;
+        self.rtol_needed = self.rtol_needed.max(other.rtol_needed);
+        self.nonfinite.candidate += other.nonfinite.candidate;
+        self.nonfinite.reference += other.nonfinite.reference;
+        let larger = |worst: &WorstElement| self.worst.is_none_or(|own| worst.difference > own.difference);
+        if let Some(worst) = other.worst.filter(larger) {
+            self.worst = Some(worst);
+        }
+        self.rows.extend(other.rows);
+    }
+
+    /// Token rows so far.
+    pub fn n_rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// NaN and Inf so far.
+    pub fn nonfinite(&self) -> Nonfinite {
+        self.nonfinite
+    }
+
+    /// Whether every element and the whole are within the user's tolerance; a NaN never is.
+    pub fn within_tolerance(&self) -> bool {
+        let nmse = self.sum_square / self.sum_bb;
+        let exact = self.sum_square == 0.0;
+        let finite = self.nonfinite == Nonfinite::default();
+        finite && self.beyond == 0 && self.tolerance.nmse.is_none_or(|limit| exact || nmse <= limit)
+    }
+
+    /// The numbers; `shape` is that of one row, e.g. [H, E]. `None` where no element was compared.
+    pub fn numbers(mut self, shape: &[usize]) -> Option<Numbers> {
+        if self.n == 0 {
+            return None;
+        }
+        self.rows.sort_by_key(|row| row.0);
+        let finite = (self.n - self.nonfinite.candidate.max(self.nonfinite.reference)).max(1) as f64;
+        let rel_l2 = relative(self.sum_square, self.sum_bb);
+        let norms = self.sum_aa.sqrt() * self.sum_bb.sqrt();
+        let worst =
+            self.worst.map_or(Worst { index: vec![], candidate: None, reference: None }, |worst| Worst {
+                index: index(worst.position, worst.column, shape),
+                candidate: Some(f64::from(worst.candidate)),
+                reference: Some(f64::from(worst.reference)),
+            });
+        Some(Numbers {
+            n: self.n,
+            abs_err_max: self.worst.map_or(0.0, |worst| worst.difference),
+            abs_err_mean: self.sum_abs / finite,
+            rmse: (self.sum_square / finite).sqrt(),
+            rel_l2,
+            nmse: rel_l2 * rel_l2,
+            cosine: (norms > 0.0).then(|| self.sum_ab / norms),
+            sign_positive: (self.differing > 0).then(|| self.positive as f64 / self.differing as f64),
+            tolerance_needed: ToleranceNeeded {
+                rtol: self.rtol_needed.is_finite().then_some(self.rtol_needed),
+                atol: self.worst.map_or(0.0, |worst| worst.difference),
+            },
+            worst,
+            nonfinite: self.nonfinite,
+            row_rel_l2: self.rows,
+        })
+    }
+}
+
+/// ‖a-b‖ / ‖b‖ from squared sums; 0 for equal rows, also where b is 0, and as large as can be written where
+/// only b is 0 (JSON has no infinity).
+fn relative(square: f64, bb: f64) -> f64 {
+    if square == 0.0 { 0.0 } else { (square / bb).sqrt().min(f64::MAX.sqrt()) }
+}
+
+/// Position and indices within the row, slowest axis first.
+pub fn index(position: u32, column: usize, shape: &[usize]) -> Vec<usize> {
+    let mut index = vec![position as usize];
+    let mut rest = column;
+    for axis in 1..=shape.len() {
+        let stride: usize = shape[axis..].iter().product::<usize>().max(1);
+        index.push(rest / stride);
+        rest %= stride;
+    }
+    index
+}
+
+fn row_sums(a: &[f32], b: &[f32]) -> RowSums {
+    let mut lanes = [RowSums::default(); LANES];
+    let (chunks_a, chunks_b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let rest = chunks_a.remainder().iter().zip(chunks_b.remainder());
+    let mut total = RowSums::default();
+    rest.for_each(|(&a, &b)| total.add(a, b));
+    for (a, b) in chunks_a.zip(chunks_b) {
+        for lane in 0..LANES {
+            lanes[lane].add(a[lane], b[lane]);
+        }
+    }
+    lanes.iter().for_each(|lane| total.merge(lane));
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn numbers(a: &[f32], b: &[f32]) -> Numbers {
+        let mut sums = Accumulator::new(Tolerance::default());
+        sums.row(3, a, b);
+        sums.numbers(&[2, a.len() / 2]).unwrap()
+    }
+
+    #[test]
+    fn the_numbers_are_those_of_the_definitions() {
+        let n = numbers(&[1.0, 2.0, 3.0, 4.5], &[1.0, 2.0, 3.0, 4.0]);
+        assert_eq!((n.n, n.abs_err_max, n.abs_err_mean), (4, 0.5, 0.125));
+        approx::assert_relative_eq!(n.rel_l2, (0.25f64 / 30.0).sqrt());
+        approx::assert_relative_eq!(n.nmse, 0.25 / 30.0, max_relative = 1e-15);
+        assert_eq!(n.worst.index, [3, 1, 1]);
+        assert_eq!((n.worst.candidate, n.worst.reference), (Some(4.5), Some(4.0)));
+        assert_eq!(n.tolerance_needed, ToleranceNeeded { rtol: Some(0.125), atol: 0.5 });
+        assert_eq!(n.sign_positive, Some(1.0));
+    }
+
+    #[test]
+    fn a_nan_is_counted_and_never_within_tolerance() {
+        let mut sums = Accumulator::new(Tolerance { rtol: Some(9.0), atol: Some(9.0), nmse: Some(9.0) });
+        sums.row(0, &[1.0, f32::NAN, 2.0], &[1.0, 1.0, f32::INFINITY]);
+        assert_eq!(sums.nonfinite(), Nonfinite { candidate: 1, reference: 1 });
+        assert!(!sums.within_tolerance());
+        assert_eq!(sums.numbers(&[3]).unwrap().abs_err_max, 0.0);
+    }
+
+    #[test]
+    fn an_error_against_zeros_is_as_large_as_can_be() {
+        let n = numbers(&[1.0, 0.0], &[0.0, 0.0]);
+        assert!(n.rel_l2 > 1e100 && n.rel_l2.is_finite());
+        assert_eq!((n.cosine, n.tolerance_needed.rtol), (None, None));
+    }
+
+    proptest! {
+        #[test]
+        fn merging_rows_in_any_split_gives_the_same_numbers(
+            rows in prop::collection::vec(prop::collection::vec((-1e3f32..1e3, -1e3f32..1e3), 11), 1..6),
+            split in 0usize..6,
+        ) {
+            let mut whole = Accumulator::new(Tolerance::default());
+            let mut halves = [whole.clone(), whole.clone()];
+            for (t, row) in rows.iter().enumerate() {
+                let (a, b): (Vec<f32>, Vec<f32>) = row.iter().copied().unzip();
+                whole.row(t as u32, &a, &b);
+                halves[usize::from(t >= split)].row(t as u32, &a, &b);
+            }
+            let [mut first, second] = halves;
+            first.merge(second);
+            let (whole, merged) = (whole.numbers(&[11]).unwrap(), first.numbers(&[11]).unwrap());
+            approx::assert_relative_eq!(whole.rel_l2, merged.rel_l2, max_relative = 1e-12);
+            prop_assert_eq!(whole.worst, merged.worst);
+            prop_assert_eq!(whole.row_rel_l2, merged.row_rel_l2);
+        }
+    }
+}

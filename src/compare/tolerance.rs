@@ -1,0 +1,71 @@
+//! Tolerances that the user sets: for all checkpoints, or from a file by pattern.
+
+use std::path::Path;
+
+use globset::{Glob, GlobMatcher};
+use serde::Deserialize;
+
+use super::Tolerance;
+use crate::checkpoint::Checkpoint;
+use crate::error::{Error, Result};
+
+/// The user's tolerances; the last pattern that matches a checkpoint counts.
+#[derive(Clone, Debug, Default)]
+pub struct Tolerances {
+    all: Tolerance,
+    by_pattern: Vec<(GlobMatcher, Tolerance)>,
+}
+
+/// `[[tolerance]]` tables of a TOML file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    tolerance: Vec<Rule>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rule {
+    checkpoint: String,
+    rtol: Option<f64>,
+    atol: Option<f64>,
+    nmse: Option<f64>,
+}
+
+impl Tolerances {
+    /// One tolerance for everything.
+    pub fn uniform(all: Tolerance) -> Tolerances {
+        Tolerances { all, by_pattern: Vec::new() }
+    }
+
+    /// Adds the rules of a file with `[[tolerance]]` tables: `checkpoint`, `rtol`, `atol`, `nmse`.
+    pub fn with_file(mut self, path: &Path) -> Result<Tolerances> {
+        let text =
+            std::fs::read_to_string(path).map_err(|e| Error::file(path, format!("cannot be read: {e}")))?;
+        let file: File = toml::from_str(&text).map_err(|e| {
+            Error::file(path, format!("is no tolerance file: {e}"))
+                .expected("[[tolerance]] tables with checkpoint = 'blk.*.q_rope' and rtol, atol or nmse")
+        })?;
+        for rule in file.tolerance {
+            self = self.with_rule(
+                &rule.checkpoint,
+                Tolerance { rtol: rule.rtol, atol: rule.atol, nmse: rule.nmse },
+            )?;
+        }
+        Ok(self)
+    }
+
+    /// Adds a rule for the checkpoints that match a pattern.
+    pub fn with_rule(mut self, pattern: &str, tolerance: Tolerance) -> Result<Tolerances> {
+        let glob = Glob::new(pattern).map_err(|e| Error::new(pattern, format!("is no pattern: {e}")))?;
+        self.by_pattern.push((glob.compile_matcher(), tolerance));
+        Ok(self)
+    }
+
+    /// The tolerance of one checkpoint; empty where the user set none.
+    pub fn of(&self, checkpoint: Checkpoint) -> Tolerance {
+        let id = checkpoint.to_string();
+        let rule = self.by_pattern.iter().rev().find(|(glob, _)| glob.is_match(&id));
+        rule.map_or(self.all, |(_, tolerance)| *tolerance)
+    }
+}

@@ -1,0 +1,270 @@
+//! From comparisons and evidence to one answer: the report.
+
+use std::collections::BTreeMap;
+
+use crate::checkpoint::Checkpoint;
+use crate::compare::{Comparison, Status};
+use crate::dump::Recording;
+use crate::report::{
+    Budget, CheckpointVerdict, Coverage, Diagnosis, Entry, FirstDivergence, Local, Nonfinite, Report, SCHEMA,
+    Side, TokenReport, Tried, Verdict,
+};
+
+/// The answer for one checkpoint, with its evidence.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judged {
+    /// The answer.
+    pub verdict: CheckpointVerdict,
+    /// Its evidence in one sentence.
+    pub evidence: Option<String>,
+    /// Both sides' own errors.
+    pub local: Local,
+    /// Where the distance comes from.
+    pub budget: Option<Budget>,
+}
+
+/// What is known of the first node that is wrong.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Named {
+    /// Faults that explain it, best first.
+    pub diagnosis: Vec<Diagnosis>,
+    /// What the error looks like where none does.
+    pub residual: Option<String>,
+    /// What was tried.
+    pub tried: Vec<Tried>,
+}
+
+/// Everything that a report is put together from.
+#[derive(Default)]
+pub struct Parts {
+    /// The numbers, in execution order.
+    pub comparisons: Vec<Comparison>,
+    /// The answers; a checkpoint without one is judged by its numbers alone.
+    pub judged: BTreeMap<Checkpoint, Judged>,
+    /// What is known of faulty nodes.
+    pub named: BTreeMap<Checkpoint, Named>,
+    /// From logits to tokens.
+    pub tokens: Option<TokenReport>,
+    /// The side that is judged.
+    pub candidate: Side,
+    /// The side that it is held against.
+    pub reference: Option<Side>,
+    /// What a reader must know of the inputs.
+    pub notes: Vec<String>,
+    /// Whether checkpoints that a side lacks are no obstacle to parity.
+    pub allow_missing: bool,
+    /// Rows that were audited, over all checkpoints.
+    pub rows_audited: Option<u64>,
+}
+
+/// Where a recording comes from.
+pub fn side(recording: &dyn Recording, path: Option<String>) -> Side {
+    let manifest = recording.manifest();
+    Side {
+        path,
+        producer: manifest.producer.clone(),
+        model: manifest.model.clone(),
+        tokens: manifest.tokens.len(),
+        steps: manifest.steps.iter().map(|step| step.positions.len()).collect(),
+        provenance: manifest.provenance.clone(),
+    }
+}
+
+/// Puts the report together.
+pub fn assemble(parts: Parts) -> Report {
+    let coverage = coverage(&parts);
+    let entries: Vec<Entry> = parts.comparisons.iter().map(|comparison| entry(&parts, comparison)).collect();
+    let first = entries.iter().find(|entry| diverges(entry.verdict));
+    let first_divergence = first.map(|entry| {
+        let named = parts.named.get(&entry.id).cloned().unwrap_or_default();
+        FirstDivergence {
+            checkpoint: entry.id,
+            layer: entry.layer,
+            verdict: entry.verdict,
+            diagnosis: named.diagnosis,
+            residual: named.residual,
+            tried: named.tried,
+            reproduce: None,
+        }
+    });
+    let origins = entries.iter().filter(|e| e.verdict == CheckpointVerdict::Origin).map(|e| e.id).collect();
+    let (verdict, reason) = verdict(&entries, &coverage, parts.allow_missing);
+    Report {
+        schema: SCHEMA.to_owned(),
+        verdict,
+        reason,
+        first_divergence,
+        origins,
+        coverage,
+        checkpoints: entries,
+        tokens: parts.tokens,
+        candidate: parts.candidate,
+        reference: parts.reference,
+        notes: parts.notes,
+        ..Report::default()
+    }
+}
+
+/// Whether a checkpoint's verdict is a divergence of the candidate.
+fn diverges(verdict: CheckpointVerdict) -> bool {
+    use CheckpointVerdict::{Beyond, Nonfinite, Origin, Shape};
+    matches!(verdict, Origin | Nonfinite | Shape | Beyond)
+}
+
+fn coverage(parts: &Parts) -> Coverage {
+    let comparisons = &parts.comparisons;
+    let numbers = || comparisons.iter().filter_map(|c| c.numbers.as_ref());
+    Coverage {
+        checkpoints_compared: numbers().count(),
+        checkpoints_missing: comparisons.iter().filter(|c| is_missing(&c.status)).count(),
+        elements_compared: numbers().map(|n| n.n).sum(),
+        rows_compared: comparisons.iter().map(|c| c.rows_compared).sum(),
+        rows_expected: comparisons.iter().map(|c| c.rows_expected).sum(),
+        rows_audited: parts.rows_audited,
+    }
+}
+
+fn is_missing(status: &Status) -> bool {
+    matches!(status, Status::MissingCandidate | Status::MissingReference | Status::MissingBoth)
+}
+
+fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
+    let judged = match parts.judged.get(&comparison.checkpoint) {
+        Some(judged) => judged.clone(),
+        None => by_numbers(comparison),
+    };
+    let mut shape = vec![comparison.rows_compared as usize];
+    shape.extend_from_slice(&comparison.row_shape);
+    Entry {
+        id: comparison.checkpoint,
+        layer: comparison.checkpoint.layer_index(),
+        verdict: judged.verdict,
+        evidence: judged.evidence,
+        numbers: comparison.numbers.clone(),
+        local: judged.local,
+        budget: judged.budget,
+        shape,
+    }
+}
+
+/// The answer that needs no evidence of exact arithmetic: what is missing, reshaped, not finite, equal, or
+/// within the user's tolerance.
+pub fn by_numbers(comparison: &Comparison) -> Judged {
+    let (verdict, evidence) = match obvious(comparison) {
+        Some((verdict, evidence)) => (verdict, Some(evidence)),
+        None => (
+            CheckpointVerdict::Undecided,
+            Some("no audit and no tolerance: --rtol, --atol or --nmse would decide".to_owned()),
+        ),
+    };
+    Judged { verdict, evidence, local: Local::default(), budget: None }
+}
+
+/// [`by_numbers`] where it is conclusive.
+pub fn obvious(comparison: &Comparison) -> Option<(CheckpointVerdict, String)> {
+    let verdict = match &comparison.status {
+        Status::MissingCandidate => (CheckpointVerdict::Missing, "not in the candidate".to_owned()),
+        Status::MissingReference => (CheckpointVerdict::Missing, "not in the reference".to_owned()),
+        Status::MissingBoth => (CheckpointVerdict::Missing, "in neither recording".to_owned()),
+        Status::Shape(ours, theirs) => (
+            CheckpointVerdict::Shape,
+            format!("rows of {ours:?} in the candidate, {theirs:?} in the reference"),
+        ),
+        Status::Compared => return by_values(comparison),
+    };
+    Some(verdict)
+}
+
+fn by_values(comparison: &Comparison) -> Option<(CheckpointVerdict, String)> {
+    let numbers = comparison.numbers.as_ref();
+    let Some(numbers) = numbers else {
+        return Some((CheckpointVerdict::Missing, "no token position that both sides have".to_owned()));
+    };
+    let Nonfinite { candidate, reference } = numbers.nonfinite;
+    if candidate + reference > 0 {
+        let text = format!("{candidate} NaN or Inf in the candidate, {reference} in the reference");
+        return Some((CheckpointVerdict::Nonfinite, text));
+    }
+    match comparison.within_tolerance {
+        Some(true) => return Some((CheckpointVerdict::Match, "within the tolerance given".to_owned())),
+        Some(false) => return Some((CheckpointVerdict::Beyond, "beyond the tolerance given".to_owned())),
+        None => {}
+    }
+    (numbers.abs_err_max == 0.0).then(|| (CheckpointVerdict::Match, "equal".to_owned()))
+}
+
+/// The answer of the whole, and why where it is undecided.
+fn verdict(entries: &[Entry], coverage: &Coverage, allow_missing: bool) -> (Verdict, Option<String>) {
+    let count = |verdict| entries.iter().filter(|entry| entry.verdict == verdict).count();
+    if entries.iter().any(|entry| diverges(entry.verdict)) {
+        return (Verdict::Divergence, None);
+    }
+    let audited = entries.iter().any(|entry| entry.local.candidate.is_some());
+    if coverage.checkpoints_compared == 0 && !audited {
+        return (Verdict::Undecided, Some("nothing was compared".to_owned()));
+    }
+    if let Some(entry) = entries.iter().find(|entry| entry.verdict == CheckpointVerdict::Reference) {
+        return (Verdict::Undecided, Some(format!("the reference itself is wrong at {}", entry.id)));
+    }
+    let missing = count(CheckpointVerdict::Missing);
+    if missing > 0 && !allow_missing {
+        let reason = format!(
+            "{missing} checkpoints are missing on a side; --layer or --checkpoint narrows the comparison, \
+             --allow-missing accepts it"
+        );
+        return (Verdict::Undecided, Some(reason));
+    }
+    match count(CheckpointVerdict::Undecided) {
+        0 => (Verdict::Parity, None),
+        n => (Verdict::Undecided, Some(format!("{n} checkpoints could not be judged"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::Kind;
+    use crate::compare::{Accumulator, Tolerance};
+
+    fn comparison(a: &[f32], b: &[f32]) -> Comparison {
+        let mut sums = Accumulator::new(Tolerance::default());
+        sums.row(0, a, b);
+        Comparison {
+            checkpoint: Checkpoint::global(Kind::Logits),
+            status: Status::Compared,
+            row_shape: vec![a.len()],
+            numbers: sums.numbers(&[a.len()]),
+            within_tolerance: None,
+            rows_compared: 1,
+            rows_expected: 1,
+        }
+    }
+
+    fn verdict_of(comparisons: Vec<Comparison>) -> Verdict {
+        assemble(Parts { comparisons, ..Parts::default() }).verdict
+    }
+
+    #[test]
+    fn nothing_compared_is_never_parity() {
+        assert_eq!(verdict_of(vec![]), Verdict::Undecided);
+    }
+
+    #[test]
+    fn equal_values_are_parity_and_others_undecided_without_evidence() {
+        assert_eq!(verdict_of(vec![comparison(&[1.0], &[1.0])]), Verdict::Parity);
+        assert_eq!(verdict_of(vec![comparison(&[1.0], &[1.1])]), Verdict::Undecided);
+    }
+
+    #[test]
+    fn a_nan_a_missing_and_a_reshaped_checkpoint_never_pass() {
+        assert_eq!(verdict_of(vec![comparison(&[f32::NAN], &[f32::NAN])]), Verdict::Divergence);
+        for (status, expected) in [
+            (Status::MissingCandidate, Verdict::Undecided),
+            (Status::MissingReference, Verdict::Undecided),
+            (Status::Shape(vec![1], vec![2]), Verdict::Divergence),
+        ] {
+            let absent = Comparison { status, numbers: None, rows_compared: 0, ..comparison(&[1.0], &[1.0]) };
+            assert_eq!(verdict_of(vec![comparison(&[1.0], &[1.0]), absent]), expected);
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Finds the model and the reference dumps that ship with parity, and recordings that were kept.
+
+use std::path::{Path, PathBuf};
+
+use crate::dump::Recording;
+use crate::error::{Error, Result};
+use parity_dump::Dump;
+
+/// Overrides where shipped models and dumps are looked for.
+pub const SHIPPED_VARIABLE: &str = "PARITY_REFERENCE_DUMPS";
+/// Overrides where recordings are kept.
+pub const KEPT_VARIABLE: &str = "PARITY_CACHE";
+/// Name of the shipped folder.
+const SHIPPED: &str = "reference-dumps";
+/// The model that is used where none is named, within the shipped folder.
+const DEFAULT_MODEL: &str = "models/qwen2-tiny-py-F16.gguf";
+/// Folders below a root that are searched for dumps: `reference-dumps/MODEL/PROMPT`.
+const SEARCH_DEPTH: usize = 3;
+
+/// The folder of shipped models and dumps: named by [`SHIPPED_VARIABLE`], in the current folder, beside the
+/// program or a folder above it, or where it was built.
+pub fn shipped() -> Option<PathBuf> {
+    let named = std::env::var_os(SHIPPED_VARIABLE).map(PathBuf::from);
+    let here = Some(PathBuf::from(SHIPPED));
+    let program = std::env::current_exe().ok();
+    let above = program.iter().flat_map(|exe| exe.ancestors().skip(1)).map(|dir| dir.join(SHIPPED));
+    let built = Some(Path::new(env!("CARGO_MANIFEST_DIR")).join(SHIPPED));
+    named.into_iter().chain(here).chain(above).chain(built).find(|dir| dir.is_dir())
+}
+
+/// The model that is used where none is named.
+pub fn default_model() -> Result<PathBuf> {
+    shipped().map(|dir| dir.join(DEFAULT_MODEL)).filter(|path| path.is_file()).ok_or_else(|| {
+        Error::new(SHIPPED, "the shipped model is not to be found")
+            .expected(format!("{SHIPPED}/{DEFAULT_MODEL} here or beside the program"))
+            .hint(format!("name a model with -m MODEL, or the folder in ${SHIPPED_VARIABLE}"))
+    })
+}
+
+/// Where recordings are kept for later runs: named by [`KEPT_VARIABLE`], or parity's folder in the user's cache.
+pub fn kept() -> Option<PathBuf> {
+    let named = std::env::var_os(KEPT_VARIABLE).map(PathBuf::from);
+    let cache = || std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    named.or_else(|| cache().or_else(home).map(|dir| dir.join("parity")))
+}
+
+/// A stored reference of the model with this fingerprint whose tokens begin with `tokens`, and that has
+/// `n_decode` more. Cleaner numerics (F32 cache, no flash attention) come first, then longer ones.
+pub fn find(fingerprint: &str, tokens: &[u32], n_decode: usize) -> Option<Dump> {
+    let roots = [shipped(), kept()];
+    let mut found: Vec<Dump> =
+        roots.into_iter().flatten().flat_map(|root| dumps_below(&root, SEARCH_DEPTH)).collect();
+    found.retain(|dump| {
+        let manifest = dump.manifest();
+        let same_model = manifest.model.fingerprint.as_deref() == Some(fingerprint);
+        let long_enough = dump.tokens().len() >= tokens.len() + n_decode;
+        let same_prompt = manifest.steps.first().is_some_and(|step| step.positions.len() >= tokens.len());
+        same_model && long_enough && same_prompt && dump.tokens().starts_with(tokens)
+    });
+    found.sort_by_key(|dump| {
+        let numerics = dump.producer().numerics.clone().unwrap_or_default();
+        (numerics.contains("flash=on"), numerics.contains("kv="), std::cmp::Reverse(dump.tokens().len()))
+    });
+    found.into_iter().next()
+}
+
+/// The readable dumps below a folder; what is no dump is passed over.
+fn dumps_below(dir: &Path, depth: usize) -> Vec<Dump> {
+    if dir.join(parity_dump::manifest::MANIFEST_FILE).is_file() {
+        return Dump::open(dir).into_iter().collect();
+    }
+    let Some(entries) = std::fs::read_dir(dir).ok().filter(|_| depth > 0) else { return Vec::new() };
+    let mut folders: Vec<PathBuf> =
+        entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    folders.sort();
+    folders.iter().flat_map(|folder| dumps_below(folder, depth - 1)).collect()
+}

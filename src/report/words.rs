@@ -1,0 +1,335 @@
+//! The sentences and number formats that every rendering shares.
+
+use super::{CheckpointVerdict, Entry, Report, Side, Verdict};
+
+impl Verdict {
+    /// As it is spelt in `report.json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Parity => "parity",
+            Verdict::Divergence => "divergence",
+            Verdict::Undecided => "undecided",
+        }
+    }
+
+    /// Exit code of a command that ends with this answer.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Verdict::Parity => 0,
+            Verdict::Divergence => 1,
+            Verdict::Undecided => 2,
+        }
+    }
+}
+
+impl CheckpointVerdict {
+    /// As it is spelt in `report.json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            CheckpointVerdict::Match => "match",
+            CheckpointVerdict::Inherited => "inherited",
+            CheckpointVerdict::Origin => "origin",
+            CheckpointVerdict::Reference => "reference",
+            CheckpointVerdict::Beyond => "beyond",
+            CheckpointVerdict::Missing => "missing",
+            CheckpointVerdict::Shape => "shape",
+            CheckpointVerdict::Nonfinite => "nonfinite",
+            CheckpointVerdict::Undecided => "undecided",
+        }
+    }
+
+    /// One sentence for readers who meet it for the first time.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            CheckpointVerdict::Match => "the difference is within what rounding explains",
+            CheckpointVerdict::Inherited => "it differs, but the node is healthy: its input differed already",
+            CheckpointVerdict::Origin => {
+                "the candidate's own error is beyond what rounding explains: the bug is here"
+            }
+            CheckpointVerdict::Reference => "the reference's own error is beyond what rounding explains",
+            CheckpointVerdict::Beyond => "the difference is beyond the given tolerance",
+            CheckpointVerdict::Missing => "one side does not have it",
+            CheckpointVerdict::Shape => "the two sides have different shapes",
+            CheckpointVerdict::Nonfinite => "there are NaN or Inf on a side",
+            CheckpointVerdict::Undecided => "there is no evidence either way",
+        }
+    }
+
+    /// Whether the node itself is in order.
+    pub fn is_healthy(self) -> bool {
+        matches!(self, CheckpointVerdict::Match | CheckpointVerdict::Inherited)
+    }
+
+    /// Whether it makes a run a divergence.
+    pub fn is_fault(self) -> bool {
+        matches!(
+            self,
+            CheckpointVerdict::Origin
+                | CheckpointVerdict::Nonfinite
+                | CheckpointVerdict::Shape
+                | CheckpointVerdict::Beyond
+        )
+    }
+
+    /// All of them, best first.
+    pub const ALL: [CheckpointVerdict; 9] = [
+        CheckpointVerdict::Match,
+        CheckpointVerdict::Inherited,
+        CheckpointVerdict::Origin,
+        CheckpointVerdict::Nonfinite,
+        CheckpointVerdict::Shape,
+        CheckpointVerdict::Beyond,
+        CheckpointVerdict::Reference,
+        CheckpointVerdict::Missing,
+        CheckpointVerdict::Undecided,
+    ];
+}
+
+/// The answer in a word or two: `DIVERGES at blk.2.q_rope`.
+pub fn answer(report: &Report) -> String {
+    match (report.verdict, &report.first_divergence) {
+        (Verdict::Parity, _) => "PARITY".to_owned(),
+        (Verdict::Divergence, Some(first)) => format!("DIVERGES at {}", first.checkpoint),
+        (Verdict::Divergence, None) => "DIVERGES".to_owned(),
+        (Verdict::Undecided, _) => "UNDECIDED".to_owned(),
+    }
+}
+
+/// What is behind the answer, in one sentence without a full stop.
+pub fn because(report: &Report) -> String {
+    let Some(first) = &report.first_divergence else {
+        return match (report.verdict, &report.reason) {
+            (_, Some(reason)) => reason.clone(),
+            (Verdict::Parity, None) => agreement(report),
+            (Verdict::Divergence, None) => "the tokens differ".to_owned(),
+            (Verdict::Undecided, None) => "nothing could be compared".to_owned(),
+        };
+    };
+    if let Some(diagnosis) = first.diagnosis.first() {
+        return diagnosis.text.clone();
+    }
+    let evidence = || {
+        let entry = report.checkpoints.iter().find(|entry| entry.id == first.checkpoint);
+        entry.and_then(|entry| entry.evidence.clone())
+    };
+    let fallback = || first.verdict.meaning().to_owned();
+    first.residual.clone().or_else(evidence).unwrap_or_else(fallback)
+}
+
+fn agreement(report: &Report) -> String {
+    let compared = report.coverage.checkpoints_compared;
+    let audited = report.checkpoints.iter().filter(|entry| entry.local.candidate.is_some()).count();
+    if compared == 0 {
+        return format!("{} within what rounding explains", count(audited, "node"));
+    }
+    let tokens = match &report.tokens {
+        Some(tokens) if tokens.top1_agree >= 1.0 => ", every token agrees",
+        _ => "",
+    };
+    format!("{} within what rounding explains{tokens}", count(compared, "checkpoint"))
+}
+
+/// `(rope.base, explains 99.99999 %)`, where a fault was named.
+pub fn diagnosis_note(report: &Report) -> Option<String> {
+    let diagnosis = report.first_divergence.as_ref()?.diagnosis.first()?;
+    Some(format!("{}, explains {}", diagnosis.fault, percent(diagnosis.explains)))
+}
+
+/// The first divergence's surroundings: how its input fares and what follows from it.
+pub fn surroundings(report: &Report) -> Option<String> {
+    let first = report.first_divergence.as_ref()?;
+    let at = report.checkpoints.iter().position(|entry| entry.id == first.checkpoint)?;
+    let mut parts = Vec::new();
+    if let Some(before) = report.checkpoints[..at].iter().rev().find(|entry| entry.verdict.is_healthy()) {
+        if let Some(numbers) = &before.numbers {
+            parts.push(format!("{} before it agrees to {}", before.id, number(numbers.rel_l2)));
+        }
+    }
+    let later = &report.checkpoints[at + 1..];
+    let inherited = later.iter().filter(|entry| entry.verdict == CheckpointVerdict::Inherited).count();
+    if inherited > 0 {
+        parts.push(format!("{} only inherit the error", count(inherited, "later checkpoint")));
+    }
+    let others = report.origins.iter().filter(|id| **id != first.checkpoint).count();
+    if others > 0 {
+        parts.push(format!("{} with a fault of its own", count(others, "more node")));
+    }
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// Commands to go on with, the most useful first, each once.
+pub fn next_commands(report: &Report) -> Vec<String> {
+    let reproduce = report.first_divergence.iter().filter_map(|first| first.reproduce.as_ref());
+    let mut commands: Vec<String> = Vec::new();
+    for command in reproduce.chain(&report.next) {
+        if !commands.contains(command) {
+            commands.push(command.clone());
+        }
+    }
+    commands
+}
+
+/// One line that can be pasted into a bug report.
+pub fn summary_line(report: &Report) -> String {
+    let note = diagnosis_note(report).map(|note| format!(" ({note})")).unwrap_or_default();
+    let reference = match &report.reference {
+        Some(reference) => format!(" vs {}", producer(reference)),
+        None => String::new(),
+    };
+    format!(
+        "parity {}: {}: {}{note} · {} · {}{reference} · {}",
+        env!("CARGO_PKG_VERSION"),
+        answer(report),
+        because(report),
+        model(&report.candidate),
+        producer(&report.candidate),
+        tokens(&report.candidate),
+    )
+}
+
+/// `qwen2.5-coder-1.5b (qwen2)`
+pub fn model(side: &Side) -> String {
+    let model = &side.model;
+    let name = model.file.as_deref().or(model.name.as_deref()).unwrap_or("unnamed model");
+    match &model.architecture {
+        Some(architecture) => format!("{name} ({architecture})"),
+        None => name.to_owned(),
+    }
+}
+
+/// `llama.cpp 0.5.0 cpu, llama-cpu kv=f16 flash=on`
+pub fn producer(side: &Side) -> String {
+    let producer = &side.producer;
+    let mut words = vec![if producer.name.is_empty() { "unnamed engine" } else { &producer.name }];
+    words.extend([&producer.version, &producer.backend].into_iter().flatten().map(String::as_str));
+    let words = words.join(" ");
+    match &producer.numerics {
+        Some(numerics) => format!("{words}, {numerics}"),
+        None => words,
+    }
+}
+
+/// `7 + 8 decoded`
+pub fn tokens(side: &Side) -> String {
+    let prefill: usize = side.steps.iter().filter(|&&step| step > 1).sum();
+    let decoded = side.tokens.saturating_sub(prefill);
+    match (prefill, decoded) {
+        (0, _) | (_, 0) => count(side.tokens, "token"),
+        _ => format!("{} + {decoded} decoded", count(prefill, "token")),
+    }
+}
+
+/// Own error over what rounding explains, of the side that stands worse.
+pub fn over_bound(entry: &Entry) -> Option<f64> {
+    entry.local.candidate.as_ref().map(|local| local.over_bound)
+}
+
+/// `1 node`, `3 nodes`, `14 580 nodes`
+pub fn count(n: usize, noun: &str) -> String {
+    format!("{} {noun}{}", thousands(n as u64), if n == 1 { "" } else { "s" })
+}
+
+/// Digits in groups of three.
+pub fn thousands(n: u64) -> String {
+    let digits = n.to_string();
+    let groups: Vec<&str> = digits.as_bytes().rchunks(3).rev().map(ascii).collect();
+    groups.join(" ")
+}
+
+fn ascii(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap_or_default()
+}
+
+/// Two significant digits: `0`, `0.4`, `2.6`, `17`, `5.3e-8`, `2.6e6`, `NaN`.
+pub fn number(value: f64) -> String {
+    let magnitude = value.abs();
+    if value == 0.0 {
+        "0".to_owned()
+    } else if !value.is_finite() {
+        format!("{value}")
+    } else if (99.5..1000.0).contains(&magnitude) {
+        format!("{value:.0}")
+    } else if (0.0995..99.5).contains(&magnitude) {
+        let decimals = if magnitude < 9.95 { 1 } else { 0 };
+        format!("{value:.decimals$}")
+    } else {
+        format!("{value:.1e}")
+    }
+}
+
+/// [`number`], and `–` for what was not measured.
+pub fn number_or_dash(value: Option<f64>) -> String {
+    value.map_or_else(|| "–".to_owned(), number)
+}
+
+/// As many nines as are true, never rounded up to 100: `99.99999 %`, `87.3 %`.
+pub fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    let decimals = match 100.0 - percent {
+        rest if rest <= 0.0 => 0,
+        rest => (1.0 - rest.log10()).ceil().clamp(1.0, 7.0) as usize,
+    };
+    let scale = 10f64.powi(decimals as i32);
+    // The last digit is cut: 99.99999996 must not read 100.
+    format!("{:.decimals$} %", (percent * scale + 1e-6).floor() / scale)
+}
+
+/// `[3, 17]`
+pub fn index(index: &[usize]) -> String {
+    let words: Vec<String> = index.iter().map(ToString::to_string).collect();
+    format!("[{}]", words.join(", "))
+}
+
+/// Breaks `text` into lines of at most `width` characters where it has spaces.
+pub fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_two_digits() {
+        let cases = [
+            (0.0, "0"),
+            (0.4, "0.4"),
+            (2.64, "2.6"),
+            (17.3, "17"),
+            (99.7, "100"),
+            (412.0, "412"),
+            (5.31e-8, "5.3e-8"),
+            (2.6e6, "2.6e6"),
+            (-0.02, "-2.0e-2"),
+        ];
+        for (value, text) in cases {
+            assert_eq!(number(value), text);
+        }
+        assert_eq!(number(f64::NAN), "NaN");
+    }
+
+    #[test]
+    fn percent_never_rounds_up_to_all() {
+        assert_eq!(percent(0.999_999_9), "99.99999 %");
+        assert_eq!(percent(0.873), "87.3 %");
+        assert_eq!(percent(1.0), "100 %");
+        assert_eq!(percent(0.999_999_999_999), "99.9999999 %");
+        assert_eq!(percent(0.0), "0.0 %");
+    }
+
+    #[test]
+    fn thousands_are_grouped() {
+        assert_eq!(thousands(1_234_567), "1 234 567");
+        assert_eq!(count(1, "node"), "1 node");
+    }
+}

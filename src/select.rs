@@ -1,0 +1,119 @@
+//! Which checkpoints a command looks at: `--layer 0..3`, `--checkpoint 'blk.*.q_rope'`.
+
+use std::str::FromStr;
+
+use globset::{Glob, GlobSet, GlobSetBuilder};
+
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::error::{Error, Result};
+
+/// Layers `first` to `last`, both included: `3`, `0..3`, `0-3`, `5..` (to the end).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layers {
+    /// First layer.
+    pub first: u32,
+    /// Last layer.
+    pub last: u32,
+}
+
+impl FromStr for Layers {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let number = |part: &str| {
+            part.parse::<u32>().map_err(|_| format!("`{text}` is no layer or range of layers (3, 0..3, 5..)"))
+        };
+        let (first, last) = match text.split_once("..").or_else(|| text.split_once('-')) {
+            Some((first, "")) => (number(first)?, u32::MAX),
+            Some((first, last)) => (number(first)?, number(last.trim_start_matches('='))?),
+            None => (number(text)?, number(text)?),
+        };
+        if first <= last { Ok(Layers { first, last }) } else { Err(format!("`{text}` runs backwards")) }
+    }
+}
+
+/// The checkpoints that a command looks at; all standard ones by default.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    layers: Option<Layers>,
+    globs: Option<GlobSet>,
+}
+
+impl Selection {
+    /// The selection of `--layer` and `--checkpoint` (several allowed).
+    pub fn new(layers: Option<Layers>, globs: &[String]) -> Result<Selection> {
+        let mut set = GlobSetBuilder::new();
+        for glob in globs {
+            set.add(Glob::new(glob).map_err(|e| {
+                Error::new("--checkpoint", format!("`{glob}` is no pattern: {e}"))
+                    .expected("a checkpoint id or a pattern such as 'blk.*.q_rope'")
+            })?);
+        }
+        let set = set.build().map_err(|e| Error::new("--checkpoint", e))?;
+        Ok(Selection { layers, globs: (!globs.is_empty()).then_some(set) })
+    }
+
+    /// Whether `checkpoint` is looked at, in a model of `n_layers` layers.
+    ///
+    /// The first layer brings the embedding along, the last one the head. Attention matrices have to be asked
+    /// for by name.
+    pub fn wants(&self, checkpoint: Checkpoint, n_layers: usize) -> bool {
+        let in_layers =
+            self.layers.is_none_or(|layers| match (checkpoint.layer_index(), checkpoint.kind()) {
+                (Some(layer), _) => (layers.first..=layers.last).contains(&layer),
+                (None, Kind::Embed) => layers.first == 0,
+                (None, _) => layers.last as usize >= n_layers.saturating_sub(1),
+            });
+        let named = match &self.globs {
+            Some(globs) => globs.is_match(checkpoint.to_string()),
+            None => !checkpoint.kind().is_optional(),
+        };
+        in_layers && named
+    }
+
+    /// Whether everything standard is looked at.
+    pub fn is_all(&self) -> bool {
+        self.layers.is_none() && self.globs.is_none()
+    }
+
+    /// The layers that were named.
+    pub fn layers(&self) -> Option<Layers> {
+        self.layers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn selected(layers: Option<&str>, globs: &[&str]) -> Vec<String> {
+        let globs: Vec<String> = globs.iter().map(ToString::to_string).collect();
+        let selection = Selection::new(layers.map(|l| l.parse().unwrap()), &globs).unwrap();
+        let ids = ["embed", "blk.0.q", "blk.0.attn_probs", "blk.1.q", "blk.2.q", "blk.2.layer_out", "logits"];
+        ids.iter().filter(|id| selection.wants(id.parse().unwrap(), 3)).map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_layer_brings_its_end_of_the_model_along() {
+        assert_eq!(selected(Some("0"), &[]), ["embed", "blk.0.q"]);
+        assert_eq!(selected(Some("1"), &[]), ["blk.1.q"]);
+        assert_eq!(selected(Some("1..2"), &[]), ["blk.1.q", "blk.2.q", "blk.2.layer_out", "logits"]);
+        assert_eq!(selected(Some("2.."), &[]), ["blk.2.q", "blk.2.layer_out", "logits"]);
+    }
+
+    #[test]
+    fn matrices_are_looked_at_when_named() {
+        assert_eq!(
+            selected(None, &["blk.*.q", "*.attn_probs"]),
+            ["blk.0.q", "blk.0.attn_probs", "blk.1.q", "blk.2.q"]
+        );
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for text in ["", "x", "3..1", "-1", "1..x"] {
+            assert!(text.parse::<Layers>().is_err(), "{text}");
+        }
+        assert!(Selection::new(None, &["blk.[".to_owned()]).is_err());
+    }
+}
