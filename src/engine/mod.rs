@@ -22,6 +22,8 @@ pub struct Batch<'a> {
 pub enum Values<'a> {
     /// As engines compute.
     F32(&'a [f32]),
+    /// As engines that are in a hurry store.
+    F16(&'a [half::f16]),
     /// As the judge computes.
     F64(&'a [f64]),
 }
