@@ -12,6 +12,8 @@ pub mod numerics;
 
 pub mod gguf;
 
+pub mod tokenizer;
+
 pub mod model;
 
 pub mod ops;
@@ -20,7 +22,13 @@ pub mod engine;
 
 pub mod dump;
 
+pub mod faults;
+
+pub mod inspect;
+
 pub mod report;
+
+pub mod audit;
 
 pub mod compare;
 
@@ -29,3 +37,9 @@ pub mod select;
 pub mod references;
 
 pub mod findings;
+
+pub mod evidence;
+
+pub mod run;
+
+pub mod cli;

@@ -3,7 +3,7 @@
 mod fixture;
 
 use fixture::{Shape, TINY};
-use parity::report::{Report, csv, files, github, html, json, junit, markdown, table};
+use parity::report::{Report, csv, github, html, json, junit, markdown, table};
 
 fn formats(report: &Report) -> Vec<(&'static str, String)> {
     vec![

@@ -7,6 +7,7 @@ use parity_dump::manifest::Producer;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod device;
 
 /// Consecutive token positions that are computed in one step.
 #[derive(Clone, Debug, PartialEq, Eq)]

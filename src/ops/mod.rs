@@ -15,12 +15,13 @@ use crate::numerics::Numerics;
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
 
-mod attention;
-mod change;
-mod linear;
+pub(crate) mod attention;
+pub(crate) mod change;
+pub(crate) mod linear;
 mod norm;
 mod pointwise;
-mod rope;
+pub(crate) mod rope;
+pub mod round;
 
 /// The token rows that a node computes.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +66,7 @@ pub fn execute<S: Scalar>(
     inputs: Inputs<'_, S>,
     numerics: &Numerics,
 ) -> Result<Matrix<S>> {
-    let changed = change::inputs(node, &inputs);
+    let changed = change::inputs(node, gguf, &inputs)?;
     let values: Vec<View<'_, S>> = changed.iter().map(|value| value.view()).collect();
     check_shapes(node, gguf, &values, inputs.rows)?;
     let rows = inputs.rows;
@@ -81,7 +82,7 @@ pub fn execute<S: Scalar>(
         }
         Op::Rope(rope) => {
             let freqs = rope.freqs.as_ref().map(|freqs| Weight::find(gguf, freqs)).transpose()?;
-            rope::execute(rope, freqs.as_ref(), values[0], rows)
+            rope::execute(rope, freqs.as_ref(), values[0], rows, numerics)
         }
         Op::Scores(op) => attention::scores(op, values[0], values[1], numerics),
         Op::Softmax(op) => attention::softmax(op, values[0], rows),
@@ -92,7 +93,7 @@ pub fn execute<S: Scalar>(
     };
     for edit in &node.edits {
         if let Edit::Output(change) = edit {
-            change::apply(change, &mut out, rows);
+            change::apply(change, gguf, &mut out, rows)?;
         }
     }
     Ok(out)

@@ -133,6 +133,9 @@ pub struct FirstDivergence {
     pub layer: Option<u32>,
     /// `origin`, `nonfinite`, `shape`, or `beyond` without audit evidence.
     pub verdict: CheckpointVerdict,
+    /// What the node reads.
+    #[serde(default)]
+    pub inputs: Vec<Checkpoint>,
     /// What the mistake is, best first; empty where no known fault explains the error.
     pub diagnosis: Vec<Diagnosis>,
     /// What the error looks like, and what was tried, where no fault explains it.

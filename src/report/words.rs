@@ -140,10 +140,10 @@ pub fn surroundings(report: &Report) -> Option<String> {
     let first = report.first_divergence.as_ref()?;
     let at = report.checkpoints.iter().position(|entry| entry.id == first.checkpoint)?;
     let mut parts = Vec::new();
-    if let Some(before) = report.checkpoints[..at].iter().rev().find(|entry| entry.verdict.is_healthy()) {
-        if let Some(numbers) = &before.numbers {
-            parts.push(format!("{} before it agrees to {}", before.id, number(numbers.rel_l2)));
-        }
+    let inputs = report.checkpoints[..at].iter().filter(|entry| first.inputs.contains(&entry.id));
+    let inputs = inputs.filter_map(|entry| Some((entry.id, entry.numbers.as_ref()?.rel_l2)));
+    if let Some((id, worst)) = inputs.max_by(|a, b| a.1.total_cmp(&b.1)) {
+        parts.push(format!("its input {id} agrees to {}", number(worst)));
     }
     let later = &report.checkpoints[at + 1..];
     let inherited = later.iter().filter(|entry| entry.verdict == CheckpointVerdict::Inherited).count();
@@ -209,13 +209,13 @@ pub fn producer(side: &Side) -> String {
     }
 }
 
-/// `7 + 8 decoded`
+/// `7 + 8 decoded tokens`
 pub fn tokens(side: &Side) -> String {
     let prefill: usize = side.steps.iter().filter(|&&step| step > 1).sum();
     let decoded = side.tokens.saturating_sub(prefill);
     match (prefill, decoded) {
         (0, _) | (_, 0) => count(side.tokens, "token"),
-        _ => format!("{} + {decoded} decoded", count(prefill, "token")),
+        _ => format!("{} + {} decoded tokens", thousands(prefill as u64), thousands(decoded as u64)),
     }
 }
 
@@ -240,7 +240,7 @@ fn ascii(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap_or_default()
 }
 
-/// Two significant digits: `0`, `0.4`, `2.6`, `17`, `5.3e-8`, `2.6e6`, `NaN`.
+/// Two significant digits: `0`, `0.41`, `2.6`, `17`, `5.3e-8`, `2.6e6`, `NaN`.
 pub fn number(value: f64) -> String {
     let magnitude = value.abs();
     if value == 0.0 {
@@ -250,7 +250,7 @@ pub fn number(value: f64) -> String {
     } else if (99.5..1000.0).contains(&magnitude) {
         format!("{value:.0}")
     } else if (0.0995..99.5).contains(&magnitude) {
-        let decimals = if magnitude < 9.95 { 1 } else { 0 };
+        let decimals = if magnitude < 0.995 { 2 } else { usize::from(magnitude < 9.95) };
         format!("{value:.decimals$}")
     } else {
         format!("{value:.1e}")
@@ -271,7 +271,11 @@ pub fn percent(share: f64) -> String {
     };
     let scale = 10f64.powi(decimals as i32);
     // The last digit is cut: 99.99999996 must not read 100.
-    format!("{:.decimals$} %", (percent * scale + 1e-6).floor() / scale)
+    let digits = format!("{:.decimals$}", (percent * scale + 1e-6).floor() / scale);
+    match digits.contains('.') {
+        true => format!("{} %", digits.trim_end_matches('0').trim_end_matches('.')),
+        false => format!("{digits} %"),
+    }
 }
 
 /// `[3, 17]`
@@ -303,7 +307,7 @@ mod tests {
     fn numbers_have_two_digits() {
         let cases = [
             (0.0, "0"),
-            (0.4, "0.4"),
+            (0.4, "0.40"),
             (2.64, "2.6"),
             (17.3, "17"),
             (99.7, "100"),
@@ -324,7 +328,8 @@ mod tests {
         assert_eq!(percent(0.873), "87.3 %");
         assert_eq!(percent(1.0), "100 %");
         assert_eq!(percent(0.999_999_999_999), "99.9999999 %");
-        assert_eq!(percent(0.0), "0.0 %");
+        assert_eq!(percent(0.0), "0 %");
+        assert_eq!(percent(0.8), "80 %");
     }
 
     #[test]

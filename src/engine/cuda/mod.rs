@@ -44,27 +44,21 @@ pub use device::count;
 /// Positions that the cache has room for at first; it doubles when they are used up.
 const POSITIONS_MIN: usize = 1024;
 
-/// How products are computed and values stored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Precision {
-    /// Decoded weights, f32 values, f32 accumulation.
-    #[default]
-    Exact,
-    /// Tensor cores: f16 operands and values, f32 accumulation. The KV cache is f16.
-    Fast,
-}
-
-/// The arithmetic of this engine. `kv` is the type of the cache in [`Precision::Exact`], F32 or F16.
-pub fn numerics(precision: Precision, kv: Storage) -> Numerics {
-    let kv = if kv == Storage::F32 { Storage::F32 } else { Storage::F16 };
-    match precision {
-        Precision::Exact => Numerics { products: Products::F32, storage: Storage::F32, kv, flash: true },
-        Precision::Fast => Numerics {
-            products: Products::F16,
-            storage: Storage::F16,
-            kv: Storage::F16,
-            flash: true,
-        },
+/// What this engine computes with when it is asked for `numerics`: `f32` is the exact way (decoded weights, f32
+/// values and accumulation, the cache in f32 or f16), `f16` the fast one (tensor cores: f16 operands, values and
+/// cache, f32 accumulation).
+pub fn supported(numerics: Numerics) -> Result<Numerics> {
+    match numerics.products {
+        Products::F32 if numerics.storage == Storage::F32 && numerics.kv != Storage::Bf16 => {
+            Ok(Numerics { flash: true, ..numerics })
+        }
+        Products::F16 if numerics.storage != Storage::Bf16 && numerics.kv != Storage::Bf16 => {
+            Ok(Numerics { products: Products::F16, storage: Storage::F16, kv: Storage::F16, flash: true })
+        }
+        _ => Err(error("the GPU engine does not compute with this arithmetic")
+            .expected("f32 (exact), `f32 kv=f16`, or f16 (fast: tensor cores)")
+            .found(numerics)
+            .hint("--device cpu computes with any")),
     }
 }
 
@@ -92,7 +86,7 @@ pub struct CudaEngine<'m> {
 }
 
 impl<'m> CudaEngine<'m> {
-    /// An engine for `graph` on GPU `ordinal`, with the arithmetic of [`numerics`].
+    /// An engine for `graph` on GPU `ordinal`, with an arithmetic that is [`supported`].
     ///
     /// # Errors
     /// No driver, a driver or GPU that is too old, not enough memory for the weights.

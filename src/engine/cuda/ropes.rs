@@ -17,27 +17,30 @@ struct Key {
     base_bits: u64,
     dims: usize,
     freqs: Option<WeightRef>,
-    /// Position of entry p: `shift + step·p`.
+    /// Position of entry p: `shift + p·step.0/step.1`.
     shift: i64,
-    step: i64,
+    step: (u32, u32),
     sign: i32,
 }
 
 impl Key {
-    fn new(rope: &Rope) -> Key {
+    /// `None` for a mistake that no table holds.
+    fn new(rope: &Rope) -> Option<Key> {
         let (shift, step) = match rope.position {
-            RopePosition::Own | RopePosition::InStep => (0, 1),
-            RopePosition::Shift(shift) => (shift, 1),
-            RopePosition::Zero => (0, 0),
+            RopePosition::Own | RopePosition::InStep => (0, (1, 1)),
+            RopePosition::Shift(shift) => (shift, (1, 1)),
+            RopePosition::Zero => (0, (0, 1)),
+            RopePosition::Scaled(numerator, denominator) => (0, (numerator, denominator)),
+            RopePosition::ShiftInDecode(_) => return None,
         };
-        Key {
+        Some(Key {
             base_bits: rope.base.to_bits(),
             dims: rope.dims,
             freqs: rope.freqs.clone(),
             shift,
             step,
             sign: rope.sign,
-        }
+        })
     }
 
     /// (positions, dims/2, 2): cosine, sine.
@@ -52,7 +55,8 @@ impl Key {
             .collect();
         let mut table = vec![0f32; positions * self.dims];
         table.par_chunks_mut(self.dims.max(1)).enumerate().for_each(|(p, row)| {
-            let position = (self.shift + self.step * p as i64) as f64;
+            let step = f64::from(self.step.0) / f64::from(self.step.1);
+            let position = self.shift as f64 + p as f64 * step;
             for (pair, rate) in row.as_chunks_mut::<2>().0.iter_mut().zip(&rates) {
                 let (sin, cos) = (position * rate).sin_cos();
                 *pair = [cos as f32, (f64::from(self.sign) * sin) as f32];
@@ -76,7 +80,7 @@ impl Tables {
             self.tables.clear();
             self.positions = positions;
         }
-        let key = Key::new(rope);
+        let Some(key) = Key::new(rope) else { return Ok(()) };
         if self.tables.contains_key(&key) {
             return Ok(());
         }
@@ -89,6 +93,6 @@ impl Tables {
 
     /// The table of a node, if it has been made.
     pub fn get(&self, rope: &Rope) -> Option<Address> {
-        self.tables.get(&Key::new(rope)).map(|table| table.address)
+        self.tables.get(&Key::new(rope)?).map(|table| table.address)
     }
 }

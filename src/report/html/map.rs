@@ -12,11 +12,11 @@ use crate::report::{CheckpointVerdict, Entry, Report};
 const WIDTH: f64 = 780.0;
 const LABELS: f64 = 96.0;
 const TOP: f64 = 18.0;
-const ROW: f64 = 16.0;
+const ROW: f64 = 15.0;
 const COLUMN_LEAST: f64 = 11.0;
 const COLUMN_MOST: f64 = 64.0;
 const CHART_TOP: f64 = 34.0;
-const CHART: f64 = 150.0;
+const CHART: f64 = 138.0;
 const BOTTOM: f64 = 18.0;
 /// Errors below are drawn at the chart's floor.
 const FLOOR: f64 = 1e-9;

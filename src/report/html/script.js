@@ -26,7 +26,7 @@ function num(value) {
   const size = Math.abs(value);
   if (value === 0) return "0";
   if (size >= 99.5 && size < 1000) return value.toFixed(0);
-  if (size >= 0.0995 && size < 99.5) return value.toFixed(size < 9.95 ? 1 : 0);
+  if (size >= 0.0995 && size < 99.5) return value.toFixed(size < 0.995 ? 2 : size < 9.95 ? 1 : 0);
   return value.toExponential(1).replace("e+", "e");
 }
 const precise = (value) => (value == null ? "not finite" : String(Number(value.toPrecision(7))));

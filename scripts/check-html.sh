@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Opens a report.html in real headless Chromium: no console errors, no network, a clickable map, a working
+# keyboard; screenshots at two sizes and in both themes.
+#
+#   scripts/check-html.sh REPORT.html [SCREENSHOT_DIR]
+#
+# Without Chromium it says SKIP and succeeds; PARITY_REQUIRE_CHROMIUM=1 makes that a failure.
+set -euo pipefail
+
+page=${1:?usage: scripts/check-html.sh REPORT.html [SCREENSHOT_DIR]}
+chromium=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)}
+missing=
+[ -n "$chromium" ] || missing="no chromium (apt-get install chromium, or set CHROMIUM)"
+command -v python3 >/dev/null || missing="no python3"
+if [ -n "$missing" ]; then
+  echo "SKIP check-html: $missing"
+  [ "${PARITY_REQUIRE_CHROMIUM:-0}" != 1 ]
+  exit
+fi
+exec python3 "$(dirname "$0")/check_html.py" "$chromium" "$page" "${2:-}"

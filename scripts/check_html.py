@@ -1,0 +1,219 @@
+"""Drives Chromium through its debugging pipe (DevTools protocol, standard library only) over one report page.
+
+Usage: check_html.py CHROMIUM REPORT.html [SCREENSHOT_DIR]; see check-html.sh.
+"""
+
+import base64
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+SIZES = {"laptop": (1280, 800), "wide": (1680, 1050)}
+THEMES = ("light", "dark")
+# "Opens in a second": the page's own load event.
+LOAD_MS = 1000
+REPLY_S = 30
+
+
+class Browser:
+    """One page of a headless Chromium."""
+
+    def __init__(self, chromium, profile):
+        read_theirs, write_ours = os.pipe()
+        read_ours, write_theirs = os.pipe()
+
+        def wire():
+            # Chromium reads commands on 3 and writes replies on 4. Through high numbers: 3 may be taken.
+            os.dup2(read_theirs, 60)
+            os.dup2(write_theirs, 61)
+            os.dup2(60, 3)
+            os.dup2(61, 4)
+
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
+        self.process = subprocess.Popen(
+            [chromium, *flags, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
+            preexec_fn=wire,
+            close_fds=False,
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        os.close(read_theirs)
+        os.close(write_theirs)
+        self.out, self.replies = os.fdopen(write_ours, "wb", 0), os.fdopen(read_ours, "rb")
+        self.sent, self.session, self.events = 0, None, []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def read(self):
+        message = bytearray()
+        while (byte := self.replies.read(1)) != b"\0":
+            if not byte:
+                raise SystemExit("FAIL chromium ended")
+            message += byte
+        return json.loads(message)
+
+    def call(self, method, **params):
+        self.sent += 1
+        command = {"id": self.sent, "method": method, "params": params}
+        if self.session:
+            command["sessionId"] = self.session
+        self.out.write(json.dumps(command).encode() + b"\0")
+        deadline = time.monotonic() + REPLY_S
+        while time.monotonic() < deadline:
+            message = self.read()
+            if message.get("id") == self.sent:
+                if "error" in message:
+                    raise SystemExit(f"FAIL {method}: {message['error']}")
+                return message["result"]
+            self.events.append(message)
+        raise SystemExit(f"FAIL {method}: no reply in {REPLY_S} s")
+
+    def js(self, expression):
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in result:
+            raise SystemExit(f"FAIL {expression}: {result['exceptionDetails']}")
+        return result["result"].get("value")
+
+    def open(self, url):
+        self.call("Page.navigate", url=url)
+        # The timing is complete one task after the load event.
+        self.js("new Promise(done => { const wait = () => document.readyState === 'complete' ? setTimeout(done, 50)"
+                " : setTimeout(wait, 10); wait(); })")
+
+    def key(self, name):
+        codes = {"Tab": 9, "Enter": 13, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+        for kind in ("rawKeyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=codes[name])
+
+    def mouse(self, x, y, *kinds):
+        for kind in kinds:
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def centre(self, selector):
+        return self.js(f"(() => {{ const node = document.querySelector({selector!r}); node.scrollIntoView({{block:"
+                       "'center'}); const box = node.getBoundingClientRect(); return [box.x + box.width / 2,"
+                       " box.y + box.height / 2]; })()")
+
+    def errors(self):
+        found = []
+        for event in self.events:
+            params = event.get("params", {})
+            method = event.get("method")
+            if method == "Runtime.exceptionThrown":
+                found.append(params["exceptionDetails"].get("exception", {}).get("description", "exception"))
+            elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert", "warning"):
+                found.append(f"console.{params['type']}: {params['args']}")
+            elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+                found.append(params["entry"]["text"])
+            elif method == "Network.requestWillBeSent":
+                url = params["request"]["url"]
+                if not url.startswith(("file:", "data:", "about:", "blob:")):
+                    found.append(f"network request: {url}")
+        return found
+
+
+def check(condition, what):
+    print(f"{'ok  ' if condition else 'FAIL'} {what}", flush=True)
+    if not condition:
+        raise SystemExit(1)
+
+
+def heading(page):
+    return page.js("document.querySelector('#checkpoint h2').textContent")
+
+
+def check_mouse(page):
+    ids = page.js("data.checkpoints.map(item => item.id)")
+    before = heading(page)
+    target = next(name for name in reversed(ids[: len(ids) * 2 // 3]) if name != before)
+    x, y = page.centre(f'#cells a[data-id="{target}"]')
+    page.mouse(x, y, "mouseMoved")
+    check(target in page.js("document.getElementById('tip').textContent"), f"hovering shows the numbers of {target}")
+    page.mouse(x, y, "mousePressed", "mouseReleased")
+    check(heading(page) == target, f"clicking the map selects {target}")
+    check(page.js("location.hash") == f"#{target}", "the address names it")
+
+
+def check_keyboard(page):
+    ids = page.js("data.checkpoints.map(item => item.id)")
+    page.js("scrollTo(0, 0), document.querySelector('.skip').focus()")
+    for presses in range(1, 20):
+        page.key("Tab")
+        if page.js("Boolean(document.activeElement.closest('#cells'))"):
+            break
+    check(presses < 15, f"the map is {presses} tabs from the top")
+    page.key("Home")
+    check(heading(page) == ids[0], f"Home goes to {ids[0]}")
+    page.key("ArrowDown")
+    below = heading(page)
+    check(below != ids[0] and below in ids, f"the arrows walk: down to {below}")
+    page.key("ArrowRight")
+    check(heading(page) != below, f"and right to {heading(page)}")
+    page.key("End")
+    check(heading(page) == ids[-1], f"End goes to {ids[-1]}")
+    check(page.js("document.activeElement.dataset.id") == ids[-1], "focus follows the selection")
+
+
+def check_controls(page):
+    if page.js("document.querySelectorAll('[name=mode]').length") == 2:
+        x, y = page.centre(".modes label:nth-of-type(2)")
+        page.mouse(x, y, "mousePressed", "mouseReleased")
+        check(page.js("document.querySelector('.depth').classList.contains('difference')"), "the colours switch")
+        page.js("document.querySelector('[name=mode]').click()")
+    before = page.js("getComputedStyle(document.body).backgroundColor")
+    page.js("document.getElementById('theme').click()")
+    check(page.js("getComputedStyle(document.body).backgroundColor") != before, "the theme switches")
+    page.js("delete document.documentElement.dataset.theme")
+    overflow = page.js("document.documentElement.scrollWidth - innerWidth")
+    check(overflow <= 0, "no sideways scrolling")
+
+
+def screenshots(page, folder):
+    for size, (width, height) in SIZES.items():
+        for theme in THEMES:
+            page.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+            page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+            page.js("document.activeElement.blur(), select(data.first), scrollTo(0, 0), tip()")
+            page.js("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            for suffix, whole in (("", False), ("-whole", True)):
+                shot = page.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole,
+                                 **({"clip": clip(page, width)} if whole else {}))
+                (folder / f"{size}-{theme}{suffix}.png").write_bytes(base64.b64decode(shot["data"]))
+    print(f"ok   screenshots in {folder}")
+
+
+def clip(page, width):
+    return {"x": 0, "y": 0, "width": width, "height": page.js("document.documentElement.scrollHeight"), "scale": 1}
+
+
+def main():
+    chromium, report, folder = sys.argv[1], pathlib.Path(sys.argv[2]).resolve(), sys.argv[3]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        page = Browser(chromium, profile)
+        try:
+            page.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
+            page.open(report.as_uri())
+            loaded = page.js("performance.getEntriesByType('navigation')[0].loadEventEnd")
+            check(0 < loaded < LOAD_MS, f"opens in {loaded:.0f} ms ({report.stat().st_size / 1e6:.1f} MB)")
+            check_mouse(page)
+            check_keyboard(page)
+            check_controls(page)
+            pdf = page.call("Page.printToPDF", printBackground=False)["data"]
+            check(len(pdf) > 10_000, "prints")
+            if folder:
+                pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+                screenshots(page, pathlib.Path(folder))
+            errors = page.errors()
+            check(not errors, f"no console errors, no network {errors or ''}")
+        finally:
+            page.process.terminate()
+            page.process.wait()
+
+
+main()

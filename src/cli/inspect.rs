@@ -1,0 +1,94 @@
+//! `parity inspect`: what a file holds, and what looks wrong in it.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use super::Outcome;
+use super::output::print;
+use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use crate::inspect::{Inspection, inspect};
+use crate::tokenizer::Tokenizer;
+
+/// Values that `--raw-f32` decodes at a time, about.
+const RAW_CHUNK: usize = 1 << 20;
+
+/// Flags of `parity inspect`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A GGUF model, a dump folder, or a .safetensors file of activations
+    file: PathBuf,
+
+    /// Also print the token ids of TEXT
+    #[arg(short, long, value_name = "TEXT")]
+    prompt: Option<String>,
+
+    /// List every tensor on a line of its own
+    #[arg(long)]
+    all: bool,
+
+    /// How to print it
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+
+    /// Print nothing but the values of one tensor, as little-endian f32
+    #[arg(long, value_name = "TENSOR", hide = true)]
+    raw_f32: Option<String>,
+}
+
+/// How an inspection is printed.
+#[derive(Clone, Copy, Default, clap::ValueEnum)]
+enum Format {
+    /// For people
+    #[default]
+    Table,
+    /// For programs
+    Json,
+}
+
+/// Runs the command. Whatever looks wrong in the file is the result, not a failure.
+pub fn main(args: &Args) -> Outcome {
+    match &args.raw_f32 {
+        Some(tensor) => write_raw(args, tensor)?,
+        None => print(&text(args)?)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(args: &Args) -> Result<String> {
+    let mut inspection = inspect(&args.file)?;
+    if let Some(prompt) = &args.prompt {
+        let Inspection::Model(model) = &mut inspection else {
+            let error = Error::file(&args.file, "is a dump: only models have a tokenizer");
+            return Err(error.hint("parity inspect MODEL.gguf -p TEXT"));
+        };
+        model.tokens = Some(Tokenizer::from_gguf(&Gguf::open(&args.file)?)?.encode(prompt)?);
+    }
+    match args.format {
+        Format::Table => Ok(inspection.to_text(args.all)),
+        Format::Json => match serde_json::to_string_pretty(&inspection) {
+            Ok(json) => Ok(json + "\n"),
+            Err(error) => Err(Error::file(&args.file, format!("cannot be put into JSON: {error}"))),
+        },
+    }
+}
+
+/// Writes the values of one tensor to standard output.
+fn write_raw(args: &Args, name: &str) -> Result<()> {
+    let gguf = Gguf::open(&args.file)?;
+    let shape = gguf.tensor(name).map(|tensor| tensor.info.shape.clone()).unwrap_or_default();
+    let tensor = gguf.require_tensor(name, &shape)?;
+    let rows = if tensor.info.elements() == 0 { 0 } else { tensor.rows() };
+    let rows_at_a_time = (RAW_CHUNK / tensor.cols().max(1)).max(1);
+    let mut out = std::io::stdout().lock();
+    for start in (0..rows).step_by(rows_at_a_time) {
+        let rows = start..rows.min(start + rows_at_a_time);
+        let mut values = vec![0f32; rows.len() * tensor.cols()];
+        tensor.decode_rows(rows, &mut values);
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        out.write_all(&bytes)
+            .map_err(|error| Error::new("standard output", format!("cannot be written: {error}")))?;
+    }
+    Ok(())
+}
