@@ -30,7 +30,8 @@ struct Subject {
 
 fn norm() -> Subject {
     let (groups, width) = (2, 96);
-    let inputs = vec![Memory::of_f32(&Random(1).values(groups * width)), Memory::of_f32(&Random(2).values(width))];
+    let inputs =
+        vec![Memory::of_f32(&Random(1).values(groups * width)), Memory::of_f32(&Random(2).values(width))];
     let out = Memory::room(groups * width, Storage::F32);
     let shape = NormShape { groups, width, eps: 1e-6, style: NormStyle::LayerNorm };
     let call = calls::norm(inputs[0].address(), inputs[1].address(), out.address(), shape, Storage::F32);
@@ -64,7 +65,14 @@ fn attention() -> Subject {
     let (x, first) = (inputs[0].address(), inputs[1].address());
     let data = AttentionData { q: x, k: x, v: x, out: out.address(), scores: 0, probs: 0, first };
     let call = calls::attention(&op, data, rows, Storage::F32, Storage::F32).unwrap();
-    Subject { file: "attention.cu", unit: "attention.cu", calls: vec![call], out, _inputs: inputs, _weight: None }
+    Subject {
+        file: "attention.cu",
+        unit: "attention.cu",
+        calls: vec![call],
+        out,
+        _inputs: inputs,
+        _weight: None,
+    }
 }
 
 fn stats() -> Subject {
@@ -91,7 +99,9 @@ impl Subject {
 /// The kernels' folder with the `which`-th barrier of `file` taken out, and only `unit` compiled.
 fn mutant(folder: &Path, subject: &Subject, which: usize) {
     fs::create_dir_all(folder.join("host")).unwrap();
-    for entry in fs::read_dir(host::folder()).unwrap().chain(fs::read_dir(host::folder().join("host")).unwrap()) {
+    for entry in
+        fs::read_dir(host::folder()).unwrap().chain(fs::read_dir(host::folder().join("host")).unwrap())
+    {
         let path = entry.unwrap().path();
         if path.is_file() {
             fs::copy(&path, folder.join(path.strip_prefix(host::folder()).unwrap())).unwrap();
@@ -118,13 +128,19 @@ fn every_barrier_is_needed_and_seen_to_be() {
     for entry in fs::read_dir(host::folder()).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
-        let has_barrier = path.is_file() && fs::read_to_string(&path).is_ok_and(|text| text.contains(BARRIER));
+        let has_barrier =
+            path.is_file() && fs::read_to_string(&path).is_ok_and(|text| text.contains(BARRIER));
         assert!(!has_barrier || files.contains(&name), "no test takes the barriers of {name} out");
     }
     for subject in subjects {
         let healthy = subject.result(kernels, 0).unwrap();
         for seed in SEEDS {
-            assert_eq!(subject.result(kernels, seed).as_ref(), Ok(&healthy), "{}, order {seed}", subject.file);
+            assert_eq!(
+                subject.result(kernels, seed).as_ref(),
+                Ok(&healthy),
+                "{}, order {seed}",
+                subject.file
+            );
         }
         let text = fs::read_to_string(host::folder().join(subject.file)).unwrap();
         for which in 0..text.matches(BARRIER).count() {

@@ -12,7 +12,14 @@ const EXACT: Storage = Storage::F32;
 const FAST: Storage = Storage::F16;
 
 /// A product of odd sizes by one kernel, against f64.
-fn product(dtype: DType, kernel: LinearKernel, storage: Storage, rows: usize, outputs: usize, columns: usize) {
+fn product(
+    dtype: DType,
+    kernel: LinearKernel,
+    storage: Storage,
+    rows: usize,
+    outputs: usize,
+    columns: usize,
+) {
     let Some(kernels) = host::kernels() else { return };
     let mut random = Random(columns as u64);
     let w = RandomWeight::new(&mut random, dtype, outputs, columns);

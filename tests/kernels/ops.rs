@@ -129,8 +129,7 @@ fn ropes() {
                     Pairing::Half => partner,
                 };
                 let position = if position == RopePosition::InStep { t } else { first + t };
-                let angle =
-                    times as f64 * position as f64 * f64::powf(base, -2.0 * i as f64 / dims as f64);
+                let angle = times as f64 * position as f64 * f64::powf(base, -2.0 * i as f64 / dims as f64);
                 let other = f64::from(xs[partner]);
                 let exact = own * angle.cos() + if is_second { 1.0 } else { -1.0 } * other * angle.sin();
                 let size = own.abs() + other.abs();
@@ -222,13 +221,17 @@ impl AttentionCase {
         };
         let probabilities = |h: usize, t: usize| -> Vec<f64> {
             let seen = self.visible(t);
-            let scaled: Vec<f64> =
-                (0..cached).map(|s| if seen.contains(&s) { score(h, t, s) * self.op.scale } else { 0.0 }).collect();
+            let scaled: Vec<f64> = (0..cached)
+                .map(|s| if seen.contains(&s) { score(h, t, s) * self.op.scale } else { 0.0 })
+                .collect();
             if !self.op.softmax {
                 return scaled;
             }
-            let exp: Vec<f64> =
-                scaled.iter().enumerate().map(|(s, x)| if seen.contains(&s) { x.exp() } else { 0.0 }).collect();
+            let exp: Vec<f64> = scaled
+                .iter()
+                .enumerate()
+                .map(|(s, x)| if seen.contains(&s) { x.exp() } else { 0.0 })
+                .collect();
             let sum: f64 = exp.iter().sum();
             exp.iter().map(|p| if sum == 0.0 { 0.0 } else { p / sum }).collect()
         };

@@ -141,14 +141,8 @@ pub struct NormShape {
 
 /// out (groups, width) = norm of x (groups, width) times `weight` (width,) in f32.
 pub fn norm(x: Address, weight: Address, out: Address, shape: NormShape, storage: Storage) -> Call {
-    let args = NormArgs {
-        x,
-        weight,
-        out,
-        width: shape.width as i32,
-        eps: shape.eps,
-        style: shape.style as i32,
-    };
+    let args =
+        NormArgs { x, weight, out, width: shape.width as i32, eps: shape.eps, style: shape.style as i32 };
     let threads = (shape.width.div_ceil(32) * 32).min(THREADS as usize) as u32;
     Call::new(format!("norm_{}", name_of(storage)), [shape.groups, 1, 1], threads, args)
 }
@@ -208,7 +202,9 @@ pub fn linear(
             let name = format!("linear_row_{format}_{}", name_of(storage));
             Call::new(name, [weight.outputs.div_ceil(8), rows, 1], THREADS, args)
         }
-        (LinearKernel::Tile, Storage::F32) => Call::new(format!("linear_tile_{format}"), tiles, THREADS, args),
+        (LinearKernel::Tile, Storage::F32) => {
+            Call::new(format!("linear_tile_{format}"), tiles, THREADS, args)
+        }
         (LinearKernel::Tile, _) => Call::new(format!("linear_mma_{format}"), tiles, THREADS / 2, args),
     }
 }
@@ -341,7 +337,7 @@ pub struct AttentionData {
 
 /// Whether there is a kernel for this attention.
 pub fn has_attention(a: &Attention) -> bool {
-    a.head_width <= HEAD_WIDTHS[HEAD_WIDTHS.len() - 1] && a.heads % a.kv_heads == 0
+    a.head_width <= HEAD_WIDTHS[HEAD_WIDTHS.len() - 1] && a.heads.is_multiple_of(a.kv_heads)
 }
 
 /// Scores, softmax and context as one. `None` where no kernel is wide enough: see [`has_attention`].
@@ -395,12 +391,7 @@ struct AddArgs {
 }
 
 /// out = scale[0]·branch + scale[1]·residual over n elements.
-pub fn add(
-    [branch, residual, out]: [Address; 3],
-    n: usize,
-    scale: [f64; 2],
-    storage: Storage,
-) -> Call {
+pub fn add([branch, residual, out]: [Address; 3], n: usize, scale: [f64; 2], storage: Storage) -> Call {
     let args = AddArgs { branch, residual, out, n: n as i64, scale: scale.map(|s| s as f32) };
     Call::elementwise(format!("add_{}", name_of(storage)), n, args)
 }

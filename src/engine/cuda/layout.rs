@@ -91,8 +91,7 @@ impl Layout {
 
     fn place(&mut self, value: &Value, storage: Storage, at: Option<usize>) -> usize {
         let offset = at.unwrap_or(self.bytes);
-        let place =
-            Place { offset, len: value.len, storage: storage_of(value.checkpoint.kind(), storage) };
+        let place = Place { offset, len: value.len, storage: storage_of(value.checkpoint.kind(), storage) };
         if at.is_none() {
             self.bytes += place.bytes().next_multiple_of(ALIGNMENT);
         }

@@ -131,11 +131,7 @@ impl<'m> CudaEngine<'m> {
     /// Compares what the last step left at a checkpoint that its probe wanted with `reference`, on the GPU:
     /// only the result is brought to the host. `None` where the step did not compute it or its probe did not
     /// want it.
-    pub fn compare_on_device(
-        &mut self,
-        checkpoint: Checkpoint,
-        reference: &[f32],
-    ) -> Result<Option<Stats>> {
+    pub fn compare_on_device(&mut self, checkpoint: Checkpoint, reference: &[f32]) -> Result<Option<Stats>> {
         self.device.bind()?;
         let (Some((plan, _)), Some(arena)) = (&self.plan, &self.arena) else { return Ok(None) };
         let Some(output) = plan.outputs.iter().find(|output| output.checkpoint == checkpoint) else {
@@ -261,7 +257,8 @@ impl CudaEngine<'_> {
     fn make_plan(&mut self, batch: &Batch<'_>, probe: &dyn Probe) -> Result<()> {
         let rows = batch.tokens.len();
         let wanted: Vec<bool> = self.graph.checkpoints().map(|checkpoint| probe.wants(checkpoint)).collect();
-        let inside = self.graph.checkpoints().zip(&wanted).any(|(c, wanted)| *wanted && c.kind().is_optional());
+        let inside =
+            self.graph.checkpoints().zip(&wanted).any(|(c, wanted)| *wanted && c.kind().is_optional());
         let key = Key { rows, cached: inside.then_some(batch.first + rows), wanted };
         if let Some((plan, _)) = &self.plan
             && plan.key == key
@@ -274,8 +271,13 @@ impl CudaEngine<'_> {
         }
         (self.plan, self.decode) = (None, None);
         self.device.synchronize()?;
-        let list: Vec<Checkpoint> =
-            self.graph.checkpoints().zip(&key.wanted).filter(|(_, wanted)| **wanted).map(|(c, _)| c).collect();
+        let list: Vec<Checkpoint> = self
+            .graph
+            .checkpoints()
+            .zip(&key.wanted)
+            .filter(|(_, wanted)| **wanted)
+            .map(|(c, _)| c)
+            .collect();
         let wants = |checkpoint: Checkpoint| list.contains(&checkpoint);
         let nodes = plan::nodes(&self.graph, wants);
         let layout = Layout::new(&plan::values(&self.graph, &nodes, &key, wants), self.numerics.storage);

@@ -134,7 +134,9 @@ fn compile(folder: &Path, file: &str, capability: (i32, i32)) -> Result<Vec<u8>>
     if !unsafe { sys::is_culib_present() } {
         return Err(error(format!("no NVRTC to compile {file} with"))
             .expected("libnvrtc.so in LD_LIBRARY_PATH")
-            .hint("pip install nvidia-cuda-nvrtc-cu12; it lies in nvidia/cuda_nvrtc/lib of the environment"));
+            .hint(
+                "pip install nvidia-cuda-nvrtc-cu12; it lies in nvidia/cuda_nvrtc/lib of the environment",
+            ));
     }
     let path = folder.join(file);
     let text = std::fs::read(&path).map_err(|e| unreadable(&path, e))?;

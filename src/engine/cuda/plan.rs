@@ -150,7 +150,8 @@ impl Plan {
             }
             let inside = [Kind::AttnScores, Kind::AttnProbs].map(|kind| node.checkpoint.sibling_of(kind));
             let shown = inside.into_iter().flatten().filter(|_| gpu_attention(node).is_some());
-            for checkpoint in shown.chain([node.checkpoint]).filter(|checkpoint| wanted.contains(checkpoint)) {
+            for checkpoint in shown.chain([node.checkpoint]).filter(|checkpoint| wanted.contains(checkpoint))
+            {
                 if let Some(&place) = layout.places.get(&checkpoint) {
                     outputs.push(Output { checkpoint, place, after: work.len() });
                 }
@@ -218,7 +219,7 @@ impl Builder<'_> {
             }
             Op::Norm(norm) => {
                 let weight = self.memory.weights.vector(&norm.weight, norm.width)?;
-                if !same_width(1) || width % norm.width != 0 {
+                if !same_width(1) || !width.is_multiple_of(norm.width) {
                     return None;
                 }
                 let groups = rows * width / norm.width;

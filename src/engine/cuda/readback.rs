@@ -240,7 +240,8 @@ mod tests {
                 assert!(output.place.offset + output.place.bytes() <= transfer.offset + transfer.bytes);
             }
         }
-        let copied: usize = list.iter().filter(|t| t.outputs.contains(&5) || t.outputs == (5..5)).map(|t| t.bytes).sum();
+        let copied: usize =
+            list.iter().filter(|t| t.outputs.contains(&5) || t.outputs == (5..5)).map(|t| t.bytes).sum();
         assert_eq!(copied, 4 * lens[5], "a large output comes in pieces that add up to it");
     }
 }

@@ -42,7 +42,8 @@ impl Weights {
         let mut bytes = 0;
         for (weight, is_matrix) in &wanted {
             let weight = weights::Weight::find(gguf, weight)?;
-            let size = if *is_matrix { weight.stored().bytes.len() } else { 4 * weight.cols() * weight.rows() };
+            let size =
+                if *is_matrix { weight.stored().bytes.len() } else { 4 * weight.cols() * weight.rows() };
             bytes += size.next_multiple_of(ALIGNMENT);
         }
         let memory = device.alloc("the weights", bytes)?;
