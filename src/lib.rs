@@ -22,6 +22,8 @@ pub mod engine;
 
 pub mod dump;
 
+pub mod record;
+
 pub mod faults;
 
 pub mod inspect;
