@@ -108,7 +108,7 @@ type Column = (&'static str, fn(&Entry) -> String, usize);
 const COLUMNS: [Column; 10] = [
     ("checkpoint", |entry| entry.id.to_string(), 0),
     ("rel L2", |entry| measure(entry, |n| Some(n.rel_l2)), 0),
-    ("max |a-b|", |entry| measure(entry, |n| Some(n.abs_err_max)), 60),
+    ("max |a-b|", |entry| measure(entry, |n| Some(n.abs_err_max)), 66),
     ("at", worst_index, 76),
     ("a", |entry| measure(entry, |n| n.worst.candidate), 110),
     ("b", |entry| measure(entry, |n| n.worst.reference), 110),
@@ -154,7 +154,7 @@ fn table(report: &Report, layout: &Layout, width: usize) -> Vec<String> {
             Line::More(n, text) => {
                 let mut row = vec![String::new(); columns.len()];
                 row[0] = "…".to_owned();
-                row[columns.len() - 1] = if width < 60 { format!("({n} more)") } else { text };
+                row[columns.len() - 1] = if width < 76 { format!("({n} more)") } else { text };
                 table.add_row(row);
             }
         }
