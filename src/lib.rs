@@ -12,6 +12,8 @@ pub mod numerics;
 
 pub mod gguf;
 
+pub mod tokenizer;
+
 pub mod model;
 
 pub mod ops;
@@ -19,6 +21,8 @@ pub mod ops;
 pub mod engine;
 
 pub mod dump;
+
+pub mod faults;
 
 pub mod inspect;
 
@@ -31,3 +35,7 @@ pub mod select;
 pub mod references;
 
 pub mod findings;
+
+pub mod run;
+
+pub mod cli;

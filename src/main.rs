@@ -1,2 +1,7 @@
-//! x
-fn main() {}
+//! The process: arguments in, exit code out.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    parity::cli::main()
+}

@@ -93,6 +93,18 @@ impl Inspect {
     }
 }
 
+/// Runs the command.
+pub fn main(args: &Inspect) -> super::Outcome {
+    let mut text = Vec::new();
+    if args.raw_f32.is_some() {
+        args.run(&mut std::io::stdout().lock())?;
+    } else {
+        args.run(&mut text)?;
+        super::output::print(&String::from_utf8_lossy(&text))?;
+    }
+    Ok(std::process::ExitCode::SUCCESS)
+}
+
 fn unwritten(error: std::io::Error) -> Error {
     Error::new("standard output", format!("cannot be written: {error}"))
 }

@@ -10,6 +10,7 @@ use crate::dump::{Kept, Recording};
 use crate::engine::{Batch, Probe, Values};
 use crate::error::Result;
 use crate::report::TokenReport;
+use crate::report::detail::{Detail, GRID, Sketch};
 use parity_dump::Writer;
 
 /// What a live comparison looks at.
@@ -24,6 +25,14 @@ pub struct LiveOptions<'a> {
     pub tolerances: &'a Tolerances,
     /// Where the whole candidate is written to, if it is.
     pub writer: Option<Writer>,
+    /// Whether to draw the differences.
+    pub pictures: bool,
+    /// Token positions of the whole run.
+    pub n_rows: usize,
+    /// Told after each output: how many so far, of how many.
+    pub progress: &'a (dyn Fn(usize, usize) + Sync),
+    /// Outputs that will come.
+    pub n_expected: usize,
 }
 
 /// A probe that compares each row with the reference's as it is computed, and keeps what an audit reads.
@@ -34,6 +43,8 @@ pub struct Live<'a> {
     sums: BTreeMap<Checkpoint, Accumulator>,
     row_shapes: BTreeMap<Checkpoint, Vec<usize>>,
     tokens: TokenSums,
+    sketches: BTreeMap<Checkpoint, Sketch>,
+    n_recorded: usize,
 }
 
 /// What a live comparison ends with.
@@ -42,6 +53,8 @@ pub struct LiveResult {
     pub comparisons: Vec<Comparison>,
     /// What the logits say, where they were compared.
     pub tokens: Option<TokenReport>,
+    /// Pictures of the differences, in execution order.
+    pub details: Vec<Detail>,
     /// The rows that an audit reads.
     pub kept: Kept,
 }
@@ -56,6 +69,8 @@ impl<'a> Live<'a> {
             sums: BTreeMap::new(),
             row_shapes: BTreeMap::new(),
             tokens: TokenSums::default(),
+            sketches: BTreeMap::new(),
+            n_recorded: 0,
         }
     }
 
@@ -80,12 +95,12 @@ impl<'a> Live<'a> {
 
     /// The numbers, the kept rows, and the dump finished.
     pub fn finish(self) -> Result<LiveResult> {
-        let Live { options, reference, kept, mut sums, row_shapes, tokens } = self;
+        let Live { options, reference, kept, mut sums, row_shapes, tokens, sketches, .. } = self;
         if let Some(writer) = options.writer {
             writer.finish()?;
         }
         let Some(reference) = reference else {
-            return Ok(LiveResult { comparisons: Vec::new(), tokens: None, kept });
+            return Ok(LiveResult { comparisons: Vec::new(), tokens: None, details: Vec::new(), kept });
         };
         let common = common_positions(kept.tokens(), reference.tokens());
         let compare = |checkpoint: Checkpoint| {
@@ -105,7 +120,24 @@ impl<'a> Live<'a> {
             finish(checkpoint, status, ours, sums, &tolerance, u64::from(common))
         };
         let comparisons = options.compared.iter().copied().map(compare).collect();
-        Ok(LiveResult { comparisons, tokens: tokens.report(), kept })
+        let details = sketches.into_values().map(Sketch::finish).collect();
+        Ok(LiveResult { comparisons, tokens: tokens.report(), details, kept })
+    }
+
+    /// Adds the rows to the picture, in order of position.
+    fn draw_rows(&mut self, checkpoint: Checkpoint, rows: &Rows<'_>) {
+        let Some(reference) = self.reference.filter(|_| self.options.pictures) else { return };
+        let sketch = || Sketch::new(checkpoint, self.options.n_rows, &rows.shape, GRID);
+        let Some(mut sketch) = self.sketches.remove(&checkpoint).or_else(sketch) else { return };
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for t in 0..rows.len {
+            let position = rows.first + t as u32;
+            let ours = rows.row(t, &mut ours);
+            if reference.row(checkpoint, position, &mut theirs) && ours.len() == theirs.len() {
+                sketch.row(position, ours, &theirs);
+            }
+        }
+        self.sketches.insert(checkpoint, sketch);
     }
 
     /// Adds the rows to the sums, in parallel.
@@ -173,6 +205,7 @@ impl Probe for Live<'_> {
         let rows = Rows::new(checkpoint, batch.first as u32, shape, values);
         if self.options.compared.contains(&checkpoint) {
             self.compare_rows(checkpoint, &rows);
+            self.draw_rows(checkpoint, &rows);
             self.row_shapes.entry(checkpoint).or_insert_with(|| rows.shape.clone());
         }
         if self.options.audited.contains(&checkpoint) {
@@ -187,6 +220,8 @@ impl Probe for Live<'_> {
         if let Some(writer) = &mut self.options.writer {
             writer.tensor_f32(checkpoint, shape, values)?;
         }
+        self.n_recorded += 1;
+        (self.options.progress)(self.n_recorded, self.options.n_expected);
         Ok(())
     }
 }

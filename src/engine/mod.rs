@@ -5,6 +5,7 @@ use crate::error::Result;
 use parity_dump::manifest::Producer;
 
 pub mod cpu;
+pub mod device;
 
 /// Consecutive token positions that are computed in one step.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,5 +1,8 @@
 //! Planted mistakes in data: what a node reads or writes, changed on the way.
 
+use crate::model::graph::{Rope, WeightRef};
+use crate::numerics::Storage;
+
 /// A change of what goes into a node or comes out of it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Edit {
@@ -21,9 +24,90 @@ impl Edit {
     }
 }
 
-/// A change of a matrix whose rows are token positions.
+/// A change of a matrix (rows, width) whose rows are the token positions of one step.
+///
+/// Changes that mix rows ([`Change::mixes_rows`]) are meant for whole steps: a judge that looks at several
+/// steps applies them step by step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     /// Every value times a factor.
     Scale(f64),
+    /// Every value plus a constant.
+    Offset(f64),
+    /// Every value replaced.
+    Fill(f64),
+    /// A weight vector (width,) added to every row.
+    AddVector {
+        /// (width,)
+        vector: WeightRef,
+        /// How often it is added.
+        times: f64,
+    },
+    /// Every head turned.
+    Rope(Rope),
+    /// Column c takes what column `from[c]` held.
+    Columns(Vec<u32>),
+    /// Row r takes what row r - k held; the first k rows stay.
+    RowsBehind(usize),
+    /// Every row takes what the first row held.
+    FirstRow,
+    /// The buffer (H, T, E) read as (T, H, E): a transposition left out.
+    HeadsFirst {
+        /// H
+        heads: usize,
+    },
+    /// Rows lie `stride` values apart in the buffer but are read as if they lay side by side. The gap
+    /// holds zeros; where the stride is below the width, a row starts within the one before.
+    Stride(usize),
+    /// One value of the last row is NaN: the one in column width/2.
+    Nan,
+    /// Values beyond the limit are infinite.
+    Overflow(Limit),
+    /// The last row holds what lay in memory: numbers of any size.
+    Garbage,
+    /// Rounded to a narrower type and back.
+    Round(Storage),
+    /// Written as one 16-bit type, read as another.
+    Reinterpret {
+        /// The type it is written in.
+        from: Storage,
+        /// The type it is read as.
+        to: Storage,
+    },
+    /// For a cached input: the rows of a step after the first are not yet in the cache, which holds zeros.
+    UnwrittenStep,
+}
+
+/// Beyond which magnitude a value overflows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Limit {
+    /// A magnitude.
+    Above(f64),
+    /// The largest magnitude of the matrix: what overflows first.
+    Largest,
+}
+
+impl Change {
+    /// Whether a row's new value depends on other rows of its step.
+    pub fn mixes_rows(&self) -> bool {
+        match self {
+            Change::RowsBehind(_)
+            | Change::FirstRow
+            | Change::HeadsFirst { .. }
+            | Change::Stride(_)
+            | Change::Nan
+            | Change::Overflow(Limit::Largest)
+            | Change::Garbage
+            | Change::UnwrittenStep => true,
+            Change::Scale(_)
+            | Change::Offset(_)
+            | Change::Fill(_)
+            | Change::AddVector { .. }
+            | Change::Rope(_)
+            | Change::Columns(_)
+            | Change::Overflow(Limit::Above(_))
+            | Change::Round(_)
+            | Change::Reinterpret { .. } => false,
+        }
+    }
 }

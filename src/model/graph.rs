@@ -45,6 +45,35 @@ pub enum Reading {
     Transposed,
     /// w[r, c] = buffer[(r + k)·C + c], rows counted round the end.
     RowShift(i64),
+    /// The rows of every head of `width` rows in another order: halves (i, i + width/2) where the file has
+    /// pairs (2i, 2i + 1), or the reverse.
+    HeadRows {
+        /// Rows of one head.
+        width: usize,
+        /// Whether pairs are taken for halves, or halves for pairs.
+        pairs_for_halves: bool,
+    },
+    /// The memory was never filled: zeros.
+    Unfilled,
+    /// Its blocks are decoded wrongly.
+    Misread(Misreading),
+}
+
+/// Mistakes in decoding the blocks of a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Misreading {
+    /// Low and high nibble of every byte exchanged.
+    NibblesSwapped,
+    /// Byte i taken for values 2i and 2i + 1.
+    NibblesInSequence,
+    /// Minimum (or the constant offset of the quants) left out.
+    NoMinimum,
+    /// The scale of the following block used.
+    NeighbourScale,
+    /// The two high bits of the packed 6-bit scales and minima left out.
+    LowScaleBits,
+    /// F16 bits taken for BF16, or the reverse.
+    OtherHalf,
 }
 
 /// What a node computes. T rows; inputs in the order of [`Node::inputs`].
@@ -160,6 +189,10 @@ pub enum RopePosition {
     Zero,
     /// Counted from the start of the step it is computed in: right in a first prefill, wrong in decode.
     InStep,
+    /// Its own plus a constant in every step after the first.
+    ShiftInDecode(i64),
+    /// Its own times numerator/denominator.
+    Scaled(u32, u32),
 }
 
 /// Grouped-query attention with a causal mask.

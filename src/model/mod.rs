@@ -15,6 +15,7 @@ pub mod weights;
 
 mod build;
 mod llama;
+pub mod misread;
 mod qwen2;
 mod qwen3;
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::error::{Error, Result};
 use crate::gguf::{DType, Gguf, TensorRef};
 use crate::model::graph::{Reading, WeightRef};
+use crate::model::misread;
 use crate::scalar::Scalar;
 
 /// A weight matrix (rows, cols) as a node reads it. A vector is one row.
@@ -56,6 +57,15 @@ impl<'a> Weight<'a> {
                 }
             }
             Reading::Transposed => self.decode_transposed(rows, out),
+            Reading::HeadRows { width, pairs_for_halves } => {
+                let cols = self.cols();
+                for (row, out) in rows.zip(out.chunks_exact_mut(cols)) {
+                    let from = head_row(row, width.max(2), pairs_for_halves).min(self.rows() - 1);
+                    self.tensor.decode_rows(from..from + 1, out);
+                }
+            }
+            Reading::Unfilled => out.fill(S::ZERO),
+            Reading::Misread(misreading) => misread::decode_rows(misreading, &self.tensor, rows, out),
         }
     }
 
@@ -88,5 +98,16 @@ impl<'a> Weight<'a> {
         crate::gguf::decode(info.dtype, stored, &mut decoded);
         let skip = start - blocks.start * len;
         out.copy_from_slice(&decoded[skip..skip + out.len()]);
+    }
+}
+
+/// The row of the file that a reader takes for `row` when it mistakes pairs for halves, or the reverse.
+fn head_row(row: usize, width: usize, pairs_for_halves: bool) -> usize {
+    let (head, within) = (row / width * width, row % width);
+    let half = width / 2;
+    head + match pairs_for_halves {
+        // Taken for halves: i and i + half; the file has that pair at 2i and 2i + 1.
+        true => within % half * 2 + within / half,
+        false => within % 2 * half + within / 2,
     }
 }

@@ -16,7 +16,7 @@ use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
 
 mod attention;
-mod change;
+pub(crate) mod change;
 mod linear;
 mod norm;
 mod pointwise;
@@ -65,7 +65,7 @@ pub fn execute<S: Scalar>(
     inputs: Inputs<'_, S>,
     numerics: &Numerics,
 ) -> Result<Matrix<S>> {
-    let changed = change::inputs(node, &inputs);
+    let changed = change::inputs(node, gguf, &inputs)?;
     let values: Vec<View<'_, S>> = changed.iter().map(|value| value.view()).collect();
     check_shapes(node, gguf, &values, inputs.rows)?;
     let rows = inputs.rows;
@@ -92,7 +92,7 @@ pub fn execute<S: Scalar>(
     };
     for edit in &node.edits {
         if let Edit::Output(change) = edit {
-            change::apply(change, &mut out, rows);
+            change::apply(change, gguf, &mut out, rows)?;
         }
     }
     Ok(out)

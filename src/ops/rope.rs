@@ -47,6 +47,9 @@ fn turned_position(position: RopePosition, rows: Rows<'_>, t: usize) -> f64 {
         RopePosition::Shift(shift) => own + shift as f64,
         RopePosition::Zero => 0.0,
         RopePosition::InStep => own - f64::from(rows.steps[t].start),
+        RopePosition::ShiftInDecode(_) if rows.steps[t].start == 0 => own,
+        RopePosition::ShiftInDecode(shift) => own + shift as f64,
+        RopePosition::Scaled(numerator, denominator) => own * f64::from(numerator) / f64::from(denominator),
     }
 }
 

@@ -28,6 +28,27 @@ impl Default for Layout {
     }
 }
 
+impl Layout {
+    /// What standard output is: the terminal's width, and colour unless `NO_COLOR` is set or it is a pipe.
+    pub fn of_stdout() -> Layout {
+        let terminal = console_width();
+        let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        Layout {
+            width: terminal.unwrap_or(Layout::default().width),
+            color: terminal.is_some() && !no_color && !dumb,
+            all: false,
+        }
+    }
+}
+
+/// Columns of the terminal on standard output; `None` for a pipe or a file.
+fn console_width() -> Option<usize> {
+    use std::io::IsTerminal;
+    let is_terminal = std::io::stdout().is_terminal();
+    is_terminal.then(|| Table::new().width().map_or(Layout::default().width, usize::from))
+}
+
 /// The text, lines ended by newlines.
 pub fn render(report: &Report, layout: &Layout) -> String {
     let width = layout.width.max(NARROWEST);

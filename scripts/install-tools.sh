@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Installs what the tests and CI use beyond Rust, where it is missing: a C++ compiler, Python, Node, Chromium.
+set -euo pipefail
+need=()
+command -v g++ >/dev/null || need+=(g++)
+command -v python3 >/dev/null || need+=(python3)
+python3 -c 'import venv, ensurepip' 2>/dev/null || need+=(python3-venv)
+command -v npm >/dev/null || need+=(npm)
+command -v chromium >/dev/null || need+=(chromium)
+if ((${#need[@]})); then
+  sudo=$(command -v sudo || true)
+  $sudo apt-get update -qq
+  $sudo apt-get install -y -qq "${need[@]}"
+fi
+rustup component add rustfmt clippy 2>/dev/null || true

@@ -1,0 +1,61 @@
+//! The commands: flags as they are typed, turned into options as they are meant. One file per command.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::error::Result;
+use crate::report::Verdict;
+
+mod diff;
+mod inspect;
+mod output;
+mod progress;
+mod run;
+mod shared;
+
+/// Finds the first tensor where an LLM inference engine leaves llama.cpp, says whether that is rounding or
+/// a bug, and names the bug.
+#[derive(Parser)]
+#[command(version, max_term_width = 100, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 parity, 1 divergence, 2 could not judge.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the instrumented engine on a prompt and hold it against llama.cpp, checkpoint by checkpoint.
+    Run(run::Args),
+    /// Compare two dumps; with the model, audit both.
+    Diff(diff::Args),
+    /// What a GGUF file or a dump holds, and what looks wrong in it.
+    Inspect(inspect::Inspect),
+}
+
+/// Parses the arguments, runs the command, and says how it went.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match cli.command {
+        Command::Run(args) => run::main(&args),
+        Command::Diff(args) => diff::main(&args),
+        Command::Inspect(args) => inspect::main(&args),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            exit_code(Verdict::Undecided)
+        }
+    }
+}
+
+/// The exit code of a report's verdict.
+fn exit_code(verdict: Verdict) -> ExitCode {
+    ExitCode::from(verdict.exit_code())
+}
+
+/// What every command returns.
+type Outcome = Result<ExitCode>;

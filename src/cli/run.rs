@@ -1,0 +1,111 @@
+//! `parity run`: the instrumented engine on a prompt, held against llama.cpp.
+
+use std::path::PathBuf;
+
+use super::Outcome;
+use super::output::OutputArgs;
+use super::progress::Progress;
+use super::shared::{self, SelectArgs, ToleranceArgs};
+use crate::engine::device::Device;
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::numerics::Numerics;
+use crate::run::{RunOptions, run};
+use crate::tokenizer::Tokenizer;
+
+/// Flags of `parity run`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// GGUF model; the tiny Qwen2 that ships with parity where absent
+    #[arg(short, long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    prompt: PromptArgs,
+    /// Decode steps after the prompt, each compared: the reference's tokens, or greedy
+    #[arg(short, long, value_name = "N")]
+    n_predict: Option<usize>,
+    /// Dump to compare with; looked for by model and tokens where absent
+    #[arg(long, value_name = "DIR")]
+    reference: Option<PathBuf>,
+    /// Keep the candidate's dump in this folder
+    #[arg(long, value_name = "DIR")]
+    dump: Option<PathBuf>,
+    /// Where to run: auto, cpu, cuda, cuda:N
+    #[arg(long, value_name = "DEVICE", default_value_t)]
+    device: Device,
+    /// The engine's arithmetic: f32, f64, llama-cpu
+    #[arg(long, value_name = "WORDS", default_value_t)]
+    numerics: Numerics,
+    /// Prefill in pieces of so many tokens
+    #[arg(long, value_name = "N")]
+    chunk: Option<usize>,
+    /// Threads; all cores where absent
+    #[arg(short, long, value_name = "N")]
+    threads: Option<usize>,
+    #[command(flatten)]
+    select: SelectArgs,
+    #[command(flatten)]
+    tolerance: ToleranceArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// What to run on.
+#[derive(clap::Args)]
+#[group(multiple = false)]
+pub struct PromptArgs {
+    /// Prompt
+    #[arg(short, long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// File that holds the prompt
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Token ids instead of a text: 1,2,3
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    tokens: Vec<u32>,
+}
+
+impl PromptArgs {
+    /// The text, and the tokens: none where neither was given.
+    fn read(&self, model: &Model) -> Result<(Option<String>, Vec<u32>)> {
+        let text = match (&self.prompt, &self.file) {
+            (Some(text), _) => Some(text.clone()),
+            (None, Some(path)) => {
+                let text = std::fs::read_to_string(path);
+                Some(text.map_err(|e| Error::file(path, format!("cannot be read as a prompt: {e}")))?)
+            }
+            (None, None) => None,
+        };
+        let tokens = match &text {
+            Some(text) => Tokenizer::from_gguf(&model.gguf)?.encode(text)?,
+            None => self.tokens.clone(),
+        };
+        Ok((text, tokens))
+    }
+}
+
+/// Runs the command.
+pub fn main(args: &Args) -> Outcome {
+    shared::set_threads(args.threads)?;
+    let folder = args.output.folder()?;
+    let model = shared::model(args.model.as_ref())?;
+    let (prompt, tokens) = args.prompt.read(&model)?;
+    let options = RunOptions {
+        tokens,
+        prompt,
+        n_predict: args.n_predict,
+        reference: args.reference.clone(),
+        dump: args.dump.clone(),
+        device: args.device,
+        numerics: args.numerics,
+        selection: args.select.selection()?,
+        tolerances: args.tolerance.tolerances()?,
+        chunk: args.chunk,
+        allow_missing: args.select.allow_missing,
+        pictures: folder.is_some(),
+    };
+    let progress = Progress::new("running");
+    let report = run(&model, &model.graph, &options, &|done, all| progress.set(done, all))?;
+    drop(progress);
+    args.output.deliver(folder, report)
+}

@@ -1,0 +1,80 @@
+//! Flags that several commands share.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::compare::{Tolerance, Tolerances};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::references;
+use crate::select::{Layers, Selection};
+
+/// Which checkpoints are looked at.
+#[derive(Args)]
+pub struct SelectArgs {
+    /// Layers to look at: 0, 0..3 (both ends included), 5.. (to the last)
+    #[arg(long, value_name = "LAYERS")]
+    layer: Option<Layers>,
+    /// Checkpoints to look at, by pattern; may be given several times
+    #[arg(long, value_name = "GLOB")]
+    checkpoint: Vec<String>,
+    /// Accept that one side lacks checkpoints
+    #[arg(long)]
+    pub allow_missing: bool,
+}
+
+impl SelectArgs {
+    /// The selection they mean.
+    pub fn selection(&self) -> Result<Selection> {
+        Selection::new(self.layer, &self.checkpoint)
+    }
+}
+
+/// The user's tolerances.
+#[derive(Args)]
+pub struct ToleranceArgs {
+    /// Largest |a-b| allowed relative to |b|, added to --atol
+    #[arg(long, value_name = "X")]
+    rtol: Option<f64>,
+    /// Largest |a-b| allowed
+    #[arg(long, value_name = "X")]
+    atol: Option<f64>,
+    /// Largest |a-b|² / |b|² of a tensor allowed
+    #[arg(long, value_name = "X")]
+    nmse: Option<f64>,
+    /// TOML file of tolerances by checkpoint pattern
+    #[arg(long, value_name = "FILE")]
+    tolerances: Option<PathBuf>,
+}
+
+impl ToleranceArgs {
+    /// The tolerances they mean.
+    pub fn tolerances(&self) -> Result<Tolerances> {
+        for (flag, value) in [("--rtol", self.rtol), ("--atol", self.atol), ("--nmse", self.nmse)] {
+            if let Some(value) = value.filter(|value| !(*value >= 0.0)) {
+                return Err(Error::new(flag, "is no tolerance").expected("0 or more").found(value));
+            }
+        }
+        let all = Tolerances::uniform(Tolerance { rtol: self.rtol, atol: self.atol, nmse: self.nmse });
+        match &self.tolerances {
+            Some(path) => all.with_file(path),
+            None => Ok(all),
+        }
+    }
+}
+
+/// Opens the model that was named, or the one that ships with parity.
+pub fn model(path: Option<&PathBuf>) -> Result<Model> {
+    match path {
+        Some(path) => Model::open(path),
+        None => Model::open(&references::default_model()?),
+    }
+}
+
+/// Uses so many threads for everything.
+pub fn set_threads(threads: Option<usize>) -> Result<()> {
+    let Some(threads) = threads else { return Ok(()) };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+    pool.build_global().map_err(|e| Error::new("--threads", e))
+}

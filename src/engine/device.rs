@@ -1,0 +1,64 @@
+//! Which engine runs: `--device auto|cpu|cuda[:N]`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::Engine;
+use super::cpu::CpuEngine;
+use crate::error::Result;
+use crate::model::Model;
+use crate::model::graph::Graph;
+use crate::numerics::{Numerics, Products};
+
+/// Where a graph is executed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    /// The first GPU if there is one, else the CPU.
+    #[default]
+    Auto,
+    /// All cores.
+    Cpu,
+    /// The GPU of this number.
+    Cuda(usize),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Device, String> {
+        match text.split_once(':').unwrap_or((text, "0")) {
+            ("auto", "0") => Ok(Device::Auto),
+            ("cpu", "0") => Ok(Device::Cpu),
+            ("cuda", number) => {
+                number.parse().map(Device::Cuda).map_err(|_| format!("`{number}` is no device number"))
+            }
+            _ => Err(format!("`{text}` is no device; expected auto, cpu, cuda or cuda:N")),
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Auto => f.write_str("auto"),
+            Device::Cpu => f.write_str("cpu"),
+            Device::Cuda(number) => write!(f, "cuda:{number}"),
+        }
+    }
+}
+
+/// An engine on a device for `graph`, which may carry planted mistakes.
+pub fn open<'m>(
+    device: Device,
+    model: &'m Model,
+    graph: Graph,
+    numerics: Numerics,
+) -> Result<Box<dyn Engine + 'm>> {
+    match device {
+        Device::Auto | Device::Cpu => Ok(match numerics.products {
+            Products::F64 => Box::new(CpuEngine::<f64>::new(&model.gguf, graph, numerics)),
+            _ => Box::new(CpuEngine::<f32>::new(&model.gguf, graph, numerics)),
+        }),
+        Device::Cuda(_) => Err(crate::error::Error::new("--device cuda", "not built in")),
+    }
+}

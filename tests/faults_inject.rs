@@ -1,0 +1,78 @@
+//! Faults are planted where they are told to sit, and refused where they cannot.
+
+use std::path::{Path, PathBuf};
+
+use parity::faults::inject::{Spec, plant};
+use parity::faults::{Argument, catalogue};
+use parity::model::Model;
+
+/// A tiny model, or `None` where neither the repository nor `PARITY_MODELS` has it.
+fn tiny(name: &str) -> Option<Model> {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("reference-dumps/models");
+    let folders = [std::env::var_os("PARITY_MODELS").map(PathBuf::from), Some(own)];
+    let path = folders.into_iter().flatten().map(|dir| dir.join(name)).find(|path| path.exists())?;
+    Some(Model::open(&path).unwrap())
+}
+
+fn specs(texts: &[&str]) -> Vec<Spec> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+#[test]
+fn every_fault_can_be_planted_in_one_of_the_tiny_models() {
+    let models = ["qwen2-tiny-py-F16.gguf", "qwen2-tiny-py-Q4_K_M.gguf"].map(tiny);
+    let [Some(_), Some(_)] = models else { return eprintln!("SKIP: no tiny models") };
+    for fault in catalogue::all() {
+        let planted = models.iter().flatten().any(|model| {
+            let mut graph = model.graph.clone();
+            let planted = plant(&mut graph, &specs(&[fault.name]), model);
+            planted.is_ok_and(|planted| {
+                assert!(!planted[0].nodes.is_empty(), "{}", fault.name);
+                assert!(!planted[0].sentence.is_empty(), "{}", fault.name);
+                graph != model.graph
+            })
+        });
+        // The tiny models have no frequency factors.
+        assert!(planted || fault.name == "rope.no_freqs", "{} changes nothing", fault.name);
+    }
+}
+
+#[test]
+fn a_fault_sits_where_it_is_told_to() {
+    let Some(model) = tiny("qwen2-tiny-py-F16.gguf") else { return eprintln!("SKIP: no tiny models") };
+    let nodes = |spec: &str| -> Vec<String> {
+        let planted = plant(&mut model.graph.clone(), &specs(&[spec]), &model).unwrap();
+        planted[0].nodes.iter().map(ToString::to_string).collect()
+    };
+    assert_eq!(nodes("rope.base@3"), ["blk.3.q_rope", "blk.3.k_rope"]);
+    assert_eq!(nodes("rope.base@blk.1.k_rope"), ["blk.1.k_rope"]);
+    assert_eq!(nodes("linear.no_bias@0..1").len(), 6);
+    assert_eq!(nodes("attn.kv_head@2"), ["blk.2.attn_ctx"]);
+    assert_eq!(nodes("norm.eps=1e-3@final_norm"), ["final_norm"]);
+    assert_eq!(nodes("residual.missing").len(), 4);
+    assert_eq!(nodes("logits.stride"), ["logits"]);
+
+    let mut graph = model.graph.clone();
+    let planted = plant(&mut graph, &specs(&["rope.base=5000@2", "data.nan@blk.3.v"]), &model).unwrap();
+    assert_eq!(planted[0].argument, Argument::Number(5000.0));
+    assert_eq!(planted[0].sentence, "RoPE base is 5000, the model says 1000000");
+    assert_eq!(planted[1].nodes[0].to_string(), "blk.3.v");
+}
+
+#[test]
+fn what_cannot_be_planted_is_refused_with_a_reason() {
+    let Some(model) = tiny("qwen2-tiny-py-F16.gguf") else { return eprintln!("SKIP: no tiny models") };
+    let refusal = |spec: &str| match spec.parse::<Spec>() {
+        Ok(spec) => plant(&mut model.graph.clone(), &[spec], &model).unwrap_err().to_string(),
+        Err(error) => error.to_string(),
+    };
+    assert!(refusal("rope.bsae@1").contains("rope.base"), "{}", refusal("rope.bsae@1"));
+    assert!(refusal("rope.base@4").contains("layers 0 to 3"));
+    assert!(refusal("rope.base@three").contains("a layer (3)"));
+    assert!(refusal("rope.base=wide").contains("base: a number"));
+    assert!(refusal("rope.none=3").contains("no argument"));
+    assert!(refusal("embed.transposed@1").contains("outside the layers"));
+    assert!(refusal("rope.base@blk.0.ffn_norm").contains("blk.0.ffn_norm has no place"));
+    assert!(refusal("rope.base@blk.9.q_rope").contains("no such node"));
+    assert!(refusal("rope.partial=7").contains("the argument 7"));
+}
