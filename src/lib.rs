@@ -38,4 +38,6 @@ pub mod findings;
 
 pub mod run;
 
+pub mod gate;
+
 pub mod cli;

@@ -8,6 +8,8 @@ use crate::error::Result;
 use crate::report::Verdict;
 
 mod diff;
+mod diff_reports;
+mod gate;
 mod inspect;
 mod output;
 mod progress;
@@ -31,6 +33,10 @@ enum Command {
     Run(run::Args),
     /// Compare two dumps; with the model, audit both.
     Diff(diff::Args),
+    /// Run a suite of cases against its baseline, for CI.
+    Gate(gate::Args),
+    /// Whether parity got better or worse between two reports.
+    DiffReports(diff_reports::Args),
     /// What a GGUF file or a dump holds, and what looks wrong in it.
     Inspect(inspect::Inspect),
 }
@@ -41,6 +47,8 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Run(args) => run::main(&args),
         Command::Diff(args) => diff::main(&args),
+        Command::Gate(args) => gate::main(&args),
+        Command::DiffReports(args) => diff_reports::main(&args),
         Command::Inspect(args) => inspect::main(&args),
     };
     match outcome {
