@@ -111,15 +111,12 @@ fn a_layer_stored_twice_is_seen() {
 #[test]
 fn missing_and_misshapen_tensors_are_seen() {
     let without = |name: &'static str| move |m: &mut GgufWriter| m.tensors.retain(|t| t.0 != name);
-    let findings = finds(
-        without("blk.1.attn_v.bias"),
-        Level::Unusual,
-        "blk.*.attn_v.bias",
-        "is missing in layer 1, 2 layers have it",
-    );
+    let name = "blk.*.attn_v.bias";
+    let findings = finds(without("blk.1.attn_v.bias"), Level::Wrong, name, "in layer 1, 2 layers have it");
     assert_eq!(findings.len(), 1);
-    let missing = without("blk.1.ffn_down.weight");
-    finds(missing, Level::Wrong, "architecture", "lacks tensor `blk.1.ffn_down.weight`");
+    let no_bias = |m: &mut GgufWriter| m.tensors.retain(|t| !t.0.ends_with("attn_v.bias"));
+    finds(no_bias, Level::Wrong, name, "is missing in all layers");
+    finds(without("output_norm.weight"), Level::Wrong, "output_norm.weight", "is missing");
     let layer = |m: &mut GgufWriter| m.tensors.retain(|t| !t.0.starts_with("blk.1."));
     finds(layer, Level::Wrong, "block_count", "says 3 layers, tensors of 1 of them are missing");
     let fewer = |m: &mut GgufWriter| set(m, "qwen2.block_count", Value::U32(2));
@@ -152,9 +149,14 @@ fn metadata_that_does_not_fit_is_seen() {
     let without = |key: &'static str| move |m: &mut GgufWriter| m.metadata.retain(|(known, _)| known != key);
     let merges = "tokenizer.ggml.merges";
     finds(without(merges), Level::Wrong, merges, "is missing");
-    finds(without("qwen2.rope.freq_base"), Level::Unusual, "rope.freq_base", "engines take 10000");
-    let eps = without("qwen2.attention.layer_norm_rms_epsilon");
-    finds(eps, Level::Wrong, "architecture", "layer_norm_rms_epsilon");
+    finds(without("qwen2.rope.freq_base"), Level::Unusual, "qwen2.rope.freq_base", "engines take 10000");
+    let eps = "qwen2.attention.layer_norm_rms_epsilon";
+    finds(without(eps), Level::Wrong, eps, "is missing");
+    let window = |m: &mut GgufWriter| {
+        m.metadata.push(("qwen2.attention.sliding_window".into(), Value::U32(128)));
+    };
+    let findings = finds(window, Level::Unusual, "architecture", "cannot be run by parity");
+    assert_eq!(findings.len(), 1);
     let other = |m: &mut GgufWriter| set(m, "general.architecture", Value::String("nonesuch".into()));
     finds(other, Level::Unusual, "architecture", "nonesuch");
 }
@@ -271,4 +273,43 @@ fn what_is_neither_is_an_error() {
     let path = folder.path().join("notes.txt");
     std::fs::write(&path, "no model").unwrap();
     assert!(inspect(&path).unwrap_err().to_string().contains("is not a GGUF file"));
+}
+
+fn parity() -> assert_cmd::Command {
+    assert_cmd::Command::cargo_bin("parity").unwrap()
+}
+
+const MODEL_FILE: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/reference-dumps/models/qwen2-tiny-py-Q4_K_M.gguf");
+
+#[test]
+fn the_command_prints_text_json_and_tokens() {
+    let text = parity().args(["inspect", MODEL_FILE]).assert().success().get_output().stdout.clone();
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.contains("nothing looks wrong") && text.contains("[256, 4096]"), "{text}");
+    let args = ["inspect", MODEL_FILE, "-p", "def read_lines(path):", "--format", "json"];
+    let json = parity().args(args).assert().success().get_output().stdout.clone();
+    let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(json["tokens"], serde_json::json!([312, 863, 2039, 1444, 1518]));
+    assert_eq!(json["kind"], "model");
+    assert_eq!(json["findings"], serde_json::json!([]));
+    assert_eq!(json["glance"]["vocab_padding"], 96);
+    assert_eq!(json["metadata"]["qwen2.block_count"], 4);
+}
+
+#[test]
+fn the_command_writes_the_values_of_a_tensor() {
+    let args = ["inspect", MODEL_FILE, "--raw-f32", "blk.1.attn_v.weight"];
+    let bytes = parity().args(args).assert().success().get_output().stdout.clone();
+    let values: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let gguf = parity::gguf::Gguf::open(Path::new(MODEL_FILE)).unwrap();
+    assert_eq!(values, gguf.require_tensor("blk.1.attn_v.weight", &[64, 256]).unwrap().decode::<f32>());
+}
+
+#[test]
+fn the_command_cannot_judge_what_is_not_there() {
+    let absent = parity().args(["inspect", "absent.gguf"]).assert().code(2).get_output().stderr.clone();
+    assert!(String::from_utf8(absent).unwrap().contains("absent.gguf"));
+    let tensor = parity().args(["inspect", MODEL_FILE, "--raw-f32", "none"]).assert().code(2);
+    assert!(String::from_utf8(tensor.get_output().stderr.clone()).unwrap().contains("lacks tensor `none`"));
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::model::{Dims, EMBEDDING, Glance, OUTPUT, TensorReport, tokens};
-use super::{Finding, Level};
+use super::{Finding, Level, expected};
 use crate::gguf::{Array, Gguf, Value};
 
 /// Weights of a layer whose size leaves the median of their like in other layers by more than this are
@@ -19,26 +19,22 @@ pub fn all(
     glance: &Glance,
     tensors: &[TensorReport],
 ) -> Vec<Finding> {
-    let supported = glance.rope_pairing.is_some();
     let mut findings = Vec::new();
     findings.extend(embedding(glance));
     findings.extend(vocabulary(gguf, glance));
     findings.extend(tensors.iter().flat_map(values));
-    findings.extend(layers(dims, tensors));
+    findings.extend(layers(dims, tensors, &expected::in_layer(gguf)));
     findings.extend(sizes(tensors));
     findings.extend(twins(gguf, tensors));
     findings.extend(overlaps(gguf));
-    if supported {
-        findings.extend(shapes(dims, tensors));
-        findings.extend(rope_base(gguf, dims));
-    }
-    // The graph's builder stops at the first thing: nothing new where that is among the findings already.
+    findings.extend(expected::all(gguf, dims, tensors));
+    // The graph's builder stops at the first thing: nothing new where something wrong was found already.
+    // What is left to it are features of the model that parity has no graph for.
     if let Some(refused) = refused
         && !tensors.is_empty()
         && !findings.iter().any(|finding| finding.level == Level::Wrong)
     {
-        let level = if supported { Finding::wrong } else { Finding::unusual };
-        findings.push(level("architecture", format!("cannot be run by parity: {refused}")));
+        findings.push(Finding::unusual("architecture", format!("cannot be run by parity: {refused}")));
     }
     findings
 }
@@ -50,12 +46,6 @@ pub fn without_layer(name: &str) -> (Option<usize>, &str) {
         Some((layer, rest)) => (Some(layer), rest),
         None => (None, name),
     }
-}
-
-fn rope_base(gguf: &Gguf, dims: &Dims) -> Option<Finding> {
-    let absent = dims.rope_base.is_none() && gguf.tensors().len() > 0;
-    let text = "is missing: engines take 10000, whatever the model was trained with";
-    absent.then(|| Finding::unusual("rope.freq_base", text))
 }
 
 fn embedding(glance: &Glance) -> Option<Finding> {
@@ -137,7 +127,7 @@ fn values(tensor: &TensorReport) -> Vec<Finding> {
 }
 
 /// Tensors by name without layer, then by layer.
-fn by_suffix(tensors: &[TensorReport]) -> BTreeMap<&str, BTreeMap<usize, &TensorReport>> {
+pub fn by_suffix(tensors: &[TensorReport]) -> BTreeMap<&str, BTreeMap<usize, &TensorReport>> {
     let mut groups: BTreeMap<&str, BTreeMap<usize, &TensorReport>> = BTreeMap::new();
     for tensor in tensors {
         if let (Some(layer), suffix) = without_layer(&tensor.name) {
@@ -147,8 +137,8 @@ fn by_suffix(tensors: &[TensorReport]) -> BTreeMap<&str, BTreeMap<usize, &Tensor
     groups
 }
 
-/// Whether all layers are there and alike.
-fn layers(dims: &Dims, tensors: &[TensorReport]) -> Vec<Finding> {
+/// Whether all layers are there and alike; `needed` are tensors that none may lack.
+fn layers(dims: &Dims, tensors: &[TensorReport], needed: &[&str]) -> Vec<Finding> {
     let groups = by_suffix(tensors);
     let present: BTreeSet<usize> = groups.values().flat_map(|group| group.keys().copied()).collect();
     let mut findings = Vec::new();
@@ -170,9 +160,11 @@ fn layers(dims: &Dims, tensors: &[TensorReport]) -> Vec<Finding> {
     for (suffix, group) in groups {
         let absent: Vec<String> =
             present.iter().filter(|layer| !group.contains_key(layer)).map(usize::to_string).collect();
-        // Where most layers lack a tensor, the architecture alternates.
-        if !absent.is_empty() && absent.len() < group.len() {
-            let text = format!("is missing in layer {}, {} layers have it", absent.join(", "), group.len());
+        let text = format!("is missing in layer {}, {} layers have it", absent.join(", "), group.len());
+        if !absent.is_empty() && needed.contains(&suffix) {
+            findings.push(Finding::wrong(format!("blk.*.{suffix}"), text));
+        } else if !absent.is_empty() && absent.len() < group.len() {
+            // Where most layers lack a tensor, the architecture alternates.
             findings.push(Finding::unusual(format!("blk.*.{suffix}"), text));
         }
     }
@@ -236,40 +228,4 @@ fn overlaps(gguf: &Gguf) -> Vec<Finding> {
     overlapping
         .map(|pair| Finding::wrong(&pair[1].name, format!("starts inside the bytes of {}", pair[0].name)))
         .collect()
-}
-
-/// The shape that a tensor of a supported architecture has, slowest axis first, with the letters of its axes.
-fn expected_shape(suffix: &str, dims: &Dims) -> Option<(&'static str, Vec<usize>)> {
-    let (model, width) = (dims.model?, dims.head_width?);
-    let queries = dims.heads?.checked_mul(width)?;
-    let keys = dims.kv_heads?.checked_mul(width)?;
-    Some(match suffix {
-        "token_embd.weight" | "output.weight" => ("(V, D)", vec![dims.vocab?, model]),
-        "output_norm.weight" | "attn_norm.weight" | "ffn_norm.weight" => ("(D)", vec![model]),
-        "attn_q.weight" => ("(H·E, D)", vec![queries, model]),
-        "attn_k.weight" | "attn_v.weight" => ("(K·E, D)", vec![keys, model]),
-        "attn_q.bias" => ("(H·E)", vec![queries]),
-        "attn_k.bias" | "attn_v.bias" => ("(K·E)", vec![keys]),
-        "attn_q_norm.weight" | "attn_k_norm.weight" => ("(E)", vec![width]),
-        "attn_output.weight" => ("(D, H·E)", vec![model, queries]),
-        "ffn_gate.weight" | "ffn_up.weight" => ("(F, D)", vec![dims.ffn?, model]),
-        "ffn_down.weight" => ("(D, F)", vec![model, dims.ffn?]),
-        _ => return None,
-    })
-}
-
-/// Tensors of a supported architecture whose shapes are not what the metadata says.
-fn shapes(dims: &Dims, tensors: &[TensorReport]) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for tensor in tensors {
-        let Some((letters, expected)) = expected_shape(without_layer(&tensor.name).1, dims) else { continue };
-        if tensor.shape == expected {
-            continue;
-        }
-        let turned = tensor.gguf_ne == expected;
-        let what = if turned { "is transposed" } else { "has another shape than the metadata says" };
-        let text = format!("{what}: expected {letters} = {expected:?}, found {:?}", tensor.shape);
-        findings.push(Finding::wrong(&tensor.name, text));
-    }
-    findings
 }

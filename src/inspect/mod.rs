@@ -2,6 +2,7 @@
 
 mod checks;
 mod dump;
+mod expected;
 mod layout;
 mod model;
 mod stats;

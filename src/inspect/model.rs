@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use indexmap::IndexMap;
 use serde::Serialize;
 
 use super::Finding;
@@ -37,8 +38,8 @@ pub struct ModelInspection {
     pub quantisation: Quantisation,
     /// In the order of the file.
     pub tensors: Vec<TensorReport>,
-    /// Key and value, arrays and long strings cut.
-    pub metadata: Vec<(String, String)>,
+    /// Everything the file says about itself. Of arrays only type, length and first elements, as text.
+    pub metadata: IndexMap<String, serde_json::Value>,
     /// Token ids of the text that was given with `-p`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<Vec<u32>>,
@@ -168,8 +169,21 @@ fn report(gguf: &Gguf, refused: Option<String>) -> ModelInspection {
         dims,
         quantisation: quantisation(gguf),
         tensors,
-        metadata: gguf.metadata().iter().map(|(key, value)| (key.clone(), value.to_string())).collect(),
+        metadata: gguf.metadata().iter().map(|(key, value)| (key.clone(), json(value))).collect(),
         tokens: None,
+    }
+}
+
+fn json(value: &Value) -> serde_json::Value {
+    match value {
+        Value::String(text) => text.as_str().into(),
+        Value::Bool(value) => (*value).into(),
+        Value::U64(value) => (*value).into(),
+        Value::Array(_) => value.to_string().into(),
+        number => match number.as_integer().and_then(|integer| i64::try_from(integer).ok()) {
+            Some(integer) => integer.into(),
+            None => number.as_float().into(),
+        },
     }
 }
 

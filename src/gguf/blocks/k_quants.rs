@@ -10,29 +10,29 @@ use crate::scalar::Scalar;
 #[inline(always)]
 pub fn q2_k<S: Scalar>(block: &[u8; 84], out: &mut [S; 256]) {
     let scales: &[u8; 16] = part(block, 0);
-    let quants: &[u8; 64] = part(block, 16);
     let (d, dmin): (S, S) = (half(block, 80), half(block, 82));
-    for (group, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        let scale = d * int(scales[group] & 15);
-        let min = dmin * int(scales[group] >> 4);
-        let quants: &[u8; 16] = part(quants, two_bit_bytes(group));
-        let shift = two_bit_shift(group);
-        for l in 0..16 {
-            out[l] = scale * int((quants[l] >> shift) & 3) - min;
+    for (half_block, out) in out.as_chunks_mut::<128>().0.iter_mut().enumerate() {
+        let quants = two_bits(part(block, 16 + 32 * half_block));
+        for (group, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+            let packed = scales[8 * half_block + group];
+            let (scale, min) = (d * int(packed & 15), dmin * int(packed >> 4));
+            for l in 0..16 {
+                out[l] = scale * int(quants[16 * group + l]) - min;
+            }
         }
     }
 }
 
-/// Where the 2-bit quants of a group of 16 lie: 32 bytes hold 128 values, 4 planes of 32.
+/// The 128 two-bit quants of 32 bytes: 32 in the lowest bits, the next 32 above them, and so on.
 #[inline(always)]
-const fn two_bit_bytes(group: usize) -> usize {
-    group / 8 * 32 + group % 2 * 16
-}
-
-/// By how many bits they are shifted up.
-#[inline(always)]
-const fn two_bit_shift(group: usize) -> usize {
-    group % 8 / 2 * 2
+fn two_bits(bytes: &[u8; 32]) -> [u8; 128] {
+    let mut quants = [0; 128];
+    for (plane, quants) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        for l in 0..32 {
+            quants[l] = (bytes[l] >> (2 * plane)) & 3;
+        }
+    }
+    quants
 }
 
 /// 32 bytes of third bits, 64 bytes of 2-bit quants, 12 bytes of 6-bit scales for groups of 16, d.
@@ -40,18 +40,20 @@ const fn two_bit_shift(group: usize) -> usize {
 #[inline(always)]
 pub fn q3_k<S: Scalar>(block: &[u8; 110], out: &mut [S; 256]) {
     let high: &[u8; 32] = part(block, 0);
-    let quants: &[u8; 64] = part(block, 32);
     let scales = q3_k_scales(part(block, 96));
     let d: S = half(block, 108);
-    for (group, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        let scale = d * int(scales[group] as i8 - 32);
-        let high: &[u8; 16] = part(high, group % 2 * 16);
-        let quants: &[u8; 16] = part(quants, two_bit_bytes(group));
-        let shift = two_bit_shift(group);
-        for l in 0..16 {
-            let third = (high[l] >> (group / 2)) & 1;
-            let quant = ((quants[l] >> shift) & 3) | (third << 2);
-            out[l] = scale * int(quant as i8 - 4);
+    for (half_block, out) in out.as_chunks_mut::<128>().0.iter_mut().enumerate() {
+        let mut quants = two_bits(part(block, 32 + 32 * half_block));
+        for (plane, quants) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            for l in 0..32 {
+                quants[l] |= ((high[l] >> (4 * half_block + plane)) & 1) << 2;
+            }
+        }
+        for (group, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+            let scale = d * int(scales[8 * half_block + group] as i8 - 32);
+            for l in 0..16 {
+                out[l] = scale * int(quants[16 * group + l] as i8 - 4);
+            }
         }
     }
 }
@@ -84,6 +86,17 @@ fn scales_mins<S: Scalar, const BYTES: usize>(block: &[u8; BYTES]) -> [(S, S); 8
         let (scale, min) = scale_min(j, part(block, 4));
         (d * int(scale), dmin * int(min))
     })
+}
+
+/// -dmin·min of the eight groups of 32 of a Q4_K or Q5_K block.
+pub fn minima_of_32<S: Scalar, const BYTES: usize>(block: &[u8; BYTES]) -> [S; 8] {
+    scales_mins::<S, _>(block).map(|(_, min)| -min)
+}
+
+/// -dmin·min of the sixteen groups of 16 of a Q2_K block.
+pub fn minima_of_16<S: Scalar>(block: &[u8; 84]) -> [S; 16] {
+    let dmin: S = half(block, 82);
+    std::array::from_fn(|group| -(dmin * int(block[group] >> 4)))
 }
 
 /// d, dmin, 12 bytes of scales, 128 bytes of nibbles: each 32 bytes hold two groups of 32.
@@ -124,18 +137,17 @@ pub fn q5_k<S: Scalar>(block: &[u8; 176], out: &mut [S; 256]) {
 pub fn q6_k<S: Scalar>(block: &[u8; 210], out: &mut [S; 256]) {
     let scales: &[u8; 16] = part(block, 192);
     let d: S = half(block, 208);
-    for (part_of_128, out) in out.as_chunks_mut::<128>().0.iter_mut().enumerate() {
-        let low: &[u8; 64] = part(block, 64 * part_of_128);
-        let high: &[u8; 32] = part(block, 128 + 32 * part_of_128);
+    for (half_block, out) in out.as_chunks_mut::<128>().0.iter_mut().enumerate() {
+        let low: &[u8; 64] = part(block, 64 * half_block);
+        let mut quants = two_bits(part(block, 128 + 32 * half_block));
+        for l in 0..64 {
+            quants[l] = (quants[l] << 4) | (low[l] & 15);
+            quants[64 + l] = (quants[64 + l] << 4) | (low[l] >> 4);
+        }
         for (group, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            let scale = d * int(scales[8 * part_of_128 + group] as i8);
-            // Groups 0 to 3 lie in the low nibbles of the 64 bytes, 4 to 7 in the high ones.
-            let low: &[u8; 16] = part(low, group % 4 * 16);
-            let high: &[u8; 16] = part(high, group % 2 * 16);
-            let (low_shift, high_shift) = (group / 4 * 4, group / 2 * 2);
+            let scale = d * int(scales[8 * half_block + group] as i8);
             for l in 0..16 {
-                let quant = ((low[l] >> low_shift) & 15) | (((high[l] >> high_shift) & 3) << 4);
-                out[l] = scale * int(quant as i8 - 32);
+                out[l] = scale * int(quants[16 * group + l] as i8 - 32);
             }
         }
     }
