@@ -9,7 +9,9 @@ use crate::report::Verdict;
 
 mod audit;
 mod diff;
+mod diff_reports;
 mod faults;
+mod gate;
 mod inspect;
 mod output;
 mod progress;
@@ -40,6 +42,10 @@ enum Command {
     Audit(audit::Args),
     /// The mistakes that parity can name, and plant.
     Faults(faults::Args),
+    /// Run a suite of cases against its baseline, for CI.
+    Gate(gate::Args),
+    /// Whether parity got better or worse between two reports.
+    DiffReports(diff_reports::Args),
     /// What a GGUF file or a dump holds, and what looks wrong in it.
     Inspect(inspect::Args),
 }
@@ -53,6 +59,8 @@ pub fn main() -> ExitCode {
         Command::Diff(args) => diff::main(&args),
         Command::Audit(args) => audit::main(&args),
         Command::Faults(args) => faults::main(&args),
+        Command::Gate(args) => gate::main(&args),
+        Command::DiffReports(args) => diff_reports::main(&args),
         Command::Inspect(args) => inspect::main(&args),
     };
     match outcome {

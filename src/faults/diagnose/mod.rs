@@ -251,7 +251,7 @@ impl Trial<'_> {
             fault: found.faults.join(" + "),
             explains: found.explains,
             text: found.text.clone(),
-            fix: Some(found.fix.clone()),
+            fix: Some(found.fix.replace("{arch}", self.lab.site.model.config.architecture.name())),
         });
         for item in found.chain(recognised) {
             if diagnosis.iter().all(|known| known.fault != item.fault) {
