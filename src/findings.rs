@@ -162,7 +162,12 @@ pub fn by_numbers(comparison: &Comparison) -> Judged {
 }
 
 /// [`by_numbers`] where it is conclusive.
-pub fn obvious(comparison: &Comparison) -> Option<(CheckpointVerdict, String)> {
+fn obvious(comparison: &Comparison) -> Option<(CheckpointVerdict, String)> {
+    unmeasured(comparison).or_else(|| by_values(comparison))
+}
+
+/// The answer where there are no numbers: what is missing or reshaped.
+pub fn unmeasured(comparison: &Comparison) -> Option<(CheckpointVerdict, String)> {
     let verdict = match &comparison.status {
         Status::MissingCandidate => (CheckpointVerdict::Missing, "not in the candidate".to_owned()),
         Status::MissingReference => (CheckpointVerdict::Missing, "not in the reference".to_owned()),
@@ -171,16 +176,16 @@ pub fn obvious(comparison: &Comparison) -> Option<(CheckpointVerdict, String)> {
             CheckpointVerdict::Shape,
             format!("rows of {ours:?} in the candidate, {theirs:?} in the reference"),
         ),
-        Status::Compared => return by_values(comparison),
+        Status::Compared if comparison.numbers.is_none() => {
+            (CheckpointVerdict::Missing, "no token position that both sides have".to_owned())
+        }
+        Status::Compared => return None,
     };
     Some(verdict)
 }
 
 fn by_values(comparison: &Comparison) -> Option<(CheckpointVerdict, String)> {
-    let numbers = comparison.numbers.as_ref();
-    let Some(numbers) = numbers else {
-        return Some((CheckpointVerdict::Missing, "no token position that both sides have".to_owned()));
-    };
+    let numbers = comparison.numbers.as_ref()?;
     let Nonfinite { candidate, reference } = numbers.nonfinite;
     if candidate + reference > 0 {
         let text = format!("{candidate} NaN or Inf in the candidate, {reference} in the reference");

@@ -22,11 +22,15 @@ pub mod engine;
 
 pub mod dump;
 
+pub mod record;
+
 pub mod faults;
 
 pub mod inspect;
 
 pub mod report;
+
+pub mod audit;
 
 pub mod compare;
 
@@ -35,6 +39,8 @@ pub mod select;
 pub mod references;
 
 pub mod findings;
+
+pub mod evidence;
 
 pub mod run;
 

@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use crate::audit::{self, AuditRows, Audits};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Live, LiveOptions, LiveResult, Tolerances, argmax};
 use crate::dump::{self, Kept, Recording};
 use crate::engine::device::{self, Device};
 use crate::engine::{Batch, Engine};
 use crate::error::{Error, Result};
+use crate::evidence;
 use crate::findings::{self, Parts};
 use crate::model::Model;
 use crate::model::graph::Graph;
@@ -46,6 +48,8 @@ pub struct RunOptions {
     pub allow_missing: bool,
     /// Whether to draw the differences, for the HTML report.
     pub pictures: bool,
+    /// Token rows that both sides are audited at; no audit where absent.
+    pub audit: Option<AuditRows>,
 }
 
 /// Tells how far a run is: checkpoints computed so far, of how many.
@@ -54,7 +58,28 @@ pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 /// Runs the engine for `graph`, the model's own or one with planted mistakes, and reports.
 pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progress<'_>) -> Result<Report> {
     let reference = reference(model, options)?;
-    let plan = Plan::new(model, graph, options, reference.as_ref())?;
+    let mut plan = Plan::new(model, graph, options, reference.as_ref())?;
+    let result = pass(model, options, &plan, reference.as_ref(), progress)?;
+    let mut audits = audits(model, options, &plan, reference.as_ref(), &result.kept)?;
+    // Rows that differ more than those that were audited: computed once more, to be audited too.
+    let outliers = evidence::outliers(&result.comparisons, &plan.sample);
+    if audits.is_some() && !outliers.is_empty() {
+        plan.sample.extend(outliers);
+        let again = RunOptions { dump: None, pictures: false, ..options.clone() };
+        let kept = pass(model, &again, &plan, None, progress)?.kept;
+        audits = self::audits(model, options, &plan, reference.as_ref(), &kept)?;
+    }
+    Ok(report(options, reference.as_ref(), result, plan.notes, audits))
+}
+
+/// Runs the engine once, held against the reference as it goes.
+fn pass(
+    model: &Model,
+    options: &RunOptions,
+    plan: &Plan,
+    reference: Option<&Dump>,
+    progress: Progress<'_>,
+) -> Result<LiveResult> {
     let mut engine = device::open(options.device, model, plan.graph.clone(), options.numerics)?;
     let mut kept = Kept::new(engine.producer(), model.info());
     kept.manifest_mut().prompt.clone_from(&options.prompt);
@@ -70,10 +95,31 @@ pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progres
         progress,
         n_expected: plan.n_outputs(),
     };
-    let mut live = Live::new(live, reference.as_ref().map(|dump| dump as &dyn Recording), kept);
-    execute(engine.as_mut(), &plan, &mut live)?;
-    let result = live.finish()?;
-    Ok(report(options, reference.as_ref(), result, plan.notes))
+    let mut live = Live::new(live, reference.map(|dump| dump as &dyn Recording), kept);
+    execute(engine.as_mut(), plan, &mut live)?;
+    live.finish()
+}
+
+/// Audits both sides at the sampled rows.
+fn audits(
+    model: &Model,
+    options: &RunOptions,
+    plan: &Plan,
+    reference: Option<&Dump>,
+    kept: &Kept,
+) -> Result<Option<Audits>> {
+    if options.audit.is_none() {
+        return Ok(None);
+    }
+    let positions: Vec<u32> = plan.sample.iter().copied().collect();
+    let wants = |checkpoint: Checkpoint| plan.compared.contains(&checkpoint);
+    let how = audit::Options { positions: &positions, wants: &wants };
+    let sides: Vec<&dyn Recording> =
+        [Some(kept as &dyn Recording), reference.map(|dump| dump as &dyn Recording)]
+            .into_iter()
+            .flatten()
+            .collect();
+    audit::audit(&sides, &model.gguf, &model.graph, &how).map(Some)
 }
 
 /// The steps of a run and what is looked at.
@@ -98,14 +144,18 @@ impl Plan {
                 .expected(format!("layers 0 to {}, or a pattern such as 'blk.*.q_rope'", n_layers - 1))
         })?;
         let mut audited = compared.clone();
-        for node in graph.nodes.iter().filter(|node| compared.contains(&node.checkpoint)) {
-            audited.extend(&node.inputs);
+        if options.audit.is_some() {
+            // The audit reads what the healthy nodes read.
+            let healthy = model.graph.fused(|checkpoint| compared.contains(&checkpoint));
+            for node in healthy.nodes.iter().filter(|node| compared.contains(&node.checkpoint)) {
+                audited.extend(&node.inputs);
+            }
         }
         let (tokens, steps, notes) = steps(options, reference)?;
         // Greedy decoding needs the logits even where they are not looked at.
         let sampled = steps.last().is_some_and(|step| step.end > tokens.len());
         let end = if sampled { *graph.nodes.last().map_or(&last, |node| &node.checkpoint) } else { last };
-        let sample = (0..steps.last().map_or(0, |step| step.end) as u32).collect();
+        let sample = options.audit.map_or(BTreeSet::new(), |rows| rows.sample(&steps));
         Ok(Plan { graph: graph.until(end), tokens, steps, compared, audited, sample, notes })
     }
 
@@ -237,16 +287,28 @@ fn writer(dir: &std::path::Path, kept: &Kept) -> Result<Writer> {
     Ok(writer)
 }
 
-fn report(options: &RunOptions, reference: Option<&Dump>, result: LiveResult, notes: Vec<String>) -> Report {
+fn report(
+    options: &RunOptions,
+    reference: Option<&Dump>,
+    result: LiveResult,
+    mut notes: Vec<String>,
+    audits: Option<Audits>,
+) -> Report {
     let path = options.dump.as_ref().map(|dir| dir.display().to_string());
     let details = result.details;
+    notes.extend(audits.iter().flat_map(Audits::notes));
     let mut report = findings::assemble(Parts {
+        judged: audits
+            .as_ref()
+            .map(|audits| evidence::judged(&result.comparisons, audits))
+            .unwrap_or_default(),
         comparisons: result.comparisons,
         tokens: result.tokens,
         candidate: findings::side(&result.kept, path),
         reference: reference.map(|dump| findings::side(dump, Some(dump.path().display().to_string()))),
         notes,
         allow_missing: options.allow_missing,
+        rows_audited: audits.map(|audits| audits.rows_audited()),
         ..Parts::default()
     });
     report.details = details;

@@ -5,12 +5,15 @@ use std::path::{Path, PathBuf};
 
 use super::Outcome;
 use super::output::OutputArgs;
-use super::shared::{SelectArgs, ToleranceArgs};
+use super::shared::{AuditArgs, SelectArgs, ToleranceArgs};
+use crate::audit::{Audits, Options, audit};
 use crate::checkpoint::Checkpoint;
-use crate::compare;
+use crate::compare::{self, Comparison};
 use crate::dump::{self, Recording};
 use crate::error::Result;
+use crate::evidence;
 use crate::findings::{self, Parts};
+use crate::model::Model;
 use crate::report::detail::{GRID, detail};
 use parity_dump::Dump;
 
@@ -28,6 +31,11 @@ pub struct Args {
     select: SelectArgs,
     #[command(flatten)]
     tolerance: ToleranceArgs,
+    /// GGUF model of both dumps: with it both are audited
+    #[arg(short, long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    audit: AuditArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -45,10 +53,16 @@ pub fn main(args: &Args) -> Outcome {
         Some(_) => wanted.iter().filter_map(|c| detail(*c, &candidate, &reference, GRID)).collect(),
         None => Vec::new(),
     };
+    let comparisons = compare::recordings(&candidate, &reference, &wanted, &args.tolerance.tolerances()?);
+    let audits = audits(args, &candidate, &reference, &comparisons)?;
+    let mut notes = notes(&candidate, &reference)?;
+    notes.extend(audits.iter().flat_map(Audits::notes));
     let mut report = findings::assemble(Parts {
-        comparisons: compare::recordings(&candidate, &reference, &wanted, &args.tolerance.tolerances()?),
+        judged: audits.as_ref().map(|audits| evidence::judged(&comparisons, audits)).unwrap_or_default(),
+        comparisons,
         tokens: compare::tokens(&candidate, &reference),
-        notes: notes(&candidate, &reference)?,
+        notes,
+        rows_audited: audits.map(|audits| audits.rows_audited()),
         candidate: findings::side(&candidate, shown(&args.candidate)),
         reference: Some(findings::side(&reference, shown(&args.reference))),
         allow_missing: args.select.allow_missing,
@@ -56,6 +70,25 @@ pub fn main(args: &Args) -> Outcome {
     });
     report.details = details;
     args.output.deliver(folder, report)
+}
+
+/// Audits both sides, where the model is given: at a sample of the common rows, and at rows that stand out.
+fn audits(
+    args: &Args,
+    candidate: &Dump,
+    reference: &Dump,
+    comparisons: &[Comparison],
+) -> Result<Option<Audits>> {
+    let (Some(path), Some(rows)) = (&args.model, args.audit.rows()) else { return Ok(None) };
+    let model = Model::open(path)?;
+    let mut positions: BTreeSet<u32> = rows.positions(&candidate.manifest().steps).into_iter().collect();
+    let common = compare::common_positions(Recording::tokens(candidate), Recording::tokens(reference));
+    positions.retain(|position| *position < common);
+    positions.extend(evidence::outliers(comparisons, &positions));
+    let positions: Vec<u32> = positions.into_iter().collect();
+    let wanted: BTreeSet<Checkpoint> = comparisons.iter().map(|comparison| comparison.checkpoint).collect();
+    let options = Options { positions: &positions, wants: &|checkpoint| wanted.contains(&checkpoint) };
+    audit(&[candidate, reference], &model.gguf, &model.graph, &options).map(Some)
 }
 
 fn shown(path: &Path) -> Option<String> {

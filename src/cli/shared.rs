@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::audit::AuditRows;
 use crate::compare::{Tolerance, Tolerances};
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -61,6 +62,24 @@ impl ToleranceArgs {
             Some(path) => all.with_file(path),
             None => Ok(all),
         }
+    }
+}
+
+/// Whether and where exact arithmetic is asked.
+#[derive(Args)]
+pub struct AuditArgs {
+    /// Token rows that are computed again in exact arithmetic: all, or so many of them
+    #[arg(long, value_name = "N", default_value_t)]
+    audit_rows: AuditRows,
+    /// Compare only: without exact arithmetic, rounding and bugs are not told apart
+    #[arg(long, conflicts_with = "audit_rows")]
+    no_audit: bool,
+}
+
+impl AuditArgs {
+    /// The rows, unless there is to be no audit.
+    pub fn rows(&self) -> Option<AuditRows> {
+        (!self.no_audit).then_some(self.audit_rows)
     }
 }
 

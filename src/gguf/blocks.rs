@@ -47,6 +47,35 @@ fn decode_blocks<S: Scalar>(dtype: DType, bytes: &[u8], out: &mut [S]) {
     }
 }
 
+/// Values that share one minimum, where the type has minima: y = scale·q + minimum.
+pub fn minimum_group(dtype: DType) -> Option<usize> {
+    match dtype {
+        DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => Some(32),
+        DType::Q2_K => Some(16),
+        _ => None,
+    }
+}
+
+/// The minimum of every group of [`minimum_group`] values, in order; none where the type has none.
+pub fn minima<S: Scalar>(dtype: DType, bytes: &[u8]) -> Vec<S> {
+    match dtype {
+        DType::Q4_1 => each_minimum(bytes, |block: &[u8; 20]| [half(block, 2)]),
+        DType::Q5_1 => each_minimum(bytes, |block: &[u8; 24]| [half(block, 2)]),
+        DType::Q2_K => each_minimum(bytes, k_quants::minima_of_16),
+        DType::Q4_K => each_minimum(bytes, k_quants::minima_of_32::<S, 144>),
+        DType::Q5_K => each_minimum(bytes, k_quants::minima_of_32::<S, 176>),
+        _ => Vec::new(),
+    }
+}
+
+/// Calls `minima` on every block; its signature says how large blocks are.
+fn each_minimum<S, const BYTES: usize, const GROUPS: usize>(
+    bytes: &[u8],
+    minima: impl Fn(&[u8; BYTES]) -> [S; GROUPS],
+) -> Vec<S> {
+    bytes.as_chunks::<BYTES>().0.iter().flat_map(minima).collect()
+}
+
 /// Calls `block` on every block; its signature says how large blocks are.
 #[inline(always)]
 fn each_block<S, const BYTES: usize, const LEN: usize>(

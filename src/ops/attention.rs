@@ -8,12 +8,16 @@ use rayon::prelude::*;
 
 use super::Rows;
 use crate::model::graph::{Attention, KvMap, Mask};
-use crate::numerics::Numerics;
+use crate::numerics::{Numerics, Storage};
+use crate::ops::round::{AttentionRounding, stored};
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
 
 /// q·k, unscaled and unmasked: q (T, H·E), k (S, K·E), out (T, H·S).
-pub fn scores<S: Scalar>(op: &Attention, q: View<'_, S>, k: View<'_, S>, _numerics: &Numerics) -> Matrix<S> {
+pub fn scores<S: Scalar>(op: &Attention, q: View<'_, S>, k: View<'_, S>, numerics: &Numerics) -> Matrix<S> {
+    let rounding = AttentionRounding::of(numerics);
+    let (q, k) = (Stored::new(rounding.q, q), Stored::new(rounding.kv, k));
+    let (q, k) = (q.view(), k.view());
     let heads = per_head(op, |head| head_scores(op, head, q, k));
     interleave(q.rows, k.rows, &heads)
 }
@@ -36,14 +40,17 @@ pub fn context<S: Scalar>(
     op: &Attention,
     probs: View<'_, S>,
     v: View<'_, S>,
-    _numerics: &Numerics,
+    numerics: &Numerics,
 ) -> Matrix<S> {
+    let rounding = AttentionRounding::of(numerics);
+    let (probs, v) = (Stored::new(rounding.probs, probs), Stored::new(rounding.kv, v));
+    let (probs, v) = (probs.view(), v.view());
     let heads = per_head(op, |head| {
         let mut own = Matrix::zeros(probs.rows, v.rows);
         for t in 0..probs.rows {
             own.row_mut(t).copy_from_slice(&probs.row(t)[head * v.rows..(head + 1) * v.rows]);
         }
-        head_context(op, head, &own, v)
+        head_context(op, head, own.view(), v)
     });
     interleave(probs.rows, op.head_width, &heads)
 }
@@ -55,20 +62,46 @@ pub fn fused<S: Scalar>(
     k: View<'_, S>,
     v: View<'_, S>,
     rows: Rows<'_>,
-    _numerics: &Numerics,
+    numerics: &Numerics,
 ) -> Matrix<S> {
+    let rounding = AttentionRounding::of(numerics);
+    let (q, k, v) = (Stored::new(rounding.q, q), Stored::new(rounding.kv, k), Stored::new(rounding.kv, v));
+    let (q, k, v) = (q.view(), k.view(), v.view());
     let heads = per_head(op, |head| {
         let mut probs = head_scores(op, head, q, k);
         for t in 0..q.rows {
             softmax_row(op, &visible(op.mask, rows, t, k.rows), probs.row_mut(t));
         }
-        head_context(op, head, &probs, v)
+        let probs = Stored::new(rounding.probs, probs.view());
+        head_context(op, head, probs.view(), v)
     });
     interleave(q.rows, op.head_width, &heads)
 }
 
+/// A value that is copied only where it is rounded.
+enum Stored<'a, S> {
+    AsGiven(View<'a, S>),
+    Rounded(Matrix<S>),
+}
+
+impl<'a, S: Scalar> Stored<'a, S> {
+    fn new(storage: Storage, value: View<'a, S>) -> Self {
+        match storage {
+            Storage::F32 => Stored::AsGiven(value),
+            _ => Stored::Rounded(stored(storage, value)),
+        }
+    }
+
+    fn view(&self) -> View<'_, S> {
+        match self {
+            Stored::AsGiven(view) => *view,
+            Stored::Rounded(matrix) => matrix.view(),
+        }
+    }
+}
+
 /// The positions that row t sees of `cached`.
-fn visible(mask: Mask, rows: Rows<'_>, t: usize, cached: usize) -> Range<usize> {
+pub(crate) fn visible(mask: Mask, rows: Rows<'_>, t: usize, cached: usize) -> Range<usize> {
     let own = i64::from(rows.positions[t]);
     let (start, end) = match mask {
         Mask::Causal => (0, own + 1),
@@ -99,7 +132,7 @@ fn softmax_row<S: Scalar>(op: &Attention, visible: &Range<usize>, row: &mut [S])
 }
 
 /// The key/value head that a query head reads.
-fn kv_head(op: &Attention, head: usize) -> usize {
+pub(crate) fn kv_head(op: &Attention, head: usize) -> usize {
     match op.kv_map {
         KvMap::Group => head / (op.heads / op.kv_heads),
         KvMap::Modulo => head % op.kv_heads,
@@ -118,13 +151,13 @@ fn head_scores<S: Scalar>(op: &Attention, head: usize, q: View<'_, S>, k: View<'
 }
 
 /// (T, E) context of one head: probs (T, S) times v.
-fn head_context<S: Scalar>(op: &Attention, head: usize, probs: &Matrix<S>, v: View<'_, S>) -> Matrix<S> {
+fn head_context<S: Scalar>(op: &Attention, head: usize, probs: View<'_, S>, v: View<'_, S>) -> Matrix<S> {
     let width = op.head_width;
     let start = (kv_head(op, head) * width).min(v.data.len());
     let mut out = Matrix::zeros(probs.rows, width);
     let finite = |value: &S| value.to_f64().is_finite();
     if v.data.iter().all(finite) {
-        let p = Strided { data: &probs.data, row: probs.cols, col: 1 };
+        let p = Strided { data: probs.data, row: probs.cols, col: 1 };
         multiply(&mut out, v.rows, p, Strided { data: &v.data[start..], row: v.cols, col: 1 });
         return out;
     }

@@ -8,7 +8,7 @@ use crate::gguf::Gguf;
 use crate::model::edit::{Change, Edit, Limit};
 use crate::model::graph::Node;
 use crate::model::weights::Weight;
-use crate::numerics::Storage;
+use crate::numerics::{Numerics, Storage};
 use crate::scalar::Scalar;
 use crate::tensor::Matrix;
 
@@ -41,7 +41,7 @@ pub fn apply<S: Scalar>(change: &Change, gguf: &Gguf, matrix: &mut Matrix<S>, ro
         Change::Rope(op) => {
             check(op.head_width > 0 && matrix.cols.is_multiple_of(op.head_width), "heads of RoPE's width")?;
             let freqs = op.freqs.as_ref().map(|freqs| Weight::find(gguf, freqs)).transpose()?;
-            *matrix = rope::execute(op, freqs.as_ref(), matrix.view(), rows);
+            *matrix = rope::execute(op, freqs.as_ref(), matrix.view(), rows, &Numerics::default());
         }
         Change::Columns(from) => reorder_columns(from, matrix)?,
         Change::RowsBehind(behind) => {

@@ -7,19 +7,47 @@ use rayon::prelude::*;
 
 use crate::model::weights::Weight;
 use crate::numerics::Numerics;
+use crate::ops::round::{self, Rounding};
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
 
 /// Weight elements that one thread decodes before it multiplies: 1 MiB of f32, half of a typical L2 cache.
 const TILE_ELEMENTS: usize = 1 << 18;
 
-/// out[t, o] = Σ_i x[t, i]·w[o, i] over the leading `columns` of i; x (T, I), w (O, I).
+/// out[t, o] = Σ_i x[t, i]·w[o, i] over the leading `columns` of i; x (T, I), w (O, I). The activations are
+/// rounded first as `numerics` says.
 pub fn execute<S: Scalar>(
     weight: &Weight<'_>,
     columns: Option<usize>,
     x: View<'_, S>,
-    _numerics: &Numerics,
+    numerics: &Numerics,
 ) -> Matrix<S> {
+    let rounding = Rounding::of(numerics.products, weight.dtype());
+    if rounding == Rounding::None {
+        return multiply(weight, columns, x);
+    }
+    let rounded = round::activations(rounding, x);
+    let mut out = multiply(weight, columns, rounded.values.view());
+    if rounding == Rounding::Q8_1 && rounded.sums.cols > 0 {
+        add_minima(weight, &rounded.sums, &mut out);
+    }
+    out
+}
+
+/// Adds the product of what Q8_1 block sums have over the sums of their values with the minima of the
+/// weight's blocks: sums (T, I/32).
+fn add_minima<S: Scalar>(weight: &Weight<'_>, sums: &Matrix<S>, out: &mut Matrix<S>) {
+    let minima: Vec<S> = crate::gguf::minima(weight.dtype(), weight.stored().bytes);
+    for t in 0..out.rows {
+        let sums = sums.row(t);
+        for (out, minima) in out.row_mut(t).iter_mut().zip(minima.chunks_exact(sums.len())) {
+            *out += sums.iter().zip(minima).map(|(&s, &m)| s * m).sum::<S>();
+        }
+    }
+}
+
+/// The product alone.
+fn multiply<S: Scalar>(weight: &Weight<'_>, columns: Option<usize>, x: View<'_, S>) -> Matrix<S> {
     let (rows, cols) = (weight.rows(), weight.cols());
     assert_eq!(x.cols, cols, "the graph was built with the weight's shape");
     let mut out = Matrix::zeros(x.rows, rows);
@@ -44,7 +72,7 @@ pub fn execute<S: Scalar>(
 ///
 /// # Safety
 /// `dst` is valid for writes at t·stride + o for all t < x.rows, o < n_out.
-unsafe fn product<S: Scalar>(
+pub(crate) unsafe fn product<S: Scalar>(
     dst: *mut S,
     stride: usize,
     w: &[S],

@@ -15,12 +15,13 @@ use crate::numerics::Numerics;
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
 
-mod attention;
+pub(crate) mod attention;
 pub(crate) mod change;
-mod linear;
+pub(crate) mod linear;
 mod norm;
 mod pointwise;
-mod rope;
+pub(crate) mod rope;
+pub mod round;
 
 /// The token rows that a node computes.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +82,7 @@ pub fn execute<S: Scalar>(
         }
         Op::Rope(rope) => {
             let freqs = rope.freqs.as_ref().map(|freqs| Weight::find(gguf, freqs)).transpose()?;
-            rope::execute(rope, freqs.as_ref(), values[0], rows)
+            rope::execute(rope, freqs.as_ref(), values[0], rows, numerics)
         }
         Op::Scores(op) => attention::scores(op, values[0], values[1], numerics),
         Op::Softmax(op) => attention::softmax(op, values[0], rows),

@@ -5,29 +5,33 @@ use rayon::prelude::*;
 use super::Rows;
 use crate::model::graph::{Pairing, Rope, RopePosition};
 use crate::model::weights::Weight;
+use crate::numerics::{Numerics, Products};
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
 
 /// Turns pair i of every head by position · base^(-2i/dims) / freqs[i]; x (T, heads·E).
 ///
 /// Angles are computed in f64 whatever the scalar: they grow with the position, and so would their error.
+/// Only llama.cpp on the CPU is followed in how it multiplies them on in f32.
 pub fn execute<S: Scalar>(
     rope: &Rope,
     freqs: Option<&Weight<'_>>,
     x: View<'_, S>,
     rows: Rows<'_>,
+    numerics: &Numerics,
 ) -> Matrix<S> {
     let freqs = super::vector::<f64>(freqs);
-    let half = rope.dims / 2;
-    let rates: Vec<f64> = (0..half)
-        .map(|i| rope.base.powf(-2.0 * i as f64 / rope.dims as f64) / freqs.get(i).copied().unwrap_or(1.0))
-        .collect();
+    let rates = rates(rope, &freqs);
     let mut out = x.to_matrix();
     out.data.par_chunks_mut(x.cols.max(1)).enumerate().for_each(|(t, row)| {
         let position = turned_position(rope.position, rows, t);
-        let turns: Vec<(S, S)> = rates
+        let angles = match numerics.products {
+            Products::LlamaCpu => angles_multiplied_on(rope, &freqs, position),
+            _ => rates.iter().map(|rate| position * rate).collect(),
+        };
+        let turns: Vec<(S, S)> = angles
             .iter()
-            .map(|rate| (position * rate).sin_cos())
+            .map(|angle| angle.sin_cos())
             .map(|(sin, cos)| (S::from_f64(f64::from(rope.sign) * sin), S::from_f64(cos)))
             .collect();
         for _ in 0..rope.times {
@@ -37,6 +41,27 @@ pub fn execute<S: Scalar>(
         }
     });
     out
+}
+
+/// Angle of each pair at position 1, (dims/2,).
+pub(crate) fn rates(rope: &Rope, freqs: &[f64]) -> Vec<f64> {
+    (0..rope.dims / 2)
+        .map(|i| rope.base.powf(-2.0 * i as f64 / rope.dims as f64) / freqs.get(i).copied().unwrap_or(1.0))
+        .collect()
+}
+
+/// The angles as llama.cpp's CPU backend has them (ggml-cpu/ops.cpp, `ggml_rope_cache_init`): multiplied on
+/// from pair to pair in f32.
+fn angles_multiplied_on(rope: &Rope, freqs: &[f64], position: f64) -> Vec<f64> {
+    let ratio = f64::powf(f64::from(rope.base as f32), f64::from(-2.0f32 / rope.dims as f32)) as f32;
+    let mut angle = position as f32;
+    (0..rope.dims / 2)
+        .map(|i| {
+            let turned = angle / freqs.get(i).copied().unwrap_or(1.0) as f32;
+            angle *= ratio;
+            f64::from(turned)
+        })
+        .collect()
 }
 
 /// The position that row t is turned by.
@@ -56,12 +81,17 @@ fn turned_position(position: RopePosition, rows: Rows<'_>, t: usize) -> f64 {
 /// One head, (E,), in place.
 fn turn<S: Scalar>(pairing: Pairing, turns: &[(S, S)], head: &mut [S]) {
     for (i, &(sin, cos)) in turns.iter().enumerate() {
-        let (first, second) = match pairing {
-            Pairing::Half => (i, i + turns.len()),
-            Pairing::Interleaved => (2 * i, 2 * i + 1),
-        };
+        let (first, second) = columns(pairing, i, turns.len());
         let (a, b) = (head[first], head[second]);
         head[first] = a * cos - b * sin;
         head[second] = a * sin + b * cos;
+    }
+}
+
+/// The two columns of pair `i` of `pairs`.
+pub(crate) fn columns(pairing: Pairing, i: usize, pairs: usize) -> (usize, usize) {
+    match pairing {
+        Pairing::Half => (i, i + pairs),
+        Pairing::Interleaved => (2 * i, 2 * i + 1),
     }
 }

@@ -88,6 +88,17 @@ fn scales_mins<S: Scalar, const BYTES: usize>(block: &[u8; BYTES]) -> [(S, S); 8
     })
 }
 
+/// -dmin·min of the eight groups of 32 of a Q4_K or Q5_K block.
+pub fn minima_of_32<S: Scalar, const BYTES: usize>(block: &[u8; BYTES]) -> [S; 8] {
+    scales_mins::<S, _>(block).map(|(_, min)| -min)
+}
+
+/// -dmin·min of the sixteen groups of 16 of a Q2_K block.
+pub fn minima_of_16<S: Scalar>(block: &[u8; 84]) -> [S; 16] {
+    let dmin: S = half(block, 82);
+    std::array::from_fn(|group| -(dmin * int(block[group] >> 4)))
+}
+
 /// d, dmin, 12 bytes of scales, 128 bytes of nibbles: each 32 bytes hold two groups of 32.
 /// y = (d·scale)·q - dmin·min
 #[inline(always)]

@@ -1,0 +1,120 @@
+//! Inputs that a recording lacks, computed from the nearest checkpoints that it has.
+//!
+//! Several nodes then stand as one. The rounding that the producer made inside of them is not known value by
+//! value; its bound is carried on to where it is needed.
+
+use super::bounds;
+use super::case::{Case, Context, Input, Missing, output};
+use super::judge;
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+use crate::model::graph::Op;
+use crate::tensor::Matrix;
+
+/// Nodes that may stand as one: beyond, what rounding explains says little any more.
+const BRIDGED_MAX: usize = 8;
+
+/// Rows of `checkpoint`, recorded or computed. `bridged` grows by what was computed.
+pub fn input(
+    context: &Context<'_>,
+    checkpoint: Checkpoint,
+    positions: &[u32],
+    cached: u32,
+    bridged: &mut Vec<Checkpoint>,
+) -> Result<std::result::Result<Input, Missing>> {
+    let Some(node) = context.graph.node(checkpoint) else {
+        return Ok(Err(Missing(checkpoint.to_string())));
+    };
+    if let Some(value) = output(context, node, positions, cached) {
+        return Ok(Ok(Input { value, bound: None }));
+    }
+    let spans_attention =
+        matches!(node.op, Op::Attention(_) | Op::Scores(_) | Op::Softmax(_) | Op::Context(_));
+    if spans_attention || bridged.len() >= BRIDGED_MAX {
+        return Ok(Err(Missing(format!("{checkpoint} at {}", spell(positions)))));
+    }
+    bridged.push(checkpoint);
+    let mut inputs = Vec::with_capacity(node.inputs.len());
+    for &from in &node.inputs {
+        match input(context, from, positions, cached, bridged)? {
+            Ok(input) => inputs.push(input),
+            Err(missing) => return Ok(Err(missing)),
+        }
+    }
+    let Some(tokens) =
+        positions.iter().map(|&p| context.recording.tokens().get(p as usize).copied()).collect()
+    else {
+        return Ok(Err(Missing("the token of each row".to_owned())));
+    };
+    let case = Case {
+        node: node.clone(),
+        tokens,
+        positions: positions.to_vec(),
+        steps: positions.iter().map(|&position| context.recording.step(position)).collect(),
+        inputs,
+        recorded: Matrix::default(),
+        bridged: Vec::new(),
+    };
+    let exact = judge::explain(context, &case)?.into_iter().next();
+    Ok(exact.map(|e| Input { value: e.exact, bound: Some(e.bound) }).ok_or(Missing(checkpoint.to_string())))
+}
+
+/// What a bound of the inputs becomes at the output of an op that treats rows alone, to first order.
+pub fn carried(case: &Case, exact: &Matrix<f64>) -> Option<Matrix<f64>> {
+    let bound = |index: usize| case.inputs.get(index).and_then(|input| input.bound.as_ref());
+    if (0..case.inputs.len()).all(|index| bound(index).is_none()) {
+        return None;
+    }
+    let x = |index: usize| &case.inputs[index].value;
+    let zero = |index: usize| Matrix::zeros(x(index).rows, x(index).cols);
+    let own = |index: usize| bound(index).cloned().unwrap_or_else(|| zero(index));
+    Some(match &case.node.op {
+        Op::Bias { .. } => own(0),
+        Op::Add { .. } => bounds::zip(&own(0), &own(1), |a, b| a + b),
+        Op::Norm(norm) => through_norm(norm.width, x(0), &own(0), exact),
+        Op::Rope(rope) => through_rotation(rope.head_width, &own(0)),
+        Op::Glu(_) => {
+            // |silu'| is at most 1.1, |silu(x)| at most |x|.
+            let gate = bounds::zip(&own(0), x(1), |error, up| 1.1 * error * up.abs());
+            let up = bounds::zip(&own(1), x(0), |error, gate| error * gate.abs());
+            bounds::zip(&gate, &up, |a, b| a + b)
+        }
+        // Products and attention have it in their own bounds; the embedding has no input.
+        _ => return None,
+    })
+}
+
+/// y = s·w·x with s = 1/rms(x): an error of x shows at its own place and, through s, in proportion to y.
+fn through_norm(width: usize, x: &Matrix<f64>, bound: &Matrix<f64>, y: &Matrix<f64>) -> Matrix<f64> {
+    let mut out = Matrix::zeros(y.rows, y.cols);
+    let groups = out.data.chunks_exact_mut(width).zip(x.data.chunks_exact(width));
+    for ((out, x), (bound, y)) in groups.zip(bound.data.chunks_exact(width).zip(y.data.chunks_exact(width))) {
+        let square: f64 = x.iter().map(|x| x * x).sum();
+        let moved: f64 = x.iter().zip(bound).map(|(x, b)| x.abs() * b).sum();
+        let common = moved / square.max(f64::MIN_POSITIVE);
+        for (((out, x), b), y) in out.iter_mut().zip(x).zip(bound).zip(y) {
+            let own = if *x != 0.0 { b * (y / x).abs() } else { 0.0 };
+            *out = own + common * y.abs();
+        }
+    }
+    out
+}
+
+/// A turn mixes two columns of a head, whichever they are: each gets at most the sum over the head's largest two.
+fn through_rotation(head_width: usize, bound: &Matrix<f64>) -> Matrix<f64> {
+    let mut out = bound.clone();
+    for head in out.data.chunks_exact_mut(head_width.max(1)) {
+        let largest = head.iter().fold(0.0f64, |max, b| max.max(*b));
+        head.fill(2.0 * largest);
+    }
+    out
+}
+
+/// Positions in words.
+fn spell(positions: &[u32]) -> String {
+    match positions {
+        [] => "no position".to_owned(),
+        [one] => format!("position {one}"),
+        [first, .., last] => format!("positions {first} to {last}"),
+    }
+}

@@ -1,0 +1,88 @@
+//! The arithmetic that a recording is judged by: as its producer declares it, else as its data show it.
+
+use half::{bf16, f16};
+
+use crate::checkpoint::Kind;
+use crate::dump::Recording;
+use crate::numerics::{Numerics, Products, Storage};
+
+/// A producer's arithmetic and how it became known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Declared {
+    /// The arithmetic.
+    pub numerics: Numerics,
+    /// A sentence where it was not (or not wholly) declared.
+    pub inferred: Option<String>,
+}
+
+/// Reads or infers the arithmetic of a recording from the rows at `positions`.
+pub fn of(recording: &dyn Recording, positions: &[u32]) -> Declared {
+    let stored = storage_shown(recording, positions);
+    let producer = recording.producer();
+    if let Some(Ok(numerics)) = producer.numerics.as_deref().map(str::parse::<Numerics>) {
+        return declared(numerics, stored);
+    }
+    let name = producer.name.to_ascii_lowercase();
+    let on_cpu = producer.backend.as_deref().is_none_or(|backend| backend.eq_ignore_ascii_case("cpu"));
+    let numerics = match stored {
+        _ if name.contains("llama") && on_cpu => {
+            let scores =
+                recording.checkpoints().iter().any(|checkpoint| checkpoint.kind() == Kind::AttnScores);
+            Numerics { products: Products::LlamaCpu, kv: Storage::F16, flash: !scores, storage: stored }
+        }
+        Storage::F32 => Numerics::default(),
+        Storage::F16 => Numerics { products: Products::F16, storage: stored, kv: stored, flash: false },
+        Storage::Bf16 => Numerics { products: Products::Bf16, storage: stored, kv: stored, flash: false },
+    };
+    let why = match producer.numerics.as_deref() {
+        None => "the dump does not declare its arithmetic".to_owned(),
+        Some(words) => format!("the dump declares `{words}`, which is not understood"),
+    };
+    let shown = match stored {
+        Storage::F32 => "its values need f32",
+        Storage::F16 => "all its values are f16 numbers",
+        Storage::Bf16 => "all its values are bf16 numbers",
+    };
+    Declared { numerics, inferred: Some(format!("{why}; {shown}: judged as `{numerics}`")) }
+}
+
+/// A declaration, corrected where the data are coarser than it says.
+fn declared(numerics: Numerics, stored: Storage) -> Declared {
+    if numerics.storage != Storage::F32 || stored == Storage::F32 {
+        return Declared { numerics, inferred: None };
+    }
+    let judged = Numerics { storage: stored, ..numerics };
+    let inferred = format!(
+        "the dump declares `{numerics}`, but all its values are those of a narrower type: judged as `{judged}`"
+    );
+    Declared { numerics: judged, inferred: Some(inferred) }
+}
+
+/// The narrowest type that holds every value at `positions`.
+fn storage_shown(recording: &dyn Recording, positions: &[u32]) -> Storage {
+    let (mut half, mut brain, mut seen) = (true, true, false);
+    let mut row = Vec::new();
+    for checkpoint in recording.checkpoints() {
+        // The embedding shows the type of the table, not that of the engine.
+        if checkpoint.kind() == Kind::Embed {
+            continue;
+        }
+        for &position in positions {
+            if !recording.row(checkpoint, position, &mut row) {
+                continue;
+            }
+            seen |= row.iter().any(|x| *x != 0.0);
+            half &= row.iter().all(|&x| f16::from_f32(x).to_f32() == x || x.is_nan());
+            brain &= row.iter().all(|&x| bf16::from_f32(x).to_f32() == x || x.is_nan());
+            if !half && !brain {
+                return Storage::F32;
+            }
+        }
+    }
+    match (seen, brain, half) {
+        (false, ..) => Storage::F32,
+        (_, true, _) => Storage::Bf16,
+        (_, _, true) => Storage::F16,
+        _ => Storage::F32,
+    }
+}

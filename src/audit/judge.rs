@@ -1,0 +1,275 @@
+//! One case against exact arithmetic: under each arithmetic that its producer's words allow, the exact output
+//! and what rounding explains.
+
+use super::attention::{Operands, attend};
+use super::bounds::{self, CONFIDENCE, Units};
+use super::bridge;
+use super::case::{Case, Context};
+use super::linear::{Job, Magnitude, Product, products};
+use crate::error::Result;
+use crate::gguf::DType;
+use crate::model::graph::{Attention, Op};
+use crate::model::weights::Weight;
+use crate::numerics::{Numerics, Products};
+use crate::ops::round::{self, AttentionRounding, Rounding, Tie};
+use crate::tensor::Matrix;
+
+/// The exact output of a node under one arithmetic, and the bound of a producer's distance from it.
+pub struct Explained {
+    /// (T, width)
+    pub exact: Matrix<f64>,
+    /// (T, width), not negative.
+    pub bound: Matrix<f64>,
+    /// Whether roundings of the producer are followed in `exact`.
+    pub emulated: bool,
+}
+
+/// Exact arithmetic that follows nobody's rounding.
+pub const PLAIN: Numerics = Numerics {
+    products: Products::F64,
+    storage: crate::numerics::Storage::F32,
+    kv: crate::numerics::Storage::F32,
+    flash: false,
+};
+
+/// Explains a case on its own. Products that share a weight are explained together by [`explain_products`].
+pub fn explain(context: &Context<'_>, case: &Case) -> Result<Vec<Explained>> {
+    if let Op::Linear { weight, .. } = &case.node.op {
+        let weight = Weight::find(context.gguf, weight)?;
+        let pending = Pending::new(context, case, &weight);
+        let out = products(&weight, &pending.jobs);
+        return Ok(vec![pending.finish(case, &pending.jobs[0].columns, &out).0]);
+    }
+    let units = Units::of(&context.numerics);
+    let mut explained = match &case.node.op {
+        Op::Attention(op) => attention(context, case, op, &units),
+        _ => vec![elementwise(context, case, &units)?],
+    };
+    if let Some(first) = explained.first_mut() {
+        if let Some(carried) = bridge::carried(case, &first.exact) {
+            first.bound = bounds::zip(&first.bound, &carried, |a, b| a + b);
+        }
+    }
+    Ok(explained)
+}
+
+/// All ops but products and whole attention.
+fn elementwise(context: &Context<'_>, case: &Case, units: &Units) -> Result<Explained> {
+    let numerics = &context.numerics;
+    let exact = match case.node.op {
+        Op::Embed { .. } => embed_exact(context, case)?,
+        _ => case.execute(&case.node, context.gguf, numerics)?,
+    };
+    let x = |index: usize| case.inputs[index].value.view();
+    let bound = match &case.node.op {
+        Op::Embed { table } => {
+            let dtype = Weight::find(context.gguf, table)?.dtype();
+            bounds::embed(units, &exact, !matches!(dtype, DType::F32 | DType::F16 | DType::BF16))
+        }
+        Op::Norm(norm) => bounds::norm(units, norm.width, &exact),
+        Op::Bias { bias: None, .. } => bounds::map(&exact, |_| 0.0),
+        Op::Bias { .. } | Op::Add { .. } => bounds::sum(units, x(0), &exact),
+        Op::Glu(_) => bounds::glu(units, x(0), x(1), &exact),
+        Op::Rope(rope) => {
+            let freqs = match &rope.freqs {
+                Some(freqs) => Weight::find(context.gguf, freqs)?.decode(),
+                None => Vec::new(),
+            };
+            bounds::rope(units, rope, &freqs, case.rows(), x(0))
+        }
+        Op::Softmax(op) => bounds::softmax(units, op.scale, op.heads, x(0), &exact),
+        Op::Scores(op) => products_of_heads(context, case, op, op.head_width, &exact, units)?,
+        Op::Context(op) => products_of_heads(context, case, op, case.inputs[1].value.rows, &exact, units)?,
+        Op::Linear { .. } | Op::Attention(_) => unreachable!("explained by their own functions"),
+    };
+    Ok(Explained { emulated: follows_rounding(numerics, &case.node.op), exact, bound })
+}
+
+/// Table rows as engines decode them: in f32.
+fn embed_exact(context: &Context<'_>, case: &Case) -> Result<Matrix<f64>> {
+    let inputs = crate::ops::Inputs { rows: case.rows(), values: &[] };
+    let rows: Matrix<f32> = crate::ops::execute(&case.node, context.gguf, inputs, &PLAIN)?;
+    Ok(Matrix::new(rows.rows, rows.cols, rows.data.iter().map(|&x| f64::from(x)).collect()))
+}
+
+/// Scores or context: the same product of magnitudes gives their bound.
+fn products_of_heads(
+    context: &Context<'_>,
+    case: &Case,
+    op: &Attention,
+    inner: usize,
+    exact: &Matrix<f64>,
+    units: &Units,
+) -> Result<Matrix<f64>> {
+    let mut absolute = Case {
+        node: case.node.clone(),
+        tokens: case.tokens.clone(),
+        positions: case.positions.clone(),
+        steps: case.steps.clone(),
+        inputs: Vec::new(),
+        recorded: Matrix::default(),
+        bridged: Vec::new(),
+    };
+    for input in &case.inputs {
+        let value = bounds::map(&input.value, f64::abs);
+        absolute.inputs.push(super::case::Input { value, bound: None });
+    }
+    let magnitude = absolute.execute(&case.node, context.gguf, &PLAIN)?;
+    debug_assert!(inner > 0 && op.heads > 0);
+    Ok(bounds::scores(units, inner, &magnitude, exact))
+}
+
+fn attention(context: &Context<'_>, case: &Case, op: &Attention, units: &Units) -> Vec<Explained> {
+    let [q, k, v] = &case.inputs[..] else { return Vec::new() };
+    let operands = Operands {
+        q: q.value.view(),
+        k: k.value.view(),
+        v: v.value.view(),
+        bounds: [q, k, v].map(|input| input.bound.as_ref().map(Matrix::view)),
+    };
+    let step_rows = case.steps.iter().map(|step| step.len()).max().unwrap_or(1);
+    AttentionRounding::all(&context.numerics, step_rows)
+        .into_iter()
+        .map(|rounding| {
+            let (exact, bound) = attend(op, &operands, case.rows(), rounding, units);
+            Explained { exact, bound, emulated: follows_rounding(&context.numerics, &case.node.op) }
+        })
+        .collect()
+}
+
+/// Whether the exact output of an op follows a rounding that its producer declares.
+pub fn follows_rounding(numerics: &Numerics, op: &Op) -> bool {
+    let plain = AttentionRounding::of(&PLAIN);
+    match op {
+        Op::Scores(_) | Op::Context(_) | Op::Attention(_) => AttentionRounding::of(numerics) != plain,
+        Op::Rope(_) => numerics.products == Products::LlamaCpu,
+        _ => false,
+    }
+}
+
+/// A product whose pass over the weight is still to come.
+pub struct Pending {
+    /// What to ask of the weight: the producer's own rounding, then the plain product where that differs.
+    pub jobs: Vec<Job>,
+    ties: Vec<Tie>,
+    units: Units,
+    inner: usize,
+    quadrature: bool,
+    emulated: bool,
+}
+
+/// Ties of one row that are tried: more would be a degenerate row, such as one of equal values.
+const TIES_MAX: usize = 64;
+
+impl Pending {
+    /// Prepares the jobs of a linear case.
+    pub fn new(context: &Context<'_>, case: &Case, weight: &Weight<'_>) -> Pending {
+        let products = context.numerics.products;
+        let input = &case.inputs[0];
+        let x = &input.value;
+        let declared = Rounding::of(products, weight.dtype());
+        // Where the activations themselves are only known within a bound, their rounding cannot be followed.
+        let followed = if input.bound.is_some() { Rounding::None } else { declared };
+        let rounded = round::activations(followed, x.view());
+        let mut ties = rounded.ties;
+        let counts = ties.iter().fold(vec![0usize; x.rows], |mut counts, tie| {
+            counts[tie.row] += 1;
+            counts
+        });
+        ties.retain(|tie| counts[tie.row] <= TIES_MAX);
+        let mut columns: Vec<usize> = ties.iter().map(|tie| tie.col).collect();
+        columns.sort_unstable();
+        columns.dedup();
+        let steps = unfollowed_steps(products, weight.dtype(), declared, followed, x);
+        let weights = match declared {
+            Rounding::F16 | Rounding::Bf16 if products != Products::LlamaCpu => declared,
+            _ => Rounding::None,
+        };
+        let magnitude = |values: &Matrix<f64>| bounds::map(values, f64::abs);
+        let mut sum = magnitude(&rounded.values);
+        let units = Units::of(&context.numerics);
+        let factor = bounds::accumulation(x.cols, units.accumulator);
+        if let Some(bound) = &input.bound {
+            // One product serves both: the accumulation's share and that of the inputs' own bound.
+            sum = bounds::zip(&sum, bound, |x, b| x + b / factor);
+        }
+        let none = || Matrix::zeros(x.rows, 0);
+        let job =
+            |x: Matrix<f64>, sums, columns, weights, magnitude| Job { x, sums, columns, weights, magnitude };
+        let emulated = declared != Rounding::None;
+        let signed = rounded.values.clone();
+        let sum = Magnitude::Sum { values: sum, signed };
+        let mut jobs = vec![job(rounded.values, rounded.sums, columns, weights, sum)];
+        if emulated {
+            jobs.push(job(x.clone(), none(), Vec::new(), Rounding::None, Magnitude::None));
+        }
+        let quadrature = steps.is_some();
+        if let Some(steps) = steps {
+            let empty = Matrix::zeros(0, x.cols);
+            jobs.push(job(empty, none(), Vec::new(), Rounding::None, Magnitude::Quadrature(steps)));
+        }
+        Pending { jobs, ties, units, inner: x.cols, quadrature, emulated }
+    }
+
+    /// The explanation, and the plain exact product where it differs.
+    ///
+    /// `columns` are those that the first job asked for, `out` what its jobs gave.
+    pub fn finish(
+        &self,
+        case: &Case,
+        columns: &[usize],
+        out: &[Product],
+    ) -> (Explained, Option<Matrix<f64>>) {
+        let own = &out[0];
+        let mut exact = own.exact.clone();
+        let mut bound = bounds::linear(&self.units, self.inner, &own.magnitude, &exact);
+        if self.quadrature {
+            let unfollowed = &out[out.len() - 1].magnitude;
+            bound = bounds::zip(&bound, unfollowed, |bound, q| bound + CONFIDENCE * q);
+        }
+        if case.recorded.rows == exact.rows && case.recorded.cols == exact.cols {
+            self.settle_ties(case, columns, own, &mut exact);
+        }
+        let plain = self.emulated.then(|| out[1].exact.clone());
+        (Explained { exact, bound, emulated: self.emulated }, plain)
+    }
+
+    /// A tie is rounded to the side that the recorded output says: each moves all outputs of its row by a
+    /// known column of the weight, so that the output shows it hundreds of times over.
+    fn settle_ties(&self, case: &Case, wanted: &[usize], own: &Product, exact: &mut Matrix<f64>) {
+        for tie in &self.ties {
+            let Ok(column) = wanted.binary_search(&tie.col) else { continue };
+            let w = own.columns.row(column);
+            let minima = if own.minima.rows > 0 { own.minima.row(column) } else { &[] };
+            let moved = |o: usize| w[o] * tie.value + minima.get(o).map_or(0.0, |m| m * tie.sum);
+            let residual = case.recorded.row(tie.row).iter().zip(exact.row(tie.row));
+            let (mut along, mut square) = (0.0, 0.0);
+            for (o, (recorded, exact)) in residual.enumerate() {
+                along += (recorded - exact) * moved(o);
+                square += moved(o) * moved(o);
+            }
+            // Nearer to having been rounded to the other side than to this one.
+            if along > 0.5 * square && along < 1.5 * square {
+                exact.row_mut(tie.row).iter_mut().enumerate().for_each(|(o, exact)| *exact += moved(o));
+            }
+        }
+    }
+}
+
+/// Half a rounding step of each activation whose declared rounding is not followed value by value.
+fn unfollowed_steps(
+    products: Products,
+    dtype: DType,
+    declared: Rounding,
+    followed: Rounding,
+    x: &Matrix<f64>,
+) -> Option<Matrix<f64>> {
+    let floating = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    match products {
+        Products::LlamaCuda if dtype == DType::F32 => Some(round::half_steps(Rounding::F16, x)),
+        Products::LlamaCuda if floating => Some(round::half_steps(Rounding::Bf16, x)),
+        Products::LlamaCuda => Some(round::half_steps(Rounding::Q8_0, x)),
+        _ if declared != followed => Some(round::half_steps(declared, x)),
+        _ => None,
+    }
+}

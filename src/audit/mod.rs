@@ -1,0 +1,263 @@
+//! Exact arithmetic decides what is rounding and what is a bug.
+//!
+//! Every node whose inputs a recording holds is computed again in f64 from those inputs, with the model's own
+//! weights, and held against the recorded output: the local error. What rounding explains of it follows from
+//! the arithmetic that the producer declares ([`bounds`]).
+
+mod attention;
+pub mod bounds;
+mod bridge;
+pub mod budget;
+pub mod case;
+pub mod declared;
+pub mod judge;
+mod linear;
+pub mod local;
+pub mod rows;
+pub mod verdict;
+
+use std::collections::BTreeMap;
+
+use crate::checkpoint::Checkpoint;
+use crate::dump::Recording;
+use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::model::graph::{Graph, Node, Op};
+use crate::model::weights::Weight;
+use crate::numerics::Numerics;
+use crate::report::Budget;
+use crate::tensor::Matrix;
+
+pub use case::{Case, Context, Missing};
+pub use local::NodeAudit;
+pub use rows::AuditRows;
+
+/// What is audited.
+pub struct Options<'a> {
+    /// Positions of the token rows: see [`AuditRows::positions`].
+    pub positions: &'a [u32],
+    /// Checkpoints.
+    pub wants: &'a (dyn Fn(Checkpoint) -> bool + Sync),
+}
+
+/// One recording against exact arithmetic.
+#[derive(Clone, Debug)]
+pub struct Audit {
+    /// The arithmetic it is judged by.
+    pub numerics: Numerics,
+    /// A sentence where that was not declared.
+    pub inferred: Option<String>,
+    /// Positions that were sampled.
+    pub positions: Vec<u32>,
+    /// What was found at each node that the recording has the output of.
+    pub nodes: BTreeMap<Checkpoint, std::result::Result<NodeAudit, Missing>>,
+}
+
+impl Audit {
+    /// Nodes whose error is more than rounding, in execution order.
+    pub fn origins(&self) -> impl Iterator<Item = Checkpoint> + '_ {
+        let faulty =
+            |node: &std::result::Result<NodeAudit, Missing>| node.as_ref().is_ok_and(|n| !n.is_healthy());
+        self.nodes.iter().filter(move |(_, node)| faulty(node)).map(|(checkpoint, _)| *checkpoint)
+    }
+
+    /// Token rows whose local error was computed, over all nodes.
+    pub fn rows_audited(&self) -> u64 {
+        self.nodes.values().filter_map(|node| node.as_ref().ok()).map(|node| node.local.rows).sum()
+    }
+}
+
+/// Audits of one recording, or of a candidate and a reference, and where their distance comes from.
+pub struct Audits {
+    /// In the order of the recordings.
+    pub sides: Vec<Audit>,
+    /// Of each checkpoint whose nodes could be computed on both sides at the same rows.
+    pub budgets: BTreeMap<Checkpoint, Budget>,
+}
+
+impl Audits {
+    /// Token rows whose local error was computed, over all nodes and sides.
+    pub fn rows_audited(&self) -> u64 {
+        self.sides.iter().map(Audit::rows_audited).sum()
+    }
+
+    /// What a reader must know of the sides' arithmetic.
+    pub fn notes(&self) -> Vec<String> {
+        let names = ["candidate", "reference"];
+        let inferred =
+            self.sides.iter().zip(names).filter_map(|(side, name)| Some((name, side.inferred.as_ref()?)));
+        inferred.map(|(name, sentence)| format!("{name}: {sentence}")).collect()
+    }
+}
+
+/// Audits recordings of one model. Products with the same weight share its decoding.
+///
+/// # Errors
+/// A weight that cannot be read, or inputs that do not have the model's shape. What a recording lacks is no
+/// error: the node is [`Missing`] what would be needed.
+pub fn audit(
+    recordings: &[&dyn Recording],
+    gguf: &Gguf,
+    graph: &Graph,
+    options: &Options<'_>,
+) -> Result<Audits> {
+    let mut sides: Vec<Side<'_>> =
+        recordings.iter().map(|recording| Side::new(*recording, graph, options.positions)).collect();
+    let mut budgets = BTreeMap::new();
+    for node in &graph.nodes {
+        if !(options.wants)(node.checkpoint) {
+            continue;
+        }
+        let exact = audit_node(&mut sides, gguf, node.checkpoint)?;
+        if let [Some(candidate), Some(reference)] = &exact[..] {
+            if let Some(budget) = budget::of(candidate, reference) {
+                budgets.insert(node.checkpoint, budget);
+            }
+        }
+    }
+    Ok(Audits { sides: sides.into_iter().map(|side| side.audit).collect(), budgets })
+}
+
+/// One recording on its way.
+struct Side<'a> {
+    recording: &'a dyn Recording,
+    graph: Graph,
+    audit: Audit,
+}
+
+impl<'a> Side<'a> {
+    fn new(recording: &'a dyn Recording, graph: &Graph, positions: &[u32]) -> Self {
+        let declared = declared::of(recording, positions);
+        let recorded = recording.checkpoints();
+        let graph = graph.fused(|checkpoint| recorded.contains(&checkpoint));
+        let audit = Audit {
+            numerics: declared.numerics,
+            inferred: declared.inferred,
+            positions: positions.to_vec(),
+            nodes: BTreeMap::new(),
+        };
+        Side { recording, graph, audit }
+    }
+
+    fn context<'b>(&'b self, gguf: &'b Gguf) -> Context<'b> {
+        Context { gguf, graph: &self.graph, recording: self.recording, numerics: self.audit.numerics }
+    }
+
+    /// The node with this output and what is recorded of it; `None` where the output is not.
+    fn case(
+        &self,
+        gguf: &Gguf,
+        checkpoint: Checkpoint,
+    ) -> Result<Option<std::result::Result<Case, Missing>>> {
+        let recorded = self.recording.positions(checkpoint);
+        let positions = rows::of_checkpoint(&self.audit.positions, &recorded);
+        let node = self.graph.node(checkpoint).filter(|_| !positions.is_empty());
+        node.map(|node| case::gather(&self.context(gguf), node, &positions)).transpose()
+    }
+}
+
+/// What a budget needs of one side at one node.
+pub struct Exact {
+    /// The case.
+    pub case: Case,
+    /// Its output without anybody's rounding, (T, width).
+    pub plain: Matrix<f64>,
+}
+
+/// Audits one node on all sides.
+fn audit_node(sides: &mut [Side<'_>], gguf: &Gguf, checkpoint: Checkpoint) -> Result<Vec<Option<Exact>>> {
+    let mut cases: Vec<Option<Case>> = Vec::with_capacity(sides.len());
+    for side in sides.iter_mut() {
+        cases.push(match side.case(gguf, checkpoint)? {
+            Some(Ok(case)) => Some(case),
+            Some(Err(missing)) => {
+                side.audit.nodes.insert(checkpoint, Err(missing));
+                None
+            }
+            None => None,
+        });
+    }
+    let Some(node) = cases.iter().flatten().map(|case| case.node.clone()).next() else {
+        return Ok(cases.into_iter().map(|_| None).collect());
+    };
+    let explained = match &node.op {
+        Op::Linear { weight, .. } => explain_products(sides, gguf, &Weight::find(gguf, weight)?, &cases),
+        _ => explain_each(sides, gguf, &cases)?,
+    };
+    let mut out = Vec::with_capacity(sides.len());
+    for ((side, case), explained) in sides.iter_mut().zip(cases).zip(explained) {
+        let (Some(case), Some((explained, plain))) = (case, explained) else {
+            out.push(None);
+            continue;
+        };
+        let row_shape = row_shape(side, &case);
+        match local::judge(&case, &explained, plain.as_ref(), &row_shape) {
+            Some(node) => side.audit.nodes.insert(checkpoint, Ok(node)),
+            None => side.audit.nodes.insert(checkpoint, Err(Missing("an explanation".to_owned()))),
+        };
+        let plain = plain.or_else(|| explained.into_iter().next().map(|first| first.exact));
+        out.push(plain.map(|plain| Exact { case, plain }));
+    }
+    Ok(out)
+}
+
+/// Shape of one row as the audit computes it.
+fn row_shape(side: &Side<'_>, case: &Case) -> Vec<usize> {
+    let cached = case.positions.iter().max().map_or(0, |&last| last as usize + 1);
+    let mut shape = side.graph.dims.shape(case.node.checkpoint.kind(), 1, cached);
+    let token_axis = usize::from(case.node.checkpoint.kind().is_optional());
+    shape.remove(token_axis);
+    shape
+}
+
+type Explanation = (Vec<judge::Explained>, Option<Matrix<f64>>);
+
+/// All sides' products with one weight.
+fn explain_products(
+    sides: &[Side<'_>],
+    gguf: &Gguf,
+    weight: &Weight<'_>,
+    cases: &[Option<Case>],
+) -> Vec<Option<Explanation>> {
+    let mut jobs = Vec::new();
+    let mut pending = Vec::with_capacity(cases.len());
+    for (side, case) in sides.iter().zip(cases) {
+        pending.push(case.as_ref().map(|case| {
+            let mut pending = judge::Pending::new(&side.context(gguf), case, weight);
+            let start = jobs.len();
+            jobs.append(&mut pending.jobs);
+            (pending, start..jobs.len())
+        }));
+    }
+    let out = linear::products(weight, &jobs);
+    let mut explained = Vec::with_capacity(cases.len());
+    for (pending, case) in pending.into_iter().zip(cases) {
+        explained.push(pending.zip(case.as_ref()).map(|((pending, range), case)| {
+            let (explained, plain) = pending.finish(case, &jobs[range.start].columns, &out[range]);
+            (vec![explained], plain)
+        }));
+    }
+    explained
+}
+
+/// Every side on its own.
+fn explain_each(sides: &[Side<'_>], gguf: &Gguf, cases: &[Option<Case>]) -> Result<Vec<Option<Explanation>>> {
+    let mut out = Vec::with_capacity(cases.len());
+    for (side, case) in sides.iter().zip(cases) {
+        let Some(case) = case else {
+            out.push(None);
+            continue;
+        };
+        let explained = judge::explain(&side.context(gguf), case)?;
+        let emulated = explained.iter().any(|explained| explained.emulated);
+        let plain = emulated.then(|| case.execute(&case.node, gguf, &judge::PLAIN)).transpose()?;
+        out.push(Some((explained, plain)));
+    }
+    Ok(out)
+}
+
+/// The healthy node of a graph at a checkpoint, with attention fused where the recording lacks its inside.
+pub fn node_of(recording: &dyn Recording, graph: &Graph, checkpoint: Checkpoint) -> Option<Node> {
+    let recorded = recording.checkpoints();
+    graph.fused(|checkpoint| recorded.contains(&checkpoint)).node(checkpoint).cloned()
+}

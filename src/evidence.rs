@@ -1,0 +1,81 @@
+//! From audits to answers: what exact arithmetic says of each compared checkpoint.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::audit::verdict::{self, Evidence};
+use crate::audit::{Audits, Missing, NodeAudit};
+use crate::checkpoint::Checkpoint;
+use crate::compare::{Comparison, Status};
+use crate::findings::{self, Judged};
+use crate::report::{CheckpointVerdict, Local, LocalError};
+
+/// Judges every comparison by the audits of candidate and, where there is one, reference.
+pub fn judged(comparisons: &[Comparison], audits: &Audits) -> BTreeMap<Checkpoint, Judged> {
+    let mut out = BTreeMap::new();
+    let mut faulty: Option<Checkpoint> = None;
+    for comparison in comparisons {
+        let judged = one(comparison, audits, faulty);
+        let healthy = matches!(judged.verdict, CheckpointVerdict::Match | CheckpointVerdict::Missing);
+        if faulty.is_none() && !healthy {
+            faulty = Some(comparison.checkpoint);
+        }
+        out.insert(comparison.checkpoint, judged);
+    }
+    out
+}
+
+/// One checkpoint; `faulty` is the first before it that is not healthy.
+fn one(comparison: &Comparison, audits: &Audits, faulty: Option<Checkpoint>) -> Judged {
+    let side = |index: usize| audits.sides.get(index).and_then(|side| side.nodes.get(&comparison.checkpoint));
+    let (candidate, reference) = (side(0), side(1));
+    let evidence = Evidence {
+        numbers: comparison.numbers.as_ref(),
+        candidate,
+        reference,
+        compared: comparison.status == Status::Compared && comparison.numbers.is_some(),
+        tolerated: comparison.within_tolerance,
+        faulty,
+    };
+    // An audit of one dump compares nothing: only what it lacks is missing.
+    let alone = audits.sides.len() == 1 && comparison.status == Status::Compared;
+    let (verdict, text) = match findings::unmeasured(comparison) {
+        Some(unmeasured) if !alone => unmeasured,
+        _ => verdict::judge(&evidence),
+    };
+    Judged {
+        verdict,
+        evidence: Some(text),
+        local: Local { candidate: local(candidate), reference: local(reference) },
+        budget: audits.budgets.get(&comparison.checkpoint).cloned(),
+    }
+}
+
+fn local(node: Option<&Result<NodeAudit, Missing>>) -> Option<LocalError> {
+    node.and_then(|node| node.as_ref().ok()).map(|node| node.local.clone())
+}
+
+/// A row that differs this many times more than any audited row is audited too: rows of a healthy run differ
+/// from one another by a small factor, a mistake in a single row stands out.
+const OUTLIER: f64 = 8.0;
+/// Outlying rows that are looked at in one go: those of the earliest checkpoints, where a mistake starts.
+const OUTLIERS_MAX: usize = 4;
+
+/// Positions outside of `audited` whose rows stand out among the differences, those of the earliest
+/// checkpoints first.
+pub fn outliers(comparisons: &[Comparison], audited: &BTreeSet<u32>) -> BTreeSet<u32> {
+    let mut found = BTreeSet::new();
+    for rows in comparisons.iter().filter_map(|c| c.numbers.as_ref()).map(|numbers| &numbers.row_rel_l2) {
+        let known = rows.iter().filter(|(position, _)| audited.contains(position));
+        let largest = known.fold(0.0f64, |max, (_, distance)| max.max(*distance));
+        let unknown = rows.iter().filter(|(position, _)| !audited.contains(position));
+        let worst = unknown.max_by(|a, b| a.1.total_cmp(&b.1));
+        // `!(..)`, so that a NaN stands out.
+        if let Some((position, _)) = worst.filter(|(_, distance)| !(*distance <= OUTLIER * largest)) {
+            found.insert(*position);
+        }
+        if found.len() == OUTLIERS_MAX {
+            break;
+        }
+    }
+    found
+}
