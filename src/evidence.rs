@@ -3,14 +3,31 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::audit::verdict::{self, Evidence};
-use crate::audit::{Audits, Missing, NodeAudit};
+use crate::audit::{Audits, Context, Missing, NodeAudit};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
-use crate::findings::{self, Judged};
+use crate::dump::Recording;
+use crate::error::Result;
+use crate::faults::diagnose::{Diagnosed, diagnose};
+use crate::findings::{self, Judged, Judgement};
+use crate::model::Model;
 use crate::report::{CheckpointVerdict, Local, LocalError};
 
+/// Weighs what an audit of the candidate, and of the reference, found; nothing where there was none.
+pub fn weigh(
+    model: &Model,
+    candidate: &dyn Recording,
+    comparisons: &[Comparison],
+    audits: Option<&Audits>,
+) -> Result<Judgement> {
+    let Some(audits) = audits else { return Ok(Judgement::default()) };
+    let judged = judged(comparisons, audits);
+    let named = named(model, candidate, audits, &judged)?;
+    Ok(Judgement { judged, named, notes: audits.notes(), rows_audited: Some(audits.rows_audited()) })
+}
+
 /// Judges every comparison by the audits of candidate and, where there is one, reference.
-pub fn judged(comparisons: &[Comparison], audits: &Audits) -> BTreeMap<Checkpoint, Judged> {
+fn judged(comparisons: &[Comparison], audits: &Audits) -> BTreeMap<Checkpoint, Judged> {
     let mut out = BTreeMap::new();
     let mut faulty: Option<Checkpoint> = None;
     for comparison in comparisons {
@@ -50,7 +67,28 @@ fn one(comparison: &Comparison, audits: &Audits, faulty: Option<Checkpoint>) -> 
     }
 }
 
-fn local(node: Option<&Result<NodeAudit, Missing>>) -> Option<LocalError> {
+/// Origins whose mistake is looked for: the first ones. Later ones are often the same mistake again, and each
+/// costs as much as the audit of its node.
+const NAMED_MAX: usize = 4;
+
+/// Names the mistakes of the candidate's first faulty nodes.
+fn named(
+    model: &Model,
+    candidate: &dyn Recording,
+    audits: &Audits,
+    judged: &BTreeMap<Checkpoint, Judged>,
+) -> Result<BTreeMap<Checkpoint, Diagnosed>> {
+    let Some(side) = audits.sides.first() else { return Ok(BTreeMap::new()) };
+    let recorded: BTreeSet<Checkpoint> = candidate.checkpoints().into_iter().collect();
+    let graph = model.graph.fused(|checkpoint| recorded.contains(&checkpoint));
+    let context = Context { gguf: &model.gguf, graph: &graph, recording: candidate, numerics: side.numerics };
+    let looked_into =
+        |judged: &Judged| matches!(judged.verdict, CheckpointVerdict::Origin | CheckpointVerdict::Nonfinite);
+    let origins = judged.iter().filter(|(_, judged)| looked_into(judged)).map(|(checkpoint, _)| *checkpoint);
+    origins.take(NAMED_MAX).map(|origin| Ok((origin, diagnose(&context, model, origin)?))).collect()
+}
+
+fn local(node: Option<&std::result::Result<NodeAudit, Missing>>) -> Option<LocalError> {
     node.and_then(|node| node.as_ref().ok()).map(|node| node.local.clone())
 }
 

@@ -69,7 +69,7 @@ pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progres
         let kept = pass(model, &again, &plan, None, progress)?.kept;
         audits = self::audits(model, options, &plan, reference.as_ref(), &kept)?;
     }
-    Ok(report(model, options, reference.as_ref(), result, plan.notes, audits))
+    report(model, options, reference.as_ref(), result, plan.notes, audits)
 }
 
 /// Runs the engine once, held against the reference as it goes.
@@ -299,24 +299,20 @@ fn report(
     options: &RunOptions,
     reference: Option<&Dump>,
     result: LiveResult,
-    mut notes: Vec<String>,
+    notes: Vec<String>,
     audits: Option<Audits>,
-) -> Report {
+) -> Result<Report> {
     let path = options.dump.as_ref().map(|dir| dir.display().to_string());
     let details = result.details;
-    notes.extend(audits.iter().flat_map(Audits::notes));
+    let judgement = evidence::weigh(model, &result.kept, &result.comparisons, audits.as_ref())?;
     let mut report = findings::assemble(Parts {
-        judged: audits
-            .as_ref()
-            .map(|audits| evidence::judged(&result.comparisons, audits))
-            .unwrap_or_default(),
+        judgement,
         comparisons: result.comparisons,
         tokens: result.tokens,
         candidate: findings::side(&result.kept, path),
         reference: reference.map(|dump| findings::side(dump, Some(dump.path().display().to_string()))),
         notes,
         allow_missing: options.allow_missing,
-        rows_audited: audits.map(|audits| audits.rows_audited()),
         ..Parts::default()
     });
     report.details = details;
@@ -324,7 +320,7 @@ fn report(
         report.verdict = Verdict::Undecided;
         report.reason = Some(no_reference(model, options));
     }
-    report
+    Ok(report)
 }
 
 /// What to type where there was no reference.

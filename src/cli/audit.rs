@@ -68,11 +68,9 @@ fn report(
         .map(|checkpoint| Comparison::alone(checkpoint, recording.row_shape(checkpoint)))
         .collect();
     Ok(findings::assemble(Parts {
-        judged: evidence::judged(&comparisons, &audits),
+        judgement: evidence::weigh(model, recording, &comparisons, Some(&audits))?,
         comparisons,
         candidate: findings::side(recording, None),
-        notes: audits.notes(),
-        rows_audited: Some(audits.sides[0].rows_audited()),
         ..Parts::default()
     }))
 }
