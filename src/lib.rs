@@ -44,4 +44,6 @@ pub mod evidence;
 
 pub mod run;
 
+pub mod gate;
+
 pub mod cli;
