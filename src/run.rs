@@ -12,6 +12,7 @@ use crate::engine::device::{self, Device};
 use crate::engine::{Batch, Engine};
 use crate::error::{Error, Result};
 use crate::evidence;
+use crate::faults::diagnose::wanted_rows;
 use crate::findings::{self, Parts};
 use crate::model::Model;
 use crate::model::graph::Graph;
@@ -61,15 +62,26 @@ pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progres
     let mut plan = Plan::new(model, graph, options, reference.as_ref())?;
     let result = pass(model, options, &plan, reference.as_ref(), progress)?;
     let mut audits = audits(model, options, &plan, reference.as_ref(), &result.kept)?;
+    let mut again: Option<Kept> = None;
     // Rows that differ more than those that were audited: computed once more, to be audited too.
     let outliers = evidence::outliers(&result.comparisons, &plan.sample);
     if audits.is_some() && !outliers.is_empty() {
         plan.sample.extend(outliers);
-        let again = RunOptions { dump: None, pictures: false, ..options.clone() };
-        let kept = pass(model, &again, &plan, None, progress)?.kept;
+        let silent = RunOptions { dump: None, pictures: false, ..options.clone() };
+        let kept = pass(model, &silent, &plan, None, progress)?.kept;
         audits = self::audits(model, options, &plan, reference.as_ref(), &kept)?;
+        again = Some(kept);
     }
-    report(model, options, reference.as_ref(), result, plan.notes, audits)
+    // A diagnosis looks at more rows than an audit: those too are computed once more.
+    if audits.as_ref().is_some_and(|audits| audits.sides[0].origins().next().is_some()) {
+        let wanted = wanted_rows(&result.kept.manifest().steps);
+        if !wanted.iter().all(|position| plan.sample.contains(position)) {
+            plan.sample.extend(wanted);
+            let silent = RunOptions { dump: None, pictures: false, ..options.clone() };
+            again = Some(pass(model, &silent, &plan, None, progress)?.kept);
+        }
+    }
+    report(model, options, reference.as_ref(), result, again, plan.notes, audits)
 }
 
 /// Runs the engine once, held against the reference as it goes.
@@ -151,7 +163,14 @@ impl Plan {
                 audited.extend(&node.inputs);
             }
         }
-        let (tokens, steps, notes) = steps(options, reference)?;
+        let (tokens, steps, mut notes) = steps(options, reference)?;
+        if let Some(reference) = reference {
+            let ours = if options.tokens.is_empty() { &tokens } else { &options.tokens };
+            let theirs = reference.tokens();
+            if !theirs.starts_with(ours) {
+                notes.extend(crate::faults::tokens::said(ours, theirs, &model.gguf));
+            }
+        }
         // Greedy decoding needs the logits even where they are not looked at.
         let sampled = steps.last().is_some_and(|step| step.end > tokens.len());
         let end = if sampled { *graph.nodes.last().map_or(&last, |node| &node.checkpoint) } else { last };
@@ -299,12 +318,16 @@ fn report(
     options: &RunOptions,
     reference: Option<&Dump>,
     result: LiveResult,
+    again: Option<Kept>,
     notes: Vec<String>,
     audits: Option<Audits>,
 ) -> Result<Report> {
     let path = options.dump.as_ref().map(|dir| dir.display().to_string());
     let details = result.details;
-    let judgement = evidence::weigh(model, &result.kept, &result.comparisons, audits.as_ref())?;
+    let kept: &dyn Recording = again.as_ref().unwrap_or(&result.kept);
+    let sides: Vec<&dyn Recording> =
+        std::iter::once(kept).chain(reference.map(|dump| dump as &dyn Recording)).collect();
+    let judgement = evidence::weigh(model, &sides, &result.comparisons, audits.as_ref())?;
     let mut report = findings::assemble(Parts {
         judgement,
         comparisons: result.comparisons,

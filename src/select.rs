@@ -62,7 +62,9 @@ impl Selection {
             self.layers.is_none_or(|layers| match (checkpoint.layer_index(), checkpoint.kind()) {
                 (Some(layer), _) => (layers.first..=layers.last).contains(&layer),
                 (None, Kind::Embed) => layers.first == 0,
-                (None, _) => (layers.first as usize..=layers.last as usize).contains(&n_layers.saturating_sub(1)),
+                (None, _) => {
+                    (layers.first as usize..=layers.last as usize).contains(&n_layers.saturating_sub(1))
+                }
             });
         let named = match &self.globs {
             Some(globs) => globs.is_match(checkpoint.to_string()),

@@ -68,7 +68,7 @@ fn report(
         .map(|checkpoint| Comparison::alone(checkpoint, recording.row_shape(checkpoint)))
         .collect();
     Ok(findings::assemble(Parts {
-        judgement: evidence::weigh(model, recording, &comparisons, Some(&audits))?,
+        judgement: evidence::weigh(model, &[recording], &comparisons, Some(&audits))?,
         comparisons,
         candidate: findings::side(recording, None),
         ..Parts::default()

@@ -12,6 +12,7 @@ use crate::compare::{self, Comparison};
 use crate::dump::{self, Recording};
 use crate::error::Result;
 use crate::evidence;
+use crate::faults::tokens::{self, Vocabulary};
 use crate::findings::{self, Judgement, Parts};
 use crate::model::Model;
 use crate::report::detail::{GRID, detail};
@@ -45,7 +46,7 @@ pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
     let candidate = dump::open(&args.candidate, args.names.as_deref())?;
     let reference = dump::open(&args.reference, None)?;
-    let model = args.model.as_ref().map(|path| Model::open(path)).transpose()?;
+    let model = args.model.as_deref().map(Model::open).transpose()?;
     let wanted = wanted(args, &candidate, &reference, model.as_ref())?;
     let details = match &folder {
         Some(_) => wanted.iter().filter_map(|c| detail(*c, &candidate, &reference, GRID)).collect(),
@@ -60,7 +61,7 @@ pub fn main(args: &Args) -> Outcome {
         judgement,
         comparisons,
         tokens: compare::tokens(&candidate, &reference),
-        notes: notes(&candidate, &reference)?,
+        notes: notes(&candidate, &reference, model.as_ref())?,
         candidate: findings::side(&candidate, shown(&args.candidate)),
         reference: Some(findings::side(&reference, shown(&args.reference))),
         allow_missing: args.select.allow_missing,
@@ -94,8 +95,9 @@ fn judge(
     let positions: Vec<u32> = positions.into_iter().collect();
     let wanted: BTreeSet<Checkpoint> = comparisons.iter().map(|comparison| comparison.checkpoint).collect();
     let options = Options { positions: &positions, wants: &|checkpoint| wanted.contains(&checkpoint) };
-    let audits = audit(&[candidate, reference], &model.gguf, &model.graph, &options)?;
-    evidence::weigh(model, candidate, comparisons, Some(&audits))
+    let sides: [&dyn Recording; 2] = [candidate, reference];
+    let audits = audit(&sides, &model.gguf, &model.graph, &options)?;
+    evidence::weigh(model, &sides, comparisons, Some(&audits))
 }
 
 fn shown(path: &Path) -> Option<String> {
@@ -103,7 +105,7 @@ fn shown(path: &Path) -> Option<String> {
 }
 
 /// What a reader must know of the two dumps.
-fn notes(candidate: &Dump, reference: &Dump) -> Result<Vec<String>> {
+fn notes(candidate: &Dump, reference: &Dump, model: Option<&Model>) -> Result<Vec<String>> {
     let mut notes = Vec::new();
     for (side, dump) in [("candidate", candidate), ("reference", reference)] {
         if !dump.manifest().complete {
@@ -113,11 +115,11 @@ fn notes(candidate: &Dump, reference: &Dump) -> Result<Vec<String>> {
     let (ours, theirs) = (Recording::tokens(candidate), Recording::tokens(reference));
     let common = compare::common_positions(ours, theirs) as usize;
     if common < ours.len().min(theirs.len()) {
-        notes.push(format!(
-            "the tokens differ from position {common} on ({} in the candidate, {} in the reference); only what \
-             stands before is compared",
-            ours[common], theirs[common]
-        ));
+        notes.push(format!("only the {common} tokens that both sides have in common are compared"));
+        match model {
+            Some(model) => notes.extend(tokens::said(ours, theirs, &model.gguf)),
+            None => notes.extend(tokens::sentences(tokens::diagnose(ours, theirs, Vocabulary::default()))),
+        }
     }
     Ok(notes)
 }
