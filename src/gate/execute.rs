@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::ProblemKind;
 use super::suite::{Case, Input};
+use crate::audit::AuditRows;
 use crate::engine::device::Device;
 use crate::error::{Error, Result};
 use crate::faults::inject;
@@ -122,6 +123,7 @@ fn options(case: &Case, opened: &Opened, pictures: bool) -> Result<RunOptions> {
         chunk: case.chunk,
         allow_missing: case.allow.contains(&ProblemKind::MissingCheckpoints),
         pictures,
+        audit: Some(AuditRows::default()),
         ..RunOptions::default()
     })
 }
