@@ -24,13 +24,13 @@ pub mod dump;
 
 pub mod record;
 
-pub mod faults;
-
 pub mod inspect;
 
 pub mod report;
 
 pub mod audit;
+
+pub mod faults;
 
 pub mod compare;
 
