@@ -196,6 +196,20 @@ impl Suite {
         Suite::parse(&text, folder).map_err(|e| Error::file(path, e).hint("docs/ci.md describes suites"))
     }
 
+    /// Keeps the cases whose ids match one of the patterns; all where there is none.
+    pub fn only(&mut self, patterns: &[String]) -> Result<()> {
+        let globs = patterns.iter().map(|pattern| {
+            let glob = Glob::new(pattern).map_err(|e| Error::new("--case", e))?;
+            Ok(glob.compile_matcher())
+        });
+        let globs: Vec<GlobMatcher> = globs.collect::<Result<_>>()?;
+        self.cases.retain(|case| globs.is_empty() || globs.iter().any(|glob| glob.is_match(&case.id)));
+        match self.cases.first() {
+            Some(_) => Ok(()),
+            None => Err(Error::new("--case", "no case has such a name").found(patterns.join(", "))),
+        }
+    }
+
     /// [`Suite::read`] from text.
     pub fn parse(text: &str, folder: &Path) -> std::result::Result<Suite, String> {
         let file: File = toml::from_str(text).map_err(|e| e.to_string())?;
