@@ -62,13 +62,10 @@ impl Units {
     /// From what a producer declares.
     pub fn of(numerics: &Numerics) -> Units {
         let single = <f32 as Scalar>::UNIT_ROUNDOFF;
-        let accumulator = match numerics.products {
-            // Its values are recorded in f32, see `storage`.
-            Products::F64 => <f64 as Scalar>::UNIT_ROUNDOFF,
-            _ => single,
-        };
         let fast_math = numerics.products == Products::LlamaCuda;
-        Units { accumulator, storage: storage_unit(numerics.storage), fast_math }
+        // An engine that sums in f64 is recorded in f32 all the same: every term of its sums carries the
+        // rounding of a recorded input that the engine itself did not see.
+        Units { accumulator: single, storage: storage_unit(numerics.storage), fast_math }
     }
 
     /// The roundings of one elementwise operation: in the accumulator's type, and once where it is stored.
