@@ -1,6 +1,6 @@
 //! `parity diff`: two dumps held against each other.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::Outcome;
@@ -12,6 +12,7 @@ use crate::compare::{self, Comparison};
 use crate::dump::{self, Recording};
 use crate::error::Result;
 use crate::evidence;
+use crate::faults::tokens::{self, Vocabulary};
 use crate::findings::{self, Parts};
 use crate::model::Model;
 use crate::report::detail::{GRID, detail};
@@ -54,11 +55,18 @@ pub fn main(args: &Args) -> Outcome {
         None => Vec::new(),
     };
     let comparisons = compare::recordings(&candidate, &reference, &wanted, &args.tolerance.tolerances()?);
-    let audits = audits(args, &candidate, &reference, &comparisons)?;
-    let mut notes = notes(&candidate, &reference)?;
+    let model = args.model.as_deref().map(Model::open).transpose()?;
+    let audits = audits(args, model.as_ref(), &candidate, &reference, &comparisons)?;
+    let (mut judged, mut named) = (BTreeMap::new(), BTreeMap::new());
+    if let Some((audits, model)) = audits.as_ref().zip(model.as_ref()) {
+        judged = evidence::judged(&comparisons, audits);
+        named = evidence::name(&mut judged, audits, &[&candidate, &reference], model)?;
+    }
+    let mut notes = notes(&candidate, &reference, model.as_ref())?;
     notes.extend(audits.iter().flat_map(Audits::notes));
     let mut report = findings::assemble(Parts {
-        judged: audits.as_ref().map(|audits| evidence::judged(&comparisons, audits)).unwrap_or_default(),
+        judged,
+        named,
         comparisons,
         tokens: compare::tokens(&candidate, &reference),
         notes,
@@ -73,9 +81,14 @@ pub fn main(args: &Args) -> Outcome {
 }
 
 /// Audits both sides, where the model is given: at a sample of the common rows, and at rows that stand out.
-fn audits(args: &Args, candidate: &Dump, reference: &Dump, comparisons: &[Comparison]) -> Result<Option<Audits>> {
-    let (Some(path), Some(rows)) = (&args.model, args.audit.rows()) else { return Ok(None) };
-    let model = Model::open(path)?;
+fn audits(
+    args: &Args,
+    model: Option<&Model>,
+    candidate: &Dump,
+    reference: &Dump,
+    comparisons: &[Comparison],
+) -> Result<Option<Audits>> {
+    let (Some(model), Some(rows)) = (model, args.audit.rows()) else { return Ok(None) };
     let mut positions: BTreeSet<u32> = rows.positions(&candidate.manifest().steps).into_iter().collect();
     let common = compare::common_positions(Recording::tokens(candidate), Recording::tokens(reference));
     positions.retain(|position| *position < common);
@@ -91,7 +104,7 @@ fn shown(path: &Path) -> Option<String> {
 }
 
 /// What a reader must know of the two dumps.
-fn notes(candidate: &Dump, reference: &Dump) -> Result<Vec<String>> {
+fn notes(candidate: &Dump, reference: &Dump, model: Option<&Model>) -> Result<Vec<String>> {
     let mut notes = Vec::new();
     for (side, dump) in [("candidate", candidate), ("reference", reference)] {
         if !dump.manifest().complete {
@@ -101,11 +114,11 @@ fn notes(candidate: &Dump, reference: &Dump) -> Result<Vec<String>> {
     let (ours, theirs) = (Recording::tokens(candidate), Recording::tokens(reference));
     let common = compare::common_positions(ours, theirs) as usize;
     if common < ours.len().min(theirs.len()) {
-        notes.push(format!(
-            "the tokens differ from position {common} on ({} in the candidate, {} in the reference); only what \
-             stands before is compared",
-            ours[common], theirs[common]
-        ));
+        notes.push(format!("only the {common} tokens that both sides have in common are compared"));
+        match model {
+            Some(model) => notes.extend(tokens::said(ours, theirs, &model.gguf)),
+            None => notes.extend(tokens::sentences(tokens::diagnose(ours, theirs, Vocabulary::default()))),
+        }
     }
     Ok(notes)
 }
