@@ -40,7 +40,7 @@ pub unsafe extern "C" fn before_new_context(
     unsafe { before(c"llama_new_context_with_model", params, caller) }
 }
 
-unsafe fn before(name: &'static CStr, __model: *mut c_void, params: *mut u32, caller: *const c_void) -> *mut c_void {
+unsafe fn before(name: &'static CStr, params: *mut u32, caller: *const c_void) -> *mut c_void {
     if tap::wants_all_rows() {
         match place_of_limit(caller) {
             Some(Some(place)) => {
