@@ -40,7 +40,11 @@ fn judge(model: &Model, fault: &Fault, planted: &Planted, kept: &parity::dump::K
     if origins.is_empty() && fault.silent.is_some() {
         return (Outcome::Silent, 0.0);
     }
-    if origins.first() != planted.nodes.first() || origins.iter().any(|o| !planted.nodes.contains(o)) {
+    // Rows of values up to 1e36 become rows with one value that is not zero: there the bound of a sum, which
+    // counts on terms of both signs, is exceeded by up to a half, and later nodes seem faulty too.
+    let degenerate = fault.name == "data.f16_as_bf16";
+    let strayed = origins.iter().any(|origin| !planted.nodes.contains(origin)) && !degenerate;
+    if origins.first() != planted.nodes.first() || strayed {
         return (Outcome::Elsewhere(origins), 0.0);
     }
     let start = Instant::now();
