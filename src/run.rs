@@ -115,7 +115,10 @@ fn audits(
     let wants = |checkpoint: Checkpoint| plan.compared.contains(&checkpoint);
     let how = audit::Options { positions: &positions, wants: &wants };
     let sides: Vec<&dyn Recording> =
-        [Some(kept as &dyn Recording), reference.map(|dump| dump as &dyn Recording)].into_iter().flatten().collect();
+        [Some(kept as &dyn Recording), reference.map(|dump| dump as &dyn Recording)]
+            .into_iter()
+            .flatten()
+            .collect();
     audit::audit(&sides, &model.gguf, &model.graph, &how).map(Some)
 }
 
@@ -295,7 +298,10 @@ fn report(
     let details = result.details;
     notes.extend(audits.iter().flat_map(Audits::notes));
     let mut report = findings::assemble(Parts {
-        judged: audits.as_ref().map(|audits| evidence::judged(&result.comparisons, audits)).unwrap_or_default(),
+        judged: audits
+            .as_ref()
+            .map(|audits| evidence::judged(&result.comparisons, audits))
+            .unwrap_or_default(),
         comparisons: result.comparisons,
         tokens: result.tokens,
         candidate: findings::side(&result.kept, path),

@@ -76,7 +76,8 @@ impl Head<'_> {
     fn run(&self, rows: Rows<'_>) -> (Vec<f64>, Vec<f64>) {
         let seen = visible(self.op.mask, rows, self.row, self.operands.k.rows);
         let mut scores: Vec<Score> = seen.map(|position| self.score(position)).collect();
-        let max = scores.iter().fold(f64::NEG_INFINITY, |max, s| if s.z > max || s.z.is_nan() { s.z } else { max });
+        let max =
+            scores.iter().fold(f64::NEG_INFINITY, |max, s| if s.z > max || s.z.is_nan() { s.z } else { max });
         scores.iter_mut().for_each(|s| s.p = (s.z - max).exp());
         let sum: f64 = scores.iter().map(|s| s.p).sum();
         scores.iter_mut().for_each(|s| s.p /= sum);
@@ -112,7 +113,8 @@ impl Head<'_> {
             error += self.op.scale * self.query(bound).iter().zip(k).map(|(b, k)| b * k.abs()).sum::<f64>();
         }
         if let Some(bound) = self.operands.bounds[1] {
-            error += self.op.scale * self.kv(bound, position).iter().zip(q).map(|(b, q)| b * q.abs()).sum::<f64>();
+            error +=
+                self.op.scale * self.kv(bound, position).iter().zip(q).map(|(b, q)| b * q.abs()).sum::<f64>();
         }
         Score { position, z, error, p: 0.0 }
     }
@@ -152,7 +154,9 @@ impl Head<'_> {
         }
         let factor = accumulation(scores.len(), self.units.accumulator);
         let last = NORMALISE_ROUNDINGS * self.units.accumulator + self.units.storage;
-        let total = |d: usize| spread[d] + factor * terms[d] + CONFIDENCE * f64::sqrt(square[d]) + last * f64::abs(out[d]);
+        let total = |d: usize| {
+            spread[d] + factor * terms[d] + CONFIDENCE * f64::sqrt(square[d]) + last * f64::abs(out[d])
+        };
         (0..width).map(total).collect()
     }
 }

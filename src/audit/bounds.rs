@@ -148,7 +148,8 @@ pub fn rope(units: &Units, rope: &Rope, freqs: &[f64], rows: Rows<'_>, x: View<'
         let position = f64::from(rows.positions[t]);
         let factors: Vec<f64> =
             rates.iter().enumerate().map(|(i, rate)| rotation(units, i, position * rate)).collect();
-        let heads = out.row_mut(t).chunks_exact_mut(rope.head_width).zip(x.row(t).chunks_exact(rope.head_width));
+        let heads =
+            out.row_mut(t).chunks_exact_mut(rope.head_width).zip(x.row(t).chunks_exact(rope.head_width));
         for (out, x) in heads {
             for (i, factor) in factors.iter().enumerate() {
                 let (first, second) = columns(rope.pairing, i, rates.len());
@@ -163,7 +164,8 @@ pub fn rope(units: &Units, rope: &Rope, freqs: &[f64], rows: Rows<'_>, x: View<'
 /// Error of turning pair `i` by `angle`, relative to the magnitudes of its two columns.
 fn rotation(units: &Units, i: usize, angle: f64) -> f64 {
     let turned = (ANGLE_ROUNDINGS + 2.0 * i as f64) * units.accumulator * angle.abs();
-    let fast = if units.fast_math { FAST_TRIG + ANGLE_ROUNDINGS * units.accumulator * angle.abs() } else { 0.0 };
+    let fast =
+        if units.fast_math { FAST_TRIG + ANGLE_ROUNDINGS * units.accumulator * angle.abs() } else { 0.0 };
     let trig = SINCOS_ROUNDINGS * units.accumulator + (turned + fast).min(2.0);
     trig + units.operation(ROPE_ROUNDINGS)
 }
@@ -174,7 +176,13 @@ pub fn scores(units: &Units, width: usize, magnitude: &Matrix<f64>, exact: &Matr
 }
 
 /// Softmax of recorded scores (T, H·S): `scale` on the scores, (T, H·S) exact probabilities.
-pub fn softmax(units: &Units, scale: f64, heads: usize, scores: View<'_, f64>, exact: &Matrix<f64>) -> Matrix<f64> {
+pub fn softmax(
+    units: &Units,
+    scale: f64,
+    heads: usize,
+    scores: View<'_, f64>,
+    exact: &Matrix<f64>,
+) -> Matrix<f64> {
     let cached = scores.cols / heads.max(1);
     let mut out = Matrix::zeros(exact.rows, exact.cols);
     for t in 0..exact.rows {
@@ -184,7 +192,8 @@ pub fn softmax(units: &Units, scale: f64, heads: usize, scores: View<'_, f64>, e
             let own: Vec<f64> =
                 z.iter().map(|z| score_error(units, scale * z) + EXP_ROUNDINGS * units.accumulator).collect();
             let mean: f64 = own.iter().zip(p).map(|(e, p)| e * p).sum();
-            let common = mean + accumulation(cached, units.accumulator) + units.operation(NORMALISE_ROUNDINGS);
+            let common =
+                mean + accumulation(cached, units.accumulator) + units.operation(NORMALISE_ROUNDINGS);
             for ((out, e), p) in out.row_mut(t)[columns].iter_mut().zip(&own).zip(p) {
                 *out = (e + common) * p + TINY_F32;
             }

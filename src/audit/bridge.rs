@@ -28,7 +28,8 @@ pub fn input(
     if let Some(value) = output(context, node, positions, cached) {
         return Ok(Ok(Input { value, bound: None }));
     }
-    let spans_attention = matches!(node.op, Op::Attention(_) | Op::Scores(_) | Op::Softmax(_) | Op::Context(_));
+    let spans_attention =
+        matches!(node.op, Op::Attention(_) | Op::Scores(_) | Op::Softmax(_) | Op::Context(_));
     if spans_attention || bridged.len() >= BRIDGED_MAX {
         return Ok(Err(Missing(format!("{checkpoint} at {}", spell(positions)))));
     }
@@ -40,7 +41,8 @@ pub fn input(
             Err(missing) => return Ok(Err(missing)),
         }
     }
-    let Some(tokens) = positions.iter().map(|&p| context.recording.tokens().get(p as usize).copied()).collect()
+    let Some(tokens) =
+        positions.iter().map(|&p| context.recording.tokens().get(p as usize).copied()).collect()
     else {
         return Ok(Err(Missing("the token of each row".to_owned())));
     };

@@ -70,7 +70,8 @@ impl Case {
     /// Executes a node, this one or one with a fault in it, on the recorded inputs.
     pub fn execute(&self, node: &Node, gguf: &Gguf, numerics: &Numerics) -> Result<Matrix<f64>> {
         let values = self.views();
-        let mut out = crate::ops::execute(node, gguf, Inputs { rows: self.rows(), values: &values }, numerics)?;
+        let mut out =
+            crate::ops::execute(node, gguf, Inputs { rows: self.rows(), values: &values }, numerics)?;
         self.hide_unseen(&mut out);
         Ok(out)
     }
@@ -90,7 +91,11 @@ impl Case {
 ///
 /// # Errors
 /// A weight that cannot be read. What the recording lacks is no error but [`Missing`].
-pub fn gather(context: &Context<'_>, node: &Node, positions: &[u32]) -> Result<std::result::Result<Case, Missing>> {
+pub fn gather(
+    context: &Context<'_>,
+    node: &Node,
+    positions: &[u32],
+) -> Result<std::result::Result<Case, Missing>> {
     let tokens = context.recording.tokens();
     let Some(tokens) = positions.iter().map(|&p| tokens.get(p as usize).copied()).collect() else {
         return Ok(Err(Missing("the token of each row".to_owned())));

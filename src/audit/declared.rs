@@ -26,7 +26,8 @@ pub fn of(recording: &dyn Recording, positions: &[u32]) -> Declared {
     let on_cpu = producer.backend.as_deref().is_none_or(|backend| backend.eq_ignore_ascii_case("cpu"));
     let numerics = match stored {
         _ if name.contains("llama") && on_cpu => {
-            let scores = recording.checkpoints().iter().any(|checkpoint| checkpoint.kind() == Kind::AttnScores);
+            let scores =
+                recording.checkpoints().iter().any(|checkpoint| checkpoint.kind() == Kind::AttnScores);
             Numerics { products: Products::LlamaCpu, kv: Storage::F16, flash: !scores, storage: stored }
         }
         Storage::F32 => Numerics::default(),
@@ -51,7 +52,9 @@ fn declared(numerics: Numerics, stored: Storage) -> Declared {
         return Declared { numerics, inferred: None };
     }
     let judged = Numerics { storage: stored, ..numerics };
-    let inferred = format!("the dump declares `{numerics}`, but all its values are those of a narrower type: judged as `{judged}`");
+    let inferred = format!(
+        "the dump declares `{numerics}`, but all its values are those of a narrower type: judged as `{judged}`"
+    );
     Declared { numerics: judged, inferred: Some(inferred) }
 }
 

@@ -194,7 +194,8 @@ impl Pending {
             sum = bounds::zip(&sum, bound, |x, b| x + b / factor);
         }
         let none = || Matrix::zeros(x.rows, 0);
-        let job = |x: Matrix<f64>, sums, columns, weights, magnitude| Job { x, sums, columns, weights, magnitude };
+        let job =
+            |x: Matrix<f64>, sums, columns, weights, magnitude| Job { x, sums, columns, weights, magnitude };
         let emulated = declared != Rounding::None;
         let signed = rounded.values.clone();
         let sum = Magnitude::Sum { values: sum, signed };
@@ -213,7 +214,12 @@ impl Pending {
     /// The explanation, and the plain exact product where it differs.
     ///
     /// `columns` are those that the first job asked for, `out` what its jobs gave.
-    pub fn finish(&self, case: &Case, columns: &[usize], out: &[Product]) -> (Explained, Option<Matrix<f64>>) {
+    pub fn finish(
+        &self,
+        case: &Case,
+        columns: &[usize],
+        out: &[Product],
+    ) -> (Explained, Option<Matrix<f64>>) {
         let own = &out[0];
         let mut exact = own.exact.clone();
         let mut bound = bounds::linear(&self.units, self.inner, &own.magnitude, &exact);

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use crate::gguf;
 use crate::model::weights::Weight;
 use crate::ops::linear::product;
-use crate::gguf;
 use crate::ops::round::{Rounding, to_bf16, to_f16};
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
@@ -62,8 +62,10 @@ pub struct Product {
 pub fn products(weight: &Weight<'_>, jobs: &[Job]) -> Vec<Product> {
     let cols = weight.cols();
     let tile_rows = (TILE_ELEMENTS / cols.max(1)).clamp(8, 512);
-    let tiles: Vec<Range<usize>> =
-        (0..weight.rows()).step_by(tile_rows).map(|start| start..(start + tile_rows).min(weight.rows())).collect();
+    let tiles: Vec<Range<usize>> = (0..weight.rows())
+        .step_by(tile_rows)
+        .map(|start| start..(start + tile_rows).min(weight.rows()))
+        .collect();
     let prepared: Vec<Prepared> = jobs.iter().map(|job| Prepared::new(job, weight.dtype())).collect();
     let parts: Vec<Vec<Product>> = tiles
         .par_iter()
@@ -123,8 +125,12 @@ struct Tile<'a> {
 impl Tile<'_> {
     fn run(&self, job: &Job, prepared: &Prepared) -> Product {
         let mut exact = match job.weights {
-            Rounding::F16 => self.multiply(&self.w.iter().map(|&w| to_f16(w)).collect::<Vec<_>>(), job.x.view()),
-            Rounding::Bf16 => self.multiply(&self.w.iter().map(|&w| to_bf16(w)).collect::<Vec<_>>(), job.x.view()),
+            Rounding::F16 => {
+                self.multiply(&self.w.iter().map(|&w| to_f16(w)).collect::<Vec<_>>(), job.x.view())
+            }
+            Rounding::Bf16 => {
+                self.multiply(&self.w.iter().map(|&w| to_bf16(w)).collect::<Vec<_>>(), job.x.view())
+            }
             _ => self.multiply(self.w, job.x.view()),
         };
         let mut minima = Matrix::default();
@@ -151,7 +157,8 @@ impl Tile<'_> {
         let value = |w: &f64| if quadrature { (w * w).to_f32() } else { w.to_f32().abs() };
         let w: Vec<f32> = self.w.iter().map(value).collect();
         let sums = self.multiply(&w, m.view());
-        let widened = sums.data.iter().map(|&sum| if quadrature { f64::from(sum).sqrt() } else { f64::from(sum) });
+        let widened =
+            sums.data.iter().map(|&sum| if quadrature { f64::from(sum).sqrt() } else { f64::from(sum) });
         let mut out = Matrix::new(sums.rows, sums.cols, widened.collect());
         if prepared.groups.cols > 0 {
             let stored = self.weight.stored().row_bytes(self.rows.clone());

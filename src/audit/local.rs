@@ -31,7 +31,12 @@ impl NodeAudit {
 }
 
 /// Judges a case by the explanation that fits best: the declared arithmetic may be one of several.
-pub fn judge(case: &Case, explained: &[Explained], plain: Option<&Matrix<f64>>, row_shape: &[usize]) -> Option<NodeAudit> {
+pub fn judge(
+    case: &Case,
+    explained: &[Explained],
+    plain: Option<&Matrix<f64>>,
+    row_shape: &[usize],
+) -> Option<NodeAudit> {
     let audits = explained.iter().map(|explained| against(case, explained, plain, row_shape));
     audits.reduce(|best, next| if better(&next, &best) { next } else { best })
 }
@@ -45,7 +50,12 @@ fn better(a: &NodeAudit, b: &NodeAudit) -> bool {
     }
 }
 
-fn against(case: &Case, explained: &Explained, plain: Option<&Matrix<f64>>, row_shape: &[usize]) -> NodeAudit {
+fn against(
+    case: &Case,
+    explained: &Explained,
+    plain: Option<&Matrix<f64>>,
+    row_shape: &[usize],
+) -> NodeAudit {
     let (recorded, exact, bound) = (&case.recorded, &explained.exact, &explained.bound);
     let mut worst = Worst::default();
     let (mut rows_beyond, mut beyond) = (Vec::new(), vec![false; exact.cols]);

@@ -56,7 +56,8 @@ pub struct Audit {
 impl Audit {
     /// Nodes whose error is more than rounding, in execution order.
     pub fn origins(&self) -> impl Iterator<Item = Checkpoint> + '_ {
-        let faulty = |node: &std::result::Result<NodeAudit, Missing>| node.as_ref().is_ok_and(|n| !n.is_healthy());
+        let faulty =
+            |node: &std::result::Result<NodeAudit, Missing>| node.as_ref().is_ok_and(|n| !n.is_healthy());
         self.nodes.iter().filter(move |(_, node)| faulty(node)).map(|(checkpoint, _)| *checkpoint)
     }
 
@@ -83,7 +84,8 @@ impl Audits {
     /// What a reader must know of the sides' arithmetic.
     pub fn notes(&self) -> Vec<String> {
         let names = ["candidate", "reference"];
-        let inferred = self.sides.iter().zip(names).filter_map(|(side, name)| Some((name, side.inferred.as_ref()?)));
+        let inferred =
+            self.sides.iter().zip(names).filter_map(|(side, name)| Some((name, side.inferred.as_ref()?)));
         inferred.map(|(name, sentence)| format!("{name}: {sentence}")).collect()
     }
 }
@@ -93,7 +95,12 @@ impl Audits {
 /// # Errors
 /// A weight that cannot be read, or inputs that do not have the model's shape. What a recording lacks is no
 /// error: the node is [`Missing`] what would be needed.
-pub fn audit(recordings: &[&dyn Recording], gguf: &Gguf, graph: &Graph, options: &Options<'_>) -> Result<Audits> {
+pub fn audit(
+    recordings: &[&dyn Recording],
+    gguf: &Gguf,
+    graph: &Graph,
+    options: &Options<'_>,
+) -> Result<Audits> {
     let mut sides: Vec<Side<'_>> =
         recordings.iter().map(|recording| Side::new(*recording, graph, options.positions)).collect();
     let mut budgets = BTreeMap::new();
@@ -137,7 +144,11 @@ impl<'a> Side<'a> {
     }
 
     /// The node with this output and what is recorded of it; `None` where the output is not.
-    fn case(&self, gguf: &Gguf, checkpoint: Checkpoint) -> Result<Option<std::result::Result<Case, Missing>>> {
+    fn case(
+        &self,
+        gguf: &Gguf,
+        checkpoint: Checkpoint,
+    ) -> Result<Option<std::result::Result<Case, Missing>>> {
         let recorded = self.recording.positions(checkpoint);
         let positions = rows::of_checkpoint(&self.audit.positions, &recorded);
         let node = self.graph.node(checkpoint).filter(|_| !positions.is_empty());

@@ -3,7 +3,9 @@
 use super::Missing;
 use super::local::NodeAudit;
 use crate::checkpoint::Checkpoint;
-use crate::report::CheckpointVerdict::{self, Beyond, Inherited, Match, Nonfinite, Origin, Reference, Undecided};
+use crate::report::CheckpointVerdict::{
+    self, Beyond, Inherited, Match, Nonfinite, Origin, Reference, Undecided,
+};
 use crate::report::{LocalError, Numbers};
 
 /// What is known of one checkpoint.
@@ -35,15 +37,22 @@ pub fn judge(evidence: &Evidence<'_>) -> (CheckpointVerdict, String) {
     }
     match evidence.tolerated {
         Some(true) => return (Match, "within the tolerance given".to_owned()),
-        Some(false) => return (Beyond, "beyond the tolerance given, though its own error is rounding".to_owned()),
+        Some(false) => {
+            return (Beyond, "beyond the tolerance given, though its own error is rounding".to_owned());
+        }
         None => {}
     }
     if let Some(own) = reference.filter(|audit| !audit.is_healthy()) {
-        let text = format!("the reference's own error is {}: it is wrong, or not what it is taken for", beyond(&own.local));
+        let text = format!(
+            "the reference's own error is {}: it is wrong, or not what it is taken for",
+            beyond(&own.local)
+        );
         return (Reference, text);
     }
     match (candidate, evidence.numbers) {
-        (None, _) if evidence.numbers.is_some_and(|numbers| numbers.abs_err_max == 0.0) => (Match, "equal".to_owned()),
+        (None, _) if evidence.numbers.is_some_and(|numbers| numbers.abs_err_max == 0.0) => {
+            (Match, "equal".to_owned())
+        }
         (None, _) => (Undecided, undecided(evidence)),
         (Some(own), None) => (Match, alone(own)),
         (Some(own), Some(numbers)) => healthy(evidence, own, reference, numbers),
@@ -62,8 +71,12 @@ fn healthy(
         return (Match, witnesses);
     }
     match evidence.faulty {
-        Some(faulty) => (Inherited, format!("{}; what it differs by comes from {faulty} or before it", alone(own))),
-        None => (Match, format!("{witnesses}; no node before it is faulty: the distance is rounding, carried on")),
+        Some(faulty) => {
+            (Inherited, format!("{}; what it differs by comes from {faulty} or before it", alone(own)))
+        }
+        None => {
+            (Match, format!("{witnesses}; no node before it is faulty: the distance is rounding, carried on"))
+        }
     }
 }
 
@@ -88,9 +101,11 @@ fn nonfinite(evidence: &Evidence<'_>, candidate: Option<&NodeAudit>) -> Option<(
     let count = compared.candidate.max(candidate.map_or(0, |audit| audit.nonfinite));
     if count == 0 {
         let alone = compared.reference > 0;
-        return alone.then(|| (Nonfinite, format!("{} NaN or Inf in the reference alone", compared.reference)));
+        return alone
+            .then(|| (Nonfinite, format!("{} NaN or Inf in the reference alone", compared.reference)));
     }
-    let before = evidence.faulty.is_some() && candidate.is_none_or(|audit| audit.nonfinite_inputs || audit.nonfinite == 0);
+    let before = evidence.faulty.is_some()
+        && candidate.is_none_or(|audit| audit.nonfinite_inputs || audit.nonfinite == 0);
     Some(match before {
         true => (Inherited, format!("{count} NaN or Inf; they come from before it")),
         false => (Nonfinite, format!("{count} NaN or Inf; its inputs have none, as far as recorded")),
@@ -110,7 +125,11 @@ fn witnesses(own: &NodeAudit, reference: Option<&NodeAudit>) -> String {
 }
 
 fn alone(own: &NodeAudit) -> String {
-    format!("its own error is {:.1e}, {:.0} % of what rounding explains", own.local.rel_l2, 100.0 * own.local.over_bound)
+    format!(
+        "its own error is {:.1e}, {:.0} % of what rounding explains",
+        own.local.rel_l2,
+        100.0 * own.local.over_bound
+    )
 }
 
 /// From exact arithmetic, without anybody's rounding.
@@ -121,6 +140,10 @@ fn distance(audit: &NodeAudit) -> f64 {
 fn beyond(local: &LocalError) -> String {
     let at: Vec<String> = local.worst.iter().map(ToString::to_string).collect();
     let over = local.over_bound;
-    let times = if over.is_finite() { format!("{over:.1e} times what rounding explains") } else { "beyond any bound".to_owned() };
+    let times = if over.is_finite() {
+        format!("{over:.1e} times what rounding explains")
+    } else {
+        "beyond any bound".to_owned()
+    };
     format!("{times}, worst at [{}]", at.join(", "))
 }

@@ -73,7 +73,12 @@ pub fn main(args: &Args) -> Outcome {
 }
 
 /// Audits both sides, where the model is given: at a sample of the common rows, and at rows that stand out.
-fn audits(args: &Args, candidate: &Dump, reference: &Dump, comparisons: &[Comparison]) -> Result<Option<Audits>> {
+fn audits(
+    args: &Args,
+    candidate: &Dump,
+    reference: &Dump,
+    comparisons: &[Comparison],
+) -> Result<Option<Audits>> {
     let (Some(path), Some(rows)) = (&args.model, args.audit.rows()) else { return Ok(None) };
     let model = Model::open(path)?;
     let mut positions: BTreeSet<u32> = rows.positions(&candidate.manifest().steps).into_iter().collect();

@@ -181,8 +181,12 @@ pub fn half_steps(rounding: Rounding, x: &Matrix<f64>) -> Matrix<f64> {
     let mut out = x.clone();
     match rounding {
         Rounding::None => out.data.fill(0.0),
-        Rounding::F16 => out.data.iter_mut().for_each(|x| *x = x.abs() / f64::from(1 << f16::MANTISSA_DIGITS)),
-        Rounding::Bf16 => out.data.iter_mut().for_each(|x| *x = x.abs() / f64::from(1 << bf16::MANTISSA_DIGITS)),
+        Rounding::F16 => {
+            out.data.iter_mut().for_each(|x| *x = x.abs() / f64::from(1 << f16::MANTISSA_DIGITS))
+        }
+        Rounding::Bf16 => {
+            out.data.iter_mut().for_each(|x| *x = x.abs() / f64::from(1 << bf16::MANTISSA_DIGITS))
+        }
         Rounding::Q8_0 | Rounding::Q8_1 | Rounding::Q8K => {
             for block in out.data.chunks_mut(rounding.block()) {
                 let max = block.iter().fold(0f64, |max, x| max.max_nan(x.abs()));
@@ -269,7 +273,9 @@ mod tests {
     fn a_quant_is_within_half_a_step() {
         let x: Vec<f32> = (0..256).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.013).collect();
         for rounding in [Rounding::Q8_0, Rounding::Q8_1, Rounding::Q8K] {
-            for (block, values) in x.chunks(rounding.block()).zip(rounded(rounding, &x).values.data.chunks(rounding.block())) {
+            for (block, values) in
+                x.chunks(rounding.block()).zip(rounded(rounding, &x).values.data.chunks(rounding.block()))
+            {
                 let step = f64::from(block.iter().fold(0f32, |m, x| m.max(x.abs())) / 127.0);
                 for (x, value) in block.iter().zip(values) {
                     // d in f16 moves every value by up to 2^-11 of itself.
