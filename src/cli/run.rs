@@ -8,6 +8,7 @@ use super::progress::Progress;
 use super::shared::{self, AuditArgs, SelectArgs, ToleranceArgs};
 use crate::engine::device::Device;
 use crate::error::{Error, Result};
+use crate::faults::inject::{self, Spec};
 use crate::model::Model;
 use crate::numerics::Numerics;
 use crate::run::{RunOptions, run};
@@ -39,6 +40,9 @@ pub struct Args {
     /// Prefill in pieces of so many tokens
     #[arg(long, value_name = "N")]
     chunk: Option<usize>,
+    /// Plant a mistake: FAULT[=VALUE][@LAYER or @CHECKPOINT]; `parity faults` lists them; several allowed
+    #[arg(long, value_name = "FAULT")]
+    inject: Vec<Spec>,
     /// Threads; all cores where absent
     #[arg(short, long, value_name = "N")]
     threads: Option<usize>,
@@ -107,8 +111,13 @@ pub fn main(args: &Args) -> Outcome {
         pictures: folder.is_some(),
         audit: args.audit.rows(),
     };
+    let mut graph = model.graph.clone();
+    let planted = inject::plant(&mut graph, &args.inject, &model)?;
     let progress = Progress::new("running");
-    let report = run(&model, &model.graph, &options, &|done, all| progress.set(done, all))?;
+    let mut report = run(&model, &graph, &options, &|done, all| progress.set(done, all))?;
     drop(progress);
+    for fault in planted {
+        report.notes.push(format!("{} was planted: {}", fault.fault, fault.sentence));
+    }
     args.output.deliver(folder, report)
 }
