@@ -22,13 +22,15 @@ pub mod engine;
 
 pub mod dump;
 
-pub mod faults;
+pub mod record;
 
 pub mod inspect;
 
 pub mod report;
 
 pub mod audit;
+
+pub mod faults;
 
 pub mod compare;
 
@@ -41,5 +43,7 @@ pub mod findings;
 pub mod evidence;
 
 pub mod run;
+
+pub mod gate;
 
 pub mod cli;

@@ -27,6 +27,7 @@ impl Probe for Collect {
     fn record(&mut self, c: Checkpoint, _: &Batch<'_>, shape: &[usize], values: Values<'_>) -> Result<()> {
         let values: Vec<f64> = match values {
             Values::F32(values) => values.iter().map(|&v| f64::from(v)).collect(),
+            Values::F16(values) => values.iter().map(|&v| v.to_f64()).collect(),
             Values::F64(values) => values.to_vec(),
         };
         assert_eq!(values.len(), shape.iter().product::<usize>(), "{c} has the shape it says");

@@ -9,9 +9,12 @@ use crate::report::Verdict;
 
 mod audit;
 mod diff;
+mod diff_reports;
+mod gate;
 mod inspect;
 mod output;
 mod progress;
+mod record;
 mod run;
 mod shared;
 
@@ -30,10 +33,16 @@ const EXIT_CODES: &str = "Exit codes: 0 parity, 1 divergence, 2 could not judge.
 enum Command {
     /// Run the instrumented engine on a prompt and hold it against llama.cpp, checkpoint by checkpoint.
     Run(run::Args),
+    /// Run a llama.cpp program and record its tensors.
+    Record(record::Args),
     /// Compare two dumps; with the model, audit both.
     Diff(diff::Args),
     /// One dump against exact arithmetic: which nodes are wrong, and by how much.
     Audit(audit::Args),
+    /// Run a suite of cases against its baseline, for CI.
+    Gate(gate::Args),
+    /// Whether parity got better or worse between two reports.
+    DiffReports(diff_reports::Args),
     /// What a GGUF file or a dump holds, and what looks wrong in it.
     Inspect(inspect::Args),
 }
@@ -43,8 +52,11 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.command {
         Command::Run(args) => run::main(&args),
+        Command::Record(args) => record::main(&args),
         Command::Diff(args) => diff::main(&args),
         Command::Audit(args) => audit::main(&args),
+        Command::Gate(args) => gate::main(&args),
+        Command::DiffReports(args) => diff_reports::main(&args),
         Command::Inspect(args) => inspect::main(&args),
     };
     match outcome {

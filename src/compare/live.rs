@@ -197,6 +197,10 @@ impl Probe for Live<'_> {
         let converted: Vec<f32>;
         let values = match values {
             Values::F32(values) => values,
+            Values::F16(values) => {
+                converted = values.iter().map(|value| value.to_f32()).collect();
+                &converted
+            }
             Values::F64(values) => {
                 converted = values.iter().map(|&value| value as f32).collect();
                 &converted

@@ -55,10 +55,47 @@ pub fn open<'m>(
     numerics: Numerics,
 ) -> Result<Box<dyn Engine + 'm>> {
     match device {
+        Device::Auto if cuda::suits(numerics) => cuda::open(0, model, graph, numerics),
         Device::Auto | Device::Cpu => Ok(match numerics.products {
             Products::F64 => Box::new(CpuEngine::<f64>::new(&model.gguf, graph, numerics)),
             _ => Box::new(CpuEngine::<f32>::new(&model.gguf, graph, numerics)),
         }),
-        Device::Cuda(_) => Err(crate::error::Error::new("--device cuda", "not built in")),
+        Device::Cuda(ordinal) => cuda::open(ordinal, model, graph, numerics),
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    use super::*;
+    use crate::engine::cuda::{CudaEngine, count, supported};
+
+    /// Whether there is a GPU and it computes with this arithmetic.
+    pub fn suits(numerics: Numerics) -> bool {
+        supported(numerics).is_ok() && count() > 0
+    }
+
+    pub fn open<'m>(
+        ordinal: usize,
+        model: &'m Model,
+        graph: Graph,
+        numerics: Numerics,
+    ) -> Result<Box<dyn Engine + 'm>> {
+        Ok(Box::new(CudaEngine::new(&model.gguf, graph, ordinal, supported(numerics)?)?))
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+mod cuda {
+    use super::*;
+    use crate::error::Error;
+
+    pub fn suits(_: Numerics) -> bool {
+        false
+    }
+
+    pub fn open<'m>(_: usize, _: &'m Model, _: Graph, _: Numerics) -> Result<Box<dyn Engine + 'm>> {
+        Err(Error::new("--device cuda", "this parity was built without the GPU engine")
+            .expected("the cargo feature `cuda`")
+            .hint("cargo install parity --features cuda, or --device cpu"))
     }
 }

@@ -5,6 +5,8 @@ use crate::error::Result;
 use parity_dump::manifest::Producer;
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod device;
 
 /// Consecutive token positions that are computed in one step.
@@ -21,6 +23,8 @@ pub struct Batch<'a> {
 pub enum Values<'a> {
     /// As engines compute.
     F32(&'a [f32]),
+    /// As engines that are in a hurry store.
+    F16(&'a [half::f16]),
     /// As the judge computes.
     F64(&'a [f64]),
 }

@@ -10,6 +10,7 @@ use crate::model::Model;
 use crate::model::graph::{Node, Rope};
 
 pub mod catalogue;
+pub mod diagnose;
 pub mod inject;
 
 /// One mistake that people make.
@@ -32,9 +33,14 @@ pub struct Fault {
     pub change: fn(&Site<'_>, &mut Node, &Argument) -> Option<()>,
     /// The argument where none is given; `None` where the node has no place for the fault.
     pub default: fn(&Site<'_>, &Node) -> Option<Argument>,
+    /// Arguments to try on a failing node, the likeliest first; the default alone where absent.
+    pub guess: Option<Guess>,
     /// One sentence for a report, from the healthy node and the argument.
     pub sentence: fn(&Site<'_>, &Node, &Argument) -> String,
 }
+
+/// Proposes arguments for the node of a base, from its recorded output.
+pub type Guess = fn(&diagnose::Lab<'_>, &diagnose::Base) -> Vec<Argument>;
 
 /// What a fault can be told: `rope.base=10000`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

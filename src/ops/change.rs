@@ -8,8 +8,7 @@ use crate::gguf::Gguf;
 use crate::model::edit::{Change, Edit, Limit};
 use crate::model::graph::Node;
 use crate::model::weights::Weight;
-use crate::numerics::Numerics;
-use crate::numerics::Storage;
+use crate::numerics::{Numerics, Storage};
 use crate::scalar::Scalar;
 use crate::tensor::Matrix;
 

@@ -5,6 +5,7 @@
 
 pub mod csv;
 pub mod detail;
+pub mod diff;
 pub mod files;
 pub mod github;
 pub mod html;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use tokenizers::Model as _;
-use tokenizers::models::bpe::{BPE, Merges};
+use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::utils::SysRegex;
 
 use super::vocabulary::Vocabulary;
@@ -131,10 +131,9 @@ impl Bpe {
     /// Reads the merges.
     pub(super) fn from_gguf(gguf: &Gguf, pre: &PreTokenizer, vocabulary: &Vocabulary) -> Result<Bpe> {
         let merges = read_merges(gguf, vocabulary)?;
-        let ids: Vec<(String, u32)> = vocabulary.iter().map(|(id, text)| (text.to_string(), id)).collect();
+        let ids: Vocab = vocabulary.iter().map(|(id, text)| (text.to_string(), id)).collect();
         // Without a cache: the crate's is per thread and never freed.
-        let builder = BPE::builder()
-            .vocab_and_merges(ids.into_iter().collect::<tokenizers::models::bpe::Vocab>(), merges);
+        let builder = BPE::builder().vocab_and_merges(ids, merges).cache_capacity(0);
         let alphabet = alphabet();
         let regex = |&expression: &&str| {
             // Letters that Unicode has got since are none to llama.cpp.
@@ -147,7 +146,7 @@ impl Bpe {
         Ok(Bpe {
             expressions: pre.expressions.iter().map(regex).collect::<Result<_>>()?,
             ignore_merges: pre.ignore_merges,
-            model: builder.cache_capacity(0).build().map_err(|error| Error::file(gguf.path(), error))?,
+            model: builder.build().map_err(|error| Error::file(gguf.path(), error))?,
             alphabet,
             has_token: alphabet.map(|c| vocabulary.id(c.encode_utf8(&mut [0; 4])).is_some()),
             bytes: (0..=255).map(|byte| (alphabet[usize::from(byte)], byte)).collect(),

@@ -99,14 +99,52 @@ impl Writer {
         bytes: &[u8],
         rows: Option<&[u32]>,
     ) -> Result<(), DumpError> {
-        let step = self.open.as_mut().expect("a step is open");
         assert_eq!(shape.iter().product::<usize>() * element.size(), bytes.len(), "{checkpoint} {shape:?}");
-        step.file.write_all(bytes).map_err(|e| failed(&step.path, "cannot write", &e))?;
-        step.header.entry(&checkpoint.to_string(), element.name(), shape, bytes.len() as u64);
+        self.begin_tensor(checkpoint, element, shape, rows);
+        self.append(bytes)
+    }
+
+    /// Announces a tensor whose bytes follow in pieces through [`Writer::append`], all of them before
+    /// the next tensor.
+    pub fn begin_tensor(
+        &mut self,
+        checkpoint: Checkpoint,
+        element: Element,
+        shape: &[usize],
+        rows: Option<&[u32]>,
+    ) {
+        let step = self.open.as_mut().expect("a step is open");
+        let bytes = shape.iter().product::<usize>() * element.size();
+        step.header.entry(&checkpoint.to_string(), element.name(), shape, bytes as u64);
         if let Some(rows) = rows {
             step.rows.push((checkpoint, rows.to_vec()));
         }
-        Ok(())
+    }
+
+    /// Appends the next bytes of the tensor that was begun last.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), DumpError> {
+        let step = self.open.as_mut().expect("a step is open");
+        step.file.write_all(bytes).map_err(|e| failed(&step.path, "cannot write", &e))
+    }
+
+    /// Notes that the open step has no row of a checkpoint that other steps have.
+    pub fn no_rows(&mut self, checkpoint: Checkpoint) {
+        self.open.as_mut().expect("a step is open").rows.push((checkpoint, Vec::new()));
+    }
+
+    /// Drops the open step, if any, and its file: it was interrupted.
+    pub fn discard_step(&mut self) {
+        if let Some(step) = self.open.take() {
+            let (file, _unwritten) = step.file.into_parts();
+            drop(file);
+            // The file has only its temporary name: one that stays is never read.
+            let _ = fs::remove_file(&step.path);
+        }
+    }
+
+    /// Writes the manifest as it stands, with the dump still incomplete.
+    pub fn save_manifest(&self) -> Result<(), DumpError> {
+        self.write_manifest()
     }
 
     /// [`Writer::tensor`] from values.

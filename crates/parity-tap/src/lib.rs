@@ -1,1 +1,13 @@
-//! Placeholder until the tap lands.
+//! Loaded by `LD_PRELOAD` into a llama.cpp program: stands in for a few of llama.cpp's functions, calls
+//! the real ones, and records what is computed in between.
+//!
+//! Whatever goes wrong in here is said once, and the program goes on as if nothing had been loaded.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+mod symbols;
+
+mod host;
+mod tap;
+
+mod entry;
+mod rows;

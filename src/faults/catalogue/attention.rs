@@ -3,7 +3,7 @@
 //! An attention is three nodes (scores, softmax, context) or one that merges them; a fault is made in all
 //! of them alike, so that they can still be merged.
 
-use super::{Argument, Fault, Home, PLAIN, Site, input, integer, number, output, when};
+use super::{Argument, Fault, Home, PLAIN, Site, diagnose, input, integer, number, output, when};
 use crate::checkpoint::Kind;
 use crate::faults::spell;
 use crate::model::edit::Change;
@@ -11,7 +11,10 @@ use crate::model::graph::{Attention, KvMap, Mask, Node, Op};
 
 const HOME: Home = Home::All(&[Kind::AttnScores, Kind::AttnProbs, Kind::AttnCtx]);
 
-/// What a masked position costs in a run without anything to mask.
+/// Factors nearer to one another than this are the same.
+const SAME: f64 = 1e-5;
+
+/// Why a mistake in reading the cache may not show.
 const IN_DECODE: Option<&str> = Some("in the first step: it shows in decode");
 
 fn attention(node: &mut Node) -> Option<&mut Attention> {
@@ -111,11 +114,13 @@ pub const FAULTS: &[Fault] = &[
         change: |_, node, argument| {
             let scale = argument.number()?;
             let op = attention(node)?;
-            when(scale != 1.0 && scale != op.scale)?;
+            // No factor at all has a name of its own.
+            when((scale - 1.0).abs() > SAME && (scale / op.scale - 1.0).abs() > SAME)?;
             op.scale = scale;
             Some(())
         },
         default: |site, _| Some(Argument::Number(1.0 / site.model.config.dims.head_width as f64)),
+        guess: Some(diagnose::attention_scale),
         sentence: |site, node, argument| {
             let dims = site.model.config.dims;
             let scale = argument.number().unwrap_or(f64::NAN);
@@ -184,6 +189,7 @@ pub const FAULTS: &[Fault] = &[
         silent: Some("for shifts above 0, in steps of one row: it shows in a prefill"),
         change: |_, node, argument| mask(node, Mask::Shift(argument.integer().filter(|shift| *shift != 0)?)),
         default: |_, _| Some(Argument::Number(-1.0)),
+        guess: Some(diagnose::mask_shifts),
         sentence: |_, _, argument| match argument.integer().unwrap_or(0) {
             shift @ ..=-1 => format!("rows do not see the last {} positions up to their own", -shift),
             shift => format!("rows see {shift} positions after their own"),
@@ -228,6 +234,7 @@ pub const FAULTS: &[Fault] = &[
                 context(node, Change::Columns(head_columns(&default_order(site)?, width)))
             }
         },
+        guess: Some(diagnose::head_order),
         sentence: |site, _, argument| {
             let width = site.model.config.dims.head_width;
             let order = match argument {

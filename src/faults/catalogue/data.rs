@@ -1,6 +1,6 @@
 //! Mistakes that can happen to any value.
 
-use super::{Argument, Fault, Home, PLAIN, Site, number, output};
+use super::{Argument, Fault, Home, PLAIN, Site, diagnose, number, output};
 use crate::checkpoint::Kind;
 use crate::faults::spell;
 use crate::model::edit::{Change, Limit};
@@ -24,6 +24,9 @@ fn even_then_odd(width: usize) -> Vec<u32> {
 const fn plain(name: &'static str, summary: &'static str, place: &'static str, fix: &'static str) -> Fault {
     Fault { name, summary, place, fix, home: HOME, ..PLAIN }
 }
+
+/// Factors nearer to 1 than this are 1.
+const SAME: f64 = 1e-6;
 
 /// Factors that people multiply by, for a reader who sees 22.627417.
 fn known_factor(site: &Site<'_>, factor: f64) -> &'static str {
@@ -67,10 +70,12 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         parameter: number("factor"),
         change: |_, node, argument| {
-            let factor = argument.number().filter(|f| *f != 0.0 && *f != 1.0 && *f != -1.0)?;
+            // 0 and -1 have names of their own.
+            let factor = argument.number().filter(|f| *f != 0.0 && (f.abs() - 1.0).abs() > SAME)?;
             output(node, Change::Scale(factor))
         },
         default: |_, _| Some(Argument::Number(2.0)),
+        guess: Some(diagnose::scale),
         sentence: |site, _, argument| {
             let factor = argument.number().unwrap_or(f64::NAN);
             format!("all values are multiplied by {}{}", spell(factor), known_factor(site, factor))
@@ -88,6 +93,7 @@ pub const FAULTS: &[Fault] = &[
             output(node, Change::Offset(argument.number().filter(|offset| *offset != 0.0)?))
         },
         default: |_, _| Some(Argument::Number(0.5)),
+        guess: Some(diagnose::offset),
         sentence: |_, _, argument| format!("{argument} is added to all values"),
         ..plain(
             "data.offset",
@@ -109,6 +115,7 @@ pub const FAULTS: &[Fault] = &[
                 output(node, Change::Columns(even_then_odd(width)))
             }
         },
+        guess: Some(diagnose::column_order),
         sentence: |site, node, argument| {
             let same = |order: &[u32]| width(site, node).map(even_then_odd).as_deref() == Some(order);
             match argument {
@@ -154,6 +161,7 @@ pub const FAULTS: &[Fault] = &[
             let limit = argument.number().map_or(Limit::Largest, Limit::Above);
             output(node, Change::Overflow(limit))
         },
+        guess: Some(diagnose::overflow),
         sentence: |_, _, argument| match argument.number() {
             Some(limit) => format!("values above {} in magnitude are infinite", spell(limit)),
             None => "the largest values are infinite: they overflowed".to_owned(),

@@ -1,6 +1,6 @@
 //! Mistakes in looking up the embedding table.
 
-use super::{Argument, Fault, Home, PLAIN, integer, number, output, when};
+use super::{Argument, Fault, Home, PLAIN, diagnose, integer, number, output, when};
 use crate::checkpoint::Kind;
 use crate::faults::spell;
 use crate::model::edit::Change;
@@ -39,6 +39,7 @@ pub const FAULTS: &[Fault] = &[
             reread(node, Reading::RowShift(shift))
         },
         default: |_, _| Some(Argument::Number(1.0)),
+        guess: Some(diagnose::row_shift),
         sentence: |_, _, argument| {
             format!("token t takes row t{:+} of the embedding table", argument.integer().unwrap_or(0))
         },
@@ -56,6 +57,7 @@ pub const FAULTS: &[Fault] = &[
             output(node, Change::Scale(argument.number()?))
         },
         default: |site, _| Some(Argument::Number((site.model.config.dims.model as f64).sqrt())),
+        guess: Some(diagnose::scale),
         sentence: |site, _, argument| {
             let factor = argument.number().unwrap_or(f64::NAN);
             let root = (site.model.config.dims.model as f64).sqrt();

@@ -1,6 +1,6 @@
 //! Mistakes in the gated feed-forward part.
 
-use super::{Argument, Fault, Home, PLAIN, named, when};
+use super::{Argument, Fault, Home, PLAIN, diagnose, named, when};
 use crate::checkpoint::Kind;
 use crate::model::graph::{Activation, Glu, GluForm, Node, Op};
 
@@ -14,7 +14,7 @@ fn glu(node: &mut Node) -> Option<&mut Glu> {
 }
 
 /// Gate for up and up for gate, in the weights or in what the activation reads.
-fn swapped(node: &mut Node) -> Option<()> {
+pub fn swapped(node: &mut Node) -> Option<()> {
     if let Op::Glu(_) = node.op {
         node.inputs.swap(0, 1);
         return Some(());
@@ -39,6 +39,7 @@ pub const FAULTS: &[Fault] = &[
         fix: "gate is w1 (gate_proj), up is w3 (up_proj): silu(gate)·up",
         home: Home::All(&[Kind::FfnGate, Kind::FfnUp]),
         change: |_, node, _| swapped(node),
+        guess: Some(diagnose::swapped),
         sentence: |_, node, _| match node.checkpoint.kind() {
             Kind::FfnAct => "gate and up change places: silu(up)·gate".to_owned(),
             _ => {
@@ -64,6 +65,7 @@ pub const FAULTS: &[Fault] = &[
             Some(())
         },
         default: |_, _| Some(Argument::Tensor("tanh".to_owned())),
+        guess: Some(diagnose::gelu),
         sentence: |_, _, argument| format!("GELU ({argument}) for SiLU"),
         ..PLAIN
     },

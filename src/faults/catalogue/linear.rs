@@ -1,6 +1,6 @@
 //! Mistakes in matrix products and biases.
 
-use super::{Argument, Fault, Home, PLAIN, Site, input, integer, named, output, weight_name, when};
+use super::{Argument, Fault, Home, PLAIN, Site, diagnose, input, integer, named, output, weight_name, when};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::model::edit::Change;
 use crate::model::graph::{Node, Op, Reading, WeightRef};
@@ -143,6 +143,7 @@ pub const FAULTS: &[Fault] = &[
             when(site.layers() > 1)?;
             Some(Argument::Number(f64::from(layer.checked_sub(1).unwrap_or(1))))
         },
+        guess: Some(diagnose::layers),
         sentence: |_, node, argument| {
             let other = argument.integer().and_then(|layer| in_layer(weight_name(node), layer));
             format!("{} is used in place of {}", other.unwrap_or_default(), weight_name(node))
@@ -173,6 +174,7 @@ pub const FAULTS: &[Fault] = &[
             });
             twin.or_else(|| others.first().cloned()).map(Argument::Tensor)
         },
+        guess: Some(diagnose::weights),
         sentence: |_, node, argument| format!("{argument} is used in place of {}", weight_name(node)),
         ..PLAIN
     },
@@ -195,6 +197,7 @@ pub const FAULTS: &[Fault] = &[
             let all = *site.shape(weight_name(node))?.last()?;
             Some(Argument::Number((all - (all / 8).clamp(1, 32)) as f64))
         },
+        guess: Some(diagnose::truncation),
         sentence: |site, node, argument| {
             let all = site.shape(weight_name(node)).and_then(|shape| shape.last().copied()).unwrap_or(0);
             format!("only the first {argument} of {all} input columns are summed")
@@ -237,6 +240,7 @@ pub const FAULTS: &[Fault] = &[
             Some(())
         },
         default: |_, _| Some(Argument::Number(1.0)),
+        guess: Some(diagnose::directions),
         sentence: |_, node, argument| {
             let (read, stored) =
                 if argument.integer() == Some(1) { ("halves", "pairs") } else { ("pairs", "halves") };

@@ -1,6 +1,6 @@
 //! Mistakes in the output product and its buffer.
 
-use super::{Argument, Fault, Home, PLAIN, Site, input, integer, output, when};
+use super::{Argument, Fault, Home, PLAIN, Site, diagnose, input, integer, output, when};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::model::edit::Change;
 use crate::model::graph::{Node, Op, Reading};
@@ -82,6 +82,7 @@ pub const FAULTS: &[Fault] = &[
             let vocab = site.model.config.dims.vocab;
             Some(Argument::Number((vocab + 1).next_multiple_of(PADDING) as f64))
         },
+        guess: Some(diagnose::stride),
         sentence: |site, _, argument| {
             let vocab = site.model.config.dims.vocab;
             format!("rows of the logits buffer lie {argument} values apart but are read {vocab} apart")

@@ -2,7 +2,7 @@
 //!
 //! A new fault is one entry here; the planted tests run over all of them.
 
-use super::{Argument, Fault, Home, Parameter, ParameterKind, Site};
+use super::{Argument, Fault, Home, Parameter, ParameterKind, Site, diagnose};
 use crate::model::edit::{Change, Edit};
 use crate::model::graph::Node;
 
@@ -16,6 +16,11 @@ mod norm;
 mod quant;
 mod residual;
 mod rope;
+
+pub use attention::head_columns;
+pub use feed_forward::swapped as swapped_gate;
+pub use linear::{in_layer, same_shape};
+pub use residual::sources as residual_sources;
 
 /// All faults, by part of the model.
 pub fn all() -> impl Iterator<Item = &'static Fault> {
@@ -51,6 +56,7 @@ const PLAIN: Fault = Fault {
     silent: None,
     change: |_, _, _| None,
     default: |_, _| Some(Argument::None),
+    guess: None,
     sentence: |_, _, _| String::new(),
 };
 

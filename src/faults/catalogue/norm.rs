@@ -1,8 +1,10 @@
 //! Mistakes in RMS norm.
 
-use super::{Argument, Fault, Home, PLAIN, named, number, weight_name};
-use crate::checkpoint::{Checkpoint, Kind};
-use crate::faults::{Site, spell};
+use super::linear::{in_layer, same_shape};
+use super::residual::sources;
+use super::{Argument, Fault, Home, PLAIN, diagnose, integer, named, number, weight_name, when};
+use crate::checkpoint::Kind;
+use crate::faults::spell;
 use crate::model::graph::{Node, Norm, NormStyle, Op};
 
 const HOME: Home = Home::First(&[Kind::AttnNorm]);
@@ -17,17 +19,6 @@ fn norm(node: &mut Node) -> Option<&mut Norm> {
 fn style(node: &mut Node, style: NormStyle) -> Option<()> {
     norm(node)?.style = style;
     Some(())
-}
-
-/// What a norm might read by mistake: the input of its layer in place of the attention residual.
-fn other_source(site: &Site<'_>, node: &Node) -> Option<Argument> {
-    let layer = node.checkpoint.layer_index()?;
-    let source = match node.checkpoint.kind() {
-        Kind::FfnNorm => super::residual::layer_input(layer),
-        Kind::AttnNorm if layer > 0 => Checkpoint::layer(Kind::AttnResidual, layer - 1),
-        _ => return None,
-    };
-    site.model.graph.node(source).map(|_| Argument::Checkpoint(source))
 }
 
 /// Faults of `attn_norm`, `q_norm`, `k_norm`, `ffn_norm` and `final_norm`.
@@ -52,6 +43,7 @@ pub const FAULTS: &[Fault] = &[
             Op::Norm(_) => Some(Argument::Number(1e-6)),
             _ => None,
         },
+        guess: Some(diagnose::eps),
         sentence: |_, node, argument| {
             let Op::Norm(norm) = &node.op else { return String::new() };
             format!("the norm's eps is {argument}, the model says {}", spell(f64::from(norm.eps as f32)))
@@ -98,6 +90,55 @@ pub const FAULTS: &[Fault] = &[
         ..PLAIN
     },
     Fault {
+        name: "norm.wrong_layer",
+        summary: "the norm's weight of another layer is used",
+        place: "a loop over layers that is off by one, or names matched by prefix (blk.1 and blk.10)",
+        fix: "take the tensor of the node's own layer",
+        parameter: integer("layer"),
+        home: HOME,
+        change: |site, node, argument| {
+            let layer = argument.integer()?;
+            let norm = norm(node)?;
+            let other = in_layer(&norm.weight.name, layer)?;
+            when(site.shape(&other)? == site.shape(&norm.weight.name)?)?;
+            norm.weight.name = other;
+            Some(())
+        },
+        default: |site, node| {
+            let layer = node.checkpoint.layer_index()?;
+            when(site.layers() > 1)?;
+            Some(Argument::Number(f64::from(layer.checked_sub(1).unwrap_or(1))))
+        },
+        guess: Some(diagnose::layers),
+        sentence: |_, node, argument| {
+            let other = argument.integer().and_then(|layer| in_layer(weight_name(node), layer));
+            format!("{} is used in place of {}", other.unwrap_or_default(), weight_name(node))
+        },
+        ..PLAIN
+    },
+    Fault {
+        name: "norm.wrong_weight",
+        summary: "the weight of another norm is used",
+        place: "attn_norm and ffn_norm (input_layernorm, post_attention_layernorm) mixed up",
+        fix: "attn_norm is input_layernorm, ffn_norm is post_attention_layernorm",
+        parameter: named("tensor"),
+        home: HOME,
+        change: |site, node, argument| {
+            let Argument::Tensor(other) = argument else { return None };
+            let norm = norm(node)?;
+            when(*other != norm.weight.name && site.shape(other)? == site.shape(&norm.weight.name)?)?;
+            norm.weight.name.clone_from(other);
+            Some(())
+        },
+        default: |site, node| {
+            when(matches!(node.op, Op::Norm(_)))?;
+            same_shape(site, node).into_iter().find(|name| name.contains("norm")).map(Argument::Tensor)
+        },
+        guess: Some(diagnose::weights),
+        sentence: |_, node, argument| format!("{argument} is used in place of {}", weight_name(node)),
+        ..PLAIN
+    },
+    Fault {
         name: "norm.wrong_source",
         summary: "the norm reads another row of the residual stream than it should",
         place: "parallel attention and feed-forward as in GPT-J, or the attention branch not yet added",
@@ -108,11 +149,15 @@ pub const FAULTS: &[Fault] = &[
             let Argument::Checkpoint(source) = argument else { return None };
             norm(node)?;
             let own = node.inputs.first_mut()?;
-            super::when(source != own)?;
+            when(source != own)?;
             *own = *source;
             Some(())
         },
-        default: other_source,
+        default: |site, node| {
+            when(matches!(node.op, Op::Norm(_)))?;
+            sources(site, node).first().copied().map(Argument::Checkpoint)
+        },
+        guess: Some(diagnose::sources),
         sentence: |_, node, argument| {
             let own = node.inputs.first().map_or(String::new(), ToString::to_string);
             format!("the norm reads {argument} in place of {own}")

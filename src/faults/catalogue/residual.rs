@@ -1,6 +1,6 @@
 //! Mistakes in the residual sums.
 
-use super::{Argument, Fault, Home, PLAIN, Site, named, when};
+use super::{Argument, Fault, Home, PLAIN, Site, diagnose, named, when};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::model::graph::{Node, Op};
 
@@ -20,7 +20,7 @@ fn scale(node: &mut Node, factors: [f64; 2]) -> Option<()> {
     Some(())
 }
 
-/// Rows of the model's width that a residual sum may take by mistake, the likeliest first.
+/// Rows of the model's width that a residual sum (or a norm) may take by mistake, the likeliest first.
 pub fn sources(site: &Site<'_>, node: &Node) -> Vec<Checkpoint> {
     let Some(layer) = node.checkpoint.layer_index() else { return vec![] };
     let at = |kind| Checkpoint::layer(kind, layer);
@@ -33,10 +33,14 @@ pub fn sources(site: &Site<'_>, node: &Node) -> Vec<Checkpoint> {
             at(Kind::AttnNorm),
             Checkpoint::global(Kind::Embed),
         ],
+        Kind::FfnNorm => vec![layer_input(layer), at(Kind::AttnOut), at(Kind::AttnNorm)],
+        Kind::AttnNorm if layer > 0 => {
+            vec![Checkpoint::layer(Kind::AttnResidual, layer - 1), Checkpoint::layer(Kind::FfnOut, layer - 1)]
+        }
         _ => vec![],
     };
     let known = candidates.into_iter().filter(|source| site.model.graph.node(*source).is_some());
-    known.filter(|source| node.inputs.get(1) != Some(source)).collect()
+    known.filter(|source| !node.inputs.contains(source)).collect()
 }
 
 /// Faults of `attn_residual` and `layer_out`.
@@ -99,6 +103,7 @@ pub const FAULTS: &[Fault] = &[
             when(matches!(node.op, Op::Add { .. }))?;
             sources(site, node).first().copied().map(Argument::Checkpoint)
         },
+        guess: Some(diagnose::sources),
         sentence: |_, node, argument| {
             let residual = node.inputs.get(1).map_or(String::new(), ToString::to_string);
             format!("{argument} is added in place of {residual}")

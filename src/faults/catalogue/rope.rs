@@ -1,6 +1,6 @@
 //! Mistakes in rotary position embedding.
 
-use super::{Argument, Fault, Home, PLAIN, Site, integer, number, output, when};
+use super::{Argument, Fault, Home, PLAIN, Site, diagnose, integer, number, output, when};
 use crate::checkpoint::Kind;
 use crate::faults::spell;
 use crate::model::edit::Change;
@@ -60,6 +60,7 @@ pub const FAULTS: &[Fault] = &[
             base if base.is_nan() => None,
             _ => Some(Argument::Number(10_000.0)),
         },
+        guess: Some(diagnose::rope_base),
         sentence: |_, node, argument| {
             let base = argument.number().map_or(String::new(), spell);
             format!("RoPE base is {base}, the model says {}", spell(base_of(node)))
@@ -79,6 +80,7 @@ pub const FAULTS: &[Fault] = &[
             Some(())
         },
         default: |_, node| when(matches!(node.op, Op::Rope(_))).map(|()| Argument::Number(0.25)),
+        guess: Some(diagnose::rope_factor),
         sentence: |_, _, argument| format!("positions are multiplied by {argument} before RoPE"),
     },
     Fault {
@@ -117,6 +119,7 @@ pub const FAULTS: &[Fault] = &[
             Some(())
         },
         default: |_, node| when(matches!(node.op, Op::Rope(_))).map(|()| Argument::Number(1.0)),
+        guess: Some(diagnose::position_shift),
         sentence: |_, _, argument| {
             format!("rows are turned by position {:+} from their own", argument.integer().unwrap_or(0))
         },
@@ -166,6 +169,7 @@ pub const FAULTS: &[Fault] = &[
             Some(())
         },
         default: |_, node| when(matches!(node.op, Op::Rope(_))).map(|()| Argument::Number(1.0)),
+        guess: Some(diagnose::decode_shift),
         sentence: |_, _, argument| {
             let shift = argument.integer().unwrap_or(0);
             format!("after the first step, rows are turned by position {shift:+} from their own")
@@ -233,6 +237,7 @@ pub const FAULTS: &[Fault] = &[
             Op::Rope(rope) if rope.dims >= 4 => Some(Argument::Number((rope.dims / 4 * 2) as f64)),
             _ => None,
         },
+        guess: Some(diagnose::rope_dims),
         sentence: |_, node, argument| {
             let dims = if let Op::Rope(rope) = &node.op { rope.dims } else { 0 };
             format!("RoPE turns {argument} columns of a head, the model says {dims}")

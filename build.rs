@@ -1,0 +1,34 @@
+//! Embeds the tap in the program, so that `parity record` needs no second file.
+//!
+//! The tap is a build dependency: cargo has built its shared library before this runs. It is found where
+//! cargo puts the libraries that build scripts depend on, and copied to where `include_bytes!` reads it.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+const LIBRARY: &str = "libparity_tap.so";
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    // A library for another machine than the one that builds would not load there.
+    let native = env::var("HOST") == env::var("TARGET");
+    let found = native.then(|| library(&out)).flatten();
+    let bytes = match &found {
+        Some(path) => {
+            println!("cargo:rerun-if-changed={}", path.display());
+            fs::read(path).expect("the library that was found is readable")
+        }
+        None => Vec::new(),
+    };
+    fs::write(out.join(LIBRARY), bytes).expect("OUT_DIR is writable");
+}
+
+/// The newest build of the tap in a `deps` folder above `OUT_DIR`.
+fn library(out: &Path) -> Option<PathBuf> {
+    let profile = env::var("PROFILE").unwrap_or_default();
+    out.ancestors()
+        .flat_map(|folder| [folder.join("deps"), folder.join(&profile).join("deps")])
+        .map(|deps| deps.join(LIBRARY))
+        .find(|library| library.is_file())
+}

@@ -1,0 +1,25 @@
+//! What a ggml graph is to parity: which node is which checkpoint, and how its values get to disk while
+//! the model runs.
+//!
+//! Shared by the library that is loaded into a foreign llama.cpp process, by the built-in llama.cpp and
+//! by the reader of printed tensors. Nothing here links llama.cpp: its functions come as an [`api::Api`].
+
+pub mod graph;
+pub mod region;
+
+mod attention;
+pub mod map;
+
+pub mod filter;
+pub mod sequence;
+
+pub mod api;
+pub mod describe;
+pub mod layout;
+
+mod hashes;
+pub mod plan;
+mod producer;
+pub mod store;
+
+pub mod recorder;

@@ -1,0 +1,152 @@
+//! What of one forward pass is recorded, decided before it is computed.
+
+use std::collections::HashMap;
+
+use parity_dump::{Checkpoint, Element, Kind};
+
+use crate::api::RawTensor;
+use crate::describe::{Described, Reader};
+use crate::filter::Filter;
+use crate::map::{Capture, Mapping};
+use crate::region::Region;
+
+/// One checkpoint to be recorded.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// Its id.
+    pub checkpoint: Checkpoint,
+    /// Element type.
+    pub element: Element,
+    /// Slowest axis first.
+    pub shape: Vec<usize>,
+    /// Positions of its rows where these are not all of the step's.
+    pub rows: Option<Vec<u32>>,
+    /// Where its bytes are.
+    pub region: Region,
+}
+
+/// The plan of one pass.
+pub struct Plan {
+    /// (T,) token ids.
+    pub tokens: Vec<u32>,
+    /// (T,) positions.
+    pub positions: Vec<u32>,
+    /// Checkpoints in order of computation.
+    pub planned: Vec<Planned>,
+    /// Indices into `planned` by the node that they wait for.
+    pub wanted: HashMap<RawTensor, Vec<usize>>,
+    /// Checkpoints of which this pass computes no row.
+    pub without_rows: Vec<Checkpoint>,
+    /// The node of the logits and the positions of its rows.
+    pub logits: Option<(RawTensor, Vec<u32>)>,
+    /// What the graph holds.
+    pub mapping: Mapping,
+}
+
+impl Plan {
+    /// Plans the pass of `tokens` at `positions`, both (T,).
+    ///
+    /// # Safety
+    /// The reader's library made the graph, whose input data is set.
+    pub unsafe fn new(
+        reader: Reader<'_>,
+        described: &Described,
+        mapping: Mapping,
+        filter: &Filter,
+        tokens: Vec<u32>,
+        positions: Vec<u32>,
+    ) -> Plan {
+        let mut plan = Plan {
+            tokens,
+            positions,
+            planned: Vec::new(),
+            wanted: HashMap::new(),
+            without_rows: Vec::new(),
+            logits: None,
+            mapping,
+        };
+        let mut picks: HashMap<usize, Option<Vec<u32>>> = HashMap::new();
+        let layers = plan
+            .mapping
+            .captures
+            .iter()
+            .filter_map(|c| c.checkpoint.layer_index())
+            .max()
+            .map_or(0, |last| last + 1);
+        // Read only when asked for: it is as large as the attention matrix of one head.
+        let mut mask: Option<bool> = None;
+        for capture in std::mem::take(&mut plan.mapping.captures) {
+            let rows = match capture.picked {
+                None => Some(plan.positions.clone()),
+                Some(leaf) => picks
+                    .entry(leaf)
+                    // SAFETY: a leaf of a graph whose inputs are set.
+                    .or_insert_with(|| unsafe { picked(reader, described.address[leaf], &plan.positions) })
+                    .clone(),
+            };
+            let storage = described.address[capture.region.storage];
+            if let (Kind::Logits, Some(rows)) = (capture.checkpoint.kind(), &rows) {
+                plan.logits = Some((storage, rows.clone()));
+            }
+            if !filter.wants(capture.checkpoint, layers) {
+                continue;
+            }
+            let matrix = capture.checkpoint.kind().is_optional();
+            let causal = || {
+                let leaf = plan.mapping.mask.map(|leaf| described.address[leaf]);
+                // SAFETY: as above.
+                leaf.is_some_and(|leaf| unsafe { is_causal(reader, leaf, &plan.positions) })
+            };
+            let readable = !matrix || *mask.get_or_insert_with(causal);
+            match rows.filter(|_| readable).and_then(|rows| planned(capture.clone(), rows, &plan.positions)) {
+                Some(entry) if entry.region.elements() == 0 => plan.without_rows.push(entry.checkpoint),
+                Some(entry) => {
+                    plan.wanted.entry(storage).or_default().push(plan.planned.len());
+                    plan.planned.push(entry);
+                }
+                None => plan.mapping.unmapped.push(format!(
+                    "{}: rows or columns could not be told apart, shape {:?}",
+                    capture.checkpoint, capture.shape
+                )),
+            }
+        }
+        plan
+    }
+}
+
+/// The entry for a capture whose rows stand at `rows`; `None` where its shape has another number of them.
+fn planned(mut capture: Capture, rows: Vec<u32>, positions: &[u32]) -> Option<Planned> {
+    let matrix = capture.checkpoint.kind().is_optional();
+    if capture.shape.get(usize::from(matrix)) != Some(&rows.len()) {
+        return None;
+    }
+    if matrix {
+        // The cache is padded: the columns that hold a position come first, as the mask has shown.
+        let cached = positions.last().map_or(0, |&last| last as usize + 1);
+        if capture.shape[2] < cached {
+            return None;
+        }
+        capture.shape[2] = cached;
+        capture.region.extents[2] = cached;
+    }
+    let rows = (rows != positions).then_some(rows);
+    let Capture { checkpoint, element, shape, region, .. } = capture;
+    Some(Planned { checkpoint, element, shape, rows, region })
+}
+
+/// Positions of the rows that a leaf of indices picks.
+unsafe fn picked(reader: Reader<'_>, leaf: RawTensor, positions: &[u32]) -> Option<Vec<u32>> {
+    // SAFETY: by the caller's promise.
+    let indices = unsafe { reader.i32s(leaf) }?;
+    indices.into_iter().map(|i| positions.get(usize::try_from(i).ok()?).copied()).collect()
+}
+
+/// Whether column s of the cache is position s, for every row: then the mask shows s <= p and no more.
+unsafe fn is_causal(reader: Reader<'_>, leaf: RawTensor, positions: &[u32]) -> bool {
+    // SAFETY: by the caller's promise.
+    let Some((columns, visible)) = (unsafe { reader.zeros(leaf) }) else { return false };
+    visible.len() >= positions.len() * columns
+        && positions.iter().zip(visible.chunks_exact(columns)).all(|(&position, row)| {
+            row.iter().enumerate().all(|(column, &seen)| seen == (column <= position as usize))
+        })
+}

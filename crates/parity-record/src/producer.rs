@@ -1,0 +1,69 @@
+//! What a graph and its backends say about who computes, and with what arithmetic.
+
+use std::collections::HashMap;
+
+use parity_dump::Producer;
+
+use crate::map::Mapping;
+
+/// The producer of a recording: `backends` are the names of ggml's backends with how many nodes each has.
+pub fn describe(backends: &HashMap<String, usize>, mapping: &Mapping, version: Option<String>) -> Producer {
+    let mut names: Vec<&str> = backends.keys().map(String::as_str).filter(|name| !name.is_empty()).collect();
+    names.sort_unstable();
+    // Whatever is not the CPU counts: its kernels decide the rounding.
+    let kind = names.iter().find(|name| **name != "CPU").or(names.first()).map(|name| kind(name));
+    let numerics = kind.as_deref().and_then(|kind| numerics(kind, mapping));
+    Producer {
+        name: "llama.cpp".to_owned(),
+        version,
+        device: (!names.is_empty()).then(|| names.join(", ")),
+        backend: kind,
+        numerics,
+    }
+}
+
+/// `CUDA0` as `cuda`.
+fn kind(name: &str) -> String {
+    name.trim_end_matches(|c: char| c.is_ascii_digit()).to_ascii_lowercase()
+}
+
+/// The words of parity's `numerics.rs`; `None` where it has none for this.
+fn numerics(kind: &str, mapping: &Mapping) -> Option<String> {
+    let products = match kind {
+        "cpu" => "llama-cpu",
+        "cuda" => "llama-cuda",
+        _ => return None,
+    };
+    let mut types = mapping.cache_types.iter().map(String::as_str);
+    let kv = match (types.next(), types.next()) {
+        (Some("f32"), None) => "",
+        (Some("f16"), None) => " kv=f16",
+        (Some("bf16"), None) => " kv=bf16",
+        _ => return None,
+    };
+    Some(format!("{products}{kv}{}", if mapping.flash { " flash=on" } else { "" }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numerics_of(backends: &[&str], cache: &[&str], flash: bool) -> (Option<String>, Option<String>) {
+        let backends = backends.iter().map(|name| ((*name).to_owned(), 1)).collect();
+        let cache_types = cache.iter().map(|name| (*name).to_owned()).collect();
+        let producer = describe(&backends, &Mapping { cache_types, flash, ..Mapping::default() }, None);
+        (producer.backend, producer.numerics)
+    }
+
+    #[test]
+    fn the_words_are_those_of_numerics() {
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(numerics_of(&["CPU"], &["f32"], false), (some("cpu"), some("llama-cpu")));
+        assert_eq!(
+            numerics_of(&["CPU", "CUDA0"], &["f16"], true),
+            (some("cuda"), some("llama-cuda kv=f16 flash=on"))
+        );
+        assert_eq!(numerics_of(&["CPU"], &["q8_0"], true), (some("cpu"), None));
+        assert_eq!(numerics_of(&["Vulkan0"], &["f16"], true), (some("vulkan"), None));
+    }
+}

@@ -1,0 +1,288 @@
+//! Records the forward passes of one llama.cpp context into a dump.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
+
+use parity_dump::{ModelInfo, Producer, Writer};
+
+use crate::api::{RawGraph, RawSched, RawTensor, text};
+use crate::describe::{Described, Reader};
+use crate::filter::Filter;
+use crate::hashes::Hashes;
+use crate::map::{Mapping, map};
+use crate::plan::{Plan, Planned};
+use crate::producer;
+use crate::sequence::{Pass, Sequences};
+use crate::store::{Announced, BUFFER_BYTES, Store};
+
+/// What is to be recorded.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Folder of the dump; `None` where only hashes are wanted.
+    pub dir: Option<PathBuf>,
+    /// Which checkpoints.
+    pub filter: Filter,
+    /// Which token sequence, counted from 0.
+    pub sequence: usize,
+    /// File that takes a hash of each row of logits.
+    pub hashes: Option<PathBuf>,
+    /// llama.cpp's version.
+    pub version: Option<String>,
+}
+
+/// Where the recorder is at home.
+pub trait Host: Send {
+    /// Tells the user something.
+    fn say(&self, message: &str);
+    /// Tells the parent process `key` and `value`.
+    fn status(&self, key: &str, value: &str);
+    /// Whether this process is the one that is recorded: the first that asks.
+    fn claim(&self) -> bool;
+}
+
+/// The state of a recording.
+pub struct Recorder {
+    options: Options,
+    host: Box<dyn Host>,
+    sequences: Sequences,
+    store: Option<Store>,
+    hashes: Option<Hashes>,
+    /// The context whose passes are recorded.
+    sched: Option<usize>,
+    plan: Option<Plan>,
+    unmapped: BTreeSet<String>,
+    stopped: bool,
+    /// Sequences that the parent process was told of.
+    reported: usize,
+    said: BTreeSet<String>,
+}
+
+// SAFETY: raw tensors in a plan are only used between `begin` and `end`, by the thread that computes.
+unsafe impl Send for Recorder {}
+
+impl Recorder {
+    /// A recording that has not begun.
+    pub fn new(options: Options, host: Box<dyn Host>) -> Recorder {
+        let sequences = Sequences::new(options.sequence);
+        Recorder {
+            options,
+            host,
+            sequences,
+            store: None,
+            hashes: None,
+            sched: None,
+            plan: None,
+            unmapped: BTreeSet::new(),
+            stopped: false,
+            reported: 0,
+            said: BTreeSet::new(),
+        }
+    }
+
+    /// Takes a graph that is about to be computed. Whether nodes of it are wanted.
+    ///
+    /// # Safety
+    /// The reader's library made `sched` and `graph`, whose input data is set.
+    pub unsafe fn begin(&mut self, reader: Reader<'_>, sched: RawSched, graph: RawGraph) -> bool {
+        if self.stopped || self.plan.is_some() {
+            return false;
+        }
+        // SAFETY: by the caller's promise.
+        let described = unsafe { reader.describe(graph) };
+        let mapping = map(&described.graph);
+        // Graphs that shift a cache or encode an image have no embedding of tokens.
+        let Some(tokens) = mapping.tokens else { return false };
+        if self.sched.is_none() && !self.host.claim() {
+            self.host.say("another process of this program is being recorded: this one is not");
+            self.stopped = true;
+            return false;
+        }
+        if *self.sched.get_or_insert(sched as usize) != sched as usize {
+            self.say_once("a second llama.cpp context computes in this process: it is not recorded");
+            return false;
+        }
+        // SAFETY: by the caller's promise.
+        let inputs = unsafe { self.inputs(reader, &described, &mapping, tokens) };
+        let Some((tokens, positions)) = inputs else {
+            self.say_once("a pass without token ids is not recorded");
+            return false;
+        };
+        let pass = self.sequences.pass(&tokens, &positions);
+        self.report_sequences();
+        if pass == Pass::Skip {
+            return false;
+        }
+        if pass == Pass::StartAgain {
+            (self.store, self.hashes) = (None, None);
+        }
+        // SAFETY: by the caller's promise.
+        let plan = unsafe { Plan::new(reader, &described, mapping, &self.options.filter, tokens, positions) };
+        // SAFETY: as above.
+        if let Err(reason) = unsafe { self.open(reader, sched, &plan) } {
+            self.stop(&reason);
+            return false;
+        }
+        self.start_step(&plan);
+        let wanted = self.store.is_some() && !plan.wanted.is_empty();
+        self.plan = Some(plan);
+        wanted
+    }
+
+    /// Notes llama.cpp's version, for the manifest.
+    pub fn set_version(&mut self, version: Option<String>) {
+        self.options.version = version;
+    }
+
+    /// Tells the parent process something.
+    pub fn status(&self, key: &str, value: &str) {
+        self.host.status(key, value);
+    }
+
+    /// Whether a pass has begun that must be ended.
+    pub fn is_in_pass(&self) -> bool {
+        self.plan.is_some()
+    }
+
+    /// Whether the values of a node are wanted.
+    pub fn wants(&self, tensor: RawTensor) -> bool {
+        !self.stopped && self.plan.as_ref().is_some_and(|plan| plan.wanted.contains_key(&tensor))
+    }
+
+    /// Takes the values of a node that has just been computed.
+    ///
+    /// # Safety
+    /// The reader's library made `tensor`, and has just computed it.
+    pub unsafe fn computed(&mut self, reader: Reader<'_>, tensor: RawTensor) {
+        let (Some(store), Some(plan)) = (&mut self.store, &mut self.plan) else { return };
+        for index in plan.wanted.remove(&tensor).unwrap_or_default() {
+            let Planned { checkpoint, element, shape, rows, region } = plan.planned[index].clone();
+            store.announce(Announced { checkpoint, element, shape, rows });
+            let mut read = |offset: usize, out: &mut [u8]| {
+                // SAFETY: the region lies within the tensor, by ggml's own extents and strides.
+                unsafe { (reader.api.tensor_get)(tensor, out.as_mut_ptr().cast(), offset, out.len()) }
+            };
+            region.copy(element.size(), BUFFER_BYTES, &mut read, &mut |fill, bytes| store.bytes(bytes, fill));
+        }
+        if let Some(failure) = store.failure() {
+            let reason = failure.to_string();
+            self.stop(&reason);
+        }
+    }
+
+    /// Ends a pass; `whole` says whether it was computed to its end.
+    ///
+    /// # Safety
+    /// As for [`Recorder::begin`], after the computation.
+    pub unsafe fn end(&mut self, reader: Reader<'_>, sched: RawSched, whole: bool) {
+        let Some(plan) = self.plan.take() else { return };
+        if let Some(store) = &mut self.store {
+            let missed: Vec<String> =
+                plan.wanted.values().flatten().map(|&i| plan.planned[i].checkpoint.to_string()).collect();
+            if whole && !missed.is_empty() {
+                self.unmapped.extend(missed.into_iter().map(|id| format!("{id}: never computed")));
+                let unmapped = self.unmapped.iter().cloned().collect();
+                store.edit(move |manifest| manifest.unmapped = unmapped);
+            }
+            store.end(whole);
+            if let Some(failure) = store.failure() {
+                let reason = failure.to_string();
+                self.stop(&reason);
+            }
+        }
+        if let (Some(hashes), true) = (&mut self.hashes, whole) {
+            // SAFETY: by the caller's promise; the logits are an output, whose data stays.
+            let written = unsafe { hashes.add(reader, sched, &plan) };
+            if let Err(error) = written {
+                self.say_once(&format!("the logits could not be noted: {error}"));
+            }
+        }
+    }
+
+    /// Stops recording for good, and says why. The program goes on.
+    pub fn stop(&mut self, reason: &str) {
+        if !self.stopped {
+            self.stopped = true;
+            self.host.say(&format!("recording stopped: {reason}"));
+            self.host.status("stopped", reason);
+        }
+        (self.store, self.plan) = (None, None);
+    }
+
+    fn report_sequences(&mut self) {
+        let seen = self.sequences.seen();
+        if seen != self.reported {
+            self.reported = seen;
+            self.host.status("sequences", &seen.to_string());
+        }
+    }
+
+    fn say_once(&mut self, message: &str) {
+        if self.said.insert(message.to_owned()) {
+            self.host.say(message);
+        }
+    }
+
+    /// Tokens and positions of the pass, both (T,).
+    unsafe fn inputs(
+        &self,
+        reader: Reader<'_>,
+        described: &Described,
+        mapping: &Mapping,
+        tokens: usize,
+    ) -> Option<(Vec<u32>, Vec<u32>)> {
+        // SAFETY: leaves of a graph whose inputs are set.
+        let read = |id: usize| unsafe { reader.i32s(described.address[id]) };
+        let unsigned = |values: Vec<i32>| {
+            values.into_iter().take(mapping.rows).map(|v| u32::try_from(v).ok()).collect::<Option<Vec<u32>>>()
+        };
+        let tokens = unsigned(read(tokens)?)?;
+        let positions = match mapping.positions {
+            Some(leaf) => unsigned(read(leaf)?)?,
+            None => self.sequences.following(tokens.len()),
+        };
+        (tokens.len() == mapping.rows && positions.len() == mapping.rows).then_some((tokens, positions))
+    }
+
+    /// Opens what the recording is written to, at its first pass.
+    unsafe fn open(&mut self, reader: Reader<'_>, sched: RawSched, plan: &Plan) -> Result<(), String> {
+        if let (Some(path), None) = (&self.options.hashes, &self.hashes) {
+            self.hashes = Some(Hashes::create(path).map_err(|e| format!("{}: {e}", path.display()))?);
+        }
+        let (Some(dir), None) = (&self.options.dir, &self.store) else { return Ok(()) };
+        // SAFETY: by the caller's promise.
+        let backends = unsafe { backends(reader, sched, plan) };
+        let producer: Producer = producer::describe(&backends, &plan.mapping, self.options.version.clone());
+        let writer = Writer::create(dir, producer, ModelInfo::default()).map_err(|e| e.to_string())?;
+        self.store = Some(Store::new(writer).map_err(|e| format!("no thread to write with: {e}"))?);
+        self.host.status("recording", &dir.display().to_string());
+        Ok(())
+    }
+
+    fn start_step(&mut self, plan: &Plan) {
+        let Some(store) = &mut self.store else { return };
+        let known = self.unmapped.len();
+        self.unmapped.extend(plan.mapping.unmapped.iter().cloned());
+        if self.unmapped.len() > known {
+            let unmapped = self.unmapped.iter().cloned().collect();
+            store.edit(move |manifest| manifest.unmapped = unmapped);
+        }
+        store.begin(&plan.tokens, &plan.positions, plan.planned.len());
+        for &checkpoint in &plan.without_rows {
+            store.no_rows(checkpoint);
+        }
+    }
+}
+
+/// Names of the backends that compute the wanted nodes, with how many of them.
+unsafe fn backends(reader: Reader<'_>, sched: RawSched, plan: &Plan) -> HashMap<String, usize> {
+    let mut names = HashMap::new();
+    for &tensor in plan.wanted.keys() {
+        // SAFETY: nodes of a graph that this scheduler is about to compute.
+        let name = unsafe {
+            let backend = (reader.api.sched_get_tensor_backend)(sched, tensor);
+            (!backend.is_null()).then(|| text((reader.api.backend_name)(backend))).flatten()
+        };
+        *names.entry(name.unwrap_or_default().into_owned()).or_insert(0) += 1;
+    }
+    names
+}

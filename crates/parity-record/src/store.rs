@@ -1,0 +1,240 @@
+//! Values on their way to disk: copied into a bounded set of buffers, written by a thread of its own.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use parity_dump::{Checkpoint, DumpError, Element, Manifest, Writer};
+
+/// Bytes of one buffer: large enough that a write is worth its system call, small enough to stay in cache.
+pub const BUFFER_BYTES: usize = 2 << 20;
+/// How many buffers there are at most: who fills faster than the disk takes has to wait.
+const BUFFERS: usize = 32;
+
+/// What the next bytes are.
+#[derive(Clone, Debug)]
+pub struct Announced {
+    /// Checkpoint id.
+    pub checkpoint: Checkpoint,
+    /// Element type.
+    pub element: Element,
+    /// Slowest axis first.
+    pub shape: Vec<usize>,
+    /// Positions of its rows where these are not all of the step's.
+    pub rows: Option<Vec<u32>>,
+}
+
+enum Job {
+    Begin {
+        tokens: Vec<u32>,
+        positions: Vec<u32>,
+        tensors: usize,
+    },
+    /// Used bytes of a buffer, and the tensors that begin within it.
+    Bytes {
+        buffer: Vec<u8>,
+        used: usize,
+        begins: Vec<(usize, Announced)>,
+    },
+    NoRows(Checkpoint),
+    End,
+    Discard,
+    Edit(Box<dyn FnOnce(&mut Manifest) + Send>),
+    /// Says that everything before has been done.
+    Done(Sender<()>),
+}
+
+/// Hands steps to the writing thread.
+pub struct Store {
+    jobs: Option<Sender<Job>>,
+    free: Receiver<Vec<u8>>,
+    allocated: usize,
+    buffer: Vec<u8>,
+    used: usize,
+    begins: Vec<(usize, Announced)>,
+    failure: Arc<OnceLock<DumpError>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Store {
+    /// Starts the thread; it writes through `writer`.
+    ///
+    /// # Errors
+    /// The system's, where there is no thread to be had.
+    pub fn new(writer: Writer) -> std::io::Result<Store> {
+        let (jobs, todo) = channel();
+        let (give_back, free) = channel();
+        let failure = Arc::new(OnceLock::new());
+        let noted = Arc::clone(&failure);
+        let thread = without_signals(|| {
+            std::thread::Builder::new()
+                .name("parity-store".to_owned())
+                .spawn(move || work(writer, &todo, &give_back, &noted))
+        })?;
+        Ok(Store {
+            jobs: Some(jobs),
+            free,
+            allocated: 1,
+            buffer: vec![0; BUFFER_BYTES],
+            used: 0,
+            begins: Vec::new(),
+            failure,
+            thread: Some(thread),
+        })
+    }
+
+    /// Why writing stopped, if it did.
+    pub fn failure(&self) -> Option<&DumpError> {
+        self.failure.get()
+    }
+
+    /// Starts a step of at most `tensors` tensors.
+    pub fn begin(&mut self, tokens: &[u32], positions: &[u32], tensors: usize) {
+        self.send(Job::Begin { tokens: tokens.to_vec(), positions: positions.to_vec(), tensors });
+    }
+
+    /// Announces the tensor whose bytes come next.
+    pub fn announce(&mut self, tensor: Announced) {
+        self.begins.push((self.used, tensor));
+    }
+
+    /// Takes `bytes` bytes, at most [`BUFFER_BYTES`], that `fill` writes.
+    pub fn bytes(&mut self, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) {
+        if self.used + bytes > self.buffer.len() {
+            self.flush();
+        }
+        fill(&mut self.buffer[self.used..self.used + bytes]);
+        self.used += bytes;
+    }
+
+    /// Notes that the step has no row of a checkpoint.
+    pub fn no_rows(&mut self, checkpoint: Checkpoint) {
+        self.send(Job::NoRows(checkpoint));
+    }
+
+    /// Changes the manifest, which is written with the next step.
+    pub fn edit(&mut self, change: impl FnOnce(&mut Manifest) + Send + 'static) {
+        self.send(Job::Edit(Box::new(change)));
+    }
+
+    /// Finishes the step, or drops it, and waits until the disk has it.
+    pub fn end(&mut self, whole: bool) {
+        if whole {
+            self.flush();
+        }
+        (self.used, self.begins) = (0, Vec::new());
+        self.send(if whole { Job::End } else { Job::Discard });
+        let (done, wait) = channel();
+        self.send(Job::Done(done));
+        // An error means that the thread is gone, and nothing is left to wait for.
+        let _ = wait.recv();
+    }
+
+    fn flush(&mut self) {
+        if self.used == 0 && self.begins.is_empty() {
+            return;
+        }
+        let next = match self.free.try_recv() {
+            Ok(buffer) => buffer,
+            Err(_) if self.allocated < BUFFERS => {
+                self.allocated += 1;
+                vec![0; BUFFER_BYTES]
+            }
+            // All are on their way: the program waits for the disk.
+            Err(_) => self.free.recv().unwrap_or_else(|_| vec![0; BUFFER_BYTES]),
+        };
+        let buffer = std::mem::replace(&mut self.buffer, next);
+        let (used, begins) = (std::mem::take(&mut self.used), std::mem::take(&mut self.begins));
+        self.send(Job::Bytes { buffer, used, begins });
+    }
+
+    fn send(&self, job: Job) {
+        if let Some(jobs) = &self.jobs {
+            // The thread ends only with the channel; were it gone, `failure` would say so.
+            let _ = jobs.send(job);
+        }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The writing thread.
+fn work(
+    mut writer: Writer,
+    todo: &Receiver<Job>,
+    give_back: &Sender<Vec<u8>>,
+    failure: &OnceLock<DumpError>,
+) {
+    let mut open = false;
+    while let Ok(job) = todo.recv() {
+        match job {
+            Job::Done(done) => {
+                let _ = done.send(());
+            }
+            Job::Bytes { buffer, used, begins } => {
+                if open && failure.get().is_none() {
+                    note(failure, write_bytes(&mut writer, &buffer[..used], begins), &mut writer);
+                }
+                let _ = give_back.send(buffer);
+            }
+            _ if failure.get().is_some() => {}
+            Job::Begin { tokens, positions, tensors } => {
+                let begun = writer.begin_step(&tokens, &positions, tensors);
+                open = begun.is_ok();
+                note(failure, begun, &mut writer);
+            }
+            Job::NoRows(checkpoint) if open => writer.no_rows(checkpoint),
+            Job::End if open => {
+                open = false;
+                let ended = writer.end_step();
+                note(failure, ended, &mut writer);
+            }
+            Job::Discard => {
+                open = false;
+                writer.discard_step();
+            }
+            Job::Edit(change) => change(writer.manifest_mut()),
+            Job::NoRows(_) | Job::End => {}
+        }
+    }
+    writer.discard_step();
+}
+
+/// Keeps the first failure; the step that it happened in makes room again.
+fn note(failure: &OnceLock<DumpError>, result: Result<(), DumpError>, writer: &mut Writer) {
+    if let Err(error) = result {
+        writer.discard_step();
+        let _ = failure.set(error);
+    }
+}
+
+fn write_bytes(writer: &mut Writer, bytes: &[u8], begins: Vec<(usize, Announced)>) -> Result<(), DumpError> {
+    let mut written = 0;
+    for (at, tensor) in begins {
+        writer.append(&bytes[written..at])?;
+        written = at;
+        writer.begin_tensor(tensor.checkpoint, tensor.element, &tensor.shape, tensor.rows.as_deref());
+    }
+    writer.append(&bytes[written..])
+}
+
+/// Runs `start` with all signals blocked, which a thread started by it inherits: the program's signal
+/// handlers go on running on the program's own threads.
+fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+    // SAFETY: both sets are filled before they are read.
+    unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        let result = start();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        result
+    }
+}

@@ -1,0 +1,62 @@
+//! The functions that stand in for llama.cpp's own.
+//!
+//! Each starts with two or three instructions that hand on its return address: the library that called is
+//! the one whose real function must be called, and a process may hold several llama.cpp.
+
+use std::ffi::{c_int, c_void};
+
+use crate::{rows, tap};
+
+/// Makes `$name` an exported function that calls `$implementation` with the return address as one more
+/// argument, in register `$register`.
+macro_rules! with_caller {
+    ($($(#[$doc:meta])* $name:ident => $implementation:path, $register:literal;)*) => {$(
+        $(#[$doc])*
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name() {
+            std::arch::naked_asm!(concat!("mov ", $register, ", [rsp]"), "jmp {}", sym $implementation)
+        }
+    )*};
+}
+
+with_caller! {
+    /// `(sched, callback, user_data)`: the program installs a callback of its own.
+    ggml_backend_sched_set_eval_callback => tap::set_eval_callback, "rcx";
+    /// `(sched, graph)`
+    ggml_backend_sched_graph_compute_async => tap::graph_compute_async, "rdx";
+    /// `(sched, graph)`
+    ggml_backend_sched_graph_compute => tap::graph_compute, "rdx";
+    /// `(file name, two words of parameters)`: a model is opened.
+    gguf_init_from_file => tap::gguf_init_from_file, "rcx";
+    /// `(context, on)`
+    llama_set_warmup => tap::llama_set_warmup, "rdx";
+    /// `(context, kind, batch)`
+    llama_process => rows::llama_process, "rcx";
+    /// `(context)`
+    llama_get_logits => rows::llama_get_logits, "rsi";
+}
+
+/// `(context, batch by value)`: the batch lies on the stack, where it belongs to the function that is
+/// called, so it may be changed there. Then the real function takes over as if it had been called.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub extern "C" fn llama_decode() {
+    std::arch::naked_asm!(
+        "push rdi",
+        "mov rdx, [rsp + 8]",
+        "lea rsi, [rsp + 16]",
+        "call {}",
+        "pop rdi",
+        "jmp rax",
+        sym rows::before_decode,
+    )
+}
+
+/// `bool (*)(struct ggml_tensor *, bool ask, void * user_data)`
+pub type EvalCallback = Option<unsafe extern "C" fn(*mut c_void, bool, *mut c_void) -> bool>;
+
+/// What the real functions return that could not be found: an error of llama.cpp's own kind.
+pub extern "C" fn unavailable() -> c_int {
+    -1
+}

@@ -1,0 +1,90 @@
+//! What the parent process asked for, and how it is told what happened.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use parity_record::recorder::{Host, Options};
+
+/// Folder of the dump.
+const DIR: &str = "PARITY_TAP_DIR";
+/// Which checkpoints, as [`parity_record::filter::Filter`] spells it.
+const FILTER: &str = "PARITY_TAP_FILTER";
+/// Which token sequence.
+const SEQUENCE: &str = "PARITY_TAP_SEQUENCE";
+/// File for hashes of the logits.
+const HASHES: &str = "PARITY_TAP_HASHES";
+/// `0` leaves it to the program which rows it asks logits of.
+const ALL_ROWS: &str = "PARITY_TAP_ALL_ROWS";
+/// Folder that this library and its parent process share while the program runs.
+const SHARED: &str = "PARITY_TAP_SHARED";
+
+/// What was asked for.
+pub struct Asked {
+    /// What is recorded.
+    pub options: Options,
+    /// Whether every row gets logits.
+    pub all_rows: bool,
+    /// See [`SHARED`].
+    pub shared: Option<PathBuf>,
+}
+
+/// Reads the environment; `None` where nothing is to be recorded.
+pub fn asked() -> Result<Option<Asked>, String> {
+    let value = |name: &str| std::env::var(name).ok();
+    let path = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let options = Options {
+        dir: path(DIR),
+        filter: value(FILTER).unwrap_or_default().parse()?,
+        sequence: match value(SEQUENCE) {
+            Some(number) => number.parse().map_err(|_| format!("{SEQUENCE}={number} is no number"))?,
+            None => 0,
+        },
+        hashes: path(HASHES),
+        version: None,
+    };
+    if options.dir.is_none() && options.hashes.is_none() {
+        return Ok(None);
+    }
+    let all_rows = value(ALL_ROWS).is_none_or(|value| value != "0");
+    Ok(Some(Asked { options, all_rows, shared: path(SHARED) }))
+}
+
+/// Tells the user through standard error, and the parent process through a file.
+pub struct Parent {
+    shared: Option<PathBuf>,
+}
+
+impl Parent {
+    /// The parent that shares the folder.
+    pub fn new(shared: Option<PathBuf>) -> Parent {
+        Parent { shared }
+    }
+
+    /// Writes a line behind those before it. The parent has written the file ahead, as zeros, so that a
+    /// full disk cannot keep a word from it.
+    fn write(&self, line: &str) -> std::io::Result<()> {
+        let Some(dir) = &self.shared else { return Ok(()) };
+        let file = OpenOptions::new().read(true).write(true).open(dir.join("status"))?;
+        let mut text = vec![0; usize::try_from(file.metadata()?.len()).unwrap_or(0)];
+        file.read_exact_at(&mut text, 0)?;
+        let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+        file.write_all_at(line.as_bytes(), end as u64)
+    }
+}
+
+impl Host for Parent {
+    fn say(&self, message: &str) {
+        eprintln!("parity: {message}");
+    }
+
+    fn status(&self, key: &str, value: &str) {
+        // Only the parent's closing words depend on it.
+        let _ = self.write(&format!("{key} {}\n", value.replace('\n', " ")));
+    }
+
+    fn claim(&self) -> bool {
+        let owner = |dir: &PathBuf| OpenOptions::new().write(true).create_new(true).open(dir.join("owner"));
+        self.shared.as_ref().is_none_or(|dir| owner(dir).is_ok())
+    }
+}

@@ -1,0 +1,306 @@
+//! Between the program and ggml's scheduler.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+use parity_record::api::{Api, RawGraph, RawSched, RawTensor, text};
+use parity_record::describe::Reader;
+use parity_record::layout::Layout;
+use parity_record::recorder::Recorder;
+
+use crate::entry::{EvalCallback, unavailable};
+use crate::host::{self, Parent};
+use crate::symbols;
+
+type SetCallback = unsafe extern "C" fn(RawSched, EvalCallback, *mut c_void);
+type Compute = unsafe extern "C" fn(RawSched, RawGraph) -> c_int;
+type GgufInit = unsafe extern "C" fn(*const c_char, usize, usize) -> *mut c_void;
+type SetWarmup = unsafe extern "C" fn(*mut c_void, bool);
+
+/// One loaded ggml.
+struct Library {
+    api: Api,
+    layout: Layout,
+    set_callback: SetCallback,
+}
+
+/// Everything that outlives a call.
+struct State {
+    recorder: Recorder,
+    /// Callbacks of the program's own, by scheduler.
+    theirs: HashMap<usize, (EvalCallback, usize)>,
+    /// Libraries by the address of their compute function; `None` where one cannot be read.
+    libraries: HashMap<usize, Option<&'static Library>>,
+    /// The library and scheduler that are computing.
+    active: Option<(&'static Library, usize)>,
+    /// Whether the program wanted the node that was asked about last.
+    they_want: bool,
+    /// Whether this is said to be a warm-up.
+    warm_up: bool,
+    /// The process that the recording belongs to.
+    process: u32,
+}
+
+static STATE: OnceLock<Option<Mutex<State>>> = OnceLock::new();
+static ALL_ROWS: OnceLock<bool> = OnceLock::new();
+
+/// The state, if this process records and has not failed.
+fn state() -> Option<MutexGuard<'static, State>> {
+    let state = STATE.get_or_init(start).as_ref()?.lock().ok()?;
+    // A forked child has none of the parent's threads, and is not the program that was to be recorded.
+    (state.process == std::process::id()).then_some(state)
+}
+
+fn start() -> Option<Mutex<State>> {
+    let asked = match host::asked() {
+        Ok(asked) => asked?,
+        Err(message) => {
+            eprintln!("parity: {message}");
+            return None;
+        }
+    };
+    let parent = Parent::new(asked.shared);
+    let _ = ALL_ROWS.set(asked.all_rows);
+    Some(Mutex::new(State {
+        recorder: Recorder::new(asked.options, Box::new(parent)),
+        theirs: HashMap::new(),
+        libraries: HashMap::new(),
+        active: None,
+        they_want: false,
+        warm_up: false,
+        process: std::process::id(),
+    }))
+}
+
+/// Runs what is ours so that a mistake of ours stays ours.
+fn guarded<T>(otherwise: T, ours: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(ours)).unwrap_or(otherwise)
+}
+
+/// Whether every row is to get logits.
+pub fn wants_all_rows() -> bool {
+    guarded(false, || {
+        let warm = state().is_none_or(|state| state.warm_up);
+        !warm && ALL_ROWS.get().copied().unwrap_or(false)
+    })
+}
+
+/// The real function `name`, or one that only fails.
+pub fn real_or_unavailable(name: &'static CStr, caller: *const c_void) -> *mut c_void {
+    let found = symbols::real(name, caller);
+    if found.is_null() { unavailable as *mut c_void } else { found }
+}
+
+/// The library that a compute function belongs to, if its tensors can be read.
+fn library(state: &mut State, compute: *mut c_void) -> Option<&'static Library> {
+    if let Some(known) = state.libraries.get(&(compute as usize)) {
+        return *known;
+    }
+    let found = open_library(compute).map(|library| &*Box::leak(Box::new(library)));
+    let library = match found {
+        Ok(library) => Some(library),
+        Err(reason) => {
+            state.recorder.stop(&format!("this llama.cpp cannot be read: {reason}"));
+            None
+        }
+    };
+    state.libraries.insert(compute as usize, library);
+    if let Some(library) = library {
+        state.recorder.set_version(version(library, compute));
+    }
+    library
+}
+
+fn open_library(compute: *mut c_void) -> Result<Library, String> {
+    // SAFETY: symbols of the library that the compute function is from, under ggml's names.
+    let api = unsafe { Api::new(|name| symbols::beside(compute, name)) };
+    let api = api.map_err(|missing| format!("it has no `{missing}`"))?;
+    let set = symbols::beside(compute, c"ggml_backend_sched_set_eval_callback");
+    if set.is_null() {
+        return Err("it has no `ggml_backend_sched_set_eval_callback`".to_owned());
+    }
+    // SAFETY: the functions are of one library.
+    let layout = unsafe { Layout::measure(&api) }?;
+    // SAFETY: ggml's function under its own name.
+    let set_callback = unsafe { std::mem::transmute::<*mut c_void, SetCallback>(set) };
+    Ok(Library { api, layout, set_callback })
+}
+
+/// llama.cpp's version as far as its libraries tell.
+fn version(library: &Library, compute: *mut c_void) -> Option<String> {
+    let mut words: Vec<String> = Vec::new();
+    let llama = symbols::any(c"llama_version");
+    if !llama.is_null() {
+        // SAFETY: llama.cpp's function under its own name.
+        let version =
+            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *const c_char>(llama)() };
+        // SAFETY: a string constant of the library.
+        words.extend(unsafe { text(version) }.map(|v| v.into_owned()));
+    }
+    for (label, function) in [("ggml", library.api.version), ("commit", library.api.commit)] {
+        // SAFETY: string constants of the library.
+        let value = function.and_then(|function| unsafe { text(function()) });
+        words.extend(value.map(|value| format!("{label} {value}")));
+    }
+    if words.is_empty() {
+        let path = symbols::object_of(compute)?;
+        let path = path.to_string_lossy();
+        words.push(path.rsplit('/').next().unwrap_or(&path).to_owned());
+    }
+    Some(words.join(", "))
+}
+
+/// Stands in for `ggml_backend_sched_set_eval_callback`.
+pub unsafe extern "C" fn set_eval_callback(
+    sched: RawSched,
+    callback: EvalCallback,
+    user_data: *mut c_void,
+    caller: *const c_void,
+) {
+    guarded((), || {
+        if let Some(mut state) = state() {
+            state.theirs.insert(sched as usize, (callback, user_data as usize));
+        }
+    });
+    let real = symbols::real(c"ggml_backend_sched_set_eval_callback", caller);
+    if !real.is_null() {
+        // SAFETY: ggml's function under its own name, with the program's arguments.
+        unsafe { std::mem::transmute::<*mut c_void, SetCallback>(real)(sched, callback, user_data) }
+    }
+}
+
+/// Stands in for `ggml_backend_sched_graph_compute_async`.
+pub unsafe extern "C" fn graph_compute_async(
+    sched: RawSched,
+    graph: RawGraph,
+    caller: *const c_void,
+) -> c_int {
+    // SAFETY: the program's arguments.
+    unsafe { compute(c"ggml_backend_sched_graph_compute_async", sched, graph, caller) }
+}
+
+/// Stands in for `ggml_backend_sched_graph_compute`.
+pub unsafe extern "C" fn graph_compute(sched: RawSched, graph: RawGraph, caller: *const c_void) -> c_int {
+    // SAFETY: the program's arguments.
+    unsafe { compute(c"ggml_backend_sched_graph_compute", sched, graph, caller) }
+}
+
+unsafe fn compute(name: &'static CStr, sched: RawSched, graph: RawGraph, caller: *const c_void) -> c_int {
+    let real = real_or_unavailable(name, caller);
+    // SAFETY: the program's arguments.
+    let ours = guarded(None, || unsafe { before(real, sched, graph) });
+    // SAFETY: ggml's function under its own name.
+    let status = unsafe { std::mem::transmute::<*mut c_void, Compute>(real)(sched, graph) };
+    if let Some(library) = ours {
+        // SAFETY: as before.
+        guarded((), || unsafe { after(library, sched, status) });
+    }
+    status
+}
+
+/// Installs our callback where nodes of this graph are wanted. The library, if `after` has to be called.
+unsafe fn before(real: *mut c_void, sched: RawSched, graph: RawGraph) -> Option<&'static Library> {
+    let mut state = state()?;
+    // One function calls the other, and other contexts may compute meanwhile.
+    if state.active.is_some() || state.warm_up {
+        return None;
+    }
+    let library = library(&mut state, real)?;
+    let reader = Reader { api: &library.api, layout: &library.layout };
+    // SAFETY: the program computes this graph with this library.
+    let wanted = unsafe { state.recorder.begin(reader, sched, graph) };
+    if !state.recorder.is_in_pass() {
+        return None;
+    }
+    state.active = Some((library, sched as usize));
+    if wanted {
+        // SAFETY: the library's own function and scheduler.
+        unsafe { (library.set_callback)(sched, Some(on_node), std::ptr::null_mut()) };
+    }
+    Some(library)
+}
+
+unsafe fn after(library: &'static Library, sched: RawSched, status: c_int) {
+    let Some(mut state) = state() else { return };
+    state.active = None;
+    let (callback, user_data) = state.theirs.get(&(sched as usize)).copied().unwrap_or((None, 0));
+    // SAFETY: what the program itself had set, or nothing.
+    unsafe { (library.set_callback)(sched, callback, user_data as *mut c_void) };
+    let reader = Reader { api: &library.api, layout: &library.layout };
+    // SAFETY: the pass that `before` began.
+    unsafe { state.recorder.end(reader, sched, status == 0) };
+}
+
+/// Our callback: asked before each node and called after each node that someone wanted. Never ends a
+/// computation, since ggml would go on with the next part of the graph.
+unsafe extern "C" fn on_node(tensor: RawTensor, ask: bool, _user_data: *mut c_void) -> bool {
+    let theirs = guarded((None, 0), || {
+        let Some(state) = state() else { return (None, 0) };
+        let Some((_, sched)) = state.active else { return (None, 0) };
+        state.theirs.get(&sched).copied().unwrap_or((None, 0))
+    });
+    // The program's callback runs without our lock: it may compute graphs of its own.
+    let call_theirs = |ask: bool| match theirs {
+        // SAFETY: the program's callback, as ggml would call it.
+        (Some(callback), user_data) => unsafe { callback(tensor, ask, user_data as *mut c_void) },
+        (None, _) => false,
+    };
+    if ask {
+        let they_want = call_theirs(true);
+        return guarded(they_want, || {
+            let Some(mut state) = state() else { return they_want };
+            state.they_want = they_want;
+            they_want || state.recorder.wants(tensor)
+        });
+    }
+    let they_want = guarded(false, || {
+        let Some(mut state) = state() else { return false };
+        if let Some((library, _)) = state.active {
+            let reader = Reader { api: &library.api, layout: &library.layout };
+            // SAFETY: ggml has just computed this node.
+            unsafe { state.recorder.computed(reader, tensor) };
+        }
+        state.they_want
+    });
+    if they_want {
+        call_theirs(false);
+    }
+    true
+}
+
+/// Stands in for `gguf_init_from_file`: notes which model is opened. The parameters are two words.
+pub unsafe extern "C" fn gguf_init_from_file(
+    path: *const c_char,
+    first: usize,
+    second: usize,
+    caller: *const c_void,
+) -> *mut c_void {
+    guarded((), || {
+        if let (Some(state), Some(path)) = (state(), unsafe { text(path) }) {
+            let path = std::fs::canonicalize(&*path).unwrap_or_else(|_| path.into_owned().into());
+            state.recorder.status("model", &path.to_string_lossy());
+        }
+    });
+    let real = symbols::real(c"gguf_init_from_file", caller);
+    if real.is_null() {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: ggml's function under its own name, with the program's arguments.
+    unsafe { std::mem::transmute::<*mut c_void, GgufInit>(real)(path, first, second) }
+}
+
+/// Stands in for `llama_set_warmup`: what is computed meanwhile is not recorded.
+pub unsafe extern "C" fn llama_set_warmup(context: *mut c_void, on: bool, caller: *const c_void) {
+    guarded((), || {
+        if let Some(mut state) = state() {
+            state.warm_up = on;
+        }
+    });
+    let real = symbols::real(c"llama_set_warmup", caller);
+    if !real.is_null() {
+        // SAFETY: llama.cpp's function under its own name, with the program's arguments.
+        unsafe { std::mem::transmute::<*mut c_void, SetWarmup>(real)(context, on) }
+    }
+}

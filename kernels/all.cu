@@ -1,0 +1,13 @@
+// All kernels as one translation unit: one artefact an architecture.
+#include "embed.cu"
+#include "norm.cu"
+#include "linear_row.cu"
+#include "linear_tile.cu"
+#include "linear_mma.cu"
+#include "bias.cu"
+#include "rope.cu"
+#include "cache.cu"
+#include "attention.cu"
+#include "add.cu"
+#include "glu.cu"
+#include "stats.cu"

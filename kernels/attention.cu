@@ -1,0 +1,183 @@
+// Grouped-query attention with a causal mask, as one: scores = q·k, probs = softmax(scale·scores + mask),
+// ctx = probs·v. Query head h reads key/value head h / (H/K).
+//
+// Launch: grid (ceil(T / ROWS), H), 256 threads; a block has ROWS token rows of one head. Each warp takes
+// every eighth chunk of 32 keys: a dot product by lanes across the head, softmax by lanes across the keys,
+// both in f32, online (Milakov & Gimelshein, arXiv 1805.02867): where a chunk raises the maximum, the sums so
+// far are scaled down. At the end the eight warps' sums are merged. The result of a row depends neither on
+// ROWS nor on whether scores and probs are stored. ggml: ggml_flash_attn_ext (FLASH_ATTN_EXT), or MUL_MAT,
+// SOFT_MAX, MUL_MAT.
+#include "common.cuh"
+
+enum { WARPS = 8 };
+
+struct AttentionArgs {
+    const void* q;     // (T, H, E)
+    const void* k;     // (S, K, E), the cache
+    const void* v;     // (S, K, E), the cache
+    void* out;         // (T, H, E)
+    float* scores;     // (H, T, S), unscaled and unmasked, or null; not null where probs is not
+    float* probs;      // (H, T, S), or null
+    const int* first;  // position of row 0, (1,); S = first + T
+    int rows;          // T
+    int heads;         // H
+    int kv_heads;      // K
+    int head_width;    // E, at most 32·CHUNKS
+    int kv_modulo;     // head h reads h % K, by mistake
+    int see_from_step; // a row sees from the start of the step, not of the cache, by mistake
+    int see_shift;     // a row at position p sees up to p + shift: 0 in a healthy model
+    int softmax;       // 1 in a healthy model
+    float scale;       // 1/sqrt(E)
+};
+
+// Positions that the row at `position` sees: from <= s < to.
+struct Window {
+    int from, to;
+};
+DEVICE Window window(const AttentionArgs& a, int first, int t) {
+    const int64_t to = (int64_t)first + t + a.see_shift + 1, cached = first + a.rows;
+    Window w;
+    w.from = a.see_from_step ? first : 0;
+    w.to = t < a.rows ? (int)(to < 0 ? 0 : to < cached ? to : cached) : 0;
+    return w;
+}
+
+// out[c] = p[32·c + lane], 0 beyond the head.
+template <class X, int CHUNKS>
+DEVICE void load_head(const X* p, int width, float out[CHUNKS]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        const float x = to_float(p[min(32 * c + lane, width - 1)]);
+        out[c] = 32 * c + lane < width ? x : 0.0f;
+    }
+}
+
+// A maximum of nothing is -infinity, which must not be subtracted from itself.
+DEVICE float finite_or_zero(float x) { return x == -INFINITY_F ? 0.0f : x; }
+
+template <class S, class KV, int CHUNKS, int ROWS>
+DEVICE void attention(const AttentionArgs& a) {
+    struct Merge {
+        float highest[WARPS][ROWS], total[WARPS][ROWS], sum[WARPS][ROWS][32 * CHUNKS];
+    };
+    SHARED(Merge, merge);
+    const int h = blockIdx.y, t0 = blockIdx.x * ROWS, lane = threadIdx.x % 32;
+    const int warp = warp_uniform(threadIdx.x / 32);
+    const int first = warp_uniform(*a.first), cached = first + a.rows;
+    const int kv_head = a.kv_modulo ? h % a.kv_heads : h / (a.heads / a.kv_heads);
+    const int64_t kv_stride = (int64_t)a.kv_heads * a.head_width;
+    const KV* k = (const KV*)a.k + kv_head * a.head_width;
+    const KV* v = (const KV*)a.v + kv_head * a.head_width;
+
+    float q[ROWS][CHUNKS], sum[ROWS][CHUNKS] = {}, highest[ROWS], total[ROWS];
+    int end = a.scores ? cached : 0;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const int t = t0 + r < a.rows ? t0 + r : a.rows - 1;
+        load_head<S, CHUNKS>((const S*)a.q + ((int64_t)t * a.heads + h) * a.head_width, a.head_width, q[r]);
+        highest[r] = a.softmax ? -INFINITY_F : 0.0f;
+        total[r] = 0.0f;
+        end = max(end, window(a, first, t0 + r).to);
+    }
+
+#pragma unroll 1
+    for (int chunk = warp * 32; chunk < end; chunk += WARPS * 32) {
+        // Scores of 32 keys: lane j keeps the one of key chunk + j.
+        float score[ROWS] = {};
+#pragma unroll 4
+        for (int j = 0; j < 32; j++) {
+            float key[CHUNKS];
+            load_head<KV, CHUNKS>(k + min(chunk + j, cached - 1) * kv_stride, a.head_width, key);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                float dot = 0.0f;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; c++) dot = fmaf(q[r][c], key[c], dot);
+                dot = warp_sum(dot);
+                if (lane == j) score[r] = dot;
+            }
+        }
+        // Softmax so far. `prob` is not yet divided by the total.
+        const int s = chunk + lane;
+        float prob[ROWS];
+        uint32_t seen[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const Window w = window(a, first, t0 + r);
+            const bool sees = w.from <= s && s < w.to;
+            if (a.scores && t0 + r < a.rows && s < cached)
+                a.scores[((int64_t)h * a.rows + t0 + r) * cached + s] = score[r];
+            seen[r] = __ballot_sync(FULL_WARP, sees);
+            const float x = score[r] * a.scale;
+            const float higher = a.softmax ? fmaxf(highest[r], warp_max(sees ? x : -INFINITY_F)) : 0.0f;
+            const float shrink = expf(highest[r] - finite_or_zero(higher));
+            prob[r] = !sees ? 0.0f : a.softmax ? expf(x - finite_or_zero(higher)) : x;
+            total[r] = total[r] * shrink + warp_sum(prob[r]);
+            highest[r] = higher;
+#pragma unroll
+            for (int c = 0; c < CHUNKS; c++) sum[r][c] *= shrink;
+        }
+        // Values, weighted. What a row does not see is left out, not multiplied by 0: it may be no number.
+#pragma unroll 4
+        for (int j = 0; j < 32; j++) {
+            float value[CHUNKS];
+            load_head<KV, CHUNKS>(v + min(chunk + j, cached - 1) * kv_stride, a.head_width, value);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const float p = __shfl_sync(FULL_WARP, prob[r], j);
+                const bool sees = seen[r] >> j & 1;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; c++) sum[r][c] = sees ? fmaf(p, value[c], sum[r][c]) : sum[r][c];
+            }
+        }
+    }
+
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        if (lane == 0) merge.highest[warp][r] = highest[r];
+        if (lane == 0) merge.total[warp][r] = total[r];
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) merge.sum[warp][r][32 * c + lane] = sum[r][c];
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int r = 0; r < ROWS && t0 + r < a.rows; r++) {
+        const int t = t0 + r;
+        float top = -INFINITY_F, whole = 0.0f, share[WARPS];
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) top = fmaxf(top, merge.highest[w][r]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            share[w] = expf(merge.highest[w][r] - finite_or_zero(top));
+            whole += merge.total[w][r] * share[w];
+        }
+        const Window w = window(a, first, t);
+        if (!a.softmax || w.to <= w.from) whole = 1.0f;  // a row that sees nothing is 0
+#pragma unroll 1
+        for (int c = threadIdx.x; c < a.head_width; c += 256) {
+            float x = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) x += merge.sum[w][r][c] * share[w];
+            store((S*)a.out + ((int64_t)t * a.heads + h) * a.head_width + c, x / whole);
+        }
+        if (!a.probs) continue;
+        const int64_t row = ((int64_t)h * a.rows + t) * cached;
+#pragma unroll 1
+        for (int s = threadIdx.x; s < cached; s += 256) {
+            const float x = a.scores[row + s] * a.scale;
+            const bool sees = w.from <= s && s < w.to;
+            a.probs[row + s] = !sees ? 0.0f : a.softmax ? expf(x - finite_or_zero(top)) / whole : x;
+        }
+    }
+}
+
+// Several rows a block for prefill, where the rows share what is read of the cache; one for decode.
+#define ATTENTION(name, S, KV, CHUNKS)                                       \
+    KERNEL(attention_row_##name, AttentionArgs, attention<S, KV, CHUNKS, 1>) \
+    KERNEL(attention_tile_##name, AttentionArgs, attention<S, KV, CHUNKS, 4>)
+#define ATTENTION_WIDTHS(types, S, KV) \
+    ATTENTION(types##_32, S, KV, 1) ATTENTION(types##_64, S, KV, 2) ATTENTION(types##_128, S, KV, 4)
+ATTENTION_WIDTHS(f32_f32, float, float)
+ATTENTION_WIDTHS(f32_f16, float, half_t)
+ATTENTION_WIDTHS(f16_f16, half_t, half_t)

@@ -1,0 +1,110 @@
+// What every kernel stands on: storage types, vector loads, warp and block reductions.
+//
+// The sources are written in the subset that NVRTC, nvcc and a plain C++17 compiler accept: no header of
+// CUDA is included, inline PTX stands beside a host version, shared memory is one SHARED struct a kernel.
+// T token rows, D model width, H query heads, K key/value heads, E head width, F feed-forward width,
+// V vocabulary, S cached positions; shapes have the slowest axis first.
+#pragma once
+
+#ifdef CUDA_ON_HOST
+#include "host/cuda_on_host.h"
+#else
+typedef unsigned char uint8_t;
+typedef signed char int8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+// One shared-memory struct a kernel.
+#define SHARED(type, name) __shared__ type name
+// Defines the kernel `name`, which runs `body(args)`. Every kernel takes one struct by value.
+#define KERNEL(name, args_type, ...) \
+    extern "C" __global__ void __launch_bounds__(256) name(const args_type args) { __VA_ARGS__(args); }
+#endif
+
+#define DEVICE __device__ __forceinline__
+#define FULL_WARP 0xffffffffu
+#define INFINITY_F __int_as_float(0x7f800000)
+
+// ---------------------------------------------------------------- storage types
+
+// IEEE binary16, converted by the hardware (round to nearest even).
+struct half_t {
+    uint16_t bits;
+};
+
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(half_t x) {
+#ifdef CUDA_ON_HOST
+    return cushim::half_to_float(x.bits);
+#else
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(x.bits));
+    return f;
+#endif
+}
+DEVICE half_t to_half(float x) {
+    half_t h;
+#ifdef CUDA_ON_HOST
+    h.bits = cushim::float_to_half(x);
+#else
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(x));
+#endif
+    return h;
+}
+DEVICE void store(float* p, float x) { *p = x; }
+DEVICE void store(half_t* p, float x) { *p = to_half(x); }
+// bfloat16 is the upper half of a float.
+DEVICE float bf16_to_float(uint16_t bits) { return __int_as_float((int)((uint32_t)bits << 16)); }
+
+// ---------------------------------------------------------------- eight values at a time
+
+struct alignas(16) Half8 {
+    half_t v[8];
+};
+struct alignas(16) Float4 {
+    float v[4];
+};
+
+// out[j] = p[j], by loads of 16 bytes: p is aligned to them.
+DEVICE void load8(const float* p, float out[8]) {
+    const Float4 a = *(const Float4*)p, b = *(const Float4*)(p + 4);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        out[j] = a.v[j];
+        out[4 + j] = b.v[j];
+    }
+}
+DEVICE void load8(const half_t* p, float out[8]) {
+    const Half8 h = *(const Half8*)p;
+#pragma unroll
+    for (int j = 0; j < 8; j++) out[j] = to_float(h.v[j]);
+}
+
+// ---------------------------------------------------------------- reductions, in a fixed order
+
+template <class X>
+DEVICE X warp_sum(X x) {
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(FULL_WARP, x, d);
+    return x;
+}
+DEVICE float warp_max(float x) {
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, d));
+    return x;
+}
+
+// The same value in all lanes, which tells the compiler so: it drops its provisions for diverged warps.
+DEVICE int warp_uniform(int x) { return __shfl_sync(FULL_WARP, x, 0); }
+
+// Sum over the threads of a block of whole warps; every thread gets it. `scratch` may be reused at once.
+DEVICE double block_sum(double x, double scratch[32]) {
+    const int warps = blockDim.x / 32;
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+    __syncthreads();
+    double sum = 0.0;
+    for (int w = 0; w < warps; w++) sum += scratch[w];
+    __syncthreads();
+    return sum;
+}

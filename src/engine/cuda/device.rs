@@ -1,0 +1,283 @@
+//! One GPU: opening it without a panic, memory, streams, events, launches.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError, result, sys};
+
+use super::calls::{Address, Call};
+use crate::error::{Error, Result};
+
+/// What errors of this engine are about.
+const SUBJECT: &str = "cuda";
+/// The oldest driver that runs the shipped kernels: CUDA 12.0, driver 525.
+const DRIVER_MIN: i32 = 12_000;
+const CPU_HINT: &str = "--device cpu runs anywhere";
+
+/// An open GPU with a stream for kernels and a stream for copies to the host.
+pub struct Device {
+    context: Arc<CudaContext>,
+    /// Kernels.
+    pub compute: Arc<CudaStream>,
+    /// Copies to the host.
+    pub copy: Arc<CudaStream>,
+    /// E.g. `NVIDIA H200`.
+    pub name: String,
+    /// Compute capability: major, minor.
+    pub capability: (i32, i32),
+    /// Highest CUDA version of the driver, 1000·major + 10·minor.
+    pub driver: i32,
+}
+
+/// How many GPUs there are: 0 also where there is no driver, or one that is too old.
+pub fn count() -> usize {
+    driver().map_or(0, |_| result::device::get_count().unwrap_or(0) as usize)
+}
+
+/// The CUDA version of the driver, once it is initialised.
+fn driver() -> Result<i32> {
+    // SAFETY: looks for a library by name.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::new(SUBJECT, "no NVIDIA driver").expected("libcuda.so.1").hint(CPU_HINT));
+    }
+    result::init().map_err(|error| {
+        Error::new(SUBJECT, "the NVIDIA driver does not start").found(words(error)).hint(CPU_HINT)
+    })?;
+    let mut version = 0;
+    // SAFETY: writes one integer.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("driver version"))?;
+    if version < DRIVER_MIN {
+        return Err(Error::new(SUBJECT, "the NVIDIA driver is too old")
+            .expected("driver 525 or newer (CUDA 12.0)")
+            .found(format!("CUDA {}.{}", version / 1000, version % 1000 / 10))
+            .hint(CPU_HINT));
+    }
+    Ok(version)
+}
+
+impl Device {
+    /// Opens GPU `ordinal`, counted from 0.
+    pub fn open(ordinal: usize) -> Result<Device> {
+        let driver = driver()?;
+        let count = result::device::get_count().map_err(failed("counting GPUs"))? as usize;
+        if ordinal >= count {
+            return Err(Error::new(SUBJECT, format!("no GPU number {ordinal}"))
+                .expected(if count == 0 { "a GPU".into() } else { format!("0 to {}", count - 1) })
+                .hint(CPU_HINT));
+        }
+        let context = CudaContext::new(ordinal).map_err(failed("opening the GPU"))?;
+        // SAFETY: every buffer is synchronised by hand here; cudarc's events would break graph capture.
+        unsafe { context.disable_event_tracking() };
+        Ok(Device {
+            compute: context.new_stream().map_err(failed("a stream"))?,
+            copy: context.new_stream().map_err(failed("a stream"))?,
+            name: context.name().map_err(failed("the GPU's name"))?,
+            capability: context.compute_capability().map_err(failed("the GPU's capability"))?,
+            driver,
+            context,
+        })
+    }
+
+    /// The context, to load modules into.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// Makes the GPU current on this thread.
+    pub fn bind(&self) -> Result<()> {
+        self.context.bind_to_thread().map_err(failed("the GPU"))
+    }
+
+    /// Waits for all kernels.
+    pub fn synchronize(&self) -> Result<()> {
+        self.compute.synchronize().map_err(failed("a kernel"))
+    }
+
+    /// Device memory for `what`; an error says how much was needed and how much there was.
+    pub fn alloc(&self, what: &str, bytes: usize) -> Result<Buffer> {
+        // SAFETY: plain allocation; a buffer is written before it is read.
+        let address = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(|error| {
+            if error.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+                return failed(what)(error);
+            }
+            let (free, total) = result::mem_get_info().unwrap_or((0, 0));
+            Error::new(SUBJECT, format!("out of memory for {what}"))
+                .expected(format!("{} free", mib(bytes)))
+                .found(format!("{} free of {} on {}", mib(free), mib(total), self.name))
+                .hint(format!("fewer tokens or checkpoints (--layer, --checkpoint) need less; {CPU_HINT}"))
+        })?;
+        Ok(Buffer { address, bytes, context: self.context.clone() })
+    }
+
+    /// Memory of the host that copies run into at full speed.
+    pub fn pinned(&self, bytes: usize) -> Result<Pinned> {
+        // SAFETY: plain allocation, zeroed before it can be read. Flags 0: cached, unlike cudarc's own.
+        let data = unsafe {
+            let data = result::malloc_host(bytes.max(1), 0).map_err(failed("pinned host memory"))?;
+            std::ptr::write_bytes(data.cast::<u8>(), 0, bytes);
+            data.cast()
+        };
+        Ok(Pinned { data, bytes, _context: self.context.clone() })
+    }
+
+    /// A point in a stream.
+    pub fn event(&self) -> Result<Event> {
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        let event = result::event::create(flags).map_err(failed("an event"))?;
+        Ok(Event { event, _context: self.context.clone() })
+    }
+
+    /// Copies to the device, in the order of the compute stream. `from` may be reused at once.
+    pub fn upload<T: Copy>(&self, from: &[T], to: Address) -> Result<()> {
+        // SAFETY: pageable memory is taken over before the call returns; callers give room for it.
+        unsafe { result::memcpy_htod_async(to, from, self.compute.cu_stream()) }.map_err(failed("an upload"))
+    }
+
+    /// Copies to the host, after all kernels so far.
+    pub fn download<T: Copy + Default>(&self, from: Address, n: usize) -> Result<Vec<T>> {
+        self.synchronize()?;
+        let mut out = vec![T::default(); n];
+        // SAFETY: callers give an address with n values behind it.
+        unsafe { result::memcpy_dtoh_sync(&mut out, from) }.map_err(failed("a download"))?;
+        Ok(out)
+    }
+
+    /// Copies within the device, in the order of the compute stream.
+    pub fn copy_within(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
+        // SAFETY: callers give two addresses with that much behind them.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.compute.cu_stream()) }
+            .map_err(failed("a copy"))
+    }
+
+    /// Starts a copy to pinned memory on the copy stream.
+    pub fn start_download(&self, from: Address, to: &mut [u8]) -> Result<()> {
+        // SAFETY: the caller waits for an event behind it before it reads `to`, which is pinned.
+        unsafe { result::memcpy_dtoh_async(to, from, self.copy.cu_stream()) }.map_err(failed("a download"))
+    }
+
+    /// Enqueues a kernel.
+    pub fn launch(&self, function: &CudaFunction, call: &Call) -> Result<()> {
+        let [x, y, z] = call.grid;
+        let mut params = [call.args().0 as *mut c_void];
+        // SAFETY: name and argument struct belong together (see calls.rs); addresses are of live buffers.
+        unsafe {
+            result::launch_kernel(
+                function.cu_function(),
+                (x, y, z),
+                (call.threads, 1, 1),
+                0,
+                self.compute.cu_stream(),
+                &mut params,
+            )
+        }
+        .map_err(failed(&call.kernel))
+    }
+}
+
+/// Device memory, freed when dropped.
+pub struct Buffer {
+    /// First byte.
+    pub address: Address,
+    /// Length.
+    pub bytes: usize,
+    context: Arc<CudaContext>,
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // A failure to free can neither be reported nor mended here.
+        let _ = self.context.bind_to_thread();
+        // SAFETY: allocated by `Device::alloc`, freed once.
+        let _ = unsafe { result::free_sync(self.address) };
+    }
+}
+
+/// Pinned memory of the host.
+pub struct Pinned {
+    data: *mut u8,
+    bytes: usize,
+    _context: Arc<CudaContext>,
+}
+
+impl Pinned {
+    /// Length.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: allocated with that length and zeroed.
+        unsafe { std::slice::from_raw_parts(self.data, self.bytes) }
+    }
+
+    /// The bytes, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: allocated with that length and zeroed.
+        unsafe { std::slice::from_raw_parts_mut(self.data, self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `Device::pinned`, freed once.
+        let _ = unsafe { result::free_host(self.data.cast()) };
+    }
+}
+
+/// A point in a stream that another stream or the host can wait for.
+pub struct Event {
+    event: sys::CUevent,
+    _context: Arc<CudaContext>,
+}
+
+impl Event {
+    /// Marks the point that `stream` has been told to get to.
+    pub fn record(&self, stream: &CudaStream) -> Result<()> {
+        // SAFETY: both are alive.
+        unsafe { result::event::record(self.event, stream.cu_stream()) }.map_err(failed("an event"))
+    }
+
+    /// Lets `stream` wait for the point.
+    pub fn hold(&self, stream: &CudaStream) -> Result<()> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both are alive.
+        unsafe { result::stream::wait_event(stream.cu_stream(), self.event, flags) }
+            .map_err(failed("an event"))
+    }
+
+    /// Waits for the point on the host.
+    pub fn wait(&self) -> Result<()> {
+        // SAFETY: the event is alive.
+        unsafe { result::event::synchronize(self.event) }.map_err(failed("a kernel or a copy"))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once.
+        let _ = unsafe { result::event::destroy(self.event) };
+    }
+}
+
+/// Turns an error of the driver into ours.
+pub fn failed(what: &str) -> impl FnOnce(DriverError) -> Error {
+    let what = what.to_owned();
+    move |error| Error::new(SUBJECT, format!("{what} failed")).found(words(error))
+}
+
+/// An error about the GPU.
+pub fn error(message: impl std::fmt::Display) -> Error {
+    Error::new(SUBJECT, message)
+}
+
+fn words(error: DriverError) -> String {
+    error
+        .error_string()
+        .ok()
+        .map_or_else(|| format!("{:?}", error.0), |text| format!("{:?}: {}", error.0, text.to_string_lossy()))
+}
+
+fn mib(bytes: usize) -> String {
+    format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20))
+}

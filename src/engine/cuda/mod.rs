@@ -1,0 +1,436 @@
+//! The GPU engine: the same graph and the same probe as on the CPU, by hand-written kernels.
+//!
+//! A step is a list of kernel launches ([`plan`]) over an arena in which every wanted value has bytes of its own
+//! ([`layout`]); a second stream brings them to the host while the GPU computes on ([`readback`]). Asking for a
+//! checkpoint changes where values lie and what is copied, never a launch that computes. A node that no kernel
+//! computes, which in a healthy model is none, is executed by the host's code on downloaded inputs.
+
+pub mod calls;
+
+mod device;
+mod layout;
+mod modules;
+mod plan;
+mod readback;
+mod ropes;
+mod weights;
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use cudarc::driver::{CudaGraph, sys};
+use half::f16;
+
+use super::{Batch, Engine, Probe, Values};
+use crate::checkpoint::Checkpoint;
+use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use crate::model::graph::{Graph, Node, Op};
+use crate::numerics::{Numerics, Products, Storage};
+use crate::ops::{self, Inputs, Rows};
+use crate::tensor::{Matrix, View};
+use calls::{Address, Stats};
+use device::{Buffer, Device, error, failed};
+use layout::{Layout, Place, bytes_of};
+use modules::Modules;
+use parity_dump::manifest::Producer;
+use plan::{Key, Memory, Plan, Work};
+use readback::{Reading, Ring, Transfers};
+use ropes::Tables;
+use weights::Weights;
+
+pub use device::count;
+
+/// Positions that the cache has room for at first; it doubles when they are used up.
+const POSITIONS_MIN: usize = 1024;
+
+/// What this engine computes with when it is asked for `numerics`: `f32` is the exact way (decoded weights, f32
+/// values and accumulation, the cache in f32 or f16), `f16` the fast one (tensor cores: f16 operands, values and
+/// cache, f32 accumulation).
+pub fn supported(numerics: Numerics) -> Result<Numerics> {
+    match numerics.products {
+        Products::F32 if numerics.storage == Storage::F32 && numerics.kv != Storage::Bf16 => {
+            Ok(Numerics { flash: true, ..numerics })
+        }
+        Products::F16 if numerics.storage != Storage::Bf16 && numerics.kv != Storage::Bf16 => {
+            Ok(Numerics { products: Products::F16, storage: Storage::F16, kv: Storage::F16, flash: true })
+        }
+        _ => Err(error("the GPU engine does not compute with this arithmetic")
+            .expected("f32 (exact), `f32 kv=f16`, or f16 (fast: tensor cores)")
+            .found(numerics)
+            .hint("--device cpu computes with any")),
+    }
+}
+
+/// Executes a graph on an NVIDIA GPU.
+pub struct CudaEngine<'m> {
+    gguf: &'m Gguf,
+    graph: Graph,
+    numerics: Numerics,
+    // Dropped in this order: what lies on the device before the device.
+    decode: Option<CudaGraph>,
+    plan: Option<(Plan, Transfers)>,
+    ring: Ring,
+    arena: Option<Buffer>,
+    cache: HashMap<Checkpoint, Buffer>,
+    ropes: Tables,
+    weights: Weights,
+    modules: Modules,
+    /// First position, then the tokens of the step.
+    step_data: Option<Buffer>,
+    /// Positions that the cache has room for.
+    capacity: usize,
+    /// Positions computed so far.
+    computed: usize,
+    device: Device,
+}
+
+impl<'m> CudaEngine<'m> {
+    /// An engine for `graph` on GPU `ordinal`, with an arithmetic that is [`supported`].
+    ///
+    /// # Errors
+    /// No driver, a driver or GPU that is too old, not enough memory for the weights.
+    pub fn new(gguf: &'m Gguf, graph: Graph, ordinal: usize, numerics: Numerics) -> Result<Self> {
+        let device = Device::open(ordinal)?;
+        let modules = Modules::load(&device)?;
+        let weights = Weights::upload(&device, gguf, &graph)?;
+        Ok(CudaEngine {
+            gguf,
+            graph,
+            numerics,
+            decode: None,
+            plan: None,
+            ring: Ring::default(),
+            arena: None,
+            cache: HashMap::new(),
+            ropes: Tables::default(),
+            weights,
+            modules,
+            step_data: None,
+            capacity: 0,
+            computed: 0,
+            device,
+        })
+    }
+
+    /// Where the kernels come from: which artefact, and which of the user's files replace parts of it.
+    pub fn kernels(&self) -> &str {
+        &self.modules.origin
+    }
+
+    /// CUDA version of the driver, 1000·major + 10·minor, and compute capability.
+    pub fn driver(&self) -> (i32, (i32, i32)) {
+        (self.device.driver, self.device.capability)
+    }
+
+    /// Forgets all positions: the next step begins at 0.
+    pub fn reset(&mut self) {
+        self.computed = 0;
+    }
+
+    /// Compares what the last step left at a checkpoint that its probe wanted with `reference`, on the GPU:
+    /// only the result is brought to the host. `None` where the step did not compute it or its probe did not
+    /// want it.
+    pub fn compare_on_device(&mut self, checkpoint: Checkpoint, reference: &[f32]) -> Result<Option<Stats>> {
+        self.device.bind()?;
+        let (Some((plan, _)), Some(arena)) = (&self.plan, &self.arena) else { return Ok(None) };
+        let Some(output) = plan.outputs.iter().find(|output| output.checkpoint == checkpoint) else {
+            return Ok(None);
+        };
+        let place = output.place;
+        if place.len != reference.len() {
+            return Err(Error::new(checkpoint, "the reference has another size")
+                .expected(format!("{} values", place.len))
+                .found(reference.len()));
+        }
+        let parts = calls::STATS_PARTS * size_of::<Stats>();
+        let memory = self.device.alloc("a comparison", 4 * place.len + parts + size_of::<Stats>())?;
+        let (b, parts_at) = (memory.address, memory.address + (4 * place.len as Address).next_multiple_of(8));
+        let out = parts_at + parts as Address;
+        self.device.upload(reference, b)?;
+        let a = arena.address + place.offset as Address;
+        for call in calls::stats([a, b, parts_at, out], place.len, place.storage) {
+            self.device.launch(self.modules.function(&call.kernel)?, &call)?;
+        }
+        Ok(self.device.download::<Stats>(out, 1)?.first().copied())
+    }
+}
+
+impl Engine for CudaEngine<'_> {
+    fn producer(&self) -> Producer {
+        Producer {
+            name: "parity".to_owned(),
+            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            backend: Some("cuda".to_owned()),
+            device: Some(self.device.name.clone()),
+            numerics: Some(self.numerics.to_string()),
+        }
+    }
+
+    fn step(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<Option<Vec<f32>>> {
+        self.check(batch)?;
+        self.device.bind()?;
+        let end = batch.first + batch.tokens.len();
+        self.make_room(end)?;
+        self.make_plan(batch, probe)?;
+        self.send_tokens(batch)?;
+
+        let (plan, transfers) = self.plan.as_ref().expect("just made");
+        let arena = self.arena.as_ref().map_or(0, |arena| arena.address);
+        let mut reading = Reading::new(&self.device, &mut self.ring, transfers, &plan.outputs, arena)?;
+        if let Some(decode) = &self.decode {
+            decode.launch().map_err(failed("the decode graph"))?;
+            reading.after(plan.work.len())?;
+        } else {
+            let mut host = Host {
+                gguf: self.gguf,
+                graph: &self.graph,
+                numerics: &self.numerics,
+                device: &self.device,
+                layout: &plan.layout,
+                cache: &self.cache,
+                arena,
+                kept: HashMap::new(),
+            };
+            for (done, work) in plan.work.iter().enumerate() {
+                match work {
+                    Work::Launch(call) => {
+                        self.device.launch(self.modules.function(&call.kernel)?, call)?;
+                    }
+                    Work::Host(index) => host.execute(&plan.nodes[*index], batch, probe)?,
+                }
+                reading.after(done + 1)?;
+            }
+        }
+        let dims = &self.graph.dims;
+        let rows = batch.tokens.len();
+        while reading.show_next(|output, values| {
+            let shape = dims.shape(output.checkpoint.kind(), rows, end);
+            probe.record(output.checkpoint, batch, &shape, values)
+        })? {}
+        self.computed = end;
+        match plan.logits {
+            Some(address) => Ok(Some(self.device.download(address, dims.vocab)?)),
+            None => self.device.synchronize().map(|()| None),
+        }
+    }
+}
+
+impl CudaEngine<'_> {
+    fn check(&self, batch: &Batch<'_>) -> Result<()> {
+        if batch.tokens.is_empty() || batch.first != self.computed {
+            return Err(Error::new("engine", "a step must follow the steps before it")
+                .expected(format!("tokens from position {}", self.computed))
+                .found(format!("{} tokens from position {}", batch.tokens.len(), batch.first)));
+        }
+        let vocab = self.graph.dims.vocab;
+        match batch.tokens.iter().find(|&&token| token as usize >= vocab) {
+            None => Ok(()),
+            Some(token) => Err(Error::new("engine", "a token beyond the vocabulary")
+                .expected(format!("tokens below {vocab}"))
+                .found(token)
+                .hint("parity inspect MODEL -p TEXT --format json gives the tokens of a text")),
+        }
+    }
+
+    /// Room in the cache for positions up to `end`; keeps what is in it.
+    fn make_room(&mut self, end: usize) -> Result<()> {
+        if end <= self.capacity {
+            return Ok(());
+        }
+        let capacity = end.next_power_of_two().max(POSITIONS_MIN);
+        (self.plan, self.decode) = (None, None);
+        for checkpoint in plan::cached(&self.graph) {
+            let row = self.graph.dims.width(checkpoint.kind(), 0) * bytes_of(self.numerics.kv);
+            let grown = self.device.alloc("the KV cache", capacity * row)?;
+            if let Some(old) = self.cache.get(&checkpoint) {
+                self.device.copy_within(old.address, grown.address, self.computed * row)?;
+                self.device.synchronize()?;
+            }
+            self.cache.insert(checkpoint, grown);
+        }
+        self.capacity = capacity;
+        Ok(())
+    }
+
+    /// The plan for this step, made anew unless the last one fits.
+    fn make_plan(&mut self, batch: &Batch<'_>, probe: &dyn Probe) -> Result<()> {
+        let rows = batch.tokens.len();
+        let wanted: Vec<bool> = self.graph.checkpoints().map(|checkpoint| probe.wants(checkpoint)).collect();
+        let inside =
+            self.graph.checkpoints().zip(&wanted).any(|(c, wanted)| *wanted && c.kind().is_optional());
+        let key = Key { rows, cached: inside.then_some(batch.first + rows), wanted };
+        if let Some((plan, _)) = &self.plan
+            && plan.key == key
+        {
+            // In a longer step copies overlap with computing, which is not to be one launch then.
+            if self.decode.is_none() && plan.is_all_gpu() && rows <= calls::ROWS_MAX_UNTILED {
+                self.capture()?;
+            }
+            return Ok(());
+        }
+        (self.plan, self.decode) = (None, None);
+        self.device.synchronize()?;
+        let list: Vec<Checkpoint> = self
+            .graph
+            .checkpoints()
+            .zip(&key.wanted)
+            .filter(|(_, wanted)| **wanted)
+            .map(|(c, _)| c)
+            .collect();
+        let wants = |checkpoint: Checkpoint| list.contains(&checkpoint);
+        let nodes = plan::nodes(&self.graph, wants);
+        let layout = Layout::new(&plan::values(&self.graph, &nodes, &key, wants), self.numerics.storage);
+        self.make_memory(layout.bytes, rows)?;
+        for node in &nodes {
+            if let Op::Rope(rope) = &node.op {
+                self.ropes.make(&self.device, self.gguf, rope, self.capacity)?;
+            }
+        }
+        let step_data = self.step_data.as_ref().map_or(0, |buffer| buffer.address);
+        let memory = Memory {
+            weights: &self.weights,
+            cache: &self.cache.iter().map(|(c, buffer)| (*c, buffer.address)).collect(),
+            ropes: &self.ropes,
+            first: step_data,
+            tokens: step_data + 4,
+            arena: self.arena.as_ref().map_or(0, |arena| arena.address),
+        };
+        let plan = Plan::new(&self.graph, nodes, key, layout, &list, &self.numerics, &memory);
+        let transfers = Transfers::new(&self.device, &plan.outputs)?;
+        self.plan = Some((plan, transfers));
+        Ok(())
+    }
+
+    /// Arena and token buffer, grown where they are too small.
+    fn make_memory(&mut self, arena: usize, rows: usize) -> Result<()> {
+        if self.arena.as_ref().is_none_or(|buffer| buffer.bytes < arena) {
+            self.arena = None;
+            self.arena = Some(self.device.alloc(&format!("the values of {rows} tokens"), arena)?);
+        }
+        let step_data = 4 * (rows + 1);
+        if self.step_data.as_ref().is_none_or(|buffer| buffer.bytes < step_data) {
+            self.step_data = Some(self.device.alloc("the tokens", step_data)?);
+        }
+        Ok(())
+    }
+
+    fn send_tokens(&self, batch: &Batch<'_>) -> Result<()> {
+        let mut data = vec![batch.first as u32];
+        data.extend_from_slice(batch.tokens);
+        self.device.upload(&data, self.step_data.as_ref().map_or(0, |buffer| buffer.address))
+    }
+
+    /// Records the plan, which is used a second time, as one CUDA graph: one launch a step.
+    fn capture(&mut self) -> Result<()> {
+        let (plan, _) = self.plan.as_ref().expect("a plan to capture");
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.device.compute.begin_capture(mode).map_err(failed("graph capture"))?;
+        let mut launched = Ok(());
+        for work in &plan.work {
+            if let Work::Launch(call) = work {
+                launched = self.modules.function(&call.kernel).and_then(|f| self.device.launch(f, call));
+            }
+            if launched.is_err() {
+                break;
+            }
+        }
+        let graph = self.device.compute.end_capture(sys::CUgraphInstantiate_flags(0));
+        launched?;
+        self.decode = graph.map_err(failed("graph capture"))?;
+        Ok(())
+    }
+}
+
+/// Executes single nodes on the host, on values that are downloaded and uploaded.
+struct Host<'a> {
+    gguf: &'a Gguf,
+    graph: &'a Graph,
+    numerics: &'a Numerics,
+    device: &'a Device,
+    layout: &'a Layout,
+    cache: &'a HashMap<Checkpoint, Buffer>,
+    arena: Address,
+    /// Scores and probabilities, which stay on the host: (T, H·S).
+    kept: HashMap<Checkpoint, Matrix<f32>>,
+}
+
+impl Host<'_> {
+    fn execute(&mut self, node: &Node, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<()> {
+        let rows = batch.tokens.len();
+        let end = batch.first + rows;
+        let positions: Vec<u32> = (batch.first as u32..end as u32).collect();
+        let steps: Vec<Range<u32>> = vec![batch.first as u32..end as u32; rows];
+        let mut inputs = Vec::new();
+        for (index, input) in node.inputs.iter().enumerate() {
+            inputs.push(match self.kept.get(input) {
+                Some(kept) => kept.clone(),
+                None if node.op.reads_cache(index) => self.cached(*input, end)?,
+                None => self.download(*input, rows)?,
+            });
+        }
+        let values: Vec<View<'_, f32>> = inputs.iter().map(Matrix::view).collect();
+        let rows = Rows { tokens: batch.tokens, positions: &positions, steps: &steps };
+        let out = ops::execute(node, self.gguf, Inputs { rows, values: &values }, self.numerics)?;
+        if !node.checkpoint.kind().is_optional() {
+            return self.upload(node.checkpoint, &out);
+        }
+        if probe.wants(node.checkpoint) {
+            let shape = self.graph.dims.shape(node.checkpoint.kind(), out.rows, end);
+            // (T, H·S) in memory, (H, T, S) by contract.
+            let heads = (0..shape[0]).flat_map(|head| (0..out.rows).map(move |t| (head, t)));
+            let values: Vec<f32> =
+                heads.flat_map(|(head, t)| &out.row(t)[head * end..(head + 1) * end]).copied().collect();
+            probe.record(node.checkpoint, batch, &shape, Values::F32(&values))?;
+        }
+        self.kept.insert(node.checkpoint, out);
+        Ok(())
+    }
+
+    fn download(&self, checkpoint: Checkpoint, rows: usize) -> Result<Matrix<f32>> {
+        let place = self.place(checkpoint)?;
+        let values = self.fetch(self.arena + place.offset as Address, place.len, place.storage)?;
+        Ok(Matrix::new(rows, place.len / rows, values))
+    }
+
+    /// (S, K·E) keys or values of all positions before `end`.
+    fn cached(&self, checkpoint: Checkpoint, end: usize) -> Result<Matrix<f32>> {
+        let width = self.graph.dims.width(checkpoint.kind(), 0);
+        let buffer = self.cache.get(&checkpoint).ok_or_else(|| not_computed(checkpoint))?;
+        Ok(Matrix::new(end, width, self.fetch(buffer.address, end * width, self.numerics.kv)?))
+    }
+
+    fn fetch(&self, from: Address, len: usize, storage: Storage) -> Result<Vec<f32>> {
+        match storage {
+            Storage::F32 => self.device.download(from, len),
+            _ => Ok(self.device.download::<f16>(from, len)?.iter().map(|value| value.to_f32()).collect()),
+        }
+    }
+
+    fn upload(&self, checkpoint: Checkpoint, out: &Matrix<f32>) -> Result<()> {
+        let place = self.place(checkpoint)?;
+        // The logits may be wanted of the last row alone.
+        let values = &out.data[out.data.len().saturating_sub(place.len)..];
+        if values.len() != place.len {
+            return Err(Error::new(checkpoint, "the node's result does not have the model's shape")
+                .expected(format!("{} values", place.len))
+                .found(out.data.len()));
+        }
+        let to = self.arena + place.offset as Address;
+        match place.storage {
+            Storage::F32 => self.device.upload(values, to),
+            _ => {
+                let values: Vec<f16> = values.iter().map(|value| f16::from_f32(*value)).collect();
+                self.device.upload(&values, to)
+            }
+        }
+    }
+
+    fn place(&self, checkpoint: Checkpoint) -> Result<Place> {
+        self.layout.places.get(&checkpoint).copied().ok_or_else(|| not_computed(checkpoint))
+    }
+}
+
+fn not_computed(checkpoint: Checkpoint) -> Error {
+    error(format!("{checkpoint} has not been computed"))
+}

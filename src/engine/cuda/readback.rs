@@ -1,0 +1,247 @@
+//! Brings wanted values to the host while the GPU computes on: pieces of the arena go through a ring of pinned
+//! buffers on the copy stream, and the probe reads them there.
+
+use std::collections::VecDeque;
+
+use half::f16;
+
+use super::calls::Address;
+use super::device::{Device, Event, Pinned, error};
+use super::plan::Output;
+use crate::engine::Values;
+use crate::error::Result;
+use crate::numerics::Storage;
+
+/// Pinned buffers that copies go through.
+const RING: usize = 4;
+/// The largest piece that is copied at once, in bytes: a millisecond of PCIe 5.
+const PIECE_MAX: usize = 32 << 20;
+/// Pieces are not made smaller than this: starting a copy takes as long as copying some 100 KB.
+const PIECE_MIN: usize = 4 << 20;
+
+/// One copy: consecutive bytes of the arena.
+struct Transfer {
+    /// From the start of the arena.
+    offset: usize,
+    bytes: usize,
+    /// The outputs that are whole when it has arrived.
+    outputs: std::ops::Range<usize>,
+    /// The work that must be done before.
+    after: usize,
+}
+
+/// The transfers of one plan.
+pub struct Transfers {
+    list: Vec<Transfer>,
+    /// Marks that the work before a transfer is done.
+    computed: Vec<Event>,
+}
+
+impl Transfers {
+    /// Cuts the outputs, which lie in the order of the arena, into pieces.
+    pub fn new(device: &Device, outputs: &[Output]) -> Result<Transfers> {
+        let list = cut(outputs, PIECE_MIN, PIECE_MAX);
+        let computed = list.iter().map(|_| device.event()).collect::<Result<_>>()?;
+        Ok(Transfers { list, computed })
+    }
+
+    fn largest(&self) -> usize {
+        self.list.iter().map(|transfer| transfer.bytes).max().unwrap_or(0)
+    }
+}
+
+/// Consecutive outputs in pieces of at least `min` bytes, unless they are the last, and at most `max`: an
+/// output that is larger makes several pieces.
+fn cut(outputs: &[Output], min: usize, max: usize) -> Vec<Transfer> {
+    let mut list: Vec<Transfer> = Vec::new();
+    for (index, output) in outputs.iter().enumerate() {
+        let (offset, end) = (output.place.offset, output.place.offset + output.place.bytes());
+        if let Some(open) = list.last_mut()
+            && open.bytes < min
+            && end - open.offset <= max
+            && outputs[open.outputs.start].place.offset == open.offset
+        {
+            open.bytes = end - open.offset;
+            open.outputs.end = index + 1;
+            open.after = output.after;
+            continue;
+        }
+        let mut start = offset;
+        while end - start > max {
+            list.push(Transfer { offset: start, bytes: max, outputs: index..index, after: output.after });
+            start += max;
+        }
+        list.push(Transfer {
+            offset: start,
+            bytes: end - start,
+            outputs: index..index + 1,
+            after: output.after,
+        });
+    }
+    list
+}
+
+/// The ring of pinned buffers.
+#[derive(Default)]
+pub struct Ring {
+    slots: Vec<(Pinned, Event)>,
+}
+
+/// One step's transfers under way.
+pub struct Reading<'a> {
+    device: &'a Device,
+    ring: &'a mut Ring,
+    transfers: &'a Transfers,
+    outputs: &'a [Output],
+    arena: Address,
+    /// Transfers whose work has been enqueued, those that have been started, those that have arrived.
+    enqueued: usize,
+    started: usize,
+    under_way: VecDeque<usize>,
+    /// The start of an output that came in several pieces.
+    collected: Collected,
+}
+
+/// Bytes at an address that every number may have.
+#[derive(Default)]
+struct Collected {
+    words: Vec<u64>,
+    len: usize,
+}
+
+impl Collected {
+    fn push(&mut self, bytes: &[u8]) {
+        let start = self.len;
+        self.len += bytes.len();
+        self.words.resize(self.len.div_ceil(8), 0);
+        // SAFETY: the words hold that many bytes.
+        let all = unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast::<u8>(), self.len) };
+        all[start..].copy_from_slice(bytes);
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the words hold that many bytes.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.len) }
+    }
+}
+
+impl<'a> Reading<'a> {
+    /// Makes the ring large enough.
+    pub fn new(
+        device: &'a Device,
+        ring: &'a mut Ring,
+        transfers: &'a Transfers,
+        outputs: &'a [Output],
+        arena: Address,
+    ) -> Result<Reading<'a>> {
+        let bytes = transfers.largest();
+        if bytes > 0 && ring.slots.first().is_none_or(|(pinned, _)| pinned.len() < bytes) {
+            ring.slots.clear();
+            for _ in 0..RING {
+                ring.slots.push((device.pinned(bytes.next_power_of_two())?, device.event()?));
+            }
+        }
+        let (under_way, collected) = (VecDeque::new(), Collected::default());
+        Ok(Reading { device, ring, transfers, outputs, arena, enqueued: 0, started: 0, under_way, collected })
+    }
+
+    /// Tells that `done` pieces of work have been enqueued; starts the copies that can start.
+    pub fn after(&mut self, done: usize) -> Result<()> {
+        while self.transfers.list.get(self.enqueued).is_some_and(|transfer| transfer.after <= done) {
+            self.transfers.computed[self.enqueued].record(&self.device.compute)?;
+            self.enqueued += 1;
+        }
+        self.start()
+    }
+
+    fn start(&mut self) -> Result<()> {
+        while self.started < self.enqueued && self.under_way.len() < RING {
+            let transfer = &self.transfers.list[self.started];
+            let (pinned, arrived) = &mut self.ring.slots[self.started % RING];
+            self.transfers.computed[self.started].hold(&self.device.copy)?;
+            let from = self.arena + transfer.offset as Address;
+            self.device.start_download(from, &mut pinned.bytes_mut()[..transfer.bytes])?;
+            arrived.record(&self.device.copy)?;
+            self.under_way.push_back(self.started);
+            self.started += 1;
+        }
+        Ok(())
+    }
+
+    /// Waits for the next transfer and shows its outputs; `false` when all have been shown.
+    pub fn show_next(&mut self, mut show: impl FnMut(&Output, Values<'_>) -> Result<()>) -> Result<bool> {
+        let Some(index) = self.under_way.pop_front() else { return Ok(false) };
+        let (transfer, outputs) = (&self.transfers.list[index], self.outputs);
+        let (pinned, arrived) = &self.ring.slots[index % RING];
+        arrived.wait()?;
+        let bytes = &pinned.bytes()[..transfer.bytes];
+        if transfer.outputs.is_empty() || self.collected.len > 0 {
+            self.collected.push(bytes);
+        }
+        for output in &outputs[transfer.outputs.clone()] {
+            if self.collected.len == 0 {
+                let start = output.place.offset - transfer.offset;
+                show(output, values(&bytes[start..start + output.place.bytes()], output)?)?;
+            } else {
+                show(output, values(self.collected.bytes(), output)?)?;
+                self.collected = Collected::default();
+            }
+        }
+        self.start()?;
+        Ok(true)
+    }
+}
+
+/// The bytes as what they are.
+fn values<'b>(bytes: &'b [u8], output: &Output) -> Result<Values<'b>> {
+    let misaligned = || error(format!("{} did not arrive whole", output.checkpoint));
+    // SAFETY: any bits are a number of these types; a slice that is not aligned leaves a head.
+    unsafe {
+        match output.place.storage {
+            Storage::F32 => match bytes.align_to::<f32>() {
+                ([], values, []) => Ok(Values::F32(values)),
+                _ => Err(misaligned()),
+            },
+            _ => match bytes.align_to::<f16>() {
+                ([], values, []) => Ok(Values::F16(values)),
+                _ => Err(misaligned()),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::Place;
+    use super::*;
+    use crate::checkpoint::{Checkpoint, Kind};
+
+    #[test]
+    fn pieces_cover_all_outputs_once_and_in_order() {
+        let mut offset = 0;
+        let lens = [10usize, 300, 5, 5, 5, 2500, 1, 40, 1000];
+        let outputs: Vec<Output> = lens
+            .iter()
+            .enumerate()
+            .map(|(i, &len)| {
+                let place = Place { offset, len, storage: Storage::F32 };
+                offset += (4 * len).next_multiple_of(256);
+                Output { checkpoint: Checkpoint::layer(Kind::Q, i as u32), place, after: 2 * i }
+            })
+            .collect();
+        let (min, max) = (1024, 4096);
+        let list = cut(&outputs, min, max);
+        let shown: Vec<usize> = list.iter().flat_map(|transfer| transfer.outputs.clone()).collect();
+        assert_eq!(shown, (0..lens.len()).collect::<Vec<_>>());
+        for transfer in &list {
+            assert!(transfer.bytes <= max);
+            for output in &outputs[transfer.outputs.clone()] {
+                assert!(output.after <= transfer.after);
+                assert!(output.place.offset + output.place.bytes() <= transfer.offset + transfer.bytes);
+            }
+        }
+        let copied: usize =
+            list.iter().filter(|t| t.outputs.contains(&5) || t.outputs == (5..5)).map(|t| t.bytes).sum();
+        assert_eq!(copied, 4 * lens[5], "a large output comes in pieces that add up to it");
+    }
+}

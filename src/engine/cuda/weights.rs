@@ -1,0 +1,85 @@
+//! The weights in device memory: matrices as they are stored, vectors in f32.
+
+use std::collections::HashMap;
+
+use super::calls::{Address, Weight};
+use super::device::{Buffer, Device};
+use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::model::graph::{Graph, Node, Op, Reading, WeightRef};
+use crate::model::weights;
+
+/// Alignment of every tensor; vector loads need 16.
+const ALIGNMENT: usize = 256;
+
+/// The weights of one graph.
+pub struct Weights {
+    _memory: Buffer,
+    matrices: HashMap<String, Weight>,
+    /// Address and length.
+    vectors: HashMap<String, (Address, usize)>,
+}
+
+/// What of a node is uploaded, if the GPU can read it: `true` for a matrix.
+fn uploaded(node: &Node) -> Option<(&WeightRef, bool)> {
+    let (weight, is_matrix) = match &node.op {
+        Op::Embed { table } => (table, true),
+        Op::Linear { weight, .. } => (weight, true),
+        Op::Norm(norm) => (&norm.weight, false),
+        Op::Bias { bias: Some(bias), .. } => (bias, false),
+        _ => return None,
+    };
+    (weight.reading == Reading::AsStored).then_some((weight, is_matrix))
+}
+
+impl Weights {
+    /// Uploads what the nodes of `graph` read.
+    pub fn upload(device: &Device, gguf: &Gguf, graph: &Graph) -> Result<Weights> {
+        let mut wanted: Vec<(&WeightRef, bool)> = graph.nodes.iter().filter_map(uploaded).collect();
+        wanted.sort_by(|a, b| (&a.0.name, a.1).cmp(&(&b.0.name, b.1)));
+        wanted.dedup();
+
+        let mut bytes = 0;
+        for (weight, is_matrix) in &wanted {
+            let weight = weights::Weight::find(gguf, weight)?;
+            let size =
+                if *is_matrix { weight.stored().bytes.len() } else { 4 * weight.cols() * weight.rows() };
+            bytes += size.next_multiple_of(ALIGNMENT);
+        }
+        let memory = device.alloc("the weights", bytes)?;
+        let (mut matrices, mut vectors) = (HashMap::new(), HashMap::new());
+        let mut address = memory.address;
+        for (reference, is_matrix) in wanted {
+            let weight = weights::Weight::find(gguf, reference)?;
+            let size = if is_matrix {
+                let stored = weight.stored();
+                device.upload(stored.bytes, address)?;
+                let (dtype, outputs, columns) = (weight.dtype(), weight.rows(), weight.cols());
+                matrices.insert(reference.name.clone(), Weight { address, dtype, outputs, columns });
+                stored.bytes.len()
+            } else {
+                let values: Vec<f32> = weight.decode();
+                device.upload(&values, address)?;
+                vectors.insert(reference.name.clone(), (address, values.len()));
+                4 * values.len()
+            };
+            address += size.next_multiple_of(ALIGNMENT) as Address;
+        }
+        device.synchronize()?;
+        Ok(Weights { _memory: memory, matrices, vectors })
+    }
+
+    /// A matrix that kernels can read: as stored, rows of a multiple of 8.
+    pub fn matrix(&self, weight: &WeightRef) -> Option<Weight> {
+        let readable = weight.reading == Reading::AsStored;
+        let matrix = *self.matrices.get(&weight.name).filter(|_| readable)?;
+        (matrix.columns % 8 == 0).then_some(matrix)
+    }
+
+    /// A vector of `len` values.
+    pub fn vector(&self, weight: &WeightRef, len: usize) -> Option<Address> {
+        let readable = weight.reading == Reading::AsStored;
+        let (address, found) = *self.vectors.get(&weight.name).filter(|_| readable)?;
+        (found == len).then_some(address)
+    }
+}

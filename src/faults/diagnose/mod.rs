@@ -1,0 +1,318 @@
+//! Names the mistake in a failing node: tries what people do wrong on the node's own recorded inputs, and
+//! keeps what reproduces its recorded output to the node's rounding.
+
+mod fit;
+mod predict;
+mod recognise;
+mod residual;
+mod sample;
+
+pub use fit::*;
+pub use predict::Lab;
+pub use sample::Base;
+
+use super::{Argument, Fault, Site, catalogue};
+use crate::audit::Context;
+use crate::audit::case::{Case, gather};
+use crate::audit::rows::AuditRows;
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+use crate::model::Model;
+use crate::model::graph::{Node, Op};
+use crate::report::{Diagnosis, Tried};
+use predict::Prediction;
+
+/// What is known of a faulty node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Diagnosed {
+    /// Mistakes that reproduce its output, the likeliest first. Where there are several, the data do not
+    /// tell them apart.
+    pub diagnosis: Vec<Diagnosis>,
+    /// What the error looks like, where no mistake does.
+    pub residual: Option<String>,
+    /// What was tried, with its share of the error, where no mistake does.
+    pub tried: Vec<Tried>,
+}
+
+/// Token rows that are looked at, at most.
+const ROWS_MAX: usize = 32;
+/// Share of the error on a sample above which a hypothesis is worth computing in full.
+const PROMISING: f64 = 0.9;
+/// Share of the error above which a second mistake is looked for besides the first.
+const PARTIAL: f64 = 0.3;
+/// First mistakes that a second one is tried with.
+const PARTIAL_MAX: usize = 4;
+/// Weight values beyond which combinations of two are not tried: each costs a pass over the weight.
+const PAIR_WEIGHT_MAX: usize = 1 << 25;
+/// Hypotheses that a report lists where none explains the error.
+const TRIED_MAX: usize = 12;
+
+/// Diagnoses the node at `checkpoint`. Everything is empty where the node is healthy.
+///
+/// # Errors
+/// A weight that cannot be read, or inputs that do not have the model's shape.
+pub fn diagnose(context: &Context<'_>, model: &Model, checkpoint: Checkpoint) -> Result<Diagnosed> {
+    let Some(node) = context.graph.node(checkpoint) else { return Ok(Diagnosed::default()) };
+    let recording = context.recording;
+    let recorded = recording.positions(checkpoint);
+    let sampled = AuditRows::Sample(ROWS_MAX).positions(&recording.manifest().steps);
+    let positions: Vec<u32> = match recorded.len() <= ROWS_MAX {
+        true => recorded,
+        false => recorded.into_iter().filter(|p| sampled.binary_search(p).is_ok()).collect(),
+    };
+    match gather(context, node, &positions)? {
+        Ok(case) => diagnose_case(context, model, &case),
+        Err(missing) => Ok(Diagnosed {
+            residual: Some(format!("nothing could be tried: the dump lacks {}", missing.0)),
+            ..Diagnosed::default()
+        }),
+    }
+}
+
+/// As [`diagnose`], of a node whose rows are at hand.
+pub fn diagnose_case(context: &Context<'_>, model: &Model, case: &Case) -> Result<Diagnosed> {
+    let lab = Lab { context, site: Site { model }, case };
+    let Some(healthy) = lab.predict(&case.node)? else { return Ok(Diagnosed::default()) };
+    let Some(healthy) = nearest(&lab, healthy) else { return Ok(Diagnosed::default()) };
+    if over_bound(&lab, &healthy) <= crate::audit::local::HEALTHY {
+        return Ok(Diagnosed::default());
+    }
+    let base = Base::new(&lab, case.node.clone(), healthy.value, healthy.bound);
+    let mut trial = Trial { lab: &lab, origin: &base, tried: Vec::new(), found: Vec::new() };
+    trial.singles(&base, None)?;
+    let recognised = recognise::recognise(&lab, &base, !trial.found.is_empty());
+    if trial.found.is_empty() && recognised.is_empty() {
+        trial.pairs()?;
+    }
+    Ok(trial.finish(recognised))
+}
+
+/// One mistake, or two, that reproduces the output.
+struct Found {
+    faults: Vec<&'static str>,
+    explains: f64,
+    text: String,
+    fix: String,
+}
+
+/// A hypothesis and its share of the error on the sample.
+struct Attempt {
+    fault: &'static Fault,
+    argument: Argument,
+    node: Node,
+    share: f64,
+}
+
+struct Trial<'a> {
+    lab: &'a Lab<'a>,
+    /// The healthy node.
+    origin: &'a Base,
+    tried: Vec<Attempt>,
+    found: Vec<Found>,
+}
+
+impl Trial<'_> {
+    /// Tries every fault on `base`: the healthy node, or one with a `first` mistake.
+    fn singles(&mut self, base: &Base, first: Option<&(&'static Fault, String)>) -> Result<()> {
+        for fault in catalogue::all() {
+            if first.is_some_and(|(first, _)| first.name == fault.name) {
+                continue;
+            }
+            let arguments = match fault.guess {
+                Some(guess) => guess(self.lab, base),
+                None => (fault.default)(&self.lab.site, &base.node).into_iter().collect(),
+            };
+            for argument in arguments {
+                if self.attempt(base, fault, argument, first)? {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the fault reproduces the output.
+    fn attempt(
+        &mut self,
+        base: &Base,
+        fault: &'static Fault,
+        argument: Argument,
+        first: Option<&(&'static Fault, String)>,
+    ) -> Result<bool> {
+        let mut node = base.node.clone();
+        if (fault.change)(&self.lab.site, &mut node, &argument).is_none() || node == base.node {
+            return Ok(false);
+        }
+        let Some(share) = sample::share(self.lab, base, &node)? else { return Ok(false) };
+        if !(share > PROMISING) {
+            if first.is_none() {
+                self.tried.push(Attempt { fault, argument, node, share });
+            }
+            return Ok(false);
+        }
+        let Some(prediction) = self.lab.predict(&node)?.and_then(|p| nearest(self.lab, p)) else {
+            return Ok(false);
+        };
+        let explains = explained(self.lab, self.origin, &prediction);
+        if !(over_bound(self.lab, &prediction) <= SLACK) {
+            if first.is_none() {
+                self.tried.push(Attempt { fault, argument, node, share: explains });
+            }
+            return Ok(false);
+        }
+        let own = (fault.sentence)(&self.lab.site, &base.node, &argument);
+        let found = match first {
+            None => Found { faults: vec![fault.name], explains, text: own, fix: fault.fix.to_owned() },
+            Some((other, text)) => Found {
+                faults: vec![other.name, fault.name],
+                explains,
+                text: format!("{text}; and {own}"),
+                fix: format!("{}; {}", other.fix, fault.fix),
+            },
+        };
+        self.found.push(found);
+        Ok(true)
+    }
+
+    /// Tries a second mistake besides each of the first ones that explain much.
+    fn pairs(&mut self) -> Result<()> {
+        let values = match &self.origin.node.op {
+            Op::Linear { weight, .. } => {
+                self.lab.site.shape(&weight.name).map_or(0, |shape| shape.iter().product())
+            }
+            _ => 0,
+        };
+        if values > PAIR_WEIGHT_MAX {
+            return Ok(());
+        }
+        let mut order: Vec<usize> =
+            (0..self.tried.len()).filter(|&i| self.tried[i].share > PARTIAL).collect();
+        order.sort_by(|a, b| self.tried[*b].share.total_cmp(&self.tried[*a].share));
+        let mut seen: Vec<&str> = Vec::new();
+        order.retain(|&i| {
+            let name = self.tried[i].fault.name;
+            let new = !seen.contains(&name);
+            seen.push(name);
+            new
+        });
+        for i in order.into_iter().take(PARTIAL_MAX) {
+            let attempt = &self.tried[i];
+            let node = attempt.node.clone();
+            let text = (attempt.fault.sentence)(&self.lab.site, &self.origin.node, &attempt.argument);
+            let first = (attempt.fault, text);
+            let Some(prediction) = self.lab.predict(&node)?.and_then(|p| nearest(self.lab, p)) else {
+                continue;
+            };
+            let base = Base::new(self.lab, node, prediction.value, prediction.bound);
+            self.singles(&base, Some(&first))?;
+            if !self.found.is_empty() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the answer together.
+    fn finish(mut self, recognised: Vec<Diagnosis>) -> Diagnosed {
+        self.drop_what_a_special_case_says_better();
+        let mut diagnosis: Vec<Diagnosis> = Vec::new();
+        let found = self.found.iter().map(|found| Diagnosis {
+            fault: found.faults.join(" + "),
+            explains: found.explains,
+            text: found.text.clone(),
+            fix: Some(found.fix.clone()),
+        });
+        for item in found.chain(recognised) {
+            if diagnosis.iter().all(|known| known.fault != item.fault) {
+                diagnosis.push(item);
+            }
+        }
+        if !diagnosis.is_empty() {
+            tell_apart(&mut diagnosis);
+            return Diagnosed { diagnosis, ..Diagnosed::default() };
+        }
+        let mut tried: Vec<Tried> = Vec::new();
+        self.tried.sort_by(|a, b| b.share.total_cmp(&a.share));
+        for attempt in &self.tried {
+            if tried.iter().all(|known| known.fault != attempt.fault.name) {
+                tried.push(Tried { fault: attempt.fault.name.to_owned(), explains: attempt.share });
+            }
+        }
+        tried.truncate(TRIED_MAX);
+        let residual = residual::describe(self.lab, self.origin);
+        Diagnosed { diagnosis, residual: Some(residual), tried }
+    }
+
+    /// A permutation of columns is what a permutation of heads is too; the special case says more.
+    fn drop_what_a_special_case_says_better(&mut self) {
+        let special = |found: &Found| found.faults.iter().any(|name| REORDERINGS.contains(name));
+        if self.found.iter().any(special) {
+            self.found.retain(|found| found.faults != ["data.permuted"]);
+        }
+        // What is usual at this node before what is not, what needs no parameter before what is fitted.
+        let kind = self.origin.node.checkpoint.kind();
+        let rank = |name: &&str| {
+            let fault = catalogue::find(name);
+            let usual = fault.is_some_and(|fault| fault.home.kinds().contains(&kind));
+            let special = fault.is_some_and(|fault| !fault.name.starts_with("data."));
+            (!special, !usual, fault.is_some_and(|fault| fault.parameter.is_some()))
+        };
+        self.found.sort_by_key(|found| (found.faults.len(), found.faults.first().map(rank)));
+    }
+}
+
+/// Says of mistakes that explain the output equally that these data do not tell them apart.
+fn tell_apart(diagnosis: &mut [Diagnosis]) {
+    let names: Vec<String> = diagnosis.iter().map(|item| item.fault.clone()).collect();
+    if names.len() < 2 {
+        return;
+    }
+    for item in diagnosis {
+        let others: Vec<&str> =
+            names.iter().filter(|name| **name != item.fault).map(String::as_str).collect();
+        item.text += &format!(" (indistinguishable here from {})", others.join(", "));
+    }
+}
+
+/// Faults whose effect is a reordering of columns.
+const REORDERINGS: [&str; 4] = ["attn.head_order", "attn.width_first", "attn.kv_head", "linear.qk_permuted"];
+
+/// Bounds are derived for right ops; a mistaken variant may round a few operations more.
+const SLACK: f64 = 4.0;
+
+/// max |recorded - predicted| / bound, NaN where a value is not finite on one side only.
+fn over_bound(lab: &Lab<'_>, prediction: &Prediction) -> f64 {
+    let values = lab.case.recorded.data.iter().zip(&prediction.value.data).zip(&prediction.bound.data);
+    let mut worst = 0.0f64;
+    for ((recorded, predicted), bound) in values {
+        let over = if recorded == predicted || recorded.is_nan() && predicted.is_nan() {
+            0.0
+        } else {
+            (recorded - predicted).abs() / bound
+        };
+        if over.is_nan() {
+            return f64::NAN;
+        }
+        worst = worst.max(over);
+    }
+    worst
+}
+
+/// The prediction that fits best: the declared arithmetic may be one of several.
+fn nearest(lab: &Lab<'_>, predictions: Vec<Prediction>) -> Option<Prediction> {
+    predictions.into_iter().min_by(|a, b| over_bound(lab, a).total_cmp(&over_bound(lab, b)))
+}
+
+/// Share of the squared local error that a prediction accounts for.
+fn explained(lab: &Lab<'_>, origin: &Base, prediction: &Prediction) -> f64 {
+    let (mut before, mut after) = (0.0, 0.0);
+    let values = lab.case.recorded.data.iter().zip(&origin.value.data).zip(&prediction.value.data);
+    for ((recorded, healthy), predicted) in values {
+        if recorded.is_finite() && healthy.is_finite() && predicted.is_finite() {
+            before += (recorded - healthy).powi(2);
+            after += (recorded - predicted).powi(2);
+        }
+    }
+    // Where only NaN and Inf are wrong, they are all there is to explain.
+    if before > 0.0 { (1.0 - after / before).max(0.0) } else { 1.0 }
+}

@@ -1,0 +1,191 @@
+//! What the parent process adds to a dump when the program has ended: the model, the prompt, how it ended.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+use std::process::ExitStatus;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use parity_dump::manifest::MANIFEST_FILE;
+use parity_dump::{Dump, Manifest, ModelInfo};
+
+use super::program::Program;
+use super::tap::Report;
+use super::{Options, Summary, ending, file_name};
+use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use crate::model::{Model, fingerprint};
+
+/// Completes the manifest and says what was recorded.
+///
+/// # Errors
+/// Where nothing was recorded.
+pub fn finish(options: &Options, program: &Program, report: &Report, status: ExitStatus) -> Result<Summary> {
+    if !report.recording {
+        return Err(nothing(program, report, status));
+    }
+    let dump = Dump::open(&options.dir)?;
+    let mut manifest = dump.manifest().clone();
+    let checkpoints: BTreeSet<_> = dump.checkpoints().collect();
+    if manifest.steps.is_empty() {
+        let why = report.stopped.clone().unwrap_or_else(|| ending(status));
+        return Err(Error::file(&options.dir, "no forward pass was recorded to its end").found(why));
+    }
+    if checkpoints.is_empty() {
+        return Err(Error::file(&options.dir, "no checkpoint of the model was chosen")
+            .found(format!("--layer and --checkpoint `{}`", options.filter))
+            .hint("parity record without them records everything"));
+    }
+    let incomplete = report.stopped.clone().or_else(|| status.code().is_none().then(|| ending(status)));
+    if let Some(path) = report.models.first() {
+        manifest.model = model_info(path);
+    }
+    manifest.prompt = prompt(&options.command);
+    manifest.provenance.extend(provenance(options, status));
+    if let Some(reason) = &incomplete {
+        manifest.provenance.insert("incomplete".to_owned(), reason.clone());
+    }
+    manifest.complete = incomplete.is_none();
+    write(&options.dir, &manifest)?;
+    let bytes = |file: &String| fs::metadata(options.dir.join(file)).map_or(0, |meta| meta.len());
+    Ok(Summary {
+        dir: options.dir.clone(),
+        steps: manifest.steps.len(),
+        tokens: manifest.tokens.len(),
+        checkpoints: checkpoints.len(),
+        bytes: manifest.steps.iter().map(|step| bytes(&step.file)).sum(),
+        sequences: report.sequences,
+        unmapped: manifest.unmapped,
+        incomplete,
+        program: status,
+        verified: None,
+    })
+}
+
+/// Why there is no dump.
+fn nothing(program: &Program, report: &Report, status: ExitStatus) -> Error {
+    let error = Error::file(&program.path, "computed no llama.cpp graph that could be recorded");
+    if let Some(reason) = &report.stopped {
+        return error.found(reason);
+    }
+    let error = error.found(format!("it ended with {}", ending(status)));
+    if !report.models.is_empty() {
+        return error.hint("see its own messages above: it opened a model, but evaluated no token");
+    }
+    if program.contains_llama() {
+        return error.hint(
+            "llama.cpp is linked into it statically, out of reach: build it with -DBUILD_SHARED_LIBS=ON \
+             (Rust: feature `dynamic-link`), or use `parity record -m MODEL -p PROMPT` (feature llama-cpp)",
+        );
+    }
+    error.hint("see its own messages above; is it a llama.cpp program, and does it evaluate a prompt?")
+}
+
+fn model_info(path: &Path) -> ModelInfo {
+    if let Ok(model) = Model::open(path) {
+        return model.info();
+    }
+    // A model that parity cannot run can still be recorded.
+    let file = Some(file_name(path));
+    let Ok(gguf) = Gguf::open(path) else { return ModelInfo { file, ..ModelInfo::default() } };
+    let text = |key: &str| gguf.value::<&str>(key).ok().flatten().map(str::to_owned);
+    ModelInfo {
+        file,
+        fingerprint: Some(fingerprint(&gguf)),
+        architecture: text("general.architecture"),
+        name: text("general.name"),
+    }
+}
+
+/// The text after `-p` or `--prompt`.
+fn prompt(command: &[OsString]) -> Option<String> {
+    let flag = command.iter().position(|word| word == "-p" || word == "--prompt")?;
+    command.get(flag + 1).map(|text| text.to_string_lossy().into_owned())
+}
+
+/// The command without folders, and how it ended.
+fn provenance(options: &Options, status: ExitStatus) -> [(String, String); 5] {
+    let words: Vec<String> = options
+        .command
+        .iter()
+        .map(|word| {
+            if Path::new(word).is_file() {
+                file_name(Path::new(word))
+            } else {
+                word.to_string_lossy().into_owned()
+            }
+        })
+        .collect();
+    let words = shell_words(&words);
+    let rows = if options.all_rows { "all rows" } else { "the rows that the program asks for" };
+    [
+        ("command".to_owned(), words),
+        ("program".to_owned(), ending(status)),
+        ("logits".to_owned(), rows.to_owned()),
+        ("date".to_owned(), date(SystemTime::now())),
+        ("recorded by".to_owned(), format!("parity {}", env!("CARGO_PKG_VERSION"))),
+    ]
+}
+
+/// The day in UTC, `2026-11-21`.
+fn date(time: SystemTime) -> String {
+    const DAY: u64 = 86_400;
+    // Days to year, month and day as in Hinnant, "chrono-compatible low-level date algorithms": years begin
+    // in March, so that the odd day is the last.
+    let days = time.duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() / DAY) + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}")
+}
+
+/// A command line that a shell would take apart again into `words`.
+fn shell_words(words: &[String]) -> String {
+    let plain = |word: &str| {
+        !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "-_./=,:@%+".contains(c))
+    };
+    let quoted = |word: &String| {
+        if plain(word) { word.clone() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+    };
+    words.iter().map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+fn write(dir: &Path, manifest: &Manifest) -> Result<()> {
+    let path = dir.join(MANIFEST_FILE);
+    let part = dir.join(format!("{MANIFEST_FILE}.part"));
+    let text = serde_json::to_string_pretty(manifest)
+        .map_err(|e| Error::file(&path, format!("cannot be written as JSON: {e}")))?;
+    fs::write(&part, text + "\n")
+        .and_then(|()| fs::rename(&part, &path))
+        .map_err(|e| Error::file(&path, format!("cannot be written: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn days_are_those_of_the_calendar() {
+        for (seconds, day) in [
+            (0, "1970-01-01"),
+            (951_782_400, "2000-02-29"),
+            (951_868_800, "2000-03-01"),
+            (1_795_219_199, "2026-11-20"),
+        ] {
+            assert_eq!(date(UNIX_EPOCH + Duration::from_secs(seconds)), day);
+        }
+    }
+
+    #[test]
+    fn a_command_line_can_be_typed_again() {
+        let words = ["llama-completion", "-p", "it's\n", ""].map(str::to_owned);
+        assert_eq!(shell_words(&words), "llama-completion -p 'it'\\''s\n' ''");
+    }
+}

@@ -1,0 +1,106 @@
+//! Records the tensors of a llama.cpp program that runs by itself, as `perf record` does with time.
+
+mod finish;
+mod program;
+mod tap;
+mod verify;
+
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+use parity_record::filter::Filter;
+
+use crate::error::{Error, Result};
+use program::Program;
+use tap::Session;
+
+pub use verify::Verified;
+
+/// What to record.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Folder of the dump.
+    pub dir: PathBuf,
+    /// Which checkpoints.
+    pub filter: Filter,
+    /// Which token sequence of the program, counted from 0; warm-ups are not counted.
+    pub sequence: usize,
+    /// Whether every token gets logits, and not only those that the program asks them of.
+    pub all_rows: bool,
+    /// Whether to run the program once more untapped, and compare its logits.
+    pub verify: bool,
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+}
+
+/// What was recorded.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// Folder of the dump.
+    pub dir: PathBuf,
+    /// Forward passes.
+    pub steps: usize,
+    /// Token positions.
+    pub tokens: usize,
+    /// Different checkpoints.
+    pub checkpoints: usize,
+    /// Bytes of all step files.
+    pub bytes: u64,
+    /// Token sequences that the program computed.
+    pub sequences: usize,
+    /// Nodes that belong to no checkpoint.
+    pub unmapped: Vec<String>,
+    /// Why the dump is incomplete, where it is.
+    pub incomplete: Option<String>,
+    /// How the program ended.
+    pub program: ExitStatus,
+    /// What the second, untapped run showed.
+    pub verified: Option<Verified>,
+}
+
+/// Runs a program and records what its llama.cpp computes.
+///
+/// # Errors
+/// Where the program cannot be recorded at all, or computed nothing that is a checkpoint.
+pub fn record(options: &Options) -> Result<Summary> {
+    let program = Program::find(&options.command)?;
+    let session = Session::new()?;
+    let hashes = options.verify.then(|| session.folder().join("recorded"));
+    let tapped = session.command(&options.command, options, hashes.as_deref());
+    let status = run(tapped, &program)?;
+    let report = session.report();
+    let recorded = finish::finish(options, &program, &report, status)?;
+    let verified = match &hashes {
+        Some(recorded) => Some(verify::verify(&session, options, &program, recorded)?),
+        None => None,
+    };
+    Ok(Summary { verified, ..recorded })
+}
+
+/// Runs a program to its end. Ctrl-C is the program's: what it has computed until then is kept.
+fn run(mut command: Command, program: &Program) -> Result<ExitStatus> {
+    extern "C" fn leave_it_to_the_program(_signal: libc::c_int) {}
+    // A handler and not `SIG_IGN`, which the program would inherit.
+    // SAFETY: the handler does nothing.
+    let before = unsafe { libc::signal(libc::SIGINT, leave_it_to_the_program as *const () as usize) };
+    let status = command.status();
+    // SAFETY: what was set before.
+    unsafe { libc::signal(libc::SIGINT, before) };
+    status.map_err(|e| Error::file(&program.path, format!("cannot be run: {e}")))
+}
+
+/// How a program ended, in words.
+fn ending(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "an unknown end".to_owned(),
+    }
+}
+
+/// A file name without its folders.
+fn file_name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}

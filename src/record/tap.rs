@@ -1,0 +1,128 @@
+//! The library that is loaded into the program, and the folder through which it reports.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use super::Options;
+use crate::error::{Error, Result};
+
+/// The tap's shared library; empty where it could not be built for this machine.
+static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libparity_tap.so"));
+
+/// Room for the tap's words, written ahead so that a full disk cannot keep them back.
+const STATUS_BYTES: usize = 1 << 16;
+
+/// One use of the tap.
+pub struct Session {
+    folder: TempDir,
+    library: PathBuf,
+}
+
+/// What the tap said.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Models that were opened, in order, each once.
+    pub models: Vec<PathBuf>,
+    /// Whether a forward pass was seen.
+    pub recording: bool,
+    /// Token sequences seen.
+    pub sequences: usize,
+    /// Why recording stopped early.
+    pub stopped: Option<String>,
+}
+
+impl Session {
+    /// Lays the library ready.
+    pub fn new() -> Result<Session> {
+        if LIBRARY.is_empty() {
+            return Err(Error::new("parity record", "this build has no tap for this machine")
+                .expected("Linux on x86-64, built on the machine that it is built for")
+                .found(format!("{} on {}", std::env::consts::OS, std::env::consts::ARCH))
+                .hint("use the built-in llama.cpp (`cargo build --features llama-cpp`, then `parity record -m MODEL -p PROMPT`)"));
+        }
+        let failed =
+            |e: std::io::Error| Error::file(&std::env::temp_dir(), format!("cannot be written to: {e}"));
+        let folder = tempfile::Builder::new().prefix("parity-").tempdir().map_err(failed)?;
+        let library = folder.path().join("libparity_tap.so");
+        fs::write(&library, LIBRARY).map_err(failed)?;
+        fs::write(folder.path().join("status"), vec![0; STATUS_BYTES]).map_err(failed)?;
+        Ok(Session { folder, library })
+    }
+
+    /// The folder that is shared with the tap.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The program with the tap in it: recording, or only noting hashes where `options` say so.
+    pub fn command(&self, command: &[OsString], options: &Options, hashes: Option<&Path>) -> Command {
+        let mut tapped = self.bare(command);
+        tapped.env("PARITY_TAP_DIR", absolute(&options.dir));
+        tapped.env("PARITY_TAP_FILTER", options.filter.to_string());
+        tapped.env("PARITY_TAP_SEQUENCE", options.sequence.to_string());
+        tapped.env("PARITY_TAP_ALL_ROWS", if options.all_rows { "1" } else { "0" });
+        if let Some(hashes) = hashes {
+            tapped.env("PARITY_TAP_HASHES", hashes);
+        }
+        tapped
+    }
+
+    /// The program as it is, but for a note of its logits taken after each pass: no node is asked for, and
+    /// no row is added unless `all_rows` says so.
+    pub fn untouched(
+        &self,
+        command: &[OsString],
+        options: &Options,
+        all_rows: bool,
+        hashes: &Path,
+    ) -> Command {
+        // The first run owns the shared folder.
+        let _ = fs::remove_file(self.folder().join("owner"));
+        let mut noted = self.bare(command);
+        noted.env("PARITY_TAP_HASHES", hashes);
+        noted.env("PARITY_TAP_SEQUENCE", options.sequence.to_string());
+        noted.env("PARITY_TAP_ALL_ROWS", if all_rows { "1" } else { "0" });
+        noted
+    }
+
+    fn bare(&self, command: &[OsString]) -> Command {
+        let mut bare = Command::new(&command[0]);
+        bare.args(&command[1..]);
+        let mut preload = self.library.clone().into_os_string();
+        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+            preload.push(OsStr::new(":"));
+            preload.push(others);
+        }
+        bare.env("LD_PRELOAD", preload).env("PARITY_TAP_SHARED", self.folder());
+        bare
+    }
+
+    /// What the tap said so far.
+    pub fn report(&self) -> Report {
+        let bytes = fs::read(self.folder().join("status")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        let mut report = Report::default();
+        for line in text.trim_end_matches('\0').lines() {
+            let Some((key, value)) = line.split_once(' ') else { continue };
+            match key {
+                "model" if !report.models.iter().any(|known| known == Path::new(value)) => {
+                    report.models.push(value.into());
+                }
+                "recording" => report.recording = true,
+                "sequences" => report.sequences = value.parse().unwrap_or(report.sequences),
+                "stopped" => report.stopped = Some(value.to_owned()),
+                _ => {}
+            }
+        }
+        report
+    }
+}
+
+/// The program may change its folder before it computes.
+fn absolute(dir: &Path) -> PathBuf {
+    std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned())
+}

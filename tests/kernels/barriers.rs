@@ -1,0 +1,154 @@
+//! The barriers of the kernels: without any one of them, a test must fail.
+
+use std::fs;
+use std::path::Path;
+
+use parity::engine::cuda::calls::{self, AttentionData, Call, LinearKernel, NormShape, STATS_PARTS, Stats};
+use parity::gguf::DType;
+use parity::model::graph::{Attention, KvMap, Mask, NormStyle};
+use parity::numerics::Storage;
+
+use crate::data::{Memory, Random, RandomWeight};
+use crate::host::{self, Kernels};
+
+const BARRIER: &str = "__syncthreads();";
+/// Orders of the threads to look for a difference in.
+const SEEDS: std::ops::Range<u32> = 1..9;
+
+/// A kernel that a file's barriers are there for.
+struct Subject {
+    /// Where the barriers stand.
+    file: &'static str,
+    /// What to compile: the kernel's file.
+    unit: &'static str,
+    calls: Vec<Call>,
+    out: Memory,
+    /// Inputs, kept alive.
+    _inputs: Vec<Memory>,
+    _weight: Option<RandomWeight>,
+}
+
+fn norm() -> Subject {
+    let (groups, width) = (2, 96);
+    let inputs =
+        vec![Memory::of_f32(&Random(1).values(groups * width)), Memory::of_f32(&Random(2).values(width))];
+    let out = Memory::room(groups * width, Storage::F32);
+    let shape = NormShape { groups, width, eps: 1e-6, style: NormStyle::LayerNorm };
+    let call = calls::norm(inputs[0].address(), inputs[1].address(), out.address(), shape, Storage::F32);
+    Subject { file: "common.cuh", unit: "norm.cu", calls: vec![call], out, _inputs: inputs, _weight: None }
+}
+
+fn linear(file: &'static str, storage: Storage) -> Subject {
+    let (rows, outputs, columns) = (65, 9, 96);
+    let weight = RandomWeight::new(&mut Random(3), DType::F16, outputs, columns);
+    let inputs = vec![Memory::stored(&Random(4).values(rows * columns), storage)];
+    let out = Memory::room(rows * outputs, storage);
+    let addresses = [inputs[0].address(), out.address()];
+    let call = calls::linear(LinearKernel::Tile, &weight.weight, addresses, rows, storage, false);
+    Subject { file, unit: file, calls: vec![call], out, _inputs: inputs, _weight: Some(weight) }
+}
+
+fn attention() -> Subject {
+    let rows = 40;
+    let op = Attention {
+        heads: 1,
+        kv_heads: 1,
+        head_width: 32,
+        scale: 1.0,
+        kv_map: KvMap::Group,
+        mask: Mask::Causal,
+        softmax: true,
+    };
+    let x = Memory::of_f32(&Random(5).values(rows * 32));
+    let inputs = vec![x, Memory::of_bytes(&[0; 4])];
+    let out = Memory::room(rows * 32, Storage::F32);
+    let (x, first) = (inputs[0].address(), inputs[1].address());
+    let data = AttentionData { q: x, k: x, v: x, out: out.address(), scores: 0, probs: 0, first };
+    let call = calls::attention(&op, data, rows, Storage::F32, Storage::F32).unwrap();
+    Subject {
+        file: "attention.cu",
+        unit: "attention.cu",
+        calls: vec![call],
+        out,
+        _inputs: inputs,
+        _weight: None,
+    }
+}
+
+fn stats() -> Subject {
+    let n = 3000;
+    let inputs = vec![
+        Memory::of_f32(&Random(6).values(n)),
+        Memory::of_f32(&Random(7).values(n)),
+        Memory::new(STATS_PARTS * size_of::<Stats>()),
+    ];
+    let out = Memory::new(size_of::<Stats>());
+    let addresses = [inputs[0].address(), inputs[1].address(), inputs[2].address(), out.address()];
+    let calls = calls::stats(addresses, n, Storage::F32).to_vec();
+    Subject { file: "stats.cu", unit: "stats.cu", calls, out, _inputs: inputs, _weight: None }
+}
+
+impl Subject {
+    /// The bits of the result in one order of the threads, or why the kernel did not end.
+    fn result(&self, kernels: &Kernels, seed: u32) -> Result<Vec<u8>, String> {
+        self.calls.iter().try_for_each(|call| kernels.run(call, seed))?;
+        Ok(self.out.bytes().to_vec())
+    }
+}
+
+/// The kernels' folder with the `which`-th barrier of `file` taken out, and only `unit` compiled.
+fn mutant(folder: &Path, subject: &Subject, which: usize) {
+    fs::create_dir_all(folder.join("host")).unwrap();
+    for entry in
+        fs::read_dir(host::folder()).unwrap().chain(fs::read_dir(host::folder().join("host")).unwrap())
+    {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            fs::copy(&path, folder.join(path.strip_prefix(host::folder()).unwrap())).unwrap();
+        }
+    }
+    fs::write(folder.join("all.cu"), format!("#include \"{}\"\n", subject.unit)).unwrap();
+    let text = fs::read_to_string(host::folder().join(subject.file)).unwrap();
+    let (at, _) = text.match_indices(BARRIER).nth(which).unwrap();
+    let without = format!("{};{}", &text[..at], &text[at + BARRIER.len()..]);
+    fs::write(folder.join(subject.file), without).unwrap();
+}
+
+#[test]
+fn every_barrier_is_needed_and_seen_to_be() {
+    let Some(kernels) = host::kernels() else { return };
+    let subjects = [
+        norm(),
+        linear("linear_tile.cu", Storage::F32),
+        linear("linear_mma.cu", Storage::F16),
+        attention(),
+        stats(),
+    ];
+    let files: Vec<&str> = subjects.iter().map(|subject| subject.file).collect();
+    for entry in fs::read_dir(host::folder()).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let has_barrier =
+            path.is_file() && fs::read_to_string(&path).is_ok_and(|text| text.contains(BARRIER));
+        assert!(!has_barrier || files.contains(&name), "no test takes the barriers of {name} out");
+    }
+    for subject in subjects {
+        let healthy = subject.result(kernels, 0).unwrap();
+        for seed in SEEDS {
+            assert_eq!(
+                subject.result(kernels, seed).as_ref(),
+                Ok(&healthy),
+                "{}, order {seed}",
+                subject.file
+            );
+        }
+        let text = fs::read_to_string(host::folder().join(subject.file)).unwrap();
+        for which in 0..text.matches(BARRIER).count() {
+            let folder = tempfile::tempdir().unwrap();
+            mutant(folder.path(), &subject, which);
+            let kernels = Kernels::build(folder.path(), &folder.path().join("kernels.so")).unwrap();
+            let seen = SEEDS.into_iter().any(|seed| subject.result(&kernels, seed).as_ref() != Ok(&healthy));
+            assert!(seen, "{} without its barrier {which} gives the same results", subject.file);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Runs the kernels of `kernels/` on the CPU: compiled by the C++ compiler against `kernels/host`, loaded as a
+//! shared library, one fiber per CUDA thread.
+
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, OnceLock};
+
+use parity::engine::cuda::calls::Call;
+
+/// `int parity_kernels_launch(...)` in `kernels/host/kernels.cpp`.
+type Launch = unsafe extern "C" fn(
+    *const c_char,
+    *const c_void,
+    usize,
+    *const c_uint,
+    c_uint,
+    c_uint,
+    *mut c_char,
+    usize,
+) -> c_int;
+
+/// A compiled set of kernels.
+pub struct Kernels {
+    launch: Launch,
+}
+
+/// The shim keeps the running block in globals.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+impl Kernels {
+    /// Compiles the kernels of `folder`. An error is the compiler's.
+    pub fn build(folder: &Path, out: &Path) -> Result<Kernels, String> {
+        let compiler = compiler().ok_or("no C++ compiler")?;
+        let output = Command::new(compiler)
+            .args(["-std=c++17", "-O2", "-fPIC", "-shared", "-Wno-unknown-pragmas"])
+            // The kernels read one type through another, as CUDA allows; and products are not to be fused
+            // in ways that a GPU would not.
+            .args(["-fno-strict-aliasing", "-ffp-contract=off"])
+            // Several of these libraries live in one process: each with variables of its own.
+            .args(["-fno-gnu-unique", "-Wl,-Bsymbolic"])
+            .arg(folder.join("host/kernels.cpp"))
+            .arg("-o")
+            .arg(out)
+            .output()
+            .map_err(|error| error.to_string())?;
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+        }
+        let path = CString::new(out.to_str().expect("a path in UTF-8")).expect("a path without zeros");
+        // SAFETY: the library was just built from our sources; it is never unloaded.
+        unsafe {
+            let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+            let symbol = libc::dlsym(library, c"parity_kernels_launch".as_ptr());
+            assert!(!symbol.is_null(), "the library has the function");
+            Ok(Kernels { launch: std::mem::transmute::<*mut c_void, Launch>(symbol) })
+        }
+    }
+
+    /// Runs one call; `seed` 0 runs the threads of a block in order, any other in a random order of its own.
+    pub fn run(&self, call: &Call, seed: u32) -> Result<(), String> {
+        let name = CString::new(call.kernel.as_str()).expect("a name without zeros");
+        let (args, size) = call.args();
+        let mut message = [0u8; 256];
+        let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // SAFETY: the arguments are those of the kernel, by name and size; the addresses in them are the test's.
+        let code = unsafe {
+            (self.launch)(
+                name.as_ptr(),
+                args.cast(),
+                size,
+                call.grid.as_ptr(),
+                call.threads,
+                seed,
+                message.as_mut_ptr().cast(),
+                message.len(),
+            )
+        };
+        match code {
+            0 => Ok(()),
+            1 => Err(format!("no kernel {}", call.kernel)),
+            2 => Err(format!("{}: the argument struct has another size", call.kernel)),
+            _ => Err(String::from_utf8_lossy(&message).trim_end_matches('\0').to_owned()),
+        }
+    }
+}
+
+/// The folder of the kernels.
+pub fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
+}
+
+/// The kernels as they are in the repository, or `None` (said and counted) where they cannot be compiled here.
+pub fn kernels() -> Option<&'static Kernels> {
+    static BUILT: OnceLock<Option<Kernels>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| {
+        compiler()?;
+        let out = tempfile::tempdir().expect("a temporary folder").keep().join("kernels.so");
+        let kernels = Kernels::build(&folder(), &out);
+        let _ = std::fs::remove_dir_all(out.parent().expect("a folder"));
+        Some(kernels.unwrap_or_else(|error| panic!("the kernels do not compile for the host:\n{error}")))
+    });
+    if built.is_none() {
+        skip("no C++ compiler to run the kernels with");
+    }
+    built.as_ref()
+}
+
+/// Says that a test was left out; an error where `PARITY_REQUIRE_CXX=1` forbids that.
+pub fn skip(why: &str) {
+    assert!(std::env::var_os("PARITY_REQUIRE_CXX").is_none_or(|value| value != "1"), "{why}");
+    eprintln!("SKIP: {why}");
+}
+
+/// g++ or what `CXX` names, if it runs. (Fibers need GNU/Linux; `_Float16` a compiler of this decade.)
+fn compiler() -> Option<PathBuf> {
+    static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
+    FOUND
+        .get_or_init(|| {
+            let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+            let mut build = cc::Build::new();
+            build.cpp(true).target(&target).host(&target).opt_level(2).cargo_metadata(false);
+            let path = build.try_get_compiler().ok()?.path().to_owned();
+            let runs = Command::new(&path).arg("--version").output().ok()?.status.success();
+            (cfg!(target_os = "linux") && runs).then_some(path)
+        })
+        .clone()
+}

@@ -1,0 +1,161 @@
+//! The matrix products and the embedding, in every weight format.
+
+use half::f16;
+use parity::engine::cuda::calls::{self, LinearKernel};
+use parity::gguf::DType;
+use parity::numerics::Storage;
+
+use crate::data::{Memory, Random, RandomWeight};
+use crate::{U32, check, host, run, storage_rounding};
+
+const EXACT: Storage = Storage::F32;
+const FAST: Storage = Storage::F16;
+
+/// A product of odd sizes by one kernel, against f64.
+fn product(
+    dtype: DType,
+    kernel: LinearKernel,
+    storage: Storage,
+    rows: usize,
+    outputs: usize,
+    columns: usize,
+) {
+    let Some(kernels) = host::kernels() else { return };
+    let mut random = Random(columns as u64);
+    let w = RandomWeight::new(&mut random, dtype, outputs, columns);
+    let x = Memory::stored(&random.values(rows * columns), storage);
+    let xs = x.values(storage);
+    let out = Memory::room(rows * outputs, storage);
+    let call = calls::linear(kernel, &w.weight, [x.address(), out.address()], rows, storage, false);
+    let what = call.kernel.clone();
+    let found = run(kernels, &[call], &out, storage);
+    check(&what, &found, |i| {
+        let (x, w) = (&xs[i / outputs * columns..][..columns], w.row(i % outputs));
+        let products = x.iter().zip(w).map(|(x, w)| f64::from(*x) * w);
+        let exact: f64 = products.clone().sum();
+        let size: f64 = products.map(f64::abs).sum();
+        // One rounding for each link of a chain of 32 and of the chains, four in decoding a weight; f16
+        // operands where the product is on tensor cores.
+        let links = 32.0 + columns as f64 / 32.0 + 4.0;
+        let operands = match (kernel, storage) {
+            (LinearKernel::Tile, Storage::F16) => f64::from(f16::EPSILON.to_f32()) / 2.0,
+            _ => 0.0,
+        };
+        (exact, (links * U32 + operands) * size + 2.0 * storage_rounding(exact, storage))
+    });
+}
+
+/// All formats, in sizes that no tile divides; K-quants come in whole blocks of 256.
+fn products(kernel: LinearKernel, storage: Storage, rows: usize, outputs: usize) {
+    for dtype in DType::all().filter(|dtype| dtype.is_decodable()) {
+        let columns = match dtype.block_len() {
+            1 => 88,
+            32 => 96,
+            len => 2 * len,
+        };
+        product(dtype, kernel, storage, rows, outputs, columns);
+    }
+}
+
+#[test]
+fn a_warp_per_output_exact() {
+    products(LinearKernel::Row, EXACT, 3, 13);
+}
+
+#[test]
+fn a_warp_per_output_fast() {
+    products(LinearKernel::Row, FAST, 2, 11);
+}
+
+#[test]
+fn tiles_exact() {
+    products(LinearKernel::Tile, EXACT, 67, 70);
+}
+
+#[test]
+fn tiles_fast() {
+    products(LinearKernel::Tile, FAST, 66, 69);
+}
+
+#[test]
+fn one_row_or_output_in_a_tile() {
+    product(DType::F16, LinearKernel::Tile, EXACT, 1, 1, 8);
+    product(DType::F16, LinearKernel::Tile, FAST, 1, 1, 8);
+    product(DType::Q8_0, LinearKernel::Tile, EXACT, 65, 1, 64);
+    product(DType::Q8_0, LinearKernel::Tile, FAST, 1, 65, 64);
+}
+
+/// Long rows: the error must not grow as in one long chain.
+#[test]
+fn long_rows() {
+    for storage in [EXACT, FAST] {
+        product(DType::F32, LinearKernel::Row, storage, 1, 5, 4864);
+        product(DType::F32, LinearKernel::Tile, storage, 9, 5, 4864);
+    }
+}
+
+/// The result of a row does not depend on how many rows are computed with it.
+#[test]
+fn rows_are_independent() {
+    let Some(kernels) = host::kernels() else { return };
+    let mut random = Random(7);
+    let (rows, outputs, columns) = (70, 9, 64);
+    let w = RandomWeight::new(&mut random, DType::Q4_0, outputs, columns);
+    for storage in [EXACT, FAST] {
+        let x = Memory::stored(&random.values(rows * columns), storage);
+        let all = Memory::room(rows * outputs, storage);
+        let last = Memory::room(outputs, storage);
+        let size = if storage == EXACT { 4 } else { 2 };
+        let last_x = x.address() + ((rows - 1) * columns * size) as u64;
+        for kernel in [LinearKernel::Row, LinearKernel::Tile] {
+            let whole = calls::linear(kernel, &w.weight, [x.address(), all.address()], rows, storage, false);
+            let alone = calls::linear(kernel, &w.weight, [last_x, last.address()], 1, storage, false);
+            let whole = run(kernels, &[whole], &all, storage);
+            let alone = run(kernels, &[alone], &last, storage);
+            assert_eq!(whole[(rows - 1) * outputs..], alone);
+        }
+    }
+}
+
+/// Logits are f32 although the values they are computed from are f16.
+#[test]
+fn fast_products_with_f32_output() {
+    let Some(kernels) = host::kernels() else { return };
+    let mut random = Random(9);
+    let w = RandomWeight::new(&mut random, DType::F16, 12, 32);
+    let x = Memory::stored(&random.values(2 * 32), FAST);
+    for kernel in [LinearKernel::Row, LinearKernel::Tile] {
+        let out = Memory::room(2 * 12, EXACT);
+        let call = calls::linear(kernel, &w.weight, [x.address(), out.address()], 2, FAST, true);
+        let found = run(kernels, &[call], &out, EXACT);
+        check("f32 from f16", &found, |i| {
+            let x = x.values(FAST);
+            let exact = (0..32).map(|k| f64::from(x[i / 12 * 32 + k]) * w.row(i % 12)[k]).sum();
+            (exact, 32.0 * 32.0 * U32)
+        });
+    }
+}
+
+#[test]
+fn embedding() {
+    let Some(kernels) = host::kernels() else { return };
+    for dtype in DType::all().filter(|dtype| dtype.is_decodable()) {
+        let mut random = Random(3);
+        let columns = dtype.block_len().max(8) * 9;
+        let table = RandomWeight::new(&mut random, dtype, 7, columns);
+        assert_eq!(table.bytes(), 7 * columns / dtype.block_len() * dtype.block_bytes());
+        let ids = [6u32, 0, 3];
+        let tokens = Memory::of_bytes(&ids.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<u8>>());
+        for storage in [EXACT, FAST] {
+            let out = Memory::room(3 * columns, storage);
+            let call = calls::embed(&table.weight, tokens.address(), out.address(), 3, storage);
+            let found = run(kernels, &[call], &out, storage);
+            check(dtype.name(), &found, |i| {
+                let exact = table.row(ids[i / columns] as usize)[i % columns];
+                // Scale and minimum are rounded, then the product and the sum of two larger numbers.
+                let largest = table.values.iter().fold(0f64, |m, v| m.max(v.abs()));
+                (exact, 4.0 * U32 * largest + storage_rounding(exact, storage))
+            });
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! A model in the repository, an engine run kept in memory, and its audit.
+
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+
+use parity::audit::{self, Audit, AuditRows, Context, node_of};
+use parity::checkpoint::Checkpoint;
+use parity::dump::{Kept, Recording};
+use parity::engine::cpu::CpuEngine;
+use parity::engine::{Batch, Engine, Probe, Values};
+use parity::error::Result;
+use parity::faults::diagnose::{Diagnosed, diagnose};
+use parity::model::Model;
+use parity::model::graph::Graph;
+use parity::numerics::Numerics;
+
+/// A committed model, or one of the folder `PARITY_MODELS`.
+pub fn model(name: &str) -> Option<Model> {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("reference-dumps/models");
+    let folders = [Some(own), std::env::var_os("PARITY_MODELS").map(PathBuf::from)];
+    let path = folders.into_iter().flatten().map(|dir| dir.join(name)).find(|path| path.exists())?;
+    Some(Model::open(&path).unwrap())
+}
+
+/// Keeps every row of every checkpoint that is wanted.
+struct KeepAll<'a> {
+    kept: Kept,
+    attention: bool,
+    layers: &'a dyn Fn(Checkpoint) -> bool,
+}
+
+impl Probe for KeepAll<'_> {
+    fn wants(&self, checkpoint: Checkpoint) -> bool {
+        (self.attention || !checkpoint.kind().is_optional()) && (self.layers)(checkpoint)
+    }
+
+    fn record(
+        &mut self,
+        checkpoint: Checkpoint,
+        batch: &Batch<'_>,
+        shape: &[usize],
+        values: Values<'_>,
+    ) -> Result<()> {
+        let Values::F32(values) = values else { panic!("the engine computes in f32") };
+        let rows = batch.tokens.len();
+        if checkpoint.kind().is_optional() {
+            let [heads, _, cached] = shape[..] else { panic!("(H, T, S)") };
+            for t in 0..rows {
+                let position = batch.first + t;
+                let row: Vec<f32> = (0..heads)
+                    .flat_map(|h| values[(h * rows + t) * cached..][..=position].iter().copied())
+                    .collect();
+                self.kept.keep(checkpoint, &[heads, position + 1], position as u32, &row);
+            }
+            return Ok(());
+        }
+        let width = values.len() / rows;
+        for (t, row) in values.chunks_exact(width).enumerate() {
+            self.kept.keep(checkpoint, &shape[1..], (batch.first + t) as u32, row);
+        }
+        Ok(())
+    }
+}
+
+/// Runs `graph` on `tokens`: a prompt of `prompt` tokens in one step, then one step per token.
+pub fn run(model: &Model, graph: &Graph, tokens: &[u32], prompt: usize, attention: bool) -> Kept {
+    run_some(model, graph, tokens, prompt, attention, &|_| true)
+}
+
+/// As [`run`], keeping some checkpoints only.
+pub fn run_some(
+    model: &Model,
+    graph: &Graph,
+    tokens: &[u32],
+    prompt: usize,
+    attention: bool,
+    layers: &dyn Fn(Checkpoint) -> bool,
+) -> Kept {
+    let mut engine = CpuEngine::<f32>::new(&model.gguf, graph.clone(), Numerics::default());
+    let mut probe = KeepAll { kept: Kept::new(engine.producer(), model.info()), attention, layers };
+    let mut first = 0;
+    while first < tokens.len() {
+        let end = if first < prompt { prompt } else { first + 1 };
+        let batch = Batch { tokens: &tokens[first..end], first };
+        engine.step(&batch, &mut probe).unwrap();
+        probe.kept.add_step(batch.tokens, first);
+        first = end;
+    }
+    probe.kept
+}
+
+/// Audits all rows.
+pub fn audit_all(model: &Model, kept: &Kept) -> Audit {
+    let positions = AuditRows::All.positions(&kept.manifest().steps);
+    let options = audit::Options { positions: &positions, wants: &|_| true };
+    audit::audit(&[kept], &model.gguf, &model.graph, &options).unwrap().sides.remove(0)
+}
+
+/// Diagnoses one node.
+pub fn diagnose_at(model: &Model, kept: &Kept, checkpoint: Checkpoint) -> Diagnosed {
+    let recorded = kept.checkpoints();
+    let graph = model.graph.fused(|checkpoint| recorded.contains(&checkpoint));
+    let context =
+        Context { gguf: &model.gguf, graph: &graph, recording: kept, numerics: Numerics::default() };
+    assert!(node_of(kept, &model.graph, checkpoint).is_some());
+    diagnose(&context, model, checkpoint).unwrap()
+}
+
+/// A small generator (Steele and others, SplitMix64, OOPSLA 2014).
+pub struct Random(pub u64);
+
+impl Random {
+    /// A number below `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((bits ^ (bits >> 31)) % n as u64) as usize
+    }
+
+    /// Tokens below `n`.
+    pub fn tokens(&mut self, count: usize, n: usize) -> Vec<u32> {
+        (0..count).map(|_| self.below(n) as u32).collect()
+    }
+}
