@@ -104,7 +104,7 @@ pub fn diagnose_at(model: &Model, kept: &Kept, checkpoint: Checkpoint) -> Diagno
     let context =
         Context { gguf: &model.gguf, graph: &graph, recording: kept, numerics: Numerics::default() };
     assert!(node_of(kept, &model.graph, checkpoint).is_some());
-    diagnose(&context, model, checkpoint).unwrap()
+    diagnose(&context, model, checkpoint, &[]).unwrap()
 }
 
 /// A small generator (Steele and others, SplitMix64, OOPSLA 2014).
