@@ -68,7 +68,7 @@ fn recordings_of_llama_cpp_are_healthy_and_their_products_exact_but_for_f32() {
 fn two_mistakes_are_two_origins_and_nothing_else_is() {
     let model = model("qwen2-tiny-py-F16.gguf").unwrap();
     let mut graph = model.graph.clone();
-    let specs = ["rope.base=10000@blk.0.k_rope", "ffn.swapped@2"].map(|spec| spec.parse().unwrap());
+    let specs = ["rope.base=10000@blk.0.k_rope", "ffn.gelu@2"].map(|spec| spec.parse().unwrap());
     plant(&mut graph, &specs, &model).unwrap();
     let audit = audit_all(&model, &run(&model, &graph, &TOKENS, PROMPT, false));
     assert_eq!(origins(&audit), ["blk.0.k_rope", "blk.2.ffn_act"]);
@@ -157,7 +157,7 @@ fn nodes_are_bridged_where_a_recording_lacks_what_stands_between() {
 
     // A mistake inside of a bridge shows at its end.
     let mut graph = model.graph.clone();
-    plant(&mut graph, &["ffn.swapped@2".parse().unwrap()], &model).unwrap();
+    plant(&mut graph, &["ffn.gelu@2".parse().unwrap()], &model).unwrap();
     let faulty = run(&model, &graph, &TOKENS, PROMPT, false);
     let audit = audit_both(&model, &[&foreign(&faulty, "other", hooked, |x| x)]).sides.remove(0);
     assert_eq!(origins(&audit), ["blk.2.ffn_out"]);
