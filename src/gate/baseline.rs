@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::report::Report;
-use crate::report::diff::{FACTOR, FLOOR, FLOOR_KL, ratio};
+use crate::report::diff::{FACTOR, FLOOR_DISTANCE, FLOOR_KL, FLOOR_OWN, ratio};
 
 /// Name and version of the format.
 pub const SCHEMA: &str = "parity-baseline/1";
