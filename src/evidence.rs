@@ -9,12 +9,26 @@ use crate::compare::{Comparison, Status};
 use crate::dump::Recording;
 use crate::error::Result;
 use crate::faults::diagnose::{Diagnosed, diagnose};
-use crate::findings::{self, Judged, Named};
+use crate::findings::{self, Judged, Judgement};
 use crate::model::Model;
 use crate::report::{CheckpointVerdict, Local, LocalError};
 
+/// Weighs what an audit of the candidate, and of the reference, found; nothing where there was none.
+/// `recordings` are those of the audits.
+pub fn weigh(
+    model: &Model,
+    recordings: &[&dyn Recording],
+    comparisons: &[Comparison],
+    audits: Option<&Audits>,
+) -> Result<Judgement> {
+    let Some(audits) = audits else { return Ok(Judgement::default()) };
+    let mut judged = judged(comparisons, audits);
+    let named = name(&mut judged, audits, recordings, model)?;
+    Ok(Judgement { judged, named, notes: audits.notes(), rows_audited: Some(audits.rows_audited()) })
+}
+
 /// Judges every comparison by the audits of candidate and, where there is one, reference.
-pub fn judged(comparisons: &[Comparison], audits: &Audits) -> BTreeMap<Checkpoint, Judged> {
+fn judged(comparisons: &[Comparison], audits: &Audits) -> BTreeMap<Checkpoint, Judged> {
     let mut out = BTreeMap::new();
     let mut faulty: Option<Checkpoint> = None;
     for comparison in comparisons {
@@ -62,13 +76,13 @@ fn local(node: Option<&std::result::Result<NodeAudit, Missing>>) -> Option<Local
 const DIAGNOSED_MAX: usize = 4;
 
 /// Names the mistakes in the first faulty nodes of the candidate, and says in the evidence what they are, on
-/// either side. `recordings` are those of the audits.
-pub fn name(
+/// either side.
+fn name(
     judged: &mut BTreeMap<Checkpoint, Judged>,
     audits: &Audits,
     recordings: &[&dyn Recording],
     model: &Model,
-) -> Result<BTreeMap<Checkpoint, Named>> {
+) -> Result<BTreeMap<Checkpoint, Diagnosed>> {
     let mut out = BTreeMap::new();
     for (side, (audit, recording)) in audits.sides.iter().zip(recordings).enumerate() {
         let recorded = recording.checkpoints();
@@ -86,8 +100,7 @@ pub fn name(
                 }
             }
             if side == 0 {
-                let Diagnosed { diagnosis, residual, tried } = found;
-                out.insert(checkpoint, Named { diagnosis, residual, tried });
+                out.insert(checkpoint, found);
             }
         }
     }

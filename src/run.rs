@@ -1,6 +1,6 @@
 //! The main job: run the instrumented engine on a prompt, hold it against a recording, judge.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -319,30 +319,23 @@ fn report(
     reference: Option<&Dump>,
     result: LiveResult,
     again: Option<Kept>,
-    mut notes: Vec<String>,
+    notes: Vec<String>,
     audits: Option<Audits>,
 ) -> Result<Report> {
     let path = options.dump.as_ref().map(|dir| dir.display().to_string());
     let details = result.details;
-    notes.extend(audits.iter().flat_map(Audits::notes));
-    let (mut judged, mut named) = (BTreeMap::new(), BTreeMap::new());
-    if let Some(audits) = &audits {
-        judged = evidence::judged(&result.comparisons, audits);
-        let kept: &dyn Recording = again.as_ref().unwrap_or(&result.kept);
-        let sides: Vec<&dyn Recording> =
-            std::iter::once(kept).chain(reference.map(|dump| dump as &dyn Recording)).collect();
-        named = evidence::name(&mut judged, audits, &sides, model)?;
-    }
+    let kept: &dyn Recording = again.as_ref().unwrap_or(&result.kept);
+    let sides: Vec<&dyn Recording> =
+        std::iter::once(kept).chain(reference.map(|dump| dump as &dyn Recording)).collect();
+    let judgement = evidence::weigh(model, &sides, &result.comparisons, audits.as_ref())?;
     let mut report = findings::assemble(Parts {
-        judged,
-        named,
+        judgement,
         comparisons: result.comparisons,
         tokens: result.tokens,
         candidate: findings::side(&result.kept, path),
         reference: reference.map(|dump| findings::side(dump, Some(dump.path().display().to_string()))),
         notes,
         allow_missing: options.allow_missing,
-        rows_audited: audits.map(|audits| audits.rows_audited()),
         ..Parts::default()
     });
     report.details = details;

@@ -44,7 +44,7 @@ const PANICS: &[(&str, &str, &str)] = &[
     (
         "src/engine/cuda/mod.rs",
         ".expect(\"a plan to capture\")",
-        "step captures after it has executed the plan",
+        "make_plan captures the plan that it has just found",
     ),
     (
         "src/engine/cuda/plan.rs",

@@ -67,15 +67,10 @@ fn report(
         .filter(|checkpoint| wants(*checkpoint))
         .map(|checkpoint| Comparison::alone(checkpoint, recording.row_shape(checkpoint)))
         .collect();
-    let mut judged = evidence::judged(&comparisons, &audits);
-    let named = evidence::name(&mut judged, &audits, &[recording], model)?;
     Ok(findings::assemble(Parts {
-        judged,
-        named,
+        judgement: evidence::weigh(model, &[recording], &comparisons, Some(&audits))?,
         comparisons,
         candidate: findings::side(recording, None),
-        notes: audits.notes(),
-        rows_audited: Some(audits.sides[0].rows_audited()),
         ..Parts::default()
     }))
 }

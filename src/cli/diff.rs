@@ -1,19 +1,19 @@
 //! `parity diff`: two dumps held against each other.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::Outcome;
 use super::output::OutputArgs;
 use super::shared::{AuditArgs, SelectArgs, ToleranceArgs};
-use crate::audit::{Audits, Options, audit};
+use crate::audit::{Options, audit};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{self, Comparison};
 use crate::dump::{self, Recording};
 use crate::error::Result;
 use crate::evidence;
 use crate::faults::tokens::{self, Vocabulary};
-use crate::findings::{self, Parts};
+use crate::findings::{self, Judgement, Parts};
 use crate::model::Model;
 use crate::report::detail::{GRID, detail};
 use parity_dump::Dump;
@@ -46,49 +46,48 @@ pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
     let candidate = dump::open(&args.candidate, args.names.as_deref())?;
     let reference = dump::open(&args.reference, None)?;
-    let selection = args.select.selection()?;
-    let both: BTreeSet<Checkpoint> = candidate.checkpoints().chain(reference.checkpoints()).collect();
-    let n_layers = both.iter().filter_map(|c| c.layer_index()).max().map_or(0, |last| last as usize + 1);
-    let wanted: Vec<Checkpoint> = both.into_iter().filter(|c| selection.wants(*c, n_layers)).collect();
+    let model = args.model.as_deref().map(Model::open).transpose()?;
+    let wanted = wanted(args, &candidate, &reference, model.as_ref())?;
     let details = match &folder {
         Some(_) => wanted.iter().filter_map(|c| detail(*c, &candidate, &reference, GRID)).collect(),
         None => Vec::new(),
     };
     let comparisons = compare::recordings(&candidate, &reference, &wanted, &args.tolerance.tolerances()?);
-    let model = args.model.as_deref().map(Model::open).transpose()?;
-    let audits = audits(args, model.as_ref(), &candidate, &reference, &comparisons)?;
-    let (mut judged, mut named) = (BTreeMap::new(), BTreeMap::new());
-    if let Some((audits, model)) = audits.as_ref().zip(model.as_ref()) {
-        judged = evidence::judged(&comparisons, audits);
-        named = evidence::name(&mut judged, audits, &[&candidate, &reference], model)?;
-    }
-    let mut notes = notes(&candidate, &reference, model.as_ref())?;
-    notes.extend(audits.iter().flat_map(Audits::notes));
+    let judgement = match &model {
+        Some(model) => judge(args, model, &candidate, &reference, &comparisons)?,
+        None => Judgement::default(),
+    };
     let mut report = findings::assemble(Parts {
-        judged,
-        named,
+        judgement,
         comparisons,
         tokens: compare::tokens(&candidate, &reference),
-        notes,
-        rows_audited: audits.map(|audits| audits.rows_audited()),
+        notes: notes(&candidate, &reference, model.as_ref())?,
         candidate: findings::side(&candidate, shown(&args.candidate)),
         reference: Some(findings::side(&reference, shown(&args.reference))),
         allow_missing: args.select.allow_missing,
-        ..Parts::default()
     });
     report.details = details;
     args.output.deliver(folder, report)
 }
 
-/// Audits both sides, where the model is given: at a sample of the common rows, and at rows that stand out.
-fn audits(
+/// The selected checkpoints of either dump, and of the model where it is given.
+fn wanted(args: &Args, candidate: &Dump, reference: &Dump, model: Option<&Model>) -> Result<Vec<Checkpoint>> {
+    let selection = args.select.selection()?;
+    let mut all: BTreeSet<Checkpoint> = candidate.checkpoints().chain(reference.checkpoints()).collect();
+    all.extend(model.iter().flat_map(|model| model.graph.checkpoints()));
+    let n_layers = all.iter().filter_map(|c| c.layer_index()).max().map_or(0, |last| last as usize + 1);
+    Ok(all.into_iter().filter(|c| selection.wants(*c, n_layers)).collect())
+}
+
+/// Audits both sides, unless told not to: at a sample of the common rows, and at rows that stand out.
+fn judge(
     args: &Args,
-    model: Option<&Model>,
+    model: &Model,
     candidate: &Dump,
     reference: &Dump,
     comparisons: &[Comparison],
-) -> Result<Option<Audits>> {
-    let (Some(model), Some(rows)) = (model, args.audit.rows()) else { return Ok(None) };
+) -> Result<Judgement> {
+    let Some(rows) = args.audit.rows() else { return Ok(Judgement::default()) };
     let mut positions: BTreeSet<u32> = rows.positions(&candidate.manifest().steps).into_iter().collect();
     let common = compare::common_positions(Recording::tokens(candidate), Recording::tokens(reference));
     positions.retain(|position| *position < common);
@@ -96,7 +95,9 @@ fn audits(
     let positions: Vec<u32> = positions.into_iter().collect();
     let wanted: BTreeSet<Checkpoint> = comparisons.iter().map(|comparison| comparison.checkpoint).collect();
     let options = Options { positions: &positions, wants: &|checkpoint| wanted.contains(&checkpoint) };
-    audit(&[candidate, reference], &model.gguf, &model.graph, &options).map(Some)
+    let sides: [&dyn Recording; 2] = [candidate, reference];
+    let audits = audit(&sides, &model.gguf, &model.graph, &options)?;
+    evidence::weigh(model, &sides, comparisons, Some(&audits))
 }
 
 fn shown(path: &Path) -> Option<String> {

@@ -10,6 +10,9 @@ const NARROWEST: usize = 40;
 /// Rows of a run of one kind that are shown before the rest is folded, for healthy nodes and for others.
 const SHOWN: [usize; 2] = [2, 6];
 
+/// A table of up to so many checkpoints, one layer of a model, is shown whole.
+const SHORT: usize = 24;
+
 /// How to lay the text out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -167,7 +170,8 @@ fn table(report: &Report, layout: &Layout, width: usize) -> Vec<String> {
         table.enforce_styling();
     }
     table.set_header(columns.iter().map(|column| column.0));
-    for line in fold(&report.checkpoints, layout.all) {
+    let all = layout.all || report.checkpoints.len() <= SHORT;
+    for line in fold(&report.checkpoints, all) {
         match line {
             Line::Entry(entry) => {
                 table.add_row(columns.iter().map(|column| cell(entry, column)));

@@ -25,7 +25,11 @@ pub fn allow_all_rows() -> bool {
 }
 
 /// Before `llama_init_from_model`. Returns the real function.
-pub unsafe extern "C" fn before_init(_model: *mut c_void, params: *mut u32, caller: *const c_void) -> *mut c_void {
+pub unsafe extern "C" fn before_init(
+    _model: *mut c_void,
+    params: *mut u32,
+    caller: *const c_void,
+) -> *mut c_void {
     // SAFETY: the program's arguments.
     unsafe { before(c"llama_init_from_model", params, caller) }
 }
