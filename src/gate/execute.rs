@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::ProblemKind;
 use super::suite::{Case, Input};
-use crate::engine::device::Device;
+use crate::audit::AuditRows;
+use crate::engine::device;
 use crate::error::{Error, Result};
 use crate::faults::inject;
 use crate::model::Model;
@@ -76,17 +77,15 @@ impl Engine {
                 format!("no recording {}", path.display()),
             ));
         }
+        if !device::is_present(case.device) {
+            return Ok(Attempt::Missing(ProblemKind::SkippedDevice, format!("there is no {}", case.device)));
+        }
         let opened = self.open(path)?;
         let model = &opened.model;
         let mut graph = model.graph.clone();
         inject::plant(&mut graph, &case.inject, model)?;
         let options = options(case, &opened, pictures)?;
-        match run(model, &graph, &options, &|_, _| {}) {
-            Err(error) if is_absent_device(case, &error) => {
-                Ok(Attempt::Missing(ProblemKind::SkippedDevice, error.to_string()))
-            }
-            other => other.map(|report| Attempt::Report(Box::new(report))),
-        }
+        run(model, &graph, &options, &|_, _| {}).map(|report| Attempt::Report(Box::new(report)))
     }
 
     /// The model of this file, opened once however many cases ask for it.
@@ -122,11 +121,7 @@ fn options(case: &Case, opened: &Opened, pictures: bool) -> Result<RunOptions> {
         chunk: case.chunk,
         allow_missing: case.allow.contains(&ProblemKind::MissingCheckpoints),
         pictures,
+        audit: Some(AuditRows::default()),
         ..RunOptions::default()
     })
-}
-
-/// Whether the error says that the case's device is not there. Devices name themselves as the subject.
-fn is_absent_device(case: &Case, error: &Error) -> bool {
-    matches!(case.device, Device::Cuda(_)) && error.subject().starts_with("--device")
 }

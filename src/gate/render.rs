@@ -122,7 +122,7 @@ pub fn junit(report: &GateReport) -> Result<String> {
         if case.status == Status::Passed {
             for _ in 1..case.attempts {
                 let mut rerun = TestRerun::new(NonSuccessKind::Failure);
-                rerun.set_message(texts.as_str());
+                rerun.set_type("retried").set_message(texts.as_str());
                 status.add_rerun(rerun);
             }
         } else {

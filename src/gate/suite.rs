@@ -17,6 +17,9 @@ use crate::numerics::Numerics;
 use crate::report::Verdict;
 use crate::select::{Layers, Selection};
 
+/// Stands in `fault` for the name of the fault that the case plants.
+const AS_PLANTED: &str = "planted";
+
 /// A suite, its cases spelt out.
 pub struct Suite {
     /// Its name.
@@ -105,6 +108,8 @@ struct File {
     name: String,
     baseline: Option<PathBuf>,
     #[serde(default)]
+    include: Vec<PathBuf>,
+    #[serde(default)]
     models: BTreeMap<String, String>,
     #[serde(default)]
     prompts: BTreeMap<String, Prompt>,
@@ -191,12 +196,27 @@ impl Suite {
         Suite::parse(&text, folder).map_err(|e| Error::file(path, e).hint("docs/ci.md describes suites"))
     }
 
+    /// Keeps the cases whose ids match one of the patterns; all where there is none.
+    pub fn only(&mut self, patterns: &[String]) -> Result<()> {
+        let globs = patterns.iter().map(|pattern| {
+            let glob = Glob::new(pattern).map_err(|e| Error::new("--case", e))?;
+            Ok(glob.compile_matcher())
+        });
+        let globs: Vec<GlobMatcher> = globs.collect::<Result<_>>()?;
+        self.cases.retain(|case| globs.is_empty() || globs.iter().any(|glob| glob.is_match(&case.id)));
+        match self.cases.first() {
+            Some(_) => Ok(()),
+            None => Err(Error::new("--case", "no case has such a name").found(patterns.join(", "))),
+        }
+    }
+
     /// [`Suite::read`] from text.
     pub fn parse(text: &str, folder: &Path) -> std::result::Result<Suite, String> {
         let file: File = toml::from_str(text).map_err(|e| e.to_string())?;
-        let mut cases = Vec::new();
+        let mut cases = included(&file, folder)?;
+        let first = cases.iter().map(|case: &Case| case.definition + 1).max().unwrap_or(0);
         for (index, definition) in file.case.iter().enumerate() {
-            let expanded = definition.expand(index, &file, folder);
+            let expanded = definition.expand(first + index, &file, folder);
             cases.extend(expanded.map_err(|e| format!("case `{}`: {e}", definition.name))?);
         }
         if cases.is_empty() {
@@ -208,6 +228,28 @@ impl Suite {
         }
         Ok(Suite { name: file.name, baseline: file.baseline.map(|path| folder.join(path)), cases })
     }
+}
+
+/// The cases of the suites that a suite includes; one level, so that nothing includes itself.
+fn included(file: &File, folder: &Path) -> std::result::Result<Vec<Case>, String> {
+    let mut cases: Vec<Case> = Vec::new();
+    for path in &file.include {
+        let path = folder.join(path);
+        let text =
+            std::fs::read_to_string(&path).map_err(|e| format!("{}: cannot be read: {e}", path.display()))?;
+        let inner: File = toml::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?;
+        if !inner.include.is_empty() {
+            return Err(format!("{}: an included suite includes others", path.display()));
+        }
+        let first = cases.iter().map(|case| case.definition + 1).max().unwrap_or(0);
+        for (index, definition) in inner.case.iter().enumerate() {
+            let expanded = definition.expand(first + index, &inner, path.parent().unwrap_or(folder));
+            cases.extend(
+                expanded.map_err(|e| format!("{}: case `{}`: {e}", path.display(), definition.name))?,
+            );
+        }
+    }
+    Ok(cases)
 }
 
 impl Definition {
@@ -243,7 +285,11 @@ impl Definition {
             Ok(())
         })?;
         axis(cases, &self.inject, |case, fault: &String| {
-            case.inject = vec![fault.parse().map_err(|e: Error| e.to_string())?];
+            let spec: Spec = fault.parse().map_err(|e: Error| e.to_string())?;
+            if case.expect.fault.as_deref() == Some(AS_PLANTED) {
+                case.expect.fault = Some(spec.fault.clone());
+            }
+            case.inject = vec![spec];
             Ok(())
         })
     }
