@@ -265,6 +265,8 @@ impl Trial<'_> {
             return Diagnosed { diagnosis, ..Diagnosed::default() };
         }
         let mut tried: Vec<Tried> = Vec::new();
+        // A hypothesis that gives NaN where numbers were recorded says nothing.
+        self.tried.retain(|attempt| attempt.share.is_finite());
         self.tried.sort_by(|a, b| b.share.total_cmp(&a.share));
         for attempt in &self.tried {
             if tried.iter().all(|known| known.fault != attempt.fault.name) {
