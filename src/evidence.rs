@@ -118,21 +118,23 @@ fn name(
 /// A row that differs this many times more than any audited row is audited too: rows of a healthy run differ
 /// from one another by a small factor, a mistake in a single row stands out.
 const OUTLIER: f64 = 8.0;
-/// Outlying rows that are looked at in one go: those of the earliest checkpoints, where a mistake starts.
+/// Outlying rows that are looked at.
 const OUTLIERS_MAX: usize = 4;
 
-/// Positions outside of `audited` whose rows stand out among the differences, those of the earliest
-/// checkpoints first.
-pub fn outliers(comparisons: &[Comparison], audited: &BTreeSet<u32>) -> BTreeSet<u32> {
-    let mut found = BTreeSet::new();
-    for rows in comparisons.iter().filter_map(|c| c.numbers.as_ref()).map(|numbers| &numbers.row_rel_l2) {
-        let known = rows.iter().filter(|(position, _)| audited.contains(position));
-        let largest = known.fold(0.0f64, |max, (_, distance)| max.max(*distance));
-        let unknown = rows.iter().filter(|(position, _)| !audited.contains(position));
-        let worst = unknown.max_by(|a, b| a.1.total_cmp(&b.1));
+/// Positions outside of `audited` whose rows stand out among the differences, by the first checkpoint where
+/// they do.
+pub fn outliers(comparisons: &[Comparison], audited: &BTreeSet<u32>) -> BTreeMap<Checkpoint, u32> {
+    let mut found: BTreeMap<Checkpoint, u32> = BTreeMap::new();
+    for comparison in comparisons {
+        let Some(numbers) = &comparison.numbers else { continue };
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            numbers.row_rel_l2.iter().partition(|(position, _)| audited.contains(position));
+        let largest = known.iter().fold(0.0f64, |max, (_, distance)| max.max(*distance));
+        let new = unknown.iter().filter(|(position, _)| !found.values().any(|known| known == position));
         // `!(..)`, so that a NaN stands out.
-        if let Some((position, _)) = worst.filter(|(_, distance)| !(*distance <= OUTLIER * largest)) {
-            found.insert(*position);
+        let worst = new.max_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, d)| !(*d <= OUTLIER * largest));
+        if let Some((position, _)) = worst {
+            found.insert(comparison.checkpoint, *position);
         }
         if found.len() == OUTLIERS_MAX {
             break;

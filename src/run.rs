@@ -1,6 +1,6 @@
 //! The main job: run the instrumented engine on a prompt, hold it against a recording, judge.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -62,26 +62,62 @@ pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progres
     let mut plan = Plan::new(model, graph, options, reference.as_ref())?;
     let result = pass(model, options, &plan, reference.as_ref(), progress)?;
     let mut audits = audits(model, options, &plan, reference.as_ref(), &result.kept)?;
-    let mut again: Option<Kept> = None;
-    // Rows that differ more than those that were audited: computed once more, to be audited too.
-    let outliers = evidence::outliers(&result.comparisons, &plan.sample);
-    if audits.is_some() && !outliers.is_empty() {
-        plan.sample.extend(outliers);
-        let silent = RunOptions { dump: None, pictures: false, ..options.clone() };
-        let kept = pass(model, &silent, &plan, None, progress)?.kept;
-        audits = self::audits(model, options, &plan, reference.as_ref(), &kept)?;
-        again = Some(kept);
+    let sampled = plan.sample.len();
+    let silent = RunOptions { dump: None, pictures: false, ..options.clone() };
+    if let Some(audits) = &mut audits {
+        let outliers = evidence::outliers(&result.comparisons, &plan.sample);
+        let second = audit_outliers(model, &silent, &plan, reference.as_ref(), outliers, progress)?;
+        plan.sample.extend(second.iter().flat_map(Audits::rows_beyond));
+        second.into_iter().for_each(|second| audits.merge(second));
     }
-    // A diagnosis looks at more rows than an audit: those too are computed once more.
+    // A diagnosis looks at more rows than an audit: those are computed once more.
+    let mut again: Option<Kept> = None;
     if audits.as_ref().is_some_and(|audits| audits.sides[0].origins().next().is_some()) {
-        let wanted = wanted_rows(&result.kept.manifest().steps);
-        if !wanted.iter().all(|position| plan.sample.contains(position)) {
-            plan.sample.extend(wanted);
-            let silent = RunOptions { dump: None, pictures: false, ..options.clone() };
+        plan.sample.extend(wanted_rows(&result.kept.manifest().steps));
+        if plan.sample.len() > sampled {
             again = Some(pass(model, &silent, &plan, None, progress)?.kept);
         }
     }
     report(model, options, reference.as_ref(), result, again, plan.notes, audits)
+}
+
+/// Computes rows once more that differ more than those that were audited, up to the checkpoints where they
+/// first do, and audits them there.
+fn audit_outliers(
+    model: &Model,
+    options: &RunOptions,
+    plan: &Plan,
+    reference: Option<&Dump>,
+    outliers: BTreeMap<Checkpoint, u32>,
+    progress: Progress<'_>,
+) -> Result<Option<Audits>> {
+    let Some((&last, _)) = outliers.last_key_value() else { return Ok(None) };
+    let compared: BTreeSet<Checkpoint> = outliers.keys().copied().collect();
+    let narrowed = Plan {
+        graph: plan.graph.until(last),
+        audited: healthy_inputs(model, &compared),
+        compared,
+        sample: outliers.into_values().collect(),
+        tokens: plan.tokens.clone(),
+        steps: plan.steps.clone(),
+        notes: Vec::new(),
+    };
+    // Tokens that were sampled on the way are not known to a pass that ends before the logits.
+    if narrowed.n_rows() > narrowed.tokens.len() {
+        return Ok(None);
+    }
+    let kept = pass(model, options, &narrowed, None, progress)?.kept;
+    audits(model, options, &narrowed, reference, &kept)
+}
+
+/// What the healthy nodes of some checkpoints read, and these checkpoints.
+fn healthy_inputs(model: &Model, compared: &BTreeSet<Checkpoint>) -> BTreeSet<Checkpoint> {
+    let healthy = model.graph.fused(|checkpoint| compared.contains(&checkpoint));
+    let mut audited = compared.clone();
+    for node in healthy.nodes.iter().filter(|node| compared.contains(&node.checkpoint)) {
+        audited.extend(&node.inputs);
+    }
+    audited
 }
 
 /// Runs the engine once, held against the reference as it goes.
@@ -155,14 +191,8 @@ impl Plan {
             Error::new("--layer, --checkpoint", "no checkpoint of this model is selected")
                 .expected(format!("layers 0 to {}, or a pattern such as 'blk.*.q_rope'", n_layers - 1))
         })?;
-        let mut audited = compared.clone();
-        if options.audit.is_some() {
-            // The audit reads what the healthy nodes read.
-            let healthy = model.graph.fused(|checkpoint| compared.contains(&checkpoint));
-            for node in healthy.nodes.iter().filter(|node| compared.contains(&node.checkpoint)) {
-                audited.extend(&node.inputs);
-            }
-        }
+        let audited =
+            if options.audit.is_some() { healthy_inputs(model, &compared) } else { compared.clone() };
         let (tokens, steps, mut notes) = steps(options, reference)?;
         if let Some(reference) = reference {
             let ours = if options.tokens.is_empty() { &tokens } else { &options.tokens };

@@ -76,6 +76,30 @@ pub struct Audits {
 }
 
 impl Audits {
+    /// Positions at which an output of the first side is beyond what rounding explains.
+    pub fn rows_beyond(&self) -> Vec<u32> {
+        let nodes = self.sides.first().into_iter().flat_map(|side| side.nodes.values());
+        nodes
+            .filter_map(|node| node.as_ref().ok())
+            .flat_map(|node| node.rows_beyond.iter().copied())
+            .collect()
+    }
+
+    /// Adds what was found at other rows: of each node the worse finding counts.
+    pub fn merge(&mut self, other: Audits) {
+        for (side, other) in self.sides.iter_mut().zip(other.sides) {
+            for (checkpoint, node) in other.nodes {
+                let known = side.nodes.get(&checkpoint).and_then(|node| node.as_ref().ok());
+                if node
+                    .as_ref()
+                    .is_ok_and(|node| known.is_none_or(|known| known.is_healthy() && !node.is_healthy()))
+                {
+                    side.nodes.insert(checkpoint, node);
+                }
+            }
+        }
+    }
+
     /// Token rows whose local error was computed, over all nodes and sides.
     pub fn rows_audited(&self) -> u64 {
         self.sides.iter().map(Audit::rows_audited).sum()

@@ -91,7 +91,7 @@ fn judge(
     let mut positions: BTreeSet<u32> = rows.positions(&candidate.manifest().steps).into_iter().collect();
     let common = compare::common_positions(Recording::tokens(candidate), Recording::tokens(reference));
     positions.retain(|position| *position < common);
-    positions.extend(evidence::outliers(comparisons, &positions));
+    positions.extend(evidence::outliers(comparisons, &positions).into_values());
     let positions: Vec<u32> = positions.into_iter().collect();
     let wanted: BTreeSet<Checkpoint> = comparisons.iter().map(|comparison| comparison.checkpoint).collect();
     let options = Options { positions: &positions, wants: &|checkpoint| wanted.contains(&checkpoint) };
