@@ -23,8 +23,9 @@ pub fn weigh(
 ) -> Result<Judgement> {
     let Some(audits) = audits else { return Ok(Judgement::default()) };
     let mut judged = judged(comparisons, audits);
-    let named = name(&mut judged, audits, recordings, model)?;
-    Ok(Judgement { judged, named, notes: audits.notes(), rows_audited: Some(audits.rows_audited()) })
+    let mut notes = audits.notes();
+    let named = name(&mut judged, &mut notes, audits, recordings, model)?;
+    Ok(Judgement { judged, named, notes, rows_audited: Some(audits.rows_audited()) })
 }
 
 /// Judges every comparison by the audits of candidate and, where there is one, reference.
@@ -79,6 +80,7 @@ const DIAGNOSED_MAX: usize = 4;
 /// either side.
 fn name(
     judged: &mut BTreeMap<Checkpoint, Judged>,
+    notes: &mut Vec<String>,
     audits: &Audits,
     recordings: &[&dyn Recording],
     model: &Model,
@@ -93,15 +95,22 @@ fn name(
         for checkpoint in audit.origins().take(DIAGNOSED_MAX) {
             let node = audit.nodes.get(&checkpoint).and_then(|node| node.as_ref().ok());
             let wrong = node.map_or(&[][..], |node| &node.rows_beyond);
-            let found = diagnose(&context, model, checkpoint, wrong)?;
+            let mut found = diagnose(&context, model, checkpoint, wrong)?;
+            found.inputs = graph.node(checkpoint).map(|node| node.inputs.clone()).unwrap_or_default();
             let verdict = if side == 0 { CheckpointVerdict::Origin } else { CheckpointVerdict::Reference };
             if let Some((judged, best)) = judged.get_mut(&checkpoint).zip(found.diagnosis.first()) {
                 if judged.verdict == verdict || judged.verdict == CheckpointVerdict::Nonfinite {
                     *judged.evidence.get_or_insert_default() += &format!(": {} ({})", best.text, best.fault);
                 }
             }
-            if side == 0 {
-                out.insert(checkpoint, found);
+            match found.diagnosis.first() {
+                _ if side == 0 => {
+                    out.insert(checkpoint, found);
+                }
+                Some(best) => {
+                    notes.push(format!("the reference at {checkpoint}: {} ({})", best.text, best.fault))
+                }
+                None => {}
             }
         }
     }

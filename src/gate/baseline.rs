@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::report::Report;
-use crate::report::diff::{FACTOR, FLOOR, FLOOR_KL, ratio};
+use crate::report::diff::{FACTOR, FLOOR_DISTANCE, FLOOR_KL, FLOOR_OWN, ratio};
 
 /// Name and version of the format.
 pub const SCHEMA: &str = "parity-baseline/1";
@@ -126,10 +126,9 @@ impl Baseline {
         let mut moved = Vec::new();
         for (&checkpoint, ranges) in &accepted.checkpoints {
             let today = measures.checkpoints.get(&checkpoint).copied().unwrap_or_default();
-            for (i, what) in ["own error", "distance"].into_iter().enumerate() {
-                moved.extend(
-                    ranges[i].and_then(|range| leaves(Some(checkpoint), what, range, today[i], FLOOR)),
-                );
+            let kinds = [("own error", FLOOR_OWN), ("distance", FLOOR_DISTANCE)];
+            for ((what, floor), (range, today)) in kinds.into_iter().zip(ranges.iter().zip(today)) {
+                moved.extend(range.and_then(|range| leaves(Some(checkpoint), what, range, today, floor)));
             }
         }
         moved.extend(accepted.kl.and_then(|range| leaves(None, "KL", range, measures.kl, FLOOR_KL)));

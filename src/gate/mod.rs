@@ -4,6 +4,7 @@
 //! nothing was compared fail unless the suite allows them by name.
 
 pub mod baseline;
+mod definition;
 pub mod execute;
 pub mod judge;
 pub mod render;

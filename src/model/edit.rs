@@ -74,8 +74,11 @@ pub enum Change {
         /// The type it is read as.
         to: Storage,
     },
-    /// For a cached input: the rows of a step after the first are not yet in the cache, which holds zeros.
-    UnwrittenStep,
+    /// For a cached input: the rows of a step after the first are not yet in the cache.
+    UnwrittenStep {
+        /// Whether their slots hold the row before the step, or zeros.
+        held: bool,
+    },
 }
 
 /// Beyond which magnitude a value overflows.
@@ -104,7 +107,7 @@ impl Change {
     /// Which rows of its step decide a row's new value.
     pub fn reach(&self) -> Reach {
         match self {
-            Change::UnwrittenStep => Reach::Start,
+            Change::UnwrittenStep { .. } => Reach::Start,
             Change::RowsBehind(_) | Change::FirstRow | Change::Stride(_) => Reach::Before,
             Change::HeadsFirst { .. } | Change::Nan | Change::Overflow(Limit::Largest) | Change::Garbage => {
                 Reach::Step

@@ -67,11 +67,16 @@ pub fn apply<S: Scalar>(change: &Change, gguf: &Gguf, matrix: &mut Matrix<S>, ro
         Change::Garbage => garbage(matrix),
         Change::Round(storage) => each(matrix, |value| round(*storage, value)),
         Change::Reinterpret { from, to } => each(matrix, |value| reinterpret(*from, *to, value)),
-        Change::UnwrittenStep => {
+        Change::UnwrittenStep { held } => {
             let start = rows.steps.first().map_or(0, |step| step.start as usize);
-            if start > 0 {
-                let from = (start * matrix.cols).min(matrix.data.len());
-                matrix.data[from..].fill(S::ZERO);
+            for row in start.max(1)..if start > 0 { matrix.rows } else { 0 } {
+                match held {
+                    true => {
+                        let source = (start - 1) * matrix.cols;
+                        matrix.data.copy_within(source..source + matrix.cols, row * matrix.cols);
+                    }
+                    false => matrix.row_mut(row).fill(S::ZERO),
+                }
             }
         }
     }

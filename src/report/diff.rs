@@ -12,8 +12,10 @@ use crate::checkpoint::Checkpoint;
 
 /// Unit roundoff of f32.
 const UNIT: f64 = 1.0 / (1u64 << 24) as f64;
-/// Relative errors below a thousandth of an f32 unit leave no trace in an f32 recording: they are one noise.
-pub const FLOOR: f64 = UNIT / 1024.0;
+/// One correct rounding to f32: own errors below are one noise, whatever the order of the sums behind them.
+pub const FLOOR_OWN: f64 = UNIT / 2.0;
+/// Two correct roundings of one value lie up to a unit apart.
+pub const FLOOR_DISTANCE: f64 = UNIT;
 /// Divergences of distributions grow with the square of the logits' errors; an error of one unit in logits of
 /// magnitude 32 is noise.
 pub const FLOOR_KL: f64 = (UNIT * 32.0) * (UNIT * 32.0);
@@ -102,9 +104,10 @@ fn entry_changes(old: &Entry, new: &Entry) -> Vec<Change> {
         changes.push(change(new.id, "verdict", old.verdict.name(), new.verdict.name(), better));
     }
     let own = |entry: &Entry| entry.local.candidate.as_ref().map(|local| local.rel_l2);
-    let moved_own = moved(own(old), own(new));
+    let moved_own = moved(own(old), own(new), FLOOR_OWN);
     let distance = |entry: &Entry| entry.numbers.as_ref().map(|numbers| numbers.rel_l2);
-    for (what, values) in [("own error", moved_own), ("distance", moved(distance(old), distance(new)))] {
+    let moved_distance = moved(distance(old), distance(new), FLOOR_DISTANCE);
+    for (what, values) in [("own error", moved_own), ("distance", moved_distance)] {
         let Some((before, after, better)) = values else { continue };
         // Nearer to exact arithmetic and therefore farther from a rounded reference: that is no regression.
         let explained = what == "distance" && moved_own.is_some_and(|(_, _, better)| better);
@@ -114,9 +117,9 @@ fn entry_changes(old: &Entry, new: &Entry) -> Vec<Change> {
 }
 
 /// Both values and whether the new one is better, where they differ by more than rounding may.
-fn moved(old: Option<f64>, new: Option<f64>) -> Option<(f64, f64, bool)> {
+fn moved(old: Option<f64>, new: Option<f64>, floor: f64) -> Option<(f64, f64, bool)> {
     let (old, new) = (old?, new?);
-    let ratio = ratio(old, new, FLOOR);
+    let ratio = ratio(old, new, floor);
     let same = ratio <= FACTOR && ratio >= 1.0 / FACTOR;
     (!same && !(old.is_nan() && new.is_nan())).then_some((old, new, ratio < 1.0))
 }

@@ -3,7 +3,7 @@
 //! An attention is three nodes (scores, softmax, context) or one that merges them; a fault is made in all
 //! of them alike, so that they can still be merged.
 
-use super::{Argument, Fault, Home, PLAIN, Site, diagnose, input, integer, number, output, when};
+use super::{Argument, Fault, Home, PLAIN, Site, diagnose, input, integer, named, number, output, when};
 use crate::checkpoint::Kind;
 use crate::faults::spell;
 use crate::model::edit::Change;
@@ -215,9 +215,30 @@ pub const FAULTS: &[Fault] = &[
         fix: "write the step's keys and values before attention reads the cache",
         home: HOME,
         silent: IN_DECODE,
-        change: |_, node, _| cached(node, &Change::UnwrittenStep),
-        sentence: |_, _, _| {
-            "after the first step, the cache is read before the step's keys and values are written".to_owned()
+        parameter: named("slots"),
+        change: |_, node, argument| {
+            let Argument::Tensor(slots) = argument else { return None };
+            let held = match slots.as_str() {
+                "zero" => false,
+                "held" => true,
+                _ => return None,
+            };
+            cached(node, &Change::UnwrittenStep { held })
+        },
+        default: |_, node| {
+            let reads_cache = (0..node.inputs.len()).any(|index| node.op.reads_cache(index));
+            reads_cache.then(|| Argument::Tensor("zero".to_owned()))
+        },
+        guess: Some(diagnose::slots),
+        sentence: |_, _, argument| {
+            let slots = match argument {
+                Argument::Tensor(slots) if slots == "held" => "the row before them",
+                _ => "zeros",
+            };
+            format!(
+                "after the first step, the cache is read before the step's keys and values are written: their \
+                 slots hold {slots}"
+            )
         },
         ..PLAIN
     },

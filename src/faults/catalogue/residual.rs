@@ -24,23 +24,28 @@ fn scale(node: &mut Node, factors: [f64; 2]) -> Option<()> {
 pub fn sources(site: &Site<'_>, node: &Node) -> Vec<Checkpoint> {
     let Some(layer) = node.checkpoint.layer_index() else { return vec![] };
     let at = |kind| Checkpoint::layer(kind, layer);
-    let candidates = match node.checkpoint.kind() {
-        Kind::AttnResidual => vec![at(Kind::AttnNorm), Checkpoint::global(Kind::Embed), at(Kind::AttnOut)],
-        Kind::LayerOut => vec![
-            layer_input(layer),
-            at(Kind::FfnNorm),
-            at(Kind::AttnOut),
-            at(Kind::AttnNorm),
-            Checkpoint::global(Kind::Embed),
-        ],
-        Kind::FfnNorm => vec![layer_input(layer), at(Kind::AttnOut), at(Kind::AttnNorm)],
-        Kind::AttnNorm if layer > 0 => {
-            vec![Checkpoint::layer(Kind::AttnResidual, layer - 1), Checkpoint::layer(Kind::FfnOut, layer - 1)]
-        }
-        _ => vec![],
+    let likely = match node.checkpoint.kind() {
+        Kind::AttnResidual => at(Kind::AttnNorm),
+        Kind::LayerOut | Kind::FfnNorm => layer_input(layer),
+        Kind::AttnNorm if layer > 0 => Checkpoint::layer(Kind::AttnResidual, layer - 1),
+        _ => return vec![],
     };
-    let known = candidates.into_iter().filter(|source| site.model.graph.node(*source).is_some());
-    known.filter(|source| !node.inputs.contains(source)).collect()
+    const WIDE: [Kind; 6] =
+        [Kind::AttnNorm, Kind::AttnOut, Kind::AttnResidual, Kind::FfnNorm, Kind::FfnOut, Kind::LayerOut];
+    let here = WIDE.map(at);
+    let before = layer.checked_sub(1).map(|before| WIDE.map(|kind| Checkpoint::layer(kind, before)));
+    let mut sources = vec![likely];
+    sources.extend(here.into_iter().chain(before.into_iter().flatten()));
+    sources.push(Checkpoint::global(Kind::Embed));
+    let computed =
+        |source: &Checkpoint| *source < node.checkpoint && site.model.graph.node(*source).is_some();
+    let mut seen: Vec<Checkpoint> = Vec::new();
+    for source in sources {
+        if computed(&source) && !node.inputs.contains(&source) && !seen.contains(&source) {
+            seen.push(source);
+        }
+    }
+    seen
 }
 
 /// Faults of `attn_residual` and `layer_out`.

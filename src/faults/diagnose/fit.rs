@@ -412,6 +412,11 @@ pub fn sources(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
     residual_sources(&lab.site, &base.node).into_iter().map(Argument::Checkpoint).collect()
 }
 
+/// What slots of the cache may hold before they are written.
+pub fn slots(_: &Lab<'_>, _: &Base) -> Vec<Argument> {
+    ["zero", "held"].map(|slots| Argument::Tensor(slots.to_owned())).into()
+}
+
 /// Both approximations of GELU.
 pub fn gelu(_: &Lab<'_>, _: &Base) -> Vec<Argument> {
     ["tanh", "erf"].map(|form| Argument::Tensor(form.to_owned())).into()

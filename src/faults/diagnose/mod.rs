@@ -25,6 +25,8 @@ use predict::Prediction;
 /// What is known of a faulty node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Diagnosed {
+    /// What the node reads.
+    pub inputs: Vec<Checkpoint>,
     /// Mistakes that reproduce its output, the likeliest first. Where there are several, the data do not
     /// tell them apart.
     pub diagnosis: Vec<Diagnosis>,
@@ -263,6 +265,8 @@ impl Trial<'_> {
             return Diagnosed { diagnosis, ..Diagnosed::default() };
         }
         let mut tried: Vec<Tried> = Vec::new();
+        // A hypothesis that gives NaN where numbers were recorded says nothing.
+        self.tried.retain(|attempt| attempt.share.is_finite());
         self.tried.sort_by(|a, b| b.share.total_cmp(&a.share));
         for attempt in &self.tried {
             if tried.iter().all(|known| known.fault != attempt.fault.name) {
@@ -271,7 +275,7 @@ impl Trial<'_> {
         }
         tried.truncate(TRIED_MAX);
         let residual = residual::describe(self.lab, self.origin);
-        Diagnosed { diagnosis, residual: Some(residual), tried }
+        Diagnosed { diagnosis, residual: Some(residual), tried, ..Diagnosed::default() }
     }
 
     /// A permutation of columns is what a permutation of heads is too; the special case says more.

@@ -271,6 +271,13 @@ impl Lab<'_> {
                     head.fill(2.0 * largest);
                 }
             }
+            if let Change::Stride(_) = change {
+                // What lies in the gap between two rows is anybody's guess.
+                let mut filled = bounds::map(value, |_| 1.0);
+                self.by_step(change, &mut filled)?;
+                let gap = bound.data.iter_mut().zip(&filled.data).filter(|(_, filled)| **filled == 0.0);
+                gap.for_each(|(bound, _)| *bound = f64::INFINITY);
+            }
             prediction.bound = bound;
         }
         Ok(())

@@ -201,7 +201,10 @@ fn chart(report: &Report, frame: &Frame, kinds: &[Kind], top: f64) -> Chart {
     };
     let entries = &report.checkpoints;
     let series = |pick: &dyn Fn(&Entry) -> Option<f64>| -> Vec<(f64, f64)> {
-        entries.iter().filter_map(|entry| Some((x(entry), y(pick(entry)?)))).collect()
+        // A logarithmic axis has no place for 0.
+        let drawn =
+            entries.iter().filter_map(|entry| Some((entry, pick(entry).filter(|value| *value != 0.0)?)));
+        drawn.map(|(entry, value)| (x(entry), y(value))).collect()
     };
     let right = frame.left(frame.layers.len() + 2);
     let decades = (low.log10().round() as i32..=high.log10().round() as i32).filter(|e| e % 2 == 0);

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# What recording costs: whole-process time with the tap over that without, alternating within one run.
+#
+#   scripts/bench-record.sh MODEL [TOKENS] [ROUNDS]
+#
+#   LLAMA_COMPLETION  a dynamically linked llama-completion (default: the one on the PATH)
+#   PARITY            the parity to record with (default: target/release/parity)
+#   DUMPS             folder for the recordings (default: a temporary one)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+model=$1
+tokens=${2:-290}
+rounds=${3:-5}
+completion=${LLAMA_COMPLETION:-llama-completion}
+parity=$(realpath "${PARITY:-target/release/parity}")
+work=${DUMPS:-$(mktemp -d)}
+[ -n "${DUMPS:-}" ] || trap 'rm -rf "$work"' EXIT
+
+# About as many tokens as asked for: one for each word, in most vocabularies.
+prompt=$(for i in $(seq 1 "$tokens"); do printf ' the'; done)
+program=("$completion" -m "$model" -p "$prompt" -n 1 --temp 0 -no-cnv -t "$(nproc)")
+
+seconds() { # command…
+    local start
+    start=$(date +%s%N)
+    "$@" </dev/null >"$work/out" 2>&1
+    echo $((($(date +%s%N) - start) / 1000000))
+}
+median() { sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
+
+for name in untapped all layer; do : >"$work/$name"; done
+for round in $(seq 1 "$rounds"); do
+    seconds "${program[@]}" >>"$work/untapped"
+    rm -rf "$work/dump"
+    seconds "$parity" record -o "$work/dump" -- "${program[@]}" >>"$work/all"
+    grep -h '^recorded' "$work/out" | sed 's/ in [^ ]*$//' >"$work/what"
+    rm -rf "$work/dump"
+    seconds "$parity" record -o "$work/dump" --layer 0 -- "${program[@]}" >>"$work/layer"
+done
+rm -rf "$work/dump"
+cat "$work/what"
+base=$(median <"$work/untapped")
+for name in untapped all layer; do
+    ms=$(median <"$work/$name")
+    printf '%-9s %6d ms  %s x   (%s)\n' "$name" "$ms" "$(awk -v a="$ms" -v b="$base" 'BEGIN { printf "%.2f", a / b }')" \
+        "$(sort -n "$work/$name" | tr '\n' ' ')"
+done
+printf 'median of %d, %d cores, load %s\n' "$rounds" "$(nproc)" "$(cut -d' ' -f1 /proc/loadavg)"

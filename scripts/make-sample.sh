@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Makes reports/sample/: one report in every format, from a real run with a planted bug on what ships here.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+parity=${PARITY:-target/release/parity}
+status=0
+SOURCE_DATE_EPOCH=1795219200 "$parity" run -p 'def read_lines(path):' -n 8 --inject rope.base@2 --device cpu \
+  --report reports/sample > reports/sample/table.txt || status=$?
+# A planted bug is a divergence.
+[ "$status" = 1 ]
