@@ -80,7 +80,7 @@ pub fn assemble(parts: Parts) -> Report {
             checkpoint: entry.id,
             layer: entry.layer,
             verdict: entry.verdict,
-            inputs: Vec::new(),
+            inputs: named.inputs,
             diagnosis: named.diagnosis,
             residual: named.residual,
             tried: named.tried,

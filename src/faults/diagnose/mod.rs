@@ -27,6 +27,8 @@ use predict::Prediction;
 /// What is known of a faulty node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Diagnosed {
+    /// What the node reads.
+    pub inputs: Vec<Checkpoint>,
     /// Mistakes that reproduce its output, the likeliest first. Where there are several, the data do not
     /// tell them apart.
     pub diagnosis: Vec<Diagnosis>,
@@ -277,7 +279,7 @@ impl Trial<'_> {
         }
         tried.truncate(TRIED_MAX);
         let residual = residual::describe(self.lab, self.origin);
-        Diagnosed { diagnosis, residual: Some(residual), tried }
+        Diagnosed { diagnosis, residual: Some(residual), tried, ..Diagnosed::default() }
     }
 
     /// A permutation of columns is what a permutation of heads is too; the special case says more.
