@@ -89,8 +89,9 @@ fn name(
     for (side, (audit, recording)) in audits.sides.iter().zip(recordings).enumerate() {
         let recorded = recording.checkpoints();
         let graph = model.graph.fused(|checkpoint| recorded.contains(&checkpoint));
-        let numerics = audit.numerics;
-        let context = Context { gguf: &model.gguf, graph: &graph, recording: *recording, numerics };
+        let (numerics, recorded_unit) = (audit.numerics, audit.recorded_unit);
+        let context =
+            Context { gguf: &model.gguf, graph: &graph, recording: *recording, numerics, recorded_unit };
         for checkpoint in audit.origins().take(DIAGNOSED_MAX) {
             let node = audit.nodes.get(&checkpoint).and_then(|node| node.as_ref().ok());
             let wrong = node.map_or(&[][..], |node| &node.rows_beyond);

@@ -26,7 +26,9 @@ pub fn input(
         return Ok(Err(Missing(checkpoint.to_string())));
     };
     if let Some(value) = output(context, node, positions, cached) {
-        return Ok(Ok(Input { value, bound: None }));
+        let unit = context.recorded_unit;
+        let bound = (unit > 0.0).then(|| bounds::map(&value, |x| unit * x.abs()));
+        return Ok(Ok(Input { value, bound, independent: true }));
     }
     let spans_attention =
         matches!(node.op, Op::Attention(_) | Op::Scores(_) | Op::Softmax(_) | Op::Context(_));
@@ -56,7 +58,8 @@ pub fn input(
         bridged: Vec::new(),
     };
     let exact = judge::explain(context, &case)?.into_iter().next();
-    Ok(exact.map(|e| Input { value: e.exact, bound: Some(e.bound) }).ok_or(Missing(checkpoint.to_string())))
+    let input = exact.map(|e| Input { value: e.exact, bound: Some(e.bound), independent: false });
+    Ok(input.ok_or(Missing(checkpoint.to_string())))
 }
 
 /// What a bound of the inputs becomes at the output of an op that treats rows alone, to first order.

@@ -24,6 +24,9 @@ pub struct Context<'a> {
     pub recording: &'a dyn Recording,
     /// Its producer's arithmetic.
     pub numerics: Numerics,
+    /// Unit of the type that values were rounded to when they were recorded, where the producer may have
+    /// computed on with more: 0 where the recorded values are those that it computed with.
+    pub recorded_unit: f64,
 }
 
 /// A node, its recorded inputs and output at some rows.
@@ -50,6 +53,8 @@ pub struct Input {
     pub value: Matrix<f64>,
     /// How far each value may be from what the producer had: `None` where it was recorded.
     pub bound: Option<Matrix<f64>>,
+    /// Whether those distances are roundings of each value by itself, so that they add up in quadrature.
+    pub independent: bool,
 }
 
 /// Why a node cannot be judged: what would be needed.

@@ -2,17 +2,20 @@
 
 use half::{bf16, f16};
 
+use super::bounds::storage_unit;
 use crate::checkpoint::Kind;
 use crate::dump::Recording;
 use crate::numerics::{Numerics, Products, Storage};
 
 /// A producer's arithmetic and how it became known.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Declared {
     /// The arithmetic.
     pub numerics: Numerics,
     /// A sentence where it was not (or not wholly) declared.
     pub inferred: Option<String>,
+    /// Unit of the type that values may have been rounded to only when they were recorded; 0 where not.
+    pub recorded_unit: f64,
 }
 
 /// Reads or infers the arithmetic of a recording from the rows at `positions`.
@@ -43,19 +46,25 @@ pub fn of(recording: &dyn Recording, positions: &[u32]) -> Declared {
         Storage::F16 => "all its values are f16 numbers",
         Storage::Bf16 => "all its values are bf16 numbers",
     };
-    Declared { numerics, inferred: Some(format!("{why}; {shown}: judged as `{numerics}`")) }
+    let inferred = Some(format!("{why}; {shown}: judged as `{numerics}`"));
+    Declared { numerics, inferred, recorded_unit: unit_beyond_f32(stored) }
+}
+
+/// The unit of a type narrower than f32; 0 for f32, which recordings lose nothing to.
+fn unit_beyond_f32(stored: Storage) -> f64 {
+    if stored == Storage::F32 { 0.0 } else { storage_unit(stored) }
 }
 
 /// A declaration, corrected where the data are coarser than it says.
 fn declared(numerics: Numerics, stored: Storage) -> Declared {
     if numerics.storage != Storage::F32 || stored == Storage::F32 {
-        return Declared { numerics, inferred: None };
+        return Declared { numerics, inferred: None, recorded_unit: 0.0 };
     }
     let judged = Numerics { storage: stored, ..numerics };
     let inferred = format!(
         "the dump declares `{numerics}`, but all its values are those of a narrower type: judged as `{judged}`"
     );
-    Declared { numerics: judged, inferred: Some(inferred) }
+    Declared { numerics: judged, inferred: Some(inferred), recorded_unit: unit_beyond_f32(stored) }
 }
 
 /// The narrowest type that holds every value at `positions`.

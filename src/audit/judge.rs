@@ -184,7 +184,10 @@ impl Pending {
         let plain = (declared != Rounding::None).then(|| add(x.clone(), Magnitude::None));
         let unfollowed = unfollowed_steps(products, weight.dtype(), declared, followed, x)
             .map(|steps| add(no_rows(), Magnitude::Quadrature(steps)));
-        let carried = input.bound.as_ref().map(|bound| add(no_rows(), Magnitude::Sum(bound.clone())));
+        let carried = input.bound.as_ref().map(|bound| match input.independent {
+            true => add(no_rows(), Magnitude::Quadrature(bounds::map(bound, |b| CONFIDENCE * b))),
+            false => add(no_rows(), Magnitude::Sum(bound.clone())),
+        });
         let units = Units::of(&context.numerics);
         Pending { jobs, plain, unfollowed, carried, ties, units, inner: x.cols }
     }

@@ -47,6 +47,8 @@ pub struct Audit {
     pub numerics: Numerics,
     /// A sentence where that was not declared.
     pub inferred: Option<String>,
+    /// See [`Context::recorded_unit`].
+    pub recorded_unit: f64,
     /// Positions that were sampled.
     pub positions: Vec<u32>,
     /// What was found at each node that the recording has the output of.
@@ -157,6 +159,7 @@ impl<'a> Side<'a> {
         let audit = Audit {
             numerics: declared.numerics,
             inferred: declared.inferred,
+            recorded_unit: declared.recorded_unit,
             positions: positions.to_vec(),
             nodes: BTreeMap::new(),
         };
@@ -164,7 +167,8 @@ impl<'a> Side<'a> {
     }
 
     fn context<'b>(&'b self, gguf: &'b Gguf) -> Context<'b> {
-        Context { gguf, graph: &self.graph, recording: self.recording, numerics: self.audit.numerics }
+        let Audit { numerics, recorded_unit, .. } = self.audit;
+        Context { gguf, graph: &self.graph, recording: self.recording, numerics, recorded_unit }
     }
 
     /// The node with this output and what is recorded of it; `None` where the output is not.

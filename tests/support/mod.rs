@@ -111,8 +111,8 @@ pub fn audit_all(model: &Model, kept: &Kept) -> Audit {
 pub fn diagnose_at(model: &Model, kept: &Kept, checkpoint: Checkpoint) -> Diagnosed {
     let recorded = kept.checkpoints();
     let graph = model.graph.fused(|checkpoint| recorded.contains(&checkpoint));
-    let context =
-        Context { gguf: &model.gguf, graph: &graph, recording: kept, numerics: Numerics::default() };
+    let numerics = Numerics::default();
+    let context = Context { gguf: &model.gguf, graph: &graph, recording: kept, numerics, recorded_unit: 0.0 };
     assert!(node_of(kept, &model.graph, checkpoint).is_some());
     diagnose(&context, model, checkpoint, &[]).unwrap()
 }

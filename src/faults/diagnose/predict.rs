@@ -141,7 +141,8 @@ impl Lab<'_> {
                 true => bound.clone(),
                 false => rows(bound, part.clone()),
             });
-            case.inputs.push(Input { value, bound });
+            let independent = own.inputs.get(index).is_some_and(|input| input.independent);
+            case.inputs.push(Input { value, bound, independent });
         }
         if let Op::Linear { columns: columns @ Some(_), .. } = &mut case.node.op {
             let kept = columns.take().unwrap_or(usize::MAX);
@@ -187,7 +188,11 @@ impl Lab<'_> {
     /// Attention that uses its scores as they are: a product of products.
     fn without_softmax(&self, case: &Case, op: &Attention) -> Result<Prediction> {
         let value = case.execute(&case.node, self.context.gguf, &self.context.numerics)?;
-        let absolute = |input: &Input| Input { value: bounds::map(&input.value, f64::abs), bound: None };
+        let absolute = |input: &Input| Input {
+            value: bounds::map(&input.value, f64::abs),
+            bound: None,
+            independent: true,
+        };
         let magnitudes = Case {
             node: case.node.clone(),
             tokens: case.tokens.clone(),

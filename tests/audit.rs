@@ -1,0 +1,239 @@
+//! Exact arithmetic against recordings of real llama.cpp, and against damaged ones.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use half::bf16;
+use parity::audit::{Audit, AuditRows, Audits, Options, audit};
+use parity::checkpoint::{Checkpoint, Kind};
+use parity::dump::{Kept, Recording};
+use parity::faults::inject::plant;
+use parity::model::Model;
+use parity::model::graph::Op;
+use parity_dump::Dump;
+use parity_dump::manifest::Producer;
+use support::{audit_all, model, run};
+
+/// f32 rounding of products of a few thousand terms; measured 5e-8 to 9e-7 over 14 quantisations and three
+/// models, where the plain product stands 2e-3 to 3e-2 off.
+const EMULATED_PRODUCT: f64 = 1e-6;
+
+const TOKENS: [u32; 9] = [9, 270, 33, 1200, 45, 6, 777, 81, 3];
+const PROMPT: usize = 6;
+
+fn shipped() -> Vec<(PathBuf, Model)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("reference-dumps");
+    let mut out = Vec::new();
+    for name in ["qwen2-tiny-py-F16", "qwen2-tiny-py-Q4_K_M"] {
+        for case in fs::read_dir(root.join(name)).unwrap() {
+            let model = Model::open(&root.join("models").join(format!("{name}.gguf"))).unwrap();
+            out.push((case.unwrap().path(), model));
+        }
+    }
+    assert!(!out.is_empty(), "no recording ships with parity");
+    out
+}
+
+fn audit_both(model: &Model, sides: &[&dyn Recording]) -> Audits {
+    let positions = AuditRows::All.positions(&sides[0].manifest().steps);
+    let options = Options { positions: &positions, wants: &|checkpoint| !checkpoint.kind().is_optional() };
+    audit(sides, &model.gguf, &model.graph, &options).unwrap()
+}
+
+fn origins(audit: &Audit) -> Vec<String> {
+    audit.origins().map(|checkpoint| checkpoint.to_string()).collect()
+}
+
+#[test]
+fn recordings_of_llama_cpp_are_healthy_and_their_products_exact_but_for_f32() {
+    for (path, model) in shipped() {
+        let dump = Dump::open(&path).unwrap();
+        let audit = audit_both(&model, &[&dump]).sides.remove(0);
+        assert!(audit.inferred.is_none(), "{}: {:?}", path.display(), audit.inferred);
+        assert!(audit.nodes.len() > 70, "{}: {} nodes", path.display(), audit.nodes.len());
+        for (checkpoint, node) in &audit.nodes {
+            let node = node.as_ref().unwrap_or_else(|e| panic!("{}: {checkpoint}: {e:?}", path.display()));
+            let over = node.local.over_bound;
+            assert!(over <= 1.0, "{}: {checkpoint} is {over} times its bound", path.display());
+            let product = matches!(model.graph.node(*checkpoint).unwrap().op, Op::Linear { .. });
+            let distance = node.local.rel_l2;
+            assert!(!product || distance <= EMULATED_PRODUCT, "{}: {checkpoint}: {distance}", path.display());
+        }
+    }
+}
+
+#[test]
+fn two_mistakes_are_two_origins_and_nothing_else_is() {
+    let model = model("qwen2-tiny-py-F16.gguf").unwrap();
+    let mut graph = model.graph.clone();
+    let specs = ["rope.base=10000@blk.0.k_rope", "ffn.gelu@2"].map(|spec| spec.parse().unwrap());
+    plant(&mut graph, &specs, &model).unwrap();
+    let audit = audit_all(&model, &run(&model, &graph, &TOKENS, PROMPT, false));
+    assert_eq!(origins(&audit), ["blk.0.k_rope", "blk.2.ffn_act"]);
+}
+
+/// Copies a dump folder.
+fn copied(from: &Path, to: &Path) {
+    for file in fs::read_dir(from).unwrap() {
+        let file = file.unwrap().path();
+        fs::copy(&file, to.join(file.file_name().unwrap())).unwrap();
+    }
+}
+
+#[test]
+fn one_flipped_bit_in_the_reference_is_not_blamed_on_the_candidate() {
+    let (path, model) =
+        shipped().into_iter().find(|(path, _)| path.ends_with("qwen2-tiny-py-F16/read_lines")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    copied(&path, folder.path());
+    let checkpoint: Checkpoint = "blk.1.ffn_up".parse().unwrap();
+    flip_exponent(&folder.path().join("step-0000.safetensors"), checkpoint, 3);
+
+    let candidate = Dump::open(&path).unwrap();
+    let reference = Dump::open(folder.path()).unwrap();
+    let audits = audit_both(&model, &[&candidate, &reference]);
+    assert_eq!(origins(&audits.sides[0]), Vec::<String>::new());
+    assert_eq!(origins(&audits.sides[1]), ["blk.1.ffn_up", "blk.1.ffn_act"]);
+    let node = audits.sides[1].nodes[&checkpoint].as_ref().unwrap();
+    assert_eq!(node.columns_beyond, [3]);
+    assert_eq!(node.rows_beyond.len(), 1);
+}
+
+/// Flips a bit of the exponent of one element of an F32 tensor.
+fn flip_exponent(file: &Path, checkpoint: Checkpoint, element: usize) {
+    let mut bytes = fs::read(file).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let tensors: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let tensor = &tensors[checkpoint.to_string()];
+    assert_eq!(tensor["dtype"], "F32");
+    let start = 8 + header + tensor["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[start + 4 * element + 3] ^= 0x04;
+    fs::write(file, bytes).unwrap();
+}
+
+/// The same rows with some checkpoints left out, values mapped, and another producer.
+fn foreign(kept: &Kept, producer: &str, keep: impl Fn(Kind) -> bool, map: impl Fn(f32) -> f32) -> Kept {
+    let producer = Producer { name: producer.to_owned(), ..Producer::default() };
+    let mut out = Kept::new(producer, kept.manifest().model.clone());
+    for step in &kept.manifest().steps {
+        let tokens: Vec<u32> = step.positions.iter().map(|&p| kept.tokens()[p as usize]).collect();
+        out.add_step(&tokens, step.positions[0] as usize);
+    }
+    let mut row = Vec::new();
+    for checkpoint in kept.checkpoints().into_iter().filter(|checkpoint| keep(checkpoint.kind())) {
+        for position in kept.positions(checkpoint) {
+            assert!(Recording::row(kept, checkpoint, position, &mut row));
+            let values: Vec<f32> = row.iter().map(|&x| map(x)).collect();
+            out.keep(checkpoint, &kept.row_shape(checkpoint), position, &values);
+        }
+    }
+    out
+}
+
+/// What hooks on the modules of a Python implementation record.
+fn hooked(kind: Kind) -> bool {
+    use Kind::{AttnResidual, FfnAct, KProj, QProj, VProj};
+    !matches!(kind, QProj | KProj | VProj | AttnResidual | FfnAct)
+}
+
+#[test]
+fn nodes_are_bridged_where_a_recording_lacks_what_stands_between() {
+    let model = model("qwen2-tiny-py-F16.gguf").unwrap();
+    let whole = run(&model, &model.graph, &TOKENS, PROMPT, false);
+    let audit = audit_both(&model, &[&foreign(&whole, "other", hooked, |x| x)]).sides.remove(0);
+    assert_eq!(origins(&audit), Vec::<String>::new());
+    for (checkpoint, node) in &audit.nodes {
+        let node = node.as_ref().unwrap_or_else(|missing| panic!("{checkpoint}: {missing:?}"));
+        let bridged: Vec<String> = node.local.bridged.iter().map(ToString::to_string).collect();
+        match checkpoint.to_string().as_str() {
+            "blk.1.q" => assert_eq!(bridged, ["blk.1.q_proj"]),
+            "blk.1.ffn_norm" => assert_eq!(bridged, ["blk.1.attn_residual"]),
+            "blk.1.ffn_out" => assert_eq!(bridged, ["blk.1.ffn_act"]),
+            _ => {}
+        }
+    }
+
+    // A mistake inside of a bridge shows at its end.
+    let mut graph = model.graph.clone();
+    plant(&mut graph, &["ffn.gelu@2".parse().unwrap()], &model).unwrap();
+    let faulty = run(&model, &graph, &TOKENS, PROMPT, false);
+    let audit = audit_both(&model, &[&foreign(&faulty, "other", hooked, |x| x)]).sides.remove(0);
+    assert_eq!(origins(&audit), ["blk.2.ffn_out"]);
+}
+
+#[test]
+fn what_cannot_be_bridged_is_missing_what_it_needs() {
+    let model = model("qwen2-tiny-py-F16.gguf").unwrap();
+    let whole = run(&model, &model.graph, &TOKENS, PROMPT, false);
+    let ends = foreign(&whole, "other", |kind| matches!(kind, Kind::Embed | Kind::LayerOut), |x| x);
+    let audit = audit_both(&model, &[&ends]).sides.remove(0);
+    let node = audit.nodes[&"blk.1.layer_out".parse::<Checkpoint>().unwrap()].clone();
+    assert!(node.unwrap_err().0.contains("attn_ctx"), "an attention in between is not bridged");
+}
+
+#[test]
+fn undeclared_arithmetic_is_inferred_from_the_values_and_said() {
+    let model = model("qwen2-tiny-py-F16.gguf").unwrap();
+    let whole = run(&model, &model.graph, &TOKENS, PROMPT, false);
+    let f32s = audit_both(&model, &[&foreign(&whole, "other", |_| true, |x| x)]).sides.remove(0);
+    assert_eq!(f32s.numerics.to_string(), "f32");
+    assert!(f32s.inferred.as_ref().unwrap().contains("does not declare"));
+    assert_eq!(origins(&f32s), Vec::<String>::new());
+
+    let narrow = foreign(&whole, "other", |_| true, |x| bf16::from_f32(x).to_f32());
+    let narrow = audit_both(&model, &[&narrow]).sides.remove(0);
+    assert_eq!(narrow.numerics.to_string(), "bf16 storage=bf16 kv=bf16");
+    assert!(narrow.inferred.as_ref().unwrap().contains("bf16"));
+    assert_eq!(origins(&narrow), Vec::<String>::new(), "values that were rounded when they were written");
+
+    let mut graph = model.graph.clone();
+    plant(&mut graph, &["linear.no_bias@blk.1.k".parse().unwrap()], &model).unwrap();
+    let faulty = run(&model, &graph, &TOKENS, PROMPT, false);
+    let faulty = foreign(&faulty, "other", |_| true, |x| bf16::from_f32(x).to_f32());
+    let faulty = audit_both(&model, &[&faulty]).sides.remove(0);
+    assert_eq!(origins(&faulty), ["blk.1.k"]);
+}
+
+#[test]
+fn a_nan_is_found_where_it_arises_and_passes_nowhere() {
+    let model = model("qwen2-tiny-py-F16.gguf").unwrap();
+    let mut graph = model.graph.clone();
+    plant(&mut graph, &["data.nan@blk.1.ffn_up".parse().unwrap()], &model).unwrap();
+    let audit = audit_all(&model, &run(&model, &graph, &TOKENS, PROMPT, false));
+    assert_eq!(origins(&audit), ["blk.1.ffn_up"]);
+    let node = audit.nodes[&"blk.1.ffn_up".parse().unwrap()].as_ref().unwrap();
+    assert!(node.local.over_bound.is_nan() && node.nonfinite > 0 && !node.nonfinite_inputs);
+}
+
+#[test]
+fn the_parts_of_a_distance_explain_it() {
+    let (path, model) =
+        shipped().into_iter().find(|(path, _)| path.ends_with("qwen2-tiny-py-Q4_K_M/read_lines")).unwrap();
+    let reference = Dump::open(&path).unwrap();
+    let tokens = Recording::tokens(&reference).to_vec();
+    let prompt = reference.manifest().steps[0].positions.len();
+    let candidate = run(&model, &model.graph, &tokens, prompt, false);
+    let audits = audit_both(&model, &[&candidate, &reference]);
+    assert_eq!(audits.budgets.len(), audits.sides[1].nodes.len());
+    for (checkpoint, budget) in &audits.budgets {
+        let positions = reference.positions(*checkpoint);
+        let a = Recording::gather(&candidate, *checkpoint, &positions).unwrap();
+        let b = Recording::gather(&reference, *checkpoint, &positions).unwrap();
+        let square = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+        let norm = square(&mut b.data.iter().map(|&b| f64::from(b)));
+        let apart =
+            square(&mut a.data.iter().zip(&b.data).map(|(&a, &b)| f64::from(a) - f64::from(b))) / norm;
+        // The parts are vectors: their sum is no longer than their lengths together, and no shorter than
+        // the longest less the others.
+        let parts = [budget.candidate, budget.reference, budget.inherited];
+        let (sum, longest) =
+            (parts.iter().sum::<f64>(), parts.iter().fold(0.0f64, |max, part| max.max(*part)));
+        let slack = 1e-12;
+        assert!(apart <= sum + slack, "{checkpoint}: {apart} of {parts:?}");
+        assert!(apart >= 2.0 * longest - sum - slack, "{checkpoint}: {apart} of {parts:?}");
+    }
+    let quantised = &audits.budgets[&"blk.0.q_proj".parse().unwrap()];
+    assert!(quantised.reference > 1e3 * quantised.candidate, "llama.cpp rounds its activations to Q8_K");
+}
