@@ -3,14 +3,32 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::audit::verdict::{self, Evidence};
-use crate::audit::{Audits, Missing, NodeAudit};
+use crate::audit::{Audits, Context, Missing, NodeAudit};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
-use crate::findings::{self, Judged};
+use crate::dump::Recording;
+use crate::error::Result;
+use crate::faults::diagnose::{Diagnosed, diagnose};
+use crate::findings::{self, Judged, Judgement};
+use crate::model::Model;
 use crate::report::{CheckpointVerdict, Local, LocalError};
 
+/// Weighs what an audit of the candidate, and of the reference, found; nothing where there was none.
+/// `recordings` are those of the audits.
+pub fn weigh(
+    model: &Model,
+    recordings: &[&dyn Recording],
+    comparisons: &[Comparison],
+    audits: Option<&Audits>,
+) -> Result<Judgement> {
+    let Some(audits) = audits else { return Ok(Judgement::default()) };
+    let mut judged = judged(comparisons, audits);
+    let named = name(&mut judged, audits, recordings, model)?;
+    Ok(Judgement { judged, named, notes: audits.notes(), rows_audited: Some(audits.rows_audited()) })
+}
+
 /// Judges every comparison by the audits of candidate and, where there is one, reference.
-pub fn judged(comparisons: &[Comparison], audits: &Audits) -> BTreeMap<Checkpoint, Judged> {
+fn judged(comparisons: &[Comparison], audits: &Audits) -> BTreeMap<Checkpoint, Judged> {
     let mut out = BTreeMap::new();
     let mut faulty: Option<Checkpoint> = None;
     for comparison in comparisons {
@@ -50,8 +68,43 @@ fn one(comparison: &Comparison, audits: &Audits, faulty: Option<Checkpoint>) -> 
     }
 }
 
-fn local(node: Option<&Result<NodeAudit, Missing>>) -> Option<LocalError> {
+fn local(node: Option<&std::result::Result<NodeAudit, Missing>>) -> Option<LocalError> {
     node.and_then(|node| node.as_ref().ok()).map(|node| node.local.clone())
+}
+
+/// Faulty nodes that are diagnosed: the later ones are mostly the same mistake in other layers.
+const DIAGNOSED_MAX: usize = 4;
+
+/// Names the mistakes in the first faulty nodes of the candidate, and says in the evidence what they are, on
+/// either side.
+fn name(
+    judged: &mut BTreeMap<Checkpoint, Judged>,
+    audits: &Audits,
+    recordings: &[&dyn Recording],
+    model: &Model,
+) -> Result<BTreeMap<Checkpoint, Diagnosed>> {
+    let mut out = BTreeMap::new();
+    for (side, (audit, recording)) in audits.sides.iter().zip(recordings).enumerate() {
+        let recorded = recording.checkpoints();
+        let graph = model.graph.fused(|checkpoint| recorded.contains(&checkpoint));
+        let numerics = audit.numerics;
+        let context = Context { gguf: &model.gguf, graph: &graph, recording: *recording, numerics };
+        for checkpoint in audit.origins().take(DIAGNOSED_MAX) {
+            let node = audit.nodes.get(&checkpoint).and_then(|node| node.as_ref().ok());
+            let wrong = node.map_or(&[][..], |node| &node.rows_beyond);
+            let found = diagnose(&context, model, checkpoint, wrong)?;
+            let verdict = if side == 0 { CheckpointVerdict::Origin } else { CheckpointVerdict::Reference };
+            if let Some((judged, best)) = judged.get_mut(&checkpoint).zip(found.diagnosis.first()) {
+                if judged.verdict == verdict || judged.verdict == CheckpointVerdict::Nonfinite {
+                    *judged.evidence.get_or_insert_default() += &format!(": {} ({})", best.text, best.fault);
+                }
+            }
+            if side == 0 {
+                out.insert(checkpoint, found);
+            }
+        }
+    }
+    Ok(out)
 }
 
 /// A row that differs this many times more than any audited row is audited too: rows of a healthy run differ

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
 use crate::dump::Recording;
+use crate::faults::diagnose::Diagnosed;
 use crate::report::{
-    Budget, CheckpointVerdict, Coverage, Diagnosis, Entry, FirstDivergence, Local, Nonfinite, Report, SCHEMA,
-    Side, TokenReport, Tried, Verdict,
+    Budget, CheckpointVerdict, Coverage, Entry, FirstDivergence, Local, Nonfinite, Report, SCHEMA, Side,
+    TokenReport, Verdict,
 };
 
 /// The answer for one checkpoint, with its evidence.
@@ -23,26 +24,13 @@ pub struct Judged {
     pub budget: Option<Budget>,
 }
 
-/// What is known of the first node that is wrong.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Named {
-    /// Faults that explain it, best first.
-    pub diagnosis: Vec<Diagnosis>,
-    /// What the error looks like where none does.
-    pub residual: Option<String>,
-    /// What was tried.
-    pub tried: Vec<Tried>,
-}
-
 /// Everything that a report is put together from.
 #[derive(Default)]
 pub struct Parts {
     /// The numbers, in execution order.
     pub comparisons: Vec<Comparison>,
-    /// The answers; a checkpoint without one is judged by its numbers alone.
-    pub judged: BTreeMap<Checkpoint, Judged>,
-    /// What is known of faulty nodes.
-    pub named: BTreeMap<Checkpoint, Named>,
+    /// What audits say; a checkpoint that they do not judge is judged by its numbers alone.
+    pub judgement: Judgement,
     /// From logits to tokens.
     pub tokens: Option<TokenReport>,
     /// The side that is judged.
@@ -53,7 +41,18 @@ pub struct Parts {
     pub notes: Vec<String>,
     /// Whether checkpoints that a side lacks are no obstacle to parity.
     pub allow_missing: bool,
-    /// Rows that were audited, over all checkpoints.
+}
+
+/// What audits add to a report.
+#[derive(Default)]
+pub struct Judgement {
+    /// The answer for each checkpoint.
+    pub judged: BTreeMap<Checkpoint, Judged>,
+    /// The mistakes behind the first faulty nodes.
+    pub named: BTreeMap<Checkpoint, Diagnosed>,
+    /// What a reader must know of the sides' arithmetic.
+    pub notes: Vec<String>,
+    /// Token rows whose local error was computed; `None` without an audit.
     pub rows_audited: Option<u64>,
 }
 
@@ -76,7 +75,7 @@ pub fn assemble(parts: Parts) -> Report {
     let entries: Vec<Entry> = parts.comparisons.iter().map(|comparison| entry(&parts, comparison)).collect();
     let first = entries.iter().find(|entry| diverges(entry.verdict));
     let first_divergence = first.map(|entry| {
-        let named = parts.named.get(&entry.id).cloned().unwrap_or_default();
+        let named = parts.judgement.named.get(&entry.id).cloned().unwrap_or_default();
         FirstDivergence {
             checkpoint: entry.id,
             layer: entry.layer,
@@ -89,6 +88,8 @@ pub fn assemble(parts: Parts) -> Report {
         }
     });
     let origins = entries.iter().filter(|e| e.verdict == CheckpointVerdict::Origin).map(|e| e.id).collect();
+    let mut notes = parts.notes;
+    notes.extend(parts.judgement.notes);
     let (verdict, reason) = verdict(&entries, &coverage, parts.allow_missing);
     Report {
         schema: SCHEMA.to_owned(),
@@ -101,7 +102,7 @@ pub fn assemble(parts: Parts) -> Report {
         tokens: parts.tokens,
         candidate: parts.candidate,
         reference: parts.reference,
-        notes: parts.notes,
+        notes,
         ..Report::default()
     }
 }
@@ -121,7 +122,7 @@ fn coverage(parts: &Parts) -> Coverage {
         elements_compared: numbers().map(|n| n.n).sum(),
         rows_compared: comparisons.iter().map(|c| c.rows_compared).sum(),
         rows_expected: comparisons.iter().map(|c| c.rows_expected).sum(),
-        rows_audited: parts.rows_audited,
+        rows_audited: parts.judgement.rows_audited,
     }
 }
 
@@ -130,7 +131,7 @@ fn is_missing(status: &Status) -> bool {
 }
 
 fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
-    let judged = match parts.judged.get(&comparison.checkpoint) {
+    let judged = match parts.judgement.judged.get(&comparison.checkpoint) {
         Some(judged) => judged.clone(),
         None => by_numbers(comparison),
     };
@@ -144,6 +145,7 @@ fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
         numbers: comparison.numbers.clone(),
         local: judged.local,
         budget: judged.budget,
+        diagnosis: parts.judgement.named.get(&comparison.checkpoint).map_or(vec![], |n| n.diagnosis.clone()),
         shape,
     }
 }

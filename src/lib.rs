@@ -24,13 +24,13 @@ pub mod dump;
 
 pub mod record;
 
-pub mod faults;
-
 pub mod inspect;
 
 pub mod report;
 
 pub mod audit;
+
+pub mod faults;
 
 pub mod compare;
 
@@ -43,5 +43,7 @@ pub mod findings;
 pub mod evidence;
 
 pub mod run;
+
+pub mod gate;
 
 pub mod cli;

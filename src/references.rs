@@ -1,9 +1,13 @@
 //! Finds the model and the reference dumps that ship with parity, and recordings that were kept.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
 
 use crate::dump::Recording;
 use crate::error::{Error, Result};
+use crate::record;
 use parity_dump::Dump;
 
 /// Overrides where shipped models and dumps are looked for.
@@ -65,6 +69,86 @@ pub fn find(fingerprint: &str, tokens: &[u32], n_decode: usize) -> Option<Dump> 
     found.into_iter().next()
 }
 
+/// Names the llama.cpp program that records references where there is none; `none` forbids it.
+pub const PROGRAM_VARIABLE: &str = "PARITY_LLAMA";
+/// What is looked for on the PATH instead.
+const PROGRAM: &str = "llama-completion";
+/// Flags for the cleanest reference: F32 cache, no flash attention, weights as they are stored, greedy.
+const CLEAN_FLAGS: [&str; 14] = [
+    "-ctk",
+    "f32",
+    "-ctv",
+    "f32",
+    "-fa",
+    "off",
+    "--no-repack",
+    "-ngl",
+    "0",
+    "--temp",
+    "0",
+    "-no-cnv",
+    "--no-warmup",
+    "--no-escape",
+];
+
+/// The command that records a prompt and `n_decode` decode steps; the last token is sampled, not computed.
+pub fn recording_command(
+    program: &Path,
+    model: &Path,
+    prompt: &str,
+    n_tokens: usize,
+    n_decode: usize,
+) -> Vec<OsString> {
+    let batch = n_tokens.max(1).to_string();
+    let context = (n_tokens + n_decode + 1).to_string();
+    let mut command: Vec<OsString> =
+        vec![program.into(), "-m".into(), model.into(), "-p".into(), prompt.into()];
+    command.extend(["-n".into(), (n_decode + 1).to_string().into()]);
+    command.extend(["-b", &batch, "-ub", &batch, "-c", &context].map(OsString::from));
+    command.extend(CLEAN_FLAGS.map(OsString::from));
+    command
+}
+
+/// A llama.cpp to record with: named by [`PROGRAM_VARIABLE`], or `llama-completion` on the PATH.
+pub fn program() -> Option<PathBuf> {
+    match std::env::var_os(PROGRAM_VARIABLE) {
+        Some(named) if named == "none" => None,
+        Some(named) => Some(PathBuf::from(named)),
+        None => std::env::var_os("PATH").and_then(|path| {
+            std::env::split_paths(&path).map(|dir| dir.join(PROGRAM)).find(|file| file.is_file())
+        }),
+    }
+}
+
+/// Records a reference with a llama.cpp at hand and keeps it; `None` where there is none.
+pub fn record(
+    model: &Path,
+    fingerprint: &str,
+    prompt: &str,
+    n_tokens: usize,
+    n_decode: usize,
+) -> Result<Option<Dump>> {
+    let (Some(program), Some(kept)) = (program(), kept()) else { return Ok(None) };
+    let name: String =
+        Sha256::digest(format!("{n_decode} {prompt}")).iter().take(6).map(|b| format!("{b:02x}")).collect();
+    let dir = kept.join(fingerprint.get(..12).unwrap_or(fingerprint)).join(name);
+    std::fs::create_dir_all(&dir).map_err(|e| Error::file(&dir, format!("cannot be created: {e}")))?;
+    eprintln!("no stored reference; recording one with {}", program.display());
+    let summary = record::record(&record::Options {
+        dir: dir.clone(),
+        filter: record::Filter::default(),
+        sequence: 0,
+        all_rows: true,
+        verify: false,
+        quiet: true,
+        command: recording_command(&program, model, prompt, n_tokens, n_decode),
+    })?;
+    if let Some(reason) = summary.incomplete {
+        return Err(Error::file(&dir, format!("the recording is not complete: {reason}")));
+    }
+    Ok(Some(Dump::open(&dir)?))
+}
+
 /// The readable dumps below a folder; what is no dump is passed over.
 fn dumps_below(dir: &Path, depth: usize) -> Vec<Dump> {
     if dir.join(parity_dump::manifest::MANIFEST_FILE).is_file() {
@@ -75,4 +159,14 @@ fn dumps_below(dir: &Path, depth: usize) -> Vec<Dump> {
         entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
     folders.sort();
     folders.iter().flat_map(|folder| dumps_below(folder, depth - 1)).collect()
+}
+
+/// A word as a shell takes it.
+pub fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "-_./:=,@+%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
 }

@@ -12,12 +12,13 @@ use crate::engine::device::{self, Device};
 use crate::engine::{Batch, Engine};
 use crate::error::{Error, Result};
 use crate::evidence;
+use crate::faults::diagnose::wanted_rows;
 use crate::findings::{self, Parts};
 use crate::model::Model;
 use crate::model::graph::Graph;
 use crate::numerics::Numerics;
 use crate::references;
-use crate::report::Report;
+use crate::report::{Report, Verdict};
 use crate::select::Selection;
 use parity_dump::{Dump, Writer};
 
@@ -61,15 +62,26 @@ pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progres
     let mut plan = Plan::new(model, graph, options, reference.as_ref())?;
     let result = pass(model, options, &plan, reference.as_ref(), progress)?;
     let mut audits = audits(model, options, &plan, reference.as_ref(), &result.kept)?;
+    let mut again: Option<Kept> = None;
     // Rows that differ more than those that were audited: computed once more, to be audited too.
     let outliers = evidence::outliers(&result.comparisons, &plan.sample);
     if audits.is_some() && !outliers.is_empty() {
         plan.sample.extend(outliers);
-        let again = RunOptions { dump: None, pictures: false, ..options.clone() };
-        let kept = pass(model, &again, &plan, None, progress)?.kept;
+        let silent = RunOptions { dump: None, pictures: false, ..options.clone() };
+        let kept = pass(model, &silent, &plan, None, progress)?.kept;
         audits = self::audits(model, options, &plan, reference.as_ref(), &kept)?;
+        again = Some(kept);
     }
-    Ok(report(options, reference.as_ref(), result, plan.notes, audits))
+    // A diagnosis looks at more rows than an audit: those too are computed once more.
+    if audits.as_ref().is_some_and(|audits| audits.sides[0].origins().next().is_some()) {
+        let wanted = wanted_rows(&result.kept.manifest().steps);
+        if !wanted.iter().all(|position| plan.sample.contains(position)) {
+            plan.sample.extend(wanted);
+            let silent = RunOptions { dump: None, pictures: false, ..options.clone() };
+            again = Some(pass(model, &silent, &plan, None, progress)?.kept);
+        }
+    }
+    report(model, options, reference.as_ref(), result, again, plan.notes, audits)
 }
 
 /// Runs the engine once, held against the reference as it goes.
@@ -151,7 +163,14 @@ impl Plan {
                 audited.extend(&node.inputs);
             }
         }
-        let (tokens, steps, notes) = steps(options, reference)?;
+        let (tokens, steps, mut notes) = steps(options, reference)?;
+        if let Some(reference) = reference {
+            let ours = if options.tokens.is_empty() { &tokens } else { &options.tokens };
+            let theirs = reference.tokens();
+            if !theirs.starts_with(ours) {
+                notes.extend(crate::faults::tokens::said(ours, theirs, &model.gguf));
+            }
+        }
         // Greedy decoding needs the logits even where they are not looked at.
         let sampled = steps.last().is_some_and(|step| step.end > tokens.len());
         let end = if sampled { *graph.nodes.last().map_or(&last, |node| &node.checkpoint) } else { last };
@@ -182,7 +201,14 @@ fn reference(model: &Model, options: &RunOptions) -> Result<Option<Dump>> {
             .hint("parity run -p \"def read_lines(path):\", or --tokens 1,2,3, or --reference DIR"));
     }
     let fingerprint = crate::model::fingerprint(&model.gguf);
-    Ok(references::find(&fingerprint, &options.tokens, options.n_predict.unwrap_or(0)))
+    let n_decode = options.n_predict.unwrap_or(0);
+    let stored = references::find(&fingerprint, &options.tokens, n_decode);
+    match (&stored, &options.prompt) {
+        (None, Some(prompt)) => {
+            references::record(model.gguf.path(), &fingerprint, prompt, options.tokens.len(), n_decode)
+        }
+        _ => Ok(stored),
+    }
 }
 
 /// Tokens, steps, and what a reader must know about them.
@@ -288,29 +314,53 @@ fn writer(dir: &std::path::Path, kept: &Kept) -> Result<Writer> {
 }
 
 fn report(
+    model: &Model,
     options: &RunOptions,
     reference: Option<&Dump>,
     result: LiveResult,
-    mut notes: Vec<String>,
+    again: Option<Kept>,
+    notes: Vec<String>,
     audits: Option<Audits>,
-) -> Report {
+) -> Result<Report> {
     let path = options.dump.as_ref().map(|dir| dir.display().to_string());
     let details = result.details;
-    notes.extend(audits.iter().flat_map(Audits::notes));
+    let kept: &dyn Recording = again.as_ref().unwrap_or(&result.kept);
+    let sides: Vec<&dyn Recording> =
+        std::iter::once(kept).chain(reference.map(|dump| dump as &dyn Recording)).collect();
+    let judgement = evidence::weigh(model, &sides, &result.comparisons, audits.as_ref())?;
     let mut report = findings::assemble(Parts {
-        judged: audits
-            .as_ref()
-            .map(|audits| evidence::judged(&result.comparisons, audits))
-            .unwrap_or_default(),
+        judgement,
         comparisons: result.comparisons,
         tokens: result.tokens,
         candidate: findings::side(&result.kept, path),
         reference: reference.map(|dump| findings::side(dump, Some(dump.path().display().to_string()))),
         notes,
         allow_missing: options.allow_missing,
-        rows_audited: audits.map(|audits| audits.rows_audited()),
         ..Parts::default()
     });
     report.details = details;
-    report
+    if reference.is_none() && report.verdict != Verdict::Divergence {
+        report.verdict = Verdict::Undecided;
+        report.reason = Some(no_reference(model, options));
+    }
+    Ok(report)
+}
+
+/// What to type where there was no reference.
+fn no_reference(model: &Model, options: &RunOptions) -> String {
+    let n_decode = options.n_predict.unwrap_or(0);
+    let prompt = options.prompt.as_deref().unwrap_or("…");
+    let words = references::recording_command(
+        "llama-completion".as_ref(),
+        model.gguf.path(),
+        prompt,
+        options.tokens.len(),
+        n_decode,
+    );
+    let words: Vec<String> = words.iter().map(|word| references::quoted(&word.to_string_lossy())).collect();
+    format!(
+        "no stored reference for these tokens; record one with a llama.cpp, and name it with --reference: \
+         parity record -o ref -- {}",
+        words.join(" ")
+    )
 }

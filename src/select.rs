@@ -62,7 +62,9 @@ impl Selection {
             self.layers.is_none_or(|layers| match (checkpoint.layer_index(), checkpoint.kind()) {
                 (Some(layer), _) => (layers.first..=layers.last).contains(&layer),
                 (None, Kind::Embed) => layers.first == 0,
-                (None, _) => layers.last as usize >= n_layers.saturating_sub(1),
+                (None, _) => {
+                    (layers.first as usize..=layers.last as usize).contains(&n_layers.saturating_sub(1))
+                }
             });
         let named = match &self.globs {
             Some(globs) => globs.is_match(checkpoint.to_string()),
@@ -99,6 +101,7 @@ mod tests {
         assert_eq!(selected(Some("1"), &[]), ["blk.1.q"]);
         assert_eq!(selected(Some("1..2"), &[]), ["blk.1.q", "blk.2.q", "blk.2.layer_out", "logits"]);
         assert_eq!(selected(Some("2.."), &[]), ["blk.2.q", "blk.2.layer_out", "logits"]);
+        assert!(selected(Some("3"), &[]).is_empty(), "there is no layer 3");
     }
 
     #[test]

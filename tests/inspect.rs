@@ -243,6 +243,9 @@ fn spoiled_rows_of_a_dump_are_seen() {
     let stale = spoiled(3, |_, c| healthy(Checkpoint::layer(Kind::FfnOut, 1), 1, c));
     expect(&stale, Level::Wrong, "blk.1.ffn_out", "the same row at positions 1 and 3");
     assert!([findings, stale].iter().all(|findings| findings.len() == 1));
+    // Rows of NaN are all the same, which says nothing more.
+    let nan = dump(folder.path(), true, |id, p, c| if p > 0 { f32::NAN } else { healthy(id, p, c) });
+    assert!(nan.findings().iter().all(|finding| finding.text.contains("at position 1, 2, 3")));
     // The same row for the same token is what an embedding does.
     let same = dump(folder.path(), true, |id, p, c| healthy(id, if p == 2 { 0 } else { p }, c));
     assert_eq!(same.findings(), []);

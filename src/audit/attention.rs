@@ -105,9 +105,10 @@ impl Head<'_> {
     fn score(&self, position: usize) -> Score {
         let (q, k) = (self.query(self.operands.q), self.kv(self.operands.k, position));
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-        let magnitude: f64 = q.iter().zip(k).map(|(q, k)| (q * k).abs()).sum();
+        let terms: f64 = q.iter().zip(k).map(|(q, k)| (q * k).powi(2)).sum();
         let z = self.op.scale * dot(q, k);
-        let mut error = accumulation(q.len(), self.units.accumulator) * magnitude * self.op.scale;
+        let mut error =
+            accumulation(q.len(), self.units.accumulator) * (terms.sqrt() * self.op.scale + z.abs());
         error += bounds::score_error(self.units, z);
         if let Some(bound) = self.operands.bounds[0] {
             error += self.op.scale * self.query(bound).iter().zip(k).map(|(b, k)| b * k.abs()).sum::<f64>();
@@ -119,8 +120,9 @@ impl Head<'_> {
         Score { position, z, error, p: 0.0 }
     }
 
-    /// Σ p·error·|v - out| for the scores, sqrt(n)·u for the sum in f32, and in quadrature what is rounded to
-    /// f16 or bf16 on the way: each probability or term, and each running sum.
+    /// Σ p·error·|v - out| for the scores, the accumulation of the values and of the probabilities that they are
+    /// divided by, and in quadrature what is rounded to f16 or bf16 on the way: each probability or term, and
+    /// each running sum.
     fn bound(&self, scores: &[Score], sum: f64, out: &[f64]) -> Vec<f64> {
         let width = out.len();
         let (mut spread, mut terms, mut square) = (vec![0.0; width], vec![0.0; width], vec![0.0; width]);
@@ -138,7 +140,7 @@ impl Head<'_> {
             for d in 0..width {
                 let term = s.p * v[d];
                 spread[d] += s.p * error * (v[d] - out[d]).abs() + v_bound.map_or(0.0, |b| s.p * b[d]);
-                terms[d] += term.abs();
+                terms[d] += term * term;
                 running[d] += term;
                 let unit = probs.max(sums).max(stored);
                 square[d] += (unit * term).powi(2);
@@ -155,7 +157,8 @@ impl Head<'_> {
         let factor = accumulation(scores.len(), self.units.accumulator);
         let last = NORMALISE_ROUNDINGS * self.units.accumulator + self.units.storage;
         let total = |d: usize| {
-            spread[d] + factor * terms[d] + CONFIDENCE * f64::sqrt(square[d]) + last * f64::abs(out[d])
+            let summed = factor * (f64::sqrt(terms[d]) + 2.0 * f64::abs(out[d]));
+            spread[d] + summed + CONFIDENCE * f64::sqrt(square[d]) + last * f64::abs(out[d])
         };
         (0..width).map(total).collect()
     }

@@ -62,13 +62,10 @@ impl Units {
     /// From what a producer declares.
     pub fn of(numerics: &Numerics) -> Units {
         let single = <f32 as Scalar>::UNIT_ROUNDOFF;
-        let accumulator = match numerics.products {
-            // Its values are recorded in f32, see `storage`.
-            Products::F64 => <f64 as Scalar>::UNIT_ROUNDOFF,
-            _ => single,
-        };
         let fast_math = numerics.products == Products::LlamaCuda;
-        Units { accumulator, storage: storage_unit(numerics.storage), fast_math }
+        // An engine that sums in f64 is recorded in f32 all the same: every term of its sums carries the
+        // rounding of a recorded input that the engine itself did not see.
+        Units { accumulator: single, storage: storage_unit(numerics.storage), fast_math }
     }
 
     /// The roundings of one elementwise operation: in the accumulator's type, and once where it is stored.
@@ -92,15 +89,17 @@ pub fn storage_unit(storage: Storage) -> f64 {
     }
 }
 
-/// sqrt(n)·u: a sum of n terms in some order, relative to the sum of their magnitudes.
+/// A sum of `terms` numbers, one after the other: every addition rounds the sum so far, so that the error is u
+/// times those sums in quadrature. Relative to the largest of them.
 pub fn accumulation(terms: usize, unit: f64) -> f64 {
-    (terms as f64).sqrt() * unit
+    CONFIDENCE * (terms as f64).sqrt() * unit
 }
 
-/// Σ|w||x| (T, O) and the exact output (T, O) to the bound of a product over `inner` columns.
-pub fn linear(units: &Units, inner: usize, magnitude: &Matrix<f64>, exact: &Matrix<f64>) -> Matrix<f64> {
+/// ‖w∘x‖ (T, O), all terms in quadrature, and the exact output (T, O) to the bound of a product over `inner`
+/// columns: the sums so far wander as far as the terms in quadrature, and on to the output.
+pub fn linear(units: &Units, inner: usize, terms: &Matrix<f64>, exact: &Matrix<f64>) -> Matrix<f64> {
     let factor = accumulation(inner, units.accumulator);
-    zip(magnitude, exact, |magnitude, exact| factor * magnitude + units.storage * exact.abs())
+    zip(terms, exact, |terms, exact| factor * (terms + exact.abs()) + units.storage * exact.abs())
 }
 
 /// A table row: nothing for what is stored as floating point, a decoder's roundings for blocks.
@@ -168,11 +167,6 @@ fn rotation(units: &Units, i: usize, angle: f64) -> f64 {
         if units.fast_math { FAST_TRIG + ANGLE_ROUNDINGS * units.accumulator * angle.abs() } else { 0.0 };
     let trig = SINCOS_ROUNDINGS * units.accumulator + (turned + fast).min(2.0);
     trig + units.operation(ROPE_ROUNDINGS)
-}
-
-/// Σ|q||k| (T, H·S) and the exact scores to the bound of q·k over `width` columns.
-pub fn scores(units: &Units, width: usize, magnitude: &Matrix<f64>, exact: &Matrix<f64>) -> Matrix<f64> {
-    linear(units, width, magnitude, exact)
 }
 
 /// Softmax of recorded scores (T, H·S): `scale` on the scores, (T, H·S) exact probabilities.

@@ -78,8 +78,8 @@ fn elementwise(context: &Context<'_>, case: &Case, units: &Units) -> Result<Expl
             bounds::rope(units, rope, &freqs, case.rows(), x(0))
         }
         Op::Softmax(op) => bounds::softmax(units, op.scale, op.heads, x(0), &exact),
-        Op::Scores(op) => products_of_heads(context, case, op, op.head_width, &exact, units)?,
-        Op::Context(op) => products_of_heads(context, case, op, case.inputs[1].value.rows, &exact, units)?,
+        Op::Scores(op) => products_of_heads(context, case, op.head_width, &exact, units)?,
+        Op::Context(_) => products_of_heads(context, case, case.inputs[1].value.rows, &exact, units)?,
         Op::Linear { .. } | Op::Attention(_) => unreachable!("explained by their own functions"),
     };
     Ok(Explained { emulated: follows_rounding(numerics, &case.node.op), exact, bound })
@@ -92,31 +92,20 @@ fn embed_exact(context: &Context<'_>, case: &Case) -> Result<Matrix<f64>> {
     Ok(Matrix::new(rows.rows, rows.cols, rows.data.iter().map(|&x| f64::from(x)).collect()))
 }
 
-/// Scores or context: the same product of magnitudes gives their bound.
+/// Scores or context: the same product of squares gives the size of their terms.
 fn products_of_heads(
     context: &Context<'_>,
     case: &Case,
-    op: &Attention,
     inner: usize,
     exact: &Matrix<f64>,
     units: &Units,
 ) -> Result<Matrix<f64>> {
-    let mut absolute = Case {
-        node: case.node.clone(),
-        tokens: case.tokens.clone(),
-        positions: case.positions.clone(),
-        steps: case.steps.clone(),
-        inputs: Vec::new(),
-        recorded: Matrix::default(),
-        bridged: Vec::new(),
-    };
-    for input in &case.inputs {
-        let value = bounds::map(&input.value, f64::abs);
-        absolute.inputs.push(super::case::Input { value, bound: None });
-    }
-    let magnitude = absolute.execute(&case.node, context.gguf, &PLAIN)?;
-    debug_assert!(inner > 0 && op.heads > 0);
-    Ok(bounds::scores(units, inner, &magnitude, exact))
+    let squares: Vec<Matrix<f64>> =
+        case.inputs.iter().map(|input| bounds::map(&input.value, |x| x * x)).collect();
+    let values: Vec<_> = squares.iter().map(Matrix::view).collect();
+    let inputs = crate::ops::Inputs { rows: case.rows(), values: &values };
+    let sums = crate::ops::execute(&case.node, context.gguf, inputs, &PLAIN)?;
+    Ok(bounds::linear(units, inner, &bounds::map(&sums, f64::sqrt), exact))
 }
 
 fn attention(context: &Context<'_>, case: &Case, op: &Attention, units: &Units) -> Vec<Explained> {
@@ -149,13 +138,17 @@ pub fn follows_rounding(numerics: &Numerics, op: &Op) -> bool {
 
 /// A product whose pass over the weight is still to come.
 pub struct Pending {
-    /// What to ask of the weight: the producer's own rounding, then the plain product where that differs.
+    /// What to ask of the weight. The first is the product under the producer's own rounding.
     pub jobs: Vec<Job>,
+    /// Which of them is the product without anybody's rounding, where that differs.
+    plain: Option<usize>,
+    /// Which of them gives the bound of roundings that are not followed.
+    unfollowed: Option<usize>,
+    /// Which of them carries the bound of bridged inputs on.
+    carried: Option<usize>,
     ties: Vec<Tie>,
     units: Units,
     inner: usize,
-    quadrature: bool,
-    emulated: bool,
 }
 
 /// Ties of one row that are tried: more would be a degenerate row, such as one of equal values.
@@ -171,44 +164,29 @@ impl Pending {
         // Where the activations themselves are only known within a bound, their rounding cannot be followed.
         let followed = if input.bound.is_some() { Rounding::None } else { declared };
         let rounded = round::activations(followed, x.view());
-        let mut ties = rounded.ties;
-        let counts = ties.iter().fold(vec![0usize; x.rows], |mut counts, tie| {
-            counts[tie.row] += 1;
-            counts
-        });
-        ties.retain(|tie| counts[tie.row] <= TIES_MAX);
+        let ties = few_per_row(rounded.ties, x.rows);
         let mut columns: Vec<usize> = ties.iter().map(|tie| tie.col).collect();
         columns.sort_unstable();
         columns.dedup();
-        let steps = unfollowed_steps(products, weight.dtype(), declared, followed, x);
         let weights = match declared {
             Rounding::F16 | Rounding::Bf16 if products != Products::LlamaCpu => declared,
             _ => Rounding::None,
         };
-        let magnitude = |values: &Matrix<f64>| bounds::map(values, f64::abs);
-        let mut sum = magnitude(&rounded.values);
+        let own =
+            Job { x: rounded.values, sums: rounded.sums, columns, weights, magnitude: Magnitude::Terms };
+        let mut jobs = vec![own];
+        let mut add = |x: Matrix<f64>, magnitude| {
+            let sums = Matrix::zeros(x.rows, 0);
+            jobs.push(Job { x, sums, columns: Vec::new(), weights: Rounding::None, magnitude });
+            jobs.len() - 1
+        };
+        let no_rows = || Matrix::zeros(0, x.cols);
+        let plain = (declared != Rounding::None).then(|| add(x.clone(), Magnitude::None));
+        let unfollowed = unfollowed_steps(products, weight.dtype(), declared, followed, x)
+            .map(|steps| add(no_rows(), Magnitude::Quadrature(steps)));
+        let carried = input.bound.as_ref().map(|bound| add(no_rows(), Magnitude::Sum(bound.clone())));
         let units = Units::of(&context.numerics);
-        let factor = bounds::accumulation(x.cols, units.accumulator);
-        if let Some(bound) = &input.bound {
-            // One product serves both: the accumulation's share and that of the inputs' own bound.
-            sum = bounds::zip(&sum, bound, |x, b| x + b / factor);
-        }
-        let none = || Matrix::zeros(x.rows, 0);
-        let job =
-            |x: Matrix<f64>, sums, columns, weights, magnitude| Job { x, sums, columns, weights, magnitude };
-        let emulated = declared != Rounding::None;
-        let signed = rounded.values.clone();
-        let sum = Magnitude::Sum { values: sum, signed };
-        let mut jobs = vec![job(rounded.values, rounded.sums, columns, weights, sum)];
-        if emulated {
-            jobs.push(job(x.clone(), none(), Vec::new(), Rounding::None, Magnitude::None));
-        }
-        let quadrature = steps.is_some();
-        if let Some(steps) = steps {
-            let empty = Matrix::zeros(0, x.cols);
-            jobs.push(job(empty, none(), Vec::new(), Rounding::None, Magnitude::Quadrature(steps)));
-        }
-        Pending { jobs, ties, units, inner: x.cols, quadrature, emulated }
+        Pending { jobs, plain, unfollowed, carried, ties, units, inner: x.cols }
     }
 
     /// The explanation, and the plain exact product where it differs.
@@ -223,15 +201,17 @@ impl Pending {
         let own = &out[0];
         let mut exact = own.exact.clone();
         let mut bound = bounds::linear(&self.units, self.inner, &own.magnitude, &exact);
-        if self.quadrature {
-            let unfollowed = &out[out.len() - 1].magnitude;
-            bound = bounds::zip(&bound, unfollowed, |bound, q| bound + CONFIDENCE * q);
+        if let Some(unfollowed) = self.unfollowed {
+            bound = bounds::zip(&bound, &out[unfollowed].magnitude, |bound, q| bound + CONFIDENCE * q);
+        }
+        if let Some(carried) = self.carried {
+            bound = bounds::zip(&bound, &out[carried].magnitude, |bound, carried| bound + carried);
         }
         if case.recorded.rows == exact.rows && case.recorded.cols == exact.cols {
             self.settle_ties(case, columns, own, &mut exact);
         }
-        let plain = self.emulated.then(|| out[1].exact.clone());
-        (Explained { exact, bound, emulated: self.emulated }, plain)
+        let plain = self.plain.map(|plain| out[plain].exact.clone());
+        (Explained { exact, bound, emulated: plain.is_some() }, plain)
     }
 
     /// A tie is rounded to the side that the recorded output says: each moves all outputs of its row by a
@@ -254,6 +234,14 @@ impl Pending {
             }
         }
     }
+}
+
+/// The ties of rows that have few of them.
+fn few_per_row(mut ties: Vec<Tie>, rows: usize) -> Vec<Tie> {
+    let mut counts = vec![0usize; rows];
+    ties.iter().for_each(|tie| counts[tie.row] += 1);
+    ties.retain(|tie| counts[tie.row] <= TIES_MAX);
+    ties
 }
 
 /// Half a rounding step of each activation whose declared rounding is not followed value by value.

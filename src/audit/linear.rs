@@ -32,17 +32,13 @@ pub struct Job {
 pub enum Magnitude {
     /// Nothing.
     None,
-    /// Σ_i |w[o, i]|·m[t, i] for m (T, I), non-negative. Where blocks of the weight have a minimum, what
-    /// cancels between the minimum and the quants is added: twice |minimum|·max(|Σm'|, max|m'|) over each group, with m'
-    /// the signed values behind m.
-    Sum {
-        /// (T, I)
-        values: Matrix<f64>,
-        /// (T, I) the same with signs.
-        signed: Matrix<f64>,
-    },
+    /// Σ_i |w[o, i]|·m[t, i] for m (T, I), non-negative.
+    Sum(Matrix<f64>),
     /// sqrt(Σ_i (w[o, i]·m[t, i])²)
     Quadrature(Matrix<f64>),
+    /// [`Magnitude::Quadrature`] of the activations themselves. Where groups of the weight share a minimum,
+    /// what cancels between it and the quants is added: twice minimum·max(|Σx|, max|x|) of each group.
+    Terms,
 }
 
 /// What a [`Job`] asked for.
@@ -66,42 +62,80 @@ pub fn products(weight: &Weight<'_>, jobs: &[Job]) -> Vec<Product> {
         .step_by(tile_rows)
         .map(|start| start..(start + tile_rows).min(weight.rows()))
         .collect();
-    let prepared: Vec<Prepared> = jobs.iter().map(|job| Prepared::new(job, weight.dtype())).collect();
+    let stacks = Stacks::new(jobs, cols, weight.dtype());
     let parts: Vec<Vec<Product>> = tiles
         .par_iter()
         .map(|tile| {
             let mut w = vec![0f64; tile.len() * cols];
             weight.decode_rows(tile.clone(), &mut w);
-            let tile = Tile { weight, rows: tile.clone(), w: &w };
-            jobs.iter().zip(&prepared).map(|(job, prepared)| tile.run(job, prepared)).collect()
+            Tile { weight, rows: tile.clone(), w: &w }.run(jobs, &stacks)
         })
         .collect();
     (0..jobs.len()).map(|job| assemble(parts.iter().map(|part| &part[job]))).collect()
 }
 
-/// A job's magnitudes in f32: a bound needs no more.
-struct Prepared {
-    magnitude: Option<Matrix<f32>>,
-    /// (T, I/group) what meets the minima.
-    groups: Matrix<f64>,
+/// The rows of all jobs, by what of the weight they meet, so that each meets a tile in one product.
+struct Stacks {
+    /// Activations that meet the weight, by what it is rounded to.
+    values: Vec<(Rounding, Stack<f64>)>,
+    /// Squares that meet the squared weight.
+    squares: Stack<f32>,
+    /// Magnitudes that meet those of the weight.
+    sums: Stack<f32>,
+    /// For each job (T, I/group) what meets the minima; see [`Magnitude::Terms`].
+    groups: Vec<Matrix<f64>>,
 }
 
-impl Prepared {
-    fn new(job: &Job, dtype: gguf::DType) -> Self {
-        let single = |m: &Matrix<f64>, square: bool| {
-            let value = |m: &f64| if square { (m * m).to_f32() } else { m.to_f32() };
-            Matrix::new(m.rows, m.cols, m.data.iter().map(value).collect())
+/// Rows of several jobs, one under the other.
+#[derive(Default)]
+struct Stack<S> {
+    x: Matrix<S>,
+    /// Which rows are those of a job.
+    jobs: Vec<(usize, Range<usize>)>,
+}
+
+impl<S: Scalar> Stack<S> {
+    fn add(&mut self, job: usize, x: View<'_, S>) {
+        self.jobs.push((job, self.x.rows..self.x.rows + x.rows));
+        self.x.append(x);
+    }
+}
+
+impl Stacks {
+    fn new(jobs: &[Job], cols: usize, dtype: gguf::DType) -> Self {
+        let mut stacks = Stacks {
+            values: Vec::new(),
+            squares: Stack::default(),
+            sums: Stack::default(),
+            groups: vec![Matrix::default(); jobs.len()],
         };
-        let magnitude = match &job.magnitude {
-            Magnitude::None => None,
-            Magnitude::Sum { values, .. } => Some(single(values, false)),
-            Magnitude::Quadrature(m) => Some(single(m, true)),
+        // A bound needs no more than f32.
+        let single = |m: &Matrix<f64>, f: fn(f64) -> f64| {
+            Matrix::new(m.rows, m.cols, m.data.iter().map(|m| f(*m).to_f32()).collect())
         };
-        let groups = match (&job.magnitude, gguf::minimum_group(dtype)) {
-            (Magnitude::Sum { signed, .. }, Some(group)) => group_sums(signed, group),
-            _ => Matrix::default(),
-        };
-        Prepared { magnitude, groups }
+        for (index, job) in jobs.iter().enumerate() {
+            assert_eq!(job.x.cols, cols, "activations are as wide as the weight");
+            match stacks.values.iter_mut().find(|(weights, _)| *weights == job.weights) {
+                Some((_, stack)) => stack.add(index, job.x.view()),
+                None => {
+                    let mut stack = Stack::default();
+                    stack.add(index, job.x.view());
+                    stacks.values.push((job.weights, stack));
+                }
+            }
+            match &job.magnitude {
+                Magnitude::None => {}
+                Magnitude::Sum(m) => stacks.sums.add(index, single(m, f64::abs).view()),
+                Magnitude::Quadrature(m) => stacks.squares.add(index, single(m, |m| m * m).view()),
+                Magnitude::Terms => {
+                    stacks.squares.add(index, single(&job.x, |m| m * m).view());
+                    if let Some(group) = gguf::minimum_group(dtype) {
+                        stacks.groups[index] = group_sums(&job.x, group);
+                    }
+                }
+            }
+        }
+        stacks
     }
 }
 
@@ -123,57 +157,65 @@ struct Tile<'a> {
 }
 
 impl Tile<'_> {
-    fn run(&self, job: &Job, prepared: &Prepared) -> Product {
-        let mut exact = match job.weights {
-            Rounding::F16 => {
-                self.multiply(&self.w.iter().map(|&w| to_f16(w)).collect::<Vec<_>>(), job.x.view())
-            }
-            Rounding::Bf16 => {
-                self.multiply(&self.w.iter().map(|&w| to_bf16(w)).collect::<Vec<_>>(), job.x.view())
-            }
-            _ => self.multiply(self.w, job.x.view()),
-        };
-        let mut minima = Matrix::default();
-        if job.sums.cols > 0 {
-            let stored = self.weight.stored().row_bytes(self.rows.clone());
-            let all: Vec<f64> = gguf::minima(self.weight.dtype(), stored);
-            let blocks = job.sums.cols;
-            add_products(&job.sums, &all, |minimum| minimum, &mut exact);
-            let block = self.weight.cols() / blocks;
-            minima = self.pick(&job.columns, |row, column| all[row * blocks + column / block]);
+    fn run(&self, jobs: &[Job], stacks: &Stacks) -> Vec<Product> {
+        let mut out = vec![Product::default(); jobs.len()];
+        for (weights, stack) in &stacks.values {
+            let exact = match weights {
+                Rounding::F16 => self.multiply(&self.weights(to_f16), stack.x.view()),
+                Rounding::Bf16 => self.multiply(&self.weights(to_bf16), stack.x.view()),
+                _ => self.multiply(self.w, stack.x.view()),
+            };
+            split(stack, &exact, &mut out, |product| &mut product.exact);
         }
-        let cols = self.weight.cols();
-        Product {
-            exact,
-            magnitude: self.magnitude(job, prepared),
-            columns: self.pick(&job.columns, |row, column| self.w[row * cols + column]),
-            minima,
+        let narrow = |f: fn(f64) -> f64| self.w.iter().map(|w| f(*w).to_f32()).collect::<Vec<f32>>();
+        if stacks.squares.x.rows > 0 {
+            let squares = self.multiply(&narrow(|w| w * w), stacks.squares.x.view());
+            split(&stacks.squares, &squares, &mut out, |product| &mut product.magnitude);
+        }
+        if stacks.sums.x.rows > 0 {
+            let sums = self.multiply(&narrow(f64::abs), stacks.sums.x.view());
+            split(&stacks.sums, &sums, &mut out, |product| &mut product.magnitude);
+        }
+        self.meet_minima(jobs, stacks, &mut out);
+        for (job, out) in jobs.iter().zip(&mut out) {
+            if matches!(job.magnitude, Magnitude::Terms | Magnitude::Quadrature(_)) {
+                out.magnitude.data.iter_mut().for_each(|sum| *sum = sum.sqrt());
+            }
+            let cols = self.weight.cols();
+            out.columns = self.pick(&job.columns, |row, column| self.w[row * cols + column]);
+        }
+        out
+    }
+
+    /// Adds what meets the minima of the weight's blocks, to products and to squared magnitudes.
+    fn meet_minima(&self, jobs: &[Job], stacks: &Stacks, out: &mut [Product]) {
+        let Some(group) = gguf::minimum_group(self.weight.dtype()) else { return };
+        let stored = self.weight.stored().row_bytes(self.rows.clone());
+        let minima: Vec<f64> = gguf::minima(self.weight.dtype(), stored);
+        let groups = self.weight.cols() / group;
+        for ((job, met), out) in jobs.iter().zip(&stacks.groups).zip(out) {
+            if job.sums.cols == groups {
+                add_products(&job.sums, &minima, |sum, minimum| sum * minimum, &mut out.exact);
+                out.minima = self.pick(&job.columns, |row, column| minima[row * groups + column / group]);
+            }
+            if met.cols == groups {
+                let square = |met: f64, minimum: f64| (met * minimum).powi(2);
+                add_products(met, &minima, square, &mut out.magnitude);
+            }
         }
     }
 
-    fn magnitude(&self, job: &Job, prepared: &Prepared) -> Matrix<f64> {
-        let Some(m) = &prepared.magnitude else { return Matrix::default() };
-        let quadrature = matches!(job.magnitude, Magnitude::Quadrature(_));
-        let value = |w: &f64| if quadrature { (w * w).to_f32() } else { w.to_f32().abs() };
-        let w: Vec<f32> = self.w.iter().map(value).collect();
-        let sums = self.multiply(&w, m.view());
-        let widened =
-            sums.data.iter().map(|&sum| if quadrature { f64::from(sum).sqrt() } else { f64::from(sum) });
-        let mut out = Matrix::new(sums.rows, sums.cols, widened.collect());
-        if prepared.groups.cols > 0 {
-            let stored = self.weight.stored().row_bytes(self.rows.clone());
-            let minima: Vec<f64> = gguf::minima(self.weight.dtype(), stored);
-            add_products(&prepared.groups, &minima, f64::abs, &mut out);
-        }
-        out
+    /// The weight as a producer rounds it.
+    fn weights(&self, round: fn(f64) -> f64) -> Vec<f64> {
+        self.w.iter().map(|&w| round(w)).collect()
     }
 
     /// x·wᵀ, (T, rows).
     fn multiply<S: Scalar>(&self, w: &[S], x: View<'_, S>) -> Matrix<S> {
         let (n, cols) = (self.rows.len(), self.weight.cols());
-        assert!(x.cols == cols && w.len() == n * cols, "activations are as wide as the weight");
         let mut out = Matrix::zeros(x.rows, n);
         if x.rows > 0 {
+            assert!(x.cols == cols && w.len() == n * cols, "activations are as wide as the weight");
             // SAFETY: `out` holds (x.rows, n), row-major with stride n.
             unsafe { product(out.data.as_mut_ptr(), n, w, n, cols, cols, x) };
         }
@@ -181,16 +223,33 @@ impl Tile<'_> {
     }
 
     fn pick(&self, columns: &[usize], value: impl Fn(usize, usize) -> f64) -> Matrix<f64> {
-        let values = columns.iter().flat_map(|&column| (0..self.rows.len()).map(move |row| (row, column)));
-        Matrix::new(columns.len(), self.rows.len(), values.map(|(row, column)| value(row, column)).collect())
+        let n = self.rows.len();
+        let mut out = Matrix::zeros(columns.len(), n);
+        for (out, &column) in out.data.chunks_exact_mut(n).zip(columns) {
+            out.iter_mut().enumerate().for_each(|(row, out)| *out = value(row, column));
+        }
+        out
     }
 }
 
-/// out[t, o] += Σ_b a[t, b]·f(minima[o, b])
-fn add_products(a: &Matrix<f64>, minima: &[f64], f: impl Fn(f64) -> f64, out: &mut Matrix<f64>) {
+/// Hands each job its rows of a stack's output.
+fn split<S: Scalar>(
+    stack: &Stack<S>,
+    all: &Matrix<S>,
+    out: &mut [Product],
+    place: impl Fn(&mut Product) -> &mut Matrix<f64>,
+) {
+    for (job, rows) in &stack.jobs {
+        let values = all.data[rows.start * all.cols..rows.end * all.cols].iter().map(|value| value.to_f64());
+        *place(&mut out[*job]) = Matrix::new(rows.len(), all.cols, values.collect());
+    }
+}
+
+/// out[t, o] += Σ_b f(a[t, b], minima[o, b])
+fn add_products(a: &Matrix<f64>, minima: &[f64], f: impl Fn(f64, f64) -> f64, out: &mut Matrix<f64>) {
     for t in 0..a.rows {
         for (out, minima) in out.row_mut(t).iter_mut().zip(minima.chunks_exact(a.cols)) {
-            *out += a.row(t).iter().zip(minima).map(|(a, m)| a * f(*m)).sum::<f64>();
+            *out += a.row(t).iter().zip(minima).map(|(a, m)| f(*a, *m)).sum::<f64>();
         }
     }
 }

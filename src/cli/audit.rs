@@ -6,7 +6,7 @@ use super::Outcome;
 use super::output::OutputArgs;
 use super::shared::{self, SelectArgs};
 use crate::audit::{AuditRows, Options, audit};
-use crate::compare::{Comparison, Status};
+use crate::compare::Comparison;
 use crate::dump::{self, Recording};
 use crate::evidence;
 use crate::findings::{self, Parts};
@@ -65,25 +65,12 @@ fn report(
         .graph
         .checkpoints()
         .filter(|checkpoint| wants(*checkpoint))
-        .map(|checkpoint| {
-            let recorded = !recording.positions(checkpoint).is_empty();
-            Comparison {
-                checkpoint,
-                status: if recorded { Status::Compared } else { Status::MissingCandidate },
-                row_shape: recording.row_shape(checkpoint),
-                numbers: None,
-                within_tolerance: None,
-                rows_compared: 0,
-                rows_expected: 0,
-            }
-        })
+        .map(|checkpoint| Comparison::alone(checkpoint, recording.row_shape(checkpoint)))
         .collect();
     Ok(findings::assemble(Parts {
-        judged: evidence::judged(&comparisons, &audits),
+        judgement: evidence::weigh(model, &[recording], &comparisons, Some(&audits))?,
         comparisons,
         candidate: findings::side(recording, None),
-        notes: audits.notes(),
-        rows_audited: Some(audits.sides[0].rows_audited()),
         ..Parts::default()
     }))
 }

@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use super::Outcome;
 use super::output::OutputArgs;
 use super::shared::{AuditArgs, SelectArgs, ToleranceArgs};
-use crate::audit::{Audits, Options, audit};
+use crate::audit::{Options, audit};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{self, Comparison};
 use crate::dump::{self, Recording};
 use crate::error::Result;
 use crate::evidence;
-use crate::findings::{self, Parts};
+use crate::faults::tokens::{self, Vocabulary};
+use crate::findings::{self, Judgement, Parts};
 use crate::model::Model;
 use crate::report::detail::{GRID, detail};
 use parity_dump::Dump;
@@ -45,42 +46,48 @@ pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
     let candidate = dump::open(&args.candidate, args.names.as_deref())?;
     let reference = dump::open(&args.reference, None)?;
-    let selection = args.select.selection()?;
-    let both: BTreeSet<Checkpoint> = candidate.checkpoints().chain(reference.checkpoints()).collect();
-    let n_layers = both.iter().filter_map(|c| c.layer_index()).max().map_or(0, |last| last as usize + 1);
-    let wanted: Vec<Checkpoint> = both.into_iter().filter(|c| selection.wants(*c, n_layers)).collect();
+    let model = args.model.as_deref().map(Model::open).transpose()?;
+    let wanted = wanted(args, &candidate, &reference, model.as_ref())?;
     let details = match &folder {
         Some(_) => wanted.iter().filter_map(|c| detail(*c, &candidate, &reference, GRID)).collect(),
         None => Vec::new(),
     };
     let comparisons = compare::recordings(&candidate, &reference, &wanted, &args.tolerance.tolerances()?);
-    let audits = audits(args, &candidate, &reference, &comparisons)?;
-    let mut notes = notes(&candidate, &reference)?;
-    notes.extend(audits.iter().flat_map(Audits::notes));
+    let judgement = match &model {
+        Some(model) => judge(args, model, &candidate, &reference, &comparisons)?,
+        None => Judgement::default(),
+    };
     let mut report = findings::assemble(Parts {
-        judged: audits.as_ref().map(|audits| evidence::judged(&comparisons, audits)).unwrap_or_default(),
+        judgement,
         comparisons,
         tokens: compare::tokens(&candidate, &reference),
-        notes,
-        rows_audited: audits.map(|audits| audits.rows_audited()),
+        notes: notes(&candidate, &reference, model.as_ref())?,
         candidate: findings::side(&candidate, shown(&args.candidate)),
         reference: Some(findings::side(&reference, shown(&args.reference))),
         allow_missing: args.select.allow_missing,
-        ..Parts::default()
     });
     report.details = details;
     args.output.deliver(folder, report)
 }
 
-/// Audits both sides, where the model is given: at a sample of the common rows, and at rows that stand out.
-fn audits(
+/// The selected checkpoints of either dump, and of the model where it is given.
+fn wanted(args: &Args, candidate: &Dump, reference: &Dump, model: Option<&Model>) -> Result<Vec<Checkpoint>> {
+    let selection = args.select.selection()?;
+    let mut all: BTreeSet<Checkpoint> = candidate.checkpoints().chain(reference.checkpoints()).collect();
+    all.extend(model.iter().flat_map(|model| model.graph.checkpoints()));
+    let n_layers = all.iter().filter_map(|c| c.layer_index()).max().map_or(0, |last| last as usize + 1);
+    Ok(all.into_iter().filter(|c| selection.wants(*c, n_layers)).collect())
+}
+
+/// Audits both sides, unless told not to: at a sample of the common rows, and at rows that stand out.
+fn judge(
     args: &Args,
+    model: &Model,
     candidate: &Dump,
     reference: &Dump,
     comparisons: &[Comparison],
-) -> Result<Option<Audits>> {
-    let (Some(path), Some(rows)) = (&args.model, args.audit.rows()) else { return Ok(None) };
-    let model = Model::open(path)?;
+) -> Result<Judgement> {
+    let Some(rows) = args.audit.rows() else { return Ok(Judgement::default()) };
     let mut positions: BTreeSet<u32> = rows.positions(&candidate.manifest().steps).into_iter().collect();
     let common = compare::common_positions(Recording::tokens(candidate), Recording::tokens(reference));
     positions.retain(|position| *position < common);
@@ -88,7 +95,9 @@ fn audits(
     let positions: Vec<u32> = positions.into_iter().collect();
     let wanted: BTreeSet<Checkpoint> = comparisons.iter().map(|comparison| comparison.checkpoint).collect();
     let options = Options { positions: &positions, wants: &|checkpoint| wanted.contains(&checkpoint) };
-    audit(&[candidate, reference], &model.gguf, &model.graph, &options).map(Some)
+    let sides: [&dyn Recording; 2] = [candidate, reference];
+    let audits = audit(&sides, &model.gguf, &model.graph, &options)?;
+    evidence::weigh(model, &sides, comparisons, Some(&audits))
 }
 
 fn shown(path: &Path) -> Option<String> {
@@ -96,7 +105,7 @@ fn shown(path: &Path) -> Option<String> {
 }
 
 /// What a reader must know of the two dumps.
-fn notes(candidate: &Dump, reference: &Dump) -> Result<Vec<String>> {
+fn notes(candidate: &Dump, reference: &Dump, model: Option<&Model>) -> Result<Vec<String>> {
     let mut notes = Vec::new();
     for (side, dump) in [("candidate", candidate), ("reference", reference)] {
         if !dump.manifest().complete {
@@ -106,11 +115,11 @@ fn notes(candidate: &Dump, reference: &Dump) -> Result<Vec<String>> {
     let (ours, theirs) = (Recording::tokens(candidate), Recording::tokens(reference));
     let common = compare::common_positions(ours, theirs) as usize;
     if common < ours.len().min(theirs.len()) {
-        notes.push(format!(
-            "the tokens differ from position {common} on ({} in the candidate, {} in the reference); only what \
-             stands before is compared",
-            ours[common], theirs[common]
-        ));
+        notes.push(format!("only the {common} tokens that both sides have in common are compared"));
+        match model {
+            Some(model) => notes.extend(tokens::said(ours, theirs, &model.gguf)),
+            None => notes.extend(tokens::sentences(tokens::diagnose(ours, theirs, Vocabulary::default()))),
+        }
     }
     Ok(notes)
 }

@@ -9,6 +9,9 @@ use crate::report::Verdict;
 
 mod audit;
 mod diff;
+mod diff_reports;
+mod faults;
+mod gate;
 mod inspect;
 mod output;
 mod progress;
@@ -37,6 +40,12 @@ enum Command {
     Diff(diff::Args),
     /// One dump against exact arithmetic: which nodes are wrong, and by how much.
     Audit(audit::Args),
+    /// The mistakes that parity can name, and plant.
+    Faults(faults::Args),
+    /// Run a suite of cases against its baseline, for CI.
+    Gate(gate::Args),
+    /// Whether parity got better or worse between two reports.
+    DiffReports(diff_reports::Args),
     /// What a GGUF file or a dump holds, and what looks wrong in it.
     Inspect(inspect::Args),
 }
@@ -49,6 +58,9 @@ pub fn main() -> ExitCode {
         Command::Record(args) => record::main(&args),
         Command::Diff(args) => diff::main(&args),
         Command::Audit(args) => audit::main(&args),
+        Command::Faults(args) => faults::main(&args),
+        Command::Gate(args) => gate::main(&args),
+        Command::DiffReports(args) => diff_reports::main(&args),
         Command::Inspect(args) => inspect::main(&args),
     };
     match outcome {

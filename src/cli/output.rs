@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::{Outcome, exit_code};
+use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::references::quoted;
 use crate::report::files::{Folder, timestamp};
 use crate::report::table::Layout;
 use crate::report::{Report, github, json, markdown, table};
@@ -42,7 +44,10 @@ impl OutputArgs {
     /// Shows and keeps a report; the exit code is that of its verdict.
     pub fn deliver(&self, folder: Option<Folder>, mut report: Report) -> Outcome {
         report.created = Some(timestamp());
-        report.command = Some(command_line());
+        report.command = Some(command_line(&[]));
+        if let Some(first) = &mut report.first_divergence {
+            first.reproduce = Some(reproduce(first.checkpoint));
+        }
         if let Some(folder) = &folder {
             folder.write(&report)?;
             eprintln!("report: {}", folder.path().join("report.html").display());
@@ -60,18 +65,26 @@ impl OutputArgs {
     }
 }
 
-/// The command line as it can be typed again.
-fn command_line() -> String {
-    let quote = |arg: String| {
-        let plain = |c: char| c.is_alphanumeric() || "-_./:=,@+%".contains(c);
-        if !arg.is_empty() && arg.chars().all(plain) {
-            arg
-        } else {
-            format!("'{}'", arg.replace('\'', r"'\''"))
+/// The command line as it can be typed again, without the flags (each with a value) in `without`.
+fn command_line(without: &[&str]) -> String {
+    let mut words = vec!["parity".to_owned()];
+    let mut args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
+    while let Some(arg) = args.next() {
+        let flag = arg.split_once('=').map_or(arg.as_str(), |(flag, _)| flag);
+        if !without.contains(&flag) {
+            words.push(quoted(&arg));
+        } else if flag == arg {
+            args.next();
         }
-    };
-    let args = std::env::args_os().skip(1).map(|arg| quote(arg.to_string_lossy().into_owned()));
-    std::iter::once("parity".to_owned()).chain(args).collect::<Vec<_>>().join(" ")
+    }
+    words.join(" ")
+}
+
+/// The command that shows one checkpoint alone.
+fn reproduce(checkpoint: Checkpoint) -> String {
+    let layer = checkpoint.layer_index().map(|layer| format!(" --layer {layer}")).unwrap_or_default();
+    let rest = command_line(&["--layer", "--checkpoint", "--report", "--format", "--dump"]);
+    format!("{rest}{layer} --checkpoint {checkpoint}")
 }
 
 /// Writes to standard output; a reader that went away (`| head`) is no error.

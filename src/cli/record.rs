@@ -55,6 +55,7 @@ pub fn main(args: &Args) -> Outcome {
         sequence: args.sequence,
         all_rows: !args.own_rows,
         verify: args.verify,
+        quiet: false,
         command: args.command.clone(),
     })?;
     io::stdout().write_all(text(&summary).as_bytes()).map_err(|e| Error::new("standard output", e))?;

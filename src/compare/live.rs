@@ -49,7 +49,7 @@ pub struct Live<'a> {
 
 /// What a live comparison ends with.
 pub struct LiveResult {
-    /// The numbers of every compared checkpoint, in execution order; empty without a reference.
+    /// The numbers of every compared checkpoint, in execution order; without numbers without a reference.
     pub comparisons: Vec<Comparison>,
     /// What the logits say, where they were compared.
     pub tokens: Option<TokenReport>,
@@ -100,7 +100,10 @@ impl<'a> Live<'a> {
             writer.finish()?;
         }
         let Some(reference) = reference else {
-            return Ok(LiveResult { comparisons: Vec::new(), tokens: None, details: Vec::new(), kept });
+            let compared = options.compared.iter();
+            let alone =
+                compared.map(|c| Comparison::alone(*c, row_shapes.get(c).cloned().unwrap_or_default()));
+            return Ok(LiveResult { comparisons: alone.collect(), tokens: None, details: Vec::new(), kept });
         };
         let common = common_positions(kept.tokens(), reference.tokens());
         let compare = |checkpoint: Checkpoint| {

@@ -47,6 +47,14 @@ impl fmt::Display for Device {
     }
 }
 
+/// Whether the device is there. `auto` always is.
+pub fn is_present(device: Device) -> bool {
+    match device {
+        Device::Auto | Device::Cpu => true,
+        Device::Cuda(ordinal) => cuda::count() > ordinal,
+    }
+}
+
 /// An engine on a device for `graph`, which may carry planted mistakes.
 pub fn open<'m>(
     device: Device,
@@ -67,7 +75,8 @@ pub fn open<'m>(
 #[cfg(feature = "cuda")]
 mod cuda {
     use super::*;
-    use crate::engine::cuda::{CudaEngine, count, supported};
+    pub use crate::engine::cuda::count;
+    use crate::engine::cuda::{CudaEngine, supported};
 
     /// Whether there is a GPU and it computes with this arithmetic.
     pub fn suits(numerics: Numerics) -> bool {
@@ -91,6 +100,10 @@ mod cuda {
 
     pub fn suits(_: Numerics) -> bool {
         false
+    }
+
+    pub fn count() -> usize {
+        0
     }
 
     pub fn open<'m>(_: usize, _: &'m Model, _: Graph, _: Numerics) -> Result<Box<dyn Engine + 'm>> {

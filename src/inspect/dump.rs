@@ -126,13 +126,18 @@ fn checkpoint(
     let mut row = Vec::new();
     for (index, position) in recorded.positions().enumerate() {
         dump.row(recorded, index, &mut row);
-        match sums.add_row(&row) {
+        let kind = sums.add_row(&row);
+        match kind {
             RowKind::Plain => {}
             RowKind::Nonfinite => report.nonfinite.push(position),
             RowKind::Zero => report.zero.push(position),
             // The first row of the probabilities is 1 for every head: it sees only itself.
             RowKind::Constant if id.kind() == Kind::AttnProbs && position == 0 => {}
             RowKind::Constant => report.constant.push(position),
+        }
+        if kind != RowKind::Plain {
+            // Odd in itself already: rows of NaN or zeros are all the same.
+            continue;
         }
         let bits = row.iter().map(|value| value.to_bits()).collect();
         let earlier = *seen.entry(bits).or_insert(position);
@@ -182,9 +187,7 @@ fn findings(dump: &Dump, checkpoints: &[CheckpointReport]) -> Vec<Finding> {
         add(Level::Wrong, &report.nonfinite, &format!("holds {nan} NaN and {inf} infinities,"));
         add(Level::Wrong, &report.zero, "is all zero");
         add(Level::Wrong, &report.constant, "has one value throughout");
-        if let Some((position, earlier)) =
-            report.repeated.iter().find(|(_, earlier)| !report.zero.contains(earlier))
-        {
+        if let Some((position, earlier)) = report.repeated.first() {
             let text = format!(
                 "has the same row at positions {earlier} and {position}, whose tokens differ ({} such rows)",
                 report.repeated.len()

@@ -26,8 +26,8 @@ impl Edit {
 
 /// A change of a matrix (rows, width) whose rows are the token positions of one step.
 ///
-/// Changes that mix rows ([`Change::mixes_rows`]) are meant for whole steps: a judge that looks at several
-/// steps applies them step by step.
+/// Some changes mix the rows of a step ([`Change::reach`]): a judge that looks at several steps applies them
+/// step by step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     /// Every value times a factor.
@@ -87,18 +87,28 @@ pub enum Limit {
     Largest,
 }
 
+/// Which rows of its step decide a row's new value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reach {
+    /// Its own.
+    Row,
+    /// Its own, and where the step starts.
+    Start,
+    /// Those up to its own.
+    Before,
+    /// All.
+    Step,
+}
+
 impl Change {
-    /// Whether a row's new value depends on other rows of its step.
-    pub fn mixes_rows(&self) -> bool {
+    /// Which rows of its step decide a row's new value.
+    pub fn reach(&self) -> Reach {
         match self {
-            Change::RowsBehind(_)
-            | Change::FirstRow
-            | Change::HeadsFirst { .. }
-            | Change::Stride(_)
-            | Change::Nan
-            | Change::Overflow(Limit::Largest)
-            | Change::Garbage
-            | Change::UnwrittenStep => true,
+            Change::UnwrittenStep => Reach::Start,
+            Change::RowsBehind(_) | Change::FirstRow | Change::Stride(_) => Reach::Before,
+            Change::HeadsFirst { .. } | Change::Nan | Change::Overflow(Limit::Largest) | Change::Garbage => {
+                Reach::Step
+            }
             Change::Scale(_)
             | Change::Offset(_)
             | Change::Fill(_)
@@ -107,7 +117,7 @@ impl Change {
             | Change::Columns(_)
             | Change::Overflow(Limit::Above(_))
             | Change::Round(_)
-            | Change::Reinterpret { .. } => false,
+            | Change::Reinterpret { .. } => Reach::Row,
         }
     }
 }

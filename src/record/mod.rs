@@ -8,9 +8,9 @@ mod verify;
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 
-use parity_record::filter::Filter;
+pub use parity_record::filter::Filter;
 
 use crate::error::{Error, Result};
 use program::Program;
@@ -31,6 +31,8 @@ pub struct Options {
     pub all_rows: bool,
     /// Whether to run the program once more untapped, and compare its logits.
     pub verify: bool,
+    /// Whether the program's own output is swallowed.
+    pub quiet: bool,
     /// The program and its arguments.
     pub command: Vec<OsString>,
 }
@@ -68,7 +70,10 @@ pub fn record(options: &Options) -> Result<Summary> {
     let program = Program::find(&options.command)?;
     let session = Session::new()?;
     let hashes = options.verify.then(|| session.folder().join("recorded"));
-    let tapped = session.command(&options.command, options, hashes.as_deref());
+    let mut tapped = session.command(&options.command, options, hashes.as_deref());
+    if options.quiet {
+        tapped.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    }
     let status = run(tapped, &program)?;
     let report = session.report();
     let recorded = finish::finish(options, &program, &report, status)?;

@@ -5,6 +5,7 @@
 
 pub mod csv;
 pub mod detail;
+pub mod diff;
 pub mod files;
 pub mod github;
 pub mod html;
@@ -211,6 +212,9 @@ pub struct Entry {
     /// Where the distance comes from.
     #[serde(default)]
     pub budget: Option<Budget>,
+    /// What the mistake is at an origin, best first, where it was looked for and found.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub diagnosis: Vec<Diagnosis>,
     /// Shape of the compared rows, slowest axis first.
     #[serde(default)]
     pub shape: Vec<usize>,

@@ -10,6 +10,9 @@ const NARROWEST: usize = 40;
 /// Rows of a run of one kind that are shown before the rest is folded, for healthy nodes and for others.
 const SHOWN: [usize; 2] = [2, 6];
 
+/// A table of up to so many checkpoints, one layer of a model, is shown whole.
+const SHORT: usize = 24;
+
 /// How to lay the text out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -129,7 +132,7 @@ type Column = (&'static str, fn(&Entry) -> String, usize);
 const COLUMNS: [Column; 10] = [
     ("checkpoint", |entry| entry.id.to_string(), 0),
     ("rel L2", |entry| measure(entry, |n| Some(n.rel_l2)), 0),
-    ("max |a-b|", |entry| measure(entry, |n| Some(n.abs_err_max)), 60),
+    ("max |a-b|", |entry| measure(entry, |n| Some(n.abs_err_max)), 66),
     ("at", worst_index, 76),
     ("a", |entry| measure(entry, |n| n.worst.candidate), 110),
     ("b", |entry| measure(entry, |n| n.worst.reference), 110),
@@ -167,15 +170,16 @@ fn table(report: &Report, layout: &Layout, width: usize) -> Vec<String> {
         table.enforce_styling();
     }
     table.set_header(columns.iter().map(|column| column.0));
-    for line in fold(&report.checkpoints, layout.all) {
+    let all = layout.all || report.checkpoints.len() <= SHORT;
+    for line in fold(&report.checkpoints, all) {
         match line {
             Line::Entry(entry) => {
                 table.add_row(columns.iter().map(|column| cell(entry, column)));
             }
-            Line::More(text) => {
+            Line::More(n, text) => {
                 let mut row = vec![String::new(); columns.len()];
                 row[0] = "…".to_owned();
-                row[columns.len() - 1] = text;
+                row[columns.len() - 1] = if width < 76 { format!("({n} more)") } else { text };
                 table.add_row(row);
             }
         }
@@ -200,7 +204,7 @@ fn cell(entry: &Entry, column: &Column) -> Cell {
 /// A line of the table.
 enum Line<'a> {
     Entry(&'a Entry),
-    More(String),
+    More(usize, String),
 }
 
 /// Long runs of healthy nodes, and of nodes with one other verdict, keep their first and last lines.
@@ -218,7 +222,7 @@ fn fold(entries: &[Entry], all: bool) -> Vec<Line<'_>> {
         }
         let (last, rest) = run.split_last().expect("a run has an entry");
         lines.extend(rest[..shown].iter().map(Line::Entry));
-        lines.push(Line::More(more(&rest[shown..])));
+        lines.push(Line::More(rest.len() - shown, more(&rest[shown..])));
         lines.push(Line::Entry(last));
     }
     lines

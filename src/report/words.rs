@@ -284,12 +284,18 @@ pub fn index(index: &[usize]) -> String {
     format!("[{}]", words.join(", "))
 }
 
-/// Breaks `text` into lines of at most `width` characters where it has spaces.
+/// Breaks `text` into lines of at most `width` characters where it has spaces, but not before a `%`.
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
+    let mut words = text.split_whitespace().peekable();
+    while let Some(word) = words.next() {
+        let tail =
+            words.peek().filter(|next| next.starts_with('%')).map_or(0, |next| 1 + next.chars().count());
         match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+            Some(line)
+                if word.starts_with('%')
+                    || line.chars().count() + 1 + word.chars().count() + tail <= width =>
+            {
                 line.push(' ');
                 line.push_str(word);
             }

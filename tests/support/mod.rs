@@ -2,6 +2,7 @@
 
 #![allow(dead_code)]
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use parity::audit::{self, Audit, AuditRows, Context, node_of};
@@ -14,6 +15,9 @@ use parity::faults::diagnose::{Diagnosed, diagnose};
 use parity::model::Model;
 use parity::model::graph::Graph;
 use parity::numerics::Numerics;
+use parity::ops::{self, Inputs, Rows};
+use parity::tensor::{Matrix, View};
+use parity_dump::manifest::Producer;
 
 /// A committed model, or one of the folder `PARITY_MODELS`.
 pub fn model(name: &str) -> Option<Model> {
@@ -90,10 +94,16 @@ pub fn run_some(
     probe.kept
 }
 
-/// Audits all rows.
+/// Audits all rows of the checkpoints that were kept.
 pub fn audit_all(model: &Model, kept: &Kept) -> Audit {
     let positions = AuditRows::All.positions(&kept.manifest().steps);
-    let options = audit::Options { positions: &positions, wants: &|_| true };
+    let recorded = kept.checkpoints();
+    // A node whose inputs were left out cannot be judged.
+    let graph = model.graph.fused(|checkpoint| recorded.contains(&checkpoint));
+    let whole = |checkpoint: Checkpoint| {
+        graph.node(checkpoint).is_some_and(|node| node.inputs.iter().all(|input| recorded.contains(input)))
+    };
+    let options = audit::Options { positions: &positions, wants: &whole };
     audit::audit(&[kept], &model.gguf, &model.graph, &options).unwrap().sides.remove(0)
 }
 
@@ -104,7 +114,7 @@ pub fn diagnose_at(model: &Model, kept: &Kept, checkpoint: Checkpoint) -> Diagno
     let context =
         Context { gguf: &model.gguf, graph: &graph, recording: kept, numerics: Numerics::default() };
     assert!(node_of(kept, &model.graph, checkpoint).is_some());
-    diagnose(&context, model, checkpoint).unwrap()
+    diagnose(&context, model, checkpoint, &[]).unwrap()
 }
 
 /// A small generator (Steele and others, SplitMix64, OOPSLA 2014).
@@ -124,4 +134,53 @@ impl Random {
     pub fn tokens(&mut self, count: usize, n: usize) -> Vec<u32> {
         (0..count).map(|_| self.below(n) as u32).collect()
     }
+}
+
+/// What a strange mistake does to a node's output (T, width), given its inputs.
+pub type Strange<'a> = &'a dyn Fn(&mut Matrix<f32>, &[View<'_, f32>], &Model);
+
+/// Runs the healthy graph node by node, with a mistake at one of them that no catalogue knows.
+pub fn run_strange(
+    model: &Model,
+    tokens: &[u32],
+    prompt: usize,
+    at: Checkpoint,
+    strange: Strange<'_>,
+) -> Kept {
+    let graph = model.graph.fused(|_| false);
+    let mut probe = KeepAll { kept: kept_by_test(model), attention: false, layers: &|_| true };
+    let mut cache: HashMap<Checkpoint, Matrix<f32>> = HashMap::new();
+    let mut first = 0;
+    while first < tokens.len() {
+        let end = if first < prompt { prompt } else { first + 1 };
+        let batch = Batch { tokens: &tokens[first..end], first };
+        let positions: Vec<u32> = (first as u32..end as u32).collect();
+        let steps = vec![first as u32..end as u32; end - first];
+        let rows = Rows { tokens: batch.tokens, positions: &positions, steps: &steps };
+        let mut live: HashMap<Checkpoint, Matrix<f32>> = HashMap::new();
+        for node in &graph.nodes {
+            let source = |(index, input): (usize, &Checkpoint)| match node.op.reads_cache(index) {
+                true => cache[input].view(),
+                false => live[input].view(),
+            };
+            let values: Vec<View<'_, f32>> = node.inputs.iter().enumerate().map(source).collect();
+            let inputs = Inputs { rows, values: &values };
+            let mut out = ops::execute(node, &model.gguf, inputs, &Numerics::default()).unwrap();
+            if node.checkpoint == at {
+                strange(&mut out, &values, model);
+            }
+            let shape = graph.dims.shape(node.checkpoint.kind(), out.rows, end);
+            probe.record(node.checkpoint, &batch, &shape, Values::F32(&out.data)).unwrap();
+            cache.entry(node.checkpoint).or_default().append(out.view());
+            live.insert(node.checkpoint, out);
+        }
+        probe.kept.add_step(batch.tokens, first);
+        first = end;
+    }
+    probe.kept
+}
+
+fn kept_by_test(model: &Model) -> Kept {
+    let producer = Producer { name: "test".into(), numerics: Some("f32".into()), ..Producer::default() };
+    Kept::new(producer, model.info())
 }

@@ -5,7 +5,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::{rows, tap};
+use crate::{limits, rows, tap};
 
 /// Makes `$name` an exported function that calls `$implementation` with the return address as one more
 /// argument, in register `$register`.
@@ -37,20 +37,35 @@ with_caller! {
     llama_get_logits => rows::llama_get_logits, "rsi";
 }
 
-/// `(context, batch by value)`: the batch lies on the stack, where it belongs to the function that is
-/// called, so it may be changed there. Then the real function takes over as if it had been called.
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-pub extern "C" fn llama_decode() {
-    std::arch::naked_asm!(
-        "push rdi",
-        "mov rdx, [rsp + 8]",
-        "lea rsi, [rsp + 16]",
-        "call {}",
-        "pop rdi",
-        "jmp rax",
-        sym rows::before_decode,
-    )
+/// Makes `$name` an exported function with one pointer and one struct by value. The struct lies on the stack,
+/// where it belongs to the function that is called, so `$before(pointer, struct, caller)` may change it there.
+/// It returns the real function, which then takes over as if it had been called.
+macro_rules! with_struct {
+    ($($(#[$doc:meta])* $name:ident => $before:path;)*) => {$(
+        $(#[$doc])*
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name() {
+            std::arch::naked_asm!(
+                "push rdi",
+                "mov rdx, [rsp + 8]",
+                "lea rsi, [rsp + 16]",
+                "call {}",
+                "pop rdi",
+                "jmp rax",
+                sym $before,
+            )
+        }
+    )*};
+}
+
+with_struct! {
+    /// `(context, batch)`
+    llama_decode => rows::before_decode;
+    /// `(model, parameters)`
+    llama_init_from_model => limits::before_init;
+    /// `(model, parameters)`: the older name.
+    llama_new_context_with_model => limits::before_new_context;
 }
 
 /// `bool (*)(struct ggml_tensor *, bool ask, void * user_data)`

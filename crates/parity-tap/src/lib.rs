@@ -10,4 +10,5 @@ mod host;
 mod tap;
 
 mod entry;
+mod limits;
 mod rows;

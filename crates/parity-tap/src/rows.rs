@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI8, AtomicUsize, Ordering};
 
-use crate::{symbols, tap};
+use crate::{limits, symbols, tap};
 
 /// The start of a `llama_batch`; older releases have more fields behind.
 #[repr(C)]
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn before_decode(
     caller: *const c_void,
 ) -> *mut c_void {
     CHANGED.store(0, Ordering::Relaxed);
-    if tap::wants_all_rows() {
+    if tap::wants_all_rows() && limits::allow_all_rows() {
         // SAFETY: the batch is the callee's own copy, and its arrays hold `n_tokens` elements.
         let batch = unsafe { &mut *batch };
         let n = usize::try_from(batch.n_tokens).unwrap_or(0);
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn llama_process(
     batch: *mut c_void,
     caller: *const c_void,
 ) -> c_int {
-    if tap::wants_all_rows() {
+    if tap::wants_all_rows() && limits::allow_all_rows() {
         let set = symbols::real(c"llama_batch_ext_set_output_logits", caller);
         if !set.is_null() {
             type Set = unsafe extern "C" fn(*mut c_void, i32, bool) -> bool;

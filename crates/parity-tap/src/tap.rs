@@ -93,6 +93,11 @@ pub fn real_or_unavailable(name: &'static CStr, caller: *const c_void) -> *mut c
     if found.is_null() { unavailable as *mut c_void } else { found }
 }
 
+/// Stands for a real function that returns an object and could not be found.
+pub extern "C" fn no_object() -> *mut c_void {
+    std::ptr::null_mut()
+}
+
 /// The library that a compute function belongs to, if its tensors can be read.
 fn library(state: &mut State, compute: *mut c_void) -> Option<&'static Library> {
     if let Some(known) = state.libraries.get(&(compute as usize)) {
@@ -108,7 +113,7 @@ fn library(state: &mut State, compute: *mut c_void) -> Option<&'static Library> 
     };
     state.libraries.insert(compute as usize, library);
     if let Some(library) = library {
-        state.recorder.set_version(version(library, compute));
+        state.recorder.set_version(version(library));
     }
     library
 }
@@ -129,7 +134,7 @@ fn open_library(compute: *mut c_void) -> Result<Library, String> {
 }
 
 /// llama.cpp's version as far as its libraries tell.
-fn version(library: &Library, compute: *mut c_void) -> Option<String> {
+fn version(library: &Library) -> Option<String> {
     let mut words: Vec<String> = Vec::new();
     let llama = symbols::any(c"llama_version");
     if !llama.is_null() {
@@ -145,11 +150,13 @@ fn version(library: &Library, compute: *mut c_void) -> Option<String> {
         words.extend(value.map(|value| format!("{label} {value}")));
     }
     if words.is_empty() {
-        let path = symbols::object_of(compute)?;
+        // Older releases say nothing; some distributors put the version into the library's name.
+        let path = symbols::object_of(symbols::any(c"llama_decode"))?;
         let path = path.to_string_lossy();
-        words.push(path.rsplit('/').next().unwrap_or(&path).to_owned());
+        let file = path.rsplit('/').next().unwrap_or_default();
+        words.extend(file.contains(|c: char| c.is_ascii_digit()).then(|| file.to_owned()));
     }
-    Some(words.join(", "))
+    (!words.is_empty()).then(|| words.join(", "))
 }
 
 /// Stands in for `ggml_backend_sched_set_eval_callback`.

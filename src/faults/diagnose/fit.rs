@@ -296,33 +296,25 @@ pub fn rope_dims(_: &Lab<'_>, base: &Base) -> Vec<Argument> {
 /// Steps of the search for a factor on the scores, each a twentieth of an octave.
 const SCALE_STEPS: i32 = 320;
 
-/// The factor on the scores that gives the recorded context of a row best: a scan, then golden sections.
+/// The factor on the scores that gives the recorded row best: a scan, then golden sections.
 pub fn attention_scale(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
-    let Op::Attention(op) = &base.node.op else { return softmax_scale(lab, base) };
+    let scaled = |scale: f64| match &base.node.op {
+        Op::Attention(op) => Some(Op::Attention(Attention { scale, ..op.clone() })),
+        Op::Softmax(op) => Some(Op::Softmax(Attention { scale, ..op.clone() })),
+        _ => None,
+    };
+    let (Op::Attention(own) | Op::Softmax(own)) = &base.node.op else { return vec![] };
     let Some(&row) = base.rows.iter().find(|&&row| lab.case.positions[row] > 0) else { return vec![] };
     let Ok(Some(inputs)) = lab.inputs(&base.node) else { return vec![] };
     let Ok(case) = lab.edited(&base.node, &inputs, row..row + 1) else { return vec![] };
     let recorded = lab.case.recorded.row(row);
     let distance = |scale: f64| -> f64 {
-        let node = Node { op: Op::Attention(Attention { scale, ..op.clone() }), ..case.node.clone() };
+        let Some(op) = scaled(scale) else { return f64::INFINITY };
+        let node = Node { op, ..case.node.clone() };
         let out = case.execute(&node, lab.context.gguf, &lab.context.numerics);
         out.map_or(f64::INFINITY, |out| out.data.iter().zip(recorded).map(|(a, b)| (a - b).powi(2)).sum())
     };
-    fitted_scale(op.scale, distance)
-}
-
-fn softmax_scale(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
-    let Op::Softmax(op) = &base.node.op else { return vec![] };
-    let Some(&row) = base.rows.iter().find(|&&row| lab.case.positions[row] > 0) else { return vec![] };
-    let Ok(Some(inputs)) = lab.inputs(&base.node) else { return vec![] };
-    let Ok(case) = lab.edited(&base.node, &inputs, row..row + 1) else { return vec![] };
-    let recorded = lab.case.recorded.row(row);
-    let distance = |scale: f64| -> f64 {
-        let node = Node { op: Op::Softmax(Attention { scale, ..op.clone() }), ..case.node.clone() };
-        let out = case.execute(&node, lab.context.gguf, &lab.context.numerics);
-        out.map_or(f64::INFINITY, |out| out.data.iter().zip(recorded).map(|(a, b)| (a - b).powi(2)).sum())
-    };
-    fitted_scale(op.scale, distance)
+    fitted_scale(own.scale, distance)
 }
 
 /// The factor of least distance around the model's own.

@@ -14,12 +14,12 @@ pub use sample::Base;
 use super::{Argument, Fault, Site, catalogue};
 use crate::audit::Context;
 use crate::audit::case::{Case, gather};
-use crate::audit::rows::AuditRows;
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::model::Model;
 use crate::model::graph::{Node, Op};
 use crate::report::{Diagnosis, Tried};
+use parity_dump::manifest::Step;
 use predict::Prediction;
 
 /// What is known of a faulty node.
@@ -34,8 +34,10 @@ pub struct Diagnosed {
     pub tried: Vec<Tried>,
 }
 
-/// Token rows that are looked at, at most.
+/// Token rows up to which all are looked at.
 const ROWS_MAX: usize = 32;
+/// Rows that are known to be wrong, of which so many are looked at.
+const WRONG_MAX: usize = 8;
 /// Share of the error on a sample above which a hypothesis is worth computing in full.
 const PROMISING: f64 = 0.9;
 /// Share of the error above which a second mistake is looked for besides the first.
@@ -47,19 +49,48 @@ const PAIR_WEIGHT_MAX: usize = 1 << 25;
 /// Hypotheses that a report lists where none explains the error.
 const TRIED_MAX: usize = 12;
 
-/// Diagnoses the node at `checkpoint`. Everything is empty where the node is healthy.
+/// Rows from the start of a run: what shows when rows are mixed up.
+const ROWS_FIRST: usize = 16;
+/// Rows of later steps: what shows in decode.
+const ROWS_DECODED: usize = 8;
+
+/// Positions that a diagnosis wants of a run in `steps`: rows that follow one another, so that a row can be
+/// recognised where another belongs, both ends of the first step, and the first decoded ones.
+pub fn wanted_rows(steps: &[Step]) -> Vec<u32> {
+    let mut positions: Vec<u32> = steps.iter().flat_map(|step| step.positions.iter().copied()).collect();
+    positions.sort_unstable();
+    positions.dedup();
+    if positions.len() <= ROWS_MAX {
+        return positions;
+    }
+    let first = steps.iter().map(|step| step.positions.len()).find(|n| *n > 0).unwrap_or(0);
+    let ends = [first.saturating_sub(2), positions.len() - 2];
+    let keep = |i: usize| {
+        let of_first = i < ROWS_FIRST || (first..first + ROWS_DECODED).contains(&i);
+        of_first || ends.iter().any(|end| (*end..end + 2).contains(&i))
+    };
+    positions.into_iter().enumerate().filter(|(i, _)| keep(*i)).map(|(_, position)| position).collect()
+}
+
+/// Diagnoses the node at `checkpoint`, at the rows that are known to be wrong and some others. Everything is
+/// empty where the node is healthy.
 ///
 /// # Errors
 /// A weight that cannot be read, or inputs that do not have the model's shape.
-pub fn diagnose(context: &Context<'_>, model: &Model, checkpoint: Checkpoint) -> Result<Diagnosed> {
+pub fn diagnose(
+    context: &Context<'_>,
+    model: &Model,
+    checkpoint: Checkpoint,
+    wrong: &[u32],
+) -> Result<Diagnosed> {
     let Some(node) = context.graph.node(checkpoint) else { return Ok(Diagnosed::default()) };
     let recording = context.recording;
-    let recorded = recording.positions(checkpoint);
-    let sampled = AuditRows::Sample(ROWS_MAX).positions(&recording.manifest().steps);
-    let positions: Vec<u32> = match recorded.len() <= ROWS_MAX {
-        true => recorded,
-        false => recorded.into_iter().filter(|p| sampled.binary_search(p).is_ok()).collect(),
-    };
+    let mut positions = recording.positions(checkpoint);
+    if positions.len() > ROWS_MAX {
+        let wanted = wanted_rows(&recording.manifest().steps);
+        let wrong = &wrong[..wrong.len().min(WRONG_MAX)];
+        positions.retain(|position| wanted.contains(position) || wrong.contains(position));
+    }
     match gather(context, node, &positions)? {
         Ok(case) => diagnose_case(context, model, &case),
         Err(missing) => Ok(Diagnosed {
@@ -220,7 +251,7 @@ impl Trial<'_> {
             fault: found.faults.join(" + "),
             explains: found.explains,
             text: found.text.clone(),
-            fix: Some(found.fix.clone()),
+            fix: Some(found.fix.replace("{arch}", self.lab.site.model.config.architecture.name())),
         });
         for item in found.chain(recognised) {
             if diagnosis.iter().all(|known| known.fault != item.fault) {
@@ -280,20 +311,22 @@ const REORDERINGS: [&str; 4] = ["attn.head_order", "attn.width_first", "attn.kv_
 /// Bounds are derived for right ops; a mistaken variant may round a few operations more.
 const SLACK: f64 = 4.0;
 
-/// max |recorded - predicted| / bound, NaN where a value is not finite on one side only.
+/// max |recorded - predicted| / bound over the rows that are decided, NaN where a value is not finite on one side only.
 fn over_bound(lab: &Lab<'_>, prediction: &Prediction) -> f64 {
-    let values = lab.case.recorded.data.iter().zip(&prediction.value.data).zip(&prediction.bound.data);
     let mut worst = 0.0f64;
-    for ((recorded, predicted), bound) in values {
-        let over = if recorded == predicted || recorded.is_nan() && predicted.is_nan() {
-            0.0
-        } else {
-            (recorded - predicted).abs() / bound
-        };
-        if over.is_nan() {
-            return f64::NAN;
+    for t in (0..prediction.value.rows).filter(|&t| prediction.known[t]) {
+        let (value, bound) = (prediction.value.row(t), prediction.bound.row(t));
+        for ((recorded, predicted), bound) in lab.case.recorded.row(t).iter().zip(value).zip(bound) {
+            let over = if recorded == predicted || recorded.is_nan() && predicted.is_nan() {
+                0.0
+            } else {
+                (recorded - predicted).abs() / bound
+            };
+            if over.is_nan() {
+                return f64::NAN;
+            }
+            worst = worst.max(over);
         }
-        worst = worst.max(over);
     }
     worst
 }
@@ -306,11 +339,13 @@ fn nearest(lab: &Lab<'_>, predictions: Vec<Prediction>) -> Option<Prediction> {
 /// Share of the squared local error that a prediction accounts for.
 fn explained(lab: &Lab<'_>, origin: &Base, prediction: &Prediction) -> f64 {
     let (mut before, mut after) = (0.0, 0.0);
-    let values = lab.case.recorded.data.iter().zip(&origin.value.data).zip(&prediction.value.data);
-    for ((recorded, healthy), predicted) in values {
-        if recorded.is_finite() && healthy.is_finite() && predicted.is_finite() {
-            before += (recorded - healthy).powi(2);
-            after += (recorded - predicted).powi(2);
+    for t in (0..prediction.value.rows).filter(|&t| prediction.known[t]) {
+        let both = origin.value.row(t).iter().zip(prediction.value.row(t));
+        for (recorded, (healthy, predicted)) in lab.case.recorded.row(t).iter().zip(both) {
+            if recorded.is_finite() && healthy.is_finite() && predicted.is_finite() {
+                before += (recorded - healthy).powi(2);
+                after += (recorded - predicted).powi(2);
+            }
         }
     }
     // Where only NaN and Inf are wrong, they are all there is to explain.

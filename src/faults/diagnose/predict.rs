@@ -7,7 +7,7 @@ use crate::audit::case::{Case, Input, gather};
 use crate::audit::{Context, judge};
 use crate::error::Result;
 use crate::faults::Site;
-use crate::model::edit::{Change, Edit};
+use crate::model::edit::{Change, Edit, Reach};
 use crate::model::graph::{Activation, Attention, GluForm, Node, NormStyle, Op};
 use crate::model::weights::Weight;
 use crate::ops::change;
@@ -33,19 +33,18 @@ pub struct Prediction {
     pub value: Matrix<f64>,
     /// (T, width) what rounding explains.
     pub bound: Matrix<f64>,
+    /// (T,) whether the rows at hand decide a row's value.
+    pub known: Vec<bool>,
 }
 
 impl Lab<'_> {
     /// The output of `node` under each arithmetic that the producer's words allow. `None` where the
     /// recording lacks what the node reads, or the rows that its edits mix.
     pub fn predict(&self, node: &Node) -> Result<Option<Vec<Prediction>>> {
-        let mixes = node.edits.iter().any(|edit| changed(edit).mixes_rows());
-        if mixes && !self.has_whole_steps() {
-            return Ok(None);
-        }
+        let Some(known) = self.known(&node.edits) else { return Ok(None) };
         let Some(inputs) = self.inputs(node)? else { return Ok(None) };
         let cache_mixes = node.edits.iter().any(|edit| match edit {
-            Edit::Input { index, change } => node.op.reads_cache(*index) && change.mixes_rows(),
+            Edit::Input { index, change } => node.op.reads_cache(*index) && change.reach() > Reach::Row,
             Edit::Output(_) => false,
         });
         let parts = if cache_mixes { self.steps() } else { vec![0..self.case.positions.len()] };
@@ -65,6 +64,7 @@ impl Lab<'_> {
         }
         for prediction in &mut predictions {
             self.edit_output(node, prediction)?;
+            prediction.known.clone_from(&known);
         }
         Ok(Some(predictions))
     }
@@ -82,9 +82,20 @@ impl Lab<'_> {
         parts
     }
 
-    /// Whether every step that has rows here has all of them.
-    pub fn has_whole_steps(&self) -> bool {
-        self.steps().iter().all(|part| part.len() == self.case.steps[part.start].len())
+    /// (T,) for which rows the rows at hand decide what the edits make of them; `None` where for none.
+    pub fn known(&self, edits: &[Edit]) -> Option<Vec<bool>> {
+        let reach = edits.iter().map(|edit| changed(edit).reach()).max().unwrap_or(Reach::Row);
+        let mut known = Vec::with_capacity(self.case.positions.len());
+        for part in self.steps() {
+            let step = self.case.steps[part.start].clone();
+            let whole = part.len() == step.len();
+            known.extend(part.clone().map(|row| match reach {
+                Reach::Row | Reach::Start => true,
+                Reach::Before => self.case.positions[row] == step.start + (row - part.start) as u32,
+                Reach::Step => whole,
+            }));
+        }
+        known.contains(&true).then_some(known)
     }
 
     /// The recorded inputs of a node that may read other checkpoints than the healthy one.
@@ -119,7 +130,7 @@ impl Lab<'_> {
                 _ => None,
             });
             for edit in edits {
-                if cached || !edit.mixes_rows() {
+                if cached || edit.reach() == Reach::Row {
                     change::apply(edit, self.context.gguf, &mut value, case.rows())?;
                 } else {
                     self.by_step(edit, &mut value)?;
@@ -166,7 +177,7 @@ impl Lab<'_> {
         }
         let explained = judge::explain(self.context, case)?.into_iter();
         let mut predictions: Vec<Prediction> =
-            explained.map(|e| Prediction { value: e.exact, bound: e.bound }).collect();
+            explained.map(|e| Prediction { value: e.exact, bound: e.bound, known: Vec::new() }).collect();
         for prediction in &mut predictions {
             self.widen(case, prediction)?;
         }
@@ -192,7 +203,7 @@ impl Lab<'_> {
         let factor = bounds::accumulation(op.head_width, units.accumulator)
             + bounds::accumulation(cached, units.accumulator)
             + VARIANT_ROUNDINGS * units.storage;
-        Ok(Prediction { value, bound: bounds::map(&magnitude, |m| factor * m) })
+        Ok(Prediction { value, bound: bounds::map(&magnitude, |m| factor * m), known: Vec::new() })
     }
 
     /// The bounds are derived for right ops; what a mistaken variant rounds besides.

@@ -55,7 +55,8 @@ pub fn spell(lab: &Lab<'_>, rows: &[usize]) -> String {
 }
 
 /// Every wrong row holds what belongs to another one.
-fn moved_rows(lab: &Lab<'_>, base: &Base, wrong: &[usize]) -> Option<String> {
+fn moved_rows(lab: &Lab<'_>, base: &Base, all_wrong: &[usize]) -> Option<String> {
+    let wrong = all_wrong;
     let source = |t: usize| {
         let recorded = lab.case.recorded.row(t);
         (0..base.value.rows).rev().find(|&from| {
@@ -63,14 +64,25 @@ fn moved_rows(lab: &Lab<'_>, base: &Base, wrong: &[usize]) -> Option<String> {
             from != t && recorded.iter().zip(own).all(|(y, (p, b))| fits(*y, *p, *b))
         })
     };
-    let from: Vec<usize> = wrong.iter().map(|&t| source(t)).collect::<Option<_>>()?;
+    let sources: Vec<Option<usize>> = wrong.iter().map(|&t| source(t)).collect();
+    let position = |row: usize| i64::from(lab.case.positions[row]);
+    let (wrong, from): (Vec<usize>, Vec<usize>) =
+        wrong.iter().zip(&sources).filter_map(|(&t, source)| source.map(|from| (t, from))).unzip();
     if from.is_empty() {
         return None;
     }
-    let position = |row: usize| i64::from(lab.case.positions[row]);
     let shifts: Vec<i64> = wrong.iter().zip(&from).map(|(&t, &f)| position(f) - position(t)).collect();
     let same_shift = shifts.iter().all(|shift| *shift == shifts[0]);
     let same_row = from.iter().all(|&f| f == from[0]);
+    if from.len() < sources.len() {
+        // The rest may hold rows that are not at hand; one row alone proves nothing of them.
+        let absent = |t: usize| !lab.case.positions.iter().any(|&p| i64::from(p) == position(t) + shifts[0]);
+        let rest = all_wrong.iter().filter(|t| !wrong.contains(t));
+        if from.len() < 2 || !same_shift || !rest.into_iter().all(|&t| absent(t)) {
+            return None;
+        }
+    }
+    let wrong = &wrong[..];
     Some(match (same_shift, same_row) {
         (true, _) if shifts[0] == -1 => {
             format!("rows {} hold what belongs to the row before them", spell(lab, wrong))

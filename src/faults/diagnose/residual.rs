@@ -47,7 +47,7 @@ fn columns(lab: &Lab<'_>, base: &Base, wrong: &[usize]) -> Option<String> {
         n => {
             let step = columns.windows(2).map(|w| w[1] - w[0]).min().unwrap_or(1);
             let regular = step > 1 && columns.windows(2).all(|w| w[1] - w[0] == step);
-            let every = if regular { format!(", every {step}th") } else { String::new() };
+            let every = if regular { format!(", one in {step}") } else { String::new() };
             Some(format!("{n} of {width} columns, from {first} to {last}{every}"))
         }
     }

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::predict::{Lab, changed};
 use crate::error::Result;
-use crate::model::edit::{Change, Edit};
+use crate::model::edit::{Change, Edit, Reach};
 use crate::model::graph::{Node, Op, WeightRef};
 use crate::model::weights::Weight;
 use crate::ops::round::{self, Rounding};
@@ -71,15 +71,14 @@ impl Base {
 /// `None` where it cannot be computed.
 pub fn share(lab: &Lab<'_>, base: &Base, node: &Node) -> Result<Option<f64>> {
     if let Some(edits) = base.output_edits(node) {
-        if edits.iter().any(|edit| changed(edit).mixes_rows()) && !lab.has_whole_steps() {
-            return Ok(None);
-        }
+        let Some(known) = lab.known(edits) else { return Ok(None) };
         let mut value = base.value.clone();
         for edit in edits {
             lab.by_step(changed(edit), &mut value)?;
         }
-        let all: Vec<usize> = (0..value.rows).collect();
-        return Ok(Some(accounted(lab, base, &all, None, &value)));
+        let rows: Vec<usize> = (0..value.rows).filter(|&row| known[row]).collect();
+        let value = pick_rows(&value, &rows);
+        return Ok(Some(accounted(lab, base, &rows, None, &value)));
     }
     match &node.op {
         Op::Linear { weight, columns } => product(lab, base, node, weight, *columns),
@@ -130,9 +129,7 @@ fn product(
 ) -> Result<Option<f64>> {
     let outputs = node.edits.iter().filter(|edit| edit.is_output()).count();
     let Some(inputs) = lab.inputs(node)?.filter(|_| outputs == 0) else { return Ok(None) };
-    if node.edits.iter().any(|edit| changed(edit).mixes_rows()) && !lab.has_whole_steps() {
-        return Ok(None);
-    }
+    let Some(known) = lab.known(&node.edits) else { return Ok(None) };
     let bare = Node { op: Op::Linear { weight: weight.clone(), columns: kept }, ..node.clone() };
     let case = lab.edited(&bare, &inputs, 0..lab.case.positions.len())?;
     let found = Weight::find(lab.context.gguf, weight)?;
@@ -141,9 +138,10 @@ fn product(
         return Ok(None);
     }
     let rounding = Rounding::of(lab.context.numerics.products, found.dtype());
-    let x = round::activations(rounding, pick_rows(x, &base.rows).view()).values;
+    let rows: Vec<usize> = base.rows.iter().copied().filter(|&row| known[row]).collect();
+    let x = round::activations(rounding, pick_rows(x, &rows).view()).values;
     let value = columns_of_product(&found, &x, &base.columns);
-    Ok(Some(accounted(lab, base, &base.rows, Some(&base.columns), &value)))
+    Ok(Some(accounted(lab, base, &rows, Some(&base.columns), &value)))
 }
 
 /// x·wᵀ at some rows of w, (T, columns).
@@ -165,10 +163,8 @@ pub fn columns_of_product(weight: &Weight<'_>, x: &Matrix<f64>, columns: &[usize
 
 /// Any other op, on the sample's rows where its edits allow it.
 fn executed(lab: &Lab<'_>, base: &Base, node: &Node) -> Result<Option<f64>> {
-    let mixes = node.edits.iter().any(|edit| changed(edit).mixes_rows());
-    if mixes && !lab.has_whole_steps() {
-        return Ok(None);
-    }
+    let mixes = node.edits.iter().any(|edit| changed(edit).reach() > Reach::Row);
+    let Some(known) = lab.known(&node.edits) else { return Ok(None) };
     let Some(inputs) = lab.inputs(node)? else { return Ok(None) };
     let parts = if mixes { lab.steps() } else { base.rows.iter().map(|&row| row..row + 1).collect() };
     let mut value: Matrix<f64> = Matrix::default();
@@ -180,8 +176,10 @@ fn executed(lab: &Lab<'_>, base: &Base, node: &Node) -> Result<Option<f64>> {
             let change: &Change = changed(edit);
             crate::ops::change::apply(change, lab.context.gguf, &mut own, case.rows())?;
         }
-        value.append(own.view());
-        rows.extend(part);
+        let decided: Vec<usize> = part.clone().filter(|&row| known[row]).collect();
+        let within: Vec<usize> = decided.iter().map(|row| row - part.start).collect();
+        value.append(pick_rows(&own, &within).view());
+        rows.extend(decided);
     }
     Ok(Some(accounted(lab, base, &rows, None, &value)))
 }

@@ -14,7 +14,6 @@ const LABELS: f64 = 96.0;
 const TOP: f64 = 18.0;
 const ROW: f64 = 15.0;
 const COLUMN_LEAST: f64 = 11.0;
-const COLUMN_MOST: f64 = 64.0;
 const CHART_TOP: f64 = 34.0;
 const CHART: f64 = 138.0;
 const BOTTOM: f64 = 18.0;
@@ -90,7 +89,7 @@ pub fn map(report: &Report) -> Map {
         Kind::all().filter(|kind| report.checkpoints.iter().any(|entry| entry.id.kind() == *kind)).collect();
     let layers: Vec<u32> = layers(report);
     let columns = layers.len() + 2;
-    let column = ((WIDTH - LABELS) / columns as f64).clamp(COLUMN_LEAST, COLUMN_MOST);
+    let column = ((WIDTH - LABELS) / columns as f64).max(COLUMN_LEAST);
     let frame = Frame { column, layers };
     let rows = |kind: Kind| kinds.iter().position(|k| *k == kind).unwrap_or(0);
     let cells = report.checkpoints.iter().map(|entry| cell(entry, rows(entry.id.kind()), &frame)).collect();

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Builds a dynamically linked llama-completion from the source package of llama-cpp-python, for recording.
+#
+#   scripts/build-llama.sh DIR      -> DIR/bin/llama-completion
+#
+# Needs cmake, a C++ compiler and pip; about ten minutes on two cores.
+set -euo pipefail
+
+version=0.3.36
+out=${1:?usage: scripts/build-llama.sh DIR}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+if [ -x "$out/bin/llama-completion" ]; then
+  echo "$out/bin/llama-completion is there"
+  exit
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+python3 -m pip download --quiet --no-deps --no-binary :all: --no-build-isolation --dest "$work" \
+  "llama-cpp-python==$version" || python3 -m pip download --quiet --no-deps --no-binary :all: --dest "$work" \
+  "llama-cpp-python==$version"
+tar -xzf "$work"/llama_cpp_python-$version.tar.gz -C "$work"
+cmake -S "$work/llama_cpp_python-$version/vendor/llama.cpp" -B "$out" -DCMAKE_BUILD_TYPE=Release \
+  -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DBUILD_SHARED_LIBS=ON
+cmake --build "$out" --parallel "$(nproc)" --target llama-completion

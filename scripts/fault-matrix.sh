@@ -1,0 +1,11 @@
+#!/bin/sh
+# 200 seeded runs with a planted mistake each, over the tiny models and a real one where it is given:
+#   scripts/fault-matrix.sh [REAL-MODEL.gguf]
+# Prints one line per run and a table; fails where a mistake is missed or called by a wrong name.
+set -eu
+cd "$(dirname "$0")/.."
+if [ $# -gt 0 ]; then
+    PARITY_REAL_MODEL=$(realpath "$1")
+    export PARITY_REAL_MODEL
+fi
+exec cargo test --release --test faults_matrix -- --ignored --nocapture two_hundred_seeded_runs

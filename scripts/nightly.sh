@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# The nightly run, the same on a CI runner, a cluster node and a laptop: build, fetch the real models, record
+# their references with a real llama.cpp, run the suite.
+#
+#   scripts/nightly.sh [OUT] [parity gate's flags, e.g. --shard 2/5 --jobs 4]
+#
+#   PARITY_MODELS     folder of the real models; fetched to target/models where unset
+#   PARITY_CACHE      folder that recordings are kept in (default: target/recordings)
+#   LLAMA_COMPLETION  a dynamically linked llama-completion (default: the one on the PATH). Without one the real
+#                     models have no references, and the suite says so.
+#   PARITY_SUITE      the suite (default: suites/nightly.toml)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+out=out/nightly
+if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
+  out=$1
+  shift
+fi
+export PARITY_CACHE=${PARITY_CACHE:-$PWD/target/recordings}
+suite=${PARITY_SUITE:-suites/nightly.toml}
+
+cargo build --release --quiet
+parity=target/release/parity
+
+if [ -z "${PARITY_MODELS:-}" ]; then
+  export PARITY_MODELS=$PWD/target/models
+  scripts/fetch-models.sh "$PARITY_MODELS"
+fi
+
+llama=${LLAMA_COMPLETION:-$(command -v llama-completion || true)}
+if [ -n "$llama" ]; then
+  for model in SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-1.5b-instruct-q4_k_m; do
+    dump=$PARITY_CACHE/$model/read_lines
+    [ ! -f "$dump/manifest.json" ] || continue
+    mkdir -p "$dump"
+    # The cleanest reference that llama.cpp has: F32 cache, no flash attention, no repacked weights.
+    "$parity" record -o "$dump" -- "$llama" -m "$PARITY_MODELS/$model.gguf" -p 'def read_lines(path):' \
+      -n 3 --temp 0 --ignore-eos -no-cnv --no-warmup -ctk f32 -ctv f32 -fa off --no-repack </dev/null
+  done
+else
+  echo "no llama-completion: the real models stay without references" >&2
+fi
+
+exec "$parity" gate "$suite" --report "$out" "$@"

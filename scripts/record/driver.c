@@ -1,0 +1,89 @@
+/* Evaluates token ids with the shared libraries of any llama.cpp since 2024, and decodes further ones.
+ *
+ *   gcc -O1 -o driver driver.c -ldl
+ *   driver LIBRARIES MODEL PREFILL TOKEN…      the first PREFILL tokens in one batch, the others one by one
+ *
+ * No header is needed: parameter structs go by value as opaque blocks, of which only n_ctx, n_batch and
+ * n_ubatch (the first three words, in every release) are set. Symbols are looked up the way a program that
+ * links the libraries would find them, so a preloaded library can stand in for them.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct { char bytes[1024]; } params;
+/* Releases before 2025 have more fields behind: zero. */
+typedef struct {
+    int32_t n_tokens, *token; float *embd; int32_t *pos, *n_seq_id, **seq_id; int8_t *logits; char rest[32];
+} batch;
+
+static void *find(const char *name, const char *older) {
+    void *symbol = dlsym(RTLD_DEFAULT, name);
+    if (!symbol && older) symbol = dlsym(RTLD_DEFAULT, older);
+    return symbol;
+}
+
+/* Loads the library of the folder whose name begins so, for everyone to see. */
+static void load(const char *prefix) {
+    DIR *folder = opendir(".");
+    for (struct dirent *entry; folder && (entry = readdir(folder));) {
+        char path[300];
+        snprintf(path, sizeof path, "./%s", entry->d_name);
+        if (strncmp(entry->d_name, prefix, strlen(prefix)) == 0 && !dlopen(path, RTLD_NOW | RTLD_GLOBAL))
+            fprintf(stderr, "%s\n", dlerror());
+    }
+    if (folder) closedir(folder);
+}
+
+static int evaluate(int (*decode)(void *, batch), void *context, int32_t *tokens, int first, int n) {
+    static int32_t pos[4096], one[4096], zero;
+    static int32_t *ids[4096];
+    static int8_t logits[4096];
+    for (int i = 0; i < n; i++) pos[i] = first + i, one[i] = 1, ids[i] = &zero, logits[i] = i == n - 1;
+    batch b = {.n_tokens = n, .token = tokens + first, .pos = pos, .n_seq_id = one, .seq_id = ids, .logits = logits};
+    return decode(context, b);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 5) return fprintf(stderr, "driver LIBRARIES MODEL PREFILL TOKEN…\n"), 2;
+    char *model_path = realpath(argv[2], NULL);
+    if (!model_path || chdir(argv[1])) return perror(argv[1]), 2;
+    load("libggml-base.");
+    load("libggml.");
+    load("libllama.");
+    void (*load_backends)(const char *) = find("ggml_backend_load_all_from_path", NULL);
+    if (load_backends) load_backends(".");
+    void (*init)(void) = find("llama_backend_init", NULL);
+    params (*model_params)(void) = find("llama_model_default_params", NULL);
+    params (*context_params)(void) = find("llama_context_default_params", NULL);
+    void *(*load_model)(const char *, params) = find("llama_model_load_from_file", "llama_load_model_from_file");
+    void *(*new_context)(void *, params) = find("llama_init_from_model", "llama_new_context_with_model");
+    void (*threads)(void *, int32_t, int32_t) = find("llama_set_n_threads", NULL);
+    int (*decode)(void *, batch) = find("llama_decode", NULL);
+    float *(*last)(void *, int32_t) = find("llama_get_logits_ith", NULL);
+    if (!init || !model_params || !context_params || !load_model || !new_context || !threads || !decode || !last)
+        return fprintf(stderr, "these libraries are no llama.cpp\n"), 2;
+    init();
+    void *model = load_model(model_path, model_params());
+    if (!model) return fprintf(stderr, "%s: no model\n", model_path), 2;
+    params p = context_params();
+    uint32_t sizes[3] = {512, 512, 512};
+    memcpy(&p, sizes, sizeof sizes);
+    void *context = new_context(model, p);
+    if (!context) return fprintf(stderr, "no context\n"), 2;
+    threads(context, 2, 2);
+    int n = argc - 4, prefill = atoi(argv[3]);
+    int32_t tokens[4096];
+    for (int i = 0; i < n && i < 4096; i++) tokens[i] = atoi(argv[4 + i]);
+    if (evaluate(decode, context, tokens, 0, prefill)) return fprintf(stderr, "the prefill failed\n"), 1;
+    for (int i = prefill; i < n; i++)
+        if (evaluate(decode, context, tokens, i, 1)) return fprintf(stderr, "decoding failed\n"), 1;
+    printf("last logit %.6f\n", last(context, -1)[0]);
+    return 0;
+}

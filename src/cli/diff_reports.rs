@@ -1,0 +1,80 @@
+//! `parity diff-reports`: did parity get better or worse between two reports?
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use globset::{Glob, GlobSet, GlobSetBuilder};
+
+use super::output::print;
+use super::{Outcome, exit_code};
+use crate::error::{Error, Result};
+use crate::report::diff::{diff, render};
+use crate::report::{Report, Verdict, json};
+
+/// Flags of `parity diff-reports`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// report.json, or the folder that holds it, as it was
+    old: PathBuf,
+    /// The same as it is
+    new: PathBuf,
+    /// Checkpoints that are declared to change; may be given several times
+    #[arg(long, value_name = "GLOB")]
+    allow: Vec<String>,
+    /// What standard output carries
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum Format {
+    /// For people
+    #[default]
+    Table,
+    /// For programs
+    Json,
+}
+
+/// Runs the command: exit code 0 where nothing got worse, 1 where something did, 2 where the two reports have
+/// nothing in common.
+pub fn main(args: &Args) -> Outcome {
+    let (old, new) = (json::read(&args.old)?, json::read(&args.new)?);
+    comparable(&old, &new)?;
+    let found = diff(&old, &new, &globs(&args.allow)?);
+    let text = match args.format {
+        Format::Table => render(&found),
+        Format::Json => {
+            serde_json::to_string_pretty(&found).map_err(|e| Error::new("standard output", e))? + "\n"
+        }
+    };
+    print(&text)?;
+    Ok(exit_code(if found.worse { Verdict::Divergence } else { Verdict::Parity }))
+}
+
+fn comparable(old: &Report, new: &Report) -> Result<()> {
+    let (before, after) = (&old.candidate.model, &new.candidate.model);
+    if before.fingerprint.is_some() && after.fingerprint.is_some() && before.fingerprint != after.fingerprint
+    {
+        let name =
+            |model: &parity_dump::ModelInfo| model.file.clone().or(model.name.clone()).unwrap_or_default();
+        return Err(Error::new("parity diff-reports", "the reports are of different models")
+            .expected(name(before))
+            .found(name(after)));
+    }
+    let common = old.checkpoints.iter().any(|entry| new.checkpoints.iter().any(|other| other.id == entry.id));
+    if !common {
+        return Err(Error::new("parity diff-reports", "the reports have no checkpoint in common"));
+    }
+    Ok(())
+}
+
+fn globs(patterns: &[String]) -> Result<GlobSet> {
+    let mut set = GlobSetBuilder::new();
+    for pattern in patterns {
+        set.add(
+            Glob::new(pattern)
+                .map_err(|e| Error::new("--allow", format!("`{pattern}` is no pattern: {e}")))?,
+        );
+    }
+    set.build().map_err(|e| Error::new("--allow", e))
+}

@@ -1,0 +1,185 @@
+//! `parity gate`: a suite of cases against their baseline, for CI.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+use super::output::print;
+use super::progress::Progress;
+use super::{Outcome, exit_code};
+use crate::error::{Error, Result};
+use crate::gate::baseline::Baseline;
+use crate::gate::execute::Engine;
+use crate::gate::judge::Against;
+use crate::gate::schedule::{self, Plan, Shard};
+use crate::gate::suite::Suite;
+use crate::gate::{CaseResult, GateReport, Status, merge, read, render};
+use crate::report::files::{Folder, timestamp};
+use crate::report::{Report, Verdict, github};
+
+/// Exit code that `git bisect run` takes for "this revision cannot be tested".
+const BISECT_SKIP: u8 = 125;
+
+/// Flags of `parity gate`.
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Option<GateCommand>,
+    /// The suite, a TOML file (docs/ci.md)
+    #[arg(required = true)]
+    suite: Option<PathBuf>,
+    /// Folder for the results: gate.json, junit.xml, summary.md, and a report of each case that fails
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
+    /// Make this run the baseline; refused where a case fails
+    #[arg(long)]
+    accept: bool,
+    /// Compare with this baseline instead of the suite's, and name the checkpoint that moved
+    #[arg(long, value_name = "BASELINE", conflicts_with = "accept")]
+    since: Option<PathBuf>,
+    /// Run one part of the suite: 2/5
+    #[arg(long, value_name = "K/N")]
+    shard: Option<Shard>,
+    /// Run the cases whose names match; may be given several times
+    #[arg(long, value_name = "GLOB", conflicts_with = "accept")]
+    case: Vec<String>,
+    /// Cases at a time
+    #[arg(short, long, value_name = "N", default_value_t = 1)]
+    jobs: usize,
+    /// Try a case that does not pass again so many times; retries are shown
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    retries: u32,
+    /// Exit with 125 where the suite could not be judged, as `git bisect run` wants it
+    #[arg(long)]
+    bisect: bool,
+}
+
+#[derive(Subcommand)]
+enum GateCommand {
+    /// Put the results of shards together.
+    Merge(MergeArgs),
+}
+
+#[derive(clap::Args)]
+struct MergeArgs {
+    /// gate.json files, or the folders that hold them
+    #[arg(required = true)]
+    results: Vec<PathBuf>,
+    /// Folder for the merged results
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub fn main(args: &Args) -> Outcome {
+    match (&args.command, &args.suite) {
+        (Some(GateCommand::Merge(args)), _) => merge_results(args),
+        (None, Some(suite)) => run(args, suite),
+        (None, None) => Err(Error::new("parity gate", "no suite is given").expected("a TOML file")),
+    }
+}
+
+fn merge_results(args: &MergeArgs) -> Outcome {
+    let folder = args.report.as_deref().map(Folder::create).transpose()?;
+    let parts = args.results.iter().map(|path| read(path)).collect::<Result<Vec<_>>>()?;
+    let merged = merge(parts)?;
+    deliver(&merged, folder.as_ref())?;
+    Ok(exit_code(merged.verdict()))
+}
+
+fn run(args: &Args, path: &Path) -> Outcome {
+    let folder = args.report.as_deref().map(Folder::create).transpose()?;
+    let mut suite = Suite::read(path)?;
+    suite.only(&args.case)?;
+    if args.accept && (args.shard.is_some() || suite.baseline.is_none()) {
+        return Err(Error::new("--accept", "there is no whole baseline to write")
+            .expected("a suite with `baseline = \"FILE\"`, run without --shard"));
+    }
+    let file = args.since.as_ref().or(suite.baseline.as_ref());
+    if let Some(since) = args.since.as_ref().filter(|path| !path.exists()) {
+        return Err(Error::file(since, "the baseline is not there"));
+    }
+    let mut baseline = file.map(|path| Baseline::read(path)).transpose()?;
+    let now = timestamp();
+    let today = &now[..10];
+    let progress = Progress::new("cases");
+    let done = std::sync::atomic::AtomicUsize::new(0);
+    let total = suite.cases.len();
+    let watch = |result: &CaseResult, report: Option<&Report>| {
+        let n = done.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
+        progress.set(n, total);
+        if let (Some(folder), Some(report)) = (&folder, report) {
+            keep(folder, result, report, &now);
+        }
+    };
+    let against = Against { today, baseline: baseline.as_ref(), accepting: args.accept };
+    let plan = Plan { shard: args.shard, jobs: args.jobs, retries: args.retries, pictures: folder.is_some() };
+    let mut report = schedule::run(&suite, &Engine::default(), &against, &plan, &watch);
+    drop(progress);
+    report.created = Some(now.clone());
+    if !args.case.is_empty() {
+        // A part of the suite: whether a waiver is still needed is for the whole to say.
+        report.shard = report.shard.or_else(|| Some(args.case.join(" ")));
+    }
+    for case in
+        report.cases.iter_mut().filter(|case| !matches!(case.status, Status::Passed | Status::Allowed))
+    {
+        case.next = Some(format!("parity gate {} --case '{}' --report out", path.display(), case.id));
+    }
+    deliver(&report, folder.as_ref())?;
+    if args.accept {
+        accept(&report, &suite, baseline.as_mut(), today)?;
+    }
+    Ok(match report.verdict() {
+        Verdict::Undecided if args.bisect => ExitCode::from(BISECT_SKIP),
+        verdict => exit_code(verdict),
+    })
+}
+
+/// Keeps the report of a case that does not pass. A case's result must not be lost to a full disk.
+fn keep(folder: &Folder, result: &CaseResult, report: &Report, now: &str) {
+    if !matches!(result.status, Status::Failed | Status::Undecided) {
+        return;
+    }
+    let name: String =
+        result.id.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect();
+    let mut report = report.clone();
+    report.created = Some(now.to_owned());
+    let written = Folder::create(&folder.path().join("cases").join(name)).and_then(|f| f.write(&report));
+    if let Err(error) = written {
+        eprintln!("warning: {error}");
+    }
+}
+
+fn deliver(report: &GateReport, folder: Option<&Folder>) -> Result<()> {
+    if let Some(folder) = folder {
+        folder.write_file("gate.json", &render::json(report)?)?;
+        folder.write_file("junit.xml", &render::junit(report)?)?;
+        folder.write_file("summary.md", &render::markdown(report))?;
+    }
+    if github::is_active() {
+        eprint!("{}", render::annotations(report));
+    }
+    print(&render::text(report))
+}
+
+/// Writes the baseline, unless a case fails: a failing run never becomes what later runs are held against.
+fn accept(report: &GateReport, suite: &Suite, baseline: Option<&mut Baseline>, today: &str) -> Result<()> {
+    let (Some(baseline), Some(path)) = (baseline, &suite.baseline) else { return Ok(()) };
+    if report.verdict() != Verdict::Parity {
+        return Err(Error::file(path, "the baseline stays as it is: the suite does not pass")
+            .hint("waive what may be worse, with a reason and a date, and run --accept again"));
+    }
+    for case in report.cases.iter().filter(|case| case.status == Status::Passed) {
+        baseline.accept(&case.id, &case.measures, today);
+    }
+    // Cases that are no longer in the suite leave the baseline.
+    baseline.cases.retain(|id, _| report.all.contains(id));
+    let folder = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let path = Folder::create(folder)?.write_file(&name, &baseline.render())?;
+    eprintln!("baseline: {}", path.display());
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! Baselines: what each case measured when somebody last accepted it, as small JSON.
+//!
+//! Every number is kept as the range over all accepted runs, and that range is its own noise: a run has moved
+//! away where it exceeds the range by more than the range is wide, and by more than [`FACTOR`].
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::Checkpoint;
+use crate::error::{Error, Result};
+use crate::report::Report;
+use crate::report::diff::{FACTOR, FLOOR, FLOOR_KL, ratio};
+
+/// Name and version of the format.
+pub const SCHEMA: &str = "parity-baseline/1";
+
+/// What a run measured, by checkpoint. Not a number where the measure was not finite.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measures {
+    /// Mean KL of the tokens, nats.
+    pub kl: Option<f64>,
+    /// The candidate's own error, and its distance from the reference, both relative L2.
+    pub checkpoints: BTreeMap<Checkpoint, [Option<f64>; 2]>,
+}
+
+/// The file: one entry per case.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Baseline {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// By the id of the case.
+    pub cases: BTreeMap<String, Accepted>,
+}
+
+/// What was accepted of a case.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Accepted {
+    /// Number of accepted runs.
+    pub runs: u32,
+    /// Day of the last one, YYYY-MM-DD.
+    pub date: String,
+    /// Least and largest mean KL.
+    pub kl: Option<[f64; 2]>,
+    /// Least and largest own error, least and largest distance; null where not measured.
+    pub checkpoints: BTreeMap<Checkpoint, [Option<[f64; 2]>; 2]>,
+}
+
+/// A number that left its baseline.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Moved {
+    /// The checkpoint; null for the KL of the tokens.
+    pub checkpoint: Option<Checkpoint>,
+    /// `own error`, `distance` or `KL`.
+    pub what: String,
+    /// The baseline's largest value where it got worse, its least where it got better.
+    pub baseline: f64,
+    /// Today's.
+    pub today: Option<f64>,
+    /// How many times as large it is; null where today's is not finite.
+    pub ratio: Option<f64>,
+    /// Whether it got worse.
+    pub worse: bool,
+}
+
+impl Measures {
+    /// What a baseline keeps of a report.
+    pub fn of(report: &Report) -> Measures {
+        let digits = |value: f64| format!("{value:.3e}").parse().ok().filter(|value: &f64| value.is_finite());
+        let entries = report.checkpoints.iter().map(|entry| {
+            let own = entry.local.candidate.as_ref().and_then(|local| digits(local.rel_l2));
+            let distance = entry.numbers.as_ref().and_then(|numbers| digits(numbers.rel_l2));
+            (entry.id, [own, distance])
+        });
+        let kl = report.tokens.as_ref().and_then(|tokens| digits(tokens.kl_mean));
+        Measures { kl, checkpoints: entries.filter(|(_, both)| both.iter().any(Option::is_some)).collect() }
+    }
+}
+
+impl Baseline {
+    /// Reads a baseline; one that is not there is empty, so that `--accept` can make the first.
+    pub fn read(path: &Path) -> Result<Baseline> {
+        if !path.exists() {
+            return Ok(Baseline { schema: SCHEMA.to_owned(), cases: BTreeMap::new() });
+        }
+        let text =
+            std::fs::read_to_string(path).map_err(|e| Error::file(path, format!("cannot be read: {e}")))?;
+        let baseline: Baseline =
+            serde_json::from_str(&text).map_err(|e| Error::file(path, format!("is no baseline: {e}")))?;
+        if baseline.schema != SCHEMA {
+            return Err(Error::file(path, "another baseline format")
+                .expected(SCHEMA)
+                .found(&baseline.schema));
+        }
+        Ok(baseline)
+    }
+
+    /// The JSON, one line per checkpoint: a change of one number is a change of one line.
+    pub fn render(&self) -> String {
+        let mut out = format!("{{\n \"schema\": {},\n \"cases\": {{", json(&self.schema));
+        for (i, (id, case)) in self.cases.iter().enumerate() {
+            let comma = if i == 0 { "" } else { "," };
+            let _ = write!(
+                out,
+                "{comma}\n  {}: {{ \"runs\": {}, \"date\": {}, \"kl\": {}, \"checkpoints\": {{",
+                json(id),
+                case.runs,
+                json(&case.date),
+                json(&case.kl)
+            );
+            for (i, (checkpoint, ranges)) in case.checkpoints.iter().enumerate() {
+                let comma = if i == 0 { "" } else { "," };
+                let _ = write!(out, "{comma}\n   {}: {}", json(checkpoint), json(ranges));
+            }
+            out += " } }";
+        }
+        out += " }\n}\n";
+        out
+    }
+
+    /// What left the baseline of a case, in execution order; `None` where it has none.
+    pub fn moved(&self, case: &str, measures: &Measures) -> Option<Vec<Moved>> {
+        let accepted = self.cases.get(case)?;
+        let mut moved = Vec::new();
+        for (&checkpoint, ranges) in &accepted.checkpoints {
+            let today = measures.checkpoints.get(&checkpoint).copied().unwrap_or_default();
+            for (i, what) in ["own error", "distance"].into_iter().enumerate() {
+                moved.extend(
+                    ranges[i].and_then(|range| leaves(Some(checkpoint), what, range, today[i], FLOOR)),
+                );
+            }
+        }
+        moved.extend(accepted.kl.and_then(|range| leaves(None, "KL", range, measures.kl, FLOOR_KL)));
+        forgive_distance(&mut moved);
+        Some(moved)
+    }
+
+    /// Takes a run in: its numbers widen the ranges, or replace those that they have left.
+    pub fn accept(&mut self, case: &str, measures: &Measures, date: &str) {
+        let moved = self.moved(case, measures).unwrap_or_default();
+        let accepted = self.cases.entry(case.to_owned()).or_default();
+        let left =
+            |checkpoint, what: &str| moved.iter().any(|m| m.checkpoint == checkpoint && m.what == what);
+        let widen = |old: Option<[f64; 2]>, today: Option<f64>, left: bool| match (old, today) {
+            (Some([low, high]), Some(today)) if !left => Some([low.min(today), high.max(today)]),
+            (_, today) => today.map(|today| [today, today]),
+        };
+        accepted.kl = widen(accepted.kl, measures.kl, left(None, "KL"));
+        accepted.checkpoints = measures
+            .checkpoints
+            .iter()
+            .map(|(&id, today)| {
+                let old = accepted.checkpoints.get(&id).copied().unwrap_or_default();
+                let own = widen(old[0], today[0], left(Some(id), "own error"));
+                (id, [own, widen(old[1], today[1], left(Some(id), "distance"))])
+            })
+            .collect();
+        accepted.runs += 1;
+        accepted.date = date.to_owned();
+    }
+}
+
+/// A distance that grew where the own error shrank: nearer to exact arithmetic, farther from a rounded
+/// reference. That is no regression.
+fn forgive_distance(moved: &mut [Moved]) {
+    let better: Vec<Option<Checkpoint>> =
+        moved.iter().filter(|m| m.what == "own error" && !m.worse).map(|m| m.checkpoint).collect();
+    for entry in moved.iter_mut().filter(|m| m.what == "distance") {
+        entry.worse &= !better.contains(&entry.checkpoint);
+    }
+}
+
+/// Whether today's value left its range.
+fn leaves(
+    checkpoint: Option<Checkpoint>,
+    what: &str,
+    [low, high]: [f64; 2],
+    today: Option<f64>,
+    floor: f64,
+) -> Option<Moved> {
+    let allowed = FACTOR.max(ratio(low, high, floor));
+    let make = |baseline: f64, worse: bool| Moved {
+        checkpoint,
+        what: what.to_owned(),
+        baseline,
+        today,
+        ratio: today.map(|today| ratio(baseline, today, floor)),
+        worse,
+    };
+    // A number that was there and is not any more has moved: it was NaN, or was not measured.
+    let Some(value) = today else { return Some(make(high, true)) };
+    if !(ratio(high, value, floor) <= allowed) {
+        return Some(make(high, true));
+    }
+    (ratio(low, value, floor) < 1.0 / allowed).then(|| make(low, false))
+}
+
+/// Texts, numbers and lists of them as one line of JSON.
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned())
+}

@@ -1,0 +1,127 @@
+//! Executes cases: the same job as `parity run`, with every model opened once and shared.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use super::ProblemKind;
+use super::suite::{Case, Input};
+use crate::audit::AuditRows;
+use crate::engine::device;
+use crate::error::{Error, Result};
+use crate::faults::inject;
+use crate::model::Model;
+use crate::references;
+use crate::report::Report;
+use crate::run::{RunOptions, run};
+use crate::tokenizer::Tokenizer;
+
+/// What came of an attempt.
+pub enum Attempt {
+    /// It ran.
+    Report(Box<Report>),
+    /// Something that it needs is not there: what, and one sentence.
+    Missing(ProblemKind, String),
+    /// It failed otherwise.
+    Failed(Error),
+}
+
+/// Something that runs cases, possibly several at a time.
+pub trait Execute: Sync {
+    /// Runs one case; `pictures` asks for what the HTML report draws.
+    fn execute(&self, case: &Case, pictures: bool) -> Attempt;
+}
+
+impl<F: Fn(&Case) -> Attempt + Sync> Execute for F {
+    fn execute(&self, case: &Case, _pictures: bool) -> Attempt {
+        self(case)
+    }
+}
+
+/// A model that is opened by the first case that needs it.
+type Shared = Arc<OnceLock<Result<Arc<Opened>>>>;
+
+struct Opened {
+    model: Model,
+    /// Built by the first case with a text.
+    tokenizer: OnceLock<Result<Tokenizer>>,
+}
+
+/// Runs cases on the instrumented engine.
+#[derive(Default)]
+pub struct Engine {
+    models: Mutex<BTreeMap<PathBuf, Shared>>,
+}
+
+impl Execute for Engine {
+    fn execute(&self, case: &Case, pictures: bool) -> Attempt {
+        match self.attempt(case, pictures) {
+            Ok(attempt) => attempt,
+            Err(error) => Attempt::Failed(error),
+        }
+    }
+}
+
+impl Engine {
+    fn attempt(&self, case: &Case, pictures: bool) -> Result<Attempt> {
+        let path = match &case.model {
+            Some(path) => path.clone(),
+            None => references::default_model()?,
+        };
+        if !path.is_file() {
+            return Ok(Attempt::Missing(ProblemKind::MissingModel, format!("no file {}", path.display())));
+        }
+        if let Some(path) = case.reference.as_ref().filter(|path| !path.exists()) {
+            return Ok(Attempt::Missing(
+                ProblemKind::MissingReference,
+                format!("no recording {}", path.display()),
+            ));
+        }
+        if !device::is_present(case.device) {
+            return Ok(Attempt::Missing(ProblemKind::SkippedDevice, format!("there is no {}", case.device)));
+        }
+        let opened = self.open(path)?;
+        let model = &opened.model;
+        let mut graph = model.graph.clone();
+        inject::plant(&mut graph, &case.inject, model)?;
+        let options = options(case, &opened, pictures)?;
+        run(model, &graph, &options, &|_, _| {}).map(|report| Attempt::Report(Box::new(report)))
+    }
+
+    /// The model of this file, opened once however many cases ask for it.
+    fn open(&self, path: PathBuf) -> Result<Arc<Opened>> {
+        let shared = {
+            let mut models = self.models.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            models.entry(path.clone()).or_default().clone()
+        };
+        let open = || Model::open(&path).map(|model| Arc::new(Opened { model, tokenizer: OnceLock::new() }));
+        shared.get_or_init(open).clone()
+    }
+}
+
+fn options(case: &Case, opened: &Opened, pictures: bool) -> Result<RunOptions> {
+    let (prompt, tokens) = match &case.input {
+        Input::Reference => (None, Vec::new()),
+        Input::Tokens(tokens) => (None, tokens.clone()),
+        Input::Prompt(text) => {
+            let build = || Tokenizer::from_gguf(&opened.model.gguf);
+            let tokenizer = opened.tokenizer.get_or_init(build).as_ref().map_err(Error::clone)?;
+            (Some(text.clone()), tokenizer.encode(text)?)
+        }
+    };
+    Ok(RunOptions {
+        tokens,
+        prompt,
+        n_predict: case.n_predict,
+        reference: case.reference.clone(),
+        device: case.device,
+        numerics: case.numerics,
+        selection: case.selection.clone(),
+        tolerances: case.tolerances.clone(),
+        chunk: case.chunk,
+        allow_missing: case.allow.contains(&ProblemKind::MissingCheckpoints),
+        pictures,
+        audit: Some(AuditRows::default()),
+        ..RunOptions::default()
+    })
+}

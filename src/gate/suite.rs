@@ -1,0 +1,425 @@
+//! `suite.toml`: which cases there are. Every list in a `[[case]]` is an axis: the case stands for all
+//! combinations.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use globset::{Glob, GlobMatcher};
+use serde::Deserialize;
+
+use super::ProblemKind;
+use crate::checkpoint::Checkpoint;
+use crate::compare::{Tolerance, Tolerances};
+use crate::engine::device::Device;
+use crate::error::{Error, Result};
+use crate::faults::inject::Spec;
+use crate::numerics::Numerics;
+use crate::report::Verdict;
+use crate::select::{Layers, Selection};
+
+/// Stands in `fault` for the name of the fault that the case plants.
+const AS_PLANTED: &str = "planted";
+
+/// A suite, its cases spelt out.
+pub struct Suite {
+    /// Its name.
+    pub name: String,
+    /// File of its baseline, where it has one.
+    pub baseline: Option<PathBuf>,
+    /// In the order of the file.
+    pub cases: Vec<Case>,
+}
+
+/// One thing to run and judge.
+#[derive(Clone)]
+pub struct Case {
+    /// Name of the definition, then the values of the axes that have several, e.g. `prompts/tiny/cpu`.
+    pub id: String,
+    /// Number of its `[[case]]`, from 0.
+    pub definition: usize,
+    /// Model file; the shipped one where absent.
+    pub model: Option<PathBuf>,
+    /// What it runs on.
+    pub input: Input,
+    /// Decode steps.
+    pub n_predict: Option<usize>,
+    /// Where it runs.
+    pub device: Device,
+    /// The engine's arithmetic.
+    pub numerics: Numerics,
+    /// Prefill in pieces of so many tokens.
+    pub chunk: Option<usize>,
+    /// Dump to compare with; looked for by model and tokens where absent.
+    pub reference: Option<PathBuf>,
+    /// Which checkpoints are looked at.
+    pub selection: Selection,
+    /// Tolerances of the case.
+    pub tolerances: Tolerances,
+    /// Faults to plant.
+    pub inject: Vec<Spec>,
+    /// What is to come of it.
+    pub expect: Expect,
+    /// What may differ.
+    pub waivers: Vec<Waiver>,
+    /// Problems that are no obstacle.
+    pub allow: BTreeSet<ProblemKind>,
+    /// How often to try again where it does not pass.
+    pub retries: u32,
+}
+
+/// What a case runs on.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    /// The tokens of the reference.
+    Reference,
+    /// A text.
+    Prompt(String),
+    /// (T,) token ids.
+    Tokens(Vec<u32>),
+}
+
+/// What is to come of a case.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expect {
+    /// Parity, or the divergence that a planted fault must leave.
+    pub verdict: Verdict,
+    /// Where the fault must be found.
+    pub at: Option<Checkpoint>,
+    /// The name that it must be given.
+    pub fault: Option<String>,
+}
+
+/// Checkpoints that may differ, why, and for how long.
+#[derive(Clone)]
+pub struct Waiver {
+    /// As it is written.
+    pub pattern: String,
+    /// Which checkpoints.
+    pub checkpoints: GlobMatcher,
+    /// Why.
+    pub reason: String,
+    /// Last day on which it holds, YYYY-MM-DD.
+    pub until: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    name: String,
+    baseline: Option<PathBuf>,
+    #[serde(default)]
+    include: Vec<PathBuf>,
+    #[serde(default)]
+    models: BTreeMap<String, String>,
+    #[serde(default)]
+    prompts: BTreeMap<String, Prompt>,
+    #[serde(default)]
+    case: Vec<Definition>,
+}
+
+/// `"def f():"`, `{ file = "prompt.txt" }` or `{ tokens = [1, 2, 3] }`.
+#[derive(Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+enum Prompt {
+    Text(String),
+    File { file: PathBuf },
+    Tokens { tokens: Vec<u32> },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Definition {
+    name: String,
+    model: Option<Axis<String>>,
+    prompt: Option<Axis<String>>,
+    device: Option<Axis<String>>,
+    numerics: Option<Axis<String>>,
+    chunk: Option<Axis<usize>>,
+    inject: Option<Axis<String>>,
+    n_predict: Option<usize>,
+    reference: Option<String>,
+    layer: Option<String>,
+    #[serde(default)]
+    checkpoint: Vec<String>,
+    expect: Option<Expected>,
+    at: Option<Checkpoint>,
+    fault: Option<String>,
+    #[serde(default)]
+    tolerance: Vec<ToleranceRule>,
+    #[serde(default)]
+    waive: Vec<WaiverRule>,
+    #[serde(default)]
+    allow: BTreeSet<ProblemKind>,
+    #[serde(default)]
+    retries: u32,
+}
+
+/// One value, or several to run the case with each.
+#[derive(Clone, Deserialize)]
+#[serde(untagged)]
+enum Axis<T> {
+    One(T),
+    Many(Vec<T>),
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Expected {
+    Parity,
+    Divergence,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ToleranceRule {
+    checkpoint: String,
+    rtol: Option<f64>,
+    atol: Option<f64>,
+    nmse: Option<f64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WaiverRule {
+    checkpoint: String,
+    reason: String,
+    until: String,
+}
+
+impl Suite {
+    /// Reads a suite; its paths are relative to its folder, and may begin with `$NAME/` for a folder that the
+    /// environment names.
+    pub fn read(path: &Path) -> Result<Suite> {
+        let text =
+            std::fs::read_to_string(path).map_err(|e| Error::file(path, format!("cannot be read: {e}")))?;
+        let folder = path.parent().unwrap_or(Path::new("."));
+        Suite::parse(&text, folder).map_err(|e| Error::file(path, e).hint("docs/ci.md describes suites"))
+    }
+
+    /// Keeps the cases whose ids match one of the patterns; all where there is none.
+    pub fn only(&mut self, patterns: &[String]) -> Result<()> {
+        let globs = patterns.iter().map(|pattern| {
+            let glob = Glob::new(pattern).map_err(|e| Error::new("--case", e))?;
+            Ok(glob.compile_matcher())
+        });
+        let globs: Vec<GlobMatcher> = globs.collect::<Result<_>>()?;
+        self.cases.retain(|case| globs.is_empty() || globs.iter().any(|glob| glob.is_match(&case.id)));
+        match self.cases.first() {
+            Some(_) => Ok(()),
+            None => Err(Error::new("--case", "no case has such a name").found(patterns.join(", "))),
+        }
+    }
+
+    /// [`Suite::read`] from text.
+    pub fn parse(text: &str, folder: &Path) -> std::result::Result<Suite, String> {
+        let file: File = toml::from_str(text).map_err(|e| e.to_string())?;
+        let mut cases = included(&file, folder)?;
+        let first = cases.iter().map(|case: &Case| case.definition + 1).max().unwrap_or(0);
+        for (index, definition) in file.case.iter().enumerate() {
+            let expanded = definition.expand(first + index, &file, folder);
+            cases.extend(expanded.map_err(|e| format!("case `{}`: {e}", definition.name))?);
+        }
+        if cases.is_empty() {
+            return Err("the suite has no case".to_owned());
+        }
+        let mut ids = BTreeSet::new();
+        if let Some(twice) = cases.iter().find(|case| !ids.insert(case.id.clone())) {
+            return Err(format!("two cases are called `{}`", twice.id));
+        }
+        Ok(Suite { name: file.name, baseline: file.baseline.map(|path| folder.join(path)), cases })
+    }
+}
+
+/// The cases of the suites that a suite includes; one level, so that nothing includes itself.
+fn included(file: &File, folder: &Path) -> std::result::Result<Vec<Case>, String> {
+    let mut cases: Vec<Case> = Vec::new();
+    for path in &file.include {
+        let path = folder.join(path);
+        let text =
+            std::fs::read_to_string(&path).map_err(|e| format!("{}: cannot be read: {e}", path.display()))?;
+        let inner: File = toml::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?;
+        if !inner.include.is_empty() {
+            return Err(format!("{}: an included suite includes others", path.display()));
+        }
+        let first = cases.iter().map(|case| case.definition + 1).max().unwrap_or(0);
+        for (index, definition) in inner.case.iter().enumerate() {
+            let expanded = definition.expand(first + index, &inner, path.parent().unwrap_or(folder));
+            cases.extend(
+                expanded.map_err(|e| format!("{}: case `{}`: {e}", path.display(), definition.name))?,
+            );
+        }
+    }
+    Ok(cases)
+}
+
+impl Definition {
+    /// All combinations of the axes.
+    fn expand(
+        &self,
+        definition: usize,
+        file: &File,
+        folder: &Path,
+    ) -> std::result::Result<Vec<Case>, String> {
+        let mut cases = vec![self.template(definition, folder)?];
+        cases = axis(cases, &self.model, |case, name: &String| {
+            let path = file.models.get(name).ok_or_else(|| unknown("model", name, file.models.keys()))?;
+            case.model = Some(located(path, folder));
+            Ok(())
+        })?;
+        cases = axis(cases, &self.prompt, |case, name: &String| {
+            let prompt =
+                file.prompts.get(name).ok_or_else(|| unknown("prompt", name, file.prompts.keys()))?;
+            case.input = prompt.read(folder)?;
+            Ok(())
+        })?;
+        cases = axis(cases, &self.device, |case, word: &String| {
+            case.device = word.parse()?;
+            Ok(())
+        })?;
+        cases = axis(cases, &self.numerics, |case, words: &String| {
+            case.numerics = words.parse()?;
+            Ok(())
+        })?;
+        cases = axis(cases, &self.chunk, |case, chunk: &usize| {
+            case.chunk = Some(*chunk);
+            Ok(())
+        })?;
+        axis(cases, &self.inject, |case, fault: &String| {
+            let spec: Spec = fault.parse().map_err(|e: Error| e.to_string())?;
+            if case.expect.fault.as_deref() == Some(AS_PLANTED) {
+                case.expect.fault = Some(spec.fault.clone());
+            }
+            case.inject = vec![spec];
+            Ok(())
+        })
+    }
+
+    /// The case without its axes.
+    fn template(&self, definition: usize, folder: &Path) -> std::result::Result<Case, String> {
+        let verdict = match self.expect {
+            Some(Expected::Divergence) => Verdict::Divergence,
+            _ => Verdict::Parity,
+        };
+        let expect = Expect { verdict, at: self.at, fault: self.fault.clone() };
+        if verdict == Verdict::Parity
+            && (self.inject.is_some() || expect.at.is_some() || expect.fault.is_some())
+        {
+            return Err("a planted fault is to fail: write expect = \"divergence\"".to_owned());
+        }
+        if let Some(kind) = self.allow.iter().find(|kind| !kind.can_be_allowed()) {
+            return Err(format!(
+                "`{kind:?}` cannot be allowed; a waiver with a reason and a date can cover it"
+            ));
+        }
+        let layers: Option<Layers> = self.layer.as_deref().map(str::parse).transpose()?;
+        Ok(Case {
+            id: self.name.clone(),
+            definition,
+            model: None,
+            input: Input::Reference,
+            n_predict: self.n_predict,
+            device: Device::Cpu,
+            numerics: Numerics::default(),
+            chunk: None,
+            reference: self.reference.as_ref().map(|path| located(path, folder)),
+            selection: Selection::new(layers, &self.checkpoint).map_err(|e| e.to_string())?,
+            tolerances: self.tolerances()?,
+            inject: Vec::new(),
+            expect,
+            waivers: self.waive.iter().map(WaiverRule::read).collect::<std::result::Result<_, String>>()?,
+            allow: self.allow.clone(),
+            retries: self.retries,
+        })
+    }
+
+    fn tolerances(&self) -> std::result::Result<Tolerances, String> {
+        self.tolerance.iter().try_fold(Tolerances::default(), |all, rule| {
+            let tolerance = Tolerance { rtol: rule.rtol, atol: rule.atol, nmse: rule.nmse };
+            all.with_rule(&rule.checkpoint, tolerance).map_err(|e| e.to_string())
+        })
+    }
+}
+
+/// Each case with each value of the axis; several values become part of the name.
+fn axis<T: ToString>(
+    cases: Vec<Case>,
+    axis: &Option<Axis<T>>,
+    set: impl Fn(&mut Case, &T) -> std::result::Result<(), String>,
+) -> std::result::Result<Vec<Case>, String> {
+    let values: &[T] = match axis {
+        None => return Ok(cases),
+        Some(Axis::One(value)) => std::slice::from_ref(value),
+        Some(Axis::Many(values)) => values,
+    };
+    let mut all = Vec::with_capacity(cases.len() * values.len());
+    for case in &cases {
+        for value in values {
+            let mut case = case.clone();
+            if matches!(axis, Some(Axis::Many(_))) {
+                case.id = format!("{}/{}", case.id, value.to_string());
+            }
+            set(&mut case, value)?;
+            all.push(case);
+        }
+    }
+    Ok(all)
+}
+
+impl Prompt {
+    fn read(&self, folder: &Path) -> std::result::Result<Input, String> {
+        match self {
+            Prompt::Text(text) => Ok(Input::Prompt(text.clone())),
+            Prompt::Tokens { tokens } => Ok(Input::Tokens(tokens.clone())),
+            Prompt::File { file } => {
+                let path = folder.join(file);
+                let text = std::fs::read_to_string(&path);
+                text.map(Input::Prompt).map_err(|e| format!("{}: cannot be read: {e}", path.display()))
+            }
+        }
+    }
+}
+
+impl WaiverRule {
+    fn read(&self) -> std::result::Result<Waiver, String> {
+        let glob = Glob::new(&self.checkpoint).map_err(|e| format!("waiver: {e}"))?;
+        if self.reason.trim().is_empty() {
+            return Err(format!("the waiver of `{}` gives no reason", self.checkpoint));
+        }
+        if !is_date(&self.until) {
+            return Err(format!("`until = \"{}\"` is no date; expected YYYY-MM-DD", self.until));
+        }
+        Ok(Waiver {
+            pattern: self.checkpoint.clone(),
+            checkpoints: glob.compile_matcher(),
+            reason: self.reason.clone(),
+            until: self.until.clone(),
+        })
+    }
+}
+
+/// YYYY-MM-DD, so that dates compare as texts.
+fn is_date(text: &str) -> bool {
+    let parts: Vec<&str> = text.split('-').collect();
+    let digits = |part: &str, n: usize| part.len() == n && part.bytes().all(|b| b.is_ascii_digit());
+    let [year, month, day] = parts[..] else { return false };
+    let within = |part: &str, last: u32| part.parse::<u32>().is_ok_and(|n| (1..=last).contains(&n));
+    digits(year, 4) && digits(month, 2) && digits(day, 2) && within(month, 12) && within(day, 31)
+}
+
+/// Relative to the suite, or below a folder that the environment names.
+fn located(path: &str, folder: &Path) -> PathBuf {
+    let named = path.strip_prefix('$').and_then(|rest| rest.split_once('/'));
+    match named {
+        // An unset variable leaves a path that does not exist, and a message that shows the variable.
+        Some((name, rest)) => match std::env::var_os(name) {
+            Some(root) => PathBuf::from(root).join(rest),
+            None => PathBuf::from(path),
+        },
+        None => folder.join(path),
+    }
+}
+
+fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a String>) -> String {
+    let known: Vec<&str> = known.map(String::as_str).collect();
+    format!("there is no {what} `{name}` in [{what}s] (there are: {})", known.join(", "))
+}

@@ -1,0 +1,186 @@
+//! The program as a user runs it: spawned, with its exit code, standard output and standard error.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use predicates::prelude::*;
+use predicates::str::contains;
+use serde_json::Value;
+
+/// A prompt that has a shipped reference.
+const PROMPT: &str = "def read_lines(path):";
+
+fn parity() -> Command {
+    let mut command = Command::cargo_bin("parity").unwrap();
+    command.current_dir(env!("CARGO_MANIFEST_DIR"));
+    // Nothing outside of the repository may answer: no stored recording, no llama.cpp of the machine's.
+    command.env("PARITY_LLAMA", "none").env("PARITY_CACHE", "/nonexistent").env_remove("GITHUB_ACTIONS");
+    command
+}
+
+fn run(args: &[&str]) -> Command {
+    let mut command = parity();
+    command.args(["run", "--device", "cpu"]).args(args);
+    command
+}
+
+fn f16() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("reference-dumps/models/qwen2-tiny-py-F16.gguf")
+}
+
+fn json(command: &mut Command, code: i32) -> Value {
+    let output = command.args(["--format", "json"]).assert().code(code).get_output().stdout.clone();
+    serde_json::from_slice(&output).expect("standard output is one JSON document")
+}
+
+/// Writes the candidate's dump of [`PROMPT`] with two decode steps; without an audit there is no parity.
+fn dump(dir: &Path, inject: &[&str]) {
+    let mut command = run(&["-p", PROMPT, "-n", "2", "--no-audit", "--dump"]);
+    command.arg(dir);
+    for fault in inject {
+        command.args(["--inject", fault]);
+    }
+    command.assert().failure();
+}
+
+#[test]
+fn the_first_command_of_the_readme_finds_parity() {
+    run(&["-p", PROMPT, "--layer", "0"])
+        .assert()
+        .code(0)
+        .stdout(contains("PARITY").and(contains("blk.0.q_rope")).and(contains("blk.1").not()));
+}
+
+#[test]
+fn a_whole_run_with_decoding_finds_parity() {
+    let report = json(&mut run(&["-p", PROMPT, "-n", "8"]), 0);
+    assert_eq!(report["verdict"], "parity");
+    assert_eq!(report["coverage"]["checkpoints_missing"], 0);
+    assert_eq!(report["coverage"]["rows_compared"], report["coverage"]["rows_expected"]);
+    assert_eq!(report["candidate"]["steps"], serde_json::json!([5, 1, 1, 1, 1, 1, 1, 1, 1]));
+}
+
+#[test]
+fn a_reference_brings_its_own_tokens() {
+    let report = json(&mut run(&["--reference", "reference-dumps/qwen2-tiny-py-F16/unicode"]), 0);
+    assert_eq!(report["verdict"], "parity");
+}
+
+#[test]
+fn a_planted_mistake_is_found_named_and_can_be_shown_alone() {
+    let report = json(&mut run(&["-p", PROMPT, "--inject", "rope.base=10000@2"]), 1);
+    assert_eq!(report["verdict"], "divergence");
+    let first = &report["first_divergence"];
+    assert_eq!(first["checkpoint"], "blk.2.q_rope");
+    assert_eq!(first["diagnosis"][0]["fault"], "rope.base");
+    assert!(first["diagnosis"][0]["text"].as_str().unwrap().contains("10000"));
+    assert_eq!(report["origins"], serde_json::json!(["blk.2.q_rope", "blk.2.k_rope"]));
+    let next = first["reproduce"].as_str().unwrap();
+    assert!(
+        next.starts_with("parity run") && next.ends_with("--layer 2 --checkpoint blk.2.q_rope"),
+        "{next}"
+    );
+}
+
+#[test]
+fn every_format_of_a_report_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("report");
+    run(&["-p", PROMPT, "--layer", "0", "--report"]).arg(&folder).assert().code(0);
+    for file in ["report.json", "report.csv", "report.html", "junit.xml", "summary.md"] {
+        assert!(fs::metadata(folder.join(file)).unwrap().len() > 100, "{file}");
+    }
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 5, "no temporary file is left");
+}
+
+#[test]
+fn a_prompt_without_a_reference_runs_and_says_how_to_record_one() {
+    run(&["-p", "import zlib"])
+        .assert()
+        .code(2)
+        .stdout(contains("no stored reference").and(contains("parity record -o ref -- llama-completion")));
+}
+
+#[test]
+fn a_dump_is_at_parity_with_itself_and_a_corrupted_one_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let (good, bad) = (dir.path().join("good"), dir.path().join("bad"));
+    dump(&good, &[]);
+    dump(&bad, &["data.nan@blk.1.v"]);
+    parity().arg("diff").args([&good, &good]).assert().code(0).stdout(contains("PARITY"));
+    let report = json(parity().arg("diff").args([&bad, &good]), 1);
+    assert_eq!(report["first_divergence"]["checkpoint"], "blk.1.v");
+    assert_eq!(report["first_divergence"]["verdict"], "nonfinite");
+    parity().arg("diff").args([&bad, &bad]).assert().code(1);
+    parity().arg("audit").arg(&good).assert().code(0);
+    parity().arg("audit").arg(&bad).assert().code(1).stdout(contains("blk.1.v"));
+}
+
+#[test]
+fn tolerances_decide_without_an_audit() {
+    let args = ["-p", PROMPT, "--no-audit"];
+    run(&args).assert().code(2).stdout(contains("UNDECIDED"));
+    run(&args).args(["--nmse", "1e-4"]).assert().code(0);
+    run(&args).args(["--nmse", "1e-12"]).assert().code(1);
+    run(&args).args(["--atol", "nan"]).assert().code(2).stderr(contains("is no tolerance"));
+}
+
+#[test]
+fn a_missing_checkpoint_never_passes_unless_it_is_accepted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (whole, part) = (dir.path().join("whole"), dir.path().join("part"));
+    dump(&whole, &[]);
+    run(&["-p", PROMPT, "-n", "2", "--no-audit", "--layer", "0", "--dump"]).arg(&part).assert().code(2);
+    parity().arg("diff").args([&part, &whole]).assert().code(2).stdout(contains("missing"));
+    parity().arg("diff").args([&part, &whole]).arg("--allow-missing").assert().code(0);
+    parity().arg("diff").args([&part, &whole]).args(["--layer", "0"]).assert().code(0);
+    parity().arg("diff").args([&part, &whole]).args(["--layer", "3"]).assert().code(2);
+}
+
+#[test]
+fn bad_input_is_an_error_that_names_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let truncated = dir.path().join("truncated.gguf");
+    fs::write(&truncated, &fs::read(f16()).unwrap()[..100_000]).unwrap();
+    let text = dir.path().join("notes.gguf");
+    fs::write(&text, "not a model at all, but long enough to hold a header").unwrap();
+    let cases: [(&[&str], &str); 9] = [
+        (&["-p", ""], "nothing to run"),
+        (&["--tokens", "4096"], "beyond the vocabulary"),
+        (&["-p", PROMPT, "--layer", "9"], "no checkpoint of this model is selected"),
+        (&["-p", PROMPT, "--inject", "rope.bse@1"], "rope.base"),
+        (&["-p", PROMPT, "--inject", "rope.base@17"], "17"),
+        (&["-m", "no-such.gguf", "-p", PROMPT], "no-such.gguf"),
+        (&["-m", truncated.to_str().unwrap(), "-p", PROMPT], "truncated.gguf"),
+        (&["-m", text.to_str().unwrap(), "-p", PROMPT], "notes.gguf"),
+        (&["--reference", "src", "-p", PROMPT], "manifest.json"),
+    ];
+    for (args, expected) in cases {
+        let output = run(args).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(stderr.starts_with("error: ") && stderr.contains(expected), "{args:?}: {stderr}");
+        assert!(!stderr.contains("panicked"), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_fails_before_the_run() {
+    run(&["-p", PROMPT, "--report", "/proc/none"]).assert().code(2).stderr(contains("/proc/none"));
+    run(&["-p", PROMPT, "--dump", "/proc/none"]).assert().code(2).stderr(contains("/proc/none"));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let script = format!(
+        "{} run --device cpu -p '{PROMPT}' --format json | head -c 1",
+        assert_cmd::cargo::cargo_bin("parity").display()
+    );
+    let output = std::process::Command::new("bash")
+        .args(["-o", "pipefail", "-c", &script])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -1,0 +1,75 @@
+//! The stories of the field, each in one command: what people hunted for days is the first line of the answer.
+
+use std::process::Command;
+
+/// Runs `parity run` on a recorded prompt with a mistake planted; standard output.
+fn answer(inject: &str) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
+    command.current_dir(env!("CARGO_MANIFEST_DIR"));
+    command.args(["run", "-p", "def read_lines(path):", "-n", "2", "--inject", inject]);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{inject}: {}", String::from_utf8_lossy(&output.stderr));
+    // A terminal's width breaks lines; the words are what counts.
+    String::from_utf8_lossy(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn the_stories_of_the_field_come_out_in_one_command_each() {
+    for (inject, first_line) in [
+        ("linear.no_bias", "DIVERGES at blk.0.q: the bias blk.0.attn_q.bias is not added"),
+        ("rope.base@2", "DIVERGES at blk.2.q_rope: RoPE base is 10000, the model says 1000000"),
+        ("embed.transposed", "DIVERGES at embed: the embedding table is read transposed: (D, V) for (V, D)"),
+        (
+            "logits.stride",
+            "DIVERGES at logits: rows of the logits buffer lie 4352 values apart but are read 4096 apart",
+        ),
+        ("rope.position_zero@1", "DIVERGES at blk.1.q_rope: the position is stuck at 0: no row is turned"),
+        ("norm.weight_twice@3", "DIVERGES at blk.3.attn_norm: blk.3.attn_norm.weight is multiplied in twice"),
+        (
+            "attn.kv_head@1",
+            "DIVERGES at blk.1.attn_ctx: query head h reads KV head h % 2, the model says h / 4",
+        ),
+    ] {
+        let said = answer(inject);
+        assert!(said.contains(first_line), "{inject}: {said}");
+        let name = inject.split('@').next().unwrap();
+        assert!(said.contains(name), "{inject}: {said}");
+        assert!(said.contains("fix:"), "{inject}: {said}");
+    }
+}
+
+#[test]
+fn the_catalogue_is_listed() {
+    let run = |args: &[&str]| Command::new(env!("CARGO_BIN_EXE_parity")).args(args).output().unwrap();
+    let table = run(&["faults"]);
+    assert!(table.status.success());
+    let text = String::from_utf8(table.stdout).unwrap();
+    assert!(text.contains("rope.base") && text.contains("--inject"), "{text}");
+    let json = run(&["faults", "--format", "json"]);
+    let entries: Vec<serde_json::Value> = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(entries.len(), parity::faults::catalogue::all().count());
+    for (entry, name) in entries.iter().zip(parity::faults::catalogue::all().map(|fault| fault.name)) {
+        assert_eq!(entry["name"], name);
+        for key in ["summary", "place", "fix"] {
+            assert!(entry[key].as_str().is_some_and(|text| !text.is_empty()), "{name}: {key}");
+        }
+    }
+    assert_eq!(run(&["faults", "no-such-fault"]).status.code(), Some(2));
+}
+
+/// Names that other people's scripts depend on: DESIGN, "Fault names".
+#[test]
+fn every_name_of_the_contract_is_in_the_catalogue() {
+    let names = "embed.transposed embed.row_shift embed.scaled norm.eps norm.no_weight norm.weight_twice \
+        norm.layernorm norm.unit_offset linear.no_bias linear.bias_twice linear.transposed linear.wrong_layer \
+        linear.wrong_weight linear.truncated_k rope.base rope.interleaved rope.position_shift \
+        rope.position_zero rope.sign rope.none rope.twice rope.partial rope.on_v attn.no_scale attn.scale \
+        attn.kv_head attn.no_mask attn.mask_shift attn.self_only attn.stale_cache attn.head_order \
+        attn.no_softmax residual.missing residual.twice residual.wrong_source ffn.swapped ffn.gelu \
+        ffn.act_on_up ffn.no_up logits.untied logits.wrong_row logits.stride logits.no_norm data.zero \
+        data.stale_row data.scaled data.offset data.sign data.permuted data.row_garbage data.nan \
+        data.f16_overflow data.bf16_as_f16";
+    for name in names.split_whitespace() {
+        assert!(parity::faults::catalogue::find(name).is_some(), "{name}");
+    }
+}
