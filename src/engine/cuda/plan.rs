@@ -27,6 +27,7 @@ pub struct Key {
 }
 
 /// One thing to do.
+#[expect(clippy::large_enum_variant, reason = "a plan is a few hundred entries, made once")]
 pub enum Work {
     /// Launch a kernel.
     Launch(Call),
