@@ -53,6 +53,13 @@ DEVICE half_t to_half(float x) {
 }
 DEVICE void store(float* p, float x) { *p = x; }
 DEVICE void store(half_t* p, float x) { *p = to_half(x); }
+// x as it is after it was stored.
+template <class S>
+DEVICE float rounded(float x) {
+    S s;
+    store(&s, x);
+    return to_float(s);
+}
 // bfloat16 is the upper half of a float.
 DEVICE float bf16_to_float(uint16_t bits) { return __int_as_float((int)((uint32_t)bits << 16)); }
 
@@ -78,6 +85,35 @@ DEVICE void load8(const half_t* p, float out[8]) {
     const Half8 h = *(const Half8*)p;
 #pragma unroll
     for (int j = 0; j < 8; j++) out[j] = to_float(h.v[j]);
+}
+
+// Copies of 16 bytes from global to shared memory that run on while the thread does. A thread's copies are
+// counted in groups; `async_wait<N>` waits for all of its groups but the last N. A barrier must follow before
+// other threads read what has arrived. Turing has no such thing and copies at once.
+DEVICE void async_copy(void* shared, const void* global) {
+#ifdef CUDA_ON_HOST
+    cushim::async_copy(shared, global);
+#elif __CUDA_ARCH__ >= 800
+    const uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
+#else
+    *(Half8*)shared = *(const Half8*)global;
+#endif
+}
+DEVICE void async_group() {
+#ifdef CUDA_ON_HOST
+    cushim::async_group();
+#elif __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int N>
+DEVICE void async_wait() {
+#ifdef CUDA_ON_HOST
+    cushim::async_wait(N);
+#elif __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
 }
 
 // ---------------------------------------------------------------- reductions, in a fixed order

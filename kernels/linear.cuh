@@ -1,21 +1,68 @@
-// Arguments of the matrix products: out[t, o] = Σ_i x[t, i]·w[o, i].
+// What the matrix products have in common: out[t, o] = Σ_i x[t, i]·w[o, i], for up to three weights that read
+// the same x, and what follows at once: the bias, or the residual sum, and the KV cache.
+//
+// The product itself is stored in any case, rounded to what values are stored as, and what follows is computed
+// from that: the same bits as by the kernels of bias.cu, add.cu and cache.cu.
 #pragma once
 #include "quants.cuh"
 
-struct LinearArgs {
+enum { NOTHING = 0, BIAS = 1, RESIDUAL = 2 };
+
+// One weight.
+struct LinearPart {
     const uint8_t* weight;  // (O, I) in the weight format, decoded inside the kernel
     int64_t row_bytes;      // of one weight row
-    const void* x;          // (T, I)
     void* out;              // (T, O)
-    int rows;               // T
-    int columns;            // I, a multiple of 8
+    const void* other;      // bias: (O,) in f32; residual: (T, O) as values are stored
+    void* then;             // (T, O): out + scale[0]·bias, or scale[0]·out + scale[1]·residual
+    void* cache;            // (S, O), or null: the last result is appended here
+    float scale[2];
     int outputs;            // O
-    int out_f32;            // whether out is f32 although x is f16 (the logits)
+    int follow;             // NOTHING, BIAS, RESIDUAL
 };
 
+struct LinearArgs {
+    LinearPart parts[3];  // by blockIdx.z
+    const void* x;        // (T, I)
+    const int* first;     // position of row 0, (1,)
+    int rows;             // T
+    int columns;          // I, a multiple of 8
+    int out_f32;          // whether out is f32 although x is f16 (the logits)
+    int cache_f16;        // whether the cache is f16, else f32
+    int split;            // linear_row: warps that share an output: 1, 2, 4 or 8
+};
+
+// Stores one product and what follows it.
 template <class S>
-DEVICE void store_output(const LinearArgs& a, int t, int o, float value) {
-    const int64_t i = (int64_t)t * a.outputs + o;
-    if (a.out_f32) ((float*)a.out)[i] = value;
-    else store((S*)a.out + i, value);
+DEVICE void store_output(const LinearArgs& a, const LinearPart& part, int t, int o, float product) {
+    const int64_t i = (int64_t)t * part.outputs + o;
+    if (a.out_f32) {
+        ((float*)part.out)[i] = product;
+        return;
+    }
+    float y = rounded<S>(product);
+    store((S*)part.out + i, y);
+    if (part.follow != NOTHING) {
+        y = part.follow == BIAS ? y + part.scale[0] * ((const float*)part.other)[o]
+                                : part.scale[0] * y + part.scale[1] * to_float(((const S*)part.other)[i]);
+        y = rounded<S>(y);
+        store((S*)part.then + i, y);
+    }
+    if (!part.cache) return;
+    const int64_t at = (int64_t)*a.first * part.outputs + i;
+    if (a.cache_f16) store((half_t*)part.cache + at, y);
+    else ((float*)part.cache)[at] = y;
+}
+
+// A 64 x 64 tile of products in shared memory, on its way out: neighbouring threads store neighbouring columns.
+enum { TILE = 64 };
+typedef float ProductTile[TILE][TILE + 4];
+
+template <class S>
+DEVICE void store_tile(const LinearArgs& a, const LinearPart& part, const ProductTile& tile, int t0, int o0) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < TILE * TILE; i += blockDim.x) {
+        const int t = t0 + i / TILE, o = o0 + i % TILE;
+        if (t < a.rows && o < part.outputs) store_output<S>(a, part, t, o, tile[i / TILE][i % TILE]);
+    }
 }

@@ -1,6 +1,7 @@
 // The block formats of GGUF: eight consecutive weights of a row, decoded to f32.
 //
-// Every format is a struct with `decode8(row, i, out)`: out[j] = w[i + j], i a multiple of 8. Formulas and layouts as in ggml-quants.c (dequantize_row_*); blocks of 32 or of 256 weights.
+// Every format is a struct with `decode8(row, i, out)`: out[j] = w[i + j], i a multiple of 8; UNROLL is how many
+// such decodes a loop should have under way. Formulas and layouts as in ggml-quants.c (dequantize_row_*); blocks of 32 or of 256 weights.
 #pragma once
 #include "common.cuh"
 
@@ -12,18 +13,21 @@ DEVICE float half_at(const uint8_t* p) {
 }
 
 struct F32 {
+    enum { UNROLL = 4 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
         load8((const float*)row + i, out);
     }
 };
 
 struct F16 {
+    enum { UNROLL = 4 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
         load8((const half_t*)row + i, out);
     }
 };
 
 struct BF16 {
+    enum { UNROLL = 4 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
         const Half8 h = *(const Half8*)((const half_t*)row + i);
 #pragma unroll
@@ -38,6 +42,7 @@ DEVICE int nibble(const uint8_t* qs, int l) { return l < 16 ? qs[l] & 15 : qs[l 
 
 // { half d; int8 q[32] }: w = d·q
 struct Q8_0 {
+    enum { UNROLL = 2 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
         const uint8_t* b = row + (i / 32) * 34;
         const float d = half_at(b);
@@ -53,6 +58,7 @@ struct Q8_0 {
 
 // { half d; nibbles[16] }: w = d·(q - 8)
 struct Q4_0 {
+    enum { UNROLL = 2 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
         const uint8_t* b = row + (i / 32) * 18;
         const float d = half_at(b);
@@ -63,6 +69,7 @@ struct Q4_0 {
 
 // { half d, m; nibbles[16] }: w = d·q + m
 struct Q4_1 {
+    enum { UNROLL = 2 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
         const uint8_t* b = row + (i / 32) * 20;
         const float d = half_at(b), m = half_at(b + 2);
@@ -76,6 +83,7 @@ DEVICE int fifth_bit(const uint8_t* qh, int l) { return (qh[l / 8] >> (l % 8) & 
 
 // { half d; high[4]; nibbles[16] }: w = d·(q - 16)
 struct Q5_0 {
+    enum { UNROLL = 2 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
         const uint8_t* b = row + (i / 32) * 22;
         const float d = half_at(b);
@@ -89,6 +97,7 @@ struct Q5_0 {
 
 // { half d, m; high[4]; nibbles[16] }: w = d·q + m
 struct Q5_1 {
+    enum { UNROLL = 2 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
         const uint8_t* b = row + (i / 32) * 24;
         const float d = half_at(b), m = half_at(b + 2);
@@ -109,6 +118,7 @@ DEVICE float iq4_level(int q) {
 
 // { half d; nibbles[16] }: w = d·level(q)
 struct IQ4_NL {
+    enum { UNROLL = 2 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
         const uint8_t* b = row + (i / 32) * 18;
         const float d = half_at(b);
@@ -121,6 +131,7 @@ struct IQ4_NL {
 
 // { scale | min << 4 [16]; two-bit q[64]; half d, dmin }: w = d·scale·q - dmin·min, 16 weights a scale
 struct Q2_K {
+    enum { UNROLL = 2 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
         const uint8_t* b = row + (i / 256) * 84;
         const int e = i % 256, half_block = e / 128, shift = e % 128 / 32 * 2;
@@ -134,6 +145,7 @@ struct Q2_K {
 
 // { high bit[32]; two-bit q[64]; six-bit scales[12]; half d }: w = d·(scale - 32)·(q - 4·(1 - high))
 struct Q3_K {
+    enum { UNROLL = 2 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
         const uint8_t* b = row + (i / 256) * 110;
         const int e = i % 256, half_block = e / 128, quarter = e % 128 / 32;
@@ -156,6 +168,7 @@ DEVICE void scale_min_k4(const uint8_t* s, int g, int* scale, int* low) {
 
 // { half d, dmin; six-bit scales and minima[12]; nibbles[128] }: w = d·scale·q - dmin·min, 32 weights a scale
 struct Q4_K {
+    enum { UNROLL = 2 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
         const uint8_t* b = row + (i / 256) * 144;
         const int g = i % 256 / 32;
@@ -171,6 +184,7 @@ struct Q4_K {
 
 // { half d, dmin; six-bit scales and minima[12]; high bit[32]; nibbles[128] }: as Q4_K with five-bit q
 struct Q5_K {
+    enum { UNROLL = 2 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
         const uint8_t* b = row + (i / 256) * 176;
         const int g = i % 256 / 32;
@@ -191,6 +205,7 @@ struct Q5_K {
 
 // { low nibbles[128]; high pairs[64]; int8 scales[16]; half d }: w = d·scale·(q - 32), 16 weights a scale
 struct Q6_K {
+    enum { UNROLL = 2 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
         const uint8_t* b = row + (i / 256) * 210;
         const int e = i % 256, half_block = e / 128, quarter = e % 128 / 32, l = e % 32;
@@ -208,6 +223,7 @@ struct Q6_K {
 
 // { half d; uint16 high pairs; low nibbles of scales[4]; nibbles[128] }: w = d·(scale - 32)·level(q)
 struct IQ4_XS {
+    enum { UNROLL = 2 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
         const uint8_t* b = row + (i / 256) * 136;
         const int g = i % 256 / 32;

@@ -4,39 +4,57 @@
 //
 // Cosines and sines come in a table that the host computes in f64 and rounds once, so the angle carries no
 // error of its own (llama.cpp multiplies the angle up in f32). Base, frequency divisors, direction and a
-// shifted position are the table's. Launch: grid (ceil(T·heads·E/2 / 256)), 256 threads, a pair each, f32.
+// shifted position are the table's. Queries and keys turn in one launch; keys also go to the KV cache.
+// Launch: grid (ceil(T·heads·E/2 / 256), tensors), 256 threads, a pair each, f32.
 // ggml: ggml_rope_ext (ROPE), modes NORMAL and NEOX.
 #include "common.cuh"
 
+// One tensor.
+struct RopePart {
+    const void* x;  // (T, heads, E)
+    void* out;      // (T, heads, E)
+    void* cache;    // (S, heads, E), or null: the result is appended here
+    int64_t heads;
+};
+
 struct RopeArgs {
-    const void* x;       // (T, heads, E)
+    RopePart parts[2];   // by blockIdx.y
     const float* table;  // (positions, dims/2, 2): cosine, sine
     const int* first;    // position of row 0, (1,)
-    void* out;           // (T, heads, E)
     int rows;            // T
-    int heads;
     int head_width;      // E
     int dims;            // leading columns that turn; the others are copied
     int interleaved;     // pairs (2i, 2i + 1)
     int times;           // how often it is applied: 1 in a healthy model
     int in_step;         // positions counted from the start of the step, by mistake
+    int cache_f16;       // whether the cache is f16, else f32
 };
 
 template <class S>
+DEVICE void put(const RopeArgs& a, const RopePart& part, int64_t i, float y) {
+    y = rounded<S>(y);
+    store((S*)part.out + i, y);
+    if (!part.cache) return;
+    const int64_t at = *a.first * part.heads * a.head_width + i;
+    if (a.cache_f16) store((half_t*)part.cache + at, y);
+    else ((float*)part.cache)[at] = y;
+}
+
+template <class S>
 DEVICE void rope(const RopeArgs& a) {
+    const RopePart part = blockIdx.y == 0 ? a.parts[0] : a.parts[1];
     const int64_t index = (int64_t)blockIdx.x * 256 + threadIdx.x;
     const int pairs = (a.head_width + 1) / 2, turned = a.dims / 2;
-    if (index >= (int64_t)a.rows * a.heads * pairs) return;
+    if (index >= a.rows * part.heads * pairs) return;
     const int i = index % pairs;
-    const int64_t head = index / pairs;
-    const int t = head / a.heads;
-    const S* x = (const S*)a.x + head * a.head_width;
-    S* out = (S*)a.out + head * a.head_width;
+    const int64_t head = index / pairs, at = head * a.head_width;
+    const int t = head / part.heads;
+    const S* x = (const S*)part.x + at;
 
     if (i >= turned) {  // columns beyond `dims`, two by two
         const int c = 2 * i;
-        out[c] = x[c];
-        if (c + 1 < a.head_width) out[c + 1] = x[c + 1];
+        put<S>(a, part, at + c, to_float(x[c]));
+        if (c + 1 < a.head_width) put<S>(a, part, at + c + 1, to_float(x[c + 1]));
         return;
     }
     const int ca = a.interleaved ? 2 * i : i, cb = a.interleaved ? 2 * i + 1 : i + turned;
@@ -49,8 +67,8 @@ DEVICE void rope(const RopeArgs& a) {
         xb = xa * sine + xb * cosine;
         xa = ya;
     }
-    store(out + ca, xa);
-    store(out + cb, xb);
+    put<S>(a, part, at + ca, xa);
+    put<S>(a, part, at + cb, xb);
 }
 
 KERNEL(rope_f32, RopeArgs, rope<float>)

@@ -98,10 +98,10 @@ fn name(
             let mut found = diagnose(&context, model, checkpoint, wrong)?;
             found.inputs = graph.node(checkpoint).map(|node| node.inputs.clone()).unwrap_or_default();
             let verdict = if side == 0 { CheckpointVerdict::Origin } else { CheckpointVerdict::Reference };
-            if let Some((judged, best)) = judged.get_mut(&checkpoint).zip(found.diagnosis.first()) {
-                if judged.verdict == verdict || judged.verdict == CheckpointVerdict::Nonfinite {
-                    *judged.evidence.get_or_insert_default() += &format!(": {} ({})", best.text, best.fault);
-                }
+            if let Some((judged, best)) = judged.get_mut(&checkpoint).zip(found.diagnosis.first())
+                && (judged.verdict == verdict || judged.verdict == CheckpointVerdict::Nonfinite)
+            {
+                *judged.evidence.get_or_insert_default() += &format!(": {} ({})", best.text, best.fault);
             }
             match found.diagnosis.first() {
                 _ if side == 0 => {

@@ -242,10 +242,10 @@ fn reference(model: &Model, options: &RunOptions) -> Result<Option<Dump>> {
 }
 
 /// Tokens, steps, and what a reader must know about them.
-fn steps(
-    options: &RunOptions,
-    reference: Option<&Dump>,
-) -> Result<(Vec<u32>, Vec<Range<usize>>, Vec<String>)> {
+type Steps = (Vec<u32>, Vec<Range<usize>>, Vec<String>);
+
+/// What is run: the prompt, and the reference's steps where there are any.
+fn steps(options: &RunOptions, reference: Option<&Dump>) -> Result<Steps> {
     let mut notes = Vec::new();
     let mut tokens = options.tokens.clone();
     let mut steps: Vec<Range<usize>> = Vec::new();
@@ -366,7 +366,6 @@ fn report(
         reference: reference.map(|dump| findings::side(dump, Some(dump.path().display().to_string()))),
         notes,
         allow_missing: options.allow_missing,
-        ..Parts::default()
     });
     report.details = details;
     if reference.is_none() && report.verdict != Verdict::Divergence {

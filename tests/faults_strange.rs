@@ -129,6 +129,10 @@ fn strange_mistakes_are_located_and_not_named() {
             }
             let found = diagnose_at(&model, &kept, at);
             println!("{at}: {what}: {}", found.residual.as_deref().unwrap_or_default());
+            if *kind == Kind::QProj {
+                let said = found.residual.unwrap_or_default();
+                assert!(said.contains("it grows with column 17 of blk.1.attn_norm"), "{said}");
+            }
             if !found.diagnosis.is_empty() {
                 failures.push(format!("{name}: {what} at {at}: named {:?}", found.diagnosis));
             }

@@ -25,7 +25,6 @@ const LONG_FILES: &[(&str, &str)] = &[
     ("src/engine/cuda/calls.rs", "every kernel's arguments, laid out as the kernel has them: a table"),
     ("src/engine/cuda/mod.rs", "debt: `Host`, the nodes without a kernel, is to get a file of its own"),
     ("tests/kernels/ops.rs", "one test per kernel, all against the same scalar ops"),
-    ("src/faults/diagnose/fit.rs", "one short function per argument of a fault: a catalogue"),
     ("src/model/graph.rs", "all ops with their documented fields: the alphabet of the program in one place"),
     ("src/report/mod.rs", "the types of parity-report/1 in the order of the document: a table of fields"),
 ];

@@ -32,6 +32,11 @@ enum State { RUNNING, AT_BARRIER, IN_WARP_OP, DONE };
 // What the lanes of a warp do together.
 enum WarpOp { EXCHANGE, BALLOT, SYNC };
 
+struct AsyncCopy {
+    void* to;
+    const void* from;
+};
+
 struct Fiber {
     ucontext_t context;  // where it starts
     jmp_buf stopped;     // where it goes on: unlike swapcontext, a jump makes no system call
@@ -44,6 +49,8 @@ struct Fiber {
     int source;
     WarpOp op;
     std::vector<char> stack;
+    // Asynchronous copies by group: they are done when they are waited for, no earlier.
+    std::vector<std::vector<AsyncCopy>> groups;
 };
 
 inline std::vector<Fiber> fibers;
@@ -76,6 +83,17 @@ inline uint32_t warp_op(WarpOp op, unsigned mask, uint32_t value, int source) {
     current->op = op;
     yield(IN_WARP_OP);
     return current->value;
+}
+
+inline void async_copy(void* to, const void* from) { current->groups.back().push_back({to, from}); }
+inline void async_group() { current->groups.emplace_back(); }
+// The last group is open, and waits for nothing.
+inline void async_wait(size_t but_last) {
+    auto& groups = current->groups;
+    while (groups.size() > but_last + 1) {
+        for (const AsyncCopy& copy : groups.front()) memcpy(copy.to, copy.from, 16);
+        groups.erase(groups.begin());
+    }
 }
 
 // Lets the warp that starts at `from` go on, if all its lanes stand in the same warp operation.
@@ -164,6 +182,7 @@ inline bool launch(Index3 grid, Index3 threads, unsigned seed, std::function<voi
                                 unsigned(i) / (threads.x * threads.y)};
                     f.state = RUNNING;
                     f.started = false;
+                    f.groups.assign(1, {});
                     getcontext(&f.context);
                     f.context.uc_stack.ss_sp = f.stack.data();
                     f.context.uc_stack.ss_size = f.stack.size();

@@ -45,10 +45,10 @@ pub fn explain(context: &Context<'_>, case: &Case) -> Result<Vec<Explained>> {
         Op::Attention(op) => attention(context, case, op, &units),
         _ => vec![elementwise(context, case, &units)?],
     };
-    if let Some(first) = explained.first_mut() {
-        if let Some(carried) = bridge::carried(case, &first.exact) {
-            first.bound = bounds::zip(&first.bound, &carried, |a, b| a + b);
-        }
+    if let Some(first) = explained.first_mut()
+        && let Some(carried) = bridge::carried(case, &first.exact)
+    {
+        first.bound = bounds::zip(&first.bound, &carried, |a, b| a + b);
     }
     Ok(explained)
 }

@@ -135,10 +135,10 @@ pub fn audit(
             continue;
         }
         let exact = audit_node(&mut sides, gguf, node.checkpoint)?;
-        if let [Some(candidate), Some(reference)] = &exact[..] {
-            if let Some(budget) = budget::of(candidate, reference) {
-                budgets.insert(node.checkpoint, budget);
-            }
+        if let [Some(candidate), Some(reference)] = &exact[..]
+            && let Some(budget) = budget::of(candidate, reference)
+        {
+            budgets.insert(node.checkpoint, budget);
         }
     }
     Ok(Audits { sides: sides.into_iter().map(|side| side.audit).collect(), budgets })

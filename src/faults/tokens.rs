@@ -4,6 +4,9 @@ use crate::gguf::Gguf;
 use crate::report::Diagnosis;
 use crate::tokenizer::Tokenizer;
 
+/// Text of tokens.
+pub type Decode<'a> = &'a dyn Fn(&[u32]) -> String;
+
 /// What is known of a vocabulary; nothing of it is needed, all of it helps.
 #[derive(Clone, Copy, Default)]
 pub struct Vocabulary<'a> {
@@ -12,7 +15,7 @@ pub struct Vocabulary<'a> {
     /// Tokens that close one.
     pub eos: Option<u32>,
     /// Text of tokens.
-    pub decode: Option<&'a dyn Fn(&[u32]) -> String>,
+    pub decode: Option<Decode<'a>>,
 }
 
 /// One mistake on the way from text to tokens.

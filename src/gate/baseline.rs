@@ -190,7 +190,8 @@ fn leaves(
     };
     // A number that was there and is not any more has moved: it was NaN, or was not measured.
     let Some(value) = today else { return Some(make(high, true)) };
-    if !(ratio(high, value, floor) <= allowed) {
+    let grown = ratio(high, value, floor);
+    if grown.is_nan() || grown > allowed {
         return Some(make(high, true));
     }
     (ratio(low, value, floor) < 1.0 / allowed).then(|| make(low, false))

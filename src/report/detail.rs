@@ -175,7 +175,7 @@ impl Sketch {
             let to = (column + 1) * a.len() / grid_cols;
             let largest = self.cell(position, a, b, from..to);
             let cell = &mut self.cells[cell_row + column];
-            if !cell.is_nan() && !(largest.abs() <= cell.abs()) {
+            if !cell.is_nan() && (largest.is_nan() || largest.abs() > cell.abs()) {
                 *cell = largest;
             }
         }

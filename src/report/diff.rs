@@ -120,8 +120,8 @@ fn entry_changes(old: &Entry, new: &Entry) -> Vec<Change> {
 fn moved(old: Option<f64>, new: Option<f64>, floor: f64) -> Option<(f64, f64, bool)> {
     let (old, new) = (old?, new?);
     let ratio = ratio(old, new, floor);
-    let same = ratio <= FACTOR && ratio >= 1.0 / FACTOR;
-    (!same && !(old.is_nan() && new.is_nan())).then_some((old, new, ratio < 1.0))
+    let same = (1.0 / FACTOR..=FACTOR).contains(&ratio) || (old.is_nan() && new.is_nan());
+    (!same).then_some((old, new, ratio < 1.0))
 }
 
 /// How bad a verdict is. Healthy nodes are all alike: what they inherit is another node's business.

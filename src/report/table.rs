@@ -134,9 +134,9 @@ const COLUMNS: [Column; 10] = [
     ("rel L2", |entry| measure(entry, |n| Some(n.rel_l2)), 0),
     ("max |a-b|", |entry| measure(entry, |n| Some(n.abs_err_max)), 66),
     ("at", worst_index, 76),
-    ("a", |entry| measure(entry, |n| n.worst.candidate), 110),
-    ("b", |entry| measure(entry, |n| n.worst.reference), 110),
-    ("cosine", |entry| entry.numbers.as_ref().and_then(|n| n.cosine).map_or("–".into(), cosine), 130),
+    ("a", |entry| value(entry, |n| n.worst.candidate), 120),
+    ("b", |entry| value(entry, |n| n.worst.reference), 120),
+    ("cosine", |entry| entry.numbers.as_ref().and_then(|n| n.cosine).map_or("–".into(), cosine), 150),
     ("error/bound", |entry| number_or_dash(words::over_bound(entry)), 0),
     (
         "of reference",
@@ -148,6 +148,10 @@ const COLUMNS: [Column; 10] = [
 
 fn measure(entry: &Entry, pick: impl Fn(&super::Numbers) -> Option<f64>) -> String {
     number_or_dash(entry.numbers.as_ref().and_then(pick))
+}
+
+fn value(entry: &Entry, pick: impl Fn(&super::Numbers) -> Option<f64>) -> String {
+    entry.numbers.as_ref().and_then(pick).map_or_else(|| "–".to_owned(), words::precise)
 }
 
 fn worst_index(entry: &Entry) -> String {

@@ -257,6 +257,17 @@ pub fn number(value: f64) -> String {
     }
 }
 
+/// Six significant digits, to tell values apart that differ little.
+pub fn precise(value: f64) -> String {
+    const DIGITS: i32 = 6;
+    let magnitude = value.abs();
+    if value == 0.0 || !(1e-4..1e6).contains(&magnitude) {
+        return if value == 0.0 { "0".to_owned() } else { format!("{value:.*e}", DIGITS as usize - 1) };
+    }
+    let decimals = (DIGITS - 1 - magnitude.log10().floor() as i32).max(0) as usize;
+    format!("{value:.decimals$}")
+}
+
 /// [`number`], and `–` for what was not measured.
 pub fn number_or_dash(value: Option<f64>) -> String {
     value.map_or_else(|| "–".to_owned(), number)

@@ -10,6 +10,7 @@ use parity::numerics::Storage;
 
 use crate::data::{Memory, Random, RandomWeight};
 use crate::host::{self, Kernels};
+use crate::linear::plain;
 
 const BARRIER: &str = "__syncthreads();";
 /// Orders of the threads to look for a difference in.
@@ -38,13 +39,13 @@ fn norm() -> Subject {
     Subject { file: "common.cuh", unit: "norm.cu", calls: vec![call], out, _inputs: inputs, _weight: None }
 }
 
-fn linear(file: &'static str, storage: Storage) -> Subject {
-    let (rows, outputs, columns) = (65, 9, 96);
+fn linear(file: &'static str, kernel: LinearKernel, storage: Storage) -> Subject {
+    let (rows, outputs, columns) = (65, 9, 512);
     let weight = RandomWeight::new(&mut Random(3), DType::F16, outputs, columns);
     let inputs = vec![Memory::stored(&Random(4).values(rows * columns), storage)];
     let out = Memory::room(rows * outputs, storage);
     let addresses = [inputs[0].address(), out.address()];
-    let call = calls::linear(LinearKernel::Tile, &weight.weight, addresses, rows, storage, false);
+    let call = plain(&weight.weight, kernel, addresses, rows, storage);
     Subject { file, unit: file, calls: vec![call], out, _inputs: inputs, _weight: Some(weight) }
 }
 
@@ -119,8 +120,9 @@ fn every_barrier_is_needed_and_seen_to_be() {
     let Some(kernels) = host::kernels() else { return };
     let subjects = [
         norm(),
-        linear("linear_tile.cu", Storage::F32),
-        linear("linear_mma.cu", Storage::F16),
+        linear("linear_row.cu", LinearKernel::Row, Storage::F32),
+        linear("linear_tile.cu", LinearKernel::Tile, Storage::F32),
+        linear("linear_mma.cu", LinearKernel::Tile, Storage::F16),
         attention(),
         stats(),
     ];

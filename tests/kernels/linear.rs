@@ -1,7 +1,9 @@
 //! The matrix products and the embedding, in every weight format.
 
 use half::f16;
-use parity::engine::cuda::calls::{self, LinearKernel};
+use parity::engine::cuda::calls::{
+    self, Address, Call, Follow, LinearData, LinearKernel, LinearPart, Weight,
+};
 use parity::gguf::DType;
 use parity::numerics::Storage;
 
@@ -10,6 +12,18 @@ use crate::{U32, check, host, run, storage_rounding};
 
 const EXACT: Storage = Storage::F32;
 const FAST: Storage = Storage::F16;
+
+/// One product and nothing else.
+pub fn plain(
+    weight: &Weight,
+    kernel: LinearKernel,
+    [x, out]: [Address; 2],
+    rows: usize,
+    storage: Storage,
+) -> Call {
+    let part = LinearPart { weight: *weight, out, follow: Follow::Nothing, cache: 0 };
+    calls::linear(&[part], LinearData { kernel, x, first: 0, rows, storage, kv: storage, out_f32: false })
+}
 
 /// A product of odd sizes by one kernel, against f64.
 fn product(
@@ -26,7 +40,7 @@ fn product(
     let x = Memory::stored(&random.values(rows * columns), storage);
     let xs = x.values(storage);
     let out = Memory::room(rows * outputs, storage);
-    let call = calls::linear(kernel, &w.weight, [x.address(), out.address()], rows, storage, false);
+    let call = plain(&w.weight, kernel, [x.address(), out.address()], rows, storage);
     let what = call.kernel.clone();
     let found = run(kernels, &[call], &out, storage);
     check(&what, &found, |i| {
@@ -108,8 +122,8 @@ fn rows_are_independent() {
         let size = if storage == EXACT { 4 } else { 2 };
         let last_x = x.address() + ((rows - 1) * columns * size) as u64;
         for kernel in [LinearKernel::Row, LinearKernel::Tile] {
-            let whole = calls::linear(kernel, &w.weight, [x.address(), all.address()], rows, storage, false);
-            let alone = calls::linear(kernel, &w.weight, [last_x, last.address()], 1, storage, false);
+            let whole = plain(&w.weight, kernel, [x.address(), all.address()], rows, storage);
+            let alone = plain(&w.weight, kernel, [last_x, last.address()], 1, storage);
             let whole = run(kernels, &[whole], &all, storage);
             let alone = run(kernels, &[alone], &last, storage);
             assert_eq!(whole[(rows - 1) * outputs..], alone);
@@ -126,7 +140,10 @@ fn fast_products_with_f32_output() {
     let x = Memory::stored(&random.values(2 * 32), FAST);
     for kernel in [LinearKernel::Row, LinearKernel::Tile] {
         let out = Memory::room(2 * 12, EXACT);
-        let call = calls::linear(kernel, &w.weight, [x.address(), out.address()], 2, FAST, true);
+        let part = LinearPart { weight: w.weight, out: out.address(), follow: Follow::Nothing, cache: 0 };
+        let data =
+            LinearData { kernel, x: x.address(), first: 0, rows: 2, storage: FAST, kv: FAST, out_f32: true };
+        let call = calls::linear(&[part], data);
         let found = run(kernels, &[call], &out, EXACT);
         check("f32 from f16", &found, |i| {
             let x = x.values(FAST);
@@ -134,6 +151,76 @@ fn fast_products_with_f32_output() {
             (exact, 32.0 * 32.0 * U32)
         });
     }
+}
+
+/// Three weights in one launch, each with what follows it: the same bits as one launch after the other.
+#[test]
+fn products_with_what_follows() {
+    let Some(kernels) = host::kernels() else { return };
+    let (rows, columns, outputs, first) = (3, 512, [9, 70, 4], 2);
+    for (storage, kv) in [(EXACT, EXACT), (EXACT, FAST), (FAST, FAST)] {
+        let mut random = Random(21);
+        let weights = outputs.map(|o| RandomWeight::new(&mut random, DType::Q8_0, o, columns));
+        let x = Memory::stored(&random.values(rows * columns), storage);
+        let bias = Memory::of_f32(&random.values(outputs[0]));
+        let residual = Memory::stored(&random.values(rows * outputs[1]), storage);
+        let start = Memory::of_bytes(&(first as i32).to_le_bytes());
+        for kernel in [LinearKernel::Row, LinearKernel::Tile] {
+            let out = outputs.map(|o| Memory::room(rows * o, storage));
+            let then = outputs.map(|o| Memory::room(rows * o, storage));
+            let cache = outputs.map(|o| Memory::room((first + rows) * o, kv));
+            let follow = [
+                Follow::Bias { bias: bias.address(), times: 1, then: then[0].address() },
+                Follow::Residual { residual: residual.address(), scale: [1.0, 1.0], then: then[1].address() },
+                Follow::Nothing,
+            ];
+            let part = |i: usize| LinearPart {
+                weight: weights[i].weight,
+                out: out[i].address(),
+                follow: follow[i],
+                cache: if i == 1 { 0 } else { cache[i].address() },
+            };
+            let (x, first) = (x.address(), start.address());
+            let data = LinearData { kernel, x, first, rows, storage, kv, out_f32: false };
+            run(kernels, &[calls::linear(&[0, 1, 2].map(part), data)], &out[2], storage);
+
+            for (i, o) in outputs.into_iter().enumerate() {
+                let alone = Memory::room(rows * o, storage);
+                // The same grouping, so the same number of warps share an output.
+                let parts = [0, 1, 2].map(|j| LinearPart {
+                    out: if i == j { alone.address() } else { out[j].address() },
+                    follow: Follow::Nothing,
+                    cache: 0,
+                    ..part(j)
+                });
+                run(kernels, &[calls::linear(&parts, data)], &alone, storage);
+                assert_eq!(alone.bytes(), out[i].bytes(), "the product does not depend on what follows");
+                let next = Memory::room(rows * o, storage);
+                let call = match i {
+                    0 => calls::bias(alone.address(), bias.address(), next.address(), [rows, o], 1, storage),
+                    1 => {
+                        let addresses = [alone.address(), residual.address(), next.address()];
+                        calls::add(addresses, rows * o, [1.0, 1.0], storage)
+                    }
+                    _ => calls::bias(alone.address(), 0, next.address(), [rows, o], 1, storage),
+                };
+                run(kernels, &[call], &next, storage);
+                if i < 2 {
+                    assert_eq!(next.bytes(), then[i].bytes(), "what follows is what its own kernel computes");
+                }
+                if i != 1 {
+                    let expected = Memory::room((first_of(&start) + rows) * o, kv);
+                    let addresses = [next.address(), expected.address(), start.address()];
+                    run(kernels, &[calls::cache(addresses, [rows, o], storage, kv)], &expected, kv);
+                    assert_eq!(expected.bytes(), cache[i].bytes(), "the cache holds the last result");
+                }
+            }
+        }
+    }
+}
+
+fn first_of(start: &Memory) -> usize {
+    i32::from_le_bytes(start.bytes()[..4].try_into().unwrap()) as usize
 }
 
 #[test]

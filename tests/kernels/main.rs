@@ -3,6 +3,7 @@
 #![cfg(feature = "cuda")]
 #![allow(missing_docs)]
 
+mod attention;
 mod barriers;
 mod data;
 mod host;

@@ -1,9 +1,7 @@
-//! The other kernels: norm, bias, RoPE, cache, attention, residual sum, gated activation, statistics.
+//! The other kernels: norm, bias, RoPE, cache, residual sum, gated activation, statistics.
 
-use parity::engine::cuda::calls::{self, AttentionData, NormShape, Stats};
-use parity::model::graph::{
-    Activation, Attention, Glu, GluForm, KvMap, Mask, NormStyle, Pairing, Rope, RopePosition,
-};
+use parity::engine::cuda::calls::{self, NormShape, RopeData, RopePart, Stats};
+use parity::model::graph::{Activation, Glu, GluForm, NormStyle, Pairing, Rope, RopePosition};
 use parity::numerics::Storage;
 
 use crate::data::{Memory, Random};
@@ -11,7 +9,7 @@ use crate::{U32, check, host, run, storage_rounding};
 
 const STORAGES: [Storage; 2] = [Storage::F32, Storage::F16];
 
-fn words(values: &[i32]) -> Memory {
+pub fn words(values: &[i32]) -> Memory {
     Memory::of_bytes(&values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>())
 }
 
@@ -108,9 +106,24 @@ fn ropes() {
                 Rope { base, head_width, dims, pairing, freqs: None, position, sign: 1, times: times as u32 };
             let table = Memory::of_f32(&angles(first + rows, dims, base));
             let start = words(&[first as i32]);
-            let addresses = [x.address(), table.address(), start.address(), out.address()];
-            let call = calls::rope(&rope, addresses, [rows, heads], storage);
-            let found = run(kernels, &[call], &out, storage);
+            // A second tensor, of one head, turns in the same launch and goes to the cache.
+            let key = Memory::stored(&xs[..rows * head_width], storage);
+            let (turned, cache) = (
+                Memory::room(rows * head_width, storage),
+                Memory::room((first + rows) * head_width, storage),
+            );
+            let parts = [
+                RopePart { x: x.address(), out: out.address(), cache: 0, heads: heads as i64 },
+                RopePart { x: key.address(), out: turned.address(), cache: cache.address(), heads: 1 },
+            ];
+            let (table, first_at) = (table.address(), start.address());
+            let data = RopeData { table, first: first_at, rows, storage, kv: storage };
+            let found = run(kernels, &[calls::rope(&rope, &parts, data)], &out, storage);
+            let alone = Memory::room(rows * head_width, storage);
+            let part = RopePart { x: key.address(), out: alone.address(), cache: 0, heads: 1 };
+            run(kernels, &[calls::rope(&rope, &[part], data)], &alone, storage);
+            assert_eq!(alone.bytes(), turned.bytes(), "tensors turn independently");
+            assert_eq!(cache.values(storage)[first * head_width..], alone.values(storage));
             check(&format!("rope {pairing:?} {dims} of {head_width}"), &found, |index| {
                 let (t, c) = (index / (heads * head_width), index % head_width);
                 let own = f64::from(xs[index]);
@@ -158,166 +171,6 @@ fn caches() {
         let written = &found[first * width..(first + rows) * width];
         assert_eq!(written, Memory::stored(&x.values(storage), kv).values(kv));
     }
-}
-
-/// One attention with random inputs: (call's result, scores, probs, exact result, exact probs).
-struct AttentionCase {
-    op: Attention,
-    rows: usize,
-    first: usize,
-    storage: Storage,
-    kv: Storage,
-}
-
-impl AttentionCase {
-    fn visible(&self, t: usize) -> std::ops::Range<usize> {
-        let (own, cached) = ((self.first + t) as i64, (self.first + self.rows) as i64);
-        let (from, to) = match self.op.mask {
-            Mask::Causal => (0, own + 1),
-            Mask::None => (0, cached),
-            Mask::Shift(shift) => (0, own + 1 + shift),
-            Mask::StepOnly => (self.first as i64, own + 1),
-        };
-        let to = to.clamp(0, cached) as usize;
-        (from as usize).min(to)..to
-    }
-
-    fn check(&self) {
-        let Some(kernels) = host::kernels() else { return };
-        let Attention { heads, kv_heads, head_width, .. } = self.op;
-        let cached = self.first + self.rows;
-        let mut random = Random(cached as u64);
-        let q = Memory::stored(&random.values(self.rows * heads * head_width), self.storage);
-        let k = Memory::stored(&random.values(cached * kv_heads * head_width), self.kv);
-        let v = Memory::stored(&random.values(cached * kv_heads * head_width), self.kv);
-        let start = words(&[self.first as i32]);
-        let scores = Memory::room(heads * self.rows * cached, Storage::F32);
-        let probs = Memory::room(heads * self.rows * cached, Storage::F32);
-        let out = Memory::room(self.rows * heads * head_width, self.storage);
-        let mut data = AttentionData {
-            q: q.address(),
-            k: k.address(),
-            v: v.address(),
-            out: out.address(),
-            scores: scores.address(),
-            probs: probs.address(),
-            first: start.address(),
-        };
-        let call = |data| calls::attention(&self.op, data, self.rows, self.storage, self.kv).unwrap();
-        let found = run(kernels, &[call(data)], &out, self.storage);
-        (data.scores, data.probs) = (0, 0);
-        let untraced = run(kernels, &[call(data)], &out, self.storage);
-        assert_eq!(found, untraced, "storing scores and probabilities changes nothing");
-
-        let (q, k, v) = (q.values(self.storage), k.values(self.kv), v.values(self.kv));
-        let kv_head = |h: usize| match self.op.kv_map {
-            KvMap::Group => h / (heads / kv_heads),
-            KvMap::Modulo => h % kv_heads,
-        };
-        let key = |h: usize, s: usize, c: usize| (s * kv_heads + kv_head(h)) * head_width + c;
-        let query = |h: usize, t: usize, c: usize| (t * heads + h) * head_width + c;
-        let score = |h: usize, t: usize, s: usize| -> f64 {
-            (0..head_width).map(|c| f64::from(q[query(h, t, c)]) * f64::from(k[key(h, s, c)])).sum()
-        };
-        let probabilities = |h: usize, t: usize| -> Vec<f64> {
-            let seen = self.visible(t);
-            let scaled: Vec<f64> = (0..cached)
-                .map(|s| if seen.contains(&s) { score(h, t, s) * self.op.scale } else { 0.0 })
-                .collect();
-            if !self.op.softmax {
-                return scaled;
-            }
-            let exp: Vec<f64> = scaled
-                .iter()
-                .enumerate()
-                .map(|(s, x)| if seen.contains(&s) { x.exp() } else { 0.0 })
-                .collect();
-            let sum: f64 = exp.iter().sum();
-            exp.iter().map(|p| if sum == 0.0 { 0.0 } else { p / sum }).collect()
-        };
-        // |q·k| <= E with values up to 1: 10 roundings of a dot product by lanes, at most.
-        let width = head_width as f64;
-        let score_error = 10.0 * U32 * width;
-        check("scores", &scores.values(Storage::F32), |i| {
-            (score(i / cached / self.rows, i / cached % self.rows, i % cached), score_error)
-        });
-        // An error of a scaled score is the same relative error of its probability; exp adds two roundings.
-        let prob_error =
-            if self.op.softmax { 2.0 * (score_error * self.op.scale + 4.0 * U32) } else { score_error };
-        check("probs", &probs.values(Storage::F32), |i| {
-            let p = probabilities(i / cached / self.rows, i / cached % self.rows)[i % cached];
-            (p, prob_error * if self.op.softmax { p } else { self.op.scale })
-        });
-        check("context", &found, |i| {
-            let (t, h, c) = (i / head_width / heads, i / head_width % heads, i % head_width);
-            let p = probabilities(h, t);
-            let products = p.iter().enumerate().map(|(s, p)| p * f64::from(v[key(h, s, c)]));
-            let exact: f64 = products.clone().sum();
-            let size: f64 = if self.op.softmax { products.map(f64::abs).sum() } else { cached as f64 };
-            let chain = U32 * (cached as f64 / 8.0 + 16.0);
-            (exact, (prob_error + chain) * size + storage_rounding(exact, self.storage))
-        });
-    }
-}
-
-#[test]
-fn attentions() {
-    let healthy = |heads, kv_heads, head_width: usize| Attention {
-        heads,
-        kv_heads,
-        head_width,
-        scale: 1.0 / (head_width as f64).sqrt(),
-        kv_map: KvMap::Group,
-        mask: Mask::Causal,
-        softmax: true,
-    };
-    let (f32s, f16s) = (Storage::F32, Storage::F16);
-    let case = |op, rows, first, storage, kv| AttentionCase { op, rows, first, storage, kv }.check();
-    case(healthy(4, 2, 32), 9, 0, f32s, f32s);
-    case(healthy(2, 1, 64), 1, 270, f32s, f16s);
-    case(healthy(6, 2, 80), 11, 30, f16s, f16s);
-    case(healthy(2, 2, 128), 10, 57, f32s, f32s);
-    case(healthy(3, 1, 40), 8, 300, f16s, f16s);
-    for mask in [Mask::None, Mask::Shift(1), Mask::Shift(-1), Mask::Shift(-4), Mask::StepOnly] {
-        case(Attention { mask, ..healthy(2, 1, 32) }, 10, 35, f32s, f32s);
-        case(Attention { mask, ..healthy(2, 1, 32) }, 3, 0, f32s, f32s);
-    }
-    case(Attention { kv_map: KvMap::Modulo, ..healthy(6, 2, 32) }, 5, 3, f32s, f32s);
-    case(Attention { scale: 1.0, ..healthy(2, 2, 32) }, 5, 3, f32s, f32s);
-    case(Attention { softmax: false, ..healthy(2, 2, 32) }, 10, 40, f32s, f32s);
-}
-
-/// What a row does not see must not reach it, not even as 0·NaN.
-#[test]
-fn masked_nan_stays_out() {
-    let Some(kernels) = host::kernels() else { return };
-    let op = Attention {
-        heads: 1,
-        kv_heads: 1,
-        head_width: 32,
-        scale: 1.0,
-        kv_map: KvMap::Group,
-        mask: Mask::Causal,
-        softmax: true,
-    };
-    let rows = 12;
-    let mut values = Random(4).values(rows * 32);
-    values[7 * 32..8 * 32].fill(f32::NAN);
-    let (x, start, out) = (Memory::of_f32(&values), words(&[0]), Memory::room(rows * 32, Storage::F32));
-    let address = x.address();
-    let data = AttentionData {
-        q: address,
-        k: address,
-        v: address,
-        out: out.address(),
-        scores: 0,
-        probs: 0,
-        first: start.address(),
-    };
-    let call = calls::attention(&op, data, rows, Storage::F32, Storage::F32).unwrap();
-    let found = run(kernels, &[call], &out, Storage::F32);
-    assert!(found[..7 * 32].iter().all(|v| v.is_finite()), "rows before the NaN are numbers");
-    assert!(found[7 * 32..].iter().all(|v| v.is_nan()), "rows that see the NaN are NaN");
 }
 
 #[test]

@@ -242,7 +242,7 @@ impl HeaderText {
         let mut text = if self.json.is_empty() { "{".to_owned() } else { self.json.clone() };
         text.push('}');
         let mut header = text.into_bytes();
-        if !(header.len() <= bytes) {
+        if header.len() > bytes {
             return None;
         }
         header.resize(bytes, b' ');

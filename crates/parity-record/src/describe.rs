@@ -113,10 +113,9 @@ impl Reader<'_> {
         // SAFETY: as above.
         let full_name = unsafe { text((self.api.get_name)(raw)) }.unwrap_or_default();
         if full_name != tensor.name {
-            if let Some(&id) = by_name.get(&tensor.name) {
-                if described.graph.tensors[id].ne == tensor.ne {
-                    return id;
-                }
+            let same = |id: &&usize| described.graph.tensors[**id].ne == tensor.ne;
+            if let Some(&id) = by_name.get(&tensor.name).filter(same) {
+                return id;
             }
             if let Ok(name) = CString::new(tensor.name.as_str()) {
                 // SAFETY: a live graph and a C string.

@@ -51,7 +51,7 @@ impl Region {
         element: usize,
         limit: usize,
         read: &mut dyn FnMut(usize, &mut [u8]),
-        write: &mut dyn FnMut(&mut dyn FnMut(&mut [u8]), usize),
+        write: &mut Sink<'_>,
     ) {
         if self.elements() > 0 {
             let mut scratch = Vec::new();
@@ -59,6 +59,9 @@ impl Region {
         }
     }
 }
+
+/// Takes a piece: what fills a buffer with it, and its bytes.
+type Sink<'a> = dyn FnMut(&mut dyn FnMut(&mut [u8]), usize) + 'a;
 
 /// Bytes from the first to behind the last element of strided values.
 fn span(extents: &[usize], strides: &[usize], element: usize) -> usize {
@@ -83,7 +86,7 @@ fn copy_axis(
     limit: usize,
     scratch: &mut Vec<u8>,
     read: &mut dyn FnMut(usize, &mut [u8]),
-    write: &mut dyn FnMut(&mut dyn FnMut(&mut [u8]), usize),
+    write: &mut Sink<'_>,
 ) {
     let count: usize = extents.iter().product();
     let span_bytes = span(extents, strides, element);

@@ -8,35 +8,35 @@
 pub mod calls;
 
 mod device;
+mod host;
 mod layout;
 mod modules;
 mod plan;
 mod readback;
 mod ropes;
+mod schedule;
 mod weights;
 
 use std::collections::HashMap;
-use std::ops::Range;
 
 use cudarc::driver::{CudaGraph, sys};
-use half::f16;
 
-use super::{Batch, Engine, Probe, Values};
+use super::{Batch, Engine, Probe};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
-use crate::model::graph::{Graph, Node, Op};
+use crate::model::graph::{Graph, Op};
 use crate::numerics::{Numerics, Products, Storage};
-use crate::ops::{self, Inputs, Rows};
-use crate::tensor::{Matrix, View};
 use calls::{Address, Stats};
 use device::{Buffer, Device, error, failed};
-use layout::{Layout, Place, bytes_of};
+use host::Host;
+use layout::{Layout, bytes_of};
 use modules::Modules;
 use parity_dump::manifest::Producer;
 use plan::{Key, Memory, Plan, Work};
 use readback::{Reading, Ring, Transfers};
 use ropes::Tables;
+use schedule::Ability;
 use weights::Weights;
 
 pub use device::count;
@@ -240,7 +240,7 @@ impl CudaEngine<'_> {
         }
         let capacity = end.next_power_of_two().max(POSITIONS_MIN);
         (self.plan, self.decode) = (None, None);
-        for checkpoint in plan::cached(&self.graph) {
+        for checkpoint in schedule::cached(&self.graph) {
             let row = self.graph.dims.width(checkpoint.kind(), 0) * bytes_of(self.numerics.kv);
             let grown = self.device.alloc("the KV cache", capacity * row)?;
             if let Some(old) = self.cache.get(&checkpoint) {
@@ -279,14 +279,17 @@ impl CudaEngine<'_> {
             .map(|(c, _)| c)
             .collect();
         let wants = |checkpoint: Checkpoint| list.contains(&checkpoint);
-        let nodes = plan::nodes(&self.graph, wants);
-        let layout = Layout::new(&plan::values(&self.graph, &nodes, &key, wants), self.numerics.storage);
-        self.make_memory(layout.bytes, rows)?;
+        let nodes = schedule::nodes(&self.graph, wants);
         for node in &nodes {
             if let Op::Rope(rope) = &node.op {
                 self.ropes.make(&self.device, self.gguf, rope, self.capacity)?;
             }
         }
+        let ability = Ability { graph: &self.graph, weights: &self.weights, ropes: &self.ropes };
+        let tasks = ability.schedule(&nodes);
+        let values = schedule::values(&self.graph, &nodes, &tasks, &key, wants);
+        let layout = Layout::new(&values, self.numerics.storage);
+        self.make_memory(layout.bytes, rows)?;
         let step_data = self.step_data.as_ref().map_or(0, |buffer| buffer.address);
         let memory = Memory {
             weights: &self.weights,
@@ -296,7 +299,7 @@ impl CudaEngine<'_> {
             tokens: step_data + 4,
             arena: self.arena.as_ref().map_or(0, |arena| arena.address),
         };
-        let plan = Plan::new(&self.graph, nodes, key, layout, &list, &self.numerics, &memory);
+        let plan = Plan::new(&self.graph, (nodes, &tasks), (key, layout), &list, &self.numerics, &memory);
         let transfers = Transfers::new(&self.device, &plan.outputs)?;
         self.plan = Some((plan, transfers));
         Ok(())
@@ -340,97 +343,4 @@ impl CudaEngine<'_> {
         self.decode = graph.map_err(failed("graph capture"))?;
         Ok(())
     }
-}
-
-/// Executes single nodes on the host, on values that are downloaded and uploaded.
-struct Host<'a> {
-    gguf: &'a Gguf,
-    graph: &'a Graph,
-    numerics: &'a Numerics,
-    device: &'a Device,
-    layout: &'a Layout,
-    cache: &'a HashMap<Checkpoint, Buffer>,
-    arena: Address,
-    /// Scores and probabilities, which stay on the host: (T, H·S).
-    kept: HashMap<Checkpoint, Matrix<f32>>,
-}
-
-impl Host<'_> {
-    fn execute(&mut self, node: &Node, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<()> {
-        let rows = batch.tokens.len();
-        let end = batch.first + rows;
-        let positions: Vec<u32> = (batch.first as u32..end as u32).collect();
-        let steps: Vec<Range<u32>> = vec![batch.first as u32..end as u32; rows];
-        let mut inputs = Vec::new();
-        for (index, input) in node.inputs.iter().enumerate() {
-            inputs.push(match self.kept.get(input) {
-                Some(kept) => kept.clone(),
-                None if node.op.reads_cache(index) => self.cached(*input, end)?,
-                None => self.download(*input, rows)?,
-            });
-        }
-        let values: Vec<View<'_, f32>> = inputs.iter().map(Matrix::view).collect();
-        let rows = Rows { tokens: batch.tokens, positions: &positions, steps: &steps };
-        let out = ops::execute(node, self.gguf, Inputs { rows, values: &values }, self.numerics)?;
-        if !node.checkpoint.kind().is_optional() {
-            return self.upload(node.checkpoint, &out);
-        }
-        if probe.wants(node.checkpoint) {
-            let shape = self.graph.dims.shape(node.checkpoint.kind(), out.rows, end);
-            // (T, H·S) in memory, (H, T, S) by contract.
-            let heads = (0..shape[0]).flat_map(|head| (0..out.rows).map(move |t| (head, t)));
-            let values: Vec<f32> =
-                heads.flat_map(|(head, t)| &out.row(t)[head * end..(head + 1) * end]).copied().collect();
-            probe.record(node.checkpoint, batch, &shape, Values::F32(&values))?;
-        }
-        self.kept.insert(node.checkpoint, out);
-        Ok(())
-    }
-
-    fn download(&self, checkpoint: Checkpoint, rows: usize) -> Result<Matrix<f32>> {
-        let place = self.place(checkpoint)?;
-        let values = self.fetch(self.arena + place.offset as Address, place.len, place.storage)?;
-        Ok(Matrix::new(rows, place.len / rows, values))
-    }
-
-    /// (S, K·E) keys or values of all positions before `end`.
-    fn cached(&self, checkpoint: Checkpoint, end: usize) -> Result<Matrix<f32>> {
-        let width = self.graph.dims.width(checkpoint.kind(), 0);
-        let buffer = self.cache.get(&checkpoint).ok_or_else(|| not_computed(checkpoint))?;
-        Ok(Matrix::new(end, width, self.fetch(buffer.address, end * width, self.numerics.kv)?))
-    }
-
-    fn fetch(&self, from: Address, len: usize, storage: Storage) -> Result<Vec<f32>> {
-        match storage {
-            Storage::F32 => self.device.download(from, len),
-            _ => Ok(self.device.download::<f16>(from, len)?.iter().map(|value| value.to_f32()).collect()),
-        }
-    }
-
-    fn upload(&self, checkpoint: Checkpoint, out: &Matrix<f32>) -> Result<()> {
-        let place = self.place(checkpoint)?;
-        // The logits may be wanted of the last row alone.
-        let values = &out.data[out.data.len().saturating_sub(place.len)..];
-        if values.len() != place.len {
-            return Err(Error::new(checkpoint, "the node's result does not have the model's shape")
-                .expected(format!("{} values", place.len))
-                .found(out.data.len()));
-        }
-        let to = self.arena + place.offset as Address;
-        match place.storage {
-            Storage::F32 => self.device.upload(values, to),
-            _ => {
-                let values: Vec<f16> = values.iter().map(|value| f16::from_f32(*value)).collect();
-                self.device.upload(&values, to)
-            }
-        }
-    }
-
-    fn place(&self, checkpoint: Checkpoint) -> Result<Place> {
-        self.layout.places.get(&checkpoint).copied().ok_or_else(|| not_computed(checkpoint))
-    }
-}
-
-fn not_computed(checkpoint: Checkpoint) -> Error {
-    error(format!("{checkpoint} has not been computed"))
 }

@@ -1,14 +1,18 @@
-//! One step as a list of kernel launches; what no kernel does, such as most planted mistakes, is marked for the
+//! One step as a list of kernel launches; what no kernel does, such as some planted mistakes, is marked for the
 //! host.
 
 use std::collections::HashMap;
 
-use super::calls::{self, Address, AttentionData, Call, LinearKernel, NormShape};
-use super::layout::{Layout, Place, Value, bytes_of};
+use super::calls::{
+    self, Address, AttentionData, Call, Follow, LinearData, LinearKernel, LinearPart, NormShape, RopeData,
+    RopePart,
+};
+use super::layout::{Layout, Place, bytes_of};
 use super::ropes::Tables;
+use super::schedule::{Task, gpu_attention};
 use super::weights::Weights;
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::model::graph::{Attention, Graph, Node, Op, WeightRef};
+use crate::model::graph::{Attention, Graph, Node, Op};
 use crate::numerics::Numerics;
 
 /// What a plan is made for. The same key gives the same plan.
@@ -23,6 +27,7 @@ pub struct Key {
 }
 
 /// One thing to do.
+#[expect(clippy::large_enum_variant, reason = "a plan is a few hundred entries, made once")]
 pub enum Work {
     /// Launch a kernel.
     Launch(Call),
@@ -63,7 +68,7 @@ pub struct Memory<'a> {
     pub weights: &'a Weights,
     /// Keys and values by the checkpoint they are computed at.
     pub cache: &'a HashMap<Checkpoint, Address>,
-    /// RoPE angles of a node.
+    /// RoPE angles.
     pub ropes: &'a Tables,
     /// (1,) first position of the step, i32.
     pub first: Address,
@@ -73,90 +78,29 @@ pub struct Memory<'a> {
     pub arena: Address,
 }
 
-/// The nodes of a step: attention is merged wherever the GPU computes it, which also stores what is wanted of
-/// its inside; where the host must, it stays in three nodes if the inside is wanted.
-pub fn nodes(graph: &Graph, wants: impl Fn(Checkpoint) -> bool) -> Vec<Node> {
-    let merged = graph.fused(|_| false);
-    let on_gpu = |layer: Checkpoint| {
-        merged
-            .node(layer.sibling(Kind::AttnCtx))
-            .is_some_and(|node| node.edits.is_empty() && gpu_attention(node).is_some())
-    };
-    graph.fused(|checkpoint| wants(checkpoint) && !on_gpu(checkpoint)).nodes
-}
-
-/// The merged attention of a node that a kernel computes.
-fn gpu_attention(node: &Node) -> Option<&Attention> {
-    match &node.op {
-        Op::Attention(op) if node.edits.is_empty() && calls::has_attention(op) => Some(op),
-        _ => None,
-    }
-}
-
-/// The values of a step in execution order, the inside of GPU attention before its result.
-pub fn values(graph: &Graph, nodes: &[Node], key: &Key, wants: impl Fn(Checkpoint) -> bool) -> Vec<Value> {
-    let mut last_reader: HashMap<Checkpoint, usize> = HashMap::new();
-    for (index, node) in nodes.iter().enumerate() {
-        for input in &node.inputs {
-            last_reader.insert(*input, index);
-        }
-    }
-    let cached = key.cached.unwrap_or(0);
-    let mut values = Vec::new();
-    for (index, node) in nodes.iter().enumerate() {
-        let mut push = |checkpoint: Checkpoint, wanted: bool| {
-            let rows = if checkpoint.kind() == Kind::Logits && !wanted { 1 } else { key.rows };
-            let len = rows * graph.dims.width(checkpoint.kind(), cached);
-            let life = (index, last_reader.get(&checkpoint).copied().unwrap_or(index));
-            values.push(Value { checkpoint, len, wanted, life });
-        };
-        if gpu_attention(node).is_some() {
-            let inside = [Kind::AttnScores, Kind::AttnProbs].map(|kind| node.checkpoint.sibling(kind));
-            // Probabilities are computed from stored scores.
-            if wants(inside[0]) || wants(inside[1]) {
-                push(inside[0], wants(inside[0]));
-            }
-            if wants(inside[1]) {
-                push(inside[1], true);
-            }
-        } else if node.checkpoint.kind().is_optional() {
-            continue; // computed, kept and shown by the host
-        }
-        push(node.checkpoint, wants(node.checkpoint));
-    }
-    values
-}
-
 impl Plan {
-    /// Turns nodes into launches.
+    /// Turns tasks into launches; `wanted` is what the probe wants.
     pub fn new(
         graph: &Graph,
-        nodes: Vec<Node>,
-        key: Key,
-        layout: Layout,
+        (nodes, tasks): (Vec<Node>, &[Task]),
+        (key, layout): (Key, Layout),
         wanted: &[Checkpoint],
         numerics: &Numerics,
         memory: &Memory<'_>,
     ) -> Plan {
-        let builder = Builder { graph, layout: &layout, numerics, memory, rows: key.rows };
+        let builder = Builder { graph, nodes: &nodes, layout: &layout, numerics, memory, rows: key.rows };
         let (mut work, mut outputs) = (Vec::new(), Vec::new());
-        for (index, node) in nodes.iter().enumerate() {
-            match builder.call(node) {
-                Some(call) => work.push(Work::Launch(call)),
-                None => work.push(Work::Host(index)),
-            }
-            if let Some(&cache) = memory.cache.get(&node.checkpoint) {
-                work.push(Work::Launch(builder.append(node.checkpoint, cache)));
-            }
-            let inside = [Kind::AttnScores, Kind::AttnProbs].map(|kind| node.checkpoint.sibling_of(kind));
-            let shown = inside.into_iter().flatten().filter(|_| gpu_attention(node).is_some());
-            for checkpoint in shown.chain([node.checkpoint]).filter(|checkpoint| wanted.contains(checkpoint))
-            {
-                if let Some(&place) = layout.places.get(&checkpoint) {
-                    outputs.push(Output { checkpoint, place, after: work.len() });
+        for task in tasks {
+            builder.work(task, &mut work);
+            for index in task.nodes() {
+                for checkpoint in shown(&nodes[index]).filter(|checkpoint| wanted.contains(checkpoint)) {
+                    if let Some(&place) = layout.places.get(&checkpoint) {
+                        outputs.push(Output { checkpoint, place, after: work.len() });
+                    }
                 }
             }
         }
+        outputs.sort_by_key(|output| output.place.offset);
         let logits = layout.places.get(&Checkpoint::global(Kind::Logits)).map(|place| {
             let last_row = place.bytes() - graph.dims.vocab * bytes_of(place.storage);
             memory.arena + (place.offset + last_row) as Address
@@ -170,19 +114,16 @@ impl Plan {
     }
 }
 
-trait SiblingOf {
-    /// The same layer, another kind; `None` outside the layers.
-    fn sibling_of(self, kind: Kind) -> Option<Checkpoint>;
-}
-
-impl SiblingOf for Checkpoint {
-    fn sibling_of(self, kind: Kind) -> Option<Checkpoint> {
-        self.layer_index().map(|_| self.sibling(kind))
-    }
+/// What a node computes in the arena: its checkpoint, and the inside of GPU attention.
+fn shown(node: &Node) -> impl Iterator<Item = Checkpoint> {
+    let inside = gpu_attention(node)
+        .map(|_| [Kind::AttnScores, Kind::AttnProbs].map(|kind| node.checkpoint.sibling(kind)));
+    inside.into_iter().flatten().chain([node.checkpoint])
 }
 
 struct Builder<'a> {
     graph: &'a Graph,
+    nodes: &'a [Node],
     layout: &'a Layout,
     numerics: &'a Numerics,
     memory: &'a Memory<'a>,
@@ -190,6 +131,39 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
+    /// The launches of one task. What cannot be launched after all is left to the host.
+    fn work(&self, task: &Task, work: &mut Vec<Work>) {
+        let call = match task {
+            Task::Linear(parts) => self.linear(parts),
+            Task::Rope(nodes) => self.rope(nodes),
+            Task::Single(node) => self.single(&self.nodes[*node]),
+            Task::Host(_) => None,
+        };
+        let appends_itself = call.is_some() && matches!(task, Task::Linear(_) | Task::Rope(_));
+        match call {
+            Some(call) => work.push(Work::Launch(call)),
+            None => work.extend(task.nodes().into_iter().map(Work::Host)),
+        }
+        for index in task.nodes() {
+            let checkpoint = self.nodes[index].checkpoint;
+            if let (Some(&cache), Some(x)) = (self.memory.cache.get(&checkpoint), self.address(checkpoint))
+                && !(appends_itself && self.is_last(task, index))
+            {
+                let shape = [self.rows, self.width(checkpoint)];
+                let (storage, kv) = (self.numerics.storage, self.numerics.kv);
+                work.push(Work::Launch(calls::cache([x, cache, self.memory.first], shape, storage, kv)));
+            }
+        }
+    }
+
+    /// Whether a node gives the last result of its part of a task, which the kernel appends to the cache.
+    fn is_last(&self, task: &Task, index: usize) -> bool {
+        match task {
+            Task::Linear(parts) => parts.iter().any(|(node, follower)| follower.unwrap_or(*node) == index),
+            _ => true,
+        }
+    }
+
     fn address(&self, checkpoint: Checkpoint) -> Option<Address> {
         self.layout.places.get(&checkpoint).map(|place| self.memory.arena + place.offset as Address)
     }
@@ -199,93 +173,119 @@ impl Builder<'_> {
         self.graph.dims.width(checkpoint.kind(), 0)
     }
 
-    /// The kernel of a node; `None` where there is none for it.
-    fn call(&self, node: &Node) -> Option<Call> {
-        if !node.edits.is_empty() {
-            return None;
-        }
+    fn cache(&self, checkpoint: Checkpoint) -> Address {
+        self.memory.cache.get(&checkpoint).copied().unwrap_or(0)
+    }
+
+    fn input(&self, node: &Node, index: usize) -> Option<Address> {
+        self.address(*node.inputs.get(index)?)
+    }
+
+    fn single(&self, node: &Node) -> Option<Call> {
         let (rows, storage) = (self.rows, self.numerics.storage);
         let out = self.address(node.checkpoint)?;
         let width = self.width(node.checkpoint);
-        let x = || self.address(*node.inputs.first()?);
-        // Planted mistakes can wire nodes in ways whose widths do not fit: the host says so.
-        let same_width = |count: usize| {
-            node.inputs.len() == count && node.inputs.iter().all(|input| self.width(*input) == width)
-        };
+        let x = || self.input(node, 0);
+        let other = || self.input(node, 1);
         match &node.op {
             Op::Embed { table } => {
-                let table = self.memory.weights.matrix(table).filter(|table| table.columns == width)?;
+                let table = self.memory.weights.matrix(table)?;
                 Some(calls::embed(&table, self.memory.tokens, out, rows, storage))
             }
             Op::Norm(norm) => {
                 let weight = self.memory.weights.vector(&norm.weight, norm.width)?;
-                if !same_width(1) || !width.is_multiple_of(norm.width) {
-                    return None;
-                }
                 let groups = rows * width / norm.width;
                 let shape = NormShape { groups, width: norm.width, eps: norm.eps, style: norm.style };
                 Some(calls::norm(x()?, weight, out, shape, storage))
             }
-            Op::Linear { weight, columns: None } => self.linear(node, weight),
-            Op::Linear { columns: Some(_), .. } => None,
             Op::Bias { bias, times } => {
                 let bias = match bias {
                     Some(bias) => self.memory.weights.vector(bias, width)?,
                     None => 0,
                 };
-                same_width(1).then_some(())?;
                 Some(calls::bias(x()?, bias, out, [rows, width], *times, storage))
             }
-            Op::Rope(rope) => {
-                same_width(1).then_some(())?;
-                let table = self.memory.ropes.get(rope)?;
-                let heads = width / rope.head_width;
-                Some(calls::rope(rope, [x()?, table, self.memory.first, out], [rows, heads], storage))
-            }
             Op::Attention(op) => self.attention(node, op, out),
-            Op::Add { scale } => {
-                same_width(2).then_some(())?;
-                let residual = self.address(node.inputs[1])?;
-                Some(calls::add([x()?, residual, out], rows * width, *scale, storage))
-            }
-            Op::Glu(glu) => {
-                same_width(2).then_some(())?;
-                let up = self.address(node.inputs[1])?;
-                Some(calls::glu(*glu, [x()?, up, out], rows * width, storage))
-            }
-            Op::Scores(_) | Op::Softmax(_) | Op::Context(_) => None,
+            Op::Add { scale } => Some(calls::add([x()?, other()?, out], rows * width, *scale, storage)),
+            Op::Glu(glu) => Some(calls::glu(*glu, [x()?, other()?, out], rows * width, storage)),
+            Op::Linear { .. } | Op::Rope(_) | Op::Scores(_) | Op::Softmax(_) | Op::Context(_) => None,
         }
     }
 
-    fn linear(&self, node: &Node, weight: &WeightRef) -> Option<Call> {
+    fn linear(&self, parts: &[(usize, Option<usize>)]) -> Option<Call> {
         let storage = self.numerics.storage;
-        let input = *node.inputs.first()?;
-        let fits = |weight: &calls::Weight| {
-            weight.columns == self.width(input) && weight.outputs == self.width(node.checkpoint)
-        };
-        let weight = self.memory.weights.matrix(weight).filter(fits)?;
-        let place = self.layout.places.get(&node.checkpoint)?;
+        let node = &self.nodes[parts.first()?.0];
+        let list: Vec<LinearPart> =
+            parts.iter().map(|(node, follower)| self.linear_part(*node, *follower)).collect::<Option<_>>()?;
+        let weight = list.first()?.weight;
         // The logits of the last row alone, unless all are wanted: same kernel, same bits.
-        let rows = place.len / weight.outputs;
+        let rows = self.layout.places.get(&node.checkpoint)?.len / weight.outputs;
         let skipped = (self.rows - rows) * weight.columns * bytes_of(storage);
-        let (x, out) = (self.address(input)? + skipped as Address, self.address(node.checkpoint)?);
-        let out_f32 = node.checkpoint.kind() == Kind::Logits;
-        let kernel = LinearKernel::for_step(self.rows);
-        Some(calls::linear(kernel, &weight, [x, out], rows, storage, out_f32))
+        let data = LinearData {
+            kernel: LinearKernel::for_step(self.rows),
+            x: self.input(node, 0)? + skipped as Address,
+            first: self.memory.first,
+            rows,
+            storage,
+            kv: self.numerics.kv,
+            out_f32: node.checkpoint.kind() == Kind::Logits,
+        };
+        Some(calls::linear(&list, data))
+    }
+
+    fn linear_part(&self, node: usize, follower: Option<usize>) -> Option<LinearPart> {
+        let node = &self.nodes[node];
+        let Op::Linear { weight, .. } = &node.op else { return None };
+        let weight = self.memory.weights.matrix(weight)?;
+        let out = self.address(node.checkpoint)?;
+        let Some(next) = follower.map(|index| &self.nodes[index]) else {
+            return Some(LinearPart {
+                weight,
+                out,
+                follow: Follow::Nothing,
+                cache: self.cache(node.checkpoint),
+            });
+        };
+        let then = self.address(next.checkpoint)?;
+        let follow = match &next.op {
+            Op::Bias { bias: Some(bias), times } => {
+                let bias = self.memory.weights.vector(bias, weight.outputs)?;
+                Follow::Bias { bias, times: *times, then }
+            }
+            Op::Add { scale } => Follow::Residual { residual: self.input(next, 1)?, scale: *scale, then },
+            _ => return None,
+        };
+        Some(LinearPart { weight, out, follow, cache: self.cache(next.checkpoint) })
+    }
+
+    fn rope(&self, nodes: &[usize]) -> Option<Call> {
+        let Op::Rope(rope) = &self.nodes[*nodes.first()?].op else { return None };
+        let part = |index: &usize| {
+            let node = &self.nodes[*index];
+            Some(RopePart {
+                x: self.input(node, 0)?,
+                out: self.address(node.checkpoint)?,
+                cache: self.cache(node.checkpoint),
+                heads: (self.width(node.checkpoint) / rope.head_width) as i64,
+            })
+        };
+        let parts: Vec<RopePart> = nodes.iter().map(part).collect::<Option<_>>()?;
+        let data = RopeData {
+            table: self.memory.ropes.get(rope)?,
+            first: self.memory.first,
+            rows: self.rows,
+            storage: self.numerics.storage,
+            kv: self.numerics.kv,
+        };
+        Some(calls::rope(rope, &parts, data))
     }
 
     fn attention(&self, node: &Node, op: &Attention, out: Address) -> Option<Call> {
-        let [q, k, v] = node.inputs[..] else { return None };
-        let (wide, narrow) = (op.heads * op.head_width, op.kv_heads * op.head_width);
-        let widths = [(node.checkpoint, wide), (q, wide), (k, narrow), (v, narrow)];
-        if widths.iter().any(|(checkpoint, width)| self.width(*checkpoint) != *width) {
-            return None;
-        }
         let inside = |kind| self.address(node.checkpoint.sibling(kind)).unwrap_or(0);
         let data = AttentionData {
-            q: self.address(q)?,
-            k: *self.memory.cache.get(&k)?,
-            v: *self.memory.cache.get(&v)?,
+            q: self.input(node, 0)?,
+            k: *self.memory.cache.get(node.inputs.get(1)?)?,
+            v: *self.memory.cache.get(node.inputs.get(2)?)?,
             out,
             scores: inside(Kind::AttnScores),
             probs: inside(Kind::AttnProbs),
@@ -293,24 +293,4 @@ impl Builder<'_> {
         };
         calls::attention(op, data, self.rows, self.numerics.storage, self.numerics.kv)
     }
-
-    /// The launch that appends rows to the cache.
-    fn append(&self, checkpoint: Checkpoint, cache: Address) -> Call {
-        let x = self.address(checkpoint).expect("cached values are placed");
-        let shape = [self.rows, self.width(checkpoint)];
-        calls::cache([x, cache, self.memory.first], shape, self.numerics.storage, self.numerics.kv)
-    }
-}
-
-/// Checkpoints that attention reads from the cache.
-pub fn cached(graph: &Graph) -> Vec<Checkpoint> {
-    let mut cached = Vec::new();
-    for node in &graph.nodes {
-        for (index, input) in node.inputs.iter().enumerate() {
-            if node.op.reads_cache(index) && !cached.contains(input) {
-                cached.push(*input);
-            }
-        }
-    }
-    cached
 }

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use half::f16;
+use rayon::prelude::*;
 
 use super::calls::Address;
 use super::device::{Device, Event, Pinned, error};
@@ -18,6 +19,9 @@ const RING: usize = 4;
 const PIECE_MAX: usize = 32 << 20;
 /// Pieces are not made smaller than this: starting a copy takes as long as copying some 100 KB.
 const PIECE_MIN: usize = 4 << 20;
+
+/// Bytes that one task copies on the host.
+const COPY_TASK: usize = 1 << 20;
 
 /// One copy: consecutive bytes of the arena.
 struct Transfer {
@@ -63,7 +67,7 @@ fn cut(outputs: &[Output], min: usize, max: usize) -> Vec<Transfer> {
         {
             open.bytes = end - open.offset;
             open.outputs.end = index + 1;
-            open.after = output.after;
+            open.after = open.after.max(output.after);
             continue;
         }
         let mut start = offset;
@@ -85,6 +89,8 @@ fn cut(outputs: &[Output], min: usize, max: usize) -> Vec<Transfer> {
 #[derive(Default)]
 pub struct Ring {
     slots: Vec<(Pinned, Event)>,
+    /// An output that comes in several pieces is put together here.
+    collected: Collected,
 }
 
 /// One step's transfers under way.
@@ -98,8 +104,6 @@ pub struct Reading<'a> {
     enqueued: usize,
     started: usize,
     under_way: VecDeque<usize>,
-    /// The start of an output that came in several pieces.
-    collected: Collected,
 }
 
 /// Bytes at an address that every number may have.
@@ -113,10 +117,13 @@ impl Collected {
     fn push(&mut self, bytes: &[u8]) {
         let start = self.len;
         self.len += bytes.len();
-        self.words.resize(self.len.div_ceil(8), 0);
+        if self.words.len() < self.len.div_ceil(8) {
+            self.words.resize(self.len.div_ceil(8), 0);
+        }
         // SAFETY: the words hold that many bytes.
         let all = unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast::<u8>(), self.len) };
-        all[start..].copy_from_slice(bytes);
+        let pairs = all[start..].par_chunks_mut(COPY_TASK).zip(bytes.par_chunks(COPY_TASK));
+        pairs.for_each(|(to, from)| to.copy_from_slice(from));
     }
 
     fn bytes(&self) -> &[u8] {
@@ -141,8 +148,9 @@ impl<'a> Reading<'a> {
                 ring.slots.push((device.pinned(bytes.next_power_of_two())?, device.event()?));
             }
         }
-        let (under_way, collected) = (VecDeque::new(), Collected::default());
-        Ok(Reading { device, ring, transfers, outputs, arena, enqueued: 0, started: 0, under_way, collected })
+        ring.collected.len = 0;
+        let under_way = VecDeque::new();
+        Ok(Reading { device, ring, transfers, outputs, arena, enqueued: 0, started: 0, under_way })
     }
 
     /// Tells that `done` pieces of work have been enqueued; starts the copies that can start.
@@ -172,19 +180,20 @@ impl<'a> Reading<'a> {
     pub fn show_next(&mut self, mut show: impl FnMut(&Output, Values<'_>) -> Result<()>) -> Result<bool> {
         let Some(index) = self.under_way.pop_front() else { return Ok(false) };
         let (transfer, outputs) = (&self.transfers.list[index], self.outputs);
-        let (pinned, arrived) = &self.ring.slots[index % RING];
+        let Ring { slots, collected } = &mut *self.ring;
+        let (pinned, arrived) = &slots[index % RING];
         arrived.wait()?;
         let bytes = &pinned.bytes()[..transfer.bytes];
-        if transfer.outputs.is_empty() || self.collected.len > 0 {
-            self.collected.push(bytes);
+        if transfer.outputs.is_empty() || collected.len > 0 {
+            collected.push(bytes);
         }
         for output in &outputs[transfer.outputs.clone()] {
-            if self.collected.len == 0 {
+            if collected.len == 0 {
                 let start = output.place.offset - transfer.offset;
                 show(output, values(&bytes[start..start + output.place.bytes()], output)?)?;
             } else {
-                show(output, values(self.collected.bytes(), output)?)?;
-                self.collected = Collected::default();
+                show(output, values(collected.bytes(), output)?)?;
+                collected.len = 0;
             }
         }
         self.start()?;

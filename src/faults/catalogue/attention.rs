@@ -240,7 +240,6 @@ pub const FAULTS: &[Fault] = &[
                  slots hold {slots}"
             )
         },
-        ..PLAIN
     },
     Fault {
         name: "attn.head_order",

@@ -56,7 +56,7 @@ pub const FAULTS: &[Fault] = &[
             Some(())
         },
         default: |_, node| match base_of(node) {
-            base if base == 10_000.0 => Some(Argument::Number(1e6)),
+            10_000.0 => Some(Argument::Number(1e6)),
             base if base.is_nan() => None,
             _ => Some(Argument::Number(10_000.0)),
         },

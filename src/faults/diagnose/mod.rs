@@ -6,10 +6,12 @@ mod predict;
 mod recognise;
 mod residual;
 mod sample;
+mod turns;
 
 pub use fit::*;
 pub use predict::Lab;
 pub use sample::Base;
+pub use turns::*;
 
 use super::{Argument, Fault, Site, catalogue};
 use crate::audit::Context;
@@ -177,7 +179,8 @@ impl Trial<'_> {
             return Ok(false);
         }
         let Some(share) = sample::share(self.lab, base, &node)? else { return Ok(false) };
-        if !(share > PROMISING) {
+        let promising = share > PROMISING;
+        if !promising {
             if first.is_none() {
                 self.tried.push(Attempt { fault, argument, node, share });
             }
@@ -187,7 +190,8 @@ impl Trial<'_> {
             return Ok(false);
         };
         let explains = explained(self.lab, self.origin, &prediction);
-        if !(over_bound(self.lab, &prediction) <= SLACK) {
+        let reproduced = over_bound(self.lab, &prediction) <= SLACK;
+        if !reproduced {
             if first.is_none() {
                 self.tried.push(Attempt { fault, argument, node, share: explains });
             }

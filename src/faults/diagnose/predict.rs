@@ -47,7 +47,8 @@ impl Lab<'_> {
             Edit::Input { index, change } => node.op.reads_cache(*index) && change.reach() > Reach::Row,
             Edit::Output(_) => false,
         });
-        let parts = if cache_mixes { self.steps() } else { vec![0..self.case.positions.len()] };
+        let all = 0..self.case.positions.len();
+        let parts = if cache_mixes { self.steps() } else { std::iter::once(all).collect() };
         let mut predictions: Vec<Prediction> = Vec::new();
         for part in parts {
             let case = self.edited(node, &inputs, part)?;
@@ -171,10 +172,10 @@ impl Lab<'_> {
     }
 
     fn explain(&self, case: &Case) -> Result<Vec<Prediction>> {
-        if let Op::Attention(op) = &case.node.op {
-            if !op.softmax {
-                return Ok(vec![self.without_softmax(case, op)?]);
-            }
+        if let Op::Attention(op) = &case.node.op
+            && !op.softmax
+        {
+            return Ok(vec![self.without_softmax(case, op)?]);
         }
         let explained = judge::explain(self.context, case)?.into_iter();
         let mut predictions: Vec<Prediction> =

@@ -17,10 +17,9 @@ pub fn describe(lab: &Lab<'_>, base: &Base) -> String {
     parts.extend(columns(lab, base, &wrong));
     parts.extend(heads(lab, base, &wrong));
     let error = Error::new(lab, base, &wrong);
-    if let Some(share) = error.rank_one() {
-        if share > 0.99 {
-            parts.push(format!("the error has rank 1 ({:.2} % of it)", 100.0 * share));
-        }
+    if let Some(share) = error.rank_one().filter(|share| *share > RANK_ONE) {
+        parts.push(format!("the error has rank 1 ({:.2} % of it)", 100.0 * share));
+        parts.extend(input_column(lab, &error, &wrong));
     }
     parts.push(error.signs());
     parts.extend(error.size());
@@ -28,15 +27,36 @@ pub fn describe(lab: &Lab<'_>, base: &Base) -> String {
     parts.join("; ")
 }
 
+/// Share of an error in one direction above which it is called one of rank 1.
+const RANK_ONE: f64 = 0.99;
+/// Cosine above which an input column runs along with the error.
+const ALONG: f64 = 0.9999;
+
+/// The input column in proportion to which the rows are wrong: a column of the weight was lost or changed.
+fn input_column(lab: &Lab<'_>, error: &Error, wrong: &[usize]) -> Option<String> {
+    let x = &lab.case.inputs.first().filter(|input| input.value.rows == lab.case.recorded.rows)?.value;
+    let largest = error.rows.iter().flatten().enumerate().max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()))?.0;
+    let column = largest % error.rows.first()?.len().max(1);
+    let along: Vec<f64> = error.rows.iter().map(|row| row[column]).collect();
+    let size = |v: &[f64]| v.iter().map(|v| v * v).sum::<f64>().sqrt();
+    let cosine = |c: usize| {
+        let own: Vec<f64> = wrong.iter().map(|&t| x.row(t)[c]).collect();
+        let dot: f64 = own.iter().zip(&along).map(|(a, b)| a * b).sum();
+        (dot / (size(&own) * size(&along))).abs()
+    };
+    let best = (0..x.cols).max_by(|a, b| cosine(*a).total_cmp(&cosine(*b)))?;
+    let enough = wrong.len() > 2 && cosine(best) > ALONG;
+    enough.then(|| format!("it grows with column {best} of {}", lab.case.node.inputs[0]))
+}
+
 /// Which columns are wrong, where not all are.
 fn columns(lab: &Lab<'_>, base: &Base, wrong: &[usize]) -> Option<String> {
     let width = base.value.cols;
     let is_wrong = |c: usize| {
-        let beyond = |&t: &usize| {
+        wrong.iter().any(|&t| {
             let error = (lab.case.recorded.row(t)[c] - base.value.row(t)[c]).abs();
-            !(error <= base.bound.row(t)[c])
-        };
-        wrong.iter().any(beyond)
+            beyond(error, base.bound.row(t)[c])
+        })
     };
     let columns: Vec<usize> = (0..width).filter(|&c| is_wrong(c)).collect();
     let (first, last) = (*columns.first()?, *columns.last()?);
@@ -51,6 +71,11 @@ fn columns(lab: &Lab<'_>, base: &Base, wrong: &[usize]) -> Option<String> {
             Some(format!("{n} of {width} columns, from {first} to {last}{every}"))
         }
     }
+}
+
+/// Whether an error is more than its bound; NaN is.
+fn beyond(error: f64, bound: f64) -> bool {
+    error.is_nan() || error > bound
 }
 
 /// Which heads are wrong, where not all are.
@@ -77,7 +102,8 @@ fn heads(lab: &Lab<'_>, base: &Base, wrong: &[usize]) -> Option<String> {
     let is_wrong = |head: usize| {
         wrong.iter().any(|&t| {
             (head * width..(head + 1) * width).any(|c| {
-                !((lab.case.recorded.row(t)[c] - base.value.row(t)[c]).abs() <= base.bound.row(t)[c])
+                let error = (lab.case.recorded.row(t)[c] - base.value.row(t)[c]).abs();
+                beyond(error, base.bound.row(t)[c])
             })
         })
     };

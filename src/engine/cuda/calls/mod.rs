@@ -1,0 +1,234 @@
+//! Kernel calls as values: name, launch shape and arguments of every kernel in `kernels/`.
+//!
+//! The engine launches them on a GPU, the tests run the same values on the host. The argument structs
+//! mirror those of the `.cu` files; pointers are device addresses (host addresses in the tests).
+
+use std::mem::{MaybeUninit, size_of};
+
+use crate::gguf::DType;
+use crate::model::graph::{Glu, NormStyle};
+use crate::numerics::Storage;
+
+mod attention;
+mod linear;
+mod rope;
+mod stats;
+
+pub use attention::{AttentionData, attention, has_attention};
+pub use linear::{Follow, LinearData, LinearKernel, LinearPart, PARTS_MAX, linear};
+pub use rope::{RopeData, RopePart, rope};
+pub use stats::{STATS_PARTS, Stats, stats};
+
+/// An address in the memory that the kernel sees.
+pub type Address = u64;
+
+/// Token rows up to which a matrix product takes a warp per output instead of tiles.
+pub const ROWS_MAX_UNTILED: usize = 8;
+/// Threads of a block.
+const THREADS: u32 = 256;
+
+/// One kernel launch.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// Name of the kernel.
+    pub kernel: String,
+    /// Blocks: x, y, z.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    args: [MaybeUninit<u64>; Call::ARGS_MAX / 8],
+    args_size: usize,
+}
+
+impl Call {
+    const ARGS_MAX: usize = 256;
+
+    fn new<A: Copy>(kernel: String, grid: [usize; 3], threads: u32, args: A) -> Call {
+        const { assert!(size_of::<A>() <= Call::ARGS_MAX && align_of::<A>() <= 8) };
+        let mut call = Call {
+            kernel,
+            grid: grid.map(|n| u32::try_from(n).expect("a grid has fewer than 2^32 blocks")),
+            threads,
+            args: [MaybeUninit::uninit(); Call::ARGS_MAX / 8],
+            args_size: size_of::<A>(),
+        };
+        // SAFETY: the buffer is large and aligned enough for an A, by the assertion above.
+        unsafe { call.args.as_mut_ptr().cast::<A>().write(args) };
+        call
+    }
+
+    /// A kernel over `n` elements, `each` of them per thread.
+    fn elementwise<A: Copy>(kernel: String, n: usize, args: A) -> Call {
+        Call::new(kernel, [n.div_ceil(THREADS as usize), 1, 1], THREADS, args)
+    }
+
+    /// The argument struct, and its size in bytes.
+    pub fn args(&self) -> (*const u8, usize) {
+        (self.args.as_ptr().cast(), self.args_size)
+    }
+}
+
+/// A matrix in device memory, in the form of the model file.
+#[derive(Clone, Copy, Debug)]
+pub struct Weight {
+    /// (outputs, columns) blocks of `dtype`.
+    pub address: Address,
+    /// Type of the blocks.
+    pub dtype: DType,
+    /// O
+    pub outputs: usize,
+    /// I, a multiple of 8.
+    pub columns: usize,
+}
+
+impl Weight {
+    fn row_bytes(&self) -> i64 {
+        (self.columns / self.dtype.block_len() * self.dtype.block_bytes()) as i64
+    }
+
+    fn format(&self) -> String {
+        self.dtype.name().to_lowercase()
+    }
+}
+
+fn name_of(storage: Storage) -> &'static str {
+    match storage {
+        Storage::F32 => "f32",
+        Storage::F16 | Storage::Bf16 => "f16",
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct EmbedArgs {
+    table: Address,
+    row_bytes: i64,
+    tokens: Address,
+    out: Address,
+    width: i32,
+}
+
+/// out (T, D) = rows of `table` (V, D) at `tokens` (T,).
+pub fn embed(table: &Weight, tokens: Address, out: Address, rows: usize, storage: Storage) -> Call {
+    let args = EmbedArgs {
+        table: table.address,
+        row_bytes: table.row_bytes(),
+        tokens,
+        out,
+        width: table.columns as i32,
+    };
+    let kernel = format!("embed_{}_{}", table.format(), name_of(storage));
+    Call::new(kernel, [table.columns.div_ceil(8 * THREADS as usize), rows, 1], THREADS, args)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct NormArgs {
+    x: Address,
+    weight: Address,
+    out: Address,
+    eps: f64,
+    width: i32,
+    style: i32,
+}
+
+/// What a norm kernel is told beside its data.
+#[derive(Clone, Copy, Debug)]
+pub struct NormShape {
+    /// Groups of columns, each with a mean of its own.
+    pub groups: usize,
+    /// Columns of a group.
+    pub width: usize,
+    /// Added to the mean square.
+    pub eps: f64,
+    /// Variant.
+    pub style: NormStyle,
+}
+
+/// out (groups, width) = norm of x (groups, width) times `weight` (width,) in f32.
+pub fn norm(x: Address, weight: Address, out: Address, shape: NormShape, storage: Storage) -> Call {
+    let args =
+        NormArgs { x, weight, out, width: shape.width as i32, eps: shape.eps, style: shape.style as i32 };
+    let threads = (shape.width.div_ceil(32) * 32).min(THREADS as usize) as u32;
+    Call::new(format!("norm_{}", name_of(storage)), [shape.groups, 1, 1], threads, args)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct BiasArgs {
+    x: Address,
+    bias: Address,
+    out: Address,
+    n: i64,
+    width: i32,
+    times: f32,
+}
+
+/// out = x + times·bias for x (T, width); a bias at address 0 is none.
+pub fn bias(
+    x: Address,
+    bias: Address,
+    out: Address,
+    [rows, width]: [usize; 2],
+    times: u32,
+    storage: Storage,
+) -> Call {
+    let n = rows * width;
+    let args = BiasArgs { x, bias, out, n: n as i64, width: width as i32, times: times as f32 };
+    Call::elementwise(format!("bias_{}", name_of(storage)), n, args)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CacheArgs {
+    x: Address,
+    cache: Address,
+    first: Address,
+    n: i64,
+    width: i32,
+}
+
+/// Appends x (T, width) to the cache at the position that `first` points to.
+pub fn cache(
+    [x, cache, first]: [Address; 3],
+    [rows, width]: [usize; 2],
+    storage: Storage,
+    kv: Storage,
+) -> Call {
+    let args = CacheArgs { x, cache, first, n: (rows * width) as i64, width: width as i32 };
+    Call::elementwise(format!("cache_{}_{}", name_of(storage), name_of(kv)), rows * width, args)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AddArgs {
+    branch: Address,
+    residual: Address,
+    out: Address,
+    n: i64,
+    scale: [f32; 2],
+}
+
+/// out = scale[0]·branch + scale[1]·residual over n elements.
+pub fn add([branch, residual, out]: [Address; 3], n: usize, scale: [f64; 2], storage: Storage) -> Call {
+    let args = AddArgs { branch, residual, out, n: n as i64, scale: scale.map(|s| s as f32) };
+    Call::elementwise(format!("add_{}", name_of(storage)), n, args)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct GluArgs {
+    gate: Address,
+    up: Address,
+    out: Address,
+    n: i64,
+    activation: i32,
+    form: i32,
+}
+
+/// out = activation(gate)·up over n elements.
+pub fn glu(glu: Glu, [gate, up, out]: [Address; 3], n: usize, storage: Storage) -> Call {
+    let (activation, form) = (glu.activation as i32, glu.form as i32);
+    let args = GluArgs { gate, up, out, n: n as i64, activation, form };
+    Call::elementwise(format!("glu_{}", name_of(storage)), n, args)
+}
