@@ -25,7 +25,8 @@ pub fn weigh(
     let mut judged = judged(comparisons, audits);
     let mut notes = audits.notes();
     let named = name(&mut judged, &mut notes, audits, recordings, model)?;
-    Ok(Judgement { judged, named, notes, rows_audited: Some(audits.rows_audited()) })
+    let (rows_audited, rows_screened) = (Some(audits.rows_audited()), Some(audits.rows_screened()));
+    Ok(Judgement { judged, named, notes, rows_audited, rows_screened })
 }
 
 /// Judges every comparison by the audits of candidate and, where there is one, reference.

@@ -190,6 +190,10 @@ pub struct Coverage {
     /// Token rows whose local error was computed; null without audit.
     #[serde(default)]
     pub rows_audited: Option<u64>,
+    /// Token rows, over checkpoints and sides, that an audit's sample left out and that were screened for values
+    /// that rounding may not explain.
+    #[serde(default)]
+    pub rows_screened: Option<u64>,
 }
 
 /// One checkpoint.
