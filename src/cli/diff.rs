@@ -10,11 +10,12 @@ use crate::audit::{Options, audit};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{self, Comparison};
 use crate::dump::{self, Recording};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::evidence;
 use crate::faults::tokens::{self, Vocabulary};
 use crate::findings::{self, Judgement, Parts};
 use crate::model::Model;
+use crate::record::import::is_partial;
 use crate::report::detail::{GRID, detail};
 use parity_dump::Dump;
 
@@ -46,6 +47,11 @@ pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
     let candidate = dump::open(&args.candidate, args.names.as_deref())?;
     let reference = dump::open(&args.reference, None)?;
+    if is_partial(&candidate) && is_partial(&reference) {
+        return Err(Error::new("parity diff", "both sides are printed values, of which none stands for a whole row")
+            .expected("an engine's dump on one side at least")
+            .hint("parity run -m MODEL --reference IMPORTED compares with parity's own engine"));
+    }
     let model = args.model.as_deref().map(Model::open).transpose()?;
     let wanted = wanted(args, &candidate, &reference, model.as_ref())?;
     let details = match &folder {
@@ -74,6 +80,7 @@ pub fn main(args: &Args) -> Outcome {
 fn wanted(args: &Args, candidate: &Dump, reference: &Dump, model: Option<&Model>) -> Result<Vec<Checkpoint>> {
     let selection = args.select.selection()?;
     let mut all: BTreeSet<Checkpoint> = candidate.checkpoints().chain(reference.checkpoints()).collect();
+    all.extend(candidate.seen_checkpoints().chain(reference.seen_checkpoints()));
     all.extend(model.iter().flat_map(|model| model.graph.checkpoints()));
     let n_layers = all.iter().filter_map(|c| c.layer_index()).max().map_or(0, |last| last as usize + 1);
     Ok(all.into_iter().filter(|c| selection.wants(*c, n_layers)).collect())

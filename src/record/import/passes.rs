@@ -236,7 +236,7 @@ fn graph(nodes: &[PrintedNode]) -> Graph {
 
 /// A tensor without gaps: what strides a view has is not printed.
 fn tensor(name: &str, op: Op, dtype: &str, ne: [usize; 4]) -> Tensor {
-    let size = if matches!(dtype, "f16" | "bf16" | "i16") { 2 } else { 4 };
+    let size: usize = if matches!(dtype, "f16" | "bf16" | "i16") { 2 } else { 4 };
     let mut nb = [size; 4];
     for axis in 1..4 {
         nb[axis] = nb[axis - 1].saturating_mul(ne[axis - 1]);
@@ -274,9 +274,9 @@ fn separate_windows(graph: &mut Graph) {
         else {
             continue;
         };
-        let mut offset = 0;
-        for id in windows {
-            let bytes = width(id).saturating_mul(graph.get(id).nb[0]);
+        let mut offset = 0usize;
+        for (id, width) in windows.iter().map(|&id| (id, width(id))).collect::<Vec<_>>() {
+            let bytes = width.saturating_mul(graph.get(id).nb[0]);
             let tensor = &mut graph.tensors[id];
             tensor.view_offset = offset;
             // The axis of rows is the last one: (E, H, T) or (H·E, T).
