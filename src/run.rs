@@ -17,6 +17,7 @@ use crate::findings::{self, Parts};
 use crate::model::Model;
 use crate::model::graph::Graph;
 use crate::numerics::Numerics;
+use crate::record::import::is_partial;
 use crate::references;
 use crate::report::{Report, Verdict};
 use crate::select::Selection;
@@ -163,11 +164,13 @@ fn audits(
     let wants = |checkpoint: Checkpoint| plan.compared.contains(&checkpoint);
     let how = audit::Options { positions: &positions, wants: &wants };
     let sides: Vec<&dyn Recording> =
-        [Some(kept as &dyn Recording), reference.map(|dump| dump as &dyn Recording)]
-            .into_iter()
-            .flatten()
-            .collect();
+        std::iter::once(kept as &dyn Recording).chain(auditable(reference)).collect();
     audit::audit(&sides, &model.gguf, &model.graph, &how).map(Some)
+}
+
+/// The reference, unless only printed values of it are known, of which nothing can be computed again.
+fn auditable(reference: Option<&Dump>) -> Option<&dyn Recording> {
+    reference.filter(|dump| !is_partial(dump)).map(|dump| dump as &dyn Recording)
 }
 
 /// The steps of a run and what is looked at.
@@ -356,7 +359,7 @@ fn report(
     let details = result.details;
     let kept: &dyn Recording = again.as_ref().unwrap_or(&result.kept);
     let sides: Vec<&dyn Recording> =
-        std::iter::once(kept).chain(reference.map(|dump| dump as &dyn Recording)).collect();
+        std::iter::once(kept).chain(auditable(reference)).collect();
     let judgement = evidence::weigh(model, &sides, &result.comparisons, audits.as_ref())?;
     let mut report = findings::assemble(Parts {
         judgement,

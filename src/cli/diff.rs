@@ -47,10 +47,11 @@ pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
     let candidate = dump::open(&args.candidate, args.names.as_deref())?;
     let reference = dump::open(&args.reference, None)?;
-    if is_partial(&candidate) && is_partial(&reference) {
-        return Err(Error::new("parity diff", "both sides are printed values, of which none stands for a whole row")
-            .expected("an engine's dump on one side at least")
-            .hint("parity run -m MODEL --reference IMPORTED compares with parity's own engine"));
+    if is_partial(&candidate) {
+        let path = args.candidate.display();
+        return Err(Error::file(&args.candidate, "holds printed values, which can be a reference only")
+            .expected("a whole dump first, printed values second")
+            .hint(format!("parity diff DUMP {path}, or parity run -m MODEL --reference {path}")));
     }
     let model = args.model.as_deref().map(Model::open).transpose()?;
     let wanted = wanted(args, &candidate, &reference, model.as_ref())?;
@@ -102,9 +103,10 @@ fn judge(
     let positions: Vec<u32> = positions.into_iter().collect();
     let wanted: BTreeSet<Checkpoint> = comparisons.iter().map(|comparison| comparison.checkpoint).collect();
     let options = Options { positions: &positions, wants: &|checkpoint| wanted.contains(&checkpoint) };
-    let sides: [&dyn Recording; 2] = [candidate, reference];
-    let audits = audit(&sides, &model.gguf, &model.graph, &options)?;
-    evidence::weigh(model, &sides, comparisons, Some(&audits))
+    let sides: &[&dyn Recording] =
+        if is_partial(reference) { &[candidate] } else { &[candidate, reference] };
+    let audits = audit(sides, &model.gguf, &model.graph, &options)?;
+    evidence::weigh(model, sides, comparisons, Some(&audits))
 }
 
 fn shown(path: &Path) -> Option<String> {

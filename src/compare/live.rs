@@ -118,7 +118,7 @@ impl<'a> Live<'a> {
             if let Some(seen) = partial.remove(&checkpoint) {
                 let theirs = shape_of(reference, checkpoint);
                 let fits = seen.is_some();
-                let empty = || Partial::new(checkpoint, &[], tolerance, false);
+                let empty = || Partial::new(checkpoint, &[], tolerance);
                 let seen = seen.unwrap_or_else(empty);
                 return finish_seen(checkpoint, fits, [ours, theirs], seen, &tolerance, u64::from(common));
             }
@@ -160,7 +160,7 @@ impl<'a> Live<'a> {
     fn compare_seen(&mut self, checkpoint: Checkpoint, reference: &'a dyn Recording, rows: &Rows<'_>) {
         let tolerance = self.options.tolerances.of(checkpoint);
         let common = common_positions(self.kept.tokens(), reference.tokens());
-        let new = || Some(Partial::new(checkpoint, reference.seen(checkpoint), tolerance, false));
+        let new = || Some(Partial::new(checkpoint, reference.seen(checkpoint), tolerance));
         let partial = self.partial.entry(checkpoint).or_insert_with(new);
         let mut buffer = Vec::new();
         for t in 0..rows.len {

@@ -127,21 +127,16 @@ fn pair(
         positions
     };
     let tolerance = tolerances.of(checkpoint);
-    for (printed, whole, is_candidate) in [(candidate, reference, true), (reference, candidate, false)] {
-        let parts = printed.seen(checkpoint);
-        let positions = in_common(whole);
-        if parts.is_empty() || positions.is_empty() {
-            continue;
-        }
-        let mut partial = Partial::new(checkpoint, parts, tolerance, is_candidate);
+    let (ours, theirs) = (in_common(candidate), in_common(reference));
+    let printed = reference.seen(checkpoint);
+    if !printed.is_empty() && !ours.is_empty() {
+        let mut partial = Partial::new(checkpoint, printed, tolerance);
         let mut row = Vec::new();
-        let fits = positions.into_iter().all(|position| {
-            whole.row(checkpoint, position, &mut row) && partial.row(position, &row)
-        });
+        let mut fits = |&position: &u32| candidate.row(checkpoint, position, &mut row) && partial.row(position, &row);
+        let fits = ours.iter().all(&mut fits);
         let shapes = [candidate, reference].map(|side| shape_of(side, checkpoint));
         return finish_seen(checkpoint, fits, shapes, partial, &tolerance, u64::from(common));
     }
-    let (ours, theirs) = (in_common(candidate), in_common(reference));
     let shapes = [candidate.row_shape(checkpoint), reference.row_shape(checkpoint)];
     let status = match (ours.is_empty(), theirs.is_empty()) {
         (true, true) => Status::MissingBoth,

@@ -4,21 +4,16 @@
 //! these that comes closest: a difference is what printing does not explain.
 
 use super::{Accumulator, Tolerance};
-use crate::audit::bounds::CONFIDENCE;
+use crate::audit::bounds::{CONFIDENCE, UNIT_F32};
 use crate::checkpoint::Checkpoint;
 use crate::report::{Seen, SumCheck};
 use parity_dump::seen::SeenPart;
-
-/// Unit roundoff of f32, in which programs add up.
-const UNIT_F32: f64 = 1.0 / (1u64 << 24) as f64;
 
 /// The comparison of one checkpoint while its rows come.
 #[derive(Clone, Debug)]
 pub struct Partial<'a> {
     checkpoint: Checkpoint,
     parts: &'a [SeenPart],
-    /// Whether the printed side is the candidate.
-    printed_is_candidate: bool,
     sums: Accumulator,
     seen: u64,
     of: u64,
@@ -39,18 +34,13 @@ struct Total {
 
 impl<'a> Partial<'a> {
     /// Nothing yet, against `parts` of `checkpoint`.
-    pub fn new(
-        checkpoint: Checkpoint,
-        parts: &'a [SeenPart],
-        tolerance: Tolerance,
-        printed_is_candidate: bool,
-    ) -> Self {
+    pub fn new(checkpoint: Checkpoint, parts: &'a [SeenPart], tolerance: Tolerance) -> Self {
         let totals = vec![Total::default(); parts.len()];
         let sums = Accumulator::new(tolerance);
-        Partial { checkpoint, parts, printed_is_candidate, sums, seen: 0, of: 0, totals }
+        Partial { checkpoint, parts, sums, seen: 0, of: 0, totals }
     }
 
-    /// Adds the whole row at `position` of the other side. Whether its width is that of the printed one.
+    /// Adds the candidate's row at `position`. Whether its width is that of the printed one.
     pub fn row(&mut self, position: u32, row: &[f32]) -> bool {
         for (part, total) in self.parts.iter().zip(&mut self.totals) {
             let Ok(at) = part.rows.binary_search_by_key(&position, |row| row.position) else { continue };
@@ -66,8 +56,7 @@ impl<'a> Partial<'a> {
             total.add(if of_seen { &whole } else { row }, &whole, &nearest);
             self.seen += whole.len() as u64;
             self.of += row.len() as u64;
-            let (a, b) = if self.printed_is_candidate { (&nearest, &whole) } else { (&whole, &nearest) };
-            self.sums.row_at(position, &columns, a, b);
+            self.sums.row_at(position, &columns, &whole, &nearest);
         }
         true
     }
@@ -77,12 +66,9 @@ impl<'a> Partial<'a> {
         let parts = self.parts.iter().zip(&self.totals);
         let checks = parts.filter(|(part, total)| total.rows == part.rows.len()).filter_map(|(part, total)| {
             let sum = part.sum?;
-            let own = total.value;
-            let printed = sum.value.unwrap_or(f64::NAN);
             let bound = total.bound(part.half_unit, sum.half_unit);
-            let (candidate, reference) =
-                if self.printed_is_candidate { (printed, own) } else { (own, printed) };
-            Some(SumCheck { candidate, reference, bound, terms: total.terms as u64 })
+            let reference = sum.value.unwrap_or(f64::NAN);
+            Some(SumCheck { candidate: total.value, reference, bound, terms: total.terms as u64 })
         });
         // The worst one speaks for all; `!(..)` so that a NaN is the worst.
         let sum = checks.reduce(|worst, check| if !(check.over() <= worst.over()) { check } else { worst });
@@ -105,14 +91,15 @@ impl Total {
 
     /// By how much two sums may differ whose terms agree as far as was seen: the sum's last digit; the rounding
     /// of adding up in f32, which errs by up to u of the sum so far at each of n terms; and the terms'
-    /// own differences, which are as large as the seen ones, or hidden by a term's last digit.
+    /// own differences. These are as large as the seen ones and, carried on from one place, may all point
+    /// one way; or they are hidden by the terms' last digits and independent.
     fn bound(&self, half_unit: f64, sum_half_unit: f64) -> f64 {
         let root = (self.terms as f64).sqrt();
         let adding = CONFIDENCE * root * UNIT_F32 * self.size;
         let differing = (self.square / self.seen.max(1) as f64).sqrt();
         // A value is uniform within half a unit of what is printed of it.
         let hidden = half_unit / 3f64.sqrt();
-        sum_half_unit + adding + CONFIDENCE * root * (differing + hidden)
+        sum_half_unit + adding + self.terms as f64 * differing + CONFIDENCE * root * hidden
     }
 }
 
@@ -150,7 +137,7 @@ mod tests {
     fn held(part: SeenPart, row: &[f32]) -> (Accumulator, Seen) {
         let parts = [part];
         let checkpoint = Checkpoint::layer(Kind::FfnOut, 0);
-        let mut partial = Partial::new(checkpoint, &parts, Tolerance::default(), false);
+        let mut partial = Partial::new(checkpoint, &parts, Tolerance::default());
         assert!(partial.row(3, row));
         partial.finish()
     }

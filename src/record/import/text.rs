@@ -257,12 +257,13 @@ fn row(text: &str) -> Option<Row> {
     Some(row)
 }
 
-/// `number of input tokens = 5`, then one id in each line.
+/// `number of input tokens = 5`, then one id at the end of each line, behind what the log begins lines with.
 fn listed_tokens(text: &str) -> Option<Vec<u32>> {
     let (_, behind) = text.split_once("number of input tokens = ")?;
     let mut lines = behind.lines();
     let count: usize = lines.next()?.trim().parse().ok()?;
-    let ids: Vec<u32> = lines.map_while(|line| line.trim().parse().ok()).take(count).collect();
+    let id = |line: &str| line.split_whitespace().next_back()?.parse().ok();
+    let ids: Vec<u32> = lines.map_while(id).take(count).collect();
     (ids.len() == count && count > 0).then_some(ids)
 }
 
