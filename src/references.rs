@@ -142,6 +142,7 @@ pub fn record(
         sequence: 0,
         all_rows: true,
         verify: false,
+        graphs: None,
         quiet: true,
         command: recording_command(&program, model, prompt, n_tokens, n_decode),
     })?;

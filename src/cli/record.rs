@@ -57,6 +57,10 @@ pub struct Args {
     #[command(flatten)]
     builtin: record_builtin::Args,
 
+    /// Write the graph of each pass into this file, to report what could not be mapped
+    #[arg(long, value_name = "FILE", requires = "command")]
+    graphs: Option<PathBuf>,
+
     /// The program and its arguments
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "PromptArgs")]
     command: Vec<OsString>,
@@ -98,6 +102,7 @@ fn record_program(args: &Args, filter: Filter) -> Result<Summary> {
         sequence: args.sequence,
         all_rows: !args.own_rows,
         verify: args.verify,
+        graphs: args.graphs.clone(),
         quiet: false,
         command: args.command.clone(),
     })
@@ -137,7 +142,7 @@ fn import_text(imported: &Imported) -> String {
     let mut lines = vec![
         format!(
             "imported   {checkpoints} checkpoints · {tokens} tokens in {steps} steps · {} in {}",
-            if *checkpoints == 1 { "one of them seen in part" } else { "each seen in part" },
+            if *checkpoints == 1 { "seen in part" } else { "each seen in part" },
             dir.display()
         ),
         format!(

@@ -35,6 +35,8 @@ pub struct Options {
     pub all_rows: bool,
     /// Whether to run the program once more untapped, and compare its logits.
     pub verify: bool,
+    /// File that takes the graph of each pass as text.
+    pub graphs: Option<PathBuf>,
     /// Whether the program's own output is swallowed.
     pub quiet: bool,
     /// The program and its arguments.

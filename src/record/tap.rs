@@ -65,6 +65,11 @@ impl Session {
         tapped.env("PARITY_TAP_FILTER", options.filter.to_string());
         tapped.env("PARITY_TAP_SEQUENCE", options.sequence.to_string());
         tapped.env("PARITY_TAP_ALL_ROWS", if options.all_rows { "1" } else { "0" });
+        if let Some(graphs) = &options.graphs {
+            // Passes are appended, of this recording alone.
+            let _ = fs::remove_file(graphs);
+            tapped.env("PARITY_TAP_GRAPHS", absolute(graphs));
+        }
         if let Some(hashes) = hashes {
             tapped.env("PARITY_TAP_HASHES", hashes);
         }

@@ -72,6 +72,7 @@ pub fn record(options: &BuiltinOptions) -> Result<Summary> {
         filter: options.filter.clone(),
         sequence: 0,
         hashes: recorded.clone(),
+        graphs: None,
         version: Some(context::version()),
     };
     let (tokens, outcome) = evaluate(options, recording, None)?;
