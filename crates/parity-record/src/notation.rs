@@ -29,7 +29,7 @@ pub fn write(graph: &Graph) -> String {
         if tensor.view_offset > 0 {
             let _ = write!(text, " +{}", tensor.view_offset);
         }
-        if !tensor.computed {
+        if !tensor.computed && !graph.is_leaf(id) {
             text += " idle";
         }
         if !tensor.srcs.is_empty() {
