@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::audit::verdict::{self, Evidence};
 use crate::audit::bounds::{CONFIDENCE, UNIT_BF16, UNIT_F16, UNIT_F32};
+use crate::audit::verdict::{self, Evidence};
 use crate::audit::{Audits, Context, Missing, NodeAudit};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
@@ -112,9 +112,7 @@ fn one(comparison: &Comparison, audits: &Audits, faulty: Option<Checkpoint>) -> 
         faulty,
     };
     // An audit of one dump compares nothing: only what it lacks is missing.
-    let alone = audits.sides.len() == 1
-        && comparison.status == Status::Compared
-        && comparison.seen.is_none();
+    let alone = audits.sides.len() == 1 && comparison.status == Status::Compared && comparison.seen.is_none();
     let (verdict, text) = match findings::unmeasured(comparison) {
         Some(unmeasured) if !alone => unmeasured,
         _ => verdict::judge(&evidence),

@@ -7,8 +7,8 @@ use crate::compare::{Comparison, Status};
 use crate::dump::Recording;
 use crate::faults::diagnose::Diagnosed;
 use crate::report::{
-    Budget, CheckpointVerdict, Coverage, Entry, FirstDivergence, Local, Nonfinite, Report, SCHEMA, Side,
-    Seen, TokenReport, Verdict, words,
+    Budget, CheckpointVerdict, Coverage, Entry, FirstDivergence, Local, Nonfinite, Report, SCHEMA, Seen,
+    Side, TokenReport, Verdict, words,
 };
 
 /// The answer for one checkpoint, with its evidence.

@@ -358,8 +358,7 @@ fn report(
     let path = options.dump.as_ref().map(|dir| dir.display().to_string());
     let details = result.details;
     let kept: &dyn Recording = again.as_ref().unwrap_or(&result.kept);
-    let sides: Vec<&dyn Recording> =
-        std::iter::once(kept).chain(auditable(reference)).collect();
+    let sides: Vec<&dyn Recording> = std::iter::once(kept).chain(auditable(reference)).collect();
     let judgement = evidence::weigh(model, &sides, &result.comparisons, audits.as_ref())?;
     let mut report = findings::assemble(Parts {
         judgement,

@@ -9,7 +9,6 @@ use crate::record::Summary;
 
 /// Flags that only the built-in llama.cpp has.
 #[derive(clap::Args)]
-#[cfg_attr(not(feature = "llama-cpp"), expect(dead_code, reason = "read by the built-in llama.cpp alone"))]
 pub struct Args {
     /// Decode steps: greedy behind a prompt, or the last N of --tokens (built-in llama.cpp)
     #[arg(short, long, value_name = "N", default_value_t = 0, conflicts_with = "command")]

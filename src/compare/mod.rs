@@ -132,7 +132,8 @@ fn pair(
     if !printed.is_empty() && !ours.is_empty() {
         let mut partial = Partial::new(checkpoint, printed, tolerance);
         let mut row = Vec::new();
-        let mut fits = |&position: &u32| candidate.row(checkpoint, position, &mut row) && partial.row(position, &row);
+        let mut fits =
+            |&position: &u32| candidate.row(checkpoint, position, &mut row) && partial.row(position, &row);
         let fits = ours.iter().all(&mut fits);
         let shapes = [candidate, reference].map(|side| shape_of(side, checkpoint));
         return finish_seen(checkpoint, fits, shapes, partial, &tolerance, u64::from(common));

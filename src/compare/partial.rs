@@ -51,7 +51,8 @@ impl<'a> Partial<'a> {
             let columns: Vec<usize> = printed.columns.iter().map(|&column| column as usize).collect();
             let whole: Vec<f32> = columns.iter().map(|&column| row[column]).collect();
             let values = printed.values.iter().zip(&whole);
-            let nearest: Vec<f32> = values.map(|(value, own)| nearest(*value, part.half_unit, *own)).collect();
+            let nearest: Vec<f32> =
+                values.map(|(value, own)| nearest(*value, part.half_unit, *own)).collect();
             let of_seen = part.sum.is_some_and(|sum| sum.of_seen);
             total.add(if of_seen { &whole } else { row }, &whole, &nearest);
             self.seen += whole.len() as u64;
@@ -64,12 +65,13 @@ impl<'a> Partial<'a> {
     /// The numbers of what was seen, and how much that is.
     pub fn finish(self) -> (Accumulator, Seen) {
         let parts = self.parts.iter().zip(&self.totals);
-        let checks = parts.filter(|(part, total)| total.rows == part.rows.len()).filter_map(|(part, total)| {
-            let sum = part.sum?;
-            let bound = total.bound(part.half_unit, sum.half_unit);
-            let reference = sum.value.unwrap_or(f64::NAN);
-            Some(SumCheck { candidate: total.value, reference, bound, terms: total.terms as u64 })
-        });
+        let checks =
+            parts.filter(|(part, total)| total.rows == part.rows.len()).filter_map(|(part, total)| {
+                let sum = part.sum?;
+                let bound = total.bound(part.half_unit, sum.half_unit);
+                let reference = sum.value.unwrap_or(f64::NAN);
+                Some(SumCheck { candidate: total.value, reference, bound, terms: total.terms as u64 })
+            });
         // The worst one speaks for all; `!(..)` so that a NaN is the worst.
         let sum = checks.reduce(|worst, check| if !(check.over() <= worst.over()) { check } else { worst });
         let seen = Seen { values: self.seen, of: self.of, sum };
@@ -86,7 +88,8 @@ impl Total {
             self.size += f64::from(value.abs());
         }
         self.seen += own.len();
-        self.square += own.iter().zip(printed).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum::<f64>();
+        self.square +=
+            own.iter().zip(printed).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum::<f64>();
     }
 
     /// By how much two sums may differ whose terms agree as far as was seen: the sum's last digit; the rounding

@@ -80,7 +80,8 @@ pub fn complete(finished: Finished<'_>) -> Result<Summary> {
     }
     manifest.prompt = finished.prompt;
     manifest.provenance.extend(finished.provenance);
-    let made = [("date", date(SystemTime::now())), ("recorded by", format!("parity {}", env!("CARGO_PKG_VERSION")))];
+    let made =
+        [("date", date(SystemTime::now())), ("recorded by", format!("parity {}", env!("CARGO_PKG_VERSION")))];
     manifest.provenance.extend(made.map(|(key, value)| (key.to_owned(), value)));
     if let Some(reason) = &incomplete {
         manifest.provenance.insert("incomplete".to_owned(), reason.clone());

@@ -4,7 +4,7 @@
 //! graph 3 of 5
 //! GET_ROWS f32 256,5 < 3 4 : embd
 //! RMS_NORM f32 256,5 < 0 : norm-0
-//! VIEW f32 64,5 nb=4,1024 +768 < 1 : 
+//! VIEW f32 64,5 nb=4,1024 +768 < 1 :
 //! NONE q4_K 256,4096 : token_embd.weight
 //! NONE i32 5 : inp_tokens
 //! ```
@@ -100,7 +100,11 @@ fn tensor(line: &str) -> Option<Tensor> {
         nb: contiguous(&dtype, ne),
         dtype,
         ne,
-        srcs: srcs.split(' ').filter(|src| !src.is_empty()).map(|src| src.parse().ok()).collect::<Option<_>>()?,
+        srcs: srcs
+            .split(' ')
+            .filter(|src| !src.is_empty())
+            .map(|src| src.parse().ok())
+            .collect::<Option<_>>()?,
         view_offset: 0,
         computed: true,
     };
@@ -144,7 +148,12 @@ mod tests {
 
     #[test]
     fn what_is_no_graph_is_an_error() {
-        for text in ["ADD f32 1 : x", "graph 1 of 1\nADD f32 : x", "graph 1 of 1\nADD f32 1 < 1 : x", "graph 2 of 1\nADD f32 1 : x"] {
+        for text in [
+            "ADD f32 1 : x",
+            "graph 1 of 1\nADD f32 : x",
+            "graph 1 of 1\nADD f32 1 < 1 : x",
+            "graph 2 of 1\nADD f32 1 : x",
+        ] {
             assert!(read(text).is_err(), "{text}");
         }
     }

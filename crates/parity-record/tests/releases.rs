@@ -12,8 +12,8 @@ use parity_record::notation;
 
 /// December 2024 to September 2026, in order.
 const RELEASES: [&str; 14] = [
-    "b4234", "b4600", "b4980", "b5590", "b6122", "b6673", "b7324", "b8095", "b8179", "b8390", "b10068", "b10361",
-    "v0.4.0", "v0.5.0",
+    "b4234", "b4600", "b4980", "b5590", "b6122", "b6673", "b7324", "b8095", "b8179", "b8390", "b10068",
+    "b10361", "v0.4.0", "v0.5.0",
 ];
 
 /// The tiny Qwen2 that ships with parity, on a prompt of five tokens.
@@ -138,7 +138,8 @@ fn attention_is_read_with_and_without_flash_attention() {
 fn chunks_of_a_prompt_and_decode_steps_have_the_same_checkpoints() {
     // -ub 3 -fa off -ctk f32: three tokens, two, then one.
     let name = "v0.5.0-plain-chunks";
-    let rows: Vec<usize> = graphs(name).iter().map(|graph| check(name, graph, graph.get(0).ne[1]).rows).collect();
+    let rows: Vec<usize> =
+        graphs(name).iter().map(|graph| check(name, graph, graph.get(0).ne[1]).rows).collect();
     assert_eq!(rows, [3, 2, 1]);
     let mapping = map(&graphs(name)[0]);
     assert!(!mapping.flash && mapping.mask.is_some());

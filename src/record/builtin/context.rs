@@ -45,7 +45,11 @@ pub fn version() -> String {
     // SAFETY: string constants of the library.
     let [llama, ggml] = unsafe { [llama::llama_version(), llama::ggml_version()] }.map(|text| {
         // SAFETY: as above.
-        if text.is_null() { String::new() } else { unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned() }
+        if text.is_null() {
+            String::new()
+        } else {
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        }
     });
     format!("{llama}, ggml {ggml}")
 }
@@ -129,7 +133,9 @@ impl Context {
                 llama::llama_tokenize(self.vocabulary(), start, length, tokens.as_mut_ptr(), room, true, true)
             };
             match usize::try_from(n) {
-                Ok(n) => return Ok(tokens[..n.min(tokens.len())].iter().map(|&token| token as u32).collect()),
+                Ok(n) => {
+                    return Ok(tokens[..n.min(tokens.len())].iter().map(|&token| token as u32).collect());
+                }
                 // A negative number says how much room there must be.
                 Err(_) if n > i32::MIN && -n > room => room = -n,
                 Err(_) => return Err(Error::new("prompt", "llama.cpp cannot tokenize it")),

@@ -46,7 +46,8 @@ impl Session {
     /// Records what is computed from now on.
     pub fn start(options: Options) -> Result<Session> {
         let one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let unreadable = |what: String| Error::new("llama.cpp", "the one that is built in cannot be read").found(what);
+        let unreadable =
+            |what: String| Error::new("llama.cpp", "the one that is built in cannot be read").found(what);
         // SAFETY: each name gets the function that ggml declares under it.
         let api = unsafe { Api::new(function) }.map_err(|missing| unreadable(format!("no `{missing}`")))?;
         // SAFETY: the functions of the one ggml that is linked.
@@ -148,7 +149,10 @@ unsafe extern "C" {
 /// # Safety
 /// As ggml's: a scheduler and a graph that is allocated on it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __wrap_ggml_backend_sched_graph_compute_async(sched: RawSched, graph: RawGraph) -> c_int {
+pub unsafe extern "C" fn __wrap_ggml_backend_sched_graph_compute_async(
+    sched: RawSched,
+    graph: RawGraph,
+) -> c_int {
     // SAFETY: the caller's arguments.
     let begun = guarded(|| unsafe { before(sched, graph) });
     // SAFETY: as above.
@@ -173,7 +177,9 @@ unsafe fn before(sched: RawSched, graph: RawGraph) -> bool {
     let wanted = unsafe { recorder.begin(Reader { api, layout }, sched, graph) };
     if wanted {
         // SAFETY: a live scheduler.
-        unsafe { llama::ggml_backend_sched_set_eval_callback(sched.cast(), Some(on_node), std::ptr::null_mut()) };
+        unsafe {
+            llama::ggml_backend_sched_set_eval_callback(sched.cast(), Some(on_node), std::ptr::null_mut())
+        };
     }
     recorder.is_in_pass()
 }

@@ -98,7 +98,11 @@ pub fn record(options: &BuiltinOptions) -> Result<Summary> {
     Ok(summary)
 }
 
-fn compared(options: &BuiltinOptions, recorded: &std::path::Path, untouched: &std::path::Path) -> Result<Verified> {
+fn compared(
+    options: &BuiltinOptions,
+    recorded: &std::path::Path,
+    untouched: &std::path::Path,
+) -> Result<Verified> {
     let (recorded, untouched) =
         (verify::read(recorded, &options.model)?, verify::read(untouched, &options.model)?);
     verify::compare(&recorded, &untouched)

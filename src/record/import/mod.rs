@@ -6,15 +6,13 @@ pub mod text;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use parity_dump::seen::SeenTensors;
 use parity_dump::{Dump, ModelInfo, Producer, Writer};
 
 use super::finish::model_info;
 use crate::error::{Error, Result};
-
-use passes::Pass;
 
 /// What to import.
 #[derive(Clone, Debug, Default)]
@@ -57,8 +55,8 @@ pub struct Imported {
 /// # Errors
 /// Where the text holds no node, or its tokens are not known.
 pub fn import(options: &ImportOptions) -> Result<Imported> {
-    let bytes = fs::read(&options.text)
-        .map_err(|e| Error::file(&options.text, format!("cannot be read: {e}")))?;
+    let bytes =
+        fs::read(&options.text).map_err(|e| Error::file(&options.text, format!("cannot be read: {e}")))?;
     // A terminal's log may hold anything; names and numbers are plain text.
     let printed = text::parse(&String::from_utf8_lossy(&bytes));
     if printed.nodes.is_empty() {
@@ -68,39 +66,32 @@ pub fn import(options: &ImportOptions) -> Result<Imported> {
             .hint("llama-eval-callback -m MODEL -p PROMPT >printed.txt 2>&1"));
     }
     let tokens = tokens(options, &printed)?;
-    let passes = whole_passes(options, passes::passes(&printed.nodes), tokens.len())?;
-    let sums_of_printed = passes::sums_are_of_printed(&printed.nodes);
-    let mut unmapped: BTreeSet<String> =
-        passes.iter().flat_map(|pass| pass.mapping.unmapped.iter().cloned()).collect();
-    unmapped.extend(printed.broken.iter().map(|header| format!("{header}: its values are cut off")));
-    let mut seen = SeenTensors::new();
-    let mut first = 0;
-    let mut lost = Vec::new();
-    for pass in &passes {
-        for (checkpoint, part) in pass.seen(first, sums_of_printed, &mut lost) {
-            seen.entry(checkpoint).or_default().push(part);
-        }
-        first += pass.rows;
-    }
-    unmapped.extend(lost);
-    let unmapped: Vec<String> = unmapped.into_iter().collect();
-    if seen.is_empty() {
+    let rows = || passes::passes(&printed.nodes).iter().map(|pass| pass.rows).collect::<Vec<_>>();
+    let Printed { steps, parts, unmapped, sums_of_printed } =
+        seen(&printed, tokens.len()).ok_or_else(|| {
+            Error::file(&options.text, "was not printed for this prompt")
+                .expected(format!("forward passes of {} token rows in all", tokens.len()))
+                .found(format!("passes of {:?} rows", rows()))
+                .hint("give the prompt that was evaluated with -p, or its ids with --tokens")
+        })?;
+    if parts.is_empty() {
         return Err(Error::file(&options.text, "holds no checkpoint of a model")
             .expected("products with weights such as blk.0.attn_q.weight")
             .found(unmapped.first().map_or("none", String::as_str)));
     }
-    write(options, &tokens, &passes, &seen, &unmapped, sums_of_printed)?;
-    let (values, of) = coverage(&seen);
-    Ok(Imported {
+    let (values, of) = coverage(&parts);
+    let imported = Imported {
         dir: options.dir.clone(),
-        steps: passes.len(),
+        steps: steps.len(),
         tokens: tokens.len(),
-        checkpoints: seen.len(),
+        checkpoints: parts.len(),
         values,
         of,
         sums_of_printed,
         unmapped,
-    })
+    };
+    write(options, &tokens, &steps, &parts, &imported)?;
+    Ok(imported)
 }
 
 /// The tokens that were given, or else those of the text.
@@ -120,21 +111,44 @@ fn tokens(options: &ImportOptions, printed: &text::Printout) -> Result<Vec<u32>>
     }
 }
 
-/// The last passes that have as many rows as there are tokens: a warm-up comes before them.
-fn whole_passes<'t>(options: &ImportOptions, passes: Vec<Pass<'t>>, tokens: usize) -> Result<Vec<Pass<'t>>> {
-    let rows: Vec<usize> = passes.iter().map(|pass| pass.rows).collect();
+/// What a text holds of the checkpoints of one prompt.
+#[derive(Clone, Debug, Default)]
+pub struct Printed {
+    /// Token rows of each forward pass.
+    pub steps: Vec<usize>,
+    /// What is known of each checkpoint.
+    pub parts: SeenTensors,
+    /// What belongs to no checkpoint, could not be placed or was cut off.
+    pub unmapped: Vec<String>,
+    /// Whether sums are of the printed values alone.
+    pub sums_of_printed: bool,
+}
+
+/// Takes the last passes that have as many rows as there are tokens: a warm-up comes before them. `None`
+/// where no passes have.
+pub fn seen(printed: &text::Printout, tokens: usize) -> Option<Printed> {
+    let mut passes = passes::passes(&printed.nodes);
     let mut sum = 0usize;
-    let start = rows.iter().enumerate().rev().find_map(|(index, rows)| {
-        sum = sum.saturating_add(*rows);
+    let start = passes.iter().enumerate().rev().find_map(|(index, pass)| {
+        sum = sum.saturating_add(pass.rows);
         (sum == tokens).then_some(index)
-    });
-    match start {
-        Some(start) => Ok(passes.into_iter().skip(start).collect()),
-        None => Err(Error::file(&options.text, "was not printed for this prompt")
-            .expected(format!("forward passes of {tokens} token rows in all"))
-            .found(format!("passes of {rows:?} rows"))
-            .hint("give the prompt that was evaluated with -p, or its ids with --tokens")),
+    })?;
+    passes.drain(..start);
+    let sums_of_printed = passes::sums_are_of_printed(&printed.nodes);
+    let mut unmapped: BTreeSet<String> =
+        passes.iter().flat_map(|pass| pass.mapping.unmapped.iter().cloned()).collect();
+    unmapped.extend(printed.broken.iter().map(|header| format!("{header}: its values are cut off")));
+    let mut parts = SeenTensors::new();
+    let (mut first, mut lost) = (0, Vec::new());
+    for pass in &passes {
+        for (checkpoint, part) in pass.seen(first, sums_of_printed, &mut lost) {
+            parts.entry(checkpoint).or_default().push(part);
+        }
+        first += pass.rows;
     }
+    unmapped.extend(lost);
+    let steps = passes.iter().map(|pass| pass.rows).collect();
+    Some(Printed { steps, parts, unmapped: unmapped.into_iter().collect(), sums_of_printed })
 }
 
 /// Values that were seen, and values that there are.
@@ -152,29 +166,27 @@ fn coverage(seen: &SeenTensors) -> (u64, u64) {
 fn write(
     options: &ImportOptions,
     tokens: &[u32],
-    passes: &[Pass<'_>],
-    seen: &SeenTensors,
-    unmapped: &[String],
-    sums_of_printed: bool,
+    steps: &[usize],
+    parts: &SeenTensors,
+    imported: &Imported,
 ) -> Result<()> {
     let producer = Producer { name: "llama.cpp".to_owned(), ..Producer::default() };
     let model = options.model.as_deref().map_or_else(ModelInfo::default, model_info);
     let mut writer = Writer::create(&options.dir, producer, model)?;
     let mut first = 0;
-    for pass in passes {
-        let positions: Vec<u32> = (first as u32..).take(pass.rows).collect();
-        writer.begin_step(&tokens[first..first + pass.rows], &positions, 0)?;
+    for &rows in steps {
+        let positions: Vec<u32> = (first as u32..).take(rows).collect();
+        writer.begin_step(&tokens[first..first + rows], &positions, 0)?;
         writer.end_step()?;
-        first += pass.rows;
+        first += rows;
     }
-    writer.seen(seen)?;
-    let sums = if sums_of_printed { "of the printed values" } else { "of all values" };
-    let from = |path: &Path| super::file_name(path);
+    writer.seen(parts)?;
+    let sums = if imported.sums_of_printed { "of the printed values" } else { "of all values" };
     let manifest = writer.manifest_mut();
     manifest.prompt.clone_from(&options.prompt);
-    manifest.unmapped = unmapped.to_vec();
+    manifest.unmapped.clone_from(&imported.unmapped);
     manifest.provenance = BTreeMap::from([
-        ("imported from".to_owned(), from(&options.text)),
+        ("imported from".to_owned(), super::file_name(&options.text)),
         ("sums".to_owned(), sums.to_owned()),
         ("values".to_owned(), "as printed, with 4 decimals".to_owned()),
     ]);

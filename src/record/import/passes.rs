@@ -81,7 +81,9 @@ impl<'t> Pass<'t> {
         let mut aliases: BTreeMap<Id, Vec<Id>> = BTreeMap::new();
         for id in 0..self.graph.nodes {
             let known = !matches!(self.graph.get(id).op, Op::Permute | Op::Transpose)
-                && (self.graph.get(id).op != Op::View || self.graph.get(id).view_offset > 0 || self.is_window(id));
+                && (self.graph.get(id).op != Op::View
+                    || self.graph.get(id).view_offset > 0
+                    || self.is_window(id));
             if known {
                 aliases.entry(self.graph.storage(id)).or_default().push(id);
             }
@@ -153,7 +155,11 @@ impl<'t> Pass<'t> {
         // Masked scores and the padding of the cache are in the sum and nobody's concern.
         let sum = storage.sum.filter(|_| whole && !matrix);
         SeenPart {
-            row_shape: if matrix { vec![capture.shape[0], capture.shape[2]] } else { capture.shape[1..].to_vec() },
+            row_shape: if matrix {
+                vec![capture.shape[0], capture.shape[2]]
+            } else {
+                capture.shape[1..].to_vec()
+            },
             half_unit: VALUE_HALF_UNIT,
             rows: positions.iter().zip(rows).map(|(&position, row)| seen_row(position, row)).collect(),
             sum: sum.map(|value| SeenSum {
@@ -177,8 +183,10 @@ impl<'t> Pass<'t> {
 }
 
 fn seen_row(position: u32, row: BTreeMap<u32, f32>) -> SeenRow {
-    let (columns, values) =
-        row.into_iter().map(|(column, value)| (column, Some(value).filter(|value| value.is_finite()))).unzip();
+    let (columns, values) = row
+        .into_iter()
+        .map(|(column, value)| (column, Some(value).filter(|value| value.is_finite())))
+        .unzip();
     SeenRow { position, columns, values }
 }
 
@@ -270,7 +278,8 @@ fn separate_windows(graph: &mut Graph) {
         let row_bytes = graph.get(whole).nb[1];
         let rows = graph.get(whole).ne[1];
         let width = |id: Id| graph.get(id).ne.iter().product::<usize>().checked_div(rows).unwrap_or(0);
-        let Some(windows) = windows.filter(|w| w.iter().map(|&id| width(id)).sum::<usize>() == graph.get(whole).ne[0])
+        let Some(windows) =
+            windows.filter(|w| w.iter().map(|&id| width(id)).sum::<usize>() == graph.get(whole).ne[0])
         else {
             continue;
         };
@@ -294,7 +303,8 @@ fn reads_fused(graph: &Graph, id: Id) -> bool {
     let reads = |id: Id, part: &str| {
         graph.get(id).srcs.iter().any(|&src| graph.is_leaf(src) && graph.get(src).name.ends_with(part))
     };
-    let biased = || (0..graph.nodes).any(|sum| graph.get(sum).srcs.contains(&id) && reads(sum, ".attn_qkv.bias"));
+    let biased =
+        || (0..graph.nodes).any(|sum| graph.get(sum).srcs.contains(&id) && reads(sum, ".attn_qkv.bias"));
     reads(id, ".attn_qkv.bias") || reads(id, ".attn_qkv.weight") && !biased()
 }
 

@@ -71,7 +71,9 @@ pub fn parse(text: &str) -> Printout {
             (Some(header), _) => {
                 close(open.take(), &mut out);
                 match node(header) {
-                    Some(node) => open = Some(Open { header: header.to_owned(), node, body: Body::default() }),
+                    Some(node) => {
+                        open = Some(Open { header: header.to_owned(), node, body: Body::default() })
+                    }
                     None => out.broken.push(header.to_owned()),
                 }
             }
@@ -186,7 +188,8 @@ struct Body {
 impl Body {
     fn line(&mut self, line: &str) {
         // Behind the sum of the last block only lines of other origin come.
-        if let Some(sum) = line.strip_prefix("sum = ").filter(|_| self.depth == 0 && !self.blocks.is_empty()) {
+        if let Some(sum) = line.strip_prefix("sum = ").filter(|_| self.depth == 0 && !self.blocks.is_empty())
+        {
             self.sum = sum.trim().parse().ok();
             return;
         }
