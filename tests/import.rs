@@ -299,11 +299,7 @@ fn printed_values_are_held_against_an_engine_and_it_is_said_how_many() {
     parity(&["diff"]).args([&out, &whole]).assert().code(2).stderr(contains("can be a reference only"));
     parity(&["inspect"]).arg(&out).assert().stdout(contains("only printed values"));
     let faulty = [&run[..5], &["--inject", "rope.base=10000@1", "--reference"]].concat();
-    parity(&faulty)
-        .arg(&out)
-        .assert()
-        .code(1)
-        .stdout(contains("DIVERGES at blk.1.q_rope"));
+    parity(&faulty).arg(&out).assert().code(1).stdout(contains("DIVERGES at blk.1.q_rope"));
 }
 
 #[test]

@@ -126,7 +126,8 @@ fn copies_between_backends_are_what_they_are_copies_of() {
     let norm = tensor("norm-0", c"RMS_NORM", [4, 2, 1, 1], &[embd_there]);
     let weight_there = leaf("CUDA0#blk.0.attn_norm.weight#0", [4, 1, 1, 1]);
     let attn_norm = tensor("attn_norm-0", c"MUL", [4, 2, 1, 1], &[norm, weight_there]);
-    let q = tensor("Qcur-0", c"MUL_MAT", [4, 2, 1, 1], &[leaf("blk.0.attn_q.weight", [4, 4, 1, 1]), attn_norm]);
+    let q =
+        tensor("Qcur-0", c"MUL_MAT", [4, 2, 1, 1], &[leaf("blk.0.attn_q.weight", [4, 4, 1, 1]), attn_norm]);
     let heads = tensor("Qcur-0", c"RESHAPE", [2, 2, 2, 1], &[q]);
     let positions = leaf("inp_pos", [2, 1, 1, 1]);
     let positions_there = leaf("CUDA0#inp_pos#0", [2, 1, 1, 1]);
@@ -154,7 +155,8 @@ fn copies_between_backends_are_what_they_are_copies_of() {
 
     let mapping = map(flat);
     let found: Vec<String> = mapping.captures.iter().map(|capture| capture.checkpoint.to_string()).collect();
-    let expected = [Kind::AttnNorm, Kind::QProj, Kind::Q, Kind::QRope, Kind::AttnCtx, Kind::AttnOut, Kind::AttnResidual];
+    let expected =
+        [Kind::AttnNorm, Kind::QProj, Kind::Q, Kind::QRope, Kind::AttnCtx, Kind::AttnOut, Kind::AttnResidual];
     for kind in expected {
         assert!(found.contains(&Checkpoint::layer(kind, 0).to_string()), "{kind:?} in {found:?}");
     }
