@@ -145,6 +145,11 @@ impl Recorder {
         self.host.status(key, value);
     }
 
+    /// Whether rows that the program asks no logits of would be recorded further than they are computed.
+    pub fn wants_tail(&self, layers: Option<u32>) -> bool {
+        self.options.filter.wants_tail(layers)
+    }
+
     /// Whether a pass has begun that must be ended.
     pub fn is_in_pass(&self) -> bool {
         self.plan.is_some()

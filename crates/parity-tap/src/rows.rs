@@ -32,7 +32,7 @@ pub unsafe extern "C" fn before_decode(
     caller: *const c_void,
 ) -> *mut c_void {
     CHANGED.store(0, Ordering::Relaxed);
-    if tap::wants_all_rows() && limits::allow_all_rows() {
+    if tap::wants_all_rows(|| layers(context, caller)) && limits::allow_all_rows() {
         // SAFETY: the batch is the callee's own copy, and its arrays hold `n_tokens` elements.
         let batch = unsafe { &mut *batch };
         let n = usize::try_from(batch.n_tokens).unwrap_or(0);
@@ -43,6 +43,25 @@ pub unsafe extern "C" fn before_decode(
         }
     }
     tap::real_or_unavailable(c"llama_decode", caller)
+}
+
+/// How many layers the model of a context has, where its llama.cpp tells: rows cost time, and a recording of the
+/// first layers has all of them anyway.
+fn layers(context: *mut c_void, caller: *const c_void) -> Option<u32> {
+    let of_context = symbols::real(c"llama_get_model", caller);
+    let named = [c"llama_model_n_layer", c"llama_n_layer"].map(|name| symbols::real(name, caller));
+    let count = named.into_iter().find(|symbol| !symbol.is_null())?;
+    if of_context.is_null() {
+        return None;
+    }
+    type Model = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
+    type Layers = unsafe extern "C" fn(*mut c_void) -> i32;
+    // SAFETY: llama.cpp's functions under their own names, on a context that it was just given.
+    let layers = unsafe {
+        let model = std::mem::transmute::<*mut c_void, Model>(of_context)(context);
+        std::mem::transmute::<*mut c_void, Layers>(count)(model)
+    };
+    u32::try_from(layers).ok()
 }
 
 /// A batch that asks for other rows is left alone: its program may find them by counting.
@@ -81,7 +100,7 @@ pub unsafe extern "C" fn llama_process(
     batch: *mut c_void,
     caller: *const c_void,
 ) -> c_int {
-    if tap::wants_all_rows() && limits::allow_all_rows() {
+    if tap::wants_all_rows(|| layers(context, caller)) && limits::allow_all_rows() {
         let set = symbols::real(c"llama_batch_ext_set_output_logits", caller);
         if !set.is_null() {
             type Set = unsafe extern "C" fn(*mut c_void, i32, bool) -> bool;
