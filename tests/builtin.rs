@@ -6,7 +6,6 @@ use std::path::Path;
 
 use assert_cmd::Command;
 use parity_dump::{Checkpoint, Dump, Kind};
-use predicates::prelude::*;
 use predicates::str::contains;
 
 const PROMPT: &str = "def read_lines(path):";
