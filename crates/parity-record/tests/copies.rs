@@ -56,12 +56,12 @@ unsafe extern "C" fn type_name(_: c_int) -> *const c_char {
 
 unsafe extern "C" fn n_nodes(graph: RawGraph) -> c_int {
     // SAFETY: every graph of this test is a `FakeGraph`.
-    unsafe { (*graph.cast::<FakeGraph>()).nodes.len() as c_int }
+    unsafe { &*graph.cast::<FakeGraph>() }.nodes.len() as c_int
 }
 
 unsafe extern "C" fn node(graph: RawGraph, index: c_int) -> RawTensor {
     // SAFETY: as above.
-    unsafe { (*graph.cast::<FakeGraph>()).nodes[index as usize] }
+    unsafe { &*graph.cast::<FakeGraph>() }.nodes[index as usize]
 }
 
 /// As `ggml_graph_get_tensor`: leaves first, then nodes.

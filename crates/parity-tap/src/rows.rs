@@ -45,23 +45,25 @@ pub unsafe extern "C" fn before_decode(
     tap::real_or_unavailable(c"llama_decode", caller)
 }
 
-/// How many layers the model of a context has, where its llama.cpp tells: rows cost time, and a recording of the
-/// first layers has all of them anyway.
+/// How many layers the model of a context has.
 fn layers(context: *mut c_void, caller: *const c_void) -> Option<u32> {
-    let of_context = symbols::real(c"llama_get_model", caller);
-    let named = [c"llama_model_n_layer", c"llama_n_layer"].map(|name| symbols::real(name, caller));
-    let count = named.into_iter().find(|symbol| !symbol.is_null())?;
-    if of_context.is_null() {
+    let real = symbols::real(c"llama_get_model", caller);
+    if real.is_null() {
         return None;
     }
     type Model = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
+    // SAFETY: llama.cpp's function under its own name, on a context that it was just given.
+    layers_of(unsafe { std::mem::transmute::<*mut c_void, Model>(real)(context) }, caller)
+}
+
+/// How many layers a model has, where its llama.cpp tells: rows cost time, and a recording of the first layers
+/// has all of them anyway.
+pub fn layers_of(model: *mut c_void, caller: *const c_void) -> Option<u32> {
+    let named = [c"llama_model_n_layer", c"llama_n_layer"].map(|name| symbols::real(name, caller));
+    let count = named.into_iter().find(|symbol| !symbol.is_null()).filter(|_| !model.is_null())?;
     type Layers = unsafe extern "C" fn(*mut c_void) -> i32;
-    // SAFETY: llama.cpp's functions under their own names, on a context that it was just given.
-    let layers = unsafe {
-        let model = std::mem::transmute::<*mut c_void, Model>(of_context)(context);
-        std::mem::transmute::<*mut c_void, Layers>(count)(model)
-    };
-    u32::try_from(layers).ok()
+    // SAFETY: llama.cpp's function under its own name, on one of its models.
+    u32::try_from(unsafe { std::mem::transmute::<*mut c_void, Layers>(count)(model) }).ok()
 }
 
 /// A batch that asks for other rows is left alone: its program may find them by counting.
