@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
 use parity::record::import::text::{PrintedNode, Printout, parse};
-use parity::record::import::{ImportOptions, Imported, import};
+use parity::record::import::{ImportOptions, Imported, import, seen};
 use parity_dump::{Checkpoint, Dump, Kind};
 use predicates::prelude::*;
 use predicates::str::contains;
@@ -148,6 +148,35 @@ proptest! {
         let complete = read.nodes.iter().filter(|node| node.sum.is_some()).count();
         // The very last digits of a sum may be cut off unseen.
         prop_assert!((whole..=whole + 1).contains(&complete), "{} of {} nodes", complete, whole);
+    }
+
+    /// Lines of a real printout left out, repeated, put elsewhere or given other numbers.
+    #[test]
+    fn a_spoilt_printout_is_mapped_without_a_panic(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0usize..4), 1..30),
+        digit in 0u8..10,
+    ) {
+        let text = printed();
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        for (at, to, change) in changes {
+            let (at, to) = (at.index(lines.len()), to.index(lines.len()));
+            match change {
+                0 => drop(lines.remove(at)),
+                1 => lines.insert(to, lines[at].clone()),
+                2 => lines.swap(at, to),
+                _ => lines[at] = lines[at].replace('2', &digit.to_string()),
+            }
+        }
+        let printout = parse(&lines.join("\n"));
+        for tokens in 0..4 {
+            let Some(found) = seen(&printout, tokens) else { continue };
+            for (checkpoint, part) in found.parts.iter().flat_map(|(id, parts)| parts.iter().map(move |part| (id, part))) {
+                for row in &part.rows {
+                    let width = part.width(*checkpoint, row.position);
+                    prop_assert!(row.columns.iter().all(|&column| width.is_some_and(|width| (column as usize) < width)));
+                }
+            }
+        }
     }
 
     #[test]
