@@ -35,7 +35,8 @@ pub fn weigh(
     }
     let mut notes = audits.notes();
     let named = name(&mut judged, &mut notes, audits, recordings, model)?;
-    Ok(Judgement { judged, named, notes, rows_audited: Some(audits.rows_audited()) })
+    let (rows_audited, rows_screened) = (Some(audits.rows_audited()), Some(audits.rows_screened()));
+    Ok(Judgement { judged, named, notes, rows_audited, rows_screened })
 }
 
 /// A healthy candidate may stand from printed values as far as llama.cpp's own rounding explains: these cannot

@@ -54,6 +54,8 @@ pub struct Judgement {
     pub notes: Vec<String>,
     /// Token rows whose local error was computed; `None` without an audit.
     pub rows_audited: Option<u64>,
+    /// Token rows that were screened besides, where there was an audit.
+    pub rows_screened: Option<u64>,
 }
 
 /// Where a recording comes from.
@@ -123,7 +125,11 @@ fn coverage(parts: &Parts) -> Coverage {
         rows_compared: comparisons.iter().map(|c| c.rows_compared).sum(),
         rows_expected: comparisons.iter().map(|c| c.rows_expected).sum(),
         rows_audited: parts.judgement.rows_audited,
+<<<<<<< HEAD
         seen: seen(comparisons),
+=======
+        rows_screened: parts.judgement.rows_screened,
+>>>>>>> main
     }
 }
 
