@@ -125,11 +125,8 @@ fn coverage(parts: &Parts) -> Coverage {
         rows_compared: comparisons.iter().map(|c| c.rows_compared).sum(),
         rows_expected: comparisons.iter().map(|c| c.rows_expected).sum(),
         rows_audited: parts.judgement.rows_audited,
-<<<<<<< HEAD
         seen: seen(comparisons),
-=======
         rows_screened: parts.judgement.rows_screened,
->>>>>>> main
     }
 }
 

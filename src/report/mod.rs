@@ -190,7 +190,10 @@ pub struct Coverage {
     /// Token rows whose local error was computed; null without audit.
     #[serde(default)]
     pub rows_audited: Option<u64>,
-<<<<<<< HEAD
+    /// Token rows, over checkpoints and sides, that an audit's sample left out and that were screened for values
+    /// that rounding may not explain.
+    #[serde(default)]
+    pub rows_screened: Option<u64>,
     /// How much was seen of the checkpoints of which a side has only printed values; absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen: Option<Seen>,
@@ -228,12 +231,6 @@ impl SumCheck {
     pub fn over(&self) -> f64 {
         (self.candidate - self.reference).abs() / self.bound
     }
-=======
-    /// Token rows, over checkpoints and sides, that an audit's sample left out and that were screened for values
-    /// that rounding may not explain.
-    #[serde(default)]
-    pub rows_screened: Option<u64>,
->>>>>>> main
 }
 
 /// One checkpoint.
