@@ -15,6 +15,7 @@ mod plan;
 mod readback;
 mod ropes;
 mod schedule;
+pub mod single;
 mod weights;
 
 use std::collections::HashMap;
