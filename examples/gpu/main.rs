@@ -15,9 +15,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ["steps", out, model, runs] => steps::steps(out, model, runs.parse()?),
         ["faults", out, model] => faults::faults(out, model),
         ["speed", out, model] => speed::speed(out, model),
+        ["once", model, numerics, rows] => speed::once(model, numerics, rows.parse()?),
         ["synth", out] => synth::write(out),
         _ => Err("gpu against OUT MODEL DUMP… | steps OUT MODEL RUNS | faults OUT MODEL | speed OUT MODEL | \
-                  synth OUT"
+                  once MODEL NUMERICS ROWS | synth OUT"
             .into()),
     }
 }

@@ -8,7 +8,7 @@ use parity::engine::{Batch, Engine};
 use parity::model::Model;
 use serde_json::json;
 
-use crate::common::{Count, GPU_NUMERICS, Outcome, gpu, nothing, tokens, write};
+use crate::common::{Count, GPU_NUMERICS, Outcome, gpu, nothing, prompt_and_steps, tokens, write};
 
 /// Prefill of 512 tokens and decode, with and without every checkpoint read back to the host.
 pub fn speed(out: &str, path: &str) -> Outcome {
@@ -63,6 +63,17 @@ pub fn speed(out: &str, path: &str) -> Outcome {
         }
     }
     write(out, &model, body)
+}
+
+/// One untraced prefill of so many tokens and two decode steps, for a profiler.
+pub fn once(path: &str, numerics: &str, rows: usize) -> Outcome {
+    let model = Model::open(Path::new(path))?;
+    let mut engine = gpu(&model, &model.graph, numerics)?;
+    let tokens = tokens(rows + 2);
+    for step in prompt_and_steps(rows, rows + 2) {
+        engine.step(&Batch { tokens: &tokens[step.clone()], first: step.start }, &mut nothing())?;
+    }
+    Ok(())
 }
 
 /// Without the first two, which warm up.

@@ -246,6 +246,16 @@ impl Event {
             .map_err(failed("an event"))
     }
 
+    /// Whether the stream has got there.
+    pub fn is_past(&self) -> Result<bool> {
+        // SAFETY: the event is alive.
+        match unsafe { result::event::query(self.event) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            Err(error) => Err(failed("a kernel or a copy")(error)),
+        }
+    }
+
     /// Waits for the point on the host.
     pub fn wait(&self) -> Result<()> {
         // SAFETY: the event is alive.

@@ -22,7 +22,7 @@ use std::collections::HashMap;
 
 use cudarc::driver::{CudaGraph, sys};
 
-use super::{Batch, Engine, Probe};
+use super::{Batch, Engine, Probe, Values};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
@@ -34,7 +34,7 @@ use host::Host;
 use layout::{Layout, bytes_of};
 use modules::Modules;
 use parity_dump::manifest::Producer;
-use plan::{Key, Memory, Plan, Work};
+use plan::{Key, Memory, Output, Plan, Work};
 use readback::{Reading, Ring, Transfers};
 use ropes::Tables;
 use schedule::Ability;
@@ -179,6 +179,15 @@ impl Engine for CudaEngine<'_> {
         let (plan, transfers) = self.plan.as_ref().expect("just made");
         let arena = self.arena.as_ref().map_or(0, |arena| arena.address);
         let mut reading = Reading::new(&self.device, &mut self.ring, transfers, &plan.outputs, arena)?;
+        let (dims, rows) = (&self.graph.dims, batch.tokens.len());
+        let show = |probe: &mut dyn Probe, output: &Output, values: Values<'_>| {
+            probe.record(
+                output.checkpoint,
+                batch,
+                &dims.shape(output.checkpoint.kind(), rows, end),
+                values,
+            )
+        };
         if let Some(decode) = &self.decode {
             decode.launch().map_err(failed("the decode graph"))?;
             reading.after(plan.work.len())?;
@@ -201,14 +210,12 @@ impl Engine for CudaEngine<'_> {
                     Work::Host(index) => host.execute(&plan.nodes[*index], batch, probe)?,
                 }
                 reading.after(done + 1)?;
+                while reading.is_full()? {
+                    reading.show_next(|output, values| show(probe, output, values))?;
+                }
             }
         }
-        let dims = &self.graph.dims;
-        let rows = batch.tokens.len();
-        while reading.show_next(|output, values| {
-            let shape = dims.shape(output.checkpoint.kind(), rows, end);
-            probe.record(output.checkpoint, batch, &shape, values)
-        })? {}
+        while reading.show_next(|output, values| show(probe, output, values))? {}
         self.computed = end;
         match plan.logits {
             Some(address) => Ok(Some(self.device.download(address, dims.vocab)?)),

@@ -13,8 +13,8 @@ use crate::engine::Values;
 use crate::error::Result;
 use crate::numerics::Storage;
 
-/// Pinned buffers that copies go through.
-const RING: usize = 4;
+/// Pinned buffers that copies go through: enough that the copies do not wait while a handful of kernels is launched.
+const RING: usize = 8;
 /// The largest piece that is copied at once, in bytes: a millisecond of PCIe 5.
 const PIECE_MAX: usize = 32 << 20;
 /// Pieces are not made smaller than this: starting a copy takes as long as copying some 100 KB.
@@ -174,6 +174,16 @@ impl<'a> Reading<'a> {
             self.started += 1;
         }
         Ok(())
+    }
+
+    /// Whether copies wait for a buffer and one has arrived: then it should be shown before more is launched.
+    pub fn is_full(&self) -> Result<bool> {
+        match self.under_way.front() {
+            Some(first) if self.under_way.len() == RING && self.started < self.enqueued => {
+                self.ring.slots[first % RING].1.is_past()
+            }
+            _ => Ok(false),
+        }
     }
 
     /// Waits for the next transfer and shows its outputs; `false` when all have been shown.
