@@ -13,12 +13,14 @@ use crate::engine::Values;
 use crate::error::Result;
 use crate::numerics::Storage;
 
-/// Pinned buffers that copies go through: enough that the copies do not wait while a handful of kernels is launched.
-const RING: usize = 8;
-/// The largest piece that is copied at once, in bytes: a millisecond of PCIe 5.
+/// Pinned buffers that copies go through.
+const RING: usize = 4;
+/// The largest piece that is copied at once, in bytes: half a millisecond of PCIe 5.
 const PIECE_MAX: usize = 32 << 20;
-/// Pieces are not made smaller than this: starting a copy takes as long as copying some 100 KB.
-const PIECE_MIN: usize = 4 << 20;
+/// The first piece is not smaller than this, each next one not smaller than twice the one before, up to the
+/// largest: copying begins early, and later no time is lost to starting copies, which takes as long as copying
+/// some 100 KB.
+const PIECE_MIN: usize = 2 << 20;
 
 /// Bytes that one task copies on the host.
 const COPY_TASK: usize = 1 << 20;
@@ -54,11 +56,12 @@ impl Transfers {
     }
 }
 
-/// Consecutive outputs in pieces of at least `min` bytes, unless they are the last, and at most `max`: an
-/// output that is larger makes several pieces.
-fn cut(outputs: &[Output], min: usize, max: usize) -> Vec<Transfer> {
+/// Consecutive outputs in pieces of at least `first` bytes, then twice that and so on, unless they are the last,
+/// and at most `max`: an output that is larger makes several pieces.
+fn cut(outputs: &[Output], first: usize, max: usize) -> Vec<Transfer> {
     let mut list: Vec<Transfer> = Vec::new();
     for (index, output) in outputs.iter().enumerate() {
+        let min = (1..list.len()).fold(first, |min, _| max.min(2 * min));
         let (offset, end) = (output.place.offset, output.place.offset + output.place.bytes());
         if let Some(open) = list.last_mut()
             && open.bytes < min
