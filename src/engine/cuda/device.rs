@@ -149,10 +149,10 @@ impl Device {
             .map_err(failed("a copy"))
     }
 
-    /// Starts a copy to pinned memory on the copy stream.
-    pub fn start_download(&self, from: Address, to: &mut [u8]) -> Result<()> {
+    /// Starts a copy to pinned memory on one of the streams.
+    pub fn start_download(&self, from: Address, to: &mut [u8], stream: &CudaStream) -> Result<()> {
         // SAFETY: the caller waits for an event behind it before it reads `to`, which is pinned.
-        unsafe { result::memcpy_dtoh_async(to, from, self.copy.cu_stream()) }.map_err(failed("a download"))
+        unsafe { result::memcpy_dtoh_async(to, from, stream.cu_stream()) }.map_err(failed("a download"))
     }
 
     /// Enqueues a kernel.

@@ -35,7 +35,7 @@ use layout::{Layout, bytes_of};
 use modules::Modules;
 use parity_dump::manifest::Producer;
 use plan::{Key, Memory, Output, Plan, Work};
-use readback::{Reading, Ring, Transfers};
+use readback::{Logits, Reading, Ring, Transfers};
 use ropes::Tables;
 use schedule::Ability;
 use weights::Weights;
@@ -72,6 +72,7 @@ pub struct CudaEngine<'m> {
     decode: Option<CudaGraph>,
     plan: Option<(Plan, Transfers)>,
     ring: Ring,
+    logits: Option<Logits>,
     arena: Option<Buffer>,
     cache: HashMap<Checkpoint, Buffer>,
     ropes: Tables,
@@ -102,6 +103,7 @@ impl<'m> CudaEngine<'m> {
             decode: None,
             plan: None,
             ring: Ring::default(),
+            logits: None,
             arena: None,
             cache: HashMap::new(),
             ropes: Tables::default(),
@@ -215,11 +217,24 @@ impl Engine for CudaEngine<'_> {
                 }
             }
         }
-        while reading.show_next(|output, values| show(probe, output, values))? {}
+        if let Some((logits, from)) = self.logits.as_mut().zip(plan.logits) {
+            logits.start(&self.device, from)?;
+        }
+        let logits = self.logits.as_ref().filter(|_| plan.logits.is_some());
+        let mut last_row = None;
+        while reading.show_next(|output, values| show(probe, output, values))? {
+            // The caller's copy is made while others are on their way.
+            if let Some(logits) = logits.filter(|_| last_row.is_none())
+                && logits.are_there()?
+            {
+                last_row = Some(logits.take()?);
+            }
+        }
         self.computed = end;
-        match plan.logits {
-            Some(address) => Ok(Some(self.device.download(address, dims.vocab)?)),
-            None => self.device.synchronize().map(|()| None),
+        match (last_row, logits) {
+            (None, Some(logits)) => logits.take().map(Some),
+            (None, None) => self.device.synchronize().map(|()| None),
+            (last_row, _) => Ok(last_row),
         }
     }
 }
@@ -309,6 +324,9 @@ impl CudaEngine<'_> {
         };
         let plan = Plan::new(&self.graph, (nodes, &tasks), (key, layout), &list, &self.numerics, &memory);
         let transfers = Transfers::new(&self.device, &plan.outputs)?;
+        if plan.logits.is_some() && self.logits.is_none() {
+            self.logits = Some(Logits::new(&self.device, self.graph.dims.vocab)?);
+        }
         self.plan = Some((plan, transfers));
         Ok(())
     }

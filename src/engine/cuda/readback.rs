@@ -17,9 +17,9 @@ use crate::numerics::Storage;
 const RING: usize = 4;
 /// The largest piece that is copied at once, in bytes: half a millisecond of PCIe 5.
 const PIECE_MAX: usize = 32 << 20;
-/// The first piece is not smaller than this, each next one not smaller than twice the one before, up to the
-/// largest: copying begins early, and later no time is lost to starting copies, which takes as long as copying
-/// some 100 KB.
+/// The first two pieces are not smaller than this, the next two not smaller than twice that, and so on up to the
+/// largest: copying begins early, does not run ahead of computing, and later little time is lost to starting
+/// copies, which takes as long as copying some 100 KB.
 const PIECE_MIN: usize = 2 << 20;
 
 /// Bytes that one task copies on the host.
@@ -56,12 +56,12 @@ impl Transfers {
     }
 }
 
-/// Consecutive outputs in pieces of at least `first` bytes, then twice that and so on, unless they are the last,
-/// and at most `max`: an output that is larger makes several pieces.
+/// Consecutive outputs in two pieces of at least `first` bytes, two of twice that and so on, unless they are the
+/// last, and at most `max`: an output that is larger makes several pieces.
 fn cut(outputs: &[Output], first: usize, max: usize) -> Vec<Transfer> {
     let mut list: Vec<Transfer> = Vec::new();
     for (index, output) in outputs.iter().enumerate() {
-        let min = (1..list.len()).fold(first, |min, _| max.min(2 * min));
+        let min = (0..list.len().saturating_sub(1) / 2).fold(first, |min, _| max.min(2 * min));
         let (offset, end) = (output.place.offset, output.place.offset + output.place.bytes());
         if let Some(open) = list.last_mut()
             && open.bytes < min
@@ -171,7 +171,8 @@ impl<'a> Reading<'a> {
             let (pinned, arrived) = &mut self.ring.slots[self.started % RING];
             self.transfers.computed[self.started].hold(&self.device.copy)?;
             let from = self.arena + transfer.offset as Address;
-            self.device.start_download(from, &mut pinned.bytes_mut()[..transfer.bytes])?;
+            let to = &mut pinned.bytes_mut()[..transfer.bytes];
+            self.device.start_download(from, to, &self.device.copy)?;
             arrived.record(&self.device.copy)?;
             self.under_way.push_back(self.started);
             self.started += 1;
@@ -211,6 +212,36 @@ impl<'a> Reading<'a> {
         }
         self.start()?;
         Ok(true)
+    }
+}
+
+/// The logits of the last row on their way to the host, apart from what a probe wants.
+pub struct Logits {
+    row: Pinned,
+    arrived: Event,
+}
+
+impl Logits {
+    /// Room for (V,) in f32.
+    pub fn new(device: &Device, vocab: usize) -> Result<Logits> {
+        Ok(Logits { row: device.pinned(4 * vocab)?, arrived: device.event()? })
+    }
+
+    /// Starts the copy behind all kernels so far.
+    pub fn start(&mut self, device: &Device, from: Address) -> Result<()> {
+        device.start_download(from, self.row.bytes_mut(), &device.compute)?;
+        self.arrived.record(&device.compute)
+    }
+
+    /// Whether they have arrived.
+    pub fn are_there(&self) -> Result<bool> {
+        self.arrived.is_past()
+    }
+
+    /// Waits for them.
+    pub fn take(&self) -> Result<Vec<f32>> {
+        self.arrived.wait()?;
+        Ok(self.row.bytes().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
     }
 }
 
