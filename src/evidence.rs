@@ -90,8 +90,9 @@ fn name(
         let recorded = recording.checkpoints();
         let graph = model.graph.fused(|checkpoint| recorded.contains(&checkpoint));
         let (numerics, recorded_unit) = (audit.numerics, audit.recorded_unit);
+        let fed = recordings.get(1).copied().filter(|_| audits.isolated && side == 0);
         let context =
-            Context { gguf: &model.gguf, graph: &graph, recording: *recording, numerics, recorded_unit };
+            Context { gguf: &model.gguf, graph: &graph, recording: *recording, numerics, recorded_unit, fed };
         for checkpoint in audit.origins().take(DIAGNOSED_MAX) {
             let node = audit.nodes.get(&checkpoint).and_then(|node| node.as_ref().ok());
             let wrong = node.map_or(&[][..], |node| &node.rows_beyond);

@@ -42,6 +42,8 @@ pub mod findings;
 
 pub mod evidence;
 
+pub mod sensitivity;
+
 pub mod run;
 
 pub mod gate;

@@ -1,7 +1,6 @@
 //! The main job: run the instrumented engine on a prompt, hold it against a recording, judge.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::path::PathBuf;
 
 use crate::audit::{self, AuditRows, Audits};
@@ -21,6 +20,10 @@ use crate::references;
 use crate::report::{Report, Verdict};
 use crate::select::Selection;
 use parity_dump::{Dump, Writer};
+
+mod plan;
+
+use plan::Plan;
 
 /// What to run and how to judge it.
 #[derive(Clone, Default)]
@@ -49,6 +52,8 @@ pub struct RunOptions {
     pub allow_missing: bool,
     /// Whether to draw the differences, for the HTML report.
     pub pictures: bool,
+    /// Whether every node is computed from the reference's inputs: each is judged on its own.
+    pub isolated: bool,
     /// Token rows that both sides are audited at; no audit where absent.
     pub audit: Option<AuditRows>,
 }
@@ -59,6 +64,12 @@ pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 /// Runs the engine for `graph`, the model's own or one with planted mistakes, and reports.
 pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progress<'_>) -> Result<Report> {
     let reference = reference(model, options)?;
+    if options.isolated && reference.is_none() {
+        return Err(Error::new("--isolate", "there are no inputs to feed")
+            .expected("a reference")
+            .found("none")
+            .hint(no_reference(model, options)));
+    }
     let mut plan = Plan::new(model, graph, options, reference.as_ref())?;
     let result = pass(model, options, &plan, reference.as_ref(), progress)?;
     let mut audits = audits(model, options, &plan, reference.as_ref(), &result.kept)?;
@@ -75,7 +86,8 @@ pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progres
     if audits.as_ref().is_some_and(|audits| audits.sides[0].origins().next().is_some()) {
         plan.sample.extend(wanted_rows(&result.kept.manifest().steps));
         if plan.sample.len() > sampled {
-            again = Some(pass(model, &silent, &plan, None, progress)?.kept);
+            let fed = reference.as_ref().filter(|_| options.isolated);
+            again = Some(pass(model, &silent, &plan, fed, progress)?.kept);
         }
     }
     report(model, options, reference.as_ref(), result, again, plan.notes, audits)
@@ -106,7 +118,8 @@ fn audit_outliers(
     if narrowed.n_rows() > narrowed.tokens.len() {
         return Ok(None);
     }
-    let kept = pass(model, options, &narrowed, None, progress)?.kept;
+    let fed = reference.filter(|_| options.isolated);
+    let kept = pass(model, options, &narrowed, fed, progress)?.kept;
     audits(model, options, &narrowed, reference, &kept)
 }
 
@@ -128,7 +141,8 @@ fn pass(
     reference: Option<&Dump>,
     progress: Progress<'_>,
 ) -> Result<LiveResult> {
-    let mut engine = device::open(options.device, model, plan.graph.clone(), options.numerics)?;
+    let device = if options.isolated { on_host(options.device)? } else { options.device };
+    let mut engine = device::open(device, model, plan.graph.clone(), options.numerics)?;
     let mut kept = Kept::new(engine.producer(), model.info());
     kept.manifest_mut().prompt.clone_from(&options.prompt);
     let writer = options.dump.as_ref().map(|dir| writer(dir, &kept)).transpose()?;
@@ -139,6 +153,7 @@ fn pass(
         tolerances: &options.tolerances,
         writer,
         pictures: options.pictures,
+        isolated: options.isolated,
         n_rows: plan.n_rows(),
         progress,
         n_expected: plan.n_outputs(),
@@ -146,6 +161,17 @@ fn pass(
     let mut live = Live::new(live, reference.map(|dump| dump as &dyn Recording), kept);
     execute(engine.as_mut(), plan, &mut live)?;
     live.finish()
+}
+
+/// The device that nodes are looked at in isolation on: values are handed over node by node on the host.
+fn on_host(device: Device) -> Result<Device> {
+    match device {
+        Device::Auto | Device::Cpu => Ok(Device::Cpu),
+        Device::Cuda(_) => Err(Error::new("--isolate", "runs on the CPU alone")
+            .expected("--device cpu")
+            .found(format!("--device {device}"))
+            .hint("an audit judges every node of a GPU run by its own inputs too: leave --isolate out")),
+    }
 }
 
 /// Audits both sides at the sampled rows.
@@ -161,62 +187,13 @@ fn audits(
     }
     let positions: Vec<u32> = plan.sample.iter().copied().collect();
     let wants = |checkpoint: Checkpoint| plan.compared.contains(&checkpoint);
-    let how = audit::Options { positions: &positions, wants: &wants };
+    let how = audit::Options { positions: &positions, wants: &wants, isolated: options.isolated };
     let sides: Vec<&dyn Recording> =
         [Some(kept as &dyn Recording), reference.map(|dump| dump as &dyn Recording)]
             .into_iter()
             .flatten()
             .collect();
     audit::audit(&sides, &model.gguf, &model.graph, &how).map(Some)
-}
-
-/// The steps of a run and what is looked at.
-struct Plan {
-    graph: Graph,
-    /// Tokens that are known beforehand; later ones are sampled greedily.
-    tokens: Vec<u32>,
-    steps: Vec<Range<usize>>,
-    compared: BTreeSet<Checkpoint>,
-    audited: BTreeSet<Checkpoint>,
-    sample: BTreeSet<u32>,
-    notes: Vec<String>,
-}
-
-impl Plan {
-    fn new(model: &Model, graph: &Graph, options: &RunOptions, reference: Option<&Dump>) -> Result<Plan> {
-        let n_layers = model.config.dims.layers;
-        let wanted = |checkpoint: &Checkpoint| options.selection.wants(*checkpoint, n_layers);
-        let compared: BTreeSet<Checkpoint> = graph.checkpoints().filter(wanted).collect();
-        let last = *compared.last().ok_or_else(|| {
-            Error::new("--layer, --checkpoint", "no checkpoint of this model is selected")
-                .expected(format!("layers 0 to {}, or a pattern such as 'blk.*.q_rope'", n_layers - 1))
-        })?;
-        let audited =
-            if options.audit.is_some() { healthy_inputs(model, &compared) } else { compared.clone() };
-        let (tokens, steps, mut notes) = steps(options, reference)?;
-        if let Some(reference) = reference {
-            let ours = if options.tokens.is_empty() { &tokens } else { &options.tokens };
-            let theirs = reference.tokens();
-            if !theirs.starts_with(ours) {
-                notes.extend(crate::faults::tokens::said(ours, theirs, &model.gguf));
-            }
-        }
-        // Greedy decoding needs the logits even where they are not looked at.
-        let sampled = steps.last().is_some_and(|step| step.end > tokens.len());
-        let end = if sampled { *graph.nodes.last().map_or(&last, |node| &node.checkpoint) } else { last };
-        let sample = options.audit.map_or(BTreeSet::new(), |rows| rows.sample(&steps));
-        Ok(Plan { graph: graph.until(end), tokens, steps, compared, audited, sample, notes })
-    }
-
-    /// Token positions of the whole run.
-    fn n_rows(&self) -> usize {
-        self.steps.last().map_or(0, |step| step.end)
-    }
-
-    /// Outputs that the probe will see, for the progress bar.
-    fn n_outputs(&self) -> usize {
-        self.audited.union(&self.compared).count() * self.steps.len()
-    }
 }
 
 /// The reference that was named, or a stored one that fits.
@@ -239,82 +216,6 @@ fn reference(model: &Model, options: &RunOptions) -> Result<Option<Dump>> {
         }
         _ => Ok(stored),
     }
-}
-
-/// Tokens, steps, and what a reader must know about them.
-type Steps = (Vec<u32>, Vec<Range<usize>>, Vec<String>);
-
-/// What is run: the prompt, and the reference's steps where there are any.
-fn steps(options: &RunOptions, reference: Option<&Dump>) -> Result<Steps> {
-    let mut notes = Vec::new();
-    let mut tokens = options.tokens.clone();
-    let mut steps: Vec<Range<usize>> = Vec::new();
-    if let Some(reference) = reference {
-        let known = reference.tokens();
-        let prompt = if tokens.is_empty() { prompt_len(reference) } else { tokens.len() };
-        let follows = known.starts_with(&tokens);
-        let total = match (options.n_predict, options.tokens.is_empty()) {
-            (Some(n), _) => prompt + n,
-            (None, true) => known.len(),
-            (None, false) => prompt,
-        };
-        if follows {
-            tokens = known[..total.min(known.len())].to_vec();
-            steps = contiguous(reference, tokens.len());
-        } else {
-            notes.push(
-                "the reference was made with other tokens; only their common beginning is compared".into(),
-            );
-        }
-        if !reference.manifest().complete {
-            notes.push("the reference is an interrupted recording; what is whole in it is compared".into());
-        }
-        extend(&mut steps, prompt, total);
-    } else {
-        extend(&mut steps, tokens.len(), tokens.len() + options.n_predict.unwrap_or(0));
-    }
-    if let Some(chunk) = options.chunk {
-        steps = steps.into_iter().flat_map(|step| pieces(step, chunk.max(1))).collect();
-    }
-    Ok((tokens, steps, notes))
-}
-
-/// Positions of the prompt: all before the trailing steps of one token.
-fn prompt_len(reference: &Dump) -> usize {
-    let steps = &reference.manifest().steps;
-    let decoded = steps.iter().rev().take_while(|step| step.positions.len() == 1).count();
-    reference.tokens().len() - decoded.min(reference.tokens().len().saturating_sub(1))
-}
-
-/// The reference's steps up to `end` where they follow one another; else none.
-fn contiguous(reference: &Dump, end: usize) -> Vec<Range<usize>> {
-    let mut steps = Vec::new();
-    let mut next = 0;
-    for step in &reference.manifest().steps {
-        let first = step.positions.first().map_or(usize::MAX, |&p| p as usize);
-        if first != next || next >= end {
-            break;
-        }
-        let stop = (first + step.positions.len()).min(end);
-        steps.push(first..stop);
-        next = stop;
-    }
-    steps
-}
-
-/// Adds the prompt as one step where it is not there yet, and one step for each later token up to `total`.
-fn extend(steps: &mut Vec<Range<usize>>, prompt: usize, total: usize) {
-    let mut next = steps.last().map_or(0, |step| step.end);
-    if next < prompt {
-        steps.push(next..prompt);
-        next = prompt;
-    }
-    steps.extend((next..total).map(|position| position..position + 1));
-}
-
-fn pieces(step: Range<usize>, chunk: usize) -> impl Iterator<Item = Range<usize>> {
-    let end = step.end;
-    step.step_by(chunk).map(move |start| start..(start + chunk).min(end))
 }
 
 /// Runs the steps; a token that is not known beforehand is the most likely one.
@@ -368,6 +269,11 @@ fn report(
         allow_missing: options.allow_missing,
     });
     report.details = details;
+    if options.isolated {
+        report.notes.push(
+            "isolated: every node read the reference's values, so that nothing is inherited".to_owned(),
+        );
+    }
     if reference.is_none() && report.verdict != Verdict::Divergence {
         report.verdict = Verdict::Undecided;
         report.reason = Some(no_reference(model, options));

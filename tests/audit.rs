@@ -38,7 +38,11 @@ fn shipped() -> Vec<(PathBuf, Model)> {
 
 fn audit_both(model: &Model, sides: &[&dyn Recording]) -> Audits {
     let positions = AuditRows::All.positions(&sides[0].manifest().steps);
-    let options = Options { positions: &positions, wants: &|checkpoint| !checkpoint.kind().is_optional() };
+    let options = Options {
+        positions: &positions,
+        wants: &|checkpoint| !checkpoint.kind().is_optional(),
+        isolated: false,
+    };
     audit(sides, &model.gguf, &model.graph, &options).unwrap()
 }
 

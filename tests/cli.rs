@@ -184,3 +184,51 @@ fn a_reader_that_goes_away_is_no_error() {
         .unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+#[test]
+fn in_isolation_nothing_is_inherited_and_every_fault_is_an_origin() {
+    let planted = ["--isolate", "--inject", "rope.base=10000@1", "--inject", "ffn.gelu@2"];
+    let report = json(run(&["-p", PROMPT, "-n", "2"]).args(planted), 1);
+    assert_eq!(report["origins"], serde_json::json!(["blk.1.q_rope", "blk.1.k_rope", "blk.2.ffn_act"]));
+    let checkpoints = report["checkpoints"].as_array().unwrap();
+    assert!(checkpoints.iter().all(|c| c["verdict"] == "match" || c["verdict"] == "origin"));
+    // Without it, what comes after inherits.
+    let report = json(run(&["-p", PROMPT, "-n", "2"]).args(&planted[1..]), 1);
+    let checkpoints = report["checkpoints"].as_array().unwrap();
+    assert!(checkpoints.iter().any(|c| c["verdict"] == "inherited"));
+}
+
+#[test]
+fn isolation_needs_a_reference() {
+    let mut command = run(&["--tokens", "9,8,7", "--isolate"]);
+    command.assert().code(2).stderr(contains("no inputs to feed").and(contains("parity record")));
+}
+
+#[test]
+fn the_self_test_foretells_what_an_audit_sees() {
+    let dir = tempfile::tempdir().unwrap();
+    dump(&dir.path().join("dump"), &[]);
+    let mut command = parity();
+    command.arg("audit").arg(dir.path().join("dump")).arg("--self-test");
+    let found = json(&mut command, 0);
+    assert_eq!(found["schema"], "parity-sensitivity/1");
+    let unseen = |id: &str| -> Vec<String> {
+        let nodes = found["nodes"].as_array().unwrap();
+        let node = nodes.iter().find(|node| node["id"] == id).unwrap();
+        assert!(node["planted"].as_u64().unwrap() > 10, "{id}");
+        let unseen = node["unseen"].as_array().unwrap().iter();
+        unseen.map(|planted| planted["fault"].as_str().unwrap().to_owned()).collect()
+    };
+    for id in ["blk.1.attn_norm", "blk.3.ffn_norm", "blk.2.q_rope", "blk.0.v", "blk.2.attn_ctx"] {
+        let unseen = unseen(id);
+        for fault in ["norm.eps", "rope.base", "linear.no_bias", "attn.kv_head", "data.stale_row"] {
+            let planted = format!("{fault}@{id}");
+            let output = run(&["-p", PROMPT, "-n", "2", "--inject", &planted, "--format", "json"]).output();
+            // A mistake that has no place in the node cannot be planted.
+            let Ok(report) = serde_json::from_slice::<Value>(&output.unwrap().stdout) else { continue };
+            let seen = report["origins"].as_array().unwrap().iter().any(|origin| origin == id);
+            let foretold = !unseen.iter().any(|name| name.split('=').next() == Some(fault));
+            assert_eq!(seen, foretold, "{planted}: the audit sees it: {seen}, the self-test says {foretold}");
+        }
+    }
+}

@@ -27,6 +27,15 @@ pub struct Context<'a> {
     /// Unit of the type that values were rounded to when they were recorded, where the producer may have
     /// computed on with more: 0 where the recorded values are those that it computed with.
     pub recorded_unit: f64,
+    /// The recording that the inputs come from, where the producer was fed another one's values.
+    pub fed: Option<&'a dyn Recording>,
+}
+
+impl Context<'_> {
+    /// As the inputs of a node are looked at.
+    pub fn of_inputs(&self) -> Self {
+        Context { recording: self.fed.unwrap_or(self.recording), fed: None, ..*self }
+    }
 }
 
 /// A node, its recorded inputs and output at some rows.
@@ -122,7 +131,7 @@ pub fn gather(
     for (index, &checkpoint) in node.inputs.iter().enumerate() {
         let all: Vec<u32> = (0..cached).collect();
         let wanted = if node.op.reads_cache(index) { &all } else { positions };
-        match bridge::input(context, checkpoint, wanted, cached, &mut case.bridged)? {
+        match bridge::input(&context.of_inputs(), checkpoint, wanted, cached, &mut case.bridged)? {
             Ok(input) => case.inputs.push(input),
             Err(missing) => return Ok(Err(missing)),
         }

@@ -38,6 +38,8 @@ pub struct Options<'a> {
     pub positions: &'a [u32],
     /// Checkpoints.
     pub wants: &'a (dyn Fn(Checkpoint) -> bool + Sync),
+    /// Whether the first recording was made in isolation: from the second one's values.
+    pub isolated: bool,
 }
 
 /// One recording against exact arithmetic.
@@ -75,6 +77,8 @@ pub struct Audits {
     pub sides: Vec<Audit>,
     /// Of each checkpoint whose nodes could be computed on both sides at the same rows.
     pub budgets: BTreeMap<Checkpoint, Budget>,
+    /// See [`Options::isolated`].
+    pub isolated: bool,
 }
 
 impl Audits {
@@ -129,6 +133,11 @@ pub fn audit(
 ) -> Result<Audits> {
     let mut sides: Vec<Side<'_>> =
         recordings.iter().map(|recording| Side::new(*recording, graph, options.positions)).collect();
+    if options.isolated
+        && let [candidate, reference] = &mut sides[..]
+    {
+        candidate.fed = Some(reference.recording);
+    }
     let mut budgets = BTreeMap::new();
     for node in &graph.nodes {
         if !(options.wants)(node.checkpoint) {
@@ -141,12 +150,15 @@ pub fn audit(
             budgets.insert(node.checkpoint, budget);
         }
     }
-    Ok(Audits { sides: sides.into_iter().map(|side| side.audit).collect(), budgets })
+    let sides = sides.into_iter().map(|side| side.audit).collect();
+    Ok(Audits { sides, budgets, isolated: options.isolated })
 }
 
 /// One recording on its way.
 struct Side<'a> {
     recording: &'a dyn Recording,
+    /// See [`Context::fed`].
+    fed: Option<&'a dyn Recording>,
     graph: Graph,
     audit: Audit,
 }
@@ -163,12 +175,13 @@ impl<'a> Side<'a> {
             positions: positions.to_vec(),
             nodes: BTreeMap::new(),
         };
-        Side { recording, graph, audit }
+        Side { recording, fed: None, graph, audit }
     }
 
     fn context<'b>(&'b self, gguf: &'b Gguf) -> Context<'b> {
         let Audit { numerics, recorded_unit, .. } = self.audit;
-        Context { gguf, graph: &self.graph, recording: self.recording, numerics, recorded_unit }
+        let Side { recording, fed, .. } = *self;
+        Context { gguf, graph: &self.graph, recording, numerics, recorded_unit, fed }
     }
 
     /// The node with this output and what is recorded of it; `None` where the output is not.

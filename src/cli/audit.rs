@@ -2,17 +2,19 @@
 
 use std::path::PathBuf;
 
-use super::Outcome;
 use super::output::OutputArgs;
+use super::progress::Progress;
 use super::shared::{self, SelectArgs};
+use super::{Outcome, exit_code};
 use crate::audit::{AuditRows, Options, audit};
 use crate::compare::Comparison;
 use crate::dump::{self, Recording};
 use crate::evidence;
 use crate::findings::{self, Parts};
 use crate::model::Model;
-use crate::report::Report;
+use crate::report::{self, Report, Verdict};
 use crate::select::Selection;
+use crate::sensitivity;
 
 /// Flags of `parity audit`.
 #[derive(clap::Args)]
@@ -28,6 +30,9 @@ pub struct Args {
     /// Token rows to compute again: all, or so many of them
     #[arg(long, value_name = "N", default_value_t)]
     audit_rows: AuditRows,
+    /// Plant every known mistake at every node of the dump, one at a time, and say which an audit sees
+    #[arg(long)]
+    self_test: bool,
     /// Threads; all cores where absent
     #[arg(short, long, value_name = "N")]
     threads: Option<usize>,
@@ -44,9 +49,30 @@ pub fn main(args: &Args) -> Outcome {
     let recording = dump::open(&args.dump, args.names.as_deref())?;
     let model = shared::model(args.model.as_ref())?;
     let selection = args.select.selection()?;
+    if args.self_test {
+        return self_test(args, &recording, &model, &selection);
+    }
     let mut report = report(&recording, &model, &selection, args.audit_rows)?;
     report.candidate.path = Some(args.dump.display().to_string());
     args.output.deliver(folder, report)
+}
+
+/// What the audit can see.
+fn self_test(args: &Args, recording: &dyn Recording, model: &Model, selection: &Selection) -> Outcome {
+    let n_layers = model.config.dims.layers;
+    let positions = args.audit_rows.positions(&recording.manifest().steps);
+    let progress = Progress::new("planting");
+    let found = sensitivity::measure(
+        recording,
+        model,
+        &positions,
+        &|checkpoint| selection.wants(checkpoint, n_layers),
+        &|done, all| progress.set(done, all),
+    )?;
+    drop(progress);
+    let nothing = found.nodes.iter().all(|node| node.undecided.is_some());
+    args.output.show(&found, |layout| report::sensitivity::render(&found, layout))?;
+    Ok(exit_code(if nothing { Verdict::Undecided } else { Verdict::Parity }))
 }
 
 /// Audits one recording.
@@ -59,7 +85,7 @@ fn report(
     let n_layers = model.config.dims.layers;
     let wants = |checkpoint| selection.wants(checkpoint, n_layers);
     let positions = rows.positions(&recording.manifest().steps);
-    let options = Options { positions: &positions, wants: &wants };
+    let options = Options { positions: &positions, wants: &wants, isolated: false };
     let audits = audit(&[recording], &model.gguf, &model.graph, &options)?;
     let comparisons: Vec<Comparison> = model
         .graph

@@ -94,7 +94,8 @@ fn judge(
     positions.extend(evidence::outliers(comparisons, &positions).into_values());
     let positions: Vec<u32> = positions.into_iter().collect();
     let wanted: BTreeSet<Checkpoint> = comparisons.iter().map(|comparison| comparison.checkpoint).collect();
-    let options = Options { positions: &positions, wants: &|checkpoint| wanted.contains(&checkpoint) };
+    let options =
+        Options { positions: &positions, wants: &|checkpoint| wanted.contains(&checkpoint), isolated: false };
     let sides: [&dyn Recording; 2] = [candidate, reference];
     let audits = audit(&sides, &model.gguf, &model.graph, &options)?;
     evidence::weigh(model, &sides, comparisons, Some(&audits))

@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 
 use super::{Outcome, exit_code};
 use crate::checkpoint::Checkpoint;
@@ -62,6 +63,16 @@ impl OutputArgs {
         };
         print(&text)?;
         Ok(exit_code(report.verdict))
+    }
+}
+
+impl OutputArgs {
+    /// Shows what is no report of a comparison: as `text`, or as it is for programs.
+    pub fn show(&self, value: &impl Serialize, text: impl FnOnce(&Layout) -> String) -> Result<()> {
+        print(&match self.format {
+            Format::Json => json::render(value)?,
+            Format::Table | Format::Markdown => text(&Layout::of_stdout()),
+        })
     }
 }
 

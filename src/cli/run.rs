@@ -40,6 +40,9 @@ pub struct Args {
     /// Prefill in pieces of so many tokens
     #[arg(long, value_name = "N")]
     chunk: Option<usize>,
+    /// Feed each node the reference's inputs, so that every node is judged on its own
+    #[arg(long)]
+    isolate: bool,
     /// Plant a mistake: FAULT[=VALUE][@LAYER or @CHECKPOINT]; `parity faults` lists them; several allowed
     #[arg(long, value_name = "FAULT")]
     inject: Vec<Spec>,
@@ -109,6 +112,7 @@ pub fn main(args: &Args) -> Outcome {
         chunk: args.chunk,
         allow_missing: args.select.allow_missing,
         pictures: folder.is_some(),
+        isolated: args.isolate,
         audit: args.audit.rows(),
     };
     let mut graph = model.graph.clone();

@@ -27,6 +27,8 @@ pub struct LiveOptions<'a> {
     pub writer: Option<Writer>,
     /// Whether to draw the differences.
     pub pictures: bool,
+    /// Whether every node reads the reference's values instead of the engine's own.
+    pub isolated: bool,
     /// Token positions of the whole run.
     pub n_rows: usize,
     /// Told after each output: how many so far, of how many.
@@ -230,6 +232,14 @@ impl Probe for Live<'_> {
         self.n_recorded += 1;
         (self.options.progress)(self.n_recorded, self.options.n_expected);
         Ok(())
+    }
+
+    /// The reference's rows, where it has all of the step and they have the model's width.
+    fn fed(&mut self, checkpoint: Checkpoint, batch: &Batch<'_>, width: usize) -> Option<Vec<f32>> {
+        let reference = self.reference.filter(|_| self.options.isolated)?;
+        let positions: Vec<u32> = (0..batch.tokens.len()).map(|t| (batch.first + t) as u32).collect();
+        let rows = reference.gather(checkpoint, &positions)?;
+        (rows.cols == width).then_some(rows.data)
     }
 }
 

@@ -91,12 +91,15 @@ impl<S: Scalar + AsValues> Engine for CpuEngine<'_, S> {
         let mut live: HashMap<Checkpoint, Matrix<S>> = HashMap::new();
         let mut logits = None;
         for (index, node) in graph.nodes.iter().enumerate() {
-            let out = self.compute(node, &live, rows)?;
+            let mut out = self.compute(node, &live, rows)?;
             if probe.wants(node.checkpoint) {
                 show(&graph, node.checkpoint, batch, end, &out, probe)?;
             }
             if node.checkpoint.kind() == Kind::Logits {
                 logits = Some(out.row(out.rows - 1).iter().map(|v| v.to_f32()).collect());
+            }
+            if let Some(fed) = probe.fed(node.checkpoint, batch, out.cols) {
+                out = Matrix::new(out.rows, out.cols, fed.into_iter().map(S::from_f32).collect());
             }
             let (last_reader, cached) = readers.get(&node.checkpoint).copied().unwrap_or((0, false));
             if cached {

@@ -42,6 +42,12 @@ pub trait Probe {
         shape: &[usize],
         values: Values<'_>,
     ) -> Result<()>;
+
+    /// (T, `width`) values that the engine goes on with in place of its own. `None`, as everywhere but where
+    /// nodes are looked at in isolation: its own.
+    fn fed(&mut self, _checkpoint: Checkpoint, _batch: &Batch<'_>, _width: usize) -> Option<Vec<f32>> {
+        None
+    }
 }
 
 /// Something that executes a [`crate::model::graph::Graph`] and keeps the keys and values of earlier steps.

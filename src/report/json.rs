@@ -10,7 +10,7 @@ use super::{Report, SCHEMA};
 use crate::error::{Error, Result};
 
 /// The report as indented JSON, ended by a newline. What was not measured, or is not finite, is null.
-pub fn render(report: &Report) -> Result<String> {
+pub fn render(report: &impl Serialize) -> Result<String> {
     let failed = |e: &dyn std::fmt::Display| Error::new("report.json", format!("cannot be written: {e}"));
     let mut bytes = Vec::new();
     report

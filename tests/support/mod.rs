@@ -103,7 +103,7 @@ pub fn audit_all(model: &Model, kept: &Kept) -> Audit {
     let whole = |checkpoint: Checkpoint| {
         graph.node(checkpoint).is_some_and(|node| node.inputs.iter().all(|input| recorded.contains(input)))
     };
-    let options = audit::Options { positions: &positions, wants: &whole };
+    let options = audit::Options { positions: &positions, wants: &whole, isolated: false };
     audit::audit(&[kept], &model.gguf, &model.graph, &options).unwrap().sides.remove(0)
 }
 
@@ -112,7 +112,14 @@ pub fn diagnose_at(model: &Model, kept: &Kept, checkpoint: Checkpoint) -> Diagno
     let recorded = kept.checkpoints();
     let graph = model.graph.fused(|checkpoint| recorded.contains(&checkpoint));
     let numerics = Numerics::default();
-    let context = Context { gguf: &model.gguf, graph: &graph, recording: kept, numerics, recorded_unit: 0.0 };
+    let context = Context {
+        gguf: &model.gguf,
+        graph: &graph,
+        recording: kept,
+        numerics,
+        recorded_unit: 0.0,
+        fed: None,
+    };
     assert!(node_of(kept, &model.graph, checkpoint).is_some());
     diagnose(&context, model, checkpoint, &[]).unwrap()
 }

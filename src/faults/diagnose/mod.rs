@@ -9,7 +9,7 @@ mod sample;
 mod turns;
 
 pub use fit::*;
-pub use predict::Lab;
+pub use predict::{Lab, Prediction};
 pub use sample::Base;
 pub use turns::*;
 
@@ -22,7 +22,6 @@ use crate::model::Model;
 use crate::model::graph::{Node, Op};
 use crate::report::{Diagnosis, Tried};
 use parity_dump::manifest::Step;
-use predict::Prediction;
 
 /// What is known of a faulty node.
 #[derive(Clone, Debug, Default, PartialEq)]

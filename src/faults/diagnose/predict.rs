@@ -28,6 +28,7 @@ pub struct Lab<'a> {
 }
 
 /// The output of a node with or without a mistake.
+#[derive(Clone)]
 pub struct Prediction {
     /// (T, width)
     pub value: Matrix<f64>,
@@ -63,6 +64,23 @@ impl Lab<'_> {
                 }
             }
         }
+        for prediction in &mut predictions {
+            self.edit_output(node, prediction)?;
+            prediction.known.clone_from(&known);
+        }
+        Ok(Some(predictions))
+    }
+
+    /// As [`Lab::predict`]; a node that differs from the healthy one in what is done to its output alone needs
+    /// no second computation of it.
+    pub fn predict_from(&self, healthy: &[Prediction], node: &Node) -> Result<Option<Vec<Prediction>>> {
+        let bare = Node { edits: Vec::new(), ..node.clone() };
+        let of_output = node.edits.iter().all(|edit| matches!(edit, Edit::Output(_)));
+        if bare != self.case.node || !of_output {
+            return self.predict(node);
+        }
+        let Some(known) = self.known(&node.edits) else { return Ok(None) };
+        let mut predictions = healthy.to_vec();
         for prediction in &mut predictions {
             self.edit_output(node, prediction)?;
             prediction.known.clone_from(&known);

@@ -1,0 +1,144 @@
+//! What a dump could and could not have shown: `parity audit --self-test`, for people and for programs.
+
+use std::collections::BTreeMap;
+
+use comfy_table::Table;
+use serde::Serialize;
+
+use super::table::Layout;
+use super::words::{self, number};
+use crate::checkpoint::Checkpoint;
+
+/// Schema of the JSON form.
+pub const SCHEMA: &str = "parity-sensitivity/1";
+
+/// Every mistake of the catalogue, planted at every node of a dump, one at a time.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sensitivity {
+    /// [`SCHEMA`].
+    pub schema: &'static str,
+    /// Positions of the token rows that they were planted in.
+    pub positions: Vec<u32>,
+    /// In execution order.
+    pub nodes: Vec<Node>,
+}
+
+/// One node.
+#[derive(Clone, Debug, Serialize)]
+pub struct Node {
+    /// Its output.
+    pub id: Checkpoint,
+    /// Why nothing could be planted; then the rest is empty.
+    pub undecided: Option<String>,
+    /// ‖bound‖ / ‖output‖: a change of the whole output that is smaller than this may pass for rounding.
+    pub rounding: Option<f64>,
+    /// Smallest d for which an output that is off by the factor 1 + d is seen.
+    pub scale: Option<f64>,
+    /// Mistakes that have a place in the node.
+    pub planted: usize,
+    /// That mistake among those seen which stands least above rounding.
+    pub faintest: Option<Planted>,
+    /// Those that pass for rounding, or that the rows at hand do not decide.
+    pub unseen: Vec<Planted>,
+}
+
+/// One mistake at one node.
+#[derive(Clone, Debug, Serialize)]
+pub struct Planted {
+    /// As `--inject` takes it, e.g. `rope.base=10000`.
+    pub fault: String,
+    /// Largest error over its bound; null where the rows at hand do not decide it.
+    pub over_bound: Option<f64>,
+}
+
+impl Sensitivity {
+    /// Mistakes that were planted, and those of them that are seen.
+    pub fn counts(&self) -> (usize, usize) {
+        let planted = self.nodes.iter().map(|node| node.planted).sum();
+        (planted, planted - self.nodes.iter().map(|node| node.unseen.len()).sum::<usize>())
+    }
+}
+
+/// The text, lines ended by newlines.
+pub fn render(sensitivity: &Sensitivity, layout: &Layout) -> String {
+    let (planted, seen) = sensitivity.counts();
+    let mut lines = words::wrap(
+        &format!(
+            "An audit of {} of this dump sees {} of the {} mistakes that were planted in it, one at a time.",
+            words::count(sensitivity.positions.len(), "row"),
+            words::thousands(seen as u64),
+            words::thousands(planted as u64),
+        ),
+        layout.width,
+    );
+    lines.push(String::new());
+    lines.extend(table(sensitivity));
+    lines.push(String::new());
+    for line in unseen(sensitivity) {
+        lines.extend(words::wrap(&line, layout.width));
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+fn table(sensitivity: &Sensitivity) -> Vec<String> {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING).force_no_tty();
+    table.set_header(["node", "rounding", "scale", "seen", "faintest seen", "error/bound"]);
+    for node in &sensitivity.nodes {
+        let dash = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), number);
+        let (seen, faintest) = match (&node.undecided, &node.faintest) {
+            (Some(missing), _) => ("–".to_owned(), format!("needs {missing}")),
+            (None, faintest) => (
+                format!("{}/{}", node.planted - node.unseen.len(), node.planted),
+                faintest.as_ref().map_or("–".to_owned(), |planted| planted.fault.clone()),
+            ),
+        };
+        let over = node.faintest.as_ref().and_then(|planted| planted.over_bound);
+        table.add_row([
+            node.id.to_string(),
+            dash(node.rounding),
+            dash(node.scale),
+            seen,
+            faintest,
+            dash(over),
+        ]);
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table.lines().map(|line| line.trim_end().to_owned()).collect()
+}
+
+/// What is not seen, by mistake: at how many nodes, and how near it comes.
+fn unseen(sensitivity: &Sensitivity) -> Vec<String> {
+    let mut by_name: BTreeMap<&str, Vec<(Checkpoint, Option<f64>)>> = BTreeMap::new();
+    for node in &sensitivity.nodes {
+        for planted in &node.unseen {
+            let name = planted.fault.split('=').next().unwrap_or_default();
+            by_name.entry(name).or_default().push((node.id, planted.over_bound));
+        }
+    }
+    let mut lines = Vec::new();
+    for (name, nodes) in by_name {
+        let (decided, open): (Vec<_>, Vec<_>) = nodes.into_iter().partition(|(_, over)| over.is_some());
+        if let Some((first, _)) = decided.first() {
+            let most = decided.iter().filter_map(|(_, over)| *over).fold(0.0, f64::max);
+            lines.push(format!(
+                "not seen: {name} at {} ({first}{}): {} of what rounding explains at most",
+                words::count(decided.len(), "node"),
+                if decided.len() > 1 { ", …" } else { "" },
+                number(most),
+            ));
+        }
+        if let Some((first, _)) = open.first() {
+            lines.push(format!(
+                "not decided: {name} at {} ({first}{}): it mixes rows of which some were not audited; \
+                 --audit-rows all decides it",
+                words::count(open.len(), "node"),
+                if open.len() > 1 { ", …" } else { "" },
+            ));
+        }
+    }
+    lines
+}

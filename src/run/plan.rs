@@ -1,0 +1,136 @@
+//! What a run computes: its tokens, its steps, and the checkpoints and rows that are looked at.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use super::{RunOptions, healthy_inputs};
+use crate::checkpoint::Checkpoint;
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::model::graph::Graph;
+use parity_dump::Dump;
+
+/// The steps of a run and what is looked at.
+pub struct Plan {
+    pub graph: Graph,
+    /// Tokens that are known beforehand; later ones are sampled greedily.
+    pub tokens: Vec<u32>,
+    pub steps: Vec<Range<usize>>,
+    pub compared: BTreeSet<Checkpoint>,
+    pub audited: BTreeSet<Checkpoint>,
+    pub sample: BTreeSet<u32>,
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    pub fn new(model: &Model, graph: &Graph, options: &RunOptions, reference: Option<&Dump>) -> Result<Plan> {
+        let n_layers = model.config.dims.layers;
+        let wanted = |checkpoint: &Checkpoint| options.selection.wants(*checkpoint, n_layers);
+        let compared: BTreeSet<Checkpoint> = graph.checkpoints().filter(wanted).collect();
+        let last = *compared.last().ok_or_else(|| {
+            Error::new("--layer, --checkpoint", "no checkpoint of this model is selected")
+                .expected(format!("layers 0 to {}, or a pattern such as 'blk.*.q_rope'", n_layers - 1))
+        })?;
+        let audited =
+            if options.audit.is_some() { healthy_inputs(model, &compared) } else { compared.clone() };
+        let (tokens, steps, mut notes) = steps(options, reference)?;
+        if let Some(reference) = reference {
+            let ours = if options.tokens.is_empty() { &tokens } else { &options.tokens };
+            let theirs = reference.tokens();
+            if !theirs.starts_with(ours) {
+                notes.extend(crate::faults::tokens::said(ours, theirs, &model.gguf));
+            }
+        }
+        // Greedy decoding needs the logits even where they are not looked at.
+        let sampled = steps.last().is_some_and(|step| step.end > tokens.len());
+        let end = if sampled { *graph.nodes.last().map_or(&last, |node| &node.checkpoint) } else { last };
+        let sample = options.audit.map_or(BTreeSet::new(), |rows| rows.sample(&steps));
+        Ok(Plan { graph: graph.until(end), tokens, steps, compared, audited, sample, notes })
+    }
+
+    /// Token positions of the whole run.
+    pub fn n_rows(&self) -> usize {
+        self.steps.last().map_or(0, |step| step.end)
+    }
+
+    /// Outputs that the probe will see, for the progress bar.
+    pub fn n_outputs(&self) -> usize {
+        self.audited.union(&self.compared).count() * self.steps.len()
+    }
+}
+
+/// Tokens, steps, and what a reader must know about them.
+type Steps = (Vec<u32>, Vec<Range<usize>>, Vec<String>);
+
+/// What is run: the prompt, and the reference's steps where there are any.
+fn steps(options: &RunOptions, reference: Option<&Dump>) -> Result<Steps> {
+    let mut notes = Vec::new();
+    let mut tokens = options.tokens.clone();
+    let mut steps: Vec<Range<usize>> = Vec::new();
+    if let Some(reference) = reference {
+        let known = reference.tokens();
+        let prompt = if tokens.is_empty() { prompt_len(reference) } else { tokens.len() };
+        let follows = known.starts_with(&tokens);
+        let total = match (options.n_predict, options.tokens.is_empty()) {
+            (Some(n), _) => prompt + n,
+            (None, true) => known.len(),
+            (None, false) => prompt,
+        };
+        if follows {
+            tokens = known[..total.min(known.len())].to_vec();
+            steps = contiguous(reference, tokens.len());
+        } else {
+            notes.push(
+                "the reference was made with other tokens; only their common beginning is compared".into(),
+            );
+        }
+        if !reference.manifest().complete {
+            notes.push("the reference is an interrupted recording; what is whole in it is compared".into());
+        }
+        extend(&mut steps, prompt, total);
+    } else {
+        extend(&mut steps, tokens.len(), tokens.len() + options.n_predict.unwrap_or(0));
+    }
+    if let Some(chunk) = options.chunk {
+        steps = steps.into_iter().flat_map(|step| pieces(step, chunk.max(1))).collect();
+    }
+    Ok((tokens, steps, notes))
+}
+
+/// Positions of the prompt: all before the trailing steps of one token.
+fn prompt_len(reference: &Dump) -> usize {
+    let steps = &reference.manifest().steps;
+    let decoded = steps.iter().rev().take_while(|step| step.positions.len() == 1).count();
+    reference.tokens().len() - decoded.min(reference.tokens().len().saturating_sub(1))
+}
+
+/// The reference's steps up to `end` where they follow one another; else none.
+fn contiguous(reference: &Dump, end: usize) -> Vec<Range<usize>> {
+    let mut steps = Vec::new();
+    let mut next = 0;
+    for step in &reference.manifest().steps {
+        let first = step.positions.first().map_or(usize::MAX, |&p| p as usize);
+        if first != next || next >= end {
+            break;
+        }
+        let stop = (first + step.positions.len()).min(end);
+        steps.push(first..stop);
+        next = stop;
+    }
+    steps
+}
+
+/// Adds the prompt as one step where it is not there yet, and one step for each later token up to `total`.
+fn extend(steps: &mut Vec<Range<usize>>, prompt: usize, total: usize) {
+    let mut next = steps.last().map_or(0, |step| step.end);
+    if next < prompt {
+        steps.push(next..prompt);
+        next = prompt;
+    }
+    steps.extend((next..total).map(|position| position..position + 1));
+}
+
+fn pieces(step: Range<usize>, chunk: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = step.end;
+    step.step_by(chunk).map(move |start| start..(start + chunk).min(end))
+}
