@@ -62,7 +62,8 @@ fn judge(
     kept: &Kept,
 ) -> Result<(&'static str, Value), Box<dyn std::error::Error>> {
     let positions = AuditRows::All.positions(&kept.manifest().steps);
-    let options = Options { positions: &positions, wants: &|checkpoint| !checkpoint.kind().is_optional() };
+    let wants = |checkpoint: Checkpoint| !checkpoint.kind().is_optional();
+    let options = Options { positions: &positions, wants: &wants, isolated: false };
     let audit = audit(&[kept], &model.gguf, &model.graph, &options)?.sides.remove(0);
     let origins: Vec<Checkpoint> = audit.origins().collect();
     let Some(first) = origins.first() else {
@@ -75,7 +76,8 @@ fn judge(
     let recorded = kept.checkpoints();
     let graph = model.graph.fused(|checkpoint| recorded.contains(&checkpoint));
     let (numerics, recorded_unit) = (audit.numerics, audit.recorded_unit);
-    let context = Context { gguf: &model.gguf, graph: &graph, recording: kept, numerics, recorded_unit };
+    let context =
+        Context { gguf: &model.gguf, graph: &graph, recording: kept, numerics, recorded_unit, fed: None };
     let named: Vec<String> =
         diagnose(&context, model, *first, &[])?.diagnosis.into_iter().map(|found| found.fault).collect();
     let outcome = match named.iter().position(|name| name == fault.name) {

@@ -6,12 +6,17 @@ use std::time::Instant;
 use parity::checkpoint::Kind;
 use parity::engine::{Batch, Engine};
 use parity::model::Model;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::common::{Count, GPU_NUMERICS, Outcome, gpu, nothing, prompt_and_steps, tokens, write};
 
-/// Prefill of 512 tokens and decode, with and without every checkpoint read back to the host.
-pub fn speed(out: &str, path: &str) -> Outcome {
+/// How much faster than llama.cpp the instrumented engine must be, each with every node asked for.
+const PREFILL_TIMES: f64 = 10.0;
+const DECODE_TIMES: f64 = 8.0;
+
+/// Prefill and decode, with and without every checkpoint read back to the host; beside what the output of
+/// `llama_bench_min` says of llama.cpp on the same machine.
+pub fn speed(out: &str, path: &str, llama: Option<&str>) -> Outcome {
     let model = Model::open(Path::new(path))?;
     let mut body = json!({});
     let everything: fn(Kind) -> bool = |kind| !kind.is_optional();
@@ -62,7 +67,45 @@ pub fn speed(out: &str, path: &str) -> Outcome {
             body[numerics][name] = entry;
         }
     }
-    write(out, &model, body)
+    let mut missed = Vec::new();
+    if let Some(llama) = llama {
+        let theirs = llama_figures(&std::fs::read_to_string(llama)?);
+        let of = |tokens: &str, test: &str, figures: &Value| figures[tokens][test]["tokens_per_second"].as_f64();
+        for (test, tapped, limit) in [("pp512", "pp512", PREFILL_TIMES), ("tg64", "tg16", DECODE_TIMES)] {
+            let times = of("traced", test, &body["f16"]).zip(of("every node asked for", tapped, &theirs));
+            let times = times.map(|(ours, theirs)| ours / theirs);
+            println!("f16 traced {test}: {times:.2?} times llama.cpp with every node asked for, at least {limit}");
+            body["times_llama.cpp"][test] = json!({ "times": times, "at_least": limit });
+            if !times.is_some_and(|times| times >= limit) {
+                missed.push(test);
+            }
+        }
+        body["llama.cpp"] = theirs;
+    }
+    write(out, &model, body)?;
+    if missed.is_empty() { Ok(()) } else { Err(format!("too slow: {}", missed.join(", ")).into()) }
+}
+
+/// The figures that `llama_bench_min` prints: `tap=1 pp512 median 111.7 ms 4586 tok/s …`.
+fn llama_figures(text: &str) -> Value {
+    let mut figures = json!({});
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let tapped = match words.first() {
+            Some(&"tap=0") => "untapped",
+            Some(&"tap=1") => "every node asked for",
+            _ => continue,
+        };
+        let number = |unit: &str| {
+            let at = words.iter().position(|word| *word == unit)?;
+            words.get(at.checked_sub(1)?)?.parse::<f64>().ok()
+        };
+        let ms = number("ms").or_else(|| number("ms/tok"));
+        if let Some(test) = words.get(1) {
+            figures[tapped][*test] = json!({ "ms": ms, "tokens_per_second": number("tok/s") });
+        }
+    }
+    figures
 }
 
 /// One untraced prefill of so many tokens and two decode steps, for a profiler.

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use parity::engine::cuda::calls::{self, AttentionData, Call, LinearKernel, NormShape, STATS_PARTS, Stats};
+use parity::engine::cuda::calls::{self, AttentionData, Call, LinearKernel, NormShape};
+use parity::engine::RowStats;
 use parity::gguf::DType;
 use parity::model::graph::{Attention, KvMap, Mask, NormStyle};
 use parity::numerics::Storage;
@@ -81,11 +82,10 @@ fn stats() -> Subject {
     let inputs = vec![
         Memory::of_f32(&Random(6).values(n)),
         Memory::of_f32(&Random(7).values(n)),
-        Memory::new(STATS_PARTS * size_of::<Stats>()),
     ];
-    let out = Memory::new(size_of::<Stats>());
-    let addresses = [inputs[0].address(), inputs[1].address(), inputs[2].address(), out.address()];
-    let calls = calls::stats(addresses, n, Storage::F32).to_vec();
+    let out = Memory::new(size_of::<RowStats>());
+    let addresses = [inputs[0].address(), inputs[1].address(), out.address()];
+    let calls = vec![calls::stats(addresses, [1, n], Storage::F32)];
     Subject { file: "stats.cu", unit: "stats.cu", calls, out, _inputs: inputs, _weight: None }
 }
 

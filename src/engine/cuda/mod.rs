@@ -7,6 +7,7 @@
 
 pub mod calls;
 
+mod compare;
 mod device;
 mod host;
 mod layout;
@@ -28,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::graph::{Graph, Op};
 use crate::numerics::{Numerics, Products, Storage};
-use calls::{Address, Stats};
+use compare::Compare;
 use device::{Buffer, Device, error, failed};
 use host::Host;
 use layout::{Layout, bytes_of};
@@ -73,6 +74,7 @@ pub struct CudaEngine<'m> {
     plan: Option<(Plan, Transfers)>,
     ring: Ring,
     logits: Option<Logits>,
+    compare: Compare,
     arena: Option<Buffer>,
     cache: HashMap<Checkpoint, Buffer>,
     ropes: Tables,
@@ -104,6 +106,7 @@ impl<'m> CudaEngine<'m> {
             plan: None,
             ring: Ring::default(),
             logits: None,
+            compare: Compare::default(),
             arena: None,
             cache: HashMap::new(),
             ropes: Tables::default(),
@@ -129,33 +132,6 @@ impl<'m> CudaEngine<'m> {
     /// Forgets all positions: the next step begins at 0.
     pub fn reset(&mut self) {
         self.computed = 0;
-    }
-
-    /// Compares what the last step left at a checkpoint that its probe wanted with `reference`, on the GPU:
-    /// only the result is brought to the host. `None` where the step did not compute it or its probe did not
-    /// want it.
-    pub fn compare_on_device(&mut self, checkpoint: Checkpoint, reference: &[f32]) -> Result<Option<Stats>> {
-        self.device.bind()?;
-        let (Some((plan, _)), Some(arena)) = (&self.plan, &self.arena) else { return Ok(None) };
-        let Some(output) = plan.outputs.iter().find(|output| output.checkpoint == checkpoint) else {
-            return Ok(None);
-        };
-        let place = output.place;
-        if place.len != reference.len() {
-            return Err(Error::new(checkpoint, "the reference has another size")
-                .expected(format!("{} values", place.len))
-                .found(reference.len()));
-        }
-        let parts = calls::STATS_PARTS * size_of::<Stats>();
-        let memory = self.device.alloc("a comparison", 4 * place.len + parts + size_of::<Stats>())?;
-        let (b, parts_at) = (memory.address, memory.address + (4 * place.len as Address).next_multiple_of(8));
-        let out = parts_at + parts as Address;
-        self.device.upload(reference, b)?;
-        let a = arena.address + place.offset as Address;
-        for call in calls::stats([a, b, parts_at, out], place.len, place.storage) {
-            self.device.launch(self.modules.function(&call.kernel)?, &call)?;
-        }
-        Ok(self.device.download::<Stats>(out, 1)?.first().copied())
     }
 }
 
@@ -230,6 +206,11 @@ impl Engine for CudaEngine<'_> {
                 last_row = Some(logits.take()?);
             }
         }
+        for output in &plan.compared {
+            let shape = dims.shape(output.checkpoint.kind(), rows, end);
+            let on = (&self.device, &mut self.modules);
+            self.compare.run(on, (output, arena), batch, &shape, probe)?;
+        }
         self.computed = end;
         match (last_row, logits) {
             (None, Some(logits)) => logits.take().map(Some),
@@ -282,7 +263,9 @@ impl CudaEngine<'_> {
         let wanted: Vec<bool> = self.graph.checkpoints().map(|checkpoint| probe.wants(checkpoint)).collect();
         let inside =
             self.graph.checkpoints().zip(&wanted).any(|(c, wanted)| *wanted && c.kind().is_optional());
-        let key = Key { rows, cached: inside.then_some(batch.first + rows), wanted };
+        let compared = self.graph.checkpoints().zip(&wanted).map(|(c, wanted)| *wanted && probe.compares(c, batch));
+        let compared: Vec<bool> = compared.collect();
+        let key = Key { rows, cached: inside.then_some(batch.first + rows), wanted, compared };
         if let Some((plan, _)) = &self.plan
             && plan.key == key
         {
@@ -294,13 +277,10 @@ impl CudaEngine<'_> {
         }
         (self.plan, self.decode) = (None, None);
         self.device.synchronize()?;
-        let list: Vec<Checkpoint> = self
-            .graph
-            .checkpoints()
-            .zip(&key.wanted)
-            .filter(|(_, wanted)| **wanted)
-            .map(|(c, _)| c)
-            .collect();
+        let listed = |marks: &[bool]| -> Vec<Checkpoint> {
+            self.graph.checkpoints().zip(marks).filter(|(_, mark)| **mark).map(|(c, _)| c).collect()
+        };
+        let (list, compared) = (listed(&key.wanted), listed(&key.compared));
         let wants = |checkpoint: Checkpoint| list.contains(&checkpoint);
         let nodes = schedule::nodes(&self.graph, wants);
         for node in &nodes {
@@ -322,7 +302,8 @@ impl CudaEngine<'_> {
             tokens: step_data + 4,
             arena: self.arena.as_ref().map_or(0, |arena| arena.address),
         };
-        let plan = Plan::new(&self.graph, (nodes, &tasks), (key, layout), &list, &self.numerics, &memory);
+        let wanted = (&list[..], &compared[..]);
+        let plan = Plan::new(&self.graph, (nodes, &tasks), (key, layout), wanted, &self.numerics, &memory);
         let transfers = Transfers::new(&self.device, &plan.outputs)?;
         if plan.logits.is_some() && self.logits.is_none() {
             self.logits = Some(Logits::new(&self.device, self.graph.dims.vocab)?);

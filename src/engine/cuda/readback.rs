@@ -22,6 +22,9 @@ const PIECE_MAX: usize = 32 << 20;
 /// copies, which takes as long as copying some 100 KB.
 const PIECE_MIN: usize = 2 << 20;
 
+/// Bytes between two outputs from which on they are not copied together: values compared on the device lie there.
+const GAP: usize = 4096;
+
 /// Bytes that one task copies on the host.
 const COPY_TASK: usize = 1 << 20;
 
@@ -66,6 +69,7 @@ fn cut(outputs: &[Output], first: usize, max: usize) -> Vec<Transfer> {
         if let Some(open) = list.last_mut()
             && open.bytes < min
             && end - open.offset <= max
+            && offset < open.offset + open.bytes + GAP
             && outputs[open.outputs.start].place.offset == open.offset
         {
             open.bytes = end - open.offset;
