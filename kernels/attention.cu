@@ -22,7 +22,7 @@ struct AttentionArgs {
     int rows;          // T
     int heads;         // H
     int kv_heads;      // K
-    int head_width;    // E, at most 32·CHUNKS
+    int head_width;    // E, a multiple of 8, at most 32·CHUNKS
     int kv_modulo;     // head h reads h % K, by mistake
     int see_from_step; // a row sees from the start of the step, not of the cache, by mistake
     int see_shift;     // a row at position p sees up to p + shift: 0 in a healthy model
@@ -42,31 +42,18 @@ DEVICE Window window(const AttentionArgs& a, int first, int t) {
     return w;
 }
 
-// Eight consecutive values of a head; those beyond its width are 0. `whole` heads are of a multiple of 8.
-template <class X>
-DEVICE void load_eight(const X* p, int i, int width, bool whole, float out[8]) {
-    if (whole) return load8(p + i, out);
-#pragma unroll
-    for (int j = 0; j < 8; j++) out[j] = i + j < width ? to_float(p[i + j]) : 0.0f;
-}
-
 template <class X, int N>
 struct alignas(sizeof(X) * N) Group {
     X v[N];
 };
 
-// This lane's columns of a head: CHUNKS · lane and what follows; 0 beyond the head. `full` heads have no end.
+// This lane's columns of a head, CHUNKS · lane and what follows; any beyond the head, whose width CHUNKS divides.
 template <class X, int CHUNKS>
-DEVICE void load_columns(const X* p, int width, bool full, float out[CHUNKS]) {
-    const int at = threadIdx.x % 32 * CHUNKS;
-    if (full) {
-        const Group<X, CHUNKS> group = *(const Group<X, CHUNKS>*)(p + at);
+DEVICE void load_columns(const X* p, int width, float out[CHUNKS]) {
+    const int at = min((int)threadIdx.x % 32 * CHUNKS, width - CHUNKS);
+    const Group<X, CHUNKS> group = *(const Group<X, CHUNKS>*)(p + at);
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++) out[c] = to_float(group.v[c]);
-        return;
-    }
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++) out[c] = at + c < width ? to_float(p[at + c]) : 0.0f;
+    for (int c = 0; c < CHUNKS; c++) out[c] = to_float(group.v[c]);
 }
 
 // A maximum of nothing is -infinity, which must not be subtracted from itself.
@@ -74,12 +61,12 @@ DEVICE float finite_or_zero(float x) { return x == -INFINITY_F ? 0.0f : x; }
 
 // Scores of one key, q·k, for all rows of a block.
 template <class KV, int CHUNKS, int ROWS>
-DEVICE void dot_rows(const float (&q)[ROWS][32 * CHUNKS], const KV* key, int width, bool whole, float score[ROWS]) {
+DEVICE void dot_rows(const float (&q)[ROWS][32 * CHUNKS], const KV* key, int width, float score[ROWS]) {
     float chain[ROWS][4] = {};
 #pragma unroll 4
     for (int i = 0; i < width; i += 8) {
         float k[8];
-        load_eight(key, i, width, whole, k);
+        load8(key + i, k);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             float x[8];
@@ -96,11 +83,10 @@ DEVICE void dot_rows(const float (&q)[ROWS][32 * CHUNKS], const KV* key, int wid
 template <bool MASKED, class KV, int CHUNKS, int ROWS>
 DEVICE void add_values(const float (&prob)[32][ROWS], const uint32_t seen[ROWS], const KV* v, int64_t stride, int last,
                        int width, float sum[ROWS][CHUNKS]) {
-    const bool full = width == 32 * CHUNKS;
-#pragma unroll 8
+#pragma unroll (ROWS == 1 ? 4 : 2)
     for (int j = 0; j < 32; j++) {
         float value[CHUNKS];
-        load_columns<KV, CHUNKS>(v + min(j, last) * stride, width, full, value);
+        load_columns<KV, CHUNKS>(v + min(j, last) * stride, width, value);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             const float p = prob[j][r];
@@ -128,7 +114,6 @@ DEVICE void attention(const AttentionArgs& a) {
     const KV* v = (const KV*)a.v + kv_head * a.head_width;
 
     float sum[ROWS][CHUNKS] = {}, highest[ROWS], total[ROWS];
-    const bool whole = a.head_width % 8 == 0;
     int end = a.scores ? cached : 0;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
@@ -145,7 +130,7 @@ DEVICE void attention(const AttentionArgs& a) {
     for (int chunk = warp * 32; chunk < end; chunk += WARPS * 32) {
         float score[ROWS];
         const KV* key = k + min(chunk + lane, cached - 1) * kv_stride;
-        dot_rows<KV, CHUNKS, ROWS>(merge.q, key, a.head_width, whole, score);
+        dot_rows<KV, CHUNKS, ROWS>(merge.q, key, a.head_width, score);
         // Softmax so far. `prob` is not yet divided by the total.
         const int s = chunk + lane;
         uint32_t seen[ROWS];
@@ -172,7 +157,7 @@ DEVICE void attention(const AttentionArgs& a) {
         __syncwarp();
         const KV* values = v + chunk * kv_stride;
         const int last = cached - 1 - chunk;
-        if (all_seen)
+        if (warp_uniform(all_seen))
             add_values<false, KV, CHUNKS, ROWS>(merge.prob[warp], seen, values, kv_stride, last, a.head_width, sum);
         else add_values<true, KV, CHUNKS, ROWS>(merge.prob[warp], seen, values, kv_stride, last, a.head_width, sum);
     }
