@@ -20,7 +20,7 @@ const PIECE_MAX: usize = 32 << 20;
 /// The first two pieces are not smaller than this, the next two not smaller than twice that, and so on up to the
 /// largest: copying begins early, does not run ahead of computing, and later little time is lost to starting
 /// copies, which takes as long as copying some 100 KB.
-const PIECE_MIN: usize = 2 << 20;
+const PIECE_MIN: usize = 512 << 10;
 
 /// Bytes between two outputs from which on they are not copied together: values compared on the device lie there.
 const GAP: usize = 4096;
