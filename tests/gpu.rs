@@ -86,7 +86,10 @@ fn asking_changes_nothing() {
             }
             bits
         });
-        assert!(bits.iter().all(|other| *other == bits[0]), "{numerics}: other logits where values are asked for");
+        assert!(
+            bits.iter().all(|other| *other == bits[0]),
+            "{numerics}: other logits where values are asked for"
+        );
     }
 }
 

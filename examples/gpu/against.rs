@@ -141,7 +141,9 @@ fn distances(
     let mut checkpoints: BTreeMap<Checkpoint, BTreeMap<&str, f64>> = BTreeMap::new();
     for (witness, found) in &witnesses {
         for (checkpoint, exact) in &exact.values {
-            let Some(found) = found.values.get(checkpoint).filter(|found| found.len() == exact.len()) else { continue };
+            let Some(found) = found.values.get(checkpoint).filter(|found| found.len() == exact.len()) else {
+                continue;
+            };
             checkpoints.entry(*checkpoint).or_default().insert(witness, rel_l2(found, exact));
         }
     }

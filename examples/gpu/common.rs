@@ -177,5 +177,7 @@ pub fn write(out: &str, model: &Model, mut body: Value) -> Outcome {
 /// The version of the kernel driver, e.g. 580.159.04.
 fn driver_version() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
-    text.split_whitespace().find(|word| word.split('.').count() >= 2 && word.as_bytes()[0].is_ascii_digit()).map(str::to_owned)
+    text.split_whitespace()
+        .find(|word| word.split('.').count() >= 2 && word.as_bytes()[0].is_ascii_digit())
+        .map(str::to_owned)
 }

@@ -70,11 +70,14 @@ pub fn speed(out: &str, path: &str, llama: Option<&str>) -> Outcome {
     let mut missed = Vec::new();
     if let Some(llama) = llama {
         let theirs = llama_figures(&std::fs::read_to_string(llama)?);
-        let of = |tokens: &str, test: &str, figures: &Value| figures[tokens][test]["tokens_per_second"].as_f64();
+        let of =
+            |tokens: &str, test: &str, figures: &Value| figures[tokens][test]["tokens_per_second"].as_f64();
         for (test, tapped, limit) in [("pp512", "pp512", PREFILL_TIMES), ("tg64", "tg16", DECODE_TIMES)] {
             let times = of("traced", test, &body["f16"]).zip(of("every node asked for", tapped, &theirs));
             let times = times.map(|(ours, theirs)| ours / theirs);
-            println!("f16 traced {test}: {times:.2?} times llama.cpp with every node asked for, at least {limit}");
+            println!(
+                "f16 traced {test}: {times:.2?} times llama.cpp with every node asked for, at least {limit}"
+            );
             body["times_llama.cpp"][test] = json!({ "times": times, "at_least": limit });
             if !times.is_some_and(|times| times >= limit) {
                 missed.push(test);

@@ -223,7 +223,10 @@ fn on_device(
         "checkpoints": probe.compared, "largest_rel_difference_of_sums": probe.largest_rel_difference,
         "checkpoints_with_other_maxima_or_counts": probe.differences,
     });
-    if probe.differences > 0 || probe.compared != found.values.len() || !(probe.largest_rel_difference <= SUMS) {
+    if probe.differences > 0
+        || probe.compared != found.values.len()
+        || !(probe.largest_rel_difference <= SUMS)
+    {
         return Err(format!("comparisons on the GPU give other numbers: {body}").into());
     }
     Ok(body)

@@ -114,7 +114,9 @@ pub fn embed(units: &Units, exact: &Matrix<f64>, blocks: bool) -> Matrix<f64> {
     per_row(exact, |row, out| {
         let largest = row.iter().fold(0.0f64, |max, x| max.max(x.abs()));
         let decoded = if blocks { DECODE_ROUNDINGS * unit * largest } else { 0.0 };
-        out.iter_mut().zip(row).for_each(|(out, x)| *out = decoded + stored_narrow * x.abs() + units.subnormal);
+        out.iter_mut()
+            .zip(row)
+            .for_each(|(out, x)| *out = decoded + stored_narrow * x.abs() + units.subnormal);
     })
 }
 

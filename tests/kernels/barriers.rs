@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use parity::engine::cuda::calls::{self, AttentionData, Call, LinearKernel, NormShape};
 use parity::engine::RowStats;
+use parity::engine::cuda::calls::{self, AttentionData, Call, LinearKernel, NormShape};
 use parity::gguf::DType;
 use parity::model::graph::{Attention, KvMap, Mask, NormStyle};
 use parity::numerics::Storage;
@@ -79,10 +79,7 @@ fn attention() -> Subject {
 
 fn stats() -> Subject {
     let n = 3000;
-    let inputs = vec![
-        Memory::of_f32(&Random(6).values(n)),
-        Memory::of_f32(&Random(7).values(n)),
-    ];
+    let inputs = vec![Memory::of_f32(&Random(6).values(n)), Memory::of_f32(&Random(7).values(n))];
     let out = Memory::new(size_of::<RowStats>());
     let addresses = [inputs[0].address(), inputs[1].address(), out.address()];
     let calls = vec![calls::stats(addresses, [1, n], Storage::F32)];

@@ -82,7 +82,8 @@ impl Kernels {
     /// far as there is a choice.
     pub fn run(&self, call: &Call, seed: u32) -> Result<(), String> {
         let Kernels::Host(launch) = self else {
-            let mut gpu = gpu().expect("a GPU was asked for").lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let mut gpu =
+                gpu().expect("a GPU was asked for").lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             return gpu.run(call).map_err(|error| error.to_string());
         };
         let name = CString::new(call.kernel.as_str()).expect("a name without zeros");

@@ -1,7 +1,7 @@
 //! The other kernels: norm, bias, RoPE, cache, residual sum, gated activation, statistics.
 
-use parity::engine::cuda::calls::{self, NormShape, RopeData, RopePart};
 use parity::engine::RowStats;
+use parity::engine::cuda::calls::{self, NormShape, RopeData, RopePart};
 use parity::model::graph::{Activation, Glu, GluForm, NormStyle, Pairing, Rope, RopePosition};
 use parity::numerics::Storage;
 

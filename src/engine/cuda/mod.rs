@@ -159,12 +159,7 @@ impl Engine for CudaEngine<'_> {
         let mut reading = Reading::new(&self.device, &mut self.ring, transfers, &plan.outputs, arena)?;
         let (dims, rows) = (&self.graph.dims, batch.tokens.len());
         let show = |probe: &mut dyn Probe, output: &Output, values: Values<'_>| {
-            probe.record(
-                output.checkpoint,
-                batch,
-                &dims.shape(output.checkpoint.kind(), rows, end),
-                values,
-            )
+            probe.record(output.checkpoint, batch, &dims.shape(output.checkpoint.kind(), rows, end), values)
         };
         if let Some(decode) = &self.decode {
             decode.launch().map_err(failed("the decode graph"))?;
@@ -263,7 +258,8 @@ impl CudaEngine<'_> {
         let wanted: Vec<bool> = self.graph.checkpoints().map(|checkpoint| probe.wants(checkpoint)).collect();
         let inside =
             self.graph.checkpoints().zip(&wanted).any(|(c, wanted)| *wanted && c.kind().is_optional());
-        let compared = self.graph.checkpoints().zip(&wanted).map(|(c, wanted)| *wanted && probe.compares(c, batch));
+        let compared =
+            self.graph.checkpoints().zip(&wanted).map(|(c, wanted)| *wanted && probe.compares(c, batch));
         let compared: Vec<bool> = compared.collect();
         let key = Key { rows, cached: inside.then_some(batch.first + rows), wanted, compared };
         if let Some((plan, _)) = &self.plan
