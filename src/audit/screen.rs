@@ -164,6 +164,7 @@ struct SignedSum {
     minima: Vec<f64>,
     /// (I/group,) Σ_o minimum[o, b]²
     minima_squares: Vec<f64>,
+    /// Columns that share a minimum; 0 where there are none.
     group: usize,
 }
 
@@ -195,8 +196,7 @@ impl SignedSum {
                 *square += w * w;
             }
         }
-        if group > 0 {
-            let groups = cols / group;
+        if let Some(groups) = cols.checked_div(group) {
             sum.minima = vec![0.0; groups];
             sum.minima_squares = vec![0.0; groups];
             let minima: Vec<f64> = gguf::minima(weight.dtype(), weight.stored().row_bytes(outputs.clone()));
@@ -223,7 +223,7 @@ impl SignedSum {
 
     /// What the exact one changes by where a tie is rounded to the other side.
     fn moved(&self, tie: &Tie) -> f64 {
-        let minimum = if self.group > 0 { self.minima[tie.col / self.group] } else { 0.0 };
+        let minimum = tie.col.checked_div(self.group).map_or(0.0, |group| self.minima[group]);
         self.weights[tie.col] * tie.value + minimum * tie.sum
     }
 

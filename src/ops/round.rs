@@ -33,7 +33,7 @@ const SMALL_BLOCK: usize = 32;
 /// Values in a block of Q8_K (`QK_K`).
 const LARGE_BLOCK: usize = 256;
 /// Largest quant.
-const QUANT_MAX: f32 = 127.0;
+pub const QUANT_MAX: f32 = 127.0;
 /// x·(127/max) is rounded three times (the quotient, the product, and once more where a compiler did not
 /// fuse the product with the rounding): kernels agree on the quant unless it lies this many u·|quant| from
 /// the middle between two.
