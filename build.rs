@@ -2,6 +2,7 @@
 //!
 //! The tap is a build dependency: cargo has built its shared library before this runs. It is found where
 //! cargo puts the libraries that build scripts depend on, and copied to where `include_bytes!` reads it.
+//! With the feature `llama-cpp` it also puts parity between the built-in llama.cpp and ggml.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -10,6 +11,10 @@ const LIBRARY: &str = "libparity_tap.so";
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    if env::var_os("CARGO_FEATURE_LLAMA_CPP").is_some() {
+        // Calls of this function in the built-in llama.cpp come to src/record/builtin/hook.rs.
+        println!("cargo:rustc-link-arg=-Wl,--wrap=ggml_backend_sched_graph_compute_async");
+    }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     // A library for another machine than the one that builds would not load there.
     let native = env::var("HOST") == env::var("TARGET");

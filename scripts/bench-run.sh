@@ -21,14 +21,32 @@ PY
 n=$(cat "$work/n")
 
 now() { date +%s.%N; }
-timed() { local t=$(now); "$@" >"$work/out" 2>"$work/err" || true; python3 -c "print(f'{$(now)-$t:.2f}')"; }
+# Seconds of a command; 1 and 2 are answers (divergence, no reference), anything else is a failure.
+timed() { local t=$(now) rc=0; "$@" >"$work/out" 2>"$work/err" || rc=$?; [ "$rc" -le 2 ] || { cat "$work/err" >&2; exit 1; }; python3 -c "print(f'{$(now)-$t:.2f}')"; }
 best() { local b=; for _ in 1 2 3; do local t; t=$(timed "$@"); if [[ -z $b ]] || python3 -c "exit(not $t < $b)"; then b=$t; fi; done; echo "$b"; }
 
+ratio() { python3 -c "print(f'{$1/$2:.2f}')"; }
+line() { printf '%-52s %7s s   %sx\n' "$1" "$2" "$3"; }
+
+# llama.cpp's own prefill, and what its callback example needs to print six values a row.
 pp=$("$llama/llama-bench" -m "$model" -p "$n" -n 0 -r 3 -t "$(nproc)" -o json 2>/dev/null | python3 -c "import json,sys; print(f'{$n/json.load(sys.stdin)[0][\"avg_ts\"]:.2f}')")
+flags=(-c 1024 -b 1024 -ub 1024 -fa off -ctk f32 -ctv f32)
+callback=$(best "$llama/llama-eval-callback" -m "$model" -f "$work/prompt" "${flags[@]}")
+"$parity" record -o "$work/reference" -- "$llama/llama-completion" -m "$model" -f "$work/prompt" -n 1 \
+  --no-warmup --no-escape --temp 0 -no-cnv "${flags[@]}" >/dev/null 2>&1
+rows=$(python3 -c "import json; print(len(json.load(open('$work/reference/manifest.json'))['tokens']))")
+
 full=$(best "$parity" run -m "$model" --tokens "$ids" --no-audit)
 layer=$(best "$parity" run -m "$model" --tokens "$ids" --no-audit --layer 0)
-printf 'llama.cpp prefill of %s tokens        %6s s\n' "$n" "$pp"
-printf 'parity run, every checkpoint probed   %6s s   %sx\n' "$full" "$(python3 -c "print(f'{$full/$pp:.2f}')")"
-printf 'parity run --layer 0                  %6s s\n' "$layer"
+audited=$(best "$parity" run -m "$model" --reference "$work/reference")
+compared=$(best "$parity" diff "$work/reference" "$work/reference" --no-audit)
+bytes=$(cat "$work"/reference/step-*.safetensors | wc -c)
+
+line "llama.cpp's own prefill of $n tokens" "$pp" 1.00
+line "parity run, every checkpoint probed, no reference" "$full" "$(ratio "$full" "$pp")"
+line "parity run --layer 0" "$layer" "$(ratio "$layer" "$pp")"
+line "llama-eval-callback, $rows tokens" "$callback" 1.00
+line "parity run against a recording, both sides audited" "$audited" "$(ratio "$audited" "$callback")"
+printf '%-52s %7s s   %s GB/s\n' "parity diff of two dumps, all numbers" "$compared" "$(python3 -c "print(f'{2*$bytes/$compared/1e9:.2f}')")"
 /usr/bin/time -f '%M' "$parity" run -m "$model" --tokens "$ids" --no-audit >/dev/null 2>"$work/mem" || true
-printf 'peak memory                           %6s MB   model file %s MB\n' "$(($(tail -1 "$work/mem") / 1024))" "$(($(stat -c %s "$model") / 1048576))"
+printf '%-52s %7s MB  (model file %s MB)\n' "peak memory of the probed run" "$(($(tail -1 "$work/mem") / 1024))" "$(($(stat -c %s "$model") / 1048576))"

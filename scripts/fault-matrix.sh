@@ -1,5 +1,6 @@
 #!/bin/sh
-# 200 seeded runs with a planted mistake each, over the tiny models and a real one where it is given:
+# 200 seeded runs with a planted mistake each, over the tiny models and a real one where it is given; then every
+# mistake in the first, a middle and the last layer of the real one:
 #   scripts/fault-matrix.sh [REAL-MODEL.gguf]
 # Prints one line per run and a table; fails where a mistake is missed or called by a wrong name.
 set -eu
@@ -8,4 +9,4 @@ if [ $# -gt 0 ]; then
     PARITY_REAL_MODEL=$(realpath "$1")
     export PARITY_REAL_MODEL
 fi
-exec cargo test --release --test faults_matrix -- --ignored --nocapture two_hundred_seeded_runs
+exec cargo test --release --test faults_matrix -- --ignored --nocapture --test-threads 1

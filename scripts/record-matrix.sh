@@ -68,7 +68,9 @@ node_program() {
     local at=$work/node
     if [ ! -d "$at/node_modules" ]; then
         mkdir -p "$at"
-        (cd "$at" && npm install --silent --no-audit --no-fund --ignore-scripts node-llama-cpp@3.22.1 @node-llama-cpp/linux-x64@3.22.1 >/dev/null)
+        # Without what is optional: builds for every GPU and machine, a gigabyte of them.
+        (cd "$at" && npm install --silent --no-audit --no-fund --ignore-scripts --omit=optional \
+            node-llama-cpp@3.22.1 @node-llama-cpp/linux-x64@3.22.1 >/dev/null)
     fi
     cp "$scripts/generate.mjs" "$at/"
     check node node "$at/generate.mjs" "$model" "$prompt"

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::audit::bounds::{CONFIDENCE, UNIT_BF16, UNIT_F16, UNIT_F32};
 use crate::audit::verdict::{self, Evidence};
 use crate::audit::{Audits, Context, Missing, NodeAudit};
 use crate::checkpoint::Checkpoint;
@@ -11,6 +12,10 @@ use crate::error::Result;
 use crate::faults::diagnose::{Diagnosed, diagnose};
 use crate::findings::{self, Judged, Judgement};
 use crate::model::Model;
+use crate::model::graph::Op;
+use crate::model::weights::Weight;
+use crate::numerics::Products;
+use crate::ops::round::{QUANT_MAX, Rounding};
 use crate::report::{CheckpointVerdict, Local, LocalError};
 
 /// Weighs what an audit of the candidate, and of the reference, found; nothing where there was none.
@@ -23,9 +28,61 @@ pub fn weigh(
 ) -> Result<Judgement> {
     let Some(audits) = audits else { return Ok(Judgement::default()) };
     let mut judged = judged(comparisons, audits);
+    for comparison in comparisons.iter().filter(|comparison| comparison.seen.is_some()) {
+        if let Some(judged) = judged.get_mut(&comparison.checkpoint) {
+            hold_unaudited(model, comparison, judged);
+        }
+    }
     let mut notes = audits.notes();
     let named = name(&mut judged, &mut notes, audits, recordings, model)?;
-    Ok(Judgement { judged, named, notes, rows_audited: Some(audits.rows_audited()) })
+    let (rows_audited, rows_screened) = (Some(audits.rows_audited()), Some(audits.rows_screened()));
+    Ok(Judgement { judged, named, notes, rows_audited, rows_screened })
+}
+
+/// A healthy candidate may stand from printed values as far as llama.cpp's own rounding explains: these cannot
+/// be audited themselves.
+fn hold_unaudited(model: &Model, comparison: &Comparison, judged: &mut Judged) {
+    let Some(numbers) = &comparison.numbers else { return };
+    let explained = rounding_carried(model, comparison.checkpoint);
+    if judged.verdict == CheckpointVerdict::Match && !(numbers.rel_l2 <= explained) {
+        judged.verdict = CheckpointVerdict::Undecided;
+        judged.evidence = Some(format!(
+            "the candidate is healthy, but the printed values are {:.1e} from it and llama.cpp's rounding explains \
+             {explained:.1e}: another model, another prompt, or a fault of theirs",
+            numbers.rel_l2
+        ));
+    }
+}
+
+/// How far llama.cpp's rounding of activations can carry a checkpoint from exact arithmetic, relative to it:
+/// each product before it, and attention with a cache in f16, rounds its input once; the roundings are
+/// independent.
+fn rounding_carried(model: &Model, checkpoint: Checkpoint) -> f64 {
+    let before = model.graph.nodes.iter().take_while(|node| node.checkpoint <= checkpoint);
+    let square = before.map(|node| match &node.op {
+        Op::Linear { weight, .. } => {
+            let dtype = Weight::find(&model.gguf, weight).map(|weight| weight.dtype());
+            dtype.map_or(0.0, |dtype| relative_unit(Rounding::of(Products::LlamaCpu, dtype)).powi(2))
+        }
+        Op::Attention(_) => UNIT_F16.powi(2),
+        _ => 0.0,
+    });
+    // f32 itself errs at every node.
+    let single = model.graph.nodes.len() as f64 * UNIT_F32.powi(2);
+    CONFIDENCE * (square.sum::<f64>() + single).sqrt()
+}
+
+/// Rounding of a block of activations relative to its size: a quant is off by up to half a step of max/127, by
+/// a step/sqrt(12) on average, and the largest of n values is at most sqrt(n) of their root mean square.
+fn relative_unit(rounding: Rounding) -> f64 {
+    match rounding {
+        Rounding::None => 0.0,
+        Rounding::F16 => UNIT_F16,
+        Rounding::Bf16 => UNIT_BF16,
+        Rounding::Q8_0 | Rounding::Q8_1 | Rounding::Q8K => {
+            (rounding.block() as f64).sqrt() / (f64::from(QUANT_MAX) * 12f64.sqrt())
+        }
+    }
 }
 
 /// Judges every comparison by the audits of candidate and, where there is one, reference.
@@ -56,7 +113,7 @@ fn one(comparison: &Comparison, audits: &Audits, faulty: Option<Checkpoint>) -> 
         faulty,
     };
     // An audit of one dump compares nothing: only what it lacks is missing.
-    let alone = audits.sides.len() == 1 && comparison.status == Status::Compared;
+    let alone = audits.sides.len() == 1 && comparison.status == Status::Compared && comparison.seen.is_none();
     let (verdict, text) = match findings::unmeasured(comparison) {
         Some(unmeasured) if !alone => unmeasured,
         _ => verdict::judge(&evidence),

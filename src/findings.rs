@@ -7,8 +7,8 @@ use crate::compare::{Comparison, Status};
 use crate::dump::Recording;
 use crate::faults::diagnose::Diagnosed;
 use crate::report::{
-    Budget, CheckpointVerdict, Coverage, Entry, FirstDivergence, Local, Nonfinite, Report, SCHEMA, Side,
-    TokenReport, Verdict,
+    Budget, CheckpointVerdict, Coverage, Entry, FirstDivergence, Local, Nonfinite, Report, SCHEMA, Seen,
+    Side, TokenReport, Verdict, words,
 };
 
 /// The answer for one checkpoint, with its evidence.
@@ -54,6 +54,8 @@ pub struct Judgement {
     pub notes: Vec<String>,
     /// Token rows whose local error was computed; `None` without an audit.
     pub rows_audited: Option<u64>,
+    /// Token rows that were screened besides, where there was an audit.
+    pub rows_screened: Option<u64>,
 }
 
 /// Where a recording comes from.
@@ -123,7 +125,16 @@ fn coverage(parts: &Parts) -> Coverage {
         rows_compared: comparisons.iter().map(|c| c.rows_compared).sum(),
         rows_expected: comparisons.iter().map(|c| c.rows_expected).sum(),
         rows_audited: parts.judgement.rows_audited,
+        seen: seen(comparisons),
+        rows_screened: parts.judgement.rows_screened,
     }
+}
+
+/// How much was seen of all checkpoints of which a side was only printed.
+fn seen(comparisons: &[Comparison]) -> Option<Seen> {
+    let parts = || comparisons.iter().filter_map(|comparison| comparison.seen);
+    parts().next()?;
+    Some(Seen { values: parts().map(|s| s.values).sum(), of: parts().map(|s| s.of).sum(), sum: None })
 }
 
 fn is_missing(status: &Status) -> bool {
@@ -134,6 +145,10 @@ fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
     let judged = match parts.judgement.judged.get(&comparison.checkpoint) {
         Some(judged) => judged.clone(),
         None => by_numbers(comparison),
+    };
+    let judged = match &comparison.seen {
+        Some(seen) => in_part(judged, seen),
+        None => judged,
     };
     let mut shape = vec![comparison.rows_compared as usize];
     shape.extend_from_slice(&comparison.row_shape);
@@ -147,7 +162,33 @@ fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
         budget: judged.budget,
         diagnosis: parts.judgement.named.get(&comparison.checkpoint).map_or(vec![], |n| n.diagnosis.clone()),
         shape,
+        seen: comparison.seen,
     }
+}
+
+/// The answer for a checkpoint of which a side was only printed: how much was seen, and whether the sum agrees.
+fn in_part(judged: Judged, seen: &Seen) -> Judged {
+    let Judged { mut verdict, evidence, local, budget } = judged;
+    let mut text = evidence.unwrap_or_default();
+    text += &format!("; {} of {} values seen", words::thousands(seen.values), words::thousands(seen.of));
+    match seen.sum {
+        Some(sum) if !(sum.over() <= 1.0) => {
+            text += &format!(
+                ", but the sums are {} apart ({} explained): values that were not seen differ",
+                words::number((sum.candidate - sum.reference).abs()),
+                words::number(sum.bound)
+            );
+            if verdict == CheckpointVerdict::Match {
+                verdict = CheckpointVerdict::Undecided;
+            }
+        }
+        Some(sum) => {
+            let apart = words::number((sum.candidate - sum.reference).abs());
+            text += &format!(", sums {apart} apart ({} explained)", words::number(sum.bound));
+        }
+        None => {}
+    }
+    Judged { verdict, evidence: Some(text), local, budget }
 }
 
 /// The answer that needs no evidence of exact arithmetic: what is missing, reshaped, not finite, equal, or
@@ -223,9 +264,20 @@ fn verdict(entries: &[Entry], coverage: &Coverage, allow_missing: bool) -> (Verd
         return (Verdict::Undecided, Some(reason));
     }
     match count(CheckpointVerdict::Undecided) {
-        0 => (Verdict::Parity, None),
+        0 => (Verdict::Parity, coverage.seen.as_ref().map(seen_alone)),
         n => (Verdict::Undecided, Some(format!("{n} checkpoints could not be judged"))),
     }
+}
+
+/// What an agreement of printed values does not show.
+fn seen_alone(seen: &Seen) -> String {
+    let share = 100.0 * seen.values as f64 / seen.of.max(1) as f64;
+    format!(
+        "of what was printed: {} of {} values seen ({share:.2} %) agree, and nothing is known of the others but \
+         their sums",
+        words::thousands(seen.values),
+        words::thousands(seen.of)
+    )
 }
 
 #[cfg(test)]
@@ -245,6 +297,7 @@ mod tests {
             within_tolerance: None,
             rows_compared: 1,
             rows_expected: 1,
+            seen: None,
         }
     }
 

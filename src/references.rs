@@ -60,7 +60,9 @@ pub fn find(fingerprint: &str, tokens: &[u32], n_decode: usize) -> Option<Dump> 
         let same_model = manifest.model.fingerprint.as_deref() == Some(fingerprint);
         let long_enough = dump.tokens().len() >= tokens.len() + n_decode;
         let same_prompt = manifest.steps.first().is_some_and(|step| step.positions.len() >= tokens.len());
-        same_model && long_enough && same_prompt && dump.tokens().starts_with(tokens)
+        // Printed values are a reference only where they are asked for.
+        let whole = dump.seen_checkpoints().next().is_none();
+        whole && same_model && long_enough && same_prompt && dump.tokens().starts_with(tokens)
     });
     found.sort_by_key(|dump| {
         let numerics = dump.producer().numerics.clone().unwrap_or_default();
@@ -140,6 +142,7 @@ pub fn record(
         sequence: 0,
         all_rows: true,
         verify: false,
+        graphs: None,
         quiet: true,
         command: recording_command(&program, model, prompt, n_tokens, n_decode),
     })?;

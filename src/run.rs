@@ -16,6 +16,7 @@ use crate::findings::{self, Parts};
 use crate::model::Model;
 use crate::model::graph::Graph;
 use crate::numerics::Numerics;
+use crate::record::import::is_partial;
 use crate::references;
 use crate::report::{Report, Verdict};
 use crate::select::Selection;
@@ -64,10 +65,10 @@ pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 /// Runs the engine for `graph`, the model's own or one with planted mistakes, and reports.
 pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progress<'_>) -> Result<Report> {
     let reference = reference(model, options)?;
-    if options.isolated && reference.is_none() {
+    if options.isolated && auditable(reference.as_ref()).is_none() {
         return Err(Error::new("--isolate", "there are no inputs to feed")
             .expected("a reference")
-            .found("none")
+            .found(if reference.is_some() { "printed values" } else { "none" })
             .hint(no_reference(model, options)));
     }
     let mut plan = Plan::new(model, graph, options, reference.as_ref())?;
@@ -189,11 +190,13 @@ fn audits(
     let wants = |checkpoint: Checkpoint| plan.compared.contains(&checkpoint);
     let how = audit::Options { positions: &positions, wants: &wants, isolated: options.isolated };
     let sides: Vec<&dyn Recording> =
-        [Some(kept as &dyn Recording), reference.map(|dump| dump as &dyn Recording)]
-            .into_iter()
-            .flatten()
-            .collect();
+        std::iter::once(kept as &dyn Recording).chain(auditable(reference)).collect();
     audit::audit(&sides, &model.gguf, &model.graph, &how).map(Some)
+}
+
+/// The reference, unless only printed values of it are known, of which nothing can be computed again.
+fn auditable(reference: Option<&Dump>) -> Option<&dyn Recording> {
+    reference.filter(|dump| !is_partial(dump)).map(|dump| dump as &dyn Recording)
 }
 
 /// The reference that was named, or a stored one that fits.
@@ -256,8 +259,7 @@ fn report(
     let path = options.dump.as_ref().map(|dir| dir.display().to_string());
     let details = result.details;
     let kept: &dyn Recording = again.as_ref().unwrap_or(&result.kept);
-    let sides: Vec<&dyn Recording> =
-        std::iter::once(kept).chain(reference.map(|dump| dump as &dyn Recording)).collect();
+    let sides: Vec<&dyn Recording> = std::iter::once(kept).chain(auditable(reference)).collect();
     let judgement = evidence::weigh(model, &sides, &result.comparisons, audits.as_ref())?;
     let mut report = findings::assemble(Parts {
         judgement,

@@ -105,6 +105,38 @@ fn one_flipped_bit_in_the_reference_is_not_blamed_on_the_candidate() {
     assert_eq!(node.rows_beyond.len(), 1);
 }
 
+/// Audits the first row; the others are screened.
+fn audit_first_row(model: &Model, dump: &Dump) -> Audit {
+    let wants = |checkpoint: Checkpoint| !checkpoint.kind().is_optional();
+    let options = Options { positions: &[0], wants: &wants, isolated: false };
+    audit(&[dump], &model.gguf, &model.graph, &options).unwrap().sides.remove(0)
+}
+
+#[test]
+fn rows_outside_of_the_sample_are_screened_and_nothing_healthy_is_suspected() {
+    for (path, model) in shipped() {
+        let audit = audit_first_row(&model, &Dump::open(&path).unwrap());
+        assert_eq!(origins(&audit), Vec::<String>::new(), "{}", path.display());
+        // No row but the sampled one of each node was audited: none was suspected.
+        assert_eq!(audit.rows_audited(), audit.nodes.len() as u64, "{}", path.display());
+        assert!(audit.screened > 4 * audit.rows_audited(), "{}", path.display());
+    }
+}
+
+#[test]
+fn one_flipped_bit_is_found_in_a_row_that_is_not_sampled_whatever_the_node() {
+    for (path, model) in shipped().into_iter().filter(|(path, _)| path.ends_with("read_lines")) {
+        for checkpoint in model.graph.checkpoints().filter(|c| !c.kind().is_optional()) {
+            let folder = tempfile::tempdir().unwrap();
+            copied(&path, folder.path());
+            let width: usize = Dump::open(&path).unwrap().row_shape(checkpoint).iter().product();
+            flip_exponent(&folder.path().join("step-0000.safetensors"), checkpoint, 2 * width + 7);
+            let found = origins(&audit_first_row(&model, &Dump::open(folder.path()).unwrap()));
+            assert!(found.contains(&checkpoint.to_string()), "{checkpoint}: {found:?}");
+        }
+    }
+}
+
 /// Flips a bit of the exponent of one element of an F32 tensor.
 fn flip_exponent(file: &Path, checkpoint: Checkpoint, element: usize) {
     let mut bytes = fs::read(file).unwrap();

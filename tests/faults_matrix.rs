@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use parity::checkpoint::Checkpoint;
+use parity::checkpoint::{Checkpoint, Kind};
 use parity::faults::inject::{Planted, plant};
 use parity::faults::{Fault, ParameterKind, catalogue};
 use parity::model::Model;
@@ -60,6 +60,64 @@ fn judge(model: &Model, fault: &Fault, planted: &Planted, kept: &parity::dump::K
     (outcome, seconds)
 }
 
+/// Layers from which on a run keeps only those around the planted one, and ends there.
+const LARGE: usize = 8;
+
+/// Runs the engine with one mistake on random tokens; `None` where the model has no place for it.
+fn planted_run(model: &Model, fault: &Fault, spec: &str, random: &mut Random) -> Option<(Outcome, f64)> {
+    let mut graph = model.graph.clone();
+    let planted = plant(&mut graph, &[spec.parse().unwrap()], model).ok()?;
+    let tokens = random.tokens(TOKENS, model.config.dims.vocab);
+    let kept = if model.config.dims.layers < LARGE {
+        run(model, &graph, &tokens, PROMPT, false)
+    } else {
+        let last = *planted[0].nodes.last()?;
+        let layer = planted[0].nodes[0].layer_index();
+        let end = last.layer_index().map_or(last, |layer| Checkpoint::layer(Kind::LayerOut, layer + 1));
+        let near = |checkpoint: Checkpoint| match (checkpoint.layer_index(), layer) {
+            (Some(own), Some(layer)) => own.abs_diff(layer) <= 1,
+            (Some(own), None) => own == 0 || own as usize + 1 == model.config.dims.layers,
+            (None, _) => true,
+        };
+        run_some(model, &graph.until(end), &tokens, PROMPT, false, &near)
+    };
+    Some(judge(model, fault, &planted[0], &kept))
+}
+
+/// Every fault in the first, a middle and the last layer of the model that `PARITY_REAL_MODEL` names.
+#[test]
+#[ignore = "minutes with a real model: scripts/fault-matrix.sh"]
+fn every_fault_on_a_real_model() {
+    let Some(path) = std::env::var_os("PARITY_REAL_MODEL") else { return eprintln!("SKIP: no real model") };
+    let model = Model::open(path.as_ref()).unwrap();
+    let last = model.config.dims.layers - 1;
+    let mut random = Random(6);
+    let (mut counts, mut failures) = (BTreeMap::<&str, usize>::new(), Vec::new());
+    for fault in catalogue::all() {
+        for layer in [0, last / 2, last] {
+            let spec =
+                if in_layers(fault) { format!("{}@{layer}", fault.name) } else { fault.name.to_owned() };
+            let Some((outcome, seconds)) = planted_run(&model, fault, &spec, &mut random) else { continue };
+            println!("{spec}: {outcome:?} {seconds:.2} s");
+            let column = match outcome {
+                Outcome::Named => "named first",
+                Outcome::Among => "among several",
+                Outcome::Silent => "within rounding",
+                _ => {
+                    failures.push(format!("{spec}: {outcome:?}"));
+                    "failed"
+                }
+            };
+            *counts.entry(column).or_default() += 1;
+            if !in_layers(fault) {
+                break;
+            }
+        }
+    }
+    println!("{counts:?}");
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
 fn in_layers(fault: &Fault) -> bool {
     fault.home.kinds().iter().any(|kind| kind.in_layer())
 }
@@ -79,11 +137,8 @@ fn every_fault_is_found_where_it_sits_and_called_by_its_name() {
             };
             for place in places {
                 let spec = format!("{}{place}", fault.name);
-                let mut graph = model.graph.clone();
-                let Ok(planted) = plant(&mut graph, &[spec.parse().unwrap()], &model) else { continue };
-                let tokens = random.tokens(TOKENS, model.config.dims.vocab);
-                let kept = run(&model, &graph, &tokens, PROMPT, false);
-                match judge(&model, fault, &planted[0], &kept).0 {
+                let Some((outcome, _)) = planted_run(&model, fault, &spec, &mut random) else { continue };
+                match outcome {
                     Outcome::Named => named += 1,
                     Outcome::Among => among += 1,
                     // 1e-5 for 1e-6 is within rounding where the mean square of a row is large.
@@ -233,25 +288,8 @@ fn two_hundred_seeded_runs() {
         let argument = random_argument(fault, model, &mut random);
         let place = if in_layers(fault) { format!("@{layer}") } else { String::new() };
         let spec = format!("{}{argument}{place}", fault.name);
-        let mut graph = model.graph.clone();
-        let Ok(planted) = plant(&mut graph, &[spec.parse().unwrap()], model) else { continue };
+        let Some((outcome, seconds)) = planted_run(model, fault, &spec, &mut random) else { continue };
         done += 1;
-        let tokens = random.tokens(TOKENS, model.config.dims.vocab);
-        // Of a large model the planted layer and the one before it are kept, and both ends.
-        let near = |checkpoint: Checkpoint| match checkpoint.layer_index() {
-            Some(own) => {
-                let layers = model.config.dims.layers as u32;
-                layers < 8 || own == layer || own + 1 == layer || own + 1 == layers
-            }
-            None => true,
-        };
-        let last = planted[0].nodes.last().copied().unwrap();
-        let end = last
-            .layer_index()
-            .map_or(last, |layer| Checkpoint::layer(parity::checkpoint::Kind::LayerOut, layer));
-        let graph = if model.config.dims.layers < 8 { graph } else { graph.until(end) };
-        let kept = run_some(model, &graph, &tokens, PROMPT, false, &near);
-        let (outcome, seconds) = judge(model, fault, &planted[0], &kept);
         slowest = slowest.max(seconds);
         let file = model.gguf.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
         let column = match &outcome {

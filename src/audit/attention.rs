@@ -3,7 +3,8 @@
 use rayon::prelude::*;
 
 use super::bounds::{
-    self, CONFIDENCE, EXP_ROUNDINGS, NORMALISE_ROUNDINGS, SUBNORMAL_F16, Units, accumulation, storage_unit,
+    self, CONFIDENCE, EXP_ROUNDINGS, NORMALISE_ROUNDINGS, SUBNORMAL_F16, TINY_F32, Units, accumulation,
+    storage_unit,
 };
 use crate::model::graph::Attention;
 use crate::numerics::Storage;
@@ -140,6 +141,8 @@ impl Head<'_> {
             for d in 0..width {
                 let term = s.p * v[d];
                 spread[d] += s.p * error * (v[d] - out[d]).abs() + v_bound.map_or(0.0, |b| s.p * b[d]);
+                // A probability that is too small for f32 becomes nothing.
+                spread[d] += TINY_F32 * v[d].abs();
                 terms[d] += term * term;
                 running[d] += term;
                 let unit = probs.max(sums).max(stored);

@@ -10,7 +10,9 @@ use crate::ops::rope::{columns, rates};
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
 
-/// Unit roundoff of f16: half the distance from 1 to the next number.
+/// Unit roundoff of f32: half the distance from 1 to the next number.
+pub const UNIT_F32: f64 = 1.0 / (1u64 << 24) as f64;
+/// Unit roundoff of f16.
 pub const UNIT_F16: f64 = 1.0 / 2048.0;
 /// Unit roundoff of bf16.
 pub const UNIT_BF16: f64 = 1.0 / 256.0;

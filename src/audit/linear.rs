@@ -140,7 +140,7 @@ impl Stacks {
 }
 
 /// Twice max(|Σx|, max|x|) over each group of columns, (T, I/group).
-fn group_sums(x: &Matrix<f64>, group: usize) -> Matrix<f64> {
+pub fn group_sums(x: &Matrix<f64>, group: usize) -> Matrix<f64> {
     let of = |x: &[f64]| {
         let largest = x.iter().fold(0.0f64, |max, x| max.max(x.abs()));
         2.0 * x.iter().sum::<f64>().abs().max(largest)

@@ -14,6 +14,7 @@ pub mod judge;
 mod linear;
 pub mod local;
 pub mod rows;
+mod screen;
 pub mod verdict;
 
 use std::collections::BTreeMap;
@@ -53,6 +54,8 @@ pub struct Audit {
     pub recorded_unit: f64,
     /// Positions that were sampled.
     pub positions: Vec<u32>,
+    /// Rows that were screened besides, over all nodes: see [`screen`].
+    pub screened: u64,
     /// What was found at each node that the recording has the output of.
     pub nodes: BTreeMap<Checkpoint, std::result::Result<NodeAudit, Missing>>,
 }
@@ -63,6 +66,19 @@ impl Audit {
         let faulty =
             |node: &std::result::Result<NodeAudit, Missing>| node.as_ref().is_ok_and(|n| !n.is_healthy());
         self.nodes.iter().filter(move |(_, node)| faulty(node)).map(|(checkpoint, _)| *checkpoint)
+    }
+
+    /// Adds what was found at other rows: of each node the worse finding counts.
+    fn merge(&mut self, other: Audit) {
+        for (checkpoint, node) in other.nodes {
+            let known = self.nodes.get(&checkpoint).and_then(|node| node.as_ref().ok());
+            let worse = |known: Option<&NodeAudit>, node: &NodeAudit| {
+                known.is_none_or(|known| known.is_healthy() && !node.is_healthy())
+            };
+            if node.as_ref().is_ok_and(|node| worse(known, node)) {
+                self.nodes.insert(checkpoint, node);
+            }
+        }
     }
 
     /// Token rows whose local error was computed, over all nodes.
@@ -93,17 +109,12 @@ impl Audits {
 
     /// Adds what was found at other rows: of each node the worse finding counts.
     pub fn merge(&mut self, other: Audits) {
-        for (side, other) in self.sides.iter_mut().zip(other.sides) {
-            for (checkpoint, node) in other.nodes {
-                let known = side.nodes.get(&checkpoint).and_then(|node| node.as_ref().ok());
-                if node
-                    .as_ref()
-                    .is_ok_and(|node| known.is_none_or(|known| known.is_healthy() && !node.is_healthy()))
-                {
-                    side.nodes.insert(checkpoint, node);
-                }
-            }
-        }
+        self.sides.iter_mut().zip(other.sides).for_each(|(side, other)| side.merge(other));
+    }
+
+    /// Token rows that were screened, over all nodes and sides.
+    pub fn rows_screened(&self) -> u64 {
+        self.sides.iter().map(|side| side.screened).sum()
     }
 
     /// Token rows whose local error was computed, over all nodes and sides.
@@ -138,21 +149,38 @@ pub fn audit(
     {
         candidate.fed = Some(reference.recording);
     }
+    let budgets = audit_nodes(&mut sides, gguf, graph, options)?;
+    for side in &mut sides {
+        side.screen(gguf, graph, options)?;
+    }
+    let sides = sides.into_iter().map(|side| side.audit).collect();
+    Ok(Audits { sides, budgets, isolated: options.isolated })
+}
+
+/// Audits the wanted nodes on all sides; the budgets where there are two.
+fn audit_nodes(
+    sides: &mut [Side<'_>],
+    gguf: &Gguf,
+    graph: &Graph,
+    options: &Options<'_>,
+) -> Result<BTreeMap<Checkpoint, Budget>> {
     let mut budgets = BTreeMap::new();
     for node in &graph.nodes {
         if !(options.wants)(node.checkpoint) {
             continue;
         }
-        let exact = audit_node(&mut sides, gguf, node.checkpoint)?;
+        let exact = audit_node(sides, gguf, node.checkpoint)?;
         if let [Some(candidate), Some(reference)] = &exact[..]
             && let Some(budget) = budget::of(candidate, reference)
         {
             budgets.insert(node.checkpoint, budget);
         }
     }
-    let sides = sides.into_iter().map(|side| side.audit).collect();
-    Ok(Audits { sides, budgets, isolated: options.isolated })
+    Ok(budgets)
 }
+
+/// Suspicious rows that are audited in full: where there are more, a node is wrong everywhere.
+const SUSPECTS_MAX: usize = 8;
 
 /// One recording on its way.
 struct Side<'a> {
@@ -173,9 +201,25 @@ impl<'a> Side<'a> {
             inferred: declared.inferred,
             recorded_unit: declared.recorded_unit,
             positions: positions.to_vec(),
+            screened: 0,
             nodes: BTreeMap::new(),
         };
         Side { recording, fed: None, graph, audit }
+    }
+
+    /// Screens the rows that were not audited, and audits those that rounding may not explain.
+    fn screen(&mut self, gguf: &Gguf, graph: &Graph, options: &Options<'_>) -> Result<()> {
+        let screened = screen::screen(&self.context(gguf), options.positions, options.wants)?;
+        self.audit.screened = screened.rows;
+        let suspects: Vec<u32> = screened.suspects.into_iter().take(SUSPECTS_MAX).collect();
+        if suspects.is_empty() {
+            return Ok(());
+        }
+        let mut again = [Side { fed: self.fed, ..Side::new(self.recording, graph, &suspects) }];
+        audit_nodes(&mut again, gguf, graph, options)?;
+        let [again] = again;
+        self.audit.merge(again.audit);
+        Ok(())
     }
 
     fn context<'b>(&'b self, gguf: &'b Gguf) -> Context<'b> {

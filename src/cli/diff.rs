@@ -10,11 +10,12 @@ use crate::audit::{Options, audit};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{self, Comparison};
 use crate::dump::{self, Recording};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::evidence;
 use crate::faults::tokens::{self, Vocabulary};
 use crate::findings::{self, Judgement, Parts};
 use crate::model::Model;
+use crate::record::import::is_partial;
 use crate::report::detail::{GRID, detail};
 use parity_dump::Dump;
 
@@ -46,6 +47,12 @@ pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
     let candidate = dump::open(&args.candidate, args.names.as_deref())?;
     let reference = dump::open(&args.reference, None)?;
+    if is_partial(&candidate) {
+        let path = args.candidate.display();
+        return Err(Error::file(&args.candidate, "holds printed values, which can be a reference only")
+            .expected("a whole dump first, printed values second")
+            .hint(format!("parity diff DUMP {path}, or parity run -m MODEL --reference {path}")));
+    }
     let model = args.model.as_deref().map(Model::open).transpose()?;
     let wanted = wanted(args, &candidate, &reference, model.as_ref())?;
     let details = match &folder {
@@ -74,6 +81,7 @@ pub fn main(args: &Args) -> Outcome {
 fn wanted(args: &Args, candidate: &Dump, reference: &Dump, model: Option<&Model>) -> Result<Vec<Checkpoint>> {
     let selection = args.select.selection()?;
     let mut all: BTreeSet<Checkpoint> = candidate.checkpoints().chain(reference.checkpoints()).collect();
+    all.extend(candidate.seen_checkpoints().chain(reference.seen_checkpoints()));
     all.extend(model.iter().flat_map(|model| model.graph.checkpoints()));
     let n_layers = all.iter().filter_map(|c| c.layer_index()).max().map_or(0, |last| last as usize + 1);
     Ok(all.into_iter().filter(|c| selection.wants(*c, n_layers)).collect())
@@ -96,9 +104,9 @@ fn judge(
     let wanted: BTreeSet<Checkpoint> = comparisons.iter().map(|comparison| comparison.checkpoint).collect();
     let options =
         Options { positions: &positions, wants: &|checkpoint| wanted.contains(&checkpoint), isolated: false };
-    let sides: [&dyn Recording; 2] = [candidate, reference];
-    let audits = audit(&sides, &model.gguf, &model.graph, &options)?;
-    evidence::weigh(model, &sides, comparisons, Some(&audits))
+    let sides: &[&dyn Recording] = if is_partial(reference) { &[candidate] } else { &[candidate, reference] };
+    let audits = audit(sides, &model.gguf, &model.graph, &options)?;
+    evidence::weigh(model, sides, comparisons, Some(&audits))
 }
 
 fn shown(path: &Path) -> Option<String> {

@@ -96,7 +96,7 @@ fn render(entries: &[Entry], format: Format) -> Result<String> {
             };
             let rows: String = entries.iter().map(row).collect();
             format!(
-                "| fault | what goes wrong | where people make it | fix | nodes |\n|---|---|---|---|---|\n{rows}"
+                "| fault | what goes wrong | where people make it | fix | nodes |\n| --- | --- | --- | --- | --- |\n{rows}"
             )
         }
         Format::Table => table(entries),

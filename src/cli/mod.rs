@@ -16,6 +16,7 @@ mod inspect;
 mod output;
 mod progress;
 mod record;
+mod record_builtin;
 mod run;
 mod shared;
 

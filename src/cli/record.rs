@@ -1,15 +1,19 @@
-//! `parity record`: runs a llama.cpp program and keeps its tensors.
+//! `parity record`: runs a llama.cpp program and keeps its tensors; or the one that is built in; or takes
+//! over what a program printed.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use parity_record::filter::Filter;
 
-use super::{Outcome, exit_code};
-use crate::error::Error;
+use super::run::PromptArgs;
+use super::{Outcome, exit_code, record_builtin};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::record::import::{ImportOptions, Imported, import};
 use crate::record::{Options, Summary, record};
-use crate::report::Verdict;
+use crate::report::{Verdict, words};
 use crate::select::Layers;
 
 /// Flags of `parity record`.
@@ -39,31 +43,125 @@ pub struct Args {
     #[arg(long)]
     verify: bool,
 
+    /// Make a dump of what llama-eval-callback or llama-debug printed into this file
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["command", "layer", "checkpoint", "verify"])]
+    import: Option<PathBuf>,
+
+    /// GGUF model: of the printed text, or to run in the llama.cpp that is built in (feature llama-cpp)
+    #[arg(short, long, value_name = "FILE", conflicts_with = "command")]
+    model: Option<PathBuf>,
+
+    #[command(flatten)]
+    prompt: PromptArgs,
+
+    #[command(flatten)]
+    builtin: record_builtin::Args,
+
+    /// Write the graph of each pass into this file, to report what could not be mapped
+    #[arg(long, value_name = "FILE", requires = "command")]
+    graphs: Option<PathBuf>,
+
     /// The program and its arguments
-    #[arg(last = true, value_name = "COMMAND")]
+    #[arg(last = true, value_name = "COMMAND", conflicts_with = "PromptArgs")]
     command: Vec<OsString>,
 }
 
 /// Records, and says what was recorded.
 pub fn main(args: &Args) -> Outcome {
-    let summary = record(&Options {
-        dir: args.output.clone(),
-        filter: Filter {
-            layers: args.layer.map(|layers| (layers.first, layers.last)),
-            globs: args.checkpoint.clone(),
-        },
-        sequence: args.sequence,
-        all_rows: !args.own_rows,
-        verify: args.verify,
-        quiet: false,
-        command: args.command.clone(),
-    })?;
-    io::stdout().write_all(text(&summary).as_bytes()).map_err(|e| Error::new("standard output", e))?;
+    if let Some(printed) = &args.import {
+        return imported(args, printed);
+    }
+    let filter = Filter {
+        layers: args.layer.map(|layers| (layers.first, layers.last)),
+        globs: args.checkpoint.clone(),
+    };
+    let summary = match &args.model {
+        Some(model) => record_builtin::record(record_builtin::Job {
+            dir: args.output.clone(),
+            model: model.clone(),
+            prompt: args.prompt.text()?,
+            tokens: args.prompt.tokens.clone(),
+            filter,
+            verify: args.verify,
+            args: &args.builtin,
+        })?,
+        None => record_program(args, filter)?,
+    };
+    print(&text(&summary))?;
     Ok(exit_code(match &summary.verified {
         _ if summary.incomplete.is_some() => Verdict::Undecided,
         Some(verified) if !verified.is_equal() => Verdict::Divergence,
         _ => Verdict::Parity,
     }))
+}
+
+fn record_program(args: &Args, filter: Filter) -> Result<Summary> {
+    record(&Options {
+        dir: args.output.clone(),
+        filter,
+        sequence: args.sequence,
+        all_rows: !args.own_rows,
+        verify: args.verify,
+        graphs: args.graphs.clone(),
+        quiet: false,
+        command: args.command.clone(),
+    })
+}
+
+fn print(text: &str) -> Result<()> {
+    io::stdout().write_all(text.as_bytes()).map_err(|e| Error::new("standard output", e))
+}
+
+/// Makes a dump of a printed text, and says how much of the tensors it holds.
+fn imported(args: &Args, printed: &Path) -> Outcome {
+    let (prompt, tokens) = match &args.model {
+        Some(model) if args.prompt.is_given() => args.prompt.read(&Model::open(model)?)?,
+        None if args.prompt.text()?.is_some() => {
+            return Err(Error::new("parity record --import", "a prompt is tokenized with its model")
+                .expected("-m MODEL beside the prompt")
+                .found("no model"));
+        }
+        _ => (None, args.prompt.tokens.clone()),
+    };
+    let options = ImportOptions {
+        text: printed.to_owned(),
+        dir: args.output.clone(),
+        model: args.model.clone(),
+        prompt,
+        tokens,
+    };
+    print(&import_text(&import(&options)?))?;
+    Ok(exit_code(Verdict::Parity))
+}
+
+/// What was imported, for people.
+fn import_text(imported: &Imported) -> String {
+    let Imported { dir, steps, tokens, checkpoints, values, of, sums_of_printed, unmapped } = imported;
+    let share = 100.0 * *values as f64 / (*of).max(1) as f64;
+    let sums = if *sums_of_printed { "of the printed values" } else { "of all values" };
+    let mut lines = vec![
+        format!(
+            "imported   {checkpoints} checkpoints · {tokens} tokens in {steps} steps · {} in {}",
+            if *checkpoints == 1 { "seen in part" } else { "each seen in part" },
+            dir.display()
+        ),
+        format!(
+            "seen       {} of {} values ({share:.2} %), to 4 decimals · sums {sums}, to 6",
+            words::thousands(*values),
+            words::thousands(*of)
+        ),
+    ];
+    lines.extend(unmapped_line(unmapped));
+    lines.join("\n") + "\n"
+}
+
+/// What belongs to no checkpoint, if anything does.
+fn unmapped_line(unmapped: &[String]) -> Option<String> {
+    const SHOWN: usize = 4;
+    let some = unmapped.get(..SHOWN.min(unmapped.len()))?.join(", ");
+    let more = if unmapped.len() > SHOWN { ", …" } else { "" };
+    let n = unmapped.len();
+    (n > 0).then(|| format!("unmapped   {n} nodes are no checkpoint: {some}{more}"))
 }
 
 /// What was recorded, for people.
@@ -80,17 +178,12 @@ fn text(summary: &Summary) -> String {
             "           {others} more token sequences were computed: --sequence N records another"
         ));
     }
-    if !summary.unmapped.is_empty() {
-        let some: Vec<&str> = summary.unmapped.iter().take(4).map(String::as_str).collect();
-        let more = if summary.unmapped.len() > some.len() { ", …" } else { "" };
-        let n = summary.unmapped.len();
-        lines.push(format!("unmapped   {n} nodes are no checkpoint: {}{more}", some.join(", ")));
-    }
+    lines.extend(unmapped_line(&summary.unmapped));
     if let Some(reason) = &summary.incomplete {
         lines.push(format!("incomplete {reason}: the steps above are whole"));
     }
-    if !summary.program.success() {
-        lines.push(format!("program    {}", summary.program));
+    if let Some(program) = summary.program.filter(|program| !program.success()) {
+        lines.push(format!("program    {program}"));
     }
     if let Some(verified) = &summary.verified {
         let verdict = match (verified.is_equal(), verified.other_token, verified.different.first()) {

@@ -71,20 +71,30 @@ pub struct PromptArgs {
     file: Option<PathBuf>,
     /// Token ids instead of a text: 1,2,3
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
-    tokens: Vec<u32>,
+    pub tokens: Vec<u32>,
 }
 
 impl PromptArgs {
-    /// The text, and the tokens: none where neither was given.
-    fn read(&self, model: &Model) -> Result<(Option<String>, Vec<u32>)> {
-        let text = match (&self.prompt, &self.file) {
-            (Some(text), _) => Some(text.clone()),
+    /// Whether a prompt was given at all.
+    pub fn is_given(&self) -> bool {
+        self.prompt.is_some() || self.file.is_some() || !self.tokens.is_empty()
+    }
+
+    /// The text, if one was given.
+    pub fn text(&self) -> Result<Option<String>> {
+        match (&self.prompt, &self.file) {
+            (Some(text), _) => Ok(Some(text.clone())),
             (None, Some(path)) => {
                 let text = std::fs::read_to_string(path);
-                Some(text.map_err(|e| Error::file(path, format!("cannot be read as a prompt: {e}")))?)
+                text.map(Some).map_err(|e| Error::file(path, format!("cannot be read as a prompt: {e}")))
             }
-            (None, None) => None,
-        };
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// The text, and the tokens: none where neither was given.
+    pub fn read(&self, model: &Model) -> Result<(Option<String>, Vec<u32>)> {
+        let text = self.text()?;
         let tokens = match &text {
             Some(text) => Tokenizer::from_gguf(&model.gguf)?.encode(text)?,
             None => self.tokens.clone(),

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rayon::prelude::*;
 
-use super::{Accumulator, Comparison, Status, TokenSums, Tolerances, common_positions, finish, same_row};
+use super::{
+    Accumulator, Comparison, Partial, Status, TokenSums, Tolerances, common_positions, finish, finish_seen,
+    same_row, shape_of,
+};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::{Kept, Recording};
 use crate::engine::{Asked, Batch, Probe, RowStats, Values};
@@ -46,6 +49,8 @@ pub struct Live<'a> {
     reference: Option<&'a dyn Recording>,
     kept: Kept,
     sums: BTreeMap<Checkpoint, Accumulator>,
+    /// Checkpoints of which the reference has only printed values; `None` where the rows do not fit.
+    partial: BTreeMap<Checkpoint, Option<Partial<'a>>>,
     row_shapes: BTreeMap<Checkpoint, Vec<usize>>,
     tokens: TokenSums,
     sketches: BTreeMap<Checkpoint, Sketch>,
@@ -72,6 +77,7 @@ impl<'a> Live<'a> {
             reference,
             kept,
             sums: BTreeMap::new(),
+            partial: BTreeMap::new(),
             row_shapes: BTreeMap::new(),
             tokens: TokenSums::default(),
             sketches: BTreeMap::new(),
@@ -100,7 +106,7 @@ impl<'a> Live<'a> {
 
     /// The numbers, the kept rows, and the dump finished.
     pub fn finish(self) -> Result<LiveResult> {
-        let Live { options, reference, kept, mut sums, row_shapes, tokens, sketches, .. } = self;
+        let Live { options, reference, kept, mut sums, mut partial, row_shapes, tokens, sketches, .. } = self;
         if let Some(writer) = options.writer {
             writer.finish()?;
         }
@@ -113,6 +119,14 @@ impl<'a> Live<'a> {
         let common = common_positions(kept.tokens(), reference.tokens());
         let compare = |checkpoint: Checkpoint| {
             let ours = row_shapes.get(&checkpoint).cloned().unwrap_or_default();
+            let tolerance = options.tolerances.of(checkpoint);
+            if let Some(seen) = partial.remove(&checkpoint) {
+                let theirs = shape_of(reference, checkpoint);
+                let fits = seen.is_some();
+                let empty = || Partial::new(checkpoint, &[], tolerance);
+                let seen = seen.unwrap_or_else(empty);
+                return finish_seen(checkpoint, fits, [ours, theirs], seen, &tolerance, u64::from(common));
+            }
             let theirs = reference.row_shape(checkpoint);
             let status = match (ours.is_empty(), theirs.is_empty()) {
                 (true, true) => Status::MissingBoth,
@@ -123,7 +137,6 @@ impl<'a> Live<'a> {
                 }
                 (false, false) => Status::Compared,
             };
-            let tolerance = options.tolerances.of(checkpoint);
             let sums = sums.remove(&checkpoint).unwrap_or_default();
             finish(checkpoint, status, ours, sums, &tolerance, u64::from(common))
         };
@@ -153,9 +166,28 @@ impl<'a> Live<'a> {
         self.sketches.insert(checkpoint, sketch);
     }
 
+    /// Holds the rows against printed values.
+    fn compare_seen(&mut self, checkpoint: Checkpoint, reference: &'a dyn Recording, rows: &Rows<'_>) {
+        let tolerance = self.options.tolerances.of(checkpoint);
+        let common = common_positions(self.kept.tokens(), reference.tokens());
+        let new = || Some(Partial::new(checkpoint, reference.seen(checkpoint), tolerance));
+        let partial = self.partial.entry(checkpoint).or_insert_with(new);
+        let mut buffer = Vec::new();
+        for t in 0..rows.len {
+            let position = rows.first + t as u32;
+            let row = rows.row(t, &mut buffer);
+            if position < common && !partial.as_mut().is_some_and(|partial| partial.row(position, row)) {
+                *partial = None;
+            }
+        }
+    }
+
     /// Adds the rows to the sums, in parallel.
     fn compare_rows(&mut self, checkpoint: Checkpoint, rows: &Rows<'_>) {
         let Some(reference) = self.reference else { return };
+        if !reference.seen(checkpoint).is_empty() {
+            return self.compare_seen(checkpoint, reference, rows);
+        }
         let width: usize = reference.row_shape(checkpoint).iter().product();
         if !checkpoint.kind().is_optional() && width != rows.width() {
             return;

@@ -6,14 +6,16 @@ use rayon::prelude::*;
 
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
-use crate::report::{Numbers, TokenReport};
+use crate::report::{Numbers, Seen, TokenReport};
 
 mod live;
+mod partial;
 mod stats;
 mod tokens;
 mod tolerance;
 
 pub use live::{Live, LiveOptions, LiveResult};
+pub use partial::Partial;
 pub use stats::{Accumulator, Tolerance, index};
 pub use tokens::{TokenSums, argmax};
 pub use tolerance::Tolerances;
@@ -35,6 +37,8 @@ pub struct Comparison {
     pub rows_compared: u64,
     /// Token rows of the positions that both sides computed.
     pub rows_expected: u64,
+    /// How much of it is known, where one side was only printed.
+    pub seen: Option<Seen>,
 }
 
 impl Comparison {
@@ -49,6 +53,7 @@ impl Comparison {
             within_tolerance: None,
             rows_compared: 0,
             rows_expected: 0,
+            seen: None,
         }
     }
 }
@@ -121,8 +126,18 @@ fn pair(
         positions.retain(|position| *position < common);
         positions
     };
-    let (ours, theirs) = (in_common(candidate), in_common(reference));
     let tolerance = tolerances.of(checkpoint);
+    let (ours, theirs) = (in_common(candidate), in_common(reference));
+    let printed = reference.seen(checkpoint);
+    if !printed.is_empty() && !ours.is_empty() {
+        let mut partial = Partial::new(checkpoint, printed, tolerance);
+        let mut row = Vec::new();
+        let mut fits =
+            |&position: &u32| candidate.row(checkpoint, position, &mut row) && partial.row(position, &row);
+        let fits = ours.iter().all(&mut fits);
+        let shapes = [candidate, reference].map(|side| shape_of(side, checkpoint));
+        return finish_seen(checkpoint, fits, shapes, partial, &tolerance, u64::from(common));
+    }
     let shapes = [candidate.row_shape(checkpoint), reference.row_shape(checkpoint)];
     let status = match (ours.is_empty(), theirs.is_empty()) {
         (true, true) => Status::MissingBoth,
@@ -145,6 +160,31 @@ fn pair(
         }
     }
     finish(checkpoint, status, shapes[0].clone(), sums, &tolerance, u64::from(common))
+}
+
+/// Shape of one token row, whole or printed; none where there is neither.
+fn shape_of(recording: &dyn Recording, checkpoint: Checkpoint) -> Vec<usize> {
+    let whole = recording.row_shape(checkpoint);
+    let printed = || recording.seen(checkpoint).first().map_or(Vec::new(), |part| part.row_shape.clone());
+    if whole.is_empty() { printed() } else { whole }
+}
+
+/// [`finish`] of a comparison with printed values; `fits` says whether the rows had the same widths.
+fn finish_seen(
+    checkpoint: Checkpoint,
+    fits: bool,
+    [ours, theirs]: [Vec<usize>; 2],
+    partial: Partial<'_>,
+    tolerance: &Tolerance,
+    rows_expected: u64,
+) -> Comparison {
+    let (sums, seen) = partial.finish();
+    if !fits {
+        let status = Status::Shape(ours.clone(), theirs);
+        return finish(checkpoint, status, ours, Accumulator::default(), tolerance, rows_expected);
+    }
+    let compared = finish(checkpoint, Status::Compared, ours, sums, tolerance, rows_expected);
+    Comparison { seen: Some(seen), ..compared }
 }
 
 /// Whether rows of these shapes hold the same elements. Heads may be written as one axis or as two, and the
@@ -172,5 +212,6 @@ fn finish(
         within_tolerance: within,
         rows_compared,
         rows_expected,
+        seen: None,
     }
 }

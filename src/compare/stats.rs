@@ -92,6 +92,19 @@ impl Accumulator {
 
     /// Adds the row at `position`: a of the candidate, b of the reference, same length.
     pub fn row(&mut self, position: u32, a: &[f32], b: &[f32]) {
+        self.add(position, a, b);
+    }
+
+    /// [`Accumulator::row`] of only some `columns` of the row.
+    pub fn row_at(&mut self, position: u32, columns: &[usize], a: &[f32], b: &[f32]) {
+        let before = self.worst.map(|worst| worst.difference);
+        self.add(position, a, b);
+        if let Some(worst) = self.worst.as_mut().filter(|worst| Some(worst.difference) != before) {
+            worst.column = columns.get(worst.column).copied().unwrap_or(worst.column);
+        }
+    }
+
+    fn add(&mut self, position: u32, a: &[f32], b: &[f32]) {
         debug_assert_eq!(a.len(), b.len());
         let mut row = row_sums(a, b);
         if !(row.squared_a + row.squared_b).is_finite() {

@@ -8,6 +8,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::tensor::Matrix;
 use parity_dump::manifest::{Manifest, Producer};
+use parity_dump::seen::SeenPart;
 use parity_dump::{Dump, DumpError};
 
 mod kept;
@@ -34,6 +35,11 @@ pub trait Recording: Sync {
 
     /// Shape of one token row, e.g. [H, E].
     fn row_shape(&self, checkpoint: Checkpoint) -> Vec<usize>;
+
+    /// What is known of a checkpoint that was only printed, step by step.
+    fn seen(&self, _checkpoint: Checkpoint) -> &[SeenPart] {
+        &[]
+    }
 
     /// Token at each position.
     fn tokens(&self) -> &[u32] {
@@ -83,6 +89,10 @@ impl Recording for Dump {
 
     fn row_shape(&self, checkpoint: Checkpoint) -> Vec<usize> {
         self.get(checkpoint).map_or(Vec::new(), parity_dump::Recorded::row_shape)
+    }
+
+    fn seen(&self, checkpoint: Checkpoint) -> &[SeenPart] {
+        self.seen(checkpoint)
     }
 }
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::report::Report;
-use crate::report::diff::{FACTOR, FLOOR_DISTANCE, FLOOR_KL, FLOOR_OWN, ratio};
+use crate::report::diff::{FACTOR, FACTOR_KL, FLOOR_DISTANCE, FLOOR_KL, FLOOR_OWN, ratio};
 
 /// Name and version of the format.
 pub const SCHEMA: &str = "parity-baseline/1";
@@ -128,10 +128,13 @@ impl Baseline {
             let today = measures.checkpoints.get(&checkpoint).copied().unwrap_or_default();
             let kinds = [("own error", FLOOR_OWN), ("distance", FLOOR_DISTANCE)];
             for ((what, floor), (range, today)) in kinds.into_iter().zip(ranges.iter().zip(today)) {
-                moved.extend(range.and_then(|range| leaves(Some(checkpoint), what, range, today, floor)));
+                let limits = (FACTOR, floor);
+                moved.extend(range.and_then(|range| leaves(Some(checkpoint), what, range, today, limits)));
             }
         }
-        moved.extend(accepted.kl.and_then(|range| leaves(None, "KL", range, measures.kl, FLOOR_KL)));
+        moved.extend(
+            accepted.kl.and_then(|range| leaves(None, "KL", range, measures.kl, (FACTOR_KL, FLOOR_KL))),
+        );
         forgive_distance(&mut moved);
         Some(moved)
     }
@@ -171,15 +174,15 @@ fn forgive_distance(moved: &mut [Moved]) {
     }
 }
 
-/// Whether today's value left its range.
+/// Whether today's value left its range by more than a factor; below the floor all values are alike.
 fn leaves(
     checkpoint: Option<Checkpoint>,
     what: &str,
     [low, high]: [f64; 2],
     today: Option<f64>,
-    floor: f64,
+    (factor, floor): (f64, f64),
 ) -> Option<Moved> {
-    let allowed = FACTOR.max(ratio(low, high, floor));
+    let allowed = factor.max(ratio(low, high, floor));
     let make = |baseline: f64, worse: bool| Moved {
         checkpoint,
         what: what.to_owned(),

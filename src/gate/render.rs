@@ -135,7 +135,7 @@ pub fn junit(report: &GateReport) -> Result<String> {
     }
     let mut document = quick_junit::Report::new(report.suite.as_str());
     document.add_test_suite(suite);
-    document.to_string().map_err(|e| Error::new("junit.xml", format!("cannot be written: {e}")))
+    crate::report::junit::text(&document)
 }
 
 /// Markdown for the step summary of a CI run.
@@ -148,7 +148,7 @@ pub fn markdown(report: &GateReport) -> String {
     let mut out = format!("## {sign} {}\n", escape(&summary(report)));
     let worth: Vec<&CaseResult> = report.cases.iter().filter(|case| is_worth_a_look(case)).collect();
     if !worth.is_empty() {
-        out += "\n| case | result | why |\n|---|---|---|\n";
+        out += "\n| case | result | why |\n| --- | --- | --- |\n";
     }
     for case in worth {
         let mut why: Vec<String> = case.problems.iter().map(|problem| escape(&problem.text)).collect();

@@ -165,7 +165,10 @@ fn findings(dump: &Dump, checkpoints: &[CheckpointReport]) -> Vec<Finding> {
         let text = "is false: the recording was interrupted, what follows is what was whole";
         findings.push(Finding::unusual("complete", text));
     }
-    if checkpoints.is_empty() {
+    if dump.seen_checkpoints().next().is_some() {
+        let text = "only printed values are known: a reference for `parity run` and `parity diff`";
+        findings.push(Finding::unusual("checkpoints", text));
+    } else if checkpoints.is_empty() {
         findings.push(Finding::wrong("checkpoints", "there are none: nothing can be compared"));
     }
     for (position, token) in manifest.tokens.iter().enumerate() {

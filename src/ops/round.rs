@@ -33,7 +33,7 @@ const SMALL_BLOCK: usize = 32;
 /// Values in a block of Q8_K (`QK_K`).
 const LARGE_BLOCK: usize = 256;
 /// Largest quant.
-const QUANT_MAX: f32 = 127.0;
+pub const QUANT_MAX: f32 = 127.0;
 /// x·(127/max) is rounded three times (the quotient, the product, and once more where a compiler did not
 /// fuse the product with the rounding): kernels agree on the quant unless it lies this many u·|quant| from
 /// the middle between two.
@@ -157,7 +157,7 @@ fn quantize<S: Scalar>(rounding: Rounding, row: usize, b: usize, out: &mut Round
     let first_tie = out.ties.len();
     for (i, x) in x.iter_mut().enumerate() {
         let scaled = x.to_f32() * inverse;
-        let quant = scaled.round_ties_even();
+        let quant = nearest(scaled);
         let off = scaled - quant;
         let unit = f32::EPSILON / 2.0;
         if 0.5 - off.abs() <= TIE_ROUNDINGS * unit * scaled.abs() {
@@ -174,6 +174,13 @@ fn quantize<S: Scalar>(rounding: Rounding, row: usize, b: usize, out: &mut Round
             tie.sum = excess(sum + 1f32.copysign(tie.value as f32)) - excess(sum);
         }
     }
+}
+
+/// To the nearest whole number, halves to the even one, of magnitudes below 2^22: past 2^23 the numbers that an
+/// f32 can hold are whole. A baseline x86-64 has no instruction for it.
+fn nearest(value: f32) -> f32 {
+    const SHIFT: f32 = 12_582_912.0; // 1.5·2^23
+    (value + SHIFT) - SHIFT
 }
 
 /// Half a rounding step at each value, (T, I): how far its rounding may move it.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,12 +12,32 @@ use parity_dump::{Dump, Manifest, ModelInfo};
 
 use super::program::Program;
 use super::tap::Report;
-use super::{Options, Summary, ending, file_name};
+use super::{Filter, Options, Summary, ending, file_name};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::{Model, fingerprint};
 
-/// Completes the manifest and says what was recorded.
+/// A recording that has ended.
+pub struct Finished<'a> {
+    /// Folder of the dump.
+    pub dir: &'a Path,
+    /// Which checkpoints were wanted.
+    pub filter: &'a Filter,
+    /// The model, where one was seen.
+    pub model: Option<&'a Path>,
+    /// The text that was evaluated.
+    pub prompt: Option<String>,
+    /// How it was made.
+    pub provenance: Vec<(String, String)>,
+    /// Why it is not complete, where it is not.
+    pub incomplete: Option<String>,
+    /// Token sequences that were seen.
+    pub sequences: usize,
+    /// How the program ended; `None` of the built-in llama.cpp.
+    pub program: Option<ExitStatus>,
+}
+
+/// Completes the manifest of a program's recording and says what was recorded.
 ///
 /// # Errors
 /// Where nothing was recorded.
@@ -25,40 +45,60 @@ pub fn finish(options: &Options, program: &Program, report: &Report, status: Exi
     if !report.recording {
         return Err(nothing(program, report, status));
     }
-    let dump = Dump::open(&options.dir)?;
+    complete(Finished {
+        dir: &options.dir,
+        filter: &options.filter,
+        model: report.models.first().map(PathBuf::as_path),
+        prompt: prompt(&options.command),
+        provenance: provenance(options, status).into(),
+        incomplete: report.stopped.clone().or_else(|| status.code().is_none().then(|| ending(status))),
+        sequences: report.sequences,
+        program: Some(status),
+    })
+}
+
+/// Completes the manifest and says what was recorded.
+///
+/// # Errors
+/// Where no pass was recorded to its end, or no checkpoint of it.
+pub fn complete(finished: Finished<'_>) -> Result<Summary> {
+    let Finished { dir, incomplete, program, .. } = finished;
+    let dump = Dump::open(dir)?;
     let mut manifest = dump.manifest().clone();
     let checkpoints: BTreeSet<_> = dump.checkpoints().collect();
     if manifest.steps.is_empty() {
-        let why = report.stopped.clone().unwrap_or_else(|| ending(status));
-        return Err(Error::file(&options.dir, "no forward pass was recorded to its end").found(why));
+        let why = incomplete.or_else(|| program.map(ending)).unwrap_or_else(|| "an early end".to_owned());
+        return Err(Error::file(dir, "no forward pass was recorded to its end").found(why));
     }
     if checkpoints.is_empty() {
-        return Err(Error::file(&options.dir, "no checkpoint of the model was chosen")
-            .found(format!("--layer and --checkpoint `{}`", options.filter))
+        return Err(Error::file(dir, "no checkpoint of the model was chosen")
+            .found(format!("--layer and --checkpoint `{}`", finished.filter))
             .hint("parity record without them records everything"));
     }
-    let incomplete = report.stopped.clone().or_else(|| status.code().is_none().then(|| ending(status)));
-    if let Some(path) = report.models.first() {
+    if let Some(path) = finished.model {
         manifest.model = model_info(path);
     }
-    manifest.prompt = prompt(&options.command);
-    manifest.provenance.extend(provenance(options, status));
+    manifest.prompt = finished.prompt;
+    manifest.provenance.extend(finished.provenance);
+    let made =
+        [("date", date(SystemTime::now())), ("recorded by", format!("parity {}", env!("CARGO_PKG_VERSION")))];
+    manifest.provenance.extend(made.map(|(key, value)| (key.to_owned(), value)));
     if let Some(reason) = &incomplete {
         manifest.provenance.insert("incomplete".to_owned(), reason.clone());
     }
     manifest.complete = incomplete.is_none();
-    write(&options.dir, &manifest)?;
-    let bytes = |file: &String| fs::metadata(options.dir.join(file)).map_or(0, |meta| meta.len());
+    write(dir, &manifest)?;
+    let bytes = |file: &String| fs::metadata(dir.join(file)).map_or(0, |meta| meta.len());
     Ok(Summary {
-        dir: options.dir.clone(),
+        dir: dir.to_owned(),
         steps: manifest.steps.len(),
         tokens: manifest.tokens.len(),
         checkpoints: checkpoints.len(),
         bytes: manifest.steps.iter().map(|step| bytes(&step.file)).sum(),
-        sequences: report.sequences,
+        sequences: finished.sequences,
         unmapped: manifest.unmapped,
         incomplete,
-        program: status,
+        program,
         verified: None,
     })
 }
@@ -82,7 +122,8 @@ fn nothing(program: &Program, report: &Report, status: ExitStatus) -> Error {
     error.hint("see its own messages above; is it a llama.cpp program, and does it evaluate a prompt?")
 }
 
-fn model_info(path: &Path) -> ModelInfo {
+/// What a manifest says of a model file.
+pub fn model_info(path: &Path) -> ModelInfo {
     if let Ok(model) = Model::open(path) {
         return model.info();
     }
@@ -105,7 +146,7 @@ fn prompt(command: &[OsString]) -> Option<String> {
 }
 
 /// The command without folders, and how it ended.
-fn provenance(options: &Options, status: ExitStatus) -> [(String, String); 5] {
+fn provenance(options: &Options, status: ExitStatus) -> [(String, String); 3] {
     let words: Vec<String> = options
         .command
         .iter()
@@ -123,8 +164,6 @@ fn provenance(options: &Options, status: ExitStatus) -> [(String, String); 5] {
         ("command".to_owned(), words),
         ("program".to_owned(), ending(status)),
         ("logits".to_owned(), rows.to_owned()),
-        ("date".to_owned(), date(SystemTime::now())),
-        ("recorded by".to_owned(), format!("parity {}", env!("CARGO_PKG_VERSION"))),
     ]
 }
 

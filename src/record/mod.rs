@@ -1,6 +1,10 @@
-//! Records the tensors of a llama.cpp program that runs by itself, as `perf record` does with time.
+//! Records the tensors of a llama.cpp program that runs by itself, as `perf record` does with time; of the
+//! llama.cpp that is built in; or takes over what a program printed of them.
 
+#[cfg(feature = "llama-cpp")]
+pub mod builtin;
 mod finish;
+pub mod import;
 mod program;
 mod tap;
 mod verify;
@@ -31,6 +35,8 @@ pub struct Options {
     pub all_rows: bool,
     /// Whether to run the program once more untapped, and compare its logits.
     pub verify: bool,
+    /// File that takes the graph of each pass as text.
+    pub graphs: Option<PathBuf>,
     /// Whether the program's own output is swallowed.
     pub quiet: bool,
     /// The program and its arguments.
@@ -56,8 +62,8 @@ pub struct Summary {
     pub unmapped: Vec<String>,
     /// Why the dump is incomplete, where it is.
     pub incomplete: Option<String>,
-    /// How the program ended.
-    pub program: ExitStatus,
+    /// How the program ended; `None` of the built-in llama.cpp.
+    pub program: Option<ExitStatus>,
     /// What the second, untapped run showed.
     pub verified: Option<Verified>,
 }

@@ -42,7 +42,7 @@ impl Session {
             return Err(Error::new("parity record", "this build has no tap for this machine")
                 .expected("Linux on x86-64, built on the machine that it is built for")
                 .found(format!("{} on {}", std::env::consts::OS, std::env::consts::ARCH))
-                .hint("use the built-in llama.cpp (`cargo build --features llama-cpp`, then `parity record -m MODEL -p PROMPT`)"));
+                .hint("record on such a machine, and copy the dump: it is the same everywhere"));
         }
         let failed =
             |e: std::io::Error| Error::file(&std::env::temp_dir(), format!("cannot be written to: {e}"));
@@ -65,6 +65,11 @@ impl Session {
         tapped.env("PARITY_TAP_FILTER", options.filter.to_string());
         tapped.env("PARITY_TAP_SEQUENCE", options.sequence.to_string());
         tapped.env("PARITY_TAP_ALL_ROWS", if options.all_rows { "1" } else { "0" });
+        if let Some(graphs) = &options.graphs {
+            // Passes are appended, of this recording alone.
+            let _ = fs::remove_file(graphs);
+            tapped.env("PARITY_TAP_GRAPHS", absolute(graphs));
+        }
         if let Some(hashes) = hashes {
             tapped.env("PARITY_TAP_HASHES", hashes);
         }

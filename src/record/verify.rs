@@ -37,15 +37,15 @@ impl Verified {
 }
 
 /// Position -> token and hash of its logits.
-type Rows = BTreeMap<u32, (u32, String)>;
+pub(super) type Rows = BTreeMap<u32, (u32, String)>;
 
 /// Runs the program untouched and compares its logits with the `recorded` ones.
 pub fn verify(session: &Session, options: &Options, program: &Program, recorded: &Path) -> Result<Verified> {
-    let recorded = read(recorded, program)?;
+    let recorded = read(recorded, &program.path)?;
     let untouched = |all_rows: bool| {
         let noted = session.folder().join(format!("untouched-{all_rows}"));
         run(session.untouched(&options.command, options, all_rows, &noted), program)?;
-        compare(&recorded, &read(&noted, program)?)
+        compare(&recorded, &read(&noted, &program.path)?)
             .ok_or_else(|| Error::file(&program.path, "the untapped run computed no logits to compare"))
     };
     let mut verified = untouched(false)?;
@@ -55,9 +55,10 @@ pub fn verify(session: &Session, options: &Options, program: &Program, recorded:
     Ok(verified)
 }
 
-fn read(path: &Path, program: &Program) -> Result<Rows> {
+/// The rows that a run of `program` noted.
+pub(super) fn read(path: &Path, program: &Path) -> Result<Rows> {
     let text = fs::read_to_string(path)
-        .map_err(|e| Error::file(&program.path, format!("a run for --verify noted no logits: {e}")))?;
+        .map_err(|e| Error::file(program, format!("a run for --verify noted no logits: {e}")))?;
     Ok(text.lines().filter_map(row).collect())
 }
 
@@ -66,7 +67,8 @@ fn row(line: &str) -> Option<(u32, (u32, String))> {
     Some((words.next()?.parse().ok()?, (words.next()?.parse().ok()?, words.next()?.to_owned())))
 }
 
-fn compare(recorded: &Rows, untouched: &Rows) -> Option<Verified> {
+/// What two runs show; `None` where they have no row in common.
+pub(super) fn compare(recorded: &Rows, untouched: &Rows) -> Option<Verified> {
     let mut verified = Verified { rows: 0, different: Vec::new(), rows_alone: false, other_token: None };
     for (position, (token, hash)) in untouched {
         match recorded.get(position) {

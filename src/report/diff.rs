@@ -21,6 +21,8 @@ pub const FLOOR_DISTANCE: f64 = UNIT;
 pub const FLOOR_KL: f64 = (UNIT * 32.0) * (UNIT * 32.0);
 /// Another order of summation easily doubles a rounding error; more than that is a change of what is computed.
 pub const FACTOR: f64 = 2.0;
+/// The same of the KL divergence, which is of second order in the difference of the logits.
+pub const FACTOR_KL: f64 = FACTOR * FACTOR;
 
 /// `new / old` of two errors, both raised to `floor`. NaN where one of them is.
 pub fn ratio(old: f64, new: f64, floor: f64) -> f64 {

@@ -178,6 +178,9 @@ fn coverage(report: &Report) -> Facts {
     if let Some(rows) = coverage.rows_audited {
         facts.push(("rows audited".to_owned(), words::thousands(rows)));
     }
+    if let Some(rows) = coverage.rows_screened.filter(|rows| *rows > 0) {
+        facts.push(("rows screened besides".to_owned(), words::thousands(rows)));
+    }
     facts
 }
 

@@ -28,7 +28,7 @@ pub fn render(report: &Report) -> String {
     if !commands.is_empty() {
         let _ = writeln!(out, "\n```console\n{}\n```", commands.join("\n"));
     }
-    let _ = writeln!(out, "\n| | |\n|---|---|");
+    let _ = writeln!(out, "\n| | |\n| --- | --- |");
     let _ = writeln!(out, "| model | {} |", escape(&words::model(&report.candidate)));
     let _ = writeln!(out, "| tokens | {} |", words::tokens(&report.candidate));
     let _ = writeln!(out, "| candidate | {} |", escape(&words::producer(&report.candidate)));
@@ -52,7 +52,7 @@ fn faults(report: &Report, out: &mut String) {
     }
     let _ = writeln!(
         out,
-        "\n| checkpoint | verdict | rel L2 | max \\|a-b\\| | own error / bound |\n|---|---|---:|---:|---:|"
+        "\n| checkpoint | verdict | rel L2 | max \\|a-b\\| | own error / bound |\n| --- | --- | ---: | ---: | ---: |"
     );
     for entry in faulty.iter().take(ROWS) {
         let numbers = entry.numbers.as_ref();

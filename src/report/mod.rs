@@ -33,7 +33,7 @@ pub struct Report {
     pub schema: String,
     /// The answer.
     pub verdict: Verdict,
-    /// Why the answer is `undecided`, where it is.
+    /// Why the answer is `undecided`, where it is; what limits it otherwise.
     #[serde(default)]
     pub reason: Option<String>,
     /// The first node with a fault of its own.
@@ -190,6 +190,47 @@ pub struct Coverage {
     /// Token rows whose local error was computed; null without audit.
     #[serde(default)]
     pub rows_audited: Option<u64>,
+    /// Token rows, over checkpoints and sides, that an audit's sample left out and that were screened for values
+    /// that rounding may not explain.
+    #[serde(default)]
+    pub rows_screened: Option<u64>,
+    /// How much was seen of the checkpoints of which a side has only printed values; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen: Option<Seen>,
+}
+
+/// How much of a tensor is known, where a side was only printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Seen {
+    /// Values that were printed.
+    pub values: u64,
+    /// Values that there are in the rows that were compared.
+    pub of: u64,
+    /// The printed sum; null where there is none, or rows of it were not computed.
+    pub sum: Option<SumCheck>,
+}
+
+/// The sum over a tensor on both sides.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SumCheck {
+    /// The candidate's.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub candidate: f64,
+    /// The reference's.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub reference: f64,
+    /// By how much they may differ where the values agree as far as they were seen.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub bound: f64,
+    /// How many values were added up.
+    pub terms: u64,
+}
+
+impl SumCheck {
+    /// The distance over the bound: about 1 or less is agreement; NaN where a sum is.
+    pub fn over(&self) -> f64 {
+        (self.candidate - self.reference).abs() / self.bound
+    }
 }
 
 /// One checkpoint.
@@ -219,6 +260,9 @@ pub struct Entry {
     /// Shape of the compared rows, slowest axis first.
     #[serde(default)]
     pub shape: Vec<usize>,
+    /// How much of it was seen, where a side was only printed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen: Option<Seen>,
 }
 
 /// The numbers of DESIGN section 5 for one pair of tensors a (candidate) and b (reference).

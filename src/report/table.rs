@@ -281,6 +281,9 @@ fn coverage_line(report: &Report) -> String {
     if let Some(rows) = coverage.rows_audited {
         line += &format!(", {} rows audited", words::thousands(rows));
     }
+    if let Some(rows) = coverage.rows_screened.filter(|rows| *rows > 0) {
+        line += &format!(", {} more screened", words::thousands(rows));
+    }
     line
 }
 

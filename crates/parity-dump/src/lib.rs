@@ -19,6 +19,7 @@ mod dtype;
 mod error;
 pub mod manifest;
 mod reader;
+pub mod seen;
 pub mod single;
 pub mod writer;
 

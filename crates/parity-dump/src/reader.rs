@@ -14,6 +14,7 @@ use crate::checkpoint::Checkpoint;
 use crate::dtype::Element;
 use crate::error::DumpError;
 use crate::manifest::{MANIFEST_FILE, Manifest, SCHEMA};
+use crate::seen::{self, SeenPart, SeenTensors};
 
 /// A dump on disk.
 pub struct Dump {
@@ -21,6 +22,7 @@ pub struct Dump {
     manifest: Manifest,
     files: Vec<Mmap>,
     tensors: BTreeMap<Checkpoint, Recorded>,
+    seen: SeenTensors,
     foreign: Vec<String>,
 }
 
@@ -68,12 +70,14 @@ impl Dump {
             dump.add_file(&path, &step.positions)?;
         }
         dump.sort_rows();
+        dump.seen = seen::read(dir, dump.manifest.tokens.len())?;
         Ok(dump)
     }
 
     /// A dump of one mapped file whose tensors are listed by the caller.
     pub(crate) fn from_parts(path: &Path, manifest: Manifest, foreign: Vec<String>) -> Dump {
-        Dump { path: path.to_owned(), manifest, files: Vec::new(), tensors: BTreeMap::new(), foreign }
+        let (tensors, seen) = (BTreeMap::new(), SeenTensors::new());
+        Dump { path: path.to_owned(), manifest, files: Vec::new(), tensors, seen, foreign }
     }
 
     fn add_file(&mut self, path: &Path, positions: &[u32]) -> Result<(), DumpError> {
@@ -166,6 +170,16 @@ impl Dump {
     /// Checkpoints in execution order.
     pub fn checkpoints(&self) -> impl Iterator<Item = Checkpoint> + '_ {
         self.tensors.keys().copied()
+    }
+
+    /// What is known of a checkpoint that was seen only in part, step by step.
+    pub fn seen(&self, checkpoint: Checkpoint) -> &[SeenPart] {
+        self.seen.get(&checkpoint).map_or(&[], Vec::as_slice)
+    }
+
+    /// Checkpoints that were seen only in part, in execution order.
+    pub fn seen_checkpoints(&self) -> impl Iterator<Item = Checkpoint> + '_ {
+        self.seen.keys().copied()
     }
 
     /// What was recorded of a checkpoint.

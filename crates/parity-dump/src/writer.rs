@@ -12,6 +12,7 @@ use crate::checkpoint::Checkpoint;
 use crate::dtype::Element;
 use crate::error::DumpError;
 use crate::manifest::{MANIFEST_FILE, Manifest, ModelInfo, Producer, SCHEMA, Step};
+use crate::seen::{self, SEEN_FILE, SeenTensors};
 
 /// Bytes that one tensor's entry takes in a safetensors header at most: name 32, shape and offsets six
 /// numbers of up to 20 digits, and 60 of punctuation.
@@ -184,6 +185,11 @@ impl Writer {
         self.write_manifest()
     }
 
+    /// Writes what is known of checkpoints that were seen only in part.
+    pub fn seen(&self, seen: &SeenTensors) -> Result<(), DumpError> {
+        seen::write(&self.dir, seen)
+    }
+
     /// Marks the dump complete.
     pub fn finish(mut self) -> Result<(), DumpError> {
         assert!(self.open.is_none(), "the last step is finished");
@@ -256,7 +262,7 @@ fn clear(dir: &Path) -> Result<(), DumpError> {
     for entry in entries.flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        let ours = name.starts_with("step-") || name.starts_with(MANIFEST_FILE);
+        let ours = ["step-", MANIFEST_FILE, SEEN_FILE].iter().any(|start| name.starts_with(start));
         if !ours {
             return Err(DumpError::new(dir, "the folder holds something that is no dump")
                 .expected_found("an empty folder or an earlier dump", format!("`{name}` in it"))

@@ -33,6 +33,17 @@ impl Filter {
         };
         in_layers && by_name
     }
+
+    /// Whether a checkpoint is chosen that llama.cpp computes only for rows that logits are asked of: the tail
+    /// of the last layer and what comes after it. `layers` is how many the model has, where that is known.
+    pub fn wants_tail(&self, layers: Option<u32>) -> bool {
+        let Some(last) = layers.and_then(|layers| layers.checked_sub(1)) else { return true };
+        let at = |kind: Kind| match kind.in_layer() {
+            true => Checkpoint::layer(kind, last),
+            false => Checkpoint::global(kind),
+        };
+        Kind::all().filter(|kind| *kind >= Kind::AttnOut).any(|kind| self.wants(at(kind), last + 1))
+    }
 }
 
 /// Whether `text` fits a glob of `*`, `?`, `[a-z]`, `[!a]` and `{one,other}`, as the commands read it.
@@ -124,6 +135,14 @@ mod tests {
         );
         assert!(!wants("0;blk.*.q", "blk.1.q") && !wants(";blk.[0", "blk.0.q") && !wants(";{q", "logits"));
         assert!(wants("2..4294967295", "logits"));
+    }
+
+    #[test]
+    fn rows_are_added_only_where_they_are_wanted() {
+        let tail = |filter: &str, layers| filter.parse::<Filter>().unwrap().wants_tail(layers);
+        assert!(tail("", Some(4)) && tail("3", Some(4)) && tail(";logits", Some(4)) && tail("0", None));
+        assert!(!tail("0", Some(4)) && !tail("0..2", Some(4)) && !tail(";blk.*.q_rope", Some(4)));
+        assert!(tail(";blk.3.ffn_out", Some(4)) && !tail(";blk.2.ffn_out", Some(4)) && tail("0", Some(1)));
     }
 
     #[test]

@@ -48,29 +48,40 @@ pub enum Op {
     Other(String),
 }
 
+/// Every known op with ggml's description.
+const OPS: [(Op, &str); 18] = [
+    (Op::None, "NONE"),
+    (Op::Reshape, "RESHAPE"),
+    (Op::View, "VIEW"),
+    (Op::Permute, "PERMUTE"),
+    (Op::Transpose, "TRANSPOSE"),
+    (Op::Cont, "CONT"),
+    (Op::Cpy, "CPY"),
+    (Op::Dup, "DUP"),
+    (Op::SetRows, "SET_ROWS"),
+    (Op::GetRows, "GET_ROWS"),
+    (Op::Add, "ADD"),
+    (Op::Mul, "MUL"),
+    (Op::Scale, "SCALE"),
+    (Op::MulMat, "MUL_MAT"),
+    (Op::RmsNorm, "RMS_NORM"),
+    (Op::Rope, "ROPE"),
+    (Op::SoftMax, "SOFT_MAX"),
+    (Op::FlashAttn, "FLASH_ATTN_EXT"),
+];
+
 impl Op {
     /// The op that ggml describes so.
     pub fn parse(description: &str) -> Op {
-        match description {
-            "NONE" => Op::None,
-            "RESHAPE" => Op::Reshape,
-            "VIEW" => Op::View,
-            "PERMUTE" => Op::Permute,
-            "TRANSPOSE" => Op::Transpose,
-            "CONT" => Op::Cont,
-            "CPY" => Op::Cpy,
-            "DUP" => Op::Dup,
-            "SET_ROWS" => Op::SetRows,
-            "GET_ROWS" => Op::GetRows,
-            "ADD" => Op::Add,
-            "MUL" => Op::Mul,
-            "SCALE" => Op::Scale,
-            "MUL_MAT" => Op::MulMat,
-            "RMS_NORM" => Op::RmsNorm,
-            "ROPE" => Op::Rope,
-            "SOFT_MAX" => Op::SoftMax,
-            "FLASH_ATTN_EXT" => Op::FlashAttn,
-            other => Op::Other(other.to_owned()),
+        let known = OPS.iter().find(|(_, name)| *name == description);
+        known.map_or_else(|| Op::Other(description.to_owned()), |(op, _)| op.clone())
+    }
+
+    /// ggml's description.
+    pub fn name(&self) -> &str {
+        match self {
+            Op::Other(description) => description,
+            known => OPS.iter().find(|(op, _)| op == known).map_or("", |(_, name)| name),
         }
     }
 

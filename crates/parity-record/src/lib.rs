@@ -5,6 +5,7 @@
 //! by the reader of printed tensors. Nothing here links llama.cpp: its functions come as an [`api::Api`].
 
 pub mod graph;
+pub mod notation;
 pub mod region;
 
 mod attention;

@@ -1,6 +1,8 @@
 //! Records the forward passes of one llama.cpp context into a dump.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::path::PathBuf;
 
 use parity_dump::{ModelInfo, Producer, Writer};
@@ -8,8 +10,10 @@ use parity_dump::{ModelInfo, Producer, Writer};
 use crate::api::{RawGraph, RawSched, RawTensor, text};
 use crate::describe::{Described, Reader};
 use crate::filter::Filter;
+use crate::graph::Graph;
 use crate::hashes::Hashes;
 use crate::map::{Mapping, map};
+use crate::notation;
 use crate::plan::{Plan, Planned};
 use crate::producer;
 use crate::sequence::{Pass, Sequences};
@@ -26,6 +30,8 @@ pub struct Options {
     pub sequence: usize,
     /// File that takes a hash of each row of logits.
     pub hashes: Option<PathBuf>,
+    /// File that takes the graph of each pass as text.
+    pub graphs: Option<PathBuf>,
     /// llama.cpp's version.
     pub version: Option<String>,
 }
@@ -112,6 +118,7 @@ impl Recorder {
         if pass == Pass::Skip {
             return false;
         }
+        self.note_graph(&described.graph);
         if pass == Pass::StartAgain {
             (self.store, self.hashes) = (None, None);
         }
@@ -136,6 +143,11 @@ impl Recorder {
     /// Tells the parent process something.
     pub fn status(&self, key: &str, value: &str) {
         self.host.status(key, value);
+    }
+
+    /// Whether rows that the program asks no logits of would be recorded further than they are computed.
+    pub fn wants_tail(&self, layers: Option<u32>) -> bool {
+        self.options.filter.wants_tail(layers)
     }
 
     /// Whether a pass has begun that must be ended.
@@ -206,6 +218,16 @@ impl Recorder {
             self.host.status("stopped", reason);
         }
         (self.store, self.plan) = (None, None);
+    }
+
+    /// Appends the graph to the file of graphs, where one is wanted.
+    fn note_graph(&mut self, graph: &Graph) {
+        let Some(path) = &self.options.graphs else { return };
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        let text = notation::write(graph);
+        if let Err(error) = file.and_then(|mut file| file.write_all(text.as_bytes())) {
+            self.say_once(&format!("the graph could not be noted in {}: {error}", path.display()));
+        }
     }
 
     fn report_sequences(&mut self) {

@@ -14,6 +14,8 @@ const FILTER: &str = "PARITY_TAP_FILTER";
 const SEQUENCE: &str = "PARITY_TAP_SEQUENCE";
 /// File for hashes of the logits.
 const HASHES: &str = "PARITY_TAP_HASHES";
+/// File for the graphs, as text.
+const GRAPHS: &str = "PARITY_TAP_GRAPHS";
 /// `0` leaves it to the program which rows it asks logits of.
 const ALL_ROWS: &str = "PARITY_TAP_ALL_ROWS";
 /// Folder that this library and its parent process share while the program runs.
@@ -41,6 +43,7 @@ pub fn asked() -> Result<Option<Asked>, String> {
             None => 0,
         },
         hashes: path(HASHES),
+        graphs: path(GRAPHS),
         version: None,
     };
     if options.dir.is_none() && options.hashes.is_none() {

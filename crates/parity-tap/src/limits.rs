@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{symbols, tap};
+use crate::{rows, symbols, tap};
 
 /// Words of a `llama_context_params`, whose meaning depends on the release: more than any has.
 const WORDS: usize = 256;
@@ -26,26 +26,31 @@ pub fn allow_all_rows() -> bool {
 
 /// Before `llama_init_from_model`. Returns the real function.
 pub unsafe extern "C" fn before_init(
-    _model: *mut c_void,
+    model: *mut c_void,
     params: *mut u32,
     caller: *const c_void,
 ) -> *mut c_void {
     // SAFETY: the program's arguments.
-    unsafe { before(c"llama_init_from_model", params, caller) }
+    unsafe { before(c"llama_init_from_model", model, params, caller) }
 }
 
 /// Before `llama_new_context_with_model`. Returns the real function.
 pub unsafe extern "C" fn before_new_context(
-    _model: *mut c_void,
+    model: *mut c_void,
     params: *mut u32,
     caller: *const c_void,
 ) -> *mut c_void {
     // SAFETY: the program's arguments.
-    unsafe { before(c"llama_new_context_with_model", params, caller) }
+    unsafe { before(c"llama_new_context_with_model", model, params, caller) }
 }
 
-unsafe fn before(name: &'static CStr, params: *mut u32, caller: *const c_void) -> *mut c_void {
-    if tap::wants_all_rows() {
+unsafe fn before(
+    name: &'static CStr,
+    model: *mut c_void,
+    params: *mut u32,
+    caller: *const c_void,
+) -> *mut c_void {
+    if tap::wants_all_rows(|| rows::layers_of(model, caller)) {
         match place_of_limit(caller) {
             Some(Some(place)) => {
                 // SAFETY: the struct is the callee's own copy, and longer than its first words.

@@ -32,7 +32,7 @@ pub unsafe extern "C" fn before_decode(
     caller: *const c_void,
 ) -> *mut c_void {
     CHANGED.store(0, Ordering::Relaxed);
-    if tap::wants_all_rows() && limits::allow_all_rows() {
+    if tap::wants_all_rows(|| layers(context, caller)) && limits::allow_all_rows() {
         // SAFETY: the batch is the callee's own copy, and its arrays hold `n_tokens` elements.
         let batch = unsafe { &mut *batch };
         let n = usize::try_from(batch.n_tokens).unwrap_or(0);
@@ -43,6 +43,27 @@ pub unsafe extern "C" fn before_decode(
         }
     }
     tap::real_or_unavailable(c"llama_decode", caller)
+}
+
+/// How many layers the model of a context has.
+fn layers(context: *mut c_void, caller: *const c_void) -> Option<u32> {
+    let real = symbols::real(c"llama_get_model", caller);
+    if real.is_null() {
+        return None;
+    }
+    type Model = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
+    // SAFETY: llama.cpp's function under its own name, on a context that it was just given.
+    layers_of(unsafe { std::mem::transmute::<*mut c_void, Model>(real)(context) }, caller)
+}
+
+/// How many layers a model has, where its llama.cpp tells: rows cost time, and a recording of the first layers
+/// has all of them anyway.
+pub fn layers_of(model: *mut c_void, caller: *const c_void) -> Option<u32> {
+    let named = [c"llama_model_n_layer", c"llama_n_layer"].map(|name| symbols::real(name, caller));
+    let count = named.into_iter().find(|symbol| !symbol.is_null()).filter(|_| !model.is_null())?;
+    type Layers = unsafe extern "C" fn(*mut c_void) -> i32;
+    // SAFETY: llama.cpp's function under its own name, on one of its models.
+    u32::try_from(unsafe { std::mem::transmute::<*mut c_void, Layers>(count)(model) }).ok()
 }
 
 /// A batch that asks for other rows is left alone: its program may find them by counting.
@@ -81,7 +102,7 @@ pub unsafe extern "C" fn llama_process(
     batch: *mut c_void,
     caller: *const c_void,
 ) -> c_int {
-    if tap::wants_all_rows() && limits::allow_all_rows() {
+    if tap::wants_all_rows(|| layers(context, caller)) && limits::allow_all_rows() {
         let set = symbols::real(c"llama_batch_ext_set_output_logits", caller);
         if !set.is_null() {
             type Set = unsafe extern "C" fn(*mut c_void, i32, bool) -> bool;

@@ -79,11 +79,12 @@ fn guarded<T>(otherwise: T, ours: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(ours)).unwrap_or(otherwise)
 }
 
-/// Whether every row is to get logits.
-pub fn wants_all_rows() -> bool {
+/// Whether every row of a model with so many layers is to get logits.
+pub fn wants_all_rows(layers: impl FnOnce() -> Option<u32>) -> bool {
     guarded(false, || {
-        let warm = state().is_none_or(|state| state.warm_up);
-        !warm && ALL_ROWS.get().copied().unwrap_or(false)
+        let Some(state) = state() else { return false };
+        let asked = !state.warm_up && ALL_ROWS.get().copied().unwrap_or(false);
+        asked && state.recorder.wants_tail(layers())
     })
 }
 

@@ -1,0 +1,269 @@
+//! Looks at every row that a sample leaves out, cheaply: which of them should be audited as well?
+//!
+//! Elementwise nodes are computed again as an audit does it. A product Y = X·Wᵀ is checked by a signed sum of
+//! its columns, Y·r = X·(Wᵀ·r) with r of ±1 (R. Freivalds, "Probabilistic machines can use less running
+//! time", 1977): Wᵀ·r is computed once, so that a row costs what one of its outputs does. What attention reads
+//! and gives is seen by the nodes before and after it. A suspicion is no finding: the row is audited in full.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::bounds::{self, Units};
+use super::case::{Case, Context, gather};
+use super::linear::group_sums;
+use super::{judge, local};
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+use crate::gguf;
+use crate::model::graph::{Node, Op};
+use crate::model::weights::Weight;
+use crate::numerics::Products;
+use crate::ops::round::{self, Rounding, Tie};
+
+/// Rows that are looked at together: small enough that those of the logits stay in a core's cache.
+const ROWS: usize = 8;
+/// Outputs that one signed sum is taken over: one that is wrong stands out of the roundings of so many by as
+/// many times as it exceeds the root of this times its own bound.
+const OUTPUTS: usize = 512;
+/// Ties of a row whose sides are all tried.
+const TIES_MAX: usize = 6;
+
+/// What a screening saw.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Screened {
+    /// Rows that were looked at, over all nodes.
+    pub rows: u64,
+    /// Positions whose rows rounding may not explain.
+    pub suspects: BTreeSet<u32>,
+}
+
+impl Screened {
+    fn merge(mut self, other: Screened) -> Screened {
+        self.rows += other.rows;
+        self.suspects.extend(other.suspects);
+        self
+    }
+}
+
+/// Screens all rows of a recording that are not in `audited`, at the wanted checkpoints.
+///
+/// # Errors
+/// A weight that cannot be read, or inputs that do not have the model's shape.
+pub fn screen(
+    context: &Context<'_>,
+    audited: &[u32],
+    wants: &(dyn Fn(Checkpoint) -> bool + Sync),
+) -> Result<Screened> {
+    let mut all = Screened::default();
+    for node in context.graph.nodes.iter().filter(|node| wants(node.checkpoint)) {
+        let mut rows = context.recording.positions(node.checkpoint);
+        rows.retain(|position| audited.binary_search(position).is_err());
+        let inputs_there = node.inputs.iter().all(|input| {
+            let there = context.recording.positions(*input);
+            rows.iter().all(|position| there.binary_search(position).is_ok())
+        });
+        if rows.is_empty() || !inputs_there {
+            continue;
+        }
+        let found = match &node.op {
+            Op::Linear { weight, .. } => {
+                products(context, node, &Weight::find(context.gguf, weight)?, &rows)?
+            }
+            Op::Attention(_) | Op::Scores(_) | Op::Softmax(_) | Op::Context(_) => continue,
+            _ => in_parts(&rows, |part| elementwise(context, node, part))?,
+        };
+        all = all.merge(found);
+    }
+    Ok(all)
+}
+
+fn in_parts(rows: &[u32], look: impl Fn(&[u32]) -> Result<Screened> + Sync + Send) -> Result<Screened> {
+    let parts = rows.par_chunks(ROWS).map(look);
+    parts.try_reduce(Screened::default, |a, b| Ok(a.merge(b)))
+}
+
+/// A part of the rows of a node that is cheap to compute again.
+fn elementwise(context: &Context<'_>, node: &Node, rows: &[u32]) -> Result<Screened> {
+    let Ok(case) = gather(context, node, rows)? else { return Ok(Screened::default()) };
+    let explained = judge::explain(context, &case)?;
+    let audit = local::judge(&case, &explained, None, &[case.recorded.cols]);
+    let suspects = audit.into_iter().flat_map(|audit| audit.rows_beyond).collect();
+    Ok(Screened { rows: rows.len() as u64, suspects })
+}
+
+/// The rows of a product, where the producer's rounding of its inputs can be followed.
+fn products(context: &Context<'_>, node: &Node, weight: &Weight<'_>, rows: &[u32]) -> Result<Screened> {
+    let products = context.numerics.products;
+    let follows = matches!(products, Products::F32 | Products::F64 | Products::LlamaCpu);
+    if !follows || context.recorded_unit > 0.0 {
+        return Ok(Screened::default());
+    }
+    let sums = SignedSum::all(weight);
+    let rounding = Rounding::of(products, weight.dtype());
+    let units = Units::of(&context.numerics);
+    in_parts(rows, |part| {
+        let Ok(case) = gather(context, node, part)? else { return Ok(Screened::default()) };
+        Ok(Screened {
+            rows: part.len() as u64,
+            suspects: suspects(&case, &sums, rounding, &units, weight.dtype()).into_iter().collect(),
+        })
+    })
+}
+
+/// Positions of a case's rows of which a signed sum is beyond what rounding explains.
+fn suspects(
+    case: &Case,
+    sums: &[SignedSum],
+    rounding: Rounding,
+    units: &Units,
+    dtype: gguf::DType,
+) -> Vec<u32> {
+    let rounded = round::activations(rounding, case.inputs[0].value.view());
+    let x = &rounded.values;
+    let met = gguf::minimum_group(dtype).map(|group| group_sums(x, group));
+    let suspicious = |t: &usize| {
+        let ties: Vec<&Tie> = rounded.ties.iter().filter(|tie| tie.row == *t).collect();
+        if ties.len() > TIES_MAX || case.recorded.cols != sums.last().map_or(0, |sum| sum.outputs.end) {
+            return true;
+        }
+        let minimum = (rounded.sums.cols > 0).then(|| rounded.sums.row(*t));
+        let errors: Vec<(f64, f64)> = sums
+            .iter()
+            .map(|sum| {
+                let outputs = &case.recorded.row(*t)[sum.outputs.clone()];
+                let met = met.as_ref().map(|met| met.row(*t));
+                (sum.of(outputs) - sum.exact(x.row(*t), minimum), sum.bound(units, x.row(*t), met, outputs))
+            })
+            .collect();
+        // Some choice of sides explains all the sums, or the row is suspicious.
+        !(0..1u32 << ties.len()).any(|sides| {
+            let chosen: Vec<&Tie> =
+                ties.iter().enumerate().filter(|(i, _)| sides >> i & 1 == 1).map(|(_, tie)| *tie).collect();
+            sums.iter().zip(&errors).all(|(sum, (error, bound))| {
+                let moved: f64 = chosen.iter().map(|tie| sum.moved(tie)).sum();
+                (error - moved).abs() <= *bound
+            })
+        })
+    };
+    (0..x.rows).filter(suspicious).map(|t| case.positions[t]).collect()
+}
+
+/// The signed sum of some rows of a weight.
+struct SignedSum {
+    /// The weight's rows: outputs of the product.
+    outputs: Range<usize>,
+    /// (outputs,) r: 1 or -1.
+    signs: Vec<f64>,
+    /// (I,) Σ_o r[o]·w[o, i]
+    weights: Vec<f64>,
+    /// (I,) Σ_o w[o, i]²
+    squares: Vec<f64>,
+    /// (I/group,) Σ_o r[o]·minimum[o, b], where blocks have minima.
+    minima: Vec<f64>,
+    /// (I/group,) Σ_o minimum[o, b]²
+    minima_squares: Vec<f64>,
+    /// Columns that share a minimum; 0 where there are none.
+    group: usize,
+}
+
+impl SignedSum {
+    /// All of a weight's, in one pass over it.
+    fn all(weight: &Weight<'_>) -> Vec<SignedSum> {
+        let starts: Vec<usize> = (0..weight.rows()).step_by(OUTPUTS).collect();
+        let end = |start: usize| (start + OUTPUTS).min(weight.rows());
+        starts.into_par_iter().map(|start| SignedSum::new(weight, start..end(start))).collect()
+    }
+
+    fn new(weight: &Weight<'_>, outputs: Range<usize>) -> SignedSum {
+        let cols = weight.cols();
+        let group = gguf::minimum_group(weight.dtype()).unwrap_or(0);
+        let mut sum = SignedSum {
+            outputs: outputs.clone(),
+            signs: outputs.clone().map(sign).collect(),
+            weights: vec![0.0; cols],
+            squares: vec![0.0; cols],
+            minima: Vec::new(),
+            minima_squares: Vec::new(),
+            group,
+        };
+        let mut row = vec![0f64; cols];
+        for (o, sign) in outputs.clone().zip(&sum.signs) {
+            weight.decode_rows(o..o + 1, &mut row);
+            for ((sum, square), w) in sum.weights.iter_mut().zip(&mut sum.squares).zip(&row) {
+                *sum += sign * w;
+                *square += w * w;
+            }
+        }
+        if let Some(groups) = cols.checked_div(group) {
+            sum.minima = vec![0.0; groups];
+            sum.minima_squares = vec![0.0; groups];
+            let minima: Vec<f64> = gguf::minima(weight.dtype(), weight.stored().row_bytes(outputs.clone()));
+            for (sign, minima) in sum.signs.iter().zip(minima.chunks_exact(groups.max(1))) {
+                for (b, minimum) in minima.iter().enumerate() {
+                    sum.minima[b] += sign * minimum;
+                    sum.minima_squares[b] += minimum * minimum;
+                }
+            }
+        }
+        sum
+    }
+
+    /// Of recorded outputs.
+    fn of(&self, outputs: &[f64]) -> f64 {
+        dot(&self.signs, outputs)
+    }
+
+    /// Of the exact ones, from rounded activations (I,) and what meets the minima.
+    fn exact(&self, x: &[f64], excess: Option<&[f64]>) -> f64 {
+        let met = excess.filter(|excess| excess.len() == self.minima.len());
+        dot(&self.weights, x) + met.map_or(0.0, |excess| dot(&self.minima, excess))
+    }
+
+    /// What the exact one changes by where a tie is rounded to the other side.
+    fn moved(&self, tie: &Tie) -> f64 {
+        let minimum = tie.col.checked_div(self.group).map_or(0.0, |group| self.minima[group]);
+        self.weights[tie.col] * tie.value + minimum * tie.sum
+    }
+
+    /// The bounds of the outputs, [`bounds::linear`], in quadrature: each is as many standard deviations of an
+    /// independent error.
+    fn bound(&self, units: &Units, x: &[f64], met: Option<&[f64]>, outputs: &[f64]) -> f64 {
+        let mut terms = weighted_square(&self.squares, x);
+        if let Some(met) = met.filter(|met| met.len() == self.minima_squares.len()) {
+            terms += weighted_square(&self.minima_squares, met);
+        }
+        let size = dot(outputs, outputs).sqrt();
+        bounds::accumulation(x.len(), units.accumulator) * (terms.sqrt() + size) + units.storage * size
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    in_lanes(a, b, |a, b| a * b)
+}
+
+/// Σ w·x²
+fn weighted_square(w: &[f64], x: &[f64]) -> f64 {
+    in_lanes(w, x, |w, x| w * x * x)
+}
+
+/// A sum in as many parts as a core adds at a time.
+fn in_lanes(a: &[f64], b: &[f64], term: impl Fn(f64, f64) -> f64) -> f64 {
+    const LANES: usize = 8;
+    let mut sums = [0f64; LANES];
+    let (whole, tail) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let rest = whole.remainder().iter().zip(tail.remainder()).map(|(a, b)| term(*a, *b)).sum::<f64>();
+    for (a, b) in whole.zip(tail) {
+        for lane in 0..LANES {
+            sums[lane] += term(a[lane], b[lane]);
+        }
+    }
+    sums.iter().sum::<f64>() + rest
+}
+
+/// r[o]: the top bit of a multiplicative hash (Knuth, TAOCP 6.4).
+fn sign(o: usize) -> f64 {
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    if (o as u64 + 1).wrapping_mul(GOLDEN).wrapping_mul(GOLDEN | 2) >> 63 == 1 { 1.0 } else { -1.0 }
+}
