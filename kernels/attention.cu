@@ -2,11 +2,11 @@
 // ctx = probs·v. Query head h reads key/value head h / (H/K).
 //
 // Launch: grid (ceil(T / ROWS), H), 256 threads; a block has ROWS token rows of one head. Each warp takes
-// every eighth chunk of 32 keys: a dot product by lanes across the head, softmax by lanes across the keys,
-// both in f32, online (Milakov & Gimelshein, arXiv 1805.02867): where a chunk raises the maximum, the sums so
-// far are scaled down. At the end the eight warps' sums are merged. The result of a row depends neither on
-// ROWS nor on whether scores and probs are stored. ggml: ggml_flash_attn_ext (FLASH_ATTN_EXT), or MUL_MAT,
-// SOFT_MAX, MUL_MAT.
+// every eighth chunk of 32 keys: a lane has the scores of one key, in four chains of f32, then softmax by lanes
+// across the keys, online (Milakov & Gimelshein, arXiv 1805.02867): where a chunk raises the maximum, the sums so
+// far are scaled down. Values are summed by lanes across the head, CHUNKS columns each. At the end the eight
+// warps' sums are merged. The result of a row depends neither on ROWS nor on whether scores and probs are
+// stored. ggml: ggml_flash_attn_ext (FLASH_ATTN_EXT), or MUL_MAT, SOFT_MAX, MUL_MAT.
 #include "common.cuh"
 
 enum { WARPS = 8 };
@@ -22,7 +22,7 @@ struct AttentionArgs {
     int rows;          // T
     int heads;         // H
     int kv_heads;      // K
-    int head_width;    // E, at most 32·CHUNKS
+    int head_width;    // E, a multiple of 8, at most 32·CHUNKS
     int kv_modulo;     // head h reads h % K, by mistake
     int see_from_step; // a row sees from the start of the step, not of the cache, by mistake
     int see_shift;     // a row at position p sees up to p + shift: 0 in a healthy model
@@ -42,23 +42,66 @@ DEVICE Window window(const AttentionArgs& a, int first, int t) {
     return w;
 }
 
-// out[c] = p[32·c + lane], 0 beyond the head.
+template <class X, int N>
+struct alignas(sizeof(X) * N) Group {
+    X v[N];
+};
+
+// This lane's columns of a head, CHUNKS · lane and what follows; any beyond the head, whose width CHUNKS divides.
 template <class X, int CHUNKS>
-DEVICE void load_head(const X* p, int width, float out[CHUNKS]) {
-    const int lane = threadIdx.x % 32;
+DEVICE void load_columns(const X* p, int width, float out[CHUNKS]) {
+    const int at = min((int)threadIdx.x % 32 * CHUNKS, width - CHUNKS);
+    const Group<X, CHUNKS> group = *(const Group<X, CHUNKS>*)(p + at);
 #pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        const float x = to_float(p[min(32 * c + lane, width - 1)]);
-        out[c] = 32 * c + lane < width ? x : 0.0f;
-    }
+    for (int c = 0; c < CHUNKS; c++) out[c] = to_float(group.v[c]);
 }
 
 // A maximum of nothing is -infinity, which must not be subtracted from itself.
 DEVICE float finite_or_zero(float x) { return x == -INFINITY_F ? 0.0f : x; }
 
+// Scores of one key, q·k, for all rows of a block.
+template <class KV, int CHUNKS, int ROWS>
+DEVICE void dot_rows(const float (&q)[ROWS][32 * CHUNKS], const KV* key, int width, float score[ROWS]) {
+    float chain[ROWS][4] = {};
+#pragma unroll 4
+    for (int i = 0; i < width; i += 8) {
+        float k[8];
+        load8(key + i, k);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            float x[8];
+            load8(&q[r][i], x);
+#pragma unroll
+            for (int j = 0; j < 8; j++) chain[r][j % 4] = fmaf(x[j], k[j], chain[r][j % 4]);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) score[r] = (chain[r][0] + chain[r][1]) + (chain[r][2] + chain[r][3]);
+}
+
+// Adds 32 values, weighted. What a row does not see is left out, not multiplied by 0: it may be no number.
+template <bool MASKED, class KV, int CHUNKS, int ROWS>
+DEVICE void add_values(const float (&prob)[32][ROWS], const uint32_t seen[ROWS], const KV* v, int64_t stride, int last,
+                       int width, float sum[ROWS][CHUNKS]) {
+#pragma unroll (ROWS == 1 ? 4 : 2)
+    for (int j = 0; j < 32; j++) {
+        float value[CHUNKS];
+        load_columns<KV, CHUNKS>(v + min(j, last) * stride, width, value);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const float p = prob[j][r];
+            const bool sees = !MASKED || (seen[r] >> j & 1);
+#pragma unroll
+            for (int c = 0; c < CHUNKS; c++) sum[r][c] = sees ? fmaf(p, value[c], sum[r][c]) : sum[r][c];
+        }
+    }
+}
+
 template <class S, class KV, int CHUNKS, int ROWS>
 DEVICE void attention(const AttentionArgs& a) {
     struct Merge {
+        alignas(16) float q[ROWS][32 * CHUNKS];
+        alignas(16) float prob[WARPS][32][ROWS];
         float highest[WARPS][ROWS], total[WARPS][ROWS], sum[WARPS][ROWS][32 * CHUNKS];
     };
     SHARED(Merge, merge);
@@ -70,38 +113,29 @@ DEVICE void attention(const AttentionArgs& a) {
     const KV* k = (const KV*)a.k + kv_head * a.head_width;
     const KV* v = (const KV*)a.v + kv_head * a.head_width;
 
-    float q[ROWS][CHUNKS], sum[ROWS][CHUNKS] = {}, highest[ROWS], total[ROWS];
+    float sum[ROWS][CHUNKS] = {}, highest[ROWS], total[ROWS];
     int end = a.scores ? cached : 0;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const int t = t0 + r < a.rows ? t0 + r : a.rows - 1;
-        load_head<S, CHUNKS>((const S*)a.q + ((int64_t)t * a.heads + h) * a.head_width, a.head_width, q[r]);
+        const S* q = (const S*)a.q + ((int64_t)t * a.heads + h) * a.head_width;
+        for (int c = threadIdx.x; c < 32 * CHUNKS; c += 256) merge.q[r][c] = c < a.head_width ? to_float(q[c]) : 0.0f;
         highest[r] = a.softmax ? -INFINITY_F : 0.0f;
         total[r] = 0.0f;
         end = max(end, window(a, first, t0 + r).to);
     }
+    __syncthreads();
 
 #pragma unroll 1
     for (int chunk = warp * 32; chunk < end; chunk += WARPS * 32) {
-        // Scores of 32 keys: lane j keeps the one of key chunk + j.
-        float score[ROWS] = {};
-#pragma unroll 4
-        for (int j = 0; j < 32; j++) {
-            float key[CHUNKS];
-            load_head<KV, CHUNKS>(k + min(chunk + j, cached - 1) * kv_stride, a.head_width, key);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                float dot = 0.0f;
-#pragma unroll
-                for (int c = 0; c < CHUNKS; c++) dot = fmaf(q[r][c], key[c], dot);
-                dot = warp_sum(dot);
-                if (lane == j) score[r] = dot;
-            }
-        }
+        float score[ROWS];
+        const KV* key = k + min(chunk + lane, cached - 1) * kv_stride;
+        dot_rows<KV, CHUNKS, ROWS>(merge.q, key, a.head_width, score);
         // Softmax so far. `prob` is not yet divided by the total.
         const int s = chunk + lane;
-        float prob[ROWS];
         uint32_t seen[ROWS];
+        bool all_seen = true;
+        __syncwarp();  // what the last chunk left has been read
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             const Window w = window(a, first, t0 + r);
@@ -109,28 +143,23 @@ DEVICE void attention(const AttentionArgs& a) {
             if (a.scores && t0 + r < a.rows && s < cached)
                 a.scores[((int64_t)h * a.rows + t0 + r) * cached + s] = score[r];
             seen[r] = __ballot_sync(FULL_WARP, sees);
+            all_seen &= seen[r] == FULL_WARP;
             const float x = score[r] * a.scale;
             const float higher = a.softmax ? fmaxf(highest[r], warp_max(sees ? x : -INFINITY_F)) : 0.0f;
             const float shrink = expf(highest[r] - finite_or_zero(higher));
-            prob[r] = !sees ? 0.0f : a.softmax ? expf(x - finite_or_zero(higher)) : x;
-            total[r] = total[r] * shrink + warp_sum(prob[r]);
+            const float prob = !sees ? 0.0f : a.softmax ? expf(x - finite_or_zero(higher)) : x;
+            merge.prob[warp][lane][r] = prob;
+            total[r] = total[r] * shrink + warp_sum(prob);
             highest[r] = higher;
 #pragma unroll
             for (int c = 0; c < CHUNKS; c++) sum[r][c] *= shrink;
         }
-        // Values, weighted. What a row does not see is left out, not multiplied by 0: it may be no number.
-#pragma unroll 4
-        for (int j = 0; j < 32; j++) {
-            float value[CHUNKS];
-            load_head<KV, CHUNKS>(v + min(chunk + j, cached - 1) * kv_stride, a.head_width, value);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                const float p = __shfl_sync(FULL_WARP, prob[r], j);
-                const bool sees = seen[r] >> j & 1;
-#pragma unroll
-                for (int c = 0; c < CHUNKS; c++) sum[r][c] = sees ? fmaf(p, value[c], sum[r][c]) : sum[r][c];
-            }
-        }
+        __syncwarp();
+        const KV* values = v + chunk * kv_stride;
+        const int last = cached - 1 - chunk;
+        if (warp_uniform(all_seen))
+            add_values<false, KV, CHUNKS, ROWS>(merge.prob[warp], seen, values, kv_stride, last, a.head_width, sum);
+        else add_values<true, KV, CHUNKS, ROWS>(merge.prob[warp], seen, values, kv_stride, last, a.head_width, sum);
     }
 
 #pragma unroll
@@ -138,7 +167,7 @@ DEVICE void attention(const AttentionArgs& a) {
         if (lane == 0) merge.highest[warp][r] = highest[r];
         if (lane == 0) merge.total[warp][r] = total[r];
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++) merge.sum[warp][r][32 * c + lane] = sum[r][c];
+        for (int c = 0; c < CHUNKS; c++) merge.sum[warp][r][lane * CHUNKS + c] = sum[r][c];
     }
     __syncthreads();
 #pragma unroll 1

@@ -4,7 +4,8 @@
 // 8/split of them: several where there are few outputs, to have enough of the weights under way. The weights are
 // read once per token row, 8 values a lane. Accumulates in f32: 8 independent chains a lane, then a tree over
 // chains, lanes and warps, so the error grows with I/256 + 8 roundings instead of I. Products are of decoded
-// weights and of x as it is stored, f32 or f16.
+// weights and of x as it is stored, f32 or f16; with f16 values the weights are rounded to f16 as well, as the
+// tensor cores of linear_mma.cu take them: a row is the same arithmetic in prefill and decode.
 // ggml: ggml_mul_mat (MUL_MAT); llama.cpp rounds x to the weight's vec_dot_type first.
 #include "linear.cuh"
 
@@ -28,6 +29,8 @@ DEVICE void linear_row(const LinearArgs& a) {
             float w[8], v[8];
             W::decode8(row, i, w);
             load8(x + i, v);
+#pragma unroll
+            for (int j = 0; j < 8; j++) w[j] = rounded<S>(w[j]);
 #pragma unroll
             for (int j = 0; j < 8; j++) acc[j] = fmaf(w[j], v[j], acc[j]);
         }

@@ -1,4 +1,4 @@
-//! Measures the GPU engine: distance from exact arithmetic, reproducibility, decode against prefill, speed.
+//! Measures the GPU engine: recordings of llama.cpp, exact arithmetic, planted faults, reproducibility, speed.
 //!
 //! `scripts/gpu-suite.sh` runs it. Every command writes one JSON file.
 #![allow(missing_docs)]
@@ -11,15 +11,28 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words[..] {
-        ["accuracy", out, model, rows] => suite::accuracy(out, model, rows.parse()?),
-        ["steps", out, model, runs] => suite::steps(out, model, runs.parse()?),
-        ["speed", out, model] => suite::speed(out, model),
+        ["against", out, model, ref references @ ..] => against::against(out, model, references),
+        ["steps", out, model, runs] => steps::steps(out, model, runs.parse()?),
+        ["faults", out, model] => faults::faults(out, model),
+        ["speed", out, model] => speed::speed(out, model, None),
+        ["speed", out, model, llama] => speed::speed(out, model, Some(llama)),
+        ["once", model, numerics, rows] => speed::once(model, numerics, rows.parse()?),
         ["synth", out] => synth::write(out),
-        _ => Err("gpu accuracy OUT MODEL ROWS | steps OUT MODEL RUNS | speed OUT MODEL | synth OUT".into()),
+        _ => Err("gpu against OUT MODEL DUMP… | steps OUT MODEL RUNS | faults OUT MODEL | speed OUT MODEL [LLAMA] | \
+                  once MODEL NUMERICS ROWS | synth OUT"
+            .into()),
     }
 }
 
 #[cfg(feature = "cuda")]
-mod suite;
+mod against;
+#[cfg(feature = "cuda")]
+mod common;
+#[cfg(feature = "cuda")]
+mod faults;
+#[cfg(feature = "cuda")]
+mod speed;
+#[cfg(feature = "cuda")]
+mod steps;
 #[cfg(feature = "cuda")]
 mod synth;

@@ -284,6 +284,7 @@ T from_bits(uint32_t bits) {
 
 inline void __syncthreads() { cushim::yield(cushim::AT_BARRIER); }
 inline unsigned __ballot_sync(unsigned mask, int vote) { return cushim::warp_op(cushim::BALLOT, mask, vote != 0, 0); }
+inline void __syncwarp() { cushim::warp_op(cushim::BALLOT, ~0u, 0, 0); }
 template <class T>
 T __shfl_sync(unsigned mask, T value, int lane) {
     return cushim::from_bits<T>(cushim::warp_op(cushim::EXCHANGE, mask, cushim::to_bits(value), lane & 31));

@@ -161,7 +161,8 @@ impl Head<'_> {
         let last = NORMALISE_ROUNDINGS * self.units.accumulator + self.units.storage;
         let total = |d: usize| {
             let summed = factor * (f64::sqrt(terms[d]) + 2.0 * f64::abs(out[d]));
-            spread[d] + summed + CONFIDENCE * f64::sqrt(square[d]) + last * f64::abs(out[d])
+            let rounded = last * f64::abs(out[d]) + self.units.subnormal;
+            spread[d] + summed + CONFIDENCE * f64::sqrt(square[d]) + rounded
         };
         (0..width).map(total).collect()
     }

@@ -56,6 +56,8 @@ pub struct Units {
     pub accumulator: f64,
     /// Of the type that values are stored in between nodes.
     pub storage: f64,
+    /// Half the distance between its smallest numbers, where a result can be that small; 0 where it is wide enough.
+    pub subnormal: f64,
     /// Whether fast-math intrinsics may have been used.
     pub fast_math: bool,
 }
@@ -67,7 +69,8 @@ impl Units {
         let fast_math = numerics.products == Products::LlamaCuda;
         // An engine that sums in f64 is recorded in f32 all the same: every term of its sums carries the
         // rounding of a recorded input that the engine itself did not see.
-        Units { accumulator: single, storage: storage_unit(numerics.storage), fast_math }
+        let subnormal = if numerics.storage == Storage::F16 { SUBNORMAL_F16 } else { 0.0 };
+        Units { accumulator: single, storage: storage_unit(numerics.storage), subnormal, fast_math }
     }
 
     /// The roundings of one elementwise operation: in the accumulator's type, and once where it is stored.
@@ -101,7 +104,9 @@ pub fn accumulation(terms: usize, unit: f64) -> f64 {
 /// columns: the sums so far wander as far as the terms in quadrature, and on to the output.
 pub fn linear(units: &Units, inner: usize, terms: &Matrix<f64>, exact: &Matrix<f64>) -> Matrix<f64> {
     let factor = accumulation(inner, units.accumulator);
-    zip(terms, exact, |terms, exact| factor * (terms + exact.abs()) + units.storage * exact.abs())
+    zip(terms, exact, |terms, exact| {
+        factor * (terms + exact.abs()) + units.storage * exact.abs() + units.subnormal
+    })
 }
 
 /// A table row: nothing for what is stored as floating point, a decoder's roundings for blocks.
@@ -111,21 +116,23 @@ pub fn embed(units: &Units, exact: &Matrix<f64>, blocks: bool) -> Matrix<f64> {
     per_row(exact, |row, out| {
         let largest = row.iter().fold(0.0f64, |max, x| max.max(x.abs()));
         let decoded = if blocks { DECODE_ROUNDINGS * unit * largest } else { 0.0 };
-        out.iter_mut().zip(row).for_each(|(out, x)| *out = decoded + stored_narrow * x.abs());
+        out.iter_mut()
+            .zip(row)
+            .for_each(|(out, x)| *out = decoded + stored_narrow * x.abs() + units.subnormal);
     })
 }
 
 /// x + b: one rounding of the result; the magnitudes cover engines that add the bias into a product.
 pub fn sum(units: &Units, a: View<'_, f64>, out: &Matrix<f64>) -> Matrix<f64> {
     let unit = units.operation(1.0);
-    let terms = |a: f64, out: f64| unit * (a.abs() + (out - a).abs());
+    let terms = |a: f64, out: f64| unit * (a.abs() + (out - a).abs()) + units.subnormal;
     Matrix::new(out.rows, out.cols, a.data.iter().zip(&out.data).map(|(&a, &out)| terms(a, out)).collect())
 }
 
 /// RMS norm over `width` columns: every output is relative to itself.
 pub fn norm(units: &Units, width: usize, out: &Matrix<f64>) -> Matrix<f64> {
     let factor = accumulation(width, units.accumulator) / 2.0 + units.operation(NORM_ROUNDINGS);
-    map(out, |out| factor * out.abs())
+    map(out, |out| factor * out.abs() + units.subnormal)
 }
 
 /// silu(gate)·up: relative to the output but for the exponential, whose share is that of e^-x in 1 + e^-x.
@@ -134,7 +141,8 @@ pub fn glu(units: &Units, gate: View<'_, f64>, up: View<'_, f64>, out: &Matrix<f
     let bound = |gate: f64, up: f64, out: f64| {
         let share = 1.0 / (1.0 + gate.exp());
         let exp = share * units.accumulator * (EXP_ROUNDINGS + argument * gate.abs());
-        (exp + units.operation(GLU_ROUNDINGS)) * out.abs() + TINY_F32 * (1.0 + gate.abs()) * (1.0 + up.abs())
+        let tiny = TINY_F32 + units.subnormal;
+        (exp + units.operation(GLU_ROUNDINGS)) * out.abs() + tiny * (1.0 + gate.abs()) * (1.0 + up.abs())
     };
     let values = gate.data.iter().zip(up.data).zip(&out.data).map(|((&g, &u), &o)| bound(g, u, o));
     Matrix::new(out.rows, out.cols, values.collect())
@@ -154,7 +162,7 @@ pub fn rope(units: &Units, rope: &Rope, freqs: &[f64], rows: Rows<'_>, x: View<'
         for (out, x) in heads {
             for (i, factor) in factors.iter().enumerate() {
                 let (first, second) = columns(rope.pairing, i, rates.len());
-                let bound = factor * (x[first].abs() + x[second].abs());
+                let bound = factor * (x[first].abs() + x[second].abs()) + units.subnormal;
                 (out[first], out[second]) = (bound, bound);
             }
         }

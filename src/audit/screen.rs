@@ -1,6 +1,6 @@
 //! Looks at every row that a sample leaves out, cheaply: which of them should be audited as well?
 //!
-//! Elementwise nodes are computed again as an audit does it. A product Y = X·Wᵀ is checked by a signed sum of
+//! Elementwise nodes are computed again in f32. A product Y = X·Wᵀ is checked by a signed sum of
 //! its columns, Y·r = X·(Wᵀ·r) with r of ±1 (R. Freivalds, "Probabilistic machines can use less running
 //! time", 1977): Wᵀ·r is computed once, so that a row costs what one of its outputs does. What attention reads
 //! and gives is seen by the nodes before and after it. A suspicion is no finding: the row is audited in full.
@@ -21,12 +21,21 @@ use crate::model::graph::{Node, Op};
 use crate::model::weights::Weight;
 use crate::numerics::Products;
 use crate::ops::round::{self, Rounding, Tie};
+use crate::ops::{self, Inputs, Rows};
+use crate::tensor::{Matrix, View};
 
 /// Rows that are looked at together: small enough that those of the logits stay in a core's cache.
-const ROWS: usize = 8;
+const ROWS_MAX: usize = 8;
 /// Outputs that one signed sum is taken over: one that is wrong stands out of the roundings of so many by as
 /// many times as it exceeds the root of this times its own bound.
 const OUTPUTS: usize = 512;
+/// Share of an elementwise result, and of its row's root mean square, that is seen: far above the roundings of
+/// f32, far below a wrong exponent.
+const SEEN: f32 = 1.0 / 1024.0;
+/// The same in roundings of a producer that stores less than f32.
+const SEEN_ROUNDINGS: f32 = 16.0;
+/// Rows of a weight that are added up in f32: what that rounds is far below what a sum of products does.
+const ADDED: usize = 16;
 /// Ties of a row whose sides are all tried.
 const TIES_MAX: usize = 6;
 
@@ -72,6 +81,8 @@ pub fn screen(
                 products(context, node, &Weight::find(context.gguf, weight)?, &rows)?
             }
             Op::Attention(_) | Op::Scores(_) | Op::Softmax(_) | Op::Context(_) => continue,
+            // How exact an angle is depends on the position: that is the audit's business.
+            Op::Rope(_) => in_parts(&rows, |part| exactly(context, node, part))?,
             _ => in_parts(&rows, |part| elementwise(context, node, part))?,
         };
         all = all.merge(found);
@@ -80,12 +91,39 @@ pub fn screen(
 }
 
 fn in_parts(rows: &[u32], look: impl Fn(&[u32]) -> Result<Screened> + Sync + Send) -> Result<Screened> {
-    let parts = rows.par_chunks(ROWS).map(look);
+    let parts = rows.par_chunks(ROWS_MAX).map(look);
     parts.try_reduce(Screened::default, |a, b| Ok(a.merge(b)))
 }
 
-/// A part of the rows of a node that is cheap to compute again.
+/// A part of the rows of an elementwise node, computed again as an engine does.
 fn elementwise(context: &Context<'_>, node: &Node, rows: &[u32]) -> Result<Screened> {
+    let recording = context.recording;
+    let tokens: Option<Vec<u32>> =
+        rows.iter().map(|&position| recording.tokens().get(position as usize).copied()).collect();
+    let inputs: Option<Vec<Matrix<f32>>> =
+        node.inputs.iter().map(|input| recording.gather(*input, rows)).collect();
+    let recorded = recording.gather(node.checkpoint, rows);
+    let (Some(tokens), Some(inputs), Some(recorded)) = (tokens, inputs, recorded) else {
+        return Ok(Screened::default());
+    };
+    let steps: Vec<Range<u32>> = rows.iter().map(|&position| recording.step(position)).collect();
+    let values: Vec<View<'_, f32>> = inputs.iter().map(Matrix::view).collect();
+    let inputs = Inputs { rows: Rows { tokens: &tokens, positions: rows, steps: &steps }, values: &values };
+    let again = ops::execute(node, context.gguf, inputs, &context.numerics)?;
+    let unit = Units::of(&context.numerics).storage.max(context.recorded_unit) as f32;
+    let share = SEEN.max(SEEN_ROUNDINGS * unit);
+    let odd = |t: &usize| {
+        let (a, b) = (recorded.row(*t), again.row(*t));
+        let rms = (b.iter().map(|b| b * b).sum::<f32>() / b.len().max(1) as f32).sqrt();
+        // `!(..)`, so that a NaN is odd.
+        a.len() != b.len() || !a.iter().zip(b).all(|(a, b)| (a - b).abs() <= share * (b.abs() + rms))
+    };
+    let suspects = (0..recorded.rows).filter(odd).map(|t| rows[t]).collect();
+    Ok(Screened { rows: rows.len() as u64, suspects })
+}
+
+/// A part of the rows of a node, computed again as an audit does.
+fn exactly(context: &Context<'_>, node: &Node, rows: &[u32]) -> Result<Screened> {
     let Ok(case) = gather(context, node, rows)? else { return Ok(Screened::default()) };
     let explained = judge::explain(context, &case)?;
     let audit = local::judge(&case, &explained, None, &[case.recorded.cols]);
@@ -188,12 +226,21 @@ impl SignedSum {
             minima_squares: Vec::new(),
             group,
         };
-        let mut row = vec![0f64; cols];
-        for (o, sign) in outputs.clone().zip(&sum.signs) {
-            weight.decode_rows(o..o + 1, &mut row);
-            for ((sum, square), w) in sum.weights.iter_mut().zip(&mut sum.squares).zip(&row) {
-                *sum += sign * w;
-                *square += w * w;
+        let mut rows = vec![0f32; ADDED * cols];
+        let mut parts = vec![[0f32; 2]; cols];
+        for (start, signs) in outputs.clone().step_by(ADDED).zip(sum.signs.chunks(ADDED)) {
+            weight.decode_rows(start..start + signs.len(), &mut rows[..signs.len() * cols]);
+            parts.fill([0.0; 2]);
+            for (row, sign) in rows.chunks_exact(cols).zip(signs) {
+                let sign = *sign as f32;
+                for ([sum, square], w) in parts.iter_mut().zip(row) {
+                    *sum += sign * w;
+                    *square += w * w;
+                }
+            }
+            for ((sum, square), part) in sum.weights.iter_mut().zip(&mut sum.squares).zip(&parts) {
+                *sum += f64::from(part[0]);
+                *square += f64::from(part[1]);
             }
         }
         if let Some(groups) = cols.checked_div(group) {

@@ -10,11 +10,14 @@ use super::{
 };
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::{Kept, Recording};
-use crate::engine::{Batch, Probe, Values};
+use crate::engine::{Asked, Batch, Probe, RowStats, Values};
 use crate::error::Result;
 use crate::report::TokenReport;
 use crate::report::detail::{Detail, GRID, Sketch};
 use parity_dump::Writer;
+
+/// Rows of a step from which on a GPU engine compares: fewer are compared on the host while they arrive.
+const ROWS_MIN_ON_DEVICE: usize = 64;
 
 /// What a live comparison looks at.
 pub struct LiveOptions<'a> {
@@ -142,6 +145,11 @@ impl<'a> Live<'a> {
         Ok(LiveResult { comparisons, tokens: tokens.report(), details, kept })
     }
 
+    fn tell_progress(&mut self) {
+        self.n_recorded += 1;
+        (self.options.progress)(self.n_recorded, self.options.n_expected);
+    }
+
     /// Adds the rows to the picture, in order of position.
     fn draw_rows(&mut self, checkpoint: Checkpoint, rows: &Rows<'_>) {
         let Some(reference) = self.reference.filter(|_| self.options.pictures) else { return };
@@ -261,8 +269,57 @@ impl Probe for Live<'_> {
         if let Some(writer) = &mut self.options.writer {
             writer.tensor_f32(checkpoint, shape, values)?;
         }
-        self.n_recorded += 1;
-        (self.options.progress)(self.n_recorded, self.options.n_expected);
+        self.tell_progress();
+        Ok(())
+    }
+
+    /// Where nothing but the numbers and the sampled rows is needed of many rows that the reference has too.
+    fn compares(&self, checkpoint: Checkpoint, batch: &Batch<'_>) -> bool {
+        let Some(reference) = self.reference else { return false };
+        let (kind, options) = (checkpoint.kind(), &self.options);
+        let end = batch.first + batch.tokens.len();
+        let whole = kind == Kind::Logits || kind.is_optional() || Kept::keeps_all(kind);
+        let numbers_only = options.writer.is_none() && !options.pictures && !options.isolated;
+        if batch.tokens.len() < ROWS_MIN_ON_DEVICE
+            || whole
+            || !numbers_only
+            || !options.compared.contains(&checkpoint)
+            || !options.tolerances.of(checkpoint).is_empty()
+            || (common_positions(self.kept.tokens(), reference.tokens()) as usize) < end
+        {
+            return false;
+        }
+        let recorded = reference.positions(checkpoint);
+        (batch.first..end).all(|position| recorded.binary_search(&(position as u32)).is_ok())
+    }
+
+    fn asked(&mut self, checkpoint: Checkpoint, batch: &Batch<'_>) -> Asked {
+        let positions: Vec<u32> = (0..batch.tokens.len()).map(|t| (batch.first + t) as u32).collect();
+        let reference = self.reference.and_then(|reference| reference.gather(checkpoint, &positions));
+        let sampled = |t: &usize| self.options.sample.contains(&positions[*t]);
+        let audited = self.options.audited.contains(&checkpoint);
+        let rows = (0..positions.len()).filter(|_| audited).filter(sampled).collect();
+        Asked { reference: reference.map(|rows| rows.data).unwrap_or_default(), rows }
+    }
+
+    fn compared(
+        &mut self,
+        checkpoint: Checkpoint,
+        batch: &Batch<'_>,
+        shape: &[usize],
+        rows: &[RowStats],
+        values: &[(usize, Vec<f32>)],
+    ) -> Result<()> {
+        let width = shape[1..].iter().product();
+        self.row_shapes.entry(checkpoint).or_insert_with(|| shape[1..].to_vec());
+        let sums = self.sums.entry(checkpoint).or_default();
+        for (t, row) in rows.iter().enumerate() {
+            sums.compared_row((batch.first + t) as u32, width, row);
+        }
+        for (t, row) in values {
+            self.kept.keep(checkpoint, &shape[1..], (batch.first + t) as u32, row);
+        }
+        self.tell_progress();
         Ok(())
     }
 

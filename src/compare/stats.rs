@@ -1,5 +1,6 @@
 //! The numbers of one pair of tensors, gathered row by row in f64.
 
+use crate::engine::RowStats;
 use crate::report::{Nonfinite, Numbers, ToleranceNeeded, Worst};
 
 /// What the user allows: |a-b| <= atol + rtol·|b| for every element, and an NMSE.
@@ -48,51 +49,36 @@ struct WorstElement {
     reference: f32,
 }
 
-/// Sums over one row, or over one lane of it.
-#[derive(Clone, Copy, Default)]
-struct RowSums {
-    abs: f64,
-    square: f64,
-    aa: f64,
-    bb: f64,
-    ab: f64,
-    max: f64,
-    ratio: f64,
-    positive: u32,
-    differing: u32,
+/// Adds a pair to one row, or to one lane of it. The place of the maximum is found later.
+#[inline(always)]
+fn add(sums: &mut RowStats, a: f32, b: f32) {
+    let (a, b) = (f64::from(a), f64::from(b));
+    let d = a - b;
+    let abs = d.abs();
+    sums.abs_error += abs;
+    sums.squared_error += d * d;
+    sums.squared_a += a * a;
+    sums.squared_b += b * b;
+    sums.product += a * b;
+    // `abs` is no NaN here; the comparison compiles to a maximum.
+    sums.max = if abs > sums.max { abs } else { sums.max };
+    // 0/0 counts as nothing, x/0 as infinite.
+    let ratio = if abs > 0.0 { abs / b.abs() } else { 0.0 };
+    sums.ratio = if ratio > sums.ratio { ratio } else { sums.ratio };
+    sums.positive += u32::from(d > 0.0);
+    sums.differing += u32::from(abs > 0.0);
 }
 
-impl RowSums {
-    #[inline(always)]
-    fn add(&mut self, a: f32, b: f32) {
-        let (a, b) = (f64::from(a), f64::from(b));
-        let d = a - b;
-        let abs = d.abs();
-        self.abs += abs;
-        self.square += d * d;
-        self.aa += a * a;
-        self.bb += b * b;
-        self.ab += a * b;
-        // `abs` is no NaN here; the comparison compiles to a maximum.
-        self.max = if abs > self.max { abs } else { self.max };
-        // 0/0 counts as nothing, x/0 as infinite.
-        let ratio = if abs > 0.0 { abs / b.abs() } else { 0.0 };
-        self.ratio = if ratio > self.ratio { ratio } else { self.ratio };
-        self.positive += u32::from(d > 0.0);
-        self.differing += u32::from(abs > 0.0);
-    }
-
-    fn merge(&mut self, other: &RowSums) {
-        self.abs += other.abs;
-        self.square += other.square;
-        self.aa += other.aa;
-        self.bb += other.bb;
-        self.ab += other.ab;
-        self.max = self.max.max(other.max);
-        self.ratio = self.ratio.max(other.ratio);
-        self.positive += other.positive;
-        self.differing += other.differing;
-    }
+fn merge(sums: &mut RowStats, other: &RowStats) {
+    sums.abs_error += other.abs_error;
+    sums.squared_error += other.squared_error;
+    sums.squared_a += other.squared_a;
+    sums.squared_b += other.squared_b;
+    sums.product += other.product;
+    sums.max = sums.max.max(other.max);
+    sums.ratio = sums.ratio.max(other.ratio);
+    sums.positive += other.positive;
+    sums.differing += other.differing;
 }
 
 /// Independent lanes of the inner loop, so that the sums do not wait for each other.
@@ -120,47 +106,43 @@ impl Accumulator {
 
     fn add(&mut self, position: u32, a: &[f32], b: &[f32]) {
         debug_assert_eq!(a.len(), b.len());
-        let mut sums = row_sums(a, b);
-        self.n += a.len() as u64;
-        if !(sums.aa + sums.bb).is_finite() {
-            sums = self.finite_part(a, b);
+        let mut row = row_sums(a, b);
+        if !(row.squared_a + row.squared_b).is_finite() {
+            row = finite_part(a, b);
         }
-        self.sum_abs += sums.abs;
-        self.sum_square += sums.square;
-        self.sum_aa += sums.aa;
-        self.sum_bb += sums.bb;
-        self.sum_ab += sums.ab;
-        self.positive += u64::from(sums.positive);
-        self.differing += u64::from(sums.differing);
-        self.rtol_needed = self.rtol_needed.max(sums.ratio);
-        self.note_worst(position, a, b, sums.max);
+        if row.max > self.largest() {
+            locate(&mut row, a, b);
+        }
+        self.compared_row(position, a.len(), &row);
         self.count_beyond(a, b);
-        self.rows.push((position, relative(sums.square, sums.bb)));
     }
 
-    /// The sums over the elements that are finite on both sides; the others are counted.
-    fn finite_part(&mut self, a: &[f32], b: &[f32]) -> RowSums {
-        let mut sums = RowSums::default();
-        for (&a, &b) in a.iter().zip(b) {
-            self.nonfinite.candidate += u64::from(!a.is_finite());
-            self.nonfinite.reference += u64::from(!b.is_finite());
-            if a.is_finite() && b.is_finite() {
-                sums.add(a, b);
-            }
-        }
-        sums
+    /// The largest difference so far; less than any where there is none.
+    fn largest(&self) -> f64 {
+        self.worst.map_or(-1.0, |worst| worst.difference)
     }
 
-    fn note_worst(&mut self, position: u32, a: &[f32], b: &[f32], max: f64) {
-        let so_far = self.worst.map_or(-1.0, |worst| worst.difference);
-        if !(max > so_far) {
-            return;
+    /// Adds a row of `width` elements that has been compared already; it is held against no tolerance.
+    pub fn compared_row(&mut self, position: u32, width: usize, row: &RowStats) {
+        self.n += width as u64;
+        self.nonfinite.candidate += u64::from(row.nonfinite_a);
+        self.nonfinite.reference += u64::from(row.nonfinite_b);
+        self.sum_abs += row.abs_error;
+        self.sum_square += row.squared_error;
+        self.sum_aa += row.squared_a;
+        self.sum_bb += row.squared_b;
+        self.sum_ab += row.product;
+        self.positive += u64::from(row.positive);
+        self.differing += u64::from(row.differing);
+        self.rtol_needed = self.rtol_needed.max(row.ratio);
+        if row.max > self.largest()
+            && let Ok(column) = usize::try_from(row.column)
+            && column < width
+        {
+            let (difference, candidate, reference) = (row.max, row.a, row.b);
+            self.worst = Some(WorstElement { difference, position, column, candidate, reference });
         }
-        let at = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).abs() == max;
-        if let Some(column) = a.iter().zip(b).position(at) {
-            let (candidate, reference) = (a[column], b[column]);
-            self.worst = Some(WorstElement { difference: max, position, column, candidate, reference });
-        }
+        self.rows.push((position, relative(row.squared_error, row.squared_b)));
     }
 
     fn count_beyond(&mut self, a: &[f32], b: &[f32]) {
@@ -268,18 +250,41 @@ pub fn index(position: u32, column: usize, shape: &[usize]) -> Vec<usize> {
     index
 }
 
-fn row_sums(a: &[f32], b: &[f32]) -> RowSums {
-    let mut lanes = [RowSums::default(); LANES];
-    let (chunks_a, chunks_b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let rest = chunks_a.remainder().iter().zip(chunks_b.remainder());
-    let mut total = RowSums::default();
-    rest.for_each(|(&a, &b)| total.add(a, b));
-    for (a, b) in chunks_a.zip(chunks_b) {
-        for lane in 0..LANES {
-            lanes[lane].add(a[lane], b[lane]);
+/// Finds the first column with the maximum; the one behind the last where no pair is finite.
+fn locate(row: &mut RowStats, a: &[f32], b: &[f32]) {
+    let at = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).abs() == row.max;
+    let column = a.iter().zip(b).position(at);
+    row.column = column.unwrap_or(a.len()) as i64;
+    if let Some(column) = column {
+        (row.a, row.b) = (a[column], b[column]);
+    }
+}
+
+/// The sums over the elements that are finite on both sides; the others are counted.
+fn finite_part(a: &[f32], b: &[f32]) -> RowStats {
+    let mut sums = RowStats::default();
+    for (&a, &b) in a.iter().zip(b) {
+        sums.nonfinite_a += u32::from(!a.is_finite());
+        sums.nonfinite_b += u32::from(!b.is_finite());
+        if a.is_finite() && b.is_finite() {
+            add(&mut sums, a, b);
         }
     }
-    lanes.iter().for_each(|lane| total.merge(lane));
+    sums
+}
+
+fn row_sums(a: &[f32], b: &[f32]) -> RowStats {
+    let mut lanes = [RowStats::default(); LANES];
+    let (chunks_a, chunks_b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let rest = chunks_a.remainder().iter().zip(chunks_b.remainder());
+    let mut total = RowStats::default();
+    rest.for_each(|(&a, &b)| add(&mut total, a, b));
+    for (a, b) in chunks_a.zip(chunks_b) {
+        for lane in 0..LANES {
+            add(&mut lanes[lane], a[lane], b[lane]);
+        }
+    }
+    lanes.iter().for_each(|lane| merge(&mut total, lane));
     total
 }
 

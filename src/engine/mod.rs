@@ -29,6 +29,50 @@ pub enum Values<'a> {
     F64(&'a [f64]),
 }
 
+/// What a comparison by the engine needs.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    /// (T, W) values of the reference. Where they have another size the values are recorded as any others.
+    pub reference: Vec<f32>,
+    /// Rows of the step whose values are to be shown as well.
+    pub rows: Vec<usize>,
+}
+
+/// What the comparison of one row a with a reference b comes to, in f64. Pairs that are not two finite numbers
+/// are counted and left out of everything else.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RowStats {
+    /// Σ |a - b|
+    pub abs_error: f64,
+    /// Σ (a - b)²
+    pub squared_error: f64,
+    /// Σ a²
+    pub squared_a: f64,
+    /// Σ b²
+    pub squared_b: f64,
+    /// Σ a·b
+    pub product: f64,
+    /// max |a - b|
+    pub max: f64,
+    /// max |a - b| / |b|, where 0/0 counts as nothing.
+    pub ratio: f64,
+    /// The first column with the maximum.
+    pub column: i64,
+    /// a there.
+    pub a: f32,
+    /// b there.
+    pub b: f32,
+    /// How often a > b.
+    pub positive: u32,
+    /// How often they differ.
+    pub differing: u32,
+    /// NaN and infinite values of a.
+    pub nonfinite_a: u32,
+    /// NaN and infinite values of b.
+    pub nonfinite_b: u32,
+}
+
 /// Watches an engine. Asking for a checkpoint never changes a value.
 pub trait Probe {
     /// Whether the values at `checkpoint` are to be handed over.
@@ -42,6 +86,30 @@ pub trait Probe {
         shape: &[usize],
         values: Values<'_>,
     ) -> Result<()>;
+
+    /// Whether an engine that computes elsewhere than on the host may compare the values for the probe: it then
+    /// asks for the reference and shows only what [`Asked`] names.
+    fn compares(&self, _checkpoint: Checkpoint, _batch: &Batch<'_>) -> bool {
+        false
+    }
+
+    /// What a comparison for the probe needs; asked only where [`Probe::compares`].
+    fn asked(&mut self, _checkpoint: Checkpoint, _batch: &Batch<'_>) -> Asked {
+        Asked::default()
+    }
+
+    /// Takes such a comparison: (T,) rows, and the values (W,) of the rows that were asked for, each with its
+    /// number in the step.
+    fn compared(
+        &mut self,
+        _checkpoint: Checkpoint,
+        _batch: &Batch<'_>,
+        _shape: &[usize],
+        _rows: &[RowStats],
+        _values: &[(usize, Vec<f32>)],
+    ) -> Result<()> {
+        Ok(())
+    }
 
     /// (T, `width`) values that the engine goes on with in place of its own. `None`, as everywhere but where
     /// nodes are looked at in isolation: its own.

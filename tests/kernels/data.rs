@@ -2,8 +2,11 @@
 
 use half::{bf16, f16};
 use parity::engine::cuda::calls::{Address, Weight};
+use parity::engine::cuda::single::Shared;
 use parity::gguf::{DType, decode};
 use parity::numerics::Storage;
+
+use crate::host;
 
 /// A small random number generator (SplitMix64), so that a failure can be had again.
 pub struct Random(pub u64);
@@ -29,13 +32,25 @@ impl Random {
 
 /// 16-byte aligned memory, filled with a pattern that is NaN in f32 and f16 until it is written.
 pub struct Memory {
-    words: Vec<u128>,
+    place: Place,
     bytes: usize,
+}
+
+enum Place {
+    Host(Vec<u128>),
+    Shared(Shared),
 }
 
 impl Memory {
     pub fn new(bytes: usize) -> Memory {
-        Memory { words: vec![u128::MAX; bytes.div_ceil(16)], bytes }
+        let place = match host::shared(bytes) {
+            Some(mut shared) => {
+                shared.bytes_mut().fill(u8::MAX);
+                Place::Shared(shared)
+            }
+            None => Place::Host(vec![u128::MAX; bytes.div_ceil(16)]),
+        };
+        Memory { place, bytes }
     }
 
     pub fn of_bytes(bytes: &[u8]) -> Memory {
@@ -64,17 +79,25 @@ impl Memory {
     }
 
     pub fn address(&self) -> Address {
-        self.words.as_ptr() as Address
+        self.bytes().as_ptr() as Address
     }
 
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the words hold at least that many bytes.
-        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.bytes) }
+        match &self.place {
+            // SAFETY: the words hold at least that many bytes.
+            Place::Host(words) => unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), self.bytes) },
+            Place::Shared(shared) => shared.bytes(),
+        }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the words hold at least that many bytes.
-        unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), self.bytes) }
+        match &mut self.place {
+            // SAFETY: the words hold at least that many bytes.
+            Place::Host(words) => unsafe {
+                std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), self.bytes)
+            },
+            Place::Shared(shared) => shared.bytes_mut(),
+        }
     }
 
     pub fn values(&self, storage: Storage) -> Vec<f32> {

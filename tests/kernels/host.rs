@@ -1,5 +1,6 @@
 //! Runs the kernels of `kernels/` on the CPU: compiled by the C++ compiler against `kernels/host`, loaded as a
-//! shared library, one fiber per CUDA thread.
+//! shared library, one fiber per CUDA thread. With `PARITY_KERNELS_ON=cuda` the same tests run the built kernels
+//! on the first GPU.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
@@ -7,6 +8,7 @@ use std::process::Command;
 use std::sync::{Mutex, OnceLock};
 
 use parity::engine::cuda::calls::Call;
+use parity::engine::cuda::single::{Shared, Single};
 
 /// `int parity_kernels_launch(...)` in `kernels/host/kernels.cpp`.
 type Launch = unsafe extern "C" fn(
@@ -21,8 +23,27 @@ type Launch = unsafe extern "C" fn(
 ) -> c_int;
 
 /// A compiled set of kernels.
-pub struct Kernels {
-    launch: Launch,
+pub enum Kernels {
+    /// For the CPU.
+    Host(Launch),
+    /// For the first GPU.
+    Gpu,
+}
+
+/// The first GPU, where `PARITY_KERNELS_ON=cuda` asks for it.
+fn gpu() -> Option<&'static Mutex<Single>> {
+    static OPEN: OnceLock<Option<Mutex<Single>>> = OnceLock::new();
+    OPEN.get_or_init(|| {
+        let asked = std::env::var_os("PARITY_KERNELS_ON").is_some_and(|value| value == "cuda");
+        asked.then(|| Mutex::new(Single::open(0).unwrap_or_else(|error| panic!("{error}"))))
+    })
+    .as_ref()
+}
+
+/// Memory that the GPU sees too, where there is to be one.
+pub fn shared(bytes: usize) -> Option<Shared> {
+    let gpu = gpu()?.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    Some(gpu.memory(bytes).unwrap_or_else(|error| panic!("{error}")))
 }
 
 /// The shim keeps the running block in globals.
@@ -53,19 +74,25 @@ impl Kernels {
             let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
             let symbol = libc::dlsym(library, c"parity_kernels_launch".as_ptr());
             assert!(!symbol.is_null(), "the library has the function");
-            Ok(Kernels { launch: std::mem::transmute::<*mut c_void, Launch>(symbol) })
+            Ok(Kernels::Host(std::mem::transmute::<*mut c_void, Launch>(symbol)))
         }
     }
 
-    /// Runs one call; `seed` 0 runs the threads of a block in order, any other in a random order of its own.
+    /// Runs one call; `seed` 0 runs the threads of a block in order, any other in a random order of its own, as
+    /// far as there is a choice.
     pub fn run(&self, call: &Call, seed: u32) -> Result<(), String> {
+        let Kernels::Host(launch) = self else {
+            let mut gpu =
+                gpu().expect("a GPU was asked for").lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            return gpu.run(call).map_err(|error| error.to_string());
+        };
         let name = CString::new(call.kernel.as_str()).expect("a name without zeros");
         let (args, size) = call.args();
         let mut message = [0u8; 256];
         let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         // SAFETY: the arguments are those of the kernel, by name and size; the addresses in them are the test's.
         let code = unsafe {
-            (self.launch)(
+            launch(
                 name.as_ptr(),
                 args.cast(),
                 size,
@@ -94,6 +121,9 @@ pub fn folder() -> PathBuf {
 pub fn kernels() -> Option<&'static Kernels> {
     static BUILT: OnceLock<Option<Kernels>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
+        if gpu().is_some() {
+            return Some(Kernels::Gpu);
+        }
         compiler()?;
         let out = tempfile::tempdir().expect("a temporary folder").keep().join("kernels.so");
         let kernels = Kernels::build(&folder(), &out);

@@ -48,11 +48,11 @@ fn product(
         let products = x.iter().zip(w).map(|(x, w)| f64::from(*x) * w);
         let exact: f64 = products.clone().sum();
         let size: f64 = products.map(f64::abs).sum();
-        // One rounding for each link of a chain of 32 and of the chains, four in decoding a weight; f16
-        // operands where the product is on tensor cores.
+        // One rounding for each link of a chain of 32 and of the chains, four in decoding a weight; the fast
+        // kernels take f16 operands.
         let links = 32.0 + columns as f64 / 32.0 + 4.0;
-        let operands = match (kernel, storage) {
-            (LinearKernel::Tile, Storage::F16) => f64::from(f16::EPSILON.to_f32()) / 2.0,
+        let operands = match storage {
+            Storage::F16 => f64::from(f16::EPSILON.to_f32()) / 2.0,
             _ => 0.0,
         };
         (exact, (links * U32 + operands) * size + 2.0 * storage_rounding(exact, storage))

@@ -1,6 +1,7 @@
 //! The other kernels: norm, bias, RoPE, cache, residual sum, gated activation, statistics.
 
-use parity::engine::cuda::calls::{self, NormShape, RopeData, RopePart, Stats};
+use parity::engine::RowStats;
+use parity::engine::cuda::calls::{self, NormShape, RopeData, RopePart};
 use parity::model::graph::{Activation, Glu, GluForm, NormStyle, Pairing, Rope, RopePosition};
 use parity::numerics::Storage;
 
@@ -230,31 +231,34 @@ fn statistics() {
     let Some(kernels) = host::kernels() else { return };
     for (n, storage) in [(1, Storage::F32), (999, Storage::F16), (70_001, Storage::F32)] {
         let mut random = Random(n as u64);
-        let (mut x, y) = (random.values(n), random.values(n));
+        let (mut x, y) = (random.values(2 * n), random.values(2 * n));
         if n > 500 {
-            (x[3], x[400]) = (f32::NAN, f32::INFINITY);
-            (x[77], x[88]) = (y[77] + 50.0, y[88] + 50.0);
+            (x[n + 3], x[n + 400]) = (f32::NAN, f32::INFINITY);
+            (x[n + 77], x[n + 88]) = (y[n + 77] + 50.0, y[n + 88] + 50.0);
         }
         let a = Memory::stored(&x, storage);
         let b = Memory::of_f32(&y);
-        let x = a.values(storage);
-        let parts = Memory::new(calls::STATS_PARTS * size_of::<Stats>());
-        let out = Memory::new(size_of::<Stats>());
-        let addresses = [a.address(), b.address(), parts.address(), out.address()];
-        run(kernels, &calls::stats(addresses, n, storage), &out, Storage::F32);
-        // SAFETY: the kernel wrote one.
-        let found = unsafe { *(out.address() as *const Stats) };
+        let out = Memory::new(2 * size_of::<RowStats>());
+        let call = calls::stats([a.address(), b.address(), out.address()], [2, n], storage);
+        run(kernels, &[call], &out, Storage::F32);
+        // SAFETY: the kernel wrote two, and this is the second.
+        let found = unsafe { *(out.address() as *const RowStats).add(1) };
+        let (x, y) = (&a.values(storage)[n..], &y[n..]);
 
-        let pairs = x.iter().zip(&y).map(|(a, b)| (f64::from(*a), f64::from(*b)));
+        let pairs = x.iter().zip(y).map(|(a, b)| (f64::from(*a), f64::from(*b)));
         let finite: Vec<(usize, (f64, f64))> =
             pairs.enumerate().filter(|(_, (a, b))| a.is_finite() && b.is_finite()).collect();
         let sum = |f: &dyn Fn(f64, f64) -> f64| finite.iter().map(|(_, (a, b))| f(*a, *b)).sum::<f64>();
-        let max = finite.iter().map(|(_, (a, b))| (a - b).abs()).fold(-1.0, f64::max);
+        let max = finite.iter().map(|(_, (a, b))| (a - b).abs()).fold(0.0, f64::max);
         let worst = finite.iter().find(|(_, (a, b))| (a - b).abs() == max).map_or(0, |(i, _)| *i);
-        assert_eq!((found.abs_err_max, found.worst), (max, worst as i64));
-        assert_eq!(found.nonfinite_a, x.iter().filter(|v| !v.is_finite()).count() as i64);
+        assert_eq!((found.max, found.column), (max, worst as i64));
+        assert_eq!((found.a, found.b), (x[worst], y[worst]));
+        assert_eq!(found.nonfinite_a as usize, x.iter().filter(|v| !v.is_finite()).count());
         assert_eq!(found.nonfinite_b, 0);
-        assert_eq!(found.positive, sum(&|a, b| f64::from(u8::from(a > b))) as i64);
+        assert_eq!(f64::from(found.positive), sum(&|a, b| f64::from(u8::from(a > b))));
+        assert_eq!(f64::from(found.differing), sum(&|a, b| f64::from(u8::from(a != b))));
+        let ratio = finite.iter().map(|(_, (a, b))| (a - b).abs() / b.abs()).fold(0.0, f64::max);
+        assert_eq!(found.ratio, ratio);
         let sums = [
             (found.squared_error, sum(&|a, b| (a - b).powi(2))),
             (found.squared_a, sum(&|a, _| a * a)),

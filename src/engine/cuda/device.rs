@@ -149,10 +149,10 @@ impl Device {
             .map_err(failed("a copy"))
     }
 
-    /// Starts a copy to pinned memory on the copy stream.
-    pub fn start_download(&self, from: Address, to: &mut [u8]) -> Result<()> {
+    /// Starts a copy to pinned memory on one of the streams.
+    pub fn start_download(&self, from: Address, to: &mut [u8], stream: &CudaStream) -> Result<()> {
         // SAFETY: the caller waits for an event behind it before it reads `to`, which is pinned.
-        unsafe { result::memcpy_dtoh_async(to, from, self.copy.cu_stream()) }.map_err(failed("a download"))
+        unsafe { result::memcpy_dtoh_async(to, from, stream.cu_stream()) }.map_err(failed("a download"))
     }
 
     /// Enqueues a kernel.
@@ -244,6 +244,16 @@ impl Event {
         // SAFETY: both are alive.
         unsafe { result::stream::wait_event(stream.cu_stream(), self.event, flags) }
             .map_err(failed("an event"))
+    }
+
+    /// Whether the stream has got there.
+    pub fn is_past(&self) -> Result<bool> {
+        // SAFETY: the event is alive.
+        match unsafe { result::event::query(self.event) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            Err(error) => Err(failed("a kernel or a copy")(error)),
+        }
     }
 
     /// Waits for the point on the host.

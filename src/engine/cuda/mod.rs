@@ -7,6 +7,7 @@
 
 pub mod calls;
 
+mod compare;
 mod device;
 mod host;
 mod layout;
@@ -15,26 +16,27 @@ mod plan;
 mod readback;
 mod ropes;
 mod schedule;
+pub mod single;
 mod weights;
 
 use std::collections::HashMap;
 
 use cudarc::driver::{CudaGraph, sys};
 
-use super::{Batch, Engine, Probe};
+use super::{Batch, Engine, Probe, Values};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::graph::{Graph, Op};
 use crate::numerics::{Numerics, Products, Storage};
-use calls::{Address, Stats};
+use compare::Compare;
 use device::{Buffer, Device, error, failed};
 use host::Host;
 use layout::{Layout, bytes_of};
 use modules::Modules;
 use parity_dump::manifest::Producer;
-use plan::{Key, Memory, Plan, Work};
-use readback::{Reading, Ring, Transfers};
+use plan::{Key, Memory, Output, Plan, Work};
+use readback::{Logits, Reading, Ring, Transfers};
 use ropes::Tables;
 use schedule::Ability;
 use weights::Weights;
@@ -71,6 +73,8 @@ pub struct CudaEngine<'m> {
     decode: Option<CudaGraph>,
     plan: Option<(Plan, Transfers)>,
     ring: Ring,
+    logits: Option<Logits>,
+    compare: Compare,
     arena: Option<Buffer>,
     cache: HashMap<Checkpoint, Buffer>,
     ropes: Tables,
@@ -101,6 +105,8 @@ impl<'m> CudaEngine<'m> {
             decode: None,
             plan: None,
             ring: Ring::default(),
+            logits: None,
+            compare: Compare::default(),
             arena: None,
             cache: HashMap::new(),
             ropes: Tables::default(),
@@ -127,33 +133,6 @@ impl<'m> CudaEngine<'m> {
     pub fn reset(&mut self) {
         self.computed = 0;
     }
-
-    /// Compares what the last step left at a checkpoint that its probe wanted with `reference`, on the GPU:
-    /// only the result is brought to the host. `None` where the step did not compute it or its probe did not
-    /// want it.
-    pub fn compare_on_device(&mut self, checkpoint: Checkpoint, reference: &[f32]) -> Result<Option<Stats>> {
-        self.device.bind()?;
-        let (Some((plan, _)), Some(arena)) = (&self.plan, &self.arena) else { return Ok(None) };
-        let Some(output) = plan.outputs.iter().find(|output| output.checkpoint == checkpoint) else {
-            return Ok(None);
-        };
-        let place = output.place;
-        if place.len != reference.len() {
-            return Err(Error::new(checkpoint, "the reference has another size")
-                .expected(format!("{} values", place.len))
-                .found(reference.len()));
-        }
-        let parts = calls::STATS_PARTS * size_of::<Stats>();
-        let memory = self.device.alloc("a comparison", 4 * place.len + parts + size_of::<Stats>())?;
-        let (b, parts_at) = (memory.address, memory.address + (4 * place.len as Address).next_multiple_of(8));
-        let out = parts_at + parts as Address;
-        self.device.upload(reference, b)?;
-        let a = arena.address + place.offset as Address;
-        for call in calls::stats([a, b, parts_at, out], place.len, place.storage) {
-            self.device.launch(self.modules.function(&call.kernel)?, &call)?;
-        }
-        Ok(self.device.download::<Stats>(out, 1)?.first().copied())
-    }
 }
 
 impl Engine for CudaEngine<'_> {
@@ -178,6 +157,10 @@ impl Engine for CudaEngine<'_> {
         let (plan, transfers) = self.plan.as_ref().expect("just made");
         let arena = self.arena.as_ref().map_or(0, |arena| arena.address);
         let mut reading = Reading::new(&self.device, &mut self.ring, transfers, &plan.outputs, arena)?;
+        let (dims, rows) = (&self.graph.dims, batch.tokens.len());
+        let show = |probe: &mut dyn Probe, output: &Output, values: Values<'_>| {
+            probe.record(output.checkpoint, batch, &dims.shape(output.checkpoint.kind(), rows, end), values)
+        };
         if let Some(decode) = &self.decode {
             decode.launch().map_err(failed("the decode graph"))?;
             reading.after(plan.work.len())?;
@@ -200,18 +183,34 @@ impl Engine for CudaEngine<'_> {
                     Work::Host(index) => host.execute(&plan.nodes[*index], batch, probe)?,
                 }
                 reading.after(done + 1)?;
+                while reading.is_full()? {
+                    reading.show_next(|output, values| show(probe, output, values))?;
+                }
             }
         }
-        let dims = &self.graph.dims;
-        let rows = batch.tokens.len();
-        while reading.show_next(|output, values| {
+        if let Some((logits, from)) = self.logits.as_mut().zip(plan.logits) {
+            logits.start(&self.device, from)?;
+        }
+        let logits = self.logits.as_ref().filter(|_| plan.logits.is_some());
+        let mut last_row = None;
+        while reading.show_next(|output, values| show(probe, output, values))? {
+            // The caller's copy is made while others are on their way.
+            if let Some(logits) = logits.filter(|_| last_row.is_none())
+                && logits.are_there()?
+            {
+                last_row = Some(logits.take()?);
+            }
+        }
+        for output in &plan.compared {
             let shape = dims.shape(output.checkpoint.kind(), rows, end);
-            probe.record(output.checkpoint, batch, &shape, values)
-        })? {}
+            let on = (&self.device, &mut self.modules);
+            self.compare.run(on, (output, arena), batch, &shape, probe)?;
+        }
         self.computed = end;
-        match plan.logits {
-            Some(address) => Ok(Some(self.device.download(address, dims.vocab)?)),
-            None => self.device.synchronize().map(|()| None),
+        match (last_row, logits) {
+            (None, Some(logits)) => logits.take().map(Some),
+            (None, None) => self.device.synchronize().map(|()| None),
+            (last_row, _) => Ok(last_row),
         }
     }
 }
@@ -259,7 +258,10 @@ impl CudaEngine<'_> {
         let wanted: Vec<bool> = self.graph.checkpoints().map(|checkpoint| probe.wants(checkpoint)).collect();
         let inside =
             self.graph.checkpoints().zip(&wanted).any(|(c, wanted)| *wanted && c.kind().is_optional());
-        let key = Key { rows, cached: inside.then_some(batch.first + rows), wanted };
+        let compared =
+            self.graph.checkpoints().zip(&wanted).map(|(c, wanted)| *wanted && probe.compares(c, batch));
+        let compared: Vec<bool> = compared.collect();
+        let key = Key { rows, cached: inside.then_some(batch.first + rows), wanted, compared };
         if let Some((plan, _)) = &self.plan
             && plan.key == key
         {
@@ -271,13 +273,10 @@ impl CudaEngine<'_> {
         }
         (self.plan, self.decode) = (None, None);
         self.device.synchronize()?;
-        let list: Vec<Checkpoint> = self
-            .graph
-            .checkpoints()
-            .zip(&key.wanted)
-            .filter(|(_, wanted)| **wanted)
-            .map(|(c, _)| c)
-            .collect();
+        let listed = |marks: &[bool]| -> Vec<Checkpoint> {
+            self.graph.checkpoints().zip(marks).filter(|(_, mark)| **mark).map(|(c, _)| c).collect()
+        };
+        let (list, compared) = (listed(&key.wanted), listed(&key.compared));
         let wants = |checkpoint: Checkpoint| list.contains(&checkpoint);
         let nodes = schedule::nodes(&self.graph, wants);
         for node in &nodes {
@@ -299,8 +298,12 @@ impl CudaEngine<'_> {
             tokens: step_data + 4,
             arena: self.arena.as_ref().map_or(0, |arena| arena.address),
         };
-        let plan = Plan::new(&self.graph, (nodes, &tasks), (key, layout), &list, &self.numerics, &memory);
+        let wanted = (&list[..], &compared[..]);
+        let plan = Plan::new(&self.graph, (nodes, &tasks), (key, layout), wanted, &self.numerics, &memory);
         let transfers = Transfers::new(&self.device, &plan.outputs)?;
+        if plan.logits.is_some() && self.logits.is_none() {
+            self.logits = Some(Logits::new(&self.device, self.graph.dims.vocab)?);
+        }
         self.plan = Some((plan, transfers));
         Ok(())
     }

@@ -24,6 +24,8 @@ pub struct Key {
     pub cached: Option<usize>,
     /// Which checkpoints the probe wants, by node of the unfused graph.
     pub wanted: Vec<bool>,
+    /// Which of them are compared on the device.
+    pub compared: Vec<bool>,
 }
 
 /// One thing to do.
@@ -54,8 +56,10 @@ pub struct Plan {
     pub nodes: Vec<Node>,
     /// In order.
     pub work: Vec<Work>,
-    /// In the order of the arena.
+    /// What goes to the host, in the order of the arena.
     pub outputs: Vec<Output>,
+    /// What is compared on the device, likewise.
+    pub compared: Vec<Output>,
     /// Where everything lies.
     pub layout: Layout,
     /// The logits row that is returned: f32, (V,).
@@ -79,12 +83,12 @@ pub struct Memory<'a> {
 }
 
 impl Plan {
-    /// Turns tasks into launches; `wanted` is what the probe wants.
+    /// Turns tasks into launches; `wanted` is what the probe wants, and what of it is compared on the device.
     pub fn new(
         graph: &Graph,
         (nodes, tasks): (Vec<Node>, &[Task]),
         (key, layout): (Key, Layout),
-        wanted: &[Checkpoint],
+        (wanted, on_device): (&[Checkpoint], &[Checkpoint]),
         numerics: &Numerics,
         memory: &Memory<'_>,
     ) -> Plan {
@@ -100,12 +104,13 @@ impl Plan {
                 }
             }
         }
-        outputs.sort_by_key(|output| output.place.offset);
+        outputs.sort_by_key(|output: &Output| output.place.offset);
+        let (compared, outputs) = outputs.into_iter().partition(|o| on_device.contains(&o.checkpoint));
         let logits = layout.places.get(&Checkpoint::global(Kind::Logits)).map(|place| {
             let last_row = place.bytes() - graph.dims.vocab * bytes_of(place.storage);
             memory.arena + (place.offset + last_row) as Address
         });
-        Plan { key, nodes, work, outputs, layout, logits }
+        Plan { key, nodes, work, outputs, compared, layout, logits }
     }
 
     /// Whether everything is a kernel launch.

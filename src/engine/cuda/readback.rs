@@ -15,10 +15,15 @@ use crate::numerics::Storage;
 
 /// Pinned buffers that copies go through.
 const RING: usize = 4;
-/// The largest piece that is copied at once, in bytes: a millisecond of PCIe 5.
+/// The largest piece that is copied at once, in bytes: half a millisecond of PCIe 5.
 const PIECE_MAX: usize = 32 << 20;
-/// Pieces are not made smaller than this: starting a copy takes as long as copying some 100 KB.
-const PIECE_MIN: usize = 4 << 20;
+/// The first two pieces are not smaller than this, the next two not smaller than twice that, and so on up to the
+/// largest: copying begins early, does not run ahead of computing, and later little time is lost to starting
+/// copies, which takes as long as copying some 100 KB.
+const PIECE_MIN: usize = 512 << 10;
+
+/// Bytes between two outputs from which on they are not copied together: values compared on the device lie there.
+const GAP: usize = 4096;
 
 /// Bytes that one task copies on the host.
 const COPY_TASK: usize = 1 << 20;
@@ -54,15 +59,17 @@ impl Transfers {
     }
 }
 
-/// Consecutive outputs in pieces of at least `min` bytes, unless they are the last, and at most `max`: an
-/// output that is larger makes several pieces.
-fn cut(outputs: &[Output], min: usize, max: usize) -> Vec<Transfer> {
+/// Consecutive outputs in two pieces of at least `first` bytes, two of twice that and so on, unless they are the
+/// last, and at most `max`: an output that is larger makes several pieces.
+fn cut(outputs: &[Output], first: usize, max: usize) -> Vec<Transfer> {
     let mut list: Vec<Transfer> = Vec::new();
     for (index, output) in outputs.iter().enumerate() {
+        let min = (0..list.len().saturating_sub(1) / 2).fold(first, |min, _| max.min(2 * min));
         let (offset, end) = (output.place.offset, output.place.offset + output.place.bytes());
         if let Some(open) = list.last_mut()
             && open.bytes < min
             && end - open.offset <= max
+            && offset < open.offset + open.bytes + GAP
             && outputs[open.outputs.start].place.offset == open.offset
         {
             open.bytes = end - open.offset;
@@ -168,12 +175,23 @@ impl<'a> Reading<'a> {
             let (pinned, arrived) = &mut self.ring.slots[self.started % RING];
             self.transfers.computed[self.started].hold(&self.device.copy)?;
             let from = self.arena + transfer.offset as Address;
-            self.device.start_download(from, &mut pinned.bytes_mut()[..transfer.bytes])?;
+            let to = &mut pinned.bytes_mut()[..transfer.bytes];
+            self.device.start_download(from, to, &self.device.copy)?;
             arrived.record(&self.device.copy)?;
             self.under_way.push_back(self.started);
             self.started += 1;
         }
         Ok(())
+    }
+
+    /// Whether copies wait for a buffer and one has arrived: then it should be shown before more is launched.
+    pub fn is_full(&self) -> Result<bool> {
+        match self.under_way.front() {
+            Some(first) if self.under_way.len() == RING && self.started < self.enqueued => {
+                self.ring.slots[first % RING].1.is_past()
+            }
+            _ => Ok(false),
+        }
     }
 
     /// Waits for the next transfer and shows its outputs; `false` when all have been shown.
@@ -198,6 +216,36 @@ impl<'a> Reading<'a> {
         }
         self.start()?;
         Ok(true)
+    }
+}
+
+/// The logits of the last row on their way to the host, apart from what a probe wants.
+pub struct Logits {
+    row: Pinned,
+    arrived: Event,
+}
+
+impl Logits {
+    /// Room for (V,) in f32.
+    pub fn new(device: &Device, vocab: usize) -> Result<Logits> {
+        Ok(Logits { row: device.pinned(4 * vocab)?, arrived: device.event()? })
+    }
+
+    /// Starts the copy behind all kernels so far.
+    pub fn start(&mut self, device: &Device, from: Address) -> Result<()> {
+        device.start_download(from, self.row.bytes_mut(), &device.compute)?;
+        self.arrived.record(&device.compute)
+    }
+
+    /// Whether they have arrived.
+    pub fn are_there(&self) -> Result<bool> {
+        self.arrived.is_past()
+    }
+
+    /// Waits for them.
+    pub fn take(&self) -> Result<Vec<f32>> {
+        self.arrived.wait()?;
+        Ok(self.row.bytes().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
     }
 }
 

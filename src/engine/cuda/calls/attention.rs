@@ -6,6 +6,8 @@ use crate::numerics::Storage;
 
 /// Head widths up to which the kernels are built.
 const HEAD_WIDTHS: [usize; 3] = [32, 64, 128];
+/// What they load at once divides a head.
+const HEAD_GROUP: usize = 8;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -49,7 +51,8 @@ pub struct AttentionData {
 
 /// Whether there is a kernel for this attention.
 pub fn has_attention(a: &Attention) -> bool {
-    a.head_width <= HEAD_WIDTHS[HEAD_WIDTHS.len() - 1] && a.heads.is_multiple_of(a.kv_heads)
+    let fits = a.head_width <= HEAD_WIDTHS[HEAD_WIDTHS.len() - 1] && a.head_width.is_multiple_of(HEAD_GROUP);
+    fits && a.heads.is_multiple_of(a.kv_heads)
 }
 
 /// Scores, softmax and context as one. `None` where no kernel is wide enough: see [`has_attention`].

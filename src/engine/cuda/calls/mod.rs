@@ -17,7 +17,7 @@ mod stats;
 pub use attention::{AttentionData, attention, has_attention};
 pub use linear::{Follow, LinearData, LinearKernel, LinearPart, PARTS_MAX, linear};
 pub use rope::{RopeData, RopePart, rope};
-pub use stats::{STATS_PARTS, Stats, stats};
+pub use stats::stats;
 
 /// An address in the memory that the kernel sees.
 pub type Address = u64;

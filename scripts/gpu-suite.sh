@@ -1,0 +1,178 @@
+#!/usr/bin/env bash
+# What only a GPU can show: kernels against scalar arithmetic, the engine against recordings of llama.cpp and exact
+# arithmetic, audits, planted faults, decode against prefill, repeated runs, the memory checker, speed. Every
+# measurement is a JSON file that says on which device, driver and commit it was made.
+#
+#   scripts/gpu-suite.sh [OUT]          (default: reports/gpu)
+#
+# Everything is built with cargo, unless these name built programs, so that a machine without Rust can run it:
+#   PARITY         the program           MEASURE       the example `gpu`
+#   KERNEL_TESTS   the test `kernels`    ENGINE_TESTS  the test `gpu`
+#
+# What there is beyond the repository; what is left out is said:
+#   MODELS            folder of further models, *.gguf (default: reference-dumps/models)
+#   REAL_MODEL        a real model, e.g. Qwen2.5-Coder-1.5B-Instruct Q4_K_M (scripts/fetch-models.sh)
+#   REFERENCES        folder of recordings, MODEL/NAME/manifest.json (default: reference-dumps)
+#   LLAMA_COMPLETION  a dynamically linked llama-completion: records what REFERENCES lacks
+#   LLAMA_CUDA        folder with libllama.so and libggml*.so of a CUDA build: its speed is measured beside ours
+#   RUNS              repeated runs whose logits must have the same bits (default: 1000)
+#   PARITY_COMMIT     the commit, where this is no git checkout
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+out=${1:-reports/gpu}
+models=${MODELS:-reference-dumps/models}
+references=${REFERENCES:-reference-dumps}
+tiny=reference-dumps/models/qwen2-tiny-py-Q4_K_M.gguf
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$out"
+failed=()
+PARITY_COMMIT=${PARITY_COMMIT:-$(git describe --always --dirty --abbrev=40 2>/dev/null)}
+export PARITY_COMMIT PARITY_REQUIRE_GPU=1 PARITY_KERNELS_ON=cuda
+
+check() { # name command…
+    local name=$1 start=$SECONDS
+    shift
+    if "$@" >"$work/log" 2>&1; then
+        printf 'ok      %-28s %4d s\n' "$name" $((SECONDS - start))
+    else
+        printf 'FAILED  %-28s %4d s\n' "$name" $((SECONDS - start))
+        tail -n 20 "$work/log"
+        failed+=("$name")
+    fi
+}
+
+if [ -n "${MEASURE:-}" ]; then
+    measure=$MEASURE parity=${PARITY:?names the program, as MEASURE does the example}
+    kernel_tests=("${KERNEL_TESTS:-}") engine_tests=("${ENGINE_TESTS:-}")
+else
+    cargo build --release --bin parity --example gpu --test kernels --test gpu || exit 1
+    parity=target/release/parity measure=target/release/examples/gpu
+    kernel_tests=(cargo test --release --test kernels --) engine_tests=(cargo test --release --test gpu --)
+fi
+
+[ -z "${kernel_tests[0]}" ] && echo 'SKIP: KERNEL_TESTS names nothing' || check kernels "${kernel_tests[@]}"
+[ -z "${engine_tests[0]}" ] && echo 'SKIP: ENGINE_TESTS names nothing' || check engine "${engine_tests[@]}"
+
+# ------------------------------------------------------------------ llama.cpp's recordings, exact arithmetic
+
+record() { # model
+    local dump
+    dump=$references/$(basename "$1" .gguf)/class
+    [ -n "${LLAMA_COMPLETION:-}" ] && [ ! -e "$dump/manifest.json" ] || return 0
+    mkdir -p "$dump"
+    "$parity" record -o "$dump" -- "$LLAMA_COMPLETION" -m "$1" -p $'class Stack:\n    def' -n 5 --temp 0 --ignore-eos \
+        -no-cnv --no-warmup -ctk f32 -ctv f32 -fa off --no-repack </dev/null >/dev/null 2>&1
+}
+
+against() { # model
+    local name dumps
+    name=$(basename "$1" .gguf)
+    record "$1"
+    dumps=("$references/$name"/*/manifest.json)
+    if [ ! -e "${dumps[0]}" ]; then
+        echo "SKIP: no recording of $name"
+        return
+    fi
+    check "against $name" "$measure" against "$out/against-$name.json" "$1" "${dumps[@]%/manifest.json}"
+}
+
+# The same by the program's own commands: a dump of the GPU's, audited with no reference.
+audit() { # model
+    local name dumps numerics
+    name=$(basename "$1" .gguf)
+    dumps=("$references/$name"/*/manifest.json)
+    [ -e "${dumps[0]}" ] || return 0
+    for numerics in f32 'f32 kv=f16' f16; do
+        rm -rf "$work/dump"
+        "$parity" run -m "$1" --device cuda --numerics "$numerics" --reference "${dumps[0]%/manifest.json}" \
+            --dump "$work/dump" >/dev/null 2>&1
+        check "audit $name $numerics" "$parity" audit "$work/dump" -m "$1"
+    done
+}
+
+"$measure" synth "$work/synth-0.5b-f16.gguf" || exit 1
+for model in "$models"/*.gguf "$work/synth-0.5b-f16.gguf" ${REAL_MODEL:+"$REAL_MODEL"}; do against "$model"; done
+
+audit "$tiny"
+[ -z "${REAL_MODEL:-}" ] || audit "$REAL_MODEL"
+
+# ------------------------------------------------------------------ one engine against itself
+
+check 'steps' "$measure" steps "$out/steps-tiny.json" "$tiny" "${RUNS:-1000}"
+check 'steps synth' "$measure" steps "$out/steps-synth-0.5b-f16.json" "$work/synth-0.5b-f16.gguf" 20
+[ -z "${REAL_MODEL:-}" ] || check 'steps real' "$measure" steps "$out/steps-real.json" "$REAL_MODEL" 20
+for model in reference-dumps/models/*.gguf; do
+    name=$(basename "$model" .gguf)
+    check "faults $name" "$measure" faults "$out/faults-$name.json" "$model"
+done
+
+# ------------------------------------------------------------------ errors end with a message and exit code 2
+
+refused() { # command…: exit code 2 and no panic
+    "$@" >"$work/refused" 2>&1
+    [ $? = 2 ] && ! grep -q panicked "$work/refused"
+}
+check 'no such GPU' refused "$parity" run -p 'def' --device cuda:99
+check 'no GPU seen' refused env CUDA_VISIBLE_DEVICES= "$parity" run -p 'def' --device cuda
+
+# ------------------------------------------------------------------ edited kernels, compiled at run time
+
+edited() { # whether a mistake in a copy of the kernels is found where it is
+    cp -r kernels "$work/kernels"
+    sed -i 's/expf(-x)/expf(-1.01f * x)/' "$work/kernels/glu.cu"
+    PARITY_KERNELS=$work/kernels "$parity" run -p 'def read_lines(path):' --device cuda >"$work/edited" 2>&1
+    [ $? = 1 ] && grep -q 'DIVERGES at blk.0.ffn_act' "$work/edited"
+}
+if PARITY_KERNELS=/dev/null "$parity" run -p def --device cuda 2>&1 | grep -q panicked; then failed+=('PARITY_KERNELS'); fi
+if ldconfig -p | grep -q libnvrtc || ls ${LD_LIBRARY_PATH:+${LD_LIBRARY_PATH//:/ }} 2>/dev/null | grep -q libnvrtc; then
+    check 'edited kernels' edited
+else
+    echo 'SKIP: no libnvrtc in LD_LIBRARY_PATH to compile edited kernels with'
+fi
+
+# ------------------------------------------------------------------ the checker of memory, races and barriers
+
+if command -v compute-sanitizer >/dev/null; then
+    {
+        printf '{\n "tool": "%s",\n "commit": "%s",\n "runs": [' "$(compute-sanitizer --version | tail -n 1)" "$PARITY_COMMIT"
+        separator=
+        for model in reference-dumps/models/*.gguf; do
+            for tool in memcheck racecheck initcheck synccheck; do
+                for numerics in f32 'f32 kv=f16' f16; do
+                    summary=$(compute-sanitizer --tool $tool --error-exitcode 9 "$measure" once "$model" "$numerics" 40 2>&1)
+                    code=$?
+                    printf '%s\n  {"model": "%s", "tool": "%s", "numerics": "%s", "exit": %d, "summary": "%s"}' "$separator" \
+                        "$(basename "$model")" $tool "$numerics" $code "$(grep SUMMARY <<<"$summary" | tr -d '=' | xargs)"
+                    separator=,
+                done
+            done
+        done
+        printf '\n ]\n}\n'
+    } >"$out/sanitizer.json"
+    check 'sanitizer' bash -c "! grep '\"exit\": [1-9]' '$out/sanitizer.json'"
+else
+    echo 'SKIP: no compute-sanitizer'
+fi
+
+# ------------------------------------------------------------------ speed
+
+llama_text=()
+if [ -n "${LLAMA_CUDA:-}" ]; then
+    cc -O2 -rdynamic -o "$work/llama_bench_min" scripts/gpu/llama_bench_min.c -ldl &&
+        (cd "$LLAMA_CUDA" && LD_LIBRARY_PATH=. "$work/llama_bench_min" ./libggml.so ./libllama.so \
+            "$work/synth-0.5b-f16.gguf") >"$work/llama.txt" 2>/dev/null && llama_text=("$work/llama.txt")
+    cat "$work/llama.txt"
+else
+    echo 'SKIP: LLAMA_CUDA names no llama.cpp to measure beside'
+fi
+check 'speed' "$measure" speed "$out/speed-synth-0.5b-f16.json" "$work/synth-0.5b-f16.gguf" "${llama_text[@]}"
+cat "$work/log"
+[ -z "${REAL_MODEL:-}" ] || check 'speed real' "$measure" speed "$out/speed-real.json" "$REAL_MODEL"
+
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "failed: ${failed[*]}" >&2
+    exit 1
+fi
+echo "all passed; $out"

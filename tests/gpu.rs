@@ -1,0 +1,166 @@
+//! The engine on a GPU: asking changes no value, comparisons there have the host's numbers, `auto` takes it, and what
+//! does not fit is said. Skipped where there is no GPU.
+#![cfg(feature = "cuda")]
+
+use std::path::PathBuf;
+
+use parity::checkpoint::Checkpoint;
+use parity::engine::cuda::{CudaEngine, count};
+use parity::engine::device::Device;
+use parity::engine::{Batch, Engine, Probe, Values};
+use parity::error::Result;
+use parity::model::Model;
+use parity::report::{Report, Verdict};
+use parity::run::{RunOptions, run};
+
+const NUMERICS: [&str; 3] = ["f32", "f32 kv=f16", "f16"];
+
+/// The repository, also where a built test runs elsewhere.
+fn root() -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").map_or(PathBuf::from("."), PathBuf::from)
+}
+
+fn tiny() -> Model {
+    Model::open(&root().join("reference-dumps/models/qwen2-tiny-py-Q4_K_M.gguf")).unwrap()
+}
+
+/// Whether there is a GPU; said where not, and an error where `PARITY_REQUIRE_GPU=1`.
+fn has_gpu() -> bool {
+    if count() == 0 {
+        assert!(std::env::var_os("PARITY_REQUIRE_GPU").is_none_or(|value| value != "1"), "no GPU");
+        eprintln!("SKIP: no GPU");
+    }
+    count() > 0
+}
+
+fn tokens(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| i * 7919 % 3000 + 100).collect()
+}
+
+/// Wants nothing, everything but the attention matrices, or everything.
+#[derive(Clone, Copy, PartialEq)]
+enum Asks {
+    Nothing,
+    Values,
+    Everything,
+}
+
+impl Probe for Asks {
+    fn wants(&self, checkpoint: Checkpoint) -> bool {
+        match self {
+            Asks::Nothing => false,
+            Asks::Values => !checkpoint.kind().is_optional(),
+            Asks::Everything => true,
+        }
+    }
+
+    fn record(&mut self, _: Checkpoint, _: &Batch<'_>, shape: &[usize], values: Values<'_>) -> Result<()> {
+        let len = match values {
+            Values::F32(values) => values.len(),
+            Values::F16(values) => values.len(),
+            Values::F64(values) => values.len(),
+        };
+        assert_eq!(len, shape.iter().product::<usize>());
+        Ok(())
+    }
+}
+
+#[test]
+fn asking_changes_nothing() {
+    if !has_gpu() {
+        return;
+    }
+    let model = tiny();
+    for numerics in NUMERICS {
+        let numerics = parity::engine::cuda::supported(numerics.parse().unwrap()).unwrap();
+        let mut engine = CudaEngine::new(&model.gguf, model.graph.clone(), 0, numerics).unwrap();
+        let tokens = tokens(90);
+        // Prefill, short steps, decode steps: launched one by one, then as one graph.
+        let bits = [Asks::Nothing, Asks::Values, Asks::Everything, Asks::Nothing].map(|mut asks| {
+            engine.reset();
+            let mut bits = Vec::new();
+            for step in [0..70, 70..71, 71..72, 72..73, 73..78, 78..79, 79..90] {
+                let batch = Batch { tokens: &tokens[step.clone()], first: step.start };
+                let logits = engine.step(&batch, &mut asks).unwrap().unwrap();
+                bits.extend(logits.into_iter().map(f32::to_bits));
+            }
+            bits
+        });
+        assert!(
+            bits.iter().all(|other| *other == bits[0]),
+            "{numerics}: other logits where values are asked for"
+        );
+    }
+}
+
+fn judged(model: &Model, options: RunOptions) -> Report {
+    run(model, &model.graph, &options, &|_, _| ()).unwrap()
+}
+
+#[test]
+fn comparisons_on_the_gpu_have_the_hosts_numbers() {
+    if !has_gpu() {
+        return;
+    }
+    let model = tiny();
+    let folder = tempfile::tempdir().unwrap();
+    let reference = folder.path().join("reference");
+    let of_cpu = RunOptions {
+        tokens: tokens(80),
+        dump: Some(reference.clone()),
+        device: Device::Cpu,
+        ..RunOptions::default()
+    };
+    judged(&model, of_cpu);
+    for numerics in NUMERICS {
+        let options = RunOptions {
+            reference: Some(reference.clone()),
+            device: Device::Cuda(0),
+            numerics: numerics.parse().unwrap(),
+            audit: Some(Default::default()),
+            ..RunOptions::default()
+        };
+        // Pictures need the values, which are then compared on the host.
+        let on_host = judged(&model, RunOptions { pictures: true, ..options.clone() });
+        let on_gpu = judged(&model, options);
+        assert_eq!((on_gpu.verdict, on_host.verdict), (Verdict::Parity, Verdict::Parity), "{numerics}");
+        assert_eq!(on_gpu.coverage, on_host.coverage);
+        for (a, b) in on_gpu.checkpoints.iter().zip(&on_host.checkpoints) {
+            let (a, b) = (a.numbers.as_ref().unwrap(), b.numbers.as_ref().unwrap());
+            assert_eq!((a.abs_err_max, &a.worst, a.n), (b.abs_err_max, &b.worst, b.n));
+            assert_eq!((a.sign_positive, a.tolerance_needed), (b.sign_positive, b.tolerance_needed));
+            // Sums in f64 in another order.
+            approx::assert_relative_eq!(a.rel_l2, b.rel_l2, max_relative = 1e-12);
+            assert_eq!(a.row_rel_l2.len(), b.row_rel_l2.len());
+        }
+    }
+}
+
+#[test]
+fn auto_takes_the_gpu() {
+    if !has_gpu() {
+        return;
+    }
+    let model = tiny();
+    let report = judged(&model, RunOptions { tokens: tokens(5), ..RunOptions::default() });
+    assert_eq!(report.candidate.producer.backend.as_deref(), Some("cuda"));
+    assert!(report.candidate.producer.device.is_some_and(|device| !device.is_empty()));
+}
+
+/// Terabytes of values: no GPU has them.
+#[test]
+fn what_does_not_fit_is_said() {
+    if !has_gpu() {
+        return;
+    }
+    let model = tiny();
+    let numerics = Default::default();
+    let numerics = parity::engine::cuda::supported(numerics).unwrap();
+    let mut engine = CudaEngine::new(&model.gguf, model.graph.clone(), 0, numerics).unwrap();
+    let tokens = vec![1; 16 << 20];
+    let error = engine.step(&Batch { tokens: &tokens, first: 0 }, &mut Asks::Values).unwrap_err().to_string();
+    assert!(error.contains("out of memory for the") && error.contains("MiB free"), "{error}");
+    // The engine goes on with what fits.
+    let batch = Batch { tokens: &tokens[..5], first: 0 };
+    assert!(engine.step(&batch, &mut Asks::Values).unwrap().is_some());
+}
