@@ -28,6 +28,9 @@ pub fn weigh(
 ) -> Result<Judgement> {
     let Some(audits) = audits else { return Ok(Judgement::default()) };
     let mut judged = judged(comparisons, audits);
+    for (checkpoint, judged) in &mut judged {
+        refuse_other_widths(*checkpoint, judged, recordings, model);
+    }
     for comparison in comparisons.iter().filter(|comparison| comparison.seen.is_some()) {
         if let Some(judged) = judged.get_mut(&comparison.checkpoint) {
             hold_unaudited(model, comparison, judged);
@@ -81,6 +84,27 @@ fn relative_unit(rounding: Rounding) -> f64 {
         Rounding::Bf16 => UNIT_BF16,
         Rounding::Q8_0 | Rounding::Q8_1 | Rounding::Q8K => {
             (rounding.block() as f64).sqrt() / (f64::from(QUANT_MAX) * 12f64.sqrt())
+        }
+    }
+}
+
+/// Rows that do not have the model's width are no match, whatever the two sides have in common.
+fn refuse_other_widths(
+    checkpoint: Checkpoint,
+    judged: &mut Judged,
+    recordings: &[&dyn Recording],
+    model: &Model,
+) {
+    if checkpoint.kind().is_optional() {
+        return;
+    }
+    let expected = model.graph.dims.width(checkpoint.kind(), 0);
+    for (recording, side) in recordings.iter().zip(["candidate", "reference"]) {
+        let shape = recording.row_shape(checkpoint);
+        if !shape.is_empty() && shape.iter().product::<usize>() != expected {
+            judged.verdict = CheckpointVerdict::Shape;
+            judged.evidence =
+                Some(format!("rows of {shape:?} in the {side}, the model's are {expected} wide"));
         }
     }
 }

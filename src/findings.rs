@@ -92,7 +92,8 @@ pub fn assemble(parts: Parts) -> Report {
     let origins = entries.iter().filter(|e| e.verdict == CheckpointVerdict::Origin).map(|e| e.id).collect();
     let mut notes = parts.notes;
     notes.extend(parts.judgement.notes);
-    let (verdict, reason) = verdict(&entries, &coverage, parts.allow_missing);
+    let alone = parts.reference.is_none();
+    let (verdict, reason) = verdict(&entries, &coverage, alone, parts.allow_missing);
     Report {
         schema: SCHEMA.to_owned(),
         verdict,
@@ -138,13 +139,18 @@ fn seen(comparisons: &[Comparison]) -> Option<Seen> {
 }
 
 fn is_missing(status: &Status) -> bool {
-    matches!(status, Status::MissingCandidate | Status::MissingReference | Status::MissingBoth)
+    use Status::*;
+    matches!(status, MissingCandidate | MissingReference | MissingBoth | MissingRows(_))
 }
 
 fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
     let judged = match parts.judgement.judged.get(&comparison.checkpoint) {
         Some(judged) => judged.clone(),
         None => by_numbers(comparison),
+    };
+    let judged = match comparison.status {
+        Status::MissingRows(rows) => lacking(judged, rows),
+        _ => judged,
     };
     let judged = match &comparison.seen {
         Some(seen) => in_part(judged, seen),
@@ -164,6 +170,15 @@ fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
         shape,
         seen: comparison.seen,
     }
+}
+
+/// The answer where the candidate lacks rows: nothing healthy, since nobody knows of those.
+fn lacking(judged: Judged, rows: u64) -> Judged {
+    if !judged.verdict.is_healthy() {
+        return judged;
+    }
+    let text = format!("{} of the reference's rows are not in the candidate", words::thousands(rows));
+    Judged { verdict: CheckpointVerdict::Missing, evidence: Some(text), ..judged }
 }
 
 /// The answer for a checkpoint of which a side was only printed: how much was seen, and whether the sum agrees.
@@ -219,10 +234,10 @@ pub fn unmeasured(comparison: &Comparison) -> Option<(CheckpointVerdict, String)
             CheckpointVerdict::Shape,
             format!("rows of {ours:?} in the candidate, {theirs:?} in the reference"),
         ),
-        Status::Compared if comparison.numbers.is_none() => {
+        Status::Compared | Status::MissingRows(_) if comparison.numbers.is_none() => {
             (CheckpointVerdict::Missing, "no token position that both sides have".to_owned())
         }
-        Status::Compared => return None,
+        Status::Compared | Status::MissingRows(_) => return None,
     };
     Some(verdict)
 }
@@ -242,14 +257,19 @@ fn by_values(comparison: &Comparison) -> Option<(CheckpointVerdict, String)> {
     (numbers.abs_err_max == 0.0).then(|| (CheckpointVerdict::Match, "equal".to_owned()))
 }
 
-/// The answer of the whole, and why where it is undecided.
-fn verdict(entries: &[Entry], coverage: &Coverage, allow_missing: bool) -> (Verdict, Option<String>) {
+/// The answer of the whole, and why where it is undecided; `alone` where one recording was audited.
+fn verdict(
+    entries: &[Entry],
+    coverage: &Coverage,
+    alone: bool,
+    allow_missing: bool,
+) -> (Verdict, Option<String>) {
     let count = |verdict| entries.iter().filter(|entry| entry.verdict == verdict).count();
     if entries.iter().any(|entry| diverges(entry.verdict)) {
         return (Verdict::Divergence, None);
     }
     let audited = entries.iter().any(|entry| entry.local.candidate.is_some());
-    if coverage.checkpoints_compared == 0 && !audited {
+    if coverage.checkpoints_compared == 0 && !(alone && audited) {
         return (Verdict::Undecided, Some("nothing was compared".to_owned()));
     }
     if let Some(entry) = entries.iter().find(|entry| entry.verdict == CheckpointVerdict::Reference) {

@@ -273,3 +273,49 @@ fn the_parts_of_a_distance_explain_it() {
     let quantised = &audits.budgets[&"blk.0.q_proj".parse().unwrap()];
     assert!(quantised.reference > 1e3 * quantised.candidate, "llama.cpp rounds its activations to Q8_K");
 }
+
+/// A dump whose tensors are cut: `edit` says which rows' columns of which checkpoint stay.
+fn narrowed(path: &Path, to: &Path, columns: usize, only_decode: bool) {
+    copied(path, to);
+    for step in fs::read_dir(to).unwrap().map(|file| file.unwrap().path()) {
+        let name = step.file_name().unwrap().to_string_lossy().into_owned();
+        if !name.starts_with("step-") || only_decode && name.starts_with("step-0000") {
+            continue;
+        }
+        let bytes = fs::read(&step).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let cut: Vec<(String, safetensors::Dtype, Vec<usize>, Vec<u8>)> = tensors
+            .iter()
+            .map(|(name, tensor)| {
+                let mut shape = tensor.shape().to_vec();
+                let mut data = tensor.data().to_vec();
+                if name == "logits" {
+                    let width = shape[1];
+                    data = data.chunks_exact(4 * width).flat_map(|row| row[..4 * columns].to_vec()).collect();
+                    shape[1] = columns;
+                }
+                (name.to_owned(), tensor.dtype(), shape, data)
+            })
+            .collect();
+        let views = cut.iter().map(|(name, dtype, shape, data)| {
+            (name.clone(), safetensors::tensor::TensorView::new(*dtype, shape.clone(), data).unwrap())
+        });
+        fs::write(&step, safetensors::serialize(views, None).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn rows_that_are_not_as_wide_as_the_model_s_are_no_match() {
+    let (path, model) = shipped().remove(0);
+    let folder = tempfile::tempdir().unwrap();
+    narrowed(&path, folder.path(), 100, false);
+    let dump = Dump::open(folder.path()).unwrap();
+    let audit = audit_both(&model, &[&dump]).sides.remove(0);
+    let logits: Checkpoint = "logits".parse().unwrap();
+    assert!(audit.nodes[&logits].is_err());
+    // Steps that differ among themselves are no dump.
+    let folder = tempfile::tempdir().unwrap();
+    narrowed(&path, folder.path(), 100, true);
+    let error = Dump::open(folder.path()).err().unwrap();
+    assert!(error.to_string().contains("changes its shape"), "{error}");
+}

@@ -232,3 +232,34 @@ fn the_self_test_foretells_what_an_audit_sees() {
         }
     }
 }
+
+#[test]
+fn rows_that_the_candidate_lacks_are_no_parity_unless_they_are_accepted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (whole, short) = (dir.path().join("whole"), dir.path().join("short"));
+    run(&["-p", PROMPT, "-n", "2", "--no-audit", "--dump"]).arg(&whole).assert().failure();
+    run(&["-p", PROMPT, "--no-audit", "--dump"]).arg(&short).assert().failure();
+    // The short one has fewer tokens: what it has agrees, and there is nothing else to agree with.
+    parity().arg("diff").args([&short, &whole]).assert().code(0);
+    // A manifest that says it has them all, but rows that are not there, is another matter.
+    let manifest = |dir: &Path| dir.join("manifest.json");
+    let text = fs::read_to_string(manifest(&whole)).unwrap();
+    let mut whole_manifest: Value = serde_json::from_str(&text).unwrap();
+    whole_manifest["steps"].as_array_mut().unwrap().truncate(1);
+    fs::write(manifest(&short), whole_manifest.to_string()).unwrap();
+    let diff = || {
+        let mut command = parity();
+        command.arg("diff").args([&short, &whole]);
+        command
+    };
+    let report = json(&mut diff(), 2);
+    assert!(report["reason"].as_str().unwrap().contains("missing"), "{report}");
+    diff().arg("--allow-missing").assert().code(0);
+}
+
+#[test]
+fn an_audit_beside_a_reference_that_shares_no_token_compares_nothing() {
+    let reference = "reference-dumps/qwen2-tiny-py-F16/read_lines";
+    let mut command = run(&["--tokens", "9,9", "--reference", reference, "--allow-missing"]);
+    command.assert().code(2).stdout(contains("nothing was compared"));
+}

@@ -145,6 +145,9 @@ pub fn output(context: &Context<'_>, node: &Node, positions: &[u32], cached: u32
         return attention_matrix(context, node.checkpoint, positions, cached as usize);
     }
     let rows = context.recording.gather(node.checkpoint, positions)?;
+    if rows.cols != context.graph.dims.width(node.checkpoint.kind(), 0) {
+        return None;
+    }
     Some(Matrix::new(rows.rows, rows.cols, rows.data.iter().map(|&x| f64::from(x)).collect()))
 }
 

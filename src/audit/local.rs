@@ -66,7 +66,7 @@ fn against(
         {
             let error = (recorded - exact).abs();
             // Neither the worst nor beyond: most are, and a division is dear.
-            if error <= bound * worst.over.min(HEALTHY) {
+            if bound.is_finite() && error <= bound * worst.over.min(HEALTHY) {
                 continue;
             }
             let over = over_bound(error, *bound);
@@ -98,9 +98,15 @@ fn against(
     }
 }
 
-/// error / bound; an exact value needs no bound, NaN and what has no bound at all is beyond any.
+/// error / bound, as large as can be written where nothing is allowed; an exact value needs no bound. NaN, also
+/// of a bound that is not finite: what explains everything explains nothing.
 fn over_bound(error: f64, bound: f64) -> f64 {
-    if error == 0.0 { 0.0 } else { error / bound }
+    match error {
+        0.0 => 0.0,
+        _ if !bound.is_finite() => f64::NAN,
+        _ if bound == 0.0 && !error.is_nan() => f64::MAX.sqrt(),
+        _ => error / bound,
+    }
 }
 
 /// The largest ratio so far; NaN is the largest of all.

@@ -18,6 +18,7 @@ mod screen;
 pub mod verdict;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::checkpoint::Checkpoint;
 use crate::dump::Recording;
@@ -71,11 +72,13 @@ impl Audit {
     /// Adds what was found at other rows: of each node the worse finding counts.
     fn merge(&mut self, other: Audit) {
         for (checkpoint, node) in other.nodes {
-            let known = self.nodes.get(&checkpoint).and_then(|node| node.as_ref().ok());
-            let worse = |known: Option<&NodeAudit>, node: &NodeAudit| {
-                known.is_none_or(|known| known.is_healthy() && !node.is_healthy())
+            let faulty = node.as_ref().is_ok_and(|node| !node.is_healthy());
+            let better = match self.nodes.get(&checkpoint) {
+                None => node.is_ok(),
+                Some(Ok(known)) => faulty && known.is_healthy(),
+                Some(Err(_)) => faulty,
             };
-            if node.as_ref().is_ok_and(|node| worse(known, node)) {
+            if better {
                 self.nodes.insert(checkpoint, node);
             }
         }
@@ -211,11 +214,17 @@ impl<'a> Side<'a> {
     fn screen(&mut self, gguf: &Gguf, graph: &Graph, options: &Options<'_>) -> Result<()> {
         let screened = screen::screen(&self.context(gguf), options.positions, options.wants)?;
         self.audit.screened = screened.rows;
-        let suspects: Vec<u32> = screened.suspects.into_iter().take(SUSPECTS_MAX).collect();
+        // Where there are many, some from everywhere.
+        let apart = screened.suspects.len().div_ceil(SUSPECTS_MAX).max(1);
+        let suspects: Vec<u32> = screened.suspects.into_iter().step_by(apart).collect();
         if suspects.is_empty() {
             return Ok(());
         }
-        let mut again = [Side { fed: self.fed, ..Side::new(self.recording, graph, &suspects) }];
+        let mut side = Side { fed: self.fed, ..Side::new(self.recording, graph, &suspects) };
+        // The arithmetic is that of the whole recording, not what a few odd rows look like.
+        side.audit.numerics = self.audit.numerics;
+        side.audit.recorded_unit = self.audit.recorded_unit;
+        let mut again = [side];
         audit_nodes(&mut again, gguf, graph, options)?;
         let [again] = again;
         self.audit.merge(again.audit);
@@ -235,8 +244,17 @@ impl<'a> Side<'a> {
         checkpoint: Checkpoint,
     ) -> Result<Option<std::result::Result<Case, Missing>>> {
         let recorded = self.recording.positions(checkpoint);
-        let positions = rows::of_checkpoint(&self.audit.positions, &recorded);
-        let node = self.graph.node(checkpoint).filter(|_| !positions.is_empty());
+        let mut positions = rows::of_checkpoint(&self.audit.positions, &recorded);
+        let Some(node) = self.graph.node(checkpoint) else { return Ok(None) };
+        if let Some(fed) = self.fed {
+            // A step whose rows the fed recording lacks in part was computed from the producer's own.
+            for input in &node.inputs {
+                let there = fed.positions(*input);
+                let whole = |step: Range<u32>| step.into_iter().all(|p| there.binary_search(&p).is_ok());
+                positions.retain(|position| whole(self.recording.step(*position)));
+            }
+        }
+        let node = Some(node).filter(|_| !positions.is_empty());
         node.map(|node| case::gather(&self.context(gguf), node, &positions)).transpose()
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! Elementwise nodes are computed again in f32. A product Y = X·Wᵀ is checked by a signed sum of
 //! its columns, Y·r = X·(Wᵀ·r) with r of ±1 (R. Freivalds, "Probabilistic machines can use less running
-//! time", 1977): Wᵀ·r is computed once, so that a row costs what one of its outputs does. What attention reads
-//! and gives is seen by the nodes before and after it. A suspicion is no finding: the row is audited in full.
+//! time", 1977): Wᵀ·r is computed once, so that a row costs what one of its outputs does. Attention is computed
+//! again where the recording is short; in a long one, a value that was damaged after it was computed shows in
+//! what reads it, and one that was computed wrong does not. A suspicion is no finding: the row is audited.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -34,6 +35,8 @@ const OUTPUTS: usize = 512;
 const SEEN: f32 = 1.0 / 1024.0;
 /// The same in roundings of a producer that stores less than f32.
 const SEEN_ROUNDINGS: f32 = 16.0;
+/// Tokens up to which attention is computed again: its cost grows with their square.
+const ATTENTION_MAX: usize = 128;
 /// Rows of a weight that are added up in f32: what that rounds is far below what a sum of products does.
 const ADDED: usize = 16;
 /// Ties of a row whose sides are all tried.
@@ -80,6 +83,9 @@ pub fn screen(
             Op::Linear { weight, .. } => {
                 products(context, node, &Weight::find(context.gguf, weight)?, &rows)?
             }
+            Op::Attention(_) if recording_is_short(context) => {
+                in_parts(&rows, |part| exactly(context, node, part))?
+            }
             Op::Attention(_) | Op::Scores(_) | Op::Softmax(_) | Op::Context(_) => continue,
             // How exact an angle is depends on the position: that is the audit's business.
             Op::Rope(_) => in_parts(&rows, |part| exactly(context, node, part))?,
@@ -88,6 +94,10 @@ pub fn screen(
         all = all.merge(found);
     }
     Ok(all)
+}
+
+fn recording_is_short(context: &Context<'_>) -> bool {
+    context.recording.tokens().len() <= ATTENTION_MAX
 }
 
 fn in_parts(rows: &[u32], look: impl Fn(&[u32]) -> Result<Screened> + Sync + Send) -> Result<Screened> {
@@ -309,8 +319,10 @@ fn in_lanes(a: &[f64], b: &[f64], term: impl Fn(f64, f64) -> f64) -> f64 {
     sums.iter().sum::<f64>() + rest
 }
 
-/// r[o]: the top bit of a multiplicative hash (Knuth, TAOCP 6.4).
+/// r[o]: a bit of SplitMix64 (Steele and others, OOPSLA 2014).
 fn sign(o: usize) -> f64 {
-    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-    if (o as u64 + 1).wrapping_mul(GOLDEN).wrapping_mul(GOLDEN | 2) >> 63 == 1 { 1.0 } else { -1.0 }
+    let mut z = (o as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    if (z ^ (z >> 31)) >> 63 == 1 { 1.0 } else { -1.0 }
 }

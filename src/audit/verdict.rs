@@ -32,6 +32,10 @@ pub fn judge(evidence: &Evidence<'_>) -> (CheckpointVerdict, String) {
     if let Some(verdict) = nonfinite(evidence, candidate) {
         return verdict;
     }
+    if candidate.is_some_and(|audit| audit.nonfinite_inputs) {
+        let verdict = if evidence.faulty.is_some() { Inherited } else { Undecided };
+        return (verdict, "its inputs hold NaN or Inf, so that nothing can be said of it".to_owned());
+    }
     if let Some(own) = candidate.filter(|audit| !audit.is_healthy()) {
         return (Origin, format!("its own error is {}: the bug is in this node", beyond(&own.local)));
     }

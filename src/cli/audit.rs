@@ -52,7 +52,7 @@ pub fn main(args: &Args) -> Outcome {
     if args.self_test {
         return self_test(args, &recording, &model, &selection);
     }
-    let mut report = report(&recording, &model, &selection, args.audit_rows)?;
+    let mut report = report(&recording, &model, &selection, args)?;
     report.candidate.path = Some(args.dump.display().to_string());
     args.output.deliver(folder, report)
 }
@@ -80,11 +80,11 @@ fn report(
     recording: &dyn Recording,
     model: &Model,
     selection: &Selection,
-    rows: AuditRows,
+    args: &Args,
 ) -> crate::error::Result<Report> {
     let n_layers = model.config.dims.layers;
     let wants = |checkpoint| selection.wants(checkpoint, n_layers);
-    let positions = rows.positions(&recording.manifest().steps);
+    let positions = args.audit_rows.positions(&recording.manifest().steps);
     let options = Options { positions: &positions, wants: &wants, isolated: false };
     let audits = audit(&[recording], &model.gguf, &model.graph, &options)?;
     let comparisons: Vec<Comparison> = model
@@ -97,6 +97,7 @@ fn report(
         judgement: evidence::weigh(model, &[recording], &comparisons, Some(&audits))?,
         comparisons,
         candidate: findings::side(recording, None),
+        allow_missing: args.select.allow_missing,
         ..Parts::default()
     }))
 }

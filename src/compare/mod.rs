@@ -67,6 +67,8 @@ pub enum Status {
     MissingCandidate,
     /// Only in the candidate.
     MissingReference,
+    /// On both sides, but for so many rows that the candidate lacks.
+    MissingRows(u64),
     /// In neither, though the model has it.
     MissingBoth,
     /// On both sides, in these two row shapes.
@@ -146,10 +148,13 @@ fn pair(
         (false, false) if !same_row(checkpoint, &shapes[0], &shapes[1]) => {
             Status::Shape(shapes[0].clone(), shapes[1].clone())
         }
-        (false, false) => Status::Compared,
+        (false, false) => match theirs.iter().filter(|p| ours.binary_search(p).is_err()).count() {
+            0 => Status::Compared,
+            lacking => Status::MissingRows(lacking as u64),
+        },
     };
     let mut sums = Accumulator::new(tolerance);
-    if status == Status::Compared {
+    if matches!(status, Status::Compared | Status::MissingRows(_)) {
         let (mut a, mut b) = (Vec::new(), Vec::new());
         for position in ours.into_iter().filter(|position| theirs.binary_search(position).is_ok()) {
             let both =

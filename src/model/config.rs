@@ -102,6 +102,9 @@ impl Config {
 
         let (model, heads) = (size("embedding_length")?, size("attention.head_count")?);
         let head_width = optional("attention.key_length", model / heads)?;
+        if head_width == 0 {
+            return Err(unsupported(gguf, &key("attention.head_count"), format!("up to {model}"), heads));
+        }
         let value_width = optional("attention.value_length", head_width)?;
         if value_width != head_width {
             return Err(unsupported(gguf, &key("attention.value_length"), head_width, value_width));

@@ -122,7 +122,11 @@ impl Dump {
         positions: &[u32],
     ) -> Result<(), DumpError> {
         let axis = usize::from(part.matrix);
-        let fits = part.shape.len() >= 2 + axis && part.shape[axis] == positions.len();
+        let fits = match part.matrix {
+            true => part.shape.len() == 3,
+            false => part.shape.len() >= 2,
+        };
+        let fits = fits && part.shape[axis] == positions.len();
         if !fits {
             return Err(DumpError::new(path, format!("{checkpoint} has the wrong number of token rows"))
                 .expected_found(
@@ -130,6 +134,21 @@ impl Dump {
                     format!("shape {:?}", part.shape),
                 )
                 .hint("`positions` of the step and `rows` of the manifest say which rows a tensor has"));
+        }
+        if positions.is_empty() {
+            return Ok(());
+        }
+        if part.shape.contains(&0) {
+            return Err(DumpError::new(path, format!("{checkpoint} has rows without a value"))
+                .expected_found("no axis of length 0", format!("shape {:?}", part.shape)));
+        }
+        let known = self.tensors.get(&checkpoint).and_then(|recorded| recorded.parts.first());
+        if let Some(known) = known.filter(|known| known.of_one_row() != part.of_one_row()) {
+            return Err(DumpError::new(path, format!("{checkpoint} changes its shape from step to step"))
+                .expected_found(
+                    format!("rows of {:?}", known.of_one_row()),
+                    format!("rows of {:?}", part.of_one_row()),
+                ));
         }
         let recorded =
             self.tensors.entry(checkpoint).or_insert(Recorded { parts: Vec::new(), rows: Vec::new() });
@@ -289,6 +308,11 @@ impl Part {
         shape: Vec<usize>,
     ) -> Self {
         Part { file, offset, element, shape, matrix: checkpoint.kind().is_optional() }
+    }
+
+    /// What all steps have in common: the axes of a token row, of the attention matrices the heads.
+    fn of_one_row(&self) -> &[usize] {
+        if self.matrix { &self.shape[..1] } else { &self.shape[1..] }
     }
 
     fn row_width(&self) -> usize {
