@@ -1,12 +1,13 @@
 // Matrix product for many token rows, exact: out[t, o] = Σ_i x[t, i]·w[o, i] in f32 throughout.
 //
 // Launch: grid (ceil(O / 64), ceil(T / 64), weights), 256 threads; a block computes a 64 x 64 tile of out in steps of
-// 32 columns through shared memory, a thread 4 x 4 of it. Accumulates in f32, blocked: 32 products in one
-// chain, the chains added up, so the error grows with 32 + I/32 roundings instead of I.
+// 32 columns through shared memory, a thread 4 x 4 of it. Accumulates in f32: 8 products in one chain, the chains
+// of a step added up, and the steps with their rounding errors kept (Kahan, CACM 8:1, 1965), so that the error is
+// that of 8 + 4 roundings whatever I is.
 // ggml: ggml_mul_mat (MUL_MAT); llama.cpp rounds x to the weight's vec_dot_type first.
 #include "linear.cuh"
 
-enum { DEPTH = 32, PAD = 4 };
+enum { DEPTH = 32, CHAIN = 8, PAD = 4 };
 
 struct LinearTiles {
     alignas(16) float x[DEPTH][TILE + PAD];  // transposed: a thread's four rows lie side by side
@@ -38,7 +39,7 @@ DEVICE void linear_tile(const LinearArgs& a) {
     // Computing: rows t0 + 4·ty .., outputs o0 + 4·tx ..
     const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 
-    float sum[4][4] = {};
+    float sum[4][4] = {}, lost[4][4] = {};
     for (int base = 0; base < a.columns; base += DEPTH) {
         const int i = base + load_depth;
         float xv[8] = {}, wv[8] = {};
@@ -47,19 +48,31 @@ DEVICE void linear_tile(const LinearArgs& a) {
         put_column(tiles.x, load_row, load_depth, xv);
         put_column(tiles.w, load_row, load_depth, wv);
         __syncthreads();
-        float chain[4][4] = {};
+        float step[4][4] = {};
 #pragma unroll
-        for (int k = 0; k < DEPTH; k++) {
-            const Float4 xs = *(const Float4*)&tiles.x[k][4 * ty], ws = *(const Float4*)&tiles.w[k][4 * tx];
+        for (int first = 0; first < DEPTH; first += CHAIN) {
+            float chain[4][4] = {};
+#pragma unroll
+            for (int k = first; k < first + CHAIN; k++) {
+                const Float4 xs = *(const Float4*)&tiles.x[k][4 * ty], ws = *(const Float4*)&tiles.w[k][4 * tx];
+#pragma unroll
+                for (int r = 0; r < 4; r++)
+#pragma unroll
+                    for (int c = 0; c < 4; c++) chain[r][c] = fmaf(xs.v[r], ws.v[c], chain[r][c]);
+            }
 #pragma unroll
             for (int r = 0; r < 4; r++)
 #pragma unroll
-                for (int c = 0; c < 4; c++) chain[r][c] = fmaf(xs.v[r], ws.v[c], chain[r][c]);
+                for (int c = 0; c < 4; c++) step[r][c] += chain[r][c];
         }
 #pragma unroll
         for (int r = 0; r < 4; r++)
 #pragma unroll
-            for (int c = 0; c < 4; c++) sum[r][c] += chain[r][c];
+            for (int c = 0; c < 4; c++) {
+                const float next = step[r][c] - lost[r][c], total = sum[r][c] + next;
+                lost[r][c] = (total - sum[r][c]) - next;
+                sum[r][c] = total;
+            }
         __syncthreads();
     }
 #pragma unroll

@@ -27,7 +27,7 @@ pub fn weigh(
     audits: Option<&Audits>,
 ) -> Result<Judgement> {
     let Some(audits) = audits else { return Ok(Judgement::default()) };
-    let mut judged = judged(comparisons, audits);
+    let mut judged = judged(comparisons, audits, model);
     for (checkpoint, judged) in &mut judged {
         refuse_other_widths(*checkpoint, judged, recordings, model);
     }
@@ -109,22 +109,29 @@ fn refuse_other_widths(
     }
 }
 
-/// Judges every comparison by the audits of candidate and, where there is one, reference.
-fn judged(comparisons: &[Comparison], audits: &Audits) -> BTreeMap<Checkpoint, Judged> {
+/// Judges every comparison by the audits of candidate and, where there is one, reference. A node can inherit
+/// only from what it reads, however far back.
+fn judged(comparisons: &[Comparison], audits: &Audits, model: &Model) -> BTreeMap<Checkpoint, Judged> {
+    let compared: BTreeMap<Checkpoint, &Comparison> = comparisons.iter().map(|c| (c.checkpoint, c)).collect();
     let mut out = BTreeMap::new();
-    let mut faulty: Option<Checkpoint> = None;
-    for comparison in comparisons {
-        let judged = one(comparison, audits, faulty);
-        let healthy = matches!(judged.verdict, CheckpointVerdict::Match | CheckpointVerdict::Missing);
-        if faulty.is_none() && !healthy {
-            faulty = Some(comparison.checkpoint);
+    let mut faulty: BTreeMap<Checkpoint, Checkpoint> = BTreeMap::new();
+    for node in &model.graph.nodes {
+        let mut before = node.inputs.iter().filter_map(|input| faulty.get(input)).min().copied();
+        if let Some(comparison) = compared.get(&node.checkpoint) {
+            let judged = one(comparison, audits, before);
+            let healthy = matches!(judged.verdict, CheckpointVerdict::Match | CheckpointVerdict::Missing);
+            before = before.or(Some(node.checkpoint).filter(|_| !healthy));
+            out.insert(node.checkpoint, judged);
         }
-        out.insert(comparison.checkpoint, judged);
+        faulty.extend(before.map(|before| (node.checkpoint, before)));
+    }
+    for comparison in comparisons {
+        out.entry(comparison.checkpoint).or_insert_with(|| one(comparison, audits, None));
     }
     out
 }
 
-/// One checkpoint; `faulty` is the first before it that is not healthy.
+/// One checkpoint; `faulty` is the first that is not healthy among those that it depends on.
 fn one(comparison: &Comparison, audits: &Audits, faulty: Option<Checkpoint>) -> Judged {
     let side = |index: usize| audits.sides.get(index).and_then(|side| side.nodes.get(&comparison.checkpoint));
     let (candidate, reference) = (side(0), side(1));

@@ -285,7 +285,14 @@ fn verdict(
     }
     match count(CheckpointVerdict::Undecided) {
         0 => (Verdict::Parity, coverage.seen.as_ref().map(seen_alone)),
-        n => (Verdict::Undecided, Some(format!("{n} checkpoints could not be judged"))),
+        n if audited => (Verdict::Undecided, Some(format!("{n} checkpoints could not be judged"))),
+        n => {
+            let reason = format!(
+                "{n} checkpoints differ and nothing says by how much they may; an audit (-m MODEL, no \
+                 --no-audit) or --rtol, --atol, --nmse would"
+            );
+            (Verdict::Undecided, Some(reason))
+        }
     }
 }
 

@@ -47,11 +47,12 @@ fn decode_blocks<S: Scalar>(dtype: DType, bytes: &[u8], out: &mut [S]) {
     }
 }
 
-/// Values that share one minimum, where the type has minima: y = scale·q + minimum.
+/// Values that share one minimum, where the type has minima: y = scale·q + minimum with q of one sign. Quants of
+/// Q6_K are stored from 0 to 63, and kernels sum the 32 that is too much of each apart, as they do with a minimum.
 pub fn minimum_group(dtype: DType) -> Option<usize> {
     match dtype {
         DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => Some(32),
-        DType::Q2_K => Some(16),
+        DType::Q2_K | DType::Q6_K => Some(16),
         _ => None,
     }
 }
@@ -62,6 +63,7 @@ pub fn minima<S: Scalar>(dtype: DType, bytes: &[u8]) -> Vec<S> {
         DType::Q4_1 => each_minimum(bytes, |block: &[u8; 20]| [half(block, 2)]),
         DType::Q5_1 => each_minimum(bytes, |block: &[u8; 24]| [half(block, 2)]),
         DType::Q2_K => each_minimum(bytes, k_quants::minima_of_16),
+        DType::Q6_K => each_minimum(bytes, k_quants::offsets_of_16),
         DType::Q4_K => each_minimum(bytes, k_quants::minima_of_32::<S, 144>),
         DType::Q5_K => each_minimum(bytes, k_quants::minima_of_32::<S, 176>),
         _ => Vec::new(),

@@ -1,6 +1,7 @@
 //! The sentences and number formats that every rendering shares.
 
 use super::{CheckpointVerdict, Entry, Report, Side, Verdict};
+use crate::checkpoint::Checkpoint;
 
 impl Verdict {
     /// As it is spelt in `report.json`.
@@ -135,6 +136,9 @@ pub fn diagnosis_note(report: &Report) -> Option<String> {
     Some(format!("{}, explains {}", diagnosis.fault, percent(diagnosis.explains)))
 }
 
+/// Further origins that are named in a sentence.
+const NAMED_MAX: usize = 3;
+
 /// The first divergence's surroundings: how its input fares and what follows from it.
 pub fn surroundings(report: &Report) -> Option<String> {
     let first = report.first_divergence.as_ref()?;
@@ -150,9 +154,19 @@ pub fn surroundings(report: &Report) -> Option<String> {
     if inherited > 0 {
         parts.push(format!("{} only inherit the error", count(inherited, "later checkpoint")));
     }
-    let others = report.origins.iter().filter(|id| **id != first.checkpoint).count();
-    if others > 0 {
-        parts.push(format!("{} with a fault of its own", count(others, "more node")));
+    let others: Vec<_> = report.origins.iter().filter(|id| **id != first.checkpoint).collect();
+    let name = |id: &&Checkpoint| {
+        let entry = report.checkpoints.iter().find(|entry| entry.id == **id);
+        let fault = entry.and_then(|entry| entry.diagnosis.first()).map(|best| format!(" ({})", best.fault));
+        format!("{id}{}", fault.unwrap_or_default())
+    };
+    match others.len() {
+        0 => {}
+        n if n <= NAMED_MAX => {
+            let named: Vec<String> = others.iter().map(name).collect();
+            parts.push(format!("faults of their own too: {}", named.join(", ")));
+        }
+        n => parts.push(format!("{} with faults of their own", count(n, "more node"))),
     }
     (!parts.is_empty()).then(|| parts.join("; "))
 }

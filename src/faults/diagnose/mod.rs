@@ -273,7 +273,7 @@ impl Trial<'_> {
         self.tried.sort_by(|a, b| b.share.total_cmp(&a.share));
         for attempt in &self.tried {
             if tried.iter().all(|known| known.fault != attempt.fault.name) {
-                tried.push(Tried { fault: attempt.fault.name.to_owned(), explains: attempt.share });
+                tried.push(Tried { fault: attempt.fault.name.to_owned(), explains: attempt.share.max(0.0) });
             }
         }
         tried.truncate(TRIED_MAX);

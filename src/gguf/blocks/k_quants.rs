@@ -99,6 +99,13 @@ pub fn minima_of_16<S: Scalar>(block: &[u8; 84]) -> [S; 16] {
     std::array::from_fn(|group| -(dmin * int(block[group] >> 4)))
 }
 
+/// -32·d·scale of the sixteen groups of 16 of a Q6_K block.
+pub fn offsets_of_16<S: Scalar>(block: &[u8; 210]) -> [S; 16] {
+    let scales: &[u8; 16] = part(block, 192);
+    let d: S = half(block, 208);
+    std::array::from_fn(|group| -(d * int(scales[group] as i8) * int(32u8)))
+}
+
 /// d, dmin, 12 bytes of scales, 128 bytes of nibbles: each 32 bytes hold two groups of 32.
 /// y = (d·scale)·q - dmin·min
 #[inline(always)]
