@@ -11,7 +11,7 @@ use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
 
 /// Unit roundoff of f32: half the distance from 1 to the next number.
-pub const UNIT_F32: f64 = 1.0 / (1u64 << 24) as f64;
+pub const UNIT_F32: f64 = <f32 as Scalar>::UNIT_ROUNDOFF;
 /// Unit roundoff of f16.
 pub const UNIT_F16: f64 = 1.0 / 2048.0;
 /// Unit roundoff of bf16.

@@ -90,7 +90,7 @@ impl<'a> Live<'a> {
         self.kept.add_step(batch.tokens, batch.first);
         let tensors = self.options.compared.len() + self.options.audited.len();
         if let Some(writer) = &mut self.options.writer {
-            let positions: Vec<u32> = (0..batch.tokens.len()).map(|t| (batch.first + t) as u32).collect();
+            let positions = batch.positions();
             writer.begin_step(batch.tokens, &positions, tensors)?;
         }
         Ok(())
@@ -294,7 +294,7 @@ impl Probe for Live<'_> {
     }
 
     fn asked(&mut self, checkpoint: Checkpoint, batch: &Batch<'_>) -> Asked {
-        let positions: Vec<u32> = (0..batch.tokens.len()).map(|t| (batch.first + t) as u32).collect();
+        let positions = batch.positions();
         let reference = self.reference.and_then(|reference| reference.gather(checkpoint, &positions));
         let sampled = |t: &usize| self.options.sample.contains(&positions[*t]);
         let audited = self.options.audited.contains(&checkpoint);
@@ -326,7 +326,7 @@ impl Probe for Live<'_> {
     /// The reference's rows, where it has all of the step and they have the model's width.
     fn fed(&mut self, checkpoint: Checkpoint, batch: &Batch<'_>, width: usize) -> Option<Vec<f32>> {
         let reference = self.reference.filter(|_| self.options.isolated)?;
-        let positions: Vec<u32> = (0..batch.tokens.len()).map(|t| (batch.first + t) as u32).collect();
+        let positions = batch.positions();
         let rows = reference.gather(checkpoint, &positions)?;
         (rows.cols == width).then_some(rows.data)
     }

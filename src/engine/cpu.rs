@@ -84,7 +84,7 @@ impl<S: Scalar + AsValues> Engine for CpuEngine<'_, S> {
         let graph = self.graph.fused(|checkpoint| probe.wants(checkpoint));
         let readers = readers(&graph);
         let end = batch.first + batch.tokens.len();
-        let positions: Vec<u32> = (batch.first as u32..end as u32).collect();
+        let positions = batch.positions();
         let steps: Vec<Range<u32>> = vec![batch.first as u32..end as u32; batch.tokens.len()];
         let rows = Rows { tokens: batch.tokens, positions: &positions, steps: &steps };
 

@@ -18,6 +18,13 @@ pub struct Batch<'a> {
     pub first: usize,
 }
 
+impl Batch<'_> {
+    /// (T,) position of each token.
+    pub fn positions(&self) -> Vec<u32> {
+        (self.first..self.first + self.tokens.len()).map(|position| position as u32).collect()
+    }
+}
+
 /// Values of one checkpoint, row-major, shape by [`crate::model::graph::Dims::shape`].
 #[derive(Clone, Copy, Debug)]
 pub enum Values<'a> {

@@ -43,7 +43,7 @@ impl Host<'_> {
     pub fn execute(&mut self, node: &Node, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<()> {
         let rows = batch.tokens.len();
         let end = batch.first + rows;
-        let positions: Vec<u32> = (batch.first as u32..end as u32).collect();
+        let positions = batch.positions();
         let steps: Vec<Range<u32>> = vec![batch.first as u32..end as u32; rows];
         let mut inputs = Vec::new();
         for (index, input) in node.inputs.iter().enumerate() {
