@@ -160,7 +160,7 @@ fn foreign(kept: &Kept, producer: &str, keep: impl Fn(Kind) -> bool, map: impl F
     let mut row = Vec::new();
     for checkpoint in kept.checkpoints().into_iter().filter(|checkpoint| keep(checkpoint.kind())) {
         for position in kept.positions(checkpoint) {
-            assert!(Recording::row(kept, checkpoint, position, &mut row));
+            let row = Recording::row(kept, checkpoint, position, &mut row).unwrap();
             let values: Vec<f32> = row.iter().map(|&x| map(x)).collect();
             out.keep(checkpoint, &kept.row_shape(checkpoint), position, &values);
         }

@@ -192,10 +192,10 @@ fn greedy(model: &Model, reference: &Dump) -> Result<Value, Box<dyn std::error::
                 equal += 1;
                 continue;
             }
-            let mut theirs = Vec::new();
-            if Recording::row(reference, logits, end as u32 - 1, &mut theirs) {
+            let mut buffer = Vec::new();
+            if let Some(theirs) = Recording::row(reference, logits, end as u32 - 1, &mut buffer) {
                 let (a, b) = (token as usize, known[end] as usize);
-                let error = own.iter().zip(&theirs).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+                let error = own.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
                 let margin = theirs[b] - theirs[a];
                 parting = json!({
                     "position": end, "own": token, "llama.cpp": known[end],

@@ -162,7 +162,8 @@ fn attention_matrix(
     let mut out = Matrix::zeros(positions.len(), heads * cached);
     let mut row = Vec::new();
     for (t, &position) in positions.iter().enumerate() {
-        if !context.recording.row(checkpoint, position, &mut row) || row.len() % heads != 0 {
+        let row = context.recording.row(checkpoint, position, &mut row)?;
+        if row.len() % heads != 0 {
             return None;
         }
         let seen = (row.len() / heads).min(cached);

@@ -77,9 +77,7 @@ fn storage_shown(recording: &dyn Recording, positions: &[u32]) -> Storage {
             continue;
         }
         for &position in positions {
-            if !recording.row(checkpoint, position, &mut row) {
-                continue;
-            }
+            let Some(row) = recording.row(checkpoint, position, &mut row) else { continue };
             seen |= row.iter().any(|x| *x != 0.0);
             half &= row.iter().all(|&x| f16::from_f32(x).to_f32() == x || x.is_nan());
             brain &= row.iter().all(|&x| bf16::from_f32(x).to_f32() == x || x.is_nan());

@@ -8,11 +8,13 @@ use crate::gguf;
 use crate::model::weights::Weight;
 use crate::ops::linear::product;
 use crate::ops::round::{Rounding, to_bf16, to_f16};
-use crate::scalar::Scalar;
+use crate::scalar::{Scalar, in_lanes, vectorized};
 use crate::tensor::{Matrix, View};
 
 /// Weight elements that one thread decodes at a time: 1 MiB of f64 and half of it in f32.
 const TILE_ELEMENTS: usize = 1 << 17;
+/// Rows of a weight that are decoded at a time at least: products of fewer keep no register busy.
+const TILE_ROWS_MIN: usize = 64;
 
 /// Rows that meet one weight in the same way.
 pub struct Job {
@@ -57,7 +59,7 @@ pub struct Product {
 /// Runs all jobs in one pass over the weight.
 pub fn products(weight: &Weight<'_>, jobs: &[Job]) -> Vec<Product> {
     let cols = weight.cols();
-    let tile_rows = (TILE_ELEMENTS / cols.max(1)).clamp(8, 512);
+    let tile_rows = (TILE_ELEMENTS / cols.max(1)).clamp(TILE_ROWS_MIN, 512);
     let tiles: Vec<Range<usize>> = (0..weight.rows())
         .step_by(tile_rows)
         .map(|start| start..(start + tile_rows).min(weight.rows()))
@@ -66,9 +68,10 @@ pub fn products(weight: &Weight<'_>, jobs: &[Job]) -> Vec<Product> {
     let parts: Vec<Vec<Product>> = tiles
         .par_iter()
         .map(|tile| {
-            let mut w = vec![0f64; tile.len() * cols];
-            weight.decode_rows(tile.clone(), &mut w);
-            Tile { weight, rows: tile.clone(), w: &w }.run(jobs, &stacks)
+            f64::with_scratch(tile.len() * cols, |w| {
+                weight.decode_rows(tile.clone(), w);
+                Tile { weight, rows: tile.clone(), w }.run(jobs, &stacks)
+            })
         })
         .collect();
     (0..jobs.len()).map(|job| assemble(parts.iter().map(|part| &part[job]))).collect()
@@ -141,11 +144,20 @@ impl Stacks {
 
 /// Twice max(|Σx|, max|x|) over each group of columns, (T, I/group).
 pub fn group_sums(x: &Matrix<f64>, group: usize) -> Matrix<f64> {
-    let of = |x: &[f64]| {
-        let largest = x.iter().fold(0.0f64, |max, x| max.max(x.abs()));
-        2.0 * x.iter().sum::<f64>().abs().max(largest)
-    };
-    Matrix::new(x.rows, x.cols / group, x.data.chunks_exact(group).map(of).collect())
+    let mut out = Matrix::zeros(x.rows, x.cols / group);
+    vectorized(
+        #[inline(always)]
+        || {
+            for (out, x) in out.data.iter_mut().zip(x.data.chunks_exact(group)) {
+                let mut largest = 0f64;
+                for x in x {
+                    largest = if x.abs() > largest { x.abs() } else { largest };
+                }
+                *out = 2.0 * in_lanes(x, |x, _| x).abs().max(largest);
+            }
+        },
+    );
+    out
 }
 
 /// Some decoded rows of the weight.
@@ -167,13 +179,12 @@ impl Tile<'_> {
             };
             split(stack, &exact, &mut out, |product| &mut product.exact);
         }
-        let narrow = |f: fn(f64) -> f64| self.w.iter().map(|w| f(*w).to_f32()).collect::<Vec<f32>>();
         if stacks.squares.x.rows > 0 {
-            let squares = self.multiply(&narrow(|w| w * w), stacks.squares.x.view());
+            let squares = self.multiply_narrow(|w| w * w, stacks.squares.x.view());
             split(&stacks.squares, &squares, &mut out, |product| &mut product.magnitude);
         }
         if stacks.sums.x.rows > 0 {
-            let sums = self.multiply(&narrow(f64::abs), stacks.sums.x.view());
+            let sums = self.multiply_narrow(f64::abs, stacks.sums.x.view());
             split(&stacks.sums, &sums, &mut out, |product| &mut product.magnitude);
         }
         self.meet_minima(jobs, stacks, &mut out);
@@ -205,6 +216,21 @@ impl Tile<'_> {
         }
     }
 
+    /// x·f(w)ᵀ in f32, (T, rows).
+    fn multiply_narrow(&self, f: impl Fn(f64) -> f64, x: View<'_, f32>) -> Matrix<f32> {
+        f32::with_scratch(self.w.len(), |narrow| {
+            vectorized(
+                #[inline(always)]
+                || {
+                    for (narrow, w) in narrow.iter_mut().zip(self.w) {
+                        *narrow = f(*w) as f32;
+                    }
+                },
+            );
+            self.multiply(narrow, x)
+        })
+    }
+
     /// The weight as a producer rounds it.
     fn weights(&self, round: fn(f64) -> f64) -> Vec<f64> {
         self.w.iter().map(|&w| round(w)).collect()
@@ -216,8 +242,15 @@ impl Tile<'_> {
         let mut out = Matrix::zeros(x.rows, n);
         if x.rows > 0 {
             assert!(x.cols == cols && w.len() == n * cols, "activations are as wide as the weight");
-            // SAFETY: `out` holds (x.rows, n), row-major with stride n.
-            unsafe { product(out.data.as_mut_ptr(), n, w, n, cols, cols, x) };
+            // Few rows meet many of the weight: as w·xᵀ only x, the smaller one, has to be packed.
+            let mut turned = vec![S::ZERO; n * x.rows];
+            // SAFETY: `turned` holds (n, x.rows), row-major with stride x.rows.
+            unsafe {
+                product(turned.as_mut_ptr(), x.rows, x.data, x.rows, cols, cols, View::new(n, cols, w))
+            };
+            for (o, column) in turned.chunks_exact(x.rows).enumerate() {
+                column.iter().enumerate().for_each(|(t, value)| out.data[t * n + o] = *value);
+            }
         }
         out
     }
@@ -247,11 +280,17 @@ fn split<S: Scalar>(
 
 /// out[t, o] += Σ_b f(a[t, b], minima[o, b])
 fn add_products(a: &Matrix<f64>, minima: &[f64], f: impl Fn(f64, f64) -> f64, out: &mut Matrix<f64>) {
-    for t in 0..a.rows {
-        for (out, minima) in out.row_mut(t).iter_mut().zip(minima.chunks_exact(a.cols)) {
-            *out += a.row(t).iter().zip(minima).map(|(a, m)| f(*a, *m)).sum::<f64>();
-        }
-    }
+    vectorized(
+        #[inline(always)]
+        || {
+            for t in 0..a.rows {
+                let row = a.row(t);
+                for (out, minima) in out.row_mut(t).iter_mut().zip(minima.chunks_exact(row.len())) {
+                    *out += in_lanes(row, |a, b| f(a, minima[b]));
+                }
+            }
+        },
+    );
 }
 
 /// The tiles' outputs side by side.

@@ -20,6 +20,8 @@ pub mod verdict;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use rayon::prelude::*;
+
 use crate::checkpoint::Checkpoint;
 use crate::dump::Recording;
 use crate::error::Result;
@@ -167,19 +169,32 @@ fn audit_nodes(
     graph: &Graph,
     options: &Options<'_>,
 ) -> Result<BTreeMap<Checkpoint, Budget>> {
+    let wanted = graph.nodes.iter().map(|node| node.checkpoint).filter(|c| (options.wants)(*c));
+    let wanted: Vec<Checkpoint> = wanted.collect();
     let mut budgets = BTreeMap::new();
-    for node in &graph.nodes {
-        if !(options.wants)(node.checkpoint) {
-            continue;
-        }
-        let exact = audit_node(sides, gguf, node.checkpoint)?;
-        if let [Some(candidate), Some(reference)] = &exact[..]
-            && let Some(budget) = budget::of(candidate, reference)
-        {
-            budgets.insert(node.checkpoint, budget);
+    for some in wanted.chunks(NODES_AT_ONCE) {
+        let found: Vec<NodeFindings> =
+            some.par_iter().map(|checkpoint| audit_node(sides, gguf, *checkpoint)).collect::<Result<_>>()?;
+        for (checkpoint, node) in some.iter().zip(found) {
+            for (side, found) in sides.iter_mut().zip(node.sides) {
+                found.map(|found| side.audit.nodes.insert(*checkpoint, found));
+            }
+            node.budget.map(|budget| budgets.insert(*checkpoint, budget));
         }
     }
     Ok(budgets)
+}
+
+/// Nodes that are looked at at the same time: the small ones keep no core waiting, and the values of so many are
+/// in memory.
+const NODES_AT_ONCE: usize = 4;
+
+/// What was found at one node.
+#[derive(Default)]
+struct NodeFindings {
+    /// By side; `None` where the output was not recorded.
+    sides: Vec<Option<std::result::Result<NodeAudit, Missing>>>,
+    budget: Option<Budget>,
 }
 
 /// Suspicious rows that are audited in full: where there are more, a node is wrong everywhere.
@@ -268,40 +283,38 @@ pub struct Exact {
 }
 
 /// Audits one node on all sides.
-fn audit_node(sides: &mut [Side<'_>], gguf: &Gguf, checkpoint: Checkpoint) -> Result<Vec<Option<Exact>>> {
+fn audit_node(sides: &[Side<'_>], gguf: &Gguf, checkpoint: Checkpoint) -> Result<NodeFindings> {
     let mut cases: Vec<Option<Case>> = Vec::with_capacity(sides.len());
-    for side in sides.iter_mut() {
-        cases.push(match side.case(gguf, checkpoint)? {
-            Some(Ok(case)) => Some(case),
-            Some(Err(missing)) => {
-                side.audit.nodes.insert(checkpoint, Err(missing));
-                None
-            }
-            None => None,
-        });
+    let mut found = NodeFindings::default();
+    for side in sides {
+        let (case, missing) = match side.case(gguf, checkpoint)? {
+            Some(Ok(case)) => (Some(case), None),
+            Some(Err(missing)) => (None, Some(Err(missing))),
+            None => (None, None),
+        };
+        cases.push(case);
+        found.sides.push(missing);
     }
     let Some(node) = cases.iter().flatten().map(|case| case.node.clone()).next() else {
-        return Ok(cases.into_iter().map(|_| None).collect());
+        return Ok(found);
     };
     let explained = match &node.op {
         Op::Linear { weight, .. } => explain_products(sides, gguf, &Weight::find(gguf, weight)?, &cases),
         _ => explain_each(sides, gguf, &cases)?,
     };
-    let mut out = Vec::with_capacity(sides.len());
-    for ((side, case), explained) in sides.iter_mut().zip(cases).zip(explained) {
-        let (Some(case), Some((explained, plain))) = (case, explained) else {
-            out.push(None);
-            continue;
-        };
+    let mut exact = Vec::with_capacity(sides.len());
+    for (((side, found), case), explained) in sides.iter().zip(&mut found.sides).zip(cases).zip(explained) {
+        let Some((case, (explained, plain))) = case.zip(explained) else { continue };
         let row_shape = row_shape(side, &case);
-        match local::judge(&case, &explained, plain.as_ref(), &row_shape) {
-            Some(node) => side.audit.nodes.insert(checkpoint, Ok(node)),
-            None => side.audit.nodes.insert(checkpoint, Err(Missing("an explanation".to_owned()))),
-        };
+        let node = local::judge(&case, &explained, plain.as_ref(), &row_shape);
+        *found = Some(node.ok_or_else(|| Missing("an explanation".to_owned())));
         let plain = plain.or_else(|| explained.into_iter().next().map(|first| first.exact));
-        out.push(plain.map(|plain| Exact { case, plain }));
+        exact.extend(plain.map(|plain| Exact { case, plain }));
     }
-    Ok(out)
+    if let [candidate, reference] = &exact[..] {
+        found.budget = budget::of(candidate, reference);
+    }
+    Ok(found)
 }
 
 /// Shape of one row as the audit computes it.

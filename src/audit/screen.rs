@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use super::bounds::{self, Units};
 use super::case::{Case, Context, gather};
 use super::linear::group_sums;
-use super::{judge, local};
+use super::{NODES_AT_ONCE, judge, local};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::gguf;
@@ -23,13 +23,14 @@ use crate::model::weights::Weight;
 use crate::numerics::Products;
 use crate::ops::round::{self, Rounding, Tie};
 use crate::ops::{self, Inputs, Rows};
+use crate::scalar::{Scalar, in_lanes, vectorized};
 use crate::tensor::{Matrix, View};
 
 /// Rows that are looked at together: small enough that those of the logits stay in a core's cache.
 const ROWS_MAX: usize = 8;
 /// Outputs that one signed sum is taken over: one that is wrong stands out of the roundings of so many by as
 /// many times as it exceeds the root of this times its own bound.
-const OUTPUTS: usize = 512;
+const OUTPUTS: usize = 1024;
 /// Share of an elementwise result, and of its row's root mean square, that is seen: far above the roundings of
 /// f32, far below a wrong exponent.
 const SEEN: f32 = 1.0 / 1024.0;
@@ -68,32 +69,35 @@ pub fn screen(
     audited: &[u32],
     wants: &(dyn Fn(Checkpoint) -> bool + Sync),
 ) -> Result<Screened> {
+    let nodes: Vec<&Node> = context.graph.nodes.iter().filter(|node| wants(node.checkpoint)).collect();
     let mut all = Screened::default();
-    for node in context.graph.nodes.iter().filter(|node| wants(node.checkpoint)) {
-        let mut rows = context.recording.positions(node.checkpoint);
-        rows.retain(|position| audited.binary_search(position).is_err());
-        let inputs_there = node.inputs.iter().all(|input| {
-            let there = context.recording.positions(*input);
-            rows.iter().all(|position| there.binary_search(position).is_ok())
-        });
-        if rows.is_empty() || !inputs_there {
-            continue;
-        }
-        let found = match &node.op {
-            Op::Linear { weight, .. } => {
-                products(context, node, &Weight::find(context.gguf, weight)?, &rows)?
-            }
-            Op::Attention(_) if recording_is_short(context) => {
-                in_parts(&rows, |part| exactly(context, node, part))?
-            }
-            Op::Attention(_) | Op::Scores(_) | Op::Softmax(_) | Op::Context(_) => continue,
-            // How exact an angle is depends on the position: that is the audit's business.
-            Op::Rope(_) => in_parts(&rows, |part| exactly(context, node, part))?,
-            _ => in_parts(&rows, |part| elementwise(context, node, part))?,
-        };
-        all = all.merge(found);
+    for some in nodes.chunks(NODES_AT_ONCE) {
+        let found = some.par_iter().map(|node| screen_node(context, audited, node));
+        all = all.merge(found.try_reduce(Screened::default, |a, b| Ok(a.merge(b)))?);
     }
     Ok(all)
+}
+
+fn screen_node(context: &Context<'_>, audited: &[u32], node: &Node) -> Result<Screened> {
+    let mut rows = context.recording.positions(node.checkpoint);
+    rows.retain(|position| audited.binary_search(position).is_err());
+    let inputs_there = node.inputs.iter().all(|input| {
+        let there = context.recording.positions(*input);
+        rows.iter().all(|position| there.binary_search(position).is_ok())
+    });
+    if rows.is_empty() || !inputs_there {
+        return Ok(Screened::default());
+    }
+    match &node.op {
+        Op::Linear { weight, .. } => products(context, node, &Weight::find(context.gguf, weight)?, &rows),
+        Op::Attention(_) if recording_is_short(context) => {
+            in_parts(&rows, |part| exactly(context, node, part))
+        }
+        Op::Attention(_) | Op::Scores(_) | Op::Softmax(_) | Op::Context(_) => Ok(Screened::default()),
+        // How exact an angle is depends on the position: that is the audit's business.
+        Op::Rope(_) => in_parts(&rows, |part| exactly(context, node, part)),
+        _ => in_parts(&rows, |part| elementwise(context, node, part)),
+    }
 }
 
 fn recording_is_short(context: &Context<'_>) -> bool {
@@ -124,12 +128,26 @@ fn elementwise(context: &Context<'_>, node: &Node, rows: &[u32]) -> Result<Scree
     let share = SEEN.max(SEEN_ROUNDINGS * unit);
     let odd = |t: &usize| {
         let (a, b) = (recorded.row(*t), again.row(*t));
-        let rms = (b.iter().map(|b| b * b).sum::<f32>() / b.len().max(1) as f32).sqrt();
-        // `!(..)`, so that a NaN is odd.
-        a.len() != b.len() || !a.iter().zip(b).all(|(a, b)| (a - b).abs() <= share * (b.abs() + rms))
+        a.len() != b.len()
+            || vectorized(
+                #[inline(always)]
+                || differs(a, b, share),
+            )
     };
     let suspects = (0..recorded.rows).filter(odd).map(|t| rows[t]).collect();
     Ok(Screened { rows: rows.len() as u64, suspects })
+}
+
+/// Whether an element is further away than a share of what it should be and of the row's root mean square.
+#[inline(always)]
+fn differs(a: &[f32], b: &[f32], share: f32) -> bool {
+    let rms = (in_lanes(b, |b, _| f64::from(b * b)) / b.len().max(1) as f64).sqrt() as f32;
+    let mut within = true;
+    for (a, b) in a.iter().zip(b) {
+        within &= (a - b).abs() <= share * (b.abs() + rms);
+    }
+    // A NaN is not within.
+    !within
 }
 
 /// A part of the rows of a node, computed again as an audit does.
@@ -177,21 +195,16 @@ fn suspects(
             return true;
         }
         let minimum = (rounded.sums.cols > 0).then(|| rounded.sums.row(*t));
-        let errors: Vec<(f64, f64)> = sums
-            .iter()
-            .map(|sum| {
-                let outputs = &case.recorded.row(*t)[sum.outputs.clone()];
-                let met = met.as_ref().map(|met| met.row(*t));
-                (sum.of(outputs) - sum.exact(x.row(*t), minimum), sum.bound(units, x.row(*t), met, outputs))
-            })
-            .collect();
+        let recorded = case.recorded.row(*t);
+        let met = met.as_ref().map(|met| met.row(*t));
+        let errors: Vec<f64> = sums.iter().map(|sum| sum.off(x.row(*t), minimum, recorded)).collect();
         // Some choice of sides explains all the sums, or the row is suspicious.
         !(0..1u32 << ties.len()).any(|sides| {
             let chosen: Vec<&Tie> =
                 ties.iter().enumerate().filter(|(i, _)| sides >> i & 1 == 1).map(|(_, tie)| *tie).collect();
-            sums.iter().zip(&errors).all(|(sum, (error, bound))| {
+            sums.iter().zip(&errors).all(|(sum, error)| {
                 let moved: f64 = chosen.iter().map(|tie| sum.moved(tie)).sum();
-                (error - moved).abs() <= *bound
+                sum.explains((error - moved).abs(), units, x.row(*t), met, recorded)
             })
         })
     };
@@ -207,7 +220,7 @@ struct SignedSum {
     /// (I,) Σ_o r[o]·w[o, i]
     weights: Vec<f64>,
     /// (I,) Σ_o w[o, i]²
-    squares: Vec<f64>,
+    squares: Vec<f32>,
     /// (I/group,) Σ_o r[o]·minimum[o, b], where blocks have minima.
     minima: Vec<f64>,
     /// (I/group,) Σ_o minimum[o, b]²
@@ -236,23 +249,16 @@ impl SignedSum {
             minima_squares: Vec::new(),
             group,
         };
-        let mut rows = vec![0f32; ADDED * cols];
-        let mut parts = vec![[0f32; 2]; cols];
-        for (start, signs) in outputs.clone().step_by(ADDED).zip(sum.signs.chunks(ADDED)) {
-            weight.decode_rows(start..start + signs.len(), &mut rows[..signs.len() * cols]);
-            parts.fill([0.0; 2]);
-            for (row, sign) in rows.chunks_exact(cols).zip(signs) {
-                let sign = *sign as f32;
-                for ([sum, square], w) in parts.iter_mut().zip(row) {
-                    *sum += sign * w;
-                    *square += w * w;
-                }
+        f32::with_scratch(ADDED * cols, |rows| {
+            for (start, signs) in outputs.clone().step_by(ADDED).zip(sum.signs.chunks(ADDED)) {
+                let rows = &mut rows[..signs.len() * cols];
+                weight.decode_rows(start..start + signs.len(), rows);
+                vectorized(
+                    #[inline(always)]
+                    || add_rows(rows, signs, &mut sum.weights, &mut sum.squares),
+                );
             }
-            for ((sum, square), part) in sum.weights.iter_mut().zip(&mut sum.squares).zip(&parts) {
-                *sum += f64::from(part[0]);
-                *square += f64::from(part[1]);
-            }
-        }
+        });
         if let Some(groups) = cols.checked_div(group) {
             sum.minima = vec![0.0; groups];
             sum.minima_squares = vec![0.0; groups];
@@ -267,15 +273,12 @@ impl SignedSum {
         sum
     }
 
-    /// Of recorded outputs.
-    fn of(&self, outputs: &[f64]) -> f64 {
-        dot(&self.signs, outputs)
-    }
-
-    /// Of the exact ones, from rounded activations (I,) and what meets the minima.
-    fn exact(&self, x: &[f64], excess: Option<&[f64]>) -> f64 {
-        let met = excess.filter(|excess| excess.len() == self.minima.len());
-        dot(&self.weights, x) + met.map_or(0.0, |excess| dot(&self.minima, excess))
+    /// By how much that of a row of recorded outputs is off: x (I,) rounded activations, `excess` what meets the
+    /// minima.
+    fn off(&self, x: &[f64], excess: Option<&[f64]>, recorded: &[f64]) -> f64 {
+        let excess = excess.filter(|excess| excess.len() == self.minima.len());
+        let met = excess.map_or(0.0, |excess| dot(&self.minima, excess));
+        dot(&self.signs, &recorded[self.outputs.clone()]) - dot(&self.weights, x) - met
     }
 
     /// What the exact one changes by where a tie is rounded to the other side.
@@ -284,39 +287,66 @@ impl SignedSum {
         self.weights[tie.col] * tie.value + minimum * tie.sum
     }
 
-    /// The bounds of the outputs, [`bounds::linear`], in quadrature: each is as many standard deviations of an
-    /// independent error.
-    fn bound(&self, units: &Units, x: &[f64], met: Option<&[f64]>, outputs: &[f64]) -> f64 {
-        let mut terms = weighted_square(&self.squares, x);
-        if let Some(met) = met.filter(|met| met.len() == self.minima_squares.len()) {
-            terms += weighted_square(&self.minima_squares, met);
-        }
+    /// Whether rounding explains an error: the bounds of the outputs, [`bounds::linear`], in quadrature, since each
+    /// is as many standard deviations of an independent error. `met` is what the minima cancel with.
+    fn explains(&self, error: f64, units: &Units, x: &[f64], met: Option<&[f64]>, recorded: &[f64]) -> bool {
+        let outputs = &recorded[self.outputs.clone()];
         let size = dot(outputs, outputs).sqrt();
-        bounds::accumulation(x.len(), units.accumulator) * (terms.sqrt() + size) + units.storage * size
+        let factor = bounds::accumulation(x.len(), units.accumulator);
+        let of_size = (factor + units.storage) * size;
+        // The terms need not be looked at where what the outputs allow is enough.
+        error <= of_size || error <= of_size + factor * self.terms(x, met)
+    }
+
+    /// All terms of the outputs in quadrature.
+    fn terms(&self, x: &[f64], met: Option<&[f64]>) -> f64 {
+        let met = met.filter(|met| met.len() == self.minima_squares.len());
+        let squares = vectorized(
+            #[inline(always)]
+            || {
+                let cancelled =
+                    met.map_or(0.0, |met| in_lanes(&self.minima_squares, |w, i| w * met[i] * met[i]));
+                in_lanes(&self.squares, |w, i| f64::from(w) * x[i] * x[i]) + cancelled
+            },
+        );
+        squares.sqrt()
     }
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
-    in_lanes(a, b, |a, b| a * b)
+    vectorized(
+        #[inline(always)]
+        || in_lanes(a, |a, i| a * b[i]),
+    )
 }
 
-/// Σ w·x²
-fn weighted_square(w: &[f64], x: &[f64]) -> f64 {
-    in_lanes(w, x, |w, x| w * x * x)
-}
-
-/// A sum in as many parts as a core adds at a time.
-fn in_lanes(a: &[f64], b: &[f64], term: impl Fn(f64, f64) -> f64) -> f64 {
-    const LANES: usize = 8;
-    let mut sums = [0f64; LANES];
-    let (whole, tail) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let rest = whole.remainder().iter().zip(tail.remainder()).map(|(a, b)| term(*a, *b)).sum::<f64>();
-    for (a, b) in whole.zip(tail) {
-        for lane in 0..LANES {
-            sums[lane] += term(a[lane], b[lane]);
+/// Adds rows (signs, I) to Σ sign·w and Σ w²: up to [`ADDED`] of them in f32.
+#[inline(always)]
+fn add_rows(rows: &[f32], signs: &[f64], sums: &mut [f64], squares: &mut [f32]) {
+    const LANES: usize = 16;
+    let cols = sums.len();
+    for start in (0..cols).step_by(LANES) {
+        let width = LANES.min(cols - start);
+        let (mut sum, mut square) = ([0f32; LANES], [0f32; LANES]);
+        for (row, sign) in rows.chunks_exact(cols).zip(signs) {
+            let sign = *sign as f32;
+            if let Some(w) = row[start..].first_chunk::<LANES>() {
+                for lane in 0..LANES {
+                    sum[lane] += sign * w[lane];
+                    square[lane] += w[lane] * w[lane];
+                }
+            } else {
+                for lane in 0..width {
+                    sum[lane] += sign * row[start + lane];
+                    square[lane] += row[start + lane] * row[start + lane];
+                }
+            }
+        }
+        for lane in 0..width {
+            sums[start + lane] += f64::from(sum[lane]);
+            squares[start + lane] += square[lane];
         }
     }
-    sums.iter().sum::<f64>() + rest
 }
 
 /// r[o]: a bit of SplitMix64 (Steele and others, OOPSLA 2014).

@@ -159,8 +159,9 @@ impl<'a> Live<'a> {
         for t in 0..rows.len {
             let position = rows.first + t as u32;
             let ours = rows.row(t, &mut ours);
-            if reference.row(checkpoint, position, &mut theirs) && ours.len() == theirs.len() {
-                sketch.row(position, ours, &theirs);
+            let theirs = reference.row(checkpoint, position, &mut theirs);
+            if let Some(theirs) = theirs.filter(|theirs| ours.len() == theirs.len()) {
+                sketch.row(position, ours, theirs);
             }
         }
         self.sketches.insert(checkpoint, sketch);
@@ -206,13 +207,13 @@ impl<'a> Live<'a> {
                 let (mut ours, mut theirs) = (Vec::new(), Vec::new());
                 for t in start..(start + rows_per_task).min(rows.len) {
                     let position = rows.first + t as u32;
-                    if position < common && reference.row(checkpoint, position, &mut theirs) {
-                        let ours = rows.row(t, &mut ours);
-                        if ours.len() == theirs.len() {
-                            sums.row(position, ours, &theirs);
-                            if is_logits {
-                                tokens.row(position, ours, &theirs);
-                            }
+                    let ours = rows.row(t, &mut ours);
+                    let theirs = reference.row(checkpoint, position, &mut theirs);
+                    let fits = |theirs: &&[f32]| position < common && ours.len() == theirs.len();
+                    if let Some(theirs) = theirs.filter(fits) {
+                        sums.row(position, ours, theirs);
+                        if is_logits {
+                            tokens.row(position, ours, theirs);
                         }
                     }
                 }

@@ -103,9 +103,9 @@ pub fn tokens(candidate: &dyn Recording, reference: &dyn Recording) -> Option<To
     let rows = positions.par_iter().filter(|position| **position < common).map(|&position| {
         let (mut a, mut b) = (Vec::new(), Vec::new());
         let mut sums = TokenSums::default();
-        let both = candidate.row(logits, position, &mut a) && reference.row(logits, position, &mut b);
-        if both && a.len() == b.len() {
-            sums.row(position, &a, &b);
+        let rows = candidate.row(logits, position, &mut a).zip(reference.row(logits, position, &mut b));
+        if let Some((a, b)) = rows.filter(|(a, b)| a.len() == b.len()) {
+            sums.row(position, a, b);
         }
         sums
     });
@@ -134,8 +134,10 @@ fn pair(
     if !printed.is_empty() && !ours.is_empty() {
         let mut partial = Partial::new(checkpoint, printed, tolerance);
         let mut row = Vec::new();
-        let mut fits =
-            |&position: &u32| candidate.row(checkpoint, position, &mut row) && partial.row(position, &row);
+        let mut fits = |&position: &u32| {
+            let row = candidate.row(checkpoint, position, &mut row);
+            row.is_some_and(|row| partial.row(position, row))
+        };
         let fits = ours.iter().all(&mut fits);
         let shapes = [candidate, reference].map(|side| shape_of(side, checkpoint));
         return finish_seen(checkpoint, fits, shapes, partial, &tolerance, u64::from(common));
@@ -157,10 +159,10 @@ fn pair(
     if matches!(status, Status::Compared | Status::MissingRows(_)) {
         let (mut a, mut b) = (Vec::new(), Vec::new());
         for position in ours.into_iter().filter(|position| theirs.binary_search(position).is_ok()) {
-            let both =
-                candidate.row(checkpoint, position, &mut a) && reference.row(checkpoint, position, &mut b);
-            if both && a.len() == b.len() {
-                sums.row(position, &a, &b);
+            let ours = candidate.row(checkpoint, position, &mut a);
+            let rows = ours.zip(reference.row(checkpoint, position, &mut b));
+            if let Some((a, b)) = rows.filter(|(a, b)| a.len() == b.len()) {
+                sums.row(position, a, b);
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::engine::RowStats;
 use crate::report::{Nonfinite, Numbers, ToleranceNeeded, Worst};
+use crate::scalar::vectorized;
 
 /// What the user allows: |a-b| <= atol + rtol·|b| for every element, and an NMSE.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -49,41 +50,6 @@ struct WorstElement {
     reference: f32,
 }
 
-/// Adds a pair to one row, or to one lane of it. The place of the maximum is found later.
-#[inline(always)]
-fn add(sums: &mut RowStats, a: f32, b: f32) {
-    let (a, b) = (f64::from(a), f64::from(b));
-    let d = a - b;
-    let abs = d.abs();
-    sums.abs_error += abs;
-    sums.squared_error += d * d;
-    sums.squared_a += a * a;
-    sums.squared_b += b * b;
-    sums.product += a * b;
-    // `abs` is no NaN here; the comparison compiles to a maximum.
-    sums.max = if abs > sums.max { abs } else { sums.max };
-    // 0/0 counts as nothing, x/0 as infinite.
-    let ratio = if abs > 0.0 { abs / b.abs() } else { 0.0 };
-    sums.ratio = if ratio > sums.ratio { ratio } else { sums.ratio };
-    sums.positive += u32::from(d > 0.0);
-    sums.differing += u32::from(abs > 0.0);
-}
-
-fn merge(sums: &mut RowStats, other: &RowStats) {
-    sums.abs_error += other.abs_error;
-    sums.squared_error += other.squared_error;
-    sums.squared_a += other.squared_a;
-    sums.squared_b += other.squared_b;
-    sums.product += other.product;
-    sums.max = sums.max.max(other.max);
-    sums.ratio = sums.ratio.max(other.ratio);
-    sums.positive += other.positive;
-    sums.differing += other.differing;
-}
-
-/// Independent lanes of the inner loop, so that the sums do not wait for each other.
-const LANES: usize = 8;
-
 impl Accumulator {
     /// Nothing yet.
     pub fn new(tolerance: Tolerance) -> Self {
@@ -106,7 +72,10 @@ impl Accumulator {
 
     fn add(&mut self, position: u32, a: &[f32], b: &[f32]) {
         debug_assert_eq!(a.len(), b.len());
-        let mut row = row_sums(a, b);
+        let mut row = vectorized(
+            #[inline(always)]
+            || row_sums(a, b),
+        );
         if !(row.squared_a + row.squared_b).is_finite() {
             row = finite_part(a, b);
         }
@@ -262,30 +231,90 @@ fn locate(row: &mut RowStats, a: &[f32], b: &[f32]) {
 
 /// The sums over the elements that are finite on both sides; the others are counted.
 fn finite_part(a: &[f32], b: &[f32]) -> RowStats {
-    let mut sums = RowStats::default();
-    for (&a, &b) in a.iter().zip(b) {
-        sums.nonfinite_a += u32::from(!a.is_finite());
-        sums.nonfinite_b += u32::from(!b.is_finite());
-        if a.is_finite() && b.is_finite() {
-            add(&mut sums, a, b);
-        }
-    }
-    sums
+    let both: (Vec<f32>, Vec<f32>) =
+        a.iter().zip(b).filter(|(a, b)| a.is_finite() && b.is_finite()).map(|(a, b)| (*a, *b)).unzip();
+    let nonfinite = |x: &[f32]| x.iter().filter(|x| !x.is_finite()).count() as u32;
+    RowStats { nonfinite_a: nonfinite(a), nonfinite_b: nonfinite(b), ..row_sums(&both.0, &both.1) }
 }
 
-fn row_sums(a: &[f32], b: &[f32]) -> RowStats {
-    let mut lanes = [RowStats::default(); LANES];
-    let (chunks_a, chunks_b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let rest = chunks_a.remainder().iter().zip(chunks_b.remainder());
-    let mut total = RowStats::default();
-    rest.for_each(|(&a, &b)| add(&mut total, a, b));
-    for (a, b) in chunks_a.zip(chunks_b) {
+/// Elements of a row that are added at a time, each to sums of its own: they become vector instructions.
+const LANES: usize = 8;
+
+/// The sums of [`RowStats`] in lanes.
+#[derive(Default)]
+struct Lanes {
+    abs_error: [f64; LANES],
+    squared_error: [f64; LANES],
+    squared_a: [f64; LANES],
+    squared_b: [f64; LANES],
+    product: [f64; LANES],
+    max: [f64; LANES],
+    positive: [f64; LANES],
+    differing: [f64; LANES],
+    /// Of all lanes: a division is dear and the maximum seldom grows.
+    ratio: f64,
+}
+
+impl Lanes {
+    #[inline(always)]
+    fn add(&mut self, a: [f32; LANES], b: [f32; LANES]) {
+        // What rounding takes from the product must not hide a larger quotient.
+        let ratio = self.ratio * (1.0 - 4.0 * f64::EPSILON);
+        let mut larger = false;
         for lane in 0..LANES {
-            add(&mut lanes[lane], a[lane], b[lane]);
+            let (a, b) = (f64::from(a[lane]), f64::from(b[lane]));
+            let d = a - b;
+            let abs = d.abs();
+            self.abs_error[lane] += abs;
+            self.squared_error[lane] += d * d;
+            self.squared_a[lane] += a * a;
+            self.squared_b[lane] += b * b;
+            self.product[lane] += a * b;
+            // `abs` is no NaN here; the comparison compiles to a maximum.
+            self.max[lane] = if abs > self.max[lane] { abs } else { self.max[lane] };
+            self.positive[lane] += if d > 0.0 { 1.0 } else { 0.0 };
+            self.differing[lane] += if abs > 0.0 { 1.0 } else { 0.0 };
+            // 0/0 counts as nothing, x/0 as infinite.
+            larger |= abs > ratio * b.abs();
+        }
+        if larger {
+            let pairs = a.iter().zip(&b).map(|(&a, &b)| (f64::from(a), f64::from(b)));
+            let ratios = pairs.filter(|(a, b)| a != b).map(|(a, b)| (a - b).abs() / b.abs());
+            self.ratio = ratios.fold(self.ratio, f64::max);
         }
     }
-    lanes.iter().for_each(|lane| merge(&mut total, lane));
-    total
+
+    fn total(&self) -> RowStats {
+        let sum = |lanes: &[f64; LANES]| lanes.iter().sum::<f64>();
+        RowStats {
+            abs_error: sum(&self.abs_error),
+            squared_error: sum(&self.squared_error),
+            squared_a: sum(&self.squared_a),
+            squared_b: sum(&self.squared_b),
+            product: sum(&self.product),
+            max: self.max.iter().copied().fold(0.0, f64::max),
+            ratio: self.ratio,
+            positive: sum(&self.positive) as u32,
+            differing: sum(&self.differing) as u32,
+            ..RowStats::default()
+        }
+    }
+}
+
+/// Where an element is not finite the sums of squares are not: see [`finite_part`].
+#[inline(always)]
+fn row_sums(a: &[f32], b: &[f32]) -> RowStats {
+    let mut lanes = Lanes::default();
+    let ((chunks_a, rest_a), (chunks_b, rest_b)) = (a.as_chunks(), b.as_chunks());
+    for (a, b) in chunks_a.iter().zip(chunks_b) {
+        lanes.add(*a, *b);
+    }
+    // Zeros on both sides add nothing.
+    let (mut last_a, mut last_b) = ([0.0; LANES], [0.0; LANES]);
+    last_a[..rest_a.len()].copy_from_slice(rest_a);
+    last_b[..rest_b.len()].copy_from_slice(rest_b);
+    lanes.add(last_a, last_b);
+    lanes.total()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! From logits to tokens: does the difference change what the model says?
 
 use crate::report::{Flip, TokenReport, TopToken};
+use crate::scalar::{self, in_lanes, vectorized};
 
 /// How many of the most likely tokens of a row are held against each other.
 const TOP_K: usize = 10;
@@ -101,23 +102,43 @@ fn top(logits: &[f32]) -> Vec<usize> {
     top
 }
 
-/// KL(p ‖ q) = Σ p ln(p/q) of the softmaxes of two rows of logits, nats.
+/// KL(P ‖ Q) = Σ P ln(P/Q) of the softmaxes P and Q of two rows of logits p and q, nats.
+///
+/// With Z = Σ e^p and Z' = Σ e^q this is Σ e^p (p - q) / Z - ln Z + ln Z'.
 fn divergence(p: &[f32], q: &[f32]) -> f64 {
-    let (log_p, log_q) = (log_partition(p), log_partition(q));
-    let term = |(&p, &q): (&f32, &f32)| {
-        let (p, q) = (f64::from(p) - log_p, f64::from(q) - log_q);
-        // Padding entries may be -inf on both sides; they carry no probability.
-        if p == f64::NEG_INFINITY { 0.0 } else { p.exp() * (p - q) }
-    };
+    let largest = |x: &[f32]| f64::from(x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let (max_p, max_q) = (largest(p), largest(q));
+    let [z_p, z_q, moved] = vectorized(
+        #[inline(always)]
+        || partitions(p, q, max_p, max_q),
+    );
+    let divergence = moved / z_p - (max_p + z_p.ln()) + (max_q + z_q.ln());
     // Never below zero but for rounding.
-    let sum: f64 = p.iter().zip(q).map(term).sum();
-    if sum < 0.0 { 0.0 } else { sum }
+    if divergence < 0.0 { 0.0 } else { divergence }
 }
 
-/// ln Σ exp(x)
-fn log_partition(x: &[f32]) -> f64 {
-    let max = f64::from(x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    max + x.iter().map(|&x| (f64::from(x) - max).exp()).sum::<f64>().ln()
+/// Σ e^(p - max p), Σ e^(q - max q) and Σ e^(p - max p)·(p - q).
+#[inline(always)]
+fn partitions(p: &[f32], q: &[f32], max_p: f64, max_q: f64) -> [f64; 3] {
+    /// Exponentials at a time: one after the other into a buffer, they become vector instructions.
+    const PART: usize = 256;
+    let (mut exp_p, mut exp_q) = ([0f64; PART], [0f64; PART]);
+    let mut sums = [0f64; 3];
+    for (p, q) in p.chunks(PART).zip(q.chunks(PART)) {
+        for i in 0..p.len() {
+            exp_p[i] = scalar::exp(f64::from(p[i]) - max_p);
+        }
+        for i in 0..q.len() {
+            exp_q[i] = scalar::exp(f64::from(q[i]) - max_q);
+        }
+        let moved = |e: f64, i: usize| e * (f64::from(p[i]) - f64::from(q[i]));
+        sums[0] += in_lanes(&exp_p[..p.len()], |e, _| e);
+        sums[1] += in_lanes(&exp_q[..q.len()], |e, _| e);
+        // Padding entries may be -inf on both sides; they carry no probability.
+        sums[2] +=
+            in_lanes(&exp_p[..p.len()], |e, i| if p[i] == f32::NEG_INFINITY { 0.0 } else { moved(e, i) });
+    }
+    sums
 }
 
 /// The most likely token of a row of logits, the smallest of equal ones.

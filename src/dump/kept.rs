@@ -92,10 +92,13 @@ impl Recording for Kept {
         (data.len() == positions.len() * cols).then(|| Matrix::new(positions.len(), cols, data))
     }
 
-    fn row(&self, checkpoint: Checkpoint, position: u32, out: &mut Vec<f32>) -> bool {
-        let row = self.rows.get(&checkpoint).and_then(|rows| rows.by_position.get(&position));
-        out.clear();
-        row.inspect(|values| out.extend_from_slice(values)).is_some()
+    fn row<'a>(
+        &'a self,
+        checkpoint: Checkpoint,
+        position: u32,
+        _buffer: &'a mut Vec<f32>,
+    ) -> Option<&'a [f32]> {
+        self.rows.get(&checkpoint)?.by_position.get(&position).map(Vec::as_slice)
     }
 
     fn row_shape(&self, checkpoint: Checkpoint) -> Vec<usize> {

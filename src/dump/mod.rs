@@ -30,8 +30,14 @@ pub trait Recording: Sync {
     /// those of the attention matrices do.
     fn gather(&self, checkpoint: Checkpoint, positions: &[u32]) -> Option<Matrix<f32>>;
 
-    /// One row of any checkpoint into `out`; of the attention matrices (H, position + 1). False where missing.
-    fn row(&self, checkpoint: Checkpoint, position: u32, out: &mut Vec<f32>) -> bool;
+    /// One row of any checkpoint, of the attention matrices (H, position + 1): where it lies, or converted into
+    /// `buffer`. `None` where missing.
+    fn row<'a>(
+        &'a self,
+        checkpoint: Checkpoint,
+        position: u32,
+        buffer: &'a mut Vec<f32>,
+    ) -> Option<&'a [f32]>;
 
     /// Shape of one token row, e.g. [H, E].
     fn row_shape(&self, checkpoint: Checkpoint) -> Vec<usize>;
@@ -80,11 +86,18 @@ impl Recording for Dump {
         (data.len() == positions.len() * cols).then(|| Matrix::new(positions.len(), cols, data))
     }
 
-    fn row(&self, checkpoint: Checkpoint, position: u32, out: &mut Vec<f32>) -> bool {
-        let found = self.get(checkpoint).and_then(|recorded| Some((recorded, recorded.find(position)?)));
-        let Some((recorded, row)) = found else { return false };
-        self.row(recorded, row, out);
-        true
+    fn row<'a>(
+        &'a self,
+        checkpoint: Checkpoint,
+        position: u32,
+        buffer: &'a mut Vec<f32>,
+    ) -> Option<&'a [f32]> {
+        let recorded = self.get(checkpoint)?;
+        let row = recorded.find(position)?;
+        self.row_in_place(recorded, row).or_else(|| {
+            self.row(recorded, row, buffer);
+            Some(buffer)
+        })
     }
 
     fn row_shape(&self, checkpoint: Checkpoint) -> Vec<usize> {

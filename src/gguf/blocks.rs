@@ -11,7 +11,7 @@ mod legacy;
 use half::f16;
 
 use super::dtype::DType;
-use crate::scalar::Scalar;
+use crate::scalar::{Scalar, vectorized};
 
 /// Decodes whole blocks of `dtype` into `out`.
 ///
@@ -22,27 +22,41 @@ pub fn decode<S: Scalar>(dtype: DType, bytes: &[u8], out: &mut [S]) {
     let blocks = out.len() / dtype.block_len();
     assert_eq!(out.len(), blocks * dtype.block_len(), "values are whole {dtype} blocks");
     assert_eq!(bytes.len(), blocks * dtype.block_bytes(), "bytes of {} {dtype} values", out.len());
-    decode_blocks(dtype, bytes, out);
+    vectorized(
+        #[inline(always)]
+        || decode_blocks(dtype, bytes, out),
+    );
 }
 
 #[inline(always)]
 fn decode_blocks<S: Scalar>(dtype: DType, bytes: &[u8], out: &mut [S]) {
+    /// Compiled with its caller's vector instructions: a function that is handed over as it is would not be.
+    macro_rules! blocks {
+        ($decode:path) => {
+            each_block(
+                bytes,
+                out,
+                #[inline(always)]
+                |block, out| $decode(block, out),
+            )
+        };
+    }
     match dtype {
         DType::F32 => float::f32(bytes, out),
         DType::F16 => float::f16(bytes, out),
         DType::BF16 => float::bf16(bytes, out),
-        DType::Q4_0 => each_block(bytes, out, legacy::q4_0),
-        DType::Q4_1 => each_block(bytes, out, legacy::q4_1),
-        DType::Q5_0 => each_block(bytes, out, legacy::q5_0),
-        DType::Q5_1 => each_block(bytes, out, legacy::q5_1),
-        DType::Q8_0 => each_block(bytes, out, legacy::q8_0),
-        DType::Q2_K => each_block(bytes, out, k_quants::q2_k),
-        DType::Q3_K => each_block(bytes, out, k_quants::q3_k),
-        DType::Q4_K => each_block(bytes, out, k_quants::q4_k),
-        DType::Q5_K => each_block(bytes, out, k_quants::q5_k),
-        DType::Q6_K => each_block(bytes, out, k_quants::q6_k),
-        DType::IQ4_NL => each_block(bytes, out, iq4::nl),
-        DType::IQ4_XS => each_block(bytes, out, iq4::xs),
+        DType::Q4_0 => blocks!(legacy::q4_0),
+        DType::Q4_1 => blocks!(legacy::q4_1),
+        DType::Q5_0 => blocks!(legacy::q5_0),
+        DType::Q5_1 => blocks!(legacy::q5_1),
+        DType::Q8_0 => blocks!(legacy::q8_0),
+        DType::Q2_K => blocks!(k_quants::q2_k),
+        DType::Q3_K => blocks!(k_quants::q3_k),
+        DType::Q4_K => blocks!(k_quants::q4_k),
+        DType::Q5_K => blocks!(k_quants::q5_k),
+        DType::Q6_K => blocks!(k_quants::q6_k),
+        DType::IQ4_NL => blocks!(iq4::nl),
+        DType::IQ4_XS => blocks!(iq4::xs),
         _ => panic!("{dtype} is not decodable"),
     }
 }

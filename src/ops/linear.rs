@@ -11,8 +11,11 @@ use crate::ops::round::{self, Rounding};
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
 
-/// Weight elements that one thread decodes before it multiplies: 1 MiB of f32, half of a typical L2 cache.
-const TILE_ELEMENTS: usize = 1 << 18;
+/// Weight elements that one thread decodes at most before it multiplies, 4 MiB of f32: the activations are packed
+/// anew for every tile.
+const TILE_ELEMENTS: usize = 1 << 20;
+/// Tiles for each thread, so that the last of them does not keep the others waiting.
+const TILES_PER_THREAD: usize = 8;
 
 /// out[t, o] = Σ_i x[t, i]·w[o, i] over the leading `columns` of i; x (T, I), w (O, I). The activations are
 /// rounded first as `numerics` says.
@@ -52,19 +55,18 @@ fn multiply<S: Scalar>(weight: &Weight<'_>, columns: Option<usize>, x: View<'_, 
     assert_eq!(x.cols, cols, "the graph was built with the weight's shape");
     let mut out = Matrix::zeros(x.rows, rows);
     let target = Target(out.data.as_mut_ptr());
-    let tile_rows = (TILE_ELEMENTS / cols).clamp(8, 512);
+    let share = rows.div_ceil(TILES_PER_THREAD * rayon::current_num_threads());
+    let tile_rows = (TILE_ELEMENTS / cols).min(share).max(8);
     let tiles: Vec<Range<usize>> =
         (0..rows).step_by(tile_rows).map(|start| start..(start + tile_rows).min(rows)).collect();
-    tiles.into_par_iter().for_each_init(
-        || vec![S::ZERO; tile_rows * cols],
-        |decoded, tile| {
-            let decoded = &mut decoded[..tile.len() * cols];
+    let k = columns.unwrap_or(cols).min(cols);
+    tiles.into_par_iter().for_each(|tile| {
+        S::with_scratch(tile.len() * cols, |decoded| {
             weight.decode_rows(tile.clone(), decoded);
-            let k = columns.unwrap_or(cols).min(cols);
             // SAFETY: tiles are disjoint column ranges of `out`, which outlives the loop.
             unsafe { product(target.column(tile.start), rows, decoded, tile.len(), cols, k, x) };
-        },
-    );
+        });
+    });
     out
 }
 

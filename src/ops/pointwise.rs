@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use crate::model::graph::{Activation, Glu, GluForm};
 use crate::model::weights::Weight;
-use crate::scalar::Scalar;
+use crate::scalar::{self, Scalar, vectorized};
 use crate::tensor::{Matrix, View};
 
 /// x + times·bias, x (T, O), bias (O,).
@@ -31,24 +31,43 @@ pub fn add<S: Scalar>(scale: [f64; 2], a: View<'_, S>, b: View<'_, S>) -> Matrix
 
 /// act(gate)·up and its mistaken forms.
 pub fn glu<S: Scalar>(glu: Glu, gate: View<'_, S>, up: View<'_, S>) -> Matrix<S> {
-    let act = |x| activation(glu.activation, x);
     let mut out = gate.to_matrix();
-    out.data.par_iter_mut().with_min_len(PAR_MIN).zip(up.data).for_each(|(gate, &up)| {
-        *gate = match glu.form {
-            GluForm::GateTimesUp => act(*gate) * up,
-            GluForm::ActOnUp => *gate * act(up),
-            GluForm::NoUp => act(*gate),
-        };
+    out.data.par_chunks_mut(PART).zip(up.data.par_chunks(PART)).for_each(|(gate, up)| {
+        vectorized(
+            #[inline(always)]
+            || match (glu.form, glu.activation) {
+                (GluForm::GateTimesUp, Activation::Silu) => each(gate, up, |gate, up| silu(gate) * up),
+                (GluForm::GateTimesUp, other) => each(gate, up, |gate, up| activation(other, gate) * up),
+                (GluForm::ActOnUp, other) => each(gate, up, |gate, up| gate * activation(other, up)),
+                (GluForm::NoUp, other) => each(gate, up, |gate, _| activation(other, gate)),
+            },
+        );
     });
     out
 }
 
-/// Elements below which a second thread costs more than it saves.
-const PAR_MIN: usize = 1 << 14;
+/// Elements that one thread takes at a time.
+const PART: usize = 1 << 14;
 
+/// a[i] = f(a[i], b[i])
+#[inline(always)]
+fn each<S: Scalar>(a: &mut [S], b: &[S], f: impl Fn(S, S) -> S) {
+    for (a, b) in a.iter_mut().zip(b) {
+        *a = f(*a, *b);
+    }
+}
+
+/// x / (1 + e^-x), in f64 whatever the scalar.
+#[inline(always)]
+fn silu<S: Scalar>(x: S) -> S {
+    let x = x.to_f64();
+    S::from_f64(x / (1.0 + scalar::exp(-x)))
+}
+
+#[inline(always)]
 fn activation<S: Scalar>(activation: Activation, x: S) -> S {
     match activation {
-        Activation::Silu => x / (S::ONE + (-x).exp()),
+        Activation::Silu => silu(x),
         Activation::GeluTanh => {
             // Hendrycks and Gimpel, arXiv 1606.08415: 0.5x(1 + tanh(sqrt(2/π)(x + 0.044715x³))).
             let inner =

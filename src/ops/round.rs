@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 use crate::gguf::DType;
 use crate::numerics::{Numerics, Products, Storage};
-use crate::scalar::Scalar;
+use crate::scalar::{Scalar, vectorized};
 use crate::tensor::{Matrix, View};
 
 /// What activations are rounded to before they are multiplied.
@@ -110,13 +110,16 @@ pub fn activations<S: Scalar>(rounding: Rounding, x: View<'_, S>) -> Rounded<S> 
         Rounding::None => {}
         Rounding::F16 => each(&mut rounded.values, to_f16),
         Rounding::Bf16 => each(&mut rounded.values, to_bf16),
-        Rounding::Q8_0 | Rounding::Q8_1 | Rounding::Q8K => {
-            for row in 0..x.rows {
-                for b in 0..x.cols / block {
-                    quantize(rounding, row, b, &mut rounded);
+        Rounding::Q8_0 | Rounding::Q8_1 | Rounding::Q8K => vectorized(
+            #[inline(always)]
+            || {
+                for row in 0..x.rows {
+                    for b in 0..x.cols / block {
+                        quantize(rounding, row, b, &mut rounded);
+                    }
                 }
-            }
-        }
+            },
+        ),
     }
     rounded
 }
@@ -141,6 +144,7 @@ fn each<S: Scalar>(matrix: &mut Matrix<S>, round: impl Fn(S) -> S) {
 /// `quantize_row_q8_K_ref` (ggml-quants.c). The reference versions of the first two round halves away from
 /// zero and divide by d; both differences, like a fused multiply-add in the third, show only at ties. The
 /// sign that Q8_K gives to its scale cancels.
+#[inline(always)]
 fn quantize<S: Scalar>(rounding: Rounding, row: usize, b: usize, out: &mut Rounded<S>) {
     let block = rounding.block();
     let x = &mut out.values.row_mut(row)[b * block..(b + 1) * block];
@@ -178,6 +182,7 @@ fn quantize<S: Scalar>(rounding: Rounding, row: usize, b: usize, out: &mut Round
 
 /// To the nearest whole number, halves to the even one, of magnitudes below 2^22: past 2^23 the numbers that an
 /// f32 can hold are whole. A baseline x86-64 has no instruction for it.
+#[inline(always)]
 fn nearest(value: f32) -> f32 {
     const SHIFT: f32 = 12_582_912.0; // 1.5·2^23
     (value + SHIFT) - SHIFT

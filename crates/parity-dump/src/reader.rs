@@ -246,19 +246,32 @@ impl Dump {
         let mut values = Vec::with_capacity(positions.len() * recorded.width());
         let mut row_values = Vec::new();
         for &position in positions {
-            self.row(recorded, recorded.find(position)?, &mut row_values);
-            values.extend_from_slice(&row_values);
+            let row = recorded.find(position)?;
+            match self.row_in_place(recorded, row) {
+                Some(row) => values.extend_from_slice(row),
+                None => {
+                    self.row(recorded, row, &mut row_values);
+                    values.extend_from_slice(&row_values);
+                }
+            }
         }
         Some(values)
     }
 
-    /// The bytes of an F32 row in place, for readers that cannot afford a copy.
-    pub fn row_bytes(&self, recorded: &Recorded, row: usize) -> Option<(Element, &[u8])> {
+    /// Row `row` of a recorded checkpoint where it lies, (width,): where it lies there as f32, aligned and in one
+    /// piece.
+    pub fn row_in_place(&self, recorded: &Recorded, row: usize) -> Option<&[f32]> {
         let (_, part, within) = recorded.rows[row];
         let part = &recorded.parts[part as usize];
+        if part.matrix || part.element != Element::F32 || cfg!(target_endian = "big") {
+            return None;
+        }
         let bytes = part.row_width() * part.element.size();
         let start = part.offset + within as usize * bytes;
-        (!part.matrix).then(|| (part.element, &self.files[part.file][start..start + bytes]))
+        // SAFETY: any four bytes are an f32.
+        let (before, values, after) =
+            unsafe { self.files[part.file][start..start + bytes].align_to::<f32>() };
+        (before.is_empty() && after.is_empty()).then_some(values)
     }
 }
 

@@ -82,10 +82,12 @@ fn scale_min(j: usize, packed: &[u8; 12]) -> (u8, u8) {
 #[inline(always)]
 fn scales_mins<S: Scalar, const BYTES: usize>(block: &[u8; BYTES]) -> [(S, S); 8] {
     let (d, dmin): (S, S) = (half(block, 0), half(block, 2));
-    std::array::from_fn(|j| {
+    let mut groups = [(S::ZERO, S::ZERO); 8];
+    for (j, group) in groups.iter_mut().enumerate() {
         let (scale, min) = scale_min(j, part(block, 4));
-        (d * int(scale), dmin * int(min))
-    })
+        *group = (d * int(scale), dmin * int(min));
+    }
+    groups
 }
 
 /// -dmin·min of the eight groups of 32 of a Q4_K or Q5_K block.
