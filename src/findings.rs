@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Kind};
 use crate::compare::{Comparison, Status};
 use crate::dump::Recording;
 use crate::faults::diagnose::Diagnosed;
@@ -56,6 +56,8 @@ pub struct Judgement {
     pub rows_audited: Option<u64>,
     /// Token rows that were screened besides, where there was an audit.
     pub rows_screened: Option<u64>,
+    /// What a match rests on besides evidence, where a node before it was not looked at.
+    pub limit: Option<String>,
 }
 
 /// Where a recording comes from.
@@ -74,7 +76,12 @@ pub fn side(recording: &dyn Recording, path: Option<String>) -> Side {
 /// Puts the report together.
 pub fn assemble(parts: Parts) -> Report {
     let coverage = coverage(&parts);
-    let entries: Vec<Entry> = parts.comparisons.iter().map(|comparison| entry(&parts, comparison)).collect();
+    let mut entries: Vec<Entry> =
+        parts.comparisons.iter().map(|comparison| entry(&parts, comparison)).collect();
+    let bracket = bracket(&entries, parts.judgement.rows_audited.is_some());
+    if let Some((at, text)) = &bracket {
+        *entries[*at].evidence.get_or_insert_default() += &format!("; {text}");
+    }
     let first = entries.iter().find(|entry| diverges(entry.verdict));
     let first_divergence = first.map(|entry| {
         let named = parts.judgement.named.get(&entry.id).cloned().unwrap_or_default();
@@ -93,7 +100,16 @@ pub fn assemble(parts: Parts) -> Report {
     let mut notes = parts.notes;
     notes.extend(parts.judgement.notes);
     let alone = parts.reference.is_none();
-    let (verdict, reason) = verdict(&entries, &coverage, alone, parts.allow_missing);
+    let (verdict, mut reason) = verdict(&entries, &coverage, alone, parts.allow_missing);
+    match verdict {
+        Verdict::Undecided => {
+            reason.iter_mut().zip(&bracket).for_each(|(reason, (_, text))| *reason += &format!("; {text}"))
+        }
+        Verdict::Parity => {
+            reason = reason.or(parts.judgement.limit.as_ref().map(|limit| as_far_as_seen(&entries, limit)))
+        }
+        Verdict::Divergence => {}
+    }
     Report {
         schema: SCHEMA.to_owned(),
         verdict,
@@ -108,6 +124,46 @@ pub fn assemble(parts: Parts) -> Report {
         notes,
         ..Report::default()
     }
+}
+
+/// Between which checkpoints a difference arose whose node could not be judged, by the index of the later one;
+/// and what to record to know more, where more nodes are known to lie between them.
+fn bracket(entries: &[Entry], audited: bool) -> Option<(usize, String)> {
+    let compared = |entry: &&Entry| entry.numbers.is_some();
+    let at = entries.iter().position(|entry| compared(&entry) && !entry.verdict.is_healthy())?;
+    let first = &entries[at];
+    let beyond = matches!(first.verdict, CheckpointVerdict::Beyond | CheckpointVerdict::Nonfinite);
+    if first.verdict != CheckpointVerdict::Undecided && !(beyond && first.local.candidate.is_none()) {
+        return None;
+    }
+    let last = entries[..at].iter().rfind(compared);
+    let end = last.is_none_or(|last| matches!(last.id.kind(), Kind::Embed | Kind::LayerOut));
+    let from = last.and_then(|last| last.layer).map_or(0, |layer| layer + u32::from(end));
+    let known = audited || last.is_none_or(|last| last.layer != first.layer);
+    let next = !known
+        || end && first.id.kind() == Kind::AttnNorm && first.layer == Some(from)
+        || first.id.kind() == Kind::Embed;
+    let arose = match last {
+        Some(last) => {
+            format!("the difference arose between {}, the last that agrees, and {}", last.id, first.id)
+        }
+        None if first.id.kind() == Kind::Embed => format!("the difference arose at {}", first.id),
+        None => format!("the difference arose at {} or before it", first.id),
+    };
+    let text = match first.layer {
+        _ if next => arose,
+        Some(to) if from == to => format!("{arose}: record and compare all of it with --layer {to}"),
+        Some(to) => format!("{arose}: record and compare all of them with --layer {from}..{to}"),
+        None => format!("{arose}: record and compare all of them with --layer {from}.."),
+    };
+    Some((at, text))
+}
+
+/// An agreement that rests on less than all nodes.
+fn as_far_as_seen(entries: &[Entry], limit: &str) -> String {
+    let compared = entries.iter().filter(|entry| entry.numbers.is_some()).count();
+    let compared = words::count(compared, "checkpoint");
+    format!("{compared} within what rounding explains, as far as they were looked at; {limit}")
 }
 
 /// Whether a checkpoint's verdict is a divergence of the candidate.
@@ -269,7 +325,11 @@ fn verdict(
         return (Verdict::Divergence, None);
     }
     let audited = entries.iter().any(|entry| entry.local.candidate.is_some());
-    if coverage.checkpoints_compared == 0 && !(alone && audited) {
+    if alone && !audited {
+        let reason = "no checkpoint could be computed again: what the nodes read was not recorded";
+        return (Verdict::Undecided, Some(reason.to_owned()));
+    }
+    if coverage.checkpoints_compared == 0 && !alone {
         return (Verdict::Undecided, Some("nothing was compared".to_owned()));
     }
     if let Some(entry) = entries.iter().find(|entry| entry.verdict == CheckpointVerdict::Reference) {
@@ -285,7 +345,17 @@ fn verdict(
     }
     match count(CheckpointVerdict::Undecided) {
         0 => (Verdict::Parity, coverage.seen.as_ref().map(seen_alone)),
-        n if audited => (Verdict::Undecided, Some(format!("{n} checkpoints could not be judged"))),
+        n if audited => {
+            (Verdict::Undecided, Some(format!("{} could not be judged", words::count(n, "checkpoint"))))
+        }
+        n if coverage.rows_audited.is_some() => {
+            let reason = format!(
+                "{} could not be judged, since what the nodes read was not recorded; --rtol, --atol or --nmse would \
+                 decide",
+                words::count(n, "checkpoint")
+            );
+            (Verdict::Undecided, Some(reason))
+        }
         n => {
             let reason = format!(
                 "{n} checkpoints differ and nothing says by how much they may; an audit (-m MODEL, no \
@@ -310,7 +380,6 @@ fn seen_alone(seen: &Seen) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::Kind;
     use crate::compare::{Accumulator, Tolerance};
 
     fn comparison(a: &[f32], b: &[f32]) -> Comparison {

@@ -24,6 +24,7 @@ pub struct Dump {
     tensors: BTreeMap<Checkpoint, Recorded>,
     seen: SeenTensors,
     foreign: Vec<String>,
+    unused_names: Vec<String>,
 }
 
 /// All rows of one checkpoint, over all steps.
@@ -77,7 +78,13 @@ impl Dump {
     /// A dump of one mapped file whose tensors are listed by the caller.
     pub(crate) fn from_parts(path: &Path, manifest: Manifest, foreign: Vec<String>) -> Dump {
         let (tensors, seen) = (BTreeMap::new(), SeenTensors::new());
-        Dump { path: path.to_owned(), manifest, files: Vec::new(), tensors, seen, foreign }
+        let (files, unused_names) = (Vec::new(), Vec::new());
+        Dump { path: path.to_owned(), manifest, files, tensors, seen, foreign, unused_names }
+    }
+
+    /// Notes the names of a map that are no tensor.
+    pub(crate) fn set_unused_names(&mut self, names: Vec<String>) {
+        self.unused_names = names;
     }
 
     fn add_file(&mut self, path: &Path, positions: &[u32]) -> Result<(), DumpError> {
@@ -186,6 +193,11 @@ impl Dump {
         &self.foreign
     }
 
+    /// Names of the map that it was opened with which are no tensor of it.
+    pub fn unused_names(&self) -> &[String] {
+        &self.unused_names
+    }
+
     /// Checkpoints in execution order.
     pub fn checkpoints(&self) -> impl Iterator<Item = Checkpoint> + '_ {
         self.tensors.keys().copied()
@@ -288,9 +300,12 @@ impl Recorded {
         self.parts.first().map_or(0, Part::row_width)
     }
 
-    /// Shape of one token row, e.g. [H, E], of the first part.
+    /// Shape of one token row, e.g. [H, E], of the first part; [H, S] of the attention matrices.
     pub fn row_shape(&self) -> Vec<usize> {
-        self.parts.first().map_or(Vec::new(), |part| part.shape[1..].to_vec())
+        self.parts.first().map_or(Vec::new(), |part| match part.matrix {
+            true => vec![part.shape[0], part.shape[2]],
+            false => part.shape[1..].to_vec(),
+        })
     }
 
     /// The tensors of the steps, in order.
