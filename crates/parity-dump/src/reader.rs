@@ -165,8 +165,11 @@ impl Dump {
         Ok(())
     }
 
-    /// Orders every checkpoint's rows by position; where a position was computed twice the later one counts.
+    /// Orders every checkpoint's rows by position; where a position was computed twice the later one counts. And
+    /// names each foreign tensor once.
     pub(crate) fn sort_rows(&mut self) {
+        self.foreign.sort();
+        self.foreign.dedup();
         for recorded in self.tensors.values_mut() {
             recorded.rows.sort_by_key(|&(position, part, _)| (position, std::cmp::Reverse(part)));
             recorded.rows.dedup_by_key(|row| row.0);

@@ -37,7 +37,9 @@ pub fn open(path: &Path, names: &BTreeMap<String, Checkpoint>) -> Result<Dump, D
     };
     let mut parts: Vec<(Checkpoint, &str, Part)> = Vec::new();
     let mut foreign = Vec::new();
-    for (name, view) in tensors.iter().filter(|(name, _)| *name != TOKENS) {
+    let mut named: Vec<_> = tensors.iter().filter(|(name, _)| *name != TOKENS).collect();
+    named.sort_by_key(|(name, _)| name.to_owned());
+    for (name, view) in named {
         let Some(checkpoint) = names.get(name).copied().or_else(|| name.parse().ok()) else {
             foreign.push(name.to_owned());
             continue;
