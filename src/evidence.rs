@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::faults::diagnose::{Diagnosed, diagnose};
 use crate::findings::{self, Judged, Judgement};
 use crate::model::Model;
-use crate::model::graph::Op;
+use crate::model::graph::{Graph, Node, Op};
 use crate::model::weights::Weight;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::round::{QUANT_MAX, Rounding};
@@ -28,7 +28,9 @@ pub fn weigh(
     audits: Option<&Audits>,
 ) -> Result<Judgement> {
     let Some(audits) = audits else { return Ok(Judgement::default()) };
-    let Judgement { mut judged, limit, .. } = judged(comparisons, audits, model);
+    let recorded = recordings.first().map_or(Vec::new(), |candidate| candidate.checkpoints());
+    let graph = model.graph.fused(|checkpoint| recorded.contains(&checkpoint));
+    let Judgement { mut judged, limit, .. } = judged(comparisons, audits, model, &graph);
     for (checkpoint, judged) in &mut judged {
         refuse_other_widths(*checkpoint, judged, recordings, model);
     }
@@ -103,7 +105,9 @@ fn rounding_carried(model: &Model, checkpoint: Checkpoint, sides: &[Numerics]) -
                 let adding = (weight.cols() as f64).sqrt() * UNIT_F32;
                 relative_unit(Rounding::of(products, weight.dtype())).powi(2) + adding.powi(2)
             }),
-            Op::Attention(_) => unit_of(if numerics.flash { Storage::F16 } else { numerics.kv }).powi(2),
+            Op::Attention(_) | Op::Context(_) => {
+                unit_of(if numerics.flash { Storage::F16 } else { numerics.kv }).powi(2)
+            }
             _ => 0.0,
         });
         own.sum::<f64>() + model.graph.nodes.len() as f64 * unit_of(numerics.storage).powi(2)
@@ -154,39 +158,30 @@ fn refuse_other_widths(
 }
 
 /// Judges every comparison by the audits of candidate and, where there is one, reference. A node can inherit
-/// only from what it reads, however far back; and that a distance is rounding, carried on, can only be said where
-/// nobody's look left out a node that it may come from.
-fn judged(comparisons: &[Comparison], audits: &Audits, model: &Model) -> Judgement {
+/// only from what it reads, however far back; and that a distance is rounding, carried on, can be said only where
+/// every node that it may come from was looked at. `graph` has the nodes of the candidate's audit.
+fn judged(comparisons: &[Comparison], audits: &Audits, model: &Model, graph: &Graph) -> Judgement {
     let compared: BTreeMap<Checkpoint, &Comparison> = comparisons.iter().map(|c| (c.checkpoint, c)).collect();
     let mut sides: Vec<Numerics> = audits.sides.iter().map(|side| side.numerics).collect();
     sides.extend((sides.len() == 1).then(printed));
     let mut out = Judgement::default();
     let mut faulty: BTreeMap<Checkpoint, Checkpoint> = BTreeMap::new();
     let mut unseen: BTreeSet<Checkpoint> = BTreeSet::new();
-    for node in &model.graph.nodes {
+    for node in &graph.nodes {
         let mut before = node.inputs.iter().filter_map(|input| faulty.get(input)).min().copied();
-        let mut behind_unseen = node.inputs.iter().any(|input| unseen.contains(input));
+        let mut behind_unseen = true;
         if let Some(comparison) = compared.get(&node.checkpoint) {
             let mut judged = one(comparison, audits, before);
-            if let (true, CheckpointVerdict::Match, Some(distance), Some(_)) =
-                (behind_unseen, judged.verdict, distance(comparison), &judged.local.candidate)
-            {
+            let bridged = judged.local.candidate.as_ref().map(|local| &local.bridged[..]);
+            behind_unseen = reads_any(graph, node, bridged.unwrap_or_default(), &unseen);
+            if behind_unseen && bridged.is_some() && judged.verdict == CheckpointVerdict::Match {
                 let explained = rounding_carried(model, node.checkpoint, &sides);
-                behind_unseen = !(distance <= explained);
-                let text = carried_on(distance, explained);
-                if behind_unseen {
-                    judged.verdict = CheckpointVerdict::Undecided;
-                } else if out.limit.is_none() {
-                    out.limit = Some(format!("{}: {text}", node.checkpoint));
-                }
-                judged.evidence = Some(text);
+                behind_unseen = hold_unseen(comparison, explained, &mut judged, &mut out.limit);
             }
             behind_unseen |= judged.local.candidate.is_none() && judged.verdict != CheckpointVerdict::Match;
             let healthy = matches!(judged.verdict, CheckpointVerdict::Match | CheckpointVerdict::Missing);
             before = before.or(Some(node.checkpoint).filter(|_| !healthy));
             out.judged.insert(node.checkpoint, judged);
-        } else {
-            behind_unseen = true;
         }
         faulty.extend(before.map(|before| (node.checkpoint, before)));
         unseen.extend(Some(node.checkpoint).filter(|_| behind_unseen));
@@ -197,19 +192,42 @@ fn judged(comparisons: &[Comparison], audits: &Audits, model: &Model) -> Judgeme
     out
 }
 
-/// How far apart the sides are, where they are and no tolerance says that this is far enough.
-fn distance(comparison: &Comparison) -> Option<f64> {
-    let distance = comparison.numbers.as_ref().map(|numbers| numbers.rel_l2);
-    distance.filter(|distance| *distance != 0.0 && comparison.within_tolerance.is_none())
+/// Whether a node reads one of `unseen`, itself or through what was bridged for it.
+fn reads_any(graph: &Graph, node: &Node, bridged: &[Checkpoint], unseen: &BTreeSet<Checkpoint>) -> bool {
+    node.inputs.iter().any(|input| match graph.node(*input).filter(|_| bridged.contains(input)) {
+        Some(between) => reads_any(graph, between, bridged, unseen),
+        None => unseen.contains(input),
+    })
 }
 
-/// What is known of a healthy node whose distance comes from nodes that were not looked at.
-fn carried_on(distance: f64, explained: f64) -> String {
-    let (distance, explained) = (number(distance), number(explained));
-    format!(
-        "its own error is rounding; it stands {distance} from the reference, and rounding at the nodes before it, which \
-         were not all looked at, explains up to {explained}"
-    )
+/// Judges a healthy node whose distance comes from nodes that were not looked at; `limit` takes what the first
+/// match of this kind rests on. Whether they stay open.
+fn hold_unseen(
+    comparison: &Comparison,
+    explained: f64,
+    judged: &mut Judged,
+    limit: &mut Option<String>,
+) -> bool {
+    let Some(numbers) = comparison.numbers.as_ref().filter(|_| comparison.within_tolerance.is_none()) else {
+        return false;
+    };
+    if numbers.rel_l2 == 0.0 {
+        return false;
+    }
+    let text = format!(
+        "stands {} from the reference, and rounding at the nodes before it, which were not all looked at, explains up \
+         to {}",
+        number(numbers.rel_l2),
+        number(explained)
+    );
+    judged.evidence = Some(format!("its own error is rounding; it {text}"));
+    let open = !(numbers.rel_l2 <= explained);
+    if open {
+        judged.verdict = CheckpointVerdict::Undecided;
+    } else {
+        limit.get_or_insert(format!("{} {text}", comparison.checkpoint));
+    }
+    open
 }
 
 /// One checkpoint; `faulty` is the first that is not healthy among those that it depends on.
@@ -226,8 +244,11 @@ fn one(comparison: &Comparison, audits: &Audits, faulty: Option<Checkpoint>) -> 
     };
     // An audit of one dump compares nothing: only what it lacks is missing.
     let alone = audits.sides.len() == 1 && comparison.status == Status::Compared && comparison.seen.is_none();
+    // What only the reference lacks may be wrong all the same.
+    let wrong = comparison.status == Status::MissingReference
+        && candidate.is_some_and(|audit| audit.as_ref().is_ok_and(|audit| !audit.is_healthy()));
     let (verdict, text) = match findings::unmeasured(comparison) {
-        Some(unmeasured) if !alone => unmeasured,
+        Some(unmeasured) if !alone && !wrong => unmeasured,
         _ => verdict::judge(&evidence),
     };
     let text = match (verdict, candidate) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::checkpoint::{Checkpoint, Kind};
+use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
 use crate::dump::Recording;
 use crate::faults::diagnose::Diagnosed;
@@ -10,6 +10,10 @@ use crate::report::{
     Budget, CheckpointVerdict, Coverage, Entry, FirstDivergence, Local, Nonfinite, Report, SCHEMA, Seen,
     Side, TokenReport, Verdict, words,
 };
+
+mod bracket;
+
+use bracket::bracket;
 
 /// The answer for one checkpoint, with its evidence.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,39 +128,6 @@ pub fn assemble(parts: Parts) -> Report {
         notes,
         ..Report::default()
     }
-}
-
-/// Between which checkpoints a difference arose whose node could not be judged, by the index of the later one;
-/// and what to record to know more, where more nodes are known to lie between them.
-fn bracket(entries: &[Entry], audited: bool) -> Option<(usize, String)> {
-    let compared = |entry: &&Entry| entry.numbers.is_some();
-    let at = entries.iter().position(|entry| compared(&entry) && !entry.verdict.is_healthy())?;
-    let first = &entries[at];
-    let beyond = matches!(first.verdict, CheckpointVerdict::Beyond | CheckpointVerdict::Nonfinite);
-    if first.verdict != CheckpointVerdict::Undecided && !(beyond && first.local.candidate.is_none()) {
-        return None;
-    }
-    let last = entries[..at].iter().rfind(compared);
-    let end = last.is_none_or(|last| matches!(last.id.kind(), Kind::Embed | Kind::LayerOut));
-    let from = last.and_then(|last| last.layer).map_or(0, |layer| layer + u32::from(end));
-    let known = audited || last.is_none_or(|last| last.layer != first.layer);
-    let next = !known
-        || end && first.id.kind() == Kind::AttnNorm && first.layer == Some(from)
-        || first.id.kind() == Kind::Embed;
-    let arose = match last {
-        Some(last) => {
-            format!("the difference arose between {}, the last that agrees, and {}", last.id, first.id)
-        }
-        None if first.id.kind() == Kind::Embed => format!("the difference arose at {}", first.id),
-        None => format!("the difference arose at {} or before it", first.id),
-    };
-    let text = match first.layer {
-        _ if next => arose,
-        Some(to) if from == to => format!("{arose}: record and compare all of it with --layer {to}"),
-        Some(to) => format!("{arose}: record and compare all of them with --layer {from}..{to}"),
-        None => format!("{arose}: record and compare all of them with --layer {from}.."),
-    };
-    Some((at, text))
 }
 
 /// An agreement that rests on less than all nodes.
@@ -380,6 +351,7 @@ fn seen_alone(seen: &Seen) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::Kind;
     use crate::compare::{Accumulator, Tolerance};
 
     fn comparison(a: &[f32], b: &[f32]) -> Comparison {

@@ -159,6 +159,14 @@ fn an_origin_that_was_not_looked_at_is_bracketed_and_no_parity() {
 }
 
 #[test]
+fn a_fault_in_what_only_the_reference_lacks_is_its_origin() {
+    let run = ["run", "--device", "cpu", "-p", PROMPT, "--inject", "attn.kv_head@1"];
+    assert_eq!(report(&mut parity(&run), 1)["first_divergence"]["checkpoint"], "blk.1.attn_ctx");
+    let all = report(parity(&run).args(["--checkpoint", "*"]), 1);
+    assert_eq!(all["first_divergence"]["checkpoint"], "blk.1.attn_scores");
+}
+
+#[test]
 fn nothing_compared_does_not_look_like_a_match() {
     let run = parity(&["run", "--device", "cpu", "-p", "import zlib"]).assert().code(2).get_output().clone();
     let text = String::from_utf8(run.stdout).unwrap();
