@@ -63,7 +63,11 @@ fn name_nonfinite(checkpoint: Checkpoint, judged: &mut Judged, recordings: &[&dy
         }
         let counted = format!("{} NaN or Inf", nan + inf);
         if let Some(rest) = evidence.strip_prefix(&counted).filter(|_| nan + inf > 0) {
-            *evidence = format!("{nan} NaN and {inf} Inf{rest}");
+            *evidence = match (nan, inf) {
+                (nan, 0) => format!("{nan} NaN{rest}"),
+                (0, inf) => format!("{inf} Inf{rest}"),
+                _ => format!("{nan} NaN and {inf} Inf{rest}"),
+            };
             return;
         }
     }
@@ -252,6 +256,9 @@ fn one(comparison: &Comparison, audits: &Audits, faulty: Option<Checkpoint>) -> 
         _ => verdict::judge(&evidence),
     };
     let text = match (verdict, candidate) {
+        (CheckpointVerdict::Nonfinite, Some(Ok(audit))) if audit.nonfinite_inputs => {
+            format!("{} NaN or Inf; its inputs, which were not looked at, hold some already", audit.nonfinite)
+        }
         (CheckpointVerdict::Beyond, None | Some(Err(_))) => "beyond the tolerance given".to_owned(),
         _ => text,
     };

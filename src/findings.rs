@@ -296,12 +296,12 @@ fn verdict(
         return (Verdict::Divergence, None);
     }
     let audited = entries.iter().any(|entry| entry.local.candidate.is_some());
-    if alone && !audited {
-        let reason = "no checkpoint could be computed again: what the nodes read was not recorded";
+    if coverage.checkpoints_compared == 0 && !(alone && audited) {
+        let reason = match alone && coverage.rows_audited.is_some() {
+            true => "no checkpoint could be computed again: what the nodes read was not recorded",
+            false => "nothing was compared",
+        };
         return (Verdict::Undecided, Some(reason.to_owned()));
-    }
-    if coverage.checkpoints_compared == 0 && !alone {
-        return (Verdict::Undecided, Some("nothing was compared".to_owned()));
     }
     if let Some(entry) = entries.iter().find(|entry| entry.verdict == CheckpointVerdict::Reference) {
         return (Verdict::Undecided, Some(format!("the reference itself is wrong at {}", entry.id)));

@@ -264,6 +264,11 @@ fn what_holds_no_number_is_measured_as_null_and_named() {
     assert_eq!(lost["row_rel_l2"][0], json!([0, null]));
     assert_eq!(lost["nonfinite"]["candidate"], lost["n"]);
     assert!(checkpoint(&report, "blk.1.v")["abs_err_max"].is_number());
+    // A layer that only received them is not blamed for it.
+    let planted = ["--inject", "data.nan@blk.1.attn_norm", "--layer", "3"];
+    let output = parity(&["run", "--device", "cpu", "-p", PROMPT]).args(planted).assert().code(1);
+    let text = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+    assert!(text.contains("256 NaN; its inputs, which were not looked at, hold some already"), "{text}");
 }
 
 #[test]
