@@ -7,6 +7,7 @@
 #   PARITY            the parity to record with (default: target/release/parity)
 #   DUMPS             folder for the recordings (default: a temporary one)
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 
 model=$1

@@ -3,6 +3,7 @@
 # layer, the whole run with both sides audited, and the comparison of two dumps in GB/s.
 #   scripts/bench-run.sh MODEL.gguf [TOKENS=290]     needs llama-completion and llama-eval-callback (LLAMA=DIR)
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 model=$1 tokens=${2:-290}
 parity=${PARITY:-target/release/parity}
 llama=${LLAMA:?set LLAMA to the folder of llama-completion}

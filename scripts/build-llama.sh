@@ -5,6 +5,7 @@
 #
 # Needs cmake, a C++ compiler and pip; about ten minutes on two cores.
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 
 version=0.3.36
 out=${1:?usage: scripts/build-llama.sh DIR}

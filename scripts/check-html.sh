@@ -6,6 +6,7 @@
 #
 # Without Chromium it says SKIP and succeeds; PARITY_REQUIRE_CHROMIUM=1 makes that a failure.
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 
 page=${1:?usage: scripts/check-html.sh REPORT.html [SCREENSHOT_DIR]}
 chromium=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)}

@@ -4,6 +4,7 @@
 #
 #   scripts/check-reports.sh DIR...      folders of `parity … --report DIR`; needs python3 and npx
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 [ $# -gt 0 ] || { echo "usage: scripts/check-reports.sh DIR..." >&2; exit 2; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -5,6 +5,7 @@
 #
 #   scripts/check-tokenizer.sh path/to/llama-tokenize model.gguf llama.cpp/models/ggml-vocab-qwen2.gguf …
 set -eu
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 
 if [ $# -lt 2 ]; then
     echo "usage: $0 LLAMA_TOKENIZE MODEL.gguf…" >&2

@@ -4,6 +4,7 @@
 #   scripts/fault-matrix.sh [REAL-MODEL.gguf]
 # Prints one line per run and a table; fails where a mistake is missed or called by a wrong name.
 set -eu
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 if [ $# -gt 0 ]; then
     PARITY_REAL_MODEL=$(realpath "$1")

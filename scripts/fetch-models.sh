@@ -4,6 +4,7 @@
 #   scripts/fetch-models.sh DIR          both models (1.2 GB)
 #   scripts/fetch-models.sh DIR smollm2  only SmolLM2-135M-Instruct (98 MB)
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 
 out=${1:?usage: scripts/fetch-models.sh DIR [smollm2|coder]}
 only=${2:-}

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests and CI use beyond Rust, where it is missing: a C++ compiler, Python, Node, Chromium.
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 need=()
 command -v g++ >/dev/null || need+=(g++)
 command -v python3 >/dev/null || need+=(python3)

@@ -8,6 +8,7 @@
 # The reference is the cleanest that llama.cpp has: F32 cache, no flash attention, no repacked weights,
 # logits of every row. One recording with llama.cpp's defaults stands beside it.
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 
 completion=${LLAMA_COMPLETION:-llama-completion}

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes reports/sample/: one report in every format, from a real run with a planted bug on what ships here.
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 parity=${PARITY:-target/release/parity}
 status=0

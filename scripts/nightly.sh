@@ -10,6 +10,7 @@
 #                     models have no references, and the suite says so.
 #   PARITY_SUITE      the suite (default: suites/nightly.toml)
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 
 out=out/nightly

@@ -10,6 +10,7 @@
 #   PARITY    the parity to record with (default: target/release/parity)
 #   MATRIX    folder for downloads and dumps, kept (default: a temporary one)
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 
 parity=$(realpath "${PARITY:-target/release/parity}")

@@ -12,10 +12,11 @@ use crate::error::Result;
 use crate::faults::diagnose::{Diagnosed, diagnose};
 use crate::findings::{self, Judged, Judgement};
 use crate::model::Model;
-use crate::model::graph::Op;
+use crate::model::graph::{Graph, Node, Op};
 use crate::model::weights::Weight;
-use crate::numerics::Products;
+use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::round::{QUANT_MAX, Rounding};
+use crate::report::words::number;
 use crate::report::{CheckpointVerdict, Local, LocalError};
 
 /// Weighs what an audit of the candidate, and of the reference, found; nothing where there was none.
@@ -27,9 +28,14 @@ pub fn weigh(
     audits: Option<&Audits>,
 ) -> Result<Judgement> {
     let Some(audits) = audits else { return Ok(Judgement::default()) };
-    let mut judged = judged(comparisons, audits, model);
+    let recorded = recordings.first().map_or(Vec::new(), |candidate| candidate.checkpoints());
+    let graph = model.graph.fused(|checkpoint| recorded.contains(&checkpoint));
+    let Judgement { mut judged, limit, .. } = judged(comparisons, audits, model, &graph);
     for (checkpoint, judged) in &mut judged {
         refuse_other_widths(*checkpoint, judged, recordings, model);
+    }
+    for (checkpoint, judged) in &mut judged {
+        name_nonfinite(*checkpoint, judged, recordings);
     }
     for comparison in comparisons.iter().filter(|comparison| comparison.seen.is_some()) {
         if let Some(judged) = judged.get_mut(&comparison.checkpoint) {
@@ -39,14 +45,39 @@ pub fn weigh(
     let mut notes = audits.notes();
     let named = name(&mut judged, &mut notes, audits, recordings, model)?;
     let (rows_audited, rows_screened) = (Some(audits.rows_audited()), Some(audits.rows_screened()));
-    Ok(Judgement { judged, named, notes, rows_audited, rows_screened })
+    Ok(Judgement { judged, named, notes, rows_audited, rows_screened, limit })
+}
+
+/// Says how many of the values that are not finite are NaN and how many Inf, where all of them were kept.
+fn name_nonfinite(checkpoint: Checkpoint, judged: &mut Judged, recordings: &[&dyn Recording]) {
+    let (CheckpointVerdict::Nonfinite, Some(evidence)) = (judged.verdict, &mut judged.evidence) else {
+        return;
+    };
+    for recording in recordings {
+        let (mut nan, mut inf) = (0u64, 0u64);
+        let mut row = Vec::new();
+        for position in recording.positions(checkpoint) {
+            recording.row(checkpoint, position, &mut row);
+            nan += row.iter().filter(|value| value.is_nan()).count() as u64;
+            inf += row.iter().filter(|value| value.is_infinite()).count() as u64;
+        }
+        let counted = format!("{} NaN or Inf", nan + inf);
+        if let Some(rest) = evidence.strip_prefix(&counted).filter(|_| nan + inf > 0) {
+            *evidence = match (nan, inf) {
+                (nan, 0) => format!("{nan} NaN{rest}"),
+                (0, inf) => format!("{inf} Inf{rest}"),
+                _ => format!("{nan} NaN and {inf} Inf{rest}"),
+            };
+            return;
+        }
+    }
 }
 
 /// A healthy candidate may stand from printed values as far as llama.cpp's own rounding explains: these cannot
 /// be audited themselves.
 fn hold_unaudited(model: &Model, comparison: &Comparison, judged: &mut Judged) {
     let Some(numbers) = &comparison.numbers else { return };
-    let explained = rounding_carried(model, comparison.checkpoint);
+    let explained = rounding_carried(model, comparison.checkpoint, &[printed()]);
     if judged.verdict == CheckpointVerdict::Match && !(numbers.rel_l2 <= explained) {
         judged.verdict = CheckpointVerdict::Undecided;
         judged.evidence = Some(format!(
@@ -57,22 +88,43 @@ fn hold_unaudited(model: &Model, comparison: &Comparison, judged: &mut Judged) {
     }
 }
 
-/// How far llama.cpp's rounding of activations can carry a checkpoint from exact arithmetic, relative to it:
-/// each product before it, and attention with a cache in f16, rounds its input once; the roundings are
-/// independent.
-fn rounding_carried(model: &Model, checkpoint: Checkpoint) -> f64 {
-    let before = model.graph.nodes.iter().take_while(|node| node.checkpoint <= checkpoint);
-    let square = before.map(|node| match &node.op {
-        Op::Linear { weight, .. } => {
-            let dtype = Weight::find(&model.gguf, weight).map(|weight| weight.dtype());
-            dtype.map_or(0.0, |dtype| relative_unit(Rounding::of(Products::LlamaCpu, dtype)).powi(2))
-        }
-        Op::Attention(_) => UNIT_F16.powi(2),
-        _ => 0.0,
-    });
-    // f32 itself errs at every node.
-    let single = model.graph.nodes.len() as f64 * UNIT_F32.powi(2);
-    CONFIDENCE * (square.sum::<f64>() + single).sqrt()
+/// The arithmetic of printed values, which do not say it.
+fn printed() -> Numerics {
+    Numerics { products: Products::LlamaCpu, kv: Storage::F16, ..Numerics::default() }
+}
+
+/// How far the rounding of these sides can carry a checkpoint between them, relative to it: each product before
+/// it rounds its input, if at all, and adds up in f32, each attention reads a cache that may be rounded, and each
+/// node rounds its output. These are independent.
+fn rounding_carried(model: &Model, checkpoint: Checkpoint, sides: &[Numerics]) -> f64 {
+    let square = |numerics: &Numerics| {
+        let before = model.graph.nodes.iter().filter(|node| node.checkpoint <= checkpoint);
+        let own = before.map(|node| match &node.op {
+            Op::Linear { weight, .. } => Weight::find(&model.gguf, weight).map_or(0.0, |weight| {
+                // llama.cpp on CUDA rounds as on the CPU or less.
+                let products = match numerics.products {
+                    Products::LlamaCuda => Products::LlamaCpu,
+                    products => products,
+                };
+                let adding = (weight.cols() as f64).sqrt() * UNIT_F32;
+                relative_unit(Rounding::of(products, weight.dtype())).powi(2) + adding.powi(2)
+            }),
+            Op::Attention(_) | Op::Context(_) => {
+                unit_of(if numerics.flash { Storage::F16 } else { numerics.kv }).powi(2)
+            }
+            _ => 0.0,
+        });
+        own.sum::<f64>() + model.graph.nodes.len() as f64 * unit_of(numerics.storage).powi(2)
+    };
+    CONFIDENCE * sides.iter().map(square).sum::<f64>().sqrt()
+}
+
+fn unit_of(storage: Storage) -> f64 {
+    match storage {
+        Storage::F32 => UNIT_F32,
+        Storage::F16 => UNIT_F16,
+        Storage::Bf16 => UNIT_BF16,
+    }
 }
 
 /// Rounding of a block of activations relative to its size: a quant is off by up to half a step of max/127, by
@@ -110,25 +162,76 @@ fn refuse_other_widths(
 }
 
 /// Judges every comparison by the audits of candidate and, where there is one, reference. A node can inherit
-/// only from what it reads, however far back.
-fn judged(comparisons: &[Comparison], audits: &Audits, model: &Model) -> BTreeMap<Checkpoint, Judged> {
+/// only from what it reads, however far back; and that a distance is rounding, carried on, can be said only where
+/// every node that it may come from was looked at. `graph` has the nodes of the candidate's audit.
+fn judged(comparisons: &[Comparison], audits: &Audits, model: &Model, graph: &Graph) -> Judgement {
     let compared: BTreeMap<Checkpoint, &Comparison> = comparisons.iter().map(|c| (c.checkpoint, c)).collect();
-    let mut out = BTreeMap::new();
+    let mut sides: Vec<Numerics> = audits.sides.iter().map(|side| side.numerics).collect();
+    sides.extend((sides.len() == 1).then(printed));
+    let mut out = Judgement::default();
     let mut faulty: BTreeMap<Checkpoint, Checkpoint> = BTreeMap::new();
-    for node in &model.graph.nodes {
+    let mut unseen: BTreeSet<Checkpoint> = BTreeSet::new();
+    for node in &graph.nodes {
         let mut before = node.inputs.iter().filter_map(|input| faulty.get(input)).min().copied();
+        let mut behind_unseen = true;
         if let Some(comparison) = compared.get(&node.checkpoint) {
-            let judged = one(comparison, audits, before);
+            let mut judged = one(comparison, audits, before);
+            let bridged = judged.local.candidate.as_ref().map(|local| &local.bridged[..]);
+            behind_unseen = reads_any(graph, node, bridged.unwrap_or_default(), &unseen);
+            if behind_unseen && bridged.is_some() && judged.verdict == CheckpointVerdict::Match {
+                let explained = rounding_carried(model, node.checkpoint, &sides);
+                behind_unseen = hold_unseen(comparison, explained, &mut judged, &mut out.limit);
+            }
+            behind_unseen |= judged.local.candidate.is_none() && judged.verdict != CheckpointVerdict::Match;
             let healthy = matches!(judged.verdict, CheckpointVerdict::Match | CheckpointVerdict::Missing);
             before = before.or(Some(node.checkpoint).filter(|_| !healthy));
-            out.insert(node.checkpoint, judged);
+            out.judged.insert(node.checkpoint, judged);
         }
         faulty.extend(before.map(|before| (node.checkpoint, before)));
+        unseen.extend(Some(node.checkpoint).filter(|_| behind_unseen));
     }
     for comparison in comparisons {
-        out.entry(comparison.checkpoint).or_insert_with(|| one(comparison, audits, None));
+        out.judged.entry(comparison.checkpoint).or_insert_with(|| one(comparison, audits, None));
     }
     out
+}
+
+/// Whether a node reads one of `unseen`, itself or through what was bridged for it.
+fn reads_any(graph: &Graph, node: &Node, bridged: &[Checkpoint], unseen: &BTreeSet<Checkpoint>) -> bool {
+    node.inputs.iter().any(|input| match graph.node(*input).filter(|_| bridged.contains(input)) {
+        Some(between) => reads_any(graph, between, bridged, unseen),
+        None => unseen.contains(input),
+    })
+}
+
+/// Judges a healthy node whose distance comes from nodes that were not looked at; `limit` takes what the first
+/// match of this kind rests on. Whether they stay open.
+fn hold_unseen(
+    comparison: &Comparison,
+    explained: f64,
+    judged: &mut Judged,
+    limit: &mut Option<String>,
+) -> bool {
+    let Some(numbers) = comparison.numbers.as_ref().filter(|_| comparison.within_tolerance.is_none()) else {
+        return false;
+    };
+    if numbers.rel_l2 == 0.0 {
+        return false;
+    }
+    let text = format!(
+        "stands {} from the reference, and rounding at the nodes before it, which were not all looked at, explains up \
+         to {}",
+        number(numbers.rel_l2),
+        number(explained)
+    );
+    judged.evidence = Some(format!("its own error is rounding; it {text}"));
+    let open = !(numbers.rel_l2 <= explained);
+    if open {
+        judged.verdict = CheckpointVerdict::Undecided;
+    } else {
+        limit.get_or_insert(format!("{} {text}", comparison.checkpoint));
+    }
+    open
 }
 
 /// One checkpoint; `faulty` is the first that is not healthy among those that it depends on.
@@ -145,9 +248,19 @@ fn one(comparison: &Comparison, audits: &Audits, faulty: Option<Checkpoint>) -> 
     };
     // An audit of one dump compares nothing: only what it lacks is missing.
     let alone = audits.sides.len() == 1 && comparison.status == Status::Compared && comparison.seen.is_none();
+    // What only the reference lacks may be wrong all the same.
+    let wrong = comparison.status == Status::MissingReference
+        && candidate.is_some_and(|audit| audit.as_ref().is_ok_and(|audit| !audit.is_healthy()));
     let (verdict, text) = match findings::unmeasured(comparison) {
-        Some(unmeasured) if !alone => unmeasured,
+        Some(unmeasured) if !alone && !wrong => unmeasured,
         _ => verdict::judge(&evidence),
+    };
+    let text = match (verdict, candidate) {
+        (CheckpointVerdict::Nonfinite, Some(Ok(audit))) if audit.nonfinite_inputs => {
+            format!("{} NaN or Inf; its inputs, which were not looked at, hold some already", audit.nonfinite)
+        }
+        (CheckpointVerdict::Beyond, None | Some(Err(_))) => "beyond the tolerance given".to_owned(),
+        _ => text,
     };
     Judged {
         verdict,

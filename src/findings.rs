@@ -11,6 +11,10 @@ use crate::report::{
     Side, TokenReport, Verdict, words,
 };
 
+mod bracket;
+
+use bracket::bracket;
+
 /// The answer for one checkpoint, with its evidence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judged {
@@ -56,6 +60,8 @@ pub struct Judgement {
     pub rows_audited: Option<u64>,
     /// Token rows that were screened besides, where there was an audit.
     pub rows_screened: Option<u64>,
+    /// What a match rests on besides evidence, where a node before it was not looked at.
+    pub limit: Option<String>,
 }
 
 /// Where a recording comes from.
@@ -74,7 +80,12 @@ pub fn side(recording: &dyn Recording, path: Option<String>) -> Side {
 /// Puts the report together.
 pub fn assemble(parts: Parts) -> Report {
     let coverage = coverage(&parts);
-    let entries: Vec<Entry> = parts.comparisons.iter().map(|comparison| entry(&parts, comparison)).collect();
+    let mut entries: Vec<Entry> =
+        parts.comparisons.iter().map(|comparison| entry(&parts, comparison)).collect();
+    let bracket = bracket(&entries, parts.judgement.rows_audited.is_some());
+    if let Some((at, text)) = &bracket {
+        *entries[*at].evidence.get_or_insert_default() += &format!("; {text}");
+    }
     let first = entries.iter().find(|entry| diverges(entry.verdict));
     let first_divergence = first.map(|entry| {
         let named = parts.judgement.named.get(&entry.id).cloned().unwrap_or_default();
@@ -93,7 +104,16 @@ pub fn assemble(parts: Parts) -> Report {
     let mut notes = parts.notes;
     notes.extend(parts.judgement.notes);
     let alone = parts.reference.is_none();
-    let (verdict, reason) = verdict(&entries, &coverage, alone, parts.allow_missing);
+    let (verdict, mut reason) = verdict(&entries, &coverage, alone, parts.allow_missing);
+    match verdict {
+        Verdict::Undecided => {
+            reason.iter_mut().zip(&bracket).for_each(|(reason, (_, text))| *reason += &format!("; {text}"))
+        }
+        Verdict::Parity => {
+            reason = reason.or(parts.judgement.limit.as_ref().map(|limit| as_far_as_seen(&entries, limit)))
+        }
+        Verdict::Divergence => {}
+    }
     Report {
         schema: SCHEMA.to_owned(),
         verdict,
@@ -108,6 +128,13 @@ pub fn assemble(parts: Parts) -> Report {
         notes,
         ..Report::default()
     }
+}
+
+/// An agreement that rests on less than all nodes.
+fn as_far_as_seen(entries: &[Entry], limit: &str) -> String {
+    let compared = entries.iter().filter(|entry| entry.numbers.is_some()).count();
+    let compared = words::count(compared, "checkpoint");
+    format!("{compared} within what rounding explains, as far as they were looked at; {limit}")
 }
 
 /// Whether a checkpoint's verdict is a divergence of the candidate.
@@ -270,7 +297,11 @@ fn verdict(
     }
     let audited = entries.iter().any(|entry| entry.local.candidate.is_some());
     if coverage.checkpoints_compared == 0 && !(alone && audited) {
-        return (Verdict::Undecided, Some("nothing was compared".to_owned()));
+        let reason = match alone && coverage.rows_audited.is_some() {
+            true => "no checkpoint could be computed again: what the nodes read was not recorded",
+            false => "nothing was compared",
+        };
+        return (Verdict::Undecided, Some(reason.to_owned()));
     }
     if let Some(entry) = entries.iter().find(|entry| entry.verdict == CheckpointVerdict::Reference) {
         return (Verdict::Undecided, Some(format!("the reference itself is wrong at {}", entry.id)));
@@ -285,7 +316,17 @@ fn verdict(
     }
     match count(CheckpointVerdict::Undecided) {
         0 => (Verdict::Parity, coverage.seen.as_ref().map(seen_alone)),
-        n if audited => (Verdict::Undecided, Some(format!("{n} checkpoints could not be judged"))),
+        n if audited => {
+            (Verdict::Undecided, Some(format!("{} could not be judged", words::count(n, "checkpoint"))))
+        }
+        n if coverage.rows_audited.is_some() => {
+            let reason = format!(
+                "{} could not be judged, since what the nodes read was not recorded; --rtol, --atol or --nmse would \
+                 decide",
+                words::count(n, "checkpoint")
+            );
+            (Verdict::Undecided, Some(reason))
+        }
         n => {
             let reason = format!(
                 "{n} checkpoints differ and nothing says by how much they may; an audit (-m MODEL, no \

@@ -7,8 +7,11 @@ use sha2::{Digest, Sha256};
 
 use crate::dump::Recording;
 use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use crate::model::{fingerprint, spelt};
 use crate::record;
 use parity_dump::Dump;
+use parity_dump::manifest::ModelInfo;
 
 /// Overrides where shipped models and dumps are looked for.
 pub const SHIPPED_VARIABLE: &str = "PARITY_REFERENCE_DUMPS";
@@ -30,6 +33,37 @@ pub fn shipped() -> Option<PathBuf> {
     let above = program.iter().flat_map(|exe| exe.ancestors().skip(1)).map(|dir| dir.join(SHIPPED));
     let built = Some(Path::new(env!("CARGO_MANIFEST_DIR")).join(SHIPPED));
     named.into_iter().chain(here).chain(above).chain(built).find(|dir| dir.is_dir())
+}
+
+/// Names a folder of GGUF models.
+pub const MODELS_VARIABLE: &str = "PARITY_MODELS";
+
+/// The model that a dump was made with: the one of its fingerprint, or of its file name where it has none, in
+/// the folder that [`MODELS_VARIABLE`] names or among the shipped ones.
+///
+/// # Errors
+/// Says which model was looked for where.
+pub fn model_of(dump: &Path, made_with: &ModelInfo) -> Result<PathBuf> {
+    let named = std::env::var_os(MODELS_VARIABLE).map(PathBuf::from);
+    let folders: Vec<PathBuf> = named.into_iter().chain(shipped().map(|dir| dir.join("models"))).collect();
+    let entries = folders.iter().filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    let has_name = |path: &Path| path.file_name().and_then(|name| name.to_str()) == made_with.file.as_deref();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "gguf"));
+    // The file of that name is tried first: the others may be many.
+    files.sort_by_key(|path| (!has_name(path), path.clone()));
+    let fits = |path: &PathBuf| match &made_with.fingerprint {
+        Some(print) => Gguf::open(path).is_ok_and(|gguf| fingerprint(&gguf) == *print),
+        None => has_name(path),
+    };
+    files.into_iter().find(fits).ok_or_else(|| {
+        let looked: Vec<String> = folders.iter().map(|dir| dir.display().to_string()).collect();
+        let known = made_with.file.is_some() || made_with.fingerprint.is_some();
+        Error::file(dump, "no model is given, and the one that the dump was made with is not at hand")
+            .expected(if known { spelt(made_with) } else { "-m MODEL: the dump names no model".to_owned() })
+            .found(format!("nothing that fits in {}", looked.join(", ")))
+            .hint(format!("parity audit {} -m MODEL, or its folder in {MODELS_VARIABLE}", dump.display()))
+    })
 }
 
 /// The model that is used where none is named.

@@ -202,7 +202,9 @@ fn auditable(reference: Option<&Dump>) -> Option<&dyn Recording> {
 /// The reference that was named, or a stored one that fits.
 fn reference(model: &Model, options: &RunOptions) -> Result<Option<Dump>> {
     if let Some(path) = &options.reference {
-        return dump::open(path, None).map(Some);
+        let dump = dump::open(path, None)?;
+        model.refuse_other(path, &dump.manifest().model)?;
+        return Ok(Some(dump));
     }
     if options.tokens.is_empty() {
         return Err(Error::new("prompt", "there is nothing to run")
@@ -278,7 +280,7 @@ fn report(
     }
     if reference.is_none() && report.verdict != Verdict::Divergence {
         report.verdict = Verdict::Undecided;
-        report.reason = Some(no_reference(model, options));
+        report.reason = Some(format!("nothing was compared: {}", no_reference(model, options)));
     }
     Ok(report)
 }

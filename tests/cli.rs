@@ -49,7 +49,8 @@ fn the_first_command_of_the_readme_finds_parity() {
     run(&["-p", PROMPT, "--layer", "0"])
         .assert()
         .code(0)
-        .stdout(contains("PARITY").and(contains("blk.0.q_rope")).and(contains("blk.1").not()));
+        .stdout(contains("PARITY: 19 checkpoints within what rounding explains\n"))
+        .stdout(contains("blk.0.q_rope").and(contains("blk.1").not()));
 }
 
 #[test]

@@ -54,12 +54,13 @@ fn a_baseline_is_made_by_accept_and_never_by_a_failing_run() {
     let folder = Folder::new(CLEAN);
     let (code, text) = folder.gate(&[]);
     assert_eq!(code, 2, "no baseline yet: {text}");
+    assert!(text.contains("next: parity gate") && text.contains("suite.toml --accept"), "{text}");
     let (code, text) = folder.gate(&["--accept"]);
     assert_eq!(code, 0, "{text}");
     assert_eq!(folder.gate(&[]).0, 0);
     let accepted = std::fs::read_to_string(folder.path("baseline.json")).unwrap();
     // A fault that is not expected: the run fails, and the baseline stays as it is.
-    folder.write(&CLEAN.replace("n_predict = 2", "n_predict = 2\nchunk = 0\nnumerics = \"f32\""));
+    folder.write(&CLEAN.replace("n_predict = 2", "n_predict = 2\nchunk = 1\nnumerics = \"f32\""));
     std::fs::write(folder.path("baseline.json"), shrunk(&accepted)).unwrap();
     let (code, text) = folder.gate(&[]);
     assert_eq!(code, 1, "a baseline ten times better than today: {text}");
@@ -102,7 +103,8 @@ fn exit_codes_fit_git_bisect() {
     assert_eq!(Folder::new(&clean).gate(&["--bisect"]).0, 0);
     let absent = clean.replace("model = \"tiny\"", "model = \"absent\"");
     let folder = Folder::new(&absent);
-    assert_eq!(folder.gate(&[]).0, 2, "a missing model");
+    let (code, text) = folder.gate(&[]);
+    assert!(code == 2 && text.contains("no.gguf; PARITY_MODELS, the folder"), "a missing model: {text}");
     assert_eq!(folder.gate(&["--bisect"]).0, 125, "a revision that cannot be tested");
     let planted = format!("{clean}inject = \"rope.base@2\"\nexpect = \"divergence\"\nfault = \"planted\"\n");
     let (code, text) = Folder::new(&planted).gate(&[]);

@@ -12,6 +12,7 @@ use crate::dump::{self, Recording};
 use crate::evidence;
 use crate::findings::{self, Parts};
 use crate::model::Model;
+use crate::references;
 use crate::report::{self, Report, Verdict};
 use crate::select::Selection;
 use crate::sensitivity;
@@ -21,7 +22,7 @@ use crate::sensitivity;
 pub struct Args {
     /// Dump that is judged: a folder, or one .safetensors file
     dump: PathBuf,
-    /// GGUF model; the tiny Qwen2 that ships with parity where absent
+    /// GGUF model; where absent the one that the dump was made with, looked for in PARITY_MODELS and beside parity
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
     /// JSON file that translates the dump's tensor names: {"model.norm": "final_norm"}
@@ -34,7 +35,7 @@ pub struct Args {
     #[arg(long)]
     self_test: bool,
     /// Threads; all cores where absent
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", value_parser = shared::at_least_one())]
     threads: Option<usize>,
     #[command(flatten)]
     select: SelectArgs,
@@ -47,12 +48,17 @@ pub fn main(args: &Args) -> Outcome {
     shared::set_threads(args.threads)?;
     let folder = args.output.folder()?;
     let recording = dump::open(&args.dump, args.names.as_deref())?;
-    let model = shared::model(args.model.as_ref())?;
+    let model = match &args.model {
+        Some(path) => Model::open(path)?,
+        None => Model::open(&references::model_of(&args.dump, &recording.manifest().model)?)?,
+    };
+    model.refuse_other(&args.dump, &recording.manifest().model)?;
     let selection = args.select.selection()?;
     if args.self_test {
         return self_test(args, &recording, &model, &selection);
     }
     let mut report = report(&recording, &model, &selection, args)?;
+    report.notes.extend(dump::names_not_understood(&recording, "dump"));
     report.candidate.path = Some(args.dump.display().to_string());
     args.output.deliver(folder, report)
 }

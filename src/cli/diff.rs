@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::evidence;
 use crate::faults::tokens::{self, Vocabulary};
 use crate::findings::{self, Judgement, Parts};
-use crate::model::Model;
+use crate::model::{Model, spelt};
 use crate::record::import::is_partial;
 use crate::report::detail::{GRID, detail};
 use parity_dump::Dump;
@@ -54,6 +54,10 @@ pub fn main(args: &Args) -> Outcome {
             .hint(format!("parity diff DUMP {path}, or parity run -m MODEL --reference {path}")));
     }
     let model = args.model.as_deref().map(Model::open).transpose()?;
+    if let Some(model) = &model {
+        model.refuse_other(&args.candidate, &candidate.manifest().model)?;
+        model.refuse_other(&args.reference, &reference.manifest().model)?;
+    }
     let wanted = wanted(args, &candidate, &reference, model.as_ref())?;
     let details = match &folder {
         Some(_) => wanted.iter().filter_map(|c| detail(*c, &candidate, &reference, GRID)).collect(),
@@ -120,6 +124,15 @@ fn notes(candidate: &Dump, reference: &Dump, model: Option<&Model>) -> Result<Ve
         if !dump.manifest().complete {
             notes.push(format!("the {side} is an interrupted recording; what is whole in it is compared"));
         }
+        notes.extend(dump::names_not_understood(dump, side));
+    }
+    let [ours, theirs] = [candidate, reference].map(|dump| &dump.manifest().model);
+    if ours.fingerprint.as_ref().zip(theirs.fingerprint.as_ref()).is_some_and(|(a, b)| a != b) {
+        notes.push(format!(
+            "the dumps are of two models, whose weights differ too: {} and {}",
+            spelt(ours),
+            spelt(theirs)
+        ));
     }
     let (ours, theirs) = (Recording::tokens(candidate), Recording::tokens(reference));
     let common = compare::common_positions(ours, theirs) as usize;

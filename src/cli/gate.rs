@@ -7,6 +7,7 @@ use clap::Subcommand;
 
 use super::output::print;
 use super::progress::Progress;
+use super::shared::at_least_one;
 use super::{Outcome, exit_code};
 use crate::error::{Error, Result};
 use crate::gate::baseline::Baseline;
@@ -14,7 +15,7 @@ use crate::gate::execute::Engine;
 use crate::gate::judge::Against;
 use crate::gate::schedule::{self, Plan, Shard};
 use crate::gate::suite::Suite;
-use crate::gate::{CaseResult, GateReport, Status, merge, read, render};
+use crate::gate::{CaseResult, GateReport, ProblemKind, Status, merge, read, render};
 use crate::report::files::{Folder, timestamp};
 use crate::report::{Report, Verdict, github};
 
@@ -46,7 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "GLOB", conflicts_with = "accept")]
     case: Vec<String>,
     /// Cases at a time
-    #[arg(short, long, value_name = "N", default_value_t = 1)]
+    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = at_least_one())]
     jobs: usize,
     /// Try a case that does not pass again so many times; retries are shown
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -126,7 +127,11 @@ fn run(args: &Args, path: &Path) -> Outcome {
     for case in
         report.cases.iter_mut().filter(|case| !matches!(case.status, Status::Passed | Status::Allowed))
     {
-        case.next = Some(format!("parity gate {} --case '{}' --report out", path.display(), case.id));
+        case.next = Some(if lacks_only_its_baseline(case) {
+            format!("parity gate {} --accept", path.display())
+        } else {
+            format!("parity gate {} --case '{}' --report out", path.display(), case.id)
+        });
     }
     deliver(&report, folder.as_ref())?;
     if args.accept {
@@ -136,6 +141,11 @@ fn run(args: &Args, path: &Path) -> Outcome {
         Verdict::Undecided if args.bisect => ExitCode::from(BISECT_SKIP),
         verdict => exit_code(verdict),
     })
+}
+
+/// Whether nothing but an entry in the baseline stands in the way.
+fn lacks_only_its_baseline(case: &CaseResult) -> bool {
+    !case.problems.is_empty() && case.problems.iter().all(|p| p.kind == ProblemKind::MissingBaseline)
 }
 
 /// Keeps the report of a case that does not pass. A case's result must not be lost to a full disk.

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use parity_dump::manifest::MANIFEST_FILE;
 use parity_record::filter::Filter;
 
 use super::run::PromptArgs;
@@ -22,6 +23,10 @@ pub struct Args {
     /// Folder of the dump
     #[arg(short, long, value_name = "DIR", default_value = "recording")]
     output: PathBuf,
+
+    /// Replace the dump that is in the folder
+    #[arg(long)]
+    force: bool,
 
     /// Record only these layers: 3, 0..3, 5..
     #[arg(long, value_name = "LAYERS")]
@@ -68,6 +73,7 @@ pub struct Args {
 
 /// Records, and says what was recorded.
 pub fn main(args: &Args) -> Outcome {
+    room_for_a_dump(&args.output, args.force)?;
     if let Some(printed) = &args.import {
         return imported(args, printed);
     }
@@ -93,6 +99,28 @@ pub fn main(args: &Args) -> Outcome {
         Some(verified) if !verified.is_equal() => Verdict::Divergence,
         _ => Verdict::Parity,
     }))
+}
+
+/// Tries the folder before a program runs for minutes: it can be written to, and holds no dump that would be lost.
+fn room_for_a_dump(dir: &Path, force: bool) -> Result<()> {
+    let manifest = dir.join(MANIFEST_FILE);
+    if manifest.exists() && !force {
+        return Err(Error::file(dir, "holds a dump already")
+            .expected("a folder that is new or empty")
+            .found(manifest.display())
+            .hint("--force replaces it; -o DIR chooses another folder"));
+    }
+    let unwritable = |e: io::Error| {
+        Error::file(dir, format!("cannot be written: {e}")).hint("-o DIR chooses another folder")
+    };
+    // What is made for the trial goes again: a program that cannot be recorded leaves no folder behind.
+    let is_new = !dir.exists();
+    std::fs::create_dir_all(dir).map_err(unwritable)?;
+    tempfile::NamedTempFile::new_in(dir).map_err(unwritable)?;
+    if is_new {
+        std::fs::remove_dir(dir).map_err(unwritable)?;
+    }
+    Ok(())
 }
 
 fn record_program(args: &Args, filter: Filter) -> Result<Summary> {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use parity_record::filter::Filter;
 
+use super::shared::at_least_one;
 use crate::error::Result;
 use crate::record::Summary;
 
@@ -14,7 +15,7 @@ pub struct Args {
     #[arg(short, long, value_name = "N", default_value_t = 0, conflicts_with = "command")]
     n_predict: usize,
     /// Threads; all cores where absent (built-in llama.cpp)
-    #[arg(short, long, value_name = "N", conflicts_with = "command")]
+    #[arg(short, long, value_name = "N", conflicts_with = "command", value_parser = at_least_one())]
     threads: Option<usize>,
     /// Type of cached keys and values: f32, f16, bf16 (built-in llama.cpp)
     #[arg(long, value_name = "TYPE", default_value = "f32", conflicts_with = "command")]

@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long, value_name = "WORDS", default_value_t)]
     numerics: Numerics,
     /// Prefill in pieces of so many tokens
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = shared::at_least_one())]
     chunk: Option<usize>,
     /// Feed each node the reference's inputs, so that every node is judged on its own
     #[arg(long)]
@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "FAULT")]
     inject: Vec<Spec>,
     /// Threads; all cores where absent
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", value_parser = shared::at_least_one())]
     threads: Option<usize>,
     #[command(flatten)]
     select: SelectArgs,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 
 use crate::audit::AuditRows;
 use crate::compare::{Tolerance, Tolerances};
@@ -89,6 +90,11 @@ pub fn model(path: Option<&PathBuf>) -> Result<Model> {
         Some(path) => Model::open(path),
         None => Model::open(&references::default_model()?),
     }
+}
+
+/// A number of things of which there is at least one: 0 is refused with the range.
+pub fn at_least_one() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
 }
 
 /// Uses so many threads for everything.

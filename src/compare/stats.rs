@@ -173,7 +173,9 @@ impl Accumulator {
         }
         self.rows.sort_by_key(|row| row.0);
         let finite = (self.n - self.nonfinite.candidate.max(self.nonfinite.reference)).max(1) as f64;
-        let rel_l2 = relative(self.sum_square, self.sum_bb);
+        // Without a pair that is finite on both sides there is no worst one, and nothing was measured.
+        let measured = |value: f64| if self.worst.is_some() { value } else { f64::NAN };
+        let rel_l2 = measured(relative(self.sum_square, self.sum_bb));
         let norms = self.sum_aa.sqrt() * self.sum_bb.sqrt();
         let worst =
             self.worst.map_or(Worst { index: vec![], candidate: None, reference: None }, |worst| Worst {
@@ -183,20 +185,20 @@ impl Accumulator {
             });
         Some(Numbers {
             n: self.n,
-            abs_err_max: self.worst.map_or(0.0, |worst| worst.difference),
-            abs_err_mean: self.sum_abs / finite,
-            rmse: (self.sum_square / finite).sqrt(),
+            abs_err_max: self.worst.map_or(f64::NAN, |worst| worst.difference),
+            abs_err_mean: measured(self.sum_abs / finite),
+            rmse: measured((self.sum_square / finite).sqrt()),
             rel_l2,
             nmse: rel_l2 * rel_l2,
             cosine: (norms > 0.0).then(|| self.sum_ab / norms),
             sign_positive: (self.differing > 0).then(|| self.positive as f64 / self.differing as f64),
             tolerance_needed: ToleranceNeeded {
-                rtol: self.rtol_needed.is_finite().then_some(self.rtol_needed),
-                atol: self.worst.map_or(0.0, |worst| worst.difference),
+                rtol: Some(measured(self.rtol_needed)).filter(|rtol| rtol.is_finite()),
+                atol: self.worst.map_or(f64::NAN, |worst| worst.difference),
             },
+            row_rel_l2: self.rows.iter().map(|&(position, rel_l2)| (position, measured(rel_l2))).collect(),
             worst,
             nonfinite: self.nonfinite,
-            row_rel_l2: self.rows,
         })
     }
 }

@@ -114,12 +114,47 @@ impl Recording for Dump {
 /// The map is a JSON object of tensor name to checkpoint id.
 pub fn open(path: &Path, names: Option<&Path>) -> Result<Dump> {
     let Some(names) = names else { return Ok(Dump::open(path)?) };
+    if path.is_dir() {
+        return Err(Error::file(path, "--names translates the tensor names of one .safetensors file")
+            .found("a folder, whose tensors are named by checkpoint ids")
+            .hint("parity inspect DUMP lists its tensors"));
+    }
     let text =
         std::fs::read_to_string(names).map_err(|e| Error::file(names, format!("cannot be read: {e}")))?;
     let map: BTreeMap<String, Checkpoint> = serde_json::from_str(&text).map_err(|e| {
         Error::file(names, format!("is no name map: {e}")).expected(r#"{"model.norm": "final_norm", …}"#)
     })?;
     Ok(parity_dump::single::open(path, &map)?)
+}
+
+/// Names that are spelt out in a sentence.
+const NAMED_MAX: usize = 4;
+
+/// What a reader must know of the tensor names of the `side`'s dump: those that are no checkpoint, and those of
+/// the map that are no tensor.
+pub fn names_not_understood(dump: &Dump, side: &str) -> Vec<String> {
+    let first = |names: &[String]| {
+        let more = if names.len() > NAMED_MAX { ", …" } else { "" };
+        names[..names.len().min(NAMED_MAX)].join(", ") + more
+    };
+    let (foreign, unused) = (dump.foreign(), dump.unused_names());
+    let mut notes = Vec::new();
+    if !foreign.is_empty() {
+        notes.push(format!(
+            "tensors of the {side} that were not looked at, since their names are no checkpoint: {} ({}); \
+             --names MAP.json translates them",
+            foreign.len(),
+            first(foreign)
+        ));
+    }
+    if !unused.is_empty() {
+        notes.push(format!(
+            "names of the map that the {side} has no tensor of: {} ({})",
+            unused.len(),
+            first(unused)
+        ));
+    }
+    notes
 }
 
 impl From<DumpError> for Error {

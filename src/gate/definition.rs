@@ -172,6 +172,9 @@ impl Definition {
             Ok(())
         })?;
         cases = axis(cases, &self.chunk, |case, chunk: &usize| {
+            if *chunk == 0 {
+                return Err("`chunk = 0`: a piece has at least one token".to_owned());
+            }
             case.chunk = Some(*chunk);
             Ok(())
         })?;

@@ -1,7 +1,7 @@
 //! Executes cases: the same job as `parity run`, with every model opened once and shared.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::ProblemKind;
@@ -69,7 +69,7 @@ impl Engine {
             None => references::default_model()?,
         };
         if !path.is_file() {
-            return Ok(Attempt::Missing(ProblemKind::MissingModel, format!("no file {}", path.display())));
+            return Ok(Attempt::Missing(ProblemKind::MissingModel, missing_model(&path)));
         }
         if let Some(path) = case.reference.as_ref().filter(|path| !path.exists()) {
             return Ok(Attempt::Missing(
@@ -97,6 +97,16 @@ impl Engine {
         let open = || Model::open(&path).map(|model| Arc::new(Opened { model, tokenizer: OnceLock::new() }));
         shared.get_or_init(open).clone()
     }
+}
+
+/// What is not there, and where the suite's models are looked for.
+fn missing_model(path: &Path) -> String {
+    let variable = references::MODELS_VARIABLE;
+    let set = match std::env::var_os(variable) {
+        Some(folder) => format!("is {}", Path::new(&folder).display()),
+        None => "is not set".to_owned(),
+    };
+    format!("no file {}; {variable}, the folder of models that a suite may name, {set}", path.display())
 }
 
 fn options(case: &Case, opened: &Opened, pictures: bool) -> Result<RunOptions> {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use parity_dump::manifest::ModelInfo;
 
@@ -61,7 +61,32 @@ impl Model {
             name: self.config.name.clone(),
         }
     }
+
+    /// Refuses a dump that was made with another model, where both fingerprints are known.
+    ///
+    /// # Errors
+    /// Names the dump and both models.
+    pub fn refuse_other(&self, dump: &Path, made_with: &ModelInfo) -> Result<()> {
+        let own = self.info();
+        if own.fingerprint == made_with.fingerprint || made_with.fingerprint.is_none() {
+            return Ok(());
+        }
+        Err(Error::file(dump, "is a dump of another model")
+            .expected(spelt(&own))
+            .found(spelt(made_with))
+            .hint("name the model that it was made with: -m MODEL; `parity diff` without -m compares dumps of two models"))
+    }
 }
+
+/// `model.gguf (fingerprint 1f2e3d4c…)`
+pub fn spelt(info: &ModelInfo) -> String {
+    let name = info.file.as_deref().or(info.name.as_deref()).unwrap_or("an unnamed model");
+    let digits: String = info.fingerprint.iter().flat_map(|print| print.chars()).take(SHOWN).collect();
+    if digits.is_empty() { name.to_owned() } else { format!("{name} (fingerprint {digits}…)") }
+}
+
+/// Digits of a fingerprint that are shown: enough to tell two models apart.
+const SHOWN: usize = 12;
 
 /// Bytes at both ends of every tensor that enter the fingerprint.
 const FINGERPRINT_SAMPLE: usize = 4096;

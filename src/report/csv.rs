@@ -84,7 +84,7 @@ fn row(entry: &Entry) -> [String; HEADER.len()] {
 
 /// The shortest text that reads back as the same f64.
 fn cell(value: Option<f64>) -> String {
-    match value {
+    match value.filter(|value| value.is_finite()) {
         Some(value) if value != 0.0 && !(1e-4..1e6).contains(&value.abs()) => format!("{value:e}"),
         Some(value) => value.to_string(),
         None => String::new(),

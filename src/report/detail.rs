@@ -74,7 +74,7 @@ pub struct Histogram {
 /// One element.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Element {
-    /// Token position, then the other axes, slowest first.
+    /// Slowest axis first; the token row is given by its position.
     pub index: Vec<usize>,
     /// The candidate's value; null where it is not finite.
     pub candidate: Option<f64>,
@@ -231,8 +231,17 @@ impl Sketch {
         let cells = self.cells.iter().map(|&d| char::from(ALPHABET[level(d, top) as usize])).collect();
         let grid =
             Grid { rows: self.grid[0], cols: self.grid[1], top: f64::from(top), decades: DECADES, cells };
+        let is_matrix = self.checkpoint.kind().is_optional();
+        let place = |position, column| {
+            let mut index = index_of(position, column, &self.axes);
+            // (H, T, S): the heads are the slowest axis.
+            if is_matrix {
+                index.swap(0, 1);
+            }
+            index
+        };
         let worst = self.worst.iter().map(|&(_, position, column, a, b)| Element {
-            index: index_of(position, column, &self.axes),
+            index: place(position, column),
             candidate: a.is_finite().then_some(f64::from(a)),
             reference: b.is_finite().then_some(f64::from(b)),
         });

@@ -143,8 +143,16 @@ const COLUMNS: [Column; 10] = [
         |entry| number_or_dash(entry.local.reference.as_ref().map(|local| local.over_bound)),
         100,
     ),
-    ("verdict", |entry| entry.verdict.name().to_owned(), 0),
+    ("verdict", |entry| verdict(entry).to_owned(), 0),
 ];
+
+/// The verdict; of a node that was held against exact arithmetic alone no match is claimed.
+fn verdict(entry: &Entry) -> &'static str {
+    match (entry.verdict, &entry.numbers) {
+        (CheckpointVerdict::Match, None) => "healthy",
+        (verdict, _) => verdict.name(),
+    }
+}
 
 fn measure(entry: &Entry, pick: impl Fn(&super::Numbers) -> Option<f64>) -> String {
     number_or_dash(entry.numbers.as_ref().and_then(pick))
@@ -234,9 +242,10 @@ fn fold(entries: &[Entry], all: bool) -> Vec<Line<'_>> {
 
 /// `(38 more match, 3 inherited)`
 fn more(entries: &[Entry]) -> String {
-    let counts = CheckpointVerdict::ALL.into_iter().filter_map(|verdict| {
-        let n = entries.iter().filter(|entry| entry.verdict == verdict).count();
-        (n > 0).then(|| (n, verdict.name()))
+    let names = std::iter::once("healthy").chain(CheckpointVerdict::ALL.map(CheckpointVerdict::name));
+    let counts = names.filter_map(|name| {
+        let n = entries.iter().filter(|entry| verdict(entry) == name).count();
+        (n > 0).then_some((n, name))
     });
     let words: Vec<String> = counts
         .enumerate()
@@ -268,13 +277,16 @@ fn tokens_line(tokens: &TokenReport) -> String {
 
 fn coverage_line(report: &Report) -> String {
     let coverage = &report.coverage;
-    let mut line = format!(
-        "{} compared ({} elements, {} of {} rows)",
-        words::count(coverage.checkpoints_compared, "checkpoint"),
-        words::thousands(coverage.elements_compared),
-        words::thousands(coverage.rows_compared),
-        words::thousands(coverage.rows_expected),
-    );
+    let mut line = match coverage.checkpoints_compared {
+        0 => "nothing compared".to_owned(),
+        compared => format!(
+            "{} compared ({} elements, {} of {} rows)",
+            words::count(compared, "checkpoint"),
+            words::thousands(coverage.elements_compared),
+            words::thousands(coverage.rows_compared),
+            words::thousands(coverage.rows_expected),
+        ),
+    };
     if coverage.checkpoints_missing > 0 {
         line += &format!(", {} missing on a side", coverage.checkpoints_missing);
     }

@@ -171,16 +171,45 @@ pub fn surroundings(report: &Report) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// Commands to go on with, the most useful first, each once.
+/// Commands to go on with, the most useful first, each once; where one is what was just typed, it is to keep its
+/// pictures.
 pub fn next_commands(report: &Report) -> Vec<String> {
     let reproduce = report.first_divergence.iter().filter_map(|first| first.reproduce.as_ref());
+    let typed = report.command.as_deref().map(words_of);
     let mut commands: Vec<String> = Vec::new();
     for command in reproduce.chain(&report.next) {
-        if !commands.contains(command) {
-            commands.push(command.clone());
+        let command = match &typed {
+            Some((words, kept)) if *words == words_of(command).0 => match kept {
+                true => continue,
+                false => format!("{command} --report report"),
+            },
+            _ => command.clone(),
+        };
+        if !commands.contains(&command) {
+            commands.push(command);
         }
     }
     commands
+}
+
+/// Flags that say where a result goes, not what it is.
+const OUTPUT_FLAGS: [&str; 3] = ["--report", "--format", "--dump"];
+
+/// The words of a command but for [`OUTPUT_FLAGS`], whatever their order, and whether a report is kept.
+fn words_of(command: &str) -> (Vec<&str>, bool) {
+    let (mut out, mut kept) = (Vec::new(), false);
+    let mut words = command.split_whitespace();
+    while let Some(word) = words.next() {
+        let flag = word.split_once('=').map_or(word, |(flag, _)| flag);
+        kept |= flag == "--report";
+        match OUTPUT_FLAGS.contains(&flag) {
+            true if flag == word => drop(words.next()),
+            true => {}
+            false => out.push(word),
+        }
+    }
+    out.sort_unstable();
+    (out, kept)
 }
 
 /// One line that can be pasted into a bug report.

@@ -35,6 +35,7 @@ impl Plan {
             if options.audit.is_some() { healthy_inputs(model, &compared) } else { compared.clone() };
         let (tokens, steps, mut notes) = steps(options, reference)?;
         if let Some(reference) = reference {
+            notes.extend(crate::dump::names_not_understood(reference, "reference"));
             let ours = if options.tokens.is_empty() { &tokens } else { &options.tokens };
             let theirs = reference.tokens();
             if !theirs.starts_with(ours) {

@@ -24,6 +24,7 @@ pub struct Dump {
     tensors: BTreeMap<Checkpoint, Recorded>,
     seen: SeenTensors,
     foreign: Vec<String>,
+    unused_names: Vec<String>,
 }
 
 /// All rows of one checkpoint, over all steps.
@@ -77,7 +78,13 @@ impl Dump {
     /// A dump of one mapped file whose tensors are listed by the caller.
     pub(crate) fn from_parts(path: &Path, manifest: Manifest, foreign: Vec<String>) -> Dump {
         let (tensors, seen) = (BTreeMap::new(), SeenTensors::new());
-        Dump { path: path.to_owned(), manifest, files: Vec::new(), tensors, seen, foreign }
+        let (files, unused_names) = (Vec::new(), Vec::new());
+        Dump { path: path.to_owned(), manifest, files, tensors, seen, foreign, unused_names }
+    }
+
+    /// Notes the names of a map that are no tensor.
+    pub(crate) fn set_unused_names(&mut self, names: Vec<String>) {
+        self.unused_names = names;
     }
 
     fn add_file(&mut self, path: &Path, positions: &[u32]) -> Result<(), DumpError> {
@@ -158,8 +165,11 @@ impl Dump {
         Ok(())
     }
 
-    /// Orders every checkpoint's rows by position; where a position was computed twice the later one counts.
+    /// Orders every checkpoint's rows by position; where a position was computed twice the later one counts. And
+    /// names each foreign tensor once.
     pub(crate) fn sort_rows(&mut self) {
+        self.foreign.sort();
+        self.foreign.dedup();
         for recorded in self.tensors.values_mut() {
             recorded.rows.sort_by_key(|&(position, part, _)| (position, std::cmp::Reverse(part)));
             recorded.rows.dedup_by_key(|row| row.0);
@@ -184,6 +194,11 @@ impl Dump {
     /// Tensors whose names are no checkpoint ids.
     pub fn foreign(&self) -> &[String] {
         &self.foreign
+    }
+
+    /// Names of the map that it was opened with which are no tensor of it.
+    pub fn unused_names(&self) -> &[String] {
+        &self.unused_names
     }
 
     /// Checkpoints in execution order.
@@ -301,9 +316,12 @@ impl Recorded {
         self.parts.first().map_or(0, Part::row_width)
     }
 
-    /// Shape of one token row, e.g. [H, E], of the first part.
+    /// Shape of one token row, e.g. [H, E], of the first part; [H, S] of the attention matrices.
     pub fn row_shape(&self) -> Vec<usize> {
-        self.parts.first().map_or(Vec::new(), |part| part.shape[1..].to_vec())
+        self.parts.first().map_or(Vec::new(), |part| match part.matrix {
+            true => vec![part.shape[0], part.shape[2]],
+            false => part.shape[1..].to_vec(),
+        })
     }
 
     /// The tensors of the steps, in order.

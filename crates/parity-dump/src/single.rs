@@ -35,19 +35,27 @@ pub fn open(path: &Path, names: &BTreeMap<String, Checkpoint>) -> Result<Dump, D
         provenance: BTreeMap::new(),
         complete: true,
     };
-    let mut parts = Vec::new();
+    let mut parts: Vec<(Checkpoint, &str, Part)> = Vec::new();
     let mut foreign = Vec::new();
-    for (name, view) in tensors.iter().filter(|(name, _)| *name != TOKENS) {
+    let mut named: Vec<_> = tensors.iter().filter(|(name, _)| *name != TOKENS).collect();
+    named.sort_by_key(|(name, _)| name.to_owned());
+    for (name, view) in named {
         let Some(checkpoint) = names.get(name).copied().or_else(|| name.parse().ok()) else {
             foreign.push(name.to_owned());
             continue;
         };
         let offset = view.data().as_ptr() as usize - map.as_ptr() as usize;
         let element = element_of(path, name, view.dtype())?;
-        parts.push((checkpoint, Part::new(checkpoint, 0, offset, element, view.shape().to_vec())));
+        if let Some((_, other, _)) = parts.iter().find(|part| part.0 == checkpoint) {
+            return Err(DumpError::new(path, format!("two tensors are {checkpoint}"))
+                .expected_found("one tensor for each checkpoint", format!("`{other}` and `{name}`"))
+                .hint("a name map gives each tensor an id of its own"));
+        }
+        parts.push((checkpoint, name, Part::new(checkpoint, 0, offset, element, view.shape().to_vec())));
     }
     let mut dump = Dump::from_parts(path, manifest, foreign);
-    for (checkpoint, part) in parts {
+    dump.set_unused_names(names.keys().filter(|name| tensors.tensor(name).is_err()).cloned().collect());
+    for (checkpoint, _, part) in parts {
         dump.add_part(path, checkpoint, part, &positions)?;
     }
     dump.add_map(map);
