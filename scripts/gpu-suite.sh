@@ -15,6 +15,7 @@
 #   REFERENCES        folder of recordings, MODEL/NAME/manifest.json (default: reference-dumps)
 #   LLAMA_COMPLETION  a dynamically linked llama-completion: records what REFERENCES lacks
 #   LLAMA_CUDA        folder with libllama.so and libggml*.so of a CUDA build: its speed is measured beside ours
+#   PAIRS             how often the two are measured by turns (default: 7)
 #   RUNS              repeated runs whose logits must have the same bits (default: 1000)
 #   PARITY_COMMIT     the commit, where this is no git checkout
 set -uo pipefail
@@ -158,16 +159,15 @@ fi
 
 # ------------------------------------------------------------------ speed
 
-llama_text=()
+beside=()
 if [ -n "${LLAMA_CUDA:-}" ]; then
     cc -O2 -rdynamic -o "$work/llama_bench_min" scripts/gpu/llama_bench_min.c -ldl &&
-        (cd "$LLAMA_CUDA" && LD_LIBRARY_PATH=. "$work/llama_bench_min" ./libggml.so ./libllama.so \
-            "$work/synth-0.5b-f16.gguf") >"$work/llama.txt" 2>/dev/null && llama_text=("$work/llama.txt")
-    cat "$work/llama.txt"
+        beside=("${PAIRS:-7}" env -C "$LLAMA_CUDA" LD_LIBRARY_PATH=. "$work/llama_bench_min" ./libggml.so ./libllama.so
+            "$work/synth-0.5b-f16.gguf")
 else
     echo 'SKIP: LLAMA_CUDA names no llama.cpp to measure beside'
 fi
-check 'speed' "$measure" speed "$out/speed-synth-0.5b-f16.json" "$work/synth-0.5b-f16.gguf" "${llama_text[@]}"
+check 'speed' "$measure" speed "$out/speed-synth-0.5b-f16.json" "$work/synth-0.5b-f16.gguf" "${beside[@]}"
 cat "$work/log"
 [ -z "${REAL_MODEL:-}" ] || check 'speed real' "$measure" speed "$out/speed-real.json" "$REAL_MODEL"
 

@@ -323,6 +323,10 @@ impl Probe for Live<'_> {
         Ok(())
     }
 
+    fn feeds(&self) -> bool {
+        self.options.isolated && self.reference.is_some()
+    }
+
     /// The reference's rows, where it has all of the step and they have the model's width.
     fn fed(&mut self, checkpoint: Checkpoint, batch: &Batch<'_>, width: usize) -> Option<Vec<f32>> {
         let reference = self.reference.filter(|_| self.options.isolated)?;
