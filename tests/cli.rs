@@ -199,6 +199,25 @@ fn in_isolation_nothing_is_inherited_and_every_fault_is_an_origin() {
 }
 
 #[test]
+fn the_inside_of_attention_is_fed_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("dump");
+    run(&["-p", PROMPT, "-n", "2", "--no-audit", "--checkpoint", "*", "--dump"])
+        .arg(&folder)
+        .assert()
+        .failure();
+    // Keys in f16 change the scores: probabilities would inherit that.
+    let mut command = run(&["--numerics", "f32 kv=f16", "--isolate", "--checkpoint", "*", "--reference"]);
+    let report = json(command.arg(&folder), 0);
+    let of = |id: &str| {
+        let entries = report["checkpoints"].as_array().unwrap();
+        entries.iter().find(|entry| entry["id"] == id).unwrap()["rel_l2"].as_f64().unwrap()
+    };
+    assert!(of("blk.1.attn_scores") > 0.0);
+    assert_eq!(of("blk.1.attn_probs"), 0.0);
+}
+
+#[test]
 fn isolation_needs_a_reference() {
     let mut command = run(&["--tokens", "9,8,7", "--isolate"]);
     command.assert().code(2).stderr(contains("no inputs to feed").and(contains("parity record")));

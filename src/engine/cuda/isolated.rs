@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 
 use super::calls::{self, Address};
+use super::device::error;
 use super::host::Host;
 use super::plan::Work;
 use super::{Batch, CudaEngine, Probe, Values};
@@ -15,7 +16,7 @@ use crate::tensor::Matrix;
 impl CudaEngine<'_> {
     /// One step by the plan, which has been made for a probe that feeds values.
     pub(super) fn step_fed(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<Option<Vec<f32>>> {
-        let (plan, _) = self.plan.as_ref().expect("just made");
+        let Some((plan, _)) = &self.plan else { return Err(error("a step that has not been planned")) };
         let (dims, rows) = (&self.graph.dims, batch.tokens.len());
         let end = batch.first + rows;
         let first = self.step_data.as_ref().map_or(0, |buffer| buffer.address);
