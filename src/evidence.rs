@@ -110,13 +110,17 @@ fn refuse_other_widths(
 }
 
 /// Judges every comparison by the audits of candidate and, where there is one, reference. A node can inherit
-/// only from what it reads, however far back.
+/// only from what it reads, however far back; in isolation, only from what was not fed.
 fn judged(comparisons: &[Comparison], audits: &Audits, model: &Model) -> BTreeMap<Checkpoint, Judged> {
     let compared: BTreeMap<Checkpoint, &Comparison> = comparisons.iter().map(|c| (c.checkpoint, c)).collect();
+    let fed = |input: &Checkpoint| {
+        audits.isolated && compared.get(input).is_some_and(|comparison| comparison.numbers.is_some())
+    };
     let mut out = BTreeMap::new();
     let mut faulty: BTreeMap<Checkpoint, Checkpoint> = BTreeMap::new();
     for node in &model.graph.nodes {
-        let mut before = node.inputs.iter().filter_map(|input| faulty.get(input)).min().copied();
+        let own = node.inputs.iter().filter(|input| !fed(input));
+        let mut before = own.filter_map(|input| faulty.get(input)).min().copied();
         if let Some(comparison) = compared.get(&node.checkpoint) {
             let judged = one(comparison, audits, before);
             let healthy = matches!(judged.verdict, CheckpointVerdict::Match | CheckpointVerdict::Missing);
