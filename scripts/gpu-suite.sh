@@ -15,7 +15,9 @@
 #   REFERENCES        folder of recordings, MODEL/NAME/manifest.json (default: reference-dumps)
 #   LLAMA_COMPLETION  a dynamically linked llama-completion: records what REFERENCES lacks
 #   LLAMA_CUDA        folder with libllama.so and libggml*.so of a CUDA build: its speed is measured beside ours
+#   PAIRS             how often the two are measured by turns (default: 7)
 #   RUNS              repeated runs whose logits must have the same bits (default: 1000)
+#   PARTS             which parts, of: tests recordings itself errors sanitizer speed (default: all)
 #   PARITY_COMMIT     the commit, where this is no git checkout
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -30,6 +32,10 @@ mkdir -p "$out"
 failed=()
 PARITY_COMMIT=${PARITY_COMMIT:-$(git describe --always --dirty --abbrev=40 2>/dev/null)}
 export PARITY_COMMIT PARITY_REQUIRE_GPU=1 PARITY_KERNELS_ON=cuda
+
+wants() { # part
+    [[ " ${PARTS:-tests recordings itself errors sanitizer speed} " == *" $1 "* ]]
+}
 
 check() { # name command…
     local name=$1 start=$SECONDS
@@ -52,8 +58,10 @@ else
     kernel_tests=(cargo test --release --test kernels --) engine_tests=(cargo test --release --test gpu --)
 fi
 
-[ -z "${kernel_tests[0]}" ] && echo 'SKIP: KERNEL_TESTS names nothing' || check kernels "${kernel_tests[@]}"
-[ -z "${engine_tests[0]}" ] && echo 'SKIP: ENGINE_TESTS names nothing' || check engine "${engine_tests[@]}"
+if wants tests; then
+    [ -z "${kernel_tests[0]}" ] && echo 'SKIP: KERNEL_TESTS names nothing' || check kernels "${kernel_tests[@]}"
+    [ -z "${engine_tests[0]}" ] && echo 'SKIP: ENGINE_TESTS names nothing' || check engine "${engine_tests[@]}"
+fi
 
 # ------------------------------------------------------------------ llama.cpp's recordings, exact arithmetic
 
@@ -93,20 +101,23 @@ audit() { # model
 }
 
 "$measure" synth "$work/synth-0.5b-f16.gguf" || exit 1
-for model in "$models"/*.gguf "$work/synth-0.5b-f16.gguf" ${REAL_MODEL:+"$REAL_MODEL"}; do against "$model"; done
-
-audit "$tiny"
-[ -z "${REAL_MODEL:-}" ] || audit "$REAL_MODEL"
+if wants recordings; then
+    for model in "$models"/*.gguf "$work/synth-0.5b-f16.gguf" ${REAL_MODEL:+"$REAL_MODEL"}; do against "$model"; done
+    audit "$tiny"
+    [ -z "${REAL_MODEL:-}" ] || audit "$REAL_MODEL"
+fi
 
 # ------------------------------------------------------------------ one engine against itself
 
-check 'steps' "$measure" steps "$out/steps-tiny.json" "$tiny" "${RUNS:-1000}"
-check 'steps synth' "$measure" steps "$out/steps-synth-0.5b-f16.json" "$work/synth-0.5b-f16.gguf" 20
-[ -z "${REAL_MODEL:-}" ] || check 'steps real' "$measure" steps "$out/steps-real.json" "$REAL_MODEL" 20
-for model in reference-dumps/models/*.gguf; do
-    name=$(basename "$model" .gguf)
-    check "faults $name" "$measure" faults "$out/faults-$name.json" "$model"
-done
+if wants itself; then
+    check 'steps' "$measure" steps "$out/steps-tiny.json" "$tiny" "${RUNS:-1000}"
+    check 'steps synth' "$measure" steps "$out/steps-synth-0.5b-f16.json" "$work/synth-0.5b-f16.gguf" 20
+    [ -z "${REAL_MODEL:-}" ] || check 'steps real' "$measure" steps "$out/steps-real.json" "$REAL_MODEL" 20
+    for model in reference-dumps/models/*.gguf; do
+        name=$(basename "$model" .gguf)
+        check "faults $name" "$measure" faults "$out/faults-$name.json" "$model"
+    done
+fi
 
 # ------------------------------------------------------------------ errors end with a message and exit code 2
 
@@ -114,8 +125,10 @@ refused() { # command…: exit code 2 and no panic
     "$@" >"$work/refused" 2>&1
     [ $? = 2 ] && ! grep -q panicked "$work/refused"
 }
-check 'no such GPU' refused "$parity" run -p 'def' --device cuda:99
-check 'no GPU seen' refused env CUDA_VISIBLE_DEVICES= "$parity" run -p 'def' --device cuda
+if wants errors; then
+    check 'no such GPU' refused "$parity" run -p 'def' --device cuda:99
+    check 'no GPU seen' refused env CUDA_VISIBLE_DEVICES= "$parity" run -p 'def' --device cuda
+fi
 
 # ------------------------------------------------------------------ edited kernels, compiled at run time
 
@@ -125,16 +138,20 @@ edited() { # whether a mistake in a copy of the kernels is found where it is
     PARITY_KERNELS=$work/kernels "$parity" run -p 'def read_lines(path):' --device cuda >"$work/edited" 2>&1
     [ $? = 1 ] && grep -q 'DIVERGES at blk.0.ffn_act' "$work/edited"
 }
-if PARITY_KERNELS=/dev/null "$parity" run -p def --device cuda 2>&1 | grep -q panicked; then failed+=('PARITY_KERNELS'); fi
-if ldconfig -p | grep -q libnvrtc || ls ${LD_LIBRARY_PATH:+${LD_LIBRARY_PATH//:/ }} 2>/dev/null | grep -q libnvrtc; then
-    check 'edited kernels' edited
-else
-    echo 'SKIP: no libnvrtc in LD_LIBRARY_PATH to compile edited kernels with'
+if wants errors; then
+    if PARITY_KERNELS=/dev/null "$parity" run -p def --device cuda 2>&1 | grep -q panicked; then failed+=('PARITY_KERNELS'); fi
+    if ldconfig -p | grep -q libnvrtc || ls ${LD_LIBRARY_PATH:+${LD_LIBRARY_PATH//:/ }} 2>/dev/null | grep -q libnvrtc; then
+        check 'edited kernels' edited
+    else
+        echo 'SKIP: no libnvrtc in LD_LIBRARY_PATH to compile edited kernels with'
+    fi
 fi
 
 # ------------------------------------------------------------------ the checker of memory, races and barriers
 
-if command -v compute-sanitizer >/dev/null; then
+if ! wants sanitizer; then
+    :
+elif command -v compute-sanitizer >/dev/null; then
     {
         printf '{\n "tool": "%s",\n "commit": "%s",\n "runs": [' "$(compute-sanitizer --version | tail -n 1)" "$PARITY_COMMIT"
         separator=
@@ -158,18 +175,19 @@ fi
 
 # ------------------------------------------------------------------ speed
 
-llama_text=()
-if [ -n "${LLAMA_CUDA:-}" ]; then
-    cc -O2 -rdynamic -o "$work/llama_bench_min" scripts/gpu/llama_bench_min.c -ldl &&
-        (cd "$LLAMA_CUDA" && LD_LIBRARY_PATH=. "$work/llama_bench_min" ./libggml.so ./libllama.so \
-            "$work/synth-0.5b-f16.gguf") >"$work/llama.txt" 2>/dev/null && llama_text=("$work/llama.txt")
-    cat "$work/llama.txt"
-else
-    echo 'SKIP: LLAMA_CUDA names no llama.cpp to measure beside'
+if wants speed; then
+    beside=()
+    if [ -n "${LLAMA_CUDA:-}" ]; then
+        cc -O2 -rdynamic -o "$work/llama_bench_min" scripts/gpu/llama_bench_min.c -ldl &&
+            beside=("${PAIRS:-7}" env -C "$LLAMA_CUDA" LD_LIBRARY_PATH=. "$work/llama_bench_min" ./libggml.so ./libllama.so
+                "$work/synth-0.5b-f16.gguf")
+    else
+        echo 'SKIP: LLAMA_CUDA names no llama.cpp to measure beside'
+    fi
+    check 'speed' "$measure" speed "$out/speed-synth-0.5b-f16.json" "$work/synth-0.5b-f16.gguf" "${beside[@]}"
+    cat "$work/log"
+    [ -z "${REAL_MODEL:-}" ] || check 'speed real' "$measure" speed "$out/speed-real.json" "$REAL_MODEL"
 fi
-check 'speed' "$measure" speed "$out/speed-synth-0.5b-f16.json" "$work/synth-0.5b-f16.gguf" "${llama_text[@]}"
-cat "$work/log"
-[ -z "${REAL_MODEL:-}" ] || check 'speed real' "$measure" speed "$out/speed-real.json" "$REAL_MODEL"
 
 if [ ${#failed[@]} -gt 0 ]; then
     echo "failed: ${failed[*]}" >&2

@@ -162,17 +162,22 @@ fn refuse_other_widths(
 }
 
 /// Judges every comparison by the audits of candidate and, where there is one, reference. A node can inherit
-/// only from what it reads, however far back; and that a distance is rounding, carried on, can be said only where
-/// every node that it may come from was looked at. `graph` has the nodes of the candidate's audit.
+/// only from what it reads, however far back, in isolation only from what was not fed; and that a distance is
+/// rounding, carried on, can be said only where every node that it may come from was looked at. `graph` has the
+/// nodes of the candidate's audit.
 fn judged(comparisons: &[Comparison], audits: &Audits, model: &Model, graph: &Graph) -> Judgement {
     let compared: BTreeMap<Checkpoint, &Comparison> = comparisons.iter().map(|c| (c.checkpoint, c)).collect();
+    let fed = |input: &Checkpoint| {
+        audits.isolated && compared.get(input).is_some_and(|comparison| comparison.numbers.is_some())
+    };
     let mut sides: Vec<Numerics> = audits.sides.iter().map(|side| side.numerics).collect();
     sides.extend((sides.len() == 1).then(printed));
     let mut out = Judgement::default();
     let mut faulty: BTreeMap<Checkpoint, Checkpoint> = BTreeMap::new();
     let mut unseen: BTreeSet<Checkpoint> = BTreeSet::new();
     for node in &graph.nodes {
-        let mut before = node.inputs.iter().filter_map(|input| faulty.get(input)).min().copied();
+        let own = node.inputs.iter().filter(|input| !fed(input));
+        let mut before = own.filter_map(|input| faulty.get(input)).min().copied();
         let mut behind_unseen = true;
         if let Some(comparison) = compared.get(&node.checkpoint) {
             let mut judged = one(comparison, audits, before);
@@ -188,7 +193,7 @@ fn judged(comparisons: &[Comparison], audits: &Audits, model: &Model, graph: &Gr
             out.judged.insert(node.checkpoint, judged);
         }
         faulty.extend(before.map(|before| (node.checkpoint, before)));
-        unseen.extend(Some(node.checkpoint).filter(|_| behind_unseen));
+        unseen.extend(Some(node.checkpoint).filter(|checkpoint| behind_unseen && !fed(checkpoint)));
     }
     for comparison in comparisons {
         out.judged.entry(comparison.checkpoint).or_insert_with(|| one(comparison, audits, None));

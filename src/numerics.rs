@@ -5,6 +5,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::checkpoint::Kind;
+
 /// How the matrix products of a dump were computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Products {
@@ -46,6 +48,13 @@ pub struct Numerics {
     pub kv: Storage,
     /// Whether attention is computed online, tile by tile (llama.cpp: `FLASH_ATTN_EXT`).
     pub flash: bool,
+}
+
+impl Numerics {
+    /// What a checkpoint is stored as: logits and attention matrices in f32 in any case.
+    pub fn storage_of(&self, kind: Kind) -> Storage {
+        if kind.is_optional() || kind == Kind::Logits { Storage::F32 } else { self.storage }
+    }
 }
 
 const PRODUCTS: [(Products, &str); 6] = [

@@ -142,8 +142,7 @@ fn pass(
     reference: Option<&Dump>,
     progress: Progress<'_>,
 ) -> Result<LiveResult> {
-    let device = if options.isolated { on_host(options.device)? } else { options.device };
-    let mut engine = device::open(device, model, plan.graph.clone(), options.numerics)?;
+    let mut engine = device::open(options.device, model, plan.graph.clone(), options.numerics)?;
     let mut kept = Kept::new(engine.producer(), model.info());
     kept.manifest_mut().prompt.clone_from(&options.prompt);
     let writer = options.dump.as_ref().map(|dir| writer(dir, &kept)).transpose()?;
@@ -162,17 +161,6 @@ fn pass(
     let mut live = Live::new(live, reference.map(|dump| dump as &dyn Recording), kept);
     execute(engine.as_mut(), plan, &mut live)?;
     live.finish()
-}
-
-/// The device that nodes are looked at in isolation on: values are handed over node by node on the host.
-fn on_host(device: Device) -> Result<Device> {
-    match device {
-        Device::Auto | Device::Cpu => Ok(Device::Cpu),
-        Device::Cuda(_) => Err(Error::new("--isolate", "runs on the CPU alone")
-            .expected("--device cpu")
-            .found(format!("--device {device}"))
-            .hint("an audit judges every node of a GPU run by its own inputs too: leave --isolate out")),
-    }
 }
 
 /// Audits both sides at the sampled rows.
@@ -260,6 +248,7 @@ fn report(
 ) -> Result<Report> {
     let path = options.dump.as_ref().map(|dir| dir.display().to_string());
     let details = result.details;
+    let looks_inside = result.comparisons.iter().any(|entry| entry.checkpoint.kind().is_optional());
     let kept: &dyn Recording = again.as_ref().unwrap_or(&result.kept);
     let sides: Vec<&dyn Recording> = std::iter::once(kept).chain(auditable(reference)).collect();
     let judgement = evidence::weigh(model, &sides, &result.comparisons, audits.as_ref())?;
@@ -277,6 +266,13 @@ fn report(
         report.notes.push(
             "isolated: every node read the reference's values, so that nothing is inherited".to_owned(),
         );
+        if looks_inside && result.kept.manifest().producer.backend.as_deref() == Some("cuda") {
+            report.notes.push(
+                "isolated: the attention kernel computes scores, probabilities and context in one launch and cannot \
+                 be fed between them, so where its inside is looked at the host computed all three"
+                    .to_owned(),
+            );
+        }
     }
     if reference.is_none() && report.verdict != Verdict::Divergence {
         report.verdict = Verdict::Undecided;

@@ -189,14 +189,36 @@ fn a_reader_that_goes_away_is_no_error() {
 #[test]
 fn in_isolation_nothing_is_inherited_and_every_fault_is_an_origin() {
     let planted = ["--isolate", "--inject", "rope.base=10000@1", "--inject", "ffn.gelu@2"];
-    let report = json(run(&["-p", PROMPT, "-n", "2"]).args(planted), 1);
-    assert_eq!(report["origins"], serde_json::json!(["blk.1.q_rope", "blk.1.k_rope", "blk.2.ffn_act"]));
-    let checkpoints = report["checkpoints"].as_array().unwrap();
-    assert!(checkpoints.iter().all(|c| c["verdict"] == "match" || c["verdict"] == "origin"));
+    // A cache in f16 makes attention differ from the reference's more than the reference's rounding does.
+    for numerics in ["f32", "f32 kv=f16"] {
+        let report = json(run(&["-p", PROMPT, "-n", "2", "--numerics", numerics]).args(planted), 1);
+        assert_eq!(report["origins"], serde_json::json!(["blk.1.q_rope", "blk.1.k_rope", "blk.2.ffn_act"]));
+        let checkpoints = report["checkpoints"].as_array().unwrap();
+        assert!(checkpoints.iter().all(|c| c["verdict"] == "match" || c["verdict"] == "origin"));
+    }
     // Without it, what comes after inherits.
     let report = json(run(&["-p", PROMPT, "-n", "2"]).args(&planted[1..]), 1);
     let checkpoints = report["checkpoints"].as_array().unwrap();
     assert!(checkpoints.iter().any(|c| c["verdict"] == "inherited"));
+}
+
+#[test]
+fn the_inside_of_attention_is_fed_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("dump");
+    run(&["-p", PROMPT, "-n", "2", "--no-audit", "--checkpoint", "*", "--dump"])
+        .arg(&folder)
+        .assert()
+        .failure();
+    // Keys in f16 change the scores: probabilities would inherit that.
+    let mut command = run(&["--numerics", "f32 kv=f16", "--isolate", "--checkpoint", "*", "--reference"]);
+    let report = json(command.arg(&folder), 0);
+    let of = |id: &str| {
+        let entries = report["checkpoints"].as_array().unwrap();
+        entries.iter().find(|entry| entry["id"] == id).unwrap()["rel_l2"].as_f64().unwrap()
+    };
+    assert!(of("blk.1.attn_scores") > 0.0);
+    assert_eq!(of("blk.1.attn_probs"), 0.0);
 }
 
 #[test]

@@ -1,17 +1,20 @@
-//! The engine on a GPU: asking changes no value, comparisons there have the host's numbers, `auto` takes it, and what
-//! does not fit is said. Skipped where there is no GPU.
+//! The engine on a GPU: asking changes no value, comparisons there have the host's numbers, isolation inherits
+//! nothing, `auto` takes it, and what does not fit is said. Skipped where there is no GPU.
 #![cfg(feature = "cuda")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use parity::checkpoint::Checkpoint;
+use parity::checkpoint::{Checkpoint, Kind};
 use parity::engine::cuda::{CudaEngine, count};
 use parity::engine::device::Device;
 use parity::engine::{Batch, Engine, Probe, Values};
 use parity::error::Result;
+use parity::faults::inject::plant;
 use parity::model::Model;
-use parity::report::{Report, Verdict};
+use parity::model::graph::{Graph, Op};
+use parity::report::{CheckpointVerdict, Report, Verdict};
 use parity::run::{RunOptions, run};
+use parity::select::Selection;
 
 const NUMERICS: [&str; 3] = ["f32", "f32 kv=f16", "f16"];
 
@@ -134,6 +137,98 @@ fn comparisons_on_the_gpu_have_the_hosts_numbers() {
             assert_eq!(a.row_rel_l2.len(), b.row_rel_l2.len());
         }
     }
+}
+
+fn isolated(model: &Model, graph: &Graph, options: &RunOptions) -> Report {
+    run(model, graph, &RunOptions { isolated: true, ..options.clone() }, &|_, _| ()).unwrap()
+}
+
+/// The CPU's values of a prompt and three decode steps, attention matrices included, in a folder.
+fn of_cpu(model: &Model, folder: &Path) -> RunOptions {
+    let options = RunOptions {
+        tokens: tokens(40),
+        n_predict: Some(3),
+        dump: Some(folder.to_owned()),
+        device: Device::Cpu,
+        selection: Selection::new(None, &["*".to_owned()]).unwrap(),
+        ..RunOptions::default()
+    };
+    judged(model, options);
+    RunOptions {
+        reference: Some(folder.to_owned()),
+        device: Device::Cuda(0),
+        audit: Some(Default::default()),
+        ..RunOptions::default()
+    }
+}
+
+#[test]
+fn in_isolation_nothing_is_inherited_on_the_gpu() {
+    if !has_gpu() {
+        return;
+    }
+    let model = tiny();
+    let folder = tempfile::tempdir().unwrap();
+    let on_gpu = of_cpu(&model, &folder.path().join("reference"));
+    // The first is computed by the host, the second by a kernel on other angles.
+    for (fault, wrong) in
+        [("ffn.gelu@0", vec!["blk.0.ffn_act"]), ("rope.base=10000@blk.0.k_rope", vec!["blk.0.k_rope"])]
+    {
+        let mut graph = model.graph.clone();
+        plant(&mut graph, &[fault.parse().unwrap()], &model).unwrap();
+        for numerics in NUMERICS {
+            let options = RunOptions { numerics: numerics.parse().unwrap(), ..on_gpu.clone() };
+            let healthy = isolated(&model, &model.graph, &options);
+            assert_eq!(healthy.verdict, Verdict::Parity, "{numerics}");
+            let planted = isolated(&model, &graph, &options);
+            let ids = |ids: &[Checkpoint]| -> Vec<String> { ids.iter().map(ToString::to_string).collect() };
+            assert_eq!(ids(&planted.origins), wrong, "{fault} in {numerics}");
+            for (a, b) in planted.checkpoints.iter().zip(&healthy.checkpoints) {
+                if planted.origins.contains(&a.id) {
+                    continue;
+                }
+                assert_eq!(a.verdict, CheckpointVerdict::Match, "{} after {fault} in {numerics}", a.id);
+                let (a_numbers, b_numbers) = (a.numbers.as_ref().unwrap(), b.numbers.as_ref().unwrap());
+                assert_eq!(a_numbers.rel_l2, b_numbers.rel_l2, "{} inherits {fault} in {numerics}", a.id);
+                assert_eq!(a_numbers.abs_err_max, b_numbers.abs_err_max, "{}", a.id);
+            }
+            // Without it, what comes after inherits.
+            let whole = run(&model, &graph, &options, &|_, _| ()).unwrap();
+            assert!(whole.checkpoints.iter().any(|entry| entry.verdict == CheckpointVerdict::Inherited));
+        }
+    }
+}
+
+/// A sum of two given numbers has one result in f32; a product has one on each device, and what rounding explains
+/// lies between them.
+#[test]
+fn an_isolated_gpu_computes_what_the_isolated_cpu_does() {
+    if !has_gpu() {
+        return;
+    }
+    let model = tiny();
+    let folder = tempfile::tempdir().unwrap();
+    let on_gpu = of_cpu(&model, &folder.path().join("reference"));
+    let on_cpu = RunOptions { device: Device::Cpu, ..on_gpu.clone() };
+    let own = isolated(&model, &model.graph, &on_cpu);
+    assert!(own.checkpoints.iter().all(|entry| entry.numbers.as_ref().unwrap().abs_err_max == 0.0));
+    let theirs = isolated(&model, &model.graph, &on_gpu);
+    let mut sums = 0;
+    for entry in &theirs.checkpoints {
+        let numbers = entry.numbers.as_ref().unwrap();
+        let node = model.graph.node(entry.id).unwrap();
+        if matches!(node.op, Op::Bias { .. } | Op::Add { .. }) {
+            assert_eq!(numbers.abs_err_max, 0.0, "{}", entry.id);
+            sums += 1;
+        }
+    }
+    assert!(sums > 0 && theirs.verdict == Verdict::Parity);
+    // The inside of attention is fed too, where it is looked at.
+    let inside = RunOptions { selection: Selection::new(None, &["*".to_owned()]).unwrap(), ..on_gpu };
+    let inside = isolated(&model, &model.graph, &inside);
+    assert_eq!(inside.verdict, Verdict::Parity);
+    assert!(inside.checkpoints.iter().any(|entry| entry.id.kind() == Kind::AttnProbs));
+    assert!(inside.notes.iter().any(|note| note.contains("the host computed")), "{:?}", inside.notes);
 }
 
 #[test]

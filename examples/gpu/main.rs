@@ -14,12 +14,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ["against", out, model, ref references @ ..] => against::against(out, model, references),
         ["steps", out, model, runs] => steps::steps(out, model, runs.parse()?),
         ["faults", out, model] => faults::faults(out, model),
-        ["speed", out, model] => speed::speed(out, model, None),
-        ["speed", out, model, llama] => speed::speed(out, model, Some(llama)),
+        ["speed", out, model] => speed::speed(out, model, 0, &[]),
+        ["speed", out, model, pairs, ref command @ ..] => speed::speed(out, model, pairs.parse()?, command),
         ["once", model, numerics, rows] => speed::once(model, numerics, rows.parse()?),
         ["synth", out] => synth::write(out),
-        _ => Err("gpu against OUT MODEL DUMP… | steps OUT MODEL RUNS | faults OUT MODEL | speed OUT MODEL [LLAMA] | \
-                  once MODEL NUMERICS ROWS | synth OUT"
+        _ => Err("gpu against OUT MODEL DUMP… | steps OUT MODEL RUNS | faults OUT MODEL | \
+                  speed OUT MODEL [PAIRS LLAMA_BENCH…] | once MODEL NUMERICS ROWS | synth OUT"
             .into()),
     }
 }

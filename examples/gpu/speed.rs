@@ -1,10 +1,13 @@
 //! Speed of prefill and decode, with and without every checkpoint read back to the host.
 
 use std::path::Path;
+use std::process::Command;
 use std::time::Instant;
 
 use parity::checkpoint::Kind;
+use parity::engine::cuda::CudaEngine;
 use parity::engine::{Batch, Engine};
+use parity::error::Error;
 use parity::model::Model;
 use serde_json::{Value, json};
 
@@ -14,79 +17,117 @@ use crate::common::{Count, GPU_NUMERICS, Outcome, gpu, nothing, prompt_and_steps
 const PREFILL_TIMES: f64 = 10.0;
 const DECODE_TIMES: f64 = 8.0;
 
-/// Prefill and decode, with and without every checkpoint read back to the host; beside what the output of
-/// `llama_bench_min` says of llama.cpp on the same machine.
-pub fn speed(out: &str, path: &str, llama: Option<&str>) -> Outcome {
+/// llama.cpp computes the logits of the last position alone, and so shows no others.
+const ALL_BUT_LOGITS: fn(Kind) -> bool = |kind| !kind.is_optional() && kind != Kind::Logits;
+
+/// Prefill and decode, with and without every checkpoint read back to the host; and as often as `pairs` says beside
+/// llama.cpp on the same machine, which `command`, a call of `llama_bench_min`, measures.
+pub fn speed(out: &str, path: &str, pairs: usize, command: &[&str]) -> Outcome {
     let model = Model::open(Path::new(path))?;
     let mut body = json!({});
     let everything: fn(Kind) -> bool = |kind| !kind.is_optional();
-    // llama.cpp computes the logits of the last position alone, and so shows no others.
-    let all_but_logits: fn(Kind) -> bool = |kind| !kind.is_optional() && kind != Kind::Logits;
     let probes = [
         ("untraced", (|_| false) as fn(Kind) -> bool),
-        ("traced", all_but_logits),
+        ("traced", ALL_BUT_LOGITS),
         ("traced, all logits", everything),
     ];
     for numerics in GPU_NUMERICS {
         let mut engine = gpu(&model, &model.graph, numerics)?;
         for (name, wants) in probes {
-            let (mut entry, mut bytes) = (json!({}), 0);
+            let mut entry = json!({});
             for n in [16, 128, 512] {
-                let tokens = tokens(n);
-                let times = (0..9).map(|_| {
-                    engine.reset();
-                    let mut probe = Count { wants, bytes: 0 };
-                    let start = Instant::now();
-                    engine.step(&Batch { tokens: &tokens, first: 0 }, &mut probe)?;
-                    bytes = probe.bytes;
-                    Ok(start.elapsed().as_secs_f64())
-                });
-                let seconds = median(times.collect::<Result<_, parity::error::Error>>()?);
-                println!(
-                    "{numerics} {name} pp{n}: {:.3} ms, {:.0} tok/s, {bytes} bytes",
-                    1e3 * seconds,
-                    n as f64 / seconds
-                );
-                entry[format!("pp{n}")] =
-                    json!({ "ms": 1e3 * seconds, "tokens_per_second": n as f64 / seconds, "bytes": bytes });
+                entry[format!("pp{n}")] = prefill(&mut engine, wants, n)?;
+                println!("{numerics} {name} pp{n}: {}", entry[format!("pp{n}")]);
             }
-            let mut times = Vec::new();
-            for _ in 0..3 {
-                engine.reset();
-                engine.step(&Batch { tokens: &tokens(8), first: 0 }, &mut nothing())?;
-                let start = Instant::now();
-                for i in 0..64 {
-                    let token = tokens(i + 1)[i];
-                    engine.step(&Batch { tokens: &[token], first: 8 + i }, &mut Count { wants, bytes: 0 })?;
-                }
-                times.push(start.elapsed().as_secs_f64() / 64.0);
-            }
-            let seconds = median(times);
-            println!("{numerics} {name} tg64: {:.3} ms/tok, {:.1} tok/s", 1e3 * seconds, 1.0 / seconds);
-            entry["tg64"] = json!({ "ms": 1e3 * seconds, "tokens_per_second": 1.0 / seconds });
+            entry["tg64"] = decode(&mut engine, wants)?;
+            println!("{numerics} {name} tg64: {}", entry["tg64"]);
             body[numerics][name] = entry;
         }
     }
     let mut missed = Vec::new();
-    if let Some(llama) = llama {
-        let theirs = llama_figures(&std::fs::read_to_string(llama)?);
-        let of =
-            |tokens: &str, test: &str, figures: &Value| figures[tokens][test]["tokens_per_second"].as_f64();
-        for (test, tapped, limit) in [("pp512", "pp512", PREFILL_TIMES), ("tg64", "tg16", DECODE_TIMES)] {
-            let times = of("traced", test, &body["f16"]).zip(of("every node asked for", tapped, &theirs));
-            let times = times.map(|(ours, theirs)| ours / theirs);
-            println!(
-                "f16 traced {test}: {times:.2?} times llama.cpp with every node asked for, at least {limit}"
-            );
-            body["times_llama.cpp"][test] = json!({ "times": times, "at_least": limit });
-            if !times.is_some_and(|times| times >= limit) {
-                missed.push(test);
-            }
-        }
-        body["llama.cpp"] = theirs;
+    if pairs > 0 {
+        let mut engine = gpu(&model, &model.graph, "f16")?;
+        body["beside_llama.cpp"] = beside(&mut engine, pairs, command, &mut missed)?;
     }
     write(out, &model, body)?;
     if missed.is_empty() { Ok(()) } else { Err(format!("too slow: {}", missed.join(", ")).into()) }
+}
+
+/// The median of seven prefills of `n` tokens.
+fn prefill(engine: &mut CudaEngine<'_>, wants: fn(Kind) -> bool, n: usize) -> Result<Value, Error> {
+    let (tokens, mut bytes) = (tokens(n), 0);
+    let times = (0..9).map(|_| {
+        engine.reset();
+        let mut probe = Count { wants, bytes: 0 };
+        let start = Instant::now();
+        engine.step(&Batch { tokens: &tokens, first: 0 }, &mut probe)?;
+        bytes = probe.bytes;
+        Ok(start.elapsed().as_secs_f64())
+    });
+    let seconds = median(times.collect::<Result<_, Error>>()?);
+    Ok(json!({ "ms": 1e3 * seconds, "tokens_per_second": n as f64 / seconds, "bytes": bytes }))
+}
+
+/// The median of three times 64 steps after 8 tokens.
+fn decode(engine: &mut CudaEngine<'_>, wants: fn(Kind) -> bool) -> Result<Value, Error> {
+    let mut times = Vec::new();
+    for _ in 0..3 {
+        engine.reset();
+        engine.step(&Batch { tokens: &tokens(8), first: 0 }, &mut nothing())?;
+        let start = Instant::now();
+        for i in 0..64 {
+            let token = tokens(i + 1)[i];
+            engine.step(&Batch { tokens: &[token], first: 8 + i }, &mut Count { wants, bytes: 0 })?;
+        }
+        times.push(start.elapsed().as_secs_f64() / 64.0);
+    }
+    let seconds = median(times);
+    Ok(json!({ "ms": 1e3 * seconds, "tokens_per_second": 1.0 / seconds }))
+}
+
+/// llama.cpp and the instrumented engine by turns, each with every node asked for: all pairs, and the median and
+/// the smallest of how many times faster the engine is. The median has to reach the limit.
+fn beside(
+    engine: &mut CudaEngine<'_>,
+    pairs: usize,
+    command: &[&str],
+    missed: &mut Vec<&'static str>,
+) -> Result<Value, Box<dyn std::error::Error>> {
+    let (program, args) = command.split_first().ok_or("no llama_bench_min to measure beside")?;
+    let mut measured = Vec::new();
+    for _ in 0..pairs {
+        let bench = Command::new(program).args(args).output()?;
+        if !bench.status.success() {
+            return Err(String::from_utf8_lossy(&bench.stderr).into());
+        }
+        let llama = llama_figures(&String::from_utf8_lossy(&bench.stdout));
+        let own = json!({ "pp512": prefill(engine, ALL_BUT_LOGITS, 512)?, "tg64": decode(engine, ALL_BUT_LOGITS)? });
+        measured.push(json!({ "llama.cpp": llama, "f16 traced": own }));
+    }
+    let mut body = json!({});
+    for (test, tapped, limit) in [("pp512", "pp512", PREFILL_TIMES), ("tg64", "tg16", DECODE_TIMES)] {
+        let times = measured.iter().map(|pair| {
+            let own = pair["f16 traced"][test]["tokens_per_second"].as_f64()?;
+            Some(own / pair["llama.cpp"]["every node asked for"][tapped]["tokens_per_second"].as_f64()?)
+        });
+        let mut times = times.collect::<Option<Vec<f64>>>().ok_or("llama_bench_min printed no figure")?;
+        let in_order = times.clone();
+        times.sort_by(f64::total_cmp);
+        let middle = [times[(times.len() - 1) / 2], times[times.len() / 2]];
+        let median = (middle[0] + middle[1]) / 2.0;
+        println!(
+            "f16 traced {test} beside llama.cpp with every node asked for: {in_order:.2?} times, median {median:.2}"
+        );
+        body[test] = json!({
+            "times": in_order, "median": median, "smallest": times[0], "largest": times[times.len() - 1],
+            "median_at_least": limit,
+        });
+        if !(median >= limit) {
+            missed.push(test);
+        }
+    }
+    body["pairs"] = json!(measured);
+    Ok(body)
 }
 
 /// The figures that `llama_bench_min` prints: `tap=1 pp512 median 111.7 ms 4586 tok/s …`.

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::model::graph::{Graph, Node, Op};
 use crate::numerics::Numerics;
-use crate::ops::{Inputs, Rows};
+use crate::ops::{Inputs, Rows, round};
 use crate::tensor::{Matrix, View};
 
 /// What a recording is looked at with.
@@ -27,7 +27,8 @@ pub struct Context<'a> {
     /// Unit of the type that values were rounded to when they were recorded, where the producer may have
     /// computed on with more: 0 where the recorded values are those that it computed with.
     pub recorded_unit: f64,
-    /// The recording that the inputs come from, where the producer was fed another one's values.
+    /// The recording that the inputs come from, where the producer was fed another one's values; it rounded them
+    /// to what it stores.
     pub fed: Option<&'a dyn Recording>,
 }
 
@@ -132,7 +133,13 @@ pub fn gather(
         let all: Vec<u32> = (0..cached).collect();
         let wanted = if node.op.reads_cache(index) { &all } else { positions };
         match bridge::input(&context.of_inputs(), checkpoint, wanted, cached, &mut case.bridged)? {
-            Ok(input) => case.inputs.push(input),
+            Ok(mut input) => {
+                if context.fed.is_some() {
+                    let storage = context.numerics.storage_of(checkpoint.kind());
+                    input.value = round::stored(storage, input.value.view());
+                }
+                case.inputs.push(input);
+            }
             Err(missing) => return Ok(Err(missing)),
         }
     }

@@ -40,7 +40,7 @@ pub struct Args {
     /// Prefill in pieces of so many tokens
     #[arg(long, value_name = "N", value_parser = shared::at_least_one())]
     chunk: Option<usize>,
-    /// Feed each node the reference's inputs, so that every node is judged on its own
+    /// Feed each node the reference's inputs, so that every node is judged on its own, on any device
     #[arg(long)]
     isolate: bool,
     /// Plant a mistake: FAULT[=VALUE][@LAYER or @CHECKPOINT]; `parity faults` lists them; several allowed

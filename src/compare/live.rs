@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use rayon::prelude::*;
 
 use super::{
-    Accumulator, Comparison, Partial, Status, TokenSums, Tolerances, common_positions, finish, finish_seen,
-    same_row, shape_of,
+    Accumulator, Comparison, Partial, Status, TokenSums, Tolerances, common_positions, fed, finish,
+    finish_seen, same_row, shape_of,
 };
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::{Kept, Recording};
@@ -324,12 +324,12 @@ impl Probe for Live<'_> {
         Ok(())
     }
 
-    /// The reference's rows, where it has all of the step and they have the model's width.
+    fn feeds(&self) -> bool {
+        self.options.isolated && self.reference.is_some()
+    }
+
     fn fed(&mut self, checkpoint: Checkpoint, batch: &Batch<'_>, width: usize) -> Option<Vec<f32>> {
-        let reference = self.reference.filter(|_| self.options.isolated)?;
-        let positions = batch.positions();
-        let rows = reference.gather(checkpoint, &positions)?;
-        (rows.cols == width).then_some(rows.data)
+        fed::rows(self.reference.filter(|_| self.options.isolated)?, checkpoint, batch, width)
     }
 }
 

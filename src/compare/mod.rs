@@ -8,6 +8,7 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::report::{Numbers, Seen, TokenReport};
 
+mod fed;
 mod live;
 mod partial;
 mod stats;

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::graph::{Graph, Node};
 use crate::numerics::Numerics;
-use crate::ops::{self, Inputs, Rows};
+use crate::ops::{self, Inputs, Rows, round};
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
 use parity_dump::manifest::Producer;
@@ -100,6 +100,7 @@ impl<S: Scalar + AsValues> Engine for CpuEngine<'_, S> {
             }
             if let Some(fed) = probe.fed(node.checkpoint, batch, out.cols) {
                 out = Matrix::new(out.rows, out.cols, fed.into_iter().map(S::from_f32).collect());
+                out = round::stored(self.numerics.storage_of(node.checkpoint.kind()), out.view());
             }
             let (last_reader, cached) = readers.get(&node.checkpoint).copied().unwrap_or((0, false));
             if cached {

@@ -118,8 +118,13 @@ pub trait Probe {
         Ok(())
     }
 
-    /// (T, `width`) values that the engine goes on with in place of its own. `None`, as everywhere but where
-    /// nodes are looked at in isolation: its own.
+    /// Whether values are fed. An engine that merges nodes computes each by itself then.
+    fn feeds(&self) -> bool {
+        false
+    }
+
+    /// (T, `width`) values that the engine goes on with in place of its own, rounded to the type that it stores
+    /// values in. `None`, as everywhere but where nodes are looked at in isolation: its own.
     fn fed(&mut self, _checkpoint: Checkpoint, _batch: &Batch<'_>, _width: usize) -> Option<Vec<f32>> {
         None
     }

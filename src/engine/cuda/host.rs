@@ -71,7 +71,8 @@ impl Host<'_> {
         Ok(())
     }
 
-    fn download(&self, checkpoint: Checkpoint, rows: usize) -> Result<Matrix<f32>> {
+    /// (T, width) of a checkpoint in the arena.
+    pub fn download(&self, checkpoint: Checkpoint, rows: usize) -> Result<Matrix<f32>> {
         let place = self.place(checkpoint)?;
         let values = self.fetch(self.arena + place.offset as Address, place.len, place.storage)?;
         Ok(Matrix::new(rows, place.len / rows, values))
@@ -91,7 +92,8 @@ impl Host<'_> {
         }
     }
 
-    fn upload(&self, checkpoint: Checkpoint, out: &Matrix<f32>) -> Result<()> {
+    /// Puts values where later kernels read those of a checkpoint.
+    pub fn upload(&self, checkpoint: Checkpoint, out: &Matrix<f32>) -> Result<()> {
         let place = self.place(checkpoint)?;
         // The logits may be wanted of the last row alone.
         let values = &out.data[out.data.len().saturating_sub(place.len)..];
@@ -110,7 +112,8 @@ impl Host<'_> {
         }
     }
 
-    fn place(&self, checkpoint: Checkpoint) -> Result<Place> {
+    /// Where a checkpoint lies in the arena.
+    pub fn place(&self, checkpoint: Checkpoint) -> Result<Place> {
         self.layout.places.get(&checkpoint).copied().ok_or_else(|| not_computed(checkpoint))
     }
 }

@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
-use crate::checkpoint::{Checkpoint, Kind};
-use crate::numerics::Storage;
+use crate::checkpoint::Checkpoint;
+use crate::numerics::{Numerics, Storage};
 
 /// Alignment of every value, in bytes.
 const ALIGNMENT: usize = 256;
@@ -30,11 +30,6 @@ impl Place {
 /// Bytes of one value.
 pub fn bytes_of(storage: Storage) -> usize {
     if storage == Storage::F32 { 4 } else { 2 }
-}
-
-/// What a checkpoint is stored as: logits and attention matrices in f32 in any case.
-pub fn storage_of(kind: Kind, storage: Storage) -> Storage {
-    if kind.is_optional() || kind == Kind::Logits { Storage::F32 } else { storage }
 }
 
 /// A value to be placed, in execution order.
@@ -68,30 +63,30 @@ struct Slot {
 
 impl Layout {
     /// Places all values. Those the probe wants come first, in execution order, each in bytes of its own.
-    pub fn new(values: &[Value], storage: Storage) -> Layout {
+    pub fn new(values: &[Value], numerics: &Numerics) -> Layout {
         let mut layout = Layout::default();
         for value in values.iter().filter(|value| value.wanted) {
-            layout.place(value, storage, None);
+            layout.place(value, numerics, None);
         }
         let mut slots: Vec<Slot> = Vec::new();
         for value in values.iter().filter(|value| !value.wanted) {
-            let bytes = value.len * bytes_of(storage_of(value.checkpoint.kind(), storage));
+            let bytes = value.len * bytes_of(numerics.storage_of(value.checkpoint.kind()));
             let free = slots.iter_mut().filter(|slot| slot.free_after < value.life.0 && slot.bytes >= bytes);
             if let Some(slot) = free.min_by_key(|slot| slot.bytes) {
                 slot.free_after = value.life.1.max(value.life.0);
                 let offset = slot.offset;
-                layout.place(value, storage, Some(offset));
+                layout.place(value, numerics, Some(offset));
             } else {
-                let offset = layout.place(value, storage, None);
+                let offset = layout.place(value, numerics, None);
                 slots.push(Slot { bytes, offset, free_after: value.life.1.max(value.life.0) });
             }
         }
         layout
     }
 
-    fn place(&mut self, value: &Value, storage: Storage, at: Option<usize>) -> usize {
+    fn place(&mut self, value: &Value, numerics: &Numerics, at: Option<usize>) -> usize {
         let offset = at.unwrap_or(self.bytes);
-        let place = Place { offset, len: value.len, storage: storage_of(value.checkpoint.kind(), storage) };
+        let place = Place { offset, len: value.len, storage: numerics.storage_of(value.checkpoint.kind()) };
         if at.is_none() {
             self.bytes += place.bytes().next_multiple_of(ALIGNMENT);
         }
@@ -103,6 +98,7 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::Kind;
 
     fn value(layer: u32, len: usize, wanted: bool, life: (usize, usize)) -> Value {
         Value { checkpoint: Checkpoint::layer(Kind::AttnOut, layer), len, wanted, life }
@@ -118,7 +114,7 @@ mod tests {
             value(4, 1000, true, (4, 4)),
             value(5, 500, false, (5, 5)),
         ];
-        let layout = Layout::new(&values, Storage::F16);
+        let layout = Layout::new(&values, &Numerics { storage: Storage::F16, ..Numerics::default() });
         let place = |layer| layout.places[&Checkpoint::layer(Kind::AttnOut, layer)];
         assert_eq!((place(1).offset, place(4).offset), (0, 2048), "wanted values lie side by side");
         for (i, a) in values.iter().enumerate() {

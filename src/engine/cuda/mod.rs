@@ -3,13 +3,15 @@
 //! A step is a list of kernel launches ([`plan`]) over an arena in which every wanted value has bytes of its own
 //! ([`layout`]); a second stream brings them to the host while the GPU computes on ([`readback`]). Asking for a
 //! checkpoint changes where values lie and what is copied, never a launch that computes. A node that no kernel
-//! computes, which in a healthy model is none, is executed by the host's code on downloaded inputs.
+//! computes, which in a healthy model is none, is executed by the host's code on downloaded inputs. Where a probe
+//! feeds values a step is computed node by node ([`isolated`]).
 
 pub mod calls;
 
 mod compare;
 mod device;
 mod host;
+mod isolated;
 mod layout;
 mod modules;
 mod plan;
@@ -153,6 +155,9 @@ impl Engine for CudaEngine<'_> {
         self.make_room(end)?;
         self.make_plan(batch, probe)?;
         self.send_tokens(batch)?;
+        if self.plan.as_ref().is_some_and(|(plan, _)| plan.key.fed) {
+            return self.step_fed(batch, probe);
+        }
 
         let (plan, transfers) = self.plan.as_ref().expect("just made");
         let arena = self.arena.as_ref().map_or(0, |arena| arena.address);
@@ -260,13 +265,14 @@ impl CudaEngine<'_> {
             self.graph.checkpoints().zip(&wanted).any(|(c, wanted)| *wanted && c.kind().is_optional());
         let compared =
             self.graph.checkpoints().zip(&wanted).map(|(c, wanted)| *wanted && probe.compares(c, batch));
-        let compared: Vec<bool> = compared.collect();
-        let key = Key { rows, cached: inside.then_some(batch.first + rows), wanted, compared };
+        let fed = probe.feeds();
+        let compared: Vec<bool> = compared.map(|compared| compared && !fed).collect();
+        let key = Key { rows, cached: inside.then_some(batch.first + rows), wanted, compared, fed };
         if let Some((plan, _)) = &self.plan
             && plan.key == key
         {
             // In a longer step copies overlap with computing, which is not to be one launch then.
-            if self.decode.is_none() && plan.is_all_gpu() && rows <= calls::ROWS_MAX_UNTILED {
+            if !fed && self.decode.is_none() && plan.is_all_gpu() && rows <= calls::ROWS_MAX_UNTILED {
                 self.capture()?;
             }
             return Ok(());
@@ -278,16 +284,16 @@ impl CudaEngine<'_> {
         };
         let (list, compared) = (listed(&key.wanted), listed(&key.compared));
         let wants = |checkpoint: Checkpoint| list.contains(&checkpoint);
-        let nodes = schedule::nodes(&self.graph, wants);
+        let nodes = schedule::nodes(&self.graph, wants, fed);
         for node in &nodes {
             if let Op::Rope(rope) = &node.op {
                 self.ropes.make(&self.device, self.gguf, rope, self.capacity)?;
             }
         }
         let ability = Ability { graph: &self.graph, weights: &self.weights, ropes: &self.ropes };
-        let tasks = ability.schedule(&nodes);
+        let tasks = if fed { ability.apart(&nodes) } else { ability.schedule(&nodes) };
         let values = schedule::values(&self.graph, &nodes, &tasks, &key, wants);
-        let layout = Layout::new(&values, self.numerics.storage);
+        let layout = Layout::new(&values, &self.numerics);
         self.make_memory(layout.bytes, rows)?;
         let step_data = self.step_data.as_ref().map_or(0, |buffer| buffer.address);
         let memory = Memory {

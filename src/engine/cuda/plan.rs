@@ -26,6 +26,8 @@ pub struct Key {
     pub wanted: Vec<bool>,
     /// Which of them are compared on the device.
     pub compared: Vec<bool>,
+    /// Whether the probe feeds values: every node is then a launch of its own.
+    pub fed: bool,
 }
 
 /// One thing to do.
@@ -56,6 +58,8 @@ pub struct Plan {
     pub nodes: Vec<Node>,
     /// In order.
     pub work: Vec<Work>,
+    /// By node: how much of the work is to be done before its value is there.
+    pub ends: Vec<usize>,
     /// What goes to the host, in the order of the arena.
     pub outputs: Vec<Output>,
     /// What is compared on the device, likewise.
@@ -94,9 +98,11 @@ impl Plan {
     ) -> Plan {
         let builder = Builder { graph, nodes: &nodes, layout: &layout, numerics, memory, rows: key.rows };
         let (mut work, mut outputs) = (Vec::new(), Vec::new());
+        let mut ends = vec![0; nodes.len()];
         for task in tasks {
             builder.work(task, &mut work);
             for index in task.nodes() {
+                ends[index] = work.len();
                 for checkpoint in shown(&nodes[index]).filter(|checkpoint| wanted.contains(checkpoint)) {
                     if let Some(&place) = layout.places.get(&checkpoint) {
                         outputs.push(Output { checkpoint, place, after: work.len() });
@@ -110,7 +116,7 @@ impl Plan {
             let last_row = place.bytes() - graph.dims.vocab * bytes_of(place.storage);
             memory.arena + (place.offset + last_row) as Address
         });
-        Plan { key, nodes, work, outputs, compared, layout, logits }
+        Plan { key, nodes, work, ends, outputs, compared, layout, logits }
     }
 
     /// Whether everything is a kernel launch.

@@ -1,7 +1,8 @@
 //! The order in which the nodes of a step are computed: one by one, or several in one launch where they read the
 //! same values, or where one follows the other.
 //!
-//! Whether a checkpoint is wanted plays no part here: traced and untraced steps launch the same kernels.
+//! Whether a checkpoint is wanted plays no part here: traced and untraced steps launch the same kernels. Only where
+//! a probe feeds values is every node launched by itself.
 
 use std::collections::{HashMap, HashSet};
 
@@ -62,12 +63,14 @@ pub fn gpu_attention(node: &Node) -> Option<&Attention> {
 
 /// The nodes of a step: attention is merged wherever the GPU computes it, which also stores what is wanted of
 /// its inside; where the host must, it stays in three nodes if the inside is wanted.
-pub fn nodes(graph: &Graph, wants: impl Fn(Checkpoint) -> bool) -> Vec<Node> {
+///
+/// Where values are fed, scores and probabilities that are wanted are fed too: no kernel reads those.
+pub fn nodes(graph: &Graph, wants: impl Fn(Checkpoint) -> bool, fed: bool) -> Vec<Node> {
     let merged = graph.fused(|_| false);
     let on_gpu = |inside: Checkpoint| {
         merged.node(inside.sibling(Kind::AttnCtx)).is_some_and(|node| gpu_attention(node).is_some())
     };
-    graph.fused(|checkpoint| wants(checkpoint) && !on_gpu(checkpoint)).nodes
+    graph.fused(|checkpoint| wants(checkpoint) && (fed || !on_gpu(checkpoint))).nodes
 }
 
 impl Ability<'_> {
@@ -105,6 +108,17 @@ impl Ability<'_> {
             Op::Add { .. } | Op::Glu(_) => inputs == [width, width],
             Op::Linear { .. } | Op::Scores(_) | Op::Softmax(_) | Op::Context(_) => false,
         }
+    }
+
+    /// One launch for each node, in their order: each can be fed what it reads.
+    pub fn apart(&self, nodes: &[Node]) -> Vec<Task> {
+        let task = |(index, node): (usize, &Node)| match &node.op {
+            _ if !self.computes(node) => Task::Host(index),
+            Op::Linear { .. } => Task::Linear(vec![(index, None)]),
+            Op::Rope(_) => Task::Rope(vec![index]),
+            _ => Task::Single(index),
+        };
+        nodes.iter().enumerate().map(task).collect()
     }
 
     /// Puts the nodes into launches.
