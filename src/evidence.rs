@@ -57,7 +57,7 @@ fn name_nonfinite(checkpoint: Checkpoint, judged: &mut Judged, recordings: &[&dy
         let (mut nan, mut inf) = (0u64, 0u64);
         let mut row = Vec::new();
         for position in recording.positions(checkpoint) {
-            recording.row(checkpoint, position, &mut row);
+            let Some(row) = recording.row(checkpoint, position, &mut row) else { continue };
             nan += row.iter().filter(|value| value.is_nan()).count() as u64;
             inf += row.iter().filter(|value| value.is_infinite()).count() as u64;
         }

@@ -30,8 +30,8 @@ fn attention_rows(
     let (mut all, mut row) = (vec![0.0; batch.tokens.len() * width], Vec::new());
     for (t, heads) in all.chunks_exact_mut(width.max(1)).enumerate() {
         let seen = batch.first + t + 1;
-        let is_there = reference.row(checkpoint, (seen - 1) as u32, &mut row);
-        if !is_there || row.len() * cached != seen * width {
+        let row = reference.row(checkpoint, (seen - 1) as u32, &mut row)?;
+        if row.len() * cached != seen * width {
             return None;
         }
         for (head, values) in heads.chunks_exact_mut(cached).zip(row.chunks_exact(seen)) {
