@@ -80,6 +80,17 @@ impl<'a, S: Scalar> View<'a, S> {
         &self.data[r * self.cols..(r + 1) * self.cols]
     }
 
+    /// The first `rows`, or all.
+    pub fn first(&self, rows: usize) -> View<'a, S> {
+        let rows = rows.min(self.rows);
+        View { rows, cols: self.cols, data: &self.data[..rows * self.cols] }
+    }
+
+    /// Without the first `rows`.
+    pub fn after(&self, rows: usize) -> View<'a, S> {
+        View { rows: self.rows - rows, cols: self.cols, data: &self.data[rows * self.cols..] }
+    }
+
     /// A copy.
     pub fn to_matrix(&self) -> Matrix<S> {
         Matrix { rows: self.rows, cols: self.cols, data: self.data.to_vec() }

@@ -30,7 +30,7 @@ use crate::tensor::{Matrix, View};
 const ROWS_MAX: usize = 8;
 /// Outputs that one signed sum is taken over: one that is wrong stands out of the roundings of so many by as
 /// many times as it exceeds the root of this times its own bound.
-const OUTPUTS: usize = 1024;
+const OUTPUTS: usize = 2048;
 /// Share of an elementwise result, and of its row's root mean square, that is seen: far above the roundings of
 /// f32, far below a wrong exponent.
 const SEEN: f32 = 1.0 / 1024.0;

@@ -274,6 +274,14 @@ impl Probe for Live<'_> {
         Ok(())
     }
 
+    /// The first that the reference has, where nothing else is to be done with the logits.
+    fn first_logits(&self, batch: &Batch<'_>) -> usize {
+        let Some(reference) = self.reference.filter(|_| self.options.writer.is_none()) else { return 0 };
+        let recorded = reference.positions(Checkpoint::global(Kind::Logits));
+        let first = recorded.into_iter().find(|position| *position as usize >= batch.first);
+        first.map_or(batch.tokens.len(), |position| position as usize - batch.first)
+    }
+
     /// Where nothing but the numbers and the sampled rows is needed of many rows that the reference has too.
     fn compares(&self, checkpoint: Checkpoint, batch: &Batch<'_>) -> bool {
         let Some(reference) = self.reference else { return false };

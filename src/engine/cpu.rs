@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::graph::{Graph, Node};
 use crate::numerics::Numerics;
+use crate::ops::linear::LOGIT_ROWS;
 use crate::ops::{self, Inputs, Rows, round};
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
@@ -31,22 +32,25 @@ impl<'m, S: Scalar> CpuEngine<'m, S> {
         CpuEngine { gguf, graph, numerics, cache: HashMap::new(), computed: 0 }
     }
 
-    /// Computes one node from live values and the cache.
+    /// Computes one node from live values and the cache, without its first `skipped` rows.
     fn compute(
         &self,
         node: &Node,
         live: &HashMap<Checkpoint, Matrix<S>>,
         rows: Rows<'_>,
+        skipped: usize,
     ) -> Result<Matrix<S>> {
         let mut values: Vec<View<'_, S>> = Vec::with_capacity(node.inputs.len());
         for (index, input) in node.inputs.iter().enumerate() {
-            let source = if node.op.reads_cache(index) { &self.cache } else { live };
+            let cached = node.op.reads_cache(index);
+            let source = if cached { &self.cache } else { live };
             let value = source.get(input).ok_or_else(|| {
                 Error::new(node.checkpoint, format!("its input {input} has not been computed"))
             })?;
-            values.push(value.view());
+            values.push(value.view().after(if cached { 0 } else { skipped }));
         }
-        ops::execute(node, self.gguf, Inputs { rows, values: &values }, &self.numerics)
+        let inputs = Inputs { rows: rows.after(skipped), values: &values };
+        ops::execute(node, self.gguf, inputs, &self.numerics)
     }
 }
 
@@ -91,7 +95,9 @@ impl<S: Scalar + AsValues> Engine for CpuEngine<'_, S> {
         let mut live: HashMap<Checkpoint, Matrix<S>> = HashMap::new();
         let mut logits = None;
         for (index, node) in graph.nodes.iter().enumerate() {
-            let mut out = self.compute(node, &live, rows)?;
+            let skipped = skipped_logits(node, batch, probe);
+            let mut out = self.compute(node, &live, rows, skipped)?;
+            let batch = &batch.after(skipped);
             if probe.wants(node.checkpoint) {
                 show(&graph, node.checkpoint, batch, end, &out, probe)?;
             }
@@ -115,6 +121,15 @@ impl<S: Scalar + AsValues> Engine for CpuEngine<'_, S> {
         self.computed = end;
         Ok(logits)
     }
+}
+
+/// Rows of logits that nobody asks for: whole blocks of those that are computed at once.
+fn skipped_logits(node: &Node, batch: &Batch<'_>, probe: &dyn Probe) -> usize {
+    if node.checkpoint.kind() != Kind::Logits || !node.edits.is_empty() {
+        return 0;
+    }
+    let first = probe.first_logits(batch).min(batch.tokens.len() - 1);
+    first / LOGIT_ROWS * LOGIT_ROWS
 }
 
 /// Hands a node's output to the probe in the checkpoint's shape.

@@ -18,7 +18,12 @@ pub struct Batch<'a> {
     pub first: usize,
 }
 
-impl Batch<'_> {
+impl<'a> Batch<'a> {
+    /// Without the first `rows`.
+    pub fn after(&self, rows: usize) -> Batch<'a> {
+        Batch { tokens: &self.tokens[rows..], first: self.first + rows }
+    }
+
     /// (T,) position of each token.
     pub fn positions(&self) -> Vec<u32> {
         (self.first..self.first + self.tokens.len()).map(|position| position as u32).collect()
@@ -93,6 +98,12 @@ pub trait Probe {
         shape: &[usize],
         values: Values<'_>,
     ) -> Result<()>;
+
+    /// The first row of a step whose logits are of interest, besides the last: an engine may leave out those before
+    /// it. The others have the same bits either way.
+    fn first_logits(&self, _batch: &Batch<'_>) -> usize {
+        0
+    }
 
     /// Whether an engine that computes elsewhere than on the host may compare the values for the probe: it then
     /// asks for the reference and shows only what [`Asked`] names.

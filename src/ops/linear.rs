@@ -15,22 +15,28 @@ use crate::tensor::{Matrix, View};
 /// anew for every tile.
 const TILE_ELEMENTS: usize = 1 << 20;
 /// Tiles for each thread, so that the last of them does not keep the others waiting.
-const TILES_PER_THREAD: usize = 8;
+const TILES_PER_THREAD: usize = 16;
+/// Rows of a tile at least: fewer keep no register busy.
+const TILE_ROWS_MIN: usize = 64;
+/// Rows of logits that are computed at a time, counted from the step's first: where whole blocks are left out, the
+/// others have the same bits.
+pub const LOGIT_ROWS: usize = 64;
 
-/// out[t, o] = Σ_i x[t, i]·w[o, i] over the leading `columns` of i; x (T, I), w (O, I). The activations are
-/// rounded first as `numerics` says.
+/// out[t, o] = Σ_i x[t, i]·w[o, i] over the leading `columns` of i; x (T, I), w (O, I), `at_once` rows at a time.
+/// The activations are rounded first as `numerics` says.
 pub fn execute<S: Scalar>(
     weight: &Weight<'_>,
     columns: Option<usize>,
     x: View<'_, S>,
+    at_once: usize,
     numerics: &Numerics,
 ) -> Matrix<S> {
     let rounding = Rounding::of(numerics.products, weight.dtype());
     if rounding == Rounding::None {
-        return multiply(weight, columns, x);
+        return multiply(weight, columns, x, at_once);
     }
     let rounded = round::activations(rounding, x);
-    let mut out = multiply(weight, columns, rounded.values.view());
+    let mut out = multiply(weight, columns, rounded.values.view(), at_once);
     if rounding == Rounding::Q8_1 && rounded.sums.cols > 0 {
         add_minima(weight, &rounded.sums, &mut out);
     }
@@ -50,21 +56,31 @@ fn add_minima<S: Scalar>(weight: &Weight<'_>, sums: &Matrix<S>, out: &mut Matrix
 }
 
 /// The product alone.
-fn multiply<S: Scalar>(weight: &Weight<'_>, columns: Option<usize>, x: View<'_, S>) -> Matrix<S> {
+fn multiply<S: Scalar>(
+    weight: &Weight<'_>,
+    columns: Option<usize>,
+    x: View<'_, S>,
+    at_once: usize,
+) -> Matrix<S> {
     let (rows, cols) = (weight.rows(), weight.cols());
     assert_eq!(x.cols, cols, "the graph was built with the weight's shape");
     let mut out = Matrix::zeros(x.rows, rows);
     let target = Target(out.data.as_mut_ptr());
     let share = rows.div_ceil(TILES_PER_THREAD * rayon::current_num_threads());
-    let tile_rows = (TILE_ELEMENTS / cols).min(share).max(8);
+    let tile_rows = share.clamp(TILE_ROWS_MIN, (TILE_ELEMENTS / cols).max(TILE_ROWS_MIN));
     let tiles: Vec<Range<usize>> =
         (0..rows).step_by(tile_rows).map(|start| start..(start + tile_rows).min(rows)).collect();
     let k = columns.unwrap_or(cols).min(cols);
     tiles.into_par_iter().for_each(|tile| {
         S::with_scratch(tile.len() * cols, |decoded| {
             weight.decode_rows(tile.clone(), decoded);
-            // SAFETY: tiles are disjoint column ranges of `out`, which outlives the loop.
-            unsafe { product(target.column(tile.start), rows, decoded, tile.len(), cols, k, x) };
+            for first in (0..x.rows).step_by(at_once) {
+                let x = x.after(first).first(at_once);
+                // SAFETY: tiles are disjoint column ranges of `out`, which outlives the loop.
+                unsafe {
+                    product(target.at(first * rows + tile.start), rows, decoded, tile.len(), cols, k, x)
+                };
+            }
         });
     });
     out
@@ -116,10 +132,10 @@ struct Target<S>(*mut S);
 
 impl<S> Target<S> {
     /// # Safety
-    /// `column` lies within the output.
-    unsafe fn column(self, column: usize) -> *mut S {
+    /// `element` lies within the output.
+    unsafe fn at(self, element: usize) -> *mut S {
         // SAFETY: by the caller's promise.
-        unsafe { self.0.add(column) }
+        unsafe { self.0.add(element) }
     }
 }
 

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use crate::checkpoint::Kind;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::edit::Edit;
@@ -34,7 +35,12 @@ pub struct Rows<'a> {
     pub steps: &'a [Range<u32>],
 }
 
-impl Rows<'_> {
+impl<'a> Rows<'a> {
+    /// Without the first `rows`.
+    pub fn after(&self, rows: usize) -> Rows<'a> {
+        Rows { tokens: &self.tokens[rows..], positions: &self.positions[rows..], steps: &self.steps[rows..] }
+    }
+
     /// T
     pub fn len(&self) -> usize {
         self.positions.len()
@@ -74,7 +80,9 @@ pub fn execute<S: Scalar>(
         Op::Embed { table } => embed(node, &Weight::find(gguf, table)?, rows)?,
         Op::Norm(norm) => norm::execute(norm, &Weight::find(gguf, &norm.weight)?, values[0]),
         Op::Linear { weight, columns } => {
-            linear::execute(&Weight::find(gguf, weight)?, *columns, values[0], numerics)
+            let at_once =
+                if node.checkpoint.kind() == Kind::Logits { linear::LOGIT_ROWS } else { usize::MAX };
+            linear::execute(&Weight::find(gguf, weight)?, *columns, values[0], at_once, numerics)
         }
         Op::Bias { bias, times } => {
             let bias = bias.as_ref().map(|bias| Weight::find(gguf, bias)).transpose()?;
