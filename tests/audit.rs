@@ -14,7 +14,7 @@ use parity::model::Model;
 use parity::model::graph::Op;
 use parity_dump::Dump;
 use parity_dump::manifest::Producer;
-use support::{audit_all, model, run};
+use support::{audit_all, model, run, run_as};
 
 /// f32 rounding of products of a few thousand terms; measured 5e-8 to 9e-7 over 14 quantisations and three
 /// models, where the plain product stands 2e-3 to 3e-2 off.
@@ -76,6 +76,20 @@ fn two_mistakes_are_two_origins_and_nothing_else_is() {
     plant(&mut graph, &specs, &model).unwrap();
     let audit = audit_all(&model, &run(&model, &graph, &TOKENS, PROMPT, false));
     assert_eq!(origins(&audit), ["blk.0.k_rope", "blk.2.ffn_act"]);
+}
+
+#[test]
+fn our_engine_rounds_as_it_declares() {
+    for file in ["qwen2-tiny-py-F16.gguf", "qwen2-tiny-py-Q4_K_M.gguf"] {
+        let model = model(file).unwrap();
+        for numerics in
+            ["f32", "f32 kv=f16", "f16", "f16 storage=f16 kv=f16", "bf16", "llama-cpu", "llama-cpu kv=f16"]
+        {
+            let own = numerics.parse().unwrap();
+            let kept = run_as(own, &model, &model.graph, &TOKENS, PROMPT, false, &|_| true);
+            assert_eq!(origins(&audit_all(&model, &kept)), Vec::<String>::new(), "{file} {numerics}");
+        }
+    }
 }
 
 /// Copies a dump folder.

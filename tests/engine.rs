@@ -93,6 +93,70 @@ fn asking_changes_nothing() {
     }
 }
 
+/// Sees the logits from one row on.
+struct From(usize, BTreeMap<u32, Vec<f32>>);
+
+impl Probe for From {
+    fn wants(&self, checkpoint: Checkpoint) -> bool {
+        checkpoint.kind() == Kind::Logits
+    }
+
+    fn record(
+        &mut self,
+        _: Checkpoint,
+        batch: &Batch<'_>,
+        shape: &[usize],
+        values: Values<'_>,
+    ) -> Result<()> {
+        let Values::F32(values) = values else { panic!("the engine computes in f32") };
+        assert_eq!(shape[0], batch.tokens.len());
+        self.1.extend(batch.positions().into_iter().zip(values.chunks(shape[1]).map(<[f32]>::to_vec)));
+        Ok(())
+    }
+
+    fn first_logits(&self, _: &Batch<'_>) -> usize {
+        self.0
+    }
+}
+
+#[test]
+fn logits_that_nobody_asks_for_are_left_out_and_the_others_keep_their_bits() {
+    let model = tiny("Q4_K_M");
+    let tokens: Vec<u32> = (0..200).map(|i| (i * 37 + 11) % 1500).collect();
+    let seen = |first: usize| {
+        let mut probe = From(first, BTreeMap::new());
+        let mut engine = CpuEngine::<f32>::new(&model.gguf, model.graph.clone(), Numerics::default());
+        let last = engine.step(&Batch { tokens: &tokens, first: 0 }, &mut probe).unwrap().unwrap();
+        assert_eq!(probe.1[&199], last);
+        probe.1
+    };
+    let all = seen(0);
+    assert_eq!(all.len(), 200);
+    for (first, rows) in [(199, 8), (150, 72), (64, 136), (1000, 8)] {
+        let some = seen(first);
+        assert_eq!(some.len(), rows, "from {first}");
+        assert!(some.iter().all(|(position, row)| all[position] == *row), "from {first}");
+    }
+}
+
+/// The bits of everything that some threads compute.
+fn bits_of(threads: usize, model: &Model) -> BTreeMap<Checkpoint, Vec<u64>> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let mut seen = Collect::default();
+    pool.install(|| steps::<f32>(model, &[9], &mut seen));
+    let bits = |values: Vec<f64>| values.into_iter().map(f64::to_bits).collect();
+    seen.values.into_iter().map(|(checkpoint, values)| (checkpoint, bits(values))).collect()
+}
+
+#[test]
+fn the_number_of_threads_changes_nothing() {
+    let model = tiny("Q4_K_M");
+    let one = bits_of(1, &model);
+    for threads in [2, 3, 7] {
+        assert!(bits_of(threads, &model) == one, "{threads} threads");
+    }
+}
+
 #[test]
 fn every_checkpoint_of_the_model_is_shown() {
     let model = tiny("F16");

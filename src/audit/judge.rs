@@ -168,10 +168,7 @@ impl Pending {
         let mut columns: Vec<usize> = ties.iter().map(|tie| tie.col).collect();
         columns.sort_unstable();
         columns.dedup();
-        let weights = match declared {
-            Rounding::F16 | Rounding::Bf16 if products != Products::LlamaCpu => declared,
-            _ => Rounding::None,
-        };
+        let weights = Rounding::of_weights(products, weight.dtype());
         let own =
             Job { x: rounded.values, sums: rounded.sums, columns, weights, magnitude: Magnitude::Terms };
         let mut jobs = vec![own];

@@ -14,8 +14,9 @@ use crate::tensor::{Matrix, View};
 /// Weight elements that one thread decodes at most before it multiplies, 4 MiB of f32: the activations are packed
 /// anew for every tile.
 const TILE_ELEMENTS: usize = 1 << 20;
-/// Tiles for each thread, so that the last of them does not keep the others waiting.
-const TILES_PER_THREAD: usize = 16;
+/// Tiles of a weight at least, where it has enough rows: work for that many threads. The number of threads itself
+/// must not matter: another tile may be added up in another order.
+const TILES: usize = 64;
 /// Rows of a tile at least: fewer keep no register busy.
 const TILE_ROWS_MIN: usize = 64;
 /// Rows of logits that are computed at a time, counted from the step's first: where whole blocks are left out, the
@@ -32,11 +33,12 @@ pub fn execute<S: Scalar>(
     numerics: &Numerics,
 ) -> Matrix<S> {
     let rounding = Rounding::of(numerics.products, weight.dtype());
+    let how = How { weights: Rounding::of_weights(numerics.products, weight.dtype()), columns, at_once };
     if rounding == Rounding::None {
-        return multiply(weight, columns, x, at_once);
+        return multiply(weight, how, x);
     }
     let rounded = round::activations(rounding, x);
-    let mut out = multiply(weight, columns, rounded.values.view(), at_once);
+    let mut out = multiply(weight, how, rounded.values.view());
     if rounding == Rounding::Q8_1 && rounded.sums.cols > 0 {
         add_minima(weight, &rounded.sums, &mut out);
     }
@@ -55,27 +57,37 @@ fn add_minima<S: Scalar>(weight: &Weight<'_>, sums: &Matrix<S>, out: &mut Matrix
     }
 }
 
-/// The product alone.
-fn multiply<S: Scalar>(
-    weight: &Weight<'_>,
+/// How rows meet a weight.
+#[derive(Clone, Copy)]
+struct How {
+    /// What the decoded weights are rounded to.
+    weights: Rounding,
+    /// The leading columns that are multiplied; all where absent.
     columns: Option<usize>,
-    x: View<'_, S>,
+    /// Rows at a time.
     at_once: usize,
-) -> Matrix<S> {
+}
+
+/// The product alone.
+fn multiply<S: Scalar>(weight: &Weight<'_>, how: How, x: View<'_, S>) -> Matrix<S> {
     let (rows, cols) = (weight.rows(), weight.cols());
     assert_eq!(x.cols, cols, "the graph was built with the weight's shape");
     let mut out = Matrix::zeros(x.rows, rows);
     let target = Target(out.data.as_mut_ptr());
-    let share = rows.div_ceil(TILES_PER_THREAD * rayon::current_num_threads());
-    let tile_rows = share.clamp(TILE_ROWS_MIN, (TILE_ELEMENTS / cols).max(TILE_ROWS_MIN));
+    let tile_rows = rows.div_ceil(TILES).clamp(TILE_ROWS_MIN, (TILE_ELEMENTS / cols).max(TILE_ROWS_MIN));
     let tiles: Vec<Range<usize>> =
         (0..rows).step_by(tile_rows).map(|start| start..(start + tile_rows).min(rows)).collect();
-    let k = columns.unwrap_or(cols).min(cols);
+    let k = how.columns.unwrap_or(cols).min(cols);
     tiles.into_par_iter().for_each(|tile| {
         S::with_scratch(tile.len() * cols, |decoded| {
             weight.decode_rows(tile.clone(), decoded);
-            for first in (0..x.rows).step_by(at_once) {
-                let x = x.after(first).first(at_once);
+            match how.weights {
+                Rounding::F16 => decoded.iter_mut().for_each(|w| *w = round::to_f16(*w)),
+                Rounding::Bf16 => decoded.iter_mut().for_each(|w| *w = round::to_bf16(*w)),
+                _ => {}
+            }
+            for first in (0..x.rows).step_by(how.at_once) {
+                let x = x.after(first).first(how.at_once);
                 // SAFETY: tiles are disjoint column ranges of `out`, which outlives the loop.
                 unsafe {
                     product(target.at(first * rows + tile.start), rows, decoded, tile.len(), cols, k, x)

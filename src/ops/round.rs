@@ -62,6 +62,15 @@ impl Rounding {
         }
     }
 
+    /// What a producer rounds the decoded weights of type `dtype` to: one with f16 or bf16 products, whose matrix
+    /// units take both sides in that type. llama.cpp on the CPU multiplies what is stored.
+    pub fn of_weights(products: Products, dtype: DType) -> Rounding {
+        match products {
+            Products::F16 | Products::Bf16 => Rounding::of(products, dtype),
+            _ => Rounding::None,
+        }
+    }
+
     /// Values that share one scale, 1 where each is rounded alone.
     pub fn block(self) -> usize {
         match self {

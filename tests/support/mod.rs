@@ -81,7 +81,20 @@ pub fn run_some(
     attention: bool,
     layers: &dyn Fn(Checkpoint) -> bool,
 ) -> Kept {
-    let mut engine = CpuEngine::<f32>::new(&model.gguf, graph.clone(), Numerics::default());
+    run_as(Numerics::default(), model, graph, tokens, prompt, attention, layers)
+}
+
+/// As [`run_some`], in some arithmetic.
+pub fn run_as(
+    numerics: Numerics,
+    model: &Model,
+    graph: &Graph,
+    tokens: &[u32],
+    prompt: usize,
+    attention: bool,
+    layers: &dyn Fn(Checkpoint) -> bool,
+) -> Kept {
+    let mut engine = CpuEngine::<f32>::new(&model.gguf, graph.clone(), numerics);
     let mut probe = KeepAll { kept: Kept::new(engine.producer(), model.info()), attention, layers };
     let mut first = 0;
     while first < tokens.len() {
