@@ -309,8 +309,8 @@ fn verdict(
     let missing = count(CheckpointVerdict::Missing);
     if missing > 0 && !allow_missing {
         let reason = format!(
-            "{missing} checkpoints are missing on a side; --layer or --checkpoint narrows the comparison, \
-             --allow-missing accepts it"
+            "{} missing on a side; --layer or --checkpoint narrows the comparison, --allow-missing accepts it",
+            words::count(missing, "checkpoint")
         );
         return (Verdict::Undecided, Some(reason));
     }

@@ -13,7 +13,10 @@ fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: two settings of the allocator, made before there is a second thread.
     unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 30);
+        // 32 MiB is the most that glibc before 2.35 takes.
+        if libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 30) == 0 {
+            libc::mallopt(libc::M_MMAP_THRESHOLD, 32 << 20);
+        }
         libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
     }
 }

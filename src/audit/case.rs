@@ -33,9 +33,10 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// As the inputs of a node are looked at.
-    pub fn of_inputs(&self) -> Self {
-        Context { recording: self.fed.unwrap_or(self.recording), fed: None, ..*self }
+    /// As an input of a node is looked at: what cannot be fed is the producer's own.
+    pub fn of_input(&self, checkpoint: Checkpoint) -> Self {
+        let fed = self.fed.filter(|fed| !fed.positions(checkpoint).is_empty());
+        Context { recording: fed.unwrap_or(self.recording), fed: None, ..*self }
     }
 }
 
@@ -132,7 +133,7 @@ pub fn gather(
     for (index, &checkpoint) in node.inputs.iter().enumerate() {
         let all: Vec<u32> = (0..cached).collect();
         let wanted = if node.op.reads_cache(index) { &all } else { positions };
-        match bridge::input(&context.of_inputs(), checkpoint, wanted, cached, &mut case.bridged)? {
+        match bridge::input(&context.of_input(checkpoint), checkpoint, wanted, cached, &mut case.bridged)? {
             Ok(mut input) => {
                 if context.fed.is_some() {
                     let storage = context.numerics.storage_of(checkpoint.kind());

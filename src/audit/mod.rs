@@ -265,6 +265,9 @@ impl<'a> Side<'a> {
             // A step whose rows the fed recording lacks in part was computed from the producer's own.
             for input in &node.inputs {
                 let there = fed.positions(*input);
+                if there.is_empty() {
+                    continue;
+                }
                 let whole = |step: Range<u32>| step.into_iter().all(|p| there.binary_search(&p).is_ok());
                 positions.retain(|position| whole(self.recording.step(*position)));
             }

@@ -12,7 +12,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::bounds::{self, Units};
-use super::case::{Case, Context, gather};
+use super::case::{Context, gather};
 use super::linear::group_sums;
 use super::{NODES_AT_ONCE, judge, local};
 use crate::checkpoint::Checkpoint;
@@ -21,7 +21,7 @@ use crate::gguf;
 use crate::model::graph::{Node, Op};
 use crate::model::weights::Weight;
 use crate::numerics::Products;
-use crate::ops::round::{self, Rounding, Tie};
+use crate::ops::round::{self, Rounded, Rounding, Tie};
 use crate::ops::{self, Inputs, Rows};
 use crate::scalar::{Scalar, in_lanes, vectorized};
 use crate::tensor::{Matrix, View};
@@ -82,7 +82,7 @@ fn screen_node(context: &Context<'_>, audited: &[u32], node: &Node) -> Result<Sc
     let mut rows = context.recording.positions(node.checkpoint);
     rows.retain(|position| audited.binary_search(position).is_err());
     let inputs_there = node.inputs.iter().all(|input| {
-        let there = context.recording.positions(*input);
+        let there = context.of_input(*input).recording.positions(*input);
         rows.iter().all(|position| there.binary_search(position).is_ok())
     });
     if rows.is_empty() || !inputs_there {
@@ -115,7 +115,7 @@ fn elementwise(context: &Context<'_>, node: &Node, rows: &[u32]) -> Result<Scree
     let tokens: Option<Vec<u32>> =
         rows.iter().map(|&position| recording.tokens().get(position as usize).copied()).collect();
     let inputs: Option<Vec<Matrix<f32>>> =
-        node.inputs.iter().map(|input| recording.gather(*input, rows)).collect();
+        node.inputs.iter().map(|input| context.of_input(*input).recording.gather(*input, rows)).collect();
     let recorded = recording.gather(node.checkpoint, rows);
     let (Some(tokens), Some(inputs), Some(recorded)) = (tokens, inputs, recorded) else {
         return Ok(Screened::default());
@@ -141,8 +141,8 @@ fn elementwise(context: &Context<'_>, node: &Node, rows: &[u32]) -> Result<Scree
 /// Whether an element is further away than a share of what it should be and of the row's root mean square.
 #[inline(always)]
 fn differs(a: &[f32], b: &[f32], share: f32) -> bool {
-    let rms = (in_lanes(b, |b, _| f64::from(b * b)) / b.len().max(1) as f64).sqrt() as f32;
-    let mut within = true;
+    let rms = (in_lanes(b, |b, _| f64::from(b) * f64::from(b)) / b.len().max(1) as f64).sqrt() as f32;
+    let mut within = rms.is_finite();
     for (a, b) in a.iter().zip(b) {
         within &= (a - b).abs() <= share * (b.abs() + rms);
     }
@@ -170,45 +170,37 @@ fn products(context: &Context<'_>, node: &Node, weight: &Weight<'_>, rows: &[u32
     let rounding = Rounding::of(products, weight.dtype());
     let units = Units::of(&context.numerics);
     in_parts(rows, |part| {
-        let Ok(case) = gather(context, node, part)? else { return Ok(Screened::default()) };
-        Ok(Screened {
-            rows: part.len() as u64,
-            suspects: suspects(&case, &sums, rounding, &units, weight.dtype()).into_iter().collect(),
-        })
+        let x = context.of_input(node.inputs[0]).recording.gather(node.inputs[0], part);
+        let Some(x) = x.filter(|x| x.cols == weight.cols()) else { return Ok(Screened::default()) };
+        let rounded = round::activations(rounding, x.view());
+        let mut buffer = Vec::new();
+        let mut suspicious = |t: &usize| {
+            let recorded = context.recording.row(node.checkpoint, part[*t], &mut buffer);
+            !recorded.is_some_and(|recorded| explained(&sums, &rounded, *t, recorded, &units))
+        };
+        let suspects = (0..part.len()).filter(&mut suspicious).map(|t| part[t]).collect();
+        Ok(Screened { rows: part.len() as u64, suspects })
     })
 }
 
-/// Positions of a case's rows of which a signed sum is beyond what rounding explains.
-fn suspects(
-    case: &Case,
-    sums: &[SignedSum],
-    rounding: Rounding,
-    units: &Units,
-    dtype: gguf::DType,
-) -> Vec<u32> {
-    let rounded = round::activations(rounding, case.inputs[0].value.view());
-    let x = &rounded.values;
-    let met = gguf::minimum_group(dtype).map(|group| group_sums(x, group));
-    let suspicious = |t: &usize| {
-        let ties: Vec<&Tie> = rounded.ties.iter().filter(|tie| tie.row == *t).collect();
-        if ties.len() > TIES_MAX || case.recorded.cols != sums.last().map_or(0, |sum| sum.outputs.end) {
-            return true;
-        }
-        let minimum = (rounded.sums.cols > 0).then(|| rounded.sums.row(*t));
-        let recorded = case.recorded.row(*t);
-        let met = met.as_ref().map(|met| met.row(*t));
-        let errors: Vec<f64> = sums.iter().map(|sum| sum.off(x.row(*t), minimum, recorded)).collect();
-        // Some choice of sides explains all the sums, or the row is suspicious.
-        !(0..1u32 << ties.len()).any(|sides| {
-            let chosen: Vec<&Tie> =
-                ties.iter().enumerate().filter(|(i, _)| sides >> i & 1 == 1).map(|(_, tie)| *tie).collect();
-            sums.iter().zip(&errors).all(|(sum, error)| {
-                let moved: f64 = chosen.iter().map(|tie| sum.moved(tie)).sum();
-                sum.explains((error - moved).abs(), units, x.row(*t), met, recorded)
-            })
+/// Whether rounding explains the signed sums of the recorded outputs of row t of the activations.
+fn explained(sums: &[SignedSum], x: &Rounded<f32>, t: usize, recorded: &[f32], units: &Units) -> bool {
+    let ties: Vec<&Tie> = x.ties.iter().filter(|tie| tie.row == t).collect();
+    if ties.len() > TIES_MAX || recorded.len() != sums.last().map_or(0, |sum| sum.outputs.end) {
+        return false;
+    }
+    let excess = if x.sums.cols > 0 { x.sums.row(t) } else { &[] };
+    let x = x.values.row(t);
+    let errors: Vec<f64> = sums.iter().map(|sum| sum.off(x, excess, recorded)).collect();
+    // Some choice of sides explains all the sums.
+    (0..1u32 << ties.len()).any(|sides| {
+        let chosen: Vec<&Tie> =
+            ties.iter().enumerate().filter(|(i, _)| sides >> i & 1 == 1).map(|(_, tie)| *tie).collect();
+        sums.iter().zip(&errors).all(|(sum, error)| {
+            let moved: f64 = chosen.iter().map(|tie| sum.moved(tie)).sum();
+            sum.explains((error - moved).abs(), units, x, recorded)
         })
-    };
-    (0..x.rows).filter(suspicious).map(|t| case.positions[t]).collect()
+    })
 }
 
 /// The signed sum of some rows of a weight.
@@ -216,9 +208,9 @@ struct SignedSum {
     /// The weight's rows: outputs of the product.
     outputs: Range<usize>,
     /// (outputs,) r: 1 or -1.
-    signs: Vec<f64>,
+    signs: Vec<f32>,
     /// (I,) Σ_o r[o]·w[o, i]
-    weights: Vec<f64>,
+    weights: Vec<f32>,
     /// (I,) Σ_o w[o, i]²
     squares: Vec<f32>,
     /// (I/group,) Σ_o r[o]·minimum[o, b], where blocks have minima.
@@ -243,29 +235,31 @@ impl SignedSum {
         let mut sum = SignedSum {
             outputs: outputs.clone(),
             signs: outputs.clone().map(sign).collect(),
-            weights: vec![0.0; cols],
+            weights: Vec::new(),
             squares: vec![0.0; cols],
             minima: Vec::new(),
             minima_squares: Vec::new(),
             group,
         };
+        let mut weights = vec![0f64; cols];
         f32::with_scratch(ADDED * cols, |rows| {
             for (start, signs) in outputs.clone().step_by(ADDED).zip(sum.signs.chunks(ADDED)) {
                 let rows = &mut rows[..signs.len() * cols];
                 weight.decode_rows(start..start + signs.len(), rows);
                 vectorized(
                     #[inline(always)]
-                    || add_rows(rows, signs, &mut sum.weights, &mut sum.squares),
+                    || add_rows(rows, signs, &mut weights, &mut sum.squares),
                 );
             }
         });
+        sum.weights = weights.iter().map(|&w| w as f32).collect();
         if let Some(groups) = cols.checked_div(group) {
             sum.minima = vec![0.0; groups];
             sum.minima_squares = vec![0.0; groups];
             let minima: Vec<f64> = gguf::minima(weight.dtype(), weight.stored().row_bytes(outputs.clone()));
             for (sign, minima) in sum.signs.iter().zip(minima.chunks_exact(groups.max(1))) {
                 for (b, minimum) in minima.iter().enumerate() {
-                    sum.minima[b] += sign * minimum;
+                    sum.minima[b] += f64::from(*sign) * minimum;
                     sum.minima_squares[b] += minimum * minimum;
                 }
             }
@@ -274,62 +268,79 @@ impl SignedSum {
     }
 
     /// By how much that of a row of recorded outputs is off: x (I,) rounded activations, `excess` what meets the
-    /// minima.
-    fn off(&self, x: &[f64], excess: Option<&[f64]>, recorded: &[f64]) -> f64 {
-        let excess = excess.filter(|excess| excess.len() == self.minima.len());
-        let met = excess.map_or(0.0, |excess| dot(&self.minima, excess));
+    /// minima, or nothing.
+    fn off(&self, x: &[f32], excess: &[f32], recorded: &[f32]) -> f64 {
+        let met: f64 = self.minima.iter().zip(excess).map(|(minimum, x)| minimum * f64::from(*x)).sum();
         dot(&self.signs, &recorded[self.outputs.clone()]) - dot(&self.weights, x) - met
     }
 
     /// What the exact one changes by where a tie is rounded to the other side.
     fn moved(&self, tie: &Tie) -> f64 {
         let minimum = tie.col.checked_div(self.group).map_or(0.0, |group| self.minima[group]);
-        self.weights[tie.col] * tie.value + minimum * tie.sum
+        f64::from(self.weights[tie.col]) * tie.value + minimum * tie.sum
     }
 
     /// Whether rounding explains an error: the bounds of the outputs, [`bounds::linear`], in quadrature, since each
-    /// is as many standard deviations of an independent error. `met` is what the minima cancel with.
-    fn explains(&self, error: f64, units: &Units, x: &[f64], met: Option<&[f64]>, recorded: &[f64]) -> bool {
+    /// is as many standard deviations of an independent error.
+    fn explains(&self, error: f64, units: &Units, x: &[f32], recorded: &[f32]) -> bool {
         let outputs = &recorded[self.outputs.clone()];
-        let size = dot(outputs, outputs).sqrt();
-        let factor = bounds::accumulation(x.len(), units.accumulator);
-        let of_size = (factor + units.storage) * size;
-        // The terms need not be looked at where what the outputs allow is enough.
-        error <= of_size || error <= of_size + factor * self.terms(x, met)
-    }
-
-    /// All terms of the outputs in quadrature.
-    fn terms(&self, x: &[f64], met: Option<&[f64]>) -> f64 {
-        let met = met.filter(|met| met.len() == self.minima_squares.len());
         let squares = vectorized(
             #[inline(always)]
-            || {
-                let cancelled =
-                    met.map_or(0.0, |met| in_lanes(&self.minima_squares, |w, i| w * met[i] * met[i]));
-                in_lanes(&self.squares, |w, i| f64::from(w) * x[i] * x[i]) + cancelled
-            },
+            || in_lanes(outputs, |y, _| f64::from(y) * f64::from(y)),
         );
-        squares.sqrt()
+        let factor = bounds::accumulation(x.len(), units.accumulator);
+        let of_size = (factor + units.storage) * squares.sqrt();
+        // What is infinite explains nothing. The terms need not be looked at where what the outputs allow is enough.
+        let within = |bound: f64| bound.is_finite() && error <= bound;
+        within(of_size) || within(of_size + factor * self.terms(x))
+    }
+
+    /// All terms of the outputs in quadrature, and what cancels between minima and quants.
+    fn terms(&self, x: &[f32]) -> f64 {
+        let x = Matrix::new(1, x.len(), x.iter().map(|&x| f64::from(x)).collect());
+        let met = if self.group > 0 { group_sums(&x, self.group).data } else { Vec::new() };
+        let cancelled: f64 = self.minima_squares.iter().zip(&met).map(|(w, met)| w * met * met).sum();
+        let terms: f64 = self.squares.iter().zip(&x.data).map(|(w, x)| f64::from(*w) * x * x).sum();
+        (terms + cancelled).sqrt()
     }
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+/// Σ a·b: so few products in f32 that what they round is far below what a sum of all does, the others in f64.
+fn dot(a: &[f32], b: &[f32]) -> f64 {
     vectorized(
         #[inline(always)]
-        || in_lanes(a, |a, i| a * b[i]),
+        || {
+            const LANES: usize = 8;
+            const ADDED: usize = 8;
+            let mut sums = [0f64; LANES];
+            let ((chunks_a, rest_a), (chunks_b, rest_b)) =
+                (a.as_chunks::<{ LANES * ADDED }>(), b.as_chunks::<{ LANES * ADDED }>());
+            for (a, b) in chunks_a.iter().zip(chunks_b) {
+                let mut some = [0f32; LANES];
+                for i in 0..ADDED {
+                    for lane in 0..LANES {
+                        some[lane] += a[i * LANES + lane] * b[i * LANES + lane];
+                    }
+                }
+                for lane in 0..LANES {
+                    sums[lane] += f64::from(some[lane]);
+                }
+            }
+            let rest: f64 = rest_a.iter().zip(rest_b).map(|(a, b)| f64::from(a * b)).sum();
+            sums.iter().sum::<f64>() + rest
+        },
     )
 }
 
 /// Adds rows (signs, I) to Σ sign·w and Σ w²: up to [`ADDED`] of them in f32.
 #[inline(always)]
-fn add_rows(rows: &[f32], signs: &[f64], sums: &mut [f64], squares: &mut [f32]) {
+fn add_rows(rows: &[f32], signs: &[f32], sums: &mut [f64], squares: &mut [f32]) {
     const LANES: usize = 16;
     let cols = sums.len();
     for start in (0..cols).step_by(LANES) {
         let width = LANES.min(cols - start);
         let (mut sum, mut square) = ([0f32; LANES], [0f32; LANES]);
         for (row, sign) in rows.chunks_exact(cols).zip(signs) {
-            let sign = *sign as f32;
             if let Some(w) = row[start..].first_chunk::<LANES>() {
                 for lane in 0..LANES {
                     sum[lane] += sign * w[lane];
@@ -350,7 +361,7 @@ fn add_rows(rows: &[f32], signs: &[f64], sums: &mut [f64], squares: &mut [f32]) 
 }
 
 /// r[o]: a bit of SplitMix64 (Steele and others, OOPSLA 2014).
-fn sign(o: usize) -> f64 {
+fn sign(o: usize) -> f32 {
     let mut z = (o as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

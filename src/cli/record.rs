@@ -114,13 +114,11 @@ fn room_for_a_dump(dir: &Path, force: bool) -> Result<()> {
         Error::file(dir, format!("cannot be written: {e}")).hint("-o DIR chooses another folder")
     };
     // What is made for the trial goes again: a program that cannot be recorded leaves no folder behind.
-    let is_new = !dir.exists();
+    let is_new = |dir: &&Path| !dir.as_os_str().is_empty() && !dir.exists();
+    let new: Vec<&Path> = dir.ancestors().take_while(is_new).collect();
     std::fs::create_dir_all(dir).map_err(unwritable)?;
     tempfile::NamedTempFile::new_in(dir).map_err(unwritable)?;
-    if is_new {
-        std::fs::remove_dir(dir).map_err(unwritable)?;
-    }
-    Ok(())
+    new.into_iter().try_for_each(std::fs::remove_dir).map_err(unwritable)
 }
 
 fn record_program(args: &Args, filter: Filter) -> Result<Summary> {

@@ -138,6 +138,12 @@ impl<'a> Live<'a> {
                 (false, false) => Status::Compared,
             };
             let sums = sums.remove(&checkpoint).unwrap_or_default();
+            let theirs = reference.positions(checkpoint).into_iter().filter(|position| *position < common);
+            let lacking = theirs.count().saturating_sub(sums.n_rows());
+            let status = match status {
+                Status::Compared if lacking > 0 => Status::MissingRows(lacking as u64),
+                other => other,
+            };
             finish(checkpoint, status, ours, sums, &tolerance, u64::from(common))
         };
         let comparisons = options.compared.iter().copied().map(compare).collect();
@@ -277,7 +283,11 @@ impl Probe for Live<'_> {
     /// The first that the reference has, where nothing else is to be done with the logits.
     fn first_logits(&self, batch: &Batch<'_>) -> usize {
         let Some(reference) = self.reference.filter(|_| self.options.writer.is_none()) else { return 0 };
-        let recorded = reference.positions(Checkpoint::global(Kind::Logits));
+        let logits = Checkpoint::global(Kind::Logits);
+        if !reference.seen(logits).is_empty() {
+            return 0;
+        }
+        let recorded = reference.positions(logits);
         let first = recorded.into_iter().find(|position| *position as usize >= batch.first);
         first.map_or(batch.tokens.len(), |position| position as usize - batch.first)
     }
