@@ -72,12 +72,16 @@ struct How {
 fn multiply<S: Scalar>(weight: &Weight<'_>, how: How, x: View<'_, S>) -> Matrix<S> {
     let (rows, cols) = (weight.rows(), weight.cols());
     assert_eq!(x.cols, cols, "the graph was built with the weight's shape");
-    let mut out = Matrix::zeros(x.rows, rows);
-    let target = Target(out.data.as_mut_ptr());
+    let k = how.columns.unwrap_or(cols).min(cols);
+    if k == 0 {
+        return Matrix::zeros(x.rows, rows);
+    }
+    // Not cleared: one core would do that while the others wait.
+    let mut out = Vec::with_capacity(x.rows * rows);
+    let target = Target(out.as_mut_ptr());
     let tile_rows = rows.div_ceil(TILES).clamp(TILE_ROWS_MIN, (TILE_ELEMENTS / cols).max(TILE_ROWS_MIN));
     let tiles: Vec<Range<usize>> =
         (0..rows).step_by(tile_rows).map(|start| start..(start + tile_rows).min(rows)).collect();
-    let k = how.columns.unwrap_or(cols).min(cols);
     tiles.into_par_iter().for_each(|tile| {
         S::with_scratch(tile.len() * cols, |decoded| {
             weight.decode_rows(tile.clone(), decoded);
@@ -95,7 +99,9 @@ fn multiply<S: Scalar>(weight: &Weight<'_>, how: How, x: View<'_, S>) -> Matrix<
             }
         });
     });
-    out
+    // SAFETY: each tile has written its columns of every row.
+    unsafe { out.set_len(x.rows * rows) };
+    Matrix::new(x.rows, rows, out)
 }
 
 /// dst[t·stride + o] = Σ_{i<k} x[t, i]·w[o, i] for the `n_out` rows of a tile w (n_out, cols).

@@ -1,5 +1,7 @@
 //! Ops that treat every element alone: bias, residual sum, gated activation.
 
+use std::mem::MaybeUninit;
+
 use rayon::prelude::*;
 
 use crate::model::graph::{Activation, Glu, GluForm};
@@ -31,29 +33,34 @@ pub fn add<S: Scalar>(scale: [f64; 2], a: View<'_, S>, b: View<'_, S>) -> Matrix
 
 /// act(gate)·up and its mistaken forms.
 pub fn glu<S: Scalar>(glu: Glu, gate: View<'_, S>, up: View<'_, S>) -> Matrix<S> {
-    let mut out = gate.to_matrix();
-    out.data.par_chunks_mut(PART).zip(up.data.par_chunks(PART)).for_each(|(gate, up)| {
+    let n = gate.data.len();
+    assert_eq!(n, up.data.len(), "gate and up have one shape");
+    let mut out: Vec<S> = Vec::with_capacity(n);
+    let inputs = gate.data.par_chunks(PART).zip(up.data.par_chunks(PART));
+    out.spare_capacity_mut()[..n].par_chunks_mut(PART).zip(inputs).for_each(|(out, (gate, up))| {
         vectorized(
             #[inline(always)]
             || match (glu.form, glu.activation) {
-                (GluForm::GateTimesUp, Activation::Silu) => each(gate, up, |gate, up| silu(gate) * up),
-                (GluForm::GateTimesUp, other) => each(gate, up, |gate, up| activation(other, gate) * up),
-                (GluForm::ActOnUp, other) => each(gate, up, |gate, up| gate * activation(other, up)),
-                (GluForm::NoUp, other) => each(gate, up, |gate, _| activation(other, gate)),
+                (GluForm::GateTimesUp, Activation::Silu) => each(out, gate, up, |gate, up| silu(gate) * up),
+                (GluForm::GateTimesUp, other) => each(out, gate, up, |gate, up| activation(other, gate) * up),
+                (GluForm::ActOnUp, other) => each(out, gate, up, |gate, up| gate * activation(other, up)),
+                (GluForm::NoUp, other) => each(out, gate, up, |gate, _| activation(other, gate)),
             },
         );
     });
-    out
+    // SAFETY: every part has been written.
+    unsafe { out.set_len(n) };
+    Matrix::new(gate.rows, gate.cols, out)
 }
 
 /// Elements that one thread takes at a time.
 const PART: usize = 1 << 14;
 
-/// a[i] = f(a[i], b[i])
+/// out[i] = f(a[i], b[i])
 #[inline(always)]
-fn each<S: Scalar>(a: &mut [S], b: &[S], f: impl Fn(S, S) -> S) {
-    for (a, b) in a.iter_mut().zip(b) {
-        *a = f(*a, *b);
+fn each<S: Scalar>(out: &mut [MaybeUninit<S>], a: &[S], b: &[S], f: impl Fn(S, S) -> S) {
+    for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
+        out.write(f(*a, *b));
     }
 }
 
