@@ -20,6 +20,7 @@
 #   PARTS             which parts, of: tests recordings itself errors sanitizer speed (default: all)
 #   PARITY_COMMIT     the commit, where this is no git checkout
 set -uo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 
 out=${1:-reports/gpu}
