@@ -93,11 +93,7 @@ impl Recording for Dump {
         buffer: &'a mut Vec<f32>,
     ) -> Option<&'a [f32]> {
         let recorded = self.get(checkpoint)?;
-        let row = recorded.find(position)?;
-        self.row_in_place(recorded, row).or_else(|| {
-            self.row(recorded, row, buffer);
-            Some(buffer)
-        })
+        Some(self.row_values(recorded, recorded.find(position)?, buffer))
     }
 
     fn row_shape(&self, checkpoint: Checkpoint) -> Vec<usize> {

@@ -261,21 +261,22 @@ impl Dump {
         let mut values = Vec::with_capacity(positions.len() * recorded.width());
         let mut row_values = Vec::new();
         for &position in positions {
-            let row = recorded.find(position)?;
-            match self.row_in_place(recorded, row) {
-                Some(row) => values.extend_from_slice(row),
-                None => {
-                    self.row(recorded, row, &mut row_values);
-                    values.extend_from_slice(&row_values);
-                }
-            }
+            values.extend_from_slice(self.row_values(recorded, recorded.find(position)?, &mut row_values));
         }
         Some(values)
     }
 
-    /// Row `row` of a recorded checkpoint where it lies, (width,): where it lies there as f32, aligned and in one
-    /// piece.
-    pub fn row_in_place(&self, recorded: &Recorded, row: usize) -> Option<&[f32]> {
+    /// [`Dump::row`] where it lies, or converted into `buffer`.
+    pub fn row_values<'a>(&'a self, recorded: &Recorded, row: usize, buffer: &'a mut Vec<f32>) -> &'a [f32] {
+        if let Some(values) = self.row_in_place(recorded, row) {
+            return values;
+        }
+        self.row(recorded, row, buffer);
+        buffer
+    }
+
+    /// The row where it lies, (width,): if it lies there as f32, aligned and in one piece.
+    fn row_in_place(&self, recorded: &Recorded, row: usize) -> Option<&[f32]> {
         let (_, part, within) = recorded.rows[row];
         let part = &recorded.parts[part as usize];
         if part.matrix || part.element != Element::F32 || cfg!(target_endian = "big") {
