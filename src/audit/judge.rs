@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::gguf::DType;
 use crate::model::graph::{Attention, Op};
 use crate::model::weights::Weight;
-use crate::numerics::{Numerics, Products};
+use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::round::{self, AttentionRounding, Rounding, Tie};
 use crate::tensor::Matrix;
 
@@ -25,12 +25,8 @@ pub struct Explained {
 }
 
 /// Exact arithmetic that follows nobody's rounding.
-pub const PLAIN: Numerics = Numerics {
-    products: Products::F64,
-    storage: crate::numerics::Storage::F32,
-    kv: crate::numerics::Storage::F32,
-    flash: false,
-};
+pub const PLAIN: Numerics =
+    Numerics { products: Products::F64, storage: Storage::F32, kv: Storage::F32, flash: false };
 
 /// Explains a case on its own. Products that share a weight are explained together by [`explain_products`].
 pub fn explain(context: &Context<'_>, case: &Case) -> Result<Vec<Explained>> {
@@ -168,13 +164,13 @@ impl Pending {
         let mut columns: Vec<usize> = ties.iter().map(|tie| tie.col).collect();
         columns.sort_unstable();
         columns.dedup();
-        let weights = Rounding::of_weights(products, weight.dtype());
+        let weights = round::weight_storage(products);
         let own =
             Job { x: rounded.values, sums: rounded.sums, columns, weights, magnitude: Magnitude::Terms };
         let mut jobs = vec![own];
         let mut add = |x: Matrix<f64>, magnitude| {
             let sums = Matrix::zeros(x.rows, 0);
-            jobs.push(Job { x, sums, columns: Vec::new(), weights: Rounding::None, magnitude });
+            jobs.push(Job { x, sums, columns: Vec::new(), weights: Storage::F32, magnitude });
             jobs.len() - 1
         };
         let no_rows = || Matrix::zeros(0, x.cols);

@@ -6,8 +6,9 @@ use rayon::prelude::*;
 
 use crate::gguf;
 use crate::model::weights::Weight;
+use crate::numerics::Storage;
 use crate::ops::linear::product;
-use crate::ops::round::{Rounding, to_bf16, to_f16};
+use crate::ops::round;
 use crate::scalar::{Scalar, in_lanes, vectorized};
 use crate::tensor::{Matrix, View};
 
@@ -25,7 +26,7 @@ pub struct Job {
     /// Columns of the weight that are wanted too, with the minima of their blocks.
     pub columns: Vec<usize>,
     /// What the producer rounds decoded weights to.
-    pub weights: Rounding,
+    pub weights: Storage,
     /// How Σ is to be taken of the magnitudes.
     pub magnitude: Magnitude,
 }
@@ -80,7 +81,7 @@ pub fn products(weight: &Weight<'_>, jobs: &[Job]) -> Vec<Product> {
 /// The rows of all jobs, by what of the weight they meet, so that each meets a tile in one product.
 struct Stacks {
     /// Activations that meet the weight, by what it is rounded to.
-    values: Vec<(Rounding, Stack<f64>)>,
+    values: Vec<(Storage, Stack<f64>)>,
     /// Squares that meet the squared weight.
     squares: Stack<f32>,
     /// Magnitudes that meet those of the weight.
@@ -173,9 +174,8 @@ impl Tile<'_> {
         let mut out = vec![Product::default(); jobs.len()];
         for (weights, stack) in &stacks.values {
             let exact = match weights {
-                Rounding::F16 => self.multiply(&self.weights(to_f16), stack.x.view()),
-                Rounding::Bf16 => self.multiply(&self.weights(to_bf16), stack.x.view()),
-                _ => self.multiply(self.w, stack.x.view()),
+                Storage::F32 => self.multiply(self.w, stack.x.view()),
+                narrow => self.multiply(&self.weights(*narrow), stack.x.view()),
             };
             split(stack, &exact, &mut out, |product| &mut product.exact);
         }
@@ -232,8 +232,10 @@ impl Tile<'_> {
     }
 
     /// The weight as a producer rounds it.
-    fn weights(&self, round: fn(f64) -> f64) -> Vec<f64> {
-        self.w.iter().map(|&w| round(w)).collect()
+    fn weights(&self, storage: Storage) -> Vec<f64> {
+        let mut weights = self.w.to_vec();
+        round::store(storage, &mut weights);
+        weights
     }
 
     /// x·wᵀ, (T, rows).

@@ -6,7 +6,7 @@ use gemm::{Parallelism, gemm};
 use rayon::prelude::*;
 
 use crate::model::weights::Weight;
-use crate::numerics::Numerics;
+use crate::numerics::{Numerics, Storage};
 use crate::ops::round::{self, Rounding};
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
@@ -33,7 +33,7 @@ pub fn execute<S: Scalar>(
     numerics: &Numerics,
 ) -> Matrix<S> {
     let rounding = Rounding::of(numerics.products, weight.dtype());
-    let how = How { weights: Rounding::of_weights(numerics.products, weight.dtype()), columns, at_once };
+    let how = How { weights: round::weight_storage(numerics.products), columns, at_once };
     if rounding == Rounding::None {
         return multiply(weight, how, x);
     }
@@ -61,7 +61,7 @@ fn add_minima<S: Scalar>(weight: &Weight<'_>, sums: &Matrix<S>, out: &mut Matrix
 #[derive(Clone, Copy)]
 struct How {
     /// What the decoded weights are rounded to.
-    weights: Rounding,
+    weights: Storage,
     /// The leading columns that are multiplied; all where absent.
     columns: Option<usize>,
     /// Rows at a time.
@@ -85,11 +85,7 @@ fn multiply<S: Scalar>(weight: &Weight<'_>, how: How, x: View<'_, S>) -> Matrix<
     tiles.into_par_iter().for_each(|tile| {
         S::with_scratch(tile.len() * cols, |decoded| {
             weight.decode_rows(tile.clone(), decoded);
-            match how.weights {
-                Rounding::F16 => decoded.iter_mut().for_each(|w| *w = round::to_f16(*w)),
-                Rounding::Bf16 => decoded.iter_mut().for_each(|w| *w = round::to_bf16(*w)),
-                _ => {}
-            }
+            round::store(how.weights, decoded);
             for first in (0..x.rows).step_by(how.at_once) {
                 let x = x.after(first).first(how.at_once);
                 // SAFETY: tiles are disjoint column ranges of `out`, which outlives the loop.

@@ -62,15 +62,6 @@ impl Rounding {
         }
     }
 
-    /// What a producer rounds the decoded weights of type `dtype` to: one with f16 or bf16 products, whose matrix
-    /// units take both sides in that type. llama.cpp on the CPU multiplies what is stored.
-    pub fn of_weights(products: Products, dtype: DType) -> Rounding {
-        match products {
-            Products::F16 | Products::Bf16 => Rounding::of(products, dtype),
-            _ => Rounding::None,
-        }
-    }
-
     /// Values that share one scale, 1 where each is rounded alone.
     pub fn block(self) -> usize {
         match self {
@@ -117,8 +108,8 @@ pub fn activations<S: Scalar>(rounding: Rounding, x: View<'_, S>) -> Rounded<S> 
     }
     match rounding {
         Rounding::None => {}
-        Rounding::F16 => each(&mut rounded.values, to_f16),
-        Rounding::Bf16 => each(&mut rounded.values, to_bf16),
+        Rounding::F16 => store(Storage::F16, &mut rounded.values.data),
+        Rounding::Bf16 => store(Storage::Bf16, &mut rounded.values.data),
         Rounding::Q8_0 | Rounding::Q8_1 | Rounding::Q8K => vectorized(
             #[inline(always)]
             || {
@@ -145,8 +136,23 @@ pub fn to_bf16<S: Scalar>(value: S) -> S {
     S::from_f32(bf16::from_f32(value.to_f32()).to_f32())
 }
 
-fn each<S: Scalar>(matrix: &mut Matrix<S>, round: impl Fn(S) -> S) {
-    matrix.data.iter_mut().for_each(|value| *value = round(*value));
+/// Rounds values to the type that they are stored in.
+pub fn store<S: Scalar>(storage: Storage, values: &mut [S]) {
+    match storage {
+        Storage::F32 => {}
+        Storage::F16 => values.iter_mut().for_each(|value| *value = to_f16(*value)),
+        Storage::Bf16 => values.iter_mut().for_each(|value| *value = to_bf16(*value)),
+    }
+}
+
+/// The type that a producer stores decoded weights in before it multiplies: with f16 or bf16 products, whose matrix
+/// units take both sides in that type, it is theirs. llama.cpp on the CPU multiplies what is stored.
+pub fn weight_storage(products: Products) -> Storage {
+    match products {
+        Products::F16 => Storage::F16,
+        Products::Bf16 => Storage::Bf16,
+        _ => Storage::F32,
+    }
 }
 
 /// Block `b` of one row in place: `quantize_row_q8_0`, `_q8_1` (ggml-cpu/arch/x86/quants.c) and
@@ -273,11 +279,7 @@ const FLASH_TILE: usize = 64;
 /// A matrix stored in another type.
 pub fn stored<S: Scalar>(storage: Storage, x: View<'_, S>) -> Matrix<S> {
     let mut out = x.to_matrix();
-    match storage {
-        Storage::F32 => {}
-        Storage::F16 => each(&mut out, to_f16),
-        Storage::Bf16 => each(&mut out, to_bf16),
-    }
+    store(storage, &mut out.data);
     out
 }
 
