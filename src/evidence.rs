@@ -7,6 +7,7 @@ use crate::audit::verdict::{self, Evidence};
 use crate::audit::{Audits, Context, Missing, NodeAudit};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
+use crate::dense::round::{QUANT_MAX, Rounding};
 use crate::dump::Recording;
 use crate::error::Result;
 use crate::faults::diagnose::{Diagnosed, diagnose};
@@ -15,7 +16,6 @@ use crate::model::Model;
 use crate::model::graph::{Graph, Node, Op};
 use crate::model::weights::Weight;
 use crate::numerics::{Numerics, Products, Storage};
-use crate::ops::round::{QUANT_MAX, Rounding};
 use crate::report::words::number;
 use crate::report::{CheckpointVerdict, Local, LocalError};
 

@@ -16,7 +16,7 @@ pub mod tokenizer;
 
 pub mod model;
 
-pub mod ops;
+pub mod dense;
 
 pub mod engine;
 

@@ -6,11 +6,11 @@ use super::bounds::{
     self, CONFIDENCE, EXP_ROUNDINGS, NORMALISE_ROUNDINGS, SUBNORMAL_F16, TINY_F32, Units, accumulation,
     storage_unit,
 };
+use crate::dense::Rows;
+use crate::dense::attention::{kv_head, visible};
+use crate::dense::round::{AttentionRounding, stored};
 use crate::model::graph::Attention;
 use crate::numerics::Storage;
-use crate::ops::Rows;
-use crate::ops::attention::{kv_head, visible};
-use crate::ops::round::{AttentionRounding, stored};
 use crate::tensor::{Matrix, View};
 
 /// What attention reads, and how far each value may be from what the producer had.

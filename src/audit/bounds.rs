@@ -3,10 +3,10 @@
 //! `docs/bounds.md` derives each of them under the same name. A bound is never chosen to pass: it follows
 //! from how many roundings of which unit the producer's declared arithmetic makes.
 
+use crate::dense::Rows;
+use crate::dense::rope::{columns, rates};
 use crate::model::graph::Rope;
 use crate::numerics::{Numerics, Products, Storage};
-use crate::ops::Rows;
-use crate::ops::rope::{columns, rates};
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
 

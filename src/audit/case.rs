@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use super::bridge;
 use crate::checkpoint::Checkpoint;
+use crate::dense::{Inputs, Rows, round};
 use crate::dump::Recording;
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::model::graph::{Graph, Node, Op};
 use crate::numerics::Numerics;
-use crate::ops::{Inputs, Rows, round};
 use crate::tensor::{Matrix, View};
 
 /// What a recording is looked at with.
@@ -87,7 +87,7 @@ impl Case {
     pub fn execute(&self, node: &Node, gguf: &Gguf, numerics: &Numerics) -> Result<Matrix<f64>> {
         let values = self.views();
         let mut out =
-            crate::ops::execute(node, gguf, Inputs { rows: self.rows(), values: &values }, numerics)?;
+            crate::dense::execute(node, gguf, Inputs { rows: self.rows(), values: &values }, numerics)?;
         self.hide_unseen(&mut out);
         Ok(out)
     }

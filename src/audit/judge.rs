@@ -6,12 +6,12 @@ use super::bounds::{self, CONFIDENCE, Units};
 use super::bridge;
 use super::case::{Case, Context};
 use super::linear::{Job, Magnitude, Product, products};
+use crate::dense::round::{self, AttentionRounding, Rounding, Tie};
 use crate::error::Result;
 use crate::gguf::DType;
 use crate::model::graph::{Attention, Op};
 use crate::model::weights::Weight;
 use crate::numerics::{Numerics, Products, Storage};
-use crate::ops::round::{self, AttentionRounding, Rounding, Tie};
 use crate::tensor::Matrix;
 
 /// The exact output of a node under one arithmetic, and the bound of a producer's distance from it.
@@ -83,8 +83,8 @@ fn elementwise(context: &Context<'_>, case: &Case, units: &Units) -> Result<Expl
 
 /// Table rows as engines decode them: in f32.
 fn embed_exact(context: &Context<'_>, case: &Case) -> Result<Matrix<f64>> {
-    let inputs = crate::ops::Inputs { rows: case.rows(), values: &[] };
-    let rows: Matrix<f32> = crate::ops::execute(&case.node, context.gguf, inputs, &PLAIN)?;
+    let inputs = crate::dense::Inputs { rows: case.rows(), values: &[] };
+    let rows: Matrix<f32> = crate::dense::execute(&case.node, context.gguf, inputs, &PLAIN)?;
     Ok(Matrix::new(rows.rows, rows.cols, rows.data.iter().map(|&x| f64::from(x)).collect()))
 }
 
@@ -99,8 +99,8 @@ fn products_of_heads(
     let squares: Vec<Matrix<f64>> =
         case.inputs.iter().map(|input| bounds::map(&input.value, |x| x * x)).collect();
     let values: Vec<_> = squares.iter().map(Matrix::view).collect();
-    let inputs = crate::ops::Inputs { rows: case.rows(), values: &values };
-    let sums = crate::ops::execute(&case.node, context.gguf, inputs, &PLAIN)?;
+    let inputs = crate::dense::Inputs { rows: case.rows(), values: &values };
+    let sums = crate::dense::execute(&case.node, context.gguf, inputs, &PLAIN)?;
     Ok(bounds::linear(units, inner, &bounds::map(&sums, f64::sqrt), exact))
 }
 

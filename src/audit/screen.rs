@@ -16,13 +16,13 @@ use super::case::{Context, gather};
 use super::linear::group_sums;
 use super::{NODES_AT_ONCE, judge, local};
 use crate::checkpoint::Checkpoint;
+use crate::dense::round::{self, Rounded, Rounding, Tie};
+use crate::dense::{self, Inputs, Rows};
 use crate::error::Result;
 use crate::gguf;
 use crate::model::graph::{Node, Op};
 use crate::model::weights::Weight;
 use crate::numerics::Products;
-use crate::ops::round::{self, Rounded, Rounding, Tie};
-use crate::ops::{self, Inputs, Rows};
 use crate::scalar::{Scalar, in_lanes, vectorized};
 use crate::tensor::{Matrix, View};
 
@@ -123,7 +123,7 @@ fn elementwise(context: &Context<'_>, node: &Node, rows: &[u32]) -> Result<Scree
     let steps: Vec<Range<u32>> = rows.iter().map(|&position| recording.step(position)).collect();
     let values: Vec<View<'_, f32>> = inputs.iter().map(Matrix::view).collect();
     let inputs = Inputs { rows: Rows { tokens: &tokens, positions: rows, steps: &steps }, values: &values };
-    let again = ops::execute(node, context.gguf, inputs, &context.numerics)?;
+    let again = dense::execute(node, context.gguf, inputs, &context.numerics)?;
     let unit = Units::of(&context.numerics).storage.max(context.recorded_unit) as f32;
     let share = SEEN.max(SEEN_ROUNDINGS * unit);
     let odd = |t: &usize| {

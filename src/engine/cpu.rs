@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use super::{Batch, Engine, Probe, Values};
 use crate::checkpoint::{Checkpoint, Kind};
+use crate::dense::linear::LOGIT_ROWS;
+use crate::dense::{self, Inputs, Rows, round};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::graph::{Graph, Node};
 use crate::numerics::Numerics;
-use crate::ops::linear::LOGIT_ROWS;
-use crate::ops::{self, Inputs, Rows, round};
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
 use parity_dump::manifest::Producer;
@@ -50,7 +50,7 @@ impl<'m, S: Scalar> CpuEngine<'m, S> {
             values.push(value.view().after(if cached { 0 } else { skipped }));
         }
         let inputs = Inputs { rows: rows.after(skipped), values: &values };
-        ops::execute(node, self.gguf, inputs, &self.numerics)
+        dense::execute(node, self.gguf, inputs, &self.numerics)
     }
 }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use parity::audit::{self, Audit, AuditRows, Context, node_of};
 use parity::checkpoint::Checkpoint;
+use parity::dense::{self, Inputs, Rows};
 use parity::dump::{Kept, Recording};
 use parity::engine::cpu::CpuEngine;
 use parity::engine::{Batch, Engine, Probe, Values};
@@ -15,7 +16,6 @@ use parity::faults::diagnose::{Diagnosed, diagnose};
 use parity::model::Model;
 use parity::model::graph::Graph;
 use parity::numerics::Numerics;
-use parity::ops::{self, Inputs, Rows};
 use parity::tensor::{Matrix, View};
 use parity_dump::manifest::Producer;
 
@@ -185,7 +185,7 @@ pub fn run_strange(
             };
             let values: Vec<View<'_, f32>> = node.inputs.iter().enumerate().map(source).collect();
             let inputs = Inputs { rows, values: &values };
-            let mut out = ops::execute(node, &model.gguf, inputs, &Numerics::default()).unwrap();
+            let mut out = dense::execute(node, &model.gguf, inputs, &Numerics::default()).unwrap();
             if node.checkpoint == at {
                 strange(&mut out, &values, model);
             }

@@ -5,12 +5,12 @@ use std::ops::Range;
 use crate::audit::bounds::{self, Units};
 use crate::audit::case::{Case, Input, gather};
 use crate::audit::{Context, judge};
+use crate::dense::change;
 use crate::error::Result;
 use crate::faults::Site;
 use crate::model::edit::{Change, Edit, Reach};
 use crate::model::graph::{Activation, Attention, GluForm, Node, NormStyle, Op};
 use crate::model::weights::Weight;
-use crate::ops::change;
 use crate::tensor::Matrix;
 
 /// Roundings that a mistaken variant of an op makes beyond those of the right one: a few more operations of
@@ -178,7 +178,7 @@ impl Lab<'_> {
         for part in self.steps() {
             let mut own = rows(value, part.clone());
             let steps = &self.case.steps[part.clone()];
-            let rows = crate::ops::Rows {
+            let rows = crate::dense::Rows {
                 tokens: &self.case.tokens[part.clone()],
                 positions: &self.case.positions[part.clone()],
                 steps,

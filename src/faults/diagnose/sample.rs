@@ -3,11 +3,11 @@
 use rayon::prelude::*;
 
 use super::predict::{Lab, changed};
+use crate::dense::round::{self, Rounding};
 use crate::error::Result;
 use crate::model::edit::{Change, Edit, Reach};
 use crate::model::graph::{Node, Op, WeightRef};
 use crate::model::weights::Weight;
-use crate::ops::round::{self, Rounding};
 use crate::tensor::Matrix;
 
 /// Rows of a sample: those with the largest errors, and both ends.
@@ -174,7 +174,7 @@ fn executed(lab: &Lab<'_>, base: &Base, node: &Node) -> Result<Option<f64>> {
         let mut own = case.execute(&case.node, lab.context.gguf, &lab.context.numerics)?;
         for edit in node.edits.iter().filter(|edit| edit.is_output()) {
             let change: &Change = changed(edit);
-            crate::ops::change::apply(change, lab.context.gguf, &mut own, case.rows())?;
+            crate::dense::change::apply(change, lab.context.gguf, &mut own, case.rows())?;
         }
         let decided: Vec<usize> = part.clone().filter(|&row| known[row]).collect();
         let within: Vec<usize> = decided.iter().map(|row| row - part.start).collect();

@@ -3,9 +3,9 @@
 use super::fit::{numbers, rounded};
 use super::predict::Lab;
 use super::sample::Base;
+use crate::dense::rope::{columns, rates};
 use crate::faults::Argument;
 use crate::model::graph::{Node, Op, Rope, RopePosition};
-use crate::ops::rope::{columns, rates};
 
 /// Bases of models in the field.
 const KNOWN_BASES: [f64; 9] = [1e4, 1e6, 5e5, 1e5, 5e6, 1e7, 2.5e5, 8e6, 1.6e5];

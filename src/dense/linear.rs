@@ -5,9 +5,9 @@ use std::ops::Range;
 use gemm::{Parallelism, gemm};
 use rayon::prelude::*;
 
+use crate::dense::round::{self, Rounding};
 use crate::model::weights::Weight;
 use crate::numerics::{Numerics, Storage};
-use crate::ops::round::{self, Rounding};
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
 

@@ -7,9 +7,9 @@ use gemm::{Parallelism, gemm};
 use rayon::prelude::*;
 
 use super::Rows;
+use crate::dense::round::{AttentionRounding, stored};
 use crate::model::graph::{Attention, KvMap, Mask};
 use crate::numerics::{Numerics, Storage};
-use crate::ops::round::{AttentionRounding, stored};
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
 
