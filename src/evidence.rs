@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::arithmetic::round::{QUANT_MAX, Rounding};
 use crate::audit::bounds::{CONFIDENCE, UNIT_BF16, UNIT_F16, UNIT_F32};
 use crate::audit::verdict::{self, Evidence};
 use crate::audit::{Audits, Context, Missing, NodeAudit};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
-use crate::dense::round::{QUANT_MAX, Rounding};
 use crate::dump::Recording;
 use crate::error::Result;
 use crate::faults::diagnose::{Diagnosed, diagnose};

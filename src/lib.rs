@@ -12,6 +12,10 @@ pub mod numerics;
 
 pub mod gguf;
 
+pub mod arithmetic;
+
+pub mod ops;
+
 pub mod tokenizer;
 
 pub mod model;

@@ -6,9 +6,9 @@ use super::bounds::{
     self, CONFIDENCE, EXP_ROUNDINGS, NORMALISE_ROUNDINGS, SUBNORMAL_F16, TINY_F32, Units, accumulation,
     storage_unit,
 };
+use crate::arithmetic::round::{AttentionRounding, stored};
 use crate::dense::Rows;
 use crate::dense::attention::{kv_head, visible};
-use crate::dense::round::{AttentionRounding, stored};
 use crate::model::graph::Attention;
 use crate::numerics::Storage;
 use crate::tensor::{Matrix, View};

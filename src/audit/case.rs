@@ -4,8 +4,9 @@
 use std::ops::Range;
 
 use super::bridge;
+use crate::arithmetic::round;
 use crate::checkpoint::Checkpoint;
-use crate::dense::{Inputs, Rows, round};
+use crate::dense::{Inputs, Rows};
 use crate::dump::Recording;
 use crate::error::Result;
 use crate::gguf::Gguf;

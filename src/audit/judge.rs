@@ -6,7 +6,7 @@ use super::bounds::{self, CONFIDENCE, Units};
 use super::bridge;
 use super::case::{Case, Context};
 use super::linear::{Job, Magnitude, Product, products};
-use crate::dense::round::{self, AttentionRounding, Rounding, Tie};
+use crate::arithmetic::round::{self, AttentionRounding, Rounding, Tie};
 use crate::error::Result;
 use crate::gguf::DType;
 use crate::model::graph::{Attention, Op};

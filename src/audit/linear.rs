@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use crate::arithmetic::round;
 use crate::dense::linear::product;
-use crate::dense::round;
 use crate::gguf;
 use crate::model::weights::Weight;
 use crate::numerics::Storage;
@@ -21,7 +21,7 @@ const TILE_ROWS_MIN: usize = 64;
 pub struct Job {
     /// (T, I) activations, rounded as their producer does.
     pub x: Matrix<f64>,
-    /// (T, I/32), or no columns: see [`crate::dense::round::Rounded::sums`].
+    /// (T, I/32), or no columns: see [`crate::arithmetic::round::Rounded::sums`].
     pub sums: Matrix<f64>,
     /// Columns of the weight that are wanted too, with the minima of their blocks.
     pub columns: Vec<usize>,

@@ -7,7 +7,7 @@ use gemm::{Parallelism, gemm};
 use rayon::prelude::*;
 
 use super::Rows;
-use crate::dense::round::{AttentionRounding, stored};
+use crate::arithmetic::round::{AttentionRounding, stored};
 use crate::model::graph::{Attention, KvMap, Mask};
 use crate::numerics::{Numerics, Storage};
 use crate::scalar::Scalar;

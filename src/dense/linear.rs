@@ -5,7 +5,7 @@ use std::ops::Range;
 use gemm::{Parallelism, gemm};
 use rayon::prelude::*;
 
-use crate::dense::round::{self, Rounding};
+use crate::arithmetic::round::{self, Rounding};
 use crate::model::weights::Weight;
 use crate::numerics::{Numerics, Storage};
 use crate::scalar::Scalar;

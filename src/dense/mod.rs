@@ -22,7 +22,6 @@ pub(crate) mod linear;
 mod norm;
 mod pointwise;
 pub(crate) mod rope;
-pub mod round;
 
 /// The token rows that a node computes.
 #[derive(Clone, Copy, Debug)]

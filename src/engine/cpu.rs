@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::{Batch, Engine, Probe, Values};
+use crate::arithmetic::round;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dense::linear::LOGIT_ROWS;
-use crate::dense::{self, Inputs, Rows, round};
+use crate::dense::{self, Inputs, Rows};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::graph::{Graph, Node};

@@ -5,7 +5,7 @@ use parity::model::graph::{Attention, KvMap, Mask};
 use parity::numerics::Storage;
 
 use crate::data::{Memory, Random};
-use crate::dense::words;
+use crate::ops::words;
 use crate::{U32, check, host, run, storage_rounding};
 
 /// One attention with random inputs: (call's result, scores, probs, exact result, exact probs).

@@ -147,8 +147,8 @@ pub fn truncation(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
     let Op::Linear { weight, columns: None } = &base.node.op else { return vec![] };
     let Ok(found) = Weight::find(lab.context.gguf, weight) else { return vec![] };
     let Some(&row) = base.rows.first() else { return vec![] };
-    let rounding = crate::dense::round::Rounding::of(lab.context.numerics.products, found.dtype());
-    let x = crate::dense::round::activations(rounding, lab.case.inputs[0].value.view()).values;
+    let rounding = crate::arithmetic::round::Rounding::of(lab.context.numerics.products, found.dtype());
+    let x = crate::arithmetic::round::activations(rounding, lab.case.inputs[0].value.view()).values;
     let (x, recorded) = (x.row(row), lab.case.recorded.row(row));
     let mut w = vec![0.0f64; found.cols()];
     let mut distance = vec![0.0f64; found.cols() + 1];
@@ -336,8 +336,8 @@ fn other_is_swapped(lab: &Lab<'_>, base: &Base, twin: crate::checkpoint::Checkpo
     swapped_gate(&mut node)?;
     let weight = Weight::find(lab.context.gguf, node.op.weight()?).ok()?;
     let x = &lab.case.inputs.first()?.value;
-    let rounding = crate::dense::round::Rounding::of(lab.context.numerics.products, weight.dtype());
-    let x = crate::dense::round::activations(rounding, x.view()).values;
+    let rounding = crate::arithmetic::round::Rounding::of(lab.context.numerics.products, weight.dtype());
+    let x = crate::arithmetic::round::activations(rounding, x.view()).values;
     let rows: Vec<f64> = base.rows.iter().flat_map(|&t| x.row(t).iter().copied()).collect();
     let swapped = columns_of_product(&weight, &Matrix::new(base.rows.len(), x.cols, rows), &base.columns);
     let (mut distance, mut size) = (0.0, 0.0);

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::predict::{Lab, changed};
-use crate::dense::round::{self, Rounding};
+use crate::arithmetic::round::{self, Rounding};
 use crate::error::Result;
 use crate::model::edit::{Change, Edit, Reach};
 use crate::model::graph::{Node, Op, WeightRef};

@@ -1,0 +1,107 @@
+//! What each op of a recorded graph computes: one file per op, one rule each, and a table of all.
+//!
+//! A rule reads its sources through strides, as ggml's kernels do, and computes the whole result in f32, as an
+//! engine would, or in f64, as the judge does. It says what rounding explains of a result (`bound`), how an error of
+//! a source carries on (`carry`), and which rows of its sources a row of the result needs (`rows`). An op without a
+//! rule is undecided by name; everything around it is still judged.
+//!
+//! Shapes are slowest axis first and always have four axes: ggml's `ne` reversed.
+
+pub mod bound;
+pub mod source;
+
+mod add;
+mod rms_norm;
+
+pub use source::{Args, Source, Strided};
+
+use parity_graph::Op;
+
+use crate::error::Result;
+
+/// Everything that is known of one op. There is no default for any part: forgetting one does not compile.
+pub struct Rule {
+    /// Which op.
+    pub op: Op,
+    /// What it computes, in one sentence, for a report.
+    pub formula: &'static str,
+    /// The result in f32, contiguous, in the shape of [`Args::shape`].
+    pub single: fn(&Args<'_, f32>) -> Result<Vec<f32>>,
+    /// The result in f64.
+    pub double: fn(&Args<'_, f64>) -> Result<Vec<f64>>,
+    /// How a recorded result is held to the exact one.
+    pub check: Check,
+    /// How far an error of source `slot` of up to `error` (absolute, contiguous in the source's shape, not
+    /// negative) moves each element of the result.
+    pub carry: fn(&Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec<f64>,
+    /// Which rows of source `slot` the row (a, b, c) of the result needs.
+    pub rows: fn(&Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed,
+}
+
+/// How a recorded result is held to the exact one.
+pub enum Check {
+    /// Nothing is computed that could round: every bit is the source's, converted to the result's type.
+    Exact,
+    /// Rounding explains up to so much of each element, absolute, under the arithmetic of [`Args::arithmetic`].
+    Bound(fn(&Args<'_, f64>, exact: &[f64]) -> Vec<f64>),
+    /// As `Bound`, where the producer rounds on purpose and a value may lie in the middle between two roundings:
+    /// the exact result is first settled to the sides that the recorded one shows.
+    Settled {
+        /// As of [`Check::Bound`].
+        bound: fn(&Args<'_, f64>, exact: &[f64]) -> Vec<f64>,
+        /// Moves `exact` to the sides of the ties that `recorded` shows.
+        settle: fn(&Args<'_, f64>, exact: &mut [f64], recorded: &[f64]),
+    },
+    /// The result is a choice of indices: it is judged by the values that it chose, see [`Choice`].
+    Choice(fn(&Args<'_, f64>, recorded: &[f64]) -> Vec<Choice>),
+}
+
+/// One row of a discrete result that differs from the exact choice.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// Row of the result, (a, b, c).
+    pub row: [usize; 3],
+    /// By how much the values that were chosen fall short of those that should have been, at the worst place. NaN
+    /// where the row is no choice at all (an index twice, or out of range).
+    pub margin: f64,
+    /// Up to what margin rounding of the scores explains another choice.
+    pub near: f64,
+}
+
+/// What a row of a result needs of a source. Rows are those of the fastest axis, numbered by the three others.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Needed {
+    /// Nothing.
+    Nothing,
+    /// One row.
+    Row([usize; 3]),
+    /// These rows.
+    Rows(Vec<[usize; 3]>),
+    /// All of it.
+    All,
+}
+
+/// Every rule. A new op is one file and one line here.
+static RULES: &[&Rule] = &[&add::RULE, &rms_norm::RULE];
+
+/// The rule of an op, if it has one.
+pub fn rule(op: &Op) -> Option<&'static Rule> {
+    RULES.iter().copied().find(|rule| rule.op == *op)
+}
+
+/// All rules.
+pub fn rules() -> impl Iterator<Item = &'static Rule> {
+    RULES.iter().copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_op_has_one_rule() {
+        for (i, rule) in RULES.iter().enumerate() {
+            assert!(RULES[i + 1..].iter().all(|other| other.op != rule.op), "{}", rule.op);
+        }
+    }
+}

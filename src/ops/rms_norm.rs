@@ -1,0 +1,69 @@
+//! RMS_NORM: `dst = x / sqrt(mean(x²) + eps)`, over the fastest axis, without a weight.
+//!
+//! s0 (a, b, c, d); the result has its shape. Words: eps. The CPU squares in f32, adds up in f64, and rounds mean and
+//! scale to f32 (ggml-cpu/ops.cpp).
+
+use parity_graph::Op;
+
+use super::bound::{UNIT_F32, accumulation};
+use super::source::rows;
+use super::{Args, Check, Needed, Rule};
+use crate::error::Result;
+use crate::scalar::Scalar;
+
+pub const RULE: Rule = Rule {
+    op: Op::RmsNorm,
+    formula: "each row divided by the root of its mean square plus epsilon",
+    single: compute::<f32>,
+    double: compute::<f64>,
+    check: Check::Bound(bound),
+    carry,
+    rows: needed,
+};
+
+/// The mean is rounded, the sum with epsilon, the root, the quotient (half of the first two shows), the product.
+const ROUNDINGS: f64 = 5.0;
+
+fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
+    let x = args.source(0)?;
+    if x.shape() != args.shape {
+        return Err(args.misfit("a source of the result's shape"));
+    }
+    let eps = f64::from(args.params.float(0));
+    let mut out = Vec::with_capacity(args.elements());
+    for row in rows(args.shape) {
+        let x = x.row(row);
+        let scale = S::from_f64(scale(&x, eps));
+        out.extend(x.iter().map(|&x| x * scale));
+    }
+    Ok(out)
+}
+
+/// 1 / sqrt(mean(x²) + eps)
+fn scale<S: Scalar>(x: &[S], eps: f64) -> f64 {
+    let squares: f64 = x.iter().map(|x| x.to_f64() * x.to_f64()).sum();
+    1.0 / (squares / x.len() as f64 + eps).sqrt()
+}
+
+/// Every output is relative to itself; engines that add the squares up in f32 round at every addition.
+fn bound(args: &Args<'_, f64>, exact: &[f64]) -> Vec<f64> {
+    let factor = accumulation(args.shape[3], UNIT_F32) / 2.0 + ROUNDINGS * UNIT_F32;
+    exact.iter().map(|y| factor * y.abs()).collect()
+}
+
+/// dy_i = r·(dx_i - y_i·mean(y∘dx)): at most r·(e_i + |y_i|·mean(|y|∘e)).
+fn carry(args: &Args<'_, f64>, exact: &[f64], _slot: usize, error: &[f64]) -> Vec<f64> {
+    let Some(x) = args.get(0) else { return vec![0.0; exact.len()] };
+    let (eps, width) = (f64::from(args.params.float(0)), args.shape[3].max(1));
+    let mut out = Vec::with_capacity(exact.len());
+    for ((row, y), e) in rows(args.shape).zip(exact.chunks(width)).zip(error.chunks(width)) {
+        let scale = scale(&x.row(row), eps);
+        let along = y.iter().zip(e).map(|(y, e)| y.abs() * e).sum::<f64>() / width as f64;
+        out.extend(y.iter().zip(e).map(|(y, e)| scale * (e + y.abs() * along)));
+    }
+    out
+}
+
+fn needed(_args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed {
+    if slot == 0 { Needed::Row(row) } else { Needed::Nothing }
+}
