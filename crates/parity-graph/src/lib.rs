@@ -11,6 +11,12 @@ pub mod graph;
 
 pub mod text;
 
-pub use graph::{Graph, Id, MAX_SRC, Tensor, View};
+mod attention;
+pub mod known;
+
+pub mod axis;
+pub mod label;
+
+pub use graph::{Graph, Id, Leaf, MAX_SRC, Tensor, View};
 pub use op::Op;
 pub use params::Params;
