@@ -9,6 +9,10 @@ pub mod params;
 
 pub mod graph;
 
+pub mod rewrite;
+
+pub mod fault;
+
 pub use graph::{Graph, Id, MAX_SRC, Tensor, View};
 pub use op::Op;
 pub use params::Params;
