@@ -17,6 +17,10 @@ pub mod known;
 pub mod axis;
 pub mod label;
 
+pub mod rewrite;
+
+pub mod fault;
+
 pub use graph::{Graph, Id, Leaf, MAX_SRC, Tensor, View};
 pub use op::Op;
 pub use params::Params;
