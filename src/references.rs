@@ -177,6 +177,7 @@ pub fn record(
         all_rows: true,
         verify: false,
         graphs: None,
+        inject: None,
         quiet: true,
         command: recording_command(&program, model, prompt, n_tokens, n_decode),
     })?;

@@ -66,6 +66,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "command")]
     graphs: Option<PathBuf>,
 
+    /// Make llama.cpp compute one node wrongly, as a test of what parity says: rope.base@blk.1.q_rope. The recorded
+    /// graph stays the healthy one
+    #[arg(long, value_name = "FAULT@CHECKPOINT", requires = "command")]
+    inject: Option<parity_record::Wanted>,
+
     /// The program and its arguments
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "PromptArgs")]
     command: Vec<OsString>,
@@ -129,6 +134,7 @@ fn record_program(args: &Args, filter: Filter) -> Result<Summary> {
         all_rows: !args.own_rows,
         verify: args.verify,
         graphs: args.graphs.clone(),
+        inject: args.inject.clone(),
         quiet: false,
         command: args.command.clone(),
     })

@@ -45,12 +45,17 @@ pub fn finish(options: &Options, program: &Program, report: &Report, status: Exi
     if !report.recording {
         return Err(nothing(program, report, status));
     }
+    if let Some(inject) = options.inject.as_ref().filter(|_| report.injected.is_none()) {
+        return Err(Error::new("--inject", format!("no node has a place for {inject}"))
+            .expected("FAULT@CHECKPOINT of a recorded node, such as rope.base@blk.1.q_rope")
+            .hint("parity inspect shows the checkpoints of a recording"));
+    }
     complete(Finished {
         dir: &options.dir,
         filter: &options.filter,
         model: report.models.first().map(PathBuf::as_path),
         prompt: prompt(&options.command),
-        provenance: provenance(options, status).into(),
+        provenance: provenance(options, status).into_iter().chain(injected(options, report)).collect(),
         incomplete: report.stopped.clone().or_else(|| status.code().is_none().then(|| ending(status))),
         sequences: report.sequences,
         program: Some(status),
@@ -143,6 +148,12 @@ pub fn model_info(path: &Path) -> ModelInfo {
 fn prompt(command: &[OsString]) -> Option<String> {
     let flag = command.iter().position(|word| word == "-p" || word == "--prompt")?;
     command.get(flag + 1).map(|text| text.to_string_lossy().into_owned())
+}
+
+/// What was injected, so that nobody takes the recording for a healthy one.
+fn injected(options: &Options, report: &Report) -> Option<(String, String)> {
+    let (inject, text) = options.inject.as_ref().zip(report.injected.as_ref())?;
+    Some(("injected".to_owned(), format!("{inject}: {text}")))
 }
 
 /// The command without folders, and how it ended.

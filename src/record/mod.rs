@@ -37,6 +37,8 @@ pub struct Options {
     pub verify: bool,
     /// File that takes the graph of each pass as text.
     pub graphs: Option<PathBuf>,
+    /// A mistake that llama.cpp is made to make while the recorded graph stays the healthy one: a test aid.
+    pub inject: Option<parity_record::Wanted>,
     /// Whether the program's own output is swallowed.
     pub quiet: bool,
     /// The program and its arguments.

@@ -31,6 +31,8 @@ pub struct Report {
     pub recording: bool,
     /// Token sequences seen.
     pub sequences: usize,
+    /// The mistake that was injected, in a sentence.
+    pub injected: Option<String>,
     /// Why recording stopped early.
     pub stopped: Option<String>,
 }
@@ -65,6 +67,9 @@ impl Session {
         tapped.env("PARITY_TAP_FILTER", options.filter.to_string());
         tapped.env("PARITY_TAP_SEQUENCE", options.sequence.to_string());
         tapped.env("PARITY_TAP_ALL_ROWS", if options.all_rows { "1" } else { "0" });
+        if let Some(inject) = &options.inject {
+            tapped.env("PARITY_TAP_INJECT", inject.to_string());
+        }
         if let Some(graphs) = &options.graphs {
             // Passes are appended, of this recording alone.
             let _ = fs::remove_file(graphs);
@@ -119,6 +124,7 @@ impl Session {
                 }
                 "recording" => report.recording = true,
                 "sequences" => report.sequences = value.parse().unwrap_or(report.sequences),
+                "injected" => report.injected = Some(value.to_owned()),
                 "stopped" => report.stopped = Some(value.to_owned()),
                 _ => {}
             }

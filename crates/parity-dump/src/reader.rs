@@ -105,7 +105,16 @@ impl Dump {
     pub(crate) fn from_parts(path: &Path, manifest: Manifest, foreign: Vec<String>) -> Dump {
         let (tensors, seen) = (BTreeMap::new(), SeenTensors::new());
         let (files, unused_names) = (Vec::new(), Vec::new());
-        Dump { path: path.to_owned(), manifest, files, tensors, seen, foreign, unused_names, leaves: BTreeMap::new() }
+        Dump {
+            path: path.to_owned(),
+            manifest,
+            files,
+            tensors,
+            seen,
+            foreign,
+            unused_names,
+            leaves: BTreeMap::new(),
+        }
     }
 
     /// Notes the tensors whose names are no checkpoint ids.
@@ -125,7 +134,8 @@ impl Dump {
         let mut parts = Vec::new();
         for (name, view) in tensors.iter() {
             let offset = view.data().as_ptr() as usize - map.as_ptr() as usize;
-            if let Some(leaf) = name.strip_prefix(LEAF_PREFIX).filter(|_| leaf_dtype(view.dtype()).is_some()) {
+            if let Some(leaf) = name.strip_prefix(LEAF_PREFIX).filter(|_| leaf_dtype(view.dtype()).is_some())
+            {
                 let (dtype, shape) = (view.dtype(), view.shape().to_vec());
                 let part = LeafPart { dtype, shape, file, offset, bytes: view.data().len() };
                 self.leaves.insert((step, leaf.to_owned()), part);

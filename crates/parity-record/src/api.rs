@@ -91,6 +91,10 @@ functions! {
     type_name: c"ggml_type_name" fn(c_int) -> *const c_char;
     /// Bytes that the elements span.
     nbytes: c"ggml_nbytes" fn(RawTensor) -> usize;
+    /// Name of an op by its number.
+    op_name: c"ggml_op_name" fn(c_int) -> *const c_char;
+    /// Writes bytes of a tensor on any backend.
+    tensor_set: c"ggml_backend_tensor_set" fn(RawTensor, *const c_void, usize, usize);
     /// Reads bytes of a tensor on any backend.
     tensor_get: c"ggml_backend_tensor_get" fn(RawTensor, *mut c_void, usize, usize);
     /// Number of nodes.

@@ -48,7 +48,11 @@ impl Reader<'_> {
         slots
     }
 
-    unsafe fn tensor(&self, raw: RawTensor) -> Tensor {
+    /// What a tensor says of itself, without its sources.
+    ///
+    /// # Safety
+    /// `raw` is a live tensor of the library.
+    pub unsafe fn tensor(&self, raw: RawTensor) -> Tensor {
         let extents = |values: [i64; 4]| values.map(|value| usize::try_from(value).unwrap_or(0));
         // SAFETY: the layout was measured on this library, and ggml's strings live with it.
         unsafe {
@@ -222,31 +226,14 @@ impl Reader<'_> {
         }
     }
 
-    /// Changes a word of a node's parameters, before it is computed: a fault that is injected into a live graph.
+    /// The source in a slot; null where the slot is empty.
     ///
     /// # Safety
-    /// `raw` is a live tensor of the library that is not being computed.
-    pub unsafe fn set_param(&self, raw: RawTensor, word: usize, bits: u32) {
-        assert!(word < WORDS, "a tensor has {WORDS} words of parameters");
-        // SAFETY: by the caller's promise; the word lies within `op_params`.
-        unsafe {
-            raw.cast::<u8>().add(self.layout.op_params + 4 * word).cast::<u32>().write_unaligned(bits);
-        }
-    }
-
-    /// Changes a source of a node, before it is computed: a fault that is injected into a live graph. The new source
-    /// must have been computed before the node, and its memory must not have been used again since: weights and
-    /// inputs always are safe, nodes only right behind each other or where ggml keeps them.
-    ///
-    /// # Safety
-    /// `raw` is a live tensor of the library that is not being computed, `src` null or another one of its graph.
-    pub unsafe fn set_source(&self, raw: RawTensor, slot: usize, src: RawTensor) {
+    /// `tensor` is a live tensor of the library.
+    pub unsafe fn source_in(&self, tensor: RawTensor, slot: usize) -> RawTensor {
         assert!(slot < MAX_SRC, "a tensor has {MAX_SRC} sources");
-        // SAFETY: by the caller's promise; the slot lies within `src`.
-        unsafe {
-            let at = raw.cast::<u8>().add(self.layout.src + slot * size_of::<RawTensor>());
-            at.cast::<RawTensor>().write_unaligned(src);
-        }
+        // SAFETY: the layout was measured on this library.
+        unsafe { self.field(tensor, self.layout.src + slot * size_of::<RawTensor>()) }
     }
 
     /// Reads a leaf of 32-bit integers.

@@ -16,6 +16,8 @@ pub struct Layout {
     pub ne: usize,
     /// strides in bytes, 4 × usize
     pub nb: usize,
+    /// `enum ggml_op`, i32: right before its parameters
+    pub op: usize,
     /// 16 words, each an i32 or the bits of an f32
     pub op_params: usize,
     /// i32
@@ -26,6 +28,8 @@ pub struct Layout {
     pub view_src: usize,
     /// usize
     pub view_offs: usize,
+    /// pointer: right behind `view_offs`
+    pub data: usize,
     /// 64 bytes
     pub name: usize,
 }
@@ -34,6 +38,8 @@ pub struct Layout {
 pub const FLAG_COMPUTE: i32 = 16;
 /// Bytes of a `ggml_tensor` that may hold a field other than the name.
 const SCANNED: usize = 336;
+/// Bytes of a `ggml_tensor` in every release known.
+pub const TENSOR_BYTES: usize = SCANNED;
 /// Words that are compared: a tensor's fields are aligned to 4 bytes.
 const WORD: usize = 4;
 
@@ -152,7 +158,14 @@ unsafe fn measure_in(api: &Api, arena: *mut c_void) -> Result<Layout, String> {
     let flags: Vec<usize> = words.filter(|&at| plain.i32(at) == 0 && flagged.i32(at) == 1).collect();
     let op_params = only("op_params", &places_of_eps(&norms.map(image)))?;
     let view_src = only("view_src", &viewed.places(&[a as i64, ODD_OFFSET as i64]))?;
+    let data = view_src + 16;
+    // SAFETY: a tensor of this arena.
+    if plain.i64(data) != unsafe { (api.get_data)(a) } as i64 {
+        return Err("`ggml_tensor.data` does not follow `view_offs`".to_owned());
+    }
     Ok(Layout {
+        op: op_params - WORD,
+        data,
         op_params,
         dtype: only("type", &dtype)?,
         ne: only("ne", &plain.places(&ODD))?,

@@ -19,4 +19,7 @@ pub mod plan;
 mod producer;
 pub mod store;
 
+mod inject;
+pub use inject::Wanted;
+
 pub mod recorder;

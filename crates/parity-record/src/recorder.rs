@@ -6,13 +6,14 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use parity_dump::{ModelInfo, Producer, Writer};
+use parity_dump::{Checkpoint, ModelInfo, Producer, Writer};
 use parity_graph::{Graph, text as graph_text};
 
 use crate::api::{RawGraph, RawSched, RawTensor, text};
 use crate::describe::{Described, Reader};
 use crate::filter::Filter;
 use crate::hashes::Hashes;
+use crate::inject::{Injection, Wanted};
 use crate::map::{Mapping, map};
 use crate::plan::{Plan, Planned};
 use crate::producer;
@@ -32,6 +33,8 @@ pub struct Options {
     pub hashes: Option<PathBuf>,
     /// File that takes the graph of each pass as text.
     pub graphs: Option<PathBuf>,
+    /// A mistake that llama.cpp is made to make, as a test aid.
+    pub inject: Option<Wanted>,
     /// llama.cpp's version.
     pub version: Option<String>,
 }
@@ -56,6 +59,7 @@ pub struct Recorder {
     /// The context whose passes are recorded.
     sched: Option<usize>,
     plan: Option<Plan>,
+    injection: Option<Injection>,
     /// Graphs seen so far, with what they hold: most passes compute one of a few.
     graphs: Vec<(Graph, Arc<Mapping>)>,
     /// Number of each of them in the dump, where it has it.
@@ -84,6 +88,7 @@ impl Recorder {
             hashes: None,
             sched: None,
             plan: None,
+            injection: None,
             graphs: Vec::new(),
             written: Vec::new(),
             graphs_written: 0,
@@ -134,7 +139,8 @@ impl Recorder {
             self.graphs_written = 0;
         }
         // SAFETY: by the caller's promise.
-        let plan = unsafe { Plan::new(reader, &described, &mapping, &self.options.filter, tokens, positions) };
+        let plan =
+            unsafe { Plan::new(reader, &described, &mapping, &self.options.filter, tokens, positions) };
         // SAFETY: as above.
         if let Err(reason) = unsafe { self.open(reader, sched, &plan, &mapping) } {
             self.stop(&reason);
@@ -143,9 +149,10 @@ impl Recorder {
         self.start_step(&plan, number);
         // SAFETY: as above.
         unsafe { self.record_leaves(reader, &described, &plan) };
+        self.injection = self.injection(&described);
         let wanted = self.store.is_some() && !plan.wanted.is_empty();
         self.plan = Some(plan);
-        wanted
+        wanted || self.injection.is_some()
     }
 
     /// Number of a graph, and what it holds: found out once for each of the graphs that come again and again.
@@ -184,9 +191,45 @@ impl Recorder {
         self.plan.is_some()
     }
 
-    /// Whether the values of a node are wanted.
-    pub fn wants(&self, tensor: RawTensor) -> bool {
+    /// Whether the values of a node that is about to be computed are wanted.
+    ///
+    /// # Safety
+    /// As for [`Recorder::computed`], right before the computation.
+    pub unsafe fn wants(&mut self, reader: Reader<'_>, tensor: RawTensor) -> bool {
+        if let Some(injection) = &mut self.injection {
+            if injection.before == Some(tensor) {
+                return !self.stopped;
+            }
+            if injection.node == tensor {
+                // SAFETY: by the caller's promise; what the node reads has been computed.
+                if let Err(reason) = unsafe { injection.make(reader) } {
+                    self.stop(&format!("the mistake cannot be injected: {reason}"));
+                }
+                return !self.stopped;
+            }
+        }
         !self.stopped && self.plan.as_ref().is_some_and(|plan| plan.wanted.contains_key(&tensor))
+    }
+
+    /// The mistake that is wanted, prepared in this graph.
+    fn injection(&mut self, described: &Described) -> Option<Injection> {
+        let wanted = self.options.inject.as_ref()?;
+        let labels = parity_graph::label::labels(&described.graph);
+        let is_node =
+            |label: &Option<Checkpoint>| label.is_some_and(|id| id.to_string() == wanted.checkpoint);
+        let fault = labels.iter().position(is_node).and_then(|id| wanted.find(&described.graph, id));
+        match fault {
+            Some(fault) => {
+                let injection = Injection::new(&described.address, fault);
+                self.host.status("injected", injection.text());
+                Some(injection)
+            }
+            None => {
+                let message = format!("{wanted}: no node of this graph has a place for it");
+                self.say_once(&message);
+                None
+            }
+        }
     }
 
     /// Takes the values of a node that has just been computed.
@@ -194,6 +237,12 @@ impl Recorder {
     /// # Safety
     /// The reader's library made `tensor`, and has just computed it.
     pub unsafe fn computed(&mut self, reader: Reader<'_>, tensor: RawTensor) {
+        if let Some(injection) = self.injection.as_mut().filter(|injection| injection.node == tensor)
+            // SAFETY: by the caller's promise.
+            && let Err(reason) = unsafe { injection.finish(reader) }
+        {
+            self.stop(&format!("the mistake cannot be injected: {reason}"));
+        }
         let (Some(store), Some(plan)) = (&mut self.store, &mut self.plan) else { return };
         for index in plan.wanted.remove(&tensor).unwrap_or_default() {
             let Planned { checkpoint, element, from_i32, shape, rows, region } = plan.planned[index].clone();
@@ -222,6 +271,7 @@ impl Recorder {
     /// As for [`Recorder::begin`], after the computation.
     pub unsafe fn end(&mut self, reader: Reader<'_>, sched: RawSched, whole: bool) {
         let Some(plan) = self.plan.take() else { return };
+        self.injection = None;
         if let Some(store) = &mut self.store {
             let missed: Vec<String> =
                 plan.wanted.values().flatten().map(|&i| plan.planned[i].checkpoint.to_string()).collect();
@@ -290,14 +340,19 @@ impl Recorder {
         // SAFETY: leaves of a graph whose inputs are set.
         let read = |id: usize| unsafe { reader.i32s(described.address[id]) };
         let unsigned = |values: Vec<i32>| {
-            values.into_iter().take(mapping.known.rows).map(|v| u32::try_from(v).ok()).collect::<Option<Vec<u32>>>()
+            values
+                .into_iter()
+                .take(mapping.known.rows)
+                .map(|v| u32::try_from(v).ok())
+                .collect::<Option<Vec<u32>>>()
         };
         let tokens = unsigned(read(tokens)?)?;
         let positions = match mapping.known.positions {
             Some(leaf) => unsigned(read(leaf)?)?,
             None => self.sequences.following(tokens.len()),
         };
-        (tokens.len() == mapping.known.rows && positions.len() == mapping.known.rows).then_some((tokens, positions))
+        (tokens.len() == mapping.known.rows && positions.len() == mapping.known.rows)
+            .then_some((tokens, positions))
     }
 
     /// Opens what the recording is written to, at its first pass.

@@ -16,6 +16,8 @@ const SEQUENCE: &str = "PARITY_TAP_SEQUENCE";
 const HASHES: &str = "PARITY_TAP_HASHES";
 /// File for the graphs, as text.
 const GRAPHS: &str = "PARITY_TAP_GRAPHS";
+/// A mistake that llama.cpp is made to make, as [`parity_record::Wanted`] spells it.
+const INJECT: &str = "PARITY_TAP_INJECT";
 /// `0` leaves it to the program which rows it asks logits of.
 const ALL_ROWS: &str = "PARITY_TAP_ALL_ROWS";
 /// Folder that this library and its parent process share while the program runs.
@@ -44,6 +46,7 @@ pub fn asked() -> Result<Option<Asked>, String> {
         },
         hashes: path(HASHES),
         graphs: path(GRAPHS),
+        inject: value(INJECT).map(|text| text.parse()).transpose()?,
         version: None,
     };
     if options.dir.is_none() && options.hashes.is_none() {

@@ -260,7 +260,10 @@ unsafe extern "C" fn on_node(tensor: RawTensor, ask: bool, _user_data: *mut c_vo
         return guarded(they_want, || {
             let Some(mut state) = state() else { return they_want };
             state.they_want = they_want;
-            they_want || state.recorder.wants(tensor)
+            let Some((library, _)) = state.active else { return they_want };
+            let reader = Reader { api: &library.api, layout: &library.layout };
+            // SAFETY: ggml is about to compute this node.
+            unsafe { state.recorder.wants(reader, tensor) || they_want }
         });
     }
     let they_want = guarded(false, || {

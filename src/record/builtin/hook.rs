@@ -202,7 +202,8 @@ unsafe extern "C" fn on_node(tensor: *mut llama::ggml_tensor, ask: bool, _: *mut
         let Some(mut guard) = state() else { return false };
         let Some(State { recorder, api, layout }) = guard.as_mut() else { return false };
         if ask {
-            return recorder.wants(tensor);
+            // SAFETY: ggml is about to compute this node.
+            return unsafe { recorder.wants(Reader { api, layout }, tensor) };
         }
         // SAFETY: ggml has just computed this node.
         unsafe { recorder.computed(Reader { api, layout }, tensor) };

@@ -73,6 +73,7 @@ pub fn record(options: &BuiltinOptions) -> Result<Summary> {
         sequence: 0,
         hashes: recorded.clone(),
         graphs: None,
+        inject: None,
         version: Some(context::version()),
     };
     let (tokens, outcome) = evaluate(options, recording, None)?;

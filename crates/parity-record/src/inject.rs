@@ -1,0 +1,302 @@
+//! A mistake made by a real llama.cpp: one node of its graph is computed differently, while the recorded graph stays
+//! the healthy one. A test aid: it shows what parity says of such a mistake in any architecture.
+//!
+//! Everything happens around the one node, between the question whether its values are wanted and the answer that
+//! they are computed: fields are changed before and put back after, since the program may use its graph again.
+//! Sources are edited in a copy: weights lie in memory that must not be written.
+
+use std::fmt;
+use std::str::FromStr;
+
+use parity_graph::fault::{self, Fault};
+use parity_graph::rewrite::{Change, Edit};
+use parity_graph::{Graph, Id, Op, params};
+
+use crate::api::{RawTensor, text};
+use crate::describe::Reader;
+use crate::layout::TENSOR_BYTES;
+
+/// Which mistake is wanted: `rope.base@blk.3.q_rope`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Name in the catalogue.
+    pub fault: String,
+    /// The checkpoint of the node.
+    pub checkpoint: String,
+    /// Which of the node's faults of that name, counted from 0: `rope.base#1@…`.
+    pub variant: usize,
+}
+
+impl FromStr for Wanted {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Wanted, String> {
+        let wrong = || format!("`{text}` is no mistake at a checkpoint, such as rope.base@blk.3.q_rope");
+        let (fault, checkpoint) = text.split_once('@').ok_or_else(wrong)?;
+        let (fault, variant) = match fault.split_once('#') {
+            Some((fault, variant)) => (fault, variant.parse().map_err(|_| wrong())?),
+            None => (fault, 0),
+        };
+        if fault.is_empty() || checkpoint.is_empty() {
+            return Err(wrong());
+        }
+        Ok(Wanted { fault: fault.to_owned(), checkpoint: checkpoint.to_owned(), variant })
+    }
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Wanted { fault, checkpoint, variant } = self;
+        match variant {
+            0 => write!(f, "{fault}@{checkpoint}"),
+            variant => write!(f, "{fault}#{variant}@{checkpoint}"),
+        }
+    }
+}
+
+impl Wanted {
+    /// The mistake at node `id`, if the node has a place for it.
+    pub fn find(&self, graph: &Graph, id: Id) -> Option<Fault> {
+        fault::at(graph, id).into_iter().filter(|fault| fault.name == self.fault).nth(self.variant)
+    }
+}
+
+/// A mistake in a graph that is about to be computed.
+pub struct Injection {
+    /// The node that is computed wrongly.
+    pub node: RawTensor,
+    /// The nodes before it that must have been computed when it is asked about: all of them that stand directly
+    /// before it and compute nothing that is recorded.
+    pub before: Option<RawTensor>,
+    fault: Fault,
+    /// Addresses of the graph's tensors.
+    address: Vec<RawTensor>,
+    undo: Vec<(usize, Vec<u8>)>,
+    copies: Vec<Copied>,
+    passed: Option<Vec<f64>>,
+}
+
+// SAFETY: the addresses are only used by the thread that computes, between question and answer.
+unsafe impl Send for Injection {}
+
+/// A tensor whose values were edited in a copy.
+struct Copied {
+    _tensor: Box<[u8; TENSOR_BYTES]>,
+    _data: Vec<u8>,
+}
+
+impl Injection {
+    /// Prepares a mistake in the graph that these tensors make up.
+    pub fn new(address: &[RawTensor], fault: Fault) -> Injection {
+        let id = fault.rewrite.node;
+        Injection {
+            node: address[id],
+            before: id.checked_sub(1).map(|before| address[before]),
+            address: address.to_vec(),
+            fault,
+            undo: Vec::new(),
+            copies: Vec::new(),
+            passed: None,
+        }
+    }
+
+    /// What is injected, in a sentence.
+    pub fn text(&self) -> &str {
+        &self.fault.text
+    }
+
+    /// Makes the mistake: the node is about to be computed, and its sources are.
+    ///
+    /// # Errors
+    /// Why this llama.cpp cannot be made to make it.
+    ///
+    /// # Safety
+    /// The tensors are alive, and lie in memory of the host.
+    pub unsafe fn make(&mut self, reader: Reader<'_>) -> Result<(), String> {
+        let layout = reader.layout;
+        match self.fault.rewrite.change.clone() {
+            // SAFETY: by the caller's promise, here and below.
+            Change::Words(words) => unsafe { self.words(reader, &words) },
+            Change::Op(op, words) => unsafe {
+                let number =
+                    number_of(reader, &op).ok_or_else(|| format!("this llama.cpp has no op {op}"))?;
+                self.put(layout.op, &number.to_ne_bytes());
+                self.words(reader, &words);
+            },
+            Change::Source { slot, with } => unsafe {
+                let other = with.map_or(std::ptr::null_mut(), |id| self.address[id]);
+                self.put(layout.src + slot * size_of::<RawTensor>(), &(other as usize).to_ne_bytes());
+            },
+            Change::Exchange(a, b) => unsafe {
+                let (first, second) = (reader.source_in(self.node, a), reader.source_in(self.node, b));
+                self.put(layout.src + a * size_of::<RawTensor>(), &(second as usize).to_ne_bytes());
+                self.put(layout.src + b * size_of::<RawTensor>(), &(first as usize).to_ne_bytes());
+            },
+            Change::SourceEdit { slot, edit } => unsafe { self.edit_source(reader, slot, edit)? },
+            Change::Bypass { slot } => unsafe {
+                let values = Values::read(reader, reader.source_in(self.node, slot))?;
+                self.passed = Some(values.numbers()?);
+            },
+            Change::ResultEdit(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Finishes the mistake: the node has just been computed. Puts back what was changed.
+    ///
+    /// # Errors
+    /// Why the values could not be written.
+    ///
+    /// # Safety
+    /// As for [`Injection::make`].
+    pub unsafe fn finish(&mut self, reader: Reader<'_>) -> Result<(), String> {
+        for (offset, bytes) in self.undo.drain(..).rev() {
+            // SAFETY: bytes that were read from there.
+            unsafe {
+                self.node.cast::<u8>().add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
+            };
+        }
+        self.copies.clear();
+        let edit = match (&self.fault.rewrite.change, self.passed.take()) {
+            (_, Some(passed)) => Some(passed),
+            (Change::ResultEdit(edit), None) => {
+                // SAFETY: by the caller's promise.
+                let values = unsafe { Values::read(reader, self.node)? };
+                let mut numbers = values.numbers()?;
+                edit.apply(values.ne[0], &mut numbers);
+                Some(numbers)
+            }
+            _ => None,
+        };
+        let Some(numbers) = edit else { return Ok(()) };
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let mut values = Values::read(reader, self.node)?;
+            values.set(&numbers)?;
+            (reader.api.tensor_set)(self.node, values.bytes.as_ptr().cast(), 0, values.bytes.len());
+        }
+        Ok(())
+    }
+
+    unsafe fn words(&mut self, reader: Reader<'_>, words: &[(usize, u32)]) {
+        for &(word, bits) in words.iter().filter(|(word, _)| *word < params::WORDS) {
+            // SAFETY: a field of the node.
+            unsafe { self.put(reader.layout.op_params + 4 * word, &bits.to_ne_bytes()) };
+        }
+    }
+
+    /// Writes bytes of the node, and notes what was there.
+    unsafe fn put(&mut self, offset: usize, bytes: &[u8]) {
+        // SAFETY: a field of a live tensor.
+        unsafe {
+            let place = self.node.cast::<u8>().add(offset);
+            self.undo.push((offset, std::slice::from_raw_parts(place, bytes.len()).to_vec()));
+            place.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+    }
+
+    /// Lets the node read an edited copy of a source.
+    unsafe fn edit_source(&mut self, reader: Reader<'_>, slot: usize, edit: Edit) -> Result<(), String> {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let source = reader.source_in(self.node, slot);
+            let mut values = Values::read(reader, source)?;
+            let mut numbers = values.numbers()?;
+            edit.apply(values.ne[0], &mut numbers);
+            values.set(&numbers)?;
+            let mut copy = Box::new([0u8; TENSOR_BYTES]);
+            copy.as_mut_ptr().copy_from_nonoverlapping(source.cast::<u8>(), TENSOR_BYTES);
+            let data = values.bytes.as_ptr() as usize;
+            copy[reader.layout.data..reader.layout.data + 8].copy_from_slice(&data.to_ne_bytes());
+            let address = copy.as_ptr() as usize;
+            self.copies.push(Copied { _tensor: copy, _data: values.bytes });
+            self.put(reader.layout.src + slot * size_of::<RawTensor>(), &address.to_ne_bytes());
+        }
+        Ok(())
+    }
+}
+
+/// ggml's number of an op in the loaded library; unary and gated functions are told by a word of theirs.
+///
+/// # Safety
+/// `reader` is of a loaded library.
+unsafe fn number_of(reader: Reader<'_>, op: &Op) -> Option<i32> {
+    /// Fewer than any ggml has: its table of names must not be read beyond its end.
+    const OPS: i32 = 80;
+    let is = |family: &str| params::fields(op).iter().any(|field| field.name == family);
+    let name = if is("unary") {
+        "UNARY"
+    } else if is("glu") {
+        "GLU"
+    } else {
+        op.name()
+    };
+    // SAFETY: ggml's names of its ops.
+    (0..OPS).find(|&number| unsafe { text((reader.api.op_name)(number)) }.is_some_and(|known| known == name))
+}
+
+/// The bytes that a tensor spans, and how its elements lie in them.
+struct Values {
+    bytes: Vec<u8>,
+    dtype: String,
+    ne: [usize; 4],
+    nb: [usize; 4],
+}
+
+impl Values {
+    unsafe fn read(reader: Reader<'_>, tensor: RawTensor) -> Result<Values, String> {
+        if tensor.is_null() {
+            return Err("the source is missing".to_owned());
+        }
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let described = reader.tensor(tensor);
+            let mut bytes = vec![0u8; (reader.api.nbytes)(tensor)];
+            (reader.api.tensor_get)(tensor, bytes.as_mut_ptr().cast(), 0, bytes.len());
+            Ok(Values { bytes, dtype: described.dtype, ne: described.ne, nb: described.nb })
+        }
+    }
+
+    /// Byte offsets of all elements in logical order.
+    fn places(&self) -> Vec<usize> {
+        let ([n0, n1, n2, n3], [b0, b1, b2, b3]) = (self.ne, self.nb);
+        let mut places = Vec::with_capacity(n0 * n1 * n2 * n3);
+        for d in 0..n3 {
+            for c in 0..n2 {
+                for b in 0..n1 {
+                    places.extend((0..n0).map(|a| a * b0 + b * b1 + c * b2 + d * b3));
+                }
+            }
+        }
+        places
+    }
+
+    fn numbers(&self) -> Result<Vec<f64>, String> {
+        let at = |place: usize, n: usize| &self.bytes[place..place + n];
+        let half = |bits: u16| half::f16::from_bits(bits).to_f64();
+        let number: Box<dyn Fn(usize) -> f64> = match self.dtype.as_str() {
+            "f32" => Box::new(|p| f64::from(f32::from_ne_bytes(at(p, 4).try_into().expect("four bytes")))),
+            "f16" => Box::new(|p| half(u16::from_ne_bytes(at(p, 2).try_into().expect("two bytes")))),
+            "i32" => Box::new(|p| f64::from(i32::from_ne_bytes(at(p, 4).try_into().expect("four bytes")))),
+            other => return Err(format!("values of type {other} are not edited")),
+        };
+        Ok(self.places().into_iter().map(number).collect())
+    }
+
+    fn set(&mut self, numbers: &[f64]) -> Result<(), String> {
+        let places = self.places();
+        if places.len() != numbers.len() {
+            return Err(format!("{} values where {} are wanted", numbers.len(), places.len()));
+        }
+        for (place, &number) in places.into_iter().zip(numbers) {
+            let bytes: &[u8] = match self.dtype.as_str() {
+                "f32" => &(number as f32).to_ne_bytes(),
+                "f16" => &half::f16::from_f64(number).to_bits().to_ne_bytes(),
+                "i32" => &(number as i32).to_ne_bytes(),
+                other => return Err(format!("values of type {other} are not edited")),
+            };
+            self.bytes[place..place + bytes.len()].copy_from_slice(bytes);
+        }
+        Ok(())
+    }
+}
