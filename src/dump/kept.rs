@@ -34,6 +34,7 @@ impl Kept {
             prompt: None,
             steps: Vec::new(),
             rows: BTreeMap::new(),
+            graphs: Vec::new(),
             unmapped: Vec::new(),
             provenance: BTreeMap::new(),
             complete: true,

@@ -1,6 +1,7 @@
 //! The vocabulary: every place in a forward pass that parity can name.
 //!
-//! This is the one file in which checkpoint ids are spelt. Shapes use the letters
+//! This is the one file in which the fixed ids are spelt; whatever else a recorded graph computes has a name from
+//! that graph ([`Kind::Named`]). Shapes use the letters
 //! T token rows, D model width, H query heads, K key/value heads, E head width,
 //! F feed-forward width, V vocabulary, S cached positions; slowest axis first.
 
@@ -8,6 +9,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::symbol::Symbol;
 
 /// What is computed at a checkpoint, without the layer it is computed in.
 ///
@@ -64,9 +67,11 @@ pub enum Kind {
     FinalNorm,
     /// (T, V) scores over the vocabulary.
     Logits,
+    /// Anything else that a graph computes, in a layer or outside, after llama.cpp's name for it.
+    Named(Symbol),
 }
 
-/// Every kind with its spelling, in order of execution. The only place where ids are spelt.
+/// Every fixed kind with its spelling, in order of execution. The only place where these ids are spelt.
 const KINDS: [(Kind, &str); 25] = [
     (Kind::Embed, "embed"),
     (Kind::AttnNorm, "attn_norm"),
@@ -99,32 +104,51 @@ const KINDS: [(Kind, &str); 25] = [
 const LAYER_PREFIX: &str = "blk.";
 
 impl Kind {
-    /// All kinds in order of execution.
+    /// The fixed kinds in order of execution.
     pub fn all() -> impl ExactSizeIterator<Item = Kind> {
         KINDS.iter().map(|(kind, _)| *kind)
     }
 
-    /// The spelling without the layer prefix, e.g. `q_rope`.
-    pub fn name(self) -> &'static str {
-        KINDS[self as usize].1
+    /// The kind that is spelt so: a fixed one, or else a name. `None` where it cannot be a name.
+    pub fn of(name: &str) -> Option<Kind> {
+        let fixed = KINDS.iter().find(|(_, spelt)| *spelt == name);
+        fixed.map(|(kind, _)| *kind).or_else(|| Symbol::new(name).map(Kind::Named))
     }
 
-    /// Whether ids of this kind carry a layer number.
-    pub fn in_layer(self) -> bool {
+    /// The spelling without the layer prefix, e.g. `q_rope`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Named(symbol) => symbol.name(),
+            fixed => KINDS.iter().find(|(kind, _)| *kind == fixed).map_or("", |(_, name)| name),
+        }
+    }
+
+    /// Whether the meaning is fixed, and not that of one graph.
+    pub const fn is_fixed(self) -> bool {
+        !matches!(self, Kind::Named(_))
+    }
+
+    /// Whether ids of this kind carry a layer number. A name may stand in a layer or outside: then the
+    /// [`Checkpoint`] knows, and this is `true`.
+    pub const fn in_layer(self) -> bool {
         !matches!(self, Kind::Embed | Kind::FinalNorm | Kind::Logits)
     }
 
     /// Whether an engine records this kind only when it is asked for by name.
     ///
     /// The attention matrices grow with the square of the prompt.
-    pub fn is_optional(self) -> bool {
+    pub const fn is_optional(self) -> bool {
         matches!(self, Kind::AttnScores | Kind::AttnProbs)
     }
 }
 
-/// A named place in the forward pass: `embed`, `blk.3.q_rope`, `logits`.
+/// Layer number of what is in no layer.
+const NO_LAYER: u32 = u32::MAX;
+
+/// A named place in the forward pass: `embed`, `blk.3.q_rope`, `blk.3.ffn_moe_probs`, `logits`.
 ///
-/// Ordered by execution. Serialised as its id.
+/// Serialised as its id. Ordered by execution as far as the id alone tells: names come behind the fixed kinds of
+/// their layer; the true order is the graph's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Checkpoint {
     kind: Kind,
@@ -132,13 +156,13 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// A checkpoint outside the layers: [`Kind::Embed`], [`Kind::FinalNorm`] or [`Kind::Logits`].
+    /// A checkpoint outside the layers: [`Kind::Embed`], [`Kind::FinalNorm`], [`Kind::Logits`] or a name.
     ///
     /// # Panics
     /// If `kind` belongs to a layer (a mistake in the caller, not in data).
     pub const fn global(kind: Kind) -> Self {
-        assert!(matches!(kind, Kind::Embed | Kind::FinalNorm | Kind::Logits));
-        Checkpoint { kind, layer: 0 }
+        assert!(!kind.in_layer() || !kind.is_fixed());
+        Checkpoint { kind, layer: NO_LAYER }
     }
 
     /// A checkpoint of layer `layer`, counted from 0.
@@ -146,7 +170,7 @@ impl Checkpoint {
     /// # Panics
     /// If `kind` does not belong to a layer (a mistake in the caller, not in data).
     pub const fn layer(kind: Kind, layer: u32) -> Self {
-        assert!(!matches!(kind, Kind::Embed | Kind::FinalNorm | Kind::Logits));
+        assert!(kind.in_layer() && layer != NO_LAYER);
         Checkpoint { kind, layer }
     }
 
@@ -155,9 +179,9 @@ impl Checkpoint {
         self.kind
     }
 
-    /// The layer, counted from 0; `None` for `embed`, `final_norm` and `logits`.
-    pub fn layer_index(self) -> Option<u32> {
-        self.kind.in_layer().then_some(self.layer)
+    /// The layer, counted from 0; `None` for `embed`, `final_norm`, `logits` and names outside of layers.
+    pub const fn layer_index(self) -> Option<u32> {
+        if self.layer == NO_LAYER { None } else { Some(self.layer) }
     }
 
     /// The same layer, another kind.
@@ -165,19 +189,48 @@ impl Checkpoint {
     /// # Panics
     /// If `self` is in a layer and `kind` is not, or the reverse.
     pub const fn sibling(self, kind: Kind) -> Self {
-        match self.kind {
-            Kind::Embed | Kind::FinalNorm | Kind::Logits => Checkpoint::global(kind),
-            _ => Checkpoint::layer(kind, self.layer),
+        match self.layer_index() {
+            Some(layer) => Checkpoint::layer(kind, layer),
+            None => Checkpoint::global(kind),
         }
+    }
+
+    /// A fixed id that this one is a single slip of the pen away from, e.g. `blk.0.q_rope` of `blk.0.q_ropee`: in a
+    /// dump without a graph such a name is a mistake rather than a node of its own.
+    pub fn likely_meant(self) -> Option<Checkpoint> {
+        let Kind::Named(symbol) = self.kind else { return None };
+        // Of the shortest ids everything short is a slip away.
+        let long = |name: &str| name.len() >= LIKELY_MIN;
+        let close = KINDS.iter().find(|(kind, name)| {
+            kind.in_layer() == self.layer_index().is_some() && long(name) && one_slip(symbol.name(), name)
+        });
+        close.map(|(kind, _)| self.sibling(*kind))
     }
 
     /// Sort key: embed, then the layers, then the head of the model.
     fn order(self) -> (u32, u32, Kind) {
-        match self.kind {
-            Kind::Embed => (0, 0, self.kind),
-            Kind::FinalNorm | Kind::Logits => (2, 0, self.kind),
-            _ => (1, self.layer, self.kind),
+        match (self.kind, self.layer_index()) {
+            (Kind::Embed, _) => (0, 0, self.kind),
+            (_, Some(layer)) => (1, layer, self.kind),
+            (_, None) => (2, 0, self.kind),
         }
+    }
+}
+
+/// Letters of the shortest id that a slip of the pen is recognised of.
+const LIKELY_MIN: usize = 4;
+
+/// Whether one letter too many, too few, or another one makes `a` of `b`.
+fn one_slip(a: &str, b: &str) -> bool {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let start = a.iter().zip(b).take_while(|(x, y)| x == y).count();
+    let (a, b) = (&a[start..], &b[start..]);
+    match (a.len(), b.len()) {
+        (0, 0) => false,
+        (n, m) if n == m => a[1..] == b[1..],
+        (n, m) if n == m + 1 => a[1..] == *b,
+        (n, m) if n + 1 == m => *a == b[1..],
+        _ => false,
     }
 }
 
@@ -230,10 +283,11 @@ impl FromStr for Checkpoint {
             }
             None => (None, id),
         };
-        let kind = KINDS.iter().find(|(_, spelt)| *spelt == name).ok_or_else(unknown)?.0;
-        match (layer, kind.in_layer()) {
-            (Some(layer), true) => Ok(Checkpoint { kind, layer }),
-            (None, false) => Ok(Checkpoint { kind, layer: 0 }),
+        let kind = Kind::of(name).ok_or_else(unknown)?;
+        // A fixed id in the wrong place is no name.
+        match layer {
+            Some(layer) if kind.in_layer() && layer != NO_LAYER => Ok(Checkpoint::layer(kind, layer)),
+            None if !kind.in_layer() || !kind.is_fixed() => Ok(Checkpoint::global(kind)),
             _ => Err(unknown()),
         }
     }
@@ -258,9 +312,7 @@ mod tests {
 
     #[test]
     fn the_table_is_in_the_order_of_the_enum() {
-        for (index, (kind, _)) in KINDS.iter().enumerate() {
-            assert_eq!(*kind as usize, index);
-        }
+        assert!(KINDS.is_sorted_by(|(a, _), (b, _)| a < b));
     }
 
     #[test]
@@ -274,19 +326,45 @@ mod tests {
 
     #[test]
     fn ids_have_one_spelling() {
-        for id in ["blk.00.q", "blk.+1.q", "blk.q", "blk.1.embed", "q", "blk.1.", "", "blk.4294967296.q"] {
+        let wrong = ["blk.00.q", "blk.+1.q", "blk.q", "blk.1.embed", "q", "blk.1.", "", "blk.4294967296.q"];
+        for id in wrong.into_iter().chain(["blk.4294967295.q", "blk.01.probs", "blk.1.a b", "a/b"]) {
             assert!(id.parse::<Checkpoint>().is_err(), "{id} was accepted");
+        }
+    }
+
+    #[test]
+    fn names_round_trip() {
+        for id in ["blk.3.ffn_moe_probs", "blk.3.rms_norm#2", "result_scaled", "blk.0.a-b.c", "per_layer_proj"] {
+            let checkpoint: Checkpoint = id.parse().unwrap();
+            assert_eq!(checkpoint.to_string(), id);
+            assert_eq!(checkpoint.layer_index().is_some(), id.starts_with(LAYER_PREFIX), "{id}");
+            let json = serde_json::to_string(&checkpoint).unwrap();
+            assert_eq!(serde_json::from_str::<Checkpoint>(&json).unwrap(), checkpoint);
+        }
+    }
+
+    #[test]
+    fn a_slip_of_the_pen_is_recognised() {
+        let meant = |id: &str| id.parse::<Checkpoint>().unwrap().likely_meant().map(|id| id.to_string());
+        for id in ["blk.0.q_ropee", "blk.0.q_rpe", "blk.0.q-rope"] {
+            assert_eq!(meant(id).as_deref(), Some("blk.0.q_rope"), "{id}");
+        }
+        assert_eq!(meant("logit").as_deref(), Some("logits"));
+        for id in ["blk.0.q_rope", "blk.0.q_pe", "blk.0.ffn_moe_out", "blk.0.logit", "blk.0.z", "blk.0.q_norm#2"] {
+            assert_eq!(meant(id), None, "{id}");
         }
     }
 
     #[test]
     fn order_is_execution_order() {
         let mut ids: Vec<Checkpoint> =
-            ["logits", "blk.10.attn_norm", "blk.2.layer_out", "embed", "final_norm"]
+            ["logits", "result_scaled", "blk.10.attn_norm", "blk.2.z", "blk.2.layer_out", "embed", "final_norm"]
                 .map(|id| id.parse().unwrap())
                 .into();
         ids.sort();
         let spelt: Vec<String> = ids.iter().map(ToString::to_string).collect();
-        assert_eq!(spelt, ["embed", "blk.2.layer_out", "blk.10.attn_norm", "final_norm", "logits"]);
+        let expected =
+            ["embed", "blk.2.layer_out", "blk.2.z", "blk.10.attn_norm", "final_norm", "logits", "result_scaled"];
+        assert_eq!(spelt, expected);
     }
 }

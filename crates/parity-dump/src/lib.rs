@@ -21,11 +21,13 @@ pub mod manifest;
 mod reader;
 pub mod seen;
 pub mod single;
+mod symbol;
 pub mod writer;
 
 pub use checkpoint::{Checkpoint, Kind};
 pub use dtype::Element;
 pub use error::DumpError;
-pub use manifest::{Manifest, ModelInfo, Producer, Step};
+pub use manifest::{GraphFile, Manifest, ModelInfo, Producer, Step};
 pub use reader::{Dump, Part, Recorded};
+pub use symbol::{NAME_MAX, Symbol};
 pub use writer::Writer;

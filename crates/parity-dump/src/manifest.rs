@@ -31,6 +31,9 @@ pub struct Manifest {
     /// Positions that a checkpoint has, listed only where it lacks some of its steps' positions.
     #[serde(default)]
     pub rows: BTreeMap<Checkpoint, Vec<u32>>,
+    /// The recorded graphs, and which steps computed which.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub graphs: Vec<GraphFile>,
     /// Nodes of the producer that no checkpoint id could be given to.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unmapped: Vec<String>,
@@ -76,6 +79,15 @@ pub struct ModelInfo {
     /// `general.name`.
     #[serde(default)]
     pub name: Option<String>,
+}
+
+/// One recorded graph.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GraphFile {
+    /// File within the folder, `graph-NNNN.txt`.
+    pub file: String,
+    /// Indices of the steps that computed it.
+    pub steps: Vec<usize>,
 }
 
 /// One forward pass.

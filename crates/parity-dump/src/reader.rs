@@ -82,6 +82,11 @@ impl Dump {
         Dump { path: path.to_owned(), manifest, files, tensors, seen, foreign, unused_names }
     }
 
+    /// Notes the tensors whose names are no checkpoint ids.
+    pub(crate) fn set_foreign(&mut self, names: Vec<String>) {
+        self.foreign = names;
+    }
+
     /// Notes the names of a map that are no tensor.
     pub(crate) fn set_unused_names(&mut self, names: Vec<String>) {
         self.unused_names = names;
@@ -93,7 +98,7 @@ impl Dump {
         let file = self.files.len();
         let mut parts = Vec::new();
         for (name, view) in tensors.iter() {
-            let Ok(checkpoint) = name.parse::<Checkpoint>() else {
+            let Some(checkpoint) = self.checkpoint_of(name) else {
                 self.foreign.push(name.to_owned());
                 continue;
             };
@@ -107,6 +112,16 @@ impl Dump {
         }
         self.files.push(map);
         Ok(())
+    }
+
+    /// The checkpoint that a tensor's name stands for. Where a graph says what is computed, every name of the
+    /// grammar is one; where none does, a name outside of layers has no dot, as modules of other engines have, and
+    /// one that is a slip of the pen away from a fixed id is a mistake.
+    pub(crate) fn checkpoint_of(&self, name: &str) -> Option<Checkpoint> {
+        let checkpoint = name.parse::<Checkpoint>().ok()?;
+        let own = !self.manifest.graphs.is_empty() || checkpoint.kind().is_fixed();
+        let plain = checkpoint.layer_index().is_some() || !name.contains('.');
+        (own || plain && checkpoint.likely_meant().is_none()).then_some(checkpoint)
     }
 
     /// The positions that a checkpoint has of a step's.

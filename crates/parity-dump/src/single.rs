@@ -31,16 +31,18 @@ pub fn open(path: &Path, names: &BTreeMap<String, Checkpoint>) -> Result<Dump, D
         prompt: None,
         steps: vec![Step { file: file_name, positions: positions.clone() }],
         rows: BTreeMap::new(),
+        graphs: Vec::new(),
         unmapped: Vec::new(),
         provenance: BTreeMap::new(),
         complete: true,
     };
+    let mut dump = Dump::from_parts(path, manifest, Vec::new());
     let mut parts: Vec<(Checkpoint, &str, Part)> = Vec::new();
     let mut foreign = Vec::new();
     let mut named: Vec<_> = tensors.iter().filter(|(name, _)| *name != TOKENS).collect();
     named.sort_by_key(|(name, _)| name.to_owned());
     for (name, view) in named {
-        let Some(checkpoint) = names.get(name).copied().or_else(|| name.parse().ok()) else {
+        let Some(checkpoint) = names.get(name).copied().or_else(|| dump.checkpoint_of(name)) else {
             foreign.push(name.to_owned());
             continue;
         };
@@ -53,7 +55,7 @@ pub fn open(path: &Path, names: &BTreeMap<String, Checkpoint>) -> Result<Dump, D
         }
         parts.push((checkpoint, name, Part::new(checkpoint, 0, offset, element, view.shape().to_vec())));
     }
-    let mut dump = Dump::from_parts(path, manifest, foreign);
+    dump.set_foreign(foreign);
     dump.set_unused_names(names.keys().filter(|name| tensors.tensor(name).is_err()).cloned().collect());
     for (checkpoint, _, part) in parts {
         dump.add_part(path, checkpoint, part, &positions)?;

@@ -54,6 +54,7 @@ impl Writer {
             prompt: None,
             steps: Vec::new(),
             rows: Default::default(),
+            graphs: Vec::new(),
             unmapped: Vec::new(),
             provenance: Default::default(),
             complete: false,
