@@ -18,6 +18,10 @@ pub struct Arithmetic {
     pub angles: Angles,
     /// log(1 + e^x)
     pub softplus: Softplus,
+    /// Sums over a row that are not products: norms, softmax, sums of rows.
+    pub sums: Sums,
+    /// Exponentials, sines and their like.
+    pub functions: Functions,
 }
 
 /// What the activations of a matrix product are rounded to before they meet the weights.
@@ -68,6 +72,24 @@ pub enum Softplus {
     RoundedSum,
 }
 
+/// What a sum over a row is kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sums {
+    /// f32, one term after the other or in any tree.
+    Single,
+    /// f64, rounded once; groups of up to 16 terms may be added in f32 first.
+    Double,
+}
+
+/// How elementary functions are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Functions {
+    /// To one or two units in the last place.
+    Library,
+    /// By the hardware's approximations, as CUDA's `-use_fast_math` has them.
+    FastMath,
+}
+
 impl Arithmetic {
     /// Nobody's rounding is followed.
     pub const EXACT: Arithmetic = Arithmetic {
@@ -76,6 +98,8 @@ impl Arithmetic {
         gelu: Gelu::Exact,
         angles: Angles::Exact,
         softplus: Softplus::Exact,
+        sums: Sums::Single,
+        functions: Functions::Library,
     };
 
     /// llama.cpp on the CPU.
@@ -85,5 +109,7 @@ impl Arithmetic {
         gelu: Gelu::F16Table,
         angles: Angles::F32Recurrence,
         softplus: Softplus::RoundedSum,
+        sums: Sums::Double,
+        functions: Functions::Library,
     };
 }
