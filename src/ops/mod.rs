@@ -11,7 +11,12 @@ pub mod bound;
 pub mod source;
 
 mod add;
+mod matrices;
+mod mul_mat;
+mod mul_mat_id;
 mod rms_norm;
+#[cfg(test)]
+mod trial;
 
 pub use source::{Args, Source, Strided};
 
@@ -82,7 +87,12 @@ pub enum Needed {
 }
 
 /// Every rule. A new op is one file and one line here.
-static RULES: &[&Rule] = &[&add::RULE, &rms_norm::RULE];
+static RULES: &[&Rule] = &[
+    &add::RULE,
+    &rms_norm::RULE,
+    &mul_mat::RULE,
+    &mul_mat_id::RULE,
+];
 
 /// The rule of an op, if it has one.
 pub fn rule(op: &Op) -> Option<&'static Rule> {
