@@ -3,6 +3,7 @@
 //! What a producer rounds on purpose (activations to the type that its integer kernels read, a table of GELU in
 //! f16) is followed exactly; what it rounds because its numbers are finite is a bound's business.
 
+pub mod product;
 pub mod round;
 
 /// Which roundings of a producer are followed.

@@ -56,6 +56,11 @@ mod swiglu;
 mod swiglu_clamp;
 mod swiglu_oai;
 mod tanh;
+mod matrices;
+mod mul_mat;
+mod mul_mat_id;
+#[cfg(test)]
+mod trial;
 
 pub use source::{Args, Source, Strided};
 
@@ -166,6 +171,8 @@ static RULES: &[&Rule] = &[
     &swiglu_clamp::RULE,
     &swiglu_oai::RULE,
     &tanh::RULE,
+    &mul_mat::RULE,
+    &mul_mat_id::RULE,
 ];
 
 /// The rule of an op, if it has one.
