@@ -3,7 +3,8 @@
 
   op-cases.py LIBRARIES OUT [--cpu haswell] [--scale N]
 
-LIBRARIES holds libggml-base.so and libggml-cpu-NAME.so (or libggml-cpu.so). --scale makes rows N times as long.
+LIBRARIES holds libggml-base.so and libggml-cpu-NAME.so (or libggml-cpu.so); name it in LD_LIBRARY_PATH too. --scale
+makes rows N times as long. `PARITY_OP_CASES=OUT cargo test ops::` then judges these instead of the cases in the tests.
 """
 
 import argparse
