@@ -238,8 +238,8 @@ def rotations(cases, g):
 def movements(cases, g):
     x = cases.tensor([3, 2, 5])
     swapped = g("ggml_permute", x, 0, 2, 1, 3)
-    turned = g("ggml_permute", x, 2, 0, 1, 3)
-    for source in [x, swapped, turned]:
+    rotated = g("ggml_permute", x, 2, 0, 1, 3)
+    for source in [x, swapped, rotated]:
         cases.write(g("ggml_cont", source))
         cases.write(g("ggml_dup", source))
         cases.write(g("ggml_cast", source, NUMBER["f16"]))

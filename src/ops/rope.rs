@@ -74,11 +74,11 @@ pub(super) fn compute<S: Scalar>(args: &Args<'_, S>, sign: f64) -> Result<Vec<S>
     let x = args.source(0)?;
     let mut out = Vec::with_capacity(args.elements());
     for t in rows(args.shape) {
-        let turns = &tokens.rotations[t[1]];
+        let rotations = &tokens.rotations[t[1]];
         let start = out.len();
         out.extend_from_slice(&x.row(t));
         let row = &mut out[start..];
-        for (i, Rotation { angle, length, .. }) in turns.iter().enumerate() {
+        for (i, Rotation { angle, length, .. }) in rotations.iter().enumerate() {
             let pair = tokens.rope.pair(i);
             let (sin, cos) = angle.sin_cos();
             let (sin, cos) = (S::from_f64(sign * length * sin), S::from_f64(length * cos));
