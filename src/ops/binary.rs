@@ -3,7 +3,7 @@
 use parity_graph::Op;
 
 use super::bound::{TINY_F32, UNIT_F32, finite, storage};
-use super::convert::convert;
+use super::convert::{convert, spread};
 use super::source::rows;
 use super::{Args, Check, Needed, Rule};
 use crate::error::Result;
@@ -69,7 +69,7 @@ fn carry<F: Binary>(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f
     let mut out = Vec::with_capacity(exact.len());
     let done = each(args, |a, b| {
         let (y, e) = (exact[out.len()], errors[out.len()]);
-        out.push(finite(y, F::carry(slot, a, b, y, e)));
+        out.push(finite(y, spread(args.dtype, F::value(a, b), F::carry(slot, a, b, y, e))));
     });
     if done.is_ok() { out } else { vec![0.0; exact.len()] }
 }

@@ -81,8 +81,8 @@ pub fn tangent(arithmetic: &Arithmetic) -> f64 {
     }
 }
 
-/// What storing a result in `dtype` adds. The exact result is rounded as well where that type is narrow, so that a
-/// producer who rounds once from f32 stands within half of this.
+/// What storing a result in `dtype` adds. The exact result is rounded as well where that type is narrow, so that the value of a
+/// producer who rounds once from f32 is within half of this.
 pub fn storage(dtype: DType, y: f64) -> f64 {
     match dtype {
         DType::F16 => UNIT_F16 * y.abs() + SUBNORMAL_F16,

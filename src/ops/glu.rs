@@ -3,7 +3,7 @@
 use parity_graph::Op;
 
 use super::bound::{finite, storage};
-use super::convert::convert;
+use super::convert::{convert, spread};
 use super::source::{Args, rows};
 use super::unary::Setting;
 use super::{Check, Needed, Rule};
@@ -101,7 +101,8 @@ fn carry<F: Gated>(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f6
     let mut out = Vec::with_capacity(exact.len());
     let done = each(args, |gate, up| {
         let (y, (eg, eu)) = (exact[out.len()], errors(out.len()));
-        out.push(finite(y, F::carry(setting, gate, up, eg, eu)));
+        let moved = F::carry(setting, gate, up, eg, eu);
+        out.push(finite(y, spread(args.dtype, F::value(setting, gate, up), moved)));
     });
     if done.is_ok() { out } else { vec![0.0; exact.len()] }
 }

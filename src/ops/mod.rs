@@ -186,13 +186,4 @@ pub fn rules() -> impl Iterator<Item = &'static Rule> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_op_has_one_rule() {
-        for (i, rule) in RULES.iter().enumerate() {
-            assert!(RULES[i + 1..].iter().all(|other| other.op != rule.op), "{}", rule.op);
-        }
-    }
-}
+mod tests;

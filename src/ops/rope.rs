@@ -74,11 +74,11 @@ pub(super) fn compute<S: Scalar>(args: &Args<'_, S>, sign: f64) -> Result<Vec<S>
     let x = args.source(0)?;
     let mut out = Vec::with_capacity(args.elements());
     for t in rows(args.shape) {
-        let turns = &tokens.rotations[t[1]];
+        let rotations = &tokens.rotations[t[1]];
         let start = out.len();
         out.extend_from_slice(&x.row(t));
         let row = &mut out[start..];
-        for (i, Rotation { angle, length }) in turns.iter().enumerate() {
+        for (i, Rotation { angle, length, .. }) in rotations.iter().enumerate() {
             let pair = tokens.rope.pair(i);
             let (sin, cos) = angle.sin_cos();
             let (sin, cos) = (S::from_f64(sign * length * sin), S::from_f64(length * cos));
@@ -96,7 +96,8 @@ pub(super) fn compute<S: Scalar>(args: &Args<'_, S>, sign: f64) -> Result<Vec<S>
 /// the position, and with the index of the pair where it was multiplied on from pair to pair.
 fn rotation_error(args: &Args<'_, f64>, rope: &Rope, i: usize, rotation: Rotation) -> f64 {
     let angle = rotation.angle.abs();
-    let mixed = if rope.is_mixed() { 1.0 } else { 0.0 };
+    let mixed = if rotation.mixed { 1.0 } else { 0.0 };
+    let longer = if rope.is_yarn() { LENGTH_ROUNDINGS } else { 0.0 };
     let followed = match args.arithmetic.angles {
         Angles::F32Recurrence => 0.0,
         Angles::Exact => ANGLE_ROUNDINGS + 2.0 * i as f64,
@@ -105,7 +106,7 @@ fn rotation_error(args: &Args<'_, f64>, rope: &Rope, i: usize, rotation: Rotatio
     if args.arithmetic.functions == Functions::FastMath {
         off += FAST_TRIG + ANGLE_ROUNDINGS * UNIT_F32 * angle;
     }
-    let products = SINCOS_ROUNDINGS + ROPE_ROUNDINGS + 1.0 + mixed * LENGTH_ROUNDINGS;
+    let products = SINCOS_ROUNDINGS + ROPE_ROUNDINGS + 1.0 + longer;
     (products * UNIT_F32 + off.min(2.0)) * rotation.length.abs()
 }
 

@@ -51,6 +51,8 @@ pub(super) struct Pair {
 pub(super) struct Rotation {
     pub angle: f64,
     pub length: f64,
+    /// Whether the angle is a mean of two, with a rounding that a compiler may leave out.
+    pub mixed: bool,
 }
 
 impl Rope {
@@ -173,19 +175,19 @@ impl Rope {
                 let extrapolated = round(theta / factors.get(i).copied().unwrap_or(1.0));
                 let interpolated = round(f64::from(self.freq_scale) * extrapolated);
                 if self.ext_factor == 0.0 {
-                    return Rotation { angle: interpolated, length };
+                    return Rotation { angle: interpolated, length, mixed: false };
                 }
                 let ramp = round(round(i as f64 - low) / (high - low).max(f64::from(0.001f32)));
-                let mix = round((1.0 - ramp.clamp(0.0, 1.0)) * f64::from(self.ext_factor));
+                let mix = round(round(1.0 - ramp.clamp(0.0, 1.0)) * f64::from(self.ext_factor));
                 let angle = round(round(interpolated * round(1.0 - mix)) + round(extrapolated * mix));
                 let longer = 1.0 + 0.1 * (1.0 / f64::from(self.freq_scale)).ln();
-                Rotation { angle, length: round(length * round(longer)) }
+                Rotation { angle, length: round(length * round(longer)), mixed: mix != 0.0 && mix != 1.0 }
             })
             .collect()
     }
 
-    /// Whether angles of two kinds are mixed.
-    pub(super) fn is_mixed(&self) -> bool {
+    /// Whether YaRN is on.
+    pub(super) fn is_yarn(&self) -> bool {
         self.ext_factor != 0.0
     }
 }
