@@ -11,6 +11,7 @@ pub mod bound;
 pub mod source;
 
 mod add;
+pub mod flash;
 mod matrices;
 mod mul_mat;
 mod mul_mat_id;
@@ -92,6 +93,7 @@ static RULES: &[&Rule] = &[
     &rms_norm::RULE,
     &mul_mat::RULE,
     &mul_mat_id::RULE,
+    &flash::RULE,
 ];
 
 /// The rule of an op, if it has one.
