@@ -11,11 +11,15 @@ pub mod bound;
 pub mod source;
 
 mod add;
+mod argsort;
 pub mod flash;
 mod matrices;
 mod mul_mat;
 mod mul_mat_id;
+mod order;
 mod rms_norm;
+mod ssm_conv;
+mod top_k;
 #[cfg(test)]
 mod trial;
 
@@ -94,6 +98,9 @@ static RULES: &[&Rule] = &[
     &mul_mat::RULE,
     &mul_mat_id::RULE,
     &flash::RULE,
+    &argsort::RULE,
+    &top_k::RULE,
+    &ssm_conv::RULE,
 ];
 
 /// The rule of an op, if it has one.
