@@ -44,6 +44,9 @@ pub enum Flash {
     ByRow,
     /// The same, split over the cached positions into this many parts, which are joined in f32.
     Split(usize),
+    /// The same one row after the other on a CPU that multiplies and adds in f16 (AVX512-FP16, ARM), in lanes that
+    /// cannot be followed: Q is rounded, all else is bounded.
+    NativeF16,
 }
 
 /// How GELU is computed.

@@ -59,6 +59,11 @@ mod tanh;
 mod matrices;
 mod mul_mat;
 mod mul_mat_id;
+mod argsort;
+pub mod flash;
+mod order;
+mod ssm_conv;
+mod top_k;
 #[cfg(test)]
 mod trial;
 
@@ -173,6 +178,10 @@ static RULES: &[&Rule] = &[
     &tanh::RULE,
     &mul_mat::RULE,
     &mul_mat_id::RULE,
+    &flash::RULE,
+    &argsort::RULE,
+    &top_k::RULE,
+    &ssm_conv::RULE,
 ];
 
 /// The rule of an op, if it has one.
