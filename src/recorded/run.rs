@@ -107,7 +107,7 @@ fn execute<S: Number>(
     };
     for &(step, labelled) in graphs {
         (runner.step, runner.labelled) = (step, Some(labelled));
-        machine.step(&labelled.program, &|name| dump.leaf(step, name), &mut runner)?;
+        machine.step(&labelled.program, &|id| labelled.input(dump, step, id), &mut runner)?;
     }
     let Runner { sums, findings, tokens, notes, .. } = runner;
     let comparisons = sums.into_iter().map(|(id, pair)| (id, pair.comparison(id))).collect();
@@ -175,14 +175,14 @@ impl<S: Number> Conductor<S> for Runner<'_> {
             return Ok(value);
         };
         let mut values = match value {
-            Ok(values) => values,
+            Ok(values) => values.data,
             Err(unknown) => {
                 if wanted {
                     self.findings.at(id).cannot(&unknown.0);
                 }
                 // What cannot be computed is taken over, so that what follows can be.
                 let theirs = arranged.of_node(&recorded.values, |_| 0.0);
-                return Ok(Ok(theirs.into_iter().map(S::from_f64).collect()));
+                return Ok(Ok(theirs.into_iter().map(S::from_f64).collect::<Vec<S>>().into()));
             }
         };
         if wanted {
@@ -194,7 +194,7 @@ impl<S: Number> Conductor<S> for Runner<'_> {
         if node.rule.is_some_and(|rule| matches!(rule.check, Check::Choice(_))) {
             self.follow(id, &mut values, &recorded, &arranged);
         }
-        Ok(Ok(values))
+        Ok(Ok(values.into()))
     }
 }
 
@@ -278,7 +278,9 @@ fn hold<S: Number>(
     let double: Args<'_, f64> = Args { name, params, sources: sources.collect(), shape, dtype, arithmetic };
     let values: Vec<f64> = values.iter().map(|value| value.to_f64()).collect();
     let tried = [recorded::Hypothesis { name: "its own", arithmetic: *arithmetic }];
-    match recorded::judge(rule, &double, &values, &|element| arranged.is_recorded(element), &tried) {
+    let looked_at = |element: usize| arranged.is_recorded(element);
+    let sight = recorded::Sight { looked_at: &looked_at, carried: &[] };
+    match recorded::judge(rule, &double, &values, &sight, &tried) {
         Ok(held) => finding.add(held, arranged),
         Err(unknown) => finding.cannot(&unknown.0),
     }

@@ -6,6 +6,7 @@ use super::node::Held;
 use super::rows::Arrangement;
 use crate::audit::NodeAudit;
 use crate::audit::local::HEALTHY;
+use crate::checkpoint::Checkpoint;
 use crate::report::LocalError;
 
 /// A near-tie of a discrete node.
@@ -36,6 +37,8 @@ pub struct Finding {
     pub near_ties: Vec<NearTie>,
     /// NaN and Inf that exact arithmetic has too.
     pub explained_nonfinite: u64,
+    /// Nodes that were not recorded and computed again for it.
+    pub bridged: BTreeSet<Checkpoint>,
     squares: [f64; 3],
     over: f64,
     worst: Vec<usize>,
@@ -82,7 +85,7 @@ impl Finding {
             rel_l2_plain: None,
             worst: self.worst.clone(),
             rows: self.rows,
-            bridged: Vec::new(),
+            bridged: self.bridged.iter().copied().collect(),
         };
         (self.judged > 0).then(|| NodeAudit {
             local,

@@ -5,8 +5,10 @@
 //! are exact, and an error never spreads. What is not recorded, and an op that nobody wrote a rule for, leaves
 //! undecided what depends on it, by name.
 
+mod bridge;
 mod found;
 mod node;
+mod open;
 mod rows;
 
 #[cfg(test)]
@@ -14,7 +16,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use parity_graph::{Graph, Id};
+use parity_graph::{Graph, Id, axis, label};
 
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::Checkpoint;
@@ -24,7 +26,8 @@ use crate::gguf::Gguf;
 use crate::ops::Args;
 
 pub use found::{Finding, NearTie};
-pub use node::{Held, Hypothesis, hypotheses, judge};
+pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
+pub use open::Graphs;
 pub use rows::Arrangement;
 
 /// What was recorded of one node in one step.
@@ -55,23 +58,57 @@ pub struct Labelled {
     pub labels: Vec<Option<Checkpoint>>,
     /// By tensor: along which axis its token rows lie.
     pub axes: Vec<Option<usize>>,
+    /// By tensor: under which name it is recorded, of what no node computes.
+    leaves: Vec<Option<String>>,
 }
 
 impl Labelled {
-    /// Takes a graph with its labels and its token axes.
+    /// Takes a graph and finds its labels and its token axes.
     ///
     /// # Errors
     /// A graph that does not fit together.
-    pub fn new(graph: Graph, labels: Vec<Option<Checkpoint>>, axes: Vec<Option<usize>>) -> Result<Labelled> {
+    pub fn new(graph: Graph) -> Result<Labelled> {
+        let (labels, axes, leaves) = (label::labels(&graph), axis::token_axes(&graph), label::leaf_names(&graph));
+        Labelled::of(graph, labels, axes, leaves)
+    }
+
+    fn of(
+        graph: Graph,
+        labels: Vec<Option<Checkpoint>>,
+        axes: Vec<Option<usize>>,
+        leaves: Vec<Option<String>>,
+    ) -> Result<Labelled> {
         let named = graph.tensors.iter().zip(&labels);
         let names = named.map(|(tensor, label)| label.map_or_else(|| tensor.name.clone(), |id| id.to_string()));
         let names = names.collect();
-        Ok(Labelled { program: Program::new(graph, names)?, labels, axes })
+        Ok(Labelled { program: Program::new(graph, names)?, labels, axes, leaves })
+    }
+
+    /// What a recording holds of a leaf.
+    pub fn input(&self, steps: &dyn Steps, step: usize, leaf: Id) -> Option<Vec<f64>> {
+        steps.leaf(step, self.leaves.get(leaf)?.as_ref()?)
     }
 
     /// The nodes that are executed and have an id, in order.
     pub fn nodes(&self) -> impl Iterator<Item = (Id, Checkpoint)> + '_ {
         self.program.executed().filter_map(|id| Some((id, *self.labels.get(id)?.as_ref()?)))
+    }
+
+    /// The ids that a node reads, through views and whatever else only moves values.
+    pub fn inputs(&self, checkpoint: Checkpoint) -> Vec<Checkpoint> {
+        let Some((id, _)) = self.nodes().find(|(_, known)| *known == checkpoint) else { return Vec::new() };
+        let graph = &self.program.graph;
+        let (mut out, mut seen, mut open) = (Vec::new(), vec![false; graph.tensors.len()], vec![id]);
+        while let Some(user) = open.pop() {
+            for source in graph.sources(user).filter(|&source| source != user) {
+                match self.labels.get(source).copied().flatten() {
+                    Some(label) if !out.contains(&label) => out.push(label),
+                    None if !std::mem::replace(&mut seen[source], true) => open.push(source),
+                    _ => {}
+                }
+            }
+        }
+        out
     }
 
     /// Arranges what was recorded of a node.
@@ -121,7 +158,7 @@ pub fn audit(
     let mut findings = Findings { order: order(graphs, wants), nodes: BTreeMap::new() };
     for &(step, labelled) in graphs {
         let mut auditor = Auditor { step, steps, labelled, wants, findings: &mut findings };
-        machine.step(&labelled.program, &|name| steps.leaf(step, name), &mut auditor)?;
+        machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
     }
     Ok(findings)
 }
@@ -168,14 +205,14 @@ impl Conductor<f64> for Auditor<'_> {
         args: std::result::Result<&Args<'_, f64>, &Unknown>,
     ) -> Result<Value<f64>> {
         let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
-            return Ok(own(node, args));
+            return Ok(bridge::moved(node, args));
         };
         let wanted = (self.wants)(checkpoint);
         let Some(recorded) = self.steps.tensor(self.step, checkpoint) else {
             if wanted {
                 self.findings.at(checkpoint).unrecorded += 1;
             }
-            return Ok(Err(Unknown::new(checkpoint.to_string())));
+            return Ok(bridge::across(node, args).map_err(|_| Unknown::new(checkpoint.to_string())));
         };
         let Some(arranged) = self.labelled.arrange(node.id, checkpoint, &recorded) else {
             let found = format!("{checkpoint} in its graph's shape: {:?} is recorded", recorded.shape);
@@ -185,25 +222,47 @@ impl Conductor<f64> for Auditor<'_> {
             return Ok(Err(Unknown::new(found)));
         };
         // What was cut of a matrix is masked: whatever stands there, nothing that follows reads it.
-        let own_value = || own(node, args).unwrap_or_default();
+        let own_values = || own(node, args).map(|values| values.data).unwrap_or_default();
         let cut = std::cell::OnceCell::new();
-        let beyond = |element: usize| cut.get_or_init(own_value).get(element).copied().unwrap_or_default();
+        let beyond = |element: usize| cut.get_or_init(own_values).get(element).copied().unwrap_or_default();
         let values = arranged.of_node(&recorded.values, beyond);
         if wanted {
-            let op = &node.program.graph.get(node.id).op;
-            let finding = self.findings.at(checkpoint);
-            finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
-            let looked_at = |element: usize| arranged.is_recorded(element);
-            let held = match (args, node.rule) {
-                (Err(unknown), _) => Err(unknown.clone()),
-                (Ok(args), None) => Err(Unknown::no_rule(args.name, op)),
-                (Ok(args), Some(rule)) => judge(rule, args, &values, &looked_at),
-            };
-            match held {
-                Ok(held) => finding.add(held, &arranged),
-                Err(unknown) => finding.cannot(&unknown.0),
-            }
+            self.judge(node, checkpoint, args, &values, &recorded, &arranged);
         }
-        Ok(Ok(values))
+        Ok(Ok(values.into()))
+    }
+}
+
+impl Auditor<'_> {
+    /// Notes what is found of a node whose `values` were recorded.
+    fn judge(
+        &mut self,
+        node: &Node<'_>,
+        checkpoint: Checkpoint,
+        args: std::result::Result<&Args<'_, f64>, &Unknown>,
+        values: &[f64],
+        recorded: &Tensor,
+        arranged: &Arrangement,
+    ) {
+        let finding = self.findings.at(checkpoint);
+        finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
+        let op = &node.program.graph.get(node.id).op;
+        let held = match (args, node.rule) {
+            (Err(unknown), _) => Err(unknown.clone()),
+            (Ok(args), None) => Err(Unknown::no_rule(args.name, op)),
+            (Ok(args), Some(rule)) => {
+                let looked_at = |element: usize| arranged.is_recorded(element);
+                let sight = Sight { looked_at: &looked_at, carried: &node.carried };
+                judge(rule, args, values, &sight, &hypotheses(op, args))
+            }
+        };
+        match held {
+            Ok(held) => {
+                finding.add(held, arranged);
+                let through = node.carried.iter().flatten().flat_map(|carried| &carried.through);
+                finding.bridged.extend(through.filter_map(|&id| self.labelled.labels[id]));
+            }
+            Err(unknown) => finding.cannot(&unknown.0),
+        }
     }
 }

@@ -4,7 +4,8 @@ use parity_graph::Op;
 
 use crate::arithmetic::{Arithmetic, Flash};
 use crate::audit::local::HEALTHY;
-use crate::engine::machine::Unknown;
+use super::bridge::carry;
+use crate::engine::machine::{Carried, Unknown};
 use crate::ops::{Args, Check, Choice, Rule};
 
 /// An arithmetic with what it is called in a report.
@@ -67,8 +68,16 @@ impl Held {
     }
 }
 
-/// Holds a recorded result, contiguous in the shape of `args`, to its rule. `looked_at` tells which elements were
-/// recorded.
+/// What is seen of a node besides its values.
+pub struct Sight<'a> {
+    /// Which elements were recorded.
+    pub looked_at: &'a dyn Fn(usize) -> bool,
+    /// By slot, what of its sources was not recorded but computed again.
+    pub carried: &'a [Option<Carried>],
+}
+
+/// Holds a recorded result, contiguous in the shape of `args`, to its rule, under the first of `tried` that explains
+/// it.
 ///
 /// # Errors
 /// What the rule refuses.
@@ -76,16 +85,17 @@ pub fn judge(
     rule: &Rule,
     args: &Args<'_, f64>,
     recorded: &[f64],
-    looked_at: &dyn Fn(usize) -> bool,
+    sight: &Sight<'_>,
+    tried: &[Hypothesis],
 ) -> Result<Held, Unknown> {
     let mut best: Option<Held> = None;
-    for (i, Hypothesis { name, arithmetic }) in hypotheses(&rule.op, args).into_iter().enumerate() {
-        let args = Args { arithmetic: &arithmetic, sources: args.sources.clone(), ..*args };
+    for (i, Hypothesis { name, arithmetic }) in tried.iter().enumerate() {
+        let args = Args { arithmetic, sources: args.sources.clone(), ..*args };
         let mut held = match &rule.check {
-            Check::Choice(choices) => by_choice(&args, choices(&args, recorded)),
-            check => by_values(rule, check, &args, recorded, looked_at)?,
+            Check::Choice(choices) => by_choice(&args, choices(&args, recorded), sight)?,
+            check => by_values(rule, check, &args, recorded, sight)?,
         };
-        held.arithmetic = (i > 0).then_some(name);
+        held.arithmetic = (i > 0).then_some(*name);
         if held.is_healthy() {
             return Ok(held);
         }
@@ -102,10 +112,10 @@ fn by_values(
     check: &Check,
     args: &Args<'_, f64>,
     recorded: &[f64],
-    looked_at: &dyn Fn(usize) -> bool,
+    sight: &Sight<'_>,
 ) -> Result<Held, Unknown> {
     let mut exact = crate::engine::machine::compute::<f64>(rule, args)?;
-    let bound = match check {
+    let mut bound = match check {
         Check::Exact | Check::Choice(_) => vec![0.0; exact.len()],
         Check::Bound(bound) => bound(args, &exact),
         Check::Settled { bound, settle } => {
@@ -116,9 +126,12 @@ fn by_values(
     if exact.len() != recorded.len() || bound.len() != recorded.len() {
         return Err(Unknown::new(format!("as many elements of {} as are recorded", args.name)));
     }
+    if let Some(carried) = carry(rule, args, &exact, sight.carried) {
+        bound.iter_mut().zip(carried).for_each(|(bound, carried)| *bound += carried);
+    }
     let mut held = nothing();
     for (i, ((&recorded, &exact), &bound)) in recorded.iter().zip(&exact).zip(&bound).enumerate() {
-        if looked_at(i) {
+        if (sight.looked_at)(i) {
             element(&mut held, i, recorded, exact, bound);
         }
     }
@@ -170,7 +183,11 @@ fn note(held: &mut Held, index: usize, over: f64) {
 }
 
 /// A choice of indices by the values that it chose.
-fn by_choice(args: &Args<'_, f64>, choices: Vec<Choice>) -> Held {
+fn by_choice(args: &Args<'_, f64>, choices: Vec<Choice>, sight: &Sight<'_>) -> Result<Held, Unknown> {
+    // Scores that were not recorded decide nothing.
+    if sight.carried.iter().any(Option::is_some) {
+        return Err(Unknown::new(format!("the scores of {}", args.name)));
+    }
     let mut held = nothing();
     let [_, b, c, d] = args.shape;
     for choice in choices {
@@ -185,5 +202,5 @@ fn by_choice(args: &Args<'_, f64>, choices: Vec<Choice>) -> Held {
             held.near_ties.push(choice);
         }
     }
-    held
+    Ok(held)
 }

@@ -1,18 +1,16 @@
 //! The graphs of a dump, and what it recorded of them.
 
-use std::fs;
-
 use super::{Labelled, Steps, Tensor};
 use crate::checkpoint::Checkpoint;
+use crate::dump;
 use crate::error::{Error, Result};
 use parity_dump::Dump;
-use parity_graph::{axis, label, text};
 
-/// The graphs of a recording, each once.
+/// The graphs of a recording, each once, with the names that their nodes have in it.
 pub struct Graphs {
     graphs: Vec<Labelled>,
-    /// (step, graph), in the order of the steps.
-    of_steps: Vec<(usize, usize)>,
+    /// By step.
+    of_steps: Vec<usize>,
 }
 
 impl Graphs {
@@ -21,35 +19,22 @@ impl Graphs {
     /// # Errors
     /// A file that cannot be read or is no graph, a step without one.
     pub fn open(dump: &Dump) -> Result<Graphs> {
-        let (mut graphs, mut of_steps) = (Vec::new(), Vec::new());
-        for listed in &dump.manifest().graphs {
-            let path = dump.path().join(&listed.file);
-            if listed.file.contains(['/', '\\']) {
-                return Err(Error::file(dump.path(), "a graph lies outside the folder").found(&listed.file));
-            }
-            let written =
-                fs::read_to_string(&path).map_err(|e| Error::file(&path, format!("cannot be read: {e}")))?;
-            let read = text::read(&written)
-                .map_err(|found| Error::file(&path, "is no graph").found(found).hint("record it again"))?;
-            for graph in read {
-                let (labels, axes) = (label::labels(&graph), axis::token_axes(&graph));
-                of_steps.extend(listed.steps.iter().map(|&step| (step, graphs.len())));
-                graphs.push(Labelled::new(graph, labels, axes)?);
-            }
-        }
-        of_steps.sort_unstable();
-        let lacking = (0..dump.manifest().steps.len()).find(|step| of_steps.iter().all(|(s, _)| s != step));
-        if let Some(step) = lacking {
-            return Err(Error::file(dump.path(), format!("step {step} has no graph"))
-                .expected("a graph of every step")
-                .hint("record it again"));
-        }
+        let read = dump::Graphs::read(dump)?;
+        let of_steps = (0..dump.manifest().steps.len()).map(|step| {
+            read.index_of_step(step).ok_or_else(|| {
+                Error::file(dump.path(), format!("step {step} has no graph"))
+                    .expected("a graph of every step")
+                    .hint("record it again")
+            })
+        });
+        let of_steps = of_steps.collect::<Result<_>>()?;
+        let graphs = read.all().iter().map(|graph| Labelled::new(graph.clone())).collect::<Result<_>>()?;
         Ok(Graphs { graphs, of_steps })
     }
 
     /// The graph of each step, in order.
     pub fn steps(&self) -> Vec<(usize, &Labelled)> {
-        self.of_steps.iter().map(|&(step, graph)| (step, &self.graphs[graph])).collect()
+        self.of_steps.iter().enumerate().map(|(step, &graph)| (step, &self.graphs[graph])).collect()
     }
 }
 
@@ -60,6 +45,14 @@ impl Steps for Dump {
     }
 
     fn leaf(&self, step: usize, name: &str) -> Option<Vec<f64>> {
-        self.leaf(step, name)
+        let leaf = Dump::leaf(self, step, name)?;
+        let numbers = |size: usize, read: fn(&[u8]) -> f64| leaf.bytes.chunks_exact(size).map(read).collect();
+        Some(match leaf.dtype {
+            "F32" => numbers(4, |b| f64::from(f32::from_le_bytes(b.try_into().unwrap_or_default()))),
+            "F16" => numbers(2, |b| f64::from(half::f16::from_le_bytes(b.try_into().unwrap_or_default()))),
+            "I32" => numbers(4, |b| f64::from(i32::from_le_bytes(b.try_into().unwrap_or_default()))),
+            "I64" => numbers(8, |b| i64::from_le_bytes(b.try_into().unwrap_or_default()) as f64),
+            _ => return None,
+        })
     }
 }

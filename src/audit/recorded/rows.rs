@@ -1,5 +1,7 @@
 //! Recorded rows and the tensors of a graph: token rows stand first in a dump, wherever the graph has them.
 
+use std::borrow::Cow;
+
 use super::Tensor;
 use crate::ops::source::contiguous;
 
@@ -44,7 +46,7 @@ impl Arrangement {
             let inner = contiguous([shape[order[0]], shape[order[1]], shape[order[2]], shape[order[3]]]);
             let mut strides = [0; 4];
             order.iter().zip(inner).for_each(|(&to, stride)| strides[to] = stride);
-            (elements == shape.iter().product()).then_some((shape, strides))?
+            (elements == shape.iter().product::<usize>()).then_some((shape, strides))?
         };
         let rows = axis.map_or(1, |axis| shape[axis]);
         (rows == positions.len()).then_some(Arrangement {
@@ -93,6 +95,17 @@ impl Arrangement {
                 }
             }
         }
+    }
+
+    /// Row `row` of values as they are recorded.
+    pub fn row<'a, S: Copy>(&self, values: &'a [S], row: usize) -> Cow<'a, [S]> {
+        let [_, heads, rows, cached] = self.recorded;
+        if self.matrix {
+            let of_head = |head: usize| &values[(head * rows + row) * cached..][..cached];
+            return (0..heads).flat_map(of_head).copied().collect();
+        }
+        let width = values.len() / self.positions.len().max(1);
+        Cow::Borrowed(&values[row * width..][..width])
     }
 
     /// Extents of the node, slowest axis first.

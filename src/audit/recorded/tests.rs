@@ -34,7 +34,9 @@ fn labelled(tokens: usize) -> Labelled {
     ];
     let id = |name: &str| Some(format!("blk.0.{name}").parse().unwrap());
     let labels = vec![id("sum"), id("norm"), id("strange"), id("after"), None, None];
-    Labelled::new(Graph { tensors, nodes: 4 }, labels, vec![Some(2); 6]).unwrap()
+    let leaf = |name: &str| Some(name.to_owned());
+    let leaves = vec![None, None, None, None, leaf("x"), leaf("y")];
+    Labelled::of(Graph { tensors, nodes: 4 }, labels, vec![Some(2); 6], leaves).unwrap()
 }
 
 /// Steps in memory.
