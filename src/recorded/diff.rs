@@ -30,11 +30,11 @@ struct Judged<'a> {
 
 impl Steps for Judged<'_> {
     fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
-        self.values.tensor(step, checkpoint)
+        Steps::tensor(self.values, step, checkpoint)
     }
 
     fn leaf(&self, step: usize, name: &str) -> Option<Vec<f64>> {
-        self.inputs.leaf(step, name)
+        Steps::leaf(self.inputs, step, name)
     }
 }
 
