@@ -11,8 +11,10 @@ use parity_dump::manifest::{Manifest, Producer};
 use parity_dump::seen::SeenPart;
 use parity_dump::{Dump, DumpError};
 
+mod graphs;
 mod kept;
 
+pub use graphs::Graphs;
 pub use kept::Kept;
 
 /// One side of a comparison, or the subject of an audit.

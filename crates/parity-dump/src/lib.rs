@@ -28,6 +28,6 @@ pub use checkpoint::{Checkpoint, Kind};
 pub use dtype::Element;
 pub use error::DumpError;
 pub use manifest::{GraphFile, Manifest, ModelInfo, Producer, Step};
-pub use reader::{Dump, Part, Recorded};
+pub use reader::{Dump, Leaf, Part, Recorded};
 pub use symbol::{NAME_MAX, Symbol};
 pub use writer::Writer;

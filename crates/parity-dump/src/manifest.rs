@@ -11,6 +11,9 @@ pub const SCHEMA: &str = "parity-dump/1";
 /// File name of the manifest within a dump folder.
 pub const MANIFEST_FILE: &str = "manifest.json";
 
+/// How the names of a step's inputs begin: what no node computes, as positions and masks.
+pub const LEAF_PREFIX: &str = "leaf.";
+
 /// What a dump folder says about itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {

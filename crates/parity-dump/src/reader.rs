@@ -13,8 +13,11 @@ use safetensors::{Dtype, SafeTensors};
 use crate::checkpoint::Checkpoint;
 use crate::dtype::Element;
 use crate::error::DumpError;
-use crate::manifest::{MANIFEST_FILE, Manifest, SCHEMA};
+use crate::manifest::{LEAF_PREFIX, MANIFEST_FILE, Manifest, SCHEMA};
 use crate::seen::{self, SeenPart, SeenTensors};
+
+/// Bytes of the longest graph that is read.
+const GRAPH_BYTES_MAX: u64 = 1 << 28;
 
 /// A dump on disk.
 pub struct Dump {
@@ -25,6 +28,8 @@ pub struct Dump {
     seen: SeenTensors,
     foreign: Vec<String>,
     unused_names: Vec<String>,
+    /// Inputs by step and name.
+    leaves: BTreeMap<(usize, String), LeafPart>,
 }
 
 /// All rows of one checkpoint, over all steps.
@@ -50,6 +55,27 @@ pub struct Part {
     matrix: bool,
 }
 
+/// Where an input's bytes are.
+#[derive(Clone, Debug)]
+struct LeafPart {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    file: usize,
+    offset: usize,
+    bytes: usize,
+}
+
+/// An input of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Leaf<'d> {
+    /// `F32`, `F16`, `I32` or `I64`.
+    pub dtype: &'static str,
+    /// Slowest axis first.
+    pub shape: &'d [usize],
+    /// Little-endian, C-contiguous.
+    pub bytes: &'d [u8],
+}
+
 impl Dump {
     /// Opens a dump folder or a single `.safetensors` file.
     ///
@@ -62,13 +88,13 @@ impl Dump {
 
     fn open_folder(dir: &Path) -> Result<Dump, DumpError> {
         let mut dump = Dump::from_parts(dir, read_manifest(dir)?, Vec::new());
-        for step in dump.manifest.steps.clone() {
+        for (index, step) in dump.manifest.steps.clone().into_iter().enumerate() {
             if step.file.contains(['/', '\\']) {
                 return Err(DumpError::new(dir, "a step file lies outside the folder")
                     .expected_found("a file name", step.file));
             }
             let path = dir.join(&step.file);
-            dump.add_file(&path, &step.positions)?;
+            dump.add_file(&path, index, &step.positions)?;
         }
         dump.sort_rows();
         dump.seen = seen::read(dir, dump.manifest.tokens.len())?;
@@ -79,7 +105,7 @@ impl Dump {
     pub(crate) fn from_parts(path: &Path, manifest: Manifest, foreign: Vec<String>) -> Dump {
         let (tensors, seen) = (BTreeMap::new(), SeenTensors::new());
         let (files, unused_names) = (Vec::new(), Vec::new());
-        Dump { path: path.to_owned(), manifest, files, tensors, seen, foreign, unused_names }
+        Dump { path: path.to_owned(), manifest, files, tensors, seen, foreign, unused_names, leaves: BTreeMap::new() }
     }
 
     /// Notes the tensors whose names are no checkpoint ids.
@@ -92,17 +118,23 @@ impl Dump {
         self.unused_names = names;
     }
 
-    fn add_file(&mut self, path: &Path, positions: &[u32]) -> Result<(), DumpError> {
+    fn add_file(&mut self, path: &Path, step: usize, positions: &[u32]) -> Result<(), DumpError> {
         let map = map_file(path)?;
         let tensors = SafeTensors::deserialize(&map).map_err(|e| unreadable(path, &e))?;
         let file = self.files.len();
         let mut parts = Vec::new();
         for (name, view) in tensors.iter() {
+            let offset = view.data().as_ptr() as usize - map.as_ptr() as usize;
+            if let Some(leaf) = name.strip_prefix(LEAF_PREFIX).filter(|_| leaf_dtype(view.dtype()).is_some()) {
+                let (dtype, shape) = (view.dtype(), view.shape().to_vec());
+                let part = LeafPart { dtype, shape, file, offset, bytes: view.data().len() };
+                self.leaves.insert((step, leaf.to_owned()), part);
+                continue;
+            }
             let Some(checkpoint) = self.checkpoint_of(name) else {
                 self.foreign.push(name.to_owned());
                 continue;
             };
-            let offset = view.data().as_ptr() as usize - map.as_ptr() as usize;
             let element = element_of(path, name, view.dtype())?;
             parts.push((checkpoint, Part::new(checkpoint, file, offset, element, view.shape().to_vec())));
         }
@@ -118,7 +150,7 @@ impl Dump {
     /// grammar is one; where none does, a name outside of layers has no dot, as modules of other engines have, and
     /// one that is a slip of the pen away from a fixed id is a mistake.
     pub(crate) fn checkpoint_of(&self, name: &str) -> Option<Checkpoint> {
-        let checkpoint = name.parse::<Checkpoint>().ok()?;
+        let checkpoint = name.parse::<Checkpoint>().ok().filter(|_| !name.starts_with(LEAF_PREFIX))?;
         let own = !self.manifest.graphs.is_empty() || checkpoint.kind().is_fixed();
         let plain = checkpoint.layer_index().is_some() || !name.contains('.');
         (own || plain && checkpoint.likely_meant().is_none()).then_some(checkpoint)
@@ -164,7 +196,9 @@ impl Dump {
             return Err(DumpError::new(path, format!("{checkpoint} has rows without a value"))
                 .expected_found("no axis of length 0", format!("shape {:?}", part.shape)));
         }
-        let known = self.tensors.get(&checkpoint).and_then(|recorded| recorded.parts.first());
+        // What a graph computes beside the vocabulary may be as wide as the cache, or a state without token rows.
+        let known = self.tensors.get(&checkpoint).filter(|_| checkpoint.kind().is_fixed());
+        let known = known.and_then(|recorded| recorded.parts.first());
         if let Some(known) = known.filter(|known| known.of_one_row() != part.of_one_row()) {
             return Err(DumpError::new(path, format!("{checkpoint} changes its shape from step to step"))
                 .expected_found(
@@ -231,6 +265,47 @@ impl Dump {
         self.seen.keys().copied()
     }
 
+    /// The inputs of a step by name, without [`LEAF_PREFIX`].
+    pub fn leaves(&self, step: usize) -> impl Iterator<Item = (&str, Leaf<'_>)> {
+        let of_step = self.leaves.range((step, String::new())..(step + 1, String::new()));
+        of_step.map(|((_, name), part)| (name.as_str(), self.leaf_of(part)))
+    }
+
+    /// One input of a step.
+    pub fn leaf(&self, step: usize, name: &str) -> Option<Leaf<'_>> {
+        self.leaves.get(&(step, name.to_owned())).map(|part| self.leaf_of(part))
+    }
+
+    fn leaf_of<'d>(&'d self, part: &'d LeafPart) -> Leaf<'d> {
+        let bytes = &self.files[part.file][part.offset..part.offset + part.bytes];
+        Leaf { dtype: leaf_dtype(part.dtype).unwrap_or_default(), shape: &part.shape, bytes }
+    }
+
+    /// Index among the manifest's graphs of the one that computed a step.
+    pub fn graph_of(&self, step: usize) -> Option<usize> {
+        self.manifest.graphs.iter().position(|graph| graph.steps.contains(&step))
+    }
+
+    /// The text of one of the manifest's graphs.
+    ///
+    /// # Errors
+    /// Where the file is missing, lies elsewhere, or is larger than any graph.
+    pub fn graph_text(&self, index: usize) -> Result<String, DumpError> {
+        let file = self.manifest.graphs.get(index).map_or("", |graph| &graph.file);
+        let path = self.path.join(file);
+        if file.is_empty() || file.contains(['/', '\\']) {
+            return Err(DumpError::new(&self.path, "a graph lies outside the folder")
+                .expected_found("a file name", format!("`{file}`")));
+        }
+        let failed = |e: std::io::Error| DumpError::new(&path, format!("the graph cannot be read: {e}"));
+        let size = fs::metadata(&path).map_err(failed)?.len();
+        if size > GRAPH_BYTES_MAX {
+            return Err(DumpError::new(&path, "is larger than any graph")
+                .expected_found(format!("at most {GRAPH_BYTES_MAX} bytes"), size));
+        }
+        fs::read_to_string(&path).map_err(failed)
+    }
+
     /// What was recorded of a checkpoint.
     pub fn get(&self, checkpoint: Checkpoint) -> Option<&Recorded> {
         self.tensors.get(&checkpoint)
@@ -270,7 +345,7 @@ impl Dump {
     }
 
     /// Rows at `positions` as one matrix, (positions, width); `None` where one of them was not recorded.
-    /// For all checkpoints but the attention matrices, whose rows differ in width.
+    /// For all checkpoints but those whose rows differ in width, as the attention matrices' do.
     pub fn gather(&self, checkpoint: Checkpoint, positions: &[u32]) -> Option<Vec<f32>> {
         let recorded = self.get(checkpoint)?;
         let mut values = Vec::with_capacity(positions.len() * recorded.width());
@@ -327,6 +402,21 @@ impl Recorded {
         self.rows.binary_search_by_key(&position, |row| row.0).ok()
     }
 
+    /// Elements of the row with this index, as [`Dump::row`] gives it.
+    pub fn width_of(&self, row: usize) -> usize {
+        let (position, part, _) = self.rows[row];
+        let part = &self.parts[part as usize];
+        match part.matrix {
+            true => part.shape[0] * part.shape[2].min(position as usize + 1),
+            false => part.row_width(),
+        }
+    }
+
+    /// The tensor of the step in which the row with this index was computed.
+    pub fn part_of(&self, row: usize) -> &Part {
+        &self.parts[self.rows[row].1 as usize]
+    }
+
     /// Elements of one row, of the first part; the attention matrices' rows differ.
     pub fn width(&self) -> usize {
         self.parts.first().map_or(0, Part::row_width)
@@ -376,6 +466,17 @@ impl Dump {
         let bytes = values.len() * part.element.size();
         part.element.decode(&self.files[part.file][part.offset..part.offset + bytes], &mut values);
         Some((part.shape.clone(), positions, values))
+    }
+}
+
+/// The element types that inputs have.
+fn leaf_dtype(dtype: Dtype) -> Option<&'static str> {
+    match dtype {
+        Dtype::F32 => Some("F32"),
+        Dtype::F16 => Some("F16"),
+        Dtype::I32 => Some("I32"),
+        Dtype::I64 => Some("I64"),
+        _ => None,
     }
 }
 

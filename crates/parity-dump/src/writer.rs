@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use crate::checkpoint::Checkpoint;
 use crate::dtype::Element;
 use crate::error::DumpError;
-use crate::manifest::{MANIFEST_FILE, Manifest, ModelInfo, Producer, SCHEMA, Step};
+use crate::manifest::{GraphFile, LEAF_PREFIX, MANIFEST_FILE, Manifest, ModelInfo, Producer, SCHEMA, Step};
 use crate::seen::{self, SEEN_FILE, SeenTensors};
 
-/// Bytes that one tensor's entry takes in a safetensors header at most: name 32, shape and offsets six
+/// Bytes that one tensor's entry takes in a safetensors header at most: name 96, shape and offsets six
 /// numbers of up to 20 digits, and 60 of punctuation.
-const ENTRY_BYTES: usize = 32 + 6 * 20 + 60;
+const ENTRY_BYTES: usize = 96 + 6 * 20 + 60;
 
 /// Bytes to keep free in front of a step's tensors for the safetensors header of `tensors` entries;
 /// a multiple of 8, so that the tensors behind it are aligned.
@@ -39,6 +39,8 @@ struct OpenStep {
     header: HeaderText,
     header_bytes: usize,
     rows: Vec<(Checkpoint, Vec<u32>)>,
+    /// Index of the graph that computes it.
+    graph: Option<usize>,
 }
 
 impl Writer {
@@ -86,7 +88,7 @@ impl Writer {
         let header_bytes = header_bytes(tensors);
         file.seek(SeekFrom::Start(header_bytes as u64 + 8)).map_err(|e| failed(&path, "cannot write", &e))?;
         let (header, rows) = (HeaderText::default(), Vec::new());
-        self.open = Some(OpenStep { path, file, positions: positions.to_vec(), header, header_bytes, rows });
+        self.open = Some(OpenStep { path, file, positions: positions.to_vec(), header, header_bytes, rows, graph: None });
         Ok(())
     }
 
@@ -121,6 +123,31 @@ impl Writer {
         if let Some(rows) = rows {
             step.rows.push((checkpoint, rows.to_vec()));
         }
+    }
+
+    /// Announces an input of the step, by its name without [`LEAF_PREFIX`]; its bytes follow as those of a tensor.
+    ///
+    /// `dtype` is `F32`, `F16`, `I32` or `I64`.
+    pub fn begin_leaf(&mut self, name: &str, dtype: &str, shape: &[usize], bytes: usize) {
+        let step = self.open.as_mut().expect("a step is open");
+        step.header.entry(&format!("{LEAF_PREFIX}{name}"), dtype, shape, bytes as u64);
+    }
+
+    /// Writes a graph's text beside the steps: a number by which [`Writer::step_graph`] refers to it.
+    pub fn graph(&mut self, text: &str) -> Result<usize, DumpError> {
+        let index = self.manifest.graphs.len();
+        let file = format!("graph-{index:04}.txt");
+        let path = self.dir.join(&file);
+        let part = self.dir.join(format!("{file}.part"));
+        fs::write(&part, text).map_err(|e| failed(&part, "cannot write", &e))?;
+        fs::rename(&part, &path).map_err(|e| failed(&part, "cannot rename", &e))?;
+        self.manifest.graphs.push(GraphFile { file, steps: Vec::new() });
+        Ok(index)
+    }
+
+    /// Says which graph computes the open step.
+    pub fn step_graph(&mut self, index: usize) {
+        self.open.as_mut().expect("a step is open").graph = Some(index);
     }
 
     /// Appends the next bytes of the tensor that was begun last.
@@ -182,6 +209,9 @@ impl Writer {
         let name = format!("step-{:04}.safetensors", self.manifest.steps.len());
         fs::rename(&step.path, self.dir.join(&name)).map_err(|e| failed(&step.path, "cannot rename", &e))?;
         self.merge_rows(&step.positions, step.rows);
+        if let Some(graph) = step.graph.and_then(|index| self.manifest.graphs.get_mut(index)) {
+            graph.steps.push(self.manifest.steps.len());
+        }
         self.manifest.steps.push(Step { file: name, positions: step.positions });
         self.write_manifest()
     }
@@ -263,7 +293,7 @@ fn clear(dir: &Path) -> Result<(), DumpError> {
     for entry in entries.flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        let ours = ["step-", MANIFEST_FILE, SEEN_FILE].iter().any(|start| name.starts_with(start));
+        let ours = ["step-", "graph-", MANIFEST_FILE, SEEN_FILE].iter().any(|start| name.starts_with(start));
         if !ours {
             return Err(DumpError::new(dir, "the folder holds something that is no dump")
                 .expected_found("an empty folder or an earlier dump", format!("`{name}` in it"))

@@ -93,6 +93,17 @@ pub fn contiguous(dtype: &str, ne: [usize; 4]) -> [usize; 4] {
     nb
 }
 
+/// What a leaf is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaf {
+    /// A tensor of the model file.
+    Weight,
+    /// Memory that outlives a forward pass: a cache, a recurrent state.
+    State,
+    /// What the program fills in before each forward pass.
+    Input,
+}
+
 /// One graph: nodes in execution order, then the leaves that they read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
@@ -111,6 +122,38 @@ impl Graph {
     /// Whether a tensor is no node.
     pub fn is_leaf(&self, id: Id) -> bool {
         id >= self.nodes
+    }
+
+    /// What a leaf without a view is; `None` of any other tensor.
+    ///
+    /// Weights are named as in the model file, with a dot; states are written by nodes, or named as llama.cpp names
+    /// its caches.
+    pub fn leaf(&self, id: Id) -> Option<Leaf> {
+        let tensor = &self.tensors[id];
+        if !self.is_leaf(id) || tensor.view.is_some() {
+            return None;
+        }
+        Some(if tensor.name.starts_with("cache_") || self.writers(id).next().is_some() {
+            Leaf::State
+        } else if tensor.name.contains('.') {
+            Leaf::Weight
+        } else {
+            Leaf::Input
+        })
+    }
+
+    /// Whether a node computes values, which then have a checkpoint: it is computed, has elements, and does not only
+    /// move values. Rows that are picked from a weight are computed: they are decoded.
+    pub fn is_arithmetic(&self, id: Id) -> bool {
+        let tensor = &self.tensors[id];
+        let rows_of_weight = || {
+            let table = self.src(id, 0).map(|table| self.root(table));
+            tensor.op == Op::GetRows && table.is_some_and(|table| self.leaf(table) == Some(Leaf::Weight))
+        };
+        id < self.nodes
+            && tensor.computed
+            && tensor.elements() > 0
+            && (!tensor.op.is_movement() || rows_of_weight())
     }
 
     /// The tensor itself.
@@ -162,5 +205,28 @@ impl Graph {
             let tensor = &self.tensors[id];
             !tensor.op.is_view() && tensor.view.is_some_and(|view| view.root == leaf)
         })
+    }
+}
+
+/// The name of a tensor that the scheduler copied to another backend, without `BACKEND#` and `#copy`.
+pub fn without_copy_marks(name: &str) -> &str {
+    let Some((_, rest)) = name.split_once('#') else { return name };
+    match rest.rsplit_once('#') {
+        Some((inner, number)) if !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()) => inner,
+        _ => name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_lose_their_marks_and_nothing_else() {
+        assert_eq!(without_copy_marks("CUDA0#blk.0.attn_q.weight#0"), "blk.0.attn_q.weight");
+        assert_eq!(without_copy_marks("CUDA0#inp_tokens#12"), "inp_tokens");
+        for name in ["blk.0.attn_q.weight", "a#b", "a#b#", "a#b#c"] {
+            assert_eq!(without_copy_marks(name), name);
+        }
     }
 }

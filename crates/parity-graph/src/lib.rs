@@ -14,6 +14,12 @@ pub mod rewrite;
 
 pub mod fault;
 
-pub use graph::{Graph, Id, MAX_SRC, Tensor, View};
+mod attention;
+pub mod known;
+
+pub mod axis;
+pub mod label;
+
+pub use graph::{Graph, Id, Leaf, MAX_SRC, Tensor, View};
 pub use op::Op;
 pub use params::Params;

@@ -18,7 +18,7 @@
 //! (`-` for none). `<` lists sources by their line, `-` an empty slot; the name comes last.
 //!
 //! Texts from before parameters were recorded are read too: they have a bare `+OFFSET` of views, whose memory is
-//! that of their first source.
+//! that of their first source, and `ggml_cast`'s mark, a source that is the tensor itself, which is an empty slot.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -149,8 +149,11 @@ pub fn read(text: &str) -> Result<Vec<Graph>, String> {
             let open = graphs.last_mut().ok_or_else(wrong)?;
             let leaf = open.graph.tensors.len() >= open.graph.nodes;
             let (mut tensor, bare) = read_tensor(line, leaf, open.home.as_deref()).ok_or_else(wrong)?;
-            if leaf {
-                tensor.computed = true;
+            // ggml_cast marks its result as a source of itself, as older texts show.
+            let own = open.graph.tensors.len();
+            tensor.srcs.iter_mut().for_each(|src| *src = src.filter(|src| *src != own));
+            while tensor.srcs.last() == Some(&None) {
+                tensor.srcs.pop();
             }
             open.bare.push(bare);
             open.graph.tensors.push(tensor);
@@ -220,7 +223,7 @@ fn check_sources(graph: &Graph) -> Result<(), String> {
         for src in tensor.srcs.iter().flatten().copied() {
             // A node reads what was computed before it, or a leaf.
             let before = src < id || graph.is_leaf(src);
-            if src >= graph.tensors.len() || !before || src == id {
+            if src >= graph.tensors.len() || !before {
                 return Err(format!("tensor {id} reads tensor {src}, which does not stand before it"));
             }
         }

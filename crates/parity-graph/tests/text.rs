@@ -42,6 +42,8 @@ fn texts_from_before_parameters_are_read() {
     let graph = &text::read(old).unwrap()[0];
     assert_eq!(graph.get(1).view, Some(View { root: 0, offset: 1024 }));
     assert_eq!(graph.get(1).nb[..2], [4, 1536]);
+    let cast = "graph 1 of 2\nCPY f16 4 < 1 0 : x (copy)\nNONE f32 4 : x\n";
+    assert_eq!(text::read(cast).unwrap()[0].get(0).srcs, [Some(1)]);
 }
 
 #[test]
@@ -51,7 +53,7 @@ fn what_is_no_graph_is_an_error() {
         "ADD f32 1 : x",
         "graph 1 of 1\nADD f32 : x",
         "graph 1 of 1\nADD f32 1 < 1 : x",
-        "graph 1 of 1\nADD f32 1 < 0 : x",
+        "graph 2 of 2\nADD f32 1 < 1 : x\nADD f32 1 : y",
         "graph 1 of 2\nADD f32 1 < 1 - : x\nNONE f32 1 : y",
         "graph 2 of 1\nADD f32 1 : x",
         "graph 1 of 2\nADD f32 1 : x",

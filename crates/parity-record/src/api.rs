@@ -75,6 +75,8 @@ functions! {
     new_tensor_4d: c"ggml_new_tensor_4d" fn(*mut c_void, c_int, i64, i64, i64, i64) -> RawTensor;
     /// Makes a sum.
     add: c"ggml_add" fn(*mut c_void, RawTensor, RawTensor) -> RawTensor;
+    /// Makes a norm with an epsilon.
+    rms_norm: c"ggml_rms_norm" fn(*mut c_void, RawTensor, f32) -> RawTensor;
     /// Makes a view of some elements from a byte offset.
     view_1d: c"ggml_view_1d" fn(*mut c_void, RawTensor, i64, usize) -> RawTensor;
     /// Flags a tensor as an input.

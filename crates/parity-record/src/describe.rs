@@ -3,9 +3,12 @@
 use std::collections::HashMap;
 use std::ffi::CString;
 
-use crate::api::{Api, RawGraph, RawTensor, text};
-use crate::graph::{Graph, Id, Op, Tensor, without_copy_marks};
-use crate::layout::{FLAG_COMPUTE, Layout, MAX_SRC};
+use parity_graph::graph::{contiguous, element_size, without_copy_marks};
+use parity_graph::params::WORDS;
+use parity_graph::{Graph, Id, MAX_SRC, Op, Params, Tensor, View};
+
+use crate::api::{Api, RawGraph, RawSched, RawTensor, text};
+use crate::layout::{FLAG_COMPUTE, Layout};
 
 /// A graph with the addresses of its tensors.
 pub struct Described {
@@ -32,11 +35,17 @@ impl Reader<'_> {
         unsafe { tensor.cast::<u8>().add(offset).cast::<T>().read_unaligned() }
     }
 
-    /// Sources that are set.
-    unsafe fn sources(&self, tensor: RawTensor) -> Vec<RawTensor> {
+    /// Sources by slot, without empty ones at the end. `ggml_cast` marks its result as a source of itself: that slot
+    /// is empty here.
+    unsafe fn sources(&self, tensor: RawTensor) -> Vec<Option<RawTensor>> {
         // SAFETY: the layout was measured on this library.
         let all: [RawTensor; MAX_SRC] = unsafe { self.field(tensor, self.layout.src) };
-        all.into_iter().take_while(|src| !src.is_null()).collect()
+        let mut slots: Vec<Option<RawTensor>> =
+            all.into_iter().map(|src| Some(src).filter(|src| !src.is_null() && *src != tensor)).collect();
+        while slots.last() == Some(&None) {
+            slots.pop();
+        }
+        slots
     }
 
     unsafe fn tensor(&self, raw: RawTensor) -> Tensor {
@@ -46,27 +55,33 @@ impl Reader<'_> {
             let name = text((self.api.get_name)(raw)).unwrap_or_default();
             let op = text((self.api.op_desc)(raw)).unwrap_or_default();
             let flags: i32 = self.field(raw, self.layout.flags);
+            let dtype = text((self.api.type_name)(self.field(raw, self.layout.dtype))).unwrap_or_default();
+            let ne = extents(self.field(raw, self.layout.ne));
+            let words: [u32; WORDS] = self.field(raw, self.layout.op_params);
+            let is_view = !self.field::<RawTensor>(raw, self.layout.view_src).is_null();
+            // A tensor with memory of its own has no gaps; of quantised types only ggml knows the strides.
+            let plain = !is_view && element_size(&dtype).is_none();
             Tensor {
                 name: without_copy_marks(&name).to_owned(),
                 op: Op::parse(&op),
-                dtype: text((self.api.type_name)(self.field(raw, self.layout.dtype)))
-                    .unwrap_or_default()
-                    .into_owned(),
-                ne: extents(self.field(raw, self.layout.ne)),
-                nb: extents(self.field(raw, self.layout.nb)),
+                params: Params(words),
+                nb: if plain { contiguous(&dtype, ne) } else { extents(self.field(raw, self.layout.nb)) },
+                dtype: dtype.into_owned(),
+                ne,
                 srcs: Vec::new(),
-                view_offset: self.field(raw, self.layout.view_offs),
+                view: None,
                 // Libraries without the flag compute every node and never set the bit.
-                computed: !self.api.has_compute_flag || flags & FLAG_COMPUTE != 0,
+                computed: (!self.api.has_compute_flag || flags & FLAG_COMPUTE != 0) && !ne.contains(&0),
+                backend: None,
             }
         }
     }
 
-    /// Describes a graph that is about to be computed.
+    /// Describes a graph that `sched` is about to compute.
     ///
     /// # Safety
-    /// `graph` is a live graph of the library.
-    pub unsafe fn describe(&self, graph: RawGraph) -> Described {
+    /// `graph` is a live graph of the library, `sched` null or its scheduler.
+    pub unsafe fn describe(&self, sched: RawSched, graph: RawGraph) -> Described {
         // SAFETY: by the caller's promise.
         let nodes = usize::try_from(unsafe { (self.api.graph_n_nodes)(graph) }).unwrap_or(0);
         let address: Vec<RawTensor> =
@@ -78,18 +93,71 @@ impl Reader<'_> {
         let tensors = address.iter().map(|&raw| unsafe { self.tensor(raw) }).collect();
         let mut described = Described { graph: Graph { tensors, nodes }, address };
         let mut by_name: HashMap<String, Id> = HashMap::new();
+        let mut backends: HashMap<RawTensor, Option<String>> = HashMap::new();
         for id in 0..nodes {
+            let raw = described.address[id];
             // SAFETY: a node of a live graph, whose sources are alive too.
-            let sources = unsafe { self.sources(described.address[id]) };
-            let srcs = sources
-                .into_iter()
-                // SAFETY: as above.
-                .map(|raw| unsafe { self.source(graph, raw, &mut described, &mut known, &by_name) })
-                .collect();
-            described.graph.tensors[id].srcs = srcs;
+            unsafe { self.edges(graph, raw, id, &mut described, &mut known, &by_name) };
             by_name.insert(described.graph.tensors[id].name.clone(), id);
+            // SAFETY: as above.
+            described.graph.tensors[id].backend = unsafe { self.backend(sched, raw, &mut backends) };
         }
         described
+    }
+
+    /// Name of the backend that a node is computed on.
+    unsafe fn backend(
+        &self,
+        sched: RawSched,
+        raw: RawTensor,
+        known: &mut HashMap<RawTensor, Option<String>>,
+    ) -> Option<String> {
+        if sched.is_null() {
+            return None;
+        }
+        // SAFETY: by the caller's promise.
+        let backend = unsafe { (self.api.sched_get_tensor_backend)(sched, raw) };
+        let name = || {
+            // SAFETY: a backend of the scheduler, and ggml's strings live with it.
+            (!backend.is_null()).then(|| unsafe { text((self.api.backend_name)(backend)) }).flatten()
+        };
+        known.entry(backend).or_insert_with(|| name().map(std::borrow::Cow::into_owned)).clone()
+    }
+
+    /// Notes the sources of tensor `id`, and whose memory it lies in.
+    unsafe fn edges(
+        &self,
+        graph: RawGraph,
+        raw: RawTensor,
+        id: Id,
+        described: &mut Described,
+        known: &mut HashMap<RawTensor, Id>,
+        by_name: &HashMap<String, Id>,
+    ) {
+        // SAFETY: by the caller's promise.
+        let sources = unsafe { self.sources(raw) };
+        let mut srcs = Vec::with_capacity(sources.len());
+        for source in sources {
+            // SAFETY: as above.
+            srcs.push(source.map(|raw| unsafe { self.source(graph, raw, described, known, by_name) }));
+        }
+        // SAFETY: the layout was measured on this library.
+        let (view, offset) = unsafe {
+            let view: RawTensor = self.field(raw, self.layout.view_src);
+            (view, self.field::<usize>(raw, self.layout.view_offs))
+        };
+        let root = (!view.is_null()).then(|| {
+            // SAFETY: as above.
+            unsafe { self.source(graph, view, described, known, by_name) }
+        });
+        let tensors = &mut described.graph.tensors;
+        tensors[id].srcs = srcs;
+        // What was copied from another backend may have lost the view that it was made from.
+        let root = root.map(|root| (root, tensors[root].view));
+        tensors[id].view = root.filter(|(root, _)| *root != id).map(|(root, of)| match of {
+            Some(of) => View { root: of.root, offset: of.offset + offset },
+            None => View { root, offset },
+        });
     }
 
     /// The id of a source: a node, a leaf met before, or a new leaf.
@@ -108,7 +176,7 @@ impl Reader<'_> {
             return id;
         }
         // SAFETY: the source of a live node.
-        let mut tensor = unsafe { self.tensor(raw) };
+        let tensor = unsafe { self.tensor(raw) };
         let mut address = raw;
         // SAFETY: as above.
         let full_name = unsafe { text((self.api.get_name)(raw)) }.unwrap_or_default();
@@ -127,20 +195,58 @@ impl Reader<'_> {
             }
         }
         // Views of leaves are followed, so that a cache or an input is told by its own name.
-        // SAFETY: as above.
-        let sources = unsafe { self.sources(raw) };
         let id = described.graph.tensors.len();
         known.insert(raw, id);
         known.insert(address, id);
-        tensor.srcs = Vec::new();
-        described.graph.tensors.push(tensor);
+        described.graph.tensors.push(Tensor { computed: true, ..tensor });
         described.address.push(address);
         // SAFETY: as above.
-        let srcs =
-            sources.into_iter().map(|src| unsafe { self.source(graph, src, described, known, by_name) });
-        let srcs: Vec<Id> = srcs.collect();
-        described.graph.tensors[id].srcs = srcs;
+        unsafe { self.edges(graph, raw, id, described, known, by_name) };
         id
+    }
+
+    /// The bytes of a leaf, in logical order, with its element type by ggml's name; `None` where it has no memory or
+    /// gaps.
+    ///
+    /// # Safety
+    /// `raw` is a live tensor whose data is set.
+    pub unsafe fn bytes(&self, raw: RawTensor) -> Option<Vec<u8>> {
+        // SAFETY: by the caller's promise; bytes are asked for within the tensor.
+        unsafe {
+            if (self.api.get_data)(raw).is_null() {
+                return None;
+            }
+            let mut bytes = vec![0u8; (self.api.nbytes)(raw)];
+            (self.api.tensor_get)(raw, bytes.as_mut_ptr().cast(), 0, bytes.len());
+            Some(bytes)
+        }
+    }
+
+    /// Changes a word of a node's parameters, before it is computed: a fault that is injected into a live graph.
+    ///
+    /// # Safety
+    /// `raw` is a live tensor of the library that is not being computed.
+    pub unsafe fn set_param(&self, raw: RawTensor, word: usize, bits: u32) {
+        assert!(word < WORDS, "a tensor has {WORDS} words of parameters");
+        // SAFETY: by the caller's promise; the word lies within `op_params`.
+        unsafe {
+            raw.cast::<u8>().add(self.layout.op_params + 4 * word).cast::<u32>().write_unaligned(bits);
+        }
+    }
+
+    /// Changes a source of a node, before it is computed: a fault that is injected into a live graph. The new source
+    /// must have been computed before the node, and its memory must not have been used again since: weights and
+    /// inputs always are safe, nodes only right behind each other or where ggml keeps them.
+    ///
+    /// # Safety
+    /// `raw` is a live tensor of the library that is not being computed, `src` null or another one of its graph.
+    pub unsafe fn set_source(&self, raw: RawTensor, slot: usize, src: RawTensor) {
+        assert!(slot < MAX_SRC, "a tensor has {MAX_SRC} sources");
+        // SAFETY: by the caller's promise; the slot lies within `src`.
+        unsafe {
+            let at = raw.cast::<u8>().add(self.layout.src + slot * size_of::<RawTensor>());
+            at.cast::<RawTensor>().write_unaligned(src);
+        }
     }
 
     /// Reads a leaf of 32-bit integers.

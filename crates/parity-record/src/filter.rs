@@ -34,6 +34,11 @@ impl Filter {
         in_layers && by_name
     }
 
+    /// Whether nothing is left out.
+    pub fn is_all(&self) -> bool {
+        self.layers.is_none() && self.globs.is_empty()
+    }
+
     /// Whether a checkpoint is chosen that llama.cpp computes only for rows that logits are asked of: the tail
     /// of the last layer and what comes after it. `layers` is how many the model has, where that is known.
     pub fn wants_tail(&self, layers: Option<u32>) -> bool {

@@ -3,6 +3,8 @@
 
 use std::ffi::c_void;
 
+use parity_graph::params::WORDS;
+
 use crate::api::{Api, InitParams, RawTensor};
 
 /// Byte offsets within a `ggml_tensor`.
@@ -14,18 +16,20 @@ pub struct Layout {
     pub ne: usize,
     /// strides in bytes, 4 × usize
     pub nb: usize,
+    /// 16 words, each an i32 or the bits of an f32
+    pub op_params: usize,
     /// i32
     pub flags: usize,
     /// sources, 10 × pointer
     pub src: usize,
+    /// pointer
+    pub view_src: usize,
     /// usize
     pub view_offs: usize,
     /// 64 bytes
     pub name: usize,
 }
 
-/// Length of `ggml_tensor.src` in every release known.
-pub const MAX_SRC: usize = 10;
 /// `GGML_TENSOR_FLAG_COMPUTE`
 pub const FLAG_COMPUTE: i32 = 16;
 /// Bytes of a `ggml_tensor` that may hold a field other than the name.
@@ -37,6 +41,8 @@ const GGML_TYPE_F32: i32 = 0;
 const GGML_TYPE_F16: i32 = 1;
 /// Extents that no field holds by accident.
 const ODD: [i64; 4] = [3, 5, 7, 11];
+/// Parameters that no field holds by accident: epsilons of two norms.
+const ODD_EPS: [f32; 2] = [0.734_375, 0.421_875];
 /// Offset of the view that is measured: odd elements in.
 const ODD_OFFSET: usize = 52;
 
@@ -97,6 +103,19 @@ fn only(field: &str, places: &[usize]) -> Result<usize, String> {
     }
 }
 
+/// Where two norms have their epsilons and 60 zero bytes behind: the first word of their parameters.
+fn places_of_eps(norms: &[Image; 2]) -> Vec<usize> {
+    let bytes = WORD * WORDS;
+    let starts = |image: &Image, at: usize, eps: f32| {
+        image.i32(at) == eps.to_bits() as i32 && image.0[at + WORD..at + bytes].iter().all(|byte| *byte == 0)
+    };
+    let last = norms[0].0.len().saturating_sub(bytes);
+    (0..=last)
+        .step_by(WORD)
+        .filter(|&at| norms.iter().zip(ODD_EPS).all(|(image, eps)| starts(image, at, eps)))
+        .collect()
+}
+
 unsafe fn measure_in(api: &Api, arena: *mut c_void) -> Result<Layout, String> {
     let tensor = |dtype: i32| {
         // SAFETY: the arena is alive and large enough.
@@ -105,7 +124,9 @@ unsafe fn measure_in(api: &Api, arena: *mut c_void) -> Result<Layout, String> {
     let (a, b, half) = (tensor(GGML_TYPE_F32), tensor(GGML_TYPE_F32), tensor(GGML_TYPE_F16));
     // SAFETY: tensors of this arena.
     let (sum, view) = unsafe { ((api.add)(arena, a, b), (api.view_1d)(arena, a, ODD[0], ODD_OFFSET)) };
-    if [a, b, half, sum, view].iter().any(|tensor| tensor.is_null()) {
+    // SAFETY: as above.
+    let norms = ODD_EPS.map(|eps| unsafe { (api.rms_norm)(arena, a, eps) });
+    if [a, b, half, sum, view, norms[0], norms[1]].iter().any(|tensor| tensor.is_null()) {
         return Err("ggml made no tensors".to_owned());
     }
     // SAFETY: a tensor of this arena.
@@ -129,13 +150,17 @@ unsafe fn measure_in(api: &Api, arena: *mut c_void) -> Result<Layout, String> {
     let src = only("src", &summed.places(&[a as i64, b as i64]))?;
     // `b` is as `a` but for its data and the input flag.
     let flags: Vec<usize> = words.filter(|&at| plain.i32(at) == 0 && flagged.i32(at) == 1).collect();
+    let op_params = only("op_params", &places_of_eps(&norms.map(image)))?;
+    let view_src = only("view_src", &viewed.places(&[a as i64, ODD_OFFSET as i64]))?;
     Ok(Layout {
+        op_params,
         dtype: only("type", &dtype)?,
         ne: only("ne", &plain.places(&ODD))?,
         nb: only("nb", &plain.places(&strides))?,
         flags: only("flags", &flags)?,
         src,
-        view_offs: only("view_offs", &viewed.places(&[a as i64, ODD_OFFSET as i64]))? + 8,
+        view_src,
+        view_offs: view_src + 8,
         name,
     })
 }

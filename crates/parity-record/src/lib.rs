@@ -4,12 +4,8 @@
 //! Shared by the library that is loaded into a foreign llama.cpp process, by the built-in llama.cpp and
 //! by the reader of printed tensors. Nothing here links llama.cpp: its functions come as an [`api::Api`].
 
-pub mod graph;
-pub mod notation;
-pub mod region;
-
-mod attention;
 pub mod map;
+pub mod region;
 
 pub mod filter;
 pub mod sequence;

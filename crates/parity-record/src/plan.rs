@@ -7,7 +7,7 @@ use parity_dump::{Checkpoint, Element, Kind};
 use crate::api::RawTensor;
 use crate::describe::{Described, Reader};
 use crate::filter::Filter;
-use crate::map::{Capture, Mapping};
+use crate::map::{Capture, LeafCapture, Mapping};
 use crate::region::Region;
 
 /// One checkpoint to be recorded.
@@ -17,6 +17,8 @@ pub struct Planned {
     pub checkpoint: Checkpoint,
     /// Element type.
     pub element: Element,
+    /// Whether the values are i32 and become f32.
+    pub from_i32: bool,
     /// Slowest axis first.
     pub shape: Vec<usize>,
     /// Positions of its rows where these are not all of the step's.
@@ -35,12 +37,14 @@ pub struct Plan {
     pub planned: Vec<Planned>,
     /// Indices into `planned` by the node that they wait for.
     pub wanted: HashMap<RawTensor, Vec<usize>>,
+    /// Inputs to be recorded, with their addresses.
+    pub leaves: Vec<(LeafCapture, RawTensor)>,
     /// Checkpoints of which this pass computes no row.
     pub without_rows: Vec<Checkpoint>,
     /// The node of the logits and the positions of its rows.
     pub logits: Option<(RawTensor, Vec<u32>)>,
-    /// What the graph holds.
-    pub mapping: Mapping,
+    /// What of the graph could not be recorded.
+    pub unmapped: Vec<String>,
 }
 
 impl Plan {
@@ -51,7 +55,7 @@ impl Plan {
     pub unsafe fn new(
         reader: Reader<'_>,
         described: &Described,
-        mapping: Mapping,
+        mapping: &Mapping,
         filter: &Filter,
         tokens: Vec<u32>,
         positions: Vec<u32>,
@@ -61,22 +65,19 @@ impl Plan {
             positions,
             planned: Vec::new(),
             wanted: HashMap::new(),
+            leaves: Vec::new(),
             without_rows: Vec::new(),
             logits: None,
-            mapping,
+            unmapped: mapping.unmapped.clone(),
         };
         let mut picks: HashMap<usize, Option<Vec<u32>>> = HashMap::new();
-        let layers = plan
-            .mapping
-            .captures
-            .iter()
-            .filter_map(|c| c.checkpoint.layer_index())
-            .max()
-            .map_or(0, |last| last + 1);
+        let layers = mapping.layers();
         // Read only when asked for: it is as large as the attention matrix of one head.
         let mut mask: Option<bool> = None;
-        for capture in std::mem::take(&mut plan.mapping.captures) {
+        for capture in &mapping.captures {
             let rows = match capture.picked {
+                // Without token rows it is one row, at the end of the step.
+                _ if capture.whole => plan.positions.last().map(|&last| vec![last]),
                 None => Some(plan.positions.clone()),
                 Some(leaf) => picks
                     .entry(leaf)
@@ -93,7 +94,7 @@ impl Plan {
             }
             let matrix = capture.checkpoint.kind().is_optional();
             let causal = || {
-                let leaf = plan.mapping.mask.map(|leaf| described.address[leaf]);
+                let leaf = mapping.known.mask.map(|leaf| described.address[leaf]);
                 // SAFETY: as above.
                 leaf.is_some_and(|leaf| unsafe { is_causal(reader, leaf, &plan.positions) })
             };
@@ -104,10 +105,16 @@ impl Plan {
                     plan.wanted.entry(storage).or_default().push(plan.planned.len());
                     plan.planned.push(entry);
                 }
-                None => plan.mapping.unmapped.push(format!(
+                None => plan.unmapped.push(format!(
                     "{}: rows or columns could not be told apart, shape {:?}",
                     capture.checkpoint, capture.shape
                 )),
+            }
+        }
+        for leaf in &mapping.leaves {
+            let read = |reader: &Checkpoint| filter.wants(*reader, layers);
+            if filter.is_all() || leaf.readers.iter().any(read) {
+                plan.leaves.push((leaf.clone(), described.address[leaf.leaf]));
             }
         }
         plan
@@ -130,8 +137,8 @@ fn planned(mut capture: Capture, rows: Vec<u32>, positions: &[u32]) -> Option<Pl
         capture.region.extents[2] = cached;
     }
     let rows = (rows != positions).then_some(rows);
-    let Capture { checkpoint, element, shape, region, .. } = capture;
-    Some(Planned { checkpoint, element, shape, rows, region })
+    let Capture { checkpoint, element, from_i32, shape, region, .. } = capture;
+    Some(Planned { checkpoint, element, from_i32, shape, rows, region })
 }
 
 /// Positions of the rows that a leaf of indices picks.

@@ -4,15 +4,15 @@ use std::collections::HashMap;
 
 use parity_dump::Producer;
 
-use crate::map::Mapping;
+use parity_graph::known::Known;
 
 /// The producer of a recording: `backends` are the names of ggml's backends with how many nodes each has.
-pub fn describe(backends: &HashMap<String, usize>, mapping: &Mapping, version: Option<String>) -> Producer {
+pub fn describe(backends: &HashMap<String, usize>, known: &Known, version: Option<String>) -> Producer {
     let mut names: Vec<&str> = backends.keys().map(String::as_str).filter(|name| !name.is_empty()).collect();
     names.sort_unstable();
     // Whatever is not the CPU counts: its kernels decide the rounding.
     let kind = names.iter().find(|name| **name != "CPU").or(names.first()).map(|name| kind(name));
-    let numerics = kind.as_deref().and_then(|kind| numerics(kind, mapping));
+    let numerics = kind.as_deref().and_then(|kind| numerics(kind, known));
     Producer {
         name: "llama.cpp".to_owned(),
         version,
@@ -28,20 +28,20 @@ fn kind(name: &str) -> String {
 }
 
 /// The words of parity's `numerics.rs`; `None` where it has none for this.
-fn numerics(kind: &str, mapping: &Mapping) -> Option<String> {
+fn numerics(kind: &str, known: &Known) -> Option<String> {
     let products = match kind {
         "cpu" => "llama-cpu",
         "cuda" => "llama-cuda",
         _ => return None,
     };
-    let mut types = mapping.cache_types.iter().map(String::as_str);
+    let mut types = known.cache_types.iter().map(String::as_str);
     let kv = match (types.next(), types.next()) {
         (Some("f32"), None) => "",
         (Some("f16"), None) => " kv=f16",
         (Some("bf16"), None) => " kv=bf16",
         _ => return None,
     };
-    Some(format!("{products}{kv}{}", if mapping.flash { " flash=on" } else { "" }))
+    Some(format!("{products}{kv}{}", if known.flash { " flash=on" } else { "" }))
 }
 
 #[cfg(test)]
@@ -51,7 +51,7 @@ mod tests {
     fn numerics_of(backends: &[&str], cache: &[&str], flash: bool) -> (Option<String>, Option<String>) {
         let backends = backends.iter().map(|name| ((*name).to_owned(), 1)).collect();
         let cache_types = cache.iter().map(|name| (*name).to_owned()).collect();
-        let producer = describe(&backends, &Mapping { cache_types, flash, ..Mapping::default() }, None);
+        let producer = describe(&backends, &Known { cache_types, flash, ..Known::default() }, None);
         (producer.backend, producer.numerics)
     }
 

@@ -4,16 +4,16 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use parity_dump::{ModelInfo, Producer, Writer};
+use parity_graph::{Graph, text as graph_text};
 
 use crate::api::{RawGraph, RawSched, RawTensor, text};
 use crate::describe::{Described, Reader};
 use crate::filter::Filter;
-use crate::graph::Graph;
 use crate::hashes::Hashes;
 use crate::map::{Mapping, map};
-use crate::notation;
 use crate::plan::{Plan, Planned};
 use crate::producer;
 use crate::sequence::{Pass, Sequences};
@@ -56,6 +56,12 @@ pub struct Recorder {
     /// The context whose passes are recorded.
     sched: Option<usize>,
     plan: Option<Plan>,
+    /// Graphs seen so far, with what they hold: most passes compute one of a few.
+    graphs: Vec<(Graph, Arc<Mapping>)>,
+    /// Number of each of them in the dump, where it has it.
+    written: Vec<Option<usize>>,
+    /// How many graphs the dump has.
+    graphs_written: usize,
     unmapped: BTreeSet<String>,
     stopped: bool,
     /// Sequences that the parent process was told of.
@@ -78,6 +84,9 @@ impl Recorder {
             hashes: None,
             sched: None,
             plan: None,
+            graphs: Vec::new(),
+            written: Vec::new(),
+            graphs_written: 0,
             unmapped: BTreeSet::new(),
             stopped: false,
             reported: 0,
@@ -94,10 +103,10 @@ impl Recorder {
             return false;
         }
         // SAFETY: by the caller's promise.
-        let described = unsafe { reader.describe(graph) };
-        let mapping = map(&described.graph);
+        let described = unsafe { reader.describe(sched, graph) };
+        let (number, mapping) = self.analyse(&described.graph);
         // Graphs that shift a cache or encode an image have no embedding of tokens.
-        let Some(tokens) = mapping.tokens else { return false };
+        let Some(tokens) = mapping.known.tokens else { return false };
         if self.sched.is_none() && !self.host.claim() {
             self.host.say("another process of this program is being recorded: this one is not");
             self.stopped = true;
@@ -121,18 +130,38 @@ impl Recorder {
         self.note_graph(&described.graph);
         if pass == Pass::StartAgain {
             (self.store, self.hashes) = (None, None);
+            self.written.fill(None);
+            self.graphs_written = 0;
         }
         // SAFETY: by the caller's promise.
-        let plan = unsafe { Plan::new(reader, &described, mapping, &self.options.filter, tokens, positions) };
+        let plan = unsafe { Plan::new(reader, &described, &mapping, &self.options.filter, tokens, positions) };
         // SAFETY: as above.
-        if let Err(reason) = unsafe { self.open(reader, sched, &plan) } {
+        if let Err(reason) = unsafe { self.open(reader, sched, &plan, &mapping) } {
             self.stop(&reason);
             return false;
         }
-        self.start_step(&plan);
+        self.start_step(&plan, number);
+        // SAFETY: as above.
+        unsafe { self.record_leaves(reader, &described, &plan) };
         let wanted = self.store.is_some() && !plan.wanted.is_empty();
         self.plan = Some(plan);
         wanted
+    }
+
+    /// Number of a graph, and what it holds: found out once for each of the graphs that come again and again.
+    fn analyse(&mut self, graph: &Graph) -> (usize, Arc<Mapping>) {
+        if let Some(number) = self.graphs.iter().position(|(known, _)| known == graph) {
+            return (number, Arc::clone(&self.graphs[number].1));
+        }
+        if self.graphs.len() == GRAPHS_KEPT {
+            // Where every pass has a graph of its own, as in old releases, none comes again.
+            self.graphs.clear();
+            self.written.clear();
+        }
+        let mapping = Arc::new(map(graph));
+        self.graphs.push((graph.clone(), Arc::clone(&mapping)));
+        self.written.push(None);
+        (self.graphs.len() - 1, mapping)
     }
 
     /// Notes llama.cpp's version, for the manifest.
@@ -167,13 +196,19 @@ impl Recorder {
     pub unsafe fn computed(&mut self, reader: Reader<'_>, tensor: RawTensor) {
         let (Some(store), Some(plan)) = (&mut self.store, &mut self.plan) else { return };
         for index in plan.wanted.remove(&tensor).unwrap_or_default() {
-            let Planned { checkpoint, element, shape, rows, region } = plan.planned[index].clone();
-            store.announce(Announced { checkpoint, element, shape, rows });
+            let Planned { checkpoint, element, from_i32, shape, rows, region } = plan.planned[index].clone();
+            store.announce(Announced::Checkpoint { checkpoint, element, shape, rows });
             let mut read = |offset: usize, out: &mut [u8]| {
                 // SAFETY: the region lies within the tensor, by ggml's own extents and strides.
                 unsafe { (reader.api.tensor_get)(tensor, out.as_mut_ptr().cast(), offset, out.len()) }
             };
-            region.copy(element.size(), BUFFER_BYTES, &mut read, &mut |fill, bytes| store.bytes(bytes, fill));
+            region.copy(element.size(), BUFFER_BYTES, &mut read, &mut |fill, bytes| match from_i32 {
+                false => store.bytes(bytes, fill),
+                true => store.bytes(bytes, &mut |out| {
+                    fill(out);
+                    indices_as_f32(out);
+                }),
+            });
         }
         if let Some(failure) = store.failure() {
             let reason = failure.to_string();
@@ -224,7 +259,7 @@ impl Recorder {
     fn note_graph(&mut self, graph: &Graph) {
         let Some(path) = &self.options.graphs else { return };
         let file = OpenOptions::new().create(true).append(true).open(path);
-        let text = notation::write(graph);
+        let text = graph_text::write(graph);
         if let Err(error) = file.and_then(|mut file| file.write_all(text.as_bytes())) {
             self.say_once(&format!("the graph could not be noted in {}: {error}", path.display()));
         }
@@ -255,43 +290,93 @@ impl Recorder {
         // SAFETY: leaves of a graph whose inputs are set.
         let read = |id: usize| unsafe { reader.i32s(described.address[id]) };
         let unsigned = |values: Vec<i32>| {
-            values.into_iter().take(mapping.rows).map(|v| u32::try_from(v).ok()).collect::<Option<Vec<u32>>>()
+            values.into_iter().take(mapping.known.rows).map(|v| u32::try_from(v).ok()).collect::<Option<Vec<u32>>>()
         };
         let tokens = unsigned(read(tokens)?)?;
-        let positions = match mapping.positions {
+        let positions = match mapping.known.positions {
             Some(leaf) => unsigned(read(leaf)?)?,
             None => self.sequences.following(tokens.len()),
         };
-        (tokens.len() == mapping.rows && positions.len() == mapping.rows).then_some((tokens, positions))
+        (tokens.len() == mapping.known.rows && positions.len() == mapping.known.rows).then_some((tokens, positions))
     }
 
     /// Opens what the recording is written to, at its first pass.
-    unsafe fn open(&mut self, reader: Reader<'_>, sched: RawSched, plan: &Plan) -> Result<(), String> {
+    unsafe fn open(
+        &mut self,
+        reader: Reader<'_>,
+        sched: RawSched,
+        plan: &Plan,
+        mapping: &Mapping,
+    ) -> Result<(), String> {
         if let (Some(path), None) = (&self.options.hashes, &self.hashes) {
             self.hashes = Some(Hashes::create(path).map_err(|e| format!("{}: {e}", path.display()))?);
         }
         let (Some(dir), None) = (&self.options.dir, &self.store) else { return Ok(()) };
         // SAFETY: by the caller's promise.
         let backends = unsafe { backends(reader, sched, plan) };
-        let producer: Producer = producer::describe(&backends, &plan.mapping, self.options.version.clone());
+        let producer: Producer = producer::describe(&backends, &mapping.known, self.options.version.clone());
         let writer = Writer::create(dir, producer, ModelInfo::default()).map_err(|e| e.to_string())?;
         self.store = Some(Store::new(writer).map_err(|e| format!("no thread to write with: {e}"))?);
         self.host.status("recording", &dir.display().to_string());
         Ok(())
     }
 
-    fn start_step(&mut self, plan: &Plan) {
+    /// Records the inputs of a pass, which the program has set by now.
+    unsafe fn record_leaves(&mut self, reader: Reader<'_>, described: &Described, plan: &Plan) {
+        let Some(store) = &mut self.store else { return };
+        for (leaf, address) in &plan.leaves {
+            let tensor = described.graph.get(leaf.leaf);
+            let Some(dtype) = leaf_dtype(&tensor.dtype) else { continue };
+            // SAFETY: a leaf of a graph whose inputs are set.
+            let Some(bytes) = (unsafe { reader.bytes(*address) }) else { continue };
+            let shape = tensor.shape();
+            let leading = shape.iter().take_while(|n| **n == 1).count().min(3);
+            let (name, shape) = (leaf.name.clone(), shape[leading..].to_vec());
+            store.announce(Announced::Leaf { name, dtype, shape, bytes: bytes.len() });
+            for piece in bytes.chunks(BUFFER_BYTES) {
+                store.bytes(piece.len(), &mut |out| out.copy_from_slice(piece));
+            }
+        }
+    }
+
+    fn start_step(&mut self, plan: &Plan, number: usize) {
         let Some(store) = &mut self.store else { return };
         let known = self.unmapped.len();
-        self.unmapped.extend(plan.mapping.unmapped.iter().cloned());
+        self.unmapped.extend(plan.unmapped.iter().cloned());
         if self.unmapped.len() > known {
             let unmapped = self.unmapped.iter().cloned().collect();
             store.edit(move |manifest| manifest.unmapped = unmapped);
         }
-        store.begin(&plan.tokens, &plan.positions, plan.planned.len());
+        store.begin(&plan.tokens, &plan.positions, plan.planned.len() + plan.leaves.len());
+        let text = self.written[number].is_none().then(|| graph_text::write(&self.graphs[number].0));
+        let in_dump = *self.written[number].get_or_insert(self.graphs_written);
+        self.graphs_written += usize::from(text.is_some());
+        store.graph(in_dump, text);
         for &checkpoint in &plan.without_rows {
             store.no_rows(checkpoint);
         }
+    }
+}
+
+/// Graphs that are kept to be recognised.
+const GRAPHS_KEPT: usize = 8;
+
+/// Indices become f32, which has all of them up to 2²⁴ exactly.
+fn indices_as_f32(bytes: &mut [u8]) {
+    for word in bytes.chunks_exact_mut(4) {
+        let index = i32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
+        word.copy_from_slice(&(index as f32).to_ne_bytes());
+    }
+}
+
+/// The name that safetensors has for an input's element type.
+fn leaf_dtype(dtype: &str) -> Option<&'static str> {
+    match dtype {
+        "f32" => Some("F32"),
+        "f16" => Some("F16"),
+        "i32" => Some("I32"),
+        "i64" => Some("I64"),
+        _ => None,
     }
 }
 

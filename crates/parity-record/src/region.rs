@@ -3,7 +3,7 @@
 //! The one place where ggml's reversed extents are turned round: everything that leaves it has the
 //! slowest axis first.
 
-use crate::graph::{Graph, Id};
+use parity_graph::{Graph, Id, Tensor};
 
 /// Strided values within the storage of one computed node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,11 +24,28 @@ impl Region {
     pub fn of(graph: &Graph, id: Id) -> Option<Region> {
         let storage = graph.storage(id);
         let (tensor, base) = (graph.get(id), graph.get(storage));
-        let offset = tensor.view_offset.checked_sub(base.view_offset)?;
+        let start = |tensor: &Tensor| tensor.view.map_or(0, |view| view.offset);
+        let offset = start(tensor).checked_sub(start(base))?;
         let rank = tensor.ne.iter().rposition(|&n| n != 1).map_or(1, |last| last + 1).max(2);
         let extents = tensor.ne[..rank].iter().rev().copied().collect();
         let strides = tensor.nb[..rank].iter().rev().copied().collect();
         Some(Region { storage, offset, extents, strides })
+    }
+
+    /// Tensor `id` as token rows: axis `axis` of [`Tensor::shape`] first, then the others in order, without leading
+    /// ones. Without an axis all elements in order, as one row.
+    pub fn rows(graph: &Graph, id: Id, axis: Option<usize>) -> Option<Region> {
+        let mut region = Region::of(graph, id)?;
+        let tensor = graph.get(id);
+        let (shape, [a, b, c, d]) = (tensor.shape(), tensor.nb);
+        let strides = [d, c, b, a];
+        let mut inner: Vec<usize> = (0..4).filter(|other| Some(*other) != axis).collect();
+        let leading = inner.iter().take_while(|&&axis| shape[axis] == 1).count().min(inner.len() - 1);
+        inner.drain(..leading);
+        let all = || axis.into_iter().chain(inner.iter().copied());
+        region.extents = all().map(|axis| shape[axis]).collect();
+        region.strides = all().map(|axis| strides[axis]).collect();
+        Some(region)
     }
 
     /// The same place in another node of the same layout: the product before its bias.

@@ -13,15 +13,29 @@ const BUFFERS: usize = 32;
 
 /// What the next bytes are.
 #[derive(Clone, Debug)]
-pub struct Announced {
-    /// Checkpoint id.
-    pub checkpoint: Checkpoint,
-    /// Element type.
-    pub element: Element,
-    /// Slowest axis first.
-    pub shape: Vec<usize>,
-    /// Positions of its rows where these are not all of the step's.
-    pub rows: Option<Vec<u32>>,
+pub enum Announced {
+    /// The values of a checkpoint.
+    Checkpoint {
+        /// Checkpoint id.
+        checkpoint: Checkpoint,
+        /// Element type.
+        element: Element,
+        /// Slowest axis first.
+        shape: Vec<usize>,
+        /// Positions of its rows where these are not all of the step's.
+        rows: Option<Vec<u32>>,
+    },
+    /// An input of the step.
+    Leaf {
+        /// Name without prefix.
+        name: String,
+        /// As safetensors names it.
+        dtype: &'static str,
+        /// Slowest axis first.
+        shape: Vec<usize>,
+        /// How many bytes follow.
+        bytes: usize,
+    },
 }
 
 enum Job {
@@ -37,6 +51,11 @@ enum Job {
         begins: Vec<(usize, Announced)>,
     },
     NoRows(Checkpoint),
+    /// The open step is computed by the graph with this number; one with a text is new.
+    Graph {
+        number: usize,
+        text: Option<String>,
+    },
     End,
     Discard,
     Edit(Box<dyn FnOnce(&mut Manifest) + Send>),
@@ -110,6 +129,11 @@ impl Store {
     /// Notes that the step has no row of a checkpoint.
     pub fn no_rows(&mut self, checkpoint: Checkpoint) {
         self.send(Job::NoRows(checkpoint));
+    }
+
+    /// Says that the open step is computed by graph `number`, whose text comes along the first time.
+    pub fn graph(&mut self, number: usize, text: Option<String>) {
+        self.send(Job::Graph { number, text });
     }
 
     /// Changes the manifest, which is written with the next step.
@@ -191,6 +215,16 @@ fn work(
                 note(failure, begun, &mut writer);
             }
             Job::NoRows(checkpoint) if open => writer.no_rows(checkpoint),
+            Job::Graph { number, text } => {
+                // A graph that a dropped step brought along is kept for the next step that it computes.
+                if let Some(text) = text {
+                    let written = writer.graph(&text).map(|_| ());
+                    note(failure, written, &mut writer);
+                }
+                if open && failure.get().is_none() {
+                    writer.step_graph(number);
+                }
+            }
             Job::End if open => {
                 open = false;
                 let ended = writer.end_step();
@@ -220,7 +254,12 @@ fn write_bytes(writer: &mut Writer, bytes: &[u8], begins: Vec<(usize, Announced)
     for (at, tensor) in begins {
         writer.append(&bytes[written..at])?;
         written = at;
-        writer.begin_tensor(tensor.checkpoint, tensor.element, &tensor.shape, tensor.rows.as_deref());
+        match tensor {
+            Announced::Checkpoint { checkpoint, element, shape, rows } => {
+                writer.begin_tensor(checkpoint, element, &shape, rows.as_deref());
+            }
+            Announced::Leaf { name, dtype, shape, bytes } => writer.begin_leaf(&name, dtype, &shape, bytes),
+        }
     }
     writer.append(&bytes[written..])
 }

@@ -6,9 +6,9 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use parity_dump::{Checkpoint, Kind};
+use parity_graph::{Op, View};
 use parity_record::api::{Api, RawGraph, RawTensor};
 use parity_record::describe::Reader;
-use parity_record::graph::Op;
 use parity_record::layout::Layout;
 use parity_record::map::map;
 
@@ -19,6 +19,8 @@ struct Fake {
     ne: [i64; 4],
     nb: [usize; 4],
     src: [RawTensor; 10],
+    params: [u32; 16],
+    view_src: RawTensor,
     view_offs: usize,
     dtype: i32,
     flags: i32,
@@ -37,6 +39,8 @@ const LAYOUT: Layout = Layout {
     nb: std::mem::offset_of!(Fake, nb),
     flags: std::mem::offset_of!(Fake, flags),
     src: std::mem::offset_of!(Fake, src),
+    op_params: std::mem::offset_of!(Fake, params),
+    view_src: std::mem::offset_of!(Fake, view_src),
     view_offs: std::mem::offset_of!(Fake, view_offs),
     name: std::mem::offset_of!(Fake, name),
 };
@@ -102,6 +106,8 @@ fn tensor(name: &str, op: &'static CStr, ne: [i64; 4], srcs: &[RawTensor]) -> Ra
         ne,
         nb: [4; 4],
         src: [std::ptr::null_mut(); 10],
+        params: [0; 16],
+        view_src: std::ptr::null_mut(),
         view_offs: 0,
         dtype: 0,
         flags: 0,
@@ -143,14 +149,14 @@ fn copies_between_backends_are_what_they_are_copies_of() {
     let api = api();
     let reader = Reader { api: &api, layout: &LAYOUT };
     // SAFETY: everything is alive.
-    let described = unsafe { reader.describe((&raw const graph).cast_mut().cast()) };
+    let described = unsafe { reader.describe(std::ptr::null_mut(), (&raw const graph).cast_mut().cast()) };
     let flat = &described.graph;
     let at = |raw: RawTensor| described.address.iter().position(|known| *known == raw).unwrap();
-    assert_eq!(flat.get(at(norm)).srcs, [at(embd)], "a copy of a node is that node");
-    assert_eq!(flat.get(at(out)).srcs[1], at(rope), "of several nodes of a name, the latest of its extents");
-    assert_eq!(flat.get(at(sum)).srcs, [at(out), at(embd)]);
-    assert_eq!(flat.get(at(rope)).srcs[1], at(positions), "an input is read where the program filled it");
-    assert_eq!(flat.get(flat.get(at(attn_norm)).srcs[1]).name, "blk.0.attn_norm.weight");
+    assert_eq!(flat.get(at(norm)).srcs, [Some(at(embd))], "a copy of a node is that node");
+    assert_eq!(flat.src(at(out), 1), Some(at(rope)), "of several nodes of a name, the latest of its extents");
+    assert_eq!(flat.get(at(sum)).srcs, [Some(at(out)), Some(at(embd))]);
+    assert_eq!(flat.src(at(rope), 1), Some(at(positions)), "an input is read where the program filled it");
+    assert_eq!(flat.get(flat.src(at(attn_norm), 1).unwrap()).name, "blk.0.attn_norm.weight");
     assert!(flat.tensors.iter().all(|tensor| !tensor.name.contains('#')));
 
     let mapping = map(flat);
@@ -160,6 +166,43 @@ fn copies_between_backends_are_what_they_are_copies_of() {
     for kind in expected {
         assert!(found.contains(&Checkpoint::layer(kind, 0).to_string()), "{kind:?} in {found:?}");
     }
-    assert_eq!(mapping.positions, Some(at(positions)));
+    assert_eq!(mapping.known.positions, Some(at(positions)));
     assert_eq!(flat.get(at(rope)).op, Op::Rope);
+}
+
+#[test]
+fn slots_views_and_parameters_are_read_as_they_are() {
+    let leaf = |name: &str| tensor(name, c"NONE", [4, 1, 1, 1], &[]);
+    let (scores, sinks, cache) = (leaf("scores"), leaf("blk.0.attn_sinks.weight"), leaf("cache_k_l0"));
+    // Sinks without a mask: an empty slot in between.
+    let probs = tensor("probs", c"SOFT_MAX", [4, 1, 1, 1], &[scores, std::ptr::null_mut(), sinks]);
+    let written = tensor("cache_k_l0 (view)", c"CPY", [2, 1, 1, 1], &[probs]);
+    // SAFETY: a tensor of this test.
+    unsafe {
+        let fake = &mut *written.cast::<Fake>();
+        // A cast is a source of itself.
+        fake.src[1] = written;
+        (fake.view_src, fake.view_offs) = (cache, 8);
+        (*probs.cast::<Fake>()).params = std::array::from_fn(|word| word as u32);
+    }
+    let empty = tensor("nothing", c"SCALE", [4, 0, 1, 1], &[probs]);
+    let graph = FakeGraph { nodes: vec![probs, written, empty], leaves: vec![scores, sinks, cache] };
+    let api = api();
+    let reader = Reader { api: &api, layout: &LAYOUT };
+    // SAFETY: everything is alive.
+    let flat = unsafe { reader.describe(std::ptr::null_mut(), (&raw const graph).cast_mut().cast()) }.graph;
+    assert_eq!((flat.src(0, 0), flat.src(0, 1), flat.src(0, 2)), (Some(3), None, Some(4)));
+    assert_eq!(flat.get(0).params.0[15], 15);
+    assert_eq!((flat.get(1).srcs.as_slice(), flat.get(1).view), (&[Some(0)][..], Some(View { root: 5, offset: 8 })));
+    assert!(!flat.get(2).computed && flat.get(1).computed, "what has no elements is never computed");
+    assert_eq!(flat.writers(5).collect::<Vec<_>>(), [1]);
+
+    // A fault is injected before the node is computed.
+    // SAFETY: as above, and nothing computes.
+    let flat = unsafe {
+        reader.set_param(probs, 0, 0.5f32.to_bits());
+        reader.set_source(probs, 2, std::ptr::null_mut());
+        reader.describe(std::ptr::null_mut(), (&raw const graph).cast_mut().cast()).graph
+    };
+    assert_eq!((flat.get(0).params.float(0), flat.get(0).srcs.len()), (0.5, 1));
 }

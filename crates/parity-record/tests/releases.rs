@@ -6,9 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use parity_dump::{Checkpoint, Kind};
-use parity_record::graph::Graph;
-use parity_record::map::{Mapping, map};
-use parity_record::notation;
+use parity_graph::{Graph, label, text};
+use parity_record::map::{Capture, Mapping, map};
 
 /// December 2024 to September 2026, in order.
 const RELEASES: [&str; 14] = [
@@ -22,7 +21,7 @@ const TOKENS: usize = 5;
 
 fn graphs(name: &str) -> Vec<Graph> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/graphs").join(format!("{name}.txt"));
-    notation::read(&fs::read_to_string(path).unwrap()).unwrap()
+    text::read(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
 /// Row shape of each checkpoint but the attention matrices.
@@ -49,10 +48,15 @@ fn expected() -> BTreeSet<Checkpoint> {
         .collect()
 }
 
+/// The captures of the vocabulary's ids.
+fn fixed(mapping: &Mapping) -> impl Iterator<Item = &Capture> + Clone {
+    mapping.captures.iter().filter(|capture| capture.checkpoint.kind().is_fixed())
+}
+
 /// Holds a graph of `rows` tokens against what the model has; the tail of the last layer may have fewer rows.
 fn check(name: &str, graph: &Graph, rows: usize) -> Mapping {
     let mapping = map(graph);
-    let standard = mapping.captures.iter().filter(|capture| !capture.checkpoint.kind().is_optional());
+    let standard = fixed(&mapping).filter(|capture| !capture.checkpoint.kind().is_optional());
     let found: BTreeSet<Checkpoint> = standard.clone().map(|capture| capture.checkpoint).collect();
     let missing: Vec<String> = expected().difference(&found).map(ToString::to_string).collect();
     assert!(missing.is_empty() && found.len() == expected().len(), "{name}: missing {missing:?}");
@@ -68,15 +72,33 @@ fn check(name: &str, graph: &Graph, rows: usize) -> Mapping {
         assert_eq!(elements, capture.shape.iter().product::<usize>(), "{name}: {}", capture.checkpoint);
     }
     assert_eq!(mapping.unmapped, Vec::<String>::new(), "{name}");
-    assert_eq!(mapping.rows, rows, "{name}");
-    assert!(mapping.tokens.is_some() && mapping.positions.is_some() && mapping.logits.is_some(), "{name}");
+    assert_eq!(mapping.known.rows, rows, "{name}");
+    let known = &mapping.known;
+    assert!(known.tokens.is_some() && known.positions.is_some() && known.logits.is_some(), "{name}");
+    everything_is_named(name, graph, &mapping);
     mapping
+}
+
+/// Every arithmetic node has a label of its own and a capture with all its values.
+fn everything_is_named(name: &str, graph: &Graph, mapping: &Mapping) {
+    let labels = label::labels(graph);
+    let mut seen = BTreeSet::new();
+    for id in 0..graph.tensors.len() {
+        assert_eq!(labels[id].is_some(), graph.is_arithmetic(id), "{name}: {id}");
+        let Some(label) = labels[id] else { continue };
+        assert!(seen.insert(label), "{name}: {label} twice");
+        assert_eq!(label.to_string().parse(), Ok(label));
+        let capture = mapping.captures.iter().find(|capture| capture.checkpoint == label).unwrap();
+        assert_eq!(capture.region.elements(), graph.get(id).elements(), "{name}: {label}");
+        let rows = capture.shape[usize::from(label.kind().is_optional())];
+        assert!(capture.picked.is_some() || rows == mapping.known.rows, "{name}: {label} {:?}", capture.shape);
+    }
 }
 
 /// The checkpoint's nodes are what their weights say: `storage` is computed from the weight.
 fn reads(graph: &Graph, mapping: &Mapping, checkpoint: Checkpoint, weight: &str) -> bool {
     let capture = mapping.captures.iter().find(|capture| capture.checkpoint == checkpoint).unwrap();
-    graph.get(capture.region.storage).srcs.iter().any(|&src| graph.get(src).name == weight)
+    graph.sources(capture.region.storage).any(|src| graph.get(src).name == weight)
 }
 
 macro_rules! one_test_per_release {
@@ -126,10 +148,10 @@ fn attention_is_read_with_and_without_flash_attention() {
     let mut flash = BTreeSet::new();
     for release in RELEASES {
         let mapping = map(&graphs(release)[0]);
-        flash.insert(mapping.flash);
-        let expected = if mapping.flash { 0 } else { 2 * LAYERS as usize };
+        flash.insert(mapping.known.flash);
+        let expected = if mapping.known.flash { 0 } else { 2 * LAYERS as usize };
         assert_eq!(matrices(&mapping), expected, "{release}");
-        assert_eq!(mapping.cache_types, BTreeSet::from(["f16".to_owned()]), "{release}");
+        assert_eq!(mapping.known.cache_types, BTreeSet::from(["f16".to_owned()]), "{release}");
     }
     assert_eq!(flash.len(), 2, "the releases cover both");
 }
@@ -139,11 +161,11 @@ fn chunks_of_a_prompt_and_decode_steps_have_the_same_checkpoints() {
     // -ub 3 -fa off -ctk f32: three tokens, two, then one.
     let name = "v0.5.0-plain-chunks";
     let rows: Vec<usize> =
-        graphs(name).iter().map(|graph| check(name, graph, graph.get(0).ne[1]).rows).collect();
+        graphs(name).iter().map(|graph| check(name, graph, graph.get(0).ne[1]).known.rows).collect();
     assert_eq!(rows, [3, 2, 1]);
     let mapping = map(&graphs(name)[0]);
-    assert!(!mapping.flash && mapping.mask.is_some());
-    assert_eq!(mapping.cache_types, BTreeSet::from(["f32".to_owned()]));
+    assert!(!mapping.known.flash && mapping.known.mask.is_some());
+    assert_eq!(mapping.known.cache_types, BTreeSet::from(["f32".to_owned()]));
     let scores = Checkpoint::layer(Kind::AttnScores, 1);
     let scores = mapping.captures.iter().find(|capture| capture.checkpoint == scores).unwrap();
     assert_eq!(scores.shape, [8, 3, 256], "(H, T, S) with the padding of the cache");
@@ -195,7 +217,7 @@ NONE q4_K 768,256 : blk.0.ffn_down.weight
 
 #[test]
 fn a_fused_weight_is_taken_apart() {
-    let graph = &notation::read(FUSED).unwrap()[0];
+    let graph = &text::read(FUSED).unwrap()[0];
     let mapping = map(graph);
     let of = |kind| {
         let checkpoint = Checkpoint::layer(kind, 0);

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use parity_dump::seen::{SeenPart, SeenRow, SeenSum};
 use parity_dump::{Checkpoint, Kind};
-use parity_record::graph::{Graph, Id, Op, Tensor, without_copy_marks};
+use parity_graph::graph::{contiguous, without_copy_marks};
+use parity_graph::{Graph, Id, Op, Params, Tensor, View};
 use parity_record::map::{Capture, Mapping, map};
 
 use super::text::PrintedNode;
@@ -66,7 +67,7 @@ impl<'t> Pass<'t> {
         let mapping = map(&graph);
         let of_whole = mapping.captures.iter().filter(|capture| capture.picked.is_none());
         let widest = of_whole.map(rows_of).max().unwrap_or(0);
-        let rows = if mapping.rows > 0 { mapping.rows } else { widest };
+        let rows = if mapping.known.rows > 0 { mapping.known.rows } else { widest };
         Pass { nodes, graph, mapping, rows }
     }
 
@@ -82,7 +83,7 @@ impl<'t> Pass<'t> {
         for id in 0..self.graph.nodes {
             let known = !matches!(self.graph.get(id).op, Op::Permute | Op::Transpose)
                 && (self.graph.get(id).op != Op::View
-                    || self.graph.get(id).view_offset > 0
+                    || start(&self.graph, id) > 0
                     || self.is_window(id));
             if known {
                 aliases.entry(self.graph.storage(id)).or_default().push(id);
@@ -173,7 +174,7 @@ impl<'t> Pass<'t> {
     /// Byte offset of a node's value within its storage.
     fn offset(&self, id: Id, mut flat: usize) -> Option<usize> {
         let tensor = self.graph.get(id);
-        let mut offset = tensor.view_offset;
+        let mut offset = start(&self.graph, id);
         for axis in 0..tensor.ne.len() {
             offset = offset.checked_add((flat % tensor.ne[axis].max(1)).checked_mul(tensor.nb[axis])?)?;
             flat /= tensor.ne[axis].max(1);
@@ -236,28 +237,37 @@ fn graph(nodes: &[PrintedNode]) -> Graph {
                     graph.tensors.len() - 1
                 })
             });
-            graph.tensors[id].srcs.push(src);
+            graph.tensors[id].srcs.push(Some(src));
+        }
+    }
+    // Where a view begins is not printed: at the start, until separate_windows finds out.
+    for id in 0..graph.nodes {
+        if graph.get(id).op.is_view() {
+            let root = graph.storage(id);
+            graph.tensors[id].view = (root != id).then_some(View { root, offset: 0 });
         }
     }
     graph
 }
 
+/// Bytes from the start of the memory that a view lies in.
+fn start(graph: &Graph, id: Id) -> usize {
+    graph.get(id).view.map_or(0, |view| view.offset)
+}
+
 /// A tensor without gaps: what strides a view has is not printed.
 fn tensor(name: &str, op: Op, dtype: &str, ne: [usize; 4]) -> Tensor {
-    let size: usize = if matches!(dtype, "f16" | "bf16" | "i16") { 2 } else { 4 };
-    let mut nb = [size; 4];
-    for axis in 1..4 {
-        nb[axis] = nb[axis - 1].saturating_mul(ne[axis - 1]);
-    }
     Tensor {
         name: without_copy_marks(name).to_owned(),
         op,
+        params: Params::default(),
         dtype: dtype.to_owned(),
         ne,
-        nb,
+        nb: contiguous(dtype, ne),
         srcs: Vec::new(),
-        view_offset: 0,
+        view: None,
         computed: true,
+        backend: None,
     }
 }
 
@@ -287,7 +297,7 @@ fn separate_windows(graph: &mut Graph) {
         for (id, width) in windows.iter().map(|&id| (id, width(id))).collect::<Vec<_>>() {
             let bytes = width.saturating_mul(graph.get(id).nb[0]);
             let tensor = &mut graph.tensors[id];
-            tensor.view_offset = offset;
+            tensor.view = Some(View { root: whole, offset });
             // The axis of rows is the last one: (E, H, T) or (H·E, T).
             let axis = if tensor.ne[2] == rows && tensor.ne[1] != rows || tensor.ne[2] > 1 { 2 } else { 1 };
             for nb in &mut tensor.nb[axis..] {
@@ -301,10 +311,10 @@ fn separate_windows(graph: &mut Graph) {
 /// Whether a node is the product with a fused weight, or, where there is one, the sum with its bias.
 fn reads_fused(graph: &Graph, id: Id) -> bool {
     let reads = |id: Id, part: &str| {
-        graph.get(id).srcs.iter().any(|&src| graph.is_leaf(src) && graph.get(src).name.ends_with(part))
+        graph.sources(id).any(|src| graph.is_leaf(src) && graph.get(src).name.ends_with(part))
     };
     let biased =
-        || (0..graph.nodes).any(|sum| graph.get(sum).srcs.contains(&id) && reads(sum, ".attn_qkv.bias"));
+        || (0..graph.nodes).any(|sum| graph.sources(sum).any(|src| src == id) && reads(sum, ".attn_qkv.bias"));
     reads(id, ".attn_qkv.bias") || reads(id, ".attn_qkv.weight") && !biased()
 }
 
@@ -330,9 +340,9 @@ fn reaches(graph: &Graph, mut id: Id, target: Id) -> bool {
     for _ in 0..graph.tensors.len() {
         let tensor = graph.get(id);
         let passes = tensor.op.is_view() || tensor.op.is_copy() || matches!(tensor.op, Op::RmsNorm | Op::Mul);
-        match tensor.srcs.first() {
+        match graph.src(id, 0) {
             _ if id == target => return true,
-            Some(&src) if passes => id = src,
+            Some(src) if passes => id = src,
             _ => return false,
         }
     }

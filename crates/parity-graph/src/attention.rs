@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use parity_dump::{Checkpoint, Kind};
 
-use crate::graph::{Id, Op};
-use crate::map::{Found, Mapper, layer_weight};
+use crate::graph::{Graph, Id};
+use crate::known::{Found, Mapper, layer_weight, layers};
+use crate::op::Op;
 
 /// Finds what [`Mapper::by_weight`] could not: nodes of attention that have no weight of their own.
 pub(crate) fn find(mapper: &mut Mapper<'_>) {
@@ -13,6 +14,7 @@ pub(crate) fn find(mapper: &mut Mapper<'_>) {
     ropes(mapper);
     without_bias(mapper);
     matrices(mapper);
+    other_matrices(mapper);
     heads(mapper);
 }
 
@@ -21,6 +23,11 @@ struct Fused {
     layer: u32,
     product: Id,
     sum: Option<Id>,
+}
+
+/// Byte offset of a view in the memory that it lies in.
+fn offset_of(graph: &Graph, id: Id) -> usize {
+    graph.get(id).view.map_or(0, |view| view.offset)
 }
 
 /// Queries, keys and values that are windows into one product: which is which is said by their order.
@@ -48,7 +55,7 @@ fn split_fused(mapper: &mut Mapper<'_>) {
         // One window of each offset: later views of views repeat them.
         let mut windows: Vec<(usize, Id)> = Vec::new();
         for id in 0..graph.nodes {
-            let offset = graph.get(id).view_offset;
+            let offset = offset_of(graph, id);
             let is_window = graph.get(id).op == Op::View && graph.storage(id) == whole;
             if is_window && windows.iter().all(|&(known, _)| known != offset) {
                 windows.push((offset, id));
@@ -62,8 +69,8 @@ fn split_fused(mapper: &mut Mapper<'_>) {
             (Kind::VProj, Kind::V),
         ]) {
             let place = |within| Found { tensor: window, within, heads: None };
-            mapper.found.insert(Checkpoint::layer(proj, layer), place(Some(product)));
-            mapper.found.insert(Checkpoint::layer(biased, layer), place(None));
+            mapper.known.found.insert(Checkpoint::layer(proj, layer), place(Some(product)));
+            mapper.known.found.insert(Checkpoint::layer(biased, layer), place(None));
         }
     }
 }
@@ -77,13 +84,13 @@ fn ropes(mapper: &mut Mapper<'_>) {
         }
         let Some(src) = graph.src(id, 0) else { continue };
         let (origin, offset) = (graph.origin(src), window_offset(mapper, src));
-        let turned = mapper.found.iter().find_map(|(checkpoint, found)| {
+        let turned = mapper.known.found.iter().find_map(|(checkpoint, found)| {
             let kind = match checkpoint.kind() {
                 Kind::Q | Kind::QProj | Kind::QNorm => Kind::QRope,
                 Kind::K | Kind::KProj | Kind::KNorm => Kind::KRope,
                 _ => return None,
             };
-            let same = graph.storage(found.tensor) == origin && graph.get(found.tensor).view_offset == offset;
+            let same = graph.storage(found.tensor) == origin && offset_of(graph, found.tensor) == offset;
             same.then(|| checkpoint.sibling(kind))
         });
         if let Some(checkpoint) = turned {
@@ -98,14 +105,13 @@ fn window_offset(mapper: &Mapper<'_>, mut id: Id) -> usize {
     let origin = graph.origin(id);
     let mut offset = 0;
     while id != origin {
-        let tensor = graph.get(id);
         // Offsets of nested views add up in ggml itself; a copy starts again at nothing.
         if graph.storage(id) == origin {
-            return tensor.view_offset;
+            return offset_of(graph, id);
         }
         offset = 0;
-        match tensor.srcs.first() {
-            Some(&src) => id = src,
+        match graph.src(id, 0) {
+            Some(src) => id = src,
             None => break,
         }
     }
@@ -149,10 +155,10 @@ fn matrices(mapper: &mut Mapper<'_>) {
             Op::SoftMax => {
                 let Some(&layer) = origin(id, 0).and_then(|scores| scored.get(&scores)) else { continue };
                 mapper.note(Checkpoint::layer(Kind::AttnProbs, layer), id);
-                mapper.mapping.mask = graph.src(id, 1).map(|mask| graph.storage(mask));
+                mapper.known.mask = graph.src(id, 1).map(|mask| graph.storage(mask));
             }
             Op::FlashAttn if origin(id, 0).is_some_and(|query| queries.contains_key(&query)) => {
-                mapper.mapping.flash = true;
+                mapper.known.flash = true;
                 cache(mapper, id, 1);
                 cache(mapper, id, 2);
             }
@@ -161,10 +167,35 @@ fn matrices(mapper: &mut Mapper<'_>) {
     }
 }
 
+/// Attention whose queries have no id of their own: a softmax of products of two things that were computed.
+fn other_matrices(mapper: &mut Mapper<'_>) {
+    let graph = mapper.graph;
+    let mut of_layer: Option<Vec<Option<u32>>> = None;
+    for id in graph.computed().filter(|&id| graph.get(id).op == Op::SoftMax) {
+        let mut scores = graph.src(id, 0);
+        let pointwise = |op: &Op| matches!(op, Op::Scale | Op::Tanh | Op::Add | Op::Clamp);
+        while let Some(src) = scores.filter(|&src| pointwise(&graph.get(graph.origin(src)).op)) {
+            scores = graph.src(graph.origin(src), 0);
+        }
+        let Some(scores) = scores.map(|src| graph.origin(src)) else { continue };
+        let known = mapper.known.found.values().any(|found| found.tensor == id || found.tensor == scores);
+        if graph.get(scores).op != Op::MulMat || mapper.weight(scores, 0).is_some() || known {
+            continue;
+        }
+        let Some(layer) = of_layer.get_or_insert_with(|| layers(graph))[id] else { continue };
+        if mapper.tensor_of(Kind::AttnProbs, layer).is_none() {
+            mapper.note(Checkpoint::layer(Kind::AttnScores, layer), scores);
+            mapper.note(Checkpoint::layer(Kind::AttnProbs, layer), id);
+            mapper.known.mask = mapper.known.mask.or(graph.src(id, 1).map(|mask| graph.storage(mask)));
+            cache(mapper, scores, 0);
+        }
+    }
+}
+
 /// Notes the type in which source `index` of an attention node, keys or values, is read.
 fn cache(mapper: &mut Mapper<'_>, id: Id, index: usize) {
     if let Some(src) = mapper.graph.src(id, index) {
-        mapper.mapping.cache_types.insert(mapper.graph.get(src).dtype.clone());
+        mapper.known.cache_types.insert(mapper.graph.get(src).dtype.clone());
     }
 }
 
@@ -188,13 +219,13 @@ fn heads(mapper: &mut Mapper<'_>) {
             (Kind::KNorm, key),
             (Kind::KRope, key),
         ] {
-            if let Some(found) = mapper.found.get_mut(&Checkpoint::layer(kind, layer)) {
+            if let Some(found) = mapper.known.found.get_mut(&Checkpoint::layer(kind, layer)) {
                 found.heads = of;
             }
         }
         // Values have as many heads as keys, perhaps of another width.
         let value = Checkpoint::layer(Kind::V, layer);
-        if let (Some((heads, _)), Some(found)) = (key, mapper.found.get_mut(&value)) {
+        if let (Some((heads, _)), Some(found)) = (key, mapper.known.found.get_mut(&value)) {
             let ne = graph.get(found.tensor).ne;
             let width = if ne[2] > 1 && ne[1] == heads { ne[0] * ne[1] } else { ne[0] };
             found.heads = (heads > 0 && width % heads == 0).then(|| (heads, width / heads));

@@ -1,0 +1,288 @@
+//! Which tensor of a llama.cpp graph is which of the fixed checkpoints: by weight, op and dataflow, never by the
+//! node's own name, since names changed their meaning from release to release.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use parity_dump::{Checkpoint, Kind};
+
+use crate::attention;
+use crate::graph::{Graph, Id};
+use crate::op::Op;
+
+/// What is known of a graph by its structure.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// Tensor of each fixed checkpoint: the node that computes it, or a view into that node.
+    pub found: BTreeMap<Checkpoint, Found>,
+    /// Leaf with the token ids, (T,) i32.
+    pub tokens: Option<Id>,
+    /// Leaf with the positions, (T,) i32; some models have further rows of them behind.
+    pub positions: Option<Id>,
+    /// Leaf with the attention mask, (T padded, S padded).
+    pub mask: Option<Id>,
+    /// T
+    pub rows: usize,
+    /// Whether attention is computed tile by tile.
+    pub flash: bool,
+    /// ggml types in which attention reads keys and values.
+    pub cache_types: BTreeSet<String>,
+    /// Node of the logits.
+    pub logits: Option<Id>,
+}
+
+/// A tensor that holds a checkpoint.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The tensor.
+    pub tensor: Id,
+    /// Another node that holds it in the layout of `tensor`.
+    pub within: Option<Id>,
+    /// (heads, width) where rows are split into heads.
+    pub heads: Option<(usize, usize)>,
+}
+
+/// Finds the fixed checkpoints of a graph. A graph that is no forward pass has none.
+pub fn find(graph: &Graph) -> Known {
+    let mut mapper = Mapper { graph, known: Known::default() };
+    mapper.by_weight();
+    mapper.after_weights();
+    attention::find(&mut mapper);
+    mapper.residuals();
+    mapper.inputs();
+    mapper.known
+}
+
+/// What is found while it grows.
+pub(crate) struct Mapper<'g> {
+    pub(crate) graph: &'g Graph,
+    pub(crate) known: Known,
+}
+
+/// What a sum gets from a branch of a layer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Branch {
+    layer: u32,
+    /// Attention's, or the feed-forward part's.
+    attention: bool,
+}
+
+impl Mapper<'_> {
+    /// Notes the tensor of a checkpoint; the first one counts.
+    pub(crate) fn note(&mut self, checkpoint: Checkpoint, tensor: Id) {
+        self.known.found.entry(checkpoint).or_insert(Found { tensor, within: None, heads: None });
+    }
+
+    pub(crate) fn tensor_of(&self, kind: Kind, layer: u32) -> Option<Id> {
+        self.known.found.get(&Checkpoint::layer(kind, layer)).map(|found| found.tensor)
+    }
+
+    /// Name of the weight that a node reads in slot `slot`.
+    pub(crate) fn weight(&self, id: Id, slot: usize) -> Option<&str> {
+        weight(self.graph, id, slot)
+    }
+
+    /// Nodes that read a weight of their own.
+    fn by_weight(&mut self) {
+        let graph = self.graph;
+        for id in graph.computed() {
+            // The weight is the first source of products and the second of everything else; norms and
+            // biases are commutative, so either will do.
+            let names = match graph.get(id).op {
+                Op::MulMat | Op::GetRows => [self.weight(id, 0), None],
+                Op::Mul | Op::Add => [self.weight(id, 1), self.weight(id, 0)],
+                _ => continue,
+            };
+            let op = &graph.get(id).op;
+            let known = names.into_iter().flatten().find_map(|name| checkpoint_of(op, name));
+            let shift = names.into_iter().flatten().find_map(shifted_norm).filter(|_| *op == Op::Add);
+            if let Some(checkpoint) = known {
+                self.note(checkpoint, id);
+            } else if let Some(checkpoint) = shift {
+                // A norm with a bias is done when the bias is added.
+                if let Some(found) = self.known.found.get_mut(&checkpoint)
+                    && graph.sources(id).any(|src| graph.origin(src) == found.tensor)
+                {
+                    found.tensor = id;
+                }
+            }
+        }
+    }
+
+    /// What is told by a node that reads a weight: its input, or what is done with its output.
+    fn after_weights(&mut self) {
+        let graph = self.graph;
+        for (of, input) in [(Kind::FfnOut, Kind::FfnAct), (Kind::AttnOut, Kind::AttnCtx)] {
+            let products: Vec<(u32, Id)> = self.layers_with(of).collect();
+            for (layer, product) in products {
+                let src = graph.src(product, 1).filter(|src| !graph.is_leaf(*src));
+                // What has an id of its own, as a norm between, is not the input's usual meaning.
+                let taken = src.is_some_and(|src| self.known.found.values().any(|found| found.tensor == src));
+                if let Some(src) = src.filter(|_| !taken) {
+                    self.note(Checkpoint::layer(input, layer), src);
+                }
+            }
+        }
+        // A bias, a scale or a soft cap belongs to the logits.
+        if let Some(logits) = self.known.found.get_mut(&Checkpoint::global(Kind::Logits)) {
+            let width = graph.get(logits.tensor).ne[0];
+            for id in graph.computed().filter(|&id| graph.get(id).ne[0] == width) {
+                let pointwise =
+                    matches!(graph.get(id).op, Op::Add | Op::Mul | Op::Div | Op::Scale | Op::Tanh | Op::Clamp);
+                let reads = |slot| graph.src(id, slot).is_some_and(|src| graph.origin(src) == logits.tensor);
+                if pointwise && id > logits.tensor && (reads(0) || reads(1)) {
+                    logits.tensor = id;
+                }
+            }
+        }
+    }
+
+    /// Layers that have a checkpoint of this kind, with its tensor.
+    pub(crate) fn layers_with(&self, kind: Kind) -> impl Iterator<Item = (u32, Id)> + '_ {
+        self.known.found.iter().filter_map(move |(checkpoint, found)| {
+            (checkpoint.kind() == kind).then_some((checkpoint.layer_index()?, found.tensor))
+        })
+    }
+
+    /// The two sums of each layer: what feeds them is followed from the products.
+    fn residuals(&mut self) {
+        let graph = self.graph;
+        let mut carried: Vec<Option<Branch>> = vec![None; graph.tensors.len()];
+        for id in graph.computed() {
+            let tensor = graph.get(id);
+            if let Some(branch) = self.branch(id) {
+                carried[id] = Some(branch);
+                continue;
+            }
+            let mut of = [0, 1].map(|slot| graph.src(id, slot).and_then(|src| carried[src]));
+            if matches!(tensor.op, Op::AddId | Op::GetRows) {
+                of[1] = None;
+            }
+            let branch = of[0].or(of[1]);
+            let own_weight = || (0..2).any(|slot| self.weight(id, slot).is_some());
+            match (&tensor.op, branch) {
+                (Op::Add, Some(branch)) if of.contains(&None) && !own_weight() => self.note_sum(branch, id),
+                (
+                    Op::Add | Op::AddId | Op::Mul | Op::Div | Op::Scale | Op::GetRows | Op::RmsNorm | Op::Norm,
+                    Some(_),
+                ) => carried[id] = branch,
+                (op, Some(_)) if op.is_view() || op.is_copy() => carried[id] = branch,
+                _ => {}
+            }
+        }
+    }
+
+    /// The branch that ends in this product.
+    fn branch(&self, id: Id) -> Option<Branch> {
+        if !matches!(self.graph.get(id).op, Op::MulMat | Op::MulMatId) {
+            return None;
+        }
+        let (layer, rest) = layer_weight(self.weight(id, 0)?)?;
+        let attention = rest == "attn_output.weight";
+        let down = matches!(rest, "ffn_down.weight" | "ffn_down_exps.weight" | "ffn_down_shexp.weight");
+        (attention || down).then_some(Branch { layer, attention })
+    }
+
+    /// Notes the sum of a branch and what went around it.
+    fn note_sum(&mut self, branch: Branch, id: Id) {
+        if branch.attention {
+            return self.note(Checkpoint::layer(Kind::AttnResidual, branch.layer), id);
+        }
+        // With two feed-forward parts, one behind the other, the second sum reads the first.
+        let checkpoint = Checkpoint::layer(Kind::LayerOut, branch.layer);
+        let graph = self.graph;
+        let reads = |known: Id| graph.sources(id).any(|src| graph.origin(src) == known);
+        match self.known.found.get_mut(&checkpoint) {
+            Some(found) if reads(found.tensor) => found.tensor = id,
+            _ => self.note(checkpoint, id),
+        }
+    }
+
+    fn inputs(&mut self) {
+        let (graph, known) = (self.graph, &mut self.known);
+        if let Some(embed) = known.found.get(&Checkpoint::global(Kind::Embed)) {
+            known.tokens = graph.src(embed.tensor, 1).map(|leaf| graph.storage(leaf));
+            known.rows = graph.get(embed.tensor).ne[1];
+        }
+        // Some kinds of positions have several rows; those of a RoPE begin with the plain ones.
+        let ropes = graph.computed().filter(|&id| graph.get(id).op == Op::Rope);
+        let leaves = ropes.filter_map(|id| graph.src(id, 1)).map(|leaf| graph.storage(leaf));
+        known.positions = leaves.into_iter().find(|&leaf| graph.is_leaf(leaf));
+        known.logits = known.found.get(&Checkpoint::global(Kind::Logits)).map(|found| found.tensor);
+    }
+}
+
+/// Name of the weight that a node reads in slot `slot`.
+pub(crate) fn weight(graph: &Graph, id: Id, slot: usize) -> Option<&str> {
+    let src = graph.src(id, slot)?;
+    let leaf = graph.is_leaf(src) && graph.get(src).op == Op::None;
+    leaf.then_some(graph.get(src).name.as_str())
+}
+
+/// The checkpoint that a node with this op and this weight computes.
+fn checkpoint_of(op: &Op, weight: &str) -> Option<Checkpoint> {
+    let global = match (op, weight) {
+        (Op::GetRows, "token_embd.weight") => Some(Kind::Embed),
+        (Op::Mul, "output_norm.weight") => Some(Kind::FinalNorm),
+        (Op::MulMat, "output.weight" | "token_embd.weight") => Some(Kind::Logits),
+        _ => None,
+    };
+    if let Some(kind) = global {
+        return Some(Checkpoint::global(kind));
+    }
+    let (layer, rest) = layer_weight(weight)?;
+    let kind = match (op, rest) {
+        (Op::Mul, "attn_norm.weight") => Kind::AttnNorm,
+        (Op::Mul, "ffn_norm.weight") => Kind::FfnNorm,
+        (Op::Mul, "attn_q_norm.weight") => Kind::QNorm,
+        (Op::Mul, "attn_k_norm.weight") => Kind::KNorm,
+        (Op::MulMat, "attn_q.weight") => Kind::QProj,
+        (Op::MulMat, "attn_k.weight") => Kind::KProj,
+        (Op::MulMat, "attn_v.weight") => Kind::VProj,
+        (Op::Add, "attn_q.bias") => Kind::Q,
+        (Op::Add, "attn_k.bias") => Kind::K,
+        (Op::Add, "attn_v.bias") => Kind::V,
+        (Op::MulMat, "attn_output.weight") => Kind::AttnOut,
+        (Op::MulMat, "ffn_gate.weight") => Kind::FfnGate,
+        (Op::MulMat, "ffn_up.weight") => Kind::FfnUp,
+        (Op::MulMat, "ffn_down.weight") => Kind::FfnOut,
+        _ => return None,
+    };
+    Some(Checkpoint::layer(kind, layer))
+}
+
+/// `blk.7.attn_q.weight` as 7 and `attn_q.weight`.
+pub(crate) fn layer_weight(name: &str) -> Option<(u32, &str)> {
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    Some((layer.parse().ok()?, rest))
+}
+
+/// The norm that this bias belongs to.
+fn shifted_norm(weight: &str) -> Option<Checkpoint> {
+    if weight == "output_norm.bias" {
+        return Some(Checkpoint::global(Kind::FinalNorm));
+    }
+    let (layer, rest) = layer_weight(weight)?;
+    let kind = match rest {
+        "attn_norm.bias" => Kind::AttnNorm,
+        "ffn_norm.bias" => Kind::FfnNorm,
+        "attn_q_norm.bias" => Kind::QNorm,
+        "attn_k_norm.bias" => Kind::KNorm,
+        _ => return None,
+    };
+    Some(Checkpoint::layer(kind, layer))
+}
+
+/// The layer that each node belongs to: that of its weight, or else the last of its sources' layers.
+pub fn layers(graph: &Graph) -> Vec<Option<u32>> {
+    let mut layers: Vec<Option<u32>> = vec![None; graph.tensors.len()];
+    for id in 0..graph.nodes {
+        let mut sources = graph.sources(id).map(|src| match graph.is_leaf(src) {
+            true => (layer_weight(&graph.get(src).name).map(|(layer, _)| layer), true),
+            false => (layers[src], false),
+        }).collect::<Vec<_>>();
+        sources.retain(|(layer, _)| layer.is_some());
+        let own = sources.iter().filter(|(_, weight)| *weight).filter_map(|(layer, _)| *layer).max();
+        layers[id] = own.or(sources.iter().filter_map(|(layer, _)| *layer).max());
+    }
+    layers
+}
