@@ -3,6 +3,7 @@
 //! What a producer rounds on purpose (activations to the type that its integer kernels read, a table of GELU in
 //! f16) is followed exactly; what it rounds because its numbers are finite is a bound's business.
 
+pub mod product;
 pub mod round;
 
 /// Which roundings of a producer are followed.
@@ -43,6 +44,9 @@ pub enum Flash {
     ByRow,
     /// The same, split over the cached positions into this many parts, which are joined in f32.
     Split(usize),
+    /// The same one row after the other on a CPU that multiplies and adds in f16 (AVX512-FP16, ARM), in lanes that
+    /// cannot be followed: Q is rounded, all else is bounded.
+    NativeF16,
 }
 
 /// How GELU is computed.

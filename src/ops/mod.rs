@@ -13,7 +13,9 @@ pub mod source;
 mod binary;
 mod convert;
 mod glu;
+mod matrices;
 mod movement;
+mod order;
 mod rope_angles;
 mod unary;
 
@@ -21,6 +23,7 @@ mod abs;
 mod add;
 mod add_id;
 mod arange;
+mod argsort;
 mod clamp;
 mod concat;
 mod cont;
@@ -29,10 +32,13 @@ mod div;
 mod dup;
 mod exp;
 mod fill;
+pub mod flash;
 mod geglu;
 mod gelu;
 mod get_rows;
 mod mul;
+mod mul_mat;
+mod mul_mat_id;
 mod norm;
 mod pool_2d;
 mod reglu;
@@ -50,12 +56,16 @@ mod soft_max;
 mod softplus;
 mod sqr;
 mod sqrt;
+mod ssm_conv;
 mod sub;
 mod sum_rows;
 mod swiglu;
 mod swiglu_clamp;
 mod swiglu_oai;
 mod tanh;
+mod top_k;
+#[cfg(test)]
+mod trial;
 
 pub use source::{Args, Source, Strided};
 
@@ -77,10 +87,13 @@ pub struct Rule {
     pub check: Check,
     /// How far an error of source `slot` of up to `error` (absolute, contiguous in the source's shape, not
     /// negative) moves each element of the result.
-    pub carry: fn(&Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec<f64>,
+    pub carry: Carry,
     /// Which rows of source `slot` the row (a, b, c) of the result needs.
     pub rows: fn(&Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed,
 }
+
+/// `(args, exact, slot, error)`: see [`Rule::carry`].
+pub type Carry = fn(&Args<'_, f64>, &[f64], usize, &[f64]) -> Vec<f64>;
 
 /// How a recorded result is held to the exact one.
 pub enum Check {
@@ -131,6 +144,7 @@ static RULES: &[&Rule] = &[
     &add::RULE,
     &add_id::RULE,
     &arange::RULE,
+    &argsort::RULE,
     &clamp::RULE,
     &concat::RULE,
     &cont::RULE,
@@ -139,10 +153,13 @@ static RULES: &[&Rule] = &[
     &dup::RULE,
     &exp::RULE,
     &fill::RULE,
+    &flash::RULE,
     &geglu::RULE,
     &gelu::RULE,
     &get_rows::RULE,
     &mul::RULE,
+    &mul_mat::RULE,
+    &mul_mat_id::RULE,
     &norm::RULE,
     &pool_2d::RULE,
     &reglu::RULE,
@@ -160,12 +177,14 @@ static RULES: &[&Rule] = &[
     &softplus::RULE,
     &sqr::RULE,
     &sqrt::RULE,
+    &ssm_conv::RULE,
     &sub::RULE,
     &sum_rows::RULE,
     &swiglu::RULE,
     &swiglu_clamp::RULE,
     &swiglu_oai::RULE,
     &tanh::RULE,
+    &top_k::RULE,
 ];
 
 /// The rule of an op, if it has one.
