@@ -13,12 +13,14 @@ pub mod source;
 mod add;
 mod argsort;
 pub mod flash;
+mod gated_delta_net;
 mod matrices;
 mod mul_mat;
 mod mul_mat_id;
 mod order;
 mod rms_norm;
 mod ssm_conv;
+mod ssm_scan;
 mod top_k;
 #[cfg(test)]
 mod trial;
@@ -101,6 +103,8 @@ static RULES: &[&Rule] = &[
     &argsort::RULE,
     &top_k::RULE,
     &ssm_conv::RULE,
+    &ssm_scan::RULE,
+    &gated_delta_net::RULE,
 ];
 
 /// The rule of an op, if it has one.
