@@ -12,8 +12,12 @@ pub mod source;
 
 mod add;
 mod argsort;
+mod dsv4_hc_comb;
+mod dsv4_hc_post;
+mod dsv4_hc_pre;
 pub mod flash;
 mod gated_delta_net;
+mod lightning_indexer;
 mod matrices;
 mod mul_mat;
 mod mul_mat_id;
@@ -105,6 +109,10 @@ static RULES: &[&Rule] = &[
     &ssm_conv::RULE,
     &ssm_scan::RULE,
     &gated_delta_net::RULE,
+    &lightning_indexer::RULE,
+    &dsv4_hc_comb::RULE,
+    &dsv4_hc_pre::RULE,
+    &dsv4_hc_post::RULE,
 ];
 
 /// The rule of an op, if it has one.
