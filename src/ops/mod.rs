@@ -27,6 +27,7 @@ mod ssm_conv;
 mod ssm_scan;
 mod top_k;
 #[cfg(test)]
+#[path = "tests/trial.rs"]
 mod trial;
 
 pub use source::{Args, Source, Strided};
