@@ -29,13 +29,18 @@ mod concat;
 mod cont;
 mod cpy;
 mod div;
+mod dsv4_hc_comb;
+mod dsv4_hc_post;
+mod dsv4_hc_pre;
 mod dup;
 mod exp;
 mod fill;
 pub mod flash;
+mod gated_delta_net;
 mod geglu;
 mod gelu;
 mod get_rows;
+mod lightning_indexer;
 mod mul;
 mod mul_mat;
 mod mul_mat_id;
@@ -57,6 +62,7 @@ mod softplus;
 mod sqr;
 mod sqrt;
 mod ssm_conv;
+mod ssm_scan;
 mod sub;
 mod sum_rows;
 mod swiglu;
@@ -65,6 +71,7 @@ mod swiglu_oai;
 mod tanh;
 mod top_k;
 #[cfg(test)]
+#[path = "tests/trial.rs"]
 mod trial;
 
 pub use source::{Args, Source, Strided};
@@ -150,13 +157,18 @@ static RULES: &[&Rule] = &[
     &cont::RULE,
     &cpy::RULE,
     &div::RULE,
+    &dsv4_hc_comb::RULE,
+    &dsv4_hc_post::RULE,
+    &dsv4_hc_pre::RULE,
     &dup::RULE,
     &exp::RULE,
     &fill::RULE,
     &flash::RULE,
+    &gated_delta_net::RULE,
     &geglu::RULE,
     &gelu::RULE,
     &get_rows::RULE,
+    &lightning_indexer::RULE,
     &mul::RULE,
     &mul_mat::RULE,
     &mul_mat_id::RULE,
@@ -178,6 +190,7 @@ static RULES: &[&Rule] = &[
     &sqr::RULE,
     &sqrt::RULE,
     &ssm_conv::RULE,
+    &ssm_scan::RULE,
     &sub::RULE,
     &sum_rows::RULE,
     &swiglu::RULE,
