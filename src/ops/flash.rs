@@ -22,6 +22,7 @@ use crate::error::Result;
 use crate::gguf::DType;
 use crate::scalar::Scalar;
 
+/// Scale, soft cap, ALiBi, mask and sinks.
 pub const RULE: Rule = Rule {
     op: Op::FlashAttn,
     formula: "attention: the mean of the values, weighted by the softmax of scaled, masked scores",

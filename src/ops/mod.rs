@@ -13,7 +13,9 @@ pub mod source;
 mod binary;
 mod convert;
 mod glu;
+mod matrices;
 mod movement;
+mod order;
 mod rope_angles;
 mod unary;
 
@@ -21,18 +23,27 @@ mod abs;
 mod add;
 mod add_id;
 mod arange;
+mod argsort;
 mod clamp;
 mod concat;
 mod cont;
 mod cpy;
 mod div;
+mod dsv4_hc_comb;
+mod dsv4_hc_post;
+mod dsv4_hc_pre;
 mod dup;
 mod exp;
 mod fill;
+pub mod flash;
+mod gated_delta_net;
 mod geglu;
 mod gelu;
 mod get_rows;
+mod lightning_indexer;
 mod mul;
+mod mul_mat;
+mod mul_mat_id;
 mod norm;
 mod pool_2d;
 mod reglu;
@@ -50,21 +61,17 @@ mod soft_max;
 mod softplus;
 mod sqr;
 mod sqrt;
+mod ssm_conv;
+mod ssm_scan;
 mod sub;
 mod sum_rows;
 mod swiglu;
 mod swiglu_clamp;
 mod swiglu_oai;
 mod tanh;
-mod matrices;
-mod mul_mat;
-mod mul_mat_id;
-mod argsort;
-pub mod flash;
-mod order;
-mod ssm_conv;
 mod top_k;
 #[cfg(test)]
+#[path = "tests/trial.rs"]
 mod trial;
 
 pub use source::{Args, Source, Strided};
@@ -87,10 +94,13 @@ pub struct Rule {
     pub check: Check,
     /// How far an error of source `slot` of up to `error` (absolute, contiguous in the source's shape, not
     /// negative) moves each element of the result.
-    pub carry: fn(&Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec<f64>,
+    pub carry: Carry,
     /// Which rows of source `slot` the row (a, b, c) of the result needs.
     pub rows: fn(&Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed,
 }
+
+/// `(args, exact, slot, error)`: see [`Rule::carry`].
+pub type Carry = fn(&Args<'_, f64>, &[f64], usize, &[f64]) -> Vec<f64>;
 
 /// How a recorded result is held to the exact one.
 pub enum Check {
@@ -141,18 +151,27 @@ static RULES: &[&Rule] = &[
     &add::RULE,
     &add_id::RULE,
     &arange::RULE,
+    &argsort::RULE,
     &clamp::RULE,
     &concat::RULE,
     &cont::RULE,
     &cpy::RULE,
     &div::RULE,
+    &dsv4_hc_comb::RULE,
+    &dsv4_hc_post::RULE,
+    &dsv4_hc_pre::RULE,
     &dup::RULE,
     &exp::RULE,
     &fill::RULE,
+    &flash::RULE,
+    &gated_delta_net::RULE,
     &geglu::RULE,
     &gelu::RULE,
     &get_rows::RULE,
+    &lightning_indexer::RULE,
     &mul::RULE,
+    &mul_mat::RULE,
+    &mul_mat_id::RULE,
     &norm::RULE,
     &pool_2d::RULE,
     &reglu::RULE,
@@ -170,18 +189,15 @@ static RULES: &[&Rule] = &[
     &softplus::RULE,
     &sqr::RULE,
     &sqrt::RULE,
+    &ssm_conv::RULE,
+    &ssm_scan::RULE,
     &sub::RULE,
     &sum_rows::RULE,
     &swiglu::RULE,
     &swiglu_clamp::RULE,
     &swiglu_oai::RULE,
     &tanh::RULE,
-    &mul_mat::RULE,
-    &mul_mat_id::RULE,
-    &flash::RULE,
-    &argsort::RULE,
     &top_k::RULE,
-    &ssm_conv::RULE,
 ];
 
 /// The rule of an op, if it has one.

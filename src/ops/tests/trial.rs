@@ -226,7 +226,8 @@ impl Trial {
             let mut trial = self.clone();
             trial.given[slot] = Some(given.with(&moved));
             for (i, (moved, exact)) in trial.double().iter().zip(&exact).enumerate() {
-                let (moved, rounding) = ((moved - exact).abs(), 1e-12 * exact.abs());
+                let off = if moved == exact { 0.0 } else { (moved - exact).abs() };
+                let (moved, rounding) = (off, 1e-12 * exact.abs());
                 // Errors of a size are no derivatives: what is quadratic in them is up to as many times larger.
                 let limit = carried[i] * (1.0 + 4.0 * size) + rounding;
                 assert!(moved <= limit, "{} slot {slot}: element {i} moved by {moved}, not {limit}", self.op);
