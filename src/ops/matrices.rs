@@ -13,7 +13,7 @@ use super::source::{Args, Data, Source};
 use crate::arithmetic::Operands;
 use crate::arithmetic::product::{group_sums, product};
 use crate::arithmetic::round::{self, Rounded, Rounding, Tie};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gguf;
 use crate::numerics::Products;
 use crate::scalar::{Scalar, vectorized};
@@ -29,8 +29,6 @@ const TILE_ROWS_MAX: usize = 512;
 const FEW_ROWS: usize = 64;
 /// Magnitudes are scaled to 1 before f32 squares them; a square below this share of the largest is lost.
 const LOST: f64 = 1.0 / (1u64 << 62) as f64;
-/// Ties of one row that are settled: more would be a degenerate row, such as one of equal values.
-const TIES_MAX: usize = 64;
 /// The rounding of a value and of the same value moved a little: two errors in quadrature.
 const TWO_ROUNDINGS: f64 = std::f64::consts::SQRT_2;
 
@@ -69,6 +67,13 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
     /// Rounds source 1 and takes the matrices of source 0, whose fastest axes must be equally long.
     pub fn new(args: &'b Args<'a, S>, meetings: Vec<Meeting>) -> Result<Self> {
         let (weight, other) = (args.source(0)?, args.source(1)?);
+        if matches!(weight.data, Data::Weight(_)) && !weight.dtype.is_decodable() {
+            return Err(Error::new(
+                args.name,
+                format!("its weight is {}, which parity cannot decode", weight.dtype),
+            )
+            .hint("quantise the model to another type"));
+        }
         let rounding = match args.arithmetic.operands {
             Operands::Exact => Rounding::None,
             Operands::VecDot => Rounding::of(Products::LlamaCpu, weight.dtype),
@@ -259,7 +264,7 @@ impl Problem<'_, '_, f64> {
                 meeting.pairs.iter().for_each(|(x, row)| of_row[*x].push((meeting.matrix, *row)));
             }
         }
-        for tie in few_per_row(&self.x.ties, self.x.values.rows) {
+        for tie in round::few_per_row(self.x.ties.clone(), self.x.values.rows) {
             let moved: Vec<(usize, Vec<f64>)> =
                 of_row[tie.row].iter().map(|(matrix, row)| (*row, self.moved(&tie, *matrix))).collect();
             let (mut along, mut square) = (0.0, 0.0);
@@ -384,11 +389,4 @@ fn limited(error: f64) -> f64 {
 fn power_of_two(magnitude: f64) -> f64 {
     let least = f64::from(f32::MIN_POSITIVE);
     magnitude.max(least).log2().floor().exp2()
-}
-
-/// The ties of rows that have few of them.
-fn few_per_row(ties: &[Tie], rows: usize) -> Vec<Tie> {
-    let mut counts = vec![0usize; rows];
-    ties.iter().for_each(|tie| counts[tie.row] += 1);
-    ties.iter().filter(|tie| counts[tie.row] <= TIES_MAX).copied().collect()
 }

@@ -53,6 +53,9 @@ struct Scan {
     softplus: Softplus,
 }
 
+/// What each (sequence, head) gives: y (T, P), and the states after each token of a block.
+type Part = (Vec<f64>, Vec<(usize, Vec<f64>)>);
+
 /// What one token does to one head.
 struct Token<'a> {
     /// softplus(dt), and dt.
@@ -154,7 +157,7 @@ impl Scan {
 
     /// Puts together what each (sequence, head) gives of y, (T, P), and of the states after each token of a block. What
     /// is never written is `unwritten`.
-    fn assemble(&self, parts: &[(Vec<f64>, Vec<(usize, Vec<f64>)>)], unwritten: f64) -> Vec<f64> {
+    fn assemble(&self, parts: &[Part], unwritten: f64) -> Vec<f64> {
         let (outputs, size) = (self.s * self.t * self.h * self.p, self.p * self.n);
         let mut out = vec![unwritten; outputs + self.blocks * self.s * self.h * size];
         for (task, (y, states)) in parts.iter().enumerate() {
@@ -170,7 +173,7 @@ impl Scan {
         out
     }
 
-    fn run(&self, s: usize, h: usize) -> (Vec<f64>, Vec<(usize, Vec<f64>)>) {
+    fn run(&self, s: usize, h: usize) -> Part {
         let mut state = self.first(&self.states, s, h).to_vec();
         let (mut outputs, mut states) = (Vec::with_capacity(self.t * self.p), Vec::new());
         for t in 0..self.t {

@@ -14,6 +14,8 @@ use crate::tensor::Matrix;
 const EXP_ROUNDINGS: f64 = 4.0;
 /// A score is scaled, masked, and the maximum is subtracted from it.
 const SCORE_ROUNDINGS: f64 = 3.0;
+/// The slope, which a library's power gives within an ulp, its product with the mask, and the sum.
+const BIAS_ROUNDINGS: f64 = 4.0;
 /// The sum's inverse and the product with it.
 const NORMALISE_ROUNDINGS: f64 = 3.0;
 /// A value is multiplied by its weight and added, in one step or in two.
@@ -70,7 +72,7 @@ fn score_error(attention: &Attention<'_, '_, f64>, row: &Row, seen: &Seen) -> f6
     let capped = if attention.cap == 0.0 { 0.0 } else { EXP_ROUNDINGS };
     let rounded = SCORE_ROUNDINGS * (seen.scaled.abs() + seen.z.abs())
         + capped * attention.cap.abs().min(seen.scaled.abs());
-    summed + tied + UNIT_F32 * (rounded + SCORE_ROUNDINGS * seen.bias.abs())
+    summed + tied + UNIT_F32 * (rounded + BIAS_ROUNDINGS * seen.bias.abs())
 }
 
 /// Relative error of exp(z - max), where both scores have errors.

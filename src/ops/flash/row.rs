@@ -117,17 +117,19 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         [b / (self.shape[0] / sb), h / (self.shape[1] / sh), position]
     }
 
-    /// The slope of a head (Press et al., "Train Short, Test Long", arXiv 2108.12409).
+    /// The slope of a head (Press et al., "Train Short, Test Long", arXiv 2108.12409). Its base is rounded to f32 before
+    /// it is raised to a power, as by the kernels: an error of the base would be that power's times as large.
     pub fn slope(&self, head: usize) -> f64 {
         if self.max_bias <= 0.0 {
             return 1.0;
         }
         let power = 1usize << self.shape[1].ilog2();
-        let base = |bias: f64| (-bias / power as f64).exp2();
-        match head < power {
+        let base = |bias: f64| f64::from((-bias / power as f64).exp2() as f32);
+        let slope = match head < power {
             true => base(self.max_bias).powi(head as i32 + 1),
             false => base(self.max_bias / 2.0).powi(2 * (head - power) as i32 + 1),
-        }
+        };
+        f64::from(slope as f32)
     }
 
     /// The positions that are not masked, and slope·mask of each.

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::super::bound::{CONFIDENCE, TINY_F32, UNIT_F32, accumulation};
 use super::super::source::Args;
-use super::{LINEAR, Scan, Token, softplus};
+use super::{LINEAR, Part, Scan, Token, softplus};
 use crate::arithmetic::Softplus;
 
 /// exp and log in units of u: within 2 ulp, an ulp is up to 2u.
@@ -31,7 +31,7 @@ pub fn bound(args: &Args<'_, f64>, exact: &[f64]) -> Vec<f64> {
     scan.assemble(&parts, f64::INFINITY)
 }
 
-fn rounded(scan: &Scan, s: usize, h: usize) -> (Vec<f64>, Vec<(usize, Vec<f64>)>) {
+fn rounded(scan: &Scan, s: usize, h: usize) -> Part {
     let mut state = scan.first(&scan.states, s, h).to_vec();
     let mut square = vec![0.0; state.len()];
     let (mut outputs, mut states) = (Vec::with_capacity(scan.t * scan.p), Vec::new());
@@ -104,7 +104,7 @@ pub fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) ->
     scan.assemble(&parts, 0.0)
 }
 
-fn moved(scan: &Scan, slot: usize, error: &[f64], s: usize, h: usize) -> (Vec<f64>, Vec<(usize, Vec<f64>)>) {
+fn moved(scan: &Scan, slot: usize, error: &[f64], s: usize, h: usize) -> Part {
     let of = |wanted: usize, at: usize| if slot == wanted { error[at] } else { 0.0 };
     let mut state = scan.first(&scan.states, s, h).to_vec();
     let mut moved = if slot == 0 { scan.first(error, s, h).to_vec() } else { vec![0.0; state.len()] };
