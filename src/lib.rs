@@ -48,6 +48,8 @@ pub mod evidence;
 
 pub mod sensitivity;
 
+pub mod recorded;
+
 pub mod run;
 
 pub mod gate;

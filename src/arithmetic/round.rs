@@ -124,6 +124,17 @@ pub fn activations<S: Scalar>(rounding: Rounding, x: View<'_, S>) -> Rounded<S> 
     rounded
 }
 
+/// Ties of one row that are tried: more would be a degenerate row, such as one of equal values.
+const TIES_MAX: usize = 64;
+
+/// The ties of rows that have few of them.
+pub fn few_per_row(mut ties: Vec<Tie>, rows: usize) -> Vec<Tie> {
+    let mut counts = vec![0usize; rows];
+    ties.iter().for_each(|tie| counts[tie.row] += 1);
+    ties.retain(|tie| counts[tie.row] <= TIES_MAX);
+    ties
+}
+
 /// To the nearest f16 and back; what is too large becomes infinite.
 #[inline]
 pub fn to_f16<S: Scalar>(value: S) -> S {

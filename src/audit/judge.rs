@@ -147,9 +147,6 @@ pub struct Pending {
     inner: usize,
 }
 
-/// Ties of one row that are tried: more would be a degenerate row, such as one of equal values.
-const TIES_MAX: usize = 64;
-
 impl Pending {
     /// Prepares the jobs of a linear case.
     pub fn new(context: &Context<'_>, case: &Case, weight: &Weight<'_>) -> Pending {
@@ -160,7 +157,7 @@ impl Pending {
         // Where the activations themselves are only known within a bound, their rounding cannot be followed.
         let followed = if input.bound.is_some() { Rounding::None } else { declared };
         let rounded = round::activations(followed, x.view());
-        let ties = few_per_row(rounded.ties, x.rows);
+        let ties = round::few_per_row(rounded.ties, x.rows);
         let mut columns: Vec<usize> = ties.iter().map(|tie| tie.col).collect();
         columns.sort_unstable();
         columns.dedup();
@@ -230,14 +227,6 @@ impl Pending {
             }
         }
     }
-}
-
-/// The ties of rows that have few of them.
-fn few_per_row(mut ties: Vec<Tie>, rows: usize) -> Vec<Tie> {
-    let mut counts = vec![0usize; rows];
-    ties.iter().for_each(|tie| counts[tie.row] += 1);
-    ties.retain(|tie| counts[tie.row] <= TIES_MAX);
-    ties
 }
 
 /// Half a rounding step of each activation whose declared rounding is not followed value by value.

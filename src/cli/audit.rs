@@ -12,6 +12,7 @@ use crate::dump::{self, Recording};
 use crate::evidence;
 use crate::findings::{self, Parts};
 use crate::model::Model;
+use crate::recorded;
 use crate::references;
 use crate::report::{self, Report, Verdict};
 use crate::select::Selection;
@@ -48,12 +49,19 @@ pub fn main(args: &Args) -> Outcome {
     shared::set_threads(args.threads)?;
     let folder = args.output.folder()?;
     let recording = dump::open(&args.dump, args.names.as_deref())?;
-    let model = match &args.model {
-        Some(path) => Model::open(path)?,
-        None => Model::open(&references::model_of(&args.dump, &recording.manifest().model)?)?,
+    let path = match &args.model {
+        Some(path) => path.clone(),
+        None => references::model_of(&args.dump, &recording.manifest().model)?,
+    };
+    let selection = args.select.selection()?;
+    let model = match recorded::open(&path, &recording)? {
+        Ok(model) => model,
+        Err(foreign) => {
+            let report = recorded::audit(&recording, &foreign, &selection, args.select.allow_missing)?;
+            return args.output.deliver(folder, report);
+        }
     };
     model.refuse_other(&args.dump, &recording.manifest().model)?;
-    let selection = args.select.selection()?;
     if args.self_test {
         return self_test(args, &recording, &model, &selection);
     }

@@ -16,6 +16,7 @@ use crate::faults::tokens::{self, Vocabulary};
 use crate::findings::{self, Judgement, Parts};
 use crate::model::{Model, spelt};
 use crate::record::import::is_partial;
+use crate::recorded;
 use crate::report::detail::{GRID, detail};
 use parity_dump::Dump;
 
@@ -53,7 +54,17 @@ pub fn main(args: &Args) -> Outcome {
             .expected("a whole dump first, printed values second")
             .hint(format!("parity diff DUMP {path}, or parity run -m MODEL --reference {path}")));
     }
-    let model = args.model.as_deref().map(Model::open).transpose()?;
+    let model = match args.model.as_deref().map(|path| recorded::open(path, &reference)).transpose()? {
+        Some(Err(foreign)) => {
+            let sides = recorded::Sides { candidate: &candidate, reference: &reference };
+            let (selection, tolerances) = (args.select.selection()?, args.tolerance.tolerances()?);
+            let report =
+                recorded::diff(&sides, &foreign, &selection, &tolerances, args.select.allow_missing)?;
+            return args.output.deliver(folder, report);
+        }
+        Some(Ok(model)) => Some(model),
+        None => None,
+    };
     if let Some(model) = &model {
         model.refuse_other(&args.candidate, &candidate.manifest().model)?;
         model.refuse_other(&args.reference, &reference.manifest().model)?;

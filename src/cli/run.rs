@@ -7,10 +7,13 @@ use super::output::OutputArgs;
 use super::progress::Progress;
 use super::shared::{self, AuditArgs, SelectArgs, ToleranceArgs};
 use crate::engine::device::Device;
+use crate::dump;
 use crate::error::{Error, Result};
 use crate::faults::inject::{self, Spec};
 use crate::model::Model;
 use crate::numerics::Numerics;
+use crate::recorded;
+use crate::report::Report;
 use crate::run::{RunOptions, run};
 use crate::tokenizer::Tokenizer;
 
@@ -107,6 +110,9 @@ impl PromptArgs {
 pub fn main(args: &Args) -> Outcome {
     shared::set_threads(args.threads)?;
     let folder = args.output.folder()?;
+    if let Some(report) = of_its_graph(args)? {
+        return args.output.deliver(folder, report);
+    }
     let model = shared::model(args.model.as_ref())?;
     let (prompt, tokens) = args.prompt.read(&model)?;
     let options = RunOptions {
@@ -134,4 +140,28 @@ pub fn main(args: &Args) -> Outcome {
         report.notes.push(format!("{} was planted: {}", fault.fault, fault.sentence));
     }
     args.output.deliver(folder, report)
+}
+
+/// Runs the graph that a reference brings, where parity has none of its own for the model.
+fn of_its_graph(args: &Args) -> Result<Option<Report>> {
+    let (Some(path), Some(reference)) = (&args.model, &args.reference) else { return Ok(None) };
+    let dump = dump::open(reference, None)?;
+    let Err(foreign) = recorded::open(path, &dump)? else { return Ok(None) };
+    if args.prompt.is_given() || args.n_predict.is_some() || args.chunk.is_some() {
+        return Err(Error::file(path, "is of an architecture that is run by a recorded graph, in its steps")
+            .expected("--reference alone")
+            .found("a prompt, -n or --chunk")
+            .hint("record that prompt with llama.cpp, and name it with --reference"));
+    }
+    if !args.inject.is_empty() || args.isolate || args.dump.is_some() {
+        return Err(Error::file(path, "is of an architecture that is run by a recorded graph")
+            .expected("neither --inject nor --isolate nor --dump"));
+    }
+    let options = recorded::RunOptions {
+        selection: args.select.selection()?,
+        tolerances: args.tolerance.tolerances()?,
+        numerics: args.numerics,
+        allow_missing: args.select.allow_missing,
+    };
+    recorded::run(&dump, &foreign, &options).map(Some)
 }

@@ -8,6 +8,7 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod device;
+pub mod machine;
 
 /// Consecutive token positions that are computed in one step.
 #[derive(Clone, Debug, PartialEq, Eq)]

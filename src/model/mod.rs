@@ -67,15 +67,27 @@ impl Model {
     /// # Errors
     /// Names the dump and both models.
     pub fn refuse_other(&self, dump: &Path, made_with: &ModelInfo) -> Result<()> {
-        let own = self.info();
-        if own.fingerprint == made_with.fingerprint || made_with.fingerprint.is_none() {
-            return Ok(());
-        }
-        Err(Error::file(dump, "is a dump of another model")
-            .expected(spelt(&own))
-            .found(spelt(made_with))
-            .hint("name the model that it was made with: -m MODEL; `parity diff` without -m compares dumps of two models"))
+        refuse_other(&self.gguf, dump, made_with)
     }
+}
+
+/// Refuses a dump that was made with another model file, where its fingerprint is known.
+///
+/// # Errors
+/// Names the dump and both models.
+pub fn refuse_other(gguf: &Gguf, dump: &Path, made_with: &ModelInfo) -> Result<()> {
+    let own = ModelInfo {
+        file: gguf.path().file_name().map(|name| name.to_string_lossy().into_owned()),
+        fingerprint: Some(fingerprint(gguf)),
+        ..ModelInfo::default()
+    };
+    if own.fingerprint == made_with.fingerprint || made_with.fingerprint.is_none() {
+        return Ok(());
+    }
+    Err(Error::file(dump, "is a dump of another model")
+        .expected(spelt(&own))
+        .found(spelt(made_with))
+        .hint("name the model that it was made with: -m MODEL; `parity diff` without -m compares dumps of two models"))
 }
 
 /// `model.gguf (fingerprint 1f2e3d4c…)`

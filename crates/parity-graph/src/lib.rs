@@ -10,6 +10,9 @@ pub mod params;
 pub mod graph;
 
 pub mod text;
+pub mod rewrite;
+
+pub mod fault;
 
 mod attention;
 pub mod known;

@@ -1,0 +1,70 @@
+//! Across nodes that were not recorded: computed again, with how far the producer's values may be from that.
+//!
+//! What rounding explains of an unrecorded node, and what the errors of its sources come to, is carried on through
+//! every node up to the next one that was recorded, whose bound it widens.
+
+use crate::arithmetic::Arithmetic;
+use crate::engine::machine::{Carried, Node, Unknown, Value, Values, compute};
+use crate::ops::{Args, Check, Rule};
+
+/// What errors of the sources come to in the result, for each of its values; `None` where there are none.
+pub fn carry(rule: &Rule, args: &Args<'_, f64>, exact: &[f64], sources: &[Option<Carried>]) -> Option<Vec<f64>> {
+    let mut sum: Option<Vec<f64>> = None;
+    for (slot, carried) in sources.iter().enumerate() {
+        let Some(carried) = carried else { continue };
+        let moved = (rule.carry)(args, exact, slot, &carried.error);
+        match &mut sum {
+            Some(sum) => sum.iter_mut().zip(moved).for_each(|(sum, error)| *sum += error),
+            None => sum = Some(moved),
+        }
+    }
+    sum
+}
+
+/// The nodes that sources were computed again through, each once.
+fn through(sources: &[Option<Carried>]) -> Vec<usize> {
+    let mut through: Vec<usize> = sources.iter().flatten().flat_map(|carried| carried.through.clone()).collect();
+    through.sort_unstable();
+    through.dedup();
+    through
+}
+
+/// A movement: its values, and the errors that are moved with them.
+pub fn moved(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown>) -> Value<f64> {
+    let mut values = crate::engine::machine::own(node, args)?;
+    if let (Ok(args), Some(rule)) = (args, node.rule) {
+        let error = carry(rule, args, &values.data, &node.carried);
+        values.carried = error.map(|error| Carried { error, through: through(&node.carried) });
+    }
+    Ok(values)
+}
+
+/// A node that was not recorded: its exact values, and up to how far the producer's may be from them.
+///
+/// # Errors
+/// Where nothing can be said of it: its sources are not known, it has no rule, or chooses.
+pub fn across(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown>) -> Value<f64> {
+    let args = args.map_err(Clone::clone)?;
+    let rule = node.rule.ok_or_else(|| Unknown::no_rule(args.name, &node.program.graph.get(node.id).op))?;
+    let bound = match &rule.check {
+        Check::Bound(bound) | Check::Settled { bound, .. } => Some(bound),
+        Check::Exact => None,
+        Check::Choice(_) => return Err(Unknown::new(args.name)),
+    };
+    // Which roundings the producer followed is not seen here: both are allowed for.
+    let arithmetics = [Arithmetic::LLAMA_CPU, Arithmetic::EXACT];
+    let under = |arithmetic| Args { arithmetic, sources: args.sources.clone(), ..*args };
+    let [cpu, plain] = [under(&arithmetics[0]), under(&arithmetics[1])];
+    let (data, other) = (compute::<f64>(rule, &cpu)?, compute::<f64>(rule, &plain)?);
+    let mut error = bound.map_or_else(|| vec![0.0; data.len()], |bound| bound(&cpu, &data));
+    error.iter_mut().zip(data.iter().zip(&other)).for_each(|(error, (a, b))| {
+        // Where both are the same infinity nothing differs.
+        *error += if a == b { 0.0 } else { (a - b).abs() };
+    });
+    if let Some(carried) = carry(rule, &cpu, &data, &node.carried) {
+        error.iter_mut().zip(carried).for_each(|(error, carried)| *error += carried);
+    }
+    let mut through = through(&node.carried);
+    through.push(node.id);
+    Ok(Values { data, carried: Some(Carried { error, through }) })
+}

@@ -1,0 +1,152 @@
+//! The memory of an executed graph: one buffer for each tensor that is no view, and what is not known of it.
+
+use std::rc::Rc;
+
+use parity_graph::Op;
+
+use super::Carried;
+use super::program::Place;
+use crate::arithmetic::round::{to_bf16, to_f16};
+use crate::gguf::DType;
+use crate::ops::Strided;
+use crate::ops::bound::{SUBNORMAL_F16, UNIT_BF16, UNIT_F16};
+use crate::ops::source::{contiguous, rows};
+use crate::scalar::Scalar;
+
+/// Why values are not known: a sentence about the first node or leaf that they would come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unknown(pub Rc<str>);
+
+impl Unknown {
+    /// With this reason.
+    pub fn new(reason: impl Into<Rc<str>>) -> Unknown {
+        Unknown(reason.into())
+    }
+
+    /// An op that nobody wrote a rule for.
+    pub fn no_rule(name: &str, op: &Op) -> Unknown {
+        Unknown::new(format!("a rule for {op}, the op of {name}"))
+    }
+}
+
+/// The memory of one tensor that is no view.
+#[derive(Clone, Debug)]
+pub struct Buffer<S> {
+    /// Its elements, as numbers whatever their type.
+    pub data: Vec<S>,
+    /// Why they are not what the producer had, where they are not.
+    pub unknown: Option<Unknown>,
+    /// What of it was computed again, where some was: errors of all elements.
+    pub carried: Option<Carried>,
+    /// Whether it was kept from a step before.
+    pub state: bool,
+}
+
+impl<S: Scalar> Buffer<S> {
+    /// So many zeros.
+    pub fn zeros(elements: usize) -> Self {
+        Buffer { data: vec![S::ZERO; elements], unknown: None, carried: None, state: false }
+    }
+
+    /// Known values.
+    pub fn of(data: Vec<S>) -> Self {
+        Buffer { data, unknown: None, carried: None, state: false }
+    }
+
+    /// Nothing but the reason why.
+    pub fn unknown(reason: Unknown) -> Self {
+        Buffer { data: Vec::new(), unknown: Some(reason), carried: None, state: false }
+    }
+
+    /// What a tensor at `place` shows of it; `None` where it reaches beyond.
+    pub fn view(&self, place: &Place) -> Option<Strided<'_, S>> {
+        let Place { offset, shape, strides, .. } = *place;
+        (place.end()? <= self.data.len()).then_some(Strided { data: &self.data, offset, shape, strides })
+    }
+
+    /// Writes all elements of the tensor at `place`, in logical order; `false` where it reaches beyond.
+    pub fn write(&mut self, place: &Place, values: &[S], carried: Option<&Carried>) -> bool {
+        if !place.end().is_some_and(|end| end <= self.data.len()) {
+            return false;
+        }
+        scatter(&mut self.data, place, values);
+        self.note(carried, |error, carried| match carried {
+            Some(carried) => scatter(error, place, &carried.error),
+            None => scatter(error, place, &vec![0.0; values.len()]),
+        });
+        true
+    }
+
+    /// Writes one row of the tensor at `place`, which does not reach beyond; `error` of a row that was computed again.
+    pub fn write_row(&mut self, place: &Place, row: [usize; 3], values: &[S], carried: Option<&Carried>, from: usize) {
+        scatter_row(&mut self.data, place, row, values);
+        self.note(carried, |error, carried| match carried {
+            Some(carried) => scatter_row(error, place, row, &carried.error[from..from + values.len()]),
+            None => scatter_row(error, place, row, &vec![0.0; values.len()]),
+        });
+    }
+
+    /// Keeps the errors of what is written, if there are any now or were before.
+    fn note(&mut self, new: Option<&Carried>, write: impl FnOnce(&mut [f64], Option<&Carried>)) {
+        if new.is_none() && self.carried.is_none() {
+            return;
+        }
+        let elements = self.data.len();
+        let known =
+            self.carried.get_or_insert_with(|| Carried { error: vec![0.0; elements], through: Vec::new() });
+        write(&mut known.error, new);
+        known.through.extend(new.into_iter().flat_map(|new| &new.through));
+        known.through.sort_unstable();
+        known.through.dedup();
+    }
+}
+
+/// Puts values where a tensor's elements lie, in logical order.
+fn scatter<T: Copy>(data: &mut [T], place: &Place, values: &[T]) {
+    if place.strides == contiguous(place.shape) {
+        data[place.offset..place.offset + values.len()].copy_from_slice(values);
+        return;
+    }
+    let width = place.shape[3].max(1);
+    for (row, values) in rows(place.shape).zip(values.chunks(width)) {
+        scatter_row(data, place, row, values);
+    }
+}
+
+fn scatter_row<T: Copy>(data: &mut [T], place: &Place, row: [usize; 3], values: &[T]) {
+    let (start, stride) = (place.row(row), place.strides[3]);
+    for (i, &value) in values.iter().enumerate() {
+        data[start + i * stride] = value;
+    }
+}
+
+/// Converts a value to what memory of a type holds of it: f16 and bf16 round to nearest, integers towards zero.
+pub fn convert<S: Scalar>(dtype: DType, values: &mut [S]) {
+    match dtype {
+        DType::F16 => values.iter_mut().for_each(|value| *value = to_f16(*value)),
+        DType::BF16 => values.iter_mut().for_each(|value| *value = to_bf16(*value)),
+        DType::I8 | DType::I16 | DType::I32 | DType::I64 => {
+            values.iter_mut().for_each(|value| *value = S::from_f64(value.to_f64().trunc()));
+        }
+        _ => {}
+    }
+}
+
+/// What an error becomes where values are rounded to memory of a type: both values are rounded.
+pub fn convert_error<S: Scalar>(dtype: DType, values: &[S], carried: &mut Carried) {
+    let unit = match dtype {
+        DType::F16 => UNIT_F16,
+        DType::BF16 => UNIT_BF16,
+        _ => return,
+    };
+    for (error, value) in carried.error.iter_mut().zip(values) {
+        if *error > 0.0 {
+            *error += 2.0 * (unit * (value.to_f64().abs() + *error) + SUBNORMAL_F16);
+        }
+    }
+}
+
+/// Whether memory of this type holds one number after the other, so that one can be written.
+pub fn is_plain(dtype: DType) -> bool {
+    dtype.block_len() == 1
+}
