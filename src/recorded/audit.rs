@@ -1,9 +1,10 @@
 //! One recording against exact arithmetic, on the graph that it brings.
 
 use super::entry::{Known, assemble, entries};
-use super::{Foreign, side};
+use super::{Foreign, side, tried};
 use crate::audit::recorded;
 use crate::error::{Error, Result};
+use crate::faults::rewritten::diagnose;
 use crate::report::Report;
 use crate::select::Selection;
 use parity_dump::Dump;
@@ -20,14 +21,15 @@ pub fn audit(dump: &Dump, foreign: &Foreign, selection: &Selection, allow_missin
             .hint(format!("parity inspect {} lists its nodes", dump.path().display())));
     }
     let graphs = foreign.graphs.steps();
-    let findings = recorded::audit(dump, &graphs, &foreign.gguf, &|id| selected.contains(&id))?;
+    let findings = recorded::audit(dump, &graphs, &foreign.gguf, &|id| selected.contains(&id), &diagnose)?;
     let known = selected.iter().map(|&id| Known {
         id,
         comparison: None,
         candidate: findings.nodes.get(&id),
         reference: None,
     });
-    let mut report = assemble(entries(known), &graphs, allow_missing, findings.rows_audited());
+    let mut report =
+        assemble(entries(known), &graphs, &|id| tried(&findings, id), allow_missing, findings.rows_audited());
     report.candidate = side(dump, Some(dump.path().display().to_string()));
     report.notes.extend(interrupted(dump));
     report.notes.push(foreign.note());

@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 
 use super::audit::interrupted;
 use super::entry::{Known, assemble, entries};
-use super::{Foreign, side};
+use super::{Foreign, side, tried};
 use crate::audit::recorded::{self, Findings, Graphs, Labelled, Steps, Tensor};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{self, Comparison, Tolerances};
 use crate::dump::Recording;
 use crate::error::Result;
+use crate::faults::rewritten::diagnose;
 use crate::report::Report;
 use crate::select::Selection;
 use parity_dump::Dump;
@@ -53,7 +54,7 @@ pub fn diff(
     let selected = foreign.selected(selection);
     let wants = |id: Checkpoint| selected.contains(&id);
     let graphs = foreign.graphs.steps();
-    let theirs = recorded::audit(reference, &graphs, &foreign.gguf, &wants)?;
+    let theirs = recorded::audit(reference, &graphs, &foreign.gguf, &wants, &diagnose)?;
     let ours = audit_candidate(sides, foreign, &graphs, &wants)?;
     let comparisons = compare::recordings(candidate, reference, &selected, tolerances);
     let known = selected.iter().zip(&comparisons).map(|(&id, comparison)| Known {
@@ -63,7 +64,7 @@ pub fn diff(
         reference: theirs.nodes.get(&id),
     });
     let audited = ours.rows_audited() + theirs.rows_audited();
-    let mut report = assemble(entries(known), &graphs, allow_missing, audited);
+    let mut report = assemble(entries(known), &graphs, &|id| tried(&ours, id), allow_missing, audited);
     report.tokens = compare::tokens(candidate, reference);
     report.candidate = side(candidate, Some(candidate.path().display().to_string()));
     report.reference = Some(side(reference, Some(reference.path().display().to_string())));
@@ -83,16 +84,23 @@ fn audit_candidate(
     let Sides { candidate, reference } = *sides;
     if !candidate.manifest().graphs.is_empty() {
         let own = Graphs::open(candidate)?;
-        return recorded::audit(candidate, &own.steps(), &foreign.gguf, wants);
+        return recorded::audit(candidate, &own.steps(), &foreign.gguf, wants, &diagnose);
     }
     let positions = |dump: &Dump| -> Vec<Vec<u32>> {
         dump.manifest().steps.iter().map(|step| step.positions.clone()).collect()
     };
     if positions(candidate) == positions(reference) && candidate.tokens() == reference.tokens() {
-        return recorded::audit(&Judged { values: candidate, inputs: reference }, graphs, &foreign.gguf, wants);
+        return recorded::audit(
+            &Judged { values: candidate, inputs: reference },
+            graphs,
+            &foreign.gguf,
+            wants,
+            &diagnose,
+        );
     }
     let mut findings = Findings::default();
-    let ids: BTreeSet<Checkpoint> = Recording::checkpoints(candidate).into_iter().filter(|id| wants(*id)).collect();
+    let ids: BTreeSet<Checkpoint> =
+        Recording::checkpoints(candidate).into_iter().filter(|id| wants(*id)).collect();
     for id in ids {
         findings.at(id).cannot("the graph of its own steps: the sides were computed in different ones");
     }
@@ -106,7 +114,8 @@ fn refuse_other_tokens(report: &mut Report, sides: &Sides<'_>, comparisons: &[Co
     let compared = comparisons.iter().any(|comparison| comparison.numbers.is_some());
     if common < ours.len().max(theirs.len()) && report.verdict == crate::report::Verdict::Parity {
         report.verdict = crate::report::Verdict::Undecided;
-        report.reason = Some(format!("only the {common} tokens that both sides have in common were compared"));
+        report.reason =
+            Some(format!("only the {common} tokens that both sides have in common were compared"));
     } else if !compared && report.verdict == crate::report::Verdict::Parity {
         report.verdict = crate::report::Verdict::Undecided;
         report.reason = Some("nothing was compared".to_owned());

@@ -14,13 +14,13 @@ pub use run::{RunOptions, run};
 
 use std::path::Path;
 
-use crate::audit::recorded::{Finding, Graphs};
+use crate::audit::recorded::{Finding, Findings, Graphs};
 use crate::checkpoint::Checkpoint;
 use crate::dump::Recording;
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::model::{self, Model};
-use crate::report::Side;
+use crate::report::{Side, Tried};
 use crate::select::Selection;
 use parity_dump::Dump;
 
@@ -71,6 +71,11 @@ impl Foreign {
         let whole = selection.is_all();
         all.into_iter().filter(|id| whole || selection.wants(*id, n_layers)).collect()
     }
+}
+
+/// What was tried on a node that no known mistake explains.
+fn tried(findings: &Findings, id: Checkpoint) -> Vec<Tried> {
+    findings.nodes.get(&id).map_or_else(Vec::new, |finding| finding.diagnosis().1.to_vec())
 }
 
 /// Where a recording comes from.

@@ -6,13 +6,14 @@ use parity_dump::Dump;
 use parity_dump::manifest::Producer;
 
 use super::entry::{Known, assemble, entries};
-use super::{Foreign, audit::interrupted, side};
+use super::{Foreign, audit::interrupted, side, tried};
 use crate::arithmetic::Arithmetic;
 use crate::audit::recorded::{self, Arrangement, Finding, Findings, Labelled, Steps};
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::compare::{Accumulator, Comparison, Status, Tolerances, TokenSums};
+use crate::compare::{Accumulator, Comparison, Status, TokenSums, Tolerances};
 use crate::engine::machine::{Conductor, Machine, Node, Number, Unknown, Value, own};
 use crate::error::{Error, Result};
+use crate::faults::rewritten::diagnose;
 use crate::numerics::{Numerics, Products};
 use crate::ops::source::{Data, contiguous};
 use crate::ops::{Args, Check, Source, Strided};
@@ -47,7 +48,7 @@ pub fn run(dump: &Dump, foreign: &Foreign, options: &RunOptions) -> Result<Repor
     };
     let selected = foreign.selected(&options.selection);
     let graphs = foreign.graphs.steps();
-    let theirs = recorded::audit(dump, &graphs, &foreign.gguf, &|id| selected.contains(&id))?;
+    let theirs = recorded::audit(dump, &graphs, &foreign.gguf, &|id| selected.contains(&id), &diagnose)?;
     let ours = match options.numerics.products {
         Products::F64 => execute::<f64>(dump, foreign, &graphs, &selected, options, arithmetic)?,
         _ => execute::<f32>(dump, foreign, &graphs, &selected, options, arithmetic)?,
@@ -59,7 +60,8 @@ pub fn run(dump: &Dump, foreign: &Foreign, options: &RunOptions) -> Result<Repor
         reference: theirs.nodes.get(&id),
     });
     let audited = ours.findings.rows_audited() + theirs.rows_audited();
-    let mut report = assemble(entries(known), &graphs, options.allow_missing, audited);
+    let mut report =
+        assemble(entries(known), &graphs, &|id| tried(&ours.findings, id), options.allow_missing, audited);
     report.tokens = ours.tokens.report();
     report.reference = Some(side(dump, Some(dump.path().display().to_string())));
     report.candidate = side(dump, None);
@@ -161,7 +163,8 @@ impl<S: Number> Conductor<S> for Runner<'_> {
     ) -> Result<Value<S>> {
         let value = own(node, args);
         let labelled = self.labelled;
-        let Some((labelled, id)) = labelled.and_then(|graph| Some((graph, graph.labels.get(node.id).copied()??)))
+        let Some((labelled, id)) =
+            labelled.and_then(|graph| Some((graph, graph.labels.get(node.id).copied()??)))
         else {
             return Ok(value);
         };
@@ -200,7 +203,13 @@ impl<S: Number> Conductor<S> for Runner<'_> {
 
 impl Runner<'_> {
     /// Compares the rows of a node with what was recorded of them.
-    fn compare<S: Number>(&mut self, id: Checkpoint, values: &[S], theirs: &recorded::Tensor, at: &Arrangement) {
+    fn compare<S: Number>(
+        &mut self,
+        id: Checkpoint,
+        values: &[S],
+        theirs: &recorded::Tensor,
+        at: &Arrangement,
+    ) {
         let tolerance = self.options.tolerances.of(id);
         let pair = self.sums.entry(id).or_insert_with(|| Pair {
             sums: Accumulator::new(tolerance),

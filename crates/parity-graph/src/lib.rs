@@ -10,9 +10,6 @@ pub mod params;
 pub mod graph;
 
 pub mod text;
-pub mod rewrite;
-
-pub mod fault;
 
 mod attention;
 pub mod known;

@@ -7,7 +7,7 @@ use super::rows::Arrangement;
 use crate::audit::NodeAudit;
 use crate::audit::local::HEALTHY;
 use crate::checkpoint::Checkpoint;
-use crate::report::LocalError;
+use crate::report::{Diagnosis, LocalError, Tried};
 
 /// A near-tie of a discrete node.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,6 +39,9 @@ pub struct Finding {
     pub explained_nonfinite: u64,
     /// Nodes that were not recorded and computed again for it.
     pub bridged: BTreeSet<Checkpoint>,
+    /// Mistakes that explain it in every step in which rounding does not; `None` where it was never suspicious.
+    diagnosis: Option<Vec<Diagnosis>>,
+    tried: Vec<Tried>,
     squares: [f64; 3],
     over: f64,
     worst: Vec<usize>,
@@ -68,6 +71,29 @@ impl Finding {
             let position = arranged.position(((i * b + j) * c + k) * d);
             NearTie { position, margin: choice.margin, near: choice.near }
         }));
+    }
+
+    /// Adds what a diagnosis says of it in a step: a mistake must explain every step in which it is wrong.
+    pub fn diagnosed(&mut self, (found, tried): (Vec<Diagnosis>, Vec<Tried>)) {
+        let same = |a: &Diagnosis, b: &Diagnosis| a.fault == b.fault && a.text == b.text;
+        let known = self.diagnosis.take();
+        self.diagnosis = Some(match known {
+            None => found,
+            Some(known) => known.into_iter().filter(|a| found.iter().any(|b| same(a, b))).collect(),
+        });
+        if self.tried.is_empty() {
+            self.tried = tried;
+        }
+    }
+
+    /// Whether a diagnosis was tried.
+    pub fn is_diagnosed(&self) -> bool {
+        self.diagnosis.is_some()
+    }
+
+    /// Mistakes that explain it, the likeliest first, and what was tried where there are none.
+    pub fn diagnosis(&self) -> (&[Diagnosis], &[Tried]) {
+        (self.diagnosis.as_deref().unwrap_or_default(), &self.tried)
     }
 
     /// Notes a step in which it could not be judged; the first reason is kept.

@@ -24,6 +24,7 @@ use crate::engine::machine::{Conductor, Machine, Node, Program, Unknown, Value, 
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::ops::Args;
+use crate::report::{Diagnosis, Tried};
 
 pub use found::{Finding, NearTie};
 pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
@@ -68,7 +69,8 @@ impl Labelled {
     /// # Errors
     /// A graph that does not fit together.
     pub fn new(graph: Graph) -> Result<Labelled> {
-        let (labels, axes, leaves) = (label::labels(&graph), axis::token_axes(&graph), label::leaf_names(&graph));
+        let (labels, axes, leaves) =
+            (label::labels(&graph), axis::token_axes(&graph), label::leaf_names(&graph));
         Labelled::of(graph, labels, axes, leaves)
     }
 
@@ -79,7 +81,8 @@ impl Labelled {
         leaves: Vec<Option<String>>,
     ) -> Result<Labelled> {
         let named = graph.tensors.iter().zip(&labels);
-        let names = named.map(|(tensor, label)| label.map_or_else(|| tensor.name.clone(), |id| id.to_string()));
+        let names =
+            named.map(|(tensor, label)| label.map_or_else(|| tensor.name.clone(), |id| id.to_string()));
         let names = names.collect();
         Ok(Labelled { program: Program::new(graph, names)?, labels, axes, leaves })
     }
@@ -119,6 +122,30 @@ impl Labelled {
     }
 }
 
+/// A node that rounding does not explain, and everything that a diagnosis looks at.
+pub struct Suspect<'a> {
+    /// The node.
+    pub node: &'a Node<'a>,
+    /// What it read.
+    pub args: &'a Args<'a, f64>,
+    /// Its recorded values, contiguous in the shape of `args`.
+    pub recorded: &'a [f64],
+    /// See [`Sight`].
+    pub sight: &'a Sight<'a>,
+    /// What was found.
+    pub held: &'a Held,
+    /// The model.
+    pub gguf: &'a Gguf,
+    /// Values of an input leaf.
+    pub leaf: &'a dyn Fn(Id) -> Option<Vec<f64>>,
+}
+
+/// Names the mistakes that explain a node's output, or says what was tried.
+pub type Diagnose<'a> = &'a dyn Fn(&Suspect<'_>) -> (Vec<Diagnosis>, Vec<Tried>);
+
+/// Nodes that are diagnosed: the later ones are mostly the same mistake in other layers.
+const DIAGNOSED_MAX: usize = 8;
+
 /// What an audit of a recording with its graph found.
 #[derive(Debug, Default)]
 pub struct Findings {
@@ -153,11 +180,12 @@ pub fn audit(
     graphs: &[(usize, &Labelled)],
     gguf: &Gguf,
     wants: &dyn Fn(Checkpoint) -> bool,
+    diagnose: Diagnose<'_>,
 ) -> Result<Findings> {
     let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
     let mut findings = Findings { order: order(graphs, wants), nodes: BTreeMap::new() };
     for &(step, labelled) in graphs {
-        let mut auditor = Auditor { step, steps, labelled, wants, findings: &mut findings };
+        let mut auditor = Auditor { step, steps, labelled, wants, gguf, diagnose, findings: &mut findings };
         machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
     }
     Ok(findings)
@@ -195,6 +223,8 @@ struct Auditor<'a> {
     steps: &'a dyn Steps,
     labelled: &'a Labelled,
     wants: &'a dyn Fn(Checkpoint) -> bool,
+    gguf: &'a Gguf,
+    diagnose: Diagnose<'a>,
     findings: &'a mut Findings,
 }
 
@@ -244,6 +274,7 @@ impl Auditor<'_> {
         recorded: &Tensor,
         arranged: &Arrangement,
     ) {
+        let named = self.findings.nodes.values().filter(|finding| finding.is_diagnosed()).count();
         let finding = self.findings.at(checkpoint);
         finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
         let op = &node.program.graph.get(node.id).op;
@@ -253,7 +284,16 @@ impl Auditor<'_> {
             (Ok(args), Some(rule)) => {
                 let looked_at = |element: usize| arranged.is_recorded(element);
                 let sight = Sight { looked_at: &looked_at, carried: &node.carried };
-                judge(rule, args, values, &sight, &hypotheses(op, args))
+                let held = judge(rule, args, values, &sight, &hypotheses(op, args));
+                if let Some(held) = held.as_ref().ok().filter(|held| !held.is_healthy())
+                    && (named < DIAGNOSED_MAX || finding.is_diagnosed())
+                {
+                    let leaf = |id: Id| self.labelled.input(self.steps, self.step, id);
+                    let (recorded, gguf) = (values, self.gguf);
+                    let suspect = Suspect { node, args, recorded, sight: &sight, held, gguf, leaf: &leaf };
+                    finding.diagnosed((self.diagnose)(&suspect));
+                }
+                held
             }
         };
         match held {
