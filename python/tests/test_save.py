@@ -148,5 +148,75 @@ class Save(unittest.TestCase):
         self.assertEqual(reading.manifest(self.out)["rows"], {"logits": [3, 4]})
 
 
+class Merge(unittest.TestCase):
+    """Ranks of a tensor-parallel engine, sliced from a whole dump."""
+
+    SLICED = {"blk.0.q_rope": 1, "blk.0.ffn_up": 1, "logits": 1, "blk.0.attn_probs": 0}
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        random = np.random.default_rng(1)
+        shapes = {"embed": (3, 8), "blk.0.q_rope": (3, 4, 2), "blk.0.k_rope": (3, 2, 2), "blk.0.attn_out": (3, 8),
+                  "blk.0.ffn_up": (3, 12), "blk.0.attn_probs": (4, 3, 3), "logits": (1, 6)}  # fmt: skip
+        self.whole = {name: random.integers(-8, 8, shape).astype(np.float32) for name, shape in shapes.items()}
+
+    def ranks(self, count, **changes):
+        """Folders of `count` ranks: slices, k heads shared by neighbours, summands, and what is on all of them."""
+        out = []
+        for rank in range(count):
+            own = dict(self.whole)
+            for name, axis in self.SLICED.items():
+                own[name] = np.split(own[name], 2, axis)[rank * 2 // count]
+                if count == 4 and name not in ("logits", "blk.0.attn_probs"):
+                    own[name] = np.split(own[name], 2, axis)[rank % 2]
+            own["blk.0.k_rope"] = own["blk.0.k_rope"][:, [rank * 2 // count]]
+            own["blk.0.attn_out"] = own["blk.0.attn_out"] / 2 + (rank - (count - 1) / 2)
+            if count == 4:
+                own = {name: own[name] for name in ("embed", "blk.0.q_rope", "blk.0.k_rope", "blk.0.ffn_up")}
+            out.append(parity_dump.save(own | changes.get(f"rank{rank}", {}), self.folder / f"rank{rank}",
+                                        tokens=TOKENS, producer="tp", numerics="f32"))  # fmt: skip
+        return out
+
+    def test_two_ranks(self):
+        path = parity_dump.merge(self.ranks(2), self.folder / "out")
+        found = reading.manifest(path)
+        self.assertEqual((found["tokens"], found["complete"], found["rows"]), (TOKENS, True, {"logits": [2]}))
+        self.assertEqual((found["producer"]["numerics"], found["provenance"]["ranks"]), ("f32", "2"))
+        tensors = reading.steps(path)[0][1]
+        self.assertEqual(set(tensors), set(self.whole))
+        for name, expected in self.whole.items():
+            np.testing.assert_array_equal(tensors[name][1], expected, name)
+
+    def test_more_ranks_than_key_heads(self):
+        tensors = reading.steps(parity_dump.merge(self.ranks(4), self.folder / "out"))[0][1]
+        for name in ("embed", "blk.0.q_rope", "blk.0.k_rope", "blk.0.ffn_up"):
+            np.testing.assert_array_equal(tensors[name][1], self.whole[name], name)
+
+    def test_what_no_rule_knows(self):
+        own = {f"rank{rank}": {"blk.0.my_node": values(3, 2) + rank} for rank in range(2)}
+        ranks = self.ranks(2, **own)
+        with self.assertRaisesRegex(DumpError, "my_node differs between ranks.*'concat'"):
+            parity_dump.merge(ranks, self.folder / "out")
+        for way, expected in (("sum", values(3, 2) * 2 + 1), ("first", values(3, 2)),
+                              ("concat", np.hstack([values(3, 2), values(3, 2) + 1]))):  # fmt: skip
+            tensors = reading.steps(parity_dump.merge(ranks, self.folder / "out", {"my_node": way}))[0][1]
+            np.testing.assert_array_equal(tensors["blk.0.my_node"][1], expected)
+        with self.assertRaisesRegex(DumpError, "no way to merge"):
+            parity_dump.merge(ranks, self.folder / "out", {"my_node": "mean"})
+
+    def test_ranks_of_different_runs_are_refused(self):
+        one, other = self.ranks(2)
+        parity_dump.save({"embed": values(3, 8)}, other, tokens=[1, 2, 3])
+        with self.assertRaisesRegex(DumpError, "rank1: `tokens` is not that of"):
+            parity_dump.merge([one, other], self.folder / "out")
+        parity_dump.save({"embed": values(3, 8)}, other, tokens=TOKENS)
+        with self.assertRaisesRegex(DumpError, "`rows` is not that of"):
+            parity_dump.merge([one, other], self.folder / "out")
+        with self.assertRaisesRegex(DumpError, "nowhere: expected a dump folder"):
+            parity_dump.merge([one, self.folder / "nowhere"], self.folder / "out")
+
+
 if __name__ == "__main__":
     unittest.main()
