@@ -153,7 +153,8 @@ class Capture:
             self._hook(module, "out", functools.partial(self._fused, index, query, shared, width, biased))
         if self.attention_probs:
             self._hook(attn, "out", functools.partial(self._probs, index))
-        self._wrap_rope(type(attn).forward.__globals__)
+        # Decorators of `forward` (transformers 4) have other globals than the function that calls RoPE.
+        self._wrap_rope(inspect.unwrap(type(attn).forward).__globals__)
 
     def _wrap_rope(self, names):
         plain = names.get("apply_rotary_pos_emb")
@@ -192,8 +193,10 @@ class Capture:
             return
 
         def handler(value, _):
+            # Logits alone, or with the weights and numbers of the chosen experts. Two tensors are something else: what
+            # transformers 4 gives for gpt-oss has the weights where others have the logits.
             parts = value if isinstance(value, tuple) else (value,)
-            for name, part in zip((logits, weights, "ffn_moe_topk"), parts):
+            for name, part in zip((logits, weights, "ffn_moe_topk"), parts if len(parts) != 2 else ()):
                 self._record(f"blk.{index}.{name}", self._rows(part.reshape(*self.shape, part.shape[-1])))
 
         self._hook(module, "out", handler)
