@@ -19,7 +19,7 @@ static void two_steps(parity_dump *dump) {
   /* rows of 4 in a buffer of rows of 10 */
   parity_dump_strided(dump, 0, "attn_out", PARITY_F32, values, 3, 4, 0, 10, 1, 1);
   /* (T, D) = (3, 4) from its transpose */
-  parity_dump_strided(dump, 0, "ffn_out", PARITY_F32, values, 3, 1, 4, 1, 0, 3);
+  parity_dump_strided(dump, 0, "ffn_out", PARITY_F32, values, 3, 4, 0, 1, 3, 1);
   parity_dump_tensor(dump, 0, "attn_probs", PARITY_F32, values, 2, 3, 3);
   parity_dump_rows(dump, last, 1);
   parity_dump_tensor(dump, -1, "logits", PARITY_F32, values + 100, 1, 5, 0);
