@@ -39,18 +39,21 @@ fn skip(variable: &str, why: &str) {
     eprintln!("SKIP: {why}");
 }
 
-/// The C or C++ compiler (`CC`, `CXX`, or the system's), if it runs.
+/// The C or C++ compiler (`CC`, `CXX`, or the system's), if it runs; `None` (said) where it does not.
 fn compiler(cpp: bool) -> Option<PathBuf> {
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let mut build = cc::Build::new();
     build.cpp(cpp).target(&target).host(&target).opt_level(2).cargo_metadata(false);
-    let path = build.try_get_compiler().ok()?.path().to_owned();
-    let runs = Command::new(&path).arg("--version").output().ok()?.status.success();
-    if !(cfg!(target_os = "linux") && runs) {
+    let path = build.try_get_compiler().ok().map(|compiler| compiler.path().to_owned());
+    let runs = |path: &PathBuf| {
+        let version = Command::new(path).arg("--version").output();
+        cfg!(target_os = "linux") && version.is_ok_and(|output| output.status.success())
+    };
+    let found = path.filter(runs);
+    if found.is_none() {
         skip("PARITY_REQUIRE_CXX", "no C and C++ compiler");
-        return None;
     }
-    Some(path)
+    found
 }
 
 fn succeed(command: &mut Command) -> Output {
