@@ -5,6 +5,8 @@
 use std::fmt;
 use std::path::Path;
 
+use crate::text::{printable, printable_lines};
+
 /// The result of everything that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -60,10 +62,10 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.subject, self.message)?;
+        write!(f, "{}: {}", printable(&self.subject), printable_lines(&self.message))?;
         for (label, text) in [("expected", &self.expected), ("found", &self.found), ("hint", &self.hint)] {
             if let Some(text) = text {
-                write!(f, "\n  {:<10}{text}", format!("{label}:"))?;
+                write!(f, "\n  {:<10}{}", format!("{label}:"), printable_lines(text))?;
             }
         }
         Ok(())

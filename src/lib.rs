@@ -6,6 +6,7 @@
 pub mod error;
 pub mod scalar;
 pub mod tensor;
+pub mod text;
 
 pub mod checkpoint;
 pub mod numerics;

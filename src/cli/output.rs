@@ -13,6 +13,7 @@ use crate::references::quoted;
 use crate::report::files::{Folder, timestamp};
 use crate::report::table::Layout;
 use crate::report::{Report, github, json, markdown, table};
+use crate::text::without_commands;
 
 /// How a report is shown and kept.
 #[derive(Args)]
@@ -100,6 +101,7 @@ fn reproduce(checkpoint: Checkpoint) -> String {
 
 /// Writes to standard output; a reader that went away (`| head`) is no error.
 pub fn print(text: &str) -> Result<()> {
+    let text = if github::is_active() { without_commands(text) } else { text.into() };
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),

@@ -8,7 +8,7 @@ use super::progress::Progress;
 use super::shared::{self, AuditArgs, SelectArgs, ToleranceArgs};
 use crate::dump;
 use crate::engine::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::faults::inject::{self, Spec};
 use crate::model::Model;
 use crate::numerics::Numerics;
@@ -87,10 +87,7 @@ impl PromptArgs {
     pub fn text(&self) -> Result<Option<String>> {
         match (&self.prompt, &self.file) {
             (Some(text), _) => Ok(Some(text.clone())),
-            (None, Some(path)) => {
-                let text = std::fs::read_to_string(path);
-                text.map(Some).map_err(|e| Error::file(path, format!("cannot be read as a prompt: {e}")))
-            }
+            (None, Some(path)) => crate::text::read(path, crate::text::TEXT_BYTES_MAX).map(Some),
             (None, None) => Ok(None),
         }
     }

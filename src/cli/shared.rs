@@ -97,9 +97,18 @@ pub fn at_least_one() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..)
 }
 
+/// More threads than this for each core only wait for one another.
+const THREADS_PER_CORE_MAX: usize = 64;
+
 /// Uses so many threads for everything.
 pub fn set_threads(threads: Option<usize>) -> Result<()> {
     let Some(threads) = threads else { return Ok(()) };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if !(threads <= THREADS_PER_CORE_MAX * cores) {
+        return Err(Error::new("--threads", "more threads than this machine has a use for")
+            .expected(format!("at most {}", THREADS_PER_CORE_MAX * cores))
+            .found(threads));
+    }
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
     pool.build_global().map_err(|e| Error::new("--threads", e))
 }

@@ -13,6 +13,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::report::Report;
 use crate::report::diff::{FACTOR, FACTOR_KL, FLOOR_DISTANCE, FLOOR_KL, FLOOR_OWN, ratio};
+use crate::text;
 
 /// Name and version of the format.
 pub const SCHEMA: &str = "parity-baseline/1";
@@ -85,8 +86,7 @@ impl Baseline {
         if !path.exists() {
             return Ok(Baseline { schema: SCHEMA.to_owned(), cases: BTreeMap::new() });
         }
-        let text =
-            std::fs::read_to_string(path).map_err(|e| Error::file(path, format!("cannot be read: {e}")))?;
+        let text = text::read(path, text::TEXT_BYTES_MAX)?;
         let baseline: Baseline =
             serde_json::from_str(&text).map_err(|e| Error::file(path, format!("is no baseline: {e}")))?;
         if baseline.schema != SCHEMA {

@@ -124,7 +124,7 @@ pub fn read(text: &str, folder: &Path) -> Result<Cases> {
     for path in &file.include {
         let path = folder.join(path);
         let inside = |e: String| format!("{}: {e}", path.display());
-        let text = std::fs::read_to_string(&path).map_err(|e| inside(format!("cannot be read: {e}")))?;
+        let text = crate::text::read(&path, crate::text::TEXT_BYTES_MAX).map_err(|e| e.to_string())?;
         let inner: File = toml::from_str(&text).map_err(|e| inside(e.to_string()))?;
         // One level, so that nothing includes itself.
         if !inner.include.is_empty() {
@@ -222,7 +222,10 @@ impl Definition {
             expect,
             waivers: self.waive.iter().map(WaiverRule::read).collect::<Result<_>>()?,
             allow: self.allow.clone(),
-            retries: self.retries,
+            retries: match self.retries {
+                retries @ 0..=RETRIES_MAX => retries,
+                retries => return Err(format!("retries = {retries}: at most {RETRIES_MAX}")),
+            },
         })
     }
 
@@ -259,6 +262,9 @@ fn axis<T: ToString>(
     Ok(all)
 }
 
+/// A case that fails so often fails.
+const RETRIES_MAX: u32 = 100;
+
 impl Prompt {
     fn read(&self, folder: &Path) -> Result<Input> {
         match self {
@@ -266,8 +272,8 @@ impl Prompt {
             Prompt::Tokens { tokens } => Ok(Input::Tokens(tokens.clone())),
             Prompt::File { file } => {
                 let path = folder.join(file);
-                let text = std::fs::read_to_string(&path);
-                text.map(Input::Prompt).map_err(|e| format!("{}: cannot be read: {e}", path.display()))
+                let text = crate::text::read(&path, crate::text::TEXT_BYTES_MAX);
+                text.map(Input::Prompt).map_err(|e| e.to_string())
             }
         }
     }

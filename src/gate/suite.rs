@@ -15,6 +15,7 @@ use crate::faults::inject::Spec;
 use crate::numerics::Numerics;
 use crate::report::Verdict;
 use crate::select::Selection;
+use crate::text;
 
 /// A suite, its cases spelt out.
 pub struct Suite {
@@ -102,8 +103,7 @@ impl Suite {
     /// Reads a suite; its paths are relative to its folder, and may begin with `$NAME/` for a folder that the
     /// environment names.
     pub fn read(path: &Path) -> Result<Suite> {
-        let text =
-            std::fs::read_to_string(path).map_err(|e| Error::file(path, format!("cannot be read: {e}")))?;
+        let text = text::read(path, text::TEXT_BYTES_MAX)?;
         let folder = path.parent().unwrap_or(Path::new("."));
         Suite::parse(&text, folder).map_err(|e| Error::file(path, e).hint("docs/ci.md describes suites"))
     }

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::words::{self, number_or_dash};
 use super::{Entry, Report, Verdict};
+use crate::text::printable_lines;
 
 /// Rows of the table that are shown; the CSV has them all.
 const ROWS: usize = 20;
@@ -74,7 +75,7 @@ fn faults(report: &Report, out: &mut String) {
 /// Text that Markdown takes literally, on one line.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    for c in printable_lines(text).chars() {
         match c {
             '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' | '|' | '#' | '~' => {
                 out.push('\\');

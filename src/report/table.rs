@@ -4,6 +4,7 @@ use comfy_table::{Cell, Color, Table};
 
 use super::words::{self, number, number_or_dash};
 use super::{CheckpointVerdict, Entry, Report, TokenReport, Verdict};
+use crate::text::printable;
 
 /// Narrowest layout; a narrower terminal wraps lines itself.
 const NARROWEST: usize = 40;
@@ -302,7 +303,8 @@ fn coverage_line(report: &Report) -> String {
 /// Wraps `text` behind `label`, later lines indented to it.
 fn hang(label: &str, text: &str, width: usize, out: &mut Vec<String>) {
     let indent = label.chars().count();
-    for (i, line) in words::wrap(text, width.saturating_sub(indent).max(16)).into_iter().enumerate() {
+    let text = printable(text);
+    for (i, line) in words::wrap(&text, width.saturating_sub(indent).max(16)).into_iter().enumerate() {
         out.push(if i == 0 { format!("{label}{line}") } else { format!("{:indent$}{line}", "") });
     }
 }

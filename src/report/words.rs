@@ -2,6 +2,7 @@
 
 use super::{CheckpointVerdict, Entry, Report, Side, Verdict};
 use crate::checkpoint::Checkpoint;
+use crate::text::printable;
 
 impl Verdict {
     /// As it is spelt in `report.json`.
@@ -235,8 +236,8 @@ pub fn model(side: &Side) -> String {
     let model = &side.model;
     let name = model.file.as_deref().or(model.name.as_deref()).unwrap_or("unnamed model");
     match &model.architecture {
-        Some(architecture) => format!("{name} ({architecture})"),
-        None => name.to_owned(),
+        Some(architecture) => printable(&format!("{name} ({architecture})")).into_owned(),
+        None => printable(name).into_owned(),
     }
 }
 
@@ -247,8 +248,8 @@ pub fn producer(side: &Side) -> String {
     words.extend([&producer.version, &producer.backend].into_iter().flatten().map(String::as_str));
     let words = words.join(" ");
     match &producer.numerics {
-        Some(numerics) => format!("{words}, {numerics}"),
-        None => words,
+        Some(numerics) => printable(&format!("{words}, {numerics}")).into_owned(),
+        None => printable(&words).into_owned(),
     }
 }
 

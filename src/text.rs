@@ -1,0 +1,111 @@
+//! Text that comes from files and goes to people: read within limits, and shown so that it can only be read.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// Whether a character moves the cursor, changes colours, hides or reorders text: C0 and C1 controls, line and
+/// paragraph separators, marks of writing direction.
+fn is_hidden(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Foreign text on one line: what would not be read but obeyed is spelt out, `\u{1b}` for an escape.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_hidden) {
+        return Cow::Borrowed(text);
+    }
+    let spelt = |c: char| if is_hidden(c) { c.escape_default().to_string() } else { c.to_string() };
+    Cow::Owned(text.chars().map(spelt).collect())
+}
+
+/// Foreign text of several lines: as [`printable`], but for the ends of lines.
+pub fn printable_lines(text: &str) -> Cow<'_, str> {
+    if !text.contains(|c| is_hidden(c) && c != '\n') {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(text.split('\n').map(printable).collect::<Vec<_>>().join("\n"))
+}
+
+/// What GitHub Actions would take for a command of ours at the start of a line.
+const COMMANDS: [&str; 2] = ["::", "##["];
+
+/// Output whose lines are no commands to GitHub Actions' runner, whatever a file made them say: those that would be
+/// begin with a bar.
+pub fn without_commands(text: &str) -> Cow<'_, str> {
+    let is_command = |line: &str| COMMANDS.iter().any(|command| line.trim_start().starts_with(command));
+    if !text.lines().any(is_command) {
+        return Cow::Borrowed(text);
+    }
+    let lines = text
+        .split_inclusive('\n')
+        .map(|line| if is_command(line) { format!("| {line}") } else { line.to_owned() });
+    Cow::Owned(lines.collect())
+}
+
+/// Bytes of a text that a person or a program of theirs wrote: prompts, suites, maps of names, tolerances.
+pub const TEXT_BYTES_MAX: u64 = 64 << 20;
+
+/// Reads a text file of at most `limit` bytes. Devices and pipes have no end that could be waited for.
+///
+/// # Errors
+/// No regular file, too many bytes, no UTF-8, or the system's.
+pub fn read(path: &Path, limit: u64) -> Result<String> {
+    let failed = |e: std::io::Error| Error::file(path, format!("cannot be read: {e}"));
+    let meta = std::fs::metadata(path).map_err(failed)?;
+    if !meta.is_file() {
+        return Err(Error::file(path, "cannot be read")
+            .expected("a regular file")
+            .found("something else")
+            .hint("a text from a pipe can be written to a file first"));
+    }
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(limit.saturating_add(1)).read_to_end(&mut bytes))
+        .map_err(failed)?;
+    if !(bytes.len() as u64 <= limit) {
+        return Err(Error::file(path, "is too large for a text that is read at once")
+            .expected(format!("at most {limit} bytes"))
+            .found(format!("{} bytes", meta.len().max(bytes.len() as u64))));
+    }
+    String::from_utf8(bytes).map_err(|e| {
+        Error::file(path, "is no text")
+            .expected("UTF-8")
+            .found(format!("another byte at {}", e.utf8_error().valid_up_to()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_be_obeyed_is_spelt_out() {
+        assert_eq!(printable("qwen2 · 4 layers"), "qwen2 · 4 layers");
+        assert_eq!(printable("\u{1b}[31mred\u{7}\n::error::x"), r"\u{1b}[31mred\u{7}\n::error::x");
+        assert_eq!(printable("a\u{9b}31m\u{202e}b"), r"a\u{9b}31m\u{202e}b");
+        assert_eq!(printable_lines("a\r\nb"), "a\\r\nb");
+    }
+
+    #[test]
+    fn no_line_is_a_command_to_a_runner() {
+        assert_eq!(without_commands("a\nb ::c\n"), "a\nb ::c\n");
+        assert_eq!(without_commands("a\n ::error::x\n##[set-env]y"), "a\n|  ::error::x\n| ##[set-env]y");
+    }
+
+    #[test]
+    fn only_regular_files_within_the_limit_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("text");
+        std::fs::write(&path, "1234").unwrap();
+        assert_eq!(read(&path, 4).unwrap(), "1234");
+        assert!(read(&path, 3).is_err());
+        assert!(read(Path::new("/dev/zero"), 4).is_err());
+        assert!(read(dir.path(), 4).is_err());
+        std::fs::write(&path, [0xff, 0xfe]).unwrap();
+        assert!(read(&path, 4).is_err());
+    }
+}
