@@ -1,4 +1,4 @@
-//! `parity run`: the instrumented engine on a prompt, held against llama.cpp.
+//! `parity run`: the instrumented engine on a prompt, compared with llama.cpp.
 
 use std::path::PathBuf;
 
@@ -9,9 +9,9 @@ use super::shared::{self, AuditArgs, SelectArgs, ToleranceArgs};
 use crate::engine::device::Device;
 use crate::error::{Error, Result};
 use crate::faults::inject::{self, Spec};
+use crate::jobs::run::{RunOptions, run};
 use crate::model::Model;
 use crate::numerics::Numerics;
-use crate::run::{RunOptions, run};
 use crate::tokenizer::Tokenizer;
 
 /// Flags of `parity run`.
