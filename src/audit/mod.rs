@@ -52,6 +52,9 @@ pub struct Options<'a> {
     pub isolated: bool,
 }
 
+/// What was found at a node, or what the recording would need.
+type Found = std::result::Result<NodeAudit, Missing>;
+
 /// One recording against exact arithmetic.
 #[derive(Clone, Debug)]
 pub struct Audit {
@@ -73,14 +76,13 @@ pub struct Audit {
     /// NaN and Inf, in all rows of what was recorded.
     pub unfinite: BTreeMap<Checkpoint, UnfiniteRows>,
     /// What was found at each node that the recording has the output of.
-    pub nodes: BTreeMap<Checkpoint, std::result::Result<NodeAudit, Missing>>,
+    pub nodes: BTreeMap<Checkpoint, Found>,
 }
 
 impl Audit {
     /// Nodes whose error is more than rounding, in execution order.
     pub fn origins(&self) -> impl Iterator<Item = Checkpoint> + '_ {
-        let faulty =
-            |node: &std::result::Result<NodeAudit, Missing>| node.as_ref().is_ok_and(|n| !n.is_healthy());
+        let faulty = |node: &Found| node.as_ref().is_ok_and(|n| !n.is_healthy());
         self.nodes.iter().filter(move |(_, node)| faulty(node)).map(|(checkpoint, _)| *checkpoint)
     }
 
@@ -169,16 +171,24 @@ pub fn audit(
     }
     let mut budgets = audit_nodes(&mut sides, gguf, graph, options)?;
     // Values of a narrow type may be those that the engine went on with, or have been rounded when they were recorded,
-    // whatever is declared: the sharper reading counts where it explains all nodes but one.
-    let mut coarse = false;
+    // whatever is declared: the sharper reading counts unless the other explains most of what it leaves.
+    let mut sharp: Vec<Option<BTreeMap<Checkpoint, Found>>> = Vec::new();
     for side in &mut sides {
-        if side.stored_unit > 0.0 && side.audit.origins().nth(1).is_some() {
-            side.audit.recorded_unit = side.stored_unit;
-            coarse = true;
-        }
+        let open = side.stored_unit > 0.0 && side.audit.origins().nth(1).is_some();
+        sharp.push(open.then(|| side.audit.nodes.clone()));
+        side.audit.recorded_unit = if open { side.stored_unit } else { 0.0 };
     }
-    if coarse {
+    if sharp.iter().any(Option::is_some) {
         budgets = audit_nodes(&mut sides, gguf, graph, options)?;
+    }
+    let faulty = |nodes: &BTreeMap<Checkpoint, Found>| {
+        nodes.values().filter(|node| node.as_ref().is_ok_and(|node| !node.is_healthy())).count()
+    };
+    for (side, sharp) in sides.iter_mut().zip(sharp) {
+        if let Some(sharp) = sharp.filter(|sharp| 2 * faulty(&side.audit.nodes) > faulty(sharp)) {
+            side.audit.nodes = sharp;
+            side.audit.recorded_unit = 0.0;
+        }
     }
     for side in &mut sides {
         side.screen(gguf, graph, options)?;
@@ -219,7 +229,7 @@ const NODES_AT_ONCE: usize = 4;
 #[derive(Default)]
 struct NodeFindings {
     /// By side; `None` where the output was not recorded.
-    sides: Vec<Option<std::result::Result<NodeAudit, Missing>>>,
+    sides: Vec<Option<Found>>,
     budget: Option<Budget>,
 }
 
