@@ -37,21 +37,19 @@ pub mod audit;
 
 pub mod faults;
 
-pub mod compare;
-
 pub mod select;
+
+pub mod compare;
 
 pub mod references;
 
-pub mod findings;
-
-pub mod evidence;
+pub mod verdict;
 
 pub mod sensitivity;
 
 pub mod recorded;
 
-pub mod run;
+pub mod jobs;
 
 pub mod gate;
 

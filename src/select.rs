@@ -2,10 +2,37 @@
 
 use std::str::FromStr;
 
-use globset::{Glob, GlobSet, GlobSetBuilder};
+use globset::{Glob, GlobMatcher, GlobSet, GlobSetBuilder};
 
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::{Error, Result};
+
+/// A pattern of ids, given as `subject` (a flag, a file, a key).
+///
+/// # Errors
+/// Names the pattern where it is none.
+pub fn pattern(subject: &str, glob: &str) -> Result<GlobMatcher> {
+    parsed(subject, glob).map(|glob| glob.compile_matcher())
+}
+
+/// Several patterns, one of which has to match.
+///
+/// # Errors
+/// As [`pattern`].
+pub fn patterns(subject: &str, globs: &[String]) -> Result<GlobSet> {
+    let mut set = GlobSetBuilder::new();
+    for glob in globs {
+        set.add(parsed(subject, glob)?);
+    }
+    set.build().map_err(|e| Error::new(subject, e))
+}
+
+fn parsed(subject: &str, glob: &str) -> Result<Glob> {
+    Glob::new(glob).map_err(|e| {
+        Error::new(subject, format!("`{glob}` is no pattern: {e}"))
+            .expected("an id or a pattern such as 'blk.*.q_rope'")
+    })
+}
 
 /// Layers `first` to `last`, both included: `3`, `0..3`, `0-3`, `5..` (to the end).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,14 +69,7 @@ pub struct Selection {
 impl Selection {
     /// The selection of `--layer` and `--checkpoint` (several allowed).
     pub fn new(layers: Option<Layers>, globs: &[String]) -> Result<Selection> {
-        let mut set = GlobSetBuilder::new();
-        for glob in globs {
-            set.add(Glob::new(glob).map_err(|e| {
-                Error::new("--checkpoint", format!("`{glob}` is no pattern: {e}"))
-                    .expected("a checkpoint id or a pattern such as 'blk.*.q_rope'")
-            })?);
-        }
-        let set = set.build().map_err(|e| Error::new("--checkpoint", e))?;
+        let set = patterns("--checkpoint", globs)?;
         Ok(Selection { layers, globs: (!globs.is_empty()).then_some(set) })
     }
 

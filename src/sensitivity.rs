@@ -2,7 +2,7 @@
 
 use crate::audit::case::{Case, gather};
 use crate::audit::local::HEALTHY;
-use crate::audit::{Context, declared, rows};
+use crate::audit::{Context, declared, graph_of, rows};
 use crate::checkpoint::Checkpoint;
 use crate::dump::Recording;
 use crate::error::Result;
@@ -32,8 +32,7 @@ pub fn measure(
     positions.sort_unstable();
     positions.dedup();
     let declared = declared::of(recording, &positions);
-    let recorded = recording.checkpoints();
-    let graph = model.graph.fused(|checkpoint| recorded.contains(&checkpoint));
+    let graph = graph_of(&model.graph, recording, wants);
     let context = Context {
         gguf: &model.gguf,
         graph: &graph,

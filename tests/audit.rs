@@ -113,7 +113,12 @@ fn one_flipped_bit_in_the_reference_is_not_blamed_on_the_candidate() {
     let reference = Dump::open(folder.path()).unwrap();
     let audits = audit_both(&model, &[&candidate, &reference]);
     assert_eq!(origins(&audits.sides[0]), Vec::<String>::new());
-    assert_eq!(origins(&audits.sides[1]), ["blk.1.ffn_up", "blk.1.ffn_act"]);
+    assert_eq!(
+        origins(&audits.sides[1]),
+        ["blk.1.ffn_up"],
+        "what reads it was computed from the right value"
+    );
+    assert_eq!(audits.sides[1].contradicted[&checkpoint].to_string(), "blk.1.ffn_act");
     let node = audits.sides[1].nodes[&checkpoint].as_ref().unwrap();
     assert_eq!(node.columns_beyond, [3]);
     assert_eq!(node.rows_beyond.len(), 1);

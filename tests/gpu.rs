@@ -10,10 +10,10 @@ use parity::engine::device::Device;
 use parity::engine::{Batch, Engine, Probe, Values};
 use parity::error::Result;
 use parity::faults::inject::plant;
+use parity::jobs::run::{RunOptions, run};
 use parity::model::Model;
 use parity::model::graph::{Graph, Op};
 use parity::report::{CheckpointVerdict, Report, Verdict};
-use parity::run::{RunOptions, run};
 use parity::select::Selection;
 
 const NUMERICS: [&str; 3] = ["f32", "f32 kv=f16", "f16"];

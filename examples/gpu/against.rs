@@ -10,10 +10,10 @@ use parity::dump::{self, Recording};
 use parity::engine::cpu::CpuEngine;
 use parity::engine::device::Device;
 use parity::engine::{Batch, Engine};
+use parity::jobs::run::{RunOptions, run};
 use parity::model::Model;
 use parity::numerics::Numerics;
 use parity::report::{CheckpointVerdict, Report};
-use parity::run::{RunOptions, run};
 use parity_dump::Dump;
 use serde_json::{Value, json};
 

@@ -9,10 +9,9 @@ use parity::compare::{self, Accumulator, Tolerances};
 use parity::dump::{Kept, Recording};
 use parity::engine::cuda::CudaEngine;
 use parity::engine::{Asked, Batch, Engine, Probe, RowStats, Values};
-use parity::evidence;
-use parity::findings::{self, Parts};
 use parity::model::Model;
 use parity::report::{Report, Verdict};
+use parity::verdict::{self, Parts};
 use serde_json::{Value, json};
 
 use crate::common::{
@@ -99,12 +98,12 @@ fn against(model: &Model, decode: &Kept, prefill: &Kept) -> Result<Report, Box<d
     let options = audit::Options { positions: &positions, wants: &|_| true, isolated: false };
     let sides: [&dyn Recording; 2] = [decode, prefill];
     let audits = audit(&sides, &model.gguf, &model.graph, &options)?;
-    Ok(findings::assemble(Parts {
-        judgement: evidence::weigh(model, &sides, &comparisons, Some(&audits))?,
+    Ok(verdict::assemble(Parts {
+        judgement: verdict::judge(model, &sides, &comparisons, Some(&audits))?,
         comparisons,
         tokens: compare::tokens(decode, prefill),
-        candidate: findings::side(decode, None),
-        reference: Some(findings::side(prefill, None)),
+        candidate: verdict::side(decode, None),
+        reference: Some(verdict::side(prefill, None)),
         ..Parts::default()
     }))
 }

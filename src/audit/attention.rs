@@ -161,7 +161,7 @@ impl Head<'_> {
         let last = NORMALISE_ROUNDINGS * self.units.accumulator + self.units.storage;
         let total = |d: usize| {
             let summed = factor * (f64::sqrt(terms[d]) + 2.0 * f64::abs(out[d]));
-            let rounded = last * f64::abs(out[d]) + self.units.subnormal;
+            let rounded = last * f64::abs(out[d]) + self.units.subnormal + TINY_F32;
             spread[d] + summed + CONFIDENCE * f64::sqrt(square[d]) + rounded
         };
         (0..width).map(total).collect()

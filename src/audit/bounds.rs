@@ -67,8 +67,10 @@ pub fn storage_unit(storage: Storage) -> f64 {
 /// columns: the sums so far wander as far as the terms in quadrature, and on to the output.
 pub fn linear(units: &Units, inner: usize, terms: &Matrix<f64>, exact: &Matrix<f64>) -> Matrix<f64> {
     let factor = accumulation(inner, units.accumulator);
+    // Each term may have been flushed to zero.
+    let tiny = (inner as f64).sqrt() * TINY_F32;
     zip(terms, exact, |terms, exact| {
-        factor * (terms + exact.abs()) + units.storage * exact.abs() + units.subnormal
+        factor * (terms + exact.abs()) + units.storage * exact.abs() + units.subnormal + tiny
     })
 }
 
@@ -88,14 +90,16 @@ pub fn embed(units: &Units, exact: &Matrix<f64>, blocks: bool) -> Matrix<f64> {
 /// x + b: one rounding of the result; the magnitudes cover engines that add the bias into a product.
 pub fn sum(units: &Units, a: View<'_, f64>, out: &Matrix<f64>) -> Matrix<f64> {
     let unit = units.operation(1.0);
-    let terms = |a: f64, out: f64| unit * (a.abs() + (out - a).abs()) + units.subnormal;
+    let terms = |a: f64, out: f64| unit * (a.abs() + (out - a).abs()) + units.subnormal + TINY_F32;
     Matrix::new(out.rows, out.cols, a.data.iter().zip(&out.data).map(|(&a, &out)| terms(a, out)).collect())
 }
 
-/// RMS norm over `width` columns: every output is relative to itself.
-pub fn norm(units: &Units, width: usize, out: &Matrix<f64>) -> Matrix<f64> {
+/// RMS norm over `width` columns: every output is relative to itself; inputs too small for f32 may be flushed to zero.
+pub fn norm(units: &Units, width: usize, x: View<'_, f64>, out: &Matrix<f64>) -> Matrix<f64> {
     let factor = accumulation(width, units.accumulator) / 2.0 + units.operation(NORM_ROUNDINGS);
-    map(out, |out| factor * out.abs() + units.subnormal)
+    let flushed = |x: f64, out: f64| if x == 0.0 { TINY_F32 } else { TINY_F32 * (1.0 + (out / x).abs()) };
+    let bound = |x: f64, out: f64| factor * out.abs() + units.subnormal + flushed(x, out);
+    Matrix::new(out.rows, out.cols, x.data.iter().zip(&out.data).map(|(&x, &out)| bound(x, out)).collect())
 }
 
 /// silu(gate)·up: relative to the output but for the exponential, whose share is that of e^-x in 1 + e^-x.
@@ -125,7 +129,7 @@ pub fn rope(units: &Units, rope: &Rope, freqs: &[f64], rows: Rows<'_>, x: View<'
         for (out, x) in heads {
             for (i, factor) in factors.iter().enumerate() {
                 let (first, second) = columns(rope.pairing, i, rates.len());
-                let bound = factor * (x[first].abs() + x[second].abs()) + units.subnormal;
+                let bound = factor * (x[first].abs() + x[second].abs()) + units.subnormal + TINY_F32;
                 (out[first], out[second]) = (bound, bound);
             }
         }

@@ -30,15 +30,16 @@ pub fn input(
         let bound = (unit > 0.0).then(|| bounds::map(&value, |x| unit * x.abs()));
         return Ok(Ok(Input { value, bound, independent: true }));
     }
-    let spans_attention =
-        matches!(node.op, Op::Attention(_) | Op::Scores(_) | Op::Softmax(_) | Op::Context(_));
+    let spans_attention = matches!(node.op, Op::Attention(_) | Op::Softmax(_) | Op::Context(_));
     if spans_attention || bridged.len() >= BRIDGED_MAX {
         return Ok(Err(Missing(format!("{checkpoint} at {}", spell(positions)))));
     }
     bridged.push(checkpoint);
     let mut inputs = Vec::with_capacity(node.inputs.len());
-    for &from in &node.inputs {
-        match input(context, from, positions, cached, bridged)? {
+    let all: Vec<u32> = (0..cached).collect();
+    for (index, &from) in node.inputs.iter().enumerate() {
+        let wanted = if node.op.reads_cache(index) { &all } else { positions };
+        match input(context, from, wanted, cached, bridged)? {
             Ok(input) => inputs.push(input),
             Err(missing) => return Ok(Err(missing)),
         }
@@ -62,8 +63,8 @@ pub fn input(
     Ok(input.ok_or(Missing(checkpoint.to_string())))
 }
 
-/// What a bound of the inputs becomes at the output of an op that treats rows alone, to first order.
-pub fn carried(case: &Case, exact: &Matrix<f64>) -> Option<Matrix<f64>> {
+/// What a bound of the inputs becomes at the output of an op but for matmuls and whole attention, to first order.
+pub fn carried(context: &Context<'_>, case: &Case, exact: &Matrix<f64>) -> Option<Matrix<f64>> {
     let bound = |index: usize| case.inputs.get(index).and_then(|input| input.bound.as_ref());
     if (0..case.inputs.len()).all(|index| bound(index).is_none()) {
         return None;
@@ -82,9 +83,38 @@ pub fn carried(case: &Case, exact: &Matrix<f64>) -> Option<Matrix<f64>> {
             let up = bounds::zip(&own(1), x(0), |error, gate| error * gate.abs());
             bounds::zip(&gate, &up, |a, b| a + b)
         }
-        // Products and attention have it in their own bounds; the embedding has no input.
+        Op::Scores(_) | Op::Context(_) => return through_heads(context, case, &[own(0), own(1)]),
+        Op::Softmax(op) => through_softmax(op.heads, op.scale, &own(0), exact),
+        // Matmuls and whole attention have it in their own bounds; the embedding has no input.
         _ => return None,
     })
+}
+
+/// Scores and context are linear in both inputs: what errors of one of them meet of the other.
+fn through_heads(context: &Context<'_>, case: &Case, own: &[Matrix<f64>; 2]) -> Option<Matrix<f64>> {
+    let size: Vec<Matrix<f64>> =
+        case.inputs.iter().map(|input| bounds::map(&input.value, f64::abs)).collect();
+    let met = |a: &Matrix<f64>, b: &Matrix<f64>| {
+        let values = [a.view(), b.view()];
+        let inputs = crate::dense::Inputs { rows: case.rows(), values: &values };
+        crate::dense::execute(&case.node, context.gguf, inputs, &judge::PLAIN).ok()
+    };
+    let [first, second] = [met(&own[0], &size[1])?, met(&size[0], &own[1])?];
+    Some(bounds::zip(&first, &second, |a, b| a + b))
+}
+
+/// p = softmax(scale·z): an error e of a score moves its probability by p·e, and all of them by p·Σ p·e.
+fn through_softmax(heads: usize, scale: f64, own: &Matrix<f64>, p: &Matrix<f64>) -> Matrix<f64> {
+    let mut out = Matrix::zeros(p.rows, p.cols);
+    let cached = (p.cols / heads.max(1)).max(1);
+    let of_heads = out.data.chunks_exact_mut(cached).zip(own.data.chunks_exact(cached));
+    for ((out, own), p) in of_heads.zip(p.data.chunks_exact(cached)) {
+        let common: f64 = own.iter().zip(p).map(|(e, p)| scale * e * p).sum();
+        for ((out, e), p) in out.iter_mut().zip(own).zip(p) {
+            *out = (scale * e + common) * p;
+        }
+    }
+    out
 }
 
 /// The largest |silu'|: silu'(x) = σ(x)·(1 + x·(1 - σ(x))) has its maximum, 1.09984, at x = 2.3994.

@@ -1,4 +1,5 @@
-//! The arithmetic that a recording is judged by: as its producer declares it, else as its data show it.
+//! The arithmetic that a recording is judged by: as its producer declares it, else as its data show it. The name of a
+//! file or of a producer decides nothing.
 
 use half::{bf16, f16};
 
@@ -25,14 +26,7 @@ pub fn of(recording: &dyn Recording, positions: &[u32]) -> Declared {
     if let Some(Ok(numerics)) = producer.numerics.as_deref().map(str::parse::<Numerics>) {
         return declared(numerics, stored);
     }
-    let name = producer.name.to_ascii_lowercase();
-    let on_cpu = producer.backend.as_deref().is_none_or(|backend| backend.eq_ignore_ascii_case("cpu"));
     let numerics = match stored {
-        _ if name.contains("llama") && on_cpu => {
-            let scores =
-                recording.checkpoints().iter().any(|checkpoint| checkpoint.kind() == Kind::AttnScores);
-            Numerics { products: Products::LlamaCpu, kv: Storage::F16, flash: !scores, storage: stored }
-        }
         Storage::F32 => Numerics::default(),
         Storage::F16 => Numerics { products: Products::F16, storage: stored, kv: stored, flash: false },
         Storage::Bf16 => Numerics { products: Products::Bf16, storage: stored, kv: stored, flash: false },
@@ -58,7 +52,7 @@ fn unit_beyond_f32(stored: Storage) -> f64 {
 /// A declaration, corrected where the data are coarser than it says.
 fn declared(numerics: Numerics, stored: Storage) -> Declared {
     if numerics.storage != Storage::F32 || stored == Storage::F32 {
-        return Declared { numerics, inferred: None, recorded_unit: 0.0 };
+        return Declared { numerics, inferred: None, recorded_unit: unit_beyond_f32(stored) };
     }
     let judged = Numerics { storage: stored, ..numerics };
     let inferred = format!(

@@ -42,7 +42,7 @@ pub fn explain(context: &Context<'_>, case: &Case) -> Result<Vec<Explained>> {
         _ => vec![elementwise(context, case, &units)?],
     };
     if let Some(first) = explained.first_mut()
-        && let Some(carried) = bridge::carried(case, &first.exact)
+        && let Some(carried) = bridge::carried(context, case, &first.exact)
     {
         first.bound = bounds::zip(&first.bound, &carried, |a, b| a + b);
     }
@@ -62,7 +62,7 @@ fn elementwise(context: &Context<'_>, case: &Case, units: &Units) -> Result<Expl
             let dtype = Weight::find(context.gguf, table)?.dtype();
             bounds::embed(units, &exact, !matches!(dtype, DType::F32 | DType::F16 | DType::BF16))
         }
-        Op::Norm(norm) => bounds::norm(units, norm.width, &exact),
+        Op::Norm(norm) => bounds::norm(units, norm.width, x(0), &exact),
         Op::Bias { bias: None, .. } => bounds::map(&exact, |_| 0.0),
         Op::Bias { .. } | Op::Add { .. } => bounds::sum(units, x(0), &exact),
         Op::Glu(_) => bounds::glu(units, x(0), x(1), &exact),
@@ -227,6 +227,11 @@ impl Pending {
             }
         }
     }
+}
+
+/// Half a rounding step of each activation that meets a weight of this type, where none is followed.
+pub fn half_steps_unfollowed(products: Products, dtype: DType, x: &Matrix<f64>) -> Option<Matrix<f64>> {
+    unfollowed_steps(products, dtype, Rounding::of(products, dtype), Rounding::None, x)
 }
 
 /// Half a rounding step of each activation whose declared rounding is not followed value by value.

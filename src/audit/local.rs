@@ -28,6 +28,12 @@ impl NodeAudit {
     pub fn is_healthy(&self) -> bool {
         self.nonfinite_inputs || self.local.over_bound <= HEALTHY
     }
+
+    /// What rounding at this node explains of a distance, relative to its output.
+    pub fn band(&self) -> f64 {
+        // Where no bound could be taken of it, nothing is explained.
+        self.local.bound_rel_l2.unwrap_or(0.0) + self.local.from_exact()
+    }
 }
 
 /// Judges a case by the explanation that fits best: the declared arithmetic may be one of several.

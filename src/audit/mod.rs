@@ -13,21 +13,24 @@ pub mod declared;
 pub mod judge;
 mod linear;
 pub mod local;
+mod masked;
 pub mod recorded;
 pub mod rows;
 mod screen;
-pub mod verdict;
+mod screen_attention;
+mod side;
+mod signed_sum;
+pub mod simulate;
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use rayon::prelude::*;
 
 use crate::checkpoint::Checkpoint;
-use crate::dump::Recording;
+use crate::dump::{Recording, UnfiniteRows};
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::model::graph::{Graph, Node, Op};
+use crate::model::graph::{Graph, Op};
 use crate::model::weights::Weight;
 use crate::numerics::Numerics;
 use crate::report::Budget;
@@ -36,6 +39,9 @@ use crate::tensor::Matrix;
 pub use case::{Case, Context, Missing};
 pub use local::NodeAudit;
 pub use rows::AuditRows;
+pub use side::graph_of;
+
+use side::Side;
 
 /// What is audited.
 pub struct Options<'a> {
@@ -46,6 +52,9 @@ pub struct Options<'a> {
     /// Whether the first recording was made in isolation: from the second one's values.
     pub isolated: bool,
 }
+
+/// What was found at a node, or what the recording would need.
+type Found = std::result::Result<NodeAudit, Missing>;
 
 /// One recording against exact arithmetic.
 #[derive(Clone, Debug)]
@@ -60,15 +69,21 @@ pub struct Audit {
     pub positions: Vec<u32>,
     /// Rows that were screened besides, over all nodes: see [`screen`].
     pub screened: u64,
+    /// Its nodes: attention in one where its inside is not looked at itself.
+    pub graph: Graph,
+    /// Faulty nodes whose readers were computed from other values than were recorded, each with one of these readers:
+    /// the recording is wrong there, and the engine may be right.
+    pub contradicted: BTreeMap<Checkpoint, Checkpoint>,
+    /// NaN and Inf, in all rows of what was recorded.
+    pub unfinite: BTreeMap<Checkpoint, UnfiniteRows>,
     /// What was found at each node that the recording has the output of.
-    pub nodes: BTreeMap<Checkpoint, std::result::Result<NodeAudit, Missing>>,
+    pub nodes: BTreeMap<Checkpoint, Found>,
 }
 
 impl Audit {
     /// Nodes whose error is more than rounding, in execution order.
     pub fn origins(&self) -> impl Iterator<Item = Checkpoint> + '_ {
-        let faulty =
-            |node: &std::result::Result<NodeAudit, Missing>| node.as_ref().is_ok_and(|n| !n.is_healthy());
+        let faulty = |node: &Found| node.as_ref().is_ok_and(|n| !n.is_healthy());
         self.nodes.iter().filter(move |(_, node)| faulty(node)).map(|(checkpoint, _)| *checkpoint)
     }
 
@@ -149,15 +164,36 @@ pub fn audit(
     options: &Options<'_>,
 ) -> Result<Audits> {
     let mut sides: Vec<Side<'_>> =
-        recordings.iter().map(|recording| Side::new(*recording, graph, options.positions)).collect();
+        recordings.iter().map(|recording| Side::new(*recording, graph, options)).collect();
     if options.isolated
         && let [candidate, reference] = &mut sides[..]
     {
         candidate.fed = Some(reference.recording);
     }
-    let budgets = audit_nodes(&mut sides, gguf, graph, options)?;
+    let mut budgets = audit_nodes(&mut sides, gguf, graph, options)?;
+    // Values of a narrow type may be those that the engine went on with, or have been rounded when they were recorded,
+    // whatever is declared: the sharper reading counts unless the other explains most of what it leaves.
+    let mut sharp: Vec<Option<BTreeMap<Checkpoint, Found>>> = Vec::new();
+    for side in &mut sides {
+        let open = side.stored_unit > 0.0 && side.audit.origins().nth(1).is_some();
+        sharp.push(open.then(|| side.audit.nodes.clone()));
+        side.audit.recorded_unit = if open { side.stored_unit } else { 0.0 };
+    }
+    if sharp.iter().any(Option::is_some) {
+        budgets = audit_nodes(&mut sides, gguf, graph, options)?;
+    }
+    let faulty = |nodes: &BTreeMap<Checkpoint, Found>| {
+        nodes.values().filter(|node| node.as_ref().is_ok_and(|node| !node.is_healthy())).count()
+    };
+    for (side, sharp) in sides.iter_mut().zip(sharp) {
+        if let Some(sharp) = sharp.filter(|sharp| 2 * faulty(&side.audit.nodes) > faulty(sharp)) {
+            side.audit.nodes = sharp;
+            side.audit.recorded_unit = 0.0;
+        }
+    }
     for side in &mut sides {
         side.screen(gguf, graph, options)?;
+        side.look_past_faults(gguf, graph, options)?;
     }
     let sides = sides.into_iter().map(|side| side.audit).collect();
     Ok(Audits { sides, budgets, isolated: options.isolated })
@@ -194,88 +230,8 @@ const NODES_AT_ONCE: usize = 4;
 #[derive(Default)]
 struct NodeFindings {
     /// By side; `None` where the output was not recorded.
-    sides: Vec<Option<std::result::Result<NodeAudit, Missing>>>,
+    sides: Vec<Option<Found>>,
     budget: Option<Budget>,
-}
-
-/// Suspicious rows that are audited in full: where there are more, a node is wrong everywhere.
-const SUSPECTS_MAX: usize = 8;
-
-/// One recording on its way.
-struct Side<'a> {
-    recording: &'a dyn Recording,
-    /// See [`Context::fed`].
-    fed: Option<&'a dyn Recording>,
-    graph: Graph,
-    audit: Audit,
-}
-
-impl<'a> Side<'a> {
-    fn new(recording: &'a dyn Recording, graph: &Graph, positions: &[u32]) -> Self {
-        let declared = declared::of(recording, positions);
-        let recorded = recording.checkpoints();
-        let graph = graph.fused(|checkpoint| recorded.contains(&checkpoint));
-        let audit = Audit {
-            numerics: declared.numerics,
-            inferred: declared.inferred,
-            recorded_unit: declared.recorded_unit,
-            positions: positions.to_vec(),
-            screened: 0,
-            nodes: BTreeMap::new(),
-        };
-        Side { recording, fed: None, graph, audit }
-    }
-
-    /// Screens the rows that were not audited, and audits those that rounding may not explain.
-    fn screen(&mut self, gguf: &Gguf, graph: &Graph, options: &Options<'_>) -> Result<()> {
-        let screened = screen::screen(&self.context(gguf), options.positions, options.wants)?;
-        self.audit.screened = screened.rows;
-        // Where there are many, some from everywhere.
-        let apart = screened.suspects.len().div_ceil(SUSPECTS_MAX).max(1);
-        let suspects: Vec<u32> = screened.suspects.into_iter().step_by(apart).collect();
-        if suspects.is_empty() {
-            return Ok(());
-        }
-        let mut side = Side { fed: self.fed, ..Side::new(self.recording, graph, &suspects) };
-        // The arithmetic is that of the whole recording, not what a few odd rows look like.
-        side.audit.numerics = self.audit.numerics;
-        side.audit.recorded_unit = self.audit.recorded_unit;
-        let mut again = [side];
-        audit_nodes(&mut again, gguf, graph, options)?;
-        let [again] = again;
-        self.audit.merge(again.audit);
-        Ok(())
-    }
-
-    fn context<'b>(&'b self, gguf: &'b Gguf) -> Context<'b> {
-        let Audit { numerics, recorded_unit, .. } = self.audit;
-        let Side { recording, fed, .. } = *self;
-        Context { gguf, graph: &self.graph, recording, numerics, recorded_unit, fed }
-    }
-
-    /// The node with this output and what is recorded of it; `None` where the output is not.
-    fn case(
-        &self,
-        gguf: &Gguf,
-        checkpoint: Checkpoint,
-    ) -> Result<Option<std::result::Result<Case, Missing>>> {
-        let recorded = self.recording.positions(checkpoint);
-        let mut positions = rows::of_checkpoint(&self.audit.positions, &recorded);
-        let Some(node) = self.graph.node(checkpoint) else { return Ok(None) };
-        if let Some(fed) = self.fed {
-            // A step whose rows the fed recording lacks in part was computed from the producer's own.
-            for input in &node.inputs {
-                let there = fed.positions(*input);
-                if there.is_empty() {
-                    continue;
-                }
-                let whole = |step: Range<u32>| step.into_iter().all(|p| there.binary_search(&p).is_ok());
-                positions.retain(|position| whole(self.recording.step(*position)));
-            }
-        }
-        let node = Some(node).filter(|_| !positions.is_empty());
-        node.map(|node| case::gather(&self.context(gguf), node, &positions)).transpose()
-    }
 }
 
 /// What a budget needs of one side at one node.
@@ -324,7 +280,7 @@ fn audit_node(sides: &[Side<'_>], gguf: &Gguf, checkpoint: Checkpoint) -> Result
 /// Shape of one row as the audit computes it.
 fn row_shape(side: &Side<'_>, case: &Case) -> Vec<usize> {
     let cached = case.positions.iter().max().map_or(0, |&last| last as usize + 1);
-    let mut shape = side.graph.dims.shape(case.node.checkpoint.kind(), 1, cached);
+    let mut shape = side.audit.graph.dims.shape(case.node.checkpoint.kind(), 1, cached);
     let token_axis = usize::from(case.node.checkpoint.kind().is_optional());
     shape.remove(token_axis);
     shape
@@ -374,10 +330,4 @@ fn explain_each(sides: &[Side<'_>], gguf: &Gguf, cases: &[Option<Case>]) -> Resu
         out.push(Some((explained, plain)));
     }
     Ok(out)
-}
-
-/// The healthy node of a graph at a checkpoint, with attention fused where the recording lacks its inside.
-pub fn node_of(recording: &dyn Recording, graph: &Graph, checkpoint: Checkpoint) -> Option<Node> {
-    let recorded = recording.checkpoints();
-    graph.fused(|checkpoint| recorded.contains(&checkpoint)).node(checkpoint).cloned()
 }

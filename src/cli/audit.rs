@@ -6,15 +6,13 @@ use super::output::OutputArgs;
 use super::progress::Progress;
 use super::shared::{self, SelectArgs};
 use super::{Outcome, exit_code};
-use crate::audit::{AuditRows, Options, audit};
-use crate::compare::Comparison;
+use crate::audit::AuditRows;
 use crate::dump::{self, Recording};
-use crate::evidence;
-use crate::findings::{self, Parts};
+use crate::jobs::audit::{Options, audit};
 use crate::model::Model;
 use crate::recorded;
 use crate::references;
-use crate::report::{self, Report, Verdict};
+use crate::report::{self, Verdict};
 use crate::select::Selection;
 use crate::sensitivity;
 
@@ -61,13 +59,12 @@ pub fn main(args: &Args) -> Outcome {
             return args.output.deliver(folder, report);
         }
     };
-    model.refuse_other(&args.dump, &recording.manifest().model)?;
     if args.self_test {
+        model.refuse_other(&args.dump, &recording.manifest().model)?;
         return self_test(args, &recording, &model, &selection);
     }
-    let mut report = report(&recording, &model, &selection, args)?;
-    report.notes.extend(dump::names_not_understood(&recording, "dump"));
-    report.candidate.path = Some(args.dump.display().to_string());
+    let allow_missing = args.select.allow_missing;
+    let report = audit(&recording, &model, &Options { selection, rows: args.audit_rows, allow_missing })?;
     args.output.deliver(folder, report)
 }
 
@@ -87,31 +84,4 @@ fn self_test(args: &Args, recording: &dyn Recording, model: &Model, selection: &
     let nothing = found.nodes.iter().all(|node| node.undecided.is_some());
     args.output.show(&found, |layout| report::sensitivity::render(&found, layout))?;
     Ok(exit_code(if nothing { Verdict::Undecided } else { Verdict::Parity }))
-}
-
-/// Audits one recording.
-fn report(
-    recording: &dyn Recording,
-    model: &Model,
-    selection: &Selection,
-    args: &Args,
-) -> crate::error::Result<Report> {
-    let n_layers = model.config.dims.layers;
-    let wants = |checkpoint| selection.wants(checkpoint, n_layers);
-    let positions = args.audit_rows.positions(&recording.manifest().steps);
-    let options = Options { positions: &positions, wants: &wants, isolated: false };
-    let audits = audit(&[recording], &model.gguf, &model.graph, &options)?;
-    let comparisons: Vec<Comparison> = model
-        .graph
-        .checkpoints()
-        .filter(|checkpoint| wants(*checkpoint))
-        .map(|checkpoint| Comparison::alone(checkpoint, recording.row_shape(checkpoint)))
-        .collect();
-    Ok(findings::assemble(Parts {
-        judgement: evidence::weigh(model, &[recording], &comparisons, Some(&audits))?,
-        comparisons,
-        candidate: findings::side(recording, None),
-        allow_missing: args.select.allow_missing,
-        ..Parts::default()
-    }))
 }

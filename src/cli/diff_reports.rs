@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use globset::{Glob, GlobSet, GlobSetBuilder};
 
 use super::output::print;
 use super::{Outcome, exit_code};
 use crate::error::{Error, Result};
 use crate::report::diff::{diff, render};
 use crate::report::{Report, Verdict, json};
+use crate::select::patterns;
 
 /// Flags of `parity diff-reports`.
 #[derive(clap::Args)]
@@ -40,7 +40,7 @@ enum Format {
 pub fn main(args: &Args) -> Outcome {
     let (old, new) = (json::read(&args.old)?, json::read(&args.new)?);
     comparable(&old, &new)?;
-    let found = diff(&old, &new, &globs(&args.allow)?);
+    let found = diff(&old, &new, &patterns("--allow", &args.allow)?);
     let text = match args.format {
         Format::Table => render(&found),
         Format::Json => {
@@ -66,15 +66,4 @@ fn comparable(old: &Report, new: &Report) -> Result<()> {
         return Err(Error::new("parity diff-reports", "the reports have no checkpoint in common"));
     }
     Ok(())
-}
-
-fn globs(patterns: &[String]) -> Result<GlobSet> {
-    let mut set = GlobSetBuilder::new();
-    for pattern in patterns {
-        set.add(
-            Glob::new(pattern)
-                .map_err(|e| Error::new("--allow", format!("`{pattern}` is no pattern: {e}")))?,
-        );
-    }
-    set.build().map_err(|e| Error::new("--allow", e))
 }

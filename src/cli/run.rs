@@ -1,4 +1,4 @@
-//! `parity run`: the instrumented engine on a prompt, held against llama.cpp.
+//! `parity run`: the instrumented engine on a prompt, compared with llama.cpp.
 
 use std::path::PathBuf;
 
@@ -8,13 +8,13 @@ use super::progress::Progress;
 use super::shared::{self, AuditArgs, SelectArgs, ToleranceArgs};
 use crate::dump;
 use crate::engine::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::faults::inject::{self, Spec};
+use crate::jobs::run::{RunOptions, run};
 use crate::model::Model;
 use crate::numerics::Numerics;
 use crate::recorded;
 use crate::report::Report;
-use crate::run::{RunOptions, run};
 use crate::tokenizer::Tokenizer;
 
 /// Flags of `parity run`.

@@ -6,10 +6,10 @@ use rayon::prelude::*;
 
 use super::{
     Accumulator, Comparison, Partial, Status, TokenSums, Tolerances, common_positions, fed, finish,
-    finish_seen, same_row, shape_of,
+    finish_seen, shape_of,
 };
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::dump::{Kept, Recording};
+use crate::dump::{Kept, Recording, Unfinite};
 use crate::engine::{Asked, Batch, Probe, RowStats, Values};
 use crate::error::Result;
 use crate::report::TokenReport;
@@ -128,15 +128,7 @@ impl<'a> Live<'a> {
                 return finish_seen(checkpoint, fits, [ours, theirs], seen, &tolerance, u64::from(common));
             }
             let theirs = reference.row_shape(checkpoint);
-            let status = match (ours.is_empty(), theirs.is_empty()) {
-                (true, true) => Status::MissingBoth,
-                (true, false) => Status::MissingCandidate,
-                (false, true) => Status::MissingReference,
-                (false, false) if !same_row(checkpoint, &ours, &theirs) => {
-                    Status::Shape(ours.clone(), theirs)
-                }
-                (false, false) => Status::Compared,
-            };
+            let status = Status::of(checkpoint, [ours.is_empty(), theirs.is_empty()], [&ours, &theirs]);
             let sums = sums.remove(&checkpoint).unwrap_or_default();
             let theirs = reference.positions(checkpoint).into_iter().filter(|position| *position < common);
             let lacking = theirs.count().saturating_sub(sums.n_rows());
@@ -154,6 +146,15 @@ impl<'a> Live<'a> {
     fn tell_progress(&mut self) {
         self.n_recorded += 1;
         (self.options.progress)(self.n_recorded, self.options.n_expected);
+    }
+
+    /// Counts NaN and Inf in all rows, looked at or not.
+    fn note_unfinite(&mut self, checkpoint: Checkpoint, rows: &Rows<'_>) {
+        let mut buffer = Vec::new();
+        for t in 0..rows.len {
+            let found = Unfinite::of(rows.row(t, &mut buffer));
+            self.kept.note_unfinite(checkpoint, rows.first + t as u32, found);
+        }
     }
 
     /// Adds the rows to the picture, in order of position.
@@ -259,6 +260,7 @@ impl Probe for Live<'_> {
             }
         };
         let rows = Rows::new(checkpoint, batch.first as u32, shape, values);
+        self.note_unfinite(checkpoint, &rows);
         if self.options.compared.contains(&checkpoint) {
             self.compare_rows(checkpoint, &rows);
             self.draw_rows(checkpoint, &rows);
@@ -333,7 +335,9 @@ impl Probe for Live<'_> {
         self.row_shapes.entry(checkpoint).or_insert_with(|| shape[1..].to_vec());
         let sums = self.sums.entry(checkpoint).or_default();
         for (t, row) in rows.iter().enumerate() {
-            sums.compared_row((batch.first + t) as u32, width, row);
+            let position = (batch.first + t) as u32;
+            sums.compared_row(position, width, row);
+            self.kept.note_unfinite(checkpoint, position, Unfinite::unknown(row.nonfinite_a.into()));
         }
         for (t, row) in values {
             self.kept.keep(checkpoint, &shape[1..], (batch.first + t) as u32, row);

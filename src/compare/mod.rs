@@ -5,7 +5,7 @@
 use rayon::prelude::*;
 
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::dump::Recording;
+use crate::dump::{Recording, Unfinite};
 use crate::report::{Numbers, Seen, TokenReport};
 
 mod fed;
@@ -76,6 +76,27 @@ pub enum Status {
     Shape(Vec<usize>, Vec<usize>),
 }
 
+impl Status {
+    /// Of two sides, which may be empty, with rows of these shapes.
+    fn of(checkpoint: Checkpoint, empty: [bool; 2], [ours, theirs]: [&[usize]; 2]) -> Status {
+        match empty {
+            [true, true] => Status::MissingBoth,
+            [true, false] => Status::MissingCandidate,
+            [false, true] => Status::MissingReference,
+            [false, false] if !same_row(checkpoint, ours, theirs) => {
+                Status::Shape(ours.to_vec(), theirs.to_vec())
+            }
+            [false, false] => Status::Compared,
+        }
+    }
+
+    /// Whether a side lacks something.
+    pub fn is_missing(&self) -> bool {
+        use Status::{MissingBoth, MissingCandidate, MissingReference, MissingRows};
+        matches!(self, MissingCandidate | MissingReference | MissingBoth | MissingRows(_))
+    }
+}
+
 /// Positions from 0 at which both sides have the same tokens: rows behind the first difference are of other
 /// texts.
 pub fn common_positions(candidate: &[u32], reference: &[u32]) -> u32 {
@@ -144,22 +165,26 @@ fn pair(
         return finish_seen(checkpoint, fits, shapes, partial, &tolerance, u64::from(common));
     }
     let shapes = [candidate.row_shape(checkpoint), reference.row_shape(checkpoint)];
-    let status = match (ours.is_empty(), theirs.is_empty()) {
-        (true, true) => Status::MissingBoth,
-        (true, false) => Status::MissingCandidate,
-        (false, true) => Status::MissingReference,
-        (false, false) if !same_row(checkpoint, &shapes[0], &shapes[1]) => {
-            Status::Shape(shapes[0].clone(), shapes[1].clone())
-        }
-        (false, false) => match theirs.iter().filter(|p| ours.binary_search(p).is_err()).count() {
+    let there = [ours.is_empty(), theirs.is_empty()];
+    let status = match Status::of(checkpoint, there, [&shapes[0], &shapes[1]]) {
+        Status::Compared => match theirs.iter().filter(|p| ours.binary_search(p).is_err()).count() {
             0 => Status::Compared,
             lacking => Status::MissingRows(lacking as u64),
         },
+        other => other,
     };
     let mut sums = Accumulator::new(tolerance);
     if matches!(status, Status::Compared | Status::MissingRows(_)) {
         let (mut a, mut b) = (Vec::new(), Vec::new());
-        for position in ours.into_iter().filter(|position| theirs.binary_search(position).is_ok()) {
+        let (both, alone): (Vec<u32>, Vec<u32>) = candidate
+            .positions(checkpoint)
+            .into_iter()
+            .partition(|p| ours.binary_search(p).is_ok() && theirs.binary_search(p).is_ok());
+        for position in alone {
+            let row = candidate.row(checkpoint, position, &mut a);
+            sums.count_unfinite(row.map_or(0, |row| Unfinite::of(row).total()));
+        }
+        for position in both {
             let ours = candidate.row(checkpoint, position, &mut a);
             let rows = ours.zip(reference.row(checkpoint, position, &mut b));
             if let Some((a, b)) = rows.filter(|(a, b)| a.len() == b.len()) {

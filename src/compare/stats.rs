@@ -114,6 +114,11 @@ impl Accumulator {
         self.rows.push((position, relative(row.squared_error, row.squared_b)));
     }
 
+    /// Counts NaN and Inf of the candidate in a row that the reference does not have.
+    pub fn count_unfinite(&mut self, count: u64) {
+        self.nonfinite.candidate += count;
+    }
+
     fn count_beyond(&mut self, a: &[f32], b: &[f32]) {
         let Tolerance { rtol, atol, .. } = self.tolerance;
         if rtol.is_none() && atol.is_none() {
@@ -172,7 +177,8 @@ impl Accumulator {
             return None;
         }
         self.rows.sort_by_key(|row| row.0);
-        let finite = (self.n - self.nonfinite.candidate.max(self.nonfinite.reference)).max(1) as f64;
+        let unfinite = self.nonfinite.candidate.max(self.nonfinite.reference);
+        let finite = self.n.saturating_sub(unfinite).max(1) as f64;
         // Without a pair that is finite on both sides there is no worst one, and nothing was measured.
         let measured = |value: f64| if self.worst.is_some() { value } else { f64::NAN };
         let rel_l2 = measured(relative(self.sum_square, self.sum_bb));

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-use globset::{Glob, GlobMatcher};
+use globset::GlobMatcher;
 use serde::Deserialize;
 
 use super::Tolerance;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::select;
 use crate::text;
 
 /// The user's tolerances; the last pattern that matches a checkpoint counts.
@@ -57,8 +58,7 @@ impl Tolerances {
 
     /// Adds a rule for the checkpoints that match a pattern.
     pub fn with_rule(mut self, pattern: &str, tolerance: Tolerance) -> Result<Tolerances> {
-        let glob = Glob::new(pattern).map_err(|e| Error::new(pattern, format!("is no pattern: {e}")))?;
-        self.by_pattern.push((glob.compile_matcher(), tolerance));
+        self.by_pattern.push((select::pattern("tolerance", pattern)?, tolerance));
         Ok(self)
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Recording;
+use super::{Recording, Unfinite, UnfiniteRows};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::tensor::Matrix;
 use parity_dump::manifest::{Manifest, ModelInfo, Producer, SCHEMA, Step};
@@ -15,6 +15,8 @@ use parity_dump::manifest::{Manifest, ModelInfo, Producer, SCHEMA, Step};
 pub struct Kept {
     manifest: Manifest,
     rows: BTreeMap<Checkpoint, KeptRows>,
+    /// NaN and Inf of rows that need not be kept.
+    unfinite: BTreeMap<Checkpoint, UnfiniteRows>,
 }
 
 #[derive(Default)]
@@ -39,7 +41,7 @@ impl Kept {
             provenance: BTreeMap::new(),
             complete: true,
         };
-        Kept { manifest, rows: BTreeMap::new() }
+        Kept { manifest, rows: BTreeMap::new(), unfinite: BTreeMap::new() }
     }
 
     /// What the recording says of itself, to add a prompt or provenance to.
@@ -60,6 +62,13 @@ impl Kept {
         matches!(kind, Kind::KRope | Kind::V)
     }
 
+    /// Notes NaN and Inf of a row, kept or not.
+    pub fn note_unfinite(&mut self, checkpoint: Checkpoint, position: u32, found: Unfinite) {
+        if found.total() > 0 {
+            self.unfinite.entry(checkpoint).or_default().add(position, found);
+        }
+    }
+
     /// Keeps one row; `shape` is that of the row.
     pub fn keep(&mut self, checkpoint: Checkpoint, shape: &[usize], position: u32, values: &[f32]) {
         let rows = self.rows.entry(checkpoint).or_default();
@@ -77,6 +86,16 @@ impl Recording for Kept {
 
     fn checkpoints(&self) -> Vec<Checkpoint> {
         self.rows.keys().copied().collect()
+    }
+
+    fn unfinite(&self, checkpoint: Checkpoint) -> UnfiniteRows {
+        let mut found = self.unfinite.get(&checkpoint).cloned().unwrap_or_default();
+        for (position, row) in self.rows.get(&checkpoint).iter().flat_map(|rows| &rows.by_position) {
+            if !found.positions.contains(position) {
+                found.add(*position, Unfinite::of(row));
+            }
+        }
+        found
     }
 
     fn positions(&self, checkpoint: Checkpoint) -> Vec<u32> {

@@ -1,11 +1,13 @@
 //! Recorded rows by token position, wherever they are kept: the only place where engine and comparison meet.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::scalar::{in_lanes, vectorized};
 use crate::tensor::Matrix;
 use parity_dump::manifest::{Manifest, Producer};
 use parity_dump::seen::SeenPart;
@@ -16,6 +18,75 @@ mod kept;
 
 pub use graphs::Graphs;
 pub use kept::Kept;
+
+/// Values that are no finite numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unfinite {
+    /// NaN.
+    pub nan: u64,
+    /// Inf of either sign.
+    pub inf: u64,
+    /// One or the other, where nobody told them apart.
+    pub either: u64,
+}
+
+impl Unfinite {
+    /// So many NaN or Inf.
+    pub fn unknown(count: u64) -> Unfinite {
+        Unfinite { either: count, ..Unfinite::default() }
+    }
+
+    /// Of one row.
+    pub fn of(row: &[f32]) -> Unfinite {
+        // A product with 0 is 0, or NaN.
+        let sum = vectorized(
+            #[inline(always)]
+            || in_lanes(row, |x, _| f64::from(x * 0.0)),
+        );
+        if sum == 0.0 {
+            return Unfinite::default();
+        }
+        let count = |is: fn(f32) -> bool| row.iter().filter(|x| is(**x)).count() as u64;
+        Unfinite { nan: count(f32::is_nan), inf: count(f32::is_infinite), either: 0 }
+    }
+
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.nan + self.inf + self.either
+    }
+}
+
+impl fmt::Display for Unfinite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.nan, self.inf, self.either) {
+            (nan, 0, 0) => write!(f, "{nan} NaN"),
+            (0, inf, 0) => write!(f, "{inf} Inf"),
+            (nan, inf, 0) => write!(f, "{nan} NaN and {inf} Inf"),
+            _ => write!(f, "{} NaN or Inf", self.total()),
+        }
+    }
+}
+
+/// The rows of a checkpoint that hold some.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnfiniteRows {
+    /// How many there are.
+    pub count: Unfinite,
+    /// Where.
+    pub positions: BTreeSet<u32>,
+}
+
+impl UnfiniteRows {
+    /// Adds what a row has.
+    pub fn add(&mut self, position: u32, found: Unfinite) {
+        if found.total() > 0 {
+            self.count.nan += found.nan;
+            self.count.inf += found.inf;
+            self.count.either += found.either;
+            self.positions.insert(position);
+        }
+    }
+}
 
 /// One side of a comparison, or the subject of an audit.
 pub trait Recording: Sync {
@@ -47,6 +118,18 @@ pub trait Recording: Sync {
     /// What is known of a checkpoint that was only printed, step by step.
     fn seen(&self, _checkpoint: Checkpoint) -> &[SeenPart] {
         &[]
+    }
+
+    /// The rows of a checkpoint that hold NaN or Inf: of all that there are.
+    fn unfinite(&self, checkpoint: Checkpoint) -> UnfiniteRows {
+        let mut found = UnfiniteRows::default();
+        let mut buffer = Vec::new();
+        for position in self.positions(checkpoint) {
+            if let Some(row) = self.row(checkpoint, position, &mut buffer) {
+                found.add(position, Unfinite::of(row));
+            }
+        }
+        found
     }
 
     /// Token at each position.
@@ -111,7 +194,7 @@ impl Recording for Dump {
 ///
 /// The map is a JSON object of tensor name to checkpoint id.
 pub fn open(path: &Path, names: Option<&Path>) -> Result<Dump> {
-    let Some(names) = names else { return Ok(Dump::open(path)?) };
+    let Some(names) = names else { return each_position_once(Dump::open(path)?, path) };
     if path.is_dir() {
         return Err(Error::file(path, "--names translates the tensor names of one .safetensors file")
             .found("a folder, whose tensors are named by checkpoint ids")
@@ -121,7 +204,23 @@ pub fn open(path: &Path, names: Option<&Path>) -> Result<Dump> {
     let map: BTreeMap<String, Checkpoint> = serde_json::from_str(&text).map_err(|e| {
         Error::file(names, format!("is no name map: {e}")).expected(r#"{"model.norm": "final_norm", …}"#)
     })?;
-    Ok(parity_dump::single::open(path, &map)?)
+    each_position_once(parity_dump::single::open(path, &map)?, path)
+}
+
+/// Refuses a dump whose steps hold a position twice: which of its rows are those of the token, nobody knows.
+fn each_position_once(dump: Dump, path: &Path) -> Result<Dump> {
+    let mut known = BTreeSet::new();
+    for (index, step) in dump.manifest().steps.iter().enumerate() {
+        if let Some(twice) = step.positions.iter().find(|position| !known.insert(**position)) {
+            return Err(Error::file(path, format!("position {twice} is recorded twice"))
+                .expected("each position in one step, once")
+                .found(format!("it again among the positions of step {index}"))
+                .hint(
+                    "`positions` of a step are those of its token rows, counted from the start of the text",
+                ));
+        }
+    }
+    Ok(dump)
 }
 
 /// Names that are spelt out in a sentence.

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use globset::Glob;
 use serde::Deserialize;
 
 use super::ProblemKind;
@@ -16,7 +15,7 @@ use crate::error::Error;
 use crate::faults::inject::Spec;
 use crate::numerics::Numerics;
 use crate::report::Verdict;
-use crate::select::{Layers, Selection};
+use crate::select::{self, Layers, Selection};
 
 /// Stands in `fault` for the name of the fault that the case plants.
 const AS_PLANTED: &str = "planted";
@@ -68,6 +67,7 @@ struct Definition {
     chunk: Option<Axis<usize>>,
     inject: Option<Axis<String>>,
     n_predict: Option<usize>,
+    dump: Option<String>,
     reference: Option<String>,
     layer: Option<String>,
     #[serde(default)]
@@ -200,6 +200,16 @@ impl Definition {
         {
             return Err("a planted fault is to fail: write expect = \"divergence\"".to_owned());
         }
+        let runs =
+            [self.prompt.is_some(), self.device.is_some(), self.numerics.is_some(), self.chunk.is_some()];
+        if self.dump.is_some() && (runs.contains(&true) || self.inject.is_some() || self.n_predict.is_some())
+        {
+            return Err(
+                "`dump` is judged as it is: prompt, device, numerics, chunk, inject and n_predict are for \
+                        cases that run"
+                    .to_owned(),
+            );
+        }
         if let Some(kind) = self.allow.iter().find(|kind| !kind.can_be_allowed()) {
             return Err(format!(
                 "`{kind:?}` cannot be allowed; a waiver with a reason and a date can cover it"
@@ -215,6 +225,7 @@ impl Definition {
             device: Device::Cpu,
             numerics: Numerics::default(),
             chunk: None,
+            dump: self.dump.as_ref().map(|path| located(path, folder)),
             reference: self.reference.as_ref().map(|path| located(path, folder)),
             selection: Selection::new(layers, &self.checkpoint).map_err(|e| e.to_string())?,
             tolerances: self.tolerances()?,
@@ -281,7 +292,7 @@ impl Prompt {
 
 impl WaiverRule {
     fn read(&self) -> Result<Waiver> {
-        let glob = Glob::new(&self.checkpoint).map_err(|e| format!("waiver: {e}"))?;
+        let checkpoints = select::pattern("waiver", &self.checkpoint).map_err(|e| e.to_string())?;
         if self.reason.trim().is_empty() {
             return Err(format!("the waiver of `{}` gives no reason", self.checkpoint));
         }
@@ -290,7 +301,7 @@ impl WaiverRule {
         }
         Ok(Waiver {
             pattern: self.checkpoint.clone(),
-            checkpoints: glob.compile_matcher(),
+            checkpoints,
             reason: self.reason.clone(),
             until: self.until.clone(),
         })

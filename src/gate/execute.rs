@@ -1,4 +1,4 @@
-//! Executes cases: the same job as `parity run`, with every model opened once and shared.
+//! Executes cases: the same jobs as `parity run`, `diff` and `audit`, with every model opened once and shared.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,13 +7,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::ProblemKind;
 use super::suite::{Case, Input};
 use crate::audit::AuditRows;
+use crate::dump;
 use crate::engine::device;
 use crate::error::{Error, Result};
 use crate::faults::inject;
+use crate::jobs::run::{RunOptions, run};
+use crate::jobs::{audit, diff};
 use crate::model::Model;
 use crate::references;
 use crate::report::Report;
-use crate::run::{RunOptions, run};
 use crate::tokenizer::Tokenizer;
 
 /// What came of an attempt.
@@ -71,7 +73,8 @@ impl Engine {
         if !path.is_file() {
             return Ok(Attempt::Missing(ProblemKind::MissingModel, missing_model(&path)));
         }
-        if let Some(path) = case.reference.as_ref().filter(|path| !path.exists()) {
+        let dumps = case.reference.iter().chain(&case.dump);
+        if let Some(path) = dumps.into_iter().find(|path| !path.exists()) {
             return Ok(Attempt::Missing(
                 ProblemKind::MissingReference,
                 format!("no recording {}", path.display()),
@@ -82,6 +85,10 @@ impl Engine {
         }
         let opened = self.open(path)?;
         let model = &opened.model;
+        if let Some(dump) = &case.dump {
+            let report = judge_dump(case, dump, model, pictures)?;
+            return Ok(Attempt::Report(Box::new(report)));
+        }
         let mut graph = model.graph.clone();
         inject::plant(&mut graph, &case.inject, model)?;
         let options = options(case, &opened, pictures)?;
@@ -97,6 +104,19 @@ impl Engine {
         let open = || Model::open(&path).map(|model| Arc::new(Opened { model, tokenizer: OnceLock::new() }));
         shared.get_or_init(open).clone()
     }
+}
+
+/// Compares a dump with the case's reference, or audits it by itself.
+fn judge_dump(case: &Case, path: &Path, model: &Model, pictures: bool) -> Result<Report> {
+    let dump = dump::open(path, None)?;
+    let (selection, rows) = (case.selection.clone(), AuditRows::default());
+    let allow_missing = case.allow.contains(&ProblemKind::MissingCheckpoints);
+    let Some(reference) = &case.reference else {
+        return audit::audit(&dump, model, &audit::Options { selection, rows, allow_missing });
+    };
+    let tolerances = case.tolerances.clone();
+    let how = diff::Options { selection, tolerances, allow_missing, pictures, audit: Some(rows) };
+    diff::diff(&dump, &dump::open(reference, None)?, Some(model), &how)
 }
 
 /// What is not there, and where the suite's models are looked for.

@@ -5,7 +5,7 @@ use super::execute::Attempt;
 use super::suite::{Case, Waiver};
 use super::{CaseResult, Problem, ProblemKind, Status, WaiverUse};
 use crate::report::words::{self, number};
-use crate::report::{CheckpointVerdict, Entry, Report, Verdict};
+use crate::report::{CheckpointVerdict, Entry, Numbers, Report, Verdict};
 
 /// What a case is held against.
 pub struct Against<'a> {
@@ -69,7 +69,8 @@ impl<'a> Judgement<'a> {
 
     fn report(&mut self, report: &Report) {
         let audited = report.checkpoints.iter().any(|entry| entry.local.candidate.is_some());
-        if report.reference.is_none() {
+        // A dump without a reference is audited by itself.
+        if report.reference.is_none() && self.case.dump.is_none() {
             self.problem(ProblemKind::MissingReference, "there is no recording to compare with".to_owned());
         }
         if report.coverage.checkpoints_compared == 0 && (!audited || report.reference.is_some()) {
@@ -136,6 +137,9 @@ impl<'a> Judgement<'a> {
                 first.id
             );
             self.problem(ProblemKind::Undecided, text);
+        }
+        for gap in &report.gaps {
+            self.problem(ProblemKind::Undecided, gap.clone());
         }
         let nothing_said = self.problems.is_empty() && self.fired.iter().all(|fired| *fired == 0);
         if report.verdict != Verdict::Parity && nothing_said {
@@ -229,10 +233,11 @@ fn expired(waiver: &Waiver, today: &str) -> bool {
     *waiver.until < *today
 }
 
-/// Whether there is a NaN or Inf whatever the verdict says.
+/// Whether there is a NaN or Inf, not of the reference alone, whatever the verdict says.
 fn is_nonfinite(entry: &Entry) -> bool {
     let numbers = entry.numbers.as_ref();
-    numbers.is_some_and(|n| n.nonfinite.candidate + n.nonfinite.reference > 0 || !n.rel_l2.is_finite())
+    let of_reference = |n: &Numbers| n.nonfinite.reference > 0 && n.nonfinite.candidate == 0;
+    numbers.is_some_and(|n| !of_reference(n) && (n.nonfinite.candidate > 0 || !n.rel_l2.is_finite()))
 }
 
 fn answer(report: &Report) -> String {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use globset::{Glob, GlobMatcher};
+use globset::GlobMatcher;
 
 use super::ProblemKind;
 use super::definition;
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::faults::inject::Spec;
 use crate::numerics::Numerics;
 use crate::report::Verdict;
-use crate::select::Selection;
+use crate::select::{self, Selection};
 use crate::text;
 
 /// A suite, its cases spelt out.
@@ -46,6 +46,8 @@ pub struct Case {
     pub numerics: Numerics,
     /// Prefill in pieces of so many tokens.
     pub chunk: Option<usize>,
+    /// Dump that is judged in place of a run: compared with the reference, audited by itself where there is none.
+    pub dump: Option<PathBuf>,
     /// Dump to compare with; looked for by model and tokens where absent.
     pub reference: Option<PathBuf>,
     /// Which checkpoints are looked at.
@@ -110,12 +112,8 @@ impl Suite {
 
     /// Keeps the cases whose ids match one of the patterns; all where there is none.
     pub fn only(&mut self, patterns: &[String]) -> Result<()> {
-        let globs = patterns.iter().map(|pattern| {
-            let glob = Glob::new(pattern).map_err(|e| Error::new("--case", e))?;
-            Ok(glob.compile_matcher())
-        });
-        let globs: Vec<GlobMatcher> = globs.collect::<Result<_>>()?;
-        self.cases.retain(|case| globs.is_empty() || globs.iter().any(|glob| glob.is_match(&case.id)));
+        let globs = select::patterns("--case", patterns)?;
+        self.cases.retain(|case| globs.is_empty() || globs.is_match(&case.id));
         match self.cases.first() {
             Some(_) => Ok(()),
             None => Err(Error::new("--case", "no case has such a name").found(patterns.join(", "))),

@@ -40,6 +40,9 @@ pub struct Report {
     pub first_divergence: Option<FirstDivergence>,
     /// Every node with a fault of its own, in execution order.
     pub origins: Vec<Checkpoint>,
+    /// Tokens that nothing is known of, so that agreement elsewhere is no parity; absent without any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gaps: Vec<String>,
     /// How much was compared.
     pub coverage: Coverage,
     /// One entry per checkpoint of either side, in execution order.
@@ -76,6 +79,7 @@ impl Default for Report {
             reason: None,
             first_divergence: None,
             origins: Vec::new(),
+            gaps: Vec::new(),
             coverage: Coverage::default(),
             checkpoints: Vec::new(),
             tokens: None,
@@ -365,6 +369,13 @@ pub struct LocalError {
     /// Nodes that were bridged because a checkpoint between was not recorded.
     #[serde(default)]
     pub bridged: Vec<Checkpoint>,
+}
+
+impl LocalError {
+    /// Distance from exact arithmetic without anybody's rounding.
+    pub fn from_exact(&self) -> f64 {
+        self.rel_l2_plain.unwrap_or(self.rel_l2)
+    }
 }
 
 /// The parts of the distance between candidate and reference, each relative to ‖reference‖.

@@ -1,6 +1,6 @@
 //! The sentences and number formats that every rendering shares.
 
-use super::{CheckpointVerdict, Entry, Report, Side, Verdict};
+use super::{CheckpointVerdict, Entry, Report, Side, TokenReport, Verdict};
 use crate::checkpoint::Checkpoint;
 use crate::text::printable;
 
@@ -46,9 +46,9 @@ impl CheckpointVerdict {
             CheckpointVerdict::Match => "the difference is within what rounding explains",
             CheckpointVerdict::Inherited => "it differs, but the node is healthy: its input differed already",
             CheckpointVerdict::Origin => {
-                "the candidate's own error is beyond what rounding explains: the bug is here"
+                "the candidate's local error is beyond what rounding explains: the bug is here"
             }
-            CheckpointVerdict::Reference => "the reference's own error is beyond what rounding explains",
+            CheckpointVerdict::Reference => "the reference's local error is beyond what rounding explains",
             CheckpointVerdict::Beyond => "the difference is beyond the given tolerance",
             CheckpointVerdict::Missing => "one side does not have it",
             CheckpointVerdict::Shape => "the two sides have different shapes",
@@ -124,11 +124,13 @@ fn agreement(report: &Report) -> String {
     if compared == 0 {
         return format!("{} within what rounding explains", count(audited, "node"));
     }
-    let tokens = match &report.tokens {
-        Some(tokens) if tokens.top1_agree >= 1.0 => ", every token agrees",
-        _ => "",
-    };
+    let tokens = tokens_agree(report.tokens.as_ref());
     format!("{} within what rounding explains{tokens}", count(compared, "checkpoint"))
+}
+
+/// `, every token agrees`, where every one does: goes on a sentence.
+pub fn tokens_agree(tokens: Option<&TokenReport>) -> &'static str {
+    if tokens.is_some_and(|tokens| tokens.top1_agree >= 1.0) { ", every token agrees" } else { "" }
 }
 
 /// `(rope.base, explains 99.99999 %)`, where a fault was named.
@@ -263,7 +265,7 @@ pub fn tokens(side: &Side) -> String {
     }
 }
 
-/// Own error over what rounding explains, of the side that stands worse.
+/// The candidate's local error over what rounding explains.
 pub fn over_bound(entry: &Entry) -> Option<f64> {
     entry.local.candidate.as_ref().map(|local| local.over_bound)
 }
@@ -327,10 +329,9 @@ pub fn percent(share: f64) -> String {
     let scale = 10f64.powi(decimals as i32);
     // The last digit is cut: 99.99999996 must not read 100.
     let digits = format!("{:.decimals$}", (percent * scale + 1e-6).floor() / scale);
-    match digits.contains('.') {
-        true => format!("{} %", digits.trim_end_matches('0').trim_end_matches('.')),
-        false => format!("{digits} %"),
-    }
+    let short =
+        if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { &digits };
+    format!("{short} %")
 }
 
 /// `[3, 17]`
@@ -363,7 +364,6 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
     #[test]
     fn numbers_have_two_digits() {
         let cases = [

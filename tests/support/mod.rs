@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use parity::audit::{self, Audit, AuditRows, Context, node_of};
+use parity::audit::{self, Audit, AuditRows, Context};
 use parity::checkpoint::Checkpoint;
 use parity::dense::{self, Inputs, Rows};
 use parity::dump::{Kept, Recording};
@@ -133,7 +133,7 @@ pub fn diagnose_at(model: &Model, kept: &Kept, checkpoint: Checkpoint) -> Diagno
         recorded_unit: 0.0,
         fed: None,
     };
-    assert!(node_of(kept, &model.graph, checkpoint).is_some());
+    assert!(graph.node(checkpoint).is_some());
     diagnose(&context, model, checkpoint, &[]).unwrap()
 }
 

@@ -1,4 +1,4 @@
-//! The main job: run the instrumented engine on a prompt, hold it against a recording, judge.
+//! The main job: run the instrumented engine on a prompt, compare it with a recording, judge.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -10,9 +10,7 @@ use crate::dump::{self, Kept, Recording};
 use crate::engine::device::{self, Device};
 use crate::engine::{Batch, Engine};
 use crate::error::{Error, Result};
-use crate::evidence;
 use crate::faults::diagnose::wanted_rows;
-use crate::findings::{self, Parts};
 use crate::model::Model;
 use crate::model::graph::Graph;
 use crate::numerics::Numerics;
@@ -20,11 +18,10 @@ use crate::record::import::is_partial;
 use crate::references;
 use crate::report::{Report, Verdict};
 use crate::select::Selection;
+use crate::verdict::{self, Gap, Parts};
 use parity_dump::{Dump, Writer};
 
-mod plan;
-
-use plan::Plan;
+use super::plan::Plan;
 
 /// What to run and how to judge it.
 #[derive(Clone, Default)]
@@ -77,7 +74,7 @@ pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progres
     let sampled = plan.sample.len();
     let silent = RunOptions { dump: None, pictures: false, ..options.clone() };
     if let Some(audits) = &mut audits {
-        let outliers = evidence::outliers(&result.comparisons, &plan.sample);
+        let outliers = verdict::outliers(&result.comparisons, &plan.sample);
         let second = audit_outliers(model, &silent, &plan, reference.as_ref(), outliers, progress)?;
         plan.sample.extend(second.iter().flat_map(Audits::rows_beyond));
         second.into_iter().for_each(|second| audits.merge(second));
@@ -125,7 +122,7 @@ fn audit_outliers(
 }
 
 /// What the healthy nodes of some checkpoints read, and these checkpoints.
-fn healthy_inputs(model: &Model, compared: &BTreeSet<Checkpoint>) -> BTreeSet<Checkpoint> {
+pub fn healthy_inputs(model: &Model, compared: &BTreeSet<Checkpoint>) -> BTreeSet<Checkpoint> {
     let healthy = model.graph.fused(|checkpoint| compared.contains(&checkpoint));
     let mut audited = compared.clone();
     for node in healthy.nodes.iter().filter(|node| compared.contains(&node.checkpoint)) {
@@ -251,14 +248,15 @@ fn report(
     let looks_inside = result.comparisons.iter().any(|entry| entry.checkpoint.kind().is_optional());
     let kept: &dyn Recording = again.as_ref().unwrap_or(&result.kept);
     let sides: Vec<&dyn Recording> = std::iter::once(kept).chain(auditable(reference)).collect();
-    let judgement = evidence::weigh(model, &sides, &result.comparisons, audits.as_ref())?;
-    let mut report = findings::assemble(Parts {
+    let judgement = verdict::judge(model, &sides, &result.comparisons, audits.as_ref())?;
+    let mut report = verdict::assemble(Parts {
         judgement,
         comparisons: result.comparisons,
         tokens: result.tokens,
-        candidate: findings::side(&result.kept, path),
-        reference: reference.map(|dump| findings::side(dump, Some(dump.path().display().to_string()))),
+        candidate: verdict::side(&result.kept, path),
+        reference: reference.map(|dump| verdict::side(dump, super::path_of(dump))),
         notes,
+        gaps: reference.map_or(Vec::new(), |dump| gaps(options, &result.kept, dump)),
         allow_missing: options.allow_missing,
     });
     report.details = details;
@@ -279,6 +277,17 @@ fn report(
         report.reason = Some(format!("nothing was compared: {}", no_reference(model, options)));
     }
     Ok(report)
+}
+
+/// Tokens of the two sides that are not compared. That a prompt is only the beginning of the reference's text is
+/// what was asked for.
+fn gaps(options: &RunOptions, kept: &Kept, reference: &Dump) -> Vec<Gap> {
+    let (ours, theirs) = (super::tokens_of(kept), super::tokens_of(reference));
+    let whole = options.tokens.is_empty() && options.n_predict.is_none();
+    let asked_for = !whole && theirs.starts_with(ours);
+    let mut gaps = if asked_for { Vec::new() } else { verdict::gaps(ours, theirs) };
+    gaps.extend(Gap::of_steps("reference", reference).filter(|_| whole));
+    gaps
 }
 
 /// What to type where there was no reference.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::{RunOptions, healthy_inputs};
+use super::run::{RunOptions, healthy_inputs};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -35,7 +35,7 @@ impl Plan {
             if options.audit.is_some() { healthy_inputs(model, &compared) } else { compared.clone() };
         let (tokens, steps, mut notes) = steps(options, reference)?;
         if let Some(reference) = reference {
-            notes.extend(crate::dump::names_not_understood(reference, "reference"));
+            notes.extend(super::notes_of(reference, "reference"));
             let ours = if options.tokens.is_empty() { &tokens } else { &options.tokens };
             let theirs = reference.tokens();
             if !theirs.starts_with(ours) {
@@ -84,9 +84,6 @@ fn steps(options: &RunOptions, reference: Option<&Dump>) -> Result<Steps> {
             notes.push(
                 "the reference was made with other tokens; only their common beginning is compared".into(),
             );
-        }
-        if !reference.manifest().complete {
-            notes.push("the reference is an interrupted recording; what is whole in it is compared".into());
         }
         extend(&mut steps, prompt, total);
     } else {

@@ -1,0 +1,224 @@
+//! Signed sums of the outputs of a matmul: what a row of them has to add up to, at the cost of one output.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::bounds::{self, CONFIDENCE, Units};
+use crate::arithmetic::product::group_sums;
+use crate::arithmetic::round::{self, Tie};
+use crate::gguf;
+use crate::model::weights::Weight;
+use crate::numerics::Storage;
+use crate::scalar::{Scalar, in_lanes, vectorized};
+use crate::tensor::Matrix;
+
+/// Outputs that one signed sum is taken over: one that is wrong stands out of the roundings of so many by as
+/// many times as it exceeds the root of this times its own bound.
+const OUTPUTS: usize = 2048;
+/// Rows of a weight that are added up in f32: what that rounds is far below what a sum of products does.
+const ADDED: usize = 16;
+
+/// The signed sums of some rows of a weight.
+pub struct SignedSum {
+    /// The weight's rows: outputs of the matmul.
+    pub outputs: Range<usize>,
+    /// By both r.
+    signed: [Signed; 2],
+    /// (I,) Σ_o w[o, i]²
+    squares: Vec<f32>,
+    /// (I/group,) Σ_o minimum[o, b]²
+    minima_squares: Vec<f64>,
+    /// Columns that share a minimum; 0 where there are none.
+    group: usize,
+}
+
+/// The sum by one r.
+#[derive(Default)]
+struct Signed {
+    /// (outputs,) r
+    factors: Vec<f32>,
+    /// (I,) Σ_o r[o]·w[o, i]
+    weights: Vec<f32>,
+    /// (I/group,) Σ_o r[o]·minimum[o, b], where blocks have minima.
+    minima: Vec<f64>,
+}
+
+/// The largest factor of each r.
+const LARGEST: [f64; 2] = [1.0, 1.5];
+
+impl SignedSum {
+    /// All of a weight's, which its producer keeps in `storage`, in one pass over it.
+    pub fn all(weight: &Weight<'_>, storage: Storage) -> Vec<SignedSum> {
+        let starts: Vec<usize> = (0..weight.rows()).step_by(OUTPUTS).collect();
+        let end = |start: usize| (start + OUTPUTS).min(weight.rows());
+        starts.into_par_iter().map(|start| SignedSum::new(weight, start..end(start), storage)).collect()
+    }
+
+    fn new(weight: &Weight<'_>, outputs: Range<usize>, storage: Storage) -> SignedSum {
+        let cols = weight.cols();
+        let group = gguf::minimum_group(weight.dtype()).unwrap_or(0);
+        let factors = |r: usize| outputs.clone().map(|o| factor(r, o)).collect();
+        let signed = [0, 1].map(|r| Signed { factors: factors(r), ..Signed::default() });
+        let mut sum = SignedSum {
+            outputs: outputs.clone(),
+            signed,
+            squares: vec![0.0; cols],
+            minima_squares: Vec::new(),
+            group,
+        };
+        let mut weights = [vec![0f64; cols], vec![0f64; cols]];
+        f32::with_scratch(ADDED * cols, |rows| {
+            for start in (0..outputs.len()).step_by(ADDED) {
+                let end = (start + ADDED).min(outputs.len());
+                let rows = &mut rows[..(end - start) * cols];
+                weight.decode_rows(outputs.start + start..outputs.start + end, rows);
+                round::store(storage, rows);
+                let factors = [0, 1].map(|r| &sum.signed[r].factors[start..end]);
+                vectorized(
+                    #[inline(always)]
+                    || add_rows(rows, factors, &mut weights, &mut sum.squares),
+                );
+            }
+        });
+        for (signed, weights) in sum.signed.iter_mut().zip(&weights) {
+            signed.weights = weights.iter().map(|&w| w as f32).collect();
+        }
+        if let Some(groups) = cols.checked_div(group) {
+            let minima: Vec<f64> = gguf::minima(weight.dtype(), weight.stored().row_bytes(outputs));
+            sum.minima_squares = vec![0.0; groups];
+            sum.signed.iter_mut().for_each(|signed| signed.minima = vec![0.0; groups]);
+            for (o, minima) in minima.chunks_exact(groups.max(1)).enumerate() {
+                for (b, minimum) in minima.iter().enumerate() {
+                    sum.minima_squares[b] += minimum * minimum;
+                    for signed in &mut sum.signed {
+                        signed.minima[b] += f64::from(signed.factors[o]) * minimum;
+                    }
+                }
+            }
+        }
+        sum
+    }
+
+    /// By how much those of a row of recorded outputs are off: x (I,) rounded activations, `excess` what meets the
+    /// minima, or nothing.
+    pub fn off(&self, x: &[f32], excess: &[f32], recorded: &[f32]) -> [f64; 2] {
+        self.signed.each_ref().map(|signed| {
+            let met = signed.minima.iter().zip(excess).map(|(minimum, x)| minimum * f64::from(*x));
+            let met: f64 = met.sum();
+            dot(&signed.factors, &recorded[self.outputs.clone()]) - dot(&signed.weights, x) - met
+        })
+    }
+
+    /// What the exact one changes by where a tie is rounded to the other side.
+    pub fn moved(&self, r: usize, tie: &Tie) -> f64 {
+        let signed = &self.signed[r];
+        let minimum = tie.col.checked_div(self.group).map_or(0.0, |group| signed.minima[group]);
+        f64::from(signed.weights[tie.col]) * tie.value + minimum * tie.sum
+    }
+
+    /// Whether rounding explains an error: the bounds of the outputs, [`bounds::linear`], in quadrature, since each
+    /// is as many standard deviations of an independent error; and what the activations may be off by.
+    pub fn explains(
+        &self,
+        r: usize,
+        error: f64,
+        units: &Units,
+        x: &[f32],
+        steps: &[f64],
+        recorded: &[f32],
+    ) -> bool {
+        let outputs = &recorded[self.outputs.clone()];
+        let squares = vectorized(
+            #[inline(always)]
+            || in_lanes(outputs, |y, _| f64::from(y) * f64::from(y)),
+        );
+        let factor = LARGEST[r] * bounds::accumulation(x.len(), units.accumulator);
+        let tiny = (x.len() as f64).sqrt() * bounds::TINY_F32;
+        let of_size = (factor + LARGEST[r] * units.storage) * squares.sqrt()
+            + LARGEST[r] * (units.subnormal + tiny) * (outputs.len() as f64).sqrt();
+        let off = steps.iter().zip(&self.signed[r].weights).map(|(step, w)| (step * f64::from(*w)).powi(2));
+        let of_size = of_size + CONFIDENCE * off.sum::<f64>().sqrt();
+        // What is infinite explains nothing. The terms need not be looked at where what the outputs allow is enough.
+        let within = |bound: f64| bound.is_finite() && error <= bound;
+        within(of_size) || within(of_size + factor * self.terms(x))
+    }
+
+    /// All terms of the outputs in quadrature, and what cancels between minima and quants.
+    fn terms(&self, x: &[f32]) -> f64 {
+        let x = Matrix::new(1, x.len(), x.iter().map(|&x| f64::from(x)).collect());
+        let met = if self.group > 0 { group_sums(&x, self.group).data } else { Vec::new() };
+        let cancelled: f64 = self.minima_squares.iter().zip(&met).map(|(w, met)| w * met * met).sum();
+        let terms: f64 = self.squares.iter().zip(&x.data).map(|(w, x)| f64::from(*w) * x * x).sum();
+        (terms + cancelled).sqrt()
+    }
+}
+
+/// Σ a·b: so few products in f32 that what they round is far below what a sum of all does, the others in f64.
+pub fn dot(a: &[f32], b: &[f32]) -> f64 {
+    vectorized(
+        #[inline(always)]
+        || {
+            const LANES: usize = 8;
+            const ADDED: usize = 8;
+            let mut sums = [0f64; LANES];
+            let ((chunks_a, rest_a), (chunks_b, rest_b)) =
+                (a.as_chunks::<{ LANES * ADDED }>(), b.as_chunks::<{ LANES * ADDED }>());
+            for (a, b) in chunks_a.iter().zip(chunks_b) {
+                let mut some = [0f32; LANES];
+                for i in 0..ADDED {
+                    for lane in 0..LANES {
+                        some[lane] += a[i * LANES + lane] * b[i * LANES + lane];
+                    }
+                }
+                for lane in 0..LANES {
+                    sums[lane] += f64::from(some[lane]);
+                }
+            }
+            let rest: f64 = rest_a.iter().zip(rest_b).map(|(a, b)| f64::from(a * b)).sum();
+            sums.iter().sum::<f64>() + rest
+        },
+    )
+}
+
+/// Adds rows (factors, I) to Σ r·w for both r and Σ w²: up to [`ADDED`] of them in f32.
+#[inline(always)]
+fn add_rows(rows: &[f32], factors: [&[f32]; 2], sums: &mut [Vec<f64>; 2], squares: &mut [f32]) {
+    const LANES: usize = 16;
+    let cols = squares.len();
+    for start in (0..cols).step_by(LANES) {
+        let width = LANES.min(cols - start);
+        let (mut first, mut second, mut square) = ([0f32; LANES], [0f32; LANES], [0f32; LANES]);
+        for (row, (a, b)) in rows.chunks_exact(cols).zip(factors[0].iter().zip(factors[1])) {
+            let mut last = [0f32; LANES];
+            let w = match row[start..].first_chunk::<LANES>() {
+                Some(w) => w,
+                None => {
+                    last[..width].copy_from_slice(&row[start..start + width]);
+                    &last
+                }
+            };
+            for lane in 0..LANES {
+                first[lane] += a * w[lane];
+                second[lane] += b * w[lane];
+                square[lane] += w[lane] * w[lane];
+            }
+        }
+        for lane in 0..width {
+            sums[0][start + lane] += f64::from(first[lane]);
+            sums[1][start + lane] += f64::from(second[lane]);
+            squares[start + lane] += square[lane];
+        }
+    }
+}
+
+/// r[o]: ±1 for the first, ±[0.5, 1.5) in steps of 1/256 for the second; bits of SplitMix64 (Steele and others,
+/// OOPSLA 2014).
+pub fn factor(r: usize, o: usize) -> f32 {
+    let mut z = (2 * o as u64 + r as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^= z >> 31;
+    let size = if r == 0 { 1.0 } else { 0.5 + (z & 255) as f32 / 256.0 };
+    if z >> 63 == 1 { size } else { -size }
+}

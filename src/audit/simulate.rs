@@ -1,0 +1,342 @@
+//! What rounding explains at a checkpoint whose predecessors were not recorded: simulated.
+//!
+//! The healthy graph is executed from the tokens once in f64, and once for each side in f32 with every node's output
+//! disturbed at random by as much as that side's arithmetic rounds it (stochastic arithmetic: D. S. Parker, "Monte
+//! Carlo arithmetic", 1997; J. Vignes, "A stochastic arithmetic for reliable scientific computation", 1993). How far
+//! the disturbed passes are from the exact one is what rounding carries up to there. The disturbances are seeded.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::bounds::{self, ANGLE_ROUNDINGS, CONFIDENCE, UNIT_F32, Units, storage_unit};
+use super::judge::{PLAIN, half_steps_unfollowed};
+use super::rows;
+use crate::arithmetic::round::{self, AttentionRounding};
+use crate::checkpoint::Checkpoint;
+use crate::dense::Rows;
+use crate::dump::Recording;
+use crate::engine::cpu::{AsValues, CpuEngine};
+use crate::engine::{Batch, Engine, Probe, Values};
+use crate::error::Result;
+use crate::gguf::DType;
+use crate::model::Model;
+use crate::model::graph::{Graph, Op};
+use crate::model::weights::Weight;
+use crate::numerics::{Numerics, Storage};
+use crate::tensor::Matrix;
+
+/// Tokens that are computed at a time.
+const STEP: usize = 64;
+/// Roundings of an elementwise operation.
+const OWN_ROUNDINGS: f64 = 4.0;
+/// The faintest mistake of the catalogue that is none of rounding, a wrong epsilon in one norm, moves the logits of the
+/// models that ship with parity by this much; the next ones by 8e-3 and more (`docs/verdicts.md`).
+const FAINTEST: f64 = 5.6e-4;
+/// A band up to which such a mistake stands out.
+const SHARP: f64 = FAINTEST / 2.0;
+
+/// What rounding carries up to a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Carried {
+    /// The candidate against the exact forward pass; `None` where it has none of the simulated rows.
+    pub candidate: Option<OwnDistance>,
+    /// How far rounding explains the two sides to be apart, relative to the exact pass.
+    pub apart: f64,
+    /// Root mean square of the exact values.
+    pub size: f64,
+}
+
+/// How far a recording is from the exact forward pass, at the row where that exceeds rounding most.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OwnDistance {
+    /// ‖recorded - exact‖ / ‖exact‖
+    pub distance: f64,
+    /// What rounding explains of it.
+    pub band: f64,
+    /// The first over the second.
+    pub over: f64,
+}
+
+impl Carried {
+    /// What is not seen: the band of whatever is judged most sharply.
+    pub fn band(&self) -> f64 {
+        self.candidate.map_or(self.apart, |own| own.band)
+    }
+
+    /// Whether mistakes would show.
+    pub fn is_sharp(&self) -> bool {
+        self.band() <= SHARP
+    }
+}
+
+/// Simulates the forward pass of the first recording's tokens up to the last of `checkpoints`, and looks at these at
+/// `positions`. `sides` is the arithmetic of candidate and reference, or of the candidate alone.
+///
+/// # Errors
+/// A weight that cannot be read, and tokens that the model does not have.
+pub fn simulate(
+    model: &Model,
+    candidate: &dyn Recording,
+    sides: &[Numerics],
+    positions: &[u32],
+    checkpoints: &BTreeSet<Checkpoint>,
+) -> Result<BTreeMap<Checkpoint, Carried>> {
+    let of = |c: &Checkpoint| (*c, rows::of_checkpoint(positions, &candidate.positions(*c)));
+    let standard = checkpoints.iter().filter(|c| !c.kind().is_optional());
+    let wanted: Wanted = standard.map(of).filter(|(_, rows)| !rows.is_empty()).collect();
+    let Some((&last, _)) = wanted.last_key_value() else { return Ok(BTreeMap::new()) };
+    let end = wanted.values().flatten().max().map_or(0, |&position| position as usize + 1);
+    let Some(tokens) = candidate.tokens().get(..end) else { return Ok(BTreeMap::new()) };
+    let graph = model.graph.until(last).fused(|_| false);
+    let exact = pass::<f64>(model, &graph, tokens, &wanted, None)?;
+    let mut disturbed: Vec<(Numerics, Passed)> = Vec::new();
+    for side in sides {
+        if disturbed.iter().all(|(known, _)| known != side) {
+            let seed = disturbed.len() as u64 + 1;
+            let rounding = Disturb { model, graph: &graph, numerics: *side, seed };
+            disturbed.push((*side, pass::<f32>(model, &graph, tokens, &wanted, Some(rounding))?));
+        }
+    }
+    let of_side =
+        |side: &Numerics| disturbed.iter().find(|(known, _)| known == side).map(|(_, passed)| passed);
+    let passes: Vec<&Passed> = sides.iter().filter_map(of_side).collect();
+    Ok(wanted.iter().map(|(c, rows)| (*c, carried(candidate, *c, rows, &exact, &passes))).collect())
+}
+
+type Wanted = BTreeMap<Checkpoint, Vec<u32>>;
+type Passed = BTreeMap<(Checkpoint, u32), Vec<f64>>;
+
+/// What the passes say of one checkpoint.
+fn carried(
+    candidate: &dyn Recording,
+    checkpoint: Checkpoint,
+    rows: &[u32],
+    exact: &Passed,
+    passes: &[&Passed],
+) -> Carried {
+    let row = |pass: &Passed, position: u32| pass.get(&(checkpoint, position)).cloned().unwrap_or_default();
+    let spread = |pass: &Passed, position: u32| apart(&row(pass, position), &row(exact, position));
+    let spreads: Vec<Vec<f64>> =
+        passes.iter().map(|pass| rows.iter().map(|&position| spread(pass, position)).collect()).collect();
+    let mean = |spreads: &Vec<f64>| {
+        (spreads.iter().map(|s| s * s).sum::<f64>() / spreads.len().max(1) as f64).sqrt()
+    };
+    let largest = |spreads: &Vec<f64>| spreads.iter().fold(0.0f64, |max, s| max.max(*s));
+    let apart_squared: f64 = spreads.iter().map(|spreads| largest(spreads).powi(2)).sum();
+    let mut own: Option<OwnDistance> = None;
+    let mut buffer = Vec::new();
+    for (at, &position) in rows.iter().enumerate() {
+        let Some(recorded) = candidate.row(checkpoint, position, &mut buffer) else { continue };
+        let recorded: Vec<f64> = recorded.iter().map(|&x| f64::from(x)).collect();
+        let distance = apart(&recorded, &row(exact, position));
+        let band = CONFIDENCE * spreads.first().map_or(0.0, |spreads| spreads[at].max(mean(spreads)));
+        let over = if distance == 0.0 { 0.0 } else { distance / band };
+        // `!(..)`, so that a NaN is the worst.
+        if own.is_none_or(|worst| !(over <= worst.over)) {
+            own = Some(OwnDistance { distance, band, over });
+        }
+    }
+    let all: Vec<f64> = rows.iter().flat_map(|&position| row(exact, position)).collect();
+    let size = (all.iter().map(|x| x * x).sum::<f64>() / all.len().max(1) as f64).sqrt();
+    Carried { candidate: own, apart: CONFIDENCE * apart_squared.sqrt(), size }
+}
+
+/// ‖a - b‖ / ‖b‖; NaN where the rows are not of one width.
+fn apart(a: &[f64], b: &[f64]) -> f64 {
+    if a.len() != b.len() || a.is_empty() {
+        return f64::NAN;
+    }
+    let square = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let difference = square(&mut a.iter().zip(b).map(|(a, b)| a - b));
+    if difference == 0.0 { 0.0 } else { difference / square(&mut b.iter().copied()) }
+}
+
+/// One forward pass; the wanted rows.
+fn pass<S: AsValues>(
+    model: &Model,
+    graph: &Graph,
+    tokens: &[u32],
+    wanted: &Wanted,
+    disturb: Option<Disturb<'_>>,
+) -> Result<Passed> {
+    let numerics = if disturb.is_some() { Numerics::default() } else { PLAIN };
+    let mut engine = CpuEngine::<S>::new(&model.gguf, graph.clone(), numerics);
+    let mut watch = Watch { wanted, disturb, shown: Matrix::default(), rows: Passed::new() };
+    for (index, tokens) in tokens.chunks(STEP).enumerate() {
+        engine.step(&Batch { tokens, first: index * STEP }, &mut watch)?;
+    }
+    Ok(watch.rows)
+}
+
+/// Keeps the wanted rows and, where it is to, disturbs every output.
+struct Watch<'a> {
+    wanted: &'a Wanted,
+    disturb: Option<Disturb<'a>>,
+    /// The output that was shown last.
+    shown: Matrix<f64>,
+    rows: Passed,
+}
+
+impl Watch<'_> {
+    fn keep(&mut self, checkpoint: Checkpoint, batch: &Batch<'_>) {
+        for (t, position) in batch.positions().into_iter().enumerate() {
+            if self.wanted.get(&checkpoint).is_some_and(|rows| rows.contains(&position)) {
+                self.rows.insert((checkpoint, position), self.shown.row(t).to_vec());
+            }
+        }
+    }
+}
+
+impl Probe for Watch<'_> {
+    fn wants(&self, checkpoint: Checkpoint) -> bool {
+        !checkpoint.kind().is_optional() && (self.disturb.is_some() || self.wanted.contains_key(&checkpoint))
+    }
+
+    fn record(
+        &mut self,
+        checkpoint: Checkpoint,
+        batch: &Batch<'_>,
+        shape: &[usize],
+        values: Values<'_>,
+    ) -> Result<()> {
+        let values: Vec<f64> = match values {
+            Values::F32(values) => values.iter().map(|&x| f64::from(x)).collect(),
+            Values::F16(values) => values.iter().map(|x| x.to_f64()).collect(),
+            Values::F64(values) => values.to_vec(),
+        };
+        self.shown = Matrix::new(shape[0], shape[1..].iter().product(), values);
+        if let Some(disturb) = &self.disturb {
+            disturb.output(checkpoint, batch, &mut self.shown)?;
+        }
+        self.keep(checkpoint, batch);
+        Ok(())
+    }
+
+    fn first_logits(&self, batch: &Batch<'_>) -> usize {
+        let logits = self.wanted.iter().filter(|(c, _)| c.layer_index().is_none()).flat_map(|(_, rows)| rows);
+        let first = logits.filter(|position| **position as usize >= batch.first).min();
+        first.map_or(batch.tokens.len(), |position| *position as usize - batch.first)
+    }
+
+    fn fed(&mut self, checkpoint: Checkpoint, batch: &Batch<'_>, width: usize) -> Option<Vec<f32>> {
+        let disturb = self.disturb.as_ref().filter(|_| !checkpoint.kind().is_optional())?;
+        let mut values = std::mem::take(&mut self.shown);
+        disturb.input(checkpoint, batch, &mut values).ok()?;
+        (values.cols == width).then(|| values.data.iter().map(|&x| x as f32).collect())
+    }
+}
+
+/// The roundings of one side.
+struct Disturb<'a> {
+    model: &'a Model,
+    graph: &'a Graph,
+    numerics: Numerics,
+    seed: u64,
+}
+
+impl Disturb<'_> {
+    /// Rounds what a node puts out: its sums, and the type that it is stored in.
+    fn output(&self, checkpoint: Checkpoint, batch: &Batch<'_>, y: &mut Matrix<f64>) -> Result<()> {
+        let Some(node) = self.graph.node(checkpoint) else { return Ok(()) };
+        let units = Units::of(&self.numerics);
+        let stored = storage_unit(self.numerics.storage_of(checkpoint.kind()));
+        let attention = AttentionRounding::of(&self.numerics);
+        let rms = |row: &[f64]| (row.iter().map(|x| x * x).sum::<f64>() / row.len().max(1) as f64).sqrt();
+        let of_rms = match &node.op {
+            Op::Linear { weight, .. } => {
+                let weight = Weight::find(&self.model.gguf, weight)?;
+                let narrow = narrow_weights(&self.numerics, weight.dtype());
+                units.accumulator * (weight.cols() as f64).sqrt() + narrow
+            }
+            Op::Attention(op) => {
+                let terms = (batch.first + batch.tokens.len()).max(op.head_width);
+                let narrow = [attention.sums, attention.probs].into_iter().filter(|to| *to != Storage::F32);
+                let narrow: f64 = narrow.map(|to| storage_unit(to) * OWN_ROUNDINGS).sum();
+                units.accumulator * ((terms as f64).sqrt() + ANGLE_ROUNDINGS) + narrow
+            }
+            _ => 0.0,
+        };
+        let turned = match &node.op {
+            Op::Rope(rope) => {
+                let freqs = match &rope.freqs {
+                    Some(freqs) => Weight::find(&self.model.gguf, freqs)?.decode(),
+                    None => Vec::new(),
+                };
+                let (positions, steps) = (batch.positions(), Vec::new());
+                let rows = Rows { tokens: batch.tokens, positions: &positions, steps: &steps };
+                Some(bounds::rope(&units, rope, &freqs, rows, y.view()))
+            }
+            _ => None,
+        };
+        let relative = OWN_ROUNDINGS * units.accumulator + stored;
+        let mut random = Random::new(self.seed, checkpoint, batch.first);
+        for t in 0..y.rows {
+            let size = of_rms * rms(y.row(t));
+            for (column, x) in y.row_mut(t).iter_mut().enumerate() {
+                let angle = turned.as_ref().map_or(0.0, |bound| bound.row(t)[column]);
+                *x += random.next() * (size + relative * x.abs() + angle);
+            }
+        }
+        Ok(())
+    }
+
+    /// Rounds what its readers round of it: activations of matmuls, and what attention reads.
+    fn input(&self, checkpoint: Checkpoint, batch: &Batch<'_>, y: &mut Matrix<f64>) -> Result<()> {
+        let mut steps: Matrix<f64> = Matrix::zeros(y.rows, y.cols);
+        let mut widen = |other: Matrix<f64>| {
+            steps.data.iter_mut().zip(other.data).for_each(|(step, other)| *step = step.max(other));
+        };
+        for node in self.graph.nodes.iter().filter(|node| node.inputs.contains(&checkpoint)) {
+            match &node.op {
+                Op::Linear { weight, .. } => {
+                    let dtype = Weight::find(&self.model.gguf, weight)?.dtype();
+                    half_steps_unfollowed(self.numerics.products, dtype, y).into_iter().for_each(&mut widen);
+                }
+                Op::Attention(_) => {
+                    let rounding = AttentionRounding::of(&self.numerics);
+                    let to = if node.inputs.first() == Some(&checkpoint) { rounding.q } else { rounding.kv };
+                    let unit = if to == Storage::F32 { 0.0 } else { storage_unit(to) };
+                    widen(bounds::map(y, |x| unit * x.abs()));
+                }
+                _ => {}
+            }
+        }
+        let mut random = Random::new(!self.seed, checkpoint, batch.first);
+        y.data.iter_mut().zip(steps.data).filter(|(_, step)| *step > 0.0).for_each(|(x, step)| {
+            *x += random.next() * step;
+        });
+        Ok(())
+    }
+}
+
+/// What rounding its weights adds to an output, relative to the output's root mean square.
+fn narrow_weights(numerics: &Numerics, dtype: DType) -> f64 {
+    match (round::weight_storage(numerics.products), dtype) {
+        (Storage::F32, _) | (Storage::F16, DType::F16) | (Storage::Bf16, DType::BF16) => 0.0,
+        (to, _) => storage_unit(to).max(UNIT_F32),
+    }
+}
+
+/// Uniform numbers from -1 to 1: SplitMix64 (Steele and others, OOPSLA 2014).
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64, checkpoint: Checkpoint, first: usize) -> Random {
+        let mut random = Random(seed ^ (first as u64) << 32);
+        for byte in checkpoint.to_string().bytes() {
+            random.0 = random.bits() ^ u64::from(byte);
+        }
+        random
+    }
+
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn next(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+}

@@ -1,0 +1,309 @@
+//! From comparisons and audits to answers: one for each checkpoint, one for the whole.
+//!
+//! Answers are data until the report is put together: a verdict and [`Why`], which `text` puts into a sentence.
+
+use std::collections::BTreeMap;
+
+use crate::checkpoint::Checkpoint;
+use crate::compare::Comparison;
+use crate::dump::{Recording, Unfinite};
+use crate::faults::diagnose::Diagnosed;
+use crate::report::{
+    Budget, CheckpointVerdict, Coverage, Diagnosis, Entry, FirstDivergence, Local, LocalError, Report,
+    SCHEMA, Seen, Side, TokenReport, Verdict,
+};
+
+mod bracket;
+mod checkpoint;
+mod graph;
+mod named;
+mod text;
+mod whole;
+
+pub use graph::{judge, outliers};
+pub use whole::{Gap, gaps};
+
+use crate::audit::simulate::Carried;
+
+/// The answer for one checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judged {
+    /// The answer.
+    pub verdict: CheckpointVerdict,
+    /// What it rests on.
+    pub why: Why,
+    /// Both sides' local errors.
+    pub local: Local,
+    /// Where the distance comes from.
+    pub budget: Option<Budget>,
+}
+
+/// What an answer rests on.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Why {
+    /// The values are equal, and nothing was audited.
+    Equal,
+    /// A tolerance that the user gave.
+    Tolerance {
+        /// Whether it holds.
+        within: bool,
+        /// Whether the node is known to be healthy.
+        audited: bool,
+    },
+    /// What is not there.
+    Lacking(&'static str),
+    /// So many of the reference's rows are not there.
+    LackingRows(u64),
+    /// Two shapes of a row.
+    Shapes {
+        /// The candidate's.
+        candidate: Vec<usize>,
+        /// The reference's.
+        reference: Vec<usize>,
+    },
+    /// A row that is not as wide as the model's.
+    Width {
+        /// Whose.
+        side: &'static str,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// The model's width.
+        expected: usize,
+    },
+    /// NaN and Inf in the candidate.
+    Nonfinite {
+        /// How many.
+        count: Unfinite,
+        /// Where they come from, in words.
+        from: &'static str,
+    },
+    /// The candidate's inputs hold some, its output does not.
+    NonfiniteInputs,
+    /// So many NaN and Inf in the reference alone.
+    ReferenceNonfinite(u64),
+    /// The candidate's local error is beyond its bound; a node that was computed from what it should have been.
+    BeyondBound(LocalError, Option<Checkpoint>),
+    /// The reference's is.
+    ReferenceBeyondBound(LocalError),
+    /// The candidate's local error is rounding, and there is nothing to compare it with.
+    Local(LocalError),
+    /// Local errors of both sides are rounding.
+    Witnesses {
+        /// The candidate's.
+        candidate: LocalError,
+        /// The reference's, where it was audited.
+        reference: Option<LocalError>,
+        /// Whether the distance is more than these: rounding of healthy nodes before it.
+        carried: bool,
+    },
+    /// The local error is rounding; the distance comes from a node before it.
+    Inherited {
+        /// The candidate's local error.
+        local: LocalError,
+        /// The first one that is not healthy.
+        from: Checkpoint,
+    },
+    /// It could not be audited: what the recording would have to hold.
+    Needs(String),
+    /// The sides differ, and nothing was audited.
+    Differs,
+    /// There is no row of it.
+    NotRecorded,
+    /// Nodes before it were not looked at, and what rounding carries through them is not known.
+    Unseen {
+        /// From the reference.
+        distance: f64,
+    },
+    /// Nodes before it were not looked at; what rounding carries through them was simulated.
+    Carried {
+        /// What the simulation says.
+        carried: Carried,
+        /// From the reference, where there is one.
+        distance: Option<f64>,
+        /// Whether mistakes would show.
+        sharp: bool,
+        /// What else is known.
+        local: Box<Why>,
+    },
+}
+
+/// Everything that a report is put together from.
+#[derive(Default)]
+pub struct Parts {
+    /// The numbers, in execution order.
+    pub comparisons: Vec<Comparison>,
+    /// The answers.
+    pub judgement: Judgement,
+    /// From logits to tokens.
+    pub tokens: Option<TokenReport>,
+    /// The side that is judged.
+    pub candidate: Side,
+    /// The side that it is compared with.
+    pub reference: Option<Side>,
+    /// What a reader must know of the inputs.
+    pub notes: Vec<String>,
+    /// Rows that there is nothing to say about, though one side has tokens there.
+    pub gaps: Vec<Gap>,
+    /// Whether what a side lacks is no obstacle to parity.
+    pub allow_missing: bool,
+}
+
+/// The answers for all checkpoints.
+#[derive(Default)]
+pub struct Judgement {
+    /// By checkpoint: all that were compared.
+    pub judged: BTreeMap<Checkpoint, Judged>,
+    /// The mistakes behind the candidate's first faulty nodes.
+    pub named: BTreeMap<Checkpoint, Diagnosed>,
+    /// Those behind the reference's.
+    pub named_reference: BTreeMap<Checkpoint, Diagnosis>,
+    /// What a reader must know of the sides' arithmetic.
+    pub notes: Vec<String>,
+    /// Token rows whose local error was computed; `None` without an audit.
+    pub rows_audited: Option<u64>,
+    /// Token rows that were screened besides, where there was an audit.
+    pub rows_screened: Option<u64>,
+}
+
+/// Where a recording comes from.
+pub fn side(recording: &dyn Recording, path: Option<String>) -> Side {
+    let manifest = recording.manifest();
+    Side {
+        path,
+        producer: manifest.producer.clone(),
+        model: manifest.model.clone(),
+        tokens: manifest.tokens.len(),
+        steps: manifest.steps.iter().map(|step| step.positions.len()).collect(),
+        provenance: manifest.provenance.clone(),
+    }
+}
+
+/// Puts the report together.
+pub fn assemble(parts: Parts) -> Report {
+    let coverage = coverage(&parts);
+    let whys: Vec<Why> = parts.comparisons.iter().map(|c| rows_there(&parts, c).why).collect();
+    let mut entries: Vec<Entry> =
+        parts.comparisons.iter().map(|comparison| entry(&parts, comparison)).collect();
+    let bracket = bracket::bracket(&entries, parts.judgement.rows_audited.is_some());
+    if let Some((at, text)) = &bracket {
+        *entries[*at].evidence.get_or_insert_default() += &format!("; {text}");
+    }
+    let first = entries.iter().find(|entry| entry.verdict.is_fault());
+    let first_divergence = first.map(|entry| {
+        let named = parts.judgement.named.get(&entry.id).cloned().unwrap_or_default();
+        FirstDivergence {
+            checkpoint: entry.id,
+            layer: entry.layer,
+            verdict: entry.verdict,
+            inputs: named.inputs,
+            diagnosis: named.diagnosis,
+            residual: named.residual,
+            tried: named.tried,
+            reproduce: None,
+        }
+    });
+    let origins = entries.iter().filter(|e| e.verdict == CheckpointVerdict::Origin).map(|e| e.id).collect();
+    let whole = whole::Whole {
+        entries: &entries,
+        whys: &whys,
+        coverage: &coverage,
+        alone: parts.reference.is_none(),
+        gaps: &parts.gaps,
+        allow_missing: parts.allow_missing,
+        tokens: parts.tokens.as_ref(),
+    };
+    let (verdict, mut reason) = whole.verdict();
+    if verdict == Verdict::Undecided {
+        reason.iter_mut().zip(&bracket).for_each(|(reason, (_, text))| *reason += &format!("; {text}"));
+    }
+    let (obstacles, accepted) = whole::spoken(&parts.gaps, parts.allow_missing);
+    let notes = parts.notes.into_iter().chain(parts.judgement.notes).chain(accepted).collect();
+    Report {
+        schema: SCHEMA.to_owned(),
+        verdict,
+        reason,
+        first_divergence,
+        origins,
+        gaps: obstacles,
+        coverage,
+        checkpoints: entries,
+        tokens: parts.tokens,
+        candidate: parts.candidate,
+        reference: parts.reference,
+        notes,
+        ..Report::default()
+    }
+}
+
+fn coverage(parts: &Parts) -> Coverage {
+    let comparisons = &parts.comparisons;
+    let numbers = || comparisons.iter().filter_map(|c| c.numbers.as_ref());
+    Coverage {
+        checkpoints_compared: numbers().count(),
+        checkpoints_missing: comparisons.iter().filter(|c| c.status.is_missing()).count(),
+        elements_compared: numbers().map(|n| n.n).sum(),
+        rows_compared: comparisons.iter().map(|c| c.rows_compared).sum(),
+        rows_expected: comparisons.iter().map(|c| c.rows_expected).sum(),
+        rows_audited: parts.judgement.rows_audited,
+        seen: seen(comparisons),
+        rows_screened: parts.judgement.rows_screened,
+    }
+}
+
+/// How much was seen of all checkpoints of which a side was only printed.
+fn seen(comparisons: &[Comparison]) -> Option<Seen> {
+    let parts = || comparisons.iter().filter_map(|comparison| comparison.seen);
+    parts().next()?;
+    Some(Seen { values: parts().map(|s| s.values).sum(), of: parts().map(|s| s.of).sum(), sum: None })
+}
+
+/// The answer for a checkpoint; where the candidate lacks rows nothing healthy, since nobody knows of those.
+fn rows_there(parts: &Parts, comparison: &Comparison) -> Judged {
+    let known = parts.judgement.judged.get(&comparison.checkpoint).cloned();
+    let judged = known.unwrap_or_else(|| graph::by_numbers(comparison));
+    match comparison.status {
+        crate::compare::Status::MissingRows(rows) if judged.verdict.is_healthy() => {
+            Judged { verdict: CheckpointVerdict::Missing, why: Why::LackingRows(rows), ..judged }
+        }
+        _ => judged,
+    }
+}
+
+fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
+    let checkpoint = comparison.checkpoint;
+    let Judged { mut verdict, why, local, budget } = rows_there(parts, comparison);
+    let mut evidence = text::sentence(&why);
+    let named = parts.judgement.named.get(&checkpoint).map_or(&[][..], |named| &named.diagnosis);
+    let best = match verdict {
+        CheckpointVerdict::Origin | CheckpointVerdict::Nonfinite => named.first(),
+        CheckpointVerdict::Reference => parts.judgement.named_reference.get(&checkpoint),
+        _ => None,
+    };
+    if let Some(best) = best {
+        evidence += &format!(": {} ({})", best.text, best.fault);
+    }
+    if let Some(seen) = &comparison.seen {
+        evidence += &text::seen_in_part(seen);
+        let other_sum = seen.sum.is_some_and(|sum| !(sum.over() <= 1.0));
+        if other_sum && verdict == CheckpointVerdict::Match {
+            verdict = CheckpointVerdict::Undecided;
+        }
+    }
+    let mut shape = vec![comparison.rows_compared as usize];
+    shape.extend_from_slice(&comparison.row_shape);
+    Entry {
+        id: checkpoint,
+        layer: checkpoint.layer_index(),
+        verdict,
+        evidence: Some(evidence),
+        numbers: comparison.numbers.clone(),
+        local,
+        budget,
+        diagnosis: named.to_vec(),
+        shape,
+        seen: comparison.seen,
+    }
+}
+
+#[cfg(test)]
+mod tests;

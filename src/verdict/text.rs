@@ -1,0 +1,170 @@
+//! Answers in words.
+
+use super::{Gap, Why};
+use crate::audit::simulate::Carried;
+use crate::report::words::{number, thousands};
+use crate::report::{LocalError, Seen};
+
+/// The evidence in one sentence without a full stop.
+pub fn sentence(why: &Why) -> String {
+    match why {
+        Why::Equal => "equal".to_owned(),
+        Why::Tolerance { within: true, .. } => "within the tolerance given".to_owned(),
+        Why::Tolerance { audited: true, .. } => {
+            "beyond the tolerance given, though its local error is rounding".to_owned()
+        }
+        Why::Tolerance { .. } => "beyond the tolerance given".to_owned(),
+        Why::Lacking(what) => (*what).to_owned(),
+        Why::LackingRows(rows) => {
+            format!("{} of the reference's rows are not in the candidate", thousands(*rows))
+        }
+        Why::Shapes { candidate, reference } => {
+            format!("rows of {candidate:?} in the candidate, {reference:?} in the reference")
+        }
+        Why::Width { side, shape, expected } => {
+            format!("rows of {shape:?} in the {side}, the model's are {expected} wide")
+        }
+        Why::Nonfinite { count, from } => format!("{count}; {from}"),
+        Why::NonfiniteInputs => "its inputs hold NaN or Inf, so that nothing can be said of it".to_owned(),
+        Why::ReferenceNonfinite(count) => format!("{} NaN or Inf in the reference alone", thousands(*count)),
+        Why::BeyondBound(local, None) => {
+            format!("its local error is {}: the bug is in this node", beyond(local))
+        }
+        Why::BeyondBound(local, Some(reader)) => format!(
+            "its local error is {}, but {reader} was computed from what it should be: the dump is wrong here, the \
+             engine is not",
+            beyond(local)
+        ),
+        Why::ReferenceBeyondBound(local) => format!(
+            "the reference's local error is {}: it is wrong, or not what it is taken for",
+            beyond(local)
+        ),
+        Why::Local(local) => alone(local),
+        Why::Witnesses { candidate, reference, carried: false } => witnesses(candidate, reference.as_ref()),
+        Why::Witnesses { candidate, reference, carried: true } => format!(
+            "{}; no node before it is faulty: the distance is rounding, carried on",
+            witnesses(candidate, reference.as_ref())
+        ),
+        Why::Inherited { local, from } => {
+            format!("{}; what it differs by comes from {from} or before it", alone(local))
+        }
+        Why::Needs(what) => format!("to judge it, the recording needs {what}"),
+        Why::Differs => "the sides differ; nothing says whether this node or its input is wrong".to_owned(),
+        Why::NotRecorded => "not recorded".to_owned(),
+        Why::Unseen { .. } => {
+            format!("its local error is rounding; it {}", carried_on(why).unwrap_or_default())
+        }
+        Why::Carried { local, .. } => {
+            let rest = carried_on(why).unwrap_or_default();
+            match &**local {
+                Why::Unseen { .. } => format!("its local error is rounding; it {rest}"),
+                other => format!("{}; it {rest}", sentence(other)),
+            }
+        }
+    }
+}
+
+/// What is known of a distance that comes from nodes which were not looked at, as a predicate.
+pub fn carried_on(why: &Why) -> Option<String> {
+    match why {
+        Why::Unseen { distance } => Some(format!(
+            "is {} from the reference, and the nodes before it were not all looked at",
+            number(*distance)
+        )),
+        Why::Carried { carried, distance, sharp, .. } => Some(simulated(carried, *distance, *sharp)),
+        _ => None,
+    }
+}
+
+fn simulated(carried: &Carried, distance: Option<f64>, sharp: bool) -> String {
+    let own = carried.candidate.map(|own| {
+        let (distance, band) = (number(own.distance), number(own.band));
+        format!(
+            "is {distance} from an exact forward pass of the model, and rounding explains up to {band} of it"
+        )
+    });
+    let apart = distance.map(|distance| {
+        let (distance, apart) = (number(distance), number(carried.apart));
+        format!("is {distance} from the reference, and rounding of both explains up to {apart}")
+    });
+    let parts: Vec<String> = own.into_iter().chain(apart).collect();
+    let blind = match sharp {
+        true => "",
+        false => ": too much for mistakes to show; looking at all nodes would decide",
+    };
+    format!("{}{blind}", parts.join("; it "))
+}
+
+/// "the candidate is 4.0e-7 from exact arithmetic here, the reference 1.3e-2".
+fn witnesses(candidate: &LocalError, reference: Option<&LocalError>) -> String {
+    match reference {
+        Some(reference) => format!(
+            "the candidate is {:.1e} from exact arithmetic here, the reference {:.1e}",
+            candidate.from_exact(),
+            reference.from_exact()
+        ),
+        None => alone(candidate),
+    }
+}
+
+fn alone(local: &LocalError) -> String {
+    format!(
+        "its local error is {:.1e}, {:.0} % of what rounding explains",
+        local.rel_l2,
+        100.0 * local.over_bound
+    )
+}
+
+fn beyond(local: &LocalError) -> String {
+    let at: Vec<String> = local.worst.iter().map(ToString::to_string).collect();
+    let times = if local.over_bound.is_finite() {
+        format!("{:.1e} times what rounding explains", local.over_bound)
+    } else {
+        "beyond any bound".to_owned()
+    };
+    format!("{times}, worst at [{}]", at.join(", "))
+}
+
+/// How much was seen of a checkpoint that was only printed, and whether the sum agrees: goes on a sentence.
+pub fn seen_in_part(seen: &Seen) -> String {
+    let mut text = format!("; {} of {} values seen", thousands(seen.values), thousands(seen.of));
+    if let Some(sum) = seen.sum {
+        let (apart, bound) = (number((sum.candidate - sum.reference).abs()), number(sum.bound));
+        text += &match sum.over() <= 1.0 {
+            true => format!(", sums {apart} apart ({bound} explained)"),
+            false => format!(
+                ", but the sums are {apart} apart ({bound} explained): values that were not seen differ"
+            ),
+        };
+    }
+    text
+}
+
+/// What an agreement of printed values does not show.
+pub fn seen_alone(seen: &Seen) -> String {
+    let share = 100.0 * seen.values as f64 / seen.of.max(1) as f64;
+    format!(
+        "of what was printed: {} of {} values seen ({share:.2} %) agree, and nothing is known of the others but \
+         their sums",
+        thousands(seen.values),
+        thousands(seen.of)
+    )
+}
+
+/// Tokens that there is nothing to say about.
+pub fn gap(gap: &Gap) -> String {
+    match gap {
+        Gap::OtherTokens(common, [candidate, reference]) => format!(
+            "the tokens differ: only the first {common} are common to the candidate's {candidate} and the \
+             reference's {reference}"
+        ),
+        Gap::FewerTokens([candidate, reference]) => format!(
+            "the candidate has {candidate} tokens and the reference {reference}: the others were not compared; \
+             --allow-missing accepts it"
+        ),
+        Gap::Unrecorded(side, rows, tokens) => format!(
+            "the {side} has rows at {rows} of its {tokens} tokens: nothing is known of the others; \
+             --allow-missing accepts it"
+        ),
+    }
+}

@@ -1,0 +1,171 @@
+//! The answer of the whole.
+
+use super::{Why, text};
+use crate::compare::common_positions;
+use crate::dump::Recording;
+use crate::report::{CheckpointVerdict, Coverage, Entry, TokenReport, Verdict, words};
+
+/// Tokens that there is nothing to say about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Gap {
+    /// The sides' tokens differ behind so many; the numbers of each.
+    OtherTokens(usize, [usize; 2]),
+    /// One side ends before the other: the numbers of tokens of each.
+    FewerTokens([usize; 2]),
+    /// A side has rows at only so many of its tokens: the side, and the two numbers.
+    Unrecorded(&'static str, usize, usize),
+}
+
+impl Gap {
+    /// Whether a user can accept it.
+    fn is_acceptable(&self) -> bool {
+        !matches!(self, Gap::OtherTokens(..))
+    }
+}
+
+/// What is not compared of the tokens of candidate and reference.
+pub fn gaps(candidate: &[u32], reference: &[u32]) -> Vec<Gap> {
+    let common = common_positions(candidate, reference) as usize;
+    let both = [candidate.len(), reference.len()];
+    match common < candidate.len().min(reference.len()) {
+        true => vec![Gap::OtherTokens(common, both)],
+        false if both[0] != both[1] => vec![Gap::FewerTokens(both)],
+        false => Vec::new(),
+    }
+}
+
+impl Gap {
+    /// Tokens of a recording that none of its steps has a row of.
+    pub fn of_steps(side: &'static str, recording: &dyn Recording) -> Option<Gap> {
+        let tokens = recording.tokens().len();
+        let steps = &recording.manifest().steps;
+        let mut positions: Vec<u32> = steps.iter().flat_map(|step| step.positions.iter().copied()).collect();
+        positions.sort_unstable();
+        positions.dedup();
+        (positions.len() < tokens).then_some(Gap::Unrecorded(side, positions.len(), tokens))
+    }
+}
+
+/// Gaps in words: those that stand in the way of parity, and those that were accepted.
+pub fn spoken(gaps: &[Gap], allow_missing: bool) -> (Vec<String>, Vec<String>) {
+    let (accepted, obstacles): (Vec<&Gap>, Vec<&Gap>) =
+        gaps.iter().partition(|gap| allow_missing && gap.is_acceptable());
+    let say = |gaps: Vec<&Gap>| gaps.into_iter().map(text::gap).collect();
+    (say(obstacles), say(accepted))
+}
+
+/// What the answer is made from.
+pub struct Whole<'a> {
+    pub entries: &'a [Entry],
+    /// In the order of the entries.
+    pub whys: &'a [Why],
+    pub coverage: &'a Coverage,
+    /// Whether one recording was audited by itself.
+    pub alone: bool,
+    pub gaps: &'a [Gap],
+    pub allow_missing: bool,
+    pub tokens: Option<&'a TokenReport>,
+}
+
+impl Whole<'_> {
+    fn count(&self, verdict: CheckpointVerdict) -> usize {
+        self.entries.iter().filter(|entry| entry.verdict == verdict).count()
+    }
+
+    /// The answer, and why where it is undecided; what limits it, or what it rests on, where it is parity.
+    pub fn verdict(&self) -> (Verdict, Option<String>) {
+        if self.entries.iter().any(|entry| entry.verdict.is_fault()) {
+            return (Verdict::Divergence, None);
+        }
+        match self.obstacle() {
+            Some(reason) => (Verdict::Undecided, Some(reason)),
+            None => (Verdict::Parity, self.basis()),
+        }
+    }
+
+    /// What stands in the way of parity.
+    fn obstacle(&self) -> Option<String> {
+        let coverage = self.coverage;
+        let audited = self.entries.iter().any(|entry| entry.local.candidate.is_some());
+        let simulated = self.whys.iter().any(|why| matches!(why, Why::Carried { .. }));
+        if coverage.checkpoints_compared == 0 && !(self.alone && (audited || simulated)) {
+            let reason = match self.alone && coverage.rows_audited.is_some() {
+                true => "no checkpoint could be computed again: what the nodes read was not recorded",
+                false => "nothing was compared",
+            };
+            return Some(reason.to_owned());
+        }
+        if let Some(entry) = self.entries.iter().find(|e| e.verdict == CheckpointVerdict::Reference) {
+            return Some(format!("the reference itself is wrong at {}", entry.id));
+        }
+        let (gaps, _) = spoken(self.gaps, self.allow_missing);
+        if let Some(gap) = gaps.into_iter().next() {
+            return Some(gap);
+        }
+        let missing = self.count(CheckpointVerdict::Missing);
+        if missing > 0 && !self.allow_missing {
+            return Some(format!(
+                "{} missing on a side; --layer or --checkpoint narrows the comparison, --allow-missing accepts it",
+                words::count(missing, "checkpoint")
+            ));
+        }
+        self.open(audited)
+    }
+
+    /// Checkpoints that could not be judged.
+    fn open(&self, audited: bool) -> Option<String> {
+        let open = self.count(CheckpointVerdict::Undecided);
+        let checkpoints = words::count(open, "checkpoint");
+        let is_open = |(entry, _): &(&Entry, &Why)| entry.verdict == CheckpointVerdict::Undecided;
+        let mut undecided = self.entries.iter().zip(self.whys).filter(is_open);
+        let blind = undecided.find(|(_, why)| matches!(why, Why::Carried { .. } | Why::Unseen { .. }));
+        match (open, blind) {
+            (0, _) => None,
+            (_, Some((entry, why))) => Some(format!(
+                "{checkpoints} could not be judged; {} {}",
+                entry.id,
+                text::carried_on(why).unwrap_or_default()
+            )),
+            _ if audited => Some(format!("{checkpoints} could not be judged")),
+            _ if self.coverage.rows_audited.is_some() => Some(format!(
+                "{checkpoints} could not be judged, since what the nodes read was not recorded; --rtol, --atol or \
+                 --nmse would decide",
+            )),
+            _ => Some(format!(
+                "{open} checkpoints differ and nothing says by how much they may; an audit (-m MODEL, no \
+                 --no-audit) or --rtol, --atol, --nmse would"
+            )),
+        }
+    }
+
+    /// What parity rests on where that is not an audit of everything.
+    fn basis(&self) -> Option<String> {
+        let compared = words::count(self.coverage.checkpoints_compared, "checkpoint");
+        let tokens = words::tokens_agree(self.tokens);
+        let tolerated = self.whys.iter().filter(|why| matches!(why, Why::Tolerance { .. })).count();
+        if tolerated > 0 && tolerated == self.coverage.checkpoints_compared {
+            return Some(format!("{compared} within the tolerance given{tokens}"));
+        }
+        if tolerated > 0 {
+            let (given, rest) =
+                (words::count(tolerated, "checkpoint"), self.coverage.checkpoints_compared - tolerated);
+            return Some(format!(
+                "{given} within the tolerance given, {rest} within what rounding explains{tokens}"
+            ));
+        }
+        if let Some(seen) = &self.coverage.seen {
+            return Some(text::seen_alone(seen));
+        }
+        if self.coverage.rows_audited.is_none() {
+            return Some(format!("{compared} equal{tokens}"));
+        }
+        let mut all = self.entries.iter().zip(self.whys);
+        let (entry, limit) = all.find_map(|(entry, why)| Some((entry, text::carried_on(why)?)))?;
+        let looked_at = self.entries.iter().filter(|entry| entry.verdict == CheckpointVerdict::Match).count();
+        let looked_at = words::count(looked_at, "checkpoint");
+        Some(format!(
+            "{looked_at} within what rounding explains, as far as they were looked at; {} {limit}",
+            entry.id
+        ))
+    }
+}
