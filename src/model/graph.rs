@@ -351,6 +351,8 @@ impl Dims {
             | Kind::FfnOut
             | Kind::LayerOut
             | Kind::FinalNorm => vec![rows, self.model],
+            // The hand-written graphs have no names: no row of one fits.
+            Kind::Named(_) => vec![rows, 0],
         }
     }
 

@@ -9,6 +9,8 @@ pub mod params;
 
 pub mod graph;
 
+pub mod text;
+
 pub use graph::{Graph, Id, MAX_SRC, Tensor, View};
 pub use op::Op;
 pub use params::Params;
