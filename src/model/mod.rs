@@ -14,6 +14,7 @@ pub mod graph;
 pub mod weights;
 
 mod build;
+pub mod builders;
 mod llama;
 pub mod misread;
 mod qwen2;

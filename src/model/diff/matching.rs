@@ -1,0 +1,163 @@
+//! Which node of one graph is which of the other: by their weights first, then by what reads them and what they read.
+
+use std::collections::BTreeMap;
+
+use super::wiring::{From, Node, Source, Wiring};
+
+/// Node of the first graph to node of the second, and back.
+pub struct Matching {
+    /// By node of the first graph.
+    pub there: Vec<Option<usize>>,
+    /// By node of the second.
+    pub back: Vec<Option<usize>>,
+}
+
+/// What agreement counts: a weight identifies more than a neighbour does.
+const WEIGHT: i32 = 3;
+const NEIGHBOUR: i32 = 2;
+const CONTRADICTION: i32 = -1;
+
+/// What nodes of different ops must agree in to be taken for each other: more than two neighbours.
+const OTHER_OP: i32 = 2 * NEIGHBOUR;
+
+/// Matches two graphs.
+pub fn matching(a: &Wiring, b: &Wiring) -> Matching {
+    let mut found = Matching { there: vec![None; a.nodes.len()], back: vec![None; b.nodes.len()] };
+    found.anchor(a, b);
+    found.spread(a, b, |x, y, score| x.op == y.op && score > 0);
+    found.spread(a, b, |_, _, score| score >= OTHER_OP);
+    found
+}
+
+impl Matching {
+    fn set(&mut self, x: usize, y: usize) {
+        (self.there[x], self.back[y]) = (Some(y), Some(x));
+    }
+
+    /// Nodes that are the only ones of their op to read a weight, and both last nodes.
+    fn anchor(&mut self, a: &Wiring, b: &Wiring) {
+        let keyed = |wiring: &Wiring| {
+            let mut keys: BTreeMap<(String, String), Vec<usize>> = BTreeMap::new();
+            for (place, node) in wiring.nodes.iter().enumerate() {
+                for weight in node.weights() {
+                    keys.entry((weight.to_owned(), node.op.name().to_owned())).or_default().push(place);
+                }
+            }
+            keys
+        };
+        let (first, second) = (keyed(a), keyed(b));
+        for (key, places) in &first {
+            if let ([x], Some([y])) = (places.as_slice(), second.get(key).map(Vec::as_slice)) {
+                if self.there[*x].is_none() && self.back[*y].is_none() {
+                    self.set(*x, *y);
+                }
+            }
+        }
+        if let (Some(x), Some(y)) = (a.nodes.len().checked_sub(1), b.nodes.len().checked_sub(1)) {
+            if self.there[x].is_none() && self.back[y].is_none() && a.nodes[x].op == b.nodes[y].op {
+                self.set(x, y);
+            }
+        }
+    }
+
+    /// Matches neighbours of what is matched, best first, until nothing is found any more.
+    fn spread(&mut self, a: &Wiring, b: &Wiring, fits: impl Fn(&Node, &Node, i32) -> bool) {
+        loop {
+            let mut scores: BTreeMap<(usize, usize), i32> = BTreeMap::new();
+            for (x, y) in self.candidates(a, b) {
+                let score = self.score(a, b, x, y);
+                if fits(&a.nodes[x], &b.nodes[y], score) {
+                    scores.insert((x, y), score);
+                }
+            }
+            let best = |of: &dyn Fn(&(usize, usize)) -> bool| scores.iter().filter(|(pair, _)| of(pair)).map(|(_, score)| *score).max();
+            let mut chosen = Vec::new();
+            for (&(x, y), &score) in &scores {
+                let rivals = scores.iter().filter(|(pair, other)| {
+                    **other == score && **pair != (x, y) && (pair.0 == x || pair.1 == y)
+                });
+                let strongest = best(&|pair| pair.0 == x) == Some(score) && best(&|pair| pair.1 == y) == Some(score);
+                // Among equals the one that stands first: they are alike in all that is known.
+                if strongest && rivals.clone().all(|(pair, _)| (x, y) < *pair) {
+                    chosen.push((x, y));
+                }
+            }
+            if chosen.is_empty() {
+                return;
+            }
+            for (x, y) in chosen {
+                if self.there[x].is_none() && self.back[y].is_none() {
+                    self.set(x, y);
+                }
+            }
+        }
+    }
+
+    /// Unmatched neighbours of matched pairs.
+    fn candidates(&self, a: &Wiring, b: &Wiring) -> Vec<(usize, usize)> {
+        let mut pairs = Vec::new();
+        for (x, y) in self.there.iter().enumerate().filter_map(|(x, y)| y.map(|y| (x, y))) {
+            let free = |nodes: Vec<usize>, taken: &[Option<usize>]| -> Vec<usize> {
+                nodes.into_iter().filter(|&node| taken[node].is_none()).collect()
+            };
+            for neighbours in [sources_of, readers_of] {
+                let there = free(neighbours(&b.nodes[y]), &self.back);
+                for one in free(neighbours(&a.nodes[x]), &self.there) {
+                    pairs.extend(there.iter().map(|&other| (one, other)));
+                }
+            }
+        }
+        pairs.sort_unstable();
+        pairs.dedup();
+        pairs
+    }
+
+    fn score(&self, a: &Wiring, b: &Wiring, x: usize, y: usize) -> i32 {
+        let (one, other) = (&a.nodes[x], &b.nodes[y]);
+        let mut score = 0;
+        for &(reader, slot) in &one.readers {
+            if let Some(there) = self.there[reader] {
+                let any = a.nodes[reader].commutes();
+                let agrees = other.readers.iter().any(|&(node, at)| node == there && (any || at == slot));
+                score += if agrees { NEIGHBOUR } else { CONTRADICTION };
+            }
+        }
+        for (slot, source) in one.sources.iter().enumerate() {
+            let Some(source) = source else { continue };
+            let mut others = other.sources.iter().enumerate();
+            let agrees = others.any(|(at, found)| {
+                (at == slot || one.commutes()) && found.as_ref().is_some_and(|found| self.same(source, found))
+            });
+            score += match (&source.from, agrees) {
+                (From::Weight(_), true) => WEIGHT,
+                (From::Weight(_), false) => CONTRADICTION,
+                (From::Node(_), true) => NEIGHBOUR,
+                (From::Node(node), false) if self.there[*node].is_some() => CONTRADICTION,
+                _ => 0,
+            };
+        }
+        score
+    }
+
+    /// Whether two sources are the same weight, or the same part of matched nodes.
+    pub fn same(&self, one: &Source, other: &Source) -> bool {
+        let from = match (&one.from, &other.from) {
+            (From::Node(x), From::Node(y)) => self.there[*x] == Some(*y),
+            (From::Weight(x), From::Weight(y)) => x == y,
+            _ => false,
+        };
+        from && one.parts == other.parts
+    }
+}
+
+fn sources_of(node: &Node) -> Vec<usize> {
+    let nodes = node.sources.iter().flatten().filter_map(|source| match source.from {
+        From::Node(node) => Some(node),
+        _ => None,
+    });
+    nodes.collect()
+}
+
+fn readers_of(node: &Node) -> Vec<usize> {
+    node.readers.iter().map(|(reader, _)| *reader).collect()
+}
