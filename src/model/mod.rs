@@ -9,6 +9,7 @@ use crate::gguf::Gguf;
 use parity_dump::manifest::ModelInfo;
 
 pub mod config;
+pub mod diff;
 pub mod edit;
 pub mod graph;
 pub mod weights;
