@@ -3,6 +3,7 @@
 //! What a producer rounds on purpose (activations to the type that its integer kernels read, a table of GELU in
 //! f16) is followed exactly; what it rounds because its numbers are finite is a bound's business.
 
+pub mod product;
 pub mod round;
 
 /// Which roundings of a producer are followed.
@@ -18,6 +19,10 @@ pub struct Arithmetic {
     pub angles: Angles,
     /// log(1 + e^x)
     pub softplus: Softplus,
+    /// Sums over a row that are not products: norms, softmax, sums of rows.
+    pub sums: Sums,
+    /// Exponentials, sines and their like.
+    pub functions: Functions,
 }
 
 /// What the activations of a matrix product are rounded to before they meet the weights.
@@ -39,6 +44,9 @@ pub enum Flash {
     ByRow,
     /// The same, split over the cached positions into this many parts, which are joined in f32.
     Split(usize),
+    /// The same one row after the other on a CPU that multiplies and adds in f16 (AVX512-FP16, ARM), in lanes that
+    /// cannot be followed: Q is rounded, all else is bounded.
+    NativeF16,
 }
 
 /// How GELU is computed.
@@ -68,6 +76,24 @@ pub enum Softplus {
     RoundedSum,
 }
 
+/// What a sum over a row is kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sums {
+    /// f32, one term after the other or in any tree.
+    Single,
+    /// f64, rounded once; groups of up to 16 terms may be added in f32 first.
+    Double,
+}
+
+/// How elementary functions are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Functions {
+    /// To one or two units in the last place.
+    Library,
+    /// By the hardware's approximations, as CUDA's `-use_fast_math` has them.
+    FastMath,
+}
+
 impl Arithmetic {
     /// Nobody's rounding is followed.
     pub const EXACT: Arithmetic = Arithmetic {
@@ -76,6 +102,8 @@ impl Arithmetic {
         gelu: Gelu::Exact,
         angles: Angles::Exact,
         softplus: Softplus::Exact,
+        sums: Sums::Single,
+        functions: Functions::Library,
     };
 
     /// llama.cpp on the CPU.
@@ -85,5 +113,7 @@ impl Arithmetic {
         gelu: Gelu::F16Table,
         angles: Angles::F32Recurrence,
         softplus: Softplus::RoundedSum,
+        sums: Sums::Double,
+        functions: Functions::Library,
     };
 }

@@ -8,7 +8,9 @@ use crate::dense::rope::{columns, rates};
 use crate::model::graph::Rope;
 use crate::numerics::{Numerics, Products, Storage};
 pub use crate::ops::bound::{
-    CONFIDENCE, SUBNORMAL_F16, TINY_F32, UNIT_BF16, UNIT_F16, UNIT_F32, accumulation,
+    ANGLE_ROUNDINGS, CONFIDENCE, DECODE_ROUNDINGS, EXP_ROUNDINGS, FAST_EXP_ARGUMENT, FAST_TRIG,
+    GLU_ROUNDINGS, NORMALISE_ROUNDINGS, ROPE_ROUNDINGS, SCORE_ROUNDINGS, SINCOS_ROUNDINGS, SUBNORMAL_F16,
+    TINY_F32, UNIT_BF16, UNIT_F16, UNIT_F32, accumulation,
 };
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
@@ -16,29 +18,6 @@ use crate::tensor::{Matrix, View};
 /// A scale 1/sqrt(mean + eps) is rounded at the mean, the sum with eps, the root and the quotient (half of
 /// the first two shows), the products with it and with the weight are two more.
 pub const NORM_ROUNDINGS: f64 = 6.0;
-/// Two products and their sum.
-pub const ROPE_ROUNDINGS: f64 = 3.0;
-/// Roundings of an angle before it grows with the index of its pair: the product with the position, the
-/// division by a frequency factor, the power's own.
-pub const ANGLE_ROUNDINGS: f64 = 4.0;
-/// Error of sine and cosine in units of 1·u (libm: within 1 ulp; vectorised ones: 2).
-pub const SINCOS_ROUNDINGS: f64 = 4.0;
-/// exp in units of u: ggml's `ggml_v_expf` is within 1.95 ulp, an ulp is up to 2u.
-pub const EXP_ROUNDINGS: f64 = 4.0;
-/// The sum with 1, the quotient and the product with up, and the output's own.
-pub const GLU_ROUNDINGS: f64 = 4.0;
-/// A score is scaled, masked, and the maximum is subtracted from it.
-pub const SCORE_ROUNDINGS: f64 = 3.0;
-/// The sum's inverse and the product with it.
-pub const NORMALISE_ROUNDINGS: f64 = 3.0;
-/// A stored block is decoded with up to this many roundings of values up to its largest.
-pub const DECODE_ROUNDINGS: f64 = 3.0;
-/// CUDA's `-use_fast_math`: sine and cosine are within 2^-20.5 up to π, and beyond lose what the angle's
-/// reduction in f32 loses (CUDA C Programming Guide, intrinsic functions).
-pub const FAST_TRIG: f64 = 1.0 / 1_482_910.0;
-/// `__expf(x)` is exp2 of a product rounded to f32: |x|·u more, twice for safety of the constant log2(e).
-pub const FAST_EXP_ARGUMENT: f64 = 2.0;
-
 /// The units of one producer.
 #[derive(Clone, Copy, Debug)]
 pub struct Units {

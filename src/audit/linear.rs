@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use crate::arithmetic::product::{group_sums, product};
 use crate::arithmetic::round;
-use crate::dense::linear::product;
 use crate::gguf;
 use crate::model::weights::Weight;
 use crate::numerics::Storage;
@@ -141,24 +141,6 @@ impl Stacks {
         }
         stacks
     }
-}
-
-/// Twice max(|Σx|, max|x|) over each group of columns, (T, I/group).
-pub fn group_sums(x: &Matrix<f64>, group: usize) -> Matrix<f64> {
-    let mut out = Matrix::zeros(x.rows, x.cols / group);
-    vectorized(
-        #[inline(always)]
-        || {
-            for (out, x) in out.data.iter_mut().zip(x.data.chunks_exact(group)) {
-                let mut largest = 0f64;
-                for x in x {
-                    largest = if x.abs() > largest { x.abs() } else { largest };
-                }
-                *out = 2.0 * in_lanes(x, |x, _| x).abs().max(largest);
-            }
-        },
-    );
-    out
 }
 
 /// Some decoded rows of the weight.

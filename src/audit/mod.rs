@@ -13,6 +13,7 @@ pub mod declared;
 pub mod judge;
 mod linear;
 pub mod local;
+pub mod recorded;
 pub mod rows;
 mod screen;
 pub mod verdict;

@@ -13,8 +13,8 @@ use rayon::prelude::*;
 
 use super::bounds::{self, Units};
 use super::case::{Context, gather};
-use super::linear::group_sums;
 use super::{NODES_AT_ONCE, judge, local};
+use crate::arithmetic::product::group_sums;
 use crate::arithmetic::round::{self, Rounded, Rounding, Tie};
 use crate::checkpoint::Checkpoint;
 use crate::dense::{self, Inputs, Rows};

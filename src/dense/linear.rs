@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use gemm::{Parallelism, gemm};
 use rayon::prelude::*;
 
+use crate::arithmetic::product::product;
 use crate::arithmetic::round::{self, Rounding};
 use crate::model::weights::Weight;
 use crate::numerics::{Numerics, Storage};
@@ -98,46 +98,6 @@ fn multiply<S: Scalar>(weight: &Weight<'_>, how: How, x: View<'_, S>) -> Matrix<
     // SAFETY: each tile has written its columns of every row.
     unsafe { out.set_len(x.rows * rows) };
     Matrix::new(x.rows, rows, out)
-}
-
-/// dst[t·stride + o] = Σ_{i<k} x[t, i]·w[o, i] for the `n_out` rows of a tile w (n_out, cols).
-///
-/// # Safety
-/// `dst` is valid for writes at t·stride + o for all t < x.rows, o < n_out.
-pub(crate) unsafe fn product<S: Scalar>(
-    dst: *mut S,
-    stride: usize,
-    w: &[S],
-    n_out: usize,
-    cols: usize,
-    k: usize,
-    x: View<'_, S>,
-) {
-    // Seen column-major: dst (O x T) = w (O x k, row-major) times xᵀ (k x T, column-major).
-    // SAFETY: the strides describe `w`, `x` and, by the caller's promise, `dst`.
-    unsafe {
-        gemm(
-            n_out,
-            x.rows,
-            k,
-            dst,
-            stride as isize,
-            1,
-            false,
-            w.as_ptr(),
-            1,
-            cols as isize,
-            x.data.as_ptr(),
-            x.cols as isize,
-            1,
-            S::ZERO,
-            S::ONE,
-            false,
-            false,
-            false,
-            Parallelism::None,
-        );
-    }
 }
 
 /// The output, written by several threads in disjoint columns.

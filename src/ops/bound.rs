@@ -1,5 +1,7 @@
 //! Named factors that bounds are products of; `docs/bounds.md` derives each under the same name.
 
+use crate::arithmetic::{Arithmetic, Functions, Sums};
+use crate::gguf::DType;
 use crate::scalar::Scalar;
 
 /// Unit roundoff of f32: half the distance from 1 to the next number.
@@ -10,14 +12,87 @@ pub const UNIT_F16: f64 = 1.0 / 2048.0;
 pub const UNIT_BF16: f64 = 1.0 / 256.0;
 /// Half the distance between neighbouring subnormal f16 numbers.
 pub const SUBNORMAL_F16: f64 = 1.0 / 33_554_432.0;
-/// Below this magnitude f32 results may be flushed to zero.
+/// Below this magnitude f32 results may be flushed to zero, and their roundings are absolute.
 pub const TINY_F32: f64 = f32::MIN_POSITIVE as f64;
 /// Roundings are uniform within ±u and independent: their sum in quadrature, times this, is seven standard
 /// deviations (4·√3), beyond what a dump with 10^11 elements reaches.
 pub const CONFIDENCE: f64 = 4.0;
+/// Two products and their sum.
+pub const ROPE_ROUNDINGS: f64 = 3.0;
+/// Roundings of an angle before it grows with the index of its pair: the product with the position, the
+/// division by a frequency factor, the power's own.
+pub const ANGLE_ROUNDINGS: f64 = 4.0;
+/// Error of sine and cosine in units of 1·u (libm: within 1 ulp; vectorised ones: 2).
+pub const SINCOS_ROUNDINGS: f64 = 4.0;
+/// exp in units of u: ggml's `ggml_v_expf` is within 1.95 ulp, an ulp is up to 2u.
+pub const EXP_ROUNDINGS: f64 = 4.0;
+/// log in units of u: within 2 ulp.
+pub const LOG_ROUNDINGS: f64 = 4.0;
+/// tanh in units of u: glibc's `tanhf` is within 2 ulp.
+pub const TANH_ROUNDINGS: f64 = 4.0;
+/// The sum with 1, the quotient and the product with up, and the output's own.
+pub const GLU_ROUNDINGS: f64 = 4.0;
+/// A score is scaled, masked, and the maximum is subtracted from it.
+pub const SCORE_ROUNDINGS: f64 = 3.0;
+/// The sum's inverse and the product with it.
+pub const NORMALISE_ROUNDINGS: f64 = 3.0;
+/// A stored block is decoded with up to this many roundings of values up to its largest.
+pub const DECODE_ROUNDINGS: f64 = 3.0;
+/// Terms that are added in f32 before a sum goes on in f64: as many as the widest vectors of a CPU hold.
+pub const GROUP: usize = 16;
+/// CUDA's `-use_fast_math`: sine and cosine are within 2^-20.5 up to π, and beyond lose what the angle's
+/// reduction in f32 loses (CUDA C Programming Guide, intrinsic functions).
+pub const FAST_TRIG: f64 = 1.0 / 1_482_910.0;
+/// `__expf(x)` is exp2 of a product rounded to f32: |x|·u more, twice for safety of the constant log2(e).
+pub const FAST_EXP_ARGUMENT: f64 = 2.0;
+/// `__tanhf(x)` is within 2^-11 of itself (the same table).
+pub const FAST_TANH: f64 = 1.0 / 2048.0;
 
 /// A sum of `terms` numbers, one after the other: every addition rounds the sum so far, so that the error is u
 /// times those sums in quadrature. Relative to the largest of them.
 pub fn accumulation(terms: usize, unit: f64) -> f64 {
     CONFIDENCE * (terms as f64).sqrt() * unit
+}
+
+/// [`accumulation`] of a sum over `terms` elements of a row: in f32, or in f64 and rounded once, with up to `group`
+/// terms added in f32 before.
+pub fn row_sum(arithmetic: &Arithmetic, terms: usize, group: usize) -> f64 {
+    match arithmetic.sums {
+        Sums::Single => accumulation(terms, UNIT_F32),
+        Sums::Double => UNIT_F32 * if group > 1 { 1.0 + group.min(terms) as f64 } else { 1.0 },
+    }
+}
+
+/// Relative error of e^x. An exponential through exp2 rounds its argument, which is an error of |x|·u.
+pub fn exponential(arithmetic: &Arithmetic, x: f64) -> f64 {
+    let argument = match arithmetic.functions {
+        Functions::Library => 1.0,
+        Functions::FastMath => FAST_EXP_ARGUMENT,
+    };
+    // Beyond, the result is infinite or nothing.
+    UNIT_F32 * (EXP_ROUNDINGS + argument * x.abs().min(f64::from(f32::MAX_EXP)))
+}
+
+/// Relative error of tanh.
+pub fn tangent(arithmetic: &Arithmetic) -> f64 {
+    match arithmetic.functions {
+        Functions::Library => TANH_ROUNDINGS * UNIT_F32,
+        Functions::FastMath => FAST_TANH,
+    }
+}
+
+/// What storing a result in `dtype` adds. The exact result is rounded as well where that type is narrow, so that the value of a
+/// producer who rounds once from f32 is within half of this.
+pub fn storage(dtype: DType, y: f64) -> f64 {
+    match dtype {
+        DType::F16 => UNIT_F16 * y.abs() + SUBNORMAL_F16,
+        DType::BF16 => UNIT_BF16 * y.abs() + TINY_F32,
+        _ => 0.0,
+    }
+}
+
+/// A bound: nothing is allowed where the exact result is infinite or no number at all, and no bound is NaN. That an
+/// infinity equals itself is for the caller to see.
+pub fn finite(y: f64, bound: f64) -> f64 {
+    if y.is_finite() && !bound.is_nan() { bound } else { 0.0 }
 }

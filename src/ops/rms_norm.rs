@@ -1,11 +1,12 @@
 //! RMS_NORM: `dst = x / sqrt(mean(x²) + eps)`, over the fastest axis, without a weight.
 //!
-//! s0 (a, b, c, d); the result has its shape. Words: eps. The CPU squares in f32, adds up in f64, and rounds mean and
-//! scale to f32 (ggml-cpu/ops.cpp).
+//! s0 (a, b, c, d); the result has its shape. Words: eps, which may be 0: a row of zeros then gives NaN. The CPU squares
+//! in f32, adds up in f64, and rounds mean and scale to f32 (ggml-cpu/ops.cpp).
 
 use parity_graph::Op;
 
-use super::bound::{UNIT_F32, accumulation};
+use super::bound::{TINY_F32, UNIT_F32, finite, row_sum, storage};
+use super::convert::convert;
 use super::source::rows;
 use super::{Args, Check, Needed, Rule};
 use crate::error::Result;
@@ -21,8 +22,9 @@ pub const RULE: Rule = Rule {
     rows: needed,
 };
 
-/// The mean is rounded, the sum with epsilon, the root, the quotient (half of the first two shows), the product.
-const ROUNDINGS: f64 = 5.0;
+/// The squares are rounded, the mean and the sum with epsilon, half of which the root lets through; then the root, the
+/// quotient and the product.
+const ROUNDINGS: f64 = 3.0 / 2.0 + 3.0;
 
 fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
     let x = args.source(0)?;
@@ -34,7 +36,7 @@ fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
     for row in rows(args.shape) {
         let x = x.row(row);
         let scale = S::from_f64(scale(&x, eps));
-        out.extend(x.iter().map(|&x| x * scale));
+        out.extend(x.iter().map(|&x| convert(args.dtype, x * scale)));
     }
     Ok(out)
 }
@@ -45,21 +47,31 @@ fn scale<S: Scalar>(x: &[S], eps: f64) -> f64 {
     1.0 / (squares / x.len() as f64 + eps).sqrt()
 }
 
-/// Every output is relative to itself; engines that add the squares up in f32 round at every addition.
+/// Every output is relative to itself; engines that add the squares up in f32 round at every addition. What is lost
+/// of squares too small for f32 shows only where epsilon and all of the row are as small.
 fn bound(args: &Args<'_, f64>, exact: &[f64]) -> Vec<f64> {
-    let factor = accumulation(args.shape[3], UNIT_F32) / 2.0 + ROUNDINGS * UNIT_F32;
-    exact.iter().map(|y| factor * y.abs()).collect()
+    let Some(x) = args.get(0) else { return vec![0.0; exact.len()] };
+    let (eps, width) = (f64::from(args.params.float(0)), args.shape[3].max(1));
+    let factor = row_sum(args.arithmetic, width, 1) / 2.0 + ROUNDINGS * UNIT_F32;
+    let mut out = Vec::with_capacity(exact.len());
+    for (row, y) in rows(args.shape).zip(exact.chunks(width)) {
+        let scale = scale(&x.row(row), eps);
+        let tiny = TINY_F32 * scale * scale / 2.0;
+        let bound = |&y: &f64| finite(y, (factor + tiny) * y.abs() + TINY_F32 + storage(args.dtype, y));
+        out.extend(y.iter().map(bound));
+    }
+    out
 }
 
 /// dy_i = r·(dx_i - y_i·mean(y∘dx)): at most r·(e_i + |y_i|·mean(|y|∘e)).
-fn carry(args: &Args<'_, f64>, exact: &[f64], _slot: usize, error: &[f64]) -> Vec<f64> {
-    let Some(x) = args.get(0) else { return vec![0.0; exact.len()] };
+fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec<f64> {
+    let Some(x) = args.get(slot).filter(|_| slot == 0) else { return vec![0.0; exact.len()] };
     let (eps, width) = (f64::from(args.params.float(0)), args.shape[3].max(1));
     let mut out = Vec::with_capacity(exact.len());
     for ((row, y), e) in rows(args.shape).zip(exact.chunks(width)).zip(error.chunks(width)) {
         let scale = scale(&x.row(row), eps);
         let along = y.iter().zip(e).map(|(y, e)| y.abs() * e).sum::<f64>() / width as f64;
-        out.extend(y.iter().zip(e).map(|(y, e)| scale * (e + y.abs() * along)));
+        out.extend(y.iter().zip(e).map(|(&y, e)| finite(y, scale * (e + y.abs() * along))));
     }
     out
 }

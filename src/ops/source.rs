@@ -143,6 +143,14 @@ impl<'a, S: Scalar> Source<'a, S> {
         }
     }
 
+    /// Element (a, b, c, d).
+    pub fn at(&self, index: [usize; 4]) -> S {
+        match &self.data {
+            Data::Values(values) => values.at(index),
+            Data::Weight(_) => self.row([index[0], index[1], index[2]])[index[3]],
+        }
+    }
+
     /// Row (a, b, c).
     pub fn row(&self, row: [usize; 3]) -> Cow<'a, [S]> {
         match &self.data {

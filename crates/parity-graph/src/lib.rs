@@ -10,6 +10,9 @@ pub mod params;
 pub mod graph;
 
 pub mod text;
+pub mod rewrite;
+
+pub mod fault;
 
 pub use graph::{Graph, Id, MAX_SRC, Tensor, View};
 pub use op::Op;

@@ -1,0 +1,3 @@
+//! x
+use crate::Graph;
+pub fn token_axes(_g:&Graph)->Vec<Option<usize>>{vec![]}

@@ -1,0 +1,100 @@
+//! What was found at a node over all steps: the worst of them counts.
+
+use std::collections::BTreeSet;
+
+use super::node::Held;
+use super::rows::Arrangement;
+use crate::audit::NodeAudit;
+use crate::audit::local::HEALTHY;
+use crate::report::LocalError;
+
+/// A near-tie of a discrete node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NearTie {
+    /// Token position.
+    pub position: u32,
+    /// By how much the values that were chosen fall short.
+    pub margin: f64,
+    /// Up to what that is rounding.
+    pub near: f64,
+}
+
+/// What was found at one node.
+#[derive(Clone, Debug, Default)]
+pub struct Finding {
+    /// In how many steps it was judged.
+    pub judged: usize,
+    /// What is missing in a step where it could not be judged.
+    pub undecided: Option<String>,
+    /// In how many steps it was computed and not recorded.
+    pub unrecorded: usize,
+    /// Shape of one recorded row.
+    pub row_shape: Vec<usize>,
+    /// What the producer's arithmetic was, where it was not the usual one.
+    pub arithmetic: BTreeSet<&'static str>,
+    /// Rows of a discrete node where rounding decides.
+    pub near_ties: Vec<NearTie>,
+    /// NaN and Inf that exact arithmetic has too.
+    pub explained_nonfinite: u64,
+    squares: [f64; 3],
+    over: f64,
+    worst: Vec<usize>,
+    rows: u64,
+    rows_beyond: BTreeSet<u32>,
+    nonfinite: u64,
+}
+
+impl Finding {
+    /// Adds a step.
+    pub fn add(&mut self, held: Held, arranged: &Arrangement) {
+        self.judged += 1;
+        for (sum, square) in self.squares.iter_mut().zip(held.squares) {
+            *sum += square;
+        }
+        if self.worst.is_empty() || !(held.over <= self.over) && !self.over.is_nan() {
+            (self.over, self.worst) = (held.over, arranged.index(held.worst));
+        }
+        self.rows += arranged.positions().len() as u64;
+        self.rows_beyond.extend(held.beyond.iter().map(|&element| arranged.position(element)));
+        self.nonfinite += held.nonfinite;
+        self.explained_nonfinite += held.explained_nonfinite;
+        self.arithmetic.extend(held.arithmetic);
+        let [_, b, c, d] = arranged.extents();
+        self.near_ties.extend(held.near_ties.iter().map(|choice| {
+            let [i, j, k] = choice.row;
+            let position = arranged.position(((i * b + j) * c + k) * d);
+            NearTie { position, margin: choice.margin, near: choice.near }
+        }));
+    }
+
+    /// Notes a step in which it could not be judged; the first reason is kept.
+    pub fn cannot(&mut self, why: &str) {
+        self.undecided.get_or_insert_with(|| why.to_owned());
+    }
+
+    /// In numbers; `None` where it was judged in no step.
+    pub fn audit(&self) -> Option<NodeAudit> {
+        let [errors, values, bounds] = self.squares.map(f64::sqrt);
+        let local = LocalError {
+            rel_l2: if errors == 0.0 { 0.0 } else { errors / values },
+            over_bound: self.over,
+            bound_rel_l2: Some(bounds / values).filter(|ratio| ratio.is_finite()),
+            rel_l2_plain: None,
+            worst: self.worst.clone(),
+            rows: self.rows,
+            bridged: Vec::new(),
+        };
+        (self.judged > 0).then(|| NodeAudit {
+            local,
+            nonfinite: self.nonfinite,
+            nonfinite_inputs: false,
+            rows_beyond: self.rows_beyond.iter().copied().collect(),
+            columns_beyond: Vec::new(),
+        })
+    }
+
+    /// Whether rounding explains what was judged of it.
+    pub fn is_healthy(&self) -> bool {
+        self.over <= HEALTHY
+    }
+}

@@ -1,0 +1,209 @@
+//! The audit of a recording that brings its graph: every node that computes, whatever the architecture.
+//!
+//! A machine in f64 walks the recorded graph step by step. Each node is computed from what was *recorded* of the
+//! nodes before it, judged, and then replaced by what was recorded of itself: so views, copies, caches and states
+//! are exact, and an error never spreads. What is not recorded, and an op that nobody wrote a rule for, leaves
+//! undecided what depends on it, by name.
+
+mod found;
+mod node;
+mod rows;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use parity_graph::{Graph, Id};
+
+use crate::arithmetic::Arithmetic;
+use crate::checkpoint::Checkpoint;
+use crate::engine::machine::{Conductor, Machine, Node, Program, Unknown, Value, own};
+use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::ops::Args;
+
+pub use found::{Finding, NearTie};
+pub use node::{Held, Hypothesis, hypotheses, judge};
+pub use rows::Arrangement;
+
+/// What was recorded of one node in one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tensor {
+    /// (T, …) or, without token rows, (1, elements).
+    pub shape: Vec<usize>,
+    /// Position of each row.
+    pub positions: Vec<u32>,
+    /// Row by row.
+    pub values: Vec<f32>,
+}
+
+/// What a recording holds, step by step.
+pub trait Steps {
+    /// What was recorded of a node.
+    fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor>;
+
+    /// The values of a leaf that is neither a weight nor a state.
+    fn leaf(&self, step: usize, name: &str) -> Option<Vec<f64>>;
+}
+
+/// A graph with the names of its nodes in a dump.
+pub struct Labelled {
+    /// Ready to be executed.
+    pub program: Program,
+    /// By tensor: under which id it is recorded.
+    pub labels: Vec<Option<Checkpoint>>,
+    /// By tensor: along which axis its token rows lie.
+    pub axes: Vec<Option<usize>>,
+}
+
+impl Labelled {
+    /// Takes a graph with its labels and its token axes.
+    ///
+    /// # Errors
+    /// A graph that does not fit together.
+    pub fn new(graph: Graph, labels: Vec<Option<Checkpoint>>, axes: Vec<Option<usize>>) -> Result<Labelled> {
+        let named = graph.tensors.iter().zip(&labels);
+        let names = named.map(|(tensor, label)| label.map_or_else(|| tensor.name.clone(), |id| id.to_string()));
+        let names = names.collect();
+        Ok(Labelled { program: Program::new(graph, names)?, labels, axes })
+    }
+
+    /// The nodes that are executed and have an id, in order.
+    pub fn nodes(&self) -> impl Iterator<Item = (Id, Checkpoint)> + '_ {
+        self.program.executed().filter_map(|id| Some((id, *self.labels.get(id)?.as_ref()?)))
+    }
+
+    /// Arranges what was recorded of a node.
+    pub fn arrange(&self, id: Id, checkpoint: Checkpoint, recorded: &Tensor) -> Option<Arrangement> {
+        let shape = self.program.graph.get(id).shape();
+        let axis = self.axes.get(id).copied().flatten();
+        Arrangement::new(shape, axis, checkpoint.kind().is_optional(), recorded)
+    }
+}
+
+/// What an audit of a recording with its graph found.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// Ids in the order in which they are executed, of all graphs.
+    pub order: Vec<Checkpoint>,
+    /// By id.
+    pub nodes: BTreeMap<Checkpoint, Finding>,
+}
+
+impl Findings {
+    /// Whether nothing was looked at.
+    pub fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    pub(crate) fn at(&mut self, checkpoint: Checkpoint) -> &mut Finding {
+        self.nodes.entry(checkpoint).or_default()
+    }
+
+    /// Token rows that were computed again, over all nodes.
+    pub fn rows_audited(&self) -> u64 {
+        self.nodes.values().filter_map(|node| Some(node.audit()?.local.rows)).sum()
+    }
+}
+
+/// Audits a recording: `graphs` are the graphs of its steps, in order, those that are the same given once.
+///
+/// # Errors
+/// None that concerns a single node: that is undecided.
+pub fn audit(
+    steps: &dyn Steps,
+    graphs: &[(usize, &Labelled)],
+    gguf: &Gguf,
+    wants: &dyn Fn(Checkpoint) -> bool,
+) -> Result<Findings> {
+    let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
+    let mut findings = Findings { order: order(graphs, wants), nodes: BTreeMap::new() };
+    for &(step, labelled) in graphs {
+        let mut auditor = Auditor { step, steps, labelled, wants, findings: &mut findings };
+        machine.step(&labelled.program, &|name| steps.leaf(step, name), &mut auditor)?;
+    }
+    Ok(findings)
+}
+
+/// Every wanted id once, where it first comes; one that only a later graph has follows what stands before it there.
+pub fn order(graphs: &[(usize, &Labelled)], wants: &dyn Fn(Checkpoint) -> bool) -> Vec<Checkpoint> {
+    let mut order: Vec<Checkpoint> = Vec::new();
+    for (i, (_, labelled)) in graphs.iter().enumerate() {
+        if graphs[..i].iter().any(|(_, known)| std::ptr::eq(*known, *labelled)) {
+            continue;
+        }
+        let known: BTreeMap<Checkpoint, usize> = order.iter().enumerate().map(|(at, id)| (*id, at)).collect();
+        let mut merged: Vec<Checkpoint> = Vec::with_capacity(order.len());
+        let mut taken = 0;
+        for (_, id) in labelled.nodes().filter(|(_, id)| wants(*id)) {
+            match known.get(&id) {
+                Some(&at) if at >= taken => {
+                    merged.extend_from_slice(&order[taken..=at]);
+                    taken = at + 1;
+                }
+                Some(_) => {}
+                None => merged.push(id),
+            }
+        }
+        merged.extend_from_slice(&order[taken..]);
+        order = merged;
+    }
+    order
+}
+
+/// Judges every node and goes on with what was recorded of it.
+struct Auditor<'a> {
+    step: usize,
+    steps: &'a dyn Steps,
+    labelled: &'a Labelled,
+    wants: &'a dyn Fn(Checkpoint) -> bool,
+    findings: &'a mut Findings,
+}
+
+impl Conductor<f64> for Auditor<'_> {
+    fn value(
+        &mut self,
+        node: &Node<'_>,
+        args: std::result::Result<&Args<'_, f64>, &Unknown>,
+    ) -> Result<Value<f64>> {
+        let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
+            return Ok(own(node, args));
+        };
+        let wanted = (self.wants)(checkpoint);
+        let Some(recorded) = self.steps.tensor(self.step, checkpoint) else {
+            if wanted {
+                self.findings.at(checkpoint).unrecorded += 1;
+            }
+            return Ok(Err(Unknown::new(checkpoint.to_string())));
+        };
+        let Some(arranged) = self.labelled.arrange(node.id, checkpoint, &recorded) else {
+            let found = format!("{checkpoint} in its graph's shape: {:?} is recorded", recorded.shape);
+            if wanted {
+                self.findings.at(checkpoint).cannot(&found);
+            }
+            return Ok(Err(Unknown::new(found)));
+        };
+        // What was cut of a matrix is masked: whatever stands there, nothing that follows reads it.
+        let own_value = || own(node, args).unwrap_or_default();
+        let cut = std::cell::OnceCell::new();
+        let beyond = |element: usize| cut.get_or_init(own_value).get(element).copied().unwrap_or_default();
+        let values = arranged.of_node(&recorded.values, beyond);
+        if wanted {
+            let op = &node.program.graph.get(node.id).op;
+            let finding = self.findings.at(checkpoint);
+            finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
+            let looked_at = |element: usize| arranged.is_recorded(element);
+            let held = match (args, node.rule) {
+                (Err(unknown), _) => Err(unknown.clone()),
+                (Ok(args), None) => Err(Unknown::no_rule(args.name, op)),
+                (Ok(args), Some(rule)) => judge(rule, args, &values, &looked_at),
+            };
+            match held {
+                Ok(held) => finding.add(held, &arranged),
+                Err(unknown) => finding.cannot(&unknown.0),
+            }
+        }
+        Ok(Ok(values))
+    }
+}

@@ -1,0 +1,189 @@
+//! One recorded node against its rule, under each arithmetic that its producer may have.
+
+use parity_graph::Op;
+
+use crate::arithmetic::{Arithmetic, Flash};
+use crate::audit::local::HEALTHY;
+use crate::engine::machine::Unknown;
+use crate::ops::{Args, Check, Choice, Rule};
+
+/// An arithmetic with what it is called in a report.
+pub struct Hypothesis {
+    /// In a few words.
+    pub name: &'static str,
+    /// Which roundings are followed.
+    pub arithmetic: Arithmetic,
+}
+
+/// Queries in a tile of llama.cpp's CPU flash attention.
+const FLASH_TILE: usize = 64;
+/// Threads that a split flash attention is tried with.
+const THREADS: [usize; 8] = [2, 4, 8, 1, 16, 6, 12, 32];
+
+/// What a node may have been computed in, the usual first.
+pub fn hypotheses(op: &Op, args: &Args<'_, f64>) -> Vec<Hypothesis> {
+    let flash = |name, flash| Hypothesis { name, arithmetic: Arithmetic { flash, ..Arithmetic::LLAMA_CPU } };
+    let cpu = Hypothesis { name: "llama.cpp's CPU kernels", arithmetic: Arithmetic::LLAMA_CPU };
+    let exact = Hypothesis { name: "nothing but f32 rounding", arithmetic: Arithmetic::EXACT };
+    if *op != Op::FlashAttn {
+        return vec![cpu, exact];
+    }
+    let by_row = flash("attention row by row with sums in f16", Flash::ByRow);
+    let tiled = flash("attention with sums in f32", Flash::Exact);
+    match args.get(0).map(|q| q.shape()[2]) {
+        Some(rows) if rows >= FLASH_TILE => vec![tiled, by_row],
+        Some(1) => {
+            let split = THREADS.map(|parts| flash("attention split over threads", Flash::Split(parts)));
+            [by_row].into_iter().chain(split).chain([tiled, exact]).collect()
+        }
+        _ => vec![by_row, tiled, exact],
+    }
+}
+
+/// A recorded node against exact arithmetic.
+pub struct Held {
+    /// Name of the arithmetic, where it is not the usual one.
+    pub arithmetic: Option<&'static str>,
+    /// Σ (recorded - exact)², Σ exact², Σ bound², over finite elements.
+    pub squares: [f64; 3],
+    /// Largest error over its bound; NaN where the bound explains nothing.
+    pub over: f64,
+    /// Where that is.
+    pub worst: usize,
+    /// Elements that are beyond their bound.
+    pub beyond: Vec<usize>,
+    /// NaN and Inf that exact arithmetic does not have there.
+    pub nonfinite: u64,
+    /// NaN and Inf that it has too.
+    pub explained_nonfinite: u64,
+    /// Rows of a discrete result in which rounding decides.
+    pub near_ties: Vec<Choice>,
+}
+
+impl Held {
+    /// Whether rounding explains it.
+    pub fn is_healthy(&self) -> bool {
+        self.over <= HEALTHY
+    }
+}
+
+/// Holds a recorded result, contiguous in the shape of `args`, to its rule. `looked_at` tells which elements were
+/// recorded.
+///
+/// # Errors
+/// What the rule refuses.
+pub fn judge(
+    rule: &Rule,
+    args: &Args<'_, f64>,
+    recorded: &[f64],
+    looked_at: &dyn Fn(usize) -> bool,
+) -> Result<Held, Unknown> {
+    let mut best: Option<Held> = None;
+    for (i, Hypothesis { name, arithmetic }) in hypotheses(&rule.op, args).into_iter().enumerate() {
+        let args = Args { arithmetic: &arithmetic, sources: args.sources.clone(), ..*args };
+        let mut held = match &rule.check {
+            Check::Choice(choices) => by_choice(&args, choices(&args, recorded)),
+            check => by_values(rule, check, &args, recorded, looked_at)?,
+        };
+        held.arithmetic = (i > 0).then_some(name);
+        if held.is_healthy() {
+            return Ok(held);
+        }
+        // Of several that do not explain it the one that comes nearest is shown.
+        if best.as_ref().is_none_or(|best| held.over < best.over) {
+            best = Some(Held { arithmetic: None, ..held });
+        }
+    }
+    best.ok_or_else(|| Unknown::new("an arithmetic"))
+}
+
+fn by_values(
+    rule: &Rule,
+    check: &Check,
+    args: &Args<'_, f64>,
+    recorded: &[f64],
+    looked_at: &dyn Fn(usize) -> bool,
+) -> Result<Held, Unknown> {
+    let mut exact = crate::engine::machine::compute::<f64>(rule, args)?;
+    let bound = match check {
+        Check::Exact | Check::Choice(_) => vec![0.0; exact.len()],
+        Check::Bound(bound) => bound(args, &exact),
+        Check::Settled { bound, settle } => {
+            settle(args, &mut exact, recorded);
+            bound(args, &exact)
+        }
+    };
+    if exact.len() != recorded.len() || bound.len() != recorded.len() {
+        return Err(Unknown::new(format!("as many elements of {} as are recorded", args.name)));
+    }
+    let mut held = nothing();
+    for (i, ((&recorded, &exact), &bound)) in recorded.iter().zip(&exact).zip(&bound).enumerate() {
+        if looked_at(i) {
+            element(&mut held, i, recorded, exact, bound);
+        }
+    }
+    Ok(held)
+}
+
+fn nothing() -> Held {
+    Held {
+        arithmetic: None,
+        squares: [0.0; 3],
+        over: 0.0,
+        worst: 0,
+        beyond: Vec::new(),
+        nonfinite: 0,
+        explained_nonfinite: 0,
+        near_ties: Vec::new(),
+    }
+}
+
+/// Adds one element.
+fn element(held: &mut Held, index: usize, recorded: f64, exact: f64, bound: f64) {
+    let same = recorded == exact || recorded.is_nan() && exact.is_nan();
+    if !recorded.is_finite() {
+        *(if same { &mut held.explained_nonfinite } else { &mut held.nonfinite }) += 1;
+    }
+    let over = match (recorded - exact).abs() {
+        _ if same => 0.0,
+        _ if !bound.is_finite() || !recorded.is_finite() || !exact.is_finite() => f64::NAN,
+        _ if bound == 0.0 => f64::MAX.sqrt(),
+        error => error / bound,
+    };
+    if recorded.is_finite() && exact.is_finite() {
+        let [errors, values, bounds] = &mut held.squares;
+        *errors += (recorded - exact).powi(2);
+        *values += exact.powi(2);
+        *bounds += if bound.is_finite() { bound.powi(2) } else { 0.0 };
+    }
+    note(held, index, over);
+}
+
+/// Notes a ratio; NaN is the largest of all.
+fn note(held: &mut Held, index: usize, over: f64) {
+    if !(over <= HEALTHY) {
+        held.beyond.push(index);
+    }
+    if !(over <= held.over) && !held.over.is_nan() {
+        (held.over, held.worst) = (over, index);
+    }
+}
+
+/// A choice of indices by the values that it chose.
+fn by_choice(args: &Args<'_, f64>, choices: Vec<Choice>) -> Held {
+    let mut held = nothing();
+    let [_, b, c, d] = args.shape;
+    for choice in choices {
+        let [i, j, k] = choice.row;
+        let over = match choice.margin {
+            0.0 => 0.0,
+            margin if choice.near == 0.0 && !margin.is_nan() => f64::MAX.sqrt(),
+            margin => margin / choice.near,
+        };
+        note(&mut held, ((i * b + j) * c + k) * d, over);
+        if over <= HEALTHY {
+            held.near_ties.push(choice);
+        }
+    }
+    held
+}

@@ -1,0 +1,176 @@
+//! Recorded rows and the tensors of a graph: token rows stand first in a dump, wherever the graph has them.
+
+use super::Tensor;
+use crate::ops::source::contiguous;
+
+/// How the elements of a node lie in a recorded tensor, and which tokens they belong to.
+pub struct Arrangement {
+    /// Extents of the node, slowest axis first.
+    shape: [usize; 4],
+    /// Strides of the recorded tensor for the axes of the node; 0 where it is cut.
+    strides: [usize; 4],
+    /// Extents of the recorded tensor in the order of the node's axes.
+    recorded: [usize; 4],
+    /// The axis of the token rows, if there is one.
+    axis: Option<usize>,
+    /// Positions of the recorded rows.
+    positions: Vec<u32>,
+    /// Whether the tokens stand behind the heads in the recorded tensor, as in (H, T, S).
+    matrix: bool,
+}
+
+impl Arrangement {
+    /// Of a node of `shape` whose token rows lie along `axis`; `matrix` where it is recorded as (H, T, S), cut to
+    /// the positions that are cached. `None` where the recorded tensor has other extents.
+    pub fn new(
+        shape: [usize; 4],
+        axis: Option<usize>,
+        matrix: bool,
+        recorded: &Tensor,
+    ) -> Option<Arrangement> {
+        let positions = recorded.positions.clone();
+        let elements: usize = recorded.shape.iter().product();
+        if elements != recorded.values.len() {
+            return None;
+        }
+        let (extents, strides) = if matrix {
+            let [heads, rows, cached] = recorded.shape[..] else { return None };
+            let fits = shape[..3] == [1, heads, rows] && axis == Some(2) && cached <= shape[3];
+            let extents = [1, heads, rows, cached];
+            fits.then(|| (extents, contiguous(extents)))?
+        } else {
+            let order = axis.into_iter().chain((0..4).filter(|&other| Some(other) != axis));
+            let order: Vec<usize> = order.collect();
+            let inner = contiguous([shape[order[0]], shape[order[1]], shape[order[2]], shape[order[3]]]);
+            let mut strides = [0; 4];
+            order.iter().zip(inner).for_each(|(&to, stride)| strides[to] = stride);
+            (elements == shape.iter().product()).then_some((shape, strides))?
+        };
+        let rows = axis.map_or(1, |axis| shape[axis]);
+        (rows == positions.len()).then_some(Arrangement {
+            shape,
+            strides,
+            recorded: extents,
+            axis,
+            positions,
+            matrix,
+        })
+    }
+
+    /// The recorded values in the order of the node; `beyond` gives what was cut.
+    pub fn of_node(&self, recorded: &[f32], beyond: impl Fn(usize) -> f64) -> Vec<f64> {
+        let mut out = Vec::with_capacity(self.shape.iter().product());
+        self.each(|at, number| {
+            out.push(at.map_or_else(|| beyond(number), |at| f64::from(recorded[at])));
+        });
+        out
+    }
+
+    /// Values in the order of the node as they are recorded.
+    pub fn of_rows<S: Copy + Default>(&self, values: &[S]) -> Vec<S> {
+        let mut out = vec![S::default(); self.recorded.iter().product()];
+        self.each(|at, index| {
+            if let Some(at) = at {
+                out[at] = values[index];
+            }
+        });
+        out
+    }
+
+    /// Every element of the node: where it was recorded, and its number.
+    fn each(&self, mut see: impl FnMut(Option<usize>, usize)) {
+        let [a, b, c, d] = self.shape;
+        let [sa, sb, sc, sd] = self.strides;
+        let mut number = 0;
+        for i in 0..a {
+            for j in 0..b {
+                for k in 0..c {
+                    let start = i * sa + j * sb + k * sc;
+                    for l in 0..d {
+                        see((l < self.recorded[3]).then_some(start + l * sd), number);
+                        number += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Extents of the node, slowest axis first.
+    pub fn extents(&self) -> [usize; 4] {
+        self.shape
+    }
+
+    /// Positions of the recorded rows.
+    pub fn positions(&self) -> &[u32] {
+        &self.positions
+    }
+
+    /// Position of the token that an element of the node belongs to; where it belongs to none, the step's last.
+    pub fn position(&self, element: usize) -> u32 {
+        let row = self.axis.map_or(0, |axis| self.coordinates(element)[axis]);
+        self.positions.get(row).copied().unwrap_or_default()
+    }
+
+    /// Whether an element of the node was recorded.
+    pub fn is_recorded(&self, element: usize) -> bool {
+        self.coordinates(element)[3] < self.recorded[3]
+    }
+
+    /// Coordinates of an element of the node as a dump has them, the token row by its position.
+    pub fn index(&self, element: usize) -> Vec<usize> {
+        let at = self.coordinates(element);
+        let position = self.position(element) as usize;
+        if self.matrix {
+            return vec![at[1], position, at[3]];
+        }
+        let others = (0..4).filter(|&axis| Some(axis) != self.axis);
+        let inner = others.skip_while(|&axis| self.shape[axis] == 1).map(|axis| at[axis]);
+        std::iter::once(position).chain(inner).collect()
+    }
+
+    fn coordinates(&self, element: usize) -> [usize; 4] {
+        let strides = contiguous(self.shape);
+        std::array::from_fn(|axis| element / strides[axis].max(1) % self.shape[axis].max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(shape: &[usize], positions: &[u32]) -> Tensor {
+        let values = (0..shape.iter().product::<usize>()).map(|i| i as f32).collect();
+        Tensor { shape: shape.to_vec(), positions: positions.to_vec(), values }
+    }
+
+    #[test]
+    fn rows_stand_where_the_graph_has_them() {
+        // (1, E, T, D) with the tokens along axis 2, recorded as (T, E, D).
+        let recorded = tensor(&[3, 2, 4], &[5, 6, 7]);
+        let arranged = Arrangement::new([1, 2, 3, 4], Some(2), false, &recorded).unwrap();
+        let node = arranged.of_node(&recorded.values, |_| f64::NAN);
+        // Expert 1, token 2, column 3.
+        let element = (3 + 2) * 4 + 3;
+        assert_eq!(node[element], f64::from(recorded.values[(2 * 2 + 1) * 4 + 3]));
+        assert_eq!(arranged.index(element), [7, 1, 3]);
+        let back: Vec<f32> = arranged.of_rows(&node.iter().map(|&x| x as f32).collect::<Vec<_>>());
+        assert_eq!(back, recorded.values);
+    }
+
+    #[test]
+    fn what_is_cut_of_a_matrix_is_filled_in() {
+        let recorded = tensor(&[2, 3, 4], &[1, 2, 3]);
+        let arranged = Arrangement::new([1, 2, 3, 8], Some(2), true, &recorded).unwrap();
+        let node = arranged.of_node(&recorded.values, |element| -(element as f64));
+        assert_eq!(node[8..12], [4.0, 5.0, 6.0, 7.0]);
+        assert_eq!(node[12..16], [-12.0, -13.0, -14.0, -15.0]);
+        assert_eq!((arranged.index(8 + 1), arranged.is_recorded(8 + 4)), (vec![0, 2, 1], false));
+    }
+
+    #[test]
+    fn other_extents_are_refused() {
+        assert!(Arrangement::new([1, 1, 3, 4], Some(2), false, &tensor(&[3, 5], &[0, 1, 2])).is_none());
+        assert!(Arrangement::new([1, 1, 3, 4], Some(2), false, &tensor(&[3, 4], &[0, 1])).is_none());
+        assert!(Arrangement::new([1, 1, 3, 4], None, false, &tensor(&[1, 12], &[2])).is_some());
+    }
+}

@@ -1,0 +1,26 @@
+//! DIV: `dst[i] = s0[i] / s1[i mod ne1]`.
+//!
+//! s0 (a, b, c, d), s1 any shape whose extents divide s0's: it is repeated, modulo in every axis. The result has s0's
+//! shape. One operation in f32, rounded to the result's type (ggml-cpu/binary-ops.cpp). Division
+//! by zero gives infinities and NaN.
+
+use parity_graph::Op;
+
+use super::Rule;
+use super::binary::{self, Binary};
+use crate::scalar::Scalar;
+
+pub const RULE: Rule = binary::rule::<Div>(Op::Div, "the quotient of two tensors, element by element");
+
+enum Div {}
+
+impl Binary for Div {
+    fn value<S: Scalar>(a: S, b: S) -> S {
+        a / b
+    }
+
+    /// |da / b|, |y·db / b|
+    fn carry(slot: usize, _a: f64, b: f64, y: f64, e: f64) -> f64 {
+        e / b.abs() * if slot == 0 { 1.0 } else { y.abs() }
+    }
+}

@@ -1,0 +1,273 @@
+//! One row of attention: its scores, and the sums over the cached positions as a kernel takes them.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use super::super::source::{Args, Source};
+use crate::arithmetic::Flash;
+use crate::arithmetic::round::{self, Rounding, Tie};
+use crate::error::Result;
+use crate::gguf::DType;
+use crate::numerics::Products;
+use crate::scalar::{Scalar, in_lanes, vectorized};
+use crate::tensor::{Matrix, View};
+
+/// A node, with its queries rounded.
+pub struct Attention<'b, 'a, S> {
+    /// (B·H·N, DK)
+    pub q: Matrix<S>,
+    /// What they were rounded to.
+    pub rounding: Rounding,
+    /// Values that may have been rounded to the other side, in the order of their rows.
+    pub ties: Vec<Tie>,
+    pub k: &'b Source<'a, S>,
+    pub v: &'b Source<'a, S>,
+    mask: Option<&'b Source<'a, S>>,
+    sinks: Option<Vec<f64>>,
+    /// (B, H, N)
+    pub shape: [usize; 3],
+    pub scale: f64,
+    pub cap: f64,
+    max_bias: f64,
+    pub kind: Flash,
+}
+
+/// One query of one head.
+pub struct Row {
+    /// Batch, head, query.
+    pub at: [usize; 3],
+    /// The positions that are not masked.
+    pub seen: Vec<Seen>,
+    /// The score of the head's sink.
+    pub sink: Option<f64>,
+}
+
+/// One position that is not masked.
+#[derive(Clone, Copy)]
+pub struct Seen {
+    /// Cached position.
+    pub position: usize,
+    /// slope·mask
+    pub bias: f64,
+    /// Scaled score before cap and mask.
+    pub scaled: f64,
+    /// Score.
+    pub z: f64,
+}
+
+/// The sums of a kernel over a range of positions.
+pub struct Part {
+    /// Largest score; -inf where nothing is seen.
+    pub max: f64,
+    /// Σ exp(z - max)
+    pub sum: f64,
+    /// (DV,) Σ exp(z - max)·v
+    pub values: Vec<f64>,
+}
+
+impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
+    pub fn new(args: &'b Args<'a, S>) -> Result<Self> {
+        let [q, k, v] = [args.source(0)?, args.source(1)?, args.source(2)?];
+        let ([b, h, n, dk], [kb, kh, m, kd], [vb, vh, vm, dv]) = (q.shape(), k.shape(), v.shape());
+        let shares = |own: usize, all: usize| own > 0 && all.is_multiple_of(own);
+        let grouped = shares(kb, b) && shares(kh, h) && shares(vb, b) && shares(vh, h);
+        let mask = args.get(3);
+        let masked = mask.is_none_or(|mask| {
+            let [mb, mh, mn, mm] = mask.shape();
+            mb > 0 && mh > 0 && mn >= n && mm == m
+        });
+        let sinks = args.get(4).map(|sinks| sinks.values().iter().map(|s| s.to_f64()).collect::<Vec<_>>());
+        let sunk = sinks.as_ref().is_none_or(|sinks| sinks.len() == h);
+        if !(grouped && masked && sunk) || kd != dk || vm != m || args.shape != [b, n, h, dv] {
+            return Err(args.misfit(
+                "Q (B, H, N, DK), K (B', Hk, M, DK), V (B'', Hv, M, DV), a mask (b, h, N or more, M) and H sinks \
+                 where there are any, for a result (B, N, H, DV)",
+            ));
+        }
+        let kind = args.arithmetic.flash;
+        let rounding = match kind {
+            Flash::Exact => Rounding::None,
+            _ => Rounding::of(Products::LlamaCpu, k.dtype),
+        };
+        let rounded = round::activations(rounding, View::new(b * h * n, dk, &q.values()));
+        Ok(Attention {
+            q: rounded.values,
+            rounding,
+            ties: rounded.ties,
+            k,
+            v,
+            mask,
+            sinks,
+            shape: [b, h, n],
+            scale: f64::from(args.params.float(0)),
+            max_bias: f64::from(args.params.float(1)),
+            cap: f64::from(args.params.float(2)),
+            kind,
+        })
+    }
+
+    /// Which row of the queries.
+    pub fn query(&self, [b, h, n]: [usize; 3]) -> usize {
+        (b * self.shape[1] + h) * self.shape[2] + n
+    }
+
+    /// The row of K or V that a head reads.
+    pub fn cached(&self, source: &Source<'a, S>, [b, h, _]: [usize; 3], position: usize) -> [usize; 3] {
+        let [sb, sh, _, _] = source.shape();
+        [b / (self.shape[0] / sb), h / (self.shape[1] / sh), position]
+    }
+
+    /// The slope of a head (Press et al., "Train Short, Test Long", arXiv 2108.12409).
+    pub fn slope(&self, head: usize) -> f64 {
+        if self.max_bias <= 0.0 {
+            return 1.0;
+        }
+        let power = 1usize << self.shape[1].ilog2();
+        let base = |bias: f64| (-bias / power as f64).exp2();
+        match head < power {
+            true => base(self.max_bias).powi(head as i32 + 1),
+            false => base(self.max_bias / 2.0).powi(2 * (head - power) as i32 + 1),
+        }
+    }
+
+    /// The positions that are not masked, and slope·mask of each.
+    pub fn visible(&self, b: usize, h: usize, n: usize) -> Vec<(usize, f64)> {
+        let positions = self.k.shape()[2];
+        let Some(mask) = self.mask else { return (0..positions).map(|m| (m, 0.0)).collect() };
+        let [mb, mh, _, _] = mask.shape();
+        let (slope, mask) = (self.slope(h), mask.row([b % mb, h % mh, n]));
+        let biases = mask.iter().map(|mask| slope * mask.to_f64()).enumerate();
+        biases.filter(|(_, bias)| *bias != f64::NEG_INFINITY).collect()
+    }
+
+    pub fn row(&self, b: usize, h: usize, n: usize) -> Row {
+        let at = [b, h, n];
+        let q = self.q.row(self.query(at));
+        let score = |(position, bias): (usize, f64)| {
+            let k = self.k.row(self.cached(self.k, at, position));
+            let dot = vectorized(
+                #[inline(always)]
+                || in_lanes(q, |q, i| q.to_f64() * k[i].to_f64()),
+            );
+            let scaled = self.scale * dot;
+            let capped = if self.cap == 0.0 { scaled } else { self.cap * (scaled / self.cap).tanh() };
+            Seen { position, bias, scaled, z: capped + bias }
+        };
+        let seen = self.visible(b, h, n).into_iter().map(score).collect();
+        Row { at, seen, sink: self.sinks.as_ref().map(|sinks| sinks[h]) }
+    }
+
+    pub fn value(&self, at: [usize; 3], position: usize) -> Cow<'a, [S]> {
+        self.v.row(self.cached(self.v, at, position))
+    }
+
+    /// Whether the sum of the values is rounded to f16 after every position.
+    pub fn is_narrow(&self) -> bool {
+        self.v.dtype == DType::F16 && matches!(self.kind, Flash::ByRow | Flash::Split(_))
+    }
+
+    /// The ranges of a row's seen positions that are summed apart.
+    pub fn parts(&self, row: &Row) -> Vec<Range<usize>> {
+        let Flash::Split(parts) = self.kind else { return std::iter::once(0..row.seen.len()).collect() };
+        let positions = self.k.shape()[2];
+        let chunk = positions.div_ceil(parts.max(1)).max(1);
+        let first = |position: usize| row.seen.partition_point(|seen| seen.position < position);
+        (0..positions).step_by(chunk).map(|start| first(start)..first(start + chunk)).collect()
+    }
+
+    /// (DV,)
+    pub fn output(&self, row: &Row) -> Vec<f64> {
+        let parts: Vec<Part> = self.parts(row).into_iter().map(|range| self.part(row, range)).collect();
+        let (max, sum) = total(&parts, row.sink);
+        let mut out = vec![0.0; self.v.shape()[3]];
+        if sum == 0.0 {
+            return out;
+        }
+        for part in parts.iter().filter(|part| part.sum != 0.0) {
+            let weight = (part.max - max).exp() / sum;
+            out.iter_mut().zip(&part.values).for_each(|(out, v)| *out += weight * v);
+        }
+        out
+    }
+
+    /// Online softmax in the order of the positions.
+    fn part(&self, row: &Row, range: Range<usize>) -> Part {
+        let narrow = self.is_narrow();
+        let mut part = Part { max: f64::NEG_INFINITY, sum: 0.0, values: vec![0.0; self.v.shape()[3]] };
+        for seen in &row.seen[range] {
+            let value = self.value(row.at, seen.position);
+            let (mut scale, mut p) = (1.0, 1.0);
+            if seen.z > part.max {
+                scale = (part.max - seen.z).exp();
+                part.max = seen.z;
+            } else {
+                p = (seen.z - part.max).exp();
+            }
+            part.sum = part.sum * scale + p;
+            let rescaled = scale != 1.0;
+            vectorized(
+                #[inline(always)]
+                || {
+                    let pairs = part.values.iter_mut().zip(value.iter());
+                    match (narrow, rescaled) {
+                        (true, true) => pairs.for_each(|(sum, v)| {
+                            *sum = round_f16(round_f16(*sum * scale) + v.to_f64() * p);
+                        }),
+                        (true, false) => pairs.for_each(|(sum, v)| *sum = round_f16(*sum + v.to_f64() * p)),
+                        (false, _) => pairs.for_each(|(sum, v)| *sum = *sum * scale + v.to_f64() * p),
+                    }
+                },
+            );
+        }
+        part
+    }
+}
+
+/// The largest score of all, and the sum over all relative to it, with the sink.
+pub fn total(parts: &[Part], sink: Option<f64>) -> (f64, f64) {
+    let largest = parts.iter().map(|part| part.max).chain(sink).fold(f64::NEG_INFINITY, f64::max);
+    let seen = parts.iter().filter(|part| part.sum != 0.0);
+    let sum: f64 = seen.map(|part| part.sum * (part.max - largest).exp()).sum();
+    (largest, sum + sink.map_or(0.0, |sink| (sink - largest).exp()))
+}
+
+/// To f32 and from there to the nearest f16, as a kernel does that computes in f32 and stores f16. Without a branch,
+/// so that a loop over it becomes vector instructions.
+#[inline(always)]
+pub fn round_f16(value: f64) -> f64 {
+    /// Mantissa bits of f32 that f16 does not have.
+    const DROPPED: u32 = 13;
+    /// From here on f16 is infinite.
+    const INFINITE: f32 = 65_520.0;
+    /// Below, f16 numbers are as far apart as f32 numbers between 0.5 and 1.
+    const SUBNORMAL: f32 = 1.0 / 16_384.0;
+    const SHIFT: f32 = 0.75;
+    let value = value as f32;
+    let bits = value.to_bits();
+    let odd = (bits >> DROPPED) & 1;
+    let rounded = bits.wrapping_add((1 << (DROPPED - 1)) - 1 + odd) & !((1 << DROPPED) - 1);
+    let normal = f32::from_bits(rounded);
+    let small = (value + SHIFT) - SHIFT;
+    let finite = if value.abs() < SUBNORMAL { small } else { normal };
+    let limited = if value.abs() >= INFINITE { f32::INFINITY.copysign(value) } else { finite };
+    f64::from(if value.is_nan() { value } else { limited })
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::round_f16;
+
+    #[test]
+    fn rounding_is_that_of_f16() {
+        for bits in (0..u32::MAX).step_by(997) {
+            let value = f32::from_bits(bits);
+            let (own, library) = (round_f16(f64::from(value)), f16::from_f32(value).to_f64());
+            assert!(
+                own == library || own.is_nan() && library.is_nan(),
+                "{value:e}: {own:e}, not {library:e}"
+            );
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! What MUL_MAT and MUL_MAT_ID share: matrices of one source that meet rows of another.
+//!
+//! A matrix is decoded in tiles, once for all rows that meet it. Tiles do not depend on the number of threads, so
+//! that results do not either.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::bound::{CONFIDENCE, TINY_F32, UNIT_F32, accumulation};
+use super::source::{Args, Data, Source};
+use crate::arithmetic::Operands;
+use crate::arithmetic::product::{group_sums, product};
+use crate::arithmetic::round::{self, Rounded, Rounding, Tie};
+use crate::error::Result;
+use crate::gguf;
+use crate::numerics::Products;
+use crate::scalar::{Scalar, vectorized};
+use crate::tensor::{Matrix, View};
+
+/// Elements of a matrix that one thread decodes at a time: 1 MiB of f32.
+const TILE_ELEMENTS: usize = 1 << 18;
+/// Rows of a tile at least: products of fewer keep no register busy.
+const TILE_ROWS_MIN: usize = 64;
+/// Rows of a tile at most: work for several threads.
+const TILE_ROWS_MAX: usize = 512;
+/// Fewer rows than this are packed instead of the matrix that they meet.
+const FEW_ROWS: usize = 64;
+/// Magnitudes are scaled to 1 before f32 squares them; a square below this share of the largest is lost.
+const LOST: f64 = 1.0 / (1u64 << 62) as f64;
+/// Ties of one row that are settled: more would be a degenerate row, such as one of equal values.
+const TIES_MAX: usize = 64;
+/// The rounding of a value and of the same value moved a little: two errors in quadrature.
+const TWO_ROUNDINGS: f64 = std::f64::consts::SQRT_2;
+
+/// One matrix and the rows that it is multiplied by.
+pub struct Meeting {
+    /// Which matrix of source 0, counted over its two slower axes.
+    pub matrix: usize,
+    /// Row of the other source, and row of the result that it makes.
+    pub pairs: Vec<(usize, usize)>,
+}
+
+/// result[r, o] = Σ_i w[matrix, o, i]·x[row, i] for every pair (row, r) of every meeting.
+pub struct Problem<'b, 'a, S> {
+    /// Source 0: matrices (m, k).
+    pub weight: &'b Source<'a, S>,
+    /// Rows (·, k) of source 1, rounded as the arithmetic says.
+    pub x: Rounded<S>,
+    /// What was rounded to.
+    pub rounding: Rounding,
+    /// Every row of the result is in one of them.
+    pub meetings: Vec<Meeting>,
+    /// Rows of the result.
+    pub rows: usize,
+}
+
+/// What magnitudes are summed as.
+#[derive(Clone, Copy, PartialEq)]
+enum Power {
+    /// Σ |w|·|x|
+    One,
+    /// Σ (w·x)²
+    Two,
+}
+
+impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
+    /// Rounds source 1 and takes the matrices of source 0, whose fastest axes must be equally long.
+    pub fn new(args: &'b Args<'a, S>, meetings: Vec<Meeting>) -> Result<Self> {
+        let (weight, other) = (args.source(0)?, args.source(1)?);
+        let rounding = match args.arithmetic.operands {
+            Operands::Exact => Rounding::None,
+            Operands::VecDot => Rounding::of(Products::LlamaCpu, weight.dtype),
+        };
+        let [a, b, c, k] = other.shape();
+        let values = other.values();
+        let x = match rounding {
+            Rounding::None => Rounded {
+                values: Matrix::new(a * b * c, k, values.into_owned()),
+                sums: Matrix::default(),
+                ties: Vec::new(),
+            },
+            _ => round::activations(rounding, View::new(a * b * c, k, &values)),
+        };
+        let rows = args.shape[..3].iter().product();
+        Ok(Problem { weight, x, rounding, meetings, rows })
+    }
+
+    /// Outputs of one matrix.
+    fn outputs(&self) -> usize {
+        self.weight.shape()[2]
+    }
+
+    /// (rows, m)
+    pub fn compute(&self) -> Vec<S> {
+        let read = |matrix: usize, rows: Range<usize>, out: &mut [S]| {
+            self.read(matrix, rows, out);
+            1.0
+        };
+        let mut out = self.run(self.x.values.view(), read, |value, _| value);
+        if self.x.sums.cols > 0
+            && let Some(group) = gguf::minimum_group(self.weight.dtype)
+        {
+            let minima = |matrix: usize, rows: Range<usize>, out: &mut [S]| {
+                self.minima(matrix, rows, group, out);
+                1.0
+            };
+            let excess = self.run(self.x.sums.view(), minima, |value, _| value);
+            out.iter_mut().zip(excess).for_each(|(out, excess)| *out += excess);
+        }
+        out
+    }
+
+    /// Rows of a matrix in any precision.
+    fn read<T: Scalar>(&self, matrix: usize, rows: Range<usize>, out: &mut [T]) {
+        let [_, b, c, k] = self.weight.shape();
+        match &self.weight.data {
+            Data::Weight(weight) => {
+                weight.decode_rows(matrix * c + rows.start..matrix * c + rows.end, out);
+            }
+            Data::Values(values) => {
+                for (out, row) in out.chunks_exact_mut(k.max(1)).zip(rows) {
+                    let row = values.row([matrix / b, matrix % b, row]);
+                    out.iter_mut().zip(row.iter()).for_each(|(out, v)| *out = T::from_f64(v.to_f64()));
+                }
+            }
+        }
+    }
+
+    /// The minima of each group of columns. Of values that are decoded already it is the smallest of the group:
+    /// caches are quantised so that their minima are.
+    fn minima<T: Scalar>(&self, matrix: usize, rows: Range<usize>, group: usize, out: &mut [T]) {
+        match &self.weight.data {
+            Data::Weight(weight) => {
+                let first = matrix * self.outputs();
+                let bytes = weight.row_bytes(first + rows.start..first + rows.end);
+                out.copy_from_slice(&gguf::minima::<T>(self.weight.dtype, bytes));
+            }
+            Data::Values(_) => {
+                let mut all = vec![T::ZERO; out.len() * group];
+                self.read(matrix, rows, &mut all);
+                for (out, all) in out.iter_mut().zip(all.chunks_exact(group)) {
+                    *out = all.iter().copied().fold(all[0], |a, b| if b < a { b } else { a });
+                }
+            }
+        }
+    }
+
+    /// Multiplies rows x with what `left` reads of the matrices, of the same width; it may scale what it reads and
+    /// says by what the result is to be multiplied for that.
+    fn run<T: Scalar, O: Copy + Default + Send + Sync>(
+        &self,
+        x: View<'_, T>,
+        left: impl Fn(usize, Range<usize>, &mut [T]) -> f64 + Sync,
+        finish: impl Fn(T, f64) -> O + Sync,
+    ) -> Vec<O> {
+        let (m, k) = (self.outputs(), x.cols);
+        let tile_rows = (TILE_ELEMENTS / k.max(1)).clamp(TILE_ROWS_MIN, TILE_ROWS_MAX);
+        let gathered: Vec<Cow<'_, [T]>> =
+            self.meetings.iter().map(|meeting| gather(x, &meeting.pairs)).collect();
+        let tasks: Vec<(usize, Range<usize>)> = (0..self.meetings.len())
+            .filter(|meeting| !self.meetings[*meeting].pairs.is_empty())
+            .flat_map(|meeting| {
+                (0..m).step_by(tile_rows).map(move |start| (meeting, start..(start + tile_rows).min(m)))
+            })
+            .collect();
+        let blocks: Vec<Vec<O>> = tasks
+            .par_iter()
+            .map(|(index, tile)| {
+                let count = self.meetings[*index].pairs.len();
+                T::with_scratch(tile.len() * k, |w| {
+                    let factor = left(self.meetings[*index].matrix, tile.clone(), w);
+                    let block = multiply(w, tile.len(), k, View::new(count, k, &gathered[*index]));
+                    block.into_iter().map(|value| finish(value, factor)).collect()
+                })
+            })
+            .collect();
+        let mut out = vec![O::default(); self.rows * m];
+        for ((index, tile), block) in tasks.iter().zip(blocks) {
+            for (t, (_, row)) in self.meetings[*index].pairs.iter().enumerate() {
+                let part = &block[t * tile.len()..(t + 1) * tile.len()];
+                out[row * m + tile.start..row * m + tile.end].copy_from_slice(part);
+            }
+        }
+        out
+    }
+
+    /// Σ over the inner axis of magnitudes, in f32: a bound needs no more. `x` (·, k) replaces source 1, and
+    /// `error`, contiguous in the shape of source 0, its values.
+    fn magnitudes(&self, power: Power, x: &Matrix<f64>, error: Option<&[f64]>) -> Vec<f64> {
+        let raise = |v: f32| if power == Power::One { v.abs() } else { v * v };
+        let largest =
+            x.data.iter().fold(0.0, |max: f64, x| if x.is_finite() { max.max(x.abs()) } else { max });
+        let scale = power_of_two(largest);
+        let scaled: Vec<f32> = x.data.iter().map(|x| raise((x / scale) as f32)).collect();
+        let (m, k) = (self.outputs(), x.cols);
+        let left = |matrix: usize, rows: Range<usize>, out: &mut [f32]| match error {
+            Some(error) => {
+                let error = &error[(matrix * m + rows.start) * k..(matrix * m + rows.end) * k];
+                let scale = power_of_two(error.iter().fold(0.0, |max, e| max.max(limited(*e))));
+                out.iter_mut().zip(error).for_each(|(out, e)| *out = raise((limited(*e) / scale) as f32));
+                scale
+            }
+            None => {
+                self.read(matrix, rows, out);
+                vectorized(
+                    #[inline(always)]
+                    || {
+                        let max = out.iter().fold(0f32, |max, w| if w.abs() > max { w.abs() } else { max });
+                        let scale = power_of_two(f64::from(if max.is_finite() { max } else { f32::MAX }));
+                        let inverse = (1.0 / scale) as f32;
+                        out.iter_mut().for_each(|w| *w = raise(*w * inverse));
+                        scale
+                    },
+                )
+            }
+        };
+        let lost = LOST * (k as f64).sqrt();
+        self.run(View::new(x.rows, k, &scaled), left, |value, factor| match power {
+            Power::One => f64::from(value) * (scale * factor),
+            Power::Two => (f64::from(value).sqrt() + lost) * (scale * factor),
+        })
+    }
+}
+
+impl Problem<'_, '_, f64> {
+    /// The sums so far wander as far as all terms in quadrature, and on to the output. Where groups of a matrix
+    /// share a minimum, kernels add quants and minima up apart, and what cancels between them is added to the
+    /// terms: twice minimum·max(|Σx|, max|x|) of each group.
+    pub fn bound(&self, exact: &[f64]) -> Vec<f64> {
+        let mut terms = self.magnitudes(Power::Two, &self.x.values, None);
+        if let Some(group) = gguf::minimum_group(self.weight.dtype)
+            && self.x.values.cols.is_multiple_of(group)
+        {
+            let mut met = group_sums(&self.x.values, group);
+            met.data.iter_mut().for_each(|met| *met *= *met);
+            let squares = |matrix: usize, rows: Range<usize>, out: &mut [f64]| {
+                self.minima(matrix, rows, group, out);
+                out.iter_mut().for_each(|minimum| *minimum *= *minimum);
+                1.0
+            };
+            let cancelled = self.run(met.view(), squares, |value, _| value);
+            terms.iter_mut().zip(cancelled).for_each(|(terms, c)| *terms = (*terms * *terms + c).sqrt());
+        }
+        let factor = accumulation(self.x.values.cols, UNIT_F32);
+        let bound =
+            |(terms, exact): (f64, &f64)| factor * (terms + exact.abs()) + UNIT_F32 * exact.abs() + TINY_F32;
+        terms.into_iter().zip(exact).map(bound).collect()
+    }
+
+    /// A tie is rounded to the side that the recorded output says: each moves all outputs of its row by a known
+    /// column of the matrices, so that the output shows it hundreds of times over.
+    pub fn settle(&self, exact: &mut [f64], recorded: &[f64]) {
+        let m = self.outputs();
+        let mut of_row: Vec<Vec<(usize, usize)>> = vec![Vec::new(); self.x.values.rows];
+        if !self.x.ties.is_empty() {
+            for meeting in &self.meetings {
+                meeting.pairs.iter().for_each(|(x, row)| of_row[*x].push((meeting.matrix, *row)));
+            }
+        }
+        for tie in few_per_row(&self.x.ties, self.x.values.rows) {
+            let moved: Vec<(usize, Vec<f64>)> =
+                of_row[tie.row].iter().map(|(matrix, row)| (*row, self.moved(&tie, *matrix))).collect();
+            let (mut along, mut square) = (0.0, 0.0);
+            for (row, moved) in &moved {
+                for ((moved, recorded), exact) in
+                    moved.iter().zip(&recorded[row * m..]).zip(&exact[row * m..])
+                {
+                    along += (recorded - exact) * moved;
+                    square += moved * moved;
+                }
+            }
+            // Nearer to having been rounded to the other side than to this one.
+            if along > 0.5 * square && along < 1.5 * square {
+                for (row, moved) in &moved {
+                    exact[row * m..].iter_mut().zip(moved).for_each(|(exact, moved)| *exact += moved);
+                }
+            }
+        }
+    }
+
+    /// How the outputs of one matrix (m,) move where a tie is rounded to the other side.
+    fn moved(&self, tie: &Tie, matrix: usize) -> Vec<f64> {
+        let m = self.outputs();
+        let mut out: Vec<f64> = self.column(matrix, tie.col).into_iter().map(|w| w * tie.value).collect();
+        if tie.sum != 0.0
+            && let Some(group) = gguf::minimum_group(self.weight.dtype)
+        {
+            let groups = self.x.values.cols / group;
+            let mut minima = vec![0.0; m * groups];
+            self.minima(matrix, 0..m, group, &mut minima);
+            for (out, minima) in out.iter_mut().zip(minima.chunks_exact(groups)) {
+                *out += minima[tie.col / group] * tie.sum;
+            }
+        }
+        out
+    }
+
+    /// One column of a matrix, (m,): of a weight, one block of each row is decoded.
+    fn column(&self, matrix: usize, col: usize) -> Vec<f64> {
+        let [_, b, m, _] = self.weight.shape();
+        match &self.weight.data {
+            Data::Values(values) => (0..m).map(|row| values.at([matrix / b, matrix % b, row, col])).collect(),
+            Data::Weight(weight) => {
+                let (len, bytes) = (self.weight.dtype.block_len(), self.weight.dtype.block_bytes());
+                let mut block = vec![0.0; len];
+                let start = col / len * bytes;
+                let decode = |row: usize| {
+                    let stored = weight.row_bytes(matrix * m + row..matrix * m + row + 1);
+                    gguf::decode(self.weight.dtype, &stored[start..start + bytes], &mut block);
+                    block[col % len]
+                };
+                (0..m).map(decode).collect()
+            }
+        }
+    }
+
+    /// An error of the matrices meets the rows as they were rounded.
+    pub fn carry_matrices(&self, error: &[f64]) -> Vec<f64> {
+        self.magnitudes(Power::One, &self.x.values, Some(error))
+    }
+
+    /// An error (·, k) of the rows meets the matrices. Where rows are rounded, what was moved may be rounded to
+    /// the other side: two roundings of up to half a step, independent of one another and of their neighbours.
+    /// `x` is the source before it was rounded.
+    pub fn carry_rows(&self, x: &[f64], error: &[f64]) -> Vec<f64> {
+        let (rows, k) = (self.x.values.rows, self.x.values.cols);
+        let error = Matrix::new(rows, k, error.iter().map(|e| limited(*e)).collect());
+        let mut out = self.magnitudes(Power::One, &error, None);
+        let fits = k.is_multiple_of(self.rounding.block());
+        if self.rounding != Rounding::None && fits && error.data.iter().any(|e| *e > 0.0) {
+            let moved: Vec<f64> = x.iter().zip(&error.data).map(|(x, e)| x.abs() + e).collect();
+            let mut steps = round::half_steps(self.rounding, &Matrix::new(rows, k, moved));
+            let block = self.rounding.block();
+            for (steps, error) in steps.data.chunks_mut(block).zip(error.data.chunks(block)) {
+                if error.iter().all(|e| *e == 0.0) {
+                    steps.fill(0.0);
+                }
+            }
+            let rounded = self.magnitudes(Power::Two, &steps, None);
+            out.iter_mut().zip(rounded).for_each(|(out, r)| *out += CONFIDENCE * TWO_ROUNDINGS * r);
+        }
+        out
+    }
+}
+
+/// The rows of x that a meeting needs, side by side; borrowed where they are already.
+fn gather<'x, T: Scalar>(x: View<'x, T>, pairs: &[(usize, usize)]) -> Cow<'x, [T]> {
+    let Some((first, _)) = pairs.first() else { return Cow::Borrowed(&[]) };
+    if pairs.iter().enumerate().all(|(i, (row, _))| *row == first + i) {
+        return Cow::Borrowed(x.after(*first).first(pairs.len()).data);
+    }
+    pairs.iter().flat_map(|(row, _)| x.row(*row)).copied().collect()
+}
+
+/// x·wᵀ, (T, rows): w (rows, k).
+fn multiply<T: Scalar>(w: &[T], rows: usize, k: usize, x: View<'_, T>) -> Vec<T> {
+    let mut out = vec![T::ZERO; x.rows * rows];
+    if k == 0 || out.is_empty() {
+        return out;
+    }
+    if x.rows >= FEW_ROWS {
+        // SAFETY: `out` holds (T, rows), row-major with stride `rows`; `w` and `x` are as wide as `k`.
+        unsafe { product(out.as_mut_ptr(), rows, w, rows, k, k, x) };
+        return out;
+    }
+    // As w·xᵀ only x, the smaller one, has to be packed.
+    let mut columns = vec![T::ZERO; out.len()];
+    // SAFETY: `columns` holds (rows, T), row-major with stride T.
+    unsafe { product(columns.as_mut_ptr(), x.rows, x.data, x.rows, k, k, View::new(rows, k, w)) };
+    for (o, column) in columns.chunks_exact(x.rows).enumerate() {
+        column.iter().enumerate().for_each(|(t, value)| out[t * rows + o] = *value);
+    }
+    out
+}
+
+/// An error that is no number, or infinite, is larger than any value: what is 0 times it stays 0.
+fn limited(error: f64) -> f64 {
+    error.min(f64::from(f32::MAX))
+}
+
+/// A power of two that a magnitude is divided by to become about 1.
+fn power_of_two(magnitude: f64) -> f64 {
+    let least = f64::from(f32::MIN_POSITIVE);
+    magnitude.max(least).log2().floor().exp2()
+}
+
+/// The ties of rows that have few of them.
+fn few_per_row(ties: &[Tie], rows: usize) -> Vec<Tie> {
+    let mut counts = vec![0usize; rows];
+    ties.iter().for_each(|tie| counts[tie.row] += 1);
+    ties.iter().filter(|tie| counts[tie.row] <= TIES_MAX).copied().collect()
+}

@@ -1,0 +1,31 @@
+//! SIGMOID: `dst = 1 / (1 + e^-s0)`.
+//!
+//! s0 of any shape; the result has its shape and type. The CPU calls libm's `expf` (ggml-cpu/unary-ops.cpp).
+
+use parity_graph::Op;
+
+use super::Rule;
+use super::bound::{TINY_F32, UNIT_F32, exponential};
+use super::unary::{self, Setting, Unary, monotone};
+use crate::scalar::Scalar;
+
+pub const RULE: Rule = unary::rule::<Sigmoid>(Op::Sigmoid, "one over one plus e to minus the value");
+
+enum Sigmoid {}
+
+impl Unary for Sigmoid {
+    fn value<S: Scalar>(_setting: Setting<'_>, x: S) -> S {
+        S::ONE / (S::ONE + (-x).exp())
+    }
+
+    /// The share that e^-x has in 1 + e^-x is that of the exponential's error; the sum and the quotient are rounded.
+    fn rounding(setting: Setting<'_>, x: f64, y: f64) -> f64 {
+        const ROUNDINGS: f64 = 2.0;
+        let share = 1.0 / (1.0 + x.exp());
+        (share * exponential(setting.arithmetic, x) + ROUNDINGS * UNIT_F32) * y + TINY_F32
+    }
+
+    fn carry(setting: Setting<'_>, x: f64, e: f64) -> f64 {
+        monotone(|x| Sigmoid::value(setting, x), x, e)
+    }
+}

@@ -1,0 +1,114 @@
+//! Two recordings, at least one of which brings a graph: compared by name, each side audited.
+
+use std::collections::BTreeSet;
+
+use super::audit::interrupted;
+use super::entry::{Known, assemble, entries};
+use super::{Foreign, side};
+use crate::audit::recorded::{self, Findings, Graphs, Labelled, Steps, Tensor};
+use crate::checkpoint::Checkpoint;
+use crate::compare::{self, Comparison, Tolerances};
+use crate::dump::Recording;
+use crate::error::Result;
+use crate::report::Report;
+use crate::select::Selection;
+use parity_dump::Dump;
+
+/// The two sides.
+pub struct Sides<'a> {
+    /// The side that is judged.
+    pub candidate: &'a Dump,
+    /// The side that it is held against; its graph, where the candidate brings none, is the candidate's too.
+    pub reference: &'a Dump,
+}
+
+/// A candidate's values with the inputs of the recording whose graph it is judged by.
+struct Judged<'a> {
+    values: &'a Dump,
+    inputs: &'a Dump,
+}
+
+impl Steps for Judged<'_> {
+    fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
+        self.values.tensor(step, checkpoint)
+    }
+
+    fn leaf(&self, step: usize, name: &str) -> Option<Vec<f64>> {
+        self.inputs.leaf(step, name)
+    }
+}
+
+/// Compares and judges; `foreign` has the graphs of the reference.
+///
+/// # Errors
+/// A graph of the candidate that cannot be read.
+pub fn diff(
+    sides: &Sides<'_>,
+    foreign: &Foreign,
+    selection: &Selection,
+    tolerances: &Tolerances,
+    allow_missing: bool,
+) -> Result<Report> {
+    let Sides { candidate, reference } = *sides;
+    let selected = foreign.selected(selection);
+    let wants = |id: Checkpoint| selected.contains(&id);
+    let graphs = foreign.graphs.steps();
+    let theirs = recorded::audit(reference, &graphs, &foreign.gguf, &wants)?;
+    let ours = audit_candidate(sides, foreign, &graphs, &wants)?;
+    let comparisons = compare::recordings(candidate, reference, &selected, tolerances);
+    let known = selected.iter().zip(&comparisons).map(|(&id, comparison)| Known {
+        id,
+        comparison: Some(comparison),
+        candidate: ours.nodes.get(&id),
+        reference: theirs.nodes.get(&id),
+    });
+    let audited = ours.rows_audited() + theirs.rows_audited();
+    let mut report = assemble(entries(known), &graphs, allow_missing, audited);
+    report.tokens = compare::tokens(candidate, reference);
+    report.candidate = side(candidate, Some(candidate.path().display().to_string()));
+    report.reference = Some(side(reference, Some(reference.path().display().to_string())));
+    report.notes.extend(interrupted(candidate).or(interrupted(reference)));
+    report.notes.push(foreign.note());
+    refuse_other_tokens(&mut report, sides, &comparisons);
+    Ok(report)
+}
+
+/// Audits the candidate on its own graph, or on the reference's where both were computed in the same steps.
+fn audit_candidate(
+    sides: &Sides<'_>,
+    foreign: &Foreign,
+    graphs: &[(usize, &Labelled)],
+    wants: &dyn Fn(Checkpoint) -> bool,
+) -> Result<Findings> {
+    let Sides { candidate, reference } = *sides;
+    if !candidate.manifest().graphs.is_empty() {
+        let own = Graphs::open(candidate)?;
+        return recorded::audit(candidate, &own.steps(), &foreign.gguf, wants);
+    }
+    let positions = |dump: &Dump| -> Vec<Vec<u32>> {
+        dump.manifest().steps.iter().map(|step| step.positions.clone()).collect()
+    };
+    if positions(candidate) == positions(reference) && candidate.tokens() == reference.tokens() {
+        return recorded::audit(&Judged { values: candidate, inputs: reference }, graphs, &foreign.gguf, wants);
+    }
+    let mut findings = Findings::default();
+    let ids: BTreeSet<Checkpoint> = Recording::checkpoints(candidate).into_iter().filter(|id| wants(*id)).collect();
+    for id in ids {
+        findings.at(id).cannot("the graph of its own steps: the sides were computed in different ones");
+    }
+    Ok(findings)
+}
+
+/// Other tokens are no parity, however well their common beginning agrees.
+fn refuse_other_tokens(report: &mut Report, sides: &Sides<'_>, comparisons: &[Comparison]) {
+    let (ours, theirs) = (sides.candidate.tokens(), sides.reference.tokens());
+    let common = compare::common_positions(ours, theirs) as usize;
+    let compared = comparisons.iter().any(|comparison| comparison.numbers.is_some());
+    if common < ours.len().max(theirs.len()) && report.verdict == crate::report::Verdict::Parity {
+        report.verdict = crate::report::Verdict::Undecided;
+        report.reason = Some(format!("only the {common} tokens that both sides have in common were compared"));
+    } else if !compared && report.verdict == crate::report::Verdict::Parity {
+        report.verdict = crate::report::Verdict::Undecided;
+        report.reason = Some("nothing was compared".to_owned());
+    }
+}

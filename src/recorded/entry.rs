@@ -1,0 +1,209 @@
+//! The answer for one id, and for the whole, from what audits and comparisons found.
+
+use super::remarks;
+use crate::audit::recorded::{Finding, Labelled};
+use crate::checkpoint::Checkpoint;
+use crate::compare::{Comparison, Status};
+use crate::report::words::{count, number};
+use crate::report::{CheckpointVerdict as V, Coverage, Entry, FirstDivergence, Local, LocalError, Report, Verdict};
+
+/// Everything that is known of one id.
+pub struct Known<'a> {
+    /// The id.
+    pub id: Checkpoint,
+    /// The sides held against each other; `None` where one recording is audited.
+    pub comparison: Option<&'a Comparison>,
+    /// The side that is judged.
+    pub candidate: Option<&'a Finding>,
+    /// The other side.
+    pub reference: Option<&'a Finding>,
+}
+
+/// The answer; `faulty` is the first id before that is not healthy.
+pub fn entry(known: &Known<'_>, faulty: Option<Checkpoint>) -> Entry {
+    let (verdict, evidence) = judge(known, faulty);
+    let numbers = known.comparison.and_then(|comparison| comparison.numbers.clone());
+    let rows = match known.comparison {
+        Some(comparison) => comparison.rows_compared,
+        None => known.candidate.and_then(Finding::audit).map_or(0, |audit| audit.local.rows),
+    };
+    let row_shape = known.comparison.map(|comparison| &comparison.row_shape);
+    let row_shape = row_shape.or(known.candidate.map(|finding| &finding.row_shape)).into_iter().flatten();
+    Entry {
+        id: known.id,
+        layer: known.id.layer_index(),
+        verdict,
+        evidence: Some(evidence),
+        numbers,
+        local: Local { candidate: local(known.candidate), reference: local(known.reference) },
+        budget: None,
+        diagnosis: Vec::new(),
+        shape: std::iter::once(rows as usize).chain(row_shape.copied()).collect(),
+        seen: None,
+    }
+}
+
+fn local(finding: Option<&Finding>) -> Option<LocalError> {
+    finding.and_then(Finding::audit).map(|audit| audit.local)
+}
+
+fn judge(known: &Known<'_>, faulty: Option<Checkpoint>) -> (V, String) {
+    let Some(own) = known.candidate else { return (V::Missing, "not recorded".to_owned()) };
+    let audit = own.audit();
+    if let Some(audit) = audit.as_ref().filter(|_| !own.is_healthy()) {
+        return match audit.nonfinite {
+            0 => (V::Origin, format!("its own error is {}: the bug is in this node", beyond(&audit.local))),
+            n => (V::Nonfinite, format!("{n} NaN or Inf that its recorded inputs do not explain")),
+        };
+    }
+    if let Some(Status::Shape(ours, theirs)) = known.comparison.map(|comparison| &comparison.status) {
+        return (V::Shape, format!("rows of {ours:?} in the candidate, {theirs:?} in the reference"));
+    }
+    if own.unrecorded > 0 {
+        return (V::Missing, format!("not recorded in {}", count(own.unrecorded, "step")));
+    }
+    if let Some(needs) = &own.undecided {
+        return (V::Undecided, format!("to judge it, the recording needs {needs}"));
+    }
+    let Some(audit) = audit else { return (V::Missing, "not recorded".to_owned()) };
+    let Some(comparison) = known.comparison else {
+        return (V::Match, format!("{}{}", alone(&audit.local), remarks(own)));
+    };
+    compared(comparison, own, &audit.local, known.reference, faulty)
+}
+
+/// A healthy candidate beside its reference.
+fn compared(
+    comparison: &Comparison,
+    own: &Finding,
+    local: &LocalError,
+    reference: Option<&Finding>,
+    faulty: Option<Checkpoint>,
+) -> (V, String) {
+    match comparison.within_tolerance {
+        Some(true) => return (V::Match, "within the tolerance given".to_owned()),
+        Some(false) => {
+            return (V::Beyond, "beyond the tolerance given, though its own error is rounding".to_owned());
+        }
+        None => {}
+    }
+    let (reference, theirs) = match reference.map(|finding| (finding, finding.audit())) {
+        None | Some((_, None)) => {
+            let why = reference.and_then(|finding| finding.undecided.as_deref()).unwrap_or("its values");
+            return (V::Undecided, format!("the reference lacks {why}"));
+        }
+        Some((finding, Some(audit))) => (finding, audit.local),
+    };
+    if !reference.is_healthy() {
+        let text = format!("the reference's own error is {}: it is wrong", beyond(&theirs));
+        return (V::Reference, text);
+    }
+    if let Some(needs) = &reference.undecided {
+        return (V::Undecided, format!("to judge the reference, its recording needs {needs}"));
+    }
+    let Some(numbers) = &comparison.numbers else {
+        return (V::Missing, "no token position that both sides have".to_owned());
+    };
+    if let Status::MissingRows(rows) = comparison.status {
+        return (V::Missing, format!("{} of the reference's rows are not in the candidate", rows));
+    }
+    let witnesses = format!(
+        "the candidate is {:.1e} from exact arithmetic here, the reference {:.1e}{}",
+        local.rel_l2,
+        theirs.rel_l2,
+        remarks(own)
+    );
+    let band = |local: &LocalError| local.bound_rel_l2.unwrap_or(0.0) + local.rel_l2;
+    match faulty {
+        _ if numbers.rel_l2 <= band(local) + band(&theirs) => (V::Match, witnesses),
+        Some(faulty) => {
+            (V::Inherited, format!("{}; what it differs by comes from {faulty} or before it", alone(local)))
+        }
+        None => (V::Match, format!("{witnesses}; every node before it is healthy: the distance is rounding, carried on")),
+    }
+}
+
+fn alone(local: &LocalError) -> String {
+    format!(
+        "its own error is {:.1e}, {:.0} % of what rounding explains",
+        local.rel_l2,
+        100.0 * local.over_bound
+    )
+}
+
+fn beyond(local: &LocalError) -> String {
+    let at: Vec<String> = local.worst.iter().map(ToString::to_string).collect();
+    match local.over_bound {
+        over if over.is_finite() => {
+            format!("{} times what rounding explains, worst at [{}]", number(over), at.join(", "))
+        }
+        _ => format!("beyond any bound, worst at [{}]", at.join(", ")),
+    }
+}
+
+/// Answers for all ids, in execution order.
+pub fn entries<'a>(known: impl Iterator<Item = Known<'a>>) -> Vec<Entry> {
+    let mut faulty = None;
+    let mut out = Vec::new();
+    for known in known {
+        let entry = entry(&known, faulty);
+        faulty = faulty.or(entry.verdict.is_fault().then_some(entry.id));
+        out.push(entry);
+    }
+    out
+}
+
+/// Ids that are named in a sentence.
+const NAMED_MAX: usize = 4;
+
+/// Puts the report together: verdict, first divergence, coverage.
+pub fn assemble(entries: Vec<Entry>, graphs: &[(usize, &Labelled)], allow_missing: bool, rows_audited: u64) -> Report {
+    let of = |verdict: V| entries.iter().filter(move |entry| entry.verdict == verdict);
+    let first = entries.iter().find(|entry| entry.verdict.is_fault());
+    let audited = entries.iter().any(|entry| entry.local.candidate.is_some());
+    let some = |verdict: V| {
+        let ids: Vec<String> = of(verdict).take(NAMED_MAX).map(|entry| entry.id.to_string()).collect();
+        let more = if of(verdict).count() > NAMED_MAX { ", …" } else { "" };
+        ids.join(", ") + more
+    };
+    let (missing, undecided) = (of(V::Missing).count(), of(V::Undecided).count());
+    let (verdict, reason) = if first.is_some() {
+        (Verdict::Divergence, None)
+    } else if let Some(entry) = of(V::Reference).next() {
+        (Verdict::Undecided, Some(format!("the reference itself is wrong at {}", entry.id)))
+    } else if !audited {
+        (Verdict::Undecided, Some("no node could be computed again from what was recorded".to_owned()))
+    } else if missing > 0 && !allow_missing {
+        let text = format!("{} not recorded: {}; --allow-missing accepts it", count(missing, "node"), some(V::Missing));
+        (Verdict::Undecided, Some(text))
+    } else if let Some(entry) = of(V::Undecided).next() {
+        let why = entry.evidence.clone().unwrap_or_default();
+        let text = format!("{} could not be judged: {} ({why})", count(undecided, "node"), some(V::Undecided));
+        (Verdict::Undecided, Some(text))
+    } else {
+        (Verdict::Parity, None)
+    };
+    let first_divergence = first.map(|entry| FirstDivergence {
+        checkpoint: entry.id,
+        layer: entry.layer,
+        verdict: entry.verdict,
+        inputs: graphs.iter().map(|(_, graph)| graph.inputs(entry.id)).find(|ids| !ids.is_empty()).unwrap_or_default(),
+        diagnosis: Vec::new(),
+        residual: None,
+        tried: Vec::new(),
+        reproduce: None,
+    });
+    let numbers = || entries.iter().filter_map(|entry| entry.numbers.as_ref());
+    let coverage = Coverage {
+        checkpoints_compared: numbers().count(),
+        checkpoints_missing: missing,
+        elements_compared: numbers().map(|numbers| numbers.n).sum(),
+        rows_compared: numbers().map(|numbers| numbers.row_rel_l2.len() as u64).sum(),
+        rows_expected: numbers().map(|numbers| numbers.row_rel_l2.len() as u64).sum(),
+        rows_audited: Some(rows_audited),
+        rows_screened: None,
+        seen: None,
+    };
+    let origins = of(V::Origin).map(|entry| entry.id).collect();
+    Report { verdict, reason, first_divergence, origins, coverage, checkpoints: entries, ..Report::default() }
+}
