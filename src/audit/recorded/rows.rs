@@ -44,7 +44,7 @@ impl Arrangement {
             let inner = contiguous([shape[order[0]], shape[order[1]], shape[order[2]], shape[order[3]]]);
             let mut strides = [0; 4];
             order.iter().zip(inner).for_each(|(&to, stride)| strides[to] = stride);
-            (elements == shape.iter().product()).then_some((shape, strides))?
+            (elements == shape.iter().product::<usize>()).then_some((shape, strides))?
         };
         let rows = axis.map_or(1, |axis| shape[axis]);
         (rows == positions.len()).then_some(Arrangement {

@@ -83,7 +83,7 @@ fn own(graph: &Graph, node: &Node) -> Name {
         ("result_output", Op::MulMat) => Some(Kind::Logits),
         _ => None,
     };
-    Name { layer, name: kind.map_or(stem, Kind::name).to_owned() }
+    Name { layer, name: kind.map_or(stem.to_owned(), |kind| kind.name().to_owned()) }
 }
 
 /// Several nodes of which one thing is said. Numbers of RoPE and of attention belong to the layer: it is enough.

@@ -9,7 +9,6 @@ mod matching;
 mod names;
 mod wiring;
 
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
