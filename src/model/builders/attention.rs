@@ -56,7 +56,7 @@ impl Builder<'_> {
         let sliding = self.facts.sliding[layer];
         let cells = if sliding { self.shape.sliding } else { self.shape.cells };
         let kind = if sliding { "_swa" } else { "" };
-        let (keys, values) = self.caches(layer, cells, kind, k, v);
+        self.write_caches(layer, cells, kind, k, v);
         let width = self.facts.heads * self.facts.head_width;
         let name = format!("{}-{layer}", Kind::AttnCtx.name());
         let tokens = self.shape.tokens;
@@ -70,10 +70,14 @@ impl Builder<'_> {
         };
         let context = match self.shape.flash {
             true => {
+                let q = self.by_heads(q);
+                let (keys, values) = (self.keys(layer, cells), self.values(layer, cells));
                 let out = self.flash([q, keys, values], mask, sinks, attention.scale, &name);
                 self.sketch.reshape(out, [width, tokens, 1, 1])
             }
             false => {
+                let (values, keys) = (self.values(layer, cells), self.keys(layer, cells));
+                let q = self.by_heads(q);
                 let out = self.plain(layer, [q, keys, values], mask, sinks, attention.scale);
                 self.sketch.cont(out, [width, tokens, 1, 1])
             }
@@ -163,15 +167,17 @@ impl Builder<'_> {
         self.sketch.node(Op::Rope, DType::F32, ne, &[Some(x), Some(positions), factors], &words)
     }
 
-    /// Writes K and V into their caches and gives what attention reads of them: K (K, S, E), V (K, S, E) with flash
-    /// attention, else (K, E, S): it is then stored transposed, one row of its cache per column.
-    fn caches(&mut self, layer: usize, cells: Cells, kind: &str, k: Id, v: Id) -> (Id, Id) {
-        let (tokens, dtype, flash) = (self.shape.tokens, self.shape.cache.dtype(), self.shape.flash);
-        let (width, heads) = (self.facts.head_width, self.facts.kv_heads);
-        let row = width * heads;
-        let size = dtype.block_bytes();
-        let cache_k = self.input(&format!("cache_k_l{layer}"), dtype, [row, cells.all, 1, 1]);
-        let cache_v = self.input(&format!("cache_v_l{layer}"), dtype, [row, cells.all, 1, 1]);
+    /// The cache of keys (`k`) or values (`v`) of a layer: (cells, K E).
+    fn cache(&mut self, part: &str, layer: usize, cells: Cells) -> Id {
+        let row = self.facts.head_width * self.facts.kv_heads;
+        self.input(&format!("cache_{part}_l{layer}"), self.shape.cache.dtype(), [row, cells.all, 1, 1])
+    }
+
+    /// Writes K and V into their caches: row by row, but V transposed without flash attention, element by element.
+    fn write_caches(&mut self, layer: usize, cells: Cells, kind: &str, k: Id, v: Id) {
+        let (tokens, flash) = (self.shape.tokens, self.shape.flash);
+        let row = self.facts.head_width * self.facts.kv_heads;
+        let (cache_k, cache_v) = (self.cache("k", layer, cells), self.cache("v", layer, cells));
         let ids = self.input(&format!("attn_inp_k_idxs{kind}"), DType::I64, [tokens, 1, 1, 1]);
         let written = if flash { tokens } else { tokens * row };
         let v_ids = self.input(&format!("attn_inp_v_idxs{kind}"), DType::I64, [written, 1, 1, 1]);
@@ -193,17 +199,34 @@ impl Builder<'_> {
             let all = self.sketch.reshape(cache_v, [1, row * cells.all, 1, 1]);
             self.sketch.set_rows(all, single, v_ids);
         }
-        let [head, step, whole] = [width * size, row * size, row * cells.all * size];
-        let keys = self.sketch.view(cache_k, [width, heads, cells.seen, 1], [head, step, whole], 0);
-        let keys = self.sketch.permute(keys, [0, 2, 1, 3]);
-        let values = if flash {
-            self.sketch.view(cache_v, [width, heads, cells.seen, 1], [head, step, whole], 0)
-        } else {
-            let strides = [cells.all * width * size, cells.all * size, whole];
-            self.sketch.view(cache_v, [cells.seen, heads, width, 1], strides, 0)
-        };
-        let values = self.sketch.permute(values, [0, 2, 1, 3]);
-        (keys, values)
+    }
+
+    /// What attention reads of the cache of keys: (K, S, E).
+    fn keys(&mut self, layer: usize, cells: Cells) -> Id {
+        let cache = self.cache("k", layer, cells);
+        self.rows_by_head(cache, cells)
+    }
+
+    /// What attention reads of the cache of values: (K, S, E) with flash attention, else (K, E, S).
+    fn values(&mut self, layer: usize, cells: Cells) -> Id {
+        let cache = self.cache("v", layer, cells);
+        if self.shape.flash {
+            return self.rows_by_head(cache, cells);
+        }
+        let (width, heads, size) =
+            (self.facts.head_width, self.facts.kv_heads, self.shape.cache.dtype().block_bytes());
+        let strides = [cells.all * width * size, cells.all * size, width * heads * cells.all * size];
+        let values = self.sketch.view(cache, [cells.seen, heads, width, 1], strides, 0);
+        self.sketch.permute(values, [0, 2, 1, 3])
+    }
+
+    /// Rows of a cache, heads before cells: (K, S, E).
+    fn rows_by_head(&mut self, cache: Id, cells: Cells) -> Id {
+        let (width, heads, size) =
+            (self.facts.head_width, self.facts.kv_heads, self.shape.cache.dtype().block_bytes());
+        let row = width * heads * size;
+        let rows = self.sketch.view(cache, [width, heads, cells.seen, 1], [width * size, row, row * cells.all], 0);
+        self.sketch.permute(rows, [0, 2, 1, 3])
     }
 
     /// Heads before tokens: (H, T, E).
@@ -215,7 +238,6 @@ impl Builder<'_> {
     }
 
     fn flash(&mut self, [q, k, v]: [Id; 3], mask: Id, sinks: Option<Id>, scale: f32, name: &str) -> Id {
-        let q = self.by_heads(q);
         let (width, [_, tokens, heads, streams]) = (self.sketch.get(v).ne[0], self.sketch.get(q).ne);
         let words = [("scale", Word::Float(scale)), ("prec", Word::Int(PREC_F32))];
         let srcs = [Some(q), Some(k), Some(v), Some(mask), sinks];
@@ -224,7 +246,6 @@ impl Builder<'_> {
     }
 
     fn plain(&mut self, layer: usize, [q, k, v]: [Id; 3], mask: Id, sinks: Option<Id>, scale: f32) -> Id {
-        let q = self.by_heads(q);
         let scores = self.sketch.mul_mat(k, q);
         self.sketch.set(scores, "prec", PREC_F32);
         self.sketch.name(scores, format!("kq-{layer}"));

@@ -30,8 +30,10 @@ pub struct Builder<'a> {
 /// How llama.cpp scales and shifts the result of one matmul.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// By the tensor `NAME.scale`, if the file has one.
+    /// By the tensor `NAME.scale`, if the file has one, before the bias.
     Applied,
+    /// By the tensor `NAME.scale`, if the file has one, after the bias.
+    AfterBias,
     /// `NAME.scale` is loaded and left alone.
     Idle,
 }
@@ -88,20 +90,25 @@ impl<'a> Builder<'a> {
         let weight = self.weight(&format!("{part}.weight"), &[rows, cols])?;
         let mut out = self.sketch.mul_mat(weight, x);
         self.sketch.name(out, name);
-        match scale {
-            Scale::Idle => self.idle(&format!("{part}.scale")),
-            Scale::Applied => {
-                if let Some(factor) = self.optional(&format!("{part}.scale"), &[1])? {
-                    out = self.sketch.same(Op::Mul, &[out, factor], &[]);
-                    self.sketch.name(out, name);
-                }
-            }
+        if scale == Scale::Applied {
+            out = self.factor(part, out, name)?;
         }
         if let Some(bias) = self.optional(&format!("{part}.bias"), &[rows])? {
-            out = self.sketch.same(Op::Add, &[out, bias], &[]);
-            self.sketch.name(out, name);
+            out = self.sum(out, bias, name);
+        }
+        match scale {
+            Scale::Applied => {}
+            Scale::AfterBias => out = self.factor(part, out, name)?,
+            Scale::Idle => self.idle(&format!("{part}.scale")),
         }
         Ok(out)
+    }
+
+    /// Times the tensor `{part}.scale`, if the file has one.
+    fn factor(&mut self, part: &str, x: Id, name: &str) -> Result<Id> {
+        let Some(factor) = self.optional(&format!("{part}.scale"), &[1])? else { return Ok(x) };
+        let out = self.sketch.same(Op::Mul, &[x, factor], &[]);
+        Ok(self.sketch.name(out, name))
     }
 
     /// RMS norm and weight, over the fastest axis.

@@ -41,6 +41,11 @@ pub fn draw(builder: &mut Builder<'_>) -> Result<()> {
         scale: 1.0 / (facts.head_width as f32).sqrt(),
         ..Attention::default()
     };
+    if name == QWEN3.name {
+        // The head of classifiers and rerankers, which a graph for logits does not compute.
+        builder.idle("cls.output.weight");
+        builder.idle("cls.output.bias");
+    }
     let experts = experts(builder)?;
     let mut x = builder.embed()?;
     for layer in 0..facts.layers {
@@ -98,7 +103,7 @@ fn draw_layer(
         Some(experts) => builder.experts(layer, normed, experts)?,
         None => {
             // llama.cpp hands the scales of the feed-forward layer on in all of these but Qwen2.
-            let scale = if builder.facts.family.name == QWEN2.name { Scale::Idle } else { Scale::Applied };
+            let scale = if builder.facts.family.name == QWEN2.name { Scale::Idle } else { Scale::AfterBias };
             builder.feed_forward(layer, normed, SWIGLU, scale)?
         }
     };

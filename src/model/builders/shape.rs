@@ -88,11 +88,12 @@ impl Shape {
         let seen: Vec<usize> = graph.computed().filter_map(|id| seen(graph, id)).collect();
         let (most, least) = (seen.iter().max().copied(), seen.iter().min().copied());
         let default = Shape::step(0, tokens, tokens, flash, cache).cells;
-        let cells = Cells {
-            all: all.clone().max().unwrap_or(default.all),
-            seen: most.unwrap_or(default.seen),
+        // Older releases have caches of one axis: no fewer cells than are seen.
+        let cells = |all: Option<usize>, seen: Option<usize>| {
+            let seen = seen.unwrap_or(default.seen);
+            Cells { all: all.unwrap_or(default.all).max(seen), seen }
         };
-        let sliding = Cells { all: all.min().unwrap_or(cells.all), seen: least.unwrap_or(cells.seen) };
+        let (cells, sliding) = (cells(all.clone().max(), most), cells(all.min(), least));
         Shape { tokens, outputs, cells, sliding, flash, cache }
     }
 

@@ -20,12 +20,29 @@ const CONTRADICTION: i32 = -1;
 /// What nodes of different ops must agree in to be taken for each other: more than two neighbours.
 const OTHER_OP: i32 = 2 * NEIGHBOUR;
 
+/// How far two nodes agree.
+#[derive(Clone, Copy)]
+struct Score {
+    /// In what they read.
+    read: i32,
+    /// In what reads them.
+    readers: i32,
+}
+
+impl Score {
+    fn sum(self) -> i32 {
+        self.read + self.readers
+    }
+}
+
 /// Matches two graphs.
 pub fn matching(a: &Wiring, b: &Wiring) -> Matching {
     let mut found = Matching { there: vec![None; a.nodes.len()], back: vec![None; b.nodes.len()] };
     found.anchor(a, b);
-    found.spread(a, b, |x, y, score| x.op == y.op && score > 0);
-    found.spread(a, b, |_, _, score| score >= OTHER_OP);
+    found.spread(a, b, |x, y, score| x.op == y.op && score.sum() > 0);
+    // What stands beside something inserted or left out agrees on one side only.
+    found.spread(a, b, |x, y, score| x.op == y.op && score.read.max(score.readers) > 0);
+    found.spread(a, b, |_, _, score| score.read > 0 && score.readers > 0 && score.sum() >= OTHER_OP);
     found
 }
 
@@ -60,35 +77,33 @@ impl Matching {
         }
     }
 
-    /// Matches neighbours of what is matched, best first, until nothing is found any more.
-    fn spread(&mut self, a: &Wiring, b: &Wiring, fits: impl Fn(&Node, &Node, i32) -> bool) {
+    /// Matches neighbours of what is matched until nothing is found any more: first what agrees in most, since every
+    /// match tells more of those beside it.
+    fn spread(&mut self, a: &Wiring, b: &Wiring, fits: impl Fn(&Node, &Node, Score) -> bool) {
         loop {
             let mut scores: BTreeMap<(usize, usize), i32> = BTreeMap::new();
             for (x, y) in self.candidates(a, b) {
                 let score = self.score(a, b, x, y);
                 if fits(&a.nodes[x], &b.nodes[y], score) {
-                    scores.insert((x, y), score);
+                    scores.insert((x, y), score.sum());
                 }
             }
-            let best = |of: &dyn Fn(&(usize, usize)) -> bool| scores.iter().filter(|(pair, _)| of(pair)).map(|(_, score)| *score).max();
-            let mut chosen = Vec::new();
-            for (&(x, y), &score) in &scores {
-                let rivals = scores.iter().filter(|(pair, other)| {
-                    **other == score && **pair != (x, y) && (pair.0 == x || pair.1 == y)
-                });
-                let strongest = best(&|pair| pair.0 == x) == Some(score) && best(&|pair| pair.1 == y) == Some(score);
-                // Among equals the one that stands first: they are alike in all that is known.
-                if strongest && rivals.clone().all(|(pair, _)| (x, y) < *pair) {
-                    chosen.push((x, y));
-                }
+            let Some(most) = scores.values().max().copied() else { return };
+            let best: Vec<(usize, usize)> =
+                scores.into_iter().filter(|(_, score)| *score == most).map(|(pair, _)| pair).collect();
+            let (mut of_a, mut of_b) = (BTreeMap::new(), BTreeMap::new());
+            for (x, y) in &best {
+                *of_a.entry(*x).or_insert(0) += 1;
+                *of_b.entry(*y).or_insert(0) += 1;
             }
-            if chosen.is_empty() {
-                return;
+            let mut clear: Vec<(usize, usize)> =
+                best.iter().filter(|(x, y)| of_a[x] == 1 && of_b[y] == 1).copied().collect();
+            if clear.is_empty() {
+                // Alike in all that is known: those that stand first.
+                clear = vec![best[0]];
             }
-            for (x, y) in chosen {
-                if self.there[x].is_none() && self.back[y].is_none() {
-                    self.set(x, y);
-                }
+            for (x, y) in clear {
+                self.set(x, y);
             }
         }
     }
@@ -112,14 +127,14 @@ impl Matching {
         pairs
     }
 
-    fn score(&self, a: &Wiring, b: &Wiring, x: usize, y: usize) -> i32 {
+    fn score(&self, a: &Wiring, b: &Wiring, x: usize, y: usize) -> Score {
         let (one, other) = (&a.nodes[x], &b.nodes[y]);
-        let mut score = 0;
+        let mut score = Score { read: 0, readers: 0 };
         for &(reader, slot) in &one.readers {
             if let Some(there) = self.there[reader] {
                 let any = a.nodes[reader].commutes();
                 let agrees = other.readers.iter().any(|&(node, at)| node == there && (any || at == slot));
-                score += if agrees { NEIGHBOUR } else { CONTRADICTION };
+                score.readers += if agrees { NEIGHBOUR } else { CONTRADICTION };
             }
         }
         for (slot, source) in one.sources.iter().enumerate() {
@@ -128,7 +143,7 @@ impl Matching {
             let agrees = others.any(|(at, found)| {
                 (at == slot || one.commutes()) && found.as_ref().is_some_and(|found| self.same(source, found))
             });
-            score += match (&source.from, agrees) {
+            score.read += match (&source.from, agrees) {
                 (From::Weight(_), true) => WEIGHT,
                 (From::Weight(_), false) => CONTRADICTION,
                 (From::Node(_), true) => NEIGHBOUR,

@@ -1,6 +1,8 @@
 //! A graph reduced to what it computes: arithmetic nodes, what they read through movements of data, and the numbers
 //! that fix them. Both forms of attention become one node, caches are read through.
 
+use std::collections::BTreeSet;
+
 use parity_graph::params::{Field, Kind as WordKind, fields};
 use parity_graph::{Graph, Id, Op};
 
@@ -125,8 +127,9 @@ fn phrase(op: &Op, field: &Field) -> &'static str {
 
 /// Reduces a graph.
 pub fn reduce(graph: &Graph) -> Wiring {
-    let whole = plain_attention(graph);
-    let absorbed: Vec<Id> = whole.iter().flatten().flat_map(|&[scores, probs]| [scores, probs]).collect();
+    let (whole, gated) = (plain_attention(graph), plain_gate(graph));
+    let attention = whole.iter().flatten().flat_map(|&[scores, probs]| [scores, probs]);
+    let absorbed: BTreeSet<Id> = attention.chain(gated.iter().flatten().copied()).collect();
     let mut place: Vec<Option<usize>> = vec![None; graph.tensors.len()];
     let mut nodes: Vec<Node> = Vec::new();
     for id in graph.computed() {
@@ -135,7 +138,10 @@ pub fn reduce(graph: &Graph) -> Wiring {
         }
         let (op, slots, settings) = match whole[id] {
             Some([scores, probs]) => (Op::FlashAttn, attention_slots(graph, id, scores, probs), Some(probs)),
-            None => (graph.get(id).op.clone(), graph.get(id).srcs.clone(), None),
+            None => match gated[id] {
+                Some(silu) => (Op::Swiglu, vec![graph.src(silu, 0), graph.src(id, 1)], None),
+                None => (graph.get(id).op.clone(), graph.get(id).srcs.clone(), None),
+            },
         };
         let sources: Vec<Option<Source>> =
             slots.iter().map(|slot| slot.map(|src| resolve(graph, &place, src, id))).collect();
@@ -177,6 +183,16 @@ fn plain_attention(graph: &Graph) -> Vec<Option<[Id; 2]>> {
         let keys = graph.src(scores, 0).map(|src| graph.origin(src))?;
         let weights = graph.is_leaf(keys) && is_weight(&graph.get(keys).name);
         (!weights).then_some([scores, probs])
+    };
+    (0..graph.tensors.len()).map(find).collect()
+}
+
+/// By node: the SILU of a gate that it multiplies with, as releases before SWIGLU was an op of its own did.
+fn plain_gate(graph: &Graph) -> Vec<Option<Id>> {
+    let find = |id: Id| {
+        let gate = graph.src(id, 0).map(|src| graph.origin(src))?;
+        let gated = !graph.is_leaf(gate) && graph.get(gate).op == Op::Silu;
+        (graph.get(id).op == Op::Mul && gated).then_some(gate)
     };
     (0..graph.tensors.len()).map(find).collect()
 }
@@ -235,8 +251,7 @@ fn resolve(graph: &Graph, place: &[Option<usize>], src: Id, reader: Id) -> Sourc
     // Every step goes to a source or a writer that stands before; foreign data may go in a circle.
     for _ in 0..graph.tensors.len() {
         if graph.is_leaf(id) {
-            let writer = graph.writers(id).take_while(|&writer| writer < reader).last();
-            match writer.and_then(|writer| graph.src(writer, 0)) {
+            match written(graph, id, reader) {
                 Some(written) => {
                     parts.clear();
                     id = written;
@@ -258,6 +273,20 @@ fn resolve(graph: &Graph, place: &[Option<usize>], src: Id, reader: Id) -> Sourc
         None => From::Input(id),
     };
     Source { from, parts }
+}
+
+/// What was written last into a leaf before `reader` reads it. Texts from before the memory of copies was written
+/// down have only their second source to tell.
+fn written(graph: &Graph, leaf: Id, reader: Id) -> Option<Id> {
+    let into = |id: &Id| {
+        let tensor = graph.get(*id);
+        let memory = match tensor.op {
+            Op::Cpy => graph.src(*id, 1).map(|to| graph.root(to)),
+            _ => tensor.view.map(|view| view.root),
+        };
+        !tensor.op.is_view() && memory == Some(leaf)
+    };
+    graph.src(graph.computed().take_while(|&id| id < reader).filter(into).last()?, 0)
 }
 
 /// What a view leaves out of its source, if anything.
