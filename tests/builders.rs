@@ -69,8 +69,8 @@ fn the_wiring_of_qwen2_is_that_of_every_release() {
     let mut seen = 0;
     for entry in std::fs::read_dir(root.join("crates/parity-record/tests/graphs")).unwrap() {
         let path = entry.unwrap().path();
-        let Ok(text) = std::fs::read_to_string(&path) else { continue };
-        for recorded in text::read(&text).unwrap() {
+        let text = std::fs::read_to_string(&path).unwrap();
+        for recorded in text::read(&without_self_sources(&text)).unwrap() {
             let last = recorded.computed().last().map(|id| recorded.get(id).name.clone());
             let built = built(&gguf, Shape::of(&recorded)).graph;
             let found = diff(&recorded, &built);
@@ -85,6 +85,26 @@ fn the_wiring_of_qwen2_is_that_of_every_release() {
         }
     }
     assert!(seen >= 14, "{seen} graphs");
+}
+
+/// ggml's casts name themselves as a source, which older texts wrote down.
+fn without_self_sources(text: &str) -> String {
+    let mut node = 0;
+    let line = |line: &str| {
+        if line.starts_with("graph ") {
+            node = 0;
+            return line.to_owned();
+        }
+        node += 1;
+        let (fields, name) = line.split_once(" : ").unwrap();
+        let words: Vec<&str> = fields.split(' ').collect();
+        let sources = words.iter().position(|word| *word == "<").unwrap_or(words.len());
+        let own = (node - 1).to_string();
+        let kept: Vec<&str> =
+            words.iter().enumerate().filter(|(at, word)| *at <= sources || **word != own).map(|(_, word)| *word).collect();
+        format!("{} : {name}", kept.join(" "))
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
 fn layer(difference: &&Difference) -> Option<usize> {

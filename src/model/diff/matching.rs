@@ -17,8 +17,8 @@ const WEIGHT: i32 = 3;
 const NEIGHBOUR: i32 = 2;
 const CONTRADICTION: i32 = -1;
 
-/// What nodes of different ops must agree in to be taken for each other: more than two neighbours.
-const OTHER_OP: i32 = 2 * NEIGHBOUR;
+/// What nodes of different ops must agree in to be taken for each other: two neighbours, seen from both sides.
+const OTHER_OP: i32 = 2 * 2 * NEIGHBOUR;
 
 /// How far two nodes agree.
 #[derive(Clone, Copy)]
@@ -127,42 +127,54 @@ impl Matching {
         pairs
     }
 
+    /// What agrees and what contradicts, seen from both sides.
     fn score(&self, a: &Wiring, b: &Wiring, x: usize, y: usize) -> Score {
-        let (one, other) = (&a.nodes[x], &b.nodes[y]);
-        let mut score = Score { read: 0, readers: 0 };
-        for &(reader, slot) in &one.readers {
-            if let Some(there) = self.there[reader] {
-                let any = a.nodes[reader].commutes();
-                let agrees = other.readers.iter().any(|&(node, at)| node == there && (any || at == slot));
-                score.readers += if agrees { NEIGHBOUR } else { CONTRADICTION };
-            }
-        }
-        for (slot, source) in one.sources.iter().enumerate() {
-            let Some(source) = source else { continue };
-            let mut others = other.sources.iter().enumerate();
-            let agrees = others.any(|(at, found)| {
-                (at == slot || one.commutes()) && found.as_ref().is_some_and(|found| self.same(source, found))
-            });
-            score.read += match (&source.from, agrees) {
-                (From::Weight(_), true) => WEIGHT,
-                (From::Weight(_), false) => CONTRADICTION,
-                (From::Node(_), true) => NEIGHBOUR,
-                (From::Node(node), false) if self.there[*node].is_some() => CONTRADICTION,
-                _ => 0,
-            };
-        }
-        score
+        let (there, back) = (half(a, b, &self.there, x, y), half(b, a, &self.back, y, x));
+        Score { read: there.read + back.read, readers: there.readers + back.readers }
     }
 
     /// Whether two sources are the same weight, or the same part of matched nodes.
     pub fn same(&self, one: &Source, other: &Source) -> bool {
-        let from = match (&one.from, &other.from) {
-            (From::Node(x), From::Node(y)) => self.there[*x] == Some(*y),
-            (From::Weight(x), From::Weight(y)) => x == y,
-            _ => false,
-        };
-        from && one.parts == other.parts
+        same(&self.there, one, other)
     }
+}
+
+fn same(there: &[Option<usize>], one: &Source, other: &Source) -> bool {
+    let from = match (&one.from, &other.from) {
+        (From::Node(x), From::Node(y)) => there[*x] == Some(*y),
+        (From::Weight(x), From::Weight(y)) => x == y,
+        _ => false,
+    };
+    from && one.parts == other.parts
+}
+
+/// How far what is known of node `x` is found in node `y` of the other graph; `there` leads from the first to the
+/// second.
+fn half(a: &Wiring, b: &Wiring, there: &[Option<usize>], x: usize, y: usize) -> Score {
+    let (one, other) = (&a.nodes[x], &b.nodes[y]);
+    let mut score = Score { read: 0, readers: 0 };
+    for &(reader, slot) in &one.readers {
+        if let Some(there) = there[reader] {
+            let any = a.nodes[reader].commutes();
+            let agrees = other.readers.iter().any(|&(node, at)| node == there && (any || at == slot));
+            score.readers += if agrees { NEIGHBOUR } else { CONTRADICTION };
+        }
+    }
+    for (slot, source) in one.sources.iter().enumerate() {
+        let Some(source) = source else { continue };
+        let mut others = other.sources.iter().enumerate();
+        let agrees = others.any(|(at, found)| {
+            (at == slot || one.commutes()) && found.as_ref().is_some_and(|found| same(there, source, found))
+        });
+        score.read += match (&source.from, agrees) {
+            (From::Weight(_), true) => WEIGHT,
+            (From::Weight(_), false) => CONTRADICTION,
+            (From::Node(_), true) => NEIGHBOUR,
+            (From::Node(node), false) if there[*node].is_some() => CONTRADICTION,
+            _ => 0,
+        };
+    }
+    score
 }
 
 fn sources_of(node: &Node) -> Vec<usize> {
