@@ -100,8 +100,12 @@ fn without_self_sources(text: &str) -> String {
         let words: Vec<&str> = fields.split(' ').collect();
         let sources = words.iter().position(|word| *word == "<").unwrap_or(words.len());
         let own = (node - 1).to_string();
-        let kept: Vec<&str> =
-            words.iter().enumerate().filter(|(at, word)| *at <= sources || **word != own).map(|(_, word)| *word).collect();
+        let kept: Vec<&str> = words
+            .iter()
+            .enumerate()
+            .filter(|(at, word)| *at <= sources || **word != own)
+            .map(|(_, word)| *word)
+            .collect();
         format!("{} : {name}", kept.join(" "))
     };
     text.lines().map(line).collect::<Vec<_>>().join("\n")
@@ -164,7 +168,9 @@ fn every_source_that_is_edited_is_named_alone() {
                 let alike = |&other: &usize| {
                     let (one, other_tensor) = (graph.get(src), graph.get(other));
                     let same = one.ne == other_tensor.ne && one.dtype == other_tensor.dtype;
-                    same && other < id && graph.origin(other) != graph.origin(src) && !graph.sources(id).any(|s| s == other)
+                    same && other < id
+                        && graph.origin(other) != graph.origin(src)
+                        && !graph.sources(id).any(|s| s == other)
                 };
                 // The nearest one before that it could be mistaken for.
                 let Some(&wrong) = nodes.iter().rev().find(|other| alike(other)) else { continue };
@@ -172,9 +178,20 @@ fn every_source_that_is_edited_is_named_alone() {
                 edited.tensors[id].srcs[slot] = Some(wrong);
                 let found = diff(&edited, &graph);
                 let told = found.sentences();
-                assert!(!found.is_equal(), "{model}: slot {slot} of {} is {}", graph.get(id).name, graph.get(wrong).name);
+                assert!(
+                    !found.is_equal(),
+                    "{model}: slot {slot} of {} is {}",
+                    graph.get(id).name,
+                    graph.get(wrong).name
+                );
                 let alone = matches!(found.differences.as_slice(), [Difference::Source { .. }]);
-                assert!(alone, "{model}: slot {slot} of {} {}:\n{}", graph.get(id).op, graph.get(id).name, told.join("\n"));
+                assert!(
+                    alone,
+                    "{model}: slot {slot} of {} {}:\n{}",
+                    graph.get(id).op,
+                    graph.get(id).name,
+                    told.join("\n")
+                );
                 edits += 1;
             }
         }
@@ -195,7 +212,10 @@ fn weights_of_another_layer_are_named() {
         }
     }
     let text = diff(&edited, &graph).to_string();
-    assert_eq!(text, "blk.1.ffn_norm reads blk.0.ffn_norm.weight in the graph, blk.1.ffn_norm.weight in the file");
+    assert_eq!(
+        text,
+        "blk.1.ffn_norm reads blk.0.ffn_norm.weight in the graph, blk.1.ffn_norm.weight in the file"
+    );
 }
 
 #[test]
@@ -205,7 +225,9 @@ fn a_node_that_is_missing_or_extra_is_named_alone() {
         let graph = built(&gguf, Shape::step(0, 4, 256, true, Cache::F16)).graph;
         // Left out: every node that passes on something of its first source's shape.
         for id in graph.computed().filter(|&id| !graph.get(id).op.is_movement()) {
-            let Some(src) = graph.src(id, 0).filter(|&src| graph.get(src).ne == graph.get(id).ne) else { continue };
+            let Some(src) = graph.src(id, 0).filter(|&src| graph.get(src).ne == graph.get(id).ne) else {
+                continue;
+            };
             let dtype = &graph.get(id).dtype;
             if graph.is_leaf(src) || &graph.get(src).dtype != dtype || graph.computed().last() == Some(id) {
                 continue;
@@ -253,8 +275,12 @@ fn a_file_that_was_edited_after_the_recording_is_told() {
     assert_eq!(told("gpt-oss-moe", edited), "blk.0..1: RoPE scale 1 in the graph, 0.25 in the file");
     // Two heads of 128 become four of 64: the widths are consistent, the heads are not those of the graph.
     let mut edited = with_u32(head("qwen2-dense"), "qwen2.attention.head_count", 4);
-    for key in ["attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.key_length_swa"]
-    {
+    for key in [
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.value_length",
+        "attention.key_length_swa",
+    ] {
         let value = if key.ends_with("kv") { 4 } else { 64 };
         edited = with_u32(edited, &format!("qwen2.{key}"), value);
     }

@@ -225,7 +225,8 @@ impl Builder<'_> {
         let (width, heads, size) =
             (self.facts.head_width, self.facts.kv_heads, self.shape.cache.dtype().block_bytes());
         let row = width * heads * size;
-        let rows = self.sketch.view(cache, [width, heads, cells.seen, 1], [width * size, row, row * cells.all], 0);
+        let rows =
+            self.sketch.view(cache, [width, heads, cells.seen, 1], [width * size, row, row * cells.all], 0);
         self.sketch.permute(rows, [0, 2, 1, 3])
     }
 
@@ -251,8 +252,7 @@ impl Builder<'_> {
         self.sketch.name(scores, format!("kq-{layer}"));
         let ne = self.sketch.get(scores).ne;
         let srcs = [Some(scores), Some(mask), sinks];
-        let probs =
-            self.sketch.node(Op::SoftMax, DType::F32, ne, &srcs, &[("scale", Word::Float(scale))]);
+        let probs = self.sketch.node(Op::SoftMax, DType::F32, ne, &srcs, &[("scale", Word::Float(scale))]);
         self.sketch.name(probs, format!("kq_soft_max-{layer}"));
         let context = self.sketch.mul_mat(v, probs);
         self.sketch.name(context, format!("kqv-{layer}"));

@@ -119,7 +119,8 @@ impl<'a> Builder<'a> {
         let width = self.sketch.get(x).ne[0];
         let weight = self.weight(&format!("{part}.weight"), &[width])?;
         let norm = self.sketch.same(Op::RmsNorm, &[x], &[("eps", Word::Float(self.facts.eps))]);
-        self.sketch.name(norm, name.rsplit_once('-').map_or("norm".into(), |(_, layer)| format!("norm-{layer}")));
+        self.sketch
+            .name(norm, name.rsplit_once('-').map_or("norm".into(), |(_, layer)| format!("norm-{layer}")));
         let out = self.sketch.same(Op::Mul, &[norm, weight], &[]);
         Ok(self.sketch.name(out, name))
     }
@@ -159,7 +160,13 @@ impl<'a> Builder<'a> {
     ///
     /// # Errors
     /// Those of [`Builder::weight`].
-    pub fn feed_forward(&mut self, layer: usize, x: Id, (glu, number): (Op, i32), scale: Scale) -> Result<Id> {
+    pub fn feed_forward(
+        &mut self,
+        layer: usize,
+        x: Id,
+        (glu, number): (Op, i32),
+        scale: Scale,
+    ) -> Result<Id> {
         let part = |part: &str| format!("blk.{layer}.{part}");
         let node = |name: &str| format!("{name}-{layer}");
         let (ffn, model) = (self.facts.ffn, self.facts.model);

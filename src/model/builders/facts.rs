@@ -110,7 +110,11 @@ impl Facts {
         }
         let kv_heads = keys.or("attention.head_count_kv", heads)?;
         if !heads.is_multiple_of(kv_heads) {
-            return Err(keys.unsupported("attention.head_count_kv", format!("a divisor of {heads}"), kv_heads));
+            return Err(keys.unsupported(
+                "attention.head_count_kv",
+                format!("a divisor of {heads}"),
+                kv_heads,
+            ));
         }
         let head_width = keys.or("attention.key_length", model / heads)?;
         let rope_dims = keys.or("rope.dimension_count", head_width)?;
@@ -288,9 +292,11 @@ impl<'a> Keys<'a> {
         }
         let name = "attention.sliding_window_pattern";
         let sliding = match self.gguf.get(&self.key(name)) {
-            Some(Value::Array(array)) => flags(array).filter(|flags| flags.len() == layers).ok_or_else(|| {
-                self.unsupported(name, format!("{layers} flags"), format!("{} values", array.len()))
-            })?,
+            Some(Value::Array(array)) => {
+                flags(array).filter(|flags| flags.len() == layers).ok_or_else(|| {
+                    self.unsupported(name, format!("{layers} flags"), format!("{} values", array.len()))
+                })?
+            }
             _ => {
                 let period = self.gguf.u32(&self.key(name))?.unwrap_or(period) as usize;
                 (0..layers).map(|layer| period == 0 || layer % period < period - 1).collect()

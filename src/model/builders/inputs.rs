@@ -28,7 +28,11 @@ pub fn inputs(built: &Built, tokens: &[u32], first: usize) -> Result<Values> {
         return wrong("another number of tokens", shape.tokens.to_string(), tokens.len().to_string());
     }
     if let Some(token) = tokens.iter().find(|token| **token as usize >= facts.vocab) {
-        return wrong("a token beyond the vocabulary", format!("up to {}", facts.vocab - 1), token.to_string());
+        return wrong(
+            "a token beyond the vocabulary",
+            format!("up to {}", facts.vocab - 1),
+            token.to_string(),
+        );
     }
     let end = first.saturating_add(shape.tokens);
     for cells in [shape.cells, shape.sliding] {

@@ -161,10 +161,13 @@ pub fn refuse_unknown(gguf: &Gguf, arch: &str) -> Result<()> {
             let values: Vec<String> = values.iter().map(f64::to_string).collect();
             format!("none, or {}", values.join(" or "))
         });
-        return Err(Error::file(gguf.path(), format!("{key} may change the computation and is not supported"))
-            .expected(expected)
-            .found(value)
-            .hint("a recording of this model is judged by its own graph: parity audit DUMP -m MODEL"));
+        return Err(Error::file(
+            gguf.path(),
+            format!("{key} may change the computation and is not supported"),
+        )
+        .expected(expected)
+        .found(value)
+        .hint("a recording of this model is judged by its own graph: parity audit DUMP -m MODEL"));
     }
     Ok(())
 }

@@ -73,7 +73,9 @@ pub fn build(gguf: &Gguf, shape: Shape) -> Result<Built> {
         return Err(Error::file(gguf.path(), "an architecture that parity has no builder for")
             .expected(names.join(", "))
             .found(name)
-            .hint("record it: `parity record -o DUMP -- …`; a recorded graph is executed and judged as it is"));
+            .hint(
+                "record it: `parity record -o DUMP -- …`; a recorded graph is executed and judged as it is",
+            ));
     };
     shape.check(gguf)?;
     let facts = Facts::read(gguf, *family)?;

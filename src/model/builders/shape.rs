@@ -71,9 +71,9 @@ impl Shape {
     pub fn of(graph: &Graph) -> Shape {
         let rows = |id: Option<Id>| id.map(|id| graph.get(id).elements());
         let is_weight = |id: Id| graph.is_leaf(id) && graph.get(id).name.ends_with(".weight");
-        let embed = graph.computed().find(|&id| {
-            graph.get(id).op == Op::GetRows && graph.src(id, 0).is_some_and(is_weight)
-        });
+        let embed = graph
+            .computed()
+            .find(|&id| graph.get(id).op == Op::GetRows && graph.src(id, 0).is_some_and(is_weight));
         let tokens = rows(embed.and_then(|id| graph.src(id, 1))).unwrap_or(1);
         let last = graph.computed().last();
         let outputs = last.map_or(tokens, |id| graph.get(id).ne[1]);

@@ -95,7 +95,8 @@ pub fn diff(recorded: &Graph, built: &Graph) -> Diff {
     }
     for (x, node) in a.nodes.iter().enumerate().filter(|(x, _)| matched.there[*x].is_none()) {
         let before = matched.there[..x].iter().rev().flatten().next().copied().unwrap_or(0);
-        found.push((before, Difference::Extra { node: name(recorded, &a, x), op: node.op.name().to_owned() }));
+        found
+            .push((before, Difference::Extra { node: name(recorded, &a, x), op: node.op.name().to_owned() }));
     }
     found.sort_by_key(|(place, _)| *place);
     Diff { nodes: a.nodes.len(), differences: found.into_iter().map(|(_, difference)| difference).collect() }
@@ -106,8 +107,10 @@ fn inputs(a: &Wiring, b: &Wiring, matched: &Matching) -> BTreeMap<Id, Id> {
     let mut votes: BTreeMap<(Id, Id), usize> = BTreeMap::new();
     for (x, y) in matched.there.iter().enumerate().filter_map(|(x, y)| y.map(|y| (x, y))) {
         for (one, other) in a.nodes[x].sources.iter().zip(&b.nodes[y].sources) {
-            if let (Some(Source { from: From::Input(one), .. }), Some(Source { from: From::Input(other), .. })) =
-                (one, other)
+            if let (
+                Some(Source { from: From::Input(one), .. }),
+                Some(Source { from: From::Input(other), .. }),
+            ) = (one, other)
             {
                 *votes.entry((*one, *other)).or_insert(0) += 1;
             }
@@ -206,7 +209,10 @@ fn reach(wiring: &Wiring, source: &Source, matched: &[Option<usize>]) -> Vec<(So
             From::Node(node) if matched[node].is_none() => {
                 if seen.insert(node) {
                     let sources = wiring.nodes[node].sources.iter().flatten();
-                    open.extend(sources.map(|source| (source.clone(), true)));
+                    open.extend(sources.map(|inner| {
+                        let parts = source.parts.iter().chain(&inner.parts).copied().collect();
+                        (Source { from: inner.from.clone(), parts }, true)
+                    }));
                 }
             }
             _ => found.push((source, through)),
@@ -238,7 +244,10 @@ impl Diff {
     /// the same way in several nodes or layers is said once.
     pub fn sentences(&self) -> Vec<String> {
         if self.is_equal() {
-            return vec![format!("wiring: all {} nodes of the graph are those that the file asks for", self.nodes)];
+            return vec![format!(
+                "wiring: all {} nodes of the graph are those that the file asks for",
+                self.nodes
+            )];
         }
         let mut groups: Vec<(String, Vec<&Name>)> = Vec::new();
         for difference in &self.differences {

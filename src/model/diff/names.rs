@@ -88,7 +88,8 @@ fn own(graph: &Graph, node: &Node) -> Name {
 
 /// Several nodes of which one thing is said. Numbers of RoPE and of attention belong to the layer: it is enough.
 pub fn list(nodes: &[&Name], text: &str) -> String {
-    let of_layer = ["@: RoPE", "@: YaRN", "@: attention", "@: ALiBi"].iter().any(|start| text.starts_with(start));
+    let of_layer =
+        ["@: RoPE", "@: YaRN", "@: attention", "@: ALiBi"].iter().any(|start| text.starts_with(start));
     let mut layers: Vec<usize> = nodes.iter().filter_map(|node| node.layer).collect();
     layers.dedup();
     let first = nodes[0];

@@ -276,15 +276,20 @@ fn resolve(graph: &Graph, place: &[Option<usize>], src: Id, reader: Id) -> Sourc
 }
 
 /// What was written last into a leaf before `reader` reads it. Texts from before the memory of copies was written
-/// down have only their second source to tell.
+/// down have only their destination to tell it, or its name.
 fn written(graph: &Graph, leaf: Id, reader: Id) -> Option<Id> {
     let into = |id: &Id| {
         let tensor = graph.get(*id);
-        let memory = match tensor.op {
-            Op::Cpy => graph.src(*id, 1).map(|to| graph.root(to)),
-            _ => tensor.view.map(|view| view.root),
+        let slot = match tensor.op {
+            Op::Cpy => 1,
+            Op::SetRows => 2,
+            _ => return false,
         };
-        !tensor.op.is_view() && memory == Some(leaf)
+        let told = tensor.view.map(|view| view.root).or(graph.src(*id, slot).map(|to| graph.root(to)));
+        told.map_or_else(
+            || tensor.name.strip_suffix(" (view)") == Some(graph.get(leaf).name.as_str()),
+            |memory| memory == leaf,
+        )
     };
     graph.src(graph.computed().take_while(|&id| id < reader).filter(into).last()?, 0)
 }
