@@ -29,20 +29,24 @@ struct Score {
     readers: i32,
 }
 
+/// Whether two nodes agree enough to be taken for each other.
+type Fits = dyn Fn(&Node, &Node, Score) -> bool;
+
 impl Score {
     fn sum(self) -> i32 {
         self.read + self.readers
     }
 }
 
-/// Matches two graphs.
-pub fn matching(a: &Wiring, b: &Wiring) -> Matching {
+/// Matches two graphs; `namesakes` says which nodes have one name, which decides where all else is equal.
+pub fn matching(a: &Wiring, b: &Wiring, namesakes: &dyn Fn(usize, usize) -> bool) -> Matching {
     let mut found = Matching { there: vec![None; a.nodes.len()], back: vec![None; b.nodes.len()] };
+    let spread = |found: &mut Matching, fits: &Fits| found.spread(a, b, namesakes, fits);
     found.anchor(a, b);
-    found.spread(a, b, |x, y, score| x.op == y.op && score.sum() > 0);
+    spread(&mut found, &|x, y, score| x.op == y.op && score.sum() > 0);
     // What stands beside something inserted or left out agrees on one side only.
-    found.spread(a, b, |x, y, score| x.op == y.op && score.read.max(score.readers) > 0);
-    found.spread(a, b, |_, _, score| score.read > 0 && score.readers > 0 && score.sum() >= OTHER_OP);
+    spread(&mut found, &|x, y, score| x.op == y.op && score.read.max(score.readers) > 0);
+    spread(&mut found, &|_, _, score| score.read > 0 && score.readers > 0 && score.sum() >= OTHER_OP);
     found
 }
 
@@ -79,13 +83,13 @@ impl Matching {
 
     /// Matches neighbours of what is matched until nothing is found any more: first what agrees in most, since every
     /// match tells more of those beside it.
-    fn spread(&mut self, a: &Wiring, b: &Wiring, fits: impl Fn(&Node, &Node, Score) -> bool) {
+    fn spread(&mut self, a: &Wiring, b: &Wiring, namesakes: &dyn Fn(usize, usize) -> bool, fits: &Fits) {
         loop {
-            let mut scores: BTreeMap<(usize, usize), i32> = BTreeMap::new();
+            let mut scores: BTreeMap<(usize, usize), (i32, bool)> = BTreeMap::new();
             for (x, y) in self.candidates(a, b) {
                 let score = self.score(a, b, x, y);
                 if fits(&a.nodes[x], &b.nodes[y], score) {
-                    scores.insert((x, y), score.sum());
+                    scores.insert((x, y), (score.sum(), namesakes(x, y)));
                 }
             }
             let Some(most) = scores.values().max().copied() else { return };

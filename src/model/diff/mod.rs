@@ -80,7 +80,11 @@ pub struct Diff {
 /// Compares a recorded graph with a built one.
 pub fn diff(recorded: &Graph, built: &Graph) -> Diff {
     let (a, b) = (reduce(recorded), reduce(built));
-    let matched = matching(&a, &b);
+    let names = |graph: &Graph, wiring: &Wiring| -> Vec<Name> {
+        (0..wiring.nodes.len()).map(|place| name(graph, wiring, place)).collect()
+    };
+    let (first, second) = (names(recorded, &a), names(built, &b));
+    let matched = matching(&a, &b, &|x, y| first[x] == second[y]);
     let inputs = inputs(&a, &b, &matched);
     let pair = Pair { recorded, built, a: &a, b: &b, matched: &matched, inputs };
     let mut found: Vec<(usize, Difference)> = Vec::new();

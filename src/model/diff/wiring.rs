@@ -287,7 +287,7 @@ fn written(graph: &Graph, leaf: Id, reader: Id) -> Option<Id> {
         };
         let told = tensor.view.map(|view| view.root).or(graph.src(*id, slot).map(|to| graph.root(to)));
         told.map_or_else(
-            || tensor.name.strip_suffix(" (view)") == Some(graph.get(leaf).name.as_str()),
+            || tensor.name.strip_prefix(&graph.get(leaf).name).is_some_and(|rest| rest.starts_with(" (")),
             |memory| memory == leaf,
         )
     };
