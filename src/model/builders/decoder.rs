@@ -91,14 +91,15 @@ fn draw_layer(
     experts: Option<&Experts>,
 ) -> Result<Id> {
     let node = |kind: Kind| format!("{}-{layer}", kind.name());
-    let normed = builder.norm(&format!("blk.{layer}.attn_norm"), input, &format!("attn_norm-{layer}"))?;
+    let part = |part: &str| format!("blk.{layer}.{part}");
+    let normed = builder.norm(&part("attn_norm"), input, &format!("attn_norm-{layer}"))?;
     let mut out = builder.attention(layer, normed, attention)?;
     let mut residual = input;
     if layer + 1 == builder.facts.layers {
         (out, residual) = (builder.output_rows(out), builder.output_rows(residual));
     }
     let residual = builder.sum(out, residual, &node(Kind::AttnResidual));
-    let normed = builder.norm(&format!("blk.{layer}.ffn_norm"), residual, &format!("ffn_norm-{layer}"))?;
+    let normed = builder.norm(&part("ffn_norm"), residual, &format!("ffn_norm-{layer}"))?;
     let out = match experts {
         Some(experts) => builder.experts(layer, normed, experts)?,
         None => {
