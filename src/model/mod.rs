@@ -9,11 +9,13 @@ use crate::gguf::Gguf;
 use parity_dump::manifest::ModelInfo;
 
 pub mod config;
+pub mod diff;
 pub mod edit;
 pub mod graph;
 pub mod weights;
 
 mod build;
+pub mod builders;
 mod llama;
 pub mod misread;
 mod qwen2;

@@ -1,0 +1,217 @@
+//! What the families share: weights of the file, embeddings, norms, matmuls with their scales and biases, the head.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use parity_graph::{Graph, Id, Op};
+
+use crate::checkpoint::Kind;
+use crate::error::{Error, Result};
+use crate::gguf::{DType, Gguf};
+
+use super::facts::Facts;
+use super::shape::Shape;
+use super::sketch::{Sketch, Word};
+
+/// Draws the graph of one model.
+pub struct Builder<'a> {
+    pub(super) gguf: &'a Gguf,
+    /// The model's numbers.
+    pub facts: &'a Facts,
+    /// For which step.
+    pub shape: &'a Shape,
+    /// What has been drawn.
+    pub sketch: Sketch,
+    /// Leaves by name.
+    leaves: BTreeMap<String, Id>,
+    /// Tensors of the file that llama.cpp loads and does not compute with.
+    idle: BTreeSet<String>,
+}
+
+/// How llama.cpp scales and shifts the result of one matmul.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// By the tensor `NAME.scale`, if the file has one, before the bias.
+    Applied,
+    /// By the tensor `NAME.scale`, if the file has one, after the bias.
+    AfterBias,
+    /// `NAME.scale` is loaded and left alone.
+    Idle,
+}
+
+impl<'a> Builder<'a> {
+    /// Nothing drawn yet.
+    pub fn new(gguf: &'a Gguf, facts: &'a Facts, shape: &'a Shape) -> Self {
+        let (sketch, leaves, idle) = (Sketch::default(), BTreeMap::new(), BTreeSet::new());
+        Builder { gguf, facts, shape, sketch, leaves, idle }
+    }
+
+    /// An input, made once.
+    pub fn input(&mut self, name: &str, dtype: DType, ne: [usize; 4]) -> Id {
+        if let Some(id) = self.leaves.get(name) {
+            return *id;
+        }
+        let id = self.sketch.leaf(name, dtype, ne);
+        self.leaves.insert(name.to_owned(), id);
+        id
+    }
+
+    /// A weight that must be there; shape slowest axis first.
+    ///
+    /// # Errors
+    /// Missing, of another shape, or of a type that is not decoded.
+    pub fn weight(&mut self, name: &str, shape: &[usize]) -> Result<Id> {
+        let dtype = self.gguf.require_tensor(name, shape)?.info.dtype;
+        let mut ne = [1; 4];
+        for (axis, extent) in shape.iter().rev().enumerate() {
+            ne[axis] = *extent;
+        }
+        Ok(self.input(name, dtype, ne))
+    }
+
+    /// A weight that may be there.
+    ///
+    /// # Errors
+    /// Those of [`Builder::weight`], where it is there.
+    pub fn optional(&mut self, name: &str, shape: &[usize]) -> Result<Option<Id>> {
+        if self.gguf.tensor(name).is_none() { Ok(None) } else { self.weight(name, shape).map(Some) }
+    }
+
+    /// A tensor that llama.cpp loads and does not compute with.
+    pub fn idle(&mut self, name: &str) {
+        self.idle.insert(name.to_owned());
+    }
+
+    /// A matmul by `{part}.weight` (rows, the width of `x`), its scale, and its bias where the file has one.
+    ///
+    /// # Errors
+    /// Those of [`Builder::weight`].
+    pub fn linear(&mut self, part: &str, rows: usize, x: Id, scale: Scale, name: &str) -> Result<Id> {
+        let cols = self.sketch.get(x).ne[0];
+        let weight = self.weight(&format!("{part}.weight"), &[rows, cols])?;
+        let mut out = self.sketch.mul_mat(weight, x);
+        self.sketch.name(out, name);
+        if scale == Scale::Applied {
+            out = self.factor(part, out, name)?;
+        }
+        if let Some(bias) = self.optional(&format!("{part}.bias"), &[rows])? {
+            out = self.sum(out, bias, name);
+        }
+        match scale {
+            Scale::Applied => {}
+            Scale::AfterBias => out = self.factor(part, out, name)?,
+            Scale::Idle => self.idle(&format!("{part}.scale")),
+        }
+        Ok(out)
+    }
+
+    /// Times the tensor `{part}.scale`, if the file has one.
+    fn factor(&mut self, part: &str, x: Id, name: &str) -> Result<Id> {
+        let Some(factor) = self.optional(&format!("{part}.scale"), &[1])? else { return Ok(x) };
+        let out = self.sketch.same(Op::Mul, &[x, factor], &[]);
+        Ok(self.sketch.name(out, name))
+    }
+
+    /// RMS norm and weight, over the fastest axis.
+    ///
+    /// # Errors
+    /// Those of [`Builder::weight`].
+    pub fn norm(&mut self, part: &str, x: Id, name: &str) -> Result<Id> {
+        let width = self.sketch.get(x).ne[0];
+        let weight = self.weight(&format!("{part}.weight"), &[width])?;
+        let norm = self.sketch.same(Op::RmsNorm, &[x], &[("eps", Word::Float(self.facts.eps))]);
+        self.sketch
+            .name(norm, name.rsplit_once('-').map_or("norm".into(), |(_, layer)| format!("norm-{layer}")));
+        let out = self.sketch.same(Op::Mul, &[norm, weight], &[]);
+        Ok(self.sketch.name(out, name))
+    }
+
+    /// A factor on every element.
+    pub fn scaled(&mut self, x: Id, factor: f32, name: &str) -> Id {
+        let out = self.sketch.same(Op::Scale, &[x], &[("scale", Word::Float(factor))]);
+        self.sketch.name(out, name)
+    }
+
+    /// A sum.
+    pub fn sum(&mut self, a: Id, b: Id, name: &str) -> Id {
+        let out = self.sketch.same(Op::Add, &[a, b], &[]);
+        self.sketch.name(out, name)
+    }
+
+    /// Rows of the embedding table, (T, D).
+    ///
+    /// # Errors
+    /// Those of [`Builder::weight`].
+    pub fn embed(&mut self) -> Result<Id> {
+        let table = self.weight("token_embd.weight", &[self.facts.vocab, self.facts.model])?;
+        let tokens = self.input("inp_tokens", DType::I32, [self.shape.tokens, 1, 1, 1]);
+        let rows = self.sketch.get_rows(table, tokens);
+        Ok(self.sketch.name(rows, "embd"))
+    }
+
+    /// The rows that logits are wanted for.
+    pub fn output_rows(&mut self, x: Id) -> Id {
+        let ids = self.input("out_ids", DType::I32, [self.shape.outputs, 1, 1, 1]);
+        let rows = self.sketch.get_rows(x, ids);
+        let name = format!("{} (output rows)", self.sketch.get(x).name);
+        self.sketch.name(rows, name)
+    }
+
+    /// Gate, up, GLU and down; `glu` is its op with ggml's number of it.
+    ///
+    /// # Errors
+    /// Those of [`Builder::weight`].
+    pub fn feed_forward(
+        &mut self,
+        layer: usize,
+        x: Id,
+        (glu, number): (Op, i32),
+        scale: Scale,
+    ) -> Result<Id> {
+        let part = |part: &str| format!("blk.{layer}.{part}");
+        let node = |name: &str| format!("{name}-{layer}");
+        let (ffn, model) = (self.facts.ffn, self.facts.model);
+        let gate = self.linear(&part("ffn_gate"), ffn, x, scale, &node("ffn_gate"))?;
+        let up = self.linear(&part("ffn_up"), ffn, x, scale, &node("ffn_up"))?;
+        let act = self.sketch.same(glu, &[gate, up], &[("glu", Word::Int(number))]);
+        self.sketch.name(act, node(Kind::FfnAct.name()));
+        self.linear(&part("ffn_down"), model, act, scale, &node(Kind::FfnOut.name()))
+    }
+
+    /// The last norm and the logits. Returns them.
+    ///
+    /// # Errors
+    /// Those of [`Builder::weight`].
+    pub fn head(&mut self, x: Id) -> Result<Id> {
+        let x = self.norm("output_norm", x, "result_norm")?;
+        let (vocab, model) = (self.facts.vocab, self.facts.model);
+        if self.gguf.tensor("output.weight").is_some() {
+            return self.linear("output", vocab, x, Scale::Applied, "result_output");
+        }
+        let table = self.weight("token_embd.weight", &[vocab, model])?;
+        let mut out = self.sketch.mul_mat(table, x);
+        self.sketch.name(out, "result_output");
+        if let Some(bias) = self.optional("output.bias", &[vocab])? {
+            out = self.sum(out, bias, "result_output");
+        }
+        Ok(out)
+    }
+
+    /// The graph, after a look at what the file has beyond it.
+    ///
+    /// # Errors
+    /// A tensor that the graph does not read: a part of the model that would be silently left out.
+    pub fn finish(self) -> Result<Graph> {
+        // Scales of activations are for one backend's own arithmetic and for files of one type: no op reads them.
+        let known = |name: &str| {
+            self.leaves.contains_key(name) || self.idle.contains(name) || name.ends_with(".input_scale")
+        };
+        if let Some(tensor) = self.gguf.tensors().find(|tensor| !known(&tensor.name)) {
+            let expected = format!("the tensors of a {} model", self.facts.family.name);
+            return Err(Error::file(self.gguf.path(), "a tensor that the graph has no place for")
+                .expected(expected)
+                .found(format!("{} {:?}", tensor.name, tensor.shape))
+                .hint("a recording of this model is judged by its own graph: parity audit DUMP -m MODEL"));
+        }
+        Ok(self.sketch.finish())
+    }
+}

@@ -1,0 +1,134 @@
+//! For which step a graph is built: how many tokens, how much of a cache, which form of attention.
+
+use parity_graph::{Graph, Id, Op, Tensor};
+
+use crate::error::{Error, Result};
+use crate::gguf::{DType, Gguf};
+
+/// The element type of the caches of keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cache {
+    /// f16
+    F16,
+    /// f32
+    F32,
+}
+
+impl Cache {
+    /// As a type of the file format.
+    pub fn dtype(self) -> DType {
+        match self {
+            Cache::F16 => DType::F16,
+            Cache::F32 => DType::F32,
+        }
+    }
+}
+
+/// The cache of one kind of layer, in cells of one position each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cells {
+    /// All that there are.
+    pub all: usize,
+    /// Those that this step looks at, from the first.
+    pub seen: usize,
+}
+
+/// What fixes the shapes of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Tokens of the step.
+    pub tokens: usize,
+    /// Rows that logits are computed for.
+    pub outputs: usize,
+    /// Cells of layers that see everything.
+    pub cells: Cells,
+    /// Cells of layers with a sliding window.
+    pub sliding: Cells,
+    /// Whether attention is one op (FLASH_ATTN_EXT) or three (MUL_MAT, SOFT_MAX, MUL_MAT).
+    pub flash: bool,
+    /// Element type of the caches.
+    pub cache: Cache,
+}
+
+/// llama.cpp looks at a multiple of so many cells (llama-kv-cache.cpp, `get_n_kv`).
+const SEEN_MULTIPLE: usize = 256;
+
+/// More cells or tokens than any context has; a hostile shape must not overflow a count of elements.
+const LONGEST: usize = 1 << 28;
+
+impl Shape {
+    /// A step of `tokens` tokens at positions from `first`, logits for all of them, with a cache for `context`
+    /// positions in all layers.
+    pub fn step(first: usize, tokens: usize, context: usize, flash: bool, cache: Cache) -> Shape {
+        let all = context.max(first + tokens).next_multiple_of(SEEN_MULTIPLE);
+        let seen = (first + tokens).next_multiple_of(SEEN_MULTIPLE).min(all);
+        let cells = Cells { all, seen };
+        Shape { tokens, outputs: tokens, cells, sliding: cells, flash, cache }
+    }
+
+    /// The shape that a recorded graph was made for, so that a built one can stand beside it. What the graph does not
+    /// show is as in [`Shape::step`].
+    pub fn of(graph: &Graph) -> Shape {
+        let rows = |id: Option<Id>| id.map(|id| graph.get(id).elements());
+        let is_weight = |id: Id| graph.is_leaf(id) && graph.get(id).name.ends_with(".weight");
+        let embed = graph
+            .computed()
+            .find(|&id| graph.get(id).op == Op::GetRows && graph.src(id, 0).is_some_and(is_weight));
+        let tokens = rows(embed.and_then(|id| graph.src(id, 1))).unwrap_or(1);
+        let last = graph.computed().last();
+        let outputs = last.map_or(tokens, |id| graph.get(id).ne[1]);
+        let flash = graph.computed().any(|id| graph.get(id).op == Op::FlashAttn);
+        let caches: Vec<&Tensor> =
+            graph.tensors[graph.nodes..].iter().filter(|leaf| leaf.name.starts_with("cache_k_l")).collect();
+        let cache = match caches.iter().any(|leaf| leaf.dtype == "f32") {
+            true => Cache::F32,
+            false => Cache::F16,
+        };
+        let all = caches.iter().map(|leaf| leaf.ne[1]);
+        let seen: Vec<usize> = graph.computed().filter_map(|id| seen(graph, id)).collect();
+        let (most, least) = (seen.iter().max().copied(), seen.iter().min().copied());
+        let default = Shape::step(0, tokens, tokens, flash, cache).cells;
+        // Older releases have caches of one axis: no fewer cells than are seen.
+        let cells = |all: Option<usize>, seen: Option<usize>| {
+            let seen = seen.unwrap_or(default.seen);
+            Cells { all: all.unwrap_or(default.all).max(seen), seen }
+        };
+        let (cells, sliding) = (cells(all.clone().max(), most), cells(all.min(), least));
+        Shape { tokens, outputs, cells, sliding, flash, cache }
+    }
+
+    /// Refuses what no step has.
+    ///
+    /// # Errors
+    /// Names the file and the number.
+    pub fn check(&self, gguf: &Gguf) -> Result<()> {
+        let error = |what: &str, found: usize, expected: String| {
+            Err(Error::file(gguf.path(), format!("a step cannot have {found} {what}")).expected(expected))
+        };
+        if !(1..=LONGEST).contains(&self.tokens) {
+            return error("tokens", self.tokens, format!("1 to {LONGEST}"));
+        }
+        if !(1..=self.tokens).contains(&self.outputs) {
+            return error("rows of logits", self.outputs, format!("1 to {}", self.tokens));
+        }
+        for cells in [self.cells, self.sliding] {
+            if !(1..=LONGEST).contains(&cells.all) {
+                return error("cells", cells.all, format!("1 to {LONGEST}"));
+            }
+            if !(1..=cells.all).contains(&cells.seen) {
+                return error("cells that are seen", cells.seen, format!("1 to {}", cells.all));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How many cells a node that computes attention looks at.
+fn seen(graph: &Graph, id: Id) -> Option<usize> {
+    let mask = match graph.get(id).op {
+        Op::FlashAttn => graph.src(id, 3)?,
+        Op::SoftMax => graph.src(id, 1)?,
+        _ => return None,
+    };
+    Some(graph.get(mask).ne[0])
+}

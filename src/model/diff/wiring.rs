@@ -1,0 +1,311 @@
+//! A graph reduced to what it computes: arithmetic nodes, what they read through movements of data, and the numbers
+//! that fix them. Both forms of attention become one node, caches are read through.
+
+use std::collections::BTreeSet;
+
+use parity_graph::params::{Field, Kind as WordKind, fields};
+use parity_graph::{Graph, Id, Op};
+
+/// A number that fixes what a node computes.
+#[derive(Clone, Copy, Debug)]
+pub enum Number {
+    /// A count or a choice.
+    Int(i64),
+    /// A quantity.
+    Float(f32),
+}
+
+/// How many units in the last place two computations of one quantity may differ by: a scale or a factor of YaRN is
+/// a chain of at most so many f32 operations.
+const CHAIN: f32 = 4.0;
+
+impl Number {
+    /// Whether both are one number, but for the rounding of their computation.
+    pub fn same(self, other: Number) -> bool {
+        match (self, other) {
+            (Number::Int(a), Number::Int(b)) => a == b,
+            (Number::Float(a), Number::Float(b)) => {
+                a.to_bits() == b.to_bits() || (a - b).abs() <= CHAIN * f32::EPSILON * a.abs().min(b.abs())
+            }
+            _ => false,
+        }
+    }
+}
+
+impl std::fmt::Display for Number {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Number::Int(value) => write!(f, "{value}"),
+            Number::Float(value) => f.write_str(&parity_graph::text::float(*value)),
+        }
+    }
+}
+
+/// What a source is, with views, copies and caches walked through.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum From {
+    /// Another node, by its place in [`Wiring::nodes`].
+    Node(usize),
+    /// A tensor of the model file.
+    Weight(String),
+    /// An input, or a cache that nothing was written into.
+    Input(Id),
+}
+
+/// One source of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Where the values come from.
+    pub from: From,
+    /// The parts of it that are read: bytes from its start, and the share of its elements as a fraction.
+    pub parts: Vec<(usize, [usize; 2])>,
+}
+
+/// One node that computes.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Its tensor.
+    pub id: Id,
+    /// What it computes; attention is [`Op::FlashAttn`] in whichever form.
+    pub op: Op,
+    /// The numbers that fix it, in words.
+    pub numbers: Vec<(&'static str, Number)>,
+    /// By slot.
+    pub sources: Vec<Option<Source>>,
+    /// Who reads it, and in which slot.
+    pub readers: Vec<(usize, usize)>,
+}
+
+impl Node {
+    /// Whether its first two sources may change places.
+    pub fn commutes(&self) -> bool {
+        matches!(self.op, Op::Add | Op::Mul)
+    }
+
+    /// The weights that it reads.
+    pub fn weights(&self) -> impl Iterator<Item = &str> {
+        self.sources.iter().flatten().filter_map(|source| match &source.from {
+            From::Weight(name) => Some(name.as_str()),
+            _ => None,
+        })
+    }
+}
+
+/// A graph reduced to what it computes.
+pub struct Wiring {
+    /// In execution order.
+    pub nodes: Vec<Node>,
+}
+
+/// Words that change nothing of what is computed: how it is to be rounded, or what the op's name says already.
+const SILENT: [&str; 6] = ["prec", "hint", "prec_src1", "n_kv_max", "unary", "glu"];
+
+/// A word of `op_params` in the words of a report.
+fn phrase(op: &Op, field: &Field) -> &'static str {
+    match (op, field.name) {
+        (Op::Norm | Op::RmsNorm, "eps") => "epsilon",
+        (Op::Rope | Op::RopeBack, name) => match name {
+            "n_dims" => "RoPE columns",
+            "mode" => "RoPE mode",
+            "n_ctx_orig" => "RoPE original context",
+            "freq_base" => "RoPE base",
+            "freq_scale" => "RoPE scale",
+            "ext_factor" => "YaRN share",
+            "attn_factor" => "YaRN factor",
+            "beta_fast" => "YaRN fast limit",
+            "beta_slow" => "YaRN slow limit",
+            name => name,
+        },
+        (Op::FlashAttn, "scale") => "attention scale",
+        (Op::FlashAttn, "max_bias") => "ALiBi slope",
+        (Op::FlashAttn, "softcap") => "attention soft cap",
+        (Op::SwigluOai | Op::SwigluClamp, "alpha") => "slope of the gate",
+        (Op::SwigluOai | Op::SwigluClamp, "limit") => "limit of the gate",
+        (_, name) => name,
+    }
+}
+
+/// Reduces a graph.
+pub fn reduce(graph: &Graph) -> Wiring {
+    let (whole, gated) = (plain_attention(graph), plain_gate(graph));
+    let attention = whole.iter().flatten().flat_map(|&[scores, probs]| [scores, probs]);
+    let absorbed: BTreeSet<Id> = attention.chain(gated.iter().flatten().copied()).collect();
+    let mut place: Vec<Option<usize>> = vec![None; graph.tensors.len()];
+    let mut nodes: Vec<Node> = Vec::new();
+    for id in graph.computed() {
+        if is_moved(graph, id) || absorbed.contains(&id) {
+            continue;
+        }
+        let (op, slots, settings) = match whole[id] {
+            Some([scores, probs]) => (Op::FlashAttn, attention_slots(graph, id, scores, probs), Some(probs)),
+            None => match gated[id] {
+                Some(silu) => (Op::Swiglu, vec![graph.src(silu, 0), graph.src(id, 1)], None),
+                None => (graph.get(id).op.clone(), graph.get(id).srcs.clone(), None),
+            },
+        };
+        let sources: Vec<Option<Source>> =
+            slots.iter().map(|slot| slot.map(|src| resolve(graph, &place, src, id))).collect();
+        let numbers = numbers(graph, settings.unwrap_or(id), &op, &slots);
+        for (slot, source) in sources.iter().enumerate() {
+            if let Some(Source { from: From::Node(node), .. }) = source {
+                let reader = nodes.len();
+                nodes[*node].readers.push((reader, slot));
+            }
+        }
+        place[id] = Some(nodes.len());
+        nodes.push(Node { id, op, numbers, sources, readers: Vec::new() });
+    }
+    Wiring { nodes }
+}
+
+/// Whether a tensor's values are those of its first source, moved. Rows that an input picks from computed values are:
+/// the rows that logits are wanted for.
+fn is_moved(graph: &Graph, id: Id) -> bool {
+    let tensor = graph.get(id);
+    match tensor.op {
+        Op::SetRows | Op::Repeat => true,
+        Op::GetRows => {
+            let ids = graph.src(id, 1).map(|ids| graph.origin(ids));
+            let table = graph.src(id, 0).map(|table| graph.origin(table));
+            ids.is_some_and(|ids| graph.is_leaf(ids)) && table.is_some_and(|table| !graph.is_leaf(table))
+        }
+        ref op => op.is_view() || op.is_copy(),
+    }
+}
+
+/// By node: the scores and probabilities of the attention whose context it is, where attention is in three nodes.
+fn plain_attention(graph: &Graph) -> Vec<Option<[Id; 2]>> {
+    let computed = |id: Option<Id>, op: Op| id.filter(|&id| !graph.is_leaf(id) && graph.get(id).op == op);
+    let find = |id: Id| {
+        computed(Some(id), Op::MulMat)?;
+        let probs = computed(graph.src(id, 1).map(|src| graph.origin(src)), Op::SoftMax)?;
+        let scores = computed(graph.src(probs, 0).map(|src| graph.origin(src)), Op::MulMat)?;
+        let keys = graph.src(scores, 0).map(|src| graph.origin(src))?;
+        let weights = graph.is_leaf(keys) && is_weight(&graph.get(keys).name);
+        (!weights).then_some([scores, probs])
+    };
+    (0..graph.tensors.len()).map(find).collect()
+}
+
+/// By node: the SILU of a gate that it multiplies with, as releases before SWIGLU was an op of its own did.
+fn plain_gate(graph: &Graph) -> Vec<Option<Id>> {
+    let find = |id: Id| {
+        let gate = graph.src(id, 0).map(|src| graph.origin(src))?;
+        let gated = !graph.is_leaf(gate) && graph.get(gate).op == Op::Silu;
+        (graph.get(id).op == Op::Mul && gated).then_some(gate)
+    };
+    (0..graph.tensors.len()).map(find).collect()
+}
+
+/// Q, K, V, mask and sinks of attention in three nodes, as FLASH_ATTN_EXT has them.
+fn attention_slots(graph: &Graph, context: Id, scores: Id, probs: Id) -> Vec<Option<Id>> {
+    let mut slots = vec![
+        graph.src(scores, 1),
+        graph.src(scores, 0),
+        graph.src(context, 0),
+        graph.src(probs, 1),
+        graph.src(probs, 2),
+    ];
+    while slots.last() == Some(&None) {
+        slots.pop();
+    }
+    slots
+}
+
+/// Whether a leaf is a tensor of a model file, by its name.
+fn is_weight(name: &str) -> bool {
+    [".weight", ".bias", ".scale"].iter().any(|end| name.ends_with(end))
+}
+
+fn numbers(graph: &Graph, id: Id, op: &Op, slots: &[Option<Id>]) -> Vec<(&'static str, Number)> {
+    let tensor = graph.get(id);
+    // Attention in three nodes has the words of SOFT_MAX, of which FLASH_ATTN_EXT has the first two.
+    let mut numbers: Vec<_> = fields(op)
+        .iter()
+        .filter(|field| !SILENT.contains(&field.name))
+        .map(|field| {
+            let number = match field.kind {
+                WordKind::Int => Number::Int(i64::from(tensor.params.int(field.word))),
+                WordKind::Float => Number::Float(tensor.params.float(field.word)),
+            };
+            (phrase(op, field), number)
+        })
+        .collect();
+    let extent = |id: Id, axis: usize| Number::Int(graph.get(id).ne[axis] as i64);
+    match op {
+        Op::Rope | Op::RopeBack => numbers.extend([("head width", extent(id, 0)), ("heads", extent(id, 1))]),
+        Op::RmsNorm | Op::Norm => numbers.push(("width of the norm", extent(id, 0))),
+        Op::FlashAttn => {
+            if let [Some(q), Some(k), ..] = slots {
+                numbers.extend([("query heads", extent(*q, 2)), ("key heads", extent(*k, 2))]);
+            }
+        }
+        _ => {}
+    }
+    numbers
+}
+
+/// Where the values of `src` come from, as node `reader` sees it.
+fn resolve(graph: &Graph, place: &[Option<usize>], src: Id, reader: Id) -> Source {
+    let (mut id, mut parts) = (src, Vec::new());
+    // Every step goes to a source or a writer that stands before; foreign data may go in a circle.
+    for _ in 0..graph.tensors.len() {
+        if graph.is_leaf(id) {
+            match written(graph, id, reader) {
+                Some(written) => {
+                    parts.clear();
+                    id = written;
+                    continue;
+                }
+                None => break,
+            }
+        }
+        if place[id].is_some() {
+            break;
+        }
+        let Some(next) = graph.src(id, 0).filter(|_| is_moved(graph, id)) else { break };
+        parts.extend(part(graph, id, next));
+        id = next;
+    }
+    let from = match place[id] {
+        Some(node) => From::Node(node),
+        None if is_weight(&graph.get(id).name) => From::Weight(graph.get(id).name.clone()),
+        None => From::Input(id),
+    };
+    Source { from, parts }
+}
+
+/// What was written last into a leaf before `reader` reads it. Texts from before the memory of copies was written
+/// down have only their destination to tell it, or its name.
+fn written(graph: &Graph, leaf: Id, reader: Id) -> Option<Id> {
+    let into = |id: &Id| {
+        let tensor = graph.get(*id);
+        let slot = match tensor.op {
+            Op::Cpy => 1,
+            Op::SetRows => 2,
+            _ => return false,
+        };
+        let told = tensor.view.map(|view| view.root).or(graph.src(*id, slot).map(|to| graph.root(to)));
+        told.map_or_else(
+            || tensor.name.strip_prefix(&graph.get(leaf).name).is_some_and(|rest| rest.starts_with(" (")),
+            |memory| memory == leaf,
+        )
+    };
+    graph.src(graph.computed().take_while(|&id| id < reader).filter(into).last()?, 0)
+}
+
+/// What a view leaves out of its source, if anything.
+fn part(graph: &Graph, id: Id, src: Id) -> Option<(usize, [usize; 2])> {
+    let (tensor, from) = (graph.get(id), graph.get(src));
+    let (some, all) = (tensor.elements(), from.elements());
+    if !tensor.op.is_view() || some == all || some == 0 {
+        return None;
+    }
+    let start = |view: Option<parity_graph::View>| view.map_or(0, |view| view.offset);
+    let divisor = gcd(some, all);
+    Some((start(tensor.view).saturating_sub(start(from.view)), [some / divisor, all / divisor]))
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a.max(1) } else { gcd(b, a % b) }
+}
