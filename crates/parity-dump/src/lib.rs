@@ -17,6 +17,8 @@
 pub mod checkpoint;
 mod dtype;
 mod error;
+mod files;
+mod leaves;
 pub mod manifest;
 mod reader;
 pub mod seen;
@@ -27,7 +29,8 @@ pub mod writer;
 pub use checkpoint::{Checkpoint, Kind};
 pub use dtype::Element;
 pub use error::DumpError;
+pub use leaves::Leaf;
 pub use manifest::{GraphFile, Manifest, ModelInfo, Producer, Step};
-pub use reader::{Dump, Leaf, Part, Recorded};
+pub use reader::{Dump, Part, Recorded};
 pub use symbol::{NAME_MAX, Symbol};
 pub use writer::Writer;

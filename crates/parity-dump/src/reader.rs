@@ -4,32 +4,30 @@
 //! of a checkpoint whether it was computed in a prefill, in a chunk or as one decode step.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::SafeTensors;
 
 use crate::checkpoint::Checkpoint;
 use crate::dtype::Element;
 use crate::error::DumpError;
-use crate::manifest::{LEAF_PREFIX, MANIFEST_FILE, Manifest, SCHEMA};
+use crate::leaves::LeafPart;
+use crate::files::{element_of, map_file, read_manifest, unreadable};
+use crate::manifest::{LEAF_PREFIX, Manifest};
 use crate::seen::{self, SeenPart, SeenTensors};
-
-/// Bytes of the longest graph that is read.
-const GRAPH_BYTES_MAX: u64 = 1 << 28;
 
 /// A dump on disk.
 pub struct Dump {
-    path: PathBuf,
-    manifest: Manifest,
-    files: Vec<Mmap>,
+    pub(crate) path: PathBuf,
+    pub(crate) manifest: Manifest,
+    pub(crate) files: Vec<Mmap>,
     tensors: BTreeMap<Checkpoint, Recorded>,
     seen: SeenTensors,
     foreign: Vec<String>,
     unused_names: Vec<String>,
     /// Inputs by step and name.
-    leaves: BTreeMap<(usize, String), LeafPart>,
+    pub(crate) leaves: BTreeMap<(usize, String), LeafPart>,
 }
 
 /// All rows of one checkpoint, over all steps.
@@ -53,27 +51,6 @@ pub struct Part {
     pub shape: Vec<usize>,
     /// Whether the shape is (H, T, S), whose token rows are not contiguous.
     matrix: bool,
-}
-
-/// Where an input's bytes are.
-#[derive(Clone, Debug)]
-struct LeafPart {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    file: usize,
-    offset: usize,
-    bytes: usize,
-}
-
-/// An input of one step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Leaf<'d> {
-    /// `F32`, `F16`, `I32` or `I64`.
-    pub dtype: &'static str,
-    /// Slowest axis first.
-    pub shape: &'d [usize],
-    /// Little-endian, C-contiguous.
-    pub bytes: &'d [u8],
 }
 
 impl Dump {
@@ -105,16 +82,8 @@ impl Dump {
     pub(crate) fn from_parts(path: &Path, manifest: Manifest, foreign: Vec<String>) -> Dump {
         let (tensors, seen) = (BTreeMap::new(), SeenTensors::new());
         let (files, unused_names) = (Vec::new(), Vec::new());
-        Dump {
-            path: path.to_owned(),
-            manifest,
-            files,
-            tensors,
-            seen,
-            foreign,
-            unused_names,
-            leaves: BTreeMap::new(),
-        }
+        let (path, leaves) = (path.to_owned(), BTreeMap::new());
+        Dump { path, manifest, files, tensors, seen, foreign, unused_names, leaves }
     }
 
     /// Notes the tensors whose names are no checkpoint ids.
@@ -134,11 +103,7 @@ impl Dump {
         let mut parts = Vec::new();
         for (name, view) in tensors.iter() {
             let offset = view.data().as_ptr() as usize - map.as_ptr() as usize;
-            if let Some(leaf) = name.strip_prefix(LEAF_PREFIX).filter(|_| leaf_dtype(view.dtype()).is_some())
-            {
-                let (dtype, shape) = (view.dtype(), view.shape().to_vec());
-                let part = LeafPart { dtype, shape, file, offset, bytes: view.data().len() };
-                self.leaves.insert((step, leaf.to_owned()), part);
+            if self.take_leaf(step, name, &view, (file, offset)) {
                 continue;
             }
             let Some(checkpoint) = self.checkpoint_of(name) else {
@@ -275,47 +240,6 @@ impl Dump {
         self.seen.keys().copied()
     }
 
-    /// The inputs of a step by name, without [`LEAF_PREFIX`].
-    pub fn leaves(&self, step: usize) -> impl Iterator<Item = (&str, Leaf<'_>)> {
-        let of_step = self.leaves.range((step, String::new())..(step + 1, String::new()));
-        of_step.map(|((_, name), part)| (name.as_str(), self.leaf_of(part)))
-    }
-
-    /// One input of a step.
-    pub fn leaf(&self, step: usize, name: &str) -> Option<Leaf<'_>> {
-        self.leaves.get(&(step, name.to_owned())).map(|part| self.leaf_of(part))
-    }
-
-    fn leaf_of<'d>(&'d self, part: &'d LeafPart) -> Leaf<'d> {
-        let bytes = &self.files[part.file][part.offset..part.offset + part.bytes];
-        Leaf { dtype: leaf_dtype(part.dtype).unwrap_or_default(), shape: &part.shape, bytes }
-    }
-
-    /// Index among the manifest's graphs of the one that computed a step.
-    pub fn graph_of(&self, step: usize) -> Option<usize> {
-        self.manifest.graphs.iter().position(|graph| graph.steps.contains(&step))
-    }
-
-    /// The text of one of the manifest's graphs.
-    ///
-    /// # Errors
-    /// Where the file is missing, lies elsewhere, or is larger than any graph.
-    pub fn graph_text(&self, index: usize) -> Result<String, DumpError> {
-        let file = self.manifest.graphs.get(index).map_or("", |graph| &graph.file);
-        let path = self.path.join(file);
-        if file.is_empty() || file.contains(['/', '\\']) {
-            return Err(DumpError::new(&self.path, "a graph lies outside the folder")
-                .expected_found("a file name", format!("`{file}`")));
-        }
-        let failed = |e: std::io::Error| DumpError::new(&path, format!("the graph cannot be read: {e}"));
-        let size = fs::metadata(&path).map_err(failed)?.len();
-        if size > GRAPH_BYTES_MAX {
-            return Err(DumpError::new(&path, "is larger than any graph")
-                .expected_found(format!("at most {GRAPH_BYTES_MAX} bytes"), size));
-        }
-        fs::read_to_string(&path).map_err(failed)
-    }
-
     /// What was recorded of a checkpoint.
     pub fn get(&self, checkpoint: Checkpoint) -> Option<&Recorded> {
         self.tensors.get(&checkpoint)
@@ -388,6 +312,18 @@ impl Dump {
         let (before, values, after) =
             unsafe { self.files[part.file][start..start + bytes].align_to::<f32>() };
         (before.is_empty() && after.is_empty()).then_some(values)
+    }
+}
+
+impl Dump {
+    /// What one step recorded of a checkpoint: its shape, the position of each row, and all values.
+    pub fn in_step(&self, step: usize, checkpoint: Checkpoint) -> Option<(Vec<usize>, Vec<u32>, Vec<f32>)> {
+        let part = self.tensors.get(&checkpoint)?.parts.iter().find(|part| part.file == step)?;
+        let positions = self.rows_of(checkpoint, &self.manifest.steps.get(step)?.positions);
+        let mut values = vec![0.0; part.shape.iter().product()];
+        let bytes = values.len() * part.element.size();
+        part.element.decode(&self.files[part.file][part.offset..part.offset + bytes], &mut values);
+        Some((part.shape.clone(), positions, values))
     }
 }
 
@@ -465,69 +401,4 @@ impl Part {
     fn row_width(&self) -> usize {
         self.shape[1..].iter().product()
     }
-}
-
-impl Dump {
-    /// What one step recorded of a checkpoint: its shape, the position of each row, and all values.
-    pub fn in_step(&self, step: usize, checkpoint: Checkpoint) -> Option<(Vec<usize>, Vec<u32>, Vec<f32>)> {
-        let part = self.tensors.get(&checkpoint)?.parts.iter().find(|part| part.file == step)?;
-        let positions = self.rows_of(checkpoint, &self.manifest.steps.get(step)?.positions);
-        let mut values = vec![0.0; part.shape.iter().product()];
-        let bytes = values.len() * part.element.size();
-        part.element.decode(&self.files[part.file][part.offset..part.offset + bytes], &mut values);
-        Some((part.shape.clone(), positions, values))
-    }
-}
-
-/// The element types that inputs have.
-fn leaf_dtype(dtype: Dtype) -> Option<&'static str> {
-    match dtype {
-        Dtype::F32 => Some("F32"),
-        Dtype::F16 => Some("F16"),
-        Dtype::I32 => Some("I32"),
-        Dtype::I64 => Some("I64"),
-        _ => None,
-    }
-}
-
-/// Reads and checks `manifest.json`.
-fn read_manifest(dir: &Path) -> Result<Manifest, DumpError> {
-    let path = dir.join(MANIFEST_FILE);
-    let text = fs::read_to_string(&path).map_err(|e| {
-        DumpError::new(dir, format!("no readable {MANIFEST_FILE}: {e}"))
-            .expected_found("a dump folder", "something else")
-            .hint("record one with `parity record`, or `parity run --dump DIR`")
-    })?;
-    let manifest: Manifest = serde_json::from_str(&text)
-        .map_err(|e| DumpError::new(&path, format!("is no manifest of a dump: {e}")))?;
-    if manifest.schema != SCHEMA {
-        return Err(DumpError::new(&path, "another dump format").expected_found(SCHEMA, &manifest.schema));
-    }
-    for step in &manifest.steps {
-        if let Some(p) = step.positions.iter().find(|&&p| p as usize >= manifest.tokens.len()) {
-            return Err(DumpError::new(&path, format!("{} has a position without a token", step.file))
-                .expected_found(format!("positions below {}", manifest.tokens.len()), p));
-        }
-    }
-    Ok(manifest)
-}
-
-pub(crate) fn map_file(path: &Path) -> Result<Mmap, DumpError> {
-    let file = File::open(path).map_err(|e| DumpError::new(path, format!("cannot be opened: {e}")))?;
-    // SAFETY: the map is read-only; a file that another process truncates meanwhile is outside what any
-    // reader of mapped files can guard against.
-    unsafe { Mmap::map(&file) }.map_err(|e| DumpError::new(path, format!("cannot be mapped: {e}")))
-}
-
-pub(crate) fn unreadable(path: &Path, cause: &dyn std::fmt::Display) -> DumpError {
-    DumpError::new(path, format!("is no safetensors file: {cause}")).hint(
-        "an interrupted recording leaves its last step under a .part name; the finished steps are whole",
-    )
-}
-
-pub(crate) fn element_of(path: &Path, name: &str, dtype: Dtype) -> Result<Element, DumpError> {
-    Element::from_safetensors(dtype).ok_or_else(|| {
-        DumpError::new(path, format!("tensor {name} has an element type that dumps do not have"))
-            .expected_found("F32, F16 or BF16", format!("{dtype:?}"))
-    })
 }

@@ -10,8 +10,9 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::DumpError;
+use crate::files::{element_of, map_file, unreadable};
 use crate::manifest::{Manifest, Producer, SCHEMA, Step};
-use crate::reader::{Dump, Part, element_of, map_file, unreadable};
+use crate::reader::{Dump, Part};
 
 /// Name of the tensor that holds the tokens.
 const TOKENS: &str = "tokens";

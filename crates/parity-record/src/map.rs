@@ -61,7 +61,7 @@ pub fn map(graph: &Graph) -> Mapping {
     }
     let labels = label::labels_of(graph, &known);
     let axes = axis::token_axes_of(graph, &known);
-    let picked = picked_rows(graph);
+    let picked = picked_rows(graph, &axes);
     let mut mapping = Mapping::default();
     let mut add = |checkpoint: Checkpoint, tensor: Id, capture: Option<Capture>| match capture {
         Some(mut capture) => {
@@ -204,16 +204,21 @@ fn leaves(graph: &Graph, labels: &[Option<Checkpoint>]) -> Vec<LeafCapture> {
         .collect()
 }
 
-/// For each tensor, the leaf whose indices say which rows were picked on the way to it.
-fn picked_rows(graph: &Graph) -> Vec<Option<Id>> {
+/// Axis of token rows, of a matrix (T, D).
+const ROWS: usize = 2;
+
+/// For each tensor, the leaf whose indices say which token rows were picked on the way to it.
+fn picked_rows(graph: &Graph, axes: &[Option<usize>]) -> Vec<Option<Id>> {
     let mut picked: Vec<Option<Id>> = vec![None; graph.tensors.len()];
-    for id in 0..graph.nodes {
+    for id in (0..graph.nodes).filter(|&id| axes[id].is_some()) {
+        // Rows that are picked of a state, by sequence, are no token rows.
         let own = (graph.get(id).op == Op::GetRows)
-            .then(|| Some((graph.src(id, 0)?, graph.src(id, 1)?)))
+            .then(|| Some((graph.src(id, 0)?, graph.storage(graph.src(id, 1)?))))
             .flatten()
-            .filter(|&(table, indices)| !graph.is_leaf(table) && graph.is_leaf(graph.storage(indices)))
-            .map(|(_, indices)| graph.storage(indices));
-        picked[id] = own.or_else(|| graph.sources(id).find_map(|src| picked[src]));
+            .filter(|&(table, leaf)| axes[table] == Some(ROWS) && graph.is_leaf(leaf) && axes[leaf].is_none())
+            .map(|(_, leaf)| leaf);
+        let mut rows = graph.sources(id).filter(|&src| axes[src].is_some());
+        picked[id] = own.or_else(|| rows.find_map(|src| picked[src]));
     }
     picked
 }

@@ -125,13 +125,25 @@ fn a_wrong_value_is_one_origin_at_its_place() {
 #[test]
 fn what_is_not_recorded_is_missing_and_named_where_it_is_needed() {
     let mut held = healthy();
-    held.0.remove(&(1, "blk.0.sum".to_owned()));
+    held.0.remove(&(1, "blk.0.strange".to_owned()));
     held.0.remove(&(0, "x".to_owned()));
     let findings = found(&held);
-    assert_eq!((at(&findings, "sum").unrecorded, at(&findings, "sum").judged), (1, 0));
     assert!(at(&findings, "sum").undecided.as_ref().unwrap().contains("input x"));
-    assert_eq!(at(&findings, "norm").judged, 1);
-    assert!(at(&findings, "norm").undecided.as_ref().unwrap().contains("blk.0.sum"));
+    assert_eq!(at(&findings, "strange").unrecorded, 1);
+    assert_eq!(at(&findings, "after").judged, 1);
+    assert!(at(&findings, "after").undecided.as_ref().unwrap().contains("blk.0.strange"));
+}
+
+#[test]
+fn what_is_not_recorded_is_bridged_and_a_mistake_behind_it_is_seen() {
+    let mut held = healthy();
+    held.0.remove(&(1, "blk.0.sum".to_owned()));
+    let findings = found(&held);
+    let (sum, norm) = (at(&findings, "sum"), at(&findings, "norm"));
+    assert_eq!((sum.unrecorded, sum.judged, norm.judged), (1, 1, 2));
+    assert!(norm.is_healthy() && norm.bridged.iter().map(ToString::to_string).eq(["blk.0.sum"]));
+    held.0.get_mut(&(1, "blk.0.norm".to_owned())).unwrap().values[2] *= 1.0 + 1e-5;
+    assert!(!at(&found(&held), "norm").is_healthy());
 }
 
 #[test]

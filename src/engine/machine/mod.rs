@@ -141,7 +141,7 @@ pub type Inputs<'a> = &'a dyn Fn(Id) -> Option<Vec<f64>>;
 pub struct Machine<'a, S> {
     gguf: &'a Gguf,
     arithmetic: Arithmetic,
-    /// Leaves that were written, by name.
+    /// Leaves that were written, by their keys.
     states: BTreeMap<String, Buffer<S>>,
 }
 
@@ -191,7 +191,7 @@ impl<'a, S: Number> Machine<'a, S> {
         }
         for (id, buffer) in memory.into_iter().enumerate() {
             if let Some(buffer) = buffer.filter(|buffer| program.is_written(id) || buffer.state) {
-                self.states.insert(graph.get(id).name.clone(), buffer);
+                self.states.insert(program.key(id).to_owned(), buffer);
             }
         }
         Ok(())

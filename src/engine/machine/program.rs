@@ -1,5 +1,7 @@
 //! A graph made ready to be executed: checked, with the roles of its leaves and the lifetimes of its values.
 
+use std::collections::HashMap;
+
 use parity_graph::{Graph, Id, Tensor};
 
 use crate::error::{Error, Result};
@@ -83,7 +85,8 @@ impl Program {
                 written[graph.root(id)] = true;
             }
         }
-        Ok(Program { graph, names, last_use, written, viewed })
+        let keys = keys(&graph);
+        Ok(Program { graph, names, last_use, written, viewed, keys })
     }
 
     /// Whether the memory of a tensor that is no view is read or written after node `id`.
@@ -94,6 +97,11 @@ impl Program {
     /// Whether nodes write into a leaf: it is a cache or a state.
     pub fn is_written(&self, leaf: Id) -> bool {
         self.graph.is_leaf(leaf) && self.written[leaf]
+    }
+
+    /// What the memory of a leaf is kept under from step to step.
+    pub fn key(&self, leaf: Id) -> &str {
+        &self.keys[leaf]
     }
 
     /// Whether nodes read views of a tensor that is no view.
@@ -125,6 +133,22 @@ impl Program {
             strides: [elements(d)?, elements(c)?, elements(b)?, along],
         })
     }
+}
+
+/// Names of leaves with types and extents, and a number where several have all of these in common: two caches of a
+/// layer may have one name.
+fn keys(graph: &Graph) -> Vec<String> {
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    let of_leaf = |(id, tensor): (usize, &Tensor)| {
+        if !graph.is_leaf(id) {
+            return String::new();
+        }
+        let key = format!("{} {} {:?}", tensor.name, tensor.dtype, tensor.ne);
+        let count = counts.entry(key.clone()).or_insert(0);
+        *count += 1;
+        format!("{key} {count}")
+    };
+    graph.tensors.iter().enumerate().map(of_leaf).collect()
 }
 
 fn damaged(tensor: &Tensor, found: String) -> Error {

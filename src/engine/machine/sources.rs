@@ -26,7 +26,7 @@ impl<'a, S: Number> Machine<'a, S> {
             }
         } else if let Some(values) = inputs(id) {
             Buffer::of(values.into_iter().map(S::from_f64).collect())
-        } else if let Some(state) = self.states.remove(&tensor.name) {
+        } else if let Some(state) = self.states.remove(program.key(id)) {
             Buffer { state: true, ..state }
         } else {
             empty(program, id)

@@ -146,6 +146,30 @@ fn a_cache_keeps_rows_of_both_steps_rounded_to_its_type() {
 }
 
 #[test]
+fn two_caches_of_one_name_are_two() {
+    let mut draft = Draft::default();
+    let x = draft.add("x", Op::None, "f32", &[2], &[]);
+    let ids = draft.add("ids", Op::None, "i64", &[1], &[]);
+    for (factor, name) in [(1, "one"), (2, "two")] {
+        let cache = draft.add("cache", Op::None, "f32", &[2, 3], &[]);
+        let mut sum = x;
+        for _ in 1..factor {
+            sum = draft.add("more", Op::Add, "f32", &[2], &[sum, x]);
+        }
+        draft.view(cache, Op::SetRows, &[2, 3], &[4, 8], 0, &[sum, ids, cache]);
+        let read = draft.view(cache, Op::View, &[2, 2], &[4, 8], 0, &[cache]);
+        draft.add(name, Op::Add, "f32", &[2, 2], &[read, x]);
+    }
+    let (program, _) = draft.finish();
+    let gguf = model();
+    let mut machine = Machine::new(&gguf, Arithmetic::EXACT);
+    run(&mut machine, &program, &[("x", &[1.0, 2.0]), ("ids", &[0.0])]);
+    let seen = run(&mut machine, &program, &[("x", &[10.0, 20.0]), ("ids", &[1.0])]);
+    assert_eq!(seen.0["one"], Ok(vec![11.0, 22.0, 20.0, 40.0].into()));
+    assert_eq!(seen.0["two"], Ok(vec![12.0, 24.0, 30.0, 60.0].into()));
+}
+
+#[test]
 fn copies_cast_and_go_where_they_are_told() {
     let mut draft = Draft::default();
     let x = draft.add("x", Op::None, "f32", &[4], &[]);
