@@ -134,7 +134,8 @@ impl Recorder {
             self.graphs_written = 0;
         }
         // SAFETY: by the caller's promise.
-        let plan = unsafe { Plan::new(reader, &described, &mapping, &self.options.filter, tokens, positions) };
+        let plan =
+            unsafe { Plan::new(reader, &described, &mapping, &self.options.filter, tokens, positions) };
         // SAFETY: as above.
         if let Err(reason) = unsafe { self.open(reader, sched, &plan, &mapping) } {
             self.stop(&reason);
@@ -290,14 +291,19 @@ impl Recorder {
         // SAFETY: leaves of a graph whose inputs are set.
         let read = |id: usize| unsafe { reader.i32s(described.address[id]) };
         let unsigned = |values: Vec<i32>| {
-            values.into_iter().take(mapping.known.rows).map(|v| u32::try_from(v).ok()).collect::<Option<Vec<u32>>>()
+            values
+                .into_iter()
+                .take(mapping.known.rows)
+                .map(|v| u32::try_from(v).ok())
+                .collect::<Option<Vec<u32>>>()
         };
         let tokens = unsigned(read(tokens)?)?;
         let positions = match mapping.known.positions {
             Some(leaf) => unsigned(read(leaf)?)?,
             None => self.sequences.following(tokens.len()),
         };
-        (tokens.len() == mapping.known.rows && positions.len() == mapping.known.rows).then_some((tokens, positions))
+        (tokens.len() == mapping.known.rows && positions.len() == mapping.known.rows)
+            .then_some((tokens, positions))
     }
 
     /// Opens what the recording is written to, at its first pass.
