@@ -15,7 +15,7 @@ use crate::filter::Filter;
 use crate::hashes::Hashes;
 use crate::inject::{Injection, Wanted};
 use crate::map::{Mapping, map};
-use crate::plan::{Plan, Planned};
+use crate::plan::{Plan, Planned, indices_as_f32, leaf_dtype};
 use crate::producer;
 use crate::sequence::{Pass, Sequences};
 use crate::store::{Announced, BUFFER_BYTES, Store};
@@ -415,25 +415,6 @@ impl Recorder {
 
 /// Graphs that are kept to be recognised.
 const GRAPHS_KEPT: usize = 8;
-
-/// Indices become f32, which has all of them up to 2²⁴ exactly.
-fn indices_as_f32(bytes: &mut [u8]) {
-    for word in bytes.chunks_exact_mut(4) {
-        let index = i32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
-        word.copy_from_slice(&(index as f32).to_ne_bytes());
-    }
-}
-
-/// The name that safetensors has for an input's element type.
-fn leaf_dtype(dtype: &str) -> Option<&'static str> {
-    match dtype {
-        "f32" => Some("F32"),
-        "f16" => Some("F16"),
-        "i32" => Some("I32"),
-        "i64" => Some("I64"),
-        _ => None,
-    }
-}
 
 /// Names of the backends that compute the wanted nodes, with how many of them.
 unsafe fn backends(reader: Reader<'_>, sched: RawSched, plan: &Plan) -> HashMap<String, usize> {
