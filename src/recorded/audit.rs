@@ -1,7 +1,7 @@
 //! One recording against exact arithmetic, on the graph that it brings.
 
 use super::entry::{Known, assemble, entries};
-use super::{Foreign, side};
+use super::{Foreign, is_left_out, side};
 use crate::audit::recorded;
 use crate::error::{Error, Result};
 use crate::report::Report;
@@ -21,7 +21,8 @@ pub fn audit(dump: &Dump, foreign: &Foreign, selection: &Selection, allow_missin
     }
     let graphs = foreign.graphs.steps();
     let findings = recorded::audit(dump, &graphs, &foreign.gguf, &|id| selected.contains(&id))?;
-    let known = selected.iter().map(|&id| Known {
+    let shown = selected.iter().filter(|id| !is_left_out(**id, &findings, selection));
+    let known = shown.map(|&id| Known {
         id,
         comparison: None,
         candidate: findings.nodes.get(&id),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::audit::interrupted;
 use super::entry::{Known, assemble, entries};
-use super::{Foreign, side};
+use super::{Foreign, is_left_out, side};
 use crate::audit::recorded::{self, Findings, Graphs, Labelled, Steps, Tensor};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{self, Comparison, Tolerances};
@@ -56,7 +56,9 @@ pub fn diff(
     let theirs = recorded::audit(reference, &graphs, &foreign.gguf, &wants)?;
     let ours = audit_candidate(sides, foreign, &graphs, &wants)?;
     let comparisons = compare::recordings(candidate, reference, &selected, tolerances);
-    let known = selected.iter().zip(&comparisons).map(|(&id, comparison)| Known {
+    let shown = selected.iter().zip(&comparisons);
+    let shown = shown.filter(|(id, _)| !is_left_out(**id, &theirs, selection));
+    let known = shown.map(|(&id, comparison)| Known {
         id,
         comparison: Some(comparison),
         candidate: ours.nodes.get(&id),

@@ -14,7 +14,7 @@ pub use run::{RunOptions, run};
 
 use std::path::Path;
 
-use crate::audit::recorded::{Finding, Graphs};
+use crate::audit::recorded::{Finding, Findings, Graphs};
 use crate::checkpoint::Checkpoint;
 use crate::dump::Recording;
 use crate::error::Result;
@@ -73,6 +73,14 @@ impl Foreign {
     }
 }
 
+/// Whether an id is left out of a report: an attention matrix that was neither recorded nor asked for by name, where
+/// nodes behind it were judged across it.
+fn is_left_out(id: Checkpoint, findings: &Findings, selection: &Selection) -> bool {
+    let unseen = findings.nodes.get(&id).is_none_or(|finding| finding.judged == 0 && finding.undecided.is_none());
+    let bridged = || findings.nodes.values().any(|finding| finding.bridged.contains(&id));
+    id.kind().is_optional() && !selection.names(id) && unseen && bridged()
+}
+
 /// Where a recording comes from.
 fn side(recording: &dyn Recording, path: Option<String>) -> Side {
     let manifest = recording.manifest();
@@ -102,6 +110,10 @@ fn remarks(finding: &Finding) -> String {
             crate::report::words::number(tie.margin),
             crate::report::words::number(tie.near)
         );
+    }
+    if !finding.bridged.is_empty() {
+        let names: Vec<String> = finding.bridged.iter().map(ToString::to_string).collect();
+        out += &format!("; across {}, which the recording lacks", names.join(", "));
     }
     if finding.explained_nonfinite > 0 {
         out += &format!("; {} NaN or Inf, as in exact arithmetic", finding.explained_nonfinite);

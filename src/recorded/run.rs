@@ -6,7 +6,7 @@ use parity_dump::Dump;
 use parity_dump::manifest::Producer;
 
 use super::entry::{Known, assemble, entries};
-use super::{Foreign, audit::interrupted, side};
+use super::{Foreign, audit::interrupted, is_left_out, side};
 use crate::arithmetic::Arithmetic;
 use crate::audit::recorded::{self, Arrangement, Finding, Findings, Labelled, Steps};
 use crate::checkpoint::{Checkpoint, Kind};
@@ -52,7 +52,8 @@ pub fn run(dump: &Dump, foreign: &Foreign, options: &RunOptions) -> Result<Repor
         Products::F64 => execute::<f64>(dump, foreign, &graphs, &selected, options, arithmetic)?,
         _ => execute::<f32>(dump, foreign, &graphs, &selected, options, arithmetic)?,
     };
-    let known = selected.iter().map(|&id| Known {
+    let shown = selected.iter().filter(|id| !is_left_out(**id, &theirs, &options.selection));
+    let known = shown.map(|&id| Known {
         id,
         comparison: ours.comparisons.get(&id),
         candidate: ours.findings.nodes.get(&id),

@@ -19,6 +19,8 @@ pub struct Program {
     written: Vec<bool>,
     /// By tensor that is no view: whether nodes read a view of it.
     viewed: Vec<bool>,
+    /// By tensor: what its memory is kept under from step to step.
+    keys: Vec<String>,
 }
 
 /// Where the elements of a tensor lie in the memory that it is a view of, in elements.
