@@ -18,7 +18,7 @@ use parity_dump::Dump;
 pub struct Sides<'a> {
     /// The side that is judged.
     pub candidate: &'a Dump,
-    /// The side that it is held against; its graph, where the candidate brings none, is the candidate's too.
+    /// The side that it is compared with; its graph, where the candidate brings none, is the candidate's too.
     pub reference: &'a Dump,
 }
 

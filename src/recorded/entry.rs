@@ -11,7 +11,7 @@ use crate::report::{CheckpointVerdict as V, Coverage, Entry, FirstDivergence, Lo
 pub struct Known<'a> {
     /// The id.
     pub id: Checkpoint,
-    /// The sides held against each other; `None` where one recording is audited.
+    /// The sides compared; `None` where one recording is audited.
     pub comparison: Option<&'a Comparison>,
     /// The side that is judged.
     pub candidate: Option<&'a Finding>,
@@ -52,7 +52,7 @@ fn judge(known: &Known<'_>, faulty: Option<Checkpoint>) -> (V, String) {
     let audit = own.audit();
     if let Some(audit) = audit.as_ref().filter(|_| !own.is_healthy()) {
         return match audit.nonfinite {
-            0 => (V::Origin, format!("its own error is {}: the bug is in this node", beyond(&audit.local))),
+            0 => (V::Origin, format!("its local error is {}: the bug is in this node", beyond(&audit.local))),
             n => (V::Nonfinite, format!("{n} NaN or Inf that its recorded inputs do not explain")),
         };
     }
@@ -83,7 +83,7 @@ fn compared(
     match comparison.within_tolerance {
         Some(true) => return (V::Match, "within the tolerance given".to_owned()),
         Some(false) => {
-            return (V::Beyond, "beyond the tolerance given, though its own error is rounding".to_owned());
+            return (V::Beyond, "beyond the tolerance given, though its local error is rounding".to_owned());
         }
         None => {}
     }
@@ -95,7 +95,7 @@ fn compared(
         Some((finding, Some(audit))) => (finding, audit.local),
     };
     if !reference.is_healthy() {
-        let text = format!("the reference's own error is {}: it is wrong", beyond(&theirs));
+        let text = format!("the reference's local error is {}: it is wrong", beyond(&theirs));
         return (V::Reference, text);
     }
     if let Some(needs) = &reference.undecided {
@@ -125,7 +125,7 @@ fn compared(
 
 fn alone(local: &LocalError) -> String {
     format!(
-        "its own error is {:.1e}, {:.0} % of what rounding explains",
+        "its local error is {:.1e}, {:.0} % of what rounding explains",
         local.rel_l2,
         100.0 * local.over_bound
     )

@@ -1,4 +1,4 @@
-//! The graph of a recording executed by parity's own machine, from the recording's inputs alone, and held against it.
+//! The graph of a recording executed by parity's own machine, from the recording's inputs alone, and compared with it.
 
 use std::collections::BTreeMap;
 
