@@ -93,6 +93,11 @@ impl Selection {
         in_layers && named
     }
 
+    /// Whether a pattern names `checkpoint`.
+    pub fn names(&self, checkpoint: Checkpoint) -> bool {
+        self.globs.as_ref().is_some_and(|globs| globs.is_match(checkpoint.to_string()))
+    }
+
     /// Whether everything standard is looked at.
     pub fn is_all(&self) -> bool {
         self.layers.is_none() && self.globs.is_none()

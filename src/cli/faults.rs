@@ -1,11 +1,17 @@
 //! `parity faults`: the catalogue of mistakes that it can name, and plant.
 
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
 use clap::ValueEnum;
 use comfy_table::{ContentArrangement, Table};
+use parity_graph::fault;
 use serde::Serialize;
 
 use super::output::print;
 use super::{Outcome, Verdict, exit_code};
+use crate::audit::recorded::Graphs;
+use crate::dump;
 use crate::error::{Error, Result};
 use crate::faults::{Fault, catalogue};
 
@@ -14,6 +20,9 @@ use crate::faults::{Fault, catalogue};
 pub struct Args {
     /// Only those whose name contains this
     filter: Option<String>,
+    /// The mistakes that `parity record --inject` can make llama.cpp make at the nodes of this recording
+    #[arg(long, value_name = "DUMP")]
+    of: Option<PathBuf>,
     /// What standard output carries
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -67,6 +76,10 @@ impl Entry {
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
     let wanted = args.filter.as_deref().unwrap_or_default();
+    if let Some(dump) = &args.of {
+        print(&of_recording(dump, wanted)?)?;
+        return Ok(exit_code(Verdict::Parity));
+    }
     let entries: Vec<Entry> =
         catalogue::all().filter(|fault| fault.name.contains(wanted)).map(Entry::new).collect();
     if entries.is_empty() {
@@ -75,6 +88,30 @@ pub fn main(args: &Args) -> Outcome {
     }
     print(&render(&entries, args.format)?)?;
     Ok(exit_code(Verdict::Parity))
+}
+
+/// One line for each mistake at each node of a recording: as `--inject` takes it, and what it is.
+fn of_recording(path: &Path, wanted: &str) -> Result<String> {
+    let dump = dump::open(path, None)?;
+    if dump.manifest().graphs.is_empty() {
+        return Err(Error::file(path, "brings no graph").hint("record it again with this parity's tap"));
+    }
+    let graphs = Graphs::open(&dump)?;
+    let mut out = String::new();
+    for (_, labelled) in graphs.steps().into_iter().take(1) {
+        for (id, checkpoint) in labelled.nodes() {
+            let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+            for fault in fault::at(&labelled.program.graph, id) {
+                let variant = seen.entry(fault.name).or_insert(0);
+                let mark = if *variant == 0 { String::new() } else { format!("#{variant}") };
+                *variant += 1;
+                if fault.name.contains(wanted) {
+                    out += &format!("{}{mark}@{checkpoint}\t{}\n", fault.name, fault.text);
+                }
+            }
+        }
+    }
+    Ok(out)
 }
 
 fn render(entries: &[Entry], format: Format) -> Result<String> {

@@ -1,8 +1,9 @@
 //! One recording against exact arithmetic, on the graph that it brings.
 
 use super::entry::{Known, assemble, entries};
-use super::{Foreign, side, tried};
+use super::{Foreign, is_left_out, side, tried};
 use crate::audit::recorded;
+use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::faults::rewritten::diagnose;
 use crate::report::Report;
@@ -21,15 +22,23 @@ pub fn audit(dump: &Dump, foreign: &Foreign, selection: &Selection, allow_missin
             .hint(format!("parity inspect {} lists its nodes", dump.path().display())));
     }
     let graphs = foreign.graphs.steps();
-    let findings = recorded::audit(dump, &graphs, &foreign.gguf, &|id| selected.contains(&id), &diagnose)?;
-    let known = selected.iter().map(|&id| Known {
+    let findings = recorded::audit(dump, &graphs, &foreign.gguf, &|_| true, &diagnose)?;
+    let all = foreign.all();
+    let shown = |id: Checkpoint| selected.contains(&id);
+    let known = all.iter().filter(|id| !is_left_out(**id, &findings, selection)).map(|&id| Known {
         id,
         comparison: None,
         candidate: findings.nodes.get(&id),
         reference: None,
+        across: findings.is_bridged(id),
     });
-    let mut report =
-        assemble(entries(known), &graphs, &|id| tried(&findings, id), allow_missing, findings.rows_audited());
+    let mut report = assemble(
+        entries(known, &shown),
+        &graphs,
+        &|id| tried(&findings, id),
+        allow_missing,
+        findings.rows_audited(),
+    );
     report.candidate = side(dump, Some(dump.path().display().to_string()));
     report.notes.extend(interrupted(dump));
     report.notes.push(foreign.note());

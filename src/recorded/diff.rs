@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::audit::interrupted;
 use super::entry::{Known, assemble, entries};
-use super::{Foreign, side, tried};
+use super::{Foreign, is_left_out, side, tried};
 use crate::audit::recorded::{self, Findings, Graphs, Labelled, Steps, Tensor};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{self, Comparison, Tolerances};
@@ -19,7 +19,7 @@ use parity_dump::Dump;
 pub struct Sides<'a> {
     /// The side that is judged.
     pub candidate: &'a Dump,
-    /// The side that it is held against; its graph, where the candidate brings none, is the candidate's too.
+    /// The side that it is compared with; its graph, where the candidate brings none, is the candidate's too.
     pub reference: &'a Dump,
 }
 
@@ -52,19 +52,29 @@ pub fn diff(
 ) -> Result<Report> {
     let Sides { candidate, reference } = *sides;
     let selected = foreign.selected(selection);
-    let wants = |id: Checkpoint| selected.contains(&id);
+    let all = foreign.all();
+    let wants = |_: Checkpoint| true;
     let graphs = foreign.graphs.steps();
     let theirs = recorded::audit(reference, &graphs, &foreign.gguf, &wants, &diagnose)?;
     let ours = audit_candidate(sides, foreign, &graphs, &wants)?;
-    let comparisons = compare::recordings(candidate, reference, &selected, tolerances);
-    let known = selected.iter().zip(&comparisons).map(|(&id, comparison)| Known {
+    let comparisons = compare::recordings(candidate, reference, &all, tolerances);
+    let shown = all.iter().zip(&comparisons);
+    let shown = shown.filter(|(id, _)| !is_left_out(**id, &theirs, selection));
+    let known = shown.map(|(&id, comparison)| Known {
         id,
         comparison: Some(comparison),
         candidate: ours.nodes.get(&id),
         reference: theirs.nodes.get(&id),
+        across: ours.is_bridged(id),
     });
     let audited = ours.rows_audited() + theirs.rows_audited();
-    let mut report = assemble(entries(known), &graphs, &|id| tried(&ours, id), allow_missing, audited);
+    let mut report = assemble(
+        entries(known, &|id| selected.contains(&id)),
+        &graphs,
+        &|id| tried(&ours, id),
+        allow_missing,
+        audited,
+    );
     report.tokens = compare::tokens(candidate, reference);
     report.candidate = side(candidate, Some(candidate.path().display().to_string()));
     report.reference = Some(side(reference, Some(reference.path().display().to_string())));

@@ -13,17 +13,28 @@ use crate::report::{
 pub struct Known<'a> {
     /// The id.
     pub id: Checkpoint,
-    /// The sides held against each other; `None` where one recording is audited.
+    /// The sides compared; `None` where one recording is audited.
     pub comparison: Option<&'a Comparison>,
     /// The side that is judged.
     pub candidate: Option<&'a Finding>,
     /// The other side.
     pub reference: Option<&'a Finding>,
+    /// Whether nodes behind it were judged across it, where it was not recorded itself.
+    pub across: bool,
 }
 
-/// The answer; `faulty` is the first id before that is not healthy.
-pub fn entry(known: &Known<'_>, faulty: Option<Checkpoint>) -> Entry {
-    let (verdict, evidence) = judge(known, faulty);
+/// What is known of the ids before one.
+#[derive(Clone, Copy, Default)]
+struct Before {
+    /// The first that is at fault.
+    faulty: Option<Checkpoint>,
+    /// The first that was not looked at.
+    unseen: Option<Checkpoint>,
+}
+
+/// The answer for one id.
+fn entry(known: &Known<'_>, before: Before) -> Entry {
+    let (verdict, evidence) = judge(known, before);
     let numbers = known.comparison.and_then(|comparison| comparison.numbers.clone());
     let rows = match known.comparison {
         Some(comparison) => comparison.rows_compared,
@@ -49,12 +60,12 @@ fn local(finding: Option<&Finding>) -> Option<LocalError> {
     finding.and_then(Finding::audit).map(|audit| audit.local)
 }
 
-fn judge(known: &Known<'_>, faulty: Option<Checkpoint>) -> (V, String) {
+fn judge(known: &Known<'_>, before: Before) -> (V, String) {
     let Some(own) = known.candidate else { return (V::Missing, "not recorded".to_owned()) };
     let audit = own.audit();
     if let Some(audit) = audit.as_ref().filter(|_| !own.is_healthy()) {
         return match audit.nonfinite {
-            0 => (V::Origin, format!("its own error is {}: the bug is in this node", beyond(&audit.local))),
+            0 => (V::Origin, format!("its local error is {}: the bug is in this node", beyond(&audit.local))),
             n => (V::Nonfinite, format!("{n} NaN or Inf that its recorded inputs do not explain")),
         };
     }
@@ -71,7 +82,7 @@ fn judge(known: &Known<'_>, faulty: Option<Checkpoint>) -> (V, String) {
     let Some(comparison) = known.comparison else {
         return (V::Match, format!("{}{}", alone(&audit.local), remarks(own)));
     };
-    compared(comparison, own, &audit.local, known.reference, faulty)
+    compared(comparison, own, &audit.local, known.reference, before)
 }
 
 /// A healthy candidate beside its reference.
@@ -80,12 +91,12 @@ fn compared(
     own: &Finding,
     local: &LocalError,
     reference: Option<&Finding>,
-    faulty: Option<Checkpoint>,
+    before: Before,
 ) -> (V, String) {
     match comparison.within_tolerance {
         Some(true) => return (V::Match, "within the tolerance given".to_owned()),
         Some(false) => {
-            return (V::Beyond, "beyond the tolerance given, though its own error is rounding".to_owned());
+            return (V::Beyond, "beyond the tolerance given, though its local error is rounding".to_owned());
         }
         None => {}
     }
@@ -97,7 +108,7 @@ fn compared(
         Some((finding, Some(audit))) => (finding, audit.local),
     };
     if !reference.is_healthy() {
-        let text = format!("the reference's own error is {}: it is wrong", beyond(&theirs));
+        let text = format!("the reference's local error is {}: it is wrong", beyond(&theirs));
         return (V::Reference, text);
     }
     if let Some(needs) = &reference.undecided {
@@ -116,12 +127,19 @@ fn compared(
         remarks(own)
     );
     let band = |local: &LocalError| local.bound_rel_l2.unwrap_or(0.0) + local.rel_l2;
-    match faulty {
+    match (before.faulty, before.unseen) {
         _ if numbers.rel_l2 <= band(local) + band(&theirs) => (V::Match, witnesses),
-        Some(faulty) => {
+        (Some(faulty), _) => {
             (V::Inherited, format!("{}; what it differs by comes from {faulty} or before it", alone(local)))
         }
-        None => (
+        (None, Some(unseen)) => {
+            let text = format!(
+                "{}; it differs from the reference by more than that, and {unseen} before it was not looked at",
+                alone(local)
+            );
+            (V::Undecided, text)
+        }
+        (None, None) => (
             V::Match,
             format!("{witnesses}; every node before it is healthy: the distance is rounding, carried on"),
         ),
@@ -130,7 +148,7 @@ fn compared(
 
 fn alone(local: &LocalError) -> String {
     format!(
-        "its own error is {:.1e}, {:.0} % of what rounding explains",
+        "its local error is {:.1e}, {:.0} % of what rounding explains",
         local.rel_l2,
         100.0 * local.over_bound
     )
@@ -146,16 +164,27 @@ fn beyond(local: &LocalError) -> String {
     }
 }
 
-/// Answers for all ids, in execution order.
-pub fn entries<'a>(known: impl Iterator<Item = Known<'a>>) -> Vec<Entry> {
-    let mut faulty = None;
+/// Answers for all ids, in execution order; and, of those that are not `shown`, which are left out, the first that is
+/// at fault. What is shown may inherit from what is not.
+pub fn entries<'a>(
+    known: impl Iterator<Item = Known<'a>>,
+    shown: &dyn Fn(Checkpoint) -> bool,
+) -> (Vec<Entry>, Option<Checkpoint>) {
+    let (mut before, mut hidden) = (Before::default(), None);
     let mut out = Vec::new();
     for known in known {
-        let entry = entry(&known, faulty);
-        faulty = faulty.or(entry.verdict.is_fault().then_some(entry.id));
-        out.push(entry);
+        let entry = entry(&known, before);
+        let at_fault = entry.verdict.is_fault().then_some(entry.id);
+        let unseen = matches!(entry.verdict, V::Missing | V::Undecided) && !known.across;
+        before.faulty = before.faulty.or(at_fault);
+        before.unseen = before.unseen.or(unseen.then_some(entry.id));
+        if shown(entry.id) {
+            out.push(entry);
+        } else {
+            hidden = hidden.or(at_fault);
+        }
     }
-    out
+    (out, hidden)
 }
 
 /// Ids that are named in a sentence.
@@ -163,7 +192,7 @@ const NAMED_MAX: usize = 4;
 
 /// Puts the report together: verdict, first divergence, coverage.
 pub fn assemble(
-    entries: Vec<Entry>,
+    (entries, hidden): (Vec<Entry>, Option<Checkpoint>),
     graphs: &[(usize, &Labelled)],
     tried: &dyn Fn(Checkpoint) -> Vec<Tried>,
     allow_missing: bool,
@@ -180,6 +209,11 @@ pub fn assemble(
     let (missing, undecided) = (of(V::Missing).count(), of(V::Undecided).count());
     let (verdict, reason) = if first.is_some() {
         (Verdict::Divergence, None)
+    } else if let Some(id) = hidden {
+        let text = format!(
+            "{id}, which is not among the nodes that were asked for, is at fault: look at it as well"
+        );
+        (Verdict::Undecided, Some(text))
     } else if let Some(entry) = of(V::Reference).next() {
         (Verdict::Undecided, Some(format!("the reference itself is wrong at {}", entry.id)))
     } else if !audited {

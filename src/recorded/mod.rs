@@ -63,10 +63,14 @@ impl Foreign {
         )
     }
 
-    /// Which ids of the graphs are looked at, in execution order.
+    /// All ids of the graphs, in execution order.
+    fn all(&self) -> Vec<Checkpoint> {
+        crate::audit::recorded::order(&self.graphs.steps(), &|_| true)
+    }
+
+    /// Which of them are asked for. All are judged: what is wrong before them would show in them.
     fn selected(&self, selection: &Selection) -> Vec<Checkpoint> {
-        let steps = self.graphs.steps();
-        let all = crate::audit::recorded::order(&steps, &|_| true);
+        let all = self.all();
         let n_layers = all.iter().filter_map(|id| id.layer_index()).max().map_or(0, |last| last as usize + 1);
         let whole = selection.is_all();
         all.into_iter().filter(|id| whole || selection.wants(*id, n_layers)).collect()
@@ -76,6 +80,14 @@ impl Foreign {
 /// What was tried on a node that no known mistake explains.
 fn tried(findings: &Findings, id: Checkpoint) -> Vec<Tried> {
     findings.nodes.get(&id).map_or_else(Vec::new, |finding| finding.diagnosis().1.to_vec())
+}
+
+/// Whether an id is left out of a report: an attention matrix that was neither recorded nor asked for by name, where
+/// nodes behind it were judged across it.
+fn is_left_out(id: Checkpoint, findings: &Findings, selection: &Selection) -> bool {
+    let unseen =
+        findings.nodes.get(&id).is_none_or(|finding| finding.judged == 0 && finding.undecided.is_none());
+    id.kind().is_optional() && !selection.names(id) && unseen && findings.is_bridged(id)
 }
 
 /// Where a recording comes from.
@@ -107,6 +119,10 @@ fn remarks(finding: &Finding) -> String {
             crate::report::words::number(tie.margin),
             crate::report::words::number(tie.near)
         );
+    }
+    if !finding.bridged.is_empty() {
+        let names: Vec<String> = finding.bridged.iter().map(ToString::to_string).collect();
+        out += &format!("; across {}, which the recording lacks", names.join(", "));
     }
     if finding.explained_nonfinite > 0 {
         out += &format!("; {} NaN or Inf, as in exact arithmetic", finding.explained_nonfinite);

@@ -1,4 +1,4 @@
-//! The graph of a recording executed by parity's own machine, from the recording's inputs alone, and held against it.
+//! The graph of a recording executed by parity's own machine, from the recording's inputs alone, and compared with it.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use parity_dump::Dump;
 use parity_dump::manifest::Producer;
 
 use super::entry::{Known, assemble, entries};
-use super::{Foreign, audit::interrupted, side, tried};
+use super::{Foreign, audit::interrupted, is_left_out, side, tried};
 use crate::arithmetic::Arithmetic;
 use crate::audit::recorded::{self, Arrangement, Finding, Findings, Labelled, Steps};
 use crate::checkpoint::{Checkpoint, Kind};
@@ -47,21 +47,29 @@ pub fn run(dump: &Dump, foreign: &Foreign, options: &RunOptions) -> Result<Repor
         }
     };
     let selected = foreign.selected(&options.selection);
+    let all = foreign.all();
     let graphs = foreign.graphs.steps();
-    let theirs = recorded::audit(dump, &graphs, &foreign.gguf, &|id| selected.contains(&id), &diagnose)?;
+    let theirs = recorded::audit(dump, &graphs, &foreign.gguf, &|_| true, &diagnose)?;
     let ours = match options.numerics.products {
-        Products::F64 => execute::<f64>(dump, foreign, &graphs, &selected, options, arithmetic)?,
-        _ => execute::<f32>(dump, foreign, &graphs, &selected, options, arithmetic)?,
+        Products::F64 => execute::<f64>(dump, foreign, &graphs, &all, options, arithmetic)?,
+        _ => execute::<f32>(dump, foreign, &graphs, &all, options, arithmetic)?,
     };
-    let known = selected.iter().map(|&id| Known {
+    let shown = all.iter().filter(|id| !is_left_out(**id, &theirs, &options.selection));
+    let known = shown.map(|&id| Known {
         id,
         comparison: ours.comparisons.get(&id),
         candidate: ours.findings.nodes.get(&id),
         reference: theirs.nodes.get(&id),
+        across: ours.findings.is_bridged(id),
     });
     let audited = ours.findings.rows_audited() + theirs.rows_audited();
-    let mut report =
-        assemble(entries(known), &graphs, &|id| tried(&ours.findings, id), options.allow_missing, audited);
+    let mut report = assemble(
+        entries(known, &|id| selected.contains(&id)),
+        &graphs,
+        &|id| tried(&ours.findings, id),
+        options.allow_missing,
+        audited,
+    );
     report.tokens = ours.tokens.report();
     report.reference = Some(side(dump, Some(dump.path().display().to_string())));
     report.candidate = side(dump, None);

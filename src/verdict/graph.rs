@@ -229,7 +229,8 @@ impl Known<'_> {
         checkpoint: Checkpoint,
         shapes: &'b [Vec<usize>],
     ) -> Option<(&'static str, &'b [usize], usize)> {
-        if checkpoint.kind().is_optional() {
+        // The model's own graph knows nothing of names that a recorded graph has.
+        if checkpoint.kind().is_optional() || !checkpoint.kind().is_fixed() {
             return None;
         }
         let expected = self.model.graph.dims.width(checkpoint.kind(), 0);

@@ -23,6 +23,7 @@ pub mod manifest;
 mod reader;
 pub mod seen;
 pub mod single;
+mod steps;
 mod symbol;
 pub mod writer;
 

@@ -22,7 +22,7 @@ pub struct Dump {
     pub(crate) path: PathBuf,
     pub(crate) manifest: Manifest,
     pub(crate) files: Vec<Mmap>,
-    tensors: BTreeMap<Checkpoint, Recorded>,
+    pub(crate) tensors: BTreeMap<Checkpoint, Recorded>,
     seen: SeenTensors,
     foreign: Vec<String>,
     unused_names: Vec<String>,
@@ -33,7 +33,7 @@ pub struct Dump {
 /// All rows of one checkpoint, over all steps.
 #[derive(Clone, Debug)]
 pub struct Recorded {
-    parts: Vec<Part>,
+    pub(crate) parts: Vec<Part>,
     /// (position, part, row within the part), by position.
     rows: Vec<(u32, u32, u32)>,
 }
@@ -42,9 +42,9 @@ pub struct Recorded {
 #[derive(Clone, Debug)]
 pub struct Part {
     /// Index of the step file.
-    file: usize,
+    pub(crate) file: usize,
     /// Byte offset of the first element in the file.
-    offset: usize,
+    pub(crate) offset: usize,
     /// Element type.
     pub element: Element,
     /// Slowest axis first.
@@ -132,7 +132,7 @@ impl Dump {
     }
 
     /// The positions that a checkpoint has of a step's.
-    fn rows_of(&self, checkpoint: Checkpoint, positions: &[u32]) -> Vec<u32> {
+    pub(crate) fn rows_of(&self, checkpoint: Checkpoint, positions: &[u32]) -> Vec<u32> {
         match self.manifest.rows.get(&checkpoint) {
             Some(listed) => positions.iter().copied().filter(|p| listed.contains(p)).collect(),
             None => positions.to_vec(),
@@ -174,7 +174,9 @@ impl Dump {
         // What a graph computes beside the vocabulary may be as wide as the cache, or a state without token rows.
         let known = self.tensors.get(&checkpoint).filter(|_| checkpoint.kind().is_fixed());
         let known = known.and_then(|recorded| recorded.parts.first());
-        if let Some(known) = known.filter(|known| known.of_one_row() != part.of_one_row()) {
+        // Heads may be written as one axis or as two.
+        let width = |part: &Part| part.of_one_row().iter().product::<usize>();
+        if let Some(known) = known.filter(|known| width(known) != width(&part)) {
             return Err(DumpError::new(path, format!("{checkpoint} changes its shape from step to step"))
                 .expected_found(
                     format!("rows of {:?}", known.of_one_row()),
@@ -312,18 +314,6 @@ impl Dump {
         let (before, values, after) =
             unsafe { self.files[part.file][start..start + bytes].align_to::<f32>() };
         (before.is_empty() && after.is_empty()).then_some(values)
-    }
-}
-
-impl Dump {
-    /// What one step recorded of a checkpoint: its shape, the position of each row, and all values.
-    pub fn in_step(&self, step: usize, checkpoint: Checkpoint) -> Option<(Vec<usize>, Vec<u32>, Vec<f32>)> {
-        let part = self.tensors.get(&checkpoint)?.parts.iter().find(|part| part.file == step)?;
-        let positions = self.rows_of(checkpoint, &self.manifest.steps.get(step)?.positions);
-        let mut values = vec![0.0; part.shape.iter().product()];
-        let bytes = values.len() * part.element.size();
-        part.element.decode(&self.files[part.file][part.offset..part.offset + bytes], &mut values);
-        Some((part.shape.clone(), positions, values))
     }
 }
 

@@ -44,8 +44,10 @@ fn a_decode_step_has_the_names_and_the_axes_of_the_prefill() {
             axes.iter().filter(|(_, axis)| axis.is_some()).map(|(label, _)| label.to_string()).collect()
         };
         assert_eq!(with(&prefill), with(&decode), "{name}");
-        let names = |axes: &BTreeMap<Checkpoint, Option<usize>>| axes.keys().copied().collect::<BTreeSet<_>>();
-        let lost: Vec<String> = names(&decode).difference(&names(&prefill)).map(ToString::to_string).collect();
+        let names =
+            |axes: &BTreeMap<Checkpoint, Option<usize>>| axes.keys().copied().collect::<BTreeSet<_>>();
+        let lost: Vec<String> =
+            names(&decode).difference(&names(&prefill)).map(ToString::to_string).collect();
         assert!(lost.is_empty(), "{name}: {lost:?}");
     }
 }
@@ -54,7 +56,8 @@ fn a_decode_step_has_the_names_and_the_axes_of_the_prefill() {
 fn a_state_has_no_token_axis_and_what_is_read_of_it_has() {
     let [graph, _] = graphs("jamba-dense");
     let (labels, axes) = (label::labels(&graph), axis::token_axes(&graph));
-    let at = |name: &str| labels.iter().position(|label| label.is_some_and(|l| l.to_string() == name)).unwrap();
+    let at =
+        |name: &str| labels.iter().position(|label| label.is_some_and(|l| l.to_string() == name)).unwrap();
     assert_eq!(axes[at("blk.1.ssm_scan")], None, "output and states in one tensor");
     assert_eq!(axes[at("blk.1.ssm_conv1d.bias")], Some(2), "(T, C)");
     let states = (graph.nodes..graph.tensors.len()).filter(|&id| graph.leaf(id) == Some(Leaf::State));

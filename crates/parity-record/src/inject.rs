@@ -221,8 +221,10 @@ impl Injection {
 /// # Safety
 /// `reader` is of a loaded library.
 unsafe fn number_of(reader: Reader<'_>, op: &Op) -> Option<i32> {
-    /// Fewer than any ggml has: its table of names must not be read beyond its end.
-    const OPS: i32 = 80;
+    /// The last op of ggml's table, which must not be read beyond its end.
+    const LAST: &str = "GLU";
+    // Releases that tell their version have that op: since July 2025.
+    reader.api.version?;
     let is = |family: &str| params::fields(op).iter().any(|field| field.name == family);
     let name = if is("unary") {
         "UNARY"
@@ -231,8 +233,17 @@ unsafe fn number_of(reader: Reader<'_>, op: &Op) -> Option<i32> {
     } else {
         op.name()
     };
-    // SAFETY: ggml's names of its ops.
-    (0..OPS).find(|&number| unsafe { text((reader.api.op_name)(number)) }.is_some_and(|known| known == name))
+    for number in 0.. {
+        // SAFETY: ggml's names of its ops, not beyond the last.
+        let known = unsafe { text((reader.api.op_name)(number)) }?;
+        if known == name {
+            return Some(number);
+        }
+        if known == LAST {
+            break;
+        }
+    }
+    None
 }
 
 /// The bytes that a tensor spans, and how its elements lie in them.

@@ -161,6 +161,11 @@ impl Findings {
         self.order.is_empty()
     }
 
+    /// Whether nodes behind an id were judged across it.
+    pub fn is_bridged(&self, checkpoint: Checkpoint) -> bool {
+        self.nodes.values().any(|finding| finding.bridged.contains(&checkpoint))
+    }
+
     pub(crate) fn at(&mut self, checkpoint: Checkpoint) -> &mut Finding {
         self.nodes.entry(checkpoint).or_default()
     }

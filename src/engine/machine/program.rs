@@ -19,7 +19,7 @@ pub struct Program {
     written: Vec<bool>,
     /// By tensor that is no view: whether nodes read a view of it.
     viewed: Vec<bool>,
-    /// By leaf: what a state is kept under.
+    /// By tensor: what its memory is kept under from step to step.
     keys: Vec<String>,
 }
 

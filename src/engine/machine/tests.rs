@@ -98,8 +98,8 @@ fn a_view_of_a_view_is_read_through_its_strides() {
     let x = draft.add("x", Op::None, "f32", &[4, 3], &[]);
     // Columns 1 and 2, then their rows 1 and 2 as columns.
     let window = draft.view(x, Op::View, &[2, 3], &[4, 16], 4, &[x]);
-    let turned = draft.view(x, Op::Transpose, &[2, 2], &[16, 4], 20, &[window]);
-    draft.add("sum", Op::Add, "f32", &[2, 2], &[turned, turned]);
+    let transposed = draft.view(x, Op::Transpose, &[2, 2], &[16, 4], 20, &[window]);
+    draft.add("sum", Op::Add, "f32", &[2, 2], &[transposed, transposed]);
     let (program, _) = draft.finish();
     let gguf = model();
     let x: Vec<f64> = (0..12).map(f64::from).collect();

@@ -1,0 +1,16 @@
+//! What single steps recorded, for those who follow a graph step by step.
+
+use crate::checkpoint::Checkpoint;
+use crate::reader::Dump;
+
+impl Dump {
+    /// What one step recorded of a checkpoint: its shape, the position of each row, and all values.
+    pub fn in_step(&self, step: usize, checkpoint: Checkpoint) -> Option<(Vec<usize>, Vec<u32>, Vec<f32>)> {
+        let part = self.tensors.get(&checkpoint)?.parts.iter().find(|part| part.file == step)?;
+        let positions = self.rows_of(checkpoint, &self.manifest.steps.get(step)?.positions);
+        let mut values = vec![0.0; part.shape.iter().product()];
+        let bytes = values.len() * part.element.size();
+        part.element.decode(&self.files[part.file][part.offset..part.offset + bytes], &mut values);
+        Some((part.shape.clone(), positions, values))
+    }
+}
