@@ -25,9 +25,6 @@ const PIECE_MIN: usize = 512 << 10;
 /// Bytes between two outputs from which on they are not copied together: values compared on the device lie there.
 const GAP: usize = 4096;
 
-/// Logits that one task copies.
-const LOGITS_TASK: usize = 16 << 10;
-
 /// Bytes that one task copies on the host.
 const COPY_TASK: usize = 1 << 20;
 
@@ -248,8 +245,7 @@ impl Logits {
     /// Waits for them.
     pub fn take(&self) -> Result<Vec<f32>> {
         self.arrived.wait()?;
-        let numbers = self.row.bytes().as_chunks::<4>().0;
-        Ok(numbers.par_iter().with_min_len(LOGITS_TASK).map(|bytes| f32::from_le_bytes(*bytes)).collect())
+        Ok(self.row.bytes().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
     }
 }
 
