@@ -10,6 +10,12 @@
 #include "common.cuh"
 
 enum { WARPS = 8 };
+// Loads of keys and of values that are under way at once, as far as there are registers for them.
+#if !defined(CUDA_ON_HOST) && __CUDA_ARCH__ >= 900
+enum { ROW_KEYS = 8, ROW_VALUES = 16, TILE_VALUES = 8 };
+#else
+enum { ROW_KEYS = 4, ROW_VALUES = 4, TILE_VALUES = 2 };
+#endif
 
 struct AttentionArgs {
     const void* q;     // (T, H, E)
@@ -63,7 +69,7 @@ DEVICE float finite_or_zero(float x) { return x == -INFINITY_F ? 0.0f : x; }
 template <class KV, int CHUNKS, int ROWS>
 DEVICE void dot_rows(const float (&q)[ROWS][32 * CHUNKS], const KV* key, int width, float score[ROWS]) {
     float chain[ROWS][4] = {};
-#pragma unroll 4
+#pragma unroll (ROWS == 1 ? ROW_KEYS : 4)
     for (int i = 0; i < width; i += 8) {
         float k[8];
         load8(key + i, k);
@@ -83,7 +89,7 @@ DEVICE void dot_rows(const float (&q)[ROWS][32 * CHUNKS], const KV* key, int wid
 template <bool MASKED, class KV, int CHUNKS, int ROWS>
 DEVICE void add_values(const float (&prob)[32][ROWS], const uint32_t seen[ROWS], const KV* v, int64_t stride, int last,
                        int width, float sum[ROWS][CHUNKS]) {
-#pragma unroll (ROWS == 1 ? 4 : 2)
+#pragma unroll (ROWS == 1 ? ROW_VALUES : TILE_VALUES)
     for (int j = 0; j < 32; j++) {
         float value[CHUNKS];
         load_columns<KV, CHUNKS>(v + min(j, last) * stride, width, value);

@@ -17,13 +17,52 @@ typedef long long int64_t;
 // One shared-memory struct a kernel.
 #define SHARED(type, name) __shared__ type name
 // Defines the kernel `name`, which runs `body(args)`. Every kernel takes one struct by value.
-#define KERNEL(name, args_type, ...) \
-    extern "C" __global__ void __launch_bounds__(256) name(const args_type args) { __VA_ARGS__(args); }
+#define KERNEL(name, args_type, ...)                                             \
+    extern "C" __global__ void __launch_bounds__(256) name(const args_type args) { \
+        let_next_begin();                                                        \
+        wait_for_last();                                                         \
+        __VA_ARGS__(args);                                                       \
+    }
+// The same for a body that begins before the kernel ahead of it in the stream has ended: it calls `wait_for_last`
+// itself, before it reads or writes what other kernels write or read. A block has at most `threads`; registers are
+// left for so many blocks at once.
+#define KERNEL_AHEAD(name, args_type, threads, blocks, ...)                                    \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const args_type args) { \
+        let_next_begin();                                                                      \
+        __VA_ARGS__(args);                                                                     \
+    }
 #endif
 
 #define DEVICE __device__ __forceinline__
+
+// Programmatic dependent launch (Hopper and later): the next kernel of the stream may begin now; and this one waits
+// until the kernel ahead of it has ended and its results are seen. Nothing elsewhere, where kernels do not overlap.
+__device__ inline void let_next_begin() {
+#if !defined(CUDA_ON_HOST) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_last() {
+#if !defined(CUDA_ON_HOST) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 #define FULL_WARP 0xffffffffu
 #define INFINITY_F __int_as_float(0x7f800000)
+
+// Asks for bytes that a later kernel reads to be brought to the second cache; each block for its share. (Hopper and
+// later: one instruction for a whole piece.)
+DEVICE void prefetch(const void* from, int64_t bytes) {
+#if !defined(CUDA_ON_HOST) && __CUDA_ARCH__ >= 900
+    if (threadIdx.x > 0) return;
+    const int64_t piece = 8192, blocks = (int64_t)gridDim.x * gridDim.y * gridDim.z;
+    const int64_t block = blockIdx.x + gridDim.x * (blockIdx.y + (int64_t)gridDim.y * blockIdx.z);
+    for (int64_t at = block * piece; at < bytes; at += blocks * piece) {
+        const uint32_t size = (uint32_t)min((int)piece, (int)(bytes - at));
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((const char*)from + at), "r"(size) : "memory");
+    }
+#endif
+}
 
 // ---------------------------------------------------------------- storage types
 
@@ -85,6 +124,24 @@ DEVICE void load8(const half_t* p, float out[8]) {
     const Half8 h = *(const Half8*)p;
 #pragma unroll
     for (int j = 0; j < 8; j++) out[j] = to_float(h.v[j]);
+}
+
+// p[j] = x[j], by stores of 16 bytes.
+DEVICE void store8(float* p, const float x[8]) {
+    Float4 a, b;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        a.v[j] = x[j];
+        b.v[j] = x[4 + j];
+    }
+    *(Float4*)p = a;
+    *(Float4*)(p + 4) = b;
+}
+DEVICE void store8(half_t* p, const float x[8]) {
+    Half8 h;
+#pragma unroll
+    for (int j = 0; j < 8; j++) h.v[j] = to_half(x[j]);
+    *(Half8*)p = h;
 }
 
 // Copies of 16 bytes from global to shared memory that run on while the thread does. A thread's copies are

@@ -7,6 +7,9 @@
 #include "quants.cuh"
 
 enum { NOTHING = 0, BIAS = 1, RESIDUAL = 2 };
+// linear_few: which outputs are computed together, for what follows from two: columns i and i + E/2, or 2i and 2i + 1,
+// of a head for the rotary embedding; or output i of two weights, gate and up.
+enum { ALONE = 0, HALVES = 1, NEIGHBOURS = 2, GATE_UP = 3 };
 
 // One weight.
 struct LinearPart {
@@ -16,42 +19,58 @@ struct LinearPart {
     const void* other;      // bias: (O,) in f32; residual: (T, O) as values are stored
     void* then;             // (T, O): out + scale[0]·bias, or scale[0]·out + scale[1]·residual
     void* cache;            // (S, O), or null: the last result is appended here
+    void* turned;           // (T, O): what is computed from pairs
     float scale[2];
     int outputs;            // O
     int follow;             // NOTHING, BIAS, RESIDUAL
+    int pairs;              // ALONE, HALVES, NEIGHBOURS; GATE_UP: of parts 0 and 1
 };
 
 struct LinearArgs {
     LinearPart parts[3];  // by blockIdx.z
     const void* x;        // (T, I)
     const int* first;     // position of row 0, (1,)
+    const float* angles;  // (positions, E/2, 2): cosine, sine
+    const float* norm_weight;  // (I,)
+    void* normed;         // (1, I), or null: x is normed first, and the result stored here
+    double eps;           // of the norm
+    const void* next;     // weights of a later launch, to be brought to the second cache
+    int64_t next_bytes;   // a multiple of 16
     int rows;             // T
     int columns;          // I, a multiple of 8
     int out_f32;          // whether out is f32 although x is f16 (the logits)
     int cache_f16;        // whether the cache is f16, else f32
     int split;            // linear_row: warps that share an output: 1, 2, 4 or 8
+    int head_width;       // E
 };
 
-// Stores one product and what follows it.
+// Stores one product and the sum that follows it, which is returned.
 template <class S>
-DEVICE void store_output(const LinearArgs& a, const LinearPart& part, int t, int o, float product) {
+DEVICE float store_values(const LinearArgs& a, const LinearPart& part, int t, int o, float product) {
     const int64_t i = (int64_t)t * part.outputs + o;
-    if (a.out_f32) {
-        ((float*)part.out)[i] = product;
-        return;
-    }
     float y = rounded<S>(product);
     store((S*)part.out + i, y);
-    if (part.follow != NOTHING) {
-        y = part.follow == BIAS ? y + part.scale[0] * ((const float*)part.other)[o]
-                                : part.scale[0] * y + part.scale[1] * to_float(((const S*)part.other)[i]);
-        y = rounded<S>(y);
-        store((S*)part.then + i, y);
-    }
+    if (part.follow == NOTHING) return y;
+    y = part.follow == BIAS ? y + part.scale[0] * ((const float*)part.other)[o]
+                            : part.scale[0] * y + part.scale[1] * to_float(((const S*)part.other)[i]);
+    y = rounded<S>(y);
+    store((S*)part.then + i, y);
+    return y;
+}
+
+// Appends the last result to the cache.
+DEVICE void append(const LinearArgs& a, const LinearPart& part, int t, int o, float y) {
     if (!part.cache) return;
-    const int64_t at = (int64_t)*a.first * part.outputs + i;
+    const int64_t at = ((int64_t)*a.first + t) * part.outputs + o;
     if (a.cache_f16) store((half_t*)part.cache + at, y);
     else ((float*)part.cache)[at] = y;
+}
+
+// Stores one product and all that follows it.
+template <class S>
+DEVICE void store_output(const LinearArgs& a, const LinearPart& part, int t, int o, float product) {
+    if (a.out_f32) ((float*)part.out)[(int64_t)t * part.outputs + o] = product;
+    else append(a, part, t, o, store_values<S>(a, part, t, o, product));
 }
 
 // A 64 x 64 tile of products in shared memory, on its way out: neighbouring threads store neighbouring columns.

@@ -6,6 +6,7 @@
 // shared memory while one is computed: x and f16 weights by asynchronous copies, others decoded by the threads.
 // ggml: ggml_mul_mat (MUL_MAT).
 #include "linear.cuh"
+#include "mma.cuh"
 
 enum { MMA_DEPTH = 32, MMA_PAD = 8, STAGES = 4 };  // 80-byte rows: no bank is met twice
 
@@ -18,25 +19,6 @@ union MmaMemory {
     MmaTiles in;
     ProductTile out;
 };
-
-// d += a·b for fragments of 16 x 16 and 16 x 8 (PTX ISA, mma.m16n8k16): lane 4g + q holds
-//   a: (g, 2q..), (g + 8, 2q..), (g, 2q + 8..), (g + 8, 2q + 8..)   b: (2q.., g), (2q + 8.., g), two halves each
-//   d: (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1)
-DEVICE void mma_16816(float d[4], const uint32_t a[4], const uint32_t b[2]) {
-#ifdef CUDA_ON_HOST
-    cushim::mma_16816(d, a, b);
-#elif __CUDA_ARCH__ >= 800
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else  // Turing has it with half the depth only
-#pragma unroll
-    for (int k = 0; k < 2; k++)
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(b[k]));
-#endif
-}
 
 // Brings eight weights to shared memory as halves.
 template <class W>

@@ -27,7 +27,7 @@ struct F16 {
 };
 
 struct BF16 {
-    enum { UNROLL = 4 };
+    enum { UNROLL = 2 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
         const Half8 h = *(const Half8*)((const half_t*)row + i);
 #pragma unroll

@@ -7,7 +7,7 @@
 // shifted position are the table's. Queries and keys turn in one launch; keys also go to the KV cache.
 // Launch: grid (ceil(T·heads·E/2 / 256), tensors), 256 threads, a pair each, f32.
 // ggml: ggml_rope_ext (ROPE), modes NORMAL and NEOX.
-#include "common.cuh"
+#include "rope.cuh"
 
 // One tensor.
 struct RopePart {
@@ -63,9 +63,9 @@ DEVICE void rope(const RopeArgs& a) {
     const float cosine = angle[0], sine = angle[1];
     float xa = to_float(x[ca]), xb = to_float(x[cb]);
     for (int k = 0; k < a.times; k++) {
-        const float ya = xa * cosine - xb * sine;
-        xb = xa * sine + xb * cosine;
-        xa = ya;
+        const Rotated r = rotate(xa, xb, cosine, sine);
+        xa = r.a;
+        xb = r.b;
     }
     put<S>(a, part, at + ca, xa);
     put<S>(a, part, at + cb, xb);

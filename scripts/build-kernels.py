@@ -33,6 +33,8 @@ TARGETS = [
 OPTIONS = ["--std=c++17"]
 # Blocks have 256 threads at most, a multiprocessor 65536 registers: two blocks fit at 128 registers a thread.
 REGISTERS_MAX = 128
+# Blocks of these have 384 threads at most: one fits.
+REGISTERS_MAX_LARGE = {"linear_few16": 168}
 
 
 def nvrtc(version, cache):
@@ -122,8 +124,9 @@ def check_resources(name, binary):
     for kernel, (registers, local) in sorted(used.items()):
         if local > 0:
             yield f"{name}: {kernel} spills: {local} bytes of local memory"
-        if registers > REGISTERS_MAX:
-            yield f"{name}: {kernel} takes {registers} registers, more than {REGISTERS_MAX}"
+        most = next((n for start, n in REGISTERS_MAX_LARGE.items() if kernel.startswith(start)), REGISTERS_MAX)
+        if registers > most:
+            yield f"{name}: {kernel} takes {registers} registers, more than {most}"
 
 
 def main():

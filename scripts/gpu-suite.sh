@@ -101,7 +101,8 @@ audit() { # model
     done
 }
 
-"$measure" synth "$work/synth-0.5b-f16.gguf" || exit 1
+"$measure" synth "$work/synth-0.5b-f16.gguf" 0.5B || exit 1
+"$measure" synth "$work/synth-1.5b-q4_k_m.gguf" 1.5B || exit 1
 if wants recordings; then
     for model in "$models"/*.gguf "$work/synth-0.5b-f16.gguf" ${REAL_MODEL:+"$REAL_MODEL"}; do against "$model"; done
     audit "$tiny"
@@ -113,6 +114,7 @@ fi
 if wants itself; then
     check 'steps' "$measure" steps "$out/steps-tiny.json" "$tiny" "${RUNS:-1000}"
     check 'steps synth' "$measure" steps "$out/steps-synth-0.5b-f16.json" "$work/synth-0.5b-f16.gguf" 20
+    check 'steps synth quantised' "$measure" steps "$out/steps-synth-1.5b-q4_k_m.json" "$work/synth-1.5b-q4_k_m.gguf" 20
     [ -z "${REAL_MODEL:-}" ] || check 'steps real' "$measure" steps "$out/steps-real.json" "$REAL_MODEL" 20
     for model in reference-dumps/models/*.gguf; do
         name=$(basename "$model" .gguf)
@@ -135,7 +137,7 @@ fi
 
 edited() { # whether a mistake in a copy of the kernels is found where it is
     cp -r kernels "$work/kernels"
-    sed -i 's/expf(-x)/expf(-1.01f * x)/' "$work/kernels/glu.cu"
+    sed -i 's/expf(-x)/expf(-1.01f * x)/' "$work/kernels/activation.cuh"
     PARITY_KERNELS=$work/kernels "$parity" run -p 'def read_lines(path):' --device cuda >"$work/edited" 2>&1
     [ $? = 1 ] && grep -q 'DIVERGES at blk.0.ffn_act' "$work/edited"
 }
@@ -186,6 +188,8 @@ if wants speed; then
         echo 'SKIP: LLAMA_CUDA names no llama.cpp to measure beside'
     fi
     check 'speed' "$measure" speed "$out/speed-synth-0.5b-f16.json" "$work/synth-0.5b-f16.gguf" "${beside[@]}"
+    cat "$work/log"
+    check 'speed quantised' "$measure" speed "$out/speed-synth-1.5b-q4_k_m.json" "$work/synth-1.5b-q4_k_m.gguf"
     cat "$work/log"
     [ -z "${REAL_MODEL:-}" ] || check 'speed real' "$measure" speed "$out/speed-real.json" "$REAL_MODEL"
 fi

@@ -17,9 +17,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ["speed", out, model] => speed::speed(out, model, 0, &[]),
         ["speed", out, model, pairs, ref command @ ..] => speed::speed(out, model, pairs.parse()?, command),
         ["once", model, numerics, rows] => speed::once(model, numerics, rows.parse()?),
-        ["synth", out] => synth::write(out),
+        ["synth", out, size] => synth::write(out, size),
         _ => Err("gpu against OUT MODEL DUMP… | steps OUT MODEL RUNS | faults OUT MODEL | \
-                  speed OUT MODEL [PAIRS LLAMA_BENCH…] | once MODEL NUMERICS ROWS | synth OUT"
+                  speed OUT MODEL [PAIRS LLAMA_BENCH…] | once MODEL NUMERICS ROWS | synth OUT 0.5B|1.5B"
             .into()),
     }
 }

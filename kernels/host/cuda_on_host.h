@@ -217,7 +217,7 @@ inline void mma_16816(float d[4], const uint32_t a[4], const uint32_t b[2]) {
     struct Warp {
         uint32_t a[32][4], b[32][2];
     };
-    static Warp warps[8];
+    static Warp warps[32];
     const int lane = current->index % 32, g = lane / 4, q = lane % 4;
     Warp& w = warps[current->index / 32];
     memcpy(w.a[lane], a, 16);
@@ -234,6 +234,16 @@ inline void mma_16816(float d[4], const uint32_t a[4], const uint32_t b[2]) {
         }
         d[part] = sum;
     }
+    warp_op(SYNC, 0xffffffffu, 0, 0);
+}
+
+// ldmatrix.m8n8.x4
+inline void load_matrices(uint32_t out[4], const void* row) {
+    static const void* rows[32][32];
+    const int lane = current->index % 32, warp = current->index / 32;
+    rows[warp][lane] = row;
+    warp_op(SYNC, 0xffffffffu, 0, 0);
+    for (int n = 0; n < 4; n++) memcpy(&out[n], (const char*)rows[warp][8 * n + lane / 4] + lane % 4 * 4, 4);
     warp_op(SYNC, 0xffffffffu, 0, 0);
 }
 
@@ -277,6 +287,7 @@ T from_bits(uint32_t bits) {
         const args_type args = *(const args_type*)p;                                      \
         __VA_ARGS__(args);                                                                \
     });
+#define KERNEL_AHEAD(name, args_type, threads, blocks, ...) KERNEL(name, args_type, __VA_ARGS__)
 #define threadIdx (cushim::current->thread)
 #define blockIdx (cushim::block)
 #define blockDim (cushim::block_dim)

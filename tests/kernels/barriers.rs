@@ -123,6 +123,8 @@ fn every_barrier_is_needed_and_seen_to_be() {
         linear("linear_row.cu", LinearKernel::Row, Storage::F32),
         linear("linear_tile.cu", LinearKernel::Tile, Storage::F32),
         linear("linear_mma.cu", LinearKernel::Tile, Storage::F16),
+        linear("linear_few.cu", LinearKernel::Few, Storage::F16),
+        linear("linear_wide.cu", LinearKernel::Wide, Storage::F16),
         attention(),
         stats(),
     ];

@@ -2,7 +2,7 @@
 
 use half::f16;
 use parity::engine::cuda::calls::{
-    self, Address, Call, Follow, LinearData, LinearKernel, LinearPart, Weight,
+    self, Address, Call, Follow, LinearData, LinearKernel, LinearPart, Pairs, Weight,
 };
 use parity::gguf::DType;
 use parity::numerics::Storage;
@@ -21,8 +21,27 @@ pub fn plain(
     rows: usize,
     storage: Storage,
 ) -> Call {
-    let part = LinearPart { weight: *weight, out, follow: Follow::Nothing, cache: 0 };
-    calls::linear(&[part], LinearData { kernel, x, first: 0, rows, storage, kv: storage, out_f32: false })
+    let part = LinearPart { weight: *weight, out, follow: Follow::Nothing, cache: 0, pairs: Pairs::Alone };
+    calls::linear(
+        &[part],
+        LinearData {
+            kernel,
+            x,
+            first: 0,
+            rows,
+            storage,
+            kv: storage,
+            out_f32: false,
+            norm: None,
+            next: (0, 0),
+        },
+    )
+}
+
+/// All kernels for what values are stored as.
+fn kernels_for(storage: Storage) -> Vec<LinearKernel> {
+    let fast: &[LinearKernel] = if storage == FAST { &[LinearKernel::Few, LinearKernel::Wide] } else { &[] };
+    [LinearKernel::Row, LinearKernel::Tile].iter().chain(fast).copied().collect()
 }
 
 /// A product of odd sizes by one kernel, against f64.
@@ -92,6 +111,35 @@ fn tiles_fast() {
 }
 
 #[test]
+fn few_rows_fast() {
+    products(LinearKernel::Few, FAST, 3, 21);
+    products(LinearKernel::Few, FAST, 19, 16);
+}
+
+/// Many rows: the weights are decoded first, which gives the same bits as the plain kernel's decoding.
+#[test]
+fn unpacked_weights() {
+    let Some(kernels) = host::kernels() else { return };
+    for dtype in DType::all().filter(|dtype| dtype.is_decodable()) {
+        let columns = dtype.block_len().max(8) * 9;
+        let w = RandomWeight::new(&mut Random(5), dtype, 7, columns);
+        let out = Memory::room(7 * columns, FAST);
+        let found = run(kernels, &[calls::unpack(&w.weight, out.address())], &out, FAST);
+        let largest = w.values.iter().fold(0f64, |m, v| m.max(v.abs()));
+        check(dtype.name(), &found, |i| {
+            (w.values[i], 4.0 * U32 * largest + storage_rounding(w.values[i], FAST))
+        });
+    }
+}
+
+#[test]
+fn many_rows_fast() {
+    for (rows, outputs, columns) in [(67, 70, 88), (65, 72, 416), (1, 1, 8), (150, 64 * 66, 40)] {
+        product(DType::F16, LinearKernel::Wide, FAST, rows, outputs, columns);
+    }
+}
+
+#[test]
 fn one_row_or_output_in_a_tile() {
     product(DType::F16, LinearKernel::Tile, EXACT, 1, 1, 8);
     product(DType::F16, LinearKernel::Tile, FAST, 1, 1, 8);
@@ -106,6 +154,9 @@ fn long_rows() {
         product(DType::F32, LinearKernel::Row, storage, 1, 5, 4864);
         product(DType::F32, LinearKernel::Tile, storage, 9, 5, 4864);
     }
+    product(DType::F16, LinearKernel::Few, FAST, 1, 5, 4864);
+    product(DType::Q6_K, LinearKernel::Few, FAST, 2, 5, 8960);
+    product(DType::Q8_0, LinearKernel::Few, FAST, 9, 17, 896);
 }
 
 /// The result of a row does not depend on how many rows are computed with it.
@@ -115,15 +166,17 @@ fn rows_are_independent() {
     let mut random = Random(7);
     let (rows, outputs, columns) = (70, 9, 64);
     let w = RandomWeight::new(&mut random, DType::Q4_0, outputs, columns);
+    let halves = RandomWeight::new(&mut random, DType::F16, outputs, columns);
     for storage in [EXACT, FAST] {
         let x = Memory::stored(&random.values(rows * columns), storage);
         let all = Memory::room(rows * outputs, storage);
         let last = Memory::room(outputs, storage);
         let size = if storage == EXACT { 4 } else { 2 };
         let last_x = x.address() + ((rows - 1) * columns * size) as u64;
-        for kernel in [LinearKernel::Row, LinearKernel::Tile] {
-            let whole = plain(&w.weight, kernel, [x.address(), all.address()], rows, storage);
-            let alone = plain(&w.weight, kernel, [last_x, last.address()], 1, storage);
+        for kernel in kernels_for(storage) {
+            let weight = if kernel == LinearKernel::Wide { halves.weight } else { w.weight };
+            let whole = plain(&weight, kernel, [x.address(), all.address()], rows, storage);
+            let alone = plain(&weight, kernel, [last_x, last.address()], 1, storage);
             let whole = run(kernels, &[whole], &all, storage);
             let alone = run(kernels, &[alone], &last, storage);
             assert_eq!(whole[(rows - 1) * outputs..], alone);
@@ -138,11 +191,26 @@ fn fast_products_with_f32_output() {
     let mut random = Random(9);
     let w = RandomWeight::new(&mut random, DType::F16, 12, 32);
     let x = Memory::stored(&random.values(2 * 32), FAST);
-    for kernel in [LinearKernel::Row, LinearKernel::Tile] {
+    for kernel in kernels_for(FAST) {
         let out = Memory::room(2 * 12, EXACT);
-        let part = LinearPart { weight: w.weight, out: out.address(), follow: Follow::Nothing, cache: 0 };
-        let data =
-            LinearData { kernel, x: x.address(), first: 0, rows: 2, storage: FAST, kv: FAST, out_f32: true };
+        let part = LinearPart {
+            weight: w.weight,
+            out: out.address(),
+            follow: Follow::Nothing,
+            cache: 0,
+            pairs: Pairs::Alone,
+        };
+        let data = LinearData {
+            kernel,
+            x: x.address(),
+            first: 0,
+            rows: 2,
+            storage: FAST,
+            kv: FAST,
+            out_f32: true,
+            norm: None,
+            next: (0, 0),
+        };
         let call = calls::linear(&[part], data);
         let found = run(kernels, &[call], &out, EXACT);
         check("f32 from f16", &found, |i| {
@@ -157,15 +225,17 @@ fn fast_products_with_f32_output() {
 #[test]
 fn products_with_what_follows() {
     let Some(kernels) = host::kernels() else { return };
-    let (rows, columns, outputs, first) = (3, 512, [9, 70, 4], 2);
+    let (rows, columns, outputs, first) = (3, 512, [16, 72, 4], 2);
     for (storage, kv) in [(EXACT, EXACT), (EXACT, FAST), (FAST, FAST)] {
         let mut random = Random(21);
-        let weights = outputs.map(|o| RandomWeight::new(&mut random, DType::Q8_0, o, columns));
+        let packed = outputs.map(|o| RandomWeight::new(&mut random, DType::Q8_0, o, columns));
+        let halves = outputs.map(|o| RandomWeight::new(&mut random, DType::F16, o, columns));
         let x = Memory::stored(&random.values(rows * columns), storage);
         let bias = Memory::of_f32(&random.values(outputs[0]));
         let residual = Memory::stored(&random.values(rows * outputs[1]), storage);
         let start = Memory::of_bytes(&(first as i32).to_le_bytes());
-        for kernel in [LinearKernel::Row, LinearKernel::Tile] {
+        for kernel in kernels_for(storage) {
+            let weights = if kernel == LinearKernel::Wide { &halves } else { &packed };
             let out = outputs.map(|o| Memory::room(rows * o, storage));
             let then = outputs.map(|o| Memory::room(rows * o, storage));
             let cache = outputs.map(|o| Memory::room((first + rows) * o, kv));
@@ -179,9 +249,11 @@ fn products_with_what_follows() {
                 out: out[i].address(),
                 follow: follow[i],
                 cache: if i == 1 { 0 } else { cache[i].address() },
+                pairs: Pairs::Alone,
             };
             let (x, first) = (x.address(), start.address());
-            let data = LinearData { kernel, x, first, rows, storage, kv, out_f32: false };
+            let data =
+                LinearData { kernel, x, first, rows, storage, kv, out_f32: false, norm: None, next: (0, 0) };
             run(kernels, &[calls::linear(&[0, 1, 2].map(part), data)], &out[2], storage);
 
             for (i, o) in outputs.into_iter().enumerate() {

@@ -6,6 +6,7 @@
 mod attention;
 mod barriers;
 mod data;
+mod fused;
 mod host;
 mod linear;
 mod ops;

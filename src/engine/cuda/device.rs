@@ -27,6 +27,8 @@ pub struct Device {
     pub capability: (i32, i32),
     /// Highest CUDA version of the driver, 1000·major + 10·minor.
     pub driver: i32,
+    /// Whether a kernel may begin before the one ahead has ended: the kernels wait for it themselves.
+    pub overlaps: bool,
 }
 
 /// How many GPUs there are: 0 also where there is no driver, or one that is too old.
@@ -74,6 +76,7 @@ impl Device {
             name: context.name().map_err(failed("the GPU's name"))?,
             capability: context.compute_capability().map_err(failed("the GPU's capability"))?,
             driver,
+            overlaps: false,
             context,
         })
     }
@@ -133,6 +136,13 @@ impl Device {
         unsafe { result::memcpy_htod_async(to, from, self.compute.cu_stream()) }.map_err(failed("an upload"))
     }
 
+    /// Fills a buffer with zeros, in the order of the compute stream.
+    pub fn clear(&self, buffer: &Buffer) -> Result<()> {
+        // SAFETY: the buffer has that many bytes.
+        unsafe { result::memset_d8_async(buffer.address, 0, buffer.bytes, self.compute.cu_stream()) }
+            .map_err(failed("clearing memory"))
+    }
+
     /// Copies to the host, after all kernels so far.
     pub fn download<T: Copy + Default>(&self, from: Address, n: usize) -> Result<Vec<T>> {
         self.synchronize()?;
@@ -159,6 +169,9 @@ impl Device {
     pub fn launch(&self, function: &CudaFunction, call: &Call) -> Result<()> {
         let [x, y, z] = call.grid;
         let mut params = [call.args().0 as *mut c_void];
+        if self.overlaps {
+            return self.launch_early(function, call, &mut params);
+        }
         // SAFETY: name and argument struct belong together (see calls.rs); addresses are of live buffers.
         unsafe {
             result::launch_kernel(
@@ -171,6 +184,37 @@ impl Device {
             )
         }
         .map_err(failed(&call.kernel))
+    }
+}
+
+impl Device {
+    /// Enqueues a kernel that may begin before the one ahead of it has ended (programmatic dependent launch).
+    fn launch_early(
+        &self,
+        function: &CudaFunction,
+        call: &Call,
+        params: &mut [*mut c_void; 1],
+    ) -> Result<()> {
+        let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let config = sys::CUlaunchConfig {
+            gridDimX: call.grid[0],
+            gridDimY: call.grid[1],
+            gridDimZ: call.grid[2],
+            blockDimX: call.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: self.compute.cu_stream(),
+            attrs: &mut attribute,
+            numAttrs: 1,
+        };
+        let nothing = std::ptr::null_mut();
+        // SAFETY: name and argument struct belong together (see calls.rs); addresses are of live buffers.
+        unsafe { sys::cuLaunchKernelEx(&config, function.cu_function(), params.as_mut_ptr(), nothing) }
+            .result()
+            .map_err(failed(&call.kernel))
     }
 }
 

@@ -7,7 +7,7 @@ use crate::checkpoint::Checkpoint;
 use crate::numerics::{Numerics, Storage};
 
 /// Alignment of every value, in bytes.
-const ALIGNMENT: usize = 256;
+pub const ALIGNMENT: usize = 256;
 
 /// Where one checkpoint lies within the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

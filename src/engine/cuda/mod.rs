@@ -15,6 +15,7 @@ mod isolated;
 mod layout;
 mod modules;
 mod plan;
+mod products;
 mod readback;
 mod ropes;
 mod schedule;
@@ -31,6 +32,7 @@ use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::graph::{Graph, Op};
 use crate::numerics::{Numerics, Products, Storage};
+use calls::LinearKernel;
 use compare::Compare;
 use device::{Buffer, Device, error, failed};
 use host::Host;
@@ -84,6 +86,8 @@ pub struct CudaEngine<'m> {
     modules: Modules,
     /// First position, then the tokens of the step.
     step_data: Option<Buffer>,
+    /// Decoded weights of one launch.
+    scratch: Option<Buffer>,
     /// Positions that the cache has room for.
     capacity: usize,
     /// Positions computed so far.
@@ -97,8 +101,9 @@ impl<'m> CudaEngine<'m> {
     /// # Errors
     /// No driver, a driver or GPU that is too old, not enough memory for the weights.
     pub fn new(gguf: &'m Gguf, graph: Graph, ordinal: usize, numerics: Numerics) -> Result<Self> {
-        let device = Device::open(ordinal)?;
+        let mut device = Device::open(ordinal)?;
         let modules = Modules::load(&device)?;
+        device.overlaps = modules.overlap;
         let weights = Weights::upload(&device, gguf, &graph)?;
         Ok(CudaEngine {
             gguf,
@@ -115,6 +120,7 @@ impl<'m> CudaEngine<'m> {
             weights,
             modules,
             step_data: None,
+            scratch: None,
             capacity: 0,
             computed: 0,
             device,
@@ -272,7 +278,9 @@ impl CudaEngine<'_> {
             && plan.key == key
         {
             // In a longer step copies overlap with computing, which is not to be one launch then.
-            if !fed && self.decode.is_none() && plan.is_all_gpu() && rows <= calls::ROWS_MAX_UNTILED {
+            let short = rows <= calls::ROWS_MAX_UNTILED
+                || rows <= calls::ROWS_MAX_FEW && plan.outputs.is_empty() && plan.compared.is_empty();
+            if !fed && self.decode.is_none() && plan.is_all_gpu() && short {
                 self.capture()?;
             }
             return Ok(());
@@ -291,10 +299,13 @@ impl CudaEngine<'_> {
             }
         }
         let ability = Ability { graph: &self.graph, weights: &self.weights, ropes: &self.ropes };
-        let tasks = if fed { ability.apart(&nodes) } else { ability.schedule(&nodes) };
+        let tasks =
+            if fed { ability.apart(&nodes) } else { ability.schedule(&nodes, rows, self.numerics.storage) };
         let values = schedule::values(&self.graph, &nodes, &tasks, &key, wants);
         let layout = Layout::new(&values, &self.numerics);
-        self.make_memory(layout.bytes, rows)?;
+        let unpacks = LinearKernel::for_step(rows, self.numerics.storage, false) == LinearKernel::Wide;
+        let scratch = if unpacks { products::scratch_bytes(&nodes, &tasks, &self.weights) } else { 0 };
+        self.make_memory(layout.bytes, scratch, rows)?;
         let step_data = self.step_data.as_ref().map_or(0, |buffer| buffer.address);
         let memory = Memory {
             weights: &self.weights,
@@ -303,6 +314,7 @@ impl CudaEngine<'_> {
             first: step_data,
             tokens: step_data + 4,
             arena: self.arena.as_ref().map_or(0, |arena| arena.address),
+            scratch: self.scratch.as_ref().map_or(0, |buffer| buffer.address),
         };
         let wanted = (&list[..], &compared[..]);
         let plan = Plan::new(&self.graph, (nodes, &tasks), (key, layout), wanted, &self.numerics, &memory);
@@ -314,8 +326,12 @@ impl CudaEngine<'_> {
         Ok(())
     }
 
-    /// Arena and token buffer, grown where they are too small.
-    fn make_memory(&mut self, arena: usize, rows: usize) -> Result<()> {
+    /// Arena, room for decoded weights and token buffer, grown where they are too small.
+    fn make_memory(&mut self, arena: usize, scratch: usize, rows: usize) -> Result<()> {
+        if self.scratch.as_ref().map_or(0, |buffer| buffer.bytes) < scratch {
+            self.scratch = None;
+            self.scratch = Some(self.device.alloc("decoded weights", scratch)?);
+        }
         if self.arena.as_ref().is_none_or(|buffer| buffer.bytes < arena) {
             self.arena = None;
             self.arena = Some(self.device.alloc(&format!("the values of {rows} tokens"), arena)?);

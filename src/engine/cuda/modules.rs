@@ -42,6 +42,8 @@ pub struct Modules {
     functions: HashMap<String, CudaFunction>,
     /// Where the kernels come from, for the dump's provenance.
     pub origin: String,
+    /// Whether they wait for the kernel ahead themselves: code for Hopper and later does.
+    pub overlap: bool,
 }
 
 impl Modules {
@@ -56,7 +58,8 @@ impl Modules {
         }
         let (name, image) = artefact(device.capability)?;
         modules.push(load(device, image)?);
-        Ok(Modules { modules, functions: HashMap::new(), origin: origin + &name })
+        let overlap = device.capability.0 >= 9 && name.starts_with("sm_");
+        Ok(Modules { modules, functions: HashMap::new(), origin: origin + &name, overlap })
     }
 
     /// The kernel `name`.

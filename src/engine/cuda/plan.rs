@@ -3,10 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::calls::{
-    self, Address, AttentionData, Call, Follow, LinearData, LinearKernel, LinearPart, NormShape, RopeData,
-    RopePart,
-};
+use super::calls::{self, Address, AttentionData, Call, NormShape, RopeData, RopePart};
 use super::layout::{Layout, Place, bytes_of};
 use super::ropes::Tables;
 use super::schedule::{Task, gpu_attention};
@@ -84,6 +81,8 @@ pub struct Memory<'a> {
     pub tokens: Address,
     /// Start of the arena.
     pub arena: Address,
+    /// Room for the decoded weights of one launch: see [`super::products::scratch_bytes`].
+    pub scratch: Address,
 }
 
 impl Plan {
@@ -99,8 +98,8 @@ impl Plan {
         let builder = Builder { graph, nodes: &nodes, layout: &layout, numerics, memory, rows: key.rows };
         let (mut work, mut outputs) = (Vec::new(), Vec::new());
         let mut ends = vec![0; nodes.len()];
-        for task in tasks {
-            builder.work(task, &mut work);
+        for (index, task) in tasks.iter().enumerate() {
+            builder.work(task, &tasks[index + 1..], &mut work);
             for index in task.nodes() {
                 ends[index] = work.len();
                 for checkpoint in shown(&nodes[index]).filter(|checkpoint| wanted.contains(checkpoint)) {
@@ -132,27 +131,27 @@ fn shown(node: &Node) -> impl Iterator<Item = Checkpoint> {
     inside.into_iter().flatten().chain([node.checkpoint])
 }
 
-struct Builder<'a> {
-    graph: &'a Graph,
-    nodes: &'a [Node],
-    layout: &'a Layout,
-    numerics: &'a Numerics,
-    memory: &'a Memory<'a>,
-    rows: usize,
+pub(super) struct Builder<'a> {
+    pub(super) graph: &'a Graph,
+    pub(super) nodes: &'a [Node],
+    pub(super) layout: &'a Layout,
+    pub(super) numerics: &'a Numerics,
+    pub(super) memory: &'a Memory<'a>,
+    pub(super) rows: usize,
 }
 
 impl Builder<'_> {
     /// The launches of one task. What cannot be launched after all is left to the host.
-    fn work(&self, task: &Task, work: &mut Vec<Work>) {
-        let call = match task {
-            Task::Linear(parts) => self.linear(parts),
-            Task::Rope(nodes) => self.rope(nodes),
-            Task::Single(node) => self.single(&self.nodes[*node]),
+    fn work(&self, task: &Task, later: &[Task], work: &mut Vec<Work>) {
+        let calls = match task {
+            Task::Linear(task) => self.linear(task, self.next_weights(later)),
+            Task::Rope(nodes) => self.rope(nodes).map(|call| vec![call]),
+            Task::Single(node) => self.single(&self.nodes[*node]).map(|call| vec![call]),
             Task::Host(_) => None,
         };
-        let appends_itself = call.is_some() && matches!(task, Task::Linear(_) | Task::Rope(_));
-        match call {
-            Some(call) => work.push(Work::Launch(call)),
+        let appends_itself = calls.is_some() && matches!(task, Task::Linear(_) | Task::Rope(_));
+        match calls {
+            Some(calls) => work.extend(calls.into_iter().map(Work::Launch)),
             None => work.extend(task.nodes().into_iter().map(Work::Host)),
         }
         for index in task.nodes() {
@@ -170,12 +169,12 @@ impl Builder<'_> {
     /// Whether a node gives the last result of its part of a task, which the kernel appends to the cache.
     fn is_last(&self, task: &Task, index: usize) -> bool {
         match task {
-            Task::Linear(parts) => parts.iter().any(|(node, follower)| follower.unwrap_or(*node) == index),
+            Task::Linear(task) => task.parts.iter().any(|part| part.last() == index),
             _ => true,
         }
     }
 
-    fn address(&self, checkpoint: Checkpoint) -> Option<Address> {
+    pub(super) fn address(&self, checkpoint: Checkpoint) -> Option<Address> {
         self.layout.places.get(&checkpoint).map(|place| self.memory.arena + place.offset as Address)
     }
 
@@ -184,11 +183,11 @@ impl Builder<'_> {
         self.graph.dims.width(checkpoint.kind(), 0)
     }
 
-    fn cache(&self, checkpoint: Checkpoint) -> Address {
+    pub(super) fn cache(&self, checkpoint: Checkpoint) -> Address {
         self.memory.cache.get(&checkpoint).copied().unwrap_or(0)
     }
 
-    fn input(&self, node: &Node, index: usize) -> Option<Address> {
+    pub(super) fn input(&self, node: &Node, index: usize) -> Option<Address> {
         self.address(*node.inputs.get(index)?)
     }
 
@@ -221,52 +220,6 @@ impl Builder<'_> {
             Op::Glu(glu) => Some(calls::glu(*glu, [x()?, other()?, out], rows * width, storage)),
             Op::Linear { .. } | Op::Rope(_) | Op::Scores(_) | Op::Softmax(_) | Op::Context(_) => None,
         }
-    }
-
-    fn linear(&self, parts: &[(usize, Option<usize>)]) -> Option<Call> {
-        let storage = self.numerics.storage;
-        let node = &self.nodes[parts.first()?.0];
-        let list: Vec<LinearPart> =
-            parts.iter().map(|(node, follower)| self.linear_part(*node, *follower)).collect::<Option<_>>()?;
-        let weight = list.first()?.weight;
-        // The logits of the last row alone, unless all are wanted: same kernel, same bits.
-        let rows = self.layout.places.get(&node.checkpoint)?.len / weight.outputs;
-        let skipped = (self.rows - rows) * weight.columns * bytes_of(storage);
-        let data = LinearData {
-            kernel: LinearKernel::for_step(self.rows),
-            x: self.input(node, 0)? + skipped as Address,
-            first: self.memory.first,
-            rows,
-            storage,
-            kv: self.numerics.kv,
-            out_f32: node.checkpoint.kind() == Kind::Logits,
-        };
-        Some(calls::linear(&list, data))
-    }
-
-    fn linear_part(&self, node: usize, follower: Option<usize>) -> Option<LinearPart> {
-        let node = &self.nodes[node];
-        let Op::Linear { weight, .. } = &node.op else { return None };
-        let weight = self.memory.weights.matrix(weight)?;
-        let out = self.address(node.checkpoint)?;
-        let Some(next) = follower.map(|index| &self.nodes[index]) else {
-            return Some(LinearPart {
-                weight,
-                out,
-                follow: Follow::Nothing,
-                cache: self.cache(node.checkpoint),
-            });
-        };
-        let then = self.address(next.checkpoint)?;
-        let follow = match &next.op {
-            Op::Bias { bias: Some(bias), times } => {
-                let bias = self.memory.weights.vector(bias, weight.outputs)?;
-                Follow::Bias { bias, times: *times, then }
-            }
-            Op::Add { scale } => Follow::Residual { residual: self.input(next, 1)?, scale: *scale, then },
-            _ => return None,
-        };
-        Some(LinearPart { weight, out, follow, cache: self.cache(next.checkpoint) })
     }
 
     fn rope(&self, nodes: &[usize]) -> Option<Call> {

@@ -6,13 +6,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::calls::{self, PARTS_MAX};
+use super::calls::{self, LinearKernel, PARTS_MAX};
 use super::layout::Value;
 use super::plan::Key;
 use super::ropes::Tables;
 use super::weights::Weights;
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::model::graph::{Attention, Graph, Node, Op};
+use crate::model::graph::{
+    Activation, Attention, Glu, GluForm, Graph, Node, Norm, NormStyle, Op, Rope, RopePosition,
+};
+use crate::numerics::Storage;
 
 /// Nodes that are looked at for more of the same: a layer has 25 at most.
 const WINDOW: usize = 25;
@@ -20,8 +23,8 @@ const WINDOW: usize = 25;
 /// What is launched at once; numbers are indices of nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Products of the same input, each with its bias or residual sum.
-    Linear(Vec<(usize, Option<usize>)>),
+    /// Products of the same input, with what comes before and after them.
+    Linear(LinearTask),
     /// Rotations of the same kind.
     Rope(Vec<usize>),
     /// A kernel of its own.
@@ -30,12 +33,42 @@ pub enum Task {
     Host(usize),
 }
 
+/// Products of the same input in one launch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LinearTask {
+    /// The norm that gives the input.
+    pub norm: Option<usize>,
+    /// The products.
+    pub parts: Vec<LinearNodes>,
+    /// The gated activation of the two products.
+    pub act: Option<usize>,
+}
+
+/// A product and what follows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinearNodes {
+    /// The product.
+    pub product: usize,
+    /// Its bias or residual sum.
+    pub sum: Option<usize>,
+    /// The rotary embedding of that.
+    pub rope: Option<usize>,
+}
+
+impl LinearNodes {
+    /// The product, or what follows it last.
+    pub fn last(&self) -> usize {
+        self.rope.or(self.sum).unwrap_or(self.product)
+    }
+}
+
 impl Task {
     /// All its nodes.
     pub fn nodes(&self) -> Vec<usize> {
         match self {
-            Task::Linear(parts) => {
-                parts.iter().flat_map(|(node, follower)| [Some(*node), *follower]).flatten().collect()
+            Task::Linear(task) => {
+                let parts = task.parts.iter().flat_map(|part| [Some(part.product), part.sum, part.rope]);
+                [task.norm].into_iter().chain(parts).chain([task.act]).flatten().collect()
             }
             Task::Rope(nodes) => nodes.clone(),
             Task::Single(node) | Task::Host(node) => vec![*node],
@@ -114,17 +147,21 @@ impl Ability<'_> {
     pub fn apart(&self, nodes: &[Node]) -> Vec<Task> {
         let task = |(index, node): (usize, &Node)| match &node.op {
             _ if !self.computes(node) => Task::Host(index),
-            Op::Linear { .. } => Task::Linear(vec![(index, None)]),
+            Op::Linear { .. } => {
+                let part = LinearNodes { product: index, ..LinearNodes::default() };
+                Task::Linear(LinearTask { parts: vec![part], ..LinearTask::default() })
+            }
             Op::Rope(_) => Task::Rope(vec![index]),
             _ => Task::Single(index),
         };
         nodes.iter().enumerate().map(task).collect()
     }
 
-    /// Puts the nodes into launches.
-    pub fn schedule(&self, nodes: &[Node]) -> Vec<Task> {
-        let mut schedule =
-            Schedule { ability: self, nodes, taken: vec![false; nodes.len()], computed: HashSet::new() };
+    /// Puts the nodes of a step of `rows` token rows into launches.
+    pub fn schedule(&self, nodes: &[Node], rows: usize, storage: Storage) -> Vec<Task> {
+        let few = LinearKernel::for_step(rows, storage, false) == LinearKernel::Few;
+        let (taken, computed) = (vec![false; nodes.len()], HashSet::new());
+        let mut schedule = Schedule { ability: self, nodes, taken, computed, few, norms: few && rows == 1 };
         let mut tasks = Vec::new();
         for index in 0..nodes.len() {
             if !schedule.taken[index] {
@@ -145,6 +182,10 @@ struct Schedule<'a> {
     nodes: &'a [Node],
     taken: Vec<bool>,
     computed: HashSet<Checkpoint>,
+    /// Whether products are computed by the kernel for few rows, which also computes from pairs of them.
+    few: bool,
+    /// Whether that kernel norms its input.
+    norms: bool,
 }
 
 impl Schedule<'_> {
@@ -153,21 +194,10 @@ impl Schedule<'_> {
         if !self.ability.computes(node) {
             return Task::Host(index);
         }
-        let later = || (index + 1..self.nodes.len().min(index + WINDOW)).filter(|&i| !self.taken[i]);
         match &node.op {
-            Op::Linear { weight, .. } => {
-                let dtype = self.ability.weights.matrix(weight).map(|weight| weight.dtype);
-                let alike = |&i: &usize| match &self.nodes[i].op {
-                    Op::Linear { weight, .. } => {
-                        let matrix = self.ability.weights.matrix(weight);
-                        self.nodes[i].inputs == node.inputs
-                            && matrix.map(|weight| weight.dtype) == dtype
-                            && self.ability.computes(&self.nodes[i])
-                    }
-                    _ => false,
-                };
-                let parts = [index].into_iter().chain(later().filter(alike)).take(PARTS_MAX);
-                Task::Linear(parts.map(|i| (i, self.follower(i))).collect())
+            Op::Linear { .. } => Task::Linear(self.linear(index)),
+            Op::Norm(norm) if self.norms && self.is_plain(norm) && self.feeds_next(index) => {
+                Task::Linear(LinearTask { norm: Some(index), ..self.linear(index + 1) })
             }
             Op::Rope(rope) => {
                 let alike = |&i: &usize| {
@@ -175,10 +205,80 @@ impl Schedule<'_> {
                         && self.nodes[i].inputs.iter().all(|input| self.computed.contains(input))
                         && self.ability.computes(&self.nodes[i])
                 };
-                Task::Rope([index].into_iter().chain(later().find(alike)).collect())
+                Task::Rope([index].into_iter().chain(self.later(index).find(alike)).collect())
             }
             _ => Task::Single(index),
         }
+    }
+
+    /// The nodes after one that are not taken, as far as one layer goes.
+    fn later(&self, index: usize) -> impl Iterator<Item = usize> {
+        (index + 1..self.nodes.len().min(index + WINDOW)).filter(|&i| !self.taken[i])
+    }
+
+    /// Whether the kernel for few rows computes this norm.
+    fn is_plain(&self, norm: &Norm) -> bool {
+        norm.style == NormStyle::Rms
+            && norm.width == self.ability.graph.dims.model
+            && norm.width <= calls::NORM_COLUMNS_MAX
+    }
+
+    /// Whether the next node is a product of this one's value.
+    fn feeds_next(&self, index: usize) -> bool {
+        self.nodes.get(index + 1).is_some_and(|next| {
+            matches!(next.op, Op::Linear { .. })
+                && next.inputs == [self.nodes[index].checkpoint]
+                && !self.taken[index + 1]
+                && self.ability.computes(next)
+        })
+    }
+
+    /// The product `index` and those like it, with what follows them.
+    fn linear(&self, index: usize) -> LinearTask {
+        let format = |i: usize| match &self.nodes[i].op {
+            Op::Linear { weight, .. } => self.ability.weights.matrix(weight).map(|weight| weight.dtype),
+            _ => None,
+        };
+        let alike = |&i: &usize| {
+            format(i).is_some()
+                && format(i) == format(index)
+                && self.nodes[i].inputs == self.nodes[index].inputs
+                && self.ability.computes(&self.nodes[i])
+        };
+        let mut task = LinearTask::default();
+        let mut turn = None;
+        for product in [index].into_iter().chain(self.later(index).filter(alike)).take(PARTS_MAX) {
+            let sum = self.follower(product);
+            let rope =
+                self.turned(sum.unwrap_or(product)).filter(|(_, rope)| *turn.get_or_insert(*rope) == *rope);
+            task.parts.push(LinearNodes { product, sum, rope: rope.map(|(index, _)| index) });
+        }
+        task.act = self.act(&task.parts);
+        task
+    }
+
+    /// The rotary embedding right behind a product or its bias, where one launch computes both.
+    fn turned(&self, index: usize) -> Option<(usize, &Rope)> {
+        let next = self.nodes.get(index + 1).filter(|next| self.few && self.ability.computes(next))?;
+        let Op::Rope(rope) = &next.op else { return None };
+        let whole = rope.dims == rope.head_width && rope.head_width.is_multiple_of(calls::PAIRS_OUTPUTS);
+        let plain = rope.times == 1 && rope.position != RopePosition::InStep;
+        let is_sum = matches!(self.nodes[index].op, Op::Add { .. });
+        let behind = next.inputs == [self.nodes[index].checkpoint] && !is_sum;
+        (whole && plain && behind).then_some((index + 1, rope))
+    }
+
+    /// The gated activation of two products that have nothing else behind them.
+    fn act(&self, parts: &[LinearNodes]) -> Option<usize> {
+        let [gate, up] = parts else { return None };
+        let inputs = [gate, up].map(|part| self.nodes[part.product].checkpoint);
+        let alone = [gate, up].iter().all(|part| part.sum.is_none() && part.rope.is_none());
+        let plain = Glu { activation: Activation::Silu, form: GluForm::GateTimesUp };
+        let is_act = |&i: &usize| {
+            let node = &self.nodes[i];
+            node.op == Op::Glu(plain) && node.inputs == inputs && self.ability.computes(node)
+        };
+        self.later(up.product).find(is_act).filter(|_| self.few && alone)
     }
 
     /// The bias or residual sum right behind a product.

@@ -14,8 +14,10 @@ pub struct Single {
 impl Single {
     /// GPU `ordinal`, counted from 0.
     pub fn open(ordinal: usize) -> Result<Single> {
-        let device = Device::open(ordinal)?;
-        Ok(Single { modules: Modules::load(&device)?, device })
+        let mut device = Device::open(ordinal)?;
+        let modules = Modules::load(&device)?;
+        device.overlaps = modules.overlap;
+        Ok(Single { modules, device })
     }
 
     /// Memory that host and GPU see at one address, zeroed.

@@ -47,6 +47,7 @@ impl Weights {
             bytes += size.next_multiple_of(ALIGNMENT);
         }
         let memory = device.alloc("the weights", bytes)?;
+        device.clear(&memory)?; // kernels read whole words, beyond the last bytes of a tensor
         let (mut matrices, mut vectors) = (HashMap::new(), HashMap::new());
         let mut address = memory.address;
         for (reference, is_matrix) in wanted {

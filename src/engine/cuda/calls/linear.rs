@@ -1,12 +1,25 @@
 //! The matrix product kernels.
 
-use super::{Address, Call, ROWS_MAX_UNTILED, THREADS, Weight, name_of};
+use super::{Address, Call, ROWS_MAX_FEW, ROWS_MAX_UNTILED, THREADS, Weight, name_of};
+use crate::gguf::DType;
+use crate::model::graph::Pairing;
 use crate::numerics::Storage;
 
 /// Weights that one launch multiplies with.
 pub const PARTS_MAX: usize = 3;
 /// Warps that keep enough of the weights under way for the memory of a large GPU.
 const WARPS_ENOUGH: usize = 8192;
+
+/// Columns of x up to which `linear_few` norms a row.
+pub const NORM_COLUMNS_MAX: usize = 8192;
+/// What divides a head that `linear_few` turns: the outputs of a tile.
+pub const PAIRS_OUTPUTS: usize = FEW_OUTPUTS;
+/// Outputs of a tile of `linear_few`, token rows of its smaller and of its larger kernel, and warps of a block.
+const FEW_OUTPUTS: usize = 16;
+const FEW_ROWS: [usize; 2] = [8, 16];
+const FEW_WARPS_MAX: usize = 12;
+/// Multiprocessors of a large GPU: `linear_few` has as many blocks as they hold at once.
+const MULTIPROCESSORS: usize = 132;
 
 /// What follows a product within the same launch; the product itself is stored as well.
 #[derive(Clone, Copy, Debug, Default)]
@@ -45,6 +58,43 @@ pub struct LinearPart {
     pub follow: Follow,
     /// (S, O) that the last result is appended to, or 0.
     pub cache: Address,
+    /// What follows from two outputs.
+    pub pairs: Pairs,
+}
+
+/// What is computed from pairs of outputs, by `linear_few` alone.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Pairs {
+    /// Nothing.
+    #[default]
+    Alone,
+    /// The rotary embedding of whole heads, into (T, O).
+    Rotated {
+        /// (positions, E/2, 2): cosine, sine.
+        angles: Address,
+        /// E, a multiple of 16.
+        head_width: usize,
+        /// Which columns go together.
+        pairing: Pairing,
+        /// (T, O)
+        out: Address,
+    },
+    /// silu(gate)·up, of the outputs of the first weight and the second, into (T, O).
+    GateUp {
+        /// (T, O)
+        out: Address,
+    },
+}
+
+/// A norm that comes before the products of a single row: by the weight, of x, which is stored as well.
+#[derive(Clone, Copy, Debug)]
+pub struct NormFirst {
+    /// (I,) in f32
+    pub weight: Address,
+    /// (1, I)
+    pub out: Address,
+    /// Added to the mean square.
+    pub eps: f64,
 }
 
 /// What the products of one launch have in common.
@@ -64,6 +114,11 @@ pub struct LinearData {
     pub kv: Storage,
     /// Whether the products are stored in f32 in any case.
     pub out_f32: bool,
+    /// What x is put through first; for [`LinearKernel::Few`] and one row.
+    pub norm: Option<NormFirst>,
+    /// Address and bytes, a multiple of 16, of weights that a later launch reads: [`LinearKernel::Few`] brings them
+    /// nearer.
+    pub next: (Address, usize),
 }
 
 /// Which kernel computes a matrix product.
@@ -73,12 +128,22 @@ pub enum LinearKernel {
     Row,
     /// Tiles: f32 arithmetic, or tensor cores where values are stored in f16.
     Tile,
+    /// Tensor cores for few token rows of values that are stored in f16.
+    Few,
+    /// Tensor cores for many, with weights in f16.
+    Wide,
 }
 
 impl LinearKernel {
-    /// The kernel for a step of `rows` token rows.
-    pub fn for_step(rows: usize) -> LinearKernel {
-        if rows <= ROWS_MAX_UNTILED { LinearKernel::Row } else { LinearKernel::Tile }
+    /// The kernel for a step of `rows` token rows. Of the logits the last row alone may be computed, with the same
+    /// bits: they have the same kernel in any step.
+    pub fn for_step(rows: usize, storage: Storage, logits: bool) -> LinearKernel {
+        match storage {
+            Storage::F16 if logits || rows <= ROWS_MAX_FEW => LinearKernel::Few,
+            Storage::F16 => LinearKernel::Wide,
+            Storage::F32 if rows <= ROWS_MAX_UNTILED => LinearKernel::Row,
+            _ => LinearKernel::Tile,
+        }
     }
 }
 
@@ -91,9 +156,11 @@ struct PartArgs {
     other: Address,
     then: Address,
     cache: Address,
+    turned: Address,
     scale: [f32; 2],
     outputs: i32,
     follow: i32,
+    pairs: i32,
 }
 
 #[repr(C)]
@@ -102,11 +169,18 @@ struct LinearArgs {
     parts: [PartArgs; PARTS_MAX],
     x: Address,
     first: Address,
+    angles: Address,
+    norm_weight: Address,
+    normed: Address,
+    eps: f64,
+    next: Address,
+    next_bytes: i64,
     rows: i32,
     columns: i32,
     out_f32: i32,
     cache_f16: i32,
     split: i32,
+    head_width: i32,
 }
 
 impl PartArgs {
@@ -116,6 +190,12 @@ impl PartArgs {
             Follow::Bias { bias, times, then } => (1, bias, then, [f64::from(times), 0.0]),
             Follow::Residual { residual, scale, then } => (2, residual, then, scale),
         };
+        let (pairs, turned) = match part.pairs {
+            Pairs::Alone => (0, 0),
+            Pairs::Rotated { pairing: Pairing::Half, out, .. } => (1, out),
+            Pairs::Rotated { pairing: Pairing::Interleaved, out, .. } => (2, out),
+            Pairs::GateUp { out } => (3, out),
+        };
         PartArgs {
             weight: part.weight.address,
             row_bytes: part.weight.row_bytes(),
@@ -123,9 +203,11 @@ impl PartArgs {
             other,
             then,
             cache: part.cache,
+            turned,
             scale: scale.map(|s| s as f32),
             outputs: part.weight.outputs as i32,
             follow,
+            pairs,
         }
     }
 }
@@ -138,15 +220,28 @@ pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
         *args = PartArgs::new(part);
     }
     let split = split(parts);
+    let turned = parts.iter().find_map(|part| match part.pairs {
+        Pairs::Rotated { angles, head_width, .. } => Some((angles, head_width)),
+        _ => None,
+    });
+    let (angles, head_width) = turned.unwrap_or_default();
+    let (norm_weight, normed, eps) = data.norm.map_or((0, 0, 0.0), |norm| (norm.weight, norm.out, norm.eps));
     let args = LinearArgs {
         parts: all,
         x: data.x,
         first: data.first,
+        angles,
+        norm_weight,
+        normed,
+        eps,
+        next: data.next.0,
+        next_bytes: data.next.1 as i64,
         rows: data.rows as i32,
         columns: weight.columns as i32,
         out_f32: i32::from(data.out_f32),
         cache_f16: i32::from(data.kv != Storage::F32),
         split: split as i32,
+        head_width: head_width as i32,
     };
     let format = weight.format();
     let outputs = parts.iter().map(|part| part.weight.outputs).max().unwrap_or(0);
@@ -156,11 +251,38 @@ pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
             let grid = [outputs.div_ceil(8 / split), data.rows, parts.len()];
             Call::new(format!("linear_row_{format}_{}", name_of(storage)), grid, THREADS, args)
         }
+        (LinearKernel::Few, _) => {
+            let rows = FEW_ROWS.into_iter().find(|rows| data.rows <= *rows).unwrap_or(FEW_ROWS[1]);
+            let gate_up = matches!(parts[0].pairs, Pairs::GateUp { .. });
+            let (tile, depth) = if gate_up { (FEW_OUTPUTS / 2, 1) } else { (FEW_OUTPUTS, parts.len()) };
+            // By registers: see Lanes in kernels/lanes.cuh.
+            let lean = matches!(weight.dtype, DType::F16 | DType::Q8_0 | DType::Q4_0 | DType::Q4_K);
+            let at_once = if lean && rows == FEW_ROWS[0] { 3 } else { 2 };
+            let blocks = outputs.div_ceil(tile).min(at_once * MULTIPROCESSORS);
+            let grid = [blocks, data.rows.div_ceil(rows), depth];
+            Call::new(format!("linear_few{rows}_{format}"), grid, 32 * few_warps(&weight) as u32, args)
+        }
+        (LinearKernel::Wide, _) => {
+            // Larger tiles where there are enough of them.
+            let of = |rows: usize| [outputs.div_ceil(64), data.rows.div_ceil(rows), parts.len()];
+            let blocks: usize =
+                parts.iter().map(|part| part.weight.outputs.div_ceil(64) * data.rows.div_ceil(128)).sum();
+            let rows = if blocks < MULTIPROCESSORS { 64 } else { 128 };
+            Call::new(format!("linear_wide_{rows}"), of(rows), THREADS, args)
+        }
         (LinearKernel::Tile, Storage::F32) => {
             Call::new(format!("linear_tile_{format}"), tiles, THREADS, args)
         }
         (LinearKernel::Tile, _) => Call::new(format!("linear_mma_{format}"), tiles, THREADS / 2, args),
     }
+}
+
+/// Warps of a block of `linear_few`: as few as take their chunks of a row in the fewest rounds.
+fn few_warps(weight: &Weight) -> usize {
+    // CHUNK of kernels/lanes.cuh
+    let chunk = if matches!(weight.dtype, DType::Q4_K | DType::Q5_K | DType::Q6_K) { 256 } else { 128 };
+    let chunks = weight.columns.div_ceil(chunk);
+    chunks.div_ceil(chunks.div_ceil(FEW_WARPS_MAX))
 }
 
 /// Warps that share an output of the row kernel: as many as rows are long enough for and the GPU has use for.

@@ -13,17 +13,24 @@ mod attention;
 mod linear;
 mod rope;
 mod stats;
+mod unpack;
 
 pub use attention::{AttentionData, attention, has_attention};
-pub use linear::{Follow, LinearData, LinearKernel, LinearPart, PARTS_MAX, linear};
+pub use linear::{
+    Follow, LinearData, LinearKernel, LinearPart, NORM_COLUMNS_MAX, NormFirst, PAIRS_OUTPUTS, PARTS_MAX,
+    Pairs, linear,
+};
 pub use rope::{RopeData, RopePart, rope};
 pub use stats::stats;
+pub use unpack::{unpack, unpacked};
 
 /// An address in the memory that the kernel sees.
 pub type Address = u64;
 
 /// Token rows up to which a matrix product takes a warp per output instead of tiles.
 pub const ROWS_MAX_UNTILED: usize = 8;
+/// Token rows up to which the fast matrix products read each weight once for few rows instead of in tiles.
+pub const ROWS_MAX_FEW: usize = 128;
 /// Threads of a block.
 const THREADS: u32 = 256;
 
@@ -41,7 +48,7 @@ pub struct Call {
 }
 
 impl Call {
-    const ARGS_MAX: usize = 256;
+    const ARGS_MAX: usize = 384;
 
     fn new<A: Copy>(kernel: String, grid: [usize; 3], threads: u32, args: A) -> Call {
         const { assert!(size_of::<A>() <= Call::ARGS_MAX && align_of::<A>() <= 8) };
@@ -84,6 +91,11 @@ pub struct Weight {
 impl Weight {
     fn row_bytes(&self) -> i64 {
         (self.columns / self.dtype.block_len() * self.dtype.block_bytes()) as i64
+    }
+
+    /// Bytes of the whole.
+    pub fn bytes(&self) -> usize {
+        self.outputs * self.row_bytes() as usize
     }
 
     fn format(&self) -> String {
@@ -230,5 +242,5 @@ struct GluArgs {
 pub fn glu(glu: Glu, [gate, up, out]: [Address; 3], n: usize, storage: Storage) -> Call {
     let (activation, form) = (glu.activation as i32, glu.form as i32);
     let args = GluArgs { gate, up, out, n: n as i64, activation, form };
-    Call::elementwise(format!("glu_{}", name_of(storage)), n, args)
+    Call::elementwise(format!("glu_{}", name_of(storage)), n.div_ceil(8), args)
 }

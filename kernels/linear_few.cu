@@ -1,0 +1,215 @@
+// Matrix product for few token rows, fast: out[t, o] = Σ_i x[t, i]·w[o, i] on tensor cores, each weight read once.
+//
+// Operands are f16 (x as it is stored, w decoded and rounded to f16), accumulation f32, as in linear_mma.cu; but
+// the weights go from memory to the registers of the tensor core with no stop between (lanes.cuh).
+// Launch: grid (at most ceil(O / 16), ceil(T / (8·TILES)), weights), 32·warps threads, warps at most 12. A block computes
+// every gridDim.x-th tile of 16 outputs of up to 8·TILES rows; its warps share the columns: chunk c goes to warp
+// c % warps. The warps' sums are added up in order, so a result depends neither on T nor on TILES nor on the grid.
+// linear_row.cu computes the same in scalar arithmetic.
+//
+// What follows is computed at once, and stored beside the products, with the bits of the kernels that do it alone:
+// bias and residual sum; rotary embedding, for which a block takes both columns of eight pairs; the gated
+// activation, for which it takes eight outputs of gate and of up. A single row may be normed first, by every block
+// for itself. ggml: ggml_mul_mat (MUL_MAT), and what follows it.
+#include "activation.cuh"
+#include "lanes.cuh"
+#include "linear.cuh"
+#include "rope.cuh"
+
+enum { FEW_OUTPUTS = 16, FEW_WARPS = 12, NORM_COLUMNS_MAX = 8192 };
+
+template <int TILES>
+using FewSums = float[FEW_WARPS][FEW_OUTPUTS][8 * TILES];
+
+template <int TILES>
+struct FewMemory {
+    FewSums<TILES> sums[2];
+};
+template <>
+struct FewMemory<1> {
+    FewSums<1> sums[2];
+    alignas(16) half_t x[NORM_COLUMNS_MAX];  // normed
+};
+
+// Output `i` of the first eight of a tile; number i + 8 is `few_step` further on, where outputs go in pairs its partner.
+DEVICE int few_output(const LinearArgs& a, const LinearPart& part, int tile, int i) {
+    if (part.pairs == HALVES) {
+        const uint32_t half_head = (uint32_t)a.head_width / 2, pair = 8 * tile, head = pair / half_head;
+        return pair + head * half_head + i;
+    }
+    return part.pairs == GATE_UP ? 8 * tile + i : 16 * tile + (part.pairs == NEIGHBOURS ? 2 * i : i);
+}
+DEVICE int few_step(const LinearArgs& a, const LinearPart& part) {
+    if (part.pairs == HALVES) return a.head_width / 2;
+    return part.pairs == ALONE ? 8 : part.pairs == NEIGHBOURS ? 1 : 0;
+}
+
+// The RMS norm of a row by one warp: 1 / sqrt(mean(x²) + eps), the squares summed in f32, four chains a lane and a tree.
+DEVICE float few_scale(const half_t* x, int columns, double eps) {
+    float chain[4] = {};
+    for (int i = 8 * (threadIdx.x % 32); i < columns; i += 256) {
+        float v[8];
+        load8(x + i, v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) chain[j % 4] = fmaf(v[j], v[j], chain[j % 4]);
+    }
+    const float squares = warp_sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
+    return 1.0f / sqrtf(squares / columns + (float)eps);
+}
+
+// One chunk: the products of a warp's sixteen rows of weights and of all token rows.
+template <class W, int TILES>
+DEVICE void few_chunk(const Lanes<W> (&rows)[2], const half_t* x, const int (&from)[TILES], int base, int columns, int q,
+                      float (&sum)[2][TILES][4]) {
+#pragma unroll Lanes<W>::UNROLL
+    for (int j = 0; j < Lanes<W>::CHUNK / 32; j++) {
+        const int i = base + Lanes<W>::column(q, j);
+        const bool inside = Lanes<W>::CHUNK == 256 || i < columns;  // blocks of 256 end with the row
+        Words4 xs[TILES];
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+            const Words4 zero = {};
+            xs[n] = inside ? *(const Words4*)(x + (from[n] + i)) : zero;
+        }
+        uint32_t first[4] = {}, second[4] = {};
+        if (inside) {
+            rows[0].group(q, j, first);
+            rows[1].group(q, j, second);
+        }
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const uint32_t w[4] = {first[2 * k], second[2 * k], first[2 * k + 1], second[2 * k + 1]};
+#pragma unroll
+            for (int n = 0; n < TILES; n++) mma_16816(sum[k][n], w, xs[n].v + 2 * k);
+        }
+    }
+}
+
+// Stores two products that go together, and what is computed from both.
+DEVICE void store_pair(const LinearArgs& a, const LinearPart& part, int t, const int o[2], const float product[2]) {
+    if (part.pairs == GATE_UP) {
+        const float gate = store_values<half_t>(a, a.parts[0], t, o[0], product[0]);
+        const float up = store_values<half_t>(a, a.parts[1], t, o[1], product[1]);
+        const int64_t i = (int64_t)t * part.outputs + o[0];
+        store((half_t*)part.turned + i, activate(gate, SILU) * up);
+        return;
+    }
+    const float x = store_values<half_t>(a, part, t, o[0], product[0]);
+    const float y = store_values<half_t>(a, part, t, o[1], product[1]);
+    const int half_head = a.head_width / 2, within = o[0] % a.head_width;
+    const int pair = part.pairs == HALVES ? within : within / 2;
+    const float* angle = a.angles + ((int64_t)(*a.first + t) * half_head + pair) * 2;
+    const Rotated z = rotate(x, y, angle[0], angle[1]);
+    const float results[2] = {rounded<half_t>(z.a), rounded<half_t>(z.b)};
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        store((half_t*)part.turned + (int64_t)t * part.outputs + o[e], results[e]);
+        append(a, part, t, o[e], results[e]);
+    }
+}
+
+// Adds up the warps' sums of one tile and stores the products.
+template <int TILES>
+DEVICE void store_few(const LinearArgs& a, const LinearPart& part, const FewSums<TILES>& sums, int tile, int t0) {
+    const int warps = blockDim.x / 32, sides = part.pairs == ALONE ? 1 : 2, wide = FEW_OUTPUTS / sides;
+    for (int i = threadIdx.x; i < wide * 8 * TILES; i += blockDim.x) {
+        const int r = i % wide, column = i / wide, t = t0 + column;
+        if (t >= a.rows) continue;
+        float product[2] = {};
+        const int first = few_output(a, part, tile, r % 8), step = few_step(a, part), o[2] = {first + r / 8 * step, first + step};
+#pragma unroll
+        for (int side = 0; side < 2; side++) {
+            if (side >= sides) break;
+#pragma unroll 4
+            for (int w = 0; w < FEW_WARPS; w++)
+                if (w < warps) product[side] += sums[w][r + 8 * side][column];
+        }
+        if (o[0] >= part.outputs) continue;
+        if (sides == 2) store_pair(a, part, t, o, product);
+        else store_output<half_t>(a, part, t, o[0], product[0]);
+    }
+}
+
+// Where a warp is in its work: tiles of outputs, and of each every so many chunks.
+struct FewPlace {
+    int tile, chunk;
+};
+
+template <class W, int TILES>
+DEVICE void linear_few(const LinearArgs& a) {
+    SHARED(FewMemory<TILES>, shared);
+    const LinearPart& part = a.parts[blockIdx.z];
+    const bool gate_up = part.pairs == GATE_UP;
+    const int tiles = (part.outputs + (gate_up ? 7 : 15)) / (gate_up ? 8 : FEW_OUTPUTS);
+    if ((int)blockIdx.x >= tiles) return;  // another weight has more
+    const int warp = warp_uniform(threadIdx.x / 32), warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    const int g = lane / 4, q = lane % 4, t0 = blockIdx.y * (8 * TILES);
+    const int chunks = (a.columns + Lanes<W>::CHUNK - 1) / Lanes<W>::CHUNK;
+
+    Lanes<W> rows[2];
+    FewPlace next = {(int)blockIdx.x, warp};
+    const uint8_t* const weight[2] = {part.weight, gate_up ? a.parts[1].weight : part.weight};
+    const int step = few_step(a, part);
+    // Loads what lies at `next`, and goes on by one.
+    const auto load = [&] {
+        if (next.tile >= tiles) return;
+        const int first = few_output(a, part, next.tile, g), last = part.outputs - 1;
+        const int o[2] = {min(first, last), min(first + step, last)};
+#pragma unroll
+        for (int side = 0; side < 2; side++)
+            rows[side].load(weight[side] + o[side] * part.row_bytes, next.chunk * Lanes<W>::CHUNK, q, a.columns);
+        next.chunk += warps;
+        if (next.chunk < chunks) return;
+        next.chunk = warp;
+        next.tile += gridDim.x;
+    };
+    load();  // the first weights are on their way before the kernel ahead has ended
+    prefetch(a.next, a.next_bytes);
+    wait_for_last();
+
+    const half_t* x = (const half_t*)a.x;
+    int from[TILES];
+#pragma unroll
+    for (int n = 0; n < TILES; n++)  // rows beyond the last are computed and not stored
+        from[n] = min(t0 + 8 * n + g, a.rows - 1) * a.columns;
+    if constexpr (TILES == 1) {
+        if (a.normed) {
+            // Each warp the columns of its own chunks: no other reads them.
+            const float scale = few_scale(x, a.columns, a.eps);
+            const bool stores = blockIdx.x == 0 && blockIdx.z == 0;
+            for (int chunk = warp; chunk < chunks; chunk += warps)
+                for (int i = chunk * Lanes<W>::CHUNK + lane, end = min(i - lane + Lanes<W>::CHUNK, a.columns); i < end; i += 32) {
+                    const float y = to_float(x[i]) * scale * a.norm_weight[i];
+                    store(shared.x + i, y);
+                    if (stores) store((half_t*)a.normed + i, y);
+                }
+            __syncwarp();
+            x = shared.x;
+        }
+    }
+
+    int turn = 0;
+#pragma unroll 1
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, turn ^= 1) {
+        float sum[2][TILES][4] = {};
+#pragma unroll 1
+        for (int chunk = warp; chunk < chunks; chunk += warps) {
+            few_chunk<W, TILES>(rows, x, from, chunk * Lanes<W>::CHUNK, a.columns, q, sum);
+            load();
+        }
+        FewSums<TILES>& sums = shared.sums[turn];  // by turns, so that one barrier is enough
+#pragma unroll
+        for (int n = 0; n < TILES; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                sums[warp][g + e / 2 * 8][8 * n + 2 * q + e % 2] = sum[0][n][e] + sum[1][n][e];
+        __syncthreads();
+        store_few<TILES>(a, part, sums, tile, t0);
+    }
+}
+
+// Up to 8 or 16 rows a block.
+#define LINEAR_FEW(format, suffix)                                                                                 \
+    KERNEL_AHEAD(linear_few8_##suffix, LinearArgs, Lanes<format>::THREADS, Lanes<format>::BLOCKS, linear_few<format, 1>) \
+    KERNEL_AHEAD(linear_few16_##suffix, LinearArgs, Lanes<format>::THREADS_16, 1, linear_few<format, 2>)
+FOR_EACH_FORMAT(LINEAR_FEW)

@@ -1,0 +1,151 @@
+// Matrix product for many token rows, fastest: out[t, o] = Σ_i x[t, i]·w[o, i] on tensor cores, of f16 weights; those of
+// other formats are decoded before, once (unpack.cu).
+//
+// Operands are f16, accumulation f32, as in linear_mma.cu, the plain kernel for this. Launch: grid (ceil(O / 32·WO),
+// ceil(T / 32·WT), weights), 256 threads; a block computes a tile of 32·WT rows and 32·WO outputs in steps of 32·GROUPS
+// columns, a warp 32 x 32 of it. With two GROUPS every second run of 32 columns is summed by other warps, and the two
+// sums are added: for tiles that are too few to fill the GPU. As many steps as shared memory holds are under way; rows
+// lie in units of 16 bytes whose places are exchanged so that no bank is met twice. ggml: ggml_mul_mat (MUL_MAT).
+#include "linear.cuh"
+#include "mma.cuh"
+
+enum { WIDE_BYTES = 48 << 10, WIDE_THREADS = 256 };
+
+template <int WT, int WO, int GROUPS>
+struct Wide {
+    enum {
+        T = 32 * WT,
+        O = 32 * WO,
+        DEPTH = 32 * GROUPS,
+        UNITS = DEPTH / 8,
+        STAGES = WIDE_BYTES / ((T + O) * DEPTH * 2),
+    };
+    union Memory {
+        alignas(16) half_t in[STAGES][T + O][DEPTH];  // rows of x, then of w
+        alignas(16) float out[T][O + 4];
+    };
+    // Where unit `unit` of a row lies.
+    static DEVICE int place(int row, int unit) { return 8 * (UNITS == 8 ? unit ^ (row & 7) : unit ^ (row >> 1 & 3)); }
+};
+
+// Brings columns base .. base + DEPTH - 1 of the block's rows of x and w. What lies beyond the matrices becomes 0.
+template <class Shape>
+DEVICE void bring_wide(const LinearArgs& a, const LinearPart& part, half_t (&to)[Shape::T + Shape::O][Shape::DEPTH],
+                       int base, int t0, int o0) {
+    const Half8 zero = {};
+#pragma unroll
+    for (int n = 0; n < (Shape::T + Shape::O) * Shape::UNITS / WIDE_THREADS; n++) {
+        const int u = threadIdx.x + n * WIDE_THREADS, row = u / Shape::UNITS, unit = u % Shape::UNITS, i = base + 8 * unit;
+        half_t* place = &to[row][Shape::place(row, unit)];
+        const bool is_x = row < Shape::T;
+        const int at = is_x ? t0 + row : o0 + row - Shape::T;
+        const half_t* from = (const half_t*)(is_x ? a.x : part.weight) + (int64_t)at * a.columns + i;
+        if (at < (is_x ? a.rows : part.outputs) && i < a.columns) async_copy(place, from);
+        else *(Half8*)place = zero;
+    }
+}
+
+// One step: a warp's 32 x 32 tile, 32 columns deep from unit `unit` on.
+template <class Shape>
+DEVICE void wide_step(const half_t (&in)[Shape::T + Shape::O][Shape::DEPTH], int warp_t, int warp_o, int unit,
+                      float sum[2][4][4]) {
+    const int lane = threadIdx.x % 32, matrix = lane / 8;
+#pragma unroll
+    for (int k = 0; k < 4; k += 2) {
+        uint32_t x[2][4], w[2][4];
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+            const int row = warp_t + 16 * m + lane % 8 + matrix % 2 * 8;
+            load_matrices(x[m], &in[row][Shape::place(row, unit + k + matrix / 2)]);
+        }
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const int row = Shape::T + warp_o + 16 * n + lane % 8 + matrix / 2 * 8;
+            load_matrices(w[n], &in[row][Shape::place(row, unit + k + matrix % 2)]);
+        }
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+            for (int n = 0; n < 4; n++) mma_16816(sum[m][n], x[m], &w[n / 2][n % 2 * 2]);
+    }
+}
+
+// Stores eight products and the sums that follow, with the bits of store_output.
+DEVICE void store_eight(const LinearArgs& a, const LinearPart& part, int t, int o, const float product[8]) {
+    if (o + 8 > part.outputs || part.outputs % 8 != 0 || a.out_f32) {
+        for (int j = 0; j < 8 && o + j < part.outputs; j++) store_output<half_t>(a, part, t, o + j, product[j]);
+        return;
+    }
+    const int64_t i = (int64_t)t * part.outputs + o;
+    Half8 y;
+#pragma unroll
+    for (int j = 0; j < 8; j++) y.v[j] = to_half(product[j]);
+    *(Half8*)((half_t*)part.out + i) = y;
+    if (part.follow != NOTHING) {
+        float other[8];
+        if (part.follow == BIAS) load8((const float*)part.other + o, other);
+        else load8((const half_t*)part.other + i, other);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const float x = to_float(y.v[j]);
+            y.v[j] = to_half(part.follow == BIAS ? x + part.scale[0] * other[j]
+                                                 : part.scale[0] * x + part.scale[1] * other[j]);
+        }
+        *(Half8*)((half_t*)part.then + i) = y;
+    }
+    if (!part.cache) return;
+    const int64_t at = ((int64_t)*a.first + t) * part.outputs + o;
+    if (a.cache_f16) *(Half8*)((half_t*)part.cache + at) = y;
+    else
+        for (int j = 0; j < 8; j++) ((float*)part.cache)[at + j] = to_float(y.v[j]);
+}
+
+template <int WT, int WO, int GROUPS>
+DEVICE void linear_wide(const LinearArgs& a) {
+    typedef Wide<WT, WO, GROUPS> Shape;
+    SHARED(typename Shape::Memory, memory);
+    const LinearPart& part = a.parts[blockIdx.z];
+    const int t0 = blockIdx.y * Shape::T, o0 = blockIdx.x * Shape::O;
+    if (o0 >= part.outputs) return;  // another weight has more
+    const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    const int group = warp / (WT * WO), warp_t = warp % (WT * WO) / WO * 32, warp_o = warp % WO * 32;
+    const int steps = (a.columns + Shape::DEPTH - 1) / Shape::DEPTH, stages = Shape::STAGES;
+
+    float sum[2][4][4] = {};
+#pragma unroll 1
+    for (int step = 1 - stages; step < steps; step++) {
+        // Step `step` has arrived when only those after it are on their way.
+        if (step >= 0) async_wait<Shape::STAGES - 2>();
+        __syncthreads();
+        const int next = step + stages - 1;
+        if (next < steps) bring_wide<Shape>(a, part, memory.in[next % stages], next * Shape::DEPTH, t0, o0);
+        async_group();
+        if (step >= 0) wide_step<Shape>(memory.in[step % stages], warp_t, warp_o, 4 * group, sum);
+    }
+    async_wait<0>();
+#pragma unroll
+    for (int turn = 0; turn < GROUPS; turn++) {
+        __syncthreads();
+        if (group != turn) continue;
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    float& out = memory.out[warp_t + 16 * m + g + e / 2 * 8][warp_o + 8 * n + 2 * q + e % 2];
+                    out = turn == 0 ? sum[m][n][e] : out + sum[m][n][e];
+                }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < Shape::T * Shape::O / 8; i += WIDE_THREADS) {
+        const int row = i / (Shape::O / 8), column = i % (Shape::O / 8) * 8;
+        float product[8];
+        load8(&memory.out[row][column], product);
+        if (t0 + row < a.rows && o0 + column < part.outputs) store_eight(a, part, t0 + row, o0 + column, product);
+    }
+}
+
+KERNEL(linear_wide_64, LinearArgs, linear_wide<2, 2, 2>)
+KERNEL(linear_wide_128, LinearArgs, linear_wide<4, 2, 1>)

@@ -1,0 +1,142 @@
+//! What one launch of `linear_few` computes beside the products: the bits of the kernels that do it alone.
+
+use parity::engine::cuda::calls::{
+    self, Follow, LinearData, LinearKernel, LinearPart, NormFirst, Pairs, RopeData, RopePart,
+};
+use parity::gguf::DType;
+use parity::model::graph::{Activation, Glu, GluForm, Pairing, Rope, RopePosition};
+use parity::numerics::Storage;
+
+use crate::data::{Memory, Random, RandomWeight};
+use crate::{U32, check, host, run, storage_rounding};
+
+const FAST: Storage = Storage::F16;
+
+/// Products of `x` by the kernel for few rows.
+fn few(x: &Memory, first: &Memory, rows: usize) -> LinearData {
+    LinearData {
+        kernel: LinearKernel::Few,
+        x: x.address(),
+        first: first.address(),
+        rows,
+        storage: FAST,
+        kv: FAST,
+        out_f32: false,
+        norm: None,
+        next: (0, 0),
+    }
+}
+
+fn alone(w: &RandomWeight, out: &Memory) -> LinearPart {
+    LinearPart {
+        weight: w.weight,
+        out: out.address(),
+        follow: Follow::Nothing,
+        cache: 0,
+        pairs: Pairs::Alone,
+    }
+}
+
+#[test]
+fn heads_are_rotated_as_by_rope() {
+    let Some(kernels) = host::kernels() else { return };
+    let (rows, columns, heads, first) = (3, 160, 2, 2);
+    for (pairing, head_width) in [(Pairing::Half, 48), (Pairing::Interleaved, 32), (Pairing::Half, 16)] {
+        let outputs = heads * head_width;
+        let mut random = Random(31);
+        let w = RandomWeight::new(&mut random, DType::Q8_0, outputs, columns);
+        let x = Memory::stored(&random.values(rows * columns), FAST);
+        let bias = Memory::of_f32(&random.values(outputs));
+        let angles = Memory::of_f32(&random.values((first + rows) * head_width));
+        let start = Memory::of_bytes(&(first as i32).to_le_bytes());
+        let room = || Memory::room(rows * outputs, FAST);
+        let (product, then, turned, cache) =
+            (room(), room(), room(), Memory::room((first + rows) * outputs, FAST));
+        let follow = |then: &Memory| Follow::Bias { bias: bias.address(), times: 1, then: then.address() };
+        let pairs = Pairs::Rotated { angles: angles.address(), head_width, pairing, out: turned.address() };
+        let part = LinearPart { follow: follow(&then), cache: cache.address(), pairs, ..alone(&w, &product) };
+        run(kernels, &[calls::linear(&[part], few(&x, &start, rows))], &turned, FAST);
+
+        let (own, own_then, own_turned) = (room(), room(), room());
+        let own_cache = Memory::room((first + rows) * outputs, FAST);
+        let part = LinearPart { follow: follow(&own_then), ..alone(&w, &own) };
+        run(kernels, &[calls::linear(&[part], few(&x, &start, rows))], &own_then, FAST);
+        let rope = Rope {
+            base: 1e4,
+            head_width,
+            dims: head_width,
+            pairing,
+            freqs: None,
+            position: RopePosition::Own,
+            sign: 1,
+            times: 1,
+        };
+        let part = RopePart {
+            x: own_then.address(),
+            out: own_turned.address(),
+            cache: own_cache.address(),
+            heads: heads as i64,
+        };
+        let data =
+            RopeData { table: angles.address(), first: start.address(), rows, storage: FAST, kv: FAST };
+        run(kernels, &[calls::rope(&rope, &[part], data)], &own_turned, FAST);
+        for (fused, own) in
+            [(&product, &own), (&then, &own_then), (&turned, &own_turned), (&cache, &own_cache)]
+        {
+            assert_eq!(fused.bytes(), own.bytes(), "{pairing:?}, heads of {head_width}");
+        }
+    }
+}
+
+#[test]
+fn gate_and_up_are_combined_as_by_glu() {
+    let Some(kernels) = host::kernels() else { return };
+    for (rows, outputs, dtype) in [(1, 24, DType::Q4_K), (11, 20, DType::Q6_K)] {
+        let columns = 512;
+        let mut random = Random(33);
+        let weights = [0, 1].map(|_| RandomWeight::new(&mut random, dtype, outputs, columns));
+        let x = Memory::stored(&random.values(rows * columns), FAST);
+        let start = Memory::of_bytes(&[0; 4]);
+        let room = || Memory::room(rows * outputs, FAST);
+        let (fused, act, own, own_act) = ([room(), room()], room(), [room(), room()], room());
+        let parts = [0, 1].map(|i| alone(&weights[i], &own[i]));
+        run(kernels, &[calls::linear(&parts, few(&x, &start, rows))], &own[1], FAST);
+        let glu = Glu { activation: Activation::Silu, form: GluForm::GateTimesUp };
+        let addresses = [own[0].address(), own[1].address(), own_act.address()];
+        run(kernels, &[calls::glu(glu, addresses, rows * outputs, FAST)], &own_act, FAST);
+
+        let mut parts = [0, 1].map(|i| alone(&weights[i], &fused[i]));
+        parts[0].pairs = Pairs::GateUp { out: act.address() };
+        run(kernels, &[calls::linear(&parts, few(&x, &start, rows))], &act, FAST);
+        assert_eq!(fused[0].bytes(), own[0].bytes(), "gate");
+        assert_eq!(fused[1].bytes(), own[1].bytes(), "up");
+        assert_eq!(act.bytes(), own_act.bytes(), "silu(gate)·up");
+    }
+}
+
+#[test]
+fn a_row_is_normed_first() {
+    let Some(kernels) = host::kernels() else { return };
+    let (columns, outputs, eps) = (1160, 40, 1e-6);
+    let mut random = Random(35);
+    let w = RandomWeight::new(&mut random, DType::F16, outputs, columns);
+    let x = Memory::stored(&random.values(columns), FAST);
+    let weight = random.values(columns);
+    let norm_weight = Memory::of_f32(&weight);
+    let start = Memory::of_bytes(&[0; 4]);
+    let (normed, out, own) =
+        (Memory::room(columns, FAST), Memory::room(outputs, FAST), Memory::room(outputs, FAST));
+    let norm = NormFirst { weight: norm_weight.address(), out: normed.address(), eps };
+    let data = LinearData { norm: Some(norm), ..few(&x, &start, 1) };
+    run(kernels, &[calls::linear(&[alone(&w, &out)], data)], &out, FAST);
+    let xs = x.values(FAST);
+    let mean = xs.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / columns as f64;
+    // Chains of columns/128 squares, five levels of a tree, mean, root, reciprocal and two factors.
+    let roundings = columns as f64 / 128.0 + 5.0 + 8.0;
+    check("norm", &normed.values(FAST), |i| {
+        let exact = f64::from(xs[i]) / (mean + eps).sqrt() * f64::from(weight[i]);
+        (exact, roundings * U32 * exact.abs() + 2.0 * storage_rounding(exact, FAST))
+    });
+    run(kernels, &[calls::linear(&[alone(&w, &own)], few(&normed, &start, 1))], &own, FAST);
+    assert_eq!(out.bytes(), own.bytes(), "the products are those of the row as it was stored");
+}
