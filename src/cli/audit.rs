@@ -7,6 +7,7 @@ use super::progress::Progress;
 use super::shared::{self, SelectArgs};
 use super::{Outcome, exit_code};
 use crate::audit::AuditRows;
+use crate::audit::recorded::Graphs;
 use crate::dump::{self, Recording};
 use crate::jobs::audit::{Options, audit};
 use crate::model::Model;
@@ -64,7 +65,13 @@ pub fn main(args: &Args) -> Outcome {
         return self_test(args, &recording, &model, &selection);
     }
     let allow_missing = args.select.allow_missing;
-    let report = audit(&recording, &model, &Options { selection, rows: args.audit_rows, allow_missing })?;
+    let mut report = audit(&recording, &model, &Options { selection, rows: args.audit_rows, allow_missing })?;
+    if !recording.manifest().graphs.is_empty() {
+        let architecture = model.config.architecture.name();
+        if let Some(wiring) = recorded::wiring(&model.gguf, architecture, &Graphs::open(&recording)?) {
+            wiring.weigh(&mut report);
+        }
+    }
     args.output.deliver(folder, report)
 }
 

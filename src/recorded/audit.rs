@@ -41,7 +41,7 @@ pub fn audit(dump: &Dump, foreign: &Foreign, selection: &Selection, allow_missin
     );
     report.candidate = side(dump, Some(dump.path().display().to_string()));
     report.notes.extend(interrupted(dump));
-    report.notes.push(foreign.note());
+    foreign.weigh_wiring(&mut report);
     Ok(report)
 }
 

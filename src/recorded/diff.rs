@@ -79,7 +79,7 @@ pub fn diff(
     report.candidate = side(candidate, Some(candidate.path().display().to_string()));
     report.reference = Some(side(reference, Some(reference.path().display().to_string())));
     report.notes.extend(interrupted(candidate).or(interrupted(reference)));
-    report.notes.push(foreign.note());
+    foreign.weigh_wiring(&mut report);
     refuse_other_tokens(&mut report, sides, &comparisons);
     Ok(report)
 }

@@ -7,10 +7,12 @@ mod audit;
 mod diff;
 mod entry;
 mod run;
+mod wiring;
 
 pub use audit::audit;
 pub use diff::{Sides, diff};
 pub use run::{RunOptions, run};
+pub use wiring::wiring;
 
 use std::path::Path;
 
@@ -20,7 +22,7 @@ use crate::dump::Recording;
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::model::{self, Model};
-use crate::report::{Side, Tried};
+use crate::report::{Report, Side, Tried};
 use crate::select::Selection;
 use parity_dump::Dump;
 
@@ -54,13 +56,16 @@ pub fn open(path: &Path, recording: &Dump) -> Result<std::result::Result<Model, 
 }
 
 impl Foreign {
-    /// What a reader must know of the graph.
-    fn note(&self) -> String {
-        format!(
-            "the wiring is as the producer declares it: parity has no graph of its own for {}, so that a parameter \
-             that was read from the wrong place looks right here",
-            self.architecture
-        )
+    /// Says of the graph whether it is the model file's, or that nobody knows.
+    fn weigh_wiring(&self, report: &mut Report) {
+        match wiring(&self.gguf, &self.architecture, &self.graphs) {
+            Some(wiring) => wiring.weigh(report),
+            None => report.notes.push(format!(
+                "the wiring is as the producer declares it: parity has no graph of its own for {}, so that a parameter \
+                 that was read from the wrong place looks right here",
+                self.architecture
+            )),
+        }
     }
 
     /// All ids of the graphs, in execution order.

@@ -82,7 +82,7 @@ pub fn run(dump: &Dump, foreign: &Foreign, options: &RunOptions) -> Result<Repor
     };
     report.candidate.provenance.clear();
     report.notes.extend(interrupted(dump));
-    report.notes.push(foreign.note());
+    foreign.weigh_wiring(&mut report);
     report.notes.extend(ours.notes);
     Ok(report)
 }

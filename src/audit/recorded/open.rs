@@ -5,6 +5,7 @@ use crate::checkpoint::Checkpoint;
 use crate::dump;
 use crate::error::{Error, Result};
 use parity_dump::Dump;
+use parity_graph::Graph;
 
 /// The graphs of a recording, each once, with the names that their nodes have in it.
 pub struct Graphs {
@@ -30,6 +31,11 @@ impl Graphs {
         let of_steps = of_steps.collect::<Result<_>>()?;
         let graphs = read.all().iter().map(|graph| Labelled::new(graph.clone())).collect::<Result<_>>()?;
         Ok(Graphs { graphs, of_steps })
+    }
+
+    /// Every graph once.
+    pub fn each(&self) -> impl Iterator<Item = &Graph> {
+        self.graphs.iter().map(|labelled| &labelled.program.graph)
     }
 
     /// The graph of each step, in order.

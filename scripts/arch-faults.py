@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Makes a real llama.cpp compute single nodes wrongly, in many architectures, and shows what parity says of it.
+
+    ARCHS=folder scripts/archs.sh                 first: models, libraries and healthy recordings, kept in a folder
+    scripts/arch-faults.py folder [N] [GLOB…]     N mistakes in each architecture (default 10)
+
+Mistakes are drawn from those that `parity faults --of RECORDING` lists, seeded by the architecture's name, as many
+different ones as there are. Each is injected with `parity record --inject`, while the recorded graph stays the
+healthy one, and the recording is audited: the first origin must be the node, and the mistake named. Where the
+recorded values are those of the healthy recording bit by bit, or within rounding of them, the mistake has no effect
+and must not be seen. Exits non-zero where a node was missed, another one accused or a wrong name given.
+
+    PARITY    the parity to test (default: target/release/parity)
+    MODELS    folder of models (default: folder/models)       LIBS    llama.cpp's libraries (default: in the folder)
+"""
+import fnmatch, json, os, random, subprocess, sys, tempfile
+from pathlib import Path
+
+if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+    print(__doc__)
+    sys.exit(0 if len(sys.argv) > 1 else 2)
+root = Path(__file__).resolve().parent.parent
+folder = Path(sys.argv[1])
+per_model = int(sys.argv[2]) if len(sys.argv) > 2 else 10
+globs = sys.argv[3:] or ["*"]
+parity = os.environ.get("PARITY", str(root / "target/release/parity"))
+models = Path(os.environ.get("MODELS", folder / "models"))
+libs = Path(os.environ.get("LIBS", folder / "npm-3.22.1/package/bins/linux-x64"))
+driver = folder / "driver"
+TOKENS = "3 17 91 42 8 120 64 5 33 77 101 9 55 13 86".split()
+
+
+def audit(dump, model):
+    done = subprocess.run([parity, "audit", dump, "-m", model, "--format", "json"], capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        return None, done.stderr + done.stdout[:300]
+    return json.loads(done.stdout), ""
+
+
+def choose(dump, name):
+    listed = subprocess.run([parity, "faults", "--of", dump], capture_output=True, text=True, check=True).stdout
+    lines = [line.split("\t", 1) for line in listed.splitlines()]
+    draw = random.Random(name)
+    draw.shuffle(lines)
+    chosen, names = [], {}
+    # As many different mistakes as there are, then the same ones elsewhere.
+    for spell, text in sorted(lines, key=lambda line: lines.index(line)):
+        fault = spell.split("@")[0].split("#")[0]
+        names[fault] = names.get(fault, 0) + 1
+        chosen.append((names[fault], spell, text))
+    chosen.sort(key=lambda entry: entry[0])
+    return [(spell, text) for _, spell, text in chosen[:per_model]]
+
+
+def steps(dump):
+    return [path.read_bytes() for path in sorted(Path(dump).glob("step-*.safetensors"))]
+
+
+def one(model, healthy, spell, work):
+    dump = Path(work) / "dump"
+    subprocess.run(["rm", "-rf", dump], check=True)
+    command = [parity, "record", "-o", dump, "--inject", spell, "--", driver, libs, model, "12", *TOKENS]
+    made = subprocess.run(command, capture_output=True, text=True)
+    if made.returncode != 0:
+        lines = [line for line in made.stderr.splitlines() if "parity" in line or line.startswith("error")]
+        return "not-injected", " ".join(lines[-2:])[:160]
+    fault, node = spell.split("#")[0].split("@")[0], spell.split("@")[1]
+    report, problem = audit(dump, model)
+    if report is None:
+        return "undecided", problem[:160]
+    first = report["first_divergence"]
+    if first is None:
+        if steps(dump) == steps(healthy):
+            return "no-effect", "every bit is the healthy recording's"
+        compared = subprocess.run([parity, "diff", dump, healthy, "-m", model], capture_output=True)
+        return ("within-rounding", "") if compared.returncode == 0 else ("MISSED", "")
+    if first["checkpoint"] != node:
+        return "WRONG-NODE", first["checkpoint"]
+    names = [found["fault"] for found in first["diagnosis"]]
+    if not names:
+        return "unnamed", ""
+    if names[0] == fault:
+        return "named", ""
+    return ("among-several", names[0]) if fault in names else ("WRONG-NAME", names[0])
+
+
+counts, bad = {}, 0
+with tempfile.TemporaryDirectory() as work:
+    for model in sorted(models.glob("*.gguf")):
+        name = model.stem
+        healthy = folder / "dumps" / name
+        if not any(fnmatch.fnmatch(name, glob) for glob in globs) or not (healthy / "manifest.json").exists():
+            continue
+        row = []
+        for spell, text in choose(healthy, name):
+            result, detail = one(model, healthy, spell, work)
+            counts[result] = counts.get(result, 0) + 1
+            row.append(result)
+            if result.isupper() or result in ("unnamed", "undecided", "not-injected", "among-several"):
+                print(f"    {name}: {spell}: {result} {detail} ({text})", flush=True)
+            bad += result.isupper()
+        print(f"{name:26} " + " ".join(f"{kind} {row.count(kind)}" for kind in sorted(set(row))), flush=True)
+total = sum(counts.values())
+print(f"{total} mistakes: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())))
+sys.exit(bool(bad) or not total)

@@ -1,0 +1,74 @@
+//! Whether a recorded graph is wired as the model file says: compared, where there is a builder for the architecture,
+//! with the graph that is built from the file, without looking at a value.
+
+use crate::audit::recorded::Graphs;
+use crate::gguf::Gguf;
+use crate::model::builders::{self, Shape};
+use crate::model::diff::{Diff, diff};
+use crate::report::{Report, Verdict};
+
+/// What the comparison of two graphs says.
+pub struct Wiring {
+    /// What a reader must know, in sentences.
+    pub notes: Vec<String>,
+    /// The first thing that differs, if anything does.
+    pub differs: Option<String>,
+}
+
+/// Differences that are spelt out.
+const SHOWN_MAX: usize = 8;
+
+/// Compares each graph of a recording with the one that is built from the model file; `None` where there is no
+/// builder for the architecture.
+pub fn wiring(gguf: &Gguf, architecture: &str, graphs: &Graphs) -> Option<Wiring> {
+    if !builders::knows(architecture) {
+        return None;
+    }
+    let mut differences: Vec<String> = Vec::new();
+    for graph in graphs.each() {
+        let built = match builders::build(gguf, Shape::of(graph)) {
+            Ok(built) => built,
+            Err(error) => {
+                let why = error.to_string().replace('\n', ",");
+                let note = format!(
+                    "the wiring is as the producer declares it: no graph could be built of the file ({why})"
+                );
+                return Some(Wiring { notes: vec![note], differs: None });
+            }
+        };
+        let found: Diff = diff(graph, &built.graph);
+        if !found.is_equal() {
+            differences.extend(found.sentences());
+        }
+    }
+    differences.dedup();
+    if differences.is_empty() {
+        let note = format!(
+            "the wiring is the model file's: op by op, parameter by parameter, the recorded graph is the one that parity \
+             builds for {architecture}"
+        );
+        return Some(Wiring { notes: vec![note], differs: None });
+    }
+    let more = differences.len().saturating_sub(SHOWN_MAX);
+    let first = differences.first().cloned();
+    let mut notes: Vec<String> =
+        differences.into_iter().take(SHOWN_MAX).map(|text| format!("wiring: {text}")).collect();
+    if more > 0 {
+        notes.push(format!("wiring: {more} more differences"));
+    }
+    Some(Wiring { notes, differs: first })
+}
+
+impl Wiring {
+    /// Adds what was found to a report: a graph that is wired otherwise than the file says is a divergence, however
+    /// well its nodes compute.
+    pub fn weigh(self, report: &mut Report) {
+        report.notes.extend(self.notes);
+        if let Some(differs) = self.differs
+            && report.first_divergence.is_none()
+        {
+            report.verdict = Verdict::Divergence;
+            report.reason = Some(format!("the recorded graph is not the model file's: {differs}"));
+        }
+    }
+}
