@@ -22,12 +22,8 @@ pub fn audit(dump: &Dump, foreign: &Foreign, selection: &Selection, allow_missin
     let graphs = foreign.graphs.steps();
     let findings = recorded::audit(dump, &graphs, &foreign.gguf, &|id| selected.contains(&id))?;
     let shown = selected.iter().filter(|id| !is_left_out(**id, &findings, selection));
-    let known = shown.map(|&id| Known {
-        id,
-        comparison: None,
-        candidate: findings.nodes.get(&id),
-        reference: None,
-    });
+    let known =
+        shown.map(|&id| Known { id, comparison: None, candidate: findings.nodes.get(&id), reference: None });
     let mut report = assemble(entries(known), &graphs, allow_missing, findings.rows_audited());
     report.candidate = side(dump, Some(dump.path().display().to_string()));
     report.notes.extend(interrupted(dump));

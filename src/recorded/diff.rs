@@ -91,10 +91,16 @@ fn audit_candidate(
         dump.manifest().steps.iter().map(|step| step.positions.clone()).collect()
     };
     if positions(candidate) == positions(reference) && candidate.tokens() == reference.tokens() {
-        return recorded::audit(&Judged { values: candidate, inputs: reference }, graphs, &foreign.gguf, wants);
+        return recorded::audit(
+            &Judged { values: candidate, inputs: reference },
+            graphs,
+            &foreign.gguf,
+            wants,
+        );
     }
     let mut findings = Findings::default();
-    let ids: BTreeSet<Checkpoint> = Recording::checkpoints(candidate).into_iter().filter(|id| wants(*id)).collect();
+    let ids: BTreeSet<Checkpoint> =
+        Recording::checkpoints(candidate).into_iter().filter(|id| wants(*id)).collect();
     for id in ids {
         findings.at(id).cannot("the graph of its own steps: the sides were computed in different ones");
     }
@@ -108,7 +114,8 @@ fn refuse_other_tokens(report: &mut Report, sides: &Sides<'_>, comparisons: &[Co
     let compared = comparisons.iter().any(|comparison| comparison.numbers.is_some());
     if common < ours.len().max(theirs.len()) && report.verdict == crate::report::Verdict::Parity {
         report.verdict = crate::report::Verdict::Undecided;
-        report.reason = Some(format!("only the {common} tokens that both sides have in common were compared"));
+        report.reason =
+            Some(format!("only the {common} tokens that both sides have in common were compared"));
     } else if !compared && report.verdict == crate::report::Verdict::Parity {
         report.verdict = crate::report::Verdict::Undecided;
         report.reason = Some("nothing was compared".to_owned());

@@ -5,7 +5,9 @@ use crate::audit::recorded::{Finding, Labelled};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
 use crate::report::words::{count, number};
-use crate::report::{CheckpointVerdict as V, Coverage, Entry, FirstDivergence, Local, LocalError, Report, Verdict};
+use crate::report::{
+    CheckpointVerdict as V, Coverage, Entry, FirstDivergence, Local, LocalError, Report, Verdict,
+};
 
 /// Everything that is known of one id.
 pub struct Known<'a> {
@@ -119,7 +121,10 @@ fn compared(
         Some(faulty) => {
             (V::Inherited, format!("{}; what it differs by comes from {faulty} or before it", alone(local)))
         }
-        None => (V::Match, format!("{witnesses}; every node before it is healthy: the distance is rounding, carried on")),
+        None => (
+            V::Match,
+            format!("{witnesses}; every node before it is healthy: the distance is rounding, carried on"),
+        ),
     }
 }
 
@@ -157,7 +162,12 @@ pub fn entries<'a>(known: impl Iterator<Item = Known<'a>>) -> Vec<Entry> {
 const NAMED_MAX: usize = 4;
 
 /// Puts the report together: verdict, first divergence, coverage.
-pub fn assemble(entries: Vec<Entry>, graphs: &[(usize, &Labelled)], allow_missing: bool, rows_audited: u64) -> Report {
+pub fn assemble(
+    entries: Vec<Entry>,
+    graphs: &[(usize, &Labelled)],
+    allow_missing: bool,
+    rows_audited: u64,
+) -> Report {
     let of = |verdict: V| entries.iter().filter(move |entry| entry.verdict == verdict);
     let first = entries.iter().find(|entry| entry.verdict.is_fault());
     let audited = entries.iter().any(|entry| entry.local.candidate.is_some());
@@ -174,11 +184,16 @@ pub fn assemble(entries: Vec<Entry>, graphs: &[(usize, &Labelled)], allow_missin
     } else if !audited {
         (Verdict::Undecided, Some("no node could be computed again from what was recorded".to_owned()))
     } else if missing > 0 && !allow_missing {
-        let text = format!("{} not recorded: {}; --allow-missing accepts it", count(missing, "node"), some(V::Missing));
+        let text = format!(
+            "{} not recorded: {}; --allow-missing accepts it",
+            count(missing, "node"),
+            some(V::Missing)
+        );
         (Verdict::Undecided, Some(text))
     } else if let Some(entry) = of(V::Undecided).next() {
         let why = entry.evidence.clone().unwrap_or_default();
-        let text = format!("{} could not be judged: {} ({why})", count(undecided, "node"), some(V::Undecided));
+        let text =
+            format!("{} could not be judged: {} ({why})", count(undecided, "node"), some(V::Undecided));
         (Verdict::Undecided, Some(text))
     } else {
         (Verdict::Parity, None)
@@ -187,7 +202,11 @@ pub fn assemble(entries: Vec<Entry>, graphs: &[(usize, &Labelled)], allow_missin
         checkpoint: entry.id,
         layer: entry.layer,
         verdict: entry.verdict,
-        inputs: graphs.iter().map(|(_, graph)| graph.inputs(entry.id)).find(|ids| !ids.is_empty()).unwrap_or_default(),
+        inputs: graphs
+            .iter()
+            .map(|(_, graph)| graph.inputs(entry.id))
+            .find(|ids| !ids.is_empty())
+            .unwrap_or_default(),
         diagnosis: Vec::new(),
         residual: None,
         tried: Vec::new(),

@@ -76,7 +76,8 @@ impl Foreign {
 /// Whether an id is left out of a report: an attention matrix that was neither recorded nor asked for by name, where
 /// nodes behind it were judged across it.
 fn is_left_out(id: Checkpoint, findings: &Findings, selection: &Selection) -> bool {
-    let unseen = findings.nodes.get(&id).is_none_or(|finding| finding.judged == 0 && finding.undecided.is_none());
+    let unseen =
+        findings.nodes.get(&id).is_none_or(|finding| finding.judged == 0 && finding.undecided.is_none());
     let bridged = || findings.nodes.values().any(|finding| finding.bridged.contains(&id));
     id.kind().is_optional() && !selection.names(id) && unseen && bridged()
 }

@@ -10,7 +10,7 @@ use super::{Foreign, audit::interrupted, is_left_out, side};
 use crate::arithmetic::Arithmetic;
 use crate::audit::recorded::{self, Arrangement, Finding, Findings, Labelled, Steps};
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::compare::{Accumulator, Comparison, Status, Tolerances, TokenSums};
+use crate::compare::{Accumulator, Comparison, Status, TokenSums, Tolerances};
 use crate::engine::machine::{Conductor, Machine, Node, Number, Unknown, Value, own};
 use crate::error::{Error, Result};
 use crate::numerics::{Numerics, Products};
@@ -162,7 +162,8 @@ impl<S: Number> Conductor<S> for Runner<'_> {
     ) -> Result<Value<S>> {
         let value = own(node, args);
         let labelled = self.labelled;
-        let Some((labelled, id)) = labelled.and_then(|graph| Some((graph, graph.labels.get(node.id).copied()??)))
+        let Some((labelled, id)) =
+            labelled.and_then(|graph| Some((graph, graph.labels.get(node.id).copied()??)))
         else {
             return Ok(value);
         };
@@ -201,7 +202,13 @@ impl<S: Number> Conductor<S> for Runner<'_> {
 
 impl Runner<'_> {
     /// Compares the rows of a node with what was recorded of them.
-    fn compare<S: Number>(&mut self, id: Checkpoint, values: &[S], theirs: &recorded::Tensor, at: &Arrangement) {
+    fn compare<S: Number>(
+        &mut self,
+        id: Checkpoint,
+        values: &[S],
+        theirs: &recorded::Tensor,
+        at: &Arrangement,
+    ) {
         let tolerance = self.options.tolerances.of(id);
         let pair = self.sums.entry(id).or_insert_with(|| Pair {
             sums: Accumulator::new(tolerance),

@@ -8,7 +8,12 @@ use crate::engine::machine::{Carried, Node, Unknown, Value, Values, compute};
 use crate::ops::{Args, Check, Rule};
 
 /// What errors of the sources come to in the result, for each of its values; `None` where there are none.
-pub fn carry(rule: &Rule, args: &Args<'_, f64>, exact: &[f64], sources: &[Option<Carried>]) -> Option<Vec<f64>> {
+pub fn carry(
+    rule: &Rule,
+    args: &Args<'_, f64>,
+    exact: &[f64],
+    sources: &[Option<Carried>],
+) -> Option<Vec<f64>> {
     let mut sum: Option<Vec<f64>> = None;
     for (slot, carried) in sources.iter().enumerate() {
         let Some(carried) = carried else { continue };
@@ -23,7 +28,8 @@ pub fn carry(rule: &Rule, args: &Args<'_, f64>, exact: &[f64], sources: &[Option
 
 /// The nodes that sources were computed again through, each once.
 fn through(sources: &[Option<Carried>]) -> Vec<usize> {
-    let mut through: Vec<usize> = sources.iter().flatten().flat_map(|carried| carried.through.clone()).collect();
+    let mut through: Vec<usize> =
+        sources.iter().flatten().flat_map(|carried| carried.through.clone()).collect();
     through.sort_unstable();
     through.dedup();
     through

@@ -68,7 +68,8 @@ impl Labelled {
     /// # Errors
     /// A graph that does not fit together.
     pub fn new(graph: Graph) -> Result<Labelled> {
-        let (labels, axes, leaves) = (label::labels(&graph), axis::token_axes(&graph), label::leaf_names(&graph));
+        let (labels, axes, leaves) =
+            (label::labels(&graph), axis::token_axes(&graph), label::leaf_names(&graph));
         Labelled::of(graph, labels, axes, leaves)
     }
 
@@ -79,7 +80,8 @@ impl Labelled {
         leaves: Vec<Option<String>>,
     ) -> Result<Labelled> {
         let named = graph.tensors.iter().zip(&labels);
-        let names = named.map(|(tensor, label)| label.map_or_else(|| tensor.name.clone(), |id| id.to_string()));
+        let names =
+            named.map(|(tensor, label)| label.map_or_else(|| tensor.name.clone(), |id| id.to_string()));
         let names = names.collect();
         Ok(Labelled { program: Program::new(graph, names)?, labels, axes, leaves })
     }

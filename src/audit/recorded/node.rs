@@ -2,9 +2,9 @@
 
 use parity_graph::Op;
 
+use super::bridge::carry;
 use crate::arithmetic::{Arithmetic, Flash};
 use crate::audit::local::HEALTHY;
-use super::bridge::carry;
 use crate::engine::machine::{Carried, Unknown};
 use crate::ops::{Args, Check, Choice, Rule};
 

@@ -78,7 +78,14 @@ impl<S: Scalar> Buffer<S> {
     }
 
     /// Writes one row of the tensor at `place`, which does not reach beyond; `error` of a row that was computed again.
-    pub fn write_row(&mut self, place: &Place, row: [usize; 3], values: &[S], carried: Option<&Carried>, from: usize) {
+    pub fn write_row(
+        &mut self,
+        place: &Place,
+        row: [usize; 3],
+        values: &[S],
+        carried: Option<&Carried>,
+        from: usize,
+    ) {
         scatter_row(&mut self.data, place, row, values);
         self.note(carried, |error, carried| match carried {
             Some(carried) => scatter_row(error, place, row, &carried.error[from..from + values.len()]),

@@ -105,8 +105,11 @@ pub trait Conductor<S> {
     ///
     /// # Errors
     /// Whatever ends the whole execution: what concerns one node is [`Unknown`].
-    fn value(&mut self, node: &Node<'_>, args: std::result::Result<&Args<'_, S>, &Unknown>)
-    -> Result<Value<S>>;
+    fn value(
+        &mut self,
+        node: &Node<'_>,
+        args: std::result::Result<&Args<'_, S>, &Unknown>,
+    ) -> Result<Value<S>>;
 }
 
 /// Goes on with the machine's own values.

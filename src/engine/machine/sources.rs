@@ -5,8 +5,8 @@ use parity_graph::Id;
 use super::memory::{Buffer, Unknown, is_plain};
 use super::{Inputs, Machine, Memory, Number, Program, dtype};
 use crate::gguf::TensorRef;
-use crate::ops::source::{Data, Strided};
 use crate::ops::Source;
+use crate::ops::source::{Data, Strided};
 use crate::scalar::Scalar;
 
 impl<'a, S: Number> Machine<'a, S> {
@@ -78,12 +78,8 @@ impl<'a, S: Number> Machine<'a, S> {
             Some(Buffer { unknown: Some(unknown), .. }) => return Err(unknown.clone()),
             Some(buffer) => Some(buffer.view(&place).ok_or_else(of_type)?),
         };
-        let strided = values.unwrap_or(Strided {
-            data: &[],
-            offset: 0,
-            shape: place.shape,
-            strides: place.strides,
-        });
+        let strided =
+            values.unwrap_or(Strided { data: &[], offset: 0, shape: place.shape, strides: place.strides });
         Ok(Source { dtype, data: Data::Values(strided) })
     }
 }
@@ -97,10 +93,15 @@ fn empty<S: Scalar>(program: &Program, id: Id) -> Buffer<S> {
             let kept = format!("the contents of {}, which is kept as {}", tensor.name, tensor.dtype);
             Buffer::unknown(Unknown::new(kept))
         }
-        (false, _) => Buffer::unknown(Unknown::new(format!("the input {}, which was not recorded", tensor.name))),
+        (false, _) => {
+            Buffer::unknown(Unknown::new(format!("the input {}, which was not recorded", tensor.name)))
+        }
     }
 }
 
 fn undecodable(weight: TensorRef<'_>) -> Unknown {
-    Unknown::new(format!("the values of {}, whose type {} is not decoded", weight.info.name, weight.info.dtype))
+    Unknown::new(format!(
+        "the values of {}, whose type {} is not decoded",
+        weight.info.name, weight.info.dtype
+    ))
 }

@@ -181,15 +181,15 @@ fn copies_cast_and_go_where_they_are_told() {
     draft.add("sum", Op::Add, "f32", &[2, 3], &[back, back]);
     let (program, _) = draft.finish();
     let gguf = model();
-    let seen =
-        run(&mut Machine::new(&gguf, Arithmetic::EXACT), &program, &[("x", &[1.5, -2.7, 3.0, 4.9])]);
+    let seen = run(&mut Machine::new(&gguf, Arithmetic::EXACT), &program, &[("x", &[1.5, -2.7, 3.0, 4.9])]);
     assert_eq!(seen.0["sum"], Ok(vec![0.0, 0.0, 2.0, -4.0, 6.0, 8.0].into()));
 }
 
 #[test]
 fn what_is_not_known_is_named_and_goes_on_by_itself() {
     let mut draft = Draft::default();
-    let (x, mask) = (draft.add("x", Op::None, "f32", &[2], &[]), draft.add("mask", Op::None, "f32", &[2], &[]));
+    let (x, mask) =
+        (draft.add("x", Op::None, "f32", &[2], &[]), draft.add("mask", Op::None, "f32", &[2], &[]));
     let masked = draft.add("masked", Op::Add, "f32", &[2], &[x, mask]);
     let strange = draft.add("strange", Op::Other("RWKV_WKV7".into()), "f32", &[2], &[x]);
     draft.add("both", Op::Add, "f32", &[2], &[strange, masked]);
