@@ -147,7 +147,8 @@ fn refuse_other_widths(
     recordings: &[&dyn Recording],
     model: &Model,
 ) {
-    if checkpoint.kind().is_optional() {
+    // The model's own graph knows nothing of names that a recorded graph has.
+    if checkpoint.kind().is_optional() || !checkpoint.kind().is_fixed() {
         return;
     }
     let expected = model.graph.dims.width(checkpoint.kind(), 0);

@@ -334,7 +334,9 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for id in ["blk.3.ffn_moe_probs", "blk.3.rms_norm#2", "result_scaled", "blk.0.a-b.c", "per_layer_proj"] {
+        for id in
+            ["blk.3.ffn_moe_probs", "blk.3.rms_norm#2", "result_scaled", "blk.0.a-b.c", "per_layer_proj"]
+        {
             let checkpoint: Checkpoint = id.parse().unwrap();
             assert_eq!(checkpoint.to_string(), id);
             assert_eq!(checkpoint.layer_index().is_some(), id.starts_with(LAYER_PREFIX), "{id}");
@@ -350,21 +352,37 @@ mod tests {
             assert_eq!(meant(id).as_deref(), Some("blk.0.q_rope"), "{id}");
         }
         assert_eq!(meant("logit").as_deref(), Some("logits"));
-        for id in ["blk.0.q_rope", "blk.0.q_pe", "blk.0.ffn_moe_out", "blk.0.logit", "blk.0.z", "blk.0.q_norm#2"] {
+        for id in
+            ["blk.0.q_rope", "blk.0.q_pe", "blk.0.ffn_moe_out", "blk.0.logit", "blk.0.z", "blk.0.q_norm#2"]
+        {
             assert_eq!(meant(id), None, "{id}");
         }
     }
 
     #[test]
     fn order_is_execution_order() {
-        let mut ids: Vec<Checkpoint> =
-            ["logits", "result_scaled", "blk.10.attn_norm", "blk.2.z", "blk.2.layer_out", "embed", "final_norm"]
-                .map(|id| id.parse().unwrap())
-                .into();
+        let mut ids: Vec<Checkpoint> = [
+            "logits",
+            "result_scaled",
+            "blk.10.attn_norm",
+            "blk.2.z",
+            "blk.2.layer_out",
+            "embed",
+            "final_norm",
+        ]
+        .map(|id| id.parse().unwrap())
+        .into();
         ids.sort();
         let spelt: Vec<String> = ids.iter().map(ToString::to_string).collect();
-        let expected =
-            ["embed", "blk.2.layer_out", "blk.2.z", "blk.10.attn_norm", "final_norm", "logits", "result_scaled"];
+        let expected = [
+            "embed",
+            "blk.2.layer_out",
+            "blk.2.z",
+            "blk.10.attn_norm",
+            "final_norm",
+            "logits",
+            "result_scaled",
+        ];
         assert_eq!(spelt, expected);
     }
 }

@@ -12,8 +12,8 @@ use safetensors::SafeTensors;
 use crate::checkpoint::Checkpoint;
 use crate::dtype::Element;
 use crate::error::DumpError;
-use crate::leaves::LeafPart;
 use crate::files::{element_of, map_file, read_manifest, unreadable};
+use crate::leaves::LeafPart;
 use crate::manifest::{LEAF_PREFIX, Manifest};
 use crate::seen::{self, SeenPart, SeenTensors};
 

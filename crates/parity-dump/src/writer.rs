@@ -88,7 +88,15 @@ impl Writer {
         let header_bytes = header_bytes(tensors);
         file.seek(SeekFrom::Start(header_bytes as u64 + 8)).map_err(|e| failed(&path, "cannot write", &e))?;
         let (header, rows) = (HeaderText::default(), Vec::new());
-        self.open = Some(OpenStep { path, file, positions: positions.to_vec(), header, header_bytes, rows, graph: None });
+        self.open = Some(OpenStep {
+            path,
+            file,
+            positions: positions.to_vec(),
+            header,
+            header_bytes,
+            rows,
+            graph: None,
+        });
         Ok(())
     }
 

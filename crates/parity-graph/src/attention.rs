@@ -208,6 +208,8 @@ fn heads(mapper: &mut Mapper<'_>) {
         Some((heads, width))
     };
     let layers: Vec<u32> = mapper.layers_with(Kind::Q).map(|(layer, _)| layer).collect();
+    let embed = mapper.known.found.get(&Checkpoint::global(Kind::Embed));
+    let rows = embed.map(|found| graph.get(found.tensor).ne[1]);
     for layer in layers {
         let query = split(mapper, Kind::QRope, layer);
         let key = split(mapper, Kind::KRope, layer);
@@ -227,7 +229,12 @@ fn heads(mapper: &mut Mapper<'_>) {
         let value = Checkpoint::layer(Kind::V, layer);
         if let (Some((heads, _)), Some(found)) = (key, mapper.known.found.get_mut(&value)) {
             let ne = graph.get(found.tensor).ne;
-            let width = if ne[2] > 1 && ne[1] == heads { ne[0] * ne[1] } else { ne[0] };
+            let elements: usize = ne.iter().product();
+            let width = match rows {
+                Some(rows) if rows > 0 && elements % rows == 0 => elements / rows,
+                _ if ne[2] > 1 && ne[1] == heads => ne[0] * ne[1],
+                _ => ne[0],
+            };
             found.heads = (heads > 0 && width % heads == 0).then(|| (heads, width / heads));
         }
     }

@@ -21,7 +21,7 @@ pub fn token_axes_of(graph: &Graph, known: &Known) -> Vec<Option<usize>> {
     let mut axes = Axes { graph, rows: known.rows, of: vec![None; graph.tensors.len()] };
     axes.leaves(known);
     for id in 0..graph.nodes {
-        axes.of[id] = axes.node(id);
+        axes.of[id] = axes.node(id).or_else(|| axes.of_one_token(id));
     }
     axes.of.into_iter().map(|axis| axis.map(|axis| 3 - axis)).collect()
 }
@@ -87,8 +87,9 @@ impl Axes<'_> {
             Op::SetRows => self.source(id, 2).or(first).and_then(|(axis, rows)| keep(axis, rows)),
             Op::Concat => self.joined(id),
             Op::MulMat => self.product(id),
-            Op::MulMatId => self.source(id, 1).and_then(|(axis, rows)| keep(axis, rows)),
-            Op::FlashAttn => first.and_then(|(axis, rows)| keep([0, 2, 1, 3][axis], rows)),
+            // These have an axis for tokens by their own definition.
+            Op::MulMatId => self.source(id, 1).or(self.source(id, 2)).and_then(|(_, rows)| keep(2, rows)),
+            Op::FlashAttn | Op::Rope | Op::RopeBack => moved(2),
             Op::SsmConv => self.of_rows(id, 1),
             Op::LightningIndexer => self.of_rows(id, 1),
             Op::Dsv4HcComb | Op::Dsv4HcPost => moved(2),
@@ -97,6 +98,19 @@ impl Axes<'_> {
             op if is_pointwise(op) => self.alike(id),
             _ => self.alike(id),
         }
+    }
+
+    /// A single token may lie on any axis of extent 1, and a reshape does not tell on which: where it turns out to
+    /// have been another one, the next axis of extent 1 it is.
+    fn of_one_token(&self, id: Id) -> Option<usize> {
+        let tensor = self.graph.get(id);
+        let keeps_tokens = is_pointwise(&tensor.op)
+            || matches!(tensor.op, Op::Repeat | Op::Reshape | Op::Cont | Op::MulMat | Op::SumRows);
+        let (axis, rows) = self.source(id, 0).or(self.source(id, 1)).filter(|_| keeps_tokens)?;
+        if rows != 1 || axis == 0 {
+            return None;
+        }
+        (axis + 1..4).find(|&axis| tensor.ne[axis] == 1)
     }
 
     /// The axis of a source that has all extents of the result but those that are reduced.

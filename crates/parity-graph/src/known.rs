@@ -126,8 +126,10 @@ impl Mapper<'_> {
         if let Some(logits) = self.known.found.get_mut(&Checkpoint::global(Kind::Logits)) {
             let width = graph.get(logits.tensor).ne[0];
             for id in graph.computed().filter(|&id| graph.get(id).ne[0] == width) {
-                let pointwise =
-                    matches!(graph.get(id).op, Op::Add | Op::Mul | Op::Div | Op::Scale | Op::Tanh | Op::Clamp);
+                let pointwise = matches!(
+                    graph.get(id).op,
+                    Op::Add | Op::Mul | Op::Div | Op::Scale | Op::Tanh | Op::Clamp
+                );
                 let reads = |slot| graph.src(id, slot).is_some_and(|src| graph.origin(src) == logits.tensor);
                 if pointwise && id > logits.tensor && (reads(0) || reads(1)) {
                     logits.tensor = id;
@@ -162,7 +164,14 @@ impl Mapper<'_> {
             match (&tensor.op, branch) {
                 (Op::Add, Some(branch)) if of.contains(&None) && !own_weight() => self.note_sum(branch, id),
                 (
-                    Op::Add | Op::AddId | Op::Mul | Op::Div | Op::Scale | Op::GetRows | Op::RmsNorm | Op::Norm,
+                    Op::Add
+                    | Op::AddId
+                    | Op::Mul
+                    | Op::Div
+                    | Op::Scale
+                    | Op::GetRows
+                    | Op::RmsNorm
+                    | Op::Norm,
                     Some(_),
                 ) => carried[id] = branch,
                 (op, Some(_)) if op.is_view() || op.is_copy() => carried[id] = branch,
@@ -276,10 +285,13 @@ fn shifted_norm(weight: &str) -> Option<Checkpoint> {
 pub fn layers(graph: &Graph) -> Vec<Option<u32>> {
     let mut layers: Vec<Option<u32>> = vec![None; graph.tensors.len()];
     for id in 0..graph.nodes {
-        let mut sources = graph.sources(id).map(|src| match graph.is_leaf(src) {
-            true => (layer_weight(&graph.get(src).name).map(|(layer, _)| layer), true),
-            false => (layers[src], false),
-        }).collect::<Vec<_>>();
+        let mut sources = graph
+            .sources(id)
+            .map(|src| match graph.is_leaf(src) {
+                true => (layer_weight(&graph.get(src).name).map(|(layer, _)| layer), true),
+                false => (layers[src], false),
+            })
+            .collect::<Vec<_>>();
         sources.retain(|(layer, _)| layer.is_some());
         let own = sources.iter().filter(|(_, weight)| *weight).filter_map(|(layer, _)| *layer).max();
         layers[id] = own.or(sources.iter().filter_map(|(layer, _)| *layer).max());

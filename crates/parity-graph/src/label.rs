@@ -26,7 +26,8 @@ pub fn labels_of(graph: &Graph, known: &Known) -> Vec<Option<Checkpoint>> {
     let mut labels: Vec<Option<Checkpoint>> = vec![None; graph.tensors.len()];
     for (&checkpoint, found) in &known.found {
         let node = graph.origin(found.tensor);
-        let whole = found.within.is_none() && graph.get(node).elements() == graph.get(found.tensor).elements();
+        let whole =
+            found.within.is_none() && graph.get(node).elements() == graph.get(found.tensor).elements();
         if whole && graph.is_arithmetic(node) && labels[node].is_none() {
             labels[node] = Some(checkpoint);
         }
@@ -91,13 +92,15 @@ fn name(graph: &Graph, id: Id, layer: Option<u32>) -> (Option<u32>, String) {
     let op = tensor.op.name().to_ascii_lowercase();
     // Views that are computed in place keep their source's name, with what was done in brackets.
     let own = tensor.name.split(" (").next().unwrap_or_default().trim();
-    let (own, own_layer) = match own.rsplit_once('-').and_then(|(name, n)| Some((name, n.parse::<u32>().ok()?))) {
-        Some((name, layer)) => (name, Some(layer)),
-        None => (own, None),
-    };
+    let (own, own_layer) =
+        match own.rsplit_once('-').and_then(|(name, n)| Some((name, n.parse::<u32>().ok()?))) {
+            Some((name, layer)) => (name, Some(layer)),
+            None => (own, None),
+        };
     let numbered = own.strip_prefix("node_").or(own.strip_prefix("leaf_"));
     let unnamed = own.is_empty() || numbered.is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()));
-    let own_weight = [0, 1].into_iter().find_map(|slot| weight(graph, id, slot).filter(|name| name.contains('.')));
+    let own_weight =
+        [0, 1].into_iter().find_map(|slot| weight(graph, id, slot).filter(|name| name.contains('.')));
     let weight_layer = own_weight.and_then(layer_weight).map(|(layer, _)| layer);
     let (layer, name) = if !unnamed {
         (own_layer.or(weight_layer), plain(own))

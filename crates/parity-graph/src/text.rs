@@ -162,7 +162,11 @@ pub fn read(text: &str) -> Result<Vec<Graph>, String> {
             }
         }
     }
-    graphs.into_iter().enumerate().map(|(n, read)| read.finish().map_err(|e| format!("graph {n}: {e}"))).collect()
+    graphs
+        .into_iter()
+        .enumerate()
+        .map(|(n, read)| read.finish().map_err(|e| format!("graph {n}: {e}")))
+        .collect()
 }
 
 fn clipped(line: &str) -> String {
@@ -277,7 +281,8 @@ fn read_tensor(line: &str, leaf: bool, home: Option<&str>) -> Option<(Tensor, Op
             read_word(&mut tensor, word, leaf)?;
         }
     }
-    let spans = tensor.ne.iter().zip(tensor.nb).try_fold(0usize, |sum, (n, nb)| sum.checked_add(n.checked_mul(nb)?));
+    let spans =
+        tensor.ne.iter().zip(tensor.nb).try_fold(0usize, |sum, (n, nb)| sum.checked_add(n.checked_mul(nb)?));
     spans.filter(|bytes| *bytes <= BYTES_MAX)?;
     Some((tensor, bare))
 }
@@ -326,8 +331,9 @@ fn read_param(tensor: &mut Tensor, key: &str, value: &str) -> Option<()> {
 
 fn read_sources(text: &str) -> Option<Vec<Option<usize>>> {
     let words = text.split(' ').filter(|src| !src.is_empty());
-    let srcs: Vec<Option<usize>> =
-        words.map(|src| if src == "-" { Some(None) } else { bounded(src).map(Some) }).collect::<Option<_>>()?;
+    let srcs: Vec<Option<usize>> = words
+        .map(|src| if src == "-" { Some(None) } else { bounded(src).map(Some) })
+        .collect::<Option<_>>()?;
     (srcs.len() <= MAX_SRC && srcs.last() != Some(&None)).then_some(srcs)
 }
 

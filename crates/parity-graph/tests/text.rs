@@ -24,11 +24,17 @@ fn writing_what_was_read_gives_the_same_text() {
     assert_eq!(graphs.len(), 2);
     let graph = &graphs[1];
     // Words stand in their own order, whatever the order that they were read in.
-    assert_eq!(text::write(graph), TEXT.replace("n_dims=64 mode=2 freq_base=10000 w0=0x7", "w0=0x7 n_dims=64 mode=2 freq_base=10000"));
+    assert_eq!(
+        text::write(graph),
+        TEXT.replace("n_dims=64 mode=2 freq_base=10000 w0=0x7", "w0=0x7 n_dims=64 mode=2 freq_base=10000")
+    );
     assert_eq!(graph.get(1).params.float(0), 1e-6);
     assert_eq!(graph.get(2).view, Some(View { root: 1, offset: 768 }));
     assert_eq!((graph.src(4, 1), graph.src(4, 2)), (None, Some(8)));
-    assert_eq!((graph.get(4).backend.as_deref(), graph.get(3).backend.as_deref()), (Some("CUDA0"), Some("CPU")));
+    assert_eq!(
+        (graph.get(4).backend.as_deref(), graph.get(3).backend.as_deref()),
+        (Some("CUDA0"), Some("CPU"))
+    );
     assert!(!graph.get(5).computed && graph.get(6).backend.is_none());
 }
 
@@ -72,11 +78,18 @@ fn what_is_no_graph_is_an_error() {
 }
 
 fn tensor(id: usize, nodes: usize, tensors: usize) -> impl Strategy<Value = Tensor> {
-    let ops: Vec<Op> = Op::all().filter(|op| !op.is_view()).cloned().chain([Op::parse("RWKV_WKV7")]).collect();
+    let ops: Vec<Op> =
+        Op::all().filter(|op| !op.is_view()).cloned().chain([Op::parse("RWKV_WKV7")]).collect();
     let readable = move |src: usize| if src < id { src } else { nodes + src % (tensors - nodes) };
     let known = prop::sample::select(vec!["f32", "f16", "q4_K", "i64"]);
     (
-        (prop::sample::select(ops), any::<[u32; 16]>(), any::<u16>(), known, prop::array::uniform4(0usize..5)),
+        (
+            prop::sample::select(ops),
+            any::<[u32; 16]>(),
+            any::<u16>(),
+            known,
+            prop::array::uniform4(0usize..5),
+        ),
         (prop::collection::vec(prop::option::of(0usize..100), 0..10), any::<bool>(), "[ -~é]{0,20}"),
         prop::option::of(prop::sample::select(vec!["CPU", "CUDA0"])),
     )

@@ -50,7 +50,10 @@ fn check(path: &Path) -> Result<String, Vec<String>> {
             problems.extend(value(&dump, &graph, id, *label, axes[id], step));
         }
         for (id, name) in label::leaf_names(&graph).into_iter().enumerate() {
-            let Some(name) = name.filter(|_| graph.leaf(id) == Some(Leaf::Input) && is_read(&graph, id)) else { continue };
+            let Some(name) = name.filter(|_| graph.leaf(id) == Some(Leaf::Input) && is_read(&graph, id))
+            else {
+                continue;
+            };
             inputs += 1;
             if dump.leaf(step, &name).is_none() {
                 problems.push(format!("input {name} of step {step} is missing"));
@@ -81,7 +84,9 @@ fn value(
         return None;
     }
     let positions = &dump.manifest().steps[step].positions;
-    let Some(recorded) = dump.get(label) else { return Some(format!("{label} ({}) is missing", graph.get(id).op)) };
+    let Some(recorded) = dump.get(label) else {
+        return Some(format!("{label} ({}) is missing", graph.get(id).op));
+    };
     let rows: Vec<usize> = positions.iter().filter_map(|&position| recorded.find(position)).collect();
     let elements: usize = rows.iter().map(|&row| recorded.width_of(row)).sum();
     let expected = axis.map_or(1, |axis| graph.get(id).shape()[axis]);

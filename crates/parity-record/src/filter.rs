@@ -47,7 +47,16 @@ impl Filter {
             true => Checkpoint::layer(kind, last),
             false => Checkpoint::global(kind),
         };
+        // A pattern that fits no fixed id asks for a name, and the name alone does not tell where it is computed.
+        let fixed = || (0..=last).flat_map(|layer| Kind::all().map(move |kind| (kind, layer)));
+        let of = |(kind, layer): (Kind, u32)| match kind.in_layer() {
+            true => Checkpoint::layer(kind, layer),
+            false => Checkpoint::global(kind),
+        };
+        let is_name = |glob: &String| !fixed().any(|at| fits(glob.as_bytes(), of(at).to_string().as_bytes()));
+        let reaches_last = self.layers.is_none_or(|(_, end)| end >= last);
         Kind::all().filter(|kind| *kind >= Kind::AttnOut).any(|kind| self.wants(at(kind), last + 1))
+            || reaches_last && self.globs.iter().any(is_name)
     }
 }
 
@@ -147,6 +156,7 @@ mod tests {
         let tail = |filter: &str, layers| filter.parse::<Filter>().unwrap().wants_tail(layers);
         assert!(tail("", Some(4)) && tail("3", Some(4)) && tail(";logits", Some(4)) && tail("0", None));
         assert!(!tail("0", Some(4)) && !tail("0..2", Some(4)) && !tail(";blk.*.q_rope", Some(4)));
+        assert!(tail(";blk.*.ffn_moe_probs", Some(4)) && !tail("0;blk.*.ffn_moe_probs", Some(4)));
         assert!(tail(";blk.3.ffn_out", Some(4)) && !tail(";blk.2.ffn_out", Some(4)) && tail("0", Some(1)));
     }
 

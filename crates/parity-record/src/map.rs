@@ -106,7 +106,9 @@ fn fixed(graph: &Graph, checkpoint: Checkpoint, found: &Found, axis: Option<usiz
         let rows = region.extents[0];
         let heads = match (found.heads, region.extents.len()) {
             // Without a token axis in sight, as in graphs that were printed, the heads tell rows apart.
-            (Some((heads, head)), _) if axis.is_none() && heads * head > 0 && region.elements() % (heads * head) == 0 => {
+            (Some((heads, head)), _)
+                if axis.is_none() && heads * head > 0 && region.elements() % (heads * head) == 0 =>
+            {
                 return whole_rows(graph, checkpoint, region, heads, head);
             }
             (Some((heads, head)), _) if heads * head == width => Some((heads, head)),
@@ -126,7 +128,13 @@ fn fixed(graph: &Graph, checkpoint: Checkpoint, found: &Found, axis: Option<usiz
 }
 
 /// Rows of heads of a tensor whose token axis is not known.
-fn whole_rows(graph: &Graph, checkpoint: Checkpoint, region: Region, heads: usize, head: usize) -> Option<Capture> {
+fn whole_rows(
+    graph: &Graph,
+    checkpoint: Checkpoint,
+    region: Region,
+    heads: usize,
+    head: usize,
+) -> Option<Capture> {
     let shape = vec![region.elements() / (heads * head), heads, head];
     capture(graph, checkpoint, region, shape, false)
 }
@@ -146,7 +154,13 @@ fn named(graph: &Graph, checkpoint: Checkpoint, id: Id, axis: Option<usize>) -> 
     capture(graph, checkpoint, region, shape, axis.is_none())
 }
 
-fn capture(graph: &Graph, checkpoint: Checkpoint, region: Region, shape: Vec<usize>, whole: bool) -> Option<Capture> {
+fn capture(
+    graph: &Graph,
+    checkpoint: Checkpoint,
+    region: Region,
+    shape: Vec<usize>,
+    whole: bool,
+) -> Option<Capture> {
     let (element, from_i32) = match graph.get(region.storage).dtype.as_str() {
         "f32" => (Element::F32, false),
         "f16" => (Element::F16, false),
@@ -184,7 +198,9 @@ fn leaves(graph: &Graph, labels: &[Option<Checkpoint>]) -> Vec<LeafCapture> {
     let names = label::leaf_names(graph).into_iter().enumerate();
     let inputs = names.filter(|(leaf, _)| read[*leaf] && graph.leaf(*leaf) == Some(Leaf::Input));
     inputs
-        .filter_map(|(leaf, name)| Some(LeafCapture { leaf, name: name?, readers: std::mem::take(&mut readers[leaf]) }))
+        .filter_map(|(leaf, name)| {
+            Some(LeafCapture { leaf, name: name?, readers: std::mem::take(&mut readers[leaf]) })
+        })
         .collect()
 }
 

@@ -157,3 +157,22 @@ unsafe fn is_causal(reader: Reader<'_>, leaf: RawTensor, positions: &[u32]) -> b
             row.iter().enumerate().all(|(column, &seen)| seen == (column <= position as usize))
         })
 }
+
+/// Indices become f32, which has all of them up to 2²⁴ exactly.
+pub(crate) fn indices_as_f32(bytes: &mut [u8]) {
+    for word in bytes.chunks_exact_mut(4) {
+        let index = i32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
+        word.copy_from_slice(&(index as f32).to_ne_bytes());
+    }
+}
+
+/// The name that safetensors has for an input's element type.
+pub(crate) fn leaf_dtype(dtype: &str) -> Option<&'static str> {
+    match dtype {
+        "f32" => Some("F32"),
+        "f16" => Some("F16"),
+        "i32" => Some("I32"),
+        "i64" => Some("I64"),
+        _ => None,
+    }
+}

@@ -14,7 +14,7 @@ use crate::describe::{Described, Reader};
 use crate::filter::Filter;
 use crate::hashes::Hashes;
 use crate::map::{Mapping, map};
-use crate::plan::{Plan, Planned};
+use crate::plan::{Plan, Planned, indices_as_f32, leaf_dtype};
 use crate::producer;
 use crate::sequence::{Pass, Sequences};
 use crate::store::{Announced, BUFFER_BYTES, Store};
@@ -134,7 +134,8 @@ impl Recorder {
             self.graphs_written = 0;
         }
         // SAFETY: by the caller's promise.
-        let plan = unsafe { Plan::new(reader, &described, &mapping, &self.options.filter, tokens, positions) };
+        let plan =
+            unsafe { Plan::new(reader, &described, &mapping, &self.options.filter, tokens, positions) };
         // SAFETY: as above.
         if let Err(reason) = unsafe { self.open(reader, sched, &plan, &mapping) } {
             self.stop(&reason);
@@ -290,14 +291,19 @@ impl Recorder {
         // SAFETY: leaves of a graph whose inputs are set.
         let read = |id: usize| unsafe { reader.i32s(described.address[id]) };
         let unsigned = |values: Vec<i32>| {
-            values.into_iter().take(mapping.known.rows).map(|v| u32::try_from(v).ok()).collect::<Option<Vec<u32>>>()
+            values
+                .into_iter()
+                .take(mapping.known.rows)
+                .map(|v| u32::try_from(v).ok())
+                .collect::<Option<Vec<u32>>>()
         };
         let tokens = unsigned(read(tokens)?)?;
         let positions = match mapping.known.positions {
             Some(leaf) => unsigned(read(leaf)?)?,
             None => self.sequences.following(tokens.len()),
         };
-        (tokens.len() == mapping.known.rows && positions.len() == mapping.known.rows).then_some((tokens, positions))
+        (tokens.len() == mapping.known.rows && positions.len() == mapping.known.rows)
+            .then_some((tokens, positions))
     }
 
     /// Opens what the recording is written to, at its first pass.
@@ -360,25 +366,6 @@ impl Recorder {
 
 /// Graphs that are kept to be recognised.
 const GRAPHS_KEPT: usize = 8;
-
-/// Indices become f32, which has all of them up to 2²⁴ exactly.
-fn indices_as_f32(bytes: &mut [u8]) {
-    for word in bytes.chunks_exact_mut(4) {
-        let index = i32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
-        word.copy_from_slice(&(index as f32).to_ne_bytes());
-    }
-}
-
-/// The name that safetensors has for an input's element type.
-fn leaf_dtype(dtype: &str) -> Option<&'static str> {
-    match dtype {
-        "f32" => Some("F32"),
-        "f16" => Some("F16"),
-        "i32" => Some("I32"),
-        "i64" => Some("I64"),
-        _ => None,
-    }
-}
 
 /// Names of the backends that compute the wanted nodes, with how many of them.
 unsafe fn backends(reader: Reader<'_>, sched: RawSched, plan: &Plan) -> HashMap<String, usize> {

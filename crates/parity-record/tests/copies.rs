@@ -193,7 +193,10 @@ fn slots_views_and_parameters_are_read_as_they_are() {
     let flat = unsafe { reader.describe(std::ptr::null_mut(), (&raw const graph).cast_mut().cast()) }.graph;
     assert_eq!((flat.src(0, 0), flat.src(0, 1), flat.src(0, 2)), (Some(3), None, Some(4)));
     assert_eq!(flat.get(0).params.0[15], 15);
-    assert_eq!((flat.get(1).srcs.as_slice(), flat.get(1).view), (&[Some(0)][..], Some(View { root: 5, offset: 8 })));
+    assert_eq!(
+        (flat.get(1).srcs.as_slice(), flat.get(1).view),
+        (&[Some(0)][..], Some(View { root: 5, offset: 8 }))
+    );
     assert!(!flat.get(2).computed && flat.get(1).computed, "what has no elements is never computed");
     assert_eq!(flat.writers(5).collect::<Vec<_>>(), [1]);
 

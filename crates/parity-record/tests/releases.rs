@@ -91,7 +91,11 @@ fn everything_is_named(name: &str, graph: &Graph, mapping: &Mapping) {
         let capture = mapping.captures.iter().find(|capture| capture.checkpoint == label).unwrap();
         assert_eq!(capture.region.elements(), graph.get(id).elements(), "{name}: {label}");
         let rows = capture.shape[usize::from(label.kind().is_optional())];
-        assert!(capture.picked.is_some() || rows == mapping.known.rows, "{name}: {label} {:?}", capture.shape);
+        assert!(
+            capture.picked.is_some() || rows == mapping.known.rows,
+            "{name}: {label} {:?}",
+            capture.shape
+        );
     }
 }
 

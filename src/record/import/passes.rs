@@ -82,9 +82,7 @@ impl<'t> Pass<'t> {
         let mut aliases: BTreeMap<Id, Vec<Id>> = BTreeMap::new();
         for id in 0..self.graph.nodes {
             let known = !matches!(self.graph.get(id).op, Op::Permute | Op::Transpose)
-                && (self.graph.get(id).op != Op::View
-                    || start(&self.graph, id) > 0
-                    || self.is_window(id));
+                && (self.graph.get(id).op != Op::View || start(&self.graph, id) > 0 || self.is_window(id));
             if known {
                 aliases.entry(self.graph.storage(id)).or_default().push(id);
             }
@@ -313,8 +311,9 @@ fn reads_fused(graph: &Graph, id: Id) -> bool {
     let reads = |id: Id, part: &str| {
         graph.sources(id).any(|src| graph.is_leaf(src) && graph.get(src).name.ends_with(part))
     };
-    let biased =
-        || (0..graph.nodes).any(|sum| graph.sources(sum).any(|src| src == id) && reads(sum, ".attn_qkv.bias"));
+    let biased = || {
+        (0..graph.nodes).any(|sum| graph.sources(sum).any(|src| src == id) && reads(sum, ".attn_qkv.bias"))
+    };
     reads(id, ".attn_qkv.bias") || reads(id, ".attn_qkv.weight") && !biased()
 }
 
