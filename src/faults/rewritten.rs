@@ -6,7 +6,7 @@ use parity_graph::rewrite::{Change, Edit};
 use parity_graph::{Graph, Id, Op, Params, fault};
 
 use crate::audit::recorded::{Sight, Suspect, hypotheses, judge};
-use crate::gguf::TensorRef;
+use crate::gguf::{DType, TensorRef};
 use crate::ops::source::Data;
 use crate::ops::{Args, Rule, Source, Strided, rule};
 use crate::report::{Diagnosis, Tried};
@@ -77,6 +77,10 @@ pub fn rewrite<'a>(
             let source = args.get(*slot)?;
             let shape = source.shape();
             scratch.values = edit_values(*edit, shape[3], &source.values());
+            // An edited weight is held in the type of the weight.
+            if source.dtype == DType::F32 {
+                scratch.values.iter_mut().for_each(|value| *value = f64::from(*value as f32));
+            }
             let values = Strided::whole(&scratch.values[..], shape);
             sources[*slot] = Some(Source { dtype: source.dtype, data: Data::Values(values) });
         }

@@ -34,6 +34,8 @@ pub struct Foreign {
     pub graphs: Graphs,
     /// `general.architecture`.
     pub architecture: String,
+    /// Why parity has no graph of its own.
+    pub refused: String,
 }
 
 /// Opens a model for a recording: with parity's own graph, or, where it has none and the recording brings one, with
@@ -47,12 +49,13 @@ pub fn open(path: &Path, recording: &Dump) -> Result<std::result::Result<Model, 
         Err(refused) => refused,
     };
     if recording.manifest().graphs.is_empty() {
-        return Err(refused.hint("a recording made with this parity's tap brings its graph: record again"));
+        return Err(refused);
     }
     let gguf = Gguf::open(path)?;
     model::refuse_other(&gguf, recording.path(), &recording.manifest().model)?;
     let architecture = gguf.str("general.architecture")?.unwrap_or("an unnamed architecture").to_owned();
-    Ok(Err(Box::new(Foreign { gguf, graphs: Graphs::open(recording)?, architecture })))
+    let refused = refused.to_string().lines().next().unwrap_or_default().to_owned();
+    Ok(Err(Box::new(Foreign { gguf, graphs: Graphs::open(recording)?, architecture, refused })))
 }
 
 impl Foreign {
@@ -61,9 +64,9 @@ impl Foreign {
         match wiring(&self.gguf, &self.architecture, &self.graphs) {
             Some(wiring) => wiring.weigh(report),
             None => report.notes.push(format!(
-                "the wiring is as the producer declares it: parity has no graph of its own for {}, so that a parameter \
-                 that was read from the wrong place looks right here",
-                self.architecture
+                "the wiring is as the producer declares it: parity has no graph of its own for {} ({}), so that a \
+                 parameter that was read from the wrong place looks right here",
+                self.architecture, self.refused
             )),
         }
     }
