@@ -39,6 +39,9 @@ const LAYOUT: Layout = Layout {
     nb: std::mem::offset_of!(Fake, nb),
     flags: std::mem::offset_of!(Fake, flags),
     src: std::mem::offset_of!(Fake, src),
+    // Read by injected mistakes alone, which need a real ggml.
+    op: std::mem::offset_of!(Fake, op),
+    data: std::mem::offset_of!(Fake, op),
     op_params: std::mem::offset_of!(Fake, params),
     view_src: std::mem::offset_of!(Fake, view_src),
     view_offs: std::mem::offset_of!(Fake, view_offs),
@@ -199,13 +202,4 @@ fn slots_views_and_parameters_are_read_as_they_are() {
     );
     assert!(!flat.get(2).computed && flat.get(1).computed, "what has no elements is never computed");
     assert_eq!(flat.writers(5).collect::<Vec<_>>(), [1]);
-
-    // A fault is injected before the node is computed.
-    // SAFETY: as above, and nothing computes.
-    let flat = unsafe {
-        reader.set_param(probs, 0, 0.5f32.to_bits());
-        reader.set_source(probs, 2, std::ptr::null_mut());
-        reader.describe(std::ptr::null_mut(), (&raw const graph).cast_mut().cast()).graph
-    };
-    assert_eq!((flat.get(0).params.float(0), flat.get(0).srcs.len()), (0.5, 1));
 }

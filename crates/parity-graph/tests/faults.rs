@@ -1,0 +1,86 @@
+//! Mistakes found in graphs that llama.cpp computed: every rewrite fits its graph, and says what it is.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use parity_graph::rewrite::Change;
+use parity_graph::{Graph, MAX_SRC, fault, params, text};
+
+/// Graphs of six architectures, recorded with llama.cpp 0.5.0.
+fn graphs() -> Vec<(String, Graph)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/graphs");
+    let mut graphs = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "txt") {
+            let read = text::read(&std::fs::read_to_string(&path).unwrap()).unwrap();
+            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+            graphs.extend(read.into_iter().map(|graph| (name.clone(), graph)));
+        }
+    }
+    assert!(graphs.len() >= 6, "{} graphs", graphs.len());
+    graphs
+}
+
+#[test]
+fn rewrites_fit_their_graphs_and_change_them() {
+    for (name, graph) in graphs() {
+        let mut found = 0;
+        for id in 0..graph.tensors.len() {
+            for fault in fault::at(&graph, id) {
+                found += 1;
+                let at = format!("{name}, {}: {}", graph.get(id).name, fault.name);
+                assert_eq!(fault.rewrite.node, id, "{at}");
+                assert!(fault.name.contains('.') && !fault.text.is_empty() && !fault.text.ends_with('.'), "{at}");
+                let slots = graph.get(id).srcs.len();
+                match &fault.rewrite.change {
+                    Change::Words(words) | Change::Op(_, words) => {
+                        assert!(words.iter().all(|(word, _)| *word < params::WORDS), "{at}");
+                    }
+                    Change::Source { slot, with } => {
+                        assert!(*slot < MAX_SRC && with.is_none_or(|id| id < graph.tensors.len()), "{at}");
+                    }
+                    Change::Exchange(a, b) => assert!(*a < slots && *b < slots, "{at}"),
+                    Change::SourceEdit { slot, .. } | Change::Bypass { slot } => {
+                        assert!(graph.src(id, *slot).is_some(), "{at}");
+                    }
+                    Change::ResultEdit(_) => {}
+                }
+                let in_place = matches!(
+                    fault.rewrite.change,
+                    Change::SourceEdit { .. } | Change::Bypass { .. } | Change::ResultEdit(_)
+                );
+                assert!(in_place || fault.rewrite.applied(&graph) != graph, "{at} changes nothing");
+            }
+        }
+        assert!(found > 20, "{name}: {found} mistakes");
+    }
+}
+
+#[test]
+fn each_family_has_a_place_in_some_graph() {
+    let names: BTreeSet<&str> = graphs()
+        .iter()
+        .flat_map(|(_, graph)| (0..graph.nodes).flat_map(|id| fault::at(graph, id)).collect::<Vec<_>>())
+        .map(|fault| fault.name)
+        .collect();
+    for name in [
+        "norm.eps",
+        "norm.no_weight",
+        "linear.no_bias",
+        "linear.wrong_layer",
+        "rope.base",
+        "rope.interleaved",
+        "attn.no_scale",
+        "attn.no_mask",
+        "attn.sinks",
+        "moe.routing",
+        "moe.no_renorm",
+        "moe.expert_index",
+        "ffn.swapped",
+        "ffn.clamp",
+        "residual.missing",
+    ] {
+        assert!(names.contains(name), "{name} has no place in any of {names:?}");
+    }
+}
