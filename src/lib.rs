@@ -3,10 +3,13 @@
 //!
 //! The modules stand in the order of the flow; a module uses only those above it.
 
+pub mod text;
+
 pub mod error;
+
+pub mod files;
 pub mod scalar;
 pub mod tensor;
-pub mod text;
 
 pub mod checkpoint;
 pub mod numerics;

@@ -326,7 +326,7 @@ impl Conductor<f64> for Last {
     ) -> Result<Value<f64>> {
         let value = own(node, args);
         match &value {
-            Ok(values) => self.0 = values.clone(),
+            Ok(values) => self.0 = values.data.clone(),
             Err(unknown) => panic!("{}: {}", node.program.names[node.id], unknown.0),
         }
         Ok(value)
@@ -340,7 +340,7 @@ fn run(gguf: &Gguf, steps: &[(Graph, BTreeMap<String, Vec<f64>>)]) -> Vec<Vec<f6
     for (graph, inputs) in steps {
         let program = Program::new(graph.clone(), Vec::new()).unwrap();
         let mut last = Last(Vec::new());
-        machine.step(&program, &|name| inputs.get(name).cloned(), &mut last).unwrap();
+        machine.step(&program, &|id| inputs.get(&program.graph.get(id).name).cloned(), &mut last).unwrap();
         let width = graph.get(graph.computed().last().unwrap()).ne[0];
         logits.push(last.0[last.0.len() - width..].to_vec());
     }

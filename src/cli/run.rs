@@ -87,7 +87,7 @@ impl PromptArgs {
     pub fn text(&self) -> Result<Option<String>> {
         match (&self.prompt, &self.file) {
             (Some(text), _) => Ok(Some(text.clone())),
-            (None, Some(path)) => crate::text::read(path, crate::text::TEXT_BYTES_MAX).map(Some),
+            (None, Some(path)) => crate::files::read(path, crate::files::TEXT_BYTES_MAX).map(Some),
             (None, None) => Ok(None),
         }
     }

@@ -8,8 +8,8 @@ use serde::Deserialize;
 use super::Tolerance;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::select;
-use crate::text;
 
 /// The user's tolerances; the last pattern that matches a checkpoint counts.
 #[derive(Clone, Debug, Default)]
@@ -42,7 +42,7 @@ impl Tolerances {
 
     /// Adds the rules of a file with `[[tolerance]]` tables: `checkpoint`, `rtol`, `atol`, `nmse`.
     pub fn with_file(mut self, path: &Path) -> Result<Tolerances> {
-        let text = text::read(path, text::TEXT_BYTES_MAX)?;
+        let text = files::read(path, files::TEXT_BYTES_MAX)?;
         let file: File = toml::from_str(&text).map_err(|e| {
             Error::file(path, format!("is no tolerance file: {e}"))
                 .expected("[[tolerance]] tables with checkpoint = 'blk.*.q_rope' and rtol, atol or nmse")

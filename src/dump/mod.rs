@@ -200,7 +200,7 @@ pub fn open(path: &Path, names: Option<&Path>) -> Result<Dump> {
             .found("a folder, whose tensors are named by checkpoint ids")
             .hint("parity inspect DUMP lists its tensors"));
     }
-    let text = crate::text::read(names, crate::text::TEXT_BYTES_MAX)?;
+    let text = crate::files::read(names, crate::files::TEXT_BYTES_MAX)?;
     let map: BTreeMap<String, Checkpoint> = serde_json::from_str(&text).map_err(|e| {
         Error::file(names, format!("is no name map: {e}")).expected(r#"{"model.norm": "final_norm", …}"#)
     })?;

@@ -42,6 +42,11 @@ impl FromStr for Spec {
     }
 }
 
+/// A checkpoint of the hand-written graphs: any other word is a name, and no place in them.
+fn fixed(text: &str) -> Option<Checkpoint> {
+    text.parse().ok().filter(|checkpoint: &Checkpoint| checkpoint.kind().is_fixed())
+}
+
 fn parse_place(text: &str, place: &str) -> Result<Place> {
     let layers = match place.split_once("..") {
         Some((first, last)) => first.parse().ok().zip(last.trim_start_matches('=').parse().ok()),
@@ -50,7 +55,7 @@ fn parse_place(text: &str, place: &str) -> Result<Place> {
     if let Some((first, last)) = layers {
         return Ok(Place::Layers(first, last));
     }
-    place.parse().map(Place::Node).map_err(|_| {
+    fixed(place).map(Place::Node).ok_or_else(|| {
         Error::new(text, "the place after `@` is not understood")
             .expected("a layer (3), layers (0..3) or a checkpoint (blk.3.q_rope)")
             .found(place)
@@ -173,7 +178,7 @@ fn parse_argument(fault: &Fault, text: &str) -> Result<Argument> {
             .ok_or_else(|| wrong(&format!("{}: a whole number", parameter.name))),
         ParameterKind::Name if text.is_empty() => Err(wrong(&format!("{}: a name", parameter.name))),
         ParameterKind::Name => {
-            Ok(text.parse().map_or_else(|_| Argument::Tensor(text.to_owned()), Argument::Checkpoint))
+            Ok(fixed(text).map_or_else(|| Argument::Tensor(text.to_owned()), Argument::Checkpoint))
         }
     }
 }

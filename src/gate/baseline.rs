@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::report::Report;
 use crate::report::diff::{FACTOR, FACTOR_KL, FLOOR_DISTANCE, FLOOR_KL, FLOOR_OWN, ratio};
-use crate::text;
 
 /// Name and version of the format.
 pub const SCHEMA: &str = "parity-baseline/1";
@@ -86,7 +86,7 @@ impl Baseline {
         if !path.exists() {
             return Ok(Baseline { schema: SCHEMA.to_owned(), cases: BTreeMap::new() });
         }
-        let text = text::read(path, text::TEXT_BYTES_MAX)?;
+        let text = files::read(path, files::TEXT_BYTES_MAX)?;
         let baseline: Baseline =
             serde_json::from_str(&text).map_err(|e| Error::file(path, format!("is no baseline: {e}")))?;
         if baseline.schema != SCHEMA {

@@ -124,7 +124,7 @@ pub fn read(text: &str, folder: &Path) -> Result<Cases> {
     for path in &file.include {
         let path = folder.join(path);
         let inside = |e: String| format!("{}: {e}", path.display());
-        let text = crate::text::read(&path, crate::text::TEXT_BYTES_MAX).map_err(|e| e.to_string())?;
+        let text = crate::files::read(&path, crate::files::TEXT_BYTES_MAX).map_err(|e| e.to_string())?;
         let inner: File = toml::from_str(&text).map_err(|e| inside(e.to_string()))?;
         // One level, so that nothing includes itself.
         if !inner.include.is_empty() {
@@ -283,7 +283,7 @@ impl Prompt {
             Prompt::Tokens { tokens } => Ok(Input::Tokens(tokens.clone())),
             Prompt::File { file } => {
                 let path = folder.join(file);
-                let text = crate::text::read(&path, crate::text::TEXT_BYTES_MAX);
+                let text = crate::files::read(&path, crate::files::TEXT_BYTES_MAX);
                 text.map(Input::Prompt).map_err(|e| e.to_string())
             }
         }

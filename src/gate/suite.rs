@@ -12,10 +12,10 @@ use crate::compare::Tolerances;
 use crate::engine::device::Device;
 use crate::error::{Error, Result};
 use crate::faults::inject::Spec;
+use crate::files;
 use crate::numerics::Numerics;
 use crate::report::Verdict;
 use crate::select::{self, Selection};
-use crate::text;
 
 /// A suite, its cases spelt out.
 pub struct Suite {
@@ -105,7 +105,7 @@ impl Suite {
     /// Reads a suite; its paths are relative to its folder, and may begin with `$NAME/` for a folder that the
     /// environment names.
     pub fn read(path: &Path) -> Result<Suite> {
-        let text = text::read(path, text::TEXT_BYTES_MAX)?;
+        let text = files::read(path, files::TEXT_BYTES_MAX)?;
         let folder = path.parent().unwrap_or(Path::new("."));
         Suite::parse(&text, folder).map_err(|e| Error::file(path, e).hint("docs/ci.md describes suites"))
     }

@@ -11,7 +11,8 @@ use crate::compare::{self, Comparison, Tolerances};
 use crate::dump::Recording;
 use crate::error::Result;
 use crate::faults::rewritten::diagnose;
-use crate::report::Report;
+use crate::model::diff as wiring;
+use crate::report::{Report, Verdict};
 use crate::select::Selection;
 use parity_dump::Dump;
 
@@ -81,7 +82,35 @@ pub fn diff(
     report.notes.extend(interrupted(candidate).or(interrupted(reference)));
     foreign.weigh_wiring(&mut report);
     refuse_other_tokens(&mut report, sides, &comparisons);
+    refuse_other_graph(&mut report, candidate, &foreign.graphs)?;
     Ok(report)
+}
+
+/// A candidate that is healthy by a graph of its own is no parity where that graph is not the reference's: a parameter
+/// that was read from the wrong place is in the graph and in the values alike.
+fn refuse_other_graph(report: &mut Report, candidate: &Dump, reference: &Graphs) -> Result<()> {
+    if candidate.manifest().graphs.is_empty() {
+        return Ok(());
+    }
+    let own = Graphs::open(candidate)?;
+    let differences = own.each().zip(reference.each()).flat_map(|(ours, theirs)| {
+        let found = wiring::diff(ours, theirs);
+        let sentences = if found.is_equal() { Vec::new() } else { found.sentences() };
+        sentences.into_iter().map(|text| {
+            text.replace(" in the graph", " in the candidate's graph")
+                .replace(" in the file", " in the reference's")
+        })
+    });
+    let Some(first) = differences.into_iter().next() else { return Ok(()) };
+    let text = format!("the graphs of the two sides are not the same: {first}");
+    match report.verdict {
+        Verdict::Parity => {
+            report.verdict = Verdict::Undecided;
+            report.reason = Some(text);
+        }
+        Verdict::Divergence | Verdict::Undecided => report.notes.push(text),
+    }
+    Ok(())
 }
 
 /// Audits the candidate on its own graph, or on the reference's where both were computed in the same steps.
@@ -122,12 +151,12 @@ fn refuse_other_tokens(report: &mut Report, sides: &Sides<'_>, comparisons: &[Co
     let (ours, theirs) = (sides.candidate.tokens(), sides.reference.tokens());
     let common = compare::common_positions(ours, theirs) as usize;
     let compared = comparisons.iter().any(|comparison| comparison.numbers.is_some());
-    if common < ours.len().max(theirs.len()) && report.verdict == crate::report::Verdict::Parity {
-        report.verdict = crate::report::Verdict::Undecided;
+    if common < ours.len().max(theirs.len()) && report.verdict == Verdict::Parity {
+        report.verdict = Verdict::Undecided;
         report.reason =
             Some(format!("only the {common} tokens that both sides have in common were compared"));
-    } else if !compared && report.verdict == crate::report::Verdict::Parity {
-        report.verdict = crate::report::Verdict::Undecided;
+    } else if !compared && report.verdict == Verdict::Parity {
+        report.verdict = Verdict::Undecided;
         report.reason = Some("nothing was compared".to_owned());
     }
 }

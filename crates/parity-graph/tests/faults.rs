@@ -31,7 +31,10 @@ fn rewrites_fit_their_graphs_and_change_them() {
                 found += 1;
                 let at = format!("{name}, {}: {}", graph.get(id).name, fault.name);
                 assert_eq!(fault.rewrite.node, id, "{at}");
-                assert!(fault.name.contains('.') && !fault.text.is_empty() && !fault.text.ends_with('.'), "{at}");
+                assert!(
+                    fault.name.contains('.') && !fault.text.is_empty() && !fault.text.ends_with('.'),
+                    "{at}"
+                );
                 let slots = graph.get(id).srcs.len();
                 match &fault.rewrite.change {
                     Change::Words(words) | Change::Op(_, words) => {

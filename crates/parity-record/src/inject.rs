@@ -8,12 +8,14 @@
 use std::fmt;
 use std::str::FromStr;
 
+use half::f16;
+use parity_dump::Checkpoint;
 use parity_graph::fault::{self, Fault};
 use parity_graph::rewrite::{Change, Edit};
-use parity_graph::{Graph, Id, Op, params};
+use parity_graph::{Graph, Id, Op, label, params};
 
 use crate::api::{RawTensor, text};
-use crate::describe::Reader;
+use crate::describe::{Described, Reader};
 use crate::layout::TENSOR_BYTES;
 
 /// Which mistake is wanted: `rope.base@blk.3.q_rope`.
@@ -65,9 +67,8 @@ impl Wanted {
 pub struct Injection {
     /// The node that is computed wrongly.
     pub node: RawTensor,
-    /// The nodes before it that must have been computed when it is asked about: all of them that stand directly
-    /// before it and compute nothing that is recorded.
-    pub before: Option<RawTensor>,
+    /// The node before it: what it reads must have been computed when it is asked about.
+    before: Option<RawTensor>,
     fault: Fault,
     /// Addresses of the graph's tensors.
     address: Vec<RawTensor>,
@@ -87,7 +88,7 @@ struct Copied {
 
 impl Injection {
     /// Prepares a mistake in the graph that these tensors make up.
-    pub fn new(address: &[RawTensor], fault: Fault) -> Injection {
+    fn new(address: &[RawTensor], fault: Fault) -> Injection {
         let id = fault.rewrite.node;
         Injection {
             node: address[id],
@@ -98,6 +99,31 @@ impl Injection {
             copies: Vec::new(),
             passed: None,
         }
+    }
+
+    /// The mistake that is wanted, prepared in a graph; `None` where no node of it has a place for it.
+    pub fn find(wanted: &Wanted, described: &Described) -> Option<Injection> {
+        let graph = &described.graph;
+        let is_node =
+            |label: &Option<Checkpoint>| label.is_some_and(|id| id.to_string() == wanted.checkpoint);
+        let id = label::labels(graph).iter().position(is_node)?;
+        Some(Injection::new(&described.address, wanted.find(graph, id)?))
+    }
+
+    /// Whether a node that is about to be computed has to be computed apart for the mistake; makes it where it is
+    /// the node.
+    ///
+    /// # Errors
+    /// As [`Injection::make`].
+    ///
+    /// # Safety
+    /// As for [`Injection::make`].
+    pub unsafe fn asked(&mut self, reader: Reader<'_>, tensor: RawTensor) -> Result<bool, String> {
+        if self.node == tensor {
+            // SAFETY: by the caller's promise; what the node reads has been computed.
+            unsafe { self.make(reader)? };
+        }
+        Ok(self.node == tensor || self.before == Some(tensor))
     }
 
     /// What is injected, in a sentence.
@@ -112,7 +138,7 @@ impl Injection {
     ///
     /// # Safety
     /// The tensors are alive, and lie in memory of the host.
-    pub unsafe fn make(&mut self, reader: Reader<'_>) -> Result<(), String> {
+    unsafe fn make(&mut self, reader: Reader<'_>) -> Result<(), String> {
         let layout = reader.layout;
         match self.fault.rewrite.change.clone() {
             // SAFETY: by the caller's promise, here and below.
@@ -283,12 +309,13 @@ impl Values {
     }
 
     fn numbers(&self) -> Result<Vec<f64>, String> {
-        let at = |place: usize, n: usize| &self.bytes[place..place + n];
-        let half = |bits: u16| half::f16::from_bits(bits).to_f64();
+        let bytes = &self.bytes;
+        let four = |p: usize| [bytes[p], bytes[p + 1], bytes[p + 2], bytes[p + 3]];
+        let half = |p: usize| f16::from_bits(u16::from_ne_bytes([bytes[p], bytes[p + 1]])).to_f64();
         let number: Box<dyn Fn(usize) -> f64> = match self.dtype.as_str() {
-            "f32" => Box::new(|p| f64::from(f32::from_ne_bytes(at(p, 4).try_into().expect("four bytes")))),
-            "f16" => Box::new(|p| half(u16::from_ne_bytes(at(p, 2).try_into().expect("two bytes")))),
-            "i32" => Box::new(|p| f64::from(i32::from_ne_bytes(at(p, 4).try_into().expect("four bytes")))),
+            "f32" => Box::new(|p| f64::from(f32::from_ne_bytes(four(p)))),
+            "f16" => Box::new(half),
+            "i32" => Box::new(|p| f64::from(i32::from_ne_bytes(four(p)))),
             other => return Err(format!("values of type {other} are not edited")),
         };
         Ok(self.places().into_iter().map(number).collect())
@@ -302,7 +329,7 @@ impl Values {
         for (place, &number) in places.into_iter().zip(numbers) {
             let bytes: &[u8] = match self.dtype.as_str() {
                 "f32" => &(number as f32).to_ne_bytes(),
-                "f16" => &half::f16::from_f64(number).to_bits().to_ne_bytes(),
+                "f16" => &f16::from_f64(number).to_bits().to_ne_bytes(),
                 "i32" => &(number as i32).to_ne_bytes(),
                 other => return Err(format!("values of type {other} are not edited")),
             };

@@ -22,4 +22,5 @@ pub mod store;
 mod inject;
 pub use inject::Wanted;
 
+mod options;
 pub mod recorder;

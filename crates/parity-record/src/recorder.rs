@@ -3,51 +3,21 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use parity_dump::{Checkpoint, ModelInfo, Producer, Writer};
+use parity_dump::{ModelInfo, Producer, Writer};
 use parity_graph::{Graph, text as graph_text};
 
 use crate::api::{RawGraph, RawSched, RawTensor, text};
 use crate::describe::{Described, Reader};
-use crate::filter::Filter;
 use crate::hashes::Hashes;
-use crate::inject::{Injection, Wanted};
+use crate::inject::Injection;
 use crate::map::{Mapping, map};
+pub use crate::options::{Host, Options};
 use crate::plan::{Plan, Planned, indices_as_f32, leaf_dtype};
 use crate::producer;
 use crate::sequence::{Pass, Sequences};
 use crate::store::{Announced, BUFFER_BYTES, Store};
-
-/// What is to be recorded.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// Folder of the dump; `None` where only hashes are wanted.
-    pub dir: Option<PathBuf>,
-    /// Which checkpoints.
-    pub filter: Filter,
-    /// Which token sequence, counted from 0.
-    pub sequence: usize,
-    /// File that takes a hash of each row of logits.
-    pub hashes: Option<PathBuf>,
-    /// File that takes the graph of each pass as text.
-    pub graphs: Option<PathBuf>,
-    /// A mistake that llama.cpp is made to make, as a test aid.
-    pub inject: Option<Wanted>,
-    /// llama.cpp's version.
-    pub version: Option<String>,
-}
-
-/// Where the recorder is at home.
-pub trait Host: Send {
-    /// Tells the user something.
-    fn say(&self, message: &str);
-    /// Tells the parent process `key` and `value`.
-    fn status(&self, key: &str, value: &str);
-    /// Whether this process is the one that is recorded: the first that asks.
-    fn claim(&self) -> bool;
-}
 
 /// The state of a recording.
 pub struct Recorder {
@@ -196,40 +166,28 @@ impl Recorder {
     /// # Safety
     /// As for [`Recorder::computed`], right before the computation.
     pub unsafe fn wants(&mut self, reader: Reader<'_>, tensor: RawTensor) -> bool {
-        if let Some(injection) = &mut self.injection {
-            if injection.before == Some(tensor) {
-                return !self.stopped;
-            }
-            if injection.node == tensor {
-                // SAFETY: by the caller's promise; what the node reads has been computed.
-                if let Err(reason) = unsafe { injection.make(reader) } {
-                    self.stop(&format!("the mistake cannot be injected: {reason}"));
-                }
-                return !self.stopped;
-            }
+        // SAFETY: by the caller's promise.
+        match self
+            .injection
+            .as_mut()
+            .map_or(Ok(false), |injection| unsafe { injection.asked(reader, tensor) })
+        {
+            Ok(false) => {}
+            Ok(true) => return !self.stopped,
+            Err(reason) => self.stop(&format!("the mistake cannot be injected: {reason}")),
         }
         !self.stopped && self.plan.as_ref().is_some_and(|plan| plan.wanted.contains_key(&tensor))
     }
 
-    /// The mistake that is wanted, prepared in this graph.
+    /// Prepares the mistake that is wanted, if any.
     fn injection(&mut self, described: &Described) -> Option<Injection> {
         let wanted = self.options.inject.as_ref()?;
-        let labels = parity_graph::label::labels(&described.graph);
-        let is_node =
-            |label: &Option<Checkpoint>| label.is_some_and(|id| id.to_string() == wanted.checkpoint);
-        let fault = labels.iter().position(is_node).and_then(|id| wanted.find(&described.graph, id));
-        match fault {
-            Some(fault) => {
-                let injection = Injection::new(&described.address, fault);
-                self.host.status("injected", injection.text());
-                Some(injection)
-            }
-            None => {
-                let message = format!("{wanted}: no node of this graph has a place for it");
-                self.say_once(&message);
-                None
-            }
+        let found = Injection::find(wanted, described);
+        match &found {
+            Some(injection) => self.host.status("injected", injection.text()),
+            None => self.say_once(&format!("{wanted}: no node of this graph has a place for it")),
         }
+        found
     }
 
     /// Takes the values of a node that has just been computed.

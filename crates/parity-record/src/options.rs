@@ -1,0 +1,35 @@
+//! What is asked of a recording, and where it is at home.
+
+use std::path::PathBuf;
+
+use crate::filter::Filter;
+use crate::inject::Wanted;
+
+/// What is to be recorded.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Folder of the dump; `None` where only hashes are wanted.
+    pub dir: Option<PathBuf>,
+    /// Which checkpoints.
+    pub filter: Filter,
+    /// Which token sequence, counted from 0.
+    pub sequence: usize,
+    /// File that takes a hash of each row of logits.
+    pub hashes: Option<PathBuf>,
+    /// File that takes the graph of each pass as text.
+    pub graphs: Option<PathBuf>,
+    /// A mistake that llama.cpp is made to make, as a test aid.
+    pub inject: Option<Wanted>,
+    /// llama.cpp's version.
+    pub version: Option<String>,
+}
+
+/// Where the recorder is at home.
+pub trait Host: Send {
+    /// Tells the user something.
+    fn say(&self, message: &str);
+    /// Tells the parent process `key` and `value`.
+    fn status(&self, key: &str, value: &str);
+    /// Whether this process is the one that is recorded: the first that asks.
+    fn claim(&self) -> bool;
+}
