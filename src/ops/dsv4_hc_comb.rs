@@ -194,8 +194,8 @@ mod tests {
                     }
                 }
                 for j in 0..4 {
-                    let sum = eps + (0..4).map(|i| c[i][j]).sum::<f32>();
-                    (0..4).for_each(|i| c[i][j] /= sum);
+                    let sum = eps + c.iter().map(|row| row[j]).sum::<f32>();
+                    c.iter_mut().for_each(|row| row[j] /= sum);
                 }
             }
             out.extend(c.iter().flatten().map(|c| f64::from(*c)));

@@ -231,7 +231,7 @@ fn heads(mapper: &mut Mapper<'_>) {
             let ne = graph.get(found.tensor).ne;
             let elements: usize = ne.iter().product();
             let width = match rows {
-                Some(rows) if rows > 0 && elements % rows == 0 => elements / rows,
+                Some(rows) if rows > 0 && elements.is_multiple_of(rows) => elements / rows,
                 _ if ne[2] > 1 && ne[1] == heads => ne[0] * ne[1],
                 _ => ne[0],
             };

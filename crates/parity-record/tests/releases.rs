@@ -83,9 +83,9 @@ fn check(name: &str, graph: &Graph, rows: usize) -> Mapping {
 fn everything_is_named(name: &str, graph: &Graph, mapping: &Mapping) {
     let labels = label::labels(graph);
     let mut seen = BTreeSet::new();
-    for id in 0..graph.tensors.len() {
-        assert_eq!(labels[id].is_some(), graph.is_arithmetic(id), "{name}: {id}");
-        let Some(label) = labels[id] else { continue };
+    for (id, &label) in labels.iter().enumerate() {
+        assert_eq!(label.is_some(), graph.is_arithmetic(id), "{name}: {id}");
+        let Some(label) = label else { continue };
         assert!(seen.insert(label), "{name}: {label} twice");
         assert_eq!(label.to_string().parse(), Ok(label));
         let capture = mapping.captures.iter().find(|capture| capture.checkpoint == label).unwrap();

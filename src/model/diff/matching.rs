@@ -68,16 +68,19 @@ impl Matching {
         };
         let (first, second) = (keyed(a), keyed(b));
         for (key, places) in &first {
-            if let ([x], Some([y])) = (places.as_slice(), second.get(key).map(Vec::as_slice)) {
-                if self.there[*x].is_none() && self.back[*y].is_none() {
-                    self.set(*x, *y);
-                }
+            if let ([x], Some([y])) = (places.as_slice(), second.get(key).map(Vec::as_slice))
+                && self.there[*x].is_none()
+                && self.back[*y].is_none()
+            {
+                self.set(*x, *y);
             }
         }
-        if let (Some(x), Some(y)) = (a.nodes.len().checked_sub(1), b.nodes.len().checked_sub(1)) {
-            if self.there[x].is_none() && self.back[y].is_none() && a.nodes[x].op == b.nodes[y].op {
-                self.set(x, y);
-            }
+        if let (Some(x), Some(y)) = (a.nodes.len().checked_sub(1), b.nodes.len().checked_sub(1))
+            && self.there[x].is_none()
+            && self.back[y].is_none()
+            && a.nodes[x].op == b.nodes[y].op
+        {
+            self.set(x, y);
         }
     }
 

@@ -103,7 +103,7 @@ fn the_hadamard_hint_replaces_the_matrix() {
     let x = Given::random(&mut numbers, [1, 2, 3, 64]).laid_out([0, 2, 1, 3]);
     let mut hinted = trial(Given::new([1, 1, 64, 64], vec![f64::NAN; 64 * 64]), x.clone());
     hinted.params.set_int(1, 1);
-    let sign = |a: usize, b: usize| if (a & b).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+    let sign = |a: usize, b: usize| if (a & b).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
     let w = (0..64 * 64).map(|i| sign(i / 64, i % 64) / 8.0).collect();
     let matrix = trial(Given::new([1, 1, 64, 64], w), x).double();
     for (a, b) in hinted.double().iter().zip(&matrix) {
@@ -174,8 +174,8 @@ fn q6_k_dot(w: &[u8], x: &[f64]) -> f64 {
 #[test]
 fn integer_products_are_explained() {
     let mut numbers = Numbers::new(5);
-    let dots: [(DType, fn(&[u8], &[f64]) -> f64); 3] =
-        [(DType::Q8_0, q8_0_dot), (DType::Q4_1, q4_1_dot), (DType::Q6_K, q6_k_dot)];
+    type Dot = fn(&[u8], &[f64]) -> f64;
+    let dots: [(DType, Dot); 3] = [(DType::Q8_0, q8_0_dot), (DType::Q4_1, q4_1_dot), (DType::Q6_K, q6_k_dot)];
     for (dtype, dot) in dots {
         let w = weight(&mut numbers, dtype, &[70, 512]);
         let x = Given::random(&mut numbers, [1, 1, 65, 512]);
