@@ -149,7 +149,7 @@ pub fn refuse_unknown(gguf: &Gguf, arch: &str) -> Result<()> {
     for (key, value) in gguf.metadata() {
         let Some(name) = key.strip_prefix(arch).and_then(|rest| rest.strip_prefix('.')) else { continue };
         let other = |known: &&str| name == *known || known.ends_with('.') && name.starts_with(known);
-        if READ.contains(&name) || OTHERS.iter().any(|known| other(known)) {
+        if READ.contains(&name) || OTHERS.iter().any(other) {
             continue;
         }
         let neutral = NEUTRAL.iter().find(|(known, _)| *known == name);
