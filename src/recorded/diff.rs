@@ -57,7 +57,9 @@ pub fn diff(
     let wants = |_: Checkpoint| true;
     let graphs = foreign.graphs.steps();
     let theirs = recorded::audit(reference, &graphs, &foreign.gguf, &wants, &diagnose)?;
-    let ours = audit_candidate(sides, foreign, &graphs, &wants)?;
+    let brings_graphs = !candidate.manifest().graphs.is_empty();
+    let own = brings_graphs.then(|| Graphs::open(candidate)).transpose()?;
+    let ours = audit_candidate(sides, own.as_ref(), foreign, &graphs, &wants)?;
     let comparisons = compare::recordings(candidate, reference, &all, tolerances);
     let shown = all.iter().zip(&comparisons);
     let shown = shown.filter(|(id, _)| !is_left_out(**id, &theirs, selection));
@@ -82,17 +84,15 @@ pub fn diff(
     report.notes.extend(interrupted(candidate).or(interrupted(reference)));
     foreign.weigh_wiring(&mut report);
     refuse_other_tokens(&mut report, sides, &comparisons);
-    refuse_other_graph(&mut report, candidate, &foreign.graphs)?;
+    if let Some(own) = &own {
+        refuse_other_graph(&mut report, own, &foreign.graphs);
+    }
     Ok(report)
 }
 
 /// A candidate that is healthy by a graph of its own is no parity where that graph is not the reference's: a parameter
 /// that was read from the wrong place is in the graph and in the values alike.
-fn refuse_other_graph(report: &mut Report, candidate: &Dump, reference: &Graphs) -> Result<()> {
-    if candidate.manifest().graphs.is_empty() {
-        return Ok(());
-    }
-    let own = Graphs::open(candidate)?;
+fn refuse_other_graph(report: &mut Report, own: &Graphs, reference: &Graphs) {
     let differences = own.each().zip(reference.each()).flat_map(|(ours, theirs)| {
         let found = wiring::diff(ours, theirs);
         let sentences = if found.is_equal() { Vec::new() } else { found.sentences() };
@@ -101,7 +101,7 @@ fn refuse_other_graph(report: &mut Report, candidate: &Dump, reference: &Graphs)
                 .replace(" in the file", " in the reference's")
         })
     });
-    let Some(first) = differences.into_iter().next() else { return Ok(()) };
+    let Some(first) = differences.into_iter().next() else { return };
     let text = format!("the graphs of the two sides are not the same: {first}");
     match report.verdict {
         Verdict::Parity => {
@@ -110,19 +110,18 @@ fn refuse_other_graph(report: &mut Report, candidate: &Dump, reference: &Graphs)
         }
         Verdict::Divergence | Verdict::Undecided => report.notes.push(text),
     }
-    Ok(())
 }
 
 /// Audits the candidate on its own graph, or on the reference's where both were computed in the same steps.
 fn audit_candidate(
     sides: &Sides<'_>,
+    own: Option<&Graphs>,
     foreign: &Foreign,
     graphs: &[(usize, &Labelled)],
     wants: &dyn Fn(Checkpoint) -> bool,
 ) -> Result<Findings> {
     let Sides { candidate, reference } = *sides;
-    if !candidate.manifest().graphs.is_empty() {
-        let own = Graphs::open(candidate)?;
+    if let Some(own) = own {
         return recorded::audit(candidate, &own.steps(), &foreign.gguf, wants, &diagnose);
     }
     let positions = |dump: &Dump| -> Vec<Vec<u32>> {

@@ -13,6 +13,7 @@ mod rope;
 mod state;
 
 use crate::graph::{Graph, Id, Tensor};
+use crate::known::layer_weight;
 use crate::op::Op;
 use crate::params::field;
 use crate::rewrite::{Change, Edit, Rewrite};
@@ -134,10 +135,9 @@ pub fn is_weight(name: &str) -> bool {
 /// Another layer's weight of the same kind, type and shape: `blk.1.attn_q.weight` for `blk.0.attn_q.weight`.
 pub(crate) fn weight_of_another_layer(graph: &Graph, weight: Id) -> Option<Id> {
     let own = graph.get(weight);
-    let (layer, rest) = own.name.strip_prefix("blk.")?.split_once('.')?;
+    let (layer, rest) = layer_weight(&own.name)?;
     let same = |other: &Tensor| {
-        let other_layer = other.name.strip_prefix("blk.").and_then(|name| name.split_once('.'));
-        other_layer.is_some_and(|(number, name)| number != layer && name == rest)
+        layer_weight(&other.name).is_some_and(|(number, name)| number != layer && name == rest)
             && other.ne == own.ne
             && other.dtype == own.dtype
     };
