@@ -16,6 +16,7 @@ pub use wiring::wiring;
 
 use std::path::Path;
 
+use crate::arithmetic::backend::Backend;
 use crate::audit::recorded::{Finding, Findings, Graphs};
 use crate::checkpoint::Checkpoint;
 use crate::dump::Recording;
@@ -39,23 +40,31 @@ pub struct Foreign {
 }
 
 /// Opens a model for a recording: with parity's own graph, or, where it has none and the recording brings one, with
-/// that.
+/// that. What ran on a device is judged by the graph that it brings in any case: it says what ran where.
 ///
 /// # Errors
 /// Why there is no graph of parity's own, where the recording brings none either.
 pub fn open(path: &Path, recording: &Dump) -> Result<std::result::Result<Model, Box<Foreign>>> {
-    let refused = match Model::open(path) {
-        Ok(model) => return Ok(Ok(model)),
-        Err(refused) => refused,
-    };
+    let own = Model::open(path);
     if recording.manifest().graphs.is_empty() {
-        return Err(refused);
+        return own.map(Ok);
     }
+    let refused = match own {
+        Ok(model) if !is_on_a_device(&Graphs::open(recording)?) => return Ok(Ok(model)),
+        Ok(_) => String::new(),
+        Err(refused) => refused.to_string().lines().next().unwrap_or_default().to_owned(),
+    };
     let gguf = Gguf::open(path)?;
     model::refuse_other(&gguf, recording.path(), &recording.manifest().model)?;
     let architecture = gguf.str("general.architecture")?.unwrap_or("an unnamed architecture").to_owned();
-    let refused = refused.to_string().lines().next().unwrap_or_default().to_owned();
     Ok(Err(Box::new(Foreign { gguf, graphs: Graphs::open(recording)?, architecture, refused })))
+}
+
+/// Whether nodes were computed on a device whose kernels are followed: node by node, as only a graph shows.
+fn is_on_a_device(graphs: &Graphs) -> bool {
+    let graphs = graphs.steps();
+    let mut tensors = graphs.iter().flat_map(|(_, labelled)| &labelled.program.graph.tensors);
+    tensors.any(|tensor| tensor.backend.as_deref().and_then(Backend::of).is_some())
 }
 
 impl Foreign {

@@ -27,7 +27,7 @@ use crate::ops::Args;
 use crate::report::{Diagnosis, Tried};
 
 pub use found::{Finding, NearTie};
-pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
+pub use node::{Held, Sight, hypotheses, judge};
 pub use open::Graphs;
 pub use rows::Arrangement;
 
@@ -282,14 +282,16 @@ impl Auditor<'_> {
         let named = self.findings.nodes.values().filter(|finding| finding.is_diagnosed()).count();
         let finding = self.findings.at(checkpoint);
         finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
-        let op = &node.program.graph.get(node.id).op;
+        let tensor = node.program.graph.get(node.id);
+        let op = &tensor.op;
         let held = match (args, node.rule) {
             (Err(unknown), _) => Err(unknown.clone()),
             (Ok(args), None) => Err(Unknown::no_rule(args.name, op)),
             (Ok(args), Some(rule)) => {
                 let looked_at = |element: usize| arranged.is_recorded(element);
                 let sight = Sight { looked_at: &looked_at, carried: &node.carried };
-                let held = judge(rule, args, values, &sight, &hypotheses(op, args));
+                let tried = hypotheses(op, tensor.backend.as_deref(), args);
+                let held = judge(rule, args, values, &sight, &tried);
                 if let Some(held) = held.as_ref().ok().filter(|held| !held.is_healthy())
                     && (named < DIAGNOSED_MAX || finding.is_diagnosed())
                 {
