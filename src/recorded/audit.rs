@@ -37,7 +37,7 @@ pub fn audit(dump: &Dump, foreign: &Foreign, selection: &Selection, allow_missin
         &graphs,
         &|id| tried(&findings, id),
         allow_missing,
-        findings.rows_audited(),
+        findings.rows(),
     );
     report.candidate = side(dump, Some(dump.path().display().to_string()));
     report.notes.extend(interrupted(dump));

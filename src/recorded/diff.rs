@@ -70,13 +70,14 @@ pub fn diff(
         reference: theirs.nodes.get(&id),
         across: ours.is_bridged(id),
     });
-    let audited = ours.rows_audited() + theirs.rows_audited();
+    let ([ours_in_full, ours_screened], [in_full, screened]) = (ours.rows(), theirs.rows());
+    let rows = [ours_in_full + in_full, ours_screened + screened];
     let mut report = assemble(
         entries(known, &|id| selected.contains(&id)),
         &graphs,
         &|id| tried(&ours, id),
         allow_missing,
-        audited,
+        rows,
     );
     report.tokens = compare::tokens(candidate, reference);
     report.candidate = side(candidate, Some(candidate.path().display().to_string()));

@@ -196,7 +196,7 @@ pub fn assemble(
     graphs: &[(usize, &Labelled)],
     tried: &dyn Fn(Checkpoint) -> Vec<Tried>,
     allow_missing: bool,
-    rows_audited: u64,
+    [rows_audited, rows_screened]: [u64; 2],
 ) -> Report {
     let of = |verdict: V| entries.iter().filter(move |entry| entry.verdict == verdict);
     let first = entries.iter().find(|entry| entry.verdict.is_fault());
@@ -255,7 +255,7 @@ pub fn assemble(
         rows_compared: numbers().map(|numbers| numbers.row_rel_l2.len() as u64).sum(),
         rows_expected: numbers().map(|numbers| numbers.row_rel_l2.len() as u64).sum(),
         rows_audited: Some(rows_audited),
-        rows_screened: None,
+        rows_screened: Some(rows_screened),
         seen: None,
     };
     let origins = of(V::Origin).map(|entry| entry.id).collect();

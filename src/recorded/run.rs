@@ -62,13 +62,14 @@ pub fn run(dump: &Dump, foreign: &Foreign, options: &RunOptions) -> Result<Repor
         reference: theirs.nodes.get(&id),
         across: ours.findings.is_bridged(id),
     });
-    let audited = ours.findings.rows_audited() + theirs.rows_audited();
+    let ([ours_in_full, ours_screened], [in_full, screened]) = (ours.findings.rows(), theirs.rows());
+    let rows = [ours_in_full + in_full, ours_screened + screened];
     let mut report = assemble(
         entries(known, &|id| selected.contains(&id)),
         &graphs,
         &|id| tried(&ours.findings, id),
         options.allow_missing,
-        audited,
+        rows,
     );
     report.tokens = ours.tokens.report();
     report.reference = Some(side(dump, Some(dump.path().display().to_string())));

@@ -46,6 +46,7 @@ pub struct Finding {
     over: f64,
     worst: Vec<usize>,
     rows: u64,
+    screened: u64,
     rows_beyond: BTreeSet<u32>,
     nonfinite: u64,
 }
@@ -60,7 +61,8 @@ impl Finding {
         if self.worst.is_empty() || !(held.over <= self.over) && !self.over.is_nan() {
             (self.over, self.worst) = (held.over, arranged.index(held.worst));
         }
-        self.rows += arranged.positions().len() as u64;
+        self.rows += (arranged.positions().len() - held.screened.min(arranged.positions().len())) as u64;
+        self.screened += held.screened as u64;
         self.rows_beyond.extend(held.beyond.iter().map(|&element| arranged.position(element)));
         self.nonfinite += held.nonfinite;
         self.explained_nonfinite += held.explained_nonfinite;
@@ -120,6 +122,11 @@ impl Finding {
             rows_beyond: self.rows_beyond.iter().copied().collect(),
             columns_beyond: Vec::new(),
         })
+    }
+
+    /// Token rows that were screened.
+    pub fn rows_screened(&self) -> u64 {
+        self.screened
     }
 
     /// Whether rounding explains what was judged of it.

@@ -10,6 +10,7 @@ mod found;
 mod node;
 mod open;
 mod rows;
+mod sample;
 
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,8 @@ pub use found::{Finding, NearTie};
 pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
 pub use open::Graphs;
 pub use rows::Arrangement;
+
+use sample::judge_sampled;
 
 /// What was recorded of one node in one step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -170,9 +173,10 @@ impl Findings {
         self.nodes.entry(checkpoint).or_default()
     }
 
-    /// Token rows that were computed again, over all nodes.
-    pub fn rows_audited(&self) -> u64 {
-        self.nodes.values().filter_map(|node| Some(node.audit()?.local.rows)).sum()
+    /// Token rows that were computed again, over all nodes, and those that were screened instead.
+    pub fn rows(&self) -> [u64; 2] {
+        let audited = self.nodes.values().filter_map(|node| Some(node.audit()?.local.rows)).sum();
+        [audited, self.nodes.values().map(Finding::rows_screened).sum()]
     }
 }
 
@@ -289,7 +293,7 @@ impl Auditor<'_> {
             (Ok(args), Some(rule)) => {
                 let looked_at = |element: usize| arranged.is_recorded(element);
                 let sight = Sight { looked_at: &looked_at, carried: &node.carried };
-                let held = judge(rule, args, values, &sight, &hypotheses(op, args));
+                let held = judge_sampled(rule, args, values, &sight, &hypotheses(op, args));
                 if let Some(held) = held.as_ref().ok().filter(|held| !held.is_healthy())
                     && (named < DIAGNOSED_MAX || finding.is_diagnosed())
                 {

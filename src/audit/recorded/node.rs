@@ -59,6 +59,8 @@ pub struct Held {
     pub explained_nonfinite: u64,
     /// Rows of a discrete result in which rounding decides.
     pub near_ties: Vec<Choice>,
+    /// Token rows that were screened instead, see `sample.rs`.
+    pub screened: usize,
 }
 
 impl Held {
@@ -148,6 +150,7 @@ fn nothing() -> Held {
         nonfinite: 0,
         explained_nonfinite: 0,
         near_ties: Vec::new(),
+        screened: 0,
     }
 }
 
