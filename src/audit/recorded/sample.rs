@@ -16,7 +16,7 @@ use crate::audit::bounds::Units;
 use crate::audit::signed_sum::{SignedSum, explained};
 use crate::engine::machine::Unknown;
 use crate::gguf::TensorRef;
-use crate::numerics::{Numerics, Storage};
+use crate::numerics::Numerics;
 use crate::ops::source::Data;
 use crate::ops::{Args, Problem, Rule, Source, Strided};
 
@@ -62,19 +62,28 @@ pub fn judge_sampled(
         return judge(rule, args, recorded, sight, tried);
     }
     let tokens = Tokens { rule, args, recorded, axis, slots };
-    let mut sample: BTreeSet<usize> = (0..SAMPLE).map(|i| i * (n - 1) / (SAMPLE - 1)).collect();
+    let inner = tokens.inner();
+    let there: Vec<usize> = (0..n).filter(|token| (sight.looked_at)(token * inner)).collect();
+    let mut sample: BTreeSet<usize> = match there.len() {
+        0..=ALL => there.iter().copied().collect(),
+        n => (0..SAMPLE).map(|i| there[i * (n - 1) / (SAMPLE - 1)]).collect(),
+    };
+    if sample.is_empty() {
+        return judge(rule, args, recorded, sight, tried);
+    }
     let mut held = tokens.judge(&sample, tried)?;
     if !held.is_healthy() {
         // What is wrong in the sample is looked at in all rows: a diagnosis wants to know which.
         return judge(rule, args, recorded, sight, tried);
     }
     let followed = tried.iter().find(|one| held.arithmetic.is_none_or(|name| name == one.name));
-    let suspects = followed.map(|one| tokens.screen(weight, &sample, one)).unwrap_or_default();
+    let others: BTreeSet<usize> = there.iter().copied().filter(|token| !sample.contains(token)).collect();
+    let suspects = followed.map(|one| tokens.screen(weight, &others, one)).unwrap_or_default();
     if !suspects.is_empty() {
         sample.extend(suspects);
         held = tokens.judge(&sample, tried)?;
     }
-    held.screened = n - sample.len();
+    held.screened = there.len() - sample.len();
     Ok(held)
 }
 
@@ -131,24 +140,24 @@ impl Tokens<'_, '_> {
         Some((values, shape))
     }
 
-    /// The tokens besides `known` whose signed sums an arithmetic does not explain.
-    fn screen(&self, weight: TensorRef<'_>, known: &BTreeSet<usize>, followed: &Hypothesis) -> Vec<usize> {
+    /// Those of `some` tokens whose signed sums an arithmetic does not explain.
+    fn screen(&self, weight: TensorRef<'_>, some: &BTreeSet<usize>, followed: &Hypothesis) -> Vec<usize> {
         let args = Args { arithmetic: &followed.arithmetic, sources: self.args.sources.clone(), ..*self.args };
-        let n = self.args.shape[self.axis];
         let Ok(problem) = crate::ops::problem(&self.rule.op, &args) else {
-            return (0..n).filter(|token| !known.contains(token)).collect();
+            return some.iter().copied().collect();
         };
         let m = self.args.shape[3];
         let rows_of_token = self.inner() / m.max(1);
-        let units = Units::of(&Numerics::default());
+        let kept = followed.arithmetic.narrow;
+        let units = Units::of(&Numerics { storage: kept, ..Numerics::default() });
         let mut suspects = BTreeSet::new();
         for meeting in &problem.meetings {
             let pairs: Vec<(usize, usize)> =
-                meeting.pairs.iter().copied().filter(|(_, row)| !known.contains(&(row / rows_of_token))).collect();
+                meeting.pairs.iter().copied().filter(|(_, row)| some.contains(&(row / rows_of_token))).collect();
             if pairs.is_empty() {
                 continue;
             }
-            let sums = SignedSum::all(weight, meeting.matrix * m..(meeting.matrix + 1) * m, Storage::F32);
+            let sums = SignedSum::all(weight, meeting.matrix * m..(meeting.matrix + 1) * m, kept);
             let odd = pairs.par_iter().filter(|(x, row)| {
                 !self.is_explained(&problem, &sums, *x, &self.recorded[row * m..][..m], &units)
             });
