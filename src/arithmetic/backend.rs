@@ -13,6 +13,14 @@ pub struct Hypothesis {
     pub arithmetic: Arithmetic,
 }
 
+impl Hypothesis {
+    /// Whether a signed sum of outputs shows what it does not explain of a product: sums must be of decoded weights and
+    /// in f32.
+    pub fn is_screened(&self) -> bool {
+        matches!(self.arithmetic.operands, Operands::Exact | Operands::VecDot)
+    }
+}
+
 /// A backend other than the CPU whose kernels are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
@@ -257,25 +265,6 @@ fn parts() -> impl Iterator<Item = Operands> {
     PARTS.into_iter().flat_map(joined).skip(1)
 }
 
-/// Threads that share a row of Vulkan's attention, and positions of a block, by device and width of the heads.
-const LANES: [(usize, usize); 4] = [(4, 32), (8, 32), (16, 64), (32, 32)];
-/// Positions that parts of a row are multiples of.
-const LANES_BLOCK: usize = 32;
-/// Parts of a row at most.
-const LANES_PARTS_MAX: usize = 32;
-/// Queries up to which rows are split first of all.
-const LANES_SPLIT_ROWS: usize = 8;
-/// Columns of CUDA's attention on matrix units.
-const UNIT_COLUMNS: [usize; 4] = [8, 16, 32, 64];
-/// Warps of a block.
-const UNIT_WARPS: usize = 4;
-/// Channels of the widest heads that are narrow to it.
-const UNIT_NARROW_HEAD: usize = 128;
-/// Per cent of the blocks that may be left out.
-const UNIT_LOSS_MAX: usize = 5;
-/// Multiprocessors of cards: H100 and H200, H100 PCIe, A100, RTX 4090, L40, RTX 5090, B200, RTX A6000 and 3090 Ti, RTX
-/// 3090, RTX 4080.
-const MULTIPROCESSORS: [usize; 10] = [132, 114, 108, 128, 142, 170, 148, 84, 82, 76];
 /// Threads that mmvf takes for a row: the fewest that need the fewest rounds over pairs of columns.
 fn threads(width: usize) -> usize {
     let rounds = |threads: usize| width.div_ceil(2 * threads);

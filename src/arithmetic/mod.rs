@@ -11,6 +11,8 @@ pub mod round;
 
 pub use backend::Hypothesis;
 
+use crate::numerics::Storage;
+
 /// Which roundings of a producer are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Arithmetic {
@@ -28,6 +30,12 @@ pub struct Arithmetic {
     pub sums: Sums,
     /// Exponentials, sines and their like.
     pub functions: Functions,
+    /// What values between nodes are kept in, and weights are read in.
+    pub narrow: Storage,
+    /// What keys and values are kept in, where a graph does not say it.
+    pub cache: Storage,
+    /// What values were rounded to only when they were recorded: the producer went on with better ones.
+    pub recorded: Option<Storage>,
 }
 
 /// What the two sides of a matrix product are rounded to before they meet, and what their sums are kept in.
@@ -191,6 +199,9 @@ impl Arithmetic {
         softplus: Softplus::Exact,
         sums: Sums::Single,
         functions: Functions::Library,
+        narrow: Storage::F32,
+        cache: Storage::F32,
+        recorded: None,
     };
 
     /// llama.cpp on the CPU.
@@ -202,5 +213,8 @@ impl Arithmetic {
         softplus: Softplus::RoundedSum,
         sums: Sums::Double,
         functions: Functions::Library,
+        narrow: Storage::F32,
+        cache: Storage::F32,
+        recorded: None,
     };
 }

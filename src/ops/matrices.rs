@@ -20,7 +20,7 @@ use crate::arithmetic::round::{self, Rounded, Rounding};
 use crate::arithmetic::{HalfSums, Narrow, Operands};
 use crate::error::{Error, Result};
 use crate::gguf;
-use crate::numerics::Products;
+use crate::numerics::{Products, Storage};
 use crate::scalar::{Scalar, vectorized};
 use crate::tensor::{Matrix, View};
 
@@ -59,6 +59,8 @@ pub struct Problem<'b, 'a, S> {
     form: Option<Form>,
     /// In what order sums are kept in f16, where they are.
     half_sums: Option<HalfSums>,
+    /// What weights are read in.
+    pub narrow: Storage,
     /// Every row of the result is in one of them.
     pub meetings: Vec<Meeting>,
     /// Rows of the result.
@@ -87,7 +89,12 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
         }
         let (mut rounding, mut weights, mut form, mut half_sums) = (Rounding::None, None, None, None);
         match args.arithmetic.operands {
-            Operands::Exact => {}
+            // Matrix units take both sides in the type that values are kept in.
+            Operands::Exact => match args.arithmetic.narrow {
+                Storage::F32 => {}
+                Storage::F16 => rounding = Rounding::F16,
+                Storage::Bf16 => rounding = Rounding::Bf16,
+            },
             Operands::VecDot => rounding = Rounding::of(Products::LlamaCpu, weight.dtype),
             Operands::Both(narrow) => (rounding, weights) = (narrow.rounding(), Some(narrow)),
             Operands::Blocks(kernel) => {
@@ -111,7 +118,8 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
             _ => round::activations(rounding, View::new(a * b * c, k, &values)),
         };
         let rows = args.shape[..3].iter().product();
-        Ok(Problem { weight, x, rounding, weights, form, half_sums, meetings, rows })
+        let narrow = args.arithmetic.narrow;
+        Ok(Problem { weight, x, rounding, weights, form, half_sums, narrow, meetings, rows })
     }
 
     /// Outputs of one matrix.
@@ -155,6 +163,7 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
                     let stored = weight.row_bytes(matrix * c + rows.start..matrix * c + rows.end);
                     form::apply(form, self.weight.dtype, stored, out);
                 }
+                round::store(self.narrow, out);
             }
             Data::Values(values) => {
                 for (out, row) in out.chunks_exact_mut(k.max(1)).zip(rows) {
@@ -299,6 +308,16 @@ impl Problem<'_, '_, f64> {
         let bound =
             |(terms, exact): (f64, &f64)| factor * (terms + exact.abs()) + UNIT_F32 * exact.abs() + TINY_F32;
         terms.into_iter().zip(exact).map(bound).collect()
+    }
+
+    /// What independent errors of the rows come to that are up to `unit` times their values.
+    pub fn off(&self, unit: f64) -> Vec<f64> {
+        let errors = Matrix::new(
+            self.x.values.rows,
+            self.x.values.cols,
+            self.x.values.data.iter().map(|x| unit * x.abs()).collect(),
+        );
+        self.magnitudes(Power::Two, &errors, None).into_iter().map(|off| CONFIDENCE * off).collect()
     }
 
     /// An error of the matrices meets the rows as they were rounded.
