@@ -76,7 +76,7 @@ const CUDA_F32_FEW: usize = 3;
 /// Parts that cuBLAS may cut the columns into: that depends on shape and card.
 const PARTS: [usize; 7] = [1, 2, 3, 4, 6, 8, 12];
 /// Threads that share a row of Vulkan's attention, and positions of a block, by device and width of the heads.
-const LANES: [(usize, usize); 4] = [(4, 32), (8, 32), (16, 64), (32, 32)];
+const LANES: [(usize, usize); 8] = [(4, 32), (1, 32), (4, 64), (1, 64), (8, 32), (8, 64), (16, 64), (32, 32)];
 /// Positions that parts of a row are multiples of.
 const LANES_BLOCK: usize = 32;
 /// Parts of a row at most.

@@ -69,6 +69,8 @@ fn on_cpu(op: &Op, args: &Args<'_, f64>) -> Vec<Hypothesis> {
 pub struct Held {
     /// Name of the arithmetic, where it is not the usual one.
     pub arithmetic: Option<&'static str>,
+    /// Name of the arithmetic that explains it.
+    pub computed_in: Option<&'static str>,
     /// Σ (recorded - exact)², Σ exact², Σ bound², over finite elements.
     pub squares: [f64; 3],
     /// Largest error over its bound; NaN where the bound explains nothing.
@@ -117,21 +119,23 @@ pub fn judge(
     tried: &[Hypothesis],
 ) -> Result<Held, Unknown> {
     let mut best: Option<Held> = None;
-    for (i, Hypothesis { name, arithmetic }) in tried.iter().enumerate() {
+    for Hypothesis { name, arithmetic } in tried {
         let narrowed = Narrowed::of(&rule.op, args, arithmetic);
         let args = Args { arithmetic, sources: narrowed.sources(args), ..*args };
         let mut held = match &rule.check {
             Check::Choice(choices) => by_choice(&args, choices(&args, recorded), sight)?,
             check => by_values(rule, check, &args, recorded, sight)?,
         };
-        held.arithmetic = (i > 0).then_some(*name);
+        // Kernels of one kind that differ in their order alone have one name.
+        held.arithmetic = tried.first().filter(|usual| usual.name != *name).map(|_| *name);
+        held.computed_in = Some(*name);
         held.unit = storage_unit(arithmetic.narrow);
         if held.is_healthy() {
             return Ok(held);
         }
         // Of several that do not explain it the one that comes nearest is shown.
         if best.as_ref().is_none_or(|best| held.over < best.over) {
-            best = Some(Held { arithmetic: None, ..held });
+            best = Some(Held { arithmetic: None, computed_in: None, ..held });
         }
     }
     best.ok_or_else(|| Unknown::new("an arithmetic"))
@@ -172,6 +176,7 @@ fn by_values(
 fn nothing() -> Held {
     Held {
         arithmetic: None,
+        computed_in: None,
         squares: [0.0; 3],
         over: 0.0,
         worst: 0,
