@@ -109,10 +109,10 @@ impl Backend {
 
     /// What elementwise operations, norms and rotations are computed in.
     pub fn others(self) -> Vec<Hypothesis> {
-        let single = Hypothesis { name: "f32", arithmetic: Arithmetic::EXACT };
+        let single = Hypothesis { name: "all else in f32", arithmetic: Arithmetic::EXACT };
         let fast = Arithmetic { functions: Functions::FastMath, ..Arithmetic::EXACT };
         match self {
-            Backend::Cuda => vec![single, Hypothesis { name: "f32 with fast functions", arithmetic: fast }],
+            Backend::Cuda => vec![single, Hypothesis { name: "all else in f32, with fast exponentials and sines", arithmetic: fast }],
             Backend::Vulkan => vec![single],
         }
     }
@@ -134,8 +134,8 @@ impl Backend {
     pub fn attention(self, queries: &Queries) -> Vec<Hypothesis> {
         let named = |flash: Flash| {
             let name = match flash {
-                Flash::Lanes(_) | Flash::Units(_) => "f16 queries, weights and sums",
-                _ => "f32 queries, weights and sums",
+                Flash::Lanes(_) | Flash::Units(_) => "attention with f16 queries, weights and sums",
+                _ => "attention in f32",
             };
             let functions = if self == Backend::Cuda { Functions::FastMath } else { Functions::Library };
             Hypothesis { name, arithmetic: Arithmetic { flash, functions, ..Arithmetic::EXACT } }
@@ -275,14 +275,14 @@ fn threads(width: usize) -> usize {
 /// What is said of a product.
 fn name(operands: Operands) -> &'static str {
     match operands {
-        Operands::Exact => "f32",
-        Operands::VecDot => "activations as on the CPU, f32 sums",
-        Operands::Both(Narrow::F16) => "f16 operands, f32 sums",
-        Operands::Both(Narrow::Bf16) => "bf16 operands, f32 sums",
-        Operands::Both(Narrow::Tf32) => "TF32 operands, f32 sums",
-        Operands::Both(Narrow::Tf32Cut) => "TF32 operands (cut off), f32 sums",
-        Operands::Blocks(_) => "Q8_1 activations, f32 sums",
-        Operands::Half(_) => "f16 operands, f16 sums",
+        Operands::Exact => "matmuls in f32",
+        Operands::VecDot => "matmuls with activations as on the CPU, f32 sums",
+        Operands::Both(Narrow::F16) => "matmuls with f16 operands, f32 sums",
+        Operands::Both(Narrow::Bf16) => "matmuls with bf16 operands, f32 sums",
+        Operands::Both(Narrow::Tf32) => "matmuls with TF32 operands, f32 sums",
+        Operands::Both(Narrow::Tf32Cut) => "matmuls with operands cut off to TF32, f32 sums",
+        Operands::Blocks(_) => "matmuls with Q8_1 activations, f32 sums",
+        Operands::Half(_) => "matmuls with f16 operands, f16 sums",
     }
 }
 
