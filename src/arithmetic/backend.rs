@@ -75,8 +75,20 @@ const CUDA_SOME: usize = 16;
 const CUDA_F32_FEW: usize = 3;
 /// Parts that cuBLAS may cut the columns into: that depends on shape and card.
 const PARTS: [usize; 7] = [1, 2, 3, 4, 6, 8, 12];
-/// Threads that share a row of Vulkan's attention, and positions of a block, by device and width of the heads.
-const LANES: [(usize, usize); 8] = [(4, 32), (1, 32), (4, 64), (1, 64), (8, 32), (8, 64), (16, 64), (32, 32)];
+/// Threads that share a row of Vulkan's attention, how many of them are neighbours, and positions of a block, by device
+/// and width of the heads.
+const LANES: [(usize, usize, usize); 10] = [
+    (4, 1, 32),
+    (1, 1, 32),
+    (8, 2, 32),
+    (2, 1, 32),
+    (4, 1, 64),
+    (1, 1, 64),
+    (8, 2, 64),
+    (16, 4, 32),
+    (32, 8, 32),
+    (8, 1, 32),
+];
 /// Positions that parts of a row are multiples of.
 const LANES_BLOCK: usize = 32;
 /// Parts of a row at most.
@@ -112,8 +124,14 @@ impl Backend {
         let single = Hypothesis { name: "all else in f32", arithmetic: Arithmetic::EXACT };
         let fast = Arithmetic { functions: Functions::FastMath, ..Arithmetic::EXACT };
         match self {
-            Backend::Cuda => vec![single, Hypothesis { name: "all else in f32, with fast exponentials and sines", arithmetic: fast }],
-            Backend::Vulkan => vec![single],
+            Backend::Cuda => vec![
+                single,
+                Hypothesis { name: "all else in f32, with fast exponentials and sines", arithmetic: fast },
+            ],
+            Backend::Vulkan => {
+                let arithmetic = Arithmetic { functions: Functions::Exponential, ..Arithmetic::EXACT };
+                vec![single, Hypothesis { name: "all else in f32, with tanh by an exponential", arithmetic }]
+            }
         }
     }
 
@@ -151,8 +169,9 @@ impl Backend {
 /// `ggml_vk_flash_attn`: how many threads share a row depends on the head's width and on the device, and a row of few
 /// queries is split.
 fn lanes(queries: &Queries) -> Vec<Flash> {
-    let mut parts: Vec<Option<usize>> =
-        (2..=LANES_PARTS_MAX).map(|parts| Some(queries.positions.div_ceil(parts).next_multiple_of(LANES_BLOCK))).collect();
+    let mut parts: Vec<Option<usize>> = (2..=LANES_PARTS_MAX)
+        .map(|parts| Some(queries.positions.div_ceil(parts).next_multiple_of(LANES_BLOCK)))
+        .collect();
     parts.dedup();
     // The smallest first: as many parts as there are.
     let parts = parts.into_iter().rev();
@@ -160,8 +179,8 @@ fn lanes(queries: &Queries) -> Vec<Flash> {
         1..=LANES_SPLIT_ROWS => parts.chain([None]).collect(),
         _ => [None].into_iter().chain(parts).collect(),
     };
-    let kinds = LANES.iter().flat_map(|&(threads, block)| {
-        parts.iter().map(move |&part| Flash::Lanes(Lanes { threads, block, part }))
+    let kinds = LANES.iter().flat_map(|&(threads, neighbours, block)| {
+        parts.iter().map(move |&part| Flash::Lanes(Lanes { threads, neighbours, block, part }))
     });
     kinds.chain([Flash::Exact]).collect()
 }
@@ -216,7 +235,11 @@ fn vulkan(product: &Product) -> Vec<Operands> {
     let half = |fused| Operands::Half(HalfSums::Running { fused });
     let narrow = if product.weight == DType::BF16 { Narrow::Bf16 } else { Narrow::F16 };
     let wide = matches!(product.weight, DType::F32 | DType::BF16) || product.precise;
-    let many = if wide { vec![Operands::Both(narrow)] } else { vec![half(false), half(true), Operands::Both(narrow)] };
+    let many = if wide {
+        vec![Operands::Both(narrow)]
+    } else {
+        vec![half(false), half(true), Operands::Both(narrow)]
+    };
     match product.rows <= VULKAN_FEW {
         true => [Operands::Exact].into_iter().chain(many).collect(),
         false => many.into_iter().chain([Operands::Exact]).collect(),
@@ -229,7 +252,9 @@ fn cuda(product: &Product) -> Vec<Operands> {
     let exact = Operands::Exact;
     let rows = product.rows;
     match product.weight {
-        DType::F32 if rows <= CUDA_F32_FEW => vec![exact, Operands::Both(Narrow::Tf32), Operands::Both(Narrow::Tf32Cut)],
+        DType::F32 if rows <= CUDA_F32_FEW => {
+            vec![exact, Operands::Both(Narrow::Tf32), Operands::Both(Narrow::Tf32Cut)]
+        }
         DType::F32 if rows <= CUDA_SOME => {
             vec![Operands::Both(Narrow::Tf32Cut), Operands::Both(Narrow::Tf32), exact]
         }

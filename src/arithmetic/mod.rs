@@ -121,6 +121,8 @@ pub enum Flash {
 pub struct Lanes {
     /// Threads of a row.
     pub threads: usize,
+    /// Threads of a row that are neighbours: their sums are added up first, in pairs.
+    pub neighbours: usize,
     /// Positions after which the maximum is looked at.
     pub block: usize,
     /// Positions of a part, where the row is split; the parts are joined in f32.
@@ -187,6 +189,8 @@ pub enum Functions {
     Library,
     /// By the hardware's approximations, as CUDA's `-use_fast_math` has them.
     FastMath,
+    /// To a few units in the last place, and tanh as 1 - 2/(e^2z + 1).
+    Exponential,
 }
 
 impl Arithmetic {

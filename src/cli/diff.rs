@@ -38,7 +38,12 @@ pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
     let candidate = dump::open(&args.candidate, args.names.as_deref())?;
     let reference = dump::open(&args.reference, None)?;
-    let model = match args.model.as_deref().map(|path| recorded::open(path, &[&candidate, &reference])).transpose()? {
+    let model = match args
+        .model
+        .as_deref()
+        .map(|path| recorded::open(path, &[&candidate, &reference]))
+        .transpose()?
+    {
         Some(Err(foreign)) => {
             let sides = recorded::Sides { candidate: &candidate, reference: &reference };
             let (selection, tolerances) = (args.select.selection()?, args.tolerance.tolerances()?);

@@ -17,7 +17,7 @@ use super::source::{Args, Data, Source};
 use crate::arithmetic::cuda_blocks::{Blocks, Form};
 use crate::arithmetic::product::{group_sums, product};
 use crate::arithmetic::round::{self, Rounded, Rounding};
-use crate::arithmetic::{HalfSums, Narrow, Operands};
+use crate::arithmetic::{HalfSums, Narrow, Operands, narrow};
 use crate::error::{Error, Result};
 use crate::gguf;
 use crate::numerics::{Products, Storage};
@@ -130,7 +130,7 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
     /// (rows, m)
     pub fn compute(&self) -> Vec<S> {
         if let Some(sums) = self.half_sums {
-            return self.in_half(sums).into_iter().map(|sum| S::from_f64(sum.value)).collect();
+            return self.in_half(sums, None).into_iter().map(|sum| S::from_f64(sum.value)).collect();
         }
         if self.form.is_some_and(|form| form.half_products) {
             return self.in_half_products();
@@ -287,7 +287,12 @@ impl Problem<'_, '_, f64> {
     /// terms: twice minimum·max(|Σx|, max|x|) of each group.
     pub fn bound(&self, exact: &[f64]) -> Vec<f64> {
         if let Some(sums) = self.half_sums {
-            return self.in_half(sums).into_iter().zip(exact).map(|(sum, exact)| sum.bound(*exact)).collect();
+            return self
+                .in_half(sums, None)
+                .into_iter()
+                .zip(exact)
+                .map(|(sum, exact)| sum.bound(*exact))
+                .collect();
         }
         let mut terms = self.magnitudes(Power::Two, &self.x.values, None);
         let apart = self.form.is_some_and(|form| form.group.is_some());
@@ -330,6 +335,21 @@ impl Problem<'_, '_, f64> {
     /// `x` is the source before it was rounded.
     pub fn carry_rows(&self, x: &[f64], error: &[f64]) -> Vec<f64> {
         let (rows, k) = (self.x.values.rows, self.x.values.cols);
+        if let Some(round) = single(self.rounding) {
+            let side = |sign: f64| {
+                let moved = x.iter().zip(error).map(|(x, e)| round(x + sign * limited(*e)));
+                Matrix::new(rows, k, moved.collect())
+            };
+            let (low, high) = (side(-1.0), side(1.0));
+            if let Some(sums) = self.half_sums {
+                let between = half_sums::Between { low: &low, high: &high };
+                let off = |sum: half_sums::Sum| (sum.high - sum.value).max(sum.value - sum.low).max(0.0);
+                return self.in_half(sums, Some(&between)).into_iter().map(off).collect();
+            }
+            let sides = low.data.iter().zip(&high.data).zip(&self.x.values.data);
+            let off = sides.map(|((low, high), x)| limited((high - x).max(x - low)));
+            return self.magnitudes(Power::One, &Matrix::new(rows, k, off.collect()), None);
+        }
         let error = Matrix::new(rows, k, error.iter().map(|e| limited(*e)).collect());
         let mut out = self.magnitudes(Power::One, &error, None);
         let fits = k.is_multiple_of(self.rounding.block());
@@ -347,6 +367,17 @@ impl Problem<'_, '_, f64> {
         }
         out
     }
+}
+
+/// Rounding of single values, whose sides can be seen of each.
+fn single(rounding: Rounding) -> Option<fn(f64) -> f64> {
+    Some(match rounding {
+        Rounding::F16 => round::to_f16::<f64>,
+        Rounding::Bf16 => round::to_bf16::<f64>,
+        Rounding::Tf32 => |x| f64::from(narrow::tf32(x as f32)),
+        Rounding::Tf32Cut => |x| f64::from(narrow::tf32_cut(x as f32)),
+        _ => return None,
+    })
 }
 
 /// The rows of x that a meeting needs, side by side; borrowed where they are already.
