@@ -8,6 +8,9 @@ pub mod text;
 pub mod error;
 
 pub mod files;
+pub mod hub;
+pub mod memory;
+pub mod settings;
 pub mod scalar;
 pub mod tensor;
 

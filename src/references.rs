@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::{fingerprint, spelt};
 use crate::record;
+use crate::text::tell;
 use parity_dump::Dump;
 use parity_dump::manifest::ModelInfo;
 
@@ -136,10 +137,10 @@ pub fn recording_command(
     n_decode: usize,
 ) -> Vec<OsString> {
     let batch = n_tokens.max(1).to_string();
-    let context = (n_tokens + n_decode + 1).to_string();
+    let context = n_tokens.saturating_add(n_decode).saturating_add(1).to_string();
     let mut command: Vec<OsString> =
         vec![program.into(), "-m".into(), model.into(), "-p".into(), prompt.into()];
-    command.extend(["-n".into(), (n_decode + 1).to_string().into()]);
+    command.extend(["-n".into(), n_decode.saturating_add(1).to_string().into()]);
     command.extend(["-b", &batch, "-ub", &batch, "-c", &context].map(OsString::from));
     command.extend(CLEAN_FLAGS.map(OsString::from));
     command
@@ -169,7 +170,7 @@ pub fn record(
         Sha256::digest(format!("{n_decode} {prompt}")).iter().take(6).map(|b| format!("{b:02x}")).collect();
     let dir = kept.join(fingerprint.get(..12).unwrap_or(fingerprint)).join(name);
     std::fs::create_dir_all(&dir).map_err(|e| Error::file(&dir, format!("cannot be created: {e}")))?;
-    eprintln!("no stored reference; recording one with {}", program.display());
+    tell(format_args!("no stored reference; recording one with {}", program.display()));
     let summary = record::record(&record::Options {
         dir: dir.clone(),
         filter: record::Filter::default(),

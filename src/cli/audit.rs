@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::output::OutputArgs;
 use super::progress::Progress;
-use super::shared::{self, SelectArgs};
+use super::shared::{self, ModelArgs, SelectArgs};
 use super::{Outcome, exit_code};
 use crate::audit::AuditRows;
 use crate::audit::recorded::Graphs;
@@ -22,9 +22,8 @@ use crate::sensitivity;
 pub struct Args {
     /// Dump that is judged: a folder, or one .safetensors file
     dump: PathBuf,
-    /// GGUF model; where absent the one that the dump was made with, looked for in PARITY_MODELS and beside parity
-    #[arg(short, long, value_name = "FILE")]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
     /// JSON file that translates the dump's tensor names: {"model.norm": "final_norm"}
     #[arg(long, value_name = "FILE")]
     names: Option<PathBuf>,
@@ -48,8 +47,8 @@ pub fn main(args: &Args) -> Outcome {
     shared::set_threads(args.threads)?;
     let folder = args.output.folder()?;
     let recording = dump::open(&args.dump, args.names.as_deref())?;
-    let path = match &args.model {
-        Some(path) => path.clone(),
+    let path = match args.model.path()? {
+        Some(path) => path,
         None => references::model_of(&args.dump, &recording.manifest().model)?,
     };
     let selection = args.select.selection()?;

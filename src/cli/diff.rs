@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::Outcome;
 use super::output::OutputArgs;
-use super::shared::{AuditArgs, SelectArgs, ToleranceArgs};
+use super::shared::{AuditArgs, ModelArgs, SelectArgs, ToleranceArgs};
 use crate::dump;
 use crate::jobs::diff::{Options, diff};
 use crate::recorded;
@@ -23,9 +23,8 @@ pub struct Args {
     select: SelectArgs,
     #[command(flatten)]
     tolerance: ToleranceArgs,
-    /// GGUF model of both dumps: with it both are audited
-    #[arg(short, long, value_name = "FILE")]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
     #[command(flatten)]
     audit: AuditArgs,
     #[command(flatten)]
@@ -37,7 +36,8 @@ pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
     let candidate = dump::open(&args.candidate, args.names.as_deref())?;
     let reference = dump::open(&args.reference, None)?;
-    let model = match args.model.as_deref().map(|path| recorded::open(path, &reference)).transpose()? {
+    let path = args.model.path()?;
+    let model = match path.map(|path| recorded::open(&path, &reference)).transpose()? {
         Some(Err(foreign)) => {
             let sides = recorded::Sides { candidate: &candidate, reference: &reference };
             let (selection, tolerances) = (args.select.selection()?, args.tolerance.tolerances()?);

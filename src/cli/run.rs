@@ -1,11 +1,11 @@
 //! `parity run`: the instrumented engine on a prompt, compared with llama.cpp.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::Outcome;
 use super::output::OutputArgs;
 use super::progress::Progress;
-use super::shared::{self, AuditArgs, SelectArgs, ToleranceArgs};
+use super::shared::{self, AuditArgs, ModelArgs, SelectArgs, ToleranceArgs};
 use crate::dump;
 use crate::engine::device::Device;
 use crate::error::{Error, Result};
@@ -20,9 +20,8 @@ use crate::tokenizer::Tokenizer;
 /// Flags of `parity run`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// GGUF model; the tiny Qwen2 that ships with parity where absent
-    #[arg(short, long, value_name = "FILE")]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
     #[command(flatten)]
     prompt: PromptArgs,
     /// Decode steps after the prompt, each compared: the reference's tokens, or greedy
@@ -34,6 +33,9 @@ pub struct Args {
     /// Keep the candidate's dump in this folder
     #[arg(long, value_name = "DIR")]
     dump: Option<PathBuf>,
+    /// Replace the dump that is in that folder
+    #[arg(long, requires = "dump")]
+    force: bool,
     /// Where to run: auto, cpu, cuda, cuda:N
     #[arg(long, value_name = "DEVICE", default_value_t)]
     device: Device,
@@ -107,10 +109,14 @@ impl PromptArgs {
 pub fn main(args: &Args) -> Outcome {
     shared::set_threads(args.threads)?;
     let folder = args.output.folder()?;
-    if let Some(report) = of_its_graph(args)? {
+    if let Some(dir) = &args.dump {
+        shared::room_for_a_dump("--dump", dir, args.force)?;
+    }
+    let path = args.model.path()?;
+    if let Some(report) = of_its_graph(args, path.as_deref())? {
         return args.output.deliver(folder, report);
     }
-    let model = shared::model(args.model.as_ref())?;
+    let model = shared::model(path.as_ref())?;
     let (prompt, tokens) = args.prompt.read(&model)?;
     let options = RunOptions {
         tokens,
@@ -140,8 +146,8 @@ pub fn main(args: &Args) -> Outcome {
 }
 
 /// Runs the graph that a reference brings, where parity has none of its own for the model.
-fn of_its_graph(args: &Args) -> Result<Option<Report>> {
-    let (Some(path), Some(reference)) = (&args.model, &args.reference) else { return Ok(None) };
+fn of_its_graph(args: &Args, path: Option<&Path>) -> Result<Option<Report>> {
+    let (Some(path), Some(reference)) = (path, &args.reference) else { return Ok(None) };
     let dump = dump::open(reference, None)?;
     let Err(foreign) = recorded::open(path, &dump)? else { return Ok(None) };
     if args.prompt.is_given() || args.n_predict.is_some() || args.chunk.is_some() {

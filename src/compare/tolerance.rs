@@ -57,7 +57,11 @@ impl Tolerances {
     }
 
     /// Adds a rule for the checkpoints that match a pattern.
+    ///
+    /// # Errors
+    /// A pattern that cannot be read, a tolerance that is negative or no number.
     pub fn with_rule(mut self, pattern: &str, tolerance: Tolerance) -> Result<Tolerances> {
+        tolerance.check(["rtol", "atol", "nmse"])?;
         self.by_pattern.push((select::pattern("tolerance", pattern)?, tolerance));
         Ok(self)
     }

@@ -20,14 +20,14 @@ use crate::select::{self, Layers, Selection};
 /// Stands in `fault` for the name of the fault that the case plants.
 const AS_PLANTED: &str = "planted";
 
-/// What a file holds, its cases spelt out.
-pub struct Cases {
+/// What a file holds.
+pub struct Families {
     /// Name of the suite.
     pub name: String,
     /// File of its baseline, where it has one.
     pub baseline: Option<PathBuf>,
-    /// Those of included suites first.
-    pub cases: Vec<Case>,
+    /// One for each `[[case]]`, those of included suites first.
+    pub families: Vec<Family>,
 }
 
 type Result<T> = std::result::Result<T, String>;
@@ -118,9 +118,9 @@ struct WaiverRule {
 }
 
 /// Reads the text of a suite whose paths are relative to `folder`.
-pub fn read(text: &str, folder: &Path) -> Result<Cases> {
+pub fn read(text: &str, folder: &Path) -> Result<Families> {
     let file: File = toml::from_str(text).map_err(|e| e.to_string())?;
-    let mut cases: Vec<Case> = Vec::new();
+    let mut families: Vec<Family> = Vec::new();
     for path in &file.include {
         let path = folder.join(path);
         let inside = |e: String| format!("{}: {e}", path.display());
@@ -130,61 +130,50 @@ pub fn read(text: &str, folder: &Path) -> Result<Cases> {
         if !inner.include.is_empty() {
             return Err(inside("an included suite includes others".to_owned()));
         }
-        inner.expand(path.parent().unwrap_or(folder), &mut cases).map_err(inside)?;
+        inner.expand(path.parent().unwrap_or(folder), &mut families).map_err(inside)?;
     }
-    file.expand(folder, &mut cases)?;
-    Ok(Cases { name: file.name, baseline: file.baseline.map(|path| folder.join(path)), cases })
+    file.expand(folder, &mut families)?;
+    Ok(Families { name: file.name, baseline: file.baseline.map(|path| folder.join(path)), families })
 }
 
 impl File {
-    /// Adds its cases behind those that there are.
-    fn expand(&self, folder: &Path, cases: &mut Vec<Case>) -> Result<()> {
-        let first = cases.iter().map(|case| case.definition + 1).max().unwrap_or(0);
-        for (index, definition) in self.case.iter().enumerate() {
-            let expanded = definition.expand(first + index, self, folder);
-            cases.extend(expanded.map_err(|e| format!("case `{}`: {e}", definition.name))?);
+    /// Adds its definitions behind those that there are.
+    fn expand(&self, folder: &Path, families: &mut Vec<Family>) -> Result<()> {
+        for definition in &self.case {
+            let family = definition.family(families.len(), self, folder);
+            families.push(family.map_err(|e| format!("case `{}`: {e}", definition.name))?);
         }
         Ok(())
     }
 }
 
 impl Definition {
-    /// All combinations of the axes.
-    fn expand(&self, definition: usize, file: &File, folder: &Path) -> Result<Vec<Case>> {
-        let mut cases = vec![self.template(definition, folder)?];
-        cases = axis(cases, &self.model, |case, name: &String| {
-            let path = file.models.get(name).ok_or_else(|| unknown("model", name, file.models.keys()))?;
-            case.model = Some(located(path, folder));
-            Ok(())
-        })?;
-        cases = axis(cases, &self.prompt, |case, name: &String| {
-            let prompt =
-                file.prompts.get(name).ok_or_else(|| unknown("prompt", name, file.prompts.keys()))?;
-            case.input = prompt.read(folder)?;
-            Ok(())
-        })?;
-        cases = axis(cases, &self.device, |case, word: &String| {
-            case.device = word.parse()?;
-            Ok(())
-        })?;
-        cases = axis(cases, &self.numerics, |case, words: &String| {
-            case.numerics = words.parse()?;
-            Ok(())
-        })?;
-        cases = axis(cases, &self.chunk, |case, chunk: &usize| {
-            if *chunk == 0 {
-                return Err("`chunk = 0`: a piece has at least one token".to_owned());
-            }
-            case.chunk = Some(*chunk);
-            Ok(())
-        })?;
-        axis(cases, &self.inject, |case, fault: &String| {
-            let spec: Spec = fault.parse().map_err(|e: Error| e.to_string())?;
-            if case.expect.fault.as_deref() == Some(AS_PLANTED) {
-                case.expect.fault = Some(spec.fault.clone());
-            }
-            case.inject = vec![spec];
-            Ok(())
+    /// Its axes, every value of which is read once.
+    fn family(&self, definition: usize, file: &File, folder: &Path) -> Result<Family> {
+        check_name(&self.name)?;
+        let axes = [
+            axis("model", &self.model, |name| {
+                let path = file.models.get(name).ok_or_else(|| unknown("model", name, file.models.keys()))?;
+                Ok(Setting::Model(located(path, folder)))
+            })?,
+            axis("prompt", &self.prompt, |name| {
+                let prompt = file.prompts.get(name);
+                let prompt = prompt.ok_or_else(|| unknown("prompt", name, file.prompts.keys()))?;
+                prompt.read(folder).map(Setting::Input)
+            })?,
+            axis("device", &self.device, |word| word.parse().map(Setting::Device))?,
+            axis("numerics", &self.numerics, |words| words.parse().map(Setting::Numerics))?,
+            axis("chunk", &self.chunk, |chunk| match chunk {
+                0 => Err("`chunk = 0`: a piece has at least one token".to_owned()),
+                _ => Ok(Setting::Chunk(*chunk)),
+            })?,
+            axis("inject", &self.inject, |fault| {
+                fault.parse().map(Setting::Inject).map_err(|e: Error| e.to_string())
+            })?,
+        ];
+        Ok(Family {
+            template: self.template(definition, folder)?,
+            axes: axes.into_iter().flatten().collect(),
         })
     }
 
@@ -248,29 +237,111 @@ impl Definition {
     }
 }
 
-/// Each case with each value of the axis; several values become part of the name.
-fn axis<T: ToString>(
-    cases: Vec<Case>,
-    axis: &Option<Axis<T>>,
-    set: impl Fn(&mut Case, &T) -> Result<()>,
-) -> Result<Vec<Case>> {
-    let values: &[T] = match axis {
-        None => return Ok(cases),
-        Some(Axis::One(value)) => std::slice::from_ref(value),
-        Some(Axis::Many(values)) => values,
-    };
-    let mut all = Vec::with_capacity(cases.len() * values.len());
-    for case in &cases {
-        for value in values {
-            let mut case = case.clone();
-            if matches!(axis, Some(Axis::Many(_))) {
-                case.id = format!("{}/{}", case.id, value.to_string());
+/// All cases of one `[[case]]`: what they have in common, and the axes whose combinations they are.
+pub struct Family {
+    template: Case,
+    axes: Vec<Vec<Value>>,
+}
+
+/// One value of an axis, and what it adds to a case's name where the axis has several.
+struct Value {
+    name: Option<String>,
+    setting: Setting,
+}
+
+enum Setting {
+    Model(PathBuf),
+    Input(Input),
+    Device(Device),
+    Numerics(Numerics),
+    Chunk(usize),
+    Inject(Spec),
+}
+
+impl Setting {
+    fn apply(&self, case: &mut Case) {
+        match self {
+            Setting::Model(path) => case.model = Some(path.clone()),
+            Setting::Input(input) => case.input = input.clone(),
+            Setting::Device(device) => case.device = *device,
+            Setting::Numerics(numerics) => case.numerics = *numerics,
+            Setting::Chunk(chunk) => case.chunk = Some(*chunk),
+            Setting::Inject(spec) => {
+                if case.expect.fault.as_deref() == Some(AS_PLANTED) {
+                    case.expect.fault = Some(spec.fault.clone());
+                }
+                case.inject = vec![spec.clone()];
             }
-            set(&mut case, value)?;
-            all.push(case);
         }
     }
-    Ok(all)
+}
+
+impl Family {
+    /// Number of cases; `None` where it does not fit a machine's word.
+    pub fn len(&self) -> Option<usize> {
+        self.axes.iter().try_fold(1usize, |product, axis| product.checked_mul(axis.len()))
+    }
+
+    /// The values of the case with this index, below [`Family::len`]: the last axis is the fastest.
+    fn values(&self, mut index: usize) -> Vec<&Value> {
+        let mut values: Vec<&Value> = Vec::with_capacity(self.axes.len());
+        for axis in self.axes.iter().rev() {
+            values.push(&axis[index % axis.len()]);
+            index /= axis.len();
+        }
+        values.reverse();
+        values
+    }
+
+    /// Name of the case with this index.
+    pub fn id(&self, index: usize) -> String {
+        let mut id = self.template.id.clone();
+        for name in self.values(index).iter().filter_map(|value| value.name.as_deref()) {
+            id.push('/');
+            id += name;
+        }
+        id
+    }
+
+    /// The case with this index.
+    pub fn case(&self, index: usize) -> Case {
+        let mut case = self.template.clone();
+        self.values(index).iter().for_each(|value| value.setting.apply(&mut case));
+        case.id = self.id(index);
+        case
+    }
+}
+
+/// The values of an axis, if the case has it.
+fn axis<T: ToString>(
+    name: &str,
+    axis: &Option<Axis<T>>,
+    read: impl Fn(&T) -> Result<Setting>,
+) -> Result<Option<Vec<Value>>> {
+    let values: &[T] = match axis {
+        None => return Ok(None),
+        Some(Axis::One(value)) => std::slice::from_ref(value),
+        Some(Axis::Many(values)) if values.is_empty() => {
+            return Err(format!("`{name} = []`: an axis has at least one value"));
+        }
+        Some(Axis::Many(values)) => values,
+    };
+    let several = matches!(axis, Some(Axis::Many(_)));
+    let value = |value: &T| -> Result<Value> {
+        Ok(Value { name: several.then(|| value.to_string()), setting: read(value)? })
+    };
+    values.iter().map(value).collect::<Result<_>>().map(Some)
+}
+
+/// A name that can be shown, chosen with `--case`, and made a folder's.
+fn check_name(name: &str) -> Result<()> {
+    let wrong = match name {
+        _ if name.trim().is_empty() => "it is empty",
+        "." | ".." => "it is a folder's",
+        _ if name.contains(char::is_control) => "it has control characters",
+        _ => return Ok(()),
+    };
+    Err(format!("`name = {name:?}` is no name of a case: {wrong}"))
 }
 
 /// A case that fails so often fails.
@@ -279,12 +350,12 @@ const RETRIES_MAX: u32 = 100;
 impl Prompt {
     fn read(&self, folder: &Path) -> Result<Input> {
         match self {
-            Prompt::Text(text) => Ok(Input::Prompt(text.clone())),
-            Prompt::Tokens { tokens } => Ok(Input::Tokens(tokens.clone())),
+            Prompt::Text(text) => Ok(Input::Prompt(text.as_str().into())),
+            Prompt::Tokens { tokens } => Ok(Input::Tokens(tokens.as_slice().into())),
             Prompt::File { file } => {
                 let path = folder.join(file);
                 let text = crate::files::read(&path, crate::files::TEXT_BYTES_MAX);
-                text.map(Input::Prompt).map_err(|e| e.to_string())
+                text.map(|text| Input::Prompt(text.into())).map_err(|e| e.to_string())
             }
         }
     }

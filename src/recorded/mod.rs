@@ -61,6 +61,7 @@ pub fn open(path: &Path, recording: &Dump) -> Result<std::result::Result<Model, 
 impl Foreign {
     /// Says of the graph whether it is the model file's, or that nobody knows.
     fn weigh_wiring(&self, report: &mut Report) {
+        crate::verdict::describe_recorded(report, &self.graphs);
         match wiring(&self.gguf, &self.architecture, &self.graphs) {
             Some(wiring) => wiring.weigh(report),
             None => report.notes.push(format!(

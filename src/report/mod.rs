@@ -267,6 +267,12 @@ pub struct Entry {
     /// How much of it was seen, where a side was only printed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen: Option<Seen>,
+    /// What computes it, in ggml's words; absent where no graph is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub op: Option<String>,
+    /// The checkpoints that it is computed from; absent where no graph is known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inputs: Vec<Checkpoint>,
 }
 
 /// The numbers of DESIGN section 5 for one pair of tensors a (candidate) and b (reference).
