@@ -35,7 +35,9 @@ impl Spec {
         let models = || {
             let is_model = |name: &&String| {
                 let name = name.to_ascii_lowercase();
-                name.ends_with(".gguf") && !name.contains("mmproj") && part_of(&name).is_none_or(|(n, _)| n == 1)
+                name.ends_with(".gguf")
+                    && !name.contains("mmproj")
+                    && part_of(&name).is_none_or(|(n, _)| n == 1)
             };
             names.iter().map(|name| name as &String).filter(is_model)
         };
@@ -120,8 +122,11 @@ mod fetch {
         match online() {
             Ok((api, names)) => {
                 let names = parts(spec.choose(&names)?);
-                let paths: Vec<PathBuf> =
-                    names.iter().map(|name| api.get(name)).collect::<std::result::Result<_, _>>().map_err(|e| failed(&e))?;
+                let paths: Vec<PathBuf> = names
+                    .iter()
+                    .map(|name| api.get(name))
+                    .collect::<std::result::Result<_, _>>()
+                    .map_err(|e| failed(&e))?;
                 paths.into_iter().next().ok_or_else(|| failed(&"no file"))
             }
             Err(why) => cached(spec, &cache, &repo)?.ok_or_else(|| failed(&why)),

@@ -10,8 +10,8 @@ pub mod error;
 pub mod files;
 pub mod hub;
 pub mod memory;
-pub mod settings;
 pub mod scalar;
+pub mod settings;
 pub mod tensor;
 
 pub mod checkpoint;

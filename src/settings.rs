@@ -31,20 +31,56 @@ const fn foreign(variable: &'static str, meaning: &'static str) -> Setting {
 
 /// Everything that the environment can say.
 pub const ALL: [Setting; 14] = [
-    own("models", "PARITY_MODELS", true, "folder of GGUF models: dumps find their model there, suites name it `$PARITY_MODELS/…`"),
-    own("reference-dumps", "PARITY_REFERENCE_DUMPS", true, "folder of models and reference dumps, in place of the shipped one"),
-    own("cache", "PARITY_CACHE", true, "folder in which recordings are kept for later runs; `~/.cache/parity` where it is not set"),
-    own("llama", "PARITY_LLAMA", false, "llama.cpp program that records references; `llama-completion` on the PATH where it is not set, `none` forbids it"),
-    own("memory", "PARITY_MEMORY", false, "most memory that a run may need, in bytes or as `512M`, `8G`; what the system has available where it is not set"),
-    own("kernels", "PARITY_KERNELS", true, "folder of CUDA kernels, an edited copy of `kernels/`, in place of the built-in ones"),
+    own(
+        "models",
+        "PARITY_MODELS",
+        true,
+        "folder of GGUF models: dumps find their model there, suites name it `$PARITY_MODELS/…`",
+    ),
+    own(
+        "reference-dumps",
+        "PARITY_REFERENCE_DUMPS",
+        true,
+        "folder of models and reference dumps, in place of the shipped one",
+    ),
+    own(
+        "cache",
+        "PARITY_CACHE",
+        true,
+        "folder in which recordings are kept for later runs; `~/.cache/parity` where it is not set",
+    ),
+    own(
+        "llama",
+        "PARITY_LLAMA",
+        false,
+        "llama.cpp program that records references; `llama-completion` on the PATH where it is not set, `none` forbids it",
+    ),
+    own(
+        "memory",
+        "PARITY_MEMORY",
+        false,
+        "most memory that a run may need, in bytes or as `512M`, `8G`; what the system has available where it is not set",
+    ),
+    own(
+        "kernels",
+        "PARITY_KERNELS",
+        true,
+        "folder of CUDA kernels, an edited copy of `kernels/`, in place of the built-in ones",
+    ),
     foreign(FILE_VARIABLE, "file of settings; `~/.config/parity/config.toml` where it is not set"),
     foreign("HF_HOME", "Hugging Face's cache, for `-hf`; `~/.cache/huggingface` where it is not set"),
     foreign("HF_ENDPOINT", "address of the hub, for `-hf`; `https://huggingface.co` where it is not set"),
     foreign("HF_HUB_OFFLINE", "`1`: `-hf` looks into the cache only"),
     foreign("XDG_CACHE_HOME", "folder of caches, in place of `~/.cache`"),
     foreign("NO_COLOR", "no colours"),
-    foreign("GITHUB_ACTIONS", "`true`: the answer is an annotation too, and no line of the output is a command to the runner"),
-    foreign("SOURCE_DATE_EPOCH", "time that reports carry, in seconds since 1970, so that equal runs write equal bytes"),
+    foreign(
+        "GITHUB_ACTIONS",
+        "`true`: the answer is an annotation too, and no line of the output is a command to the runner",
+    ),
+    foreign(
+        "SOURCE_DATE_EPOCH",
+        "time that reports carry, in seconds since 1970, so that equal runs write equal bytes",
+    ),
 ];
 
 /// Where the file of settings is looked for.

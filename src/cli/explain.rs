@@ -30,14 +30,18 @@ pub fn main(args: &Args) -> Outcome {
     let report = json::read(&args.report)?;
     let checkpoint = match &args.checkpoint {
         Some(name) => name.parse::<Checkpoint>().map_err(|_| {
-            Error::new(name, "is no checkpoint").expected("an id such as blk.2.q_rope").hint("report.csv lists them")
+            Error::new(name, "is no checkpoint")
+                .expected("an id such as blk.2.q_rope")
+                .hint("report.csv lists them")
         })?,
         None => report.first_divergence.as_ref().map(|first| first.checkpoint).ok_or_else(|| {
-            Error::file(&args.report, "has no divergence to explain").hint("parity explain CHECKPOINT --in REPORT")
+            Error::file(&args.report, "has no divergence to explain")
+                .hint("parity explain CHECKPOINT --in REPORT")
         })?,
     };
     let paragraphs = explain(&report, checkpoint)?;
-    let wrapped: Vec<String> = paragraphs.iter().map(|text| wrap(&printable_lines(text), WIDTH).join("\n")).collect();
+    let wrapped: Vec<String> =
+        paragraphs.iter().map(|text| wrap(&printable_lines(text), WIDTH).join("\n")).collect();
     print(&(wrapped.join("\n\n") + "\n"))?;
     Ok(ExitCode::SUCCESS)
 }

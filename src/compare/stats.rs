@@ -1,40 +1,10 @@
 //! The numbers of one pair of tensors, gathered row by row in f64.
 
 use crate::engine::RowStats;
-use crate::error::{Error, Result};
 use crate::report::{Nonfinite, Numbers, ToleranceNeeded, Worst};
 use crate::scalar::vectorized;
 
-/// What the user allows: |a-b| <= atol + rtol·|b| for every element, and an NMSE.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Tolerance {
-    /// Relative to |b|.
-    pub rtol: Option<f64>,
-    /// Absolute.
-    pub atol: Option<f64>,
-    /// ‖a-b‖² / ‖b‖²
-    pub nmse: Option<f64>,
-}
-
-impl Tolerance {
-    /// Whether nothing is asked for.
-    pub fn is_empty(&self) -> bool {
-        *self == Tolerance::default()
-    }
-
-    /// Refuses what bounds nothing; `names` are those of rtol, atol and nmse where they were written.
-    ///
-    /// # Errors
-    /// A tolerance that is negative or no number.
-    pub fn check(&self, names: [&str; 3]) -> Result<()> {
-        for (name, value) in names.into_iter().zip([self.rtol, self.atol, self.nmse]) {
-            if let Some(value) = value.filter(|value| !(*value >= 0.0)) {
-                return Err(Error::new(name, "is no tolerance").expected("0 or more").found(value));
-            }
-        }
-        Ok(())
-    }
-}
+use super::Tolerance;
 
 /// Sums over the rows of candidate a and reference b.
 #[derive(Clone, Debug, Default)]

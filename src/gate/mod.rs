@@ -6,6 +6,7 @@
 pub mod baseline;
 mod definition;
 pub mod execute;
+mod family;
 pub mod judge;
 pub mod render;
 pub mod schedule;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use globset::GlobMatcher;
 
 use super::ProblemKind;
-use super::definition::{self, Families, Family};
+use super::definition::{self, Families};
+use super::family::Family;
 use crate::checkpoint::Checkpoint;
 use crate::compare::Tolerances;
 use crate::engine::device::Device;

@@ -46,7 +46,11 @@ pub fn examine() -> Vec<Finding> {
 
 /// Version and features.
 fn build() -> String {
-    let features = [("cuda", cfg!(feature = "cuda")), ("hub", cfg!(feature = "hub")), ("llama-cpp", cfg!(feature = "llama-cpp"))];
+    let features = [
+        ("cuda", cfg!(feature = "cuda")),
+        ("hub", cfg!(feature = "hub")),
+        ("llama-cpp", cfg!(feature = "llama-cpp")),
+    ];
     let with = |on: bool| features.iter().filter(|f| f.1 == on).map(|f| f.0).collect::<Vec<_>>().join(", ");
     let none = |names: String| if names.is_empty() { "none".to_owned() } else { names };
     format!("{}; features {}; left out: {}", env!("CARGO_PKG_VERSION"), none(with(true)), none(with(false)))
@@ -55,7 +59,8 @@ fn build() -> String {
 fn processor() -> Finding {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     #[cfg(target_arch = "x86_64")]
-    let found = [("AVX-512", is_x86_feature_detected!("avx512f")), ("AVX2", is_x86_feature_detected!("avx2"))];
+    let found =
+        [("AVX-512", is_x86_feature_detected!("avx512f")), ("AVX2", is_x86_feature_detected!("avx2"))];
     #[cfg(not(target_arch = "x86_64"))]
     let found: [(&str, bool); 0] = [];
     let vector = found.iter().find(|(_, here)| *here).map_or("no AVX2: runs are slow", |(name, _)| name);
@@ -77,11 +82,17 @@ fn gpu() -> Finding {
         0 => Err("none".to_owned()),
         n => Ok(format!("{n} that CUDA sees")),
     };
-    Finding::new("NVIDIA GPU", found, "not needed; for --device cuda: a GPU of the Turing generation or later and driver 525 or later")
+    Finding::new(
+        "NVIDIA GPU",
+        found,
+        "not needed; for --device cuda: a GPU of the Turing generation or later and driver 525 or later",
+    )
 }
 
 fn shipped() -> Finding {
-    let found = references::default_model().map(|path| path.display().to_string()).map_err(|_| "not found".to_owned());
+    let found = references::default_model()
+        .map(|path| path.display().to_string())
+        .map_err(|_| "not found".to_owned());
     Finding::new(
         "shipped model and dumps",
         found,
@@ -128,9 +139,17 @@ fn count(folder: &Path) -> std::io::Result<usize> {
 fn recordings() -> Finding {
     let found = match references::kept() {
         None => Err("no folder: neither PARITY_CACHE nor HOME is set".to_owned()),
-        Some(folder) => Ok(format!("{}{}", folder.display(), if folder.is_dir() { "" } else { ", made when it is needed" })),
+        Some(folder) => Ok(format!(
+            "{}{}",
+            folder.display(),
+            if folder.is_dir() { "" } else { ", made when it is needed" }
+        )),
     };
-    Finding::new("folder of kept recordings", found, "for references that are recorded once: name one with PARITY_CACHE")
+    Finding::new(
+        "folder of kept recordings",
+        found,
+        "for references that are recorded once: name one with PARITY_CACHE",
+    )
 }
 
 /// The file of settings, and what is set.
@@ -139,5 +158,9 @@ fn set() -> String {
     let file = file.map_or("no file of settings".to_owned(), |path| path.display().to_string());
     let value = |name: &str| Some(format!("{name}={}", std::env::var_os(name)?.to_string_lossy()));
     let values: Vec<String> = ALL.iter().filter_map(|setting| value(setting.variable)).collect();
-    if values.is_empty() { format!("{file}; no variable is set") } else { format!("{file}; {}", values.join(" ")) }
+    if values.is_empty() {
+        format!("{file}; no variable is set")
+    } else {
+        format!("{file}; {}", values.join(" "))
+    }
 }

@@ -148,9 +148,14 @@ const OPS: [OpText; 17] = [
 /// A checkpoint that the report does not have.
 pub fn explain(report: &Report, checkpoint: Checkpoint) -> Result<Vec<String>> {
     let entry = report.checkpoints.iter().find(|entry| entry.id == checkpoint).ok_or_else(|| {
-        let some: Vec<String> = report.checkpoints.iter().take(SHOWN).map(|entry| entry.id.to_string()).collect();
+        let some: Vec<String> =
+            report.checkpoints.iter().take(SHOWN).map(|entry| entry.id.to_string()).collect();
         Error::new(checkpoint, "the report has no such checkpoint")
-            .expected(format!("one of {}, e.g. {}", words::count(report.checkpoints.len(), "checkpoint"), some.join(", ")))
+            .expected(format!(
+                "one of {}, e.g. {}",
+                words::count(report.checkpoints.len(), "checkpoint"),
+                some.join(", ")
+            ))
             .hint("report.csv lists them")
     })?;
     let mut paragraphs = vec![computes(entry), verdict(entry)];
@@ -190,7 +195,8 @@ fn computes(entry: &Entry) -> String {
 }
 
 fn verdict(entry: &Entry) -> String {
-    let evidence = entry.evidence.as_deref().map(|evidence| format!(" Evidence: {evidence}.")).unwrap_or_default();
+    let evidence =
+        entry.evidence.as_deref().map(|evidence| format!(" Evidence: {evidence}.")).unwrap_or_default();
     format!("The verdict is `{}`: {}.{evidence}", entry.verdict.name(), entry.verdict.meaning())
 }
 
@@ -214,7 +220,10 @@ fn difference(report: &Report, entry: &Entry) -> Option<String> {
     );
     let nonfinite = numbers.nonfinite;
     if nonfinite.candidate + nonfinite.reference > 0 {
-        text += &format!(" NaN or Inf: {} in the candidate, {} in the reference.", nonfinite.candidate, nonfinite.reference);
+        text += &format!(
+            " NaN or Inf: {} in the candidate, {} in the reference.",
+            nonfinite.candidate, nonfinite.reference
+        );
     }
     let inherited = entry.budget.as_ref().filter(|_| report.reference.is_some());
     if let Some(budget) = inherited {
@@ -236,7 +245,11 @@ fn sides(report: &Report, entry: &Entry) -> Vec<String> {
             text += &format!(" Rounding explains {}.", number(band));
         }
         let healthy = local.over_bound <= 1.0;
-        let worst = if local.worst.is_empty() { String::new() } else { format!(", at {}", words::index(&local.worst)) };
+        let worst = if local.worst.is_empty() {
+            String::new()
+        } else {
+            format!(", at {}", words::index(&local.worst))
+        };
         text += &format!(
             " The worst element is {} times its bound{worst}: {}.",
             number(local.over_bound),
@@ -249,7 +262,8 @@ fn sides(report: &Report, entry: &Entry) -> Vec<String> {
         text
     };
     let candidate = entry.local.candidate.iter().map(|local| side("candidate", local));
-    let mut out: Vec<String> = candidate.chain(entry.local.reference.iter().map(|local| side("reference", local))).collect();
+    let mut out: Vec<String> =
+        candidate.chain(entry.local.reference.iter().map(|local| side("reference", local))).collect();
     if out.is_empty() && report.checkpoints.iter().any(|other| other.local.candidate.is_some()) {
         out.push("Neither side was computed again here.".to_owned());
     }
@@ -269,22 +283,31 @@ fn diagnosis(report: &Report, entry: &Entry) -> Option<String> {
         ));
     }
     let first = first?;
-    let tried: Vec<String> =
-        first.tried.iter().take(SHOWN).map(|tried| format!("{} ({})", tried.fault, words::percent(tried.explains))).collect();
+    let tried: Vec<String> = first
+        .tried
+        .iter()
+        .take(SHOWN)
+        .map(|tried| format!("{} ({})", tried.fault, words::percent(tried.explains)))
+        .collect();
     let residual = first.residual.clone().unwrap_or_else(|| "the error looks like none of them".to_owned());
-    let tried = if tried.is_empty() { String::new() } else { format!(" The nearest were {}.", tried.join(", ")) };
+    let tried =
+        if tried.is_empty() { String::new() } else { format!(" The nearest were {}.", tried.join(", ")) };
     Some(format!("No mistake that parity knows explains the error: {residual}.{tried}"))
 }
 
 /// Which code computes this.
 fn look_at(report: &Report, entry: &Entry) -> Vec<String> {
     let Some(text) = text_of(entry) else {
-        return entry.op.iter().map(|op| {
-            format!(
-                "llama.cpp computes it in ggml_compute_forward_{} (ggml/src/ggml-cpu/ops.cpp).",
-                op.to_ascii_lowercase()
-            )
-        }).collect();
+        return entry
+            .op
+            .iter()
+            .map(|op| {
+                format!(
+                    "llama.cpp computes it in ggml_compute_forward_{} (ggml/src/ggml-cpu/ops.cpp).",
+                    op.to_ascii_lowercase()
+                )
+            })
+            .collect();
     };
     let engine = &report.candidate.producer.name;
     let faulty = entry.verdict.is_fault() || entry.verdict == CheckpointVerdict::Reference;
@@ -293,12 +316,19 @@ fn look_at(report: &Report, entry: &Entry) -> Vec<String> {
         text.cpu, text.cuda
     )];
     if faulty {
-        let whose = if entry.verdict == CheckpointVerdict::Reference { "the reference's".to_owned() } else { format!("{engine}'s") };
+        let whose = if entry.verdict == CheckpointVerdict::Reference {
+            "the reference's".to_owned()
+        } else {
+            format!("{engine}'s")
+        };
         out[0] = format!("Look at {whose} kernel for {}. {}", text.op, out[0]);
         out.push(format!("What goes wrong there: {}.", text.traps));
     } else if entry.verdict == CheckpointVerdict::Inherited {
         let first = report.first_divergence.as_ref().map(|first| format!(", first at {}", first.checkpoint));
-        out.push(format!("There is nothing to look for in this kernel: the error came from before{}.", first.unwrap_or_default()));
+        out.push(format!(
+            "There is nothing to look for in this kernel: the error came from before{}.",
+            first.unwrap_or_default()
+        ));
     }
     out
 }

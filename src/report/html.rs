@@ -18,7 +18,13 @@ use crate::error::{Error, Result};
 
 const TEMPLATE: &str = include_str!("html/report.html");
 const STYLE: &str = include_str!("html/style.css");
-const SCRIPT: &str = include_str!("html/script.js");
+const SCRIPT: &str = concat!(
+    include_str!("html/script.js"),
+    include_str!("html/layer.js"),
+    include_str!("html/find.js"),
+    include_str!("html/compare.js"),
+    include_str!("html/start.js"),
+);
 
 /// The page.
 pub fn render(report: &Report) -> Result<String> {

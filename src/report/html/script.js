@@ -191,6 +191,7 @@ function select(id, focus) {
   const x = Number(box.getAttribute("x")) + Number(box.getAttribute("width")) / 2;
   document.getElementById("cursor").setAttribute("d", chart ? `M${x} ${Number(box.getAttribute("y")) + 15}V${depth.viewBox.baseVal.height - 18}` : "");
   draw(item);
+  drawLayer(id);
   history.replaceState(null, "", `#${id}`);
 }
 
@@ -222,7 +223,7 @@ document.addEventListener("click", (event) => {
   if (link) {
     event.preventDefault();
     select(link.dataset.id, Boolean(link.closest("#cells")));
-    if (!link.closest("#cells")) panel.scrollIntoView({ block: "nearest" });
+    if (!link.closest("#cells, #layer")) panel.scrollIntoView({ block: "nearest" });
   }
   const copy = event.target.closest("[data-copy]");
   if (copy) copyText(copy);
@@ -270,6 +271,3 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => selected && draw(byId.get(selected)));
 addEventListener("hashchange", () => select(decodeURIComponent(location.hash.slice(1))));
-
-const asked = decodeURIComponent(location.hash.slice(1));
-select(byId.has(asked) ? asked : data.first);
