@@ -29,7 +29,7 @@ function rowsOfLayer(layer) {
   return { rows: rows.filter((row) => row.length), rowOf };
 }
 
-const BOX = { width: 128, height: 34, across: 12, down: 26 };
+const BOX = { width: 150, height: 34, across: 12, down: 26 };
 
 // Where the boxes of a layer are: each row in the order of what its nodes read, so that few lines cross.
 function arrange(rows) {
@@ -49,7 +49,7 @@ function box({ id, x, y, outside }) {
   const item = byId.get(id), sign = SIGNS[item.verdict];
   const over = item.candidate ? `${num(item.candidate.over_bound)} × bound` : item.numbers ? `rel L2 ${num(item.numbers.rel_l2)}` : item.verdict;
   const name = outside ? id : shortName(id);
-  const shown = name.length > 19 ? `${name.slice(0, 18)}…` : name;
+  const shown = name.length > 21 ? `${name.slice(0, 20)}…` : name;
   return svg("a", { href: `#row-${id}`, "data-id": id, class: `node ${item.verdict}${FAULTS.has(item.verdict) ? " fault" : ""}${outside ? " outside" : ""}`, "aria-label": `${id}: ${item.verdict}` },
     svg("title", {}, `${id}: ${item.verdict}${item.op ? `, ${item.op}` : ""}`),
     svg("rect", { x, y, width: BOX.width, height: BOX.height }),
@@ -71,8 +71,9 @@ function drawLayer(id) {
         const from = at.get(data.checkpoints[i].id);
         if (!from) continue;
         const [x1, y1, x2, y2] = [from.x + BOX.width / 2, from.y + BOX.height, to.x + BOX.width / 2, to.y];
-        const bend = (y2 - y1) / 2;
-        edges.push(svg("path", { class: FAULTS.has(byId.get(from.id).verdict) ? "from-fault" : null, d: `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}` }));
+        // A line that passes other rows keeps clear of the boxes in between.
+        const bend = (y2 - y1) / 2, side = y2 - y1 > BOX.height + 2 * BOX.down ? BOX.width * 0.9 : 0;
+        edges.push(svg("path", { class: FAULTS.has(byId.get(from.id).verdict) ? "from-fault" : null, d: `M${x1} ${y1}C${x1 + side} ${y1 + bend} ${x2 + side} ${y2 - bend} ${x2} ${y2}` }));
       }
     }
     layerPart.querySelector("h2").textContent = layer === "" ? "Outside of the layers, as a graph" : `Layer ${layer}, as a graph`;
