@@ -6,6 +6,8 @@
 pub mod product;
 pub mod round;
 
+use crate::numerics::Storage;
+
 /// Which roundings of a producer are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Arithmetic {
@@ -23,6 +25,10 @@ pub struct Arithmetic {
     pub sums: Sums,
     /// Exponentials, sines and their like.
     pub functions: Functions,
+    /// What values between nodes are kept in, and weights are read in.
+    pub narrow: Storage,
+    /// What keys and values are kept in, where a graph does not say it.
+    pub cache: Storage,
 }
 
 /// What the activations of a matrix product are rounded to before they meet the weights.
@@ -104,6 +110,8 @@ impl Arithmetic {
         softplus: Softplus::Exact,
         sums: Sums::Single,
         functions: Functions::Library,
+        narrow: Storage::F32,
+        cache: Storage::F32,
     };
 
     /// llama.cpp on the CPU.
@@ -115,5 +123,7 @@ impl Arithmetic {
         softplus: Softplus::RoundedSum,
         sums: Sums::Double,
         functions: Functions::Library,
+        narrow: Storage::F32,
+        cache: Storage::F32,
     };
 }

@@ -52,7 +52,7 @@ pub fn main(args: &Args) -> Outcome {
         None => references::model_of(&args.dump, &recording.manifest().model)?,
     };
     let selection = args.select.selection()?;
-    let model = match recorded::open(&path, &recording)? {
+    let model = match recorded::open(&path, &[&recording])? {
         Ok(model) => model,
         Err(foreign) => {
             let report = recorded::audit(&recording, &foreign, &selection, args.select.allow_missing)?;

@@ -37,7 +37,7 @@ pub fn main(args: &Args) -> Outcome {
     let candidate = dump::open(&args.candidate, args.names.as_deref())?;
     let reference = dump::open(&args.reference, None)?;
     let path = args.model.path()?;
-    let model = match path.map(|path| recorded::open(&path, &reference)).transpose()? {
+    let model = match path.map(|path| recorded::open(&path, &[&candidate, &reference])).transpose()? {
         Some(Err(foreign)) => {
             let sides = recorded::Sides { candidate: &candidate, reference: &reference };
             let (selection, tolerances) = (args.select.selection()?, args.tolerance.tolerances()?);

@@ -149,7 +149,10 @@ pub fn main(args: &Args) -> Outcome {
 fn of_its_graph(args: &Args, path: Option<&Path>) -> Result<Option<Report>> {
     let (Some(path), Some(reference)) = (path, &args.reference) else { return Ok(None) };
     let dump = dump::open(reference, None)?;
-    let Err(foreign) = recorded::open(path, &dump)? else { return Ok(None) };
+    if Model::open(path).is_ok() {
+        return Ok(None);
+    }
+    let Err(foreign) = recorded::open(path, &[&dump])? else { return Ok(None) };
     if args.prompt.is_given() || args.n_predict.is_some() || args.chunk.is_some() {
         return Err(Error::file(path, "is of an architecture that is run by a recorded graph, in its steps")
             .expected("--reference alone")

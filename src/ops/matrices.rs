@@ -15,7 +15,7 @@ use crate::arithmetic::product::{group_sums, product};
 use crate::arithmetic::round::{self, Rounded, Rounding, Tie};
 use crate::error::{Error, Result};
 use crate::gguf;
-use crate::numerics::Products;
+use crate::numerics::{Products, Storage};
 use crate::scalar::{Scalar, vectorized};
 use crate::tensor::{Matrix, View};
 
@@ -48,6 +48,8 @@ pub struct Problem<'b, 'a, S> {
     pub x: Rounded<S>,
     /// What was rounded to.
     pub rounding: Rounding,
+    /// What weights are read in.
+    pub narrow: Storage,
     /// Every row of the result is in one of them.
     pub meetings: Vec<Meeting>,
     /// Rows of the result.
@@ -89,7 +91,7 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
             _ => round::activations(rounding, View::new(a * b * c, k, &values)),
         };
         let rows = args.shape[..3].iter().product();
-        Ok(Problem { weight, x, rounding, meetings, rows })
+        Ok(Problem { weight, x, rounding, narrow: args.arithmetic.narrow, meetings, rows })
     }
 
     /// Outputs of one matrix.
@@ -123,6 +125,7 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
         match &self.weight.data {
             Data::Weight(weight) => {
                 weight.decode_rows(matrix * c + rows.start..matrix * c + rows.end, out);
+                round::store(self.narrow, out);
             }
             Data::Values(values) => {
                 for (out, row) in out.chunks_exact_mut(k.max(1)).zip(rows) {

@@ -15,17 +15,18 @@ use parity_dump::Dump;
 /// # Errors
 /// A selection that nothing of the recording fits.
 pub fn audit(dump: &Dump, foreign: &Foreign, selection: &Selection, allow_missing: bool) -> Result<Report> {
-    let selected = foreign.selected(selection);
+    let own = foreign.graphs(dump)?;
+    let (graphs, judged) = (own.steps(), own.judged(dump, dump));
+    let all = recorded::order(&graphs, &|_| true);
+    let selected = foreign.selected(all.clone(), selection);
     if selected.is_empty() {
         return Err(Error::new("--layer, --checkpoint", "no node of this recording is selected")
             .expected("a layer of it, or a pattern such as 'blk.0.*'")
             .hint(format!("parity inspect {} lists its nodes", dump.path().display())));
     }
-    let graphs = foreign.graphs.steps();
-    let findings = recorded::audit(dump, &graphs, &foreign.gguf, &|_| true, &diagnose)?;
-    let all = foreign.all();
+    let findings = recorded::audit(&judged, &graphs, &foreign.gguf, &|_| true, &diagnose)?;
     let shown = |id: Checkpoint| selected.contains(&id);
-    let known = all.iter().filter(|id| !is_left_out(**id, &findings, selection)).map(|&id| Known {
+    let known = all.iter().filter(|id| !is_left_out(**id, &findings, &judged, selection)).map(|&id| Known {
         id,
         comparison: None,
         candidate: findings.nodes.get(&id),
@@ -37,11 +38,11 @@ pub fn audit(dump: &Dump, foreign: &Foreign, selection: &Selection, allow_missin
         &graphs,
         &|id| tried(&findings, id),
         allow_missing,
-        findings.rows_audited(),
+        findings.rows(),
     );
     report.candidate = side(dump, Some(dump.path().display().to_string()));
     report.notes.extend(interrupted(dump));
-    foreign.weigh_wiring(&mut report);
+    foreign.weigh_wiring(&own, &mut report);
     Ok(report)
 }
 

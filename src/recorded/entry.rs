@@ -2,6 +2,7 @@
 
 use super::remarks;
 use crate::audit::recorded::{Finding, Labelled};
+use crate::audit::simulate::SHARP;
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
 use crate::report::words::{count, number};
@@ -81,6 +82,9 @@ fn judge(known: &Known<'_>, before: Before) -> (V, String) {
         return (V::Undecided, format!("to judge it, the recording needs {needs}"));
     }
     let Some(audit) = audit else { return (V::Missing, "not recorded".to_owned()) };
+    if let Some(blind) = blind(own, &audit.local) {
+        return (V::Undecided, blind);
+    }
     let Some(comparison) = known.comparison else {
         return (V::Match, format!("{}{}", alone(&audit.local), remarks(own)));
     };
@@ -148,6 +152,22 @@ fn compared(
     }
 }
 
+/// Roundings of a narrow type between two recorded nodes that a mistake of a node in between still stands out of: most
+/// move a node by a tenth or more (`docs/verdicts.md`).
+const BRIDGED_ROUNDINGS: f64 = 16.0;
+
+/// Why nothing can be said of a node that was judged across others: what rounding explains of those is as much as
+/// mistakes come to.
+fn blind(own: &Finding, local: &LocalError) -> Option<String> {
+    let last = own.bridged.iter().next_back()?;
+    let most = SHARP.max(BRIDGED_ROUNDINGS * own.unit);
+    let explained = local.bound_rel_l2.filter(|explained| !(*explained <= most))?;
+    Some(format!(
+        "between it and what was recorded before, rounding explains as much as {explained:.0e} of it, which would hide \
+         mistakes: record {last} as well"
+    ))
+}
+
 fn alone(local: &LocalError) -> String {
     format!(
         "its local error is {:.1e}, {:.0} % of what rounding explains",
@@ -198,7 +218,7 @@ pub fn assemble(
     graphs: &[(usize, &Labelled)],
     tried: &dyn Fn(Checkpoint) -> Vec<Tried>,
     allow_missing: bool,
-    rows_audited: u64,
+    [rows_audited, rows_screened]: [u64; 2],
 ) -> Report {
     let of = |verdict: V| entries.iter().filter(move |entry| entry.verdict == verdict);
     let first = entries.iter().find(|entry| entry.verdict.is_fault());
@@ -257,7 +277,7 @@ pub fn assemble(
         rows_compared: numbers().map(|numbers| numbers.row_rel_l2.len() as u64).sum(),
         rows_expected: numbers().map(|numbers| numbers.row_rel_l2.len() as u64).sum(),
         rows_audited: Some(rows_audited),
-        rows_screened: None,
+        rows_screened: Some(rows_screened),
         seen: None,
     };
     let origins = of(V::Origin).map(|entry| entry.id).collect();

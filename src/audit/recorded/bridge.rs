@@ -4,7 +4,9 @@
 //! every node up to the next one that was recorded, whose bound it widens.
 
 use crate::arithmetic::Arithmetic;
+use super::narrow::{Narrowed, widen};
 use crate::engine::machine::{Carried, Node, Unknown, Value, Values, compute};
+use crate::numerics::Storage;
 use crate::ops::{Args, Check, Rule};
 
 /// What errors of the sources come to in the result, for each of its values; `None` where there are none.
@@ -45,11 +47,16 @@ pub fn moved(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown
     Ok(values)
 }
 
-/// A node that was not recorded: its exact values, and up to how far the producer's may be from them.
+/// A node that was not recorded: its exact values, and up to how far those of a producer that keeps them in `kept` may
+/// be from them.
 ///
 /// # Errors
 /// Where nothing can be said of it: its sources are not known, it has no rule, or chooses.
-pub fn across(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown>) -> Value<f64> {
+pub fn across(
+    node: &Node<'_>,
+    args: std::result::Result<&Args<'_, f64>, &Unknown>,
+    kept: Storage,
+) -> Value<f64> {
     let args = args.map_err(Clone::clone)?;
     let rule = node.rule.ok_or_else(|| Unknown::no_rule(args.name, &node.program.graph.get(node.id).op))?;
     let bound = match &rule.check {
@@ -67,6 +74,16 @@ pub fn across(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknow
         // Where both are the same infinity nothing differs.
         *error += if a == b { 0.0 } else { (a - b).abs() };
     });
+    let narrow = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
+    let narrowed = Narrowed::of(&rule.op, args, &narrow);
+    let rounded = Args { arithmetic: &narrow, sources: narrowed.sources(args), ..*args };
+    if kept != Storage::F32 {
+        let third = compute::<f64>(rule, &rounded)?;
+        widen(rule, &rounded, &data, &mut error);
+        error.iter_mut().zip(data.iter().zip(&third)).for_each(|(error, (a, b))| {
+            *error += if a == b { 0.0 } else { (a - b).abs() };
+        });
+    }
     if let Some(carried) = carry(rule, &cpu, &data, &node.carried) {
         error.iter_mut().zip(carried).for_each(|(error, carried)| *error += carried);
     }

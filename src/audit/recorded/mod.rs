@@ -7,9 +7,11 @@
 
 mod bridge;
 mod found;
+mod narrow;
 mod node;
 mod open;
 mod rows;
+mod sample;
 
 #[cfg(test)]
 mod tests;
@@ -20,16 +22,20 @@ use parity_graph::{Graph, Id, axis, label};
 
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::Checkpoint;
-use crate::engine::machine::{Conductor, Machine, Node, Program, Unknown, Value, own};
+use crate::engine::machine::{Conductor, Machine, Node, Program, Unknown, Value, Values, own};
 use crate::error::Result;
 use crate::gguf::Gguf;
+use crate::numerics::Storage;
 use crate::ops::Args;
 use crate::report::{Diagnosis, Tried};
 
 pub use found::{Finding, NearTie};
 pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
-pub use open::Graphs;
+pub use open::{Graphs, Judged};
 pub use rows::Arrangement;
+
+use rows::Partial;
+use sample::judge_sampled;
 
 /// What was recorded of one node in one step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -49,6 +55,12 @@ pub trait Steps {
 
     /// The values of a leaf that is neither a weight nor a state.
     fn leaf(&self, step: usize, name: &str) -> Option<Vec<f64>>;
+
+    /// Positions of the tokens of a step.
+    fn positions(&self, step: usize) -> Vec<u32>;
+
+    /// Whether the graph that it is judged by is the one that its producer computed.
+    fn is_own_graph(&self) -> bool;
 }
 
 /// A graph with the names of its nodes in a dump.
@@ -170,13 +182,16 @@ impl Findings {
         self.nodes.entry(checkpoint).or_default()
     }
 
-    /// Token rows that were computed again, over all nodes.
-    pub fn rows_audited(&self) -> u64 {
-        self.nodes.values().filter_map(|node| Some(node.audit()?.local.rows)).sum()
+    /// Token rows that were computed again, over all nodes, and those that were screened instead.
+    pub fn rows(&self) -> [u64; 2] {
+        let audited = self.nodes.values().filter_map(|node| Some(node.audit()?.local.rows)).sum();
+        [audited, self.nodes.values().map(Finding::rows_screened).sum()]
     }
 }
 
-/// Audits a recording: `graphs` are the graphs of its steps, in order, those that are the same given once.
+/// Audits a recording: `graphs` are the graphs of its steps, in order, those that are the same given once. Of a
+/// producer that computed another graph nobody knows which type it keeps its values in: those of f32 come first, and
+/// only what that does not explain is held to what its values show.
 ///
 /// # Errors
 /// None that concerns a single node: that is undecided.
@@ -187,11 +202,28 @@ pub fn audit(
     wants: &dyn Fn(Checkpoint) -> bool,
     diagnose: Diagnose<'_>,
 ) -> Result<Findings> {
-    let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
-    let mut findings = Findings { order: order(graphs, wants), nodes: BTreeMap::new() };
-    for &(step, labelled) in graphs {
-        let mut auditor = Auditor { step, steps, labelled, wants, gguf, diagnose, findings: &mut findings };
-        machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
+    let pass = |kept: Storage, diagnose: Diagnose<'_>| -> Result<Findings> {
+        let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
+        let mut findings = Findings { order: order(graphs, wants), nodes: BTreeMap::new() };
+        for &(step, labelled) in graphs {
+            let mut auditor = Auditor { step, steps, labelled, wants, gguf, kept, diagnose, findings: &mut findings };
+            machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
+        }
+        Ok(findings)
+    };
+    if steps.is_own_graph() {
+        return pass(Storage::F32, diagnose);
+    }
+    let sharp = pass(Storage::F32, &|_| (Vec::new(), Vec::new()))?;
+    let explained = |finding: &Finding| finding.judged == 0 || finding.is_healthy();
+    if sharp.nodes.values().all(explained) {
+        return Ok(sharp);
+    }
+    let mut findings = pass(narrow::shown(steps, graphs), diagnose)?;
+    for (checkpoint, finding) in sharp.nodes {
+        if finding.judged > 0 && finding.is_healthy() {
+            findings.nodes.insert(checkpoint, finding);
+        }
     }
     Ok(findings)
 }
@@ -229,6 +261,8 @@ struct Auditor<'a> {
     labelled: &'a Labelled,
     wants: &'a dyn Fn(Checkpoint) -> bool,
     gguf: &'a Gguf,
+    /// What its values show the producer to keep them in.
+    kept: Storage,
     diagnose: Diagnose<'a>,
     findings: &'a mut Findings,
 }
@@ -243,13 +277,17 @@ impl Conductor<f64> for Auditor<'_> {
             return Ok(bridge::moved(node, args));
         };
         let wanted = (self.wants)(checkpoint);
+        let across = || bridge::across(node, args, self.kept);
         let Some(recorded) = self.steps.tensor(self.step, checkpoint) else {
             if wanted {
                 self.findings.at(checkpoint).unrecorded += 1;
             }
-            return Ok(bridge::across(node, args).map_err(|_| Unknown::new(checkpoint.to_string())));
+            return Ok(across().map_err(|_| Unknown::new(checkpoint.to_string())));
         };
-        let Some(arranged) = self.labelled.arrange(node.id, checkpoint, &recorded) else {
+        let rows = self.labelled.axes[node.id].map(|axis| node.program.graph.get(node.id).shape()[axis]);
+        let partial = Partial::of(&recorded, rows, &self.steps.positions(self.step));
+        let whole = partial.as_ref().map_or(&recorded, |partial| &partial.tensor);
+        let Some(arranged) = self.labelled.arrange(node.id, checkpoint, whole) else {
             let found = format!("{checkpoint} in its graph's shape: {:?} is recorded", recorded.shape);
             if wanted {
                 self.findings.at(checkpoint).cannot(&found);
@@ -260,12 +298,29 @@ impl Conductor<f64> for Auditor<'_> {
         let own_values = || own(node, args).map(|values| values.data).unwrap_or_default();
         let cut = std::cell::OnceCell::new();
         let beyond = |element: usize| cut.get_or_init(own_values).get(element).copied().unwrap_or_default();
-        let values = arranged.of_node(&recorded.values, beyond);
+        let values = arranged.of_node(&whole.values, beyond);
+        let lacks = |element: usize| partial.as_ref().is_some_and(|p| p.lacks(arranged.position(element)));
         if wanted {
-            self.judge(node, checkpoint, args, &values, &recorded, &arranged);
+            let looked_at = |element: usize| arranged.is_recorded(element) && !lacks(element);
+            self.judge(node, checkpoint, args, (&values, &recorded), &arranged, &looked_at);
         }
-        Ok(Ok(values.into()))
+        match &partial {
+            None => Ok(Ok(values.into())),
+            // Rows that were not recorded are computed again, for what reads them.
+            Some(_) => Ok(bridge::across(node, args, self.kept).map(|own| filled(own, &values, lacks))),
+        }
     }
+}
+
+/// Recorded values, and computed ones where there are none.
+fn filled(mut own: Values<f64>, recorded: &[f64], lacks: impl Fn(usize) -> bool) -> Values<f64> {
+    for (element, value) in recorded.iter().enumerate().filter(|(element, _)| !lacks(*element)) {
+        own.data[element] = *value;
+        if let Some(carried) = &mut own.carried {
+            carried.error[element] = 0.0;
+        }
+    }
+    own
 }
 
 impl Auditor<'_> {
@@ -275,9 +330,9 @@ impl Auditor<'_> {
         node: &Node<'_>,
         checkpoint: Checkpoint,
         args: std::result::Result<&Args<'_, f64>, &Unknown>,
-        values: &[f64],
-        recorded: &Tensor,
+        (values, recorded): (&[f64], &Tensor),
         arranged: &Arrangement,
+        looked_at: &dyn Fn(usize) -> bool,
     ) {
         let named = self.findings.nodes.values().filter(|finding| finding.is_diagnosed()).count();
         let finding = self.findings.at(checkpoint);
@@ -287,9 +342,13 @@ impl Auditor<'_> {
             (Err(unknown), _) => Err(unknown.clone()),
             (Ok(args), None) => Err(Unknown::no_rule(args.name, op)),
             (Ok(args), Some(rule)) => {
-                let looked_at = |element: usize| arranged.is_recorded(element);
-                let sight = Sight { looked_at: &looked_at, carried: &node.carried };
-                let held = judge(rule, args, values, &sight, &hypotheses(op, args));
+                let sight = Sight { looked_at, carried: &node.carried };
+                let mut tried = hypotheses(op, args);
+                if !self.steps.is_own_graph() {
+                    let kept = Some(self.kept).filter(|kept| narrow::holds(*kept, &recorded.values));
+                    tried.extend(narrow::hypotheses(op, args, kept.unwrap_or_default()));
+                }
+                let held = judge_sampled(rule, args, values, &sight, &tried);
                 if let Some(held) = held.as_ref().ok().filter(|held| !held.is_healthy())
                     && (named < DIAGNOSED_MAX || finding.is_diagnosed())
                 {
@@ -303,7 +362,7 @@ impl Auditor<'_> {
         };
         match held {
             Ok(held) => {
-                finding.add(held, arranged);
+                finding.add(held, arranged, recorded.positions.len());
                 let through = node.carried.iter().flatten().flat_map(|carried| &carried.through);
                 finding.bridged.extend(through.filter_map(|&id| self.labelled.labels[id]));
             }

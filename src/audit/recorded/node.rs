@@ -3,9 +3,12 @@
 use parity_graph::Op;
 
 use super::bridge::carry;
+use super::narrow::{self, Narrowed};
 use crate::arithmetic::{Arithmetic, Flash};
+use crate::audit::bounds::storage_unit;
 use crate::audit::local::HEALTHY;
 use crate::engine::machine::{Carried, Unknown};
+use crate::numerics::Storage;
 use crate::ops::{Args, Check, Choice, Rule};
 
 /// An arithmetic with what it is called in a report.
@@ -59,6 +62,10 @@ pub struct Held {
     pub explained_nonfinite: u64,
     /// Rows of a discrete result in which rounding decides.
     pub near_ties: Vec<Choice>,
+    /// Token rows that were screened instead, see `sample.rs`.
+    pub screened: usize,
+    /// Unit roundoff of the type that values were taken to be kept in.
+    pub unit: f64,
 }
 
 impl Held {
@@ -90,12 +97,14 @@ pub fn judge(
 ) -> Result<Held, Unknown> {
     let mut best: Option<Held> = None;
     for (i, Hypothesis { name, arithmetic }) in tried.iter().enumerate() {
-        let args = Args { arithmetic, sources: args.sources.clone(), ..*args };
+        let narrowed = Narrowed::of(&rule.op, args, arithmetic);
+        let args = Args { arithmetic, sources: narrowed.sources(args), ..*args };
         let mut held = match &rule.check {
             Check::Choice(choices) => by_choice(&args, choices(&args, recorded), sight)?,
             check => by_values(rule, check, &args, recorded, sight)?,
         };
         held.arithmetic = (i > 0).then_some(*name);
+        held.unit = storage_unit(arithmetic.narrow);
         if held.is_healthy() {
             return Ok(held);
         }
@@ -126,6 +135,7 @@ fn by_values(
     if exact.len() != recorded.len() || bound.len() != recorded.len() {
         return Err(Unknown::new(format!("as many elements of {} as are recorded", args.name)));
     }
+    narrow::widen(rule, args, &exact, &mut bound);
     if let Some(carried) = carry(rule, args, &exact, sight.carried) {
         bound.iter_mut().zip(carried).for_each(|(bound, carried)| *bound += carried);
     }
@@ -148,6 +158,8 @@ fn nothing() -> Held {
         nonfinite: 0,
         explained_nonfinite: 0,
         near_ties: Vec::new(),
+        screened: 0,
+        unit: storage_unit(Storage::F32),
     }
 }
 
