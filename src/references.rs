@@ -20,6 +20,8 @@ pub const SHIPPED_VARIABLE: &str = "PARITY_REFERENCE_DUMPS";
 pub const KEPT_VARIABLE: &str = "PARITY_CACHE";
 /// Name of the shipped folder.
 const SHIPPED: &str = "reference-dumps";
+/// Where a wheel puts it, within the folder of its environment.
+const SHARED: &str = "share/parity";
 /// The model that is used where none is named, within the shipped folder.
 const DEFAULT_MODEL: &str = "models/qwen2-tiny-py-F16.gguf";
 /// Folders below a root that are searched for dumps: `reference-dumps/MODEL/PROMPT`.
@@ -31,7 +33,8 @@ pub fn shipped() -> Option<PathBuf> {
     let named = std::env::var_os(SHIPPED_VARIABLE).map(PathBuf::from);
     let here = Some(PathBuf::from(SHIPPED));
     let program = std::env::current_exe().ok();
-    let above = program.iter().flat_map(|exe| exe.ancestors().skip(1)).map(|dir| dir.join(SHIPPED));
+    let above = program.iter().flat_map(|exe| exe.ancestors().skip(1));
+    let above = above.flat_map(|dir| [dir.join(SHIPPED), dir.join(SHARED).join(SHIPPED)]);
     let built = Some(Path::new(env!("CARGO_MANIFEST_DIR")).join(SHIPPED));
     named.into_iter().chain(here).chain(above).chain(built).find(|dir| dir.is_dir())
 }

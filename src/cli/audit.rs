@@ -27,10 +27,10 @@ pub struct Args {
     /// JSON file that translates the dump's tensor names: {"model.norm": "final_norm"}
     #[arg(long, value_name = "FILE")]
     names: Option<PathBuf>,
-    /// Token rows to compute again: all, or so many of them
+    /// Token rows to recompute in f64: all, or N of them (the others are screened)
     #[arg(long, value_name = "N", default_value_t)]
     audit_rows: AuditRows,
-    /// Plant every known mistake at every node of the dump, one at a time, and say which an audit sees
+    /// Inject every known mistake at every node of the dump, one at a time, and say which ones an audit finds
     #[arg(long)]
     self_test: bool,
     /// Threads; all cores where absent
@@ -78,7 +78,7 @@ pub fn main(args: &Args) -> Outcome {
 fn self_test(args: &Args, recording: &dyn Recording, model: &Model, selection: &Selection) -> Outcome {
     let n_layers = model.config.dims.layers;
     let positions = args.audit_rows.positions(&recording.manifest().steps);
-    let progress = Progress::new("planting");
+    let progress = Progress::new("injecting");
     let found = sensitivity::measure(
         recording,
         model,

@@ -38,19 +38,19 @@ const EXIT_CODES: &str = "Exit codes: 0 parity, 1 divergence, 2 could not judge.
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run the instrumented engine on a prompt and hold it against llama.cpp, checkpoint by checkpoint.
+    /// Run parity's own engine on a prompt and compare every tensor with llama.cpp's.
     Run(run::Args),
     /// Run a llama.cpp program and record its tensors.
     Record(record::Args),
-    /// Compare two dumps; with the model, audit both.
+    /// Compare two dumps; with the model (-m), audit both.
     Diff(diff::Args),
-    /// One dump against exact arithmetic: which nodes are wrong, and by how much.
+    /// Recompute every node of one dump in f64: which are wrong, and by how much.
     Audit(audit::Args),
-    /// The mistakes that parity can name, and plant.
+    /// The mistakes that parity can name, and inject.
     Faults(faults::Args),
     /// Run a suite of cases against its baseline, for CI.
     Gate(gate::Args),
-    /// Whether parity got better or worse between two reports.
+    /// Compare two reports: what got better, what got worse.
     DiffReports(diff_reports::Args),
     /// What a GGUF file or a dump holds, and what looks wrong in it.
     Inspect(inspect::Args),

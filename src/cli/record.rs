@@ -36,15 +36,16 @@ pub struct Args {
     #[arg(long, value_name = "GLOB")]
     checkpoint: Vec<String>,
 
-    /// Leave it to the program which tokens it computes logits of
+    /// Record logits only at the tokens where the program asks for them. Without it, llama.cpp is made to compute them
+    /// at every token, so that every row can be compared
     #[arg(long)]
     own_rows: bool,
 
-    /// Record the token sequence number N of a program that evaluates several
+    /// Which token sequence to record, counted from 0, of a program that evaluates several
     #[arg(long, value_name = "N", default_value_t = 0)]
     sequence: usize,
 
-    /// Run the program once more, untapped, and show that its logits have the same bits
+    /// Run the program again without the recorder, and check that its logits have the same bits
     #[arg(long)]
     verify: bool,
 

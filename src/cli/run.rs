@@ -27,10 +27,10 @@ pub struct Args {
     /// Decode steps after the prompt, each compared: the reference's tokens, or greedy
     #[arg(short, long, value_name = "N")]
     n_predict: Option<usize>,
-    /// Dump to compare with; looked for by model and tokens where absent
+    /// Dump to compare with. Without it, parity looks for one of this model and these tokens, and records one if it can
     #[arg(long, value_name = "DIR")]
     reference: Option<PathBuf>,
-    /// Keep the candidate's dump in this folder
+    /// Keep what the engine computed as a dump in this folder
     #[arg(long, value_name = "DIR")]
     dump: Option<PathBuf>,
     /// Replace the dump that is in that folder
@@ -39,16 +39,17 @@ pub struct Args {
     /// Where to run: auto, cpu, cuda, cuda:N
     #[arg(long, value_name = "DEVICE", default_value_t)]
     device: Device,
-    /// The engine's arithmetic: f32, f64, llama-cpu
+    /// The engine's arithmetic: f32 (exact products of f32 values), f64, llama-cpu (rounds as llama.cpp's CPU backend
+    /// does), f16 (on a GPU: tensor cores, as engines ship)
     #[arg(long, value_name = "WORDS", default_value_t)]
     numerics: Numerics,
-    /// Prefill in pieces of so many tokens
+    /// Compute the prompt in pieces of N tokens
     #[arg(long, value_name = "N", value_parser = shared::at_least_one())]
     chunk: Option<usize>,
-    /// Feed each node the reference's inputs, so that every node is judged on its own, on any device
+    /// Give each node the reference's inputs, so that no error is carried from node to node
     #[arg(long)]
     isolate: bool,
-    /// Plant a mistake: FAULT[=VALUE][@LAYER or @CHECKPOINT]; `parity faults` lists them; several allowed
+    /// Make a mistake on purpose, to see what parity says of it: FAULT[=VALUE][@LAYER or @CHECKPOINT]; `parity faults` lists them; several allowed
     #[arg(long, value_name = "FAULT")]
     inject: Vec<Spec>,
     /// Threads; all cores where absent
@@ -140,7 +141,7 @@ pub fn main(args: &Args) -> Outcome {
     let mut report = run(&model, &graph, &options, &|done, all| progress.set(done, all))?;
     drop(progress);
     for fault in planted {
-        report.notes.push(format!("{} was planted: {}", fault.fault, fault.sentence));
+        report.notes.push(format!("{} was injected: {}", fault.fault, fault.sentence));
     }
     args.output.deliver(folder, report)
 }

@@ -45,7 +45,7 @@ pub struct SelectArgs {
     /// Checkpoints to look at, by pattern; may be given several times
     #[arg(long, value_name = "GLOB")]
     checkpoint: Vec<String>,
-    /// Accept that one side lacks checkpoints
+    /// Accept checkpoints and rows that only one side has
     #[arg(long)]
     pub allow_missing: bool,
 }
@@ -90,10 +90,10 @@ impl ToleranceArgs {
 /// Whether and where exact arithmetic is asked.
 #[derive(Args)]
 pub struct AuditArgs {
-    /// Token rows that are computed again in exact arithmetic: all, or so many of them
+    /// Token rows to recompute in f64: all, or N of them (the others are screened)
     #[arg(long, value_name = "N", default_value_t)]
     audit_rows: AuditRows,
-    /// Compare only: without exact arithmetic, rounding and bugs are not told apart
+    /// Compare only. Rounding and bugs cannot be told apart then, so that only a tolerance (--rtol …) can pass
     #[arg(long, conflicts_with = "audit_rows")]
     no_audit: bool,
 }

@@ -71,7 +71,7 @@ const OPS: [OpText; 17] = [
     },
     OpText {
         op: "ROPE",
-        computes: "turns pairs of columns of each head by an angle that grows with the token's position and falls with the \
+        computes: "rotates pairs of columns of each head by an angle that grows with the token's position and falls with the \
                    column: position · base^(-2i/d)",
         cpu: "ggml_compute_forward_rope",
         cuda: "rope.cu",

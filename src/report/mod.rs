@@ -114,11 +114,11 @@ pub enum CheckpointVerdict {
     Match,
     /// It is larger, but the node is healthy: its input was not.
     Inherited,
-    /// The candidate's own error is beyond what rounding explains: the bug is in this node.
+    /// The candidate's local error is beyond what rounding explains: the bug is in this node.
     Origin,
-    /// The reference's own error is.
+    /// The reference's local error is.
     Reference,
-    /// Beyond a tolerance that the user gave, without evidence on either side's own error.
+    /// Beyond a tolerance that the user gave, without evidence on either side's local error.
     Beyond,
     /// One side does not have it.
     Missing,

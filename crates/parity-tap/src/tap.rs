@@ -289,6 +289,7 @@ pub unsafe extern "C" fn gguf_init_from_file(
     caller: *const c_void,
 ) -> *mut c_void {
     guarded((), || {
+        // SAFETY: the program's argument: a C string, or null.
         if let (Some(state), Some(path)) = (state(), unsafe { text(path) }) {
             let path = std::fs::canonicalize(&*path).unwrap_or_else(|_| path.into_owned().into());
             state.recorder.status("model", &path.to_string_lossy());

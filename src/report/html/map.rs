@@ -184,7 +184,7 @@ fn cell(entry: &Entry, row: usize, frame: &Frame) -> Cell {
     let difference = entry.numbers.as_ref().map(|numbers| numbers.rel_l2);
     let mut label = format!("{}: {}", entry.id, entry.verdict.name());
     if let Some(own) = own {
-        label += &format!(", own error / bound {}", number(own));
+        label += &format!(", local error / bound {}", number(own));
     }
     if let Some(difference) = difference {
         label += &format!(", rel L2 {}", number(difference));

@@ -40,7 +40,7 @@ function facts(pairs) {
   return list;
 }
 
-// One side's own error on a logarithmic scale from 1e-3 to 1e6 of its bound; a tick marks the bound.
+// One side's local error on a logarithmic scale from 1e-3 to 1e6 of its bound; a tick marks the bound.
 function meter(name, local) {
   const share = (value) => Math.min(100, Math.max(1, ((Math.log10(Math.max(value, 1e-3)) + 3) / 9) * 100));
   const value = typeof local.over_bound === "string" ? Infinity : local.over_bound;
@@ -168,7 +168,7 @@ function draw(item) {
       item.shape.length ? el("span", { class: "caption" }, `(${item.shape.join(", ")})`) : null,
       el("span", { class: "walk" }, step(-1, "←", "previous checkpoint"), step(1, "→", "next checkpoint"))),
     el("p", { class: "evidence" }, item.evidence || data.meanings[item.verdict]),
-    item.candidate || item.reference ? el("h3", {}, "Own error over what rounding explains") : "",
+    item.candidate || item.reference ? el("h3", {}, "Local error over what rounding explains") : "",
     item.candidate ? meter("candidate", item.candidate) : "",
     item.reference ? meter("reference", item.reference) : "",
     el("h3", {}, "Candidate a against reference b"),
