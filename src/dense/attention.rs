@@ -3,14 +3,13 @@
 
 use std::ops::Range;
 
-use gemm::{Parallelism, gemm};
 use rayon::prelude::*;
 
 use super::Rows;
 use crate::arithmetic::round::{AttentionRounding, stored};
 use crate::model::graph::{Attention, KvMap, Mask};
 use crate::numerics::{Numerics, Storage};
-use crate::scalar::Scalar;
+use crate::scalar::{Placed, Scalar, gemm};
 use crate::tensor::{Matrix, View};
 
 /// q·k, unscaled and unmasked: q (T, H·E), k (S, K·E), out (T, H·S).
@@ -207,25 +206,10 @@ fn multiply<S: Scalar>(out: &mut Matrix<S>, k: usize, a: Strided<'_, S>, b: Stri
         // SAFETY: the strides stay within the three buffers, checked above; the tile lies within both a and out.
         unsafe {
             gemm(
-                out.len() / n,
-                n,
-                k,
-                out.as_mut_ptr(),
-                1,
-                n as isize,
-                false,
-                a_tile.as_ptr(),
-                a.col as isize,
-                a.row as isize,
-                b.data.as_ptr(),
-                b.col as isize,
-                b.row as isize,
-                S::ZERO,
-                S::ONE,
-                false,
-                false,
-                false,
-                Parallelism::None,
+                [out.len() / n, n, k],
+                Placed { at: out.as_mut_ptr(), row: n, col: 1 },
+                Placed { at: a_tile.as_ptr(), row: a.row, col: a.col },
+                Placed { at: b.data.as_ptr(), row: b.row, col: b.col },
             );
         }
     }

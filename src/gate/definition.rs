@@ -184,7 +184,9 @@ impl Definition {
         if verdict == Verdict::Parity
             && (self.inject.is_some() || expect.at.is_some() || expect.fault.is_some())
         {
-            return Err("a case with `inject`, `at` or `fault` must fail: write expect = \"divergence\"".to_owned());
+            return Err(
+                "a case with `inject`, `at` or `fault` must fail: write expect = \"divergence\"".to_owned()
+            );
         }
         let runs =
             [self.prompt.is_some(), self.device.is_some(), self.numerics.is_some(), self.chunk.is_some()];

@@ -3,8 +3,8 @@
 //! What rounding explains of an unrecorded node, and what the errors of its sources come to, is carried on through
 //! every node up to the next one that was recorded, whose bound it widens.
 
-use crate::arithmetic::Arithmetic;
 use super::narrow::{Narrowed, widen};
+use crate::arithmetic::Arithmetic;
 use crate::engine::machine::{Carried, Node, Unknown, Value, Values, compute};
 use crate::numerics::Storage;
 use crate::ops::{Args, Check, Rule};
