@@ -23,7 +23,7 @@ mod whole;
 
 pub use graph::{judge, outliers};
 pub use nodes::{describe, describe_recorded};
-pub use whole::{Gap, gaps};
+pub use whole::{Gap, gaps, spoken};
 
 use crate::audit::simulate::Carried;
 
