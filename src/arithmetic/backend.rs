@@ -112,7 +112,10 @@ impl Backend {
         let single = Hypothesis { name: "all else in f32", arithmetic: Arithmetic::EXACT };
         let fast = Arithmetic { functions: Functions::FastMath, ..Arithmetic::EXACT };
         match self {
-            Backend::Cuda => vec![single, Hypothesis { name: "all else in f32, with fast exponentials and sines", arithmetic: fast }],
+            Backend::Cuda => vec![
+                single,
+                Hypothesis { name: "all else in f32, with fast exponentials and sines", arithmetic: fast },
+            ],
             Backend::Vulkan => vec![single],
         }
     }
@@ -151,8 +154,9 @@ impl Backend {
 /// `ggml_vk_flash_attn`: how many threads share a row depends on the head's width and on the device, and a row of few
 /// queries is split.
 fn lanes(queries: &Queries) -> Vec<Flash> {
-    let mut parts: Vec<Option<usize>> =
-        (2..=LANES_PARTS_MAX).map(|parts| Some(queries.positions.div_ceil(parts).next_multiple_of(LANES_BLOCK))).collect();
+    let mut parts: Vec<Option<usize>> = (2..=LANES_PARTS_MAX)
+        .map(|parts| Some(queries.positions.div_ceil(parts).next_multiple_of(LANES_BLOCK)))
+        .collect();
     parts.dedup();
     // The smallest first: as many parts as there are.
     let parts = parts.into_iter().rev();
@@ -216,7 +220,11 @@ fn vulkan(product: &Product) -> Vec<Operands> {
     let half = |fused| Operands::Half(HalfSums::Running { fused });
     let narrow = if product.weight == DType::BF16 { Narrow::Bf16 } else { Narrow::F16 };
     let wide = matches!(product.weight, DType::F32 | DType::BF16) || product.precise;
-    let many = if wide { vec![Operands::Both(narrow)] } else { vec![half(false), half(true), Operands::Both(narrow)] };
+    let many = if wide {
+        vec![Operands::Both(narrow)]
+    } else {
+        vec![half(false), half(true), Operands::Both(narrow)]
+    };
     match product.rows <= VULKAN_FEW {
         true => [Operands::Exact].into_iter().chain(many).collect(),
         false => many.into_iter().chain([Operands::Exact]).collect(),
@@ -229,7 +237,9 @@ fn cuda(product: &Product) -> Vec<Operands> {
     let exact = Operands::Exact;
     let rows = product.rows;
     match product.weight {
-        DType::F32 if rows <= CUDA_F32_FEW => vec![exact, Operands::Both(Narrow::Tf32), Operands::Both(Narrow::Tf32Cut)],
+        DType::F32 if rows <= CUDA_F32_FEW => {
+            vec![exact, Operands::Both(Narrow::Tf32), Operands::Both(Narrow::Tf32Cut)]
+        }
         DType::F32 if rows <= CUDA_SOME => {
             vec![Operands::Both(Narrow::Tf32Cut), Operands::Both(Narrow::Tf32), exact]
         }

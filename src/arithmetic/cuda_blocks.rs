@@ -63,14 +63,19 @@ impl Blocks {
             (Integers::Many, Q4_1 | Q5_1) => (blocks(true, Sums::Blocks), apart(32, false)),
             (Integers::Many, Q4_K | Q5_K) => (blocks(true, Sums::Blocks), apart(32, true)),
             (Integers::Many, Q2_K) => (Blocks { wide: true, ..blocks(true, Sums::Halves) }, apart(16, true)),
-            (Integers::Many, Q5_0 | Q8_0 | Q3_K | Q6_K | IQ4_NL | IQ4_XS | MXFP4 | IQ2_XXS | IQ2_XS | IQ2_S)
+            (
+                Integers::Many,
+                Q5_0 | Q8_0 | Q3_K | Q6_K | IQ4_NL | IQ4_XS | MXFP4 | IQ2_XXS | IQ2_XS | IQ2_S,
+            )
             | (Integers::Many, IQ3_XXS | IQ3_S) => (blocks(false, Sums::None), PLAIN),
             (Integers::Few, Q4_0 | Q5_0) => (blocks(true, Sums::Blocks), apart(32, false)),
             (Integers::Few, Q4_1 | Q5_1) => {
                 (blocks(true, Sums::Blocks), Form { half_products: true, ..apart(32, false) })
             }
             (Integers::Few, Q8_0 | IQ4_NL | MXFP4 | Q2_K | Q3_K | Q4_K | Q5_K | Q6_K | IQ4_XS)
-            | (Integers::Few, IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S) => (blocks(true, Sums::None), PLAIN),
+            | (Integers::Few, IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S) => {
+                (blocks(true, Sums::None), PLAIN)
+            }
             _ => return None,
         })
     }

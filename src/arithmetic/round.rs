@@ -123,8 +123,12 @@ pub struct Tie {
 pub fn activations<S: Scalar>(rounding: Rounding, x: View<'_, S>) -> Rounded<S> {
     let block = rounding.block();
     let blocks = if rounding == Rounding::Q8_1 { x.cols / block } else { 0 };
-    let mut rounded =
-        Rounded { values: x.to_matrix(), sums: Matrix::zeros(x.rows, blocks), ties: Vec::new(), scale_ties: Vec::new() };
+    let mut rounded = Rounded {
+        values: x.to_matrix(),
+        sums: Matrix::zeros(x.rows, blocks),
+        ties: Vec::new(),
+        scale_ties: Vec::new(),
+    };
     if !x.cols.is_multiple_of(block) {
         return rounded;
     }

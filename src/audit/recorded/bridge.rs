@@ -3,9 +3,9 @@
 //! What rounding explains of an unrecorded node, and what the errors of its sources come to, is carried on through
 //! every node up to the next one that was recorded, whose bound it widens.
 
+use super::narrow::{Narrowed, widen};
 use super::node::hypotheses;
 use crate::arithmetic::Arithmetic;
-use super::narrow::{Narrowed, widen};
 use crate::engine::machine::{Carried, Node, Unknown, Value, Values, compute};
 use crate::numerics::Storage;
 use crate::ops::{Args, Check, Rule};

@@ -207,7 +207,8 @@ pub fn audit(
         let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
         let mut findings = Findings { order: order(graphs, wants), nodes: BTreeMap::new() };
         for &(step, labelled) in graphs {
-            let mut auditor = Auditor { step, steps, labelled, wants, gguf, kept, diagnose, findings: &mut findings };
+            let mut auditor =
+                Auditor { step, steps, labelled, wants, gguf, kept, diagnose, findings: &mut findings };
             machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
         }
         Ok(findings)

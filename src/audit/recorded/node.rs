@@ -4,8 +4,8 @@ use parity_graph::Op;
 
 use super::bridge::carry;
 use super::narrow::{self, Narrowed};
-use crate::arithmetic::backend::{Backend, Product, Queries};
 pub use crate::arithmetic::Hypothesis;
+use crate::arithmetic::backend::{Backend, Product, Queries};
 use crate::arithmetic::{Arithmetic, Flash};
 use crate::audit::bounds::storage_unit;
 use crate::audit::local::HEALTHY;

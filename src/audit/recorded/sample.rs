@@ -142,7 +142,8 @@ impl Tokens<'_, '_> {
 
     /// Those of `some` tokens whose signed sums an arithmetic does not explain.
     fn screen(&self, weight: TensorRef<'_>, some: &BTreeSet<usize>, followed: &Hypothesis) -> Vec<usize> {
-        let args = Args { arithmetic: &followed.arithmetic, sources: self.args.sources.clone(), ..*self.args };
+        let args =
+            Args { arithmetic: &followed.arithmetic, sources: self.args.sources.clone(), ..*self.args };
         let Ok(problem) = crate::ops::problem(&self.rule.op, &args) else {
             return some.iter().copied().collect();
         };
@@ -152,8 +153,12 @@ impl Tokens<'_, '_> {
         let units = Units::of(&Numerics { storage: kept, ..Numerics::default() });
         let mut suspects = BTreeSet::new();
         for meeting in &problem.meetings {
-            let pairs: Vec<(usize, usize)> =
-                meeting.pairs.iter().copied().filter(|(_, row)| some.contains(&(row / rows_of_token))).collect();
+            let pairs: Vec<(usize, usize)> = meeting
+                .pairs
+                .iter()
+                .copied()
+                .filter(|(_, row)| some.contains(&(row / rows_of_token)))
+                .collect();
             if pairs.is_empty() {
                 continue;
             }

@@ -54,7 +54,9 @@ impl<S: Scalar> Attention<'_, '_, S> {
             let to = from + row.seen[from..range.end].partition_point(|seen| seen.position < end);
             for (t, sums) in threads.iter_mut().enumerate() {
                 let own = || (from..to).filter(|&i| (row.seen[i].position - start) % lanes.threads == t);
-                let Some(top) = own().max_by(|&a, &b| row.seen[a].z.total_cmp(&row.seen[b].z)) else { continue };
+                let Some(top) = own().max_by(|&a, &b| row.seen[a].z.total_cmp(&row.seen[b].z)) else {
+                    continue;
+                };
                 sums.raise(row.seen[top].z + OFFSET, error(top), 0.0);
                 for i in own() {
                     let p = Weight::of(row.seen[i].z, sums.max, error(i) + sums.of_max).half();

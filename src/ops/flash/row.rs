@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::super::source::{Args, Source};
 use crate::arithmetic::narrow::half;
-use crate::arithmetic::{Flash, Narrow};
 use crate::arithmetic::round::{self, Rounding, Tie};
+use crate::arithmetic::{Flash, Narrow};
 use crate::error::Result;
 use crate::gguf::DType;
 use crate::numerics::Products;

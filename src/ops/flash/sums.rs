@@ -1,6 +1,8 @@
 //! Sums of values in f16 as kernels of GPUs keep them, and between what they may be where f32 decides a rounding.
 
-use super::super::bound::{EXP_ROUNDINGS, NORMALISE_ROUNDINGS, SCORE_ROUNDINGS, TINY_F32, UNIT_F32, accumulation};
+use super::super::bound::{
+    EXP_ROUNDINGS, NORMALISE_ROUNDINGS, SCORE_ROUNDINGS, TINY_F32, UNIT_F32, accumulation,
+};
 use crate::arithmetic::narrow::half;
 use crate::scalar::vectorized;
 
@@ -44,7 +46,8 @@ impl Weight {
     /// e^(z - max), of a score and a maximum with these errors.
     pub fn of(z: f64, max: f64, error: f64) -> Weight {
         let value = (z - max).exp();
-        let rounded = SCORE_ROUNDINGS * (z.abs() + max.abs()) + EXP_ROUNDINGS + EXP_ARGUMENT * (z - max).abs();
+        let rounded =
+            SCORE_ROUNDINGS * (z.abs() + max.abs()) + EXP_ROUNDINGS + EXP_ARGUMENT * (z - max).abs();
         let off = (error + UNIT_F32 * rounded).min(UNKNOWN).exp_m1();
         Weight { value, low: value * (1.0 - off).max(0.0), high: value * (1.0 + off) }
     }
@@ -149,7 +152,8 @@ impl Sums {
 
     /// What is added for a value that `other` has, sum by sum in f16.
     pub fn join(&mut self, other: &Sums) {
-        for (into, from) in [(&mut self.value, &other.value), (&mut self.low, &other.low), (&mut self.high, &other.high)]
+        for (into, from) in
+            [(&mut self.value, &other.value), (&mut self.low, &other.low), (&mut self.high, &other.high)]
         {
             into.iter_mut().zip(from).for_each(|(into, from)| *into = half(*into + from));
         }

@@ -39,7 +39,8 @@ impl<S: Scalar> Attention<'_, '_, S> {
         let [sequences, heads, queries] = self.shape;
         let kv = self.k.shape()[1];
         let (tiles, groups) = (queries.div_ceil(units.queries), (heads / kv).div_ceil(units.heads));
-        let tile = ((b * kv + h / (heads / kv)) * groups + h % (heads / kv) / units.heads) * tiles + n / units.queries;
+        let tile = ((b * kv + h / (heads / kv)) * groups + h % (heads / kv) / units.heads) * tiles
+            + n / units.queries;
         let (start, total) = (tile * batches, sequences * kv * groups * tiles * batches);
         let mut cuts: Vec<usize> = (0..=blocks)
             .map(|block| block * total / blocks.max(1))
