@@ -54,6 +54,8 @@ fn entry(known: &Known<'_>, before: Before) -> Entry {
         diagnosis: known.candidate.map_or_else(Vec::new, |finding| finding.diagnosis().0.to_vec()),
         shape: std::iter::once(rows as usize).chain(row_shape.copied()).collect(),
         seen: None,
+        op: None,
+        inputs: Vec::new(),
     }
 }
 
