@@ -128,14 +128,10 @@ impl Backend {
                 single,
                 Hypothesis { name: "all else in f32, with fast exponentials and sines", arithmetic: fast },
             ],
-<<<<<<< HEAD
             Backend::Vulkan => {
                 let arithmetic = Arithmetic { functions: Functions::Exponential, ..Arithmetic::EXACT };
                 vec![single, Hypothesis { name: "all else in f32, with tanh by an exponential", arithmetic }]
             }
-=======
-            Backend::Vulkan => vec![single],
->>>>>>> main
         }
     }
 

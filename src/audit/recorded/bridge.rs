@@ -6,10 +6,7 @@
 use super::narrow::{Narrowed, widen};
 use super::node::hypotheses;
 use crate::arithmetic::Arithmetic;
-<<<<<<< HEAD
 use crate::arithmetic::backend::Backend;
-=======
->>>>>>> main
 use crate::engine::machine::{Carried, Node, Unknown, Value, Values, compute};
 use crate::numerics::Storage;
 use crate::ops::{Args, Check, Rule};
