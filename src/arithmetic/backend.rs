@@ -22,7 +22,7 @@ impl Hypothesis {
 }
 
 /// A backend other than the CPU whose kernels are followed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Backend {
     /// NVIDIA's cards, and AMD's by the same sources (HIP).
     Cuda,
@@ -37,6 +37,8 @@ pub struct Product {
     pub weight: DType,
     /// Rows that meet it.
     pub rows: usize,
+    /// Whether there are several matrices, each with rows of its own.
+    pub batched: bool,
     /// Terms of each sum.
     pub width: usize,
     /// Whether llama.cpp asks for f32.
@@ -116,6 +118,19 @@ impl Backend {
             "CUDA" | "ROCm" => Some(Backend::Cuda),
             "Vulkan" => Some(Backend::Vulkan),
             _ => None,
+        }
+    }
+
+    /// Sums in f16 in whatever order, of products or of attention.
+    pub fn any_order(attention: bool) -> Hypothesis {
+        let (operands, flash) = match attention {
+            true => (Operands::Exact, Flash::NativeF16),
+            false => (Operands::Half(HalfSums::Any), Flash::Exact),
+        };
+        let functions = Functions::FastMath;
+        Hypothesis {
+            name: "sums in f16 in any order",
+            arithmetic: Arithmetic { operands, flash, functions, ..Arithmetic::EXACT },
         }
     }
 
@@ -240,7 +255,8 @@ fn vulkan(product: &Product) -> Vec<Operands> {
     } else {
         vec![half(false), half(true), Operands::Both(narrow)]
     };
-    match product.rows <= VULKAN_FEW {
+    let few = if product.batched { 1 } else { VULKAN_FEW };
+    match product.rows <= few {
         true => [Operands::Exact].into_iter().chain(many).collect(),
         false => many.into_iter().chain([Operands::Exact]).collect(),
     }
@@ -316,7 +332,9 @@ mod tests {
     use super::*;
 
     fn first(backend: Backend, weight: DType, rows: usize) -> Operands {
-        backend.products(&Product { weight, rows, width: 256, precise: false })[0].arithmetic.operands
+        backend.products(&Product { weight, rows, batched: false, width: 256, precise: false })[0]
+            .arithmetic
+            .operands
     }
 
     #[test]

@@ -86,6 +86,8 @@ pub enum HalfSums {
     },
     /// CUDA's mmvf: so many threads, each with a sum over even and one over odd columns; the rest in f32.
     Threads(usize),
+    /// In any order: what it rounds is bounded.
+    Any,
     /// Matrix units: groups of 16 columns are added to the sum and rounded. The columns may be cut into equal parts,
     /// which are added up in f16 or in f32; the result is rounded to f16.
     Groups {
@@ -221,4 +223,10 @@ impl Arithmetic {
         cache: Storage::F32,
         recorded: None,
     };
+
+    /// Whether a device's roundings are followed.
+    pub fn is_of_a_device(&self) -> bool {
+        matches!(self.operands, Operands::Both(_) | Operands::Blocks(_) | Operands::Half(_))
+            || matches!(self.flash, Flash::Lanes(_) | Flash::Units(_))
+    }
 }

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::super::bound::{TINY_F32, UNIT_F32, accumulation};
+use super::super::bound::{SUBNORMAL_F16, TINY_F32, UNIT_F16, UNIT_F32, accumulation};
 use super::Problem;
 use crate::arithmetic::HalfSums;
 use crate::arithmetic::narrow::half;
@@ -111,10 +111,13 @@ fn tile(
     };
     let factor = match sums {
         HalfSums::Threads(threads) => accumulation(2 * threads, UNIT_F32),
-        _ => 0.0,
+        // Product and sum of every term.
+        HalfSums::Any => accumulation(2 * x.len(), UNIT_F16),
+        HalfSums::Running { .. } | HalfSums::Groups { .. } => 0.0,
     };
+    let least = if sums == HalfSums::Any { x.len() as f64 * SUBNORMAL_F16 } else { 0.0 };
     std::array::from_fn(|lane| {
-        let slack = factor * (squares[lane].sqrt() + values[lane].abs());
+        let slack = factor * (squares[lane].sqrt() + values[lane].abs()) + least;
         Sum { value: values[lane], low: low[lane], high: high[lane], slack }
     })
 }
@@ -133,9 +136,24 @@ fn in_order(
         || match sums {
             HalfSums::Running { fused } => (running(run, terms, product, fused), [0.0; LANES]),
             HalfSums::Threads(threads) => threaded(terms, product, threads),
+            HalfSums::Any => unordered(terms, product),
             HalfSums::Groups { parts, narrow } => (grouped(terms, product, parts, narrow, cut), [0.0; LANES]),
         },
     )
+}
+
+/// All terms as they are, and their squares.
+#[inline(always)]
+fn unordered(terms: usize, product: impl Fn(usize, usize) -> f64) -> ([f64; LANES], [f64; LANES]) {
+    let (mut sums, mut squares) = ([0f64; LANES], [0f64; LANES]);
+    for k in 0..terms {
+        for lane in 0..LANES {
+            let product = product(k, lane);
+            sums[lane] += product;
+            squares[lane] += product * product;
+        }
+    }
+    (sums, squares)
 }
 
 /// One term after the other, from the last to the first of every `run`.
