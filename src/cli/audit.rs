@@ -51,6 +51,11 @@ pub fn main(args: &Args) -> Outcome {
         None => references::model_of(&args.dump, &recording.manifest().model)?,
     };
     let selection = args.select.selection()?;
+    if args.self_test {
+        let model = Model::open(&path)?;
+        model.refuse_other(&args.dump, &recording.manifest().model)?;
+        return self_test(args, &recording, &model, &selection);
+    }
     let model = match recorded::open(&path, &[&recording])? {
         Ok(model) => model,
         Err(foreign) => {
@@ -58,10 +63,6 @@ pub fn main(args: &Args) -> Outcome {
             return args.output.deliver(folder, report);
         }
     };
-    if args.self_test {
-        model.refuse_other(&args.dump, &recording.manifest().model)?;
-        return self_test(args, &recording, &model, &selection);
-    }
     let allow_missing = args.select.allow_missing;
     let options = Options { selection: selection.clone(), rows: args.audit_rows, allow_missing };
     let report = audit(&recording, &model, &options)?;

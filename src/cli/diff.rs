@@ -38,7 +38,8 @@ pub fn main(args: &Args) -> Outcome {
     let candidate = dump::open(&args.candidate, args.names.as_deref())?;
     let reference = dump::open(&args.reference, None)?;
     let path = args.model.path()?;
-    let model = match path.map(|path| recorded::open(&path, &[&candidate, &reference])).transpose()? {
+    let opened = path.as_deref().map(|path| recorded::open(path, &[&candidate, &reference])).transpose()?;
+    let model = match opened {
         Some(Err(foreign)) => {
             let sides = recorded::Sides { candidate: &candidate, reference: &reference };
             let (selection, tolerances) = (args.select.selection()?, args.tolerance.tolerances()?);
@@ -57,11 +58,11 @@ pub fn main(args: &Args) -> Outcome {
         audit: args.audit.rows(),
     };
     let mut report = diff(&candidate, &reference, model.as_ref(), &options)?;
-    if let Some(path) = args.model.as_deref().filter(|_| options.audit.is_some() && !is_partial(&reference)) {
+    if let Some(path) = path.filter(|_| options.audit.is_some() && !is_partial(&reference)) {
         report = recorded::explained(report, || {
             let sides = recorded::Sides { candidate: &candidate, reference: &reference };
             let Options { selection, tolerances, allow_missing, .. } = &options;
-            recorded::diff(&sides, &Foreign::of_file(path)?, selection, tolerances, *allow_missing)
+            recorded::diff(&sides, &Foreign::of_file(&path)?, selection, tolerances, *allow_missing)
         });
     }
     args.output.deliver(folder, report)

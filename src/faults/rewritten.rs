@@ -137,7 +137,8 @@ pub fn diagnose(suspect: &Suspect<'_>) -> (Vec<Diagnosis>, Vec<Tried>) {
 /// Share of the squared error that a mistake accounts for, and whether rounding explains the rest.
 fn explained(suspect: &Suspect<'_>, change: &Change) -> Option<(f64, bool)> {
     let Suspect { node, args, recorded, sight, .. } = *suspect;
-    let op = &node.program.graph.get(node.id).op;
+    let tensor = node.program.graph.get(node.id);
+    let op = &tensor.op;
     let other = match change {
         Change::Source { with: Some(id), .. } => Some(other(suspect, *id)?),
         _ => None,
@@ -153,7 +154,8 @@ fn explained(suspect: &Suspect<'_>, change: &Change) -> Option<(f64, bool)> {
         Rewritten::Computed(rule, args, None) => {
             // What was carried through nodes that were not recorded is another node's business.
             let sight = Sight { looked_at: sight.looked_at, carried: &[] };
-            let held = judge(rule, &args, recorded, &sight, &hypotheses(&rule.op, &args)).ok()?;
+            let tried = hypotheses(&rule.op, tensor.backend.as_deref(), &args);
+            let held = judge(rule, &args, recorded, &sight, &tried).ok()?;
             (held.squares[0], held.is_healthy())
         }
         Rewritten::Computed(_, _, Some(_)) => return None,

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use indexmap::IndexMap;
 use memmap2::Mmap;
 
-pub use blocks::{decode, minima, minimum_group};
+pub use blocks::{decode, groups, minima, minimum_group};
 pub use dtype::DType;
 pub use parse::{Parsed, parse};
 pub use tensor::{TensorInfo, TensorRef};

@@ -4,6 +4,7 @@
 //! by what it says it computes, and the report says that the wiring is the producer's.
 
 mod audit;
+mod computed;
 mod diff;
 mod entry;
 mod run;
@@ -126,15 +127,34 @@ fn refuse_gaps(report: &mut Report, gaps: &[Gap], allow_missing: bool) {
 }
 
 /// What is not at parity in the arithmetic that a dump declares, or that all its values show, may be so tensor by
-/// tensor: then that is the answer.
+/// tensor: then that is the answer, and where it is not, it tells better where the first mistake is.
 pub fn explained(report: Report, by_tensor: impl FnOnce() -> Result<Report>) -> Report {
     if report.verdict == Verdict::Parity {
         return report;
     }
     match by_tensor() {
         Ok(other) if other.verdict == Verdict::Parity => other,
-        _ => report,
+        Ok(other) => both(report, other),
+        Err(_) => report,
     }
+}
+
+/// One answer of two that found no parity: the names that either knows, at the node that was found tensor by tensor.
+fn both(mut whole: Report, mut by_tensor: Report) -> Report {
+    let (Some(of_whole), Some(first)) = (&mut whole.first_divergence, &mut by_tensor.first_divergence) else {
+        return whole;
+    };
+    if of_whole.checkpoint == first.checkpoint {
+        if of_whole.diagnosis.is_empty() {
+            of_whole.diagnosis = std::mem::take(&mut first.diagnosis);
+        }
+        return whole;
+    }
+    let named = whole.checkpoints.iter().find(|entry| entry.id == first.checkpoint);
+    if let Some(named) = named.filter(|_| first.diagnosis.is_empty()) {
+        first.diagnosis.clone_from(&named.diagnosis);
+    }
+    by_tensor
 }
 
 /// What was tried on a node that no known mistake explains.

@@ -4,6 +4,7 @@
 //! every node up to the next one that was recorded, whose bound it widens.
 
 use super::narrow::{Narrowed, widen};
+use super::node::hypotheses;
 use crate::arithmetic::Arithmetic;
 use crate::engine::machine::{Carried, Node, Unknown, Value, Values, compute};
 use crate::numerics::Storage;
@@ -65,7 +66,9 @@ pub fn across(
         Check::Choice(_) => return Err(Unknown::new(args.name)),
     };
     // Which roundings the producer followed is not seen here: both are allowed for.
-    let arithmetics = [Arithmetic::LLAMA_CPU, Arithmetic::EXACT];
+    let tensor = node.program.graph.get(node.id);
+    let likeliest = hypotheses(&tensor.op, tensor.backend.as_deref(), args).first().map(|one| one.arithmetic);
+    let arithmetics = [likeliest.unwrap_or(Arithmetic::EXACT), Arithmetic::EXACT];
     let under = |arithmetic| Args { arithmetic, sources: args.sources.clone(), ..*args };
     let [cpu, plain] = [under(&arithmetics[0]), under(&arithmetics[1])];
     let (data, other) = (compute::<f64>(rule, &cpu)?, compute::<f64>(rule, &plain)?);

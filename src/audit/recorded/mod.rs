@@ -339,13 +339,14 @@ impl Auditor<'_> {
         let named = self.findings.nodes.values().filter(|finding| finding.is_diagnosed()).count();
         let finding = self.findings.at(checkpoint);
         finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
-        let op = &node.program.graph.get(node.id).op;
+        let tensor = node.program.graph.get(node.id);
+        let op = &tensor.op;
         let held = match (args, node.rule) {
             (Err(unknown), _) => Err(unknown.clone()),
             (Ok(args), None) => Err(Unknown::no_rule(args.name, op)),
             (Ok(args), Some(rule)) => {
                 let sight = Sight { looked_at, carried: &node.carried };
-                let mut tried = hypotheses(op, args);
+                let mut tried = hypotheses(op, tensor.backend.as_deref(), args);
                 if !self.steps.is_own_graph() {
                     let kept = Some(self.kept).filter(|kept| narrow::holds(*kept, &recorded.values));
                     tried.extend(narrow::hypotheses(op, args, kept.unwrap_or_default()));

@@ -52,7 +52,7 @@ pub fn judge_sampled(
         Data::Weight(weight) => Some(weight),
         Data::Values(_) => None,
     });
-    let carried = sight.carried.iter().any(Option::is_some);
+    let carried = sight.carried.iter().any(Option::is_some) || !tried.iter().all(Hypothesis::is_screened);
     let (Some((axis, slots)), Some(weight), false) = (axes(&rule.op), weight, carried) else {
         return judge(rule, args, recorded, sight, tried);
     };
