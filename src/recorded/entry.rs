@@ -159,7 +159,8 @@ const BRIDGED_ROUNDINGS: f64 = 16.0;
 /// Why nothing can be said of a node that was judged across others: what rounding explains of those is as much as
 /// mistakes come to.
 fn blind(own: &Finding, local: &LocalError) -> Option<String> {
-    let last = own.bridged.iter().next_back()?;
+    // Attention matrices are left out of recordings as a rule: one op lies between them and what is recorded.
+    let last = own.bridged.iter().rfind(|id| !id.kind().is_optional())?;
     let most = SHARP.max(BRIDGED_ROUNDINGS * own.unit);
     let explained = local.bound_rel_l2.filter(|explained| !(*explained <= most))?;
     Some(format!(
