@@ -113,7 +113,7 @@ fn add_errors_of_sources(
 
 /// Ops that round nothing but their result: of one step, or computed in f32 by engines that keep anything narrower. A
 /// norm or a softmax that is not is worth a report.
-fn is_one_step(op: &Op) -> bool {
+pub fn is_one_step(op: &Op) -> bool {
     use Op::*;
     matches!(
         op,
