@@ -12,6 +12,7 @@ mod node;
 mod open;
 mod rows;
 mod sample;
+mod simulate;
 
 #[cfg(test)]
 mod tests;
@@ -216,16 +217,17 @@ pub fn audit(
     if steps.is_own_graph() {
         return pass(Storage::F32, diagnose);
     }
-    let sharp = pass(Storage::F32, &|_| (Vec::new(), Vec::new()))?;
+    let kept = narrow::shown(steps, graphs);
+    let mut findings = pass(Storage::F32, &|_| (Vec::new(), Vec::new()))?;
     let explained = |finding: &Finding| finding.judged == 0 || finding.is_healthy();
-    if sharp.nodes.values().all(explained) {
-        return Ok(sharp);
+    if !findings.nodes.values().all(explained) {
+        let sharp = std::mem::replace(&mut findings, pass(kept, diagnose)?);
+        let sharp = sharp.nodes.into_iter().filter(|(_, finding)| finding.judged > 0 && finding.is_healthy());
+        findings.nodes.extend(sharp);
     }
-    let mut findings = pass(narrow::shown(steps, graphs), diagnose)?;
-    for (checkpoint, finding) in sharp.nodes {
-        if finding.judged > 0 && finding.is_healthy() {
-            findings.nodes.insert(checkpoint, finding);
-        }
+    let open = findings.nodes.iter().filter(|(_, finding)| finding.is_blind()).map(|(id, _)| *id).collect();
+    for (id, simulated) in simulate::simulate(steps, graphs, gguf, kept, &open)? {
+        findings.at(id).settle(simulated);
     }
     Ok(findings)
 }
