@@ -2,7 +2,6 @@
 
 use super::remarks;
 use crate::audit::recorded::{Finding, Labelled};
-use crate::audit::simulate::SHARP;
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
 use crate::report::words::{count, number};
@@ -82,7 +81,7 @@ fn judge(known: &Known<'_>, before: Before) -> (V, String) {
         return (V::Undecided, format!("to judge it, the recording needs {needs}"));
     }
     let Some(audit) = audit else { return (V::Missing, "not recorded".to_owned()) };
-    if let Some(blind) = blind(own, &audit.local) {
+    if let Some(blind) = blind(own) {
         return (V::Undecided, blind);
     }
     let Some(comparison) = known.comparison else {
@@ -152,19 +151,14 @@ fn compared(
     }
 }
 
-/// Roundings of a narrow type between two recorded nodes that a mistake of a node in between still stands out of: most
-/// move a node by a tenth or more (`docs/verdicts.md`).
-const BRIDGED_ROUNDINGS: f64 = 16.0;
-
 /// Why nothing can be said of a node that was judged across others: what rounding explains of those is as much as
 /// mistakes come to.
-fn blind(own: &Finding, local: &LocalError) -> Option<String> {
-    let last = own.bridged.iter().next_back()?;
-    let most = SHARP.max(BRIDGED_ROUNDINGS * own.unit);
-    let explained = local.bound_rel_l2.filter(|explained| !(*explained <= most))?;
+fn blind(own: &Finding) -> Option<String> {
+    let last = own.bridged.iter().rfind(|id| !id.kind().is_optional()).filter(|_| own.is_blind())?;
     Some(format!(
-        "between it and what was recorded before, rounding explains as much as {explained:.0e} of it, which would hide \
-         mistakes: record {last} as well"
+        "between it and what was recorded before, rounding explains as much as {:.0e} of it, which would hide mistakes: \
+         record {last} as well",
+        own.band().unwrap_or(f64::NAN)
     ))
 }
 

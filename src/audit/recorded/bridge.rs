@@ -3,10 +3,10 @@
 //! What rounding explains of an unrecorded node, and what the errors of its sources come to, is carried on through
 //! every node up to the next one that was recorded, whose bound it widens.
 
-use super::narrow::{Narrowed, widen};
+use super::narrow::{self, Narrowed};
 use super::node::hypotheses;
-use crate::arithmetic::Arithmetic;
 use crate::arithmetic::backend::Backend;
+use crate::arithmetic::{Arithmetic, round};
 use crate::engine::machine::{Carried, Node, Unknown, Value, Values, compute};
 use crate::numerics::Storage;
 use crate::ops::{Args, Check, Rule};
@@ -81,12 +81,20 @@ pub fn across(
         // Where both are the same infinity nothing differs.
         *error += if a == b { 0.0 } else { (a - b).abs() };
     });
-    let narrow = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
-    let narrowed = Narrowed::of(&rule.op, args, &narrow);
-    let rounded = Args { arithmetic: &narrow, sources: narrowed.sources(args), ..*args };
+    let arithmetic = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
+    let narrowed = Narrowed::of(&rule.op, args, &arithmetic);
+    let rounded = Args { arithmetic: &arithmetic, sources: narrowed.sources(args), ..*args };
     if kept != Storage::F32 {
         let third = compute::<f64>(rule, &rounded)?;
-        widen(rule, &rounded, &data, &mut error);
+        match narrow::is_one_step(&rule.op) && node.carried.iter().all(Option::is_none) {
+            // Of recorded values it is known what is rounded.
+            true => {
+                let mut stored = third.clone();
+                round::store(kept, &mut stored);
+                error.iter_mut().zip(stored.iter().zip(&third)).for_each(|(e, (a, b))| *e += (a - b).abs());
+            }
+            false => narrow::widen(rule, &rounded, &data, &mut error),
+        }
         error.iter_mut().zip(data.iter().zip(&third)).for_each(|(error, (a, b))| {
             *error += if a == b { 0.0 } else { (a - b).abs() };
         });

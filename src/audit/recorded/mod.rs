@@ -13,6 +13,7 @@ mod node;
 mod open;
 mod rows;
 mod sample;
+mod simulate;
 
 #[cfg(test)]
 mod tests;
@@ -221,16 +222,17 @@ pub fn audit(
     if steps.is_own_graph() {
         return pass(Storage::F32, diagnose);
     }
-    let sharp = pass(Storage::F32, &|_| (Vec::new(), Vec::new()))?;
+    let kept = narrow::shown(steps, graphs);
+    let mut findings = pass(Storage::F32, &|_| (Vec::new(), Vec::new()))?;
     let explained = |finding: &Finding| finding.judged == 0 || finding.is_healthy();
-    if sharp.nodes.values().all(explained) {
-        return Ok(sharp);
+    if !findings.nodes.values().all(explained) {
+        let sharp = std::mem::replace(&mut findings, pass(kept, diagnose)?);
+        let sharp = sharp.nodes.into_iter().filter(|(_, finding)| finding.judged > 0 && finding.is_healthy());
+        findings.nodes.extend(sharp);
     }
-    let mut findings = pass(narrow::shown(steps, graphs), diagnose)?;
-    for (checkpoint, finding) in sharp.nodes {
-        if finding.judged > 0 && finding.is_healthy() {
-            findings.nodes.insert(checkpoint, finding);
-        }
+    let open = findings.nodes.iter().filter(|(_, finding)| finding.is_blind()).map(|(id, _)| *id).collect();
+    for (id, simulated) in simulate::simulate(steps, graphs, gguf, kept, &open)? {
+        findings.at(id).settle(simulated);
     }
     Ok(findings)
 }
@@ -261,6 +263,10 @@ pub fn order(graphs: &[(usize, &Labelled)], wants: &dyn Fn(Checkpoint) -> bool) 
     order
 }
 
+/// llama.cpp's name for the order of a layer's experts, and for the first of it, which engines record.
+const ORDER: &str = "ffn_moe_argsort";
+const CHOSEN: &str = "ffn_moe_topk";
+
 /// Judges every node and goes on with what was recorded of it.
 struct Auditor<'a> {
     step: usize,
@@ -286,7 +292,8 @@ impl Conductor<f64> for Auditor<'_> {
         };
         let wanted = (self.wants)(checkpoint);
         let across = || bridge::across(node, args, self.kept);
-        let Some(recorded) = self.steps.tensor(self.step, checkpoint) else {
+        let there = self.steps.tensor(self.step, checkpoint).or_else(|| self.chosen(node, checkpoint, args));
+        let Some(recorded) = there else {
             if wanted {
                 self.findings.at(checkpoint).unrecorded += 1;
             }
@@ -332,6 +339,35 @@ fn filled(mut own: Values<f64>, recorded: &[f64], lacks: impl Fn(usize) -> bool)
 }
 
 impl Auditor<'_> {
+    /// The order of all experts of which an engine tells only those that it chose: these come first.
+    fn chosen(
+        &self,
+        node: &Node<'_>,
+        checkpoint: Checkpoint,
+        args: std::result::Result<&Args<'_, f64>, &Unknown>,
+    ) -> Option<Tensor> {
+        let of_choice = format!("{}{CHOSEN}", checkpoint.to_string().strip_suffix(ORDER)?);
+        let of_choice: Checkpoint = of_choice.parse().ok()?;
+        let chosen = self.steps.tensor(self.step, of_choice)?;
+        let order = own(node, args).ok()?.data;
+        let [rows, experts] = [chosen.positions.len(), *node.program.graph.get(node.id).ne.first()?];
+        let k = chosen.values.len().checked_div(rows)?;
+        if order.len() != rows * experts || k > experts {
+            return None;
+        }
+        let mut values = Vec::with_capacity(order.len());
+        for (chosen, order) in chosen.values.chunks(k.max(1)).zip(order.chunks(experts.max(1))) {
+            values.extend_from_slice(chosen);
+            let others = order.iter().map(|expert| *expert as f32).filter(|expert| !chosen.contains(expert));
+            values.extend(others.take(experts - k));
+        }
+        (values.len() == order.len()).then(|| Tensor {
+            shape: vec![rows, experts],
+            positions: chosen.positions.clone(),
+            values,
+        })
+    }
+
     /// Notes what is found of a node whose `values` were recorded.
     fn judge(
         &mut self,

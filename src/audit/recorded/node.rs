@@ -227,19 +227,22 @@ fn note(held: &mut Held, index: usize, over: f64) {
 
 /// A choice of indices by the values that it chose.
 fn by_choice(args: &Args<'_, f64>, choices: Vec<Choice>, sight: &Sight<'_>) -> Result<Held, Unknown> {
-    // Scores that were not recorded decide nothing.
-    if sight.carried.iter().any(Option::is_some) {
+    // Two scores that were computed again may each be off by so much.
+    let errors = sight.carried.iter().flatten().flat_map(|carried| &carried.error);
+    let off = 2.0 * errors.fold(0.0, |max: f64, error| if *error <= max { max } else { *error });
+    if !off.is_finite() {
         return Err(Unknown::new(format!("the scores of {}", args.name)));
     }
     let mut held = nothing();
     let [_, b, c, d] = args.shape;
     for choice in choices {
-        let [i, j, k] = choice.row;
+        let choice = Choice { near: choice.near + off, ..choice };
         let over = match choice.margin {
             0.0 => 0.0,
             margin if choice.near == 0.0 && !margin.is_nan() => f64::MAX.sqrt(),
             margin => margin / choice.near,
         };
+        let [i, j, k] = choice.row;
         note(&mut held, ((i * b + j) * c + k) * d, over);
         if over <= HEALTHY {
             held.near_ties.push(choice);
