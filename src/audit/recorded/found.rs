@@ -139,6 +139,16 @@ impl Finding {
         self.undecided.get_or_insert_with(|| why.to_owned());
     }
 
+    /// Takes back whatever was found, and says what judging it would need.
+    pub fn give_up(&mut self, why: &str) {
+        *self = Finding {
+            undecided: Some(why.to_owned()),
+            row_shape: std::mem::take(&mut self.row_shape),
+            unrecorded: self.unrecorded,
+            ..Finding::default()
+        };
+    }
+
     /// In numbers; `None` where it was judged in no step.
     pub fn audit(&self) -> Option<NodeAudit> {
         let [errors, values, bounds] = self.squares.map(f64::sqrt);

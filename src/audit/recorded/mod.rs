@@ -6,6 +6,7 @@
 //! undecided what depends on it, by name.
 
 mod bridge;
+mod devices;
 mod found;
 mod narrow;
 mod node;
@@ -36,6 +37,7 @@ pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
 pub use open::{Graphs, Judged};
 pub use rows::Arrangement;
 
+use devices::Devices;
 use rows::Partial;
 use sample::judge_sampled;
 
@@ -207,11 +209,14 @@ pub fn audit(
     let pass = |kept: Storage, diagnose: Diagnose<'_>| -> Result<Findings> {
         let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
         let mut findings = Findings { order: order(graphs, wants), nodes: BTreeMap::new() };
+        let mut devices = Devices::default();
         for &(step, labelled) in graphs {
+            let (findings, devices) = (&mut findings, &mut devices);
             let mut auditor =
-                Auditor { step, steps, labelled, wants, gguf, kept, diagnose, findings: &mut findings };
+                Auditor { step, steps, labelled, wants, gguf, kept, diagnose, findings, devices };
             machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
         }
+        devices.excuse(&mut findings);
         Ok(findings)
     };
     if steps.is_own_graph() {
@@ -273,6 +278,7 @@ struct Auditor<'a> {
     kept: Storage,
     diagnose: Diagnose<'a>,
     findings: &'a mut Findings,
+    devices: &'a mut Devices,
 }
 
 impl Conductor<f64> for Auditor<'_> {
@@ -388,6 +394,10 @@ impl Auditor<'_> {
                     tried.extend(narrow::hypotheses(op, args, kept.unwrap_or_default()));
                 }
                 let held = judge_sampled(rule, args, values, &sight, &tried);
+                if let Ok(held) = &held {
+                    let backend = tensor.backend.as_deref();
+                    self.devices.note(checkpoint, backend, (rule, args), (values, &sight), held);
+                }
                 if let Some(held) = held.as_ref().ok().filter(|held| !held.is_healthy())
                     && (named < DIAGNOSED_MAX || finding.is_diagnosed())
                 {
