@@ -1,10 +1,16 @@
 /* Evaluates token ids with the shared libraries of any llama.cpp since 2024, and decodes further ones.
  *
  *   gcc -O1 -o driver driver.c -ldl
- *   driver LIBRARIES MODEL PREFILL TOKEN…      the first PREFILL tokens in one batch, the others one by one
+ *   driver [--flash on|off] [--ubatch N] [--threads N] LIBRARIES MODEL PREFILL TOKEN…
+ *                                              the first PREFILL tokens in one batch, the others one by one
+ *
+ * --flash     flash attention (releases since August 2025; by default llama.cpp chooses)
+ * --ubatch    tokens that are computed at a time (default 512)
+ * --threads   threads that compute (default 2)
  *
  * No header is needed: parameter structs go by value as opaque blocks, of which only n_ctx, n_batch and
- * n_ubatch (the first three words, in every release) are set. Symbols are looked up the way a program that
+ * n_ubatch (the first three words, in every release) are set, and the word of flash attention, which is the last of
+ * four in a row that are -1 by default. Symbols are looked up the way a program that
  * links the libraries would find them, so a preloaded library can stand in for them.
  */
 #define _GNU_SOURCE
@@ -50,8 +56,25 @@ static int evaluate(int (*decode)(void *, batch), void *context, int32_t *tokens
     return decode(context, b);
 }
 
+/* The word of flash attention among the default parameters; NULL in releases that have none. */
+static int32_t *flash_word(params *p) {
+    int32_t *words = (int32_t *) p->bytes;
+    for (int i = 3; i < 32; i++)
+        if (words[i] == -1 && words[i - 1] == -1 && words[i - 2] == -1 && words[i - 3] == -1) return &words[i];
+    return NULL;
+}
+
 int main(int argc, char **argv) {
-    if (argc < 5) return fprintf(stderr, "driver LIBRARIES MODEL PREFILL TOKEN…\n"), 2;
+    const char *flash = NULL;
+    uint32_t ubatch = 512, n_threads = 2;
+    for (; argc > 2 && strncmp(argv[1], "--", 2) == 0; argc -= 2, argv += 2) {
+        if (strcmp(argv[1], "--flash") == 0 && (!strcmp(argv[2], "on") || !strcmp(argv[2], "off"))) flash = argv[2];
+        else if (strcmp(argv[1], "--ubatch") == 0 && atoi(argv[2]) > 0) ubatch = atoi(argv[2]);
+        else if (strcmp(argv[1], "--threads") == 0 && atoi(argv[2]) > 0) n_threads = atoi(argv[2]);
+        else return fprintf(stderr, "%s %s: no option\n", argv[1], argv[2]), 2;
+    }
+    if (argc < 5)
+        return fprintf(stderr, "driver [--flash on|off] [--ubatch N] [--threads N] LIBRARIES MODEL PREFILL TOKEN…\n"), 2;
     char *model_path = realpath(argv[2], NULL);
     if (!model_path || chdir(argv[1])) return perror(argv[1]), 2;
     load("libggml-base.");
@@ -73,11 +96,16 @@ int main(int argc, char **argv) {
     void *model = load_model(model_path, model_params());
     if (!model) return fprintf(stderr, "%s: no model\n", model_path), 2;
     params p = context_params();
-    uint32_t sizes[3] = {512, 512, 512};
+    uint32_t sizes[3] = {512, 512, ubatch};
     memcpy(&p, sizes, sizeof sizes);
+    if (flash) {
+        int32_t *word = flash_word(&p);
+        if (!word) return fprintf(stderr, "--flash: this llama.cpp has no such choice\n"), 2;
+        *word = strcmp(flash, "on") == 0;
+    }
     void *context = new_context(model, p);
     if (!context) return fprintf(stderr, "no context\n"), 2;
-    threads(context, 2, 2);
+    threads(context, n_threads, n_threads);
     int n = argc - 4, prefill = atoi(argv[3]);
     int32_t tokens[4096];
     for (int i = 0; i < n && i < 4096; i++) tokens[i] = atoi(argv[4 + i]);
