@@ -29,6 +29,8 @@ pub struct Arithmetic {
     pub narrow: Storage,
     /// What keys and values are kept in, where a graph does not say it.
     pub cache: Storage,
+    /// What values were rounded to only when they were recorded: the producer went on with better ones.
+    pub recorded: Option<Storage>,
 }
 
 /// What the activations of a matrix product are rounded to before they meet the weights.
@@ -112,6 +114,7 @@ impl Arithmetic {
         functions: Functions::Library,
         narrow: Storage::F32,
         cache: Storage::F32,
+        recorded: None,
     };
 
     /// llama.cpp on the CPU.
@@ -125,5 +128,6 @@ impl Arithmetic {
         functions: Functions::Library,
         narrow: Storage::F32,
         cache: Storage::F32,
+        recorded: None,
     };
 }

@@ -7,11 +7,10 @@ use super::progress::Progress;
 use super::shared::{self, SelectArgs};
 use super::{Outcome, exit_code};
 use crate::audit::AuditRows;
-use crate::audit::recorded::Graphs;
 use crate::dump::{self, Recording};
 use crate::jobs::audit::{Options, audit};
 use crate::model::Model;
-use crate::recorded;
+use crate::recorded::{self, Foreign};
 use crate::references;
 use crate::report::{self, Verdict};
 use crate::select::Selection;
@@ -65,13 +64,11 @@ pub fn main(args: &Args) -> Outcome {
         return self_test(args, &recording, &model, &selection);
     }
     let allow_missing = args.select.allow_missing;
-    let mut report = audit(&recording, &model, &Options { selection, rows: args.audit_rows, allow_missing })?;
-    if !recording.manifest().graphs.is_empty() {
-        let architecture = model.config.architecture.name();
-        if let Some(wiring) = recorded::wiring(&model.gguf, architecture, &Graphs::open(&recording)?) {
-            wiring.weigh(&mut report);
-        }
-    }
+    let options = Options { selection: selection.clone(), rows: args.audit_rows, allow_missing };
+    let report = audit(&recording, &model, &options)?;
+    let report = recorded::explained(report, || {
+        recorded::audit(&recording, &Foreign::of_file(&path)?, &selection, allow_missing)
+    });
     args.output.deliver(folder, report)
 }
 

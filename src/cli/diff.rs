@@ -7,7 +7,8 @@ use super::output::OutputArgs;
 use super::shared::{AuditArgs, SelectArgs, ToleranceArgs};
 use crate::dump;
 use crate::jobs::diff::{Options, diff};
-use crate::recorded;
+use crate::record::import::is_partial;
+use crate::recorded::{self, Foreign};
 
 /// Flags of `parity diff`.
 #[derive(clap::Args)]
@@ -55,6 +56,13 @@ pub fn main(args: &Args) -> Outcome {
         pictures: folder.is_some(),
         audit: args.audit.rows(),
     };
-    let report = diff(&candidate, &reference, model.as_ref(), &options)?;
+    let mut report = diff(&candidate, &reference, model.as_ref(), &options)?;
+    if let Some(path) = args.model.as_deref().filter(|_| options.audit.is_some() && !is_partial(&reference)) {
+        report = recorded::explained(report, || {
+            let sides = recorded::Sides { candidate: &candidate, reference: &reference };
+            let Options { selection, tolerances, allow_missing, .. } = &options;
+            recorded::diff(&sides, &Foreign::of_file(path)?, selection, tolerances, *allow_missing)
+        });
+    }
     args.output.deliver(folder, report)
 }

@@ -112,6 +112,8 @@ fn edit_values<S: Scalar>(edit: Edit, width: usize, values: &[S]) -> Vec<f64> {
 
 /// A value that is passed on unchanged is rounded at most once.
 const PASSED_ROUNDINGS: f64 = 1.0;
+/// Share of the squared error that a mistake seen in the values alone has to account for.
+const EXPLAINS_MIN: f64 = 0.9;
 /// Faults that a report lists where none explains the error.
 const TRIED_MAX: usize = 8;
 
@@ -288,7 +290,8 @@ fn of_the_values(suspect: &Suspect<'_>) -> Option<Named> {
     let left: f64 = seen().map(|(r, e)| (r - factor * e).powi(2)).sum();
     // What is left of the error is what rounding leaves of it.
     let rounding = held.squares[2] * factor * factor;
-    if !(left <= rounding) || !factor.is_finite() {
+    let explains = 1.0 - left / held.squares[0];
+    if !(left <= rounding) || !(explains >= EXPLAINS_MIN) || !factor.is_finite() {
         return None;
     }
     match factor {

@@ -77,7 +77,12 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
             .hint("quantise the model to another type"));
         }
         let rounding = match args.arithmetic.operands {
-            Operands::Exact => Rounding::None,
+            // Matrix units take both sides in the type that values are kept in.
+            Operands::Exact => match args.arithmetic.narrow {
+                Storage::F32 => Rounding::None,
+                Storage::F16 => Rounding::F16,
+                Storage::Bf16 => Rounding::Bf16,
+            },
             Operands::VecDot => Rounding::of(Products::LlamaCpu, weight.dtype),
         };
         let [a, b, c, k] = other.shape();
@@ -322,6 +327,16 @@ impl Problem<'_, '_, f64> {
                 (0..m).map(decode).collect()
             }
         }
+    }
+
+    /// What independent errors of the rows come to that are up to `unit` times their values.
+    pub fn off(&self, unit: f64) -> Vec<f64> {
+        let errors = Matrix::new(
+            self.x.values.rows,
+            self.x.values.cols,
+            self.x.values.data.iter().map(|x| unit * x.abs()).collect(),
+        );
+        self.magnitudes(Power::Two, &errors, None).into_iter().map(|off| CONFIDENCE * off).collect()
     }
 
     /// An error of the matrices meets the rows as they were rounded.

@@ -1,13 +1,14 @@
 //! One recording against exact arithmetic, on the graph that it brings.
 
 use super::entry::{Known, assemble, entries};
-use super::{Foreign, is_left_out, side, tried};
+use super::{Foreign, is_left_out, refuse_gaps, side, tried};
 use crate::audit::recorded;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::faults::rewritten::diagnose;
 use crate::report::Report;
 use crate::select::Selection;
+use crate::verdict::Gap;
 use parity_dump::Dump;
 
 /// Audits a recording.
@@ -43,6 +44,8 @@ pub fn audit(dump: &Dump, foreign: &Foreign, selection: &Selection, allow_missin
     report.candidate = side(dump, Some(dump.path().display().to_string()));
     report.notes.extend(interrupted(dump));
     foreign.weigh_wiring(&own, &mut report);
+    let gaps: Vec<Gap> = Gap::of_steps("dump", dump).into_iter().collect();
+    refuse_gaps(&mut report, &gaps, allow_missing);
     Ok(report)
 }
 

@@ -2,16 +2,17 @@
 
 use super::audit::interrupted;
 use super::entry::{Known, assemble, entries};
-use super::{Foreign, is_left_out, side, tried};
+use super::{Foreign, is_left_out, refuse_gaps, side, tried};
 use crate::audit::recorded::{self, Findings, Graphs};
 use crate::checkpoint::Checkpoint;
-use crate::compare::{self, Comparison, Tolerances};
+use crate::compare::{self, Tolerances};
 use crate::dump::Recording;
 use crate::error::Result;
 use crate::faults::rewritten::diagnose;
 use crate::model::diff as wiring;
 use crate::report::{Report, Verdict};
 use crate::select::Selection;
+use crate::verdict::{self, Gap};
 use parity_dump::Dump;
 
 /// The two sides.
@@ -77,7 +78,15 @@ pub fn diff(
     report.reference = Some(side(reference, Some(reference.path().display().to_string())));
     report.notes.extend(interrupted(candidate).or(interrupted(reference)));
     foreign.weigh_wiring(&of_reference, &mut report);
-    refuse_other_tokens(&mut report, sides, &comparisons);
+    let mut gaps = verdict::gaps(candidate.tokens(), reference.tokens());
+    gaps.extend(Gap::of_steps("candidate", candidate));
+    gaps.extend(Gap::of_steps("reference", reference));
+    refuse_gaps(&mut report, &gaps, allow_missing);
+    let compared = comparisons.iter().any(|comparison| comparison.numbers.is_some());
+    if !compared && report.verdict == Verdict::Parity {
+        report.verdict = Verdict::Undecided;
+        report.reason = Some("nothing was compared".to_owned());
+    }
     if let Some(own) = own.as_ref().filter(|own| !own.are_built() && !of_reference.are_built()) {
         refuse_other_graph(&mut report, own, &of_reference);
     }
@@ -127,19 +136,4 @@ fn of_other_steps(candidate: &Dump) -> Findings {
         findings.at(id).cannot("the graph of its own steps: the sides were computed in different ones");
     }
     findings
-}
-
-/// Other tokens are no parity, however well their common beginning agrees.
-fn refuse_other_tokens(report: &mut Report, sides: &Sides<'_>, comparisons: &[Comparison]) {
-    let (ours, theirs) = (sides.candidate.tokens(), sides.reference.tokens());
-    let common = compare::common_positions(ours, theirs) as usize;
-    let compared = comparisons.iter().any(|comparison| comparison.numbers.is_some());
-    if common < ours.len().max(theirs.len()) && report.verdict == Verdict::Parity {
-        report.verdict = Verdict::Undecided;
-        report.reason =
-            Some(format!("only the {common} tokens that both sides have in common were compared"));
-    } else if !compared && report.verdict == Verdict::Parity {
-        report.verdict = Verdict::Undecided;
-        report.reason = Some("nothing was compared".to_owned());
-    }
 }

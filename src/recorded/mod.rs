@@ -22,8 +22,9 @@ use crate::dump::Recording;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::{self, Model, builders};
-use crate::report::{Report, Side, Tried};
+use crate::report::{Report, Side, Tried, Verdict};
 use crate::select::Selection;
+use crate::verdict::{self, Gap};
 use parity_dump::Dump;
 
 /// A model file whose recordings are judged node by node, by graphs that they bring or that are built of the file.
@@ -63,6 +64,16 @@ pub fn open(path: &Path, dumps: &[&Dump]) -> Result<std::result::Result<Model, F
 }
 
 impl Foreign {
+    /// For a dump of an engine whose arithmetic is not known, of a model that parity has nodes of its own for.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn of_file(path: &Path) -> Result<Foreign> {
+        let gguf = Gguf::open(path)?;
+        let architecture = gguf.require_str("general.architecture")?.to_owned();
+        Ok(Foreign { gguf, architecture, refused: None })
+    }
+
     /// The graphs that a dump brings, or those that are built for its steps.
     ///
     /// # Errors
@@ -100,6 +111,48 @@ impl Foreign {
         let whole = selection.is_all();
         all.into_iter().filter(|id| whole || selection.wants(*id, n_layers)).collect()
     }
+}
+
+/// Tokens that there is nothing to say about are no parity.
+fn refuse_gaps(report: &mut Report, gaps: &[Gap], allow_missing: bool) {
+    let (obstacles, accepted) = verdict::spoken(gaps, allow_missing);
+    if let Some(first) = obstacles.first().filter(|_| report.verdict == Verdict::Parity) {
+        report.verdict = Verdict::Undecided;
+        report.reason = Some(first.clone());
+    }
+    report.notes.extend(accepted);
+    report.gaps = obstacles;
+}
+
+/// What is not at parity in the arithmetic that a dump declares, or that all its values show, may be so tensor by
+/// tensor: then that is the answer, and where it is not, it tells better where the first mistake is.
+pub fn explained(report: Report, by_tensor: impl FnOnce() -> Result<Report>) -> Report {
+    if report.verdict == Verdict::Parity {
+        return report;
+    }
+    match by_tensor() {
+        Ok(other) if other.verdict == Verdict::Parity => other,
+        Ok(other) => both(report, other),
+        Err(_) => report,
+    }
+}
+
+/// One answer of two that found no parity: the names that either knows, at the node that was found tensor by tensor.
+fn both(mut whole: Report, mut by_tensor: Report) -> Report {
+    let (Some(of_whole), Some(first)) = (&mut whole.first_divergence, &mut by_tensor.first_divergence) else {
+        return whole;
+    };
+    if of_whole.checkpoint == first.checkpoint {
+        if of_whole.diagnosis.is_empty() {
+            of_whole.diagnosis = std::mem::take(&mut first.diagnosis);
+        }
+        return whole;
+    }
+    let named = whole.checkpoints.iter().find(|entry| entry.id == first.checkpoint);
+    if let Some(named) = named.filter(|_| first.diagnosis.is_empty()) {
+        first.diagnosis.clone_from(&named.diagnosis);
+    }
+    by_tensor
 }
 
 /// What was tried on a node that no known mistake explains.

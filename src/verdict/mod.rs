@@ -21,7 +21,7 @@ mod text;
 mod whole;
 
 pub use graph::{judge, outliers};
-pub use whole::{Gap, gaps};
+pub use whole::{Gap, gaps, spoken};
 
 use crate::audit::simulate::Carried;
 

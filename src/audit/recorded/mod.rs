@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 use parity_graph::{Graph, Id, axis, label};
 
 use crate::arithmetic::Arithmetic;
+use crate::audit::bounds;
 use crate::checkpoint::Checkpoint;
 use crate::engine::machine::{Conductor, Machine, Node, Program, Unknown, Value, Values, own};
 use crate::error::Result;
@@ -373,6 +374,9 @@ impl Auditor<'_> {
                 finding.add(held, arranged, recorded.positions.len());
                 let through = node.carried.iter().flatten().flat_map(|carried| &carried.through);
                 finding.bridged.extend(through.filter_map(|&id| self.labelled.labels[id]));
+                if !finding.bridged.is_empty() {
+                    finding.unit = finding.unit.max(bounds::storage_unit(self.kept));
+                }
             }
             Err(unknown) => finding.cannot(&unknown.0),
         }
