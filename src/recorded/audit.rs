@@ -34,13 +34,8 @@ pub fn audit(dump: &Dump, foreign: &Foreign, selection: &Selection, allow_missin
         reference: None,
         across: findings.is_bridged(id),
     });
-    let mut report = assemble(
-        entries(known, &shown),
-        &graphs,
-        &|id| tried(&findings, id),
-        allow_missing,
-        findings.rows(),
-    );
+    let mut report =
+        assemble(entries(known, &shown), &graphs, &|id| tried(&findings, id), allow_missing, findings.rows());
     report.candidate = side(dump, Some(dump.path().display().to_string()));
     report.notes.extend(interrupted(dump));
     foreign.weigh_wiring(&own, &mut report);

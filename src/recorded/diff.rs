@@ -55,8 +55,10 @@ pub fn diff(
     };
     let comparisons = compare::recordings(candidate, reference, &all, tolerances);
     let shown = all.iter().zip(&comparisons);
-    let shown = shown.filter(|(id, _)| !is_left_out(**id, &ours, &our_values, selection)
-        && !is_left_out(**id, &theirs, &their_values, selection));
+    let shown = shown.filter(|(id, _)| {
+        !is_left_out(**id, &ours, &our_values, selection)
+            && !is_left_out(**id, &theirs, &their_values, selection)
+    });
     let known = shown.map(|(&id, comparison)| Known {
         id,
         comparison: Some(comparison),

@@ -32,7 +32,10 @@ pub fn wiring(gguf: &Gguf, architecture: &str, graphs: &Graphs) -> Option<Wiring
             Err(error) => {
                 let why = error.to_string().replace('\n', ",");
                 if let Some(differs) = heads_differ(gguf, architecture, graph) {
-                    let notes = vec![format!("wiring: {differs}"), format!("no graph could be built of the file: {why}")];
+                    let notes = vec![
+                        format!("wiring: {differs}"),
+                        format!("no graph could be built of the file: {why}"),
+                    ];
                     return Some(Wiring { notes, differs: Some(differs) });
                 }
                 let note = format!(
@@ -72,7 +75,8 @@ fn heads_differ(gguf: &Gguf, architecture: &str, graph: &Graph) -> Option<String
     let recorded = diff::heads(graph).into_iter().find(|heads| *heads != file)?;
     let both = ["query heads", "key heads"].into_iter().zip(recorded.into_iter().zip(file));
     let told = both.filter(|(_, (recorded, file))| recorded != file);
-    let told = told.map(|(name, (recorded, file))| format!("{name} {recorded} in the graph, {file} in the file"));
+    let told =
+        told.map(|(name, (recorded, file))| format!("{name} {recorded} in the graph, {file} in the file"));
     Some(told.collect::<Vec<_>>().join("; "))
 }
 

@@ -32,7 +32,7 @@ pub fn record(model: &Path, graph: &Graph, dump: &Path) {
     leaves(&mut writer, graph, &given);
     let labelled = Labelled::new(graph.clone()).unwrap();
     let mut machine = Machine::<f64>::new(&gguf, Arithmetic::EXACT);
-    let mut recorder = Recorder { labelled: &labelled, writer: &mut writer };
+    let mut recorder = Recorder { last: tokens.len() as u32 - 1, labelled: &labelled, writer: &mut writer };
     let input = |id| given.get(&labelled.program.graph.get(id).name).cloned();
     machine.step(&labelled.program, &input, &mut recorder).unwrap();
     writer.end_step().unwrap();
@@ -58,6 +58,8 @@ fn leaves(writer: &mut Writer, graph: &Graph, given: &BTreeMap<String, Vec<f64>>
 
 /// Goes on with what it writes.
 struct Recorder<'a> {
+    /// Position of the last token.
+    last: u32,
     labelled: &'a Labelled,
     writer: &'a mut Writer,
 }
@@ -84,7 +86,8 @@ impl Recorder<'_> {
             return;
         }
         let shape = node.program.graph.get(node.id).shape();
-        let axis = self.labelled.axes[node.id].unwrap_or(0);
+        let tokens = self.labelled.axes[node.id];
+        let axis = tokens.unwrap_or(0);
         let outer: usize = shape[..axis].iter().product();
         let inner: usize = shape[axis + 1..].iter().product();
         let mut bytes = Vec::with_capacity(4 * values.len());
@@ -94,6 +97,13 @@ impl Recorder<'_> {
                 bytes.extend(values[from..from + inner].iter().flat_map(|x| (*x as f32).to_le_bytes()));
             }
         }
-        self.writer.tensor(id, Element::F32, &[shape[axis], outer * inner], &bytes, None).unwrap();
+        // Behind the rows that logits are wanted of there is but the last.
+        let last = [self.last];
+        let rows = Some(&last[..]).filter(|_| tokens.is_some() && shape[axis] == 1);
+        let extents = [shape[axis], outer * inner];
+        self.writer.tensor(id, Element::F32, &extents, &bytes, rows).unwrap();
+        if tokens.is_none() {
+            self.writer.no_rows(id);
+        }
     }
 }

@@ -44,8 +44,9 @@ impl Agreed {
             return Agreed { found, tried, named: Vec::new() }.ranked();
         };
         agreed.found.retain_mut(|(known, values)| {
-            let same =
-                |a: &Named| a.diagnosis.fault == known.diagnosis.fault && a.diagnosis.text == known.diagnosis.text;
+            let same = |a: &Named| {
+                a.diagnosis.fault == known.diagnosis.fault && a.diagnosis.text == known.diagnosis.text
+            };
             let Some(again) = found.iter().find(|named| same(named)) else { return false };
             known.left += again.left;
             values.push(again.values);

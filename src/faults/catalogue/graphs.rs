@@ -294,7 +294,8 @@ mod tests {
     #[test]
     fn every_mistake_of_a_recorded_graph_is_in_the_catalogue_once() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let folders = ["tests/data/graphs", "crates/parity-graph/tests/graphs"].map(|folder| root.join(folder));
+        let folders =
+            ["tests/data/graphs", "crates/parity-graph/tests/graphs"].map(|folder| root.join(folder));
         let (mut graphs, mut seen) = (0, BTreeSet::new());
         for entry in folders.into_iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()) {
             let path = entry.unwrap().path();

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use parity_graph::params::{Kind as Word, fields};
 use parity_graph::reads::reads;
-use parity_graph::{Graph, Id, Leaf, label};
+use parity_graph::{Graph, Id, Leaf, axis, label};
 use serde::Serialize;
 
 use crate::checkpoint::Checkpoint;
@@ -41,6 +41,8 @@ pub struct NodeReport {
     pub dtype: String,
     /// Extents, slowest axis first, without ones in front.
     pub shape: Vec<usize>,
+    /// Which of them counts token rows, if any.
+    pub token_axis: Option<usize>,
     /// Weights that it reads.
     pub weights: Vec<String>,
     /// Ids of the nodes that its other sources come from.
@@ -53,41 +55,49 @@ pub struct NodeReport {
 
 /// Reads a graph.
 pub fn report(file: &str, steps: &[usize], graph: &Graph) -> GraphReport {
-    let (labels, leaves) = (label::labels(graph), label::leaf_names(graph));
-    let nodes: Vec<NodeReport> = graph
-        .computed()
-        .filter_map(|id| Some(node(graph, id, labels[id]?, &labels, &leaves)))
-        .collect();
+    let names = Names {
+        labels: label::labels(graph),
+        leaves: label::leaf_names(graph),
+        axes: axis::token_axes(graph),
+    };
+    let nodes: Vec<NodeReport> =
+        graph.computed().filter_map(|id| Some(node(graph, id, names.labels[id]?, &names))).collect();
     let moved = graph.computed().count() - nodes.len();
     GraphReport { file: file.to_owned(), steps: steps.to_vec(), nodes, moved }
 }
 
-fn node(
-    graph: &Graph,
-    id: Id,
-    label: Checkpoint,
-    labels: &[Option<Checkpoint>],
-    leaves: &[Option<String>],
-) -> NodeReport {
+/// What is known of the tensors of a graph.
+struct Names {
+    labels: Vec<Option<Checkpoint>>,
+    leaves: Vec<Option<String>>,
+    axes: Vec<Option<usize>>,
+}
+
+fn node(graph: &Graph, id: Id, label: Checkpoint, names: &Names) -> NodeReport {
     let tensor = graph.get(id);
+    let (extents, tokens) = (tensor.shape(), names.axes[id]);
+    // A single token row is shown as one.
+    let ones = extents.iter().take_while(|extent| **extent == 1).count();
+    let first = tokens.map_or(ones, |axis| ones.min(axis));
     let mut report = NodeReport {
         id: label,
         op: tensor.op.name().to_owned(),
         parameters: parameters(graph, id),
         words: parity_graph::text::params(&tensor.op, &tensor.params).trim_start().to_owned(),
         dtype: tensor.dtype.clone(),
-        shape: tensor.shape().into_iter().skip_while(|extent| *extent == 1).collect(),
+        shape: extents[first..].to_vec(),
+        token_axis: tokens.map(|axis| axis - first),
         weights: Vec::new(),
         nodes: Vec::new(),
         inputs: Vec::new(),
         backend: tensor.backend.clone(),
     };
     for source in reads(graph, id) {
-        match (labels[source], graph.leaf(source)) {
+        match (names.labels[source], graph.leaf(source)) {
             (Some(node), _) => report.nodes.push(node),
             (None, Some(Leaf::Weight)) => report.weights.push(graph.get(source).name.clone()),
             (None, _) => {
-                let name = leaves[source].clone().unwrap_or_else(|| graph.get(source).name.clone());
+                let name = names.leaves[source].clone().unwrap_or_else(|| graph.get(source).name.clone());
                 report.inputs.push(name);
             }
         }
@@ -101,7 +111,8 @@ fn parameters(graph: &Graph, id: Id) -> BTreeMap<String, serde_json::Number> {
     let number = |index: usize, bits: u32| match fields(&tensor.op).iter().find(|field| field.word == index) {
         Some(field) if field.kind == Word::Float => {
             // The shortest decimal that is the same f32: 1e-06, not 9.999999974752427e-07.
-            let shortest = f32::from_bits(bits).to_string().parse().ok().and_then(serde_json::Number::from_f64);
+            let shortest =
+                f32::from_bits(bits).to_string().parse().ok().and_then(serde_json::Number::from_f64);
             Some((field.name.to_owned(), shortest?))
         }
         Some(field) => Some((field.name.to_owned(), (bits as i32).into())),
@@ -159,7 +170,7 @@ impl GraphReport {
     pub fn is_alike(&self, other: &GraphReport) -> bool {
         let alike = |graph: &GraphReport| -> Vec<(Checkpoint, Alike)> {
             let nodes = graph.nodes.iter();
-            nodes.map(|node| (node.id, Alike { shape: Vec::new(), ..node.alike(0) })).collect()
+            nodes.map(|node| (node.id, Alike { extents: String::new(), ..node.alike(0) })).collect()
         };
         alike(self) == alike(other)
     }
@@ -175,8 +186,7 @@ impl GraphReport {
 struct Alike {
     op: String,
     words: String,
-    dtype: String,
-    shape: Vec<usize>,
+    extents: String,
     reads: Vec<String>,
     backend: Option<String>,
 }
@@ -187,11 +197,20 @@ impl NodeReport {
         Alike {
             op: format!("{name} {}", self.op),
             words: self.words.clone(),
-            dtype: self.dtype.clone(),
-            shape: self.shape.clone(),
+            extents: self.extents(),
             reads: self.reads(layer),
             backend: self.backend.clone(),
         }
+    }
+
+    /// Type and extents, `T` for the number of token rows: `f32 (T, 2, 128)`.
+    pub fn extents(&self) -> String {
+        let axis = |(axis, extent): (usize, &usize)| match self.token_axis == Some(axis) {
+            true => "T".to_owned(),
+            false => extent.to_string(),
+        };
+        let axes: Vec<String> = self.shape.iter().enumerate().map(axis).collect();
+        format!("{} ({})", self.dtype, axes.join(", "))
     }
 
     /// What it reads as seen from within a layer: names without the layer's number, and `input` for what comes from

@@ -65,19 +65,14 @@ fn widths(parts: &[Part<'_>]) -> [usize; 3] {
     [
         widest(|node| node.id.kind().name().len()),
         widest(|node| node.op.len()),
-        widest(|node| extents(node).len()),
+        widest(|node| node.extents().len()),
     ]
-}
-
-fn extents(node: &NodeReport) -> String {
-    let axes: Vec<String> = node.shape.iter().map(usize::to_string).collect();
-    format!("{} ({})", node.dtype, axes.join(", "))
 }
 
 fn line(node: &NodeReport, part: &Part<'_>, [names, ops, shapes]: [usize; 3], backends: bool) -> String {
     let layer = part.layers.first().copied().unwrap_or(u32::MAX);
     let mut line =
-        format!("  {:<names$}  {:<ops$}  {:<shapes$}", node.id.kind().name(), node.op, extents(node));
+        format!("  {:<names$}  {:<ops$}  {:<shapes$}", node.id.kind().name(), node.op, node.extents());
     let on = node.backend.as_deref().filter(|_| backends).map(|backend| format!("on {backend}"));
     let reads = format!("< {}", node.reads(layer).join(", "));
     let words = Some(node.words.clone()).filter(|words| !words.is_empty());

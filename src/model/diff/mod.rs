@@ -97,8 +97,7 @@ pub fn diff(recorded: &Graph, built: &Graph) -> Diff {
     }
     for (x, node) in a.nodes.iter().enumerate().filter(|(x, _)| matched.there[*x].is_none()) {
         let before = matched.there[..x].iter().rev().flatten().next().copied().unwrap_or(0);
-        found
-            .push((before, Difference::Extra { node: first[x].clone(), op: node.op.name().to_owned() }));
+        found.push((before, Difference::Extra { node: first[x].clone(), op: node.op.name().to_owned() }));
     }
     found.sort_by_key(|(place, _)| *place);
     Diff { nodes: a.nodes.len(), differences: found.into_iter().map(|(_, difference)| difference).collect() }
