@@ -65,8 +65,10 @@ def steps(dump):
 def one(model, healthy, spell, work):
     dump = Path(work) / "dump"
     subprocess.run(["rm", "-rf", dump], check=True)
-    command = [parity, "record", "-o", dump, "--inject", spell, "--", driver, "--threads", "1", libs, model, "12", *TOKENS]
-    made = subprocess.run(command, capture_output=True, text=True)
+    # Grok has scores and probabilities: they are recorded where they are asked for.
+    which = ["--checkpoint", "*"] if model.stem.startswith("grok") else []
+    command = [parity, "record", "-o", dump, *which, "--inject", spell, "--", driver, libs, model, "12", *TOKENS]
+    made = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "DRIVER_THREADS": "1"})
     if made.returncode != 0:
         lines = [line for line in made.stderr.splitlines() if "parity" in line or line.startswith("error")]
         return "not-injected", " ".join(lines[-2:])[:160]

@@ -83,7 +83,7 @@ model_of() { # model mode
 
 # One model: twelve tokens at once, then three by themselves, on one thread as others run beside it. Prints a line of the table.
 one() { # model mode
-    local name dump log audit=0 run=0 double=0 begun=$EPOCHREALTIME mode=$2 model from=$libs options=(--threads 1) of which=()
+    local name dump log audit=0 run=0 double=0 begun=$EPOCHREALTIME mode=$2 model from=$libs of which=() flash=() threads=1 ubatch=512
     name=$(basename "$1" .gguf)
     # Those of the usual mode are what arch-faults.py starts from.
     of=$name$([ "$mode" = f32 ] || echo "@$mode")
@@ -91,9 +91,10 @@ one() { # model mode
     rm -rf "$dump"
     # Scores and probabilities, which grok always has, are recorded where they are asked for.
     case $mode@$name in flash-off@* | *@grok-*) which=(--checkpoint '*') ;; esac
-    case $mode in flash-off) options+=(--flash off) ;; ubatch) options=(--threads 2 --ubatch 6) ;; esac
+    case $mode in flash-off) flash=(DRIVER_FLASH=off) ;; ubatch) threads=2 ubatch=6 ;; esac
     [[ " ${without[*]} " == *" $name "* ]] && from=$built
-    if ! model=$(model_of "$1" "$mode") || ! "$parity" record -o "$dump" "${which[@]}" -- "$driver" "${options[@]}" "$from" "$model" 12 \
+    if ! model=$(model_of "$1" "$mode") || ! env DRIVER_THREADS="$threads" DRIVER_UBATCH="$ubatch" "${flash[@]}" \
+        "$parity" record -o "$dump" "${which[@]}" -- "$driver" "$from" "$model" 12 \
         3 17 91 42 8 120 64 5 33 77 101 9 55 13 86 >"$log.record" 2>&1 </dev/null; then
         printf '%-26s %8s %-12s\n' "$name" - NOT-RECORDED
         return

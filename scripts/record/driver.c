@@ -1,16 +1,14 @@
 /* Evaluates token ids with the shared libraries of any llama.cpp since 2024, and decodes further ones.
  *
  *   gcc -O1 -o driver driver.c -ldl
- *   driver [--flash on|off] [--ubatch N] [--threads N] LIBRARIES MODEL PREFILL TOKEN…
- *                                              the first PREFILL tokens in one batch, the others one by one
+ *   driver LIBRARIES MODEL PREFILL TOKEN…      the first PREFILL tokens in one batch, the others one by one
  *
- * --flash     flash attention (releases since August 2025; by default llama.cpp chooses)
- * --ubatch    tokens that are computed at a time (default 512)
- * --threads   threads that compute (default 2)
+ * PREFILL may be several batches: 20,9,4. In the environment, DRIVER_FLASH=on|off asks for flash attention or for
+ * none, DRIVER_CACHE=TYPE for keys and values of another ggml type, by its number (0 is F32, 8 is Q8_0),
+ * DRIVER_UBATCH=N for so many tokens at a time (default 512), DRIVER_THREADS=N for so many threads (default 2).
  *
  * No header is needed: parameter structs go by value as opaque blocks, of which only n_ctx, n_batch and
- * n_ubatch (the first three words, in every release) are set, and the word of flash attention, which is the last of
- * four in a row that are -1 by default. Symbols are looked up the way a program that
+ * n_ubatch (the first three words, in every release) are set. Symbols are looked up the way a program that
  * links the libraries would find them, so a preloaded library can stand in for them.
  */
 #define _GNU_SOURCE
@@ -56,25 +54,33 @@ static int evaluate(int (*decode)(void *, batch), void *context, int32_t *tokens
     return decode(context, b);
 }
 
-/* The word of flash attention among the default parameters; NULL in releases that have none. */
-static int32_t *flash_word(params *p) {
-    int32_t *words = (int32_t *) p->bytes;
-    for (int i = 3; i < 32; i++)
-        if (words[i] == -1 && words[i - 1] == -1 && words[i - 2] == -1 && words[i - 3] == -1) return &words[i];
-    return NULL;
+/* Flash attention is the last of four words that are -1 (not chosen, or chosen by itself) in every release that has
+ * the word; what is written there is 0 or 1. */
+static int choose_flash(params *p, const char *choice) {
+    int32_t *words = (int32_t *)p->bytes;
+    for (int i = 3; i < 24; i++)
+        if (words[i] == -1 && words[i - 1] == -1 && words[i - 2] == -1 && words[i - 3] == -1)
+            return words[i] = strcmp(choice, "off") != 0, 0;
+    return fprintf(stderr, "this release has no choice of flash attention\n"), 2;
+}
+
+/* The types of keys and values are the first two words after the two pointers of the callback, both F16 (1). */
+static int choose_cache(params *p, int type) {
+    int32_t *words = (int32_t *)p->bytes;
+    for (int i = 16; i < 48; i += 2)
+        if (words[i] == 1 && words[i + 1] == 1)
+            return words[i] = words[i + 1] = type, 0;
+    return fprintf(stderr, "this release has no choice of the cache's type\n"), 2;
+}
+
+/* A number of the environment that is above 0. */
+static int number(const char *name, int otherwise) {
+    int value = getenv(name) ? atoi(getenv(name)) : otherwise;
+    return value > 0 ? value : otherwise;
 }
 
 int main(int argc, char **argv) {
-    const char *flash = NULL;
-    uint32_t ubatch = 512, n_threads = 2;
-    for (; argc > 2 && strncmp(argv[1], "--", 2) == 0; argc -= 2, argv += 2) {
-        if (strcmp(argv[1], "--flash") == 0 && (!strcmp(argv[2], "on") || !strcmp(argv[2], "off"))) flash = argv[2];
-        else if (strcmp(argv[1], "--ubatch") == 0 && atoi(argv[2]) > 0) ubatch = atoi(argv[2]);
-        else if (strcmp(argv[1], "--threads") == 0 && atoi(argv[2]) > 0) n_threads = atoi(argv[2]);
-        else return fprintf(stderr, "%s %s: no option\n", argv[1], argv[2]), 2;
-    }
-    if (argc < 5)
-        return fprintf(stderr, "driver [--flash on|off] [--ubatch N] [--threads N] LIBRARIES MODEL PREFILL TOKEN…\n"), 2;
+    if (argc < 5) return fprintf(stderr, "driver LIBRARIES MODEL PREFILL TOKEN…\n"), 2;
     char *model_path = realpath(argv[2], NULL);
     if (!model_path || chdir(argv[1])) return perror(argv[1]), 2;
     load("libggml-base.");
@@ -96,21 +102,25 @@ int main(int argc, char **argv) {
     void *model = load_model(model_path, model_params());
     if (!model) return fprintf(stderr, "%s: no model\n", model_path), 2;
     params p = context_params();
-    uint32_t sizes[3] = {512, 512, ubatch};
+    uint32_t sizes[3] = {512, 512, number("DRIVER_UBATCH", 512)};
     memcpy(&p, sizes, sizeof sizes);
-    if (flash) {
-        int32_t *word = flash_word(&p);
-        if (!word) return fprintf(stderr, "--flash: this llama.cpp has no such choice\n"), 2;
-        *word = strcmp(flash, "on") == 0;
-    }
+    const char *flash = getenv("DRIVER_FLASH"), *cache = getenv("DRIVER_CACHE");
+    if (flash && choose_flash(&p, flash)) return 2;
+    if (cache && choose_cache(&p, atoi(cache))) return 2;
     void *context = new_context(model, p);
     if (!context) return fprintf(stderr, "no context\n"), 2;
+    int n_threads = number("DRIVER_THREADS", 2);
     threads(context, n_threads, n_threads);
-    int n = argc - 4, prefill = atoi(argv[3]);
+    int n = argc - 4, done = 0;
     int32_t tokens[4096];
     for (int i = 0; i < n && i < 4096; i++) tokens[i] = atoi(argv[4 + i]);
-    if (evaluate(decode, context, tokens, 0, prefill)) return fprintf(stderr, "the prefill failed\n"), 1;
-    for (int i = prefill; i < n; i++)
+    for (char *at = argv[3]; *at; at += *at == ',') {
+        int batch = strtol(at, &at, 10);
+        if (batch < 1 || batch > n - done) return fprintf(stderr, "%s: no batches of %d tokens\n", argv[3], n), 2;
+        if (evaluate(decode, context, tokens, done, batch)) return fprintf(stderr, "the prefill failed\n"), 1;
+        done += batch;
+    }
+    for (int i = done; i < n; i++)
         if (evaluate(decode, context, tokens, i, 1)) return fprintf(stderr, "decoding failed\n"), 1;
     printf("last logit %.6f\n", last(context, -1)[0]);
     return 0;

@@ -187,7 +187,7 @@ struct Explained {
 }
 
 fn explained(suspect: &Suspect<'_>, change: &Change) -> Option<Explained> {
-    let Suspect { recorded, sight, .. } = *suspect;
+    let Suspect { node, recorded, sight, .. } = *suspect;
     let carried = carried(change, sight.carried);
     let (left, whole) = with(suspect, change, |rewritten| match rewritten {
         Rewritten::Passed(values) => {
@@ -199,7 +199,8 @@ fn explained(suspect: &Suspect<'_>, change: &Change) -> Option<Explained> {
         }
         Rewritten::Computed(rule, args, None) => {
             let sight = Sight { looked_at: sight.looked_at, carried: &carried };
-            let held = judge(rule, &args, recorded, &sight, &hypotheses(&rule.op, &args)).ok()?;
+            let backend = node.program.graph.get(node.id).backend.as_deref();
+            let held = judge(rule, &args, recorded, &sight, &hypotheses(&rule.op, backend, &args)).ok()?;
             Some((held.squares[0], held.is_healthy() && held.nonfinite == 0))
         }
         Rewritten::Computed(_, _, Some(_)) => None,

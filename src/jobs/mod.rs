@@ -2,6 +2,9 @@
 
 pub mod audit;
 pub mod diff;
+pub mod doctor;
+pub mod explain;
+mod limits;
 mod plan;
 pub mod run;
 

@@ -1,5 +1,6 @@
 //! One recording against exact arithmetic, on the graph that it brings.
 
+use super::computed;
 use super::entry::{Known, assemble, entries};
 use super::{Foreign, is_left_out, refuse_gaps, side, tried};
 use crate::audit::recorded;
@@ -38,6 +39,7 @@ pub fn audit(dump: &Dump, foreign: &Foreign, selection: &Selection, allow_missin
         assemble(entries(known, &shown), &graphs, &|id| tried(&findings, id), allow_missing, findings.rows());
     report.candidate = side(dump, Some(dump.path().display().to_string()));
     report.notes.extend(interrupted(dump));
+    report.notes.extend(computed::sentence("the recording", &graphs, &findings));
     foreign.weigh_wiring(&own, &mut report);
     let gaps: Vec<Gap> = Gap::of_steps("dump", dump).into_iter().collect();
     refuse_gaps(&mut report, &gaps, allow_missing);

@@ -1,6 +1,7 @@
 //! The answer for one id, and for the whole, from what audits and comparisons found.
 
 use super::remarks;
+use crate::audit::bounds::UNIT_F32;
 use crate::audit::recorded::{Finding, Labelled};
 use crate::audit::simulate::SHARP;
 use crate::checkpoint::Checkpoint;
@@ -54,6 +55,8 @@ fn entry(known: &Known<'_>, before: Before) -> Entry {
         diagnosis: known.candidate.map_or_else(Vec::new, |finding| finding.diagnosis().0.to_vec()),
         shape: std::iter::once(rows as usize).chain(row_shape.copied()).collect(),
         seen: None,
+        op: None,
+        inputs: Vec::new(),
     }
 }
 
@@ -150,15 +153,16 @@ fn compared(
     }
 }
 
-/// Roundings of a narrow type between two recorded nodes that a mistake of a node in between still stands out of: most
-/// move a node by a tenth or more (`docs/verdicts.md`).
-const BRIDGED_ROUNDINGS: f64 = 16.0;
+/// Most mistakes move a node by a tenth or more (`docs/verdicts.md`): so much may be rounding in an engine whose type is
+/// narrower than f32, between two recorded nodes.
+const MISTAKES_SHOW: f64 = 0.1;
 
 /// Why nothing can be said of a node that was judged across others: what rounding explains of those is as much as
 /// mistakes come to.
 fn blind(own: &Finding, local: &LocalError) -> Option<String> {
-    let last = own.bridged.iter().next_back()?;
-    let most = SHARP.max(BRIDGED_ROUNDINGS * own.unit);
+    // Attention matrices are left out of recordings as a rule: one op lies between them and what is recorded.
+    let last = own.bridged.iter().rfind(|id| !id.kind().is_optional())?;
+    let most = if own.unit > UNIT_F32 { MISTAKES_SHOW } else { SHARP };
     let explained = local.bound_rel_l2.filter(|explained| !(*explained <= most))?;
     Some(format!(
         "between it and what was recorded before, rounding explains as much as {explained:.0e} of it, which would hide \

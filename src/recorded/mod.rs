@@ -4,6 +4,7 @@
 //! by what it says it computes, and the report says that the wiring is the producer's.
 
 mod audit;
+mod computed;
 mod diff;
 mod entry;
 mod run;
@@ -87,6 +88,7 @@ impl Foreign {
 
     /// Says of recorded graphs whether they are the model file's, or that nobody knows.
     fn weigh_wiring(&self, graphs: &Graphs, report: &mut Report) {
+        crate::verdict::describe_recorded(report, graphs);
         if graphs.are_built() {
             report.notes.push(format!(
                 "the dump brings no graph: it was judged by the one that parity builds of the file, for {}",

@@ -7,7 +7,7 @@ use parity_dump::manifest::Producer;
 
 use super::entry::{Known, assemble, entries};
 use super::{Foreign, audit::interrupted, is_left_out, side, tried};
-use crate::arithmetic::Arithmetic;
+use crate::arithmetic::{Arithmetic, Hypothesis};
 use crate::audit::recorded::{self, Arrangement, Finding, Findings, Labelled, Steps};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::compare::{Accumulator, Comparison, Status, TokenSums, Tolerances};
@@ -296,7 +296,7 @@ fn hold<S: Number>(
     let Args { name, params, shape, dtype, arithmetic, .. } = *args;
     let double: Args<'_, f64> = Args { name, params, sources: sources.collect(), shape, dtype, arithmetic };
     let values: Vec<f64> = values.iter().map(|value| value.to_f64()).collect();
-    let tried = [recorded::Hypothesis { name: "its own", arithmetic: *arithmetic }];
+    let tried = [Hypothesis { name: "its own", arithmetic: *arithmetic }];
     let looked_at = |element: usize| arranged.is_recorded(element);
     let sight = recorded::Sight { looked_at: &looked_at, carried: &[] };
     match recorded::judge(rule, &double, &values, &sight, &tried) {

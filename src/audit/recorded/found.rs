@@ -34,6 +34,8 @@ pub struct Finding {
     pub row_shape: Vec<usize>,
     /// What the producer's arithmetic was, where it was not the usual one.
     pub arithmetic: BTreeSet<&'static str>,
+    /// Every arithmetic that explains it in some step.
+    pub computed_in: BTreeSet<&'static str>,
     /// Rows of a discrete node where rounding decides.
     pub near_ties: Vec<NearTie>,
     /// NaN and Inf that exact arithmetic has too.
@@ -70,6 +72,7 @@ impl Finding {
         self.nonfinite += held.nonfinite;
         self.explained_nonfinite += held.explained_nonfinite;
         self.arithmetic.extend(held.arithmetic);
+        self.computed_in.extend(held.computed_in);
         let [_, b, c, d] = arranged.extents();
         self.near_ties.extend(held.near_ties.iter().map(|choice| {
             let [i, j, k] = choice.row;

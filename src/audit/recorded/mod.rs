@@ -215,7 +215,8 @@ pub fn audit(
         let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
         let mut findings = Findings { order: order(graphs, wants), nodes: BTreeMap::new() };
         for &(step, labelled) in graphs {
-            let mut auditor = Auditor { step, steps, labelled, wants, gguf, kept, diagnose, findings: &mut findings };
+            let mut auditor =
+                Auditor { step, steps, labelled, wants, gguf, kept, diagnose, findings: &mut findings };
             machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
         }
         Ok(findings)
@@ -263,6 +264,10 @@ pub fn order(graphs: &[(usize, &Labelled)], wants: &dyn Fn(Checkpoint) -> bool) 
     order
 }
 
+/// llama.cpp's name for the order of a layer's experts, and for the first of it, which engines record.
+const ORDER: &str = "ffn_moe_argsort";
+const CHOSEN: &str = "ffn_moe_topk";
+
 /// Judges every node and goes on with what was recorded of it.
 struct Auditor<'a> {
     step: usize,
@@ -287,7 +292,8 @@ impl Conductor<f64> for Auditor<'_> {
         };
         let wanted = (self.wants)(checkpoint);
         let across = || bridge::across(node, args, self.kept);
-        let Some(recorded) = self.steps.tensor(self.step, checkpoint) else {
+        let there = self.steps.tensor(self.step, checkpoint).or_else(|| self.chosen(node, checkpoint, args));
+        let Some(recorded) = there else {
             if wanted {
                 self.findings.at(checkpoint).unrecorded += 1;
             }
@@ -333,6 +339,35 @@ fn filled(mut own: Values<f64>, recorded: &[f64], lacks: impl Fn(usize) -> bool)
 }
 
 impl Auditor<'_> {
+    /// The order of all experts of which an engine tells only those that it chose: these come first.
+    fn chosen(
+        &self,
+        node: &Node<'_>,
+        checkpoint: Checkpoint,
+        args: std::result::Result<&Args<'_, f64>, &Unknown>,
+    ) -> Option<Tensor> {
+        let of_choice = format!("{}{CHOSEN}", checkpoint.to_string().strip_suffix(ORDER)?);
+        let of_choice: Checkpoint = of_choice.parse().ok()?;
+        let chosen = self.steps.tensor(self.step, of_choice)?;
+        let order = own(node, args).ok()?.data;
+        let [rows, experts] = [chosen.positions.len(), *node.program.graph.get(node.id).ne.first()?];
+        let k = chosen.values.len().checked_div(rows)?;
+        if order.len() != rows * experts || k > experts {
+            return None;
+        }
+        let mut values = Vec::with_capacity(order.len());
+        for (chosen, order) in chosen.values.chunks(k.max(1)).zip(order.chunks(experts.max(1))) {
+            values.extend_from_slice(chosen);
+            let others = order.iter().map(|expert| *expert as f32).filter(|expert| !chosen.contains(expert));
+            values.extend(others.take(experts - k));
+        }
+        (values.len() == order.len()).then(|| Tensor {
+            shape: vec![rows, experts],
+            positions: chosen.positions.clone(),
+            values,
+        })
+    }
+
     /// Notes what is found of a node whose `values` were recorded.
     fn judge(
         &mut self,
@@ -346,13 +381,14 @@ impl Auditor<'_> {
         let named = self.findings.nodes.values().filter(|finding| finding.is_diagnosed()).count();
         let finding = self.findings.at(checkpoint);
         finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
-        let op = &node.program.graph.get(node.id).op;
+        let tensor = node.program.graph.get(node.id);
+        let op = &tensor.op;
         let held = match (args, node.rule) {
             (Err(unknown), _) => Err(unknown.clone()),
             (Ok(args), None) => Err(Unknown::no_rule(args.name, op)),
             (Ok(args), Some(rule)) => {
                 let sight = Sight { looked_at, carried: &node.carried };
-                let mut tried = hypotheses(op, args);
+                let mut tried = hypotheses(op, tensor.backend.as_deref(), args);
                 if !self.steps.is_own_graph() {
                     let kept = Some(self.kept).filter(|kept| narrow::holds(*kept, &recorded.values));
                     tried.extend(narrow::hypotheses(op, args, kept.unwrap_or_default()));

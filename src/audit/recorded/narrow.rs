@@ -11,9 +11,9 @@ use parity_graph::Op;
 use super::node::Hypothesis;
 use super::{Labelled, Steps};
 use crate::arithmetic::{Arithmetic, round};
+use crate::audit::bounds::storage_unit;
 use crate::gguf::DType;
 use crate::numerics::Storage;
-use crate::audit::bounds::storage_unit;
 use crate::ops::bound::{SUBNORMAL_F16, storage};
 use crate::ops::source::Data;
 use crate::ops::{Args, Rule, Source, Strided};
@@ -50,14 +50,15 @@ impl Narrowed {
     /// The sources, with these values in place of their own.
     pub fn sources<'b>(&'b self, args: &'b Args<'_, f64>) -> Vec<Option<Source<'b, f64>>> {
         let slots = args.sources.iter().zip(&self.0);
-        let source = |(source, narrowed): (&'b Option<Source<'_, f64>>, &'b Option<(Vec<f64>, [usize; 4])>)| {
-            let source = source.as_ref()?;
-            let data = match narrowed {
-                Some((values, shape)) => Data::Values(Strided::whole(values, *shape)),
-                None => source.data.clone(),
+        let source =
+            |(source, narrowed): (&'b Option<Source<'_, f64>>, &'b Option<(Vec<f64>, [usize; 4])>)| {
+                let source = source.as_ref()?;
+                let data = match narrowed {
+                    Some((values, shape)) => Data::Values(Strided::whole(values, *shape)),
+                    None => source.data.clone(),
+                };
+                Some(Source { dtype: source.dtype, data })
             };
-            Some(Source { dtype: source.dtype, data })
-        };
         slots.map(source).collect()
     }
 }
@@ -112,7 +113,7 @@ fn add_errors_of_sources(
 
 /// Ops that round nothing but their result: of one step, or computed in f32 by engines that keep anything narrower. A
 /// norm or a softmax that is not is worth a report.
-fn is_one_step(op: &Op) -> bool {
+pub fn is_one_step(op: &Op) -> bool {
     use Op::*;
     matches!(
         op,
@@ -187,7 +188,10 @@ pub fn hypotheses(op: &Op, args: &Args<'_, f64>, kept: Storage) -> Vec<Hypothesi
         more.push(Hypothesis { name: "keys and values in f16", arithmetic: cached(Storage::F16) });
     }
     let recorded = |kept| Arithmetic { recorded: Some(kept), ..Arithmetic::EXACT };
-    more.push(Hypothesis { name: "better than f32, rounded when it was recorded", arithmetic: recorded(Storage::F32) });
+    more.push(Hypothesis {
+        name: "better than f32, rounded when it was recorded",
+        arithmetic: recorded(Storage::F32),
+    });
     let (name, rounded) = match kept {
         Storage::F32 => return more,
         Storage::F16 => ("values and weights in f16", "values rounded to f16 when they were recorded"),

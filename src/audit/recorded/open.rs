@@ -52,7 +52,8 @@ impl Graphs {
         let mut shapes: Vec<Shape> = Vec::new();
         for (number, step) in manifest.steps.iter().enumerate() {
             let first = step.positions.first().map_or(0, |first| *first as usize);
-            let follow = step.positions.iter().enumerate().all(|(i, position)| *position as usize == first + i);
+            let follow =
+                step.positions.iter().enumerate().all(|(i, position)| *position as usize == first + i);
             let tokens = manifest.tokens.get(first..first + step.positions.len());
             let (true, Some(tokens)) = (follow && !step.positions.is_empty(), tokens) else {
                 return Err(Error::file(dump.path(), format!("step {number} is no run of tokens"))

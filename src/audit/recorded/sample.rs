@@ -52,7 +52,7 @@ pub fn judge_sampled(
         Data::Weight(weight) => Some(weight),
         Data::Values(_) => None,
     });
-    let carried = sight.carried.iter().any(Option::is_some);
+    let carried = sight.carried.iter().any(Option::is_some) || !tried.iter().all(Hypothesis::is_screened);
     let (Some((axis, slots)), Some(weight), false) = (axes(&rule.op), weight, carried) else {
         return judge(rule, args, recorded, sight, tried);
     };
@@ -142,7 +142,8 @@ impl Tokens<'_, '_> {
 
     /// Those of `some` tokens whose signed sums an arithmetic does not explain.
     fn screen(&self, weight: TensorRef<'_>, some: &BTreeSet<usize>, followed: &Hypothesis) -> Vec<usize> {
-        let args = Args { arithmetic: &followed.arithmetic, sources: self.args.sources.clone(), ..*self.args };
+        let args =
+            Args { arithmetic: &followed.arithmetic, sources: self.args.sources.clone(), ..*self.args };
         let Ok(problem) = crate::ops::problem(&self.rule.op, &args) else {
             return some.iter().copied().collect();
         };
@@ -152,8 +153,12 @@ impl Tokens<'_, '_> {
         let units = Units::of(&Numerics { storage: kept, ..Numerics::default() });
         let mut suspects = BTreeSet::new();
         for meeting in &problem.meetings {
-            let pairs: Vec<(usize, usize)> =
-                meeting.pairs.iter().copied().filter(|(_, row)| some.contains(&(row / rows_of_token))).collect();
+            let pairs: Vec<(usize, usize)> = meeting
+                .pairs
+                .iter()
+                .copied()
+                .filter(|(_, row)| some.contains(&(row / rows_of_token)))
+                .collect();
             if pairs.is_empty() {
                 continue;
             }
