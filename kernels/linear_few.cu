@@ -47,6 +47,7 @@ DEVICE int few_step(const LinearArgs& a, const LinearPart& part) {
 // The RMS norm of a row by one warp: 1 / sqrt(mean(x²) + eps), the squares summed in f32, four chains a lane and a tree.
 DEVICE float few_scale(const half_t* x, int columns, double eps) {
     float chain[4] = {};
+#pragma unroll 8
     for (int i = 8 * (threadIdx.x % 32); i < columns; i += 256) {
         float v[8];
         load8(x + i, v);
@@ -56,6 +57,16 @@ DEVICE float few_scale(const half_t* x, int columns, double eps) {
     const float squares = warp_sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
     return 1.0f / sqrtf(squares / columns + (float)eps);
 }
+
+// A lane's columns of the norm's weight in the warp's first chunk: fetched before x is there.
+template <int EACH>
+struct NormColumns {
+    float weight[EACH];
+    DEVICE void load(const LinearArgs& a, int i) {
+#pragma unroll
+        for (int j = 0; j < EACH; j++) weight[j] = i + j < a.columns ? a.norm_weight[i + j] : 0.0f;
+    }
+};
 
 // One chunk: the products of a warp's sixteen rows of weights and of all token rows.
 template <class W, int TILES>
@@ -85,21 +96,40 @@ DEVICE void few_chunk(const Lanes<W> (&rows)[2], const half_t* x, const int (&fr
     }
 }
 
+// What a thread's outputs are put together with: fetched before the products are there.
+struct FewOperands {
+    float other[2], angle[2];
+};
+
+// The operands for row t and outputs o: those that are constant in a step, or those that other kernels compute.
+DEVICE void fetch_operands(const LinearArgs& a, const LinearPart& part, int t, const int o[2], bool computed, FewOperands& to) {
+    const int sides = part.pairs == ALONE ? 1 : 2;
+    if (t >= a.rows || o[0] >= part.outputs) return;
+#pragma unroll
+    for (int side = 0; side < 2; side++) {
+        const LinearPart& own = part.pairs == GATE_UP ? a.parts[side] : part;
+        if (side < sides && own.follow == (computed ? RESIDUAL : BIAS)) to.other[side] = operand_of<half_t>(own, t, o[side]);
+    }
+    if (computed || (part.pairs != HALVES && part.pairs != NEIGHBOURS)) return;
+    const int within = o[0] % a.head_width, pair = part.pairs == HALVES ? within : within / 2;
+    const float* angle = a.angles + ((int64_t)(*a.first + t) * (a.head_width / 2) + pair) * 2;
+    to.angle[0] = angle[0];
+    to.angle[1] = angle[1];
+}
+
 // Stores two products that go together, and what is computed from both.
-DEVICE void store_pair(const LinearArgs& a, const LinearPart& part, int t, const int o[2], const float product[2]) {
+DEVICE void store_pair(const LinearArgs& a, const LinearPart& part, int t, const int o[2], const float product[2],
+                       const FewOperands& with) {
     if (part.pairs == GATE_UP) {
-        const float gate = store_values<half_t>(a, a.parts[0], t, o[0], product[0]);
-        const float up = store_values<half_t>(a, a.parts[1], t, o[1], product[1]);
+        const float gate = store_values<half_t>(a.parts[0], t, o[0], product[0], with.other[0]);
+        const float up = store_values<half_t>(a.parts[1], t, o[1], product[1], with.other[1]);
         const int64_t i = (int64_t)t * part.outputs + o[0];
         store((half_t*)part.turned + i, activate(gate, SILU) * up);
         return;
     }
-    const float x = store_values<half_t>(a, part, t, o[0], product[0]);
-    const float y = store_values<half_t>(a, part, t, o[1], product[1]);
-    const int half_head = a.head_width / 2, within = o[0] % a.head_width;
-    const int pair = part.pairs == HALVES ? within : within / 2;
-    const float* angle = a.angles + ((int64_t)(*a.first + t) * half_head + pair) * 2;
-    const Rotated z = rotate(x, y, angle[0], angle[1]);
+    const float x = store_values<half_t>(part, t, o[0], product[0], with.other[0]);
+    const float y = store_values<half_t>(part, t, o[1], product[1], with.other[1]);
+    const Rotated z = rotate(x, y, with.angle[0], with.angle[1]);
     const float results[2] = {rounded<half_t>(z.a), rounded<half_t>(z.b)};
 #pragma unroll
     for (int e = 0; e < 2; e++) {
@@ -108,25 +138,44 @@ DEVICE void store_pair(const LinearArgs& a, const LinearPart& part, int t, const
     }
 }
 
-// Adds up the warps' sums of one tile and stores the products.
+// Item `i` of a tile to be stored: which row and outputs.
 template <int TILES>
-DEVICE void store_few(const LinearArgs& a, const LinearPart& part, const FewSums<TILES>& sums, int tile, int t0) {
-    const int warps = blockDim.x / 32, sides = part.pairs == ALONE ? 1 : 2, wide = FEW_OUTPUTS / sides;
-    for (int i = threadIdx.x; i < wide * 8 * TILES; i += blockDim.x) {
-        const int r = i % wide, column = i / wide, t = t0 + column;
-        if (t >= a.rows) continue;
+struct FewItem {
+    int r, column, t, o[2];
+    DEVICE FewItem(const LinearArgs& a, const LinearPart& part, int tile, int t0, int i) {
+        const int wide = part.pairs == ALONE ? FEW_OUTPUTS : FEW_OUTPUTS / 2, step = few_step(a, part);
+        r = i % wide;
+        column = i / wide;
+        t = i < wide * 8 * TILES ? t0 + column : a.rows;
+        const int first = few_output(a, part, tile, r % 8);
+        o[0] = first + r / 8 * step;
+        o[1] = first + step;
+    }
+};
+
+// Adds up the warps' sums of one tile and stores the products. `with` has the operands of a thread's first item.
+template <int TILES>
+DEVICE void store_few(const LinearArgs& a, const LinearPart& part, const FewSums<TILES>& sums, int tile, int t0,
+                      FewOperands& with) {
+    const int warps = blockDim.x / 32, sides = part.pairs == ALONE ? 1 : 2;
+    for (int i = threadIdx.x;; i += blockDim.x) {
+        const FewItem<TILES> item(a, part, tile, t0, i);
+        if (item.t >= a.rows) return;  // and so are all after it
         float product[2] = {};
-        const int first = few_output(a, part, tile, r % 8), step = few_step(a, part), o[2] = {first + r / 8 * step, first + step};
 #pragma unroll
         for (int side = 0; side < 2; side++) {
             if (side >= sides) break;
-#pragma unroll 4
+#pragma unroll
             for (int w = 0; w < FEW_WARPS; w++)
-                if (w < warps) product[side] += sums[w][r + 8 * side][column];
+                if (w < warps) product[side] += sums[w][item.r + 8 * side][item.column];
         }
-        if (o[0] >= part.outputs) continue;
-        if (sides == 2) store_pair(a, part, t, o, product);
-        else store_output<half_t>(a, part, t, o[0], product[0]);
+        if (i != (int)threadIdx.x) {
+            fetch_operands(a, part, item.t, item.o, false, with);
+            fetch_operands(a, part, item.t, item.o, true, with);
+        }
+        if (item.o[0] >= part.outputs) continue;
+        if (sides == 2) store_pair(a, part, item.t, item.o, product, with);
+        else store_output_with<half_t>(a, part, item.t, item.o[0], product[0], with.other[0]);
     }
 }
 
@@ -163,9 +212,20 @@ DEVICE void linear_few(const LinearArgs& a) {
         next.chunk = warp;
         next.tile += gridDim.x;
     };
-    load();  // the first weights are on their way before the kernel ahead has ended
+    // The first weights, and all that is constant, are on their way before the kernel ahead has ended.
+    load();
+    enum { EACH = Lanes<W>::CHUNK / 32 };
+    NormColumns<EACH> norm;
+    if (TILES == 1 && a.normed && warp < chunks) norm.load(a, warp * Lanes<W>::CHUNK + EACH * lane);
+    FewOperands with = {};
+    const auto fetch = [&](int tile, bool computed) {
+        const FewItem<TILES> item(a, part, tile, t0, threadIdx.x);
+        fetch_operands(a, part, item.t, item.o, computed, with);
+    };
+    fetch(blockIdx.x, false);
     prefetch(a.next, a.next_bytes);
     wait_for_last();
+    fetch(blockIdx.x, true);
 
     const half_t* x = (const half_t*)a.x;
     int from[TILES];
@@ -175,14 +235,23 @@ DEVICE void linear_few(const LinearArgs& a) {
     if constexpr (TILES == 1) {
         if (a.normed) {
             // Each warp the columns of its own chunks: no other reads them.
-            const float scale = few_scale(x, a.columns, a.eps);
             const bool stores = blockIdx.x == 0 && blockIdx.z == 0;
-            for (int chunk = warp; chunk < chunks; chunk += warps)
-                for (int i = chunk * Lanes<W>::CHUNK + lane, end = min(i - lane + Lanes<W>::CHUNK, a.columns); i < end; i += 32) {
-                    const float y = to_float(x[i]) * scale * a.norm_weight[i];
-                    store(shared.x + i, y);
-                    if (stores) store((half_t*)a.normed + i, y);
+            float scale = 0.0f;
+            for (int chunk = warp; chunk < chunks; chunk += warps) {
+                const int i = chunk * Lanes<W>::CHUNK + EACH * lane;
+                half_t v[EACH];
+#pragma unroll
+                for (int j = 0; j < EACH; j++) v[j] = i + j < a.columns ? x[i + j] : half_t{0};
+                if (chunk == warp) scale = few_scale(x, a.columns, a.eps);
+                else norm.load(a, i);
+#pragma unroll
+                for (int j = 0; j < EACH; j++) {
+                    const float y = to_float(v[j]) * scale * norm.weight[j];
+                    if (i + j >= a.columns) break;
+                    store(shared.x + i + j, y);
+                    if (stores) store((half_t*)a.normed + i + j, y);
                 }
+            }
             __syncwarp();
             x = shared.x;
         }
@@ -204,7 +273,10 @@ DEVICE void linear_few(const LinearArgs& a) {
             for (int e = 0; e < 4; e++)
                 sums[warp][g + e / 2 * 8][8 * n + 2 * q + e % 2] = sum[0][n][e] + sum[1][n][e];
         __syncthreads();
-        store_few<TILES>(a, part, sums, tile, t0);
+        store_few<TILES>(a, part, sums, tile, t0, with);
+        if (tile + (int)gridDim.x >= tiles) return;
+        fetch(tile + gridDim.x, false);
+        fetch(tile + gridDim.x, true);
     }
 }
 

@@ -2,19 +2,27 @@
 // other formats are decoded before, once (unpack.cu).
 //
 // Operands are f16, accumulation f32, as in linear_mma.cu, the plain kernel for this. Launch: grid (ceil(O / 32·WO),
-// ceil(T / 32·WT), weights), 256 threads; a block computes a tile of 32·WT rows and 32·WO outputs in steps of 32·GROUPS
-// columns, a warp 32 x 32 of it. With two GROUPS every second run of 32 columns is summed by other warps, and the two
-// sums are added: for tiles that are too few to fill the GPU. As many steps as shared memory holds are under way; rows
-// lie in units of 16 bytes whose places are exchanged so that no bank is met twice. ggml: ggml_mul_mat (MUL_MAT).
+// ceil(T / 16·M·WT), weights), 256 threads, WIDE_BYTES of dynamic shared memory; a block computes a tile of 16·M·WT rows
+// and 32·WO outputs in steps of 32·GROUPS columns, a warp 16·M x 32 of it. With two GROUPS every second run of 32 columns
+// is summed by other warps, and the two sums are added: for tiles that are too few to fill the GPU. As many steps as
+// shared memory holds are under way; rows lie in units of 16 bytes whose places are exchanged so that no bank is met
+// twice. ggml: ggml_mul_mat (MUL_MAT).
 #include "linear.cuh"
 #include "mma.cuh"
 
-enum { WIDE_BYTES = 48 << 10, WIDE_THREADS = 256 };
+#if !defined(CUDA_ON_HOST) && __CUDA_ARCH__ < 800
+enum { WIDE_BYTES = 48 << 10 };
+#else
+enum { WIDE_BYTES = 96 << 10 };
+#endif
+// Rows of a tile that go out at once.
+enum { WIDE_THREADS = 256, OUT_ROWS = 64 };
 
-template <int WT, int WO, int GROUPS>
+template <int WT, int WO, int GROUPS, int M>
 struct Wide {
     enum {
-        T = 32 * WT,
+        ROWS = 16 * M,  // of a warp
+        T = ROWS * WT,
         O = 32 * WO,
         DEPTH = 32 * GROUPS,
         UNITS = DEPTH / 8,
@@ -22,7 +30,7 @@ struct Wide {
     };
     union Memory {
         alignas(16) half_t in[STAGES][T + O][DEPTH];  // rows of x, then of w
-        alignas(16) float out[T][O + 4];
+        alignas(16) float out[OUT_ROWS][O + 4];
     };
     // Where unit `unit` of a row lies.
     static DEVICE int place(int row, int unit) { return 8 * (UNITS == 8 ? unit ^ (row & 7) : unit ^ (row >> 1 & 3)); }
@@ -45,16 +53,16 @@ DEVICE void bring_wide(const LinearArgs& a, const LinearPart& part, half_t (&to)
     }
 }
 
-// One step: a warp's 32 x 32 tile, 32 columns deep from unit `unit` on.
-template <class Shape>
+// One step: a warp's 16·M x 32 tile, 32 columns deep from unit `unit` on.
+template <class Shape, int M>
 DEVICE void wide_step(const half_t (&in)[Shape::T + Shape::O][Shape::DEPTH], int warp_t, int warp_o, int unit,
-                      float sum[2][4][4]) {
+                      float sum[M][4][4]) {
     const int lane = threadIdx.x % 32, matrix = lane / 8;
 #pragma unroll
     for (int k = 0; k < 4; k += 2) {
-        uint32_t x[2][4], w[2][4];
+        uint32_t x[M][4], w[2][4];
 #pragma unroll
-        for (int m = 0; m < 2; m++) {
+        for (int m = 0; m < M; m++) {
             const int row = warp_t + 16 * m + lane % 8 + matrix % 2 * 8;
             load_matrices(x[m], &in[row][Shape::place(row, unit + k + matrix / 2)]);
         }
@@ -64,7 +72,7 @@ DEVICE void wide_step(const half_t (&in)[Shape::T + Shape::O][Shape::DEPTH], int
             load_matrices(w[n], &in[row][Shape::place(row, unit + k + matrix % 2)]);
         }
 #pragma unroll
-        for (int m = 0; m < 2; m++)
+        for (int m = 0; m < M; m++)
 #pragma unroll
             for (int n = 0; n < 4; n++) mma_16816(sum[m][n], x[m], &w[n / 2][n % 2 * 2]);
     }
@@ -100,18 +108,18 @@ DEVICE void store_eight(const LinearArgs& a, const LinearPart& part, int t, int 
         for (int j = 0; j < 8; j++) ((float*)part.cache)[at + j] = to_float(y.v[j]);
 }
 
-template <int WT, int WO, int GROUPS>
+template <int WT, int WO, int GROUPS, int M>
 DEVICE void linear_wide(const LinearArgs& a) {
-    typedef Wide<WT, WO, GROUPS> Shape;
-    SHARED(typename Shape::Memory, memory);
+    typedef Wide<WT, WO, GROUPS, M> Shape;
+    DYNAMIC(typename Shape::Memory, memory);
     const LinearPart& part = a.parts[blockIdx.z];
     const int t0 = blockIdx.y * Shape::T, o0 = blockIdx.x * Shape::O;
     if (o0 >= part.outputs) return;  // another weight has more
     const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const int group = warp / (WT * WO), warp_t = warp % (WT * WO) / WO * 32, warp_o = warp % WO * 32;
+    const int group = warp / (WT * WO), warp_t = warp % (WT * WO) / WO * Shape::ROWS, warp_o = warp % WO * 32;
     const int steps = (a.columns + Shape::DEPTH - 1) / Shape::DEPTH, stages = Shape::STAGES;
 
-    float sum[2][4][4] = {};
+    float sum[M][4][4] = {};
 #pragma unroll 1
     for (int step = 1 - stages; step < steps; step++) {
         // Step `step` has arrived when only those after it are on their way.
@@ -120,32 +128,38 @@ DEVICE void linear_wide(const LinearArgs& a) {
         const int next = step + stages - 1;
         if (next < steps) bring_wide<Shape>(a, part, memory.in[next % stages], next * Shape::DEPTH, t0, o0);
         async_group();
-        if (step >= 0) wide_step<Shape>(memory.in[step % stages], warp_t, warp_o, 4 * group, sum);
+        if (step >= 0) wide_step<Shape, M>(memory.in[step % stages], warp_t, warp_o, 4 * group, sum);
     }
     async_wait<0>();
-#pragma unroll
-    for (int turn = 0; turn < GROUPS; turn++) {
-        __syncthreads();
-        if (group != turn) continue;
-#pragma unroll
-        for (int m = 0; m < 2; m++)
-#pragma unroll
-            for (int n = 0; n < 4; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    float& out = memory.out[warp_t + 16 * m + g + e / 2 * 8][warp_o + 8 * n + 2 * q + e % 2];
-                    out = turn == 0 ? sum[m][n][e] : out + sum[m][n][e];
-                }
-    }
-    __syncthreads();
 #pragma unroll 1
-    for (int i = threadIdx.x; i < Shape::T * Shape::O / 8; i += WIDE_THREADS) {
-        const int row = i / (Shape::O / 8), column = i % (Shape::O / 8) * 8;
-        float product[8];
-        load8(&memory.out[row][column], product);
-        if (t0 + row < a.rows && o0 + column < part.outputs) store_eight(a, part, t0 + row, o0 + column, product);
+    for (int row0 = 0; row0 < Shape::T; row0 += OUT_ROWS) {
+#pragma unroll
+        for (int turn = 0; turn < GROUPS; turn++) {
+            __syncthreads();
+            if (group != turn || warp_t / OUT_ROWS * OUT_ROWS != row0) continue;
+#pragma unroll
+            for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int n = 0; n < 4; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const int row = warp_t - row0 + 16 * m + g + e / 2 * 8;
+                        float& out = memory.out[row][warp_o + 8 * n + 2 * q + e % 2];
+                        out = turn == 0 ? sum[m][n][e] : out + sum[m][n][e];
+                    }
+        }
+        __syncthreads();
+#pragma unroll 1
+        for (int i = threadIdx.x; i < OUT_ROWS * Shape::O / 8; i += WIDE_THREADS) {
+            const int row = i / (Shape::O / 8), column = i % (Shape::O / 8) * 8, t = t0 + row0 + row;
+            float product[8];
+            load8(&memory.out[row][column], product);
+            if (t < a.rows && o0 + column < part.outputs) store_eight(a, part, t, o0 + column, product);
+        }
     }
 }
 
-KERNEL(linear_wide_64, LinearArgs, linear_wide<2, 2, 2>)
-KERNEL(linear_wide_128, LinearArgs, linear_wide<4, 2, 1>)
+// Tiles of 64 x 64, 128 x 64 and 128 x 128.
+KERNEL_SIZED(linear_wide_64, LinearArgs, WIDE_THREADS, 2, linear_wide<2, 2, 2, 2>)
+KERNEL_SIZED(linear_wide_128, LinearArgs, WIDE_THREADS, 2, linear_wide<4, 2, 1, 2>)
+KERNEL_SIZED(linear_wide_256, LinearArgs, WIDE_THREADS, 2, linear_wide<2, 4, 1, 4>)

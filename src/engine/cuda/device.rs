@@ -27,6 +27,8 @@ pub struct Device {
     pub capability: (i32, i32),
     /// Highest CUDA version of the driver, 1000·major + 10·minor.
     pub driver: i32,
+    /// Most shared memory of a block, in bytes.
+    shared_max: u32,
     /// Whether a kernel may begin before the one ahead has ended: the kernels wait for it themselves.
     pub overlaps: bool,
 }
@@ -76,6 +78,9 @@ impl Device {
             name: context.name().map_err(failed("the GPU's name"))?,
             capability: context.compute_capability().map_err(failed("the GPU's capability"))?,
             driver,
+            shared_max: context
+                .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+                .map_err(failed("the GPU's shared memory"))? as u32,
             overlaps: false,
             context,
         })
@@ -165,6 +170,11 @@ impl Device {
         unsafe { result::memcpy_dtoh_async(to, from, stream.cu_stream()) }.map_err(failed("a download"))
     }
 
+    /// Dynamic shared memory of a call's blocks: what it asks for, or what there is.
+    pub fn shared_bytes(&self, call: &Call) -> u32 {
+        call.shared.min(self.shared_max)
+    }
+
     /// Enqueues a kernel.
     pub fn launch(&self, function: &CudaFunction, call: &Call) -> Result<()> {
         let [x, y, z] = call.grid;
@@ -178,7 +188,7 @@ impl Device {
                 function.cu_function(),
                 (x, y, z),
                 (call.threads, 1, 1),
-                0,
+                self.shared_bytes(call),
                 self.compute.cu_stream(),
                 &mut params,
             )
@@ -205,7 +215,7 @@ impl Device {
             blockDimX: call.threads,
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: 0,
+            sharedMemBytes: self.shared_bytes(call),
             hStream: self.compute.cu_stream(),
             attrs: &mut attribute,
             numAttrs: 1,

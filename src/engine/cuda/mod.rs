@@ -81,6 +81,8 @@ pub struct CudaEngine<'m> {
     compare: Compare,
     arena: Option<Buffer>,
     cache: HashMap<Checkpoint, Buffer>,
+    /// Where blocks of attention leave their sums.
+    attention: Option<Buffer>,
     ropes: Tables,
     weights: Weights,
     modules: Modules,
@@ -116,6 +118,7 @@ impl<'m> CudaEngine<'m> {
             compare: Compare::default(),
             arena: None,
             cache: HashMap::new(),
+            attention: None,
             ropes: Tables::default(),
             weights,
             modules,
@@ -189,7 +192,7 @@ impl Engine for CudaEngine<'_> {
             for (done, work) in plan.work.iter().enumerate() {
                 match work {
                     Work::Launch(call) => {
-                        self.device.launch(self.modules.function(&call.kernel)?, call)?;
+                        self.device.launch(self.modules.function(call, &self.device)?, call)?;
                     }
                     Work::Host(index) => host.execute(&plan.nodes[*index], batch, probe)?,
                 }
@@ -259,6 +262,11 @@ impl CudaEngine<'_> {
             }
             self.cache.insert(checkpoint, grown);
         }
+        let dims = &self.graph.dims;
+        let bytes = calls::attention_room(dims.heads, dims.head_width, capacity);
+        let room = self.device.alloc("the sums of attention", bytes)?;
+        self.device.clear(&room)?;
+        self.attention = Some(room);
         self.capacity = capacity;
         Ok(())
     }
@@ -278,9 +286,8 @@ impl CudaEngine<'_> {
             && plan.key == key
         {
             // In a longer step copies overlap with computing, which is not to be one launch then.
-            let short = rows <= calls::ROWS_MAX_UNTILED
-                || rows <= calls::ROWS_MAX_FEW && plan.outputs.is_empty() && plan.compared.is_empty();
-            if !fed && self.decode.is_none() && plan.is_all_gpu() && short {
+            let at_once = rows <= calls::ROWS_MAX_UNTILED || plan.outputs.is_empty();
+            if !fed && self.decode.is_none() && plan.is_all_gpu() && at_once {
                 self.capture()?;
             }
             return Ok(());
@@ -314,6 +321,7 @@ impl CudaEngine<'_> {
             first: step_data,
             tokens: step_data + 4,
             arena: self.arena.as_ref().map_or(0, |arena| arena.address),
+            attention: (self.attention.as_ref().map_or(0, |buffer| buffer.address), self.capacity),
             scratch: self.scratch.as_ref().map_or(0, |buffer| buffer.address),
         };
         let wanted = (&list[..], &compared[..]);
@@ -357,7 +365,7 @@ impl CudaEngine<'_> {
         let mut launched = Ok(());
         for work in &plan.work {
             if let Work::Launch(call) = work {
-                launched = self.modules.function(&call.kernel).and_then(|f| self.device.launch(f, call));
+                launched = self.modules.function(call, &self.device).and_then(|f| self.device.launch(f, call));
             }
             if launched.is_err() {
                 break;

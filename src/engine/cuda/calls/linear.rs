@@ -18,6 +18,11 @@ pub const PAIRS_OUTPUTS: usize = FEW_OUTPUTS;
 const FEW_OUTPUTS: usize = 16;
 const FEW_ROWS: [usize; 2] = [8, 16];
 const FEW_WARPS_MAX: usize = 12;
+/// Tiles of `linear_wide`: the number in the kernel's name, token rows, outputs; the largest first.
+const WIDE_TILES: [[usize; 3]; 2] = [[256, 128, 128], [128, 128, 64]];
+const WIDE_SMALLEST: [usize; 3] = [64, 64, 64];
+/// Its shared memory in bytes: WIDE_BYTES of kernels/linear_wide.cu.
+const WIDE_SHARED: u32 = 96 << 10;
 /// Multiprocessors of a large GPU: `linear_few` has as many blocks as they hold at once.
 const MULTIPROCESSORS: usize = 132;
 
@@ -264,11 +269,13 @@ pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
         }
         (LinearKernel::Wide, _) => {
             // Larger tiles where there are enough of them.
-            let of = |rows: usize| [outputs.div_ceil(64), data.rows.div_ceil(rows), parts.len()];
-            let blocks: usize =
-                parts.iter().map(|part| part.weight.outputs.div_ceil(64) * data.rows.div_ceil(128)).sum();
-            let rows = if blocks < MULTIPROCESSORS { 64 } else { 128 };
-            Call::new(format!("linear_wide_{rows}"), of(rows), THREADS, args)
+            let blocks = |rows: usize, wide: usize| -> usize {
+                let of = |part: &LinearPart| part.weight.outputs.div_ceil(wide) * data.rows.div_ceil(rows);
+                parts.iter().map(of).sum()
+            };
+            let [name, rows, wide] = WIDE_TILES.into_iter().find(|[_, rows, wide]| blocks(*rows, *wide) >= MULTIPROCESSORS).unwrap_or(WIDE_SMALLEST);
+            let grid = [outputs.div_ceil(wide), data.rows.div_ceil(rows), parts.len()];
+            Call::new(format!("linear_wide_{name}"), grid, THREADS, args).sized(WIDE_SHARED)
         }
         (LinearKernel::Tile, Storage::F32) => {
             Call::new(format!("linear_tile_{format}"), tiles, THREADS, args)

@@ -15,7 +15,7 @@ mod rope;
 mod stats;
 mod unpack;
 
-pub use attention::{AttentionData, attention, has_attention};
+pub use attention::{AttentionData, AttentionKernel, attention, attention_room, has_attention};
 pub use linear::{
     Follow, LinearData, LinearKernel, LinearPart, NORM_COLUMNS_MAX, NormFirst, PAIRS_OUTPUTS, PARTS_MAX,
     Pairs, linear,
@@ -43,6 +43,8 @@ pub struct Call {
     pub grid: [u32; 3],
     /// Threads of a block.
     pub threads: u32,
+    /// Bytes of dynamic shared memory of a block, at most: a GPU may have less, which its kernels know.
+    pub shared: u32,
     args: [MaybeUninit<u64>; Call::ARGS_MAX / 8],
     args_size: usize,
 }
@@ -56,12 +58,18 @@ impl Call {
             kernel,
             grid: grid.map(|n| u32::try_from(n).expect("a grid has fewer than 2^32 blocks")),
             threads,
+            shared: 0,
             args: [MaybeUninit::uninit(); Call::ARGS_MAX / 8],
             args_size: size_of::<A>(),
         };
         // SAFETY: the buffer is large and aligned enough for an A, by the assertion above.
         unsafe { call.args.as_mut_ptr().cast::<A>().write(args) };
         call
+    }
+
+    /// The call with so much dynamic shared memory.
+    fn sized(self, shared: u32) -> Call {
+        Call { shared, ..self }
     }
 
     /// A kernel over `n` elements, `each` of them per thread.
