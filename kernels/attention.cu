@@ -162,7 +162,7 @@ DEVICE void attention(const AttentionArgs& a) {
             for (int w = 0; w < WARPS; w++) x += merge.sum[w][r][c] * share[w];
             store((S*)a.out + ((int64_t)t * a.heads + h) * a.head_width + c, x / whole);
         }
-        if (a.probs) store_probs(a, h, t, w, cached, top, whole);
+        if (a.probs) store_probs<256>(a, h, t, w.from, w.to, cached, top, whole);
     }
 }
 

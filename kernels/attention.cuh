@@ -41,13 +41,14 @@ DEVICE int kv_head_of(const AttentionArgs& a, int h) { return a.kv_modulo ? h % 
 // A maximum of nothing is -infinity, which must not be subtracted from itself.
 DEVICE float finite_or_zero(float x) { return x == -INFINITY_F ? 0.0f : x; }
 
-// Probabilities of one row from its stored scores, by all threads of the block.
-DEVICE void store_probs(const AttentionArgs& a, int h, int t, Window w, int cached, float highest, float total) {
+// Probabilities of one row, which sees from <= s < to, from its stored scores, by all THREADS of the block.
+template <int THREADS>
+DEVICE void store_probs(const AttentionArgs& a, int h, int t, int from, int to, int cached, float highest, float total) {
     const int64_t row = ((int64_t)h * a.rows + t) * cached;
 #pragma unroll 1
-    for (int s = threadIdx.x; s < cached; s += blockDim.x) {
+    for (int s = threadIdx.x; s < cached; s += THREADS) {
         const float x = a.scores[row + s] * a.scale;
-        const bool sees = w.from <= s && s < w.to;
+        const bool sees = from <= s && s < to;
         a.probs[row + s] = !sees ? 0.0f : a.softmax ? expf(x - finite_or_zero(highest)) / total : x;
     }
 }

@@ -194,7 +194,7 @@ DEVICE void attention_few(const AttentionArgs& a) {
     if (stores) store(out + c, x / all.total);
     if (a.probs) {
         __syncthreads();  // this block's scores
-        store_probs(a, h, t, w, cached, all.highest, all.total);
+        store_probs<256>(a, h, t, w.from, w.to, cached, all.highest, all.total);
     }
 }
 

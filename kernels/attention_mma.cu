@@ -244,10 +244,12 @@ DEVICE void attention_mma(const AttentionArgs& a) {
     if (!a.probs) return;
     __syncthreads();
 #pragma unroll 1
-    for (int i = 0; i < QUERIES && t0 + i < a.rows; i++)
-        store_probs(a, h, t0 + i, window(a, first, t0 + i), cached, memory.highest[i], memory.total[i]);
+    for (int i = 0; i < QUERIES && t0 + i < a.rows; i++) {
+        const Window sees = window(a, first, t0 + i);
+        store_probs<MMA_THREADS>(a, h, t0 + i, sees.from, sees.to, cached, memory.highest[i], memory.total[i]);
+    }
 }
 
-KERNEL_SIZED(attention_mma_32, AttentionArgs, MMA_THREADS, 3, attention_mma<32>)
-KERNEL_SIZED(attention_mma_64, AttentionArgs, MMA_THREADS, 3, attention_mma<64>)
+KERNEL_SIZED(attention_mma_32, AttentionArgs, MMA_THREADS, 2, attention_mma<32>)
+KERNEL_SIZED(attention_mma_64, AttentionArgs, MMA_THREADS, 2, attention_mma<64>)
 KERNEL_SIZED(attention_mma_128, AttentionArgs, MMA_THREADS, 2, attention_mma<128>)

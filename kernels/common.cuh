@@ -171,6 +171,19 @@ DEVICE void async_copy(void* shared, const void* global) {
     *(Half8*)shared = *(const Half8*)global;
 #endif
 }
+// The same where `exists`; zeros where it does not.
+DEVICE void async_copy_or_zero(void* shared, const void* global, bool exists) {
+#ifdef CUDA_ON_HOST
+    if (exists) cushim::async_copy(shared, global);
+    else *(Half8*)shared = Half8{};
+#elif __CUDA_ARCH__ >= 800
+    const uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(exists ? 16 : 0) : "memory");
+#else
+    const Half8 zero = {};
+    *(Half8*)shared = exists ? *(const Half8*)global : zero;
+#endif
+}
 DEVICE void async_group() {
 #ifdef CUDA_ON_HOST
     cushim::async_group();

@@ -11,9 +11,9 @@
 #include "mma.cuh"
 
 #if !defined(CUDA_ON_HOST) && __CUDA_ARCH__ < 800
-enum { WIDE_BYTES = 48 << 10 };
+enum { WIDE_BYTES = 48 << 10, WIDE_BLOCKS = 1 };
 #else
-enum { WIDE_BYTES = 96 << 10 };
+enum { WIDE_BYTES = 96 << 10, WIDE_BLOCKS = 2 };
 #endif
 // Rows of a tile that go out at once.
 enum { WIDE_THREADS = 256, OUT_ROWS = 64 };
@@ -36,22 +36,41 @@ struct Wide {
     static DEVICE int place(int row, int unit) { return 8 * (UNITS == 8 ? unit ^ (row & 7) : unit ^ (row >> 1 & 3)); }
 };
 
-// Brings columns base .. base + DEPTH - 1 of the block's rows of x and w. What lies beyond the matrices becomes 0.
+// What a thread brings to shared memory in every step: 16 bytes of some rows of x and of w.
 template <class Shape>
-DEVICE void bring_wide(const LinearArgs& a, const LinearPart& part, half_t (&to)[Shape::T + Shape::O][Shape::DEPTH],
-                       int base, int t0, int o0) {
-    const Half8 zero = {};
+struct WideCopies {
+    enum { COUNT = (Shape::T + Shape::O) * Shape::UNITS / WIDE_THREADS, BETWEEN = WIDE_THREADS / Shape::UNITS };
+    const half_t* from[COUNT];  // of step 0, or of anything where there is no such row
+    bool exists[COUNT];
+    int place, column;
+
+    // Rows `BETWEEN` apart have their units in the same places.
+    DEVICE WideCopies(const LinearArgs& a, const LinearPart& part, int t0, int o0) {
+        const int row0 = threadIdx.x / Shape::UNITS, unit = threadIdx.x % Shape::UNITS;
+        static_assert(BETWEEN % 8 == 0, "the same places");
+        column = 8 * unit;
+        place = row0 * Shape::DEPTH + Shape::place(row0, unit);
 #pragma unroll
-    for (int n = 0; n < (Shape::T + Shape::O) * Shape::UNITS / WIDE_THREADS; n++) {
-        const int u = threadIdx.x + n * WIDE_THREADS, row = u / Shape::UNITS, unit = u % Shape::UNITS, i = base + 8 * unit;
-        half_t* place = &to[row][Shape::place(row, unit)];
-        const bool is_x = row < Shape::T;
-        const int at = is_x ? t0 + row : o0 + row - Shape::T;
-        const half_t* from = (const half_t*)(is_x ? a.x : part.weight) + (int64_t)at * a.columns + i;
-        if (at < (is_x ? a.rows : part.outputs) && i < a.columns) async_copy(place, from);
-        else *(Half8*)place = zero;
+        for (int n = 0; n < COUNT; n++) {
+            const int row = row0 + n * BETWEEN;
+            const bool is_x = row < Shape::T;
+            const int at = is_x ? t0 + row : o0 + row - Shape::T;
+            exists[n] = at < (is_x ? a.rows : part.outputs);
+            from[n] = (const half_t*)(is_x ? a.x : part.weight) + (exists[n] ? (int64_t)at * a.columns : 0) + column;
+        }
     }
-}
+
+    // Brings the columns of the next step; what lies beyond the matrices becomes 0.
+    DEVICE void bring(half_t* stage, int columns) {
+        const bool inside = column < columns;
+#pragma unroll
+        for (int n = 0; n < COUNT; n++) {
+            async_copy_or_zero(stage + place + n * (BETWEEN * Shape::DEPTH), from[n], exists[n] && inside);
+            from[n] += inside ? Shape::DEPTH : 0;
+        }
+        column += Shape::DEPTH;
+    }
+};
 
 // One step: a warp's 16·M x 32 tile, 32 columns deep from unit `unit` on.
 template <class Shape, int M>
@@ -120,15 +139,19 @@ DEVICE void linear_wide(const LinearArgs& a) {
     const int steps = (a.columns + Shape::DEPTH - 1) / Shape::DEPTH, stages = Shape::STAGES;
 
     float sum[M][4][4] = {};
+    WideCopies<Shape> copies(a, part, t0, o0);
+    int to = 0, now = 0;
 #pragma unroll 1
     for (int step = 1 - stages; step < steps; step++) {
         // Step `step` has arrived when only those after it are on their way.
         if (step >= 0) async_wait<Shape::STAGES - 2>();
         __syncthreads();
-        const int next = step + stages - 1;
-        if (next < steps) bring_wide<Shape>(a, part, memory.in[next % stages], next * Shape::DEPTH, t0, o0);
+        if (step + stages - 1 < steps) copies.bring(&memory.in[to][0][0], a.columns);
         async_group();
-        if (step >= 0) wide_step<Shape, M>(memory.in[step % stages], warp_t, warp_o, 4 * group, sum);
+        to = to + 1 < stages ? to + 1 : 0;
+        if (step < 0) continue;
+        wide_step<Shape, M>(memory.in[now], warp_t, warp_o, 4 * group, sum);
+        now = now + 1 < stages ? now + 1 : 0;
     }
     async_wait<0>();
 #pragma unroll 1
@@ -160,6 +183,6 @@ DEVICE void linear_wide(const LinearArgs& a) {
 }
 
 // Tiles of 64 x 64, 128 x 64 and 128 x 128.
-KERNEL_SIZED(linear_wide_64, LinearArgs, WIDE_THREADS, 2, linear_wide<2, 2, 2, 2>)
-KERNEL_SIZED(linear_wide_128, LinearArgs, WIDE_THREADS, 2, linear_wide<4, 2, 1, 2>)
-KERNEL_SIZED(linear_wide_256, LinearArgs, WIDE_THREADS, 2, linear_wide<2, 4, 1, 4>)
+KERNEL_SIZED(linear_wide_64, LinearArgs, WIDE_THREADS, WIDE_BLOCKS, linear_wide<2, 2, 2, 2>)
+KERNEL_SIZED(linear_wide_128, LinearArgs, WIDE_THREADS, WIDE_BLOCKS, linear_wide<4, 2, 1, 2>)
+KERNEL_SIZED(linear_wide_256, LinearArgs, WIDE_THREADS, WIDE_BLOCKS, linear_wide<2, 4, 1, 4>)

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::report::Verdict;
 
 mod audit;
+mod bench;
 mod diff;
 mod diff_reports;
 mod faults;
@@ -41,6 +42,8 @@ enum Command {
     Diff(diff::Args),
     /// One dump against exact arithmetic: which nodes are wrong, and by how much.
     Audit(audit::Args),
+    /// How fast the instrumented engine is, traced or not, beside a llama.cpp.
+    Bench(bench::Args),
     /// The mistakes that parity can name, and plant.
     Faults(faults::Args),
     /// Run a suite of cases against its baseline, for CI.
@@ -59,6 +62,7 @@ pub fn main() -> ExitCode {
         Command::Record(args) => record::main(&args),
         Command::Diff(args) => diff::main(&args),
         Command::Audit(args) => audit::main(&args),
+        Command::Bench(args) => bench::main(&args),
         Command::Faults(args) => faults::main(&args),
         Command::Gate(args) => gate::main(&args),
         Command::DiffReports(args) => diff_reports::main(&args),

@@ -67,12 +67,61 @@ fn attention(file: &'static str, kernel: AttentionKernel, storage: Storage) -> S
     let out = Memory::room(rows * 32, storage);
     let (q, first) = (x.address(), Memory::of_bytes(&[0; 4]));
     let [scores, probs] = [matrices[0].address(), matrices[1].address()];
-    let data =
-        AttentionData { q, k: q, v: q, out: out.address(), scores, probs, first: first.address() };
+    let (room, capacity) = (0, 0);
+    let data = AttentionData {
+        q,
+        k: q,
+        v: q,
+        out: out.address(),
+        scores,
+        probs,
+        first: first.address(),
+        room,
+        capacity,
+    };
     let call = calls::attention(&op, data, kernel, rows, [storage; 2]).unwrap();
     let [scores, probs] = matrices;
     let (out, other) = if kernel == AttentionKernel::Mma { (probs, out) } else { (out, probs) };
     Subject { file, unit: file, calls: vec![call], out, _inputs: vec![x, first, scores, other], _weight: None }
+}
+
+/// A row of two blocks, whose sums are merged, and a row of one, which stores probabilities of its own scores.
+fn attention_few() -> Subject {
+    let op = Attention {
+        heads: 1,
+        kv_heads: 1,
+        head_width: 64,
+        scale: 1.0,
+        kv_map: KvMap::Group,
+        mask: Mask::Causal,
+        softmax: true,
+    };
+    let cached = [301, 41];
+    let x = Memory::stored(&Random(5).values(cached[0] * 64), Storage::F16);
+    let firsts = cached.map(|cached| Memory::of_bytes(&(cached as i32 - 1).to_le_bytes()));
+    let scores = Memory::room(cached[0], Storage::F32);
+    let room = Memory::of_bytes(&vec![0; calls::attention_room(1, 64, cached[0])]);
+    let context = Memory::room(64, Storage::F16);
+    let out = Memory::room(cached[0] + cached[1], Storage::F32);
+    let call = |i: usize| {
+        let data = AttentionData {
+            q: x.address(),
+            k: x.address(),
+            v: x.address(),
+            out: context.address(),
+            scores: scores.address(),
+            probs: out.address() + (4 * i * cached[0]) as u64,
+            first: firsts[i].address(),
+            room: room.address(),
+            capacity: cached[0],
+        };
+        calls::attention(&op, data, AttentionKernel::Few, 1, [Storage::F16; 2]).unwrap()
+    };
+    let calls = vec![call(0), call(1)];
+    let [one, two] = firsts;
+    let file = "attention_few.cu";
+    let inputs = vec![x, one, two, scores, room, context];
+    Subject { file, unit: file, calls, out, _inputs: inputs, _weight: None }
 }
 
 fn stats() -> Subject {
@@ -124,6 +173,7 @@ fn every_barrier_is_needed_and_seen_to_be() {
         linear("linear_few.cu", LinearKernel::Few, Storage::F16),
         linear("linear_wide.cu", LinearKernel::Wide, Storage::F16),
         attention("attention.cu", AttentionKernel::Tile, Storage::F32),
+        attention_few(),
         attention("attention_mma.cu", AttentionKernel::Mma, Storage::F16),
         stats(),
     ];

@@ -303,7 +303,7 @@ fn embedding() {
         let mut random = Random(3);
         let columns = dtype.block_len().max(8) * 9;
         let table = RandomWeight::new(&mut random, dtype, 7, columns);
-        assert_eq!(table.bytes(), 7 * columns / dtype.block_len() * dtype.block_bytes());
+        assert_eq!(table.bytes(), 7 * columns / dtype.block_len() * calls::block_bytes(dtype));
         let ids = [6u32, 0, 3];
         let tokens = Memory::of_bytes(&ids.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<u8>>());
         for storage in [EXACT, FAST] {

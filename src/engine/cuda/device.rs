@@ -59,6 +59,27 @@ fn driver() -> Result<i32> {
     Ok(version)
 }
 
+/// Bytes a second that a GPU reads and writes when it copies so many bytes, at the fastest of several times.
+pub fn bandwidth(ordinal: usize, bytes: usize, times: usize) -> Result<f64> {
+    let device = Device::open(ordinal)?;
+    device.bind()?;
+    let buffers = [device.alloc("a copy", bytes)?, device.alloc("a copy", bytes)?];
+    device.clear(&buffers[0])?;
+    let mut fastest = f64::INFINITY;
+    for _ in 0..times {
+        // Ten copies, so that starting and waiting for them counts little.
+        let copies = 10;
+        device.synchronize()?;
+        let start = std::time::Instant::now();
+        for _ in 0..copies {
+            device.copy_within(buffers[0].address, buffers[1].address, bytes)?;
+        }
+        device.synchronize()?;
+        fastest = fastest.min(start.elapsed().as_secs_f64() / f64::from(copies));
+    }
+    Ok(2.0 * bytes as f64 / fastest)
+}
+
 impl Device {
     /// Opens GPU `ordinal`, counted from 0.
     pub fn open(ordinal: usize) -> Result<Device> {

@@ -45,7 +45,7 @@ use ropes::Tables;
 use schedule::Ability;
 use weights::Weights;
 
-pub use device::count;
+pub use device::{bandwidth, count};
 
 /// Positions that the cache has room for at first; it doubles when they are used up.
 const POSITIONS_MIN: usize = 1024;
@@ -139,11 +139,6 @@ impl<'m> CudaEngine<'m> {
     pub fn driver(&self) -> (i32, (i32, i32)) {
         (self.device.driver, self.device.capability)
     }
-
-    /// Forgets all positions: the next step begins at 0.
-    pub fn reset(&mut self) {
-        self.computed = 0;
-    }
 }
 
 impl Engine for CudaEngine<'_> {
@@ -155,6 +150,10 @@ impl Engine for CudaEngine<'_> {
             device: Some(self.device.name.clone()),
             numerics: Some(self.numerics.to_string()),
         }
+    }
+
+    fn reset(&mut self) {
+        self.computed = 0;
     }
 
     fn step(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<Option<Vec<f32>>> {

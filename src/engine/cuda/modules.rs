@@ -16,6 +16,8 @@ use crate::error::{Error, Result};
 
 /// The folder that `PARITY_KERNELS` names: sources that replace the shipped kernels.
 const SOURCES_VARIABLE: &str = "PARITY_KERNELS";
+/// Bytes of shared memory that every kernel may have without asking.
+const SHARED_ALWAYS: u32 = 48 << 10;
 /// The file that includes all others.
 const ALL: &str = "all.cu";
 
@@ -58,9 +60,7 @@ impl Modules {
                 origin += &format!("{} compiled; ", folder.join(&file).display());
             }
         }
-        // DEV-ONLY
-        let dev = std::env::var("PARITY_DEV_CUBIN").ok();
-        let (name, image) = match dev { Some(path) => ("sm_90 dev".to_owned(), Ptx::from_binary(std::fs::read(path).unwrap())), None => artefact(device.capability)? };
+        let (name, image) = artefact(device.capability)?;
         modules.push(load(device, image)?);
         let overlap = device.capability.0 >= 9 && name.starts_with("sm_");
         Ok(Modules { modules, functions: HashMap::new(), origin: origin + &name, overlap })
@@ -74,7 +74,7 @@ impl Modules {
             let function = found.ok_or_else(|| {
                 error(format!("no kernel {name}")).hint("the sources in PARITY_KERNELS may lack it")
             })?;
-            if call.shared > 0 {
+            if call.shared > SHARED_ALWAYS {
                 let size = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                 let bytes = device.shared_bytes(call) as i32;
                 function.set_attribute(size, bytes).map_err(failed(name))?;

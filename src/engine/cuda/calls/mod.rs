@@ -3,6 +3,7 @@
 //! The engine launches them on a GPU, the tests run the same values on the host. The argument structs
 //! mirror those of the `.cu` files; pointers are device addresses (host addresses in the tests).
 
+use std::borrow::Cow;
 use std::mem::{MaybeUninit, size_of};
 
 use crate::gguf::DType;
@@ -30,7 +31,7 @@ pub type Address = u64;
 /// Token rows up to which a matrix product takes a warp per output instead of tiles.
 pub const ROWS_MAX_UNTILED: usize = 8;
 /// Token rows up to which the fast matrix products read each weight once for few rows instead of in tiles.
-pub const ROWS_MAX_FEW: usize = 128;
+pub const ROWS_MAX_FEW: usize = 32;
 /// Threads of a block.
 const THREADS: u32 = 256;
 
@@ -98,7 +99,7 @@ pub struct Weight {
 
 impl Weight {
     fn row_bytes(&self) -> i64 {
-        (self.columns / self.dtype.block_len() * self.dtype.block_bytes()) as i64
+        (self.columns / self.dtype.block_len() * block_bytes(self.dtype)) as i64
     }
 
     /// Bytes of the whole.
@@ -109,6 +110,24 @@ impl Weight {
     fn format(&self) -> String {
         self.dtype.name().to_lowercase()
     }
+}
+
+/// Bytes from one block to the next in device memory, where blocks of Q6_K begin at multiples of 16.
+pub fn block_bytes(dtype: DType) -> usize {
+    if dtype == DType::Q6_K { dtype.block_bytes().next_multiple_of(16) } else { dtype.block_bytes() }
+}
+
+/// The blocks of a matrix as they lie in device memory.
+pub fn on_device(stored: &[u8], dtype: DType) -> Cow<'_, [u8]> {
+    let (from, to) = (dtype.block_bytes(), block_bytes(dtype));
+    if from == to {
+        return Cow::Borrowed(stored);
+    }
+    let mut blocks = vec![0; stored.len() / from * to];
+    for (block, stored) in blocks.chunks_exact_mut(to).zip(stored.chunks_exact(from)) {
+        block[..from].copy_from_slice(stored);
+    }
+    Cow::Owned(blocks)
 }
 
 fn name_of(storage: Storage) -> &'static str {
