@@ -10,11 +10,19 @@ set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 
-model=$1
+lacks() {
+    echo "bench-record.sh: $1" >&2
+    exit 2
+}
+model=${1:-}
+[ -n "$model" ] || lacks "no model: scripts/bench-record.sh MODEL [TOKENS] [ROUNDS]"
+[ -f "$model" ] || lacks "no file $model"
 tokens=${2:-290}
 rounds=${3:-5}
 completion=${LLAMA_COMPLETION:-llama-completion}
+command -v "$completion" >/dev/null || lacks "no $completion on the PATH: LLAMA_COMPLETION names one, scripts/build-llama.sh builds one"
 parity=$(realpath "${PARITY:-target/release/parity}")
+[ -x "$parity" ] || lacks "no $parity: cargo build --release, or PARITY=PATH"
 work=${DUMPS:-$(mktemp -d)}
 [ -n "${DUMPS:-}" ] || trap 'rm -rf "$work"' EXIT
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Opens a report.html in real headless Chromium: no console errors, no network, a clickable map, a working
-# keyboard; screenshots at two sizes and in both themes.
+# keyboard, finding by typing, the graph of a layer, the comparison with another report, a phone; screenshots at
+# three sizes and in both themes.
 #
 #   scripts/check-html.sh REPORT.html [SCREENSHOT_DIR]
 #

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 
-SIZES = {"laptop": (1280, 800), "wide": (1680, 1050)}
+SIZES = {"laptop": (1280, 800), "wide": (1680, 1050), "phone": (390, 844)}
 THEMES = ("light", "dark")
 # "Opens in a second": what parsing, laying out, running and painting the page costs its thread, which other
 # work on the machine does not lengthen.
@@ -88,7 +88,7 @@ class Browser:
                 " : setTimeout(wait, 10); wait(); })")
 
     def key(self, name):
-        codes = {"Tab": 9, "Enter": 13, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+        codes = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
         for kind in ("rawKeyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=codes[name])
 
@@ -175,6 +175,89 @@ def check_controls(page):
     check(overflow <= 0, "no sideways scrolling")
 
 
+def check_find(page):
+    ids = page.js("data.checkpoints.map(item => item.id)")
+    target = ids[len(ids) // 2]
+    page.js("document.getElementById('find').focus()")
+    page.call("Input.insertText", text=target)
+    shown = page.js("[...document.querySelectorAll('#found a')].map(link => link.textContent)")
+    check(target in shown, f"typing finds {target}")
+    dim, cells = page.js("[document.querySelectorAll('#cells .dim').length, links.length]")
+    check(0 < dim < cells, f"{dim} of {cells} cells step back")
+    page.key("Enter")
+    check(heading(page) == target, f"Enter selects {target}")
+    page.key("Escape")
+    check(page.js("document.querySelectorAll('#cells .dim').length") == 0, "Escape shows all again")
+    page.call("Input.insertText", text="no such node")
+    check("no checkpoint" in page.js("document.getElementById('found').textContent"), "what is not there is said")
+    page.key("Escape")
+
+
+def check_layer(page):
+    inner = page.js("(data.checkpoints.find(item => item.inputs && /^blk/.test(item.id)) || {}).id")
+    if not inner:
+        check(page.js("document.getElementById('layer').hidden"), "no graph, no picture of one")
+        return
+    page.js(f"select({inner!r})")
+    layer = inner.split(".")[1]
+    members = page.js(f"data.checkpoints.filter(item => item.id.startsWith('blk.{layer}.')).map(item => item.id)")
+    drawn = page.js("[...document.querySelectorAll('#layer .node:not(.outside)')].map(node => node.dataset.id)")
+    check(sorted(drawn) == sorted(members), f"the graph of layer {layer} has its {len(members)} nodes")
+    edges, inputs = page.js("[document.querySelectorAll('#layer .edges path').length,"
+                            f" data.checkpoints.filter(item => item.id.startsWith('blk.{layer}.'))"
+                            ".reduce((sum, item) => sum + (item.inputs || []).length, 0)]")
+    check(edges == inputs, f"and {edges} lines")
+    boxes = page.js("[...document.querySelectorAll('#layer .node rect')].map(r => [r.x.baseVal.value, r.y.baseVal.value])")
+    check(len({tuple(box) for box in boxes}) == len(boxes), "no two nodes lie on one another")
+    above = page.js("[...document.querySelectorAll('#layer .edges path')].every(p => { const n = p.getAttribute('d')"
+                    ".match(/-?[\\d.]+/g).map(Number); return n[1] < n[n.length - 1]; })")
+    check(above, "what is read lies above")
+    x, y = page.centre(f'#layer .node[data-id="{members[-1]}"]')
+    page.mouse(x, y, "mousePressed", "mouseReleased")
+    check(heading(page) == members[-1], f"clicking the graph selects {members[-1]}")
+
+
+COMPARE = """(() => {
+  const other = JSON.parse(document.getElementById("data").textContent);
+  const item = other.checkpoints.find(item => item.candidate) || other.checkpoints[0];
+  item.verdict = item.verdict === "match" ? "undecided" : "match";
+  other.checkpoints.pop();
+  const file = new File([%s], "old.%s");
+  const list = new DataTransfer();
+  list.items.add(file);
+  const input = document.getElementById("other");
+  input.files = list.files;
+  input.dispatchEvent(new Event("change"));
+  return new Promise(done => setTimeout(() => done([item.id, document.querySelector("#compare .outcome").textContent,
+    [...document.querySelectorAll("#compare tbody th")].map(cell => cell.textContent)]), 300));
+})()"""
+
+
+def check_compare(page):
+    n = page.js("data.checkpoints.length")
+    for kind, text in (("json", "JSON.stringify(other)"),
+                       ("html", "'<!doctype html><script type=\"application/json\" id=\"data\">' + JSON.stringify(other) + '</' + 'script>'")):
+        changed, outcome, rows = page.js(COMPARE % (text, kind))
+        check(f"{n - 1} checkpoints in common, 1 only here" in outcome, f"another report.{kind} is compared: {outcome}")
+        check(rows == [changed], f"what changed is {rows}")
+    _, outcome, rows = page.js(COMPARE % ("'no report'", "json"))
+    check("is no report" in outcome and not rows, f"another file is refused: {outcome}")
+
+
+def check_phone(page):
+    page.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=3, mobile=True)
+    page.js("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    wide = page.js("[...document.querySelectorAll('body *')].filter(node => !node.closest('.scroll, svg, #tip, .skip')"
+                   " && node.getBoundingClientRect().right > document.documentElement.clientWidth + 1)"
+                   ".slice(0, 3).map(node => `${node.tagName}.${node.className}`)")
+    check(page.js("document.documentElement.scrollWidth") <= 390 and not wide, f"no sideways scrolling on a phone {wide or ''}")
+    ids = page.js("data.checkpoints.map(item => item.id)")
+    x, y = page.centre(f'#cells a[data-id="{ids[0]}"]')
+    page.mouse(x, y, "mousePressed", "mouseReleased")
+    check(heading(page) == ids[0], f"a tap selects {ids[0]}")
+    page.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
+
+
 def screenshots(page, folder):
     for size, (width, height) in SIZES.items():
         for theme in THEMES:
@@ -206,7 +289,11 @@ def main():
             check(0 < took < OPEN_MS, f"opens in {took:.0f} ms ({report.stat().st_size / 1e6:.1f} MB)")
             check_mouse(page)
             check_keyboard(page)
+            check_find(page)
+            check_layer(page)
+            check_compare(page)
             check_controls(page)
+            check_phone(page)
             pdf = page.call("Page.printToPDF", printBackground=False)["data"]
             check(len(pdf) > 10_000, "prints")
             if folder:

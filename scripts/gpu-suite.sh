@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What only a GPU can show: kernels against scalar arithmetic, the engine against recordings of llama.cpp and exact
-# arithmetic, audits, planted faults, decode against prefill, repeated runs, the memory checker, speed. Every
+# arithmetic, audits, injected faults, decode against prefill, repeated runs, the memory checker, speed. Every
 # measurement is a JSON file that says on which device, driver and commit it was made.
 #
 #   scripts/gpu-suite.sh [OUT]          (default: reports/gpu)

@@ -1,6 +1,5 @@
 //! Files that people and programs of theirs wrote, read within limits.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -9,33 +8,31 @@ use crate::error::{Error, Result};
 /// Bytes of a text that a person or a program of theirs wrote: prompts, suites, maps of names, tolerances.
 pub const TEXT_BYTES_MAX: u64 = 64 << 20;
 
-/// Reads a text file of at most `limit` bytes. Devices and pipes have no end that could be waited for.
+/// Bytes of what a program of ours wrote, or printed of its tensors: reports, results of gates, logs.
+pub const OUTPUT_BYTES_MAX: u64 = 1 << 30;
+
+/// Reads a text file of at most `limit` bytes.
 ///
 /// # Errors
 /// No regular file, too many bytes, no UTF-8, or the system's.
 pub fn read(path: &Path, limit: u64) -> Result<String> {
-    let failed = |e: std::io::Error| Error::file(path, format!("cannot be read: {e}"));
-    let meta = std::fs::metadata(path).map_err(failed)?;
-    if !meta.is_file() {
-        return Err(Error::file(path, "cannot be read")
-            .expected("a regular file")
-            .found("something else")
-            .hint("a text from a pipe can be written to a file first"));
-    }
+    Ok(parity_dump::read_text(path, limit)?)
+}
+
+/// Reads what another program printed: as [`read`], but that bytes which are no text are replaced.
+///
+/// # Errors
+/// No regular file, too many bytes, or the system's.
+pub fn read_lossy(path: &Path, limit: u64) -> Result<String> {
     let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(limit.saturating_add(1)).read_to_end(&mut bytes))
-        .map_err(failed)?;
+    let file = parity_dump::open_regular(path, "cannot be read")?;
+    let read = file.take(limit.saturating_add(1)).read_to_end(&mut bytes);
+    read.map_err(|e| Error::file(path, format!("cannot be read: {e}")))?;
     if !(bytes.len() as u64 <= limit) {
         return Err(Error::file(path, "is too large for a text that is read at once")
-            .expected(format!("at most {limit} bytes"))
-            .found(format!("{} bytes", meta.len().max(bytes.len() as u64))));
+            .expected(format!("at most {limit} bytes")));
     }
-    String::from_utf8(bytes).map_err(|e| {
-        Error::file(path, "is no text")
-            .expected("UTF-8")
-            .found(format!("another byte at {}", e.utf8_error().valid_up_to()))
-    })
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 #[cfg(test)]

@@ -8,7 +8,10 @@ pub mod text;
 pub mod error;
 
 pub mod files;
+pub mod hub;
+pub mod memory;
 pub mod scalar;
+pub mod settings;
 pub mod tensor;
 
 pub mod checkpoint;

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::{fingerprint, spelt};
 use crate::record;
+use crate::text::tell;
 use parity_dump::Dump;
 use parity_dump::manifest::ModelInfo;
 
@@ -19,6 +20,8 @@ pub const SHIPPED_VARIABLE: &str = "PARITY_REFERENCE_DUMPS";
 pub const KEPT_VARIABLE: &str = "PARITY_CACHE";
 /// Name of the shipped folder.
 const SHIPPED: &str = "reference-dumps";
+/// Where a wheel puts it, within the folder of its environment.
+const SHARED: &str = "share/parity";
 /// The model that is used where none is named, within the shipped folder.
 const DEFAULT_MODEL: &str = "models/qwen2-tiny-py-F16.gguf";
 /// Folders below a root that are searched for dumps: `reference-dumps/MODEL/PROMPT`.
@@ -30,7 +33,8 @@ pub fn shipped() -> Option<PathBuf> {
     let named = std::env::var_os(SHIPPED_VARIABLE).map(PathBuf::from);
     let here = Some(PathBuf::from(SHIPPED));
     let program = std::env::current_exe().ok();
-    let above = program.iter().flat_map(|exe| exe.ancestors().skip(1)).map(|dir| dir.join(SHIPPED));
+    let above = program.iter().flat_map(|exe| exe.ancestors().skip(1));
+    let above = above.flat_map(|dir| [dir.join(SHIPPED), dir.join(SHARED).join(SHIPPED)]);
     let built = Some(Path::new(env!("CARGO_MANIFEST_DIR")).join(SHIPPED));
     named.into_iter().chain(here).chain(above).chain(built).find(|dir| dir.is_dir())
 }
@@ -136,10 +140,10 @@ pub fn recording_command(
     n_decode: usize,
 ) -> Vec<OsString> {
     let batch = n_tokens.max(1).to_string();
-    let context = (n_tokens + n_decode + 1).to_string();
+    let context = n_tokens.saturating_add(n_decode).saturating_add(1).to_string();
     let mut command: Vec<OsString> =
         vec![program.into(), "-m".into(), model.into(), "-p".into(), prompt.into()];
-    command.extend(["-n".into(), (n_decode + 1).to_string().into()]);
+    command.extend(["-n".into(), n_decode.saturating_add(1).to_string().into()]);
     command.extend(["-b", &batch, "-ub", &batch, "-c", &context].map(OsString::from));
     command.extend(CLEAN_FLAGS.map(OsString::from));
     command
@@ -169,7 +173,7 @@ pub fn record(
         Sha256::digest(format!("{n_decode} {prompt}")).iter().take(6).map(|b| format!("{b:02x}")).collect();
     let dir = kept.join(fingerprint.get(..12).unwrap_or(fingerprint)).join(name);
     std::fs::create_dir_all(&dir).map_err(|e| Error::file(&dir, format!("cannot be created: {e}")))?;
-    eprintln!("no stored reference; recording one with {}", program.display());
+    tell(format_args!("no stored reference; recording one with {}", program.display()));
     let summary = record::record(&record::Options {
         dir: dir.clone(),
         filter: record::Filter::default(),

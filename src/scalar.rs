@@ -5,6 +5,8 @@ use std::fmt::Debug;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub};
 
+use gemm_common::Parallelism;
+
 /// Runs `f`, and what is inlined into it, with the widest vector instructions that this CPU has. The results are
 /// the same bit for bit: nothing is fused or reordered.
 #[inline(always)]
@@ -116,6 +118,16 @@ pub trait Scalar:
     /// Hands `len` numbers of any value to `f`, from a memory of this thread's own that is kept: a buffer of
     /// megabytes that is written before it is read need not be cleared each time.
     fn with_scratch<R>(len: usize, f: impl FnOnce(&mut [Self]) -> R) -> R;
+    /// [`gemm`] for a destination that lies in columns.
+    ///
+    /// # Safety
+    /// As of [`gemm`].
+    unsafe fn gemm_in_columns(
+        size: [usize; 3],
+        dst: Placed<*mut Self>,
+        lhs: Placed<*const Self>,
+        rhs: Placed<*const Self>,
+    );
     /// The larger of two numbers; NaN where either is NaN, so that a NaN is never lost in a maximum.
     #[inline]
     fn max_nan(self, other: Self) -> Self {
@@ -123,8 +135,47 @@ pub trait Scalar:
     }
 }
 
+/// A matrix in memory: where it begins, and the distance of its rows and of its columns in elements.
+#[derive(Clone, Copy)]
+pub struct Placed<P> {
+    /// Element (0, 0).
+    pub at: P,
+    /// From row to row.
+    pub row: usize,
+    /// From column to column.
+    pub col: usize,
+}
+
+impl<P> Placed<P> {
+    fn transposed(self) -> Self {
+        Placed { at: self.at, row: self.col, col: self.row }
+    }
+}
+
+/// dst = lhs·rhs: dst (m, n), lhs (m, k), rhs (k, n), on the calling thread.
+///
+/// # Safety
+/// lhs and rhs are valid for reads and dst is for writes at r·row + c·col for all rows r and columns c that they have
+/// by `[m, n, k]`.
+pub unsafe fn gemm<S: Scalar>(
+    [m, n, k]: [usize; 3],
+    dst: Placed<*mut S>,
+    lhs: Placed<*const S>,
+    rhs: Placed<*const S>,
+) {
+    // The kernels write along columns: what lies in rows is the product of the transposed, the other way round.
+    // SAFETY: the caller's promise, in either order.
+    unsafe {
+        if dst.col < dst.row {
+            S::gemm_in_columns([n, m, k], dst.transposed(), rhs.transposed(), lhs.transposed());
+        } else {
+            S::gemm_in_columns([m, n, k], dst, lhs, rhs);
+        }
+    }
+}
+
 macro_rules! scalar {
-    ($t:ty, $unit:expr) => {
+    ($t:ty, $unit:expr, $gemm:path) => {
         impl Scalar for $t {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -140,6 +191,25 @@ macro_rules! scalar {
                 let result = f(&mut scratch[..len]);
                 SCRATCH.set(scratch);
                 result
+            }
+            unsafe fn gemm_in_columns(
+                [m, n, k]: [usize; 3],
+                dst: Placed<*mut Self>,
+                lhs: Placed<*const Self>,
+                rhs: Placed<*const Self>,
+            ) {
+                let stride = |elements: usize| elements as isize;
+                let [dst_col, dst_row] = [dst.col, dst.row].map(stride);
+                let [lhs_col, lhs_row] = [lhs.col, lhs.row].map(stride);
+                let [rhs_col, rhs_row] = [rhs.col, rhs.row].map(stride);
+                // dst = 0·dst + 1·lhs·rhs, of which dst is not read.
+                // SAFETY: the caller's promise.
+                unsafe {
+                    $gemm()(
+                        m, n, k, dst.at, dst_col, dst_row, false, lhs.at, lhs_col, lhs_row, rhs.at, rhs_col,
+                        rhs_row, 0.0, 1.0, false, false, false, Parallelism::None,
+                    );
+                }
             }
             #[inline]
             fn from_f32(value: f32) -> Self {
@@ -177,8 +247,8 @@ macro_rules! scalar {
     };
 }
 
-scalar!(f32, f32::EPSILON as f64 / 2.0);
-scalar!(f64, f64::EPSILON / 2.0);
+scalar!(f32, f32::EPSILON as f64 / 2.0, gemm_f32::gemm::f32::get_gemm_fn);
+scalar!(f64, f64::EPSILON / 2.0, gemm_f64::gemm::f64::get_gemm_fn);
 
 #[cfg(test)]
 mod tests {

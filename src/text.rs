@@ -1,6 +1,7 @@
 //! Text that comes from files and goes to people: shown so that it can only be read.
 
 use std::borrow::Cow;
+use std::io::Write;
 
 /// Whether a character moves the cursor, changes colours, hides or reorders text: C0 and C1 controls, line and
 /// paragraph separators, marks of writing direction.
@@ -23,6 +24,15 @@ pub fn printable_lines(text: &str) -> Cow<'_, str> {
         return Cow::Borrowed(text);
     }
     Cow::Owned(text.split('\n').map(printable).collect::<Vec<_>>().join("\n"))
+}
+
+/// Says something on standard error, if there is anything to say. Whether anybody is there to read it decides
+/// nothing.
+pub fn tell(text: impl std::fmt::Display) {
+    let text = text.to_string();
+    if !text.is_empty() {
+        let _ = writeln!(std::io::stderr(), "{text}");
+    }
 }
 
 /// What GitHub Actions would take for a command of ours at the start of a line.

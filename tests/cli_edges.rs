@@ -154,7 +154,7 @@ fn an_origin_that_was_not_looked_at_is_bracketed_and_no_parity() {
         let output = command.args(layer_out).args(&more).assert().code(code).get_output().stdout.clone();
         let text = spaced(&String::from_utf8(output).unwrap());
         assert!(between.eval(&text), "{more:?}: {text}");
-        assert!(!text.contains("its own error is rounding"), "{more:?}: nothing is known of it: {text}");
+        assert!(!text.contains("its local error is rounding"), "{more:?}: nothing is known of it: {text}");
     }
 }
 

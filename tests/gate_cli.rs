@@ -74,7 +74,7 @@ fn a_baseline_is_made_by_accept_and_never_by_a_failing_run() {
     let (code, text) = folder.gate(&["--since", since.to_str().unwrap()]);
     assert_eq!(code, 1);
     assert!(
-        text.contains("own error") || text.contains("distance"),
+        text.contains("local error") || text.contains("distance"),
         "the checkpoint that moved is named: {text}"
     );
 }

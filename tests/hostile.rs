@@ -89,3 +89,206 @@ fn threads_and_retries_have_limits() {
     fs::write(&suite, "name = \"x\"\n[[case]]\nid = \"a\"\nprompt = \"b\"\nretries = 1000000000\n").unwrap();
     parity(&["gate", suite.to_str().unwrap()]).assert().code(2).stderr(contains("retries"));
 }
+
+/// Runs `parity` under a shell's limits (`ulimit`): megabytes of address space, or blocks of a file.
+fn limited(limit: &str, args: &[&str]) -> std::process::Output {
+    let mut command = std::process::Command::new("bash");
+    command.current_dir(env!("CARGO_MANIFEST_DIR"));
+    command.args(["-c", &format!("ulimit {limit}; exec \"$@\""), "parity", env!("CARGO_BIN_EXE_parity")]);
+    command.args(args).env("PARITY_LLAMA", "none").env("PARITY_CACHE", "/nonexistent");
+    command.output().unwrap()
+}
+
+fn said(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn steps_beyond_the_context_length_are_refused() {
+    for n in ["9223372036854775808", "18446744073709551615", "1000000000", "2044"] {
+        let run = ["run", "--device", "cpu", "-p", PROMPT, "-n", n, "--no-audit"];
+        parity(&run)
+            .assert()
+            .code(2)
+            .stderr(contains("context length").and(contains("at most 2048 positions")));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let suite = dir.path().join("suite.toml");
+    let case = "name = \"x\"\n[prompts]\np = \"def f():\"\n[[case]]\nname = \"a\"\nprompt = \"p\"\nn_predict = 1000000000\n";
+    fs::write(&suite, case).unwrap();
+    parity(&["gate", suite.to_str().unwrap()]).assert().code(2).stdout(contains("context length"));
+    let run = ["run", "--device", "cpu", "-p", PROMPT, "--layer", "0", "--chunk", "18446744073709551615"];
+    parity(&run).assert().code(0);
+}
+
+#[test]
+fn what_a_run_needs_is_told_before_it_begins() {
+    let tokens = vec!["7"; 2000].join(",");
+    let run = ["run", "--device", "cpu", "--tokens", &tokens, "--no-audit"];
+    let needs = contains("needs more memory than there is").and(contains("PARITY_MEMORY"));
+    parity(&run).env("PARITY_MEMORY", "4M").assert().code(2).stderr(needs);
+    parity(&run).env("PARITY_MEMORY", "much").assert().code(2).stderr(contains("PARITY_MEMORY"));
+}
+
+#[test]
+fn a_long_prompt_is_refused_in_little_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let texts = ["def f(x): return x + 1\n".repeat(4700), "a".repeat(100_000)];
+    for (index, text) in texts.iter().enumerate() {
+        let file = dir.path().join(format!("prompt-{index}"));
+        fs::write(&file, text).unwrap();
+        let output =
+            limited("-v 1500000", &["run", "--device", "cpu", "-t", "2", "-f", file.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains("context length"), "{}", said(&output));
+    }
+}
+
+#[test]
+fn memory_that_runs_out_is_an_error() {
+    // From too little to load the program up to enough for the run.
+    let run = ["run", "--device", "cpu", "-t", "1", "-p", PROMPT];
+    let outputs: Vec<_> = (8..=40)
+        .map(|step| limited(&format!("-v {}; export PARITY_MEMORY=1T", step * 5000), &run))
+        .filter(|output| output.status.code() != Some(127))
+        .collect();
+    for output in &outputs {
+        let (code, error) = (output.status.code(), said(output));
+        assert!(matches!(code, Some(0 | 2)), "{code:?} {error}");
+        assert!(code == Some(0) || error.contains("emory"), "{error}");
+    }
+    let ended = |code| outputs.iter().filter(|output| output.status.code() == Some(code)).count();
+    assert!(ended(0) > 0 && ended(2) > 0, "{} ran, {} did not", ended(0), ended(2));
+}
+
+#[test]
+fn a_suite_of_more_cases_than_can_be_run_is_refused_before_they_are_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let suite = dir.path().join("suite.toml");
+    let names: Vec<String> = (0..200).map(|i| format!("p{i}")).collect();
+    let prompts: String = names.iter().map(|name| format!("{name} = \"x\"\n")).collect();
+    let models: String = names.iter().map(|name| format!("{name} = \"x.gguf\"\n")).collect();
+    let axis = format!("{names:?}");
+    let chunks: Vec<usize> = (1..=200).collect();
+    let faults: Vec<String> = (1..=200).map(|i| format!("embed.scaled={i}")).collect();
+    let text = format!(
+        "name = \"x\"\n[prompts]\n{prompts}[models]\n{models}[[case]]\nname = \"a\"\nexpect = \"divergence\"\n\
+         prompt = {axis}\nmodel = {axis}\nchunk = {chunks:?}\ninject = {faults:?}\n"
+    );
+    fs::write(&suite, text).unwrap();
+    let output = limited("-v 1000000", &["gate", suite.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("1600000000"), "{}", said(&output));
+}
+
+#[test]
+fn tokens_of_a_sparse_file_are_counted_before_they_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sparse.safetensors");
+    let header = format!(
+        r#"{{"tokens":{{"dtype":"I32","shape":[{0}],"data_offsets":[0,{1}]}},"embed":{{"dtype":"F32","shape":[3,4],"data_offsets":[{1},{2}]}}}}"#,
+        1u64 << 30,
+        1u64 << 32,
+        (1u64 << 32) + 48
+    );
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    fs::write(&path, &bytes).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(bytes.len() as u64 + (1 << 32) + 48).unwrap();
+    let output = limited("-v 6000000", &["inspect", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("1073741824"), "{}", said(&output));
+}
+
+#[test]
+fn manifests_and_models_are_regular_files() {
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink("/dev/zero", dir.path().join("manifest.json")).unwrap();
+    parity(&["inspect", dir.path().to_str().unwrap()]).assert().code(2).stderr(contains("a regular file"));
+    let pipe = dir.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for args in [["inspect", "PIPE"], ["diff-reports", "PIPE"], ["run", "--names"], ["run", "-m"]] {
+        let args = args.map(|arg| if arg == "PIPE" { pipe.to_str().unwrap() } else { arg });
+        let mut command = parity(&args);
+        if matches!(args[0], "diff-reports" | "run") {
+            command.arg(&pipe);
+        }
+        command.timeout(std::time::Duration::from_secs(20)).assert().code(2);
+    }
+}
+
+#[test]
+fn a_dump_is_replaced_by_force_alone_and_a_reference_never() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("dump");
+    let path = path.to_str().unwrap();
+    let run = ["run", "--device", "cpu", "-p", PROMPT, "--layer", "0", "--dump", path];
+    let code = |extra: &[&str]| parity(&run).args(extra).output().unwrap().status.code();
+    assert_eq!(code(&[]), Some(0));
+    let manifest = Path::new(path).join("manifest.json");
+    let before = fs::read(&manifest).unwrap();
+    parity(&run).assert().code(2).stderr(contains("--force").and(contains(path)));
+    assert_eq!(code(&["--force"]), Some(0));
+    let itself = ["run", "--device", "cpu", "--reference", path, "--dump", path, "--no-audit"];
+    parity(&itself).assert().code(2);
+    parity(&itself).arg("--force").assert().code(2).stderr(contains("the reference itself"));
+    assert_eq!(fs::read(&manifest).unwrap(), before);
+}
+
+#[test]
+fn tolerances_bound_something() {
+    let dir = tempfile::tempdir().unwrap();
+    for value in ["nan", "-1.0", "-inf"] {
+        let file = dir.path().join("tolerances.toml");
+        fs::write(&file, format!("[[tolerance]]\ncheckpoint = \"*\"\natol = {value}\n")).unwrap();
+        let run =
+            ["run", "--device", "cpu", "-p", PROMPT, "--layer", "0", "--tolerances", file.to_str().unwrap()];
+        parity(&run).assert().code(2).stderr(contains("is no tolerance"));
+        let suite = dir.path().join("suite.toml");
+        let rule = format!("[[case.tolerance]]\ncheckpoint = \"*\"\nrtol = {value}\n");
+        fs::write(&suite, format!("name = \"x\"\n[[case]]\nname = \"a\"\n{rule}")).unwrap();
+        parity(&["gate", suite.to_str().unwrap()]).assert().code(2).stderr(contains("is no tolerance"));
+    }
+}
+
+#[test]
+fn faults_and_names_that_mean_nothing_are_refused() {
+    for fault in ["embed.row_shift=1e12", "embed.row_shift=4096", "attn.mask_shift=1e12", "embed.scaled=nan"]
+    {
+        let run = ["run", "--device", "cpu", "-p", PROMPT, "--layer", "0", "--inject", fault];
+        parity(&run).assert().code(2).stderr(contains("error:"));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let suite = dir.path().join("suite.toml");
+    for name in ["", "  ", ".", "..", "a\\u001b[31m"] {
+        fs::write(&suite, format!("name = \"x\"\n[[case]]\nname = \"{name}\"\n")).unwrap();
+        parity(&["gate", suite.to_str().unwrap()]).assert().code(2).stderr(contains("is no name of a case"));
+    }
+    fs::write(&suite, "name = \"x\"\n[[case]]\nname = \"a\"\nchunk = []\n").unwrap();
+    parity(&["gate", suite.to_str().unwrap()]).assert().code(2).stderr(contains("at least one value"));
+}
+
+#[test]
+fn a_file_that_may_not_grow_is_an_error_and_no_signal() {
+    let dir = tempfile::tempdir().unwrap();
+    let (dump, report) = (dir.path().join("dump"), dir.path().join("report"));
+    let run = ["run", "--device", "cpu", "-p", PROMPT, "--no-audit"];
+    for flag in [["--dump", dump.to_str().unwrap()], ["--report", report.to_str().unwrap()]] {
+        let output = limited("-f 8", &[&run[..], &flag].concat());
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains("File too large"), "{}", said(&output));
+    }
+    assert!(!report.join("report.json").exists() && !report.join("report.html").exists());
+}
+
+#[test]
+fn closed_pipes_end_nothing() {
+    let run = format!("{} run --device cpu -p '{PROMPT}' --layer 0", env!("CARGO_BIN_EXE_parity"));
+    for redirection in ["2>&- | true", ">&- 2>&-", "| head -c 1 >/dev/null", "2>/dev/full"] {
+        let mut bash = std::process::Command::new("bash");
+        bash.current_dir(env!("CARGO_MANIFEST_DIR")).env("PARITY_LLAMA", "none");
+        let status = bash.args(["-c", &format!("set -o pipefail; {run} {redirection}")]).status().unwrap();
+        assert_eq!(status.code(), Some(0), "{redirection}");
+    }
+}

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use fixture::{Shape, TINY};
+use parity::checkpoint::Checkpoint;
 use parity::report::{Report, html};
 
 /// Checks a page; screenshots go to `PARITY_SCREENSHOTS`, where that is set.
@@ -25,9 +26,42 @@ fn check(name: &str, report: &Report) {
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// The same with what each checkpoint is computed by and from: the one before it, and sometimes one further back.
+fn wired(mut report: Report) -> Report {
+    let ids: Vec<_> = report.checkpoints.iter().map(|entry| entry.id).collect();
+    for (place, entry) in report.checkpoints.iter_mut().enumerate().skip(1) {
+        entry.op = Some(if place % 3 == 0 { "ADD" } else { "MUL_MAT" }.to_owned());
+        entry.inputs.push(ids[place - 1]);
+        if place % 3 == 0 {
+            entry.inputs.push(ids[place - 3]);
+        }
+    }
+    report
+}
+
 #[test]
 fn a_planted_fault_in_a_browser() {
-    check("planted", &fixture::planted(TINY, 2));
+    check("planted", &wired(fixture::planted(TINY, 2)));
+}
+
+/// Architectures that parity has no graph of have names of their own, and many: 40 layers of 50 nodes.
+#[test]
+fn two_thousand_nodes_in_a_browser() {
+    let small = fixture::planted(TINY, 2);
+    let template = small.checkpoints.iter().find(|entry| entry.layer == Some(2)).unwrap();
+    let mut report = fixture::planted(TINY, 2);
+    report.details.clear();
+    report.checkpoints.clear();
+    for layer in 0..40 {
+        for node in 0..50 {
+            let id: Checkpoint = format!("blk.{layer}.ffn_moe_part_{node}").parse().unwrap();
+            report.checkpoints.push(parity::report::Entry { id, layer: Some(layer), ..template.clone() });
+        }
+    }
+    assert_eq!(report.checkpoints.len(), 2000);
+    report.first_divergence = None;
+    report.origins.clear();
+    check("many", &wired(report));
 }
 
 #[test]

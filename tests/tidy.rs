@@ -250,6 +250,17 @@ fn every_file_says_what_it_is() {
 }
 
 #[test]
+fn scripts_say_what_they_are() {
+    let scripts: Vec<_> = files(&["scripts"], &["sh"]).into_iter().map(|(path, _)| path).collect();
+    assert!(scripts.len() > 10, "{scripts:?}");
+    for path in scripts {
+        let help = std::process::Command::new("bash").args([path.as_str(), "--help"]).output().unwrap();
+        let text = String::from_utf8_lossy(&help.stdout).into_owned();
+        assert!(help.status.success() && text.split_whitespace().count() > 8, "{path} --help: {text}");
+    }
+}
+
+#[test]
 fn exemptions_have_reasons() {
     let others = [LONG_FUNCTIONS, PANICS, BACKWARD].into_iter().flatten().map(|(_, _, why)| why);
     let mut reasons = LONG_FILES.iter().map(|(_, why)| why).chain(others);

@@ -1,4 +1,4 @@
-//! Measures the GPU engine: recordings of llama.cpp, exact arithmetic, planted faults, reproducibility, speed.
+//! Measures the GPU engine: recordings of llama.cpp, exact arithmetic, injected faults, reproducibility, speed.
 //!
 //! `scripts/gpu-suite.sh` runs it. Every command writes one JSON file.
 #![allow(missing_docs)]

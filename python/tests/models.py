@@ -51,7 +51,10 @@ def from_gguf(path=TINY, dtype=torch.float32, **options):
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
-    return model.to(dtype).eval()
+    # As `from_pretrained` does it: parameters are cast, the inverse frequencies of RoPE stay as they are.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return (model.double() if dtype == torch.float64 else model).eval()
 
 
 def _place(name):

@@ -3,6 +3,9 @@
  *   gcc -O1 -o driver driver.c -ldl
  *   driver LIBRARIES MODEL PREFILL TOKEN…      the first PREFILL tokens in one batch, the others one by one
  *
+ * PREFILL may be several batches: 20,9,4. In the environment, DRIVER_FLASH=on|off asks for flash attention or for
+ * none, and DRIVER_CACHE=TYPE for keys and values of another ggml type, by its number (0 is F32, 8 is Q8_0).
+ *
  * No header is needed: parameter structs go by value as opaque blocks, of which only n_ctx, n_batch and
  * n_ubatch (the first three words, in every release) are set. Symbols are looked up the way a program that
  * links the libraries would find them, so a preloaded library can stand in for them.
@@ -50,6 +53,25 @@ static int evaluate(int (*decode)(void *, batch), void *context, int32_t *tokens
     return decode(context, b);
 }
 
+/* Flash attention is the last of four words that are -1 (not chosen, or chosen by itself) in every release that has
+ * the word; what is written there is 0 or 1. */
+static int choose_flash(params *p, const char *choice) {
+    int32_t *words = (int32_t *)p->bytes;
+    for (int i = 3; i < 24; i++)
+        if (words[i] == -1 && words[i - 1] == -1 && words[i - 2] == -1 && words[i - 3] == -1)
+            return words[i] = strcmp(choice, "off") != 0, 0;
+    return fprintf(stderr, "this release has no choice of flash attention\n"), 2;
+}
+
+/* The types of keys and values are the first two words after the two pointers of the callback, both F16 (1). */
+static int choose_cache(params *p, int type) {
+    int32_t *words = (int32_t *)p->bytes;
+    for (int i = 16; i < 48; i += 2)
+        if (words[i] == 1 && words[i + 1] == 1)
+            return words[i] = words[i + 1] = type, 0;
+    return fprintf(stderr, "this release has no choice of the cache's type\n"), 2;
+}
+
 int main(int argc, char **argv) {
     if (argc < 5) return fprintf(stderr, "driver LIBRARIES MODEL PREFILL TOKEN…\n"), 2;
     char *model_path = realpath(argv[2], NULL);
@@ -75,14 +97,22 @@ int main(int argc, char **argv) {
     params p = context_params();
     uint32_t sizes[3] = {512, 512, 512};
     memcpy(&p, sizes, sizeof sizes);
+    const char *flash = getenv("DRIVER_FLASH"), *cache = getenv("DRIVER_CACHE");
+    if (flash && choose_flash(&p, flash)) return 2;
+    if (cache && choose_cache(&p, atoi(cache))) return 2;
     void *context = new_context(model, p);
     if (!context) return fprintf(stderr, "no context\n"), 2;
     threads(context, 2, 2);
-    int n = argc - 4, prefill = atoi(argv[3]);
+    int n = argc - 4, done = 0;
     int32_t tokens[4096];
     for (int i = 0; i < n && i < 4096; i++) tokens[i] = atoi(argv[4 + i]);
-    if (evaluate(decode, context, tokens, 0, prefill)) return fprintf(stderr, "the prefill failed\n"), 1;
-    for (int i = prefill; i < n; i++)
+    for (char *at = argv[3]; *at; at += *at == ',') {
+        int batch = strtol(at, &at, 10);
+        if (batch < 1 || batch > n - done) return fprintf(stderr, "%s: no batches of %d tokens\n", argv[3], n), 2;
+        if (evaluate(decode, context, tokens, done, batch)) return fprintf(stderr, "the prefill failed\n"), 1;
+        done += batch;
+    }
+    for (int i = done; i < n; i++)
         if (evaluate(decode, context, tokens, i, 1)) return fprintf(stderr, "decoding failed\n"), 1;
     printf("last logit %.6f\n", last(context, -1)[0]);
     return 0;

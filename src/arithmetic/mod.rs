@@ -3,8 +3,15 @@
 //! What a producer rounds on purpose (activations to the type that its integer kernels read, a table of GELU in
 //! f16) is followed exactly; what it rounds because its numbers are finite is a bound's business.
 
+pub mod backend;
+pub mod cuda_blocks;
+pub mod narrow;
 pub mod product;
 pub mod round;
+
+pub use backend::Hypothesis;
+
+use crate::numerics::Storage;
 
 /// Which roundings of a producer are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,15 +30,70 @@ pub struct Arithmetic {
     pub sums: Sums,
     /// Exponentials, sines and their like.
     pub functions: Functions,
+    /// What values between nodes are kept in, and weights are read in.
+    pub narrow: Storage,
+    /// What keys and values are kept in, where a graph does not say it.
+    pub cache: Storage,
+    /// What values were rounded to only when they were recorded: the producer went on with better ones.
+    pub recorded: Option<Storage>,
 }
 
-/// What the activations of a matrix product are rounded to before they meet the weights.
+/// What the two sides of a matrix product are rounded to before they meet, and what their sums are kept in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operands {
-    /// Not at all.
+    /// Not at all; sums in f32.
     Exact,
-    /// As llama.cpp on the CPU: to the `vec_dot_type` of the other operand's type.
+    /// As llama.cpp on the CPU: activations to the `vec_dot_type` of the other operand's type; sums in f32.
     VecDot,
+    /// Both sides to this, sums in f32: the matrix units of GPUs.
+    Both(Narrow),
+    /// CUDA's kernels on integers (MMQ, MMVQ); sums in f32.
+    Blocks(Integers),
+    /// Both sides to f16, sums in f16.
+    Half(HalfSums),
+}
+
+/// A type with fewer bits than f32 that single values are rounded to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Narrow {
+    /// To the nearest f16.
+    F16,
+    /// To the nearest bf16.
+    Bf16,
+    /// To the nearest of 11 significant bits, with the exponents of f32.
+    Tf32,
+    /// To 11 significant bits towards zero: the other bits are not looked at.
+    Tf32Cut,
+}
+
+/// Which of CUDA's kernels on integers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Integers {
+    /// MMQ: many rows of activations, matrix units.
+    Many,
+    /// MMVQ: few rows.
+    Few,
+}
+
+/// The order in which sums of products are kept in f16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HalfSums {
+    /// Vulkan's mul_mm without matrix units: one term after the other, each rounded, by itself first unless it is
+    /// fused with the sum. Pairs are taken from the second to the first, and fours likewise where the weight is F16.
+    Running {
+        /// Whether product and sum are rounded once.
+        fused: bool,
+    },
+    /// CUDA's mmvf: so many threads, each with a sum over even and one over odd columns; the rest in f32.
+    Threads(usize),
+    /// Matrix units: groups of 16 columns are added to the sum and rounded. The columns may be cut into equal parts,
+    /// which are added up in f16 or in f32; the result is rounded to f16.
+    Groups {
+        /// How many parts.
+        parts: usize,
+        /// Whether the parts are added up in f16.
+        narrow: bool,
+    },
 }
 
 /// How FLASH_ATTN_EXT computes.
@@ -44,9 +106,42 @@ pub enum Flash {
     ByRow,
     /// The same, split over the cached positions into this many parts, which are joined in f32.
     Split(usize),
+    /// Vulkan's kernel without matrix units, see [`Lanes`].
+    Lanes(Lanes),
+    /// CUDA's kernel on matrix units, see [`Units`].
+    Units(Units),
     /// The same one row after the other on a CPU that multiplies and adds in f16 (AVX512-FP16, ARM), in lanes that
     /// cannot be followed: Q is rounded, all else is bounded.
     NativeF16,
+}
+
+/// Attention on Vulkan without matrix units (`flash_attn.comp`): queries are scaled and rounded to f16. Every so many
+/// threads share a row, each takes every so manyth position and has a maximum and an f16 sum of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lanes {
+    /// Threads of a row.
+    pub threads: usize,
+    /// Positions after which the maximum is looked at.
+    pub block: usize,
+    /// Positions of a part, where the row is split; the parts are joined in f32.
+    pub part: Option<usize>,
+}
+
+/// Attention on CUDA's matrix units (`fattn-mma-f16.cuh`): queries and scale are rounded to f16, values are added up 16
+/// positions at a time in f16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Units {
+    /// Positions of a batch, after which the maximum is looked at.
+    pub batch: usize,
+    /// Warps that share a batch, 16 positions at a time in turn, each with a maximum and sums of its own.
+    pub warps: usize,
+    /// Queries of a tile.
+    pub queries: usize,
+    /// Heads of a tile, which share their keys and values.
+    pub heads: usize,
+    /// Blocks of threads that share all batches of all tiles evenly; each has sums of its own. `None`: one for each
+    /// batch.
+    pub blocks: Option<usize>,
 }
 
 /// How GELU is computed.
@@ -104,6 +199,9 @@ impl Arithmetic {
         softplus: Softplus::Exact,
         sums: Sums::Single,
         functions: Functions::Library,
+        narrow: Storage::F32,
+        cache: Storage::F32,
+        recorded: None,
     };
 
     /// llama.cpp on the CPU.
@@ -115,5 +213,8 @@ impl Arithmetic {
         softplus: Softplus::RoundedSum,
         sums: Sums::Double,
         functions: Functions::Library,
+        narrow: Storage::F32,
+        cache: Storage::F32,
+        recorded: None,
     };
 }

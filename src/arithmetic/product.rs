@@ -1,8 +1,6 @@
 //! The product of matrices in memory that everything is built on, and what meets the minima of blocks.
 
-use gemm::{Parallelism, gemm};
-
-use crate::scalar::{Scalar, in_lanes, vectorized};
+use crate::scalar::{Placed, Scalar, gemm, in_lanes, vectorized};
 use crate::tensor::{Matrix, View};
 
 /// dst[t·stride + o] = Σ_{i<k} x[t, i]·w[o, i] for the `n_out` rows of a tile w (n_out, cols).
@@ -22,25 +20,10 @@ pub(crate) unsafe fn product<S: Scalar>(
     // SAFETY: the strides describe `w`, `x` and, by the caller's promise, `dst`.
     unsafe {
         gemm(
-            n_out,
-            x.rows,
-            k,
-            dst,
-            stride as isize,
-            1,
-            false,
-            w.as_ptr(),
-            1,
-            cols as isize,
-            x.data.as_ptr(),
-            x.cols as isize,
-            1,
-            S::ZERO,
-            S::ONE,
-            false,
-            false,
-            false,
-            Parallelism::None,
+            [n_out, x.rows, k],
+            Placed { at: dst, row: 1, col: stride },
+            Placed { at: w.as_ptr(), row: cols, col: 1 },
+            Placed { at: x.data.as_ptr(), row: 1, col: x.cols },
         );
     }
 }

@@ -6,6 +6,8 @@
 
 use half::{bf16, f16};
 
+use super::Narrow;
+use super::cuda_blocks::{self, Blocks};
 use crate::gguf::DType;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::scalar::{Scalar, vectorized};
@@ -26,6 +28,12 @@ pub enum Rounding {
     Q8_1,
     /// Blocks of 256: x ≈ d·q with d in f32.
     Q8K,
+    /// To 11 significant bits, the nearest ones.
+    Tf32,
+    /// To 11 significant bits, towards zero.
+    Tf32Cut,
+    /// As a kernel of CUDA on integers does it.
+    Cuda(Blocks),
 }
 
 /// Values in a block of Q8_0 and Q8_1 (`QK8_0`).
@@ -65,9 +73,10 @@ impl Rounding {
     /// Values that share one scale, 1 where each is rounded alone.
     pub fn block(self) -> usize {
         match self {
-            Rounding::None | Rounding::F16 | Rounding::Bf16 => 1,
+            Rounding::None | Rounding::F16 | Rounding::Bf16 | Rounding::Tf32 | Rounding::Tf32Cut => 1,
             Rounding::Q8_0 | Rounding::Q8_1 => SMALL_BLOCK,
             Rounding::Q8K => LARGE_BLOCK,
+            Rounding::Cuda(blocks) => blocks.columns(),
         }
     }
 }
@@ -81,6 +90,19 @@ pub struct Rounded<S> {
     pub sums: Matrix<S>,
     /// Values that another kernel of the same producer may have rounded to the other side.
     pub ties: Vec<Tie>,
+    /// Scales of blocks of which the same holds.
+    pub scale_ties: Vec<ScaleTie>,
+}
+
+/// The scale of a block that lies in the middle between two f16 numbers but for rounding.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScaleTie {
+    /// Row of the matrix.
+    pub row: usize,
+    /// First column of the block.
+    pub col: usize,
+    /// What [`Rounded::values`] change by where it is rounded to the other side, from `col` on.
+    pub values: Vec<f64>,
 }
 
 /// A value that lies in the middle between two quants but for rounding.
@@ -101,8 +123,12 @@ pub struct Tie {
 pub fn activations<S: Scalar>(rounding: Rounding, x: View<'_, S>) -> Rounded<S> {
     let block = rounding.block();
     let blocks = if rounding == Rounding::Q8_1 { x.cols / block } else { 0 };
-    let mut rounded =
-        Rounded { values: x.to_matrix(), sums: Matrix::zeros(x.rows, blocks), ties: Vec::new() };
+    let mut rounded = Rounded {
+        values: x.to_matrix(),
+        sums: Matrix::zeros(x.rows, blocks),
+        ties: Vec::new(),
+        scale_ties: Vec::new(),
+    };
     if !x.cols.is_multiple_of(block) {
         return rounded;
     }
@@ -110,6 +136,9 @@ pub fn activations<S: Scalar>(rounding: Rounding, x: View<'_, S>) -> Rounded<S> 
         Rounding::None => {}
         Rounding::F16 => store(Storage::F16, &mut rounded.values.data),
         Rounding::Bf16 => store(Storage::Bf16, &mut rounded.values.data),
+        Rounding::Tf32 => Narrow::Tf32.store(&mut rounded.values.data),
+        Rounding::Tf32Cut => Narrow::Tf32Cut.store(&mut rounded.values.data),
+        Rounding::Cuda(blocks) => return cuda_blocks::activations(blocks, x),
         Rounding::Q8_0 | Rounding::Q8_1 | Rounding::Q8K => vectorized(
             #[inline(always)]
             || {
@@ -225,7 +254,13 @@ pub fn half_steps(rounding: Rounding, x: &Matrix<f64>) -> Matrix<f64> {
         Rounding::Bf16 => {
             out.data.iter_mut().for_each(|x| *x = x.abs() / f64::from(1 << bf16::MANTISSA_DIGITS))
         }
-        Rounding::Q8_0 | Rounding::Q8_1 | Rounding::Q8K => {
+        // As wide as f16; cut off, a step is a whole one.
+        Rounding::Tf32 | Rounding::Tf32Cut => {
+            let steps = if rounding == Rounding::Tf32 { 1.0 } else { 2.0 };
+            let unit = steps / f64::from(1 << f16::MANTISSA_DIGITS);
+            out.data.iter_mut().for_each(|x| *x = x.abs() * unit);
+        }
+        Rounding::Q8_0 | Rounding::Q8_1 | Rounding::Q8K | Rounding::Cuda(_) => {
             for block in out.data.chunks_mut(rounding.block()) {
                 let max = block.iter().fold(0f64, |max, x| max.max_nan(x.abs()));
                 // Half a quant, and what d loses in f16.

@@ -14,9 +14,9 @@ use rayon::prelude::*;
 
 use super::bounds::{self, Units};
 use super::case::{Context, gather};
-use super::signed_sum::SignedSum;
+use super::signed_sum::{SignedSum, explained};
 use super::{NODES_AT_ONCE, judge, local, screen_attention};
-use crate::arithmetic::round::{self, Rounded, Rounding, Tie};
+use crate::arithmetic::round::{self, Rounding, Tie};
 use crate::checkpoint::Checkpoint;
 use crate::dense::{self, Inputs, Rows};
 use crate::error::Result;
@@ -35,8 +35,6 @@ pub const SEEN: f32 = 1.0 / 1024.0;
 pub const SEEN_ROUNDINGS: f32 = 16.0;
 /// Tokens up to which attention is computed again in full: its cost grows with their square.
 const ATTENTION_MAX: usize = 128;
-/// Ties of a row whose sides are all tried.
-const TIES_MAX: usize = 6;
 
 /// What a screening saw.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -158,7 +156,7 @@ fn exactly(context: &Context<'_>, node: &Node, rows: &[u32]) -> Result<Screened>
 /// The rows of a matmul. Where the producer's rounding of its inputs can be followed it is, else it is allowed for.
 fn products(context: &Context<'_>, node: &Node, weight: &Weight<'_>, rows: &[u32]) -> Result<Screened> {
     let products = context.numerics.products;
-    let sums = SignedSum::all(weight, round::weight_storage(products));
+    let sums = SignedSum::all(weight.stored(), 0..weight.rows(), round::weight_storage(products));
     let declared = Rounding::of(products, weight.dtype());
     let follows = context.recorded_unit == 0.0 && products != Products::LlamaCuda;
     let rounding = if follows { declared } else { Rounding::None };
@@ -172,7 +170,10 @@ fn products(context: &Context<'_>, node: &Node, weight: &Weight<'_>, rows: &[u32
         let mut suspicious = |t: &usize| {
             let recorded = context.recording.row(node.checkpoint, part[*t], &mut buffer);
             let steps = steps.as_ref().map_or(&[][..], |steps| steps.row(*t));
-            !recorded.is_some_and(|recorded| explained(&sums, &rounded, *t, recorded, steps, &units))
+            let excess = if rounded.sums.cols > 0 { rounded.sums.row(*t) } else { &[] };
+            let ties: Vec<&Tie> = rounded.ties.iter().filter(|tie| tie.row == *t).collect();
+            let x = rounded.values.row(*t);
+            !recorded.is_some_and(|recorded| explained(&sums, x, excess, &ties, recorded, steps, &units))
         };
         let suspects = (0..part.len()).filter(&mut suspicious).map(|t| part[t]).collect();
         Ok(Screened { rows: part.len() as u64, suspects })
@@ -187,32 +188,4 @@ fn steps(context: &Context<'_>, weight: &Weight<'_>, x: &Matrix<f32>) -> Matrix<
         Some(steps) => bounds::zip(&recorded, &steps, |a, b| a + b),
         None => recorded,
     }
-}
-
-/// Whether rounding explains the signed sums of the recorded outputs of row t of the activations, which may be
-/// off by `steps` (I,), or nothing.
-fn explained(
-    sums: &[SignedSum],
-    x: &Rounded<f32>,
-    t: usize,
-    recorded: &[f32],
-    steps: &[f64],
-    units: &Units,
-) -> bool {
-    let ties: Vec<&Tie> = x.ties.iter().filter(|tie| tie.row == t).collect();
-    if ties.len() > TIES_MAX || recorded.len() != sums.last().map_or(0, |sum| sum.outputs.end) {
-        return false;
-    }
-    let excess = if x.sums.cols > 0 { x.sums.row(t) } else { &[] };
-    let x = x.values.row(t);
-    let errors: Vec<[f64; 2]> = sums.iter().map(|sum| sum.off(x, excess, recorded)).collect();
-    // Some choice of sides explains all the sums.
-    (0..1u32 << ties.len()).any(|sides| {
-        let chosen: Vec<&Tie> =
-            ties.iter().enumerate().filter(|(i, _)| sides >> i & 1 == 1).map(|(_, tie)| *tie).collect();
-        sums.iter().zip(&errors).all(|(sum, errors)| {
-            let moved = |r: usize| chosen.iter().map(|tie| sum.moved(r, tie)).sum::<f64>();
-            (0..2).all(|r| sum.explains(r, (errors[r] - moved(r)).abs(), units, x, steps, recorded))
-        })
-    })
 }

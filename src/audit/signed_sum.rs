@@ -7,8 +7,7 @@ use rayon::prelude::*;
 use super::bounds::{self, CONFIDENCE, Units};
 use crate::arithmetic::product::group_sums;
 use crate::arithmetic::round::{self, Tie};
-use crate::gguf;
-use crate::model::weights::Weight;
+use crate::gguf::{self, TensorRef};
 use crate::numerics::Storage;
 use crate::scalar::{Scalar, in_lanes, vectorized};
 use crate::tensor::Matrix;
@@ -19,9 +18,12 @@ const OUTPUTS: usize = 2048;
 /// Rows of a weight that are added up in f32: what that rounds is far below what a sum of products does.
 const ADDED: usize = 16;
 
-/// The signed sums of some rows of a weight.
+/// Ties of a row whose sides are all tried.
+const TIES_MAX: usize = 6;
+
+/// The signed sums of some rows of a matrix.
 pub struct SignedSum {
-    /// The weight's rows: outputs of the matmul.
+    /// Rows of the matrix: outputs of the matmul.
     pub outputs: Range<usize>,
     /// By both r.
     signed: [Signed; 2],
@@ -48,16 +50,20 @@ struct Signed {
 const LARGEST: [f64; 2] = [1.0, 1.5];
 
 impl SignedSum {
-    /// All of a weight's, which its producer keeps in `storage`, in one pass over it.
-    pub fn all(weight: &Weight<'_>, storage: Storage) -> Vec<SignedSum> {
-        let starts: Vec<usize> = (0..weight.rows()).step_by(OUTPUTS).collect();
-        let end = |start: usize| (start + OUTPUTS).min(weight.rows());
-        starts.into_par_iter().map(|start| SignedSum::new(weight, start..end(start), storage)).collect()
+    /// All of a matrix, the rows `matrix` of a tensor that its producer keeps in `storage`, in one pass over it.
+    pub fn all(weight: TensorRef<'_>, matrix: Range<usize>, storage: Storage) -> Vec<SignedSum> {
+        let starts: Vec<usize> = (0..matrix.len()).step_by(OUTPUTS).collect();
+        let end = |start: usize| (start + OUTPUTS).min(matrix.len());
+        let sum = |start: usize| SignedSum::new(weight, matrix.start, start..end(start), storage);
+        starts.into_par_iter().map(sum).collect()
     }
 
-    fn new(weight: &Weight<'_>, outputs: Range<usize>, storage: Storage) -> SignedSum {
+    /// Of some outputs of the matrix whose first row is `first`.
+    fn new(weight: TensorRef<'_>, first: usize, outputs: Range<usize>, storage: Storage) -> SignedSum {
         let cols = weight.cols();
-        let group = gguf::minimum_group(weight.dtype()).unwrap_or(0);
+        let dtype = weight.info.dtype;
+        let group = gguf::minimum_group(dtype).unwrap_or(0);
+        let of_file = first + outputs.start..first + outputs.end;
         let factors = |r: usize| outputs.clone().map(|o| factor(r, o)).collect();
         let signed = [0, 1].map(|r| Signed { factors: factors(r), ..Signed::default() });
         let mut sum = SignedSum {
@@ -72,7 +78,7 @@ impl SignedSum {
             for start in (0..outputs.len()).step_by(ADDED) {
                 let end = (start + ADDED).min(outputs.len());
                 let rows = &mut rows[..(end - start) * cols];
-                weight.decode_rows(outputs.start + start..outputs.start + end, rows);
+                weight.decode_rows(of_file.start + start..of_file.start + end, rows);
                 round::store(storage, rows);
                 let factors = [0, 1].map(|r| &sum.signed[r].factors[start..end]);
                 vectorized(
@@ -85,7 +91,7 @@ impl SignedSum {
             signed.weights = weights.iter().map(|&w| w as f32).collect();
         }
         if let Some(groups) = cols.checked_div(group) {
-            let minima: Vec<f64> = gguf::minima(weight.dtype(), weight.stored().row_bytes(outputs));
+            let minima: Vec<f64> = gguf::minima(dtype, weight.row_bytes(of_file));
             sum.minima_squares = vec![0.0; groups];
             sum.signed.iter_mut().for_each(|signed| signed.minima = vec![0.0; groups]);
             for (o, minima) in minima.chunks_exact(groups.max(1)).enumerate() {
@@ -152,6 +158,32 @@ impl SignedSum {
         let terms: f64 = self.squares.iter().zip(&x.data).map(|(w, x)| f64::from(*w) * x * x).sum();
         (terms + cancelled).sqrt()
     }
+}
+
+/// Whether rounding explains the signed sums of a row of recorded outputs: x (I,) rounded activations, which may be off
+/// by `steps` (I,), or nothing; `excess` what meets the minima; `ties` activations that may be rounded to either side.
+pub fn explained(
+    sums: &[SignedSum],
+    x: &[f32],
+    excess: &[f32],
+    ties: &[&Tie],
+    recorded: &[f32],
+    steps: &[f64],
+    units: &Units,
+) -> bool {
+    if ties.len() > TIES_MAX || recorded.len() != sums.last().map_or(0, |sum| sum.outputs.end) {
+        return false;
+    }
+    let errors: Vec<[f64; 2]> = sums.iter().map(|sum| sum.off(x, excess, recorded)).collect();
+    // Some choice of sides explains all the sums.
+    (0..1u32 << ties.len()).any(|sides| {
+        let chosen: Vec<&&Tie> =
+            ties.iter().enumerate().filter(|(i, _)| sides >> i & 1 == 1).map(|(_, tie)| tie).collect();
+        sums.iter().zip(&errors).all(|(sum, errors)| {
+            let moved = |r: usize| chosen.iter().map(|tie| sum.moved(r, tie)).sum::<f64>();
+            (0..2).all(|r| sum.explains(r, (errors[r] - moved(r)).abs(), units, x, steps, recorded))
+        })
+    })
 }
 
 /// Σ a·b: so few products in f32 that what they round is far below what a sum of all does, the others in f64.

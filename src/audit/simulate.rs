@@ -32,7 +32,7 @@ const OWN_ROUNDINGS: f64 = 4.0;
 /// models that ship with parity by this much; the next ones by 8e-3 and more (`docs/verdicts.md`).
 const FAINTEST: f64 = 5.6e-4;
 /// A band up to which such a mistake stands out.
-const SHARP: f64 = FAINTEST / 2.0;
+pub const SHARP: f64 = FAINTEST / 2.0;
 
 /// What rounding carries up to a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,14 +4,13 @@ use std::path::PathBuf;
 
 use super::output::OutputArgs;
 use super::progress::Progress;
-use super::shared::{self, SelectArgs};
+use super::shared::{self, ModelArgs, SelectArgs};
 use super::{Outcome, exit_code};
 use crate::audit::AuditRows;
-use crate::audit::recorded::Graphs;
 use crate::dump::{self, Recording};
 use crate::jobs::audit::{Options, audit};
 use crate::model::Model;
-use crate::recorded;
+use crate::recorded::{self, Foreign};
 use crate::references;
 use crate::report::{self, Verdict};
 use crate::select::Selection;
@@ -22,16 +21,15 @@ use crate::sensitivity;
 pub struct Args {
     /// Dump that is judged: a folder, or one .safetensors file
     dump: PathBuf,
-    /// GGUF model; where absent the one that the dump was made with, looked for in PARITY_MODELS and beside parity
-    #[arg(short, long, value_name = "FILE")]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
     /// JSON file that translates the dump's tensor names: {"model.norm": "final_norm"}
     #[arg(long, value_name = "FILE")]
     names: Option<PathBuf>,
-    /// Token rows to compute again: all, or so many of them
+    /// Token rows to recompute in f64: all, or N of them (the others are screened)
     #[arg(long, value_name = "N", default_value_t)]
     audit_rows: AuditRows,
-    /// Plant every known mistake at every node of the dump, one at a time, and say which an audit sees
+    /// Inject every known mistake at every node of the dump, one at a time, and say which ones an audit finds
     #[arg(long)]
     self_test: bool,
     /// Threads; all cores where absent
@@ -48,30 +46,29 @@ pub fn main(args: &Args) -> Outcome {
     shared::set_threads(args.threads)?;
     let folder = args.output.folder()?;
     let recording = dump::open(&args.dump, args.names.as_deref())?;
-    let path = match &args.model {
-        Some(path) => path.clone(),
+    let path = match args.model.path()? {
+        Some(path) => path,
         None => references::model_of(&args.dump, &recording.manifest().model)?,
     };
     let selection = args.select.selection()?;
-    let model = match recorded::open(&path, &recording)? {
+    if args.self_test {
+        let model = Model::open(&path)?;
+        model.refuse_other(&args.dump, &recording.manifest().model)?;
+        return self_test(args, &recording, &model, &selection);
+    }
+    let model = match recorded::open(&path, &[&recording])? {
         Ok(model) => model,
         Err(foreign) => {
             let report = recorded::audit(&recording, &foreign, &selection, args.select.allow_missing)?;
             return args.output.deliver(folder, report);
         }
     };
-    if args.self_test {
-        model.refuse_other(&args.dump, &recording.manifest().model)?;
-        return self_test(args, &recording, &model, &selection);
-    }
     let allow_missing = args.select.allow_missing;
-    let mut report = audit(&recording, &model, &Options { selection, rows: args.audit_rows, allow_missing })?;
-    if !recording.manifest().graphs.is_empty() {
-        let architecture = model.config.architecture.name();
-        if let Some(wiring) = recorded::wiring(&model.gguf, architecture, &Graphs::open(&recording)?) {
-            wiring.weigh(&mut report);
-        }
-    }
+    let options = Options { selection: selection.clone(), rows: args.audit_rows, allow_missing };
+    let report = audit(&recording, &model, &options)?;
+    let report = recorded::explained(report, || {
+        recorded::audit(&recording, &Foreign::of_file(&path)?, &selection, allow_missing)
+    });
     args.output.deliver(folder, report)
 }
 
@@ -79,7 +76,7 @@ pub fn main(args: &Args) -> Outcome {
 fn self_test(args: &Args, recording: &dyn Recording, model: &Model, selection: &Selection) -> Outcome {
     let n_layers = model.config.dims.layers;
     let positions = args.audit_rows.positions(&recording.manifest().steps);
-    let progress = Progress::new("planting");
+    let progress = Progress::new("injecting");
     let found = sensitivity::measure(
         recording,
         model,

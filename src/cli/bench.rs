@@ -166,7 +166,11 @@ fn plot(found: &Bench) -> String {
             row.tokens
         );
     }
-    svg += &format!("<text x=\"4\" y=\"{:.1}\">{most:.0}</text>\n<text x=\"4\" y=\"{:.1}\">0</text>\n</svg>\n", y(most), y(0.0));
+    svg += &format!(
+        "<text x=\"4\" y=\"{:.1}\">{most:.0}</text>\n<text x=\"4\" y=\"{:.1}\">0</text>\n</svg>\n",
+        y(most),
+        y(0.0)
+    );
     svg
 }
 

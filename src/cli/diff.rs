@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use super::Outcome;
 use super::output::OutputArgs;
-use super::shared::{AuditArgs, SelectArgs, ToleranceArgs};
+use super::shared::{AuditArgs, ModelArgs, SelectArgs, ToleranceArgs};
 use crate::dump;
 use crate::jobs::diff::{Options, diff};
-use crate::recorded;
+use crate::record::import::is_partial;
+use crate::recorded::{self, Foreign};
 
 /// Flags of `parity diff`.
 #[derive(clap::Args)]
@@ -23,9 +24,8 @@ pub struct Args {
     select: SelectArgs,
     #[command(flatten)]
     tolerance: ToleranceArgs,
-    /// GGUF model of both dumps: with it both are audited
-    #[arg(short, long, value_name = "FILE")]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
     #[command(flatten)]
     audit: AuditArgs,
     #[command(flatten)]
@@ -37,7 +37,9 @@ pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
     let candidate = dump::open(&args.candidate, args.names.as_deref())?;
     let reference = dump::open(&args.reference, None)?;
-    let model = match args.model.as_deref().map(|path| recorded::open(path, &reference)).transpose()? {
+    let path = args.model.path()?;
+    let opened = path.as_deref().map(|path| recorded::open(path, &[&candidate, &reference])).transpose()?;
+    let model = match opened {
         Some(Err(foreign)) => {
             let sides = recorded::Sides { candidate: &candidate, reference: &reference };
             let (selection, tolerances) = (args.select.selection()?, args.tolerance.tolerances()?);
@@ -55,6 +57,13 @@ pub fn main(args: &Args) -> Outcome {
         pictures: folder.is_some(),
         audit: args.audit.rows(),
     };
-    let report = diff(&candidate, &reference, model.as_ref(), &options)?;
+    let mut report = diff(&candidate, &reference, model.as_ref(), &options)?;
+    if let Some(path) = path.filter(|_| options.audit.is_some() && !is_partial(&reference)) {
+        report = recorded::explained(report, || {
+            let sides = recorded::Sides { candidate: &candidate, reference: &reference };
+            let Options { selection, tolerances, allow_missing, .. } = &options;
+            recorded::diff(&sides, &Foreign::of_file(&path)?, selection, tolerances, *allow_missing)
+        });
+    }
     args.output.deliver(folder, report)
 }

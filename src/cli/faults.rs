@@ -149,7 +149,7 @@ fn table(entries: &[Entry]) -> String {
     }
     let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
     format!(
-        "{}\n\n{} faults. Plant one: parity run -p \"def read_lines(path):\" --inject rope.base@3\n\
+        "{}\n\n{} faults. Inject one: parity run -p \"def read_lines(path):\" --inject rope.base@3\n\
          In one node: data.zero@blk.3.v    with an argument: rope.base=500000@0..3    everywhere: linear.no_bias\n",
         lines.join("\n"),
         entries.len()

@@ -18,6 +18,7 @@ use crate::gate::suite::Suite;
 use crate::gate::{CaseResult, GateReport, ProblemKind, Status, merge, read, render};
 use crate::report::files::{Folder, timestamp};
 use crate::report::{Report, Verdict, github};
+use crate::text::tell;
 
 /// Exit code that `git bisect run` takes for "this revision cannot be tested".
 const BISECT_SKIP: u8 = 125;
@@ -107,7 +108,7 @@ fn run(args: &Args, path: &Path) -> Outcome {
     let today = &now[..10];
     let progress = Progress::new("cases");
     let done = std::sync::atomic::AtomicUsize::new(0);
-    let total = suite.cases.len();
+    let total = suite.n_cases();
     let watch = |result: &CaseResult, report: Option<&Report>| {
         let n = done.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
         progress.set(n, total);
@@ -153,14 +154,28 @@ fn keep(folder: &Folder, result: &CaseResult, report: &Report, now: &str) {
     if !matches!(result.status, Status::Failed | Status::Undecided) {
         return;
     }
-    let name: String =
-        result.id.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect();
+    let name = folder_name(&result.id);
     let mut report = report.clone();
     report.created = Some(now.to_owned());
     let written = Folder::create(&folder.path().join("cases").join(name)).and_then(|f| f.write(&report));
     if let Err(error) = written {
-        eprintln!("warning: {error}");
+        tell(format_args!("warning: {error}"));
     }
+}
+
+/// A case's name as one folder's: what is neither a letter, a digit, `-`, `_` nor an inner `.` is spelt `%2f`, so
+/// that no two cases share a folder.
+fn folder_name(id: &str) -> String {
+    let mut name = String::new();
+    for (index, c) in id.char_indices() {
+        if c.is_alphanumeric() || "-_".contains(c) || (c == '.' && index > 0) {
+            name.push(c);
+        } else {
+            let mut bytes = [0; 4];
+            c.encode_utf8(&mut bytes).bytes().for_each(|byte| name += &format!("%{byte:02x}"));
+        }
+    }
+    name
 }
 
 fn deliver(report: &GateReport, folder: Option<&Folder>) -> Result<()> {
@@ -170,7 +185,7 @@ fn deliver(report: &GateReport, folder: Option<&Folder>) -> Result<()> {
         folder.write_file("summary.md", &render::markdown(report))?;
     }
     if github::is_active() {
-        eprint!("{}", render::annotations(report));
+        tell(render::annotations(report).trim_end());
     }
     print(&render::text(report))
 }
@@ -190,6 +205,6 @@ fn accept(report: &GateReport, suite: &Suite, baseline: Option<&mut Baseline>, t
     let folder = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let path = Folder::create(folder)?.write_file(&name, &baseline.render())?;
-    eprintln!("baseline: {}", path.display());
+    tell(format_args!("baseline: {}", path.display()));
     Ok(())
 }

@@ -1,19 +1,24 @@
 //! The commands: flags as they are typed, turned into options as they are meant. One file per command.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 use crate::error::Result;
 use crate::report::Verdict;
+use crate::text::tell;
 
 mod audit;
 mod bench;
 mod diff;
 mod diff_reports;
+mod doctor;
+mod explain;
 mod faults;
 mod gate;
 mod inspect;
+mod manual;
 mod output;
 mod progress;
 mod record;
@@ -34,30 +39,40 @@ const EXIT_CODES: &str = "Exit codes: 0 parity, 1 divergence, 2 could not judge.
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run the instrumented engine on a prompt and hold it against llama.cpp, checkpoint by checkpoint.
+    /// Run parity's own engine on a prompt and compare every tensor with llama.cpp's.
     Run(run::Args),
     /// Run a llama.cpp program and record its tensors.
     Record(record::Args),
-    /// Compare two dumps; with the model, audit both.
+    /// Compare two dumps; with the model (-m), audit both.
     Diff(diff::Args),
-    /// One dump against exact arithmetic: which nodes are wrong, and by how much.
+    /// Recompute every node of one dump in f64: which are wrong, and by how much.
     Audit(audit::Args),
     /// How fast the instrumented engine is, traced or not, beside a llama.cpp.
     Bench(bench::Args),
-    /// The mistakes that parity can name, and plant.
+    /// The mistakes that parity can name, and inject.
     Faults(faults::Args),
     /// Run a suite of cases against its baseline, for CI.
     Gate(gate::Args),
-    /// Whether parity got better or worse between two reports.
+    /// Compare two reports: what got better, what got worse.
     DiffReports(diff_reports::Args),
     /// What a GGUF file or a dump holds, and what looks wrong in it.
     Inspect(inspect::Args),
+    /// One checkpoint of a report in sentences: what the node computes, what was found, which code to look at.
+    Explain(explain::Args),
+    /// What is here (GPU, llama.cpp, models), and what to install for what is not.
+    Doctor(doctor::Args),
+    /// Completions of the command line for a shell.
+    Completions(manual::CompletionArgs),
+    /// Man pages, written into a folder.
+    Man(manual::ManArgs),
 }
 
 /// Parses the arguments, runs the command, and says how it went.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let outcome = match cli.command {
+    // SAFETY: nothing has started a thread yet.
+    let settings = unsafe { crate::settings::load() };
+    let cli = Cli::parse_from(std::env::args_os().map(two_letters));
+    let outcome = settings.and_then(|()| match cli.command {
         Command::Run(args) => run::main(&args),
         Command::Record(args) => record::main(&args),
         Command::Diff(args) => diff::main(&args),
@@ -67,14 +82,23 @@ pub fn main() -> ExitCode {
         Command::Gate(args) => gate::main(&args),
         Command::DiffReports(args) => diff_reports::main(&args),
         Command::Inspect(args) => inspect::main(&args),
-    };
+        Command::Explain(args) => explain::main(&args),
+        Command::Doctor(args) => doctor::main(&args),
+        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::man(&args),
+    });
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error}");
+            tell(format_args!("error: {error}"));
             exit_code(Verdict::Undecided)
         }
     }
+}
+
+/// llama.cpp spells some flags with one dash and two letters.
+fn two_letters(arg: OsString) -> OsString {
+    if arg == "-hf" { OsString::from("--hf-repo") } else { arg }
 }
 
 /// The exit code of a report's verdict.

@@ -13,7 +13,7 @@ use crate::references::quoted;
 use crate::report::files::{Folder, timestamp};
 use crate::report::table::Layout;
 use crate::report::{Report, github, json, markdown, table};
-use crate::text::without_commands;
+use crate::text::{tell, without_commands};
 
 /// How a report is shown and kept.
 #[derive(Args)]
@@ -52,10 +52,10 @@ impl OutputArgs {
         }
         if let Some(folder) = &folder {
             folder.write(&report)?;
-            eprintln!("report: {}", folder.path().join("report.html").display());
+            tell(format_args!("report: {}", folder.path().join("report.html").display()));
         }
         if github::is_active() {
-            eprint!("{}", github::render(&report, "parity"));
+            tell(github::render(&report, "parity").trim_end());
         }
         let text = match self.format {
             Format::Table => table::render(&report, &Layout::of_stdout()),
@@ -77,13 +77,18 @@ impl OutputArgs {
     }
 }
 
+const DUMP: &str = "--dump";
+const FORCE: &str = "--force";
+
 /// The command line as it can be typed again, without the flags (each with a value) in `without`.
 fn command_line(without: &[&str]) -> String {
     let mut words = vec!["parity".to_owned()];
     let mut args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
     while let Some(arg) = args.next() {
         let flag = arg.split_once('=').map_or(arg.as_str(), |(flag, _)| flag);
-        if !without.contains(&flag) {
+        if flag == FORCE && without.contains(&DUMP) {
+            // Says what may happen to a dump that is not written again.
+        } else if !without.contains(&flag) {
             words.push(quoted(&arg));
         } else if flag == arg {
             args.next();
@@ -95,7 +100,7 @@ fn command_line(without: &[&str]) -> String {
 /// The command that shows one checkpoint alone.
 fn reproduce(checkpoint: Checkpoint) -> String {
     let layer = checkpoint.layer_index().map(|layer| format!(" --layer {layer}")).unwrap_or_default();
-    let rest = command_line(&["--layer", "--checkpoint", "--report", "--format", "--dump"]);
+    let rest = command_line(&["--layer", "--checkpoint", "--report", "--format", DUMP]);
     format!("{rest}{layer} --checkpoint {checkpoint}")
 }
 

@@ -5,12 +5,12 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use parity_dump::manifest::MANIFEST_FILE;
 use parity_record::filter::Filter;
 
 use super::run::PromptArgs;
-use super::{Outcome, exit_code, record_builtin};
+use super::{Outcome, exit_code, record_builtin, shared};
 use crate::error::{Error, Result};
+use crate::memory::size;
 use crate::model::Model;
 use crate::record::import::{ImportOptions, Imported, import};
 use crate::record::{Options, Summary, record};
@@ -36,15 +36,16 @@ pub struct Args {
     #[arg(long, value_name = "GLOB")]
     checkpoint: Vec<String>,
 
-    /// Leave it to the program which tokens it computes logits of
+    /// Record logits only at the tokens where the program asks for them. Without it, llama.cpp is made to compute them
+    /// at every token, so that every row can be compared
     #[arg(long)]
     own_rows: bool,
 
-    /// Record the token sequence number N of a program that evaluates several
+    /// Which token sequence to record, counted from 0, of a program that evaluates several
     #[arg(long, value_name = "N", default_value_t = 0)]
     sequence: usize,
 
-    /// Run the program once more, untapped, and show that its logits have the same bits
+    /// Run the program again without the recorder, and check that its logits have the same bits
     #[arg(long)]
     verify: bool,
 
@@ -78,7 +79,7 @@ pub struct Args {
 
 /// Records, and says what was recorded.
 pub fn main(args: &Args) -> Outcome {
-    room_for_a_dump(&args.output, args.force)?;
+    shared::room_for_a_dump("-o", &args.output, args.force)?;
     if let Some(printed) = &args.import {
         return imported(args, printed);
     }
@@ -104,26 +105,6 @@ pub fn main(args: &Args) -> Outcome {
         Some(verified) if !verified.is_equal() => Verdict::Divergence,
         _ => Verdict::Parity,
     }))
-}
-
-/// Tries the folder before a program runs for minutes: it can be written to, and holds no dump that would be lost.
-fn room_for_a_dump(dir: &Path, force: bool) -> Result<()> {
-    let manifest = dir.join(MANIFEST_FILE);
-    if manifest.exists() && !force {
-        return Err(Error::file(dir, "holds a dump already")
-            .expected("a folder that is new or empty")
-            .found(manifest.display())
-            .hint("--force replaces it; -o DIR chooses another folder"));
-    }
-    let unwritable = |e: io::Error| {
-        Error::file(dir, format!("cannot be written: {e}")).hint("-o DIR chooses another folder")
-    };
-    // What is made for the trial goes again: a program that cannot be recorded leaves no folder behind.
-    let is_new = |dir: &&Path| !dir.as_os_str().is_empty() && !dir.exists();
-    let new: Vec<&Path> = dir.ancestors().take_while(is_new).collect();
-    std::fs::create_dir_all(dir).map_err(unwritable)?;
-    tempfile::NamedTempFile::new_in(dir).map_err(unwritable)?;
-    new.into_iter().try_for_each(std::fs::remove_dir).map_err(unwritable)
 }
 
 fn record_program(args: &Args, filter: Filter) -> Result<Summary> {
@@ -240,16 +221,4 @@ fn text(summary: &Summary) -> String {
         lines.push(format!("verified   {} rows of logits: {verdict}", verified.rows));
     }
     lines.join("\n") + "\n"
-}
-
-/// Bytes in words: 1.6 GB.
-fn size(bytes: u64) -> String {
-    const UNITS: [&str; 4] = ["B", "kB", "MB", "GB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1000.0 && unit + 1 < UNITS.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }

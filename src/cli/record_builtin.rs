@@ -12,8 +12,9 @@ use crate::record::Summary;
 #[derive(clap::Args)]
 pub struct Args {
     /// Decode steps: greedy behind a prompt, or the last N of --tokens (built-in llama.cpp)
-    #[arg(short, long, value_name = "N", default_value_t = 0, conflicts_with = "command")]
-    n_predict: usize,
+    #[arg(short, long, value_name = "N", default_value_t = 0, conflicts_with = "command",
+          value_parser = clap::value_parser!(u32).range(..=i64::from(i32::MAX)))]
+    n_predict: u32,
     /// Threads; all cores where absent (built-in llama.cpp)
     #[arg(short, long, value_name = "N", conflicts_with = "command", value_parser = at_least_one())]
     threads: Option<usize>,
@@ -68,7 +69,7 @@ pub fn record(job: Job<'_>) -> Result<Summary> {
         model,
         prompt,
         tokens,
-        n_predict: args.n_predict,
+        n_predict: args.n_predict as usize,
         filter,
         threads: args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
         flash: args.flash_attn,

@@ -1,11 +1,11 @@
 //! `parity run`: the instrumented engine on a prompt, compared with llama.cpp.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::Outcome;
 use super::output::OutputArgs;
 use super::progress::Progress;
-use super::shared::{self, AuditArgs, SelectArgs, ToleranceArgs};
+use super::shared::{self, AuditArgs, ModelArgs, SelectArgs, ToleranceArgs};
 use crate::dump;
 use crate::engine::device::Device;
 use crate::error::{Error, Result};
@@ -20,33 +20,36 @@ use crate::tokenizer::Tokenizer;
 /// Flags of `parity run`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// GGUF model; the tiny Qwen2 that ships with parity where absent
-    #[arg(short, long, value_name = "FILE")]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
     #[command(flatten)]
     prompt: PromptArgs,
     /// Decode steps after the prompt, each compared: the reference's tokens, or greedy
     #[arg(short, long, value_name = "N")]
     n_predict: Option<usize>,
-    /// Dump to compare with; looked for by model and tokens where absent
+    /// Dump to compare with. Without it, parity looks for one of this model and these tokens, and records one if it can
     #[arg(long, value_name = "DIR")]
     reference: Option<PathBuf>,
-    /// Keep the candidate's dump in this folder
+    /// Keep what the engine computed as a dump in this folder
     #[arg(long, value_name = "DIR")]
     dump: Option<PathBuf>,
+    /// Replace the dump that is in that folder
+    #[arg(long, requires = "dump")]
+    force: bool,
     /// Where to run: auto, cpu, cuda, cuda:N
     #[arg(long, value_name = "DEVICE", default_value_t)]
     device: Device,
-    /// The engine's arithmetic: f32, f64, llama-cpu
+    /// The engine's arithmetic: f32 (exact products of f32 values), f64, llama-cpu (rounds as llama.cpp's CPU backend
+    /// does), f16 (on a GPU: tensor cores, as engines ship)
     #[arg(long, value_name = "WORDS", default_value_t)]
     numerics: Numerics,
-    /// Prefill in pieces of so many tokens
+    /// Compute the prompt in pieces of N tokens
     #[arg(long, value_name = "N", value_parser = shared::at_least_one())]
     chunk: Option<usize>,
-    /// Feed each node the reference's inputs, so that every node is judged on its own, on any device
+    /// Give each node the reference's inputs, so that no error is carried from node to node
     #[arg(long)]
     isolate: bool,
-    /// Plant a mistake: FAULT[=VALUE][@LAYER or @CHECKPOINT]; `parity faults` lists them; several allowed
+    /// Make a mistake on purpose, to see what parity says of it: FAULT[=VALUE][@LAYER or @CHECKPOINT]; `parity faults` lists them; several allowed
     #[arg(long, value_name = "FAULT")]
     inject: Vec<Spec>,
     /// Threads; all cores where absent
@@ -107,10 +110,14 @@ impl PromptArgs {
 pub fn main(args: &Args) -> Outcome {
     shared::set_threads(args.threads)?;
     let folder = args.output.folder()?;
-    if let Some(report) = of_its_graph(args)? {
+    if let Some(dir) = &args.dump {
+        shared::room_for_a_dump("--dump", dir, args.force)?;
+    }
+    let path = args.model.path()?;
+    if let Some(report) = of_its_graph(args, path.as_deref())? {
         return args.output.deliver(folder, report);
     }
-    let model = shared::model(args.model.as_ref())?;
+    let model = shared::model(path.as_ref())?;
     let (prompt, tokens) = args.prompt.read(&model)?;
     let options = RunOptions {
         tokens,
@@ -134,16 +141,19 @@ pub fn main(args: &Args) -> Outcome {
     let mut report = run(&model, &graph, &options, &|done, all| progress.set(done, all))?;
     drop(progress);
     for fault in planted {
-        report.notes.push(format!("{} was planted: {}", fault.fault, fault.sentence));
+        report.notes.push(format!("{} was injected: {}", fault.fault, fault.sentence));
     }
     args.output.deliver(folder, report)
 }
 
 /// Runs the graph that a reference brings, where parity has none of its own for the model.
-fn of_its_graph(args: &Args) -> Result<Option<Report>> {
-    let (Some(path), Some(reference)) = (&args.model, &args.reference) else { return Ok(None) };
+fn of_its_graph(args: &Args, path: Option<&Path>) -> Result<Option<Report>> {
+    let (Some(path), Some(reference)) = (path, &args.reference) else { return Ok(None) };
     let dump = dump::open(reference, None)?;
-    let Err(foreign) = recorded::open(path, &dump)? else { return Ok(None) };
+    if Model::open(path).is_ok() {
+        return Ok(None);
+    }
+    let Err(foreign) = recorded::open(path, &[&dump])? else { return Ok(None) };
     if args.prompt.is_given() || args.n_predict.is_some() || args.chunk.is_some() {
         return Err(Error::file(path, "is of an architecture that is run by a recorded graph, in its steps")
             .expected("--reference alone")

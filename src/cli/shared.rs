@@ -1,16 +1,40 @@
 //! Flags that several commands share.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use parity_dump::manifest::MANIFEST_FILE;
 
 use crate::audit::AuditRows;
 use crate::compare::{Tolerance, Tolerances};
 use crate::error::{Error, Result};
+use crate::hub;
 use crate::model::Model;
 use crate::references;
 use crate::select::{Layers, Selection};
+
+/// Which model.
+#[derive(Args)]
+pub struct ModelArgs {
+    /// GGUF model
+    #[arg(short, long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// GGUF model of Hugging Face's hub, fetched once into its cache; also -hf. Q4_K_M where no QUANT is named
+    #[arg(long, value_name = "USER/REPO[:QUANT]", conflicts_with = "model")]
+    hf_repo: Option<String>,
+}
+
+impl ModelArgs {
+    /// The file, if one was named.
+    pub fn path(&self) -> Result<Option<PathBuf>> {
+        match (&self.model, &self.hf_repo) {
+            (Some(path), _) => Ok(Some(path.clone())),
+            (None, Some(name)) => hub::model(name).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+}
 
 /// Which checkpoints are looked at.
 #[derive(Args)]
@@ -21,7 +45,7 @@ pub struct SelectArgs {
     /// Checkpoints to look at, by pattern; may be given several times
     #[arg(long, value_name = "GLOB")]
     checkpoint: Vec<String>,
-    /// Accept that one side lacks checkpoints
+    /// Accept checkpoints and rows that only one side has
     #[arg(long)]
     pub allow_missing: bool,
 }
@@ -53,12 +77,9 @@ pub struct ToleranceArgs {
 impl ToleranceArgs {
     /// The tolerances they mean.
     pub fn tolerances(&self) -> Result<Tolerances> {
-        for (flag, value) in [("--rtol", self.rtol), ("--atol", self.atol), ("--nmse", self.nmse)] {
-            if let Some(value) = value.filter(|value| !(*value >= 0.0)) {
-                return Err(Error::new(flag, "is no tolerance").expected("0 or more").found(value));
-            }
-        }
-        let all = Tolerances::uniform(Tolerance { rtol: self.rtol, atol: self.atol, nmse: self.nmse });
+        let given = Tolerance { rtol: self.rtol, atol: self.atol, nmse: self.nmse };
+        given.check(["--rtol", "--atol", "--nmse"])?;
+        let all = Tolerances::uniform(given);
         match &self.tolerances {
             Some(path) => all.with_file(path),
             None => Ok(all),
@@ -69,10 +90,10 @@ impl ToleranceArgs {
 /// Whether and where exact arithmetic is asked.
 #[derive(Args)]
 pub struct AuditArgs {
-    /// Token rows that are computed again in exact arithmetic: all, or so many of them
+    /// Token rows to recompute in f64: all, or N of them (the others are screened)
     #[arg(long, value_name = "N", default_value_t)]
     audit_rows: AuditRows,
-    /// Compare only: without exact arithmetic, rounding and bugs are not told apart
+    /// Compare only. Rounding and bugs cannot be told apart then, so that only a tolerance (--rtol …) can pass
     #[arg(long, conflicts_with = "audit_rows")]
     no_audit: bool,
 }
@@ -95,6 +116,26 @@ pub fn model(path: Option<&PathBuf>) -> Result<Model> {
 /// A number of things of which there is at least one: 0 is refused with the range.
 pub fn at_least_one() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..)
+}
+
+/// Tries the folder before a program runs for minutes: it can be written to, and holds no dump that would be lost.
+pub fn room_for_a_dump(flag: &str, dir: &Path, force: bool) -> Result<()> {
+    let manifest = dir.join(MANIFEST_FILE);
+    if manifest.exists() && !force {
+        return Err(Error::file(dir, "holds a dump already")
+            .expected("a folder that is new or empty")
+            .found(manifest.display())
+            .hint(format!("--force replaces it; {flag} DIR chooses another folder")));
+    }
+    let unwritable = |e: std::io::Error| {
+        Error::file(dir, format!("cannot be written: {e}")).hint(format!("{flag} DIR chooses another folder"))
+    };
+    // What is made for the trial goes again: a program that cannot be recorded leaves no folder behind.
+    let is_new = |dir: &&Path| !dir.as_os_str().is_empty() && !dir.exists();
+    let new: Vec<&Path> = dir.ancestors().take_while(is_new).collect();
+    std::fs::create_dir_all(dir).map_err(unwritable)?;
+    tempfile::NamedTempFile::new_in(dir).map_err(unwritable)?;
+    new.into_iter().try_for_each(std::fs::remove_dir).map_err(unwritable)
 }
 
 /// More threads than this for each core only wait for one another.

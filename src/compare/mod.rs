@@ -17,9 +17,9 @@ mod tolerance;
 
 pub use live::{Live, LiveOptions, LiveResult};
 pub use partial::Partial;
-pub use stats::{Accumulator, Tolerance, index};
+pub use stats::{Accumulator, index};
 pub use tokens::{TokenSums, argmax};
-pub use tolerance::Tolerances;
+pub use tolerance::{Tolerance, Tolerances};
 
 /// One checkpoint of either side.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,23 +4,7 @@ use crate::engine::RowStats;
 use crate::report::{Nonfinite, Numbers, ToleranceNeeded, Worst};
 use crate::scalar::vectorized;
 
-/// What the user allows: |a-b| <= atol + rtol·|b| for every element, and an NMSE.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Tolerance {
-    /// Relative to |b|.
-    pub rtol: Option<f64>,
-    /// Absolute.
-    pub atol: Option<f64>,
-    /// ‖a-b‖² / ‖b‖²
-    pub nmse: Option<f64>,
-}
-
-impl Tolerance {
-    /// Whether nothing is asked for.
-    pub fn is_empty(&self) -> bool {
-        *self == Tolerance::default()
-    }
-}
+use super::Tolerance;
 
 /// Sums over the rows of candidate a and reference b.
 #[derive(Clone, Debug, Default)]

@@ -5,11 +5,41 @@ use std::path::Path;
 use globset::GlobMatcher;
 use serde::Deserialize;
 
-use super::Tolerance;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::select;
+
+/// What the user allows: |a-b| <= atol + rtol·|b| for every element, and an NMSE.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tolerance {
+    /// Relative to |b|.
+    pub rtol: Option<f64>,
+    /// Absolute.
+    pub atol: Option<f64>,
+    /// ‖a-b‖² / ‖b‖²
+    pub nmse: Option<f64>,
+}
+
+impl Tolerance {
+    /// Whether nothing is asked for.
+    pub fn is_empty(&self) -> bool {
+        *self == Tolerance::default()
+    }
+
+    /// Refuses what bounds nothing; `names` are those of rtol, atol and nmse where they were written.
+    ///
+    /// # Errors
+    /// A tolerance that is negative or no number.
+    pub fn check(&self, names: [&str; 3]) -> Result<()> {
+        for (name, value) in names.into_iter().zip([self.rtol, self.atol, self.nmse]) {
+            if let Some(value) = value.filter(|value| !(*value >= 0.0)) {
+                return Err(Error::new(name, "is no tolerance").expected("0 or more").found(value));
+            }
+        }
+        Ok(())
+    }
+}
 
 /// The user's tolerances; the last pattern that matches a checkpoint counts.
 #[derive(Clone, Debug, Default)]
@@ -57,7 +87,11 @@ impl Tolerances {
     }
 
     /// Adds a rule for the checkpoints that match a pattern.
+    ///
+    /// # Errors
+    /// A pattern that cannot be read, a tolerance that is negative or no number.
     pub fn with_rule(mut self, pattern: &str, tolerance: Tolerance) -> Result<Tolerances> {
+        tolerance.check(["rtol", "atol", "nmse"])?;
         self.by_pattern.push((select::pattern("tolerance", pattern)?, tolerance));
         Ok(self)
     }

@@ -3,14 +3,13 @@
 
 use std::ops::Range;
 
-use gemm::{Parallelism, gemm};
 use rayon::prelude::*;
 
 use super::Rows;
 use crate::arithmetic::round::{AttentionRounding, stored};
 use crate::model::graph::{Attention, KvMap, Mask};
 use crate::numerics::{Numerics, Storage};
-use crate::scalar::Scalar;
+use crate::scalar::{Placed, Scalar, gemm};
 use crate::tensor::{Matrix, View};
 
 /// q·k, unscaled and unmasked: q (T, H·E), k (S, K·E), out (T, H·S).
@@ -67,15 +66,30 @@ pub fn fused<S: Scalar>(
     let rounding = AttentionRounding::of(numerics);
     let (q, k, v) = (Stored::new(rounding.q, q), Stored::new(rounding.kv, k), Stored::new(rounding.kv, v));
     let (q, k, v) = (q.view(), k.view(), v.view());
+    // Probabilities of a tile of query rows at a time: those of a long prompt would fill the memory.
     let heads = per_head(op, |head| {
-        let mut probs = head_scores(op, head, q, k);
-        for t in 0..q.rows {
-            softmax_row(op, &visible(op.mask, rows, t, k.rows), probs.row_mut(t));
+        let mut out = Matrix::default();
+        for start in (0..q.rows).step_by(TILE_ROWS) {
+            let tile = rows_of(q, start..(start + TILE_ROWS).min(q.rows));
+            let mut probs = head_scores(op, head, tile, k);
+            for t in 0..tile.rows {
+                softmax_row(op, &visible(op.mask, rows, start + t, k.rows), probs.row_mut(t));
+            }
+            let probs = Stored::new(rounding.probs, probs.view());
+            out.append(head_context(op, head, probs.view(), v).view());
         }
-        let probs = Stored::new(rounding.probs, probs.view());
-        head_context(op, head, probs.view(), v)
+        out
     });
     interleave(q.rows, op.head_width, &heads)
+}
+
+/// Query rows of a head that are computed at once. Products of more rows are cut at its multiples, so that a tile
+/// has the bits that it has within the whole.
+pub(crate) const TILE_ROWS: usize = 128;
+
+/// Some rows of a matrix.
+fn rows_of<S>(view: View<'_, S>, rows: Range<usize>) -> View<'_, S> {
+    View { rows: rows.len(), cols: view.cols, data: &view.data[rows.start * view.cols..rows.end * view.cols] }
 }
 
 /// A value that is copied only where it is rounded.
@@ -179,7 +193,7 @@ struct Strided<'a, S> {
     col: usize,
 }
 
-/// out = a·b over `k` inner elements; out (m, n) row-major.
+/// out = a·b over `k` inner elements; out (m, n) row-major, a tile of rows at a time.
 fn multiply<S: Scalar>(out: &mut Matrix<S>, k: usize, a: Strided<'_, S>, b: Strided<'_, S>) {
     let (m, n) = (out.rows, out.cols);
     if m == 0 || n == 0 || k == 0 {
@@ -187,29 +201,17 @@ fn multiply<S: Scalar>(out: &mut Matrix<S>, k: usize, a: Strided<'_, S>, b: Stri
     }
     assert!(a.data.len() > (m - 1) * a.row + (k - 1) * a.col, "a holds m x k");
     assert!(b.data.len() > (k - 1) * b.row + (n - 1) * b.col, "b holds k x n");
-    // SAFETY: the strides stay within the three buffers, checked above.
-    unsafe {
-        gemm(
-            m,
-            n,
-            k,
-            out.data.as_mut_ptr(),
-            1,
-            n as isize,
-            false,
-            a.data.as_ptr(),
-            a.col as isize,
-            a.row as isize,
-            b.data.as_ptr(),
-            b.col as isize,
-            b.row as isize,
-            S::ZERO,
-            S::ONE,
-            false,
-            false,
-            false,
-            Parallelism::None,
-        );
+    for (tile, out) in out.data.chunks_mut(TILE_ROWS * n).enumerate() {
+        let a_tile = &a.data[tile * TILE_ROWS * a.row..];
+        // SAFETY: the strides stay within the three buffers, checked above; the tile lies within both a and out.
+        unsafe {
+            gemm(
+                [out.len() / n, n, k],
+                Placed { at: out.as_mut_ptr(), row: n, col: 1 },
+                Placed { at: a_tile.as_ptr(), row: a.row, col: a.col },
+                Placed { at: b.data.as_ptr(), row: b.row, col: b.col },
+            );
+        }
     }
 }
 

@@ -101,8 +101,8 @@ pub fn bandwidth(device: Device) -> Result<f64> {
 #[cfg(feature = "cuda")]
 mod cuda {
     use super::*;
-    pub use crate::engine::cuda::{bandwidth, count};
     use crate::engine::cuda::{CudaEngine, supported};
+    pub use crate::engine::cuda::{bandwidth, count};
 
     /// Whether there is a GPU and it computes with this arithmetic.
     pub fn suits(numerics: Numerics) -> bool {

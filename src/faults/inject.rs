@@ -173,9 +173,9 @@ fn parse_argument(fault: &Fault, text: &str) -> Result<Argument> {
             number().map(Argument::Number).ok_or_else(|| wrong(&format!("{}: a number", parameter.name)))
         }
         ParameterKind::Integer => number()
-            .filter(|number| number.fract() == 0.0)
+            .filter(|number| number.fract() == 0.0 && number.abs() <= f64::from(i32::MAX))
             .map(Argument::Number)
-            .ok_or_else(|| wrong(&format!("{}: a whole number", parameter.name))),
+            .ok_or_else(|| wrong(&format!("{}: a whole number of 32 bits", parameter.name))),
         ParameterKind::Name if text.is_empty() => Err(wrong(&format!("{}: a name", parameter.name))),
         ParameterKind::Name => {
             Ok(fixed(text).map_or_else(|| Argument::Tensor(text.to_owned()), Argument::Checkpoint))

@@ -109,6 +109,8 @@ fn edit_values<S: Scalar>(edit: Edit, width: usize, values: &[S]) -> Vec<f64> {
 
 /// A value that is passed on unchanged is rounded at most once.
 const PASSED_ROUNDINGS: f64 = 1.0;
+/// Share of the squared error that a mistake seen in the values alone has to account for.
+const EXPLAINS_MIN: f64 = 0.9;
 /// Faults that a report lists where none explains the error.
 const TRIED_MAX: usize = 8;
 
@@ -135,7 +137,8 @@ pub fn diagnose(suspect: &Suspect<'_>) -> (Vec<Diagnosis>, Vec<Tried>) {
 /// Share of the squared error that a mistake accounts for, and whether rounding explains the rest.
 fn explained(suspect: &Suspect<'_>, change: &Change) -> Option<(f64, bool)> {
     let Suspect { node, args, recorded, sight, .. } = *suspect;
-    let op = &node.program.graph.get(node.id).op;
+    let tensor = node.program.graph.get(node.id);
+    let op = &tensor.op;
     let other = match change {
         Change::Source { with: Some(id), .. } => Some(other(suspect, *id)?),
         _ => None,
@@ -151,7 +154,8 @@ fn explained(suspect: &Suspect<'_>, change: &Change) -> Option<(f64, bool)> {
         Rewritten::Computed(rule, args, None) => {
             // What was carried through nodes that were not recorded is another node's business.
             let sight = Sight { looked_at: sight.looked_at, carried: &[] };
-            let held = judge(rule, &args, recorded, &sight, &hypotheses(&rule.op, &args)).ok()?;
+            let tried = hypotheses(&rule.op, tensor.backend.as_deref(), &args);
+            let held = judge(rule, &args, recorded, &sight, &tried).ok()?;
             (held.squares[0], held.is_healthy())
         }
         Rewritten::Computed(_, _, Some(_)) => return None,
@@ -189,10 +193,10 @@ fn of_the_values(suspect: &Suspect<'_>) -> Option<Diagnosis> {
     let left: f64 = seen().map(|(r, e)| (r - factor * e).powi(2)).sum();
     // What is left of the error is what rounding leaves of it.
     let rounding = held.squares[2] * factor * factor;
-    if !(left <= rounding) || !factor.is_finite() {
+    let explains = 1.0 - left / held.squares[0];
+    if !(left <= rounding) || !(explains >= EXPLAINS_MIN) || !factor.is_finite() {
         return None;
     }
-    let explains = 1.0 - left / held.squares[0];
     match factor {
         -1.0 => diagnosis("data.sign", explains, "the sign is wrong".to_owned()),
         factor => diagnosis("data.scaled", explains, format!("everything is {factor} times too large")),

@@ -23,7 +23,7 @@ pub const SCHEMA: &str = "parity-baseline/1";
 pub struct Measures {
     /// Mean KL of the tokens, nats.
     pub kl: Option<f64>,
-    /// The candidate's own error, and its distance from the reference, both relative L2.
+    /// The candidate's local error, and its distance from the reference, both relative L2.
     pub checkpoints: BTreeMap<Checkpoint, [Option<f64>; 2]>,
 }
 
@@ -45,7 +45,7 @@ pub struct Accepted {
     pub date: String,
     /// Least and largest mean KL.
     pub kl: Option<[f64; 2]>,
-    /// Least and largest own error, least and largest distance; null where not measured.
+    /// Least and largest local error, least and largest distance; null where not measured.
     pub checkpoints: BTreeMap<Checkpoint, [Option<[f64; 2]>; 2]>,
 }
 
@@ -54,7 +54,7 @@ pub struct Accepted {
 pub struct Moved {
     /// The checkpoint; null for the KL of the tokens.
     pub checkpoint: Option<Checkpoint>,
-    /// `own error`, `distance` or `KL`.
+    /// `local error`, `distance` or `KL`.
     pub what: String,
     /// The baseline's largest value where it got worse, its least where it got better.
     pub baseline: f64,
@@ -126,7 +126,7 @@ impl Baseline {
         let mut moved = Vec::new();
         for (&checkpoint, ranges) in &accepted.checkpoints {
             let today = measures.checkpoints.get(&checkpoint).copied().unwrap_or_default();
-            let kinds = [("own error", FLOOR_OWN), ("distance", FLOOR_DISTANCE)];
+            let kinds = [("local error", FLOOR_OWN), ("distance", FLOOR_DISTANCE)];
             for ((what, floor), (range, today)) in kinds.into_iter().zip(ranges.iter().zip(today)) {
                 let limits = (FACTOR, floor);
                 moved.extend(range.and_then(|range| leaves(Some(checkpoint), what, range, today, limits)));
@@ -155,7 +155,7 @@ impl Baseline {
             .iter()
             .map(|(&id, today)| {
                 let old = accepted.checkpoints.get(&id).copied().unwrap_or_default();
-                let own = widen(old[0], today[0], left(Some(id), "own error"));
+                let own = widen(old[0], today[0], left(Some(id), "local error"));
                 (id, [own, widen(old[1], today[1], left(Some(id), "distance"))])
             })
             .collect();
@@ -164,11 +164,11 @@ impl Baseline {
     }
 }
 
-/// A distance that grew where the own error shrank: nearer to exact arithmetic, farther from a rounded
+/// A distance that grew where the local error shrank: nearer to exact arithmetic, farther from a rounded
 /// reference. That is no regression.
 fn forgive_distance(moved: &mut [Moved]) {
     let better: Vec<Option<Checkpoint>> =
-        moved.iter().filter(|m| m.what == "own error" && !m.worse).map(|m| m.checkpoint).collect();
+        moved.iter().filter(|m| m.what == "local error" && !m.worse).map(|m| m.checkpoint).collect();
     for entry in moved.iter_mut().filter(|m| m.what == "distance") {
         entry.worse &= !better.contains(&entry.checkpoint);
     }

@@ -7,27 +7,24 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::ProblemKind;
+use super::family::{Family, Setting, Value};
 use super::suite::{Case, Expect, Input, Waiver};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Tolerance, Tolerances};
 use crate::engine::device::Device;
 use crate::error::Error;
-use crate::faults::inject::Spec;
 use crate::numerics::Numerics;
 use crate::report::Verdict;
 use crate::select::{self, Layers, Selection};
 
-/// Stands in `fault` for the name of the fault that the case plants.
-const AS_PLANTED: &str = "planted";
-
-/// What a file holds, its cases spelt out.
-pub struct Cases {
+/// What a file holds.
+pub struct Families {
     /// Name of the suite.
     pub name: String,
     /// File of its baseline, where it has one.
     pub baseline: Option<PathBuf>,
-    /// Those of included suites first.
-    pub cases: Vec<Case>,
+    /// One for each `[[case]]`, those of included suites first.
+    pub families: Vec<Family>,
 }
 
 type Result<T> = std::result::Result<T, String>;
@@ -118,9 +115,9 @@ struct WaiverRule {
 }
 
 /// Reads the text of a suite whose paths are relative to `folder`.
-pub fn read(text: &str, folder: &Path) -> Result<Cases> {
+pub fn read(text: &str, folder: &Path) -> Result<Families> {
     let file: File = toml::from_str(text).map_err(|e| e.to_string())?;
-    let mut cases: Vec<Case> = Vec::new();
+    let mut families: Vec<Family> = Vec::new();
     for path in &file.include {
         let path = folder.join(path);
         let inside = |e: String| format!("{}: {e}", path.display());
@@ -130,61 +127,50 @@ pub fn read(text: &str, folder: &Path) -> Result<Cases> {
         if !inner.include.is_empty() {
             return Err(inside("an included suite includes others".to_owned()));
         }
-        inner.expand(path.parent().unwrap_or(folder), &mut cases).map_err(inside)?;
+        inner.expand(path.parent().unwrap_or(folder), &mut families).map_err(inside)?;
     }
-    file.expand(folder, &mut cases)?;
-    Ok(Cases { name: file.name, baseline: file.baseline.map(|path| folder.join(path)), cases })
+    file.expand(folder, &mut families)?;
+    Ok(Families { name: file.name, baseline: file.baseline.map(|path| folder.join(path)), families })
 }
 
 impl File {
-    /// Adds its cases behind those that there are.
-    fn expand(&self, folder: &Path, cases: &mut Vec<Case>) -> Result<()> {
-        let first = cases.iter().map(|case| case.definition + 1).max().unwrap_or(0);
-        for (index, definition) in self.case.iter().enumerate() {
-            let expanded = definition.expand(first + index, self, folder);
-            cases.extend(expanded.map_err(|e| format!("case `{}`: {e}", definition.name))?);
+    /// Adds its definitions behind those that there are.
+    fn expand(&self, folder: &Path, families: &mut Vec<Family>) -> Result<()> {
+        for definition in &self.case {
+            let family = definition.family(families.len(), self, folder);
+            families.push(family.map_err(|e| format!("case `{}`: {e}", definition.name))?);
         }
         Ok(())
     }
 }
 
 impl Definition {
-    /// All combinations of the axes.
-    fn expand(&self, definition: usize, file: &File, folder: &Path) -> Result<Vec<Case>> {
-        let mut cases = vec![self.template(definition, folder)?];
-        cases = axis(cases, &self.model, |case, name: &String| {
-            let path = file.models.get(name).ok_or_else(|| unknown("model", name, file.models.keys()))?;
-            case.model = Some(located(path, folder));
-            Ok(())
-        })?;
-        cases = axis(cases, &self.prompt, |case, name: &String| {
-            let prompt =
-                file.prompts.get(name).ok_or_else(|| unknown("prompt", name, file.prompts.keys()))?;
-            case.input = prompt.read(folder)?;
-            Ok(())
-        })?;
-        cases = axis(cases, &self.device, |case, word: &String| {
-            case.device = word.parse()?;
-            Ok(())
-        })?;
-        cases = axis(cases, &self.numerics, |case, words: &String| {
-            case.numerics = words.parse()?;
-            Ok(())
-        })?;
-        cases = axis(cases, &self.chunk, |case, chunk: &usize| {
-            if *chunk == 0 {
-                return Err("`chunk = 0`: a piece has at least one token".to_owned());
-            }
-            case.chunk = Some(*chunk);
-            Ok(())
-        })?;
-        axis(cases, &self.inject, |case, fault: &String| {
-            let spec: Spec = fault.parse().map_err(|e: Error| e.to_string())?;
-            if case.expect.fault.as_deref() == Some(AS_PLANTED) {
-                case.expect.fault = Some(spec.fault.clone());
-            }
-            case.inject = vec![spec];
-            Ok(())
+    /// Its axes, every value of which is read once.
+    fn family(&self, definition: usize, file: &File, folder: &Path) -> Result<Family> {
+        check_name(&self.name)?;
+        let axes = [
+            axis("model", &self.model, |name| {
+                let path = file.models.get(name).ok_or_else(|| unknown("model", name, file.models.keys()))?;
+                Ok(Setting::Model(located(path, folder)))
+            })?,
+            axis("prompt", &self.prompt, |name| {
+                let prompt = file.prompts.get(name);
+                let prompt = prompt.ok_or_else(|| unknown("prompt", name, file.prompts.keys()))?;
+                prompt.read(folder).map(Setting::Input)
+            })?,
+            axis("device", &self.device, |word| word.parse().map(Setting::Device))?,
+            axis("numerics", &self.numerics, |words| words.parse().map(Setting::Numerics))?,
+            axis("chunk", &self.chunk, |chunk| match chunk {
+                0 => Err("`chunk = 0`: a piece has at least one token".to_owned()),
+                _ => Ok(Setting::Chunk(*chunk)),
+            })?,
+            axis("inject", &self.inject, |fault| {
+                fault.parse().map(Setting::Inject).map_err(|e: Error| e.to_string())
+            })?,
+        ];
+        Ok(Family {
+            template: self.template(definition, folder)?,
+            axes: axes.into_iter().flatten().collect(),
         })
     }
 
@@ -198,7 +184,9 @@ impl Definition {
         if verdict == Verdict::Parity
             && (self.inject.is_some() || expect.at.is_some() || expect.fault.is_some())
         {
-            return Err("a planted fault is to fail: write expect = \"divergence\"".to_owned());
+            return Err(
+                "a case with `inject`, `at` or `fault` must fail: write expect = \"divergence\"".to_owned()
+            );
         }
         let runs =
             [self.prompt.is_some(), self.device.is_some(), self.numerics.is_some(), self.chunk.is_some()];
@@ -248,29 +236,36 @@ impl Definition {
     }
 }
 
-/// Each case with each value of the axis; several values become part of the name.
+/// The values of an axis, if the case has it.
 fn axis<T: ToString>(
-    cases: Vec<Case>,
+    name: &str,
     axis: &Option<Axis<T>>,
-    set: impl Fn(&mut Case, &T) -> Result<()>,
-) -> Result<Vec<Case>> {
+    read: impl Fn(&T) -> Result<Setting>,
+) -> Result<Option<Vec<Value>>> {
     let values: &[T] = match axis {
-        None => return Ok(cases),
+        None => return Ok(None),
         Some(Axis::One(value)) => std::slice::from_ref(value),
+        Some(Axis::Many(values)) if values.is_empty() => {
+            return Err(format!("`{name} = []`: an axis has at least one value"));
+        }
         Some(Axis::Many(values)) => values,
     };
-    let mut all = Vec::with_capacity(cases.len() * values.len());
-    for case in &cases {
-        for value in values {
-            let mut case = case.clone();
-            if matches!(axis, Some(Axis::Many(_))) {
-                case.id = format!("{}/{}", case.id, value.to_string());
-            }
-            set(&mut case, value)?;
-            all.push(case);
-        }
-    }
-    Ok(all)
+    let several = matches!(axis, Some(Axis::Many(_)));
+    let value = |value: &T| -> Result<Value> {
+        Ok(Value { name: several.then(|| value.to_string()), setting: read(value)? })
+    };
+    values.iter().map(value).collect::<Result<_>>().map(Some)
+}
+
+/// A name that can be shown, chosen with `--case`, and made a folder's.
+fn check_name(name: &str) -> Result<()> {
+    let wrong = match name {
+        _ if name.trim().is_empty() => "it is empty",
+        "." | ".." => "it is a folder's",
+        _ if name.contains(char::is_control) => "it has control characters",
+        _ => return Ok(()),
+    };
+    Err(format!("`name = {name:?}` is no name of a case: {wrong}"))
 }
 
 /// A case that fails so often fails.
@@ -279,12 +274,12 @@ const RETRIES_MAX: u32 = 100;
 impl Prompt {
     fn read(&self, folder: &Path) -> Result<Input> {
         match self {
-            Prompt::Text(text) => Ok(Input::Prompt(text.clone())),
-            Prompt::Tokens { tokens } => Ok(Input::Tokens(tokens.clone())),
+            Prompt::Text(text) => Ok(Input::Prompt(text.as_str().into())),
+            Prompt::Tokens { tokens } => Ok(Input::Tokens(tokens.as_slice().into())),
             Prompt::File { file } => {
                 let path = folder.join(file);
                 let text = crate::files::read(&path, crate::files::TEXT_BYTES_MAX);
-                text.map(Input::Prompt).map_err(|e| e.to_string())
+                text.map(|text| Input::Prompt(text.into())).map_err(|e| e.to_string())
             }
         }
     }

@@ -132,11 +132,11 @@ fn missing_model(path: &Path) -> String {
 fn options(case: &Case, opened: &Opened, pictures: bool) -> Result<RunOptions> {
     let (prompt, tokens) = match &case.input {
         Input::Reference => (None, Vec::new()),
-        Input::Tokens(tokens) => (None, tokens.clone()),
+        Input::Tokens(tokens) => (None, tokens.to_vec()),
         Input::Prompt(text) => {
             let build = || Tokenizer::from_gguf(&opened.model.gguf);
             let tokenizer = opened.tokenizer.get_or_init(build).as_ref().map_err(Error::clone)?;
-            (Some(text.clone()), tokenizer.encode(text)?)
+            (Some(text.to_string()), tokenizer.encode(&**text)?)
         }
     };
     Ok(RunOptions {

@@ -91,7 +91,7 @@ impl<'a> Judgement<'a> {
         let first = match (report.verdict, &report.first_divergence) {
             (Verdict::Divergence, Some(first)) => first,
             _ => {
-                let text = format!("the planted fault left no divergence: {}", words::because(report));
+                let text = format!("the injected fault left no divergence: {}", words::because(report));
                 return self.problem(ProblemKind::FaultNotFound, text);
             }
         };
@@ -257,7 +257,7 @@ fn sentence(report: &Report, first: &Entry, faults: usize) -> String {
     format!("{} {}: {text}{more}", first.verdict.name(), first.id)
 }
 
-/// `blk.3.q_rope: own error 4.1e-8 -> 4.4e-6 (108 times)`
+/// `blk.3.q_rope: local error 4.1e-8 -> 4.4e-6 (108 times)`
 pub fn describe(moved: &Moved) -> String {
     let place = moved.checkpoint.map_or_else(|| "tokens".to_owned(), |id| id.to_string());
     let times = moved.ratio.map(|ratio| format!(" ({} times)", number(ratio))).unwrap_or_default();

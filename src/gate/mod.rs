@@ -6,6 +6,7 @@
 pub mod baseline;
 mod definition;
 pub mod execute;
+mod family;
 pub mod judge;
 pub mod render;
 pub mod schedule;
@@ -17,6 +18,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::report::{Coverage, Verdict};
 use baseline::{Measures, Moved};
 
@@ -251,9 +253,8 @@ fn not_run(id: &str) -> CaseResult {
 /// Reads a `gate.json`; `path` may be the folder that holds it.
 pub fn read(path: &Path) -> Result<GateReport> {
     let path = if path.is_dir() { path.join("gate.json") } else { path.to_owned() };
-    let text = std::fs::read_to_string(&path).map_err(|e| {
-        Error::file(&path, format!("cannot be read: {e}")).hint("`parity gate --report DIR` writes one")
-    })?;
+    let text = files::read(&path, files::OUTPUT_BYTES_MAX)
+        .map_err(|e| e.hint("`parity gate --report DIR` writes one"))?;
     let report: GateReport = serde_json::from_str(&text)
         .map_err(|e| Error::file(&path, format!("is no result of a gate: {e}")))?;
     if report.schema != SCHEMA {

@@ -66,15 +66,15 @@ pub fn run(
     plan: &Plan,
     watch: Watch<'_>,
 ) -> GateReport {
-    let mine = |(index, case)| plan.shard.is_none_or(|shard| shard.has(index)).then_some(case);
-    let cases: Vec<&Case> = suite.cases.iter().enumerate().filter_map(mine).collect();
+    let mine = |index: &usize| plan.shard.is_none_or(|shard| shard.has(*index));
+    let cases: Vec<usize> = (0..suite.n_cases()).filter(mine).collect();
     let results: Mutex<Vec<Option<CaseResult>>> = Mutex::new(vec![None; cases.len()]);
     let next = AtomicUsize::new(0);
     let work = || {
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(case) = cases.get(index) else { break };
-            let result = run_case(case, executor, against, plan, watch);
+            let result = run_case(&suite.case(*case), executor, against, plan, watch);
             results.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[index] = Some(result);
         }
     };
@@ -88,7 +88,7 @@ pub fn run(
     GateReport {
         schema: SCHEMA.to_owned(),
         suite: suite.name.clone(),
-        all: suite.cases.iter().map(|case| case.id.clone()).collect(),
+        all: suite.ids().collect(),
         shard: plan.shard.map(|shard| shard.to_string()),
         cases: results.into_iter().flatten().collect(),
         created: None,

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use globset::GlobMatcher;
 
 use super::ProblemKind;
-use super::definition;
+use super::definition::{self, Families};
+use super::family::Family;
 use crate::checkpoint::Checkpoint;
 use crate::compare::Tolerances;
 use crate::engine::device::Device;
@@ -17,15 +19,19 @@ use crate::numerics::Numerics;
 use crate::report::Verdict;
 use crate::select::{self, Selection};
 
-/// A suite, its cases spelt out.
+/// A suite. Its cases are made when they are run: a few lines of a file can stand for very many.
 pub struct Suite {
     /// Its name.
     pub name: String,
     /// File of its baseline, where it has one.
     pub baseline: Option<PathBuf>,
-    /// In the order of the file.
-    pub cases: Vec<Case>,
+    families: Vec<Family>,
+    /// Family and index of each case, in the order of the file.
+    cases: Vec<(usize, usize)>,
 }
+
+/// Cases of a suite: the name and the result of each are held until the last one is done.
+const CASES_MAX: usize = 100_000;
 
 /// One thing to run and judge.
 #[derive(Clone)]
@@ -71,10 +77,10 @@ pub struct Case {
 pub enum Input {
     /// The tokens of the reference.
     Reference,
-    /// A text.
-    Prompt(String),
+    /// A text, shared by all cases that it is the prompt of.
+    Prompt(Arc<str>),
     /// (T,) token ids.
-    Tokens(Vec<u32>),
+    Tokens(Arc<[u32]>),
 }
 
 /// What is to come of a case.
@@ -110,10 +116,27 @@ impl Suite {
         Suite::parse(&text, folder).map_err(|e| Error::file(path, e).hint("docs/ci.md describes suites"))
     }
 
+    /// Number of cases.
+    pub fn n_cases(&self) -> usize {
+        self.cases.len()
+    }
+
+    /// Names of the cases, in the order of the file.
+    pub fn ids(&self) -> impl Iterator<Item = String> + '_ {
+        self.cases.iter().map(|&(family, index)| self.families[family].id(index))
+    }
+
+    /// The case with this index, below [`Suite::n_cases`].
+    pub fn case(&self, index: usize) -> Case {
+        let (family, index) = self.cases[index];
+        self.families[family].case(index)
+    }
+
     /// Keeps the cases whose ids match one of the patterns; all where there is none.
     pub fn only(&mut self, patterns: &[String]) -> Result<()> {
         let globs = select::patterns("--case", patterns)?;
-        self.cases.retain(|case| globs.is_empty() || globs.is_match(&case.id));
+        let families = &self.families;
+        self.cases.retain(|&(family, index)| globs.is_empty() || globs.is_match(families[family].id(index)));
         match self.cases.first() {
             Some(_) => Ok(()),
             None => Err(Error::new("--case", "no case has such a name").found(patterns.join(", "))),
@@ -122,14 +145,27 @@ impl Suite {
 
     /// [`Suite::read`] from text.
     pub fn parse(text: &str, folder: &Path) -> std::result::Result<Suite, String> {
-        let definition::Cases { name, baseline, cases } = definition::read(text, folder)?;
-        if cases.is_empty() {
-            return Err("the suite has no case".to_owned());
+        let Families { name, baseline, families } = definition::read(text, folder)?;
+        let all = families.iter().try_fold(0usize, |sum, family| sum.checked_add(family.len()?));
+        match all {
+            Some(0) => return Err("the suite has no case".to_owned()),
+            Some(1..=CASES_MAX) => {}
+            _ => {
+                let n = all.map_or("more than can be counted".to_owned(), |n| n.to_string());
+                return Err(format!(
+                    "its axes stand for too many cases: {n}, and at most {CASES_MAX} are run at once; split the suite"
+                ));
+            }
         }
+        let of =
+            |(family, of): (usize, &Family)| (0..of.len().unwrap_or(0)).map(move |index| (family, index));
+        let cases = families.iter().enumerate().flat_map(of).collect();
+        let suite = Suite { name, baseline, families, cases };
         let mut ids = BTreeSet::new();
-        if let Some(twice) = cases.iter().find(|case| !ids.insert(case.id.clone())) {
-            return Err(format!("two cases are called `{}`", twice.id));
+        let twice = suite.ids().find(|id| !ids.insert(id.clone()));
+        match twice {
+            Some(twice) => Err(format!("two cases are called `{twice}`")),
+            None => Ok(suite),
         }
-        Ok(Suite { name, baseline, cases })
     }
 }

@@ -84,6 +84,21 @@ pub fn minima<S: Scalar>(dtype: DType, bytes: &[u8]) -> Vec<S> {
     }
 }
 
+/// Scale and minimum of every group of values of a type that has minima, or an offset of all its quants: y = scale·q +
+/// minimum with q >= 0. Groups are those of [`minimum_group`], and whole blocks of Q4_0 and Q5_0. None of other types.
+pub fn groups(dtype: DType, bytes: &[u8]) -> Vec<(f64, f64)> {
+    match dtype {
+        DType::Q4_0 => each_minimum(bytes, |block: &[u8; 18]| [legacy::offset(half(block, 0), 8)]),
+        DType::Q5_0 => each_minimum(bytes, |block: &[u8; 22]| [legacy::offset(half(block, 0), 16)]),
+        DType::Q4_1 => each_minimum(bytes, |block: &[u8; 20]| [(half(block, 0), half(block, 2))]),
+        DType::Q5_1 => each_minimum(bytes, |block: &[u8; 24]| [(half(block, 0), half(block, 2))]),
+        DType::Q2_K => each_minimum(bytes, k_quants::groups_of_16),
+        DType::Q4_K => each_minimum(bytes, k_quants::groups_of_32::<144>),
+        DType::Q5_K => each_minimum(bytes, k_quants::groups_of_32::<176>),
+        _ => Vec::new(),
+    }
+}
+
 /// Calls `minima` on every block; its signature says how large blocks are.
 fn each_minimum<S, const BYTES: usize, const GROUPS: usize>(
     bytes: &[u8],

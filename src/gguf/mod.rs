@@ -7,13 +7,12 @@ mod split;
 mod tensor;
 mod value;
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
 use memmap2::Mmap;
 
-pub use blocks::{decode, minima, minimum_group};
+pub use blocks::{decode, groups, minima, minimum_group};
 pub use dtype::DType;
 pub use parse::{Parsed, parse};
 pub use tensor::{TensorInfo, TensorRef};
@@ -62,10 +61,7 @@ impl Gguf {
     /// Maps one file and reads it.
     fn add_file(&mut self, path: &Path) -> Result<Parsed> {
         let failed = |error| Error::file(path, format!("cannot be read: {error}"));
-        let file = File::open(path).map_err(failed)?;
-        if !file.metadata().map_err(failed)?.is_file() {
-            return Err(Error::file(path, "is not a file").expected("a GGUF file"));
-        }
+        let file = parity_dump::open_regular(path, "cannot be read")?;
         // SAFETY: the map is only read. A model file that someone truncates while it is mapped ends the
         // process by SIGBUS, as with every program that maps models; nothing is corrupted.
         let map = unsafe { Mmap::map(&file) }.map_err(failed)?;

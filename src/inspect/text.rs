@@ -155,8 +155,8 @@ fn glance(out: &mut String, glance: &Glance, dims: &Dims, tensors: &[TensorRepor
     line(out, "biases", biases);
     let half = dims.rope_dims.map_or("dims/2".to_owned(), |dims| (dims / 2).to_string());
     let pairing = match glance.rope_pairing {
-        Some("half") => format!("half: columns i and i + {half} of a head turn together"),
-        Some(_) => "interleaved: columns 2i and 2i + 1 of a head turn together".to_owned(),
+        Some("half") => format!("half: columns i and i + {half} of a head are one pair"),
+        Some(_) => "interleaved: columns 2i and 2i + 1 of a head are one pair".to_owned(),
         None => "pairing unknown to parity".to_owned(),
     };
     let turned = format!("{} of {} columns", shown(dims.rope_dims), shown(dims.head_width));

@@ -36,7 +36,7 @@ pub fn audit(dump: &Dump, model: &Model, options: &Options) -> Result<Report> {
     let wanted = model.graph.checkpoints().filter(|checkpoint| wants(*checkpoint));
     let comparisons: Vec<Comparison> =
         wanted.map(|c| Comparison::alone(c, Recording::row_shape(dump, c))).collect();
-    Ok(verdict::assemble(Parts {
+    let mut report = verdict::assemble(Parts {
         judgement: verdict::judge(model, &recordings, &comparisons, Some(&audits))?,
         comparisons,
         candidate: verdict::side(dump, super::path_of(dump)),
@@ -44,5 +44,7 @@ pub fn audit(dump: &Dump, model: &Model, options: &Options) -> Result<Report> {
         gaps: Gap::of_steps("dump", dump).into_iter().collect(),
         allow_missing: options.allow_missing,
         ..Parts::default()
-    }))
+    });
+    verdict::describe(&mut report, &model.graph);
+    Ok(report)
 }

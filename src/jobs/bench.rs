@@ -140,18 +140,19 @@ pub fn bench(model: &Model, options: &Options) -> Result<Bench> {
     }
     let (weight_bytes, bandwidth) = (weight_bytes(model), device::bandwidth(options.device)?);
     let producer = engine.producer();
-    let rows = (tests.into_iter().zip(own).zip(theirs)).map(|(((what, tokens), [untraced, traced]), llama)| {
-        let untraced = Speed::of(untraced);
-        let steps = if what == "prefill" { untraced.median / tokens as f64 } else { untraced.median };
-        Row {
-            what,
-            tokens,
-            untraced,
-            traced: Speed::of(traced),
-            llama: llama.iter().all(|all| !all.is_empty()).then(|| llama.map(Speed::of)),
-            bandwidth_share: steps * weight_bytes as f64 / bandwidth,
-        }
-    });
+    let rows =
+        (tests.into_iter().zip(own).zip(theirs)).map(|(((what, tokens), [untraced, traced]), llama)| {
+            let untraced = Speed::of(untraced);
+            let steps = if what == "prefill" { untraced.median / tokens as f64 } else { untraced.median };
+            Row {
+                what,
+                tokens,
+                untraced,
+                traced: Speed::of(traced),
+                llama: llama.iter().all(|all| !all.is_empty()).then(|| llama.map(Speed::of)),
+                bandwidth_share: steps * weight_bytes as f64 / bandwidth,
+            }
+        });
     let file = model.gguf.path().file_name().map(|name| name.to_string_lossy().into_owned());
     Ok(Bench {
         schema: "parity-bench/1",
@@ -246,7 +247,8 @@ impl Figure {
 
 impl Llama {
     fn build(folder: &Path) -> Result<Llama> {
-        let folder = folder.canonicalize().map_err(|e| Error::file(folder, format!("cannot be read: {e}")))?;
+        let folder =
+            folder.canonicalize().map_err(|e| Error::file(folder, format!("cannot be read: {e}")))?;
         for library in ["libggml.so", "libllama.so"] {
             if !folder.join(library).is_file() {
                 return Err(Error::file(&folder, "holds no llama.cpp").expected(library));
@@ -271,7 +273,8 @@ impl Llama {
         let model = model.canonicalize().map_err(|e| failed(&e))?;
         let mut bench = Command::new(self.program.path().join("bench"));
         bench.current_dir(&self.folder).env("LD_LIBRARY_PATH", &self.folder);
-        let out = bench.args(["./libggml.so", "./libllama.so"]).arg(model).output().map_err(|e| failed(&e))?;
+        let out =
+            bench.args(["./libggml.so", "./libllama.so"]).arg(model).output().map_err(|e| failed(&e))?;
         if !out.status.success() {
             let said = String::from_utf8_lossy(&out.stderr);
             return Err(failed(&"it failed").found(said.lines().last().unwrap_or_default().to_owned()));

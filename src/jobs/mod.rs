@@ -3,6 +3,9 @@
 pub mod audit;
 pub mod bench;
 pub mod diff;
+pub mod doctor;
+pub mod explain;
+mod limits;
 mod plan;
 pub mod run;
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use super::limits;
 use super::run::{RunOptions, healthy_inputs};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
@@ -33,7 +34,7 @@ impl Plan {
         })?;
         let audited =
             if options.audit.is_some() { healthy_inputs(model, &compared) } else { compared.clone() };
-        let (tokens, steps, mut notes) = steps(options, reference)?;
+        let (tokens, steps, mut notes) = steps(model, options, reference)?;
         if let Some(reference) = reference {
             notes.extend(super::notes_of(reference, "reference"));
             let ours = if options.tokens.is_empty() { &tokens } else { &options.tokens };
@@ -64,7 +65,7 @@ impl Plan {
 type Steps = (Vec<u32>, Vec<Range<usize>>, Vec<String>);
 
 /// What is run: the prompt, and the reference's steps where there are any.
-fn steps(options: &RunOptions, reference: Option<&Dump>) -> Result<Steps> {
+fn steps(model: &Model, options: &RunOptions, reference: Option<&Dump>) -> Result<Steps> {
     let mut notes = Vec::new();
     let mut tokens = options.tokens.clone();
     let mut steps: Vec<Range<usize>> = Vec::new();
@@ -73,10 +74,11 @@ fn steps(options: &RunOptions, reference: Option<&Dump>) -> Result<Steps> {
         let prompt = if tokens.is_empty() { prompt_len(reference) } else { tokens.len() };
         let follows = known.starts_with(&tokens);
         let total = match (options.n_predict, options.tokens.is_empty()) {
-            (Some(n), _) => prompt + n,
-            (None, true) => known.len(),
-            (None, false) => prompt,
+            (Some(n), _) => prompt.checked_add(n),
+            (None, true) => Some(known.len()),
+            (None, false) => Some(prompt),
         };
+        let total = limits::positions(model, options, prompt, total, known.len())?;
         if follows {
             tokens = known[..total.min(known.len())].to_vec();
             steps = contiguous(reference, tokens.len());
@@ -87,7 +89,9 @@ fn steps(options: &RunOptions, reference: Option<&Dump>) -> Result<Steps> {
         }
         extend(&mut steps, prompt, total);
     } else {
-        extend(&mut steps, tokens.len(), tokens.len() + options.n_predict.unwrap_or(0));
+        let total = tokens.len().checked_add(options.n_predict.unwrap_or(0));
+        let total = limits::positions(model, options, tokens.len(), total, 0)?;
+        extend(&mut steps, tokens.len(), total);
     }
     if let Some(chunk) = options.chunk {
         steps = steps.into_iter().flat_map(|step| pieces(step, chunk.max(1))).collect();
@@ -130,5 +134,5 @@ fn extend(steps: &mut Vec<Range<usize>>, prompt: usize, total: usize) {
 
 fn pieces(step: Range<usize>, chunk: usize) -> impl Iterator<Item = Range<usize>> {
     let end = step.end;
-    step.step_by(chunk).map(move |start| start..(start + chunk).min(end))
+    step.step_by(chunk).map(move |start| start..start.saturating_add(chunk).min(end))
 }

@@ -21,6 +21,7 @@ use crate::select::Selection;
 use crate::verdict::{self, Gap, Parts};
 use parity_dump::{Dump, Writer};
 
+use super::limits;
 use super::plan::Plan;
 
 /// What to run and how to judge it.
@@ -62,6 +63,7 @@ pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 /// Runs the engine for `graph`, the model's own or one with planted mistakes, and reports.
 pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progress<'_>) -> Result<Report> {
     let reference = reference(model, options)?;
+    spare_the_reference(options, reference.as_ref())?;
     if options.isolated && auditable(reference.as_ref()).is_none() {
         return Err(Error::new("--isolate", "there are no inputs to feed")
             .expected("a reference")
@@ -69,6 +71,7 @@ pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progres
             .hint(no_reference(model, options)));
     }
     let mut plan = Plan::new(model, graph, options, reference.as_ref())?;
+    limits::memory(model, options, &plan, reference.as_ref())?;
     let result = pass(model, options, &plan, reference.as_ref(), progress)?;
     let mut audits = audits(model, options, &plan, reference.as_ref(), &result.kept)?;
     let sampled = plan.sample.len();
@@ -89,6 +92,20 @@ pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progres
         }
     }
     report(model, options, reference.as_ref(), result, again, plan.notes, audits)
+}
+
+/// Refuses to write the candidate's dump over the reference that it is compared with.
+fn spare_the_reference(options: &RunOptions, reference: Option<&Dump>) -> Result<()> {
+    let (Some(dir), Some(reference)) = (&options.dump, reference) else { return Ok(()) };
+    let same = std::fs::canonicalize(dir).ok().zip(std::fs::canonicalize(reference.path()).ok());
+    match same {
+        Some((ours, theirs)) if ours == theirs => {
+            Err(Error::new("--dump", "would replace the reference itself")
+                .expected("another folder")
+                .found(dir.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Computes rows once more that differ more than those that were audited, up to the checkpoints where they
@@ -197,6 +214,8 @@ fn reference(model: &Model, options: &RunOptions) -> Result<Option<Dump>> {
             .found("no token")
             .hint("parity run -p \"def read_lines(path):\", or --tokens 1,2,3, or --reference DIR"));
     }
+    let asked = options.tokens.len().checked_add(options.n_predict.unwrap_or(0));
+    limits::positions(model, options, options.tokens.len(), asked, 0)?;
     let fingerprint = crate::model::fingerprint(&model.gguf);
     let n_decode = options.n_predict.unwrap_or(0);
     let stored = references::find(&fingerprint, &options.tokens, n_decode);
@@ -260,6 +279,7 @@ fn report(
         allow_missing: options.allow_missing,
     });
     report.details = details;
+    verdict::describe(&mut report, &model.graph);
     if options.isolated {
         report.notes.push(
             "isolated: every node read the reference's values, so that nothing is inherited".to_owned(),

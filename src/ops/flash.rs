@@ -7,10 +7,14 @@
 //! is one more score without a value.
 //!
 //! The CPU (ggml-cpu/ops.cpp) has three kernels, see [`Flash`]. Two of them round Q to the `vec_dot_type` of K and, where
-//! V is F16, keep the sum of the output in f16: that is followed position by position. All else is f32.
+//! V is F16, keep the sum of the output in f16: that is followed position by position. All else is f32. The kernels of
+//! Vulkan and CUDA that keep sums in f16 are followed too: see `lanes.rs` and `units.rs`.
 
 mod explain;
+mod lanes;
 mod row;
+mod sums;
+mod units;
 
 use parity_graph::Op;
 use rayon::prelude::*;

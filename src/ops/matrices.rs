@@ -3,6 +3,10 @@
 //! A matrix is decoded in tiles, once for all rows that meet it. Tiles do not depend on the number of threads, so
 //! that results do not either.
 
+mod form;
+mod half_sums;
+mod settle;
+
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -10,12 +14,13 @@ use rayon::prelude::*;
 
 use super::bound::{CONFIDENCE, TINY_F32, UNIT_F32, accumulation};
 use super::source::{Args, Data, Source};
-use crate::arithmetic::Operands;
+use crate::arithmetic::cuda_blocks::{Blocks, Form};
 use crate::arithmetic::product::{group_sums, product};
-use crate::arithmetic::round::{self, Rounded, Rounding, Tie};
+use crate::arithmetic::round::{self, Rounded, Rounding};
+use crate::arithmetic::{HalfSums, Narrow, Operands};
 use crate::error::{Error, Result};
 use crate::gguf;
-use crate::numerics::Products;
+use crate::numerics::{Products, Storage};
 use crate::scalar::{Scalar, vectorized};
 use crate::tensor::{Matrix, View};
 
@@ -48,6 +53,14 @@ pub struct Problem<'b, 'a, S> {
     pub x: Rounded<S>,
     /// What was rounded to.
     pub rounding: Rounding,
+    /// What the matrices are rounded to.
+    weights: Option<Narrow>,
+    /// How a kernel on integers multiplies the matrices.
+    form: Option<Form>,
+    /// In what order sums are kept in f16, where they are.
+    half_sums: Option<HalfSums>,
+    /// What weights are read in.
+    pub narrow: Storage,
     /// Every row of the result is in one of them.
     pub meetings: Vec<Meeting>,
     /// Rows of the result.
@@ -74,10 +87,25 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
             )
             .hint("quantise the model to another type"));
         }
-        let rounding = match args.arithmetic.operands {
-            Operands::Exact => Rounding::None,
-            Operands::VecDot => Rounding::of(Products::LlamaCpu, weight.dtype),
-        };
+        let (mut rounding, mut weights, mut form, mut half_sums) = (Rounding::None, None, None, None);
+        match args.arithmetic.operands {
+            // Matrix units take both sides in the type that values are kept in.
+            Operands::Exact => match args.arithmetic.narrow {
+                Storage::F32 => {}
+                Storage::F16 => rounding = Rounding::F16,
+                Storage::Bf16 => rounding = Rounding::Bf16,
+            },
+            Operands::VecDot => rounding = Rounding::of(Products::LlamaCpu, weight.dtype),
+            Operands::Both(narrow) => (rounding, weights) = (narrow.rounding(), Some(narrow)),
+            Operands::Blocks(kernel) => {
+                if let Some((blocks, how)) = Blocks::of(kernel, weight.dtype) {
+                    (rounding, form) = (Rounding::Cuda(blocks), Some(how));
+                }
+            }
+            Operands::Half(sums) => {
+                (rounding, weights, half_sums) = (Rounding::F16, Some(Narrow::F16), Some(sums));
+            }
+        }
         let [a, b, c, k] = other.shape();
         let values = other.values();
         let x = match rounding {
@@ -85,11 +113,13 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
                 values: Matrix::new(a * b * c, k, values.into_owned()),
                 sums: Matrix::default(),
                 ties: Vec::new(),
+                scale_ties: Vec::new(),
             },
             _ => round::activations(rounding, View::new(a * b * c, k, &values)),
         };
         let rows = args.shape[..3].iter().product();
-        Ok(Problem { weight, x, rounding, meetings, rows })
+        let narrow = args.arithmetic.narrow;
+        Ok(Problem { weight, x, rounding, weights, form, half_sums, narrow, meetings, rows })
     }
 
     /// Outputs of one matrix.
@@ -99,13 +129,19 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
 
     /// (rows, m)
     pub fn compute(&self) -> Vec<S> {
+        if let Some(sums) = self.half_sums {
+            return self.in_half(sums).into_iter().map(|sum| S::from_f64(sum.value)).collect();
+        }
+        if self.form.is_some_and(|form| form.half_products) {
+            return self.in_half_products();
+        }
         let read = |matrix: usize, rows: Range<usize>, out: &mut [S]| {
             self.read(matrix, rows, out);
             1.0
         };
         let mut out = self.run(self.x.values.view(), read, |value, _| value);
         if self.x.sums.cols > 0
-            && let Some(group) = gguf::minimum_group(self.weight.dtype)
+            && let Some(group) = self.group()
         {
             let minima = |matrix: usize, rows: Range<usize>, out: &mut [S]| {
                 self.minima(matrix, rows, group, out);
@@ -123,6 +159,11 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
         match &self.weight.data {
             Data::Weight(weight) => {
                 weight.decode_rows(matrix * c + rows.start..matrix * c + rows.end, out);
+                if let Some(form) = self.form {
+                    let stored = weight.row_bytes(matrix * c + rows.start..matrix * c + rows.end);
+                    form::apply(form, self.weight.dtype, stored, out);
+                }
+                round::store(self.narrow, out);
             }
             Data::Values(values) => {
                 for (out, row) in out.chunks_exact_mut(k.max(1)).zip(rows) {
@@ -131,6 +172,14 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
                 }
             }
         }
+        if let Some(narrow) = self.weights {
+            narrow.store(out);
+        }
+    }
+
+    /// Columns that share one minimum, where rows hold what meets it.
+    fn group(&self) -> Option<usize> {
+        self.form.map_or_else(|| gguf::minimum_group(self.weight.dtype), |form| form.group)
     }
 
     /// The minima of each group of columns. Of values that are decoded already it is the smallest of the group:
@@ -140,7 +189,10 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
             Data::Weight(weight) => {
                 let first = matrix * self.outputs();
                 let bytes = weight.row_bytes(first + rows.start..first + rows.end);
-                out.copy_from_slice(&gguf::minima::<T>(self.weight.dtype, bytes));
+                match self.form.filter(|form| form.group.is_some()) {
+                    Some(form) => form::minima(form, self.weight.dtype, bytes, out),
+                    None => out.copy_from_slice(&gguf::minima::<T>(self.weight.dtype, bytes)),
+                }
             }
             Data::Values(_) => {
                 let mut all = vec![T::ZERO; out.len() * group];
@@ -234,11 +286,15 @@ impl Problem<'_, '_, f64> {
     /// share a minimum, kernels add quants and minima up apart, and what cancels between them is added to the
     /// terms: twice minimum·max(|Σx|, max|x|) of each group.
     pub fn bound(&self, exact: &[f64]) -> Vec<f64> {
+        if let Some(sums) = self.half_sums {
+            return self.in_half(sums).into_iter().zip(exact).map(|(sum, exact)| sum.bound(*exact)).collect();
+        }
         let mut terms = self.magnitudes(Power::Two, &self.x.values, None);
-        if let Some(group) = gguf::minimum_group(self.weight.dtype)
+        let apart = self.form.is_some_and(|form| form.group.is_some());
+        if let Some(group) = if apart { self.group() } else { gguf::minimum_group(self.weight.dtype) }
             && self.x.values.cols.is_multiple_of(group)
         {
-            let mut met = group_sums(&self.x.values, group);
+            let mut met = if apart { self.x.sums.clone() } else { group_sums(&self.x.values, group) };
             met.data.iter_mut().for_each(|met| *met *= *met);
             let squares = |matrix: usize, rows: Range<usize>, out: &mut [f64]| {
                 self.minima(matrix, rows, group, out);
@@ -254,71 +310,14 @@ impl Problem<'_, '_, f64> {
         terms.into_iter().zip(exact).map(bound).collect()
     }
 
-    /// A tie is rounded to the side that the recorded output says: each moves all outputs of its row by a known
-    /// column of the matrices, so that the output shows it hundreds of times over.
-    pub fn settle(&self, exact: &mut [f64], recorded: &[f64]) {
-        let m = self.outputs();
-        let mut of_row: Vec<Vec<(usize, usize)>> = vec![Vec::new(); self.x.values.rows];
-        if !self.x.ties.is_empty() {
-            for meeting in &self.meetings {
-                meeting.pairs.iter().for_each(|(x, row)| of_row[*x].push((meeting.matrix, *row)));
-            }
-        }
-        for tie in round::few_per_row(self.x.ties.clone(), self.x.values.rows) {
-            let moved: Vec<(usize, Vec<f64>)> =
-                of_row[tie.row].iter().map(|(matrix, row)| (*row, self.moved(&tie, *matrix))).collect();
-            let (mut along, mut square) = (0.0, 0.0);
-            for (row, moved) in &moved {
-                for ((moved, recorded), exact) in
-                    moved.iter().zip(&recorded[row * m..]).zip(&exact[row * m..])
-                {
-                    along += (recorded - exact) * moved;
-                    square += moved * moved;
-                }
-            }
-            // Nearer to having been rounded to the other side than to this one.
-            if along > 0.5 * square && along < 1.5 * square {
-                for (row, moved) in &moved {
-                    exact[row * m..].iter_mut().zip(moved).for_each(|(exact, moved)| *exact += moved);
-                }
-            }
-        }
-    }
-
-    /// How the outputs of one matrix (m,) move where a tie is rounded to the other side.
-    fn moved(&self, tie: &Tie, matrix: usize) -> Vec<f64> {
-        let m = self.outputs();
-        let mut out: Vec<f64> = self.column(matrix, tie.col).into_iter().map(|w| w * tie.value).collect();
-        if tie.sum != 0.0
-            && let Some(group) = gguf::minimum_group(self.weight.dtype)
-        {
-            let groups = self.x.values.cols / group;
-            let mut minima = vec![0.0; m * groups];
-            self.minima(matrix, 0..m, group, &mut minima);
-            for (out, minima) in out.iter_mut().zip(minima.chunks_exact(groups)) {
-                *out += minima[tie.col / group] * tie.sum;
-            }
-        }
-        out
-    }
-
-    /// One column of a matrix, (m,): of a weight, one block of each row is decoded.
-    fn column(&self, matrix: usize, col: usize) -> Vec<f64> {
-        let [_, b, m, _] = self.weight.shape();
-        match &self.weight.data {
-            Data::Values(values) => (0..m).map(|row| values.at([matrix / b, matrix % b, row, col])).collect(),
-            Data::Weight(weight) => {
-                let (len, bytes) = (self.weight.dtype.block_len(), self.weight.dtype.block_bytes());
-                let mut block = vec![0.0; len];
-                let start = col / len * bytes;
-                let decode = |row: usize| {
-                    let stored = weight.row_bytes(matrix * m + row..matrix * m + row + 1);
-                    gguf::decode(self.weight.dtype, &stored[start..start + bytes], &mut block);
-                    block[col % len]
-                };
-                (0..m).map(decode).collect()
-            }
-        }
+    /// What independent errors of the rows come to that are up to `unit` times their values.
+    pub fn off(&self, unit: f64) -> Vec<f64> {
+        let errors = Matrix::new(
+            self.x.values.rows,
+            self.x.values.cols,
+            self.x.values.data.iter().map(|x| unit * x.abs()).collect(),
+        );
+        self.magnitudes(Power::Two, &errors, None).into_iter().map(|off| CONFIDENCE * off).collect()
     }
 
     /// An error of the matrices meets the rows as they were rounded.

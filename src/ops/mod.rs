@@ -74,11 +74,13 @@ mod top_k;
 #[path = "tests/trial.rs"]
 mod trial;
 
+pub use matrices::{Meeting, Problem};
 pub use source::{Args, Source, Strided};
 
 use parity_graph::Op;
 
 use crate::error::Result;
+use crate::scalar::Scalar;
 
 /// Everything that is known of one op. There is no default for any part: forgetting one does not compile.
 pub struct Rule {
@@ -203,6 +205,18 @@ static RULES: &[&Rule] = &[
 /// The rule of an op, if it has one.
 pub fn rule(op: &Op) -> Option<&'static Rule> {
     RULES.iter().copied().find(|rule| rule.op == *op)
+}
+
+/// The matrices of a product and the rows that meet them.
+///
+/// # Errors
+/// An op that is no product, sources that do not fit.
+pub fn problem<'b, 'a, S: Scalar>(op: &Op, args: &'b Args<'a, S>) -> Result<Problem<'b, 'a, S>> {
+    match op {
+        Op::MulMat => mul_mat::problem(args),
+        Op::MulMatId => mul_mat_id::problem(args),
+        _ => Err(args.misfit("those of a product of matrices")),
+    }
 }
 
 /// All rules.

@@ -37,7 +37,7 @@ fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
     Ok(problem(args)?.compute())
 }
 
-fn problem<'b, 'a, S: Scalar>(args: &'b Args<'a, S>) -> Result<Problem<'b, 'a, S>> {
+pub fn problem<'b, 'a, S: Scalar>(args: &'b Args<'a, S>) -> Result<Problem<'b, 'a, S>> {
     let ([a3, a2, m, k], [b3, b2, n, width]) = (args.source(0)?.shape(), args.source(1)?.shape());
     let divides = |a: usize, b: usize| a > 0 && b.is_multiple_of(a);
     if width != k || args.shape != [b3, b2, n, m] || !divides(a3, b3) || !divides(a2, b2) {

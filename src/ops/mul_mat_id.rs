@@ -25,7 +25,7 @@ fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
     Ok(problem(args)?.compute())
 }
 
-fn problem<'b, 'a, S: Scalar>(args: &'b Args<'a, S>) -> Result<Problem<'b, 'a, S>> {
+pub fn problem<'b, 'a, S: Scalar>(args: &'b Args<'a, S>) -> Result<Problem<'b, 'a, S>> {
     let [weights, x, ids] = [args.source(0)?, args.source(1)?, args.source(2)?];
     let ([one, experts, m, k], [a, t, repeated, width]) = (weights.shape(), x.shape());
     let [_, _, rows, chosen] = ids.shape();

@@ -70,6 +70,14 @@ pub struct Summary {
     pub verified: Option<Verified>,
 }
 
+/// Whether a program can be recorded at all.
+///
+/// # Errors
+/// Says why it cannot, and what to do instead.
+pub fn can_record(program: &Path) -> Result<()> {
+    Program::find(&[program.as_os_str().to_owned()]).map(drop)
+}
+
 /// Runs a program and records what its llama.cpp computes.
 ///
 /// # Errors

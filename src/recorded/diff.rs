@@ -1,19 +1,19 @@
 //! Two recordings, at least one of which brings a graph: compared by name, each side audited.
 
-use std::collections::BTreeSet;
-
 use super::audit::interrupted;
+use super::computed;
 use super::entry::{Known, assemble, entries};
-use super::{Foreign, is_left_out, side, tried};
-use crate::audit::recorded::{self, Findings, Graphs, Labelled, Steps, Tensor};
+use super::{Foreign, is_left_out, refuse_gaps, side, tried};
+use crate::audit::recorded::{self, Findings, Graphs};
 use crate::checkpoint::Checkpoint;
-use crate::compare::{self, Comparison, Tolerances};
+use crate::compare::{self, Tolerances};
 use crate::dump::Recording;
 use crate::error::Result;
 use crate::faults::rewritten::diagnose;
 use crate::model::diff as wiring;
 use crate::report::{Report, Verdict};
 use crate::select::Selection;
+use crate::verdict::{self, Gap};
 use parity_dump::Dump;
 
 /// The two sides.
@@ -22,22 +22,6 @@ pub struct Sides<'a> {
     pub candidate: &'a Dump,
     /// The side that it is compared with; its graph, where the candidate brings none, is the candidate's too.
     pub reference: &'a Dump,
-}
-
-/// A candidate's values with the inputs of the recording whose graph it is judged by.
-struct Judged<'a> {
-    values: &'a Dump,
-    inputs: &'a Dump,
-}
-
-impl Steps for Judged<'_> {
-    fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
-        Steps::tensor(self.values, step, checkpoint)
-    }
-
-    fn leaf(&self, step: usize, name: &str) -> Option<Vec<f64>> {
-        Steps::leaf(self.inputs, step, name)
-    }
 }
 
 /// Compares and judges; `foreign` has the graphs of the reference.
@@ -52,17 +36,30 @@ pub fn diff(
     allow_missing: bool,
 ) -> Result<Report> {
     let Sides { candidate, reference } = *sides;
-    let selected = foreign.selected(selection);
-    let all = foreign.all();
     let wants = |_: Checkpoint| true;
-    let graphs = foreign.graphs.steps();
-    let theirs = recorded::audit(reference, &graphs, &foreign.gguf, &wants, &diagnose)?;
-    let brings_graphs = !candidate.manifest().graphs.is_empty();
-    let own = brings_graphs.then(|| Graphs::open(candidate)).transpose()?;
-    let ours = audit_candidate(sides, own.as_ref(), foreign, &graphs, &wants)?;
+    let of_reference = foreign.graphs(reference).or_else(|_| foreign.graphs(candidate))?;
+    let own = graphs_of(candidate, foreign);
+    // A dump without graphs of an architecture that nobody builds is judged by the other side's.
+    let of_candidate = own.as_ref().unwrap_or(&of_reference);
+    let (graphs, our_graphs) = (of_reference.steps(), of_candidate.steps());
+    let their_values = of_reference.judged(reference, reference);
+    let our_values = match &own {
+        Some(own) => own.judged(candidate, candidate),
+        None => of_reference.judged(candidate, reference),
+    };
+    let all = recorded::order(&our_graphs.iter().chain(&graphs).copied().collect::<Vec<_>>(), &wants);
+    let selected = foreign.selected(all.clone(), selection);
+    let theirs = recorded::audit(&their_values, &graphs, &foreign.gguf, &wants, &diagnose)?;
+    let ours = match own.is_some() || are_of_the_same_steps(sides) {
+        true => recorded::audit(&our_values, &our_graphs, &foreign.gguf, &wants, &diagnose)?,
+        false => of_other_steps(candidate),
+    };
     let comparisons = compare::recordings(candidate, reference, &all, tolerances);
     let shown = all.iter().zip(&comparisons);
-    let shown = shown.filter(|(id, _)| !is_left_out(**id, &theirs, selection));
+    let shown = shown.filter(|(id, _)| {
+        !is_left_out(**id, &ours, &our_values, selection)
+            && !is_left_out(**id, &theirs, &their_values, selection)
+    });
     let known = shown.map(|(&id, comparison)| Known {
         id,
         comparison: Some(comparison),
@@ -70,22 +67,33 @@ pub fn diff(
         reference: theirs.nodes.get(&id),
         across: ours.is_bridged(id),
     });
-    let audited = ours.rows_audited() + theirs.rows_audited();
+    let ([ours_in_full, ours_screened], [in_full, screened]) = (ours.rows(), theirs.rows());
+    let rows = [ours_in_full + in_full, ours_screened + screened];
     let mut report = assemble(
         entries(known, &|id| selected.contains(&id)),
         &graphs,
         &|id| tried(&ours, id),
         allow_missing,
-        audited,
+        rows,
     );
     report.tokens = compare::tokens(candidate, reference);
     report.candidate = side(candidate, Some(candidate.path().display().to_string()));
     report.reference = Some(side(reference, Some(reference.path().display().to_string())));
     report.notes.extend(interrupted(candidate).or(interrupted(reference)));
-    foreign.weigh_wiring(&mut report);
-    refuse_other_tokens(&mut report, sides, &comparisons);
-    if let Some(own) = &own {
-        refuse_other_graph(&mut report, own, &foreign.graphs);
+    report.notes.extend(computed::sentence("the candidate", &of_candidate.steps(), &ours));
+    report.notes.extend(computed::sentence("the reference", &of_reference.steps(), &theirs));
+    foreign.weigh_wiring(&of_reference, &mut report);
+    let mut gaps = verdict::gaps(candidate.tokens(), reference.tokens());
+    gaps.extend(Gap::of_steps("candidate", candidate));
+    gaps.extend(Gap::of_steps("reference", reference));
+    refuse_gaps(&mut report, &gaps, allow_missing);
+    let compared = comparisons.iter().any(|comparison| comparison.numbers.is_some());
+    if !compared && report.verdict == Verdict::Parity {
+        report.verdict = Verdict::Undecided;
+        report.reason = Some("nothing was compared".to_owned());
+    }
+    if let Some(own) = own.as_ref().filter(|own| !own.are_built() && !of_reference.are_built()) {
+        refuse_other_graph(&mut report, own, &of_reference);
     }
     Ok(report)
 }
@@ -112,50 +120,25 @@ fn refuse_other_graph(report: &mut Report, own: &Graphs, reference: &Graphs) {
     }
 }
 
-/// Audits the candidate on its own graph, or on the reference's where both were computed in the same steps.
-fn audit_candidate(
-    sides: &Sides<'_>,
-    own: Option<&Graphs>,
-    foreign: &Foreign,
-    graphs: &[(usize, &Labelled)],
-    wants: &dyn Fn(Checkpoint) -> bool,
-) -> Result<Findings> {
-    let Sides { candidate, reference } = *sides;
-    if let Some(own) = own {
-        return recorded::audit(candidate, &own.steps(), &foreign.gguf, wants, &diagnose);
-    }
+/// The graphs that a dump brings or that can be built for it.
+fn graphs_of(dump: &Dump, foreign: &Foreign) -> Option<Graphs> {
+    foreign.graphs(dump).ok()
+}
+
+/// Whether both sides computed the same tokens in the same steps.
+fn are_of_the_same_steps(sides: &Sides<'_>) -> bool {
     let positions = |dump: &Dump| -> Vec<Vec<u32>> {
         dump.manifest().steps.iter().map(|step| step.positions.clone()).collect()
     };
-    if positions(candidate) == positions(reference) && candidate.tokens() == reference.tokens() {
-        return recorded::audit(
-            &Judged { values: candidate, inputs: reference },
-            graphs,
-            &foreign.gguf,
-            wants,
-            &diagnose,
-        );
-    }
-    let mut findings = Findings::default();
-    let ids: BTreeSet<Checkpoint> =
-        Recording::checkpoints(candidate).into_iter().filter(|id| wants(*id)).collect();
-    for id in ids {
-        findings.at(id).cannot("the graph of its own steps: the sides were computed in different ones");
-    }
-    Ok(findings)
+    positions(sides.candidate) == positions(sides.reference)
+        && sides.candidate.tokens() == sides.reference.tokens()
 }
 
-/// Other tokens are no parity, however well their common beginning agrees.
-fn refuse_other_tokens(report: &mut Report, sides: &Sides<'_>, comparisons: &[Comparison]) {
-    let (ours, theirs) = (sides.candidate.tokens(), sides.reference.tokens());
-    let common = compare::common_positions(ours, theirs) as usize;
-    let compared = comparisons.iter().any(|comparison| comparison.numbers.is_some());
-    if common < ours.len().max(theirs.len()) && report.verdict == Verdict::Parity {
-        report.verdict = Verdict::Undecided;
-        report.reason =
-            Some(format!("only the {common} tokens that both sides have in common were compared"));
-    } else if !compared && report.verdict == Verdict::Parity {
-        report.verdict = Verdict::Undecided;
-        report.reason = Some("nothing was compared".to_owned());
+/// Nothing can be said of nodes whose steps nobody has a graph of.
+fn of_other_steps(candidate: &Dump) -> Findings {
+    let mut findings = Findings::default();
+    for id in Recording::checkpoints(candidate) {
+        findings.at(id).cannot("the graph of its own steps: the sides were computed in different ones");
     }
+    findings
 }

@@ -1,7 +1,9 @@
 //! The answer for one id, and for the whole, from what audits and comparisons found.
 
 use super::remarks;
+use crate::audit::bounds::UNIT_F32;
 use crate::audit::recorded::{Finding, Labelled};
+use crate::audit::simulate::SHARP;
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
 use crate::report::words::{count, number};
@@ -53,6 +55,8 @@ fn entry(known: &Known<'_>, before: Before) -> Entry {
         diagnosis: known.candidate.map_or_else(Vec::new, |finding| finding.diagnosis().0.to_vec()),
         shape: std::iter::once(rows as usize).chain(row_shape.copied()).collect(),
         seen: None,
+        op: None,
+        inputs: Vec::new(),
     }
 }
 
@@ -79,6 +83,9 @@ fn judge(known: &Known<'_>, before: Before) -> (V, String) {
         return (V::Undecided, format!("to judge it, the recording needs {needs}"));
     }
     let Some(audit) = audit else { return (V::Missing, "not recorded".to_owned()) };
+    if let Some(blind) = blind(own, &audit.local) {
+        return (V::Undecided, blind);
+    }
     let Some(comparison) = known.comparison else {
         return (V::Match, format!("{}{}", alone(&audit.local), remarks(own)));
     };
@@ -146,6 +153,23 @@ fn compared(
     }
 }
 
+/// Most mistakes move a node by a tenth or more (`docs/verdicts.md`): so much may be rounding in an engine whose type is
+/// narrower than f32, between two recorded nodes.
+const MISTAKES_SHOW: f64 = 0.1;
+
+/// Why nothing can be said of a node that was judged across others: what rounding explains of those is as much as
+/// mistakes come to.
+fn blind(own: &Finding, local: &LocalError) -> Option<String> {
+    // Attention matrices are left out of recordings as a rule: one op lies between them and what is recorded.
+    let last = own.bridged.iter().rfind(|id| !id.kind().is_optional())?;
+    let most = if own.unit > UNIT_F32 { MISTAKES_SHOW } else { SHARP };
+    let explained = local.bound_rel_l2.filter(|explained| !(*explained <= most))?;
+    Some(format!(
+        "between it and what was recorded before, rounding explains as much as {explained:.0e} of it, which would hide \
+         mistakes: record {last} as well"
+    ))
+}
+
 fn alone(local: &LocalError) -> String {
     format!(
         "its local error is {:.1e}, {:.0} % of what rounding explains",
@@ -196,7 +220,7 @@ pub fn assemble(
     graphs: &[(usize, &Labelled)],
     tried: &dyn Fn(Checkpoint) -> Vec<Tried>,
     allow_missing: bool,
-    rows_audited: u64,
+    [rows_audited, rows_screened]: [u64; 2],
 ) -> Report {
     let of = |verdict: V| entries.iter().filter(move |entry| entry.verdict == verdict);
     let first = entries.iter().find(|entry| entry.verdict.is_fault());
@@ -255,7 +279,7 @@ pub fn assemble(
         rows_compared: numbers().map(|numbers| numbers.row_rel_l2.len() as u64).sum(),
         rows_expected: numbers().map(|numbers| numbers.row_rel_l2.len() as u64).sum(),
         rows_audited: Some(rows_audited),
-        rows_screened: None,
+        rows_screened: Some(rows_screened),
         seen: None,
     };
     let origins = of(V::Origin).map(|entry| entry.id).collect();

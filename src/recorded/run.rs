@@ -7,7 +7,7 @@ use parity_dump::manifest::Producer;
 
 use super::entry::{Known, assemble, entries};
 use super::{Foreign, audit::interrupted, is_left_out, side, tried};
-use crate::arithmetic::Arithmetic;
+use crate::arithmetic::{Arithmetic, Hypothesis};
 use crate::audit::recorded::{self, Arrangement, Finding, Findings, Labelled, Steps};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::compare::{Accumulator, Comparison, Status, TokenSums, Tolerances};
@@ -46,15 +46,16 @@ pub fn run(dump: &Dump, foreign: &Foreign, options: &RunOptions) -> Result<Repor
                 .found(options.numerics));
         }
     };
-    let selected = foreign.selected(&options.selection);
-    let all = foreign.all();
-    let graphs = foreign.graphs.steps();
-    let theirs = recorded::audit(dump, &graphs, &foreign.gguf, &|_| true, &diagnose)?;
+    let recorded = foreign.graphs(dump)?;
+    let (graphs, judged) = (recorded.steps(), recorded.judged(dump, dump));
+    let all = recorded::order(&graphs, &|_| true);
+    let selected = foreign.selected(all.clone(), &options.selection);
+    let theirs = recorded::audit(&judged, &graphs, &foreign.gguf, &|_| true, &diagnose)?;
     let ours = match options.numerics.products {
-        Products::F64 => execute::<f64>(dump, foreign, &graphs, &all, options, arithmetic)?,
-        _ => execute::<f32>(dump, foreign, &graphs, &all, options, arithmetic)?,
+        Products::F64 => execute::<f64>(&judged, foreign, &graphs, &all, options, arithmetic)?,
+        _ => execute::<f32>(&judged, foreign, &graphs, &all, options, arithmetic)?,
     };
-    let shown = all.iter().filter(|id| !is_left_out(**id, &theirs, &options.selection));
+    let shown = all.iter().filter(|id| !is_left_out(**id, &theirs, &judged, &options.selection));
     let known = shown.map(|&id| Known {
         id,
         comparison: ours.comparisons.get(&id),
@@ -62,13 +63,14 @@ pub fn run(dump: &Dump, foreign: &Foreign, options: &RunOptions) -> Result<Repor
         reference: theirs.nodes.get(&id),
         across: ours.findings.is_bridged(id),
     });
-    let audited = ours.findings.rows_audited() + theirs.rows_audited();
+    let ([ours_in_full, ours_screened], [in_full, screened]) = (ours.findings.rows(), theirs.rows());
+    let rows = [ours_in_full + in_full, ours_screened + screened];
     let mut report = assemble(
         entries(known, &|id| selected.contains(&id)),
         &graphs,
         &|id| tried(&ours.findings, id),
         options.allow_missing,
-        audited,
+        rows,
     );
     report.tokens = ours.tokens.report();
     report.reference = Some(side(dump, Some(dump.path().display().to_string())));
@@ -82,7 +84,7 @@ pub fn run(dump: &Dump, foreign: &Foreign, options: &RunOptions) -> Result<Repor
     };
     report.candidate.provenance.clear();
     report.notes.extend(interrupted(dump));
-    foreign.weigh_wiring(&mut report);
+    foreign.weigh_wiring(&recorded, &mut report);
     report.notes.extend(ours.notes);
     Ok(report)
 }
@@ -96,7 +98,7 @@ struct Executed {
 }
 
 fn execute<S: Number>(
-    dump: &Dump,
+    dump: &dyn Steps,
     foreign: &Foreign,
     graphs: &[(usize, &Labelled)],
     selected: &[Checkpoint],
@@ -153,7 +155,7 @@ impl Pair {
 /// Executes, compares with what was recorded, and holds its own results to f64.
 struct Runner<'a> {
     step: usize,
-    dump: &'a Dump,
+    dump: &'a dyn Steps,
     labelled: Option<&'a Labelled>,
     selected: &'a [Checkpoint],
     options: &'a RunOptions,
@@ -177,7 +179,7 @@ impl<S: Number> Conductor<S> for Runner<'_> {
             return Ok(value);
         };
         let wanted = self.selected.contains(&id);
-        let recorded = Steps::tensor(self.dump, self.step, id);
+        let recorded = self.dump.tensor(self.step, id);
         let arranged = recorded.as_ref().and_then(|recorded| labelled.arrange(node.id, id, recorded));
         let (Some(recorded), Some(arranged)) = (recorded, arranged) else {
             if wanted {
@@ -294,11 +296,11 @@ fn hold<S: Number>(
     let Args { name, params, shape, dtype, arithmetic, .. } = *args;
     let double: Args<'_, f64> = Args { name, params, sources: sources.collect(), shape, dtype, arithmetic };
     let values: Vec<f64> = values.iter().map(|value| value.to_f64()).collect();
-    let tried = [recorded::Hypothesis { name: "its own", arithmetic: *arithmetic }];
+    let tried = [Hypothesis { name: "its own", arithmetic: *arithmetic }];
     let looked_at = |element: usize| arranged.is_recorded(element);
     let sight = recorded::Sight { looked_at: &looked_at, carried: &[] };
     match recorded::judge(rule, &double, &values, &sight, &tried) {
-        Ok(held) => finding.add(held, arranged),
+        Ok(held) => finding.add(held, arranged, arranged.positions().len()),
         Err(unknown) => finding.cannot(&unknown.0),
     }
 }

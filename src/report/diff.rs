@@ -12,7 +12,7 @@ use crate::checkpoint::Checkpoint;
 
 /// Unit roundoff of f32.
 const UNIT: f64 = 1.0 / (1u64 << 24) as f64;
-/// One correct rounding to f32: own errors below are one noise, whatever the order of the sums behind them.
+/// One correct rounding to f32: local errors below are one noise, whatever the order of the sums behind them.
 pub const FLOOR_OWN: f64 = UNIT / 2.0;
 /// Two correct roundings of one value lie up to a unit apart.
 pub const FLOOR_DISTANCE: f64 = UNIT;
@@ -46,7 +46,7 @@ pub struct ReportDiff {
 pub struct Change {
     /// The checkpoint.
     pub checkpoint: Checkpoint,
-    /// What of it changed: `verdict`, `own error`, `distance`, `coverage`.
+    /// What of it changed: `verdict`, `local error`, `distance`, `coverage`.
     pub what: &'static str,
     /// As it was.
     pub old: String,
@@ -109,7 +109,7 @@ fn entry_changes(old: &Entry, new: &Entry) -> Vec<Change> {
     let moved_own = moved(own(old), own(new), FLOOR_OWN);
     let distance = |entry: &Entry| entry.numbers.as_ref().map(|numbers| numbers.rel_l2);
     let moved_distance = moved(distance(old), distance(new), FLOOR_DISTANCE);
-    for (what, values) in [("own error", moved_own), ("distance", moved_distance)] {
+    for (what, values) in [("local error", moved_own), ("distance", moved_distance)] {
         let Some((before, after, better)) = values else { continue };
         // Nearer to exact arithmetic and therefore farther from a rounded reference: that is no regression.
         let explained = what == "distance" && moved_own.is_some_and(|(_, _, better)| better);

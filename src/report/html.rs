@@ -18,7 +18,13 @@ use crate::error::{Error, Result};
 
 const TEMPLATE: &str = include_str!("html/report.html");
 const STYLE: &str = include_str!("html/style.css");
-const SCRIPT: &str = include_str!("html/script.js");
+const SCRIPT: &str = concat!(
+    include_str!("html/script.js"),
+    include_str!("html/layer.js"),
+    include_str!("html/find.js"),
+    include_str!("html/compare.js"),
+    include_str!("html/start.js"),
+);
 
 /// The page.
 pub fn render(report: &Report) -> Result<String> {
@@ -106,7 +112,7 @@ fn scales(report: &Report) -> Vec<Scale> {
         stops: (0..=20).map(|i| (f64::from(i) * 5.0, color::viridis(f64::from(i) / 20.0))).collect(),
         ticks: scale.ticks().iter().map(|(value, place)| (place * 100.0, power(*value))).collect(),
     };
-    let own = || scale("own", "own error / bound", &color::OWN);
+    let own = || scale("own", "local error / bound", &color::OWN);
     let difference = || scale("difference", "difference, rel L2", &color::DIFFERENCE);
     let audited = report.checkpoints.iter().any(|entry| entry.local.candidate.is_some());
     let compared = report.checkpoints.iter().any(|entry| entry.numbers.is_some());

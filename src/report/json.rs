@@ -8,6 +8,7 @@ use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
 use super::{Report, SCHEMA};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// The report as indented JSON, ended by a newline. What was not measured, or is not finite, is null.
 pub fn render(report: &impl Serialize) -> Result<String> {
@@ -92,8 +93,8 @@ impl Formatter for Indented {
 /// Reads a `report.json` back; `path` may be the folder that holds it.
 pub fn read(path: &Path) -> Result<Report> {
     let path = if path.is_dir() { path.join("report.json") } else { path.to_owned() };
-    let text = std::fs::read_to_string(&path)
-        .map_err(|e| Error::file(&path, format!("cannot be read: {e}")).hint("`--report DIR` writes one"))?;
+    let text =
+        files::read(&path, files::OUTPUT_BYTES_MAX).map_err(|e| e.hint("`--report DIR` writes one"))?;
     let report: Report = serde_json::from_str(&text)
         .map_err(|e| Error::file(&path, format!("is no report: {e}")).expected(SCHEMA))?;
     if report.schema != SCHEMA {

@@ -81,7 +81,7 @@ fn description(report: &Report, entry: &Entry, text: &str) -> String {
             words::index(&numbers.worst.index),
         ));
     }
-    lines.push(format!("own error / bound {}", number_or_dash(words::over_bound(entry))));
+    lines.push(format!("local error / bound {}", number_or_dash(words::over_bound(entry))));
     let first = report.first_divergence.as_ref().filter(|first| first.checkpoint == entry.id);
     lines.extend(first.and_then(|first| first.reproduce.as_ref()).map(|command| format!("next: {command}")));
     lines.join("\n")

@@ -53,7 +53,7 @@ fn faults(report: &Report, out: &mut String) {
     }
     let _ = writeln!(
         out,
-        "\n| checkpoint | verdict | rel L2 | max \\|a-b\\| | own error / bound |\n| --- | --- | ---: | ---: | ---: |"
+        "\n| checkpoint | verdict | rel L2 | max \\|a-b\\| | local error / bound |\n| --- | --- | ---: | ---: | ---: |"
     );
     for entry in faulty.iter().take(ROWS) {
         let numbers = entry.numbers.as_ref();

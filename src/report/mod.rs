@@ -114,11 +114,11 @@ pub enum CheckpointVerdict {
     Match,
     /// It is larger, but the node is healthy: its input was not.
     Inherited,
-    /// The candidate's own error is beyond what rounding explains: the bug is in this node.
+    /// The candidate's local error is beyond what rounding explains: the bug is in this node.
     Origin,
-    /// The reference's own error is.
+    /// The reference's local error is.
     Reference,
-    /// Beyond a tolerance that the user gave, without evidence on either side's own error.
+    /// Beyond a tolerance that the user gave, without evidence on either side's local error.
     Beyond,
     /// One side does not have it.
     Missing,
@@ -267,6 +267,12 @@ pub struct Entry {
     /// How much of it was seen, where a side was only printed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen: Option<Seen>,
+    /// What computes it, in ggml's words; absent where no graph is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub op: Option<String>,
+    /// The checkpoints that it is computed from; absent where no graph is known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inputs: Vec<Checkpoint>,
 }
 
 /// The numbers of DESIGN section 5 for one pair of tensors a (candidate) and b (reference).

@@ -17,11 +17,13 @@ mod bracket;
 mod checkpoint;
 mod graph;
 mod named;
+mod nodes;
 mod text;
 mod whole;
 
 pub use graph::{judge, outliers};
-pub use whole::{Gap, gaps};
+pub use nodes::{describe, describe_recorded};
+pub use whole::{Gap, gaps, spoken};
 
 use crate::audit::simulate::Carried;
 
@@ -302,6 +304,8 @@ fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
         diagnosis: named.to_vec(),
         shape,
         seen: comparison.seen,
+        op: None,
+        inputs: Vec::new(),
     }
 }
 

@@ -168,7 +168,8 @@ fn masked_nan_stays_out() {
     for (rows, strange, storage) in [(12, 7, Storage::F32), (5, 3, Storage::F16), (70, 65, Storage::F16)] {
         let mut values = Random(4).values(rows * 32);
         values[strange * 32..][..32].fill(f32::NAN);
-        let (x, start, out) = (Memory::stored(&values, storage), words(&[0]), Memory::room(rows * 32, storage));
+        let (x, start, out) =
+            (Memory::stored(&values, storage), words(&[0]), Memory::room(rows * 32, storage));
         let room = Memory::of_bytes(&vec![0; calls::attention_room(1, 32, rows)]);
         let address = x.address();
         let data = AttentionData {

@@ -82,7 +82,14 @@ fn attention(file: &'static str, kernel: AttentionKernel, storage: Storage) -> S
     let call = calls::attention(&op, data, kernel, rows, [storage; 2]).unwrap();
     let [scores, probs] = matrices;
     let (out, other) = if kernel == AttentionKernel::Mma { (probs, out) } else { (out, probs) };
-    Subject { file, unit: file, calls: vec![call], out, _inputs: vec![x, first, scores, other], _weight: None }
+    Subject {
+        file,
+        unit: file,
+        calls: vec![call],
+        out,
+        _inputs: vec![x, first, scores, other],
+        _weight: None,
+    }
 }
 
 /// A row of two blocks, whose sums are merged, and a row of one, which stores probabilities of its own scores.

@@ -135,7 +135,9 @@ fn unpacked_weights() {
 #[test]
 fn many_rows_fast() {
     // Of each tile one case: 64 x 64, 128 x 64, 128 x 128.
-    for (rows, outputs, columns) in [(67, 70, 88), (65, 72, 416), (1, 1, 8), (150, 64 * 67 - 1, 40), (130, 128 * 66 + 8, 40)] {
+    for (rows, outputs, columns) in
+        [(67, 70, 88), (65, 72, 416), (1, 1, 8), (150, 64 * 67 - 1, 40), (130, 128 * 66 + 8, 40)]
+    {
         product(DType::F16, LinearKernel::Wide, FAST, rows, outputs, columns);
     }
 }

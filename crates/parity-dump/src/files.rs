@@ -1,6 +1,7 @@
 //! The files of a dump, opened and checked.
 
 use std::fs::{self, File};
+use std::io::Read;
 use std::path::Path;
 
 use memmap2::Mmap;
@@ -10,18 +11,60 @@ use crate::dtype::Element;
 use crate::error::DumpError;
 use crate::manifest::{MANIFEST_FILE, Manifest, SCHEMA};
 
+/// Bytes of a manifest, a graph or a list of seen values. A token takes some twenty in all places together.
+pub(crate) const TEXT_BYTES_MAX: u64 = 256 << 20;
+
+/// Token positions of a dump: some hundred times those of the longest contexts. What is made for each position
+/// must not be decided by a length that a file only claims.
+pub(crate) const POSITIONS_MAX: usize = 1 << 24;
+
+/// Reads a text file of at most `limit` bytes. Devices and pipes have no end that could be waited for.
+///
+/// # Errors
+/// No regular file, too many bytes, no UTF-8, or the system's.
+pub fn read_text(path: &Path, limit: u64) -> Result<String, DumpError> {
+    let failed = |e: std::io::Error| DumpError::new(path, format!("cannot be read: {e}"));
+    let file = open_regular(path, "cannot be read")?;
+    let mut bytes = Vec::new();
+    file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
+    if !(bytes.len() as u64 <= limit) {
+        let size = fs::metadata(path).map_or(0, |meta| meta.len()).max(bytes.len() as u64);
+        return Err(DumpError::new(path, "is too large for a text that is read at once")
+            .expected_found(format!("at most {limit} bytes"), format!("{size} bytes")));
+    }
+    String::from_utf8(bytes).map_err(|e| {
+        DumpError::new(path, "is no text")
+            .expected_found("UTF-8", format!("another byte at {}", e.utf8_error().valid_up_to()))
+    })
+}
+
+/// Opens a regular file: opening a pipe would wait for somebody to write to it.
+pub fn open_regular(path: &Path, what: &str) -> Result<File, DumpError> {
+    let failed = |e: std::io::Error| DumpError::new(path, format!("{what}: {e}"));
+    if !fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(DumpError::new(path, what)
+            .expected_found("a regular file", "something else")
+            .hint("what comes from a pipe can be written to a file first"));
+    }
+    File::open(path).map_err(failed)
+}
+
 /// Reads and checks `manifest.json`.
 pub(crate) fn read_manifest(dir: &Path) -> Result<Manifest, DumpError> {
     let path = dir.join(MANIFEST_FILE);
-    let text = fs::read_to_string(&path).map_err(|e| {
-        DumpError::new(dir, format!("no readable {MANIFEST_FILE}: {e}"))
-            .expected_found("a dump folder", "something else")
-            .hint("record one with `parity record`, or `parity run --dump DIR`")
-    })?;
+    if !path.exists() {
+        return Err(DumpError::new(dir, format!("has no {MANIFEST_FILE}"))
+            .expected_found("a dump folder", "another folder")
+            .hint("record one with `parity record`, or `parity run --dump DIR`"));
+    }
+    let text = read_text(&path, TEXT_BYTES_MAX)?;
     let manifest: Manifest = serde_json::from_str(&text)
         .map_err(|e| DumpError::new(&path, format!("is no manifest of a dump: {e}")))?;
     if manifest.schema != SCHEMA {
         return Err(DumpError::new(&path, "another dump format").expected_found(SCHEMA, &manifest.schema));
+    }
+    if manifest.tokens.len() > POSITIONS_MAX {
+        return Err(too_many_tokens(&path, manifest.tokens.len()));
     }
     for step in &manifest.steps {
         if let Some(p) = step.positions.iter().find(|&&p| p as usize >= manifest.tokens.len()) {
@@ -32,8 +75,14 @@ pub(crate) fn read_manifest(dir: &Path) -> Result<Manifest, DumpError> {
     Ok(manifest)
 }
 
+/// More tokens than a dump has.
+pub(crate) fn too_many_tokens(path: &Path, found: usize) -> DumpError {
+    DumpError::new(path, "more tokens than any context has")
+        .expected_found(format!("at most {POSITIONS_MAX}"), found)
+}
+
 pub(crate) fn map_file(path: &Path) -> Result<Mmap, DumpError> {
-    let file = File::open(path).map_err(|e| DumpError::new(path, format!("cannot be opened: {e}")))?;
+    let file = open_regular(path, "cannot be opened")?;
     // SAFETY: the map is read-only; a file that another process truncates meanwhile is outside what any
     // reader of mapped files can guard against.
     unsafe { Mmap::map(&file) }.map_err(|e| DumpError::new(path, format!("cannot be mapped: {e}")))

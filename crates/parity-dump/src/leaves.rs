@@ -1,16 +1,12 @@
 //! What a recording has beside the values of checkpoints: the inputs of each step, and the graphs.
 
-use std::fs;
-
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
 use crate::error::DumpError;
+use crate::files::{TEXT_BYTES_MAX, read_text};
 use crate::manifest::LEAF_PREFIX;
 use crate::reader::Dump;
-
-/// Bytes of the longest graph that is read.
-const GRAPH_BYTES_MAX: u64 = 1 << 28;
 
 /// Where an input's bytes are.
 #[derive(Clone, Debug)]
@@ -84,13 +80,7 @@ impl Dump {
             return Err(DumpError::new(&self.path, "a graph lies outside the folder")
                 .expected_found("a file name", format!("`{file}`")));
         }
-        let failed = |e: std::io::Error| DumpError::new(&path, format!("the graph cannot be read: {e}"));
-        let size = fs::metadata(&path).map_err(failed)?.len();
-        if size > GRAPH_BYTES_MAX {
-            return Err(DumpError::new(&path, "is larger than any graph")
-                .expected_found(format!("at most {GRAPH_BYTES_MAX} bytes"), size));
-        }
-        fs::read_to_string(&path).map_err(failed)
+        read_text(&path, TEXT_BYTES_MAX)
     }
 }
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::DumpError;
+use crate::files::{TEXT_BYTES_MAX, read_text};
 
 /// File name within a dump folder.
 pub const SEEN_FILE: &str = "seen.json";
@@ -89,8 +90,7 @@ pub(crate) fn read(dir: &Path, positions: usize) -> Result<SeenTensors, DumpErro
     if !path.is_file() {
         return Ok(SeenTensors::new());
     }
-    let text =
-        fs::read_to_string(&path).map_err(|e| DumpError::new(&path, format!("cannot be read: {e}")))?;
+    let text = read_text(&path, TEXT_BYTES_MAX)?;
     let seen: SeenTensors = serde_json::from_str(&text)
         .map_err(|e| DumpError::new(&path, format!("is no list of seen values: {e}")))?;
     for (&checkpoint, parts) in &seen {

@@ -10,7 +10,7 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::DumpError;
-use crate::files::{element_of, map_file, unreadable};
+use crate::files::{POSITIONS_MAX, element_of, map_file, too_many_tokens, unreadable};
 use crate::manifest::{Manifest, Producer, SCHEMA, Step};
 use crate::reader::{Dump, Part};
 
@@ -78,7 +78,18 @@ fn read_tokens(path: &Path, tensors: &SafeTensors<'_>) -> Result<Vec<u32>, DumpE
         Dtype::I64 => 8,
         other => return Err(missing(format!("{other:?}"))),
     };
-    let mut tokens = Vec::with_capacity(view.data().len() / size);
+    // Before a value is read: a sparse file holds as many as it likes.
+    let rows =
+        tensors.iter().find(|(name, _)| *name != TOKENS).and_then(|(_, view)| view.shape().first().copied());
+    let n = view.data().len() / size;
+    if n > POSITIONS_MAX {
+        let error = too_many_tokens(path, n);
+        return Err(match rows {
+            Some(rows) => error.hint(format!("`{TOKENS}` is (T,), and the other tensors have {rows} rows")),
+            None => error,
+        });
+    }
+    let mut tokens = Vec::with_capacity(n);
     for bytes in view.data().chunks_exact(size) {
         let token = if size == 8 {
             i64::from_le_bytes([

@@ -141,24 +141,29 @@ impl Injection {
     unsafe fn make(&mut self, reader: Reader<'_>) -> Result<(), String> {
         let layout = reader.layout;
         match self.fault.rewrite.change.clone() {
-            // SAFETY: by the caller's promise, here and below.
+            // SAFETY: by the caller's promise the tensor is alive and lies in memory of the host.
             Change::Words(words) => unsafe { self.words(reader, &words) },
+            // SAFETY: as above.
             Change::Op(op, words) => unsafe {
                 let number =
                     number_of(reader, &op).ok_or_else(|| format!("this llama.cpp has no op {op}"))?;
                 self.put(layout.op, &number.to_ne_bytes());
                 self.words(reader, &words);
             },
+            // SAFETY: as above; the slot is one of the ten that a tensor has.
             Change::Source { slot, with } => unsafe {
                 let other = with.map_or(std::ptr::null_mut(), |id| self.address[id]);
                 self.put(layout.src + slot * size_of::<RawTensor>(), &(other as usize).to_ne_bytes());
             },
+            // SAFETY: as above.
             Change::Exchange(a, b) => unsafe {
                 let (first, second) = (reader.source_in(self.node, a), reader.source_in(self.node, b));
                 self.put(layout.src + a * size_of::<RawTensor>(), &(second as usize).to_ne_bytes());
                 self.put(layout.src + b * size_of::<RawTensor>(), &(first as usize).to_ne_bytes());
             },
+            // SAFETY: as above.
             Change::SourceEdit { slot, edit } => unsafe { self.edit_source(reader, slot, edit)? },
+            // SAFETY: as above.
             Change::Bypass { slot } => unsafe {
                 let values = Values::read(reader, reader.source_in(self.node, slot))?;
                 self.passed = Some(values.numbers()?);

@@ -81,7 +81,7 @@ impl Parent {
 
 impl Host for Parent {
     fn say(&self, message: &str) {
-        eprintln!("parity: {message}");
+        say(message);
     }
 
     fn status(&self, key: &str, value: &str) {
@@ -93,4 +93,9 @@ impl Host for Parent {
         let owner = |dir: &PathBuf| OpenOptions::new().write(true).create_new(true).open(dir.join("owner"));
         self.shared.as_ref().is_none_or(|dir| owner(dir).is_ok())
     }
+}
+
+/// Says something on the program's standard error, which may be closed.
+pub fn say(message: impl std::fmt::Display) {
+    let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("parity: {message}\n"));
 }

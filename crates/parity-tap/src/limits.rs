@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{rows, symbols, tap};
+use crate::{host, rows, symbols, tap};
 
 /// Words of a `llama_context_params`, whose meaning depends on the release: more than any has.
 const WORDS: usize = 256;
@@ -59,9 +59,9 @@ unsafe fn before(
             Some(None) => {}
             None => {
                 if !REFUSED.swap(true, Ordering::Relaxed) {
-                    eprintln!(
-                        "parity: the parameters of this llama.cpp are not known: \
-                         only the rows that the program asks for get logits"
+                    host::say(
+                        "the parameters of this llama.cpp are not known: only the rows that the program asks for \
+                         get logits",
                     );
                 }
             }

@@ -1,24 +1,37 @@
 //! The real functions behind those that this library stands in for.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::sync::Mutex;
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock};
 
-/// Real functions found so far, by name and return address of the caller.
-static FOUND: Mutex<Option<HashMap<(&'static CStr, usize), usize>>> = Mutex::new(None);
+/// Functions found so far, by name, return address of the caller, and whether it must be the library's own.
+static FOUND: Mutex<Option<HashMap<(&'static CStr, usize, bool), usize>>> = Mutex::new(None);
 
-/// The real `name` for code at address `caller`; null where there is none.
+/// The function that would be called as `name` by code at address `caller` if this library were not there; null
+/// where there is none.
 ///
-/// The library of the caller and those that it depends on come first, then everything that was loaded
-/// behind this library, then any loaded library that has it.
+/// Another preloaded library that stands in for the same function comes first where it was loaded behind this
+/// one, and is passed over where it is the caller. Then come the library of the caller and those that it depends
+/// on, everything that was loaded behind this library, and any loaded library that has it.
 pub fn real(name: &'static CStr, caller: *const c_void) -> *mut c_void {
-    let key = (name, caller as usize);
+    remembered(name, caller, false)
+}
+
+/// The llama.cpp's own function that [`real`] comes to in the end, whoever stands in for it too.
+pub fn own(name: &'static CStr, caller: *const c_void) -> *mut c_void {
+    remembered(name, caller, true)
+}
+
+fn remembered(name: &'static CStr, caller: *const c_void, own: bool) -> *mut c_void {
+    let key = (name, caller as usize, own);
     let mut found = FOUND.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let found = found.get_or_insert_with(HashMap::new);
     if let Some(&symbol) = found.get(&key) {
         return symbol as *mut c_void;
     }
-    let symbol = find(name, caller);
+    let symbol = find(name, caller, own);
     found.insert(key, symbol as usize);
     symbol
 }
@@ -38,26 +51,52 @@ pub fn object_of(address: *const c_void) -> Option<CString> {
     }
 }
 
-fn find(name: &'static CStr, caller: *const c_void) -> *mut c_void {
-    let near = object_of(caller).map_or(std::ptr::null_mut(), |path| in_object(&path, name));
-    if is_foreign(near) {
-        return near;
-    }
+fn find(name: &'static CStr, caller: *const c_void, own: bool) -> *mut c_void {
+    let object = object_of(caller);
+    let from_stand_in = object.as_deref().is_some_and(is_preloaded);
     // SAFETY: a lookup.
     let next = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-    if is_foreign(next) {
+    if is_foreign(next) && !own && (from_stand_in || stands_in(next)) {
         return next;
     }
-    any(name)
+    let wanted = |symbol: *mut c_void| is_foreign(symbol) && !stands_in(symbol);
+    let near = object.filter(|_| !from_stand_in).map_or(std::ptr::null_mut(), |path| in_object(&path, name));
+    [near, next].into_iter().find(|&symbol| wanted(symbol)).unwrap_or_else(|| any(name))
 }
 
-/// A symbol of any loaded library but this one.
+/// Whether a function is another preloaded library's.
+fn stands_in(symbol: *mut c_void) -> bool {
+    object_of(symbol).is_some_and(|path| is_preloaded(&path))
+}
+
+/// Whether the loader was told to load this object ahead of all that the program asks for.
+fn is_preloaded(path: &CStr) -> bool {
+    static NAMED: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    let named = NAMED.get_or_init(|| {
+        let list = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+        let names = list.as_bytes().split(|byte| b": ".contains(byte)).filter(|name| !name.is_empty());
+        names.map(|name| PathBuf::from(OsStr::from_bytes(name))).collect()
+    });
+    let path = Path::new(OsStr::from_bytes(path.to_bytes()));
+    let same = |named: &PathBuf| match named.parent() {
+        // A bare name is looked for in the loader's own folders.
+        Some(folder) if folder.as_os_str().is_empty() => named.file_name() == path.file_name(),
+        _ => {
+            named == path
+                || named.canonicalize().ok().zip(path.canonicalize().ok()).is_some_and(|(a, b)| a == b)
+        }
+    };
+    named.iter().any(same)
+}
+
+/// A symbol of any loaded library but this one and those that stand in for it too.
 pub fn any(name: &CStr) -> *mut c_void {
     let mut paths: Vec<CString> = Vec::new();
     // SAFETY: the callback gets back the vector that is passed in.
     unsafe { libc::dl_iterate_phdr(Some(collect), (&raw mut paths).cast()) };
     let mut symbols = paths.iter().map(|path| in_object(path, name));
-    symbols.find(|&symbol| is_foreign(symbol)).unwrap_or(std::ptr::null_mut())
+    let found = symbols.find(|&symbol| is_foreign(symbol) && !stands_in(symbol));
+    found.unwrap_or(std::ptr::null_mut())
 }
 
 unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _size: usize, paths: *mut c_void) -> c_int {

@@ -57,7 +57,7 @@ fn start() -> Option<Mutex<State>> {
     let asked = match host::asked() {
         Ok(asked) => asked?,
         Err(message) => {
-            eprintln!("parity: {message}");
+            host::say(message);
             return None;
         }
     };
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn graph_compute(sched: RawSched, graph: RawGraph, caller:
 unsafe fn compute(name: &'static CStr, sched: RawSched, graph: RawGraph, caller: *const c_void) -> c_int {
     let real = real_or_unavailable(name, caller);
     // SAFETY: the program's arguments.
-    let ours = guarded(None, || unsafe { before(real, sched, graph) });
+    let ours = guarded(None, || unsafe { before(symbols::own(name, caller), sched, graph) });
     // SAFETY: ggml's function under its own name.
     let status = unsafe { std::mem::transmute::<*mut c_void, Compute>(real)(sched, graph) };
     if let Some(library) = ours {
@@ -209,13 +209,13 @@ unsafe fn compute(name: &'static CStr, sched: RawSched, graph: RawGraph, caller:
 }
 
 /// Installs our callback where nodes of this graph are wanted. The library, if `after` has to be called.
-unsafe fn before(real: *mut c_void, sched: RawSched, graph: RawGraph) -> Option<&'static Library> {
+unsafe fn before(own: *mut c_void, sched: RawSched, graph: RawGraph) -> Option<&'static Library> {
     let mut state = state()?;
     // One function calls the other, and other contexts may compute meanwhile.
     if state.active.is_some() || state.warm_up {
         return None;
     }
-    let library = library(&mut state, real)?;
+    let library = library(&mut state, own)?;
     let reader = Reader { api: &library.api, layout: &library.layout };
     // SAFETY: the program computes this graph with this library.
     let wanted = unsafe { state.recorder.begin(reader, sched, graph) };
@@ -289,6 +289,7 @@ pub unsafe extern "C" fn gguf_init_from_file(
     caller: *const c_void,
 ) -> *mut c_void {
     guarded((), || {
+        // SAFETY: the program's argument: a C string, or null.
         if let (Some(state), Some(path)) = (state(), unsafe { text(path) }) {
             let path = std::fs::canonicalize(&*path).unwrap_or_else(|_| path.into_owned().into());
             state.recorder.status("model", &path.to_string_lossy());

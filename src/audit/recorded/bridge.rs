@@ -3,8 +3,11 @@
 //! What rounding explains of an unrecorded node, and what the errors of its sources come to, is carried on through
 //! every node up to the next one that was recorded, whose bound it widens.
 
-use crate::arithmetic::Arithmetic;
+use super::narrow::{self, Narrowed};
+use super::node::hypotheses;
+use crate::arithmetic::{Arithmetic, round};
 use crate::engine::machine::{Carried, Node, Unknown, Value, Values, compute};
+use crate::numerics::Storage;
 use crate::ops::{Args, Check, Rule};
 
 /// What errors of the sources come to in the result, for each of its values; `None` where there are none.
@@ -45,11 +48,16 @@ pub fn moved(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown
     Ok(values)
 }
 
-/// A node that was not recorded: its exact values, and up to how far the producer's may be from them.
+/// A node that was not recorded: its exact values, and up to how far those of a producer that keeps them in `kept` may
+/// be from them.
 ///
 /// # Errors
 /// Where nothing can be said of it: its sources are not known, it has no rule, or chooses.
-pub fn across(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown>) -> Value<f64> {
+pub fn across(
+    node: &Node<'_>,
+    args: std::result::Result<&Args<'_, f64>, &Unknown>,
+    kept: Storage,
+) -> Value<f64> {
     let args = args.map_err(Clone::clone)?;
     let rule = node.rule.ok_or_else(|| Unknown::no_rule(args.name, &node.program.graph.get(node.id).op))?;
     let bound = match &rule.check {
@@ -58,7 +66,9 @@ pub fn across(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknow
         Check::Choice(_) => return Err(Unknown::new(args.name)),
     };
     // Which roundings the producer followed is not seen here: both are allowed for.
-    let arithmetics = [Arithmetic::LLAMA_CPU, Arithmetic::EXACT];
+    let tensor = node.program.graph.get(node.id);
+    let likeliest = hypotheses(&tensor.op, tensor.backend.as_deref(), args).first().map(|one| one.arithmetic);
+    let arithmetics = [likeliest.unwrap_or(Arithmetic::EXACT), Arithmetic::EXACT];
     let under = |arithmetic| Args { arithmetic, sources: args.sources.clone(), ..*args };
     let [cpu, plain] = [under(&arithmetics[0]), under(&arithmetics[1])];
     let (data, other) = (compute::<f64>(rule, &cpu)?, compute::<f64>(rule, &plain)?);
@@ -67,6 +77,24 @@ pub fn across(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknow
         // Where both are the same infinity nothing differs.
         *error += if a == b { 0.0 } else { (a - b).abs() };
     });
+    let arithmetic = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
+    let narrowed = Narrowed::of(&rule.op, args, &arithmetic);
+    let rounded = Args { arithmetic: &arithmetic, sources: narrowed.sources(args), ..*args };
+    if kept != Storage::F32 {
+        let third = compute::<f64>(rule, &rounded)?;
+        match narrow::is_one_step(&rule.op) && node.carried.iter().all(Option::is_none) {
+            // Of recorded values it is known what is rounded.
+            true => {
+                let mut stored = third.clone();
+                round::store(kept, &mut stored);
+                error.iter_mut().zip(stored.iter().zip(&third)).for_each(|(e, (a, b))| *e += (a - b).abs());
+            }
+            false => narrow::widen(rule, &rounded, &data, &mut error),
+        }
+        error.iter_mut().zip(data.iter().zip(&third)).for_each(|(error, (a, b))| {
+            *error += if a == b { 0.0 } else { (a - b).abs() };
+        });
+    }
     if let Some(carried) = carry(rule, &cpu, &data, &node.carried) {
         error.iter_mut().zip(carried).for_each(|(error, carried)| *error += carried);
     }

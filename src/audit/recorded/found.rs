@@ -33,6 +33,8 @@ pub struct Finding {
     pub row_shape: Vec<usize>,
     /// What the producer's arithmetic was, where it was not the usual one.
     pub arithmetic: BTreeSet<&'static str>,
+    /// Every arithmetic that explains it in some step.
+    pub computed_in: BTreeSet<&'static str>,
     /// Rows of a discrete node where rounding decides.
     pub near_ties: Vec<NearTie>,
     /// NaN and Inf that exact arithmetic has too.
@@ -45,14 +47,17 @@ pub struct Finding {
     squares: [f64; 3],
     over: f64,
     worst: Vec<usize>,
+    /// The coarsest type that its values were taken to be kept in: its unit roundoff.
+    pub unit: f64,
     rows: u64,
+    screened: u64,
     rows_beyond: BTreeSet<u32>,
     nonfinite: u64,
 }
 
 impl Finding {
-    /// Adds a step.
-    pub fn add(&mut self, held: Held, arranged: &Arrangement) {
+    /// Adds a step, in which `rows` token rows were recorded.
+    pub fn add(&mut self, held: Held, arranged: &Arrangement, rows: usize) {
         self.judged += 1;
         for (sum, square) in self.squares.iter_mut().zip(held.squares) {
             *sum += square;
@@ -60,11 +65,14 @@ impl Finding {
         if self.worst.is_empty() || !(held.over <= self.over) && !self.over.is_nan() {
             (self.over, self.worst) = (held.over, arranged.index(held.worst));
         }
-        self.rows += arranged.positions().len() as u64;
+        self.rows += rows.saturating_sub(held.screened) as u64;
+        self.screened += held.screened as u64;
+        self.unit = self.unit.max(held.unit);
         self.rows_beyond.extend(held.beyond.iter().map(|&element| arranged.position(element)));
         self.nonfinite += held.nonfinite;
         self.explained_nonfinite += held.explained_nonfinite;
         self.arithmetic.extend(held.arithmetic);
+        self.computed_in.extend(held.computed_in);
         let [_, b, c, d] = arranged.extents();
         self.near_ties.extend(held.near_ties.iter().map(|choice| {
             let [i, j, k] = choice.row;
@@ -120,6 +128,11 @@ impl Finding {
             rows_beyond: self.rows_beyond.iter().copied().collect(),
             columns_beyond: Vec::new(),
         })
+    }
+
+    /// Token rows that were screened.
+    pub fn rows_screened(&self) -> u64 {
+        self.screened
     }
 
     /// Whether rounding explains what was judged of it.

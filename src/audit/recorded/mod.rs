@@ -7,9 +7,11 @@
 
 mod bridge;
 mod found;
+mod narrow;
 mod node;
 mod open;
 mod rows;
+mod sample;
 
 #[cfg(test)]
 mod tests;
@@ -19,17 +21,22 @@ use std::collections::BTreeMap;
 use parity_graph::{Graph, Id, axis, label};
 
 use crate::arithmetic::Arithmetic;
+use crate::audit::bounds;
 use crate::checkpoint::Checkpoint;
-use crate::engine::machine::{Conductor, Machine, Node, Program, Unknown, Value, own};
+use crate::engine::machine::{Conductor, Machine, Node, Program, Unknown, Value, Values, own};
 use crate::error::Result;
 use crate::gguf::Gguf;
+use crate::numerics::Storage;
 use crate::ops::Args;
 use crate::report::{Diagnosis, Tried};
 
 pub use found::{Finding, NearTie};
 pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
-pub use open::Graphs;
+pub use open::{Graphs, Judged};
 pub use rows::Arrangement;
+
+use rows::Partial;
+use sample::judge_sampled;
 
 /// What was recorded of one node in one step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -49,6 +56,12 @@ pub trait Steps {
 
     /// The values of a leaf that is neither a weight nor a state.
     fn leaf(&self, step: usize, name: &str) -> Option<Vec<f64>>;
+
+    /// Positions of the tokens of a step.
+    fn positions(&self, step: usize) -> Vec<u32>;
+
+    /// Whether the graph that it is judged by is the one that its producer computed.
+    fn is_own_graph(&self) -> bool;
 }
 
 /// A graph with the names of its nodes in a dump.
@@ -170,13 +183,16 @@ impl Findings {
         self.nodes.entry(checkpoint).or_default()
     }
 
-    /// Token rows that were computed again, over all nodes.
-    pub fn rows_audited(&self) -> u64 {
-        self.nodes.values().filter_map(|node| Some(node.audit()?.local.rows)).sum()
+    /// Token rows that were computed again, over all nodes, and those that were screened instead.
+    pub fn rows(&self) -> [u64; 2] {
+        let audited = self.nodes.values().filter_map(|node| Some(node.audit()?.local.rows)).sum();
+        [audited, self.nodes.values().map(Finding::rows_screened).sum()]
     }
 }
 
-/// Audits a recording: `graphs` are the graphs of its steps, in order, those that are the same given once.
+/// Audits a recording: `graphs` are the graphs of its steps, in order, those that are the same given once. Of a
+/// producer that computed another graph nobody knows which type it keeps its values in: those of f32 come first, and
+/// only what that does not explain is held to what its values show.
 ///
 /// # Errors
 /// None that concerns a single node: that is undecided.
@@ -187,11 +203,29 @@ pub fn audit(
     wants: &dyn Fn(Checkpoint) -> bool,
     diagnose: Diagnose<'_>,
 ) -> Result<Findings> {
-    let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
-    let mut findings = Findings { order: order(graphs, wants), nodes: BTreeMap::new() };
-    for &(step, labelled) in graphs {
-        let mut auditor = Auditor { step, steps, labelled, wants, gguf, diagnose, findings: &mut findings };
-        machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
+    let pass = |kept: Storage, diagnose: Diagnose<'_>| -> Result<Findings> {
+        let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
+        let mut findings = Findings { order: order(graphs, wants), nodes: BTreeMap::new() };
+        for &(step, labelled) in graphs {
+            let mut auditor =
+                Auditor { step, steps, labelled, wants, gguf, kept, diagnose, findings: &mut findings };
+            machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
+        }
+        Ok(findings)
+    };
+    if steps.is_own_graph() {
+        return pass(Storage::F32, diagnose);
+    }
+    let sharp = pass(Storage::F32, &|_| (Vec::new(), Vec::new()))?;
+    let explained = |finding: &Finding| finding.judged == 0 || finding.is_healthy();
+    if sharp.nodes.values().all(explained) {
+        return Ok(sharp);
+    }
+    let mut findings = pass(narrow::shown(steps, graphs), diagnose)?;
+    for (checkpoint, finding) in sharp.nodes {
+        if finding.judged > 0 && finding.is_healthy() {
+            findings.nodes.insert(checkpoint, finding);
+        }
     }
     Ok(findings)
 }
@@ -222,6 +256,10 @@ pub fn order(graphs: &[(usize, &Labelled)], wants: &dyn Fn(Checkpoint) -> bool) 
     order
 }
 
+/// llama.cpp's name for the order of a layer's experts, and for the first of it, which engines record.
+const ORDER: &str = "ffn_moe_argsort";
+const CHOSEN: &str = "ffn_moe_topk";
+
 /// Judges every node and goes on with what was recorded of it.
 struct Auditor<'a> {
     step: usize,
@@ -229,6 +267,8 @@ struct Auditor<'a> {
     labelled: &'a Labelled,
     wants: &'a dyn Fn(Checkpoint) -> bool,
     gguf: &'a Gguf,
+    /// What its values show the producer to keep them in.
+    kept: Storage,
     diagnose: Diagnose<'a>,
     findings: &'a mut Findings,
 }
@@ -243,13 +283,18 @@ impl Conductor<f64> for Auditor<'_> {
             return Ok(bridge::moved(node, args));
         };
         let wanted = (self.wants)(checkpoint);
-        let Some(recorded) = self.steps.tensor(self.step, checkpoint) else {
+        let across = || bridge::across(node, args, self.kept);
+        let there = self.steps.tensor(self.step, checkpoint).or_else(|| self.chosen(node, checkpoint, args));
+        let Some(recorded) = there else {
             if wanted {
                 self.findings.at(checkpoint).unrecorded += 1;
             }
-            return Ok(bridge::across(node, args).map_err(|_| Unknown::new(checkpoint.to_string())));
+            return Ok(across().map_err(|_| Unknown::new(checkpoint.to_string())));
         };
-        let Some(arranged) = self.labelled.arrange(node.id, checkpoint, &recorded) else {
+        let rows = self.labelled.axes[node.id].map(|axis| node.program.graph.get(node.id).shape()[axis]);
+        let partial = Partial::of(&recorded, rows, &self.steps.positions(self.step));
+        let whole = partial.as_ref().map_or(&recorded, |partial| &partial.tensor);
+        let Some(arranged) = self.labelled.arrange(node.id, checkpoint, whole) else {
             let found = format!("{checkpoint} in its graph's shape: {:?} is recorded", recorded.shape);
             if wanted {
                 self.findings.at(checkpoint).cannot(&found);
@@ -260,36 +305,87 @@ impl Conductor<f64> for Auditor<'_> {
         let own_values = || own(node, args).map(|values| values.data).unwrap_or_default();
         let cut = std::cell::OnceCell::new();
         let beyond = |element: usize| cut.get_or_init(own_values).get(element).copied().unwrap_or_default();
-        let values = arranged.of_node(&recorded.values, beyond);
+        let values = arranged.of_node(&whole.values, beyond);
+        let lacks = |element: usize| partial.as_ref().is_some_and(|p| p.lacks(arranged.position(element)));
         if wanted {
-            self.judge(node, checkpoint, args, &values, &recorded, &arranged);
+            let looked_at = |element: usize| arranged.is_recorded(element) && !lacks(element);
+            self.judge(node, checkpoint, args, (&values, &recorded), &arranged, &looked_at);
         }
-        Ok(Ok(values.into()))
+        match &partial {
+            None => Ok(Ok(values.into())),
+            // Rows that were not recorded are computed again, for what reads them.
+            Some(_) => Ok(bridge::across(node, args, self.kept).map(|own| filled(own, &values, lacks))),
+        }
     }
 }
 
+/// Recorded values, and computed ones where there are none.
+fn filled(mut own: Values<f64>, recorded: &[f64], lacks: impl Fn(usize) -> bool) -> Values<f64> {
+    for (element, value) in recorded.iter().enumerate().filter(|(element, _)| !lacks(*element)) {
+        own.data[element] = *value;
+        if let Some(carried) = &mut own.carried {
+            carried.error[element] = 0.0;
+        }
+    }
+    own
+}
+
 impl Auditor<'_> {
+    /// The order of all experts of which an engine tells only those that it chose: these come first.
+    fn chosen(
+        &self,
+        node: &Node<'_>,
+        checkpoint: Checkpoint,
+        args: std::result::Result<&Args<'_, f64>, &Unknown>,
+    ) -> Option<Tensor> {
+        let of_choice = format!("{}{CHOSEN}", checkpoint.to_string().strip_suffix(ORDER)?);
+        let of_choice: Checkpoint = of_choice.parse().ok()?;
+        let chosen = self.steps.tensor(self.step, of_choice)?;
+        let order = own(node, args).ok()?.data;
+        let [rows, experts] = [chosen.positions.len(), *node.program.graph.get(node.id).ne.first()?];
+        let k = chosen.values.len().checked_div(rows)?;
+        if order.len() != rows * experts || k > experts {
+            return None;
+        }
+        let mut values = Vec::with_capacity(order.len());
+        for (chosen, order) in chosen.values.chunks(k.max(1)).zip(order.chunks(experts.max(1))) {
+            values.extend_from_slice(chosen);
+            let others = order.iter().map(|expert| *expert as f32).filter(|expert| !chosen.contains(expert));
+            values.extend(others.take(experts - k));
+        }
+        (values.len() == order.len()).then(|| Tensor {
+            shape: vec![rows, experts],
+            positions: chosen.positions.clone(),
+            values,
+        })
+    }
+
     /// Notes what is found of a node whose `values` were recorded.
     fn judge(
         &mut self,
         node: &Node<'_>,
         checkpoint: Checkpoint,
         args: std::result::Result<&Args<'_, f64>, &Unknown>,
-        values: &[f64],
-        recorded: &Tensor,
+        (values, recorded): (&[f64], &Tensor),
         arranged: &Arrangement,
+        looked_at: &dyn Fn(usize) -> bool,
     ) {
         let named = self.findings.nodes.values().filter(|finding| finding.is_diagnosed()).count();
         let finding = self.findings.at(checkpoint);
         finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
-        let op = &node.program.graph.get(node.id).op;
+        let tensor = node.program.graph.get(node.id);
+        let op = &tensor.op;
         let held = match (args, node.rule) {
             (Err(unknown), _) => Err(unknown.clone()),
             (Ok(args), None) => Err(Unknown::no_rule(args.name, op)),
             (Ok(args), Some(rule)) => {
-                let looked_at = |element: usize| arranged.is_recorded(element);
-                let sight = Sight { looked_at: &looked_at, carried: &node.carried };
-                let held = judge(rule, args, values, &sight, &hypotheses(op, args));
+                let sight = Sight { looked_at, carried: &node.carried };
+                let mut tried = hypotheses(op, tensor.backend.as_deref(), args);
+                if !self.steps.is_own_graph() {
+                    let kept = Some(self.kept).filter(|kept| narrow::holds(*kept, &recorded.values));
+                    tried.extend(narrow::hypotheses(op, args, kept.unwrap_or_default()));
+                }
+                let held = judge_sampled(rule, args, values, &sight, &tried);
                 if let Some(held) = held.as_ref().ok().filter(|held| !held.is_healthy())
                     && (named < DIAGNOSED_MAX || finding.is_diagnosed())
                 {
@@ -303,9 +399,12 @@ impl Auditor<'_> {
         };
         match held {
             Ok(held) => {
-                finding.add(held, arranged);
+                finding.add(held, arranged, recorded.positions.len());
                 let through = node.carried.iter().flatten().flat_map(|carried| &carried.through);
                 finding.bridged.extend(through.filter_map(|&id| self.labelled.labels[id]));
+                if !finding.bridged.is_empty() {
+                    finding.unit = finding.unit.max(bounds::storage_unit(self.kept));
+                }
             }
             Err(unknown) => finding.cannot(&unknown.0),
         }

@@ -3,26 +3,50 @@
 use parity_graph::Op;
 
 use super::bridge::carry;
+use super::narrow::{self, Narrowed};
+pub use crate::arithmetic::Hypothesis;
+use crate::arithmetic::backend::{Backend, Product, Queries};
 use crate::arithmetic::{Arithmetic, Flash};
+use crate::audit::bounds::storage_unit;
 use crate::audit::local::HEALTHY;
 use crate::engine::machine::{Carried, Unknown};
+use crate::gguf::DType;
+use crate::numerics::Storage;
 use crate::ops::{Args, Check, Choice, Rule};
 
-/// An arithmetic with what it is called in a report.
-pub struct Hypothesis {
-    /// In a few words.
-    pub name: &'static str,
-    /// Which roundings are followed.
-    pub arithmetic: Arithmetic,
+/// What a node may have been computed in by `backend`, the likeliest first. Of a backend that is not known all that are
+/// tried of llama.cpp's CPU kernels.
+pub fn hypotheses(op: &Op, backend: Option<&str>, args: &Args<'_, f64>) -> Vec<Hypothesis> {
+    let Some(backend) = backend.and_then(Backend::of) else { return on_cpu(op, args) };
+    let shape = |slot: usize| args.get(slot).map_or([1; 4], |source| source.shape());
+    let [_, _, rows, width] = shape(1);
+    match op {
+        Op::MulMat | Op::MulMatId => backend.products(&Product {
+            weight: args.get(0).map_or(DType::F32, |weight| weight.dtype),
+            // The rows of a batch of matrices stand apart; those that go to experts are all rows.
+            rows: if *op == Op::MulMat { rows } else { args.shape[1] * args.shape[2] },
+            width,
+            precise: *op == Op::MulMat && args.params.int(0) == PRECISE,
+        }),
+        Op::FlashAttn => backend.attention(&Queries {
+            rows: shape(0)[2],
+            heads: shape(0)[1] / shape(1)[1].max(1),
+            keys: shape(1)[0] * shape(1)[1],
+            width: shape(0)[3],
+            positions: shape(1)[2],
+        }),
+        _ => backend.others(),
+    }
 }
 
+/// `GGML_PREC_F32`
+const PRECISE: i32 = 10;
 /// Queries in a tile of llama.cpp's CPU flash attention.
 const FLASH_TILE: usize = 64;
 /// Threads that a split flash attention is tried with.
 const THREADS: [usize; 8] = [2, 4, 8, 1, 16, 6, 12, 32];
 
-/// What a node may have been computed in, the usual first.
-pub fn hypotheses(op: &Op, args: &Args<'_, f64>) -> Vec<Hypothesis> {
+fn on_cpu(op: &Op, args: &Args<'_, f64>) -> Vec<Hypothesis> {
     let flash = |name, flash| Hypothesis { name, arithmetic: Arithmetic { flash, ..Arithmetic::LLAMA_CPU } };
     let cpu = Hypothesis { name: "llama.cpp's CPU kernels", arithmetic: Arithmetic::LLAMA_CPU };
     let exact = Hypothesis { name: "nothing but f32 rounding", arithmetic: Arithmetic::EXACT };
@@ -45,6 +69,8 @@ pub fn hypotheses(op: &Op, args: &Args<'_, f64>) -> Vec<Hypothesis> {
 pub struct Held {
     /// Name of the arithmetic, where it is not the usual one.
     pub arithmetic: Option<&'static str>,
+    /// Name of the arithmetic that explains it.
+    pub computed_in: Option<&'static str>,
     /// Σ (recorded - exact)², Σ exact², Σ bound², over finite elements.
     pub squares: [f64; 3],
     /// Largest error over its bound; NaN where the bound explains nothing.
@@ -59,6 +85,10 @@ pub struct Held {
     pub explained_nonfinite: u64,
     /// Rows of a discrete result in which rounding decides.
     pub near_ties: Vec<Choice>,
+    /// Token rows that were screened instead, see `sample.rs`.
+    pub screened: usize,
+    /// Unit roundoff of the type that values were taken to be kept in.
+    pub unit: f64,
 }
 
 impl Held {
@@ -89,19 +119,23 @@ pub fn judge(
     tried: &[Hypothesis],
 ) -> Result<Held, Unknown> {
     let mut best: Option<Held> = None;
-    for (i, Hypothesis { name, arithmetic }) in tried.iter().enumerate() {
-        let args = Args { arithmetic, sources: args.sources.clone(), ..*args };
+    for Hypothesis { name, arithmetic } in tried {
+        let narrowed = Narrowed::of(&rule.op, args, arithmetic);
+        let args = Args { arithmetic, sources: narrowed.sources(args), ..*args };
         let mut held = match &rule.check {
             Check::Choice(choices) => by_choice(&args, choices(&args, recorded), sight)?,
             check => by_values(rule, check, &args, recorded, sight)?,
         };
-        held.arithmetic = (i > 0).then_some(*name);
+        // Kernels of one kind that differ in their order alone have one name.
+        held.arithmetic = tried.first().filter(|usual| usual.name != *name).map(|_| *name);
+        held.computed_in = Some(*name);
+        held.unit = storage_unit(arithmetic.narrow);
         if held.is_healthy() {
             return Ok(held);
         }
         // Of several that do not explain it the one that comes nearest is shown.
         if best.as_ref().is_none_or(|best| held.over < best.over) {
-            best = Some(Held { arithmetic: None, ..held });
+            best = Some(Held { arithmetic: None, computed_in: None, ..held });
         }
     }
     best.ok_or_else(|| Unknown::new("an arithmetic"))
@@ -126,6 +160,7 @@ fn by_values(
     if exact.len() != recorded.len() || bound.len() != recorded.len() {
         return Err(Unknown::new(format!("as many elements of {} as are recorded", args.name)));
     }
+    narrow::widen(rule, args, &exact, &mut bound);
     if let Some(carried) = carry(rule, args, &exact, sight.carried) {
         bound.iter_mut().zip(carried).for_each(|(bound, carried)| *bound += carried);
     }
@@ -141,6 +176,7 @@ fn by_values(
 fn nothing() -> Held {
     Held {
         arithmetic: None,
+        computed_in: None,
         squares: [0.0; 3],
         over: 0.0,
         worst: 0,
@@ -148,6 +184,8 @@ fn nothing() -> Held {
         nonfinite: 0,
         explained_nonfinite: 0,
         near_ties: Vec::new(),
+        screened: 0,
+        unit: storage_unit(Storage::F32),
     }
 }
 
@@ -184,19 +222,22 @@ fn note(held: &mut Held, index: usize, over: f64) {
 
 /// A choice of indices by the values that it chose.
 fn by_choice(args: &Args<'_, f64>, choices: Vec<Choice>, sight: &Sight<'_>) -> Result<Held, Unknown> {
-    // Scores that were not recorded decide nothing.
-    if sight.carried.iter().any(Option::is_some) {
+    // Two scores that were computed again may each be off by so much.
+    let errors = sight.carried.iter().flatten().flat_map(|carried| &carried.error);
+    let off = 2.0 * errors.fold(0.0, |max: f64, error| if *error <= max { max } else { *error });
+    if !off.is_finite() {
         return Err(Unknown::new(format!("the scores of {}", args.name)));
     }
     let mut held = nothing();
     let [_, b, c, d] = args.shape;
     for choice in choices {
-        let [i, j, k] = choice.row;
+        let choice = Choice { near: choice.near + off, ..choice };
         let over = match choice.margin {
             0.0 => 0.0,
             margin if choice.near == 0.0 && !margin.is_nan() => f64::MAX.sqrt(),
             margin => margin / choice.near,
         };
+        let [i, j, k] = choice.row;
         note(&mut held, ((i * b + j) * c + k) * d, over);
         if over <= HEALTHY {
             held.near_ties.push(choice);

@@ -1,17 +1,22 @@
-//! The graphs of a dump, and what it recorded of them.
+//! The graphs that a dump is judged by: those that it brings, or those that are built from the model file.
 
 use super::{Labelled, Steps, Tensor};
 use crate::checkpoint::Checkpoint;
 use crate::dump;
+use crate::dump::Recording;
 use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use crate::model::builders::{self, Cache, Shape, Values};
 use parity_dump::Dump;
 use parity_graph::Graph;
 
-/// The graphs of a recording, each once, with the names that their nodes have in it.
+/// The graphs of a dump's steps, each once, with the names that their nodes have in it.
 pub struct Graphs {
     graphs: Vec<Labelled>,
     /// By step.
     of_steps: Vec<usize>,
+    /// By step, what the inputs of graphs hold that were built; nothing of graphs that a dump brings.
+    inputs: Vec<Values>,
 }
 
 impl Graphs {
@@ -30,7 +35,55 @@ impl Graphs {
         });
         let of_steps = of_steps.collect::<Result<_>>()?;
         let graphs = read.all().iter().map(|graph| Labelled::new(graph.clone())).collect::<Result<_>>()?;
-        Ok(Graphs { graphs, of_steps })
+        Ok(Graphs { graphs, of_steps, inputs: Vec::new() })
+    }
+
+    /// Builds the graphs of a dump's steps from the model file, for an architecture that parity knows. Attention is one
+    /// node, unless the dump holds scores or probabilities; keys and values are cached as they are.
+    ///
+    /// # Errors
+    /// An architecture without a builder, steps of positions that do not follow one another, tokens beyond the
+    /// vocabulary.
+    pub fn built(dump: &Dump, gguf: &Gguf) -> Result<Graphs> {
+        let manifest = dump.manifest();
+        let inside = Recording::checkpoints(dump).iter().any(|id| id.kind().is_optional());
+        let context = manifest.tokens.len();
+        let mut out = Graphs { graphs: Vec::new(), of_steps: Vec::new(), inputs: Vec::new() };
+        let mut shapes: Vec<Shape> = Vec::new();
+        for (number, step) in manifest.steps.iter().enumerate() {
+            let first = step.positions.first().map_or(0, |first| *first as usize);
+            let follow =
+                step.positions.iter().enumerate().all(|(i, position)| *position as usize == first + i);
+            let tokens = manifest.tokens.get(first..first + step.positions.len());
+            let (true, Some(tokens)) = (follow && !step.positions.is_empty(), tokens) else {
+                return Err(Error::file(dump.path(), format!("step {number} is no run of tokens"))
+                    .expected("positions that follow one another, with a token for each")
+                    .found(format!("{} positions from {first}, {context} tokens", step.positions.len()))
+                    .hint("one step for each forward pass, in the order of their positions"));
+            };
+            let shape = Shape::step(first, tokens.len(), context, !inside, Cache::F32);
+            let built = builders::build(gguf, shape)?;
+            out.inputs.push(builders::inputs(&built, tokens, first)?);
+            let known = shapes.iter().position(|known| *known == shape);
+            out.of_steps.push(known.unwrap_or(shapes.len()));
+            if known.is_none() {
+                shapes.push(shape);
+                out.graphs.push(Labelled::new(built.graph)?);
+            }
+        }
+        Ok(out)
+    }
+
+    /// What `values` holds, with the inputs of these graphs: those that were built, or those that were recorded in
+    /// `inputs`, which brought the graphs.
+    pub fn judged<'a>(&'a self, values: &'a Dump, inputs: &'a Dump) -> Judged<'a> {
+        let own = self.inputs.is_empty() && std::ptr::eq(values, inputs);
+        Judged { values, inputs, built: &self.inputs, own }
+    }
+
+    /// Whether they were built of the model file.
+    pub fn are_built(&self) -> bool {
+        !self.inputs.is_empty()
     }
 
     /// Every graph once.
@@ -44,14 +97,33 @@ impl Graphs {
     }
 }
 
-impl Steps for Dump {
+/// A dump with the inputs of the graphs that it is judged by.
+pub struct Judged<'a> {
+    values: &'a Dump,
+    inputs: &'a Dump,
+    built: &'a [Values],
+    own: bool,
+}
+
+impl Steps for Judged<'_> {
+    fn positions(&self, step: usize) -> Vec<u32> {
+        self.values.manifest().steps.get(step).map_or_else(Vec::new, |step| step.positions.clone())
+    }
+
+    fn is_own_graph(&self) -> bool {
+        self.own
+    }
+
     fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
-        let (shape, positions, values) = self.in_step(step, checkpoint)?;
+        let (shape, positions, values) = self.values.in_step(step, checkpoint)?;
         Some(Tensor { shape, positions, values })
     }
 
     fn leaf(&self, step: usize, name: &str) -> Option<Vec<f64>> {
-        let leaf = Dump::leaf(self, step, name)?;
+        if let Some(built) = self.built.get(step) {
+            return built.get(name.split('#').next()?).cloned();
+        }
+        let leaf = self.inputs.leaf(step, name)?;
         let numbers = |size: usize, read: fn(&[u8]) -> f64| leaf.bytes.chunks_exact(size).map(read).collect();
         Some(match leaf.dtype {
             "F32" => numbers(4, |b| f64::from(f32::from_le_bytes(b.try_into().unwrap_or_default()))),

@@ -147,6 +147,38 @@ impl Arrangement {
     }
 }
 
+/// A recorded tensor that lacks some rows of its step, as if it had them.
+pub struct Partial {
+    /// With zeros where there is no row.
+    pub tensor: Tensor,
+    lacking: Vec<u32>,
+}
+
+impl Partial {
+    /// Of a node with `rows` token rows; `None` where nothing is lacking, or where it is no part of the step's rows.
+    pub fn of(recorded: &Tensor, rows: Option<usize>, step: &[u32]) -> Option<Partial> {
+        let rows = rows.filter(|rows| *rows == step.len() && recorded.positions.len() < *rows)?;
+        let (first, inner) = recorded.shape.split_first()?;
+        let width: usize = inner.iter().product();
+        if *first != recorded.positions.len() || recorded.values.len() != first * width {
+            return None;
+        }
+        let mut values = vec![0.0; rows * width];
+        for (row, position) in recorded.positions.iter().enumerate() {
+            let at = step.iter().position(|known| known == position)?;
+            values[at * width..][..width].copy_from_slice(&recorded.values[row * width..][..width]);
+        }
+        let shape = std::iter::once(rows).chain(inner.iter().copied()).collect();
+        let lacking = step.iter().copied().filter(|p| !recorded.positions.contains(p)).collect();
+        Some(Partial { tensor: Tensor { shape, positions: step.to_vec(), values }, lacking })
+    }
+
+    /// Whether the row of a position is lacking.
+    pub fn lacks(&self, position: u32) -> bool {
+        self.lacking.contains(&position)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

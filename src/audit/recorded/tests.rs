@@ -44,6 +44,14 @@ fn labelled(tokens: usize) -> Labelled {
 struct Held(BTreeMap<(usize, String), Tensor>);
 
 impl Steps for Held {
+    fn positions(&self, step: usize) -> Vec<u32> {
+        if step == 0 { vec![0, 1, 2] } else { vec![3] }
+    }
+
+    fn is_own_graph(&self) -> bool {
+        true
+    }
+
     fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
         self.0.get(&(step, checkpoint.to_string())).cloned()
     }

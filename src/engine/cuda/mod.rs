@@ -364,7 +364,8 @@ impl CudaEngine<'_> {
         let mut launched = Ok(());
         for work in &plan.work {
             if let Work::Launch(call) = work {
-                launched = self.modules.function(call, &self.device).and_then(|f| self.device.launch(f, call));
+                launched =
+                    self.modules.function(call, &self.device).and_then(|f| self.device.launch(f, call));
             }
             if launched.is_err() {
                 break;

@@ -34,8 +34,9 @@ pub const FAULTS: &[Fault] = &[
         fix: "use the token id as the row of token_embd.weight, without an offset",
         parameter: integer("rows"),
         home: HOME,
-        change: |_, node, argument| {
-            let shift = argument.integer().filter(|shift| *shift != 0)?;
+        change: |site, node, argument| {
+            let rows = site.model.config.dims.vocab as u64;
+            let shift = argument.integer().filter(|shift| *shift != 0 && shift.unsigned_abs() < rows)?;
             reread(node, Reading::RowShift(shift))
         },
         default: |_, _| Some(Argument::Number(1.0)),

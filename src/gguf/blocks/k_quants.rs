@@ -95,6 +95,18 @@ pub fn minima_of_32<S: Scalar, const BYTES: usize>(block: &[u8; BYTES]) -> [S; 8
     scales_mins::<S, _>(block).map(|(_, min)| -min)
 }
 
+/// d·scale and -dmin·min of the eight groups of 32 of a Q4_K or Q5_K block.
+pub fn groups_of_32<const BYTES: usize>(block: &[u8; BYTES]) -> [(f64, f64); 8] {
+    scales_mins::<f64, _>(block).map(|(scale, min)| (scale, -min))
+}
+
+/// d·scale and -dmin·min of the sixteen groups of 16 of a Q2_K block.
+pub fn groups_of_16(block: &[u8; 84]) -> [(f64, f64); 16] {
+    let d: f64 = half(block, 80);
+    let minima = minima_of_16(block);
+    std::array::from_fn(|group| (d * int::<f64>(block[group] & 15), minima[group]))
+}
+
 /// -dmin·min of the sixteen groups of 16 of a Q2_K block.
 pub fn minima_of_16<S: Scalar>(block: &[u8; 84]) -> [S; 16] {
     let dmin: S = half(block, 82);

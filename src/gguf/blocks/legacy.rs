@@ -3,6 +3,11 @@
 use super::{half, int, part};
 use crate::scalar::Scalar;
 
+/// Scale and minimum of quants from which `middle` is subtracted.
+pub fn offset(d: f64, middle: u8) -> (f64, f64) {
+    (d, -d * f64::from(middle))
+}
+
 /// d, 16 bytes of nibbles: value l in the low, l + 16 in the high half. y = (q - 8)·d
 #[inline(always)]
 pub fn q4_0<S: Scalar>(block: &[u8; 18], out: &mut [S; 32]) {

@@ -20,6 +20,10 @@ const BIAS_ROUNDINGS: f64 = 4.0;
 const NORMALISE_ROUNDINGS: f64 = 3.0;
 /// A value is multiplied by its weight and added, in one step or in two.
 const TERM_ROUNDINGS: f64 = 2.0;
+/// Threads that share a score on Vulkan.
+const LANES_OF_A_SCORE: usize = 8;
+/// Columns that a matrix unit adds up at a time.
+const UNIT_COLUMNS: usize = 16;
 /// A score that is less certain than this says nothing of its weight.
 const UNKNOWN: f64 = 8.0;
 /// The rounding of a value and of the same value moved a little: two errors in quadrature.
@@ -30,9 +34,11 @@ pub fn bound(args: &Args<'_, f64>, exact: &[f64]) -> Vec<f64> {
     let Ok(attention) = Attention::new(args) else { return vec![0.0; exact.len()] };
     each_row(args, &attention, exact, |row, exact| {
         let errors: Vec<f64> = row.seen.iter().map(|seen| score_error(&attention, row, seen)).collect();
-        match attention.is_narrow() {
-            true => followed(&attention, row, &errors, exact),
-            false => unfollowed(&attention, row, &errors, exact),
+        match attention.kind {
+            Flash::Lanes(lanes) => attention.on_lanes(row, lanes, Some(&errors)).bound(exact),
+            Flash::Units(units) => attention.on_units(row, units, Some(&errors)).bound(exact),
+            _ if attention.is_narrow() => followed(&attention, row, &errors, exact),
+            _ => unfollowed(&attention, row, &errors, exact),
         }
     })
 }
@@ -60,12 +66,18 @@ fn each_row(
 fn score_error(attention: &Attention<'_, '_, f64>, row: &Row, seen: &Seen) -> f64 {
     let query = attention.query(row.at);
     let q = attention.q.row(query);
-    let k = attention.k.row(attention.cached(attention.k, row.at, seen.position));
+    let k = attention.key(row.at, seen.position);
     let terms: f64 = q.iter().zip(k.iter()).map(|(q, k)| (q * k).powi(2)).sum();
     let native = attention.kind == Flash::NativeF16 && attention.rounding == Rounding::F16;
     let unit = if native { UNIT_F16 } else { UNIT_F32 };
     let scale = attention.scale.abs();
-    let summed = accumulation(q.len(), unit) * (terms.sqrt() * scale + seen.scaled.abs());
+    // As many sums one after the other as a kernel has.
+    let steps = match attention.kind {
+        Flash::Lanes(_) => q.len() / LANES_OF_A_SCORE + LANES_OF_A_SCORE.ilog2() as usize,
+        Flash::Units(_) => q.len() / UNIT_COLUMNS + 1,
+        _ => q.len(),
+    };
+    let summed = accumulation(steps, unit) * (terms.sqrt() * scale + seen.scaled.abs());
     let first = attention.ties.partition_point(|tie| tie.row < query);
     let ties = attention.ties[first..].iter().take_while(|tie| tie.row == query);
     let tied: f64 = ties.map(|tie| scale * (tie.value * k[tie.col]).abs()).sum();

@@ -4,8 +4,9 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use super::super::source::{Args, Source};
-use crate::arithmetic::Flash;
+use crate::arithmetic::narrow::half;
 use crate::arithmetic::round::{self, Rounding, Tie};
+use crate::arithmetic::{Flash, Narrow};
 use crate::error::Result;
 use crate::gguf::DType;
 use crate::numerics::Products;
@@ -87,9 +88,18 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         let kind = args.arithmetic.flash;
         let rounding = match kind {
             Flash::Exact => Rounding::None,
+            Flash::Lanes(_) | Flash::Units(_) => Rounding::F16,
             _ => Rounding::of(Products::LlamaCpu, k.dtype),
         };
-        let rounded = round::activations(rounding, View::new(b * h * n, dk, &q.values()));
+        let (mut scale, cap) = (f64::from(args.params.float(0)), f64::from(args.params.float(2)));
+        let mut values = q.values();
+        if matches!(kind, Flash::Lanes(_) | Flash::Units(_)) {
+            // The scale, which a cap divides before, goes into the queries.
+            let own = if cap == 0.0 { scale as f32 } else { scale as f32 / cap as f32 };
+            scaled(kind, own, values.to_mut());
+            scale = if cap == 0.0 { 1.0 } else { cap };
+        }
+        let rounded = round::activations(rounding, View::new(b * h * n, dk, &values));
         Ok(Attention {
             q: rounded.values,
             rounding,
@@ -99,9 +109,9 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             mask,
             sinks,
             shape: [b, h, n],
-            scale: f64::from(args.params.float(0)),
+            scale,
             max_bias: f64::from(args.params.float(1)),
-            cap: f64::from(args.params.float(2)),
+            cap,
             kind,
         })
     }
@@ -146,7 +156,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         let at = [b, h, n];
         let q = self.q.row(self.query(at));
         let score = |(position, bias): (usize, f64)| {
-            let k = self.k.row(self.cached(self.k, at, position));
+            let k = self.key(at, position);
             let dot = vectorized(
                 #[inline(always)]
                 || in_lanes(q, |q, i| q.to_f64() * k[i].to_f64()),
@@ -159,8 +169,21 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         Row { at, seen, sink: self.sinks.as_ref().map(|sinks| sinks[h]) }
     }
 
+    pub fn key(&self, at: [usize; 3], position: usize) -> Cow<'a, [S]> {
+        self.stored(self.k, at, position)
+    }
+
     pub fn value(&self, at: [usize; 3], position: usize) -> Cow<'a, [S]> {
-        self.v.row(self.cached(self.v, at, position))
+        self.stored(self.v, at, position)
+    }
+
+    /// A row of the cache, which kernels on f16 convert.
+    fn stored(&self, source: &'b Source<'a, S>, at: [usize; 3], position: usize) -> Cow<'a, [S]> {
+        let mut row = source.row(self.cached(source, at, position));
+        if matches!(self.kind, Flash::Lanes(_) | Flash::Units(_)) && source.dtype != DType::F16 {
+            Narrow::F16.store(row.to_mut());
+        }
+        row
     }
 
     /// Whether the sum of the values is rounded to f16 after every position.
@@ -179,6 +202,11 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
 
     /// (DV,)
     pub fn output(&self, row: &Row) -> Vec<f64> {
+        match self.kind {
+            Flash::Lanes(lanes) => return self.on_lanes(row, lanes, None).value,
+            Flash::Units(units) => return self.on_units(row, units, None).value,
+            _ => {}
+        }
         let parts: Vec<Part> = self.parts(row).into_iter().map(|range| self.part(row, range)).collect();
         let (max, sum) = total(&parts, row.sink);
         let mut out = vec![0.0; self.v.shape()[3]];
@@ -222,6 +250,17 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             );
         }
         part
+    }
+}
+
+/// Queries times the scale, as a kernel does it before it rounds the product to f16.
+fn scaled<S: Scalar>(kind: Flash, scale: f32, values: &mut [S]) {
+    match kind {
+        Flash::Units(_) => {
+            let scale = half(f64::from(scale));
+            values.iter_mut().for_each(|q| *q = S::from_f64(scale * half(q.to_f64())));
+        }
+        _ => values.iter_mut().for_each(|q| *q = S::from_f32(scale * q.to_f32())),
     }
 }
 

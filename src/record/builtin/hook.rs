@@ -81,7 +81,7 @@ struct Ears(Arc<Mutex<Outcome>>);
 
 impl Host for Ears {
     fn say(&self, message: &str) {
-        eprintln!("parity: {message}");
+        crate::text::tell(format_args!("parity: {message}"));
     }
 
     fn status(&self, key: &str, value: &str) {

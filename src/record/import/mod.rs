@@ -5,7 +5,6 @@ mod passes;
 pub mod text;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::PathBuf;
 
 use parity_dump::seen::SeenTensors;
@@ -13,6 +12,7 @@ use parity_dump::{Dump, ModelInfo, Producer, Writer};
 
 use super::finish::model_info;
 use crate::error::{Error, Result};
+use crate::files;
 
 /// What to import.
 #[derive(Clone, Debug, Default)]
@@ -55,10 +55,8 @@ pub struct Imported {
 /// # Errors
 /// Where the text holds no node, or its tokens are not known.
 pub fn import(options: &ImportOptions) -> Result<Imported> {
-    let bytes =
-        fs::read(&options.text).map_err(|e| Error::file(&options.text, format!("cannot be read: {e}")))?;
     // A terminal's log may hold anything; names and numbers are plain text.
-    let printed = text::parse(&String::from_utf8_lossy(&bytes));
+    let printed = text::parse(&files::read_lossy(&options.text, files::OUTPUT_BYTES_MAX)?);
     if printed.nodes.is_empty() {
         return Err(Error::file(&options.text, "holds no printed tensor")
             .expected("lines such as `common_debug_cb_eval: norm-0 = (f32) RMS_NORM(…) = {128, 5, 1, 1}`")

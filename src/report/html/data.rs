@@ -35,6 +35,11 @@ struct Item<'a> {
     amplification: Option<Digits>,
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<&'a Detail>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    op: Option<&'a str>,
+    /// Places in the list of checkpoints.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    inputs: Vec<usize>,
 }
 
 #[derive(Serialize)]
@@ -81,13 +86,15 @@ pub fn data(report: &Report) -> Data<'_> {
     let details: HashMap<Checkpoint, &Detail> = report.details.iter().map(|d| (d.checkpoint, d)).collect();
     let first = report.first_divergence.as_ref().map(|first| first.checkpoint);
     let loudest = || report.checkpoints.iter().max_by(|a, b| loudness(a).total_cmp(&loudness(b)));
+    let places: HashMap<Checkpoint, usize> =
+        report.checkpoints.iter().enumerate().map(|(place, entry)| (entry.id, place)).collect();
     Data {
         first: first.or_else(|| loudest().map(|entry| entry.id)).map(|id| id.to_string()),
         meanings: CheckpointVerdict::ALL.iter().map(|v| (v.name(), v.meaning())).collect(),
         checkpoints: report
             .checkpoints
             .iter()
-            .map(|entry| item(entry, details.get(&entry.id).copied()))
+            .map(|entry| item(entry, details.get(&entry.id).copied(), &places))
             .collect(),
     }
 }
@@ -97,7 +104,7 @@ fn loudness(entry: &Entry) -> f64 {
     entry.local.candidate.as_ref().map(|local| local.over_bound).unwrap_or(-1.0)
 }
 
-fn item<'a>(entry: &'a Entry, detail: Option<&'a Detail>) -> Item<'a> {
+fn item<'a>(entry: &'a Entry, detail: Option<&'a Detail>, places: &HashMap<Checkpoint, usize>) -> Item<'a> {
     Item {
         id: entry.id,
         verdict: entry.verdict.name(),
@@ -126,6 +133,8 @@ fn item<'a>(entry: &'a Entry, detail: Option<&'a Detail>) -> Item<'a> {
             .map(|b| [Digits(b.candidate), Digits(b.reference), Digits(b.inherited)]),
         amplification: entry.budget.as_ref().and_then(|b| b.amplification).map(Digits),
         detail,
+        op: entry.op.as_deref(),
+        inputs: entry.inputs.iter().filter_map(|id| places.get(id).copied()).collect(),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Geometry of the two pictures that share one axis of depth: the map of checkpoints, and below it the
 //! trajectory of the errors. All lengths in SVG user units.
 
+use std::collections::HashSet;
+
 use serde::Serialize;
 
 use super::color::{DIFFERENCE, OWN};
@@ -10,7 +12,11 @@ use crate::report::{CheckpointVerdict, Entry, Report};
 
 /// Width that the picture has in a two-column page; deeper models are wider.
 const WIDTH: f64 = 780.0;
+/// Width of the names at least, and of one letter of theirs.
 const LABELS: f64 = 96.0;
+const LETTER: f64 = 6.1;
+/// Letters of a name that are shown.
+const LETTERS: usize = 26;
 const TOP: f64 = 18.0;
 const ROW: f64 = 15.0;
 const COLUMN_LEAST: f64 = 11.0;
@@ -85,27 +91,48 @@ struct Point {
 
 /// Lays the report's checkpoints out.
 pub fn map(report: &Report) -> Map {
-    let kinds: Vec<Kind> =
-        Kind::all().filter(|kind| report.checkpoints.iter().any(|entry| entry.id.kind() == *kind)).collect();
+    let kinds = kinds(report);
     let layers: Vec<u32> = layers(report);
     let columns = layers.len() + 2;
-    let column = ((WIDTH - LABELS) / columns as f64).max(COLUMN_LEAST);
-    let frame = Frame { column, layers };
+    let letters = kinds.iter().map(|kind| kind.name().chars().count().min(LETTERS)).max().unwrap_or(0);
+    let labels = round((letters as f64 * LETTER + 12.0).max(LABELS));
+    let column = ((WIDTH - labels) / columns as f64).max(COLUMN_LEAST);
+    let frame = Frame { labels, column, layers };
     let rows = |kind: Kind| kinds.iter().position(|k| *k == kind).unwrap_or(0);
     let cells = report.checkpoints.iter().map(|entry| cell(entry, rows(entry.id.kind()), &frame)).collect();
     let map_bottom = TOP + kinds.len() as f64 * ROW;
     Map {
-        width: round(LABELS + columns as f64 * column + 2.0),
+        width: round(labels + columns as f64 * column + 2.0),
         height: round(map_bottom + CHART_TOP + CHART + BOTTOM),
-        labels: LABELS,
+        labels,
         rows: kinds
             .iter()
             .enumerate()
-            .map(|(row, kind)| Label { text: kind.name().to_owned(), at: TOP + (row as f64 + 0.5) * ROW })
+            .map(|(row, kind)| Label { text: short(kind.name()), at: TOP + (row as f64 + 0.5) * ROW })
             .collect(),
         columns: frame.labels(),
         cells,
         chart: chart(report, &frame, &kinds, map_bottom + CHART_TOP),
+    }
+}
+
+/// The kinds of the report's checkpoints, in order of execution: the fixed ones, or where a graph has names of its own
+/// each where it comes first.
+fn kinds(report: &Report) -> Vec<Kind> {
+    let mut seen: Vec<Kind> = Vec::new();
+    let mut known: HashSet<Kind> = HashSet::new();
+    seen.extend(report.checkpoints.iter().map(|entry| entry.id.kind()).filter(|kind| known.insert(*kind)));
+    match seen.iter().all(|kind| kind.is_fixed()) {
+        true => Kind::all().filter(|kind| known.contains(kind)).collect(),
+        false => seen,
+    }
+}
+
+/// A name as far as there is room for it.
+fn short(name: &str) -> String {
+    match name.chars().count() <= LETTERS {
+        true => name.to_owned(),
+        false => name.chars().take(LETTERS - 1).chain(['…']).collect(),
     }
 }
 
@@ -119,6 +146,8 @@ fn layers(report: &Report) -> Vec<u32> {
 
 /// The axis of depth: a column for the embedding, one for each layer, one for the head of the model.
 struct Frame {
+    /// Where the first column begins.
+    labels: f64,
     column: f64,
     layers: Vec<u32>,
 }
@@ -133,7 +162,7 @@ impl Frame {
     }
 
     fn left(&self, column: usize) -> f64 {
-        LABELS + column as f64 * self.column
+        self.labels + column as f64 * self.column
     }
 
     /// Numbers of the layers, as many as have room.
@@ -155,7 +184,7 @@ fn cell(entry: &Entry, row: usize, frame: &Frame) -> Cell {
     let difference = entry.numbers.as_ref().map(|numbers| numbers.rel_l2);
     let mut label = format!("{}: {}", entry.id, entry.verdict.name());
     if let Some(own) = own {
-        label += &format!(", own error / bound {}", number(own));
+        label += &format!(", local error / bound {}", number(own));
     }
     if let Some(difference) = difference {
         label += &format!(", rel L2 {}", number(difference));
@@ -211,7 +240,7 @@ fn chart(report: &Report, frame: &Frame, kinds: &[Kind], top: f64) -> Chart {
     Chart {
         top,
         bottom: top + CHART,
-        left: LABELS,
+        left: frame.labels,
         right: round(right),
         decades: decades
             .map(|exponent| Label { text: format!("1e{exponent}"), at: y(10f64.powi(exponent)) })
@@ -222,7 +251,7 @@ fn chart(report: &Report, frame: &Frame, kinds: &[Kind], top: f64) -> Chart {
         inherited: line(&series(&|entry| entry.budget.as_ref().map(|budget| budget.inherited))),
         candidate: dots(&series(&|entry| entry.local.candidate.as_ref().map(|local| local.rel_l2))),
         reference: dots(&series(&|entry| entry.local.reference.as_ref().map(|local| local.rel_l2))),
-        faults: faults(report, &x, &y, (LABELS + right) / 2.0),
+        faults: faults(report, &x, &y, (frame.labels + right) / 2.0),
     }
 }
 

@@ -40,7 +40,7 @@ function facts(pairs) {
   return list;
 }
 
-// One side's own error on a logarithmic scale from 1e-3 to 1e6 of its bound; a tick marks the bound.
+// One side's local error on a logarithmic scale from 1e-3 to 1e6 of its bound; a tick marks the bound.
 function meter(name, local) {
   const share = (value) => Math.min(100, Math.max(1, ((Math.log10(Math.max(value, 1e-3)) + 3) / 9) * 100));
   const value = typeof local.over_bound === "string" ? Infinity : local.over_bound;
@@ -168,7 +168,7 @@ function draw(item) {
       item.shape.length ? el("span", { class: "caption" }, `(${item.shape.join(", ")})`) : null,
       el("span", { class: "walk" }, step(-1, "←", "previous checkpoint"), step(1, "→", "next checkpoint"))),
     el("p", { class: "evidence" }, item.evidence || data.meanings[item.verdict]),
-    item.candidate || item.reference ? el("h3", {}, "Own error over what rounding explains") : "",
+    item.candidate || item.reference ? el("h3", {}, "Local error over what rounding explains") : "",
     item.candidate ? meter("candidate", item.candidate) : "",
     item.reference ? meter("reference", item.reference) : "",
     el("h3", {}, "Candidate a against reference b"),
@@ -191,6 +191,7 @@ function select(id, focus) {
   const x = Number(box.getAttribute("x")) + Number(box.getAttribute("width")) / 2;
   document.getElementById("cursor").setAttribute("d", chart ? `M${x} ${Number(box.getAttribute("y")) + 15}V${depth.viewBox.baseVal.height - 18}` : "");
   draw(item);
+  drawLayer(id);
   history.replaceState(null, "", `#${id}`);
 }
 
@@ -222,7 +223,7 @@ document.addEventListener("click", (event) => {
   if (link) {
     event.preventDefault();
     select(link.dataset.id, Boolean(link.closest("#cells")));
-    if (!link.closest("#cells")) panel.scrollIntoView({ block: "nearest" });
+    if (!link.closest("#cells, #layer")) panel.scrollIntoView({ block: "nearest" });
   }
   const copy = event.target.closest("[data-copy]");
   if (copy) copyText(copy);
@@ -270,6 +271,3 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => selected && draw(byId.get(selected)));
 addEventListener("hashchange", () => select(decodeURIComponent(location.hash.slice(1))));
-
-const asked = decodeURIComponent(location.hash.slice(1));
-select(byId.has(asked) ? asked : data.first);

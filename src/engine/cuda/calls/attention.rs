@@ -157,6 +157,8 @@ pub fn attention(
         AttentionKernel::Few => {
             Call::new(format!("attention_few_{width}"), [splits, rows, a.heads], THREADS, args)
         }
-        AttentionKernel::Mma => Call::new(format!("attention_mma_{width}"), grid(MMA_ROWS), MMA_THREADS, args),
+        AttentionKernel::Mma => {
+            Call::new(format!("attention_mma_{width}"), grid(MMA_ROWS), MMA_THREADS, args)
+        }
     })
 }

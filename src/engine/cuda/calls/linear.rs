@@ -267,7 +267,10 @@ pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
                 let of = |part: &LinearPart| part.weight.outputs.div_ceil(wide) * data.rows.div_ceil(rows);
                 parts.iter().map(of).sum()
             };
-            let [name, rows, wide] = WIDE_TILES.into_iter().find(|[_, rows, wide]| blocks(*rows, *wide) >= MULTIPROCESSORS).unwrap_or(WIDE_SMALLEST);
+            let [name, rows, wide] = WIDE_TILES
+                .into_iter()
+                .find(|[_, rows, wide]| blocks(*rows, *wide) >= MULTIPROCESSORS)
+                .unwrap_or(WIDE_SMALLEST);
             let grid = [outputs.div_ceil(wide), data.rows.div_ceil(rows), parts.len()];
             Call::new(format!("linear_wide_{name}"), grid, THREADS, args).sized(WIDE_SHARED)
         }

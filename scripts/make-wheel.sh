@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Builds a Python wheel with the program and the shipped model in it, and tries it in a fresh environment.
+#
+#   scripts/make-wheel.sh [DIR]     default: target/wheels
+#
+#   pip install target/wheels/*.whl, or uvx --from target/wheels/*.whl parity …
+#
+# Needs maturin (pip install maturin) and python3 with venv.
+set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
+cd "$(dirname "$0")/.."
+maturin=${MATURIN:-$(command -v maturin || true)}
+[ -n "$maturin" ] || { echo "make-wheel.sh needs maturin: pip install maturin, or MATURIN=PATH" >&2; exit 2; }
+python3 -c 'import venv' 2>/dev/null || { echo "make-wheel.sh needs python3 with venv" >&2; exit 2; }
+out=$(realpath -m "${1:-target/wheels}")
+data=target/wheel-data/data/share/parity
+rm -rf target/wheel-data
+mkdir -p "$data" "$out"
+cp -r reference-dumps "$data/"
+"$maturin" build --release --out "$out"
+
+wheel=$(ls -t "$out"/*.whl | head -n 1)
+trial=$(mktemp -d)
+trap 'rm -rf "$trial"' EXIT
+python3 -m venv "$trial/venv"
+"$trial/venv/bin/pip" install --quiet "$wheel"
+# Somewhere else, where nothing of the repository is near.
+cd "$trial"
+PARITY_LLAMA=none venv/bin/parity run -p "def read_lines(path):" --layer 0 >answer
+grep PARITY answer
+echo "$wheel: installs and runs"

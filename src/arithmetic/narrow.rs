@@ -1,0 +1,102 @@
+//! Single values rounded to fewer bits, once, and without a branch, so that a loop over it becomes vector
+//! instructions.
+
+use super::Narrow;
+use super::round::Rounding;
+use crate::scalar::Scalar;
+
+impl Narrow {
+    /// Rounds values in place.
+    pub fn store<S: Scalar>(self, values: &mut [S]) {
+        let round = |value: S| match self {
+            Narrow::F16 => half(value.to_f64()),
+            Narrow::Bf16 => f64::from(half::bf16::from_f32(value.to_f32()).to_f32()),
+            Narrow::Tf32 => f64::from(tf32(value.to_f32())),
+            Narrow::Tf32Cut => f64::from(tf32_cut(value.to_f32())),
+        };
+        values.iter_mut().for_each(|value| *value = S::from_f64(round(*value)));
+    }
+
+    /// As activations are rounded to it.
+    pub fn rounding(self) -> Rounding {
+        match self {
+            Narrow::F16 => Rounding::F16,
+            Narrow::Bf16 => Rounding::Bf16,
+            Narrow::Tf32 => Rounding::Tf32,
+            Narrow::Tf32Cut => Rounding::Tf32Cut,
+        }
+    }
+}
+
+/// To the nearest f16, halves to the even one; beyond its range infinite. It is rounded once, unlike what goes through
+/// f32 first: a multiplication that is fused with an addition needs that.
+#[inline(always)]
+pub fn half(value: f64) -> f64 {
+    /// Mantissa bits of f64 that f16 does not have.
+    const DROPPED: u32 = 42;
+    /// From here on f16 is infinite.
+    const INFINITE: f64 = 65_520.0;
+    /// Below, f16 numbers are as far apart as f64 numbers beside `SHIFT`.
+    const SUBNORMAL: f64 = 1.0 / 16_384.0;
+    /// 1.5·2^(52 - 24)
+    const SHIFT: f64 = 402_653_184.0;
+    let bits = value.to_bits();
+    let odd = (bits >> DROPPED) & 1;
+    let rounded = bits.wrapping_add((1 << (DROPPED - 1)) - 1 + odd) & !((1 << DROPPED) - 1);
+    let normal = f64::from_bits(rounded);
+    let small = (value + SHIFT) - SHIFT;
+    let finite = if value.abs() < SUBNORMAL { small } else { normal };
+    let limited = if value.abs() >= INFINITE { f64::INFINITY.copysign(value) } else { finite };
+    if value.is_nan() { value } else { limited }
+}
+
+/// Mantissa bits of f32 that TF32 does not have.
+const TF32_DROPPED: u32 = 13;
+
+/// To the nearest of 11 significant bits, halves to the even one.
+#[inline(always)]
+pub fn tf32(value: f32) -> f32 {
+    let bits = value.to_bits();
+    let odd = (bits >> TF32_DROPPED) & 1;
+    let rounded = bits.wrapping_add((1 << (TF32_DROPPED - 1)) - 1 + odd) & !((1 << TF32_DROPPED) - 1);
+    if value.is_finite() { f32::from_bits(rounded) } else { value }
+}
+
+/// To 11 significant bits, towards zero.
+#[inline(always)]
+pub fn tf32_cut(value: f32) -> f32 {
+    if value.is_finite() { f32::from_bits(value.to_bits() & !((1 << TF32_DROPPED) - 1)) } else { value }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::{half, tf32, tf32_cut};
+
+    #[test]
+    fn half_is_the_nearest_f16_of_an_f64() {
+        for bits in (0..u64::from(u32::MAX)).step_by(65_537) {
+            // Exponents around those of f16, mantissas of every kind, halves among them.
+            for exponent in 990..1042u64 {
+                for sign in [0, 1u64 << 63] {
+                    let value = f64::from_bits(sign | (exponent << 52) | (bits << 20));
+                    let (own, library) = (half(value), f16::from_f64(value).to_f64());
+                    assert_eq!(own, library, "{value:e}");
+                }
+            }
+        }
+        assert!(half(f64::NAN).is_nan() && half(f64::INFINITY) == f64::INFINITY);
+    }
+
+    #[test]
+    fn tf32_keeps_eleven_bits() {
+        let step = 1.0 / 1024.0;
+        assert_eq!(tf32(1.0 + 0.5 * step), 1.0);
+        assert_eq!(tf32(1.0 + 1.5 * step), 1.0 + 2.0 * step);
+        assert_eq!(tf32(1.0 + 0.51 * step), 1.0 + step);
+        assert_eq!(tf32_cut(1.0 + 0.99 * step), 1.0);
+        assert_eq!(tf32_cut(-1.0 - 0.99 * step), -1.0);
+        assert!(tf32(f32::NAN).is_nan() && tf32_cut(f32::INFINITY) == f32::INFINITY);
+    }
+}

@@ -1,0 +1,203 @@
+//! Engines that keep their values between nodes, or their keys and values, in f16 or bf16, and declare it or not.
+//!
+//! What such an engine rounds is followed where it can be (weights and caches are rounded before they are read) and
+//! allowed for where its order is its own: the result is rounded once, and an op that is computed in several steps
+//! rounds in between, which is as if each source was off by so much. That an engine does so must be seen: a node is
+//! given these roundings only where all its recorded values are numbers of that type.
+
+use half::{bf16, f16};
+use parity_graph::Op;
+
+use super::node::Hypothesis;
+use super::{Labelled, Steps};
+use crate::arithmetic::{Arithmetic, round};
+use crate::audit::bounds::storage_unit;
+use crate::gguf::DType;
+use crate::numerics::Storage;
+use crate::ops::bound::{SUBNORMAL_F16, storage};
+use crate::ops::source::Data;
+use crate::ops::{Args, Rule, Source, Strided};
+
+/// Roundings between the steps of an op that an engine computes in several: scaled, multiplied, added.
+const STEPS: f64 = 3.0;
+
+/// Values of sources as an arithmetic has them, where that is not as they lie in memory: by slot.
+pub struct Narrowed(Vec<Option<(Vec<f64>, [usize; 4])>>);
+
+impl Narrowed {
+    /// Weights in the type that the engine keeps them in, and what attention reads in that of its cache. Weights of
+    /// products are rounded where they are decoded.
+    pub fn of(op: &Op, args: &Args<'_, f64>, arithmetic: &Arithmetic) -> Narrowed {
+        let rounded = |slot: usize, source: &Source<'_, f64>| -> Option<(Vec<f64>, [usize; 4])> {
+            let kept = match (op, &source.data) {
+                (Op::FlashAttn, _) if (1..3).contains(&slot) => arithmetic.cache,
+                (Op::MulMat, Data::Values(_)) if slot == 0 => arithmetic.cache,
+                (Op::MulMat | Op::MulMatId | Op::GetRows, _) => Storage::F32,
+                (_, Data::Weight(_)) => arithmetic.narrow,
+                _ => Storage::F32,
+            };
+            if kept == Storage::F32 {
+                return None;
+            }
+            let mut values = source.values().into_owned();
+            round::store(kept, &mut values);
+            Some((values, source.shape()))
+        };
+        let slots = args.sources.iter().enumerate();
+        Narrowed(slots.map(|(slot, source)| rounded(slot, source.as_ref()?)).collect())
+    }
+
+    /// The sources, with these values in place of their own.
+    pub fn sources<'b>(&'b self, args: &'b Args<'_, f64>) -> Vec<Option<Source<'b, f64>>> {
+        let slots = args.sources.iter().zip(&self.0);
+        let source =
+            |(source, narrowed): (&'b Option<Source<'_, f64>>, &'b Option<(Vec<f64>, [usize; 4])>)| {
+                let source = source.as_ref()?;
+                let data = match narrowed {
+                    Some((values, shape)) => Data::Values(Strided::whole(values, *shape)),
+                    None => source.data.clone(),
+                };
+                Some(Source { dtype: source.dtype, data })
+            };
+        slots.map(source).collect()
+    }
+}
+
+/// Adds what a narrow type rounds at a node to its bound, and what values were rounded by when they were recorded.
+pub fn widen(rule: &Rule, args: &Args<'_, f64>, exact: &[f64], bound: &mut [f64]) {
+    if let Some(dtype) = narrow(args.arithmetic.narrow) {
+        bound.iter_mut().zip(exact).for_each(|(bound, y)| *bound += storage(dtype, *y));
+        if !is_one_step(&rule.op) {
+            add_errors_of_sources(rule, args, exact, bound, |x| STEPS * storage(dtype, x));
+        }
+    }
+    let Some(kept) = args.arithmetic.recorded else { return };
+    let unit = storage_unit(kept);
+    let least = if kept == Storage::F16 { SUBNORMAL_F16 } else { 0.0 };
+    bound.iter_mut().zip(exact).for_each(|(bound, y)| *bound += unit * y.abs() + least);
+    match crate::ops::problem(&rule.op, args) {
+        Ok(problem) if matches!(problem.weight.data, Data::Weight(_)) => {
+            bound.iter_mut().zip(problem.off(unit)).for_each(|(bound, off)| *bound += off);
+        }
+        _ => add_errors_of_sources(rule, args, exact, bound, |x| unit * x.abs() + least),
+    }
+}
+
+fn narrow(kept: Storage) -> Option<DType> {
+    match kept {
+        Storage::F32 => None,
+        Storage::F16 => Some(DType::F16),
+        Storage::Bf16 => Some(DType::BF16),
+    }
+}
+
+/// Adds what errors of the recorded sources come to in the result.
+fn add_errors_of_sources(
+    rule: &Rule,
+    args: &Args<'_, f64>,
+    exact: &[f64],
+    bound: &mut [f64],
+    error: impl Fn(f64) -> f64,
+) {
+    for (slot, source) in args.sources.iter().enumerate() {
+        let Some(source) = source else { continue };
+        let numbers = matches!(source.dtype, DType::F32 | DType::F16 | DType::BF16);
+        if !numbers || is_mask(&rule.op, slot) || matches!(source.data, Data::Weight(_)) {
+            continue;
+        }
+        let errors: Vec<f64> = source.values().iter().map(|x| error(*x)).collect();
+        let moved = (rule.carry)(args, exact, slot, &errors);
+        bound.iter_mut().zip(moved).for_each(|(bound, moved)| *bound += moved);
+    }
+}
+
+/// Ops that round nothing but their result: of one step, or computed in f32 by engines that keep anything narrower. A
+/// norm or a softmax that is not is worth a report.
+pub fn is_one_step(op: &Op) -> bool {
+    use Op::*;
+    matches!(
+        op,
+        Add | AddId
+            | Sub
+            | Mul
+            | Div
+            | Scale
+            | MulMat
+            | MulMatId
+            | GetRows
+            | Repeat
+            | Concat
+            | Sqr
+            | Sqrt
+            | Relu
+            | Abs
+            | RmsNorm
+            | Norm
+            | SoftMax
+    )
+}
+
+/// Masks hold zeros and infinities, which no type rounds.
+fn is_mask(op: &Op, slot: usize) -> bool {
+    matches!((op, slot), (Op::FlashAttn, 3) | (Op::SoftMax, 1))
+}
+
+/// Whether every finite value is a number of a type.
+pub fn holds(kept: Storage, values: &[f32]) -> bool {
+    values.iter().all(|&x| {
+        !x.is_finite()
+            || match kept {
+                Storage::F32 => true,
+                Storage::F16 => f16::from_f32(x).to_f32() == x,
+                Storage::Bf16 => bf16::from_f32(x).to_f32() == x,
+            }
+    })
+}
+
+/// The narrow type that the values of some node show an engine to use; f32 where none does.
+pub fn shown(steps: &dyn Steps, graphs: &[(usize, &Labelled)]) -> Storage {
+    let mut counts = [(Storage::Bf16, 0), (Storage::F16, 0)];
+    if let Some((step, labelled)) = graphs.first() {
+        for (id, checkpoint) in labelled.nodes() {
+            // A table row shows the type of the table.
+            if labelled.program.graph.get(id).op == Op::GetRows {
+                continue;
+            }
+            let Some(recorded) = steps.tensor(*step, checkpoint) else { continue };
+            if recorded.values.iter().all(|x| *x == 0.0) {
+                continue;
+            }
+            counts.iter_mut().filter(|(kept, _)| holds(*kept, &recorded.values)).for_each(|(_, n)| *n += 1);
+        }
+    }
+    let [(brain, in_brain), (half, in_half)] = counts;
+    match (in_brain, in_half) {
+        (0, 0) => Storage::F32,
+        (a, b) if a >= b => brain,
+        _ => half,
+    }
+}
+
+/// What else an engine that is not llama.cpp may compute a node in; `kept` is the type that its recorded values are
+/// all numbers of.
+pub fn hypotheses(op: &Op, args: &Args<'_, f64>, kept: Storage) -> Vec<Hypothesis> {
+    let cached = |cache| Arithmetic { cache, ..Arithmetic::EXACT };
+    let mut more = Vec::new();
+    let cache = args.get(0).is_some_and(|source| matches!(source.data, Data::Values(_)));
+    if *op == Op::FlashAttn || *op == Op::MulMat && cache {
+        more.push(Hypothesis { name: "keys and values in f16", arithmetic: cached(Storage::F16) });
+    }
+    let recorded = |kept| Arithmetic { recorded: Some(kept), ..Arithmetic::EXACT };
+    more.push(Hypothesis {
+        name: "better than f32, rounded when it was recorded",
+        arithmetic: recorded(Storage::F32),
+    });
+    let (name, rounded) = match kept {
+        Storage::F32 => return more,
+        Storage::F16 => ("values and weights in f16", "values rounded to f16 when they were recorded"),
+        Storage::Bf16 => ("values and weights in bf16", "values rounded to bf16 when they were recorded"),
+    };
+    more.push(Hypothesis { name, arithmetic: Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT } });
+    more.push(Hypothesis { name: rounded, arithmetic: recorded(kept) });
+    more
+}

@@ -1,0 +1,58 @@
+//! `parity doctor`: what is here, and what to install for what is not.
+
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+
+use super::Outcome;
+use super::output::print;
+use crate::jobs::doctor::{Finding, examine};
+use crate::report::json;
+use crate::report::words::wrap;
+use crate::text::printable;
+
+/// Flags of `parity doctor`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// What standard output carries
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum Format {
+    /// For people
+    #[default]
+    Table,
+    /// For programs
+    Json,
+}
+
+/// Runs the command. What is not here is the answer, not a failure.
+pub fn main(args: &Args) -> Outcome {
+    let findings = examine();
+    print(&match args.format {
+        Format::Table => text(&findings),
+        Format::Json => json::render(&findings)?,
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Columns of the text.
+const WIDTH: usize = 80;
+/// Columns of the names.
+const NAMES: usize = 31;
+
+fn text(findings: &[Finding]) -> String {
+    let mut out = String::new();
+    for finding in findings {
+        let mark = if finding.here { "ok" } else { "--" };
+        let mut lines = wrap(&printable(&finding.found), WIDTH - NAMES);
+        lines.extend(finding.advice.iter().flat_map(|advice| wrap(advice, WIDTH - NAMES)));
+        for (index, line) in lines.iter().enumerate() {
+            let head = if index == 0 { format!("{mark} {}", finding.what) } else { String::new() };
+            out += &format!("{head:<NAMES$}{line}\n");
+        }
+    }
+    out
+}

@@ -1,0 +1,47 @@
+//! `parity explain`: one checkpoint of a report, in sentences.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use super::Outcome;
+use super::output::print;
+use crate::checkpoint::Checkpoint;
+use crate::error::Error;
+use crate::jobs::explain::explain;
+use crate::report::json;
+use crate::report::words::wrap;
+use crate::text::printable_lines;
+
+/// Flags of `parity explain`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Checkpoint, e.g. blk.2.q_rope; the first divergence where absent
+    checkpoint: Option<String>,
+    /// report.json, or the folder that holds it: what --report DIR wrote
+    #[arg(long = "in", value_name = "REPORT", default_value = "report")]
+    report: PathBuf,
+}
+
+/// Columns of the text.
+const WIDTH: usize = 100;
+
+/// Runs the command.
+pub fn main(args: &Args) -> Outcome {
+    let report = json::read(&args.report)?;
+    let checkpoint = match &args.checkpoint {
+        Some(name) => name.parse::<Checkpoint>().map_err(|_| {
+            Error::new(name, "is no checkpoint")
+                .expected("an id such as blk.2.q_rope")
+                .hint("report.csv lists them")
+        })?,
+        None => report.first_divergence.as_ref().map(|first| first.checkpoint).ok_or_else(|| {
+            Error::file(&args.report, "has no divergence to explain")
+                .hint("parity explain CHECKPOINT --in REPORT")
+        })?,
+    };
+    let paragraphs = explain(&report, checkpoint)?;
+    let wrapped: Vec<String> =
+        paragraphs.iter().map(|text| wrap(&printable_lines(text), WIDTH).join("\n")).collect();
+    print(&(wrapped.join("\n\n") + "\n"))?;
+    Ok(ExitCode::SUCCESS)
+}

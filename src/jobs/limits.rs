@@ -1,0 +1,140 @@
+//! What a run may ask of a model and of this machine: told before it begins.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::plan::Plan;
+use super::run::RunOptions;
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::dense::attention::TILE_ROWS;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::model::Model;
+use crate::model::graph::Op;
+use crate::numerics::Products;
+use parity_dump::Dump;
+
+/// Bytes of a value that is kept or compared: f32.
+const KEPT_BYTES: u64 = 4;
+/// Bytes of a value that the audit computes: f64.
+const AUDIT_BYTES: u64 = 8;
+/// Copies of attention's matrix that are alive at once: as computed, and rounded or in the order of its shape.
+const COPIES: u64 = 2;
+
+/// Bytes of a value that the engine computes.
+fn engine_bytes(options: &RunOptions) -> u64 {
+    if options.numerics.products == Products::F64 { 8 } else { 4 }
+}
+
+/// Refuses more positions than the model was made for, or than the cache has memory for; `recorded` positions were
+/// computed by somebody already.
+///
+/// # Errors
+/// Names the limit.
+pub fn positions(
+    model: &Model,
+    options: &RunOptions,
+    prompt: usize,
+    total: Option<usize>,
+    recorded: usize,
+) -> Result<usize> {
+    let context = model.config.context;
+    let asked = || match options.n_predict {
+        Some(n) if n > 0 => format!("{prompt} tokens and {n} decode steps"),
+        _ => format!("{prompt} tokens"),
+    };
+    let subject = if prompt > context { "prompt" } else { "-n" };
+    let total = total.filter(|total| *total <= context.max(recorded)).ok_or_else(|| {
+        Error::new(subject, "more positions than the model's context length")
+            .expected(format!("at most {context} positions"))
+            .found(asked())
+            .hint(format!("parity inspect {} shows the context length", model.gguf.path().display()))
+    })?;
+    let dims = &model.config.dims;
+    let layers = dims.layers as u64;
+    let row = 2 * layers * dims.width(Kind::V, 0) as u64 * (engine_bytes(options) + KEPT_BYTES);
+    let cache = (total as u64).saturating_mul(row);
+    memory::require(subject, &[("keys and values of all positions", cache)], HINT)?;
+    Ok(total)
+}
+
+const HINT: &str = "a shorter prompt or a smaller -n, --chunk N, fewer checkpoints, or PARITY_MEMORY=BYTES where this is wrong";
+
+/// Refuses a run that needs more memory than there is.
+///
+/// # Errors
+/// Names what most of the memory is for.
+pub fn memory(model: &Model, options: &RunOptions, plan: &Plan, reference: Option<&Dump>) -> Result<()> {
+    memory::require("parity run", &estimate(model, options, plan, reference), HINT)
+}
+
+/// What a run needs memory for, in bytes: an upper bound of what the largest step holds at once.
+fn estimate(
+    model: &Model,
+    options: &RunOptions,
+    plan: &Plan,
+    reference: Option<&Dump>,
+) -> Vec<(&'static str, u64)> {
+    let dims = &model.config.dims;
+    let positions = plan.n_rows() as u64;
+    let rows = plan.steps.iter().map(|step| step.len()).max().unwrap_or(0) as u64;
+    let bytes = engine_bytes(options);
+    let width = |checkpoint: &Checkpoint| match checkpoint.kind() {
+        // Its rows are counted by themselves.
+        Kind::Logits | Kind::AttnScores | Kind::AttnProbs => 0,
+        kind => dims.width(kind, 0) as u64,
+    };
+    let looked_at: BTreeSet<Checkpoint> = plan.compared.union(&plan.audited).copied().collect();
+    let inside = looked_at.iter().any(|checkpoint| checkpoint.kind().is_optional());
+    let cache = 2 * dims.layers as u64 * dims.width(Kind::V, 0) as u64 * positions;
+    let heads = dims.heads as u64;
+    let matrix = match inside {
+        // Whole, before and after the softmax.
+        true => 2 * heads * rows * positions,
+        false => heads.min(rayon::current_num_threads() as u64) * rows.min(TILE_ROWS as u64) * positions,
+    };
+    let sample = plan.sample.len() as u64;
+    let audited: u64 = plan.audited.iter().map(width).sum();
+    // Of one layer at a time, whole attention of the sampled rows.
+    let audit = cache / (dims.layers as u64).max(1) + COPIES * sample * heads * positions;
+    let audit = if options.audit.is_some() { audit * AUDIT_BYTES } else { 0 };
+    let logits = rows.saturating_sub(first_logits(options, reference) as u64) * dims.vocab as u64;
+    let has_logits = plan.graph.nodes.iter().any(|node| node.checkpoint.kind() == Kind::Logits);
+    vec![
+        ("keys and values of all positions", cache.saturating_mul(bytes + KEPT_BYTES)),
+        ("attention of a step", matrix.saturating_mul(COPIES * bytes)),
+        ("activations of a step", live_widths(plan, width).saturating_mul(rows * bytes)),
+        ("logits of a step", if has_logits { logits.saturating_mul(bytes) } else { 0 }),
+        ("rows that are audited", sample.saturating_mul(audited * KEPT_BYTES).saturating_add(audit)),
+    ]
+}
+
+/// Rows of the first step whose logits nobody looks at.
+fn first_logits(options: &RunOptions, reference: Option<&Dump>) -> u32 {
+    let recorded = reference.and_then(|dump| dump.get(Checkpoint::global(Kind::Logits)));
+    let first = recorded.and_then(|recorded| recorded.positions().next());
+    first.filter(|_| options.dump.is_none()).unwrap_or(0)
+}
+
+/// The most columns of activations that are alive at once: outputs that a later node reads.
+fn live_widths(plan: &Plan, width: impl Fn(&Checkpoint) -> u64) -> u64 {
+    let graph = plan
+        .graph
+        .fused(|checkpoint| plan.compared.contains(&checkpoint) || plan.audited.contains(&checkpoint));
+    let mut last: BTreeMap<Checkpoint, usize> = BTreeMap::new();
+    for (index, node) in graph.nodes.iter().enumerate() {
+        last.extend(node.inputs.iter().map(|input| (*input, index)));
+    }
+    let (mut live, mut most) = (0u64, 0u64);
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let own = width(&node.checkpoint);
+        // What is decoded of a weight, or computed inside of attention, is small beside a long step.
+        let within = if matches!(node.op, Op::Attention(_)) { own } else { 0 };
+        live += own;
+        most = most.max(live + within);
+        let over = |checkpoint: &Checkpoint| last.get(checkpoint).is_none_or(|last| *last <= index);
+        let ended: BTreeSet<&Checkpoint> =
+            node.inputs.iter().chain([&node.checkpoint]).filter(|checkpoint| over(checkpoint)).collect();
+        live -= ended.into_iter().map(&width).sum::<u64>().min(live);
+    }
+    most
+}

@@ -1,0 +1,120 @@
+//! How much memory this process may still take: asked before something large is begun.
+
+use std::fs;
+
+use crate::error::{Error, Result};
+
+/// Limits what a run may need, in bytes or as `8G`: less than what is there, or more where the system is wrong.
+pub const VARIABLE: &str = "PARITY_MEMORY";
+
+/// Refuses work that needs more than there is; `parts` are what it needs memory for, in bytes.
+///
+/// # Errors
+/// Names the largest part, what is needed and what there is. Nothing is refused where the system tells no limit.
+pub fn require(subject: &str, parts: &[(&str, u64)], hint: &str) -> Result<()> {
+    let needed = parts.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+    let Some((limit, bytes)) = available()? else { return Ok(()) };
+    if needed <= bytes {
+        return Ok(());
+    }
+    let largest = parts.iter().max_by_key(|(_, bytes)| *bytes).map_or("", |(name, _)| name);
+    Err(Error::new(subject, "needs more memory than there is")
+        .expected(format!("at most {} ({limit})", size(bytes)))
+        .found(format!("{}, most of it for {largest}", size(needed)))
+        .hint(hint))
+}
+
+/// The smallest limit and its name, in bytes.
+pub fn available() -> Result<Option<(&'static str, u64)>> {
+    if let Ok(text) = std::env::var(VARIABLE) {
+        let bytes = parse(&text).ok_or_else(|| {
+            Error::new(VARIABLE, "is no amount of memory").expected("bytes, or 512M, or 8G").found(&text)
+        })?;
+        return Ok(Some((VARIABLE, bytes)));
+    }
+    let limits = [
+        ("memory that is available", system()),
+        ("memory that the control group leaves", control_group()),
+        ("address space: ulimit -v", address_space()),
+    ];
+    Ok(limits.into_iter().filter_map(|(name, bytes)| Some((name, bytes?))).min_by_key(|(_, bytes)| *bytes))
+}
+
+/// `1000`, `512M`, `8G`: units of 1024.
+fn parse(text: &str) -> Option<u64> {
+    let units = [("K", 10), ("M", 20), ("G", 30), ("T", 40)];
+    let unit = units.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, *bits)));
+    let (digits, bits) = unit.unwrap_or((text, 0));
+    digits.parse::<u64>().ok()?.checked_mul(1 << bits)
+}
+
+/// A field of a file in /proc, `Name:  123 kB`, in bytes.
+fn field(path: &str, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn system() -> Option<u64> {
+    field("/proc/meminfo", "MemAvailable")
+}
+
+/// What the process's control group has left (cgroups version 2, or version 1 at its root).
+fn control_group() -> Option<u64> {
+    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = own.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let number = |file: String| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    let two = |folder: &str| {
+        let limit = number(format!("/sys/fs/cgroup{folder}/memory.max"))?;
+        Some(limit.saturating_sub(number(format!("/sys/fs/cgroup{folder}/memory.current"))?))
+    };
+    let one = || {
+        let limit = number("/sys/fs/cgroup/memory/memory.limit_in_bytes".to_owned())?;
+        Some(limit.saturating_sub(number("/sys/fs/cgroup/memory/memory.usage_in_bytes".to_owned())?))
+    };
+    two(path.trim_end_matches('/')).or_else(|| two("")).or_else(one)
+}
+
+/// What `ulimit -v` leaves of the address space.
+fn address_space() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the system fills the struct that it is given.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) } == 0;
+    let limit = Some(limit.rlim_cur).filter(|limit| known && *limit != libc::RLIM_INFINITY)?;
+    Some(limit.saturating_sub(field("/proc/self/status", "VmSize")?))
+}
+
+/// Bytes in words: 1.6 GB.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_read_and_shown() {
+        assert_eq!(parse("512M"), Some(512 << 20));
+        assert_eq!(parse("1000"), Some(1000));
+        assert_eq!((parse("8 GB"), parse("-1"), parse("99999999999T")), (None, None, None));
+        assert_eq!((size(999), size(1_600_000_000)), ("999 B".to_owned(), "1.6 GB".to_owned()));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_by_name() {
+        let error = require("-n", &[("a", 1), ("the cache", u64::MAX)], "ask for less");
+        if available().unwrap().is_some() {
+            let text = error.unwrap_err().to_string();
+            assert!(text.contains("the cache") && text.contains("ask for less"), "{text}");
+        }
+        assert!(require("-n", &[("a", 1)], "").is_ok());
+    }
+}

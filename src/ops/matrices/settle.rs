@@ -1,0 +1,103 @@
+//! Values in the middle between two roundings: the recorded output shows to which side they went.
+
+use super::super::source::Data;
+use super::{Problem, form};
+use crate::arithmetic::round::{self, ScaleTie, Tie};
+use crate::gguf;
+
+/// What a tie moves: one value, or all values of a block by its scale.
+#[derive(Clone, Copy)]
+enum Moves<'a> {
+    Value(&'a Tie),
+    Scale(&'a ScaleTie),
+}
+
+impl Problem<'_, '_, f64> {
+    /// A tie is rounded to the side that the recorded output says: each moves all outputs of its row by a known
+    /// column of the matrices, so that the output shows it hundreds of times over.
+    pub fn settle(&self, exact: &mut [f64], recorded: &[f64]) {
+        let m = self.outputs();
+        let mut of_row: Vec<Vec<(usize, usize)>> = vec![Vec::new(); self.x.values.rows];
+        if !self.x.ties.is_empty() || !self.x.scale_ties.is_empty() {
+            for meeting in &self.meetings {
+                meeting.pairs.iter().for_each(|(x, row)| of_row[*x].push((meeting.matrix, *row)));
+            }
+        }
+        let few = round::few_per_row(self.x.ties.clone(), self.x.values.rows);
+        let scales = self.x.scale_ties.iter().map(Moves::Scale);
+        for tie in few.iter().map(Moves::Value).chain(scales) {
+            let row = match tie {
+                Moves::Value(tie) => tie.row,
+                Moves::Scale(tie) => tie.row,
+            };
+            let moved: Vec<(usize, Vec<f64>)> =
+                of_row[row].iter().map(|(matrix, row)| (*row, self.moved(tie, *matrix))).collect();
+            let (mut along, mut square) = (0.0, 0.0);
+            for (row, moved) in &moved {
+                for ((moved, recorded), exact) in
+                    moved.iter().zip(&recorded[row * m..]).zip(&exact[row * m..])
+                {
+                    along += (recorded - exact) * moved;
+                    square += moved * moved;
+                }
+            }
+            // Nearer to having been rounded to the other side than to this one.
+            if along > 0.5 * square && along < 1.5 * square {
+                for (row, moved) in &moved {
+                    exact[row * m..].iter_mut().zip(moved).for_each(|(exact, moved)| *exact += moved);
+                }
+            }
+        }
+    }
+
+    /// How the outputs of one matrix (m,) move where a tie is rounded to the other side.
+    fn moved(&self, tie: Moves<'_>, matrix: usize) -> Vec<f64> {
+        let m = self.outputs();
+        let tie = match tie {
+            Moves::Value(tie) => tie,
+            Moves::Scale(tie) => {
+                let mut out = vec![0.0; m];
+                for (i, moved) in tie.values.iter().enumerate().filter(|(_, moved)| **moved != 0.0) {
+                    let column = self.column(matrix, tie.col + i);
+                    out.iter_mut().zip(column).for_each(|(out, w)| *out += w * moved);
+                }
+                return out;
+            }
+        };
+        let mut out: Vec<f64> = self.column(matrix, tie.col).into_iter().map(|w| w * tie.value).collect();
+        if tie.sum != 0.0
+            && let Some(group) = gguf::minimum_group(self.weight.dtype)
+        {
+            let groups = self.x.values.cols / group;
+            let mut minima = vec![0.0; m * groups];
+            self.minima(matrix, 0..m, group, &mut minima);
+            for (out, minima) in out.iter_mut().zip(minima.chunks_exact(groups)) {
+                *out += minima[tie.col / group] * tie.sum;
+            }
+        }
+        out
+    }
+
+    /// One column of a matrix, (m,): of a weight, one block of each row is decoded.
+    fn column(&self, matrix: usize, col: usize) -> Vec<f64> {
+        let [_, b, m, _] = self.weight.shape();
+        match &self.weight.data {
+            Data::Values(values) => (0..m).map(|row| values.at([matrix / b, matrix % b, row, col])).collect(),
+            Data::Weight(weight) => {
+                let (len, bytes) = (self.weight.dtype.block_len(), self.weight.dtype.block_bytes());
+                let mut block = vec![0.0; len];
+                let start = col / len * bytes;
+                let decode = |row: usize| {
+                    let stored = weight.row_bytes(matrix * m + row..matrix * m + row + 1);
+                    let stored = &stored[start..start + bytes];
+                    gguf::decode(self.weight.dtype, stored, &mut block);
+                    if let Some(form) = self.form {
+                        form::apply(form, self.weight.dtype, stored, &mut block);
+                    }
+                    block[col % len]
+                };
+                (0..m).map(decode).collect()
+            }
+        }
+    }
+}
