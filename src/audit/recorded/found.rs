@@ -13,9 +13,9 @@ use crate::audit::simulate::SHARP;
 use crate::checkpoint::Checkpoint;
 use crate::report::{Diagnosis, LocalError, Tried};
 
-/// Most mistakes move a node by a tenth or more (`docs/verdicts.md`): so much may be rounding in an engine whose type is
-/// narrower than f32, between two recorded nodes.
-const MISTAKES_SHOW: f64 = 0.1;
+/// Most mistakes move a node by a tenth or more (`docs/verdicts.md`): half of that may be rounding in an engine whose type
+/// is narrower than f32, between two recorded nodes. The answer says that less than this is not seen.
+const MISTAKES_SHOW: f64 = 0.1 / 2.0;
 
 /// A near-tie of a discrete node.
 #[derive(Clone, Copy, Debug, PartialEq)]
