@@ -193,10 +193,23 @@ impl Reader<'_> {
             }
             if let Ok(name) = CString::new(tensor.name.as_str()) {
                 // Copies of several leaves with one name have one name too, and come in their order.
-                let before = described.copied.entry(full_name.into_owned()).or_insert(0);
-                *before += 1;
+                let count = described.copied.entry(full_name.into_owned()).or_insert(0);
+                *count += 1;
+                let before = *count;
                 // SAFETY: a live graph and a C string.
-                let original = unsafe { self.named(graph, &name, *before) };
+                let first = unsafe { self.named(graph, &name, 1) };
+                let is_leaf = |raw: &RawTensor| {
+                    // SAFETY: a tensor of the graph.
+                    let alike = |raw| unsafe { self.tensor(raw) }.ne == tensor.ne;
+                    !raw.is_null() && known.get(raw).is_none_or(|&id| id >= described.graph.nodes) && alike(*raw)
+                };
+                let original = match before {
+                    nth if nth > 1 && is_leaf(&first) => {
+                        // SAFETY: as above.
+                        Some(unsafe { self.named(graph, &name, nth) }).filter(is_leaf).unwrap_or(first)
+                    }
+                    _ => first,
+                };
                 if let Some(&id) = known.get(&original) {
                     return id;
                 }

@@ -180,12 +180,11 @@ fn three(extents: &[usize]) -> Vec<usize> {
 fn leaves(graph: &Graph, labels: &[Option<Checkpoint>]) -> Vec<LeafCapture> {
     let mut readers: Vec<Vec<Checkpoint>> = vec![Vec::new(); graph.tensors.len()];
     let mut read = vec![false; graph.tensors.len()];
-    // From the last node to the first: what reads a movement reads what is moved.
+    // From the last node to the first: what reads a movement reads what is moved. What is written into a cache is read
+    // by whoever reads the cache.
     for id in (0..graph.nodes).rev().filter(|&id| graph.get(id).computed) {
         let of: Vec<Checkpoint> = match labels[id] {
             Some(label) => vec![label],
-            None if graph.get(id).op.is_view() => readers[id].clone(),
-            // What is written into a cache is read by what reads the cache after it.
             None => [&readers[id][..], &readers[graph.root(id)][..]].concat(),
         };
         for src in graph.sources(id).flat_map(|src| [src, graph.root(src)]) {
