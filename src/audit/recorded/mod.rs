@@ -399,7 +399,8 @@ impl Auditor<'_> {
                 {
                     let others = |id: Id| self.labelled.values(self.steps, self.step, id);
                     let (recorded, gguf) = (values, self.gguf);
-                    let suspect = Suspect { node, args, recorded, sight: &sight, held, gguf, others: &others };
+                    let suspect =
+                        Suspect { node, args, recorded, sight: &sight, held, gguf, others: &others };
                     finding.diagnosed((self.diagnose)(&suspect));
                 }
                 held
