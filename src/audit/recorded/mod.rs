@@ -6,6 +6,7 @@
 //! undecided what depends on it, by name.
 
 mod bridge;
+mod devices;
 mod found;
 mod named;
 mod narrow;
@@ -13,6 +14,7 @@ mod node;
 mod open;
 mod rows;
 mod sample;
+mod simulate;
 
 #[cfg(test)]
 mod tests;
@@ -36,6 +38,7 @@ pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
 pub use open::{Graphs, Judged};
 pub use rows::Arrangement;
 
+use devices::Devices;
 use rows::Partial;
 use sample::judge_sampled;
 
@@ -214,26 +217,30 @@ pub fn audit(
     let pass = |kept: Storage, diagnose: Diagnose<'_>| -> Result<Findings> {
         let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
         let mut findings = Findings { order: order(graphs, wants), nodes: BTreeMap::new() };
+        let mut devices = Devices::default();
         for &(step, labelled) in graphs {
+            let (findings, devices) = (&mut findings, &mut devices);
             let mut auditor =
-                Auditor { step, steps, labelled, wants, gguf, kept, diagnose, findings: &mut findings };
+                Auditor { step, steps, labelled, wants, gguf, kept, diagnose, findings, devices };
             machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
         }
+        devices.excuse(&mut findings);
         Ok(findings)
     };
     if steps.is_own_graph() {
         return pass(Storage::F32, diagnose);
     }
-    let sharp = pass(Storage::F32, &|_| Names::default())?;
+    let kept = narrow::shown(steps, graphs);
+    let mut findings = pass(Storage::F32, &|_| Names::default())?;
     let explained = |finding: &Finding| finding.judged == 0 || finding.is_healthy();
-    if sharp.nodes.values().all(explained) {
-        return Ok(sharp);
+    if !findings.nodes.values().all(explained) {
+        let sharp = std::mem::replace(&mut findings, pass(kept, diagnose)?);
+        let sharp = sharp.nodes.into_iter().filter(|(_, finding)| finding.judged > 0 && finding.is_healthy());
+        findings.nodes.extend(sharp);
     }
-    let mut findings = pass(narrow::shown(steps, graphs), diagnose)?;
-    for (checkpoint, finding) in sharp.nodes {
-        if finding.judged > 0 && finding.is_healthy() {
-            findings.nodes.insert(checkpoint, finding);
-        }
+    let open = findings.nodes.iter().filter(|(_, finding)| finding.is_blind()).map(|(id, _)| *id).collect();
+    for (id, simulated) in simulate::simulate(steps, graphs, gguf, kept, &open)? {
+        findings.at(id).settle(simulated);
     }
     Ok(findings)
 }
@@ -279,6 +286,7 @@ struct Auditor<'a> {
     kept: Storage,
     diagnose: Diagnose<'a>,
     findings: &'a mut Findings,
+    devices: &'a mut Devices,
 }
 
 impl Conductor<f64> for Auditor<'_> {
@@ -394,6 +402,10 @@ impl Auditor<'_> {
                     tried.extend(narrow::hypotheses(op, args, kept.unwrap_or_default()));
                 }
                 let held = judge_sampled(rule, args, values, &sight, &tried);
+                if let Ok(held) = &held {
+                    let backend = tensor.backend.as_deref();
+                    self.devices.note(checkpoint, backend, (rule, args), (values, &sight), held);
+                }
                 if let Some(held) = held.as_ref().ok().filter(|held| !held.is_healthy())
                     && (named < DIAGNOSED_MAX || finding.is_diagnosed())
                 {
