@@ -53,9 +53,7 @@ for part in $parts; do
             quantise reference-dumps/models/qwen2-tiny-py-F16.gguf "$out/models/$name.gguf" "${type##*:}" || continue
             case $part$name in
             tiny*) plan "$name" "$name" 20,9,3 "$(tokens 33)" on - - ;;
-            *-F16 | *-Q8_0 | *-Q4_K_M) plan "$name-plain" "$name" 20,9,3 "$(tokens 33)" off - - ;;
-            # Two of four layers are enough of the others.
-            *) plan "$name-plain" "$name" 20,9,3 "$(tokens 33)" off - layers ;;
+            *) plan "$name-plain" "$name" 20,9,3 "$(tokens 33)" off - - ;;
             esac
         done ;;
     heads | long | caches)
@@ -95,10 +93,12 @@ done
 one() { # name model batches tokens flash cache checkpoints
     local filter=()
     [ "$6" = - ] || export DRIVER_CACHE=$6
-    case $7 in
-    attn) for id in q_rope k_rope v attn_ctx attn_scores attn_probs; do filter+=(--checkpoint "blk.0.$id"); done ;;
-    layers) filter=(--layer 0..1) ;;
-    esac
+    # What attention reads, and the norm that its products read.
+    if [ "$7" = attn ]; then
+        for id in norm attn_norm q_proj k_proj v_proj v q_rope k_rope attn_scores attn_probs attn_ctx; do
+            filter+=(--checkpoint "blk.0.$id")
+        done
+    fi
     export DRIVER_FLASH=$5
     # shellcheck disable=SC2086
     if "$parity" record --force -o "$out/dumps/$1" ${filter[@]+"${filter[@]}"} -- \

@@ -59,20 +59,28 @@ fn system() -> Option<u64> {
     field("/proc/meminfo", "MemAvailable")
 }
 
-/// What the process's control group has left (cgroups version 2, or version 1 at its root).
+/// What the process's control group has left (cgroups version 2, or version 1 at its root). Cached files count for the
+/// group too, and make room when it is needed.
 fn control_group() -> Option<u64> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = own.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let number = |file: String| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
-    let two = |folder: &str| {
-        let limit = number(format!("/sys/fs/cgroup{folder}/memory.max"))?;
-        Some(limit.saturating_sub(number(format!("/sys/fs/cgroup{folder}/memory.current"))?))
+    let path = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default();
+    let left = |folder: &str, limit: &str, used: &str| {
+        let number =
+            |file: &str| fs::read_to_string(format!("{folder}/{file}")).ok()?.trim().parse::<u64>().ok();
+        let used =
+            number(used)?.saturating_sub(cached(&fs::read_to_string(format!("{folder}/memory.stat")).ok()?));
+        Some(number(limit)?.saturating_sub(used))
     };
-    let one = || {
-        let limit = number("/sys/fs/cgroup/memory/memory.limit_in_bytes".to_owned())?;
-        Some(limit.saturating_sub(number("/sys/fs/cgroup/memory/memory.usage_in_bytes".to_owned())?))
-    };
+    let two = |path: &str| left(&format!("/sys/fs/cgroup{path}"), "memory.max", "memory.current");
+    let one = || left("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes");
     two(path.trim_end_matches('/')).or_else(|| two("")).or_else(one)
+}
+
+/// Bytes of cached files in a control group's `memory.stat`.
+fn cached(stat: &str) -> u64 {
+    let fields = stat.lines().filter_map(|line| line.split_once(' '));
+    let files = fields.filter(|(name, _)| matches!(*name, "inactive_file" | "active_file"));
+    files.filter_map(|(_, bytes)| bytes.parse::<u64>().ok()).sum()
 }
 
 /// What `ulimit -v` leaves of the address space.
@@ -106,6 +114,12 @@ mod tests {
         assert_eq!(parse("1000"), Some(1000));
         assert_eq!((parse("8 GB"), parse("-1"), parse("99999999999T")), (None, None, None));
         assert_eq!((size(999), size(1_600_000_000)), ("999 B".to_owned(), "1.6 GB".to_owned()));
+    }
+
+    #[test]
+    fn cached_files_are_no_obstacle() {
+        assert_eq!(cached("anon 5\nfile 100\ninactive_file 60\nactive_file 30\nslab 1"), 90);
+        assert_eq!(cached(""), 0);
     }
 
     #[test]

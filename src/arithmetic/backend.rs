@@ -22,7 +22,7 @@ impl Hypothesis {
 }
 
 /// A backend other than the CPU whose kernels are followed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Backend {
     /// NVIDIA's cards, and AMD's by the same sources (HIP).
     Cuda,
@@ -37,6 +37,8 @@ pub struct Product {
     pub weight: DType,
     /// Rows that meet it.
     pub rows: usize,
+    /// Whether there are several matrices, each with rows of its own.
+    pub batched: bool,
     /// Terms of each sum.
     pub width: usize,
     /// Whether llama.cpp asks for f32.
@@ -75,8 +77,20 @@ const CUDA_SOME: usize = 16;
 const CUDA_F32_FEW: usize = 3;
 /// Parts that cuBLAS may cut the columns into: that depends on shape and card.
 const PARTS: [usize; 7] = [1, 2, 3, 4, 6, 8, 12];
-/// Threads that share a row of Vulkan's attention, and positions of a block, by device and width of the heads.
-const LANES: [(usize, usize); 8] = [(4, 32), (1, 32), (4, 64), (1, 64), (8, 32), (8, 64), (16, 64), (32, 32)];
+/// Threads that share a row of Vulkan's attention, how many of them are neighbours, and positions of a block, by device
+/// and width of the heads.
+const LANES: [(usize, usize, usize); 10] = [
+    (4, 1, 32),
+    (1, 1, 32),
+    (8, 2, 32),
+    (2, 1, 32),
+    (4, 1, 64),
+    (1, 1, 64),
+    (8, 2, 64),
+    (16, 4, 32),
+    (32, 8, 32),
+    (8, 1, 32),
+];
 /// Positions that parts of a row are multiples of.
 const LANES_BLOCK: usize = 32;
 /// Parts of a row at most.
@@ -107,6 +121,19 @@ impl Backend {
         }
     }
 
+    /// Sums in f16 in whatever order, of products or of attention.
+    pub fn any_order(attention: bool) -> Hypothesis {
+        let (operands, flash) = match attention {
+            true => (Operands::Exact, Flash::NativeF16),
+            false => (Operands::Half(HalfSums::Any), Flash::Exact),
+        };
+        let functions = Functions::FastMath;
+        Hypothesis {
+            name: "sums in f16 in any order",
+            arithmetic: Arithmetic { operands, flash, functions, ..Arithmetic::EXACT },
+        }
+    }
+
     /// What elementwise operations, norms and rotations are computed in.
     pub fn others(self) -> Vec<Hypothesis> {
         let single = Hypothesis { name: "all else in f32", arithmetic: Arithmetic::EXACT };
@@ -116,7 +143,10 @@ impl Backend {
                 single,
                 Hypothesis { name: "all else in f32, with fast exponentials and sines", arithmetic: fast },
             ],
-            Backend::Vulkan => vec![single],
+            Backend::Vulkan => {
+                let arithmetic = Arithmetic { functions: Functions::Exponential, ..Arithmetic::EXACT };
+                vec![single, Hypothesis { name: "all else in f32, with tanh by an exponential", arithmetic }]
+            }
         }
     }
 
@@ -164,8 +194,8 @@ fn lanes(queries: &Queries) -> Vec<Flash> {
         1..=LANES_SPLIT_ROWS => parts.chain([None]).collect(),
         _ => [None].into_iter().chain(parts).collect(),
     };
-    let kinds = LANES.iter().flat_map(|&(threads, block)| {
-        parts.iter().map(move |&part| Flash::Lanes(Lanes { threads, block, part }))
+    let kinds = LANES.iter().flat_map(|&(threads, neighbours, block)| {
+        parts.iter().map(move |&part| Flash::Lanes(Lanes { threads, neighbours, block, part }))
     });
     kinds.chain([Flash::Exact]).collect()
 }
@@ -225,7 +255,8 @@ fn vulkan(product: &Product) -> Vec<Operands> {
     } else {
         vec![half(false), half(true), Operands::Both(narrow)]
     };
-    match product.rows <= VULKAN_FEW {
+    let few = if product.batched { 1 } else { VULKAN_FEW };
+    match product.rows <= few {
         true => [Operands::Exact].into_iter().chain(many).collect(),
         false => many.into_iter().chain([Operands::Exact]).collect(),
     }
@@ -301,7 +332,9 @@ mod tests {
     use super::*;
 
     fn first(backend: Backend, weight: DType, rows: usize) -> Operands {
-        backend.products(&Product { weight, rows, width: 256, precise: false })[0].arithmetic.operands
+        backend.products(&Product { weight, rows, batched: false, width: 256, precise: false })[0]
+            .arithmetic
+            .operands
     }
 
     #[test]

@@ -86,6 +86,8 @@ pub enum HalfSums {
     },
     /// CUDA's mmvf: so many threads, each with a sum over even and one over odd columns; the rest in f32.
     Threads(usize),
+    /// In any order: what it rounds is bounded.
+    Any,
     /// Matrix units: groups of 16 columns are added to the sum and rounded. The columns may be cut into equal parts,
     /// which are added up in f16 or in f32; the result is rounded to f16.
     Groups {
@@ -121,6 +123,8 @@ pub enum Flash {
 pub struct Lanes {
     /// Threads of a row.
     pub threads: usize,
+    /// Threads of a row that are neighbours: their sums are added up first, in pairs.
+    pub neighbours: usize,
     /// Positions after which the maximum is looked at.
     pub block: usize,
     /// Positions of a part, where the row is split; the parts are joined in f32.
@@ -187,6 +191,8 @@ pub enum Functions {
     Library,
     /// By the hardware's approximations, as CUDA's `-use_fast_math` has them.
     FastMath,
+    /// To a few units in the last place, and tanh as 1 - 2/(e^2z + 1).
+    Exponential,
 }
 
 impl Arithmetic {
@@ -217,4 +223,10 @@ impl Arithmetic {
         cache: Storage::F32,
         recorded: None,
     };
+
+    /// Whether a device's roundings are followed.
+    pub fn is_of_a_device(&self) -> bool {
+        matches!(self.operands, Operands::Both(_) | Operands::Blocks(_) | Operands::Half(_))
+            || matches!(self.flash, Flash::Lanes(_) | Flash::Units(_))
+    }
 }

@@ -2,11 +2,11 @@
 //! over what a program printed.
 
 use std::ffi::OsString;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use parity_record::filter::Filter;
 
+use super::output::print;
 use super::run::PromptArgs;
 use super::{Outcome, exit_code, record_builtin, shared};
 use crate::error::{Error, Result};
@@ -119,10 +119,6 @@ fn record_program(args: &Args, filter: Filter) -> Result<Summary> {
         quiet: false,
         command: args.command.clone(),
     })
-}
-
-fn print(text: &str) -> Result<()> {
-    io::stdout().write_all(text.as_bytes()).map_err(|e| Error::new("standard output", e))
 }
 
 /// Makes a dump of a printed text, and says how much of the tensors it holds.

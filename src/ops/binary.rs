@@ -2,7 +2,7 @@
 
 use parity_graph::Op;
 
-use super::bound::{TINY_F32, UNIT_F32, finite, storage};
+use super::bound::{TINY_F32, UNIT_F32, finite, quotient, storage};
 use super::convert::{convert, spread};
 use super::source::rows;
 use super::{Args, Check, Needed, Rule};
@@ -50,9 +50,10 @@ fn each<S: Scalar>(args: &Args<'_, S>, mut f: impl FnMut(S, S)) -> Result<()> {
     Ok(())
 }
 
-/// One rounding of the result.
+/// One rounding of the result; a quotient may have more of them.
 fn bound(args: &Args<'_, f64>, exact: &[f64]) -> Vec<f64> {
-    let bound = |y: f64| finite(y, UNIT_F32 * y.abs() + TINY_F32 + storage(args.dtype, y));
+    let roundings = quotient(args.arithmetic);
+    let bound = |y: f64| finite(y, roundings * UNIT_F32 * y.abs() + TINY_F32 + storage(args.dtype, y));
     exact.iter().map(|&y| bound(y)).collect()
 }
 

@@ -45,6 +45,9 @@ pub const GROUP: usize = 16;
 pub const FAST_TRIG: f64 = 1.0 / 1_482_910.0;
 /// `__expf(x)` is exp2 of a product rounded to f32: |x|·u more, twice for safety of the constant log2(e).
 pub const FAST_EXP_ARGUMENT: f64 = 2.0;
+/// Division on GPUs is within 2.5 ulp (Vulkan specification, precision of GLSL.std.450; CUDA's fast division 2 ulp), an ulp
+/// is up to 2u.
+pub const QUOTIENT_ROUNDINGS: f64 = 5.0;
 /// `__tanhf(x)` is within 2^-11 of itself (the same table).
 pub const FAST_TANH: f64 = 1.0 / 2048.0;
 
@@ -67,18 +70,30 @@ pub fn row_sum(arithmetic: &Arithmetic, terms: usize, group: usize) -> f64 {
 pub fn exponential(arithmetic: &Arithmetic, x: f64) -> f64 {
     let argument = match arithmetic.functions {
         Functions::Library => 1.0,
-        Functions::FastMath => FAST_EXP_ARGUMENT,
+        Functions::FastMath | Functions::Exponential => FAST_EXP_ARGUMENT,
     };
     // Beyond, the result is infinite or nothing.
     UNIT_F32 * (EXP_ROUNDINGS + argument * x.abs().min(f64::from(f32::MAX_EXP)))
 }
 
-/// Relative error of tanh.
-pub fn tangent(arithmetic: &Arithmetic) -> f64 {
+/// Absolute error of tanh z.
+pub fn tangent(arithmetic: &Arithmetic, z: f64) -> f64 {
+    let t = z.tanh();
     match arithmetic.functions {
-        Functions::Library => TANH_ROUNDINGS * UNIT_F32,
-        Functions::FastMath => FAST_TANH,
+        Functions::Library => TANH_ROUNDINGS * UNIT_F32 * t.abs(),
+        Functions::FastMath => FAST_TANH * t.abs(),
+        // 1 - 2/(e^2z + 1): the exponential by its share of the sum, the sum and the quotient; the difference.
+        Functions::Exponential => {
+            let share = 1.0 / (1.0 + (-2.0 * z).exp());
+            let quotient = share * exponential(arithmetic, 2.0 * z) + (1.0 + QUOTIENT_ROUNDINGS) * UNIT_F32;
+            (1.0 - t) * quotient + UNIT_F32
+        }
     }
+}
+
+/// Error of a quotient of two f32 numbers, in units of u.
+pub fn quotient(arithmetic: &Arithmetic) -> f64 {
+    if arithmetic.functions == Functions::Library { 1.0 } else { QUOTIENT_ROUNDINGS }
 }
 
 /// What storing a result in `dtype` adds. The exact result is rounded as well where that type is narrow, so that the value of a

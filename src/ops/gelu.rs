@@ -65,7 +65,7 @@ fn formula_rounding(arithmetic: &Arithmetic, x: f64) -> f64 {
     let (z, y) = (argument(x), exact(x));
     let t = z.tanh();
     let moved = (1.0 - t * t) * z.abs() * ARGUMENT_ROUNDINGS * UNIT_F32;
-    0.5 * x.abs() * (tangent(arithmetic) * t.abs() + moved) + ROUNDINGS * UNIT_F32 * y.abs() + TINY_F32
+    0.5 * x.abs() * (tangent(arithmetic, z) + moved) + ROUNDINGS * UNIT_F32 * y.abs() + TINY_F32
 }
 
 /// How far rounding moves gelu(x): in f32, or past which roundings to f16 it moves an entry of the table.

@@ -3,6 +3,7 @@
 //! A matrix is decoded in tiles, once for all rows that meet it. Tiles do not depend on the number of threads, so
 //! that results do not either.
 
+mod carry;
 mod form;
 mod half_sums;
 mod settle;
@@ -12,7 +13,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::bound::{CONFIDENCE, TINY_F32, UNIT_F32, accumulation};
+use super::bound::{TINY_F32, UNIT_F32, accumulation};
 use super::source::{Args, Data, Source};
 use crate::arithmetic::cuda_blocks::{Blocks, Form};
 use crate::arithmetic::product::{group_sums, product};
@@ -130,7 +131,7 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
     /// (rows, m)
     pub fn compute(&self) -> Vec<S> {
         if let Some(sums) = self.half_sums {
-            return self.in_half(sums).into_iter().map(|sum| S::from_f64(sum.value)).collect();
+            return self.in_half(sums, None).into_iter().map(|sum| S::from_f64(sum.value)).collect();
         }
         if self.form.is_some_and(|form| form.half_products) {
             return self.in_half_products();
@@ -287,7 +288,12 @@ impl Problem<'_, '_, f64> {
     /// terms: twice minimum·max(|Σx|, max|x|) of each group.
     pub fn bound(&self, exact: &[f64]) -> Vec<f64> {
         if let Some(sums) = self.half_sums {
-            return self.in_half(sums).into_iter().zip(exact).map(|(sum, exact)| sum.bound(*exact)).collect();
+            return self
+                .in_half(sums, None)
+                .into_iter()
+                .zip(exact)
+                .map(|(sum, exact)| sum.bound(*exact))
+                .collect();
         }
         let mut terms = self.magnitudes(Power::Two, &self.x.values, None);
         let apart = self.form.is_some_and(|form| form.group.is_some());
@@ -308,44 +314,6 @@ impl Problem<'_, '_, f64> {
         let bound =
             |(terms, exact): (f64, &f64)| factor * (terms + exact.abs()) + UNIT_F32 * exact.abs() + TINY_F32;
         terms.into_iter().zip(exact).map(bound).collect()
-    }
-
-    /// What independent errors of the rows come to that are up to `unit` times their values.
-    pub fn off(&self, unit: f64) -> Vec<f64> {
-        let errors = Matrix::new(
-            self.x.values.rows,
-            self.x.values.cols,
-            self.x.values.data.iter().map(|x| unit * x.abs()).collect(),
-        );
-        self.magnitudes(Power::Two, &errors, None).into_iter().map(|off| CONFIDENCE * off).collect()
-    }
-
-    /// An error of the matrices meets the rows as they were rounded.
-    pub fn carry_matrices(&self, error: &[f64]) -> Vec<f64> {
-        self.magnitudes(Power::One, &self.x.values, Some(error))
-    }
-
-    /// An error (·, k) of the rows meets the matrices. Where rows are rounded, what was moved may be rounded to
-    /// the other side: two roundings of up to half a step, independent of one another and of their neighbours.
-    /// `x` is the source before it was rounded.
-    pub fn carry_rows(&self, x: &[f64], error: &[f64]) -> Vec<f64> {
-        let (rows, k) = (self.x.values.rows, self.x.values.cols);
-        let error = Matrix::new(rows, k, error.iter().map(|e| limited(*e)).collect());
-        let mut out = self.magnitudes(Power::One, &error, None);
-        let fits = k.is_multiple_of(self.rounding.block());
-        if self.rounding != Rounding::None && fits && error.data.iter().any(|e| *e > 0.0) {
-            let moved: Vec<f64> = x.iter().zip(&error.data).map(|(x, e)| x.abs() + e).collect();
-            let mut steps = round::half_steps(self.rounding, &Matrix::new(rows, k, moved));
-            let block = self.rounding.block();
-            for (steps, error) in steps.data.chunks_mut(block).zip(error.data.chunks(block)) {
-                if error.iter().all(|e| *e == 0.0) {
-                    steps.fill(0.0);
-                }
-            }
-            let rounded = self.magnitudes(Power::Two, &steps, None);
-            out.iter_mut().zip(rounded).for_each(|(out, r)| *out += CONFIDENCE * TWO_ROUNDINGS * r);
-        }
-        out
     }
 }
 

@@ -162,4 +162,7 @@ fn hadamard_bound(args: &Args<'_, f64>, exact: &[f64]) -> Vec<f64> {
 }
 
 #[cfg(test)]
+#[path = "mul_mat/devices.rs"]
+mod devices;
+#[cfg(test)]
 mod tests;

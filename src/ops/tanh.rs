@@ -18,8 +18,8 @@ impl Unary for Tanh {
         x.tanh()
     }
 
-    fn rounding(setting: Setting<'_>, _x: f64, y: f64) -> f64 {
-        tangent(setting.arithmetic) * y.abs() + TINY_F32
+    fn rounding(setting: Setting<'_>, x: f64, _y: f64) -> f64 {
+        tangent(setting.arithmetic, x) + TINY_F32
     }
 
     fn carry(_setting: Setting<'_>, x: f64, e: f64) -> f64 {

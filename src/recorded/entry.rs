@@ -1,9 +1,7 @@
 //! The answer for one id, and for the whole, from what audits and comparisons found.
 
 use super::remarks;
-use crate::audit::bounds::UNIT_F32;
 use crate::audit::recorded::{Finding, Labelled};
-use crate::audit::simulate::SHARP;
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
 use crate::report::words::{count, number};
@@ -83,7 +81,7 @@ fn judge(known: &Known<'_>, before: Before) -> (V, String) {
         return (V::Undecided, format!("to judge it, the recording needs {needs}"));
     }
     let Some(audit) = audit else { return (V::Missing, "not recorded".to_owned()) };
-    if let Some(blind) = blind(own, &audit.local) {
+    if let Some(blind) = blind(own) {
         return (V::Undecided, blind);
     }
     let Some(comparison) = known.comparison else {
@@ -153,20 +151,14 @@ fn compared(
     }
 }
 
-/// Most mistakes move a node by a tenth or more (`docs/verdicts.md`): so much may be rounding in an engine whose type is
-/// narrower than f32, between two recorded nodes.
-const MISTAKES_SHOW: f64 = 0.1;
-
 /// Why nothing can be said of a node that was judged across others: what rounding explains of those is as much as
 /// mistakes come to.
-fn blind(own: &Finding, local: &LocalError) -> Option<String> {
-    // Attention matrices are left out of recordings as a rule: one op lies between them and what is recorded.
-    let last = own.bridged.iter().rfind(|id| !id.kind().is_optional())?;
-    let most = if own.unit > UNIT_F32 { MISTAKES_SHOW } else { SHARP };
-    let explained = local.bound_rel_l2.filter(|explained| !(*explained <= most))?;
+fn blind(own: &Finding) -> Option<String> {
+    let last = own.bridged.iter().rfind(|id| !id.kind().is_optional()).filter(|_| own.is_blind())?;
     Some(format!(
-        "between it and what was recorded before, rounding explains as much as {explained:.0e} of it, which would hide \
-         mistakes: record {last} as well"
+        "between it and what was recorded before, rounding explains as much as {:.0e} of it, which would hide mistakes: \
+         record {last} as well",
+        own.band().unwrap_or(f64::NAN)
     ))
 }
 

@@ -133,7 +133,7 @@ pub fn explained(report: Report, by_tensor: impl FnOnce() -> Result<Report>) -> 
         return report;
     }
     match by_tensor() {
-        Ok(other) if other.verdict == Verdict::Parity => other,
+        Ok(other) if other.verdict == Verdict::Parity || report.verdict == Verdict::Undecided => other,
         Ok(other) => both(report, other),
         Err(_) => report,
     }

@@ -1,7 +1,7 @@
 //! A live `ggml_cgraph` as plain data.
 
 use std::collections::HashMap;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 
 use parity_graph::graph::{contiguous, element_size, without_copy_marks};
 use parity_graph::params::WORDS;
@@ -16,6 +16,8 @@ pub struct Described {
     pub graph: Graph,
     /// Address of each tensor of it.
     pub address: Vec<RawTensor>,
+    /// Copies of leaves to other backends that were met, by their names.
+    copied: HashMap<String, usize>,
 }
 
 /// Reads fields of tensors.
@@ -95,7 +97,7 @@ impl Reader<'_> {
             address.iter().enumerate().map(|(id, &raw)| (raw, id)).collect();
         // SAFETY: nodes of a live graph.
         let tensors = address.iter().map(|&raw| unsafe { self.tensor(raw) }).collect();
-        let mut described = Described { graph: Graph { tensors, nodes }, address };
+        let mut described = Described { graph: Graph { tensors, nodes }, address, copied: HashMap::new() };
         let mut by_name: HashMap<String, Id> = HashMap::new();
         let mut backends: HashMap<RawTensor, Option<String>> = HashMap::new();
         for id in 0..nodes {
@@ -190,8 +192,11 @@ impl Reader<'_> {
                 return id;
             }
             if let Ok(name) = CString::new(tensor.name.as_str()) {
+                // Copies of several leaves with one name have one name too, and come in their order.
+                let before = described.copied.entry(full_name.into_owned()).or_insert(0);
+                *before += 1;
                 // SAFETY: a live graph and a C string.
-                let original = unsafe { (self.api.graph_get_tensor)(graph, name.as_ptr()) };
+                let original = unsafe { self.named(graph, &name, *before) };
                 if let Some(&id) = known.get(&original) {
                     return id;
                 }
@@ -207,6 +212,36 @@ impl Reader<'_> {
         // SAFETY: as above.
         unsafe { self.edges(graph, raw, id, described, known, by_name) };
         id
+    }
+
+    /// The tensor number `n`, from 1 on, of a graph that has this name. The library finds the first one: the name of each
+    /// that was found is changed until the search is over.
+    ///
+    /// # Safety
+    /// `graph` is a live graph of the library that nobody else uses meanwhile.
+    unsafe fn named(&self, graph: RawGraph, name: &CStr, n: usize) -> RawTensor {
+        /// No name of a tensor begins so.
+        const HIDDEN: u8 = 1;
+        let Some(&first) = name.to_bytes().first() else { return std::ptr::null_mut() };
+        let mut hidden: Vec<*mut u8> = Vec::new();
+        let mut found = std::ptr::null_mut();
+        for nth in 1..=n {
+            // SAFETY: by the caller's promise; a name is the tensor's own memory and not empty.
+            unsafe {
+                found = (self.api.graph_get_tensor)(graph, name.as_ptr());
+                if found.is_null() {
+                    break;
+                }
+                if nth < n {
+                    let letter = (self.api.get_name)(found).cast_mut().cast::<u8>();
+                    letter.write(HIDDEN);
+                    hidden.push(letter);
+                }
+            }
+        }
+        // SAFETY: as above.
+        hidden.into_iter().for_each(|letter| unsafe { letter.write(first) });
+        found
     }
 
     /// The bytes of a leaf, in logical order, with its element type by ggml's name; `None` where it has no memory or

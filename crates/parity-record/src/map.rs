@@ -184,7 +184,9 @@ fn leaves(graph: &Graph, labels: &[Option<Checkpoint>]) -> Vec<LeafCapture> {
     for id in (0..graph.nodes).rev().filter(|&id| graph.get(id).computed) {
         let of: Vec<Checkpoint> = match labels[id] {
             Some(label) => vec![label],
-            None => readers[id].clone(),
+            None if graph.get(id).op.is_view() => readers[id].clone(),
+            // What is written into a cache is read by what reads the cache after it.
+            None => [&readers[id][..], &readers[graph.root(id)][..]].concat(),
         };
         for src in graph.sources(id).flat_map(|src| [src, graph.root(src)]) {
             read[src] = true;

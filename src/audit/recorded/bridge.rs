@@ -5,6 +5,7 @@
 
 use super::narrow::{self, Narrowed};
 use super::node::hypotheses;
+use crate::arithmetic::backend::Backend;
 use crate::arithmetic::{Arithmetic, round};
 use crate::engine::machine::{Carried, Node, Unknown, Value, Values, compute};
 use crate::numerics::Storage;
@@ -68,7 +69,10 @@ pub fn across(
     // Which roundings the producer followed is not seen here: both are allowed for.
     let tensor = node.program.graph.get(node.id);
     let likeliest = hypotheses(&tensor.op, tensor.backend.as_deref(), args).first().map(|one| one.arithmetic);
-    let arithmetics = [likeliest.unwrap_or(Arithmetic::EXACT), Arithmetic::EXACT];
+    let likeliest = likeliest.unwrap_or(Arithmetic::EXACT);
+    // Of a device the shape says which kernel it was.
+    let on_device = tensor.backend.as_deref().and_then(Backend::of).is_some();
+    let arithmetics = [likeliest, if on_device { likeliest } else { Arithmetic::EXACT }];
     let under = |arithmetic| Args { arithmetic, sources: args.sources.clone(), ..*args };
     let [cpu, plain] = [under(&arithmetics[0]), under(&arithmetics[1])];
     let (data, other) = (compute::<f64>(rule, &cpu)?, compute::<f64>(rule, &plain)?);

@@ -2,12 +2,20 @@
 
 use std::collections::BTreeSet;
 
+use super::named::{Agreed, Names};
 use super::node::Held;
 use super::rows::Arrangement;
+use super::simulate::Simulated;
 use crate::audit::NodeAudit;
+use crate::audit::bounds::UNIT_F32;
 use crate::audit::local::HEALTHY;
+use crate::audit::simulate::SHARP;
 use crate::checkpoint::Checkpoint;
 use crate::report::{Diagnosis, LocalError, Tried};
+
+/// Most mistakes move a node by a tenth or more (`docs/verdicts.md`): so much may be rounding in an engine whose type is
+/// narrower than f32, between two recorded nodes.
+const MISTAKES_SHOW: f64 = 0.1;
 
 /// A near-tie of a discrete node.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,8 +50,7 @@ pub struct Finding {
     /// Nodes that were not recorded and computed again for it.
     pub bridged: BTreeSet<Checkpoint>,
     /// Mistakes that explain it in every step in which rounding does not; `None` where it was never suspicious.
-    diagnosis: Option<Vec<Diagnosis>>,
-    tried: Vec<Tried>,
+    diagnosis: Option<Agreed>,
     squares: [f64; 3],
     over: f64,
     worst: Vec<usize>,
@@ -81,17 +88,9 @@ impl Finding {
         }));
     }
 
-    /// Adds what a diagnosis says of it in a step: a mistake must explain every step in which it is wrong.
-    pub fn diagnosed(&mut self, (found, tried): (Vec<Diagnosis>, Vec<Tried>)) {
-        let same = |a: &Diagnosis, b: &Diagnosis| a.fault == b.fault && a.text == b.text;
-        let known = self.diagnosis.take();
-        self.diagnosis = Some(match known {
-            None => found,
-            Some(known) => known.into_iter().filter(|a| found.iter().any(|b| same(a, b))).collect(),
-        });
-        if self.tried.is_empty() {
-            self.tried = tried;
-        }
+    /// Adds what a diagnosis says of it in a step.
+    pub fn diagnosed(&mut self, names: Names) {
+        self.diagnosis = Some(Agreed::with(self.diagnosis.take(), names));
     }
 
     /// Whether a diagnosis was tried.
@@ -101,12 +100,45 @@ impl Finding {
 
     /// Mistakes that explain it, the likeliest first, and what was tried where there are none.
     pub fn diagnosis(&self) -> (&[Diagnosis], &[Tried]) {
-        (self.diagnosis.as_deref().unwrap_or_default(), &self.tried)
+        self.diagnosis.as_ref().map_or((&[], &[]), Agreed::names)
+    }
+
+    /// Takes what a simulation says of it in place of the worst case.
+    pub fn settle(&mut self, simulated: Simulated) {
+        let Simulated { distance, band, over, position, unit } = simulated;
+        self.unit = unit;
+        self.squares = [distance.powi(2), 1.0, band.powi(2)];
+        (self.over, self.worst) = (over, vec![position as usize]);
+        self.rows_beyond = if over <= HEALTHY { BTreeSet::new() } else { BTreeSet::from([position]) };
+        self.arithmetic.insert("what rounding explains between the recorded nodes was simulated");
+    }
+
+    /// What rounding explains of it, relative; `None` where it is not known.
+    pub fn band(&self) -> Option<f64> {
+        self.audit()?.local.bound_rel_l2
+    }
+
+    /// Whether what rounding explains of nodes that were crossed to it is as much as mistakes come to. Attention matrices
+    /// are left out of recordings as a rule: one op lies between them and what is recorded.
+    pub fn is_blind(&self) -> bool {
+        let most = if self.unit > UNIT_F32 { MISTAKES_SHOW } else { SHARP };
+        let crossed = self.bridged.iter().any(|id| !id.kind().is_optional());
+        crossed && self.is_healthy() && self.band().is_some_and(|band| !(band <= most))
     }
 
     /// Notes a step in which it could not be judged; the first reason is kept.
     pub fn cannot(&mut self, why: &str) {
         self.undecided.get_or_insert_with(|| why.to_owned());
+    }
+
+    /// Takes back whatever was found, and says what judging it would need.
+    pub fn give_up(&mut self, why: &str) {
+        *self = Finding {
+            undecided: Some(why.to_owned()),
+            row_shape: std::mem::take(&mut self.row_shape),
+            unrecorded: self.unrecorded,
+            ..Finding::default()
+        };
     }
 
     /// In numbers; `None` where it was judged in no step.

@@ -6,12 +6,15 @@
 //! undecided what depends on it, by name.
 
 mod bridge;
+mod devices;
 mod found;
+mod named;
 mod narrow;
 mod node;
 mod open;
 mod rows;
 mod sample;
+mod simulate;
 
 #[cfg(test)]
 mod tests;
@@ -28,13 +31,14 @@ use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::Storage;
 use crate::ops::Args;
-use crate::report::{Diagnosis, Tried};
 
 pub use found::{Finding, NearTie};
+pub use named::{Named, Names};
 pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
 pub use open::{Graphs, Judged};
 pub use rows::Arrangement;
 
+use devices::Devices;
 use rows::Partial;
 use sample::judge_sampled;
 
@@ -105,6 +109,13 @@ impl Labelled {
         steps.leaf(step, self.leaves.get(leaf)?.as_ref()?)
     }
 
+    /// What a recording holds of any tensor: a node's values, NaN where they were cut, or a leaf's.
+    pub fn values(&self, steps: &dyn Steps, step: usize, id: Id) -> Option<Vec<f64>> {
+        let Some(label) = self.labels.get(id).copied().flatten() else { return self.input(steps, step, id) };
+        let recorded = steps.tensor(step, label)?;
+        Some(self.arrange(id, label, &recorded)?.of_node(&recorded.values, |_| f64::NAN))
+    }
+
     /// The nodes that are executed and have an id, in order.
     pub fn nodes(&self) -> impl Iterator<Item = (Id, Checkpoint)> + '_ {
         self.program.executed().filter_map(|id| Some((id, *self.labels.get(id)?.as_ref()?)))
@@ -149,12 +160,12 @@ pub struct Suspect<'a> {
     pub held: &'a Held,
     /// The model.
     pub gguf: &'a Gguf,
-    /// Values of an input leaf.
-    pub leaf: &'a dyn Fn(Id) -> Option<Vec<f64>>,
+    /// Values of another tensor of the graph, in its shape.
+    pub others: &'a dyn Fn(Id) -> Option<Vec<f64>>,
 }
 
 /// Names the mistakes that explain a node's output, or says what was tried.
-pub type Diagnose<'a> = &'a dyn Fn(&Suspect<'_>) -> (Vec<Diagnosis>, Vec<Tried>);
+pub type Diagnose<'a> = &'a dyn Fn(&Suspect<'_>) -> Names;
 
 /// Nodes that are diagnosed: the later ones are mostly the same mistake in other layers.
 const DIAGNOSED_MAX: usize = 8;
@@ -206,26 +217,30 @@ pub fn audit(
     let pass = |kept: Storage, diagnose: Diagnose<'_>| -> Result<Findings> {
         let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
         let mut findings = Findings { order: order(graphs, wants), nodes: BTreeMap::new() };
+        let mut devices = Devices::default();
         for &(step, labelled) in graphs {
+            let (findings, devices) = (&mut findings, &mut devices);
             let mut auditor =
-                Auditor { step, steps, labelled, wants, gguf, kept, diagnose, findings: &mut findings };
+                Auditor { step, steps, labelled, wants, gguf, kept, diagnose, findings, devices };
             machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
         }
+        devices.excuse(&mut findings);
         Ok(findings)
     };
     if steps.is_own_graph() {
         return pass(Storage::F32, diagnose);
     }
-    let sharp = pass(Storage::F32, &|_| (Vec::new(), Vec::new()))?;
+    let kept = narrow::shown(steps, graphs);
+    let mut findings = pass(Storage::F32, &|_| Names::default())?;
     let explained = |finding: &Finding| finding.judged == 0 || finding.is_healthy();
-    if sharp.nodes.values().all(explained) {
-        return Ok(sharp);
+    if !findings.nodes.values().all(explained) {
+        let sharp = std::mem::replace(&mut findings, pass(kept, diagnose)?);
+        let sharp = sharp.nodes.into_iter().filter(|(_, finding)| finding.judged > 0 && finding.is_healthy());
+        findings.nodes.extend(sharp);
     }
-    let mut findings = pass(narrow::shown(steps, graphs), diagnose)?;
-    for (checkpoint, finding) in sharp.nodes {
-        if finding.judged > 0 && finding.is_healthy() {
-            findings.nodes.insert(checkpoint, finding);
-        }
+    let open = findings.nodes.iter().filter(|(_, finding)| finding.is_blind()).map(|(id, _)| *id).collect();
+    for (id, simulated) in simulate::simulate(steps, graphs, gguf, kept, &open)? {
+        findings.at(id).settle(simulated);
     }
     Ok(findings)
 }
@@ -271,6 +286,7 @@ struct Auditor<'a> {
     kept: Storage,
     diagnose: Diagnose<'a>,
     findings: &'a mut Findings,
+    devices: &'a mut Devices,
 }
 
 impl Conductor<f64> for Auditor<'_> {
@@ -386,12 +402,16 @@ impl Auditor<'_> {
                     tried.extend(narrow::hypotheses(op, args, kept.unwrap_or_default()));
                 }
                 let held = judge_sampled(rule, args, values, &sight, &tried);
+                if let Ok(held) = &held {
+                    let backend = tensor.backend.as_deref();
+                    self.devices.note(checkpoint, backend, (rule, args), (values, &sight), held);
+                }
                 if let Some(held) = held.as_ref().ok().filter(|held| !held.is_healthy())
                     && (named < DIAGNOSED_MAX || finding.is_diagnosed())
                 {
-                    let leaf = |id: Id| self.labelled.input(self.steps, self.step, id);
+                    let others = |id: Id| self.labelled.values(self.steps, self.step, id);
                     let (recorded, gguf) = (values, self.gguf);
-                    let suspect = Suspect { node, args, recorded, sight: &sight, held, gguf, leaf: &leaf };
+                    let suspect = Suspect { node, args, recorded, sight: &sight, held, gguf, others: &others };
                     finding.diagnosed((self.diagnose)(&suspect));
                 }
                 held

@@ -47,6 +47,27 @@ impl Narrowed {
         Narrowed(slots.map(|(slot, source)| rounded(slot, source.as_ref()?)).collect())
     }
 
+    /// Disturbs what an op of several steps reads by what a narrow type rounds in between; `draw` gives numbers in [-1, 1)
+    /// by slot and element.
+    pub fn disturb(
+        &mut self,
+        op: &Op,
+        args: &Args<'_, f64>,
+        kept: Storage,
+        draw: impl Fn(usize, usize) -> f64,
+    ) {
+        let Some(dtype) = narrow(kept).filter(|_| !is_one_step(op)) else { return };
+        for (slot, (source, narrowed)) in args.sources.iter().zip(&mut self.0).enumerate() {
+            let Some(source) = source.as_ref().filter(|source| is_rounded(op, slot, source)) else {
+                continue;
+            };
+            let (values, _) = narrowed.get_or_insert_with(|| (source.values().into_owned(), source.shape()));
+            for (i, value) in values.iter_mut().enumerate() {
+                *value += STEPS.sqrt() * storage(dtype, *value) * draw(slot, i);
+            }
+        }
+    }
+
     /// The sources, with these values in place of their own.
     pub fn sources<'b>(&'b self, args: &'b Args<'_, f64>) -> Vec<Option<Source<'b, f64>>> {
         let slots = args.sources.iter().zip(&self.0);
@@ -83,6 +104,11 @@ pub fn widen(rule: &Rule, args: &Args<'_, f64>, exact: &[f64], bound: &mut [f64]
     }
 }
 
+/// Up to how much a value is rounded by where it is kept in a narrow type.
+pub fn rounding(kept: Storage, value: f64) -> f64 {
+    narrow(kept).map_or(0.0, |dtype| storage(dtype, value))
+}
+
 fn narrow(kept: Storage) -> Option<DType> {
     match kept {
         Storage::F32 => None,
@@ -100,11 +126,9 @@ fn add_errors_of_sources(
     error: impl Fn(f64) -> f64,
 ) {
     for (slot, source) in args.sources.iter().enumerate() {
-        let Some(source) = source else { continue };
-        let numbers = matches!(source.dtype, DType::F32 | DType::F16 | DType::BF16);
-        if !numbers || is_mask(&rule.op, slot) || matches!(source.data, Data::Weight(_)) {
+        let Some(source) = source.as_ref().filter(|source| is_rounded(&rule.op, slot, source)) else {
             continue;
-        }
+        };
         let errors: Vec<f64> = source.values().iter().map(|x| error(*x)).collect();
         let moved = (rule.carry)(args, exact, slot, &errors);
         bound.iter_mut().zip(moved).for_each(|(bound, moved)| *bound += moved);
@@ -135,6 +159,12 @@ pub fn is_one_step(op: &Op) -> bool {
             | Norm
             | SoftMax
     )
+}
+
+/// Whether a source holds numbers that an engine computed.
+fn is_rounded(op: &Op, slot: usize, source: &Source<'_, f64>) -> bool {
+    let numbers = matches!(source.dtype, DType::F32 | DType::F16 | DType::BF16);
+    numbers && !is_mask(op, slot) && !matches!(source.data, Data::Weight(_))
 }
 
 /// Masks hold zeros and infinities, which no type rounds.

@@ -25,6 +25,7 @@ pub fn hypotheses(op: &Op, backend: Option<&str>, args: &Args<'_, f64>) -> Vec<H
             weight: args.get(0).map_or(DType::F32, |weight| weight.dtype),
             // The rows of a batch of matrices stand apart; those that go to experts are all rows.
             rows: if *op == Op::MulMat { rows } else { args.shape[1] * args.shape[2] },
+            batched: *op == Op::MulMat && args.shape[0] * args.shape[1] > 1,
             width,
             precise: *op == Op::MulMat && args.params.int(0) == PRECISE,
         }),
@@ -71,6 +72,8 @@ pub struct Held {
     pub arithmetic: Option<&'static str>,
     /// Name of the arithmetic that explains it.
     pub computed_in: Option<&'static str>,
+    /// Whether that rounds on purpose, as a device does.
+    pub followed: bool,
     /// Σ (recorded - exact)², Σ exact², Σ bound², over finite elements.
     pub squares: [f64; 3],
     /// Largest error over its bound; NaN where the bound explains nothing.
@@ -129,6 +132,7 @@ pub fn judge(
         // Kernels of one kind that differ in their order alone have one name.
         held.arithmetic = tried.first().filter(|usual| usual.name != *name).map(|_| *name);
         held.computed_in = Some(*name);
+        held.followed = arithmetic.is_of_a_device();
         held.unit = storage_unit(arithmetic.narrow);
         if held.is_healthy() {
             return Ok(held);
@@ -177,6 +181,7 @@ fn nothing() -> Held {
     Held {
         arithmetic: None,
         computed_in: None,
+        followed: false,
         squares: [0.0; 3],
         over: 0.0,
         worst: 0,

@@ -2,7 +2,7 @@
 //!
 //! q' = h(scale·q). The threads of a row take its positions in turn, block by block. Each keeps the largest of its
 //! scores so far, plus an offset, and p = h(e^(s - max)); the weights are summed in f32, O = h(O + h(p·v)) in f16. At the
-//! end the threads are brought to one maximum and added up in their order, in f16, and divided: h(O·h(1/L)). Where the
+//! end the threads are brought to one maximum and added up in f16, neighbours first, then in order, and divided: h(O·h(1/L)). Where the
 //! positions are split, the parts are joined in f32 instead (flash_attn_split_k_reduce.comp).
 
 use std::ops::Range;
@@ -73,15 +73,19 @@ impl<S: Scalar> Attention<'_, '_, S> {
         let Some(top) = seen.max_by(|a, b| a.max.total_cmp(&b.max)).map(|top| (top.max, top.of_max)) else {
             return Sums::new(width);
         };
-        let mut out = Sums::new(width);
-        for (t, mut sums) in threads.into_iter().enumerate() {
-            sums.raise(top.0, top.1, 0.0);
-            if t == 0 {
-                out = sums;
-            } else {
-                out.join(&sums);
+        threads.iter_mut().for_each(|sums| sums.raise(top.0, top.1, 0.0));
+        // Neighbours exchange what they have with the thread twice as far away each time.
+        let mut far = 1;
+        while far < lanes.neighbours.min(lanes.threads) {
+            let before = threads.clone();
+            for (t, sums) in threads.iter_mut().enumerate() {
+                before.get(t ^ far).into_iter().for_each(|other| sums.join(other));
             }
+            far *= 2;
         }
+        let mut first = threads.into_iter().step_by(lanes.neighbours);
+        let mut out = first.next().unwrap_or_else(|| Sums::new(width));
+        first.for_each(|sums| out.join(&sums));
         (out.max, out.of_max) = top;
         out
     }

@@ -2,12 +2,13 @@
 
 use rayon::prelude::*;
 
-use super::super::bound::{TINY_F32, UNIT_F32, accumulation};
+use super::super::bound::{SUBNORMAL_F16, TINY_F32, UNIT_F16, UNIT_F32, accumulation};
 use super::Problem;
 use crate::arithmetic::HalfSums;
 use crate::arithmetic::narrow::half;
 use crate::gguf::DType;
 use crate::scalar::{Scalar, vectorized};
+use crate::tensor::Matrix;
 
 /// Outputs that are summed side by side.
 const LANES: usize = 16;
@@ -37,9 +38,15 @@ impl Sum {
     }
 }
 
+/// Rows of activations, (·, k) each: from where to where they may be.
+pub(super) struct Between<'b> {
+    pub low: &'b Matrix<f64>,
+    pub high: &'b Matrix<f64>,
+}
+
 impl<S: Scalar> Problem<'_, '_, S> {
-    /// (rows, m)
-    pub(super) fn in_half(&self, sums: HalfSums) -> Vec<Sum> {
+    /// (rows, m); where activations are only known to be `between`, the sums are as well.
+    pub(super) fn in_half(&self, sums: HalfSums, between: Option<&Between<'_>>) -> Vec<Sum> {
         let (m, k) = (self.outputs(), self.x.values.cols);
         let run = if self.weight.dtype == DType::F16 { 4 } else { 2 };
         let mut out = vec![Sum::default(); self.rows * m];
@@ -58,14 +65,8 @@ impl<S: Scalar> Problem<'_, '_, S> {
                     }
                     let of = |row: usize| {
                         let x: Vec<f64> = self.x.values.row(row).iter().map(|x| x.to_f64()).collect();
-                        vectorized(
-                            #[inline(always)]
-                            || match sums {
-                                HalfSums::Running { fused } => running(&x, &columns, run, fused),
-                                HalfSums::Threads(threads) => threaded(&x, &columns, threads),
-                                HalfSums::Groups { parts, narrow } => grouped(&x, &columns, parts, narrow),
-                            },
-                        )
+                        let between = between.map(|x| (x.low.row(row), x.high.row(row)));
+                        tile(sums, run, &columns, &x, between)
                     };
                     meeting.pairs.iter().map(|(row, _)| of(*row)).collect()
                 })
@@ -81,31 +82,109 @@ impl<S: Scalar> Problem<'_, '_, S> {
     }
 }
 
+/// Outputs side by side, of one row.
+fn tile(
+    sums: HalfSums,
+    run: usize,
+    columns: &[[f64; LANES]],
+    x: &[f64],
+    between: Option<(&[f64], &[f64])>,
+) -> [Sum; LANES] {
+    let groups = matches!(sums, HalfSums::Groups { .. });
+    let exact = |k: usize, lane: usize| columns[k][lane] * x[k];
+    let (values, squares) = in_order(sums, run, x.len(), exact, 0.0);
+    let (low, high) = match between {
+        None if !groups => (values, values),
+        None => (in_order(sums, run, x.len(), exact, -CUT).0, in_order(sums, run, x.len(), exact, CUT).0),
+        Some((from, to)) => {
+            let corner = |k: usize, lane: usize| (columns[k][lane] * from[k], columns[k][lane] * to[k]);
+            let least = |k: usize, lane: usize| {
+                let (a, b) = corner(k, lane);
+                if a < b { a } else { b }
+            };
+            let largest = |k: usize, lane: usize| {
+                let (a, b) = corner(k, lane);
+                if a > b { a } else { b }
+            };
+            (in_order(sums, run, x.len(), least, -CUT).0, in_order(sums, run, x.len(), largest, CUT).0)
+        }
+    };
+    let factor = match sums {
+        HalfSums::Threads(threads) => accumulation(2 * threads, UNIT_F32),
+        // Product and sum of every term.
+        HalfSums::Any => accumulation(2 * x.len(), UNIT_F16),
+        HalfSums::Running { .. } | HalfSums::Groups { .. } => 0.0,
+    };
+    let least = if sums == HalfSums::Any { x.len() as f64 * SUBNORMAL_F16 } else { 0.0 };
+    std::array::from_fn(|lane| {
+        let slack = factor * (squares[lane].sqrt() + values[lane].abs()) + least;
+        Sum { value: values[lane], low: low[lane], high: high[lane], slack }
+    })
+}
+
+/// Sums in the order of the kernel, and the squares of what is added up in f32 behind them. `cut` of the largest term is
+/// added to what a matrix unit adds up at a time.
+fn in_order(
+    sums: HalfSums,
+    run: usize,
+    terms: usize,
+    product: impl Fn(usize, usize) -> f64,
+    cut: f64,
+) -> ([f64; LANES], [f64; LANES]) {
+    vectorized(
+        #[inline(always)]
+        || match sums {
+            HalfSums::Running { fused } => (running(run, terms, product, fused), [0.0; LANES]),
+            HalfSums::Threads(threads) => threaded(terms, product, threads),
+            HalfSums::Any => unordered(terms, product),
+            HalfSums::Groups { parts, narrow } => (grouped(terms, product, parts, narrow, cut), [0.0; LANES]),
+        },
+    )
+}
+
+/// All terms as they are, and their squares.
+#[inline(always)]
+fn unordered(terms: usize, product: impl Fn(usize, usize) -> f64) -> ([f64; LANES], [f64; LANES]) {
+    let (mut sums, mut squares) = ([0f64; LANES], [0f64; LANES]);
+    for k in 0..terms {
+        for lane in 0..LANES {
+            let product = product(k, lane);
+            sums[lane] += product;
+            squares[lane] += product * product;
+        }
+    }
+    (sums, squares)
+}
+
 /// One term after the other, from the last to the first of every `run`.
 #[inline(always)]
-fn running(x: &[f64], columns: &[[f64; LANES]], run: usize, fused: bool) -> [Sum; LANES] {
+fn running(run: usize, terms: usize, product: impl Fn(usize, usize) -> f64, fused: bool) -> [f64; LANES] {
     let mut sums = [0f64; LANES];
-    for (x, columns) in x.chunks(run).zip(columns.chunks(run)) {
-        for (x, column) in x.iter().zip(columns).rev() {
-            for lane in 0..LANES {
-                let product = column[lane] * x;
-                sums[lane] = half(sums[lane] + if fused { product } else { half(product) });
+    for start in (0..terms).step_by(run) {
+        for k in (start..(start + run).min(terms)).rev() {
+            for (lane, sum) in sums.iter_mut().enumerate() {
+                let product = product(k, lane);
+                *sum = half(*sum + if fused { product } else { half(product) });
             }
         }
     }
-    sums.map(|value| Sum { value, low: value, high: value, slack: 0.0 })
+    sums
 }
 
 /// Each thread adds up every so many pairs of columns; a product is fused with its sum. What the threads have is added
 /// up in f32.
 #[inline(always)]
-fn threaded(x: &[f64], columns: &[[f64; LANES]], threads: usize) -> [Sum; LANES] {
+fn threaded(
+    terms: usize,
+    product: impl Fn(usize, usize) -> f64,
+    threads: usize,
+) -> ([f64; LANES], [f64; LANES]) {
     let (mut sums, mut squares) = ([0f64; LANES], [0f64; LANES]);
-    for first in 0..(2 * threads).min(x.len()) {
+    for first in 0..(2 * threads).min(terms) {
         let mut own = [0f64; LANES];
-        for (x, column) in x[first..].iter().zip(&columns[first..]).step_by(2 * threads) {
-            for lane in 0..LANES {
-                own[lane] = half(own[lane] + column[lane] * x);
+        for k in (first..terms).step_by(2 * threads) {
+            for (lane, own) in own.iter_mut().enumerate() {
+                *own = half(*own + product(k, lane));
             }
         }
         for lane in 0..LANES {
@@ -113,44 +192,41 @@ fn threaded(x: &[f64], columns: &[[f64; LANES]], threads: usize) -> [Sum; LANES]
             squares[lane] += own[lane] * own[lane];
         }
     }
-    let factor = accumulation(2 * threads, UNIT_F32);
-    std::array::from_fn(|lane| {
-        let value = sums[lane];
-        Sum { value, low: value, high: value, slack: factor * (squares[lane].sqrt() + value.abs()) }
-    })
+    (sums, squares)
 }
 
 /// Groups of columns are added to the sum at once, in every part of the columns; then the parts are joined.
 #[inline(always)]
-fn grouped(x: &[f64], columns: &[[f64; LANES]], parts: usize, narrow: bool) -> [Sum; LANES] {
-    let size = x.len().div_ceil(parts.max(1)).max(1);
-    let mut total = [Sum::default(); LANES];
-    for (x, columns) in x.chunks(size).zip(columns.chunks(size)) {
-        let mut part = [Sum::default(); LANES];
-        for (x, columns) in x.chunks(GROUP).zip(columns.chunks(GROUP)) {
+fn grouped(
+    terms: usize,
+    product: impl Fn(usize, usize) -> f64,
+    parts: usize,
+    narrow: bool,
+    cut: f64,
+) -> [f64; LANES] {
+    let size = terms.div_ceil(parts.max(1)).max(1);
+    let mut total = [0f64; LANES];
+    for start in (0..terms).step_by(size) {
+        let end = (start + size).min(terms);
+        let mut part = [0f64; LANES];
+        for first in (start..end).step_by(GROUP) {
             let (mut sum, mut largest) = ([0f64; LANES], [0f64; LANES]);
-            for (x, column) in x.iter().zip(columns) {
+            for k in first..(first + GROUP).min(end) {
                 for lane in 0..LANES {
-                    let product = column[lane] * x;
+                    let product = product(k, lane);
                     sum[lane] += product;
                     largest[lane] = if product.abs() > largest[lane] { product.abs() } else { largest[lane] };
                 }
             }
             for lane in 0..LANES {
-                let part = &mut part[lane];
-                let scale = if part.value.abs() > largest[lane] { part.value.abs() } else { largest[lane] };
-                let cut = CUT * GROUP as f64 * scale;
-                part.value = half(part.value + sum[lane]);
-                part.low = half(part.low + sum[lane] - cut);
-                part.high = half(part.high + sum[lane] + cut);
+                let own = part[lane].abs();
+                let scale = if own > largest[lane] { own } else { largest[lane] };
+                part[lane] = half(part[lane] + sum[lane] + cut * GROUP as f64 * scale);
             }
         }
-        for (total, part) in total.iter_mut().zip(&part) {
-            let round = |sum: f64| if narrow { half(sum) } else { sum };
-            total.value = round(total.value + part.value);
-            total.low = round(total.low + part.low);
-            total.high = round(total.high + part.high);
+        for (total, part) in total.iter_mut().zip(part) {
+            *total = if narrow { half(*total + part) } else { *total + part };
         }
     }
-    total.map(|sum| Sum { value: half(sum.value), low: half(sum.low), high: half(sum.high), slack: 0.0 })
+    total.map(half)
 }

@@ -1,5 +1,7 @@
 //! Values in the middle between two roundings: the recorded output shows to which side they went.
 
+use std::collections::BTreeMap;
+
 use super::super::source::Data;
 use super::{Problem, form};
 use crate::arithmetic::round::{self, ScaleTie, Tie};
@@ -12,39 +14,58 @@ enum Moves<'a> {
     Scale(&'a ScaleTie),
 }
 
+impl Moves<'_> {
+    fn row(&self) -> usize {
+        match self {
+            Moves::Value(tie) => tie.row,
+            Moves::Scale(tie) => tie.row,
+        }
+    }
+}
+
+/// By how much the squared distance to what was recorded shrinks where these outputs are moved.
+fn gain(moved: &[(usize, Vec<f64>)], exact: &[f64], recorded: &[f64], m: usize) -> f64 {
+    let mut gain = 0.0;
+    for (result, moved) in moved {
+        let both = recorded[result * m..].iter().zip(&exact[result * m..]);
+        for (moved, (recorded, exact)) in moved.iter().zip(both) {
+            gain += (2.0 * (recorded - exact) - moved) * moved;
+        }
+    }
+    gain
+}
+
 impl Problem<'_, '_, f64> {
     /// A tie is rounded to the side that the recorded output says: each moves all outputs of its row by a known
-    /// column of the matrices, so that the output shows it hundreds of times over.
+    /// column of the matrices, so that the output shows it hundreds of times over. Of several ties of a row, whose
+    /// columns may be much alike, the one that brings the row nearest goes first.
     pub fn settle(&self, exact: &mut [f64], recorded: &[f64]) {
         let m = self.outputs();
-        let mut of_row: Vec<Vec<(usize, usize)>> = vec![Vec::new(); self.x.values.rows];
-        if !self.x.ties.is_empty() || !self.x.scale_ties.is_empty() {
-            for meeting in &self.meetings {
-                meeting.pairs.iter().for_each(|(x, row)| of_row[*x].push((meeting.matrix, *row)));
-            }
-        }
         let few = round::few_per_row(self.x.ties.clone(), self.x.values.rows);
         let scales = self.x.scale_ties.iter().map(Moves::Scale);
-        for tie in few.iter().map(Moves::Value).chain(scales) {
-            let row = match tie {
-                Moves::Value(tie) => tie.row,
-                Moves::Scale(tie) => tie.row,
-            };
-            let moved: Vec<(usize, Vec<f64>)> =
-                of_row[row].iter().map(|(matrix, row)| (*row, self.moved(tie, *matrix))).collect();
-            let (mut along, mut square) = (0.0, 0.0);
-            for (row, moved) in &moved {
-                for ((moved, recorded), exact) in
-                    moved.iter().zip(&recorded[row * m..]).zip(&exact[row * m..])
-                {
-                    along += (recorded - exact) * moved;
-                    square += moved * moved;
-                }
-            }
-            // Nearer to having been rounded to the other side than to this one.
-            if along > 0.5 * square && along < 1.5 * square {
-                for (row, moved) in &moved {
-                    exact[row * m..].iter_mut().zip(moved).for_each(|(exact, moved)| *exact += moved);
+        let mut of_row: BTreeMap<usize, Vec<Moves<'_>>> = BTreeMap::new();
+        few.iter()
+            .map(Moves::Value)
+            .chain(scales)
+            .for_each(|tie| of_row.entry(tie.row()).or_default().push(tie));
+        for (row, ties) in of_row {
+            let met = self.meetings.iter().flat_map(|meeting| {
+                meeting.pairs.iter().filter(|(x, _)| *x == row).map(|(_, result)| (meeting.matrix, *result))
+            });
+            let met: Vec<(usize, usize)> = met.collect();
+            let mut open: Vec<Vec<(usize, Vec<f64>)>> = ties
+                .iter()
+                .map(|tie| met.iter().map(|(matrix, result)| (*result, self.moved(*tie, *matrix))).collect())
+                .collect();
+            while let Some((best, _)) = open
+                .iter()
+                .map(|moved| gain(moved, exact, recorded, m))
+                .enumerate()
+                .filter(|(_, gain)| *gain > 0.0)
+                .max_by(|a, b| a.1.total_cmp(&b.1))
+            {
+                for (result, moved) in open.swap_remove(best) {
+                    exact[result * m..].iter_mut().zip(moved).for_each(|(exact, moved)| *exact += moved);
                 }
             }
         }

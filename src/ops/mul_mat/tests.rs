@@ -5,13 +5,13 @@ use super::super::trial::{Given, Numbers, Trial};
 use crate::arithmetic::{Arithmetic, Operands};
 use crate::gguf::{DType, TensorInfo};
 
-fn trial(weight: Given, x: Given) -> Trial {
+pub fn trial(weight: Given, x: Given) -> Trial {
     let ([_, _, m, _], [b3, b2, n, _]) = (weight.shape(), x.shape());
     Trial::new(Op::MulMat, vec![Some(weight), Some(x)], [b3, b2, n, m])
 }
 
 /// Blocks of random bytes, but for the scales, which are small.
-fn weight(numbers: &mut Numbers, dtype: DType, shape: &[usize]) -> Given {
+pub fn weight(numbers: &mut Numbers, dtype: DType, shape: &[usize]) -> Given {
     let blocks = shape.iter().product::<usize>() / dtype.block_len();
     let scales: &[usize] = match dtype {
         DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS => &[0],

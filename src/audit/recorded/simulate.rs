@@ -1,0 +1,198 @@
+//! What rounding explains between two recorded nodes with many others between them, simulated.
+//!
+//! The worst case that every rounding may come to (`bridge.rs`) grows from node to node until it hides mistakes. So the
+//! stretch is executed in f64 once as it is and several times with each result disturbed at random by what rounding
+//! explains of it (D. S. Parker, "Monte Carlo arithmetic", 1997; CADNA): how far these lie apart at the next recorded
+//! node is what rounding explains there. What was recorded takes the place of what was computed, so that nothing is
+//! carried past it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::narrow::{self, Narrowed};
+use super::{Labelled, Steps};
+use crate::arithmetic::Arithmetic;
+use crate::audit::bounds::{CONFIDENCE, storage_unit};
+use crate::checkpoint::Checkpoint;
+use crate::engine::machine::{Conductor, Machine, Node, Unknown, Value, compute};
+use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::numerics::Storage;
+use crate::ops::{Args, Check};
+
+/// Disturbed executions.
+const RUNS: u64 = 3;
+
+/// What a simulation says of one recorded node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Simulated {
+    /// Distance of what was recorded from exact arithmetic, relative.
+    pub distance: f64,
+    /// What rounding explains of it.
+    pub band: f64,
+    /// The largest distance of a row over what rounding explains there; NaN where a value is no number.
+    pub over: f64,
+    /// Position of that row.
+    pub position: u32,
+    /// Unit roundoff of the type that values were taken to be kept in.
+    pub unit: f64,
+}
+
+/// Rows of a node, by (step, id).
+type Rows = BTreeMap<(usize, Checkpoint), Vec<f64>>;
+
+/// Simulates what lies before `open` nodes, for an engine that keeps its values in `kept`; of the arithmetics that it may
+/// have, the one that explains most.
+///
+/// # Errors
+/// Those of the machine.
+pub fn simulate(
+    steps: &dyn Steps,
+    graphs: &[(usize, &Labelled)],
+    gguf: &Gguf,
+    kept: Storage,
+    open: &BTreeSet<Checkpoint>,
+) -> Result<BTreeMap<Checkpoint, Simulated>> {
+    let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
+    let mut best: BTreeMap<Checkpoint, Simulated> = BTreeMap::new();
+    let is_explained = |found: &Simulated| found.over <= 1.0;
+    for arithmetic in [Arithmetic::EXACT, own, Arithmetic::LLAMA_CPU] {
+        if open.iter().all(|id| best.get(id).is_some_and(is_explained)) {
+            break;
+        }
+        let run = |seed: Option<u64>| -> Result<Rows> {
+            let mut machine: Machine<'_, f64> = Machine::new(gguf, arithmetic);
+            let mut rows = Rows::new();
+            for &(step, labelled) in graphs {
+                let mut disturbed =
+                    Disturbed { step, steps, labelled, arithmetic, seed, open, rows: &mut rows };
+                machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut disturbed)?;
+            }
+            Ok(rows)
+        };
+        let exact = run(None)?;
+        let runs = (0..RUNS).map(|seed| run(Some(seed))).collect::<Result<Vec<Rows>>>()?;
+        for &id in open {
+            let Some(found) = weigh(steps, id, &exact, &runs) else { continue };
+            let found = Simulated { unit: storage_unit(arithmetic.narrow), ..found };
+            if best.get(&id).is_none_or(|known| !is_explained(known) && !(found.over >= known.over)) {
+                best.insert(id, found);
+            }
+        }
+    }
+    Ok(best)
+}
+
+/// One node over all its rows.
+fn weigh(steps: &dyn Steps, id: Checkpoint, exact: &Rows, runs: &[Rows]) -> Option<Simulated> {
+    // Of each row: its position, its distance and the largest of the disturbed ones', both absolute, and its size.
+    let mut rows: Vec<(u32, f64, f64, f64)> = Vec::new();
+    for ((step, _), exact) in exact.iter().filter(|((_, known), _)| *known == id) {
+        let recorded = steps.tensor(*step, id)?;
+        let width = exact.len().checked_div(recorded.positions.len()).filter(|width| *width > 0)?;
+        let apart = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+        for (row, (&position, exact)) in recorded.positions.iter().zip(exact.chunks(width)).enumerate() {
+            let values: Vec<f64> =
+                recorded.values[row * width..][..width].iter().map(|x| f64::from(*x)).collect();
+            let spread = runs
+                .iter()
+                .map(|run| run.get(&(*step, id)).map(|all| apart(&all[row * width..][..width], exact)));
+            let spread = spread.collect::<Option<Vec<f64>>>()?.into_iter().fold(0.0, f64::max);
+            rows.push((position, apart(&values, exact), spread, apart(exact, &vec![0.0; width])));
+        }
+    }
+    let total =
+        |of: fn(&(u32, f64, f64, f64)) -> f64| rows.iter().map(|row| of(row).powi(2)).sum::<f64>().sqrt();
+    let size = total(|row| row.3);
+    let (distance, spread) = (total(|row| row.1) / size, total(|row| row.2) / size);
+    let over = |row: &(u32, f64, f64, f64)| row.1 / (CONFIDENCE * row.2.max(spread * row.3));
+    let worst = rows.iter().max_by(|a, b| over(a).total_cmp(&over(b)))?;
+    let band = CONFIDENCE * spread;
+    Some(Simulated { distance, band, over: over(worst), position: worst.0, unit: storage_unit(Storage::F32) })
+}
+
+/// Goes on with what was recorded, and with disturbed values of what was not.
+struct Disturbed<'a> {
+    step: usize,
+    steps: &'a dyn Steps,
+    labelled: &'a Labelled,
+    arithmetic: Arithmetic,
+    /// `None` where nothing is disturbed.
+    seed: Option<u64>,
+    open: &'a BTreeSet<Checkpoint>,
+    rows: &'a mut Rows,
+}
+
+impl Conductor<f64> for Disturbed<'_> {
+    fn value(
+        &mut self,
+        node: &Node<'_>,
+        args: std::result::Result<&Args<'_, f64>, &Unknown>,
+    ) -> Result<Value<f64>> {
+        let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
+            return Ok(self.own(node, args, false).map(Into::into));
+        };
+        let recorded = self.steps.tensor(self.step, checkpoint);
+        let arranged =
+            recorded.as_ref().and_then(|recorded| self.labelled.arrange(node.id, checkpoint, recorded));
+        let (Some(recorded), Some(arranged)) = (recorded, arranged) else {
+            return Ok(self.own(node, args, true).map(Into::into));
+        };
+        if self.open.contains(&checkpoint)
+            && let Ok(own) = self.own(node, args, true)
+        {
+            self.rows.insert((self.step, checkpoint), arranged.of_rows(&own));
+        }
+        let cut = std::cell::OnceCell::new();
+        let own = || self.own(node, args, false).unwrap_or_default();
+        let beyond = |element: usize| cut.get_or_init(own).get(element).copied().unwrap_or_default();
+        Ok(Ok(arranged.of_node(&recorded.values, beyond).into()))
+    }
+}
+
+impl Disturbed<'_> {
+    /// A node's own values, disturbed where that is asked for.
+    fn own(
+        &self,
+        node: &Node<'_>,
+        args: std::result::Result<&Args<'_, f64>, &Unknown>,
+        disturb: bool,
+    ) -> std::result::Result<Vec<f64>, Unknown> {
+        let args = args.map_err(Clone::clone)?;
+        let rule =
+            node.rule.ok_or_else(|| Unknown::no_rule(args.name, &node.program.graph.get(node.id).op))?;
+        let mut narrowed = Narrowed::of(&rule.op, args, &self.arithmetic);
+        let seed = self.seed.filter(|_| disturb);
+        let key = |seed: u64, slot: usize, i: usize| {
+            draw([seed, self.step as u64, node.id as u64, slot as u64, i as u64])
+        };
+        if let Some(seed) = seed {
+            narrowed.disturb(&rule.op, args, self.arithmetic.narrow, |slot, i| key(seed, slot + 1, i));
+        }
+        let args = Args { arithmetic: &self.arithmetic, sources: narrowed.sources(args), ..*args };
+        let mut values = compute::<f64>(rule, &args)?;
+        let bound = match &rule.check {
+            Check::Bound(bound) | Check::Settled { bound, .. } => Some(bound),
+            Check::Exact | Check::Choice(_) => None,
+        };
+        if let Some((seed, bound)) = seed.zip(bound) {
+            let explained = bound(&args, &values);
+            for (i, (value, explained)) in values.iter_mut().zip(explained).enumerate() {
+                let rounded = narrow::rounding(self.arithmetic.narrow, *value);
+                *value += (explained / CONFIDENCE + rounded) * key(seed, 0, i);
+            }
+        }
+        Ok(values)
+    }
+}
+
+/// A number in [-1, 1), the same for the same key: SplitMix64 (Steele and others, OOPSLA 2014).
+fn draw(key: [u64; 5]) -> f64 {
+    let mut z = 0u64;
+    for word in key {
+        z = (z ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+    }
+    (z >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+}

@@ -1,0 +1,124 @@
+//! Recordings of llama.cpp on an H200 (CUDA) and on llvmpipe (Vulkan), judged with no GPU: healthy as they are, and
+//! wrong where a value is spoiled.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use parity_dump::Dump;
+
+/// What a mistake in a product has to exceed to be seen, as a share of its values: a hundredth of what others have to
+/// tolerate in these arithmetics (2e-3 to 2e-2).
+const SEEN: f64 = 1e-4;
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/backends").join(name)
+}
+
+fn shipped(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("reference-dumps/models").join(name)
+}
+
+/// Dump, model, and what its answer says of it.
+fn recordings() -> [(PathBuf, PathBuf, &'static [&'static str]); 3] {
+    let q4 = || shipped("qwen2-tiny-py-Q4_K_M.gguf");
+    [
+        (data("cuda-Q4_K_M"), q4(), &["matmuls with Q8_1 activations, f32 sums"]),
+        (
+            data("cuda-F16"),
+            data("random-64-8-2.gguf"),
+            &[
+                "matmuls with f16 operands, f16 sums",
+                "attention with f16 queries, weights and sums",
+                "attention in f32",
+            ],
+        ),
+        (
+            data("vulkan-Q4_K_M"),
+            q4(),
+            &[
+                "matmuls with f16 operands, f16 sums",
+                "matmuls in f32",
+                "attention with f16 queries, weights and sums",
+            ],
+        ),
+    ]
+}
+
+fn audit(dump: &Path, model: &Path) -> (Output, serde_json::Value) {
+    let output = Command::new(env!("CARGO_BIN_EXE_parity"))
+        .arg("audit")
+        .arg(dump)
+        .arg("-m")
+        .arg(model)
+        .args(["--layer", "0", "--allow-missing", "--format", "json"])
+        .output()
+        .unwrap();
+    let report = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    (output, report)
+}
+
+#[test]
+fn devices_are_followed_to_f32_rounding() {
+    for (dump, model, says) in recordings() {
+        let (output, report) = audit(&dump, &model);
+        assert_eq!(output.status.code(), Some(0), "{}: {}", dump.display(), report["origins"]);
+        let notes = report["notes"].to_string();
+        says.iter().for_each(|words| assert!(notes.contains(words), "{}: {notes}", dump.display()));
+        let mut products = 0;
+        for entry in report["checkpoints"].as_array().unwrap() {
+            let id = entry["id"].as_str().unwrap();
+            let local = &entry["local"]["candidate"];
+            let product = id.ends_with("_proj") || id.ends_with("ffn_up") || id.ends_with("ffn_out");
+            if !product || local.is_null() {
+                continue;
+            }
+            products += 1;
+            let bound = local["bound_rel_l2"].as_f64().unwrap();
+            assert!(bound < SEEN, "{} {id}: blind below {bound:e}", dump.display());
+        }
+        assert!(products >= 3, "{}: {products} products", dump.display());
+    }
+}
+
+/// Copies a dump with one value of a checkpoint of its first step moved by a share of the row's norm.
+fn spoiled(dump: &Path, into: &Path, id: &str, share: f64) {
+    fs::create_dir_all(into).unwrap();
+    for file in fs::read_dir(dump).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), into.join(file.file_name())).unwrap();
+    }
+    let step = Dump::open(dump).unwrap().manifest().steps[0].file.clone();
+    let mut bytes = fs::read(dump.join(&step)).unwrap();
+    let size = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + size]).unwrap();
+    let offsets = &header[id]["data_offsets"];
+    let at = |i: usize| 8 + size + offsets[i].as_u64().unwrap() as usize;
+    let values = bytes[at(0)..at(1)].chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+    let norm = values.map(|v| f64::from(v) * f64::from(v)).sum::<f64>().sqrt();
+    // In the middle, so that it is in no corner.
+    let place = at(0) + (at(1) - at(0)) / 8 * 4;
+    let old = f32::from_le_bytes(bytes[place..place + 4].try_into().unwrap());
+    bytes[place..place + 4].copy_from_slice(&(old + (share * norm) as f32).to_le_bytes());
+    fs::write(into.join(&step), bytes).unwrap();
+}
+
+#[test]
+fn a_spoiled_value_is_found_at_its_node() {
+    let folder = tempfile::tempdir().unwrap();
+    for (dump, model, _) in recordings() {
+        for id in ["blk.0.q_proj", "blk.0.v_proj", "blk.0.attn_ctx"] {
+            let name = format!("{}-{id}", dump.file_name().unwrap().to_string_lossy());
+            let into = folder.path().join(name);
+            spoiled(&dump, &into, id, SEEN);
+            let (output, report) = audit(&into, &model);
+            // What reads it was computed from other values than were recorded, and is accused as well, which is right.
+            let origins = report["origins"].to_string();
+            assert!(
+                output.status.code() == Some(1) && origins.contains(id),
+                "{id} of {}: {origins}",
+                dump.display()
+            );
+        }
+    }
+}
