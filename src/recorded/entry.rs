@@ -68,7 +68,7 @@ fn judge(known: &Known<'_>, before: Before) -> (V, String) {
     let audit = own.audit();
     if let Some(audit) = audit.as_ref().filter(|_| !own.is_healthy()) {
         return match audit.nonfinite {
-            0 => (V::Origin, format!("its local error is {}: the bug is in this node", beyond(&audit.local))),
+            0 => (V::Origin, format!("its local error is {}: {}", beyond(&audit.local), place(own))),
             n => (V::Nonfinite, format!("{n} NaN or Inf that its recorded inputs do not explain")),
         };
     }
@@ -89,6 +89,19 @@ fn judge(known: &Known<'_>, before: Before) -> (V, String) {
         return (V::Match, format!("{}{}", alone(&audit.local), remarks(own)));
     };
     compared(comparison, own, &audit.local, known.reference, before)
+}
+
+/// Where the bug of a node is.
+fn place(own: &Finding) -> String {
+    match own.bridged.first().zip(own.bridged.last()) {
+        None => "the bug is in this node".to_owned(),
+        Some((first, last)) if first == last => {
+            format!("the bug is in this node or in {first}, which was not recorded")
+        }
+        Some((first, last)) => {
+            format!("the bug is in this node or before it, from {first} to {last}, which were not recorded")
+        }
+    }
 }
 
 /// A healthy candidate beside its reference.

@@ -201,7 +201,9 @@ impl Reader<'_> {
                 let is_leaf = |raw: &RawTensor| {
                     // SAFETY: a tensor of the graph.
                     let alike = |raw| unsafe { self.tensor(raw) }.ne == tensor.ne;
-                    !raw.is_null() && known.get(raw).is_none_or(|&id| id >= described.graph.nodes) && alike(*raw)
+                    !raw.is_null()
+                        && known.get(raw).is_none_or(|&id| id >= described.graph.nodes)
+                        && alike(*raw)
                 };
                 let original = match before {
                     nth if nth > 1 && is_leaf(&first) => {
