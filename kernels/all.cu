@@ -11,6 +11,8 @@
 #include "rope.cu"
 #include "cache.cu"
 #include "attention.cu"
+#include "attention_few.cu"
+#include "attention_mma.cu"
 #include "add.cu"
 #include "glu.cu"
 #include "stats.cu"

@@ -7,7 +7,7 @@
 // far are scaled down. Values are summed by lanes across the head, CHUNKS columns each. At the end the eight
 // warps' sums are merged. The result of a row depends neither on ROWS nor on whether scores and probs are
 // stored. ggml: ggml_flash_attn_ext (FLASH_ATTN_EXT), or MUL_MAT, SOFT_MAX, MUL_MAT.
-#include "common.cuh"
+#include "attention.cuh"
 
 enum { WARPS = 8 };
 // Loads of keys and of values that are under way at once, as far as there are registers for them.
@@ -16,37 +16,6 @@ enum { ROW_KEYS = 8, ROW_VALUES = 16, TILE_VALUES = 8 };
 #else
 enum { ROW_KEYS = 4, ROW_VALUES = 4, TILE_VALUES = 2 };
 #endif
-
-struct AttentionArgs {
-    const void* q;     // (T, H, E)
-    const void* k;     // (S, K, E), the cache
-    const void* v;     // (S, K, E), the cache
-    void* out;         // (T, H, E)
-    float* scores;     // (H, T, S), unscaled and unmasked, or null; not null where probs is not
-    float* probs;      // (H, T, S), or null
-    const int* first;  // position of row 0, (1,); S = first + T
-    int rows;          // T
-    int heads;         // H
-    int kv_heads;      // K
-    int head_width;    // E, a multiple of 8, at most 32·CHUNKS
-    int kv_modulo;     // head h reads h % K, by mistake
-    int see_from_step; // a row sees from the start of the step, not of the cache, by mistake
-    int see_shift;     // a row at position p sees up to p + shift: 0 in a healthy model
-    int softmax;       // 1 in a healthy model
-    float scale;       // 1/sqrt(E)
-};
-
-// Positions that the row at `position` sees: from <= s < to.
-struct Window {
-    int from, to;
-};
-DEVICE Window window(const AttentionArgs& a, int first, int t) {
-    const int64_t to = (int64_t)first + t + a.see_shift + 1, cached = first + a.rows;
-    Window w;
-    w.from = a.see_from_step ? first : 0;
-    w.to = t < a.rows ? (int)(to < 0 ? 0 : to < cached ? to : cached) : 0;
-    return w;
-}
 
 template <class X, int N>
 struct alignas(sizeof(X) * N) Group {
@@ -61,9 +30,6 @@ DEVICE void load_columns(const X* p, int width, float out[CHUNKS]) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) out[c] = to_float(group.v[c]);
 }
-
-// A maximum of nothing is -infinity, which must not be subtracted from itself.
-DEVICE float finite_or_zero(float x) { return x == -INFINITY_F ? 0.0f : x; }
 
 // Scores of one key, q·k, for all rows of a block.
 template <class KV, int CHUNKS, int ROWS>
@@ -114,7 +80,7 @@ DEVICE void attention(const AttentionArgs& a) {
     const int h = blockIdx.y, t0 = blockIdx.x * ROWS, lane = threadIdx.x % 32;
     const int warp = warp_uniform(threadIdx.x / 32);
     const int first = warp_uniform(*a.first), cached = first + a.rows;
-    const int kv_head = a.kv_modulo ? h % a.kv_heads : h / (a.heads / a.kv_heads);
+    const int kv_head = kv_head_of(a, h);
     const int64_t kv_stride = (int64_t)a.kv_heads * a.head_width;
     const KV* k = (const KV*)a.k + kv_head * a.head_width;
     const KV* v = (const KV*)a.v + kv_head * a.head_width;
@@ -196,14 +162,7 @@ DEVICE void attention(const AttentionArgs& a) {
             for (int w = 0; w < WARPS; w++) x += merge.sum[w][r][c] * share[w];
             store((S*)a.out + ((int64_t)t * a.heads + h) * a.head_width + c, x / whole);
         }
-        if (!a.probs) continue;
-        const int64_t row = ((int64_t)h * a.rows + t) * cached;
-#pragma unroll 1
-        for (int s = threadIdx.x; s < cached; s += 256) {
-            const float x = a.scores[row + s] * a.scale;
-            const bool sees = w.from <= s && s < w.to;
-            a.probs[row + s] = !sees ? 0.0f : a.softmax ? expf(x - finite_or_zero(top)) / whole : x;
-        }
+        if (a.probs) store_probs<256>(a, h, t, w.from, w.to, cached, top, whole);
     }
 }
 

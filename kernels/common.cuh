@@ -16,12 +16,23 @@ typedef unsigned int uint32_t;
 typedef long long int64_t;
 // One shared-memory struct a kernel.
 #define SHARED(type, name) __shared__ type name
+// The one struct in dynamic shared memory: of as many bytes as the launch says.
+#define DYNAMIC(type, name)                              \
+    extern __shared__ __align__(16) uint8_t dynamic_[];  \
+    type& name = *reinterpret_cast<type*>(dynamic_)
 // Defines the kernel `name`, which runs `body(args)`. Every kernel takes one struct by value.
 #define KERNEL(name, args_type, ...)                                             \
     extern "C" __global__ void __launch_bounds__(256) name(const args_type args) { \
         let_next_begin();                                                        \
         wait_for_last();                                                         \
         __VA_ARGS__(args);                                                       \
+    }
+// The same with a block of at most `threads` and registers for so many blocks at once.
+#define KERNEL_SIZED(name, args_type, threads, blocks, ...)                                      \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const args_type args) { \
+        let_next_begin();                                                                        \
+        wait_for_last();                                                                         \
+        __VA_ARGS__(args);                                                                       \
     }
 // The same for a body that begins before the kernel ahead of it in the stream has ended: it calls `wait_for_last`
 // itself, before it reads or writes what other kernels write or read. A block has at most `threads`; registers are
@@ -144,6 +155,9 @@ DEVICE void store8(half_t* p, const float x[8]) {
     *(Half8*)p = h;
 }
 
+// What another block of this kernel has stored: not from the first cache.
+DEVICE float load_fresh(const float* p) { return *(const volatile float*)p; }
+
 // Copies of 16 bytes from global to shared memory that run on while the thread does. A thread's copies are
 // counted in groups; `async_wait<N>` waits for all of its groups but the last N. A barrier must follow before
 // other threads read what has arrived. Turing has no such thing and copies at once.
@@ -155,6 +169,19 @@ DEVICE void async_copy(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
 #else
     *(Half8*)shared = *(const Half8*)global;
+#endif
+}
+// The same where `exists`; zeros where it does not.
+DEVICE void async_copy_or_zero(void* shared, const void* global, bool exists) {
+#ifdef CUDA_ON_HOST
+    if (exists) cushim::async_copy(shared, global);
+    else *(Half8*)shared = Half8{};
+#elif __CUDA_ARCH__ >= 800
+    const uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(exists ? 16 : 0) : "memory");
+#else
+    const Half8 zero = {};
+    *(Half8*)shared = exists ? *(const Half8*)global : zero;
 #endif
 }
 DEVICE void async_group() {

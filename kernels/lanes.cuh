@@ -5,8 +5,7 @@
 // gives a lane what lies together: `column(q, j)` says where group j of a lane begins. `load` reads what the lane
 // needs, by the widest loads that the format's alignment allows; `group(q, j, out)` decodes group j to eight halves,
 // by the formulas of quants.cuh: in f32, rounded once. Formats without code of their own take `decode8`. THREADS and
-// BLOCKS bound the registers of the kernel for up to 8 rows: of as many blocks of so many threads at once; THREADS_16
-// those of the kernel for up to 16.
+// BLOCKS bound the registers of the kernel for one row: of as many blocks of so many threads at once.
 #pragma once
 #include "mma.cuh"
 #include "quants.cuh"
@@ -64,30 +63,54 @@ struct Unaligned {
     }
 };
 
-// Byte `i` of a word as a float, less what it is too large by: the byte becomes the last bits of 2^23.
-DEVICE float byte_less(uint32_t word, int i, int offset) {
-#ifdef CUDA_ON_HOST
-    return (float)((int)(word >> (8 * i) & 255) - offset);
-#else
-    return __int_as_float((int)__byte_perm(word, 0x4b000000u, 0x7650 + i)) - (8388608.0f + (float)offset);
-#endif
+// Two integers below 1024 as floats, each 2^-24 of itself: the bits of an integer are those of a subnormal half. Nothing
+// is rounded, nor by a factor 2^24 after it.
+enum { UNIT_OF_HALVES = 1 << 24 };
+DEVICE void tiny_pair(uint32_t two, float& low, float& high) {
+    half_t h;
+    h.bits = (uint16_t)(two & 0xffffu);
+    low = to_float(h);
+    h.bits = (uint16_t)(two >> 16);
+    high = to_float(h);
 }
 
-// Eight bytes as halves: scale·(byte - offset) + shift.
+// Eight integers below 256, the bytes of two words, as halves: scale·(byte - offset) + shift.
 DEVICE void scaled_bytes(uint32_t low, uint32_t high, int offset, float scale, float shift, uint32_t out[4]) {
+    const float factor = scale * (float)UNIT_OF_HALVES, less = (float)offset / (float)UNIT_OF_HALVES;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const uint32_t word = j < 2 ? low : high;
-        const int byte = 2 * (j % 2);
-        out[j] = two_halves_of(fmaf(scale, byte_less(word, byte, offset), shift),
-                               fmaf(scale, byte_less(word, byte + 1, offset), shift));
+    for (int w = 0; w < 2; w++) {
+        const uint32_t word = w == 0 ? low : high;
+        float b[4];
+        tiny_pair(word & 0x00ff00ffu, b[0], b[2]);
+        tiny_pair(word >> 8 & 0x00ff00ffu, b[1], b[3]);
+#pragma unroll
+        for (int j = 0; j < 4; j++) b[j] = fmaf(factor, offset == 0 ? b[j] : b[j] - less, shift);
+        out[2 * w] = two_halves_of(b[0], b[1]);
+        out[2 * w + 1] = two_halves_of(b[2], b[3]);
+    }
+}
+
+// Eight integers below 16, the low or the high halves of the bytes of two words, likewise.
+DEVICE void scaled_nibbles(uint32_t low, uint32_t high, bool upper, int offset, float scale, float shift, uint32_t out[4]) {
+    const uint32_t mask = upper ? 0x00f000f0u : 0x000f000fu;
+    const float unit = (float)UNIT_OF_HALVES / (upper ? 16.0f : 1.0f), factor = scale * unit, less = (float)offset / unit;
+#pragma unroll
+    for (int w = 0; w < 2; w++) {
+        const uint32_t word = w == 0 ? low : high;
+        float b[4];
+        tiny_pair(word & mask, b[0], b[2]);
+        tiny_pair(word >> 8 & mask, b[1], b[3]);
+#pragma unroll
+        for (int j = 0; j < 4; j++) b[j] = fmaf(factor, offset == 0 ? b[j] : b[j] - less, shift);
+        out[2 * w] = two_halves_of(b[0], b[1]);
+        out[2 * w + 1] = two_halves_of(b[2], b[3]);
     }
 }
 
 // Any format, by its decode8: nothing is read ahead.
 template <class W>
 struct Lanes {
-    enum { CHUNK = 128, UNROLL = 1, THREADS = 512, BLOCKS = 1, THREADS_16 = 384 };
+    enum { CHUNK = 128, UNROLL = 1, THREADS = 384, BLOCKS = 1 };
     const uint8_t* row;
     int at;
     DEVICE void load(const uint8_t* from, int base, int q, int) {
@@ -105,7 +128,7 @@ struct Lanes {
 
 template <>
 struct Lanes<F16> {
-    enum { CHUNK = 128, UNROLL = 4, THREADS = 384, BLOCKS = 2, THREADS_16 = 512 };
+    enum { CHUNK = 128, UNROLL = 4, THREADS = 320, BLOCKS = 2 };
     Words4 words[4];
     DEVICE void load(const uint8_t* row, int base, int q, int columns) {
         const Words4 zero = {};
@@ -124,7 +147,7 @@ struct Lanes<F16> {
 
 template <>
 struct Lanes<Q8_0> {
-    enum { CHUNK = 128, UNROLL = 4, THREADS = 384, BLOCKS = 2, THREADS_16 = 512 };
+    enum { CHUNK = 128, UNROLL = 4, THREADS = 320, BLOCKS = 2 };
     Unaligned<8> quants;
     int shift;
     float d;
@@ -148,7 +171,7 @@ struct Lanes<Q8_0> {
 
 template <>
 struct Lanes<Q4_0> {
-    enum { CHUNK = 128, UNROLL = 4, THREADS = 384, BLOCKS = 2, THREADS_16 = 512 };
+    enum { CHUNK = 128, UNROLL = 4, THREADS = 320, BLOCKS = 2 };
     Unaligned<4> quants;
     int shift;
     float d;
@@ -165,10 +188,8 @@ struct Lanes<Q4_0> {
     }
     static DEVICE int column(int q, int j) { return 32 * q + 8 * j; }
     DEVICE void group(int, int j, uint32_t out[4]) const {
-        const int from = 2 * (j % 2), nibble = j / 2 * 4;
-        const uint32_t low = quants.word(from, shift) >> nibble & 0x0f0f0f0fu;
-        const uint32_t high = quants.word(from + 1, shift) >> nibble & 0x0f0f0f0fu;
-        scaled_bytes(low, high, 8, d, 0.0f, out);
+        const int from = 2 * (j % 2);
+        scaled_nibbles(quants.word(from, shift), quants.word(from + 1, shift), j / 2 == 1, 8, d, 0.0f, out);
     }
 };
 
@@ -194,7 +215,7 @@ struct ScalesK4 {
 
 template <>
 struct Lanes<Q4_K> {
-    enum { CHUNK = 256, UNROLL = 8, THREADS = 384, BLOCKS = 2, THREADS_16 = 384 };
+    enum { CHUNK = 256, UNROLL = 8, THREADS = 288, BLOCKS = 2 };
     Words4 head, quants[2];
     DEVICE void load(const uint8_t* row, int base, int q, int) {
         const uint8_t* b = row + base / 256 * 144;
@@ -205,16 +226,14 @@ struct Lanes<Q4_K> {
     static DEVICE int column(int q, int j) { return 64 * q + 8 * j; }
     DEVICE void group(int q, int j, uint32_t out[4]) const {
         const ScalesK4 scales(head, q);
-        const int shift = j / 4 * 4;
-        const Words4& from = quants[j % 4 / 2];
-        const uint32_t low = from.v[j % 2 * 2] >> shift, high = from.v[j % 2 * 2 + 1] >> shift;
-        scaled_bytes(low & 0x0f0f0f0fu, high & 0x0f0f0f0fu, 0, scales.scale[j / 4], scales.shift[j / 4], out);
+        const uint32_t* from = &quants[j % 4 / 2].v[j % 2 * 2];
+        scaled_nibbles(from[0], from[1], j / 4 == 1, 0, scales.scale[j / 4], scales.shift[j / 4], out);
     }
 };
 
 template <>
 struct Lanes<Q5_K> {
-    enum { CHUNK = 256, UNROLL = 8, THREADS = 512, BLOCKS = 1, THREADS_16 = 384 };
+    enum { CHUNK = 256, UNROLL = 8, THREADS = 288, BLOCKS = 1 };
     Words4 head, high[2], quants[2];
     DEVICE void load(const uint8_t* row, int base, int q, int) {
         const uint8_t* b = row + base / 256 * 176;
@@ -242,19 +261,16 @@ struct Lanes<Q5_K> {
 // A lane has 16 weights of each quarter of half q/2: both nibbles of 32 bytes, and all four bit pairs of 16.
 template <>
 struct Lanes<Q6_K> {
-    enum { CHUNK = 256, UNROLL = 8, THREADS = 512, BLOCKS = 1, THREADS_16 = 384 };
-    Unaligned<4> low[2], high;
-    Unaligned<2> scales;
-    int shift;
+    enum { CHUNK = 256, UNROLL = 8, THREADS = 288, BLOCKS = 2 };
+    Words4 low[2], high, scales;
     float d;
     DEVICE void load(const uint8_t* row, int base, int q, int) {
-        const uint8_t* b = row + base / 256 * 210;
+        const uint8_t* b = row + base / 256 * Q6_K::BYTES;
         const int half_block = q / 2, side = 16 * (q % 2);
-        shift = shift_of(b);
-        low[0].load(b + 64 * half_block + side, shift);
-        low[1].load(b + 64 * half_block + 32 + side, shift);
-        high.load(b + 128 + 32 * half_block + side, shift);
-        scales.load(b + 192 + 8 * half_block, shift);
+        low[0] = load_once(b + 64 * half_block + side);
+        low[1] = load_once(b + 64 * half_block + 32 + side);
+        high = load_once(b + 128 + 32 * half_block + side);
+        scales = load_once(b + 192);
         d = half_at(b + 208);
     }
     static DEVICE int column(int q, int j) { return 128 * (q / 2) + 16 * (q % 2) + 32 * (j / 2) + 8 * (j % 2); }
@@ -263,11 +279,12 @@ struct Lanes<Q6_K> {
         uint32_t six[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const uint32_t four = low[quarter % 2].word(j % 2 * 2 + i, shift) >> (quarter / 2 * 4) & 0x0f0f0f0fu;
-            const uint32_t two = high.word(j % 2 * 2 + i, shift) >> (2 * quarter) & 0x03030303u;
+            const uint32_t four = low[quarter % 2].v[j % 2 * 2 + i] >> (quarter / 2 * 4) & 0x0f0f0f0fu;
+            const uint32_t two = high.v[j % 2 * 2 + i] >> (2 * quarter) & 0x03030303u;
             six[i] = four | two << 4;
         }
-        const int scale = (int8_t)(scales.word(quarter / 2, shift) >> (16 * (quarter % 2) + 8 * (q % 2)) & 255);
+        const uint32_t word = q / 2 ? scales.v[2 + quarter / 2] : scales.v[quarter / 2];
+        const int scale = (int8_t)(word >> (16 * (quarter % 2) + 8 * (q % 2)) & 255);
         scaled_bytes(six[0], six[1], 32, d * (float)scale, 0.0f, out);
     }
 };

@@ -44,15 +44,21 @@ struct LinearArgs {
     int head_width;       // E
 };
 
-// Stores one product and the sum that follows it, which is returned.
+// What follows a product is computed with: the bias, or the residual.
 template <class S>
-DEVICE float store_values(const LinearArgs& a, const LinearPart& part, int t, int o, float product) {
+DEVICE float operand_of(const LinearPart& part, int t, int o) {
+    if (part.follow == NOTHING) return 0.0f;
+    return part.follow == BIAS ? ((const float*)part.other)[o] : to_float(((const S*)part.other)[(int64_t)t * part.outputs + o]);
+}
+
+// Stores one product and the sum with `other` that follows it, which is returned.
+template <class S>
+DEVICE float store_values(const LinearPart& part, int t, int o, float product, float other) {
     const int64_t i = (int64_t)t * part.outputs + o;
     float y = rounded<S>(product);
     store((S*)part.out + i, y);
     if (part.follow == NOTHING) return y;
-    y = part.follow == BIAS ? y + part.scale[0] * ((const float*)part.other)[o]
-                            : part.scale[0] * y + part.scale[1] * to_float(((const S*)part.other)[i]);
+    y = part.follow == BIAS ? y + part.scale[0] * other : part.scale[0] * y + part.scale[1] * other;
     y = rounded<S>(y);
     store((S*)part.then + i, y);
     return y;
@@ -68,9 +74,13 @@ DEVICE void append(const LinearArgs& a, const LinearPart& part, int t, int o, fl
 
 // Stores one product and all that follows it.
 template <class S>
-DEVICE void store_output(const LinearArgs& a, const LinearPart& part, int t, int o, float product) {
+DEVICE void store_output_with(const LinearArgs& a, const LinearPart& part, int t, int o, float product, float other) {
     if (a.out_f32) ((float*)part.out)[(int64_t)t * part.outputs + o] = product;
-    else append(a, part, t, o, store_values<S>(a, part, t, o, product));
+    else append(a, part, t, o, store_values<S>(part, t, o, product, other));
+}
+template <class S>
+DEVICE void store_output(const LinearArgs& a, const LinearPart& part, int t, int o, float product) {
+    store_output_with<S>(a, part, t, o, product, operand_of<S>(part, t, o));
 }
 
 // A 64 x 64 tile of products in shared memory, on its way out: neighbouring threads store neighbouring columns.

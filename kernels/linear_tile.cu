@@ -1,69 +1,101 @@
 // Matrix product for many token rows, exact: out[t, o] = Σ_i x[t, i]·w[o, i] in f32 throughout.
 //
-// Launch: grid (ceil(O / 64), ceil(T / 64), weights), 256 threads; a block computes a 64 x 64 tile of out in steps of
-// 32 columns through shared memory, a thread 4 x 4 of it. Accumulates in f32: 8 products in one chain, the chains
-// of a step added up, and the steps with their rounding errors kept (Kahan, CACM 8:1, 1965), so that the error is
+// Launch: grid (ceil(O / 64), ceil(T / 64), weights), 256·GROUPS threads; a block computes a 64 x 64 tile of out in steps
+// of 32 columns, which its groups of 256 threads take by turns, a thread 4 x 4 of the tile. Half a step lies in shared
+// memory, transposed, while the next half is on its way to registers. Accumulates in f32: 8 products in one chain, the
+// chains of a step added up, and the steps with their rounding errors kept (Kahan, CACM 8:1, 1965), so that the error is
 // that of 8 + 4 roundings whatever I is.
 // ggml: ggml_mul_mat (MUL_MAT); llama.cpp rounds x to the weight's vec_dot_type first.
 #include "linear.cuh"
 
-enum { DEPTH = 32, CHAIN = 8, PAD = 4 };
+enum { DEPTH = 32, HALF = 16, CHAIN = 8, PAD = 4, GROUP = 256 };
 
 struct LinearTiles {
-    alignas(16) float x[DEPTH][TILE + PAD];  // transposed: a thread's four rows lie side by side
-    alignas(16) float w[DEPTH][TILE + PAD];
+    alignas(16) float x[HALF][TILE + PAD];  // transposed: a thread's four rows lie side by side
+    alignas(16) float w[HALF][TILE + PAD];
 };
 
+template <int GROUPS>
 union LinearTileMemory {
-    LinearTiles in;
+    LinearTiles in[2][GROUPS];  // by turns
     ProductTile out;
 };
 
-DEVICE void put_column(float tile[DEPTH][TILE + PAD], int row, int depth, const float v[8]) {
-#pragma unroll
-    for (int j = 0; j < 8; j++) tile[depth + j][row] = v[j];
-}
-
+// Eight columns of one row of x or of w, on their way to shared memory.
 template <class W>
-DEVICE void linear_tile(const LinearArgs& a) {
-    SHARED(LinearTileMemory, memory);
-    LinearTiles& tiles = memory.in;
-    const LinearPart& part = a.parts[blockIdx.z];
-    const int t0 = blockIdx.y * TILE, o0 = blockIdx.x * TILE;
-    if (o0 >= part.outputs) return;  // another weight has more
-    // Loading: a thread brings 8 columns of one row of x and of one row of w.
-    const int load_row = threadIdx.x / 4, load_depth = threadIdx.x % 4 * 8;
-    const int load_t = t0 + load_row, load_o = o0 + load_row;
-    const float* x = (const float*)a.x + (int64_t)load_t * a.columns;
-    const uint8_t* row = part.weight + (int64_t)load_o * part.row_bytes;
-    // Computing: rows t0 + 4·ty .., outputs o0 + 4·tx ..
-    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+struct TilePiece {
+    bool is_w, exists;
+    int row, depth;
+    const float* x;
+    const uint8_t* w;
+    float value[8];
 
-    float sum[4][4] = {}, lost[4][4] = {};
-    for (int base = 0; base < a.columns; base += DEPTH) {
-        const int i = base + load_depth;
-        float xv[8] = {}, wv[8] = {};
-        if (load_t < a.rows && i < a.columns) load8(x + i, xv);
-        if (load_o < part.outputs && i < a.columns) W::decode8(row, i, wv);
-        put_column(tiles.x, load_row, load_depth, xv);
-        put_column(tiles.w, load_row, load_depth, wv);
-        __syncthreads();
-        float step[4][4] = {};
+    DEVICE TilePiece(const LinearArgs& a, const LinearPart& part, int t0, int o0) {
+        const int thread = threadIdx.x % GROUP;
+        is_w = thread >= GROUP / 2;
+        row = thread % TILE;
+        depth = thread / TILE % 2 * 8;
+        exists = is_w ? o0 + row < part.outputs : t0 + row < a.rows;
+        x = (const float*)a.x + (exists && !is_w ? (int64_t)(t0 + row) * a.columns : 0);
+        w = part.weight + (exists && is_w ? (int64_t)(o0 + row) * part.row_bytes : 0);
+    }
+    DEVICE void load(int base, int columns) {
+        const int i = base + depth;
 #pragma unroll
-        for (int first = 0; first < DEPTH; first += CHAIN) {
-            float chain[4][4] = {};
+        for (int j = 0; j < 8; j++) value[j] = 0.0f;
+        if (!exists || i >= columns) return;
+        if (is_w) W::decode8(w, i, value);
+        else load8(x + i, value);
+    }
+    DEVICE void put(LinearTiles& to) const {
+        float(*tile)[TILE + PAD] = is_w ? to.w : to.x;
 #pragma unroll
-            for (int k = first; k < first + CHAIN; k++) {
-                const Float4 xs = *(const Float4*)&tiles.x[k][4 * ty], ws = *(const Float4*)&tiles.w[k][4 * tx];
+        for (int j = 0; j < 8; j++) tile[depth + j][row] = value[j];
+    }
+};
+
+// Adds half a step: two chains of products.
+DEVICE void add_half(const LinearTiles& tiles, int tx, int ty, float (&step)[4][4]) {
 #pragma unroll
-                for (int r = 0; r < 4; r++)
+    for (int first = 0; first < HALF; first += CHAIN) {
+        float chain[4][4] = {};
 #pragma unroll
-                    for (int c = 0; c < 4; c++) chain[r][c] = fmaf(xs.v[r], ws.v[c], chain[r][c]);
-            }
+        for (int k = first; k < first + CHAIN; k++) {
+            const Float4 xs = *(const Float4*)&tiles.x[k][4 * ty], ws = *(const Float4*)&tiles.w[k][4 * tx];
 #pragma unroll
             for (int r = 0; r < 4; r++)
 #pragma unroll
-                for (int c = 0; c < 4; c++) step[r][c] += chain[r][c];
+                for (int c = 0; c < 4; c++) chain[r][c] = fmaf(xs.v[r], ws.v[c], chain[r][c]);
+        }
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) step[r][c] += chain[r][c];
+    }
+}
+
+template <class W, int GROUPS>
+DEVICE void linear_tile(const LinearArgs& a) {
+    SHARED(LinearTileMemory<GROUPS>, memory);
+    const LinearPart& part = a.parts[blockIdx.z];
+    const int t0 = blockIdx.y * TILE, o0 = blockIdx.x * TILE;
+    if (o0 >= part.outputs) return;  // another weight has more
+    const int group = warp_uniform(threadIdx.x / GROUP), thread = threadIdx.x % GROUP;
+    const int tx = thread % 16, ty = thread / 16;  // rows t0 + 4·ty .., outputs o0 + 4·tx ..
+
+    TilePiece<W> piece(a, part, t0, o0);
+    float sum[4][4] = {}, lost[4][4] = {};
+    piece.load(group * DEPTH, a.columns);
+#pragma unroll 1
+    for (int base = group * DEPTH; base - group * DEPTH < a.columns; base += GROUPS * DEPTH) {
+        float step[4][4] = {};
+#pragma unroll
+        for (int turn = 0; turn < 2; turn++) {
+            LinearTiles& tiles = memory.in[turn][group];
+            piece.put(tiles);
+            __syncthreads();
+            piece.load(turn == 0 ? base + HALF : base + GROUPS * DEPTH, a.columns);
+            add_half(tiles, tx, ty, step);
         }
 #pragma unroll
         for (int r = 0; r < 4; r++)
@@ -73,15 +105,24 @@ DEVICE void linear_tile(const LinearArgs& a) {
                 lost[r][c] = (total - sum[r][c]) - next;
                 sum[r][c] = total;
             }
-        __syncthreads();
     }
 #pragma unroll
-    for (int r = 0; r < 4; r++)
+    for (int turn = 0; turn < GROUPS; turn++) {
+        __syncthreads();
+        if (group != turn) continue;
 #pragma unroll
-        for (int c = 0; c < 4; c++) memory.out[4 * ty + r][4 * tx + c] = sum[r][c];
+        for (int r = 0; r < 4; r++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                float& out = memory.out[4 * ty + r][4 * tx + c];
+                out = turn == 0 ? sum[r][c] : out + sum[r][c];
+            }
+    }
     __syncthreads();
     store_tile<float>(a, part, memory.out, t0, o0);
 }
 
-#define LINEAR_TILE(format, suffix) KERNEL(linear_tile_##suffix, LinearArgs, linear_tile<format>)
+#define LINEAR_TILE(format, suffix)                                                        \
+    KERNEL_SIZED(linear_tile_##suffix, LinearArgs, GROUP, 2, linear_tile<format, 1>)        \
+    KERNEL_SIZED(linear_tile2_##suffix, LinearArgs, 2 * GROUP, 1, linear_tile<format, 2>)
 FOR_EACH_FORMAT(LINEAR_TILE)

@@ -35,6 +35,19 @@ DEVICE void load_matrices(uint32_t out[4], const half_t* row) {
 #endif
 }
 
+// The same, transposed: lane 4g + q gets rows 2q and 2q + 1 of column g of each.
+DEVICE void load_matrices_transposed(uint32_t out[4], const half_t* row) {
+#ifdef CUDA_ON_HOST
+    cushim::load_matrices_transposed(out, row);
+#else
+    const uint32_t address = (uint32_t)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(address)
+                 : "memory");
+#endif
+}
+
 // Two floats as halves, the first in the low bits; each rounded to nearest even.
 DEVICE uint32_t two_halves_of(float low, float high) {
 #if !defined(CUDA_ON_HOST) && __CUDA_ARCH__ >= 800

@@ -205,9 +205,10 @@ struct Q5_K {
 
 // { low nibbles[128]; high pairs[64]; int8 scales[16]; half d }: w = d·scale·(q - 32), 16 weights a scale
 struct Q6_K {
-    enum { UNROLL = 2 };
+    // In device memory, where blocks begin at multiples of 16: 14 bytes more than in the file.
+    enum { UNROLL = 2, BYTES = 224 };
     static DEVICE void decode8(const uint8_t* row, int i, float out[8]) {
-        const uint8_t* b = row + (i / 256) * 210;
+        const uint8_t* b = row + (i / 256) * BYTES;
         const int e = i % 256, half_block = e / 128, quarter = e % 128 / 32, l = e % 32;
         const uint16_t* low = (const uint16_t*)(b + half_block * 64 + quarter % 2 * 32 + l);
         const uint16_t* high = (const uint16_t*)(b + 128 + half_block * 32 + l);

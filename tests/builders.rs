@@ -111,7 +111,7 @@ fn without_self_sources(text: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn layer(difference: &&Difference) -> Option<usize> {
+fn layer(difference: &&Difference) -> Option<u32> {
     match difference {
         Difference::Number { node, .. }
         | Difference::Op { node, .. }
@@ -121,8 +121,8 @@ fn layer(difference: &&Difference) -> Option<usize> {
     }
 }
 
-fn layers(graph: &Graph) -> usize {
-    let of = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<usize>().ok();
+fn layers(graph: &Graph) -> u32 {
+    let of = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<u32>().ok();
     graph.tensors.iter().filter_map(|tensor| of(&tensor.name)).max().map_or(0, |last| last + 1)
 }
 

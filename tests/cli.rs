@@ -291,3 +291,29 @@ fn an_audit_beside_a_reference_that_shares_no_token_compares_nothing() {
     let mut command = run(&["--tokens", "9,9", "--reference", reference, "--allow-missing"]);
     command.assert().code(2).stdout(contains("nothing was compared"));
 }
+
+#[test]
+fn bench_measures_what_it_is_asked_for_and_draws_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let bench = |more: &[&str]| {
+        let mut command = parity();
+        command.args(["bench", "--device", "cpu", "--prefill", "3,5", "--context", "4", "--repeats", "1"]);
+        command.args(more);
+        command
+    };
+    let found = json(bench(&["--report"]).arg(folder.path()), 0);
+    assert_eq!(found["schema"], "parity-bench/1");
+    let rows = found["rows"].as_array().unwrap();
+    let tests: Vec<_> = rows.iter().map(|row| (row["what"].as_str(), row["tokens"].as_u64())).collect();
+    assert_eq!(tests, [(Some("prefill"), Some(3)), (Some("prefill"), Some(5)), (Some("decode"), Some(4))]);
+    for row in rows {
+        assert!(row["untraced"]["median"].as_f64() > Some(0.0), "{row}");
+        assert!(row["traced"]["median"].as_f64() > Some(0.0), "{row}");
+        assert!(row["llama"].is_null(), "nothing was measured beside");
+    }
+    assert!(found["bandwidth"].as_f64() > Some(0.0));
+    assert!(folder.path().join("bench.json").is_file());
+    let svg = fs::read_to_string(folder.path().join("bench.svg")).unwrap();
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    bench(&["--llama", "/nonexistent"]).assert().code(2).stderr(contains("/nonexistent"));
+}

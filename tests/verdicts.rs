@@ -385,13 +385,18 @@ fn a_dump_that_is_wrong_where_its_engine_is_not_is_said_so() {
 
 #[test]
 fn hidden_states_and_logits_alone_are_judged_by_what_rounding_carries() {
-    for only in [&["--checkpoint", "blk.*.layer_out"][..], &["--checkpoint", "logits"]] {
-        let (_a, healthy) = dump(&[&["--tokens", &long(19)], only].concat());
+    for (only, first) in [("blk.*.layer_out", "blk.2.layer_out"), ("logits", "logits")] {
+        let only = ["--checkpoint", only];
         let audit = |path: &str, code| report(parity(&["audit", path]).args(only), code);
-        audit(&healthy, 0);
-        let (_b, faulty) = dump(&[&["--tokens", &long(19), "--inject", "rope.base=10000@2"], only].concat());
-        let found = audit(&faulty, 2);
-        assert!(found["reason"].as_str().unwrap().contains("an exact forward pass"), "{found}");
+        for numerics in ["f32", "bf16", "f16"] {
+            let (_a, healthy) = dump(&[&["--tokens", &long(19), "--numerics", numerics][..], &only].concat());
+            // The engine's own words say nothing here.
+            manifest(&healthy, |manifest| manifest["producer"]["numerics"] = Value::Null);
+            audit(&healthy, 0);
+        }
+        let (_b, faulty) =
+            dump(&[&["--tokens", &long(19), "--inject", "rope.base=10000@2"][..], &only].concat());
+        assert_eq!(audit(&faulty, 1)["first_divergence"]["checkpoint"], first);
     }
     let run = ["run", "--device", "cpu", "-p", PROMPT, "--layer", "3", "--inject", "rope.base@2"];
     parity(&run).assert().code(2).stdout(contains("exact forward pass"));

@@ -58,7 +58,7 @@ inline Fiber* current;
 inline jmp_buf scheduler;
 inline Index3 block, block_dim, grid_dim;
 inline std::function<void()> body;
-alignas(16) inline char shared_bytes[64 << 10];
+alignas(16) inline char shared_bytes[99 << 10];
 inline std::string failure;
 
 inline void yield(State state) {
@@ -200,6 +200,13 @@ T& shared() {
     return *reinterpret_cast<T*>(shared_bytes);
 }
 
+// In dynamic shared memory.
+template <class T>
+T& dynamic() {
+    static_assert(sizeof(T) <= sizeof shared_bytes, "dynamic shared memory is at most 99 KB on most GPUs");
+    return *reinterpret_cast<T*>(shared_bytes);
+}
+
 inline float half_to_float(uint16_t bits) {
     _Float16 h;
     memcpy(&h, &bits, 2);
@@ -247,6 +254,20 @@ inline void load_matrices(uint32_t out[4], const void* row) {
     warp_op(SYNC, 0xffffffffu, 0, 0);
 }
 
+// ldmatrix.m8n8.x4.trans
+inline void load_matrices_transposed(uint32_t out[4], const void* row) {
+    static const void* rows[32][32];
+    const int lane = current->index % 32, warp = current->index / 32;
+    rows[warp][lane] = row;
+    warp_op(SYNC, 0xffffffffu, 0, 0);
+    for (int n = 0; n < 4; n++)
+        for (int e = 0; e < 2; e++) {
+            const char* from = (const char*)rows[warp][8 * n + lane % 4 * 2 + e];
+            memcpy((char*)&out[n] + 2 * e, from + lane / 4 * 2, 2);
+        }
+    warp_op(SYNC, 0xffffffffu, 0, 0);
+}
+
 // A kernel by its name.
 struct Kernel {
     const char* name;
@@ -287,6 +308,8 @@ T from_bits(uint32_t bits) {
         const args_type args = *(const args_type*)p;                                      \
         __VA_ARGS__(args);                                                                \
     });
+#define DYNAMIC(type, name) type& name = cushim::dynamic<type>()
+#define KERNEL_SIZED(name, args_type, threads, blocks, ...) KERNEL(name, args_type, __VA_ARGS__)
 #define KERNEL_AHEAD(name, args_type, threads, blocks, ...) KERNEL(name, args_type, __VA_ARGS__)
 #define threadIdx (cushim::current->thread)
 #define blockIdx (cushim::block)
@@ -294,6 +317,23 @@ T from_bits(uint32_t bits) {
 #define gridDim (cushim::grid_dim)
 
 inline void __syncthreads() { cushim::yield(cushim::AT_BARRIER); }
+// A barrier at which threads vote: the vote is a global, as there is one block at a time.
+inline int __syncthreads_or(int vote) {
+    static int votes;
+    if (vote) votes = 1;
+    cushim::yield(cushim::AT_BARRIER);
+    const int found = votes;
+    cushim::yield(cushim::AT_BARRIER);
+    votes = 0;
+    cushim::yield(cushim::AT_BARRIER);
+    return found;
+}
+inline void __threadfence() {}
+inline unsigned atomicAdd(uint32_t* p, uint32_t x) {
+    const uint32_t before = *p;
+    *p += x;
+    return before;
+}
 inline unsigned __ballot_sync(unsigned mask, int vote) { return cushim::warp_op(cushim::BALLOT, mask, vote != 0, 0); }
 inline void __syncwarp() { cushim::warp_op(cushim::BALLOT, ~0u, 0, 0); }
 template <class T>

@@ -4,7 +4,8 @@
  *   driver LIBRARIES MODEL PREFILL TOKEN…      the first PREFILL tokens in one batch, the others one by one
  *
  * PREFILL may be several batches: 20,9,4. In the environment, DRIVER_FLASH=on|off asks for flash attention or for
- * none, and DRIVER_CACHE=TYPE for keys and values of another ggml type, by its number (0 is F32, 8 is Q8_0).
+ * none, DRIVER_CACHE=TYPE for keys and values of another ggml type, by its number (0 is F32, 8 is Q8_0),
+ * DRIVER_UBATCH=N for so many tokens at a time (default 512), DRIVER_THREADS=N for so many threads (default 2).
  *
  * No header is needed: parameter structs go by value as opaque blocks, of which only n_ctx, n_batch and
  * n_ubatch (the first three words, in every release) are set. Symbols are looked up the way a program that
@@ -72,6 +73,12 @@ static int choose_cache(params *p, int type) {
     return fprintf(stderr, "this release has no choice of the cache's type\n"), 2;
 }
 
+/* A number of the environment that is above 0. */
+static int number(const char *name, int otherwise) {
+    int value = getenv(name) ? atoi(getenv(name)) : otherwise;
+    return value > 0 ? value : otherwise;
+}
+
 int main(int argc, char **argv) {
     if (argc < 5) return fprintf(stderr, "driver LIBRARIES MODEL PREFILL TOKEN…\n"), 2;
     char *model_path = realpath(argv[2], NULL);
@@ -95,14 +102,15 @@ int main(int argc, char **argv) {
     void *model = load_model(model_path, model_params());
     if (!model) return fprintf(stderr, "%s: no model\n", model_path), 2;
     params p = context_params();
-    uint32_t sizes[3] = {512, 512, 512};
+    uint32_t sizes[3] = {512, 512, number("DRIVER_UBATCH", 512)};
     memcpy(&p, sizes, sizeof sizes);
     const char *flash = getenv("DRIVER_FLASH"), *cache = getenv("DRIVER_CACHE");
     if (flash && choose_flash(&p, flash)) return 2;
     if (cache && choose_cache(&p, atoi(cache))) return 2;
     void *context = new_context(model, p);
     if (!context) return fprintf(stderr, "no context\n"), 2;
-    threads(context, 2, 2);
+    int n_threads = number("DRIVER_THREADS", 2);
+    threads(context, n_threads, n_threads);
     int n = argc - 4, done = 0;
     int32_t tokens[4096];
     for (int i = 0; i < n && i < 4096; i++) tokens[i] = atoi(argv[4 + i]);

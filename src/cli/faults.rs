@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use comfy_table::{ContentArrangement, Table};
-use parity_graph::fault;
+use parity_graph::{Op, fault};
 use serde::Serialize;
 
 use super::output::print;
@@ -13,6 +13,7 @@ use super::{Outcome, Verdict, exit_code};
 use crate::audit::recorded::Graphs;
 use crate::dump;
 use crate::error::{Error, Result};
+use crate::faults::catalogue::graphs;
 use crate::faults::{Fault, catalogue};
 
 /// Flags of `parity faults`.
@@ -47,8 +48,11 @@ struct Entry {
     place: &'static str,
     fix: &'static str,
     parameter: Option<&'static str>,
+    /// Checkpoints, or the ops of a recorded graph.
     nodes: Vec<&'static str>,
     silent: Option<&'static str>,
+    /// The command whose `--inject` makes it.
+    made_by: &'static str,
 }
 
 impl Entry {
@@ -61,7 +65,14 @@ impl Entry {
             parameter: fault.parameter.map(|parameter| parameter.name),
             nodes: fault.home.kinds().iter().map(|kind| kind.name()).collect(),
             silent: fault.silent,
+            made_by: "parity run",
         }
+    }
+
+    fn of_graphs(entry: &'static graphs::Entry) -> Entry {
+        let graphs::Entry { name, summary, place, fix, ops } = *entry;
+        let nodes = ops.iter().map(Op::name).collect();
+        Entry { name, summary, place, fix, parameter: None, nodes, silent: None, made_by: "parity record" }
     }
 
     /// `rope.base=BASE`
@@ -80,8 +91,11 @@ pub fn main(args: &Args) -> Outcome {
         print(&of_recording(dump, wanted)?)?;
         return Ok(exit_code(Verdict::Parity));
     }
-    let entries: Vec<Entry> =
-        catalogue::all().filter(|fault| fault.name.contains(wanted)).map(Entry::new).collect();
+    let entries: Vec<Entry> = catalogue::all()
+        .map(Entry::new)
+        .chain(graphs::ENTRIES.iter().map(Entry::of_graphs))
+        .filter(|entry| entry.name.contains(wanted))
+        .collect();
     if entries.is_empty() {
         return Err(Error::new(wanted, "no fault has a name with this in it")
             .hint("parity faults lists the catalogue"));
@@ -150,7 +164,8 @@ fn table(entries: &[Entry]) -> String {
     let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
     format!(
         "{}\n\n{} faults. Inject one: parity run -p \"def read_lines(path):\" --inject rope.base@3\n\
-         In one node: data.zero@blk.3.v    with an argument: rope.base=500000@0..3    everywhere: linear.no_bias\n",
+         In one node: data.zero@blk.3.v    with an argument: rope.base=500000@0..3    everywhere: linear.no_bias\n\
+         Those of OPS are made in a recording: parity record --inject moe.top_k@blk.1.ffn_moe_out -- PROGRAM …\n",
         lines.join("\n"),
         entries.len()
     )

@@ -1,14 +1,15 @@
 //! `parity inspect`: what a file holds, and what looks wrong in it.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::Outcome;
 use super::output::print;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
-use crate::inspect::{Inspection, inspect};
+use crate::inspect::{DumpInspection, Inspection, dot, inspect};
+use crate::select::Layers;
 use crate::tokenizer::Tokenizer;
 
 /// Values that `--raw-f32` decodes at a time, about.
@@ -28,6 +29,10 @@ pub struct Args {
     #[arg(long)]
     all: bool,
 
+    /// Only these layers of a recording: 3, 0..3, 5..
+    #[arg(long, value_name = "LAYERS")]
+    layer: Option<Layers>,
+
     /// How to print it
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -45,6 +50,8 @@ enum Format {
     Table,
     /// For programs
     Json,
+    /// The first graph of a recording, for Graphviz: parity inspect REC --format dot | dot -Tsvg
+    Dot,
 }
 
 /// Runs the command. Whatever looks wrong in the file is the result, not a failure.
@@ -65,12 +72,37 @@ fn text(args: &Args) -> Result<String> {
         };
         model.tokens = Some(Tokenizer::from_gguf(&Gguf::open(&args.file)?)?.encode(prompt)?);
     }
+    if let Some(layers) = args.layer {
+        let dump = recording(&mut inspection, &args.file, "--layer")?;
+        dump.keep(|layer| (layers.first..=layers.last).contains(&layer));
+        if dump.checkpoints.is_empty() && dump.graphs.iter().all(|graph| graph.nodes.is_empty()) {
+            let error = Error::new("--layer", "nothing of this recording is in these layers");
+            return Err(error.hint(format!("parity inspect {} lists its layers", args.file.display())));
+        }
+    }
     match args.format {
+        Format::Dot => {
+            let dump = recording(&mut inspection, &args.file, "--format dot")?;
+            dump.graphs.first().map(dot).ok_or_else(|| {
+                Error::file(&args.file, "brings no graph").hint("record it again with this parity's tap")
+            })
+        }
         Format::Table => Ok(inspection.to_text(args.all)),
         Format::Json => match serde_json::to_string_pretty(&inspection) {
             Ok(json) => Ok(json + "\n"),
             Err(error) => Err(Error::file(&args.file, format!("cannot be put into JSON: {error}"))),
         },
+    }
+}
+
+/// The recording that `flag` asks for.
+fn recording<'a>(inspection: &'a mut Inspection, file: &Path, flag: &str) -> Result<&'a mut DumpInspection> {
+    match inspection {
+        Inspection::Dump(dump) => Ok(dump),
+        Inspection::Model(_) => {
+            let error = Error::file(file, format!("is a model: {flag} is of recordings"));
+            Err(error.hint("parity record -o REC -- PROGRAM …, then parity inspect REC"))
+        }
     }
 }
 

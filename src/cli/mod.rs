@@ -10,6 +10,7 @@ use crate::report::Verdict;
 use crate::text::tell;
 
 mod audit;
+mod bench;
 mod diff;
 mod diff_reports;
 mod doctor;
@@ -46,6 +47,8 @@ enum Command {
     Diff(diff::Args),
     /// Recompute every node of one dump in f64: which are wrong, and by how much.
     Audit(audit::Args),
+    /// How fast the instrumented engine is, traced or not, beside a llama.cpp.
+    Bench(bench::Args),
     /// The mistakes that parity can name, and inject.
     Faults(faults::Args),
     /// Run a suite of cases against its baseline, for CI.
@@ -74,6 +77,7 @@ pub fn main() -> ExitCode {
         Command::Record(args) => record::main(&args),
         Command::Diff(args) => diff::main(&args),
         Command::Audit(args) => audit::main(&args),
+        Command::Bench(args) => bench::main(&args),
         Command::Faults(args) => faults::main(&args),
         Command::Gate(args) => gate::main(&args),
         Command::DiffReports(args) => diff_reports::main(&args),

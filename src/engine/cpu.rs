@@ -80,6 +80,11 @@ impl<S: Scalar + AsValues> Engine for CpuEngine<'_, S> {
         }
     }
 
+    fn reset(&mut self) {
+        self.cache.clear();
+        self.computed = 0;
+    }
+
     fn step(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<Option<Vec<f32>>> {
         if batch.tokens.is_empty() || batch.first != self.computed {
             return Err(Error::new("engine", "a step must follow the steps before it")

@@ -2,6 +2,9 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Instant;
+
+use rayon::prelude::*;
 
 use super::Engine;
 use super::cpu::CpuEngine;
@@ -72,11 +75,34 @@ pub fn open<'m>(
     }
 }
 
+/// Bytes that are copied to measure bandwidth: far more than caches hold.
+const COPIED: usize = 256 << 20;
+/// How often, of which the fastest counts.
+const COPIES: usize = 5;
+
+/// Bytes a second that a device reads and writes when it copies in its own memory.
+pub fn bandwidth(device: Device) -> Result<f64> {
+    match device {
+        Device::Auto if cuda::count() > 0 => cuda::bandwidth(0, COPIED, COPIES),
+        Device::Cuda(ordinal) => cuda::bandwidth(ordinal, COPIED, COPIES),
+        Device::Auto | Device::Cpu => {
+            let (from, mut to) = (vec![1u8; COPIED], vec![0u8; COPIED]);
+            let seconds = (0..COPIES).map(|_| {
+                let start = Instant::now();
+                let pieces = to.par_chunks_mut(1 << 20).zip(from.par_chunks(1 << 20));
+                pieces.for_each(|(to, from)| to.copy_from_slice(from));
+                start.elapsed().as_secs_f64()
+            });
+            Ok(2.0 * COPIED as f64 / seconds.fold(f64::INFINITY, f64::min))
+        }
+    }
+}
+
 #[cfg(feature = "cuda")]
 mod cuda {
     use super::*;
-    pub use crate::engine::cuda::count;
     use crate::engine::cuda::{CudaEngine, supported};
+    pub use crate::engine::cuda::{bandwidth, count};
 
     /// Whether there is a GPU and it computes with this arithmetic.
     pub fn suits(numerics: Numerics) -> bool {
@@ -104,6 +130,10 @@ mod cuda {
 
     pub fn count() -> usize {
         0
+    }
+
+    pub fn bandwidth(_: usize, _: usize, _: usize) -> Result<f64> {
+        Err(Error::new("--device cuda", "this parity was built without the GPU engine"))
     }
 
     pub fn open<'m>(_: usize, _: &'m Model, _: Graph, _: Numerics) -> Result<Box<dyn Engine + 'm>> {

@@ -147,6 +147,9 @@ pub trait Engine {
     /// Who computes: name, version, device, numerics.
     fn producer(&self) -> Producer;
 
+    /// Forgets all positions: the next step begins at 0.
+    fn reset(&mut self);
+
     /// Computes one step after the positions computed so far. Returns the logits of its last row, (V,),
     /// or `None` where the graph ends before the logits.
     fn step(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<Option<Vec<f32>>>;

@@ -1,11 +1,14 @@
 //! A node computed with a mistake: injected into a machine, or tried on a node whose recorded output is wrong.
 
 use std::cmp::Ordering;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use parity_graph::rewrite::{Change, Edit};
 use parity_graph::{Graph, Id, Op, Params, fault};
 
-use crate::audit::recorded::{Sight, Suspect, hypotheses, judge};
+use super::catalogue;
+use crate::audit::recorded::{Named, Names, Sight, Suspect, hypotheses, judge};
+use crate::engine::machine::{Carried, compute};
 use crate::gguf::{DType, TensorRef};
 use crate::ops::source::Data;
 use crate::ops::{Args, Rule, Source, Strided, rule};
@@ -114,79 +117,174 @@ const EXPLAINS_MIN: f64 = 0.9;
 /// Faults that a report lists where none explains the error.
 const TRIED_MAX: usize = 8;
 
-/// The mistakes that explain the output of a node, the likeliest first, and where there are none what was tried.
-pub fn diagnose(suspect: &Suspect<'_>) -> (Vec<Diagnosis>, Vec<Tried>) {
+/// The mistakes that explain the output of a node, the more specific ones first, and where there are none what was
+/// tried. A mistake in what the node is told or reads comes before one that is seen in the values alone.
+pub fn diagnose(suspect: &Suspect<'_>) -> Names {
     let graph = &suspect.node.program.graph;
     let (mut found, mut tried) = (Vec::new(), Vec::new());
     for fault in fault::at(graph, suspect.node.id) {
-        let Some((explains, whole)) = explained(suspect, &fault.rewrite.change) else { continue };
-        if whole {
-            found.push(Diagnosis { fault: fault.name.to_owned(), explains, text: fault.text, fix: None });
-        }
+        let Some(explained) = explained(suspect, &fault.rewrite.change) else { continue };
+        let Explained { explains, left, whole } = explained;
         tried.push(Tried { fault: fault.name.to_owned(), explains });
+        if whole {
+            let values = digest(suspect, &fault.rewrite.change);
+            let fix = catalogue::fix(fault.name).map(str::to_owned);
+            let diagnosis = Diagnosis { fault: fault.name.to_owned(), explains, text: fault.text, fix };
+            found.push(Named { diagnosis, left, values });
+        }
     }
-    found.extend(of_the_values(suspect));
+    if found.is_empty() {
+        found.extend(of_the_values(suspect));
+    }
     if !found.is_empty() {
-        return (found, Vec::new());
+        return Names { found, tried: Vec::new() };
     }
     tried.sort_by(|a, b| b.explains.partial_cmp(&a.explains).unwrap_or(Ordering::Equal));
     tried.truncate(TRIED_MAX);
-    (found, tried)
+    Names { found, tried }
 }
 
-/// Share of the squared error that a mistake accounts for, and whether rounding explains the rest.
-fn explained(suspect: &Suspect<'_>, change: &Change) -> Option<(f64, bool)> {
-    let Suspect { node, args, recorded, sight, .. } = *suspect;
-    let tensor = node.program.graph.get(node.id);
-    let op = &tensor.op;
+/// A digest of what the node comes to under a change, where it was looked at.
+fn digest(suspect: &Suspect<'_>, change: &Change) -> u64 {
+    let mut digest = DefaultHasher::new();
+    let _ = with(suspect, change, |rewritten| {
+        let values = match rewritten {
+            Rewritten::Passed(values) => values,
+            Rewritten::Computed(rule, args, _) => compute::<f64>(rule, &args).ok()?,
+        };
+        for (_, value) in values.iter().enumerate().filter(|(i, _)| (suspect.sight.looked_at)(*i)) {
+            // Zeros of both signs are one.
+            (value + 0.0).to_bits().hash(&mut digest);
+        }
+        Some(())
+    });
+    digest.finish()
+}
+
+/// What `see` makes of the node under a change; `None` where the change has no place in it.
+fn with<T>(
+    suspect: &Suspect<'_>,
+    change: &Change,
+    see: impl FnOnce(Rewritten<'_>) -> Option<T>,
+) -> Option<T> {
+    let Suspect { node, args, .. } = *suspect;
     let other = match change {
         Change::Source { with: Some(id), .. } => Some(other(suspect, *id)?),
         _ => None,
     };
     let mut scratch = Scratch::default();
-    let (left, whole) = match rewrite(op, args, change, other, &mut scratch)? {
+    see(rewrite(&node.program.graph.get(node.id).op, args, change, other, &mut scratch)?)
+}
+
+/// What a mistake accounts for.
+struct Explained {
+    /// Share of the squared error.
+    explains: f64,
+    /// Squared error that it leaves.
+    left: f64,
+    /// Whether rounding explains that.
+    whole: bool,
+}
+
+fn explained(suspect: &Suspect<'_>, change: &Change) -> Option<Explained> {
+    let Suspect { node, recorded, sight, .. } = *suspect;
+    let carried = carried(change, sight.carried);
+    let (left, whole) = with(suspect, change, |rewritten| match rewritten {
         Rewritten::Passed(values) => {
-            let all = || recorded.iter().zip(&values).enumerate().filter(|(i, _)| (sight.looked_at)(*i));
-            let unit = PASSED_ROUNDINGS * crate::ops::bound::UNIT_F32;
-            let whole = all().all(|(_, (a, b))| a == b || (a - b).abs() <= unit * b.abs());
-            (all().map(|(_, (a, b))| (a - b).powi(2)).sum(), whole)
+            let off = match change {
+                Change::Bypass { slot } => carried.get(*slot).and_then(Option::as_ref),
+                _ => None,
+            };
+            Some(passed(recorded, &values, sight.looked_at, off.map(|carried| &carried.error[..])))
         }
         Rewritten::Computed(rule, args, None) => {
-            // What was carried through nodes that were not recorded is another node's business.
-            let sight = Sight { looked_at: sight.looked_at, carried: &[] };
-            let tried = hypotheses(&rule.op, tensor.backend.as_deref(), &args);
-            let held = judge(rule, &args, recorded, &sight, &tried).ok()?;
-            (held.squares[0], held.is_healthy())
+            let sight = Sight { looked_at: sight.looked_at, carried: &carried };
+            let backend = node.program.graph.get(node.id).backend.as_deref();
+            let held = judge(rule, &args, recorded, &sight, &hypotheses(&rule.op, backend, &args)).ok()?;
+            Some((held.squares[0], held.is_healthy() && held.nonfinite == 0))
         }
-        Rewritten::Computed(_, _, Some(_)) => return None,
+        Rewritten::Computed(_, _, Some(_)) => None,
+    })?;
+    let explains = match suspect.held.squares[0] {
+        all if all > 0.0 => 1.0 - left / all,
+        // Nothing but NaN and Inf where there should be none, or none where there should be.
+        _ if whole => 1.0,
+        _ => 0.0,
     };
-    let all = suspect.held.squares[0];
-    (all > 0.0).then(|| (1.0 - left / all, whole))
+    Some(Explained { explains, left, whole })
+}
+
+/// The squared differences of a result from values that were passed on, and whether a rounding, and how far these are
+/// from what the producer had, explains each.
+fn passed(
+    recorded: &[f64],
+    values: &[f64],
+    looked_at: &dyn Fn(usize) -> bool,
+    off: Option<&[f64]>,
+) -> (f64, bool) {
+    let unit = PASSED_ROUNDINGS * crate::ops::bound::UNIT_F32;
+    let (mut left, mut whole) = (0.0, true);
+    for (i, (a, b)) in recorded.iter().zip(values).enumerate().filter(|(i, _)| looked_at(*i)) {
+        if a == b {
+            continue;
+        }
+        let explained = unit * b.abs() + off.and_then(|off| off.get(i)).copied().unwrap_or_default();
+        whole &= (a - b).is_finite() && (a - b).abs() <= explained;
+        left += if (a - b).is_finite() { (a - b).powi(2) } else { 0.0 };
+    }
+    (left, whole)
+}
+
+/// How far sources that were computed again may be off, where a change reads them too; nothing where that is not known.
+fn carried(change: &Change, carried: &[Option<Carried>]) -> Vec<Option<Carried>> {
+    let mut carried = carried.to_vec();
+    match change {
+        Change::Exchange(a, b) => {
+            carried.resize(carried.len().max(a.max(b) + 1), None);
+            carried.swap(*a, *b);
+        }
+        Change::SourceEdit { edit: Edit::Add(_) | Edit::AddModulo(..), .. } => {}
+        Change::SourceEdit { slot, edit: Edit::Multiply(factor) } => {
+            if let Some(Some(carried)) = carried.get_mut(*slot) {
+                carried.error.iter_mut().for_each(|error| *error *= f64::from(factor.abs()));
+            }
+        }
+        Change::Source { slot, .. } | Change::SourceEdit { slot, .. } => {
+            carried.get_mut(*slot).into_iter().for_each(|carried| *carried = None);
+        }
+        Change::Words(_) | Change::Op(..) | Change::Bypass { .. } | Change::ResultEdit(_) => {}
+    }
+    carried
 }
 
 /// A tensor of the same graph that the node does not read.
 fn other<'a>(suspect: &Suspect<'a>, id: Id) -> Option<Other<'a>> {
     let graph: &Graph = &suspect.node.program.graph;
-    let leaf = graph.origin(id);
-    if let Some(weight) = suspect.gguf.tensor(&graph.get(leaf).name) {
-        return (leaf == id).then_some(Other::Weight(weight));
+    let origin = graph.origin(id);
+    if let Some(weight) = suspect.gguf.tensor(&graph.get(origin).name) {
+        return (origin == id).then_some(Other::Weight(weight));
     }
-    let same = graph.get(leaf).elements() == graph.get(id).elements();
-    (suspect.leaf)(leaf).filter(|_| same).map(Other::Values)
+    let same = graph.get(origin).elements() == graph.get(id).elements();
+    (suspect.others)(origin).filter(|_| same).map(Other::Values)
 }
 
 /// Mistakes that are seen in the values alone, whatever the node computes.
-fn of_the_values(suspect: &Suspect<'_>) -> Option<Diagnosis> {
+fn of_the_values(suspect: &Suspect<'_>) -> Option<Named> {
     let Suspect { args, recorded, sight, held, .. } = *suspect;
-    let exact = crate::engine::machine::compute::<f64>(suspect.node.rule?, args).ok()?;
+    let exact = compute::<f64>(suspect.node.rule?, args).ok()?;
     let seen = || {
         recorded.iter().zip(&exact).enumerate().filter(|(i, _)| (sight.looked_at)(*i)).map(|(_, pair)| pair)
     };
-    let diagnosis = |fault: &str, explains: f64, text: String| {
-        Some(Diagnosis { fault: fault.to_owned(), explains, text, fix: None })
+    let all = held.squares[0];
+    let diagnosis = |fault: &str, left: f64, text: String| {
+        let explains = 1.0 - left / all;
+        let diagnosis = Diagnosis { fault: fault.to_owned(), explains, text, fix: None };
+        Some(Named { diagnosis, left, values: 0 })
     };
-    if seen().all(|(recorded, _)| *recorded == 0.0) {
-        return diagnosis("data.zero", 1.0, "the output is all zeros: it was not written".to_owned());
+    // Where exact arithmetic gives nearly nothing zeros say nothing.
+    let [_, exact_square, bound_square] = held.squares;
+    if exact_square > bound_square && seen().all(|(recorded, _)| *recorded == 0.0) {
+        return diagnosis("data.zero", 0.0, "the output is all zeros: it was not written".to_owned());
     }
     let (along, square) = seen().fold((0.0, 0.0), |(a, s), (r, e)| (a + r * e, s + e * e));
     let factor = along / square;
@@ -198,7 +296,7 @@ fn of_the_values(suspect: &Suspect<'_>) -> Option<Diagnosis> {
         return None;
     }
     match factor {
-        -1.0 => diagnosis("data.sign", explains, "the sign is wrong".to_owned()),
-        factor => diagnosis("data.scaled", explains, format!("everything is {factor} times too large")),
+        -1.0 => diagnosis("data.sign", left, "the sign is wrong".to_owned()),
+        factor => diagnosis("data.scaled", left, format!("everything is {factor} times too large")),
     }
 }

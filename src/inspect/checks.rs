@@ -41,9 +41,8 @@ pub fn all(
 
 /// `blk.3.attn_q.weight` -> (3, `attn_q.weight`).
 pub fn without_layer(name: &str) -> (Option<usize>, &str) {
-    let split = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
-    match split.and_then(|(layer, rest)| Some((layer.parse().ok()?, rest))) {
-        Some((layer, rest)) => (Some(layer), rest),
+    match parity_graph::known::layer_weight(name) {
+        Some((layer, rest)) => (Some(layer as usize), rest),
         None => (None, name),
     }
 }

@@ -7,9 +7,11 @@ use parity_dump::manifest::{ModelInfo, Producer};
 use parity_dump::{Dump, Recorded};
 use serde::Serialize;
 
+use super::graph::{self, GraphReport};
 use super::stats::{RowKind, Stats, Sums};
 use super::{Finding, Level};
 use crate::checkpoint::{Checkpoint, Kind};
+use crate::dump::Graphs;
 use crate::error::{Error, Result};
 
 /// What a dump holds.
@@ -31,6 +33,8 @@ pub struct DumpInspection {
     pub complete: bool,
     /// What looks wrong, the worst first.
     pub findings: Vec<Finding>,
+    /// The graphs that it brings.
+    pub graphs: Vec<GraphReport>,
     /// In execution order.
     pub checkpoints: Vec<CheckpointReport>,
     /// Tensors whose names are no checkpoint ids.
@@ -97,10 +101,25 @@ pub fn inspect(path: &Path) -> Result<DumpInspection> {
         steps: steps.collect(),
         complete: manifest.complete,
         findings: findings(&dump, &checkpoints),
+        graphs: graphs(&dump)?,
         checkpoints,
         foreign: dump.foreign().to_vec(),
         unmapped: manifest.unmapped.clone(),
     })
+}
+
+fn graphs(dump: &Dump) -> Result<Vec<GraphReport>> {
+    let read = Graphs::read(dump)?;
+    let listed = dump.manifest().graphs.iter().zip(read.all());
+    Ok(listed.map(|(entry, graph)| graph::report(&entry.file, &entry.steps, graph)).collect())
+}
+
+impl DumpInspection {
+    /// Leaves nothing but the layers that `wants` names, in graphs and checkpoints.
+    pub fn keep(&mut self, wants: impl Fn(u32) -> bool) {
+        self.graphs.iter_mut().for_each(|graph| graph.keep(&wants));
+        self.checkpoints.retain(|report| report.id.layer_index().is_some_and(&wants));
+    }
 }
 
 fn checkpoint(

@@ -3,6 +3,7 @@
 mod checks;
 mod dump;
 mod expected;
+mod graph;
 mod layout;
 mod model;
 mod stats;
@@ -13,6 +14,7 @@ use std::path::Path;
 use serde::Serialize;
 
 pub use dump::DumpInspection;
+pub use graph::dot::dot;
 pub use model::ModelInspection;
 pub use stats::Stats;
 

@@ -255,6 +255,7 @@ pub fn dump(dump: &DumpInspection) -> String {
             line(&mut out, label, names.join(", "));
         }
     }
+    out += &super::graph::text::text(&dump.graphs);
     let header = ["checkpoint", "type", "shape", "rows", "missing", "min", "max", "rms"];
     let _ = write!(out, "\n{}", table(&header, 3, dump.checkpoints.iter().map(checkpoint_row)));
     out.push('\n');

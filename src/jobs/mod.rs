@@ -1,6 +1,7 @@
 //! What commands do, without flags or printing: options as meant -> a report.
 
 pub mod audit;
+pub mod bench;
 pub mod diff;
 pub mod doctor;
 pub mod explain;

@@ -13,7 +13,7 @@ use super::bound::{
     ANGLE_ROUNDINGS, FAST_TRIG, ROPE_ROUNDINGS, SINCOS_ROUNDINGS, TINY_F32, UNIT_F32, finite, storage,
 };
 use super::convert::convert;
-use super::rope_angles::{Rope, Rotation};
+use super::rope_angles::{PLANES, Rope, Rotation};
 use super::source::rows;
 use super::{Args, Check, Needed, Rule};
 use crate::arithmetic::{Angles, Functions};
@@ -51,7 +51,8 @@ impl Tokens {
             .get(2)
             .map_or_else(Vec::new, |factors| factors.values().iter().map(|factor| factor.to_f64()).collect());
         if args.source(0)?.shape() != args.shape
-            || positions.len() != rope.positions(tokens)
+            // A mode without planes reads the first of those that are there.
+            || (positions.len() != rope.positions(tokens) && positions.len() != PLANES * tokens)
             || (!factors.is_empty() && factors.len() < rope.pairs())
         {
             return Err(

@@ -22,7 +22,7 @@ const VISION: i32 = 24;
 /// Sections in turn.
 const INTERLEAVED: i32 = 40;
 /// Planes of positions.
-const PLANES: usize = 4;
+pub(super) const PLANES: usize = 4;
 
 /// The words of the op, see `parity_graph::params`.
 pub(super) struct Rope {

@@ -2,6 +2,7 @@
 
 use super::remarks;
 use crate::audit::recorded::{Finding, Labelled};
+use crate::audit::simulate::SHARP;
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
 use crate::report::words::{count, number};
@@ -67,7 +68,7 @@ fn judge(known: &Known<'_>, before: Before) -> (V, String) {
     let audit = own.audit();
     if let Some(audit) = audit.as_ref().filter(|_| !own.is_healthy()) {
         return match audit.nonfinite {
-            0 => (V::Origin, format!("its local error is {}: the bug is in this node", beyond(&audit.local))),
+            0 => (V::Origin, format!("its local error is {}: {}", beyond(&audit.local), place(own))),
             n => (V::Nonfinite, format!("{n} NaN or Inf that its recorded inputs do not explain")),
         };
     }
@@ -88,6 +89,19 @@ fn judge(known: &Known<'_>, before: Before) -> (V, String) {
         return (V::Match, format!("{}{}", alone(&audit.local), remarks(own)));
     };
     compared(comparison, own, &audit.local, known.reference, before)
+}
+
+/// Where the bug of a node is.
+fn place(own: &Finding) -> String {
+    match own.bridged.first().zip(own.bridged.last()) {
+        None => "the bug is in this node".to_owned(),
+        Some((first, last)) if first == last => {
+            format!("the bug is in this node or in {first}, which was not recorded")
+        }
+        Some((first, last)) => {
+            format!("the bug is in this node or before it, from {first} to {last}, which were not recorded")
+        }
+    }
 }
 
 /// A healthy candidate beside its reference.
@@ -203,6 +217,21 @@ pub fn entries<'a>(
     (out, hidden)
 }
 
+/// What parity does not see, where an engine's type, or what it does not show, makes that more than rounding of f32.
+fn unseen(entries: &[Entry]) -> Option<String> {
+    let band = |entry: &Entry| entry.local.candidate.as_ref().and_then(|local| local.bound_rel_l2);
+    let bands = entries.iter().filter_map(|entry| Some((entry, band(entry)?)));
+    let (entry, band) = bands.filter(|(_, band)| *band > SHARP).max_by(|a, b| a.1.total_cmp(&b.1))?;
+    let bridged = entry.local.candidate.as_ref().is_some_and(|local| !local.bridged.is_empty());
+    bridged.then(|| {
+        format!(
+            "{} within what rounding explains; a mistake that moves {} by less than {band:.0e} would not be seen",
+            count(entries.len(), "node"),
+            entry.id
+        )
+    })
+}
+
 /// Ids that are named in a sentence.
 const NAMED_MAX: usize = 4;
 
@@ -247,7 +276,7 @@ pub fn assemble(
             format!("{} could not be judged: {} ({why})", count(undecided, "node"), some(V::Undecided));
         (Verdict::Undecided, Some(text))
     } else {
-        (Verdict::Parity, None)
+        (Verdict::Parity, unseen(&entries))
     };
     let first_divergence = first.map(|entry| FirstDivergence {
         checkpoint: entry.id,

@@ -4,8 +4,9 @@
 use crate::audit::recorded::Graphs;
 use crate::gguf::Gguf;
 use crate::model::builders::{self, Shape};
-use crate::model::diff::{Diff, diff};
+use crate::model::diff::{self, Diff};
 use crate::report::{Report, Verdict};
+use parity_graph::Graph;
 
 /// What the comparison of two graphs says.
 pub struct Wiring {
@@ -30,13 +31,20 @@ pub fn wiring(gguf: &Gguf, architecture: &str, graphs: &Graphs) -> Option<Wiring
             Ok(built) => built,
             Err(error) => {
                 let why = error.to_string().replace('\n', ",");
+                if let Some(differs) = heads_differ(gguf, architecture, graph) {
+                    let notes = vec![
+                        format!("wiring: {differs}"),
+                        format!("no graph could be built of the file: {why}"),
+                    ];
+                    return Some(Wiring { notes, differs: Some(differs) });
+                }
                 let note = format!(
                     "the wiring is as the producer declares it: no graph could be built of the file ({why})"
                 );
                 return Some(Wiring { notes: vec![note], differs: None });
             }
         };
-        let found: Diff = diff(graph, &built.graph);
+        let found: Diff = diff::diff(graph, &built.graph);
         if !found.is_equal() {
             differences.extend(found.sentences());
         }
@@ -57,6 +65,19 @@ pub fn wiring(gguf: &Gguf, architecture: &str, graphs: &Graphs) -> Option<Wiring
         notes.push(format!("wiring: {more} more differences"));
     }
     Some(Wiring { notes, differs: first })
+}
+
+/// What a graph has other numbers of heads of than the file says, which then need not fit its own tensors.
+fn heads_differ(gguf: &Gguf, architecture: &str, graph: &Graph) -> Option<String> {
+    let said = |key: &str| gguf.u32(&format!("{architecture}.attention.{key}")).ok().flatten().map(i64::from);
+    let queries = said("head_count")?;
+    let file = [queries, said("head_count_kv").unwrap_or(queries)];
+    let recorded = diff::heads(graph).into_iter().find(|heads| *heads != file)?;
+    let both = ["query heads", "key heads"].into_iter().zip(recorded.into_iter().zip(file));
+    let told = both.filter(|(_, (recorded, file))| recorded != file);
+    let told =
+        told.map(|(name, (recorded, file))| format!("{name} {recorded} in the graph, {file} in the file"));
+    Some(told.collect::<Vec<_>>().join("; "))
 }
 
 impl Wiring {

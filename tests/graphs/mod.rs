@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod record;
+
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -42,11 +44,16 @@ pub fn hollow(head: &[u8]) -> Gguf {
 
 /// A model file with seeded random weights of a standard deviation of about 0.1, norms about 1.
 pub fn filled(model: &str) -> Gguf {
-    let head = head(model);
-    let layout = hollow(&head);
     let file = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
-    let mut out = file.as_file();
-    out.write_all_at_start(&head);
+    fill(&head(model), file.path());
+    Gguf::open(file.path()).unwrap()
+}
+
+/// Writes a model file with the weights of [`filled`] behind a header.
+pub fn fill(head: &[u8], path: &Path) {
+    let layout = hollow(head);
+    let mut out = File::create(path).unwrap();
+    out.write_all_at_start(head);
     out.set_len(head.len() as u64 + DATA_MAX).unwrap();
     for info in layout.tensors() {
         let mut state = info.name.bytes().fold(0x9E37_79B9_7F4A_7C15_u64, |hash, byte| {
@@ -63,7 +70,6 @@ pub fn filled(model: &str) -> Gguf {
         out.seek(SeekFrom::Start(info.offset as u64)).unwrap();
         out.write_all(&values).unwrap();
     }
-    Gguf::open(file.path()).unwrap()
 }
 
 trait WriteAtStart {

@@ -1,6 +1,6 @@
 //! The attention kernels against f64: head widths, masks, storing the inside, NaN.
 
-use parity::engine::cuda::calls::{self, AttentionData};
+use parity::engine::cuda::calls::{self, AttentionData, AttentionKernel};
 use parity::model::graph::{Attention, KvMap, Mask};
 use parity::numerics::Storage;
 
@@ -42,6 +42,9 @@ impl AttentionCase {
         let scores = Memory::room(heads * self.rows * cached, Storage::F32);
         let probs = Memory::room(heads * self.rows * cached, Storage::F32);
         let out = Memory::room(self.rows * heads * head_width, self.storage);
+        // More than is cached, as the engine has it.
+        let capacity = cached + 300;
+        let room = Memory::of_bytes(&vec![0; calls::attention_room(heads, head_width, capacity)]);
         let mut data = AttentionData {
             q: q.address(),
             k: k.address(),
@@ -50,8 +53,12 @@ impl AttentionCase {
             scores: scores.address(),
             probs: probs.address(),
             first: start.address(),
+            room: room.address(),
+            capacity,
         };
-        let call = |data| calls::attention(&self.op, data, self.rows, self.storage, self.kv).unwrap();
+        let types = [self.storage, self.kv];
+        let kernel = AttentionKernel::for_step(&self.op, self.rows, types, capacity);
+        let call = |data| calls::attention(&self.op, data, kernel, self.rows, types).unwrap();
         let found = run(kernels, &[call(data)], &out, self.storage);
         (data.scores, data.probs) = (0, 0);
         let untraced = run(kernels, &[call(data)], &out, self.storage);
@@ -126,13 +133,23 @@ fn attentions() {
     case(healthy(6, 2, 80), 11, 30, f16s, f16s);
     case(healthy(2, 2, 128), 10, 57, f32s, f32s);
     case(healthy(3, 1, 40), 8, 300, f16s, f16s);
+    case(healthy(2, 1, 64), 1, 700, f16s, f16s);
+    case(healthy(2, 1, 128), 2, 255, f16s, f16s);
+    case(healthy(2, 1, 24), 3, 510, f16s, f16s);
+    case(healthy(2, 1, 64), 70, 3, f16s, f16s);
+    case(healthy(2, 2, 128), 33, 41, f16s, f16s);
+    case(healthy(3, 1, 40), 9, 130, f16s, f16s);
+    case(healthy(2, 1, 24), 66, 0, f16s, f16s);
     for mask in [Mask::None, Mask::Shift(1), Mask::Shift(-1), Mask::Shift(-4), Mask::StepOnly] {
         case(Attention { mask, ..healthy(2, 1, 32) }, 10, 35, f32s, f32s);
         case(Attention { mask, ..healthy(2, 1, 32) }, 3, 0, f32s, f32s);
+        case(Attention { mask, ..healthy(2, 1, 32) }, 67, 35, f16s, f16s);
+        case(Attention { mask, ..healthy(2, 1, 32) }, 4, 254, f16s, f16s);
     }
     case(Attention { kv_map: KvMap::Modulo, ..healthy(6, 2, 32) }, 5, 3, f32s, f32s);
     case(Attention { scale: 1.0, ..healthy(2, 2, 32) }, 5, 3, f32s, f32s);
     case(Attention { softmax: false, ..healthy(2, 2, 32) }, 10, 40, f32s, f32s);
+    case(Attention { softmax: false, ..healthy(2, 2, 32) }, 10, 40, f16s, f16s);
 }
 
 /// What a row does not see must not reach it, not even as 0·NaN.
@@ -148,22 +165,67 @@ fn masked_nan_stays_out() {
         mask: Mask::Causal,
         softmax: true,
     };
-    let rows = 12;
-    let mut values = Random(4).values(rows * 32);
-    values[7 * 32..8 * 32].fill(f32::NAN);
-    let (x, start, out) = (Memory::of_f32(&values), words(&[0]), Memory::room(rows * 32, Storage::F32));
-    let address = x.address();
-    let data = AttentionData {
-        q: address,
-        k: address,
-        v: address,
-        out: out.address(),
-        scores: 0,
-        probs: 0,
-        first: start.address(),
+    for (rows, strange, storage) in [(12, 7, Storage::F32), (5, 3, Storage::F16), (70, 65, Storage::F16)] {
+        let mut values = Random(4).values(rows * 32);
+        values[strange * 32..][..32].fill(f32::NAN);
+        let (x, start, out) =
+            (Memory::stored(&values, storage), words(&[0]), Memory::room(rows * 32, storage));
+        let room = Memory::of_bytes(&vec![0; calls::attention_room(1, 32, rows)]);
+        let address = x.address();
+        let data = AttentionData {
+            q: address,
+            k: address,
+            v: address,
+            out: out.address(),
+            scores: 0,
+            probs: 0,
+            first: start.address(),
+            room: room.address(),
+            capacity: rows,
+        };
+        let kernel = AttentionKernel::for_step(&op, rows, [storage; 2], rows);
+        let call = calls::attention(&op, data, kernel, rows, [storage; 2]).unwrap();
+        let found = run(kernels, &[call], &out, storage);
+        let (before, after) = found.split_at(strange * 32);
+        assert!(before.iter().all(|v| v.is_finite()), "{kernel:?}: rows before the NaN are numbers");
+        assert!(after.iter().all(|v| v.is_nan()), "{kernel:?}: rows that see the NaN are NaN");
+    }
+}
+
+/// A position has one result, however much room there is in the cache.
+#[test]
+fn room_in_the_cache_changes_nothing() {
+    let Some(kernels) = host::kernels() else { return };
+    let op = Attention {
+        heads: 2,
+        kv_heads: 1,
+        head_width: 64,
+        scale: 0.125,
+        kv_map: KvMap::Group,
+        mask: Mask::Causal,
+        softmax: true,
     };
-    let call = calls::attention(&op, data, rows, Storage::F32, Storage::F32).unwrap();
-    let found = run(kernels, &[call], &out, Storage::F32);
-    assert!(found[..7 * 32].iter().all(|v| v.is_finite()), "rows before the NaN are numbers");
-    assert!(found[7 * 32..].iter().all(|v| v.is_nan()), "rows that see the NaN are NaN");
+    let first = 600;
+    let mut random = Random(8);
+    let q = Memory::stored(&random.values(2 * 64), Storage::F16);
+    let kv = Memory::stored(&random.values((first + 1) * 64), Storage::F16);
+    let start = words(&[first as i32]);
+    let found = [first + 1, 1024, 4096].map(|capacity| {
+        let room = Memory::of_bytes(&vec![0; calls::attention_room(2, 64, capacity)]);
+        let out = Memory::room(2 * 64, Storage::F16);
+        let data = AttentionData {
+            q: q.address(),
+            k: kv.address(),
+            v: kv.address(),
+            out: out.address(),
+            scores: 0,
+            probs: 0,
+            first: start.address(),
+            room: room.address(),
+            capacity,
+        };
+        let call = calls::attention(&op, data, AttentionKernel::Few, 1, [Storage::F16; 2]).unwrap();
+        run(kernels, &[call], &out, Storage::F16)
+    });
+    assert!(found[0] == found[1] && found[0] == found[2]);
 }

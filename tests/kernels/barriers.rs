@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use parity::engine::RowStats;
-use parity::engine::cuda::calls::{self, AttentionData, Call, LinearKernel, NormShape};
+use parity::engine::cuda::calls::{self, AttentionData, AttentionKernel, Call, LinearKernel, NormShape};
 use parity::gguf::DType;
 use parity::model::graph::{Attention, KvMap, Mask, NormStyle};
 use parity::numerics::Storage;
@@ -50,8 +50,9 @@ fn linear(file: &'static str, kernel: LinearKernel, storage: Storage) -> Subject
     Subject { file, unit: file, calls: vec![call], out, _inputs: inputs, _weight: Some(weight) }
 }
 
-fn attention() -> Subject {
-    let rows = 40;
+/// What shows a missing barrier: the probabilities, of stored scores, where the kernel has a barrier for those.
+fn attention(file: &'static str, kernel: AttentionKernel, storage: Storage) -> Subject {
+    let rows = 72;
     let op = Attention {
         heads: 1,
         kv_heads: 1,
@@ -61,20 +62,73 @@ fn attention() -> Subject {
         mask: Mask::Causal,
         softmax: true,
     };
-    let x = Memory::of_f32(&Random(5).values(rows * 32));
-    let inputs = vec![x, Memory::of_bytes(&[0; 4])];
-    let out = Memory::room(rows * 32, Storage::F32);
-    let (x, first) = (inputs[0].address(), inputs[1].address());
-    let data = AttentionData { q: x, k: x, v: x, out: out.address(), scores: 0, probs: 0, first };
-    let call = calls::attention(&op, data, rows, Storage::F32, Storage::F32).unwrap();
+    let x = Memory::stored(&Random(5).values(rows * 32), storage);
+    let matrices = [0; 2].map(|_| Memory::room(rows * rows, Storage::F32));
+    let out = Memory::room(rows * 32, storage);
+    let (q, first) = (x.address(), Memory::of_bytes(&[0; 4]));
+    let [scores, probs] = [matrices[0].address(), matrices[1].address()];
+    let (room, capacity) = (0, 0);
+    let data = AttentionData {
+        q,
+        k: q,
+        v: q,
+        out: out.address(),
+        scores,
+        probs,
+        first: first.address(),
+        room,
+        capacity,
+    };
+    let call = calls::attention(&op, data, kernel, rows, [storage; 2]).unwrap();
+    let [scores, probs] = matrices;
+    let (out, other) = if kernel == AttentionKernel::Mma { (probs, out) } else { (out, probs) };
     Subject {
-        file: "attention.cu",
-        unit: "attention.cu",
+        file,
+        unit: file,
         calls: vec![call],
         out,
-        _inputs: inputs,
+        _inputs: vec![x, first, scores, other],
         _weight: None,
     }
+}
+
+/// A row of two blocks, whose sums are merged, and a row of one, which stores probabilities of its own scores.
+fn attention_few() -> Subject {
+    let op = Attention {
+        heads: 1,
+        kv_heads: 1,
+        head_width: 64,
+        scale: 1.0,
+        kv_map: KvMap::Group,
+        mask: Mask::Causal,
+        softmax: true,
+    };
+    let cached = [301, 41];
+    let x = Memory::stored(&Random(5).values(cached[0] * 64), Storage::F16);
+    let firsts = cached.map(|cached| Memory::of_bytes(&(cached as i32 - 1).to_le_bytes()));
+    let scores = Memory::room(cached[0], Storage::F32);
+    let room = Memory::of_bytes(&vec![0; calls::attention_room(1, 64, cached[0])]);
+    let context = Memory::room(64, Storage::F16);
+    let out = Memory::room(cached[0] + cached[1], Storage::F32);
+    let call = |i: usize| {
+        let data = AttentionData {
+            q: x.address(),
+            k: x.address(),
+            v: x.address(),
+            out: context.address(),
+            scores: scores.address(),
+            probs: out.address() + (4 * i * cached[0]) as u64,
+            first: firsts[i].address(),
+            room: room.address(),
+            capacity: cached[0],
+        };
+        calls::attention(&op, data, AttentionKernel::Few, 1, [Storage::F16; 2]).unwrap()
+    };
+    let calls = vec![call(0), call(1)];
+    let [one, two] = firsts;
+    let file = "attention_few.cu";
+    let inputs = vec![x, one, two, scores, room, context];
+    Subject { file, unit: file, calls, out, _inputs: inputs, _weight: None }
 }
 
 fn stats() -> Subject {
@@ -125,7 +179,9 @@ fn every_barrier_is_needed_and_seen_to_be() {
         linear("linear_mma.cu", LinearKernel::Tile, Storage::F16),
         linear("linear_few.cu", LinearKernel::Few, Storage::F16),
         linear("linear_wide.cu", LinearKernel::Wide, Storage::F16),
-        attention(),
+        attention("attention.cu", AttentionKernel::Tile, Storage::F32),
+        attention_few(),
+        attention("attention_mma.cu", AttentionKernel::Mma, Storage::F16),
         stats(),
     ];
     let files: Vec<&str> = subjects.iter().map(|subject| subject.file).collect();

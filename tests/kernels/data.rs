@@ -1,7 +1,7 @@
 //! Random inputs, and memory that kernels can be pointed at.
 
 use half::{bf16, f16};
-use parity::engine::cuda::calls::{Address, Weight};
+use parity::engine::cuda::calls::{Address, Weight, on_device};
 use parity::engine::cuda::single::Shared;
 use parity::gguf::{DType, decode};
 use parity::numerics::Storage;
@@ -130,7 +130,7 @@ impl RandomWeight {
         };
         let mut values = vec![0f64; n];
         decode(dtype, &bytes, &mut values);
-        let memory = Memory::of_bytes(&bytes);
+        let memory = Memory::of_bytes(&on_device(&bytes, dtype));
         let weight = Weight { address: memory.address(), dtype, outputs, columns };
         RandomWeight { memory, weight, values }
     }

@@ -134,7 +134,10 @@ fn unpacked_weights() {
 
 #[test]
 fn many_rows_fast() {
-    for (rows, outputs, columns) in [(67, 70, 88), (65, 72, 416), (1, 1, 8), (150, 64 * 66, 40)] {
+    // Of each tile one case: 64 x 64, 128 x 64, 128 x 128.
+    for (rows, outputs, columns) in
+        [(67, 70, 88), (65, 72, 416), (1, 1, 8), (150, 64 * 67 - 1, 40), (130, 128 * 66 + 8, 40)]
+    {
         product(DType::F16, LinearKernel::Wide, FAST, rows, outputs, columns);
     }
 }
@@ -302,7 +305,7 @@ fn embedding() {
         let mut random = Random(3);
         let columns = dtype.block_len().max(8) * 9;
         let table = RandomWeight::new(&mut random, dtype, 7, columns);
-        assert_eq!(table.bytes(), 7 * columns / dtype.block_len() * dtype.block_bytes());
+        assert_eq!(table.bytes(), 7 * columns / dtype.block_len() * calls::block_bytes(dtype));
         let ids = [6u32, 0, 3];
         let tokens = Memory::of_bytes(&ids.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<u8>>());
         for storage in [EXACT, FAST] {

@@ -1,5 +1,6 @@
 //! Tensors, their sources and the storage they share.
 
+use crate::known::is_weight;
 use crate::op::Op;
 use crate::params::Params;
 
@@ -135,7 +136,7 @@ impl Graph {
         }
         Some(if tensor.name.starts_with("cache_") || self.writers(id).next().is_some() {
             Leaf::State
-        } else if tensor.name.contains('.') {
+        } else if is_weight(&tensor.name) {
             Leaf::Weight
         } else {
             Leaf::Input

@@ -259,8 +259,14 @@ fn checkpoint_of(op: &Op, weight: &str) -> Option<Checkpoint> {
     Some(Checkpoint::layer(kind, layer))
 }
 
+/// Whether a leaf is a tensor of the model file: their names have a dot (`blk.0.attn_q.weight`), those of inputs, caches
+/// and states have none.
+pub fn is_weight(name: &str) -> bool {
+    name.contains('.')
+}
+
 /// `blk.7.attn_q.weight` as 7 and `attn_q.weight`.
-pub(crate) fn layer_weight(name: &str) -> Option<(u32, &str)> {
+pub fn layer_weight(name: &str) -> Option<(u32, &str)> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     Some((layer.parse().ok()?, rest))
 }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use parity_dump::{Checkpoint, Kind};
 
 use crate::graph::{Graph, Id, Leaf};
-use crate::known::{Known, find, layer_weight, layers, weight};
+use crate::known::{Known, find, is_weight, layer_weight, layers, weight};
 use crate::op::Op;
 
 /// Bytes of a name that are kept; the longest of ggml have 63, and an op and a number may be added.
@@ -100,7 +100,7 @@ fn name(graph: &Graph, id: Id, layer: Option<u32>) -> (Option<u32>, String) {
     let numbered = own.strip_prefix("node_").or(own.strip_prefix("leaf_"));
     let unnamed = own.is_empty() || numbered.is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()));
     let own_weight =
-        [0, 1].into_iter().find_map(|slot| weight(graph, id, slot).filter(|name| name.contains('.')));
+        [0, 1].into_iter().find_map(|slot| weight(graph, id, slot).filter(|name| is_weight(name)));
     let weight_layer = own_weight.and_then(layer_weight).map(|(layer, _)| layer);
     let (layer, name) = if !unnamed {
         (own_layer.or(weight_layer), plain(own))

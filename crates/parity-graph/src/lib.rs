@@ -17,6 +17,7 @@ pub mod known;
 pub mod axis;
 pub mod label;
 
+pub mod reads;
 pub mod rewrite;
 
 pub mod fault;

@@ -58,12 +58,23 @@ pub enum Edit {
     Square,
     /// (x + a) mod n: indices.
     AddModulo(i32, i32),
-    /// max(x, 0) - so that a mask's -inf is kept out: every value is replaced by a.
+    /// 1/x
+    Reciprocal,
+    /// Every value is replaced by a.
     Set(f32),
     /// Elements moved by this many places along the fastest axis, round the end of each row.
     Rotate(i32),
+    /// The first n elements of each row move one place on: the last of them is lost, the first becomes zero.
+    Lag(usize),
+    /// The first n elements of each row are a.
+    SetFirst(usize, f32),
     /// The last element of each row is a.
     SetLast(f32),
+    /// Rows of a mask (0 where a position is seen, -inf where not): a window is wider by one position, or narrower.
+    Window {
+        /// Whether it is wider.
+        wider: bool,
+    },
 }
 
 impl Edit {
@@ -77,6 +88,7 @@ impl Edit {
                 let n = f64::from(n.max(1));
                 values.iter_mut().for_each(|x| *x = (*x + f64::from(a)).rem_euclid(n));
             }
+            Edit::Reciprocal => values.iter_mut().for_each(|x| *x = x.recip()),
             Edit::Set(a) => values.fill(f64::from(a)),
             Edit::Rotate(by) => {
                 for row in values.chunks_mut(width.max(1)) {
@@ -84,11 +96,42 @@ impl Edit {
                     row.rotate_right(by);
                 }
             }
+            Edit::Lag(n) => {
+                for row in values.chunks_mut(width.max(1)) {
+                    let moved = n.min(row.len());
+                    row[..moved].rotate_right(moved.min(1));
+                    row.iter_mut().take(moved.min(1)).for_each(|first| *first = 0.0);
+                }
+            }
+            Edit::SetFirst(n, a) => {
+                for row in values.chunks_mut(width.max(1)) {
+                    row.iter_mut().take(n).for_each(|value| *value = f64::from(a));
+                }
+            }
             Edit::SetLast(a) => {
                 for row in values.chunks_mut(width.max(1)) {
                     row.last_mut().into_iter().for_each(|last| *last = f64::from(a));
                 }
             }
+            Edit::Window { wider } => window(width, values, wider),
+        }
+    }
+}
+
+/// Moves the far end of a window by one position. Where rows begin to see is where the window ends, if that is not the
+/// first column; a row that sees as many positions as such a row is as wide as the window, wherever it begins.
+fn window(width: usize, values: &mut [f64], wider: bool) {
+    let seen = |row: &[f64]| {
+        let first = row.iter().position(|value| *value == 0.0)?;
+        Some((first, row.iter().filter(|value| **value == 0.0).count()))
+    };
+    let rows = values.chunks(width.max(1)).filter_map(seen);
+    let Some(size) = rows.filter(|(first, _)| *first > 0).map(|(_, count)| count).max() else { return };
+    for row in values.chunks_mut(width.max(1)) {
+        match seen(row) {
+            Some((first, _)) if wider && first > 0 => row[first - 1] = 0.0,
+            Some((first, count)) if !wider && count == size && size > 1 => row[first] = f64::NEG_INFINITY,
+            _ => {}
         }
     }
 }
@@ -140,5 +183,28 @@ mod tests {
         assert_eq!(values, [0.0, 2.0, 9.0, 3.0, 1.0, 9.0]);
         Edit::Square.apply(3, &mut values);
         assert_eq!(values, [0.0, 4.0, 81.0, 9.0, 1.0, 81.0]);
+        Edit::Lag(2).apply(3, &mut values);
+        assert_eq!(values, [0.0, 0.0, 81.0, 0.0, 9.0, 81.0]);
+        Edit::SetFirst(2, 4.0).apply(3, &mut values);
+        Edit::Reciprocal.apply(3, &mut values);
+        assert_eq!(values, [0.25, 0.25, 1.0 / 81.0, 0.25, 0.25, 1.0 / 81.0]);
+    }
+
+    #[test]
+    fn a_window_grows_and_shrinks_at_its_far_end() {
+        const X: f64 = f64::NEG_INFINITY;
+        // A window of two positions over four tokens, and a row that sees nothing.
+        let mask = [0.0, X, X, X, 0.0, 0.0, X, X, X, 0.0, 0.0, X, X, X, 0.0, 0.0, X, X, X, X];
+        let (mut wide, mut narrow) = (mask, mask);
+        Edit::Window { wider: true }.apply(4, &mut wide);
+        assert_eq!(wide, [0.0, X, X, X, 0.0, 0.0, X, X, 0.0, 0.0, 0.0, X, X, 0.0, 0.0, 0.0, X, X, X, X]);
+        Edit::Window { wider: false }.apply(4, &mut narrow);
+        assert_eq!(narrow, [0.0, X, X, X, X, 0.0, X, X, X, X, 0.0, X, X, X, X, 0.0, X, X, X, X]);
+        // Without a window nothing changes.
+        let whole = [0.0, X, X, 0.0, 0.0, X, 0.0, 0.0, 0.0];
+        let mut same = whole;
+        Edit::Window { wider: false }.apply(3, &mut same);
+        Edit::Window { wider: true }.apply(3, &mut same);
+        assert_eq!(same, whole);
     }
 }

@@ -6,11 +6,12 @@ use std::path::Path;
 use parity_graph::rewrite::Change;
 use parity_graph::{Graph, MAX_SRC, fault, params, text};
 
-/// Graphs of six architectures, recorded with llama.cpp 0.5.0.
+/// Graphs of nine architectures, recorded with llama.cpp 0.5.0.
 fn graphs() -> Vec<(String, Graph)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/graphs");
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut graphs = Vec::new();
-    for entry in std::fs::read_dir(folder).unwrap() {
+    let folders = [crates.join("../../tests/data/graphs"), crates.join("tests/graphs")];
+    for entry in folders.into_iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()) {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "txt") {
             let read = text::read(&std::fs::read_to_string(&path).unwrap()).unwrap();
@@ -18,7 +19,7 @@ fn graphs() -> Vec<(String, Graph)> {
             graphs.extend(read.into_iter().map(|graph| (name.clone(), graph)));
         }
     }
-    assert!(graphs.len() >= 6, "{} graphs", graphs.len());
+    assert!(graphs.len() >= 9, "{} graphs", graphs.len());
     graphs
 }
 
@@ -80,10 +81,50 @@ fn each_family_has_a_place_in_some_graph() {
         "moe.routing",
         "moe.no_renorm",
         "moe.expert_index",
+        "moe.top_k",
+        "moe.order",
+        "moe.no_shared",
+        "attn.window",
+        "attn.window_size",
+        "ffn.relu",
+        "rope.yarn",
+        "rope.yarn_ramp",
+        "state.not_carried",
+        "state.stale",
+        "state.shifted",
+        "state.exchanged",
+        "residual.parallel",
         "ffn.swapped",
         "ffn.clamp",
         "residual.missing",
     ] {
         assert!(names.contains(name), "{name} has no place in any of {names:?}");
     }
+}
+
+#[test]
+fn mistakes_that_come_to_the_same_are_one() {
+    let (mut turned, mut experts) = (0, 0);
+    for (name, graph) in graphs() {
+        for id in 0..graph.nodes {
+            let names: Vec<&str> = fault::at(&graph, id).iter().map(|fault| fault.name).collect();
+            // Position 0 turns nothing, so that it is RoPE left out unless lengths change.
+            if names.contains(&"rope.none") {
+                let word = |word: &str| {
+                    let field = params::field(&graph.get(id).op, word).unwrap();
+                    graph.get(id).params.float(field.word)
+                };
+                let lengths = word("ext_factor") != 0.0 || word("attn_factor") != 1.0;
+                assert_eq!(names.contains(&"rope.position_zero"), lengths, "{name}: {}", graph.get(id).name);
+                turned += 1;
+            }
+            // A sum over experts is no residual.
+            assert!(
+                !(names.contains(&"moe.top_k") && names.contains(&"residual.missing")),
+                "{name}: {names:?}"
+            );
+            experts += usize::from(names.contains(&"moe.top_k"));
+        }
+    }
+    assert!(turned > 10 && experts > 5, "{turned} RoPEs, {experts} sums over experts");
 }

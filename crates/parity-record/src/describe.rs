@@ -201,7 +201,9 @@ impl Reader<'_> {
                 let is_leaf = |raw: &RawTensor| {
                     // SAFETY: a tensor of the graph.
                     let alike = |raw| unsafe { self.tensor(raw) }.ne == tensor.ne;
-                    !raw.is_null() && known.get(raw).is_none_or(|&id| id >= described.graph.nodes) && alike(*raw)
+                    !raw.is_null()
+                        && known.get(raw).is_none_or(|&id| id >= described.graph.nodes)
+                        && alike(*raw)
                 };
                 let original = match before {
                     nth if nth > 1 && is_leaf(&first) => {
@@ -302,16 +304,17 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads a leaf of f32 or f16: its columns, and which elements are zero, row after row.
+    /// Reads a mask of f32 or f16: its columns, and which elements are not -inf, row after row. Where distances are added
+    /// to the scores (ALiBi), they stand in the mask.
     ///
     /// # Safety
     /// `raw` is a live tensor whose data is set.
-    pub unsafe fn zeros(&self, raw: RawTensor) -> Option<(usize, Vec<bool>)> {
+    pub unsafe fn visible(&self, raw: RawTensor) -> Option<(usize, Vec<bool>)> {
         // SAFETY: by the caller's promise; bytes are asked for within the tensor.
         unsafe {
-            let size = match &*text((self.api.type_name)(self.field(raw, self.layout.dtype)))? {
-                "f32" => 4,
-                "f16" => 2,
+            let hidden = match &*text((self.api.type_name)(self.field(raw, self.layout.dtype)))? {
+                "f32" => f32::NEG_INFINITY.to_ne_bytes().to_vec(),
+                "f16" => half::f16::NEG_INFINITY.to_ne_bytes().to_vec(),
                 _ => return None,
             };
             if (self.api.get_data)(raw).is_null() {
@@ -320,8 +323,8 @@ impl Reader<'_> {
             let ne: [i64; 4] = self.field(raw, self.layout.ne);
             let mut bytes = vec![0u8; (self.api.nbytes)(raw)];
             (self.api.tensor_get)(raw, bytes.as_mut_ptr().cast(), 0, bytes.len());
-            let zero = bytes.chunks_exact(size).map(|element| element.iter().all(|&byte| byte == 0));
-            Some((usize::try_from(ne[0]).ok().filter(|&columns| columns > 0)?, zero.collect()))
+            let visible = bytes.chunks_exact(hidden.len()).map(|element| element != hidden);
+            Some((usize::try_from(ne[0]).ok().filter(|&columns| columns > 0)?, visible.collect()))
         }
     }
 }

@@ -8,15 +8,15 @@
 use std::fmt;
 use std::str::FromStr;
 
-use half::f16;
 use parity_dump::Checkpoint;
 use parity_graph::fault::{self, Fault};
 use parity_graph::rewrite::{Change, Edit};
-use parity_graph::{Graph, Id, Op, label, params};
+use parity_graph::{Graph, Id, Leaf, Op, label, params};
 
 use crate::api::{RawTensor, text};
 use crate::describe::{Described, Reader};
 use crate::layout::TENSOR_BYTES;
+use crate::values::Values;
 
 /// Which mistake is wanted: `rope.base@blk.3.q_rope`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +75,17 @@ pub struct Injection {
     undo: Vec<(usize, Vec<u8>)>,
     copies: Vec<Copied>,
     passed: Option<Vec<f64>>,
+    /// What is read instead of a source, where it is no weight.
+    other: Option<Other>,
+}
+
+/// A tensor that the node does not read in the healthy graph: by the time when the node is computed its memory may
+/// hold another one, so its values are kept as soon as there are any.
+struct Other {
+    tensor: RawTensor,
+    /// Whether a node computes it.
+    computed: bool,
+    bytes: Option<Vec<u8>>,
 }
 
 // SAFETY: the addresses are only used by the thread that computes, between question and answer.
@@ -88,9 +99,16 @@ struct Copied {
 
 impl Injection {
     /// Prepares a mistake in the graph that these tensors make up.
-    fn new(address: &[RawTensor], fault: Fault) -> Injection {
+    fn new(graph: &Graph, address: &[RawTensor], fault: Fault) -> Injection {
         let id = fault.rewrite.node;
+        let other = match fault.rewrite.change {
+            Change::Source { with: Some(id), .. } if graph.leaf(id) != Some(Leaf::Weight) => {
+                Some(Other { tensor: address[id], computed: !graph.is_leaf(id), bytes: None })
+            }
+            _ => None,
+        };
         Injection {
+            other,
             node: address[id],
             before: id.checked_sub(1).map(|before| address[before]),
             address: address.to_vec(),
@@ -107,7 +125,7 @@ impl Injection {
         let is_node =
             |label: &Option<Checkpoint>| label.is_some_and(|id| id.to_string() == wanted.checkpoint);
         let id = label::labels(graph).iter().position(is_node)?;
-        Some(Injection::new(&described.address, wanted.find(graph, id)?))
+        Some(Injection::new(graph, &described.address, wanted.find(graph, id)?))
     }
 
     /// Whether a node that is about to be computed has to be computed apart for the mistake; makes it where it is
@@ -119,11 +137,44 @@ impl Injection {
     /// # Safety
     /// As for [`Injection::make`].
     pub unsafe fn asked(&mut self, reader: Reader<'_>, tensor: RawTensor) -> Result<bool, String> {
+        // What the program fills in is there before anything is computed.
+        // SAFETY: by the caller's promise.
+        unsafe { self.keep(reader, false)? };
         if self.node == tensor {
             // SAFETY: by the caller's promise; what the node reads has been computed.
             unsafe { self.make(reader)? };
         }
-        Ok(self.node == tensor || self.before == Some(tensor))
+        let other = self.other.as_ref().is_some_and(|other| other.tensor == tensor);
+        Ok(self.node == tensor || self.before == Some(tensor) || other)
+    }
+
+    /// Takes note of a node that has just been computed.
+    ///
+    /// # Errors
+    /// As [`Injection::finish`].
+    ///
+    /// # Safety
+    /// As for [`Injection::make`].
+    pub unsafe fn computed(&mut self, reader: Reader<'_>, tensor: RawTensor) -> Result<(), String> {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            if self.other.as_ref().is_some_and(|other| other.tensor == tensor) {
+                self.keep(reader, true)?;
+            }
+            if self.node == tensor { self.finish(reader) } else { Ok(()) }
+        }
+    }
+
+    /// Keeps the values of what is read instead of a source; `computed` says whether a node has just computed them.
+    unsafe fn keep(&mut self, reader: Reader<'_>, computed: bool) -> Result<(), String> {
+        let Some(other) = self.other.as_mut().filter(|other| other.computed == computed) else {
+            return Ok(());
+        };
+        if other.bytes.is_none() {
+            // SAFETY: by the caller's promise.
+            other.bytes = Some(unsafe { Values::read(reader, other.tensor)? }.bytes);
+        }
+        Ok(())
     }
 
     /// What is injected, in a sentence.
@@ -149,6 +200,11 @@ impl Injection {
                     number_of(reader, &op).ok_or_else(|| format!("this llama.cpp has no op {op}"))?;
                 self.put(layout.op, &number.to_ne_bytes());
                 self.words(reader, &words);
+            },
+            // SAFETY: by the caller's promise; the slot is one of the ten that a tensor has.
+            Change::Source { slot, .. } if let Some(other) = self.other.take() => unsafe {
+                let bytes = other.bytes.ok_or("what it reads instead was not computed before it")?;
+                self.lead(reader, slot, other.tensor, bytes);
             },
             // SAFETY: as above; the slot is one of the ten that a tensor has.
             Change::Source { slot, with } => unsafe {
@@ -180,7 +236,7 @@ impl Injection {
     ///
     /// # Safety
     /// As for [`Injection::make`].
-    pub unsafe fn finish(&mut self, reader: Reader<'_>) -> Result<(), String> {
+    unsafe fn finish(&mut self, reader: Reader<'_>) -> Result<(), String> {
         for (offset, bytes) in self.undo.drain(..).rev() {
             // SAFETY: bytes that were read from there.
             unsafe {
@@ -235,15 +291,23 @@ impl Injection {
             let mut numbers = values.numbers()?;
             edit.apply(values.ne[0], &mut numbers);
             values.set(&numbers)?;
-            let mut copy = Box::new([0u8; TENSOR_BYTES]);
-            copy.as_mut_ptr().copy_from_nonoverlapping(source.cast::<u8>(), TENSOR_BYTES);
-            let data = values.bytes.as_ptr() as usize;
-            copy[reader.layout.data..reader.layout.data + 8].copy_from_slice(&data.to_ne_bytes());
-            let address = copy.as_ptr() as usize;
-            self.copies.push(Copied { _tensor: copy, _data: values.bytes });
-            self.put(reader.layout.src + slot * size_of::<RawTensor>(), &address.to_ne_bytes());
+            self.lead(reader, slot, source, values.bytes);
         }
         Ok(())
+    }
+
+    /// Lets the node read a tensor like `like` with other bytes.
+    unsafe fn lead(&mut self, reader: Reader<'_>, slot: usize, like: RawTensor, bytes: Vec<u8>) {
+        // SAFETY: a live tensor is copied, whose data are replaced by as many bytes, which live as long.
+        unsafe {
+            let mut copy = Box::new([0u8; TENSOR_BYTES]);
+            copy.as_mut_ptr().copy_from_nonoverlapping(like.cast::<u8>(), TENSOR_BYTES);
+            let data = bytes.as_ptr() as usize;
+            copy[reader.layout.data..reader.layout.data + 8].copy_from_slice(&data.to_ne_bytes());
+            let address = copy.as_ptr() as usize;
+            self.copies.push(Copied { _tensor: copy, _data: bytes });
+            self.put(reader.layout.src + slot * size_of::<RawTensor>(), &address.to_ne_bytes());
+        }
     }
 }
 
@@ -275,71 +339,4 @@ unsafe fn number_of(reader: Reader<'_>, op: &Op) -> Option<i32> {
         }
     }
     None
-}
-
-/// The bytes that a tensor spans, and how its elements lie in them.
-struct Values {
-    bytes: Vec<u8>,
-    dtype: String,
-    ne: [usize; 4],
-    nb: [usize; 4],
-}
-
-impl Values {
-    unsafe fn read(reader: Reader<'_>, tensor: RawTensor) -> Result<Values, String> {
-        if tensor.is_null() {
-            return Err("the source is missing".to_owned());
-        }
-        // SAFETY: by the caller's promise.
-        unsafe {
-            let described = reader.tensor(tensor);
-            let mut bytes = vec![0u8; (reader.api.nbytes)(tensor)];
-            (reader.api.tensor_get)(tensor, bytes.as_mut_ptr().cast(), 0, bytes.len());
-            Ok(Values { bytes, dtype: described.dtype, ne: described.ne, nb: described.nb })
-        }
-    }
-
-    /// Byte offsets of all elements in logical order.
-    fn places(&self) -> Vec<usize> {
-        let ([n0, n1, n2, n3], [b0, b1, b2, b3]) = (self.ne, self.nb);
-        let mut places = Vec::with_capacity(n0 * n1 * n2 * n3);
-        for d in 0..n3 {
-            for c in 0..n2 {
-                for b in 0..n1 {
-                    places.extend((0..n0).map(|a| a * b0 + b * b1 + c * b2 + d * b3));
-                }
-            }
-        }
-        places
-    }
-
-    fn numbers(&self) -> Result<Vec<f64>, String> {
-        let bytes = &self.bytes;
-        let four = |p: usize| [bytes[p], bytes[p + 1], bytes[p + 2], bytes[p + 3]];
-        let half = |p: usize| f16::from_bits(u16::from_ne_bytes([bytes[p], bytes[p + 1]])).to_f64();
-        let number: Box<dyn Fn(usize) -> f64> = match self.dtype.as_str() {
-            "f32" => Box::new(|p| f64::from(f32::from_ne_bytes(four(p)))),
-            "f16" => Box::new(half),
-            "i32" => Box::new(|p| f64::from(i32::from_ne_bytes(four(p)))),
-            other => return Err(format!("values of type {other} are not edited")),
-        };
-        Ok(self.places().into_iter().map(number).collect())
-    }
-
-    fn set(&mut self, numbers: &[f64]) -> Result<(), String> {
-        let places = self.places();
-        if places.len() != numbers.len() {
-            return Err(format!("{} values where {} are wanted", numbers.len(), places.len()));
-        }
-        for (place, &number) in places.into_iter().zip(numbers) {
-            let bytes: &[u8] = match self.dtype.as_str() {
-                "f32" => &(number as f32).to_ne_bytes(),
-                "f16" => &f16::from_f64(number).to_bits().to_ne_bytes(),
-                "i32" => &(number as i32).to_ne_bytes(),
-                other => return Err(format!("values of type {other} are not edited")),
-            };
-            self.bytes[place..place + bytes.len()].copy_from_slice(bytes);
-        }
-        Ok(())
-    }
 }

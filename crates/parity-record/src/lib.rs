@@ -20,6 +20,7 @@ mod producer;
 pub mod store;
 
 mod inject;
+mod values;
 pub use inject::Wanted;
 
 mod options;

@@ -98,8 +98,8 @@ impl Plan {
                 // SAFETY: as above.
                 leaf.is_some_and(|leaf| unsafe { is_causal(reader, leaf, &plan.positions) })
             };
-            let readable = !matrix || *mask.get_or_insert_with(causal);
-            match rows.filter(|_| readable).and_then(|rows| planned(capture.clone(), rows, &plan.positions)) {
+            let cut = matrix && *mask.get_or_insert_with(causal);
+            match rows.and_then(|rows| planned(capture.clone(), rows, &plan.positions, cut)) {
                 Some(entry) if entry.region.elements() == 0 => plan.without_rows.push(entry.checkpoint),
                 Some(entry) => {
                     plan.wanted.entry(storage).or_default().push(plan.planned.len());
@@ -113,7 +113,8 @@ impl Plan {
         }
         for leaf in &mapping.leaves {
             let read = |reader: &Checkpoint| filter.wants(*reader, layers);
-            if filter.is_all() || leaf.readers.iter().any(read) {
+            // What only says how a state is written is read by later steps.
+            if filter.is_all() || leaf.readers.is_empty() || leaf.readers.iter().any(read) {
                 plan.leaves.push((leaf.clone(), described.address[leaf.leaf]));
             }
         }
@@ -121,13 +122,14 @@ impl Plan {
     }
 }
 
-/// The entry for a capture whose rows stand at `rows`; `None` where its shape has another number of them.
-fn planned(mut capture: Capture, rows: Vec<u32>, positions: &[u32]) -> Option<Planned> {
+/// The entry for a capture whose rows stand at `rows`; `None` where its shape has another number of them. A matrix is
+/// cut to the columns of its positions where `cut`: where the mask does not show which these are, all are kept.
+fn planned(mut capture: Capture, rows: Vec<u32>, positions: &[u32], cut: bool) -> Option<Planned> {
     let matrix = capture.checkpoint.kind().is_optional();
     if capture.shape.get(usize::from(matrix)) != Some(&rows.len()) {
         return None;
     }
-    if matrix {
+    if cut {
         // The cache is padded: the columns that hold a position come first, as the mask has shown.
         let cached = positions.last().map_or(0, |&last| last as usize + 1);
         if capture.shape[2] < cached {
@@ -151,7 +153,7 @@ unsafe fn picked(reader: Reader<'_>, leaf: RawTensor, positions: &[u32]) -> Opti
 /// Whether column s of the cache is position s, for every row: then the mask shows s <= p and no more.
 unsafe fn is_causal(reader: Reader<'_>, leaf: RawTensor, positions: &[u32]) -> bool {
     // SAFETY: by the caller's promise.
-    let Some((columns, visible)) = (unsafe { reader.zeros(leaf) }) else { return false };
+    let Some((columns, visible)) = (unsafe { reader.visible(leaf) }) else { return false };
     visible.len() >= positions.len() * columns
         && positions.iter().zip(visible.chunks_exact(columns)).all(|(&position, row)| {
             row.iter().enumerate().all(|(column, &seen)| seen == (column <= position as usize))

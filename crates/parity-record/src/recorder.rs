@@ -195,9 +195,9 @@ impl Recorder {
     /// # Safety
     /// The reader's library made `tensor`, and has just computed it.
     pub unsafe fn computed(&mut self, reader: Reader<'_>, tensor: RawTensor) {
-        if let Some(injection) = self.injection.as_mut().filter(|injection| injection.node == tensor)
+        if let Some(injection) = self.injection.as_mut()
             // SAFETY: by the caller's promise.
-            && let Err(reason) = unsafe { injection.finish(reader) }
+            && let Err(reason) = unsafe { injection.computed(reader, tensor) }
         {
             self.stop(&format!("the mistake cannot be injected: {reason}"));
         }

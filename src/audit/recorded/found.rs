@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::named::{Agreed, Names};
 use super::node::Held;
 use super::rows::Arrangement;
 use super::simulate::Simulated;
@@ -12,9 +13,9 @@ use crate::audit::simulate::SHARP;
 use crate::checkpoint::Checkpoint;
 use crate::report::{Diagnosis, LocalError, Tried};
 
-/// Most mistakes move a node by a tenth or more (`docs/verdicts.md`): so much may be rounding in an engine whose type is
-/// narrower than f32, between two recorded nodes.
-const MISTAKES_SHOW: f64 = 0.1;
+/// Most mistakes move a node by a tenth or more (`docs/verdicts.md`): half of that may be rounding in an engine whose type
+/// is narrower than f32, between two recorded nodes. The answer says that less than this is not seen.
+const MISTAKES_SHOW: f64 = 0.1 / 2.0;
 
 /// A near-tie of a discrete node.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,8 +50,7 @@ pub struct Finding {
     /// Nodes that were not recorded and computed again for it.
     pub bridged: BTreeSet<Checkpoint>,
     /// Mistakes that explain it in every step in which rounding does not; `None` where it was never suspicious.
-    diagnosis: Option<Vec<Diagnosis>>,
-    tried: Vec<Tried>,
+    diagnosis: Option<Agreed>,
     squares: [f64; 3],
     over: f64,
     worst: Vec<usize>,
@@ -88,17 +88,9 @@ impl Finding {
         }));
     }
 
-    /// Adds what a diagnosis says of it in a step: a mistake must explain every step in which it is wrong.
-    pub fn diagnosed(&mut self, (found, tried): (Vec<Diagnosis>, Vec<Tried>)) {
-        let same = |a: &Diagnosis, b: &Diagnosis| a.fault == b.fault && a.text == b.text;
-        let known = self.diagnosis.take();
-        self.diagnosis = Some(match known {
-            None => found,
-            Some(known) => known.into_iter().filter(|a| found.iter().any(|b| same(a, b))).collect(),
-        });
-        if self.tried.is_empty() {
-            self.tried = tried;
-        }
+    /// Adds what a diagnosis says of it in a step.
+    pub fn diagnosed(&mut self, names: Names) {
+        self.diagnosis = Some(Agreed::with(self.diagnosis.take(), names));
     }
 
     /// Whether a diagnosis was tried.
@@ -108,7 +100,7 @@ impl Finding {
 
     /// Mistakes that explain it, the likeliest first, and what was tried where there are none.
     pub fn diagnosis(&self) -> (&[Diagnosis], &[Tried]) {
-        (self.diagnosis.as_deref().unwrap_or_default(), &self.tried)
+        self.diagnosis.as_ref().map_or((&[], &[]), Agreed::names)
     }
 
     /// Takes what a simulation says of it in place of the worst case.

@@ -8,6 +8,7 @@
 mod bridge;
 mod devices;
 mod found;
+mod named;
 mod narrow;
 mod node;
 mod open;
@@ -31,9 +32,9 @@ use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::Storage;
 use crate::ops::Args;
-use crate::report::{Diagnosis, Tried};
 
 pub use found::{Finding, NearTie};
+pub use named::{Named, Names};
 pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
 pub use open::{Graphs, Judged};
 pub use order::order;
@@ -110,6 +111,13 @@ impl Labelled {
         steps.leaf(step, self.leaves.get(leaf)?.as_ref()?)
     }
 
+    /// What a recording holds of any tensor: a node's values, NaN where they were cut, or a leaf's.
+    pub fn values(&self, steps: &dyn Steps, step: usize, id: Id) -> Option<Vec<f64>> {
+        let Some(label) = self.labels.get(id).copied().flatten() else { return self.input(steps, step, id) };
+        let recorded = steps.tensor(step, label)?;
+        Some(self.arrange(id, label, &recorded)?.of_node(&recorded.values, |_| f64::NAN))
+    }
+
     /// The nodes that are executed and have an id, in order.
     pub fn nodes(&self) -> impl Iterator<Item = (Id, Checkpoint)> + '_ {
         self.program.executed().filter_map(|id| Some((id, *self.labels.get(id)?.as_ref()?)))
@@ -154,12 +162,12 @@ pub struct Suspect<'a> {
     pub held: &'a Held,
     /// The model.
     pub gguf: &'a Gguf,
-    /// Values of an input leaf.
-    pub leaf: &'a dyn Fn(Id) -> Option<Vec<f64>>,
+    /// Values of another tensor of the graph, in its shape.
+    pub others: &'a dyn Fn(Id) -> Option<Vec<f64>>,
 }
 
 /// Names the mistakes that explain a node's output, or says what was tried.
-pub type Diagnose<'a> = &'a dyn Fn(&Suspect<'_>) -> (Vec<Diagnosis>, Vec<Tried>);
+pub type Diagnose<'a> = &'a dyn Fn(&Suspect<'_>) -> Names;
 
 /// Nodes that are diagnosed: the later ones are mostly the same mistake in other layers.
 const DIAGNOSED_MAX: usize = 8;
@@ -225,7 +233,7 @@ pub fn audit(
         return pass(Storage::F32, diagnose);
     }
     let kept = narrow::shown(steps, graphs);
-    let mut findings = pass(Storage::F32, &|_| (Vec::new(), Vec::new()))?;
+    let mut findings = pass(Storage::F32, &|_| Names::default())?;
     let explained = |finding: &Finding| finding.judged == 0 || finding.is_healthy();
     if !findings.nodes.values().all(explained) {
         let sharp = std::mem::replace(&mut findings, pass(kept, diagnose)?);
@@ -377,9 +385,10 @@ impl Auditor<'_> {
                 if let Some(held) = held.as_ref().ok().filter(|held| !held.is_healthy())
                     && (named < DIAGNOSED_MAX || finding.is_diagnosed())
                 {
-                    let leaf = |id: Id| self.labelled.input(self.steps, self.step, id);
+                    let others = |id: Id| self.labelled.values(self.steps, self.step, id);
                     let (recorded, gguf) = (values, self.gguf);
-                    let suspect = Suspect { node, args, recorded, sight: &sight, held, gguf, leaf: &leaf };
+                    let suspect =
+                        Suspect { node, args, recorded, sight: &sight, held, gguf, others: &others };
                     finding.diagnosed((self.diagnose)(&suspect));
                 }
                 held

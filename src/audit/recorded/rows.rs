@@ -37,7 +37,9 @@ impl Arrangement {
         }
         let (extents, strides) = if matrix {
             let [heads, rows, cached] = recorded.shape[..] else { return None };
-            let fits = shape[..3] == [1, heads, rows] && axis == Some(2) && cached <= shape[3];
+            // Of a single token and a single head any axis may be said to be the token's.
+            let tokens = axis == Some(2) || rows == 1;
+            let fits = shape[..3] == [1, heads, rows] && tokens && cached <= shape[3];
             let extents = [1, heads, rows, cached];
             fits.then(|| (extents, contiguous(extents)))?
         } else {
@@ -48,6 +50,7 @@ impl Arrangement {
             order.iter().zip(inner).for_each(|(&to, stride)| strides[to] = stride);
             (elements == shape.iter().product::<usize>()).then_some((shape, strides))?
         };
+        let axis = if matrix { Some(2) } else { axis };
         let rows = axis.map_or(1, |axis| shape[axis]);
         (rows == positions.len()).then_some(Arrangement {
             shape,

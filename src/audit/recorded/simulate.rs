@@ -22,6 +22,10 @@ use crate::ops::{Args, Check};
 /// Disturbed executions.
 const RUNS: u64 = 3;
 
+/// How many times further than the furthest disturbed execution a row may lie: norms of rows of many independent roundings
+/// scatter by a few per cent, and the bounds that they are disturbed by are those of the worst case.
+const SCATTER: f64 = 2.0;
+
 /// What a simulation says of one recorded node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Simulated {
@@ -104,9 +108,9 @@ fn weigh(steps: &dyn Steps, id: Checkpoint, exact: &Rows, runs: &[Rows]) -> Opti
         |of: fn(&(u32, f64, f64, f64)) -> f64| rows.iter().map(|row| of(row).powi(2)).sum::<f64>().sqrt();
     let size = total(|row| row.3);
     let (distance, spread) = (total(|row| row.1) / size, total(|row| row.2) / size);
-    let over = |row: &(u32, f64, f64, f64)| row.1 / (CONFIDENCE * row.2.max(spread * row.3));
+    let over = |row: &(u32, f64, f64, f64)| row.1 / (SCATTER * row.2.max(spread * row.3));
     let worst = rows.iter().max_by(|a, b| over(a).total_cmp(&over(b)))?;
-    let band = CONFIDENCE * spread;
+    let band = SCATTER * spread;
     Some(Simulated { distance, band, over: over(worst), position: worst.0, unit: storage_unit(Storage::F32) })
 }
 

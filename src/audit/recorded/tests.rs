@@ -95,7 +95,7 @@ fn found(held: &Held) -> Findings {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("reference-dumps/models/qwen2-tiny-py-F16.gguf");
     let gguf = Gguf::open(&path).unwrap();
     let (prefill, decode) = (labelled(3), labelled(1));
-    audit(held, &[(0, &prefill), (1, &decode)], &gguf, &|_| true, &|_| (Vec::new(), Vec::new())).unwrap()
+    audit(held, &[(0, &prefill), (1, &decode)], &gguf, &|_| true, &|_| super::Names::default()).unwrap()
 }
 
 fn at<'a>(findings: &'a Findings, name: &str) -> &'a Finding {

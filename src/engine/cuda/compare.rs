@@ -46,7 +46,7 @@ impl Compare {
         let reference = found + (rows * size_of::<RowStats>()) as Address;
         device.upload(&asked.reference, reference)?;
         let call = calls::stats([from, reference, found], [rows, width], place.storage);
-        device.launch(modules.function(&call.kernel)?, &call)?;
+        device.launch(modules.function(&call, device)?, &call)?;
         let stats = device.download::<RowStats>(found, rows)?;
         let bytes = (place.bytes() / rows) as Address;
         let row = |t: &usize| Ok((*t, fetch(device, from + *t as Address * bytes, width, place.storage)?));

@@ -27,6 +27,8 @@ pub struct Device {
     pub capability: (i32, i32),
     /// Highest CUDA version of the driver, 1000·major + 10·minor.
     pub driver: i32,
+    /// Most shared memory of a block, in bytes.
+    shared_max: u32,
     /// Whether a kernel may begin before the one ahead has ended: the kernels wait for it themselves.
     pub overlaps: bool,
 }
@@ -57,6 +59,27 @@ fn driver() -> Result<i32> {
     Ok(version)
 }
 
+/// Bytes a second that a GPU reads and writes when it copies so many bytes, at the fastest of several times.
+pub fn bandwidth(ordinal: usize, bytes: usize, times: usize) -> Result<f64> {
+    let device = Device::open(ordinal)?;
+    device.bind()?;
+    let buffers = [device.alloc("a copy", bytes)?, device.alloc("a copy", bytes)?];
+    device.clear(&buffers[0])?;
+    let mut fastest = f64::INFINITY;
+    for _ in 0..times {
+        // Ten copies, so that starting and waiting for them counts little.
+        let copies = 10;
+        device.synchronize()?;
+        let start = std::time::Instant::now();
+        for _ in 0..copies {
+            device.copy_within(buffers[0].address, buffers[1].address, bytes)?;
+        }
+        device.synchronize()?;
+        fastest = fastest.min(start.elapsed().as_secs_f64() / f64::from(copies));
+    }
+    Ok(2.0 * bytes as f64 / fastest)
+}
+
 impl Device {
     /// Opens GPU `ordinal`, counted from 0.
     pub fn open(ordinal: usize) -> Result<Device> {
@@ -76,6 +99,9 @@ impl Device {
             name: context.name().map_err(failed("the GPU's name"))?,
             capability: context.compute_capability().map_err(failed("the GPU's capability"))?,
             driver,
+            shared_max: context
+                .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+                .map_err(failed("the GPU's shared memory"))? as u32,
             overlaps: false,
             context,
         })
@@ -165,6 +191,11 @@ impl Device {
         unsafe { result::memcpy_dtoh_async(to, from, stream.cu_stream()) }.map_err(failed("a download"))
     }
 
+    /// Dynamic shared memory of a call's blocks: what it asks for, or what there is.
+    pub fn shared_bytes(&self, call: &Call) -> u32 {
+        call.shared.min(self.shared_max)
+    }
+
     /// Enqueues a kernel.
     pub fn launch(&self, function: &CudaFunction, call: &Call) -> Result<()> {
         let [x, y, z] = call.grid;
@@ -178,7 +209,7 @@ impl Device {
                 function.cu_function(),
                 (x, y, z),
                 (call.threads, 1, 1),
-                0,
+                self.shared_bytes(call),
                 self.compute.cu_stream(),
                 &mut params,
             )
@@ -205,7 +236,7 @@ impl Device {
             blockDimX: call.threads,
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: 0,
+            sharedMemBytes: self.shared_bytes(call),
             hStream: self.compute.cu_stream(),
             attrs: &mut attribute,
             numAttrs: 1,

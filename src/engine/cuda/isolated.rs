@@ -35,7 +35,7 @@ impl CudaEngine<'_> {
             for work in &plan.work[done..*ready] {
                 match work {
                     Work::Launch(call) => {
-                        self.device.launch(self.modules.function(&call.kernel)?, call)?;
+                        self.device.launch(self.modules.function(call, &self.device)?, call)?;
                     }
                     Work::Host(index) => host.execute(&plan.nodes[*index], batch, probe)?,
                 }
@@ -63,7 +63,7 @@ impl CudaEngine<'_> {
                 let x = host.arena + host.place(checkpoint)?.offset as Address;
                 let (storage, kv) = (self.numerics.storage, self.numerics.kv);
                 let call = calls::cache([x, cache.address, first], [rows, width], storage, kv);
-                self.device.launch(self.modules.function(&call.kernel)?, &call)?;
+                self.device.launch(self.modules.function(&call, &self.device)?, &call)?;
             }
         }
         self.computed = end;

@@ -45,7 +45,7 @@ use ropes::Tables;
 use schedule::Ability;
 use weights::Weights;
 
-pub use device::count;
+pub use device::{bandwidth, count};
 
 /// Positions that the cache has room for at first; it doubles when they are used up.
 const POSITIONS_MIN: usize = 1024;
@@ -81,6 +81,8 @@ pub struct CudaEngine<'m> {
     compare: Compare,
     arena: Option<Buffer>,
     cache: HashMap<Checkpoint, Buffer>,
+    /// Where blocks of attention leave their sums.
+    attention: Option<Buffer>,
     ropes: Tables,
     weights: Weights,
     modules: Modules,
@@ -116,6 +118,7 @@ impl<'m> CudaEngine<'m> {
             compare: Compare::default(),
             arena: None,
             cache: HashMap::new(),
+            attention: None,
             ropes: Tables::default(),
             weights,
             modules,
@@ -136,11 +139,6 @@ impl<'m> CudaEngine<'m> {
     pub fn driver(&self) -> (i32, (i32, i32)) {
         (self.device.driver, self.device.capability)
     }
-
-    /// Forgets all positions: the next step begins at 0.
-    pub fn reset(&mut self) {
-        self.computed = 0;
-    }
 }
 
 impl Engine for CudaEngine<'_> {
@@ -152,6 +150,10 @@ impl Engine for CudaEngine<'_> {
             device: Some(self.device.name.clone()),
             numerics: Some(self.numerics.to_string()),
         }
+    }
+
+    fn reset(&mut self) {
+        self.computed = 0;
     }
 
     fn step(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<Option<Vec<f32>>> {
@@ -189,7 +191,7 @@ impl Engine for CudaEngine<'_> {
             for (done, work) in plan.work.iter().enumerate() {
                 match work {
                     Work::Launch(call) => {
-                        self.device.launch(self.modules.function(&call.kernel)?, call)?;
+                        self.device.launch(self.modules.function(call, &self.device)?, call)?;
                     }
                     Work::Host(index) => host.execute(&plan.nodes[*index], batch, probe)?,
                 }
@@ -259,6 +261,11 @@ impl CudaEngine<'_> {
             }
             self.cache.insert(checkpoint, grown);
         }
+        let dims = &self.graph.dims;
+        let bytes = calls::attention_room(dims.heads, dims.head_width, capacity);
+        let room = self.device.alloc("the sums of attention", bytes)?;
+        self.device.clear(&room)?;
+        self.attention = Some(room);
         self.capacity = capacity;
         Ok(())
     }
@@ -278,9 +285,8 @@ impl CudaEngine<'_> {
             && plan.key == key
         {
             // In a longer step copies overlap with computing, which is not to be one launch then.
-            let short = rows <= calls::ROWS_MAX_UNTILED
-                || rows <= calls::ROWS_MAX_FEW && plan.outputs.is_empty() && plan.compared.is_empty();
-            if !fed && self.decode.is_none() && plan.is_all_gpu() && short {
+            let at_once = rows <= calls::ROWS_MAX_UNTILED || plan.outputs.is_empty();
+            if !fed && self.decode.is_none() && plan.is_all_gpu() && at_once {
                 self.capture()?;
             }
             return Ok(());
@@ -314,6 +320,7 @@ impl CudaEngine<'_> {
             first: step_data,
             tokens: step_data + 4,
             arena: self.arena.as_ref().map_or(0, |arena| arena.address),
+            attention: (self.attention.as_ref().map_or(0, |buffer| buffer.address), self.capacity),
             scratch: self.scratch.as_ref().map_or(0, |buffer| buffer.address),
         };
         let wanted = (&list[..], &compared[..]);
@@ -357,7 +364,8 @@ impl CudaEngine<'_> {
         let mut launched = Ok(());
         for work in &plan.work {
             if let Work::Launch(call) = work {
-                launched = self.modules.function(&call.kernel).and_then(|f| self.device.launch(f, call));
+                launched =
+                    self.modules.function(call, &self.device).and_then(|f| self.device.launch(f, call));
             }
             if launched.is_err() {
                 break;

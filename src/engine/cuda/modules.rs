@@ -5,15 +5,19 @@ use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::driver::{CudaFunction, CudaModule};
 use cudarc::nvrtc::{Ptx, result as nvrtc, sys};
 use sha2::{Digest, Sha256};
 
+use super::calls::Call;
 use super::device::{Device, error, failed};
 use crate::error::{Error, Result};
 
 /// The folder that `PARITY_KERNELS` names: sources that replace the shipped kernels.
 const SOURCES_VARIABLE: &str = "PARITY_KERNELS";
+/// Bytes of shared memory that every kernel may have without asking.
+const SHARED_ALWAYS: u32 = 48 << 10;
 /// The file that includes all others.
 const ALL: &str = "all.cu";
 
@@ -62,13 +66,19 @@ impl Modules {
         Ok(Modules { modules, functions: HashMap::new(), origin: origin + &name, overlap })
     }
 
-    /// The kernel `name`.
-    pub fn function(&mut self, name: &str) -> Result<&CudaFunction> {
+    /// The kernel of a call, with leave to take the shared memory that the call asks for.
+    pub fn function(&mut self, call: &Call, device: &Device) -> Result<&CudaFunction> {
+        let name = &call.kernel;
         if !self.functions.contains_key(name) {
             let found = self.modules.iter().find_map(|module| module.load_function(name).ok());
             let function = found.ok_or_else(|| {
                 error(format!("no kernel {name}")).hint("the sources in PARITY_KERNELS may lack it")
             })?;
+            if call.shared > SHARED_ALWAYS {
+                let size = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                let bytes = device.shared_bytes(call) as i32;
+                function.set_attribute(size, bytes).map_err(failed(name))?;
+            }
             self.functions.insert(name.to_owned(), function);
         }
         Ok(&self.functions[name])

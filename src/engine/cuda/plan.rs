@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::calls::{self, Address, AttentionData, Call, NormShape, RopeData, RopePart};
+use super::calls::{self, Address, AttentionData, AttentionKernel, Call, NormShape, RopeData, RopePart};
 use super::layout::{Layout, Place, bytes_of};
 use super::ropes::Tables;
 use super::schedule::{Task, gpu_attention};
@@ -81,6 +81,8 @@ pub struct Memory<'a> {
     pub tokens: Address,
     /// Start of the arena.
     pub arena: Address,
+    /// Room for the sums of attention, and the positions that it and the cache are for.
+    pub attention: (Address, usize),
     /// Room for the decoded weights of one launch: see [`super::products::scratch_bytes`].
     pub scratch: Address,
 }
@@ -254,7 +256,11 @@ impl Builder<'_> {
             scores: inside(Kind::AttnScores),
             probs: inside(Kind::AttnProbs),
             first: self.memory.first,
+            room: self.memory.attention.0,
+            capacity: self.memory.attention.1,
         };
-        calls::attention(op, data, self.rows, self.numerics.storage, self.numerics.kv)
+        let types = [self.numerics.storage, self.numerics.kv];
+        let kernel = AttentionKernel::for_step(op, self.rows, types, data.capacity);
+        calls::attention(op, data, kernel, self.rows, types)
     }
 }

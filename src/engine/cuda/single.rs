@@ -29,7 +29,7 @@ impl Single {
     /// Runs one call to its end.
     pub fn run(&mut self, call: &Call) -> Result<()> {
         self.device.bind()?;
-        self.device.launch(self.modules.function(&call.kernel)?, call)?;
+        self.device.launch(self.modules.function(call, &self.device)?, call)?;
         self.device.synchronize()
     }
 }

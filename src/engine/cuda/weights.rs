@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::calls::{Address, Weight};
+use super::calls::{Address, Weight, block_bytes, on_device};
 use super::device::{Buffer, Device};
 use crate::error::Result;
 use crate::gguf::Gguf;
@@ -42,8 +42,12 @@ impl Weights {
         let mut bytes = 0;
         for (weight, is_matrix) in &wanted {
             let weight = weights::Weight::find(gguf, weight)?;
-            let size =
-                if *is_matrix { weight.stored().bytes.len() } else { 4 * weight.cols() * weight.rows() };
+            let (stored, dtype) = (weight.stored().bytes.len(), weight.dtype());
+            let size = if *is_matrix {
+                stored / dtype.block_bytes() * block_bytes(dtype)
+            } else {
+                4 * weight.cols() * weight.rows()
+            };
             bytes += size.next_multiple_of(ALIGNMENT);
         }
         let memory = device.alloc("the weights", bytes)?;
@@ -53,11 +57,11 @@ impl Weights {
         for (reference, is_matrix) in wanted {
             let weight = weights::Weight::find(gguf, reference)?;
             let size = if is_matrix {
-                let stored = weight.stored();
-                device.upload(stored.bytes, address)?;
+                let blocks = on_device(weight.stored().bytes, weight.dtype());
+                device.upload(&blocks, address)?;
                 let (dtype, outputs, columns) = (weight.dtype(), weight.rows(), weight.cols());
                 matrices.insert(reference.name.clone(), Weight { address, dtype, outputs, columns });
-                stored.bytes.len()
+                blocks.len()
             } else {
                 let values: Vec<f32> = weight.decode();
                 device.upload(&values, address)?;

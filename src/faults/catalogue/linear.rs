@@ -25,9 +25,8 @@ fn bias_of(site: &Site<'_>, node: &Node) -> Option<String> {
 
 /// The tensor of the same role in another layer.
 pub fn in_layer(name: &str, layer: i64) -> Option<String> {
-    let rest = name.strip_prefix("blk.")?;
-    let (own, role) = rest.split_once('.')?;
-    (own.parse() != Ok(layer)).then(|| format!("blk.{layer}.{role}"))
+    let (own, role) = parity_graph::known::layer_weight(name)?;
+    (i64::from(own) != layer).then(|| format!("blk.{layer}.{role}"))
 }
 
 /// Tensors of the same layer (or of the model's ends) that have a node's weight's shape and another role.

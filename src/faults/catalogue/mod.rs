@@ -1,6 +1,7 @@
 //! The catalogue: one entry per mistake, by the part of the model that it sits in.
 //!
-//! A new fault is one entry here; the planted tests run over all of them.
+//! A new fault of the built graphs is one entry here; the planted tests run over all of them. One of recorded graphs is
+//! one of a family in `parity_graph::fault`, and one entry in `graphs`.
 
 use super::{Argument, Fault, Home, Parameter, ParameterKind, Site, diagnose};
 use crate::model::edit::{Change, Edit};
@@ -10,6 +11,7 @@ mod attention;
 mod data;
 mod embed;
 mod feed_forward;
+pub mod graphs;
 mod linear;
 mod logits;
 mod norm;
@@ -43,6 +45,12 @@ pub fn all() -> impl Iterator<Item = &'static Fault> {
 /// The fault of a name.
 pub fn find(name: &str) -> Option<&'static Fault> {
     all().find(|fault| fault.name == name)
+}
+
+/// How to mend a fault of either kind.
+pub fn fix(name: &str) -> Option<&'static str> {
+    let recorded = || graphs::ENTRIES.iter().find(|entry| entry.name == name).map(|entry| entry.fix);
+    find(name).map(|fault| fault.fix).or_else(recorded)
 }
 
 /// What most entries have in common; every entry gives its own name, texts, home, change and sentence.

@@ -15,7 +15,7 @@ use std::fmt;
 use parity_graph::{Graph, Id};
 
 use matching::{Matching, matching};
-use names::{Name, name};
+use names::{Name, names};
 use wiring::{From, Node, Source, Wiring, reduce};
 
 pub use wiring::Number;
@@ -80,30 +80,39 @@ pub struct Diff {
 /// Compares a recorded graph with a built one.
 pub fn diff(recorded: &Graph, built: &Graph) -> Diff {
     let (a, b) = (reduce(recorded), reduce(built));
-    let names = |graph: &Graph, wiring: &Wiring| -> Vec<Name> {
-        (0..wiring.nodes.len()).map(|place| name(graph, wiring, place)).collect()
-    };
     let (first, second) = (names(recorded, &a), names(built, &b));
     let matched = matching(&a, &b, &|x, y| first[x] == second[y]);
     let inputs = inputs(&a, &b, &matched);
-    let pair = Pair { recorded, built, a: &a, b: &b, matched: &matched, inputs };
+    let called = [&first[..], &second[..]];
+    let pair = Pair { recorded, built, a: &a, b: &b, called, matched: &matched, inputs };
     let mut found: Vec<(usize, Difference)> = Vec::new();
     for (y, node) in b.nodes.iter().enumerate() {
         match matched.back[y] {
             Some(x) => found.extend(pair.node(x, y).into_iter().map(|difference| (y, difference))),
             None => {
                 let op = node.op.name().to_owned();
-                found.push((y, Difference::Missing { node: name(built, &b, y), op }));
+                found.push((y, Difference::Missing { node: second[y].clone(), op }));
             }
         }
     }
     for (x, node) in a.nodes.iter().enumerate().filter(|(x, _)| matched.there[*x].is_none()) {
         let before = matched.there[..x].iter().rev().flatten().next().copied().unwrap_or(0);
-        found
-            .push((before, Difference::Extra { node: name(recorded, &a, x), op: node.op.name().to_owned() }));
+        found.push((before, Difference::Extra { node: first[x].clone(), op: node.op.name().to_owned() }));
     }
     found.sort_by_key(|(place, _)| *place);
     Diff { nodes: a.nodes.len(), differences: found.into_iter().map(|(_, difference)| difference).collect() }
+}
+
+/// Heads of the queries and of the keys of each attention of a graph, where these are told apart.
+pub fn heads(graph: &Graph) -> BTreeSet<[i64; 2]> {
+    let number = |node: &Node, word: &str| {
+        node.numbers.iter().find_map(|(known, number)| match number {
+            Number::Int(number) if *known == word => Some(*number),
+            _ => None,
+        })
+    };
+    let attention = |node: &Node| Some([number(node, "query heads")?, number(node, "key heads")?]);
+    reduce(graph).nodes.iter().filter_map(attention).collect()
 }
 
 /// Which input of the recorded graph is which of the built one: each is bound to the one that it stands for most often.
@@ -137,6 +146,8 @@ struct Pair<'a> {
     built: &'a Graph,
     a: &'a Wiring,
     b: &'a Wiring,
+    /// What the nodes of both are called.
+    called: [&'a [Name]; 2],
     matched: &'a Matching,
     inputs: BTreeMap<Id, Id>,
 }
@@ -145,7 +156,7 @@ impl Pair<'_> {
     /// What differs in one matched pair of nodes.
     fn node(&self, x: usize, y: usize) -> Vec<Difference> {
         let (one, other) = (&self.a.nodes[x], &self.b.nodes[y]);
-        let node = || name(self.built, self.b, y);
+        let node = || self.called[1][y].clone();
         let mut found = Vec::new();
         if one.op != other.op {
             let (recorded, built) = (one.op.name().to_owned(), other.op.name().to_owned());
@@ -158,8 +169,8 @@ impl Pair<'_> {
             }
         }
         for (recorded, built) in self.sources(one, other) {
-            let recorded = recorded.map(|source| show(self.recorded, self.a, source));
-            let built = built.map(|source| show(self.built, self.b, source));
+            let recorded = recorded.map(|source| show(self.recorded, self.called[0], source));
+            let built = built.map(|source| show(self.built, self.called[1], source));
             found.push(Difference::Source { node: node(), recorded, built });
         }
         found
@@ -226,9 +237,9 @@ fn reach(wiring: &Wiring, source: &Source, matched: &[Option<usize>]) -> Vec<(So
 }
 
 /// A source in words.
-fn show(graph: &Graph, wiring: &Wiring, source: &Source) -> String {
+fn show(graph: &Graph, called: &[Name], source: &Source) -> String {
     let mut text = match &source.from {
-        From::Node(node) => name(graph, wiring, *node).to_string(),
+        From::Node(node) => called[*node].to_string(),
         From::Weight(name) => name.clone(),
         From::Input(id) => graph.get(*id).name.clone(),
     };

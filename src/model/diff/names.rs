@@ -1,10 +1,8 @@
-//! What a report calls the nodes of a graph: a checkpoint's name where it is one, else llama.cpp's own.
+//! What a report calls the nodes of a graph: by their checkpoints.
 
 use std::fmt;
 
-use parity_graph::{Graph, Op};
-
-use crate::checkpoint::Kind;
+use parity_graph::{Graph, Op, known, label};
 
 use super::wiring::{Node, Wiring};
 
@@ -12,7 +10,7 @@ use super::wiring::{Node, Wiring};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Name {
     /// Which layer, if any.
-    pub layer: Option<usize>,
+    pub layer: Option<u32>,
     /// Within it.
     pub name: String,
 }
@@ -26,71 +24,35 @@ impl fmt::Display for Name {
     }
 }
 
-/// What node `place` of a graph is called.
-pub fn name(graph: &Graph, wiring: &Wiring, place: usize) -> Name {
-    let node = &wiring.nodes[place];
-    // A norm and its weight are two nodes and one checkpoint.
-    if let (Op::RmsNorm | Op::Norm, [(reader, _)]) = (&node.op, node.readers.as_slice()) {
-        let reader = &wiring.nodes[*reader];
-        if reader.op == Op::Mul && reader.weights().next().is_some() {
-            return own(graph, reader);
+/// What the nodes of a graph are called, by their places in its wiring.
+pub fn names(graph: &Graph, wiring: &Wiring) -> Vec<Name> {
+    let (labels, layers) = (label::labels(graph), known::layers(graph));
+    let name = |node: &Node| match labels[node.id] {
+        Some(label) => Name { layer: label.layer_index(), name: label.kind().name().to_owned() },
+        // What only moves values has no checkpoint: llama.cpp's name for it.
+        None => {
+            let given = &graph.get(node.id).name;
+            let stem = given.rsplit_once('-').filter(|(_, layer)| layer.parse::<u32>().is_ok());
+            Name { layer: layers[node.id], name: stem.map_or(given.as_str(), |(stem, _)| stem).to_owned() }
         }
-    }
-    let name = own(graph, node);
-    if name.layer.is_some() || !name.name.starts_with("node_") {
-        return name;
-    }
-    // llama.cpp has no name for it: that of its op, in the layer of what it reads.
-    let source = node.sources.iter().flatten().find_map(|source| match &source.from {
-        super::wiring::From::Node(node) => own(graph, &wiring.nodes[*node]).layer,
-        super::wiring::From::Weight(name) => layer_of_weight(name),
-        super::wiring::From::Input(_) => None,
-    });
-    let name = match node.op {
-        Op::FlashAttn => Kind::AttnCtx.name().to_owned(),
-        ref op => op.name().to_ascii_lowercase(),
     };
-    Name { layer: source, name }
-}
-
-fn layer_of_weight(name: &str) -> Option<usize> {
-    name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
-}
-
-fn own(graph: &Graph, node: &Node) -> Name {
-    let given = &graph.get(node.id).name;
-    let (stem, layer) = match given.rsplit_once('-').map(|(stem, layer)| (stem, layer.parse().ok())) {
-        Some((stem, Some(layer))) => (stem, Some(layer)),
-        _ => (given.as_str(), None),
+    let called = |node: &Node| match (&node.op, node.readers.as_slice()) {
+        // A norm and its weight are two nodes and one checkpoint.
+        (Op::RmsNorm | Op::Norm, [(reader, _)]) => {
+            let reader = &wiring.nodes[*reader];
+            let weight = reader.op == Op::Mul && reader.weights().next().is_some();
+            name(if weight { reader } else { node })
+        }
+        _ => name(node),
     };
-    let kind = match (stem, &node.op) {
-        ("embd", _) => Some(Kind::Embed),
-        ("Qcur", Op::MulMat) => Some(Kind::QProj),
-        ("Kcur", Op::MulMat) => Some(Kind::KProj),
-        ("Vcur", Op::MulMat) => Some(Kind::VProj),
-        ("Qcur", Op::Rope) => Some(Kind::QRope),
-        ("Kcur", Op::Rope) => Some(Kind::KRope),
-        ("Qcur", Op::Add) => Some(Kind::Q),
-        ("Kcur", Op::Add) => Some(Kind::K),
-        ("Vcur", Op::Add) => Some(Kind::V),
-        ("Qcur_normed", _) => Some(Kind::QNorm),
-        ("Kcur_normed", _) => Some(Kind::KNorm),
-        ("kqv" | "kqv_out", _) => Some(Kind::AttnCtx),
-        ("ffn_inp" | "sa_out", _) => Some(Kind::AttnResidual),
-        ("ffn_swiglu" | "ffn_geglu", _) => Some(Kind::FfnAct),
-        ("l_out", _) => Some(Kind::LayerOut),
-        ("result_norm", _) => Some(Kind::FinalNorm),
-        ("result_output", Op::MulMat) => Some(Kind::Logits),
-        _ => None,
-    };
-    Name { layer, name: kind.map_or(stem.to_owned(), |kind| kind.name().to_owned()) }
+    wiring.nodes.iter().map(called).collect()
 }
 
 /// Several nodes of which one thing is said. Numbers of RoPE and of attention belong to the layer: it is enough.
 pub fn list(nodes: &[&Name], text: &str) -> String {
     let of_layer =
         ["@: RoPE", "@: YaRN", "@: attention", "@: ALiBi"].iter().any(|start| text.starts_with(start));
-    let mut layers: Vec<usize> = nodes.iter().filter_map(|node| node.layer).collect();
+    let mut layers: Vec<u32> = nodes.iter().filter_map(|node| node.layer).collect();
     layers.dedup();
     let first = nodes[0];
     let alike = nodes.iter().all(|node| node.layer.is_some() && node.name == first.name);

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use parity_graph::known::is_weight;
 use parity_graph::params::{Field, Kind as WordKind, fields};
 use parity_graph::{Graph, Id, Op};
 
@@ -210,11 +211,6 @@ fn attention_slots(graph: &Graph, context: Id, scores: Id, probs: Id) -> Vec<Opt
         slots.pop();
     }
     slots
-}
-
-/// Whether a leaf is a tensor of a model file, by its name.
-fn is_weight(name: &str) -> bool {
-    [".weight", ".bias", ".scale"].iter().any(|end| name.ends_with(end))
 }
 
 fn numbers(graph: &Graph, id: Id, op: &Op, slots: &[Option<Id>]) -> Vec<(&'static str, Number)> {

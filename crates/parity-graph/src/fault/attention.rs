@@ -1,7 +1,8 @@
-//! FLASH_ATTN_EXT and SOFT_MAX of scores: scale, mask, window, soft cap, sinks, ALiBi.
+//! FLASH_ATTN_EXT and SOFT_MAX of scores: scale, mask, window and its size, soft cap, sinks, ALiBi.
 
 use super::{Fault, Site};
 use crate::graph::{Id, Tensor};
+use crate::label::leaf_names;
 use crate::op::Op;
 use crate::rewrite::{Change, Edit};
 
@@ -35,12 +36,19 @@ pub(super) fn faults(site: Site<'_>, out: &mut Vec<Fault>) {
         let shifted = site.edit(mask, Edit::Rotate(1));
         out.push(site.fault("attn.mask_shift", "the mask is one position off", shifted));
         for other in other_masks(site, own) {
-            let names = (&site.graph.get(other).name, &site.graph.get(own).name);
             let text = format!(
-                "the mask {} is used for {}: the sliding window is lost, or applied where there is none",
-                names.0, names.1
+                "{}: the sliding window is lost, or applied where there is none",
+                exchange(site, other, own)
             );
             out.push(site.fault("attn.window", text, Change::Source { slot: mask, with: Some(other) }));
+        }
+        // Distances stand in a mask with ALiBi.
+        if site.float("max_bias") == 0.0 {
+            let windows = [(true, "one position too wide"), (false, "one position too narrow")];
+            for (wider, text) in windows {
+                let text = format!("the sliding window is {text}");
+                out.push(site.fault("attn.window_size", text, site.edit(mask, Edit::Window { wider })));
+            }
         }
     }
     if site.src(sinks).is_some() {
@@ -67,6 +75,19 @@ pub(super) fn faults(site: Site<'_>, out: &mut Vec<Fault>) {
 fn score_width(site: Site<'_>) -> usize {
     let scores = site.origin(0).map(|id| Site { graph: site.graph, id });
     scores.and_then(|scores| scores.src(1)).map_or(1, |query| query.ne[0])
+}
+
+/// One mask for another, in words; several may have one name.
+fn exchange(site: Site<'_>, other: Id, own: Id) -> String {
+    let names = [other, own].map(|id| site.graph.get(id).name.as_str());
+    if names[0] != names[1] {
+        return format!("the mask {} is used for {}", names[0], names[1]);
+    }
+    let leaves = leaf_names(site.graph);
+    match [other, own].map(|id| leaves[id].as_deref()) {
+        [Some(other), Some(own)] => format!("the mask {other} is used for {own}"),
+        _ => format!("another {} is used for the node's own", names[0]),
+    }
 }
 
 /// Other masks of the same shape in the same graph.

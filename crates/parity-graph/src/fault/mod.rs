@@ -13,7 +13,7 @@ mod rope;
 mod state;
 
 use crate::graph::{Graph, Id, Tensor};
-use crate::known::layer_weight;
+use crate::known::{is_weight, layer_weight};
 use crate::op::Op;
 use crate::params::field;
 use crate::rewrite::{Change, Edit, Rewrite};
@@ -125,11 +125,6 @@ impl<'g> Site<'g> {
     pub fn is_called(self, part: &str) -> bool {
         self.tensor().name.contains(part)
     }
-}
-
-/// Names of weights have a dot (`blk.0.attn_q.weight`), those of inputs, caches and states have none.
-pub fn is_weight(name: &str) -> bool {
-    name.contains('.')
 }
 
 /// Another layer's weight of the same kind, type and shape: `blk.1.attn_q.weight` for `blk.0.attn_q.weight`.

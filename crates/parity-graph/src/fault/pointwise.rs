@@ -1,10 +1,13 @@
 //! Gated activations, activations, residual sums.
 
+use super::moe::one_more_expert;
 use super::{Fault, Site};
+use crate::graph::Id;
 use crate::op::Op;
 use crate::rewrite::{Change, Edit};
 
 /// `GGML_GLU_OP_*`
+const REGLU: u32 = 0;
 const GEGLU: u32 = 1;
 const SWIGLU: u32 = 2;
 /// `GGML_UNARY_OP_*`
@@ -16,14 +19,17 @@ pub(super) fn faults(site: Site<'_>, out: &mut Vec<Fault>) {
     match site.op() {
         Op::Swiglu => {
             glu(site, "ffn.gelu", "GELU is used for SiLU", Op::Geglu, GEGLU, out);
+            glu(site, "ffn.relu", "ReLU is used for SiLU", Op::Reglu, REGLU, out);
             exchanged(site, out);
         }
         Op::Geglu => {
             glu(site, "ffn.silu", "SiLU is used for GELU", Op::Swiglu, SWIGLU, out);
+            glu(site, "ffn.relu", "ReLU is used for GELU", Op::Reglu, REGLU, out);
             exchanged(site, out);
         }
         Op::Reglu => {
             glu(site, "ffn.silu", "SiLU is used for ReLU", Op::Swiglu, SWIGLU, out);
+            glu(site, "ffn.gelu", "GELU is used for ReLU", Op::Geglu, GEGLU, out);
             exchanged(site, out);
         }
         Op::SwigluOai | Op::SwigluClamp => {
@@ -57,7 +63,8 @@ pub(super) fn faults(site: Site<'_>, out: &mut Vec<Fault>) {
         Op::Softplus => {
             out.push(site.fault("state.no_softplus", "the softplus is left out", Change::Bypass { slot: 0 }));
         }
-        Op::Add if site.weight().is_none() => residual(site, out),
+        Op::Add if site.weight().is_none() && !one_more_expert(site) => residual(site, out),
+        Op::RmsNorm | Op::Norm => parallel(site, out),
         _ => {}
     }
 }
@@ -92,5 +99,31 @@ fn residual(site: Site<'_>, out: &mut Vec<Fault>) {
         ));
         let twice = site.edit(slot, Edit::Multiply(2.0));
         out.push(site.fault("residual.twice", "one of the two summands is added twice", twice));
+    }
+}
+
+/// The norm of a feed-forward part reads the layer's input, as in a layer with parallel parts.
+fn parallel(site: Site<'_>, out: &mut Vec<Fault>) {
+    let graph = site.graph;
+    let of_feed_forward = |id: &Id| {
+        let reader = Site { graph, id: *id };
+        let weight = reader.weight().map(|(_, weight)| graph.get(weight).name.as_str());
+        reader.origin(0) == Some(site.id)
+            && weight.is_some_and(|name| name.contains("ffn_norm") || name.contains("post_attention_norm"))
+    };
+    // The weight of a norm is multiplied in right behind it.
+    if !(site.id + 1..graph.nodes).take(2).any(|id| of_feed_forward(&id)) {
+        return;
+    }
+    let Some(sum) = site.origin(0).filter(|&id| graph.get(id).op == Op::Add) else { return };
+    let sum = Site { graph, id: sum };
+    let is_norm = |id: Id| matches!(graph.get(id).op, Op::RmsNorm | Op::Norm);
+    // What goes round the layer's first part was normalised for it.
+    let around = [0, 1].into_iter().filter_map(|slot| sum.origin(slot)).find(|&id| {
+        graph.is_arithmetic(id) && (id..sum.id).any(|norm| is_norm(norm) && graph.src(norm, 0) == Some(id))
+    });
+    if let Some(around) = around.filter(|&id| graph.get(id).ne == sum.tensor().ne) {
+        let text = "the feed-forward part reads the layer's input, as if both parts were parallel";
+        out.push(site.fault("residual.parallel", text, Change::Source { slot: 0, with: Some(around) }));
     }
 }

@@ -6,6 +6,13 @@ use crate::numerics::Storage;
 
 /// Head widths up to which the kernels are built.
 const HEAD_WIDTHS: [usize; 3] = [32, 64, 128];
+/// Token rows of a block of the kernel for several rows, and of that for tensor cores, and the latter's threads.
+const TILE_ROWS: usize = 4;
+const MMA_ROWS: usize = 64;
+const MMA_THREADS: u32 = 128;
+/// Positions of a block of `attention_few`, and blocks of a row at most.
+const SPLIT: usize = 256;
+const SPLITS_MAX: usize = 1024;
 /// What they load at once divides a head.
 const HEAD_GROUP: usize = 8;
 
@@ -19,6 +26,8 @@ struct AttentionArgs {
     scores: Address,
     probs: Address,
     first: Address,
+    partial: Address,
+    arrived: Address,
     rows: i32,
     heads: i32,
     kv_heads: i32,
@@ -28,6 +37,7 @@ struct AttentionArgs {
     see_shift: i32,
     softmax: i32,
     scale: f32,
+    splits: i32,
 }
 
 /// Where an attention reads and writes.
@@ -47,6 +57,10 @@ pub struct AttentionData {
     pub probs: Address,
     /// (1,) position of row 0 as i32
     pub first: Address,
+    /// Room for [`AttentionKernel::Few`], or 0.
+    pub room: Address,
+    /// Positions that the cache has room for.
+    pub capacity: usize,
 }
 
 /// Whether there is a kernel for this attention.
@@ -55,13 +69,52 @@ pub fn has_attention(a: &Attention) -> bool {
     fits && a.heads.is_multiple_of(a.kv_heads)
 }
 
+/// Which kernel computes attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionKernel {
+    /// A block for each token row: few rows.
+    Row,
+    /// Several blocks for each token row: few rows, values and cache in f16.
+    Few,
+    /// A block for several rows.
+    Tile,
+    /// Tensor cores: values and cache in f16.
+    Mma,
+}
+
+impl AttentionKernel {
+    /// The kernel for a step of `rows` token rows, of `types` of values and of the cache, which has room for so many
+    /// positions.
+    pub fn for_step(a: &Attention, rows: usize, types: [Storage; 2], capacity: usize) -> AttentionKernel {
+        let fast = types == [Storage::F16; 2] && a.softmax;
+        match rows {
+            ..=ROWS_MAX_UNTILED if fast && capacity <= SPLIT * SPLITS_MAX => AttentionKernel::Few,
+            ..=ROWS_MAX_UNTILED => AttentionKernel::Row,
+            _ if fast => AttentionKernel::Mma,
+            _ => AttentionKernel::Tile,
+        }
+    }
+}
+
+/// Bytes in which the blocks of a row of [`AttentionKernel::Few`] leave their sums; zero at first.
+pub fn attention_room(heads: usize, head_width: usize, capacity: usize) -> usize {
+    let width = HEAD_WIDTHS.into_iter().find(|width| head_width <= *width).unwrap_or(head_width);
+    let sums = ROWS_MAX_UNTILED * heads * capacity.div_ceil(SPLIT).min(SPLITS_MAX) * (width + 2);
+    arrived_bytes(heads) + 4 * sums
+}
+
+/// Bytes of the counts of blocks that have left their sums.
+fn arrived_bytes(heads: usize) -> usize {
+    (4 * ROWS_MAX_UNTILED * heads).next_multiple_of(256)
+}
+
 /// Scores, softmax and context as one. `None` where no kernel is wide enough: see [`has_attention`].
 pub fn attention(
     a: &Attention,
     data: AttentionData,
+    kernel: AttentionKernel,
     rows: usize,
-    storage: Storage,
-    kv: Storage,
+    [storage, kv]: [Storage; 2],
 ) -> Option<Call> {
     let width = HEAD_WIDTHS.iter().find(|&&width| a.head_width <= width).filter(|_| has_attention(a))?;
     // Far beyond every position, and far from overflow when one is added.
@@ -72,6 +125,7 @@ pub fn attention(
         Mask::Shift(shift) => (0, shift.clamp(-i64::from(everything), everything.into()) as i32),
         Mask::StepOnly => (1, 0),
     };
+    let splits = data.capacity.div_ceil(SPLIT);
     let args = AttentionArgs {
         q: data.q,
         k: data.k,
@@ -80,6 +134,8 @@ pub fn attention(
         scores: data.scores,
         probs: data.probs,
         first: data.first,
+        partial: data.room + arrived_bytes(a.heads) as Address,
+        arrived: data.room,
         rows: rows as i32,
         heads: a.heads as i32,
         kv_heads: a.kv_heads as i32,
@@ -89,8 +145,20 @@ pub fn attention(
         see_shift,
         softmax: i32::from(a.softmax),
         scale: a.scale as f32,
+        splits: splits as i32,
     };
-    let (form, rows_per_block) = if rows <= ROWS_MAX_UNTILED { ("row", 1) } else { ("tile", 4) };
-    let kernel = format!("attention_{form}_{}_{}_{width}", name_of(storage), name_of(kv));
-    Some(Call::new(kernel, [rows.div_ceil(rows_per_block), a.heads, 1], THREADS, args))
+    let grid = |rows_per_block: usize| [rows.div_ceil(rows_per_block), a.heads, 1];
+    let types = format!("{}_{}", name_of(storage), name_of(kv));
+    Some(match kernel {
+        AttentionKernel::Row => Call::new(format!("attention_row_{types}_{width}"), grid(1), THREADS, args),
+        AttentionKernel::Tile => {
+            Call::new(format!("attention_tile_{types}_{width}"), grid(TILE_ROWS), THREADS, args)
+        }
+        AttentionKernel::Few => {
+            Call::new(format!("attention_few_{width}"), [splits, rows, a.heads], THREADS, args)
+        }
+        AttentionKernel::Mma => {
+            Call::new(format!("attention_mma_{width}"), grid(MMA_ROWS), MMA_THREADS, args)
+        }
+    })
 }

@@ -14,10 +14,19 @@ const WARPS_ENOUGH: usize = 8192;
 pub const NORM_COLUMNS_MAX: usize = 8192;
 /// What divides a head that `linear_few` turns: the outputs of a tile.
 pub const PAIRS_OUTPUTS: usize = FEW_OUTPUTS;
-/// Outputs of a tile of `linear_few`, token rows of its smaller and of its larger kernel, and warps of a block.
+/// Outputs of a tile of `linear_few`, token rows of its kernels, and warps of a block.
 const FEW_OUTPUTS: usize = 16;
-const FEW_ROWS: [usize; 2] = [8, 16];
+const FEW_ROWS: [usize; 3] = [1, 8, 16];
 const FEW_WARPS_MAX: usize = 12;
+/// Warps of `linear_few` that a multiprocessor holds at once, by their registers.
+const FEW_WARPS_AT_ONCE: usize = 20;
+/// Outputs up to which tiles of exact products are so few that two groups of threads share one.
+const TILE_SHARED_MAX: usize = 2048;
+/// Tiles of `linear_wide`: the number in the kernel's name, token rows, outputs; the largest first.
+const WIDE_TILES: [[usize; 3]; 2] = [[256, 128, 128], [128, 128, 64]];
+const WIDE_SMALLEST: [usize; 3] = [64, 64, 64];
+/// Its shared memory in bytes: WIDE_BYTES of kernels/linear_wide.cu.
+const WIDE_SHARED: u32 = 96 << 10;
 /// Multiprocessors of a large GPU: `linear_few` has as many blocks as they hold at once.
 const MULTIPROCESSORS: usize = 132;
 
@@ -251,38 +260,65 @@ pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
             let grid = [outputs.div_ceil(8 / split), data.rows, parts.len()];
             Call::new(format!("linear_row_{format}_{}", name_of(storage)), grid, THREADS, args)
         }
-        (LinearKernel::Few, _) => {
-            let rows = FEW_ROWS.into_iter().find(|rows| data.rows <= *rows).unwrap_or(FEW_ROWS[1]);
-            let gate_up = matches!(parts[0].pairs, Pairs::GateUp { .. });
-            let (tile, depth) = if gate_up { (FEW_OUTPUTS / 2, 1) } else { (FEW_OUTPUTS, parts.len()) };
-            // By registers: see Lanes in kernels/lanes.cuh.
-            let lean = matches!(weight.dtype, DType::F16 | DType::Q8_0 | DType::Q4_0 | DType::Q4_K);
-            let at_once = if lean && rows == FEW_ROWS[0] { 3 } else { 2 };
-            let blocks = outputs.div_ceil(tile).min(at_once * MULTIPROCESSORS);
-            let grid = [blocks, data.rows.div_ceil(rows), depth];
-            Call::new(format!("linear_few{rows}_{format}"), grid, 32 * few_warps(&weight) as u32, args)
-        }
+        (LinearKernel::Few, _) => few(parts, data, args),
         (LinearKernel::Wide, _) => {
             // Larger tiles where there are enough of them.
-            let of = |rows: usize| [outputs.div_ceil(64), data.rows.div_ceil(rows), parts.len()];
-            let blocks: usize =
-                parts.iter().map(|part| part.weight.outputs.div_ceil(64) * data.rows.div_ceil(128)).sum();
-            let rows = if blocks < MULTIPROCESSORS { 64 } else { 128 };
-            Call::new(format!("linear_wide_{rows}"), of(rows), THREADS, args)
+            let blocks = |rows: usize, wide: usize| -> usize {
+                let of = |part: &LinearPart| part.weight.outputs.div_ceil(wide) * data.rows.div_ceil(rows);
+                parts.iter().map(of).sum()
+            };
+            let [name, rows, wide] = WIDE_TILES
+                .into_iter()
+                .find(|[_, rows, wide]| blocks(*rows, *wide) >= MULTIPROCESSORS)
+                .unwrap_or(WIDE_SMALLEST);
+            let grid = [outputs.div_ceil(wide), data.rows.div_ceil(rows), parts.len()];
+            Call::new(format!("linear_wide_{name}"), grid, THREADS, args).sized(WIDE_SHARED)
         }
         (LinearKernel::Tile, Storage::F32) => {
-            Call::new(format!("linear_tile_{format}"), tiles, THREADS, args)
+            let groups = if outputs <= TILE_SHARED_MAX && parts.len() == 1 { 2 } else { 1 };
+            let name = if groups == 2 { "linear_tile2" } else { "linear_tile" };
+            Call::new(format!("{name}_{format}"), tiles, groups * THREADS, args)
         }
         (LinearKernel::Tile, _) => Call::new(format!("linear_mma_{format}"), tiles, THREADS / 2, args),
     }
 }
 
+/// The launch of `linear_few`: no more blocks than the GPU holds at once, each with as many tiles as any other.
+fn few(parts: &[LinearPart], data: LinearData, args: LinearArgs) -> Call {
+    let weight = parts[0].weight;
+    let rows = FEW_ROWS.into_iter().find(|rows| data.rows <= *rows).unwrap_or(FEW_ROWS[2]);
+    let gate_up = matches!(parts[0].pairs, Pairs::GateUp { .. });
+    let (tile, depth) = if gate_up { (FEW_OUTPUTS / 2, 1) } else { (FEW_OUTPUTS, parts.len()) };
+    let chunk = few_chunk(weight.dtype);
+    let warps = few_warps(&weight);
+    let held = MULTIPROCESSORS * (FEW_WARPS_AT_ONCE / warps).max(1);
+    let tiles = parts.iter().map(|part| part.weight.outputs.div_ceil(tile)).max().unwrap_or(1).max(1);
+    let blocks = tiles.div_ceil(tiles.div_ceil(held));
+    // The sums of all warps, twice; the one row, of which what lies 128 bytes apart is moved by 16; and what of the
+    // norm's weight the warps need first.
+    let sums = 2 * warps * FEW_OUTPUTS * rows * size_of::<f32>();
+    let row = if rows == 1 { (weight.columns + weight.columns / 64 * 8).next_multiple_of(8) * 2 } else { 0 };
+    let norm = if data.norm.is_some() { warps * chunk * size_of::<f32>() } else { 0 };
+    let grid = [blocks, data.rows.div_ceil(rows), depth];
+    Call::new(format!("linear_few{rows}_{}", weight.format()), grid, 32 * warps as u32, args)
+        .sized((sums + row + norm) as u32)
+}
+
+/// Columns that a warp of `linear_few` takes at once: CHUNK of kernels/lanes.cuh.
+fn few_chunk(dtype: DType) -> usize {
+    if matches!(dtype, DType::Q4_K | DType::Q5_K | DType::Q6_K) { 256 } else { 128 }
+}
+
 /// Warps of a block of `linear_few`: as few as take their chunks of a row in the fewest rounds.
 fn few_warps(weight: &Weight) -> usize {
-    // CHUNK of kernels/lanes.cuh
-    let chunk = if matches!(weight.dtype, DType::Q4_K | DType::Q5_K | DType::Q6_K) { 256 } else { 128 };
-    let chunks = weight.columns.div_ceil(chunk);
-    chunks.div_ceil(chunks.div_ceil(FEW_WARPS_MAX))
+    // THREADS of kernels/lanes.cuh
+    let most = match weight.dtype {
+        DType::Q4_K | DType::Q5_K | DType::Q6_K => 9,
+        DType::F16 | DType::Q8_0 | DType::Q4_0 => 10,
+        _ => FEW_WARPS_MAX,
+    };
+    let chunks = weight.columns.div_ceil(few_chunk(weight.dtype));
+    chunks.div_ceil(chunks.div_ceil(most))
 }
 
 /// Warps that share an output of the row kernel: as many as rows are long enough for and the GPU has use for.

@@ -3,6 +3,7 @@
 //! The engine launches them on a GPU, the tests run the same values on the host. The argument structs
 //! mirror those of the `.cu` files; pointers are device addresses (host addresses in the tests).
 
+use std::borrow::Cow;
 use std::mem::{MaybeUninit, size_of};
 
 use crate::gguf::DType;
@@ -15,7 +16,7 @@ mod rope;
 mod stats;
 mod unpack;
 
-pub use attention::{AttentionData, attention, has_attention};
+pub use attention::{AttentionData, AttentionKernel, attention, attention_room, has_attention};
 pub use linear::{
     Follow, LinearData, LinearKernel, LinearPart, NORM_COLUMNS_MAX, NormFirst, PAIRS_OUTPUTS, PARTS_MAX,
     Pairs, linear,
@@ -30,7 +31,7 @@ pub type Address = u64;
 /// Token rows up to which a matrix product takes a warp per output instead of tiles.
 pub const ROWS_MAX_UNTILED: usize = 8;
 /// Token rows up to which the fast matrix products read each weight once for few rows instead of in tiles.
-pub const ROWS_MAX_FEW: usize = 128;
+pub const ROWS_MAX_FEW: usize = 32;
 /// Threads of a block.
 const THREADS: u32 = 256;
 
@@ -43,6 +44,8 @@ pub struct Call {
     pub grid: [u32; 3],
     /// Threads of a block.
     pub threads: u32,
+    /// Bytes of dynamic shared memory of a block, at most: a GPU may have less, which its kernels know.
+    pub shared: u32,
     args: [MaybeUninit<u64>; Call::ARGS_MAX / 8],
     args_size: usize,
 }
@@ -56,12 +59,18 @@ impl Call {
             kernel,
             grid: grid.map(|n| u32::try_from(n).expect("a grid has fewer than 2^32 blocks")),
             threads,
+            shared: 0,
             args: [MaybeUninit::uninit(); Call::ARGS_MAX / 8],
             args_size: size_of::<A>(),
         };
         // SAFETY: the buffer is large and aligned enough for an A, by the assertion above.
         unsafe { call.args.as_mut_ptr().cast::<A>().write(args) };
         call
+    }
+
+    /// The call with so much dynamic shared memory.
+    fn sized(self, shared: u32) -> Call {
+        Call { shared, ..self }
     }
 
     /// A kernel over `n` elements, `each` of them per thread.
@@ -90,7 +99,7 @@ pub struct Weight {
 
 impl Weight {
     fn row_bytes(&self) -> i64 {
-        (self.columns / self.dtype.block_len() * self.dtype.block_bytes()) as i64
+        (self.columns / self.dtype.block_len() * block_bytes(self.dtype)) as i64
     }
 
     /// Bytes of the whole.
@@ -101,6 +110,24 @@ impl Weight {
     fn format(&self) -> String {
         self.dtype.name().to_lowercase()
     }
+}
+
+/// Bytes from one block to the next in device memory, where blocks of Q6_K begin at multiples of 16.
+pub fn block_bytes(dtype: DType) -> usize {
+    if dtype == DType::Q6_K { dtype.block_bytes().next_multiple_of(16) } else { dtype.block_bytes() }
+}
+
+/// The blocks of a matrix as they lie in device memory.
+pub fn on_device(stored: &[u8], dtype: DType) -> Cow<'_, [u8]> {
+    let (from, to) = (dtype.block_bytes(), block_bytes(dtype));
+    if from == to {
+        return Cow::Borrowed(stored);
+    }
+    let mut blocks = vec![0; stored.len() / from * to];
+    for (block, stored) in blocks.chunks_exact_mut(to).zip(stored.chunks_exact(from)) {
+        block[..from].copy_from_slice(stored);
+    }
+    Cow::Owned(blocks)
 }
 
 fn name_of(storage: Storage) -> &'static str {

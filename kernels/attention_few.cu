@@ -1,0 +1,204 @@
+// Attention for few token rows, fast: as attention.cu, which is the plain kernel for this, of f16 values.
+//
+// Launch: grid (splits, T, H), 256 threads; a block has SPLIT = 256 positions of one row and head, a warp 32 of them at
+// once: LANES lanes share a key, each with eight columns, in two chains of f32 and a tree, and the same columns of its
+// value. Keys and values of earlier steps are on their way before the kernel ahead has ended. A row's blocks leave their
+// sums in `partial`, and the last one to arrive adds them up in the order of the positions: the result depends on the
+// position alone, neither on how many splits there is room for nor on whether scores and probs are stored.
+// ggml: ggml_flash_attn_ext (FLASH_ATTN_EXT), or MUL_MAT, SOFT_MAX, MUL_MAT.
+#include "attention.cuh"
+
+enum { SPLIT = 256, SPLIT_WARPS = 8, SPLITS_MAX = 1024 };
+
+template <int WIDTH>
+struct Few {
+    enum {
+        LANES = WIDTH / 8,     // that share a key
+        AT_ONCE = 32 / LANES,  // keys of one load
+        LOADS = 32 / AT_ONCE,
+        GROUPS = 256 / WIDTH,  // of splits that are added up beside each other
+    };
+    struct Memory {
+        float highest[SPLIT_WARPS], total[SPLIT_WARPS], sum[SPLIT_WARPS][WIDTH];
+        float share[SPLITS_MAX], group[GROUPS][WIDTH];
+        float top, whole;
+    };
+};
+
+// What a row's positions, or some of them, come to.
+struct Softened {
+    float highest, total;
+};
+
+// Eight halves as they are stored.
+DEVICE void unpack8(const Half8& h, float out[8]) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) out[j] = to_float(h.v[j]);
+}
+
+// Adds up the warps' sums of this block: column c, for the thread that asks.
+template <int WIDTH>
+DEVICE float merge_warps(const typename Few<WIDTH>::Memory& memory, int c, Softened& all) {
+    all.highest = -INFINITY_F;
+#pragma unroll
+    for (int w = 0; w < SPLIT_WARPS; w++) all.highest = fmaxf(all.highest, memory.highest[w]);
+    float x = 0.0f;
+    all.total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < SPLIT_WARPS; w++) {
+        const float share = expf(memory.highest[w] - finite_or_zero(all.highest));
+        all.total += memory.total[w] * share;
+        x += memory.sum[w][c] * share;
+    }
+    return x;
+}
+
+// Adds up what the blocks of a row have left, in their order. Every thread gets the row's maximum and total.
+template <int WIDTH>
+DEVICE Softened merge_splits(const float* partial, int splits, typename Few<WIDTH>::Memory& memory) {
+    const int stride = WIDTH + 2, c = threadIdx.x % WIDTH, group = threadIdx.x / WIDTH;
+    if (threadIdx.x < 32) {
+        float top = -INFINITY_F;
+        for (int s = threadIdx.x; s < splits; s += 32) top = fmaxf(top, load_fresh(partial + s * stride + WIDTH));
+        top = warp_max(top);
+        if (threadIdx.x == 0) memory.top = top;
+    }
+    __syncthreads();
+    const float top = finite_or_zero(memory.top);
+    for (int s = threadIdx.x; s < splits; s += 256) memory.share[s] = expf(load_fresh(partial + s * stride + WIDTH) - top);
+    __syncthreads();
+    float x = 0.0f;
+    for (int s = group; s < splits; s += Few<WIDTH>::GROUPS) x += load_fresh(partial + s * stride + c) * memory.share[s];
+    memory.group[group][c] = x;
+    if (threadIdx.x == 0) {
+        float whole = 0.0f;
+        for (int s = 0; s < splits; s++) whole += load_fresh(partial + s * stride + WIDTH + 1) * memory.share[s];
+        memory.whole = whole;
+    }
+    __syncthreads();
+    Softened all;
+    all.highest = memory.top;
+    all.total = memory.whole;
+    return all;
+}
+
+// Whether this block is the last of its row to have left its sums. (Barriers between blocks: the CPU runs blocks one
+// after another, so that no test there can miss them.)
+DEVICE bool is_last(const AttentionArgs& a, int row, int splits) {
+    __threadfence();
+    __syncthreads_or(0);
+    bool last = false;
+    if (threadIdx.x == 0) {
+        last = atomicAdd(a.arrived + row, 1u) == (uint32_t)splits - 1;
+        if (last) a.arrived[row] = 0;  // for the next launch
+    }
+    last = __syncthreads_or(last) != 0;
+    __threadfence();
+    return last;
+}
+
+template <int WIDTH>
+DEVICE void attention_few(const AttentionArgs& a) {
+    typedef Few<WIDTH> F;
+    SHARED(typename F::Memory, memory);
+    const int t = blockIdx.y, h = blockIdx.z, lane = threadIdx.x % 32, warp = warp_uniform(threadIdx.x / 32);
+    const int first = warp_uniform(*a.first), cached = first + a.rows;
+    const Window w = window(a, first, t);
+    const int end = a.scores ? cached : w.to, splits = max(1, (end + SPLIT - 1) / SPLIT);
+    if ((int)blockIdx.x >= splits) return;
+    const int64_t stride = (int64_t)a.kv_heads * a.head_width;
+    const int column = lane % F::LANES * 8, chunk = blockIdx.x * SPLIT + 32 * warp;
+    const bool inside = column < a.head_width;
+    const int64_t at = kv_head_of(a, h) * a.head_width + (inside ? column : 0);
+
+    // Earlier steps' keys and values before the kernel ahead has ended, this step's after it.
+    const Half8 zero = {};
+    Half8 keys[F::LOADS], values[F::LOADS];
+    const auto load = [&](int from, int to) {
+#pragma unroll
+        for (int i = 0; i < F::LOADS; i++) {
+            const int s = chunk + F::AT_ONCE * i + lane / F::LANES;
+            if (!inside || s < from || s >= to) continue;
+            keys[i] = *(const Half8*)((const half_t*)a.k + s * stride + at);
+            values[i] = *(const Half8*)((const half_t*)a.v + s * stride + at);
+        }
+    };
+#pragma unroll
+    for (int i = 0; i < F::LOADS; i++) keys[i] = values[i] = zero;
+    load(0, min(first, end));
+    wait_for_last();
+    load(first, end);
+    float q[8] = {};
+    if (inside) load8((const half_t*)a.q + ((int64_t)t * a.heads + h) * a.head_width + column, q);
+
+    float score[F::LOADS], highest = -INFINITY_F;
+#pragma unroll
+    for (int i = 0; i < F::LOADS; i++) {
+        float k[8], chain[2] = {};
+        unpack8(keys[i], k);
+#pragma unroll
+        for (int j = 0; j < 8; j++) chain[j % 2] = fmaf(q[j], k[j], chain[j % 2]);
+        float x = chain[0] + chain[1];
+#pragma unroll
+        for (int d = 1; d < F::LANES; d *= 2) x += __shfl_xor_sync(FULL_WARP, x, d);
+        const int s = chunk + F::AT_ONCE * i + lane / F::LANES;
+        if (a.scores && column == 0 && s < cached) a.scores[((int64_t)h * a.rows + t) * cached + s] = x;
+        score[i] = w.from <= s && s < w.to ? x * a.scale : -INFINITY_F;
+        highest = fmaxf(highest, score[i]);
+    }
+#pragma unroll
+    for (int d = F::LANES; d < 32; d *= 2) highest = fmaxf(highest, __shfl_xor_sync(FULL_WARP, highest, d));
+    float total = 0.0f, sum[8] = {};
+#pragma unroll
+    for (int i = 0; i < F::LOADS; i++) {
+        // What a row does not see is left out, not multiplied by 0: it may be no number.
+        const int s = chunk + F::AT_ONCE * i + lane / F::LANES;
+        if (s < w.from || s >= w.to) continue;
+        const float p = expf(score[i] - finite_or_zero(highest));
+        float v[8];
+        unpack8(values[i], v);
+        total += p;
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum[j] = fmaf(p, v[j], sum[j]);
+    }
+#pragma unroll
+    for (int d = F::LANES; d < 32; d *= 2) {
+        total += __shfl_xor_sync(FULL_WARP, total, d);
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum[j] += __shfl_xor_sync(FULL_WARP, sum[j], d);
+    }
+    if (lane == 0) memory.highest[warp] = highest;
+    if (lane == 0) memory.total[warp] = total;
+    if (lane < F::LANES)
+#pragma unroll
+        for (int j = 0; j < 8; j++) memory.sum[warp][column + j] = sum[j];
+    __syncthreads();
+
+    const int c = threadIdx.x % WIDTH, row = t * a.heads + h;
+    half_t* out = (half_t*)a.out + (int64_t)row * a.head_width;
+    const bool stores = (int)threadIdx.x < a.head_width;
+    Softened all;
+    float x = merge_warps<WIDTH>(memory, c, all);
+    if (splits > 1) {
+        float* partial = a.partial + ((int64_t)row * a.splits + blockIdx.x) * (WIDTH + 2);
+        if (threadIdx.x < WIDTH) partial[c] = x;
+        if (threadIdx.x == 0) partial[WIDTH] = all.highest;
+        if (threadIdx.x == 0) partial[WIDTH + 1] = all.total;
+        if (!is_last(a, row, splits)) return;
+        all = merge_splits<WIDTH>(a.partial + (int64_t)row * a.splits * (WIDTH + 2), splits, memory);
+        x = 0.0f;
+#pragma unroll
+        for (int g = 0; g < F::GROUPS; g++) x += memory.group[g][c];
+    }
+    if (w.to <= w.from) all.total = 1.0f;  // a row that sees nothing is 0
+    if (stores) store(out + c, x / all.total);
+    if (a.probs) {
+        __syncthreads();  // this block's scores
+        store_probs<256>(a, h, t, w.from, w.to, cached, all.highest, all.total);
+    }
+}
+
+#define ATTENTION_FEW(width) KERNEL_AHEAD(attention_few_##width, AttentionArgs, 256, 1, attention_few<width>)
+ATTENTION_FEW(32)
+ATTENTION_FEW(64)
+ATTENTION_FEW(128)

@@ -1,0 +1,255 @@
+// Attention for many token rows on tensor cores: as attention.cu, which is the plain kernel for this, of f16 values.
+//
+// Launch: grid (ceil(T / 64), H), 128 threads; a block has 64 token rows of one head, a warp 16 of them. Keys and values
+// come in chunks of KEYS positions through shared memory, one chunk ahead. Scores are products of f16 operands with sums
+// in f32, softmax is online as in attention.cu (a row lies in the four lanes of a group). Probabilities go to the tensor
+// cores as the sum of two halves, of 2^15·p: what is left out is below 2^-40, so that the result is that of products in f32.
+// The result of a row does not depend on whether scores and probs are stored. ggml: ggml_flash_attn_ext
+// (FLASH_ATTN_EXT), or MUL_MAT, SOFT_MAX, MUL_MAT.
+#include "attention.cuh"
+#include "mma.cuh"
+
+enum { QUERIES = 64, MMA_THREADS = 128 };
+#define PROB_UNIT 32768.0f
+
+template <int WIDTH>
+struct Flash {
+    enum { KEYS = WIDTH == 128 ? 32 : 64, UNITS = WIDTH / 8, TILES = KEYS / 8 };
+    struct Memory {
+        alignas(16) half_t k[2][KEYS][WIDTH];
+        alignas(16) half_t v[2][KEYS][WIDTH];
+        float highest[QUERIES], total[QUERIES];
+    };
+    // Units of 16 bytes exchange places so that no bank is met twice.
+    static DEVICE int place(int row, int unit) { return 8 * (UNITS == 4 ? unit ^ (row >> 1 & 3) : unit ^ (row & 7)); }
+};
+
+// Brings the keys or the values of positions from chunk on; what does not exist becomes 0.
+template <int WIDTH>
+DEVICE void bring_keys(half_t (&to)[Flash<WIDTH>::KEYS][WIDTH], const half_t* from, int64_t stride, int chunk, int cached,
+                       int width) {
+    typedef Flash<WIDTH> F;
+    const Half8 zero = {};
+#pragma unroll
+    for (int n = 0; n < F::KEYS * F::UNITS / MMA_THREADS; n++) {
+        const int u = threadIdx.x + n * MMA_THREADS, row = u / F::UNITS, unit = u % F::UNITS;
+        half_t* place = &to[row][F::place(row, unit)];
+        if (chunk + row < cached && 8 * unit < width) async_copy(place, from + (chunk + row) * stride + 8 * unit);
+        else *(Half8*)place = zero;
+    }
+}
+
+// A row's queries as operands: rows g and g + 8 of the warp's sixteen.
+template <int WIDTH>
+DEVICE void load_queries(const AttentionArgs& a, int h, int t, uint32_t (&q)[WIDTH / 16][4]) {
+    const int g = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
+#pragma unroll
+    for (int k = 0; k < WIDTH / 16; k++)
+#pragma unroll
+        for (int part = 0; part < 4; part++) {
+            const int row = t + g + part % 2 * 8, column = 16 * k + 2 * pair + part / 2 * 8;
+            const half_t* from = (const half_t*)a.q + ((int64_t)row * a.heads + h) * a.head_width + column;
+            q[k][part] = row < a.rows && column < a.head_width ? *(const uint32_t*)from : 0;
+        }
+}
+
+template <int WIDTH>
+DEVICE void score_chunk(const half_t (&keys)[Flash<WIDTH>::KEYS][WIDTH], const uint32_t (&q)[WIDTH / 16][4],
+                        float (&score)[Flash<WIDTH>::TILES][4]) {
+    const int lane = threadIdx.x % 32, matrix = lane / 8;
+#pragma unroll
+    for (int k = 0; k < WIDTH / 16; k++)
+#pragma unroll
+        for (int n = 0; n < Flash<WIDTH>::TILES; n += 2) {
+            uint32_t b[4];
+            const int row = 8 * n + lane % 8 + matrix / 2 * 8;
+            load_matrices(b, &keys[row][Flash<WIDTH>::place(row, 2 * k + matrix % 2)]);
+            mma_16816(score[n], q[k], b);
+            mma_16816(score[n + 1], q[k], b + 2);
+        }
+}
+
+// A row's softmax so far.
+struct RowState {
+    float highest, total;
+};
+
+// Scores of two rows become 2^15 times their probabilities; returns by how much what was summed so far shrinks.
+template <int TILES>
+DEVICE void soften(const AttentionArgs& a, int r, Window w, int chunk, float (&score)[TILES][4], RowState& state,
+                   float& shrink) {
+    const int pair = threadIdx.x % 4;
+    float higher = state.highest;
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int s = chunk + 8 * n + 2 * pair + e;
+            float& x = score[n][2 * r + e];
+            x = w.from <= s && s < w.to ? x * a.scale : -INFINITY_F;
+            higher = fmaxf(higher, x);
+        }
+#pragma unroll
+    for (int d = 1; d < 4; d *= 2) higher = fmaxf(higher, __shfl_xor_sync(FULL_WARP, higher, d));
+    shrink = expf(state.highest - finite_or_zero(higher));
+    float total = 0.0f;
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float& x = score[n][2 * r + e];
+            x = x == -INFINITY_F ? 0.0f : expf(x - finite_or_zero(higher));
+            total += x;
+            x *= PROB_UNIT;
+        }
+#pragma unroll
+    for (int d = 1; d < 4; d *= 2) total += __shfl_xor_sync(FULL_WARP, total, d);
+    state.total = state.total * shrink + total;
+    state.highest = higher;
+}
+
+// Adds the values of a chunk, weighted: each probability as the sum of two halves.
+template <int WIDTH>
+DEVICE void add_chunk(const half_t (&values)[Flash<WIDTH>::KEYS][WIDTH], const float (&prob)[Flash<WIDTH>::TILES][4],
+                      float (&sum)[WIDTH / 8][4]) {
+    const int lane = threadIdx.x % 32, matrix = lane / 8;
+#pragma unroll
+    for (int k = 0; k < Flash<WIDTH>::TILES; k += 2) {
+        uint32_t high[4], low[4];
+#pragma unroll
+        for (int part = 0; part < 4; part++) {
+            const float* p = &prob[k + part / 2][part % 2 * 2];
+            const float rounded_p[2] = {rounded<half_t>(p[0]), rounded<half_t>(p[1])};
+            high[part] = two_halves_of(p[0], p[1]);
+            low[part] = two_halves_of(p[0] - rounded_p[0], p[1] - rounded_p[1]);
+        }
+#pragma unroll
+        for (int n = 0; n < WIDTH / 8; n += 2) {
+            uint32_t b[4];
+            const int row = 8 * k + lane % 8 + matrix % 2 * 8;
+            load_matrices_transposed(b, &values[row][Flash<WIDTH>::place(row, n + matrix / 2)]);
+            mma_16816(sum[n], high, b);
+            mma_16816(sum[n], low, b);
+            mma_16816(sum[n + 1], high, b + 2);
+            mma_16816(sum[n + 1], low, b + 2);
+        }
+    }
+}
+
+// The same in scalar arithmetic, for chunks with values that are no finite numbers: what a row does not see is left out.
+template <int WIDTH>
+DEVICE void add_chunk_strange(const half_t (&values)[Flash<WIDTH>::KEYS][WIDTH], const float (&prob)[Flash<WIDTH>::TILES][4],
+                              const Window (&w)[2], int chunk, float (&sum)[WIDTH / 8][4]) {
+    const int lane = threadIdx.x % 32, pair = lane % 4;
+#pragma unroll
+    for (int k = 0; k < Flash<WIDTH>::TILES; k++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll 1
+            for (int j = 0; j < 8; j++) {
+                const float mine = j % 2 ? prob[k][2 * r + 1] : prob[k][2 * r];
+                const float p = __shfl_sync(FULL_WARP, mine, lane - pair + j / 2);
+                const int row = 8 * k + j, s = chunk + row;
+                if (s < w[r].from || s >= w[r].to) continue;
+#pragma unroll
+                for (int n = 0; n < WIDTH / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++)
+                        sum[n][2 * r + e] =
+                            fmaf(p, to_float(values[row][Flash<WIDTH>::place(row, n) + 2 * pair + e]), sum[n][2 * r + e]);
+            }
+}
+
+// Whether a warp meets a value of the chunk that is no finite number.
+template <int WIDTH>
+DEVICE bool is_strange(const half_t (&values)[Flash<WIDTH>::KEYS][WIDTH]) {
+    const uint32_t* words = (const uint32_t*)&values[0][0];
+    bool strange = false;
+#pragma unroll 4
+    for (int i = threadIdx.x % 32; i < Flash<WIDTH>::KEYS * WIDTH / 2; i += 32)
+        strange |= (words[i] & 0x7c00u) == 0x7c00u || (words[i] & 0x7c000000u) == 0x7c000000u;
+    return __ballot_sync(FULL_WARP, strange) != 0;
+}
+
+template <int WIDTH>
+DEVICE void attention_mma(const AttentionArgs& a) {
+    typedef Flash<WIDTH> F;
+    SHARED(typename F::Memory, memory);
+    const int h = blockIdx.y, t0 = (gridDim.x - 1 - blockIdx.x) * QUERIES;  // the longest first
+    const int warp = warp_uniform(threadIdx.x / 32), g = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
+    const int first = *a.first, cached = first + a.rows, t = t0 + 16 * warp;
+    const int64_t stride = (int64_t)a.kv_heads * a.head_width;
+    const half_t* k = (const half_t*)a.k + kv_head_of(a, h) * a.head_width;
+    const half_t* v = (const half_t*)a.v + kv_head_of(a, h) * a.head_width;
+    const Window w[2] = {window(a, first, t + g), window(a, first, t + g + 8)};
+    const int end = a.scores ? cached : window(a, first, min(t0 + QUERIES, a.rows) - 1).to;
+    const int warp_end = t >= a.rows ? 0 : a.scores ? cached : window(a, first, min(t + 16, a.rows) - 1).to;
+
+    uint32_t q[WIDTH / 16][4];
+    load_queries<WIDTH>(a, h, t, q);
+    float sum[WIDTH / 8][4] = {};
+    RowState state[2] = {{-INFINITY_F, 0.0f}, {-INFINITY_F, 0.0f}};
+#pragma unroll 1
+    for (int chunk = -F::KEYS, turn = 1; chunk < end; chunk += F::KEYS, turn ^= 1) {
+        const int next = chunk + F::KEYS;
+        __syncthreads();  // what was there has been read
+        if (next < end) {
+            bring_keys<WIDTH>(memory.k[turn ^ 1], k, stride, next, cached, a.head_width);
+            bring_keys<WIDTH>(memory.v[turn ^ 1], v, stride, next, cached, a.head_width);
+        }
+        async_group();
+        if (chunk < 0) continue;
+        async_wait<1>();
+        __syncthreads();
+        if (chunk >= warp_end) continue;  // no row of this warp sees it
+        float score[F::TILES][4] = {};
+        score_chunk<WIDTH>(memory.k[turn], q, score);
+        if (a.scores) {
+#pragma unroll
+            for (int n = 0; n < F::TILES; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const int row = t + g + e / 2 * 8, s = chunk + 8 * n + 2 * pair + e % 2;
+                    if (row < a.rows && s < cached) a.scores[((int64_t)h * a.rows + row) * cached + s] = score[n][e];
+                }
+        }
+        float shrink[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) soften<F::TILES>(a, r, w[r], chunk, score, state[r], shrink[r]);
+#pragma unroll
+        for (int n = 0; n < WIDTH / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sum[n][e] *= shrink[e / 2];
+        // Where some row does not see all of the chunk, 0 times what is no number must not reach it.
+        const bool whole = min(w[0].to, w[1].to) >= chunk + F::KEYS && max(w[0].from, w[1].from) <= chunk;
+        if (__ballot_sync(FULL_WARP, !whole) != 0 && is_strange<WIDTH>(memory.v[turn]))
+            add_chunk_strange<WIDTH>(memory.v[turn], score, w, chunk, sum);
+        else add_chunk<WIDTH>(memory.v[turn], score, sum);
+    }
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int row = t + g + 8 * r;
+        const float total = w[r].to <= w[r].from ? 1.0f : state[r].total;  // a row that sees nothing is 0
+        if (pair == 0) memory.highest[16 * warp + g + 8 * r] = state[r].highest;
+        if (pair == 0) memory.total[16 * warp + g + 8 * r] = total;
+        if (row >= a.rows) continue;
+        half_t* out = (half_t*)a.out + ((int64_t)row * a.heads + h) * a.head_width;
+#pragma unroll
+        for (int n = 0; n < WIDTH / 8; n++)
+            if (8 * n < a.head_width)
+                *(uint32_t*)(out + 8 * n + 2 * pair) = two_halves_of(sum[n][2 * r] * (1.0f / PROB_UNIT) / total,
+                                                                     sum[n][2 * r + 1] * (1.0f / PROB_UNIT) / total);
+    }
+    if (!a.probs) return;
+    __syncthreads();
+#pragma unroll 1
+    for (int i = 0; i < QUERIES && t0 + i < a.rows; i++) {
+        const Window sees = window(a, first, t0 + i);
+        store_probs<MMA_THREADS>(a, h, t0 + i, sees.from, sees.to, cached, memory.highest[i], memory.total[i]);
+    }
+}
+
+KERNEL_SIZED(attention_mma_32, AttentionArgs, MMA_THREADS, 2, attention_mma<32>)
+KERNEL_SIZED(attention_mma_64, AttentionArgs, MMA_THREADS, 2, attention_mma<64>)
+KERNEL_SIZED(attention_mma_128, AttentionArgs, MMA_THREADS, 2, attention_mma<128>)

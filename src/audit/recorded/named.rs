@@ -1,0 +1,105 @@
+//! The mistakes that explain a node, over all steps.
+
+use std::cmp::Ordering;
+
+use crate::report::{Diagnosis, Tried};
+
+/// A mistake that explains what was recorded of a node.
+#[derive(Clone, Debug)]
+pub struct Named {
+    /// Its name, and what it is.
+    pub diagnosis: Diagnosis,
+    /// Squared error that it leaves.
+    pub left: f64,
+    /// A digest of the values that it comes to: two mistakes that come to the same in every step are one to us.
+    pub values: u64,
+}
+
+/// What a diagnosis says of a node in one step.
+#[derive(Clone, Debug, Default)]
+pub struct Names {
+    /// The mistakes that explain it, the more specific ones first.
+    pub found: Vec<Named>,
+    /// What was tried where there are none.
+    pub tried: Vec<Tried>,
+}
+
+/// What the steps in which a node is wrong agree in.
+#[derive(Clone, Debug, Default)]
+pub struct Agreed {
+    /// With the digests of each step.
+    found: Vec<(Named, Vec<u64>)>,
+    tried: Vec<Tried>,
+    named: Vec<Diagnosis>,
+}
+
+impl Agreed {
+    /// Adds a step to what the ones before it agreed in: a mistake must explain all.
+    #[must_use]
+    pub fn with(known: Option<Agreed>, names: Names) -> Agreed {
+        let Names { found, tried } = names;
+        let Some(mut agreed) = known else {
+            let found = found.into_iter().map(|named| (named.values, named));
+            let found = found.map(|(values, named)| (named, vec![values])).collect();
+            return Agreed { found, tried, named: Vec::new() }.ranked();
+        };
+        agreed.found.retain_mut(|(known, values)| {
+            let same = |a: &Named| {
+                a.diagnosis.fault == known.diagnosis.fault && a.diagnosis.text == known.diagnosis.text
+            };
+            let Some(again) = found.iter().find(|named| same(named)) else { return false };
+            known.left += again.left;
+            values.push(again.values);
+            true
+        });
+        if agreed.tried.is_empty() {
+            agreed.tried = tried;
+        }
+        agreed.ranked()
+    }
+
+    /// One of those that come to the same values, the more specific one; what leaves least comes first.
+    fn ranked(mut self) -> Agreed {
+        let mut kept: Vec<&(Named, Vec<u64>)> = Vec::new();
+        for entry in &self.found {
+            if kept.iter().all(|(_, values)| *values != entry.1) {
+                kept.push(entry);
+            }
+        }
+        kept.sort_by(|(a, _), (b, _)| a.left.partial_cmp(&b.left).unwrap_or(Ordering::Equal));
+        self.named = kept.into_iter().map(|(named, _)| named.diagnosis.clone()).collect();
+        self
+    }
+
+    /// The mistakes, the likeliest first, and what was tried where there are none.
+    pub fn names(&self) -> (&[Diagnosis], &[Tried]) {
+        (&self.named, &self.tried)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(found: &[(&str, f64, u64)]) -> Names {
+        let named = |&(fault, left, values): &(&str, f64, u64)| {
+            let diagnosis = Diagnosis { fault: fault.into(), explains: 1.0, text: fault.into(), fix: None };
+            Named { diagnosis, left, values }
+        };
+        Names { found: found.iter().map(named).collect(), tried: Vec::new() }
+    }
+
+    fn said(agreed: &Agreed) -> Vec<&str> {
+        agreed.names().0.iter().map(|diagnosis| diagnosis.fault.as_str()).collect()
+    }
+
+    #[test]
+    fn a_mistake_explains_every_step_and_equal_ones_are_told_once() {
+        // Two that are alike in the first step are told apart by the second.
+        let first = Agreed::with(None, names(&[("a", 1.0, 7), ("b", 1.0, 7), ("c", 0.5, 8)]));
+        assert_eq!(said(&first), ["c", "a"]);
+        let second = Agreed::with(Some(first), names(&[("b", 1.0, 9), ("c", 3.0, 10)]));
+        assert_eq!(said(&second), ["b", "c"]);
+        assert!(said(&Agreed::with(Some(second), names(&[("a", 0.0, 1)]))).is_empty());
+    }
+}

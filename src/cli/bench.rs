@@ -1,0 +1,179 @@
+//! `parity bench`: how fast the instrumented engine is, beside a llama.cpp.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use comfy_table::{ContentArrangement, Table};
+
+use super::output::print;
+use super::{Outcome, shared};
+use crate::engine::device::Device;
+use crate::jobs::bench::{Bench, Options, Row, Speed, bench};
+use crate::numerics::Numerics;
+use crate::report::files::Folder;
+use crate::report::json;
+
+/// Flags of `parity bench`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// GGUF model; without it the one that ships with parity
+    #[arg(short, long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Where: auto, cpu, cuda, cuda:N
+    #[arg(long, value_name = "DEVICE", default_value_t)]
+    device: Device,
+    /// Arithmetic: f32 is exact, f16 fast
+    #[arg(long, value_name = "NUMERICS", default_value = "f32")]
+    numerics: Numerics,
+    /// Tokens of the prefills
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [16, 128, 512], value_parser = shared::at_least_one())]
+    prefill: Vec<usize>,
+    /// Positions before the decoded tokens
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [8, 1024], value_parser = shared::at_least_one())]
+    context: Vec<usize>,
+    /// How often each is measured
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = shared::at_least_one())]
+    repeats: usize,
+    /// Folder with libllama.so and libggml*.so: measured by turns with the engine (needs a C compiler, `cc`)
+    #[arg(long, value_name = "DIR")]
+    llama: Option<PathBuf>,
+    /// Threads to compute with; all cores by default
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// What standard output carries
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+    /// Folder for bench.json and bench.svg, speed against context length
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum Format {
+    /// For people
+    #[default]
+    Table,
+    /// For programs
+    Json,
+}
+
+/// Runs the command.
+pub fn main(args: &Args) -> Outcome {
+    shared::set_threads(args.threads)?;
+    let folder = args.report.as_deref().map(Folder::create).transpose()?;
+    let model = shared::model(args.model.as_ref())?;
+    let found = bench(
+        &model,
+        &Options {
+            device: args.device,
+            numerics: args.numerics,
+            prompts: args.prefill.clone(),
+            contexts: args.context.clone(),
+            repeats: args.repeats,
+            llama: args.llama.clone(),
+        },
+    )?;
+    if let Some(folder) = folder {
+        folder.write_file("bench.json", &json::render(&found)?)?;
+        folder.write_file("bench.svg", &plot(&found))?;
+    }
+    print(&match args.format {
+        Format::Json => json::render(&found)?,
+        Format::Table => table(&found),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(found: &Bench) -> String {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    let mut head = vec!["tokens/s", "", "untraced", "every checkpoint", "bandwidth"];
+    let beside = found.rows.iter().any(|row| row.llama.is_some());
+    if beside {
+        head.extend(["llama.cpp", "every node asked for"]);
+    }
+    table.set_header(head);
+    for row in &found.rows {
+        let mut cells = vec![
+            row.what.to_owned(),
+            row.tokens.to_string(),
+            speed(&row.untraced),
+            speed(&row.traced),
+            format!("{:.0} %", 100.0 * row.bandwidth_share),
+        ];
+        if beside {
+            let llama = row.llama.map(|llama| llama.map(|found| speed(&found)));
+            cells.extend(llama.unwrap_or_else(|| ["–".to_owned(), "–".to_owned()]));
+        }
+        table.add_row(cells);
+    }
+    format!(
+        "{} on {} in {}: {:.0} MB of weights, {:.1} GB/s copied (read and written)\n\n{table}\n",
+        found.model,
+        found.device,
+        found.numerics,
+        found.weight_bytes as f64 / 1e6,
+        found.bandwidth / 1e9
+    )
+}
+
+/// Median, and half of what lies between the slowest and the fastest, in percent of it.
+fn speed(found: &Speed) -> String {
+    let spread = 50.0 * (found.max - found.min) / found.median;
+    let digits = if found.median < 100.0 { 1 } else { 0 };
+    format!("{:.digits$} ±{spread:.0}%", found.median)
+}
+
+const WIDTH: f64 = 640.0;
+const HEIGHT: f64 = 320.0;
+const MARGIN: f64 = 56.0;
+
+/// Decode speed against the positions before it, as SVG.
+fn plot(found: &Bench) -> String {
+    let mut rows: Vec<&Row> = found.rows.iter().filter(|row| row.what == "decode").collect();
+    rows.sort_by_key(|row| row.tokens);
+    let most = rows.iter().map(|row| row.untraced.max.max(row.traced.max)).fold(1.0, f64::max);
+    let last = rows.last().map_or(1, |row| row.tokens).max(1) as f64;
+    let x = |tokens: usize| MARGIN + (WIDTH - 2.0 * MARGIN) * tokens as f64 / last;
+    let y = |speed: f64| HEIGHT - MARGIN - (HEIGHT - 2.0 * MARGIN) * speed / most;
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
+         font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n\
+         <text x=\"{MARGIN}\" y=\"20\">decode, tokens a second, by positions before: {} in {}</text>\n",
+        escaped(&found.model),
+        escaped(&found.numerics)
+    );
+    let lines: [(&str, &str, fn(&Row) -> f64); 2] = [
+        ("untraced", "#1f5fbf", |row| row.untraced.median),
+        ("every checkpoint", "#bf5f1f", |row| row.traced.median),
+    ];
+    for (index, (name, colour, of)) in lines.into_iter().enumerate() {
+        let points: Vec<String> =
+            rows.iter().map(|row| format!("{:.1},{:.1}", x(row.tokens), y(of(row)))).collect();
+        svg += &format!(
+            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" points=\"{}\"/>\n",
+            points.join(" ")
+        );
+        let at = 38.0 + 16.0 * index as f64;
+        svg += &format!("<text x=\"{}\" y=\"{at}\" fill=\"{colour}\">{name}</text>\n", WIDTH - 3.0 * MARGIN);
+    }
+    for row in &rows {
+        let at = x(row.tokens);
+        svg += &format!(
+            "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
+            HEIGHT - MARGIN + 20.0,
+            row.tokens
+        );
+    }
+    svg += &format!(
+        "<text x=\"4\" y=\"{:.1}\">{most:.0}</text>\n<text x=\"4\" y=\"{:.1}\">0</text>\n</svg>\n",
+        y(most),
+        y(0.0)
+    );
+    svg
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;")
+}

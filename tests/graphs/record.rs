@@ -1,0 +1,109 @@
+//! A recording of a graph that llama.cpp computed, with values that it might have had: each node in f64, rounded to f32.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use parity::arithmetic::Arithmetic;
+use parity::audit::recorded::Labelled;
+use parity::checkpoint::Checkpoint;
+use parity::engine::machine::{Conductor, Machine, Node, Unknown, Value, own};
+use parity::error::Result;
+use parity::gguf::Gguf;
+use parity::model::builders::{Shape, build, inputs};
+use parity::ops::Args;
+use parity_dump::manifest::ModelInfo;
+use parity_dump::{Element, Producer, Writer};
+use parity_graph::{Graph, Leaf, label, text};
+
+/// Records a prefill of 12 tokens of a model file on a graph.
+pub fn record(model: &Path, graph: &Graph, dump: &Path) {
+    let tokens: Vec<u32> = vec![1, 17, 33, 42, 5, 99, 101, 7, 64, 12, 88, 3];
+    let positions: Vec<u32> = (0..tokens.len() as u32).collect();
+    let gguf = Gguf::open(model).unwrap();
+    let given = inputs(&build(&gguf, Shape::of(graph)).unwrap(), &tokens, 0).unwrap();
+    let producer =
+        Producer { name: "llama.cpp".to_owned(), backend: Some("cpu".to_owned()), ..Producer::default() };
+    let file = model.file_name().unwrap().to_string_lossy().into_owned();
+    let mut writer =
+        Writer::create(dump, producer, ModelInfo { file: Some(file), ..ModelInfo::default() }).unwrap();
+    let number = writer.graph(&text::write(graph)).unwrap();
+    writer.begin_step(&tokens, &positions, graph.tensors.len()).unwrap();
+    writer.step_graph(number);
+    leaves(&mut writer, graph, &given);
+    let labelled = Labelled::new(graph.clone()).unwrap();
+    let mut machine = Machine::<f64>::new(&gguf, Arithmetic::EXACT);
+    let mut recorder = Recorder { last: tokens.len() as u32 - 1, labelled: &labelled, writer: &mut writer };
+    let input = |id| given.get(&labelled.program.graph.get(id).name).cloned();
+    machine.step(&labelled.program, &input, &mut recorder).unwrap();
+    writer.end_step().unwrap();
+    writer.finish().unwrap();
+}
+
+fn leaves(writer: &mut Writer, graph: &Graph, given: &BTreeMap<String, Vec<f64>>) {
+    for (id, name) in label::leaf_names(graph).into_iter().enumerate() {
+        let (Some(name), Some(Leaf::Input)) = (name, graph.leaf(id)) else { continue };
+        let tensor = graph.get(id);
+        let values = given.get(&tensor.name).unwrap_or_else(|| panic!("{} is given", tensor.name));
+        let bytes: Vec<u8> = match tensor.dtype.as_str() {
+            "f32" => values.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect(),
+            "f16" => values.iter().flat_map(|x| half::f16::from_f64(*x).to_le_bytes()).collect(),
+            "i32" => values.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
+            "i64" => values.iter().flat_map(|x| (*x as i64).to_le_bytes()).collect(),
+            other => panic!("an input of type {other}"),
+        };
+        writer.begin_leaf(&name, &tensor.dtype.to_uppercase(), &[values.len()], bytes.len());
+        writer.append(&bytes).unwrap();
+    }
+}
+
+/// Goes on with what it writes.
+struct Recorder<'a> {
+    /// Position of the last token.
+    last: u32,
+    labelled: &'a Labelled,
+    writer: &'a mut Writer,
+}
+
+impl Conductor<f64> for Recorder<'_> {
+    fn value(
+        &mut self,
+        node: &Node<'_>,
+        args: std::result::Result<&Args<'_, f64>, &Unknown>,
+    ) -> Result<Value<f64>> {
+        let mut value = own(node, args);
+        let Some(id) = self.labelled.labels[node.id] else { return Ok(value) };
+        let values = value.as_mut().unwrap_or_else(|unknown| panic!("{id}: {}", unknown.0));
+        values.data.iter_mut().for_each(|x| *x = f64::from(*x as f32));
+        self.write(node, id, &values.data);
+        Ok(value)
+    }
+}
+
+impl Recorder<'_> {
+    /// Token rows first, as in every dump; attention matrices are left out, as the tap leaves them out.
+    fn write(&mut self, node: &Node<'_>, id: Checkpoint, values: &[f64]) {
+        if id.kind().is_optional() {
+            return;
+        }
+        let shape = node.program.graph.get(node.id).shape();
+        let tokens = self.labelled.axes[node.id];
+        let axis = tokens.unwrap_or(0);
+        let outer: usize = shape[..axis].iter().product();
+        let inner: usize = shape[axis + 1..].iter().product();
+        let mut bytes = Vec::with_capacity(4 * values.len());
+        for row in 0..shape[axis] {
+            for block in 0..outer {
+                let from = (block * shape[axis] + row) * inner;
+                bytes.extend(values[from..from + inner].iter().flat_map(|x| (*x as f32).to_le_bytes()));
+            }
+        }
+        // Behind the rows that logits are wanted of there is but the last.
+        let last = [self.last];
+        let rows = Some(&last[..]).filter(|_| tokens.is_some() && shape[axis] == 1);
+        let extents = [shape[axis], outer * inner];
+        self.writer.tensor(id, Element::F32, &extents, &bytes, rows).unwrap();
+        if tokens.is_none() {
+            self.writer.no_rows(id);
+        }
+    }
+}
