@@ -59,7 +59,9 @@ pub fn simulate(
     let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
     let mut best: BTreeMap<Checkpoint, Simulated> = BTreeMap::new();
     let is_explained = |found: &Simulated| found.over <= 1.0;
-    for arithmetic in [Arithmetic::EXACT, own, Arithmetic::LLAMA_CPU] {
+    let of_products = narrow::PRODUCTS.map(|(_, narrow)| narrow::products(narrow));
+    let of_products = of_products.into_iter().filter(|_| !steps.is_declared());
+    for arithmetic in [Arithmetic::EXACT, own, Arithmetic::LLAMA_CPU].into_iter().chain(of_products) {
         if open.iter().all(|id| best.get(id).is_some_and(is_explained)) {
             break;
         }
