@@ -3,7 +3,6 @@
 use std::fmt::Write;
 
 use super::{GraphReport, NodeReport, Part};
-use crate::report::words::count;
 
 /// All graphs of a recording: those that differ from an earlier one in nothing but extents in one line.
 pub fn text(graphs: &[GraphReport]) -> String {
@@ -17,8 +16,8 @@ pub fn text(graphs: &[GraphReport]) -> String {
         }
         let backends: Vec<&str> = graph.backends().into_iter().collect();
         let on = if backends.is_empty() { String::new() } else { format!(" on {}", backends.join(", ")) };
-        let nodes = count(graph.nodes.len(), "node");
-        let _ = writeln!(out, ": {nodes} that compute{on}, {} that only move values", graph.moved);
+        let (nodes, moved) = (graph.nodes.len(), graph.moved);
+        let _ = writeln!(out, ": {nodes} nodes that compute{on}, {moved} that only move values");
         let parts = graph.parts();
         let widths = widths(&parts);
         for part in &parts {
