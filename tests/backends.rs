@@ -19,6 +19,9 @@ fn shipped(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("reference-dumps/models").join(name)
 }
 
+/// Products that cuBLAS sums up in f16 are followed as intervals, which may be as wide as half a step of f16.
+const HALF_STEP: f64 = 1.0 / 2048.0;
+
 /// Dump, model, and what its answer says of it.
 fn recordings() -> [(PathBuf, PathBuf, &'static [&'static str]); 3] {
     let q4 = || shipped("qwen2-tiny-py-Q4_K_M.gguf");
@@ -75,7 +78,8 @@ fn devices_are_followed_to_f32_rounding() {
             }
             products += 1;
             let bound = local["bound_rel_l2"].as_f64().unwrap();
-            assert!(bound < SEEN, "{} {id}: blind below {bound:e}", dump.display());
+            let limit = if dump.ends_with("cuda-F16") { HALF_STEP } else { SEEN };
+            assert!(bound < limit, "{} {id}: blind below {bound:e}", dump.display());
         }
         assert!(products >= 3, "{}: {products} products", dump.display());
     }

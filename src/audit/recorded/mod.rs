@@ -12,6 +12,7 @@ mod named;
 mod narrow;
 mod node;
 mod open;
+mod order;
 mod rows;
 mod sample;
 mod simulate;
@@ -36,6 +37,7 @@ pub use found::{Finding, NearTie};
 pub use named::{Named, Names};
 pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
 pub use open::{Graphs, Judged};
+pub use order::order;
 pub use rows::Arrangement;
 
 use devices::Devices;
@@ -243,32 +245,6 @@ pub fn audit(
         findings.at(id).settle(simulated);
     }
     Ok(findings)
-}
-
-/// Every wanted id once, where it first comes; one that only a later graph has follows what stands before it there.
-pub fn order(graphs: &[(usize, &Labelled)], wants: &dyn Fn(Checkpoint) -> bool) -> Vec<Checkpoint> {
-    let mut order: Vec<Checkpoint> = Vec::new();
-    for (i, (_, labelled)) in graphs.iter().enumerate() {
-        if graphs[..i].iter().any(|(_, known)| std::ptr::eq(*known, *labelled)) {
-            continue;
-        }
-        let known: BTreeMap<Checkpoint, usize> = order.iter().enumerate().map(|(at, id)| (*id, at)).collect();
-        let mut merged: Vec<Checkpoint> = Vec::with_capacity(order.len());
-        let mut taken = 0;
-        for (_, id) in labelled.nodes().filter(|(_, id)| wants(*id)) {
-            match known.get(&id) {
-                Some(&at) if at >= taken => {
-                    merged.extend_from_slice(&order[taken..=at]);
-                    taken = at + 1;
-                }
-                Some(_) => {}
-                None => merged.push(id),
-            }
-        }
-        merged.extend_from_slice(&order[taken..]);
-        order = merged;
-    }
-    order
 }
 
 /// llama.cpp's name for the order of a layer's experts, and for the first of it, which engines record.
