@@ -89,12 +89,10 @@ fn a_file_that_was_edited_after_the_recording_is_named_by_an_audit() {
 
 /// A header with twice as many heads of half the width.
 fn halved(head: &[u8], architecture: &str, heads: u32) -> Vec<u8> {
-    let has = |key: &str| head.windows(key.len()).any(|window| window == key.as_bytes());
     let mut head = head.to_vec();
     for (name, value) in [("attention.head_count", 2 * heads), ("attention.head_count_kv", 2 * heads)] {
         head = with_u32(head, &format!("{architecture}.{name}"), value);
     }
-    let _ = has;
     head
 }
 
@@ -110,10 +108,7 @@ fn inspect_shows_a_graph_layer_by_layer() {
     // The two layers are alike.
     assert_eq!(text.matches("MUL_MAT_ID").count(), 3, "{text}");
     let one = parity(&["inspect", told(&dump), "--layer", "1"], 0);
-    assert!(
-        one.contains("blk.1.q_rope") && !one.contains("blk.0.q_rope") && !one.contains("logits"),
-        "{one}"
-    );
+    assert!(one.contains("blk.1.q_rope") && !one.contains("blk.0.") && !one.contains("\nlogits"), "{one}");
     let json: serde_json::Value =
         serde_json::from_str(&parity(&["inspect", told(&dump), "--format", "json"], 0)).unwrap();
     let nodes = json["graphs"][0]["nodes"].as_array().unwrap();

@@ -161,7 +161,8 @@ fn checkpoint(
         let bits = row.iter().map(|value| value.to_bits()).collect();
         let earlier = *seen.entry(bits).or_insert(position);
         let token = |position: u32| dump.tokens().get(position as usize);
-        if earlier != position && token(earlier) != token(position) {
+        // Choices and counts, which other nodes hold, may well be those of another token.
+        if id.kind().is_fixed() && earlier != position && token(earlier) != token(position) {
             report.repeated.push((position, earlier));
         }
     }

@@ -154,7 +154,9 @@ unsafe fn picked(reader: Reader<'_>, leaf: RawTensor, positions: &[u32]) -> Opti
 unsafe fn is_causal(reader: Reader<'_>, leaf: RawTensor, positions: &[u32]) -> bool {
     // SAFETY: by the caller's promise.
     let Some((columns, visible)) = (unsafe { reader.visible(leaf) }) else { return false };
-    visible.len() >= positions.len() * columns
+    // Without a cache a step has no columns but its own.
+    positions.iter().all(|&position| (position as usize) < columns)
+        && visible.len() >= positions.len() * columns
         && positions.iter().zip(visible.chunks_exact(columns)).all(|(&position, row)| {
             row.iter().enumerate().all(|(column, &seen)| seen == (column <= position as usize))
         })

@@ -203,13 +203,18 @@ impl NodeReport {
         }
     }
 
-    /// Type and extents, `T` for the number of token rows: `f32 (T, 2, 128)`.
+    /// Type and extents, `T` for the number of token rows, inner axes of extent 1 left out: `f32 (T, 2, 128)`. Where there
+    /// is but one token, any of these might be called its axis.
     pub fn extents(&self) -> String {
         let axis = |(axis, extent): (usize, &usize)| match self.token_axis == Some(axis) {
             true => "T".to_owned(),
             false => extent.to_string(),
         };
-        let axes: Vec<String> = self.shape.iter().enumerate().map(axis).collect();
+        let last = self.shape.len().saturating_sub(1);
+        let told = |(axis, extent): &(usize, &usize)| {
+            **extent != 1 || *axis == last || self.token_axis == Some(*axis)
+        };
+        let axes: Vec<String> = self.shape.iter().enumerate().filter(told).map(axis).collect();
         format!("{} ({})", self.dtype, axes.join(", "))
     }
 

@@ -16,8 +16,8 @@ pub fn text(graphs: &[GraphReport]) -> String {
         }
         let backends: Vec<&str> = graph.backends().into_iter().collect();
         let on = if backends.is_empty() { String::new() } else { format!(" on {}", backends.join(", ")) };
-        let nodes = format!("{} nodes", graph.nodes.len());
-        let _ = writeln!(out, ": {nodes} that compute{on}, {} that only move values", graph.moved);
+        let (nodes, moved) = (graph.nodes.len(), graph.moved);
+        let _ = writeln!(out, ": {nodes} nodes that compute{on}, {moved} that only move values");
         let parts = graph.parts();
         let widths = widths(&parts);
         for part in &parts {

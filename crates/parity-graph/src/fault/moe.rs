@@ -37,17 +37,7 @@ pub(super) fn faults(site: Site<'_>, out: &mut Vec<Fault>) {
                 out.push(site.fault("moe.expert_index", "the next expert's weights are read", edit));
             }
         }
-        Op::Scale => {
-            let (scale, bias) = (site.float("scale"), site.float("bias"));
-            if scale != 1.0 && scale != 0.0 && bias == 0.0 {
-                let name = if site.is_called("moe") { "moe.no_scale" } else { "scale.missing" };
-                out.push(site.fault(
-                    name,
-                    format!("the factor {scale} is left out"),
-                    Change::Bypass { slot: 0 },
-                ));
-            }
-        }
+        Op::Scale => factor(site, out),
         Op::Add if site.is_called("ffn") => {
             for slot in [0, 1] {
                 let shared = site.origin(slot).is_some_and(|id| site.graph.get(id).name.contains("shexp"));
@@ -58,6 +48,15 @@ pub(super) fn faults(site: Site<'_>, out: &mut Vec<Fault>) {
             }
         }
         _ => {}
+    }
+}
+
+/// A factor of the model.
+fn factor(site: Site<'_>, out: &mut Vec<Fault>) {
+    let (scale, bias) = (site.float("scale"), site.float("bias"));
+    if scale != 1.0 && scale != 0.0 && bias == 0.0 {
+        let name = if site.is_called("moe") { "moe.no_scale" } else { "scale.missing" };
+        out.push(site.fault(name, format!("the factor {scale} is left out"), Change::Bypass { slot: 0 }));
     }
 }
 
