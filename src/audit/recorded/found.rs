@@ -17,6 +17,11 @@ use crate::report::{Diagnosis, LocalError, Tried};
 /// is narrower than f32, between two recorded nodes. The answer says that less than this is not seen.
 const MISTAKES_SHOW: f64 = 0.1 / 2.0;
 
+/// How much of a node may be rounding, in an engine of this unit roundoff, so that mistakes still show.
+pub fn most(unit: f64) -> f64 {
+    if unit > UNIT_F32 { MISTAKES_SHOW } else { SHARP }
+}
+
 /// A near-tie of a discrete node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NearTie {
@@ -121,9 +126,8 @@ impl Finding {
     /// Whether what rounding explains of nodes that were crossed to it is as much as mistakes come to. Attention matrices
     /// are left out of recordings as a rule: one op lies between them and what is recorded.
     pub fn is_blind(&self) -> bool {
-        let most = if self.unit > UNIT_F32 { MISTAKES_SHOW } else { SHARP };
         let crossed = self.bridged.iter().any(|id| !id.kind().is_optional());
-        crossed && self.is_healthy() && self.band().is_some_and(|band| !(band <= most))
+        crossed && self.is_healthy() && self.band().is_some_and(|band| !(band <= most(self.unit)))
     }
 
     /// Notes a step in which it could not be judged; the first reason is kept.

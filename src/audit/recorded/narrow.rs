@@ -14,7 +14,7 @@ use crate::arithmetic::{Arithmetic, Narrow, Operands, round};
 use crate::audit::bounds::storage_unit;
 use crate::gguf::DType;
 use crate::numerics::Storage;
-use crate::ops::bound::{SUBNORMAL_F16, storage};
+use crate::ops::bound::{SUBNORMAL_F16, UNIT_BF16, UNIT_F16, storage};
 use crate::ops::source::Data;
 use crate::ops::{Args, Rule, Source, Strided};
 
@@ -215,6 +215,15 @@ pub const PRODUCTS: [(&str, Narrow); 4] = [
     ("matmuls with TF32 operands", Narrow::Tf32),
     ("matmuls with TF32 operands, cut", Narrow::Tf32Cut),
 ];
+
+/// Unit roundoff of the narrowest type that an arithmetic keeps values or operands in.
+pub fn unit(arithmetic: &Arithmetic) -> f64 {
+    match arithmetic.operands {
+        Operands::Both(Narrow::Bf16) => UNIT_BF16,
+        Operands::Both(_) => UNIT_F16,
+        _ => storage_unit(arithmetic.narrow),
+    }
+}
 
 /// f32 but for the operands of products.
 pub fn products(narrow: Narrow) -> Arithmetic {

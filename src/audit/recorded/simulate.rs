@@ -8,11 +8,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::found::most;
 use super::narrow::{self, Narrowed};
 use super::{Labelled, Steps};
 use crate::arithmetic::Arithmetic;
 use crate::audit::bounds::{CONFIDENCE, storage_unit};
-use crate::audit::simulate::SHARP;
 use crate::checkpoint::Checkpoint;
 use crate::engine::machine::{Conductor, Machine, Node, Unknown, Value, compute};
 use crate::error::Result;
@@ -63,7 +63,7 @@ pub fn simulate(
     let of_products = narrow::PRODUCTS.map(|(_, narrow)| narrow::products(narrow));
     let of_products = of_products.into_iter().filter(|_| !steps.is_declared());
     for arithmetic in [Arithmetic::EXACT, own, Arithmetic::LLAMA_CPU].into_iter().chain(of_products) {
-        let is_settled = |found: &Simulated| is_explained(found) && found.band <= SHARP;
+        let is_settled = |found: &Simulated| is_explained(found) && found.band <= most(found.unit);
         if open.iter().all(|id| best.get(id).is_some_and(is_settled)) {
             break;
         }
@@ -81,10 +81,10 @@ pub fn simulate(
         let runs = (0..RUNS).map(|seed| run(Some(seed))).collect::<Result<Vec<Rows>>>()?;
         for &id in open {
             let Some(found) = weigh(steps, id, &exact, &runs) else { continue };
-            let found = Simulated { unit: storage_unit(arithmetic.narrow), ..found };
-            // Of those that explain it the sharpest, otherwise the one that comes nearest.
+            let found = Simulated { unit: narrow::unit(&arithmetic), ..found };
+            // The first that explains it and hides nothing, otherwise the one that comes nearest.
             let better = |known: &Simulated| match (is_explained(&found), is_explained(known)) {
-                (true, true) => found.band < known.band,
+                (true, true) => is_settled(&found) && !is_settled(known),
                 (explained, false) => explained || !(found.over >= known.over),
                 (false, true) => false,
             };
