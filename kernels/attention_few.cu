@@ -192,10 +192,8 @@ DEVICE void attention_few(const AttentionArgs& a) {
     }
     if (w.to <= w.from) all.total = 1.0f;  // a row that sees nothing is 0
     if (stores) store(out + c, x / all.total);
-    if (a.probs) {
-        __syncthreads();  // this block's scores
-        store_probs<256>(a, h, t, w.from, w.to, cached, all.highest, all.total);
-    }
+    // This block's scores were written before its warps were merged, those of others before it knew to be the last.
+    if (a.probs) store_probs<256>(a, h, t, w.from, w.to, cached, all.highest, all.total);
 }
 
 #define ATTENTION_FEW(width) KERNEL_AHEAD(attention_few_##width, AttentionArgs, 256, 1, attention_few<width>)

@@ -150,7 +150,8 @@ fn memory_that_runs_out_is_an_error() {
     let run = ["run", "--device", "cpu", "-t", "1", "-p", PROMPT];
     let outputs: Vec<_> = (8..=40)
         .map(|step| limited(&format!("-v {}; export PARITY_MEMORY=1T", step * 5000), &run))
-        .filter(|output| output.status.code() != Some(127))
+        // Below a limit the loader itself finds no room.
+        .skip_while(|output| !matches!(output.status.code(), Some(0 | 2)))
         .collect();
     for output in &outputs {
         let (code, error) = (output.status.code(), said(output));

@@ -81,8 +81,10 @@ mod tests {
             for exponent in 990..1042u64 {
                 for sign in [0, 1u64 << 63] {
                     let value = f64::from_bits(sign | (exponent << 52) | (bits << 20));
+                    // Hardware may round to f32 on the way, which is further off.
                     let (own, library) = (half(value), f16::from_f64(value).to_f64());
-                    assert_eq!(own, library, "{value:e}");
+                    assert_eq!(f16::from_f64(own).to_f64(), own, "{value:e}");
+                    assert!((own - value).abs() <= (library - value).abs() || own == library, "{value:e}");
                 }
             }
         }

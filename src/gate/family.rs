@@ -8,7 +8,7 @@ use crate::faults::inject::Spec;
 use crate::numerics::Numerics;
 
 /// Stands in `fault` for the name of the fault that the case injects.
-const AS_INJECTED: &str = "injected";
+const AS_INJECTED: [&str; 2] = ["injected", "planted"];
 
 /// All cases of one `[[case]]`: what they have in common, and the axes whose combinations they are.
 pub struct Family {
@@ -40,7 +40,7 @@ impl Setting {
             Setting::Numerics(numerics) => case.numerics = *numerics,
             Setting::Chunk(chunk) => case.chunk = Some(*chunk),
             Setting::Inject(spec) => {
-                if case.expect.fault.as_deref() == Some(AS_INJECTED) {
+                if case.expect.fault.as_deref().is_some_and(|fault| AS_INJECTED.contains(&fault)) {
                     case.expect.fault = Some(spec.fault.clone());
                 }
                 case.inject = vec![spec.clone()];

@@ -23,7 +23,7 @@ use crate::dump::Recording;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::{self, Model, builders};
-use crate::report::{Report, Side, Tried, Verdict};
+use crate::report::{CheckpointVerdict, Report, Side, Tried, Verdict};
 use crate::select::Selection;
 use crate::verdict::{self, Gap};
 use parity_dump::Dump;
@@ -129,7 +129,9 @@ fn refuse_gaps(report: &mut Report, gaps: &[Gap], allow_missing: bool) {
 /// What is not at parity in the arithmetic that a dump declares, or that all its values show, may be so tensor by
 /// tensor: then that is the answer, and where it is not, it tells better where the first mistake is.
 pub fn explained(report: Report, by_tensor: impl FnOnce() -> Result<Report>) -> Report {
-    if report.verdict == Verdict::Parity {
+    // A reference that is wrong stays wrong in any arithmetic of the candidate.
+    let refuted = report.checkpoints.iter().any(|entry| entry.verdict == CheckpointVerdict::Reference);
+    if report.verdict == Verdict::Parity || refuted {
         return report;
     }
     match by_tensor() {

@@ -61,6 +61,22 @@ fn rewrites_fit_their_graphs_and_change_them() {
     }
 }
 
+/// None of the recorded models uses YaRN: a rotation that does has its mistakes.
+#[test]
+fn yarn_has_its_mistakes() {
+    let (_, mut graph) = graphs().swap_remove(0);
+    let rope = graph.computed().find(|&id| graph.get(id).op == Op::Rope).expect("a rotation");
+    let word = |name: &str| params::fields(&Op::Rope).iter().find(|field| field.name == name).unwrap().word;
+    let of =
+        |graph: &Graph| fault::at(graph, rope).into_iter().map(|fault| fault.name).collect::<BTreeSet<_>>();
+    assert!(!of(&graph).contains("rope.yarn"));
+    for (name, value) in [("ext_factor", 1.0), ("attn_factor", 1.2), ("freq_scale", 0.25)] {
+        graph.tensors[rope].params.set_float(word(name), value);
+    }
+    graph.tensors[rope].params.set_int(word("n_ctx_orig"), 4096);
+    assert!(of(&graph).contains("rope.yarn") && of(&graph).contains("rope.yarn_ramp"), "{:?}", of(&graph));
+}
+
 #[test]
 fn each_family_has_a_place_in_some_graph() {
     let names: BTreeSet<&str> = graphs()

@@ -6,6 +6,7 @@
 //! undecided what depends on it, by name.
 
 mod bridge;
+mod choice;
 mod devices;
 mod found;
 mod named;
@@ -27,7 +28,7 @@ use parity_graph::{Graph, Id, axis, label};
 use crate::arithmetic::Arithmetic;
 use crate::audit::bounds;
 use crate::checkpoint::Checkpoint;
-use crate::engine::machine::{Conductor, Machine, Node, Program, Unknown, Value, Values, own};
+use crate::engine::machine::{Conductor, Machine, Node, Program, Unknown, Value, own};
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::Storage;
@@ -68,6 +69,9 @@ pub trait Steps {
 
     /// Whether the graph that it is judged by is the one that its producer computed.
     fn is_own_graph(&self) -> bool;
+
+    /// Whether its producer says what it computes in.
+    fn is_declared(&self) -> bool;
 }
 
 /// A graph with the names of its nodes in a dump.
@@ -247,10 +251,6 @@ pub fn audit(
     Ok(findings)
 }
 
-/// llama.cpp's name for the order of a layer's experts, and for the first of it, which engines record.
-const ORDER: &str = "ffn_moe_argsort";
-const CHOSEN: &str = "ffn_moe_topk";
-
 /// Judges every node and goes on with what was recorded of it.
 struct Auditor<'a> {
     step: usize,
@@ -276,7 +276,10 @@ impl Conductor<f64> for Auditor<'_> {
         };
         let wanted = (self.wants)(checkpoint);
         let across = || bridge::across(node, args, self.kept);
-        let there = self.steps.tensor(self.step, checkpoint).or_else(|| self.chosen(node, checkpoint, args));
+        let there = self
+            .steps
+            .tensor(self.step, checkpoint)
+            .or_else(|| choice::order(self.steps, self.step, node, checkpoint, args));
         let Some(recorded) = there else {
             if wanted {
                 self.findings.at(checkpoint).unrecorded += 1;
@@ -306,52 +309,14 @@ impl Conductor<f64> for Auditor<'_> {
         match &partial {
             None => Ok(Ok(values.into())),
             // Rows that were not recorded are computed again, for what reads them.
-            Some(_) => Ok(bridge::across(node, args, self.kept).map(|own| filled(own, &values, lacks))),
+            Some(_) => {
+                Ok(bridge::across(node, args, self.kept).map(|own| choice::filled(own, &values, lacks)))
+            }
         }
     }
-}
-
-/// Recorded values, and computed ones where there are none.
-fn filled(mut own: Values<f64>, recorded: &[f64], lacks: impl Fn(usize) -> bool) -> Values<f64> {
-    for (element, value) in recorded.iter().enumerate().filter(|(element, _)| !lacks(*element)) {
-        own.data[element] = *value;
-        if let Some(carried) = &mut own.carried {
-            carried.error[element] = 0.0;
-        }
-    }
-    own
 }
 
 impl Auditor<'_> {
-    /// The order of all experts of which an engine tells only those that it chose: these come first.
-    fn chosen(
-        &self,
-        node: &Node<'_>,
-        checkpoint: Checkpoint,
-        args: std::result::Result<&Args<'_, f64>, &Unknown>,
-    ) -> Option<Tensor> {
-        let of_choice = format!("{}{CHOSEN}", checkpoint.to_string().strip_suffix(ORDER)?);
-        let of_choice: Checkpoint = of_choice.parse().ok()?;
-        let chosen = self.steps.tensor(self.step, of_choice)?;
-        let order = own(node, args).ok()?.data;
-        let [rows, experts] = [chosen.positions.len(), *node.program.graph.get(node.id).ne.first()?];
-        let k = chosen.values.len().checked_div(rows)?;
-        if order.len() != rows * experts || k > experts {
-            return None;
-        }
-        let mut values = Vec::with_capacity(order.len());
-        for (chosen, order) in chosen.values.chunks(k.max(1)).zip(order.chunks(experts.max(1))) {
-            values.extend_from_slice(chosen);
-            let others = order.iter().map(|expert| *expert as f32).filter(|expert| !chosen.contains(expert));
-            values.extend(others.take(experts - k));
-        }
-        (values.len() == order.len()).then(|| Tensor {
-            shape: vec![rows, experts],
-            positions: chosen.positions.clone(),
-            values,
-        })
-    }
-
     /// Notes what is found of a node whose `values` were recorded.
     fn judge(
         &mut self,
@@ -375,7 +340,8 @@ impl Auditor<'_> {
                 let mut tried = hypotheses(op, tensor.backend.as_deref(), args);
                 if !self.steps.is_own_graph() {
                     let kept = Some(self.kept).filter(|kept| narrow::holds(*kept, &recorded.values));
-                    tried.extend(narrow::hypotheses(op, args, kept.unwrap_or_default()));
+                    let declared = self.steps.is_declared();
+                    tried.extend(narrow::hypotheses(op, args, kept.unwrap_or_default(), declared));
                 }
                 let held = judge_sampled(rule, args, values, &sight, &tried);
                 if let Ok(held) = &held {

@@ -10,7 +10,7 @@ use parity_graph::Op;
 
 use super::node::Hypothesis;
 use super::{Labelled, Steps};
-use crate::arithmetic::{Arithmetic, round};
+use crate::arithmetic::{Arithmetic, Narrow, Operands, round};
 use crate::audit::bounds::storage_unit;
 use crate::gguf::DType;
 use crate::numerics::Storage;
@@ -208,14 +208,31 @@ pub fn shown(steps: &dyn Steps, graphs: &[(usize, &Labelled)]) -> Storage {
     }
 }
 
+/// Types that matrix units take both sides in, whatever values are kept in.
+pub const PRODUCTS: [(&str, Narrow); 4] = [
+    ("matmuls with f16 operands", Narrow::F16),
+    ("matmuls with bf16 operands", Narrow::Bf16),
+    ("matmuls with TF32 operands", Narrow::Tf32),
+    ("matmuls with TF32 operands, cut", Narrow::Tf32Cut),
+];
+
+/// f32 but for the operands of products.
+pub fn products(narrow: Narrow) -> Arithmetic {
+    Arithmetic { operands: Operands::Both(narrow), ..Arithmetic::EXACT }
+}
+
 /// What else an engine that is not llama.cpp may compute a node in; `kept` is the type that its recorded values are
-/// all numbers of.
-pub fn hypotheses(op: &Op, args: &Args<'_, f64>, kept: Storage) -> Vec<Hypothesis> {
+/// all numbers of. What was `declared` holds for products.
+pub fn hypotheses(op: &Op, args: &Args<'_, f64>, kept: Storage, declared: bool) -> Vec<Hypothesis> {
     let cached = |cache| Arithmetic { cache, ..Arithmetic::EXACT };
     let mut more = Vec::new();
     let cache = args.get(0).is_some_and(|source| matches!(source.data, Data::Values(_)));
     if *op == Op::FlashAttn || *op == Op::MulMat && cache {
         more.push(Hypothesis { name: "keys and values in f16", arithmetic: cached(Storage::F16) });
+    }
+    let weight = args.get(0).is_some_and(|source| matches!(source.data, Data::Weight(_)));
+    if matches!(op, Op::MulMat | Op::MulMatId) && weight && !declared {
+        more.extend(PRODUCTS.map(|(name, narrow)| Hypothesis { name, arithmetic: products(narrow) }));
     }
     let recorded = |kept| Arithmetic { recorded: Some(kept), ..Arithmetic::EXACT };
     more.push(Hypothesis {

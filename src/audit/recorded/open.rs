@@ -7,6 +7,7 @@ use crate::dump::Recording;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::builders::{self, Cache, Shape, Values};
+use crate::numerics::Numerics;
 use parity_dump::Dump;
 use parity_graph::Graph;
 
@@ -112,6 +113,11 @@ impl Steps for Judged<'_> {
 
     fn is_own_graph(&self) -> bool {
         self.own
+    }
+
+    fn is_declared(&self) -> bool {
+        let numerics = self.values.manifest().producer.numerics.as_deref();
+        numerics.is_some_and(|words| words.parse::<Numerics>().is_ok())
     }
 
     fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {

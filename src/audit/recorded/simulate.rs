@@ -12,6 +12,7 @@ use super::narrow::{self, Narrowed};
 use super::{Labelled, Steps};
 use crate::arithmetic::Arithmetic;
 use crate::audit::bounds::{CONFIDENCE, storage_unit};
+use crate::audit::simulate::SHARP;
 use crate::checkpoint::Checkpoint;
 use crate::engine::machine::{Conductor, Machine, Node, Unknown, Value, compute};
 use crate::error::Result;
@@ -59,8 +60,11 @@ pub fn simulate(
     let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
     let mut best: BTreeMap<Checkpoint, Simulated> = BTreeMap::new();
     let is_explained = |found: &Simulated| found.over <= 1.0;
-    for arithmetic in [Arithmetic::EXACT, own, Arithmetic::LLAMA_CPU] {
-        if open.iter().all(|id| best.get(id).is_some_and(is_explained)) {
+    let of_products = narrow::PRODUCTS.map(|(_, narrow)| narrow::products(narrow));
+    let of_products = of_products.into_iter().filter(|_| !steps.is_declared());
+    for arithmetic in [Arithmetic::EXACT, own, Arithmetic::LLAMA_CPU].into_iter().chain(of_products) {
+        let is_settled = |found: &Simulated| is_explained(found) && found.band <= SHARP;
+        if open.iter().all(|id| best.get(id).is_some_and(is_settled)) {
             break;
         }
         let run = |seed: Option<u64>| -> Result<Rows> {
@@ -78,7 +82,13 @@ pub fn simulate(
         for &id in open {
             let Some(found) = weigh(steps, id, &exact, &runs) else { continue };
             let found = Simulated { unit: storage_unit(arithmetic.narrow), ..found };
-            if best.get(&id).is_none_or(|known| !is_explained(known) && !(found.over >= known.over)) {
+            // Of those that explain it the sharpest, otherwise the one that comes nearest.
+            let better = |known: &Simulated| match (is_explained(&found), is_explained(known)) {
+                (true, true) => found.band < known.band,
+                (explained, false) => explained || !(found.over >= known.over),
+                (false, true) => false,
+            };
+            if best.get(&id).is_none_or(better) {
                 best.insert(id, found);
             }
         }

@@ -52,6 +52,10 @@ impl Steps for Held {
         true
     }
 
+    fn is_declared(&self) -> bool {
+        false
+    }
+
     fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
         self.0.get(&(step, checkpoint.to_string())).cloned()
     }

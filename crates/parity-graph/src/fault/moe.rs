@@ -23,27 +23,8 @@ pub(super) fn faults(site: Site<'_>, out: &mut Vec<Fault>) {
             let text = "only the last of the chosen experts is used";
             out.push(site.fault("moe.top_k", text, Change::Bypass { slot: 1 }));
         }
-        Op::SoftMax if site.src(1).is_none() && site.src(2).is_none() => {
-            let other = Change::Op(Op::Sigmoid, vec![(0, SIGMOID), (1, 0)]);
-            out.push(site.fault(
-                "moe.routing",
-                "experts are weighted by a sigmoid, the graph has a softmax",
-                other,
-            ));
-            out.push(site.fault(
-                "moe.routing",
-                "the router's scores are used as they are",
-                Change::Bypass { slot: 0 },
-            ));
-        }
-        Op::Sigmoid if site.is_called("moe") => {
-            let other = Change::Op(Op::SoftMax, vec![(0, 1f32.to_bits()), (1, 0)]);
-            out.push(site.fault(
-                "moe.routing",
-                "experts are weighted by a softmax, the graph has a sigmoid",
-                other,
-            ));
-        }
+        Op::SoftMax if site.src(1).is_none() && site.src(2).is_none() => routing(site, out),
+        Op::Sigmoid if site.is_called("moe") => routing(site, out),
         Op::Div if site.origin_op(1).is_some_and(|op| matches!(op, Op::Clamp | Op::SumRows)) => {
             let text = "the weights of the chosen experts are not renormalised";
             out.push(site.fault("moe.no_renorm", text, Change::Bypass { slot: 0 }));
@@ -104,4 +85,21 @@ pub(super) fn one_more_expert(site: Site<'_>) -> bool {
         window(0) == Some(last)
             || before.is_some_and(|sum| *sum.op() == Op::Add && sum.origin(1) == Some(last))
     })
+}
+
+/// What scores are made weights by.
+fn routing(site: Site<'_>, out: &mut Vec<Fault>) {
+    if *site.op() == Op::Sigmoid {
+        let other = Change::Op(Op::SoftMax, vec![(0, 1f32.to_bits()), (1, 0)]);
+        out.push(site.fault(
+            "moe.routing",
+            "experts are weighted by a softmax, the graph has a sigmoid",
+            other,
+        ));
+        return;
+    }
+    let other = Change::Op(Op::Sigmoid, vec![(0, SIGMOID), (1, 0)]);
+    out.push(site.fault("moe.routing", "experts are weighted by a sigmoid, the graph has a softmax", other));
+    let text = "the router's scores are used as they are";
+    out.push(site.fault("moe.routing", text, Change::Bypass { slot: 0 }));
 }
