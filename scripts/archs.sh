@@ -36,8 +36,11 @@ if [ -n "${ARCHS:-}" ]; then work=$(mkdir -p "$ARCHS" && realpath "$ARCHS"); els
 fi
 [ $# -gt 0 ] || set -- '*'
 
-# What the prebuilt library cannot load.
+# What the prebuilt library cannot load, and what sees all tokens at once, so that llama.cpp refuses it in two ubatches.
 without=(glm5-next-moe)
+at_once=(dream-dense llada-dense llada-moe-moe rnd1-moe)
+# What llama.cpp itself aborts on when it is quantised.
+aborted=(qwen4exp-moe)
 
 if [ -n "${MODELS:-}" ]; then models=$(realpath "$MODELS"); else
     models=$work/models
@@ -91,7 +94,7 @@ one() { # model mode
     rm -rf "$dump"
     # Scores and probabilities, which grok always has, are recorded where they are asked for.
     case $mode@$name in flash-off@* | *@grok-*) which=(--checkpoint '*') ;; esac
-    case $mode in flash-off) flash=(DRIVER_FLASH=off) ;; ubatch) threads=2 ubatch=6 ;; esac
+    case $mode in flash-off) flash=(DRIVER_FLASH=off) ;; ubatch) ubatch=6 ;; esac
     [[ " ${without[*]} " == *" $name "* ]] && from=$built
     if ! model=$(model_of "$1" "$mode") || ! env DRIVER_THREADS="$threads" DRIVER_UBATCH="$ubatch" "${flash[@]}" \
         "$parity" record -o "$dump" "${which[@]}" -- "$driver" "$from" "$model" 12 \
@@ -132,15 +135,22 @@ done
 bad=0
 for mode in "${modes[@]}"; do
     mkdir -p "$work/dumps" "$work/logs" "$work/q4_k_m"
-    begun=$SECONDS
+    begun=$SECONDS some=()
+    for model in "${list[@]}"; do
+        name=$(basename "$model" .gguf)
+        [[ $mode == ubatch && " ${at_once[*]} " == *" $name "* ]] && continue
+        [[ $mode == q4_k_m && " ${aborted[*]} " == *" $name "* ]] && continue
+        some+=("$model")
+    done
+    [ ${#some[@]} -gt 0 ] || continue
     printf '== %s\n%-26s %8s %-12s %-11s %-11s %8s\n' "$mode" model nodes audit 'run f32' 'run f64' time
-    printf '%s\0' "${list[@]}" |
+    printf '%s\0' "${some[@]}" |
         xargs -0 -n 1 -P "${JOBS:-$(nproc)}" bash -c 'without=($without_list); text=$(one "$1" "$0"); printf "%s\n" "$text"' "$mode" |
         tee "$work/table-$mode"
     parities() { awk -v column="$1" '/^[^ ]/ && $column == "PARITY"' "$work/table-$mode" | wc -l; }
     audited=$(parities 3) ran=$(parities 4) doubled=$(parities 5)
-    echo "$mode: ${#list[@]} models: $audited audited, $ran run in f32${exact:+, $doubled in f64}, in $((SECONDS - begun)) s"
+    echo "$mode: ${#some[@]} models: $audited audited, $ran run in f32${exact:+, $doubled in f64}, in $((SECONDS - begun)) s"
     echo
-    [ "$audited" = ${#list[@]} ] && [ "$ran" = ${#list[@]} ] && [ "${exact:+$doubled}" = "${exact:+${#list[@]}}" ] || bad=1
+    [ "$audited" = ${#some[@]} ] && [ "$ran" = ${#some[@]} ] && [ "${exact:+$doubled}" = "${exact:+${#some[@]}}" ] || bad=1
 done
 exit "$bad"

@@ -142,3 +142,32 @@ fn mistakes_that_come_to_the_same_are_one() {
     }
     assert!(turned > 10 && experts > 5, "{turned} RoPEs, {experts} sums over experts");
 }
+
+/// No shipped graph has scaled or multimodal RoPE: the words are set in one that has plain RoPE.
+#[test]
+fn scaled_and_multimodal_rope_have_their_mistakes() {
+    let (_, mut graph) = graphs().into_iter().find(|(name, _)| name == "qwen2-dense").unwrap();
+    let rope = (0..graph.nodes).find(|&id| graph.get(id).op == Op::Rope).unwrap();
+    let word = |name: &str| params::field(&Op::Rope, name).unwrap().word;
+    let names = |graph: &Graph| -> Vec<&'static str> {
+        fault::at(graph, rope).into_iter().map(|fault| fault.name).collect()
+    };
+    assert!(!names(&graph).iter().any(|name| name.starts_with("rope.yarn") || *name == "rope.sections"));
+    let words = &mut graph.tensors[rope].params;
+    words.set_float(word("ext_factor"), 1.0);
+    words.set_float(word("freq_scale"), 0.25);
+    words.set_float(word("attn_factor"), 1.1);
+    let yarn = names(&graph);
+    let count = |names: &[&str], wanted: &str| names.iter().filter(|name| **name == wanted).count();
+    // The interpolation and the magnitude; the limits exchanged, and two other contexts.
+    assert_eq!(
+        [count(&yarn, "rope.yarn"), count(&yarn, "rope.yarn_ramp"), count(&yarn, "rope.scale")],
+        [2, 3, 1]
+    );
+    let words = &mut graph.tensors[rope].params;
+    words.set_int(word("mode"), 8);
+    for (section, pairs) in ["section0", "section1", "section2"].into_iter().zip([16, 24, 24]) {
+        words.set_int(word(section), pairs);
+    }
+    assert_eq!(count(&names(&graph), "rope.sections"), 2);
+}
