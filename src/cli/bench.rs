@@ -144,7 +144,8 @@ fn plot(found: &Bench) -> String {
         escaped(&found.model),
         escaped(&found.numerics)
     );
-    let lines: [(&str, &str, fn(&Row) -> f64); 2] = [
+    type Line = (&'static str, &'static str, fn(&Row) -> f64);
+    let lines: [Line; 2] = [
         ("untraced", "#1f5fbf", |row| row.untraced.median),
         ("every checkpoint", "#bf5f1f", |row| row.traced.median),
     ];

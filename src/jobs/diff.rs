@@ -70,7 +70,9 @@ pub fn diff(candidate: &Dump, reference: &Dump, model: Option<&Model>, options: 
         allow_missing: options.allow_missing,
     });
     report.details = details;
-    model.map(|model| verdict::describe(&mut report, &model.graph));
+    if let Some(model) = model {
+        verdict::describe(&mut report, &model.graph);
+    }
     Ok(report)
 }
 

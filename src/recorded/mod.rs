@@ -53,7 +53,7 @@ pub fn open(path: &Path, dumps: &[&Dump]) -> Result<std::result::Result<Model, F
     let architecture = gguf.str("general.architecture")?.unwrap_or("an unnamed architecture").to_owned();
     let some = dumps.iter().any(|dump| !dump.manifest().graphs.is_empty());
     match refused {
-        Some(refused) if !some && !builders::knows(&architecture) => return Err(refused),
+        Some(refused) if !some && !builders::knows(&architecture) => Err(refused),
         refused => {
             for dump in dumps {
                 model::refuse_other(&gguf, dump.path(), &dump.manifest().model)?;

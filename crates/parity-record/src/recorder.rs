@@ -170,6 +170,7 @@ impl Recorder {
         match self
             .injection
             .as_mut()
+            // SAFETY: by the caller's promise `tensor` is a tensor of the graph that is being computed.
             .map_or(Ok(false), |injection| unsafe { injection.asked(reader, tensor) })
         {
             Ok(false) => {}

@@ -71,16 +71,15 @@ impl Narrowed {
     /// The sources, with these values in place of their own.
     pub fn sources<'b>(&'b self, args: &'b Args<'_, f64>) -> Vec<Option<Source<'b, f64>>> {
         let slots = args.sources.iter().zip(&self.0);
-        let source =
-            |(source, narrowed): (&'b Option<Source<'_, f64>>, &'b Option<(Vec<f64>, [usize; 4])>)| {
-                let source = source.as_ref()?;
-                let data = match narrowed {
-                    Some((values, shape)) => Data::Values(Strided::whole(values, *shape)),
-                    None => source.data.clone(),
-                };
-                Some(Source { dtype: source.dtype, data })
+        let sources = slots.map(|(source, narrowed)| {
+            let source = source.as_ref()?;
+            let data = match narrowed {
+                Some((values, shape)) => Data::Values(Strided::whole(values, *shape)),
+                None => source.data.clone(),
             };
-        slots.map(source).collect()
+            Some(Source { dtype: source.dtype, data })
+        });
+        sources.collect()
     }
 }
 

@@ -7,6 +7,7 @@ use crate::arithmetic::narrow::half;
 use crate::scalar::vectorized;
 
 /// What is added to the largest score, so that weights stay below 1/8: `3.0f * 0.6931f`.
+#[expect(clippy::approx_constant, reason = "the kernel's own constant, not the logarithm")]
 pub const OFFSET: f64 = (3.0f32 * 0.6931f32) as f64;
 /// An exponential through exp2 rounds its argument, and a fast one its factor as well.
 const EXP_ARGUMENT: f64 = 2.0;
