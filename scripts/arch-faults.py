@@ -111,6 +111,8 @@ chosen = [
     if any(fnmatch.fnmatch(model.stem, glob) for glob in globs)
     and (folder / "dumps" / model.stem / "manifest.json").exists()
 ]
+if not chosen:
+    sys.exit(f"{folder} holds no recording of a model of {models} that fits: run scripts/archs.sh with ARCHS={folder} first")
 if options.count and options.count < len(chosen):
     chosen = [chosen[i * len(chosen) // options.count] for i in range(options.count)]
 counts, written = {}, []
