@@ -87,11 +87,13 @@ pub fn across(
     if kept != Storage::F32 {
         let third = compute::<f64>(rule, &rounded)?;
         match narrow::is_one_step(&rule.op) && node.carried.iter().all(Option::is_none) {
-            // Of recorded values it is known what is rounded.
+            // Of recorded values it is known which are numbers of that type already.
             true => {
                 let mut stored = third.clone();
                 round::store(kept, &mut stored);
-                error.iter_mut().zip(stored.iter().zip(&third)).for_each(|(e, (a, b))| *e += (a - b).abs());
+                error.iter_mut().zip(stored.iter().zip(&third)).for_each(|(error, (stored, exact))| {
+                    *error += if stored == exact { 0.0 } else { narrow::rounding(kept, *exact) };
+                });
             }
             false => narrow::widen(rule, &rounded, &data, &mut error),
         }
