@@ -27,8 +27,13 @@ const WIDE_TILES: [[usize; 3]; 2] = [[256, 128, 128], [128, 128, 64]];
 const WIDE_SMALLEST: [usize; 3] = [64, 64, 64];
 /// Its shared memory in bytes: WIDE_BYTES of kernels/linear_wide.cu.
 const WIDE_SHARED: u32 = 96 << 10;
-/// Multiprocessors of a large GPU: `linear_few` has as many blocks as they hold at once.
+/// Multiprocessors of a large GPU: `linear_few` and `linear_one` have as many blocks as they hold at once.
 const MULTIPROCESSORS: usize = 132;
+/// Tiles that a block of `linear_one` computes at once, at most.
+const ONE_GROUPS_MAX: usize = 9;
+/// Its chunks on their way, and the zeros it keeps in shared memory: DEPTH of kernels/pieces.cuh, ONE_ZEROS of the kernel.
+const ONE_DEPTH: usize = 2;
+const ONE_ZEROS: usize = 128;
 
 /// What follows a product within the same launch; the product itself is stored as well.
 #[derive(Clone, Copy, Debug, Default)]
@@ -128,6 +133,8 @@ pub struct LinearData {
     /// Address and bytes, a multiple of 16, of weights that a later launch reads: [`LinearKernel::Few`] brings them
     /// nearer.
     pub next: (Address, usize),
+    /// Bytes of shared memory that a block may have: [`LinearKernel::One`] fills it.
+    pub shared_max: usize,
 }
 
 /// Which kernel computes a matrix product.
@@ -139,15 +146,18 @@ pub enum LinearKernel {
     Tile,
     /// Tensor cores for few token rows of values that are stored in f16.
     Few,
+    /// The same for a single one, with quants as they are and scales in f32; as [`LinearKernel::Few`] in other formats.
+    One,
     /// Tensor cores for many, with weights in f16.
     Wide,
 }
 
 impl LinearKernel {
     /// The kernel for a step of `rows` token rows. Of the logits the last row alone may be computed, with the same
-    /// bits: they have the same kernel in any step.
+    /// bits: they have the same kernel in any step of several rows.
     pub fn for_step(rows: usize, storage: Storage, logits: bool) -> LinearKernel {
         match storage {
+            Storage::F16 if rows == 1 => LinearKernel::One,
             Storage::F16 if logits || rows <= ROWS_MAX_FEW => LinearKernel::Few,
             Storage::F16 => LinearKernel::Wide,
             Storage::F32 if rows <= ROWS_MAX_UNTILED => LinearKernel::Row,
@@ -170,6 +180,7 @@ struct PartArgs {
     outputs: i32,
     follow: i32,
     pairs: i32,
+    other_format: i32,
 }
 
 #[repr(C)]
@@ -217,11 +228,13 @@ impl PartArgs {
             outputs: part.weight.outputs as i32,
             follow,
             pairs,
+            other_format: 0,
         }
     }
 }
 
-/// Products of one x (T, I) with up to three weights of one format and width: out (T, O) = x · weight transposed.
+/// Products of one x (T, I) with up to three weights of one width and format, or of formats that [`together`] has: out
+/// (T, O) = x · weight transposed.
 pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
     let weight = parts[0].weight;
     let mut all = [PartArgs::default(); PARTS_MAX];
@@ -260,7 +273,8 @@ pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
             let grid = [outputs.div_ceil(8 / split), data.rows, parts.len()];
             Call::new(format!("linear_row_{format}_{}", name_of(storage)), grid, THREADS, args)
         }
-        (LinearKernel::Few, _) => few(parts, data, args),
+        (LinearKernel::One, _) if one_format(weight.dtype).is_some() => one(parts, &data, args),
+        (LinearKernel::Few | LinearKernel::One, _) => few(parts, data, args),
         (LinearKernel::Wide, _) => {
             // Larger tiles where there are enough of them.
             let blocks = |rows: usize, wide: usize| -> usize {
@@ -302,6 +316,75 @@ fn few(parts: &[LinearPart], data: LinearData, args: LinearArgs) -> Call {
     let grid = [blocks, data.rows.div_ceil(rows), depth];
     Call::new(format!("linear_few{rows}_{}", weight.format()), grid, 32 * warps as u32, args)
         .sized((sums + row + norm) as u32)
+}
+
+/// What `linear_one` needs to know of a format.
+struct OneFormat {
+    /// Bytes of a chunk of sixteen rows, columns of it: STAGE and CHUNK of kernels/pieces.cuh.
+    stage: usize,
+    chunk: usize,
+    /// Warps that share a tile at most, and warps of a block: more would have too few registers.
+    split_max: usize,
+    warps_max: usize,
+}
+
+fn one_format(dtype: DType) -> Option<OneFormat> {
+    let quants = |row: usize| OneFormat { stage: 16 * row, chunk: 256, split_max: 12, warps_max: 18 };
+    match dtype {
+        DType::F16 => Some(OneFormat { stage: 16 * 256, chunk: 128, split_max: 20, warps_max: 20 }),
+        DType::Q4_K | DType::Q5_K | DType::Q6_K => Some(quants(block_bytes(dtype))),
+        _ => None,
+    }
+}
+
+/// Whether [`LinearKernel::One`] multiplies with weights of both formats in one launch: blocks of one length.
+pub fn together(a: DType, b: DType) -> bool {
+    a == b
+        || matches!(
+            (a, b),
+            (DType::Q4_K | DType::Q5_K, DType::Q6_K) | (DType::Q6_K, DType::Q4_K | DType::Q5_K)
+        )
+}
+
+/// The launch of `linear_one`: the warps of a block share a tile where there are few, and compute several at once where
+/// every multiprocessor has several.
+fn one(parts: &[LinearPart], data: &LinearData, mut args: LinearArgs) -> Call {
+    let weight = parts[0].weight;
+    let formats = parts.iter().filter_map(|part| one_format(part.weight.dtype));
+    let stage = formats.map(|format| format.stage).max().unwrap_or(0);
+    let gate_up = matches!(parts[0].pairs, Pairs::GateUp { .. });
+    let (tile, depth) = if gate_up { (FEW_OUTPUTS / 2, 1) } else { (FEW_OUTPUTS, parts.len()) };
+    let tiles = parts.iter().map(|part| part.weight.outputs.div_ceil(tile)).max().unwrap_or(1).max(1);
+
+    let OneFormat { chunk, split_max, warps_max, .. } = one_format(weight.dtype).expect("a format of the kernel");
+    let chunks = weight.columns.div_ceil(chunk);
+    // The row, of which what lies 128 bytes apart is moved by 16, its zeros, and its sums over sub-blocks of 32.
+    let columns = weight.columns + chunk;
+    let row = 2 * (ONE_ZEROS + (columns + columns / 64 * 8).next_multiple_of(8)) + 32 * chunks;
+    let warp = ONE_DEPTH * stage + 2 * FEW_OUTPUTS * size_of::<f32>();
+    let warps_max = (data.shared_max.saturating_sub(row) / warp).clamp(1, warps_max);
+
+    let groups = tiles.div_ceil(MULTIPROCESSORS).min(ONE_GROUPS_MAX).min(warps_max);
+    let most = split_max.min(warps_max / groups);
+    let split = chunks.div_ceil(chunks.div_ceil(most));
+    let turns = tiles.div_ceil(groups).div_ceil(MULTIPROCESSORS);
+    let blocks = tiles.div_ceil(groups).div_ceil(turns);
+    args.split = split as i32;
+    // The kernel of two formats has them in this order.
+    let other = parts.iter().map(|part| part.weight.dtype).find(|dtype| *dtype != weight.dtype);
+    let format = match other {
+        None => weight.format(),
+        Some(other) => {
+            let first = if weight.dtype == DType::Q6_K { other } else { weight.dtype };
+            for (args, part) in args.parts.iter_mut().zip(parts) {
+                args.other_format = i32::from(part.weight.dtype == DType::Q6_K);
+            }
+            format!("{}_q6_k", first.name().to_lowercase())
+        }
+    };
+    let threads = 32 * (split * groups) as u32;
+    Call::new(format!("linear_one_{format}"), [blocks, 1, depth], threads, args)
+        .sized((split * groups * warp + row) as u32)
 }
 
 /// Columns that a warp of `linear_few` takes at once: CHUNK of kernels/lanes.cuh.

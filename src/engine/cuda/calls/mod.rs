@@ -19,7 +19,7 @@ mod unpack;
 pub use attention::{AttentionData, AttentionKernel, attention, attention_room, has_attention};
 pub use linear::{
     Follow, LinearData, LinearKernel, LinearPart, NORM_COLUMNS_MAX, NormFirst, PAIRS_OUTPUTS, PARTS_MAX,
-    Pairs, linear,
+    Pairs, linear, together,
 };
 pub use rope::{RopeData, RopePart, rope};
 pub use stats::stats;
