@@ -17,3 +17,4 @@
 #include "add.cu"
 #include "glu.cu"
 #include "stats.cu"
+#include "next.cu"

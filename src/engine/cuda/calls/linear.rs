@@ -337,13 +337,9 @@ fn one_format(dtype: DType) -> Option<OneFormat> {
     }
 }
 
-/// Whether [`LinearKernel::One`] multiplies with weights of both formats in one launch: blocks of one length.
-pub fn together(a: DType, b: DType) -> bool {
-    a == b
-        || matches!(
-            (a, b),
-            (DType::Q4_K | DType::Q5_K, DType::Q6_K) | (DType::Q6_K, DType::Q4_K | DType::Q5_K)
-        )
+/// Whether [`LinearKernel::One`] multiplies with weights of another format in one launch with those of the first.
+pub fn together(first: DType, other: DType) -> bool {
+    first == other || (matches!(first, DType::Q4_K | DType::Q5_K) && other == DType::Q6_K)
 }
 
 /// The launch of `linear_one`: the warps of a block share a tile where there are few, and compute several at once where
@@ -370,18 +366,13 @@ fn one(parts: &[LinearPart], data: &LinearData, mut args: LinearArgs) -> Call {
     let turns = tiles.div_ceil(groups).div_ceil(MULTIPROCESSORS);
     let blocks = tiles.div_ceil(groups).div_ceil(turns);
     args.split = split as i32;
-    // The kernel of two formats has them in this order.
-    let other = parts.iter().map(|part| part.weight.dtype).find(|dtype| *dtype != weight.dtype);
-    let format = match other {
-        None => weight.format(),
-        Some(other) => {
-            let first = if weight.dtype == DType::Q6_K { other } else { weight.dtype };
-            for (args, part) in args.parts.iter_mut().zip(parts) {
-                args.other_format = i32::from(part.weight.dtype == DType::Q6_K);
-            }
-            format!("{}_q6_k", first.name().to_lowercase())
-        }
-    };
+    let mut format = weight.format();
+    for (args, part) in args.parts.iter_mut().zip(parts) {
+        args.other_format = i32::from(part.weight.dtype != weight.dtype);
+    }
+    if let Some(other) = parts.iter().find(|part| part.weight.dtype != weight.dtype) {
+        format = format!("{format}_{}", other.weight.format());
+    }
     let threads = 32 * (split * groups) as u32;
     Call::new(format!("linear_one_{format}"), [blocks, 1, depth], threads, args)
         .sized((split * groups * warp + row) as u32)
