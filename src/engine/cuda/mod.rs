@@ -10,6 +10,7 @@ pub mod calls;
 
 mod compare;
 mod device;
+mod greedy;
 mod host;
 mod isolated;
 mod layout;

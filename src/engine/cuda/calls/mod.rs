@@ -12,6 +12,7 @@ use crate::numerics::Storage;
 
 mod attention;
 mod linear;
+mod next;
 mod rope;
 mod stats;
 mod unpack;
@@ -21,6 +22,7 @@ pub use linear::{
     Follow, LinearData, LinearKernel, LinearPart, NORM_COLUMNS_MAX, NormFirst, PAIRS_OUTPUTS, PARTS_MAX,
     Pairs, linear, together,
 };
+pub use next::next_token;
 pub use rope::{RopeData, RopePart, rope};
 pub use stats::stats;
 pub use unpack::{unpack, unpacked};
