@@ -144,7 +144,11 @@ fn the_gpu_chooses_the_tokens() {
         assert!(by_host == by_gpu, "{numerics}: every value of every step");
         engine.reset();
         engine.step(&Batch { tokens: &prompt, first: 0 }, &mut Asks::Nothing).unwrap();
-        assert_eq!(engine.greedy(prompt[0], steps, &mut Asks::Nothing).unwrap(), expected, "{numerics}, unseen");
+        assert_eq!(
+            engine.greedy(prompt[0], steps, &mut Asks::Nothing).unwrap(),
+            expected,
+            "{numerics}, unseen"
+        );
     }
 }
 

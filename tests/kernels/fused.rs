@@ -8,24 +8,15 @@ use parity::model::graph::{Activation, Glu, GluForm, Pairing, Rope, RopePosition
 use parity::numerics::Storage;
 
 use crate::data::{Memory, Random, RandomWeight};
-use crate::{SHARED, U32, check, host, run, storage_rounding};
+use crate::linear::data_for;
+use crate::{U32, check, host, run, storage_rounding};
 
 const FAST: Storage = Storage::F16;
 
 /// Products of `x` by the kernel for so few rows.
 fn few(x: &Memory, first: &Memory, rows: usize) -> LinearData {
-    LinearData {
-        kernel: LinearKernel::for_step(rows, FAST, false),
-        x: x.address(),
-        first: first.address(),
-        rows,
-        storage: FAST,
-        kv: FAST,
-        out_f32: false,
-        norm: None,
-        next: (0, 0),
-        shared_max: SHARED,
-    }
+    let kernel = LinearKernel::for_step(rows, FAST, false);
+    LinearData { first: first.address(), ..data_for(kernel, x.address(), rows, FAST) }
 }
 
 fn alone(w: &RandomWeight, out: &Memory) -> LinearPart {

@@ -22,21 +22,23 @@ pub fn plain(
     storage: Storage,
 ) -> Call {
     let part = LinearPart { weight: *weight, out, follow: Follow::Nothing, cache: 0, pairs: Pairs::Alone };
-    calls::linear(
-        &[part],
-        LinearData {
-            kernel,
-            x,
-            first: 0,
-            rows,
-            storage,
-            kv: storage,
-            out_f32: false,
-            norm: None,
-            next: (0, 0),
-            shared_max: SHARED,
-        },
-    )
+    calls::linear(&[part], data_for(kernel, x, rows, storage))
+}
+
+/// What such a product is told of its input.
+pub fn data_for(kernel: LinearKernel, x: Address, rows: usize, storage: Storage) -> LinearData {
+    LinearData {
+        kernel,
+        x,
+        first: 0,
+        rows,
+        storage,
+        kv: storage,
+        out_f32: false,
+        norm: None,
+        next: (0, 0),
+        shared_max: SHARED,
+    }
 }
 
 /// All kernels for what values are stored as.
@@ -140,22 +142,10 @@ fn two_formats_at_once() {
             cache: 0,
             pairs: Pairs::Alone,
         };
-        let data = LinearData {
-            kernel: LinearKernel::One,
-            x: x.address(),
-            first: 0,
-            rows: 1,
-            storage: FAST,
-            kv: FAST,
-            out_f32: false,
-            norm: None,
-            next: (0, 0),
-            shared_max: SHARED,
-        };
+        let data = data_for(LinearKernel::One, x.address(), 1, FAST);
         run(kernels, &[calls::linear(&[0, 1, 2].map(part), data)], &out[2], FAST);
         for i in 0..3 {
-            let call =
-                plain(&w[i].weight, LinearKernel::One, [x.address(), alone[i].address()], 1, FAST);
+            let call = plain(&w[i].weight, LinearKernel::One, [x.address(), alone[i].address()], 1, FAST);
             run(kernels, &[call], &alone[i], FAST);
             assert_eq!(alone[i].bytes(), out[i].bytes(), "{}", dtypes[i].name());
         }
@@ -255,18 +245,7 @@ fn fast_products_with_f32_output() {
             cache: 0,
             pairs: Pairs::Alone,
         };
-        let data = LinearData {
-            kernel,
-            x: x.address(),
-            first: 0,
-            rows: 2,
-            storage: FAST,
-            kv: FAST,
-            out_f32: true,
-            norm: None,
-            next: (0, 0),
-            shared_max: SHARED,
-        };
+        let data = LinearData { out_f32: true, ..data_for(kernel, x.address(), 2, FAST) };
         let call = calls::linear(&[part], data);
         let found = run(kernels, &[call], &out, EXACT);
         check("f32 from f16", &found, |i| {
@@ -308,8 +287,7 @@ fn products_with_what_follows() {
                 pairs: Pairs::Alone,
             };
             let (x, first) = (x.address(), start.address());
-            let data =
-                LinearData { kernel, x, first, rows, storage, kv, out_f32: false, norm: None, next: (0, 0), shared_max: SHARED };
+            let data = LinearData { first, kv, ..data_for(kernel, x, rows, storage) };
             run(kernels, &[calls::linear(&[0, 1, 2].map(part), data)], &out[2], storage);
 
             for (i, o) in outputs.into_iter().enumerate() {

@@ -63,7 +63,9 @@ fn the_next_token() {
     let vocab = 5003;
     let mut logits = Random(3).values(vocab);
     (logits[17], logits[4000], logits[4999]) = (f32::NAN, 40.0, 40.0);
-    for (logits, expected) in [(logits, 4000), (vec![f32::NAN; vocab], 0), (vec![f32::NEG_INFINITY; vocab], 0)] {
+    for (logits, expected) in
+        [(logits, 4000), (vec![f32::NAN; vocab], 0), (vec![f32::NEG_INFINITY; vocab], 0)]
+    {
         let logits = Memory::of_f32(&logits);
         let tokens = Memory::of_bytes(&[0; 4 * 8]);
         for seed in crate::SEEDS {

@@ -1,11 +1,11 @@
 //! Greedy decoding whose tokens the GPU chooses itself: no step waits for the host, and what a probe wants of one is
 //! copied, and shown, while later ones are computed.
 
+use super::CudaEngine;
 use super::calls::{self, Address, Call};
 use super::device::{Buffer, Device, Event, Pinned, error, failed};
 use super::plan::{Output, Work};
 use super::readback::values;
-use super::CudaEngine;
 use crate::engine::{Batch, Probe};
 use crate::error::Result;
 

@@ -162,7 +162,8 @@ impl Ability<'_> {
         let kernel = LinearKernel::for_step(rows, storage, false);
         let few = matches!(kernel, LinearKernel::Few | LinearKernel::One);
         let (taken, computed) = (vec![false; nodes.len()], HashSet::new());
-        let mut schedule = Schedule { ability: self, nodes, taken, computed, few, one: kernel == LinearKernel::One };
+        let mut schedule =
+            Schedule { ability: self, nodes, taken, computed, few, one: kernel == LinearKernel::One };
         let mut tasks = Vec::new();
         for index in 0..nodes.len() {
             if !schedule.taken[index] {

@@ -95,7 +95,8 @@ pub fn one(parts: &[LinearPart], data: &LinearData, mut args: LinearArgs) -> Cal
     let (tile, depth) = if gate_up { (FEW_OUTPUTS / 2, 1) } else { (FEW_OUTPUTS, parts.len()) };
     let tiles = parts.iter().map(|part| part.weight.outputs.div_ceil(tile)).max().unwrap_or(1).max(1);
 
-    let OneFormat { chunk, split_max, warps_max, .. } = one_format(weight.dtype).expect("a format of the kernel");
+    let OneFormat { chunk, split_max, warps_max, .. } =
+        one_format(weight.dtype).expect("a format of the kernel");
     let chunks = weight.columns.div_ceil(chunk);
     let (row, warp) = (one_row(&weight, chunk), one_warp(stage));
     let warps_max = (data.shared_max.saturating_sub(row) / warp).clamp(1, warps_max);
