@@ -332,7 +332,7 @@ impl Auditor<'_> {
         args: std::result::Result<&Args<'_, f64>, &Unknown>,
         (values, recorded): (&[f64], &Tensor),
         arranged: &Arrangement,
-        looked_at: &dyn Fn(usize) -> bool,
+        looked_at: &(dyn Fn(usize) -> bool + Sync),
     ) {
         let named = self.findings.nodes.values().filter(|finding| finding.is_diagnosed()).count();
         let finding = self.findings.at(checkpoint);
