@@ -23,7 +23,7 @@ fn the_stories_of_the_field_come_out_in_one_command_each() {
             "logits.stride",
             "DIVERGES at logits: rows of the logits buffer lie 4352 values apart but are read 4096 apart",
         ),
-        ("rope.position_zero@1", "DIVERGES at blk.1.q_rope: the position is stuck at 0: no row is turned"),
+        ("rope.position_zero@1", "DIVERGES at blk.1.q_rope: the position is stuck at 0: no row is rotated"),
         ("norm.weight_twice@3", "DIVERGES at blk.3.attn_norm: blk.3.attn_norm.weight is multiplied in twice"),
         (
             "attn.kv_head@1",

@@ -7,6 +7,7 @@ mod audit;
 mod computed;
 mod diff;
 mod entry;
+mod limits;
 mod run;
 mod wiring;
 
@@ -78,12 +79,14 @@ impl Foreign {
     /// The graphs that a dump brings, or those that are built for its steps.
     ///
     /// # Errors
-    /// A graph that cannot be read, an architecture without a builder.
+    /// A graph that cannot be read, or that there is not enough memory for; an architecture without a builder.
     pub fn graphs(&self, dump: &Dump) -> Result<Graphs> {
-        match dump.manifest().graphs.is_empty() {
+        let graphs = match dump.manifest().graphs.is_empty() {
             true => Graphs::built(dump, &self.gguf),
             false => Graphs::open(dump),
-        }
+        }?;
+        limits::check(dump.path(), &graphs.steps(), &self.gguf)?;
+        Ok(graphs)
     }
 
     /// Says of recorded graphs whether they are the model file's, or that nobody knows.

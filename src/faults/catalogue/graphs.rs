@@ -44,7 +44,7 @@ pub const ENTRIES: &[Entry] = &[
     entry(
         "linear.no_scale",
         &[Op::Mul],
-        "a product with a weight that is no norm's is left out",
+        "a multiplication by a weight that is no norm's is left out",
         "a scale tensor of the file that nothing reads",
         "multiply by the tensor that the report names",
     ),
@@ -67,7 +67,7 @@ pub const ENTRIES: &[Entry] = &[
         ROPE,
         "positions are not scaled",
         "linear scaling ({arch}.rope.scaling.factor) that is not read",
-        "multiply positions by 1/factor before they are turned into angles",
+        "multiply positions by 1/factor before angles are computed from them",
     ),
     entry(
         "rope.yarn",
