@@ -7,7 +7,7 @@
 use parity_graph::{Id, Op};
 
 use super::catalogue::precision;
-use crate::arithmetic::narrow::products;
+use crate::audit::recorded::products;
 use crate::arithmetic::round::store;
 use crate::arithmetic::{Angles, Arithmetic, HalfSums, Narrow, Operands, Softmax};
 use crate::audit::recorded::{Named, Suspect};
