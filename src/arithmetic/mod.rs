@@ -4,6 +4,7 @@
 //! f16) is followed exactly; what it rounds because its numbers are finite is a bound's business.
 
 pub mod backend;
+pub mod cache_blocks;
 pub mod cuda_blocks;
 pub mod narrow;
 pub mod product;
