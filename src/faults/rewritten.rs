@@ -222,7 +222,7 @@ fn explained(suspect: &Suspect<'_>, change: &Change) -> Option<Explained> {
 fn passed(
     recorded: &[f64],
     values: &[f64],
-    looked_at: &dyn Fn(usize) -> bool,
+    looked_at: &(dyn Fn(usize) -> bool + Sync),
     off: Option<&[f64]>,
 ) -> (f64, bool) {
     let unit = PASSED_ROUNDINGS * crate::ops::bound::UNIT_F32;
