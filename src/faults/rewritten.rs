@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use parity_graph::rewrite::{Change, Edit};
 use parity_graph::{Graph, Id, Op, Params, fault};
 
-use super::catalogue;
+use super::{catalogue, precision};
 use crate::audit::recorded::{Named, Names, Sight, Suspect, hypotheses, judge};
 use crate::engine::machine::{Carried, compute};
 use crate::gguf::{DType, TensorRef};
@@ -132,6 +132,9 @@ pub fn diagnose(suspect: &Suspect<'_>) -> Names {
             let diagnosis = Diagnosis { fault: fault.name.to_owned(), explains, text: fault.text, fix };
             found.push(Named { diagnosis, left, values });
         }
+    }
+    if found.is_empty() {
+        found = precision::coarser(suspect);
     }
     if found.is_empty() {
         found.extend(of_the_values(suspect));

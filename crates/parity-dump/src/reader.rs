@@ -41,8 +41,10 @@ pub struct Recorded {
 /// The tensor of one checkpoint in one step.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// Index of the step file.
+    /// Index of the file.
     pub(crate) file: usize,
+    /// Index of the step.
+    pub(crate) step: usize,
     /// Byte offset of the first element in the file.
     pub(crate) offset: usize,
     /// Element type.
@@ -89,6 +91,11 @@ impl Dump {
     /// Notes the tensors whose names are no checkpoint ids.
     pub(crate) fn set_foreign(&mut self, names: Vec<String>) {
         self.foreign = names;
+    }
+
+    /// Takes the arithmetic that a user says its producer has, whatever the dump declares.
+    pub fn declare(&mut self, numerics: String) {
+        self.manifest.producer.numerics = Some(numerics);
     }
 
     /// Notes the names of a map that are no tensor.
@@ -150,7 +157,7 @@ impl Dump {
         part: Part,
         positions: &[u32],
     ) -> Result<(), DumpError> {
-        let axis = usize::from(part.matrix);
+        let axis = part.axis();
         let fits = match part.matrix {
             true => part.shape.len() == 3,
             false => part.shape.len() >= 2,
@@ -380,7 +387,20 @@ impl Part {
         element: Element,
         shape: Vec<usize>,
     ) -> Self {
-        Part { file, offset, element, shape, matrix: checkpoint.kind().is_optional() }
+        Part { file, step: file, offset, element, shape, matrix: checkpoint.kind().is_optional() }
+    }
+
+    /// `n` token rows from row `first`, as the part of one step; `None` of attention matrices, whose token rows do not
+    /// lie in one piece.
+    pub(crate) fn of_step(&self, step: usize, first: usize, n: usize) -> Option<Part> {
+        let offset = self.offset + first * self.row_width() * self.element.size();
+        let shape = std::iter::once(n).chain(self.shape[1..].iter().copied()).collect();
+        (!self.matrix).then_some(Part { step, offset, shape, ..self.clone() })
+    }
+
+    /// Axis of the token rows.
+    pub(crate) fn axis(&self) -> usize {
+        usize::from(self.matrix)
     }
 
     /// What all steps have in common: the axes of a token row, of the attention matrices the heads.

@@ -1,10 +1,14 @@
 //! A dump in one `.safetensors` file, as foreign engines write it in one line.
 //!
 //! Tensors are named by checkpoint ids, or by names that a map translates; `tokens` (I32, U32 or I64) is one
-//! more tensor, for positions 0 to T-1.
+//! more tensor, for positions 0 to T-1. What a manifest says of a folder may stand in the file's `__metadata__`:
+//! `producer`, `numerics`, `steps` and `rows`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use safetensors::{Dtype, SafeTensors};
 
@@ -22,16 +26,22 @@ pub fn open(path: &Path, names: &BTreeMap<String, Checkpoint>) -> Result<Dump, D
     let map = map_file(path)?;
     let tensors = SafeTensors::deserialize(&map).map_err(|e| unreadable(path, &e))?;
     let tokens = read_tokens(path, &tensors)?;
-    let positions: Vec<u32> = (0..tokens.len() as u32).collect();
+    let said = Said::read(path, &map, tokens.len())?;
     let file_name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let steps: Vec<Step> =
+        said.steps.into_iter().map(|positions| Step { file: file_name.clone(), positions }).collect();
     let manifest = Manifest {
         schema: SCHEMA.to_owned(),
-        producer: Producer { name: file_name.clone(), ..Producer::default() },
+        producer: Producer {
+            numerics: said.numerics.or(said.producer.numerics),
+            name: if said.producer.name.is_empty() { file_name } else { said.producer.name },
+            ..said.producer
+        },
         model: Default::default(),
         tokens,
         prompt: None,
-        steps: vec![Step { file: file_name, positions: positions.clone() }],
-        rows: BTreeMap::new(),
+        steps: steps.clone(),
+        rows: said.rows,
         graphs: Vec::new(),
         unmapped: Vec::new(),
         provenance: BTreeMap::new(),
@@ -59,12 +69,96 @@ pub fn open(path: &Path, names: &BTreeMap<String, Checkpoint>) -> Result<Dump, D
     dump.set_foreign(foreign);
     dump.set_unused_names(names.keys().filter(|name| tensors.tensor(name).is_err()).cloned().collect());
     for (checkpoint, _, part) in parts {
-        dump.add_part(path, checkpoint, part, &positions)?;
+        add(&mut dump, path, checkpoint, &part, &steps)?;
     }
     dump.add_map(map);
     dump.sort_rows();
     Ok(dump)
 }
+
+/// Adds a tensor whose rows are those of all steps, one after the other.
+fn add(
+    dump: &mut Dump,
+    path: &Path,
+    checkpoint: Checkpoint,
+    part: &Part,
+    steps: &[Step],
+) -> Result<(), DumpError> {
+    let rows: Vec<Vec<u32>> =
+        steps.iter().map(|step| dump.rows_of(checkpoint, &step.positions)).collect();
+    let all: Vec<u32> = rows.iter().flatten().copied().collect();
+    if part.shape.get(part.axis()) != Some(&all.len()) || rows.len() == 1 {
+        // Of one step, or refused.
+        return dump.add_part(path, checkpoint, part.clone(), &all);
+    }
+    let mut first = 0;
+    for (step, positions) in rows.iter().enumerate() {
+        let Some(part) = part.of_step(step, first, positions.len()) else {
+            return Err(DumpError::new(path, format!("{checkpoint} of several steps in one tensor"))
+                .expected_found("one step", format!("{} steps", rows.len()))
+                .hint("attention matrices of several steps need a dump folder, with a file for each step"));
+        };
+        dump.add_part(path, checkpoint, part, positions)?;
+        first += positions.len();
+    }
+    Ok(())
+}
+
+/// What a file says about itself.
+struct Said {
+    producer: Producer,
+    numerics: Option<String>,
+    /// Positions of each step.
+    steps: Vec<Vec<u32>>,
+    rows: BTreeMap<Checkpoint, Vec<u32>>,
+}
+
+/// A step in `__metadata__`.
+#[derive(Deserialize)]
+struct Positions {
+    positions: Vec<u32>,
+}
+
+impl Said {
+    /// Reads `__metadata__`, whose values are text. Where nothing is said there is one step, of all `n` tokens.
+    fn read(path: &Path, file: &[u8], n: usize) -> Result<Said, DumpError> {
+        let (_, header) = SafeTensors::read_metadata(file).map_err(|e| unreadable(path, &e))?;
+        let none = HashMap::new();
+        let all = header.metadata().as_ref().unwrap_or(&none);
+        let producer = match all.get("producer").map(|text| text.trim()) {
+            None => Producer::default(),
+            Some(text) if text.starts_with('{') => parsed(path, "producer", text, "{\"name\": …}")?,
+            Some(name) => Producer { name: name.to_owned(), ..Producer::default() },
+        };
+        let steps = match all.get("steps") {
+            None => vec![(0..n as u32).collect()],
+            Some(text) => {
+                let steps: Vec<Positions> = parsed(path, "steps", text, "[{\"positions\": [0, 1, …]}, …]")?;
+                steps.into_iter().map(|step| step.positions).collect()
+            }
+        };
+        if let Some(position) = steps.iter().flatten().find(|position| **position as usize >= n) {
+            return Err(DumpError::new(path, "`steps` has a position without a token")
+                .expected_found(format!("positions below {n}"), position));
+        }
+        let rows = match all.get("rows") {
+            None => BTreeMap::new(),
+            Some(text) => parsed(path, "rows", text, "{\"blk.0.ffn_norm\": [4], …}")?,
+        };
+        Ok(Said { producer, numerics: all.get("numerics").cloned(), steps, rows })
+    }
+}
+
+/// JSON text of `__metadata__`.
+fn parsed<T: DeserializeOwned>(path: &Path, key: &str, text: &str, like: &str) -> Result<T, DumpError> {
+    serde_json::from_str(text).map_err(|e| {
+        DumpError::new(path, format!("`{key}` of its __metadata__ is not understood: {e}"))
+            .expected_found(format!("JSON as in a manifest: {like}"), text.chars().take(SHOWN).collect::<String>())
+    })
+}
+
+/// Characters of a text that an error shows.
+const SHOWN: usize = 80;
 
 fn read_tokens(path: &Path, tensors: &SafeTensors<'_>) -> Result<Vec<u32>, DumpError> {
     let missing = |found: String| {

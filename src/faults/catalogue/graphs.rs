@@ -22,7 +22,7 @@ const ATTENTION: &[Op] = &[Op::FlashAttn, Op::SoftMax];
 const ROPE: &[Op] = &[Op::Rope];
 const SCAN: &[Op] = &[Op::SsmScan, Op::GatedDeltaNet];
 
-const fn entry(
+pub(super) const fn entry(
     name: &'static str,
     ops: &'static [Op],
     summary: &'static str,
