@@ -35,16 +35,23 @@ pub struct Args {
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
-    let candidate = dump::open(&args.candidate, args.names.as_deref())?;
-    let reference = dump::open(&args.reference, None)?;
+    let mut candidate = dump::open(&args.candidate, args.names.as_deref())?;
+    let mut reference = dump::open(&args.reference, None)?;
     let path = args.model.path()?;
+    let mut orders: Vec<String> = Vec::new();
+    for (side, dump) in [("candidate", &mut candidate), ("reference", &mut reference)] {
+        let order = path.as_deref().map(|path| recorded::settle(dump, path)).transpose()?.flatten();
+        orders.extend(order.map(|order| format!("{side}: {order}")));
+    }
     let opened = path.as_deref().map(|path| recorded::open(path, &[&candidate, &reference])).transpose()?;
     let model = match opened {
         Some(Err(foreign)) => {
             let sides = recorded::Sides { candidate: &candidate, reference: &reference };
             let (selection, tolerances) = (args.select.selection()?, args.tolerance.tolerances()?);
-            let report =
+            let mut report =
                 recorded::diff(&sides, &foreign, &selection, &tolerances, args.select.allow_missing)?;
+            report.notes.extend(orders);
+            recorded::weigh(&mut report, &candidate, None)?;
             return args.output.deliver(folder, report);
         }
         Some(Ok(model)) => Some(model),
@@ -65,5 +72,7 @@ pub fn main(args: &Args) -> Outcome {
             recorded::diff(&sides, &Foreign::of_file(&path)?, selection, tolerances, *allow_missing)
         });
     }
+    report.notes.extend(orders);
+    recorded::weigh(&mut report, &candidate, model.as_ref())?;
     args.output.deliver(folder, report)
 }
