@@ -20,6 +20,7 @@ mod error;
 mod files;
 mod leaves;
 pub mod manifest;
+mod orders;
 mod reader;
 pub mod seen;
 pub mod single;

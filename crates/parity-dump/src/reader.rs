@@ -15,6 +15,7 @@ use crate::error::DumpError;
 use crate::files::{element_of, map_file, read_manifest, unreadable};
 use crate::leaves::LeafPart;
 use crate::manifest::{LEAF_PREFIX, Manifest};
+use crate::orders::Orders;
 use crate::seen::{self, SeenPart, SeenTensors};
 
 /// A dump on disk.
@@ -28,6 +29,8 @@ pub struct Dump {
     unused_names: Vec<String>,
     /// Inputs by step and name.
     pub(crate) leaves: BTreeMap<(usize, String), LeafPart>,
+    /// Checkpoints whose rows are read in another order than they lie in.
+    pub(crate) orders: Orders,
 }
 
 /// All rows of one checkpoint, over all steps.
@@ -36,6 +39,8 @@ pub struct Recorded {
     pub(crate) parts: Vec<Part>,
     /// (position, part, row within the part), by position.
     rows: Vec<(u32, u32, u32)>,
+    /// Whether its rows are read in another order than they lie in.
+    pub(crate) reordered: bool,
 }
 
 /// The tensor of one checkpoint in one step.
@@ -53,6 +58,8 @@ pub struct Part {
     pub shape: Vec<usize>,
     /// Whether the shape is (H, T, S), whose token rows are not contiguous.
     matrix: bool,
+    /// Token rows of the tensor that it is a part of: of all steps, where one file holds them.
+    of_rows: usize,
 }
 
 impl Dump {
@@ -84,8 +91,8 @@ impl Dump {
     pub(crate) fn from_parts(path: &Path, manifest: Manifest, foreign: Vec<String>) -> Dump {
         let (tensors, seen) = (BTreeMap::new(), SeenTensors::new());
         let (files, unused_names) = (Vec::new(), Vec::new());
-        let (path, leaves) = (path.to_owned(), BTreeMap::new());
-        Dump { path, manifest, files, tensors, seen, foreign, unused_names, leaves }
+        let (path, leaves, orders) = (path.to_owned(), BTreeMap::new(), Orders::default());
+        Dump { path, manifest, files, tensors, seen, foreign, unused_names, leaves, orders }
     }
 
     /// Notes the tensors whose names are no checkpoint ids.
@@ -118,7 +125,8 @@ impl Dump {
                 continue;
             };
             let element = element_of(path, name, view.dtype())?;
-            parts.push((checkpoint, Part::new(checkpoint, file, offset, element, view.shape().to_vec())));
+            let part = Part::new(checkpoint, (file, step), offset, element, view.shape().to_vec());
+            parts.push((checkpoint, part));
         }
         for (checkpoint, part) in parts {
             let rows = self.rows_of(checkpoint, positions);
@@ -190,8 +198,11 @@ impl Dump {
                     format!("rows of {:?}", part.of_one_row()),
                 ));
         }
-        let recorded =
-            self.tensors.entry(checkpoint).or_insert(Recorded { parts: Vec::new(), rows: Vec::new() });
+        let recorded = self.tensors.entry(checkpoint).or_insert(Recorded {
+            parts: Vec::new(),
+            rows: Vec::new(),
+            reordered: false,
+        });
         let index = recorded.parts.len() as u32;
         recorded.rows.extend(positions.iter().enumerate().map(|(row, &p)| (p, index, row as u32)));
         recorded.parts.push(part);
@@ -271,7 +282,7 @@ impl Dump {
         let size = part.element.size();
         out.clear();
         if part.matrix {
-            let (heads, rows, cached) = (part.shape[0], part.shape[1], part.shape[2]);
+            let (heads, rows, cached) = (part.shape[0], part.of_rows, part.shape[2]);
             let seen = cached.min(position as usize + 1);
             out.resize(heads * seen, 0.0);
             for head in 0..heads {
@@ -284,6 +295,7 @@ impl Dump {
             out.resize(width, 0.0);
             let start = part.offset + within as usize * width * size;
             part.element.decode(&file[start..start + width * size], out);
+            self.orders.apply(recorded, out);
         }
     }
 
@@ -312,7 +324,8 @@ impl Dump {
     fn row_in_place(&self, recorded: &Recorded, row: usize) -> Option<&[f32]> {
         let (_, part, within) = recorded.rows[row];
         let part = &recorded.parts[part as usize];
-        if part.matrix || part.element != Element::F32 || cfg!(target_endian = "big") {
+        let lies_as_read = !part.matrix && part.element == Element::F32 && !self.orders.concern(recorded);
+        if !lies_as_read || cfg!(target_endian = "big") {
             return None;
         }
         let bytes = part.row_width() * part.element.size();
@@ -382,25 +395,45 @@ impl Recorded {
 impl Part {
     pub(crate) fn new(
         checkpoint: Checkpoint,
-        file: usize,
+        (file, step): (usize, usize),
         offset: usize,
         element: Element,
         shape: Vec<usize>,
     ) -> Self {
-        Part { file, step: file, offset, element, shape, matrix: checkpoint.kind().is_optional() }
+        let matrix = checkpoint.kind().is_optional();
+        let of_rows = shape.get(usize::from(matrix)).copied().unwrap_or(0);
+        Part { file, step, offset, element, shape, matrix, of_rows }
     }
 
-    /// `n` token rows from row `first`, as the part of one step; `None` of attention matrices, whose token rows do not
-    /// lie in one piece.
-    pub(crate) fn of_step(&self, step: usize, first: usize, n: usize) -> Option<Part> {
-        let offset = self.offset + first * self.row_width() * self.element.size();
-        let shape = std::iter::once(n).chain(self.shape[1..].iter().copied()).collect();
-        (!self.matrix).then_some(Part { step, offset, shape, ..self.clone() })
+    /// The rows of one step, where the tensor holds those of all steps, one step behind the other.
+    pub(crate) fn of_step(&self, step: usize, first: usize, rows: usize) -> Part {
+        let axis = self.axis();
+        let mut part = Part { step, ..self.clone() };
+        part.offset += first * self.shape[axis + 1..].iter().product::<usize>() * self.element.size();
+        part.shape[axis] = rows;
+        part
     }
 
     /// Axis of the token rows.
     pub(crate) fn axis(&self) -> usize {
         usize::from(self.matrix)
+    }
+
+    /// Token rows of the whole tensor; none where it has not so many axes.
+    pub(crate) fn rows(&self) -> Option<usize> {
+        self.shape.get(self.axis()).copied()
+    }
+
+    /// All values, in the order of the shape.
+    pub(crate) fn values(&self, file: &[u8]) -> Vec<f32> {
+        let mut values = vec![0.0; self.shape.iter().product()];
+        let of_one = values.len() / if self.matrix { self.shape[0].max(1) } else { 1 };
+        let apart = if self.matrix { self.of_rows * self.shape[2] } else { 0 };
+        for (head, values) in values.chunks_exact_mut(of_one.max(1)).enumerate() {
+            let start = self.offset + head * apart * self.element.size();
+            self.element.decode(&file[start..start + of_one * self.element.size()], values);
+        }
+        values
     }
 
     /// What all steps have in common: the axes of a token row, of the attention matrices the heads.
