@@ -1,7 +1,8 @@
 //! Rows of heads that lie in another order than they are compared in.
 
 use crate::checkpoint::Checkpoint;
-use crate::reader::{Dump, Recorded};
+use crate::reader::Dump;
+use crate::recorded::Recorded;
 
 /// How the rows of heads are read.
 #[derive(Clone, Copy, Debug, Default)]

@@ -16,7 +16,8 @@ use crate::checkpoint::Checkpoint;
 use crate::error::DumpError;
 use crate::files::{POSITIONS_MAX, element_of, map_file, too_many_tokens, unreadable};
 use crate::manifest::{Manifest, Producer, SCHEMA, Step};
-use crate::reader::{Dump, Part};
+use crate::reader::Dump;
+use crate::recorded::Part;
 
 /// Name of the tensor that holds the tokens.
 const TOKENS: &str = "tokens";
