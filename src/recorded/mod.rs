@@ -7,13 +7,17 @@ mod audit;
 mod computed;
 mod diff;
 mod entry;
+mod head_rows;
 mod limits;
 mod run;
+mod weights;
 mod wiring;
 
 pub use audit::audit;
 pub use diff::{Sides, diff};
+pub use head_rows::settle;
 pub use run::{RunOptions, run};
+pub use weights::weigh;
 pub use wiring::wiring;
 
 use std::path::Path;

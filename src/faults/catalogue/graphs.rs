@@ -22,7 +22,7 @@ const ATTENTION: &[Op] = &[Op::FlashAttn, Op::SoftMax];
 const ROPE: &[Op] = &[Op::Rope];
 const SCAN: &[Op] = &[Op::SsmScan, Op::GatedDeltaNet];
 
-const fn entry(
+pub(super) const fn entry(
     name: &'static str,
     ops: &'static [Op],
     summary: &'static str,
@@ -289,7 +289,7 @@ mod tests {
     use parity_graph::{fault, text};
 
     use super::*;
-    use crate::faults::catalogue::{find, fix};
+    use crate::faults::catalogue::fix;
 
     #[test]
     fn every_mistake_of_a_recorded_graph_is_in_the_catalogue_once() {
@@ -315,9 +315,9 @@ mod tests {
             }
         }
         assert!(graphs > 0);
-        for entry in ENTRIES {
-            assert!(find(entry.name).is_none(), "{} stands in both catalogues", entry.name);
-        }
+        // A window and a limit of scores are mistakes of both kinds of graph, under one name.
+        let names: BTreeSet<&str> = ENTRIES.iter().map(|entry| entry.name).collect();
+        assert_eq!(names.len(), ENTRIES.len());
         // The shipped graphs have a place for most of them.
         assert!(2 * seen.len() > ENTRIES.len(), "{seen:?}");
     }

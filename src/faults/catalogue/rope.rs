@@ -1,6 +1,6 @@
 //! Mistakes in rotary position embedding.
 
-use super::{Argument, Fault, Home, PLAIN, Site, diagnose, integer, number, output, when};
+use super::{Argument, Fault, Home, PLAIN, Site, diagnose, input, integer, number, output, when};
 use crate::checkpoint::Kind;
 use crate::faults::spell;
 use crate::model::edit::Change;
@@ -31,6 +31,20 @@ fn ratio(factor: f64) -> Option<(u32, u32)> {
         return Some((1, (1.0 / factor) as u32));
     }
     Some(((factor * DENOMINATOR).round() as u32, DENOMINATOR as u32)).filter(|(n, d)| *n > 0 && n != d)
+}
+
+/// Pairs neighbours of rows whose heads lie in halves, where the model's lie in pairs: the rows are laid so, turned and
+/// laid back.
+fn neighbours_of_halves(site: &Site<'_>, node: &mut Node) -> Option<()> {
+    let width = site.model.config.dims.width(node.checkpoint.kind(), 0) as u32;
+    let own = rope(node)?;
+    let head = own.head_width as u32;
+    when(own.pairing == Pairing::Interleaved && head.is_multiple_of(2) && own.dims == own.head_width)?;
+    let half = head / 2;
+    let laid = (0..width).map(|c| c / head * head + c % head % half * 2 + c % head / half).collect();
+    let back = (0..width).map(|c| c / head * head + c % head % 2 * half + c % head / 2).collect();
+    input(node, 0, Change::Columns(laid))?;
+    output(node, Change::Columns(back))
 }
 
 /// Rotates v as the layer's queries are rotated.
@@ -90,7 +104,10 @@ pub const FAULTS: &[Fault] = &[
         fix: "pair as llama.cpp's llama_model_rope_type says for the architecture",
         home: HOME,
         silent: Some("at position 0, which is not rotated"),
-        change: |_, node, _| {
+        change: |site, node, argument| {
+            if let Argument::Tensor(_) = argument {
+                return neighbours_of_halves(site, node);
+            }
             let rope = rope(node)?;
             rope.pairing = match rope.pairing {
                 Pairing::Half => Pairing::Interleaved,
@@ -98,11 +115,18 @@ pub const FAULTS: &[Fault] = &[
             };
             Some(())
         },
-        sentence: |_, node, _| match &node.op {
+        guess: Some(diagnose::pairings),
+        sentence: |_, node, argument| {
+            match &node.op {
+            _ if matches!(argument, Argument::Tensor(_)) => {
+                "RoPE pairs neighbours (2i, 2i + 1) of rows in Hugging Face order, which pair halves (i, i + d/2)"
+                    .to_owned()
+            }
             Op::Rope(Rope { pairing: Pairing::Half, .. }) => {
                 "RoPE pairs neighbours (2i, 2i + 1), the model pairs halves (i, i + d/2)".to_owned()
             }
             _ => "RoPE pairs halves (i, i + d/2), the model pairs neighbours (2i, 2i + 1)".to_owned(),
+        }
         },
         ..PLAIN
     },
