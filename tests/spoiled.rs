@@ -37,7 +37,7 @@ impl Random {
 }
 
 fn parity(args: &[&str]) -> (i32, String) {
-    let done = Command::new(assert_cmd::cargo::cargo_bin("parity")).args(args).output().unwrap();
+    let done = Command::new(env!("CARGO_BIN_EXE_parity")).args(args).output().unwrap();
     let text = [&done.stdout[..], &done.stderr[..]].concat();
     (done.status.code().unwrap(), String::from_utf8(text).unwrap())
 }
