@@ -10,15 +10,19 @@ use parity::checkpoint::Checkpoint;
 use parity::ops::Args;
 use serde_json::Value;
 
+/// What a node's values are by mistake; `None` of a node without one.
+type Mistake<'a> = &'a dyn Fn(Checkpoint, &Args<'_, f64>) -> Option<Vec<f64>>;
+
 /// What an audit says of a recording in which one node is computed by `mistake`: its exit code, the first checkpoint that
 /// is wrong, and the name that it is given.
-fn audited(mistake: &dyn Fn(Checkpoint, &Args<'_, f64>) -> Option<Vec<f64>>) -> (i32, String, String) {
+fn audited(mistake: Mistake<'_>) -> (i32, String, String) {
     let folder = tempfile::tempdir().unwrap();
     let (model, dump) = (folder.path().join("model.gguf"), folder.path().join("dump"));
     fill(&head("qwen2-dense"), &model);
     record_with(&model, &recorded("qwen2-dense", ""), &dump, mistake);
     let mut command = assert_cmd::Command::cargo_bin("parity").unwrap();
-    let done = command.arg("audit").arg(&dump).arg("-m").arg(&model).args(["--format", "json"]).output().unwrap();
+    let done =
+        command.arg("audit").arg(&dump).arg("-m").arg(&model).args(["--format", "json"]).output().unwrap();
     let report: Value = serde_json::from_slice(&done.stdout).unwrap();
     let first = &report["first_divergence"];
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

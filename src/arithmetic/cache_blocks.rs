@@ -132,7 +132,8 @@ fn placed(x: &[f32; BLOCK], largest: f32) -> Kept {
 fn place(scaled: f64) -> [f64; 2] {
     let near = ROUNDINGS * UNIT * scaled.abs();
     let of = |value: f64| {
-        let upper = PLACES.iter().position(|place| value < f64::from(*place)).unwrap_or(PLACES.len() - 1).max(1);
+        let upper =
+            PLACES.iter().position(|place| value < f64::from(*place)).unwrap_or(PLACES.len() - 1).max(1);
         let [low, high] = [f64::from(PLACES[upper - 1]), f64::from(PLACES[upper])];
         if value - low < high - value { low } else { high }
     };

@@ -50,11 +50,12 @@ pub struct Args {
 pub fn main(args: &Args) -> Outcome {
     shared::set_threads(args.threads)?;
     let folder = args.output.folder()?;
-    let recording = shared::open_declared(&args.dump, args.names.as_deref(), args.numerics)?;
+    let mut recording = shared::open_declared(&args.dump, args.names.as_deref(), args.numerics)?;
     let path = match args.model.path()? {
         Some(path) => path,
         None => references::model_of(&args.dump, &recording.manifest().model)?,
     };
+    let order = recorded::settle(&mut recording, &path)?;
     let selection = args.select.selection()?;
     if args.self_test {
         let model = Model::open(&path)?;
@@ -64,16 +65,20 @@ pub fn main(args: &Args) -> Outcome {
     let model = match recorded::open(&path, &[&recording])? {
         Ok(model) => model,
         Err(foreign) => {
-            let report = recorded::audit(&recording, &foreign, &selection, args.select.allow_missing)?;
+            let mut report = recorded::audit(&recording, &foreign, &selection, args.select.allow_missing)?;
+            report.notes.extend(order);
+            recorded::weigh(&mut report, &recording, None)?;
             return args.output.deliver(folder, report);
         }
     };
     let allow_missing = args.select.allow_missing;
     let options = Options { selection: selection.clone(), rows: args.audit_rows, allow_missing };
     let report = audit(&recording, &model, &options)?;
-    let report = recorded::explained(report, || {
+    let mut report = recorded::explained(report, || {
         recorded::audit(&recording, &Foreign::of_file(&path)?, &selection, allow_missing)
     });
+    report.notes.extend(order);
+    recorded::weigh(&mut report, &recording, Some(&model))?;
     args.output.deliver(folder, report)
 }
 

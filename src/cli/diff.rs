@@ -42,16 +42,23 @@ pub struct Args {
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
-    let candidate = shared::open_declared(&args.candidate, args.names.as_deref(), args.numerics)?;
-    let reference = shared::open_declared(&args.reference, None, args.reference_numerics)?;
+    let mut candidate = shared::open_declared(&args.candidate, args.names.as_deref(), args.numerics)?;
+    let mut reference = shared::open_declared(&args.reference, None, args.reference_numerics)?;
     let path = args.model.path()?;
+    let mut orders: Vec<String> = Vec::new();
+    for (side, dump) in [("candidate", &mut candidate), ("reference", &mut reference)] {
+        let order = path.as_deref().map(|path| recorded::settle(dump, path)).transpose()?.flatten();
+        orders.extend(order.map(|order| format!("{side}: {order}")));
+    }
     let opened = path.as_deref().map(|path| recorded::open(path, &[&candidate, &reference])).transpose()?;
     let model = match opened {
         Some(Err(foreign)) => {
             let sides = recorded::Sides { candidate: &candidate, reference: &reference };
             let (selection, tolerances) = (args.select.selection()?, args.tolerance.tolerances()?);
-            let report =
+            let mut report =
                 recorded::diff(&sides, &foreign, &selection, &tolerances, args.select.allow_missing)?;
+            report.notes.extend(orders);
+            recorded::weigh(&mut report, &candidate, None)?;
             return args.output.deliver(folder, report);
         }
         Some(Ok(model)) => Some(model),
@@ -72,5 +79,7 @@ pub fn main(args: &Args) -> Outcome {
             recorded::diff(&sides, &Foreign::of_file(&path)?, selection, tolerances, *allow_missing)
         });
     }
+    report.notes.extend(orders);
+    recorded::weigh(&mut report, &candidate, model.as_ref())?;
     args.output.deliver(folder, report)
 }

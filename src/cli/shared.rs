@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use clap::{Args, ValueEnum};
 use parity_dump::Dump;
 use parity_dump::manifest::MANIFEST_FILE;
 
@@ -37,6 +37,16 @@ impl ModelArgs {
             (None, None) => Ok(None),
         }
     }
+}
+
+/// What standard output carries, where there is nothing but a text and its data.
+#[derive(Clone, Copy, Default, ValueEnum)]
+pub enum Format {
+    /// For people
+    #[default]
+    Table,
+    /// For programs
+    Json,
 }
 
 /// Which checkpoints are looked at.

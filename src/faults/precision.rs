@@ -7,9 +7,9 @@
 use parity_graph::{Id, Op};
 
 use super::catalogue::precision;
-use crate::audit::recorded::products;
 use crate::arithmetic::round::store;
 use crate::arithmetic::{Angles, Arithmetic, HalfSums, Narrow, Operands, Softmax};
+use crate::audit::recorded::products;
 use crate::audit::recorded::{Named, Suspect};
 use crate::engine::machine::compute;
 use crate::numerics::Storage;
@@ -70,7 +70,9 @@ fn attempts(suspect: &Suspect<'_>) -> Vec<(String, Vec<f64>)> {
     let all: Vec<(String, Arithmetic)> = match rule.op {
         Op::MulMat | Op::MulMatId if weight => of_products(),
         Op::Rope => TYPES.into_iter().flat_map(|(kept, name)| angles(kept, name)).collect(),
-        Op::FlashAttn | Op::SoftMax => TYPES.into_iter().flat_map(|(kept, name)| softmax(kept, name)).collect(),
+        Op::FlashAttn | Op::SoftMax => {
+            TYPES.into_iter().flat_map(|(kept, name)| softmax(kept, name)).collect()
+        }
         Op::RmsNorm | Op::Mul => return of_norm(suspect),
         _ => return Vec::new(),
     };
@@ -95,13 +97,13 @@ fn of_products() -> Vec<(String, Arithmetic)> {
 }
 
 fn angles(kept: Storage, name: &str) -> Vec<(String, Arithmetic)> {
-    let arithmetic = |throughout| Arithmetic { angles: Angles::Coarse { kept, throughout }, ..Arithmetic::EXACT };
+    let arithmetic =
+        |throughout| Arithmetic { angles: Angles::Coarse { kept, throughout }, ..Arithmetic::EXACT };
     [false, true].map(|throughout| (format!("precision.{name}_angles"), arithmetic(throughout))).to_vec()
 }
 
 fn softmax(kept: Storage, name: &str) -> Vec<(String, Arithmetic)> {
-    let arithmetic =
-        |scores| Arithmetic { softmax: Softmax { scores, weights: kept }, ..Arithmetic::EXACT };
+    let arithmetic = |scores| Arithmetic { softmax: Softmax { scores, weights: kept }, ..Arithmetic::EXACT };
     [kept, Storage::F32].map(|scores| (format!("precision.{name}_softmax"), arithmetic(scores))).to_vec()
 }
 
@@ -110,7 +112,8 @@ fn of_norm(suspect: &Suspect<'_>) -> Vec<(String, Vec<f64>)> {
     let Some(norm) = Norm::of(suspect) else { return Vec::new() };
     let mut out = Vec::new();
     for (kept, name) in TYPES {
-        for (mean, order) in [false, true].into_iter().flat_map(|mean| Order::ALL.map(|order| (mean, order))) {
+        for (mean, order) in [false, true].into_iter().flat_map(|mean| Order::ALL.map(|order| (mean, order)))
+        {
             out.push((format!("precision.{name}_norm"), norm.values(kept, mean, order)));
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Tensors are named by checkpoint ids, or by names that a map translates; `tokens` (I32, U32 or I64) is one
 //! more tensor, for positions 0 to T-1. What a manifest says of a folder may stand in the file's `__metadata__`:
-//! `producer`, `numerics`, `steps` and `rows`.
+//! `producer`, `numerics`, `steps` (as in a manifest, or the token rows of each forward pass: `[5, 1, 1]`) and `rows`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -16,10 +16,15 @@ use crate::checkpoint::Checkpoint;
 use crate::error::DumpError;
 use crate::files::{POSITIONS_MAX, element_of, map_file, too_many_tokens, unreadable};
 use crate::manifest::{Manifest, Producer, SCHEMA, Step};
-use crate::reader::{Dump, Part};
+use crate::reader::Dump;
+use crate::recorded::Part;
 
 /// Name of the tensor that holds the tokens.
 const TOKENS: &str = "tokens";
+/// Key of `__metadata__` that holds the token rows of each step.
+const STEPS: &str = "steps";
+/// Steps times tensors at most: each is a part that is kept account of.
+const PARTS_MAX: usize = 1 << 21;
 
 /// Opens one file; `names` translates its tensor names to checkpoints where they are no ids already.
 pub fn open(path: &Path, names: &BTreeMap<String, Checkpoint>) -> Result<Dump, DumpError> {
@@ -27,6 +32,10 @@ pub fn open(path: &Path, names: &BTreeMap<String, Checkpoint>) -> Result<Dump, D
     let tensors = SafeTensors::deserialize(&map).map_err(|e| unreadable(path, &e))?;
     let tokens = read_tokens(path, &tensors)?;
     let said = Said::read(path, &map, tokens.len())?;
+    if said.steps.len().saturating_mul(tensors.len()) > PARTS_MAX {
+        return Err(DumpError::new(path, format!("has too many steps for its {} tensors", tensors.len()))
+            .expected_found(format!("at most {}", PARTS_MAX / tensors.len().max(1)), said.steps.len()));
+    }
     let file_name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let steps: Vec<Step> =
         said.steps.into_iter().map(|positions| Step { file: file_name.clone(), positions }).collect();
@@ -64,7 +73,8 @@ pub fn open(path: &Path, names: &BTreeMap<String, Checkpoint>) -> Result<Dump, D
                 .expected_found("one tensor for each checkpoint", format!("`{other}` and `{name}`"))
                 .hint("a name map gives each tensor an id of its own"));
         }
-        parts.push((checkpoint, name, Part::new(checkpoint, 0, offset, element, view.shape().to_vec())));
+        let part = Part::new(checkpoint, (0, 0), offset, element, view.shape().to_vec());
+        parts.push((checkpoint, name, part));
     }
     dump.set_foreign(foreign);
     dump.set_unused_names(names.keys().filter(|name| tensors.tensor(name).is_err()).cloned().collect());
@@ -84,21 +94,15 @@ fn add(
     part: &Part,
     steps: &[Step],
 ) -> Result<(), DumpError> {
-    let rows: Vec<Vec<u32>> =
-        steps.iter().map(|step| dump.rows_of(checkpoint, &step.positions)).collect();
+    let rows: Vec<Vec<u32>> = steps.iter().map(|step| dump.rows_of(checkpoint, &step.positions)).collect();
     let all: Vec<u32> = rows.iter().flatten().copied().collect();
-    if part.shape.get(part.axis()) != Some(&all.len()) || rows.len() == 1 {
+    if part.rows() != Some(all.len()) || rows.len() == 1 {
         // Of one step, or refused.
         return dump.add_part(path, checkpoint, part.clone(), &all);
     }
     let mut first = 0;
     for (step, positions) in rows.iter().enumerate() {
-        let Some(part) = part.of_step(step, first, positions.len()) else {
-            return Err(DumpError::new(path, format!("{checkpoint} of several steps in one tensor"))
-                .expected_found("one step", format!("{} steps", rows.len()))
-                .hint("attention matrices of several steps need a dump folder, with a file for each step"));
-        };
-        dump.add_part(path, checkpoint, part, positions)?;
+        dump.add_part(path, checkpoint, part.of_step(step, first, positions.len()), positions)?;
         first += positions.len();
     }
     Ok(())
@@ -113,10 +117,36 @@ struct Said {
     rows: BTreeMap<Checkpoint, Vec<u32>>,
 }
 
-/// A step in `__metadata__`.
+/// The steps in `__metadata__`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Steps {
+    /// Token rows of each, all tokens in all: `[5, 1, 1]`.
+    Rows(Vec<u32>),
+    /// As in a manifest.
+    Positions(Vec<Positions>),
+}
+
+/// A step as a manifest has it.
 #[derive(Deserialize)]
 struct Positions {
     positions: Vec<u32>,
+}
+
+impl Steps {
+    /// Positions of each step, of `n` tokens; `None` where they do not add up.
+    fn positions(self, n: usize) -> Option<Vec<Vec<u32>>> {
+        let counts = match self {
+            Steps::Positions(steps) => return Some(steps.into_iter().map(|step| step.positions).collect()),
+            Steps::Rows(counts) => counts,
+        };
+        let sum = counts.iter().try_fold(0u32, |sum, rows| sum.checked_add(*rows))?;
+        if sum as usize != n || counts.contains(&0) {
+            return None;
+        }
+        let firsts = counts.iter().scan(0, |next, rows| Some(std::mem::replace(next, *next + rows)));
+        Some(firsts.zip(&counts).map(|(first, rows)| (first..first + rows).collect()).collect())
+    }
 }
 
 impl Said {
@@ -130,11 +160,19 @@ impl Said {
             Some(text) if text.starts_with('{') => parsed(path, "producer", text, "{\"name\": …}")?,
             Some(name) => Producer { name: name.to_owned(), ..Producer::default() },
         };
-        let steps = match all.get("steps") {
+        let steps = match all.get(STEPS) {
             None => vec![(0..n as u32).collect()],
             Some(text) => {
-                let steps: Vec<Positions> = parsed(path, "steps", text, "[{\"positions\": [0, 1, …]}, …]")?;
-                steps.into_iter().map(|step| step.positions).collect()
+                let like = "[5, 1, 1] or [{\"positions\": [0, 1, …]}, …]";
+                let steps: Steps = parsed(path, STEPS, text, like)?;
+                steps.positions(n).ok_or_else(|| {
+                    DumpError::new(path, format!("`{STEPS}` in its metadata does not fit its tokens"))
+                        .expected_found(
+                            format!("token rows of each forward pass, {n} in all, such as [5, 1, 1]"),
+                            shown(text),
+                        )
+                        .hint("a prefill of 5 tokens and two decode steps are [5, 1, 1]")
+                })?
             }
         };
         if let Some(position) = steps.iter().flatten().find(|position| **position as usize >= n) {
@@ -153,12 +191,15 @@ impl Said {
 fn parsed<T: DeserializeOwned>(path: &Path, key: &str, text: &str, like: &str) -> Result<T, DumpError> {
     serde_json::from_str(text).map_err(|e| {
         DumpError::new(path, format!("`{key}` of its __metadata__ is not understood: {e}"))
-            .expected_found(format!("JSON as in a manifest: {like}"), text.chars().take(SHOWN).collect::<String>())
+            .expected_found(format!("JSON as in a manifest: {like}"), shown(text))
     })
 }
 
-/// Characters of a text that an error shows.
-const SHOWN: usize = 80;
+/// The start of a text, as an error shows it.
+fn shown(text: &str) -> String {
+    const CHARACTERS: usize = 80;
+    text.chars().take(CHARACTERS).collect()
+}
 
 fn read_tokens(path: &Path, tensors: &SafeTensors<'_>) -> Result<Vec<u32>, DumpError> {
     let missing = |found: String| {

@@ -130,13 +130,8 @@ fn scatter_row<T: Copy>(data: &mut [T], place: &Place, row: [usize; 3], values: 
 
 /// Turns values, rows of `width`, into what memory of a type holds of them, and their errors into those of that; `false`
 /// of a type that is not written.
-pub fn hold<S: Scalar>(
-    dtype: DType,
-    width: usize,
-    values: &mut [S],
-    carried: &mut Option<Carried>,
-) -> bool {
-    if !is_written(dtype) || width % dtype.block_len() != 0 {
+pub fn hold<S: Scalar>(dtype: DType, width: usize, values: &mut [S], carried: &mut Option<Carried>) -> bool {
+    if !is_written(dtype) || !width.is_multiple_of(dtype.block_len()) {
         return false;
     }
     if is_plain(dtype) {

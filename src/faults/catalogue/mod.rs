@@ -8,6 +8,7 @@ use crate::model::edit::{Change, Edit};
 use crate::model::graph::Node;
 
 mod attention;
+mod attention_limits;
 mod data;
 mod embed;
 mod feed_forward;
@@ -34,6 +35,7 @@ pub fn all() -> impl Iterator<Item = &'static Fault> {
         quant::FAULTS,
         rope::FAULTS,
         attention::FAULTS,
+        attention_limits::FAULTS,
         residual::FAULTS,
         feed_forward::FAULTS,
         logits::FAULTS,
@@ -53,10 +55,10 @@ pub fn of_recordings() -> impl Iterator<Item = &'static graphs::Entry> {
     graphs::ENTRIES.iter().chain(precision::ENTRIES)
 }
 
-/// How to mend a fault of either kind.
+/// How to mend a fault of a recorded graph; both kinds share some names.
 pub fn fix(name: &str) -> Option<&'static str> {
-    let recorded = || of_recordings().find(|entry| entry.name == name).map(|entry| entry.fix);
-    find(name).map(|fault| fault.fix).or_else(recorded)
+    let recorded = of_recordings().find(|entry| entry.name == name).map(|entry| entry.fix);
+    recorded.or_else(|| find(name).map(|fault| fault.fix))
 }
 
 /// What most entries have in common; every entry gives its own name, texts, home, change and sentence.

@@ -11,10 +11,12 @@ const ATTENTION: &[Op] = &[Op::FlashAttn, Op::SoftMax];
 const NORMS: &[Op] = &[Op::RmsNorm, Op::Mul];
 
 const COARSE_ANGLES: &str = "a table of sines and cosines in the type of the activations";
-const IN_F32: &str = "compute positions, frequencies, angles, sines and cosines in f32, and round the rotated values";
+const IN_F32: &str =
+    "compute positions, frequencies, angles, sines and cosines in f32, and round the rotated values";
 const COARSE_SOFTMAX: &str = "a softmax in the type of the scores (dtype=torch.float32 left out)";
 const SOFTMAX_IN_F32: &str = "take scores, exponentials and their sum in f32";
-const COARSE_NORM: &str = "a norm that is not taken out of autocast, or that squares in the type of its input";
+const COARSE_NORM: &str =
+    "a norm that is not taken out of autocast, or that squares in the type of its input";
 const NORM_IN_F32: &str = "square, average and divide in f32, and round the result";
 
 /// All of them.

@@ -59,8 +59,7 @@ impl Builder<'_> {
         let cells = if sliding { self.shape.sliding } else { self.shape.cells };
         let kind = if sliding { "_swa" } else { "" };
         let [keys, values] = [("k", self.shape.cache.keys), ("v", self.shape.cache.values)];
-        let (q, k, v) =
-            (self.mixed(q, keys, kind), self.mixed(k, keys, kind), self.mixed(v, values, kind));
+        let (q, k, v) = (self.mixed(q, keys, kind), self.mixed(k, keys, kind), self.mixed(v, values, kind));
         self.write_caches(layer, cells, kind, k, v);
         let width = self.facts.heads * self.facts.head_width;
         let name = format!("{}-{layer}", Kind::AttnCtx.name());

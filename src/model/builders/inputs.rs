@@ -73,7 +73,7 @@ pub fn inputs(built: &Built, tokens: &[u32], first: usize) -> Result<Values> {
 /// and column have in common.
 fn hadamard(n: usize) -> Vec<f64> {
     let one = 1.0 / (n as f64).sqrt();
-    let sign = |i: usize| if (i / n & i % n).count_ones() % 2 == 0 { one } else { -one };
+    let sign = |i: usize| if ((i / n) & (i % n)).count_ones().is_multiple_of(2) { one } else { -one };
     (0..n * n).map(sign).collect()
 }
 

@@ -158,7 +158,11 @@ impl Shape {
         }
         for kept in [self.cache.keys, self.cache.values] {
             if let Some(width) = kept.rotated.filter(|width| !width.is_power_of_two() || *width > WIDEST) {
-                return error("columns that are rotated together", width, format!("a power of 2 up to {WIDEST}"));
+                return error(
+                    "columns that are rotated together",
+                    width,
+                    format!("a power of 2 up to {WIDEST}"),
+                );
             }
         }
         Ok(())
