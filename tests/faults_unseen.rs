@@ -70,7 +70,12 @@ fn a_mistake_in_a_hidden_node_is_named_where_it_shows() {
         assert_eq!(wrong.first().map(String::as_str), Some(origin), "{specs:?}");
         let found = diagnose_at(&model, &kept, origin.parse().unwrap());
         let named: Vec<&str> = found.diagnosis.iter().map(|item| item.fault.as_str()).collect();
-        assert_eq!(named, [fault], "{specs:?}: {found:?}");
+        assert_eq!(named.first(), Some(&fault), "{specs:?}: {found:?}");
+        // To rotate twice is to double positions: what cannot be told apart is said so.
+        let others = &found.diagnosis[1..];
+        assert!(
+            others.iter().all(|item| item.text.contains(&format!("indistinguishable here from {fault}")))
+        );
         assert!(found.diagnosis[0].text.contains(text), "{specs:?}: {}", found.diagnosis[0].text);
     }
 }
