@@ -113,7 +113,15 @@ fn made(folder: &Path, tokens: usize, dtype: Dtype) -> PathBuf {
     let dump = folder.join(format!("{tokens}-{dtype:?}"));
     let ids: Vec<String> = (1..=tokens).map(|i| (3 + (i * 73 + i / 7 * 11) % 290).to_string()).collect();
     let (code, text) = parity(&[
-        "run", "-m", MODEL, "--device", "cpu", "--tokens", &ids.join(","), "--dump", dump.to_str().unwrap(),
+        "run",
+        "-m",
+        MODEL,
+        "--device",
+        "cpu",
+        "--tokens",
+        &ids.join(","),
+        "--dump",
+        dump.to_str().unwrap(),
     ]);
     assert!(code == 0 || code == 2, "{text}");
     if dtype != Dtype::F32 {
@@ -144,7 +152,9 @@ fn spoil(random: &mut Random, kind: &str, tensor: &mut Tensor) -> Option<String>
     match kind {
         "exchanged" => (0..width).for_each(|i| tensor.values.swap(start + i, other * width + i)),
         "zeroed" => tensor.values[start..start + width].fill(0.0),
-        "stale" => tensor.values.copy_within(row.saturating_sub(1) * width..row.saturating_sub(1) * width + width, start),
+        "stale" => tensor
+            .values
+            .copy_within(row.saturating_sub(1) * width..row.saturating_sub(1) * width + width, start),
         "scaled" => tensor.values[start..start + width].iter_mut().for_each(|x| *x *= 1.01),
         "doubled" => tensor.values[start + column] *= 2.0,
         "columns" => tensor.values.swap(start + column, start + second),
