@@ -34,7 +34,7 @@ pub fn explain(context: &Context<'_>, case: &Case) -> Result<Vec<Explained>> {
         let weight = Weight::find(context.gguf, weight)?;
         let pending = Pending::new(context, case, &weight);
         let out = products(&weight, &pending.jobs);
-        return Ok(pending.finish(case, &pending.jobs[0].columns, &out).0);
+        return Ok(vec![pending.finish(case, &pending.jobs[0].columns, &out).0]);
     }
     let units = Units::of(&context.numerics);
     let mut explained = match &case.node.op {
@@ -186,7 +186,7 @@ impl Pending {
         Pending { jobs, plain, unrounded, unfollowed, carried, ties, units, inner: x.cols }
     }
 
-    /// The explanations, and the plain exact product where it differs.
+    /// The explanation, and the plain exact product where it differs.
     ///
     /// `columns` are those that the first job asked for, `out` what its jobs gave.
     pub fn finish(
@@ -194,7 +194,7 @@ impl Pending {
         case: &Case,
         columns: &[usize],
         out: &[Product],
-    ) -> (Vec<Explained>, Option<Matrix<f64>>) {
+    ) -> (Explained, Option<Matrix<f64>>) {
         let own = &out[0];
         let mut exact = own.exact.clone();
         let mut bound = bounds::linear(&self.units, self.inner, &own.magnitude, &exact);
@@ -206,15 +206,12 @@ impl Pending {
         }
         if case.recorded.rows == exact.rows && case.recorded.cols == exact.cols {
             self.settle_ties(case, columns, own, &mut exact);
+            if let Some(unrounded) = self.unrounded {
+                nearer_rows(&case.recorded, &out[unrounded].exact, &mut exact);
+            }
         }
         let plain = self.plain.map(|plain| out[plain].exact.clone());
-        let emulated = plain.is_some();
-        let mut explained = vec![Explained { exact, bound, emulated }];
-        if let Some(unrounded) = self.unrounded {
-            let (exact, bound) = (out[unrounded].exact.clone(), explained[0].bound.clone());
-            explained.push(Explained { exact, bound, emulated });
-        }
-        (explained, plain)
+        (Explained { exact, bound, emulated: plain.is_some() }, plain)
     }
 
     /// A tie is rounded to the side that the recorded output says: each moves all outputs of its row by a
@@ -235,6 +232,18 @@ impl Pending {
             if along > 0.5 * square && along < 1.5 * square {
                 exact.row_mut(tie.row).iter_mut().enumerate().for_each(|(o, exact)| *exact += moved(o));
             }
+        }
+    }
+}
+
+/// Takes the rows of `other` that are nearer to what was recorded: a producer may compute a step of one row in another way
+/// than one of many.
+fn nearer_rows(recorded: &Matrix<f64>, other: &Matrix<f64>, exact: &mut Matrix<f64>) {
+    let distance = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum::<f64>();
+    for t in 0..recorded.rows {
+        let row = recorded.row(t);
+        if distance(row, other.row(t)) < distance(row, exact.row(t)) {
+            exact.row_mut(t).copy_from_slice(other.row(t));
         }
     }
 }

@@ -43,7 +43,8 @@ const MANIFEST: &str = include_str!("../../../kernels/built/manifest.json");
 pub struct Modules {
     /// Searched in this order.
     modules: Vec<Arc<CudaModule>>,
-    functions: HashMap<String, CudaFunction>,
+    /// With the bytes of shared memory that each has leave to take.
+    functions: HashMap<String, (CudaFunction, u32)>,
     /// Where the kernels come from, for the dump's provenance.
     pub origin: String,
     /// Whether they wait for the kernel ahead themselves: code for Hopper and later does.
@@ -74,14 +75,16 @@ impl Modules {
             let function = found.ok_or_else(|| {
                 error(format!("no kernel {name}")).hint("the sources in PARITY_KERNELS may lack it")
             })?;
-            if call.shared > SHARED_ALWAYS {
-                let size = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                let bytes = device.shared_bytes(call) as i32;
-                function.set_attribute(size, bytes).map_err(failed(name))?;
-            }
-            self.functions.insert(name.to_owned(), function);
+            self.functions.insert(name.to_owned(), (function, SHARED_ALWAYS));
         }
-        Ok(&self.functions[name])
+        let (function, leave) = self.functions.get_mut(name).expect("just put there");
+        let bytes = device.shared_bytes(call);
+        if bytes > *leave {
+            let size = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            function.set_attribute(size, bytes as i32).map_err(failed(name))?;
+            *leave = bytes;
+        }
+        Ok(function)
     }
 }
 
