@@ -212,6 +212,7 @@ fn what_is_spoilt_is_never_at_parity() {
                 };
                 let (code, text) = audit(&to);
                 if code == 0 {
+                    println!("not found: {said}");
                     missed.push(said);
                 } else {
                     assert!(code == 1 || code == 2, "{said}\n{text}");
