@@ -240,7 +240,7 @@ fn parameters_are_fitted() {
         ("linear.wrong_layer=3@0", "blk.0.q_proj", "blk.3.attn_q.weight is used"),
         ("embed.row_shift=-2", "embed", "row t-2"),
         ("logits.stride=4160", "logits", "4160 values apart"),
-        ("rope.partial=8@0", "blk.0.q_rope", "turns 8 columns"),
+        ("rope.partial=8@0", "blk.0.q_rope", "rotates 8 columns"),
     ] {
         let mut graph = model.graph.clone();
         plant(&mut graph, &[spec.parse().unwrap()], &model).unwrap();

@@ -115,7 +115,7 @@ fn says(spoil: impl Fn(&str, usize, &mut [f32]), parts: &[&str]) {
 #[test]
 fn another_models_weights_are_one_answer() {
     // The same numbers in another order: as large, and nobody's.
-    says(|_, _, values| values.reverse(), &[SAID, "29 of 29 products with weights differ", "embed and the norms too"]);
+    says(|_, _, values| values.reverse(), &[SAID, "29 of 29 weight matmuls differ", "embed and the norms too"]);
 }
 
 #[test]

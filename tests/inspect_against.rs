@@ -120,7 +120,8 @@ fn same(model: &GgufWriter, tensors: &Tensors) -> (Json, String) {
 #[track_caller]
 fn named(model: &GgufWriter, tensors: &Tensors, expected: &[(&str, &str)], says: &str) {
     let (code, json, text) = compare(model, tensors);
-    let expected: Vec<(String, String)> = expected.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect();
+    let expected: Vec<(String, String)> =
+        expected.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect();
     assert_eq!((code, faults(&json)), (1, expected), "{text}");
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words(&text).contains(says), "{text}");
@@ -179,11 +180,15 @@ fn splits_and_shards_are_recognised() {
     let (json, _) = same(&model, &tensors);
     let pairs = json["tensors"].as_array().unwrap();
     let pair = pairs.iter().find(|pair| pair["name"] == "blk.2.attn_k.bias").unwrap();
-    assert_eq!((&pair["how"], &pair["made_of"][0]), (&"rows of keys of".into(), &"model.layers.2.self_attn.qkv_proj.bias".into()));
+    assert_eq!(
+        (&pair["how"], &pair["made_of"][0]),
+        (&"rows of keys of".into(), &"model.layers.2.self_attn.qkv_proj.bias".into())
+    );
     // The halves exchanged.
     let mut exchanged = tensors.clone();
     exchanged.get_mut("model.layers.1.mlp.gate_up_proj.weight").unwrap().1.rotate_left(FFN * MODEL);
-    let expected = [("blk.1.ffn_gate.weight", "linear.wrong_weight"), ("blk.1.ffn_up.weight", "linear.wrong_weight")];
+    let expected =
+        [("blk.1.ffn_gate.weight", "linear.wrong_weight"), ("blk.1.ffn_up.weight", "linear.wrong_weight")];
     named(&model, &exchanged, &expected, "holds second half of model.layers.1.mlp.gate_up_proj.weight");
     // Two files and their index.
     let scratch = tempfile::tempdir().unwrap();
@@ -215,9 +220,10 @@ fn rows_of_queries_and_keys_are_in_the_order_of_the_architecture() {
     let mut model = of_architecture("llama");
     let tensors = folder_of(&mut model);
     let wrong: Vec<(String, &str)> = (0..LAYERS)
-        .flat_map(|layer| ["attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias"].map(|role| {
-            (format!("blk.{layer}.{role}"), "linear.qk_permuted")
-        }))
+        .flat_map(|layer| {
+            ["attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias"]
+                .map(|role| (format!("blk.{layer}.{role}"), "linear.qk_permuted"))
+        })
         .collect();
     let wrong: Vec<(&str, &str)> = wrong.iter().map(|(name, fault)| (name.as_str(), *fault)).collect();
     named(&model, &tensors, &wrong, "llama needs pairs side by side");
@@ -284,21 +290,37 @@ fn weights_in_the_wrong_place_and_other_weights_are_told_apart() {
     change(&mut moved, "blk.1.attn_v.weight", |index, _| other[index]);
     let holds = "blk.1.attn_v.weight holds model.layers.2.self_attn.v_proj.weight";
     // Nothing of the file was made of the weight that it should hold.
-    let expected = [("blk.1.attn_v.weight", "linear.wrong_layer"), ("model.layers.1.self_attn.v_proj.weight", "none")];
+    let expected =
+        [("blk.1.attn_v.weight", "linear.wrong_layer"), ("model.layers.1.self_attn.v_proj.weight", "none")];
     named(&moved, &tensors, &expected, holds);
     let mut turned = model.clone();
     let own = values(&mut model, "blk.1.attn_output.weight");
     change(&mut turned, "blk.1.attn_output.weight", |index, _| own[index % MODEL * MODEL + index / MODEL]);
-    named(&turned, &tensors, &[("blk.1.attn_output.weight", "linear.transposed")], "rows and columns are exchanged");
+    named(
+        &turned,
+        &tensors,
+        &[("blk.1.attn_output.weight", "linear.transposed")],
+        "rows and columns are exchanged",
+    );
     let mut spoiled = model.clone();
     change(&mut spoiled, "blk.0.ffn_up.weight", |index, w| if index / MODEL == 7 { -w } else { w });
-    named(&spoiled, &tensors, &[("blk.0.ffn_up.weight", "none")], "1 of 96 rows are further from it than F32 explains");
+    named(
+        &spoiled,
+        &tensors,
+        &[("blk.0.ffn_up.weight", "none")],
+        "1 of 96 rows are further from it than F32 explains",
+    );
     let mut nan = model.clone();
     change(&mut nan, "blk.0.ffn_up.weight", |index, w| if index == 77 { f32::NAN } else { w });
     assert_eq!(compare(&nan, &tensors).0, 1);
     let mut lacking = model.clone();
     lacking.tensors.retain(|(name, ..)| name != "blk.1.attn_q.bias");
-    named(&lacking, &tensors, &[("model.layers.1.self_attn.q_proj.bias", "linear.no_bias")], "is not in the file");
+    named(
+        &lacking,
+        &tensors,
+        &[("model.layers.1.self_attn.q_proj.bias", "linear.no_bias")],
+        "is not in the file",
+    );
     let mut more = tensors.clone();
     more.remove("model.layers.1.mlp.up_proj.weight");
     let (code, _, text) = compare(&model, &more);
@@ -312,7 +334,9 @@ fn experts_are_looked_at_one_by_one() {
     let (shape, own) = (vec![EXPERTS, FFN / EXPERTS, MODEL], values(&mut model, "blk.0.ffn_gate.weight"));
     let down = values(&mut model, "blk.0.ffn_down.weight");
     let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-    model.tensors.retain(|(name, ..)| !name.starts_with("blk.0.ffn_gate") && !name.starts_with("blk.0.ffn_down"));
+    model
+        .tensors
+        .retain(|(name, ..)| !name.starts_with("blk.0.ffn_gate") && !name.starts_with("blk.0.ffn_down"));
     let mut tensors = folder_of(&mut model);
     model.tensors.push(("blk.0.ffn_gate_exps.weight".into(), DType::F32, shape.clone(), bytes(&own)));
     let transposed = vec![EXPERTS, MODEL, FFN / EXPERTS];

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::{Outcome, exit_code};
 use super::output::print;
+use super::{Outcome, exit_code};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::inspect::against::compare;

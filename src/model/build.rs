@@ -5,8 +5,8 @@ use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::config::Config;
 use crate::model::graph::{
-    Activation, Attention, Glu, GluForm, Graph, KvMap, Mask, Node, Norm, NormStyle, Op, Rope, RopePosition, ScoreLimit,
-    WeightRef,
+    Activation, Attention, Glu, GluForm, Graph, KvMap, Mask, Node, Norm, NormStyle, Op, Rope, RopePosition,
+    ScoreLimit, WeightRef,
 };
 
 /// What an architecture has of its own.

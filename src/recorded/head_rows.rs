@@ -5,9 +5,9 @@
 
 use std::path::Path;
 
+use crate::audit::Context;
 use crate::audit::case::gather;
 use crate::audit::judge::PLAIN;
-use crate::audit::Context;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::error::Result;
@@ -45,7 +45,9 @@ pub fn settle(dump: &mut Dump, model: &Path) -> Result<Option<String>> {
     for layer in (0..layers).step_by(layers.div_ceil(LAYERS_MAX).max(1)) {
         for kinds in [[Kind::QProj, Kind::Q, Kind::QRope], [Kind::KProj, Kind::K, Kind::KRope]] {
             let found = kinds.into_iter().map(|kind| Checkpoint::layer(kind, layer as u32));
-            for checkpoint in found.filter(|checkpoint| !Recording::positions(dump, *checkpoint).is_empty()).take(1) {
+            for checkpoint in
+                found.filter(|checkpoint| !Recording::positions(dump, *checkpoint).is_empty()).take(1)
+            {
                 match order(dump, &model, checkpoint)? {
                     Some(Order::AsFiled) => as_filed += 1,
                     Some(Order::Halves) => reordered += 1,
@@ -58,7 +60,9 @@ pub fn settle(dump: &mut Dump, model: &Path) -> Result<Option<String>> {
         return Ok(None);
     }
     let concerned = [Kind::QProj, Kind::Q, Kind::QRope, Kind::KProj, Kind::K, Kind::KRope];
-    dump.read_halves_as_pairs(model.config.dims.head_width, |checkpoint| concerned.contains(&checkpoint.kind()));
+    dump.read_halves_as_pairs(model.config.dims.head_width, |checkpoint| {
+        concerned.contains(&checkpoint.kind())
+    });
     Ok(Some(NOTE.to_owned()))
 }
 
@@ -108,7 +112,7 @@ fn in_halves(rows: &Matrix<f64>, width: usize) -> Matrix<f64> {
     let from = |at: usize| at / width * width + at % width % half.max(1) * 2 + at % width / half.max(1);
     let whole = rows.data.len() / width.max(1) * width;
     let mut out = rows.clone();
-    if width % 2 == 0 && width > 0 {
+    if width.is_multiple_of(2) && width > 0 {
         (0..whole).for_each(|at| out.data[at] = rows.data[from(at)]);
     }
     out

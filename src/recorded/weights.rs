@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
+use crate::audit::Context;
 use crate::audit::case::gather;
 use crate::audit::judge;
-use crate::audit::Context;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::error::Result;
@@ -47,9 +47,13 @@ enum Part {
 
 fn part(entry: &Entry) -> Option<Part> {
     Some(match entry.id.kind() {
-        Kind::QProj | Kind::KProj | Kind::VProj | Kind::AttnOut | Kind::FfnGate | Kind::FfnUp | Kind::FfnOut => {
-            Part::Product
-        }
+        Kind::QProj
+        | Kind::KProj
+        | Kind::VProj
+        | Kind::AttnOut
+        | Kind::FfnGate
+        | Kind::FfnUp
+        | Kind::FfnOut => Part::Product,
         Kind::Logits => Part::Product,
         // With its product, where that was not recorded.
         Kind::Q | Kind::K | Kind::V => {
@@ -96,17 +100,19 @@ pub fn weigh(report: &mut Report, recording: &dyn Recording, model: Option<&Mode
             count.wrong.push((entry.id, local.rel_l2));
         }
     }
-    let named = report.checkpoints.iter().any(|entry| entry.verdict.is_fault() && !entry.diagnosis.is_empty());
-    let odd = report.checkpoints.iter().any(|entry| {
-        entry.verdict.is_fault() && (part(entry).is_none_or(|part| part == Part::Weightless))
-    });
+    let named =
+        report.checkpoints.iter().any(|entry| entry.verdict.is_fault() && !entry.diagnosis.is_empty());
+    let odd = report
+        .checkpoints
+        .iter()
+        .any(|entry| entry.verdict.is_fault() && (part(entry).is_none_or(|part| part == Part::Weightless)));
     let empty = Count::default();
     let of = |part: Part| counts.get(&part).unwrap_or(&empty);
     let (products, norms, table) = (of(Part::Product), of(Part::Norm), of(Part::Table));
     if named || odd || products.all < PRODUCTS_MIN || !products.is_wrong() {
         return Ok(());
     }
-    let counted = format!("{} of {} products with weights", products.wrong.len(), products.all);
+    let counted = format!("{} of {} weight matmuls", products.wrong.len(), products.all);
     let as_stored = norms.wrong.is_empty() && table.wrong.iter().all(|(_, error)| *error <= FAINT);
     let too = [("embed", table.is_wrong()), ("the norms", norms.is_wrong())];
     let too: Vec<&str> = too.into_iter().filter_map(|(name, is)| is.then_some(name)).collect();
@@ -150,7 +156,9 @@ fn faint(products: &Count, recording: &dyn Recording, model: Option<&Model>) -> 
             "{size}, in no direction more than in another: the weights, or what they are multiplied with, are rounded \
              otherwise (int8, another quantisation), or were trained on"
         ),
-        _ => format!("{size}: the weights, or what they are multiplied with, are rounded otherwise, or adapted"),
+        _ => format!(
+            "{size}: the weights, or what they are multiplied with, are rounded otherwise, or adapted"
+        ),
     }))
 }
 
@@ -247,7 +255,8 @@ mod tests {
         values.sort_by(|x, y| y.total_cmp(x));
         assert!(values[1] > 1e-3 && values[2].abs() < 1e-9 * values[0], "{values:?}");
         let trace: f64 = values.iter().sum();
-        let of_rows: f64 = (0..5).map(|i| (0..4).map(|c| (f64::from(i) * a[c] + b[c]).powi(2)).sum::<f64>()).sum();
+        let of_rows: f64 =
+            (0..5).map(|i| (0..4).map(|c| (f64::from(i) * a[c] + b[c]).powi(2)).sum::<f64>()).sum();
         assert!((trace / of_rows - 1.0).abs() < 1e-12);
     }
 }

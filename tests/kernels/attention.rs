@@ -25,6 +25,7 @@ impl AttentionCase {
             Mask::None => (0, cached),
             Mask::Shift(shift) => (0, own + 1 + shift),
             Mask::StepOnly => (self.first as i64, own + 1),
+            Mask::Window(_) | Mask::BeforeStep => unreachable!("no kernel has them"),
         };
         let to = to.clamp(0, cached) as usize;
         (from as usize).min(to)..to

@@ -1,7 +1,8 @@
 //! Rows of heads that lie in another order than they are compared in.
 
 use crate::checkpoint::Checkpoint;
-use crate::reader::{Dump, Recorded};
+use crate::reader::Dump;
+use crate::recorded::Recorded;
 
 /// How the rows of heads are read.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,7 +38,7 @@ impl Dump {
     /// a head apart, (E/2, 2) for (2, E/2): rows of queries and keys in Hugging Face's order are read as GGUF files of
     /// the `llama` architecture have them. An odd width changes nothing.
     pub fn read_halves_as_pairs(&mut self, width: usize, concerned: impl Fn(Checkpoint) -> bool) {
-        self.orders = Orders { width: if width % 2 == 0 { width } else { 0 } };
+        self.orders = Orders { width: if width.is_multiple_of(2) { width } else { 0 } };
         for (checkpoint, recorded) in &mut self.tensors {
             recorded.reordered = concerned(*checkpoint);
         }

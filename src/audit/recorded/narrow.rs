@@ -70,16 +70,10 @@ impl Narrowed {
 
     /// The sources, with these values in place of their own.
     pub fn sources<'b>(&'b self, args: &'b Args<'_, f64>) -> Vec<Option<Source<'b, f64>>> {
-        let slots = args.sources.iter().zip(&self.0);
-        let sources = slots.map(|(source, narrowed)| {
-            let source = source.as_ref()?;
-            let data = match narrowed {
-                Some((values, shape)) => Data::Values(Strided::whole(values, *shape)),
-                None => source.data.clone(),
-            };
-            Some(Source { dtype: source.dtype, data })
-        });
-        sources.collect()
+        args.replaced(|slot| {
+            let (values, shape) = self.0.get(slot)?.as_ref()?;
+            Some(Strided::whole(values, *shape))
+        })
     }
 }
 
@@ -100,6 +94,14 @@ pub fn widen(rule: &Rule, args: &Args<'_, f64>, exact: &[f64], bound: &mut [f64]
             bound.iter_mut().zip(problem.off(unit)).for_each(|(bound, off)| *bound += off);
         }
         _ => add_errors_of_sources(rule, args, exact, bound, |x| unit * x.abs() + least),
+    }
+}
+
+/// Adds what the least values of the sources lost where they were only recorded in f16: of those that are no normal
+/// numbers of it, more than a rounding's share.
+pub fn add_lost(kept: Storage, rule: &Rule, args: &Args<'_, f64>, exact: &[f64], bound: &mut [f64]) {
+    if kept == Storage::F16 {
+        add_errors_of_sources(rule, args, exact, bound, |_| SUBNORMAL_F16);
     }
 }
 

@@ -22,7 +22,9 @@ pub const FAULTS: &[Fault] = &[
         default: |_, _| Some(Argument::Number(3.0)),
         guess: Some(diagnose::windows),
         sentence: |_, _, argument| {
-            format!("rows see the last {argument} positions only: a sliding window that the model does not have")
+            format!(
+                "rows see the last {argument} positions only: a sliding window that the model does not have"
+            )
         },
     },
     Fault {

@@ -16,6 +16,7 @@ pub mod graphs;
 mod linear;
 mod logits;
 mod norm;
+pub mod precision;
 mod quant;
 mod residual;
 mod rope;
@@ -49,9 +50,14 @@ pub fn find(name: &str) -> Option<&'static Fault> {
     all().find(|fault| fault.name == name)
 }
 
+/// All that only recorded graphs have a place for, and those that are recognised and never injected.
+pub fn of_recordings() -> impl Iterator<Item = &'static graphs::Entry> {
+    graphs::ENTRIES.iter().chain(precision::ENTRIES)
+}
+
 /// How to mend a fault of a recorded graph; both kinds share some names.
 pub fn fix(name: &str) -> Option<&'static str> {
-    let recorded = graphs::ENTRIES.iter().find(|entry| entry.name == name).map(|entry| entry.fix);
+    let recorded = of_recordings().find(|entry| entry.name == name).map(|entry| entry.fix);
     recorded.or_else(|| find(name).map(|fault| fault.fix))
 }
 

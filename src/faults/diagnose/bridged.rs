@@ -110,7 +110,8 @@ fn hypotheses(lab: &Lab<'_>, open: &[Checkpoint]) -> Vec<Hypothesis> {
     let mut groups: Vec<Vec<Checkpoint>> = Vec::new();
     for &checkpoint in bridged {
         let biased = open.iter().copied().filter(|other| {
-            node(other).is_some_and(|n| matches!(n.op, Op::Bias { bias: Some(_), .. }) && n.inputs == [checkpoint])
+            node(other)
+                .is_some_and(|n| matches!(n.op, Op::Bias { bias: Some(_), .. }) && n.inputs == [checkpoint])
         });
         groups.extend(biased.map(|bias| vec![checkpoint, bias]));
         groups.push(vec![checkpoint]);

@@ -59,7 +59,8 @@ impl Folder {
             folder.add(&path.join(file))?;
         }
         let lacking = listed.iter().flat_map(|listed| listed.weight_map.iter());
-        if let Some((name, file)) = lacking.into_iter().find(|(name, _)| !folder.tensors.contains_key(*name)) {
+        if let Some((name, file)) = lacking.into_iter().find(|(name, _)| !folder.tensors.contains_key(*name))
+        {
             return Err(Error::file(&index, format!("lists {name} in {file}, which does not hold it"))
                 .hint("the download may be incomplete"));
         }
@@ -73,7 +74,9 @@ impl Folder {
         // of mapped files can guard against.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| failed(&e))?;
         let tensors = SafeTensors::deserialize(&map).map_err(|e| {
-            failed(&e).expected("a safetensors file").hint("a Git LFS pointer stands for a file that was not fetched")
+            failed(&e)
+                .expected("a safetensors file")
+                .hint("a Git LFS pointer stands for a file that was not fetched")
         })?;
         let number = self.files.len();
         for (name, view) in tensors.iter() {
@@ -87,9 +90,12 @@ impl Folder {
             let dtype = format!("{:?}", view.dtype());
             let stored = Stored { file: number, offset, element, dtype, shape: view.shape().to_vec() };
             if self.tensors.insert(name.to_owned(), stored).is_some() {
-                return Err(Error::file(path, format!("holds {name}, and another file of the folder does too"))
-                    .expected("each tensor once")
-                    .hint("a folder with two models in it: give the files of one a folder of their own"));
+                return Err(Error::file(
+                    path,
+                    format!("holds {name}, and another file of the folder does too"),
+                )
+                .expected("each tensor once")
+                .hint("a folder with two models in it: give the files of one a folder of their own"));
             }
         }
         self.files.push(map);

@@ -129,7 +129,7 @@ impl<'a> Finder<'a> {
             Part::Qkv(2),
         ];
         let own = names::modules(slice.role);
-        let mut all: Vec<(&(String, bool, Option<u32>), &'a str)> =
+        let mut all: Vec<_> =
             self.places.iter().flat_map(|(key, names)| names.iter().map(move |name| (key, *name))).collect();
         all.sort_by_key(|((module, ..), _)| !own.iter().any(|(known, _)| known == module));
         let rows = sample(slice.shape[0]);
@@ -264,7 +264,9 @@ fn rearranged(architecture: &str, role: &str, how: How, usual: How) -> Option<Mi
     let (fault, text) = match (wanted, how.order, how.add) {
         (Some(Wanted::Pairs), Order::AsStored, _) => (
             "linear.qk_permuted",
-            format!("the rows of every head are in Hugging Face's order: {architecture} needs pairs side by side"),
+            format!(
+                "the rows of every head are in Hugging Face's order: {architecture} needs pairs side by side"
+            ),
         ),
         (Some(Wanted::PlusOne), _, 0) => {
             ("norm.unit_offset", format!("holds w: the norms of {architecture} hold 1 + w"))

@@ -53,7 +53,11 @@ impl Distance {
             square: self.square + other.square,
             size: self.size + other.size,
             // A NaN stays.
-            max_abs: if self.max_abs >= other.max_abs || self.max_abs.is_nan() { self.max_abs } else { other.max_abs },
+            max_abs: if self.max_abs >= other.max_abs || self.max_abs.is_nan() {
+                self.max_abs
+            } else {
+                other.max_abs
+            },
             rows: self.rows + other.rows,
             rows_beyond: self.rows_beyond + other.rows_beyond,
         }
@@ -142,4 +146,3 @@ pub fn sample(rows: usize) -> Vec<usize> {
     chosen.dedup();
     chosen
 }
-

@@ -154,9 +154,9 @@ pub fn compare(model: &Path, against: &Path) -> Result<Comparison> {
             Some(wrong) if wrong.is_empty() => Verdict::Same,
             Some(_) => Verdict::Differs,
         };
-        let distance = whole.as_deref().map(|made| {
-            made.iter().fold(Distance::default(), |sum, made| sum.and(made.distance))
-        });
+        let distance = whole
+            .as_deref()
+            .map(|made| made.iter().fold(Distance::default(), |sum, made| sum.and(made.distance)));
         tensors.push(Pair {
             name: names[number].clone(),
             dtype: tensor.info.dtype.to_string(),
@@ -166,7 +166,11 @@ pub fn compare(model: &Path, against: &Path) -> Result<Comparison> {
             rel_l2: distance.map(|distance| distance.rel_l2()),
             distance,
             verdict,
-            mistakes: wrong.into_iter().flatten().map(|Mistake { fault, text }| Wrong { fault, text }).collect(),
+            mistakes: wrong
+                .into_iter()
+                .flatten()
+                .map(|Mistake { fault, text }| Wrong { fault, text })
+                .collect(),
         });
     }
     let (left_out, unused) = left_over(&folder, &gguf, &used);
@@ -184,7 +188,10 @@ pub fn compare(model: &Path, against: &Path) -> Result<Comparison> {
 const AS_STORED: How = How { transposed: false, order: Order::AsStored, add: 0 };
 
 /// How most tensors of a role lie in the file: what a single one does otherwise is a mistake of it.
-fn usual<'n>(names: &'n [String], found: &[(usize, Vec<Option<Made<'_>>>)]) -> BTreeMap<(&'n str, bool), How> {
+fn usual<'n>(
+    names: &'n [String],
+    found: &[(usize, Vec<Option<Made<'_>>>)],
+) -> BTreeMap<(&'n str, bool), How> {
     let mut counts: BTreeMap<(&str, bool), Vec<(How, usize)>> = BTreeMap::new();
     for (number, made) in found {
         let (role, _, bias) = names::role(&names[*number]);
@@ -211,7 +218,9 @@ fn sorted<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
 fn how(made: &[Made<'_>]) -> String {
     let mut words: Vec<String> = Vec::new();
     for made in made {
-        words.extend([made.source.part.text(), made.source.how.text()].into_iter().filter(|text| !text.is_empty()));
+        words.extend(
+            [made.source.part.text(), made.source.how.text()].into_iter().filter(|text| !text.is_empty()),
+        );
     }
     if made.len() > 1 {
         words.insert(0, format!("{} experts", made.len()));
@@ -250,6 +259,8 @@ fn left_over(folder: &Folder, gguf: &Gguf, used: &BTreeSet<&str>) -> (Vec<LeftOu
 fn is_tied(folder: &Folder, head: &folder::Stored) -> bool {
     let table = folder.tensors().find(|(name, _)| Place::of(name).module().0 == "embed_tokens");
     table.is_some_and(|(_, table)| {
-        table.element == head.element && table.shape == head.shape && folder.bytes(table) == folder.bytes(head)
+        table.element == head.element
+            && table.shape == head.shape
+            && folder.bytes(table) == folder.bytes(head)
     })
 }

@@ -76,28 +76,120 @@ const ROLES: &[(&str, &[(&str, Part)])] = &[
     ("output", &[("lm_head", Part::Whole), ("embed_out", Part::Whole), ("embed_tokens", Part::Whole)]),
     ("output_norm", &[("norm", Part::Whole), ("ln_f", Part::Whole), ("final_layernorm", Part::Whole)]),
     ("attn_norm", &[("input_layernorm", Part::Whole), ("ln_1", Part::Whole)]),
-    ("attn_q", &[("self_attn.q_proj", Part::Whole), ("self_attn.qkv_proj", Part::Qkv(0)), ("attn.c_attn", Part::Qkv(0))]),
-    ("attn_k", &[("self_attn.k_proj", Part::Whole), ("self_attn.qkv_proj", Part::Qkv(1)), ("attn.c_attn", Part::Qkv(1))]),
-    ("attn_v", &[("self_attn.v_proj", Part::Whole), ("self_attn.qkv_proj", Part::Qkv(2)), ("attn.c_attn", Part::Qkv(2))]),
-    ("attn_qkv", &[("self_attn.qkv_proj", Part::Whole), ("attn.c_attn", Part::Whole), ("self_attn.query_key_value", Part::Whole)]),
-    ("attn_output", &[("self_attn.o_proj", Part::Whole), ("self_attn.dense", Part::Whole), ("attn.c_proj", Part::Whole)]),
+    (
+        "attn_q",
+        &[
+            ("self_attn.q_proj", Part::Whole),
+            ("self_attn.qkv_proj", Part::Qkv(0)),
+            ("attn.c_attn", Part::Qkv(0)),
+        ],
+    ),
+    (
+        "attn_k",
+        &[
+            ("self_attn.k_proj", Part::Whole),
+            ("self_attn.qkv_proj", Part::Qkv(1)),
+            ("attn.c_attn", Part::Qkv(1)),
+        ],
+    ),
+    (
+        "attn_v",
+        &[
+            ("self_attn.v_proj", Part::Whole),
+            ("self_attn.qkv_proj", Part::Qkv(2)),
+            ("attn.c_attn", Part::Qkv(2)),
+        ],
+    ),
+    (
+        "attn_qkv",
+        &[
+            ("self_attn.qkv_proj", Part::Whole),
+            ("attn.c_attn", Part::Whole),
+            ("self_attn.query_key_value", Part::Whole),
+        ],
+    ),
+    (
+        "attn_output",
+        &[("self_attn.o_proj", Part::Whole), ("self_attn.dense", Part::Whole), ("attn.c_proj", Part::Whole)],
+    ),
     ("attn_q_norm", &[("self_attn.q_norm", Part::Whole), ("self_attn.q_layernorm", Part::Whole)]),
     ("attn_k_norm", &[("self_attn.k_norm", Part::Whole), ("self_attn.k_layernorm", Part::Whole)]),
     ("attn_sinks", &[("self_attn.sinks", Part::Whole)]),
     // Where a layer has four norms, that before the feed-forward part has a name of its own.
-    ("ffn_norm", &[("pre_feedforward_layernorm", Part::Whole), ("post_attention_layernorm", Part::Whole), ("ln_2", Part::Whole)]),
+    (
+        "ffn_norm",
+        &[
+            ("pre_feedforward_layernorm", Part::Whole),
+            ("post_attention_layernorm", Part::Whole),
+            ("ln_2", Part::Whole),
+        ],
+    ),
     ("post_attention_norm", &[("post_attention_layernorm", Part::Whole)]),
     ("post_ffw_norm", &[("post_feedforward_layernorm", Part::Whole)]),
-    ("ffn_gate", &[("mlp.gate_proj", Part::Whole), ("mlp.gate_up_proj", Part::Half(0)), ("feed_forward.w1", Part::Whole)]),
-    ("ffn_up", &[("mlp.up_proj", Part::Whole), ("mlp.gate_up_proj", Part::Half(1)), ("mlp.c_fc", Part::Whole), ("feed_forward.w3", Part::Whole)]),
-    ("ffn_down", &[("mlp.down_proj", Part::Whole), ("mlp.c_proj", Part::Whole), ("feed_forward.w2", Part::Whole)]),
-    ("ffn_gate_inp", &[("mlp.gate", Part::Whole), ("mlp.router", Part::Whole), ("block_sparse_moe.gate", Part::Whole), ("mlp.router.gate", Part::Whole)]),
-    ("ffn_gate_exps", &[("mlp.experts.gate_proj", Part::Whole), ("block_sparse_moe.experts.w1", Part::Whole), ("mlp.experts.gate_up_proj", Part::Half(0)), ("mlp.experts.gate_up_proj", Part::Alternate(0))]),
-    ("ffn_up_exps", &[("mlp.experts.up_proj", Part::Whole), ("block_sparse_moe.experts.w3", Part::Whole), ("mlp.experts.gate_up_proj", Part::Half(1)), ("mlp.experts.gate_up_proj", Part::Alternate(1))]),
-    ("ffn_down_exps", &[("mlp.experts.down_proj", Part::Whole), ("block_sparse_moe.experts.w2", Part::Whole)]),
-    ("ffn_gate_shexp", &[("mlp.shared_expert.gate_proj", Part::Whole), ("mlp.shared_experts.gate_proj", Part::Whole)]),
-    ("ffn_up_shexp", &[("mlp.shared_expert.up_proj", Part::Whole), ("mlp.shared_experts.up_proj", Part::Whole)]),
-    ("ffn_down_shexp", &[("mlp.shared_expert.down_proj", Part::Whole), ("mlp.shared_experts.down_proj", Part::Whole)]),
+    (
+        "ffn_gate",
+        &[
+            ("mlp.gate_proj", Part::Whole),
+            ("mlp.gate_up_proj", Part::Half(0)),
+            ("feed_forward.w1", Part::Whole),
+        ],
+    ),
+    (
+        "ffn_up",
+        &[
+            ("mlp.up_proj", Part::Whole),
+            ("mlp.gate_up_proj", Part::Half(1)),
+            ("mlp.c_fc", Part::Whole),
+            ("feed_forward.w3", Part::Whole),
+        ],
+    ),
+    (
+        "ffn_down",
+        &[("mlp.down_proj", Part::Whole), ("mlp.c_proj", Part::Whole), ("feed_forward.w2", Part::Whole)],
+    ),
+    (
+        "ffn_gate_inp",
+        &[
+            ("mlp.gate", Part::Whole),
+            ("mlp.router", Part::Whole),
+            ("block_sparse_moe.gate", Part::Whole),
+            ("mlp.router.gate", Part::Whole),
+        ],
+    ),
+    (
+        "ffn_gate_exps",
+        &[
+            ("mlp.experts.gate_proj", Part::Whole),
+            ("block_sparse_moe.experts.w1", Part::Whole),
+            ("mlp.experts.gate_up_proj", Part::Half(0)),
+            ("mlp.experts.gate_up_proj", Part::Alternate(0)),
+        ],
+    ),
+    (
+        "ffn_up_exps",
+        &[
+            ("mlp.experts.up_proj", Part::Whole),
+            ("block_sparse_moe.experts.w3", Part::Whole),
+            ("mlp.experts.gate_up_proj", Part::Half(1)),
+            ("mlp.experts.gate_up_proj", Part::Alternate(1)),
+        ],
+    ),
+    (
+        "ffn_down_exps",
+        &[("mlp.experts.down_proj", Part::Whole), ("block_sparse_moe.experts.w2", Part::Whole)],
+    ),
+    (
+        "ffn_gate_shexp",
+        &[("mlp.shared_expert.gate_proj", Part::Whole), ("mlp.shared_experts.gate_proj", Part::Whole)],
+    ),
+    (
+        "ffn_up_shexp",
+        &[("mlp.shared_expert.up_proj", Part::Whole), ("mlp.shared_experts.up_proj", Part::Whole)],
+    ),
+    (
+        "ffn_down_shexp",
+        &[("mlp.shared_expert.down_proj", Part::Whole), ("mlp.shared_experts.down_proj", Part::Whole)],
+    ),
     ("ffn_gate_inp_shexp", &[("mlp.shared_expert_gate", Part::Whole)]),
 ];
 
@@ -132,8 +224,15 @@ pub fn is_made(role: &str) -> bool {
 /// What a folder may hold that is no weight of the text model: buffers, other modalities, further heads.
 pub fn is_beside(name: &str, place: &Place<'_>) -> bool {
     const BESIDE: [&str; 9] = [
-        "visual", "vision_tower", "vision_model", "multi_modal_projector", "audio_tower", "mtp", "inv_freq",
-        "masked_bias", "embed_vision",
+        "visual",
+        "vision_tower",
+        "vision_model",
+        "multi_modal_projector",
+        "audio_tower",
+        "mtp",
+        "inv_freq",
+        "masked_bias",
+        "embed_vision",
     ];
     let buffer = matches!(place.rest.last(), Some(&"inv_freq" | &"masked_bias"));
     buffer || name.split('.').any(|word| BESIDE.contains(&word))
@@ -173,7 +272,7 @@ mod tests {
         let expert = Place::of("model.layers.0.mlp.experts.7.gate_proj.weight");
         assert_eq!(expert.expert, Some(7));
         assert_eq!(expert.module(), ("mlp.experts.gate_proj".to_owned(), false));
-        assert_eq!(Place::of("model.layers.3.mlp.experts.down_proj_bias").module().1, true);
+        assert!(Place::of("model.layers.3.mlp.experts.down_proj_bias").module().1);
         assert_eq!(Place::of("model.norm.weight").module().0, "norm");
         assert_eq!(role("blk.3.attn_q.bias"), ("attn_q", Some(3), true));
         assert_eq!(role("token_embd.weight"), ("token_embd", None, false));

@@ -81,7 +81,8 @@ pub struct Heads {
 impl Heads {
     /// As the metadata say; `None` where they do not, or where layers differ.
     pub fn of(gguf: &Gguf, architecture: &str) -> Option<Heads> {
-        let number = |key: &str| gguf.u32(&format!("{architecture}.{key}")).ok().flatten().map(|n| n as usize);
+        let number =
+            |key: &str| gguf.u32(&format!("{architecture}.{key}")).ok().flatten().map(|n| n as usize);
         let heads = number("attention.head_count").filter(|heads| *heads > 0)?;
         let kv = number("attention.head_count_kv").unwrap_or(heads);
         let width = number("attention.key_length").or(Some(number("embedding_length")? / heads))?;
@@ -165,8 +166,8 @@ impl Part {
     fn rows(self, all: usize, heads: Option<Heads>) -> Option<(usize, usize, usize)> {
         match self {
             Part::Whole => Some((0, 1, all)),
-            Part::Half(half) => (all % 2 == 0).then_some((half * (all / 2), 1, all / 2)),
-            Part::Alternate(first) => (all % 2 == 0).then_some((first, 2, all / 2)),
+            Part::Half(half) => all.is_multiple_of(2).then_some((half * (all / 2), 1, all / 2)),
+            Part::Alternate(first) => all.is_multiple_of(2).then_some((first, 2, all / 2)),
             Part::Qkv(which) => {
                 let rows = heads?.rows;
                 let sum = rows.iter().try_fold(0usize, |sum, rows| sum.checked_add(*rows))?;

@@ -45,7 +45,8 @@ fn mistakes(out: &mut String, found: &Comparison, wrong: &[&Pair]) {
     let of_tensors = wrong.iter().flat_map(|pair| {
         pair.mistakes.iter().map(|wrong| format!("{} {}{}", pair.name, wrong.text, named(wrong.fault)))
     });
-    let of_folder = found.left_out.iter().map(|out| format!("{} {}{}", out.name, out.wrong.text, named(out.wrong.fault)));
+    let of_folder =
+        found.left_out.iter().map(|out| format!("{} {}{}", out.name, out.wrong.text, named(out.wrong.fault)));
     let lines: Vec<String> = of_tensors.chain(of_folder).collect();
     if !lines.is_empty() {
         let _ = writeln!(out);
@@ -90,7 +91,10 @@ fn row(name: &str, pairs: &[&Pair]) -> Vec<String> {
     let worst = |of: &dyn Fn(&Pair) -> Option<f64>| {
         let values = pairs.iter().filter_map(|pair| of(pair));
         let worst = values.reduce(|a, b| if a >= b || a.is_nan() { a } else { b });
-        worst.map_or("–".to_owned(), |worst| if worst == 0.0 { "0".to_owned() } else { format!("{worst:.1e}") })
+        worst.map_or(
+            "–".to_owned(),
+            |worst| if worst == 0.0 { "0".to_owned() } else { format!("{worst:.1e}") },
+        )
     };
     let count = if pairs.len() > 1 { format!("{name} ({})", pairs.len()) } else { name.to_owned() };
     let made_of = each(&|pair| {

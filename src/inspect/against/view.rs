@@ -103,7 +103,12 @@ mod tests {
         };
         let rows = |view: View<'_>| -> Vec<f32> {
             let mut row = vec![0.0; view.shape[1]];
-            (0..view.shape[0]).flat_map(|r| { view.read(r, &mut row); row.clone() }).collect()
+            (0..view.shape[0])
+                .flat_map(|r| {
+                    view.read(r, &mut row);
+                    row.clone()
+                })
+                .collect()
         };
         // Two heads of six rows: 0 and 3 become neighbours.
         let pairs = rows(View { order: Order::Pairs(6), ..plain });

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::super::source::{Args, Source};
 use crate::arithmetic::narrow::half;
-use crate::arithmetic::round::{self, Rounding, Tie};
-use crate::arithmetic::{Flash, Narrow};
+use crate::arithmetic::round::{self, Rounding, Tie, store};
+use crate::arithmetic::{Flash, Narrow, Softmax};
 use crate::error::Result;
 use crate::gguf::DType;
 use crate::numerics::Products;
@@ -19,6 +19,8 @@ pub struct Attention<'b, 'a, S> {
     pub q: Matrix<S>,
     /// What they were rounded to.
     pub rounding: Rounding,
+    /// What the sums of their blocks have over the sums of their values, see [`round::Rounded::sums`].
+    sums: Matrix<S>,
     /// Values that may have been rounded to the other side, in the order of their rows.
     pub ties: Vec<Tie>,
     pub k: &'b Source<'a, S>,
@@ -31,6 +33,7 @@ pub struct Attention<'b, 'a, S> {
     pub cap: f64,
     max_bias: f64,
     pub kind: Flash,
+    softmax: Softmax,
 }
 
 /// One query of one head.
@@ -102,6 +105,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         let rounded = round::activations(rounding, View::new(b * h * n, dk, &values));
         Ok(Attention {
             q: rounded.values,
+            sums: rounded.sums,
             rounding,
             ties: rounded.ties,
             k,
@@ -113,6 +117,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             max_bias: f64::from(args.params.float(1)),
             cap,
             kind,
+            softmax: args.arithmetic.softmax,
         })
     }
 
@@ -161,12 +166,23 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
                 #[inline(always)]
                 || in_lanes(q, |q, i| q.to_f64() * k[i].to_f64()),
             );
-            let scaled = self.scale * dot;
+            let scaled = self.scale * (dot + self.of_minima(at, &k));
             let capped = if self.cap == 0.0 { scaled } else { self.cap * (scaled / self.cap).tanh() };
             Seen { position, bias, scaled, z: capped + bias }
         };
         let seen = self.visible(b, h, n).into_iter().map(score).collect();
         Row { at, seen, sink: self.sinks.as_ref().map(|sinks| sinks[h]) }
+    }
+
+    /// What the sums of a query's blocks add to its product with a key, where they meet the minima of the key's blocks:
+    /// the least of their values, since blocks are quantised so.
+    fn of_minima(&self, at: [usize; 3], k: &[S]) -> f64 {
+        if self.sums.cols == 0 {
+            return 0.0;
+        }
+        let sums = self.sums.row(self.query(at));
+        let blocks = sums.iter().zip(k.chunks(self.rounding.block()));
+        blocks.map(|(sum, block)| sum.to_f64() * minimum(block)).sum()
     }
 
     pub fn key(&self, at: [usize; 3], position: usize) -> Cow<'a, [S]> {
@@ -205,6 +221,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         match self.kind {
             Flash::Lanes(lanes) => return self.on_lanes(row, lanes, None).value,
             Flash::Units(units) => return self.on_units(row, units, None).value,
+            _ if self.softmax != Softmax::F32 => return self.by_softmax(row),
             _ => {}
         }
         let parts: Vec<Part> = self.parts(row).into_iter().map(|range| self.part(row, range)).collect();
@@ -216,6 +233,22 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         for part in parts.iter().filter(|part| part.sum != 0.0) {
             let weight = (part.max - max).exp() / sum;
             out.iter_mut().zip(&part.values).for_each(|(out, v)| *out += weight * v);
+        }
+        out
+    }
+
+    /// A softmax in a narrow type, whose result meets the values.
+    fn by_softmax(&self, row: &Row) -> Vec<f64> {
+        let mut z: Vec<f64> = row.seen.iter().map(|seen| seen.z).collect();
+        store(self.softmax.scores, &mut z);
+        let max = z.iter().copied().chain(row.sink).fold(f64::NEG_INFINITY, f64::max);
+        let sum = z.iter().copied().chain(row.sink).map(|z| (z - max).exp()).sum::<f64>();
+        let mut weights: Vec<f64> = z.iter().map(|z| (z - max).exp() / sum).collect();
+        store(self.softmax.weights, &mut weights);
+        let mut out = vec![0.0; self.v.shape()[3]];
+        for (seen, weight) in row.seen.iter().zip(weights) {
+            let value = self.value(row.at, seen.position);
+            out.iter_mut().zip(value.iter()).for_each(|(out, v)| *out += weight * v.to_f64());
         }
         out
     }
@@ -251,6 +284,11 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         }
         part
     }
+}
+
+/// The least value of a block.
+pub fn minimum<S: Scalar>(block: &[S]) -> f64 {
+    block.iter().map(|value| value.to_f64()).fold(f64::INFINITY, f64::min)
 }
 
 /// Queries times the scale, as a kernel does it before it rounds the product to f16.
