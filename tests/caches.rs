@@ -70,7 +70,8 @@ fn a_mistake_in_front_of_a_quantised_cache_is_found() {
     let graph = recorded("qwen2-dense", "-q8_0-cache");
     record_with(&file, &graph, &dump, &|id, args| {
         (id.to_string() == "blk.1.flash_attn_ext").then(|| {
-            let mut values: Vec<f64> = args.get(2).unwrap().values().iter().map(|x| f64::from(*x as f32)).collect();
+            let mut values: Vec<f64> =
+                args.get(2).unwrap().values().iter().map(|x| f64::from(*x as f32)).collect();
             values.truncate(args.elements());
             values
         })

@@ -61,7 +61,8 @@ fn audit(kept: &Kept, halves: bool, model: &Path) -> (i32, Json) {
     let dump = folder.path().join("dump");
     write(kept, &dump, halves);
     let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
-    let output = command.arg("audit").arg(&dump).arg("-m").arg(model).args(["--format", "json"]).output().unwrap();
+    let output =
+        command.arg("audit").arg(&dump).arg("-m").arg(model).args(["--format", "json"]).output().unwrap();
     let report = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
     (output.status.code().unwrap(), report)
@@ -109,13 +110,19 @@ fn says(spoil: impl Fn(&str, usize, &mut [f32]), parts: &[&str]) {
     for part in parts {
         assert!(reason.contains(part), "{reason:?} has not {part:?}; {:?}", report["first_divergence"]);
     }
-    assert_eq!((&report["first_divergence"], report["origins"].as_array().map(Vec::len)), (&Json::Null, Some(0)));
+    assert_eq!(
+        (&report["first_divergence"], report["origins"].as_array().map(Vec::len)),
+        (&Json::Null, Some(0))
+    );
 }
 
 #[test]
 fn another_models_weights_are_one_answer() {
     // The same numbers in another order: as large, and nobody's.
-    says(|_, _, values| values.reverse(), &[SAID, "29 of 29 weight matmuls differ", "embed and the norms too"]);
+    says(
+        |_, _, values| values.reverse(),
+        &[SAID, "29 of 29 weight matmuls differ", "embed and the norms too"],
+    );
 }
 
 #[test]
@@ -142,7 +149,8 @@ fn an_adapter_in_the_weights_is_one_answer() {
             let mut number = || random.below(2001) as f32 / 1000.0 - 1.0;
             let rows = values.len() / cols;
             for _ in 0..RANK {
-                let (a, b): (Vec<f32>, Vec<f32>) = ((0..rows).map(|_| number()).collect(), (0..cols).map(|_| number()).collect());
+                let (a, b): (Vec<f32>, Vec<f32>) =
+                    ((0..rows).map(|_| number()).collect(), (0..cols).map(|_| number()).collect());
                 for (row, a) in values.chunks_exact_mut(cols).zip(&a) {
                     row.iter_mut().zip(&b).for_each(|(x, b)| *x += 0.1 * size * a * b);
                 }
@@ -174,7 +182,11 @@ fn a_single_bug_is_never_taken_for_other_weights() {
         let Ok(_) = plant(&mut graph, &[spec.parse().unwrap()], &model) else { continue };
         let (code, report) = audit(&kept(&model, &graph, 12), false, &tiny());
         assert_eq!(code, 1, "{spec}");
-        assert!(!report["reason"].as_str().unwrap_or_default().contains(SAID), "{spec}: {}", report["reason"]);
+        assert!(
+            !report["reason"].as_str().unwrap_or_default().contains(SAID),
+            "{spec}: {}",
+            report["reason"]
+        );
         assert!(report["first_divergence"]["checkpoint"].is_string(), "{spec}");
     }
 }
@@ -206,7 +218,9 @@ fn rows_in_hugging_faces_order_are_no_bug_and_hide_none() {
     let tokens = Random(13).tokens(TOKENS, VOCAB);
     let noted = |report: &Json| {
         let notes = report["notes"].as_array().cloned().unwrap_or_default();
-        notes.iter().any(|note| note.as_str().unwrap_or_default().contains("Hugging Face order: compared after reordering"))
+        notes.iter().any(|note| {
+            note.as_str().unwrap_or_default().contains("Hugging Face order: compared after reordering")
+        })
     };
     for halves in [false, true] {
         let (code, report) = audit(&run(&model, &model.graph, &tokens, PROMPT, false), halves, &path);
@@ -217,7 +231,9 @@ fn rows_in_hugging_faces_order_are_no_bug_and_hide_none() {
     plant(&mut base, &["rope.base=500000".parse().unwrap()], &model).unwrap();
     let mut pairs = model.graph.clone();
     let fault = catalogue::find("rope.interleaved").unwrap();
-    for node in pairs.nodes.iter_mut().filter(|node| matches!(node.checkpoint.kind(), Kind::QRope | Kind::KRope)) {
+    for node in
+        pairs.nodes.iter_mut().filter(|node| matches!(node.checkpoint.kind(), Kind::QRope | Kind::KRope))
+    {
         (fault.change)(&Site { model: &model }, node, &Argument::Tensor("halves".into())).unwrap();
     }
     for (graph, name) in [(base, "rope.base"), (pairs, "rope.interleaved")] {
@@ -273,7 +289,8 @@ fn mistakes_of_decoding_are_named_in_a_single_file_that_says_its_steps() {
             let path = folder.path().join("one.safetensors");
             single(&kept, &path, steps);
             let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
-            let output = command.arg("audit").arg(&path).arg("-m").arg(tiny()).args(["--format", "json"]).output();
+            let output =
+                command.arg("audit").arg(&path).arg("-m").arg(tiny()).args(["--format", "json"]).output();
             let report: Json = serde_json::from_slice(&output.unwrap().stdout).unwrap();
             let first = &report["first_divergence"];
             assert_eq!(first["checkpoint"], place, "{spec}");

@@ -76,7 +76,9 @@ fn coarser(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> Op
         for (id, checkpoint) in labelled.nodes() {
             let product = matches!(graph.get(id).op, Op::MulMat | Op::MulMatId);
             let weight = graph.src(id, 0).is_some_and(|src| is_weight(&graph.get(src).name));
-            let Some(finding) = findings.nodes.get(&checkpoint).filter(|_| product && weight) else { continue };
+            let Some(finding) = findings.nodes.get(&checkpoint).filter(|_| product && weight) else {
+                continue;
+            };
             if finding.judged > 0 && all.insert(checkpoint) {
                 let fault = finding.computed_in.iter().find_map(|name| narrow_product(name));
                 narrow.extend(fault.map(|fault| (checkpoint, fault)));

@@ -56,14 +56,7 @@ impl Arrangement {
             Some(axis) => shape[axis] == positions.len(),
             None => !positions.is_empty() && elements.is_multiple_of(positions.len()),
         };
-        fits.then_some(Arrangement {
-            shape,
-            strides,
-            recorded: extents,
-            axis,
-            positions,
-            matrix,
-        })
+        fits.then_some(Arrangement { shape, strides, recorded: extents, axis, positions, matrix })
     }
 
     /// The recorded values in the order of the node; `beyond` gives what was cut.

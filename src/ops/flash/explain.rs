@@ -85,7 +85,11 @@ fn score_error(attention: &Attention<'_, '_, f64>, row: &Row, seen: &Seen) -> f6
     let ties = attention.ties[first..].iter().take_while(|tie| tie.row == query);
     let tied = |tie: &Tie| {
         let start = tie.col / attention.rounding.block() * attention.rounding.block();
-        let of_sum = if tie.sum == 0.0 { 0.0 } else { tie.sum * minimum(&k[start..start + attention.rounding.block()]) };
+        let of_sum = if tie.sum == 0.0 {
+            0.0
+        } else {
+            tie.sum * minimum(&k[start..start + attention.rounding.block()])
+        };
         scale * ((tie.value * k[tie.col]).abs() + of_sum.abs())
     };
     let tied: f64 = ties.map(tied).sum();
