@@ -1,6 +1,7 @@
 //! What a run may ask of a model and of this machine: told before it begins.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use super::plan::Plan;
 use super::run::RunOptions;
@@ -16,13 +17,33 @@ use parity_dump::Dump;
 /// Bytes of a value that is kept or compared: f32.
 const KEPT_BYTES: u64 = 4;
 /// Bytes of a value that the audit computes: f64.
-const AUDIT_BYTES: u64 = 8;
+pub const AUDIT_BYTES: u64 = 8;
 /// Copies of attention's matrix that are alive at once: as computed, and rounded or in the order of its shape.
 const COPIES: u64 = 2;
 
 /// Bytes of a value that the engine computes.
-fn engine_bytes(options: &RunOptions) -> u64 {
+pub fn engine_bytes(options: &RunOptions) -> u64 {
     if options.numerics.products == Products::F64 { 8 } else { 4 }
+}
+
+/// What bounds the positions of a run of a model.
+#[derive(Clone, Copy)]
+pub struct Room<'a> {
+    /// The model file.
+    pub file: &'a Path,
+    /// Its context length.
+    pub context: usize,
+    /// Values that all caches together keep of one position.
+    pub cached: u64,
+}
+
+impl<'a> Room<'a> {
+    /// Of a model that has nodes of parity's own.
+    pub fn of(model: &'a Model) -> Room<'a> {
+        let dims = &model.config.dims;
+        let cached = 2 * dims.layers as u64 * dims.width(Kind::V, 0) as u64;
+        Room { file: model.gguf.path(), context: model.config.context, cached }
+    }
 }
 
 /// Refuses more positions than the model was made for, or than the cache has memory for; `recorded` positions were
@@ -31,13 +52,13 @@ fn engine_bytes(options: &RunOptions) -> u64 {
 /// # Errors
 /// Names the limit.
 pub fn positions(
-    model: &Model,
+    room: Room<'_>,
     options: &RunOptions,
     prompt: usize,
     total: Option<usize>,
     recorded: usize,
 ) -> Result<usize> {
-    let context = model.config.context;
+    let Room { file, context, cached } = room;
     let asked = || match options.n_predict {
         Some(n) if n > 0 => format!("{prompt} tokens and {n} decode steps"),
         _ => format!("{prompt} tokens"),
@@ -47,17 +68,16 @@ pub fn positions(
         Error::new(subject, "more positions than the model's context length")
             .expected(format!("at most {context} positions"))
             .found(asked())
-            .hint(format!("parity inspect {} shows the context length", model.gguf.path().display()))
+            .hint(format!("parity inspect {} shows the context length", file.display()))
     })?;
-    let dims = &model.config.dims;
-    let layers = dims.layers as u64;
-    let row = 2 * layers * dims.width(Kind::V, 0) as u64 * (engine_bytes(options) + KEPT_BYTES);
+    let row = cached * (engine_bytes(options) + KEPT_BYTES);
     let cache = (total as u64).saturating_mul(row);
     memory::require(subject, &[("keys and values of all positions", cache)], HINT)?;
     Ok(total)
 }
 
-const HINT: &str = "a shorter prompt or a smaller -n, --chunk N, fewer checkpoints, or PARITY_MEMORY=BYTES where this is wrong";
+/// What to do about too little memory.
+pub const HINT: &str = "a shorter prompt or a smaller -n, --chunk N, fewer checkpoints, or PARITY_MEMORY=BYTES where this is wrong";
 
 /// Refuses a run that needs more memory than there is.
 ///
