@@ -169,8 +169,8 @@ fn first(report: &Value) -> (String, Vec<String>) {
 #[test]
 fn mistakes_are_injected_and_named() {
     for (model, mistake, node) in [
-        ("qwen3moe-moe", "moe.expert_index", "blk.0.ffn_moe_gate"),
-        ("qwen3moe-moe", "moe.no_renorm", "blk.1.ffn_moe_weights_norm"),
+        ("qwen3moe-moe", "moe.expert_index", "blk.0.ffn_gate_exps"),
+        ("qwen3moe-moe", "moe.expert_index", "blk.1.ffn_down_exps"),
         ("qwen3moe-moe", "norm.no_weight", "blk.1.q_norm"),
         ("gemma3-dense", "rope.base", "blk.1.k_rope"),
         ("gemma3-dense", "rope.base#1", "blk.0.q_rope"),
@@ -253,10 +253,11 @@ fn an_architecture_without_a_builder_runs_on_its_recording_alone() {
         let report = case.report(&format!("run -m % --reference %own{more}"), 0);
         assert!(report["notes"].to_string().contains("wiring is as the producer declares it"), "{report}");
     }
-    let (code, text) = case.parity("run -m % --reference %own --isolate --dump %mine");
-    assert_eq!(code, 0, "{text}");
+    case.succeeds("run -m % --reference %own --dump %mine");
     case.succeeds("audit %mine -m %");
-    let mistake = "moe.no_renorm@blk.1.ffn_moe_weights_norm";
+    let (code, text) = case.parity("run -m % --reference %own --isolate --dump %fed");
+    assert!(code == 2 && text.contains("--dump without --isolate"), "{text}");
+    let mistake = "moe.expert_index@blk.1.ffn_up_exps";
     let report = case.report(&format!("run -m % --reference %own --inject {mistake} --dump %wrong"), 1);
     let (at, names) = first(&report);
     assert_eq!(format!("{}@{at}", names[0]), mistake);

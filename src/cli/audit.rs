@@ -7,9 +7,10 @@ use super::progress::Progress;
 use super::shared::{self, ModelArgs, SelectArgs};
 use super::{Outcome, exit_code};
 use crate::audit::AuditRows;
-use crate::dump::{self, Recording};
+use crate::dump::Recording;
 use crate::jobs::audit::{Options, audit};
 use crate::model::Model;
+use crate::numerics::Numerics;
 use crate::recorded::{self, Foreign};
 use crate::references;
 use crate::report::{self, Verdict};
@@ -26,6 +27,10 @@ pub struct Args {
     /// JSON file that translates the dump's tensor names: {"model.norm": "final_norm"}
     #[arg(long, value_name = "FILE")]
     names: Option<PathBuf>,
+    /// The arithmetic of the dump's producer, whatever the dump declares: f32, `bf16 storage=bf16 kv=bf16`, … Where
+    /// nobody declares it, it is found
+    #[arg(long, value_name = "WORDS")]
+    numerics: Option<Numerics>,
     /// Token rows to recompute in f64: all, or N of them (the others are screened)
     #[arg(long, value_name = "N", default_value_t)]
     audit_rows: AuditRows,
@@ -45,11 +50,12 @@ pub struct Args {
 pub fn main(args: &Args) -> Outcome {
     shared::set_threads(args.threads)?;
     let folder = args.output.folder()?;
-    let recording = dump::open(&args.dump, args.names.as_deref())?;
+    let mut recording = shared::open_declared(&args.dump, args.names.as_deref(), args.numerics)?;
     let path = match args.model.path()? {
         Some(path) => path,
         None => references::model_of(&args.dump, &recording.manifest().model)?,
     };
+    let order = recorded::settle(&mut recording, &path)?;
     let selection = args.select.selection()?;
     if args.self_test {
         let model = Model::open(&path)?;
@@ -59,16 +65,20 @@ pub fn main(args: &Args) -> Outcome {
     let model = match recorded::open(&path, &[&recording])? {
         Ok(model) => model,
         Err(foreign) => {
-            let report = recorded::audit(&recording, &foreign, &selection, args.select.allow_missing)?;
+            let mut report = recorded::audit(&recording, &foreign, &selection, args.select.allow_missing)?;
+            report.notes.extend(order);
+            recorded::weigh(&mut report, &recording, None)?;
             return args.output.deliver(folder, report);
         }
     };
     let allow_missing = args.select.allow_missing;
     let options = Options { selection: selection.clone(), rows: args.audit_rows, allow_missing };
     let report = audit(&recording, &model, &options)?;
-    let report = recorded::explained(report, || {
+    let mut report = recorded::explained(report, || {
         recorded::audit(&recording, &Foreign::of_file(&path)?, &selection, allow_missing)
     });
+    report.notes.extend(order);
+    recorded::weigh(&mut report, &recording, Some(&model))?;
     args.output.deliver(folder, report)
 }
 

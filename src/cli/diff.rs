@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use super::Outcome;
 use super::output::OutputArgs;
-use super::shared::{AuditArgs, ModelArgs, SelectArgs, ToleranceArgs};
-use crate::dump;
+use super::shared::{self, AuditArgs, ModelArgs, SelectArgs, ToleranceArgs};
 use crate::jobs::diff::{Options, diff};
+use crate::numerics::Numerics;
 use crate::record::import::is_partial;
 use crate::recorded::{self, Foreign};
 
@@ -20,6 +20,13 @@ pub struct Args {
     /// JSON file that translates the candidate's tensor names: {"model.norm": "final_norm"}
     #[arg(long, value_name = "FILE")]
     names: Option<PathBuf>,
+    /// The arithmetic of the candidate's producer, whatever its dump declares: f32, `bf16 storage=bf16 kv=bf16`, …
+    /// Where nobody declares it, it is found
+    #[arg(long, value_name = "WORDS")]
+    numerics: Option<Numerics>,
+    /// The arithmetic of the reference's producer
+    #[arg(long, value_name = "WORDS")]
+    reference_numerics: Option<Numerics>,
     #[command(flatten)]
     select: SelectArgs,
     #[command(flatten)]
@@ -35,16 +42,23 @@ pub struct Args {
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
-    let candidate = dump::open(&args.candidate, args.names.as_deref())?;
-    let reference = dump::open(&args.reference, None)?;
+    let mut candidate = shared::open_declared(&args.candidate, args.names.as_deref(), args.numerics)?;
+    let mut reference = shared::open_declared(&args.reference, None, args.reference_numerics)?;
     let path = args.model.path()?;
+    let mut orders: Vec<String> = Vec::new();
+    for (side, dump) in [("candidate", &mut candidate), ("reference", &mut reference)] {
+        let order = path.as_deref().map(|path| recorded::settle(dump, path)).transpose()?.flatten();
+        orders.extend(order.map(|order| format!("{side}: {order}")));
+    }
     let opened = path.as_deref().map(|path| recorded::open(path, &[&candidate, &reference])).transpose()?;
     let model = match opened {
         Some(Err(foreign)) => {
             let sides = recorded::Sides { candidate: &candidate, reference: &reference };
             let (selection, tolerances) = (args.select.selection()?, args.tolerance.tolerances()?);
-            let report =
+            let mut report =
                 recorded::diff(&sides, &foreign, &selection, &tolerances, args.select.allow_missing)?;
+            report.notes.extend(orders);
+            recorded::weigh(&mut report, &candidate, None)?;
             return args.output.deliver(folder, report);
         }
         Some(Ok(model)) => Some(model),
@@ -65,5 +79,7 @@ pub fn main(args: &Args) -> Outcome {
             recorded::diff(&sides, &Foreign::of_file(&path)?, selection, tolerances, *allow_missing)
         });
     }
+    report.notes.extend(orders);
+    recorded::weigh(&mut report, &candidate, model.as_ref())?;
     args.output.deliver(folder, report)
 }

@@ -2,15 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use clap::{Args, ValueEnum};
+use parity_dump::Dump;
 use parity_dump::manifest::MANIFEST_FILE;
 
 use crate::audit::AuditRows;
 use crate::compare::{Tolerance, Tolerances};
+use crate::dump;
 use crate::error::{Error, Result};
 use crate::hub;
 use crate::model::Model;
+use crate::numerics::Numerics;
 use crate::references;
 use crate::select::{Layers, Selection};
 
@@ -34,6 +37,16 @@ impl ModelArgs {
             (None, None) => Ok(None),
         }
     }
+}
+
+/// What standard output carries, where there is nothing but a text and its data.
+#[derive(Clone, Copy, Default, ValueEnum)]
+pub enum Format {
+    /// For people
+    #[default]
+    Table,
+    /// For programs
+    Json,
 }
 
 /// Which checkpoints are looked at.
@@ -85,6 +98,15 @@ impl ToleranceArgs {
             None => Ok(all),
         }
     }
+}
+
+/// A dump whose arithmetic a flag may declare.
+pub fn open_declared(path: &Path, names: Option<&Path>, numerics: Option<Numerics>) -> Result<Dump> {
+    let mut dump = dump::open(path, names)?;
+    if let Some(numerics) = numerics {
+        dump.declare(numerics.to_string());
+    }
+    Ok(dump)
 }
 
 /// Whether and where exact arithmetic is asked.

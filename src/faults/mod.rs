@@ -13,6 +13,7 @@ pub mod catalogue;
 pub mod diagnose;
 pub mod inject;
 pub mod planted;
+mod precision;
 pub mod rewritten;
 pub mod tokens;
 

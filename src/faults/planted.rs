@@ -135,10 +135,6 @@ pub fn refuse_unplanted<'a>(
     let mistakes = |(labelled, id, _): (&'a Labelled, Id, Checkpoint)| fault::at(&labelled.program.graph, id);
     let error = Error::new(&spec.text, "no node of this graph has a place for the mistake")
         .hint("parity faults lists the mistakes, parity inspect DUMP the nodes of a recording");
-    let places = nodes().filter(|(labelled, id, _)| find(labelled, *id, spec).is_some());
-    if let Some((.., first)) = places.take(1).last() {
-        return Err(error.expected(format!("e.g. {}@{first}", spec.fault)));
-    }
     if let Place::Node(at) = &spec.place {
         let here = nodes().filter(|(.., known)| known.to_string() == *at);
         let mut names: Vec<&str> = here.flat_map(mistakes).map(|fault| fault.name).collect();
@@ -146,6 +142,10 @@ pub fn refuse_unplanted<'a>(
         if !names.is_empty() {
             return Err(error.expected(format!("one of {}", names.join(", "))));
         }
+    }
+    let places = nodes().filter(|(labelled, id, _)| find(labelled, *id, spec).is_some());
+    if let Some((.., first)) = places.take(1).last() {
+        return Err(error.expected(format!("e.g. {}@{first}", spec.fault)));
     }
     let mut near: Vec<(usize, &str)> =
         nodes().flat_map(mistakes).map(|fault| (distance(&spec.fault, fault.name), fault.name)).collect();

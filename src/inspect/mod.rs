@@ -1,5 +1,6 @@
 //! What a file holds and what looks wrong in it: models and dumps.
 
+pub mod against;
 mod checks;
 mod dump;
 mod expected;

@@ -17,12 +17,12 @@ use parity_dump::Dump;
 /// Bytes of a value that is kept or compared: f32.
 const KEPT_BYTES: u64 = 4;
 /// Bytes of a value that the audit computes: f64.
-pub const AUDIT_BYTES: u64 = 8;
+const AUDIT_BYTES: u64 = 8;
 /// Copies of attention's matrix that are alive at once: as computed, and rounded or in the order of its shape.
 const COPIES: u64 = 2;
 
 /// Bytes of a value that the engine computes.
-pub fn engine_bytes(options: &RunOptions) -> u64 {
+fn engine_bytes(options: &RunOptions) -> u64 {
     if options.numerics.products == Products::F64 { 8 } else { 4 }
 }
 
@@ -76,8 +76,7 @@ pub fn positions(
     Ok(total)
 }
 
-/// What to do about too little memory.
-pub const HINT: &str = "a shorter prompt or a smaller -n, --chunk N, fewer checkpoints, or PARITY_MEMORY=BYTES where this is wrong";
+const HINT: &str = "a shorter prompt or a smaller -n, --chunk N, fewer checkpoints, or PARITY_MEMORY=BYTES where this is wrong";
 
 /// Refuses a run that needs more memory than there is.
 ///

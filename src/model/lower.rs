@@ -15,7 +15,7 @@ use super::builders::{self, Cache, Shape};
 use super::config::Config;
 use super::graph::{
     Activation, Attention, Glu, GluForm, Graph, KvMap, Mask, Node, Norm, NormStyle, Op, Pairing, Rope,
-    RopePosition, WeightRef,
+    RopePosition, ScoreLimit, WeightRef,
 };
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::{Error, Result};
@@ -249,6 +249,7 @@ impl Lowering<'_> {
             kv_map: KvMap::Group,
             mask: Mask::Causal,
             softmax: true,
+            limit: ScoreLimit::None,
         })
     }
 }

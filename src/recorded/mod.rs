@@ -1,4 +1,4 @@
-//! What commands do with a recording that brings its graph: audit it, run it, compare with it.
+//! What commands do with a recording that brings its graph: audit it, compare with it.
 //!
 //! The graph is the producer's claim. Where parity has no graph of its own for an architecture, every node is judged
 //! by what it says it computes, and the report says that the wiring is the producer's.
@@ -7,11 +7,16 @@ mod audit;
 mod computed;
 mod diff;
 mod entry;
+mod head_rows;
+pub mod limits;
+mod weights;
 mod wiring;
 
 pub use audit::{audit, interrupted};
 pub use diff::{Sides, diff};
 pub use entry::{Known, assemble, entries};
+pub use head_rows::settle;
+pub use weights::weigh;
 pub use wiring::wiring;
 
 use std::path::Path;
@@ -96,12 +101,14 @@ impl Foreign {
     /// The graphs that a dump brings, or those that are built for its steps.
     ///
     /// # Errors
-    /// A graph that cannot be read, an architecture without a builder.
+    /// A graph that cannot be read, or that there is not enough memory for; an architecture without a builder.
     pub fn graphs(&self, dump: &Dump) -> Result<Graphs> {
-        match dump.manifest().graphs.is_empty() {
+        let graphs = match dump.manifest().graphs.is_empty() {
             true => Graphs::built(dump, &self.gguf),
             false => Graphs::open(dump),
-        }
+        }?;
+        limits::check(dump.path(), &graphs.steps(), &self.gguf)?;
+        Ok(graphs)
     }
 
     /// Says of recorded graphs whether they are the model file's, or that nobody knows.

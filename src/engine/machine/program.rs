@@ -1,8 +1,8 @@
 //! A graph made ready to be executed: checked, with the roles of its leaves and the lifetimes of its values.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
-use parity_graph::{Graph, Id, Leaf, Tensor};
+use parity_graph::{Graph, Id, Tensor};
 
 use crate::error::{Error, Result};
 use crate::gguf::DType;
@@ -117,38 +117,6 @@ impl Program {
             let tensor = self.graph.get(id);
             !tensor.op.is_view() && tensor.elements() > 0
         })
-    }
-
-    /// The most elements that are in memory at once: of results, inputs and caches, in the order of execution.
-    pub fn peak(&self) -> u64 {
-        let size = |id: Id| self.graph.get(id).elements() as u64;
-        let mut alive: BTreeSet<Id> = (self.graph.nodes..self.graph.tensors.len())
-            .filter(|&leaf| self.graph.leaf(leaf).is_some_and(|kind| kind != Leaf::Weight))
-            .collect();
-        let mut now: u64 = alive.iter().map(|&leaf| size(leaf)).fold(0, u64::saturating_add);
-        let mut most = now;
-        for id in self.executed() {
-            let root = self.graph.root(id);
-            if alive.insert(root) {
-                now = now.saturating_add(size(root));
-            }
-            most = most.max(now);
-            for used in self.graph.sources(id).chain([id]).map(|used| self.graph.root(used)) {
-                if !self.graph.is_leaf(used) && !self.is_used_after(used, id) && alive.remove(&used) {
-                    now -= size(used);
-                }
-            }
-        }
-        most
-    }
-
-    /// The most elements that a node reads and computes, weights left out: these are decoded piece by piece.
-    pub fn widest(&self) -> u64 {
-        let size = |id: Id| self.graph.get(id).elements() as u64;
-        let values = |id: &Id| self.graph.leaf(*id) != Some(Leaf::Weight);
-        let of =
-            |id: Id| self.graph.sources(id).filter(values).chain([id]).map(size).fold(0, u64::saturating_add);
-        self.executed().map(of).max().unwrap_or_default()
     }
 
     /// Where a tensor's elements lie; `None` where its type or its strides are not understood.

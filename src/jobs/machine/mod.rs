@@ -9,7 +9,6 @@ mod writer;
 use parity_dump::Dump;
 use parity_dump::manifest::{ModelInfo, Producer};
 
-use super::limits;
 use super::run::{Progress, RunOptions, gaps, no_reference, reference, spare_the_reference};
 use crate::arithmetic::Arithmetic;
 use crate::audit::recorded::{self, Findings, Graphs};
@@ -21,7 +20,6 @@ use crate::engine::machine::{Machine, Number};
 use crate::error::{Error, Result};
 use crate::faults::planted::Spec;
 use crate::faults::rewritten::diagnose;
-use crate::memory;
 use crate::model::{self, builders};
 use crate::numerics::Products;
 use crate::record::import::is_partial;
@@ -60,7 +58,6 @@ pub fn run(
         }
         _ => Findings::default(),
     };
-    memory::require("parity run", &planned.memory(options), limits::HINT)?;
     let run =
         Run { foreign, options, reference: reference.as_ref(), planned: &planned, arithmetic, progress };
     let ours = match options.numerics.products {
@@ -93,6 +90,14 @@ fn refuse_reference(foreign: &Foreign, options: &RunOptions, reference: Option<&
             .found("none")
             .hint(no_reference(foreign.gguf.path(), options)));
     }
+    if options.isolated && options.dump.is_some() {
+        return Err(Error::new(
+            "--dump",
+            "nodes of an isolated run read the reference's values, not one another's",
+        )
+        .expected("--dump without --isolate")
+        .found("both"));
+    }
     match reference.filter(|dump| is_partial(dump)) {
         Some(printed) => {
             Err(Error::file(printed.path(), "holds printed values, of which nothing can be fed or judged")
@@ -104,13 +109,13 @@ fn refuse_reference(foreign: &Foreign, options: &RunOptions, reference: Option<&
 }
 
 /// Who computes.
-fn producer(options: &RunOptions) -> Producer {
+fn producer(run: &Run<'_>) -> Producer {
     Producer {
         name: "parity".to_owned(),
         version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         backend: Some("cpu".to_owned()),
         device: None,
-        numerics: Some(options.numerics.to_string()),
+        numerics: Some(run.planned.numerics(run.options).to_string()),
     }
 }
 
@@ -129,7 +134,7 @@ fn model_info(foreign: &Foreign) -> ModelInfo {
 fn execute<S: Number>(run: &Run<'_>) -> Result<Executed> {
     let mut machine: Machine<'_, S> = Machine::new(&run.foreign.gguf, run.arithmetic);
     let mut sink = match &run.options.dump {
-        Some(dir) => Some(Sink::new(dir, producer(run.options), model_info(run.foreign), run.options)?),
+        Some(dir) => Some(Sink::new(dir, producer(run), model_info(run.foreign), run.options)?),
         None => None,
     };
     let mut executed = Executed { tokens: run.planned.tokens.to_vec(), ..Executed::default() };
@@ -190,7 +195,7 @@ fn report(run: &Run<'_>, of_reference: Option<&Graphs>, theirs: &Findings, ours:
     report.tokens = ours.token_sums.report();
     report.candidate = Side {
         path: options.dump.as_ref().map(|dir| dir.display().to_string()),
-        producer: producer(options),
+        producer: producer(run),
         model: model_info(foreign),
         tokens: ours.tokens.len(),
         steps: planned.steps.iter().map(|step| step.positions.len()).collect(),

@@ -12,12 +12,12 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::error::{Error, Result};
 use crate::faults::planted::{Planted, Spec, planted, refuse_unplanted};
-use crate::jobs::limits::{AUDIT_BYTES, Room, engine_bytes};
+use crate::jobs::limits::Room;
 use crate::jobs::plan;
 use crate::jobs::run::RunOptions;
 use crate::model::builders::{self, Built, Cache, Shape, Values};
-use crate::numerics::Storage;
-use crate::recorded::Foreign;
+use crate::numerics::{Numerics, Storage};
+use crate::recorded::{self, Foreign};
 
 /// Where graphs and inputs come from.
 pub struct Source {
@@ -98,6 +98,7 @@ pub fn graphs(
         }
     }
     let graphs = Graphs::of(built.iter().map(|built| built.graph.clone()), of_steps)?;
+    recorded::limits::check(foreign.gguf.path(), &graphs.steps(), &foreign.gguf)?;
     let steps = steps.into_iter().map(|step| step.map(|position| position as u32).collect()).collect();
     Ok(Source { graphs, built, tokens, steps, notes })
 }
@@ -248,6 +249,19 @@ impl<'a> Planned<'a> {
         self.graphs.iter().any(computed)
     }
 
+    /// The arithmetic of the run: keys and values are kept as its graphs say.
+    pub fn numerics(&self, options: &RunOptions) -> Numerics {
+        let tensors = self.graphs.iter().flat_map(|graph| &graph.labelled.program.graph.tensors);
+        let kept =
+            tensors.filter(|tensor| tensor.name.starts_with("cache_k_l")).map(|tensor| &tensor.dtype[..]);
+        let kv = kept.last().map_or(options.numerics.kv, |dtype| match dtype {
+            "f16" => Storage::F16,
+            "bf16" => Storage::Bf16,
+            _ => Storage::F32,
+        });
+        Numerics { kv, ..options.numerics }
+    }
+
     /// Whether the graphs were built for a prompt.
     pub fn is_built(&self) -> bool {
         !self.built.is_empty()
@@ -269,18 +283,6 @@ impl<'a> Planned<'a> {
         let first = positions.first().map_or(0, |first| *first as usize);
         let built = built.map(|built| builders::inputs(built, tokens, first)).transpose()?;
         Ok(Inputs { labelled, built, source: self.source, reference, step })
-    }
-
-    /// What the largest step needs memory for, in bytes.
-    pub fn memory(&self, options: &RunOptions) -> Vec<(&'static str, u64)> {
-        let (own, exact) = (engine_bytes(options), AUDIT_BYTES);
-        let largest = |of: &dyn Fn(&Labelled) -> u64| {
-            self.graphs.iter().map(|graph| of(graph.labelled)).max().unwrap_or_default()
-        };
-        vec![
-            ("values of a step", largest(&|graph| graph.program.peak()).saturating_mul(own)),
-            ("a node's sources in f64", largest(&|graph| graph.program.widest()).saturating_mul(exact)),
-        ]
     }
 }
 

@@ -203,16 +203,18 @@ impl<'a> Builder<'a> {
     pub fn head(&mut self, x: Id) -> Result<Id> {
         let x = self.norm("output_norm", x, "result_norm")?;
         let (vocab, model) = (self.facts.vocab, self.facts.model);
-        if self.gguf.tensor("output.weight").is_some() {
-            return self.linear("output", vocab, x, Scale::Applied, "result_output");
+        let tied = self.gguf.tensor("output.weight").is_none();
+        let mut out = match tied {
+            false => self.linear("output", vocab, x, Scale::Applied, "")?,
+            true => {
+                let table = self.weight("token_embd.weight", &[vocab, model])?;
+                self.sketch.mul_mat(table, x)
+            }
+        };
+        if let (true, Some(bias)) = (tied, self.optional("output.bias", &[vocab])?) {
+            out = self.sum(out, bias, "");
         }
-        let table = self.weight("token_embd.weight", &[vocab, model])?;
-        let mut out = self.sketch.mul_mat(table, x);
-        self.sketch.name(out, "result_output");
-        if let Some(bias) = self.optional("output.bias", &[vocab])? {
-            out = self.sum(out, bias, "result_output");
-        }
-        Ok(out)
+        Ok(self.sketch.name(out, "result_output"))
     }
 
     /// The graph, after a look at what the file has beyond it.
