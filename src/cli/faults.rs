@@ -72,7 +72,7 @@ impl Entry {
     fn of_graphs(entry: &'static graphs::Entry) -> Entry {
         let graphs::Entry { name, summary, place, fix, ops } = *entry;
         let nodes = ops.iter().map(Op::name).collect();
-        let made_by = catalogue::precision::find(name).is_none().then_some("parity record");
+        let made_by = catalogue::precision::find(name).is_none().then_some("parity run, parity record");
         Entry { name, summary, place, fix, parameter: None, nodes, silent: None, made_by }
     }
 
@@ -166,7 +166,8 @@ fn table(entries: &[Entry]) -> String {
     format!(
         "{}\n\n{} faults. Inject one: parity run -p \"def read_lines(path):\" --inject rope.base@3\n\
          In one node: data.zero@blk.3.v    with an argument: rope.base=500000@0..3    everywhere: linear.no_bias\n\
-         Those of OPS are made in a recording: parity record --inject moe.top_k@blk.1.ffn_moe_out -- PROGRAM …\n",
+         Those of OPS are made in graphs: parity run -m MODEL --inject moe.top_k@blk.1.ffn_moe_out, of models that run op \
+         by op,\nand in llama.cpp itself: parity record --inject moe.top_k@blk.1.ffn_moe_out -- PROGRAM …\n",
         lines.join("\n"),
         entries.len()
     )

@@ -6,6 +6,7 @@ pub mod diff;
 pub mod doctor;
 pub mod explain;
 mod limits;
+pub mod machine;
 mod plan;
 pub mod run;
 
