@@ -33,6 +33,8 @@ pub mod engine;
 
 pub mod dump;
 
+pub mod foreign;
+
 pub mod record;
 
 pub mod inspect;

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use super::output::OutputArgs;
 use super::progress::Progress;
-use super::shared::{self, ModelArgs, SelectArgs};
+use super::shared::{self, ForeignArgs, ModelArgs, SelectArgs};
 use super::{Outcome, exit_code};
 use crate::audit::AuditRows;
-use crate::dump::{self, Recording};
+use crate::dump::Recording;
+use crate::foreign;
 use crate::jobs::audit::{Options, audit};
 use crate::model::Model;
 use crate::recorded::{self, Foreign};
@@ -19,13 +20,12 @@ use crate::sensitivity;
 /// Flags of `parity audit`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Dump that is judged: a folder, or one .safetensors file
+    /// Dump that is judged: of parity, or of another engine in a format that docs/dumps.md lists
     dump: PathBuf,
     #[command(flatten)]
     model: ModelArgs,
-    /// JSON file that translates the dump's tensor names: {"model.norm": "final_norm"}
-    #[arg(long, value_name = "FILE")]
-    names: Option<PathBuf>,
+    #[command(flatten)]
+    foreign: ForeignArgs,
     /// Token rows to recompute in f64: all, or N of them (the others are screened)
     #[arg(long, value_name = "N", default_value_t)]
     audit_rows: AuditRows,
@@ -45,8 +45,9 @@ pub struct Args {
 pub fn main(args: &Args) -> Outcome {
     shared::set_threads(args.threads)?;
     let folder = args.output.folder()?;
-    let recording = dump::open(&args.dump, args.names.as_deref())?;
-    let path = match args.model.path()? {
+    let given = args.model.path()?;
+    let recording = foreign::open(&args.dump, &args.foreign.options(given.as_deref()))?;
+    let path = match given {
         Some(path) => path,
         None => references::model_of(&args.dump, &recording.manifest().model)?,
     };

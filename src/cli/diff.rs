@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use super::Outcome;
 use super::output::OutputArgs;
-use super::shared::{AuditArgs, ModelArgs, SelectArgs, ToleranceArgs};
-use crate::dump;
+use super::shared::{AuditArgs, ForeignArgs, ModelArgs, SelectArgs, ToleranceArgs};
+use crate::foreign;
 use crate::jobs::diff::{Options, diff};
 use crate::record::import::is_partial;
 use crate::recorded::{self, Foreign};
@@ -13,13 +13,12 @@ use crate::recorded::{self, Foreign};
 /// Flags of `parity diff`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Dump that is judged: a folder, or one .safetensors file
+    /// Dump that is judged: of parity, or of another engine in a format that docs/dumps.md lists
     candidate: PathBuf,
     /// Dump that it is compared with
     reference: PathBuf,
-    /// JSON file that translates the candidate's tensor names: {"model.norm": "final_norm"}
-    #[arg(long, value_name = "FILE")]
-    names: Option<PathBuf>,
+    #[command(flatten)]
+    foreign: ForeignArgs,
     #[command(flatten)]
     select: SelectArgs,
     #[command(flatten)]
@@ -35,9 +34,13 @@ pub struct Args {
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
-    let candidate = dump::open(&args.candidate, args.names.as_deref())?;
-    let reference = dump::open(&args.reference, None)?;
     let path = args.model.path()?;
+    let told = args.foreign.options(path.as_deref());
+    let untold = foreign::Options { model: path.clone(), ..foreign::Options::default() };
+    // A map is of the side that is another engine's.
+    let turned = told.is_told() && foreign::is_native(&args.candidate);
+    let candidate = foreign::open(&args.candidate, if turned { &untold } else { &told })?;
+    let reference = foreign::open(&args.reference, if turned { &told } else { &untold })?;
     let opened = path.as_deref().map(|path| recorded::open(path, &[&candidate, &reference])).transpose()?;
     let model = match opened {
         Some(Err(foreign)) => {

@@ -6,7 +6,7 @@ use super::Outcome;
 use super::output::OutputArgs;
 use super::progress::Progress;
 use super::shared::{self, AuditArgs, ModelArgs, SelectArgs, ToleranceArgs};
-use crate::dump;
+use crate::foreign;
 use crate::engine::device::Device;
 use crate::error::{Error, Result};
 use crate::faults::inject::{self, Spec};
@@ -149,7 +149,7 @@ pub fn main(args: &Args) -> Outcome {
 /// Runs the graph that a reference brings, where parity has none of its own for the model.
 fn of_its_graph(args: &Args, path: Option<&Path>) -> Result<Option<Report>> {
     let (Some(path), Some(reference)) = (path, &args.reference) else { return Ok(None) };
-    let dump = dump::open(reference, None)?;
+    let dump = foreign::open(reference, &foreign::Options::default())?;
     if Model::open(path).is_ok() {
         return Ok(None);
     }

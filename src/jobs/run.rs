@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use crate::audit::{self, AuditRows, Audits};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Live, LiveOptions, LiveResult, Tolerances, argmax};
-use crate::dump::{self, Kept, Recording};
+use crate::dump::{Kept, Recording};
 use crate::engine::device::{self, Device};
 use crate::engine::{Batch, Engine};
 use crate::error::{Error, Result};
 use crate::faults::diagnose::wanted_rows;
+use crate::foreign;
 use crate::model::Model;
 use crate::model::graph::Graph;
 use crate::numerics::Numerics;
@@ -204,7 +205,7 @@ fn auditable(reference: Option<&Dump>) -> Option<&dyn Recording> {
 /// The reference that was named, or a stored one that fits.
 fn reference(model: &Model, options: &RunOptions) -> Result<Option<Dump>> {
     if let Some(path) = &options.reference {
-        let dump = dump::open(path, None)?;
+        let dump = foreign::open(path, &foreign::Options::default())?;
         model.refuse_other(path, &dump.manifest().model)?;
         return Ok(Some(dump));
     }

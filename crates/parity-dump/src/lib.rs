@@ -22,7 +22,7 @@ mod leaves;
 pub mod manifest;
 mod reader;
 pub mod seen;
-pub mod single;
+mod single;
 mod steps;
 mod symbol;
 pub mod writer;

@@ -1,7 +1,6 @@
 //! A dump in one `.safetensors` file, as foreign engines write it in one line.
 //!
-//! Tensors are named by checkpoint ids, or by names that a map translates; `tokens` (I32, U32 or I64) is one
-//! more tensor, for positions 0 to T-1.
+//! Tensors are named by checkpoint ids; `tokens` (I32, U32 or I64) is one more tensor, for positions 0 to T-1.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,8 +16,8 @@ use crate::reader::{Dump, Part};
 /// Name of the tensor that holds the tokens.
 const TOKENS: &str = "tokens";
 
-/// Opens one file; `names` translates its tensor names to checkpoints where they are no ids already.
-pub fn open(path: &Path, names: &BTreeMap<String, Checkpoint>) -> Result<Dump, DumpError> {
+/// Opens one file.
+pub(crate) fn open(path: &Path) -> Result<Dump, DumpError> {
     let map = map_file(path)?;
     let tensors = SafeTensors::deserialize(&map).map_err(|e| unreadable(path, &e))?;
     let tokens = read_tokens(path, &tensors)?;
@@ -38,27 +37,21 @@ pub fn open(path: &Path, names: &BTreeMap<String, Checkpoint>) -> Result<Dump, D
         complete: true,
     };
     let mut dump = Dump::from_parts(path, manifest, Vec::new());
-    let mut parts: Vec<(Checkpoint, &str, Part)> = Vec::new();
+    let mut parts: Vec<(Checkpoint, Part)> = Vec::new();
     let mut foreign = Vec::new();
     let mut named: Vec<_> = tensors.iter().filter(|(name, _)| *name != TOKENS).collect();
     named.sort_by_key(|(name, _)| name.to_owned());
     for (name, view) in named {
-        let Some(checkpoint) = names.get(name).copied().or_else(|| dump.checkpoint_of(name)) else {
+        let Some(checkpoint) = dump.checkpoint_of(name) else {
             foreign.push(name.to_owned());
             continue;
         };
         let offset = view.data().as_ptr() as usize - map.as_ptr() as usize;
         let element = element_of(path, name, view.dtype())?;
-        if let Some((_, other, _)) = parts.iter().find(|part| part.0 == checkpoint) {
-            return Err(DumpError::new(path, format!("two tensors are {checkpoint}"))
-                .expected_found("one tensor for each checkpoint", format!("`{other}` and `{name}`"))
-                .hint("a name map gives each tensor an id of its own"));
-        }
-        parts.push((checkpoint, name, Part::new(checkpoint, 0, offset, element, view.shape().to_vec())));
+        parts.push((checkpoint, Part::new(checkpoint, 0, offset, element, view.shape().to_vec())));
     }
     dump.set_foreign(foreign);
-    dump.set_unused_names(names.keys().filter(|name| tensors.tensor(name).is_err()).cloned().collect());
-    for (checkpoint, _, part) in parts {
+    for (checkpoint, part) in parts {
         dump.add_part(path, checkpoint, part, &positions)?;
     }
     dump.add_map(map);
