@@ -104,7 +104,7 @@ fn pieces<'a>(pass: &'a Pass, map: &Map, widths: &Widths) -> Result<Mapped<'a>> 
     let mut known: BTreeMap<Checkpoint, (usize, String)> = BTreeMap::new();
     for array in &pass.arrays {
         let Some((line, numbers)) = map.find(&array.name, widths) else {
-            match own_id(&array.name) {
+            match own_id(&array.name).filter(|own| map.lines.is_empty() || own.is_certain()) {
                 Some(Own::Tokens) => out.tokens = out.tokens.take().or(unsigned(array)?),
                 Some(Own::Checkpoint(id)) if !array.dtype.is_integer() || !id.kind().is_fixed() => {
                     claim(&mut known, &mut out, id, 0, &array.name, map)?;
@@ -143,6 +143,16 @@ enum Own {
     Tokens,
     Positions,
     Checkpoint(Checkpoint),
+}
+
+impl Own {
+    /// Whether a name is one that nothing else is likely to have: where a map is given, it names what it knows.
+    fn is_certain(&self) -> bool {
+        match self {
+            Own::Checkpoint(id) => id.kind().is_fixed() || id.layer_index().is_some(),
+            _ => true,
+        }
+    }
 }
 
 /// What a name is that no map translates.

@@ -119,11 +119,18 @@ fn ranked(found: &[(f64, usize, Way)], nodes: &[Exact]) -> Option<Fit> {
             }
         }
     }
-    // The vocabulary before names of one graph, and of two places of the same values the later, which more engines have.
-    let mut all: Vec<Checkpoint> = same.iter().copied().chain([node.id]).collect();
-    all.sort_by_key(|id| (is_plain(*id), *id));
-    let id = all.pop()?;
-    Some(Fit { id, way: way.clone(), distance: *distance, next, same: all })
+    Some(Fit { id: node.id, way: way.clone(), distance: *distance, next, same }.of_choice())
+}
+
+impl Fit {
+    /// Of nodes of the same values: the vocabulary before names of one graph, names of their own before numbered ones,
+    /// and of two places the later, which more engines have.
+    fn of_choice(mut self) -> Fit {
+        self.same.push(self.id);
+        self.same.sort_by_key(|id| (is_plain(*id), !id.kind().name().contains('#') && id.kind().name() != "norm", *id));
+        self.id = self.same.pop().unwrap_or(self.id);
+        self
+    }
 }
 
 /// Nodes that lie side by side in a wider array.
@@ -159,7 +166,7 @@ fn parts(array: &Array, views: &[(Vec<usize>, bool)], nodes: &[Exact], rows: usi
             None => kept.push(fit),
         }
     }
-    Ok(kept)
+    Ok(kept.into_iter().map(Fit::of_choice).collect())
 }
 
 /// Columns of a wider array beside a node.

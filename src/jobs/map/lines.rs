@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::fit::{Fit, NEAR, Way};
 use super::{Columns, Found};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Kind};
 
 /// A line of the map.
 #[derive(Clone, Debug)]
@@ -55,17 +55,19 @@ impl Proposal {
         out.adopt(&mut groups);
         let lines = groups.into_iter().map(|((name, targets), members)| Group { name, targets, members });
         let mut lines: Vec<Group> = lines.collect();
-        // What moves the least, and of these what says the most, is the node; others are it as well.
+        // What moves the least, of these what holds for the most layers, of these the shortest name is the node; others
+        // are it as well.
         lines.sort_by_key(|line| {
             let moved = line.targets.iter().filter(|(_, way)| !way.is_plain()).count();
-            let sure = line.members.iter().all(|found| found.fits.iter().all(Fit::is_sure));
-            (!sure, moved, std::cmp::Reverse(line.name.len()), line.name.clone())
+            let count = std::cmp::Reverse(line.members.len());
+            (!line.is_sure(), moved, count, line.name.len(), line.name.clone())
         });
-        let mut taken: Vec<String> = Vec::new();
+        let mut taken: Vec<Checkpoint> = Vec::new();
         for line in lines {
-            match line.targets.iter().all(|(id, _)| !taken.contains(id)) {
+            let ids: Vec<Checkpoint> = line.members.iter().flat_map(targets).map(|fit| fit.id).collect();
+            match ids.iter().all(|id| !taken.contains(id)) {
                 true => {
-                    taken.extend(line.targets.iter().map(|(id, _)| id.clone()));
+                    taken.extend(ids);
                     out.groups.push(line);
                 }
                 false => out.twice.extend(
@@ -75,7 +77,7 @@ impl Proposal {
         }
         out.groups.sort_by_key(|line| {
             let first = line.members.iter().flat_map(|found| &found.fits).map(|fit| fit.id).min();
-            first.map(|id| (id.layer_index().is_none() && id.kind() != crate::checkpoint::Kind::Embed, id.kind(), line.name.clone()))
+            first.map(|id| (id.layer_index().is_none() && id.kind() != Kind::Embed, id.kind(), line.name.clone()))
         });
         out
     }
