@@ -212,7 +212,8 @@ pub fn foreign(bytes: &[u8]) {
     let Some((&form, bytes)) = bytes.split_first() else { return };
     let wrapped = |entries: &[(&str, &[u8])]| {
         let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
-        let stored = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
+        let stored =
+            zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
         for (name, bytes) in entries {
             zip.start_file(*name, stored).expect("an entry");
             zip.write_all(bytes).expect("memory");

@@ -222,7 +222,21 @@ def pipes(place, args, command):
     if not at_once:
         os.read(read, 1)
         os.close(read)
-    judge("closed pipes", command, place, *finish(process), None)
+    # The recorded program writes into the same pipes, and a closed one ends it by SIGPIPE, recorded or not.
+    what = "closed pipes" if command != "record" else "closed pipes, which end the recorded program"
+    judge(what, command, place, *finish(process), None)
+
+
+def output(place, args, command):
+    """Standard output closed, and nothing else: parity needs it for no judgement; a recorded program may."""
+    read, write = os.pipe()
+    os.close(read)
+    process, error = start(args, place, stdout=write)
+    os.close(write)
+    code, memory = finish(process)
+    judge("standard output closed", command, place, code, memory, error)
+    if code == 2 and command not in ("run onto a dump", "record"):
+        fail("standard output closed", command, "ended with 2")
 
 
 def together(place, args, command):
@@ -265,7 +279,7 @@ def read_only_disk(place, args, command):
     disk(place, args, command, "ro,size=64k", "a read-only disk")
 
 
-DISTURBANCES = [kill, size_limit, memory_limit, truncate, pipes, together, full_disk, read_only_disk]
+DISTURBANCES = [kill, size_limit, memory_limit, truncate, pipes, output, together, full_disk, read_only_disk]
 WRITES = {"run", "run --force", "audit", "gate", "record"}
 
 
@@ -312,12 +326,12 @@ HEAD = """# What parity survives
 
 Made by `scripts/chaos.sh {rounds}`: {version}, {cores} cores, {total} disturbed runs in {minutes:.0f} minutes. Each run
 has a model, a dump and a report of its own, and is disturbed at a random moment or by a random limit. It passes if it
-ends with an exit code of parity's (0, 1: judged; 2: refused with an error) or by the signal that was sent to it; if
+ends with an exit code of parity's (0, 1: judged; 2: an error, or nothing that could be judged) or by the signal that was sent to it; if
 nothing panicked; if every `report.json`, `gate.json` and dump that is there afterwards is whole, or says that it is
 interrupted; if the dump that was there before has the same bytes; and if its memory stayed within what
 `PARITY_MEMORY` announced ({announced} MiB, and {besides} MiB for code and the mapped model).
 
-| disturbance | command | runs | judged | refused | killed | failed |
+| disturbance | command | runs | exit code 0 or 1 | exit code 2 | killed | failed |
 |---|---|---|---|---|---|---|
 """
 
@@ -356,7 +370,10 @@ def main():
                 print(f"{disturbance.__name__}: {len(jobs)} trials, {len(failures)} failures so far, {time.monotonic() - started:.0f} s", flush=True)
         total, text = report(typical, started)
     if REPORT:
-        pathlib.Path(REPORT).write_text(text)
+        path = pathlib.Path(REPORT)
+        # What scripts/fuzz.sh found stands below.
+        fuzzing = path.read_text().partition("\n## Fuzzing\n") if path.exists() else ("", "", "")
+        path.write_text(text + "".join(fuzzing[1:]))
     print(text if not REPORT else f"{total} runs, {len(failures)} failures; {REPORT}")
     raise SystemExit(1 if failures else 0)
 

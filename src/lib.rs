@@ -10,6 +10,7 @@ pub mod error;
 pub mod files;
 pub mod hub;
 pub mod memory;
+pub mod random;
 pub mod scalar;
 pub mod settings;
 pub mod tensor;

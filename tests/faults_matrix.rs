@@ -230,13 +230,17 @@ fn parameters_are_fitted() {
         ),
         ("norm.eps=3e-4@2", "blk.2.attn_norm", "eps is 3e-4, the model says 1e-6"),
         ("attn.scale=0.11@2", "blk.2.attn_ctx", "scaled by 0.11, not"),
+        ("attn.stale_cache=unread@2", "blk.2.attn_ctx", "rows do not see their own step"),
+        ("attn.window=5@2", "blk.2.attn_ctx", "the last 5 positions only"),
+        ("attn.softcap=7.5@1", "blk.1.attn_ctx", "soft-capped at 7.5"),
+        ("attn.clamp=0.75@1", "blk.1.attn_ctx", "beyond ±0.75 are"),
         ("data.scaled=0.0441941738@blk.0.ffn_out", "blk.0.ffn_out", "multiplied by 0.044194"),
         ("data.offset=-0.125@blk.0.v", "blk.0.v", "-0.125 is added"),
         ("linear.truncated_k=700@3", "blk.3.ffn_out", "the first 700 of 768"),
         ("linear.wrong_layer=3@0", "blk.0.q_proj", "blk.3.attn_q.weight is used"),
         ("embed.row_shift=-2", "embed", "row t-2"),
         ("logits.stride=4160", "logits", "4160 values apart"),
-        ("rope.partial=8@0", "blk.0.q_rope", "turns 8 columns"),
+        ("rope.partial=8@0", "blk.0.q_rope", "rotates 8 columns"),
     ] {
         let mut graph = model.graph.clone();
         plant(&mut graph, &[spec.parse().unwrap()], &model).unwrap();
@@ -254,6 +258,9 @@ fn random_argument(fault: &Fault, model: &Model, random: &mut Random) -> String 
         "rope.base" => [10_000.0, 500_000.0, 250_000.0, 5e6][random.below(4)],
         "norm.eps" => [1e-5, 1e-3, 1e-2][random.below(3)],
         "attn.scale" => [0.03125, 0.0625, 0.125, 0.5][random.below(4)],
+        "attn.window" => [2.0, 4.0, 5.0][random.below(3)],
+        "attn.softcap" => [2.0, 5.0, 20.0][random.below(3)],
+        "attn.clamp" => [0.5, 1.0][random.below(2)],
         "data.scaled" => [0.5, 1.125, 11.3137085][random.below(3)],
         "data.offset" => [0.125, -1.0, 3.5][random.below(3)],
         "rope.position_shift" | "rope.decode_shift" => [1.0, -1.0, 5.0][random.below(3)],

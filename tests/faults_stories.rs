@@ -23,8 +23,12 @@ fn the_stories_of_the_field_come_out_in_one_command_each() {
             "logits.stride",
             "DIVERGES at logits: rows of the logits buffer lie 4352 values apart but are read 4096 apart",
         ),
-        ("rope.position_zero@1", "DIVERGES at blk.1.q_rope: the position is stuck at 0: no row is turned"),
+        ("rope.position_zero@1", "DIVERGES at blk.1.q_rope: the position is stuck at 0: no row is rotated"),
         ("norm.weight_twice@3", "DIVERGES at blk.3.attn_norm: blk.3.attn_norm.weight is multiplied in twice"),
+        ("norm.none@2", "DIVERGES at blk.2.attn_norm: the norm is left out: blk.1.layer_out is passed on"),
+        ("attn.window=4@1", "DIVERGES at blk.1.attn_ctx: rows see the last 4 positions only"),
+        ("attn.softcap=5@1", "DIVERGES at blk.1.attn_ctx: the scores are soft-capped at 5"),
+        ("attn.clamp=1@1", "DIVERGES at blk.1.attn_ctx: scores beyond ±1 are cut off"),
         (
             "attn.kv_head@1",
             "DIVERGES at blk.1.attn_ctx: query head h reads KV head h % 2, the model says h / 4",
@@ -47,7 +51,7 @@ fn the_catalogue_is_listed() {
     assert!(text.contains("rope.base") && text.contains("--inject"), "{text}");
     let json = run(&["faults", "--format", "json"]);
     let entries: Vec<serde_json::Value> = serde_json::from_slice(&json.stdout).unwrap();
-    let of_graphs = parity::faults::catalogue::graphs::ENTRIES.len();
+    let of_graphs = parity::faults::catalogue::of_recordings().count();
     assert_eq!(entries.len(), parity::faults::catalogue::all().count() + of_graphs);
     for (entry, name) in entries.iter().zip(parity::faults::catalogue::all().map(|fault| fault.name)) {
         assert_eq!(entry["name"], name);

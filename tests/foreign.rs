@@ -1,95 +1,23 @@
 //! Dumps of other engines as their users hand them over: names, layouts, formats and ranks, through the built program.
 
+#[path = "foreign/dumps.rs"]
+mod dumps;
 #[path = "foreign/files.rs"]
 mod files;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use assert_cmd::Command;
+use dumps::{as_hf, healthy, nameless, parity, tensors, tokens, two_ranks};
 use files::{Tensor, npy, npz, safetensors, torch};
-use parity_dump::{Checkpoint, Dump, Element, Kind, Producer, Writer};
+use parity_dump::{Checkpoint, Element, Kind};
 use predicates::prelude::*;
 use predicates::str::contains;
 use tempfile::TempDir;
 
 const F16: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
-const PROMPT: &str = "def read_lines(path):";
-
-fn parity(args: &[&str]) -> Command {
-    let mut command = Command::cargo_bin("parity").unwrap();
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(args);
-    command.env("PARITY_LLAMA", "none").env("PARITY_CACHE", "/nonexistent");
-    command.env_remove("GITHUB_ACTIONS").env_remove("PARITY_MODELS");
-    command
-}
-
-/// What parity's own engine computes of [`PROMPT`], as a dump of one pass.
-fn healthy() -> &'static Path {
-    static MADE: OnceLock<PathBuf> = OnceLock::new();
-    MADE.get_or_init(|| {
-        let path = tempfile::tempdir().unwrap().keep().join("dump");
-        let run = ["run", "--device", "cpu", "-p", PROMPT, "--no-audit", "--dump"];
-        parity(&run).arg(&path).assert().failure();
-        path
-    })
-}
-
-fn kept(id: &Checkpoint) -> bool {
-    !matches!(id.kind(), Kind::QProj | Kind::KProj | Kind::VProj)
-}
-
-/// Every tensor of the healthy dump, by id.
-fn tensors() -> BTreeMap<Checkpoint, Tensor> {
-    let dump = Dump::open(healthy()).unwrap();
-    let of = |id: Checkpoint| {
-        let (shape, _, values) = dump.in_step(0, id).unwrap();
-        (id, Tensor { shape, values })
-    };
-    dump.checkpoints().filter(kept).map(of).collect()
-}
-
-fn tokens() -> Vec<i64> {
-    Dump::open(healthy()).unwrap().tokens().iter().map(|&token| i64::from(token)).collect()
-}
-
-/// As forward hooks of a transformers model have them: module names, a batch of one, heads before tokens behind RoPE.
-fn as_hf() -> BTreeMap<String, Tensor> {
-    let mut out = BTreeMap::new();
-    for (id, tensor) in tensors() {
-        let layer = id.layer_index().map(|n| format!("model.layers.{n}")).unwrap_or_default();
-        let name = match id.kind() {
-            Kind::Embed => "model.embed_tokens".to_owned(),
-            Kind::AttnNorm => format!("{layer}.input_layernorm"),
-            Kind::Q => format!("{layer}.self_attn.q_proj"),
-            Kind::K => format!("{layer}.self_attn.k_proj"),
-            Kind::V => format!("{layer}.self_attn.v_proj"),
-            Kind::QRope => format!("{layer}.self_attn.q_rope"),
-            Kind::KRope => format!("{layer}.self_attn.k_rope"),
-            Kind::AttnCtx => format!("{layer}.self_attn.o_proj.input"),
-            Kind::AttnOut => format!("{layer}.self_attn.o_proj"),
-            Kind::AttnResidual => format!("{layer}.post_attention_layernorm.input"),
-            Kind::FfnNorm => format!("{layer}.post_attention_layernorm"),
-            Kind::FfnGate => format!("{layer}.mlp.gate_proj"),
-            Kind::FfnUp => format!("{layer}.mlp.up_proj"),
-            Kind::FfnAct => format!("{layer}.mlp.down_proj.input"),
-            Kind::FfnOut => format!("{layer}.mlp.down_proj"),
-            Kind::LayerOut => layer.clone(),
-            Kind::FinalNorm => "model.norm".to_owned(),
-            Kind::Logits => "lm_head".to_owned(),
-            _ => continue,
-        };
-        let tensor = match id.kind() {
-            Kind::QRope | Kind::KRope => tensor.permuted(&[1, 0, 2]),
-            Kind::Q | Kind::K | Kind::V => tensor.flat(),
-            _ => tensor,
-        };
-        out.insert(name, tensor.batched());
-    }
-    out
-}
 
 fn folder() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -116,7 +44,8 @@ fn every_format_is_read_and_the_map_is_found_by_itself() {
     for (name, bytes) in files {
         fs::write(at.join(name), bytes).unwrap();
         audit(&at.join(name)).assert().code(0).stdout(contains("built-in map hf").and(contains("PARITY")));
-        let diff = ["diff", at.join(name).to_str().unwrap(), healthy().to_str().unwrap(), "-m", F16].map(str::to_owned);
+        let diff = ["diff", at.join(name).to_str().unwrap(), healthy().to_str().unwrap(), "-m", F16]
+            .map(str::to_owned);
         parity(&diff.each_ref().map(String::as_str)).assert().code(0).stdout(contains("PARITY"));
     }
     let arrays = at.join("arrays");
@@ -182,7 +111,8 @@ fn raw_logits_of_llama_debug_are_read() {
     let (_dir, at) = folder();
     let logits = &tensors()[&Checkpoint::global(Kind::Logits)];
     let width = logits.shape[1];
-    let last: Vec<u8> = logits.values[logits.values.len() - width..].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let last: Vec<u8> =
+        logits.values[logits.values.len() - width..].iter().flat_map(|x| x.to_le_bytes()).collect();
     let ids: Vec<u8> = tokens().iter().flat_map(|&token| (token as i32).to_le_bytes()).collect();
     fs::write(at.join("llamacpp-tiny.bin"), last).unwrap();
     fs::write(at.join("llamacpp-tiny-tokens.bin"), ids).unwrap();
@@ -208,10 +138,12 @@ fn a_map_splits_turns_scales_and_takes_rows() {
                 Tensor::beside(&[sibling(Kind::Q), sibling(Kind::K), sibling(Kind::V)]),
             )),
             Kind::K | Kind::V | Kind::FfnUp => {}
-            Kind::FfnGate => drop(named.insert(
-                format!("l{n}/gu"),
-                Tensor::woven(&[sibling(Kind::FfnGate), sibling(Kind::FfnUp)]),
-            )),
+            Kind::FfnGate => {
+                drop(named.insert(
+                    format!("l{n}/gu"),
+                    Tensor::woven(&[sibling(Kind::FfnGate), sibling(Kind::FfnUp)]),
+                ))
+            }
             Kind::QRope | Kind::KRope => {
                 drop(named.insert(format!("l{n}/{}", id.kind().name()), tensor.permuted(&[2, 1, 0])));
             }
@@ -256,39 +188,14 @@ fn a_map_splits_turns_scales_and_takes_rows() {
     };
     with(text).assert().code(0).stdout(contains("PARITY").and(contains("nothing.{n}")));
     let wrong = with(&text.replace("0..H*E\"", "0..H*E*E\""));
-    { wrong }.assert().code(2).stderr(contains("map.toml:3: `l{n}/qkv`").and(contains("does not have these columns")));
+    { wrong }
+        .assert()
+        .code(2)
+        .stderr(contains("map.toml:2: `l{n}/qkv`").and(contains("does not have these columns")));
     let turned = with(&text.replace(", transpose = [1, 0]", ""));
     { turned }.assert().code(2).stderr(contains("transpose(0, 1)").and(contains("transpose = [1, 0]")));
     let twice = with(&text.replace("blk.{n}.ffn_norm", "blk.{n}.attn_norm"));
     { twice }.assert().code(2).stderr(contains("two tensors are blk.0.attn_norm"));
-}
-
-/// Dumps of two ranks: heads, columns and vocabulary are divided, outputs of row-wise matmuls are summands.
-fn two_ranks(at: &Path, reduced: bool) {
-    let whole = Dump::open(healthy()).unwrap();
-    let positions = &whole.manifest().steps[0].positions;
-    for rank in 0..2 {
-        let mut writer = Writer::create(
-            &at.join(format!("rank{rank}")),
-            Producer { name: "sharded".into(), numerics: Some("f32".into()), ..Producer::default() },
-            Default::default(),
-        )
-        .unwrap();
-        writer.begin_step(whole.tokens(), positions, 200).unwrap();
-        for (id, tensor) in tensors() {
-            let part = match id.kind() {
-                Kind::Q | Kind::K | Kind::V | Kind::QRope | Kind::KRope | Kind::AttnCtx | Kind::FfnGate | Kind::FfnUp
-                | Kind::FfnAct | Kind::Logits => tensor.half(rank),
-                Kind::AttnOut | Kind::FfnOut => tensor.scaled(if rank == 0 { 0.25 } else { 0.75 }),
-                // A sum over ranks that one of them was left out of.
-                Kind::AttnResidual if !reduced && id.layer_index() == Some(1) && rank == 1 => tensor.scaled(0.9),
-                _ => tensor,
-            };
-            writer.tensor_f32(id, &part.shape, &part.values).unwrap();
-        }
-        writer.end_step().unwrap();
-        writer.finish().unwrap();
-    }
 }
 
 #[test]
@@ -313,15 +220,63 @@ fn what_cannot_be_read_gets_the_line_that_converts_it() {
         ("old.pt", b"\x80\x02\x8a\nl\xfc\x9cF", "torch.save(torch.load"),
         ("a.json", b"{\"x\": [1, 2]}  ", "json.load"),
         ("m.gguf", b"GGUF\x03\0\0\0", "behind -m"),
-        ("x.npy", b"\x93NUMPY\x01\0", "a folder of .npy"),
         ("x.bin", b"abcdefghijkl", "np.savez"),
     ] {
         let path = at.join(name);
         fs::write(&path, head).unwrap();
         audit(&path).assert().code(2).stderr(contains(said));
     }
+    fs::write(at.join("x.npy"), npy(&[1], &[1.0])).unwrap();
+    audit(&at.join("x.npy")).assert().code(2).stderr(contains("a folder of .npy"));
     fs::create_dir(at.join("none")).unwrap();
-    audit(&at.join("none")).assert().code(2).stderr(contains("holds no dump").and(contains("parity_dump.save")));
+    audit(&at.join("none"))
+        .assert()
+        .code(2)
+        .stderr(contains("holds no dump").and(contains("parity_dump.save")));
+}
+
+fn ids_of(value: &toml::Value) -> Vec<String> {
+    match value {
+        toml::Value::String(id) => vec![id.clone()],
+        toml::Value::Array(parts) => parts.iter().flat_map(ids_of).collect(),
+        table => vec![table["id"].as_str().unwrap().to_owned()],
+    }
+}
+
+#[test]
+fn a_map_is_proposed_by_values_alone() {
+    let (_dir, at) = folder();
+    let (named, truth) = nameless();
+    let (dump, map) = (at.join("dump.npz"), at.join("map.toml"));
+    fs::write(&dump, npz(&named, &tokens(), false)).unwrap();
+    let (spelt, into) = (dump.to_str().unwrap(), map.to_str().unwrap());
+    let said = format!("{0} of {0} lines are sure; 0 tensors are no node", truth.len());
+    parity(&["map", spelt, "-m", F16, "-o", into]).assert().code(0).stderr(contains(said));
+    parity(&["map", spelt, "-m", F16, "-o", into]).assert().code(2).stderr(contains("is there already"));
+    let found: toml::Table = fs::read_to_string(&map).unwrap().parse().unwrap();
+    for (name, ids) in &truth {
+        assert_eq!(&ids_of(&found[name]), ids, "{name}");
+    }
+    audit(&dump).args(["--names", into]).assert().code(0).stdout(contains("PARITY"));
+
+    // Names of modules: one line for all layers, and it holds for a dump with a mistake in it.
+    let hf = at.join("hf.npz");
+    let renamed =
+        as_hf().into_iter().map(|(name, tensor)| (name.replace("layers", "stage"), tensor)).collect();
+    fs::write(&hf, npz(&renamed, &tokens(), false)).unwrap();
+    let output =
+        parity(&["map", hf.to_str().unwrap(), "-m", F16]).assert().code(0).get_output().stdout.clone();
+    let text = String::from_utf8(output).unwrap();
+    assert!(text.contains("\n\"model.stage.{n}.mlp.down_proj\" = \"blk.{n}.ffn_out\"\n"), "{text}");
+    let lines = text.lines().filter(|line| !line.starts_with('#')).count();
+    assert!(lines < 30, "a line for each kind of module: {text}");
+
+    let zeros = named.iter().map(|(name, tensor)| (name.clone(), tensor.scaled(0.0))).collect();
+    fs::write(&dump, npz(&zeros, &tokens(), false)).unwrap();
+    parity(&["map", spelt, "-m", F16])
+        .assert()
+        .code(2)
+        .stderr(contains("holds nothing that this model computes"));
 }
 
 fn element(path: &Path) -> Element {

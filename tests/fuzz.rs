@@ -1,6 +1,7 @@
 //! Every fuzz target (`fuzz/targets.rs`) on a corpus and on mutations of it, for some seconds each: the smoke run that
-//! needs no nightly compiler. `PARITY_FUZZ_SECONDS` makes it longer, `PARITY_FUZZ_SEED` another one. An input that
-//! makes a parser panic is kept in `target/fuzz/`.
+//! needs no nightly compiler. `PARITY_FUZZ_SECONDS` makes it longer, `PARITY_FUZZ_SEED` another one; `scripts/fuzz.sh`
+//! goes on from the same corpus, which is kept in `target/fuzz/corpus`. An input that makes a parser panic is kept in
+//! `target/fuzz/`.
 
 #[path = "../fuzz/targets.rs"]
 mod targets;
@@ -215,6 +216,15 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
     }
 }
 
+/// Keeps the corpus of a target where `scripts/fuzz.sh` begins.
+fn keep(target: &str) {
+    let folder = root().join("target/fuzz/corpus").join(target);
+    fs::create_dir_all(&folder).unwrap();
+    for (index, input) in corpus(target).iter().enumerate() {
+        fs::write(folder.join(format!("seed-{index}")), input).unwrap();
+    }
+}
+
 /// The corpus and its mutations for `time`; what makes the target panic, and the message.
 fn run((name, target): targets::Target, time: Duration, seed: u64) -> (usize, Option<Vec<u8>>) {
     let corpus = corpus(name);
@@ -255,6 +265,7 @@ fn no_parser_panics() {
         targets::TARGETS.into_iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name));
     let mut found = Vec::new();
     for target in chosen {
+        keep(target.0);
         let (runs, input) = run(target, time, seed);
         println!("{:12} {runs} inputs", target.0);
         assert!(runs > corpus(target.0).len(), "{}: nothing but the corpus was tried", target.0);

@@ -4,7 +4,8 @@
  *   driver LIBRARIES MODEL PREFILL TOKEN…      the first PREFILL tokens in one batch, the others one by one
  *
  * PREFILL may be several batches: 20,9,4. In the environment, DRIVER_FLASH=on|off asks for flash attention or for
- * none, DRIVER_CACHE=TYPE for keys and values of another ggml type, by its number (0 is F32, 8 is Q8_0),
+ * none, DRIVER_CACHE=TYPE for keys and values of another ggml type, by its number (0 is F32, 8 is Q8_0), or
+ * DRIVER_CACHE=TYPE,TYPE for keys and values of two types,
  * DRIVER_UBATCH=N for so many tokens at a time (default 512), DRIVER_THREADS=N for so many threads (default 2).
  *
  * No header is needed: parameter structs go by value as opaque blocks, of which only n_ctx, n_batch and
@@ -65,11 +66,12 @@ static int choose_flash(params *p, const char *choice) {
 }
 
 /* The types of keys and values are the first two words after the two pointers of the callback, both F16 (1). */
-static int choose_cache(params *p, int type) {
+static int choose_cache(params *p, const char *types) {
     int32_t *words = (int32_t *)p->bytes;
+    const char *second = strchr(types, ',');
     for (int i = 16; i < 48; i += 2)
         if (words[i] == 1 && words[i + 1] == 1)
-            return words[i] = words[i + 1] = type, 0;
+            return words[i] = atoi(types), words[i + 1] = atoi(second ? second + 1 : types), 0;
     return fprintf(stderr, "this release has no choice of the cache's type\n"), 2;
 }
 
@@ -106,7 +108,7 @@ int main(int argc, char **argv) {
     memcpy(&p, sizes, sizeof sizes);
     const char *flash = getenv("DRIVER_FLASH"), *cache = getenv("DRIVER_CACHE");
     if (flash && choose_flash(&p, flash)) return 2;
-    if (cache && choose_cache(&p, atoi(cache))) return 2;
+    if (cache && choose_cache(&p, cache)) return 2;
     void *context = new_context(model, p);
     if (!context) return fprintf(stderr, "no context\n"), 2;
     int n_threads = number("DRIVER_THREADS", 2);

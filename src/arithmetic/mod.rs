@@ -4,6 +4,7 @@
 //! f16) is followed exactly; what it rounds because its numbers are finite is a bound's business.
 
 pub mod backend;
+pub mod cache_blocks;
 pub mod cuda_blocks;
 pub mod narrow;
 pub mod product;
@@ -24,6 +25,8 @@ pub struct Arithmetic {
     pub gelu: Gelu,
     /// Angles of rotary position embedding.
     pub angles: Angles,
+    /// Softmax, by itself and within attention without further roundings.
+    pub softmax: Softmax,
     /// log(1 + e^x)
     pub softplus: Softplus,
     /// Sums over a row that are not products: norms, softmax, sums of rows.
@@ -81,6 +84,11 @@ pub enum HalfSums {
     /// Vulkan's mul_mm without matrix units: one term after the other, each rounded, by itself first unless it is
     /// fused with the sum. Pairs are taken from the second to the first, and fours likewise where the weight is F16.
     Running {
+        /// Whether product and sum are rounded once.
+        fused: bool,
+    },
+    /// One column after the other, as a loop with an accumulator in f16 has them.
+    Plain {
         /// Whether product and sum are rounded once.
         fused: bool,
     },
@@ -164,6 +172,22 @@ pub enum Angles {
     Exact,
     /// position multiplied by base^(-2/n) in f32 from pair to pair.
     F32Recurrence,
+    /// Sine and cosine are rounded to a narrow type.
+    Coarse {
+        /// Which.
+        kept: Storage,
+        /// Whether positions, frequencies and angles are rounded to it too.
+        throughout: bool,
+    },
+}
+
+/// What a softmax keeps in a narrow type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Softmax {
+    /// Scaled scores with their mask.
+    pub scores: Storage,
+    /// The result.
+    pub weights: Storage,
 }
 
 /// How log(1 + e^x) is computed.
@@ -195,6 +219,11 @@ pub enum Functions {
     Exponential,
 }
 
+impl Softmax {
+    /// Nothing.
+    pub const F32: Softmax = Softmax { scores: Storage::F32, weights: Storage::F32 };
+}
+
 impl Arithmetic {
     /// Nobody's rounding is followed.
     pub const EXACT: Arithmetic = Arithmetic {
@@ -202,6 +231,7 @@ impl Arithmetic {
         flash: Flash::Exact,
         gelu: Gelu::Exact,
         angles: Angles::Exact,
+        softmax: Softmax::F32,
         softplus: Softplus::Exact,
         sums: Sums::Single,
         functions: Functions::Library,
@@ -216,6 +246,7 @@ impl Arithmetic {
         flash: Flash::ByRow,
         gelu: Gelu::F16Table,
         angles: Angles::F32Recurrence,
+        softmax: Softmax::F32,
         softplus: Softplus::RoundedSum,
         sums: Sums::Double,
         functions: Functions::Library,

@@ -8,7 +8,7 @@ use super::bounds::{
 };
 use crate::arithmetic::round::{AttentionRounding, stored};
 use crate::dense::Rows;
-use crate::dense::attention::{kv_head, visible};
+use crate::dense::attention::{kv_head, limited, visible};
 use crate::model::graph::Attention;
 use crate::numerics::Storage;
 use crate::tensor::{Matrix, View};
@@ -118,7 +118,8 @@ impl Head<'_> {
             error +=
                 self.op.scale * self.kv(bound, position).iter().zip(q).map(|(b, q)| b * q.abs()).sum::<f64>();
         }
-        Score { position, z, error, p: 0.0 }
+        // No limit is steeper than 1: an error before it is none larger behind it.
+        Score { position, z: limited(self.op.limit, z), error, p: 0.0 }
     }
 
     /// Σ p·error·|v - out| for the scores, the accumulation of the values and of the probabilities that they are

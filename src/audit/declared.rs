@@ -40,8 +40,13 @@ pub fn of(recording: &dyn Recording, positions: &[u32]) -> Declared {
         Storage::F16 => "all its values are f16 numbers",
         Storage::Bf16 => "all its values are bf16 numbers",
     };
-    let inferred = Some(format!("{why}; {shown}: judged as `{numerics}`"));
+    let inferred = Some(format!("{why}; {shown}: judged as `{numerics}`{}", flag(numerics)));
     Declared { numerics, inferred, recorded_unit: unit_beyond_f32(stored) }
+}
+
+/// The flag that declares an arithmetic.
+fn flag(numerics: Numerics) -> String {
+    format!(" (declared by --numerics '{numerics}', of a reference by --reference-numerics)")
 }
 
 /// The unit of a type narrower than f32; 0 for f32, which recordings lose nothing to.
@@ -56,7 +61,8 @@ fn declared(numerics: Numerics, stored: Storage) -> Declared {
     }
     let judged = Numerics { storage: stored, ..numerics };
     let inferred = format!(
-        "the dump declares `{numerics}`, but all its values are those of a narrower type: judged as `{judged}`"
+        "the dump declares `{numerics}`, but all its values are those of a narrower type: judged as `{judged}`{}",
+        flag(judged)
     );
     Declared { numerics: judged, inferred: Some(inferred), recorded_unit: unit_beyond_f32(stored) }
 }

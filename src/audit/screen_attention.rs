@@ -11,7 +11,7 @@ use super::screen::{SEEN, SEEN_ROUNDINGS, Screened};
 use super::signed_sum::{dot, factor};
 use crate::arithmetic::round::AttentionRounding;
 use crate::dense::Rows;
-use crate::dense::attention::{kv_head, visible};
+use crate::dense::attention::{kv_head, limited, visible};
 use crate::model::graph::{Attention, Node};
 use crate::numerics::Storage;
 use crate::tensor::Matrix;
@@ -93,7 +93,8 @@ impl Look<'_> {
         let kv = kv_head(self.op, head);
         let q = &self.q.row(t)[columns.clone()];
         let seen = visible(self.op.mask, self.rows, t, self.k.rows);
-        let score = |s: usize| self.op.scale * dot(q, &self.k.row(s)[kv * width..(kv + 1) * width]);
+        let scaled = |s: usize| self.op.scale * dot(q, &self.k.row(s)[kv * width..(kv + 1) * width]);
+        let score = |s: usize| limited(self.op.limit, scaled(s));
         let scores: Vec<(usize, f64)> = seen.map(|s| (s, score(s))).collect();
         let max = scores.iter().fold(f64::NEG_INFINITY, |max, (_, z)| max.max(*z));
         let (mut total, mut sum, mut square) = (0.0, 0.0, 0.0);

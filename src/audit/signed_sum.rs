@@ -9,6 +9,7 @@ use crate::arithmetic::product::group_sums;
 use crate::arithmetic::round::{self, Tie};
 use crate::gguf::{self, TensorRef};
 use crate::numerics::Storage;
+use crate::random;
 use crate::scalar::{Scalar, in_lanes, vectorized};
 use crate::tensor::Matrix;
 
@@ -244,13 +245,9 @@ fn add_rows(rows: &[f32], factors: [&[f32]; 2], sums: &mut [Vec<f64>; 2], square
     }
 }
 
-/// r[o]: ±1 for the first, ±[0.5, 1.5) in steps of 1/256 for the second; bits of SplitMix64 (Steele and others,
-/// OOPSLA 2014).
+/// r[o]: ±1 for the first, ±[0.5, 1.5) in steps of 1/256 for the second; random bits.
 pub fn factor(r: usize, o: usize) -> f32 {
-    let mut z = (2 * o as u64 + r as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^= z >> 31;
+    let z = random::mixed((2 * o as u64 + r as u64 + 1).wrapping_mul(random::GAMMA));
     let size = if r == 0 { 1.0 } else { 0.5 + (z & 255) as f32 / 256.0 };
     if z >> 63 == 1 { size } else { -size }
 }

@@ -22,6 +22,7 @@ use crate::model::Model;
 use crate::model::graph::{Graph, Op};
 use crate::model::weights::Weight;
 use crate::numerics::{Numerics, Storage};
+use crate::random;
 use crate::tensor::Matrix;
 
 /// Tokens that are computed at a time.
@@ -329,14 +330,11 @@ impl Random {
     }
 
     fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0 = self.0.wrapping_add(random::GAMMA);
+        random::mixed(self.0)
     }
 
     fn next(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+        random::unit(self.bits())
     }
 }

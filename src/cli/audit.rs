@@ -8,9 +8,9 @@ use super::shared::{self, ForeignArgs, ModelArgs, SelectArgs};
 use super::{Outcome, exit_code};
 use crate::audit::AuditRows;
 use crate::dump::Recording;
-use crate::foreign;
 use crate::jobs::audit::{Options, audit};
 use crate::model::Model;
+use crate::numerics::Numerics;
 use crate::recorded::{self, Foreign};
 use crate::references;
 use crate::report::{self, Verdict};
@@ -26,6 +26,10 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     foreign: ForeignArgs,
+    /// The arithmetic of the dump's producer, whatever the dump declares: f32, `bf16 storage=bf16 kv=bf16`, … Where
+    /// nobody declares it, it is found
+    #[arg(long, value_name = "WORDS")]
+    numerics: Option<Numerics>,
     /// Token rows to recompute in f64: all, or N of them (the others are screened)
     #[arg(long, value_name = "N", default_value_t)]
     audit_rows: AuditRows,
@@ -46,11 +50,13 @@ pub fn main(args: &Args) -> Outcome {
     shared::set_threads(args.threads)?;
     let folder = args.output.folder()?;
     let given = args.model.path()?;
-    let recording = foreign::open(&args.dump, &args.foreign.options(given.as_deref()))?;
+    let mut recording =
+        shared::open_declared(&args.dump, &args.foreign.options(given.as_deref()), args.numerics)?;
     let path = match given {
         Some(path) => path,
         None => references::model_of(&args.dump, &recording.manifest().model)?,
     };
+    let order = recorded::settle(&mut recording, &path)?;
     let selection = args.select.selection()?;
     if args.self_test {
         let model = Model::open(&path)?;
@@ -60,16 +66,20 @@ pub fn main(args: &Args) -> Outcome {
     let model = match recorded::open(&path, &[&recording])? {
         Ok(model) => model,
         Err(foreign) => {
-            let report = recorded::audit(&recording, &foreign, &selection, args.select.allow_missing)?;
+            let mut report = recorded::audit(&recording, &foreign, &selection, args.select.allow_missing)?;
+            report.notes.extend(order);
+            recorded::weigh(&mut report, &recording, None)?;
             return args.output.deliver(folder, report);
         }
     };
     let allow_missing = args.select.allow_missing;
     let options = Options { selection: selection.clone(), rows: args.audit_rows, allow_missing };
     let report = audit(&recording, &model, &options)?;
-    let report = recorded::explained(report, || {
+    let mut report = recorded::explained(report, || {
         recorded::audit(&recording, &Foreign::of_file(&path)?, &selection, allow_missing)
     });
+    report.notes.extend(order);
+    recorded::weigh(&mut report, &recording, Some(&model))?;
     args.output.deliver(folder, report)
 }
 

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::ValueEnum;
 use comfy_table::{ContentArrangement, Table};
 
 use super::output::print;
+use super::shared::Format;
 use super::{Outcome, shared};
 use crate::engine::device::Device;
 use crate::jobs::bench::{Bench, Options, Row, Speed, bench};
@@ -47,15 +47,6 @@ pub struct Args {
     /// Folder for bench.json and bench.svg, speed against context length
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Default, ValueEnum)]
-enum Format {
-    /// For people
-    #[default]
-    Table,
-    /// For programs
-    Json,
 }
 
 /// Runs the command.

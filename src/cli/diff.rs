@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use super::Outcome;
 use super::output::OutputArgs;
-use super::shared::{AuditArgs, ForeignArgs, ModelArgs, SelectArgs, ToleranceArgs};
+use super::shared::{self, AuditArgs, ForeignArgs, ModelArgs, SelectArgs, ToleranceArgs};
 use crate::foreign;
 use crate::jobs::diff::{Options, diff};
+use crate::numerics::Numerics;
 use crate::record::import::is_partial;
 use crate::recorded::{self, Foreign};
 
@@ -19,6 +20,13 @@ pub struct Args {
     reference: PathBuf,
     #[command(flatten)]
     foreign: ForeignArgs,
+    /// The arithmetic of the candidate's producer, whatever its dump declares: f32, `bf16 storage=bf16 kv=bf16`, …
+    /// Where nobody declares it, it is found
+    #[arg(long, value_name = "WORDS")]
+    numerics: Option<Numerics>,
+    /// The arithmetic of the reference's producer
+    #[arg(long, value_name = "WORDS")]
+    reference_numerics: Option<Numerics>,
     #[command(flatten)]
     select: SelectArgs,
     #[command(flatten)]
@@ -39,15 +47,23 @@ pub fn main(args: &Args) -> Outcome {
     let untold = foreign::Options { model: path.clone(), ..foreign::Options::default() };
     // A map is of the side that is another engine's.
     let turned = told.is_told() && foreign::is_native(&args.candidate);
-    let candidate = foreign::open(&args.candidate, if turned { &untold } else { &told })?;
-    let reference = foreign::open(&args.reference, if turned { &told } else { &untold })?;
+    let (ours, theirs) = if turned { (&untold, &told) } else { (&told, &untold) };
+    let mut candidate = shared::open_declared(&args.candidate, ours, args.numerics)?;
+    let mut reference = shared::open_declared(&args.reference, theirs, args.reference_numerics)?;
+    let mut orders: Vec<String> = Vec::new();
+    for (side, dump) in [("candidate", &mut candidate), ("reference", &mut reference)] {
+        let order = path.as_deref().map(|path| recorded::settle(dump, path)).transpose()?.flatten();
+        orders.extend(order.map(|order| format!("{side}: {order}")));
+    }
     let opened = path.as_deref().map(|path| recorded::open(path, &[&candidate, &reference])).transpose()?;
     let model = match opened {
         Some(Err(foreign)) => {
             let sides = recorded::Sides { candidate: &candidate, reference: &reference };
             let (selection, tolerances) = (args.select.selection()?, args.tolerance.tolerances()?);
-            let report =
+            let mut report =
                 recorded::diff(&sides, &foreign, &selection, &tolerances, args.select.allow_missing)?;
+            report.notes.extend(orders);
+            recorded::weigh(&mut report, &candidate, None)?;
             return args.output.deliver(folder, report);
         }
         Some(Ok(model)) => Some(model),
@@ -68,5 +84,7 @@ pub fn main(args: &Args) -> Outcome {
             recorded::diff(&sides, &Foreign::of_file(&path)?, selection, tolerances, *allow_missing)
         });
     }
+    report.notes.extend(orders);
+    recorded::weigh(&mut report, &candidate, model.as_ref())?;
     args.output.deliver(folder, report)
 }

@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
-
 use super::output::print;
+use super::shared::Format;
 use super::{Outcome, exit_code};
 use crate::error::{Error, Result};
 use crate::report::diff::{diff, render};
@@ -24,15 +23,6 @@ pub struct Args {
     /// What standard output carries
     #[arg(long, value_enum, default_value_t)]
     format: Format,
-}
-
-#[derive(Clone, Copy, Default, ValueEnum)]
-enum Format {
-    /// For people
-    #[default]
-    Table,
-    /// For programs
-    Json,
 }
 
 /// Runs the command: exit code 0 where nothing got worse, 1 where something did, 2 where the two reports have

@@ -2,10 +2,9 @@
 
 use std::process::ExitCode;
 
-use clap::ValueEnum;
-
 use super::Outcome;
 use super::output::print;
+use super::shared::Format;
 use crate::jobs::doctor::{Finding, examine};
 use crate::report::json;
 use crate::report::words::wrap;
@@ -17,15 +16,6 @@ pub struct Args {
     /// What standard output carries
     #[arg(long, value_enum, default_value_t)]
     format: Format,
-}
-
-#[derive(Clone, Copy, Default, ValueEnum)]
-enum Format {
-    /// For people
-    #[default]
-    Table,
-    /// For programs
-    Json,
 }
 
 /// Runs the command. What is not here is the answer, not a failure.

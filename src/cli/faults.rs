@@ -11,10 +11,10 @@ use serde::Serialize;
 use super::output::print;
 use super::{Outcome, Verdict, exit_code};
 use crate::audit::recorded::Graphs;
-use crate::foreign;
 use crate::error::{Error, Result};
 use crate::faults::catalogue::graphs;
 use crate::faults::{Fault, catalogue};
+use crate::foreign;
 
 /// Flags of `parity faults`.
 #[derive(clap::Args)]
@@ -51,8 +51,8 @@ struct Entry {
     /// Checkpoints, or the ops of a recorded graph.
     nodes: Vec<&'static str>,
     silent: Option<&'static str>,
-    /// The command whose `--inject` makes it.
-    made_by: &'static str,
+    /// The command whose `--inject` makes it; none of what is only recognised.
+    made_by: Option<&'static str>,
 }
 
 impl Entry {
@@ -65,14 +65,15 @@ impl Entry {
             parameter: fault.parameter.map(|parameter| parameter.name),
             nodes: fault.home.kinds().iter().map(|kind| kind.name()).collect(),
             silent: fault.silent,
-            made_by: "parity run",
+            made_by: Some("parity run"),
         }
     }
 
     fn of_graphs(entry: &'static graphs::Entry) -> Entry {
         let graphs::Entry { name, summary, place, fix, ops } = *entry;
         let nodes = ops.iter().map(Op::name).collect();
-        Entry { name, summary, place, fix, parameter: None, nodes, silent: None, made_by: "parity record" }
+        let made_by = catalogue::precision::find(name).is_none().then_some("parity record");
+        Entry { name, summary, place, fix, parameter: None, nodes, silent: None, made_by }
     }
 
     /// `rope.base=BASE`
@@ -93,7 +94,7 @@ pub fn main(args: &Args) -> Outcome {
     }
     let entries: Vec<Entry> = catalogue::all()
         .map(Entry::new)
-        .chain(graphs::ENTRIES.iter().map(Entry::of_graphs))
+        .chain(catalogue::of_recordings().map(Entry::of_graphs))
         .filter(|entry| entry.name.contains(wanted))
         .collect();
     if entries.is_empty() {

@@ -4,11 +4,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::Outcome;
 use super::output::print;
+use super::{Outcome, exit_code};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
+use crate::inspect::against::compare;
 use crate::inspect::{DumpInspection, Inspection, dot, inspect};
+use crate::report::{Verdict, json};
 use crate::select::Layers;
 use crate::tokenizer::Tokenizer;
 
@@ -24,6 +26,10 @@ pub struct Args {
     /// Also print the token ids of TEXT
     #[arg(short, long, value_name = "TEXT")]
     prompt: Option<String>,
+
+    /// Compare the weights of a GGUF model with the Hugging Face folder (safetensors) that it was converted from
+    #[arg(long, value_name = "HF_FOLDER", conflicts_with_all = ["prompt", "layer", "raw_f32"])]
+    against: Option<PathBuf>,
 
     /// List every tensor on a line of its own
     #[arg(long)]
@@ -54,13 +60,34 @@ enum Format {
     Dot,
 }
 
-/// Runs the command. Whatever looks wrong in the file is the result, not a failure.
+/// Runs the command. Whatever looks wrong in the file is the result, not a failure; weights that are not those that a
+/// file was made of are a divergence.
 pub fn main(args: &Args) -> Outcome {
+    if let Some(folder) = &args.against {
+        return weights(args, folder);
+    }
     match &args.raw_f32 {
         Some(tensor) => write_raw(args, tensor)?,
         None => print(&text(args)?)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The weights of a model against those that it was converted from.
+fn weights(args: &Args, folder: &Path) -> Outcome {
+    if matches!(args.format, Format::Dot) {
+        return Err(Error::new("--format dot", "is of recordings").expected("table or json with --against"));
+    }
+    let found = compare(&args.file, folder)?;
+    print(&match args.format {
+        Format::Json => json::render(&found)?,
+        Format::Table | Format::Dot => found.to_text(args.all),
+    })?;
+    Ok(exit_code(match (found.differs(), found.is_open()) {
+        (true, _) => Verdict::Divergence,
+        (false, true) => Verdict::Undecided,
+        (false, false) => Verdict::Parity,
+    }))
 }
 
 fn text(args: &Args) -> Result<String> {

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use clap::{Args, ValueEnum};
+use parity_dump::Dump;
 use parity_dump::manifest::MANIFEST_FILE;
 
 use crate::audit::AuditRows;
@@ -12,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::foreign;
 use crate::hub;
 use crate::model::Model;
+use crate::numerics::Numerics;
 use crate::references;
 use crate::select::{Layers, Selection};
 
@@ -55,6 +57,16 @@ impl ForeignArgs {
         let (names, tokens) = (self.names.clone(), self.tokens.clone());
         foreign::Options { names, tokens, model: model.map(Path::to_owned) }
     }
+}
+
+/// What standard output carries, where there is nothing but a text and its data.
+#[derive(Clone, Copy, Default, ValueEnum)]
+pub enum Format {
+    /// For people
+    #[default]
+    Table,
+    /// For programs
+    Json,
 }
 
 /// Which checkpoints are looked at.
@@ -106,6 +118,15 @@ impl ToleranceArgs {
             None => Ok(all),
         }
     }
+}
+
+/// A dump whose arithmetic a flag may declare.
+pub fn open_declared(path: &Path, how: &foreign::Options, numerics: Option<Numerics>) -> Result<Dump> {
+    let mut dump = foreign::open(path, how)?;
+    if let Some(numerics) = numerics {
+        dump.declare(numerics.to_string());
+    }
+    Ok(dump)
 }
 
 /// Whether and where exact arithmetic is asked.
@@ -172,5 +193,8 @@ pub fn set_threads(threads: Option<usize>) -> Result<()> {
             .found(threads));
     }
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
-    pool.build_global().map_err(|e| Error::new("--threads", e))
+    pool.build_global().map_err(|e| {
+        Error::new("--threads", e)
+            .hint("where memory or processes are limited, a thread may not start: fewer, or a larger limit")
+    })
 }

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::Rows;
 use crate::arithmetic::round::{AttentionRounding, stored};
-use crate::model::graph::{Attention, KvMap, Mask};
+use crate::model::graph::{Attention, KvMap, Mask, ScoreLimit};
 use crate::numerics::{Numerics, Storage};
 use crate::scalar::{Placed, Scalar, gemm};
 use crate::tensor::{Matrix, View};
@@ -122,6 +122,11 @@ pub(crate) fn visible(mask: Mask, rows: Rows<'_>, t: usize, cached: usize) -> Ra
         Mask::None => (0, i64::from(rows.steps[t].end)),
         Mask::Shift(shift) => (0, own + 1 + shift),
         Mask::StepOnly => (i64::from(rows.steps[t].start), own + 1),
+        Mask::Window(width) => (own + 1 - i64::from(width), own + 1),
+        Mask::BeforeStep => match i64::from(rows.steps[t].start) {
+            0 => (0, own + 1),
+            start => (0, start),
+        },
     };
     let clamp = |position: i64| position.clamp(0, cached as i64) as usize;
     clamp(start)..clamp(end).max(clamp(start))
@@ -135,6 +140,9 @@ fn softmax_row<S: Scalar>(op: &Attention, visible: &Range<usize>, row: &mut [S])
     before.fill(S::ZERO);
     after.fill(S::ZERO);
     seen.iter_mut().for_each(|score| *score *= scale);
+    if op.limit != ScoreLimit::None {
+        seen.iter_mut().for_each(|score| *score = limited(op.limit, *score));
+    }
     if !op.softmax || seen.is_empty() {
         return;
     }
@@ -143,6 +151,16 @@ fn softmax_row<S: Scalar>(op: &Attention, visible: &Range<usize>, row: &mut [S])
     let sum: f64 = seen.iter().map(|p| p.to_f64()).sum();
     let inverse = S::from_f64(1.0 / sum);
     seen.iter_mut().for_each(|p| *p *= inverse);
+}
+
+/// A scaled score, kept small.
+pub(crate) fn limited<S: Scalar>(limit: ScoreLimit, score: S) -> S {
+    match limit {
+        ScoreLimit::None => score,
+        // In f64: what an engine rounds of it is the judge's business.
+        ScoreLimit::SoftCap(cap) => S::from_f64(cap * (score.to_f64() / cap).tanh()),
+        ScoreLimit::Clamp(limit) => S::from_f64(score.to_f64().clamp(-limit, limit)),
+    }
 }
 
 /// The key/value head that a query head reads.

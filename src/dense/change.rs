@@ -9,6 +9,7 @@ use crate::model::edit::{Change, Edit, Limit};
 use crate::model::graph::Node;
 use crate::model::weights::Weight;
 use crate::numerics::{Numerics, Storage};
+use crate::random;
 use crate::scalar::Scalar;
 use crate::tensor::Matrix;
 
@@ -160,16 +161,13 @@ fn overflow<S: Scalar>(limit: Limit, matrix: &mut Matrix<S>) {
 /// later nodes do not overflow f32.
 const GARBAGE_EXPONENTS: (i32, u64) = (-60, 72);
 
-/// Fills the last row from a fixed sequence (Steele and others, SplitMix64, OOPSLA 2014).
+/// Fills the last row from a fixed sequence.
 fn garbage<S: Scalar>(matrix: &mut Matrix<S>) {
     let Some(last) = matrix.rows.checked_sub(1) else { return };
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut state = random::GAMMA;
     for value in matrix.row_mut(last) {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = state;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^= bits >> 31;
+        state = state.wrapping_add(random::GAMMA);
+        let bits = random::mixed(state);
         let exponent = GARBAGE_EXPONENTS.0 + ((bits >> 8) % GARBAGE_EXPONENTS.1) as i32;
         let mantissa = 1.0 + f64::from((bits >> 40) as u32) / f64::from(1u32 << 24);
         let sign = if bits & 1 == 0 { 1.0 } else { -1.0 };

@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use parity_graph::rewrite::{Change, Edit};
 use parity_graph::{Graph, Id, Op, Params, fault};
 
-use super::catalogue;
+use super::{catalogue, precision};
 use crate::audit::recorded::{Named, Names, Sight, Suspect, hypotheses, judge};
 use crate::engine::machine::{Carried, compute};
 use crate::gguf::{DType, TensorRef};
@@ -134,6 +134,9 @@ pub fn diagnose(suspect: &Suspect<'_>) -> Names {
         }
     }
     if found.is_empty() {
+        found = precision::coarser(suspect);
+    }
+    if found.is_empty() {
         found.extend(of_the_values(suspect));
     }
     if !found.is_empty() {
@@ -219,7 +222,7 @@ fn explained(suspect: &Suspect<'_>, change: &Change) -> Option<Explained> {
 fn passed(
     recorded: &[f64],
     values: &[f64],
-    looked_at: &dyn Fn(usize) -> bool,
+    looked_at: &(dyn Fn(usize) -> bool + Sync),
     off: Option<&[f64]>,
 ) -> (f64, bool) {
     let unit = PASSED_ROUNDINGS * crate::ops::bound::UNIT_F32;

@@ -94,7 +94,10 @@ impl Array {
     ) -> Result<Array> {
         let wrong = |what: &str| {
             Error::new(name, what)
-                .expected(format!("an array that lies within the {} bytes of its data", bytes.as_slice().len()))
+                .expected(format!(
+                    "an array that lies within the {} bytes of its data",
+                    bytes.as_slice().len()
+                ))
                 .found(format!("shape {shape:?} from byte {offset}"))
                 .hint("the file is damaged, or was not written to its end: save it again")
         };
@@ -108,7 +111,8 @@ impl Array {
         if count > 0 {
             let reach = |(extent, stride): (&usize, &usize)| (extent - 1).checked_mul(*stride);
             let last = shape.iter().zip(&strides).try_fold(0usize, |at, axis| at.checked_add(reach(axis)?));
-            let end = last.and_then(|last| last.checked_add(1)?.checked_mul(dtype.size())?.checked_add(offset));
+            let end =
+                last.and_then(|last| last.checked_add(1)?.checked_mul(dtype.size())?.checked_add(offset));
             if !end.is_some_and(|end| end <= bytes.as_slice().len()) {
                 return Err(beyond());
             }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use parity_dump::{Checkpoint, Dump, DumpError, Kind, Writer};
+use parity_dump::{Checkpoint, Dump, DumpError, Kind, POSITIONS_MAX, Writer};
 
 use super::array::Array;
 use super::map::apply::{HeadsLayout, arranged, has_heads, heads_layout};
@@ -12,9 +12,11 @@ use super::map::{Map, Shards, Target};
 use super::shards::whole;
 use super::{Foreign, Pass};
 use crate::error::{Error, Result};
+use crate::memory;
 
 /// What the ids of a pass's own numbers are called in maps.
 const TOKENS: &str = "tokens";
+const INPUT_IDS: &str = "input_ids";
 const POSITIONS: &str = "positions";
 
 /// One tensor of a pass that is a checkpoint.
@@ -100,7 +102,8 @@ pub fn convert(ranks: &[Foreign], map: &Map, widths: &Widths, tokens: Option<&[u
 
 /// What each tensor of a pass is.
 fn pieces<'a>(pass: &'a Pass, map: &Map, widths: &Widths) -> Result<Mapped<'a>> {
-    let mut out = Mapped { tokens: pass.tokens.clone(), positions: pass.positions.clone(), ..Mapped::default() };
+    let mut out =
+        Mapped { tokens: pass.tokens.clone(), positions: pass.positions.clone(), ..Mapped::default() };
     let mut known: BTreeMap<Checkpoint, (usize, String)> = BTreeMap::new();
     for array in &pass.arrays {
         let Some((line, numbers)) = map.find(&array.name, widths) else {
@@ -117,9 +120,12 @@ fn pieces<'a>(pass: &'a Pass, map: &Map, widths: &Widths) -> Result<Mapped<'a>> 
         };
         let place = map.place(line);
         if let Some(letter) = Map::unknown(line, widths) {
-            return Err(Error::new(&place, format!("which tensor this is depends on {letter}, the model's layers"))
-                .found(format!("`{}`, and no model", array.name))
-                .hint("give the model file: -m MODEL.gguf"));
+            return Err(Error::new(
+                &place,
+                format!("which tensor this is depends on {letter}, the model's layers"),
+            )
+            .found(format!("`{}`, and no model", array.name))
+            .hint("give the model file: -m MODEL.gguf"));
         }
         out.used.insert(line.number);
         for target in &line.targets {
@@ -158,7 +164,7 @@ impl Own {
 /// What a name is that no map translates.
 fn own_id(name: &str) -> Option<Own> {
     match name {
-        TOKENS => return Some(Own::Tokens),
+        TOKENS | INPUT_IDS => return Some(Own::Tokens),
         POSITIONS => return Some(Own::Positions),
         _ => {}
     }
@@ -199,9 +205,15 @@ fn claim(
 
 fn unsigned(array: &Array) -> Result<Option<Vec<u32>>> {
     let wrong = |found: String| {
-        Error::new(&array.name, "holds no token ids or positions").expected("whole numbers from 0 on").found(found)
+        Error::new(&array.name, "holds no token ids or positions")
+            .expected("whole numbers from 0 on")
+            .found(found)
     };
-    let numbers = array.integers().ok_or_else(|| wrong(format!("{:?}, shape {:?}", array.dtype, array.shape)))?;
+    if array.len() > POSITIONS_MAX {
+        return Err(wrong(format!("{} of them", array.len())));
+    }
+    let numbers =
+        array.integers().ok_or_else(|| wrong(format!("{:?}, shape {:?}", array.dtype, array.shape)))?;
     let own = numbers.iter().map(|&n| u32::try_from(n).map_err(|_| wrong(n.to_string())));
     own.collect::<Result<Vec<u32>>>().map(Some)
 }
@@ -221,6 +233,11 @@ fn rows_of(
             .expected(format!("{:?}", tokens.unwrap_or_default()))
             .found(format!("{:?}", other.tokens.clone().unwrap_or_default())));
     }
+    if let Some(other) = mapped.iter().find(|other| other.positions != lead.positions) {
+        return Err(Error::file(&first.path, "ranks ran other positions")
+            .expected(format!("{:?}", lead.positions))
+            .found(format!("{:?}", other.positions)));
+    }
     let all = given.or(first.tokens.as_deref());
     let count = match (&lead.positions, &tokens) {
         (Some(positions), _) => positions.len(),
@@ -231,6 +248,11 @@ fn rows_of(
     let consecutive = || (next as u32..(next + count) as u32).collect();
     let positions: Vec<u32> = lead.positions.clone().unwrap_or_else(consecutive);
     let of_all = || positions.iter().map(|&p| all?.get(p as usize).copied()).collect::<Option<Vec<u32>>>();
+    if let Some(beyond) = positions.iter().find(|position| **position as usize >= POSITIONS_MAX) {
+        return Err(Error::file(&first.path, "has a position beyond any context")
+            .expected(format!("positions below {POSITIONS_MAX}"))
+            .found(beyond));
+    }
     let tokens = match tokens {
         Some(tokens) if tokens.len() == positions.len() => Some(tokens),
         Some(_) => None,
@@ -240,7 +262,7 @@ fn rows_of(
         Some(tokens) if !tokens.is_empty() => Ok(Rows { tokens, positions }),
         _ => Err(Error::file(&first.path, format!("has no tokens for pass {number}"))
             .expected(format!(
-                "a tensor `{TOKENS}` or `input_ids` of whole numbers, one for each of {} rows",
+                "a tensor `{TOKENS}` or `{INPUT_IDS}` of whole numbers, one for each of {} rows",
                 positions.len()
             ))
             .found(match all {
@@ -255,8 +277,12 @@ fn rows_of(
 fn rows_seen(pieces: &[Piece<'_>]) -> Option<usize> {
     let plain = |piece: &&Piece<'_>| {
         let kind = piece.id.kind();
-        piece.target.layout.is_none() && piece.target.transpose.is_none() && kind != Kind::Logits
-            && !kind.is_optional() && !has_heads(piece.id) && piece.array.shape.len() >= 2
+        piece.target.layout.is_none()
+            && piece.target.transpose.is_none()
+            && kind != Kind::Logits
+            && !kind.is_optional()
+            && !has_heads(piece.id)
+            && piece.array.shape.len() >= 2
     };
     pieces.iter().find(plain).map(|piece| piece.array.shape[piece.array.shape.len() - 2])
 }
@@ -271,8 +297,13 @@ fn write_pass(
     let count = rows.positions.len();
     let mut ordered: Vec<&Piece<'_>> = mapped[0].pieces.iter().collect();
     ordered.sort_by_key(|piece| piece.id);
+    let of_first = |id| ordered.iter().any(|piece| piece.id == id);
+    if let Some(odd) = mapped.iter().flat_map(|rank| &rank.pieces).find(|piece| !of_first(piece.id)) {
+        return Err(Error::new(odd.id, "is not on all ranks").hint("dump the same tensors on each"));
+    }
     let votes = mapped[0].pieces.iter().filter(|piece| has_heads(piece.id) && piece.target.layout.is_none());
-    let heads = votes.filter_map(|piece| heads_layout(piece.array, count)).next().unwrap_or(HeadsLayout::TokensFirst);
+    let heads =
+        votes.filter_map(|piece| heads_layout(piece.array, count)).next().unwrap_or(HeadsLayout::TokensFirst);
     writer.begin_step(&rows.tokens, &rows.positions, ordered.len())?;
     for piece in ordered {
         let mut parts = Vec::with_capacity(mapped.len());
@@ -284,6 +315,12 @@ fn write_pass(
             let expected = listed.map_or(count, |listed| listed.len());
             parts.push(arranged(own.array, own.id, &own.target, expected, heads, widths, &own.place)?);
         }
+        let bytes: usize = parts.iter().map(|part| part.len() * part.dtype.element().size()).sum();
+        memory::require(
+            &piece.array.name,
+            &[("its values, in the order of a dump", bytes as u64)],
+            "dump fewer tokens, or convert it tensor by tensor (docs/dumps.md)",
+        )?;
         let way = piece.target.shards.filter(|_| mapped.len() > 1);
         let tensor = match parts.len() {
             1 => whole(piece.id, &parts, Some(Shards::First), &piece.place)?,

@@ -114,16 +114,15 @@ pub fn open(path: &Path, options: &Options) -> Result<Dump> {
 
 fn opened(path: &Path, options: &Options) -> Result<Dump> {
     let own = (!options.is_told() && is_own(path)).then(|| Dump::open(path).map_err(Error::from));
-    if let Some(Ok(dump)) = own.as_ref()
-        && is_understood(dump)
-    {
-        return Dump::open(path).map_err(Error::from);
-    }
+    let own = match own {
+        Some(Ok(dump)) if is_understood(&dump) => return Ok(dump),
+        other => other,
+    };
     let read = read::read(path);
-    let ranks = match (read, &own) {
+    let ranks = match (read, own.is_some()) {
         (Ok(ranks), _) => ranks,
-        (Err(_), Some(_)) => return own.unwrap_or_else(|| Dump::open(path).map_err(Error::from)),
-        (Err(error), None) => return Err(error),
+        (Err(_), true) => return own.unwrap_or_else(|| Err(Error::file(path, "is no dump"))),
+        (Err(error), false) => return Err(error),
     };
     let widths = match &options.model {
         Some(model) => Widths::of(&Gguf::open(model)?)?,
@@ -136,11 +135,14 @@ fn opened(path: &Path, options: &Options) -> Result<Dump> {
         None => built_in::fitting(foreign, &widths)?,
     };
     let Some(map) = found else {
-        let converted = convert::convert(&ranks, &Map::none(), &widths, options.tokens.as_deref());
-        return match (own, converted) {
-            (Some(Ok(dump)), _) => Ok(dump),
-            (Some(Err(own)), Err(error)) if !map::apply::is_misfit(&error) => Err(own),
-            (_, converted) => converted,
+        let ids = || convert::convert(&ranks, &Map::none(), &widths, options.tokens.as_deref());
+        return match own {
+            Some(Ok(dump)) => Ok(dump),
+            // What is only laid out otherwise can still be read, or gets the fix.
+            Some(Err(own)) => {
+                ids().or_else(|error| Err(if map::apply::is_misfit(&error) { error } else { own }))
+            }
+            None => ids(),
         };
     };
     convert::convert(&ranks, &map, &widths, options.tokens.as_deref())
@@ -214,4 +216,10 @@ pub fn names_not_understood(dump: &Dump, side: &str) -> Vec<String> {
         false => text,
     });
     dump.notes().iter().map(|note| format!("the {side}: {note}")).chain(unknown).collect()
+}
+
+/// [`names_not_understood`] of the two sides of a comparison.
+pub fn names_of_both(candidate: &Dump, reference: &Dump) -> Vec<String> {
+    let both = [(candidate, "candidate"), (reference, "reference")];
+    both.into_iter().flat_map(|(dump, side)| names_not_understood(dump, side)).collect()
 }

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::ProblemKind;
 use super::suite::{Case, Input};
 use crate::audit::AuditRows;
-use crate::foreign;
 use crate::engine::device;
 use crate::error::{Error, Result};
 use crate::faults::inject;
+use crate::foreign;
 use crate::jobs::run::{RunOptions, run};
 use crate::jobs::{audit, diff};
 use crate::model::Model;
@@ -108,7 +108,8 @@ impl Engine {
 
 /// Compares a dump with the case's reference, or audits it by itself.
 fn judge_dump(case: &Case, path: &Path, model: &Model, pictures: bool) -> Result<Report> {
-    let of_model = foreign::Options { model: Some(model.gguf.path().to_owned()), ..foreign::Options::default() };
+    let of_model =
+        foreign::Options { model: Some(model.gguf.path().to_owned()), ..foreign::Options::default() };
     let dump = foreign::open(path, &of_model)?;
     let (selection, rows) = (case.selection.clone(), AuditRows::default());
     let allow_missing = case.allow.contains(&ProblemKind::MissingCheckpoints);

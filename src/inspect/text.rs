@@ -51,7 +51,7 @@ fn shape(axes: &[usize]) -> String {
 }
 
 /// A table without lines; the first `left` columns are text, the others numbers.
-fn table(header: &[&str], left: usize, rows: impl Iterator<Item = Vec<String>>) -> String {
+pub(super) fn table(header: &[&str], left: usize, rows: impl Iterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.set_content_arrangement(ContentArrangement::Disabled);
     table.load_style(comfy_table::presets::NOTHING);

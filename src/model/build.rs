@@ -6,7 +6,7 @@ use crate::gguf::Gguf;
 use crate::model::config::Config;
 use crate::model::graph::{
     Activation, Attention, Glu, GluForm, Graph, KvMap, Mask, Node, Norm, NormStyle, Op, Rope, RopePosition,
-    WeightRef,
+    ScoreLimit, WeightRef,
 };
 
 /// What an architecture has of its own.
@@ -119,6 +119,7 @@ impl Builder<'_> {
             kv_map: KvMap::Group,
             mask: Mask::Causal,
             softmax: true,
+            limit: ScoreLimit::None,
         };
         self.push(at(Kind::AttnScores), Op::Scores(attention.clone()), &[q, k]);
         self.push(at(Kind::AttnProbs), Op::Softmax(attention.clone()), &[at(Kind::AttnScores)]);

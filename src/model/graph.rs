@@ -212,6 +212,20 @@ pub struct Attention {
     pub mask: Mask,
     /// Whether the scores pass a softmax: true in a healthy model.
     pub softmax: bool,
+    /// What keeps scaled scores small: [`ScoreLimit::None`] in a healthy model.
+    pub limit: ScoreLimit,
+}
+
+/// What keeps scaled scores small, before the mask.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum ScoreLimit {
+    /// Nothing.
+    #[default]
+    None,
+    /// cap·tanh(z/cap)
+    SoftCap(f64),
+    /// Scores beyond ±limit are ±limit.
+    Clamp(f64),
 }
 
 /// Which key/value head query head h reads.
@@ -234,6 +248,10 @@ pub enum Mask {
     Shift(i64),
     /// first position of the step <= s <= p: the cache is not read.
     StepOnly,
+    /// p - width < s <= p: a sliding window.
+    Window(u32),
+    /// s <= p in the first step, s < first position of the step after it: what the step writes is not read.
+    BeforeStep,
 }
 
 /// Gated feed-forward activation.

@@ -1,6 +1,7 @@
 //! What the gated functions have in common: where gate and up stand, and how their errors join.
 
 use parity_graph::Op;
+use rayon::prelude::*;
 
 use super::bound::{finite, storage};
 use super::convert::{convert, spread};
@@ -41,47 +42,51 @@ pub(super) fn product_carry(f: f64, df: f64, u: f64, du: f64) -> f64 {
     df * u.abs() + f.abs() * du + df * du
 }
 
-/// Calls `f` with gate and up of each element, in the order of the result: two sources of its shape, or one whose
-/// rows are gate and up one behind the other (exchanged where `swapped` is set).
-fn each<S: Scalar>(args: &Args<'_, S>, mut f: impl FnMut(S, S)) -> Result<()> {
+/// What `f` makes of the number of each element, its gate and its up, in the order of the result: two sources of its
+/// shape, or one whose rows are gate and up one behind the other (exchanged where `swapped` is set).
+fn each<S: Scalar>(args: &Args<'_, S>, f: impl Fn(usize, S, S) -> S + Sync) -> Result<Vec<S>> {
     let first = args.source(0)?;
     let [a, b, c, d] = args.shape;
-    if let Some(second) = args.get(1) {
-        if first.shape() != args.shape || second.shape() != args.shape {
+    let second = args.get(1);
+    match second {
+        Some(second) if first.shape() != args.shape || second.shape() != args.shape => {
             return Err(args.misfit("two sources of the result's shape"));
         }
-        for row in rows(args.shape) {
-            first.row(row).iter().zip(second.row(row).iter()).for_each(|(&gate, &up)| f(gate, up));
+        None if first.shape() != [a, b, c, 2 * d] => {
+            return Err(args.misfit("one source with rows of twice the result's"));
         }
-        return Ok(());
+        _ => {}
     }
-    if first.shape() != [a, b, c, 2 * d] {
-        return Err(args.misfit("one source with rows of twice the result's"));
-    }
-    for row in rows(args.shape) {
-        let both = first.row(row);
-        let (gate, up) = both.split_at(d);
-        let (gate, up) = if args.params.int(SWAPPED) == 0 { (gate, up) } else { (up, gate) };
-        gate.iter().zip(up).for_each(|(&gate, &up)| f(gate, up));
-    }
-    Ok(())
+    let swapped = args.params.int(SWAPPED) != 0;
+    let mut out = vec![S::ZERO; args.elements()];
+    let places: Vec<[usize; 3]> = rows(args.shape).collect();
+    out.par_chunks_mut(d.max(1)).zip(&places).enumerate().for_each(|(index, (out, &row))| {
+        let one = first.row(row);
+        let other = second.map(|second| second.row(row));
+        let (gate, up) = match &other {
+            Some(up) => (&one[..], &up[..]),
+            None if swapped => (&one[d..], &one[..d]),
+            None => one.split_at(d),
+        };
+        for (i, (out, (&gate, &up))) in out.iter_mut().zip(gate.iter().zip(up)).enumerate() {
+            *out = f(index * d + i, gate, up);
+        }
+    });
+    Ok(out)
 }
 
 fn compute<F: Gated, S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
     let setting = Setting::of(args);
-    let mut out = Vec::with_capacity(args.elements());
-    each(args, |gate, up| out.push(convert(args.dtype, F::value(setting, gate, up))))?;
-    Ok(out)
+    each(args, |_, gate, up| convert(args.dtype, F::value(setting, gate, up)))
 }
 
 fn bound<F: Gated>(args: &Args<'_, f64>, exact: &[f64]) -> Vec<f64> {
     let setting = Setting::of(args);
-    let mut out = Vec::with_capacity(exact.len());
-    let done = each(args, |gate, up| {
-        let y = exact[out.len()];
-        out.push(finite(y, F::rounding(setting, gate, up, y) + storage(args.dtype, y)));
+    let bound = each(args, |i, gate, up| {
+        let y = exact[i];
+        finite(y, F::rounding(setting, gate, up, y) + storage(args.dtype, y))
     });
-    if done.is_ok() { out } else { vec![0.0; exact.len()] }
+    bound.unwrap_or_else(|_| vec![0.0; exact.len()])
 }
 
 fn carry<F: Gated>(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec<f64> {
@@ -98,13 +103,12 @@ fn carry<F: Gated>(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f6
         (false, 1) => (0.0, error[i]),
         _ => (0.0, 0.0),
     };
-    let mut out = Vec::with_capacity(exact.len());
-    let done = each(args, |gate, up| {
-        let (y, (eg, eu)) = (exact[out.len()], errors(out.len()));
+    let moved = each(args, |i, gate, up| {
+        let (y, (eg, eu)) = (exact[i], errors(i));
         let moved = F::carry(setting, gate, up, eg, eu);
-        out.push(finite(y, spread(args.dtype, F::value(setting, gate, up), moved)));
+        finite(y, spread(args.dtype, F::value(setting, gate, up), moved))
     });
-    if done.is_ok() { out } else { vec![0.0; exact.len()] }
+    moved.unwrap_or_else(|_| vec![0.0; exact.len()])
 }
 
 fn needed(args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed {

@@ -13,7 +13,7 @@ use super::bound::{
     ANGLE_ROUNDINGS, FAST_TRIG, ROPE_ROUNDINGS, SINCOS_ROUNDINGS, TINY_F32, UNIT_F32, finite, storage,
 };
 use super::convert::convert;
-use super::rope_angles::{PLANES, Rope, Rotation};
+use super::rope_angles::{PLANES, Rope, Rotation, stored};
 use super::source::rows;
 use super::{Args, Check, Needed, Rule};
 use crate::arithmetic::{Angles, Functions};
@@ -82,7 +82,11 @@ pub(super) fn compute<S: Scalar>(args: &Args<'_, S>, sign: f64) -> Result<Vec<S>
         for (i, Rotation { angle, length, .. }) in rotations.iter().enumerate() {
             let pair = tokens.rope.pair(i);
             let (sin, cos) = angle.sin_cos();
-            let (sin, cos) = (S::from_f64(sign * length * sin), S::from_f64(length * cos));
+            let (mut sin, mut cos) = (sign * length * sin, length * cos);
+            if let Angles::Coarse { kept, .. } = args.arithmetic.angles {
+                (sin, cos) = (stored(kept, sin), stored(kept, cos));
+            }
+            let (sin, cos) = (S::from_f64(sin), S::from_f64(cos));
             let (a, b) = (row[pair.first], row[pair.second]);
             row[pair.first] = a * cos - b * sin;
             row[pair.second] = a * sin + b * cos;
@@ -101,7 +105,7 @@ fn rotation_error(args: &Args<'_, f64>, rope: &Rope, i: usize, rotation: Rotatio
     let longer = if rope.is_yarn() { LENGTH_ROUNDINGS } else { 0.0 };
     let followed = match args.arithmetic.angles {
         Angles::F32Recurrence => 0.0,
-        Angles::Exact => ANGLE_ROUNDINGS + 2.0 * i as f64,
+        Angles::Exact | Angles::Coarse { .. } => ANGLE_ROUNDINGS + 2.0 * i as f64,
     };
     let mut off = (followed + mixed * MIX_ROUNDINGS) * UNIT_F32 * angle;
     if args.arithmetic.functions == Functions::FastMath {

@@ -9,8 +9,10 @@
 use parity_graph::Params;
 
 use super::Args;
+use crate::arithmetic::round::store;
 use crate::arithmetic::{Angles, Arithmetic};
 use crate::error::Result;
+use crate::numerics::Storage;
 use crate::scalar::Scalar;
 
 /// Modes: 0 rotates neighbours; all others halves.
@@ -157,6 +159,10 @@ impl Rope {
     ) -> Vec<Rotation> {
         let in_f32 = arithmetic.angles == Angles::F32Recurrence;
         let round = |value: f64| if in_f32 { f64::from(value as f32) } else { value };
+        let coarse = |value: f64| match arithmetic.angles {
+            Angles::Coarse { kept, throughout: true } => stored(kept, value),
+            _ => value,
+        };
         let exponent = f64::from(-2.0f32 / self.n_dims as f32);
         let exact = |place: usize| f64::from(self.base).powf(-2.0 * place as f64 / self.n_dims as f64);
         let ratio = round(f64::from(self.base).powf(exponent));
@@ -171,7 +177,10 @@ impl Rope {
         (0..places)
             .map(|i| {
                 let (plane, place) = self.plane(i);
-                let theta = if in_f32 { powers[plane][place] } else { positions[plane] * exact(place) };
+                let theta = match in_f32 {
+                    true => powers[plane][place],
+                    false => coarse(coarse(positions[plane]) * coarse(exact(place))),
+                };
                 let extrapolated = round(theta / factors.get(i).copied().unwrap_or(1.0));
                 let interpolated = round(f64::from(self.freq_scale) * extrapolated);
                 if self.ext_factor == 0.0 {
@@ -190,6 +199,13 @@ impl Rope {
     pub(super) fn is_yarn(&self) -> bool {
         self.ext_factor != 0.0
     }
+}
+
+/// A value as a narrow type keeps it.
+pub(super) fn stored(kept: Storage, value: f64) -> f64 {
+    let mut values = [value];
+    store(kept, &mut values);
+    values[0]
 }
 
 /// start · ratio^i for i in 0..count, rounded to f32 at every step.

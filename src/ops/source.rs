@@ -183,6 +183,20 @@ impl<'a, S: Scalar> Args<'a, S> {
         })
     }
 
+    /// The sources, with other values in place of their own in the slots that have any.
+    pub fn replaced<'b>(
+        &'b self,
+        values: impl Fn(usize) -> Option<Strided<'b, S>>,
+    ) -> Vec<Option<Source<'b, S>>> {
+        let slots = self.sources.iter().enumerate();
+        let sources = slots.map(|(slot, source)| {
+            let source = source.as_ref()?;
+            let data = values(slot).map_or_else(|| source.data.clone(), Data::Values);
+            Some(Source { dtype: source.dtype, data })
+        });
+        sources.collect()
+    }
+
     /// Number of elements of the result.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()

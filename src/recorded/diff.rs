@@ -39,7 +39,7 @@ pub fn diff(
     let Sides { candidate, reference } = *sides;
     let wants = |_: Checkpoint| true;
     let of_reference = foreign.graphs(reference).or_else(|_| foreign.graphs(candidate))?;
-    let own = graphs_of(candidate, foreign);
+    let own = foreign.graphs(candidate).ok();
     // A dump without graphs of an architecture that nobody builds is judged by the other side's.
     let of_candidate = own.as_ref().unwrap_or(&of_reference);
     let (graphs, our_graphs) = (of_reference.steps(), of_candidate.steps());
@@ -81,8 +81,7 @@ pub fn diff(
     report.candidate = side(candidate, Some(candidate.path().display().to_string()));
     report.reference = Some(side(reference, Some(reference.path().display().to_string())));
     report.notes.extend(interrupted(candidate).or(interrupted(reference)));
-    report.notes.extend(foreign::names_not_understood(candidate, "candidate"));
-    report.notes.extend(foreign::names_not_understood(reference, "reference"));
+    report.notes.extend(foreign::names_of_both(candidate, reference));
     report.notes.extend(computed::sentence("the candidate", &of_candidate.steps(), &ours));
     report.notes.extend(computed::sentence("the reference", &of_reference.steps(), &theirs));
     foreign.weigh_wiring(&of_reference, &mut report);
@@ -121,11 +120,6 @@ fn refuse_other_graph(report: &mut Report, own: &Graphs, reference: &Graphs) {
         }
         Verdict::Divergence | Verdict::Undecided => report.notes.push(text),
     }
-}
-
-/// The graphs that a dump brings or that can be built for it.
-fn graphs_of(dump: &Dump, foreign: &Foreign) -> Option<Graphs> {
-    foreign.graphs(dump).ok()
 }
 
 /// Whether both sides computed the same tokens in the same steps.

@@ -7,12 +7,17 @@ mod audit;
 mod computed;
 mod diff;
 mod entry;
+mod head_rows;
+mod limits;
 mod run;
+mod weights;
 mod wiring;
 
 pub use audit::audit;
 pub use diff::{Sides, diff};
+pub use head_rows::settle;
 pub use run::{RunOptions, run};
+pub use weights::weigh;
 pub use wiring::wiring;
 
 use std::path::Path;
@@ -78,12 +83,14 @@ impl Foreign {
     /// The graphs that a dump brings, or those that are built for its steps.
     ///
     /// # Errors
-    /// A graph that cannot be read, an architecture without a builder.
+    /// A graph that cannot be read, or that there is not enough memory for; an architecture without a builder.
     pub fn graphs(&self, dump: &Dump) -> Result<Graphs> {
-        match dump.manifest().graphs.is_empty() {
+        let graphs = match dump.manifest().graphs.is_empty() {
             true => Graphs::built(dump, &self.gguf),
             false => Graphs::open(dump),
-        }
+        }?;
+        limits::check(dump.path(), &graphs.steps(), &self.gguf)?;
+        Ok(graphs)
     }
 
     /// Says of recorded graphs whether they are the model file's, or that nobody knows.

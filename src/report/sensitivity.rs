@@ -64,7 +64,7 @@ pub fn render(sensitivity: &Sensitivity, layout: &Layout) -> String {
     let (planted, seen) = sensitivity.counts();
     let mut lines = words::wrap(
         &format!(
-            "An audit of {} of this dump sees {} of the {} mistakes that were planted in it, one at a time.",
+            "An audit of {} of this dump sees {} of the {} mistakes that were injected into it, one at a time.",
             words::count(sensitivity.positions.len(), "row"),
             words::thousands(seen as u64),
             words::thousands(planted as u64),

@@ -32,6 +32,13 @@ impl Tensor {
         Tensor { shape: self.shape.clone(), values: self.values.iter().map(|x| x * by).collect() }
     }
 
+    /// One of two summands, whose sum is exact: the upper halves of the values, and what is left.
+    pub fn summand(&self, which: usize) -> Tensor {
+        let upper = |x: f32| f32::from_bits(x.to_bits() & 0xffff_0000);
+        let of = |x: &f32| if which == 0 { upper(*x) } else { x - upper(*x) };
+        Tensor { shape: self.shape.clone(), values: self.values.iter().map(of).collect() }
+    }
+
     /// Rows of the first axis.
     pub fn rows(&self, rows: Range<usize>) -> Tensor {
         let width: usize = self.shape[1..].iter().product();
@@ -67,7 +74,8 @@ impl Tensor {
     /// Columns of several, in turn.
     pub fn woven(parts: &[Tensor]) -> Tensor {
         let shape = vec![parts[0].shape[0], parts[0].shape[1] * parts.len()];
-        let values = (0..parts[0].values.len()).flat_map(|i| parts.iter().map(move |part| part.values[i])).collect();
+        let values =
+            (0..parts[0].values.len()).flat_map(|i| parts.iter().map(move |part| part.values[i])).collect();
         Tensor { shape, values }
     }
 
@@ -77,7 +85,8 @@ impl Tensor {
         let mut shape = self.shape.clone();
         shape[1] /= 2;
         let part = row / 2;
-        let values = self.values.chunks(row).flat_map(|row| row[which * part..(which + 1) * part].to_vec()).collect();
+        let values =
+            self.values.chunks(row).flat_map(|row| row[which * part..(which + 1) * part].to_vec()).collect();
         Tensor { shape, values }
     }
 }
@@ -128,7 +137,9 @@ fn archive(entries: Vec<(String, Vec<u8>)>, packed: bool) -> Vec<u8> {
 pub fn npz(tensors: &BTreeMap<String, Tensor>, tokens: &[i64], packed: bool) -> Vec<u8> {
     let ids: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
     let mut entries = vec![("input_ids.npy".to_owned(), npy_of("<i8", &[tokens.len()], &ids))];
-    entries.extend(tensors.iter().map(|(name, tensor)| (format!("{name}.npy"), npy(&tensor.shape, &tensor.values))));
+    entries.extend(
+        tensors.iter().map(|(name, tensor)| (format!("{name}.npy"), npy(&tensor.shape, &tensor.values))),
+    );
     archive(entries, packed)
 }
 

@@ -15,8 +15,16 @@ use parity_dump::manifest::ModelInfo;
 use parity_dump::{Element, Producer, Writer};
 use parity_graph::{Graph, Leaf, label, text};
 
+/// What a node comes to instead, if it does: a mistake.
+pub type Mistake<'a> = &'a dyn Fn(Checkpoint, &Args<'_, f64>) -> Option<Vec<f64>>;
+
 /// Records a prefill of 12 tokens of a model file on a graph.
 pub fn record(model: &Path, graph: &Graph, dump: &Path) {
+    record_with(model, graph, dump, &|_, _| None);
+}
+
+/// As [`record`], with a mistake.
+pub fn record_with(model: &Path, graph: &Graph, dump: &Path, mistake: Mistake<'_>) {
     let tokens: Vec<u32> = vec![1, 17, 33, 42, 5, 99, 101, 7, 64, 12, 88, 3];
     let positions: Vec<u32> = (0..tokens.len() as u32).collect();
     let gguf = Gguf::open(model).unwrap();
@@ -32,7 +40,8 @@ pub fn record(model: &Path, graph: &Graph, dump: &Path) {
     leaves(&mut writer, graph, &given);
     let labelled = Labelled::new(graph.clone()).unwrap();
     let mut machine = Machine::<f64>::new(&gguf, Arithmetic::EXACT);
-    let mut recorder = Recorder { last: tokens.len() as u32 - 1, labelled: &labelled, writer: &mut writer };
+    let last = tokens.len() as u32 - 1;
+    let mut recorder = Recorder { last, labelled: &labelled, writer: &mut writer, mistake };
     let input = |id| given.get(&labelled.program.graph.get(id).name).cloned();
     machine.step(&labelled.program, &input, &mut recorder).unwrap();
     writer.end_step().unwrap();
@@ -62,6 +71,7 @@ struct Recorder<'a> {
     last: u32,
     labelled: &'a Labelled,
     writer: &'a mut Writer,
+    mistake: Mistake<'a>,
 }
 
 impl Conductor<f64> for Recorder<'_> {
@@ -73,6 +83,9 @@ impl Conductor<f64> for Recorder<'_> {
         let mut value = own(node, args);
         let Some(id) = self.labelled.labels[node.id] else { return Ok(value) };
         let values = value.as_mut().unwrap_or_else(|unknown| panic!("{id}: {}", unknown.0));
+        if let Some(wrong) = args.ok().and_then(|args| (self.mistake)(id, args)) {
+            values.data = wrong;
+        }
         values.data.iter_mut().for_each(|x| *x = f64::from(*x as f32));
         self.write(node, id, &values.data);
         Ok(value)

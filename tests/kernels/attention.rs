@@ -25,6 +25,7 @@ impl AttentionCase {
             Mask::None => (0, cached),
             Mask::Shift(shift) => (0, own + 1 + shift),
             Mask::StepOnly => (self.first as i64, own + 1),
+            Mask::Window(_) | Mask::BeforeStep => unreachable!("no kernel has them"),
         };
         let to = to.clamp(0, cached) as usize;
         (from as usize).min(to)..to
@@ -125,6 +126,7 @@ fn attentions() {
         kv_map: KvMap::Group,
         mask: Mask::Causal,
         softmax: true,
+        limit: parity::model::graph::ScoreLimit::None,
     };
     let (f32s, f16s) = (Storage::F32, Storage::F16);
     let case = |op, rows, first, storage, kv| AttentionCase { op, rows, first, storage, kv }.check();
@@ -164,6 +166,7 @@ fn masked_nan_stays_out() {
         kv_map: KvMap::Group,
         mask: Mask::Causal,
         softmax: true,
+        limit: parity::model::graph::ScoreLimit::None,
     };
     for (rows, strange, storage) in [(12, 7, Storage::F32), (5, 3, Storage::F16), (70, 65, Storage::F16)] {
         let mut values = Random(4).values(rows * 32);
@@ -204,6 +207,7 @@ fn room_in_the_cache_changes_nothing() {
         kv_map: KvMap::Group,
         mask: Mask::Causal,
         softmax: true,
+        limit: parity::model::graph::ScoreLimit::None,
     };
     let first = 600;
     let mut random = Random(8);

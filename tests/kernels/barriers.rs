@@ -62,6 +62,7 @@ fn attention(file: &'static str, kernel: AttentionKernel, storage: Storage) -> S
         kv_map: KvMap::Group,
         mask: Mask::Causal,
         softmax: true,
+        limit: parity::model::graph::ScoreLimit::None,
     };
     let x = Memory::stored(&Random(5).values(rows * 32), storage);
     let matrices = [0; 2].map(|_| Memory::room(rows * rows, Storage::F32));
@@ -103,6 +104,7 @@ fn attention_few() -> Subject {
         kv_map: KvMap::Group,
         mask: Mask::Causal,
         softmax: true,
+        limit: parity::model::graph::ScoreLimit::None,
     };
     let cached = [301, 41];
     let x = Memory::stored(&Random(5).values(cached[0] * 64), Storage::F16);

@@ -15,6 +15,8 @@ use crate::error::DumpError;
 use crate::files::{element_of, map_file, read_manifest, unreadable};
 use crate::leaves::LeafPart;
 use crate::manifest::{LEAF_PREFIX, Manifest};
+use crate::orders::Orders;
+use crate::recorded::{Part, Recorded};
 use crate::seen::{self, SeenPart, SeenTensors};
 
 /// A dump on disk.
@@ -28,29 +30,8 @@ pub struct Dump {
     notes: Vec<String>,
     /// Inputs by step and name.
     pub(crate) leaves: BTreeMap<(usize, String), LeafPart>,
-}
-
-/// All rows of one checkpoint, over all steps.
-#[derive(Clone, Debug)]
-pub struct Recorded {
-    pub(crate) parts: Vec<Part>,
-    /// (position, part, row within the part), by position.
-    rows: Vec<(u32, u32, u32)>,
-}
-
-/// The tensor of one checkpoint in one step.
-#[derive(Clone, Debug)]
-pub struct Part {
-    /// Index of the step file.
-    pub(crate) file: usize,
-    /// Byte offset of the first element in the file.
-    pub(crate) offset: usize,
-    /// Element type.
-    pub element: Element,
-    /// Slowest axis first.
-    pub shape: Vec<usize>,
-    /// Whether the shape is (H, T, S), whose token rows are not contiguous.
-    matrix: bool,
+    /// Checkpoints whose rows are read in another order than they lie in.
+    pub(crate) orders: Orders,
 }
 
 impl Dump {
@@ -82,13 +63,18 @@ impl Dump {
     pub(crate) fn from_parts(path: &Path, manifest: Manifest, foreign: Vec<String>) -> Dump {
         let (tensors, seen) = (BTreeMap::new(), SeenTensors::new());
         let (files, notes) = (Vec::new(), Vec::new());
-        let (path, leaves) = (path.to_owned(), BTreeMap::new());
-        Dump { path, manifest, files, tensors, seen, foreign, notes, leaves }
+        let (path, leaves, orders) = (path.to_owned(), BTreeMap::new(), Orders::default());
+        Dump { path, manifest, files, tensors, seen, foreign, notes, leaves, orders }
     }
 
     /// Notes the tensors whose names are no checkpoint ids.
     pub(crate) fn set_foreign(&mut self, names: Vec<String>) {
         self.foreign = names;
+    }
+
+    /// Takes the arithmetic that a user says its producer has, whatever the dump declares.
+    pub fn declare(&mut self, numerics: String) {
+        self.manifest.producer.numerics = Some(numerics);
     }
 
     /// Says that this is the dump that was made of another engine's at `path`: what of that is no checkpoint, and what
@@ -112,7 +98,8 @@ impl Dump {
                 continue;
             };
             let element = element_of(path, name, view.dtype())?;
-            parts.push((checkpoint, Part::new(checkpoint, file, offset, element, view.shape().to_vec())));
+            let part = Part::new(checkpoint, (file, step), offset, element, view.shape().to_vec());
+            parts.push((checkpoint, part));
         }
         for (checkpoint, part) in parts {
             let rows = self.rows_of(checkpoint, positions);
@@ -151,7 +138,7 @@ impl Dump {
         part: Part,
         positions: &[u32],
     ) -> Result<(), DumpError> {
-        let axis = usize::from(part.matrix);
+        let axis = part.axis();
         let fits = match part.matrix {
             true => part.shape.len() == 3,
             false => part.shape.len() >= 2,
@@ -184,8 +171,11 @@ impl Dump {
                     format!("rows of {:?}", part.of_one_row()),
                 ));
         }
-        let recorded =
-            self.tensors.entry(checkpoint).or_insert(Recorded { parts: Vec::new(), rows: Vec::new() });
+        let recorded = self.tensors.entry(checkpoint).or_insert(Recorded {
+            parts: Vec::new(),
+            rows: Vec::new(),
+            reordered: false,
+        });
         let index = recorded.parts.len() as u32;
         recorded.rows.extend(positions.iter().enumerate().map(|(row, &p)| (p, index, row as u32)));
         recorded.parts.push(part);
@@ -265,7 +255,7 @@ impl Dump {
         let size = part.element.size();
         out.clear();
         if part.matrix {
-            let (heads, rows, cached) = (part.shape[0], part.shape[1], part.shape[2]);
+            let (heads, rows, cached) = (part.shape[0], part.of_rows, part.shape[2]);
             let seen = cached.min(position as usize + 1);
             out.resize(heads * seen, 0.0);
             for head in 0..heads {
@@ -278,6 +268,7 @@ impl Dump {
             out.resize(width, 0.0);
             let start = part.offset + within as usize * width * size;
             part.element.decode(&file[start..start + width * size], out);
+            self.orders.apply(recorded, out);
         }
     }
 
@@ -306,7 +297,8 @@ impl Dump {
     fn row_in_place(&self, recorded: &Recorded, row: usize) -> Option<&[f32]> {
         let (_, part, within) = recorded.rows[row];
         let part = &recorded.parts[part as usize];
-        if part.matrix || part.element != Element::F32 || cfg!(target_endian = "big") {
+        let lies_as_read = !part.matrix && part.element == Element::F32 && !self.orders.concern(recorded);
+        if !lies_as_read || cfg!(target_endian = "big") {
             return None;
         }
         let bytes = part.row_width() * part.element.size();
@@ -315,81 +307,5 @@ impl Dump {
         let (before, values, after) =
             unsafe { self.files[part.file][start..start + bytes].align_to::<f32>() };
         (before.is_empty() && after.is_empty()).then_some(values)
-    }
-}
-
-impl Recorded {
-    /// Positions that were recorded, ascending.
-    pub fn positions(&self) -> impl ExactSizeIterator<Item = u32> + '_ {
-        self.rows.iter().map(|row| row.0)
-    }
-
-    /// Number of rows.
-    pub fn len(&self) -> usize {
-        self.rows.len()
-    }
-
-    /// Whether nothing was recorded.
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
-    /// Index of the row at `position`.
-    pub fn find(&self, position: u32) -> Option<usize> {
-        self.rows.binary_search_by_key(&position, |row| row.0).ok()
-    }
-
-    /// Elements of the row with this index, as [`Dump::row`] gives it.
-    pub fn width_of(&self, row: usize) -> usize {
-        let (position, part, _) = self.rows[row];
-        let part = &self.parts[part as usize];
-        match part.matrix {
-            true => part.shape[0] * part.shape[2].min(position as usize + 1),
-            false => part.row_width(),
-        }
-    }
-
-    /// The tensor of the step in which the row with this index was computed.
-    pub fn part_of(&self, row: usize) -> &Part {
-        &self.parts[self.rows[row].1 as usize]
-    }
-
-    /// Elements of one row, of the first part; the attention matrices' rows differ.
-    pub fn width(&self) -> usize {
-        self.parts.first().map_or(0, Part::row_width)
-    }
-
-    /// Shape of one token row, e.g. [H, E], of the first part; [H, S] of the attention matrices.
-    pub fn row_shape(&self) -> Vec<usize> {
-        self.parts.first().map_or(Vec::new(), |part| match part.matrix {
-            true => vec![part.shape[0], part.shape[2]],
-            false => part.shape[1..].to_vec(),
-        })
-    }
-
-    /// The tensors of the steps, in order.
-    pub fn parts(&self) -> &[Part] {
-        &self.parts
-    }
-}
-
-impl Part {
-    pub(crate) fn new(
-        checkpoint: Checkpoint,
-        file: usize,
-        offset: usize,
-        element: Element,
-        shape: Vec<usize>,
-    ) -> Self {
-        Part { file, offset, element, shape, matrix: checkpoint.kind().is_optional() }
-    }
-
-    /// What all steps have in common: the axes of a token row, of the attention matrices the heads.
-    fn of_one_row(&self) -> &[usize] {
-        if self.matrix { &self.shape[..1] } else { &self.shape[1..] }
-    }
-
-    fn row_width(&self) -> usize {
-        self.shape[1..].iter().product()
     }
 }

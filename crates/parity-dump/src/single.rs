@@ -1,9 +1,14 @@
 //! A dump in one `.safetensors` file, as foreign engines write it in one line.
 //!
-//! Tensors are named by checkpoint ids; `tokens` (I32, U32 or I64) is one more tensor, for positions 0 to T-1.
+//! Tensors are named by checkpoint ids; `tokens` (I32, U32 or I64) is one more tensor, for positions 0 to T-1. What a
+//! manifest says of a folder may stand in the file's `__metadata__`: `producer`, `numerics`, `steps` (as in a manifest,
+//! or the token rows of each forward pass: `[5, 1, 1]`) and `rows`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use safetensors::{Dtype, SafeTensors};
 
@@ -11,26 +16,41 @@ use crate::checkpoint::Checkpoint;
 use crate::error::DumpError;
 use crate::files::{POSITIONS_MAX, element_of, map_file, too_many_tokens, unreadable};
 use crate::manifest::{Manifest, Producer, SCHEMA, Step};
-use crate::reader::{Dump, Part};
+use crate::reader::Dump;
+use crate::recorded::Part;
 
 /// Name of the tensor that holds the tokens.
 const TOKENS: &str = "tokens";
+/// Key of `__metadata__` that holds the token rows of each step.
+const STEPS: &str = "steps";
+/// Steps times tensors at most: each is a part that is kept account of.
+const PARTS_MAX: usize = 1 << 21;
 
 /// Opens one file.
 pub(crate) fn open(path: &Path) -> Result<Dump, DumpError> {
     let map = map_file(path)?;
     let tensors = SafeTensors::deserialize(&map).map_err(|e| unreadable(path, &e))?;
     let tokens = read_tokens(path, &tensors)?;
-    let positions: Vec<u32> = (0..tokens.len() as u32).collect();
+    let said = Said::read(path, &map, tokens.len())?;
+    if said.steps.len().saturating_mul(tensors.len()) > PARTS_MAX {
+        return Err(DumpError::new(path, format!("has too many steps for its {} tensors", tensors.len()))
+            .expected_found(format!("at most {}", PARTS_MAX / tensors.len().max(1)), said.steps.len()));
+    }
     let file_name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let steps: Vec<Step> =
+        said.steps.into_iter().map(|positions| Step { file: file_name.clone(), positions }).collect();
     let manifest = Manifest {
         schema: SCHEMA.to_owned(),
-        producer: Producer { name: file_name.clone(), ..Producer::default() },
+        producer: Producer {
+            numerics: said.numerics.or(said.producer.numerics),
+            name: if said.producer.name.is_empty() { file_name } else { said.producer.name },
+            ..said.producer
+        },
         model: Default::default(),
         tokens,
         prompt: None,
-        steps: vec![Step { file: file_name, positions: positions.clone() }],
-        rows: BTreeMap::new(),
+        steps: steps.clone(),
+        rows: said.rows,
         graphs: Vec::new(),
         unmapped: Vec::new(),
         provenance: BTreeMap::new(),
@@ -48,15 +68,141 @@ pub(crate) fn open(path: &Path) -> Result<Dump, DumpError> {
         };
         let offset = view.data().as_ptr() as usize - map.as_ptr() as usize;
         let element = element_of(path, name, view.dtype())?;
-        parts.push((checkpoint, Part::new(checkpoint, 0, offset, element, view.shape().to_vec())));
+        let part = Part::new(checkpoint, (0, 0), offset, element, view.shape().to_vec());
+        parts.push((checkpoint, part));
     }
     dump.set_foreign(foreign);
     for (checkpoint, part) in parts {
-        dump.add_part(path, checkpoint, part, &positions)?;
+        add(&mut dump, path, checkpoint, &part, &steps)?;
     }
     dump.add_map(map);
     dump.sort_rows();
     Ok(dump)
+}
+
+/// What a file of another engine's names says about itself in `__metadata__`: who computed it, and the positions of each
+/// step of its `n` tokens.
+///
+/// # Errors
+/// What is no such file, steps that its tokens do not have.
+pub fn said(path: &Path, file: &[u8], n: usize) -> Result<(Producer, Vec<Vec<u32>>), DumpError> {
+    let said = Said::read(path, file, n)?;
+    Ok((Producer { numerics: said.numerics.or(said.producer.numerics), ..said.producer }, said.steps))
+}
+
+/// Adds a tensor whose rows are those of all steps, one after the other.
+fn add(
+    dump: &mut Dump,
+    path: &Path,
+    checkpoint: Checkpoint,
+    part: &Part,
+    steps: &[Step],
+) -> Result<(), DumpError> {
+    let rows: Vec<Vec<u32>> = steps.iter().map(|step| dump.rows_of(checkpoint, &step.positions)).collect();
+    let all: Vec<u32> = rows.iter().flatten().copied().collect();
+    if part.rows() != Some(all.len()) || rows.len() == 1 {
+        // Of one step, or refused.
+        return dump.add_part(path, checkpoint, part.clone(), &all);
+    }
+    let mut first = 0;
+    for (step, positions) in rows.iter().enumerate() {
+        dump.add_part(path, checkpoint, part.of_step(step, first, positions.len()), positions)?;
+        first += positions.len();
+    }
+    Ok(())
+}
+
+/// What a file says about itself.
+struct Said {
+    producer: Producer,
+    numerics: Option<String>,
+    /// Positions of each step.
+    steps: Vec<Vec<u32>>,
+    rows: BTreeMap<Checkpoint, Vec<u32>>,
+}
+
+/// The steps in `__metadata__`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Steps {
+    /// Token rows of each, all tokens in all: `[5, 1, 1]`.
+    Rows(Vec<u32>),
+    /// As in a manifest.
+    Positions(Vec<Positions>),
+}
+
+/// A step as a manifest has it.
+#[derive(Deserialize)]
+struct Positions {
+    positions: Vec<u32>,
+}
+
+impl Steps {
+    /// Positions of each step, of `n` tokens; `None` where they do not add up.
+    fn positions(self, n: usize) -> Option<Vec<Vec<u32>>> {
+        let counts = match self {
+            Steps::Positions(steps) => return Some(steps.into_iter().map(|step| step.positions).collect()),
+            Steps::Rows(counts) => counts,
+        };
+        let sum = counts.iter().try_fold(0u32, |sum, rows| sum.checked_add(*rows))?;
+        if sum as usize != n || counts.contains(&0) {
+            return None;
+        }
+        let firsts = counts.iter().scan(0, |next, rows| Some(std::mem::replace(next, *next + rows)));
+        Some(firsts.zip(&counts).map(|(first, rows)| (first..first + rows).collect()).collect())
+    }
+}
+
+impl Said {
+    /// Reads `__metadata__`, whose values are text. Where nothing is said there is one step, of all `n` tokens.
+    fn read(path: &Path, file: &[u8], n: usize) -> Result<Said, DumpError> {
+        let (_, header) = SafeTensors::read_metadata(file).map_err(|e| unreadable(path, &e))?;
+        let none = HashMap::new();
+        let all = header.metadata().as_ref().unwrap_or(&none);
+        let producer = match all.get("producer").map(|text| text.trim()) {
+            None => Producer::default(),
+            Some(text) if text.starts_with('{') => parsed(path, "producer", text, "{\"name\": …}")?,
+            Some(name) => Producer { name: name.to_owned(), ..Producer::default() },
+        };
+        let steps = match all.get(STEPS) {
+            None => vec![(0..n as u32).collect()],
+            Some(text) => {
+                let like = "[5, 1, 1] or [{\"positions\": [0, 1, …]}, …]";
+                let steps: Steps = parsed(path, STEPS, text, like)?;
+                steps.positions(n).ok_or_else(|| {
+                    DumpError::new(path, format!("`{STEPS}` in its metadata does not fit its tokens"))
+                        .expected_found(
+                            format!("token rows of each forward pass, {n} in all, such as [5, 1, 1]"),
+                            shown(text),
+                        )
+                        .hint("a prefill of 5 tokens and two decode steps are [5, 1, 1]")
+                })?
+            }
+        };
+        if let Some(position) = steps.iter().flatten().find(|position| **position as usize >= n) {
+            return Err(DumpError::new(path, "`steps` has a position without a token")
+                .expected_found(format!("positions below {n}"), position));
+        }
+        let rows = match all.get("rows") {
+            None => BTreeMap::new(),
+            Some(text) => parsed(path, "rows", text, "{\"blk.0.ffn_norm\": [4], …}")?,
+        };
+        Ok(Said { producer, numerics: all.get("numerics").cloned(), steps, rows })
+    }
+}
+
+/// JSON text of `__metadata__`.
+fn parsed<T: DeserializeOwned>(path: &Path, key: &str, text: &str, like: &str) -> Result<T, DumpError> {
+    serde_json::from_str(text).map_err(|e| {
+        DumpError::new(path, format!("`{key}` of its __metadata__ is not understood: {e}"))
+            .expected_found(format!("JSON as in a manifest: {like}"), shown(text))
+    })
+}
+
+/// The start of a text, as an error shows it.
+fn shown(text: &str) -> String {
+    const CHARACTERS: usize = 80;
+    text.chars().take(CHARACTERS).collect()
 }
 
 fn read_tokens(path: &Path, tensors: &SafeTensors<'_>) -> Result<Vec<u32>, DumpError> {

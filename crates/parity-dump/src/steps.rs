@@ -6,11 +6,11 @@ use crate::reader::Dump;
 impl Dump {
     /// What one step recorded of a checkpoint: its shape, the position of each row, and all values.
     pub fn in_step(&self, step: usize, checkpoint: Checkpoint) -> Option<(Vec<usize>, Vec<u32>, Vec<f32>)> {
-        let part = self.tensors.get(&checkpoint)?.parts.iter().find(|part| part.file == step)?;
+        let recorded = self.tensors.get(&checkpoint)?;
+        let part = recorded.parts.iter().find(|part| part.step == step)?;
         let positions = self.rows_of(checkpoint, &self.manifest.steps.get(step)?.positions);
-        let mut values = vec![0.0; part.shape.iter().product()];
-        let bytes = values.len() * part.element.size();
-        part.element.decode(&self.files[part.file][part.offset..part.offset + bytes], &mut values);
+        let mut values = part.values(&self.files[part.file]);
+        self.orders.apply(recorded, &mut values);
         Some((part.shape.clone(), positions, values))
     }
 }

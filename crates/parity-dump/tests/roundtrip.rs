@@ -108,3 +108,63 @@ proptest! {
         }
     }
 }
+
+/// One file of three rows and one row of two steps, with this `__metadata__`.
+fn single(dir: &std::path::Path, said: &[(&str, &str)]) -> std::path::PathBuf {
+    use safetensors::tensor::{Dtype, TensorView};
+    let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let tokens: Vec<u8> = [5u32, 6, 7, 8].iter().flat_map(|token| token.to_le_bytes()).collect();
+    let (q, logits) = (bytes(&[0., 1., 2., 3., 4., 5., 6., 7.]), bytes(&[2.5, 3.5]));
+    let tensors = [
+        ("tokens", TensorView::new(Dtype::U32, vec![4], &tokens).unwrap()),
+        ("blk.1.q", TensorView::new(Dtype::F32, vec![4, 1, 2], &q).unwrap()),
+        ("logits", TensorView::new(Dtype::F32, vec![2, 1], &logits).unwrap()),
+    ];
+    let said = said.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let path = dir.join("dump.safetensors");
+    fs::write(&path, safetensors::serialize(tensors, Some(said)).unwrap()).unwrap();
+    path
+}
+
+#[test]
+fn a_single_file_says_what_a_folder_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let steps = r#"[{"positions":[0,1,2]},{"positions":[3]}]"#;
+    let producer = r#"{"name":"mine","version":"2","numerics":"f32"}"#;
+    let rows = r#"{"logits":[2,3]}"#;
+    let said = [
+        ("steps", steps),
+        ("producer", producer),
+        ("numerics", "bf16 storage=bf16"),
+        ("rows", rows),
+        ("format", "pt"),
+    ];
+    let dump = Dump::open(&single(dir.path(), &said)).unwrap();
+    assert_eq!(dump.manifest().producer.name, "mine");
+    assert_eq!(dump.manifest().producer.version.as_deref(), Some("2"));
+    assert_eq!(dump.manifest().producer.numerics.as_deref(), Some("bf16 storage=bf16"));
+    assert_eq!(dump.gather(Q, &[3, 1]).unwrap(), [6., 7., 2., 3.]);
+    assert_eq!(dump.get(LOGITS).unwrap().positions().collect::<Vec<_>>(), [2, 3]);
+    assert_eq!((dump.step_start(2), dump.step_start(3)), (0, 3));
+    assert_eq!(dump.in_step(1, Q).unwrap(), (vec![1, 1, 2], vec![3], vec![6., 7.]));
+    assert_eq!(dump.in_step(0, LOGITS).unwrap(), (vec![1, 1], vec![2], vec![2.5]));
+    // A name alone, and one step of all tokens where nothing else is said.
+    let dump = Dump::open(&single(dir.path(), &[("producer", "mine"), ("rows", rows)])).unwrap();
+    assert_eq!((dump.manifest().producer.name.as_str(), dump.manifest().steps.len()), ("mine", 1));
+}
+
+#[test]
+fn what_a_single_file_says_wrongly_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |said: &[(&str, &str)], part: &str| {
+        let error = Dump::open(&single(dir.path(), said)).err().unwrap().to_string();
+        assert!(error.contains(part), "{error}");
+    };
+    let rows = ("rows", r#"{"logits":[2,3]}"#);
+    refused(&[rows, ("steps", "[0,1]")], "`steps`");
+    refused(&[rows, ("steps", r#"[{"positions":[0,1,2,9]}]"#)], "without a token");
+    refused(&[rows, ("steps", r#"[{"positions":[0,1]}]"#)], "token rows");
+    refused(&[rows, ("steps", "[]")], "token rows");
+    refused(&[rows, ("producer", "{\"name\": 3}")], "`producer`");
+    refused(&[("rows", r#"{"logits":2}"#)], "`rows`");
+}

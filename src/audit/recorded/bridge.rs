@@ -75,16 +75,21 @@ pub fn across(
     let arithmetics = [likeliest, if on_device { likeliest } else { Arithmetic::EXACT }];
     let under = |arithmetic| Args { arithmetic, sources: args.sources.clone(), ..*args };
     let [cpu, plain] = [under(&arithmetics[0]), under(&arithmetics[1])];
-    let (data, other) = (compute::<f64>(rule, &cpu)?, compute::<f64>(rule, &plain)?);
+    let data = compute::<f64>(rule, &cpu)?;
     let mut error = bound.map_or_else(|| vec![0.0; data.len()], |bound| bound(&cpu, &data));
-    error.iter_mut().zip(data.iter().zip(&other)).for_each(|(error, (a, b))| {
-        // Where both are the same infinity nothing differs.
-        *error += if a == b { 0.0 } else { (a - b).abs() };
-    });
-    let arithmetic = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
-    let narrowed = Narrowed::of(&rule.op, args, &arithmetic);
-    let rounded = Args { arithmetic: &arithmetic, sources: narrowed.sources(args), ..*args };
+    let differ = |error: &mut [f64], other: &[f64]| {
+        error.iter_mut().zip(data.iter().zip(other)).for_each(|(error, (a, b))| {
+            // Where both are the same infinity nothing differs.
+            *error += if a == b { 0.0 } else { (a - b).abs() };
+        });
+    };
+    if cpu.arithmetic != plain.arithmetic {
+        differ(&mut error, &compute::<f64>(rule, &plain)?);
+    }
     if kept != Storage::F32 {
+        let arithmetic = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
+        let narrowed = Narrowed::of(&rule.op, args, &arithmetic);
+        let rounded = Args { arithmetic: &arithmetic, sources: narrowed.sources(args), ..*args };
         let third = compute::<f64>(rule, &rounded)?;
         match narrow::is_one_step(&rule.op) && node.carried.iter().all(Option::is_none) {
             // Of recorded values it is known which are numbers of that type already.
@@ -97,9 +102,7 @@ pub fn across(
             }
             false => narrow::widen(rule, &rounded, &data, &mut error),
         }
-        error.iter_mut().zip(data.iter().zip(&third)).for_each(|(error, (a, b))| {
-            *error += if a == b { 0.0 } else { (a - b).abs() };
-        });
+        differ(&mut error, &third);
     }
     if let Some(carried) = carry(rule, &cpu, &data, &node.carried) {
         error.iter_mut().zip(carried).for_each(|(error, carried)| *error += carried);

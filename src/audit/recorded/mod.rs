@@ -21,7 +21,7 @@ mod simulate;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use parity_graph::{Graph, Id, axis, label};
 
@@ -36,6 +36,7 @@ use crate::ops::Args;
 
 pub use found::{Finding, NearTie};
 pub use named::{Named, Names};
+pub use narrow::products;
 pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
 pub use open::{Graphs, Judged};
 pub use order::order;
@@ -236,15 +237,22 @@ pub fn audit(
     if steps.is_own_graph() {
         return pass(Storage::F32, diagnose);
     }
-    let kept = narrow::shown(steps, graphs);
     let mut findings = pass(Storage::F32, &|_| Names::default())?;
     let explained = |finding: &Finding| finding.judged == 0 || finding.is_healthy();
-    if !findings.nodes.values().all(explained) {
+    let open = |findings: &Findings| -> BTreeSet<Checkpoint> {
+        findings.nodes.iter().filter(|(_, finding)| finding.is_blind()).map(|(id, _)| *id).collect()
+    };
+    let is_explained = findings.nodes.values().all(explained);
+    if is_explained && open(&findings).is_empty() {
+        return Ok(findings);
+    }
+    let kept = narrow::shown(steps, graphs);
+    if !is_explained {
         let sharp = std::mem::replace(&mut findings, pass(kept, diagnose)?);
         let sharp = sharp.nodes.into_iter().filter(|(_, finding)| finding.judged > 0 && finding.is_healthy());
         findings.nodes.extend(sharp);
     }
-    let open = findings.nodes.iter().filter(|(_, finding)| finding.is_blind()).map(|(id, _)| *id).collect();
+    let open = open(&findings);
     for (id, simulated) in simulate::simulate(steps, graphs, gguf, kept, &open)? {
         findings.at(id).settle(simulated);
     }
@@ -325,7 +333,7 @@ impl Auditor<'_> {
         args: std::result::Result<&Args<'_, f64>, &Unknown>,
         (values, recorded): (&[f64], &Tensor),
         arranged: &Arrangement,
-        looked_at: &dyn Fn(usize) -> bool,
+        looked_at: &(dyn Fn(usize) -> bool + Sync),
     ) {
         let named = self.findings.nodes.values().filter(|finding| finding.is_diagnosed()).count();
         let finding = self.findings.at(checkpoint);

@@ -70,16 +70,10 @@ impl Narrowed {
 
     /// The sources, with these values in place of their own.
     pub fn sources<'b>(&'b self, args: &'b Args<'_, f64>) -> Vec<Option<Source<'b, f64>>> {
-        let slots = args.sources.iter().zip(&self.0);
-        let sources = slots.map(|(source, narrowed)| {
-            let source = source.as_ref()?;
-            let data = match narrowed {
-                Some((values, shape)) => Data::Values(Strided::whole(values, *shape)),
-                None => source.data.clone(),
-            };
-            Some(Source { dtype: source.dtype, data })
-        });
-        sources.collect()
+        args.replaced(|slot| {
+            let (values, shape) = self.0.get(slot)?.as_ref()?;
+            Some(Strided::whole(values, *shape))
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! One recorded node against its rule, under each arithmetic that its producer may have.
 
 use parity_graph::Op;
+use rayon::prelude::*;
 
 use super::bridge::carry;
 use super::narrow::{self, Narrowed};
@@ -104,7 +105,7 @@ impl Held {
 /// What is seen of a node besides its values.
 pub struct Sight<'a> {
     /// Which elements were recorded.
-    pub looked_at: &'a dyn Fn(usize) -> bool,
+    pub looked_at: &'a (dyn Fn(usize) -> bool + Sync),
     /// By slot, what of its sources was not recorded but computed again.
     pub carried: &'a [Option<Carried>],
 }
@@ -168,13 +169,33 @@ fn by_values(
     if let Some(carried) = carry(rule, args, &exact, sight.carried) {
         bound.iter_mut().zip(carried).for_each(|(bound, carried)| *bound += carried);
     }
-    let mut held = nothing();
-    for (i, ((&recorded, &exact), &bound)) in recorded.iter().zip(&exact).zip(&bound).enumerate() {
-        if (sight.looked_at)(i) {
-            element(&mut held, i, recorded, exact, bound);
+    let elements = recorded.par_chunks(CHUNK).zip(exact.par_chunks(CHUNK)).zip(bound.par_chunks(CHUNK));
+    let parts = elements.enumerate().map(|(chunk, ((recorded, exact), bound))| {
+        let mut held = nothing();
+        for (i, ((&recorded, &exact), &bound)) in recorded.iter().zip(exact).zip(bound).enumerate() {
+            let index = chunk * CHUNK + i;
+            if (sight.looked_at)(index) {
+                element(&mut held, index, recorded, exact, bound);
+            }
         }
+        held
+    });
+    Ok(parts.collect::<Vec<Held>>().into_iter().fold(nothing(), joined))
+}
+
+/// Elements that one thread looks at: a fixed number, so that sums do not depend on how many threads there are.
+const CHUNK: usize = 1 << 15;
+
+/// Two parts of one result, in their order.
+fn joined(mut held: Held, part: Held) -> Held {
+    held.squares.iter_mut().zip(part.squares).for_each(|(sum, more)| *sum += more);
+    held.beyond.extend(part.beyond);
+    held.nonfinite += part.nonfinite;
+    held.explained_nonfinite += part.explained_nonfinite;
+    if !(part.over <= held.over) && !held.over.is_nan() {
+        (held.over, held.worst) = (part.over, part.worst);
     }
-    Ok(held)
+    held
 }
 
 fn nothing() -> Held {

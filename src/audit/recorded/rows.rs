@@ -64,6 +64,9 @@ impl Arrangement {
 
     /// The recorded values in the order of the node; `beyond` gives what was cut.
     pub fn of_node(&self, recorded: &[f32], beyond: impl Fn(usize) -> f64) -> Vec<f64> {
+        if self.strides == contiguous(self.shape) && self.recorded == self.shape {
+            return recorded.iter().copied().map(f64::from).collect();
+        }
         let mut out = Vec::with_capacity(self.shape.iter().product());
         self.each(|at, number| {
             out.push(at.map_or_else(|| beyond(number), |at| f64::from(recorded[at])));
@@ -129,7 +132,7 @@ impl Arrangement {
 
     /// Whether an element of the node was recorded.
     pub fn is_recorded(&self, element: usize) -> bool {
-        self.coordinates(element)[3] < self.recorded[3]
+        self.recorded[3] == self.shape[3] || self.coordinates(element)[3] < self.recorded[3]
     }
 
     /// Coordinates of an element of the node as a dump has them, the token row by its position.

@@ -18,7 +18,7 @@ use crate::engine::machine::Unknown;
 use crate::gguf::TensorRef;
 use crate::numerics::Numerics;
 use crate::ops::source::Data;
-use crate::ops::{Args, Problem, Rule, Source, Strided};
+use crate::ops::{Args, Problem, Rule, Strided};
 
 /// Tokens of a product that are judged whatever screening says: both ends, and two between them.
 const SAMPLE: usize = 4;
@@ -106,17 +106,13 @@ impl Tokens<'_, '_> {
     fn judge(&self, some: &BTreeSet<usize>, tried: &[Hypothesis]) -> Result<Held, Unknown> {
         let picked: Vec<Option<(Vec<f64>, [usize; 4])>> =
             (0..self.args.sources.len()).map(|slot| self.pick(slot, some)).collect();
-        let sources = self.args.sources.iter().zip(&picked).map(|(source, picked)| {
-            let source = source.as_ref()?;
-            let data = match picked {
-                Some((values, shape)) => Data::Values(Strided::whole(values, *shape)),
-                None => source.data.clone(),
-            };
-            Some(Source { dtype: source.dtype, data })
+        let sources = self.args.replaced(|slot| {
+            let (values, shape) = picked[slot].as_ref()?;
+            Some(Strided::whole(values, *shape))
         });
         let mut shape = self.args.shape;
         shape[self.axis] = some.len();
-        let args = Args { sources: sources.collect(), shape, ..*self.args };
+        let args = Args { sources, shape, ..*self.args };
         let inner = self.inner();
         let recorded: Vec<f64> =
             some.iter().flat_map(|token| &self.recorded[token * inner..][..inner]).copied().collect();

@@ -19,6 +19,7 @@ use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::Storage;
 use crate::ops::{Args, Check};
+use crate::random;
 
 /// Disturbed executions.
 const RUNS: u64 = 3;
@@ -199,14 +200,11 @@ impl Disturbed<'_> {
     }
 }
 
-/// A number in [-1, 1), the same for the same key: SplitMix64 (Steele and others, OOPSLA 2014).
+/// A number in [-1, 1), the same for the same key.
 fn draw(key: [u64; 5]) -> f64 {
     let mut z = 0u64;
     for word in key {
-        z = (z ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
+        z = random::mixed((z ^ word).wrapping_add(random::GAMMA));
     }
-    (z >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    random::unit(z)
 }

@@ -6,6 +6,7 @@ use parity_graph::Op;
 
 use super::Carried;
 use super::program::Place;
+use crate::arithmetic::cache_blocks;
 use crate::arithmetic::round::{to_bf16, to_f16};
 use crate::gguf::DType;
 use crate::ops::Strided;
@@ -127,8 +128,26 @@ fn scatter_row<T: Copy>(data: &mut [T], place: &Place, row: [usize; 3], values: 
     }
 }
 
-/// Converts a value to what memory of a type holds of it: f16 and bf16 round to nearest, integers towards zero.
-pub fn convert<S: Scalar>(dtype: DType, values: &mut [S]) {
+/// Turns values, rows of `width`, into what memory of a type holds of them, and their errors into those of that; `false`
+/// of a type that is not written.
+pub fn hold<S: Scalar>(dtype: DType, width: usize, values: &mut [S], carried: &mut Option<Carried>) -> bool {
+    if !is_written(dtype) || !width.is_multiple_of(dtype.block_len()) {
+        return false;
+    }
+    if is_plain(dtype) {
+        carried.iter_mut().for_each(|carried| convert_error(dtype, values, carried));
+        convert(dtype, values);
+        return true;
+    }
+    let none = || Carried { error: vec![0.0; values.len()], through: Vec::new() };
+    let mut known = carried.take().unwrap_or_else(none);
+    cache_blocks::keep(dtype, values, &mut known.error);
+    *carried = Some(known).filter(|known| known.error.iter().any(|error| *error != 0.0));
+    true
+}
+
+/// f16 and bf16 round to nearest, integers towards zero.
+fn convert<S: Scalar>(dtype: DType, values: &mut [S]) {
     match dtype {
         DType::F16 => values.iter_mut().for_each(|value| *value = to_f16(*value)),
         DType::BF16 => values.iter_mut().for_each(|value| *value = to_bf16(*value)),
@@ -140,7 +159,7 @@ pub fn convert<S: Scalar>(dtype: DType, values: &mut [S]) {
 }
 
 /// What an error becomes where values are rounded to memory of a type: both values are rounded.
-pub fn convert_error<S: Scalar>(dtype: DType, values: &[S], carried: &mut Carried) {
+fn convert_error<S: Scalar>(dtype: DType, values: &[S], carried: &mut Carried) {
     let unit = match dtype {
         DType::F16 => UNIT_F16,
         DType::BF16 => UNIT_BF16,
@@ -154,6 +173,11 @@ pub fn convert_error<S: Scalar>(dtype: DType, values: &[S], carried: &mut Carrie
 }
 
 /// Whether memory of this type holds one number after the other, so that one can be written.
-pub fn is_plain(dtype: DType) -> bool {
+fn is_plain(dtype: DType) -> bool {
     dtype.block_len() == 1
+}
+
+/// Whether values can be written to memory of this type.
+pub fn is_written(dtype: DType) -> bool {
+    is_plain(dtype) || cache_blocks::is_kept(dtype)
 }

@@ -2,7 +2,7 @@
 
 use parity_graph::Id;
 
-use super::memory::{Buffer, Unknown, is_plain};
+use super::memory::{Buffer, Unknown, is_written};
 use super::{Inputs, Machine, Memory, Number, Program, dtype};
 use crate::gguf::TensorRef;
 use crate::ops::Source;
@@ -87,7 +87,7 @@ impl<'a, S: Number> Machine<'a, S> {
 /// A leaf that nothing is known of: a cache or a state is zero at the start, anything else is missing.
 fn empty<S: Scalar>(program: &Program, id: Id) -> Buffer<S> {
     let tensor = program.graph.get(id);
-    match (program.is_written(id), dtype(tensor).is_some_and(is_plain)) {
+    match (program.is_written(id), dtype(tensor).is_some_and(is_written)) {
         (true, true) => Buffer::zeros(tensor.elements()),
         (true, false) => {
             let kept = format!("the contents of {}, which is kept as {}", tensor.name, tensor.dtype);

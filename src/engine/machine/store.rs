@@ -2,7 +2,7 @@
 
 use parity_graph::Id;
 
-use super::memory::{Buffer, Unknown, convert, convert_error, is_plain};
+use super::memory::{Buffer, Unknown, hold};
 use super::{Memory, Number, Program, Value, carried, dtype};
 use crate::ops::source::{contiguous, rows};
 use crate::scalar::Scalar;
@@ -10,14 +10,13 @@ use crate::scalar::Scalar;
 /// Puts the values of a node where they lie, as its type holds them.
 pub(super) fn store<S: Scalar>(program: &Program, id: Id, value: Value<S>, memory: &mut Memory<S>) {
     let tensor = program.graph.get(id);
-    let place = program.place(id).zip(dtype(tensor)).filter(|(_, dtype)| is_plain(*dtype));
+    let place = program.place(id).zip(dtype(tensor));
     let root = program.graph.root(id);
     let value = value.and_then(|mut values| match place {
-        Some((place, dtype)) if values.data.len() == tensor.elements() => {
-            if let Some(carried) = &mut values.carried {
-                convert_error(dtype, &values.data, carried);
-            }
-            convert(dtype, &mut values.data);
+        Some((place, dtype))
+            if values.data.len() == tensor.elements()
+                && hold(dtype, tensor.ne[0], &mut values.data, &mut values.carried) =>
+        {
             Ok((place, values))
         }
         _ => Err(Unknown::new(format!("{}, which is kept as {}", program.names[id], tensor.dtype))),
@@ -60,7 +59,7 @@ fn try_set_rows<S: Number>(
     let tensor = program.graph.get(id);
     let odd = || Unknown::new(format!("what {} wrote, whose sources do not fit", program.names[id]));
     let place = program.place(id).ok_or_else(odd)?;
-    let dtype = dtype(tensor).filter(|dtype| is_plain(*dtype)).ok_or_else(odd)?;
+    let dtype = dtype(tensor).ok_or_else(odd)?;
     // Rows are taken out of memory before they are written back to it.
     let read = |slot: usize| -> std::result::Result<(Vec<S>, [usize; 4]), Unknown> {
         let src = program.graph.src(id, slot).ok_or_else(odd)?;
@@ -73,11 +72,10 @@ fn try_set_rows<S: Number>(
     };
     let ((mut new, shape), (ids, by)) = (read(0)?, read(1)?);
     let mut carried = program.graph.src(id, 0).and_then(|src| carried(program, src, memory));
-    if let Some(carried) = &mut carried {
-        convert_error(dtype, &new, carried);
-    }
-    convert(dtype, &mut new);
     let [b3, b2, n, width] = shape;
+    if !hold(dtype, width, &mut new, &mut carried) {
+        return Err(odd());
+    }
     let [c3, c2, c1, r] = by;
     let fits = [b3, b2, width] == [place.shape[0], place.shape[1], place.shape[3]] && r == n && c3 == 1;
     let buffer = memory[place.root].as_mut().ok_or_else(odd)?;

@@ -9,7 +9,7 @@ use crate::faults::spell;
 use crate::model::edit::Change;
 use crate::model::graph::{Attention, KvMap, Mask, Node, Op};
 
-const HOME: Home = Home::All(&[Kind::AttnScores, Kind::AttnProbs, Kind::AttnCtx]);
+pub(super) const HOME: Home = Home::All(&[Kind::AttnScores, Kind::AttnProbs, Kind::AttnCtx]);
 
 /// Factors nearer to one another than this are the same.
 const SAME: f64 = 1e-5;
@@ -17,7 +17,7 @@ const SAME: f64 = 1e-5;
 /// Why a mistake in reading the cache may not show.
 const IN_DECODE: Option<&str> = Some("in the first step: it shows in decode");
 
-fn attention(node: &mut Node) -> Option<&mut Attention> {
+pub(super) fn attention(node: &mut Node) -> Option<&mut Attention> {
     match &mut node.op {
         Op::Scores(op) | Op::Softmax(op) | Op::Context(op) | Op::Attention(op) => Some(op),
         _ => None,
@@ -31,7 +31,7 @@ fn scale_of(node: &Node) -> f64 {
     }
 }
 
-fn mask(node: &mut Node, mask: Mask) -> Option<()> {
+pub(super) fn mask(node: &mut Node, mask: Mask) -> Option<()> {
     attention(node)?.mask = mask;
     Some(())
 }
@@ -218,12 +218,12 @@ pub const FAULTS: &[Fault] = &[
         parameter: named("slots"),
         change: |_, node, argument| {
             let Argument::Tensor(slots) = argument else { return None };
-            let held = match slots.as_str() {
-                "zero" => false,
-                "held" => true,
-                _ => return None,
-            };
-            cached(node, &Change::UnwrittenStep { held })
+            match slots.as_str() {
+                "zero" => cached(node, &Change::UnwrittenStep { held: false }),
+                "held" => cached(node, &Change::UnwrittenStep { held: true }),
+                "unread" => mask(node, Mask::BeforeStep),
+                _ => None,
+            }
         },
         default: |_, node| {
             let reads_cache = (0..node.inputs.len()).any(|index| node.op.reads_cache(index));
@@ -232,12 +232,12 @@ pub const FAULTS: &[Fault] = &[
         guess: Some(diagnose::slots),
         sentence: |_, _, argument| {
             let slots = match argument {
-                Argument::Tensor(slots) if slots == "held" => "the row before them",
-                _ => "zeros",
+                Argument::Tensor(slots) if slots == "held" => "their slots hold the row before them",
+                Argument::Tensor(slots) if slots == "unread" => "rows do not see their own step",
+                _ => "their slots hold zeros",
             };
             format!(
-                "after the first step, the cache is read before the step's keys and values are written: their \
-                 slots hold {slots}"
+                "after the first step, the cache is read before the step's keys and values are written: {slots}"
             )
         },
     },

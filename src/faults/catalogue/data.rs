@@ -105,7 +105,7 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         change: |_, node, _| output(node, Change::Scale(-1.0)),
         sentence: |_, _, _| "all values have the wrong sign".to_owned(),
-        ..plain("data.sign", "all values have the wrong sign", "a - b for b - a", "turn the sign round")
+        ..plain("data.sign", "all values have the wrong sign", "a - b for b - a", "reverse the sign")
     },
     Fault {
         change: |site, node, argument| match argument {
@@ -169,7 +169,7 @@ pub const FAULTS: &[Fault] = &[
         ..plain(
             "data.f16_overflow",
             "the largest values are infinite",
-            "f16 holds up to 65504: a product accumulated or stored in it",
+            "f16 holds up to 65504: a matmul accumulated or stored in it",
             "accumulate in f32, or store in bf16",
         )
     },

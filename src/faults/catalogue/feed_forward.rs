@@ -40,11 +40,13 @@ pub const FAULTS: &[Fault] = &[
         home: Home::All(&[Kind::FfnGate, Kind::FfnUp]),
         change: |_, node, _| swapped(node),
         guess: Some(diagnose::swapped),
-        sentence: |_, node, _| match node.checkpoint.kind() {
+        sentence: |_, node, _| {
+            match node.checkpoint.kind() {
             Kind::FfnAct => "gate and up change places: silu(up)·gate".to_owned(),
             _ => {
-                "gate and up change places: ffn_gate holds the up product, ffn_up the gate product".to_owned()
+                "gate and up are exchanged: ffn_gate holds the output of the up matmul, ffn_up that of the gate matmul".to_owned()
             }
+        }
         },
         ..PLAIN
     },

@@ -22,7 +22,7 @@ const ATTENTION: &[Op] = &[Op::FlashAttn, Op::SoftMax];
 const ROPE: &[Op] = &[Op::Rope];
 const SCAN: &[Op] = &[Op::SsmScan, Op::GatedDeltaNet];
 
-const fn entry(
+pub(super) const fn entry(
     name: &'static str,
     ops: &'static [Op],
     summary: &'static str,
@@ -44,7 +44,7 @@ pub const ENTRIES: &[Entry] = &[
     entry(
         "linear.no_scale",
         &[Op::Mul],
-        "a product with a weight that is no norm's is left out",
+        "a multiplication by a weight that is no norm's is left out",
         "a scale tensor of the file that nothing reads",
         "multiply by the tensor that the report names",
     ),
@@ -67,7 +67,7 @@ pub const ENTRIES: &[Entry] = &[
         ROPE,
         "positions are not scaled",
         "linear scaling ({arch}.rope.scaling.factor) that is not read",
-        "multiply positions by 1/factor before they are turned into angles",
+        "multiply positions by 1/factor before angles are computed from them",
     ),
     entry(
         "rope.yarn",
@@ -289,7 +289,7 @@ mod tests {
     use parity_graph::{fault, text};
 
     use super::*;
-    use crate::faults::catalogue::{find, fix};
+    use crate::faults::catalogue::fix;
 
     #[test]
     fn every_mistake_of_a_recorded_graph_is_in_the_catalogue_once() {
@@ -315,9 +315,9 @@ mod tests {
             }
         }
         assert!(graphs > 0);
-        for entry in ENTRIES {
-            assert!(find(entry.name).is_none(), "{} stands in both catalogues", entry.name);
-        }
+        // A window and a limit of scores are mistakes of both kinds of graph, under one name.
+        let names: BTreeSet<&str> = ENTRIES.iter().map(|entry| entry.name).collect();
+        assert_eq!(names.len(), ENTRIES.len());
         // The shipped graphs have a place for most of them.
         assert!(2 * seen.len() > ENTRIES.len(), "{seen:?}");
     }

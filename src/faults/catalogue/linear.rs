@@ -63,7 +63,7 @@ pub const FAULTS: &[Fault] = &[
         name: "linear.no_bias",
         summary: "the bias is not added",
         place: "Q, K, V of Qwen2 loaded by the code of Llama, which has no biases",
-        fix: "add blk.N.attn_{q,k,v}.bias to the products before RoPE",
+        fix: "add blk.N.attn_{q,k,v}.bias to the outputs of the matmuls before RoPE",
         home: Home::All(&[Kind::Q, Kind::K, Kind::V]),
         change: |_, node, _| match &mut node.op {
             Op::Bias { bias, times } if bias.is_some() => {
@@ -78,7 +78,7 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "linear.bias_twice",
         summary: "the bias is added twice",
-        place: "a fused product that adds the bias, followed by code that adds it again",
+        place: "a fused matmul that adds the bias, followed by code that adds it again",
         fix: "add the bias once",
         home: Home::All(&[Kind::Q, Kind::K, Kind::V]),
         change: |_, node, _| match &mut node.op {
@@ -93,9 +93,9 @@ pub const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "linear.bias_included",
-        summary: "the product already contains the bias",
-        place: "a fused product that adds the bias, or a dump that takes the value after the bias",
-        fix: "record the product before the bias, or add the bias in one place only",
+        summary: "the output of the matmul already contains the bias",
+        place: "a fused matmul that adds the bias, or a dump that takes the value after the bias",
+        fix: "record the output of the matmul before the bias, or add the bias in one place only",
         home: PRODUCTS,
         change: |site, node, _| {
             let vector = WeightRef::new(bias_of(site, node)?);
@@ -205,9 +205,9 @@ pub const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "linear.no_norm",
-        summary: "the product is taken of the row before its norm",
-        place: "the norm computed into a buffer that the product does not read",
-        fix: "feed the product the normalised row",
+        summary: "the matmul reads the row before its norm",
+        place: "the norm computed into a buffer that the matmul does not read",
+        fix: "feed the normalised row to the matmul",
         home: Home::First(&[Kind::QProj, Kind::FfnGate]),
         change: |site, node, _| {
             when(node.checkpoint.kind() != Kind::Logits)?;
@@ -217,7 +217,7 @@ pub const FAULTS: &[Fault] = &[
         sentence: |site, node, _| {
             let source = before_norm(site, node).map_or(String::new(), |source| source.to_string());
             let own = node.inputs.first().map_or(String::new(), ToString::to_string);
-            format!("the product is taken of {source} in place of {own}")
+            format!("the matmul reads {source} in place of {own}")
         },
         ..PLAIN
     },
@@ -249,27 +249,27 @@ pub const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "linear.f16_input",
-        summary: "the input of the product is rounded to f16, which the producer does not declare",
+        summary: "the input of the matmul is rounded to f16, which the producer does not declare",
         place: "a GEMM in f16 (cuBLAS HGEMM, tensor cores) where f32 is believed",
-        fix: "declare f16 products in the dump's numerics, or multiply in f32",
+        fix: "declare f16 matmuls in the dump's numerics, or multiply in f32",
         home: PRODUCTS,
         change: |_, node, _| rounded(node, Storage::F16),
         sentence: |_, node, _| {
             let own = node.inputs.first().map_or(String::new(), ToString::to_string);
-            format!("{own} is rounded to f16 before the product, which the numerics do not declare")
+            format!("{own} is rounded to f16 before the matmul, which the numerics do not declare")
         },
         ..PLAIN
     },
     Fault {
         name: "linear.bf16_input",
-        summary: "the input of the product is rounded to bf16, which the producer does not declare",
+        summary: "the input of the matmul is rounded to bf16, which the producer does not declare",
         place: "a GEMM in bf16 (autocast, tensor cores) where f32 is believed",
-        fix: "declare bf16 products in the dump's numerics, or multiply in f32",
+        fix: "declare bf16 matmuls in the dump's numerics, or multiply in f32",
         home: PRODUCTS,
         change: |_, node, _| rounded(node, Storage::Bf16),
         sentence: |_, node, _| {
             let own = node.inputs.first().map_or(String::new(), ToString::to_string);
-            format!("{own} is rounded to bf16 before the product, which the numerics do not declare")
+            format!("{own} is rounded to bf16 before the matmul, which the numerics do not declare")
         },
         ..PLAIN
     },

@@ -41,11 +41,11 @@ pub const FAULTS: &[Fault] = &[
             Some(())
         },
         sentence: |site, _, _| match site.model.config.tied {
-            true => "the output product has a weight of its own that was never filled; the model ties it to \
+            true => "the output matmul has a weight of its own that was never filled; the model ties it to \
                      token_embd.weight"
                 .to_owned(),
             false => {
-                "token_embd.weight is used for the output product; the model has output.weight".to_owned()
+                "token_embd.weight is used for the output matmul; the model has output.weight".to_owned()
             }
         },
         ..PLAIN
@@ -91,8 +91,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "logits.no_norm",
         summary: "the logits are taken of the row before the final norm",
-        place: "the final norm computed into a buffer that the output product does not read",
-        fix: "feed the output product the row after output_norm",
+        place: "the final norm computed into a buffer that the output matmul does not read",
+        fix: "feed the row after output_norm to the output matmul",
         home: HOME,
         change: |site, node, _| {
             is_logits(node)?;

@@ -8,6 +8,7 @@ use crate::model::edit::{Change, Edit};
 use crate::model::graph::Node;
 
 mod attention;
+mod attention_limits;
 mod data;
 mod embed;
 mod feed_forward;
@@ -15,6 +16,7 @@ pub mod graphs;
 mod linear;
 mod logits;
 mod norm;
+pub mod precision;
 mod quant;
 mod residual;
 mod rope;
@@ -33,6 +35,7 @@ pub fn all() -> impl Iterator<Item = &'static Fault> {
         quant::FAULTS,
         rope::FAULTS,
         attention::FAULTS,
+        attention_limits::FAULTS,
         residual::FAULTS,
         feed_forward::FAULTS,
         logits::FAULTS,
@@ -47,10 +50,15 @@ pub fn find(name: &str) -> Option<&'static Fault> {
     all().find(|fault| fault.name == name)
 }
 
-/// How to mend a fault of either kind.
+/// All that only recorded graphs have a place for, and those that are recognised and never injected.
+pub fn of_recordings() -> impl Iterator<Item = &'static graphs::Entry> {
+    graphs::ENTRIES.iter().chain(precision::ENTRIES)
+}
+
+/// How to mend a fault of a recorded graph; both kinds share some names.
 pub fn fix(name: &str) -> Option<&'static str> {
-    let recorded = || graphs::ENTRIES.iter().find(|entry| entry.name == name).map(|entry| entry.fix);
-    find(name).map(|fault| fault.fix).or_else(recorded)
+    let recorded = of_recordings().find(|entry| entry.name == name).map(|entry| entry.fix);
+    recorded.or_else(|| find(name).map(|fault| fault.fix))
 }
 
 /// What most entries have in common; every entry gives its own name, texts, home, change and sentence.

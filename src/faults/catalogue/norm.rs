@@ -50,6 +50,24 @@ pub const FAULTS: &[Fault] = &[
         },
     },
     Fault {
+        name: "norm.none",
+        summary: "the norm is left out: its input is passed on",
+        place: "a norm whose result is written to a buffer that nobody reads, or a module replaced by the identity",
+        fix: "feed what follows the normalised row",
+        home: HOME,
+        change: |_, node, _| {
+            norm(node)?;
+            // A bias that a model lacks is a copy.
+            node.op = Op::Bias { bias: None, times: 0 };
+            Some(())
+        },
+        sentence: |_, node, _| {
+            let source = node.inputs.first().map_or(String::new(), ToString::to_string);
+            format!("the norm is left out: {source} is passed on")
+        },
+        ..PLAIN
+    },
+    Fault {
         name: "norm.no_weight",
         summary: "the norm's weight is left out",
         place: "a norm kernel that takes the weight as optional, or a weight that was not found by name",

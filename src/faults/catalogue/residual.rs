@@ -79,7 +79,7 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "residual.twice",
         summary: "the residual is added twice",
-        place: "a kernel that fuses the sum into the product, and a sum after it",
+        place: "a kernel that fuses the sum into the matmul, and a sum after it",
         fix: "add the residual once",
         home: HOME,
         change: |_, node, _| scale(node, [1.0, 2.0]),

@@ -1,6 +1,6 @@
 //! Mistakes in rotary position embedding.
 
-use super::{Argument, Fault, Home, PLAIN, Site, diagnose, integer, number, output, when};
+use super::{Argument, Fault, Home, PLAIN, Site, diagnose, input, integer, number, output, when};
 use crate::checkpoint::Kind;
 use crate::faults::spell;
 use crate::model::edit::Change;
@@ -33,6 +33,20 @@ fn ratio(factor: f64) -> Option<(u32, u32)> {
     Some(((factor * DENOMINATOR).round() as u32, DENOMINATOR as u32)).filter(|(n, d)| *n > 0 && n != d)
 }
 
+/// Pairs neighbours of rows whose heads lie in halves, where the model's lie in pairs: the rows are laid so, turned and
+/// laid back.
+fn neighbours_of_halves(site: &Site<'_>, node: &mut Node) -> Option<()> {
+    let width = site.model.config.dims.width(node.checkpoint.kind(), 0) as u32;
+    let own = rope(node)?;
+    let head = own.head_width as u32;
+    when(own.pairing == Pairing::Interleaved && head.is_multiple_of(2) && own.dims == own.head_width)?;
+    let half = head / 2;
+    let laid = (0..width).map(|c| c / head * head + c % head % half * 2 + c % head / half).collect();
+    let back = (0..width).map(|c| c / head * head + c % head % 2 * half + c % head / 2).collect();
+    input(node, 0, Change::Columns(laid))?;
+    output(node, Change::Columns(back))
+}
+
 /// Rotates v as the layer's queries are rotated.
 fn on_v(site: &Site<'_>, node: &mut Node) -> Option<()> {
     when(node.checkpoint.kind() == Kind::V)?;
@@ -49,7 +63,7 @@ pub const FAULTS: &[Fault] = &[
         fix: "read {arch}.rope.freq_base from the file",
         parameter: number("base"),
         home: HOME,
-        silent: Some("in position 0, which does not turn"),
+        silent: Some("at position 0, which is not rotated"),
         change: |_, node, argument| {
             let base = argument.number().filter(|base| *base > 0.0)?;
             rope(node)?.base = base;
@@ -73,7 +87,7 @@ pub const FAULTS: &[Fault] = &[
         fix: "use a factor only where the file has {arch}.rope.scaling",
         parameter: number("factor"),
         home: HOME,
-        silent: Some("in position 0, which does not turn"),
+        silent: Some("at position 0, which is not rotated"),
         change: |_, node, argument| {
             let (numerator, denominator) = ratio(argument.number()?)?;
             rope(node)?.position = RopePosition::Scaled(numerator, denominator);
@@ -89,8 +103,11 @@ pub const FAULTS: &[Fault] = &[
         place: "GPT-J's pairing for NeoX's: llama files pair neighbours (2i, 2i + 1), qwen2 and qwen3 pair halves",
         fix: "pair as llama.cpp's llama_model_rope_type says for the architecture",
         home: HOME,
-        silent: Some("in position 0, which does not turn"),
-        change: |_, node, _| {
+        silent: Some("at position 0, which is not rotated"),
+        change: |site, node, argument| {
+            if let Argument::Tensor(_) = argument {
+                return neighbours_of_halves(site, node);
+            }
             let rope = rope(node)?;
             rope.pairing = match rope.pairing {
                 Pairing::Half => Pairing::Interleaved,
@@ -98,17 +115,24 @@ pub const FAULTS: &[Fault] = &[
             };
             Some(())
         },
-        sentence: |_, node, _| match &node.op {
+        guess: Some(diagnose::pairings),
+        sentence: |_, node, argument| {
+            match &node.op {
+            _ if matches!(argument, Argument::Tensor(_)) => {
+                "RoPE pairs neighbours (2i, 2i + 1) of rows in Hugging Face order, which pair halves (i, i + d/2)"
+                    .to_owned()
+            }
             Op::Rope(Rope { pairing: Pairing::Half, .. }) => {
                 "RoPE pairs neighbours (2i, 2i + 1), the model pairs halves (i, i + d/2)".to_owned()
             }
             _ => "RoPE pairs halves (i, i + d/2), the model pairs neighbours (2i, 2i + 1)".to_owned(),
+        }
         },
         ..PLAIN
     },
     Fault {
         name: "rope.position_shift",
-        summary: "every row is turned by the position before or after its own",
+        summary: "every row is rotated for the position before or after its own",
         place: "positions counted from 1, or a BOS counted twice",
         fix: "the first token has position 0",
         parameter: integer("positions"),
@@ -121,22 +145,22 @@ pub const FAULTS: &[Fault] = &[
         default: |_, node| when(matches!(node.op, Op::Rope(_))).map(|()| Argument::Number(1.0)),
         guess: Some(diagnose::position_shift),
         sentence: |_, _, argument| {
-            format!("rows are turned by position {:+} from their own", argument.integer().unwrap_or(0))
+            format!("rows are rotated for the position {:+} from their own", argument.integer().unwrap_or(0))
         },
         ..PLAIN
     },
     Fault {
         name: "rope.position_zero",
-        summary: "every row is turned by position 0",
+        summary: "every row is rotated for position 0",
         place: "a position that is never advanced, or positions that were not handed to the kernel",
         fix: "hand each row its own position",
         home: HOME,
-        silent: Some("in position 0, which does not turn"),
+        silent: Some("at position 0, which is not rotated"),
         change: |_, node, _| {
             rope(node)?.position = RopePosition::Zero;
             Some(())
         },
-        sentence: |_, _, _| "the position is stuck at 0: no row is turned".to_owned(),
+        sentence: |_, _, _| "the position is stuck at 0: no row is rotated".to_owned(),
         ..PLAIN
     },
     Fault {
@@ -172,31 +196,31 @@ pub const FAULTS: &[Fault] = &[
         guess: Some(diagnose::decode_shift),
         sentence: |_, _, argument| {
             let shift = argument.integer().unwrap_or(0);
-            format!("after the first step, rows are turned by position {shift:+} from their own")
+            format!("after the first step, rows are rotated for the position {shift:+} from their own")
         },
     },
     Fault {
         name: "rope.sign",
-        summary: "rows are turned backwards",
+        summary: "rows are rotated backwards",
         place: "the sign of the sine in the rotation matrix",
         fix: "(a, b) -> (a·cos - b·sin, a·sin + b·cos)",
         home: HOME,
-        silent: Some("in position 0, which does not turn"),
+        silent: Some("at position 0, which is not rotated"),
         change: |_, node, _| {
             let rope = rope(node)?;
             rope.sign = -rope.sign;
             Some(())
         },
-        sentence: |_, _, _| "RoPE turns backwards: the sign of the sine is wrong".to_owned(),
+        sentence: |_, _, _| "RoPE rotates backwards: the sign of the sine is wrong".to_owned(),
         ..PLAIN
     },
     Fault {
         name: "rope.none",
         summary: "RoPE is left out",
         place: "a branch that is skipped for one of Q and K, or in one of prefill and decode",
-        fix: "turn Q and K before the scores",
+        fix: "rotate Q and K before the scores",
         home: HOME,
-        silent: Some("in position 0, which does not turn"),
+        silent: Some("at position 0, which is not rotated"),
         change: |_, node, _| {
             rope(node)?.times = 0;
             Some(())
@@ -207,10 +231,10 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "rope.twice",
         summary: "RoPE is applied twice",
-        place: "keys turned before they enter the cache and again when they are read",
-        fix: "turn once",
+        place: "keys rotated before they enter the cache and again when they are read",
+        fix: "rotate once",
         home: HOME,
-        silent: Some("in position 0, which does not turn"),
+        silent: Some("at position 0, which is not rotated"),
         change: |_, node, _| {
             rope(node)?.times = 2;
             Some(())
@@ -220,12 +244,12 @@ pub const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "rope.partial",
-        summary: "only some leading columns of a head are turned",
+        summary: "only some leading columns of a head are rotated",
         place: "a partial rotary factor of another model (Phi, GPT-NeoX)",
-        fix: "turn {arch}.rope.dimension_count columns, or all where the key is absent",
+        fix: "rotate {arch}.rope.dimension_count columns, or all where the key is absent",
         parameter: integer("columns"),
         home: HOME,
-        silent: Some("in position 0, which does not turn"),
+        silent: Some("at position 0, which is not rotated"),
         change: |_, node, argument| {
             let rope = rope(node)?;
             let dims = usize::try_from(argument.integer()?).ok()?;
@@ -240,7 +264,7 @@ pub const FAULTS: &[Fault] = &[
         guess: Some(diagnose::rope_dims),
         sentence: |_, node, argument| {
             let dims = if let Op::Rope(rope) = &node.op { rope.dims } else { 0 };
-            format!("RoPE turns {argument} columns of a head, the model says {dims}")
+            format!("RoPE rotates {argument} columns of a head, the model says {dims}")
         },
     },
     Fault {
@@ -249,18 +273,18 @@ pub const FAULTS: &[Fault] = &[
         place: "rope_freqs.weight of Llama 3.1 and later is not loaded",
         fix: "divide the angle of pair i by rope_freqs.weight[i]",
         home: HOME,
-        silent: Some("in position 0, which does not turn"),
+        silent: Some("at position 0, which is not rotated"),
         change: |_, node, _| rope(node)?.freqs.take().map(|_| ()),
         sentence: |_, _, _| "RoPE does not use rope_freqs.weight".to_owned(),
         ..PLAIN
     },
     Fault {
         name: "rope.on_v",
-        summary: "the values are turned like the keys",
-        place: "a fused QKV row that is turned as a whole",
-        fix: "turn Q and K only",
+        summary: "the values are rotated like the keys",
+        place: "a fused QKV row that is rotated as a whole",
+        fix: "rotate Q and K only",
         home: Home::First(&[Kind::V]),
-        silent: Some("in position 0, which does not turn"),
+        silent: Some("at position 0, which is not rotated"),
         change: |site, node, _| on_v(site, node),
         sentence: |_, _, _| "RoPE is applied to the values".to_owned(),
         ..PLAIN

@@ -7,7 +7,7 @@ use super::sample::{Base, columns_of_product};
 use crate::checkpoint::Kind;
 use crate::faults::Argument;
 use crate::faults::catalogue::{in_layer, residual_sources, same_shape, swapped_gate};
-use crate::model::graph::{Attention, Node, Op};
+use crate::model::graph::Op;
 use crate::model::weights::Weight;
 use crate::tensor::Matrix;
 
@@ -42,7 +42,7 @@ pub(super) fn rounded(number: f64, digits: usize) -> f64 {
     format!("{number:.*e}", digits - 1).parse().unwrap_or(number)
 }
 
-fn integers(range: impl Iterator<Item = i64>) -> Vec<Argument> {
+pub(super) fn integers(range: impl Iterator<Item = i64>) -> Vec<Argument> {
     range.filter(|i| *i != 0).map(|i| Argument::Number(i as f64)).collect()
 }
 
@@ -167,60 +167,6 @@ pub fn truncation(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
     best.map(|kept| Argument::Number(kept as f64)).into_iter().collect()
 }
 
-/// Steps of the search for a factor on the scores, each a twentieth of an octave.
-const SCALE_STEPS: i32 = 320;
-
-/// The factor on the scores that gives the recorded row best: a scan, then golden sections.
-pub fn attention_scale(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
-    let scaled = |scale: f64| match &base.node.op {
-        Op::Attention(op) => Some(Op::Attention(Attention { scale, ..op.clone() })),
-        Op::Softmax(op) => Some(Op::Softmax(Attention { scale, ..op.clone() })),
-        _ => None,
-    };
-    let (Op::Attention(own) | Op::Softmax(own)) = &base.node.op else { return vec![] };
-    let Some(&row) = base.rows.iter().find(|&&row| lab.case.positions[row] > 0) else { return vec![] };
-    let Ok(Some(inputs)) = lab.inputs(&base.node) else { return vec![] };
-    let Ok(case) = lab.edited(&base.node, &inputs, row..row + 1) else { return vec![] };
-    let recorded = lab.case.recorded.row(row);
-    let distance = |scale: f64| -> f64 {
-        let Some(op) = scaled(scale) else { return f64::INFINITY };
-        let node = Node { op, ..case.node.clone() };
-        let out = case.execute(&node, lab.context.gguf, &lab.context.numerics);
-        out.map_or(f64::INFINITY, |out| out.data.iter().zip(recorded).map(|(a, b)| (a - b).powi(2)).sum())
-    };
-    fitted_scale(own.scale, distance)
-}
-
-/// The factor of least distance around the model's own.
-fn fitted_scale(own: f64, distance: impl Fn(f64) -> f64) -> Vec<Argument> {
-    const GOLDEN: f64 = 0.618_033_988_749_895;
-    let at = |step: f64| own * (step / 20.0).exp2();
-    let scan = (-SCALE_STEPS / 2..=SCALE_STEPS / 2).map(|step| (distance(at(f64::from(step))), step));
-    let Some((_, step)) = scan.min_by(|a, b| a.0.total_cmp(&b.0)) else { return vec![] };
-    let (mut low, mut high) = (f64::from(step) - 1.0, f64::from(step) + 1.0);
-    for _ in 0..60 {
-        let (a, b) = (high - GOLDEN * (high - low), low + GOLDEN * (high - low));
-        if distance(at(a)) < distance(at(b)) { high = b } else { low = a }
-    }
-    let fitted = at(0.5 * (low + high));
-    // A minimum is flat: it is known to the square root of what the distance is known to.
-    let mut out: Vec<Argument> = Vec::new();
-    for square in [1.0 / (fitted * fitted), 1.0 / fitted] {
-        if (square / square.round() - 1.0).abs() < 1e-3 {
-            let n = square.round();
-            out.push(Argument::Number(if square == 1.0 / fitted { 1.0 / n } else { 1.0 / n.sqrt() }));
-        }
-    }
-    out.extend((1..=5).map(|digits| Argument::Number(rounded(fitted, digits))));
-    out.push(Argument::Number(fitted));
-    out
-}
-
-/// Masks that are off by a few positions.
-pub fn mask_shifts(_: &Lab<'_>, _: &Base) -> Vec<Argument> {
-    integers([-1, 1, -2, 2, -3, 3].into_iter())
-}
-
 /// Which head of the exact context each head of the recorded one is.
 pub fn head_order(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
     if base.node.checkpoint.kind() != Kind::AttnCtx {
@@ -284,11 +230,6 @@ pub fn column_order(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
 /// Checkpoints that a residual sum may take by mistake.
 pub fn sources(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
     residual_sources(&lab.site, &base.node).into_iter().map(Argument::Checkpoint).collect()
-}
-
-/// What slots of the cache may hold before they are written.
-pub fn slots(_: &Lab<'_>, _: &Base) -> Vec<Argument> {
-    ["zero", "held"].map(|slots| Argument::Tensor(slots.to_owned())).into()
 }
 
 /// Both approximations of GELU.

@@ -1,16 +1,19 @@
 //! Names the mistake in a failing node: tries what people do wrong on the node's own recorded inputs, and
 //! keeps what reproduces its recorded output to the node's rounding.
 
+mod bridged;
 mod fit;
 mod predict;
 mod recognise;
 mod residual;
 mod sample;
+mod scores;
 mod turns;
 
 pub use fit::*;
 pub use predict::{Lab, Prediction};
 pub use sample::Base;
+pub use scores::*;
 pub use turns::*;
 
 use super::{Argument, Fault, Site, catalogue};
@@ -115,6 +118,9 @@ pub fn diagnose_case(context: &Context<'_>, model: &Model, case: &Case) -> Resul
     let mut trial = Trial { lab: &lab, origin: &base, tried: Vec::new(), found: Vec::new() };
     trial.singles(&base, None)?;
     let recognised = recognise::recognise(&lab, &base, !trial.found.is_empty());
+    if trial.found.is_empty() && recognised.is_empty() {
+        trial.found = bridged::found(&lab, &base)?;
+    }
     if trial.found.is_empty() && recognised.is_empty() {
         trial.pairs()?;
     }

@@ -5,10 +5,10 @@ use super::predict::Lab;
 use super::sample::Base;
 use crate::dense::rope::{columns, rates};
 use crate::faults::Argument;
-use crate::model::graph::{Node, Op, Rope, RopePosition};
+use crate::model::graph::{Node, Op, Pairing, Rope, RopePosition};
 
 /// Bases of models in the field.
-const KNOWN_BASES: [f64; 9] = [1e4, 1e6, 5e5, 1e5, 5e6, 1e7, 2.5e5, 8e6, 1.6e5];
+pub(super) const KNOWN_BASES: [f64; 9] = [1e4, 1e6, 5e5, 1e5, 5e6, 1e7, 2.5e5, 8e6, 1.6e5];
 
 /// The angle by which the recording turned each pair of a row, with the weight of the evidence: (i, θ, |x|²).
 fn angles(lab: &Lab<'_>, rope: &Rope, row: usize) -> Vec<(usize, f64, f64)> {
@@ -130,4 +130,12 @@ pub fn rope_dims(_: &Lab<'_>, base: &Base) -> Vec<Argument> {
     let Some(rope) = rope(&base.node) else { return vec![] };
     let dims = (2..=rope.head_width).step_by(2).filter(|dims| *dims != rope.dims);
     dims.map(|dims| Argument::Number(dims as f64)).collect()
+}
+
+/// The other pairing; and of a model with pairs neighbours of rows that lie in halves.
+pub fn pairings(_: &Lab<'_>, base: &Base) -> Vec<Argument> {
+    let Some(rope) = rope(&base.node) else { return vec![] };
+    let mut out = vec![Argument::None];
+    out.extend((rope.pairing == Pairing::Interleaved).then(|| Argument::Tensor("halves".to_owned())));
+    out
 }

@@ -228,7 +228,9 @@ mod tests {
         let turned = said(&[4, 3], "\"blk.0.ffn_out\"", 3);
         assert!(turned.contains("transpose(0, 1)") && turned.contains("transpose = [1, 0]"), "{turned}");
         assert!(said(&[2, 4], "\"blk.0.ffn_out\"", 3).contains("rows = \"last\""));
-        assert!(said(&[2, 3, 4], "{ id = \"blk.0.attn_out\", layout = \"BTD\" }", 3).contains("several texts"));
+        assert!(
+            said(&[2, 3, 4], "{ id = \"blk.0.attn_out\", layout = \"BTD\" }", 3).contains("several texts")
+        );
         let wide = said(&[3, 4], "{ id = \"blk.0.q\", columns = \"0..5\" }", 3);
         assert!(wide.contains("does not have these columns") && wide.contains("m:1: `x`"), "{wide}");
         assert!(said(&[3, 4], "{ id = \"blk.0.q\", columns = \"0..H*E\" }", 3).contains("-m"));

@@ -59,7 +59,11 @@ mod tests {
         };
         let layer = ["layers.0.self_attn.o_proj", "layers.0.mlp.down_proj", "layers.0.input_layernorm"];
         assert_eq!(fits(&layer).as_deref(), Some("hf"));
-        let own = ["model.layers.0.self_attn.qkv_proj", "model.layers.0.mlp.gate_up_proj", "model.layers.0.mlp.act_fn"];
+        let own = [
+            "model.layers.0.self_attn.qkv_proj",
+            "model.layers.0.mlp.gate_up_proj",
+            "model.layers.0.mlp.act_fn",
+        ];
         assert_eq!(fits(&own).as_deref(), Some("vllm"));
         assert_eq!(fits(&["blk.0.attn_q", "blk.0.attn_output", "output_norm"]).as_deref(), Some("candle"));
         assert_eq!(fits(&["ffn_inp-0", "l_out-0", "kqv_out-0"]).as_deref(), Some("llama.cpp"));

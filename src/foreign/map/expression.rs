@@ -20,7 +20,8 @@ impl Widths {
         let number = |key: &str| gguf.get(&format!("{arch}.{key}")).and_then(|value| value.as_integer());
         let number = |key: &str| number(key).and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
         let (d, h) = (number("embedding_length"), number("attention.head_count"));
-        let vocabulary = gguf.tensor("token_embd.weight").and_then(|tensor| tensor.info.shape.first().copied());
+        let vocabulary =
+            gguf.tensor("token_embd.weight").and_then(|tensor| tensor.info.shape.first().copied());
         let all = [
             ('D', d),
             ('H', h),
@@ -110,7 +111,10 @@ impl Expression {
                 let value = match factor {
                     Factor::Number(value) => value,
                     Factor::Letter(letter) => widths.get(letter).ok_or_else(|| {
-                        format!("`{letter}` in `{}` is known of a model file alone: give one with -m", self.text)
+                        format!(
+                            "`{letter}` in `{}` is known of a model file alone: give one with -m",
+                            self.text
+                        )
                     })?,
                 };
                 product = match divides {

@@ -106,8 +106,8 @@ impl Map {
     /// # Errors
     /// The line and the pattern that is wrong.
     pub fn parse(text: &str, origin: &str, built_in: bool) -> Result<Map> {
-        let entries: std::collections::HashMap<Spanned<String>, Spanned<Value>> =
-            toml::from_str(text).map_err(|e| {
+        let entries: std::collections::HashMap<Spanned<String>, Spanned<Value>> = toml::from_str(text)
+            .map_err(|e| {
                 let line = e.span().map(|span| line_of(text, span.start));
                 let subject = line.map_or(origin.to_owned(), |line| format!("{origin}:{line}"));
                 Error::new(subject, format!("is no map of names: {}", e.message())).expected(EXAMPLE)
@@ -123,8 +123,9 @@ impl Map {
         };
         for (key, value) in entries {
             let (number, key) = (line_of(text, key.span().start), key.into_inner());
-            let wrong =
-                |what: String| Error::new(format!("{origin}:{number}"), format!("`{key}`: {what}")).expected(EXAMPLE);
+            let wrong = |what: String| {
+                Error::new(format!("{origin}:{number}"), format!("`{key}`: {what}")).expected(EXAMPLE)
+            };
             match key.as_str() {
                 PREFIX => map.prefix = strings(value.get_ref()).map_err(wrong)?,
                 SUFFIX => map.suffix = strings(value.get_ref()).map_err(wrong)?,
@@ -165,7 +166,9 @@ impl Map {
     /// What errors call a line.
     pub fn place(&self, line: &Line) -> String {
         match self.built_in {
-            true => format!("the built-in map {}, line {}: `{}`", self.origin, line.number, line.pattern.text),
+            true => {
+                format!("the built-in map {}, line {}: `{}`", self.origin, line.number, line.pattern.text)
+            }
             false => format!("{}:{}: `{}`", self.origin, line.number, line.pattern.text),
         }
     }
@@ -183,7 +186,8 @@ fn line_of(text: &str, at: usize) -> usize {
 }
 
 fn strings(value: &Value) -> std::result::Result<Vec<String>, String> {
-    let text = |value: &Value| value.as_str().map(str::to_owned).ok_or("a list of texts is wanted".to_owned());
+    let text =
+        |value: &Value| value.as_str().map(str::to_owned).ok_or("a list of texts is wanted".to_owned());
     value.as_array().ok_or("a list of texts is wanted".to_owned())?.iter().map(text).collect()
 }
 
@@ -219,8 +223,10 @@ fn target(value: &Value) -> std::result::Result<Target, String> {
         return Err(format!("`{}` is no checkpoint id (such as blk.{{n}}.ffn_out)", id.text));
     }
     let list = |key: &str| table.get(key).map(integers).transpose().map_err(|e| format!("`{key}`: {e}"));
-    let axes = |axes: Vec<i64>| axes.into_iter().map(|axis| usize::try_from(axis).ok()).collect::<Option<Vec<_>>>();
-    let transpose = list("transpose")?.map(|list| axes(list).ok_or("`transpose` lists axes, from 0".to_owned()));
+    let axes =
+        |axes: Vec<i64>| axes.into_iter().map(|axis| usize::try_from(axis).ok()).collect::<Option<Vec<_>>>();
+    let transpose =
+        list("transpose")?.map(|list| axes(list).ok_or("`transpose` lists axes, from 0".to_owned()));
     let rows = match table.get("rows") {
         Some(Value::String(last)) if last == "last" => Some(vec![-1]),
         _ => list("rows")?,
@@ -279,8 +285,12 @@ fn shards(text: &str) -> std::result::Result<Shards, String> {
 /// Numbers of ids must come from the name.
 fn check(pattern: &Pattern, targets: &[Target]) -> std::result::Result<(), String> {
     for target in targets {
-        if let Some(letter) = target.id.letters().find(|letter| !pattern.letters().any(|has| has == *letter)) {
-            return Err(format!("`{}` has a number {{{letter}}} that the name does not have", target.id.text));
+        if let Some(letter) = target.id.letters().find(|letter| !pattern.letters().any(|has| has == *letter))
+        {
+            return Err(format!(
+                "`{}` has a number {{{letter}}} that the name does not have",
+                target.id.text
+            ));
         }
     }
     Ok(())
@@ -309,7 +319,10 @@ mod tests {
         let (line, _) = map.find("h.0.o", &Widths::default()).unwrap();
         let target = &line.targets[0];
         assert_eq!(target.layout.as_deref(), Some("BTD"));
-        assert_eq!((target.shards, target.scale, target.rows.clone()), (Some(Shards::Sum), Some(2.0), Some(vec![-1])));
+        assert_eq!(
+            (target.shards, target.scale, target.rows.clone()),
+            (Some(Shards::Sum), Some(2.0), Some(vec![-1]))
+        );
         assert!(map.find("h.x.o", &Widths::default()).is_none());
     }
 

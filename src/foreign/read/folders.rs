@@ -68,10 +68,16 @@ pub fn folder(path: &Path) -> Result<Vec<Foreign>> {
         let passes = passes.iter().map(read).collect::<Result<Vec<Pass>>>()?;
         return Ok(vec![Foreign::new(path, "passes", passes)]);
     }
+    if let [one] = files.as_slice()
+        && has_ending(one, &["npz", "pt", "pth", "safetensors"])
+    {
+        return single::file(one).map(|one| vec![one]);
+    }
     let mut pass = Pass::default();
     for file in files.iter().filter(|file| has_ending(file, &["npy", "pt", "pth"])) {
         let (format, found) = arrays(file)?;
-        let own = if format == Format::Npy || found.len() == 1 { found } else { prefixed(found, &stem_of(file)) };
+        let own =
+            if format == Format::Npy || found.len() == 1 { found } else { prefixed(found, &stem_of(file)) };
         pass.arrays.extend(own);
     }
     if pass.arrays.is_empty() {
@@ -120,7 +126,10 @@ fn passes_in_folders(path: &Path, steps: &[PathBuf]) -> Result<Vec<Foreign>> {
             };
             match out.get_mut(rank) {
                 Some(known) => known.passes.append(&mut one.passes),
-                None => out.push(Foreign { path: path.to_owned(), ..one }),
+                None => out.push(Foreign {
+                    provenance: one.provenance,
+                    ..Foreign::new(path, one.format, one.passes)
+                }),
             }
         }
     }
@@ -132,8 +141,8 @@ fn own(path: &Path) -> Result<Foreign> {
     let file = path.join(MANIFEST_FILE);
     let text = files::read(&file, files::OUTPUT_BYTES_MAX)?;
     // Ids of `rows` may be any names here.
-    let mut json: Value =
-        serde_json::from_str(&text).map_err(|e| Error::file(&file, format!("is no manifest of a dump: {e}")))?;
+    let mut json: Value = serde_json::from_str(&text)
+        .map_err(|e| Error::file(&file, format!("is no manifest of a dump: {e}")))?;
     let listed: BTreeMap<String, Vec<u32>> = match json.get_mut("rows").map(Value::take) {
         Some(rows) if !rows.is_null() => serde_json::from_value(rows)
             .map_err(|e| Error::file(&file, format!("`rows` lists positions by name: {e}")))?,
@@ -142,8 +151,8 @@ fn own(path: &Path) -> Result<Foreign> {
     if let Some(object) = json.as_object_mut() {
         object.remove("rows");
     }
-    let manifest: Manifest =
-        serde_json::from_value(json).map_err(|e| Error::file(&file, format!("is no manifest of a dump: {e}")))?;
+    let manifest: Manifest = serde_json::from_value(json)
+        .map_err(|e| Error::file(&file, format!("is no manifest of a dump: {e}")))?;
     if manifest.schema != SCHEMA {
         return Err(Error::file(&file, "another dump format").expected(SCHEMA).found(&manifest.schema));
     }
@@ -176,7 +185,8 @@ fn own(path: &Path) -> Result<Foreign> {
 fn msprobe_pass(path: &Path) -> Result<Pass> {
     let file = path.join("dump.json");
     let text = files::read(&file, files::OUTPUT_BYTES_MAX)?;
-    let json: Value = serde_json::from_str(&text).map_err(|e| Error::file(&file, format!("is no JSON: {e}")))?;
+    let json: Value =
+        serde_json::from_str(&text).map_err(|e| Error::file(&file, format!("is no JSON: {e}")))?;
     let data = json.get("data").and_then(Value::as_object).ok_or_else(|| {
         Error::file(&file, "is none of msprobe's").expected("an object `data`, of modules").found("none")
     })?;

@@ -52,7 +52,8 @@ fn entries(path: &Path) -> Result<Vec<PathBuf>> {
     for entry in std::fs::read_dir(path).map_err(failed)? {
         all.push(entry.map_err(failed)?.path());
         if all.len() > ENTRIES_MAX {
-            return Err(Error::file(path, "holds more files than any dump").expected(format!("at most {ENTRIES_MAX}")));
+            return Err(Error::file(path, "holds more files than any dump")
+                .expected(format!("at most {ENTRIES_MAX}")));
         }
     }
     all.sort();

@@ -45,7 +45,8 @@ impl Pickle {
     /// # Errors
     /// An opcode that is none, or what ends in the middle.
     pub fn parse(bytes: &[u8]) -> Result<Pickle, String> {
-        let mut machine = Machine { bytes, at: 0, values: Vec::new(), stack: Vec::new(), memo: HashMap::new() };
+        let mut machine =
+            Machine { bytes, at: 0, values: Vec::new(), stack: Vec::new(), memo: HashMap::new() };
         let root = machine.run()?;
         Ok(Pickle { values: machine.values, root })
     }
@@ -151,7 +152,10 @@ impl<'a> Machine<'a> {
         let mark = mark.ok_or_else(|| format!("a mark is missing at byte {}", self.at))?;
         let above = self.stack.split_off(mark + 1);
         self.stack.pop();
-        Ok(above.into_iter().filter_map(|slot| if let Slot::Value(value) = slot { Some(value) } else { None }).collect())
+        Ok(above
+            .into_iter()
+            .filter_map(|slot| if let Slot::Value(value) = slot { Some(value) } else { None })
+            .collect())
     }
 
     fn top(&self) -> Result<Ref, String> {
@@ -327,14 +331,17 @@ impl<'a> Machine<'a> {
                 let key = self.line()?.parse().map_err(|_| "a memo without a number".to_owned())?;
                 self.recall(key)
             }
-            other => Err(format!("opcode {other:#04x} at byte {} is none of a pickle of tensors", self.at - 1)),
+            other => {
+                Err(format!("opcode {other:#04x} at byte {} is none of a pickle of tensors", self.at - 1))
+            }
         }
     }
 }
 
 /// A whole number of any length; beyond 64 bits it is of no concern.
 fn long(bytes: &[u8]) -> Value {
-    let mut wide = [if bytes.last().is_some_and(|byte| byte & 0x80 != 0) { 0xff } else { 0 }; size_of::<i64>()];
+    let mut wide =
+        [if bytes.last().is_some_and(|byte| byte & 0x80 != 0) { 0xff } else { 0 }; size_of::<i64>()];
     if bytes.len() > wide.len() {
         return Value::Other;
     }
@@ -361,7 +368,18 @@ mod tests {
 
     #[test]
     fn what_is_no_pickle_is_refused() {
-        for bytes in [&b""[..], b".", b"\x80\x02", b"K", b"X\xff\xff\xff\xff", b"h\x05.", b"t.", b"\xfe.", b"(.", b"s."] {
+        for bytes in [
+            &b""[..],
+            b".",
+            b"\x80\x02",
+            b"K",
+            b"X\xff\xff\xff\xff",
+            b"h\x05.",
+            b"t.",
+            b"\xfe.",
+            b"(.",
+            b"s.",
+        ] {
             assert!(Pickle::parse(bytes).is_err(), "{bytes:?}");
         }
     }

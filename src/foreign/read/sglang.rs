@@ -17,7 +17,9 @@ const HOOKED: &str = "non_intrusive__";
 /// Whether a file is one of the dumper's.
 pub fn is_dumper(file: &Path) -> bool {
     let name = name_of(file);
-    has_ending(file, &["pt"]) && name.split(BETWEEN).any(|entry| entry.starts_with("name=")) && name.contains(BETWEEN)
+    has_ending(file, &["pt"])
+        && name.split(BETWEEN).any(|entry| entry.starts_with("name="))
+        && name.contains(BETWEEN)
 }
 
 /// The dumps of all ranks whose files these are.
@@ -29,14 +31,16 @@ pub fn dumper(path: &Path, files: &[PathBuf]) -> Result<Vec<Foreign>> {
     for file in files.iter().filter(|file| is_dumper(file)) {
         let stem = name_of(file);
         let stem = stem.trim_end_matches(".pt");
-        let entries: BTreeMap<&str, &str> = stem.split(BETWEEN).filter_map(|entry| entry.split_once('=')).collect();
+        let entries: BTreeMap<&str, &str> =
+            stem.split(BETWEEN).filter_map(|entry| entry.split_once('=')).collect();
         let number = |key: &str| entries.get(key).and_then(|value| value.parse::<usize>().ok());
         let step = number("step").or(number("forward_pass_id")).unwrap_or(0);
         let rank = number("rank").unwrap_or(0);
         let name = name(entries.get("name").copied().unwrap_or_default(), number("layer_id"));
         // The value lies beside what describes it, or alone.
         let found = torch::read(file, "value")?;
-        let value = found.into_iter().filter(|array| array.name == "value" || array.name.starts_with("value."));
+        let value =
+            found.into_iter().filter(|array| array.name == "value" || array.name.starts_with("value."));
         let steps = ranks.entry(rank).or_default();
         for array in value {
             let name = format!("{name}{}", array.name.trim_start_matches("value"));
@@ -78,7 +82,10 @@ mod tests {
     #[test]
     fn names_are_those_of_modules() {
         assert_eq!(name("non_intrusive__model.layers.0.mlp.output", Some(0)), "model.layers.0.mlp.output");
-        assert_eq!(name("non_intrusive__model.layers.3.mlp.down_proj.inputs.0", Some(3)), "model.layers.3.mlp.down_proj.input");
+        assert_eq!(
+            name("non_intrusive__model.layers.3.mlp.down_proj.inputs.0", Some(3)),
+            "model.layers.3.mlp.down_proj.input"
+        );
         assert_eq!(name("hidden_states", Some(7)), "layers.7.hidden_states");
         assert_eq!(name("input_ids", None), "input_ids");
         assert!(is_dumper(Path::new("a/step=0___rank=1___dump_index=2___name=x___layer_id=0.pt")));

@@ -45,7 +45,40 @@ pub fn file(path: &Path) -> Result<Foreign> {
                 .hint("a folder of .npy files, one for each tensor, with tokens.npy beside them, is one"));
         }
     };
-    Ok(Foreign::new(path, format, vec![Pass { arrays, ..Pass::default() }]))
+    let mut out = Foreign::new(path, format, vec![Pass { arrays, ..Pass::default() }]);
+    if format == "safetensors" {
+        told(path, &mut out)?;
+    }
+    Ok(out)
+}
+
+/// What a file says of itself in its `__metadata__`: its producer, and the steps that its rows are of.
+fn told(path: &Path, dump: &mut Foreign) -> Result<()> {
+    let Some(pass) = dump.passes.first() else { return Ok(()) };
+    let is_tokens =
+        |array: &&Array| array.dtype.is_integer() && ["tokens", "input_ids"].contains(&array.name.as_str());
+    let n = pass.arrays.iter().find(is_tokens).map_or(0, Array::len);
+    let (producer, steps) = parity_dump::single::said(path, map(path)?.as_slice(), n)?;
+    dump.producer.numerics = producer.numerics.clone();
+    if !producer.name.is_empty() {
+        dump.producer = producer;
+    }
+    if steps.len() < 2 {
+        return Ok(());
+    }
+    let mut passes: Vec<Pass> = Vec::with_capacity(steps.len());
+    let mut first = 0;
+    for positions in steps {
+        let of_step = |array: &Array| {
+            let axis = array.shape.iter().position(|extent| *extent == n);
+            axis.map_or(Ok(array.clone()), |axis| array.clone().part(axis, first, positions.len(), 1))
+        };
+        let arrays = pass.arrays.iter().map(of_step).collect::<Result<Vec<Array>>>()?;
+        first += positions.len();
+        passes.push(Pass { arrays, positions: Some(positions), ..Pass::default() });
+    }
+    dump.passes = passes;
+    Ok(())
 }
 
 /// Every array of a file, by its keys; the file's own name where it is one array alone.
@@ -89,7 +122,8 @@ pub fn is_safetensors(path: &Path) -> bool {
 fn format(path: &Path) -> Result<Format> {
     let mut head = [0; 16];
     let mut file = parity_dump::open_regular(path, "cannot be opened")?;
-    let length = read_up_to(&mut file, &mut head).map_err(|e| Error::file(path, format!("cannot be read: {e}")))?;
+    let length =
+        read_up_to(&mut file, &mut head).map_err(|e| Error::file(path, format!("cannot be read: {e}")))?;
     let head = &head[..length];
     if head.starts_with(npy::MAGIC) {
         return Ok(Format::Npy);
@@ -122,17 +156,25 @@ fn unknown(path: &Path, head: &[u8]) -> Error {
     let hint = if head.starts_with(b"GGUF") {
         "this is a model: it goes behind -m; `parity inspect` shows what is in it".to_owned()
     } else if head.starts_with(b"\x89HDF") {
-        format!("python -c 'import h5py, numpy as np; f = h5py.File(\"{name}\"); np.savez(\"out.npz\", **{{k: v[()] for k, v in f.items()}})'")
+        format!(
+            "python -c 'import h5py, numpy as np; f = h5py.File(\"{name}\"); np.savez(\"out.npz\", **{{k: v[()] for k, v in f.items()}})'"
+        )
     } else if head.starts_with(b"\x80") && has_ending(path, &["pt", "pth", "bin"]) {
-        format!("torch's form from before 1.6: python -c 'import torch; torch.save(torch.load(\"{name}\"), \"out.pt\")'")
+        format!(
+            "torch's form from before 1.6: python -c 'import torch; torch.save(torch.load(\"{name}\"), \"out.pt\")'"
+        )
     } else if head.starts_with(b"\x80") {
-        format!("python -c 'import pickle, numpy as np; np.savez(\"out.npz\", **pickle.load(open(\"{name}\", \"rb\")))'")
+        format!(
+            "python -c 'import pickle, numpy as np; np.savez(\"out.npz\", **pickle.load(open(\"{name}\", \"rb\")))'"
+        )
     } else if head.starts_with(b"_logits_") {
         "llama-perplexity's log-probabilities are of one tensor, rounded to 16 bits: `llama-debug --save-logits` writes \
          logits, `parity record -- llama-perplexity …` everything"
             .to_owned()
     } else if head.first().is_some_and(|byte| b"[{".contains(byte)) {
-        format!("python -c 'import json, numpy as np; np.savez(\"out.npz\", **{{k: np.array(v) for k, v in json.load(open(\"{name}\")).items()}})'")
+        format!(
+            "python -c 'import json, numpy as np; np.savez(\"out.npz\", **{{k: np.array(v) for k, v in json.load(open(\"{name}\")).items()}})'"
+        )
     } else {
         "python -c 'import numpy as np; np.savez(\"out.npz\", tokens=ids, **tensors)', of a dictionary of arrays".to_owned()
     };
@@ -159,7 +201,8 @@ pub fn map(path: &Path) -> Result<Bytes> {
 pub fn safetensors(path: &Path) -> Result<Vec<Array>> {
     let bytes = map(path)?;
     let tensors = SafeTensors::deserialize(bytes.as_slice()).map_err(|e| {
-        Error::file(path, format!("is no safetensors file: {e}")).hint("a file that was not written to its end is none")
+        Error::file(path, format!("is no safetensors file: {e}"))
+            .hint("a file that was not written to its end is none")
     })?;
     let base = bytes.as_slice().as_ptr() as usize;
     let mut all = Vec::new();
@@ -178,9 +221,12 @@ pub fn safetensors(path: &Path) -> Result<Vec<Array>> {
             Dtype::U16 => Type::Uint(2),
             Dtype::U8 | Dtype::BOOL => Type::Uint(1),
             other => {
-                return Err(Error::file(path, format!("tensor {name} has an element type that dumps do not have"))
-                    .expected("floats of 16, 32 or 64 bits, or whole numbers")
-                    .found(format!("{other:?}")));
+                return Err(Error::file(
+                    path,
+                    format!("tensor {name} has an element type that dumps do not have"),
+                )
+                .expected("floats of 16, 32 or 64 bits, or whole numbers")
+                .found(format!("{other:?}")));
             }
         };
         let offset = view.data().as_ptr() as usize - base;

@@ -16,6 +16,9 @@ const PICKLE_BYTES_MAX: usize = 256 << 20;
 /// Dictionaries and lists within one another.
 const DEPTH_MAX: usize = 32;
 
+/// Letters of a name, keys of all dictionaries around it together.
+const NAME_MAX: usize = 1 << 10;
+
 /// Tensors of a file.
 const TENSORS_MAX: usize = 1 << 20;
 
@@ -49,10 +52,14 @@ pub fn read(path: &Path, alone: &str) -> Result<Vec<Array>> {
         }
         let below = |key: &str| if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
         match pickle.get(at) {
+            _ if name.len() > NAME_MAX => return Err(wrong(format!("a name of {} letters", name.len()))),
             _ if depth > DEPTH_MAX => return Err(wrong("a nest without an end".to_owned())),
             Value::Dict(entries) => {
                 for (key, value) in entries.iter().rev() {
-                    let key = pickle.text(*key).map(str::to_owned).or_else(|| pickle.count(*key).map(|n| n.to_string()));
+                    let key = pickle
+                        .text(*key)
+                        .map(str::to_owned)
+                        .or_else(|| pickle.count(*key).map(|n| n.to_string()));
                     key.into_iter().for_each(|key| todo.push((*value, below(&key), depth + 1)));
                 }
             }
@@ -67,9 +74,13 @@ pub fn read(path: &Path, alone: &str) -> Result<Vec<Array>> {
                     let name = if name.is_empty() { alone.to_owned() } else { name };
                     let entry = format!("{folder}data/{}", tensor.key);
                     let (bytes, range) = archive.entry(&entry).map_err(|e| Error::file(path, e))?;
-                    let offset = tensor.offset.checked_mul(tensor.dtype.size()).and_then(|o| o.checked_add(range.start));
+                    let offset = tensor
+                        .offset
+                        .checked_mul(tensor.dtype.size())
+                        .and_then(|o| o.checked_add(range.start));
                     let offset = offset.ok_or_else(|| wrong(format!("{name} at {}", tensor.offset)))?;
-                    let array = Array::new(&name, tensor.dtype, tensor.shape, Some(tensor.strides), offset, bytes);
+                    let array =
+                        Array::new(&name, tensor.dtype, tensor.shape, Some(tensor.strides), offset, bytes);
                     found.push(array.map_err(|e| Error::file(path, e))?);
                 }
             }
@@ -96,7 +107,9 @@ fn wrapped(pickle: &Pickle, function: Ref, arguments: Ref) -> Option<Ref> {
     let Value::Global(name) = pickle.get(function) else { return None };
     let Value::List(arguments) = pickle.get(arguments) else { return None };
     match name.as_str() {
-        "torch._utils._rebuild_parameter" | "torch._utils._rebuild_parameter_with_state" => arguments.first().copied(),
+        "torch._utils._rebuild_parameter" | "torch._utils._rebuild_parameter_with_state" => {
+            arguments.first().copied()
+        }
         _ => None,
     }
 }
@@ -115,7 +128,8 @@ fn tensor(pickle: &Pickle, function: Ref, arguments: Ref) -> Option<Tensor> {
     if !matches!(name, "torch._utils._rebuild_tensor_v2" | "torch._utils._rebuild_tensor") {
         return None;
     }
-    let counts = |at: &Ref| pickle.list(*at)?.iter().map(|at| pickle.count(*at)).collect::<Option<Vec<usize>>>();
+    let counts =
+        |at: &Ref| pickle.list(*at)?.iter().map(|at| pickle.count(*at)).collect::<Option<Vec<usize>>>();
     let Value::Outside(storage) = pickle.get(*arguments.first()?) else { return None };
     // ("storage", type of the storage, its key, device, count)
     let storage = pickle.list(*storage)?;

@@ -127,7 +127,9 @@ impl Fit {
     /// and of two places the later, which more engines have.
     fn of_choice(mut self) -> Fit {
         self.same.push(self.id);
-        self.same.sort_by_key(|id| (is_plain(*id), !id.kind().name().contains('#') && id.kind().name() != "norm", *id));
+        self.same.sort_by_key(|id| {
+            (is_plain(*id), !id.kind().name().contains('#') && id.kind().name() != "norm", *id)
+        });
         self.id = self.same.pop().unwrap_or(self.id);
         self
     }
@@ -145,7 +147,8 @@ fn parts(array: &Array, views: &[(Vec<usize>, bool)], nodes: &[Exact], rows: usi
                 if own < PROBED.min(width) || own * step > width || own == width {
                     continue;
                 }
-                let part = |from: usize| Part { values: &values, width, from, step, node: &node.values, own, rows };
+                let part =
+                    |from: usize| Part { values: &values, width, from, step, node: &node.values, own, rows };
                 let last = if step == 1 { width - own } else { 1 };
                 let near = (0..=last).filter(|&from| part(from).probe() <= NEAR);
                 let best = near.map(|from| (part(from).distance(), from)).min_by(|a, b| a.0.total_cmp(&b.0));
@@ -230,7 +233,12 @@ fn views(array: &Array, rows: usize) -> Vec<(Vec<usize>, bool)> {
     }
     let is_matrix = |order: &[usize]| order.len() == 3 && array.shape[order[1]] == rows;
     let orders = all.into_iter().filter(|order| array.shape[order[0]] == rows || is_matrix(order));
-    orders.map(|order| { let matrix = is_matrix(&order); (order, matrix) }).collect()
+    orders
+        .map(|order| {
+            let matrix = is_matrix(&order);
+            (order, matrix)
+        })
+        .collect()
 }
 
 /// ‖a − b‖ / ‖b‖; of b = 0 it is 0 where a is 0 as well, else infinite.

@@ -71,13 +71,17 @@ impl Proposal {
                     out.groups.push(line);
                 }
                 false => out.twice.extend(
-                    line.members.iter().filter_map(|found| Some((found.name.clone(), found.fits.first()?.id))),
+                    line.members
+                        .iter()
+                        .filter_map(|found| Some((found.name.clone(), found.fits.first()?.id))),
                 ),
             }
         }
         out.groups.sort_by_key(|line| {
             let first = line.members.iter().flat_map(|found| &found.fits).map(|fit| fit.id).min();
-            first.map(|id| (id.layer_index().is_none() && id.kind() != Kind::Embed, id.kind(), line.name.clone()))
+            first.map(|id| {
+                (id.layer_index().is_none() && id.kind() != Kind::Embed, id.kind(), line.name.clone())
+            })
         });
         out
     }
@@ -120,9 +124,11 @@ impl Proposal {
             let _ = writeln!(out, "# {} holds the values of {id} as well", quoted(name));
         }
         for found in &self.unknown {
-            let nearest = found.fits.first().map(|fit| format!("; {} is nearest, {:.1e}", fit.id, fit.distance));
+            let nearest =
+                found.fits.first().map(|fit| format!("; {} is nearest, {:.1e}", fit.id, fit.distance));
             let nearest = nearest.unwrap_or_default();
-            let _ = writeln!(out, "# {} {:?} is no node of the model{nearest}", quoted(&found.name), found.shape);
+            let _ =
+                writeln!(out, "# {} {:?} is no node of the model{nearest}", quoted(&found.name), found.shape);
         }
         out
     }
@@ -189,7 +195,9 @@ fn numbers(name: &str) -> impl Iterator<Item = (String, u32)> {
     let mut at = 0;
     while at < bytes.len() {
         let end = at + bytes[at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
-        if let (true, Ok(number)) = (end > at, name[at..end].parse()) {
+        if end > at
+            && let Ok(number) = name[at..end].parse()
+        {
             out.push((format!("{}{{n}}{}", &name[..at], &name[end..]), number));
         }
         at = end.max(at + 1);
@@ -227,7 +235,11 @@ mod tests {
         let id: Checkpoint = id.parse().unwrap();
         let way = Way { order: vec![0, 1], columns: None };
         let next = Some(("logits".parse().unwrap(), 1.4));
-        Found { name: name.into(), shape: vec![2, 4], fits: vec![Fit { id, way, distance, next, same: vec![] }] }
+        Found {
+            name: name.into(),
+            shape: vec![2, 4],
+            fits: vec![Fit { id, way, distance, next, same: vec![] }],
+        }
     }
 
     #[test]
@@ -244,7 +256,11 @@ mod tests {
         let text = Proposal::new(BTreeMap::new(), all).toml();
         assert!(text.contains("\"h.{n}.w1\" = \"blk.{n}.ffn_gate\""), "{text}");
         assert!(text.contains("\"in.{n}\" = \"blk.{n-1}.layer_out\""), "{text}");
-        assert!(text.contains("# unsure: 4.0e-1; next best logits 1.4e0\nt7 = \"final_norm\"") || text.contains("\"t7\" = \"final_norm\""), "{text}");
+        assert!(
+            text.contains("# unsure: 4.0e-1; next best logits 1.4e0\nt7 = \"final_norm\"")
+                || text.contains("\"t7\" = \"final_norm\""),
+            "{text}"
+        );
         assert!(text.contains("is no node of the model; embed is nearest"), "{text}");
         assert!(crate::foreign::map::Map::parse(&text, "x", false).is_ok());
     }

@@ -42,7 +42,9 @@ pub fn propose(path: &Path, gguf: &Gguf, tokens: Option<&[u32]>) -> Result<Propo
         return Err(Error::file(path, "holds several ranks: a map is found of one that has the whole model")
             .expected("one dump")
             .found(format!("{} ranks", ranks.len()))
-            .hint("names are the same on one rank alone: dump that once, and use the map for all (shards = …)"));
+            .hint(
+                "names are the same on one rank alone: dump that once, and use the map for all (shards = …)",
+            ));
     };
     let Some(pass) = dump.passes.first() else {
         return Err(Error::file(path, "holds no pass"));
@@ -77,7 +79,8 @@ pub fn propose(path: &Path, gguf: &Gguf, tokens: Option<&[u32]>) -> Result<Propo
 }
 
 fn nearest(found: &[Found]) -> String {
-    let all = found.iter().flat_map(|found| found.fits.iter().map(move |fit| (fit.distance, &found.name, fit.id)));
+    let all =
+        found.iter().flat_map(|found| found.fits.iter().map(move |fit| (fit.distance, &found.name, fit.id)));
     match all.min_by(|a, b| a.0.total_cmp(&b.0)) {
         Some((distance, name, id)) => format!("`{name}` as the nearest, {distance:.2} from {id}"),
         None => format!("{} tensors, none of them of a node's size", found.len()),

@@ -8,11 +8,13 @@ use crate::gguf::DType;
 
 use super::blocks::{Builder, Scale};
 use super::facts::{Rope, YARN_BETA};
-use super::shape::Cells;
+use super::shape::{Cells, Kept};
 use super::sketch::Word;
 
 /// ggml's word for sums in f32.
 const PREC_F32: i32 = 10;
+/// ggml's word for a product by a Hadamard matrix.
+const HINT_HADAMARD: i32 = 1;
 
 /// What a family's attention has of its own.
 #[derive(Clone, Copy, Debug, Default)]
@@ -56,6 +58,8 @@ impl Builder<'_> {
         let sliding = self.facts.sliding[layer];
         let cells = if sliding { self.shape.sliding } else { self.shape.cells };
         let kind = if sliding { "_swa" } else { "" };
+        let [keys, values] = [("k", self.shape.cache.keys), ("v", self.shape.cache.values)];
+        let (q, k, v) = (self.mixed(q, keys, kind), self.mixed(k, keys, kind), self.mixed(v, values, kind));
         self.write_caches(layer, cells, kind, k, v);
         let width = self.facts.heads * self.facts.head_width;
         let name = format!("{}-{layer}", Kind::AttnCtx.name());
@@ -83,6 +87,7 @@ impl Builder<'_> {
             }
         };
         self.sketch.name(context, name);
+        let context = self.mixed(context, values, kind);
         let out = format!("{}-{layer}", Kind::AttnOut.name());
         let part = format!("blk.{layer}.attn_output");
         self.linear(&part, self.facts.model, context, Scale::Applied, &out)
@@ -167,17 +172,34 @@ impl Builder<'_> {
         self.sketch.node(Op::Rope, DType::F32, ne, &[Some(x), Some(positions), factors], &words)
     }
 
+    /// Columns multiplied by the Hadamard matrix that the cache of keys (`k`) or of values (`v`) asks for, which is its
+    /// own inverse.
+    fn mixed(&mut self, x: Id, (part, kept): (&str, Kept), kind: &str) -> Id {
+        let Some(width) = kept.rotated else { return x };
+        let matrix = self.input(&format!("attn_inp_{part}_rot{kind}"), DType::F32, [width, width, 1, 1]);
+        let (ne, elements) = (self.sketch.get(x).ne, self.sketch.get(x).elements());
+        let rows = [width, elements / width, 1, 1];
+        let x = match self.sketch.get(x).is_contiguous() {
+            true => self.sketch.reshape(x, rows),
+            false => self.sketch.cont(x, rows),
+        };
+        let product = self.sketch.mul_mat(matrix, x);
+        self.sketch.set(product, "hint", HINT_HADAMARD);
+        self.sketch.reshape(product, ne)
+    }
+
     /// The cache of keys (`k`) or values (`v`) of a layer: (cells, K E).
-    fn cache(&mut self, part: &str, layer: usize, cells: Cells) -> Id {
+    fn cache(&mut self, (part, kept): (&str, Kept), layer: usize, cells: Cells) -> Id {
         let row = self.facts.head_width * self.facts.kv_heads;
-        self.input(&format!("cache_{part}_l{layer}"), self.shape.cache.dtype(), [row, cells.all, 1, 1])
+        self.input(&format!("cache_{part}_l{layer}"), kept.dtype, [row, cells.all, 1, 1])
     }
 
     /// Writes K and V into their caches: row by row, but V transposed without flash attention, element by element.
     fn write_caches(&mut self, layer: usize, cells: Cells, kind: &str, k: Id, v: Id) {
         let (tokens, flash) = (self.shape.tokens, self.shape.flash);
         let row = self.facts.head_width * self.facts.kv_heads;
-        let (cache_k, cache_v) = (self.cache("k", layer, cells), self.cache("v", layer, cells));
+        let [keys, values] = [("k", self.shape.cache.keys), ("v", self.shape.cache.values)];
+        let (cache_k, cache_v) = (self.cache(keys, layer, cells), self.cache(values, layer, cells));
         let ids = self.input(&format!("attn_inp_k_idxs{kind}"), DType::I64, [tokens, 1, 1, 1]);
         let written = if flash { tokens } else { tokens * row };
         let v_ids = self.input(&format!("attn_inp_v_idxs{kind}"), DType::I64, [written, 1, 1, 1]);
@@ -203,18 +225,18 @@ impl Builder<'_> {
 
     /// What attention reads of the cache of keys: (K, S, E).
     fn keys(&mut self, layer: usize, cells: Cells) -> Id {
-        let cache = self.cache("k", layer, cells);
+        let cache = self.cache(("k", self.shape.cache.keys), layer, cells);
         self.rows_by_head(cache, cells)
     }
 
     /// What attention reads of the cache of values: (K, S, E) with flash attention, else (K, E, S).
     fn values(&mut self, layer: usize, cells: Cells) -> Id {
-        let cache = self.cache("v", layer, cells);
+        let cache = self.cache(("v", self.shape.cache.values), layer, cells);
         if self.shape.flash {
             return self.rows_by_head(cache, cells);
         }
-        let (width, heads, size) =
-            (self.facts.head_width, self.facts.kv_heads, self.shape.cache.dtype().block_bytes());
+        let (width, heads) = (self.facts.head_width, self.facts.kv_heads);
+        let size = self.shape.cache.values.dtype.block_bytes();
         let strides = [cells.all * width * size, cells.all * size, width * heads * cells.all * size];
         let values = self.sketch.view(cache, [cells.seen, heads, width, 1], strides, 0);
         self.sketch.permute(values, [0, 2, 1, 3])
@@ -222,11 +244,10 @@ impl Builder<'_> {
 
     /// Rows of a cache, heads before cells: (K, S, E).
     fn rows_by_head(&mut self, cache: Id, cells: Cells) -> Id {
-        let (width, heads, size) =
-            (self.facts.head_width, self.facts.kv_heads, self.shape.cache.dtype().block_bytes());
-        let row = width * heads * size;
-        let rows =
-            self.sketch.view(cache, [width, heads, cells.seen, 1], [width * size, row, row * cells.all], 0);
+        let (width, heads) = (self.facts.head_width, self.facts.kv_heads);
+        let row = self.sketch.get(cache).nb[1];
+        let head = row / heads;
+        let rows = self.sketch.view(cache, [width, heads, cells.seen, 1], [head, row, row * cells.all], 0);
         self.sketch.permute(rows, [0, 2, 1, 3])
     }
 

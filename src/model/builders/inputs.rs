@@ -47,6 +47,12 @@ pub fn inputs(built: &Built, tokens: &[u32], first: usize) -> Result<Values> {
     values.insert("inp_pos".into(), numbers(positions.clone()));
     values.insert("out_ids".into(), numbers(shape.tokens - shape.outputs..shape.tokens));
     let width = facts.kv_heads * facts.head_width;
+    for (part, kept) in [("k", shape.cache.keys), ("v", shape.cache.values)] {
+        let Some(columns) = kept.rotated else { continue };
+        for kind in ["", "_swa"] {
+            values.insert(format!("attn_inp_{part}_rot{kind}"), hadamard(columns));
+        }
+    }
     for (kind, cells, window) in [("", shape.cells, None), ("_swa", shape.sliding, facts.window)] {
         values.insert(format!("attn_inp_k_idxs{kind}"), numbers(positions.clone()));
         let v_ids = match shape.flash {
@@ -61,6 +67,14 @@ pub fn inputs(built: &Built, tokens: &[u32], first: usize) -> Result<Values> {
         values.insert(format!("attn_inp_kq_mask{kind}"), mask(positions.clone(), cells, window));
     }
     Ok(values)
+}
+
+/// The Hadamard matrix of `n` columns, a power of 2, that is its own inverse: 1/√n times -1 to the number of bits that row
+/// and column have in common.
+fn hadamard(n: usize) -> Vec<f64> {
+    let one = 1.0 / (n as f64).sqrt();
+    let sign = |i: usize| if ((i / n) & (i % n)).count_ones().is_multiple_of(2) { one } else { -one };
+    (0..n * n).map(sign).collect()
 }
 
 fn mask(positions: std::ops::Range<usize>, cells: Cells, window: Option<usize>) -> Vec<f64> {

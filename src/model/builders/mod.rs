@@ -23,7 +23,7 @@ use crate::gguf::Gguf;
 
 pub use facts::Facts;
 pub use inputs::{Values, inputs};
-pub use shape::{Cache, Shape};
+pub use shape::{Cache, Kept, Shape};
 
 use blocks::Builder;
 use facts::Family;

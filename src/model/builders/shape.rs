@@ -5,22 +5,49 @@ use parity_graph::{Graph, Id, Op, Tensor};
 use crate::error::{Error, Result};
 use crate::gguf::{DType, Gguf};
 
-/// The element type of the caches of keys and values.
+use super::sketch::type_name;
+
+/// What the caches of keys and of values are kept in: a choice of the run, not of the model file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cache {
-    /// f16
-    F16,
-    /// f32
-    F32,
+pub struct Cache {
+    /// Keys.
+    pub keys: Kept,
+    /// Values.
+    pub values: Kept,
+}
+
+/// What one of them is kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Element type.
+    pub dtype: DType,
+    /// Columns that are rotated together before they are kept, if any are: llama.cpp multiplies parts of heads by a
+    /// Hadamard matrix of this width before it quantises them, and queries or contexts by the same.
+    pub rotated: Option<usize>,
+}
+
+impl Kept {
+    const fn plain(dtype: DType) -> Kept {
+        Kept { dtype, rotated: None }
+    }
 }
 
 impl Cache {
-    /// As a type of the file format.
-    pub fn dtype(self) -> DType {
-        match self {
-            Cache::F16 => DType::F16,
-            Cache::F32 => DType::F32,
-        }
+    /// Both in f16.
+    pub const F16: Cache = Cache { keys: Kept::plain(DType::F16), values: Kept::plain(DType::F16) };
+    /// Both in f32.
+    pub const F32: Cache = Cache { keys: Kept::plain(DType::F32), values: Kept::plain(DType::F32) };
+
+    /// What a recorded graph keeps them in; f16 where it does not say it.
+    fn of(graph: &Graph) -> Cache {
+        let leaves = || graph.tensors[graph.nodes..].iter();
+        let kept = |part: &str| {
+            let cache = leaves().find(|leaf| leaf.name.starts_with(&format!("cache_{part}_l")));
+            let dtype = DType::all().find(|dtype| cache.is_some_and(|leaf| leaf.dtype == type_name(*dtype)));
+            let rotation = leaves().find(|leaf| leaf.name == format!("attn_inp_{part}_rot"));
+            Kept { dtype: dtype.unwrap_or(DType::F16), rotated: rotation.map(|leaf| leaf.ne[0]) }
+        };
+        Cache { keys: kept("k"), values: kept("v") }
     }
 }
 
@@ -46,12 +73,15 @@ pub struct Shape {
     pub sliding: Cells,
     /// Whether attention is one op (FLASH_ATTN_EXT) or three (MUL_MAT, SOFT_MAX, MUL_MAT).
     pub flash: bool,
-    /// Element type of the caches.
+    /// What the caches are kept in.
     pub cache: Cache,
 }
 
 /// llama.cpp looks at a multiple of so many cells (llama-kv-cache.cpp, `get_n_kv`).
 const SEEN_MULTIPLE: usize = 256;
+
+/// More columns than any head has.
+const WIDEST: usize = 1 << 12;
 
 /// More cells or tokens than any context has; a hostile shape must not overflow a count of elements.
 const LONGEST: usize = 1 << 28;
@@ -80,10 +110,7 @@ impl Shape {
         let flash = graph.computed().any(|id| graph.get(id).op == Op::FlashAttn);
         let caches: Vec<&Tensor> =
             graph.tensors[graph.nodes..].iter().filter(|leaf| leaf.name.starts_with("cache_k_l")).collect();
-        let cache = match caches.iter().any(|leaf| leaf.dtype == "f32") {
-            true => Cache::F32,
-            false => Cache::F16,
-        };
+        let cache = Cache::of(graph);
         let all = caches.iter().map(|leaf| leaf.ne[1]);
         let seen: Vec<usize> = graph.computed().filter_map(|id| seen(graph, id)).collect();
         let (most, least) = (seen.iter().max().copied(), seen.iter().min().copied());
@@ -117,6 +144,15 @@ impl Shape {
             }
             if !(1..=cells.all).contains(&cells.seen) {
                 return error("cells that are seen", cells.seen, format!("1 to {}", cells.all));
+            }
+        }
+        for kept in [self.cache.keys, self.cache.values] {
+            if let Some(width) = kept.rotated.filter(|width| !width.is_power_of_two() || *width > WIDEST) {
+                return error(
+                    "columns that are rotated together",
+                    width,
+                    format!("a power of 2 up to {WIDEST}"),
+                );
             }
         }
         Ok(())

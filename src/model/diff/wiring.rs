@@ -282,8 +282,10 @@ fn written(graph: &Graph, leaf: Id, reader: Id) -> Option<Id> {
             _ => return false,
         };
         let told = tensor.view.map(|view| view.root).or(graph.src(*id, slot).map(|to| graph.root(to)));
+        // A copy into memory of its own, a cast of what the cache holds, is named after that alone.
+        let named = |rest: &str| rest.starts_with(" (") && (slot == 2 || rest.contains("(copy of "));
         told.map_or_else(
-            || tensor.name.strip_prefix(&graph.get(leaf).name).is_some_and(|rest| rest.starts_with(" (")),
+            || tensor.name.strip_prefix(&graph.get(leaf).name).is_some_and(named),
             |memory| memory == leaf,
         )
     };

@@ -7,7 +7,7 @@ use super::super::source::Args;
 use super::row::{Attention, Part, Row, Seen, round_f16};
 use crate::arithmetic::Flash;
 use crate::arithmetic::round::{Rounding, half_steps};
-use crate::scalar::vectorized;
+use crate::scalar::{in_lanes, vectorized};
 use crate::tensor::Matrix;
 
 /// exp in units of u: ggml's `ggml_v_expf` is within 1.95 ulp, an ulp is up to 2u. tanh is no worse.
@@ -67,7 +67,10 @@ fn score_error(attention: &Attention<'_, '_, f64>, row: &Row, seen: &Seen) -> f6
     let query = attention.query(row.at);
     let q = attention.q.row(query);
     let k = attention.key(row.at, seen.position);
-    let terms: f64 = q.iter().zip(k.iter()).map(|(q, k)| (q * k).powi(2)).sum();
+    let terms = vectorized(
+        #[inline(always)]
+        || in_lanes(q, |q, i| (q * k[i]).powi(2)),
+    );
     let native = attention.kind == Flash::NativeF16 && attention.rounding == Rounding::F16;
     let unit = if native { UNIT_F16 } else { UNIT_F32 };
     let scale = attention.scale.abs();
@@ -211,10 +214,17 @@ fn unfollowed(attention: &Attention<'_, '_, f64>, row: &Row, errors: &[f64], exa
     for ((seen, p), error) in row.seen.iter().zip(&p).zip(errors) {
         let error = (error + EXP_ROUNDINGS * UNIT_F32).min(UNKNOWN).exp_m1();
         let value = attention.value(row.at, seen.position);
-        for (d, v) in value.iter().enumerate() {
-            spread[d] += p * error * (v - exact[d]).abs() + TINY_F32 * v.abs();
-            terms[d] += (p * v).powi(2);
-        }
+        let moved = p * error;
+        vectorized(
+            #[inline(always)]
+            || {
+                let sums = spread.iter_mut().zip(&mut terms);
+                for ((spread, terms), (v, exact)) in sums.zip(value.iter().zip(exact)) {
+                    *spread += moved * (v - exact).abs() + TINY_F32 * v.abs();
+                    *terms += (p * v).powi(2);
+                }
+            },
+        );
     }
     let native = attention.kind == Flash::NativeF16 && attention.v.dtype == crate::gguf::DType::F16;
     let narrow = if native { narrow_sums(attention, row, &p) } else { vec![0.0; exact.len()] };

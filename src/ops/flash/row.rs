@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::super::source::{Args, Source};
 use crate::arithmetic::narrow::half;
-use crate::arithmetic::round::{self, Rounding, Tie};
-use crate::arithmetic::{Flash, Narrow};
+use crate::arithmetic::round::{self, Rounding, Tie, store};
+use crate::arithmetic::{Flash, Narrow, Softmax};
 use crate::error::Result;
 use crate::gguf::DType;
 use crate::numerics::Products;
@@ -31,6 +31,7 @@ pub struct Attention<'b, 'a, S> {
     pub cap: f64,
     max_bias: f64,
     pub kind: Flash,
+    softmax: Softmax,
 }
 
 /// One query of one head.
@@ -113,6 +114,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             max_bias: f64::from(args.params.float(1)),
             cap,
             kind,
+            softmax: args.arithmetic.softmax,
         })
     }
 
@@ -205,6 +207,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         match self.kind {
             Flash::Lanes(lanes) => return self.on_lanes(row, lanes, None).value,
             Flash::Units(units) => return self.on_units(row, units, None).value,
+            _ if self.softmax != Softmax::F32 => return self.by_softmax(row),
             _ => {}
         }
         let parts: Vec<Part> = self.parts(row).into_iter().map(|range| self.part(row, range)).collect();
@@ -216,6 +219,22 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         for part in parts.iter().filter(|part| part.sum != 0.0) {
             let weight = (part.max - max).exp() / sum;
             out.iter_mut().zip(&part.values).for_each(|(out, v)| *out += weight * v);
+        }
+        out
+    }
+
+    /// A softmax in a narrow type, whose result meets the values.
+    fn by_softmax(&self, row: &Row) -> Vec<f64> {
+        let mut z: Vec<f64> = row.seen.iter().map(|seen| seen.z).collect();
+        store(self.softmax.scores, &mut z);
+        let max = z.iter().copied().chain(row.sink).fold(f64::NEG_INFINITY, f64::max);
+        let sum = z.iter().copied().chain(row.sink).map(|z| (z - max).exp()).sum::<f64>();
+        let mut weights: Vec<f64> = z.iter().map(|z| (z - max).exp() / sum).collect();
+        store(self.softmax.weights, &mut weights);
+        let mut out = vec![0.0; self.v.shape()[3]];
+        for (seen, weight) in row.seen.iter().zip(weights) {
+            let value = self.value(row.at, seen.position);
+            out.iter_mut().zip(value.iter()).for_each(|(out, v)| *out += weight * v.to_f64());
         }
         out
     }

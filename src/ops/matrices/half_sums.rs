@@ -113,7 +113,7 @@ fn tile(
         HalfSums::Threads(threads) => accumulation(2 * threads, UNIT_F32),
         // Product and sum of every term.
         HalfSums::Any => accumulation(2 * x.len(), UNIT_F16),
-        HalfSums::Running { .. } | HalfSums::Groups { .. } => 0.0,
+        HalfSums::Running { .. } | HalfSums::Plain { .. } | HalfSums::Groups { .. } => 0.0,
     };
     let least = if sums == HalfSums::Any { x.len() as f64 * SUBNORMAL_F16 } else { 0.0 };
     std::array::from_fn(|lane| {
@@ -135,6 +135,7 @@ fn in_order(
         #[inline(always)]
         || match sums {
             HalfSums::Running { fused } => (running(run, terms, product, fused), [0.0; LANES]),
+            HalfSums::Plain { fused } => (running(1, terms, product, fused), [0.0; LANES]),
             HalfSums::Threads(threads) => threaded(terms, product, threads),
             HalfSums::Any => unordered(terms, product),
             HalfSums::Groups { parts, narrow } => (grouped(terms, product, parts, narrow, cut), [0.0; LANES]),

@@ -49,12 +49,13 @@ function box({ id, x, y, outside }) {
   const item = byId.get(id), sign = SIGNS[item.verdict];
   const over = item.candidate ? `${num(item.candidate.over_bound)} × bound` : item.numbers ? `rel L2 ${num(item.numbers.rel_l2)}` : item.verdict;
   const name = outside ? id : shortName(id);
-  const shown = name.length > 21 ? `${name.slice(0, 20)}…` : name;
+  const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+  const shown = cut(name, 21);
   return svg("a", { href: `#row-${id}`, "data-id": id, class: `node ${item.verdict}${FAULTS.has(item.verdict) ? " fault" : ""}${outside ? " outside" : ""}`, "aria-label": `${id}: ${item.verdict}` },
     svg("title", {}, `${id}: ${item.verdict}${item.op ? `, ${item.op}` : ""}`),
     svg("rect", { x, y, width: BOX.width, height: BOX.height }),
     svg("text", { x: x + 7, y: y + 13 }, sign ? `${sign} ${shown}` : shown),
-    svg("text", { x: x + 7, y: y + 26, class: "small" }, outside ? "from outside" : `${item.op ? `${item.op}, ` : ""}${over}`));
+    svg("text", { x: x + 7, y: y + 26, class: "small" }, outside ? "from outside" : cut(`${over}${item.op ? `, ${item.op}` : ""}`, 23)));
 }
 
 function drawLayer(id) {

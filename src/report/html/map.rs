@@ -1,12 +1,12 @@
 //! Geometry of the two pictures that share one axis of depth: the map of checkpoints, and below it the
 //! trajectory of the errors. All lengths in SVG user units.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use serde::Serialize;
 
 use super::color::{DIFFERENCE, OWN};
-use crate::checkpoint::Kind;
+use crate::checkpoint::{Checkpoint, Kind};
 use crate::report::words::number;
 use crate::report::{CheckpointVerdict, Entry, Report};
 
@@ -112,7 +112,7 @@ pub fn map(report: &Report) -> Map {
             .collect(),
         columns: frame.labels(),
         cells,
-        chart: chart(report, &frame, &kinds, map_bottom + CHART_TOP),
+        chart: chart(report, &frame, map_bottom + CHART_TOP),
     }
 }
 
@@ -221,8 +221,9 @@ pub fn mark(verdict: CheckpointVerdict) -> &'static str {
     }
 }
 
-fn chart(report: &Report, frame: &Frame, kinds: &[Kind], top: f64) -> Chart {
-    let x = |entry: &Entry| place(entry, frame, kinds);
+fn chart(report: &Report, frame: &Frame, top: f64) -> Chart {
+    let places = places(report, frame);
+    let x = |entry: &Entry| places.get(&entry.id).copied().unwrap_or(frame.labels);
     let (low, high) = range(report);
     let y = |value: f64| {
         let value = if value.is_nan() { high } else { value.clamp(low, high) };
@@ -233,7 +234,10 @@ fn chart(report: &Report, frame: &Frame, kinds: &[Kind], top: f64) -> Chart {
         // A logarithmic axis has no place for 0.
         let drawn =
             entries.iter().filter_map(|entry| Some((entry, pick(entry).filter(|value| *value != 0.0)?)));
-        drawn.map(|(entry, value)| (x(entry), y(value))).collect()
+        let mut points: Vec<(f64, f64)> = drawn.map(|(entry, value)| (x(entry), y(value))).collect();
+        // What belongs to no layer may be computed between two layers, but is drawn behind them.
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        points
     };
     let right = frame.left(frame.layers.len() + 2);
     let decades = (low.log10().round() as i32..=high.log10().round() as i32).filter(|e| e % 2 == 0);
@@ -255,19 +259,18 @@ fn chart(report: &Report, frame: &Frame, kinds: &[Kind], top: f64) -> Chart {
     }
 }
 
-/// Horizontal place of a checkpoint: its column, and within it the order of execution.
-fn place(entry: &Entry, frame: &Frame, kinds: &[Kind]) -> f64 {
-    let column = frame.column_of(entry);
-    let peers: Vec<&Kind> = kinds.iter().filter(|kind| kind.in_layer()).collect();
-    let share = match entry.id.kind() {
-        Kind::FinalNorm => 0.33,
-        Kind::Logits => 0.66,
-        Kind::Embed => 0.5,
-        kind => {
-            (peers.iter().position(|k| **k == kind).unwrap_or(0) as f64 + 0.5) / peers.len().max(1) as f64
-        }
+/// Horizontal places of all checkpoints: the column of each, and within it the order of execution.
+fn places(report: &Report, frame: &Frame) -> BTreeMap<Checkpoint, f64> {
+    let mut members: BTreeMap<usize, Vec<Checkpoint>> = BTreeMap::new();
+    for entry in &report.checkpoints {
+        members.entry(frame.column_of(entry)).or_default().push(entry.id);
+    }
+    let of_column = |(column, ids): (usize, Vec<Checkpoint>)| {
+        let step = (frame.column - 1.0) / ids.len() as f64;
+        let left = frame.left(column);
+        ids.into_iter().enumerate().map(move |(i, id)| (id, round(left + (i as f64 + 0.5) * step)))
     };
-    round(frame.left(column) + share * (frame.column - 1.0))
+    members.into_iter().flat_map(of_column).collect()
 }
 
 /// What rounding explains, relative to the exact output.

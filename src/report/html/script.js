@@ -8,6 +8,8 @@ const links = [...document.querySelectorAll("#cells a")];
 const linkOf = new Map(links.map((link) => [link.dataset.id, link]));
 const LEVELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 const FAULTS = new Set(["origin", "nonfinite", "shape", "beyond"]);
+// An audit has one side only.
+const COMPARED = data.checkpoints.some((item) => item.numbers);
 let selected = null;
 
 // Builds an element; attributes that are null are left out.
@@ -171,8 +173,7 @@ function draw(item) {
     item.candidate || item.reference ? el("h3", {}, "Local error over what rounding explains") : "",
     item.candidate ? meter("candidate", item.candidate) : "",
     item.reference ? meter("reference", item.reference) : "",
-    el("h3", {}, "Candidate a against reference b"),
-    ...numbers(item),
+    ...(COMPARED ? [el("h3", {}, "Candidate a against reference b"), ...numbers(item)] : []),
     ...(item.detail ? picture(item.detail) : []));
 }
 

@@ -53,7 +53,7 @@ pub(super) fn faults(site: Site<'_>, out: &mut Vec<Fault>) {
         out.push(site.fault("rope.position_zero", text, site.edit(1, Edit::Set(0.0))));
     }
     let back = site.with_float("freq_scale", -site.float("freq_scale"));
-    out.push(site.fault("rope.sign", "RoPE turns backwards", back));
+    out.push(site.fault("rope.sign", "RoPE rotates backwards", back));
     positions(site, out);
     if dims % 4 == 0 && mode < SECTIONS {
         let text = format!("{} of {dims} columns are rotated", dims / 2);

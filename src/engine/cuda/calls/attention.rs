@@ -1,7 +1,7 @@
 //! The attention kernels.
 
 use super::{Address, Call, ROWS_MAX_UNTILED, THREADS, name_of};
-use crate::model::graph::{Attention, KvMap, Mask};
+use crate::model::graph::{Attention, KvMap, Mask, ScoreLimit};
 use crate::numerics::Storage;
 
 /// Head widths up to which the kernels are built.
@@ -63,10 +63,11 @@ pub struct AttentionData {
     pub capacity: usize,
 }
 
-/// Whether there is a kernel for this attention.
+/// Whether there is a kernel for this attention: none has windows, or limits of scores.
 pub fn has_attention(a: &Attention) -> bool {
     let fits = a.head_width <= HEAD_WIDTHS[HEAD_WIDTHS.len() - 1] && a.head_width.is_multiple_of(HEAD_GROUP);
-    fits && a.heads.is_multiple_of(a.kv_heads)
+    let known = a.limit == ScoreLimit::None && !matches!(a.mask, Mask::Window(_) | Mask::BeforeStep);
+    fits && known && a.heads.is_multiple_of(a.kv_heads)
 }
 
 /// Which kernel computes attention.
@@ -124,6 +125,7 @@ pub fn attention(
         Mask::None => (0, everything),
         Mask::Shift(shift) => (0, shift.clamp(-i64::from(everything), everything.into()) as i32),
         Mask::StepOnly => (1, 0),
+        Mask::Window(_) | Mask::BeforeStep => return None,
     };
     let splits = data.capacity.div_ceil(SPLIT);
     let args = AttentionArgs {

@@ -1,0 +1,87 @@
+//! Nodes that are computed in a coarser type than the rest of their engine: what people are told of them. How each is
+//! recognised is in `faults/precision.rs`.
+
+use parity_graph::Op;
+
+use super::graphs::{Entry, entry};
+
+const PRODUCTS: &[Op] = &[Op::MulMat, Op::MulMatId];
+const ROPE: &[Op] = &[Op::Rope];
+const ATTENTION: &[Op] = &[Op::FlashAttn, Op::SoftMax];
+const NORMS: &[Op] = &[Op::RmsNorm, Op::Mul];
+
+const COARSE_ANGLES: &str = "a table of sines and cosines in the type of the activations";
+const IN_F32: &str =
+    "compute positions, frequencies, angles, sines and cosines in f32, and round the rotated values";
+const COARSE_SOFTMAX: &str = "a softmax in the type of the scores (dtype=torch.float32 left out)";
+const SOFTMAX_IN_F32: &str = "take scores, exponentials and their sum in f32";
+const COARSE_NORM: &str =
+    "a norm that is not taken out of autocast, or that squares in the type of its input";
+const NORM_IN_F32: &str = "square, average and divide in f32, and round the result";
+
+/// All of them.
+pub const ENTRIES: &[Entry] = &[
+    entry(
+        "precision.tf32",
+        PRODUCTS,
+        "matmuls round both sides to TF32, 11 significant bits",
+        "torch.backends.cuda.matmul.allow_tf32, or cuBLAS' default of a framework, that is silently on",
+        "torch.set_float32_matmul_precision(\"highest\"), or NVIDIA_TF32_OVERRIDE=0",
+    ),
+    entry(
+        "precision.f16_operands",
+        PRODUCTS,
+        "a matmul rounds both sides to f16",
+        "autocast, or a cast in front of one matmul that was meant for all or none",
+        "leave the operands in f32, or declare the arithmetic: --numerics f16",
+    ),
+    entry(
+        "precision.bf16_operands",
+        PRODUCTS,
+        "a matmul rounds both sides to bf16",
+        "autocast, or a cast in front of one matmul that was meant for all or none",
+        "leave the operands in f32, or declare the arithmetic: --numerics bf16",
+    ),
+    entry(
+        "precision.f16_sum",
+        PRODUCTS,
+        "the sums of a matmul are kept in f16",
+        "an accumulator of the type of the operands: half += half * half",
+        "add products up in f32",
+    ),
+    entry(
+        "precision.bf16_angles",
+        ROPE,
+        "sines and cosines of RoPE are rounded to bf16",
+        COARSE_ANGLES,
+        IN_F32,
+    ),
+    entry(
+        "precision.f16_angles",
+        ROPE,
+        "sines and cosines of RoPE are rounded to f16",
+        COARSE_ANGLES,
+        IN_F32,
+    ),
+    entry(
+        "precision.bf16_softmax",
+        ATTENTION,
+        "the softmax is computed in bf16",
+        COARSE_SOFTMAX,
+        SOFTMAX_IN_F32,
+    ),
+    entry(
+        "precision.f16_softmax",
+        ATTENTION,
+        "the softmax is computed in f16",
+        COARSE_SOFTMAX,
+        SOFTMAX_IN_F32,
+    ),
+    entry("precision.bf16_norm", NORMS, "the norm is computed in bf16", COARSE_NORM, NORM_IN_F32),
+    entry("precision.f16_norm", NORMS, "the norm is computed in f16", COARSE_NORM, NORM_IN_F32),
+];
+
+/// The entry of a name.
+pub fn find(name: &str) -> Option<&'static Entry> {
+    ENTRIES.iter().find(|entry| entry.name == name)
+}

@@ -1,0 +1,196 @@
+//! A node in a coarser arithmetic than the engine around it: TF32 that is silently on, a bf16 RoPE, softmax or norm.
+//!
+//! Each way of rounding is repeated step by step from the node's recorded inputs. What a rounding leaves is as good as
+//! random: a repetition that accounts for nine tenths of the squared error is no accident, and no other mistake looks
+//! like it. What is left are values that lie so near the middle between two numbers of the type that f32 decides.
+
+use parity_graph::{Id, Op};
+
+use super::catalogue::precision;
+use crate::arithmetic::round::store;
+use crate::arithmetic::{Angles, Arithmetic, HalfSums, Narrow, Operands, Softmax};
+use crate::audit::recorded::products;
+use crate::audit::recorded::{Named, Suspect};
+use crate::engine::machine::compute;
+use crate::numerics::Storage;
+use crate::ops::source::Data;
+use crate::ops::{Args, Source};
+use crate::report::Diagnosis;
+
+/// Share of the squared error that a rounding accounts for, see above.
+const EXPLAINS_MIN: f64 = 0.9;
+
+/// The types that are tried, with their names.
+const TYPES: [(Storage, &str); 2] = [(Storage::Bf16, "bf16"), (Storage::F16, "f16")];
+
+/// The roundings that explain a node's output, the likeliest first.
+pub fn coarser(suspect: &Suspect<'_>) -> Vec<Named> {
+    let mut found: Vec<Named> = Vec::new();
+    for (name, values) in attempts(suspect) {
+        let Some(named) = named(suspect, &name, &values) else { continue };
+        // Several orders of one kind of rounding: what leaves least.
+        match found.iter_mut().find(|known| known.diagnosis.fault == named.diagnosis.fault) {
+            Some(known) if named.left < known.left => *known = named,
+            Some(_) => {}
+            None => found.push(named),
+        }
+    }
+    // Where two types have all these values, the first of the catalogue is told.
+    let least = found.iter().map(|named| named.left).fold(f64::INFINITY, f64::min);
+    found.retain(|named| named.left <= least);
+    found.truncate(1);
+    found
+}
+
+fn named(suspect: &Suspect<'_>, name: &str, values: &[f64]) -> Option<Named> {
+    let entry = precision::find(name)?;
+    let Suspect { recorded, sight, held, .. } = *suspect;
+    let pairs = recorded.iter().zip(values).enumerate().filter(|(i, _)| (sight.looked_at)(*i));
+    let left: f64 = pairs.map(|(_, (recorded, own))| (recorded - own).powi(2)).sum();
+    let explains = 1.0 - left / held.squares[0];
+    (values.len() == recorded.len() && explains >= EXPLAINS_MIN).then(|| {
+        let (text, fix) = (entry.summary.to_owned(), Some(entry.fix.to_owned()));
+        let diagnosis = Diagnosis { fault: entry.name.to_owned(), explains, text, fix };
+        Named { diagnosis, left, values: 0 }
+    })
+}
+
+/// What the node comes to in every coarser arithmetic.
+fn attempts(suspect: &Suspect<'_>) -> Vec<(String, Vec<f64>)> {
+    let args = suspect.args;
+    let Some(rule) = suspect.node.rule else { return Vec::new() };
+    let under = |arithmetic: &Arithmetic| {
+        compute::<f64>(rule, &Args { arithmetic, sources: args.sources.clone(), ..*args }).ok()
+    };
+    let weight = args.get(0).is_some_and(|source| matches!(source.data, Data::Weight(_)));
+    let all: Vec<(String, Arithmetic)> = match rule.op {
+        Op::MulMat | Op::MulMatId if weight => of_products(),
+        Op::Rope => TYPES.into_iter().flat_map(|(kept, name)| angles(kept, name)).collect(),
+        Op::FlashAttn | Op::SoftMax => {
+            TYPES.into_iter().flat_map(|(kept, name)| softmax(kept, name)).collect()
+        }
+        Op::RmsNorm | Op::Mul => return of_norm(suspect),
+        _ => return Vec::new(),
+    };
+    all.into_iter().filter_map(|(name, arithmetic)| Some((name, under(&arithmetic)?))).collect()
+}
+
+fn of_products() -> Vec<(String, Arithmetic)> {
+    let sums = |sums: HalfSums| Arithmetic { operands: Operands::Half(sums), ..Arithmetic::EXACT };
+    [
+        ("precision.tf32", products(Narrow::Tf32)),
+        ("precision.tf32", products(Narrow::Tf32Cut)),
+        ("precision.f16_operands", products(Narrow::F16)),
+        ("precision.bf16_operands", products(Narrow::Bf16)),
+        ("precision.f16_sum", sums(HalfSums::Plain { fused: false })),
+        ("precision.f16_sum", sums(HalfSums::Plain { fused: true })),
+        ("precision.f16_sum", sums(HalfSums::Running { fused: false })),
+        ("precision.f16_sum", sums(HalfSums::Running { fused: true })),
+        ("precision.f16_sum", sums(HalfSums::Groups { parts: 1, narrow: true })),
+    ]
+    .map(|(name, arithmetic)| (name.to_owned(), arithmetic))
+    .to_vec()
+}
+
+fn angles(kept: Storage, name: &str) -> Vec<(String, Arithmetic)> {
+    let arithmetic =
+        |throughout| Arithmetic { angles: Angles::Coarse { kept, throughout }, ..Arithmetic::EXACT };
+    [false, true].map(|throughout| (format!("precision.{name}_angles"), arithmetic(throughout))).to_vec()
+}
+
+fn softmax(kept: Storage, name: &str) -> Vec<(String, Arithmetic)> {
+    let arithmetic = |scores| Arithmetic { softmax: Softmax { scores, weights: kept }, ..Arithmetic::EXACT };
+    [kept, Storage::F32].map(|scores| (format!("precision.{name}_softmax"), arithmetic(scores))).to_vec()
+}
+
+/// A norm, and the product of one with its weight, in every order of the roundings.
+fn of_norm(suspect: &Suspect<'_>) -> Vec<(String, Vec<f64>)> {
+    let Some(norm) = Norm::of(suspect) else { return Vec::new() };
+    let mut out = Vec::new();
+    for (kept, name) in TYPES {
+        for (mean, order) in [false, true].into_iter().flat_map(|mean| Order::ALL.map(|order| (mean, order)))
+        {
+            out.push((format!("precision.{name}_norm"), norm.values(kept, mean, order)));
+        }
+    }
+    out
+}
+
+/// In which order a norm multiplies, and what of it is rounded.
+#[derive(Clone, Copy)]
+enum Order {
+    /// The row times its scale, then the weight, all rounded.
+    ScaleFirst,
+    /// The row times the weight, then the scale, all rounded.
+    WeightFirst,
+    /// Only the row and the result are rounded.
+    Ends,
+}
+
+impl Order {
+    const ALL: [Order; 3] = [Order::ScaleFirst, Order::WeightFirst, Order::Ends];
+}
+
+/// An RMS norm with its weight, if it has one.
+struct Norm {
+    x: Vec<f64>,
+    width: usize,
+    eps: f64,
+    weight: Vec<f64>,
+}
+
+impl Norm {
+    /// Of a norm, or of a product of one with a weight.
+    fn of(suspect: &Suspect<'_>) -> Option<Norm> {
+        let graph = &suspect.node.program.graph;
+        let own = suspect.node.id;
+        let is_norm = |id: Id| !graph.is_leaf(id) && graph.get(id).op == Op::RmsNorm;
+        let (norm, weight) = match graph.get(own).op {
+            Op::RmsNorm => (own, None),
+            _ => {
+                let slot = (0..2).find(|slot| graph.src(own, *slot).is_some_and(is_norm))?;
+                (graph.src(own, slot)?, Some(suspect.args.get(1 - slot)?))
+            }
+        };
+        let x = match weight {
+            None => suspect.args.get(0)?.values().into_owned(),
+            Some(_) => (suspect.others)(graph.origin(graph.src(norm, 0)?))?,
+        };
+        let width = graph.get(norm).ne[0];
+        let weight = match weight {
+            None => vec![1.0; width],
+            Some(weight) => of_weight(weight, width)?,
+        };
+        let eps = f64::from(graph.get(norm).params.float(0));
+        (width > 0 && x.len().is_multiple_of(width)).then_some(Norm { x, width, eps, weight })
+    }
+
+    /// The result where everything is kept in a narrow type; `mean` where the mean square is too.
+    fn values(&self, kept: Storage, mean: bool, order: Order) -> Vec<f64> {
+        let round = |value: f64| {
+            let mut values = [value];
+            store(kept, &mut values);
+            values[0]
+        };
+        let inner = |value: f64| if mean { round(value) } else { value };
+        let weights: Vec<f64> = self.weight.iter().map(|w| round(*w)).collect();
+        let mut out = Vec::with_capacity(self.x.len());
+        for row in self.x.chunks(self.width) {
+            let row: Vec<f64> = row.iter().map(|x| round(*x)).collect();
+            let square = row.iter().map(|x| inner(x * x)).sum::<f64>() / self.width as f64;
+            let scale = inner(1.0 / inner(inner(square) + self.eps).sqrt());
+            out.extend(row.iter().zip(&weights).map(|(x, w)| match order {
+                Order::ScaleFirst => round(w * round(x * scale)),
+                Order::WeightFirst => round(round(w * x) * scale),
+                Order::Ends => round(w * x * scale),
+            }));
+        }
+        out
+    }
+}
+
+/// The values of a norm's weight.
+fn of_weight(weight: &Source<'_, f64>, width: usize) -> Option<Vec<f64>> {
+    let values = weight.values().into_owned();
+    (values.len() == width).then_some(values)
+}

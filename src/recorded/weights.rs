@@ -1,0 +1,256 @@
+//! Another model's weights, or weights that were stored in another way: one answer instead of a fault in every node.
+//!
+//! Where the table of embeddings or the norms differ as well as every product, the weights are another model's: no
+//! kernel is common to all of these. Where the products alone differ, each by as much, what is multiplied was rounded
+//! otherwise, or an adapter was added.
+
+use std::collections::BTreeMap;
+
+use crate::audit::Context;
+use crate::audit::case::gather;
+use crate::audit::judge;
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::dump::Recording;
+use crate::error::Result;
+use crate::model::Model;
+use crate::numerics::Numerics;
+use crate::report::words::number;
+use crate::report::{CheckpointVerdict, Entry, Report, Verdict};
+use crate::tensor::Matrix;
+
+/// Products with weights that must have been judged for anything to be said of all.
+const PRODUCTS_MIN: usize = 8;
+/// Share of the products that must be wrong: of a model that was trained on, some layers may be as they were.
+const SHARE: f64 = 0.9;
+/// ‖error‖ / ‖exact‖ beyond which no rounding of weights, and no adapter, is the likeliest of all that it may be: int4
+/// with one scale for each row comes to about 0.1.
+const FAINT: f64 = 0.25;
+/// How far apart the errors of products may lie that have one cause: widths, and the sizes of outliers, differ.
+const SPREAD: f64 = 16.0;
+/// Share of the squared error that the directions of a low rank have to hold, where rounding holds the rest.
+const HELD: f64 = 0.99;
+/// Products whose error is taken apart.
+const TAKEN_APART_MAX: usize = 8;
+
+/// What a node of the report is, for this question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Product,
+    Norm,
+    Table,
+    /// It reads no weight.
+    Weightless,
+}
+
+fn part(entry: &Entry) -> Option<Part> {
+    Some(match entry.id.kind() {
+        Kind::QProj
+        | Kind::KProj
+        | Kind::VProj
+        | Kind::AttnOut
+        | Kind::FfnGate
+        | Kind::FfnUp
+        | Kind::FfnOut => Part::Product,
+        Kind::Logits => Part::Product,
+        // With its product, where that was not recorded.
+        Kind::Q | Kind::K | Kind::V => {
+            let bridged = entry.local.candidate.as_ref().is_some_and(|local| !local.bridged.is_empty());
+            if bridged { Part::Product } else { return None }
+        }
+        Kind::AttnNorm | Kind::FfnNorm | Kind::FinalNorm | Kind::QNorm | Kind::KNorm => Part::Norm,
+        Kind::Embed => Part::Table,
+        Kind::QRope | Kind::KRope | Kind::AttnCtx | Kind::FfnAct | Kind::AttnResidual | Kind::LayerOut => {
+            Part::Weightless
+        }
+        _ => return None,
+    })
+}
+
+/// What was judged of one part: nodes, those of them at fault, and their errors.
+#[derive(Default)]
+struct Count {
+    all: usize,
+    wrong: Vec<(Checkpoint, f64)>,
+}
+
+impl Count {
+    fn is_wrong(&self) -> bool {
+        self.all > 0 && self.wrong.len() as f64 >= SHARE * self.all as f64
+    }
+}
+
+/// Puts one answer in the place of many where the weights themselves are others. Never of a report in which a mistake
+/// has a name, or in which nodes without a weight are at fault too.
+///
+/// # Errors
+/// A weight that cannot be read.
+pub fn weigh(report: &mut Report, recording: &dyn Recording, model: Option<&Model>) -> Result<()> {
+    if report.verdict != Verdict::Divergence {
+        return Ok(());
+    }
+    let mut counts: BTreeMap<Part, Count> = BTreeMap::new();
+    for entry in &report.checkpoints {
+        let Some((part, local)) = part(entry).zip(entry.local.candidate.as_ref()) else { continue };
+        let count = counts.entry(part).or_default();
+        count.all += 1;
+        if entry.verdict == CheckpointVerdict::Origin {
+            count.wrong.push((entry.id, local.rel_l2));
+        }
+    }
+    let named =
+        report.checkpoints.iter().any(|entry| entry.verdict.is_fault() && !entry.diagnosis.is_empty());
+    let odd = report
+        .checkpoints
+        .iter()
+        .any(|entry| entry.verdict.is_fault() && (part(entry).is_none_or(|part| part == Part::Weightless)));
+    let empty = Count::default();
+    let of = |part: Part| counts.get(&part).unwrap_or(&empty);
+    let (products, norms, table) = (of(Part::Product), of(Part::Norm), of(Part::Table));
+    if named || odd || products.all < PRODUCTS_MIN || !products.is_wrong() {
+        return Ok(());
+    }
+    let counted = format!("{} of {} products with weights", products.wrong.len(), products.all);
+    let as_stored = norms.wrong.is_empty() && table.wrong.iter().all(|(_, error)| *error <= FAINT);
+    let too = [("embed", table.is_wrong()), ("the norms", norms.is_wrong())];
+    let too: Vec<&str> = too.into_iter().filter_map(|(name, is)| is.then_some(name)).collect();
+    let text = if as_stored {
+        let Some(how) = faint(products, recording, model)? else { return Ok(()) };
+        format!("these are not this file's weights as it stores them: {counted} differ, {how}")
+    } else if too.is_empty() {
+        return Ok(());
+    } else {
+        format!("these are not this file's weights: {counted} differ, {} too", too.join(" and "))
+    };
+    report.reason = Some(text);
+    report.first_divergence = None;
+    report.origins.clear();
+    Ok(())
+}
+
+/// What errors of products alone, and of all of them, look like; nothing where they are large or of many sizes.
+fn faint(products: &Count, recording: &dyn Recording, model: Option<&Model>) -> Result<Option<String>> {
+    let errors = || products.wrong.iter().map(|(_, error)| *error);
+    let (least, most) = (errors().fold(f64::INFINITY, f64::min), errors().fold(0.0, f64::max));
+    if !(most <= FAINT && most <= SPREAD * least) {
+        return Ok(None);
+    }
+    let size = format!("each by {} to {} of its values", number(least), number(most));
+    let step = products.wrong.len().div_ceil(TAKEN_APART_MAX).max(1);
+    let mut ranks: Vec<(usize, usize)> = Vec::new();
+    for (checkpoint, _) in products.wrong.iter().step_by(step) {
+        if let Some(model) = model {
+            ranks.extend(rank(recording, model, *checkpoint)?);
+        }
+    }
+    let low = |(rank, rows): &(usize, usize)| 2 * rank <= *rows;
+    let highest = ranks.iter().map(|(rank, _)| *rank).max().unwrap_or(0);
+    let rows = ranks.iter().map(|(_, rows)| *rows).min().unwrap_or(0);
+    Ok(Some(match ranks.is_empty() {
+        false if ranks.iter().all(low) => {
+            format!(
+                "{size}: by matrices of rank {highest} at most in {rows} rows, as adapters (LoRA) in the weights are"
+            )
+        }
+        false if !ranks.iter().any(low) => format!(
+            "{size}, in no direction more than in another: the weights, or what they are multiplied with, are rounded \
+             otherwise (int8, another quantisation), or were trained on"
+        ),
+        _ => format!(
+            "{size}: the weights, or what they are multiplied with, are rounded otherwise, or adapted"
+        ),
+    }))
+}
+
+/// Rank of the error of a product, and the rows that show it: directions that hold nearly all of its square.
+fn rank(recording: &dyn Recording, model: &Model, checkpoint: Checkpoint) -> Result<Option<(usize, usize)>> {
+    const ROWS_MAX: usize = 64;
+    let context = Context {
+        gguf: &model.gguf,
+        graph: &model.graph,
+        recording,
+        numerics: Numerics::default(),
+        recorded_unit: 0.0,
+        fed: None,
+    };
+    let mut positions = recording.positions(checkpoint);
+    positions.truncate(ROWS_MAX);
+    let Some(node) = model.graph.node(checkpoint) else { return Ok(None) };
+    let Ok(case) = gather(&context, node, &positions)? else { return Ok(None) };
+    let exact = case.execute(&case.node, &model.gguf, &judge::PLAIN)?;
+    let error: Vec<f64> = case.recorded.data.iter().zip(&exact.data).map(|(a, b)| a - b).collect();
+    let error = Matrix::new(exact.rows, exact.cols, error);
+    let mut values = eigenvalues(gram(&error));
+    values.sort_by(|a, b| b.total_cmp(a));
+    let all: f64 = values.iter().sum();
+    let mut held = 0.0;
+    let rank = values.iter().take_while(|value| {
+        let open = !(held >= HELD * all);
+        held += **value;
+        open
+    });
+    let rank = rank.count();
+    Ok((error.rows > 1 && all > 0.0).then_some((rank, error.rows)))
+}
+
+/// R·Rᵀ, (T, T)
+fn gram(error: &Matrix<f64>) -> Matrix<f64> {
+    let mut out = Matrix::zeros(error.rows, error.rows);
+    for a in 0..error.rows {
+        for b in 0..error.rows {
+            out.row_mut(a)[b] = error.row(a).iter().zip(error.row(b)).map(|(x, y)| x * y).sum();
+        }
+    }
+    out
+}
+
+/// Sweeps of the method of Jacobi: some six make a matrix of this size diagonal to rounding.
+const SWEEPS: usize = 16;
+
+/// Eigenvalues of a symmetric matrix (Jacobi's method: Golub and Van Loan, Matrix Computations, 8.5).
+fn eigenvalues(mut a: Matrix<f64>) -> Vec<f64> {
+    let n = a.rows;
+    for _ in 0..SWEEPS {
+        for p in 0..n {
+            for q in p + 1..n {
+                let off = a.row(p)[q];
+                if off == 0.0 {
+                    continue;
+                }
+                let tau = (a.row(q)[q] - a.row(p)[p]) / (2.0 * off);
+                let t = tau.signum() / (tau.abs() + (1.0 + tau * tau).sqrt());
+                let cos = 1.0 / (1.0 + t * t).sqrt();
+                let sin = t * cos;
+                for k in 0..n {
+                    let (kp, kq) = (a.row(k)[p], a.row(k)[q]);
+                    a.row_mut(k)[p] = cos * kp - sin * kq;
+                    a.row_mut(k)[q] = sin * kp + cos * kq;
+                }
+                for k in 0..n {
+                    let (pk, qk) = (a.row(p)[k], a.row(q)[k]);
+                    a.row_mut(p)[k] = cos * pk - sin * qk;
+                    a.row_mut(q)[k] = sin * pk + cos * qk;
+                }
+            }
+        }
+    }
+    (0..n).map(|i| a.row(i)[i]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn eigenvalues_of_a_gram_matrix_show_its_rank() {
+        // Rows of two directions.
+        let (a, b) = ([1.0, 2.0, 0.0, -1.0], [0.5, 0.0, 3.0, 1.0]);
+        let rows: Vec<f64> = (0..5).flat_map(|i| (0..4).map(move |c| f64::from(i) * a[c] + b[c])).collect();
+        let mut values = eigenvalues(gram(&Matrix::new(5, 4, rows)));
+        values.sort_by(|x, y| y.total_cmp(x));
+        assert!(values[1] > 1e-3 && values[2].abs() < 1e-9 * values[0], "{values:?}");
+        let trace: f64 = values.iter().sum();
+        let of_rows: f64 =
+            (0..5).map(|i| (0..4).map(|c| (f64::from(i) * a[c] + b[c]).powi(2)).sum::<f64>()).sum();
+        assert!((trace / of_rows - 1.0).abs() < 1e-12);
+    }
+}
