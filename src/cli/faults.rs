@@ -11,10 +11,10 @@ use serde::Serialize;
 use super::output::print;
 use super::{Outcome, Verdict, exit_code};
 use crate::audit::recorded::Graphs;
-use crate::dump;
 use crate::error::{Error, Result};
 use crate::faults::catalogue::graphs;
 use crate::faults::{Fault, catalogue};
+use crate::foreign;
 
 /// Flags of `parity faults`.
 #[derive(clap::Args)]
@@ -107,7 +107,7 @@ pub fn main(args: &Args) -> Outcome {
 
 /// One line for each mistake at each node of a recording: as `--inject` takes it, and what it is.
 fn of_recording(path: &Path, wanted: &str) -> Result<String> {
-    let dump = dump::open(path, None)?;
+    let dump = foreign::open(path, &foreign::Options::default())?;
     if dump.manifest().graphs.is_empty() {
         return Err(Error::file(path, "brings no graph").hint("record it again with this parity's tap"));
     }

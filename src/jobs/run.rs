@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use crate::audit::{self, AuditRows, Audits};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Live, LiveOptions, LiveResult, Tolerances, argmax};
-use crate::dump::{self, Kept, Recording};
+use crate::dump::{Kept, Recording};
 use crate::engine::device::{self, Device};
 use crate::engine::{Batch, Engine};
 use crate::error::{Error, Result};
 use crate::faults::diagnose::wanted_rows;
+use crate::foreign;
 use crate::gguf::Gguf;
 use crate::model::graph::Graph;
 use crate::model::{self, Model};
@@ -208,7 +209,7 @@ fn auditable(reference: Option<&Dump>) -> Option<&dyn Recording> {
 /// A recording of another model, nothing to run, a recording that could not be made.
 pub fn reference(gguf: &Gguf, room: Room<'_>, options: &RunOptions) -> Result<Option<Dump>> {
     if let Some(path) = &options.reference {
-        let dump = dump::open(path, None)?;
+        let dump = foreign::open(path, &foreign::Options::default())?;
         model::refuse_other(gguf, path, &dump.manifest().model)?;
         return Ok(Some(dump));
     }

@@ -23,8 +23,9 @@ use std::path::Path;
 
 use crate::audit::recorded::{Finding, Findings, Graphs, Judged, Steps};
 use crate::checkpoint::Checkpoint;
-use crate::dump::{self, Recording};
+use crate::dump::Recording;
 use crate::error::{Error, Result};
+use crate::foreign;
 use crate::gguf::Gguf;
 use crate::model::builders::{Cache, Shape};
 use crate::model::config::Architecture;
@@ -88,7 +89,8 @@ impl Foreign {
     pub fn of_refused(path: &Path, reference: Option<&Path>, refused: Error) -> Result<Foreign> {
         let Ok(mut foreign) = Foreign::of_file(path) else { return Err(refused) };
         let brings = |dump: Dump| !dump.manifest().graphs.is_empty();
-        let recorded = reference.is_some_and(|reference| dump::open(reference, None).is_ok_and(brings));
+        let opened = |path| foreign::open(path, &foreign::Options::default());
+        let recorded = reference.is_some_and(|reference| opened(reference).is_ok_and(brings));
         let built = || builders::build(&foreign.gguf, Shape::step(0, 1, 1, true, Cache::F32)).is_ok();
         let engines = Architecture::ALL.iter().any(|(_, name)| *name == foreign.architecture);
         if engines && !recorded && !built() {
