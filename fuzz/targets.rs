@@ -21,7 +21,7 @@ use parity_dump::Dump;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     ("gguf", gguf),
     ("blocks", blocks),
     ("tokenizer", tokenizer),
@@ -30,6 +30,7 @@ pub const TARGETS: [Target; 12] = [
     ("graph", graph),
     ("printed", printed),
     ("maps", maps),
+    ("foreign", foreign),
     ("suites", suites),
     ("tolerances", tolerances),
     ("reports", reports),
@@ -197,8 +198,40 @@ pub fn maps(bytes: &[u8]) {
     let mut dump = (header.len() as u64).to_le_bytes().to_vec();
     dump.extend(header.as_bytes());
     dump.extend([0; 12]);
-    let (dump, names) = (file("mapped.safetensors", &dump), file("names.json", bytes));
-    if let Ok(dump) = parity::dump::open(&dump, Some(&names)) {
+    let (dump, names) = (file("mapped.safetensors", &dump), file("names.toml", bytes));
+    let options = parity::foreign::Options { names: Some(names), ..Default::default() };
+    if let Ok(dump) = parity::foreign::open(&dump, &options) {
+        read_all(&dump);
+    }
+}
+
+/// Dumps of other engines: as a file; as the pickle of a file of torch's; as an array of numpy's. Every array that is
+/// found lies within its data.
+pub fn foreign(bytes: &[u8]) {
+    use std::io::Write;
+    let Some((&form, bytes)) = bytes.split_first() else { return };
+    let wrapped = |entries: &[(&str, &[u8])]| {
+        let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+        let stored =
+            zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
+        for (name, bytes) in entries {
+            zip.start_file(*name, stored).expect("an entry");
+            zip.write_all(bytes).expect("memory");
+        }
+        zip.finish().expect("memory").into_inner()
+    };
+    let path = match form % 3 {
+        0 => file("foreign.bin", bytes),
+        1 => file("foreign.pt", &wrapped(&[("a/data.pkl", bytes), ("a/data/0", &[7; 256])])),
+        _ => file("foreign.npz", &wrapped(&[("tokens.npy", bytes)])),
+    };
+    let Ok(found) = parity::foreign::read::file(&path) else { return };
+    for array in found.passes.iter().flat_map(|pass| &pass.arrays) {
+        let (element, data) = array.to_dump();
+        assert_eq!(data.len(), array.len() * element.size());
+        assert!(array.integers().is_none_or(|numbers| numbers.len() == array.len()));
+    }
+    if let Ok(dump) = parity::foreign::open(&path, &parity::foreign::Options::default()) {
         read_all(&dump);
     }
 }

@@ -4,6 +4,7 @@
     ARCHS=folder scripts/archs.sh                 first: models, libraries and healthy recordings, kept in a folder
     scripts/arch-faults.py folder [N] [GLOB…]     N mistakes in each architecture (default 10)
         --count C       in C architectures, spread over those whose names match
+        --only NAME     mistakes whose name contains this, at every node of an architecture that has a place for one
         --report FILE   writes what is printed to a file too, with what it was made with
 
 Mistakes are drawn from those that `parity faults --of RECORDING` lists, seeded by the architecture's name, as many
@@ -24,6 +25,7 @@ options = argparse.ArgumentParser(usage=__doc__)
 options.add_argument("folder", type=Path)
 options.add_argument("rest", nargs="*", metavar="[N] [GLOB…]")
 options.add_argument("--count", type=int)
+options.add_argument("--only", default="")
 options.add_argument("--report", type=Path)
 options = options.parse_intermixed_args()
 folder, globs = options.folder, options.rest
@@ -44,8 +46,11 @@ def audit(dump, model):
 
 
 def choose(dump, name):
-    listed = subprocess.run([parity, "faults", "--of", dump], capture_output=True, text=True, check=True).stdout
+    command = [parity, "faults", "--of", dump, *([options.only] if options.only else [])]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     lines = [line.split("\t", 1) for line in listed.splitlines()]
+    if options.only:
+        return lines
     draw = random.Random(name)
     draw.shuffle(lines)
     chosen, names = [], {}
@@ -101,7 +106,8 @@ def architecture(model):
             row.append(result)
             if result.isupper() or result in ("unnamed", "undecided", "not-injected", "among-several"):
                 lines.append(f"    {model.stem}: {spell}: {result} {detail} ({text})")
-    lines.append(f"{model.stem:26} " + " ".join(f"{kind} {row.count(kind)}" for kind in sorted(set(row))))
+    if row:
+        lines.append(f"{model.stem:26} " + " ".join(f"{kind} {row.count(kind)}" for kind in sorted(set(row))))
     return lines, row
 
 
@@ -133,7 +139,8 @@ print(summary)
 if options.report:
     commit = subprocess.run(["git", "-C", root, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout
     head = [
-        f"Mistakes in llama.cpp's own graphs: scripts/arch-faults.py at {commit.strip()}, {per_model} in each architecture,",
+        f"Mistakes in llama.cpp's own graphs: scripts/arch-faults.py at {commit.strip()}, "
+        + (f"every {options.only} of each architecture," if options.only else f"{per_model} in each architecture,"),
         "tiny random models, F32, 12 tokens in the prefill and 3 decode steps.",
         "named: the first origin is the node, and the first name the mistake's; no-effect: every bit is that of the healthy",
         "recording; within-rounding: parity diff finds nothing between the two; anything else is listed.",

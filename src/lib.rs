@@ -34,6 +34,8 @@ pub mod engine;
 
 pub mod dump;
 
+pub mod foreign;
+
 pub mod record;
 
 pub mod inspect;

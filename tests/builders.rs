@@ -46,6 +46,23 @@ fn built_graphs_are_those_that_llama_cpp_computes() {
     }
 }
 
+/// Names too, so that what is computed on a built graph can be compared with a recording node by node.
+#[test]
+fn nodes_of_built_graphs_are_called_as_in_recordings() {
+    for model in MODELS {
+        let gguf = hollow(&head(model));
+        for kind in ["", "-plain-decode"] {
+            let recorded = recorded(model, kind);
+            let built = built(&gguf, Shape::of(&recorded)).graph;
+            let names = |graph: &Graph| {
+                let labels = parity_graph::label::labels(graph).into_iter().flatten();
+                labels.map(|label| label.to_string()).collect::<Vec<_>>()
+            };
+            assert_eq!(names(&built), names(&recorded), "{model}{kind}");
+        }
+    }
+}
+
 #[test]
 fn neither_form_of_attention_nor_padding_nor_the_step_is_wiring() {
     for model in MODELS {

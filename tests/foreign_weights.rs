@@ -121,7 +121,7 @@ fn another_models_weights_are_one_answer() {
     // The same numbers in another order: as large, and nobody's.
     says(
         |_, _, values| values.reverse(),
-        &[SAID, "29 of 29 products with weights differ", "embed and the norms too"],
+        &[SAID, "29 of 29 weight matmuls differ", "embed and the norms too"],
     );
 }
 

@@ -141,6 +141,21 @@ fn vocabularies() -> Vec<Vec<u8>> {
     vec![bpe.bytes(), spm.bytes()]
 }
 
+/// A file of torch's as it is, its pickle alone, and an array of numpy's: each behind the form that it is tried in.
+fn foreign() -> Vec<Vec<u8>> {
+    let file = fs::read(root().join("tests/data/foreign/typed.pt")).unwrap();
+    let mut archive = zip::ZipArchive::new(std::io::Cursor::new(&file)).unwrap();
+    let name = archive.file_names().flatten().find(|name| name.ends_with("data.pkl")).unwrap().into_owned();
+    let mut pickle = vec![1];
+    std::io::copy(&mut archive.by_name(&name).unwrap(), &mut pickle).unwrap();
+    let header = "{'descr': '<i4', 'fortran_order': True, 'shape': (2, 3), }\n";
+    let mut array = b"\x02\x93NUMPY\x01\0".to_vec();
+    array.extend((header.len() as u16).to_le_bytes());
+    array.extend(header.as_bytes());
+    array.extend([1; 24]);
+    vec![[vec![0], file].concat(), pickle, array]
+}
+
 fn safetensors() -> Vec<Vec<u8>> {
     let file = |header: &str, n: usize| {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -189,7 +204,8 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
         "safetensors" => safetensors(),
         "graph" => files("crates/parity-graph/tests/graphs").into_iter().chain(files("tests/data/graphs")).collect(),
         "printed" => vec![fs::read(root().join("tests/data/eval-callback.txt")).unwrap()[..6000].to_vec()],
-        "maps" => vec![text(r#"{"h":"embed"}"#), text(r#"{"h":"blk.0.ffn_out","x":"logits"}"#)],
+        "maps" => vec![text("\"h\" = \"embed\"\n"), text("prefix = [\"m.\"]\n\"h\" = { id = \"blk.0.ffn_out\", layout = \"TD\", columns = \"0..W/2\", rows = [0], scale = 2.0 }\n\"x.{n}\" = [{ id = \"blk.{n}.q\", transpose = [1, 0], shards = \"sum\" }]\n")],
+        "foreign" => foreign(),
         "suites" => files("suites").into_iter().filter(|bytes| bytes.starts_with(b"#") || bytes.starts_with(b"name")).chain([text(
             "name = \"x\"\n[prompts]\np = \"a\"\nt = { tokens = [1, 2] }\n[models]\nm = \"m.gguf\"\n[[case]]\nname = \"a\"\nmodel = [\"m\"]\nprompt = [\"p\", \"t\"]\nchunk = [1, 2]\nretries = 1\nwaive = [{ checkpoint = \"*\", reason = \"r\", until = \"2027-01-01\" }]\ntolerance = [{ checkpoint = \"*\", atol = 1.0 }]\n",
         )]).collect(),

@@ -6,10 +6,11 @@ use std::path::Path;
 use parity::audit::AuditRows;
 use parity::checkpoint::{Checkpoint, Kind};
 use parity::compare::argmax;
-use parity::dump::{self, Recording};
+use parity::dump::Recording;
 use parity::engine::cpu::CpuEngine;
 use parity::engine::device::Device;
 use parity::engine::{Batch, Engine};
+use parity::foreign;
 use parity::jobs::run::{RunOptions, run};
 use parity::model::Model;
 use parity::numerics::Numerics;
@@ -27,7 +28,7 @@ pub fn against(out: &str, path: &str, references: &[&str]) -> Outcome {
     let model = Model::open(Path::new(path))?;
     let (mut body, mut failures) = (json!({}), Vec::new());
     for path in references {
-        let reference = dump::open(Path::new(path), None)?;
+        let reference = foreign::open(Path::new(path), &foreign::Options::default())?;
         let name = Path::new(path).file_name().map_or(path.to_string(), |n| n.to_string_lossy().into_owned());
         let mut entry = json!({
             "producer": reference.producer(), "tokens": reference.tokens().len(),

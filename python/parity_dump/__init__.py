@@ -9,17 +9,14 @@
         with dump.step(tokens):
             dump.tensor("embed", h0)
 
-    parity_dump.merge(["rank0", "rank1"], "out")  # of a tensor-parallel engine
-
 Arrays are numpy arrays, torch tensors on any device, or anything with `__array__`. Only numpy is needed.
 """
 
 from ._arrays import Bf16
-from ._merge import merge
 from ._save import save
 from ._writer import DumpError, Writer
 
-__all__ = ["Bf16", "DumpError", "Writer", "capture", "merge", "save"]
+__all__ = ["Bf16", "DumpError", "Writer", "capture", "save"]
 __version__ = "0.1.0"
 
 

@@ -54,13 +54,14 @@ def another_layer(name, array, held={}):
 
 transformers.utils.logging.disable_progress_bar()
 
-# Family, what is spoilt, where `inspect` says it and how, where an audit of the tensors says it and how; the order in
+# Family, what is spoilt, where `inspect` says it and how, where an audit of the tensors says it and how (a weight that is
+# not in the file any more has no name); the order in
 # which rows of queries and keys are captured.
 WRONG = [
     ("llama", not_permuted, ("blk.0.attn_q.weight", "linear.qk_permuted"), ("blk.0.q_rope", "rope.interleaved"), "hf"),
     ("gemma3", one_norm_without_one, ("blk.1.ffn_norm.weight", "norm.unit_offset"), ("blk.1.ffn_norm", "norm.unit_offset"), None),
     ("qwen3moe", two_experts_exchanged, ("blk.1.ffn_up_exps.weight", "moe.expert_index"), ("blk.1.ffn_moe_", None), None),
-    ("llama", another_layer, ("blk.1.attn_output.weight", "linear.wrong_layer"), ("blk.1.attn_out", "linear.wrong_layer"), None),
+    ("llama", another_layer, ("blk.1.attn_output.weight", "linear.wrong_layer"), ("blk.1.attn_out", None), None),
 ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::output::OutputArgs;
 use super::progress::Progress;
-use super::shared::{self, ModelArgs, SelectArgs};
+use super::shared::{self, ForeignArgs, ModelArgs, SelectArgs};
 use super::{Outcome, exit_code};
 use crate::audit::AuditRows;
 use crate::dump::Recording;
@@ -20,13 +20,12 @@ use crate::sensitivity;
 /// Flags of `parity audit`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Dump that is judged: a folder, or one .safetensors file
+    /// Dump that is judged: of parity, or of another engine in a format that docs/dumps.md lists
     dump: PathBuf,
     #[command(flatten)]
     model: ModelArgs,
-    /// JSON file that translates the dump's tensor names: {"model.norm": "final_norm"}
-    #[arg(long, value_name = "FILE")]
-    names: Option<PathBuf>,
+    #[command(flatten)]
+    foreign: ForeignArgs,
     /// The arithmetic of the dump's producer, whatever the dump declares: f32, `bf16 storage=bf16 kv=bf16`, … Where
     /// nobody declares it, it is found
     #[arg(long, value_name = "WORDS")]
@@ -50,8 +49,10 @@ pub struct Args {
 pub fn main(args: &Args) -> Outcome {
     shared::set_threads(args.threads)?;
     let folder = args.output.folder()?;
-    let mut recording = shared::open_declared(&args.dump, args.names.as_deref(), args.numerics)?;
-    let path = match args.model.path()? {
+    let given = args.model.path()?;
+    let mut recording =
+        shared::open_declared(&args.dump, &args.foreign.options(given.as_deref()), args.numerics)?;
+    let path = match given {
         Some(path) => path,
         None => references::model_of(&args.dump, &recording.manifest().model)?,
     };

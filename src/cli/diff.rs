@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use super::Outcome;
 use super::output::OutputArgs;
-use super::shared::{self, AuditArgs, ModelArgs, SelectArgs, ToleranceArgs};
+use super::shared::{self, AuditArgs, ForeignArgs, ModelArgs, SelectArgs, ToleranceArgs};
+use crate::foreign;
 use crate::jobs::diff::{Options, diff};
 use crate::numerics::Numerics;
 use crate::record::import::is_partial;
@@ -13,13 +14,12 @@ use crate::recorded::{self, Foreign};
 /// Flags of `parity diff`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Dump that is judged: a folder, or one .safetensors file
+    /// Dump that is judged: of parity, or of another engine in a format that docs/dumps.md lists
     candidate: PathBuf,
     /// Dump that it is compared with
     reference: PathBuf,
-    /// JSON file that translates the candidate's tensor names: {"model.norm": "final_norm"}
-    #[arg(long, value_name = "FILE")]
-    names: Option<PathBuf>,
+    #[command(flatten)]
+    foreign: ForeignArgs,
     /// The arithmetic of the candidate's producer, whatever its dump declares: f32, `bf16 storage=bf16 kv=bf16`, …
     /// Where nobody declares it, it is found
     #[arg(long, value_name = "WORDS")]
@@ -42,9 +42,14 @@ pub struct Args {
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
-    let mut candidate = shared::open_declared(&args.candidate, args.names.as_deref(), args.numerics)?;
-    let mut reference = shared::open_declared(&args.reference, None, args.reference_numerics)?;
     let path = args.model.path()?;
+    let told = args.foreign.options(path.as_deref());
+    let untold = foreign::Options { model: path.clone(), ..foreign::Options::default() };
+    // A map is of the side that is another engine's.
+    let turned = told.is_told() && foreign::is_native(&args.candidate);
+    let (ours, theirs) = if turned { (&untold, &told) } else { (&told, &untold) };
+    let mut candidate = shared::open_declared(&args.candidate, ours, args.numerics)?;
+    let mut reference = shared::open_declared(&args.reference, theirs, args.reference_numerics)?;
     let mut orders: Vec<String> = Vec::new();
     for (side, dump) in [("candidate", &mut candidate), ("reference", &mut reference)] {
         let order = path.as_deref().map(|path| recorded::settle(dump, path)).transpose()?.flatten();

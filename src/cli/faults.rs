@@ -11,10 +11,10 @@ use serde::Serialize;
 use super::output::print;
 use super::{Outcome, Verdict, exit_code};
 use crate::audit::recorded::Graphs;
-use crate::dump;
 use crate::error::{Error, Result};
 use crate::faults::catalogue::graphs;
 use crate::faults::{Fault, catalogue};
+use crate::foreign;
 
 /// Flags of `parity faults`.
 #[derive(clap::Args)]
@@ -72,7 +72,7 @@ impl Entry {
     fn of_graphs(entry: &'static graphs::Entry) -> Entry {
         let graphs::Entry { name, summary, place, fix, ops } = *entry;
         let nodes = ops.iter().map(Op::name).collect();
-        let made_by = catalogue::precision::find(name).is_none().then_some("parity record");
+        let made_by = catalogue::precision::find(name).is_none().then_some("parity run, parity record");
         Entry { name, summary, place, fix, parameter: None, nodes, silent: None, made_by }
     }
 
@@ -107,7 +107,7 @@ pub fn main(args: &Args) -> Outcome {
 
 /// One line for each mistake at each node of a recording: as `--inject` takes it, and what it is.
 fn of_recording(path: &Path, wanted: &str) -> Result<String> {
-    let dump = dump::open(path, None)?;
+    let dump = foreign::open(path, &foreign::Options::default())?;
     if dump.manifest().graphs.is_empty() {
         return Err(Error::file(path, "brings no graph").hint("record it again with this parity's tap"));
     }
@@ -166,7 +166,8 @@ fn table(entries: &[Entry]) -> String {
     format!(
         "{}\n\n{} faults. Inject one: parity run -p \"def read_lines(path):\" --inject rope.base@3\n\
          In one node: data.zero@blk.3.v    with an argument: rope.base=500000@0..3    everywhere: linear.no_bias\n\
-         Those of OPS are made in a recording: parity record --inject moe.top_k@blk.1.ffn_moe_out -- PROGRAM …\n",
+         Those of OPS are made in graphs: parity run -m MODEL --inject moe.top_k@blk.1.ffn_moe_out, of models that run op \
+         by op,\nand in llama.cpp itself: parity record --inject moe.top_k@blk.1.ffn_moe_out -- PROGRAM …\n",
         lines.join("\n"),
         entries.len()
     )

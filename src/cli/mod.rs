@@ -19,6 +19,7 @@ mod faults;
 mod gate;
 mod inspect;
 mod manual;
+mod map;
 mod output;
 mod progress;
 mod record;
@@ -57,6 +58,8 @@ enum Command {
     DiffReports(diff_reports::Args),
     /// What a GGUF file or a dump holds, and what looks wrong in it.
     Inspect(inspect::Args),
+    /// Which tensor of another engine's dump is which checkpoint, by its values: a map for --names.
+    Map(map::Args),
     /// One checkpoint of a report in sentences: what the node computes, what was found, which code to look at.
     Explain(explain::Args),
     /// What is here (GPU, llama.cpp, models), and what to install for what is not.
@@ -82,6 +85,7 @@ pub fn main() -> ExitCode {
         Command::Gate(args) => gate::main(&args),
         Command::DiffReports(args) => diff_reports::main(&args),
         Command::Inspect(args) => inspect::main(&args),
+        Command::Map(args) => map::main(&args),
         Command::Explain(args) => explain::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Completions(args) => manual::completions(&args),

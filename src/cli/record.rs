@@ -10,8 +10,8 @@ use super::output::print;
 use super::run::PromptArgs;
 use super::{Outcome, exit_code, record_builtin, shared};
 use crate::error::{Error, Result};
+use crate::gguf::Gguf;
 use crate::memory::size;
-use crate::model::Model;
 use crate::record::import::{ImportOptions, Imported, import};
 use crate::record::{Options, Summary, record};
 use crate::report::{Verdict, words};
@@ -124,7 +124,7 @@ fn record_program(args: &Args, filter: Filter) -> Result<Summary> {
 /// Makes a dump of a printed text, and says how much of the tensors it holds.
 fn imported(args: &Args, printed: &Path) -> Outcome {
     let (prompt, tokens) = match &args.model {
-        Some(model) if args.prompt.is_given() => args.prompt.read(&Model::open(model)?)?,
+        Some(model) if args.prompt.is_given() => args.prompt.read(&Gguf::open(model)?)?,
         None if args.prompt.text()?.is_some() => {
             return Err(Error::new("parity record --import", "a prompt is tokenized with its model")
                 .expected("-m MODEL beside the prompt")

@@ -1,19 +1,19 @@
 //! `parity run`: the instrumented engine on a prompt, compared with llama.cpp.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::Outcome;
 use super::output::OutputArgs;
 use super::progress::Progress;
 use super::shared::{self, AuditArgs, ModelArgs, SelectArgs, ToleranceArgs};
-use crate::dump;
 use crate::engine::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::faults::inject::{self, Spec};
+use crate::gguf::Gguf;
+use crate::jobs::machine;
 use crate::jobs::run::{RunOptions, run};
-use crate::model::Model;
 use crate::numerics::Numerics;
-use crate::recorded;
+use crate::recorded::Foreign;
 use crate::report::Report;
 use crate::tokenizer::Tokenizer;
 
@@ -51,7 +51,7 @@ pub struct Args {
     isolate: bool,
     /// Make a mistake on purpose, to see what parity says of it: FAULT[=VALUE][@LAYER or @CHECKPOINT]; `parity faults` lists them; several allowed
     #[arg(long, value_name = "FAULT")]
-    inject: Vec<Spec>,
+    inject: Vec<String>,
     /// Threads; all cores where absent
     #[arg(short, long, value_name = "N", value_parser = shared::at_least_one())]
     threads: Option<usize>,
@@ -96,10 +96,10 @@ impl PromptArgs {
     }
 
     /// The text, and the tokens: none where neither was given.
-    pub fn read(&self, model: &Model) -> Result<(Option<String>, Vec<u32>)> {
+    pub fn read(&self, gguf: &Gguf) -> Result<(Option<String>, Vec<u32>)> {
         let text = self.text()?;
         let tokens = match &text {
-            Some(text) => Tokenizer::from_gguf(&model.gguf)?.encode(text)?,
+            Some(text) => Tokenizer::from_gguf(gguf)?.encode(text)?,
             None => self.tokens.clone(),
         };
         Ok((text, tokens))
@@ -113,15 +113,7 @@ pub fn main(args: &Args) -> Outcome {
     if let Some(dir) = &args.dump {
         shared::room_for_a_dump("--dump", dir, args.force)?;
     }
-    let path = args.model.path()?;
-    if let Some(report) = of_its_graph(args, path.as_deref())? {
-        return args.output.deliver(folder, report);
-    }
-    let model = shared::model(path.as_ref())?;
-    let (prompt, tokens) = args.prompt.read(&model)?;
-    let options = RunOptions {
-        tokens,
-        prompt,
+    let mut options = RunOptions {
         n_predict: args.n_predict,
         reference: args.reference.clone(),
         dump: args.dump.clone(),
@@ -134,9 +126,21 @@ pub fn main(args: &Args) -> Outcome {
         pictures: folder.is_some(),
         isolated: args.isolate,
         audit: args.audit.rows(),
+        ..RunOptions::default()
     };
+    let path = args.model.path()?;
+    let model = match shared::model(path.as_ref()) {
+        Ok(model) => model,
+        Err(refused) => {
+            let Some(path) = path else { return Err(refused) };
+            let foreign = Foreign::of_refused(&path, args.reference.as_deref(), refused)?;
+            return args.output.deliver(folder, on_its_graph(args, &foreign, options)?);
+        }
+    };
+    (options.prompt, options.tokens) = args.prompt.read(&model.gguf)?;
     let mut graph = model.graph.clone();
-    let planted = inject::plant(&mut graph, &args.inject, &model)?;
+    let specs = args.inject.iter().map(|text| text.parse()).collect::<Result<Vec<Spec>>>()?;
+    let planted = inject::plant(&mut graph, &specs, &model)?;
     let progress = Progress::new("running");
     let mut report = run(&model, &graph, &options, &|done, all| progress.set(done, all))?;
     drop(progress);
@@ -146,29 +150,10 @@ pub fn main(args: &Args) -> Outcome {
     args.output.deliver(folder, report)
 }
 
-/// Runs the graph that a reference brings, where parity has none of its own for the model.
-fn of_its_graph(args: &Args, path: Option<&Path>) -> Result<Option<Report>> {
-    let (Some(path), Some(reference)) = (path, &args.reference) else { return Ok(None) };
-    let dump = dump::open(reference, None)?;
-    if Model::open(path).is_ok() {
-        return Ok(None);
-    }
-    let Err(foreign) = recorded::open(path, &[&dump])? else { return Ok(None) };
-    if args.prompt.is_given() || args.n_predict.is_some() || args.chunk.is_some() {
-        return Err(Error::file(path, "is of an architecture that is run by a recorded graph, in its steps")
-            .expected("--reference alone")
-            .found("a prompt, -n or --chunk")
-            .hint("record that prompt with llama.cpp, and name it with --reference"));
-    }
-    if !args.inject.is_empty() || args.isolate || args.dump.is_some() {
-        return Err(Error::file(path, "is of an architecture that is run by a recorded graph")
-            .expected("neither --inject nor --isolate nor --dump"));
-    }
-    let options = recorded::RunOptions {
-        selection: args.select.selection()?,
-        tolerances: args.tolerance.tolerances()?,
-        numerics: args.numerics,
-        allow_missing: args.select.allow_missing,
-    };
-    recorded::run(&dump, &foreign, &options).map(Some)
+/// Runs a graph op by op, where parity has no nodes of its own for the model.
+fn on_its_graph(args: &Args, foreign: &Foreign, mut options: RunOptions) -> Result<Report> {
+    (options.prompt, options.tokens) = args.prompt.read(&foreign.gguf)?;
+    let mistakes = args.inject.iter().map(|text| text.parse()).collect::<Result<Vec<_>>>()?;
+    let progress = Progress::new("running");
+    machine::run(foreign, &mistakes, &options, &|done, all| progress.set(done, all))
 }

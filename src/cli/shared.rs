@@ -9,8 +9,8 @@ use parity_dump::manifest::MANIFEST_FILE;
 
 use crate::audit::AuditRows;
 use crate::compare::{Tolerance, Tolerances};
-use crate::dump;
 use crate::error::{Error, Result};
+use crate::foreign;
 use crate::hub;
 use crate::model::Model;
 use crate::numerics::Numerics;
@@ -36,6 +36,26 @@ impl ModelArgs {
             (None, Some(name)) => hub::model(name).map(Some),
             (None, None) => Ok(None),
         }
+    }
+}
+
+/// How a dump of another engine is read.
+#[derive(Args)]
+pub struct ForeignArgs {
+    /// TOML file that translates tensor names ("layers.{n}.wq" = "blk.{n}.q"), or one of hf, hf-gemma, vllm, sglang,
+    /// candle, llama.cpp; one that fits is looked for where none is given
+    #[arg(long, value_name = "MAP")]
+    names: Option<PathBuf>,
+    /// Token ids by position, where the dump of another engine does not hold them: 1,2,3
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    tokens: Option<Vec<u32>>,
+}
+
+impl ForeignArgs {
+    /// What they mean, with the model whose widths a map may need.
+    pub fn options(&self, model: Option<&Path>) -> foreign::Options {
+        let (names, tokens) = (self.names.clone(), self.tokens.clone());
+        foreign::Options { names, tokens, model: model.map(Path::to_owned) }
     }
 }
 
@@ -101,8 +121,8 @@ impl ToleranceArgs {
 }
 
 /// A dump whose arithmetic a flag may declare.
-pub fn open_declared(path: &Path, names: Option<&Path>, numerics: Option<Numerics>) -> Result<Dump> {
-    let mut dump = dump::open(path, names)?;
+pub fn open_declared(path: &Path, how: &foreign::Options, numerics: Option<Numerics>) -> Result<Dump> {
+    let mut dump = foreign::open(path, how)?;
     if let Some(numerics) = numerics {
         dump.declare(numerics.to_string());
     }
@@ -173,5 +193,8 @@ pub fn set_threads(threads: Option<usize>) -> Result<()> {
             .found(threads));
     }
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
-    pool.build_global().map_err(|e| Error::new("--threads", e))
+    pool.build_global().map_err(|e| {
+        Error::new("--threads", e)
+            .hint("where memory or processes are limited, a thread may not start: fewer, or a larger limit")
+    })
 }

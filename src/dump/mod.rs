@@ -1,12 +1,11 @@
 //! Recorded rows by token position, wherever they are kept: the only place where engine and comparison meet.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
-use std::path::Path;
 
 use crate::checkpoint::Checkpoint;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::scalar::{in_lanes, vectorized};
 use crate::tensor::Matrix;
 use parity_dump::manifest::{Manifest, Producer};
@@ -188,69 +187,6 @@ impl Recording for Dump {
     fn seen(&self, checkpoint: Checkpoint) -> &[SeenPart] {
         self.seen(checkpoint)
     }
-}
-
-/// Opens a dump: a folder, or one `.safetensors` file whose tensor names a map file may translate.
-///
-/// The map is a JSON object of tensor name to checkpoint id.
-pub fn open(path: &Path, names: Option<&Path>) -> Result<Dump> {
-    let Some(names) = names else { return each_position_once(Dump::open(path)?, path) };
-    if path.is_dir() {
-        return Err(Error::file(path, "--names translates the tensor names of one .safetensors file")
-            .found("a folder, whose tensors are named by checkpoint ids")
-            .hint("parity inspect DUMP lists its tensors"));
-    }
-    let text = crate::files::read(names, crate::files::TEXT_BYTES_MAX)?;
-    let map: BTreeMap<String, Checkpoint> = serde_json::from_str(&text).map_err(|e| {
-        Error::file(names, format!("is no name map: {e}")).expected(r#"{"model.norm": "final_norm", …}"#)
-    })?;
-    each_position_once(parity_dump::single::open(path, &map)?, path)
-}
-
-/// Refuses a dump whose steps hold a position twice: which of its rows are those of the token, nobody knows.
-fn each_position_once(dump: Dump, path: &Path) -> Result<Dump> {
-    let mut known = BTreeSet::new();
-    for (index, step) in dump.manifest().steps.iter().enumerate() {
-        if let Some(twice) = step.positions.iter().find(|position| !known.insert(**position)) {
-            return Err(Error::file(path, format!("position {twice} is recorded twice"))
-                .expected("each position in one step, once")
-                .found(format!("it again among the positions of step {index}"))
-                .hint(
-                    "`positions` of a step are those of its token rows, counted from the start of the text",
-                ));
-        }
-    }
-    Ok(dump)
-}
-
-/// Names that are spelt out in a sentence.
-const NAMED_MAX: usize = 4;
-
-/// What a reader must know of the tensor names of the `side`'s dump: those that are no checkpoint, and those of
-/// the map that are no tensor.
-pub fn names_not_understood(dump: &Dump, side: &str) -> Vec<String> {
-    let first = |names: &[String]| {
-        let more = if names.len() > NAMED_MAX { ", …" } else { "" };
-        names[..names.len().min(NAMED_MAX)].join(", ") + more
-    };
-    let (foreign, unused) = (dump.foreign(), dump.unused_names());
-    let mut notes = Vec::new();
-    if !foreign.is_empty() {
-        notes.push(format!(
-            "tensors of the {side} that were not looked at, since their names are no checkpoint: {} ({}); \
-             --names MAP.json translates them",
-            foreign.len(),
-            first(foreign)
-        ));
-    }
-    if !unused.is_empty() {
-        notes.push(format!(
-            "names of the map that the {side} has no tensor of: {} ({})",
-            unused.len(),
-            first(unused)
-        ));
-    }
-    notes
 }
 
 impl From<DumpError> for Error {

@@ -47,12 +47,16 @@ fn fixed(text: &str) -> Option<Checkpoint> {
     text.parse().ok().filter(|checkpoint: &Checkpoint| checkpoint.kind().is_fixed())
 }
 
-fn parse_place(text: &str, place: &str) -> Result<Place> {
-    let layers = match place.split_once("..") {
+/// `3` or `0..3`: the first and the last layer.
+pub(super) fn layers(place: &str) -> Option<(u32, u32)> {
+    match place.split_once("..") {
         Some((first, last)) => first.parse().ok().zip(last.trim_start_matches('=').parse().ok()),
         None => place.parse().ok().map(|layer| (layer, layer)),
-    };
-    if let Some((first, last)) = layers {
+    }
+}
+
+fn parse_place(text: &str, place: &str) -> Result<Place> {
+    if let Some((first, last)) = layers(place) {
         return Ok(Place::Layers(first, last));
     }
     fixed(place).map(Place::Node).ok_or_else(|| {
@@ -197,7 +201,7 @@ fn unknown(name: &str) -> Error {
 }
 
 /// Letters to insert, delete or replace to get from one word to the other (Levenshtein, 1966).
-fn distance(a: &str, b: &str) -> usize {
+pub(super) fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, letter) in a.chars().enumerate() {

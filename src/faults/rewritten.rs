@@ -8,44 +8,68 @@ use parity_graph::{Graph, Id, Op, Params, fault};
 
 use super::{catalogue, precision};
 use crate::audit::recorded::{Named, Names, Sight, Suspect, hypotheses, judge};
-use crate::engine::machine::{Carried, compute};
-use crate::gguf::{DType, TensorRef};
+use crate::engine::machine::{Carried, Number, Unknown, compute};
+use crate::gguf::{DType, Gguf, TensorRef};
 use crate::ops::source::Data;
 use crate::ops::{Args, Rule, Source, Strided, rule};
 use crate::report::{Diagnosis, Tried};
 use crate::scalar::Scalar;
 
 /// What a rewrite reads besides the node's own sources.
-pub enum Other<'a> {
+pub enum Other<'a, S> {
     /// A weight of the model file.
     Weight(TensorRef<'a>),
     /// Values in the shape of the tensor that they stand for.
-    Values(Vec<f64>),
+    Values(Vec<S>),
 }
 
 /// Memory that a rewritten node borrows from.
-#[derive(Default)]
-pub struct Scratch {
+pub struct Scratch<S> {
     params: Params,
-    values: Vec<f64>,
+    values: Vec<S>,
+}
+
+impl<S> Default for Scratch<S> {
+    fn default() -> Self {
+        Scratch { params: Params::default(), values: Vec::new() }
+    }
 }
 
 /// A node as a mistake makes it.
-pub enum Rewritten<'a> {
+pub enum Rewritten<'a, S> {
     /// Computed by this rule from these sources, and edited then, if at all.
-    Computed(&'static Rule, Args<'a, f64>, Option<Edit>),
+    Computed(&'static Rule, Args<'a, S>, Option<Edit>),
     /// Values that are passed on.
-    Passed(Vec<f64>),
+    Passed(Vec<S>),
+}
+
+impl<S: Number> Rewritten<'_, S> {
+    /// What the node comes to.
+    ///
+    /// # Errors
+    /// What the rule refuses.
+    pub fn values(self) -> Result<Vec<S>, Unknown> {
+        match self {
+            Rewritten::Passed(values) => Ok(values),
+            Rewritten::Computed(rule, args, edit) => {
+                let mut values = compute(rule, &args)?;
+                if let Some(edit) = edit {
+                    edit_values(edit, args.shape[3], &mut values);
+                }
+                Ok(values)
+            }
+        }
+    }
 }
 
 /// The node under a change; `None` where the change has no place in it.
-pub fn rewrite<'a>(
+pub fn rewrite<'a, S: Number>(
     op: &Op,
-    args: &'a Args<'a, f64>,
+    args: &'a Args<'a, S>,
     change: &Change,
-    other: Option<Other<'a>>,
-    scratch: &'a mut Scratch,
-) -> Option<Rewritten<'a>> {
+    other: Option<Other<'a, S>>,
+    scratch: &'a mut Scratch<S>,
+) -> Option<Rewritten<'a, S>> {
     let mut sources = args.sources.clone();
     scratch.params = *args.params;
     let (mut op, mut edited) = (op.clone(), None);
@@ -79,10 +103,11 @@ pub fn rewrite<'a>(
         Change::SourceEdit { slot, edit } => {
             let source = args.get(*slot)?;
             let shape = source.shape();
-            scratch.values = edit_values(*edit, shape[3], &source.values());
+            scratch.values = source.values().into_owned();
+            edit_values(*edit, shape[3], &mut scratch.values);
             // An edited weight is held in the type of the weight.
             if source.dtype == DType::F32 {
-                scratch.values.iter_mut().for_each(|value| *value = f64::from(*value as f32));
+                scratch.values.iter_mut().for_each(|value| *value = S::from_f64(f64::from(value.to_f32())));
             }
             let values = Strided::whole(&scratch.values[..], shape);
             sources[*slot] = Some(Source { dtype: source.dtype, data: Data::Values(values) });
@@ -103,11 +128,11 @@ fn set(params: &mut Params, words: &[(usize, u32)]) {
     words.iter().for_each(|&(word, bits)| params.0[word] = bits);
 }
 
-/// Rows of `width` values, edited.
-fn edit_values<S: Scalar>(edit: Edit, width: usize, values: &[S]) -> Vec<f64> {
+/// Edits rows of `width` values.
+fn edit_values<S: Scalar>(edit: Edit, width: usize, values: &mut [S]) {
     let mut edited: Vec<f64> = values.iter().map(|value| value.to_f64()).collect();
     edit.apply(width, &mut edited);
-    edited
+    values.iter_mut().zip(edited).for_each(|(value, edited)| *value = S::from_f64(edited));
 }
 
 /// A value that is passed on unchanged is rounded at most once.
@@ -151,10 +176,7 @@ pub fn diagnose(suspect: &Suspect<'_>) -> Names {
 fn digest(suspect: &Suspect<'_>, change: &Change) -> u64 {
     let mut digest = DefaultHasher::new();
     let _ = with(suspect, change, |rewritten| {
-        let values = match rewritten {
-            Rewritten::Passed(values) => values,
-            Rewritten::Computed(rule, args, _) => compute::<f64>(rule, &args).ok()?,
-        };
+        let values = rewritten.values().ok()?;
         for (_, value) in values.iter().enumerate().filter(|(i, _)| (suspect.sight.looked_at)(*i)) {
             // Zeros of both signs are one.
             (value + 0.0).to_bits().hash(&mut digest);
@@ -168,11 +190,13 @@ fn digest(suspect: &Suspect<'_>, change: &Change) -> u64 {
 fn with<T>(
     suspect: &Suspect<'_>,
     change: &Change,
-    see: impl FnOnce(Rewritten<'_>) -> Option<T>,
+    see: impl FnOnce(Rewritten<'_, f64>) -> Option<T>,
 ) -> Option<T> {
     let Suspect { node, args, .. } = *suspect;
     let other = match change {
-        Change::Source { with: Some(id), .. } => Some(other(suspect, *id)?),
+        Change::Source { with: Some(id), .. } => {
+            Some(other(&node.program.graph, suspect.gguf, *id, suspect.others)?)
+        }
         _ => None,
     };
     let mut scratch = Scratch::default();
@@ -260,15 +284,19 @@ fn carried(change: &Change, carried: &[Option<Carried>]) -> Vec<Option<Carried>>
     carried
 }
 
-/// A tensor of the same graph that the node does not read.
-fn other<'a>(suspect: &Suspect<'a>, id: Id) -> Option<Other<'a>> {
-    let graph: &Graph = &suspect.node.program.graph;
+/// A tensor of the same graph that a node does not read; `others` has the values of what is no weight.
+pub fn other<'a, S>(
+    graph: &Graph,
+    gguf: &'a Gguf,
+    id: Id,
+    others: &dyn Fn(Id) -> Option<Vec<S>>,
+) -> Option<Other<'a, S>> {
     let origin = graph.origin(id);
-    if let Some(weight) = suspect.gguf.tensor(&graph.get(origin).name) {
+    if let Some(weight) = gguf.tensor(&graph.get(origin).name) {
         return (origin == id).then_some(Other::Weight(weight));
     }
     let same = graph.get(origin).elements() == graph.get(id).elements();
-    (suspect.others)(origin).filter(|_| same).map(Other::Values)
+    others(origin).filter(|_| same).map(Other::Values)
 }
 
 /// Mistakes that are seen in the values alone, whatever the node computes.

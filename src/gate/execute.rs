@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::ProblemKind;
 use super::suite::{Case, Input};
 use crate::audit::AuditRows;
-use crate::dump;
 use crate::engine::device;
 use crate::error::{Error, Result};
 use crate::faults::inject;
+use crate::foreign;
 use crate::jobs::run::{RunOptions, run};
 use crate::jobs::{audit, diff};
 use crate::model::Model;
@@ -108,7 +108,9 @@ impl Engine {
 
 /// Compares a dump with the case's reference, or audits it by itself.
 fn judge_dump(case: &Case, path: &Path, model: &Model, pictures: bool) -> Result<Report> {
-    let dump = dump::open(path, None)?;
+    let of_model =
+        foreign::Options { model: Some(model.gguf.path().to_owned()), ..foreign::Options::default() };
+    let dump = foreign::open(path, &of_model)?;
     let (selection, rows) = (case.selection.clone(), AuditRows::default());
     let allow_missing = case.allow.contains(&ProblemKind::MissingCheckpoints);
     let Some(reference) = &case.reference else {
@@ -116,7 +118,7 @@ fn judge_dump(case: &Case, path: &Path, model: &Model, pictures: bool) -> Result
     };
     let tolerances = case.tolerances.clone();
     let how = diff::Options { selection, tolerances, allow_missing, pictures, audit: Some(rows) };
-    diff::diff(&dump, &dump::open(reference, None)?, Some(model), &how)
+    diff::diff(&dump, &foreign::open(reference, &of_model)?, Some(model), &how)
 }
 
 /// What is not there, and where the suite's models are looked for.

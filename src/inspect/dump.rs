@@ -12,7 +12,8 @@ use super::stats::{RowKind, Stats, Sums};
 use super::{Finding, Level};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Graphs;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::foreign;
 
 /// What a dump holds.
 #[derive(Clone, Debug, Serialize)]
@@ -81,7 +82,7 @@ pub struct CheckpointReport {
 
 /// Reads everything, every value included.
 pub fn inspect(path: &Path) -> Result<DumpInspection> {
-    let dump = Dump::open(path).map_err(|error| Error::new(error, "cannot be inspected"))?;
+    let dump = foreign::open(path, &foreign::Options::default())?;
     let manifest = dump.manifest();
     let positions: BTreeSet<u32> =
         manifest.steps.iter().flat_map(|step| step.positions.iter().copied()).collect();

@@ -81,9 +81,12 @@ impl Inspection {
     }
 }
 
+/// How the names of files end that are dumps.
+const DUMPS: [&str; 4] = ["safetensors", "npz", "pt", "pth"];
+
 /// Reads all of a model, or of a dump.
 pub fn inspect(path: &Path) -> Result<Inspection> {
-    if path.is_dir() || path.extension().is_some_and(|extension| extension == "safetensors") {
+    if path.is_dir() || path.extension().is_some_and(|ending| DUMPS.iter().any(|known| ending == *known)) {
         return Ok(Inspection::Dump(Box::new(dump::inspect(path)?)));
     }
     Ok(Inspection::Model(Box::new(model::inspect(path)?)))

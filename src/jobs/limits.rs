@@ -1,6 +1,7 @@
 //! What a run may ask of a model and of this machine: told before it begins.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use super::plan::Plan;
 use super::run::RunOptions;
@@ -25,19 +26,39 @@ fn engine_bytes(options: &RunOptions) -> u64 {
     if options.numerics.products == Products::F64 { 8 } else { 4 }
 }
 
+/// What bounds the positions of a run of a model.
+#[derive(Clone, Copy)]
+pub struct Room<'a> {
+    /// The model file.
+    pub file: &'a Path,
+    /// Its context length.
+    pub context: usize,
+    /// Values that all caches together keep of one position.
+    pub cached: u64,
+}
+
+impl<'a> Room<'a> {
+    /// Of a model that has nodes of parity's own.
+    pub fn of(model: &'a Model) -> Room<'a> {
+        let dims = &model.config.dims;
+        let cached = 2 * dims.layers as u64 * dims.width(Kind::V, 0) as u64;
+        Room { file: model.gguf.path(), context: model.config.context, cached }
+    }
+}
+
 /// Refuses more positions than the model was made for, or than the cache has memory for; `recorded` positions were
 /// computed by somebody already.
 ///
 /// # Errors
 /// Names the limit.
 pub fn positions(
-    model: &Model,
+    room: Room<'_>,
     options: &RunOptions,
     prompt: usize,
     total: Option<usize>,
     recorded: usize,
 ) -> Result<usize> {
-    let context = model.config.context;
+    let Room { file, context, cached } = room;
     let asked = || match options.n_predict {
         Some(n) if n > 0 => format!("{prompt} tokens and {n} decode steps"),
         _ => format!("{prompt} tokens"),
@@ -47,11 +68,9 @@ pub fn positions(
         Error::new(subject, "more positions than the model's context length")
             .expected(format!("at most {context} positions"))
             .found(asked())
-            .hint(format!("parity inspect {} shows the context length", model.gguf.path().display()))
+            .hint(format!("parity inspect {} shows the context length", file.display()))
     })?;
-    let dims = &model.config.dims;
-    let layers = dims.layers as u64;
-    let row = 2 * layers * dims.width(Kind::V, 0) as u64 * (engine_bytes(options) + KEPT_BYTES);
+    let row = cached * (engine_bytes(options) + KEPT_BYTES);
     let cache = (total as u64).saturating_mul(row);
     memory::require(subject, &[("keys and values of all positions", cache)], HINT)?;
     Ok(total)

@@ -6,17 +6,20 @@ pub mod diff;
 pub mod doctor;
 pub mod explain;
 mod limits;
+pub mod machine;
+pub mod map;
 mod plan;
 pub mod run;
 
-use crate::dump::{self, Recording};
+use crate::dump::Recording;
+use crate::foreign;
 use parity_dump::Dump;
 
 /// What a reader must know of a side's dump: an interrupted recording, names that are not understood.
 fn notes_of(dump: &Dump, side: &str) -> Vec<String> {
     let interrupted = !dump.manifest().complete;
     let note = format!("the {side} is an interrupted recording; what is whole in it is looked at");
-    interrupted.then_some(note).into_iter().chain(dump::names_not_understood(dump, side)).collect()
+    interrupted.then_some(note).into_iter().chain(foreign::names_not_understood(dump, side)).collect()
 }
 
 fn path_of(dump: &Dump) -> Option<String> {

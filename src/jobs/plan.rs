@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::limits;
+use super::limits::{self, Room};
 use super::run::{RunOptions, healthy_inputs};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::gguf::Gguf;
 use crate::model::Model;
 use crate::model::graph::Graph;
 use parity_dump::Dump;
@@ -34,15 +35,7 @@ impl Plan {
         })?;
         let audited =
             if options.audit.is_some() { healthy_inputs(model, &compared) } else { compared.clone() };
-        let (tokens, steps, mut notes) = steps(model, options, reference)?;
-        if let Some(reference) = reference {
-            notes.extend(super::notes_of(reference, "reference"));
-            let ours = if options.tokens.is_empty() { &tokens } else { &options.tokens };
-            let theirs = reference.tokens();
-            if !theirs.starts_with(ours) {
-                notes.extend(crate::faults::tokens::said(ours, theirs, &model.gguf));
-            }
-        }
+        let (tokens, steps, notes) = steps(&model.gguf, Room::of(model), options, reference)?;
         // Greedy decoding needs the logits even where they are not looked at.
         let sampled = steps.last().is_some_and(|step| step.end > tokens.len());
         let end = if sampled { *graph.nodes.last().map_or(&last, |node| &node.checkpoint) } else { last };
@@ -62,10 +55,23 @@ impl Plan {
 }
 
 /// Tokens, steps, and what a reader must know about them.
-type Steps = (Vec<u32>, Vec<Range<usize>>, Vec<String>);
+pub type Steps = (Vec<u32>, Vec<Range<usize>>, Vec<String>);
 
 /// What is run: the prompt, and the reference's steps where there are any.
-fn steps(model: &Model, options: &RunOptions, reference: Option<&Dump>) -> Result<Steps> {
+pub fn steps(gguf: &Gguf, room: Room<'_>, options: &RunOptions, reference: Option<&Dump>) -> Result<Steps> {
+    let (tokens, steps, mut notes) = ranges(room, options, reference)?;
+    if let Some(reference) = reference {
+        notes.extend(super::notes_of(reference, "reference"));
+        let ours = if options.tokens.is_empty() { &tokens } else { &options.tokens };
+        let theirs = reference.tokens();
+        if !theirs.starts_with(ours) {
+            notes.extend(crate::faults::tokens::said(ours, theirs, gguf));
+        }
+    }
+    Ok((tokens, steps, notes))
+}
+
+fn ranges(room: Room<'_>, options: &RunOptions, reference: Option<&Dump>) -> Result<Steps> {
     let mut notes = Vec::new();
     let mut tokens = options.tokens.clone();
     let mut steps: Vec<Range<usize>> = Vec::new();
@@ -78,7 +84,7 @@ fn steps(model: &Model, options: &RunOptions, reference: Option<&Dump>) -> Resul
             (None, true) => Some(known.len()),
             (None, false) => Some(prompt),
         };
-        let total = limits::positions(model, options, prompt, total, known.len())?;
+        let total = limits::positions(room, options, prompt, total, known.len())?;
         if follows {
             tokens = known[..total.min(known.len())].to_vec();
             steps = contiguous(reference, tokens.len());
@@ -90,7 +96,7 @@ fn steps(model: &Model, options: &RunOptions, reference: Option<&Dump>) -> Resul
         extend(&mut steps, prompt, total);
     } else {
         let total = tokens.len().checked_add(options.n_predict.unwrap_or(0));
-        let total = limits::positions(model, options, tokens.len(), total, 0)?;
+        let total = limits::positions(room, options, tokens.len(), total, 0)?;
         extend(&mut steps, tokens.len(), total);
     }
     if let Some(chunk) = options.chunk {

@@ -1,18 +1,20 @@
 //! The main job: run the instrumented engine on a prompt, compare it with a recording, judge.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::audit::{self, AuditRows, Audits};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Live, LiveOptions, LiveResult, Tolerances, argmax};
-use crate::dump::{self, Kept, Recording};
+use crate::dump::{Kept, Recording};
 use crate::engine::device::{self, Device};
 use crate::engine::{Batch, Engine};
 use crate::error::{Error, Result};
 use crate::faults::diagnose::wanted_rows;
-use crate::model::Model;
+use crate::foreign;
+use crate::gguf::Gguf;
 use crate::model::graph::Graph;
+use crate::model::{self, Model};
 use crate::numerics::Numerics;
 use crate::record::import::is_partial;
 use crate::references;
@@ -21,7 +23,7 @@ use crate::select::Selection;
 use crate::verdict::{self, Gap, Parts};
 use parity_dump::{Dump, Writer};
 
-use super::limits;
+use super::limits::{self, Room};
 use super::plan::Plan;
 
 /// What to run and how to judge it.
@@ -62,13 +64,13 @@ pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
 /// Runs the engine for `graph`, the model's own or one with planted mistakes, and reports.
 pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progress<'_>) -> Result<Report> {
-    let reference = reference(model, options)?;
+    let reference = reference(&model.gguf, Room::of(model), options)?;
     spare_the_reference(options, reference.as_ref())?;
     if options.isolated && auditable(reference.as_ref()).is_none() {
         return Err(Error::new("--isolate", "there are no inputs to feed")
             .expected("a reference")
             .found(if reference.is_some() { "printed values" } else { "none" })
-            .hint(no_reference(model, options)));
+            .hint(no_reference(model.gguf.path(), options)));
     }
     let mut plan = Plan::new(model, graph, options, reference.as_ref())?;
     limits::memory(model, options, &plan, reference.as_ref())?;
@@ -95,7 +97,7 @@ pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progres
 }
 
 /// Refuses to write the candidate's dump over the reference that it is compared with.
-fn spare_the_reference(options: &RunOptions, reference: Option<&Dump>) -> Result<()> {
+pub fn spare_the_reference(options: &RunOptions, reference: Option<&Dump>) -> Result<()> {
     let (Some(dir), Some(reference)) = (&options.dump, reference) else { return Ok(()) };
     let same = std::fs::canonicalize(dir).ok().zip(std::fs::canonicalize(reference.path()).ok());
     match same {
@@ -202,10 +204,13 @@ fn auditable(reference: Option<&Dump>) -> Option<&dyn Recording> {
 }
 
 /// The reference that was named, or a stored one that fits.
-fn reference(model: &Model, options: &RunOptions) -> Result<Option<Dump>> {
+///
+/// # Errors
+/// A recording of another model, nothing to run, a recording that could not be made.
+pub fn reference(gguf: &Gguf, room: Room<'_>, options: &RunOptions) -> Result<Option<Dump>> {
     if let Some(path) = &options.reference {
-        let dump = dump::open(path, None)?;
-        model.refuse_other(path, &dump.manifest().model)?;
+        let dump = foreign::open(path, &foreign::Options::default())?;
+        model::refuse_other(gguf, path, &dump.manifest().model)?;
         return Ok(Some(dump));
     }
     if options.tokens.is_empty() {
@@ -215,13 +220,13 @@ fn reference(model: &Model, options: &RunOptions) -> Result<Option<Dump>> {
             .hint("parity run -p \"def read_lines(path):\", or --tokens 1,2,3, or --reference DIR"));
     }
     let asked = options.tokens.len().checked_add(options.n_predict.unwrap_or(0));
-    limits::positions(model, options, options.tokens.len(), asked, 0)?;
-    let fingerprint = crate::model::fingerprint(&model.gguf);
+    limits::positions(room, options, options.tokens.len(), asked, 0)?;
+    let fingerprint = model::fingerprint(gguf);
     let n_decode = options.n_predict.unwrap_or(0);
     let stored = references::find(&fingerprint, &options.tokens, n_decode);
     match (&stored, &options.prompt) {
         (None, Some(prompt)) => {
-            references::record(model.gguf.path(), &fingerprint, prompt, options.tokens.len(), n_decode)
+            references::record(gguf.path(), &fingerprint, prompt, options.tokens.len(), n_decode)
         }
         _ => Ok(stored),
     }
@@ -246,7 +251,7 @@ fn execute(engine: &mut dyn Engine, plan: &Plan, live: &mut Live<'_>) -> Result<
     Ok(())
 }
 
-fn writer(dir: &std::path::Path, kept: &Kept) -> Result<Writer> {
+fn writer(dir: &Path, kept: &Kept) -> Result<Writer> {
     let manifest = kept.manifest();
     let mut writer = Writer::create(dir, manifest.producer.clone(), manifest.model.clone())?;
     writer.manifest_mut().prompt.clone_from(&manifest.prompt);
@@ -275,7 +280,7 @@ fn report(
         candidate: verdict::side(&result.kept, path),
         reference: reference.map(|dump| verdict::side(dump, super::path_of(dump))),
         notes,
-        gaps: reference.map_or(Vec::new(), |dump| gaps(options, &result.kept, dump)),
+        gaps: reference.map_or(Vec::new(), |dump| gaps(options, super::tokens_of(&result.kept), dump)),
         allow_missing: options.allow_missing,
     });
     report.details = details;
@@ -294,15 +299,15 @@ fn report(
     }
     if reference.is_none() && report.verdict != Verdict::Divergence {
         report.verdict = Verdict::Undecided;
-        report.reason = Some(format!("nothing was compared: {}", no_reference(model, options)));
+        report.reason = Some(format!("nothing was compared: {}", no_reference(model.gguf.path(), options)));
     }
     Ok(report)
 }
 
 /// Tokens of the two sides that are not compared. That a prompt is only the beginning of the reference's text is
 /// what was asked for.
-fn gaps(options: &RunOptions, kept: &Kept, reference: &Dump) -> Vec<Gap> {
-    let (ours, theirs) = (super::tokens_of(kept), super::tokens_of(reference));
+pub fn gaps(options: &RunOptions, ours: &[u32], reference: &Dump) -> Vec<Gap> {
+    let theirs = super::tokens_of(reference);
     let whole = options.tokens.is_empty() && options.n_predict.is_none();
     let asked_for = !whole && theirs.starts_with(ours);
     let mut gaps = if asked_for { Vec::new() } else { verdict::gaps(ours, theirs) };
@@ -311,12 +316,12 @@ fn gaps(options: &RunOptions, kept: &Kept, reference: &Dump) -> Vec<Gap> {
 }
 
 /// What to type where there was no reference.
-fn no_reference(model: &Model, options: &RunOptions) -> String {
+pub fn no_reference(model: &Path, options: &RunOptions) -> String {
     let n_decode = options.n_predict.unwrap_or(0);
     let prompt = options.prompt.as_deref().unwrap_or("…");
     let words = references::recording_command(
         "llama-completion".as_ref(),
-        model.gguf.path(),
+        model,
         prompt,
         options.tokens.len(),
         n_decode,

@@ -14,14 +14,11 @@ pub mod edit;
 pub mod graph;
 pub mod weights;
 
-mod build;
 pub mod builders;
-mod llama;
+mod lower;
 pub mod misread;
-mod qwen2;
-mod qwen3;
 
-use config::{Architecture, Config};
+use config::Config;
 use graph::Graph;
 
 /// A model file and the graph that runs it.
@@ -43,14 +40,10 @@ impl Model {
         Model::from_gguf(Gguf::open(path)?)
     }
 
-    /// Builds the graph of an open file.
+    /// Builds the graph of an open file, in the nodes that engines execute.
     pub fn from_gguf(gguf: Gguf) -> Result<Model> {
         let config = Config::from_gguf(&gguf)?;
-        let graph = match config.architecture {
-            Architecture::Qwen2 => qwen2::graph(&gguf, &config)?,
-            Architecture::Llama => llama::graph(&gguf, &config)?,
-            Architecture::Qwen3 => qwen3::graph(&gguf, &config)?,
-        };
+        let graph = lower::graph(&gguf, &config)?;
         Ok(Model { gguf, config, graph })
     }
 

@@ -7,6 +7,7 @@ use crate::audit::recorded;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::faults::rewritten::diagnose;
+use crate::foreign;
 use crate::report::Report;
 use crate::select::Selection;
 use crate::verdict::Gap;
@@ -39,6 +40,7 @@ pub fn audit(dump: &Dump, foreign: &Foreign, selection: &Selection, allow_missin
         assemble(entries(known, &shown), &graphs, &|id| tried(&findings, id), allow_missing, findings.rows());
     report.candidate = side(dump, Some(dump.path().display().to_string()));
     report.notes.extend(interrupted(dump));
+    report.notes.extend(foreign::names_not_understood(dump, "dump"));
     report.notes.extend(computed::notes("the recording", &graphs, &findings));
     foreign.weigh_wiring(&own, &mut report);
     let gaps: Vec<Gap> = Gap::of_steps("dump", dump).into_iter().collect();

@@ -10,6 +10,7 @@ use crate::compare::{self, Tolerances};
 use crate::dump::Recording;
 use crate::error::Result;
 use crate::faults::rewritten::diagnose;
+use crate::foreign;
 use crate::model::diff as wiring;
 use crate::report::{Report, Verdict};
 use crate::select::Selection;
@@ -80,6 +81,7 @@ pub fn diff(
     report.candidate = side(candidate, Some(candidate.path().display().to_string()));
     report.reference = Some(side(reference, Some(reference.path().display().to_string())));
     report.notes.extend(interrupted(candidate).or(interrupted(reference)));
+    report.notes.extend(foreign::names_of_both(candidate, reference));
     report.notes.extend(computed::notes("the candidate", &of_candidate.steps(), &ours));
     report.notes.extend(computed::notes("the reference", &of_reference.steps(), &theirs));
     foreign.weigh_wiring(&of_reference, &mut report);

@@ -1,4 +1,4 @@
-//! What commands do with a recording that brings its graph: audit it, run it, compare with it.
+//! What commands do with a recording that brings its graph: audit it, compare with it.
 //!
 //! The graph is the producer's claim. Where parity has no graph of its own for an architecture, every node is judged
 //! by what it says it computes, and the report says that the wiring is the producer's.
@@ -8,15 +8,14 @@ mod computed;
 mod diff;
 mod entry;
 mod head_rows;
-mod limits;
-mod run;
+pub mod limits;
 mod weights;
 mod wiring;
 
-pub use audit::audit;
+pub use audit::{audit, interrupted};
 pub use diff::{Sides, diff};
+pub use entry::{Known, assemble, entries};
 pub use head_rows::settle;
-pub use run::{RunOptions, run};
 pub use weights::weigh;
 pub use wiring::wiring;
 
@@ -26,7 +25,10 @@ use crate::audit::recorded::{Finding, Findings, Graphs, Judged, Steps};
 use crate::checkpoint::Checkpoint;
 use crate::dump::Recording;
 use crate::error::{Error, Result};
+use crate::foreign;
 use crate::gguf::Gguf;
+use crate::model::builders::{Cache, Shape};
+use crate::model::config::Architecture;
 use crate::model::{self, Model, builders};
 use crate::report::{CheckpointVerdict, Report, Side, Tried, Verdict};
 use crate::select::Selection;
@@ -80,6 +82,24 @@ impl Foreign {
         Ok(Foreign { gguf, architecture, refused: None })
     }
 
+    /// For a model that parity's engines `refused`, to be executed op by op.
+    ///
+    /// # Errors
+    /// What was refused, where that is no reason to execute it op by op.
+    pub fn of_refused(path: &Path, reference: Option<&Path>, refused: Error) -> Result<Foreign> {
+        let Ok(mut foreign) = Foreign::of_file(path) else { return Err(refused) };
+        let brings = |dump: Dump| !dump.manifest().graphs.is_empty();
+        let opened = |path| foreign::open(path, &foreign::Options::default());
+        let recorded = reference.is_some_and(|reference| opened(reference).is_ok_and(brings));
+        let built = || builders::build(&foreign.gguf, Shape::step(0, 1, 1, true, Cache::F32)).is_ok();
+        let engines = Architecture::ALL.iter().any(|(_, name)| *name == foreign.architecture);
+        if engines && !recorded && !built() {
+            return Err(refused);
+        }
+        foreign.refused = refused.to_string().lines().next().map(str::to_owned);
+        Ok(foreign)
+    }
+
     /// The graphs that a dump brings, or those that are built for its steps.
     ///
     /// # Errors
@@ -94,7 +114,7 @@ impl Foreign {
     }
 
     /// Says of recorded graphs whether they are the model file's, or that nobody knows.
-    fn weigh_wiring(&self, graphs: &Graphs, report: &mut Report) {
+    pub fn weigh_wiring(&self, graphs: &Graphs, report: &mut Report) {
         crate::verdict::describe_recorded(report, graphs);
         if graphs.are_built() {
             report.notes.push(format!(
@@ -123,7 +143,7 @@ impl Foreign {
 }
 
 /// Tokens that there is nothing to say about are no parity.
-fn refuse_gaps(report: &mut Report, gaps: &[Gap], allow_missing: bool) {
+pub fn refuse_gaps(report: &mut Report, gaps: &[Gap], allow_missing: bool) {
     let (obstacles, accepted) = verdict::spoken(gaps, allow_missing);
     if let Some(first) = obstacles.first().filter(|_| report.verdict == Verdict::Parity) {
         report.verdict = Verdict::Undecided;
@@ -167,13 +187,13 @@ fn both(mut whole: Report, mut by_tensor: Report) -> Report {
 }
 
 /// What was tried on a node that no known mistake explains.
-fn tried(findings: &Findings, id: Checkpoint) -> Vec<Tried> {
+pub fn tried(findings: &Findings, id: Checkpoint) -> Vec<Tried> {
     findings.nodes.get(&id).map_or_else(Vec::new, |finding| finding.diagnosis().1.to_vec())
 }
 
 /// Whether an id is left out of a report: an attention matrix, or any node of an engine that computed another graph,
 /// that was neither recorded nor asked for by name, where nodes behind it were judged across it.
-fn is_left_out(id: Checkpoint, findings: &Findings, graphs: &Judged<'_>, selection: &Selection) -> bool {
+pub fn is_left_out(id: Checkpoint, findings: &Findings, graphs: &Judged<'_>, selection: &Selection) -> bool {
     let unseen =
         findings.nodes.get(&id).is_none_or(|finding| finding.judged == 0 && finding.undecided.is_none());
     let exposed = graphs.is_own_graph() && !id.kind().is_optional();
@@ -181,7 +201,7 @@ fn is_left_out(id: Checkpoint, findings: &Findings, graphs: &Judged<'_>, selecti
 }
 
 /// Where a recording comes from.
-fn side(recording: &dyn Recording, path: Option<String>) -> Side {
+pub fn side(recording: &dyn Recording, path: Option<String>) -> Side {
     let manifest = recording.manifest();
     Side {
         path,

@@ -112,7 +112,7 @@ pub fn weigh(report: &mut Report, recording: &dyn Recording, model: Option<&Mode
     if named || odd || products.all < PRODUCTS_MIN || !products.is_wrong() {
         return Ok(());
     }
-    let counted = format!("{} of {} products with weights", products.wrong.len(), products.all);
+    let counted = format!("{} of {} weight matmuls", products.wrong.len(), products.all);
     let as_stored = norms.wrong.is_empty() && table.wrong.iter().all(|(_, error)| *error <= FAINT);
     let too = [("embed", table.is_wrong()), ("the norms", norms.is_wrong())];
     let too: Vec<&str> = too.into_iter().filter_map(|(name, is)| is.then_some(name)).collect();

@@ -16,7 +16,7 @@ pub(crate) const TEXT_BYTES_MAX: u64 = 256 << 20;
 
 /// Token positions of a dump: some hundred times those of the longest contexts. What is made for each position
 /// must not be decided by a length that a file only claims.
-pub(crate) const POSITIONS_MAX: usize = 1 << 24;
+pub const POSITIONS_MAX: usize = 1 << 24;
 
 /// Reads a text file of at most `limit` bytes. Devices and pipes have no end that could be waited for.
 ///

@@ -32,7 +32,7 @@ pub mod writer;
 pub use checkpoint::{Checkpoint, Kind};
 pub use dtype::Element;
 pub use error::DumpError;
-pub use files::{open_regular, read_text};
+pub use files::{POSITIONS_MAX, open_regular, read_text};
 pub use leaves::Leaf;
 pub use manifest::{GraphFile, Manifest, ModelInfo, Producer, Step};
 pub use reader::Dump;

@@ -27,7 +27,7 @@ pub struct Dump {
     pub(crate) tensors: BTreeMap<Checkpoint, Recorded>,
     seen: SeenTensors,
     foreign: Vec<String>,
-    unused_names: Vec<String>,
+    notes: Vec<String>,
     /// Inputs by step and name.
     pub(crate) leaves: BTreeMap<(usize, String), LeafPart>,
     /// Checkpoints whose rows are read in another order than they lie in.
@@ -41,7 +41,7 @@ impl Dump {
     /// Names the file and what is wrong with it: no manifest, another schema, a shape that does not fit
     /// the positions, an element type other than F32, F16, BF16.
     pub fn open(path: &Path) -> Result<Dump, DumpError> {
-        if path.is_dir() { Dump::open_folder(path) } else { crate::single::open(path, &BTreeMap::new()) }
+        if path.is_dir() { Dump::open_folder(path) } else { crate::single::open(path) }
     }
 
     fn open_folder(dir: &Path) -> Result<Dump, DumpError> {
@@ -62,9 +62,9 @@ impl Dump {
     /// A dump of one mapped file whose tensors are listed by the caller.
     pub(crate) fn from_parts(path: &Path, manifest: Manifest, foreign: Vec<String>) -> Dump {
         let (tensors, seen) = (BTreeMap::new(), SeenTensors::new());
-        let (files, unused_names) = (Vec::new(), Vec::new());
+        let (files, notes) = (Vec::new(), Vec::new());
         let (path, leaves, orders) = (path.to_owned(), BTreeMap::new(), Orders::default());
-        Dump { path, manifest, files, tensors, seen, foreign, unused_names, leaves, orders }
+        Dump { path, manifest, files, tensors, seen, foreign, notes, leaves, orders }
     }
 
     /// Notes the tensors whose names are no checkpoint ids.
@@ -77,9 +77,10 @@ impl Dump {
         self.manifest.producer.numerics = Some(numerics);
     }
 
-    /// Notes the names of a map that are no tensor.
-    pub(crate) fn set_unused_names(&mut self, names: Vec<String>) {
-        self.unused_names = names;
+    /// Says that this is the dump that was made of another engine's at `path`: what of that is no checkpoint, and what
+    /// a reader must know of how it was made.
+    pub fn stands_for(&mut self, path: &Path, foreign: Vec<String>, notes: Vec<String>) {
+        (self.path, self.foreign, self.notes) = (path.to_owned(), foreign, notes);
     }
 
     fn add_file(&mut self, path: &Path, step: usize, positions: &[u32]) -> Result<(), DumpError> {
@@ -212,9 +213,9 @@ impl Dump {
         &self.foreign
     }
 
-    /// Names of the map that it was opened with which are no tensor of it.
-    pub fn unused_names(&self) -> &[String] {
-        &self.unused_names
+    /// What a reader must know of how it was made of another engine's dump.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Checkpoints in execution order.

@@ -1,8 +1,8 @@
 //! A dump in one `.safetensors` file, as foreign engines write it in one line.
 //!
-//! Tensors are named by checkpoint ids, or by names that a map translates; `tokens` (I32, U32 or I64) is one
-//! more tensor, for positions 0 to T-1. What a manifest says of a folder may stand in the file's `__metadata__`:
-//! `producer`, `numerics`, `steps` (as in a manifest, or the token rows of each forward pass: `[5, 1, 1]`) and `rows`.
+//! Tensors are named by checkpoint ids; `tokens` (I32, U32 or I64) is one more tensor, for positions 0 to T-1. What a
+//! manifest says of a folder may stand in the file's `__metadata__`: `producer`, `numerics`, `steps` (as in a manifest,
+//! or the token rows of each forward pass: `[5, 1, 1]`) and `rows`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -26,8 +26,8 @@ const STEPS: &str = "steps";
 /// Steps times tensors at most: each is a part that is kept account of.
 const PARTS_MAX: usize = 1 << 21;
 
-/// Opens one file; `names` translates its tensor names to checkpoints where they are no ids already.
-pub fn open(path: &Path, names: &BTreeMap<String, Checkpoint>) -> Result<Dump, DumpError> {
+/// Opens one file.
+pub(crate) fn open(path: &Path) -> Result<Dump, DumpError> {
     let map = map_file(path)?;
     let tensors = SafeTensors::deserialize(&map).map_err(|e| unreadable(path, &e))?;
     let tokens = read_tokens(path, &tensors)?;
@@ -57,33 +57,37 @@ pub fn open(path: &Path, names: &BTreeMap<String, Checkpoint>) -> Result<Dump, D
         complete: true,
     };
     let mut dump = Dump::from_parts(path, manifest, Vec::new());
-    let mut parts: Vec<(Checkpoint, &str, Part)> = Vec::new();
+    let mut parts: Vec<(Checkpoint, Part)> = Vec::new();
     let mut foreign = Vec::new();
     let mut named: Vec<_> = tensors.iter().filter(|(name, _)| *name != TOKENS).collect();
     named.sort_by_key(|(name, _)| name.to_owned());
     for (name, view) in named {
-        let Some(checkpoint) = names.get(name).copied().or_else(|| dump.checkpoint_of(name)) else {
+        let Some(checkpoint) = dump.checkpoint_of(name) else {
             foreign.push(name.to_owned());
             continue;
         };
         let offset = view.data().as_ptr() as usize - map.as_ptr() as usize;
         let element = element_of(path, name, view.dtype())?;
-        if let Some((_, other, _)) = parts.iter().find(|part| part.0 == checkpoint) {
-            return Err(DumpError::new(path, format!("two tensors are {checkpoint}"))
-                .expected_found("one tensor for each checkpoint", format!("`{other}` and `{name}`"))
-                .hint("a name map gives each tensor an id of its own"));
-        }
         let part = Part::new(checkpoint, (0, 0), offset, element, view.shape().to_vec());
-        parts.push((checkpoint, name, part));
+        parts.push((checkpoint, part));
     }
     dump.set_foreign(foreign);
-    dump.set_unused_names(names.keys().filter(|name| tensors.tensor(name).is_err()).cloned().collect());
-    for (checkpoint, _, part) in parts {
+    for (checkpoint, part) in parts {
         add(&mut dump, path, checkpoint, &part, &steps)?;
     }
     dump.add_map(map);
     dump.sort_rows();
     Ok(dump)
+}
+
+/// What a file of another engine's names says about itself in `__metadata__`: who computed it, and the positions of each
+/// step of its `n` tokens.
+///
+/// # Errors
+/// What is no such file, steps that its tokens do not have.
+pub fn said(path: &Path, file: &[u8], n: usize) -> Result<(Producer, Vec<Vec<u32>>), DumpError> {
+    let said = Said::read(path, file, n)?;
+    Ok((Producer { numerics: said.numerics.or(said.producer.numerics), ..said.producer }, said.steps))
 }
 
 /// Adds a tensor whose rows are those of all steps, one after the other.

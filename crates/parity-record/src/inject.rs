@@ -345,7 +345,8 @@ impl Injection {
                 return Err("what it reads instead is of another size, and lies on a device".to_owned());
             }
             let data = (reader.api.get_data)(source);
-            let others = (0..MAX_SRC).filter(|&other| other != slot).map(|other| reader.source_in(self.node, other));
+            let others =
+                (0..MAX_SRC).filter(|&other| other != slot).map(|other| reader.source_in(self.node, other));
             if others.into_iter().any(|other| !other.is_null() && (reader.api.get_data)(other) == data) {
                 return Err("it reads one tensor twice, which lies on a device".to_owned());
             }

@@ -44,7 +44,7 @@ pub use rows::Arrangement;
 
 use devices::Devices;
 use rows::Partial;
-use sample::judge_sampled;
+pub use sample::judge_sampled;
 
 /// What was recorded of one node in one step.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -75,6 +75,25 @@ impl Graphs {
         Ok(out)
     }
 
+    /// Graphs as such, and which of them each step computes.
+    ///
+    /// # Errors
+    /// A graph that does not fit together.
+    pub fn of(graphs: impl Iterator<Item = Graph>, of_steps: Vec<usize>) -> Result<Graphs> {
+        let graphs = graphs.map(Labelled::new).collect::<Result<_>>()?;
+        Ok(Graphs { graphs, of_steps, inputs: Vec::new() })
+    }
+
+    /// Each graph once, with its names.
+    pub fn labelled(&self) -> &[Labelled] {
+        &self.graphs
+    }
+
+    /// By step: which of them it computes.
+    pub fn of_steps(&self) -> &[usize] {
+        &self.of_steps
+    }
+
     /// What `values` holds, with the inputs of these graphs: those that were built, or those that were recorded in
     /// `inputs`, which brought the graphs.
     pub fn judged<'a>(&'a self, values: &'a Dump, inputs: &'a Dump) -> Judged<'a> {

@@ -164,9 +164,23 @@ impl<'a, S: Number> Machine<'a, S> {
         inputs: Inputs<'_>,
         conductor: &mut dyn Conductor<S>,
     ) -> Result<()> {
+        self.step_until(program, program.graph.nodes, inputs, conductor)
+    }
+
+    /// [`Machine::step`] up to and including node `last`.
+    ///
+    /// # Errors
+    /// Those of the conductor.
+    pub fn step_until(
+        &mut self,
+        program: &Program,
+        last: Id,
+        inputs: Inputs<'_>,
+        conductor: &mut dyn Conductor<S>,
+    ) -> Result<()> {
         let graph = &program.graph;
         let mut memory: Memory<S> = graph.tensors.iter().map(|_| None).collect();
-        for id in program.executed() {
+        for id in program.executed().take_while(|id| *id <= last) {
             for used in graph.sources(id).chain([id]) {
                 self.load(program, graph.root(used), inputs, &mut memory);
             }

@@ -8,6 +8,7 @@ use crate::gguf::DType;
 
 use super::blocks::{Builder, Scale};
 use super::facts::{Rope, YARN_BETA};
+use super::inputs::CAUSAL_MASK;
 use super::shape::{Cells, Kept};
 use super::sketch::Word;
 
@@ -66,7 +67,7 @@ impl Builder<'_> {
         let tokens = self.shape.tokens;
         let mask = {
             let dtype = if self.shape.flash { DType::F16 } else { DType::F32 };
-            self.input(&format!("attn_inp_kq_mask{kind}"), dtype, [cells.seen, tokens, 1, 1])
+            self.input(&format!("{CAUSAL_MASK}{kind}"), dtype, [cells.seen, tokens, 1, 1])
         };
         let sinks = match attention.sinks {
             true => Some(self.weight(&format!("blk.{layer}.attn_sinks.weight"), &[self.facts.heads])?),
@@ -88,9 +89,13 @@ impl Builder<'_> {
         };
         self.sketch.name(context, name);
         let context = self.mixed(context, values, kind);
-        let out = format!("{}-{layer}", Kind::AttnOut.name());
         let part = format!("blk.{layer}.attn_output");
-        self.linear(&part, self.facts.model, context, Scale::Applied, &out)
+        let out = self.linear(&part, self.facts.model, context, Scale::Applied, "")?;
+        // Only the sum with a bias has a name.
+        match self.sketch.get(out).op {
+            Op::Add => Ok(self.sketch.name(out, format!("{}-{layer}", Kind::AttnOut.name()))),
+            _ => Ok(out),
+        }
     }
 
     /// Q (T, H, E), K and V (T, K, E), Q and K after RoPE. Weights may be one matrix in the file.
@@ -102,7 +107,7 @@ impl Builder<'_> {
         let mut q = self.project(from, "attn_q", 0, heads)?;
         q = self.rotated(layer, q, "attn_q", attention)?;
         if let Some(factor) = attention.query {
-            q = self.scaled(q, factor, &format!("Qcur_scaled-{layer}"));
+            q = self.scaled(q, factor, "");
         }
         let value = |builder: &mut Self| builder.project(from, "attn_v", heads + kv_heads, kv_heads);
         let early = if attention.two_caches { None } else { Some(value(self)?) };

@@ -81,7 +81,8 @@ impl<'a> Builder<'a> {
         self.idle.insert(name.to_owned());
     }
 
-    /// A matmul by `{part}.weight` (rows, the width of `x`), its scale, and its bias where the file has one.
+    /// A matmul by `{part}.weight` (rows, the width of `x`), its scale, and its bias where the file has one. A product that
+    /// is scaled has no name of its own in llama.cpp.
     ///
     /// # Errors
     /// Those of [`Builder::weight`].
@@ -89,26 +90,35 @@ impl<'a> Builder<'a> {
         let cols = self.sketch.get(x).ne[0];
         let weight = self.weight(&format!("{part}.weight"), &[rows, cols])?;
         let mut out = self.sketch.mul_mat(weight, x);
-        self.sketch.name(out, name);
         if scale == Scale::Applied {
-            out = self.factor(part, out, name)?;
+            out = self.factor(part, out)?;
         }
+        self.sketch.name(out, name);
+        let called = |how: &str| match (scale, name.rsplit_once('-')) {
+            (Scale::AfterBias, Some((name, layer))) => format!("{name}_{how}-{layer}"),
+            _ => name.to_owned(),
+        };
         if let Some(bias) = self.optional(&format!("{part}.bias"), &[rows])? {
-            out = self.sum(out, bias, name);
+            out = self.sum(out, bias, &called("b"));
         }
         match scale {
             Scale::Applied => {}
-            Scale::AfterBias => out = self.factor(part, out, name)?,
+            Scale::AfterBias => {
+                let before = out;
+                out = self.factor(part, out)?;
+                if out != before {
+                    self.sketch.name(out, called("s"));
+                }
+            }
             Scale::Idle => self.idle(&format!("{part}.scale")),
         }
         Ok(out)
     }
 
     /// Times the tensor `{part}.scale`, if the file has one.
-    fn factor(&mut self, part: &str, x: Id, name: &str) -> Result<Id> {
+    fn factor(&mut self, part: &str, x: Id) -> Result<Id> {
         let Some(factor) = self.optional(&format!("{part}.scale"), &[1])? else { return Ok(x) };
-        let out = self.sketch.same(Op::Mul, &[x, factor], &[]);
-        Ok(self.sketch.name(out, name))
+        Ok(self.sketch.same(Op::Mul, &[x, factor], &[]))
     }
 
     /// RMS norm and weight, over the fastest axis.
@@ -116,11 +126,19 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// Those of [`Builder::weight`].
     pub fn norm(&mut self, part: &str, x: Id, name: &str) -> Result<Id> {
+        let inner = name.rsplit_once('-').map_or("norm".to_owned(), |(_, layer)| format!("norm-{layer}"));
+        self.norm_called(part, x, &inner, name)
+    }
+
+    /// [`Builder::norm`] with llama.cpp's name of the norm before its weight.
+    ///
+    /// # Errors
+    /// Those of [`Builder::weight`].
+    pub fn norm_called(&mut self, part: &str, x: Id, inner: &str, name: &str) -> Result<Id> {
         let width = self.sketch.get(x).ne[0];
         let weight = self.weight(&format!("{part}.weight"), &[width])?;
         let norm = self.sketch.same(Op::RmsNorm, &[x], &[("eps", Word::Float(self.facts.eps))]);
-        self.sketch
-            .name(norm, name.rsplit_once('-').map_or("norm".into(), |(_, layer)| format!("norm-{layer}")));
+        self.sketch.name(norm, inner);
         let out = self.sketch.same(Op::Mul, &[norm, weight], &[]);
         Ok(self.sketch.name(out, name))
     }
@@ -174,7 +192,8 @@ impl<'a> Builder<'a> {
         let up = self.linear(&part("ffn_up"), ffn, x, scale, &node("ffn_up"))?;
         let act = self.sketch.same(glu, &[gate, up], &[("glu", Word::Int(number))]);
         self.sketch.name(act, node(Kind::FfnAct.name()));
-        self.linear(&part("ffn_down"), model, act, scale, &node(Kind::FfnOut.name()))
+        let out = self.linear(&part("ffn_down"), model, act, scale, "")?;
+        Ok(self.sketch.name(out, node(Kind::FfnOut.name())))
     }
 
     /// The last norm and the logits. Returns them.
@@ -184,16 +203,18 @@ impl<'a> Builder<'a> {
     pub fn head(&mut self, x: Id) -> Result<Id> {
         let x = self.norm("output_norm", x, "result_norm")?;
         let (vocab, model) = (self.facts.vocab, self.facts.model);
-        if self.gguf.tensor("output.weight").is_some() {
-            return self.linear("output", vocab, x, Scale::Applied, "result_output");
+        let tied = self.gguf.tensor("output.weight").is_none();
+        let mut out = match tied {
+            false => self.linear("output", vocab, x, Scale::Applied, "")?,
+            true => {
+                let table = self.weight("token_embd.weight", &[vocab, model])?;
+                self.sketch.mul_mat(table, x)
+            }
+        };
+        if let (true, Some(bias)) = (tied, self.optional("output.bias", &[vocab])?) {
+            out = self.sum(out, bias, "");
         }
-        let table = self.weight("token_embd.weight", &[vocab, model])?;
-        let mut out = self.sketch.mul_mat(table, x);
-        self.sketch.name(out, "result_output");
-        if let Some(bias) = self.optional("output.bias", &[vocab])? {
-            out = self.sum(out, bias, "result_output");
-        }
-        Ok(out)
+        Ok(self.sketch.name(out, "result_output"))
     }
 
     /// The graph, after a look at what the file has beyond it.

@@ -52,7 +52,7 @@ impl Builder<'_> {
         let gate = self.expert(layer, "gate", experts.ffn, x, ids, experts.bias)?;
         let up = self.expert(layer, "up", experts.ffn, x, ids, experts.bias)?;
         let act = self.sketch.same(experts.glu.clone(), &[gate, up], &experts.words);
-        self.sketch.name(act, node("act"));
+        self.sketch.name(act, node(&experts.glu.name().to_ascii_lowercase()));
         let down = self.expert(layer, "down", model, act, ids, experts.bias)?;
         let weighted = self.sketch.same(Op::Mul, &[down, weights], &[]);
         self.sketch.name(weighted, node("weighted"));
@@ -86,6 +86,9 @@ impl Builder<'_> {
             let bias = self.weight(&format!("blk.{layer}.ffn_gate_inp.bias"), &[all])?;
             probs = self.sum(probs, bias, &node("logits_biased"));
         }
+        if experts.routing == Routing::SoftmaxOfChosen {
+            self.sketch.name(probs, node("probs"));
+        }
         if experts.routing == Routing::SoftmaxThenSum {
             probs = self.sketch.same(Op::SoftMax, &[probs], &[("scale", Word::Float(1.0))]);
             self.sketch.name(probs, node("probs"));
@@ -103,7 +106,6 @@ impl Builder<'_> {
         match experts.routing {
             Routing::SoftmaxOfChosen => {
                 weights = self.sketch.same(Op::SoftMax, &[weights], &[("scale", Word::Float(1.0))]);
-                self.sketch.name(weights, node("weights_softmax"));
             }
             Routing::SoftmaxThenSum => {
                 let sum = self.sketch.node(Op::SumRows, DType::F32, [1, tokens, 1, 1], &[Some(weights)], &[]);
@@ -120,24 +122,27 @@ impl Builder<'_> {
 
     /// One matmul of the chosen experts, with its scale or its bias: (T, used, rows).
     fn expert(&mut self, layer: usize, part: &str, rows: usize, x: Id, ids: Id, bias: bool) -> Result<Id> {
-        let (tensor, name) = (format!("blk.{layer}.ffn_{part}_exps"), format!("ffn_moe_{part}-{layer}"));
+        let tensor = format!("blk.{layer}.ffn_{part}_exps");
+        let node = |how: &str| format!("ffn_moe_{part}{how}-{layer}");
         let (all, cols) = (self.facts.experts, self.sketch.get(x).ne[0]);
         let weight = self.weight(&format!("{tensor}.weight"), &[all, rows, cols])?;
-        let mut out = self.sketch.mul_mat_id(weight, x, ids);
-        self.sketch.name(out, name.clone());
+        let out = self.sketch.mul_mat_id(weight, x, ids);
         if bias {
+            self.sketch.name(out, node(""));
             // llama.cpp loads these scales and does not hand them to the experts of such models.
             self.idle(&format!("{tensor}.scale"));
             let bias = self.weight(&format!("{tensor}.bias"), &[all, rows])?;
-            out = self.sketch.same(Op::AddId, &[out, bias, ids], &[]);
-        } else if let Some(scale) = self.optional(&format!("{tensor}.scale"), &[all])? {
-            let tokens = self.sketch.get(x).ne[2];
-            let scale = self.sketch.reshape(scale, [1, all, 1, 1]);
-            let table = self.sketch.node(Op::Repeat, DType::F32, [1, all, tokens, 1], &[Some(scale)], &[]);
-            let factors = self.sketch.get_rows(table, ids);
-            self.sketch.name(factors, format!("ffn_moe_{part}_factors-{layer}"));
-            out = self.sketch.same(Op::Mul, &[out, factors], &[]);
+            let out = self.sketch.same(Op::AddId, &[out, bias, ids], &[]);
+            return Ok(self.sketch.name(out, node("_biased")));
         }
-        Ok(self.sketch.name(out, name))
+        let Some(scale) = self.optional(&format!("{tensor}.scale"), &[all])? else {
+            return Ok(self.sketch.name(out, node("")));
+        };
+        let tokens = self.sketch.get(x).ne[2];
+        let scale = self.sketch.reshape(scale, [1, all, 1, 1]);
+        let table = self.sketch.node(Op::Repeat, DType::F32, [1, all, tokens, 1], &[Some(scale)], &[]);
+        let factors = self.sketch.get_rows(table, ids);
+        let out = self.sketch.same(Op::Mul, &[out, factors], &[]);
+        Ok(self.sketch.name(out, node("_scaled")))
     }
 }

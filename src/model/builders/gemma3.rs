@@ -66,6 +66,7 @@ fn draw_layer(builder: &mut Builder<'_>, layer: usize, input: Id, attention: &At
     let residual = builder.sum(out, residual, &node(Kind::AttnResidual.name()));
     let normed = builder.norm(&part("ffn_norm"), residual, &node("ffn_norm"))?;
     let out = builder.feed_forward(layer, normed, GEGLU, Scale::Idle)?;
-    let out = builder.norm(&part("post_ffw_norm"), out, &node("ffn_post_norm"))?;
+    // llama.cpp gives this one no layer.
+    let out = builder.norm_called(&part("post_ffw_norm"), out, "norm", &node("ffn_post_norm"))?;
     Ok(builder.sum(out, residual, &node(Kind::LayerOut.name())))
 }

@@ -7,6 +7,9 @@ use crate::error::{Error, Result};
 use super::Built;
 use super::shape::Cells;
 
+/// The mask of layers that see every position up to their own.
+pub const CAUSAL_MASK: &str = "attn_inp_kq_mask";
+
 /// The values of input leaves by name: contiguous, integers as numbers.
 pub type Values = BTreeMap<String, Vec<f64>>;
 
@@ -64,7 +67,7 @@ pub fn inputs(built: &Built, tokens: &[u32], first: usize) -> Result<Values> {
                 .collect(),
         };
         values.insert(format!("attn_inp_v_idxs{kind}"), v_ids);
-        values.insert(format!("attn_inp_kq_mask{kind}"), mask(positions.clone(), cells, window));
+        values.insert(format!("{CAUSAL_MASK}{kind}"), mask(positions.clone(), cells, window));
     }
     Ok(values)
 }

@@ -1,0 +1,72 @@
+//! The maps that come with parity, and which of them a dump fits.
+
+use super::Map;
+use super::expression::Widths;
+use crate::error::Result;
+
+/// By name, in the order in which they are tried.
+const FILES: [(&str, &str); 6] = [
+    ("hf", include_str!("../maps/hf.toml")),
+    ("hf-gemma", include_str!("../maps/hf-gemma.toml")),
+    ("vllm", include_str!("../maps/vllm.toml")),
+    ("sglang", include_str!("../maps/sglang.toml")),
+    ("candle", include_str!("../maps/candle.toml")),
+    ("llama.cpp", include_str!("../maps/llama.cpp.toml")),
+];
+
+/// Their names.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    FILES.iter().map(|(name, _)| *name)
+}
+
+/// The map of a name, if there is one.
+///
+/// # Errors
+/// None of a map that was tested.
+pub fn named(name: &str) -> Option<Result<Map>> {
+    FILES.iter().find(|(known, _)| *known == name).map(|(name, text)| Map::parse(text, name, true))
+}
+
+/// Names that a map must understand to be taken for the one that is meant.
+const UNDERSTOOD_MIN: usize = 2;
+
+/// The map that understands the most of these names; the first of those that understand as many.
+///
+/// # Errors
+/// None of maps that were tested.
+pub fn fitting<'a>(tensors: impl Iterator<Item = &'a str> + Clone, widths: &Widths) -> Result<Option<Map>> {
+    let mut best: Option<(usize, Map)> = None;
+    for (name, text) in FILES {
+        let map = Map::parse(text, name, true)?;
+        let understood = tensors.clone().filter(|tensor| map.find(tensor, widths).is_some()).count();
+        if understood >= UNDERSTOOD_MIN && best.as_ref().is_none_or(|(most, _)| understood > *most) {
+            best = Some((understood, map));
+        }
+    }
+    Ok(best.map(|(_, map)| map))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_maps_can_be_read_and_are_found_by_their_names() {
+        assert!(names().all(|name| named(name).unwrap().is_ok()));
+        assert!(named("other").is_none());
+        let fits = |tensors: &[&str]| {
+            fitting(tensors.iter().copied(), &Widths::default()).unwrap().map(|map| map.origin)
+        };
+        let layer = ["layers.0.self_attn.o_proj", "layers.0.mlp.down_proj", "layers.0.input_layernorm"];
+        assert_eq!(fits(&layer).as_deref(), Some("hf"));
+        let own = [
+            "model.layers.0.self_attn.qkv_proj",
+            "model.layers.0.mlp.gate_up_proj",
+            "model.layers.0.mlp.act_fn",
+        ];
+        assert_eq!(fits(&own).as_deref(), Some("vllm"));
+        assert_eq!(fits(&["blk.0.attn_q", "blk.0.attn_output", "output_norm"]).as_deref(), Some("candle"));
+        assert_eq!(fits(&["ffn_inp-0", "l_out-0", "kqv_out-0"]).as_deref(), Some("llama.cpp"));
+        assert_eq!(fits(&["a", "b", "blk.0.q"]), None);
+    }
+}

@@ -1,0 +1,225 @@
+//! Dumps of other engines: read in their own format, named by a map, put into the order of a dump of our own.
+
+pub mod array;
+mod convert;
+pub mod map;
+pub mod read;
+mod shards;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use parity_dump::manifest::{ModelInfo, Producer};
+use parity_dump::{Checkpoint, Dump};
+
+use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use array::Array;
+use map::expression::Widths;
+use map::{Map, built_in};
+
+/// One forward pass.
+#[derive(Clone, Default)]
+pub struct Pass {
+    /// What was dumped, under the producer's names.
+    pub arrays: Vec<Array>,
+    /// Its tokens, where the format says them.
+    pub tokens: Option<Vec<u32>>,
+    /// Their positions, where the format says them.
+    pub positions: Option<Vec<u32>>,
+    /// Positions of tensors that lack some, by name.
+    pub rows: BTreeMap<String, Vec<u32>>,
+}
+
+/// What one engine, or one rank of it, dumped.
+#[derive(Clone)]
+pub struct Foreign {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// Which format it has.
+    pub format: &'static str,
+    /// Who computed the values, where the format says so.
+    pub producer: Producer,
+    /// The model, where the format says so.
+    pub model: ModelInfo,
+    /// The text, where the format says so.
+    pub prompt: Option<String>,
+    /// Whatever else it says of itself.
+    pub provenance: BTreeMap<String, String>,
+    /// All tokens in the order of their positions, where they lie beside the passes.
+    pub tokens: Option<Vec<u32>>,
+    /// In order.
+    pub passes: Vec<Pass>,
+    /// `false` for an interrupted recording.
+    pub complete: bool,
+}
+
+impl Foreign {
+    /// Passes of a format that says nothing but the arrays.
+    pub fn new(path: &Path, format: &'static str, passes: Vec<Pass>) -> Foreign {
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        Foreign {
+            path: path.to_owned(),
+            format,
+            producer: Producer { name, ..Producer::default() },
+            model: ModelInfo::default(),
+            prompt: None,
+            provenance: BTreeMap::new(),
+            tokens: None,
+            passes,
+            complete: true,
+        }
+    }
+
+    /// Where it lies: of several ranks the folder around them.
+    fn origin(&self, ranks: usize) -> PathBuf {
+        match (ranks, self.path.parent()) {
+            (2.., Some(parent)) if self.format != "sglang" => parent.to_owned(),
+            _ => self.path.clone(),
+        }
+    }
+
+    /// Names of all tensors, each once.
+    pub fn names(&self) -> BTreeSet<&str> {
+        self.passes.iter().flat_map(|pass| &pass.arrays).map(|array| array.name.as_str()).collect()
+    }
+}
+
+/// How a dump is opened.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// A map of names: a TOML file, or the name of one that comes with parity. One that fits is looked for where none
+    /// is given.
+    pub names: Option<PathBuf>,
+    /// Tokens by position, where the dump does not say them.
+    pub tokens: Option<Vec<u32>>,
+    /// The model file, whose widths a map may need.
+    pub model: Option<PathBuf>,
+}
+
+impl Options {
+    /// Whether anything is said of a dump itself.
+    pub fn is_told(&self) -> bool {
+        self.names.is_some() || self.tokens.is_some()
+    }
+}
+
+/// Opens a dump, of parity's own format or another.
+///
+/// # Errors
+/// What is no dump, or does not fit the map.
+pub fn open(path: &Path, options: &Options) -> Result<Dump> {
+    each_position_once(opened(path, options)?, path)
+}
+
+fn opened(path: &Path, options: &Options) -> Result<Dump> {
+    let own = (!options.is_told() && is_own(path)).then(|| Dump::open(path).map_err(Error::from));
+    let own = match own {
+        Some(Ok(dump)) if is_understood(&dump) => return Ok(dump),
+        other => other,
+    };
+    let read = read::read(path);
+    let ranks = match (read, own.is_some()) {
+        (Ok(ranks), _) => ranks,
+        (Err(_), true) => return own.unwrap_or_else(|| Err(Error::file(path, "is no dump"))),
+        (Err(error), false) => return Err(error),
+    };
+    let widths = match &options.model {
+        Some(model) => Widths::of(&Gguf::open(model)?)?,
+        None => Widths::default(),
+    };
+    let names: BTreeSet<&str> = ranks.iter().flat_map(Foreign::names).collect();
+    let foreign = names.iter().copied().filter(|name| !is_fixed(name));
+    let found = match &options.names {
+        Some(names) => Some(map_of(names)?),
+        None => built_in::fitting(foreign, &widths)?,
+    };
+    let Some(map) = found else {
+        let ids = || convert::convert(&ranks, &Map::none(), &widths, options.tokens.as_deref());
+        return match own {
+            Some(Ok(dump)) => Ok(dump),
+            // What is only laid out otherwise can still be read, or gets the fix.
+            Some(Err(own)) => {
+                ids().or_else(|error| Err(if map::apply::is_misfit(&error) { error } else { own }))
+            }
+            None => ids(),
+        };
+    };
+    convert::convert(&ranks, &map, &widths, options.tokens.as_deref())
+}
+
+/// Whether a dump is parity's own, with ids for names.
+pub fn is_native(path: &Path) -> bool {
+    is_own(path) && Dump::open(path).is_ok_and(|dump| is_understood(&dump))
+}
+
+/// Whether it may be a dump of parity's own format.
+fn is_own(path: &Path) -> bool {
+    match path.is_dir() {
+        true => path.join(parity_dump::manifest::MANIFEST_FILE).exists(),
+        false => read::is_safetensors(path),
+    }
+}
+
+/// Whether every name of a dump is an id of the vocabulary, or one of the graph that it brings.
+fn is_understood(dump: &Dump) -> bool {
+    let fixed = dump.foreign().is_empty() && dump.checkpoints().all(|id| id.kind().is_fixed());
+    fixed || !dump.manifest().graphs.is_empty() || dump.seen_checkpoints().next().is_some()
+}
+
+fn is_fixed(name: &str) -> bool {
+    name.parse::<Checkpoint>().is_ok_and(|id| id.kind().is_fixed())
+}
+
+/// The map that a user names: a file, or one that comes with parity.
+fn map_of(names: &Path) -> Result<Map> {
+    match names.to_str().and_then(built_in::named) {
+        Some(map) if !names.exists() => map,
+        _ => Map::read(names),
+    }
+}
+
+/// Refuses a dump whose steps hold a position twice: which of its rows are those of the token, nobody knows.
+fn each_position_once(dump: Dump, path: &Path) -> Result<Dump> {
+    let mut known = BTreeSet::new();
+    for (index, step) in dump.manifest().steps.iter().enumerate() {
+        if let Some(twice) = step.positions.iter().find(|position| !known.insert(**position)) {
+            return Err(Error::file(path, format!("position {twice} is recorded twice"))
+                .expected("each position in one step, once")
+                .found(format!("it again among the positions of step {index}"))
+                .hint(
+                    "`positions` of a step are those of its token rows, counted from the start of the text",
+                ));
+        }
+    }
+    Ok(dump)
+}
+
+/// Names that are spelt out in a sentence.
+const NAMED_MAX: usize = 4;
+
+/// A sentence of names, if there are any.
+fn listed(what: &str, names: &[String]) -> Option<String> {
+    let more = if names.len() > NAMED_MAX { ", …" } else { "" };
+    let first = names[..names.len().min(NAMED_MAX)].join(", ");
+    (!names.is_empty()).then(|| format!("{what}: {} ({first}{more})", names.len()))
+}
+
+/// What a reader must know of the names of the `side`'s dump: which map translated them, and what was not looked at.
+pub fn names_not_understood(dump: &Dump, side: &str) -> Vec<String> {
+    let unknown = listed(
+        &format!("tensors of the {side} that were not looked at, since their names are no checkpoint"),
+        dump.foreign(),
+    );
+    let unknown = unknown.map(|text| match dump.notes().is_empty() {
+        true => format!("{text}; --names MAP.toml translates them, `parity map` proposes one"),
+        false => text,
+    });
+    dump.notes().iter().map(|note| format!("the {side}: {note}")).chain(unknown).collect()
+}
+
+/// [`names_not_understood`] of the two sides of a comparison.
+pub fn names_of_both(candidate: &Dump, reference: &Dump) -> Vec<String> {
+    let both = [(candidate, "candidate"), (reference, "reference")];
+    both.into_iter().flat_map(|(dump, side)| names_not_understood(dump, side)).collect()
+}

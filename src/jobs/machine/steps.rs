@@ -1,0 +1,316 @@
+//! What is executed: steps, the graph of each, the inputs of its leaves, and which nodes are looked at.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use parity_dump::Dump;
+use parity_graph::rewrite::Change;
+use parity_graph::{Graph, Id, fault};
+use parity_record::map::{Capture, LeafCapture, map};
+
+use crate::audit::recorded::{Graphs, Labelled};
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::dump::Recording;
+use crate::error::{Error, Result};
+use crate::faults::planted::{Planted, Spec, planted, refuse_unplanted};
+use crate::jobs::limits::Room;
+use crate::jobs::plan;
+use crate::jobs::run::RunOptions;
+use crate::model::builders::{self, Built, Cache, Shape, Values};
+use crate::numerics::{Numerics, Storage};
+use crate::recorded::Foreign;
+
+/// Where graphs and inputs come from.
+pub struct Source {
+    /// The graphs of the steps.
+    pub graphs: Graphs,
+    /// By graph, where they were built for a prompt: the inputs follow from it.
+    built: Vec<Built>,
+    tokens: Vec<u32>,
+    /// Positions of each step.
+    steps: Vec<Vec<u32>>,
+    notes: Vec<String>,
+}
+
+/// What bounds the positions: nothing but what was recorded, where a recording's own graph is executed.
+///
+/// # Errors
+/// An architecture without a builder, where a prompt is to be run.
+pub fn room<'a>(foreign: &'a Foreign, options: &RunOptions) -> Result<Room<'a>> {
+    let file = foreign.gguf.path();
+    if is_of_the_reference(options) {
+        return Ok(Room { file, context: usize::MAX, cached: 0 });
+    }
+    if !super::is_built(foreign) {
+        let names: Vec<&str> = builders::architectures().collect();
+        let hint = match &options.reference {
+            Some(_) => {
+                "record that prompt with llama.cpp, and name the recording with --reference alone".to_owned()
+            }
+            None => super::no_reference(file, options),
+        };
+        return Err(Error::file(file, "is of an architecture that is run by a recorded graph, in its steps")
+            .expected(format!(
+                "--reference RECORDING without a prompt, -n or --chunk; or {}",
+                names.join(", ")
+            ))
+            .found(&foreign.architecture)
+            .hint(hint));
+    }
+    let built = builders::build(&foreign.gguf, Shape::step(0, 1, 1, true, Cache::F32))?;
+    let cached = 2 * built.facts.layers * built.facts.kv_heads * built.facts.head_width;
+    let context = foreign.gguf.require_u32(&format!("{}.context_length", foreign.architecture))?;
+    Ok(Room { file, context: context as usize, cached: cached as u64 })
+}
+
+/// Whether the reference's steps are executed as they are.
+fn is_of_the_reference(options: &RunOptions) -> bool {
+    options.reference.is_some()
+        && options.tokens.is_empty()
+        && options.n_predict.is_none()
+        && options.chunk.is_none()
+}
+
+/// The graphs of what is run.
+///
+/// # Errors
+/// Graphs that cannot be read or built, more positions than there are.
+pub fn graphs(
+    foreign: &Foreign,
+    room: Room<'_>,
+    options: &RunOptions,
+    reference: Option<&Dump>,
+) -> Result<Source> {
+    if let Some(dump) = reference.filter(|_| is_of_the_reference(options)) {
+        let graphs = foreign.graphs(dump)?;
+        let positions = dump.manifest().steps.iter().map(|step| step.positions.clone());
+        let (tokens, steps) = (dump.tokens().to_vec(), positions.collect());
+        return Ok(Source { graphs, built: Vec::new(), tokens, steps, notes: Vec::new() });
+    }
+    let (tokens, steps, notes) = plan::steps(&foreign.gguf, room, options, reference)?;
+    let form = Form::of(options, reference)?;
+    let context = steps.last().map_or(0, |step| step.end);
+    let (mut built, mut of_steps): (Vec<Built>, Vec<usize>) = (Vec::new(), Vec::new());
+    for step in &steps {
+        let shape = Shape::step(step.start, step.len(), context, form.flash, form.cache);
+        of_steps.push(built.iter().position(|known| known.shape == shape).unwrap_or(built.len()));
+        if of_steps.last() == Some(&built.len()) {
+            built.push(builders::build(&foreign.gguf, shape)?);
+        }
+    }
+    let graphs = Graphs::of(built.iter().map(|built| built.graph.clone()), of_steps)?;
+    let steps = steps.into_iter().map(|step| step.map(|position| position as u32).collect()).collect();
+    Ok(Source { graphs, built, tokens, steps, notes })
+}
+
+/// In which form attention is computed and cached.
+struct Form {
+    flash: bool,
+    cache: Cache,
+}
+
+impl Form {
+    /// As in the reference; attention in one node where neither it nor the user looks inside.
+    fn of(options: &RunOptions, reference: Option<&Dump>) -> Result<Form> {
+        let asked = match options.numerics.kv {
+            Storage::F32 => Cache::F32,
+            Storage::F16 => Cache::F16,
+            Storage::Bf16 => {
+                return Err(Error::new("--numerics", "a graph has no cache of this type")
+                    .expected("kv=f32 or kv=f16")
+                    .found(options.numerics));
+            }
+        };
+        let probe = [Kind::AttnScores, Kind::AttnProbs].map(|kind| Checkpoint::layer(kind, 0));
+        let inside = probe.iter().any(|id| options.selection.names(*id));
+        let recorded = reference.map(crate::dump::Graphs::read).transpose()?;
+        let shape = recorded.as_ref().and_then(|graphs| graphs.all().first()).map(Shape::of);
+        let there = |dump: &Dump| Recording::checkpoints(dump).iter().any(|id| id.kind().is_optional());
+        Ok(match shape {
+            Some(shape) => Form { flash: shape.flash && !inside, cache: shape.cache },
+            None => Form { flash: !inside && !reference.is_some_and(there), cache: asked },
+        })
+    }
+}
+
+/// One step.
+pub struct Step {
+    /// Its graph among [`Planned::graphs`].
+    pub graph: usize,
+    /// Token positions.
+    pub positions: Vec<u32>,
+}
+
+/// A graph and what is done with it.
+pub struct Prepared<'a> {
+    /// The graph with its names.
+    pub labelled: &'a Labelled,
+    /// How each checkpoint is shown.
+    pub captures: BTreeMap<Checkpoint, Capture>,
+    /// The inputs that are shown.
+    pub leaves: Vec<LeafCapture>,
+    /// The mistakes in it.
+    pub planted: Vec<Planted>,
+    /// Nodes whose values a mistake elsewhere may read.
+    pub read_elsewhere: BTreeSet<Id>,
+    /// The last node that is computed.
+    pub last: Id,
+}
+
+/// Everything that is executed.
+pub struct Planned<'a> {
+    /// The graphs as such.
+    pub source: &'a Graphs,
+    built: &'a [Built],
+    /// Each graph once.
+    pub graphs: Vec<Prepared<'a>>,
+    /// In order.
+    pub steps: Vec<Step>,
+    /// Tokens that are known beforehand.
+    pub tokens: &'a [u32],
+    /// What is compared and shown.
+    pub selected: BTreeSet<Checkpoint>,
+    /// Nodes that are computed in all steps together.
+    pub n_nodes: usize,
+    /// What a reader must know.
+    pub notes: Vec<String>,
+}
+
+impl<'a> Planned<'a> {
+    /// Prepares the graphs of a run.
+    ///
+    /// # Errors
+    /// A selection that nothing fits, a mistake that no node has a place for.
+    pub fn new(source: &'a Source, mistakes: &[Spec], options: &RunOptions) -> Result<Planned<'a>> {
+        let ids = source.graphs.labelled().iter().flat_map(Labelled::nodes).map(|(_, id)| id);
+        let ids: BTreeSet<Checkpoint> = ids.collect();
+        let layers = ids.iter().filter_map(|id| id.layer_index()).max().map_or(0, |last| last as usize + 1);
+        let whole = options.selection.is_all();
+        let selected: BTreeSet<Checkpoint> =
+            ids.into_iter().filter(|id| whole || options.selection.wants(*id, layers)).collect();
+        if selected.is_empty() {
+            return Err(Error::new("--layer, --checkpoint", "no checkpoint of this model is selected")
+                .expected(format!(
+                    "layers 0 to {}, or a pattern such as 'blk.*.q_rope'",
+                    layers.saturating_sub(1)
+                )));
+        }
+        // Greedy decoding needs the logits even where they are not looked at.
+        let known = |position: &u32| (*position as usize) < source.tokens.len();
+        let sampled = source.steps.last().is_some_and(|step| !step.iter().all(known));
+        let wanted = |id: Checkpoint| sampled || selected.contains(&id);
+        let graphs = source.graphs.labelled().iter().map(|labelled| {
+            let last = labelled.nodes().filter(|(_, id)| wanted(*id)).map(|(node, _)| node).last();
+            let graph = &labelled.program.graph;
+            let mapping = map(graph);
+            let captures = mapping.captures.into_iter().map(|capture| (capture.checkpoint, capture));
+            Ok(Prepared {
+                labelled,
+                captures: captures.collect(),
+                leaves: mapping.leaves,
+                planted: planted(labelled, mistakes)?,
+                read_elsewhere: if mistakes.is_empty() { BTreeSet::new() } else { read_elsewhere(graph) },
+                // Where nothing is looked at, as in a piece of a prompt without logits, caches are still filled.
+                last: last.unwrap_or(graph.nodes),
+            })
+        });
+        let graphs = graphs.collect::<Result<Vec<_>>>()?;
+        let all: Vec<&Planted> = graphs.iter().flat_map(|graph| &graph.planted).collect();
+        refuse_unplanted(mistakes, source.graphs.labelled().iter(), &all)?;
+        let mut notes = source.notes.clone();
+        for (number, _) in mistakes.iter().enumerate() {
+            let first = all.iter().find(|one| one.spec == number);
+            notes.extend(first.map(|one| format!("{} was injected: {}", one.fault.name, one.fault.text)));
+        }
+        let of_steps = source.graphs.of_steps().iter().zip(&source.steps);
+        let steps: Vec<Step> =
+            of_steps.map(|(&graph, positions)| Step { graph, positions: positions.clone() }).collect();
+        let computed =
+            |graph: &Prepared<'_>| graph.labelled.nodes().filter(|(id, _)| *id <= graph.last).count();
+        let n_nodes = steps.iter().map(|step| computed(&graphs[step.graph])).sum();
+        let (built, tokens) = (&source.built, &source.tokens);
+        Ok(Planned { source: &source.graphs, built, graphs, steps, tokens, selected, n_nodes, notes })
+    }
+
+    /// The graph of each step.
+    pub fn of_steps(&self) -> Vec<(usize, &Labelled)> {
+        self.steps
+            .iter()
+            .enumerate()
+            .map(|(number, step)| (number, self.graphs[step.graph].labelled))
+            .collect()
+    }
+
+    /// Whether a node is computed in some step.
+    pub fn is_computed(&self, checkpoint: Checkpoint) -> bool {
+        let computed = |graph: &Prepared<'_>| {
+            graph.labelled.nodes().any(|(id, known)| known == checkpoint && id <= graph.last)
+        };
+        self.graphs.iter().any(computed)
+    }
+
+    /// The arithmetic of the run: keys and values are kept as its graphs say.
+    pub fn numerics(&self, options: &RunOptions) -> Numerics {
+        let tensors = self.graphs.iter().flat_map(|graph| &graph.labelled.program.graph.tensors);
+        let kept =
+            tensors.filter(|tensor| tensor.name.starts_with("cache_k_l")).map(|tensor| &tensor.dtype[..]);
+        let kv = kept.last().map_or(options.numerics.kv, |dtype| match dtype {
+            "f16" => Storage::F16,
+            "bf16" => Storage::Bf16,
+            _ => Storage::F32,
+        });
+        Numerics { kv, ..options.numerics }
+    }
+
+    /// Whether the graphs were built for a prompt.
+    pub fn is_built(&self) -> bool {
+        !self.built.is_empty()
+    }
+
+    /// What the leaves of a step hold.
+    ///
+    /// # Errors
+    /// A token beyond the vocabulary.
+    pub fn inputs<'b>(
+        &'b self,
+        step: usize,
+        tokens: &[u32],
+        reference: Option<&'b Dump>,
+    ) -> Result<Inputs<'b>> {
+        let Step { graph, positions } = &self.steps[step];
+        let labelled = self.graphs[*graph].labelled;
+        let built = self.built.get(*graph);
+        let first = positions.first().map_or(0, |first| *first as usize);
+        let built = built.map(|built| builders::inputs(built, tokens, first)).transpose()?;
+        Ok(Inputs { labelled, built, source: self.source, reference, step })
+    }
+}
+
+/// Nodes that some mistake reads in place of a source.
+fn read_elsewhere(graph: &Graph) -> BTreeSet<Id> {
+    let faults = graph.computed().flat_map(|id| fault::at(graph, id));
+    let other = faults.filter_map(|fault| match fault.rewrite.change {
+        Change::Source { with: Some(id), .. } => Some(graph.origin(id)),
+        _ => None,
+    });
+    other.filter(|&id| !graph.is_leaf(id)).collect()
+}
+
+/// What the leaves of one step hold.
+pub struct Inputs<'a> {
+    labelled: &'a Labelled,
+    built: Option<Values>,
+    source: &'a Graphs,
+    reference: Option<&'a Dump>,
+    step: usize,
+}
+
+impl Inputs<'_> {
+    /// The values of a leaf, if they are known.
+    pub fn of(&self, leaf: Id) -> Option<Vec<f64>> {
+        match (&self.built, self.reference) {
+            (Some(values), _) => values.get(&self.labelled.program.graph.get(leaf).name).cloned(),
+            (None, Some(dump)) => self.labelled.input(&self.source.judged(dump, dump), self.step, leaf),
+            (None, None) => None,
+        }
+    }
+}
