@@ -39,7 +39,8 @@ def not_permuted(name, array):
 
 
 def one_norm_without_one(name, array):
-    return array - 1 if name == "blk.1.ffn_norm.weight" else array
+    norm = one_norm_without_one.model.model.layers[1].pre_feedforward_layernorm
+    return norm.weight.detach().numpy() if name == "blk.1.ffn_norm.weight" else array
 
 
 def two_experts_exchanged(name, array):
@@ -157,6 +158,7 @@ def main():
         for family, spoil, by_weights, by_tensors, order in WRONG:
             model, architecture, places = made(family)
             path, dump = scratch / f"{family}-{spoil.__name__}.gguf", scratch / f"{family}-{spoil.__name__}"
+            spoil.model = model
             families.write(model, architecture, places, path, spoil)
             capture(model, dump, order)
             weights, tensors = of_weights(path, scratch / family), of_tensors(path, dump)
