@@ -23,6 +23,7 @@ use crate::faults::rewritten::diagnose;
 use crate::model::{self, builders};
 use crate::numerics::Products;
 use crate::record::import::is_partial;
+use crate::recorded::limits::{Work, check as check_memory};
 use crate::recorded::{
     Foreign, Known, assemble, entries, interrupted, is_left_out, refuse_gaps, side, tried,
 };
@@ -50,6 +51,9 @@ pub fn run(
     refuse_reference(foreign, options, reference.as_ref())?;
     let graphs = steps::graphs(foreign, room, options, reference.as_ref())?;
     let planned = Planned::new(&graphs, mistakes, options)?;
+    let recorded_graphs = reference.as_ref().filter(|_| !planned.is_built()).map(Dump::path);
+    let subject = recorded_graphs.unwrap_or(foreign.gguf.path());
+    check_memory(subject, &planned.of_steps(), &foreign.gguf, Work::Run)?;
     let of_reference = reference.as_ref().map(|dump| foreign.graphs(dump)).transpose()?;
     let theirs = match (&reference, &of_reference) {
         (Some(dump), Some(graphs)) => {

@@ -17,7 +17,7 @@ use crate::jobs::plan;
 use crate::jobs::run::RunOptions;
 use crate::model::builders::{self, Built, Cache, Shape, Values};
 use crate::numerics::{Numerics, Storage};
-use crate::recorded::{self, Foreign};
+use crate::recorded::Foreign;
 
 /// Where graphs and inputs come from.
 pub struct Source {
@@ -98,7 +98,6 @@ pub fn graphs(
         }
     }
     let graphs = Graphs::of(built.iter().map(|built| built.graph.clone()), of_steps)?;
-    recorded::limits::check(foreign.gguf.path(), &graphs.steps(), &foreign.gguf)?;
     let steps = steps.into_iter().map(|step| step.map(|position| position as u32).collect()).collect();
     Ok(Source { graphs, built, tokens, steps, notes })
 }
