@@ -3,6 +3,7 @@
 #include "norm.cu"
 #include "linear_row.cu"
 #include "linear_few.cu"
+#include "linear_one.cu"
 #include "linear_tile.cu"
 #include "linear_mma.cu"
 #include "linear_wide.cu"
@@ -16,3 +17,4 @@
 #include "add.cu"
 #include "glu.cu"
 #include "stats.cu"
+#include "next.cu"

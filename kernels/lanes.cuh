@@ -10,10 +10,6 @@
 #include "mma.cuh"
 #include "quants.cuh"
 
-struct alignas(16) Words4 {
-    uint32_t v[4];
-};
-
 // Weights are read once: they need no place in the first cache. Volatile, so that they are under way before what
 // follows in the source.
 DEVICE Words4 load_once(const void* p) {

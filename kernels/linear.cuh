@@ -24,6 +24,7 @@ struct LinearPart {
     int outputs;            // O
     int follow;             // NOTHING, BIAS, RESIDUAL
     int pairs;              // ALONE, HALVES, NEIGHBOURS; GATE_UP: of parts 0 and 1
+    int other_format;       // linear_one: whether it has the second of the kernel's formats
 };
 
 struct LinearArgs {
@@ -40,7 +41,7 @@ struct LinearArgs {
     int columns;          // I, a multiple of 8
     int out_f32;          // whether out is f32 although x is f16 (the logits)
     int cache_f16;        // whether the cache is f16, else f32
-    int split;            // linear_row: warps that share an output: 1, 2, 4 or 8
+    int split;            // linear_row: warps that share an output: 1, 2, 4 or 8; linear_one: that share a tile
     int head_width;       // E
 };
 

@@ -35,6 +35,8 @@ OPTIONS = ["--std=c++17"]
 REGISTERS_MAX = 128
 # Blocks of these have 320 threads at most, 128, or 256 whose registers are full of what is on its way.
 REGISTERS_MAX_LARGE = {"linear_few": 224, "linear_wide": 255, "attention_mma": 255, "attention_few": 255}
+# Bytes of local memory that a thread may take: of linear_one what is fetched for the end waits there, outside its loop.
+LOCAL_MAX = {"linear_one": 64}
 
 
 def nvrtc(version, cache):
@@ -122,7 +124,7 @@ def check_resources(name, binary):
     worst = sorted(((registers, kernel) for kernel, (registers, _) in used.items()), reverse=True)[:3]
     print(f"  {len(used)} kernels, most registers {worst}", file=sys.stderr)
     for kernel, (registers, local) in sorted(used.items()):
-        if local > 0:
+        if local > next((n for start, n in LOCAL_MAX.items() if kernel.startswith(start)), 0):
             yield f"{name}: {kernel} spills: {local} bytes of local memory"
         most = next((n for start, n in REGISTERS_MAX_LARGE.items() if kernel.startswith(start)), REGISTERS_MAX)
         if registers > most:

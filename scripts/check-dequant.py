@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds parity's decoding of GGUF tensors against the Python package `gguf`, bit for bit.
+"""Compares parity's decoding of GGUF tensors with that of the Python package `gguf`, bit for bit.
 
     pip install gguf numpy
     cargo build --release

@@ -1,5 +1,5 @@
 #!/bin/sh
-# 200 seeded runs with a planted mistake each, over the tiny models and a real one where it is given; then every
+# 200 seeded runs with an injected mistake each, over the tiny models and a real one where it is given; then every
 # mistake in the first, a middle and the last layer of the real one:
 #   scripts/fault-matrix.sh [REAL-MODEL.gguf]
 # Prints one line per run and a table; fails where a mistake is missed or called by a wrong name.

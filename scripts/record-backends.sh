@@ -93,9 +93,10 @@ done
 one() { # name model batches tokens flash cache checkpoints
     local filter=()
     [ "$6" = - ] || export DRIVER_CACHE=$6
-    # What attention reads, and the norm that its products read.
+    # What attention reads, rotated for block-quantised caches, and what its products read.
     if [ "$7" = attn ]; then
-        for id in norm attn_norm q_proj k_proj v_proj v q_rope k_rope attn_scores attn_probs attn_ctx; do
+        filter=(--checkpoint embed --checkpoint 'blk.0.mul_mat*')
+        for id in norm attn_norm q_proj k_proj v_proj v q_rope k_rope attn_scores attn_probs flash_attn_ext attn_ctx; do
             filter+=(--checkpoint "blk.0.$id")
         done
     fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Records with llama.cpp releases of two years and with programs of three languages, and holds every
-# recording against the CPU engine: the same checkpoints, none missing, each within rounding.
+# Records with llama.cpp releases of two years and with programs of three languages, and compares
+# every recording with the CPU engine: the same checkpoints, none missing, each within rounding.
 #
 #   scripts/record-matrix.sh                 a release of each kind, Node, Python
 #   scripts/record-matrix.sh all             every release known
@@ -34,7 +34,7 @@ esac
 
 failed=()
 
-# Records a command and holds the dump against the engine: exit 0 means that no checkpoint is missing.
+# Records a command and compares the dump with the engine: exit 0 means that no checkpoint is missing.
 check() { # name command…
     local name=$1 dump=$work/dump-$1
     shift

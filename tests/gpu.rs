@@ -96,6 +96,62 @@ fn asking_changes_nothing() {
     }
 }
 
+/// What a probe was shown: checkpoint, positions, tokens and bits.
+#[derive(Default, PartialEq, Debug)]
+struct Seen(Vec<(Checkpoint, usize, Vec<u32>, Vec<u32>)>);
+
+impl Probe for Seen {
+    fn wants(&self, checkpoint: Checkpoint) -> bool {
+        !checkpoint.kind().is_optional()
+    }
+
+    fn record(&mut self, c: Checkpoint, batch: &Batch<'_>, _: &[usize], values: Values<'_>) -> Result<()> {
+        let bits = match values {
+            Values::F32(values) => values.iter().map(|v| v.to_bits()).collect(),
+            Values::F16(values) => values.iter().map(|v| u32::from(v.to_bits())).collect(),
+            Values::F64(_) => unreachable!("the GPU computes in f32"),
+        };
+        self.0.push((c, batch.first, batch.tokens.to_vec(), bits));
+        Ok(())
+    }
+}
+
+/// Tokens that the GPU chooses itself are those that the host would choose, and every value has the same bits.
+#[test]
+fn the_gpu_chooses_the_tokens() {
+    if !has_gpu() {
+        return;
+    }
+    let (model, steps) = (tiny(), 9);
+    for numerics in NUMERICS {
+        let numerics = parity::engine::cuda::supported(numerics.parse().unwrap()).unwrap();
+        let mut engine = CudaEngine::new(&model.gguf, model.graph.clone(), 0, numerics).unwrap();
+        let prompt = tokens(6);
+        engine.step(&Batch { tokens: &prompt, first: 0 }, &mut Asks::Nothing).unwrap();
+        let (mut token, mut expected, mut by_host) = (prompt[0], Vec::new(), Seen::default());
+        for step in 0..steps {
+            let batch = Batch { tokens: &[token], first: prompt.len() + step };
+            let logits = engine.step(&batch, &mut by_host).unwrap().unwrap();
+            token = parity::compare::argmax(&logits).unwrap();
+            expected.push(token);
+        }
+        engine.reset();
+        engine.step(&Batch { tokens: &prompt, first: 0 }, &mut Asks::Nothing).unwrap();
+        let mut by_gpu = Seen::default();
+        assert_eq!(engine.greedy(prompt[0], steps, &mut by_gpu).unwrap(), expected, "{numerics}");
+        by_host.0.sort_by_key(|seen| (seen.1, seen.0));
+        by_gpu.0.sort_by_key(|seen| (seen.1, seen.0));
+        assert!(by_host == by_gpu, "{numerics}: every value of every step");
+        engine.reset();
+        engine.step(&Batch { tokens: &prompt, first: 0 }, &mut Asks::Nothing).unwrap();
+        assert_eq!(
+            engine.greedy(prompt[0], steps, &mut Asks::Nothing).unwrap(),
+            expected,
+            "{numerics}, unseen"
+        );
+    }
+}
+
 fn judged(model: &Model, options: RunOptions) -> Report {
     run(model, &model.graph, &options, &|_, _| ()).unwrap()
 }

@@ -182,3 +182,19 @@ fn what_brings_no_graph_is_not_drawn() {
     let dot = parity(&["inspect", told(&case.dump()), "--format", "dot"], 0);
     drawn(&dot);
 }
+
+#[test]
+fn a_graph_that_does_not_fit_into_memory_is_refused_by_name() {
+    let case = Case::new("qwen3-dense");
+    let (dump, model) = (case.dump(), case.model());
+    let graph = dump.join("graph-0000.txt");
+    let text = std::fs::read_to_string(&graph).unwrap();
+    // A cache of 2^38 positions, which nothing has to hold for it to stand in a text.
+    let huge =
+        text.replace("f16 64,512 ", "f16 64,274877906944 ").replace("f16 64,512\n", "f16 64,274877906944\n");
+    assert_ne!(huge, text);
+    std::fs::write(&graph, huge).unwrap();
+    let told = flat(&parity(&["audit", told(&dump), "-m", told(&model)], 2));
+    assert!(told.contains("needs more memory than there is"), "{told}");
+    assert!(told.contains("most of it for caches and states") && told.contains("-c N"), "{told}");
+}

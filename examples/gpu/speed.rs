@@ -41,6 +41,8 @@ pub fn speed(out: &str, path: &str, pairs: usize, command: &[&str]) -> Outcome {
             }
             entry["tg64"] = decode(&mut engine, wants)?;
             println!("{numerics} {name} tg64: {}", entry["tg64"]);
+            entry["greedy64"] = greedy(&mut engine, wants)?;
+            println!("{numerics} {name} greedy64: {}", entry["greedy64"]);
             body[numerics][name] = entry;
         }
     }
@@ -83,6 +85,22 @@ fn decode(engine: &mut CudaEngine<'_>, wants: fn(Kind) -> bool) -> Result<Value,
     }
     let seconds = median(times);
     Ok(json!({ "ms": 1e3 * seconds, "tokens_per_second": 1.0 / seconds }))
+}
+
+/// The same where the GPU chooses the tokens, and no step waits for the host.
+fn greedy(engine: &mut CudaEngine<'_>, wants: fn(Kind) -> bool) -> Result<Value, Error> {
+    let (mut times, mut bytes) = (Vec::new(), 0);
+    for _ in 0..5 {
+        engine.reset();
+        engine.step(&Batch { tokens: &tokens(8), first: 0 }, &mut nothing())?;
+        let mut probe = Count { wants, bytes: 0 };
+        let start = Instant::now();
+        engine.greedy(tokens(1)[0], 64, &mut probe)?;
+        times.push(start.elapsed().as_secs_f64() / 64.0);
+        bytes = probe.bytes / 64;
+    }
+    let seconds = median(times);
+    Ok(json!({ "ms": 1e3 * seconds, "tokens_per_second": 1.0 / seconds, "bytes": bytes }))
 }
 
 /// llama.cpp and the instrumented engine by turns, each with every node asked for: all pairs, and the median and

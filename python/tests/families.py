@@ -3,7 +3,7 @@
 
     python/tests/families.py [--keep FOLDER] [FAMILY…]
 
-A small random model of each family (Qwen3-MoE, Gemma 3, gpt-oss) is written as a GGUF file as llama.cpp's converter
+A small random model of each family (Qwen3-MoE, Gemma 3, gpt-oss, Llama) is written as a GGUF file as llama.cpp's converter
 lays it out, captured in f32, bf16 and f16 as a prefill with decode steps, and audited on the graph that parity builds
 of the file. Needs torch, transformers, gguf and a built parity (PARITY names the binary). Exit code 0: all are at
 parity; 1 otherwise.
@@ -61,7 +61,12 @@ def gptoss():
     return model, "gpt-oss", {**COMMON, **OSS}
 
 
-FAMILIES = {"qwen3moe": qwen3moe, "gemma3": gemma3, "gpt-oss": gptoss}
+def llama():
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    return models.random("Llama", hidden_size=96, rope_parameters=rope), "llama", {**COMMON}
+
+
+FAMILIES = {"qwen3moe": qwen3moe, "gemma3": gemma3, "gpt-oss": gptoss, "llama": llama}
 
 
 def tensors(model, architecture, places):
@@ -97,11 +102,18 @@ def tensors(model, architecture, places):
             stem, kind = rest.rsplit(".", 1)
             if architecture == "gemma3" and stem.endswith("norm"):
                 array = array + 1
+            if architecture == "llama" and stem in ("self_attn.q_proj", "self_attn.k_proj"):
+                array = pairs(array, model.config.head_dim)
             yield f"{block}{places[stem]}.{kind}", array
 
 
-def write(model, architecture, places, path):
-    """The model as a GGUF file."""
+def pairs(array, width):
+    """Rows of heads (2, E/2) as (E/2, 2): what lies half a head apart side by side, for llama.cpp's RoPE."""
+    return array.reshape(-1, 2, width // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+
+def write(model, architecture, places, path, spoil=lambda name, array: array):
+    """The model as a GGUF file; `spoil` makes mistakes in its tensors."""
     config = model.config
     out = gguf.GGUFWriter(path, architecture)
     out.add_block_count(config.num_hidden_layers)
@@ -127,13 +139,13 @@ def write(model, architecture, places, path):
         out.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         out.add_rope_scaling_factor(full["factor"])
         out.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
-    if architecture != "qwen3moe":
+    if architecture in ("gemma3", "gpt-oss"):
         out.add_sliding_window(config.sliding_window)
     if architecture == "gemma3":
         out.add_float32("gemma3.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
     out.add_token_list([f"t{i}" for i in range(config.vocab_size)])
     for name, array in tensors(model, architecture, places):
-        out.add_tensor(name, np.ascontiguousarray(array, dtype=np.float32))
+        out.add_tensor(name, np.ascontiguousarray(spoil(name, array), dtype=np.float32))
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
@@ -142,7 +154,7 @@ def write(model, architecture, places, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("families", nargs="*", help="qwen3moe, gemma3, gpt-oss; all where none is named")
+    parser.add_argument("families", nargs="*", help="qwen3moe, gemma3, gpt-oss, llama; all where none is named")
     parser.add_argument("--keep", type=pathlib.Path, help="where the files stay")
     given = parser.parse_args()
     all_good = True

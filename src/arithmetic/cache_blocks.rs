@@ -141,3 +141,55 @@ fn place(scaled: f64) -> [f64; 2] {
     let other = [of(scaled - near), of(scaled + near)].into_iter().find(|other| *other != own);
     [own, other.unwrap_or(own)]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Four blocks (about 2, about 0.02, about 75, zeros) as llama.cpp 0.5.0 keeps them on the CPU, bit by bit: first the
+    /// values, then a line for each type.
+    const RECORDED: &str = include_str!("../../tests/data/cache-blocks.txt");
+
+    fn line(text: &str) -> (&str, Vec<f64>) {
+        let (name, values) = text.split_once(' ').unwrap();
+        let value = |word: &str| f64::from(f32::from_bits(u32::from_str_radix(word, 16).unwrap()));
+        (name, values.split(' ').map(value).collect())
+    }
+
+    #[test]
+    fn blocks_are_kept_as_llama_cpp_keeps_them() {
+        let mut lines = RECORDED.lines().map(line);
+        let (_, given) = lines.next().unwrap();
+        let mut types = 0;
+        for (name, expected) in lines {
+            let dtype = DType::all().find(|dtype| dtype.name().eq_ignore_ascii_case(name)).unwrap();
+            assert!(is_kept(dtype), "{name}");
+            let (mut values, mut error) = (given.clone(), vec![0.0; given.len()]);
+            keep(dtype, &mut values, &mut error);
+            let mut unsure = 0;
+            for (i, (own, expected)) in values.iter().zip(&expected).enumerate() {
+                // ggml multiplies and adds in f32.
+                let off = error[i] + 2.0 * UNIT * expected.abs();
+                assert!((own - expected).abs() <= off, "{name} {i}: {own} for {expected}, {off}");
+                unsure += usize::from(error[i] > 0.0);
+            }
+            assert!(unsure <= 2, "{name}: {unsure}");
+            types += 1;
+        }
+        assert_eq!(types, 6);
+    }
+
+    #[test]
+    fn what_rounding_decides_is_said() {
+        // A scale of 1: halves lie in the middle.
+        let mut values = vec![0.0f64; BLOCK];
+        (values[0], values[1], values[2]) = (127.0, 2.5, 3.25);
+        let mut error = vec![0.0; BLOCK];
+        keep(DType::Q8_0, &mut values, &mut error);
+        assert_eq!((values[2], error[0], error[1], error[2]), (3.0, 0.0, 1.0, 0.0));
+        // What is not a number is not one afterwards.
+        values[5] = f64::NAN;
+        keep(DType::Q4_1, &mut values, &mut error);
+        assert!(values.iter().all(|value| value.is_nan()));
+    }
+}

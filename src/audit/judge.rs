@@ -34,7 +34,7 @@ pub fn explain(context: &Context<'_>, case: &Case) -> Result<Vec<Explained>> {
         let weight = Weight::find(context.gguf, weight)?;
         let pending = Pending::new(context, case, &weight);
         let out = products(&weight, &pending.jobs);
-        return Ok(vec![pending.finish(case, &pending.jobs[0].columns, &out).0]);
+        return Ok(pending.finish(case, &pending.jobs[0].columns, &out).0);
     }
     let units = Units::of(&context.numerics);
     let mut explained = match &case.node.op {
@@ -138,6 +138,8 @@ pub struct Pending {
     pub jobs: Vec<Job>,
     /// Which of them is the product without anybody's rounding, where that differs.
     plain: Option<usize>,
+    /// Which of them is the product with weights that are not rounded, where the producer may leave them so.
+    unrounded: Option<usize>,
     /// Which of them gives the bound of roundings that are not followed.
     unfollowed: Option<usize>,
     /// Which of them carries the bound of bridged inputs on.
@@ -164,12 +166,14 @@ impl Pending {
         let weights = round::weight_storage(products);
         let own =
             Job { x: rounded.values, sums: rounded.sums, columns, weights, magnitude: Magnitude::Terms };
+        let scales_sums = round::may_scale_sums(products, weight.dtype()).then(|| own.x.clone());
         let mut jobs = vec![own];
         let mut add = |x: Matrix<f64>, magnitude| {
             let sums = Matrix::zeros(x.rows, 0);
             jobs.push(Job { x, sums, columns: Vec::new(), weights: Storage::F32, magnitude });
             jobs.len() - 1
         };
+        let unrounded = scales_sums.map(|x| add(x, Magnitude::None));
         let no_rows = || Matrix::zeros(0, x.cols);
         let plain = (declared != Rounding::None).then(|| add(x.clone(), Magnitude::None));
         let unfollowed = unfollowed_steps(products, weight.dtype(), declared, followed, x)
@@ -179,10 +183,10 @@ impl Pending {
             false => add(no_rows(), Magnitude::Sum(bound.clone())),
         });
         let units = Units::of(&context.numerics);
-        Pending { jobs, plain, unfollowed, carried, ties, units, inner: x.cols }
+        Pending { jobs, plain, unrounded, unfollowed, carried, ties, units, inner: x.cols }
     }
 
-    /// The explanation, and the plain exact product where it differs.
+    /// The explanations, and the plain exact product where it differs.
     ///
     /// `columns` are those that the first job asked for, `out` what its jobs gave.
     pub fn finish(
@@ -190,7 +194,7 @@ impl Pending {
         case: &Case,
         columns: &[usize],
         out: &[Product],
-    ) -> (Explained, Option<Matrix<f64>>) {
+    ) -> (Vec<Explained>, Option<Matrix<f64>>) {
         let own = &out[0];
         let mut exact = own.exact.clone();
         let mut bound = bounds::linear(&self.units, self.inner, &own.magnitude, &exact);
@@ -204,7 +208,13 @@ impl Pending {
             self.settle_ties(case, columns, own, &mut exact);
         }
         let plain = self.plain.map(|plain| out[plain].exact.clone());
-        (Explained { exact, bound, emulated: plain.is_some() }, plain)
+        let emulated = plain.is_some();
+        let mut explained = vec![Explained { exact, bound, emulated }];
+        if let Some(unrounded) = self.unrounded {
+            let (exact, bound) = (out[unrounded].exact.clone(), explained[0].bound.clone());
+            explained.push(Explained { exact, bound, emulated });
+        }
+        (explained, plain)
     }
 
     /// A tie is rounded to the side that the recorded output says: each moves all outputs of its row by a

@@ -308,10 +308,11 @@ fn explain_products(
     let out = linear::products(weight, &jobs);
     let mut explained = Vec::with_capacity(cases.len());
     for (pending, case) in pending.into_iter().zip(cases) {
-        explained.push(pending.zip(case.as_ref()).map(|((pending, range), case)| {
-            let (explained, plain) = pending.finish(case, &jobs[range.start].columns, &out[range]);
-            (vec![explained], plain)
-        }));
+        explained.push(
+            pending.zip(case.as_ref()).map(|((pending, range), case)| {
+                pending.finish(case, &jobs[range.start].columns, &out[range])
+            }),
+        );
     }
     explained
 }

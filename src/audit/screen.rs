@@ -22,7 +22,7 @@ use crate::dense::{self, Inputs, Rows};
 use crate::error::Result;
 use crate::model::graph::{Node, Op};
 use crate::model::weights::Weight;
-use crate::numerics::Products;
+use crate::numerics::{Products, Storage};
 use crate::scalar::{in_lanes, vectorized};
 use crate::tensor::{Matrix, View};
 
@@ -156,7 +156,10 @@ fn exactly(context: &Context<'_>, node: &Node, rows: &[u32]) -> Result<Screened>
 /// The rows of a matmul. Where the producer's rounding of its inputs can be followed it is, else it is allowed for.
 fn products(context: &Context<'_>, node: &Node, weight: &Weight<'_>, rows: &[u32]) -> Result<Screened> {
     let products = context.numerics.products;
-    let sums = SignedSum::all(weight.stored(), 0..weight.rows(), round::weight_storage(products));
+    let mut sums = vec![SignedSum::all(weight.stored(), 0..weight.rows(), round::weight_storage(products))];
+    if round::may_scale_sums(products, weight.dtype()) {
+        sums.push(SignedSum::all(weight.stored(), 0..weight.rows(), Storage::F32));
+    }
     let declared = Rounding::of(products, weight.dtype());
     let follows = context.recorded_unit == 0.0 && products != Products::LlamaCuda;
     let rounding = if follows { declared } else { Rounding::None };
@@ -173,7 +176,9 @@ fn products(context: &Context<'_>, node: &Node, weight: &Weight<'_>, rows: &[u32
             let excess = if rounded.sums.cols > 0 { rounded.sums.row(*t) } else { &[] };
             let ties: Vec<&Tie> = rounded.ties.iter().filter(|tie| tie.row == *t).collect();
             let x = rounded.values.row(*t);
-            !recorded.is_some_and(|recorded| explained(&sums, x, excess, &ties, recorded, steps, &units))
+            !recorded.is_some_and(|recorded| {
+                sums.iter().any(|sums| explained(sums, x, excess, &ties, recorded, steps, &units))
+            })
         };
         let suspects = (0..part.len()).filter(&mut suspicious).map(|t| part[t]).collect();
         Ok(Screened { rows: part.len() as u64, suspects })

@@ -23,7 +23,7 @@ pub struct Args {
     /// Where: auto, cpu, cuda, cuda:N
     #[arg(long, value_name = "DEVICE", default_value_t)]
     device: Device,
-    /// Arithmetic: f32 is exact, f16 fast
+    /// Arithmetic: f32, or f16 (tensor cores, as engines in production)
     #[arg(long, value_name = "NUMERICS", default_value = "f32")]
     numerics: Numerics,
     /// Tokens of the prefills

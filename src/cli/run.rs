@@ -39,7 +39,7 @@ pub struct Args {
     /// Where to run: auto, cpu, cuda, cuda:N
     #[arg(long, value_name = "DEVICE", default_value_t)]
     device: Device,
-    /// The engine's arithmetic: f32 (exact products of f32 values), f64, llama-cpu (rounds as llama.cpp's CPU backend
+    /// The engine's arithmetic: f32 (decoded weights, everything in f32), f64, llama-cpu (rounds as llama.cpp's CPU backend
     /// does), f16 (on a GPU: tensor cores, as engines ship)
     #[arg(long, value_name = "WORDS", default_value_t)]
     numerics: Numerics,

@@ -20,6 +20,9 @@ use crate::report::Diagnosis;
 /// Share of the squared error that a rounding accounts for, see above.
 const EXPLAINS_MIN: f64 = 0.9;
 
+/// Two roundings that leave squared errors within this factor are not told apart: each is f32's own, over the same values.
+const ALIKE: f64 = 2.0;
+
 /// The types that are tried, with their names.
 const TYPES: [(Storage, &str); 2] = [(Storage::Bf16, "bf16"), (Storage::F16, "f16")];
 
@@ -35,9 +38,10 @@ pub fn coarser(suspect: &Suspect<'_>) -> Vec<Named> {
             None => found.push(named),
         }
     }
-    // Where two types have all these values, the first of the catalogue is told.
+    // TF32 and f16 have the same significant bits: where they leave the same but for f32's own rounding, the first of
+    // the catalogue is told.
     let least = found.iter().map(|named| named.left).fold(f64::INFINITY, f64::min);
-    found.retain(|named| named.left <= least);
+    found.retain(|named| named.left <= ALIKE * least);
     found.truncate(1);
     found
 }

@@ -41,7 +41,7 @@ pub fn audit(dump: &Dump, foreign: &Foreign, selection: &Selection, allow_missin
     report.candidate = side(dump, Some(dump.path().display().to_string()));
     report.notes.extend(interrupted(dump));
     report.notes.extend(foreign::names_not_understood(dump, "dump"));
-    report.notes.extend(computed::sentence("the recording", &graphs, &findings));
+    report.notes.extend(computed::notes("the recording", &graphs, &findings));
     foreign.weigh_wiring(&own, &mut report);
     let gaps: Vec<Gap> = Gap::of_steps("dump", dump).into_iter().collect();
     refuse_gaps(&mut report, &gaps, allow_missing);

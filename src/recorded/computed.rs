@@ -1,11 +1,18 @@
 //! What a recording was computed in, and what that hides, in one line.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use parity_graph::Op;
+use parity_graph::known::is_weight;
+
+use crate::arithmetic::Narrow;
 use crate::arithmetic::backend::Backend;
-use crate::audit::recorded::{Findings, Labelled};
+use crate::audit::recorded::{Findings, Labelled, PRODUCTS};
 use crate::checkpoint::Checkpoint;
 use crate::report::words::{count, number};
+
+/// Nodes that are named.
+const SHOWN_MAX: usize = 6;
 
 /// Nodes that one arithmetic explains.
 struct Class {
@@ -14,11 +21,20 @@ struct Class {
     blind: Option<(f64, Checkpoint)>,
 }
 
-/// Of a recording whose nodes ran on a device: by arithmetic, how many nodes it explains and below what a mistake in
-/// them is not seen. `None` of one that ran on the CPU alone.
-pub fn sentence(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> Option<String> {
+/// What a reader must know of a side's arithmetic.
+pub fn notes(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> Vec<String> {
+    sentence(side, graphs, findings).into_iter().chain(coarser(side, graphs, findings)).collect()
+}
+
+/// Of a recording that was not all computed in f32 or by llama.cpp's CPU kernels: by arithmetic, how many nodes it
+/// explains and below what a mistake in them is not seen.
+fn sentence(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> Option<String> {
     let mut tensors = graphs.iter().flat_map(|(_, labelled)| &labelled.program.graph.tensors);
-    tensors.find(|tensor| tensor.backend.as_deref().and_then(Backend::of).is_some())?;
+    let on_device = tensors.any(|tensor| tensor.backend.as_deref().and_then(Backend::of).is_some());
+    let mut names = findings.nodes.values().flat_map(|finding| &finding.computed_in);
+    if !on_device && !names.any(|name| narrow_product(name).is_some()) {
+        return None;
+    }
     let mut classes: BTreeMap<&str, Class> = BTreeMap::new();
     for id in &findings.order {
         let Some(finding) = findings.nodes.get(id) else { continue };
@@ -39,4 +55,49 @@ pub fn sentence(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) 
     };
     let classes: Vec<String> = classes.iter().map(of).collect();
     (!classes.is_empty()).then(|| format!("{side} computes with: {}", classes.join("; ")))
+}
+
+/// The fault that a product with operands in a narrower type than others of its kind is.
+fn narrow_product(name: &str) -> Option<&'static str> {
+    let (_, narrow) = PRODUCTS.iter().find(|(known, _)| *known == name)?;
+    Some(match narrow {
+        Narrow::F16 => "precision.f16_operands",
+        Narrow::Bf16 => "precision.bf16_operands",
+        Narrow::Tf32 | Narrow::Tf32Cut => "precision.tf32",
+    })
+}
+
+/// Products with weights that only narrower operands explain, where f32 explains most others of them: a cast that was
+/// meant for all, or for none.
+fn coarser(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> Option<String> {
+    let (mut narrow, mut all) = (Vec::new(), BTreeSet::new());
+    for (_, labelled) in graphs {
+        let graph = &labelled.program.graph;
+        for (id, checkpoint) in labelled.nodes() {
+            let product = matches!(graph.get(id).op, Op::MulMat | Op::MulMatId);
+            let weight = graph.src(id, 0).is_some_and(|src| is_weight(&graph.get(src).name));
+            let Some(finding) = findings.nodes.get(&checkpoint).filter(|_| product && weight) else {
+                continue;
+            };
+            if finding.judged > 0 && all.insert(checkpoint) {
+                let fault = finding.computed_in.iter().find_map(|name| narrow_product(name));
+                narrow.extend(fault.map(|fault| (checkpoint, fault)));
+            }
+        }
+    }
+    if narrow.is_empty() || 2 * narrow.len() >= all.len() {
+        return None;
+    }
+    let shown = narrow.iter().take(SHOWN_MAX).map(|(id, fault)| format!("{id} ({fault})"));
+    let mut shown: Vec<String> = shown.collect();
+    if narrow.len() > SHOWN_MAX {
+        shown.push("…".to_owned());
+    }
+    Some(format!(
+        "precision: {} of {} of {side} {} explained only by operands in a narrower type, the others by f32: {}",
+        narrow.len(),
+        count(all.len(), "matmul"),
+        if narrow.len() == 1 { "is" } else { "are" },
+        shown.join(", ")
+    ))
 }

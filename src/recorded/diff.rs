@@ -82,8 +82,8 @@ pub fn diff(
     report.reference = Some(side(reference, Some(reference.path().display().to_string())));
     report.notes.extend(interrupted(candidate).or(interrupted(reference)));
     report.notes.extend(foreign::names_of_both(candidate, reference));
-    report.notes.extend(computed::sentence("the candidate", &of_candidate.steps(), &ours));
-    report.notes.extend(computed::sentence("the reference", &of_reference.steps(), &theirs));
+    report.notes.extend(computed::notes("the candidate", &of_candidate.steps(), &ours));
+    report.notes.extend(computed::notes("the reference", &of_reference.steps(), &theirs));
     foreign.weigh_wiring(&of_reference, &mut report);
     let mut gaps = verdict::gaps(candidate.tokens(), reference.tokens());
     gaps.extend(Gap::of_steps("candidate", candidate));

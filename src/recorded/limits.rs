@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use parity_graph::Id;
+use parity_graph::{Id, Op};
 
 use crate::audit::recorded::Labelled;
 use crate::engine::machine::{Program, dtype};
@@ -14,17 +14,28 @@ use crate::memory;
 const KEPT_BYTES: u64 = 16;
 /// Bytes of an element that a node reads: a copy in f64, rounded as the arithmetic has it.
 const READ_BYTES: u64 = 16;
-/// Bytes of an element that a node computes: as recorded, exactly, its bound, what is carried, what the engine has.
-const COMPUTED_BYTES: u64 = 5 * 8;
+/// Bytes of an element that is judged: as recorded, exactly, its bound, what is carried, what the engine has.
+const JUDGED_BYTES: u64 = 5 * 8;
+/// Bytes of an element of a matmul of which few rows are judged: as recorded.
+const SAMPLED_BYTES: u64 = 4;
 
 const HINT: &str = "record with a smaller context (llama.cpp: -c N) or a shorter prompt, or PARITY_MEMORY=BYTES where this is wrong";
+
+/// What is done with a graph.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Work {
+    /// Nodes are judged: of matmuls with weights a few rows.
+    Audit,
+    /// Nodes are executed and all of their rows judged.
+    Run,
+}
 
 /// Refuses graphs whose execution needs more memory than there is; `subject` is the recording.
 ///
 /// # Errors
 /// Names what most of the memory is for.
-pub fn check(subject: &Path, steps: &[(usize, &Labelled)], gguf: &Gguf) -> Result<()> {
-    let needs = steps.iter().map(|(_, labelled)| Need::of(&labelled.program, gguf));
+pub fn check(subject: &Path, steps: &[(usize, &Labelled)], gguf: &Gguf, work: Work) -> Result<()> {
+    let needs = steps.iter().map(|(_, labelled)| Need::of(&labelled.program, gguf, work));
     let Some(most) = needs.max_by_key(Need::bytes) else { return Ok(()) };
     memory::require(&subject.display().to_string(), &most.parts(), HINT)
 }
@@ -39,16 +50,17 @@ struct Need {
 
 impl Need {
     /// The most that any node of a graph needs.
-    fn of(program: &Program, gguf: &Gguf) -> Need {
+    fn of(program: &Program, gguf: &Gguf, work: Work) -> Need {
         let graph = &program.graph;
-        let elements = |id: Id| match dtype(graph.get(id)).is_some_and(|dtype| dtype.block_len() == 1) {
-            true => graph.get(id).elements() as u64,
-            // Kept in blocks: rules read the file itself, and what else is of such a type is not known.
-            false => 0,
+        let elements = |id: Id| match dtype(graph.get(id)) {
+            Some(_) => graph.get(id).elements() as u64,
+            // Nothing is known of such a type, and nothing kept.
+            None => 0,
         };
         let weight = |id: Id| {
             graph.is_leaf(id) && !program.is_viewed(id) && gguf.tensor(&graph.get(id).name).is_some()
         };
+        let is_matmul = |id: Id| matches!(graph.get(id).op, Op::MulMat | Op::MulMatId);
         let mut kept = vec![false; graph.tensors.len()];
         let (mut now, mut most) = (Need::default(), Need::default());
         for id in program.executed() {
@@ -64,8 +76,9 @@ impl Need {
                 .filter(|&source| !weight(source))
                 .map(elements)
                 .fold(0, u64::saturating_add);
-            now.node =
-                read.saturating_mul(READ_BYTES).saturating_add(elements(id).saturating_mul(COMPUTED_BYTES));
+            let sampled = work == Work::Audit && is_matmul(id) && graph.sources(id).any(weight);
+            let own = if sampled { SAMPLED_BYTES } else { JUDGED_BYTES };
+            now.node = read.saturating_mul(READ_BYTES).saturating_add(elements(id).saturating_mul(own));
             if now.bytes() > most.bytes() {
                 most = now;
             }

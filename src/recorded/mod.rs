@@ -89,7 +89,7 @@ impl Foreign {
             true => Graphs::built(dump, &self.gguf),
             false => Graphs::open(dump),
         }?;
-        limits::check(dump.path(), &graphs.steps(), &self.gguf)?;
+        limits::check(dump.path(), &graphs.steps(), &self.gguf, limits::Work::Audit)?;
         Ok(graphs)
     }
 

@@ -6,7 +6,7 @@ use parity_dump::Dump;
 use parity_dump::manifest::Producer;
 
 use super::entry::{Known, assemble, entries};
-use super::{Foreign, audit::interrupted, is_left_out, side, tried};
+use super::{Foreign, audit::interrupted, is_left_out, limits, side, tried};
 use crate::arithmetic::{Arithmetic, Hypothesis};
 use crate::audit::recorded::{self, Arrangement, Finding, Findings, Labelled, Steps};
 use crate::checkpoint::{Checkpoint, Kind};
@@ -48,6 +48,7 @@ pub fn run(dump: &Dump, foreign: &Foreign, options: &RunOptions) -> Result<Repor
     };
     let recorded = foreign.graphs(dump)?;
     let (graphs, judged) = (recorded.steps(), recorded.judged(dump, dump));
+    limits::check(dump.path(), &graphs, &foreign.gguf, limits::Work::Run)?;
     let all = recorded::order(&graphs, &|_| true);
     let selected = foreign.selected(all.clone(), &options.selection);
     let theirs = recorded::audit(&judged, &graphs, &foreign.gguf, &|_| true, &diagnose)?;

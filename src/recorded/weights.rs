@@ -27,8 +27,10 @@ const SHARE: f64 = 0.9;
 const FAINT: f64 = 0.25;
 /// How far apart the errors of products may lie that have one cause: widths, and the sizes of outliers, differ.
 const SPREAD: f64 = 16.0;
-/// Share of the squared error that the directions of a low rank have to hold, where rounding holds the rest.
+/// Share of the squares of rows that the directions which count hold, where rounding holds the rest.
 const HELD: f64 = 0.99;
+/// Directions that what is multiplied must have for those of the error to say anything.
+const DIRECTIONS_MIN: usize = 6;
 /// Products whose error is taken apart.
 const TAKEN_APART_MAX: usize = 8;
 
@@ -36,6 +38,7 @@ const TAKEN_APART_MAX: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
     Product,
+    Bias,
     Norm,
     Table,
     /// It reads no weight.
@@ -55,7 +58,7 @@ fn part(entry: &Entry) -> Option<Part> {
         // With its product, where that was not recorded.
         Kind::Q | Kind::K | Kind::V => {
             let bridged = entry.local.candidate.as_ref().is_some_and(|local| !local.bridged.is_empty());
-            if bridged { Part::Product } else { return None }
+            if bridged { Part::Product } else { Part::Bias }
         }
         Kind::AttnNorm | Kind::FfnNorm | Kind::FinalNorm | Kind::QNorm | Kind::KNorm => Part::Norm,
         Kind::Embed => Part::Table,
@@ -109,7 +112,7 @@ pub fn weigh(report: &mut Report, recording: &dyn Recording, model: Option<&Mode
     if named || odd || products.all < PRODUCTS_MIN || !products.is_wrong() {
         return Ok(());
     }
-    let counted = format!("{} of {} products with weights", products.wrong.len(), products.all);
+    let counted = format!("{} of {} weight matmuls", products.wrong.len(), products.all);
     let as_stored = norms.wrong.is_empty() && table.wrong.iter().all(|(_, error)| *error <= FAINT);
     let too = [("embed", table.is_wrong()), ("the norms", norms.is_wrong())];
     let too: Vec<&str> = too.into_iter().filter_map(|(name, is)| is.then_some(name)).collect();
@@ -142,14 +145,12 @@ fn faint(products: &Count, recording: &dyn Recording, model: Option<&Model>) -> 
             ranks.extend(rank(recording, model, *checkpoint)?);
         }
     }
-    let low = |(rank, rows): &(usize, usize)| 2 * rank <= *rows;
+    // An error that any weight makes has the directions of what it is multiplied with, that of a low rank fewer.
+    let low = |(rank, of): &(usize, usize)| 2 * rank <= *of;
     let highest = ranks.iter().map(|(rank, _)| *rank).max().unwrap_or(0);
-    let rows = ranks.iter().map(|(_, rows)| *rows).min().unwrap_or(0);
     Ok(Some(match ranks.is_empty() {
         false if ranks.iter().all(low) => {
-            format!(
-                "{size}: by matrices of rank {highest} at most in {rows} rows, as adapters (LoRA) in the weights are"
-            )
+            format!("{size}: by matrices of rank {highest} at most, as adapters (LoRA) in the weights are")
         }
         false if !ranks.iter().any(low) => format!(
             "{size}, in no direction more than in another: the weights, or what they are multiplied with, are rounded \
@@ -161,7 +162,7 @@ fn faint(products: &Count, recording: &dyn Recording, model: Option<&Model>) -> 
     }))
 }
 
-/// Rank of the error of a product, and the rows that show it: directions that hold nearly all of its square.
+/// Rank of the error of a product, and of what is multiplied: directions that hold nearly all of the squares.
 fn rank(recording: &dyn Recording, model: &Model, checkpoint: Checkpoint) -> Result<Option<(usize, usize)>> {
     const ROWS_MAX: usize = 64;
     let context = Context {
@@ -178,18 +179,23 @@ fn rank(recording: &dyn Recording, model: &Model, checkpoint: Checkpoint) -> Res
     let Ok(case) = gather(&context, node, &positions)? else { return Ok(None) };
     let exact = case.execute(&case.node, &model.gguf, &judge::PLAIN)?;
     let error: Vec<f64> = case.recorded.data.iter().zip(&exact.data).map(|(a, b)| a - b).collect();
-    let error = Matrix::new(exact.rows, exact.cols, error);
-    let mut values = eigenvalues(gram(&error));
+    let Some(input) = case.inputs.first() else { return Ok(None) };
+    let ranks = (directions(&Matrix::new(exact.rows, exact.cols, error)), directions(&input.value));
+    Ok(Some(ranks).filter(|(rank, of)| *rank > 0 && *of >= DIRECTIONS_MIN))
+}
+
+/// Directions that hold nearly all of the squares of rows; none of rows without any.
+fn directions(rows: &Matrix<f64>) -> usize {
+    let mut values = eigenvalues(gram(rows));
     values.sort_by(|a, b| b.total_cmp(a));
     let all: f64 = values.iter().sum();
     let mut held = 0.0;
-    let rank = values.iter().take_while(|value| {
-        let open = !(held >= HELD * all);
+    let counted = values.iter().take_while(|value| {
+        let open = held < HELD * all;
         held += **value;
         open
     });
-    let rank = rank.count();
-    Ok((error.rows > 1 && all > 0.0).then_some((rank, error.rows)))
+    counted.count()
 }
 
 /// R·Rᵀ, (T, T)

@@ -16,6 +16,12 @@ pub struct Wiring {
     pub differs: Option<String>,
 }
 
+/// Numbers that options of a run set as well.
+const OPTIONS: [&str; 4] = ["RoPE base", "RoPE scale", "RoPE original context", "YaRN"];
+const OPTIONS_SAID: &str = "wiring: options of the run set this too (--rope-freq-base, --rope-freq-scale, --rope-scaling, \
+    --yarn-orig-ctx and its like): where one was given, the recording is of another model than the file; where none was, \
+    the metadata is misread";
+
 /// Differences that are spelt out.
 const SHOWN_MAX: usize = 8;
 
@@ -25,7 +31,7 @@ pub fn wiring(gguf: &Gguf, architecture: &str, graphs: &Graphs) -> Option<Wiring
     if !builders::knows(architecture) {
         return None;
     }
-    let mut differences: Vec<String> = Vec::new();
+    let (mut differences, mut chosen): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
     for graph in graphs.each() {
         let built = match builders::build(gguf, Shape::of(graph)) {
             Ok(built) => built,
@@ -45,15 +51,23 @@ pub fn wiring(gguf: &Gguf, architecture: &str, graphs: &Graphs) -> Option<Wiring
             }
         };
         let found: Diff = diff::diff(graph, &built.graph);
-        if !found.is_equal() {
-            differences.extend(found.sentences());
+        // The graphs of prefill and decode mostly differ in the same things.
+        let sentences = if found.is_equal() { Vec::new() } else { found.sentences() };
+        for sentence in sentences {
+            if !differences.contains(&sentence) {
+                differences.push(sentence);
+            }
+        }
+        let choices = Shape::of(graph).choices();
+        if !chosen.contains(&choices) {
+            chosen.push(choices);
         }
     }
-    differences.dedup();
     if differences.is_empty() {
         let note = format!(
             "the wiring is the model file's: op by op, parameter by parameter, the recorded graph is the one that parity \
-             builds for {architecture}"
+             builds for {architecture}; chosen for the run and not by the file: {}",
+            chosen.join(", or ")
         );
         return Some(Wiring { notes: vec![note], differs: None });
     }
@@ -63,6 +77,9 @@ pub fn wiring(gguf: &Gguf, architecture: &str, graphs: &Graphs) -> Option<Wiring
         differences.into_iter().take(SHOWN_MAX).map(|text| format!("wiring: {text}")).collect();
     if more > 0 {
         notes.push(format!("wiring: {more} more differences"));
+    }
+    if first.iter().any(|text| OPTIONS.iter().any(|word| text.contains(word))) {
+        notes.push(OPTIONS_SAID.to_owned());
     }
     Some(Wiring { notes, differs: first })
 }

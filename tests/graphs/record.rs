@@ -112,11 +112,9 @@ impl Recorder<'_> {
         }
         // Behind the rows that logits are wanted of there is but the last.
         let last = [self.last];
-        let rows = Some(&last[..]).filter(|_| tokens.is_some() && shape[axis] == 1);
-        let extents = [shape[axis], outer * inner];
+        // What has no axis of tokens is one row, of the last.
+        let rows = Some(&last[..]).filter(|_| tokens.is_none() || shape[axis] == 1);
+        let extents = if tokens.is_some() { [shape[axis], outer * inner] } else { [1, values.len()] };
         self.writer.tensor(id, Element::F32, &extents, &bytes, rows).unwrap();
-        if tokens.is_none() {
-            self.writer.no_rows(id);
-        }
     }
 }

@@ -4,14 +4,17 @@ use std::fs;
 use std::path::Path;
 
 use parity::engine::RowStats;
-use parity::engine::cuda::calls::{self, AttentionData, AttentionKernel, Call, LinearKernel, NormShape};
+use parity::engine::cuda::calls::{
+    self, AttentionData, AttentionKernel, Call, Follow, LinearData, LinearKernel, LinearPart, NormFirst,
+    NormShape, Pairs,
+};
 use parity::gguf::DType;
 use parity::model::graph::{Attention, KvMap, Mask, NormStyle};
 use parity::numerics::Storage;
 
 use crate::data::{Memory, Random, RandomWeight};
 use crate::host::{self, Kernels};
-use crate::linear::plain;
+use crate::linear::{data_for, plain};
 
 const BARRIER: &str = "__syncthreads();";
 /// Orders of the threads to look for a difference in.
@@ -48,6 +51,42 @@ fn linear(file: &'static str, kernel: LinearKernel, storage: Storage) -> Subject
     let addresses = [inputs[0].address(), out.address()];
     let call = plain(&weight.weight, kernel, addresses, rows, storage);
     Subject { file, unit: file, calls: vec![call], out, _inputs: inputs, _weight: Some(weight) }
+}
+
+/// Two warps share each tile, and the norm of the row; the zeros between its columns are written by the first.
+fn linear_one() -> Subject {
+    let (outputs, columns) = (9, 512);
+    let weight = RandomWeight::new(&mut Random(3), DType::Q4_K, outputs, columns);
+    let inputs = vec![
+        Memory::stored(&Random(4).values(columns), Storage::F16),
+        Memory::of_f32(&Random(5).values(columns)),
+        Memory::room(columns, Storage::F16),
+    ];
+    let out = Memory::room(outputs, Storage::F16);
+    let [x, norm_weight, normed] = [0, 1, 2].map(|i: usize| inputs[i].address());
+    let part = LinearPart {
+        weight: weight.weight,
+        out: out.address(),
+        follow: Follow::Nothing,
+        cache: 0,
+        pairs: Pairs::Alone,
+    };
+    let norm = NormFirst { weight: norm_weight, out: normed, eps: 1e-6 };
+    let data = LinearData { norm: Some(norm), ..data_for(LinearKernel::One, x, 1, Storage::F16) };
+    let file = "linear_one.cu";
+    let calls = vec![calls::linear(&[part], data)];
+    Subject { file, unit: file, calls, out, _inputs: inputs, _weight: Some(weight) }
+}
+
+/// The token goes to a new position every time, where it stands already.
+fn next_token() -> Subject {
+    let (vocab, largest) = (5003, 4000u32);
+    let mut logits = Random(8).values(vocab);
+    logits[largest as usize] = 40.0;
+    let inputs = vec![Memory::of_f32(&logits), Memory::of_bytes(&[0; 8])];
+    let out = Memory::of_bytes(&largest.to_le_bytes().repeat(64));
+    let call = calls::next_token(inputs[0].address(), inputs[1].address(), out.address(), vocab);
+    Subject { file: "next.cu", unit: "next.cu", calls: vec![call], out, _inputs: inputs, _weight: None }
 }
 
 /// What shows a missing barrier: the probabilities, of stored scores, where the kernel has a barrier for those.
@@ -181,11 +220,13 @@ fn every_barrier_is_needed_and_seen_to_be() {
         linear("linear_tile.cu", LinearKernel::Tile, Storage::F32),
         linear("linear_mma.cu", LinearKernel::Tile, Storage::F16),
         linear("linear_few.cu", LinearKernel::Few, Storage::F16),
+        linear_one(),
         linear("linear_wide.cu", LinearKernel::Wide, Storage::F16),
         attention("attention.cu", AttentionKernel::Tile, Storage::F32),
         attention_few(),
         attention("attention_mma.cu", AttentionKernel::Mma, Storage::F16),
         stats(),
+        next_token(),
     ];
     let files: Vec<&str> = subjects.iter().map(|subject| subject.file).collect();
     for entry in fs::read_dir(host::folder()).unwrap() {

@@ -1,4 +1,4 @@
-//! What one launch of `linear_few` computes beside the products: the bits of the kernels that do it alone.
+//! What one launch of `linear_few` or `linear_one` computes beside the products: the bits of the kernels that do it alone.
 
 use parity::engine::cuda::calls::{
     self, Follow, LinearData, LinearKernel, LinearPart, NormFirst, Pairs, RopeData, RopePart,
@@ -8,23 +8,15 @@ use parity::model::graph::{Activation, Glu, GluForm, Pairing, Rope, RopePosition
 use parity::numerics::Storage;
 
 use crate::data::{Memory, Random, RandomWeight};
+use crate::linear::data_for;
 use crate::{U32, check, host, run, storage_rounding};
 
 const FAST: Storage = Storage::F16;
 
-/// Products of `x` by the kernel for few rows.
+/// Products of `x` by the kernel for so few rows.
 fn few(x: &Memory, first: &Memory, rows: usize) -> LinearData {
-    LinearData {
-        kernel: LinearKernel::Few,
-        x: x.address(),
-        first: first.address(),
-        rows,
-        storage: FAST,
-        kv: FAST,
-        out_f32: false,
-        norm: None,
-        next: (0, 0),
-    }
+    let kernel = LinearKernel::for_step(rows, FAST, false);
+    LinearData { first: first.address(), ..data_for(kernel, x.address(), rows, FAST) }
 }
 
 fn alone(w: &RandomWeight, out: &Memory) -> LinearPart {
@@ -40,11 +32,19 @@ fn alone(w: &RandomWeight, out: &Memory) -> LinearPart {
 #[test]
 fn heads_are_rotated_as_by_rope() {
     let Some(kernels) = host::kernels() else { return };
-    let (rows, columns, heads, first) = (3, 160, 2, 2);
-    for (pairing, head_width) in [(Pairing::Half, 48), (Pairing::Interleaved, 32), (Pairing::Half, 16)] {
+    let (heads, first) = (2, 2);
+    let cases = [
+        (3, DType::Q8_0, 160, Pairing::Half, 48),
+        (3, DType::Q8_0, 160, Pairing::Interleaved, 32),
+        (3, DType::Q8_0, 160, Pairing::Half, 16),
+        (1, DType::F16, 160, Pairing::Half, 48),
+        (1, DType::Q4_K, 512, Pairing::Interleaved, 32),
+        (1, DType::Q6_K, 512, Pairing::Half, 16),
+    ];
+    for (rows, dtype, columns, pairing, head_width) in cases {
         let outputs = heads * head_width;
         let mut random = Random(31);
-        let w = RandomWeight::new(&mut random, DType::Q8_0, outputs, columns);
+        let w = RandomWeight::new(&mut random, dtype, outputs, columns);
         let x = Memory::stored(&random.values(rows * columns), FAST);
         let bias = Memory::of_f32(&random.values(outputs));
         let angles = Memory::of_f32(&random.values((first + rows) * head_width));
@@ -91,7 +91,9 @@ fn heads_are_rotated_as_by_rope() {
 #[test]
 fn gate_and_up_are_combined_as_by_glu() {
     let Some(kernels) = host::kernels() else { return };
-    for (rows, outputs, dtype) in [(1, 24, DType::Q4_K), (11, 20, DType::Q6_K)] {
+    for (rows, outputs, dtype) in
+        [(1, 24, DType::Q4_K), (1, 8 * 140 + 3, DType::F16), (1, 20, DType::Q8_0), (11, 20, DType::Q6_K)]
+    {
         let columns = 512;
         let mut random = Random(33);
         let weights = [0, 1].map(|_| RandomWeight::new(&mut random, dtype, outputs, columns));
@@ -117,26 +119,29 @@ fn gate_and_up_are_combined_as_by_glu() {
 #[test]
 fn a_row_is_normed_first() {
     let Some(kernels) = host::kernels() else { return };
-    let (columns, outputs, eps) = (1160, 40, 1e-6);
-    let mut random = Random(35);
-    let w = RandomWeight::new(&mut random, DType::F16, outputs, columns);
-    let x = Memory::stored(&random.values(columns), FAST);
-    let weight = random.values(columns);
-    let norm_weight = Memory::of_f32(&weight);
-    let start = Memory::of_bytes(&[0; 4]);
-    let (normed, out, own) =
-        (Memory::room(columns, FAST), Memory::room(outputs, FAST), Memory::room(outputs, FAST));
-    let norm = NormFirst { weight: norm_weight.address(), out: normed.address(), eps };
-    let data = LinearData { norm: Some(norm), ..few(&x, &start, 1) };
-    run(kernels, &[calls::linear(&[alone(&w, &out)], data)], &out, FAST);
-    let xs = x.values(FAST);
-    let mean = xs.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / columns as f64;
-    // Chains of columns/128 squares, five levels of a tree, mean, root, reciprocal and two factors.
-    let roundings = columns as f64 / 128.0 + 5.0 + 8.0;
-    check("norm", &normed.values(FAST), |i| {
-        let exact = f64::from(xs[i]) / (mean + eps).sqrt() * f64::from(weight[i]);
-        (exact, roundings * U32 * exact.abs() + 2.0 * storage_rounding(exact, FAST))
-    });
-    run(kernels, &[calls::linear(&[alone(&w, &own)], few(&normed, &start, 1))], &own, FAST);
-    assert_eq!(out.bytes(), own.bytes(), "the products are those of the row as it was stored");
+    let (outputs, eps) = (40, 1e-6);
+    for (dtype, columns) in [(DType::F16, 1160), (DType::Q5_K, 1280), (DType::Q8_0, 1152)] {
+        let mut random = Random(35);
+        let w = RandomWeight::new(&mut random, dtype, outputs, columns);
+        let x = Memory::stored(&random.values(columns), FAST);
+        let weight = random.values(columns);
+        let norm_weight = Memory::of_f32(&weight);
+        let start = Memory::of_bytes(&[0; 4]);
+        let (normed, out, own) =
+            (Memory::room(columns, FAST), Memory::room(outputs, FAST), Memory::room(outputs, FAST));
+        let norm = NormFirst { weight: norm_weight.address(), out: normed.address(), eps };
+        let data = LinearData { norm: Some(norm), ..few(&x, &start, 1) };
+        run(kernels, &[calls::linear(&[alone(&w, &out)], data)], &out, FAST);
+        let xs = x.values(FAST);
+        let mean = xs.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / columns as f64;
+        // Chains of columns/128 squares, five levels of a tree, up to twenty warps one after another, mean, root,
+        // reciprocal and two factors.
+        let roundings = columns as f64 / 128.0 + 5.0 + 20.0 + 8.0;
+        check("norm", &normed.values(FAST), |i| {
+            let exact = f64::from(xs[i]) / (mean + eps).sqrt() * f64::from(weight[i]);
+            (exact, roundings * U32 * exact.abs() + 2.0 * storage_rounding(exact, FAST))
+        });
+        run(kernels, &[calls::linear(&[alone(&w, &own)], few(&normed, &start, 1))], &own, FAST);
+        assert_eq!(out.bytes(), own.bytes(), "the products are those of the row as it was stored");
+    }
 }

@@ -8,7 +8,7 @@ use parity::gguf::DType;
 use parity::numerics::Storage;
 
 use crate::data::{Memory, Random, RandomWeight};
-use crate::{U32, check, host, run, storage_rounding};
+use crate::{SHARED, U32, check, host, run, storage_rounding};
 
 const EXACT: Storage = Storage::F32;
 const FAST: Storage = Storage::F16;
@@ -22,20 +22,23 @@ pub fn plain(
     storage: Storage,
 ) -> Call {
     let part = LinearPart { weight: *weight, out, follow: Follow::Nothing, cache: 0, pairs: Pairs::Alone };
-    calls::linear(
-        &[part],
-        LinearData {
-            kernel,
-            x,
-            first: 0,
-            rows,
-            storage,
-            kv: storage,
-            out_f32: false,
-            norm: None,
-            next: (0, 0),
-        },
-    )
+    calls::linear(&[part], data_for(kernel, x, rows, storage))
+}
+
+/// What such a product is told of its input.
+pub fn data_for(kernel: LinearKernel, x: Address, rows: usize, storage: Storage) -> LinearData {
+    LinearData {
+        kernel,
+        x,
+        first: 0,
+        rows,
+        storage,
+        kv: storage,
+        out_f32: false,
+        norm: None,
+        next: (0, 0),
+        shared_max: SHARED,
+    }
 }
 
 /// All kernels for what values are stored as.
@@ -108,6 +111,45 @@ fn tiles_exact() {
 #[test]
 fn tiles_fast() {
     products(LinearKernel::Tile, FAST, 66, 69);
+}
+
+#[test]
+fn one_row_fast() {
+    products(LinearKernel::One, FAST, 1, 21);
+    // Several tiles at once, of which the last is not whole, and by turns.
+    product(DType::F16, LinearKernel::One, FAST, 1, 16 * 132 * 2 + 5, 264);
+    product(DType::Q4_K, LinearKernel::One, FAST, 1, 16 * 132 * 3 + 1, 768);
+    product(DType::Q6_K, LinearKernel::One, FAST, 1, 40, 256 * 35);
+    product(DType::Q5_K, LinearKernel::One, FAST, 1, 30, 256 * 13);
+}
+
+/// Weights of two formats in one launch: the bits of one launch each.
+#[test]
+fn two_formats_at_once() {
+    let Some(kernels) = host::kernels() else { return };
+    for first in [DType::Q4_K, DType::Q5_K] {
+        let mut random = Random(13);
+        let (columns, outputs) = (768, [40, 24, 17]);
+        let dtypes = [first, first, DType::Q6_K];
+        let w: Vec<RandomWeight> =
+            (0..3).map(|i| RandomWeight::new(&mut random, dtypes[i], outputs[i], columns)).collect();
+        let x = Memory::stored(&random.values(columns), FAST);
+        let (out, alone) = (outputs.map(|o| Memory::room(o, FAST)), outputs.map(|o| Memory::room(o, FAST)));
+        let part = |i: usize| LinearPart {
+            weight: w[i].weight,
+            out: out[i].address(),
+            follow: Follow::Nothing,
+            cache: 0,
+            pairs: Pairs::Alone,
+        };
+        let data = data_for(LinearKernel::One, x.address(), 1, FAST);
+        run(kernels, &[calls::linear(&[0, 1, 2].map(part), data)], &out[2], FAST);
+        for i in 0..3 {
+            let call = plain(&w[i].weight, LinearKernel::One, [x.address(), alone[i].address()], 1, FAST);
+            run(kernels, &[call], &alone[i], FAST);
+            assert_eq!(alone[i].bytes(), out[i].bytes(), "{}", dtypes[i].name());
+        }
+    }
 }
 
 #[test]
@@ -203,17 +245,7 @@ fn fast_products_with_f32_output() {
             cache: 0,
             pairs: Pairs::Alone,
         };
-        let data = LinearData {
-            kernel,
-            x: x.address(),
-            first: 0,
-            rows: 2,
-            storage: FAST,
-            kv: FAST,
-            out_f32: true,
-            norm: None,
-            next: (0, 0),
-        };
+        let data = LinearData { out_f32: true, ..data_for(kernel, x.address(), 2, FAST) };
         let call = calls::linear(&[part], data);
         let found = run(kernels, &[call], &out, EXACT);
         check("f32 from f16", &found, |i| {
@@ -255,8 +287,7 @@ fn products_with_what_follows() {
                 pairs: Pairs::Alone,
             };
             let (x, first) = (x.address(), start.address());
-            let data =
-                LinearData { kernel, x, first, rows, storage, kv, out_f32: false, norm: None, next: (0, 0) };
+            let data = LinearData { first, kv, ..data_for(kernel, x, rows, storage) };
             run(kernels, &[calls::linear(&[0, 1, 2].map(part), data)], &out[2], storage);
 
             for (i, o) in outputs.into_iter().enumerate() {

@@ -18,6 +18,8 @@ use parity::numerics::Storage;
 
 /// Orders of the threads that every kernel is run in: as numbered, and three shuffled.
 const SEEDS: [u32; 4] = [0, 1, 2, 3];
+/// Bytes of shared memory of a block, as most GPUs have it.
+const SHARED: usize = 99 << 10;
 /// Rounding unit of f32.
 const U32: f64 = f32::EPSILON as f64 / 2.0;
 

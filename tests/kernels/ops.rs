@@ -56,6 +56,30 @@ fn norms() {
     }
 }
 
+/// The first of the largest logits; no NaN, and token 0 where there is nothing else.
+#[test]
+fn the_next_token() {
+    let Some(kernels) = host::kernels() else { return };
+    let vocab = 5003;
+    let mut logits = Random(3).values(vocab);
+    (logits[17], logits[4000], logits[4999]) = (f32::NAN, 40.0, 40.0);
+    for (logits, expected) in
+        [(logits, 4000), (vec![f32::NAN; vocab], 0), (vec![f32::NEG_INFINITY; vocab], 0)]
+    {
+        let logits = Memory::of_f32(&logits);
+        let tokens = Memory::of_bytes(&[0; 4 * 8]);
+        for seed in crate::SEEDS {
+            let step = words(&[5, 1]);
+            let call = calls::next_token(logits.address(), step.address(), tokens.address(), vocab);
+            kernels.run(&call, seed).unwrap();
+            let word = |memory: &Memory, i: usize| memory.bytes()[4 * i..4 * i + 4].to_vec();
+            assert_eq!(word(&step, 0), 6i32.to_le_bytes(), "one position further on");
+            assert_eq!(word(&step, 1), i32::to_le_bytes(expected));
+            assert_eq!(word(&tokens, 6), i32::to_le_bytes(expected));
+        }
+    }
+}
+
 #[test]
 fn biases() {
     let Some(kernels) = host::kernels() else { return };

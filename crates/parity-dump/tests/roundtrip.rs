@@ -52,6 +52,64 @@ fn attention_rows_end_at_their_own_position() {
     assert_eq!(row, [10., 11.]);
 }
 
+/// One file of four positions: Q, scores of two heads, tokens; `steps` in its metadata.
+fn single(path: &std::path::Path, steps: Option<&str>) {
+    use safetensors::tensor::{Dtype, TensorView};
+    let bytes = |values: Vec<f32>| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let tokens: Vec<u8> = [5i32, 6, 7, 8].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let (q, scores) = (bytes((0..8).map(|i| i as f32).collect()), bytes((0..32).map(|i| i as f32).collect()));
+    let views = [
+        ("blk.1.q", TensorView::new(Dtype::F32, vec![4, 1, 2], &q).unwrap()),
+        ("blk.0.attn_scores", TensorView::new(Dtype::F32, vec![2, 4, 4], &scores).unwrap()),
+        ("tokens", TensorView::new(Dtype::I32, vec![4], &tokens).unwrap()),
+    ];
+    let metadata = steps.map(|steps| [("steps".to_owned(), steps.to_owned())].into_iter().collect());
+    fs::write(path, safetensors::serialize(views, metadata).unwrap()).unwrap();
+}
+
+#[test]
+fn a_single_file_says_its_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("one.safetensors");
+    single(&path, None);
+    assert_eq!(Dump::open(&path).unwrap().manifest().steps.len(), 1);
+    single(&path, Some("[2, 1, 1]"));
+    let dump = Dump::open(&path).unwrap();
+    let positions: Vec<_> = dump.manifest().steps.iter().map(|step| step.positions.clone()).collect();
+    assert_eq!(positions, [vec![0, 1], vec![2], vec![3]]);
+    assert_eq!(dump.gather(Q, &[0, 2, 3]).unwrap(), [0., 1., 4., 5., 6., 7.]);
+    assert_eq!(dump.in_step(0, Q).unwrap(), (vec![2, 1, 2], vec![0, 1], vec![0., 1., 2., 3.]));
+    assert_eq!(dump.in_step(2, Q).unwrap(), (vec![1, 1, 2], vec![3], vec![6., 7.]));
+    // (H, T, S): the rows of a step lie apart.
+    let (shape, _, values) = dump.in_step(1, SCORES).unwrap();
+    assert_eq!((shape, values), (vec![2, 1, 4], vec![8., 9., 10., 11., 24., 25., 26., 27.]));
+    let mut row = Vec::new();
+    dump.row(dump.get(SCORES).unwrap(), 2, &mut row);
+    assert_eq!(row, [8., 9., 10., 24., 25., 26.]);
+    for wrong in ["[2, 1]", "[4, 0]", "[2, 2, 1]", "2,1,1", "[18446744073709551615, 5]", "[-1, 5]"] {
+        single(&path, Some(wrong));
+        let error = Dump::open(&path).err().unwrap().to_string();
+        assert!(error.contains("[5, 1, 1]") && error.contains("`steps`"), "{wrong}: {error}");
+    }
+}
+
+#[test]
+fn heads_in_halves_are_read_in_pairs() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = Writer::create(dir.path(), producer(), Default::default()).unwrap();
+    writer.begin_step(&[5], &[0], 2).unwrap();
+    writer.tensor_f32(Q, &[1, 2, 4], &[0., 1., 2., 3., 4., 5., 6., 7.]).unwrap();
+    writer.tensor_f32(LOGITS, &[1, 4], &[0., 1., 2., 3.]).unwrap();
+    writer.end_step().unwrap();
+    writer.finish().unwrap();
+    let mut dump = Dump::open(dir.path()).unwrap();
+    dump.read_halves_as_pairs(4, |checkpoint| checkpoint == Q);
+    let paired = [0., 2., 1., 3., 4., 6., 5., 7.];
+    assert_eq!(dump.gather(Q, &[0]).unwrap(), paired);
+    assert_eq!(dump.in_step(0, Q).unwrap().2, paired);
+    assert_eq!(dump.gather(LOGITS, &[0]).unwrap(), [0., 1., 2., 3.]);
+}
+
 #[test]
 fn an_interrupted_dump_keeps_its_finished_steps() {
     let dir = tempfile::tempdir().unwrap();
@@ -110,7 +168,7 @@ proptest! {
 }
 
 /// One file of three rows and one row of two steps, with this `__metadata__`.
-fn single(dir: &std::path::Path, said: &[(&str, &str)]) -> std::path::PathBuf {
+fn told(dir: &std::path::Path, said: &[(&str, &str)]) -> std::path::PathBuf {
     use safetensors::tensor::{Dtype, TensorView};
     let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
     let tokens: Vec<u8> = [5u32, 6, 7, 8].iter().flat_map(|token| token.to_le_bytes()).collect();
@@ -139,7 +197,7 @@ fn a_single_file_says_what_a_folder_says() {
         ("rows", rows),
         ("format", "pt"),
     ];
-    let dump = Dump::open(&single(dir.path(), &said)).unwrap();
+    let dump = Dump::open(&told(dir.path(), &said)).unwrap();
     assert_eq!(dump.manifest().producer.name, "mine");
     assert_eq!(dump.manifest().producer.version.as_deref(), Some("2"));
     assert_eq!(dump.manifest().producer.numerics.as_deref(), Some("bf16 storage=bf16"));
@@ -149,7 +207,7 @@ fn a_single_file_says_what_a_folder_says() {
     assert_eq!(dump.in_step(1, Q).unwrap(), (vec![1, 1, 2], vec![3], vec![6., 7.]));
     assert_eq!(dump.in_step(0, LOGITS).unwrap(), (vec![1, 1], vec![2], vec![2.5]));
     // A name alone, and one step of all tokens where nothing else is said.
-    let dump = Dump::open(&single(dir.path(), &[("producer", "mine"), ("rows", rows)])).unwrap();
+    let dump = Dump::open(&told(dir.path(), &[("producer", "mine"), ("rows", rows)])).unwrap();
     assert_eq!((dump.manifest().producer.name.as_str(), dump.manifest().steps.len()), ("mine", 1));
 }
 
@@ -157,7 +215,7 @@ fn a_single_file_says_what_a_folder_says() {
 fn what_a_single_file_says_wrongly_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let refused = |said: &[(&str, &str)], part: &str| {
-        let error = Dump::open(&single(dir.path(), said)).err().unwrap().to_string();
+        let error = Dump::open(&told(dir.path(), said)).err().unwrap().to_string();
         assert!(error.contains(part), "{error}");
     };
     let rows = ("rows", r#"{"logits":[2,3]}"#);

@@ -3,7 +3,8 @@
 //!
 //! Everything happens around the one node, between the question whether its values are wanted and the answer that
 //! they are computed: fields are changed before and put back after, since the program may use its graph again.
-//! Sources are edited in a copy: weights lie in memory that must not be written.
+//! Sources are edited in a copy: weights lie in memory that must not be written. A device reads its own memory alone:
+//! there they are edited where they lie, and put back.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +12,7 @@ use std::str::FromStr;
 use parity_dump::Checkpoint;
 use parity_graph::fault::{self, Fault};
 use parity_graph::rewrite::{Change, Edit};
-use parity_graph::{Graph, Id, Leaf, Op, label, params};
+use parity_graph::{Graph, Id, Leaf, MAX_SRC, Op, label, params};
 
 use crate::api::{RawTensor, text};
 use crate::describe::{Described, Reader};
@@ -74,6 +75,10 @@ pub struct Injection {
     address: Vec<RawTensor>,
     undo: Vec<(usize, Vec<u8>)>,
     copies: Vec<Copied>,
+    /// Whether the node is computed in the memory of a device.
+    on_device: bool,
+    /// Sources that were edited where they lie, with what was there.
+    edited: Vec<(RawTensor, Vec<u8>)>,
     passed: Option<Vec<f64>>,
     /// What is read instead of a source, where it is no weight.
     other: Option<Other>,
@@ -91,6 +96,9 @@ struct Other {
 // SAFETY: the addresses are only used by the thread that computes, between question and answer.
 unsafe impl Send for Injection {}
 
+/// Backends that compute in the memory of the host.
+const HOSTS: [&str; 2] = ["CPU", "BLAS"];
+
 /// A tensor whose values were edited in a copy.
 struct Copied {
     _tensor: Box<[u8; TENSOR_BYTES]>,
@@ -107,8 +115,11 @@ impl Injection {
             }
             _ => None,
         };
+        let on_device = graph.get(id).backend.as_deref().is_some_and(|name| !HOSTS.contains(&name));
         Injection {
             other,
+            on_device,
+            edited: Vec::new(),
             node: address[id],
             before: id.checked_sub(1).map(|before| address[before]),
             address: address.to_vec(),
@@ -188,11 +199,11 @@ impl Injection {
     /// Why this llama.cpp cannot be made to make it.
     ///
     /// # Safety
-    /// The tensors are alive, and lie in memory of the host.
+    /// The tensors are alive, with their data set.
     unsafe fn make(&mut self, reader: Reader<'_>) -> Result<(), String> {
         let layout = reader.layout;
         match self.fault.rewrite.change.clone() {
-            // SAFETY: by the caller's promise the tensor is alive and lies in memory of the host.
+            // SAFETY: by the caller's promise the tensor is alive; it is itself in memory of the host.
             Change::Words(words) => unsafe { self.words(reader, &words) },
             // SAFETY: as above.
             Change::Op(op, words) => unsafe {
@@ -204,7 +215,7 @@ impl Injection {
             // SAFETY: by the caller's promise; the slot is one of the ten that a tensor has.
             Change::Source { slot, .. } if let Some(other) = self.other.take() => unsafe {
                 let bytes = other.bytes.ok_or("what it reads instead was not computed before it")?;
-                self.lead(reader, slot, other.tensor, bytes);
+                self.lead(reader, slot, other.tensor, bytes)?;
             },
             // SAFETY: as above; the slot is one of the ten that a tensor has.
             Change::Source { slot, with } => unsafe {
@@ -244,6 +255,10 @@ impl Injection {
             };
         }
         self.copies.clear();
+        for (source, bytes) in self.edited.drain(..) {
+            // SAFETY: bytes that were read from there.
+            unsafe { (reader.api.tensor_set)(source, bytes.as_ptr().cast(), 0, bytes.len()) };
+        }
         let edit = match (&self.fault.rewrite.change, self.passed.take()) {
             (_, Some(passed)) => Some(passed),
             (Change::ResultEdit(edit), None) => {
@@ -291,13 +306,22 @@ impl Injection {
             let mut numbers = values.numbers()?;
             edit.apply(values.ne[0], &mut numbers);
             values.set(&numbers)?;
-            self.lead(reader, slot, source, values.bytes);
+            self.lead(reader, slot, source, values.bytes)
         }
-        Ok(())
     }
 
     /// Lets the node read a tensor like `like` with other bytes.
-    unsafe fn lead(&mut self, reader: Reader<'_>, slot: usize, like: RawTensor, bytes: Vec<u8>) {
+    unsafe fn lead(
+        &mut self,
+        reader: Reader<'_>,
+        slot: usize,
+        like: RawTensor,
+        bytes: Vec<u8>,
+    ) -> Result<(), String> {
+        if self.on_device {
+            // SAFETY: by the caller's promise.
+            return unsafe { self.edit_in_place(reader, slot, &bytes) };
+        }
         // SAFETY: a live tensor is copied, whose data are replaced by as many bytes, which live as long.
         unsafe {
             let mut copy = Box::new([0u8; TENSOR_BYTES]);
@@ -308,6 +332,31 @@ impl Injection {
             self.copies.push(Copied { _tensor: copy, _data: bytes });
             self.put(reader.layout.src + slot * size_of::<RawTensor>(), &address.to_ne_bytes());
         }
+        Ok(())
+    }
+
+    /// Writes bytes into the memory of a source, and notes what was there.
+    unsafe fn edit_in_place(&mut self, reader: Reader<'_>, slot: usize, bytes: &[u8]) -> Result<(), String> {
+        // SAFETY: by the caller's promise the node's sources are alive, with their data set.
+        unsafe {
+            let source = reader.source_in(self.node, slot);
+            let values = Values::read(reader, source)?;
+            if values.bytes.len() != bytes.len() {
+                return Err("what it reads instead is of another size, and lies on a device".to_owned());
+            }
+            let data = (reader.api.get_data)(source);
+            let others =
+                (0..MAX_SRC).filter(|&other| other != slot).map(|other| reader.source_in(self.node, other));
+            if others.into_iter().any(|other| !other.is_null() && (reader.api.get_data)(other) == data) {
+                return Err("it reads one tensor twice, which lies on a device".to_owned());
+            }
+            (reader.api.tensor_set)(source, bytes.as_ptr().cast(), 0, bytes.len());
+            // A node that is computed in place leaves nothing of its source to be put back.
+            if (reader.api.get_data)(self.node) != data {
+                self.edited.push((source, values.bytes));
+            }
+        }
+        Ok(())
     }
 }
 

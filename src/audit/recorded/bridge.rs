@@ -103,6 +103,7 @@ pub fn across(
             false => narrow::widen(rule, &rounded, &data, &mut error),
         }
         differ(&mut error, &third);
+        narrow::add_lost(kept, rule, &rounded, &data, &mut error);
     }
     if let Some(carried) = carry(rule, &cpu, &data, &node.carried) {
         error.iter_mut().zip(carried).for_each(|(error, carried)| *error += carried);

@@ -36,7 +36,7 @@ use crate::ops::Args;
 
 pub use found::{Finding, NearTie};
 pub use named::{Named, Names};
-pub use narrow::products;
+pub use narrow::{PRODUCTS, products};
 pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
 pub use open::{Graphs, Judged};
 pub use order::order;

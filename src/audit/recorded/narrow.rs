@@ -97,6 +97,14 @@ pub fn widen(rule: &Rule, args: &Args<'_, f64>, exact: &[f64], bound: &mut [f64]
     }
 }
 
+/// Adds what the least values of the sources lost where they were only recorded in f16: of those that are no normal
+/// numbers of it, more than a rounding's share.
+pub fn add_lost(kept: Storage, rule: &Rule, args: &Args<'_, f64>, exact: &[f64], bound: &mut [f64]) {
+    if kept == Storage::F16 {
+        add_errors_of_sources(rule, args, exact, bound, |_| SUBNORMAL_F16);
+    }
+}
+
 /// Up to how much a value is rounded by where it is kept in a narrow type.
 pub fn rounding(kept: Storage, value: f64) -> f64 {
     narrow(kept).map_or(0.0, |dtype| storage(dtype, value))

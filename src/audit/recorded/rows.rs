@@ -51,15 +51,12 @@ impl Arrangement {
             (elements == shape.iter().product::<usize>()).then_some((shape, strides))?
         };
         let axis = if matrix { Some(2) } else { axis };
-        let rows = axis.map_or(1, |axis| shape[axis]);
-        (rows == positions.len()).then_some(Arrangement {
-            shape,
-            strides,
-            recorded: extents,
-            axis,
-            positions,
-            matrix,
-        })
+        // Where tokens and heads are one axis, rows lie one behind the other.
+        let fits = match axis {
+            Some(axis) => shape[axis] == positions.len(),
+            None => !positions.is_empty() && elements.is_multiple_of(positions.len()),
+        };
+        fits.then_some(Arrangement { shape, strides, recorded: extents, axis, positions, matrix })
     }
 
     /// The recorded values in the order of the node; `beyond` gives what was cut.
@@ -126,8 +123,13 @@ impl Arrangement {
 
     /// Position of the token that an element of the node belongs to; where it belongs to none, the step's last.
     pub fn position(&self, element: usize) -> u32 {
-        let row = self.axis.map_or(0, |axis| self.coordinates(element)[axis]);
+        let row = self.axis.map_or(element / self.width(), |axis| self.coordinates(element)[axis]);
         self.positions.get(row).copied().unwrap_or_default()
+    }
+
+    /// Elements of a row of what has no axis of tokens.
+    fn width(&self) -> usize {
+        (self.shape.iter().product::<usize>() / self.positions.len().max(1)).max(1)
     }
 
     /// Whether an element of the node was recorded.
@@ -141,6 +143,9 @@ impl Arrangement {
         let position = self.position(element) as usize;
         if self.matrix {
             return vec![at[1], position, at[3]];
+        }
+        if self.axis.is_none() && self.positions.len() > 1 {
+            return vec![position, element % self.width()];
         }
         let others = (0..4).filter(|&axis| Some(axis) != self.axis);
         let inner = others.skip_while(|&axis| self.shape[axis] == 1).map(|axis| at[axis]);
@@ -216,6 +221,15 @@ mod tests {
         assert_eq!(node[8..12], [4.0, 5.0, 6.0, 7.0]);
         assert_eq!(node[12..16], [-12.0, -13.0, -14.0, -15.0]);
         assert_eq!((arranged.index(8 + 1), arranged.is_recorded(8 + 4)), (vec![0, 2, 1], false));
+    }
+
+    #[test]
+    fn rows_without_an_axis_lie_one_behind_the_other() {
+        // Two tokens of three heads, heads and tokens on one axis.
+        let arranged = Arrangement::new([1, 1, 6, 2], None, false, &tensor(&[2, 6], &[4, 5])).unwrap();
+        assert_eq!((arranged.position(5), arranged.position(6)), (4, 5));
+        assert_eq!(arranged.index(7), [5, 1]);
+        assert!(Arrangement::new([1, 1, 5, 1], None, false, &tensor(&[2, 5], &[4, 5])).is_none());
     }
 
     #[test]

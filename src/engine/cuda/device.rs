@@ -28,7 +28,7 @@ pub struct Device {
     /// Highest CUDA version of the driver, 1000·major + 10·minor.
     pub driver: i32,
     /// Most shared memory of a block, in bytes.
-    shared_max: u32,
+    pub shared_max: u32,
     /// Whether a kernel may begin before the one ahead has ended: the kernels wait for it themselves.
     pub overlaps: bool,
 }

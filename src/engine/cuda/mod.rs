@@ -10,6 +10,7 @@ pub mod calls;
 
 mod compare;
 mod device;
+mod greedy;
 mod host;
 mod isolated;
 mod layout;
@@ -322,6 +323,7 @@ impl CudaEngine<'_> {
             arena: self.arena.as_ref().map_or(0, |arena| arena.address),
             attention: (self.attention.as_ref().map_or(0, |buffer| buffer.address), self.capacity),
             scratch: self.scratch.as_ref().map_or(0, |buffer| buffer.address),
+            shared_max: self.device.shared_max as usize,
         };
         let wanted = (&list[..], &compared[..]);
         let plan = Plan::new(&self.graph, (nodes, &tasks), (key, layout), wanted, &self.numerics, &memory);

@@ -83,6 +83,8 @@ pub struct Memory<'a> {
     pub arena: Address,
     /// Room for the sums of attention, and the positions that it and the cache are for.
     pub attention: (Address, usize),
+    /// Bytes of shared memory that a block may have.
+    pub shared_max: usize,
     /// Room for the decoded weights of one launch: see [`super::products::scratch_bytes`].
     pub scratch: Address,
 }

@@ -94,6 +94,7 @@ impl Builder<'_> {
             out_f32: logits,
             norm,
             next,
+            shared_max: self.memory.shared_max,
         };
         Some(if data.kernel == LinearKernel::Wide {
             self.unpacked(task, list, data)

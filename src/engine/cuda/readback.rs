@@ -250,7 +250,7 @@ impl Logits {
 }
 
 /// The bytes as what they are.
-fn values<'b>(bytes: &'b [u8], output: &Output) -> Result<Values<'b>> {
+pub fn values<'b>(bytes: &'b [u8], output: &Output) -> Result<Values<'b>> {
     let misaligned = || error(format!("{} did not arrive whole", output.checkpoint));
     // SAFETY: any bits are a number of these types; a slice that is not aligned leaves a head.
     unsafe {

@@ -159,9 +159,11 @@ impl Ability<'_> {
 
     /// Puts the nodes of a step of `rows` token rows into launches.
     pub fn schedule(&self, nodes: &[Node], rows: usize, storage: Storage) -> Vec<Task> {
-        let few = LinearKernel::for_step(rows, storage, false) == LinearKernel::Few;
+        let kernel = LinearKernel::for_step(rows, storage, false);
+        let few = matches!(kernel, LinearKernel::Few | LinearKernel::One);
         let (taken, computed) = (vec![false; nodes.len()], HashSet::new());
-        let mut schedule = Schedule { ability: self, nodes, taken, computed, few, norms: few && rows == 1 };
+        let mut schedule =
+            Schedule { ability: self, nodes, taken, computed, few, one: kernel == LinearKernel::One };
         let mut tasks = Vec::new();
         for index in 0..nodes.len() {
             if !schedule.taken[index] {
@@ -184,8 +186,8 @@ struct Schedule<'a> {
     computed: HashSet<Checkpoint>,
     /// Whether products are computed by the kernel for few rows, which also computes from pairs of them.
     few: bool,
-    /// Whether that kernel norms its input.
-    norms: bool,
+    /// Whether it is the kernel for a single one, which norms its input, and multiplies with weights of two formats.
+    one: bool,
 }
 
 impl Schedule<'_> {
@@ -196,7 +198,7 @@ impl Schedule<'_> {
         }
         match &node.op {
             Op::Linear { .. } => Task::Linear(self.linear(index)),
-            Op::Norm(norm) if self.norms && self.is_plain(norm) && self.feeds_next(index) => {
+            Op::Norm(norm) if self.one && self.is_plain(norm) && self.feeds_next(index) => {
                 Task::Linear(LinearTask { norm: Some(index), ..self.linear(index + 1) })
             }
             Op::Rope(rope) => {
@@ -239,9 +241,10 @@ impl Schedule<'_> {
             Op::Linear { weight, .. } => self.ability.weights.matrix(weight).map(|weight| weight.dtype),
             _ => None,
         };
+        let own = format(index);
         let alike = |&i: &usize| {
-            format(i).is_some()
-                && format(i) == format(index)
+            let fits = |(own, other)| own == other || (self.one && calls::together(own, other));
+            own.zip(format(i)).is_some_and(fits)
                 && self.nodes[i].inputs == self.nodes[index].inputs
                 && self.ability.computes(&self.nodes[i])
         };
@@ -253,7 +256,9 @@ impl Schedule<'_> {
                 self.turned(sum.unwrap_or(product)).filter(|(_, rope)| *turn.get_or_insert(*rope) == *rope);
             task.parts.push(LinearNodes { product, sum, rope: rope.map(|(index, _)| index) });
         }
-        task.act = self.act(&task.parts);
+        if task.parts.iter().all(|part| format(part.product) == own) {
+            task.act = self.act(&task.parts);
+        }
         task
     }
 

@@ -24,7 +24,7 @@ pub const ENTRIES: &[Entry] = &[
     entry(
         "precision.tf32",
         PRODUCTS,
-        "matmuls round both sides to TF32, 11 significant bits",
+        "a matmul rounds both sides to TF32, or to f16: 11 significant bits",
         "torch.backends.cuda.matmul.allow_tf32, or cuBLAS' default of a framework, that is silently on",
         "torch.set_float32_matmul_precision(\"highest\"), or NVIDIA_TF32_OVERRIDE=0",
     ),

@@ -124,6 +124,16 @@ impl Shape {
         Shape { tokens, outputs, cells, sliding, flash, cache }
     }
 
+    /// What a run chooses and a model file does not say, in words: the form of attention, and the caches.
+    pub fn choices(&self) -> String {
+        let form = if self.flash { "flash attention" } else { "attention in three ops" };
+        let kept = |name: &str, kept: Kept| match kept.rotated {
+            Some(width) => format!("{name} in {}, {width} columns rotated together", type_name(kept.dtype)),
+            None => format!("{name} in {}", type_name(kept.dtype)),
+        };
+        format!("{form}, {}, {}", kept("keys", self.cache.keys), kept("values", self.cache.values))
+    }
+
     /// Refuses what no step has.
     ///
     /// # Errors

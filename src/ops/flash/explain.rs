@@ -4,9 +4,9 @@ use rayon::prelude::*;
 
 use super::super::bound::{CONFIDENCE, SUBNORMAL_F16, TINY_F32, UNIT_F16, UNIT_F32, accumulation};
 use super::super::source::Args;
-use super::row::{Attention, Part, Row, Seen, round_f16};
+use super::row::{Attention, Part, Row, Seen, minimum, round_f16};
 use crate::arithmetic::Flash;
-use crate::arithmetic::round::{Rounding, half_steps};
+use crate::arithmetic::round::{Rounding, Tie, half_steps};
 use crate::scalar::{in_lanes, vectorized};
 use crate::tensor::Matrix;
 
@@ -83,7 +83,16 @@ fn score_error(attention: &Attention<'_, '_, f64>, row: &Row, seen: &Seen) -> f6
     let summed = accumulation(steps, unit) * (terms.sqrt() * scale + seen.scaled.abs());
     let first = attention.ties.partition_point(|tie| tie.row < query);
     let ties = attention.ties[first..].iter().take_while(|tie| tie.row == query);
-    let tied: f64 = ties.map(|tie| scale * (tie.value * k[tie.col]).abs()).sum();
+    let tied = |tie: &Tie| {
+        let start = tie.col / attention.rounding.block() * attention.rounding.block();
+        let of_sum = if tie.sum == 0.0 {
+            0.0
+        } else {
+            tie.sum * minimum(&k[start..start + attention.rounding.block()])
+        };
+        scale * ((tie.value * k[tie.col]).abs() + of_sum.abs())
+    };
+    let tied: f64 = ties.map(tied).sum();
     let capped = if attention.cap == 0.0 { 0.0 } else { EXP_ROUNDINGS };
     let rounded = SCORE_ROUNDINGS * (seen.scaled.abs() + seen.z.abs())
         + capped * attention.cap.abs().min(seen.scaled.abs());

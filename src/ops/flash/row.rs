@@ -19,6 +19,8 @@ pub struct Attention<'b, 'a, S> {
     pub q: Matrix<S>,
     /// What they were rounded to.
     pub rounding: Rounding,
+    /// What the sums of their blocks have over the sums of their values, see [`round::Rounded::sums`].
+    sums: Matrix<S>,
     /// Values that may have been rounded to the other side, in the order of their rows.
     pub ties: Vec<Tie>,
     pub k: &'b Source<'a, S>,
@@ -103,6 +105,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         let rounded = round::activations(rounding, View::new(b * h * n, dk, &values));
         Ok(Attention {
             q: rounded.values,
+            sums: rounded.sums,
             rounding,
             ties: rounded.ties,
             k,
@@ -163,12 +166,23 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
                 #[inline(always)]
                 || in_lanes(q, |q, i| q.to_f64() * k[i].to_f64()),
             );
-            let scaled = self.scale * dot;
+            let scaled = self.scale * (dot + self.of_minima(at, &k));
             let capped = if self.cap == 0.0 { scaled } else { self.cap * (scaled / self.cap).tanh() };
             Seen { position, bias, scaled, z: capped + bias }
         };
         let seen = self.visible(b, h, n).into_iter().map(score).collect();
         Row { at, seen, sink: self.sinks.as_ref().map(|sinks| sinks[h]) }
+    }
+
+    /// What the sums of a query's blocks add to its product with a key, where they meet the minima of the key's blocks:
+    /// the least of their values, since blocks are quantised so.
+    fn of_minima(&self, at: [usize; 3], k: &[S]) -> f64 {
+        if self.sums.cols == 0 {
+            return 0.0;
+        }
+        let sums = self.sums.row(self.query(at));
+        let blocks = sums.iter().zip(k.chunks(self.rounding.block()));
+        blocks.map(|(sum, block)| sum.to_f64() * minimum(block)).sum()
     }
 
     pub fn key(&self, at: [usize; 3], position: usize) -> Cow<'a, [S]> {
@@ -270,6 +284,11 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         }
         part
     }
+}
+
+/// The least value of a block.
+pub fn minimum<S: Scalar>(block: &[S]) -> f64 {
+    block.iter().map(|value| value.to_f64()).fold(f64::INFINITY, f64::min)
 }
 
 /// Queries times the scale, as a kernel does it before it rounds the product to f16.

@@ -1,7 +1,10 @@
 //! The matrix product kernels.
 
+mod few;
+
+pub use few::together;
+
 use super::{Address, Call, ROWS_MAX_FEW, ROWS_MAX_UNTILED, THREADS, Weight, name_of};
-use crate::gguf::DType;
 use crate::model::graph::Pairing;
 use crate::numerics::Storage;
 
@@ -14,12 +17,8 @@ const WARPS_ENOUGH: usize = 8192;
 pub const NORM_COLUMNS_MAX: usize = 8192;
 /// What divides a head that `linear_few` turns: the outputs of a tile.
 pub const PAIRS_OUTPUTS: usize = FEW_OUTPUTS;
-/// Outputs of a tile of `linear_few`, token rows of its kernels, and warps of a block.
+/// Outputs of a tile of `linear_few` and `linear_one`.
 const FEW_OUTPUTS: usize = 16;
-const FEW_ROWS: [usize; 3] = [1, 8, 16];
-const FEW_WARPS_MAX: usize = 12;
-/// Warps of `linear_few` that a multiprocessor holds at once, by their registers.
-const FEW_WARPS_AT_ONCE: usize = 20;
 /// Outputs up to which tiles of exact products are so few that two groups of threads share one.
 const TILE_SHARED_MAX: usize = 2048;
 /// Tiles of `linear_wide`: the number in the kernel's name, token rows, outputs; the largest first.
@@ -27,9 +26,8 @@ const WIDE_TILES: [[usize; 3]; 2] = [[256, 128, 128], [128, 128, 64]];
 const WIDE_SMALLEST: [usize; 3] = [64, 64, 64];
 /// Its shared memory in bytes: WIDE_BYTES of kernels/linear_wide.cu.
 const WIDE_SHARED: u32 = 96 << 10;
-/// Multiprocessors of a large GPU: `linear_few` has as many blocks as they hold at once.
+/// Multiprocessors of a large GPU: `linear_few` and `linear_one` have as many blocks as they hold at once.
 const MULTIPROCESSORS: usize = 132;
-
 /// What follows a product within the same launch; the product itself is stored as well.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Follow {
@@ -128,6 +126,8 @@ pub struct LinearData {
     /// Address and bytes, a multiple of 16, of weights that a later launch reads: [`LinearKernel::Few`] brings them
     /// nearer.
     pub next: (Address, usize),
+    /// Bytes of shared memory that a block may have: [`LinearKernel::One`] fills it.
+    pub shared_max: usize,
 }
 
 /// Which kernel computes a matrix product.
@@ -139,15 +139,18 @@ pub enum LinearKernel {
     Tile,
     /// Tensor cores for few token rows of values that are stored in f16.
     Few,
+    /// The same for a single one, with quants as they are and scales in f32; as [`LinearKernel::Few`] in other formats.
+    One,
     /// Tensor cores for many, with weights in f16.
     Wide,
 }
 
 impl LinearKernel {
     /// The kernel for a step of `rows` token rows. Of the logits the last row alone may be computed, with the same
-    /// bits: they have the same kernel in any step.
+    /// bits: they have the same kernel in any step of several rows.
     pub fn for_step(rows: usize, storage: Storage, logits: bool) -> LinearKernel {
         match storage {
+            Storage::F16 if rows == 1 => LinearKernel::One,
             Storage::F16 if logits || rows <= ROWS_MAX_FEW => LinearKernel::Few,
             Storage::F16 => LinearKernel::Wide,
             Storage::F32 if rows <= ROWS_MAX_UNTILED => LinearKernel::Row,
@@ -170,6 +173,7 @@ struct PartArgs {
     outputs: i32,
     follow: i32,
     pairs: i32,
+    other_format: i32,
 }
 
 #[repr(C)]
@@ -217,11 +221,13 @@ impl PartArgs {
             outputs: part.weight.outputs as i32,
             follow,
             pairs,
+            other_format: 0,
         }
     }
 }
 
-/// Products of one x (T, I) with up to three weights of one format and width: out (T, O) = x · weight transposed.
+/// Products of one x (T, I) with up to three weights of one width and format, or of formats that [`together`] has: out
+/// (T, O) = x · weight transposed.
 pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
     let weight = parts[0].weight;
     let mut all = [PartArgs::default(); PARTS_MAX];
@@ -260,7 +266,8 @@ pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
             let grid = [outputs.div_ceil(8 / split), data.rows, parts.len()];
             Call::new(format!("linear_row_{format}_{}", name_of(storage)), grid, THREADS, args)
         }
-        (LinearKernel::Few, _) => few(parts, data, args),
+        (LinearKernel::One, _) if few::takes_one(parts, data.shared_max) => few::one(parts, &data, args),
+        (LinearKernel::Few | LinearKernel::One, _) => few::few(parts, data, args),
         (LinearKernel::Wide, _) => {
             // Larger tiles where there are enough of them.
             let blocks = |rows: usize, wide: usize| -> usize {
@@ -281,44 +288,6 @@ pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
         }
         (LinearKernel::Tile, _) => Call::new(format!("linear_mma_{format}"), tiles, THREADS / 2, args),
     }
-}
-
-/// The launch of `linear_few`: no more blocks than the GPU holds at once, each with as many tiles as any other.
-fn few(parts: &[LinearPart], data: LinearData, args: LinearArgs) -> Call {
-    let weight = parts[0].weight;
-    let rows = FEW_ROWS.into_iter().find(|rows| data.rows <= *rows).unwrap_or(FEW_ROWS[2]);
-    let gate_up = matches!(parts[0].pairs, Pairs::GateUp { .. });
-    let (tile, depth) = if gate_up { (FEW_OUTPUTS / 2, 1) } else { (FEW_OUTPUTS, parts.len()) };
-    let chunk = few_chunk(weight.dtype);
-    let warps = few_warps(&weight);
-    let held = MULTIPROCESSORS * (FEW_WARPS_AT_ONCE / warps).max(1);
-    let tiles = parts.iter().map(|part| part.weight.outputs.div_ceil(tile)).max().unwrap_or(1).max(1);
-    let blocks = tiles.div_ceil(tiles.div_ceil(held));
-    // The sums of all warps, twice; the one row, of which what lies 128 bytes apart is moved by 16; and what of the
-    // norm's weight the warps need first.
-    let sums = 2 * warps * FEW_OUTPUTS * rows * size_of::<f32>();
-    let row = if rows == 1 { (weight.columns + weight.columns / 64 * 8).next_multiple_of(8) * 2 } else { 0 };
-    let norm = if data.norm.is_some() { warps * chunk * size_of::<f32>() } else { 0 };
-    let grid = [blocks, data.rows.div_ceil(rows), depth];
-    Call::new(format!("linear_few{rows}_{}", weight.format()), grid, 32 * warps as u32, args)
-        .sized((sums + row + norm) as u32)
-}
-
-/// Columns that a warp of `linear_few` takes at once: CHUNK of kernels/lanes.cuh.
-fn few_chunk(dtype: DType) -> usize {
-    if matches!(dtype, DType::Q4_K | DType::Q5_K | DType::Q6_K) { 256 } else { 128 }
-}
-
-/// Warps of a block of `linear_few`: as few as take their chunks of a row in the fewest rounds.
-fn few_warps(weight: &Weight) -> usize {
-    // THREADS of kernels/lanes.cuh
-    let most = match weight.dtype {
-        DType::Q4_K | DType::Q5_K | DType::Q6_K => 9,
-        DType::F16 | DType::Q8_0 | DType::Q4_0 => 10,
-        _ => FEW_WARPS_MAX,
-    };
-    let chunks = weight.columns.div_ceil(few_chunk(weight.dtype));
-    chunks.div_ceil(chunks.div_ceil(most))
 }
 
 /// Warps that share an output of the row kernel: as many as rows are long enough for and the GPU has use for.

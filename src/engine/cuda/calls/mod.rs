@@ -12,6 +12,7 @@ use crate::numerics::Storage;
 
 mod attention;
 mod linear;
+mod next;
 mod rope;
 mod stats;
 mod unpack;
@@ -19,8 +20,9 @@ mod unpack;
 pub use attention::{AttentionData, AttentionKernel, attention, attention_room, has_attention};
 pub use linear::{
     Follow, LinearData, LinearKernel, LinearPart, NORM_COLUMNS_MAX, NormFirst, PAIRS_OUTPUTS, PARTS_MAX,
-    Pairs, linear,
+    Pairs, linear, together,
 };
+pub use next::next_token;
 pub use rope::{RopeData, RopePart, rope};
 pub use stats::stats;
 pub use unpack::{unpack, unpacked};
