@@ -37,6 +37,23 @@ const PANICS: &[(&str, &str, &str)] = &[
         "a block covers many elements, and 2^32 blocks of them are more than a device holds",
     ),
     ("src/engine/cuda/mod.rs", ".expect(\"just made\")", "make_plan sets the plan or returns its error"),
+    ("src/engine/cuda/greedy.rs", ".expect(\"just made\")", "make_plan sets the plan or returns its error"),
+    (
+        "src/engine/cuda/greedy.rs",
+        ".expect(\"a plan for a step\")",
+        "greedy makes the plan before it calls these",
+    ),
+    (
+        "src/engine/cuda/greedy.rs",
+        ".expect(\"a token behind the values\")",
+        "a slot has room for the values and a token behind them",
+    ),
+    ("src/engine/cuda/modules.rs", ".expect(\"just put there\")", "the line before puts it there or returns"),
+    (
+        "src/engine/cuda/calls/linear/few.rs",
+        ".expect(\"a format of the kernel\")",
+        "the kernel is chosen only for formats that it has",
+    ),
     (
         "src/engine/cuda/mod.rs",
         ".expect(\"a plan to capture\")",

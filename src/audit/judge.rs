@@ -207,7 +207,7 @@ impl Pending {
         if case.recorded.rows == exact.rows && case.recorded.cols == exact.cols {
             self.settle_ties(case, columns, own, &mut exact);
             if let Some(unrounded) = self.unrounded {
-                nearer_rows(&case.recorded, &out[unrounded].exact, &mut exact);
+                likelier_rows(&case.recorded, &out[unrounded].exact, &bound, &mut exact);
             }
         }
         let plain = self.plain.map(|plain| out[plain].exact.clone());
@@ -236,13 +236,16 @@ impl Pending {
     }
 }
 
-/// Takes the rows of `other` that are nearer to what was recorded: a producer may compute a step of one row in another way
-/// than one of many.
-fn nearer_rows(recorded: &Matrix<f64>, other: &Matrix<f64>, exact: &mut Matrix<f64>) {
-    let distance = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum::<f64>();
+/// Takes the rows of `other` that explain what was recorded better: a producer may compute a step of one row in another
+/// way than one of many. Each value is held to its own bound: in a sum over the row a few large values, whose rounding is
+/// large too, would decide for all.
+fn likelier_rows(recorded: &Matrix<f64>, other: &Matrix<f64>, bound: &Matrix<f64>, exact: &mut Matrix<f64>) {
     for t in 0..recorded.rows {
-        let row = recorded.row(t);
-        if distance(row, other.row(t)) < distance(row, exact.row(t)) {
+        let over = |candidate: &[f64]| {
+            let values = recorded.row(t).iter().zip(candidate).zip(bound.row(t));
+            values.map(|((recorded, exact), bound)| (recorded - exact).abs() / bound).fold(0.0, f64::max)
+        };
+        if over(other.row(t)) < over(exact.row(t)) {
             exact.row_mut(t).copy_from_slice(other.row(t));
         }
     }
@@ -268,5 +271,24 @@ fn unfollowed_steps(
         Products::LlamaCuda => Some(round::half_steps(Rounding::Q8_0, x)),
         _ if declared != followed => Some(round::half_steps(declared, x)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_held_to_what_explains_each_of_its_values() {
+        // A large value whose rounding lies towards `other`, and a small one that `exact` alone explains.
+        let bound = Matrix::new(3, 2, [1.0, 1e-3].repeat(3));
+        let other = Matrix::new(3, 2, [1000.5, 0.02].repeat(3));
+        let exact = Matrix::new(3, 2, [1000.0, 0.01].repeat(3));
+        let recorded = Matrix::new(3, 2, vec![1000.5, 0.0101, 1000.0, 0.0201, f64::NAN, 0.01]);
+        let mut chosen = exact.clone();
+        likelier_rows(&recorded, &other, &bound, &mut chosen);
+        assert_eq!(chosen.row(0), exact.row(0));
+        assert_eq!(chosen.row(1), other.row(1));
+        assert_eq!(chosen.row(2), exact.row(2));
     }
 }

@@ -57,7 +57,7 @@ impl FromStr for Spec {
         };
         let place = match place {
             None => Place::Everywhere,
-            Some(place) if place.is_empty() => return Err(wrong("a layer or a checkpoint after `@`")),
+            Some("") => return Err(wrong("a layer or a checkpoint after `@`")),
             Some(place) => layers(place)
                 .map_or_else(|| Place::Node(place.to_owned()), |(first, last)| Place::Layers(first, last)),
         };

@@ -139,9 +139,7 @@ fn opened(path: &Path, options: &Options) -> Result<Dump> {
         return match own {
             Some(Ok(dump)) => Ok(dump),
             // What is only laid out otherwise can still be read, or gets the fix.
-            Some(Err(own)) => {
-                ids().or_else(|error| Err(if map::apply::is_misfit(&error) { error } else { own }))
-            }
+            Some(Err(own)) => ids().map_err(|error| if map::apply::is_misfit(&error) { error } else { own }),
             None => ids(),
         };
     };

@@ -30,6 +30,8 @@ pub fn hypotheses(op: &Op, backend: Option<&str>, args: &Args<'_, f64>) -> Vec<H
             width,
             precise: *op == Op::MulMat && args.params.int(0) == PRECISE,
         }),
+        // One query meets keys in blocks as integers there (`fattn-vec.cuh`), which is not followed.
+        Op::FlashAttn if backend == Backend::Cuda && is_in_blocks(args) && shape(0)[2] == 1 => Vec::new(),
         Op::FlashAttn => backend.attention(&Queries {
             rows: shape(0)[2],
             heads: shape(0)[1] / shape(1)[1].max(1),
@@ -39,6 +41,11 @@ pub fn hypotheses(op: &Op, backend: Option<&str>, args: &Args<'_, f64>) -> Vec<H
         }),
         _ => backend.others(),
     }
+}
+
+/// Whether keys or values are cached in blocks of integers.
+fn is_in_blocks(args: &Args<'_, f64>) -> bool {
+    [1, 2].into_iter().filter_map(|slot| args.get(slot)).any(|source| source.dtype.block_len() > 1)
 }
 
 /// `GGML_PREC_F32`

@@ -251,9 +251,9 @@ impl<'a> Planned<'a> {
     /// The arithmetic of the run: keys and values are kept as its graphs say.
     pub fn numerics(&self, options: &RunOptions) -> Numerics {
         let tensors = self.graphs.iter().flat_map(|graph| &graph.labelled.program.graph.tensors);
-        let kept =
+        let mut kept =
             tensors.filter(|tensor| tensor.name.starts_with("cache_k_l")).map(|tensor| &tensor.dtype[..]);
-        let kv = kept.last().map_or(options.numerics.kv, |dtype| match dtype {
+        let kv = kept.next_back().map_or(options.numerics.kv, |dtype| match dtype {
             "f16" => Storage::F16,
             "bf16" => Storage::Bf16,
             _ => Storage::F32,
