@@ -30,8 +30,8 @@ pub fn hypotheses(op: &Op, backend: Option<&str>, args: &Args<'_, f64>) -> Vec<H
             width,
             precise: *op == Op::MulMat && args.params.int(0) == PRECISE,
         }),
-        // One query meets keys in blocks as integers there (`fattn-vec.cuh`), which is not followed.
-        Op::FlashAttn if backend == Backend::Cuda && is_in_blocks(args) && shape(0)[2] == 1 => Vec::new(),
+        // Keys in blocks are multiplied as integers or converted first, by the number of queries: not followed.
+        Op::FlashAttn if backend == Backend::Cuda && is_in_blocks(args) => Vec::new(),
         Op::FlashAttn => backend.attention(&Queries {
             rows: shape(0)[2],
             heads: shape(0)[1] / shape(1)[1].max(1),
