@@ -16,17 +16,15 @@ use std::time::{Duration, Instant};
 
 use gguf_writer::GgufWriter;
 use parity::gguf::{Array, DType, Value};
+use parity::random::{GAMMA, mixed};
 
-/// Numbers that look random: splitmix64.
+/// Numbers that look random.
 struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0 = self.0.wrapping_add(GAMMA);
+        mixed(self.0)
     }
 
     fn below(&mut self, n: usize) -> usize {

@@ -13,6 +13,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
+use parity::random::{GAMMA, mixed};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use serde_json::Value;
 
@@ -22,16 +23,13 @@ const IN_CI: usize = 84;
 /// Share of them that must be found.
 const FOUND_MIN: f64 = 0.999;
 
-/// SplitMix64 (Steele and others, OOPSLA 2014).
+/// Numbers that look random.
 struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0 = self.0.wrapping_add(GAMMA);
+        mixed(self.0)
     }
 
     fn below(&mut self, n: usize) -> usize {

@@ -5,19 +5,17 @@ use parity::engine::cuda::calls::{Address, Weight, on_device};
 use parity::engine::cuda::single::Shared;
 use parity::gguf::{DType, decode};
 use parity::numerics::Storage;
+use parity::random;
 
 use crate::host;
 
-/// A small random number generator (SplitMix64), so that a failure can be had again.
+/// A small random number generator, so that a failure can be had again.
 pub struct Random(pub u64);
 
 impl Random {
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0 = self.0.wrapping_add(random::GAMMA);
+        random::mixed(self.0)
     }
 
     /// Between -1 and 1.

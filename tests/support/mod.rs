@@ -16,6 +16,7 @@ use parity::faults::diagnose::{Diagnosed, diagnose};
 use parity::model::Model;
 use parity::model::graph::Graph;
 use parity::numerics::Numerics;
+use parity::random;
 use parity::tensor::{Matrix, View};
 use parity_dump::manifest::Producer;
 
@@ -137,17 +138,14 @@ pub fn diagnose_at(model: &Model, kept: &Kept, checkpoint: Checkpoint) -> Diagno
     diagnose(&context, model, checkpoint, &[]).unwrap()
 }
 
-/// A small generator (Steele and others, SplitMix64, OOPSLA 2014).
+/// A small generator.
 pub struct Random(pub u64);
 
 impl Random {
     /// A number below `n`.
     pub fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((bits ^ (bits >> 31)) % n as u64) as usize
+        self.0 = self.0.wrapping_add(random::GAMMA);
+        (random::mixed(self.0) % n as u64) as usize
     }
 
     /// Tokens below `n`.

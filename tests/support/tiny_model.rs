@@ -1,6 +1,7 @@
 //! A small Qwen2 with random weights, right in every respect, for tests that spoil it.
 
 use parity::gguf::{Array, DType, Value};
+use parity::random;
 
 use crate::gguf_writer::GgufWriter;
 
@@ -13,16 +14,13 @@ pub const FFN: usize = 96;
 pub const VOCAB: usize = 700;
 pub const TOKENS: usize = 690;
 
-/// Numbers that look random, the same ones for the same seed: splitmix64, in [-1, 1).
+/// Numbers that look random, the same ones for the same seed, in [-1, 1).
 struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> f32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (((z ^ (z >> 31)) >> 40) as f32) / (1u64 << 23) as f32 - 1.0
+        self.0 = self.0.wrapping_add(random::GAMMA);
+        ((random::mixed(self.0) >> 40) as f32) / (1u64 << 23) as f32 - 1.0
     }
 }
 
