@@ -201,7 +201,11 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
         ],
         "safetensors" => safetensors(),
         "graph" => files("crates/parity-graph/tests/graphs").into_iter().chain(files("tests/data/graphs")).collect(),
-        "printed" => vec![fs::read(root().join("tests/data/eval-callback.txt")).unwrap()[..6000].to_vec()],
+        "printed" => vec![
+            fs::read(root().join("tests/data/eval-callback.txt")).unwrap()[..6000].to_vec(),
+            // A view of other rows than what it views: once a panic.
+            fs::read(root().join("tests/data/fuzz/printed-rows-of-two-widths.txt")).unwrap(),
+        ],
         "maps" => vec![text("\"h\" = \"embed\"\n"), text("prefix = [\"m.\"]\n\"h\" = { id = \"blk.0.ffn_out\", layout = \"TD\", columns = \"0..W/2\", rows = [0], scale = 2.0 }\n\"x.{n}\" = [{ id = \"blk.{n}.q\", transpose = [1, 0], shards = \"sum\" }]\n")],
         "foreign" => foreign(),
         "suites" => files("suites").into_iter().filter(|bytes| bytes.starts_with(b"#") || bytes.starts_with(b"name")).chain([text(

@@ -94,6 +94,13 @@ impl<'t> Pass<'t> {
                 unmapped.push(format!("{}: which rows these are was not printed", capture.checkpoint));
                 continue;
             };
+            if !rows_fit(capture) {
+                unmapped.push(format!(
+                    "{}: its rows are not as wide as where they were computed",
+                    capture.checkpoint
+                ));
+                continue;
+            }
             let nodes = aliases.get(&capture.region.storage).map_or(&[][..], Vec::as_slice);
             out.insert(capture.checkpoint, self.part(capture, &positions, nodes, of_printed));
         }
@@ -188,6 +195,15 @@ fn seen_row(position: u32, row: BTreeMap<u32, f32>) -> SeenRow {
         .map(|(column, value)| (column, Some(value).filter(|value| value.is_finite())))
         .unzip();
     SeenRow { position, columns, values }
+}
+
+/// Whether a token row has as many values in memory as its shape says: a text can say two things.
+fn rows_fit(capture: &Capture) -> bool {
+    let product = |sizes: &[usize]| sizes.iter().try_fold(1usize, |product, n| product.checked_mul(*n));
+    let (shape, extents) = (capture.shape.get(1..), capture.region.extents.get(1..));
+    let row = shape.zip(extents).map(|(shape, extents)| (product(shape), product(extents)));
+    capture.checkpoint.kind().is_optional()
+        || row.is_some_and(|(shape, extents)| shape.is_some() && shape == extents)
 }
 
 /// Token rows of a checkpoint.
