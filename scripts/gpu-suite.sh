@@ -17,7 +17,7 @@
 #   LLAMA_CUDA        folder with libllama.so and libggml*.so of a CUDA build: its speed is measured beside ours
 #   PAIRS             how often the two are measured by turns (default: 7)
 #   RUNS              repeated runs whose logits must have the same bits (default: 1000)
-#   PARTS             which parts, of: tests recordings itself errors sanitizer speed (default: all)
+#   PARTS             which parts, of: tests recordings itself errors sanitizer speed cards (default: all)
 #   PARITY_COMMIT     the commit, where this is no git checkout
 set -uo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
@@ -35,7 +35,7 @@ PARITY_COMMIT=${PARITY_COMMIT:-$(git describe --always --dirty --abbrev=40 2>/de
 export PARITY_COMMIT PARITY_REQUIRE_GPU=1 PARITY_KERNELS_ON=cuda
 
 wants() { # part
-    [[ " ${PARTS:-tests recordings itself errors sanitizer speed} " == *" $1 "* ]]
+    [[ " ${PARTS:-tests recordings itself errors sanitizer speed cards} " == *" $1 "* ]]
 }
 
 check() { # name command…
@@ -130,6 +130,8 @@ refused() { # command…: exit code 2 and no panic
 }
 if wants errors; then
     check 'no such GPU' refused "$parity" run -p 'def' --device cuda:99
+    check 'no such second GPU' refused "$parity" run -p 'def' --device cuda:0,cuda:99
+    check 'a GPU twice' refused "$parity" run -p 'def' --device cuda:0,cuda:0
     check 'no GPU seen' refused env CUDA_VISIBLE_DEVICES= "$parity" run -p 'def' --device cuda
 fi
 
@@ -192,6 +194,23 @@ if wants speed; then
     check 'speed quantised' "$measure" speed "$out/speed-synth-1.5b-q4_k_m.json" "$work/synth-1.5b-q4_k_m.gguf"
     cat "$work/log"
     [ -z "${REAL_MODEL:-}" ] || check 'speed real' "$measure" speed "$out/speed-real.json" "$REAL_MODEL"
+fi
+
+# ------------------------------------------------------------------ layers split over two GPUs
+
+if wants cards && [ "$("$measure" count)" -ge 2 ]; then
+    both=cuda:0,cuda:1
+    # The bits of one GPU; a skip would be a failure.
+    [ -z "${engine_tests[0]}" ] && echo 'SKIP: ENGINE_TESTS names nothing' ||
+        check 'engine on two' env PARITY_REQUIRE_GPUS=2 "${engine_tests[@]}" cards::
+    check 'run on two' "$parity" run -p 'def read_lines(path):' --device $both
+    check 'isolated on two' "$parity" run -p 'def read_lines(path):' --device $both --isolate
+    for size in 0.5b-f16 1.5b-q4_k_m; do
+        check "two against one $size" "$measure" split "$out/split-synth-$size.json" "$work/synth-$size.gguf"
+        cat "$work/log"
+    done
+elif wants cards; then
+    echo 'SKIP: two GPUs are needed for layers split over them'
 fi
 
 if [ ${#failed[@]} -gt 0 ]; then

@@ -2,6 +2,10 @@
 //! nothing, `auto` takes it, and what does not fit is said. Skipped where there is no GPU.
 #![cfg(feature = "cuda")]
 
+mod gpu {
+    pub mod cards;
+}
+
 use std::path::{Path, PathBuf};
 
 use parity::checkpoint::{Checkpoint, Kind};
@@ -174,7 +178,7 @@ fn comparisons_on_the_gpu_have_the_hosts_numbers() {
     for numerics in NUMERICS {
         let options = RunOptions {
             reference: Some(reference.clone()),
-            device: Device::Cuda(0),
+            device: Device::Cuda(vec![0]),
             numerics: numerics.parse().unwrap(),
             audit: Some(Default::default()),
             ..RunOptions::default()
@@ -212,7 +216,7 @@ fn of_cpu(model: &Model, folder: &Path) -> RunOptions {
     judged(model, options);
     RunOptions {
         reference: Some(folder.to_owned()),
-        device: Device::Cuda(0),
+        device: Device::Cuda(vec![0]),
         audit: Some(Default::default()),
         ..RunOptions::default()
     }

@@ -36,7 +36,6 @@ const PANICS: &[(&str, &str, &str)] = &[
         ".expect(\"a grid has fewer than 2^32 blocks\")",
         "a block covers many elements, and 2^32 blocks of them are more than a device holds",
     ),
-    ("src/engine/cuda/mod.rs", ".expect(\"just made\")", "make_plan sets the plan or returns its error"),
     ("src/engine/cuda/greedy.rs", ".expect(\"just made\")", "make_plan sets the plan or returns its error"),
     (
         "src/engine/cuda/greedy.rs",

@@ -63,7 +63,7 @@ pub fn against(out: &str, path: &str, references: &[&str]) -> Outcome {
 fn judged(model: &Model, reference: &str, numerics: &str) -> Result<Report, Box<dyn std::error::Error>> {
     let options = RunOptions {
         reference: Some(reference.into()),
-        device: Device::Cuda(0),
+        device: Device::Cuda(vec![0]),
         numerics: numerics.parse()?,
         audit: Some(AuditRows::All),
         ..RunOptions::default()

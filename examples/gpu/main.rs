@@ -16,10 +16,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ["faults", out, model] => faults::faults(out, model),
         ["speed", out, model] => speed::speed(out, model, 0, &[]),
         ["speed", out, model, pairs, ref command @ ..] => speed::speed(out, model, pairs.parse()?, command),
+        ["split", out, model] => split::split(out, model),
+        ["count"] => {
+            println!("{}", parity::engine::cuda::count());
+            Ok(())
+        }
         ["once", model, numerics, rows] => speed::once(model, numerics, rows.parse()?),
         ["synth", out, size] => synth::write(out, size),
         _ => Err("gpu against OUT MODEL DUMP… | steps OUT MODEL RUNS | faults OUT MODEL | \
-                  speed OUT MODEL [PAIRS LLAMA_BENCH…] | once MODEL NUMERICS ROWS | synth OUT 0.5B|1.5B"
+                  speed OUT MODEL [PAIRS LLAMA_BENCH…] | split OUT MODEL | count | once MODEL NUMERICS ROWS | \
+                  synth OUT 0.5B|1.5B"
             .into()),
     }
 }
@@ -32,6 +38,8 @@ mod common;
 mod faults;
 #[cfg(feature = "cuda")]
 mod speed;
+#[cfg(feature = "cuda")]
+mod split;
 #[cfg(feature = "cuda")]
 mod steps;
 #[cfg(feature = "cuda")]

@@ -18,7 +18,7 @@ const PREFILL_TIMES: f64 = 10.0;
 const DECODE_TIMES: f64 = 8.0;
 
 /// llama.cpp computes the logits of the last position alone, and so shows no others.
-const ALL_BUT_LOGITS: fn(Kind) -> bool = |kind| !kind.is_optional() && kind != Kind::Logits;
+pub const ALL_BUT_LOGITS: fn(Kind) -> bool = |kind| !kind.is_optional() && kind != Kind::Logits;
 
 /// Prefill and decode, with and without every checkpoint read back to the host; and as often as `pairs` says beside
 /// llama.cpp on the same machine, which `command`, a call of `llama_bench_min`, measures.
@@ -56,7 +56,7 @@ pub fn speed(out: &str, path: &str, pairs: usize, command: &[&str]) -> Outcome {
 }
 
 /// The median of seven prefills of `n` tokens.
-fn prefill(engine: &mut CudaEngine<'_>, wants: fn(Kind) -> bool, n: usize) -> Result<Value, Error> {
+pub fn prefill(engine: &mut dyn Engine, wants: fn(Kind) -> bool, n: usize) -> Result<Value, Error> {
     let (tokens, mut bytes) = (tokens(n), 0);
     let times = (0..9).map(|_| {
         engine.reset();
@@ -71,7 +71,7 @@ fn prefill(engine: &mut CudaEngine<'_>, wants: fn(Kind) -> bool, n: usize) -> Re
 }
 
 /// The median of three times 64 steps after 8 tokens.
-fn decode(engine: &mut CudaEngine<'_>, wants: fn(Kind) -> bool) -> Result<Value, Error> {
+pub fn decode(engine: &mut dyn Engine, wants: fn(Kind) -> bool) -> Result<Value, Error> {
     let mut times = Vec::new();
     for _ in 0..3 {
         engine.reset();

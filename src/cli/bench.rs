@@ -20,7 +20,7 @@ pub struct Args {
     /// GGUF model; without it the one that ships with parity
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// Where: auto, cpu, cuda, cuda:N
+    /// Where: auto, cpu, cuda, cuda:N, cuda:0,cuda:1 (layers split over several GPUs), cuda:all
     #[arg(long, value_name = "DEVICE", default_value_t)]
     device: Device,
     /// Arithmetic: f32, or f16 (tensor cores, as engines in production)
@@ -57,7 +57,7 @@ pub fn main(args: &Args) -> Outcome {
     let found = bench(
         &model,
         &Options {
-            device: args.device,
+            device: args.device.clone(),
             numerics: args.numerics,
             prompts: args.prefill.clone(),
             contexts: args.context.clone(),

@@ -36,7 +36,7 @@ pub struct Args {
     /// Replace the dump that is in that folder
     #[arg(long, requires = "dump")]
     force: bool,
-    /// Where to run: auto, cpu, cuda, cuda:N
+    /// Where to run: auto, cpu, cuda, cuda:N, cuda:0,cuda:1 (layers split over several GPUs), cuda:all
     #[arg(long, value_name = "DEVICE", default_value_t)]
     device: Device,
     /// The engine's arithmetic: f32 (decoded weights, everything in f32), f64, llama-cpu (rounds as llama.cpp's CPU backend
@@ -117,7 +117,7 @@ pub fn main(args: &Args) -> Outcome {
         n_predict: args.n_predict,
         reference: args.reference.clone(),
         dump: args.dump.clone(),
-        device: args.device,
+        device: args.device.clone(),
         numerics: args.numerics,
         selection: args.select.selection()?,
         tolerances: args.tolerance.tolerances()?,

@@ -1,4 +1,4 @@
-//! Which engine runs: `--device auto|cpu|cuda[:N]`.
+//! Which engine runs: `--device auto|cpu|cuda[:N][,cuda:N…]|cuda:all`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,16 +14,21 @@ use crate::model::graph::Graph;
 use crate::numerics::{Numerics, Products};
 
 /// Where a graph is executed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Device {
     /// The first GPU if there is one, else the CPU.
     #[default]
     Auto,
     /// All cores.
     Cpu,
-    /// The GPU of this number.
-    Cuda(usize),
+    /// The GPUs of these numbers, at least one: layers are split over several, in this order.
+    Cuda(Vec<usize>),
+    /// All GPUs.
+    CudaAll,
 }
+
+/// What a device is called.
+const WORDS: &str = "auto, cpu, cuda, cuda:N, several as cuda:N,cuda:M, or cuda:all";
 
 impl FromStr for Device {
     type Err = String;
@@ -32,12 +37,26 @@ impl FromStr for Device {
         match text.split_once(':').unwrap_or((text, "0")) {
             ("auto", "0") => Ok(Device::Auto),
             ("cpu", "0") => Ok(Device::Cpu),
-            ("cuda", number) => {
-                number.parse().map(Device::Cuda).map_err(|_| format!("`{number}` is no device number"))
-            }
-            _ => Err(format!("`{text}` is no device; expected auto, cpu, cuda or cuda:N")),
+            ("cuda", "all") => Ok(Device::CudaAll),
+            _ => cards(text).map(Device::Cuda),
         }
     }
+}
+
+/// The numbers in `cuda:0,cuda:1`.
+fn cards(text: &str) -> std::result::Result<Vec<usize>, String> {
+    let mut numbers = Vec::new();
+    for word in text.split(',') {
+        let ("cuda", number) = word.split_once(':').unwrap_or((word, "0")) else {
+            return Err(format!("`{word}` is no device; expected {WORDS}"));
+        };
+        let number = number.parse().map_err(|_| format!("`{number}` is no device number"))?;
+        if numbers.contains(&number) {
+            return Err(format!("cuda:{number} is named twice; expected each GPU once"));
+        }
+        numbers.push(number);
+    }
+    Ok(numbers)
 }
 
 impl fmt::Display for Device {
@@ -45,33 +64,49 @@ impl fmt::Display for Device {
         match self {
             Device::Auto => f.write_str("auto"),
             Device::Cpu => f.write_str("cpu"),
-            Device::Cuda(number) => write!(f, "cuda:{number}"),
+            Device::CudaAll => f.write_str("cuda:all"),
+            Device::Cuda(numbers) => {
+                for (index, number) in numbers.iter().enumerate() {
+                    write!(f, "{}cuda:{number}", if index > 0 { "," } else { "" })?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Device {
+    /// The numbers of its GPUs; none for the CPU, and for `auto` where there is no GPU.
+    fn gpus(&self) -> Vec<usize> {
+        match self {
+            Device::Cpu => Vec::new(),
+            Device::Auto => (0..cuda::count().min(1)).collect(),
+            // Opening the first says what is missing where there is none.
+            Device::CudaAll => (0..cuda::count().max(1)).collect(),
+            Device::Cuda(numbers) => numbers.clone(),
         }
     }
 }
 
 /// Whether the device is there. `auto` always is.
-pub fn is_present(device: Device) -> bool {
-    match device {
-        Device::Auto | Device::Cpu => true,
-        Device::Cuda(ordinal) => cuda::count() > ordinal,
-    }
+pub fn is_present(device: &Device) -> bool {
+    device.gpus().iter().all(|number| *number < cuda::count())
 }
 
 /// An engine on a device for `graph`, which may carry planted mistakes.
 pub fn open<'m>(
-    device: Device,
+    device: &Device,
     model: &'m Model,
     graph: Graph,
     numerics: Numerics,
 ) -> Result<Box<dyn Engine + 'm>> {
     match device {
-        Device::Auto if cuda::suits(numerics) => cuda::open(0, model, graph, numerics),
+        Device::Auto if cuda::suits(numerics) => cuda::open(&device.gpus(), model, graph, numerics),
         Device::Auto | Device::Cpu => Ok(match numerics.products {
             Products::F64 => Box::new(CpuEngine::<f64>::new(&model.gguf, graph, numerics)),
             _ => Box::new(CpuEngine::<f32>::new(&model.gguf, graph, numerics)),
         }),
-        Device::Cuda(ordinal) => cuda::open(ordinal, model, graph, numerics),
+        Device::Cuda(_) | Device::CudaAll => cuda::open(&device.gpus(), model, graph, numerics),
     }
 }
 
@@ -80,28 +115,31 @@ const COPIED: usize = 256 << 20;
 /// How often, of which the fastest counts.
 const COPIES: usize = 5;
 
-/// Bytes a second that a device reads and writes when it copies in its own memory.
-pub fn bandwidth(device: Device) -> Result<f64> {
-    match device {
-        Device::Auto if cuda::count() > 0 => cuda::bandwidth(0, COPIED, COPIES),
-        Device::Cuda(ordinal) => cuda::bandwidth(ordinal, COPIED, COPIES),
-        Device::Auto | Device::Cpu => {
-            let (from, mut to) = (vec![1u8; COPIED], vec![0u8; COPIED]);
-            let seconds = (0..COPIES).map(|_| {
-                let start = Instant::now();
-                let pieces = to.par_chunks_mut(1 << 20).zip(from.par_chunks(1 << 20));
-                pieces.for_each(|(to, from)| to.copy_from_slice(from));
-                start.elapsed().as_secs_f64()
-            });
-            Ok(2.0 * COPIED as f64 / seconds.fold(f64::INFINITY, f64::min))
-        }
+/// Bytes a second that a device reads and writes when it copies in its own memory. GPUs that share a model take turns:
+/// theirs is the harmonic mean.
+pub fn bandwidth(device: &Device) -> Result<f64> {
+    let gpus = device.gpus();
+    if gpus.is_empty() {
+        let (from, mut to) = (vec![1u8; COPIED], vec![0u8; COPIED]);
+        let seconds = (0..COPIES).map(|_| {
+            let start = Instant::now();
+            let pieces = to.par_chunks_mut(1 << 20).zip(from.par_chunks(1 << 20));
+            pieces.for_each(|(to, from)| to.copy_from_slice(from));
+            start.elapsed().as_secs_f64()
+        });
+        return Ok(2.0 * COPIED as f64 / seconds.fold(f64::INFINITY, f64::min));
     }
+    let mut seconds_per_byte = 0.0;
+    for &number in &gpus {
+        seconds_per_byte += 1.0 / cuda::bandwidth(number, COPIED, COPIES)?;
+    }
+    Ok(gpus.len() as f64 / seconds_per_byte)
 }
 
 #[cfg(feature = "cuda")]
 mod cuda {
     use super::*;
-    use crate::engine::cuda::{CudaEngine, supported};
+    use crate::engine::cuda::{Cards, CudaEngine, supported};
     pub use crate::engine::cuda::{bandwidth, count};
 
     /// Whether there is a GPU and it computes with this arithmetic.
@@ -110,12 +148,16 @@ mod cuda {
     }
 
     pub fn open<'m>(
-        ordinal: usize,
+        gpus: &[usize],
         model: &'m Model,
         graph: Graph,
         numerics: Numerics,
     ) -> Result<Box<dyn Engine + 'm>> {
-        Ok(Box::new(CudaEngine::new(&model.gguf, graph, ordinal, supported(numerics)?)?))
+        let numerics = supported(numerics)?;
+        Ok(match gpus {
+            [gpu] => Box::new(CudaEngine::new(&model.gguf, graph, *gpu, numerics)?),
+            _ => Box::new(Cards::new(&model.gguf, graph, gpus, numerics)?),
+        })
     }
 }
 
@@ -136,9 +178,43 @@ mod cuda {
         Err(Error::new("--device cuda", "this parity was built without the GPU engine"))
     }
 
-    pub fn open<'m>(_: usize, _: &'m Model, _: Graph, _: Numerics) -> Result<Box<dyn Engine + 'm>> {
+    pub fn open<'m>(_: &[usize], _: &'m Model, _: Graph, _: Numerics) -> Result<Box<dyn Engine + 'm>> {
         Err(Error::new("--device cuda", "this parity was built without the GPU engine")
             .expected("the cargo feature `cuda`")
             .hint("cargo install parity --features cuda, or --device cpu"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_read_as_they_are_written() {
+        for word in ["auto", "cpu", "cuda:0", "cuda:3", "cuda:1,cuda:0", "cuda:0,cuda:1,cuda:7", "cuda:all"] {
+            assert_eq!(word.parse::<Device>().unwrap().to_string(), word);
+        }
+        assert_eq!("cuda".parse(), Ok(Device::Cuda(vec![0])));
+        assert_eq!("cuda,cuda:1".parse(), Ok(Device::Cuda(vec![0, 1])));
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_meant_is_refused() {
+        let refused = |word: &str| word.parse::<Device>().unwrap_err();
+        assert_eq!(refused("cuda:1,cuda:0,cuda:1"), "cuda:1 is named twice; expected each GPU once");
+        assert_eq!(refused("cuda,cuda:0"), "cuda:0 is named twice; expected each GPU once");
+        for word in ["", "gpu", "cuda:0,", ",", "cpu,cuda:0", "auto,cuda:1", "cuda:0,cpu:0"] {
+            assert!(refused(word).contains(" is no device; expected auto"), "{word}: {}", refused(word));
+        }
+        for word in ["cuda:", "cuda:-1", "cuda:x", "cuda:0,cuda:all", "cuda:all,cuda:0", "cuda:0;cuda:1"] {
+            assert!(refused(word).ends_with(" is no device number"), "{word}: {}", refused(word));
+        }
+    }
+
+    #[test]
+    fn no_machine_has_a_gpu_of_the_largest_number() {
+        assert!(is_present(&Device::Auto) && is_present(&Device::Cpu));
+        assert!(!is_present(&Device::Cuda(vec![usize::MAX])));
+        assert!(!is_present(&Device::Cuda(vec![0, usize::MAX])));
     }
 }

@@ -80,7 +80,7 @@ impl Engine {
                 format!("no recording {}", path.display()),
             ));
         }
-        if !device::is_present(case.device) {
+        if !device::is_present(&case.device) {
             return Ok(Attempt::Missing(ProblemKind::SkippedDevice, format!("there is no {}", case.device)));
         }
         let opened = self.open(path)?;
@@ -146,7 +146,7 @@ fn options(case: &Case, opened: &Opened, pictures: bool) -> Result<RunOptions> {
         prompt,
         n_predict: case.n_predict,
         reference: case.reference.clone(),
-        device: case.device,
+        device: case.device.clone(),
         numerics: case.numerics,
         selection: case.selection.clone(),
         tolerances: case.tolerances.clone(),

@@ -36,7 +36,7 @@ impl Setting {
         match self {
             Setting::Model(path) => case.model = Some(path.clone()),
             Setting::Input(input) => case.input = input.clone(),
-            Setting::Device(device) => case.device = *device,
+            Setting::Device(device) => case.device = device.clone(),
             Setting::Numerics(numerics) => case.numerics = *numerics,
             Setting::Chunk(chunk) => case.chunk = Some(*chunk),
             Setting::Inject(spec) => {

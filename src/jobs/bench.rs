@@ -116,7 +116,7 @@ impl Probe for Taking {
 /// # Errors
 /// The device, or a llama.cpp that does not run.
 pub fn bench(model: &Model, options: &Options) -> Result<Bench> {
-    let mut engine = device::open(options.device, model, model.graph.clone(), options.numerics)?;
+    let mut engine = device::open(&options.device, model, model.graph.clone(), options.numerics)?;
     let llama = options.llama.as_deref().map(Llama::build).transpose()?;
     let tests = (options.prompts.iter().map(|n| ("prefill", *n)))
         .chain(options.contexts.iter().map(|n| ("decode", *n)))
@@ -138,7 +138,7 @@ pub fn bench(model: &Model, options: &Options) -> Result<Bench> {
             }
         }
     }
-    let (weight_bytes, bandwidth) = (weight_bytes(model), device::bandwidth(options.device)?);
+    let (weight_bytes, bandwidth) = (weight_bytes(model), device::bandwidth(&options.device)?);
     let producer = engine.producer();
     let rows =
         (tests.into_iter().zip(own).zip(theirs)).map(|(((what, tokens), [untraced, traced]), llama)| {

@@ -77,7 +77,7 @@ fn room() -> String {
 }
 
 fn gpu() -> Finding {
-    let gpus = (0..).take_while(|&ordinal| device::is_present(Device::Cuda(ordinal))).count();
+    let gpus = (0..).take_while(|&ordinal| device::is_present(&Device::Cuda(vec![ordinal]))).count();
     let found = match gpus {
         0 => Err("none".to_owned()),
         n => Ok(format!("{n} that CUDA sees")),

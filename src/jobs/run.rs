@@ -158,7 +158,7 @@ fn pass(
     reference: Option<&Dump>,
     progress: Progress<'_>,
 ) -> Result<LiveResult> {
-    let mut engine = device::open(options.device, model, plan.graph.clone(), options.numerics)?;
+    let mut engine = device::open(&options.device, model, plan.graph.clone(), options.numerics)?;
     let mut kept = Kept::new(engine.producer(), model.info());
     kept.manifest_mut().prompt.clone_from(&options.prompt);
     let writer = options.dump.as_ref().map(|dir| writer(dir, &kept)).transpose()?;

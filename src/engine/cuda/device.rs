@@ -146,14 +146,14 @@ impl Device {
             std::ptr::write_bytes(data.cast::<u8>(), 0, bytes);
             data.cast()
         };
-        Ok(Pinned { data, bytes, _context: self.context.clone() })
+        Ok(Pinned { data, bytes, context: self.context.clone() })
     }
 
     /// A point in a stream.
     pub fn event(&self) -> Result<Event> {
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         let event = result::event::create(flags).map_err(failed("an event"))?;
-        Ok(Event { event, _context: self.context.clone() })
+        Ok(Event { event, context: self.context.clone() })
     }
 
     /// Copies to the device, in the order of the compute stream. `from` may be reused at once.
@@ -271,7 +271,7 @@ impl Drop for Buffer {
 pub struct Pinned {
     data: *mut u8,
     bytes: usize,
-    _context: Arc<CudaContext>,
+    context: Arc<CudaContext>,
 }
 
 impl Pinned {
@@ -295,6 +295,8 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
+        // As for a buffer; another GPU may be the one that is current.
+        let _ = self.context.bind_to_thread();
         // SAFETY: allocated by `Device::pinned`, freed once.
         let _ = unsafe { result::free_host(self.data.cast()) };
     }
@@ -303,7 +305,7 @@ impl Drop for Pinned {
 /// A point in a stream that another stream or the host can wait for.
 pub struct Event {
     event: sys::CUevent,
-    _context: Arc<CudaContext>,
+    context: Arc<CudaContext>,
 }
 
 impl Event {
@@ -340,6 +342,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        let _ = self.context.bind_to_thread();
         // SAFETY: created once, destroyed once.
         let _ = unsafe { result::event::destroy(self.event) };
     }

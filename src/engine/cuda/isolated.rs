@@ -5,18 +5,19 @@
 use std::collections::HashMap;
 
 use super::calls::{self, Address};
-use super::device::error;
 use super::host::Host;
 use super::plan::Work;
-use super::{Batch, CudaEngine, Probe, Values};
+use super::step::unplanned;
+use super::{Batch, CudaEngine, Probe};
 use crate::checkpoint::Kind;
+use crate::engine::Values;
 use crate::error::Result;
 use crate::tensor::Matrix;
 
 impl CudaEngine<'_> {
-    /// One step by the plan, which has been made for a probe that feeds values.
-    pub(super) fn step_fed(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<Option<Vec<f32>>> {
-        let Some((plan, _)) = &self.plan else { return Err(error("a step that has not been planned")) };
+    /// Computes a step by the plan, which has been made for a probe that feeds values.
+    pub(super) fn launch_fed(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<()> {
+        let Some((plan, _)) = &self.plan else { return Err(unplanned()) };
         let (dims, rows) = (&self.graph.dims, batch.tokens.len());
         let end = batch.first + rows;
         let first = self.step_data.as_ref().map_or(0, |buffer| buffer.address);
@@ -66,8 +67,6 @@ impl CudaEngine<'_> {
                 self.device.launch(self.modules.function(&call, &self.device)?, &call)?;
             }
         }
-        self.computed = end;
-        let Some(logits) = plan.logits else { return self.device.synchronize().map(|()| None) };
-        self.device.download(logits, dims.vocab).map(Some)
+        Ok(())
     }
 }

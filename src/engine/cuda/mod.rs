@@ -4,16 +4,20 @@
 //! ([`layout`]); a second stream brings them to the host while the GPU computes on ([`readback`]). Asking for a
 //! checkpoint changes where values lie and what is copied, never a launch that computes. A node that no kernel
 //! computes, which in a healthy model is none, is executed by the host's code on downloaded inputs. Where a probe
-//! feeds values a step is computed node by node ([`isolated`]).
+//! feeds values a step is computed node by node ([`isolated`]). A model that is larger than one GPU is cut into
+//! contiguous parts, each with an engine of its own that hands its last value to the next ([`cards`]).
 
 pub mod calls;
 
+mod cards;
 mod compare;
+mod cut;
 mod device;
 mod greedy;
 mod host;
 mod isolated;
 mod layout;
+mod link;
 mod modules;
 mod plan;
 mod products;
@@ -21,13 +25,14 @@ mod readback;
 mod ropes;
 mod schedule;
 pub mod single;
+mod step;
 mod weights;
 
 use std::collections::HashMap;
 
 use cudarc::driver::{CudaGraph, sys};
 
-use super::{Batch, Engine, Probe, Values};
+use super::{Batch, Engine, Probe};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
@@ -35,17 +40,18 @@ use crate::model::graph::{Graph, Op};
 use crate::numerics::{Numerics, Products, Storage};
 use calls::LinearKernel;
 use compare::Compare;
+use cut::Part;
 use device::{Buffer, Device, error, failed};
-use host::Host;
 use layout::{Layout, bytes_of};
 use modules::Modules;
 use parity_dump::manifest::Producer;
-use plan::{Key, Memory, Output, Plan, Work};
-use readback::{Logits, Reading, Ring, Transfers};
+use plan::{Key, Memory, Plan, Work};
+use readback::{Logits, Ring, Transfers};
 use ropes::Tables;
 use schedule::Ability;
 use weights::Weights;
 
+pub use cards::Cards;
 pub use device::{bandwidth, count};
 
 /// Positions that the cache has room for at first; it doubles when they are used up.
@@ -69,10 +75,13 @@ pub fn supported(numerics: Numerics) -> Result<Numerics> {
     }
 }
 
-/// Executes a graph on an NVIDIA GPU.
+/// Executes a graph, or a part of one, on an NVIDIA GPU.
 pub struct CudaEngine<'m> {
     gguf: &'m Gguf,
     graph: Graph,
+    /// What the part of the graph before this one hands over, and what this one does.
+    given: Option<Checkpoint>,
+    handed: Option<Checkpoint>,
     numerics: Numerics,
     // Dropped in this order: what lies on the device before the device.
     decode: Option<CudaGraph>,
@@ -104,13 +113,20 @@ impl<'m> CudaEngine<'m> {
     /// # Errors
     /// No driver, a driver or GPU that is too old, not enough memory for the weights.
     pub fn new(gguf: &'m Gguf, graph: Graph, ordinal: usize, numerics: Numerics) -> Result<Self> {
-        let mut device = Device::open(ordinal)?;
+        CudaEngine::of_part(gguf, Part::whole(graph), Device::open(ordinal)?, numerics)
+    }
+
+    /// An engine for a part of a graph on a GPU.
+    fn of_part(gguf: &'m Gguf, part: Part, mut device: Device, numerics: Numerics) -> Result<Self> {
+        device.bind()?;
         let modules = Modules::load(&device)?;
         device.overlaps = modules.overlap;
-        let weights = Weights::upload(&device, gguf, &graph)?;
+        let weights = Weights::upload(&device, gguf, &part.graph)?;
         Ok(CudaEngine {
             gguf,
-            graph,
+            graph: part.graph,
+            given: part.given,
+            handed: part.handed,
             numerics,
             decode: None,
             plan: None,
@@ -158,74 +174,11 @@ impl Engine for CudaEngine<'_> {
     }
 
     fn step(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<Option<Vec<f32>>> {
-        self.check(batch)?;
-        self.device.bind()?;
-        let end = batch.first + batch.tokens.len();
-        self.make_room(end)?;
-        self.make_plan(batch, probe)?;
-        self.send_tokens(batch)?;
-        if self.plan.as_ref().is_some_and(|(plan, _)| plan.key.fed) {
-            return self.step_fed(batch, probe);
-        }
-
-        let (plan, transfers) = self.plan.as_ref().expect("just made");
-        let arena = self.arena.as_ref().map_or(0, |arena| arena.address);
-        let mut reading = Reading::new(&self.device, &mut self.ring, transfers, &plan.outputs, arena)?;
-        let (dims, rows) = (&self.graph.dims, batch.tokens.len());
-        let show = |probe: &mut dyn Probe, output: &Output, values: Values<'_>| {
-            probe.record(output.checkpoint, batch, &dims.shape(output.checkpoint.kind(), rows, end), values)
-        };
-        if let Some(decode) = &self.decode {
-            decode.launch().map_err(failed("the decode graph"))?;
-            reading.after(plan.work.len())?;
-        } else {
-            let mut host = Host {
-                gguf: self.gguf,
-                graph: &self.graph,
-                numerics: &self.numerics,
-                device: &self.device,
-                layout: &plan.layout,
-                cache: &self.cache,
-                arena,
-                kept: HashMap::new(),
-            };
-            for (done, work) in plan.work.iter().enumerate() {
-                match work {
-                    Work::Launch(call) => {
-                        self.device.launch(self.modules.function(call, &self.device)?, call)?;
-                    }
-                    Work::Host(index) => host.execute(&plan.nodes[*index], batch, probe)?,
-                }
-                reading.after(done + 1)?;
-                while reading.is_full()? {
-                    reading.show_next(|output, values| show(probe, output, values))?;
-                }
-            }
-        }
-        if let Some((logits, from)) = self.logits.as_mut().zip(plan.logits) {
-            logits.start(&self.device, from)?;
-        }
-        let logits = self.logits.as_ref().filter(|_| plan.logits.is_some());
-        let mut last_row = None;
-        while reading.show_next(|output, values| show(probe, output, values))? {
-            // The caller's copy is made while others are on their way.
-            if let Some(logits) = logits.filter(|_| last_row.is_none())
-                && logits.are_there()?
-            {
-                last_row = Some(logits.take()?);
-            }
-        }
-        for output in &plan.compared {
-            let shape = dims.shape(output.checkpoint.kind(), rows, end);
-            let on = (&self.device, &mut self.modules);
-            self.compare.run(on, (output, arena), batch, &shape, probe)?;
-        }
-        self.computed = end;
-        match (last_row, logits) {
-            (None, Some(logits)) => logits.take().map(Some),
-            (None, None) => self.device.synchronize().map(|()| None),
-            (last_row, _) => Ok(last_row),
-        }
+        self.prepare(batch, probe)?;
+        self.launch(batch, probe)?;
+        let logits = self.finish(batch, probe)?;
+        self.computed = batch.first + batch.tokens.len();
+        Ok(logits)
     }
 }
 
@@ -305,10 +258,12 @@ impl CudaEngine<'_> {
                 self.ropes.make(&self.device, self.gguf, rope, self.capacity)?;
             }
         }
-        let ability = Ability { graph: &self.graph, weights: &self.weights, ropes: &self.ropes };
+        let ability =
+            Ability { graph: &self.graph, given: self.given, weights: &self.weights, ropes: &self.ropes };
         let tasks =
             if fed { ability.apart(&nodes) } else { ability.schedule(&nodes, rows, self.numerics.storage) };
-        let values = schedule::values(&self.graph, &nodes, &tasks, &key, wants);
+        let mut values = schedule::values(&self.graph, &nodes, &tasks, &key, wants);
+        self.add_border(&mut values, &nodes, &tasks, rows);
         let layout = Layout::new(&values, &self.numerics);
         let unpacks = LinearKernel::for_step(rows, self.numerics.storage, false) == LinearKernel::Wide;
         let scratch = if unpacks { products::scratch_bytes(&nodes, &tasks, &self.weights) } else { 0 };

@@ -92,25 +92,47 @@ fn cut(outputs: &[Output], first: usize, max: usize) -> Vec<Transfer> {
     list
 }
 
-/// The ring of pinned buffers.
+/// The ring of pinned buffers, and how far the transfers of the step are that uses it.
 #[derive(Default)]
 pub struct Ring {
     slots: Vec<(Pinned, Event)>,
     /// An output that comes in several pieces is put together here.
     collected: Collected,
+    /// Transfers whose work has been enqueued, how many have been started, those that have not been shown.
+    enqueued: usize,
+    started: usize,
+    under_way: VecDeque<usize>,
+}
+
+impl Ring {
+    /// Makes the ring ready for a step with these transfers, and large enough.
+    pub fn prepare(&mut self, device: &Device, transfers: &Transfers) -> Result<()> {
+        let bytes = transfers.largest();
+        if bytes > 0 && self.slots.first().is_none_or(|(pinned, _)| pinned.len() < bytes) {
+            self.slots.clear();
+            for _ in 0..RING {
+                self.slots.push((device.pinned(bytes.next_power_of_two())?, device.event()?));
+            }
+        }
+        self.collected.len = 0;
+        (self.enqueued, self.started) = (0, 0);
+        self.under_way.clear();
+        Ok(())
+    }
 }
 
 /// One step's transfers under way.
 pub struct Reading<'a> {
-    device: &'a Device,
-    ring: &'a mut Ring,
-    transfers: &'a Transfers,
-    outputs: &'a [Output],
-    arena: Address,
-    /// Transfers whose work has been enqueued, those that have been started, those that have arrived.
-    enqueued: usize,
-    started: usize,
-    under_way: VecDeque<usize>,
+    /// Whose memory is read.
+    pub device: &'a Device,
+    /// Where values arrive, and how far they are.
+    pub ring: &'a mut Ring,
+    /// What is copied.
+    pub transfers: &'a Transfers,
+    /// What is in it.
+    pub outputs: &'a [Output],
+    /// Start of the arena.
+    pub arena: Address,
 }
 
 /// Bytes at an address that every number may have.
@@ -139,56 +161,38 @@ impl Collected {
     }
 }
 
-impl<'a> Reading<'a> {
-    /// Makes the ring large enough.
-    pub fn new(
-        device: &'a Device,
-        ring: &'a mut Ring,
-        transfers: &'a Transfers,
-        outputs: &'a [Output],
-        arena: Address,
-    ) -> Result<Reading<'a>> {
-        let bytes = transfers.largest();
-        if bytes > 0 && ring.slots.first().is_none_or(|(pinned, _)| pinned.len() < bytes) {
-            ring.slots.clear();
-            for _ in 0..RING {
-                ring.slots.push((device.pinned(bytes.next_power_of_two())?, device.event()?));
-            }
-        }
-        ring.collected.len = 0;
-        let under_way = VecDeque::new();
-        Ok(Reading { device, ring, transfers, outputs, arena, enqueued: 0, started: 0, under_way })
-    }
-
+impl Reading<'_> {
     /// Tells that `done` pieces of work have been enqueued; starts the copies that can start.
     pub fn after(&mut self, done: usize) -> Result<()> {
-        while self.transfers.list.get(self.enqueued).is_some_and(|transfer| transfer.after <= done) {
-            self.transfers.computed[self.enqueued].record(&self.device.compute)?;
-            self.enqueued += 1;
+        while self.transfers.list.get(self.ring.enqueued).is_some_and(|transfer| transfer.after <= done) {
+            self.transfers.computed[self.ring.enqueued].record(&self.device.compute)?;
+            self.ring.enqueued += 1;
         }
         self.start()
     }
 
     fn start(&mut self) -> Result<()> {
-        while self.started < self.enqueued && self.under_way.len() < RING {
-            let transfer = &self.transfers.list[self.started];
-            let (pinned, arrived) = &mut self.ring.slots[self.started % RING];
-            self.transfers.computed[self.started].hold(&self.device.copy)?;
+        let ring = &mut *self.ring;
+        while ring.started < ring.enqueued && ring.under_way.len() < RING {
+            let transfer = &self.transfers.list[ring.started];
+            let (pinned, arrived) = &mut ring.slots[ring.started % RING];
+            self.transfers.computed[ring.started].hold(&self.device.copy)?;
             let from = self.arena + transfer.offset as Address;
             let to = &mut pinned.bytes_mut()[..transfer.bytes];
             self.device.start_download(from, to, &self.device.copy)?;
             arrived.record(&self.device.copy)?;
-            self.under_way.push_back(self.started);
-            self.started += 1;
+            ring.under_way.push_back(ring.started);
+            ring.started += 1;
         }
         Ok(())
     }
 
     /// Whether copies wait for a buffer and one has arrived: then it should be shown before more is launched.
     pub fn is_full(&self) -> Result<bool> {
-        match self.under_way.front() {
-            Some(first) if self.under_way.len() == RING && self.started < self.enqueued => {
-                self.ring.slots[first % RING].1.is_past()
+        let ring = &*self.ring;
+        match ring.under_way.front() {
+            Some(first) if ring.under_way.len() == RING && ring.started < ring.enqueued => {
+                ring.slots[first % RING].1.is_past()
             }
             _ => Ok(false),
         }
@@ -196,9 +200,9 @@ impl<'a> Reading<'a> {
 
     /// Waits for the next transfer and shows its outputs; `false` when all have been shown.
     pub fn show_next(&mut self, mut show: impl FnMut(&Output, Values<'_>) -> Result<()>) -> Result<bool> {
-        let Some(index) = self.under_way.pop_front() else { return Ok(false) };
+        let Some(index) = self.ring.under_way.pop_front() else { return Ok(false) };
         let (transfer, outputs) = (&self.transfers.list[index], self.outputs);
-        let Ring { slots, collected } = &mut *self.ring;
+        let Ring { slots, collected, .. } = &mut *self.ring;
         let (pinned, arrived) = &slots[index % RING];
         arrived.wait()?;
         let bytes = &pinned.bytes()[..transfer.bytes];

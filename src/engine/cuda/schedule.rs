@@ -80,6 +80,8 @@ impl Task {
 pub struct Ability<'a> {
     /// Widths of the checkpoints.
     pub graph: &'a Graph,
+    /// What is there before the first node, where the graph is a part of another.
+    pub given: Option<Checkpoint>,
     /// Weights in device memory.
     pub weights: &'a Weights,
     /// Angles in device memory.
@@ -161,7 +163,7 @@ impl Ability<'_> {
     pub fn schedule(&self, nodes: &[Node], rows: usize, storage: Storage) -> Vec<Task> {
         let kernel = LinearKernel::for_step(rows, storage, false);
         let few = matches!(kernel, LinearKernel::Few | LinearKernel::One);
-        let (taken, computed) = (vec![false; nodes.len()], HashSet::new());
+        let (taken, computed) = (vec![false; nodes.len()], self.given.into_iter().collect());
         let mut schedule =
             Schedule { ability: self, nodes, taken, computed, few, one: kernel == LinearKernel::One };
         let mut tasks = Vec::new();

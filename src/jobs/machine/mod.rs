@@ -72,10 +72,10 @@ pub fn run(
 }
 
 fn arithmetic(options: &RunOptions) -> Result<Arithmetic> {
-    if let Device::Cuda(_) = options.device {
+    if let Device::Cuda(_) | Device::CudaAll = options.device {
         return Err(Error::new("--device", "this model is executed op by op, which is done on the CPU")
             .expected("auto or cpu")
-            .found(options.device));
+            .found(&options.device));
     }
     match options.numerics.products {
         Products::F32 | Products::F64 => Ok(Arithmetic::EXACT),

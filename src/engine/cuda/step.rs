@@ -1,0 +1,135 @@
+//! One step in three parts, so that several GPUs can take turns without the host's waiting between them: what is
+//! needed is made ready, everything is enqueued, and then what arrives is shown.
+
+use std::collections::HashMap;
+
+use super::device::{error, failed};
+use super::host::Host;
+use super::layout::Value;
+use super::plan::{Output, Work};
+use super::readback::Reading;
+use super::schedule::Task;
+use super::{Batch, CudaEngine, Probe};
+use crate::engine::Values;
+use crate::error::{Error, Result};
+use crate::model::graph::{Dims, Node};
+
+/// A step that is computed before it is prepared.
+pub(super) fn unplanned() -> Error {
+    error("a step that has not been planned")
+}
+
+/// Shows a value of a step to the probe.
+fn show(
+    dims: &Dims,
+    batch: &Batch<'_>,
+    probe: &mut dyn Probe,
+    output: &Output,
+    values: Values<'_>,
+) -> Result<()> {
+    let (rows, end) = (batch.tokens.len(), batch.first + batch.tokens.len());
+    probe.record(output.checkpoint, batch, &dims.shape(output.checkpoint.kind(), rows, end), values)
+}
+
+impl CudaEngine<'_> {
+    /// Makes memory and plan ready for a step, and sends its tokens.
+    pub(super) fn prepare(&mut self, batch: &Batch<'_>, probe: &dyn Probe) -> Result<()> {
+        self.check(batch)?;
+        self.device.bind()?;
+        self.make_room(batch.first + batch.tokens.len())?;
+        self.make_plan(batch, probe)?;
+        self.send_tokens(batch)
+    }
+
+    /// Enqueues everything; a probe that feeds values is shown them here.
+    pub(super) fn launch(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<()> {
+        self.device.bind()?;
+        let Some((plan, transfers)) = &self.plan else { return Err(unplanned()) };
+        if plan.key.fed {
+            return self.launch_fed(batch, probe);
+        }
+        let (device, dims) = (&self.device, &self.graph.dims);
+        let arena = self.arena.as_ref().map_or(0, |arena| arena.address);
+        self.ring.prepare(device, transfers)?;
+        let ring = &mut self.ring;
+        let mut reading = Reading { device, ring, transfers, outputs: &plan.outputs, arena };
+        if let Some(decode) = &self.decode {
+            decode.launch().map_err(failed("the decode graph"))?;
+            reading.after(plan.work.len())?;
+        } else {
+            let mut host = Host {
+                gguf: self.gguf,
+                graph: &self.graph,
+                numerics: &self.numerics,
+                device,
+                layout: &plan.layout,
+                cache: &self.cache,
+                arena,
+                kept: HashMap::new(),
+            };
+            for (done, work) in plan.work.iter().enumerate() {
+                match work {
+                    Work::Launch(call) => device.launch(self.modules.function(call, device)?, call)?,
+                    Work::Host(index) => host.execute(&plan.nodes[*index], batch, probe)?,
+                }
+                reading.after(done + 1)?;
+                while reading.is_full()? {
+                    reading.show_next(|output, values| show(dims, batch, probe, output, values))?;
+                }
+            }
+        }
+        match self.logits.as_mut().zip(plan.logits) {
+            Some((logits, from)) => logits.start(device, from),
+            None => Ok(()),
+        }
+    }
+
+    /// Shows what arrives, and waits for the end: the logits of the last row, where the graph has them.
+    pub(super) fn finish(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<Option<Vec<f32>>> {
+        self.device.bind()?;
+        let Some((plan, transfers)) = &self.plan else { return Err(unplanned()) };
+        let (device, dims) = (&self.device, &self.graph.dims);
+        if plan.key.fed {
+            let Some(logits) = plan.logits else { return device.synchronize().map(|()| None) };
+            return device.download(logits, dims.vocab).map(Some);
+        }
+        let arena = self.arena.as_ref().map_or(0, |arena| arena.address);
+        let ring = &mut self.ring;
+        let mut reading = Reading { device, ring, transfers, outputs: &plan.outputs, arena };
+        let logits = self.logits.as_ref().filter(|_| plan.logits.is_some());
+        let mut last_row = None;
+        while reading.show_next(|output, values| show(dims, batch, probe, output, values))? {
+            // The caller's copy is made while others are on their way.
+            if let Some(logits) = logits.filter(|_| last_row.is_none())
+                && logits.are_there()?
+            {
+                last_row = Some(logits.take()?);
+            }
+        }
+        for output in &plan.compared {
+            let (rows, end) = (batch.tokens.len(), batch.first + batch.tokens.len());
+            let shape = dims.shape(output.checkpoint.kind(), rows, end);
+            let on = (device, &mut self.modules);
+            self.compare.run(on, (output, arena), batch, &shape, probe)?;
+        }
+        match (last_row, logits) {
+            (None, Some(logits)) => logits.take().map(Some),
+            (None, None) => device.synchronize().map(|()| None),
+            (last_row, _) => Ok(last_row),
+        }
+    }
+
+    /// Adds what the part of the graph before this one gives, which is there before the first task, and keeps what the
+    /// part after it takes until the last has run.
+    pub(super) fn add_border(&self, values: &mut Vec<Value>, nodes: &[Node], tasks: &[Task], rows: usize) {
+        for value in values.iter_mut().filter(|value| Some(value.checkpoint) == self.handed) {
+            value.life.1 = tasks.len();
+        }
+        if let Some(checkpoint) = self.given {
+            let reads = |task: &Task| task.nodes().iter().any(|&i| nodes[i].inputs.contains(&checkpoint));
+            let last = tasks.iter().rposition(reads).unwrap_or(0);
+            let len = rows * self.graph.dims.width(checkpoint.kind(), 0);
+            values.insert(0, Value { checkpoint, len, wanted: false, life: (0, last) });
+        }
+    }
+}
