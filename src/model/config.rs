@@ -41,8 +41,6 @@ impl Architecture {
 pub struct Config {
     /// `general.architecture`
     pub architecture: Architecture,
-    /// `general.name`
-    pub name: Option<String>,
     /// Widths of the axes.
     pub dims: Dims,
     /// `{arch}.attention.layer_norm_rms_epsilon`
@@ -135,7 +133,6 @@ impl Config {
         };
         Ok(Config {
             architecture,
-            name: gguf.str("general.name")?.map(str::to_owned),
             dims,
             norm_eps: finite(gguf, &key("attention.layer_norm_rms_epsilon"), None)?,
             rope_base: finite(gguf, &key("rope.freq_base"), Some(DEFAULT_ROPE_BASE))?,

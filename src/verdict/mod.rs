@@ -18,11 +18,14 @@ mod checkpoint;
 mod graph;
 mod named;
 mod nodes;
+pub mod recorded;
 mod text;
+mod weights;
 mod whole;
 
 pub use graph::{judge, outliers};
 pub use nodes::{describe, describe_recorded};
+pub use weights::weigh;
 pub use whole::{Gap, gaps, spoken};
 
 use crate::audit::simulate::Carried;

@@ -231,6 +231,19 @@ pub fn products(narrow: Narrow) -> Arithmetic {
     Arithmetic { operands: Operands::Both(narrow), ..Arithmetic::EXACT }
 }
 
+/// Computed as it was recorded, but for the rounding of what was recorded.
+fn recorded(kept: Storage) -> Arithmetic {
+    Arithmetic { recorded: Some(kept), ..Arithmetic::EXACT }
+}
+
+/// Computed in f64: what was recorded of a node and of its sources is rounded to f32.
+pub fn better_than_f32() -> Hypothesis {
+    Hypothesis {
+        name: "better than f32, rounded when it was recorded",
+        arithmetic: recorded(Storage::F32),
+    }
+}
+
 /// What else an engine that is not llama.cpp may compute a node in; `kept` is the type that its recorded values are
 /// all numbers of. What was `declared` holds for products.
 pub fn hypotheses(op: &Op, args: &Args<'_, f64>, kept: Storage, declared: bool) -> Vec<Hypothesis> {
@@ -244,11 +257,7 @@ pub fn hypotheses(op: &Op, args: &Args<'_, f64>, kept: Storage, declared: bool) 
     if matches!(op, Op::MulMat | Op::MulMatId) && weight && !declared {
         more.extend(PRODUCTS.map(|(name, narrow)| Hypothesis { name, arithmetic: products(narrow) }));
     }
-    let recorded = |kept| Arithmetic { recorded: Some(kept), ..Arithmetic::EXACT };
-    more.push(Hypothesis {
-        name: "better than f32, rounded when it was recorded",
-        arithmetic: recorded(Storage::F32),
-    });
+    more.push(better_than_f32());
     let (name, rounded) = match kept {
         Storage::F32 => return more,
         Storage::F16 => ("values and weights in f16", "values rounded to f16 when they were recorded"),

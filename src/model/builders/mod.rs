@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 
 pub use facts::Facts;
-pub use inputs::{CAUSAL_MASK, Values, inputs};
+pub use inputs::{CAUSAL_MASK, Values, inputs, known};
 pub use shape::{Cache, Kept, Shape};
 
 use blocks::Builder;
