@@ -32,9 +32,13 @@ impl Folder {
 
     fn gate(&self, models: &[&str], cases: &str) -> (i32, String) {
         let models: String = models.iter().map(|name| format!("\"{name}\" = \"{name}.gguf\"\n")).collect();
-        std::fs::write(self.path("suite.toml"), format!("name = \"graphs\"\n[models]\n{models}{cases}")).unwrap();
+        std::fs::write(self.path("suite.toml"), format!("name = \"graphs\"\n[models]\n{models}{cases}"))
+            .unwrap();
         let mut command = assert_cmd::Command::cargo_bin("parity").unwrap();
-        command.env("PARITY_LLAMA", "none").env("PARITY_CACHE", self.path("cache")).env_remove("GITHUB_ACTIONS");
+        command
+            .env("PARITY_LLAMA", "none")
+            .env("PARITY_CACHE", self.path("cache"))
+            .env_remove("GITHUB_ACTIONS");
         let done = command.arg("gate").arg(self.path("suite.toml")).output().unwrap();
         let text = String::from_utf8([&done.stdout[..], &done.stderr[..]].concat()).unwrap();
         (done.status.code().unwrap(), text)
@@ -75,7 +79,8 @@ fn an_injected_mistake_must_be_found_by_its_name_at_its_node() {
     let (code, text) =
         folder.gate(&["gemma3-dense"], &case("rope.base@blk.1.k_rope", "blk.0.k_rope", "injected"));
     assert!(code == 1 && text.contains("expected at blk.0.k_rope"), "{text}");
-    let (code, text) = folder.gate(&["gemma3-dense"], &case("rope.base@blk.1.k_rope", "blk.1.k_rope", "rope.sign"));
+    let (code, text) =
+        folder.gate(&["gemma3-dense"], &case("rope.base@blk.1.k_rope", "blk.1.k_rope", "rope.sign"));
     assert!(code == 1 && text.contains("expected rope.sign"), "{text}");
     let (code, text) = folder.gate(&["gemma3-dense"], &case("moe.top_k@0", "blk.0.q", "injected"));
     assert!(code == 2 && text.contains("no node of this graph has a place"), "{text}");
@@ -90,9 +95,8 @@ fn a_wrong_recording_fails_and_one_of_an_unknown_architecture_is_judged() {
     record_with(&model, &graph, &folder.path("wrong"), &|id, args| {
         (id.to_string() == "blk.1.attn_norm").then(|| args.get(0).unwrap().values().into_owned())
     });
-    let case = |dump: &str| {
-        format!("[[case]]\nname = \"{dump}\"\nmodel = \"qwen3moe-moe\"\ndump = \"{dump}\"\n")
-    };
+    let case =
+        |dump: &str| format!("[[case]]\nname = \"{dump}\"\nmodel = \"qwen3moe-moe\"\ndump = \"{dump}\"\n");
     let (code, text) = folder.gate(&["qwen3moe-moe"], &case("wrong"));
     assert!(code == 1 && text.contains("blk.1.attn_norm"), "{text}");
     let against = format!("{}reference = \"qwen3moe-moe\"\n", case("wrong"));

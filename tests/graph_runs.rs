@@ -274,9 +274,8 @@ fn what_is_computed_in_f64_is_judged_as_that() {
         assert!(text.contains("PARITY"), "{model}: {text}");
         case.succeeds("run -m % --reference %exact");
         let mistake = "linear.wrong_layer@blk.1.k_proj";
-        let (code, text) = case.parity(&format!(
-            "run -m % --reference %exact --numerics f64 --inject {mistake} --dump %wrong"
-        ));
+        let (code, text) = case
+            .parity(&format!("run -m % --reference %exact --numerics f64 --inject {mistake} --dump %wrong"));
         assert_eq!(code, 1, "{model}: {text}");
         let (at, names) = first(&case.report("audit %wrong -m %", 1));
         assert_eq!(format!("{}@{at}", names[0]), mistake, "{model}");
@@ -294,7 +293,8 @@ fn as_many_rows_are_audited_as_are_asked_for() {
         (coverage["rows_audited"].as_u64(), coverage["rows_screened"].as_u64())
     };
     for command in ["audit %own -m %", "diff %own %own -m %", "run -m % --reference %own"] {
-        let [few, usual, all] = ["1", "4", "all"].map(|rows| screened(&format!("{command} --audit-rows {rows}")));
+        let [few, usual, all] =
+            ["1", "4", "all"].map(|rows| screened(&format!("{command} --audit-rows {rows}")));
         assert_eq!(screened(command), usual, "{command}");
         assert_eq!(all.1, Some(0), "{command}");
         assert!(few.1 > usual.1 && usual.1 > all.1, "{command}: {few:?} {usual:?} {all:?}");
@@ -330,7 +330,7 @@ fn attention_of_a_long_recording_is_screened_where_it_is_not_computed_again() {
     let dump = parity_dump::Dump::open(&case.path("own")).unwrap();
     let id = "blk.1.attn_ctx";
     let width: usize = dump.get(id.parse().unwrap()).unwrap().row_shape().iter().product();
-    scaled(&case.path("own"), id, 101, 0, width / 4, 1.05);
+    scaled(&case.path("own"), id, 101, 0, width / 2, 1.05);
     let report = case.report("audit %own -m %", 1);
     assert_eq!(first(&report).0, id, "{report}");
     let report = case.report("audit %own -m % --audit-rows all", 1);

@@ -1,9 +1,7 @@
 //! What llama.cpp's backends compute a node in, by type, shape and pass: the kernel that its sources choose stands first,
 //! and others of the same backend follow, since what is chosen depends on the device and on what was built.
 
-use super::{
-    Arithmetic, Flash, Functions, HalfSums, Integers, Lanes, Narrow, Operands, Softmax, Units,
-};
+use super::{Arithmetic, Flash, Functions, HalfSums, Integers, Lanes, Narrow, Operands, Softmax, Units};
 use crate::gguf::DType;
 
 /// An arithmetic with what it is called in a report.

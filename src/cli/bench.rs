@@ -9,7 +9,7 @@ use super::output::print;
 use super::shared::Format;
 use super::{Outcome, shared};
 use crate::engine::device::Device;
-use crate::jobs::bench::{Bench, Options, BenchRow, Speed, bench};
+use crate::jobs::bench::{Bench, BenchRow, Options, Speed, bench};
 use crate::numerics::Numerics;
 use crate::report::files::Folder;
 use crate::report::json;

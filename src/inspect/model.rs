@@ -12,7 +12,6 @@ use super::stats::{self, Stats};
 use crate::error::Result;
 use crate::gguf::{Array, DType, Gguf, Value};
 use crate::model::builders::{self, Cache, Shape};
-use crate::model::config::Architecture;
 use crate::model::file::ModelFile;
 use crate::model::graph::Pairing;
 
@@ -264,11 +263,9 @@ fn glance(gguf: &Gguf, architecture: &str, dims: &Dims, refused: Option<String>)
         tied: table.map(|_| gguf.tensor(OUTPUT).is_none()),
         biases,
         refused,
-        rope_pairing: Architecture::ALL.iter().find(|(_, name)| *name == architecture).map(|(known, _)| {
-            match known.pairing() {
-                Pairing::Half => "half",
-                Pairing::Interleaved => "interleaved",
-            }
+        rope_pairing: builders::pairing(architecture).map(|pairing| match pairing {
+            Pairing::Half => "half",
+            Pairing::Interleaved => "interleaved",
         }),
         vocab_rows,
         vocab_tokens,

@@ -77,12 +77,7 @@ pub fn diff(
 }
 
 /// By the nodes of parity's engines, or without a model.
-fn on_nodes(
-    candidate: &Dump,
-    reference: &Dump,
-    model: Option<&Model>,
-    options: &Options,
-) -> Result<Report> {
+fn on_nodes(candidate: &Dump, reference: &Dump, model: Option<&Model>, options: &Options) -> Result<Report> {
     let wanted = wanted(candidate, reference, model, &options.selection);
     let details = match options.pictures {
         true => wanted.iter().filter_map(|c| detail(*c, candidate, reference, GRID)).collect(),

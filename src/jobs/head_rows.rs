@@ -9,9 +9,9 @@ use crate::audit::judge::PLAIN;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::error::Result;
-use crate::model::Model;
 use crate::model::file::ModelFile;
 use crate::model::graph::Pairing;
+use crate::model::{Model, builders};
 use crate::numerics::Numerics;
 use crate::tensor::Matrix;
 use parity_dump::Dump;
@@ -35,7 +35,7 @@ pub fn settle(dump: &mut Dump, file: &ModelFile) -> Result<Option<String>> {
     if !dump.manifest().graphs.is_empty() {
         return Ok(None);
     }
-    let pairs = model.config.architecture.pairing() == Pairing::Interleaved;
+    let pairs = builders::pairing(model.config.architecture.name()) == Some(Pairing::Interleaved);
     if !pairs || model.refuse_other(dump.path(), &dump.manifest().model).is_err() {
         return Ok(None);
     }

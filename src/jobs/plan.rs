@@ -25,7 +25,12 @@ pub struct RunPlan {
 }
 
 impl RunPlan {
-    pub fn new(model: &Model, graph: &Graph, options: &RunOptions, reference: Option<&Dump>) -> Result<RunPlan> {
+    pub fn new(
+        model: &Model,
+        graph: &Graph,
+        options: &RunOptions,
+        reference: Option<&Dump>,
+    ) -> Result<RunPlan> {
         let n_layers = model.config.dims.layers;
         let wanted = |checkpoint: &Checkpoint| options.selection.wants(*checkpoint, n_layers);
         let compared: BTreeSet<Checkpoint> = graph.checkpoints().filter(wanted).collect();

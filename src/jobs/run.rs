@@ -92,7 +92,12 @@ pub fn run(file: &ModelFile, options: &RunOptions, progress: Progress<'_>) -> Re
 ///
 /// # Errors
 /// As [`run`].
-pub fn on_nodes(model: &Model, graph: &Graph, options: &RunOptions, progress: Progress<'_>) -> Result<Report> {
+pub fn on_nodes(
+    model: &Model,
+    graph: &Graph,
+    options: &RunOptions,
+    progress: Progress<'_>,
+) -> Result<Report> {
     let reference = reference(&model.gguf, Room::of(model), options)?;
     spare_the_reference(options, reference.as_ref())?;
     if options.isolated && auditable(reference.as_ref()).is_none() {

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use super::config::Config;
 use super::{Model, lower};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
@@ -26,9 +25,8 @@ impl ModelFile {
 
     /// Of a file that is open.
     pub fn of(gguf: Gguf) -> ModelFile {
-        let nodes = Config::from_gguf(&gguf).and_then(|config| Ok((lower::graph(&gguf, &config)?, config)));
-        match nodes {
-            Ok((graph, config)) => ModelFile::Nodes(Box::new(Model { gguf, config, graph })),
+        match lower::graph(&gguf) {
+            Ok((config, graph)) => ModelFile::Nodes(Box::new(Model { gguf, config, graph })),
             Err(refused) => ModelFile::Refused(Box::new(gguf), refused),
         }
     }

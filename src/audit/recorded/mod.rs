@@ -32,7 +32,7 @@ use crate::checkpoint::Checkpoint;
 use crate::engine::machine::{Conductor, Machine, Node, Program, Unknown, Value, own};
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::numerics::{Numerics, Products, Storage};
+use crate::numerics::{Numerics, Storage};
 use crate::ops::Args;
 
 pub use found::{Finding, NearTie};
@@ -329,21 +329,6 @@ impl Conductor<f64> for Auditor<'_> {
 }
 
 impl Auditor<'_> {
-    /// What a node may have been computed in, the likeliest first.
-    fn tried(&self, tensor: &parity_graph::Tensor, args: &Args<'_, f64>, recorded: &Tensor) -> Vec<Hypothesis> {
-        let declared = self.steps.declared();
-        if self.steps.is_own_graph() && declared.is_some_and(|numerics| numerics.products == Products::F64) {
-            return vec![narrow::better_than_f32()];
-        }
-        let mut tried = hypotheses(&tensor.op, tensor.backend.as_deref(), args);
-        if !self.steps.is_own_graph() {
-            let kept = Some(self.kept).filter(|kept| narrow::holds(*kept, &recorded.values));
-            let declared = declared.is_some();
-            tried.extend(narrow::hypotheses(&tensor.op, args, kept.unwrap_or_default(), declared));
-        }
-        tried
-    }
-
     /// Notes what is found of a node whose `values` were recorded.
     fn judge(
         &mut self,
@@ -356,7 +341,10 @@ impl Auditor<'_> {
     ) {
         let named = self.findings.nodes.values().filter(|finding| finding.is_diagnosed()).count();
         let tensor = node.program.graph.get(node.id);
-        let tried = args.map_or_else(|_| Vec::new(), |args| self.tried(tensor, args, recorded));
+        let tried = args.map_or_else(
+            |_| Vec::new(),
+            |args| narrow::tried(self.steps, self.kept, tensor, args, &recorded.values),
+        );
         let finding = self.findings.at(checkpoint);
         finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
         let held = match (args, node.rule) {

@@ -71,7 +71,7 @@ pub fn judge_sampled(
     }
     let followed = tried.iter().find(|one| held.arithmetic.is_none_or(|name| name == one.name));
     let others: BTreeSet<usize> = there.iter().copied().filter(|token| !sample.contains(token)).collect();
-    let suspects = followed.map(|one| screen::suspects(&tokens, &others, one)).unwrap_or_default();
+    let suspects = followed.map(|one| screen::suspects(&tokens, [&sample, &others], one)).unwrap_or_default();
     if !suspects.is_empty() {
         sample.extend(suspects);
         held = tokens.judge(&sample, tried)?;
@@ -98,8 +98,8 @@ impl Tokens<'_, '_> {
         self.args.shape[self.axis + 1..].iter().product()
     }
 
-    /// Judges some of the tokens, as if there were no others.
-    fn judge(&self, some: &BTreeSet<usize>, tried: &[Hypothesis]) -> Result<Held, Unknown> {
+    /// What `f` makes of the node with some of the tokens alone.
+    pub fn with<R>(&self, some: &BTreeSet<usize>, f: impl FnOnce(&Args<'_, f64>) -> R) -> R {
         let picked: Vec<Option<(Vec<f64>, [usize; 4])>> =
             (0..self.args.sources.len()).map(|slot| self.pick(slot, some)).collect();
         let sources = self.args.replaced(|slot| {
@@ -108,12 +108,16 @@ impl Tokens<'_, '_> {
         });
         let mut shape = self.args.shape;
         shape[self.axis] = some.len();
-        let args = Args { sources, shape, ..*self.args };
+        f(&Args { sources, shape, ..*self.args })
+    }
+
+    /// Judges some of the tokens, as if there were no others.
+    fn judge(&self, some: &BTreeSet<usize>, tried: &[Hypothesis]) -> Result<Held, Unknown> {
         let inner = self.inner();
         let recorded: Vec<f64> =
             some.iter().flat_map(|token| &self.recorded[token * inner..][..inner]).copied().collect();
         let sight = Sight { looked_at: &|_| true, carried: &[] };
-        let mut held = judge(self.rule, &args, &recorded, &sight, tried)?;
+        let mut held = self.with(some, |args| judge(self.rule, args, &recorded, &sight, tried))?;
         let order: Vec<usize> = some.iter().copied().collect();
         let whole = |element: usize| order[element / inner] * inner + element % inner;
         held.worst = whole(held.worst);

@@ -76,8 +76,11 @@ pub fn folder(path: &Path) -> Result<Vec<Foreign>> {
     let mut pass = Pass::default();
     for file in files.iter().filter(|file| has_ending(file, &["npy", "pt", "pth"])) {
         let (format, found) = arrays(file)?;
-        let own =
-            if format == FileFormat::Npy || found.len() == 1 { found } else { prefixed(found, &stem_of(file)) };
+        let own = if format == FileFormat::Npy || found.len() == 1 {
+            found
+        } else {
+            prefixed(found, &stem_of(file))
+        };
         pass.arrays.extend(own);
     }
     if pass.arrays.is_empty() {

@@ -35,8 +35,13 @@ pub fn audit(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report>
         reference: None,
         across: findings.is_bridged(id),
     });
-    let mut report =
-        assemble(entries(known, &shown), &graphs, &|id| tried(&findings, id), *allow_missing, findings.rows());
+    let mut report = assemble(
+        entries(known, &shown),
+        &graphs,
+        &|id| tried(&findings, id),
+        *allow_missing,
+        findings.rows(),
+    );
     report.candidate = verdict::side(dump, path_of(dump));
     report.notes.extend(notes_of(dump, "dump"));
     report.notes.extend(notes("the recording", &graphs, &findings));

@@ -52,7 +52,9 @@ impl<'a> JudgedBy<'a> {
         let by_graph = ByGraph::of(file)?;
         match file {
             ModelFile::Nodes(model) if !bring().all(|brings| brings) => Ok(JudgedBy::Nodes(model)),
-            ModelFile::Refused(_, refused) if !bring().any(|b| b) && !builders::knows(by_graph.architecture) => {
+            ModelFile::Refused(_, refused)
+                if !bring().any(|b| b) && !builders::knows(by_graph.architecture) =>
+            {
                 Err(refused.clone())
             }
             _ => Ok(JudgedBy::Graphs(by_graph)),
@@ -81,7 +83,7 @@ impl<'a> ByGraph<'a> {
         let opened = |path| foreign::open(path, &foreign::Options::default());
         let recorded = || reference.is_some_and(|reference| opened(reference).is_ok_and(brings));
         let built = || builders::build(by_graph.gguf, Shape::step(0, 1, 1, true, Cache::F32)).is_ok();
-        let engines = Architecture::ALL.iter().any(|(_, name)| *name == by_graph.architecture);
+        let engines = Architecture::of(by_graph.architecture).is_some();
         let named = by_graph.gguf.str("general.architecture")?.is_some();
         match file {
             ModelFile::Refused(_, refused) if !named || engines && !recorded() && !built() => {

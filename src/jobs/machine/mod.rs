@@ -186,9 +186,10 @@ fn report(run: &Run<'_>, of_reference: Option<&Graphs>, theirs: &Findings, ours:
         }
         _ => {
             verdict::describe_recorded(&mut report, planned.source);
-            report
-                .notes
-                .push(format!("the graph is the one that parity builds of the file, for {}", by.architecture));
+            report.notes.push(format!(
+                "the graph is the one that parity builds of the file, for {}",
+                by.architecture
+            ));
             if report.verdict != Verdict::Divergence {
                 report.verdict = Verdict::Undecided;
                 let why = no_reference(by.gguf.path(), options);

@@ -58,8 +58,7 @@ pub fn room<'a>(by: &'a ByGraph<'_>, options: &RunOptions) -> Result<Room<'a>> {
     }
     let built = builders::build(by.gguf, Shape::step(0, 1, 1, true, Cache::F32))?;
     let cached = 2 * built.facts.layers * built.facts.kv_heads * built.facts.head_width;
-    let context = by.gguf.require_u32(&format!("{}.context_length", by.architecture))?;
-    Ok(Room { file, context: context as usize, cached: cached as u64 })
+    Ok(Room { file, context: built.facts.context, cached: cached as u64 })
 }
 
 /// Whether the reference's steps are executed as they are.

@@ -23,6 +23,13 @@ pub struct Sum {
     pub size: f64,
 }
 
+impl Sum {
+    /// What errors are measured against.
+    pub fn whole(&self) -> f64 {
+        self.expected.abs() + self.size
+    }
+}
+
 impl<'b, 'a> Signed<'b, 'a> {
     /// Takes an attention; `factors` (DV,) are r.
     ///
