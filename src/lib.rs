@@ -56,8 +56,6 @@ pub mod verdict;
 
 pub mod sensitivity;
 
-pub mod recorded;
-
 pub mod jobs;
 
 pub mod gate;

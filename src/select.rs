@@ -1,5 +1,6 @@
 //! Which checkpoints a command looks at: `--layer 0..3`, `--checkpoint 'blk.*.q_rope'`.
 
+use std::collections::BTreeSet;
 use std::str::FromStr;
 
 use globset::{Glob, GlobMatcher, GlobSet, GlobSetBuilder};
@@ -91,6 +92,19 @@ impl Selection {
             None => !checkpoint.kind().is_optional(),
         };
         in_layers && named
+    }
+
+    /// The checkpoints that are looked at, of all that a model or a recording has.
+    pub fn among(&self, all: impl Iterator<Item = Checkpoint>) -> BTreeSet<Checkpoint> {
+        let all: BTreeSet<Checkpoint> = all.collect();
+        let last = all.iter().filter_map(|id| id.layer_index()).max();
+        let n_layers = last.map_or(0, |last| last as usize + 1);
+        all.into_iter().filter(|id| self.wants(*id, n_layers)).collect()
+    }
+
+    /// The same of a recorded graph, every node of which is looked at where nothing is chosen.
+    pub fn of_graph(&self, all: impl Iterator<Item = Checkpoint>) -> BTreeSet<Checkpoint> {
+        if self.is_all() { all.collect() } else { self.among(all) }
     }
 
     /// Whether a pattern names `checkpoint`.

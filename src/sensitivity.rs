@@ -52,7 +52,7 @@ pub fn measure(
         }
         nodes.push(match gather(&context, node, &own)? {
             Ok(case) => node_of(&Lab { context: &context, site: Site { model }, case: &case })?,
-            Err(missing) => undecided(node.checkpoint, missing.0),
+            Err(missing) => undecided(node.checkpoint, missing.to_string()),
         });
     }
     Ok(Sensitivity { schema: SCHEMA, positions, nodes })

@@ -10,7 +10,7 @@ use globset::GlobSet;
 use parity::gate::baseline::{Baseline, Measures};
 use parity::gate::execute::{Attempt, Execute};
 use parity::gate::judge::Against;
-use parity::gate::schedule::{Plan, run};
+use parity::gate::schedule::{Pace, run};
 use parity::gate::suite::{Case, Suite};
 use parity::gate::{CaseResult, GateReport, ProblemKind, Status, merge, render};
 use parity::report::diff::{Direction, diff};
@@ -22,13 +22,13 @@ fn suite(text: &str) -> Suite {
     Suite::parse(&format!("name = \"test\"\n{text}"), Path::new(".")).unwrap()
 }
 
-fn with(text: &str, baseline: Option<&Baseline>, executor: impl Execute, plan: &Plan) -> GateReport {
+fn with(text: &str, baseline: Option<&Baseline>, executor: impl Execute, plan: &Pace) -> GateReport {
     let against = Against { today: TODAY, baseline, accepting: false };
     run(&suite(text), &executor, &against, plan, &|_, _| {})
 }
 
 fn gate(text: &str, executor: impl Fn(&Case) -> Report + Sync) -> GateReport {
-    with(text, None, |case: &Case| Attempt::Report(Box::new(executor(case))), &Plan::default())
+    with(text, None, |case: &Case| Attempt::Report(Box::new(executor(case))), &Pace::default())
 }
 
 fn only(report: &GateReport) -> &CaseResult {
@@ -123,14 +123,14 @@ fn a_nan_fails_whatever_the_verdict_says() {
 fn what_is_missing_fails_unless_it_is_allowed_by_name() {
     let missing = |kind: ProblemKind, name: &str| {
         let executor = move |_: &Case| Attempt::Missing(kind, "not there".to_owned());
-        let refused = with("[[case]]\nname = \"a\"", None, executor, &Plan::default());
+        let refused = with("[[case]]\nname = \"a\"", None, executor, &Pace::default());
         assert_eq!((refused.verdict(), only(&refused).status), (Verdict::Undecided, Status::Undecided));
         let both = format!("[[case]]\nname = \"a\"\nallow = [\"{name}\"]\n[[case]]\nname = \"b\"");
         let executor = move |case: &Case| match case.id.as_str() {
             "a" => Attempt::Missing(kind, "not there".to_owned()),
             _ => Attempt::Report(Box::new(clean(SMALL))),
         };
-        let allowed = with(&both, None, executor, &Plan::default());
+        let allowed = with(&both, None, executor, &Pace::default());
         assert_eq!(
             (allowed.verdict(), allowed.cases[0].status),
             (Verdict::Parity, Status::Allowed),
@@ -155,7 +155,7 @@ fn what_is_missing_fails_unless_it_is_allowed_by_name() {
 fn a_gate_that_allowed_everything_has_judged_nothing() {
     let executor = |_: &Case| Attempt::Missing(ProblemKind::SkippedDevice, "no GPU".to_owned());
     let report =
-        with("[[case]]\nname = \"a\"\nallow = [\"skipped-device\"]", None, executor, &Plan::default());
+        with("[[case]]\nname = \"a\"\nallow = [\"skipped-device\"]", None, executor, &Pace::default());
     assert_eq!(report.verdict(), Verdict::Undecided);
 }
 
@@ -177,7 +177,7 @@ fn a_baseline_ten_times_better_than_today_fails() {
     let today = clean(SMALL);
     let executor = |_: &Case| Attempt::Report(Box::new(clean(SMALL)));
     let against = |factor: f64| {
-        with("[[case]]\nname = \"a\"", Some(&accepted(&scaled(&today, factor))), executor, &Plan::default())
+        with("[[case]]\nname = \"a\"", Some(&accepted(&scaled(&today, factor))), executor, &Pace::default())
     };
     assert_eq!(against(1.0).verdict(), Verdict::Parity);
     let worse = against(0.1);
@@ -193,7 +193,7 @@ fn a_baseline_ten_times_better_than_today_fails() {
     assert_eq!(better.verdict(), Verdict::Parity);
     assert!(render::text(&better).contains("better than the baseline"));
     let none =
-        with("[[case]]\nname = \"b\"", Some(&accepted(&Measures::of(&today))), executor, &Plan::default());
+        with("[[case]]\nname = \"b\"", Some(&accepted(&Measures::of(&today))), executor, &Pace::default());
     assert_eq!(kinds(only(&none)), [ProblemKind::MissingBaseline]);
 }
 
@@ -226,14 +226,14 @@ impl Execute for Flaky {
 
 #[test]
 fn a_retry_is_visible() {
-    let plan = Plan { retries: 2, ..Plan::default() };
+    let plan = Pace { retries: 2, ..Pace::default() };
     let report = with("[[case]]\nname = \"a\"", None, Flaky(AtomicUsize::new(0)), &plan);
     assert_eq!((report.verdict(), only(&report).attempts), (Verdict::Parity, 2));
     assert!(render::text(&report).contains("1 needed a retry"));
     assert!(render::junit(&report).unwrap().contains("flakyFailure"));
     assert!(render::markdown(&report).contains("run 2 times"));
     assert!(render::annotations(&report).starts_with("::warning"));
-    let without = with("[[case]]\nname = \"a\"", None, Flaky(AtomicUsize::new(0)), &Plan::default());
+    let without = with("[[case]]\nname = \"a\"", None, Flaky(AtomicUsize::new(0)), &Pace::default());
     assert_eq!(without.verdict(), Verdict::Divergence);
 }
 
@@ -249,7 +249,7 @@ fn shards_put_together_are_the_whole() {
         Attempt::Report(Box::new(report))
     };
     let part = |shard: Option<&str>| {
-        let plan = Plan { shard: shard.map(|text| text.parse().unwrap()), jobs: 3, ..Plan::default() };
+        let plan = Pace { shard: shard.map(|text| text.parse().unwrap()), jobs: 3, ..Pace::default() };
         with(MANY, None, executor, &plan)
     };
     let whole = part(None);

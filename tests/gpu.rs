@@ -14,7 +14,7 @@ use parity::engine::device::Device;
 use parity::engine::{Batch, Engine, Probe, Values};
 use parity::error::Result;
 use parity::faults::inject::plant;
-use parity::jobs::run::{RunOptions, run};
+use parity::jobs::run::{RunOptions, on_nodes};
 use parity::model::Model;
 use parity::model::graph::{Graph, Op};
 use parity::report::{CheckpointVerdict, Report, Verdict};
@@ -157,7 +157,7 @@ fn the_gpu_chooses_the_tokens() {
 }
 
 fn judged(model: &Model, options: RunOptions) -> Report {
-    run(model, &model.graph, &options, &|_, _| ()).unwrap()
+    on_nodes(model, &model.graph, &options, &|_, _| ()).unwrap()
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn comparisons_on_the_gpu_have_the_hosts_numbers() {
 }
 
 fn isolated(model: &Model, graph: &Graph, options: &RunOptions) -> Report {
-    run(model, graph, &RunOptions { isolated: true, ..options.clone() }, &|_, _| ()).unwrap()
+    on_nodes(model, graph, &RunOptions { isolated: true, ..options.clone() }, &|_, _| ()).unwrap()
 }
 
 /// The CPU's values of a prompt and three decode steps, attention matrices included, in a folder.
@@ -253,7 +253,7 @@ fn in_isolation_nothing_is_inherited_on_the_gpu() {
                 assert_eq!(a_numbers.abs_err_max, b_numbers.abs_err_max, "{}", a.id);
             }
             // Without it, what comes after inherits.
-            let whole = run(&model, &graph, &options, &|_, _| ()).unwrap();
+            let whole = on_nodes(&model, &graph, &options, &|_, _| ()).unwrap();
             assert!(whole.checkpoints.iter().any(|entry| entry.verdict == CheckpointVerdict::Inherited));
         }
     }

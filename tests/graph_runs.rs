@@ -3,7 +3,7 @@
 
 mod graphs;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use graphs::record::record;
 use graphs::{fill, head, recorded, renamed};
@@ -220,7 +220,7 @@ fn what_cannot_be_injected_is_refused() {
         ("rope.base=5@0", "a name without a value"),
         ("rope.base#x", "a number after `#`"),
         ("rope.base@7", "e.g. rope.base@blk.0.q_rope"),
-        ("rope.base@", "a layer or a checkpoint"),
+        ("rope.base@", "a layer (3), layers (0..3) or a checkpoint"),
     ] {
         let (code, text) =
             case.parity(&format!("run -m % --tokens {PROMPT} --inject {mistake} --dump %none"));
@@ -266,6 +266,106 @@ fn an_architecture_without_a_builder_runs_on_its_recording_alone() {
 }
 
 #[test]
+fn what_is_computed_in_f64_is_judged_as_that() {
+    for (model, _) in MODELS {
+        let case = Case::new(model);
+        case.dumped("exact", " --numerics f64");
+        let text = case.succeeds("audit %exact -m %");
+        assert!(text.contains("PARITY"), "{model}: {text}");
+        case.succeeds("run -m % --reference %exact");
+        let mistake = "linear.wrong_layer@blk.1.k_proj";
+        let (code, text) = case
+            .parity(&format!("run -m % --reference %exact --numerics f64 --inject {mistake} --dump %wrong"));
+        assert_eq!(code, 1, "{model}: {text}");
+        let (at, names) = first(&case.report("audit %wrong -m %", 1));
+        assert_eq!(format!("{}@{at}", names[0]), mistake, "{model}");
+    }
+}
+
+#[test]
+fn as_many_rows_are_audited_as_are_asked_for() {
+    let case = Case::new("gpt-oss-moe");
+    let tokens: Vec<String> = (0..40).map(|i| (1 + i * 7 % 97).to_string()).collect();
+    let tokens = tokens.join(",");
+    case.report(&format!("run -m % --tokens {tokens} --dump %own"), 2);
+    let screened = |words: &str| {
+        let coverage = &case.report(words, 0)["coverage"];
+        (coverage["rows_audited"].as_u64(), coverage["rows_screened"].as_u64())
+    };
+    for command in ["audit %own -m %", "diff %own %own -m %", "run -m % --reference %own"] {
+        let [few, usual, all] =
+            ["1", "4", "all"].map(|rows| screened(&format!("{command} --audit-rows {rows}")));
+        assert_eq!(screened(command), usual, "{command}");
+        assert_eq!(all.1, Some(0), "{command}");
+        assert!(few.1 > usual.1 && usual.1 > all.1, "{command}: {few:?} {usual:?} {all:?}");
+        assert_eq!(few.0.zip(few.1).map(|(a, b)| a + b), all.0, "{command}");
+    }
+}
+
+/// Multiplies one head of one token of a tensor of a dump by a factor, where it is recorded.
+fn scaled(dump: &std::path::Path, tensor: &str, token: usize, head: usize, width: usize, factor: f32) {
+    let file = dump.join("step-0000.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let table: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let entry = &table[tensor];
+    let row: u64 = entry["shape"].as_array().unwrap()[1..].iter().map(|n| n.as_u64().unwrap()).product();
+    let start = 8 + header + entry["data_offsets"][0].as_u64().unwrap() as usize;
+    let first = start + 4 * (token * row as usize + head * width);
+    for value in bytes[first..first + 4 * width].chunks_exact_mut(4) {
+        let scaled = factor * f32::from_le_bytes(value.try_into().unwrap());
+        value.copy_from_slice(&scaled.to_le_bytes());
+    }
+    std::fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn attention_of_a_long_recording_is_screened_where_it_is_not_computed_again() {
+    let case = Case::new("gemma3-dense");
+    let tokens: Vec<String> = (0..150).map(|i| (1 + i * 7 % 97).to_string()).collect();
+    case.report(&format!("run -m % --tokens {} --dump %own", tokens.join(",")), 2);
+    let report = case.report("audit %own -m % --checkpoint blk.*.attn_ctx", 0);
+    assert!(report["coverage"]["rows_screened"].as_u64().unwrap() > 2 * 100, "{report}");
+    // One head of one token that is in no sample, a twentieth too large.
+    let dump = parity_dump::Dump::open(&case.path("own")).unwrap();
+    let id = "blk.1.attn_ctx";
+    let width: usize = dump.get(id.parse().unwrap()).unwrap().row_shape().iter().product();
+    scaled(&case.path("own"), id, 101, 0, width / 2, 1.05);
+    let report = case.report("audit %own -m %", 1);
+    assert_eq!(first(&report).0, id, "{report}");
+    let report = case.report("audit %own -m % --audit-rows all", 1);
+    assert_eq!(first(&report).0, id, "{report}");
+    assert_eq!(report["coverage"]["rows_screened"], 0);
+}
+
+#[test]
+fn without_an_audit_nothing_but_a_tolerance_passes() {
+    let case = Case::new("gemma3-dense");
+    case.dumped("own", "");
+    case.dumped("exact", " --numerics f64");
+    for command in ["diff %own %exact -m %", "run -m % --reference %exact"] {
+        let report = case.report(&format!("{command} --no-audit"), 2);
+        assert!(report["reason"].as_str().unwrap().contains("nothing says by how much they may"), "{report}");
+        assert!(report["coverage"]["rows_audited"].is_null(), "{report}");
+        assert!(report["notes"].to_string().contains("the wiring is the model file's"), "{report}");
+        let report = case.report(&format!("{command} --no-audit --nmse 1e-6"), 0);
+        assert!(report["reason"].as_str().unwrap().contains("within the tolerance given"), "{report}");
+        let (code, text) = case.parity(&format!("{command} --no-audit --nmse 1e-18"));
+        assert_eq!(code, 1, "{text}");
+    }
+    let report = case.report("run -m % --reference %own --no-audit", 0);
+    assert!(report["reason"].as_str().unwrap().contains("equal"), "{report}");
+}
+
+#[test]
+fn a_run_that_is_refused_leaves_no_dump() {
+    let case = Case::new("gemma3-dense");
+    let (code, text) = case.parity("run -m % --tokens 1,99999999 --dump %none");
+    assert!(code == 2 && text.contains("beyond the vocabulary"), "{text}");
+    assert!(!case.path("none").exists());
+}
+
+#[test]
 fn what_the_machine_does_not_have_is_refused() {
     let case = Case::new("gemma3-dense");
     for (more, says) in [
@@ -282,5 +382,4 @@ fn what_the_machine_does_not_have_is_refused() {
     assert!(code == 2 && text.contains("beyond the vocabulary"), "{text}");
     let (code, text) = case.parity("run -m %");
     assert!(code == 2 && text.contains("there is nothing to run"), "{text}");
-    assert!(!Path::new("none").exists());
 }

@@ -152,10 +152,10 @@ fn metadata_that_does_not_fit_is_seen() {
     finds(without("qwen2.rope.freq_base"), Level::Unusual, "qwen2.rope.freq_base", "engines take 10000");
     let eps = "qwen2.attention.layer_norm_rms_epsilon";
     finds(without(eps), Level::Wrong, eps, "is missing");
-    let window = |m: &mut GgufWriter| {
-        m.metadata.push(("qwen2.attention.sliding_window".into(), Value::U32(128)));
+    let scaled = |m: &mut GgufWriter| {
+        m.metadata.push(("qwen2.rope.scaling.type".into(), Value::String("longrope".into())));
     };
-    let findings = finds(window, Level::Unusual, "architecture", "cannot be run by parity");
+    let findings = finds(scaled, Level::Unusual, "architecture", "cannot be run by parity");
     assert_eq!(findings.len(), 1);
     let other = |m: &mut GgufWriter| set(m, "general.architecture", Value::String("nonesuch".into()));
     finds(other, Level::Unusual, "architecture", "nonesuch");

@@ -12,7 +12,7 @@ fn formats(report: &Report) -> Vec<(&'static str, String)> {
         ("junit", junit::render(report).unwrap()),
         ("markdown", markdown::render(report)),
         ("github", github::render(report, "parity")),
-        ("table", table::render(report, &table::Layout::default())),
+        ("table", table::render(report, &table::Terminal::default())),
     ]
 }
 
@@ -69,7 +69,7 @@ fn cut(text: &str, from: &str, to: &str) -> String {
 fn terminals_of_any_width() {
     let report = fixture::planted(TINY, 2);
     for width in [40, 60, 80, 120, 160] {
-        let text = table::render(&report, &table::Layout { width, ..table::Layout::default() });
+        let text = table::render(&report, &table::Terminal { width, ..table::Terminal::default() });
         insta::assert_snapshot!(format!("table_{width}"), text);
         // Commands and the line for a bug report are there to be copied and are never broken.
         let copied = |line: &&str| line.starts_with("  next: ") || line.starts_with("parity ");
@@ -78,9 +78,9 @@ fn terminals_of_any_width() {
             assert!(line.chars().count() <= limit, "{width} columns: {line}");
         }
     }
-    let colored = table::render(&report, &table::Layout { color: true, ..table::Layout::default() });
+    let colored = table::render(&report, &table::Terminal { color: true, ..table::Terminal::default() });
     assert!(colored.contains("\x1b["));
-    assert!(!table::render(&report, &table::Layout::default()).contains('\x1b'));
+    assert!(!table::render(&report, &table::Terminal::default()).contains('\x1b'));
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn hostile_texts_stay_texts() {
     assert_eq!(&rows[0][26], report.checkpoints[0].evidence.as_ref().unwrap());
     let xml = junit::render(&report).unwrap();
     assert!(!xml.contains('\u{7}'), "XML has no place for control characters");
-    assert!(table::render(&report, &table::Layout::default()).contains("NaN"));
+    assert!(table::render(&report, &table::Terminal::default()).contains("NaN"));
 }
 
 #[test]

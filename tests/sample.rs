@@ -22,7 +22,7 @@ fn every_format_says_what_the_json_says() {
     assert!(csv::render(&report).unwrap() == text("report.csv"), "report.csv: {hint}");
     assert!(junit::render(&report).unwrap() == text("junit.xml"), "junit.xml: {hint}");
     assert!(markdown::render(&report) == text("summary.md"), "summary.md: {hint}");
-    assert!(table::render(&report, &table::Layout::default()) == text("table.txt"), "table.txt: {hint}");
+    assert!(table::render(&report, &table::Terminal::default()) == text("table.txt"), "table.txt: {hint}");
     // The page has pictures that the JSON does not hold; all else must agree.
     let page = html::render(&report).unwrap();
     assert!(without_data(&page) == without_data(&text("report.html")), "report.html: {hint}");

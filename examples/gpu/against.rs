@@ -11,7 +11,7 @@ use parity::engine::cpu::CpuEngine;
 use parity::engine::device::Device;
 use parity::engine::{Batch, Engine};
 use parity::foreign;
-use parity::jobs::run::{RunOptions, run};
+use parity::jobs::run::{RunOptions, on_nodes};
 use parity::model::Model;
 use parity::numerics::Numerics;
 use parity::report::{CheckpointVerdict, Report};
@@ -68,7 +68,7 @@ fn judged(model: &Model, reference: &str, numerics: &str) -> Result<Report, Box<
         audit: Some(AuditRows::All),
         ..RunOptions::default()
     };
-    Ok(run(model, &model.graph, &options, &|_, _| ())?)
+    Ok(on_nodes(model, &model.graph, &options, &|_, _| ())?)
 }
 
 /// The report in few numbers. The audit of the GPU's side is `over_bound`: 1 is what rounding explains.

@@ -1,7 +1,7 @@
 //! What llama.cpp's backends compute a node in, by type, shape and pass: the kernel that its sources choose stands first,
 //! and others of the same backend follow, since what is chosen depends on the device and on what was built.
 
-use super::{Arithmetic, Flash, Functions, HalfSums, Integers, Lanes, Narrow, Operands, Units};
+use super::{Arithmetic, Flash, Functions, HalfSums, Integers, Lanes, Narrow, Operands, Softmax, Units};
 use crate::gguf::DType;
 
 /// An arithmetic with what it is called in a report.
@@ -14,10 +14,13 @@ pub struct Hypothesis {
 }
 
 impl Hypothesis {
-    /// Whether a signed sum of outputs shows what it does not explain of a product: sums must be of decoded weights and
-    /// in f32.
+    /// Whether a signed sum of outputs shows what it does not explain: of a product sums must be of decoded weights and
+    /// in f32, of attention rows must be computed one by one, with a softmax in f32.
     pub fn is_screened(&self) -> bool {
-        matches!(self.arithmetic.operands, Operands::Exact | Operands::VecDot)
+        let Arithmetic { operands, flash, softmax, .. } = &self.arithmetic;
+        matches!(operands, Operands::Exact | Operands::VecDot)
+            && !matches!(flash, Flash::Lanes(_) | Flash::Units(_))
+            && *softmax == Softmax::F32
     }
 }
 

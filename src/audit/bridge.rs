@@ -23,7 +23,7 @@ pub fn input(
     bridged: &mut Vec<Checkpoint>,
 ) -> Result<std::result::Result<Input, Missing>> {
     let Some(node) = context.graph.node(checkpoint) else {
-        return Ok(Err(Missing(checkpoint.to_string())));
+        return Ok(Err(Missing::Tensor(checkpoint)));
     };
     if let Some(value) = output(context, node, positions, cached) {
         let unit = context.recorded_unit;
@@ -32,7 +32,7 @@ pub fn input(
     }
     let spans_attention = matches!(node.op, Op::Attention(_) | Op::Softmax(_) | Op::Context(_));
     if spans_attention || bridged.len() >= BRIDGED_MAX {
-        return Ok(Err(Missing(format!("{checkpoint} at {}", spell(positions)))));
+        return Ok(Err(Missing::Rows(checkpoint, spell(positions))));
     }
     bridged.push(checkpoint);
     let mut inputs = Vec::with_capacity(node.inputs.len());
@@ -47,7 +47,7 @@ pub fn input(
     let Some(tokens) =
         positions.iter().map(|&p| context.recording.tokens().get(p as usize).copied()).collect()
     else {
-        return Ok(Err(Missing("the token of each row".to_owned())));
+        return Ok(Err(Missing::Tokens));
     };
     let case = Case {
         node: node.clone(),
@@ -60,7 +60,7 @@ pub fn input(
     };
     let exact = judge::explain(context, &case)?.into_iter().next();
     let input = exact.map(|e| Input { value: e.exact, bound: Some(e.bound), independent: false });
-    Ok(input.ok_or(Missing(checkpoint.to_string())))
+    Ok(input.ok_or(Missing::Tensor(checkpoint)))
 }
 
 /// What a bound of the inputs becomes at the output of an op but for matmuls and whole attention, to first order.

@@ -1,6 +1,7 @@
 //! One node with what a recording holds of its inputs and output: what an audit judges, and what a diagnosis
 //! tries faults on.
 
+use std::fmt;
 use std::ops::Range;
 
 use super::bridge;
@@ -71,7 +72,40 @@ pub struct Input {
 
 /// Why a node cannot be judged: what would be needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missing(pub String);
+pub enum Missing {
+    /// A tensor.
+    Tensor(Checkpoint),
+    /// A tensor's rows at these positions.
+    Rows(Checkpoint, String),
+    /// Rows of the node itself.
+    Own(Checkpoint),
+    /// The token of each row.
+    Tokens,
+    /// Anything that was found of it.
+    Explanation,
+}
+
+impl Missing {
+    /// The tensor whose recording would help.
+    pub fn tensor(&self) -> Option<Checkpoint> {
+        match self {
+            Missing::Tensor(id) | Missing::Rows(id, _) => Some(*id),
+            Missing::Own(_) | Missing::Tokens | Missing::Explanation => None,
+        }
+    }
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Missing::Tensor(id) => write!(f, "{id}"),
+            Missing::Rows(id, positions) => write!(f, "{id} at {positions}"),
+            Missing::Own(id) => write!(f, "rows of {id}"),
+            Missing::Tokens => f.write_str("the token of each row"),
+            Missing::Explanation => f.write_str("an explanation"),
+        }
+    }
+}
 
 impl Case {
     /// The rows, for an op.
@@ -115,12 +149,12 @@ pub fn gather(
 ) -> Result<std::result::Result<Case, Missing>> {
     let tokens = context.recording.tokens();
     let Some(tokens) = positions.iter().map(|&p| tokens.get(p as usize).copied()).collect() else {
-        return Ok(Err(Missing("the token of each row".to_owned())));
+        return Ok(Err(Missing::Tokens));
     };
     let recording = context.recording;
     let cached = positions.iter().max().map_or(0, |&last| last + 1);
     let Some(recorded) = output(context, node, positions, cached) else {
-        return Ok(Err(Missing(format!("rows of {}", node.checkpoint))));
+        return Ok(Err(Missing::Own(node.checkpoint)));
     };
     let mut case = Case {
         node: node.clone(),

@@ -267,7 +267,7 @@ fn audit_node(sides: &[Side<'_>], gguf: &Gguf, checkpoint: Checkpoint) -> Result
         let Some((case, (explained, plain))) = case.zip(explained) else { continue };
         let row_shape = row_shape(side, &case);
         let node = local::judge(&case, &explained, plain.as_ref(), &row_shape);
-        *found = Some(node.ok_or_else(|| Missing("an explanation".to_owned())));
+        *found = Some(node.ok_or(Missing::Explanation));
         let plain = plain.or_else(|| explained.into_iter().next().map(|first| first.exact));
         exact.extend(plain.map(|plain| Exact { case, plain }));
     }

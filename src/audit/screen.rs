@@ -34,7 +34,7 @@ pub const SEEN: f32 = 1.0 / 1024.0;
 /// The same in roundings of a producer that stores less than f32.
 pub const SEEN_ROUNDINGS: f32 = 16.0;
 /// Tokens up to which attention is computed again in full: its cost grows with their square.
-const ATTENTION_MAX: usize = 128;
+pub const ATTENTION_MAX: usize = 128;
 
 /// What a screening saw.
 #[derive(Clone, Debug, Default, PartialEq)]

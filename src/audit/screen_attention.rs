@@ -17,7 +17,7 @@ use crate::numerics::Storage;
 use crate::tensor::Matrix;
 
 /// Tokens up to which every head of a row is looked at; of longer texts as many fewer, in turn from row to row.
-const ALL_HEADS_MAX: usize = 512;
+pub const ALL_HEADS_MAX: usize = 512;
 
 /// Screens `rows` of a fused attention.
 pub fn screen(context: &Context<'_>, node: &Node, op: &Attention, rows: &[u32]) -> Screened {

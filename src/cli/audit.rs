@@ -7,15 +7,12 @@ use super::progress::Progress;
 use super::shared::{self, ForeignArgs, ModelArgs, SelectArgs};
 use super::{Outcome, exit_code};
 use crate::audit::AuditRows;
-use crate::dump::Recording;
-use crate::jobs::audit::{Options, audit};
-use crate::model::Model;
+use crate::jobs::audit::{Options, audit, self_test};
+use crate::model::file::ModelFile;
 use crate::numerics::Numerics;
-use crate::recorded::{self, Foreign};
 use crate::references;
 use crate::report::{self, Verdict};
-use crate::select::Selection;
-use crate::sensitivity;
+use parity_dump::Dump;
 
 /// Flags of `parity audit`.
 #[derive(clap::Args)]
@@ -56,45 +53,22 @@ pub fn main(args: &Args) -> Outcome {
         Some(path) => path,
         None => references::model_of(&args.dump, &recording.manifest().model)?,
     };
-    let order = recorded::settle(&mut recording, &path)?;
-    let selection = args.select.selection()?;
-    if args.self_test {
-        let model = Model::open(&path)?;
-        model.refuse_other(&args.dump, &recording.manifest().model)?;
-        return self_test(args, &recording, &model, &selection);
-    }
-    let model = match recorded::open(&path, &[&recording])? {
-        Ok(model) => model,
-        Err(foreign) => {
-            let mut report = recorded::audit(&recording, &foreign, &selection, args.select.allow_missing)?;
-            report.notes.extend(order);
-            recorded::weigh(&mut report, &recording, None)?;
-            return args.output.deliver(folder, report);
-        }
+    let file = ModelFile::open(&path)?;
+    let options = Options {
+        selection: args.select.selection()?,
+        rows: args.audit_rows,
+        allow_missing: args.select.allow_missing,
     };
-    let allow_missing = args.select.allow_missing;
-    let options = Options { selection: selection.clone(), rows: args.audit_rows, allow_missing };
-    let report = audit(&recording, &model, &options)?;
-    let mut report = recorded::explained(report, || {
-        recorded::audit(&recording, &Foreign::of_file(&path)?, &selection, allow_missing)
-    });
-    report.notes.extend(order);
-    recorded::weigh(&mut report, &recording, Some(&model))?;
-    args.output.deliver(folder, report)
+    match args.self_test {
+        true => sensitivity(args, &mut recording, &file, &options),
+        false => args.output.deliver(folder, audit(&mut recording, &file, &options)?),
+    }
 }
 
 /// What the audit can see.
-fn self_test(args: &Args, recording: &dyn Recording, model: &Model, selection: &Selection) -> Outcome {
-    let n_layers = model.config.dims.layers;
-    let positions = args.audit_rows.positions(&recording.manifest().steps);
+fn sensitivity(args: &Args, recording: &mut Dump, file: &ModelFile, options: &Options) -> Outcome {
     let progress = Progress::new("injecting");
-    let found = sensitivity::measure(
-        recording,
-        model,
-        &positions,
-        &|checkpoint| selection.wants(checkpoint, n_layers),
-        &|done, all| progress.set(done, all),
-    )?;
+    let found = self_test(recording, file, options, &|done, all| progress.set(done, all))?;
     drop(progress);
     let nothing = found.nodes.iter().all(|node| node.undecided.is_some());
     args.output.show(&found, |layout| report::sensitivity::render(&found, layout))?;

@@ -9,7 +9,7 @@ use super::output::print;
 use super::shared::Format;
 use super::{Outcome, shared};
 use crate::engine::device::Device;
-use crate::jobs::bench::{Bench, Options, Row, Speed, bench};
+use crate::jobs::bench::{Bench, BenchRow, Options, Speed, bench};
 use crate::numerics::Numerics;
 use crate::report::files::Folder;
 use crate::report::json;
@@ -53,9 +53,10 @@ pub struct Args {
 pub fn main(args: &Args) -> Outcome {
     shared::set_threads(args.threads)?;
     let folder = args.report.as_deref().map(Folder::create).transpose()?;
-    let model = shared::model(args.model.as_ref())?;
+    let file = shared::model_file(args.model.as_deref())?;
+    let model = file.nodes()?;
     let found = bench(
-        &model,
+        model,
         &Options {
             device: args.device.clone(),
             numerics: args.numerics,
@@ -122,7 +123,7 @@ const MARGIN: f64 = 56.0;
 
 /// Decode speed against the positions before it, as SVG.
 fn plot(found: &Bench) -> String {
-    let mut rows: Vec<&Row> = found.rows.iter().filter(|row| row.what == "decode").collect();
+    let mut rows: Vec<&BenchRow> = found.rows.iter().filter(|row| row.what == "decode").collect();
     rows.sort_by_key(|row| row.tokens);
     let most = rows.iter().map(|row| row.untraced.max.max(row.traced.max)).fold(1.0, f64::max);
     let last = rows.last().map_or(1, |row| row.tokens).max(1) as f64;
@@ -135,7 +136,7 @@ fn plot(found: &Bench) -> String {
         escaped(&found.model),
         escaped(&found.numerics)
     );
-    type Line = (&'static str, &'static str, fn(&Row) -> f64);
+    type Line = (&'static str, &'static str, fn(&BenchRow) -> f64);
     let lines: [Line; 2] = [
         ("untraced", "#1f5fbf", |row| row.untraced.median),
         ("every checkpoint", "#bf5f1f", |row| row.traced.median),

@@ -7,9 +7,8 @@ use super::output::OutputArgs;
 use super::shared::{self, AuditArgs, ForeignArgs, ModelArgs, SelectArgs, ToleranceArgs};
 use crate::foreign;
 use crate::jobs::diff::{Options, diff};
+use crate::model::file::ModelFile;
 use crate::numerics::Numerics;
-use crate::record::import::is_partial;
-use crate::recorded::{self, Foreign};
 
 /// Flags of `parity diff`.
 #[derive(clap::Args)]
@@ -50,25 +49,7 @@ pub fn main(args: &Args) -> Outcome {
     let (ours, theirs) = if turned { (&untold, &told) } else { (&told, &untold) };
     let mut candidate = shared::open_declared(&args.candidate, ours, args.numerics)?;
     let mut reference = shared::open_declared(&args.reference, theirs, args.reference_numerics)?;
-    let mut orders: Vec<String> = Vec::new();
-    for (side, dump) in [("candidate", &mut candidate), ("reference", &mut reference)] {
-        let order = path.as_deref().map(|path| recorded::settle(dump, path)).transpose()?.flatten();
-        orders.extend(order.map(|order| format!("{side}: {order}")));
-    }
-    let opened = path.as_deref().map(|path| recorded::open(path, &[&candidate, &reference])).transpose()?;
-    let model = match opened {
-        Some(Err(foreign)) => {
-            let sides = recorded::Sides { candidate: &candidate, reference: &reference };
-            let (selection, tolerances) = (args.select.selection()?, args.tolerance.tolerances()?);
-            let mut report =
-                recorded::diff(&sides, &foreign, &selection, &tolerances, args.select.allow_missing)?;
-            report.notes.extend(orders);
-            recorded::weigh(&mut report, &candidate, None)?;
-            return args.output.deliver(folder, report);
-        }
-        Some(Ok(model)) => Some(model),
-        None => None,
-    };
+    let file = path.as_deref().map(ModelFile::open).transpose()?;
     let options = Options {
         selection: args.select.selection()?,
         tolerances: args.tolerance.tolerances()?,
@@ -76,15 +57,5 @@ pub fn main(args: &Args) -> Outcome {
         pictures: folder.is_some(),
         audit: args.audit.rows(),
     };
-    let mut report = diff(&candidate, &reference, model.as_ref(), &options)?;
-    if let Some(path) = path.filter(|_| options.audit.is_some() && !is_partial(&reference)) {
-        report = recorded::explained(report, || {
-            let sides = recorded::Sides { candidate: &candidate, reference: &reference };
-            let Options { selection, tolerances, allow_missing, .. } = &options;
-            recorded::diff(&sides, &Foreign::of_file(&path)?, selection, tolerances, *allow_missing)
-        });
-    }
-    report.notes.extend(orders);
-    recorded::weigh(&mut report, &candidate, model.as_ref())?;
-    args.output.deliver(folder, report)
+    args.output.deliver(folder, diff(&mut candidate, &mut reference, file.as_ref(), &options)?)
 }

@@ -26,11 +26,11 @@ pub struct Args {
     of: Option<PathBuf>,
     /// What standard output carries
     #[arg(long, value_enum, default_value_t)]
-    format: Format,
+    format: CatalogueFormat,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
-enum Format {
+enum CatalogueFormat {
     /// For people
     #[default]
     Table,
@@ -129,13 +129,13 @@ fn of_recording(path: &Path, wanted: &str) -> Result<String> {
     Ok(out)
 }
 
-fn render(entries: &[Entry], format: Format) -> Result<String> {
+fn render(entries: &[Entry], format: CatalogueFormat) -> Result<String> {
     Ok(match format {
-        Format::Json => {
+        CatalogueFormat::Json => {
             let text = serde_json::to_string_pretty(&entries);
             text.map_err(|e| Error::new("faults", format!("cannot be written as JSON: {e}")))? + "\n"
         }
-        Format::Markdown => {
+        CatalogueFormat::Markdown => {
             let row = |e: &Entry| {
                 format!(
                     "| `{}` | {} | {} | {} | {} |\n",
@@ -151,7 +151,7 @@ fn render(entries: &[Entry], format: Format) -> Result<String> {
                 "| fault | what goes wrong | where people make it | fix | nodes |\n| --- | --- | --- | --- | --- |\n{rows}"
             )
         }
-        Format::Table => table(entries),
+        CatalogueFormat::Table => table(entries),
     })
 }
 

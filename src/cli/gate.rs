@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::gate::baseline::Baseline;
 use crate::gate::execute::Engine;
 use crate::gate::judge::Against;
-use crate::gate::schedule::{self, Plan, Shard};
+use crate::gate::schedule::{self, Pace, Shard};
 use crate::gate::suite::Suite;
 use crate::gate::{CaseResult, GateReport, ProblemKind, Status, merge, read, render};
 use crate::report::files::{Folder, timestamp};
@@ -117,7 +117,7 @@ fn run(args: &Args, path: &Path) -> Outcome {
         }
     };
     let against = Against { today, baseline: baseline.as_ref(), accepting: args.accept };
-    let plan = Plan { shard: args.shard, jobs: args.jobs, retries: args.retries, pictures: folder.is_some() };
+    let plan = Pace { shard: args.shard, jobs: args.jobs, retries: args.retries, pictures: folder.is_some() };
     let mut report = schedule::run(&suite, &Engine::default(), &against, &plan, &watch);
     drop(progress);
     report.created = Some(now.clone());

@@ -41,7 +41,7 @@ pub struct Args {
 
     /// How to print it
     #[arg(long, value_enum, default_value_t)]
-    format: Format,
+    format: InspectionFormat,
 
     /// Print nothing but the values of one tensor, as little-endian f32
     #[arg(long, value_name = "TENSOR", hide = true)]
@@ -50,7 +50,7 @@ pub struct Args {
 
 /// How an inspection is printed.
 #[derive(Clone, Copy, Default, clap::ValueEnum)]
-enum Format {
+enum InspectionFormat {
     /// For people
     #[default]
     Table,
@@ -75,13 +75,13 @@ pub fn main(args: &Args) -> Outcome {
 
 /// The weights of a model against those that it was converted from.
 fn weights(args: &Args, folder: &Path) -> Outcome {
-    if matches!(args.format, Format::Dot) {
+    if matches!(args.format, InspectionFormat::Dot) {
         return Err(Error::new("--format dot", "is of recordings").expected("table or json with --against"));
     }
     let found = compare(&args.file, folder)?;
     print(&match args.format {
-        Format::Json => json::render(&found)?,
-        Format::Table | Format::Dot => found.to_text(args.all),
+        InspectionFormat::Json => json::render(&found)?,
+        InspectionFormat::Table | InspectionFormat::Dot => found.to_text(args.all),
     })?;
     Ok(exit_code(match (found.differs(), found.is_open()) {
         (true, _) => Verdict::Divergence,
@@ -108,14 +108,14 @@ fn text(args: &Args) -> Result<String> {
         }
     }
     match args.format {
-        Format::Dot => {
+        InspectionFormat::Dot => {
             let dump = recording(&mut inspection, &args.file, "--format dot")?;
             dump.graphs.first().map(dot).ok_or_else(|| {
                 Error::file(&args.file, "brings no graph").hint("record it again with this parity's tap")
             })
         }
-        Format::Table => Ok(inspection.to_text(args.all)),
-        Format::Json => match serde_json::to_string_pretty(&inspection) {
+        InspectionFormat::Table => Ok(inspection.to_text(args.all)),
+        InspectionFormat::Json => match serde_json::to_string_pretty(&inspection) {
             Ok(json) => Ok(json + "\n"),
             Err(error) => Err(Error::file(&args.file, format!("cannot be put into JSON: {error}"))),
         },

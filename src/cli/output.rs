@@ -11,7 +11,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::references::quoted;
 use crate::report::files::{Folder, timestamp};
-use crate::report::table::Layout;
+use crate::report::table::Terminal;
 use crate::report::{Report, github, json, markdown, table};
 use crate::text::{tell, without_commands};
 
@@ -20,14 +20,14 @@ use crate::text::{tell, without_commands};
 pub struct OutputArgs {
     /// What standard output carries
     #[arg(long, value_enum, default_value_t)]
-    format: Format,
+    format: ReportFormat,
     /// Folder for the report in every format: JSON, CSV, HTML, JUnit, Markdown
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
-enum Format {
+enum ReportFormat {
     /// For people
     #[default]
     Table,
@@ -58,9 +58,9 @@ impl OutputArgs {
             tell(github::render(&report, "parity").trim_end());
         }
         let text = match self.format {
-            Format::Table => table::render(&report, &Layout::of_stdout()),
-            Format::Json => json::render(&report)?,
-            Format::Markdown => markdown::render(&report),
+            ReportFormat::Table => table::render(&report, &Terminal::of_stdout()),
+            ReportFormat::Json => json::render(&report)?,
+            ReportFormat::Markdown => markdown::render(&report),
         };
         print(&text)?;
         Ok(exit_code(report.verdict))
@@ -69,10 +69,10 @@ impl OutputArgs {
 
 impl OutputArgs {
     /// Shows what is no report of a comparison: as `text`, or as it is for programs.
-    pub fn show(&self, value: &impl Serialize, text: impl FnOnce(&Layout) -> String) -> Result<()> {
+    pub fn show(&self, value: &impl Serialize, text: impl FnOnce(&Terminal) -> String) -> Result<()> {
         print(&match self.format {
-            Format::Json => json::render(value)?,
-            Format::Table | Format::Markdown => text(&Layout::of_stdout()),
+            ReportFormat::Json => json::render(value)?,
+            ReportFormat::Table | ReportFormat::Markdown => text(&Terminal::of_stdout()),
         })
     }
 }

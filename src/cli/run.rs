@@ -8,13 +8,9 @@ use super::progress::Progress;
 use super::shared::{self, AuditArgs, ModelArgs, SelectArgs, ToleranceArgs};
 use crate::engine::device::Device;
 use crate::error::Result;
-use crate::faults::inject::{self, Spec};
 use crate::gguf::Gguf;
-use crate::jobs::machine;
 use crate::jobs::run::{RunOptions, run};
 use crate::numerics::Numerics;
-use crate::recorded::Foreign;
-use crate::report::Report;
 use crate::tokenizer::Tokenizer;
 
 /// Flags of `parity run`.
@@ -113,7 +109,12 @@ pub fn main(args: &Args) -> Outcome {
     if let Some(dir) = &args.dump {
         shared::room_for_a_dump("--dump", dir, args.force)?;
     }
-    let mut options = RunOptions {
+    let path = args.model.path()?;
+    let file = shared::model_file(path.as_deref())?;
+    let (prompt, tokens) = args.prompt.read(file.gguf())?;
+    let options = RunOptions {
+        prompt,
+        tokens,
         n_predict: args.n_predict,
         reference: args.reference.clone(),
         dump: args.dump.clone(),
@@ -126,34 +127,10 @@ pub fn main(args: &Args) -> Outcome {
         pictures: folder.is_some(),
         isolated: args.isolate,
         audit: args.audit.rows(),
-        ..RunOptions::default()
+        inject: args.inject.iter().map(|text| text.parse()).collect::<Result<_>>()?,
     };
-    let path = args.model.path()?;
-    let model = match shared::model(path.as_ref()) {
-        Ok(model) => model,
-        Err(refused) => {
-            let Some(path) = path else { return Err(refused) };
-            let foreign = Foreign::of_refused(&path, args.reference.as_deref(), refused)?;
-            return args.output.deliver(folder, on_its_graph(args, &foreign, options)?);
-        }
-    };
-    (options.prompt, options.tokens) = args.prompt.read(&model.gguf)?;
-    let mut graph = model.graph.clone();
-    let specs = args.inject.iter().map(|text| text.parse()).collect::<Result<Vec<Spec>>>()?;
-    let planted = inject::plant(&mut graph, &specs, &model)?;
     let progress = Progress::new("running");
-    let mut report = run(&model, &graph, &options, &|done, all| progress.set(done, all))?;
+    let report = run(&file, &options, &|done, all| progress.set(done, all))?;
     drop(progress);
-    for fault in planted {
-        report.notes.push(format!("{} was injected: {}", fault.fault, fault.sentence));
-    }
     args.output.deliver(folder, report)
-}
-
-/// Runs a graph op by op, where parity has no nodes of its own for the model.
-fn on_its_graph(args: &Args, foreign: &Foreign, mut options: RunOptions) -> Result<Report> {
-    (options.prompt, options.tokens) = args.prompt.read(&foreign.gguf)?;
-    let mistakes = args.inject.iter().map(|text| text.parse()).collect::<Result<Vec<_>>>()?;
-    let progress = Progress::new("running");
-    machine::run(foreign, &mistakes, &options, &|done, all| progress.set(done, all))
 }

@@ -12,7 +12,7 @@ use crate::compare::{Tolerance, Tolerances};
 use crate::error::{Error, Result};
 use crate::foreign;
 use crate::hub;
-use crate::model::Model;
+use crate::model::file::ModelFile;
 use crate::numerics::Numerics;
 use crate::references;
 use crate::select::{Layers, Selection};
@@ -148,10 +148,10 @@ impl AuditArgs {
 }
 
 /// Opens the model that was named, or the one that ships with parity.
-pub fn model(path: Option<&PathBuf>) -> Result<Model> {
+pub fn model_file(path: Option<&Path>) -> Result<ModelFile> {
     match path {
-        Some(path) => Model::open(path),
-        None => Model::open(&references::default_model()?),
+        Some(path) => ModelFile::open(path),
+        None => ModelFile::open(&references::default_model()?),
     }
 }
 

@@ -9,11 +9,11 @@ const TOP_K: usize = 10;
 /// Sums over the rows of candidate logits a and reference logits b, each (V,).
 #[derive(Clone, Debug, Default)]
 pub struct TokenSums {
-    rows: Vec<Row>,
+    rows: Vec<LogitRow>,
 }
 
 #[derive(Clone, Debug)]
-struct Row {
+struct LogitRow {
     position: u32,
     kl: f64,
     top_overlap: usize,
@@ -36,7 +36,7 @@ impl TokenSums {
             reference: f64::from(b[token]),
         });
         let top_overlap = top_a.iter().filter(|token| top_b.contains(token)).count();
-        self.rows.push(Row { position, kl: divergence(b, a), top_overlap, flip, top: top.collect() });
+        self.rows.push(LogitRow { position, kl: divergence(b, a), top_overlap, flip, top: top.collect() });
     }
 
     /// Adds the rows of another part of the same pair.

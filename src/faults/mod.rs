@@ -12,6 +12,7 @@ use crate::model::graph::{Node, Rope};
 pub mod catalogue;
 pub mod diagnose;
 pub mod inject;
+pub mod mistake;
 pub mod planted;
 mod precision;
 pub mod rewritten;

@@ -215,9 +215,3 @@ pub fn names_not_understood(dump: &Dump, side: &str) -> Vec<String> {
     });
     dump.notes().iter().map(|note| format!("the {side}: {note}")).chain(unknown).collect()
 }
-
-/// [`names_not_understood`] of the two sides of a comparison.
-pub fn names_of_both(candidate: &Dump, reference: &Dump) -> Vec<String> {
-    let both = [(candidate, "candidate"), (reference, "reference")];
-    both.into_iter().flat_map(|(dump, side)| names_not_understood(dump, side)).collect()
-}

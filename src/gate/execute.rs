@@ -9,11 +9,10 @@ use super::suite::{Case, Input};
 use crate::audit::AuditRows;
 use crate::engine::device;
 use crate::error::{Error, Result};
-use crate::faults::inject;
 use crate::foreign;
 use crate::jobs::run::{RunOptions, run};
 use crate::jobs::{audit, diff};
-use crate::model::Model;
+use crate::model::file::ModelFile;
 use crate::references;
 use crate::report::Report;
 use crate::tokenizer::Tokenizer;
@@ -44,7 +43,7 @@ impl<F: Fn(&Case) -> Attempt + Sync> Execute for F {
 type Shared = Arc<OnceLock<Result<Arc<Opened>>>>;
 
 struct Opened {
-    model: Model,
+    file: ModelFile,
     /// Built by the first case with a text.
     tokenizer: OnceLock<Result<Tokenizer>>,
 }
@@ -84,15 +83,11 @@ impl Engine {
             return Ok(Attempt::Missing(ProblemKind::SkippedDevice, format!("there is no {}", case.device)));
         }
         let opened = self.open(path)?;
-        let model = &opened.model;
-        if let Some(dump) = &case.dump {
-            let report = judge_dump(case, dump, model, pictures)?;
-            return Ok(Attempt::Report(Box::new(report)));
-        }
-        let mut graph = model.graph.clone();
-        inject::plant(&mut graph, &case.inject, model)?;
-        let options = options(case, &opened, pictures)?;
-        run(model, &graph, &options, &|_, _| {}).map(|report| Attempt::Report(Box::new(report)))
+        let report = match &case.dump {
+            Some(dump) => judge_dump(case, dump, &opened.file, pictures)?,
+            None => run(&opened.file, &options(case, &opened, pictures)?, &|_, _| {})?,
+        };
+        Ok(Attempt::Report(Box::new(report)))
     }
 
     /// The model of this file, opened once however many cases ask for it.
@@ -101,24 +96,25 @@ impl Engine {
             let mut models = self.models.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             models.entry(path.clone()).or_default().clone()
         };
-        let open = || Model::open(&path).map(|model| Arc::new(Opened { model, tokenizer: OnceLock::new() }));
+        let open =
+            || ModelFile::open(&path).map(|file| Arc::new(Opened { file, tokenizer: OnceLock::new() }));
         shared.get_or_init(open).clone()
     }
 }
 
 /// Compares a dump with the case's reference, or audits it by itself.
-fn judge_dump(case: &Case, path: &Path, model: &Model, pictures: bool) -> Result<Report> {
+fn judge_dump(case: &Case, path: &Path, file: &ModelFile, pictures: bool) -> Result<Report> {
     let of_model =
-        foreign::Options { model: Some(model.gguf.path().to_owned()), ..foreign::Options::default() };
-    let dump = foreign::open(path, &of_model)?;
+        foreign::Options { model: Some(file.gguf().path().to_owned()), ..foreign::Options::default() };
+    let mut dump = foreign::open(path, &of_model)?;
     let (selection, rows) = (case.selection.clone(), AuditRows::default());
     let allow_missing = case.allow.contains(&ProblemKind::MissingCheckpoints);
     let Some(reference) = &case.reference else {
-        return audit::audit(&dump, model, &audit::Options { selection, rows, allow_missing });
+        return audit::audit(&mut dump, file, &audit::Options { selection, rows, allow_missing });
     };
     let tolerances = case.tolerances.clone();
     let how = diff::Options { selection, tolerances, allow_missing, pictures, audit: Some(rows) };
-    diff::diff(&dump, &foreign::open(reference, &of_model)?, Some(model), &how)
+    diff::diff(&mut dump, &mut foreign::open(reference, &of_model)?, Some(file), &how)
 }
 
 /// What is not there, and where the suite's models are looked for.
@@ -136,7 +132,7 @@ fn options(case: &Case, opened: &Opened, pictures: bool) -> Result<RunOptions> {
         Input::Reference => (None, Vec::new()),
         Input::Tokens(tokens) => (None, tokens.to_vec()),
         Input::Prompt(text) => {
-            let build = || Tokenizer::from_gguf(&opened.model.gguf);
+            let build = || Tokenizer::from_gguf(opened.file.gguf());
             let tokenizer = opened.tokenizer.get_or_init(build).as_ref().map_err(Error::clone)?;
             (Some(text.to_string()), tokenizer.encode(&**text)?)
         }
@@ -154,6 +150,7 @@ fn options(case: &Case, opened: &Opened, pictures: bool) -> Result<RunOptions> {
         allow_missing: case.allow.contains(&ProblemKind::MissingCheckpoints),
         pictures,
         audit: Some(AuditRows::default()),
+        inject: case.inject.clone(),
         ..RunOptions::default()
     })
 }

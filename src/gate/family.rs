@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::suite::{Case, Input};
 use crate::engine::device::Device;
-use crate::faults::inject::Spec;
+use crate::faults::mistake::Mistake;
 use crate::numerics::Numerics;
 
 /// Stands in `fault` for the name of the fault that the case injects.
@@ -28,7 +28,7 @@ pub(super) enum Setting {
     Device(Device),
     Numerics(Numerics),
     Chunk(usize),
-    Inject(Spec),
+    Inject(Mistake),
 }
 
 impl Setting {
@@ -39,11 +39,11 @@ impl Setting {
             Setting::Device(device) => case.device = device.clone(),
             Setting::Numerics(numerics) => case.numerics = *numerics,
             Setting::Chunk(chunk) => case.chunk = Some(*chunk),
-            Setting::Inject(spec) => {
+            Setting::Inject(mistake) => {
                 if case.expect.fault.as_deref().is_some_and(|fault| AS_INJECTED.contains(&fault)) {
-                    case.expect.fault = Some(spec.fault.clone());
+                    case.expect.fault = Some(mistake.fault().to_owned());
                 }
-                case.inject = vec![spec.clone()];
+                case.inject = vec![mistake.clone()];
             }
         }
     }

@@ -44,7 +44,7 @@ impl Shard {
 
 /// How to run a suite.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Plan {
+pub struct Pace {
     /// The part; all where absent.
     pub shard: Option<Shard>,
     /// Cases at a time; at least one.
@@ -63,7 +63,7 @@ pub fn run(
     suite: &Suite,
     executor: &dyn Execute,
     against: &Against<'_>,
-    plan: &Plan,
+    plan: &Pace,
     watch: Watch<'_>,
 ) -> GateReport {
     let mine = |index: &usize| plan.shard.is_none_or(|shard| shard.has(*index));
@@ -101,7 +101,7 @@ fn run_case(
     case: &Case,
     executor: &dyn Execute,
     against: &Against<'_>,
-    plan: &Plan,
+    plan: &Pace,
     watch: Watch<'_>,
 ) -> CaseResult {
     let tries = 1 + case.retries.max(plan.retries);

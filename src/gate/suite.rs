@@ -13,7 +13,7 @@ use crate::checkpoint::Checkpoint;
 use crate::compare::Tolerances;
 use crate::engine::device::Device;
 use crate::error::{Error, Result};
-use crate::faults::inject::Spec;
+use crate::faults::mistake::Mistake;
 use crate::files;
 use crate::numerics::Numerics;
 use crate::report::Verdict;
@@ -61,7 +61,7 @@ pub struct Case {
     /// Tolerances of the case.
     pub tolerances: Tolerances,
     /// Faults to plant.
-    pub inject: Vec<Spec>,
+    pub inject: Vec<Mistake>,
     /// What is to come of it.
     pub expect: Expect,
     /// What may differ.

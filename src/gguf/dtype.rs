@@ -45,7 +45,7 @@ pub enum DType {
 }
 
 /// One line of the table of types.
-struct Row {
+struct TypeRow {
     dtype: DType,
     /// `enum ggml_type` in ggml.h.
     number: u32,
@@ -56,12 +56,12 @@ struct Row {
 
 macro_rules! table {
     ($($dtype:ident = $number:literal, $len:literal values in $bytes:literal bytes;)*) => {
-        [$(Row { dtype: DType::$dtype, number: $number, name: stringify!($dtype), block: ($len, $bytes) }),*]
+        [$(TypeRow { dtype: DType::$dtype, number: $number, name: stringify!($dtype), block: ($len, $bytes) }),*]
     };
 }
 
 /// In the order of the enum.
-const TABLE: [Row; 35] = table! {
+const TABLE: [TypeRow; 35] = table! {
     F32 = 0, 1 values in 4 bytes;
     F16 = 1, 1 values in 2 bytes;
     Q4_0 = 2, 32 values in 18 bytes;

@@ -34,7 +34,8 @@ pub fn all(
         && !tensors.is_empty()
         && !findings.iter().any(|finding| finding.level == Level::Wrong)
     {
-        findings.push(Finding::unusual("architecture", format!("cannot be run by parity: {refused}")));
+        let text = format!("cannot be run by parity but on a recording's graph: {refused}");
+        findings.push(Finding::unusual("architecture", text));
     }
     findings
 }

@@ -39,8 +39,8 @@ const fn own(architecture: Architecture) -> &'static [&'static str] {
 
 /// The architecture, where it is one that parity runs, and its name.
 fn architecture(gguf: &Gguf) -> Option<(Architecture, &'static str)> {
-    let name = gguf.str("general.architecture").ok().flatten();
-    Architecture::ALL.iter().find(|(_, known)| Some(*known) == name).copied()
+    let architecture = gguf.str("general.architecture").ok().flatten().and_then(Architecture::of)?;
+    Some((architecture, architecture.name()))
 }
 
 /// Tensors that every layer has, without layer; none where the architecture is another.

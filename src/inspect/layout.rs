@@ -16,14 +16,14 @@ const SPREAD_OF_CHANCE: f64 = 2.0 * 1.4;
 
 /// Spread of the column means in units of what chance gives: σ/sqrt(rows).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Layout {
+pub struct Spread {
     /// Columns as the shape says: w[r, c] = buffer[r·C + c].
     pub as_stored: f64,
     /// Columns as in a transposed buffer: w[r, c] = buffer[c·R + r].
     pub transposed: f64,
 }
 
-impl Layout {
+impl Spread {
     /// `Some(true)` where the values lie in the order of the transposed table, `None` where the values
     /// do not say.
     pub fn is_transposed(&self) -> Option<bool> {
@@ -45,7 +45,7 @@ struct Sums {
 }
 
 /// Measures a table (R, C) of a decodable type; `None` where it is too small or holds NaN.
-pub fn measure(tensor: TensorRef<'_>) -> Option<Layout> {
+pub fn measure(tensor: TensorRef<'_>) -> Option<Spread> {
     let (rows, cols) = (tensor.rows(), tensor.cols());
     if rows < 2 || cols < 2 {
         return None;
@@ -85,6 +85,6 @@ pub fn measure(tensor: TensorRef<'_>) -> Option<Layout> {
         let squares = columns.iter().map(|sum| (sum / rows as f64 - mean).powi(2)).sum::<f64>();
         (squares / columns.len() as f64).sqrt() / by_chance
     };
-    let layout = Layout { as_stored: spread(&sums.as_stored), transposed: spread(&sums.transposed) };
+    let layout = Spread { as_stored: spread(&sums.as_stored), transposed: spread(&sums.transposed) };
     (layout.as_stored.is_finite() && layout.transposed.is_finite()).then_some(layout)
 }

@@ -7,12 +7,12 @@ use serde::Serialize;
 
 use super::Finding;
 use super::checks;
-use super::layout::{self, Layout};
+use super::layout::{self, Spread};
 use super::stats::{self, Stats};
 use crate::error::Result;
 use crate::gguf::{Array, DType, Gguf, Value};
-use crate::model::Model;
-use crate::model::config::Architecture;
+use crate::model::builders::{self, Cache, Shape};
+use crate::model::file::ModelFile;
 use crate::model::graph::Pairing;
 
 /// What a GGUF model holds.
@@ -51,7 +51,7 @@ pub struct Glance {
     /// Whether the rows of the embedding table are not tokens; `None` where neither shape nor values say.
     pub embedding_transposed: Option<bool>,
     /// What the values say about it.
-    pub embedding_layout: Option<Layout>,
+    pub embedding_layout: Option<Spread>,
     /// Whether the logits use the embedding table.
     pub tied: Option<bool>,
     /// Tensors with a bias, without layer, e.g. `attn_q`.
@@ -142,11 +142,11 @@ pub struct TensorReport {
 
 /// Opens a model and reads everything, every value included.
 pub fn inspect(path: &Path) -> Result<ModelInspection> {
-    let (gguf, refused) = match Model::from_gguf(Gguf::open(path)?) {
-        Ok(model) => (model.gguf, None),
-        Err(error) => (Gguf::open(path)?, Some(error.to_string())),
-    };
-    Ok(report(&gguf, refused))
+    let file = ModelFile::open(path)?;
+    // What the engines have no nodes for may still be executed op by op, on a graph that is built.
+    let built = || builders::build(file.gguf(), Shape::step(0, 1, 1, true, Cache::F32));
+    let refused = file.nodes().err().filter(|_| built().is_err()).map(|error| error.to_string());
+    Ok(report(file.gguf(), refused))
 }
 
 fn report(gguf: &Gguf, refused: Option<String>) -> ModelInspection {
@@ -263,11 +263,9 @@ fn glance(gguf: &Gguf, architecture: &str, dims: &Dims, refused: Option<String>)
         tied: table.map(|_| gguf.tensor(OUTPUT).is_none()),
         biases,
         refused,
-        rope_pairing: Architecture::ALL.iter().find(|(_, name)| *name == architecture).map(|(known, _)| {
-            match known.pairing() {
-                Pairing::Half => "half",
-                Pairing::Interleaved => "interleaved",
-            }
+        rope_pairing: builders::pairing(architecture).map(|pairing| match pairing {
+            Pairing::Half => "half",
+            Pairing::Interleaved => "interleaved",
         }),
         vocab_rows,
         vocab_tokens,

@@ -127,7 +127,7 @@ pub fn model(model: &ModelInspection, all_tensors: bool) -> String {
 fn glance(out: &mut String, glance: &Glance, dims: &Dims, tensors: &[TensorReport]) {
     let runs = match &glance.refused {
         None => "yes".to_owned(),
-        Some(reason) => format!("no: {}", reason.lines().next().unwrap_or_default()),
+        Some(reason) => format!("on a recorded graph alone: {}", reason.lines().next().unwrap_or_default()),
     };
     line(out, "parity runs", runs);
     let table = tensors.iter().find(|tensor| tensor.name == super::model::EMBEDDING);

@@ -1,13 +1,18 @@
 //! One dump against exact arithmetic.
 
+use super::graphs::{self, ByGraph, JudgedBy};
+use super::{head_rows, notes_of, path_of};
 use crate::audit::{self, AuditRows};
 use crate::compare::Comparison;
 use crate::dump::Recording;
 use crate::error::Result;
 use crate::model::Model;
+use crate::model::file::ModelFile;
 use crate::report::Report;
+use crate::report::sensitivity::Sensitivity;
 use crate::select::Selection;
-use crate::verdict::{self, Gap, Parts};
+use crate::sensitivity;
+use crate::verdict::{self, Gap, Parts, recorded};
 use parity_dump::Dump;
 
 /// What is audited.
@@ -21,14 +26,45 @@ pub struct Options {
     pub allow_missing: bool,
 }
 
-/// Audits a dump of `model`.
+/// Audits a dump of a model; its queries and keys are read in the file's order afterwards.
 ///
 /// # Errors
-/// Another model's dump, a weight that cannot be read.
-pub fn audit(dump: &Dump, model: &Model, options: &Options) -> Result<Report> {
+/// Another model's dump, a weight that cannot be read, a model that nothing can be said of.
+pub fn audit(dump: &mut Dump, file: &ModelFile, options: &Options) -> Result<Report> {
+    let order = head_rows::settle(dump, file)?;
+    let mut report = match JudgedBy::of(file, &[&*dump])? {
+        JudgedBy::Graphs(by) => graphs::audit(dump, &by, options)?,
+        JudgedBy::Nodes(model) => {
+            let report = on_nodes(dump, model, options)?;
+            recorded::explained(report, || graphs::audit(dump, &ByGraph::of(file)?, options))
+        }
+    };
+    report.notes.extend(order);
+    verdict::weigh(&mut report, dump, file)?;
+    Ok(report)
+}
+
+/// What an audit of the dump can see: mistakes made on purpose, one at a time.
+///
+/// # Errors
+/// A model that parity has no nodes for, another model's dump, a weight that cannot be read.
+pub fn self_test(
+    dump: &mut Dump,
+    file: &ModelFile,
+    options: &Options,
+    progress: &dyn Fn(usize, usize),
+) -> Result<Sensitivity> {
+    head_rows::settle(dump, file)?;
+    let model = file.nodes()?;
     model.refuse_other(dump.path(), &dump.manifest().model)?;
-    let n_layers = model.config.dims.layers;
-    let wants = |checkpoint| options.selection.wants(checkpoint, n_layers);
+    let wanted = options.selection.among(model.graph.checkpoints());
+    let positions = options.rows.positions(&dump.manifest().steps);
+    sensitivity::measure(dump, model, &positions, &|checkpoint| wanted.contains(&checkpoint), progress)
+}
+
+fn on_nodes(dump: &Dump, model: &Model, options: &Options) -> Result<Report> {
+    let wanted = options.selection.among(model.graph.checkpoints());
+    let wants = |checkpoint| wanted.contains(&checkpoint);
     let positions = options.rows.positions(&dump.manifest().steps);
     let how = audit::Options { positions: &positions, wants: &wants, isolated: false };
     let recordings: [&dyn Recording; 1] = [dump];
@@ -39,8 +75,8 @@ pub fn audit(dump: &Dump, model: &Model, options: &Options) -> Result<Report> {
     let mut report = verdict::assemble(Parts {
         judgement: verdict::judge(model, &recordings, &comparisons, Some(&audits))?,
         comparisons,
-        candidate: verdict::side(dump, super::path_of(dump)),
-        notes: super::notes_of(dump, "dump"),
+        candidate: verdict::side(dump, path_of(dump)),
+        notes: notes_of(dump, "dump"),
         gaps: Gap::of_steps("dump", dump).into_iter().collect(),
         allow_missing: options.allow_missing,
         ..Parts::default()

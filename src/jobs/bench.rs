@@ -54,12 +54,12 @@ pub struct Bench {
     /// Bytes a second that the device reads and writes when it copies.
     pub bandwidth: f64,
     /// In the order of the options: prefills, then decode.
-    pub rows: Vec<Row>,
+    pub rows: Vec<BenchRow>,
 }
 
 /// One thing that was measured.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct BenchRow {
     /// `prefill` or `decode`.
     pub what: &'static str,
     /// Tokens of the prefill, or positions before the first decoded token.
@@ -144,7 +144,7 @@ pub fn bench(model: &Model, options: &Options) -> Result<Bench> {
         (tests.into_iter().zip(own).zip(theirs)).map(|(((what, tokens), [untraced, traced]), llama)| {
             let untraced = Speed::of(untraced);
             let steps = if what == "prefill" { untraced.median / tokens as f64 } else { untraced.median };
-            Row {
+            BenchRow {
                 what,
                 tokens,
                 untraced,

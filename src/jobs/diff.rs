@@ -2,19 +2,21 @@
 
 use std::collections::BTreeSet;
 
-use super::{notes_of, path_of, tokens_of};
+use super::graphs::{self, ByGraph, JudgedBy, Sides};
+use super::{head_rows, notes_of, path_of, tokens_of};
 use crate::audit::{self, AuditRows};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{self, Comparison, Tolerances};
 use crate::dump::Recording;
 use crate::error::{Error, Result};
 use crate::faults::tokens::{self, Vocabulary};
+use crate::model::file::ModelFile;
 use crate::model::{Model, spelt};
 use crate::record::import::is_partial;
 use crate::report::Report;
 use crate::report::detail::{GRID, detail};
 use crate::select::Selection;
-use crate::verdict::{self, Gap, Judgement, Parts};
+use crate::verdict::{self, Gap, Judgement, Parts, recorded};
 use parity_dump::Dump;
 
 /// What is compared, and how it is judged.
@@ -32,20 +34,50 @@ pub struct Options {
     pub audit: Option<AuditRows>,
 }
 
-/// Compares a candidate with a reference.
+/// Compares a candidate with a reference; queries and keys of both are read in the model file's order afterwards.
 ///
 /// # Errors
 /// A candidate of printed values, a dump of another model than the one given, a weight that cannot be read.
-pub fn diff(candidate: &Dump, reference: &Dump, model: Option<&Model>, options: &Options) -> Result<Report> {
+pub fn diff(
+    candidate: &mut Dump,
+    reference: &mut Dump,
+    file: Option<&ModelFile>,
+    options: &Options,
+) -> Result<Report> {
     if is_partial(candidate) {
         let path = candidate.path().display();
         return Err(Error::file(candidate.path(), "holds printed values, which can be a reference only")
             .expected("a whole dump first, printed values second")
             .hint(format!("parity diff DUMP {path}, or parity run -m MODEL --reference {path}")));
     }
-    for dump in [candidate, reference] {
-        model.map_or(Ok(()), |model| model.refuse_other(dump.path(), &dump.manifest().model))?;
+    let Some(file) = file else { return on_nodes(candidate, reference, None, options) };
+    let mut orders: Vec<String> = Vec::new();
+    for (side, dump) in [("candidate", &mut *candidate), ("reference", &mut *reference)] {
+        orders.extend(head_rows::settle(dump, file)?.map(|order| format!("{side}: {order}")));
     }
+    let (candidate, reference) = (&*candidate, &*reference);
+    let sides = Sides { candidate, reference };
+    let mut report = match (JudgedBy::of(file, &[candidate, reference])?, options.audit) {
+        (JudgedBy::Graphs(by), Some(rows)) => graphs::diff(&sides, &by, rows, options)?,
+        (JudgedBy::Graphs(by), None) => {
+            let mut report = on_nodes(candidate, reference, None, options)?;
+            let recorded = by.graphs(reference).or_else(|_| by.graphs(candidate))?;
+            by.weigh_wiring(&recorded, &mut report);
+            report
+        }
+        (JudgedBy::Nodes(model), Some(rows)) if !is_partial(reference) => {
+            let report = on_nodes(candidate, reference, Some(model), options)?;
+            recorded::explained(report, || graphs::diff(&sides, &ByGraph::of(file)?, rows, options))
+        }
+        (JudgedBy::Nodes(model), _) => on_nodes(candidate, reference, Some(model), options)?,
+    };
+    report.notes.extend(orders);
+    verdict::weigh(&mut report, candidate, file)?;
+    Ok(report)
+}
+
+/// By the nodes of parity's engines, or without a model.
+fn on_nodes(candidate: &Dump, reference: &Dump, model: Option<&Model>, options: &Options) -> Result<Report> {
     let wanted = wanted(candidate, reference, model, &options.selection);
     let details = match options.pictures {
         true => wanted.iter().filter_map(|c| detail(*c, candidate, reference, GRID)).collect(),
@@ -86,8 +118,7 @@ fn wanted(
     let mut all: BTreeSet<Checkpoint> = candidate.checkpoints().chain(reference.checkpoints()).collect();
     all.extend(candidate.seen_checkpoints().chain(reference.seen_checkpoints()));
     all.extend(model.iter().flat_map(|model| model.graph.checkpoints()));
-    let n_layers = all.iter().filter_map(|c| c.layer_index()).max().map_or(0, |last| last as usize + 1);
-    all.into_iter().filter(|c| selection.wants(*c, n_layers)).collect()
+    selection.among(all.into_iter()).into_iter().collect()
 }
 
 /// Audits both sides, unless told not to: at a sample of the common rows, and at rows that stand out.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::plan::Plan;
+use super::plan::RunPlan;
 use super::run::RunOptions;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dense::attention::TILE_ROWS;
@@ -82,7 +82,7 @@ const HINT: &str = "a shorter prompt or a smaller -n, --chunk N, fewer checkpoin
 ///
 /// # Errors
 /// Names what most of the memory is for.
-pub fn memory(model: &Model, options: &RunOptions, plan: &Plan, reference: Option<&Dump>) -> Result<()> {
+pub fn memory(model: &Model, options: &RunOptions, plan: &RunPlan, reference: Option<&Dump>) -> Result<()> {
     memory::require("parity run", &estimate(model, options, plan, reference), HINT)
 }
 
@@ -90,7 +90,7 @@ pub fn memory(model: &Model, options: &RunOptions, plan: &Plan, reference: Optio
 fn estimate(
     model: &Model,
     options: &RunOptions,
-    plan: &Plan,
+    plan: &RunPlan,
     reference: Option<&Dump>,
 ) -> Vec<(&'static str, u64)> {
     let dims = &model.config.dims;
@@ -135,7 +135,7 @@ fn first_logits(options: &RunOptions, reference: Option<&Dump>) -> u32 {
 }
 
 /// The most columns of activations that are alive at once: outputs that a later node reads.
-fn live_widths(plan: &Plan, width: impl Fn(&Checkpoint) -> u64) -> u64 {
+fn live_widths(plan: &RunPlan, width: impl Fn(&Checkpoint) -> u64) -> u64 {
     let graph = plan
         .graph
         .fused(|checkpoint| plan.compared.contains(&checkpoint) || plan.audited.contains(&checkpoint));

@@ -5,6 +5,8 @@ pub mod bench;
 pub mod diff;
 pub mod doctor;
 pub mod explain;
+mod graphs;
+mod head_rows;
 mod limits;
 pub mod machine;
 pub mod map;

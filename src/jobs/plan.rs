@@ -13,7 +13,7 @@ use crate::model::graph::Graph;
 use parity_dump::Dump;
 
 /// The steps of a run and what is looked at.
-pub struct Plan {
+pub struct RunPlan {
     pub graph: Graph,
     /// Tokens that are known beforehand; later ones are sampled greedily.
     pub tokens: Vec<u32>,
@@ -24,8 +24,13 @@ pub struct Plan {
     pub notes: Vec<String>,
 }
 
-impl Plan {
-    pub fn new(model: &Model, graph: &Graph, options: &RunOptions, reference: Option<&Dump>) -> Result<Plan> {
+impl RunPlan {
+    pub fn new(
+        model: &Model,
+        graph: &Graph,
+        options: &RunOptions,
+        reference: Option<&Dump>,
+    ) -> Result<RunPlan> {
         let n_layers = model.config.dims.layers;
         let wanted = |checkpoint: &Checkpoint| options.selection.wants(*checkpoint, n_layers);
         let compared: BTreeSet<Checkpoint> = graph.checkpoints().filter(wanted).collect();
@@ -40,7 +45,7 @@ impl Plan {
         let sampled = steps.last().is_some_and(|step| step.end > tokens.len());
         let end = if sampled { *graph.nodes.last().map_or(&last, |node| &node.checkpoint) } else { last };
         let sample = options.audit.map_or(BTreeSet::new(), |rows| rows.sample(&steps));
-        Ok(Plan { graph: graph.until(end), tokens, steps, compared, audited, sample, notes })
+        Ok(RunPlan { graph: graph.until(end), tokens, steps, compared, audited, sample, notes })
     }
 
     /// Token positions of the whole run.

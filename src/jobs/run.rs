@@ -11,8 +11,11 @@ use crate::engine::device::{self, Device};
 use crate::engine::{Batch, Engine};
 use crate::error::{Error, Result};
 use crate::faults::diagnose::wanted_rows;
+use crate::faults::inject;
+use crate::faults::mistake::Mistake;
 use crate::foreign;
 use crate::gguf::Gguf;
+use crate::model::file::ModelFile;
 use crate::model::graph::Graph;
 use crate::model::{self, Model};
 use crate::numerics::Numerics;
@@ -23,8 +26,10 @@ use crate::select::Selection;
 use crate::verdict::{self, Gap, Parts};
 use parity_dump::{Dump, Writer};
 
+use super::graphs::ByGraph;
 use super::limits::{self, Room};
-use super::plan::Plan;
+use super::machine;
+use super::plan::RunPlan;
 
 /// What to run and how to judge it.
 #[derive(Clone, Default)]
@@ -57,13 +62,42 @@ pub struct RunOptions {
     pub isolated: bool,
     /// Token rows that both sides are audited at; no audit where absent.
     pub audit: Option<AuditRows>,
+    /// Mistakes that are made on purpose.
+    pub inject: Vec<Mistake>,
 }
 
 /// Tells how far a run is: checkpoints computed so far, of how many.
 pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
+/// Runs a model and reports: its nodes on an engine, or, where it has none, a graph op by op.
+///
+/// # Errors
+/// A model that cannot be run, a mistake that it has no place for, and everything that a run needs and does not find.
+pub fn run(file: &ModelFile, options: &RunOptions, progress: Progress<'_>) -> Result<Report> {
+    let ModelFile::Nodes(model) = file else {
+        let by = ByGraph::to_be_executed(file, options.reference.as_deref())?;
+        return machine::run(&by, options, progress);
+    };
+    let specs = options.inject.iter().map(Mistake::in_nodes).collect::<Result<Vec<_>>>()?;
+    let mut graph = model.graph.clone();
+    let planted = inject::plant(&mut graph, &specs, model)?;
+    let mut report = on_nodes(model, &graph, options, progress)?;
+    for fault in planted {
+        report.notes.push(format!("{} was injected: {}", fault.fault, fault.sentence));
+    }
+    Ok(report)
+}
+
 /// Runs the engine for `graph`, the model's own or one with planted mistakes, and reports.
-pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progress<'_>) -> Result<Report> {
+///
+/// # Errors
+/// As [`run`].
+pub fn on_nodes(
+    model: &Model,
+    graph: &Graph,
+    options: &RunOptions,
+    progress: Progress<'_>,
+) -> Result<Report> {
     let reference = reference(&model.gguf, Room::of(model), options)?;
     spare_the_reference(options, reference.as_ref())?;
     if options.isolated && auditable(reference.as_ref()).is_none() {
@@ -72,7 +106,7 @@ pub fn run(model: &Model, graph: &Graph, options: &RunOptions, progress: Progres
             .found(if reference.is_some() { "printed values" } else { "none" })
             .hint(no_reference(model.gguf.path(), options)));
     }
-    let mut plan = Plan::new(model, graph, options, reference.as_ref())?;
+    let mut plan = RunPlan::new(model, graph, options, reference.as_ref())?;
     limits::memory(model, options, &plan, reference.as_ref())?;
     let result = pass(model, options, &plan, reference.as_ref(), progress)?;
     let mut audits = audits(model, options, &plan, reference.as_ref(), &result.kept)?;
@@ -115,14 +149,14 @@ pub fn spare_the_reference(options: &RunOptions, reference: Option<&Dump>) -> Re
 fn audit_outliers(
     model: &Model,
     options: &RunOptions,
-    plan: &Plan,
+    plan: &RunPlan,
     reference: Option<&Dump>,
     outliers: BTreeMap<Checkpoint, u32>,
     progress: Progress<'_>,
 ) -> Result<Option<Audits>> {
     let Some((&last, _)) = outliers.last_key_value() else { return Ok(None) };
     let compared: BTreeSet<Checkpoint> = outliers.keys().copied().collect();
-    let narrowed = Plan {
+    let narrowed = RunPlan {
         graph: plan.graph.until(last),
         audited: healthy_inputs(model, &compared),
         compared,
@@ -154,7 +188,7 @@ pub fn healthy_inputs(model: &Model, compared: &BTreeSet<Checkpoint>) -> BTreeSe
 fn pass(
     model: &Model,
     options: &RunOptions,
-    plan: &Plan,
+    plan: &RunPlan,
     reference: Option<&Dump>,
     progress: Progress<'_>,
 ) -> Result<LiveResult> {
@@ -183,7 +217,7 @@ fn pass(
 fn audits(
     model: &Model,
     options: &RunOptions,
-    plan: &Plan,
+    plan: &RunPlan,
     reference: Option<&Dump>,
     kept: &Kept,
 ) -> Result<Option<Audits>> {
@@ -233,7 +267,7 @@ pub fn reference(gguf: &Gguf, room: Room<'_>, options: &RunOptions) -> Result<Op
 }
 
 /// Runs the steps; a token that is not known beforehand is the most likely one.
-fn execute(engine: &mut dyn Engine, plan: &Plan, live: &mut Live<'_>) -> Result<()> {
+fn execute(engine: &mut dyn Engine, plan: &RunPlan, live: &mut Live<'_>) -> Result<()> {
     let mut tokens = plan.tokens.clone();
     let mut logits: Option<Vec<f32>> = None;
     for step in &plan.steps {

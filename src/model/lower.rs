@@ -11,7 +11,7 @@ use parity_graph::params::field;
 use parity_graph::reads::reads;
 use parity_graph::{self as built, Id, Op as Computed};
 
-use super::builders::{self, Cache, Shape};
+use super::builders::{self, Built, Cache, Shape};
 use super::config::Config;
 use super::graph::{
     Activation, Attention, Glu, GluForm, Graph, KvMap, Mask, Node, Norm, NormStyle, Op, Pairing, Rope,
@@ -41,9 +41,10 @@ const FIRST: [Kind; 11] = [
 ///
 /// # Errors
 /// What the builder refuses, a type that is not decoded, an op that engines have no node for.
-pub fn graph(gguf: &Gguf, config: &Config) -> Result<Graph> {
+pub fn graph(gguf: &Gguf) -> Result<(Config, Graph)> {
     // Attention in its parts, and a first step of one token: neither changes the wiring.
-    let built = builders::build(gguf, Shape::step(0, 1, 1, false, Cache::F32))?.graph;
+    let Built { graph: built, facts, .. } = builders::build(gguf, Shape::step(0, 1, 1, false, Cache::F32))?;
+    let config = Config::new(gguf, &facts)?;
     let known = known::find(&built);
     let mut lowering = Lowering { gguf, names: names(&built, &known), built: &built, taken: BTreeSet::new() };
     let mut nodes = Vec::with_capacity(known.found.len());
@@ -64,7 +65,8 @@ pub fn graph(gguf: &Gguf, config: &Config) -> Result<Graph> {
         (layer, first, kind)
     };
     nodes.sort_by_key(order);
-    Ok(Graph { nodes, dims: config.dims })
+    let dims = config.dims;
+    Ok((config, Graph { nodes, dims }))
 }
 
 /// By node of the graph, the last checkpoint that it is: queries of a model without biases are their product.

@@ -8,7 +8,7 @@ use crate::model::graph::Misreading;
 use crate::scalar::Scalar;
 
 /// Where a block keeps its parts, in bytes from its start (`block_*` of ggml-common.h).
-struct Layout {
+struct BlockLayout {
     /// Of the f16 scale of the block.
     scale: usize,
     /// Of the f16 minimum, or scale of the minima.
@@ -21,8 +21,8 @@ struct Layout {
     high_scale_bits: Option<Range<usize>>,
 }
 
-fn layout(dtype: DType) -> Option<Layout> {
-    let block = |scale, minimum, offset, nibbles, high_scale_bits| Layout {
+fn layout(dtype: DType) -> Option<BlockLayout> {
+    let block = |scale, minimum, offset, nibbles, high_scale_bits| BlockLayout {
         scale,
         minimum,
         offset,
@@ -93,7 +93,7 @@ pub fn decode_rows<S: Scalar>(
 }
 
 /// Changes one block; `next` is the byte in `all` at which the following block starts.
-fn change(misreading: Misreading, layout: &Layout, block: &mut [u8], all: &[u8], next: usize) {
+fn change(misreading: Misreading, layout: &BlockLayout, block: &mut [u8], all: &[u8], next: usize) {
     match misreading {
         Misreading::NibblesSwapped | Misreading::NibblesInSequence => {
             let Some((first, len, units)) = layout.nibbles else { return };

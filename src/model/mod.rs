@@ -11,6 +11,7 @@ use parity_dump::manifest::ModelInfo;
 pub mod config;
 pub mod diff;
 pub mod edit;
+pub mod file;
 pub mod graph;
 pub mod weights;
 
@@ -19,6 +20,7 @@ mod lower;
 pub mod misread;
 
 use config::Config;
+use file::ModelFile;
 use graph::Graph;
 
 /// A model file and the graph that runs it.
@@ -37,24 +39,15 @@ impl Model {
     /// # Errors
     /// Names the file and what is wrong with it, or what of it is not supported.
     pub fn open(path: &Path) -> Result<Model> {
-        Model::from_gguf(Gguf::open(path)?)
-    }
-
-    /// Builds the graph of an open file, in the nodes that engines execute.
-    pub fn from_gguf(gguf: Gguf) -> Result<Model> {
-        let config = Config::from_gguf(&gguf)?;
-        let graph = lower::graph(&gguf, &config)?;
-        Ok(Model { gguf, config, graph })
+        match ModelFile::open(path)? {
+            ModelFile::Nodes(model) => Ok(*model),
+            ModelFile::Refused(_, refused) => Err(refused),
+        }
     }
 
     /// What a dump says of the model it was made with.
     pub fn info(&self) -> ModelInfo {
-        ModelInfo {
-            file: self.gguf.path().file_name().map(|name| name.to_string_lossy().into_owned()),
-            fingerprint: Some(fingerprint(&self.gguf)),
-            architecture: Some(self.config.architecture.name().to_owned()),
-            name: self.config.name.clone(),
-        }
+        info(&self.gguf)
     }
 
     /// Refuses a dump that was made with another model, where both fingerprints are known.
@@ -63,6 +56,17 @@ impl Model {
     /// Names the dump and both models.
     pub fn refuse_other(&self, dump: &Path, made_with: &ModelInfo) -> Result<()> {
         refuse_other(&self.gguf, dump, made_with)
+    }
+}
+
+/// What a dump says of the model file that it was made with.
+pub fn info(gguf: &Gguf) -> ModelInfo {
+    let text = |key: &str| gguf.str(key).ok().flatten().map(str::to_owned);
+    ModelInfo {
+        file: gguf.path().file_name().map(|name| name.to_string_lossy().into_owned()),
+        fingerprint: Some(fingerprint(gguf)),
+        architecture: text("general.architecture"),
+        name: text("general.name"),
     }
 }
 

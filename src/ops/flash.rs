@@ -13,11 +13,14 @@
 mod explain;
 mod lanes;
 mod row;
+mod signed;
 mod sums;
 mod units;
 
 use parity_graph::Op;
 use rayon::prelude::*;
+
+pub use self::signed::{Signed, Sum};
 
 use self::row::Attention;
 use super::{Args, Check, Needed, Rule};

@@ -27,7 +27,7 @@ pub const RULE: Rule = Rule {
 };
 
 /// One row of scores with what belongs to it.
-struct Row<S> {
+struct ScoreRow<S> {
     /// scale·score + slope·mask, (S,)
     z: Vec<S>,
     /// slope·mask, (S,), or nothing.
@@ -36,7 +36,7 @@ struct Row<S> {
     sink: Option<S>,
 }
 
-impl<S: Scalar> Row<S> {
+impl<S: Scalar> ScoreRow<S> {
     /// The maximum, NaN where there is one.
     fn max(&self) -> S {
         let start = self.sink.unwrap_or(S::from_f32(f32::NEG_INFINITY));
@@ -77,7 +77,7 @@ fn mask_row(mask: [usize; 4], [b, h, t]: [usize; 3]) -> [usize; 3] {
     [b % mask[0].max(1), h % mask[1].max(1), t]
 }
 
-fn row<S: Scalar>(args: &Args<'_, S>, at: [usize; 3]) -> Result<Row<S>> {
+fn row<S: Scalar>(args: &Args<'_, S>, at: [usize; 3]) -> Result<ScoreRow<S>> {
     let scale = S::from_f32(args.params.float(0));
     let slope = S::from_f64(slope(args.params.float(1), at[1], args.shape[1]));
     let mask: Vec<S> = args.get(1).map_or_else(Vec::new, |mask| {
@@ -87,7 +87,7 @@ fn row<S: Scalar>(args: &Args<'_, S>, at: [usize; 3]) -> Result<Row<S>> {
     z.iter_mut().zip(&mask).for_each(|(z, &mask)| *z += mask);
     store(args.arithmetic.softmax.scores, &mut z);
     let sink = args.get(2).map(|sinks| sinks.at([0, 0, 0, at[1]]));
-    Ok(Row { z, mask, sink })
+    Ok(ScoreRow { z, mask, sink })
 }
 
 fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
@@ -110,7 +110,7 @@ fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
 /// The absolute error of z, which is the relative error of e^z: of the product with the scale, the one with the
 /// slope and the power that the slope is, and the sum of both; and what the exponential adds of its own. The
 /// maximum that is subtracted is the same for all, but z - M is rounded.
-fn score_error(args: &Args<'_, f64>, row: &Row<f64>, i: usize, max: f64, head: usize) -> f64 {
+fn score_error(args: &Args<'_, f64>, row: &ScoreRow<f64>, i: usize, max: f64, head: usize) -> f64 {
     let z = row.z[i];
     let mask = row.mask.get(i).map_or(0.0, |&mask| {
         let powers = if args.params.float(1) > 0.0 { head as f64 + 2.0 } else { 0.0 };

@@ -15,7 +15,7 @@ use super::tap::Report;
 use super::{Filter, Options, Summary, ending, file_name};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
-use crate::model::{Model, fingerprint};
+use crate::model::info;
 
 /// A recording that has ended.
 pub struct Finished<'a> {
@@ -129,19 +129,9 @@ fn nothing(program: &Program, report: &Report, status: ExitStatus) -> Error {
 
 /// What a manifest says of a model file.
 pub fn model_info(path: &Path) -> ModelInfo {
-    if let Ok(model) = Model::open(path) {
-        return model.info();
-    }
     // A model that parity cannot run can still be recorded.
-    let file = Some(file_name(path));
-    let Ok(gguf) = Gguf::open(path) else { return ModelInfo { file, ..ModelInfo::default() } };
-    let text = |key: &str| gguf.value::<&str>(key).ok().flatten().map(str::to_owned);
-    ModelInfo {
-        file,
-        fingerprint: Some(fingerprint(&gguf)),
-        architecture: text("general.architecture"),
-        name: text("general.name"),
-    }
+    let unread = || ModelInfo { file: Some(file_name(path)), ..ModelInfo::default() };
+    Gguf::open(path).map_or_else(|_| unread(), |gguf| info(&gguf))
 }
 
 /// The text after `-p` or `--prompt`.

@@ -8,10 +8,10 @@ use super::{Report, csv, html, json, junit, markdown};
 use crate::error::{Error, Result};
 
 /// A file of a report folder, and what renders it.
-type Format = (&'static str, fn(&Report) -> Result<String>);
+type Renderer = (&'static str, fn(&Report) -> Result<String>);
 
 /// Every file. A new format is one file in this folder and one line here.
-const FORMATS: [Format; 5] = [
+const FORMATS: [Renderer; 5] = [
     ("report.json", json::render),
     ("report.csv", csv::render),
     ("report.html", html::render),

@@ -66,7 +66,7 @@ struct Page<'a> {
     legend: Vec<Count>,
     sides: Vec<SideView>,
     tokens: Option<TokensView>,
-    rows: Vec<Row>,
+    rows: Vec<CheckpointRow>,
 }
 
 fn page(report: &Report) -> Page<'_> {
@@ -308,17 +308,17 @@ fn kl_bars(rows: &[(u32, f64)]) -> Vec<(f64, f64)> {
 }
 
 #[derive(Serialize)]
-struct Row {
+struct CheckpointRow {
     id: String,
     verdict: &'static str,
     fault: bool,
     cells: [String; 8],
 }
 
-fn row(entry: &Entry) -> Row {
+fn row(entry: &Entry) -> CheckpointRow {
     let numbers = entry.numbers.as_ref();
     let local = |side: &Option<super::LocalError>| number_or_dash(side.as_ref().map(|l| l.over_bound));
-    Row {
+    CheckpointRow {
         id: entry.id.to_string(),
         verdict: entry.verdict.name(),
         fault: entry.verdict.is_fault(),

@@ -6,6 +6,7 @@
 pub mod csv;
 pub mod detail;
 pub mod diff;
+mod entry;
 pub mod files;
 pub mod github;
 pub mod html;
@@ -14,11 +15,15 @@ pub mod junit;
 pub mod markdown;
 pub mod sensitivity;
 pub mod table;
+mod tokens;
 pub mod words;
+
+pub use entry::{Budget, Entry, Local, LocalError, Nonfinite, Numbers, ToleranceNeeded, Worst};
+pub use tokens::{Flip, TokenReport, TopToken};
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::checkpoint::Checkpoint;
 use parity_dump::manifest::{ModelInfo, Producer};
@@ -237,231 +242,6 @@ impl SumCheck {
     }
 }
 
-/// One checkpoint.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Entry {
-    /// The checkpoint.
-    pub id: Checkpoint,
-    /// Its layer; null outside the layers.
-    pub layer: Option<u32>,
-    /// The answer.
-    pub verdict: CheckpointVerdict,
-    /// The answer's evidence in one sentence.
-    #[serde(default)]
-    pub evidence: Option<String>,
-    /// The numbers; null where the two sides were not compared.
-    #[serde(flatten, serialize_with = "numbers_or_nulls")]
-    pub numbers: Option<Numbers>,
-    /// Each side's distance from exact arithmetic on its own inputs.
-    #[serde(default)]
-    pub local: Local,
-    /// Where the distance comes from.
-    #[serde(default)]
-    pub budget: Option<Budget>,
-    /// What the mistake is at an origin, best first, where it was looked for and found.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub diagnosis: Vec<Diagnosis>,
-    /// Shape of the compared rows, slowest axis first.
-    #[serde(default)]
-    pub shape: Vec<usize>,
-    /// How much of it was seen, where a side was only printed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub seen: Option<Seen>,
-    /// What computes it, in ggml's words; absent where no graph is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub op: Option<String>,
-    /// The checkpoints that it is computed from; absent where no graph is known.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub inputs: Vec<Checkpoint>,
-}
-
-/// The numbers of DESIGN section 5 for one pair of tensors a (candidate) and b (reference).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Numbers {
-    /// Elements compared.
-    pub n: u64,
-    /// max |a-b|
-    #[serde(deserialize_with = "nan_if_null")]
-    pub abs_err_max: f64,
-    /// mean |a-b|
-    #[serde(deserialize_with = "nan_if_null")]
-    pub abs_err_mean: f64,
-    /// sqrt(mean (a-b)²)
-    #[serde(deserialize_with = "nan_if_null")]
-    pub rmse: f64,
-    /// ‖a-b‖ / ‖b‖
-    #[serde(deserialize_with = "nan_if_null")]
-    pub rel_l2: f64,
-    /// rel_l2²
-    #[serde(deserialize_with = "nan_if_null")]
-    pub nmse: f64,
-    /// a·b / (‖a‖·‖b‖); null where a side is all zeros.
-    pub cosine: Option<f64>,
-    /// Share of a-b > 0 among the elements that differ; null where none does.
-    #[serde(default)]
-    pub sign_positive: Option<f64>,
-    /// The largest difference.
-    pub worst: Worst,
-    /// NaN and Inf on each side.
-    pub nonfinite: Nonfinite,
-    /// The smallest tolerances that would have passed.
-    pub tolerance_needed: ToleranceNeeded,
-    /// rel_l2 of each token row, by position.
-    #[serde(default, deserialize_with = "rows_nan_if_null")]
-    pub row_rel_l2: Vec<(u32, f64)>,
-}
-
-/// The element that differs most.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Worst {
-    /// Slowest axis first; the token row is given by its position.
-    pub index: Vec<usize>,
-    /// The candidate's value; null where it is not finite.
-    pub candidate: Option<f64>,
-    /// The reference's value; null where it is not finite.
-    pub reference: Option<f64>,
-}
-
-/// Counts of NaN and Inf.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Nonfinite {
-    /// In the candidate.
-    pub candidate: u64,
-    /// In the reference.
-    pub reference: u64,
-}
-
-/// The smallest tolerances that would have passed, each alone.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ToleranceNeeded {
-    /// max |a-b| / |b| with atol 0; null where b is 0 and a is not.
-    pub rtol: Option<f64>,
-    /// max |a-b| with rtol 0.
-    #[serde(deserialize_with = "nan_if_null")]
-    pub atol: f64,
-}
-
-/// Both sides' distance from exact arithmetic.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Local {
-    /// The candidate's; null where it was not audited.
-    pub candidate: Option<LocalError>,
-    /// The reference's; null where it was not audited.
-    pub reference: Option<LocalError>,
-}
-
-/// Distance of one recorded output from the exact output of its own recorded inputs.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct LocalError {
-    /// ‖recorded - exact‖ / ‖exact‖
-    #[serde(deserialize_with = "nan_if_null")]
-    pub rel_l2: f64,
-    /// max over elements of |recorded - exact| / bound: about 1 or less is healthy.
-    #[serde(deserialize_with = "nan_if_null")]
-    pub over_bound: f64,
-    /// ‖bound‖ / ‖exact‖: the rounding band that `rel_l2` is to be held against.
-    #[serde(default)]
-    pub bound_rel_l2: Option<f64>,
-    /// The same distance without the producer's declared rounding of activations ("from exact"); null
-    /// where nothing is emulated.
-    #[serde(default)]
-    pub rel_l2_plain: Option<f64>,
-    /// Element where `over_bound` is reached, slowest axis first, token row by position.
-    #[serde(default)]
-    pub worst: Vec<usize>,
-    /// Token rows looked at.
-    #[serde(default)]
-    pub rows: u64,
-    /// Nodes that were bridged because a checkpoint between was not recorded.
-    #[serde(default)]
-    pub bridged: Vec<Checkpoint>,
-}
-
-impl LocalError {
-    /// Distance from exact arithmetic without anybody's rounding.
-    pub fn from_exact(&self) -> f64 {
-        self.rel_l2_plain.unwrap_or(self.rel_l2)
-    }
-}
-
-/// The parts of the distance between candidate and reference, each relative to ‖reference‖.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Budget {
-    /// The candidate's own rounding.
-    #[serde(deserialize_with = "nan_if_null")]
-    pub candidate: f64,
-    /// The reference's own rounding.
-    #[serde(deserialize_with = "nan_if_null")]
-    pub reference: f64,
-    /// What the inputs already differed by, carried through the node.
-    #[serde(deserialize_with = "nan_if_null")]
-    pub inherited: f64,
-    /// Output distance over input distance, both relative: how the node amplifies what it inherits.
-    #[serde(default)]
-    pub amplification: Option<f64>,
-}
-
-/// From tensors to tokens.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct TokenReport {
-    /// Share of rows whose most likely token is the same.
-    pub top1_agree: f64,
-    /// Mean over rows of KL(reference ‖ candidate), nats.
-    #[serde(deserialize_with = "nan_if_null")]
-    pub kl_mean: f64,
-    /// Largest row's KL, nats.
-    #[serde(default, deserialize_with = "nan_if_null")]
-    pub kl_max: f64,
-    /// Mean overlap of the top tokens, `top_k` of them.
-    #[serde(default)]
-    pub top_k_agree: f64,
-    /// How many of the top tokens are held against each other.
-    #[serde(default)]
-    pub top_k: usize,
-    /// First row whose most likely token differs.
-    pub first_flip: Option<Flip>,
-    /// The most likely tokens of the last row, or of the first flipped row.
-    #[serde(default)]
-    pub top: Vec<TopToken>,
-    /// KL of each row by position, nats.
-    #[serde(default, deserialize_with = "rows_nan_if_null")]
-    pub kl_rows: Vec<(u32, f64)>,
-}
-
-/// A row whose most likely token differs.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Flip {
-    /// Token position of the row.
-    pub position: u32,
-    /// The candidate's most likely token.
-    pub candidate: u32,
-    /// The reference's.
-    pub reference: u32,
-    /// By how much the reference prefers its own, in logits.
-    #[serde(deserialize_with = "nan_if_null")]
-    pub margin: f64,
-    /// max |a-b| over this row's logits.
-    #[serde(deserialize_with = "nan_if_null")]
-    pub logit_error: f64,
-    /// Whether the margin is within twice the logit error: then rounding can have flipped it.
-    pub explained_by_error: bool,
-}
-
-/// One of the most likely tokens of a row.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TopToken {
-    /// Token id.
-    pub token: u32,
-    /// Its text, where a tokenizer is at hand.
-    pub text: Option<String>,
-    /// The candidate's logit.
-    #[serde(deserialize_with = "nan_if_null")]
-    pub candidate: f64,
-    /// The reference's logit.
-    #[serde(deserialize_with = "nan_if_null")]
-    pub reference: f64,
-}
-
 /// Where one side's values come from.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Side {
@@ -489,28 +269,4 @@ fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
 fn rows_nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(u32, f64)>, D::Error> {
     let rows = Vec::<(u32, Option<f64>)>::deserialize(deserializer)?;
     Ok(rows.into_iter().map(|(position, value)| (position, value.unwrap_or(f64::NAN))).collect())
-}
-
-/// Writes the fields of absent numbers as null rather than leaving them out.
-fn numbers_or_nulls<S: Serializer>(numbers: &Option<Numbers>, serializer: S) -> Result<S::Ok, S::Error> {
-    /// The fields of [`Numbers`], all null.
-    #[derive(Default, Serialize)]
-    struct NoNumbers {
-        n: (),
-        abs_err_max: (),
-        abs_err_mean: (),
-        rmse: (),
-        rel_l2: (),
-        nmse: (),
-        cosine: (),
-        sign_positive: (),
-        worst: (),
-        nonfinite: (),
-        tolerance_needed: (),
-        row_rel_l2: (),
-    }
-    match numbers {
-        Some(numbers) => numbers.serialize(serializer),
-        None => NoNumbers::default().serialize(serializer),
-    }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use comfy_table::Table;
 use serde::Serialize;
 
-use super::table::Layout;
+use super::table::Terminal;
 use super::words::{self, number};
 use crate::checkpoint::Checkpoint;
 
@@ -60,7 +60,7 @@ impl Sensitivity {
 }
 
 /// The text, lines ended by newlines.
-pub fn render(sensitivity: &Sensitivity, layout: &Layout) -> String {
+pub fn render(sensitivity: &Sensitivity, layout: &Terminal) -> String {
     let (planted, seen) = sensitivity.counts();
     let mut lines = words::wrap(
         &format!(

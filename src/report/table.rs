@@ -16,7 +16,7 @@ const SHORT: usize = 24;
 
 /// How to lay the text out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct Terminal {
     /// Columns of the terminal.
     pub width: usize,
     /// Whether to use ANSI colours.
@@ -25,21 +25,21 @@ pub struct Layout {
     pub all: bool,
 }
 
-impl Default for Layout {
+impl Default for Terminal {
     /// 80 columns, no colour, folded: what a pipe gets.
     fn default() -> Self {
-        Layout { width: 80, color: false, all: false }
+        Terminal { width: 80, color: false, all: false }
     }
 }
 
-impl Layout {
+impl Terminal {
     /// What standard output is: the terminal's width, and colour unless `NO_COLOR` is set or it is a pipe.
-    pub fn of_stdout() -> Layout {
+    pub fn of_stdout() -> Terminal {
         let terminal = console_width();
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        Layout {
-            width: terminal.unwrap_or(Layout::default().width),
+        Terminal {
+            width: terminal.unwrap_or(Terminal::default().width),
             color: terminal.is_some() && !no_color && !dumb,
             all: false,
         }
@@ -50,11 +50,11 @@ impl Layout {
 fn console_width() -> Option<usize> {
     use std::io::IsTerminal;
     let is_terminal = std::io::stdout().is_terminal();
-    is_terminal.then(|| Table::new().width().map_or(Layout::default().width, usize::from))
+    is_terminal.then(|| Table::new().width().map_or(Terminal::default().width, usize::from))
 }
 
 /// The text, lines ended by newlines.
-pub fn render(report: &Report, layout: &Layout) -> String {
+pub fn render(report: &Report, layout: &Terminal) -> String {
     let width = layout.width.max(NARROWEST);
     let mut out = Vec::new();
     header(report, width, &mut out);
@@ -175,7 +175,7 @@ fn cosine(value: f64) -> String {
     if 1.0 - value < 1e-3 { format!("1-{}", number(1.0 - value)) } else { format!("{value:.4}") }
 }
 
-fn table(report: &Report, layout: &Layout, width: usize) -> Vec<String> {
+fn table(report: &Report, layout: &Terminal, width: usize) -> Vec<String> {
     let columns: Vec<&Column> = COLUMNS.iter().filter(|column| column.2 <= width).collect();
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING).force_no_tty();

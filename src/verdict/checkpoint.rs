@@ -149,7 +149,7 @@ fn nonfinite(evidence: &Evidence<'_>, candidate: Option<&NodeAudit>) -> Option<(
 /// A node that could not be computed again: what rounding carries up to it may still be known.
 fn not_audited(evidence: &Evidence<'_>) -> (CheckpointVerdict, Why) {
     let why = match evidence.candidate {
-        Some(Err(Missing(what))) => Why::Needs(what.clone()),
+        Some(Err(missing)) => Why::Needs(missing.clone()),
         Some(Ok(_)) | None if evidence.numbers().is_some() => Why::Differs,
         _ => Why::NotRecorded,
     };

@@ -18,13 +18,17 @@ mod checkpoint;
 mod graph;
 mod named;
 mod nodes;
+pub mod recorded;
 mod text;
+mod weights;
 mod whole;
 
 pub use graph::{judge, outliers};
 pub use nodes::{describe, describe_recorded};
+pub use weights::weigh;
 pub use whole::{Gap, gaps, spoken};
 
+use crate::audit::case::Missing;
 use crate::audit::simulate::Carried;
 
 /// The answer for one checkpoint.
@@ -106,7 +110,7 @@ pub enum Why {
         from: Checkpoint,
     },
     /// It could not be audited: what the recording would have to hold.
-    Needs(String),
+    Needs(Missing),
     /// The sides differ, and nothing was audited.
     Differs,
     /// There is no row of it.

@@ -147,7 +147,7 @@ impl Whole<'_> {
         let open =
             self.entries.iter().zip(self.whys).filter(|(e, _)| e.verdict == CheckpointVerdict::Undecided);
         let needs = open.filter_map(|(_, why)| match why {
-            Why::Needs(what) => what.split(' ').next()?.parse::<Checkpoint>().ok(),
+            Why::Needs(missing) => missing.tensor(),
             _ => None,
         });
         let mut counts: BTreeMap<Checkpoint, usize> = BTreeMap::new();

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// A `ggml_tensor`, whose layout only [`crate::layout::Layout`] knows.
+/// A `ggml_tensor`, whose layout only [`crate::layout::TensorLayout`] knows.
 pub type RawTensor = *mut c_void;
 /// A `ggml_cgraph`.
 pub type RawGraph = *mut c_void;

@@ -8,7 +8,7 @@ use parity_graph::params::WORDS;
 use parity_graph::{Graph, Id, MAX_SRC, Op, Params, Tensor, View};
 
 use crate::api::{Api, RawGraph, RawSched, RawTensor, text};
-use crate::layout::{FLAG_COMPUTE, Layout};
+use crate::layout::{FLAG_COMPUTE, TensorLayout};
 
 /// A graph with the addresses of its tensors.
 pub struct Described {
@@ -26,7 +26,7 @@ pub struct Reader<'a> {
     /// The library that made the tensors.
     pub api: &'a Api,
     /// Its layout.
-    pub layout: &'a Layout,
+    pub layout: &'a TensorLayout,
 }
 
 impl Reader<'_> {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::api::RawSched;
 use crate::describe::Reader;
-use crate::plan::Plan;
+use crate::plan::PassPlan;
 
 /// A text file of lines `position token hash`.
 pub struct Hashes {
@@ -23,7 +23,7 @@ impl Hashes {
     ///
     /// # Safety
     /// The pass of `plan` has just been computed by `sched`, of the reader's library.
-    pub unsafe fn add(&mut self, reader: Reader<'_>, sched: RawSched, plan: &Plan) -> io::Result<()> {
+    pub unsafe fn add(&mut self, reader: Reader<'_>, sched: RawSched, plan: &PassPlan) -> io::Result<()> {
         let Some((tensor, rows)) = &plan.logits else { return Ok(()) };
         // SAFETY: by the caller's promise.
         let bytes = unsafe {

@@ -9,7 +9,7 @@ use crate::api::{Api, InitParams, RawTensor};
 
 /// Byte offsets within a `ggml_tensor`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct TensorLayout {
     /// `enum ggml_type`, i32
     pub dtype: usize,
     /// extents, 4 × i64
@@ -52,7 +52,7 @@ const ODD_EPS: [f32; 2] = [0.734_375, 0.421_875];
 /// Offset of the view that is measured: odd elements in.
 const ODD_OFFSET: usize = 52;
 
-impl Layout {
+impl TensorLayout {
     /// Measures the layout.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl Layout {
     ///
     /// # Safety
     /// `api` holds the functions of one loaded ggml.
-    pub unsafe fn measure(api: &Api) -> Result<Layout, String> {
+    pub unsafe fn measure(api: &Api) -> Result<TensorLayout, String> {
         let params = InitParams { mem_size: 1 << 16, mem_buffer: std::ptr::null_mut(), no_alloc: false };
         // SAFETY: an arena of its own, freed below.
         let arena = unsafe { (api.init)(params) };
@@ -122,7 +122,7 @@ fn places_of_eps(norms: &[Image; 2]) -> Vec<usize> {
         .collect()
 }
 
-unsafe fn measure_in(api: &Api, arena: *mut c_void) -> Result<Layout, String> {
+unsafe fn measure_in(api: &Api, arena: *mut c_void) -> Result<TensorLayout, String> {
     let tensor = |dtype: i32| {
         // SAFETY: the arena is alive and large enough.
         unsafe { (api.new_tensor_4d)(arena, dtype, ODD[0], ODD[1], ODD[2], ODD[3]) }
@@ -163,7 +163,7 @@ unsafe fn measure_in(api: &Api, arena: *mut c_void) -> Result<Layout, String> {
     if plain.i64(data) != unsafe { (api.get_data)(a) } as i64 {
         return Err("`ggml_tensor.data` does not follow `view_offs`".to_owned());
     }
-    Ok(Layout {
+    Ok(TensorLayout {
         op: op_params - WORD,
         data,
         op_params,

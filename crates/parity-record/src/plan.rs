@@ -28,7 +28,7 @@ pub struct Planned {
 }
 
 /// The plan of one pass.
-pub struct Plan {
+pub struct PassPlan {
     /// (T,) token ids.
     pub tokens: Vec<u32>,
     /// (T,) positions.
@@ -47,7 +47,7 @@ pub struct Plan {
     pub unmapped: Vec<String>,
 }
 
-impl Plan {
+impl PassPlan {
     /// Plans the pass of `tokens` at `positions`, both (T,).
     ///
     /// # Safety
@@ -59,8 +59,8 @@ impl Plan {
         filter: &Filter,
         tokens: Vec<u32>,
         positions: Vec<u32>,
-    ) -> Plan {
-        let mut plan = Plan {
+    ) -> PassPlan {
+        let mut plan = PassPlan {
             tokens,
             positions,
             planned: Vec::new(),

@@ -14,7 +14,7 @@ use crate::hashes::Hashes;
 use crate::inject::Injection;
 use crate::map::{Mapping, map};
 pub use crate::options::{Host, Options};
-use crate::plan::{Plan, Planned, indices_as_f32, leaf_dtype};
+use crate::plan::{PassPlan, Planned, indices_as_f32, leaf_dtype};
 use crate::producer;
 use crate::sequence::{Pass, Sequences};
 use crate::store::{Announced, BUFFER_BYTES, Store};
@@ -28,7 +28,7 @@ pub struct Recorder {
     hashes: Option<Hashes>,
     /// The context whose passes are recorded.
     sched: Option<usize>,
-    plan: Option<Plan>,
+    plan: Option<PassPlan>,
     injection: Option<Injection>,
     /// Graphs seen so far, with what they hold: most passes compute one of a few.
     graphs: Vec<(Graph, Arc<Mapping>)>,
@@ -110,7 +110,7 @@ impl Recorder {
         }
         // SAFETY: by the caller's promise.
         let plan =
-            unsafe { Plan::new(reader, &described, &mapping, &self.options.filter, tokens, positions) };
+            unsafe { PassPlan::new(reader, &described, &mapping, &self.options.filter, tokens, positions) };
         // SAFETY: as above.
         if let Err(reason) = unsafe { self.open(reader, sched, &plan, &mapping) } {
             self.stop(&reason);
@@ -319,7 +319,7 @@ impl Recorder {
         &mut self,
         reader: Reader<'_>,
         sched: RawSched,
-        plan: &Plan,
+        plan: &PassPlan,
         mapping: &Mapping,
     ) -> Result<(), String> {
         if let (Some(path), None) = (&self.options.hashes, &self.hashes) {
@@ -336,7 +336,7 @@ impl Recorder {
     }
 
     /// Records the inputs of a pass, which the program has set by now.
-    unsafe fn record_leaves(&mut self, reader: Reader<'_>, described: &Described, plan: &Plan) {
+    unsafe fn record_leaves(&mut self, reader: Reader<'_>, described: &Described, plan: &PassPlan) {
         let Some(store) = &mut self.store else { return };
         for (leaf, address) in &plan.leaves {
             let tensor = described.graph.get(leaf.leaf);
@@ -353,7 +353,7 @@ impl Recorder {
         }
     }
 
-    fn start_step(&mut self, plan: &Plan, number: usize) {
+    fn start_step(&mut self, plan: &PassPlan, number: usize) {
         let Some(store) = &mut self.store else { return };
         let known = self.unmapped.len();
         self.unmapped.extend(plan.unmapped.iter().cloned());
@@ -376,7 +376,7 @@ impl Recorder {
 const GRAPHS_KEPT: usize = 8;
 
 /// Names of the backends that compute the wanted nodes, with how many of them.
-unsafe fn backends(reader: Reader<'_>, sched: RawSched, plan: &Plan) -> HashMap<String, usize> {
+unsafe fn backends(reader: Reader<'_>, sched: RawSched, plan: &PassPlan) -> HashMap<String, usize> {
     let mut names = HashMap::new();
     for &tensor in plan.wanted.keys() {
         // SAFETY: nodes of a graph that this scheduler is about to compute.

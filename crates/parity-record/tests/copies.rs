@@ -9,7 +9,7 @@ use parity_dump::{Checkpoint, Kind};
 use parity_graph::{Op, View};
 use parity_record::api::{Api, RawGraph, RawTensor};
 use parity_record::describe::Reader;
-use parity_record::layout::Layout;
+use parity_record::layout::TensorLayout;
 use parity_record::map::map;
 
 /// A tensor as this made-up ggml has it.
@@ -33,7 +33,7 @@ struct FakeGraph {
     leaves: Vec<RawTensor>,
 }
 
-const LAYOUT: Layout = Layout {
+const LAYOUT: TensorLayout = TensorLayout {
     dtype: std::mem::offset_of!(Fake, dtype),
     ne: std::mem::offset_of!(Fake, ne),
     nb: std::mem::offset_of!(Fake, nb),

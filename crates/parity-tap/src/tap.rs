@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use parity_record::api::{Api, RawGraph, RawSched, RawTensor, text};
 use parity_record::describe::Reader;
-use parity_record::layout::Layout;
+use parity_record::layout::TensorLayout;
 use parity_record::recorder::Recorder;
 
 use crate::entry::{EvalCallback, unavailable};
@@ -22,7 +22,7 @@ type SetWarmup = unsafe extern "C" fn(*mut c_void, bool);
 /// One loaded ggml.
 struct Library {
     api: Api,
-    layout: Layout,
+    layout: TensorLayout,
     set_callback: SetCallback,
 }
 
@@ -128,7 +128,7 @@ fn open_library(compute: *mut c_void) -> Result<Library, String> {
         return Err("it has no `ggml_backend_sched_set_eval_callback`".to_owned());
     }
     // SAFETY: the functions are of one library.
-    let layout = unsafe { Layout::measure(&api) }?;
+    let layout = unsafe { TensorLayout::measure(&api) }?;
     // SAFETY: ggml's function under its own name.
     let set_callback = unsafe { std::mem::transmute::<*mut c_void, SetCallback>(set) };
     Ok(Library { api, layout, set_callback })

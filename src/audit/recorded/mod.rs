@@ -16,6 +16,7 @@ mod open;
 mod order;
 mod rows;
 mod sample;
+mod screen;
 mod simulate;
 
 #[cfg(test)]
@@ -26,12 +27,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use parity_graph::{Graph, Id, axis, label};
 
 use crate::arithmetic::Arithmetic;
-use crate::audit::bounds;
+use crate::audit::{AuditRows, bounds};
 use crate::checkpoint::Checkpoint;
 use crate::engine::machine::{Conductor, Machine, Node, Program, Unknown, Value, own};
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::numerics::Storage;
+use crate::numerics::{Numerics, Storage};
 use crate::ops::Args;
 
 pub use found::{Finding, NearTie};
@@ -71,8 +72,10 @@ pub trait Steps {
     /// Whether the graph that it is judged by is the one that its producer computed.
     fn is_own_graph(&self) -> bool;
 
-    /// Whether its producer says what it computes in.
-    fn is_declared(&self) -> bool;
+    /// What its producer says that it computes in.
+    fn declared(&self) -> Option<Numerics> {
+        None
+    }
 }
 
 /// A graph with the names of its nodes in a dump.
@@ -171,6 +174,14 @@ pub struct Suspect<'a> {
     pub others: &'a dyn Fn(Id) -> Option<Vec<f64>>,
 }
 
+/// How an audit is made.
+pub struct How<'a> {
+    /// Token rows of matmuls with weights that are computed again in full; of anything else all are.
+    pub rows: AuditRows,
+    /// Names what is wrong.
+    pub diagnose: Diagnose<'a>,
+}
+
 /// Names the mistakes that explain a node's output, or says what was tried.
 pub type Diagnose<'a> = &'a dyn Fn(&Suspect<'_>) -> Names;
 
@@ -218,17 +229,17 @@ pub fn audit(
     steps: &dyn Steps,
     graphs: &[(usize, &Labelled)],
     gguf: &Gguf,
-    wants: &dyn Fn(Checkpoint) -> bool,
-    diagnose: Diagnose<'_>,
+    how: &How<'_>,
 ) -> Result<Findings> {
+    let How { rows, diagnose } = *how;
     let pass = |kept: Storage, diagnose: Diagnose<'_>| -> Result<Findings> {
         let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
-        let mut findings = Findings { order: order(graphs, wants), nodes: BTreeMap::new() };
+        let mut findings = Findings { order: order(graphs, &|_| true), nodes: BTreeMap::new() };
         let mut devices = Devices::default();
         for &(step, labelled) in graphs {
             let (findings, devices) = (&mut findings, &mut devices);
             let mut auditor =
-                Auditor { step, steps, labelled, wants, gguf, kept, diagnose, findings, devices };
+                Auditor { step, steps, labelled, gguf, kept, rows, diagnose, findings, devices };
             machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
         }
         devices.excuse(&mut findings);
@@ -264,10 +275,10 @@ struct Auditor<'a> {
     step: usize,
     steps: &'a dyn Steps,
     labelled: &'a Labelled,
-    wants: &'a dyn Fn(Checkpoint) -> bool,
     gguf: &'a Gguf,
     /// What its values show the producer to keep them in.
     kept: Storage,
+    rows: AuditRows,
     diagnose: Diagnose<'a>,
     findings: &'a mut Findings,
     devices: &'a mut Devices,
@@ -282,16 +293,13 @@ impl Conductor<f64> for Auditor<'_> {
         let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
             return Ok(bridge::moved(node, args));
         };
-        let wanted = (self.wants)(checkpoint);
         let across = || bridge::across(node, args, self.kept);
         let there = self
             .steps
             .tensor(self.step, checkpoint)
             .or_else(|| choice::order(self.steps, self.step, node, checkpoint, args));
         let Some(recorded) = there else {
-            if wanted {
-                self.findings.at(checkpoint).unrecorded += 1;
-            }
+            self.findings.at(checkpoint).unrecorded += 1;
             return Ok(across().map_err(|_| Unknown::new(checkpoint.to_string())));
         };
         let rows = self.labelled.axes[node.id].map(|axis| node.program.graph.get(node.id).shape()[axis]);
@@ -299,9 +307,7 @@ impl Conductor<f64> for Auditor<'_> {
         let whole = partial.as_ref().map_or(&recorded, |partial| &partial.tensor);
         let Some(arranged) = self.labelled.arrange(node.id, checkpoint, whole) else {
             let found = format!("{checkpoint} in its graph's shape: {:?} is recorded", recorded.shape);
-            if wanted {
-                self.findings.at(checkpoint).cannot(&found);
-            }
+            self.findings.at(checkpoint).cannot(&found);
             return Ok(Err(Unknown::new(found)));
         };
         // What was cut of a matrix is masked: whatever stands there, nothing that follows reads it.
@@ -310,10 +316,8 @@ impl Conductor<f64> for Auditor<'_> {
         let beyond = |element: usize| cut.get_or_init(own_values).get(element).copied().unwrap_or_default();
         let values = arranged.of_node(&whole.values, beyond);
         let lacks = |element: usize| partial.as_ref().is_some_and(|p| p.lacks(arranged.position(element)));
-        if wanted {
-            let looked_at = |element: usize| arranged.is_recorded(element) && !lacks(element);
-            self.judge(node, checkpoint, args, (&values, &recorded), &arranged, &looked_at);
-        }
+        let looked_at = |element: usize| arranged.is_recorded(element) && !lacks(element);
+        self.judge(node, checkpoint, args, (&values, &recorded), &arranged, &looked_at);
         match &partial {
             None => Ok(Ok(values.into())),
             // Rows that were not recorded are computed again, for what reads them.
@@ -336,22 +340,19 @@ impl Auditor<'_> {
         looked_at: &(dyn Fn(usize) -> bool + Sync),
     ) {
         let named = self.findings.nodes.values().filter(|finding| finding.is_diagnosed()).count();
+        let tensor = node.program.graph.get(node.id);
+        let tried = args.map_or_else(
+            |_| Vec::new(),
+            |args| narrow::tried(self.steps, self.kept, tensor, args, &recorded.values),
+        );
         let finding = self.findings.at(checkpoint);
         finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
-        let tensor = node.program.graph.get(node.id);
-        let op = &tensor.op;
         let held = match (args, node.rule) {
             (Err(unknown), _) => Err(unknown.clone()),
-            (Ok(args), None) => Err(Unknown::no_rule(args.name, op)),
+            (Ok(args), None) => Err(Unknown::no_rule(args.name, &tensor.op)),
             (Ok(args), Some(rule)) => {
                 let sight = Sight { looked_at, carried: &node.carried };
-                let mut tried = hypotheses(op, tensor.backend.as_deref(), args);
-                if !self.steps.is_own_graph() {
-                    let kept = Some(self.kept).filter(|kept| narrow::holds(*kept, &recorded.values));
-                    let declared = self.steps.is_declared();
-                    tried.extend(narrow::hypotheses(op, args, kept.unwrap_or_default(), declared));
-                }
-                let held = judge_sampled(rule, args, values, &sight, &tried);
+                let held = judge_sampled(rule, args, values, &sight, &tried, self.rows);
                 if let Ok(held) = &held {
                     let backend = tensor.backend.as_deref();
                     self.devices.note(checkpoint, backend, (rule, args), (values, &sight), held);

@@ -8,12 +8,12 @@
 use half::{bf16, f16};
 use parity_graph::Op;
 
-use super::node::Hypothesis;
+use super::node::{self, Hypothesis};
 use super::{Labelled, Steps};
 use crate::arithmetic::{Arithmetic, Narrow, Operands, round};
 use crate::audit::bounds::storage_unit;
 use crate::gguf::DType;
-use crate::numerics::Storage;
+use crate::numerics::{Products, Storage};
 use crate::ops::bound::{SUBNORMAL_F16, UNIT_BF16, UNIT_F16, storage};
 use crate::ops::source::Data;
 use crate::ops::{Args, Rule, Source, Strided};
@@ -231,6 +231,37 @@ pub fn products(narrow: Narrow) -> Arithmetic {
     Arithmetic { operands: Operands::Both(narrow), ..Arithmetic::EXACT }
 }
 
+/// Computed as it was recorded, but for the rounding of what was recorded.
+fn recorded(kept: Storage) -> Arithmetic {
+    Arithmetic { recorded: Some(kept), ..Arithmetic::EXACT }
+}
+
+/// Computed in f64: what was recorded of a node and of its sources is rounded to f32.
+pub fn better_than_f32() -> Hypothesis {
+    Hypothesis { name: "better than f32, rounded when it was recorded", arithmetic: recorded(Storage::F32) }
+}
+
+/// What a node of a recording may have been computed in, the likeliest first; `kept` is the type that the recording's
+/// values show.
+pub fn tried(
+    steps: &dyn Steps,
+    kept: Storage,
+    tensor: &parity_graph::Tensor,
+    args: &Args<'_, f64>,
+    recorded: &[f32],
+) -> Vec<Hypothesis> {
+    let (own, declared) = (steps.is_own_graph(), steps.declared());
+    if own && declared.is_some_and(|numerics| numerics.products == Products::F64) {
+        return vec![better_than_f32()];
+    }
+    let mut tried = node::hypotheses(&tensor.op, tensor.backend.as_deref(), args);
+    if !own {
+        let kept = Some(kept).filter(|kept| holds(*kept, recorded)).unwrap_or_default();
+        tried.extend(hypotheses(&tensor.op, args, kept, declared.is_some()));
+    }
+    tried
+}
+
 /// What else an engine that is not llama.cpp may compute a node in; `kept` is the type that its recorded values are
 /// all numbers of. What was `declared` holds for products.
 pub fn hypotheses(op: &Op, args: &Args<'_, f64>, kept: Storage, declared: bool) -> Vec<Hypothesis> {
@@ -244,11 +275,7 @@ pub fn hypotheses(op: &Op, args: &Args<'_, f64>, kept: Storage, declared: bool) 
     if matches!(op, Op::MulMat | Op::MulMatId) && weight && !declared {
         more.extend(PRODUCTS.map(|(name, narrow)| Hypothesis { name, arithmetic: products(narrow) }));
     }
-    let recorded = |kept| Arithmetic { recorded: Some(kept), ..Arithmetic::EXACT };
-    more.push(Hypothesis {
-        name: "better than f32, rounded when it was recorded",
-        arithmetic: recorded(Storage::F32),
-    });
+    more.push(better_than_f32());
     let (name, rounded) = match kept {
         Storage::F32 => return more,
         Storage::F16 => ("values and weights in f16", "values rounded to f16 when they were recorded"),

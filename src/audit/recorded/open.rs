@@ -134,9 +134,8 @@ impl Steps for Judged<'_> {
         self.own
     }
 
-    fn is_declared(&self) -> bool {
-        let numerics = self.values.manifest().producer.numerics.as_deref();
-        numerics.is_some_and(|words| words.parse::<Numerics>().is_ok())
+    fn declared(&self) -> Option<Numerics> {
+        self.values.manifest().producer.numerics.as_deref()?.parse().ok()
     }
 
     fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {

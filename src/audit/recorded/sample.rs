@@ -1,43 +1,37 @@
-//! Products with weights of many tokens: a few tokens are computed again in full, all others are screened.
-//!
-//! A row of a product costs as much as all of its outputs, and to see what rounding explains of it costs that once
-//! more; a signed sum of its outputs (`audit/signed_sum.rs`) costs one output. So a sample of the tokens is judged,
-//! the signed sums of all others are held to what the same arithmetic explains, and a token whose sums it does not
-//! explain is judged like the sample: a suspicion alone is no finding.
+//! Products with weights, and attention, of many tokens: a few tokens are computed again in full, all others are
+//! screened (`screen.rs`), and a token that screening finds is judged like the sample: a suspicion alone is no finding.
 
 use std::collections::BTreeSet;
 
 use parity_graph::Op;
-use rayon::prelude::*;
 
 use super::node::{Held, Hypothesis, Sight, judge};
-use crate::arithmetic::round::Tie;
-use crate::audit::bounds::Units;
-use crate::audit::signed_sum::{SignedSum, explained};
+use super::screen;
+use crate::audit::AuditRows;
+use crate::audit::screen::ATTENTION_MAX;
 use crate::engine::machine::Unknown;
-use crate::gguf::TensorRef;
-use crate::numerics::Numerics;
 use crate::ops::source::Data;
-use crate::ops::{Args, Problem, Rule, Strided};
+use crate::ops::{Args, Rule, Strided};
 
-/// Tokens of a product that are judged whatever screening says: both ends, and two between them.
-const SAMPLE: usize = 4;
-/// Tokens up to which all are judged: fewer are as cheap as screening them.
-const ALL: usize = 16;
+/// Tokens of a product up to which all are judged: fewer are as cheap as screening them.
+const PRODUCTS_ALL: usize = 16;
 
 /// Along which axis of the result its tokens lie, and of which sources along which axis: (slot, axis).
 type Axes = (usize, &'static [(usize, usize)]);
 
-/// The tokens of a product; `None` of any other op.
-fn axes(op: &Op) -> Option<Axes> {
+/// The tokens of a product with a weight, or of attention, and up to how many all are judged; `None` of any other node.
+fn axes(op: &Op, args: &Args<'_, f64>) -> Option<(Axes, usize)> {
+    let weight = || matches!(args.get(0)?.data, Data::Weight(_)).then_some(PRODUCTS_ALL);
     match op {
-        Op::MulMat => Some((2, &[(1, 2)])),
-        Op::MulMatId => Some((1, &[(1, 1), (2, 2)])),
+        Op::MulMat => Some(((2, &[(1, 2)]), weight()?)),
+        Op::MulMatId => Some(((1, &[(1, 1), (2, 2)]), weight()?)),
+        // The mask may have more rows than there are tokens.
+        Op::FlashAttn => Some(((1, &[(0, 2), (3, 2)]), ATTENTION_MAX)),
         _ => None,
     }
 }
 
-/// As [`judge`], by a sample where the node is a product with a weight of many tokens.
+/// As [`judge`], by a sample of so many `rows` where the node is a product with a weight, or attention, of many tokens.
 ///
 /// # Errors
 /// What the rule refuses.
@@ -47,26 +41,25 @@ pub fn judge_sampled(
     recorded: &[f64],
     sight: &Sight<'_>,
     tried: &[Hypothesis],
+    rows: AuditRows,
 ) -> Result<Held, Unknown> {
-    let weight = args.get(0).and_then(|source| match source.data {
-        Data::Weight(weight) => Some(weight),
-        Data::Values(_) => None,
-    });
+    let AuditRows::Sample(count) = rows else { return judge(rule, args, recorded, sight, tried) };
     let carried = sight.carried.iter().any(Option::is_some) || !tried.iter().all(Hypothesis::is_screened);
-    let (Some((axis, slots)), Some(weight), false) = (axes(&rule.op), weight, carried) else {
+    let (Some(((axis, slots), few)), false) = (axes(&rule.op, args), carried) else {
         return judge(rule, args, recorded, sight, tried);
     };
+    let all = few.max(count);
     let before: usize = args.shape[..axis].iter().product();
     let n = args.shape[axis];
-    if before != 1 || n <= ALL || recorded.len() != args.elements() {
+    if before != 1 || n <= all || recorded.len() != args.elements() {
         return judge(rule, args, recorded, sight, tried);
     }
     let tokens = Tokens { rule, args, recorded, axis, slots };
     let inner = tokens.inner();
     let there: Vec<usize> = (0..n).filter(|token| (sight.looked_at)(token * inner)).collect();
     let mut sample: BTreeSet<usize> = match there.len() {
-        0..=ALL => there.iter().copied().collect(),
-        n => (0..SAMPLE).map(|i| there[i * (n - 1) / (SAMPLE - 1)]).collect(),
+        n if n <= all => there.iter().copied().collect(),
+        n => (0..count).map(|i| there[i * (n - 1) / (count - 1).max(1)]).collect(),
     };
     if sample.is_empty() {
         return judge(rule, args, recorded, sight, tried);
@@ -78,7 +71,7 @@ pub fn judge_sampled(
     }
     let followed = tried.iter().find(|one| held.arithmetic.is_none_or(|name| name == one.name));
     let others: BTreeSet<usize> = there.iter().copied().filter(|token| !sample.contains(token)).collect();
-    let suspects = followed.map(|one| tokens.screen(weight, &others, one)).unwrap_or_default();
+    let suspects = followed.map(|one| screen::suspects(&tokens, [&sample, &others], one)).unwrap_or_default();
     if !suspects.is_empty() {
         sample.extend(suspects);
         held = tokens.judge(&sample, tried)?;
@@ -87,23 +80,26 @@ pub fn judge_sampled(
     Ok(held)
 }
 
-/// A product whose tokens can be told apart.
-struct Tokens<'b, 'a> {
-    rule: &'b Rule,
-    args: &'b Args<'a, f64>,
-    recorded: &'b [f64],
+/// A node whose tokens can be told apart.
+pub struct Tokens<'b, 'a> {
+    /// What it computes.
+    pub rule: &'b Rule,
+    /// What it reads.
+    pub args: &'b Args<'a, f64>,
+    /// Its values: a token's lie side by side, one token behind the other.
+    pub recorded: &'b [f64],
     axis: usize,
     slots: &'static [(usize, usize)],
 }
 
 impl Tokens<'_, '_> {
     /// Elements of the result that belong to one token.
-    fn inner(&self) -> usize {
+    pub fn inner(&self) -> usize {
         self.args.shape[self.axis + 1..].iter().product()
     }
 
-    /// Judges some of the tokens, as if there were no others.
-    fn judge(&self, some: &BTreeSet<usize>, tried: &[Hypothesis]) -> Result<Held, Unknown> {
+    /// What `f` makes of the node with some of the tokens alone.
+    pub fn with<R>(&self, some: &BTreeSet<usize>, f: impl FnOnce(&Args<'_, f64>) -> R) -> R {
         let picked: Vec<Option<(Vec<f64>, [usize; 4])>> =
             (0..self.args.sources.len()).map(|slot| self.pick(slot, some)).collect();
         let sources = self.args.replaced(|slot| {
@@ -112,12 +108,16 @@ impl Tokens<'_, '_> {
         });
         let mut shape = self.args.shape;
         shape[self.axis] = some.len();
-        let args = Args { sources, shape, ..*self.args };
+        f(&Args { sources, shape, ..*self.args })
+    }
+
+    /// Judges some of the tokens, as if there were no others.
+    fn judge(&self, some: &BTreeSet<usize>, tried: &[Hypothesis]) -> Result<Held, Unknown> {
         let inner = self.inner();
         let recorded: Vec<f64> =
             some.iter().flat_map(|token| &self.recorded[token * inner..][..inner]).copied().collect();
         let sight = Sight { looked_at: &|_| true, carried: &[] };
-        let mut held = judge(self.rule, &args, &recorded, &sight, tried)?;
+        let mut held = self.with(some, |args| judge(self.rule, args, &recorded, &sight, tried))?;
         let order: Vec<usize> = some.iter().copied().collect();
         let whole = |element: usize| order[element / inner] * inner + element % inner;
         held.worst = whole(held.worst);
@@ -130,55 +130,12 @@ impl Tokens<'_, '_> {
         let (_, axis) = *self.slots.iter().find(|(known, _)| *known == slot)?;
         let source = self.args.get(slot)?;
         let (values, mut shape) = (source.values(), source.shape());
-        let inner: usize = shape[axis + 1..].iter().product();
-        let values = some.iter().flat_map(|token| &values[token * inner..][..inner]).copied().collect();
+        let (outer, inner): (usize, usize) =
+            (shape[..axis].iter().product(), shape[axis + 1..].iter().product());
+        let at = |outer: usize, token: usize| (outer * shape[axis] + token) * inner;
+        let rows = (0..outer).flat_map(|outer| some.iter().map(move |token| (outer, *token)));
+        let values = rows.flat_map(|(outer, token)| &values[at(outer, token)..][..inner]).copied().collect();
         shape[axis] = some.len();
         Some((values, shape))
-    }
-
-    /// Those of `some` tokens whose signed sums an arithmetic does not explain.
-    fn screen(&self, weight: TensorRef<'_>, some: &BTreeSet<usize>, followed: &Hypothesis) -> Vec<usize> {
-        let args =
-            Args { arithmetic: &followed.arithmetic, sources: self.args.sources.clone(), ..*self.args };
-        let Ok(problem) = crate::ops::problem(&self.rule.op, &args) else {
-            return some.iter().copied().collect();
-        };
-        let m = self.args.shape[3];
-        let rows_of_token = self.inner() / m.max(1);
-        let kept = followed.arithmetic.narrow;
-        let units = Units::of(&Numerics { storage: kept, ..Numerics::default() });
-        let mut suspects = BTreeSet::new();
-        for meeting in &problem.meetings {
-            let pairs: Vec<(usize, usize)> = meeting
-                .pairs
-                .iter()
-                .copied()
-                .filter(|(_, row)| some.contains(&(row / rows_of_token)))
-                .collect();
-            if pairs.is_empty() {
-                continue;
-            }
-            let sums = SignedSum::all(weight, meeting.matrix * m..(meeting.matrix + 1) * m, kept);
-            let odd = pairs.par_iter().filter(|(x, row)| {
-                !self.is_explained(&problem, &sums, *x, &self.recorded[row * m..][..m], &units)
-            });
-            suspects.extend(odd.map(|(_, row)| row / rows_of_token).collect::<Vec<_>>());
-        }
-        suspects.into_iter().collect()
-    }
-
-    fn is_explained(
-        &self,
-        problem: &Problem<'_, '_, f64>,
-        sums: &[SignedSum],
-        x: usize,
-        recorded: &[f64],
-        units: &Units,
-    ) -> bool {
-        let single = |values: &[f64]| -> Vec<f32> { values.iter().map(|&value| value as f32).collect() };
-        let rounded = &problem.x;
-        let excess = if rounded.sums.cols > 0 { single(rounded.sums.row(x)) } else { Vec::new() };
-        let ties: Vec<&Tie> = rounded.ties.iter().filter(|tie| tie.row == x).collect();
-        explained(sums, &single(rounded.values.row(x)), &excess, &ties, &single(recorded), &[], units)
     }
 }

@@ -52,10 +52,6 @@ impl Steps for Held {
         true
     }
 
-    fn is_declared(&self) -> bool {
-        false
-    }
-
     fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
         self.0.get(&(step, checkpoint.to_string())).cloned()
     }
@@ -99,7 +95,8 @@ fn found(held: &Held) -> Findings {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("reference-dumps/models/qwen2-tiny-py-F16.gguf");
     let gguf = Gguf::open(&path).unwrap();
     let (prefill, decode) = (labelled(3), labelled(1));
-    audit(held, &[(0, &prefill), (1, &decode)], &gguf, &|_| true, &|_| super::Names::default()).unwrap()
+    let how = How { rows: AuditRows::default(), diagnose: &|_| super::Names::default() };
+    audit(held, &[(0, &prefill), (1, &decode)], &gguf, &how).unwrap()
 }
 
 fn at<'a>(findings: &'a Findings, name: &str) -> &'a Finding {

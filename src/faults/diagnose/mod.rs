@@ -100,7 +100,7 @@ pub fn diagnose(
     match gather(context, node, &positions)? {
         Ok(case) => diagnose_case(context, model, &case),
         Err(missing) => Ok(Diagnosed {
-            residual: Some(format!("nothing could be tried: the dump lacks {}", missing.0)),
+            residual: Some(format!("nothing could be tried: the dump lacks {}", missing)),
             ..Diagnosed::default()
         }),
     }

@@ -7,7 +7,7 @@ use parity_dump::Element;
 use parity_dump::manifest::{LEAF_PREFIX, MANIFEST_FILE, Manifest, SCHEMA};
 use serde_json::Value;
 
-use super::single::{self, Format, arrays, raw, safetensors};
+use super::single::{self, FileFormat, arrays, raw, safetensors};
 use super::{entries, has_ending, name_of, number_behind, sglang, stem_of};
 use crate::error::{Error, Result};
 use crate::files;
@@ -76,8 +76,11 @@ pub fn folder(path: &Path) -> Result<Vec<Foreign>> {
     let mut pass = Pass::default();
     for file in files.iter().filter(|file| has_ending(file, &["npy", "pt", "pth"])) {
         let (format, found) = arrays(file)?;
-        let own =
-            if format == Format::Npy || found.len() == 1 { found } else { prefixed(found, &stem_of(file)) };
+        let own = if format == FileFormat::Npy || found.len() == 1 {
+            found
+        } else {
+            prefixed(found, &stem_of(file))
+        };
         pass.arrays.extend(own);
     }
     if pass.arrays.is_empty() {

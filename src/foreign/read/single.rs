@@ -16,7 +16,7 @@ use crate::foreign::{Foreign, Pass};
 
 /// What a file's first bytes say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum FileFormat {
     /// An array of numpy's.
     Npy,
     /// Several of them.
@@ -37,10 +37,10 @@ pub fn file(path: &Path) -> Result<Foreign> {
     }
     let (format, arrays) = arrays(path)?;
     let format = match format {
-        Format::Npz => "npz",
-        Format::Torch => "torch",
-        Format::Safetensors => "safetensors",
-        Format::Npy => {
+        FileFormat::Npz => "npz",
+        FileFormat::Torch => "torch",
+        FileFormat::Safetensors => "safetensors",
+        FileFormat::Npy => {
             return Err(Error::file(path, "is one array, and no dump")
                 .hint("a folder of .npy files, one for each tensor, with tokens.npy beside them, is one"));
         }
@@ -85,15 +85,15 @@ fn told(path: &Path, dump: &mut Foreign) -> Result<()> {
 ///
 /// # Errors
 /// A format that is not known: with the line that makes a known one of it.
-pub fn arrays(path: &Path) -> Result<(Format, Vec<Array>)> {
+pub fn arrays(path: &Path) -> Result<(FileFormat, Vec<Array>)> {
     let format = format(path)?;
     let stem = stem_of(path);
     let arrays = match format {
-        Format::Npy => {
+        FileFormat::Npy => {
             let bytes = map(path)?;
             vec![npy::array(&stem, &bytes, 0).map_err(|e| Error::file(path, e))?]
         }
-        Format::Npz => {
+        FileFormat::Npz => {
             let mut archive = Archive::open(path)?;
             let names: Vec<String> = archive.names.clone();
             let mut all = Vec::with_capacity(names.len());
@@ -104,8 +104,8 @@ pub fn arrays(path: &Path) -> Result<(Format, Vec<Array>)> {
             }
             all
         }
-        Format::Torch => torch::read(path, &stem)?,
-        Format::Safetensors => safetensors(path)?,
+        FileFormat::Torch => torch::read(path, &stem)?,
+        FileFormat::Safetensors => safetensors(path)?,
     };
     Ok((format, arrays))
 }
@@ -113,28 +113,28 @@ pub fn arrays(path: &Path) -> Result<(Format, Vec<Array>)> {
 /// Whether a file may be one of tensors with a JSON header.
 pub fn is_safetensors(path: &Path) -> bool {
     match format(path) {
-        Ok(format) => format == Format::Safetensors,
+        Ok(format) => format == FileFormat::Safetensors,
         // What cannot be opened is told by whoever opens it.
         Err(_) => has_ending(path, &["safetensors"]),
     }
 }
 
-fn format(path: &Path) -> Result<Format> {
+fn format(path: &Path) -> Result<FileFormat> {
     let mut head = [0; 16];
     let mut file = parity_dump::open_regular(path, "cannot be opened")?;
     let length =
         read_up_to(&mut file, &mut head).map_err(|e| Error::file(path, format!("cannot be read: {e}")))?;
     let head = &head[..length];
     if head.starts_with(npy::MAGIC) {
-        return Ok(Format::Npy);
+        return Ok(FileFormat::Npy);
     }
     if head.starts_with(archive::MAGIC) {
         let names = Archive::open(path)?.names;
         let is_torch = names.iter().any(|name| name.ends_with("/data.pkl"));
-        return Ok(if is_torch { Format::Torch } else { Format::Npz });
+        return Ok(if is_torch { FileFormat::Torch } else { FileFormat::Npz });
     }
     if head.len() > 8 && matches!(head[8], b'{' | b' ') || has_ending(path, &["safetensors"]) {
-        return Ok(Format::Safetensors);
+        return Ok(FileFormat::Safetensors);
     }
     Err(unknown(path, head))
 }

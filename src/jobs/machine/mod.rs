@@ -6,28 +6,31 @@ mod runner;
 mod steps;
 mod writer;
 
-use parity_dump::Dump;
-use parity_dump::manifest::{ModelInfo, Producer};
+use std::collections::BTreeMap;
 
+use parity_dump::Dump;
+use parity_dump::manifest::Producer;
+
+use super::graphs::ByGraph;
+use super::graphs::limits::{Work, check as check_memory};
 use super::run::{Progress, RunOptions, gaps, no_reference, reference, spare_the_reference};
+use super::{notes_of, path_of};
 use crate::arithmetic::Arithmetic;
-use crate::audit::recorded::{self, Findings, Graphs};
+use crate::audit::recorded::{self, Findings, Graphs, How};
 use crate::checkpoint::Checkpoint;
-use crate::compare::argmax;
+use crate::compare::{Comparison, argmax};
 use crate::dump::Recording;
 use crate::engine::device::Device;
 use crate::engine::machine::{Machine, Number};
 use crate::error::{Error, Result};
-use crate::faults::planted::Spec;
+use crate::faults::mistake::Mistake;
 use crate::faults::rewritten::diagnose;
-use crate::model::{self, builders};
+use crate::model;
 use crate::numerics::Products;
 use crate::record::import::is_partial;
-use crate::recorded::limits::{Work, check as check_memory};
-use crate::recorded::{
-    Foreign, Known, assemble, entries, interrupted, is_left_out, refuse_gaps, side, tried,
-};
 use crate::report::{Report, Side, Verdict};
+use crate::verdict::recorded::{Known, assemble, entries, is_left_out, refuse_gaps, tried};
+use crate::verdict::{self, Parts};
 
 use runner::{Executed, Run, Runner};
 use steps::Planned;
@@ -38,32 +41,27 @@ use writer::Sink;
 /// # Errors
 /// An architecture without a builder where no recording brings a graph, an arithmetic or a device that the machine
 /// does not have, a mistake that no node has a place for.
-pub fn run(
-    foreign: &Foreign,
-    mistakes: &[Spec],
-    options: &RunOptions,
-    progress: Progress<'_>,
-) -> Result<Report> {
+pub fn run(by: &ByGraph<'_>, options: &RunOptions, progress: Progress<'_>) -> Result<Report> {
     let arithmetic = arithmetic(options)?;
-    let room = steps::room(foreign, options)?;
-    let reference = reference(&foreign.gguf, room, options)?;
+    let mistakes = options.inject.iter().map(Mistake::in_graphs).collect::<Result<Vec<_>>>()?;
+    let room = steps::room(by, options)?;
+    let reference = reference(by.gguf, room, options)?;
     spare_the_reference(options, reference.as_ref())?;
-    refuse_reference(foreign, options, reference.as_ref())?;
-    let graphs = steps::graphs(foreign, room, options, reference.as_ref())?;
-    let planned = Planned::new(&graphs, mistakes, options)?;
+    refuse_reference(by, options, reference.as_ref())?;
+    let graphs = steps::graphs(by, room, options, reference.as_ref())?;
+    let planned = Planned::new(&graphs, &mistakes, options)?;
     let recorded_graphs = reference.as_ref().filter(|_| !planned.is_built()).map(Dump::path);
-    let subject = recorded_graphs.unwrap_or(foreign.gguf.path());
-    check_memory(subject, &planned.of_steps(), &foreign.gguf, Work::Run)?;
-    let of_reference = reference.as_ref().map(|dump| foreign.graphs(dump)).transpose()?;
-    let theirs = match (&reference, &of_reference) {
-        (Some(dump), Some(graphs)) => {
-            let judged = graphs.judged(dump, dump);
-            recorded::audit(&judged, &graphs.steps(), &foreign.gguf, &|_| true, &diagnose)?
+    let subject = recorded_graphs.unwrap_or(by.gguf.path());
+    check_memory(subject, &planned.of_steps(), by.gguf, Work::Run)?;
+    let of_reference = reference.as_ref().map(|dump| by.graphs(dump)).transpose()?;
+    let theirs = match (&reference, &of_reference, options.audit) {
+        (Some(dump), Some(graphs), Some(rows)) => {
+            let how = How { rows, diagnose: &diagnose };
+            recorded::audit(&graphs.judged(dump, dump), &graphs.steps(), by.gguf, &how)?
         }
         _ => Findings::default(),
     };
-    let run =
-        Run { foreign, options, reference: reference.as_ref(), planned: &planned, arithmetic, progress };
+    let run = Run { by, options, reference: reference.as_ref(), planned: &planned, arithmetic, progress };
     let ours = match options.numerics.products {
         Products::F64 => execute::<f64>(&run)?,
         _ => execute::<f32>(&run)?,
@@ -87,12 +85,12 @@ fn arithmetic(options: &RunOptions) -> Result<Arithmetic> {
 }
 
 /// Refuses a reference of which nothing can be computed again, and isolation without one.
-fn refuse_reference(foreign: &Foreign, options: &RunOptions, reference: Option<&Dump>) -> Result<()> {
+fn refuse_reference(by: &ByGraph<'_>, options: &RunOptions, reference: Option<&Dump>) -> Result<()> {
     if options.isolated && reference.is_none() {
         return Err(Error::new("--isolate", "there are no inputs to feed")
             .expected("a reference")
             .found("none")
-            .hint(no_reference(foreign.gguf.path(), options)));
+            .hint(no_reference(by.gguf.path(), options)));
     }
     if options.isolated && options.dump.is_some() {
         return Err(Error::new(
@@ -123,22 +121,11 @@ fn producer(run: &Run<'_>) -> Producer {
     }
 }
 
-/// What is computed with.
-fn model_info(foreign: &Foreign) -> ModelInfo {
-    let gguf = &foreign.gguf;
-    ModelInfo {
-        file: gguf.path().file_name().map(|name| name.to_string_lossy().into_owned()),
-        fingerprint: Some(model::fingerprint(gguf)),
-        architecture: Some(foreign.architecture.clone()),
-        name: gguf.str("general.name").ok().flatten().map(str::to_owned),
-    }
-}
-
 /// Runs the steps; a token that is not known beforehand is the most likely one.
 fn execute<S: Number>(run: &Run<'_>) -> Result<Executed> {
-    let mut machine: Machine<'_, S> = Machine::new(&run.foreign.gguf, run.arithmetic);
+    let mut machine: Machine<'_, S> = Machine::new(run.by.gguf, run.arithmetic);
     let mut sink = match &run.options.dump {
-        Some(dir) => Some(Sink::new(dir, producer(run), model_info(run.foreign), run.options)?),
+        Some(dir) => Some(Sink::new(dir, producer(run), model::info(run.by.gguf), run.options)?),
         None => None,
     };
     let mut executed = Executed { tokens: run.planned.tokens.to_vec(), ..Executed::default() };
@@ -171,57 +158,41 @@ fn execute<S: Number>(run: &Run<'_>) -> Result<Executed> {
 }
 
 fn report(run: &Run<'_>, of_reference: Option<&Graphs>, theirs: &Findings, ours: Executed) -> Result<Report> {
-    let Run { foreign, options, reference, planned, .. } = *run;
-    let graphs = planned.of_steps();
-    let judged = reference.zip(of_reference).map(|(dump, graphs)| graphs.judged(dump, dump));
-    let comparisons = ours.pairs.finish(reference);
-    let all = recorded::order(&graphs, &|id| planned.is_computed(id));
-    let left_out = |id: Checkpoint| {
-        let there = reference.is_some_and(|dump| !Recording::positions(dump, id).is_empty());
-        let inside = id.kind().is_optional() && !options.selection.names(id) && !there;
-        let of_theirs =
-            judged.as_ref().is_some_and(|judged| is_left_out(id, theirs, judged, &options.selection));
-        let healthy = ours.findings.nodes.get(&id).is_none_or(|finding| finding.is_healthy());
-        healthy && (inside || of_theirs)
+    let Run { by, options, reference, planned, .. } = *run;
+    let Executed { findings, pairs, token_sums, tokens, notes, .. } = ours;
+    let comparisons = pairs.finish(reference);
+    let mut report = match options.audit {
+        Some(_) => judged(run, of_reference, &comparisons, [&findings, theirs]),
+        None => compared(run, comparisons),
     };
-    let known = all.iter().filter(|id| !left_out(**id)).map(|&id| Known {
-        id,
-        comparison: comparisons.get(&id),
-        candidate: ours.findings.nodes.get(&id),
-        reference: theirs.nodes.get(&id),
-        across: ours.findings.is_bridged(id) || theirs.is_bridged(id),
-    });
-    let ([ours_in_full, ours_screened], [in_full, screened]) = (ours.findings.rows(), theirs.rows());
-    let rows = [ours_in_full + in_full, ours_screened + screened];
-    let shown = |id: Checkpoint| planned.selected.contains(&id);
-    let tried = |id| tried(&ours.findings, id);
-    let mut report = assemble(entries(known, &shown), &graphs, &tried, options.allow_missing, rows);
-    report.tokens = ours.token_sums.report();
+    report.tokens = token_sums.report();
     report.candidate = Side {
         path: options.dump.as_ref().map(|dir| dir.display().to_string()),
         producer: producer(run),
-        model: model_info(foreign),
-        tokens: ours.tokens.len(),
+        model: model::info(by.gguf),
+        tokens: tokens.len(),
         steps: planned.steps.iter().map(|step| step.positions.len()).collect(),
         provenance: Default::default(),
     };
     report.notes.extend(planned.notes.iter().cloned());
     match (reference, of_reference) {
         (Some(dump), Some(graphs)) => {
-            report.reference = Some(side(dump, Some(dump.path().display().to_string())));
-            report.notes.extend(interrupted(dump));
-            foreign.weigh_wiring(graphs, &mut report);
-            refuse_gaps(&mut report, &gaps(options, &ours.tokens, dump), options.allow_missing);
+            report.reference = Some(verdict::side(dump, path_of(dump)));
+            if !planned.is_built() {
+                report.notes.extend(notes_of(dump, "reference"));
+            }
+            by.weigh_wiring(graphs, &mut report);
+            refuse_gaps(&mut report, &gaps(options, &tokens, dump), options.allow_missing);
         }
         _ => {
-            crate::verdict::describe_recorded(&mut report, planned.source);
+            verdict::describe_recorded(&mut report, planned.source);
             report.notes.push(format!(
                 "the graph is the one that parity builds of the file, for {}",
-                foreign.architecture
+                by.architecture
             ));
             if report.verdict != Verdict::Divergence {
                 report.verdict = Verdict::Undecided;
-                let why = no_reference(foreign.gguf.path(), options);
+                let why = no_reference(by.gguf.path(), options);
                 report.reason = Some(format!("nothing was compared: {why}"));
             }
         }
@@ -231,16 +202,55 @@ fn report(run: &Run<'_>, of_reference: Option<&Graphs>, theirs: &Findings, ours:
             "isolated: every node read the reference's values, so that nothing is inherited".to_owned(),
         );
     }
-    if options.audit.is_none() {
-        report
-            .notes
-            .push("a graph is judged node by node while it is executed: --no-audit changes nothing".into());
-    }
-    report.notes.extend(ours.notes);
+    report.notes.extend(notes);
     Ok(report)
 }
 
-/// Whether there is a graph for new prompts of this architecture.
-pub fn is_built(foreign: &Foreign) -> bool {
-    builders::knows(&foreign.architecture)
+/// Whether an id is of the inside of attention that nobody recorded or asked for.
+fn is_inside(run: &Run<'_>, id: Checkpoint) -> bool {
+    let there = run.reference.is_some_and(|dump| !Recording::positions(dump, id).is_empty());
+    id.kind().is_optional() && !run.options.selection.names(id) && !there
+}
+
+/// The answers of the audits of both sides, the candidate's first.
+fn judged(
+    run: &Run<'_>,
+    of_reference: Option<&Graphs>,
+    comparisons: &BTreeMap<Checkpoint, Comparison>,
+    [ours, theirs]: [&Findings; 2],
+) -> Report {
+    let Run { options, reference, planned, .. } = *run;
+    let graphs = planned.of_steps();
+    let judged = reference.zip(of_reference).map(|(dump, graphs)| graphs.judged(dump, dump));
+    let all = recorded::order(&graphs, &|id| planned.is_computed(id));
+    let left_out = |id: Checkpoint| {
+        let of_theirs =
+            judged.as_ref().is_some_and(|judged| is_left_out(id, theirs, judged, &options.selection));
+        let healthy = ours.nodes.get(&id).is_none_or(|finding| finding.is_healthy());
+        healthy && (is_inside(run, id) || of_theirs)
+    };
+    let known = all.iter().filter(|id| !left_out(**id)).map(|&id| Known {
+        id,
+        comparison: comparisons.get(&id),
+        candidate: ours.nodes.get(&id),
+        reference: theirs.nodes.get(&id),
+        across: ours.is_bridged(id) || theirs.is_bridged(id),
+    });
+    let ([ours_in_full, ours_screened], [in_full, screened]) = (ours.rows(), theirs.rows());
+    let rows = [ours_in_full + in_full, ours_screened + screened];
+    let shown = |id: Checkpoint| planned.selected.contains(&id);
+    assemble(entries(known, &shown), &graphs, &|id| tried(ours, id), options.allow_missing, rows)
+}
+
+/// What numbers alone say: nothing was audited.
+fn compared(run: &Run<'_>, mut comparisons: BTreeMap<Checkpoint, Comparison>) -> Report {
+    let Run { options, reference, planned, .. } = *run;
+    let all = recorded::order(&planned.of_steps(), &|id| planned.is_computed(id));
+    let shown = all.into_iter().filter(|id| planned.selected.contains(id) && !is_inside(run, *id));
+    verdict::assemble(Parts {
+        comparisons: shown.filter_map(|id| comparisons.remove(&id)).collect(),
+        reference: reference.map(|dump| verdict::side(dump, path_of(dump))),
+        allow_missing: options.allow_missing,
+        ..Parts::default()
+    })
 }

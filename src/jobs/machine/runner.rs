@@ -19,15 +19,15 @@ use crate::dump::Recording;
 use crate::engine::machine::{Conductor, Node, Number, Unknown, Value, own};
 use crate::error::Result;
 use crate::faults::rewritten::{Scratch, diagnose, other, rewrite};
+use crate::jobs::graphs::ByGraph;
 use crate::jobs::run::{Progress, RunOptions};
 use crate::ops::source::{Data, contiguous};
 use crate::ops::{Args, Check, Source, Strided};
-use crate::recorded::Foreign;
 
 /// What a run is and goes by.
 #[derive(Clone, Copy)]
 pub struct Run<'a> {
-    pub foreign: &'a Foreign,
+    pub by: &'a ByGraph<'a>,
     pub options: &'a RunOptions,
     pub reference: Option<&'a Dump>,
     pub planned: &'a Planned<'a>,
@@ -121,7 +121,7 @@ impl<'a, S: Number> Runner<'a, S> {
         let no_place = || Unknown::new(format!("a place for {} in {id}", planted.fault.name));
         let other = match change {
             Change::Source { with: Some(with), .. } => {
-                Some(other(graph, &self.run.foreign.gguf, *with, &of_node).ok_or_else(no_place)?)
+                Some(other(graph, self.run.by.gguf, *with, &of_node).ok_or_else(no_place)?)
             }
             _ => None,
         };
@@ -160,19 +160,19 @@ impl<'a, S: Number> Runner<'a, S> {
 
     /// Judges the node's own values by exact arithmetic from what it read.
     fn judge(&mut self, node: &Node<'_>, id: Checkpoint, args: &Args<'_, S>, values: &[S], at: &Arrangement) {
-        let Some(rule) = node.rule else { return };
+        let (Some(rule), Some(rows)) = (node.rule, self.run.options.audit) else { return };
         let doubles = doubles(args);
         let args = in_f64(args, &doubles);
         let values: Vec<f64> = values.iter().map(|value| value.to_f64()).collect();
         let tried = [Hypothesis { name: "its own", arithmetic: *args.arithmetic }];
         let sight = recorded::Sight { looked_at: &|_| true, carried: &[] };
-        let held = match recorded::judge_sampled(rule, &args, &values, &sight, &tried) {
+        let held = match recorded::judge_sampled(rule, &args, &values, &sight, &tried, rows) {
             Ok(held) => held,
             Err(unknown) => return self.out.findings.at(id).cannot(&unknown.0),
         };
         if !held.is_healthy() || held.nonfinite > 0 {
             let others = |id: Id| self.other(id);
-            let (recorded, gguf) = (&values[..], &self.run.foreign.gguf);
+            let (recorded, gguf) = (&values[..], self.run.by.gguf);
             let names = diagnose(&Suspect {
                 node,
                 args: &args,

@@ -12,12 +12,12 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::error::{Error, Result};
 use crate::faults::planted::{Planted, Spec, planted, refuse_unplanted};
+use crate::jobs::graphs::ByGraph;
 use crate::jobs::limits::Room;
 use crate::jobs::plan;
 use crate::jobs::run::RunOptions;
 use crate::model::builders::{self, Built, Cache, Shape, Values};
 use crate::numerics::{Numerics, Storage};
-use crate::recorded::Foreign;
 
 /// Where graphs and inputs come from.
 pub struct Source {
@@ -35,12 +35,12 @@ pub struct Source {
 ///
 /// # Errors
 /// An architecture without a builder, where a prompt is to be run.
-pub fn room<'a>(foreign: &'a Foreign, options: &RunOptions) -> Result<Room<'a>> {
-    let file = foreign.gguf.path();
+pub fn room<'a>(by: &'a ByGraph<'_>, options: &RunOptions) -> Result<Room<'a>> {
+    let file = by.gguf.path();
     if is_of_the_reference(options) {
         return Ok(Room { file, context: usize::MAX, cached: 0 });
     }
-    if !super::is_built(foreign) {
+    if !by.is_built() {
         let names: Vec<&str> = builders::architectures().collect();
         let hint = match &options.reference {
             Some(_) => {
@@ -53,13 +53,12 @@ pub fn room<'a>(foreign: &'a Foreign, options: &RunOptions) -> Result<Room<'a>> 
                 "--reference RECORDING without a prompt, -n or --chunk; or {}",
                 names.join(", ")
             ))
-            .found(&foreign.architecture)
+            .found(by.architecture)
             .hint(hint));
     }
-    let built = builders::build(&foreign.gguf, Shape::step(0, 1, 1, true, Cache::F32))?;
+    let built = builders::build(by.gguf, Shape::step(0, 1, 1, true, Cache::F32))?;
     let cached = 2 * built.facts.layers * built.facts.kv_heads * built.facts.head_width;
-    let context = foreign.gguf.require_u32(&format!("{}.context_length", foreign.architecture))?;
-    Ok(Room { file, context: context as usize, cached: cached as u64 })
+    Ok(Room { file, context: built.facts.context, cached: cached as u64 })
 }
 
 /// Whether the reference's steps are executed as they are.
@@ -75,18 +74,18 @@ fn is_of_the_reference(options: &RunOptions) -> bool {
 /// # Errors
 /// Graphs that cannot be read or built, more positions than there are.
 pub fn graphs(
-    foreign: &Foreign,
+    by: &ByGraph<'_>,
     room: Room<'_>,
     options: &RunOptions,
     reference: Option<&Dump>,
 ) -> Result<Source> {
     if let Some(dump) = reference.filter(|_| is_of_the_reference(options)) {
-        let graphs = foreign.graphs(dump)?;
+        let graphs = by.graphs(dump)?;
         let positions = dump.manifest().steps.iter().map(|step| step.positions.clone());
         let (tokens, steps) = (dump.tokens().to_vec(), positions.collect());
         return Ok(Source { graphs, built: Vec::new(), tokens, steps, notes: Vec::new() });
     }
-    let (tokens, steps, notes) = plan::steps(&foreign.gguf, room, options, reference)?;
+    let (tokens, steps, notes) = plan::steps(by.gguf, room, options, reference)?;
     let form = Form::of(options, reference)?;
     let context = steps.last().map_or(0, |step| step.end);
     let (mut built, mut of_steps): (Vec<Built>, Vec<usize>) = (Vec::new(), Vec::new());
@@ -94,9 +93,11 @@ pub fn graphs(
         let shape = Shape::step(step.start, step.len(), context, form.flash, form.cache);
         of_steps.push(built.iter().position(|known| known.shape == shape).unwrap_or(built.len()));
         if of_steps.last() == Some(&built.len()) {
-            built.push(builders::build(&foreign.gguf, shape)?);
+            built.push(builders::build(by.gguf, shape)?);
         }
     }
+    // Before anything is written.
+    built.first().map_or(Ok(()), |built| builders::known(built, &tokens))?;
     let graphs = Graphs::of(built.iter().map(|built| built.graph.clone()), of_steps)?;
     let steps = steps.into_iter().map(|step| step.map(|position| position as u32).collect()).collect();
     Ok(Source { graphs, built, tokens, steps, notes })
@@ -184,9 +185,7 @@ impl<'a> Planned<'a> {
         let ids = source.graphs.labelled().iter().flat_map(Labelled::nodes).map(|(_, id)| id);
         let ids: BTreeSet<Checkpoint> = ids.collect();
         let layers = ids.iter().filter_map(|id| id.layer_index()).max().map_or(0, |last| last as usize + 1);
-        let whole = options.selection.is_all();
-        let selected: BTreeSet<Checkpoint> =
-            ids.into_iter().filter(|id| whole || options.selection.wants(*id, layers)).collect();
+        let selected = options.selection.of_graph(ids.into_iter());
         if selected.is_empty() {
             return Err(Error::new("--layer, --checkpoint", "no checkpoint of this model is selected")
                 .expected(format!(

@@ -62,10 +62,6 @@ impl Steps for Inputs {
     fn is_own_graph(&self) -> bool {
         false
     }
-
-    fn is_declared(&self) -> bool {
-        false
-    }
 }
 
 /// Keeps what every node with an id comes to.

@@ -70,6 +70,8 @@ pub struct Facts {
     pub ffn: usize,
     /// V
     pub vocab: usize,
+    /// Positions that the model was trained for.
+    pub context: usize,
     /// Epsilon of the RMS norms.
     pub eps: f32,
     /// RoPE of layers that see everything.
@@ -146,6 +148,7 @@ impl Facts {
             head_width,
             ffn: keys.count("feed_forward_length")?,
             vocab: table.rows(),
+            context: keys.size("context_length")?,
             eps: keys.positive("attention.layer_norm_rms_epsilon", None)?,
             rope,
             rope_sliding: keys.rope_sliding(rope, family.window)?,

@@ -13,6 +13,18 @@ pub const CAUSAL_MASK: &str = "attn_inp_kq_mask";
 /// The values of input leaves by name: contiguous, integers as numbers.
 pub type Values = BTreeMap<String, Vec<f64>>;
 
+/// Refuses tokens that the model does not have.
+///
+/// # Errors
+/// Names the first.
+pub fn known(built: &Built, tokens: &[u32]) -> Result<()> {
+    let vocab = built.facts.vocab;
+    let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) else { return Ok(()) };
+    Err(Error::new("tokens", "a token beyond the vocabulary")
+        .expected(format!("up to {}", vocab.saturating_sub(1)))
+        .found(token))
+}
+
 /// The inputs of one step: `tokens` at positions from `first`, of one sequence whose position p lies in cell p of the
 /// cache. Logits are those of the last rows of the step, as many as its shape has.
 ///
@@ -30,13 +42,7 @@ pub fn inputs(built: &Built, tokens: &[u32], first: usize) -> Result<Values> {
     if tokens.len() != shape.tokens {
         return wrong("another number of tokens", shape.tokens.to_string(), tokens.len().to_string());
     }
-    if let Some(token) = tokens.iter().find(|token| **token as usize >= facts.vocab) {
-        return wrong(
-            "a token beyond the vocabulary",
-            format!("up to {}", facts.vocab - 1),
-            token.to_string(),
-        );
-    }
+    known(built, tokens)?;
     let end = first.saturating_add(shape.tokens);
     for cells in [shape.cells, shape.sliding] {
         if end > cells.seen {

@@ -20,9 +20,10 @@ use parity_graph::Graph;
 
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
+use crate::model::graph::Pairing;
 
 pub use facts::Facts;
-pub use inputs::{CAUSAL_MASK, Values, inputs};
+pub use inputs::{CAUSAL_MASK, Values, inputs, known};
 pub use shape::{Cache, Kept, Shape};
 
 use blocks::Builder;
@@ -60,6 +61,12 @@ pub fn architectures() -> impl Iterator<Item = &'static str> {
 /// Whether there is a builder for this `general.architecture`.
 pub fn knows(architecture: &str) -> bool {
     architectures().any(|name| name == architecture)
+}
+
+/// Which columns of a head rotary embedding pairs in an architecture, where there is a builder for it.
+pub fn pairing(architecture: &str) -> Option<Pairing> {
+    let (family, _) = FAMILIES.iter().find(|(family, _)| family.name == architecture)?;
+    Some(if family.rope_mode == 0 { Pairing::Interleaved } else { Pairing::Half })
 }
 
 /// Builds one step of a model.

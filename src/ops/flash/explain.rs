@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::super::bound::{CONFIDENCE, SUBNORMAL_F16, TINY_F32, UNIT_F16, UNIT_F32, accumulation};
 use super::super::source::Args;
-use super::row::{Attention, Part, Row, Seen, minimum, round_f16};
+use super::row::{Attention, Part, QueryRow, Seen, minimum, round_f16};
 use crate::arithmetic::Flash;
 use crate::arithmetic::round::{Rounding, Tie, half_steps};
 use crate::scalar::{in_lanes, vectorized};
@@ -48,7 +48,7 @@ fn each_row(
     args: &Args<'_, f64>,
     attention: &Attention<'_, '_, f64>,
     exact: &[f64],
-    f: impl Fn(&Row, &[f64]) -> Vec<f64> + Sync,
+    f: impl Fn(&QueryRow, &[f64]) -> Vec<f64> + Sync,
 ) -> Vec<f64> {
     let [_, n, heads, width] = args.shape;
     let rows: Vec<Vec<f64>> = exact
@@ -63,7 +63,7 @@ fn each_row(
 }
 
 /// Absolute error of a score: the product's, which may add up in f16, and that of its ties in the rounding of Q.
-fn score_error(attention: &Attention<'_, '_, f64>, row: &Row, seen: &Seen) -> f64 {
+fn score_error(attention: &Attention<'_, '_, f64>, row: &QueryRow, seen: &Seen) -> f64 {
     let query = attention.query(row.at);
     let q = attention.q.row(query);
     let k = attention.key(row.at, seen.position);
@@ -118,7 +118,7 @@ struct Range {
 
 /// The sum in f16 is followed step by step. What f32 rounds on the way is a small interval, which most roundings to
 /// f16 close again; where it reaches over the middle between two f16 numbers, both are followed.
-fn followed(attention: &Attention<'_, '_, f64>, row: &Row, errors: &[f64], exact: &[f64]) -> Vec<f64> {
+fn followed(attention: &Attention<'_, '_, f64>, row: &QueryRow, errors: &[f64], exact: &[f64]) -> Vec<f64> {
     let ranges: Vec<Range> =
         attention.parts(row).into_iter().map(|range| interval(attention, row, errors, range)).collect();
     let largest = ranges.iter().map(|range| range.part.max).chain(row.sink).fold(f64::NEG_INFINITY, f64::max);
@@ -154,7 +154,7 @@ fn followed(attention: &Attention<'_, '_, f64>, row: &Row, errors: &[f64], exact
 
 fn interval(
     attention: &Attention<'_, '_, f64>,
-    row: &Row,
+    row: &QueryRow,
     errors: &[f64],
     range: std::ops::Range<usize>,
 ) -> Range {
@@ -203,7 +203,7 @@ fn least(a: f64, b: f64) -> f64 {
 }
 
 /// Normalised weights, (seen,), and that of the sink.
-fn weights(row: &Row) -> (Vec<f64>, f64) {
+fn weights(row: &QueryRow) -> (Vec<f64>, f64) {
     let max = row.seen.iter().map(|seen| seen.z).chain(row.sink).fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = row.seen.iter().map(|seen| (seen.z - max).exp()).collect();
     let sink = row.sink.map_or(0.0, |sink| (sink - max).exp());
@@ -216,7 +216,7 @@ fn weights(row: &Row) -> (Vec<f64>, f64) {
 
 /// Σ p·error·|v - out| for the scores, the accumulation of the values and of the weights that they are divided by,
 /// and in quadrature what an engine with f16 arithmetic rounds on the way.
-fn unfollowed(attention: &Attention<'_, '_, f64>, row: &Row, errors: &[f64], exact: &[f64]) -> Vec<f64> {
+fn unfollowed(attention: &Attention<'_, '_, f64>, row: &QueryRow, errors: &[f64], exact: &[f64]) -> Vec<f64> {
     let (p, sink) = weights(row);
     let mut spread: Vec<f64> = exact.iter().map(|y| sink * EXP_ROUNDINGS * UNIT_F32 * y.abs()).collect();
     let mut terms = vec![0.0; exact.len()];
@@ -246,7 +246,7 @@ fn unfollowed(attention: &Attention<'_, '_, f64>, row: &Row, errors: &[f64], exa
 }
 
 /// What rounding the weights, and the sum after every position, to f16 may move an output by, in quadrature.
-fn narrow_sums(attention: &Attention<'_, '_, f64>, row: &Row, p: &[f64]) -> Vec<f64> {
+fn narrow_sums(attention: &Attention<'_, '_, f64>, row: &QueryRow, p: &[f64]) -> Vec<f64> {
     let width = attention.v.shape()[3];
     let (mut running, mut square) = (vec![0.0; width], vec![0.0; width]);
     let sum = row.seen.iter().map(|seen| seen.z).fold(f64::NEG_INFINITY, f64::max);
@@ -319,7 +319,7 @@ fn query_steps(args: &Args<'_, f64>, attention: &Attention<'_, '_, f64>) -> Opti
 /// How far a score moves with an error of Q or K.
 fn moved_score<'e>(
     attention: &Attention<'_, '_, f64>,
-    row: &Row,
+    row: &QueryRow,
     seen: &Seen,
     slot: usize,
     of_row: &impl Fn([usize; 3]) -> &'e [f64],

@@ -7,14 +7,14 @@
 
 use std::ops::Range;
 
-use super::row::{Attention, Row};
+use super::row::{Attention, QueryRow};
 use super::sums::{OFFSET, Outcome, Sums, Weight};
 use crate::arithmetic::Lanes;
 use crate::scalar::Scalar;
 
 impl<S: Scalar> Attention<'_, '_, S> {
     /// A row; `errors` of the scores of its seen positions, where between what it may be is wanted.
-    pub fn on_lanes(&self, row: &Row, lanes: Lanes, errors: Option<&[f64]>) -> Outcome {
+    pub fn on_lanes(&self, row: &QueryRow, lanes: Lanes, errors: Option<&[f64]>) -> Outcome {
         let width = self.v.shape()[3];
         let Some(part) = lanes.part else {
             let mut sums = self.part_on_lanes(row, lanes, errors, 0..row.seen.len(), 0);
@@ -38,7 +38,7 @@ impl<S: Scalar> Attention<'_, '_, S> {
     /// The seen positions of a range, of a part that begins at position `start`.
     fn part_on_lanes(
         &self,
-        row: &Row,
+        row: &QueryRow,
         lanes: Lanes,
         errors: Option<&[f64]>,
         range: Range<usize>,

@@ -37,7 +37,7 @@ pub struct Attention<'b, 'a, S> {
 }
 
 /// One query of one head.
-pub struct Row {
+pub struct QueryRow {
     /// Batch, head, query.
     pub at: [usize; 3],
     /// The positions that are not masked.
@@ -157,7 +157,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         biases.filter(|(_, bias)| *bias != f64::NEG_INFINITY).collect()
     }
 
-    pub fn row(&self, b: usize, h: usize, n: usize) -> Row {
+    pub fn row(&self, b: usize, h: usize, n: usize) -> QueryRow {
         let at = [b, h, n];
         let q = self.q.row(self.query(at));
         let score = |(position, bias): (usize, f64)| {
@@ -171,7 +171,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             Seen { position, bias, scaled, z: capped + bias }
         };
         let seen = self.visible(b, h, n).into_iter().map(score).collect();
-        Row { at, seen, sink: self.sinks.as_ref().map(|sinks| sinks[h]) }
+        QueryRow { at, seen, sink: self.sinks.as_ref().map(|sinks| sinks[h]) }
     }
 
     /// What the sums of a query's blocks add to its product with a key, where they meet the minima of the key's blocks:
@@ -208,7 +208,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
     }
 
     /// The ranges of a row's seen positions that are summed apart.
-    pub fn parts(&self, row: &Row) -> Vec<Range<usize>> {
+    pub fn parts(&self, row: &QueryRow) -> Vec<Range<usize>> {
         let Flash::Split(parts) = self.kind else { return std::iter::once(0..row.seen.len()).collect() };
         let positions = self.k.shape()[2];
         let chunk = positions.div_ceil(parts.max(1)).max(1);
@@ -217,7 +217,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
     }
 
     /// (DV,)
-    pub fn output(&self, row: &Row) -> Vec<f64> {
+    pub fn output(&self, row: &QueryRow) -> Vec<f64> {
         match self.kind {
             Flash::Lanes(lanes) => return self.on_lanes(row, lanes, None).value,
             Flash::Units(units) => return self.on_units(row, units, None).value,
@@ -238,7 +238,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
     }
 
     /// A softmax in a narrow type, whose result meets the values.
-    fn by_softmax(&self, row: &Row) -> Vec<f64> {
+    fn by_softmax(&self, row: &QueryRow) -> Vec<f64> {
         let mut z: Vec<f64> = row.seen.iter().map(|seen| seen.z).collect();
         store(self.softmax.scores, &mut z);
         let max = z.iter().copied().chain(row.sink).fold(f64::NEG_INFINITY, f64::max);
@@ -254,7 +254,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
     }
 
     /// Online softmax in the order of the positions.
-    fn part(&self, row: &Row, range: Range<usize>) -> Part {
+    fn part(&self, row: &QueryRow, range: Range<usize>) -> Part {
         let narrow = self.is_narrow();
         let mut part = Part { max: f64::NEG_INFINITY, sum: 0.0, values: vec![0.0; self.v.shape()[3]] };
         for seen in &row.seen[range] {

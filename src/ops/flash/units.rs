@@ -6,7 +6,7 @@
 //! and heads lie in one line that the blocks of threads share evenly ("stream-k"), so that a row is cut where a block
 //! ends. What warps and blocks have is joined in f32.
 
-use super::row::{Attention, Row};
+use super::row::{Attention, QueryRow};
 use super::sums::{OFFSET, Outcome, Sums, Weight};
 use crate::arithmetic::Units;
 use crate::scalar::Scalar;
@@ -18,7 +18,7 @@ const LEAST: f64 = 2.061_153_622_438_558e-9;
 
 impl<S: Scalar> Attention<'_, '_, S> {
     /// A row; `errors` of the scores of its seen positions, where between what it may be is wanted.
-    pub fn on_units(&self, row: &Row, units: Units, errors: Option<&[f64]>) -> Outcome {
+    pub fn on_units(&self, row: &QueryRow, units: Units, errors: Option<&[f64]>) -> Outcome {
         let width = self.v.shape()[3];
         let mut parts: Vec<Sums> = Vec::new();
         for (first, last) in self.cuts(row.at, units) {
@@ -56,7 +56,7 @@ impl<S: Scalar> Attention<'_, '_, S> {
     /// The sums of a warp over some batches.
     fn warp(
         &self,
-        row: &Row,
+        row: &QueryRow,
         units: Units,
         errors: Option<&[f64]>,
         batches: std::ops::Range<usize>,

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use llama_cpp_sys_2 as llama;
 use parity_record::api::{Api, RawGraph, RawSched, RawTensor};
 use parity_record::describe::Reader;
-use parity_record::layout::Layout;
+use parity_record::layout::TensorLayout;
 use parity_record::recorder::{Host, Options, Recorder};
 
 use crate::error::{Error, Result};
@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 struct State {
     recorder: Recorder,
     api: Api,
-    layout: Layout,
+    layout: TensorLayout,
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -51,7 +51,7 @@ impl Session {
         // SAFETY: each name gets the function that ggml declares under it.
         let api = unsafe { Api::new(function) }.map_err(|missing| unreadable(format!("no `{missing}`")))?;
         // SAFETY: the functions of the one ggml that is linked.
-        let layout = unsafe { Layout::measure(&api) }.map_err(unreadable)?;
+        let layout = unsafe { TensorLayout::measure(&api) }.map_err(unreadable)?;
         let said = Arc::new(Mutex::new(Outcome::default()));
         let recorder = Recorder::new(options, Box::new(Ears(Arc::clone(&said))));
         if let Some(mut state) = state() {

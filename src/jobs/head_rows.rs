@@ -3,16 +3,15 @@
 //! Conversion to GGUF reorders the rows of q and k of the `llama` architecture, because llama.cpp turns neighbours. An
 //! engine that loads the Hugging Face weights and turns halves computes the same attention from other rows.
 
-use std::path::Path;
-
 use crate::audit::Context;
 use crate::audit::case::gather;
 use crate::audit::judge::PLAIN;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::error::Result;
-use crate::model::Model;
+use crate::model::file::ModelFile;
 use crate::model::graph::Pairing;
+use crate::model::{Model, builders};
 use crate::numerics::Numerics;
 use crate::tensor::Matrix;
 use parity_dump::Dump;
@@ -31,12 +30,12 @@ const NOTE: &str = "rows of q and k are in Hugging Face order: compared after re
 ///
 /// # Errors
 /// A weight that cannot be read.
-pub fn settle(dump: &mut Dump, model: &Path) -> Result<Option<String>> {
-    // A model that cannot be opened is refused by whoever judges the dump.
-    let Some(model) = Model::open(model).ok().filter(|_| dump.manifest().graphs.is_empty()) else {
+pub fn settle(dump: &mut Dump, file: &ModelFile) -> Result<Option<String>> {
+    let ModelFile::Nodes(model) = file else { return Ok(None) };
+    if !dump.manifest().graphs.is_empty() {
         return Ok(None);
-    };
-    let pairs = model.config.architecture.pairing() == Pairing::Interleaved;
+    }
+    let pairs = builders::pairing(model.config.architecture.name()) == Some(Pairing::Interleaved);
     if !pairs || model.refuse_other(dump.path(), &dump.manifest().model).is_err() {
         return Ok(None);
     }
@@ -48,7 +47,7 @@ pub fn settle(dump: &mut Dump, model: &Path) -> Result<Option<String>> {
             for checkpoint in
                 found.filter(|checkpoint| !Recording::positions(dump, *checkpoint).is_empty()).take(1)
             {
-                match order(dump, &model, checkpoint)? {
+                match order(dump, model, checkpoint)? {
                     Some(Order::AsFiled) => as_filed += 1,
                     Some(Order::Halves) => reordered += 1,
                     None => {}

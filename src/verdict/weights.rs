@@ -13,6 +13,7 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::error::Result;
 use crate::model::Model;
+use crate::model::file::ModelFile;
 use crate::numerics::Numerics;
 use crate::report::words::number;
 use crate::report::{CheckpointVerdict, Entry, Report, Verdict};
@@ -87,7 +88,7 @@ impl Count {
 ///
 /// # Errors
 /// A weight that cannot be read.
-pub fn weigh(report: &mut Report, recording: &dyn Recording, model: Option<&Model>) -> Result<()> {
+pub fn weigh(report: &mut Report, recording: &dyn Recording, file: &ModelFile) -> Result<()> {
     if report.verdict != Verdict::Divergence {
         return Ok(());
     }
@@ -117,7 +118,7 @@ pub fn weigh(report: &mut Report, recording: &dyn Recording, model: Option<&Mode
     let too = [("embed", table.is_wrong()), ("the norms", norms.is_wrong())];
     let too: Vec<&str> = too.into_iter().filter_map(|(name, is)| is.then_some(name)).collect();
     let text = if as_stored {
-        let Some(how) = faint(products, recording, model)? else { return Ok(()) };
+        let Some(how) = faint(products, recording, file.nodes().ok())? else { return Ok(()) };
         format!("these are not this file's weights as it stores them: {counted} differ, {how}")
     } else if too.is_empty() {
         return Ok(());

@@ -6,14 +6,15 @@ use crate::gguf::Gguf;
 use crate::model::builders::{self, Shape};
 use crate::model::diff::{self, Diff};
 use crate::report::{Report, Verdict};
+use crate::verdict::describe_recorded;
 use parity_graph::Graph;
 
 /// What the comparison of two graphs says.
-pub struct Wiring {
+struct Wiring {
     /// What a reader must know, in sentences.
-    pub notes: Vec<String>,
+    notes: Vec<String>,
     /// The first thing that differs, if anything does.
-    pub differs: Option<String>,
+    differs: Option<String>,
 }
 
 /// Numbers that options of a run set as well.
@@ -25,9 +26,57 @@ const OPTIONS_SAID: &str = "wiring: options of the run set this too (--rope-freq
 /// Differences that are spelt out.
 const SHOWN_MAX: usize = 8;
 
+/// Says of recorded graphs whether they are the model file's, or that nobody knows; `refused` is why parity's own
+/// engines do not run the file, where they do not.
+pub fn weigh_wiring(
+    report: &mut Report,
+    graphs: &Graphs,
+    gguf: &Gguf,
+    architecture: &str,
+    refused: Option<&str>,
+) {
+    describe_recorded(report, graphs);
+    if graphs.are_built() {
+        report.notes.push(format!(
+            "the dump brings no graph: it was judged by the one that parity builds of the file, for {architecture}"
+        ));
+        return;
+    }
+    match wiring(gguf, architecture, graphs) {
+        Some(wiring) => wiring.weigh(report),
+        None => report.notes.push(format!(
+            "the wiring is as the producer declares it: parity has no graph of its own for {architecture}{}, so that a \
+             parameter that was read from the wrong place looks right here",
+            refused.map_or_else(String::new, |why| format!(" ({why})"))
+        )),
+    }
+}
+
+/// A candidate that is healthy by a graph of its own is no parity where that graph is not the reference's: a parameter
+/// that was read from the wrong place is in the graph and in the values alike.
+pub fn refuse_other_graph(report: &mut Report, own: &Graphs, reference: &Graphs) {
+    let differences = own.each().zip(reference.each()).flat_map(|(ours, theirs)| {
+        let found = diff::diff(ours, theirs);
+        let sentences = if found.is_equal() { Vec::new() } else { found.sentences() };
+        sentences.into_iter().map(|text| {
+            text.replace(" in the graph", " in the candidate's graph")
+                .replace(" in the file", " in the reference's")
+        })
+    });
+    let Some(first) = differences.into_iter().next() else { return };
+    let text = format!("the graphs of the two sides are not the same: {first}");
+    match report.verdict {
+        Verdict::Parity => {
+            report.verdict = Verdict::Undecided;
+            report.reason = Some(text);
+        }
+        Verdict::Divergence | Verdict::Undecided => report.notes.push(text),
+    }
+}
+
 /// Compares each graph of a recording with the one that is built from the model file; `None` where there is no
 /// builder for the architecture.
-pub fn wiring(gguf: &Gguf, architecture: &str, graphs: &Graphs) -> Option<Wiring> {
+fn wiring(gguf: &Gguf, architecture: &str, graphs: &Graphs) -> Option<Wiring> {
     if !builders::knows(architecture) {
         return None;
     }
@@ -100,7 +149,7 @@ fn heads_differ(gguf: &Gguf, architecture: &str, graph: &Graph) -> Option<String
 impl Wiring {
     /// Adds what was found to a report: a graph that is wired otherwise than the file says is a divergence, however
     /// well its nodes compute.
-    pub fn weigh(self, report: &mut Report) {
+    fn weigh(self, report: &mut Report) {
         report.notes.extend(self.notes);
         if let Some(differs) = self.differs
             && report.first_divergence.is_none()

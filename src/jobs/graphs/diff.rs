@@ -1,19 +1,18 @@
 //! Two recordings, at least one of which brings a graph: compared by name, each side audited.
 
-use super::audit::interrupted;
-use super::computed;
-use super::entry::{Known, assemble, entries};
-use super::{Foreign, is_left_out, refuse_gaps, side, tried};
-use crate::audit::recorded::{self, Findings, Graphs};
-use crate::checkpoint::Checkpoint;
-use crate::compare::{self, Tolerances};
+use super::ByGraph;
+use crate::audit::AuditRows;
+use crate::audit::recorded::{self, Findings, How};
+use crate::compare;
 use crate::dump::Recording;
 use crate::error::Result;
 use crate::faults::rewritten::diagnose;
-use crate::foreign;
-use crate::model::diff as wiring;
+use crate::jobs::diff::Options;
+use crate::jobs::{notes_of, path_of};
 use crate::report::{Report, Verdict};
-use crate::select::Selection;
+use crate::verdict::recorded::{
+    Known, assemble, entries, is_left_out, notes, refuse_gaps, refuse_other_graph, tried,
+};
 use crate::verdict::{self, Gap};
 use parity_dump::Dump;
 
@@ -25,21 +24,15 @@ pub struct Sides<'a> {
     pub reference: &'a Dump,
 }
 
-/// Compares and judges; `foreign` has the graphs of the reference.
+/// Compares, and judges at so many `rows`.
 ///
 /// # Errors
 /// A graph of the candidate that cannot be read.
-pub fn diff(
-    sides: &Sides<'_>,
-    foreign: &Foreign,
-    selection: &Selection,
-    tolerances: &Tolerances,
-    allow_missing: bool,
-) -> Result<Report> {
+pub fn diff(sides: &Sides<'_>, by: &ByGraph<'_>, rows: AuditRows, options: &Options) -> Result<Report> {
     let Sides { candidate, reference } = *sides;
-    let wants = |_: Checkpoint| true;
-    let of_reference = foreign.graphs(reference).or_else(|_| foreign.graphs(candidate))?;
-    let own = foreign.graphs(candidate).ok();
+    let Options { selection, allow_missing, .. } = options;
+    let of_reference = by.graphs(reference).or_else(|_| by.graphs(candidate))?;
+    let own = by.graphs(candidate).ok();
     // A dump without graphs of an architecture that nobody builds is judged by the other side's.
     let of_candidate = own.as_ref().unwrap_or(&of_reference);
     let (graphs, our_graphs) = (of_reference.steps(), of_candidate.steps());
@@ -48,14 +41,15 @@ pub fn diff(
         Some(own) => own.judged(candidate, candidate),
         None => of_reference.judged(candidate, reference),
     };
-    let all = recorded::order(&our_graphs.iter().chain(&graphs).copied().collect::<Vec<_>>(), &wants);
-    let selected = foreign.selected(all.clone(), selection);
-    let theirs = recorded::audit(&their_values, &graphs, &foreign.gguf, &wants, &diagnose)?;
+    let all = recorded::order(&our_graphs.iter().chain(&graphs).copied().collect::<Vec<_>>(), &|_| true);
+    let selected = selection.of_graph(all.iter().copied());
+    let how = How { rows, diagnose: &diagnose };
+    let theirs = recorded::audit(&their_values, &graphs, by.gguf, &how)?;
     let ours = match own.is_some() || are_of_the_same_steps(sides) {
-        true => recorded::audit(&our_values, &our_graphs, &foreign.gguf, &wants, &diagnose)?,
+        true => recorded::audit(&our_values, &our_graphs, by.gguf, &how)?,
         false => of_other_steps(candidate),
     };
-    let comparisons = compare::recordings(candidate, reference, &all, tolerances);
+    let comparisons = compare::recordings(candidate, reference, &all, &options.tolerances);
     let shown = all.iter().zip(&comparisons);
     let shown = shown.filter(|(id, _)| {
         !is_left_out(**id, &ours, &our_values, selection)
@@ -69,26 +63,26 @@ pub fn diff(
         across: ours.is_bridged(id),
     });
     let ([ours_in_full, ours_screened], [in_full, screened]) = (ours.rows(), theirs.rows());
-    let rows = [ours_in_full + in_full, ours_screened + screened];
+    let counted = [ours_in_full + in_full, ours_screened + screened];
     let mut report = assemble(
         entries(known, &|id| selected.contains(&id)),
         &graphs,
         &|id| tried(&ours, id),
-        allow_missing,
-        rows,
+        *allow_missing,
+        counted,
     );
     report.tokens = compare::tokens(candidate, reference);
-    report.candidate = side(candidate, Some(candidate.path().display().to_string()));
-    report.reference = Some(side(reference, Some(reference.path().display().to_string())));
-    report.notes.extend(interrupted(candidate).or(interrupted(reference)));
-    report.notes.extend(foreign::names_of_both(candidate, reference));
-    report.notes.extend(computed::notes("the candidate", &of_candidate.steps(), &ours));
-    report.notes.extend(computed::notes("the reference", &of_reference.steps(), &theirs));
-    foreign.weigh_wiring(&of_reference, &mut report);
+    report.candidate = verdict::side(candidate, path_of(candidate));
+    report.reference = Some(verdict::side(reference, path_of(reference)));
+    report.notes.extend(notes_of(candidate, "candidate"));
+    report.notes.extend(notes_of(reference, "reference"));
+    report.notes.extend(notes("the candidate", &our_graphs, &ours));
+    report.notes.extend(notes("the reference", &graphs, &theirs));
+    by.weigh_wiring(&of_reference, &mut report);
     let mut gaps = verdict::gaps(candidate.tokens(), reference.tokens());
     gaps.extend(Gap::of_steps("candidate", candidate));
     gaps.extend(Gap::of_steps("reference", reference));
-    refuse_gaps(&mut report, &gaps, allow_missing);
+    refuse_gaps(&mut report, &gaps, *allow_missing);
     let compared = comparisons.iter().any(|comparison| comparison.numbers.is_some());
     if !compared && report.verdict == Verdict::Parity {
         report.verdict = Verdict::Undecided;
@@ -98,28 +92,6 @@ pub fn diff(
         refuse_other_graph(&mut report, own, &of_reference);
     }
     Ok(report)
-}
-
-/// A candidate that is healthy by a graph of its own is no parity where that graph is not the reference's: a parameter
-/// that was read from the wrong place is in the graph and in the values alike.
-fn refuse_other_graph(report: &mut Report, own: &Graphs, reference: &Graphs) {
-    let differences = own.each().zip(reference.each()).flat_map(|(ours, theirs)| {
-        let found = wiring::diff(ours, theirs);
-        let sentences = if found.is_equal() { Vec::new() } else { found.sentences() };
-        sentences.into_iter().map(|text| {
-            text.replace(" in the graph", " in the candidate's graph")
-                .replace(" in the file", " in the reference's")
-        })
-    });
-    let Some(first) = differences.into_iter().next() else { return };
-    let text = format!("the graphs of the two sides are not the same: {first}");
-    match report.verdict {
-        Verdict::Parity => {
-            report.verdict = Verdict::Undecided;
-            report.reason = Some(text);
-        }
-        Verdict::Divergence | Verdict::Undecided => report.notes.push(text),
-    }
 }
 
 /// Whether both sides computed the same tokens in the same steps.

@@ -1,0 +1,131 @@
+//! Which tokens of a node are worth a look, by signed sums of their values.
+//!
+//! A row of a product costs as much as all of its outputs, and to see what rounding explains of it costs that once
+//! more; a signed sum of its outputs (`audit/signed_sum.rs`) costs one output. A row of attention costs its scores and
+//! its values, and its bound both once more; a signed sum of each head (`ops/flash/signed.rs`) costs its scores.
+
+use std::collections::BTreeSet;
+
+use parity_graph::Op;
+use rayon::prelude::*;
+
+use super::narrow::{self, Narrowed};
+use super::node::Hypothesis;
+use super::sample::Tokens;
+use crate::arithmetic::Arithmetic;
+use crate::arithmetic::round::Tie;
+use crate::audit::bounds::Units;
+use crate::audit::screen_attention::ALL_HEADS_MAX;
+use crate::audit::signed_sum::{SignedSum, explained, factor};
+use crate::engine::machine::compute;
+use crate::numerics::Numerics;
+use crate::ops::flash::Signed;
+use crate::ops::source::Data;
+use crate::ops::{Args, Check, Problem, Rule};
+
+/// By how much more than in the sample rounding may move the signed sum of another row of attention, whose scores may be
+/// larger: what is beyond is only looked at more closely.
+const LARGER: f64 = 4.0;
+
+/// Those of `some` tokens whose signed sums an arithmetic does not explain, which explains the `sample`; all where sums
+/// cannot be told.
+pub fn suspects(
+    tokens: &Tokens<'_, '_>,
+    [sample, some]: [&BTreeSet<usize>; 2],
+    followed: &Hypothesis,
+) -> Vec<usize> {
+    let found = match tokens.rule.op {
+        Op::FlashAttn => of_attention(tokens, [sample, some], &followed.arithmetic),
+        _ => of_product(tokens, some, &followed.arithmetic),
+    };
+    found.unwrap_or_else(|| some.iter().copied().collect())
+}
+
+/// As [`suspects`], of attention: a sum is held to the share of its size that rounding explains in the sample.
+fn of_attention(
+    tokens: &Tokens<'_, '_>,
+    [sample, some]: [&BTreeSet<usize>; 2],
+    arithmetic: &Arithmetic,
+) -> Option<Vec<usize>> {
+    let narrowed = Narrowed::of(&tokens.rule.op, tokens.args, arithmetic);
+    let args = Args { arithmetic, sources: narrowed.sources(tokens.args), ..*tokens.args };
+    let [_, _, heads, width] = args.shape;
+    let factors: Vec<f64> = (0..width).map(|column| f64::from(factor(1, column))).collect();
+    let signed = Signed::new(&args, &factors).ok()?;
+    let bounds = tokens.with(sample, |args| bounds(tokens.rule, args, arithmetic))?;
+    let of_sample =
+        sample.iter().zip(bounds.chunks_exact((heads * width).max(1))).flat_map(|(token, row)| {
+            let (signed, factors) = (&signed, &factors);
+            row.chunks_exact(width.max(1)).enumerate().map(move |(head, bounds)| {
+                let squares = bounds.iter().zip(factors).map(|(bound, factor)| (bound * factor).powi(2));
+                squares.sum::<f64>().sqrt() / signed.of([0, head, *token]).whole()
+            })
+        });
+    let share = LARGER * of_sample.fold(0.0, f64::max);
+    let looked_at = (heads * ALL_HEADS_MAX / args.get(1)?.shape()[2].max(1)).clamp(1, heads.max(1));
+    let is_odd = |token: usize| {
+        (0..looked_at).map(|i| (token * looked_at + i) % heads).any(|head| {
+            let row = &tokens.recorded[(token * heads + head) * width..][..width];
+            let found: f64 = row.iter().zip(&factors).map(|(value, factor)| value * factor).sum();
+            let sum = signed.of([0, head, token]);
+            // A NaN is not within.
+            !((found - sum.expected).abs() <= share * sum.whole())
+        })
+    };
+    let some: Vec<usize> = some.iter().copied().collect();
+    Some(some.into_par_iter().filter(|token| is_odd(*token)).collect())
+}
+
+/// What rounding explains of a node's elements.
+fn bounds(rule: &Rule, args: &Args<'_, f64>, arithmetic: &Arithmetic) -> Option<Vec<f64>> {
+    let Check::Bound(bound) = &rule.check else { return None };
+    let narrowed = Narrowed::of(&rule.op, args, arithmetic);
+    let args = Args { arithmetic, sources: narrowed.sources(args), ..*args };
+    let exact = compute::<f64>(rule, &args).ok()?;
+    let mut bounds = bound(&args, &exact);
+    narrow::widen(rule, &args, &exact, &mut bounds);
+    Some(bounds)
+}
+
+/// As [`suspects`], of a product; `None` where its sums cannot be told.
+fn of_product(
+    tokens: &Tokens<'_, '_>,
+    some: &BTreeSet<usize>,
+    arithmetic: &Arithmetic,
+) -> Option<Vec<usize>> {
+    let Data::Weight(weight) = tokens.args.get(0)?.data else { return None };
+    let args = Args { arithmetic, sources: tokens.args.sources.clone(), ..*tokens.args };
+    let problem = crate::ops::problem(&tokens.rule.op, &args).ok()?;
+    let m = tokens.args.shape[3];
+    let rows_of_token = tokens.inner() / m.max(1);
+    let kept = arithmetic.narrow;
+    let units = Units::of(&Numerics { storage: kept, ..Numerics::default() });
+    let mut suspects = BTreeSet::new();
+    for meeting in &problem.meetings {
+        let pairs: Vec<(usize, usize)> =
+            meeting.pairs.iter().copied().filter(|(_, row)| some.contains(&(row / rows_of_token))).collect();
+        if pairs.is_empty() {
+            continue;
+        }
+        let sums = SignedSum::all(weight, meeting.matrix * m..(meeting.matrix + 1) * m, kept);
+        let odd = pairs
+            .par_iter()
+            .filter(|(x, row)| !is_explained(&problem, &sums, *x, &tokens.recorded[row * m..][..m], &units));
+        suspects.extend(odd.map(|(_, row)| row / rows_of_token).collect::<Vec<_>>());
+    }
+    Some(suspects.into_iter().collect())
+}
+
+fn is_explained(
+    problem: &Problem<'_, '_, f64>,
+    sums: &[SignedSum],
+    x: usize,
+    recorded: &[f64],
+    units: &Units,
+) -> bool {
+    let single = |values: &[f64]| -> Vec<f32> { values.iter().map(|&value| value as f32).collect() };
+    let rounded = &problem.x;
+    let excess = if rounded.sums.cols > 0 { single(rounded.sums.row(x)) } else { Vec::new() };
+    let ties: Vec<&Tie> = rounded.ties.iter().filter(|tie| tie.row == x).collect();
+    explained(sums, &single(rounded.values.row(x)), &excess, &ties, &single(recorded), &[], units)
+}

@@ -1,0 +1,125 @@
+//! Dumps that are judged node by node on a graph: the one that they bring, or the one that is built of the model file.
+
+mod audit;
+mod diff;
+pub mod limits;
+
+pub use audit::audit;
+pub use diff::{Sides, diff};
+
+use std::path::Path;
+
+use crate::audit::recorded::Graphs;
+use crate::error::{Error, Result};
+use crate::foreign;
+use crate::gguf::Gguf;
+use crate::model::builders::{Cache, Shape};
+use crate::model::config::Architecture;
+use crate::model::file::ModelFile;
+use crate::model::{self, Model, builders};
+use crate::report::Report;
+use crate::verdict::recorded::weigh_wiring;
+use parity_dump::Dump;
+
+/// A model file whose dumps are judged by graphs.
+pub struct ByGraph<'a> {
+    /// The model.
+    pub gguf: &'a Gguf,
+    /// `general.architecture`.
+    pub architecture: &'a str,
+    /// Why parity's engines do not run it, where they do not.
+    refused: Option<String>,
+}
+
+/// What dumps of a model are judged by.
+pub enum JudgedBy<'a> {
+    /// The nodes that parity's engines execute.
+    Nodes(&'a Model),
+    /// Graphs that the dumps bring, or that are built.
+    Graphs(ByGraph<'a>),
+}
+
+impl<'a> JudgedBy<'a> {
+    /// Parity's own nodes where one of the dumps brings no graph, otherwise the graphs.
+    ///
+    /// # Errors
+    /// A dump of another model; why there are no nodes of parity's own, where there is no graph either.
+    pub fn of(file: &'a ModelFile, dumps: &[&Dump]) -> Result<JudgedBy<'a>> {
+        for dump in dumps {
+            model::refuse_other(file.gguf(), dump.path(), &dump.manifest().model)?;
+        }
+        let bring = || dumps.iter().map(|dump| !dump.manifest().graphs.is_empty());
+        let by_graph = ByGraph::of(file)?;
+        match file {
+            ModelFile::Nodes(model) if !bring().all(|brings| brings) => Ok(JudgedBy::Nodes(model)),
+            ModelFile::Refused(_, refused)
+                if !bring().any(|b| b) && !builders::knows(by_graph.architecture) =>
+            {
+                Err(refused.clone())
+            }
+            _ => Ok(JudgedBy::Graphs(by_graph)),
+        }
+    }
+}
+
+impl<'a> ByGraph<'a> {
+    /// Of a file, whether or not it has nodes of parity's own.
+    ///
+    /// # Errors
+    /// An architecture that is no text.
+    pub fn of(file: &'a ModelFile) -> Result<ByGraph<'a>> {
+        let gguf = file.gguf();
+        let architecture = gguf.str("general.architecture")?.unwrap_or("an unnamed architecture");
+        Ok(ByGraph { gguf, architecture, refused: file.refused() })
+    }
+
+    /// For a model that parity's engines refuse, to be executed op by op.
+    ///
+    /// # Errors
+    /// What was refused, where that is no reason to execute it op by op.
+    pub fn to_be_executed(file: &'a ModelFile, reference: Option<&Path>) -> Result<ByGraph<'a>> {
+        let by_graph = ByGraph::of(file)?;
+        let brings = |dump: Dump| !dump.manifest().graphs.is_empty();
+        let opened = |path| foreign::open(path, &foreign::Options::default());
+        let recorded = || reference.is_some_and(|reference| opened(reference).is_ok_and(brings));
+        let built = || builders::build(by_graph.gguf, Shape::step(0, 1, 1, true, Cache::F32)).is_ok();
+        let engines = Architecture::of(by_graph.architecture).is_some();
+        let named = by_graph.gguf.str("general.architecture")?.is_some();
+        match file {
+            ModelFile::Refused(_, refused) if !named || engines && !recorded() && !built() => {
+                Err(refused.clone())
+            }
+            _ => Ok(by_graph),
+        }
+    }
+
+    /// The graphs that a dump brings, or those that are built for its steps.
+    ///
+    /// # Errors
+    /// A graph that cannot be read, or that there is not enough memory for; an architecture without a builder.
+    pub fn graphs(&self, dump: &Dump) -> Result<Graphs> {
+        let graphs = match dump.manifest().graphs.is_empty() {
+            true => Graphs::built(dump, self.gguf),
+            false => Graphs::open(dump),
+        }?;
+        limits::check(dump.path(), &graphs.steps(), self.gguf, limits::Work::Audit)?;
+        Ok(graphs)
+    }
+
+    /// Says of recorded graphs whether they are the model file's, or that nobody knows.
+    pub fn weigh_wiring(&self, graphs: &Graphs, report: &mut Report) {
+        weigh_wiring(report, graphs, self.gguf, self.architecture, self.refused.as_deref());
+    }
+
+    /// Whether there is a graph for new prompts of its architecture.
+    pub fn is_built(&self) -> bool {
+        builders::knows(self.architecture)
+    }
+}
+
+/// What is refused of a selection that nothing of a recording fits.
+fn nothing_selected(dump: &Dump) -> Error {
+    Error::new("--layer, --checkpoint", "no node of this recording is selected")
+        .expected("a layer of it, or a pattern such as 'blk.0.*'")
+        .hint(format!("parity inspect {} lists its nodes", dump.path().display()))
+}

@@ -1,0 +1,104 @@
+//! The answers for recordings that are judged node by node on a graph, whatever the architecture.
+//!
+//! The graph is the producer's claim. Where parity has no graph of its own for an architecture, every node is judged
+//! by what it says it computes, and the report says that the wiring is the producer's.
+
+mod computed;
+mod entry;
+mod wiring;
+
+pub use computed::notes;
+pub use entry::{Known, assemble, entries};
+pub use wiring::{refuse_other_graph, weigh_wiring};
+
+use super::{Gap, spoken};
+use crate::audit::recorded::{Finding, Findings, Judged, Steps};
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+use crate::report::{CheckpointVerdict, Report, Tried, Verdict};
+use crate::select::Selection;
+
+/// Tokens that there is nothing to say about are no parity.
+pub fn refuse_gaps(report: &mut Report, gaps: &[Gap], allow_missing: bool) {
+    let (obstacles, accepted) = spoken(gaps, allow_missing);
+    if let Some(first) = obstacles.first().filter(|_| report.verdict == Verdict::Parity) {
+        report.verdict = Verdict::Undecided;
+        report.reason = Some(first.clone());
+    }
+    report.notes.extend(accepted);
+    report.gaps = obstacles;
+}
+
+/// What is not at parity in the arithmetic that a dump declares, or that all its values show, may be so tensor by
+/// tensor: then that is the answer, and where it is not, it tells better where the first mistake is.
+pub fn explained(report: Report, by_tensor: impl FnOnce() -> Result<Report>) -> Report {
+    // A reference that is wrong stays wrong in any arithmetic of the candidate.
+    let refuted = report.checkpoints.iter().any(|entry| entry.verdict == CheckpointVerdict::Reference);
+    if report.verdict == Verdict::Parity || refuted {
+        return report;
+    }
+    match by_tensor() {
+        Ok(other) if other.verdict == Verdict::Parity || report.verdict == Verdict::Undecided => other,
+        Ok(other) => both(report, other),
+        Err(_) => report,
+    }
+}
+
+/// One answer of two that found no parity: the names that either knows, at the node that was found tensor by tensor.
+fn both(mut whole: Report, mut by_tensor: Report) -> Report {
+    let (Some(of_whole), Some(first)) = (&mut whole.first_divergence, &mut by_tensor.first_divergence) else {
+        return whole;
+    };
+    if of_whole.checkpoint == first.checkpoint {
+        if of_whole.diagnosis.is_empty() {
+            of_whole.diagnosis = std::mem::take(&mut first.diagnosis);
+        }
+        return whole;
+    }
+    let named = whole.checkpoints.iter().find(|entry| entry.id == first.checkpoint);
+    if let Some(named) = named.filter(|_| first.diagnosis.is_empty()) {
+        first.diagnosis.clone_from(&named.diagnosis);
+    }
+    by_tensor
+}
+
+/// What was tried on a node that no known mistake explains.
+pub fn tried(findings: &Findings, id: Checkpoint) -> Vec<Tried> {
+    findings.nodes.get(&id).map_or_else(Vec::new, |finding| finding.diagnosis().1.to_vec())
+}
+
+/// Whether an id is left out of a report: an attention matrix, or any node of an engine that computed another graph,
+/// that was neither recorded nor asked for by name, where nodes behind it were judged across it.
+pub fn is_left_out(id: Checkpoint, findings: &Findings, graphs: &Judged<'_>, selection: &Selection) -> bool {
+    let unseen =
+        findings.nodes.get(&id).is_none_or(|finding| finding.judged == 0 && finding.undecided.is_none());
+    let exposed = graphs.is_own_graph() && !id.kind().is_optional();
+    !exposed && !selection.names(id) && unseen && findings.is_bridged(id)
+}
+
+/// Sentences about discrete nodes in which rounding decided, and about other arithmetic than the usual.
+fn remarks(finding: &Finding) -> String {
+    let mut out = String::new();
+    if !finding.arithmetic.is_empty() {
+        let names: Vec<&str> = finding.arithmetic.iter().copied().collect();
+        out += &format!("; in another arithmetic than llama.cpp's usual: {}", names.join(", "));
+    }
+    if let Some(tie) = finding.near_ties.iter().max_by(|a, b| a.margin.total_cmp(&b.margin)) {
+        let rows = crate::report::words::count(finding.near_ties.len(), "row");
+        out += &format!(
+            "; a near-tie in {rows}: at position {} another choice is {} better, and rounding of the scores \
+             explains {}",
+            tie.position,
+            crate::report::words::number(tie.margin),
+            crate::report::words::number(tie.near)
+        );
+    }
+    if !finding.bridged.is_empty() {
+        let names: Vec<String> = finding.bridged.iter().map(ToString::to_string).collect();
+        out += &format!("; across {}, which the recording lacks", names.join(", "));
+    }
+    if finding.explained_nonfinite > 0 {
+        out += &format!("; {} NaN or Inf, as in exact arithmetic", finding.explained_nonfinite);
+    }
+    out
+}
