@@ -255,6 +255,12 @@ def check_phone(page):
     x, y = page.centre(f'#cells a[data-id="{ids[0]}"]')
     page.mouse(x, y, "mousePressed", "mouseReleased")
     check(heading(page) == ids[0], f"a tap selects {ids[0]}")
+    # A map and a graph that are wider than the window are scrolled to what is selected.
+    hidden = page.js("(select(data.first), [...document.querySelectorAll('.scroll .selected')].filter(node => {"
+                     "const box = node.getBoundingClientRect(), frame = node.closest('.scroll').getBoundingClientRect();"
+                     "return box.width <= frame.width && (box.left < frame.left - 1 || box.right > frame.right + 1)"
+                     "}).map(node => node.dataset.id))")
+    check(not hidden, f"what is selected is in view on a phone {hidden or ''}")
     page.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
 
 

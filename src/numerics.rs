@@ -94,18 +94,21 @@ impl FromStr for Numerics {
         let mut words = text.split_whitespace();
         let products = words.next().unwrap_or_default();
         let mut numerics = Numerics {
-            products: parsed(&PRODUCTS, products).ok_or_else(|| format!("unknown products `{products}`"))?,
+            products: parsed(&PRODUCTS, products).ok_or_else(|| {
+                format!("`{products}` is no arithmetic that parity knows: f32, f64, f16, bf16, llama-cpu, llama-cuda")
+            })?,
             ..Numerics::default()
         };
         for word in words {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
-            let storage = || parsed(&STORAGE, value).ok_or_else(|| format!("unknown type `{value}`"));
+            let storage =
+                || parsed(&STORAGE, value).ok_or_else(|| format!("`{word}`: the type is f32, f16 or bf16"));
             match (key, value) {
                 ("storage", _) => numerics.storage = storage()?,
                 ("kv", _) => numerics.kv = storage()?,
                 ("flash", "on") => numerics.flash = true,
                 ("flash", "off") => numerics.flash = false,
-                _ => return Err(format!("unknown property `{word}`")),
+                _ => return Err(format!("`{word}` is none of storage=TYPE, kv=TYPE, flash=on")),
             }
         }
         Ok(numerics)

@@ -1,6 +1,7 @@
 //! Which checkpoints a command looks at: `--layer 0..3`, `--checkpoint 'blk.*.q_rope'`.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::str::FromStr;
 
 use globset::{Glob, GlobMatcher, GlobSet, GlobSetBuilder};
@@ -60,18 +61,64 @@ impl FromStr for Layers {
     }
 }
 
+impl fmt::Display for Layers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.first, self.last) {
+            (first, last) if first == last => write!(f, "{first}"),
+            (first, u32::MAX) => write!(f, "{first}.."),
+            (first, last) => write!(f, "{first}..{last}"),
+        }
+    }
+}
+
+/// What a pattern that fits none of `ids` was probably meant to be: a name without its layer, or a misspelt id.
+fn meant(typed: &str, ids: &[String]) -> Option<String> {
+    if ids.iter().any(|id| id.strip_suffix(typed).is_some_and(|head| head.ends_with('.'))) {
+        return Some(format!("'blk.*.{typed}'"));
+    }
+    let likeness = |id: &&String| strsim::jaro_winkler(typed, id);
+    let best = ids.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
+    (likeness(&best) >= ALIKE_MIN).then(|| best.clone())
+}
+
 /// The checkpoints that a command looks at; all standard ones by default.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     layers: Option<Layers>,
     globs: Option<GlobSet>,
+    /// The patterns as they were typed.
+    typed: Vec<String>,
 }
+
+/// How alike two ids must be (0 to 1, Jaro and Winkler) for one to be meant by the other: one letter off in five.
+const ALIKE_MIN: f64 = 1.0 - 1.0 / 5.0;
 
 impl Selection {
     /// The selection of `--layer` and `--checkpoint` (several allowed).
     pub fn new(layers: Option<Layers>, globs: &[String]) -> Result<Selection> {
         let set = patterns("--checkpoint", globs)?;
-        Ok(Selection { layers, globs: (!globs.is_empty()).then_some(set) })
+        Ok(Selection { layers, globs: (!globs.is_empty()).then_some(set), typed: globs.to_vec() })
+    }
+
+    /// Refuses the selection where none of `ids`, of a model of `n_layers` layers, is looked at; says what may be meant.
+    pub fn refused(&self, ids: impl Iterator<Item = Checkpoint>, n_layers: usize) -> Error {
+        let ids: Vec<String> = ids.map(|id| id.to_string()).collect();
+        let error = Error::new("--layer, --checkpoint", "no checkpoint of this model is selected")
+            .expected(format!(
+                "layers 0 to {}, or a pattern such as 'blk.*.q_rope'",
+                n_layers.saturating_sub(1)
+            ))
+            .found(
+                [self.layers.map(|layers| layers.to_string()), self.typed.first().cloned()]
+                    .into_iter()
+                    .flatten()
+                    .collect::<Vec<_>>()
+                    .join(" "),
+            );
+        match self.typed.iter().find_map(|typed| meant(typed, &ids)) {
+            Some(meant) => error.hint(format!("--checkpoint {meant}")),
+            None => error,
+        }
     }
 
     /// Whether `checkpoint` is looked at, in a model of `n_layers` layers.
@@ -149,6 +196,20 @@ mod tests {
             selected(None, &["blk.*.q", "*.attn_probs"]),
             ["blk.0.q", "blk.0.attn_probs", "blk.1.q", "blk.2.q"]
         );
+    }
+
+    #[test]
+    fn a_name_that_fits_nothing_is_answered_with_what_may_be_meant() {
+        let hint = |glob: &str| {
+            let ids = ["embed", "blk.0.q_rope", "blk.1.q_rope", "blk.1.ffn_out", "logits"];
+            let selection = Selection::new(Some("0..1".parse().unwrap()), &[glob.to_owned()]).unwrap();
+            selection.refused(ids.iter().map(|id| id.parse().unwrap()), 2).to_string()
+        };
+        assert!(hint("blk.1.q_ropee").contains("--checkpoint blk.1.q_rope"), "{}", hint("blk.1.q_ropee"));
+        assert!(hint("logit").contains("--checkpoint logits"));
+        assert!(hint("ffn_out").contains("--checkpoint 'blk.*.ffn_out'"));
+        assert!(!hint("xyz").contains("hint"), "{}", hint("xyz"));
+        assert!(hint("xyz").contains("0..1 xyz"));
     }
 
     #[test]

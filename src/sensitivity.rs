@@ -1,4 +1,4 @@
-//! What an audit of a recording can see: every mistake of the catalogue, planted at every node.
+//! What an audit of a recording can see: every mistake of the catalogue, injected at every node.
 
 use crate::audit::case::{Case, gather};
 use crate::audit::local::HEALTHY;
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::faults::diagnose::{Lab, Prediction};
 use crate::faults::{Argument, Fault, Site, catalogue};
 use crate::model::Model;
-use crate::report::sensitivity::{Node, Planted, SCHEMA, Sensitivity};
+use crate::report::sensitivity::{Injected, Node, SCHEMA, Sensitivity};
 
 /// Rows from the start of the run that are looked at besides the sample: mistakes that take one row for
 /// another show in rows that follow one another.
@@ -60,7 +60,7 @@ pub fn measure(
 
 fn undecided(id: Checkpoint, missing: String) -> Node {
     let undecided = Some(missing);
-    Node { id, undecided, rounding: None, scale: None, planted: 0, faintest: None, unseen: Vec::new() }
+    Node { id, undecided, rounding: None, scale: None, injected: 0, faintest: None, unseen: Vec::new() }
 }
 
 /// Plants every mistake that has a place in the node.
@@ -81,24 +81,24 @@ fn node_of(lab: &Lab<'_>) -> Result<Node> {
     let largest = best.value.data.iter().zip(&best.bound.data).map(|(x, bound)| x.abs() / bound);
     node.scale = Some(1.0 / largest.fold(0.0, f64::max)).filter(|scale| scale.is_finite());
     for fault in catalogue::all() {
-        let Some(planted) = plant(lab, &healthy, fault)? else { continue };
-        node.planted += 1;
-        match planted.over_bound {
+        let Some(injected) = plant(lab, &healthy, fault)? else { continue };
+        node.injected += 1;
+        match injected.over_bound {
             // `!(..)`, so that a NaN is seen.
             Some(over) if !(over <= HEALTHY) => {
                 let least = node.faintest.as_ref().and_then(|known| known.over_bound);
                 if over.is_finite() && least.is_none_or(|least| over < least) {
-                    node.faintest = Some(planted);
+                    node.faintest = Some(injected);
                 }
             }
-            _ => node.unseen.push(planted),
+            _ => node.unseen.push(injected),
         }
     }
     Ok(node)
 }
 
 /// One mistake, with its default argument; `None` where the node has no place for it.
-fn plant(lab: &Lab<'_>, healthy: &[Prediction], fault: &'static Fault) -> Result<Option<Planted>> {
+fn plant(lab: &Lab<'_>, healthy: &[Prediction], fault: &'static Fault) -> Result<Option<Injected>> {
     let Some(argument) = (fault.default)(&lab.site, &lab.case.node) else { return Ok(None) };
     let mut node = lab.case.node.clone();
     if (fault.change)(&lab.site, &mut node, &argument).is_none() || node == lab.case.node {
@@ -108,25 +108,25 @@ fn plant(lab: &Lab<'_>, healthy: &[Prediction], fault: &'static Fault) -> Result
         Argument::None | Argument::Order(_) => fault.name.to_owned(),
         argument => format!("{}={argument}", fault.name),
     };
-    let planted = lab.predict_from(healthy, &node)?;
-    let over_bound = planted.and_then(|planted| over_bound(lab.case, healthy, Some(&planted)));
-    Ok(Some(Planted { fault, over_bound }))
+    let injected = lab.predict_from(healthy, &node)?;
+    let over_bound = injected.and_then(|injected| over_bound(lab.case, healthy, Some(&injected)));
+    Ok(Some(Injected { fault, over_bound }))
 }
 
-/// max |recorded + planted - 2 healthy| / bound over the rows that are decided, by the arithmetic that explains
+/// max |recorded + injected - 2 healthy| / bound over the rows that are decided, by the arithmetic that explains
 /// it best; without a mistake max |recorded - healthy| / bound. `None` where no row is decided.
-fn over_bound(case: &Case, healthy: &[Prediction], planted: Option<&[Prediction]>) -> Option<f64> {
+fn over_bound(case: &Case, healthy: &[Prediction], injected: Option<&[Prediction]>) -> Option<f64> {
     let mut best: Option<f64> = None;
     for (i, judge) in healthy.iter().enumerate() {
-        let planted = planted.map(|planted| planted.get(i).unwrap_or(&planted[0]));
+        let injected = injected.map(|injected| injected.get(i).unwrap_or(&injected[0]));
         let mut worst: Option<f64> = None;
         for t in 0..judge.value.rows {
-            if planted.is_some_and(|planted| !planted.known[t]) {
+            if injected.is_some_and(|injected| !injected.known[t]) {
                 continue;
             }
             for c in 0..judge.value.cols {
                 let exact = judge.value.row(t)[c];
-                let change = planted.map_or(0.0, |planted| planted.value.row(t)[c] - exact);
+                let change = injected.map_or(0.0, |injected| injected.value.row(t)[c] - exact);
                 let error = (case.recorded.row(t)[c] - exact + change).abs();
                 let over = if error == 0.0 { 0.0 } else { error / judge.bound.row(t)[c] };
                 worst = Some(if over.is_nan() { f64::INFINITY } else { worst.unwrap_or(0.0).max(over) });

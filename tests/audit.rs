@@ -295,8 +295,8 @@ fn the_parts_of_a_distance_explain_it() {
     let prompt = reference.manifest().steps[0].positions.len();
     let candidate = run(&model, &model.graph, &tokens, prompt, false);
     let audits = audit_both(&model, &[&candidate, &reference]);
-    assert_eq!(audits.budgets.len(), audits.sides[1].nodes.len());
-    for (checkpoint, budget) in &audits.budgets {
+    assert_eq!(audits.parts.len(), audits.sides[1].nodes.len());
+    for (checkpoint, found) in &audits.parts {
         let positions = reference.positions(*checkpoint);
         let a = Recording::gather(&candidate, *checkpoint, &positions).unwrap();
         let b = Recording::gather(&reference, *checkpoint, &positions).unwrap();
@@ -306,14 +306,14 @@ fn the_parts_of_a_distance_explain_it() {
             square(&mut a.data.iter().zip(&b.data).map(|(&a, &b)| f64::from(a) - f64::from(b))) / norm;
         // The parts are vectors: their sum is no longer than their lengths together, and no shorter than
         // the longest less the others.
-        let parts = [budget.candidate, budget.reference, budget.inherited];
+        let parts = [found.candidate, found.reference, found.inherited];
         let (sum, longest) =
             (parts.iter().sum::<f64>(), parts.iter().fold(0.0f64, |max, part| max.max(*part)));
         let slack = 1e-12;
         assert!(apart <= sum + slack, "{checkpoint}: {apart} of {parts:?}");
         assert!(apart >= 2.0 * longest - sum - slack, "{checkpoint}: {apart} of {parts:?}");
     }
-    let quantised = &audits.budgets[&"blk.0.q_proj".parse().unwrap()];
+    let quantised = &audits.parts[&"blk.0.q_proj".parse().unwrap()];
     assert!(quantised.reference > 1e3 * quantised.candidate, "llama.cpp rounds its activations to Q8_K");
 }
 

@@ -228,6 +228,15 @@ fn isolation_needs_a_reference() {
 }
 
 #[test]
+fn what_was_computed_in_isolation_is_no_dump() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("dump");
+    let mut command = run(&["-p", PROMPT, "--isolate", "--dump"]);
+    command.arg(&folder).assert().code(2).stderr(contains("--dump without --isolate"));
+    assert!(!folder.join("manifest.json").exists(), "nothing was written");
+}
+
+#[test]
 fn the_self_test_foretells_what_an_audit_sees() {
     let dir = tempfile::tempdir().unwrap();
     dump(&dir.path().join("dump"), &[]);
@@ -238,9 +247,9 @@ fn the_self_test_foretells_what_an_audit_sees() {
     let unseen = |id: &str| -> Vec<String> {
         let nodes = found["nodes"].as_array().unwrap();
         let node = nodes.iter().find(|node| node["id"] == id).unwrap();
-        assert!(node["planted"].as_u64().unwrap() > 10, "{id}");
+        assert!(node["injected"].as_u64().unwrap() > 10, "{id}");
         let unseen = node["unseen"].as_array().unwrap().iter();
-        unseen.map(|planted| planted["fault"].as_str().unwrap().to_owned()).collect()
+        unseen.map(|injected| injected["fault"].as_str().unwrap().to_owned()).collect()
     };
     for id in ["blk.1.attn_norm", "blk.3.ffn_norm", "blk.2.q_rope", "blk.0.v", "blk.2.attn_ctx"] {
         let unseen = unseen(id);

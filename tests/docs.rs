@@ -92,21 +92,64 @@ fn flags(command: &str) -> Option<BTreeSet<String>> {
     help.status.success().then(|| found.chain(["-hf".to_owned()]).collect())
 }
 
+/// Commands whose help ends with examples.
+const WITH_EXAMPLES: [&str; 11] = [
+    "run",
+    "record",
+    "diff",
+    "audit",
+    "bench",
+    "faults",
+    "gate",
+    "diff-reports",
+    "inspect",
+    "map",
+    "explain",
+];
+
+/// Lines and columns of a screen that a command's short help fits on.
+const SCREEN: (usize, usize) = (52, 80);
+
+/// The short help of a command on a terminal of 80 columns.
+fn short_help(command: &str) -> String {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_parity"));
+    let output = program.args([command, "-h"]).env("COLUMNS", SCREEN.1.to_string()).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn the_short_help_of_a_command_is_one_screen_and_ends_with_examples() {
+    for command in WITH_EXAMPLES {
+        let help = short_help(command);
+        let widest = help.lines().map(|line| line.chars().count()).max().unwrap();
+        assert!(help.lines().count() <= SCREEN.0 && widest <= SCREEN.1, "{command}:\n{help}");
+        let examples =
+            help.split_once("\nExamples:\n").unwrap_or_else(|| panic!("{command} has no examples")).1;
+        assert!(examples.lines().all(|line| line.starts_with("  parity ")), "{command}:\n{examples}");
+    }
+}
+
 #[test]
 fn every_command_and_flag_of_the_pages_exists() {
     let mut known: BTreeMap<String, Option<BTreeSet<String>>> = BTreeMap::new();
     let (mut wrong, mut seen) = (Vec::new(), 0);
-    for page in pages() {
+    let of_pages = pages().into_iter().map(|page| {
         let text = fs::read_to_string(&page).unwrap();
-        for args in code(&text).iter().filter_map(|line| arguments(line)) {
+        (page.strip_prefix(root()).unwrap().display().to_string(), code(&text))
+    });
+    let of_help = WITH_EXAMPLES.map(|command| {
+        let lines = short_help(command).lines().map(str::to_owned).collect();
+        (format!("parity {command} -h"), lines)
+    });
+    for (page, lines) in of_pages.chain(of_help) {
+        for args in lines.iter().filter_map(|line| arguments(line)) {
             // `parity DUMP`, `parity 0.1.0`: no command, but what a program prints or a name that stands for one.
             let name = args[0].trim_matches(|c: char| !c.is_ascii_lowercase() && c != '-').to_owned();
             if name.is_empty() || name != args[0] || name.starts_with('-') {
                 continue;
             }
             seen += 1;
-            let place =
-                format!("{}: parity {}", page.strip_prefix(root()).unwrap().display(), args.join(" "));
+            let place = format!("{page}: parity {}", args.join(" "));
             match known.entry(name.clone()).or_insert_with(|| flags(&name)) {
                 None => wrong.push(format!("{place}: no such command")),
                 Some(flags) => {

@@ -82,7 +82,7 @@ fn an_audit_in_a_browser() {
     (report.reference, report.tokens) = (None, None);
     report.details.clear();
     for entry in &mut report.checkpoints {
-        (entry.numbers, entry.budget, entry.local.reference) = (None, None, None);
+        (entry.numbers, entry.parts, entry.local.reference) = (None, None, None);
     }
     check("audit", &report);
 }

@@ -119,7 +119,7 @@ fn hostile() -> Report {
         entry.local.candidate.as_mut().unwrap().over_bound = f64::INFINITY;
         entry.verdict = parity::report::CheckpointVerdict::ALL[i % 9];
         if entry.verdict == parity::report::CheckpointVerdict::Missing {
-            (entry.numbers, entry.budget, entry.local) = (None, None, Default::default());
+            (entry.numbers, entry.parts, entry.local) = (None, None, Default::default());
         }
     }
     report

@@ -7,13 +7,13 @@
 mod attention;
 pub mod bounds;
 mod bridge;
-pub mod budget;
 pub mod case;
 pub mod declared;
 pub mod judge;
 mod linear;
 pub mod local;
 mod masked;
+pub mod parts;
 pub mod recorded;
 pub mod rows;
 mod screen;
@@ -33,7 +33,7 @@ use crate::gguf::Gguf;
 use crate::model::graph::{Graph, Op};
 use crate::model::weights::Weight;
 use crate::numerics::Numerics;
-use crate::report::Budget;
+use crate::report::DifferenceParts;
 use crate::tensor::Matrix;
 
 pub use case::{Case, Context, Missing};
@@ -113,7 +113,7 @@ pub struct Audits {
     /// In the order of the recordings.
     pub sides: Vec<Audit>,
     /// Of each checkpoint whose nodes could be computed on both sides at the same rows.
-    pub budgets: BTreeMap<Checkpoint, Budget>,
+    pub parts: BTreeMap<Checkpoint, DifferenceParts>,
     /// See [`Options::isolated`].
     pub isolated: bool,
 }
@@ -170,7 +170,7 @@ pub fn audit(
     {
         candidate.fed = Some(reference.recording);
     }
-    let mut budgets = audit_nodes(&mut sides, gguf, graph, options)?;
+    let mut parts = audit_nodes(&mut sides, gguf, graph, options)?;
     // Values of a narrow type may be those that the engine went on with, or have been rounded when they were recorded,
     // whatever is declared: the sharper reading counts unless the other explains most of what it leaves.
     let mut sharp: Vec<Option<BTreeMap<Checkpoint, Found>>> = Vec::new();
@@ -180,7 +180,7 @@ pub fn audit(
         side.audit.recorded_unit = if open { side.stored_unit } else { 0.0 };
     }
     if sharp.iter().any(Option::is_some) {
-        budgets = audit_nodes(&mut sides, gguf, graph, options)?;
+        parts = audit_nodes(&mut sides, gguf, graph, options)?;
     }
     let faulty = |nodes: &BTreeMap<Checkpoint, Found>| {
         nodes.values().filter(|node| node.as_ref().is_ok_and(|node| !node.is_healthy())).count()
@@ -196,19 +196,19 @@ pub fn audit(
         side.look_past_faults(gguf, graph, options)?;
     }
     let sides = sides.into_iter().map(|side| side.audit).collect();
-    Ok(Audits { sides, budgets, isolated: options.isolated })
+    Ok(Audits { sides, parts, isolated: options.isolated })
 }
 
-/// Audits the wanted nodes on all sides; the budgets where there are two.
+/// Audits the wanted nodes on all sides; the parts of the difference where there are two.
 fn audit_nodes(
     sides: &mut [Side<'_>],
     gguf: &Gguf,
     graph: &Graph,
     options: &Options<'_>,
-) -> Result<BTreeMap<Checkpoint, Budget>> {
+) -> Result<BTreeMap<Checkpoint, DifferenceParts>> {
     let wanted = graph.nodes.iter().map(|node| node.checkpoint).filter(|c| (options.wants)(*c));
     let wanted: Vec<Checkpoint> = wanted.collect();
-    let mut budgets = BTreeMap::new();
+    let mut parts = BTreeMap::new();
     for some in wanted.chunks(NODES_AT_ONCE) {
         let found: Vec<NodeFindings> =
             some.par_iter().map(|checkpoint| audit_node(sides, gguf, *checkpoint)).collect::<Result<_>>()?;
@@ -216,10 +216,10 @@ fn audit_nodes(
             for (side, found) in sides.iter_mut().zip(node.sides) {
                 found.map(|found| side.audit.nodes.insert(*checkpoint, found));
             }
-            node.budget.map(|budget| budgets.insert(*checkpoint, budget));
+            node.parts.map(|of_node| parts.insert(*checkpoint, of_node));
         }
     }
-    Ok(budgets)
+    Ok(parts)
 }
 
 /// Nodes that are looked at at the same time: the small ones keep no core waiting, and the values of so many are
@@ -231,10 +231,10 @@ const NODES_AT_ONCE: usize = 4;
 struct NodeFindings {
     /// By side; `None` where the output was not recorded.
     sides: Vec<Option<Found>>,
-    budget: Option<Budget>,
+    parts: Option<DifferenceParts>,
 }
 
-/// What a budget needs of one side at one node.
+/// What the parts of a difference need of one side at one node.
 pub struct Exact {
     /// The case.
     pub case: Case,
@@ -272,7 +272,7 @@ fn audit_node(sides: &[Side<'_>], gguf: &Gguf, checkpoint: Checkpoint) -> Result
         exact.extend(plain.map(|plain| Exact { case, plain }));
     }
     if let [candidate, reference] = &exact[..] {
-        found.budget = budget::of(candidate, reference);
+        found.parts = parts::of(candidate, reference);
     }
     Ok(found)
 }

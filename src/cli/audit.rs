@@ -14,28 +14,41 @@ use crate::references;
 use crate::report::{self, Verdict};
 use parity_dump::Dump;
 
+const EXAMPLES: &str = "\
+Examples:
+  parity audit out -m model.gguf
+  parity audit hooks.npz -m model.gguf --tokens 1,2,3 --names map.toml
+  parity audit out -m model.gguf --self-test";
+
 /// Flags of `parity audit`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Dump that is judged: of parity, or of another engine in a format that docs/dumps.md lists
+    /// Dump to judge: a folder, or any format in docs/dumps.md
     dump: PathBuf,
+    /// Arithmetic of the dump's engine
+    ///
+    /// For example f32, or "bf16 storage=bf16 kv=bf16" (docs/dumps.md). It overrides what the dump declares. If
+    /// neither declares it, parity infers it from the values.
+    #[arg(long, value_name = "WORDS")]
+    numerics: Option<Numerics>,
+    /// Rows to recompute in f64: N, or all
+    ///
+    /// The other rows are screened, which is faster and sees less (docs/bounds.md).
+    #[arg(long, value_name = "N", default_value_t)]
+    audit_rows: AuditRows,
+    /// Say which mistakes the dump could hide
+    ///
+    /// Injects every known mistake at every node of the dump, one at a time, and says which ones an audit finds.
+    #[arg(long)]
+    self_test: bool,
+    /// Threads [default: all cores]
+    #[arg(short, long, value_name = "N", value_parser = shared::at_least_one())]
+    threads: Option<usize>,
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     foreign: ForeignArgs,
-    /// The arithmetic of the dump's producer, whatever the dump declares: f32, `bf16 storage=bf16 kv=bf16`, … Where
-    /// nobody declares it, it is found
-    #[arg(long, value_name = "WORDS")]
-    numerics: Option<Numerics>,
-    /// Token rows to recompute in f64: all, or N of them (the others are screened)
-    #[arg(long, value_name = "N", default_value_t)]
-    audit_rows: AuditRows,
-    /// Inject every known mistake at every node of the dump, one at a time, and say which ones an audit finds
-    #[arg(long)]
-    self_test: bool,
-    /// Threads; all cores where absent
-    #[arg(short, long, value_name = "N", value_parser = shared::at_least_one())]
-    threads: Option<usize>,
     #[command(flatten)]
     select: SelectArgs,
     #[command(flatten)]

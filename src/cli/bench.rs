@@ -14,37 +14,49 @@ use crate::numerics::Numerics;
 use crate::report::files::Folder;
 use crate::report::json;
 
+const EXAMPLES: &str = "\
+Examples:
+  parity bench -m model.gguf --device cuda --numerics f16
+  parity bench -m model.gguf --llama ~/llama.cpp/build/bin --report speed";
+
 /// Flags of `parity bench`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// GGUF model; without it the one that ships with parity
+    /// GGUF model file [default: the one that ships with parity]
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// Where: auto, cpu, cuda, cuda:N, cuda:0,cuda:1 (layers split over several GPUs), cuda:all
+    /// auto, cpu, cuda, cuda:N, cuda:0,cuda:1 or cuda:all
+    ///
+    /// Several GPUs share the layers.
     #[arg(long, value_name = "DEVICE", default_value_t)]
     device: Device,
-    /// Arithmetic: f32, or f16 (tensor cores, as engines in production)
-    #[arg(long, value_name = "NUMERICS", default_value = "f32")]
+    /// Arithmetic: f32, or f16 (tensor cores)
+    #[arg(long, value_name = "WORDS", default_value = "f32")]
     numerics: Numerics,
-    /// Tokens of the prefills
+    /// Lengths of the prefills, in tokens
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [16, 128, 512], value_parser = shared::at_least_one())]
     prefill: Vec<usize>,
-    /// Positions before the decoded tokens
+    /// Positions in the cache before decoding
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [8, 1024], value_parser = shared::at_least_one())]
     context: Vec<usize>,
-    /// How often each is measured
+    /// Measurements of each
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = shared::at_least_one())]
     repeats: usize,
-    /// Folder with libllama.so and libggml*.so: measured by turns with the engine (needs a C compiler, `cc`)
+    /// Also measure the llama.cpp in this folder
+    ///
+    /// The folder holds libllama.so and libggml*.so. Its runs alternate with the engine's. Needs a C compiler, `cc`.
     #[arg(long, value_name = "DIR")]
     llama: Option<PathBuf>,
-    /// Threads to compute with; all cores by default
+    /// Threads [default: all cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// What standard output carries
-    #[arg(long, value_enum, default_value_t)]
+    /// Print a table or json
+    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
     format: Format,
-    /// Folder for bench.json and bench.svg, speed against context length
+    /// Also write bench.json and bench.svg here
+    ///
+    /// The picture shows decode speed against context length.
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
 }
@@ -80,7 +92,7 @@ pub fn main(args: &Args) -> Outcome {
 fn table(found: &Bench) -> String {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
-    let mut head = vec!["tokens/s", "", "untraced", "every checkpoint", "bandwidth"];
+    let mut head = vec!["tokens/s", "", "no checkpoint", "every checkpoint", "bandwidth"];
     let beside = found.rows.iter().any(|row| row.llama.is_some());
     if beside {
         head.extend(["llama.cpp", "every node asked for"]);
@@ -138,7 +150,7 @@ fn plot(found: &Bench) -> String {
     );
     type Line = (&'static str, &'static str, fn(&BenchRow) -> f64);
     let lines: [Line; 2] = [
-        ("untraced", "#1f5fbf", |row| row.untraced.median),
+        ("no checkpoint", "#1f5fbf", |row| row.untraced.median),
         ("every checkpoint", "#bf5f1f", |row| row.traced.median),
     ];
     for (index, (name, colour, of)) in lines.into_iter().enumerate() {

@@ -10,28 +10,37 @@ use crate::jobs::diff::{Options, diff};
 use crate::model::file::ModelFile;
 use crate::numerics::Numerics;
 
+const EXAMPLES: &str = "\
+Examples:
+  parity diff mine reference -m model.gguf
+  parity diff mine reference -m model.gguf --layer 0..3 --report out
+  parity diff mine reference --rtol 1e-3 --atol 1e-5";
+
 /// Flags of `parity diff`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Dump that is judged: of parity, or of another engine in a format that docs/dumps.md lists
+    /// Dump to judge: a folder, or any format in docs/dumps.md
     candidate: PathBuf,
-    /// Dump that it is compared with
+    /// Dump to compare with, usually of llama.cpp
     reference: PathBuf,
-    #[command(flatten)]
-    foreign: ForeignArgs,
-    /// The arithmetic of the candidate's producer, whatever its dump declares: f32, `bf16 storage=bf16 kv=bf16`, …
-    /// Where nobody declares it, it is found
+    /// Arithmetic of the candidate
+    ///
+    /// For example f32, or "bf16 storage=bf16 kv=bf16" (docs/dumps.md). It overrides what the dump declares. If
+    /// neither declares it, parity infers it from the values.
     #[arg(long, value_name = "WORDS")]
     numerics: Option<Numerics>,
-    /// The arithmetic of the reference's producer
+    /// Arithmetic of the reference
     #[arg(long, value_name = "WORDS")]
     reference_numerics: Option<Numerics>,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    foreign: ForeignArgs,
     #[command(flatten)]
     select: SelectArgs,
     #[command(flatten)]
     tolerance: ToleranceArgs,
-    #[command(flatten)]
-    model: ModelArgs,
     #[command(flatten)]
     audit: AuditArgs,
     #[command(flatten)]

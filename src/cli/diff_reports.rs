@@ -10,18 +10,24 @@ use crate::report::diff::{diff, render};
 use crate::report::{Report, Verdict, json};
 use crate::select::patterns;
 
+const EXAMPLES: &str = "\
+Examples:
+  parity diff-reports yesterday today
+  parity diff-reports old/report.json new/report.json --allow 'blk.*.ffn_out'";
+
 /// Flags of `parity diff-reports`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// report.json, or the folder that holds it, as it was
+    /// Earlier report: report.json, or its folder
     old: PathBuf,
-    /// The same as it is
+    /// Later report
     new: PathBuf,
-    /// Checkpoints that are declared to change; may be given several times
+    /// Checkpoints that may change; may be repeated
     #[arg(long, value_name = "GLOB")]
     allow: Vec<String>,
-    /// What standard output carries
-    #[arg(long, value_enum, default_value_t)]
+    /// Print a table or json
+    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
     format: Format,
 }
 

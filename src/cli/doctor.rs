@@ -13,8 +13,8 @@ use crate::text::printable;
 /// Flags of `parity doctor`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// What standard output carries
-    #[arg(long, value_enum, default_value_t)]
+    /// Print a table or json
+    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
     format: Format,
 }
 

@@ -12,12 +12,18 @@ use crate::report::json;
 use crate::report::words::wrap;
 use crate::text::printable_lines;
 
+const EXAMPLES: &str = "\
+Examples:
+  parity run -p \"def read_lines(path):\" --inject rope.base=10000@2 --report out
+  parity explain blk.2.q_rope --in out";
+
 /// Flags of `parity explain`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Checkpoint, e.g. blk.2.q_rope; the first divergence where absent
+    /// Checkpoint, e.g. blk.2.q_rope [default: the first divergence]
     checkpoint: Option<String>,
-    /// report.json, or the folder that holds it: what --report DIR wrote
+    /// What --report DIR wrote: the folder, or its report.json
     #[arg(long = "in", value_name = "REPORT", default_value = "report")]
     report: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! `parity faults`: the catalogue of mistakes that it can name, and plant.
+//! `parity faults`: the catalogue of mistakes that it can name, and inject.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,27 +16,33 @@ use crate::faults::catalogue::graphs;
 use crate::faults::{Fault, catalogue};
 use crate::foreign;
 
+const EXAMPLES: &str = "\
+Examples:
+  parity faults rope
+  parity faults --of recording moe";
+
 /// Flags of `parity faults`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Only those whose name contains this
+    /// Only mistakes whose name contains this
     filter: Option<String>,
-    /// The mistakes that `parity record --inject` can make llama.cpp make at the nodes of this recording
+    /// What can be injected at the nodes of this recording
     #[arg(long, value_name = "DUMP")]
     of: Option<PathBuf>,
-    /// What standard output carries
-    #[arg(long, value_enum, default_value_t)]
+    /// Print a table, json or markdown
+    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
     format: CatalogueFormat,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum CatalogueFormat {
-    /// For people
+    /// Text for people
     #[default]
     Table,
-    /// For programs
+    /// JSON for programs
     Json,
-    /// For documents
+    /// Markdown for documents
     Markdown,
 }
 

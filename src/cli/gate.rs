@@ -23,37 +23,45 @@ use crate::text::tell;
 /// Exit code that `git bisect run` takes for "this revision cannot be tested".
 const BISECT_SKIP: u8 = 125;
 
+const EXAMPLES: &str = "\
+Examples:
+  parity gate suites/shipped.toml --report out
+  parity gate suite.toml --accept
+  parity gate suite.toml --shard 2/5 --report shard-2
+  parity gate merge shard-*/gate.json --report out";
+
 /// Flags of `parity gate`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Args {
     #[command(subcommand)]
     command: Option<GateCommand>,
-    /// The suite, a TOML file (docs/ci.md)
+    /// Suite: a TOML file (docs/ci.md)
     #[arg(required = true)]
     suite: Option<PathBuf>,
-    /// Folder for the results: gate.json, junit.xml, summary.md, and a report of each case that fails
+    /// Also write the results into this folder: gate.json, junit.xml, summary.md, and a report of each case that fails
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
-    /// Make this run the baseline; refused where a case fails
+    /// Add this run to the baseline; refused if a case fails
     #[arg(long)]
     accept: bool,
-    /// Compare with this baseline instead of the suite's, and name the checkpoint that moved
+    /// Compare with this baseline instead of the suite's, and name the checkpoints that changed
     #[arg(long, value_name = "BASELINE", conflicts_with = "accept")]
     since: Option<PathBuf>,
-    /// Run one part of the suite: 2/5
+    /// Run one part of the suite: 2/5 is the second of five
     #[arg(long, value_name = "K/N")]
     shard: Option<Shard>,
-    /// Run the cases whose names match; may be given several times
+    /// Run only the cases whose names match; may be repeated
     #[arg(long, value_name = "GLOB", conflicts_with = "accept")]
     case: Vec<String>,
     /// Cases at a time
     #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = at_least_one())]
     jobs: usize,
-    /// Try a case that does not pass again so many times; retries are shown
+    /// Retry a case that does not pass up to N times; retries are shown
     #[arg(long, value_name = "N", default_value_t = 0)]
     retries: u32,
-    /// Exit with 125 where the suite could not be judged, as `git bisect run` wants it
+    /// Exit with 125 if the suite could not be judged, as `git bisect run` needs
     #[arg(long)]
     bisect: bool,
 }
@@ -101,7 +109,7 @@ fn run(args: &Args, path: &Path) -> Outcome {
     }
     let file = args.since.as_ref().or(suite.baseline.as_ref());
     if let Some(since) = args.since.as_ref().filter(|path| !path.exists()) {
-        return Err(Error::file(since, "the baseline is not there"));
+        return Err(Error::file(since, "there is no such baseline"));
     }
     let mut baseline = file.map(|path| Baseline::read(path)).transpose()?;
     let now = timestamp();

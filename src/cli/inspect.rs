@@ -17,21 +17,29 @@ use crate::tokenizer::Tokenizer;
 /// Values that `--raw-f32` decodes at a time, about.
 const RAW_CHUNK: usize = 1 << 20;
 
+const EXAMPLES: &str = "\
+Examples:
+  parity inspect model.gguf
+  parity inspect model.gguf -p \"Hello\" --format json
+  parity inspect model.gguf --against HF_FOLDER
+  parity inspect recording --format dot --layer 3 | dot -Tsvg >layer.svg";
+
 /// Flags of `parity inspect`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A GGUF model, a dump folder, or a .safetensors file of activations
+    /// GGUF model, or dump: a folder, or any format in docs/dumps.md
     file: PathBuf,
 
     /// Also print the token ids of TEXT
     #[arg(short, long, value_name = "TEXT")]
     prompt: Option<String>,
 
-    /// Compare the weights of a GGUF model with the Hugging Face folder (safetensors) that it was converted from
-    #[arg(long, value_name = "HF_FOLDER", conflicts_with_all = ["prompt", "layer", "raw_f32"])]
+    /// Compare the weights of a GGUF model with the Hugging Face folder that it was converted from
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["prompt", "layer", "raw_f32"])]
     against: Option<PathBuf>,
 
-    /// List every tensor on a line of its own
+    /// List every tensor
     #[arg(long)]
     all: bool,
 
@@ -39,8 +47,8 @@ pub struct Args {
     #[arg(long, value_name = "LAYERS")]
     layer: Option<Layers>,
 
-    /// How to print it
-    #[arg(long, value_enum, default_value_t)]
+    /// Print a table, json, or dot (Graphviz)
+    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
     format: InspectionFormat,
 
     /// Print nothing but the values of one tensor, as little-endian f32
@@ -51,12 +59,12 @@ pub struct Args {
 /// How an inspection is printed.
 #[derive(Clone, Copy, Default, clap::ValueEnum)]
 enum InspectionFormat {
-    /// For people
+    /// Text for people
     #[default]
     Table,
-    /// For programs
+    /// JSON for programs
     Json,
-    /// The first graph of a recording, for Graphviz: parity inspect REC --format dot | dot -Tsvg
+    /// The first graph of a recording, for Graphviz
     Dot,
 }
 

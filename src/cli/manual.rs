@@ -13,7 +13,7 @@ use crate::error::Error;
 /// Flags of `parity completions`.
 #[derive(clap::Args)]
 pub struct CompletionArgs {
-    /// The shell
+    /// Your shell
     #[arg(value_enum)]
     shell: Shell,
 }
@@ -21,7 +21,7 @@ pub struct CompletionArgs {
 /// Flags of `parity man`.
 #[derive(clap::Args)]
 pub struct ManArgs {
-    /// Folder that takes one page for each command, e.g. ~/.local/share/man/man1
+    /// Folder for the pages, e.g. ~/.local/share/man/man1
     folder: PathBuf,
 }
 

@@ -12,22 +12,28 @@ use crate::jobs::map::propose;
 use crate::references::quoted;
 use crate::text::tell;
 
+const EXAMPLES: &str = "\
+Examples:
+  parity map hooks.npz -m model.gguf -o map.toml
+  parity audit hooks.npz -m model.gguf --names map.toml";
+
 /// Flags of `parity map`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Dump of another engine, in a format that docs/dumps.md lists
+    /// Dump of another engine, in any format in docs/dumps.md
     foreign: PathBuf,
-    #[command(flatten)]
-    model: ModelArgs,
-    /// File for the map; standard output where absent
+    /// File for the map [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Token ids of the first pass, where the dump does not hold them: 1,2,3
+    /// Token ids of the first pass, if the dump lacks them: 1,2,3
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     tokens: Option<Vec<u32>>,
-    /// Threads; all cores where absent
+    /// Threads [default: all cores]
     #[arg(short, long, value_name = "N", value_parser = shared::at_least_one())]
     threads: Option<usize>,
+    #[command(flatten)]
+    model: ModelArgs,
 }
 
 /// Runs the command.

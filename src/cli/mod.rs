@@ -27,46 +27,53 @@ mod record_builtin;
 mod run;
 mod shared;
 
-/// Finds the first tensor where an LLM inference engine leaves llama.cpp, says whether that is rounding or
-/// a bug, and names the bug.
+/// Finds the first tensor where an LLM inference engine leaves llama.cpp, says whether that is rounding or a bug, and
+/// names the bug.
 #[derive(Parser)]
-#[command(version, max_term_width = 100, after_help = EXIT_CODES)]
+#[command(version, max_term_width = 100, after_help = BEGIN)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 parity, 1 divergence, 2 could not judge.";
+const BEGIN: &str = "\
+Begin with (no GPU, no llama.cpp and no download needed):
+  parity run -p \"def read_lines(path):\"
+  parity run -p \"def read_lines(path):\" --inject rope.base=10000@2
+  parity doctor
+
+Your engine: docs/your-engine.md. Flags of a command: parity COMMAND -h
+Exit codes: 0 parity, 1 divergence, 2 could not judge.";
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run parity's own engine on a prompt and compare every tensor with llama.cpp's.
+    /// Run parity's own engine on a prompt, and compare every tensor with llama.cpp's.
     Run(run::Args),
     /// Run a llama.cpp program and record its tensors.
     Record(record::Args),
-    /// Compare two dumps; with the model (-m), audit both.
+    /// Compare two dumps; with a model (-m), audit both.
     Diff(diff::Args),
-    /// Recompute every node of one dump in f64: which are wrong, and by how much.
+    /// Recompute every node of a dump in f64, and say which are wrong.
     Audit(audit::Args),
-    /// How fast the instrumented engine is, traced or not, beside a llama.cpp.
+    /// Measure the speed of parity's engine, with and without recording.
     Bench(bench::Args),
-    /// The mistakes that parity can name, and inject.
+    /// List the mistakes that parity can name and inject.
     Faults(faults::Args),
-    /// Run a suite of cases against its baseline, for CI.
+    /// Run a suite of cases, for CI.
     Gate(gate::Args),
-    /// Compare two reports: what got better, what got worse.
+    /// Say what got better or worse between two reports.
     DiffReports(diff_reports::Args),
-    /// What a GGUF file or a dump holds, and what looks wrong in it.
+    /// Show what a GGUF file or a dump holds, and what looks wrong in it.
     Inspect(inspect::Args),
-    /// Which tensor of another engine's dump is which checkpoint, by its values: a map for --names.
+    /// Find by values which tensor of a dump is which checkpoint.
     Map(map::Args),
-    /// One checkpoint of a report in sentences: what the node computes, what was found, which code to look at.
+    /// Explain a checkpoint of a report: what it computes, what was found, where to look.
     Explain(explain::Args),
-    /// What is here (GPU, llama.cpp, models), and what to install for what is not.
+    /// Show what is here (GPU, llama.cpp, models), and what to install.
     Doctor(doctor::Args),
-    /// Completions of the command line for a shell.
+    /// Print completions for a shell.
     Completions(manual::CompletionArgs),
-    /// Man pages, written into a folder.
+    /// Write man pages into a folder.
     Man(manual::ManArgs),
 }
 

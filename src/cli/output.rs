@@ -17,23 +17,26 @@ use crate::text::{tell, without_commands};
 
 /// How a report is shown and kept.
 #[derive(Args)]
+#[command(next_help_heading = "Output")]
 pub struct OutputArgs {
-    /// What standard output carries
-    #[arg(long, value_enum, default_value_t)]
+    /// Print a table, json or markdown
+    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
     format: ReportFormat,
-    /// Folder for the report in every format: JSON, CSV, HTML, JUnit, Markdown
+    /// Also write a report into this folder
+    ///
+    /// report.html for people, report.json, report.csv, junit.xml and summary.md (docs/report.md).
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum ReportFormat {
-    /// For people
+    /// Text for people
     #[default]
     Table,
-    /// For programs: docs/report.md
+    /// JSON for programs: docs/report.md
     Json,
-    /// For a CI summary
+    /// Markdown for a CI summary
     Markdown,
 }
 

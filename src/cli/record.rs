@@ -17,64 +17,83 @@ use crate::record::{Options, Summary, record};
 use crate::report::{Verdict, words};
 use crate::select::Layers;
 
+const EXAMPLES: &str = "\
+Examples:
+  parity record -o ref -- llama-completion -m model.gguf -p \"Hello\" -n 8 -no-cnv
+  parity record -o ref --layer 0..3 -- python app.py
+  parity record -o ref --import printed.txt -m model.gguf";
+
 /// Flags of `parity record`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Folder of the dump
     #[arg(short, long, value_name = "DIR", default_value = "recording")]
     output: PathBuf,
 
-    /// Replace the dump that is in the folder
+    /// Replace a dump that is in the folder
     #[arg(long)]
     force: bool,
 
-    /// Record only these layers: 3, 0..3, 5..
+    /// Only these layers: 3, 0..3, 5..
     #[arg(long, value_name = "LAYERS")]
     layer: Option<Layers>,
 
-    /// Record only checkpoints that fit, such as 'blk.*.q_rope'; several allowed
+    /// Only these checkpoints, e.g. 'blk.*.q_rope'
+    ///
+    /// A pattern of ids, in which * stands for anything. The flag may be repeated.
     #[arg(long, value_name = "GLOB")]
     checkpoint: Vec<String>,
 
-    /// Record logits only at the tokens where the program asks for them. Without it, llama.cpp is made to compute them
-    /// at every token, so that every row can be compared
+    /// Only the logits that the program asks for
+    ///
+    /// Programs ask llama.cpp for the logits of the last token only. parity makes it compute those of every token, so
+    /// that every row can be compared; this flag turns that off.
     #[arg(long)]
     own_rows: bool,
 
-    /// Which token sequence to record, counted from 0, of a program that evaluates several
+    /// Which of several prompts to record, from 0
     #[arg(long, value_name = "N", default_value_t = 0)]
     sequence: usize,
 
-    /// Run the program again without the recorder, and check that its logits have the same bits
+    /// Check that recording changes no bit
+    ///
+    /// Runs the program again without the recorder, and compares the logits of both runs bit by bit.
     #[arg(long)]
     verify: bool,
 
-    /// Make a dump of what llama-eval-callback or llama-debug printed into this file
+    /// Take printed values from this text instead
+    ///
+    /// The file holds what llama-eval-callback or llama-debug printed. Only what was printed can then be compared.
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["command", "layer", "checkpoint", "verify"])]
     import: Option<PathBuf>,
 
-    /// GGUF model: of the printed text, or to run in the llama.cpp that is built in (feature llama-cpp)
+    /// GGUF model of the text, or to run
+    ///
+    /// With --import, the model that printed the text. Without a command, the model that the built-in llama.cpp runs.
     #[arg(short, long, value_name = "FILE", conflicts_with = "command")]
     model: Option<PathBuf>,
+
+    /// Also write each graph as text, for bug reports
+    #[arg(long, value_name = "FILE", requires = "command")]
+    graphs: Option<PathBuf>,
+
+    /// Make llama.cpp compute one node wrongly
+    ///
+    /// A test of what parity says: FAULT@CHECKPOINT, for example rope.base@blk.1.q_rope. `parity faults --of DUMP` lists
+    /// what can be injected. The recorded graph stays the healthy one.
+    #[arg(long, value_name = "FAULT", requires = "command")]
+    inject: Option<parity_record::Wanted>,
+
+    /// The llama.cpp program and its arguments
+    #[arg(last = true, value_name = "COMMAND", conflicts_with = "PromptArgs")]
+    command: Vec<OsString>,
 
     #[command(flatten)]
     prompt: PromptArgs,
 
     #[command(flatten)]
     builtin: record_builtin::Args,
-
-    /// Write the graph of each pass into this file, to report what could not be mapped
-    #[arg(long, value_name = "FILE", requires = "command")]
-    graphs: Option<PathBuf>,
-
-    /// Make llama.cpp compute one node wrongly, as a test of what parity says: rope.base@blk.1.q_rope. The recorded
-    /// graph stays the healthy one
-    #[arg(long, value_name = "FAULT@CHECKPOINT", requires = "command")]
-    inject: Option<parity_record::Wanted>,
-
-    /// The program and its arguments
-    #[arg(last = true, value_name = "COMMAND", conflicts_with = "PromptArgs")]
-    command: Vec<OsString>,
 }
 
 /// Records, and says what was recorded.
@@ -196,20 +215,20 @@ fn text(summary: &Summary) -> String {
     }
     if let Some(verified) = &summary.verified {
         let verdict = match (verified.is_equal(), verified.other_token, verified.different.first()) {
-            (true, _, None) => "bit-equal to an untapped run".to_owned(),
+            (true, _, None) => "bit-equal to a run without recording".to_owned(),
             (true, _, Some(position)) => format!(
-                "bit-equal to an untapped run with all rows; by itself the program computes the row at position \
+                "bit-equal to a run without recording, with all rows; by itself the program computes the row at position \
                  {position} alone, with other rounding (--own-rows records that)"
             ),
             (_, _, Some(position)) => {
                 format!(
-                    "{} rows DIFFER from an untapped run, the first at position {position}",
+                    "{} rows DIFFER from a run without recording, the first at position {position}",
                     verified.different.len()
                 )
             }
             (_, Some(position), _) => {
                 format!(
-                    "the untapped run went another way at position {position}: is the sampler greedy (--temp 0)?"
+                    "without recording, the run took another token at position {position}: is the sampler greedy (--temp 0)?"
                 )
             }
             _ => "no row of both runs could be compared".to_owned(),

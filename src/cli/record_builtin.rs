@@ -10,24 +10,29 @@ use crate::record::Summary;
 
 /// Flags that only the built-in llama.cpp has.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Built-in llama.cpp (cargo feature llama-cpp), in place of a command")]
 pub struct Args {
-    /// Decode steps: greedy behind a prompt, or the last N of --tokens (built-in llama.cpp)
+    /// Decode steps
+    ///
+    /// Greedy after a prompt, or the last N of --tokens.
     #[arg(short, long, value_name = "N", default_value_t = 0, conflicts_with = "command",
           value_parser = clap::value_parser!(u32).range(..=i64::from(i32::MAX)))]
     n_predict: u32,
-    /// Threads; all cores where absent (built-in llama.cpp)
+    /// Threads [default: all cores]
     #[arg(short, long, value_name = "N", conflicts_with = "command", value_parser = at_least_one())]
     threads: Option<usize>,
-    /// Type of cached keys and values: f32, f16, bf16 (built-in llama.cpp)
+    /// Keys and values in f32, f16 or bf16
     #[arg(long, value_name = "TYPE", default_value = "f32", conflicts_with = "command")]
     cache_type: String,
-    /// Compute attention tile by tile (built-in llama.cpp)
+    /// Use flash attention
     #[arg(long, conflicts_with = "command")]
     flash_attn: bool,
-    /// Let llama.cpp rearrange weights for faster kernels (built-in llama.cpp)
+    /// Let llama.cpp repack weights for speed
     #[arg(long, conflicts_with = "command")]
     repack: bool,
-    /// Layers to compute on the GPU (built-in llama.cpp with llama-cpp-cuda, -vulkan or -rocm)
+    /// Layers on the GPU
+    ///
+    /// Needs one of the cargo features llama-cpp-cuda, llama-cpp-vulkan and llama-cpp-rocm.
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "command")]
     gpu_layers: u32,
 }

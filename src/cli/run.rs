@@ -13,43 +13,65 @@ use crate::jobs::run::{RunOptions, run};
 use crate::numerics::Numerics;
 use crate::tokenizer::Tokenizer;
 
+const EXAMPLES: &str = "\
+Examples:
+  parity run -p \"def read_lines(path):\" --layer 0
+  parity run -p \"def read_lines(path):\" --inject rope.base=10000@2
+  parity run -m model.gguf -p \"Hello\" -n 8 --report out
+  parity run -m model.gguf --reference recording --device cuda --numerics f16";
+
 /// Flags of `parity run`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     prompt: PromptArgs,
-    /// Decode steps after the prompt, each compared: the reference's tokens, or greedy
+    /// Decode steps after the prompt
+    ///
+    /// Each step is compared. It takes the reference's next token, or the most likely one if there is none.
     #[arg(short, long, value_name = "N")]
     n_predict: Option<usize>,
-    /// Dump to compare with. Without it, parity looks for one of this model and these tokens, and records one if it can
-    #[arg(long, value_name = "DIR")]
+    /// Dump to compare with
+    ///
+    /// Without it, parity looks for a dump of this model and these tokens. If there is none, it records one with a
+    /// llama.cpp on this machine (`parity doctor` says which). Without a prompt, the reference's tokens are used.
+    #[arg(help_heading = "Reference and dump", long, value_name = "DIR")]
     reference: Option<PathBuf>,
-    /// Keep what the engine computed as a dump in this folder
-    #[arg(long, value_name = "DIR")]
-    dump: Option<PathBuf>,
-    /// Replace the dump that is in that folder
-    #[arg(long, requires = "dump")]
-    force: bool,
-    /// Where to run: auto, cpu, cuda, cuda:N, cuda:0,cuda:1 (layers split over several GPUs), cuda:all
-    #[arg(long, value_name = "DEVICE", default_value_t)]
-    device: Device,
-    /// The engine's arithmetic: f32 (decoded weights, everything in f32), f64, llama-cpu (rounds as llama.cpp's CPU backend
-    /// does), f16 (on a GPU: tensor cores, as engines ship)
-    #[arg(long, value_name = "WORDS", default_value_t)]
-    numerics: Numerics,
-    /// Compute the prompt in pieces of N tokens
-    #[arg(long, value_name = "N", value_parser = shared::at_least_one())]
-    chunk: Option<usize>,
-    /// Give each node the reference's inputs, so that no error is carried from node to node
-    #[arg(long)]
+    /// Give each node the reference's inputs
+    ///
+    /// No error is then carried from node to node, so every node that differs is wrong by itself.
+    #[arg(help_heading = "Reference and dump", long)]
     isolate: bool,
-    /// Make a mistake on purpose, to see what parity says of it: FAULT[=VALUE][@LAYER or @CHECKPOINT]; `parity faults` lists them; several allowed
-    #[arg(long, value_name = "FAULT")]
+    /// Keep what the engine computed as a dump
+    #[arg(help_heading = "Reference and dump", long, value_name = "DIR")]
+    dump: Option<PathBuf>,
+    /// Let --dump replace a dump
+    #[arg(help_heading = "Reference and dump", long, requires = "dump")]
+    force: bool,
+    /// auto, cpu, cuda, cuda:N, cuda:0,cuda:1 or cuda:all
+    ///
+    /// auto is the first NVIDIA GPU if there is one, and else the CPU. Several GPUs share the layers.
+    #[arg(help_heading = "Engine", long, value_name = "DEVICE", default_value_t)]
+    device: Device,
+    /// f32, f64, llama-cpu or f16
+    ///
+    /// The engine's arithmetic. f32: decoded weights, everything in f32. f64: the same in f64. llama-cpu: rounds as
+    /// llama.cpp's CPU backend does. f16: tensor cores of a GPU, as engines in production use them.
+    #[arg(help_heading = "Engine", long, value_name = "WORDS", default_value_t)]
+    numerics: Numerics,
+    /// Prefill in chunks of N tokens
+    #[arg(help_heading = "Engine", long, value_name = "N", value_parser = shared::at_least_one())]
+    chunk: Option<usize>,
+    /// Make a mistake on purpose
+    ///
+    /// To see what parity says of it: FAULT, FAULT=VALUE, and @LAYER or @CHECKPOINT behind either. `parity faults` lists
+    /// the mistakes. The flag may be repeated.
+    #[arg(help_heading = "Engine", long, value_name = "FAULT")]
     inject: Vec<String>,
-    /// Threads; all cores where absent
-    #[arg(short, long, value_name = "N", value_parser = shared::at_least_one())]
+    /// Threads [default: all cores]
+    #[arg(help_heading = "Engine", short, long, value_name = "N", value_parser = shared::at_least_one())]
     threads: Option<usize>,
     #[command(flatten)]
     select: SelectArgs,
@@ -64,14 +86,15 @@ pub struct Args {
 /// What to run on.
 #[derive(clap::Args)]
 #[group(multiple = false)]
+#[command(next_help_heading = "Prompt")]
 pub struct PromptArgs {
     /// Prompt
     #[arg(short, long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// File that holds the prompt
+    /// File with the prompt
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Token ids instead of a text: 1,2,3
+    /// Token ids in place of a text: 1,2,3
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     pub tokens: Vec<u32>,
 }

@@ -19,12 +19,19 @@ use crate::select::{Layers, Selection};
 
 /// Which model.
 #[derive(Args)]
+#[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// GGUF model
+    /// GGUF model file
+    ///
+    /// Without a model, `run` uses the small one that ships with parity, `audit` looks for the model of the dump, and
+    /// `diff` compares without an audit.
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// GGUF model of Hugging Face's hub, fetched once into its cache; also -hf. Q4_K_M where no QUANT is named
-    #[arg(long, value_name = "USER/REPO[:QUANT]", conflicts_with = "model")]
+    /// GGUF model from Hugging Face, also -hf
+    ///
+    /// USER/REPO[:QUANT], for example Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:Q8_0. Without QUANT it is Q4_K_M. The file
+    /// is fetched once, into the cache that other programs share.
+    #[arg(long, value_name = "REPO", conflicts_with = "model")]
     hf_repo: Option<String>,
 }
 
@@ -32,6 +39,9 @@ impl ModelArgs {
     /// The file, if one was named.
     pub fn path(&self) -> Result<Option<PathBuf>> {
         match (&self.model, &self.hf_repo) {
+            (Some(path), _) if !path.exists() => Err(Error::file(path, "there is no such file")
+                .expected("a GGUF model")
+                .hint("-hf USER/REPO[:QUANT] fetches one from Hugging Face")),
             (Some(path), _) => Ok(Some(path.clone())),
             (None, Some(name)) => hub::model(name).map(Some),
             (None, None) => Ok(None),
@@ -41,12 +51,15 @@ impl ModelArgs {
 
 /// How a dump of another engine is read.
 #[derive(Args)]
+#[command(next_help_heading = "Dumps of other engines")]
 pub struct ForeignArgs {
-    /// TOML file that translates tensor names ("layers.{n}.wq" = "blk.{n}.q"), or one of hf, hf-gemma, vllm, sglang,
-    /// candle, llama.cpp; one that fits is looked for where none is given
+    /// Map of tensor names to checkpoint ids
+    ///
+    /// A TOML file (docs/dumps.md, `parity map`), or one of hf, hf-gemma, vllm, sglang, candle, llama.cpp. Without it,
+    /// parity uses the built-in map that knows the names, and says which.
     #[arg(long, value_name = "MAP")]
     names: Option<PathBuf>,
-    /// Token ids by position, where the dump of another engine does not hold them: 1,2,3
+    /// Token ids, if the dump lacks them: 1,2,3
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     tokens: Option<Vec<u32>>,
 }
@@ -62,23 +75,30 @@ impl ForeignArgs {
 /// What standard output carries, where there is nothing but a text and its data.
 #[derive(Clone, Copy, Default, ValueEnum)]
 pub enum Format {
-    /// For people
+    /// Text for people
     #[default]
     Table,
-    /// For programs
+    /// JSON for programs
     Json,
 }
 
 /// Which checkpoints are looked at.
 #[derive(Args)]
+#[command(next_help_heading = "Checkpoints")]
 pub struct SelectArgs {
-    /// Layers to look at: 0, 0..3 (both ends included), 5.. (to the last)
+    /// Only these layers: 0, 0..3, 5..
+    ///
+    /// Both ends are included, and 5.. goes to the last layer. `run` also stops the engine after the last of them.
     #[arg(long, value_name = "LAYERS")]
     layer: Option<Layers>,
-    /// Checkpoints to look at, by pattern; may be given several times
+    /// Only these, e.g. 'blk.*.q_rope'
+    ///
+    /// A pattern of checkpoint ids, in which * stands for anything. The flag may be repeated.
     #[arg(long, value_name = "GLOB")]
     checkpoint: Vec<String>,
-    /// Accept checkpoints and rows that only one side has
+    /// Accept what only one side has
+    ///
+    /// Checkpoints and rows that one side lacks make the answer undecided, unless this flag accepts them.
     #[arg(long)]
     pub allow_missing: bool,
 }
@@ -92,17 +112,23 @@ impl SelectArgs {
 
 /// The user's tolerances.
 #[derive(Args)]
+#[command(next_help_heading = "What passes")]
 pub struct ToleranceArgs {
-    /// Largest |a-b| allowed relative to |b|, added to --atol
+    /// Largest |a-b| relative to |b|
+    ///
+    /// A tolerance of your own replaces the bounds that parity derives.
+    /// A value passes if |a-b| is at most atol + rtol·|b|; a is the candidate, b the reference.
     #[arg(long, value_name = "X")]
     rtol: Option<f64>,
-    /// Largest |a-b| allowed
+    /// Largest |a-b|
     #[arg(long, value_name = "X")]
     atol: Option<f64>,
-    /// Largest |a-b|² / |b|² of a tensor allowed
+    /// Largest |a-b|² / |b|² of a tensor
     #[arg(long, value_name = "X")]
     nmse: Option<f64>,
-    /// TOML file of tolerances by checkpoint pattern
+    /// TOML file of tolerances by checkpoint
+    ///
+    /// One table for each pattern: [[tolerance]] with checkpoint = "blk.*.ffn_out" and rtol, atol or nmse.
     #[arg(long, value_name = "FILE")]
     tolerances: Option<PathBuf>,
 }
@@ -131,11 +157,16 @@ pub fn open_declared(path: &Path, how: &foreign::Options, numerics: Option<Numer
 
 /// Whether and where exact arithmetic is asked.
 #[derive(Args)]
+#[command(next_help_heading = "What passes")]
 pub struct AuditArgs {
-    /// Token rows to recompute in f64: all, or N of them (the others are screened)
+    /// Rows to recompute in f64: N, or all
+    ///
+    /// The other rows are screened, which is faster and sees less (docs/bounds.md).
     #[arg(long, value_name = "N", default_value_t)]
     audit_rows: AuditRows,
-    /// Compare only. Rounding and bugs cannot be told apart then, so that only a tolerance (--rtol …) can pass
+    /// Compare only, recompute nothing
+    ///
+    /// Rounding and bugs cannot be told apart then, so only equality or a tolerance (--rtol, --atol, --nmse) can pass.
     #[arg(long, conflicts_with = "audit_rows")]
     no_audit: bool,
 }

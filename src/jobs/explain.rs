@@ -225,9 +225,9 @@ fn difference(report: &Report, entry: &Entry) -> Option<String> {
             nonfinite.candidate, nonfinite.reference
         );
     }
-    let inherited = entry.budget.as_ref().filter(|_| report.reference.is_some());
-    if let Some(budget) = inherited {
-        text += &format!(" {} of it was in the inputs already.", number(budget.inherited));
+    let inherited = entry.parts.as_ref().filter(|_| report.reference.is_some());
+    if let Some(parts) = inherited {
+        text += &format!(" {} of it was in the inputs already.", number(parts.inherited));
     }
     Some(text)
 }
@@ -257,7 +257,7 @@ fn sides(report: &Report, entry: &Entry) -> Vec<String> {
         );
         if !local.bridged.is_empty() {
             let names: Vec<String> = local.bridged.iter().map(ToString::to_string).collect();
-            text += &format!(" It was computed across {}, which was not recorded.", names.join(", "));
+            text += &format!(" {} was not recorded: parity computed across it.", names.join(", "));
         }
         text
     };

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::limits::{self, Room};
 use super::run::{RunOptions, healthy_inputs};
 use crate::checkpoint::Checkpoint;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::model::Model;
 use crate::model::graph::Graph;
@@ -34,10 +34,8 @@ impl RunPlan {
         let n_layers = model.config.dims.layers;
         let wanted = |checkpoint: &Checkpoint| options.selection.wants(*checkpoint, n_layers);
         let compared: BTreeSet<Checkpoint> = graph.checkpoints().filter(wanted).collect();
-        let last = *compared.last().ok_or_else(|| {
-            Error::new("--layer, --checkpoint", "no checkpoint of this model is selected")
-                .expected(format!("layers 0 to {}, or a pattern such as 'blk.*.q_rope'", n_layers - 1))
-        })?;
+        let last =
+            *compared.last().ok_or_else(|| options.selection.refused(graph.checkpoints(), n_layers))?;
         let audited =
             if options.audit.is_some() { healthy_inputs(model, &compared) } else { compared.clone() };
         let (tokens, steps, notes) = steps(&model.gguf, Room::of(model), options, reference)?;

@@ -130,8 +130,13 @@ pub fn on_nodes(
     report(model, options, reference.as_ref(), result, again, plan.notes, audits)
 }
 
-/// Refuses to write the candidate's dump over the reference that it is compared with.
+/// Refuses to write the candidate's dump over the reference that it is compared with, and to write one of which no node
+/// was computed from the others: an audit would call all of them wrong.
 pub fn spare_the_reference(options: &RunOptions, reference: Option<&Dump>) -> Result<()> {
+    if options.isolated && options.dump.is_some() {
+        let why = "nodes of an isolated run read the reference's values, not one another's";
+        return Err(Error::new("--dump", why).expected("--dump without --isolate").found("both"));
+    }
     let (Some(dir), Some(reference)) = (&options.dump, reference) else { return Ok(()) };
     let same = std::fs::canonicalize(dir).ok().zip(std::fs::canonicalize(reference.path()).ok());
     match same {

@@ -215,7 +215,7 @@ pub fn problem<'b, 'a, S: Scalar>(op: &Op, args: &'b Args<'a, S>) -> Result<Prob
     match op {
         Op::MulMat => mul_mat::problem(args),
         Op::MulMatId => mul_mat_id::problem(args),
-        _ => Err(args.misfit("those of a product of matrices")),
+        _ => Err(args.misfit("those of a matmul")),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = Rule {
     op: Op::MulMat,
-    formula: "the matrix product of a weight or cache with activations",
+    formula: "the matmul of a weight or cache with activations",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Settled { bound, settle },

@@ -13,7 +13,7 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = Rule {
     op: Op::MulMatId,
-    formula: "the matrix product of activations with the experts that were chosen for them",
+    formula: "the matmul of activations with the experts that were chosen for them",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Settled { bound, settle },

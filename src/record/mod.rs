@@ -33,7 +33,7 @@ pub struct Options {
     pub sequence: usize,
     /// Whether every token gets logits, and not only those that the program asks them of.
     pub all_rows: bool,
-    /// Whether to run the program once more untapped, and compare its logits.
+    /// Whether to run the program once more without recording, and compare its logits.
     pub verify: bool,
     /// File that takes the graph of each pass as text.
     pub graphs: Option<PathBuf>,
@@ -66,7 +66,7 @@ pub struct Summary {
     pub incomplete: Option<String>,
     /// How the program ended; `None` of the built-in llama.cpp.
     pub program: Option<ExitStatus>,
-    /// What the second, untapped run showed.
+    /// What the second run, without recording, showed.
     pub verified: Option<Verified>,
 }
 

@@ -45,8 +45,9 @@ pub fn verify(session: &Session, options: &Options, program: &Program, recorded:
     let untouched = |all_rows: bool| {
         let noted = session.folder().join(format!("untouched-{all_rows}"));
         run(session.untouched(&options.command, options, all_rows, &noted), program)?;
-        compare(&recorded, &read(&noted, &program.path)?)
-            .ok_or_else(|| Error::file(&program.path, "the untapped run computed no logits to compare"))
+        compare(&recorded, &read(&noted, &program.path)?).ok_or_else(|| {
+            Error::file(&program.path, "run without recording, it computed no logits to compare")
+        })
     };
     let mut verified = untouched(false)?;
     if options.all_rows && !verified.is_equal() {

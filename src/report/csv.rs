@@ -27,9 +27,9 @@ pub const HEADER: [&str; 27] = [
     "local_candidate_over_bound",
     "local_reference_rel_l2",
     "local_reference_over_bound",
-    "budget_candidate",
-    "budget_reference",
-    "budget_inherited",
+    "part_candidate",
+    "part_reference",
+    "part_inherited",
     "amplification",
     "evidence",
 ];
@@ -50,7 +50,7 @@ fn row(entry: &Entry) -> [String; HEADER.len()] {
     let numbers = entry.numbers.as_ref();
     let measure = |pick: fn(&super::Numbers) -> f64| cell(numbers.map(pick));
     let (ours, theirs) = (entry.local.candidate.as_ref(), entry.local.reference.as_ref());
-    let budget = entry.budget.as_ref();
+    let parts = entry.parts.as_ref();
     [
         entry.id.to_string(),
         entry.layer.map(|layer| layer.to_string()).unwrap_or_default(),
@@ -74,10 +74,10 @@ fn row(entry: &Entry) -> [String; HEADER.len()] {
         cell(ours.map(|local| local.over_bound)),
         cell(theirs.map(|local| local.rel_l2)),
         cell(theirs.map(|local| local.over_bound)),
-        cell(budget.map(|budget| budget.candidate)),
-        cell(budget.map(|budget| budget.reference)),
-        cell(budget.map(|budget| budget.inherited)),
-        cell(budget.and_then(|budget| budget.amplification)),
+        cell(parts.map(|parts| parts.candidate)),
+        cell(parts.map(|parts| parts.reference)),
+        cell(parts.map(|parts| parts.inherited)),
+        cell(parts.and_then(|parts| parts.amplification)),
         entry.evidence.clone().unwrap_or_default(),
     ]
 }

@@ -23,9 +23,9 @@ pub struct Entry {
     /// Each side's distance from exact arithmetic on its own inputs.
     #[serde(default)]
     pub local: Local,
-    /// Where the distance comes from.
-    #[serde(default)]
-    pub budget: Option<Budget>,
+    /// Where the difference comes from; older reports call it `budget`.
+    #[serde(default, alias = "budget")]
+    pub parts: Option<DifferenceParts>,
     /// What the mistake is at an origin, best first, where it was looked for and found.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub diagnosis: Vec<Diagnosis>,
@@ -152,9 +152,9 @@ impl LocalError {
     }
 }
 
-/// The parts of the distance between candidate and reference, each relative to ‖reference‖.
+/// The parts of the difference between candidate and reference, each relative to ‖reference‖.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Budget {
+pub struct DifferenceParts {
     /// The candidate's own rounding.
     #[serde(deserialize_with = "nan_if_null")]
     pub candidate: f64,

@@ -185,7 +185,7 @@ fn coverage(report: &Report) -> Facts {
         facts.push(("rows audited".to_owned(), words::thousands(rows)));
     }
     if let Some(rows) = coverage.rows_screened.filter(|rows| *rows > 0) {
-        facts.push(("rows screened besides".to_owned(), words::thousands(rows)));
+        facts.push(("further rows screened".to_owned(), words::thousands(rows)));
     }
     facts
 }
@@ -329,7 +329,7 @@ fn row(entry: &Entry) -> CheckpointRow {
             number_or_dash(numbers.and_then(|n| n.cosine).map(|c| 1.0 - c)),
             local(&entry.local.candidate),
             local(&entry.local.reference),
-            number_or_dash(entry.budget.as_ref().map(|b| b.inherited)),
+            number_or_dash(entry.parts.as_ref().map(|b| b.inherited)),
             number_or_dash(numbers.map(|n| n.tolerance_needed.atol)),
         ],
     }

@@ -18,7 +18,7 @@ pub mod table;
 mod tokens;
 pub mod words;
 
-pub use entry::{Budget, Entry, Local, LocalError, Nonfinite, Numbers, ToleranceNeeded, Worst};
+pub use entry::{DifferenceParts, Entry, Local, LocalError, Nonfinite, Numbers, ToleranceNeeded, Worst};
 pub use tokens::{Flip, TokenReport, TopToken};
 
 use std::collections::BTreeMap;

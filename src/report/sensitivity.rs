@@ -12,12 +12,12 @@ use crate::checkpoint::Checkpoint;
 /// Schema of the JSON form.
 pub const SCHEMA: &str = "parity-sensitivity/1";
 
-/// Every mistake of the catalogue, planted at every node of a dump, one at a time.
+/// Every mistake of the catalogue, injected at every node of a dump, one at a time.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sensitivity {
     /// [`SCHEMA`].
     pub schema: &'static str,
-    /// Positions of the token rows that they were planted in.
+    /// Positions of the token rows that they were injected in.
     pub positions: Vec<u32>,
     /// In execution order.
     pub nodes: Vec<Node>,
@@ -28,23 +28,23 @@ pub struct Sensitivity {
 pub struct Node {
     /// Its output.
     pub id: Checkpoint,
-    /// Why nothing could be planted; then the rest is empty.
+    /// Why nothing could be injected; then the rest is empty.
     pub undecided: Option<String>,
     /// ‖bound‖ / ‖output‖: a change of the whole output that is smaller than this may pass for rounding.
     pub rounding: Option<f64>,
     /// Smallest d for which an output that is off by the factor 1 + d is seen.
     pub scale: Option<f64>,
     /// Mistakes that have a place in the node.
-    pub planted: usize,
-    /// That mistake among those seen which stands least above rounding.
-    pub faintest: Option<Planted>,
+    pub injected: usize,
+    /// That mistake among those seen which is least above rounding.
+    pub faintest: Option<Injected>,
     /// Those that pass for rounding, or that the rows at hand do not decide.
-    pub unseen: Vec<Planted>,
+    pub unseen: Vec<Injected>,
 }
 
 /// One mistake at one node.
 #[derive(Clone, Debug, Serialize)]
-pub struct Planted {
+pub struct Injected {
     /// As `--inject` takes it, e.g. `rope.base=10000`.
     pub fault: String,
     /// Largest error over its bound; null where the rows at hand do not decide it.
@@ -52,22 +52,22 @@ pub struct Planted {
 }
 
 impl Sensitivity {
-    /// Mistakes that were planted, and those of them that are seen.
+    /// Mistakes that were injected, and those of them that are seen.
     pub fn counts(&self) -> (usize, usize) {
-        let planted = self.nodes.iter().map(|node| node.planted).sum();
-        (planted, planted - self.nodes.iter().map(|node| node.unseen.len()).sum::<usize>())
+        let injected = self.nodes.iter().map(|node| node.injected).sum();
+        (injected, injected - self.nodes.iter().map(|node| node.unseen.len()).sum::<usize>())
     }
 }
 
 /// The text, lines ended by newlines.
 pub fn render(sensitivity: &Sensitivity, layout: &Terminal) -> String {
-    let (planted, seen) = sensitivity.counts();
+    let (injected, seen) = sensitivity.counts();
     let mut lines = words::wrap(
         &format!(
             "An audit of {} of this dump sees {} of the {} mistakes that were injected into it, one at a time.",
             words::count(sensitivity.positions.len(), "row"),
             words::thousands(seen as u64),
-            words::thousands(planted as u64),
+            words::thousands(injected as u64),
         ),
         layout.width,
     );
@@ -90,11 +90,11 @@ fn table(sensitivity: &Sensitivity) -> Vec<String> {
         let (seen, faintest) = match (&node.undecided, &node.faintest) {
             (Some(missing), _) => ("–".to_owned(), format!("needs {missing}")),
             (None, faintest) => (
-                format!("{}/{}", node.planted - node.unseen.len(), node.planted),
-                faintest.as_ref().map_or("–".to_owned(), |planted| planted.fault.clone()),
+                format!("{}/{}", node.injected - node.unseen.len(), node.injected),
+                faintest.as_ref().map_or("–".to_owned(), |injected| injected.fault.clone()),
             ),
         };
-        let over = node.faintest.as_ref().and_then(|planted| planted.over_bound);
+        let over = node.faintest.as_ref().and_then(|injected| injected.over_bound);
         table.add_row([
             node.id.to_string(),
             dash(node.rounding),
@@ -114,9 +114,9 @@ fn table(sensitivity: &Sensitivity) -> Vec<String> {
 fn unseen(sensitivity: &Sensitivity) -> Vec<String> {
     let mut by_name: BTreeMap<&str, Vec<(Checkpoint, Option<f64>)>> = BTreeMap::new();
     for node in &sensitivity.nodes {
-        for planted in &node.unseen {
-            let name = planted.fault.split('=').next().unwrap_or_default();
-            by_name.entry(name).or_default().push((node.id, planted.over_bound));
+        for injected in &node.unseen {
+            let name = injected.fault.split('=').next().unwrap_or_default();
+            by_name.entry(name).or_default().push((node.id, injected.over_bound));
         }
     }
     let mut lines = Vec::new();

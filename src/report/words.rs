@@ -163,13 +163,12 @@ pub fn surroundings(report: &Report) -> Option<String> {
         let fault = entry.and_then(|entry| entry.diagnosis.first()).map(|best| format!(" ({})", best.fault));
         format!("{id}{}", fault.unwrap_or_default())
     };
-    match others.len() {
+    let named: Vec<String> = others.iter().map(name).collect();
+    match named.len() {
         0 => {}
-        n if n <= NAMED_MAX => {
-            let named: Vec<String> = others.iter().map(name).collect();
-            parts.push(format!("faults of their own too: {}", named.join(", ")));
-        }
-        n => parts.push(format!("{} with faults of their own", count(n, "more node"))),
+        1 => parts.push(format!("wrong by itself too: {}", named[0])),
+        n if n <= NAMED_MAX => parts.push(format!("wrong by themselves too: {}", named.join(", "))),
+        n => parts.push(format!("{} are wrong by themselves", count(n, "more node"))),
     }
     (!parts.is_empty()).then(|| parts.join("; "))
 }

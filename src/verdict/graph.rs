@@ -44,7 +44,7 @@ pub fn judge(
         false => known.judge(Some(&known.simulated(&open)?)).judged,
     };
     for (checkpoint, judged) in &mut judged {
-        judged.budget = audits.budgets.get(checkpoint).cloned();
+        judged.parts = audits.parts.get(checkpoint).cloned();
     }
     let mut judgement = Judgement {
         judged,
@@ -73,7 +73,7 @@ pub fn by_numbers(comparison: &Comparison) -> Judged {
         contradicted_by: None,
     };
     let (verdict, why) = judge_one(&evidence);
-    Judged { verdict, why, local: Local::default(), budget: None }
+    Judged { verdict, why, local: Local::default(), parts: None }
 }
 
 /// What is known of all nodes.
@@ -169,7 +169,7 @@ impl Known<'_> {
             side.and_then(|node| node.as_ref().ok()).map(|node| node.local.clone())
         };
         let local = Local { candidate: local(candidate), reference: local(reference) };
-        Judged { verdict, why, local, budget: None }
+        Judged { verdict, why, local, parts: None }
     }
 
     fn audit(&self, side: usize, checkpoint: Checkpoint) -> Option<&NodeAudit> {

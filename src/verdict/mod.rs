@@ -9,8 +9,8 @@ use crate::compare::Comparison;
 use crate::dump::{Recording, Unfinite};
 use crate::faults::diagnose::Diagnosed;
 use crate::report::{
-    Budget, CheckpointVerdict, Coverage, Diagnosis, Entry, FirstDivergence, Local, LocalError, Report,
-    SCHEMA, Seen, Side, TokenReport, Verdict,
+    CheckpointVerdict, Coverage, Diagnosis, DifferenceParts, Entry, FirstDivergence, Local, LocalError,
+    Report, SCHEMA, Seen, Side, TokenReport, Verdict,
 };
 
 mod bracket;
@@ -41,7 +41,7 @@ pub struct Judged {
     /// Both sides' local errors.
     pub local: Local,
     /// Where the distance comes from.
-    pub budget: Option<Budget>,
+    pub parts: Option<DifferenceParts>,
 }
 
 /// What an answer rests on.
@@ -277,7 +277,7 @@ fn rows_there(parts: &Parts, comparison: &Comparison) -> Judged {
 
 fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
     let checkpoint = comparison.checkpoint;
-    let Judged { mut verdict, why, local, budget } = rows_there(parts, comparison);
+    let Judged { mut verdict, why, local, parts: difference } = rows_there(parts, comparison);
     let mut evidence = text::sentence(&why);
     let named = parts.judgement.named.get(&checkpoint).map_or(&[][..], |named| &named.diagnosis);
     let best = match verdict {
@@ -304,7 +304,7 @@ fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
         evidence: Some(evidence),
         numbers: comparison.numbers.clone(),
         local,
-        budget,
+        parts: difference,
         diagnosis: named.to_vec(),
         shape,
         seen: comparison.seen,

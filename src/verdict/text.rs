@@ -46,7 +46,7 @@ pub fn sentence(why: &Why) -> String {
             witnesses(candidate, reference.as_ref())
         ),
         Why::Inherited { local, from } => {
-            format!("{}; what it differs by comes from {from} or before it", alone(local))
+            format!("{}; its difference comes from {from} or from before it", alone(local))
         }
         Why::Needs(what) => format!("to judge it, the recording needs {what}"),
         Why::Differs => "the sides differ; nothing says whether this node or its input is wrong".to_owned(),

@@ -47,7 +47,7 @@ pub const ENTRIES: &[Entry] = &[
         PRODUCTS,
         "the sums of a matmul are kept in f16",
         "an accumulator of the type of the operands: half += half * half",
-        "add products up in f32",
+        "accumulate in f32",
     ),
     entry(
         "precision.bf16_angles",

@@ -92,14 +92,6 @@ fn refuse_reference(by: &ByGraph<'_>, options: &RunOptions, reference: Option<&D
             .found("none")
             .hint(no_reference(by.gguf.path(), options)));
     }
-    if options.isolated && options.dump.is_some() {
-        return Err(Error::new(
-            "--dump",
-            "nodes of an isolated run read the reference's values, not one another's",
-        )
-        .expected("--dump without --isolate")
-        .found("both"));
-    }
     match reference.filter(|dump| is_partial(dump)) {
         Some(printed) => {
             Err(Error::file(printed.path(), "holds printed values, of which nothing can be fed or judged")

@@ -187,11 +187,8 @@ impl<'a> Planned<'a> {
         let layers = ids.iter().filter_map(|id| id.layer_index()).max().map_or(0, |last| last as usize + 1);
         let selected = options.selection.of_graph(ids.into_iter());
         if selected.is_empty() {
-            return Err(Error::new("--layer, --checkpoint", "no checkpoint of this model is selected")
-                .expected(format!(
-                    "layers 0 to {}, or a pattern such as 'blk.*.q_rope'",
-                    layers.saturating_sub(1)
-                )));
+            let ids = source.graphs.labelled().iter().flat_map(Labelled::nodes).map(|(_, id)| id);
+            return Err(options.selection.refused(ids, layers));
         }
         // Greedy decoding needs the logits even where they are not looked at.
         let known = |position: &u32| (*position as usize) < source.tokens.len();

@@ -74,7 +74,7 @@ pub fn import(options: &ImportOptions) -> Result<Imported> {
         })?;
     if parts.is_empty() {
         return Err(Error::file(&options.text, "holds no checkpoint of a model")
-            .expected("products with weights such as blk.0.attn_q.weight")
+            .expected("matmuls with weights such as blk.0.attn_q.weight")
             .found(unmapped.first().map_or("none", String::as_str)));
     }
     let (values, of) = coverage(&parts);

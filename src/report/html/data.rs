@@ -30,7 +30,7 @@ struct Item<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     reference: Option<Local<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    budget: Option<[Digits; 3]>,
+    parts: Option<[Digits; 3]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     amplification: Option<Digits>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -127,11 +127,8 @@ fn item<'a>(entry: &'a Entry, detail: Option<&'a Detail>, places: &HashMap<Check
         }),
         candidate: entry.local.candidate.as_ref().map(local),
         reference: entry.local.reference.as_ref().map(local),
-        budget: entry
-            .budget
-            .as_ref()
-            .map(|b| [Digits(b.candidate), Digits(b.reference), Digits(b.inherited)]),
-        amplification: entry.budget.as_ref().and_then(|b| b.amplification).map(Digits),
+        parts: entry.parts.as_ref().map(|b| [Digits(b.candidate), Digits(b.reference), Digits(b.inherited)]),
+        amplification: entry.parts.as_ref().and_then(|b| b.amplification).map(Digits),
         detail,
         op: entry.op.as_deref(),
         inputs: entry.inputs.iter().filter_map(|id| places.get(id).copied()).collect(),

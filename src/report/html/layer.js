@@ -11,6 +11,15 @@ function svg(tag, attributes, ...children) {
   return node;
 }
 
+// Scrolls what is wider than the window sideways, no further than `node` needs to be seen; the page itself does not move.
+function reveal(node) {
+  const scroll = node?.closest(".scroll");
+  if (!scroll) return;
+  const box = node.getBoundingClientRect(), frame = scroll.getBoundingClientRect();
+  if (box.right > frame.right) scroll.scrollLeft += box.right - frame.right;
+  else if (box.left < frame.left) scroll.scrollLeft += box.left - frame.left;
+}
+
 const layerOf = (id) => /^blk\.(\d+)\./.exec(id)?.[1] ?? "";
 const shortName = (id) => id.replace(/^blk\.\d+\./, "");
 
@@ -79,9 +88,11 @@ function drawLayer(id) {
     }
     layerPart.querySelector("h2").textContent = layer === "" ? "Outside of the layers, as a graph" : `Layer ${layer}, as a graph`;
     layerPart.querySelector(".scroll").replaceChildren(
-      svg("svg", { class: "graph", viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": "Nodes of the layer, with verdicts" },
+      svg("svg", { class: "graph", viewBox: `0 0 ${width} ${height}`, style: `--width:${width}px`, role: "group", "aria-label": "Nodes of the layer, with verdicts" },
         svg("g", { class: "edges" }, ...edges), ...[...at.values()].map(box)));
   }
   layerPart.querySelectorAll(".node.selected").forEach((node) => node.classList.remove("selected"));
-  layerPart.querySelector(`.node[data-id="${CSS.escape(id)}"]`)?.classList.add("selected");
+  const selected = layerPart.querySelector(`.node[data-id="${CSS.escape(id)}"]`);
+  selected?.classList.add("selected");
+  reveal(selected);
 }

@@ -252,7 +252,7 @@ fn chart(report: &Report, frame: &Frame, top: f64) -> Chart {
         layers: (0..=frame.layers.len()).map(|i| round(frame.left(i + 1) - 0.5)).collect(),
         band: area(&series(&band), top + CHART),
         difference: line(&series(&|entry| entry.numbers.as_ref().map(|n| n.rel_l2))),
-        inherited: line(&series(&|entry| entry.budget.as_ref().map(|budget| budget.inherited))),
+        inherited: line(&series(&|entry| entry.parts.as_ref().map(|parts| parts.inherited))),
         candidate: dots(&series(&|entry| entry.local.candidate.as_ref().map(|local| local.rel_l2))),
         reference: dots(&series(&|entry| entry.local.reference.as_ref().map(|local| local.rel_l2))),
         faults: faults(report, &x, &y, (frame.labels + right) / 2.0),

@@ -99,7 +99,7 @@ function cellText(detail, row, col) {
   return `row ${range(row, rows, detail.shape[0])}, column ${range(col, cols, detail.shape[1])}: ${text}`;
 }
 
-// How large the differences are beside how large the values are, by powers of two.
+// How large differences and values are, by powers of two.
 function histogram(detail) {
   const { low, difference, reference } = detail.histogram;
   const bins = difference.length, width = 400, height = 70;
@@ -137,7 +137,7 @@ function picture(detail) {
     el("div", { class: "heat" }, heat(detail)),
     el("div", { class: "axes" }, el("span", {}, `↓ positions ${detail.positions.join("–")}`), el("span", {}, `→ ${detail.shape[1]} columns`),
       el("span", {}, "−", el("span", { class: "diverging", style: `background:linear-gradient(90deg,${ramp})` }), `+ ${num(top)}, ${decades} decades`)),
-    el("h3", {}, "How large: ", el("span", { style: "color:var(--candidate)" }, "differences"), " beside the values"),
+    el("h3", {}, "How large: ", el("span", { style: "color:var(--candidate)" }, "differences"), " and values"),
     svg, axis,
     el("h3", {}, "Worst elements"),
     worst(detail),
@@ -147,12 +147,12 @@ function picture(detail) {
 function numbers(item) {
   const n = item.numbers;
   if (!n) return [el("p", { class: "evidence" }, "The two sides were not compared here.")];
-  const budget = item.budget || [];
+  const parts = item.parts || [];
   return [el("div", { class: "pair" },
     facts([["rel L2", num(n.rel_l2)], ["max |a-b|", num(n.max)], ["at", index(n.at)], ["a, b", `${num(n.a)}, ${num(n.b)}`], ["mean |a-b|", num(n.mean)], ["RMSE", num(n.rmse)]]),
     facts([["1 − cosine", n.cosine == null ? "–" : num(Math.max(0, 1 - n.cosine))], ["positive", n.sign == null ? "–" : `${(n.sign * 100).toFixed(0)} %`],
       ["NaN, Inf", n.nonfinite.join(", ")], ["passes at", `atol ${num(n.atol)} or rtol ${num(n.rtol)}`],
-      ["inherited", item.budget ? num(budget[2]) : null], ["amplified", item.amplification == null ? null : `${num(item.amplification)} ×`]]))];
+      ["inherited", item.parts ? num(parts[2]) : null], ["amplified", item.amplification == null ? null : `${num(item.amplification)} ×`]]))];
 }
 
 function draw(item) {
@@ -191,6 +191,7 @@ function select(id, focus) {
   const box = link.querySelector("rect"), chart = depth.querySelector(".chart .grid");
   const x = Number(box.getAttribute("x")) + Number(box.getAttribute("width")) / 2;
   document.getElementById("cursor").setAttribute("d", chart ? `M${x} ${Number(box.getAttribute("y")) + 15}V${depth.viewBox.baseVal.height - 18}` : "");
+  reveal(link);
   draw(item);
   drawLayer(id);
   history.replaceState(null, "", `#${id}`);

@@ -50,7 +50,7 @@ fn entry(known: &Known<'_>, before: Before) -> Entry {
         evidence: Some(evidence),
         numbers,
         local: Local { candidate: local(known.candidate), reference: local(known.reference) },
-        budget: None,
+        parts: None,
         diagnosis: known.candidate.map_or_else(Vec::new, |finding| finding.diagnosis().0.to_vec()),
         shape: std::iter::once(rows as usize).chain(row_shape.copied()).collect(),
         seen: None,

@@ -1,17 +1,17 @@
-//! Where the distance between candidate and reference comes from, node by node.
+//! Where the difference between candidate and reference comes from, node by node.
 //!
 //! With f the exact node, a and b the recorded outputs and x, y the recorded inputs of candidate and
-//! reference, a - b = (a - f(x)) + (f(x) - f(y)) + (f(y) - b): the candidate's own rounding, what the inputs
-//! differed by, and the reference's own rounding.
+//! reference, a - b = (a - f(x)) + (f(x) - f(y)) + (f(y) - b): the candidate's rounding, what the inputs
+//! differed by, and the reference's rounding.
 
 use super::Exact;
 use super::local::relative;
-use crate::report::Budget;
+use crate::report::DifferenceParts;
 use crate::tensor::Matrix;
 
 /// The parts, each relative to the reference. `None` where the sides were not audited at the same rows, or
 /// the reference is all zeros.
-pub fn of(candidate: &Exact, reference: &Exact) -> Option<Budget> {
+pub fn of(candidate: &Exact, reference: &Exact) -> Option<DifferenceParts> {
     let (a, b) = (&candidate.case.recorded, &reference.case.recorded);
     let (fx, fy) = (&candidate.plain, &reference.plain);
     if candidate.case.positions != reference.case.positions || a.cols != b.cols || fx.cols != fy.cols {
@@ -22,7 +22,7 @@ pub fn of(candidate: &Exact, reference: &Exact) -> Option<Budget> {
         return None;
     }
     let inherited = distance(fx, fy) / scale;
-    Some(Budget {
+    Some(DifferenceParts {
         candidate: distance(a, fx) / scale,
         reference: distance(fy, b) / scale,
         inherited,
