@@ -39,7 +39,7 @@ pub fn split(out: &str, path: &str) -> Outcome {
         if !same {
             failures.push(format!("{numerics}: logits have other bits"));
         }
-        let looks: [(&str, fn(Kind) -> bool); 2] = [("untraced", |_| false), ("traced", ALL_BUT_LOGITS)];
+        let looks = [("untraced", (|_| false) as fn(Kind) -> bool), ("traced", ALL_BUT_LOGITS)];
         for (name, wants) in looks {
             let entry = by_turns(&mut one, &mut two, wants)?;
             for test in ["pp512", "tg64"] {
