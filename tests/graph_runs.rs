@@ -330,7 +330,7 @@ fn attention_of_a_long_recording_is_screened_where_it_is_not_computed_again() {
     let dump = parity_dump::Dump::open(&case.path("own")).unwrap();
     let id = "blk.1.attn_ctx";
     let width: usize = dump.get(id.parse().unwrap()).unwrap().row_shape().iter().product();
-    scaled(&case.path("own"), id, 101, 0, width / 2, 1.05);
+    scaled(&case.path("own"), id, 101, 0, width / 4, 1.05);
     let report = case.report("audit %own -m %", 1);
     assert_eq!(first(&report).0, id, "{report}");
     let report = case.report("audit %own -m % --audit-rows all", 1);

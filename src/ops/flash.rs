@@ -20,7 +20,7 @@ mod units;
 use parity_graph::Op;
 use rayon::prelude::*;
 
-pub use self::signed::{Signed, Sum};
+pub use self::signed::{SUMS, Signed, Sum};
 
 use self::row::Attention;
 use super::{Args, Check, Needed, Rule};

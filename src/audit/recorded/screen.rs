@@ -2,7 +2,7 @@
 //!
 //! A row of a product costs as much as all of its outputs, and to see what rounding explains of it costs that once
 //! more; a signed sum of its outputs (`audit/signed_sum.rs`) costs one output. A row of attention costs its scores and
-//! its values, and its bound both once more; a signed sum of each head (`ops/flash/signed.rs`) costs its scores.
+//! its values, and its bound both once more; two signed sums of each head (`ops/flash/signed.rs`) cost its scores.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ use crate::audit::screen_attention::ALL_HEADS_MAX;
 use crate::audit::signed_sum::{SignedSum, explained, factor};
 use crate::engine::machine::compute;
 use crate::numerics::Numerics;
-use crate::ops::flash::Signed;
+use crate::ops::flash::{SUMS, Signed};
 use crate::ops::source::Data;
 use crate::ops::{Args, Check, Problem, Rule};
 
@@ -50,26 +50,28 @@ fn of_attention(
     let narrowed = Narrowed::of(&tokens.rule.op, tokens.args, arithmetic);
     let args = Args { arithmetic, sources: narrowed.sources(tokens.args), ..*tokens.args };
     let [_, _, heads, width] = args.shape;
-    let factors: Vec<f64> = (0..width).map(|column| f64::from(factor(1, column))).collect();
+    let factors: [Vec<f64>; SUMS] =
+        std::array::from_fn(|r| (0..width).map(|column| f64::from(factor(r, column))).collect());
     let signed = Signed::new(&args, &factors).ok()?;
     let bounds = tokens.with(sample, |args| bounds(tokens.rule, args, arithmetic))?;
-    let of_sample =
-        sample.iter().zip(bounds.chunks_exact((heads * width).max(1))).flat_map(|(token, row)| {
-            let (signed, factors) = (&signed, &factors);
-            row.chunks_exact(width.max(1)).enumerate().map(move |(head, bounds)| {
+    let mut share: f64 = 0.0;
+    for (token, row) in sample.iter().zip(bounds.chunks_exact((heads * width).max(1))) {
+        for (head, bounds) in row.chunks_exact(width.max(1)).enumerate() {
+            for (sum, factors) in signed.of([0, head, *token]).iter().zip(&factors) {
                 let squares = bounds.iter().zip(factors).map(|(bound, factor)| (bound * factor).powi(2));
-                squares.sum::<f64>().sqrt() / signed.of([0, head, *token]).whole()
-            })
-        });
-    let share = LARGER * of_sample.fold(0.0, f64::max);
+                share = share.max(LARGER * squares.sum::<f64>().sqrt() / sum.whole());
+            }
+        }
+    }
     let looked_at = (heads * ALL_HEADS_MAX / args.get(1)?.shape()[2].max(1)).clamp(1, heads.max(1));
     let is_odd = |token: usize| {
         (0..looked_at).map(|i| (token * looked_at + i) % heads).any(|head| {
             let row = &tokens.recorded[(token * heads + head) * width..][..width];
-            let found: f64 = row.iter().zip(&factors).map(|(value, factor)| value * factor).sum();
-            let sum = signed.of([0, head, token]);
-            // A NaN is not within.
-            !((found - sum.expected).abs() <= share * sum.whole())
+            signed.of([0, head, token]).iter().zip(&factors).any(|(sum, factors)| {
+                let found: f64 = row.iter().zip(factors).map(|(value, factor)| value * factor).sum();
+                // A NaN is not within.
+                !((found - sum.expected).abs() <= share * sum.whole())
+            })
         })
     };
     let some: Vec<usize> = some.iter().copied().collect();
