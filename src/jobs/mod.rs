@@ -6,6 +6,7 @@ pub mod diff;
 pub mod doctor;
 pub mod explain;
 mod limits;
+pub mod logprobs;
 pub mod machine;
 pub mod map;
 mod plan;
