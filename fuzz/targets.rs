@@ -21,7 +21,7 @@ use parity_dump::Dump;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     ("gguf", gguf),
     ("blocks", blocks),
     ("tokenizer", tokenizer),
@@ -31,6 +31,7 @@ pub const TARGETS: [Target; 13] = [
     ("printed", printed),
     ("maps", maps),
     ("foreign", foreign),
+    ("logprobs", logprobs),
     ("suites", suites),
     ("tolerances", tolerances),
     ("reports", reports),
@@ -202,6 +203,27 @@ pub fn maps(bytes: &[u8]) {
     let options = parity::foreign::Options { names: Some(names), ..Default::default() };
     if let Ok(dump) = parity::foreign::open(&dump, &options) {
         read_all(&dump);
+    }
+}
+
+/// Log-probabilities: what is read of them is compared with a recording, or refused.
+pub fn logprobs(bytes: &[u8]) {
+    let path = file("logprobs", bytes);
+    let Ok(Some(said)) = parity::foreign::logprobs::read(&path) else { return };
+    let reference = folder().join("reference");
+    if !reference.exists() {
+        let logits: Vec<f32> = (0..36).map(|i| (i % 7) as f32).collect();
+        let mut writer = parity_dump::Writer::create(&reference, Default::default(), Default::default())
+            .expect("a folder for trials");
+        writer.begin_step(&[0, 1, 2, 3, 4, 5], &[0, 1, 2, 3, 4, 5], 1).expect("a step");
+        writer.tensor_f32("logits".parse().expect("an id"), &[6, 6], &logits).expect("its tensor");
+        writer.end_step().expect("its end");
+        writer.finish().expect("a dump");
+    }
+    let reference = Dump::open(&reference).expect("what was just written");
+    let how = parity::jobs::logprobs::Options { tokens: Some(vec![0, 1]), ..Default::default() };
+    if let Ok(report) = parity::jobs::logprobs::judge(&said, Some(&reference), &how) {
+        assert!(report.coverage.elements_compared <= 36);
     }
 }
 

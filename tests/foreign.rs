@@ -212,6 +212,53 @@ fn ranks_are_put_together() {
 }
 
 #[test]
+fn ranks_are_called_by_their_folder() {
+    let (_dir, at) = folder();
+    let engine = at.join("my-engine");
+    for rank in ["rank0", "rank1"] {
+        fs::create_dir_all(engine.join(rank)).unwrap();
+        fs::write(engine.join(rank).join("dump.npz"), npz(&as_hf(), &tokens(), false)).unwrap();
+    }
+    let output = audit(&engine).args(["--format", "json"]).assert().code(0).get_output().stdout.clone();
+    let report: serde_json::Value = serde_json::from_slice(&output).unwrap();
+    assert_eq!(report["candidate"]["producer"]["name"], "my-engine");
+    assert_eq!(report["candidate"]["path"], engine.to_str().unwrap());
+}
+
+#[test]
+fn a_file_says_the_layout_of_its_tensors() {
+    let (_dir, at) = folder();
+    let mut turned = BTreeMap::new();
+    for (id, tensor) in tensors() {
+        let tensor = match id.kind() {
+            Kind::QRope | Kind::KRope => tensor.permuted(&[1, 0, 2]),
+            Kind::FfnOut => tensor.permuted(&[1, 0]),
+            _ => tensor,
+        };
+        turned.insert(id.to_string(), tensor);
+    }
+    let file = at.join("turned.safetensors");
+    let said = |layout: &str| {
+        let plain = safetensors(&turned, &tokens());
+        let length = u64::from_le_bytes(plain[..8].try_into().unwrap()) as usize;
+        let mut header: serde_json::Value = serde_json::from_slice(&plain[8..8 + length]).unwrap();
+        if let Some(ids) = header.as_object_mut().unwrap().remove("input_ids") {
+            header["tokens"] = ids;
+        }
+        header["__metadata__"] = serde_json::json!({ "layout": layout, "producer": "turner" });
+        let header = header.to_string();
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &plain[8 + length..]].concat();
+        fs::write(&file, bytes).unwrap();
+        audit(&file)
+    };
+    let right = r#"{"q_rope": "HTE", "k_rope": "KTE", "ffn_out": "DT"}"#;
+    said(right).assert().code(0).stdout(contains("PARITY").and(contains("turner")));
+    said(r#"{"q_rope": "HTE", "k_rope": "HTE"}"#).assert().code(2).stderr(contains("transpose"));
+    said(r#"{"q_rope": "upside down"}"#).assert().code(2).stderr(contains("has no axes for q_rope"));
+    said("HTE").assert().code(2).stderr(contains("`layout` of its __metadata__ is not understood"));
+}
+
+#[test]
 fn what_cannot_be_read_gets_the_line_that_converts_it() {
     let (_dir, at) = folder();
     for (name, head, said) in [

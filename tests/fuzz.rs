@@ -154,6 +154,27 @@ fn foreign() -> Vec<Vec<u8>> {
     vec![[vec![0], file].concat(), pickle, array]
 }
 
+fn logprobs() -> Vec<Vec<u8>> {
+    let mut file = b"_logits_".to_vec();
+    for number in [6, 6, 1, 0, 1, 2, 3, 4, 5i32] {
+        file.extend(number.to_le_bytes());
+    }
+    for _row in 0..2 {
+        [1e-3f32, -9.0].iter().for_each(|number| file.extend(number.to_le_bytes()));
+        (0..6u16).for_each(|step| file.extend((step * 999).to_le_bytes()));
+    }
+    let text = |text: &str| text.as_bytes().to_vec();
+    let said = r#"{"id":3,"token":"a","bytes":[97],"logprob":-0.5,"top_logprobs":[{"id":4,"logprob":-1.25},{"token":"token_id:2","logprob":-3}]}"#;
+    vec![
+        file,
+        text(&format!(r#"{{"choices":[{{"logprobs":{{"content":[{said},{said}]}}}}]}}"#)),
+        text(&format!(r#"{{"completion_probabilities":[{said}]}}"#)),
+        text(
+            r#"{"choices":[{"prompt_logprobs":[null,{"1":{"logprob":-0.5}}],"token_ids":[5],"logprobs":{"tokens":["b"],"token_logprobs":[-1],"top_logprobs":[{"token_id:3":-2.5}]}}],"prompt_token_ids":[0,1]}"#,
+        ),
+    ]
+}
+
 fn safetensors() -> Vec<Vec<u8>> {
     let file = |header: &str, n: usize| {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -208,6 +229,7 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
         ],
         "maps" => vec![text("\"h\" = \"embed\"\n"), text("prefix = [\"m.\"]\n\"h\" = { id = \"blk.0.ffn_out\", layout = \"TD\", columns = \"0..W/2\", rows = [0], scale = 2.0 }\n\"x.{n}\" = [{ id = \"blk.{n}.q\", transpose = [1, 0], shards = \"sum\" }]\n")],
         "foreign" => foreign(),
+        "logprobs" => logprobs(),
         "suites" => files("suites").into_iter().filter(|bytes| bytes.starts_with(b"#") || bytes.starts_with(b"name")).chain([text(
             "name = \"x\"\n[prompts]\np = \"a\"\nt = { tokens = [1, 2] }\n[models]\nm = \"m.gguf\"\n[[case]]\nname = \"a\"\nmodel = [\"m\"]\nprompt = [\"p\", \"t\"]\nchunk = [1, 2]\nretries = 1\nwaive = [{ checkpoint = \"*\", reason = \"r\", until = \"2027-01-01\" }]\ntolerance = [{ checkpoint = \"*\", atol = 1.0 }]\n",
         )]).collect(),

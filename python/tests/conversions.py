@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Conversions of small transformers models to GGUF, right ones and wrong ones, told from weights and from tensors.
 
-    python/tests/conversions.py [--keep FOLDER]
+    python/tests/conversions.py [--keep FOLDER] [--libraries FOLDER]
 
 Each model is saved as Hugging Face lays it out, converted, captured, and judged twice: `parity inspect MODEL --against
 FOLDER` compares the weights, `parity audit` the captured tensors. Rows of queries and keys of the Llama family are
-captured both in the file's order and in Hugging Face's. Needs torch, transformers, gguf and a built parity (PARITY names
-the binary). Exit code 0: right ones are silent, wrong ones are named; 1 otherwise.
+captured both in the file's order and in Hugging Face's. With --libraries, llama.cpp runs each file under `parity record`
+as well, and `parity diff RECORDING CAPTURE -m MODEL` has to say the same. Needs torch, transformers, gguf and a built
+parity (PARITY names the binary); --libraries, llama.cpp's shared libraries (those of the npm package
+@node-llama-cpp/linux-x64) and a C compiler. Exit code 0: right ones are silent, wrong ones are named; 1 otherwise.
 """
 
 import argparse
@@ -105,6 +107,34 @@ def of_tensors(path, dump):
     return code, (first["checkpoint"], named), found.get("notes", [])
 
 
+class Recorder:
+    """llama.cpp under `parity record`; says nothing where its libraries were not given."""
+
+    def __init__(self, libraries, scratch):
+        self.libraries, self.driver = libraries, scratch / "driver"
+        if libraries:
+            source = ROOT / "scripts" / "record" / "driver.c"
+            subprocess.run(["cc", "-O1", "-o", self.driver, source, "-ldl"], check=True)
+
+    def said(self, path, dump):
+        """Exit code, place and name of the first mistake of a diff of llama.cpp's recording with the captured tensors."""
+        if not self.libraries:
+            return None
+        recording = path.with_suffix(".recording")
+        words = [str(token) for token in families.TOKENS]
+        command = [healthy.BINARY, "record", "-o", recording, "--force", "--", self.driver, self.libraries, path]
+        done = subprocess.run([*command, str(families.PROMPT), *words], capture_output=True, text=True)
+        if done.returncode:
+            return done.returncode, (done.stderr.strip().splitlines() or [""])[-1], None
+        code, found, error = run("diff", recording, dump, "-m", path)
+        first = found.get("first_divergence")
+        if first:
+            return code, first["checkpoint"], (first["diagnosis"] or [{"fault": None}])[0]["fault"]
+        wrong = [entry for entry in found.get("checkpoints", []) if entry["verdict"] == "reference"]
+        named = [one["fault"] for entry in wrong[:1] for one in entry.get("diagnosis", [])]
+        return code, wrong[0]["id"] if wrong else error or found.get("reason"), (named or [None])[0]
+
+
 def pairs_rotated(q, k, cos, sin, unsqueeze_dim=1):
     def turn(x):
         a, b, half = x[..., ::2], x[..., 1::2], cos.shape[-1] // 2
@@ -127,18 +157,25 @@ def beneath(model, path, scratch):
         code, found, notes = of_tensors(path, scratch / name)
         right = code == 1 and found == ("blk.0.q_rope", fault) and any("Hugging Face order" in note for note in notes)
         good &= right
-        print(f"| llama | {name}, rows as in Hugging Face | | {found[0]}: {found[1]} | {'' if right else 'WRONG'} |", flush=True)
+        print(f"| llama | {name}, rows as in Hugging Face | | {found[0]}: {found[1]} | | {'' if right else 'WRONG'} |", flush=True)
     return good
+
+
+def told_of(beside):
+    return "" if not beside else f"exit {beside[0]}" + (f" {beside[1]}: {beside[2]}" if beside[0] else "")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", type=pathlib.Path, help="where the files stay")
+    parser.add_argument("--libraries", type=pathlib.Path, help="llama.cpp's shared libraries")
     given = parser.parse_args()
     good = True
-    print("| family | conversion | weights | tensors | |\n|---|---|---|---|---|")
+    print("| family | conversion | weights | tensors | llama.cpp beside them | |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         scratch = given.keep or pathlib.Path(folder)
+        scratch.mkdir(parents=True, exist_ok=True)
+        recorder = Recorder(given.libraries, scratch)
         for family in families.FAMILIES:
             model, architecture, places = made(family)
             path, saved = scratch / f"{family}.gguf", scratch / family
@@ -149,10 +186,11 @@ def main():
                 capture(model, scratch / f"{family}-{order}", order)
                 code, found, notes = of_tensors(path, scratch / f"{family}-{order}")
                 said = any("Hugging Face order" in note for note in notes)
-                right = weights[0] == 0 and code == 0 and said == (order == "hf")
+                beside = recorder.said(path, scratch / f"{family}-{order}")
+                right = weights[0] == 0 and code == 0 and said == (order == "hf") and (not beside or beside[0] == 0)
                 good &= right
                 told = f"rows as in {order}" if order else "right"
-                print(f"| {family} | {told} | exit {weights[0]} | exit {code} {found[0] or ''} | {'' if right else 'WRONG'} |", flush=True)
+                print(f"| {family} | {told} | exit {weights[0]} | exit {code} {found[0] or ''} | {told_of(beside)} | {'' if right else 'WRONG'} |", flush=True)
             if family == "llama":
                 good &= beneath(model, path, scratch)
         for family, spoil, by_weights, by_tensors, order in WRONG:
@@ -164,9 +202,12 @@ def main():
             weights, tensors = of_weights(path, scratch / family), of_tensors(path, dump)
             right = weights == (1, by_weights) and tensors[0] == 1
             right &= tensors[1][0].startswith(by_tensors[0]) and by_tensors[1] in (None, tensors[1][1])
+            beside = recorder.said(path, dump)
+            # The file is what both are judged by: what the conversion changed is wrong in the capture, the reference.
+            right &= not beside or beside[0] != 0 and beside[1].startswith(by_tensors[0]) and by_tensors[1] in (None, beside[2])
             good &= right
             told = spoil.__name__.replace("_", " ")
-            print(f"| {family} | {told} | {weights[1][0]}: {weights[1][1]} | {tensors[1][0]}: {tensors[1][1]} | {'' if right else 'WRONG'} |", flush=True)
+            print(f"| {family} | {told} | {weights[1][0]}: {weights[1][1]} | {tensors[1][0]}: {tensors[1][1]} | {told_of(beside)} | {'' if right else 'WRONG'} |", flush=True)
     return 0 if good else 1
 
 

@@ -143,6 +143,9 @@ def write(model, architecture, places, path, spoil=lambda name, array: array):
         out.add_sliding_window(config.sliding_window)
     if architecture == "gemma3":
         out.add_float32("gemma3.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
+    # llama.cpp loads a model without a tokenizer only where the file says so.
+    out.add_tokenizer_model("no_vocab")
+    out.add_vocab_size(config.vocab_size)
     out.add_token_list([f"t{i}" for i in range(config.vocab_size)])
     for name, array in tensors(model, architecture, places):
         out.add_tensor(name, np.ascontiguousarray(spoil(name, array), dtype=np.float32))

@@ -79,6 +79,8 @@ pub enum Missing {
     Rows(Checkpoint, String),
     /// Rows of the node itself.
     Own(Checkpoint),
+    /// All that it is computed from.
+    Before,
     /// The token of each row.
     Tokens,
     /// Anything that was found of it.
@@ -90,7 +92,7 @@ impl Missing {
     pub fn tensor(&self) -> Option<Checkpoint> {
         match self {
             Missing::Tensor(id) | Missing::Rows(id, _) => Some(*id),
-            Missing::Own(_) | Missing::Tokens | Missing::Explanation => None,
+            Missing::Own(_) | Missing::Before | Missing::Tokens | Missing::Explanation => None,
         }
     }
 }
@@ -101,6 +103,7 @@ impl fmt::Display for Missing {
             Missing::Tensor(id) => write!(f, "{id}"),
             Missing::Rows(id, positions) => write!(f, "{id} at {positions}"),
             Missing::Own(id) => write!(f, "rows of {id}"),
+            Missing::Before => f.write_str("the tensors before it"),
             Missing::Tokens => f.write_str("the token of each row"),
             Missing::Explanation => f.write_str("an explanation"),
         }

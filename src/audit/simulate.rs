@@ -103,6 +103,27 @@ pub fn simulate(
     Ok(wanted.iter().map(|(c, rows)| (*c, carried(candidate, *c, rows, &exact, &passes))).collect())
 }
 
+/// (V,) or (D,) values of a healthy pass of `tokens` at each of `positions`: exact, or disturbed as `numerics` rounds.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn rows(
+    model: &Model,
+    tokens: &[u32],
+    checkpoint: Checkpoint,
+    positions: &[u32],
+    numerics: Option<Numerics>,
+) -> Result<Vec<Vec<f64>>> {
+    let wanted: Wanted = BTreeMap::from([(checkpoint, positions.to_vec())]);
+    let graph = model.graph.until(checkpoint).fused(|_| false);
+    let disturb = numerics.map(|numerics| Disturb { model, graph: &graph, numerics, seed: 1 });
+    let mut found = match disturb {
+        Some(disturb) => pass::<f32>(model, &graph, tokens, &wanted, Some(disturb))?,
+        None => pass::<f64>(model, &graph, tokens, &wanted, None)?,
+    };
+    Ok(positions.iter().map(|position| found.remove(&(checkpoint, *position)).unwrap_or_default()).collect())
+}
+
 type Wanted = BTreeMap<Checkpoint, Vec<u32>>;
 type Passed = BTreeMap<(Checkpoint, u32), Vec<f64>>;
 
@@ -131,8 +152,8 @@ fn carried(
         let distance = apart(&recorded, &row(exact, position));
         let band = CONFIDENCE * spreads.first().map_or(0.0, |spreads| spreads[at].max(mean(spreads)));
         let over = if distance == 0.0 { 0.0 } else { distance / band };
-        // `!(..)`, so that a NaN is the worst.
-        if own.is_none_or(|worst| !(over <= worst.over)) {
+        // A NaN is the worst, and stays it.
+        if own.is_none_or(|worst| !worst.over.is_nan() && !(over <= worst.over)) {
             own = Some(OwnDistance { distance, band, over });
         }
     }

@@ -7,7 +7,9 @@ use super::progress::Progress;
 use super::shared::{self, ForeignArgs, ModelArgs, SelectArgs};
 use super::{Outcome, exit_code};
 use crate::audit::AuditRows;
+use crate::foreign;
 use crate::jobs::audit::{Options, audit, self_test};
+use crate::jobs::logprobs;
 use crate::model::file::ModelFile;
 use crate::numerics::Numerics;
 use crate::references;
@@ -60,6 +62,11 @@ pub fn main(args: &Args) -> Outcome {
     shared::set_threads(args.threads)?;
     let folder = args.output.folder()?;
     let given = args.model.path()?;
+    if let Some(said) = foreign::logprobs::read(&args.dump)? {
+        let (tokens, allow_missing) = (args.foreign.given_tokens(), args.select.allow_missing);
+        let how = logprobs::Options { model: given, tokens, numerics: args.numerics, allow_missing };
+        return args.output.deliver(folder, logprobs::judge(&said, None, &how)?);
+    }
     let mut recording =
         shared::open_declared(&args.dump, &args.foreign.options(given.as_deref()), args.numerics)?;
     let path = match given {

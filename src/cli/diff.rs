@@ -7,6 +7,7 @@ use super::output::OutputArgs;
 use super::shared::{self, AuditArgs, ForeignArgs, ModelArgs, SelectArgs, ToleranceArgs};
 use crate::foreign;
 use crate::jobs::diff::{Options, diff};
+use crate::jobs::logprobs;
 use crate::model::file::ModelFile;
 use crate::numerics::Numerics;
 
@@ -51,6 +52,13 @@ pub struct Args {
 pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
     let path = args.model.path()?;
+    if let Some(said) = foreign::logprobs::read(&args.candidate)? {
+        let untold = foreign::Options { model: path.clone(), ..foreign::Options::default() };
+        let reference = shared::open_declared(&args.reference, &untold, args.reference_numerics)?;
+        let (tokens, allow_missing) = (args.foreign.given_tokens(), args.select.allow_missing);
+        let how = logprobs::Options { model: path, tokens, numerics: args.numerics, allow_missing };
+        return args.output.deliver(folder, logprobs::judge(&said, Some(&reference), &how)?);
+    }
     let told = args.foreign.options(path.as_deref());
     let untold = foreign::Options { model: path.clone(), ..foreign::Options::default() };
     // A map is of the side that is another engine's.

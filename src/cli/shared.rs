@@ -65,6 +65,11 @@ pub struct ForeignArgs {
 }
 
 impl ForeignArgs {
+    /// The tokens that were given.
+    pub fn given_tokens(&self) -> Option<Vec<u32>> {
+        self.tokens.clone()
+    }
+
     /// What they mean, with the model whose widths a map may need.
     pub fn options(&self, model: Option<&Path>) -> foreign::Options {
         let (names, tokens) = (self.names.clone(), self.tokens.clone());

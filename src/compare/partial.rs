@@ -72,8 +72,10 @@ impl<'a> Partial<'a> {
                 let reference = sum.value.unwrap_or(f64::NAN);
                 Some(SumCheck { candidate: total.value, reference, bound, terms: total.terms as u64 })
             });
-        // The worst one speaks for all; `!(..)` so that a NaN is the worst.
-        let sum = checks.reduce(|worst, check| if !(check.over() <= worst.over()) { check } else { worst });
+        // The worst one speaks for all; a NaN is the worst, and stays it.
+        let stays =
+            |worst: &SumCheck, check: &SumCheck| worst.over().is_nan() || check.over() <= worst.over();
+        let sum = checks.reduce(|worst, check| if stays(&worst, &check) { worst } else { check });
         let seen = Seen { values: self.seen, of: self.of, sum };
         (self.sums, seen)
     }
@@ -168,6 +170,17 @@ mod tests {
         assert!(printed.over() <= 1.0 && printed.terms == 2, "{printed:?}");
         let nan = held(part(&[], f64::NAN, false), &row).1.sum.unwrap();
         assert!(!(nan.over() <= 1.0));
+    }
+
+    #[test]
+    fn a_sum_that_is_no_number_speaks_for_those_behind_it() {
+        let good = part(&[(0, 0.1234), (3, -2.0)], 16.1234, false);
+        let row = [0.1234, 9.0, 9.0, -2.0];
+        let later = SeenPart { rows: vec![SeenRow { position: 4, ..good.rows[0].clone() }], ..good.clone() };
+        let parts = [SeenPart { sum: Some(SeenSum { value: None, ..good.sum.unwrap() }), ..good }, later];
+        let mut partial = Partial::new(Checkpoint::layer(Kind::FfnOut, 0), &parts, Tolerance::default());
+        assert!(partial.row(3, &row) && partial.row(4, &row));
+        assert!(!(partial.finish().1.sum.unwrap().over() <= 1.0));
     }
 
     #[test]

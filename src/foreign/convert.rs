@@ -60,6 +60,7 @@ pub fn convert(ranks: &[Foreign], map: &Map, widths: &Widths, tokens: Option<&[u
     let mut writer = Writer::create(scratch.path(), first.producer.clone(), first.model.clone())?;
     let mut unused: BTreeSet<usize> = map.lines.iter().map(|line| line.number).collect();
     let (mut unknown, mut notes) = (BTreeSet::new(), BTreeSet::new());
+    let mut unsummed: BTreeSet<String> = BTreeSet::new();
     let mut next = 0;
     for number in 0..first.passes.len() {
         let mut mapped = Vec::with_capacity(ranks.len());
@@ -69,7 +70,11 @@ pub fn convert(ranks: &[Foreign], map: &Map, widths: &Widths, tokens: Option<&[u
                     .expected(first.passes.len())
                     .found(rank.passes.len())
             })?;
-            mapped.push(pieces(pass, map, &widths)?);
+            let mut own = pieces(pass, map, &widths)?;
+            for piece in own.pieces.iter_mut().filter(|piece| piece.target.layout.is_none()) {
+                piece.target.layout = rank.layout_of(&piece.array.name, piece.id);
+            }
+            mapped.push(own);
         }
         let rows = rows_of(&mut mapped, first, number, next, tokens)?;
         next = rows.positions.iter().max().map_or(next, |last| *last as usize + 1);
@@ -78,7 +83,7 @@ pub fn convert(ranks: &[Foreign], map: &Map, widths: &Widths, tokens: Option<&[u
             unknown.append(&mut one.foreign);
             notes.append(&mut one.notes);
         }
-        write_pass(&mut writer, &first.passes[number], &mapped, &rows, &widths)?;
+        unsummed.extend(write_pass(&mut writer, &first.passes[number], &mapped, &rows, &widths)?);
     }
     let manifest = writer.manifest_mut();
     (manifest.prompt, manifest.provenance) = (first.prompt.clone(), first.provenance.clone());
@@ -91,6 +96,11 @@ pub fn convert(ranks: &[Foreign], map: &Map, widths: &Widths, tokens: Option<&[u
     let mut said = vec![format!("read as {}, {}", first.format, map.described())];
     if ranks.len() > 1 {
         said.push(format!("{} ranks were put together", ranks.len()));
+        let unsummed: Vec<String> = unsummed.into_iter().collect();
+        said.extend(super::listed(
+            "summands that were left out, since their sum depends on how the engine adds them up",
+            &unsummed,
+        ));
     }
     said.extend(notes);
     let unused = map.lines.iter().filter(|line| !map.built_in && unused.contains(&line.number));
@@ -287,13 +297,15 @@ fn rows_seen(pieces: &[Piece<'_>]) -> Option<usize> {
     pieces.iter().find(plain).map(|piece| piece.array.shape[piece.array.shape.len() - 2])
 }
 
+/// Writes a pass; gives the ids that were left out, as [`whole`] says.
 fn write_pass(
     writer: &mut Writer,
     pass: &Pass,
     mapped: &[Mapped<'_>],
     rows: &Rows,
     widths: &Widths,
-) -> Result<()> {
+) -> Result<Vec<String>> {
+    let mut unsummed = Vec::new();
     let count = rows.positions.len();
     let mut ordered: Vec<&Piece<'_>> = mapped[0].pieces.iter().collect();
     ordered.sort_by_key(|piece| piece.id);
@@ -326,6 +338,10 @@ fn write_pass(
             1 => whole(piece.id, &parts, Some(Shards::First), &piece.place)?,
             _ => whole(piece.id, &parts, way, &piece.place)?,
         };
+        let Some(tensor) = tensor else {
+            unsummed.push(piece.id.to_string());
+            continue;
+        };
         let axis = usize::from(piece.id.kind().is_optional());
         let mut positions = listed_rows(pass, piece, &rows.positions)?;
         if positions.is_none() && tensor.shape.get(axis) == Some(&1) && count > 1 {
@@ -334,7 +350,7 @@ fn write_pass(
         writer.tensor(piece.id, tensor.element, &tensor.shape, &tensor.bytes, positions.as_deref())?;
     }
     writer.end_step()?;
-    Ok(())
+    Ok(unsummed)
 }
 
 /// The positions that a tensor has, where these are not all of the pass.

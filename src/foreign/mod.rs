@@ -2,6 +2,7 @@
 
 pub mod array;
 mod convert;
+pub mod logprobs;
 pub mod map;
 pub mod read;
 mod shards;
@@ -48,6 +49,8 @@ pub struct Foreign {
     pub provenance: BTreeMap<String, String>,
     /// All tokens in the order of their positions, where they lie beside the passes.
     pub tokens: Option<Vec<u32>>,
+    /// Letters of the axes of tensors, by name, by id, or by the part of the id behind the layer.
+    pub layout: BTreeMap<String, String>,
     /// In order.
     pub passes: Vec<Pass>,
     /// `false` for an interrupted recording.
@@ -66,9 +69,20 @@ impl Foreign {
             prompt: None,
             provenance: BTreeMap::new(),
             tokens: None,
+            layout: BTreeMap::new(),
             passes,
             complete: true,
         }
+    }
+
+    /// As rank of an engine whose ranks lie in `folder`: called after that, where its format says no name.
+    fn of_rank(mut self, rank: &Path, folder: &Path) -> Foreign {
+        let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+        if name(&self.path).is_some_and(|own| own == self.producer.name) {
+            self.producer.name = name(&whole).unwrap_or_default();
+        }
+        Foreign { path: rank.to_owned(), ..self }
     }
 
     /// Where it lies: of several ranks the folder around them.
@@ -77,6 +91,12 @@ impl Foreign {
             (2.., Some(parent)) if self.format != "sglang" => parent.to_owned(),
             _ => self.path.clone(),
         }
+    }
+
+    /// The layout that the dump itself says of a tensor.
+    fn layout_of(&self, name: &str, id: Checkpoint) -> Option<String> {
+        let by_name = self.layout.get(name).or_else(|| self.layout.get(&id.to_string()));
+        by_name.or_else(|| self.layout.get(id.kind().name())).cloned()
     }
 
     /// Names of all tensors, each once.

@@ -41,12 +41,16 @@ pub struct Whole {
     pub bytes: Vec<u8>,
 }
 
+/// Ranks whose summands have one sum in f32, whichever is added to which.
+const ORDERLESS: usize = 2;
+
 /// The whole tensor of what each rank holds, in order of rank. What is equal on all ranks is taken once; of the rest
-/// slices are laid side by side and summands added, as `way` says or by the checkpoint's kind.
+/// slices are laid side by side and summands added, as `way` says or by the checkpoint's kind. `None` of summands whose
+/// sum depends on how the engine adds them: of more than two ranks the order, of 16 bits the type.
 ///
 /// # Errors
 /// Ranks that differ where they should agree, or whose shapes do not fit.
-pub fn whole(id: Checkpoint, parts: &[Array], way: Option<Shards>, place: &str) -> Result<Whole> {
+pub fn whole(id: Checkpoint, parts: &[Array], way: Option<Shards>, place: &str) -> Result<Option<Whole>> {
     let mut values: Vec<(Element, Vec<u8>)> = parts.iter().map(Array::to_dump).collect();
     let shapes: Vec<&[usize]> = parts.iter().map(|part| part.shape.as_slice()).collect();
     let same = shapes.iter().all(|shape| *shape == shapes[0]);
@@ -60,14 +64,15 @@ pub fn whole(id: Checkpoint, parts: &[Array], way: Option<Shards>, place: &str) 
     };
     let one = |(element, bytes), shape: &[usize]| Whole { element, shape: shape.to_vec(), bytes };
     match way {
-        Shards::First => Ok(one(values.swap_remove(0), shapes[0])),
+        Shards::First => Ok(Some(one(values.swap_remove(0), shapes[0]))),
+        Shards::Sum if same && (parts.len() > ORDERLESS || values[0].0 != Element::F32) => Ok(None),
         Shards::Sum if same => {
             let mut sum = vec![0f64; parts[0].len()];
             for part in parts {
                 sum.iter_mut().zip(part.values()).for_each(|(sum, value)| *sum += f64::from(value));
             }
             let bytes = sum.into_iter().flat_map(|value| (value as f32).to_le_bytes()).collect();
-            Ok(one((Element::F32, bytes), shapes[0]))
+            Ok(Some(one((Element::F32, bytes), shapes[0])))
         }
         Shards::Concat(axis) => {
             let shared = SHARED.contains(&id.kind());
@@ -94,7 +99,7 @@ pub fn whole(id: Checkpoint, parts: &[Array], way: Option<Shards>, place: &str) 
                     bytes.extend_from_slice(&values[rank].1[row * length..(row + 1) * length]);
                 }
             }
-            Ok(Whole { element, shape, bytes })
+            Ok(Some(Whole { element, shape, bytes }))
         }
         Shards::Sum => Err(unlike(id, place, "added", &shapes)),
     }
@@ -126,7 +131,7 @@ mod tests {
     }
 
     fn merged(id: &str, parts: &[Array], way: Option<Shards>) -> Result<(Vec<usize>, Vec<f32>)> {
-        let whole = whole(id.parse().unwrap(), parts, way, "x")?;
+        let whole = whole(id.parse().unwrap(), parts, way, "x")?.expect("one sum");
         let mut values = vec![0.0; whole.shape.iter().product()];
         whole.element.decode(&whole.bytes, &mut values);
         Ok((whole.shape, values))
@@ -148,6 +153,14 @@ mod tests {
         let ranks = [a.clone(), a.clone(), b.clone(), b];
         assert_eq!(merged("blk.0.k_rope", &ranks, None).unwrap(), (vec![1, 2, 2], vec![0., 1., 2., 3.]));
         assert_eq!(merged("blk.0.ffn_out", &[a.clone(), a], None).unwrap().1, [0., 1.], "summed already");
+    }
+
+    #[test]
+    fn summands_whose_sum_depends_on_the_engine_have_none() {
+        let parts = [array(&[1, 2], &[0., 1.]), array(&[1, 2], &[1e8, 2.]), array(&[1, 2], &[-1e8, 2.])];
+        let id = "blk.0.attn_out".parse().unwrap();
+        assert!(whole(id, &parts, None, "x").unwrap().is_none(), "0 or 1e-8 of three in f32");
+        assert!(whole(id, &parts[..2], None, "x").unwrap().is_some());
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod explain;
 mod graphs;
 mod head_rows;
 mod limits;
+pub mod logprobs;
 pub mod machine;
 pub mod map;
 mod plan;

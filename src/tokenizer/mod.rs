@@ -107,7 +107,7 @@ impl Tokenizer {
     /// Bytes that are not UTF-8 are taken as llama.cpp takes them.
     pub fn encode(&self, text: impl AsRef<[u8]>) -> Result<Vec<u32>> {
         let mut tokens = Vec::new();
-        tokens.extend(self.vocabulary.bos.filter(|_| self.add_bos));
+        tokens.extend(self.first());
         self.append(text.as_ref(), &mut tokens)?;
         tokens.extend(self.vocabulary.eos.filter(|_| self.add_eos));
         Ok(tokens)
@@ -183,7 +183,7 @@ impl Tokenizer {
     }
 
     /// What a token stands for; nothing for unused ones.
-    fn bytes(&self, token: u32) -> Option<Cow<'_, [u8]>> {
+    pub fn bytes(&self, token: u32) -> Option<Cow<'_, [u8]>> {
         let text = self.vocabulary.text(token)?;
         Some(match self.vocabulary.kind(token) {
             kind if kind.is_special() => text.as_bytes().into(),
@@ -205,6 +205,11 @@ impl Tokenizer {
     /// V
     pub fn n_tokens(&self) -> usize {
         self.vocabulary.len()
+    }
+
+    /// What stands in front of every text, where something does.
+    pub fn first(&self) -> Option<u32> {
+        self.vocabulary.bos.filter(|_| self.add_bos)
     }
 
     /// Beginning of text.

@@ -26,10 +26,10 @@ mod whole;
 pub use graph::{judge, outliers};
 pub use nodes::{describe, describe_recorded};
 pub use weights::weigh;
-pub use whole::{Gap, gaps, spoken};
+pub use whole::{Gap, gaps, refuted, spoken};
 
 use crate::audit::case::Missing;
-use crate::audit::simulate::Carried;
+use crate::audit::simulate::{Carried, OwnDistance};
 
 /// The answer for one checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,6 +91,8 @@ pub enum Why {
     BeyondBound(LocalError, Option<Checkpoint>),
     /// The reference's is.
     ReferenceBeyondBound(LocalError),
+    /// The output alone is known, and farther from an exact forward pass than rounding explains.
+    BeyondPass(OwnDistance),
     /// The candidate's local error is rounding, and there is nothing to compare it with.
     Local(LocalError),
     /// Local errors of both sides are rounding.
@@ -285,6 +287,10 @@ fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
         CheckpointVerdict::Reference => parts.judgement.named_reference.get(&checkpoint),
         _ => None,
     };
+    let diagnosis = match verdict {
+        CheckpointVerdict::Reference => best.cloned().into_iter().collect(),
+        _ => named.to_vec(),
+    };
     if let Some(best) = best {
         evidence += &format!(": {} ({})", best.text, best.fault);
     }
@@ -305,7 +311,7 @@ fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
         numbers: comparison.numbers.clone(),
         local,
         parts: difference,
-        diagnosis: named.to_vec(),
+        diagnosis,
         shape,
         seen: comparison.seen,
         op: None,

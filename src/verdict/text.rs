@@ -35,6 +35,12 @@ pub fn sentence(why: &Why) -> String {
              engine is not",
             beyond(local)
         ),
+        Why::BeyondPass(own) => format!(
+            "it is {} from an exact forward pass of the model, {} times what rounding explains: the bug is here or in any \
+             node before, none of which is known",
+            number(own.distance),
+            number(own.over)
+        ),
         Why::ReferenceBeyondBound(local) => format!(
             "the reference's local error is {}: it is wrong, or not what it is taken for",
             beyond(local)
@@ -142,6 +148,9 @@ pub fn seen_in_part(seen: &Seen) -> String {
 
 /// What an agreement of printed values does not show.
 pub fn seen_alone(seen: &Seen) -> String {
+    if seen.values == seen.of {
+        return format!("all {} values agree, as far as they were written down", thousands(seen.of));
+    }
     let share = 100.0 * seen.values as f64 / seen.of.max(1) as f64;
     format!(
         "of what was printed: {} of {} values seen ({share:.2} %) agree, and nothing is known of the others but \

@@ -70,6 +70,13 @@ pub struct Whole<'a> {
     pub tokens: Option<&'a TokenReport>,
 }
 
+/// What is wrong with the reference.
+pub fn refuted(entry: &Entry) -> String {
+    let named = entry.diagnosis.first();
+    let named = named.map_or_else(String::new, |best| format!(": {} ({})", best.text, best.fault));
+    format!("the reference itself is wrong at {}{named}", entry.id)
+}
+
 impl Whole<'_> {
     fn count(&self, verdict: CheckpointVerdict) -> usize {
         self.entries.iter().filter(|entry| entry.verdict == verdict).count()
@@ -99,7 +106,7 @@ impl Whole<'_> {
             return Some(reason.to_owned());
         }
         if let Some(entry) = self.entries.iter().find(|e| e.verdict == CheckpointVerdict::Reference) {
-            return Some(format!("the reference itself is wrong at {}", entry.id));
+            return Some(refuted(entry));
         }
         let (gaps, _) = spoken(self.gaps, self.allow_missing);
         if let Some(gap) = gaps.into_iter().next() {

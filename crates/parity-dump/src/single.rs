@@ -2,7 +2,7 @@
 //!
 //! Tensors are named by checkpoint ids; `tokens` (I32, U32 or I64) is one more tensor, for positions 0 to T-1. What a
 //! manifest says of a folder may stand in the file's `__metadata__`: `producer`, `numerics`, `steps` (as in a manifest,
-//! or the token rows of each forward pass: `[5, 1, 1]`) and `rows`.
+//! or the token rows of each forward pass: `[5, 1, 1]`), `rows` and `layout` (`{"q_rope": "HTE"}`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -23,6 +23,8 @@ use crate::recorded::Part;
 const TOKENS: &str = "tokens";
 /// Key of `__metadata__` that holds the token rows of each step.
 const STEPS: &str = "steps";
+/// What axes are called.
+const LETTERS: &str = "BTHKEDFVS";
 /// Steps times tensors at most: each is a part that is kept account of.
 const PARTS_MAX: usize = 1 << 21;
 
@@ -35,6 +37,11 @@ pub(crate) fn open(path: &Path) -> Result<Dump, DumpError> {
     if said.steps.len().saturating_mul(tensors.len()) > PARTS_MAX {
         return Err(DumpError::new(path, format!("has too many steps for its {} tensors", tensors.len()))
             .expected_found(format!("at most {}", PARTS_MAX / tensors.len().max(1)), said.steps.len()));
+    }
+    if let Some((name, layout)) = said.layout.first_key_value() {
+        return Err(DumpError::new(path, "has another order of axes than a dump: its __metadata__ says so")
+            .expected_found("token rows first", format!("{layout} of {name}"))
+            .hint("`parity` turns it round; a program of your own permutes the axes before it saves"));
     }
     let file_name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let steps: Vec<Step> =
@@ -80,14 +87,24 @@ pub(crate) fn open(path: &Path) -> Result<Dump, DumpError> {
     Ok(dump)
 }
 
-/// What a file of another engine's names says about itself in `__metadata__`: who computed it, and the positions of each
-/// step of its `n` tokens.
+/// What a file of another engine's names says about itself in `__metadata__`.
+pub struct Metadata {
+    /// Who computed it.
+    pub producer: Producer,
+    /// Positions of each step.
+    pub steps: Vec<Vec<u32>>,
+    /// Letters of the axes, slowest first, by the tensor's name, its id, or the part of the id behind the layer.
+    pub layout: BTreeMap<String, String>,
+}
+
+/// Reads the `__metadata__` of a file with `n` tokens.
 ///
 /// # Errors
 /// What is no such file, steps that its tokens do not have.
-pub fn said(path: &Path, file: &[u8], n: usize) -> Result<(Producer, Vec<Vec<u32>>), DumpError> {
+pub fn said(path: &Path, file: &[u8], n: usize) -> Result<Metadata, DumpError> {
     let said = Said::read(path, file, n)?;
-    Ok((Producer { numerics: said.numerics.or(said.producer.numerics), ..said.producer }, said.steps))
+    let producer = Producer { numerics: said.numerics.or(said.producer.numerics), ..said.producer };
+    Ok(Metadata { producer, steps: said.steps, layout: said.layout })
 }
 
 /// Adds a tensor whose rows are those of all steps, one after the other.
@@ -119,6 +136,7 @@ struct Said {
     /// Positions of each step.
     steps: Vec<Vec<u32>>,
     rows: BTreeMap<Checkpoint, Vec<u32>>,
+    layout: BTreeMap<String, String>,
 }
 
 /// The steps in `__metadata__`.
@@ -187,7 +205,20 @@ impl Said {
             None => BTreeMap::new(),
             Some(text) => parsed(path, "rows", text, "{\"blk.0.ffn_norm\": [4], …}")?,
         };
-        Ok(Said { producer, numerics: all.get("numerics").cloned(), steps, rows })
+        let layout: BTreeMap<String, String> = match all.get("layout") {
+            None => BTreeMap::new(),
+            Some(text) => parsed(path, "layout", text, "{\"q_rope\": \"HTE\", …}")?,
+        };
+        let is_letters =
+            |layout: &String| layout.contains('T') && layout.chars().all(|c| LETTERS.contains(c));
+        if let Some((name, layout)) = layout.iter().find(|(_, layout)| !is_letters(layout)) {
+            return Err(DumpError::new(path, format!("`layout` of its __metadata__ has no axes for {name}"))
+                .expected_found(
+                    format!("letters of {LETTERS}, T among them, slowest axis first"),
+                    shown(layout),
+                ));
+        }
+        Ok(Said { producer, numerics: all.get("numerics").cloned(), steps, rows, layout })
     }
 }
 

@@ -293,7 +293,8 @@ impl Trial<'_> {
         if self.found.iter().any(special) {
             self.found.retain(|found| found.faults != ["data.permuted"]);
         }
-        // What is usual at this node before what is not, what needs no parameter before what is fitted.
+        // What is usual at this node before what is not, what needs no parameter before what is fitted, and of what is
+        // left, none of which the bounds refute, what explains more.
         let kind = self.origin.node.checkpoint.kind();
         let rank = |name: &&str| {
             let fault = catalogue::find(name);
@@ -301,7 +302,8 @@ impl Trial<'_> {
             let special = fault.is_some_and(|fault| !fault.name.starts_with("data."));
             (!special, !usual, fault.is_some_and(|fault| fault.parameter.is_some()))
         };
-        self.found.sort_by_key(|found| (found.faults.len(), found.faults.first().map(rank)));
+        let key = |found: &Found| (found.faults.len(), found.faults.first().map(rank));
+        self.found.sort_by(|a, b| key(a).cmp(&key(b)).then(b.explains.total_cmp(&a.explains)));
     }
 }
 

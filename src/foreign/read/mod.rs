@@ -9,7 +9,7 @@ mod single;
 mod torch;
 
 pub use folders::folder;
-pub use single::{file, is_safetensors};
+pub use single::{file, is_safetensors, map};
 
 use std::path::{Path, PathBuf};
 
@@ -30,7 +30,7 @@ pub fn read(path: &Path) -> Result<Vec<Foreign>> {
         false => {
             let mut all = Vec::with_capacity(ranks.len());
             for rank in &ranks {
-                all.append(&mut folder(rank)?);
+                all.extend(folder(rank)?.into_iter().map(|one| one.of_rank(rank, path)));
             }
             match all.len() == ranks.len() {
                 true => Ok(all),

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use parity_dump::Element;
 use parity_dump::manifest::Producer;
+use parity_dump::single::Metadata;
 use safetensors::{Dtype, SafeTensors};
 
 use super::archive::{self, Archive};
@@ -58,7 +59,8 @@ fn told(path: &Path, dump: &mut Foreign) -> Result<()> {
     let is_tokens =
         |array: &&Array| array.dtype.is_integer() && ["tokens", "input_ids"].contains(&array.name.as_str());
     let n = pass.arrays.iter().find(is_tokens).map_or(0, Array::len);
-    let (producer, steps) = parity_dump::single::said(path, map(path)?.as_slice(), n)?;
+    let Metadata { producer, steps, layout } = parity_dump::single::said(path, map(path)?.as_slice(), n)?;
+    dump.layout = layout;
     dump.producer.numerics = producer.numerics.clone();
     if !producer.name.is_empty() {
         dump.producer = producer;
@@ -168,9 +170,7 @@ fn unknown(path: &Path, head: &[u8]) -> Error {
             "python -c 'import pickle, numpy as np; np.savez(\"out.npz\", **pickle.load(open(\"{name}\", \"rb\")))'"
         )
     } else if head.starts_with(b"_logits_") {
-        "llama-perplexity's log-probabilities are of one tensor, rounded to 16 bits: `llama-debug --save-logits` writes \
-         logits, `parity record -- llama-perplexity …` everything"
-            .to_owned()
+        "log-probabilities are judged by `parity audit`, and as the candidate of `parity diff`".to_owned()
     } else if head.first().is_some_and(|byte| b"[{".contains(byte)) {
         format!(
             "python -c 'import json, numpy as np; np.savez(\"out.npz\", **{{k: np.array(v) for k, v in json.load(open(\"{name}\")).items()}})'"

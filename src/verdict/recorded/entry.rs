@@ -7,8 +7,10 @@ use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
 use crate::report::words::{count, number};
 use crate::report::{
-    CheckpointVerdict as V, Coverage, Entry, FirstDivergence, Local, LocalError, Report, Tried, Verdict,
+    CheckpointVerdict as V, Coverage, Diagnosis, Entry, FirstDivergence, Local, LocalError, Report, Tried,
+    Verdict,
 };
+use crate::verdict::refuted;
 
 /// Everything that is known of one id.
 pub struct Known<'a> {
@@ -51,7 +53,8 @@ fn entry(known: &Known<'_>, before: Before) -> Entry {
         numbers,
         local: Local { candidate: local(known.candidate), reference: local(known.reference) },
         parts: None,
-        diagnosis: known.candidate.map_or_else(Vec::new, |finding| finding.diagnosis().0.to_vec()),
+        diagnosis: if verdict == V::Reference { known.reference } else { known.candidate }
+            .map_or_else(Vec::new, |finding| finding.diagnosis().0.to_vec()),
         shape: std::iter::once(rows as usize).chain(row_shape.copied()).collect(),
         seen: None,
         op: None,
@@ -91,6 +94,11 @@ fn judge(known: &Known<'_>, before: Before) -> (V, String) {
     compared(comparison, own, &audit.local, known.reference, before)
 }
 
+/// The name of a mistake behind what it explains.
+fn called(named: Option<&Diagnosis>) -> String {
+    named.map_or_else(String::new, |best| format!(": {} ({})", best.text, best.fault))
+}
+
 /// Where the bug of a node is.
 fn place(own: &Finding) -> String {
     match own.bridged.first().zip(own.bridged.last()) {
@@ -127,11 +135,17 @@ fn compared(
         Some((finding, Some(audit))) => (finding, audit.local),
     };
     if !reference.is_healthy() {
-        let text = format!("the reference's local error is {}: it is wrong", beyond(&theirs));
+        let named = reference.diagnosis().0.first();
+        let text =
+            format!("the reference's local error is {}: it is wrong{}", beyond(&theirs), called(named));
         return (V::Reference, text);
     }
     if let Some(needs) = &reference.undecided {
         return (V::Undecided, format!("to judge the reference, its recording needs {needs}"));
+    }
+    if matches!(comparison.status, Status::MissingReference | Status::MissingCandidate) {
+        // One of them was recorded in another form, such as the experts that were chosen of an order of all.
+        return (V::Match, format!("{}; so is the reference's: they have no form in common", alone(local)));
     }
     let Some(numbers) = &comparison.numbers else {
         return (V::Missing, "no token position that both sides have".to_owned());
@@ -260,7 +274,7 @@ pub fn assemble(
         );
         (Verdict::Undecided, Some(text))
     } else if let Some(entry) = of(V::Reference).next() {
-        (Verdict::Undecided, Some(format!("the reference itself is wrong at {}", entry.id)))
+        (Verdict::Undecided, Some(refuted(entry)))
     } else if !audited {
         (Verdict::Undecided, Some("no node could be computed again from what was recorded".to_owned()))
     } else if missing > 0 && !allow_missing {
