@@ -87,7 +87,7 @@ pub fn folder(path: &Path) -> Result<Vec<Foreign>> {
         return Err(Error::file(path, "holds no dump that can be read")
             .expected(format!("{MANIFEST_FILE}, .npy or .pt files, rank0 rank1 …, step0 step1 …, or msprobe's dump.json"))
             .found(format!("{} files, none of these", files.len()))
-            .hint("`parity record` makes a dump of llama.cpp; docs/your-engine.md shows how an engine writes one"));
+            .hint("parity record makes a dump of llama.cpp; an engine writes one with parity_dump.save: docs/your-engine.md"));
     }
     Ok(vec![Foreign::new(path, "arrays", vec![pass])])
 }
