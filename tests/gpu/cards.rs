@@ -9,7 +9,7 @@ use parity::engine::device::{self, Device};
 use parity::engine::{Batch, Engine, Probe, Values};
 use parity::error::Result;
 use parity::faults::inject::plant;
-use parity::jobs::run::{RunOptions, run};
+use parity::jobs::run::{RunOptions, on_nodes};
 use parity::model::Model;
 use parity::model::graph::Graph;
 use parity::report::{Report, Verdict};
@@ -103,7 +103,7 @@ fn same_reports(model: &Model, gpus: &[usize]) {
         let device = Device::Cuda(device);
         let numerics = numerics.parse().unwrap();
         let options = RunOptions { device, numerics, isolated, ..options.clone() };
-        run(model, &model.graph, &options, &|_, _| ()).unwrap()
+        on_nodes(model, &model.graph, &options, &|_, _| ()).unwrap()
     };
     for numerics in NUMERICS {
         for isolated in [false, true] {
