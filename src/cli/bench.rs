@@ -26,9 +26,10 @@ pub struct Args {
     /// GGUF model file [default: the one that ships with parity]
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// auto, cpu, cuda, cuda:N, cuda:0,cuda:1 or cuda:all
+    /// auto, cpu, cuda, cuda:N, or several
     ///
-    /// Several GPUs share the layers.
+    /// cuda:0,cuda:1 and cuda:all split the layers over
+    /// several GPUs.
     #[arg(long, value_name = "DEVICE", default_value_t)]
     device: Device,
     /// Arithmetic: f32, or f16 (tensor cores)

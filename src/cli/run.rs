@@ -50,9 +50,10 @@ pub struct Args {
     /// Let --dump replace a dump
     #[arg(help_heading = "Reference and dump", long, requires = "dump")]
     force: bool,
-    /// auto, cpu, cuda, cuda:N, cuda:0,cuda:1 or cuda:all
+    /// auto, cpu, cuda, cuda:N, or several
     ///
-    /// auto is the first NVIDIA GPU if there is one, and else the CPU. Several GPUs share the layers.
+    /// auto is the first NVIDIA GPU if there is one, and else the CPU. cuda:0,cuda:1 and cuda:all split the layers over
+    /// several GPUs.
     #[arg(help_heading = "Engine", long, value_name = "DEVICE", default_value_t)]
     device: Device,
     /// f32, f64, llama-cpu or f16
