@@ -91,7 +91,9 @@ fn a_new_prompt_runs_and_its_dump_is_a_recording_with_its_graph() {
         let report = case.dumped("own", "");
         assert_eq!(report["verdict"], "undecided", "{model}");
         let reason = report["reason"].as_str().unwrap();
-        assert!(reason.contains("nothing was compared") && reason.contains("parity record"), "{reason}");
+        assert!(reason.contains("nothing was compared"), "{reason}");
+        let next = report["next"][0].as_str().unwrap();
+        assert!(next.starts_with("parity record -o ref -- llama-completion -m "), "{next}");
         assert_eq!(report["candidate"]["model"]["architecture"], architecture);
         assert_eq!(report["candidate"]["tokens"], 15, "{model}");
         // Every node was judged, and found healthy, even without a reference.

@@ -338,7 +338,7 @@ fn report(
     }
     if reference.is_none() && report.verdict != Verdict::Divergence {
         report.verdict = Verdict::Undecided;
-        report.reason = Some(format!("nothing was compared: {}", no_reference(model.gguf.path(), options)));
+        uncompared(&mut report, model.gguf.path(), options);
     }
     Ok(report)
 }
@@ -354,8 +354,22 @@ pub fn gaps(options: &RunOptions, ours: &[u32], reference: &Dump) -> Vec<Gap> {
     gaps
 }
 
-/// What to type where there was no reference.
+/// Says that there was no reference, and what to type.
+pub fn uncompared(report: &mut Report, model: &Path, options: &RunOptions) {
+    report.reason = Some(format!("nothing was compared: {NO_REFERENCE}"));
+    report.next.insert(0, to_record(model, options));
+}
+
+const NO_REFERENCE: &str =
+    "no stored reference for these tokens; record one with a llama.cpp, and name it with --reference";
+
+/// The same for an error's hint.
 pub fn no_reference(model: &Path, options: &RunOptions) -> String {
+    format!("{NO_REFERENCE}: {}", to_record(model, options))
+}
+
+/// The command that records a reference.
+fn to_record(model: &Path, options: &RunOptions) -> String {
     let n_decode = options.n_predict.unwrap_or(0);
     let prompt = options.prompt.as_deref().unwrap_or("…");
     let words = references::recording_command(
@@ -366,9 +380,5 @@ pub fn no_reference(model: &Path, options: &RunOptions) -> String {
         n_decode,
     );
     let words: Vec<String> = words.iter().map(|word| references::quoted(&word.to_string_lossy())).collect();
-    format!(
-        "no stored reference for these tokens; record one with a llama.cpp, and name it with --reference: \
-         parity record -o ref -- {}",
-        words.join(" ")
-    )
+    format!("parity record -o ref -- {}", words.join(" "))
 }

@@ -13,7 +13,7 @@ use parity_dump::manifest::Producer;
 
 use super::graphs::ByGraph;
 use super::graphs::limits::{Work, check as check_memory};
-use super::run::{Progress, RunOptions, gaps, no_reference, reference, spare_the_reference};
+use super::run::{Progress, RunOptions, gaps, no_reference, reference, spare_the_reference, uncompared};
 use super::{notes_of, path_of};
 use crate::arithmetic::Arithmetic;
 use crate::audit::recorded::{self, Findings, Graphs, How};
@@ -184,8 +184,7 @@ fn report(run: &Run<'_>, of_reference: Option<&Graphs>, theirs: &Findings, ours:
             ));
             if report.verdict != Verdict::Divergence {
                 report.verdict = Verdict::Undecided;
-                let why = no_reference(by.gguf.path(), options);
-                report.reason = Some(format!("nothing was compared: {why}"));
+                uncompared(&mut report, by.gguf.path(), options);
             }
         }
     }
