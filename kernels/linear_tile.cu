@@ -21,20 +21,6 @@ union LinearTileMemory {
     ProductTile out;
 };
 
-// Eight weights on their way to shared memory: decoded where they arrive.
-template <class W>
-struct TileWeights {
-    DEVICE void load(const uint8_t* row, int i, float value[8]) { W::decode8(row, i, value); }
-    DEVICE float decoded(const float value[8], int j) const { return value[j]; }
-};
-// Decoded where they are put, so that nothing waits for them before.
-template <>
-struct TileWeights<F16> {
-    Half8 stored = {};
-    DEVICE void load(const uint8_t* row, int i, float*) { stored = *(const Half8*)((const half_t*)row + i); }
-    DEVICE float decoded(const float*, int j) const { return to_float(stored.v[j]); }
-};
-
 // Eight columns of one row of x or of w, on their way to shared memory.
 template <class W>
 struct TilePiece {
@@ -43,7 +29,6 @@ struct TilePiece {
     const float* x;
     const uint8_t* w;
     float value[8];
-    TileWeights<W> weights;
 
     DEVICE TilePiece(const LinearArgs& a, const LinearPart& part, int t0, int o0) {
         const int thread = threadIdx.x % GROUP;
@@ -58,19 +43,14 @@ struct TilePiece {
         const int i = base + depth;
 #pragma unroll
         for (int j = 0; j < 8; j++) value[j] = 0.0f;
-        weights = TileWeights<W>();
         if (!exists || i >= columns) return;
-        if (is_w) weights.load(w, i, value);
+        if (is_w) W::decode8(w, i, value);
         else load8(x + i, value);
     }
     DEVICE void put(LinearTiles& to) const {
-        if (is_w) {
+        float(*tile)[TILE + PAD] = is_w ? to.w : to.x;
 #pragma unroll
-            for (int j = 0; j < 8; j++) to.w[depth + j][row] = weights.decoded(value, j);
-        } else {
-#pragma unroll
-            for (int j = 0; j < 8; j++) to.x[depth + j][row] = value[j];
-        }
+        for (int j = 0; j < 8; j++) tile[depth + j][row] = value[j];
     }
 };
 

@@ -1,22 +1,19 @@
 // Greedy decoding without the host: the token of the largest logit, the first one of several, is what the next step
 // computes, one position further on. A NaN is never the largest; with nothing but NaN it is token 0.
 //
-// Launch: at most 1024 blocks of 1024 threads. Each leaves the best of its logits, and the last one to do so chooses: of a
-// set of candidates the best is the same in any order. ggml: ggml_argmax (ARGMAX), or llama.cpp's greedy sampler.
+// Launch: one block, 1024 threads. ggml: ggml_argmax (ARGMAX), or llama.cpp's greedy sampler.
 #include "common.cuh"
-
-struct Candidate {
-    float value;
-    int token;
-};
 
 struct NextArgs {
     const float* logits;  // (V,)
     int* step;            // (2,) position and token of the step, then of the next one
     uint32_t* tokens;     // (S,) the token at each position
-    Candidate* best;      // (blocks,)
-    uint32_t* arrived;    // blocks that have left their best; 0 at first
     int vocab;            // V
+};
+
+struct Candidate {
+    float value;
+    int token;
 };
 
 DEVICE Candidate better(const Candidate& a, const Candidate& b) {
@@ -38,58 +35,30 @@ DEVICE Candidate best_of_warp(Candidate best) {
     return best;
 }
 
-// The best of a block's candidates, for its first thread.
-DEVICE Candidate best_of_block(Candidate best, const Candidate& none, NextMemory& memory) {
-    best = best_of_warp(best);
-    if (threadIdx.x % 32 == 0) memory.best[threadIdx.x / 32] = best;
-    __syncthreads();
-    if (threadIdx.x >= 32) return none;
-    return best_of_warp(threadIdx.x < blockDim.x / 32 ? memory.best[threadIdx.x] : none);
-}
-
-// Leaves this block's best for the others; whether it is the last block to do so. (Barriers between blocks: the CPU runs
-// blocks one after another, so that no test there can miss them.)
-DEVICE bool leave_best(const NextArgs& a, const Candidate& best) {
-    bool last = false;
-    if (threadIdx.x == 0) {
-        a.best[blockIdx.x] = best;
-        __threadfence();
-        last = atomicAdd(a.arrived, 1u) == gridDim.x - 1;
-        if (last) *a.arrived = 0;  // for the next launch
-    }
-    last = __syncthreads_or(last) != 0;
-    __threadfence();
-    return last;
-}
-
 DEVICE void choose_next(const NextArgs& a) {
-    enum { AT_ONCE = 4 };  // loads under way
+    enum { AT_ONCE = 8 };  // loads under way
     SHARED(NextMemory, memory);
-    const Candidate none = {-INFINITY_F, a.vocab};
-    Candidate best = none;
-    const int stride = gridDim.x * blockDim.x;
-    for (int base = blockIdx.x * blockDim.x + threadIdx.x; base < a.vocab; base += AT_ONCE * stride) {
+    Candidate best = {-INFINITY_F, a.vocab};
+    for (int base = threadIdx.x; base < a.vocab; base += AT_ONCE * blockDim.x) {
         float x[AT_ONCE];
 #pragma unroll
         for (int n = 0; n < AT_ONCE; n++) {
-            const int i = base + n * stride;
+            const int i = base + n * blockDim.x;
             x[n] = i < a.vocab ? a.logits[i] : -INFINITY_F;
         }
 #pragma unroll
         for (int n = 0; n < AT_ONCE; n++) {
-            const int i = base + n * stride;
+            const int i = base + n * blockDim.x;
             const Candidate here = {x[n], i};
             if (i < a.vocab) best = better(best, here);
         }
     }
-    best = best_of_block(best, none, memory);
-    if (!leave_best(a, best)) return;
-    Candidate other = none;
-    if (threadIdx.x < gridDim.x) {
-        other.value = load_fresh(&a.best[threadIdx.x].value);
-        other.token = *(const volatile int*)&a.best[threadIdx.x].token;
-    }
-    best = best_of_block(other, none, memory);
+    best = best_of_warp(best);
+    if (threadIdx.x % 32 == 0) memory.best[threadIdx.x / 32] = best;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    const Candidate none = {-INFINITY_F, a.vocab};
+    best = best_of_warp(threadIdx.x < blockDim.x / 32 ? memory.best[threadIdx.x] : none);
     if (threadIdx.x > 0) return;
     const int position = a.step[0] + 1, token = best.token < a.vocab ? best.token : 0;
     a.step[0] = position;

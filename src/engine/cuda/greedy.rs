@@ -57,9 +57,7 @@ impl CudaEngine<'_> {
         self.send_tokens(&Batch { tokens: &[token], first })?;
         let chosen = self.device.alloc("the tokens chosen", TOKEN * (first + steps + 1))?;
         self.device.upload(&[token], chosen.address + (TOKEN * first) as Address)?;
-        let room = self.device.alloc("the choice of a token", calls::NEXT_ROOM)?;
-        self.device.clear(&room)?;
-        let next = self.next_token(&chosen, &room)?;
+        let next = self.next_token(&chosen)?;
         let bytes = range(&self.plan.as_ref().expect("just made").0.outputs).1;
         let mut slots = Vec::new();
         for _ in 0..if bytes > 0 { SLOTS } else { 0 } {
@@ -88,7 +86,7 @@ impl CudaEngine<'_> {
     }
 
     /// The launch that chooses, if every node of the plan is a launch too, and no value depends on the position.
-    fn next_token(&mut self, chosen: &Buffer, room: &Buffer) -> Result<Call> {
+    fn next_token(&mut self, chosen: &Buffer) -> Result<Call> {
         let (plan, _) = self.plan.as_ref().expect("a plan for a step");
         let unfit = if !plan.is_all_gpu() {
             "a node that no kernel computes"
@@ -103,7 +101,7 @@ impl CudaEngine<'_> {
                 .found(if unfit.is_empty() { "a graph without logits" } else { unfit })
         })?;
         let step = self.step_data.as_ref().map_or(0, |data| data.address);
-        let call = calls::next_token(logits, step, chosen.address, room.address, self.graph.dims.vocab);
+        let call = calls::next_token(logits, step, chosen.address, self.graph.dims.vocab);
         self.modules.function(&call, &self.device)?;
         Ok(call)
     }
