@@ -113,7 +113,8 @@ fn witnesses(candidate: &LocalError, reference: Option<&LocalError>) -> String {
     }
 }
 
-fn alone(local: &LocalError) -> String {
+/// A local error that rounding explains.
+pub(super) fn alone(local: &LocalError) -> String {
     format!(
         "its local error is {:.1e}, {:.0} % of what rounding explains",
         local.rel_l2,

@@ -11,6 +11,7 @@ use crate::report::{
     Verdict,
 };
 use crate::verdict::refuted;
+use crate::verdict::text::alone;
 
 /// Everything that is known of one id.
 pub struct Known<'a> {
@@ -188,14 +189,6 @@ fn blind(own: &Finding) -> Option<String> {
          record {last} as well",
         own.band().unwrap_or(f64::NAN)
     ))
-}
-
-fn alone(local: &LocalError) -> String {
-    format!(
-        "its local error is {:.1e}, {:.0} % of what rounding explains",
-        local.rel_l2,
-        100.0 * local.over_bound
-    )
 }
 
 fn beyond(local: &LocalError) -> String {
