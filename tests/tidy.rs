@@ -291,3 +291,24 @@ fn the_reader_of_sources_sees_what_is_code() {
     assert!(source.lines_with("cudarc").is_empty() && source.lines_with(".unwrap()").is_empty());
     assert_eq!(source.lines_with("crate"), [4, 7]);
 }
+
+/// Packages of a normal build, and of one for tests: each with its features.
+fn packages(edges: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let args = ["tree", "--offline", "--no-dedupe", "--prefix", "none", "-f", "{p}|{f}", "-e", edges];
+    let tree = std::process::Command::new(env!("CARGO")).args(args).output().unwrap();
+    assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
+    let mut packages = BTreeMap::<String, BTreeSet<String>>::new();
+    for line in String::from_utf8(tree.stdout).unwrap().lines().filter(|line| !line.is_empty()) {
+        let (package, features) = line.split_once('|').unwrap();
+        packages.entry(package.to_owned()).or_default().insert(features.to_owned());
+    }
+    packages
+}
+
+#[test]
+fn tests_need_no_library_in_another_form() {
+    // Otherwise `cargo test` builds parity, and all that stands on that library, a second time.
+    let (normal, tests) = (packages("normal,build"), packages("normal,build,dev"));
+    let other: Vec<_> = normal.iter().filter(|(package, features)| tests[*package] != **features).collect();
+    assert!(other.is_empty(), "name these under [dependencies], with the features that tests want: {other:#?}");
+}

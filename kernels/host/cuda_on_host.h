@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -53,43 +54,55 @@ struct Fiber {
     std::vector<std::vector<AsyncCopy>> groups;
 };
 
-inline std::vector<Fiber> fibers;
-inline Fiber* current;
-inline jmp_buf scheduler;
-inline Index3 block, block_dim, grid_dim;
-inline std::function<void()> body;
-alignas(16) inline char shared_bytes[99 << 10];
-inline std::string failure;
+// What mma and ldmatrix of one warp exchange.
+struct WarpMatrices {
+    uint32_t a[32][4], b[32][2];
+    const void* rows[32];
+};
+
+// The block that is being executed. Every thread of the host has its own, so that kernels run side by side.
+struct Machine {
+    std::vector<Fiber> fibers;
+    Fiber* current;
+    jmp_buf scheduler;
+    Index3 block, block_dim, grid_dim;
+    std::function<void()> body;
+    alignas(16) char shared_bytes[99 << 10];
+    WarpMatrices warps[32];
+    int votes;  // of __syncthreads_or
+    std::string failure;
+};
+inline thread_local Machine* machine __attribute__((tls_model("initial-exec")));
 
 inline void yield(State state) {
-    current->state = state;
-    if (!_setjmp(current->stopped)) _longjmp(scheduler, 1);
+    machine->current->state = state;
+    if (!_setjmp(machine->current->stopped)) _longjmp(machine->scheduler, 1);
 }
 inline void resume(Fiber& fiber) {
-    current = &fiber;
-    if (_setjmp(scheduler)) return;
+    machine->current = &fiber;
+    if (_setjmp(machine->scheduler)) return;
     if (fiber.started) _longjmp(fiber.stopped, 1);
     fiber.started = true;
     setcontext(&fiber.context);
 }
 inline void entry() {
-    body();
+    machine->body();
     yield(DONE);
 }
 inline uint32_t warp_op(WarpOp op, unsigned mask, uint32_t value, int source) {
-    current->mask = mask;
-    current->value = value;
-    current->source = source;
-    current->op = op;
+    machine->current->mask = mask;
+    machine->current->value = value;
+    machine->current->source = source;
+    machine->current->op = op;
     yield(IN_WARP_OP);
-    return current->value;
+    return machine->current->value;
 }
 
-inline void async_copy(void* to, const void* from) { current->groups.back().push_back({to, from}); }
-inline void async_group() { current->groups.emplace_back(); }
+inline void async_copy(void* to, const void* from) { machine->current->groups.back().push_back({to, from}); }
+inline void async_group() { machine->current->groups.emplace_back(); }
 // The last group is open, and waits for nothing.
 inline void async_wait(size_t but_last) {
-    auto& groups = current->groups;
+    auto& groups = machine->current->groups;
     while (groups.size() > but_last + 1) {
         for (const AsyncCopy& copy : groups.front()) memcpy(copy.to, copy.from, 16);
         groups.erase(groups.begin());
@@ -98,11 +111,11 @@ inline void async_wait(size_t but_last) {
 
 // Lets the warp that starts at `from` go on, if all its lanes stand in the same warp operation.
 inline bool release_warp(int from) {
-    const int lanes = std::min<int>(32, fibers.size() - from);
+    const int lanes = std::min<int>(32, machine->fibers.size() - from);
     const unsigned live = lanes == 32 ? 0xffffffffu : (1u << lanes) - 1;
     unsigned waiting = 0, mask = 0, votes = 0;
     for (int i = 0; i < lanes; i++) {
-        const Fiber& f = fibers[from + i];
+        const Fiber& f = machine->fibers[from + i];
         if (f.state != IN_WARP_OP) continue;
         waiting |= 1u << i;
         mask = f.mask & live;
@@ -110,10 +123,10 @@ inline bool release_warp(int from) {
     }
     if (!waiting || (waiting & mask) != mask) return false;
     uint32_t values[32];
-    for (int i = 0; i < lanes; i++) values[i] = fibers[from + i].value;
+    for (int i = 0; i < lanes; i++) values[i] = machine->fibers[from + i].value;
     for (int i = 0; i < lanes; i++) {
         if (!(mask >> i & 1)) continue;
-        Fiber& f = fibers[from + i];
+        Fiber& f = machine->fibers[from + i];
         if (f.op == BALLOT) f.value = votes & mask;
         if (f.op == EXCHANGE) f.value = values[f.source < lanes && (mask >> f.source & 1) ? f.source : i];
         f.state = RUNNING;
@@ -125,7 +138,7 @@ inline bool release_warp(int from) {
 inline bool run_block(std::mt19937& random, bool shuffle) {
     // Coprime to every multiple of 32 up to 256: a walk by such a step meets each thread once.
     static const int STEPS[8] = {11, 13, 17, 19, 23, 29, 31, 37};
-    const int threads = fibers.size(), warps = (threads + 31) / 32;
+    const int threads = machine->fibers.size(), warps = (threads + 31) / 32;
     // Warps have different paces: a lazy one moves in one of 24 rounds.
     std::vector<bool> lazy(warps), held(warps);
     for (int w = 0; w < warps; w++) lazy[w] = shuffle && random() % 4 == 0;
@@ -134,27 +147,27 @@ inline bool run_block(std::mt19937& random, bool shuffle) {
         const int start = shuffle ? random() % threads : 0, step = shuffle ? STEPS[random() % 8] : 1;
         bool moved = false;
         for (int n = 0, i = start; n < threads; n++, i = (i + step) % threads) {
-            if (fibers[i].state != RUNNING) continue;
+            if (machine->fibers[i].state != RUNNING) continue;
             if (held[i / 32]) {
                 moved = true;
                 continue;
             }
-            resume(fibers[i]);
+            resume(machine->fibers[i]);
             moved = true;
         }
-        for (size_t from = 0; from < fibers.size(); from += 32) moved |= release_warp(from);
+        for (size_t from = 0; from < machine->fibers.size(); from += 32) moved |= release_warp(from);
         size_t done = 0, waiting = 0;
-        for (const Fiber& f : fibers) {
+        for (const Fiber& f : machine->fibers) {
             done += f.state == DONE;
             waiting += f.state == AT_BARRIER;
         }
-        if (done == fibers.size()) return true;
-        if (waiting == fibers.size()) {
-            for (Fiber& f : fibers) f.state = RUNNING;
+        if (done == machine->fibers.size()) return true;
+        if (waiting == machine->fibers.size()) {
+            for (Fiber& f : machine->fibers) f.state = RUNNING;
         } else if (!moved) {
-            failure = waiting + done == fibers.size()
+            machine->failure = waiting + done == machine->fibers.size()
                           ? "a barrier was reached by " + std::to_string(waiting) + " of " +
-                                std::to_string(fibers.size()) + " threads"
+                                std::to_string(machine->fibers.size()) + " threads"
                           : "a warp operation was not reached by all its lanes";
             return false;
         }
@@ -163,19 +176,23 @@ inline bool run_block(std::mt19937& random, bool shuffle) {
 
 // `seed` 0 runs the threads in order.
 inline bool launch(Index3 grid, Index3 threads, unsigned seed, std::function<void()> kernel) {
-    grid_dim = grid;
-    block_dim = threads;
-    body = std::move(kernel);
-    failure.clear();
-    fibers.resize(threads.x * threads.y * threads.z);
+    static thread_local std::unique_ptr<Machine> own;
+    if (!own) own = std::make_unique<Machine>();
+    machine = own.get();
+    machine->grid_dim = grid;
+    machine->block_dim = threads;
+    machine->body = std::move(kernel);
+    machine->failure.clear();
+    machine->votes = 0;
+    machine->fibers.resize(threads.x * threads.y * threads.z);
     std::mt19937 random(seed);
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
             for (unsigned x = 0; x < grid.x; x++) {
-                block = {x, y, z};
-                memset(shared_bytes, 0xCD, sizeof shared_bytes);
-                for (size_t i = 0; i < fibers.size(); i++) {
-                    Fiber& f = fibers[i];
+                machine->block = {x, y, z};
+                memset(machine->shared_bytes, 0xCD, sizeof machine->shared_bytes);
+                for (size_t i = 0; i < machine->fibers.size(); i++) {
+                    Fiber& f = machine->fibers[i];
                     f.stack.resize(64 << 10);
                     f.index = i;
                     f.thread = {unsigned(i) % threads.x, unsigned(i) / threads.x % threads.y,
@@ -197,14 +214,14 @@ inline bool launch(Index3 grid, Index3 threads, unsigned seed, std::function<voi
 template <class T>
 T& shared() {
     static_assert(sizeof(T) <= 48 << 10, "static shared memory is at most 48 KB");
-    return *reinterpret_cast<T*>(shared_bytes);
+    return *reinterpret_cast<T*>(machine->shared_bytes);
 }
 
 // In dynamic shared memory.
 template <class T>
 T& dynamic() {
-    static_assert(sizeof(T) <= sizeof shared_bytes, "dynamic shared memory is at most 99 KB on most GPUs");
-    return *reinterpret_cast<T*>(shared_bytes);
+    static_assert(sizeof(T) <= sizeof machine->shared_bytes, "dynamic shared memory is at most 99 KB on most GPUs");
+    return *reinterpret_cast<T*>(machine->shared_bytes);
 }
 
 inline float half_to_float(uint16_t bits) {
@@ -221,12 +238,8 @@ inline uint16_t float_to_half(float x) {
 
 // mma.m16n8k16 with f16 operands and f32 accumulation, in f64 rounded once.
 inline void mma_16816(float d[4], const uint32_t a[4], const uint32_t b[2]) {
-    struct Warp {
-        uint32_t a[32][4], b[32][2];
-    };
-    static Warp warps[32];
-    const int lane = current->index % 32, g = lane / 4, q = lane % 4;
-    Warp& w = warps[current->index / 32];
+    const int lane = machine->current->index % 32, g = lane / 4, q = lane % 4;
+    WarpMatrices& w = machine->warps[machine->current->index / 32];
     memcpy(w.a[lane], a, 16);
     memcpy(w.b[lane], b, 8);
     warp_op(SYNC, 0xffffffffu, 0, 0);
@@ -246,23 +259,23 @@ inline void mma_16816(float d[4], const uint32_t a[4], const uint32_t b[2]) {
 
 // ldmatrix.m8n8.x4
 inline void load_matrices(uint32_t out[4], const void* row) {
-    static const void* rows[32][32];
-    const int lane = current->index % 32, warp = current->index / 32;
-    rows[warp][lane] = row;
+    const int lane = machine->current->index % 32;
+    const void** rows = machine->warps[machine->current->index / 32].rows;
+    rows[lane] = row;
     warp_op(SYNC, 0xffffffffu, 0, 0);
-    for (int n = 0; n < 4; n++) memcpy(&out[n], (const char*)rows[warp][8 * n + lane / 4] + lane % 4 * 4, 4);
+    for (int n = 0; n < 4; n++) memcpy(&out[n], (const char*)rows[8 * n + lane / 4] + lane % 4 * 4, 4);
     warp_op(SYNC, 0xffffffffu, 0, 0);
 }
 
 // ldmatrix.m8n8.x4.trans
 inline void load_matrices_transposed(uint32_t out[4], const void* row) {
-    static const void* rows[32][32];
-    const int lane = current->index % 32, warp = current->index / 32;
-    rows[warp][lane] = row;
+    const int lane = machine->current->index % 32;
+    const void** rows = machine->warps[machine->current->index / 32].rows;
+    rows[lane] = row;
     warp_op(SYNC, 0xffffffffu, 0, 0);
     for (int n = 0; n < 4; n++)
         for (int e = 0; e < 2; e++) {
-            const char* from = (const char*)rows[warp][8 * n + lane % 4 * 2 + e];
+            const char* from = (const char*)rows[8 * n + lane % 4 * 2 + e];
             memcpy((char*)&out[n] + 2 * e, from + lane / 4 * 2, 2);
         }
     warp_op(SYNC, 0xffffffffu, 0, 0);
@@ -311,20 +324,19 @@ T from_bits(uint32_t bits) {
 #define DYNAMIC(type, name) type& name = cushim::dynamic<type>()
 #define KERNEL_SIZED(name, args_type, threads, blocks, ...) KERNEL(name, args_type, __VA_ARGS__)
 #define KERNEL_AHEAD(name, args_type, threads, blocks, ...) KERNEL(name, args_type, __VA_ARGS__)
-#define threadIdx (cushim::current->thread)
-#define blockIdx (cushim::block)
-#define blockDim (cushim::block_dim)
-#define gridDim (cushim::grid_dim)
+#define threadIdx (cushim::machine->current->thread)
+#define blockIdx (cushim::machine->block)
+#define blockDim (cushim::machine->block_dim)
+#define gridDim (cushim::machine->grid_dim)
 
 inline void __syncthreads() { cushim::yield(cushim::AT_BARRIER); }
-// A barrier at which threads vote: the vote is a global, as there is one block at a time.
+// A barrier at which threads vote.
 inline int __syncthreads_or(int vote) {
-    static int votes;
-    if (vote) votes = 1;
+    if (vote) cushim::machine->votes = 1;
     cushim::yield(cushim::AT_BARRIER);
-    const int found = votes;
+    const int found = cushim::machine->votes;
     cushim::yield(cushim::AT_BARRIER);
-    votes = 0;
+    cushim::machine->votes = 0;
     cushim::yield(cushim::AT_BARRIER);
     return found;
 }
@@ -344,7 +356,7 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int flip) {
     uint32_t words[sizeof(T) / 4];
     memcpy(words, &value, sizeof(T));
-    for (uint32_t& word : words) word = __shfl_sync(mask, word, (cushim::current->index & 31) ^ flip);
+    for (uint32_t& word : words) word = __shfl_sync(mask, word, (cushim::machine->current->index & 31) ^ flip);
     memcpy(&value, words, sizeof(T));
     return value;
 }
@@ -357,7 +369,7 @@ extern "C" inline int cuda_on_host_launch(const char* name, const void* args, si
         if (strcmp(kernel.name, name) != 0) continue;
         if (kernel.args_size != args_size) return 2;
         if (cushim::launch({grid[0], grid[1], grid[2]}, {threads, 1, 1}, seed, [&] { kernel.run(args); })) return 0;
-        snprintf(message, message_size, "%s", cushim::failure.c_str());
+        snprintf(message, message_size, "%s", cushim::machine->failure.c_str());
         return 3;
     }
     return 1;

@@ -46,9 +46,6 @@ pub fn shared(bytes: usize) -> Option<Shared> {
     Some(gpu.memory(bytes).unwrap_or_else(|error| panic!("{error}")))
 }
 
-/// The shim keeps the running block in globals.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 impl Kernels {
     /// Compiles the kernels of `folder`. An error is the compiler's.
     pub fn build(folder: &Path, out: &Path) -> Result<Kernels, String> {
@@ -89,7 +86,6 @@ impl Kernels {
         let name = CString::new(call.kernel.as_str()).expect("a name without zeros");
         let (args, size) = call.args();
         let mut message = [0u8; 256];
-        let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         // SAFETY: the arguments are those of the kernel, by name and size; the addresses in them are the test's.
         let code = unsafe {
             launch(
