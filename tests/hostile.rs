@@ -104,6 +104,21 @@ fn said(output: &std::process::Output) -> String {
 }
 
 #[test]
+fn threads_that_cannot_be_started_are_done_without() {
+    let inspect = ["inspect", "reference-dumps/models/qwen2-tiny-py-F16.gguf"];
+    // Somewhere in there the program has memory, and its threads have none.
+    for kilobytes in (30_000..100_000).step_by(500) {
+        let output = limited(&format!("-v {kilobytes}"), &inspect);
+        assert!(!said(&output).contains("panicked"), "{kilobytes}: {}", said(&output));
+    }
+    assert_eq!(limited("-v 100000", &inspect).status.code(), Some(0));
+    let run = ["run", "--device", "cpu", "-p", PROMPT, "--layer", "0", "-t", "128"];
+    let refused = limited("-v 150000", &run);
+    assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+    assert!(said(&refused).contains("not all threads could be started"), "{}", said(&refused));
+}
+
+#[test]
 fn steps_beyond_the_context_length_are_refused() {
     for n in ["9223372036854775808", "18446744073709551615", "1000000000", "2044"] {
         let run = ["run", "--device", "cpu", "-p", PROMPT, "-n", n, "--no-audit"];

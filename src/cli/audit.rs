@@ -46,7 +46,7 @@ pub struct Args {
     self_test: bool,
     /// Threads [default: all cores]
     #[arg(short, long, value_name = "N", value_parser = shared::at_least_one())]
-    threads: Option<usize>,
+    pub threads: Option<usize>,
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -59,7 +59,6 @@ pub struct Args {
 
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
-    shared::set_threads(args.threads)?;
     let folder = args.output.folder()?;
     let given = args.model.path()?;
     if let Some(said) = foreign::logprobs::read(&args.dump)? {

@@ -51,7 +51,7 @@ pub struct Args {
     llama: Option<PathBuf>,
     /// Threads [default: all cores]
     #[arg(long, value_name = "N")]
-    threads: Option<usize>,
+    pub threads: Option<usize>,
     /// Print a table or json
     #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
     format: Format,
@@ -64,7 +64,6 @@ pub struct Args {
 
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
-    shared::set_threads(args.threads)?;
     let folder = args.report.as_deref().map(Folder::create).transpose()?;
     let file = shared::model_file(args.model.as_deref())?;
     let model = file.nodes()?;

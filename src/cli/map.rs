@@ -31,14 +31,13 @@ pub struct Args {
     tokens: Option<Vec<u32>>,
     /// Threads [default: all cores]
     #[arg(short, long, value_name = "N", value_parser = shared::at_least_one())]
-    threads: Option<usize>,
+    pub threads: Option<usize>,
     #[command(flatten)]
     model: ModelArgs,
 }
 
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
-    shared::set_threads(args.threads)?;
     let Some(model) = args.model.path()? else {
         return Err(Error::new("-m", "a map is found by what a model computes: give the model file")
             .hint(format!("parity map {} -m MODEL.gguf", quoted(&args.foreign.to_string_lossy()))));

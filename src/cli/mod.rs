@@ -26,6 +26,7 @@ mod record;
 mod record_builtin;
 mod run;
 mod shared;
+mod threads;
 
 /// Finds the first tensor where an LLM inference engine leaves llama.cpp, says whether that is rounding or a bug, and
 /// names the bug.
@@ -77,12 +78,26 @@ enum Command {
     Man(manual::ManArgs),
 }
 
+impl Command {
+    /// How many threads it is to use.
+    fn threads(&self) -> Option<usize> {
+        match self {
+            Command::Run(args) => args.threads,
+            Command::Audit(args) => args.threads,
+            Command::Bench(args) => args.threads,
+            Command::Map(args) => args.threads,
+            _ => None,
+        }
+    }
+}
+
 /// Parses the arguments, runs the command, and says how it went.
 pub fn main() -> ExitCode {
     // SAFETY: nothing has started a thread yet.
     let settings = unsafe { crate::settings::load() };
     let cli = Cli::parse_from(std::env::args_os().map(two_letters));
-    let outcome = settings.and_then(|()| match cli.command {
+    let ready = settings.and_then(|()| threads::start(cli.command.threads()));
+    let outcome = ready.and_then(|()| match cli.command {
         Command::Run(args) => run::main(&args),
         Command::Record(args) => record::main(&args),
         Command::Diff(args) => diff::main(&args),

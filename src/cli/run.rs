@@ -73,7 +73,7 @@ pub struct Args {
     inject: Vec<String>,
     /// Threads [default: all cores]
     #[arg(help_heading = "Engine", short, long, value_name = "N", value_parser = shared::at_least_one())]
-    threads: Option<usize>,
+    pub threads: Option<usize>,
     #[command(flatten)]
     select: SelectArgs,
     #[command(flatten)]
@@ -128,7 +128,6 @@ impl PromptArgs {
 
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
-    shared::set_threads(args.threads)?;
     let folder = args.output.folder()?;
     if let Some(dir) = &args.dump {
         shared::room_for_a_dump("--dump", dir, args.force)?;

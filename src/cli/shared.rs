@@ -215,22 +215,3 @@ pub fn room_for_a_dump(flag: &str, dir: &Path, force: bool) -> Result<()> {
     tempfile::NamedTempFile::new_in(dir).map_err(unwritable)?;
     new.into_iter().try_for_each(std::fs::remove_dir).map_err(unwritable)
 }
-
-/// More threads than this for each core only wait for one another.
-const THREADS_PER_CORE_MAX: usize = 64;
-
-/// Uses so many threads for everything.
-pub fn set_threads(threads: Option<usize>) -> Result<()> {
-    let Some(threads) = threads else { return Ok(()) };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if !(threads <= THREADS_PER_CORE_MAX * cores) {
-        return Err(Error::new("--threads", "more threads than this machine has a use for")
-            .expected(format!("at most {}", THREADS_PER_CORE_MAX * cores))
-            .found(threads));
-    }
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
-    pool.build_global().map_err(|e| {
-        Error::new("--threads", e)
-            .hint("where memory or processes are limited, a thread may not start: fewer, or a larger limit")
-    })
-}
