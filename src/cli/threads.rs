@@ -52,11 +52,14 @@ pub fn start(asked: Option<usize>) -> Result<()> {
 
 /// A thread that does what it is given. (A thread pool that starts threads itself ends the program where one is refused.)
 fn waiting() -> std::io::Result<SyncSender<ThreadBuilder>> {
-    // The C library ends the program where a thread that has started finds no memory for what it is to keep.
+    thread_local!(static KEPT: String = const { String::new() });
+    // The C library ends the program where a thread that has started finds no memory for what it is to clear away at its
+    // end: that is made room for, and done, before anything else takes the memory.
     drop(memmap2::MmapMut::map_anon(STACK + ROOM)?);
     let (give, take) = sync_channel::<ThreadBuilder>(1);
     let (say, hear) = sync_channel(1);
     Builder::new().stack_size(STACK).spawn(move || {
+        KEPT.with(|_| ());
         let _ = say.send(());
         take.recv().into_iter().for_each(ThreadBuilder::run);
     })?;
