@@ -7,6 +7,10 @@ use crate::error::{Error, Result};
 /// Limits what a run may need, in bytes or as `8G`: less than what is there, or more where the system is wrong.
 pub const VARIABLE: &str = "PARITY_MEMORY";
 
+/// Bytes of a thread's stack, and those that there must be besides for what it is to do.
+const STACK: usize = 2 << 20;
+const ROOM: usize = 16 << 20;
+
 /// Refuses work that needs more than there is; `parts` are what it needs memory for, in bytes.
 ///
 /// # Errors
@@ -102,6 +106,22 @@ pub fn size(bytes: u64) -> String {
         unit += 1;
     }
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+/// Starts a thread, where there is memory for it and what it does.
+///
+/// # Errors
+/// The system's, where there is not.
+pub fn thread() -> std::io::Result<std::thread::Builder> {
+    drop(memmap2::MmapMut::map_anon(STACK + ROOM)?);
+    Ok(std::thread::Builder::new().stack_size(STACK))
+}
+
+/// The first thing a thread does. The C library keeps a record of a thread that has something to clear away at its end,
+/// and ends the program where it finds no memory for that: made while there is some.
+pub fn begin_thread() {
+    thread_local!(static KEPT: String = const { String::new() });
+    KEPT.with(|_| ());
 }
 
 #[cfg(test)]

@@ -123,7 +123,7 @@ fn beside(
         measured.push(json!({ "llama.cpp": llama, "f16 traced": own }));
     }
     let mut body = json!({});
-    for (test, tapped, limit) in [("pp512", "pp512", PREFILL_TIMES), ("tg64", "tg16", DECODE_TIMES)] {
+    for (test, tapped, limit) in [("pp512", "pp512", PREFILL_TIMES), ("tg64", "tg@8", DECODE_TIMES)] {
         let times = measured.iter().map(|pair| {
             let own = pair["f16 traced"][test]["tokens_per_second"].as_f64()?;
             Some(own / pair["llama.cpp"]["every node asked for"][tapped]["tokens_per_second"].as_f64()?)

@@ -2,7 +2,9 @@
  * read back through the eval callback.
  *
  *   cc -O2 -rdynamic -o llama_bench_min llama_bench_min.c -ldl
- *   cd LIBRARIES && LD_LIBRARY_PATH=. llama_bench_min ./libggml.so ./libllama.so MODEL
+ *   cd LIBRARIES && LD_LIBRARY_PATH=. llama_bench_min ./libggml.so ./libllama.so MODEL [PREFILLS [CONTEXTS]]
+ *
+ * PREFILLS: their lengths in tokens (default 16,128,512); CONTEXTS: positions before the first decoded token (default 8).
  *
  * No header is needed: parameter structs go by value as opaque blocks, of which only n_ctx, n_batch and n_ubatch
  * (the first three words, in every release) are set. The callback is put in by standing before
@@ -17,7 +19,8 @@
 #include <string.h>
 #include <time.h>
 
-enum { PREFILL_RUNS = 7, DECODE_RUNS = 5, LARGEST_NODE = 1 << 30 };
+enum { PREFILL_RUNS = 7, DECODE_RUNS = 5, STEPS = 128, STEPS_TAPPED = 16, LARGEST_NODE = 1 << 30, LENGTHS_MAX = 32 };
+enum { BATCH = 2048, UBATCH = 512 };
 
 typedef struct { char bytes[512]; } params;
 typedef struct {
@@ -60,8 +63,77 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+/* Lengths, at most LENGTHS_MAX, as `16,128`: how many. */
+static int lengths_of(char *text, int *lengths) {
+    int n = 0;
+    for (char *word = strtok(text, ","); word && n < LENGTHS_MAX; word = strtok(NULL, ",")) lengths[n++] = atoi(word);
+    return n;
+}
+
+static int (*decode)(void *, batch);
+static void (*synchronize)(void *);
+static batch (*batch_of)(int32_t *, int32_t);
+static void (*clear)(void *, bool);
+static bool (*cut)(void *, int32_t, int32_t, int32_t);
+static void *context, *memory;
+static int32_t *tokens;
+
+/* So many tokens at once; what is more than a batch in several. */
+static int prefill(int n) {
+    clear(memory, true);
+    for (int at = 0; at < n; at += BATCH)
+        if (decode(context, batch_of(tokens + at, n - at < BATCH ? n - at : BATCH))) return 1;
+    synchronize(context);
+    return 0;
+}
+
+static int measure_prefill(int n) {
+    double times[PREFILL_RUNS];
+    for (int run = -2; run < PREFILL_RUNS; run++) {
+        nodes = bytes = 0;
+        double start = now();
+        if (prefill(n)) return 1;
+        if (run >= 0) times[run] = now() - start;
+    }
+    qsort(times, PREFILL_RUNS, sizeof *times, ascending);
+    double median = times[PREFILL_RUNS / 2];
+    printf("tap=%d pp%d median %.3f ms %.0f tok/s (min %.3f max %.3f) nodes=%ld bytes=%ld\n", tapped, n, 1e3 * median,
+           n / median, 1e3 * times[0], 1e3 * times[PREFILL_RUNS - 1], nodes, bytes);
+    return 0;
+}
+
+/* Steps of one token after `n` positions. */
+static int measure_decode(int n) {
+    const bool asked = tapped;
+    const int steps = asked ? STEPS_TAPPED : STEPS;
+    double times[DECODE_RUNS];
+    tapped = false;
+    if (prefill(n)) return 1;
+    tapped = asked;
+    for (int run = -1; run < DECODE_RUNS; run++) {
+        if (!cut(memory, 0, n, -1)) return 1;
+        double start = now();
+        for (int i = 0; i < steps; i++) {
+            if (decode(context, batch_of(tokens + i, 1))) return 1;
+            synchronize(context);
+        }
+        if (run >= 0) times[run] = (now() - start) / steps;
+    }
+    qsort(times, DECODE_RUNS, sizeof *times, ascending);
+    double median = times[DECODE_RUNS / 2];
+    printf("tap=%d tg@%d median %.3f ms/tok %.1f tok/s\n", tapped, n, 1e3 * median, 1 / median);
+    fflush(stdout);
+    return 0;
+}
+
 int main(int argc, char **argv) {
-    if (argc != 4) return fprintf(stderr, "llama_bench_min LIBGGML LIBLLAMA MODEL\n"), 2;
+    if (argc < 4 || argc > 6) return fprintf(stderr, "llama_bench_min LIBGGML LIBLLAMA MODEL [PREFILLS [CONTEXTS]]\n"), 2;
+    char usual_prompts[] = "16,128,512", usual_contexts[] = "8";
+    int prompts[LENGTHS_MAX], contexts[LENGTHS_MAX], longest = 0;
+    const int n_prompts = lengths_of(argc > 4 ? argv[4] : usual_prompts, prompts);
+    const int n_contexts = lengths_of(argc > 5 ? argv[5] : usual_contexts, contexts);
+    for (int i = 0; i < n_prompts; i++) longest = prompts[i] > longest ? prompts[i] : longest;
+    for (int i = 0; i < n_contexts; i++) longest = contexts[i] > longest ? contexts[i] : longest;
     void *base = dlopen("libggml-base.so", RTLD_NOW | RTLD_GLOBAL), *ggml = dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL);
     void *llama = dlopen(argv[2], RTLD_NOW | RTLD_GLOBAL);
     if (!base || !ggml || !llama) return fprintf(stderr, "%s\n", dlerror()), 2;
@@ -74,63 +146,33 @@ int main(int argc, char **argv) {
     params (*context_params)(void) = dlsym(llama, "llama_context_default_params");
     void *(*load_model)(const char *, params) = dlsym(llama, "llama_model_load_from_file");
     void *(*new_context)(void *, params) = dlsym(llama, "llama_init_from_model");
-    int (*decode)(void *, batch) = dlsym(llama, "llama_decode");
-    void (*synchronize)(void *) = dlsym(llama, "llama_synchronize");
-    batch (*batch_of)(int32_t *, int32_t) = dlsym(llama, "llama_batch_get_one");
+    decode = dlsym(llama, "llama_decode");
+    synchronize = dlsym(llama, "llama_synchronize");
+    batch_of = dlsym(llama, "llama_batch_get_one");
     void *(*memory_of)(void *) = dlsym(llama, "llama_get_memory");
-    void (*clear)(void *, bool) = dlsym(llama, "llama_memory_clear");
+    clear = dlsym(llama, "llama_memory_clear");
+    cut = dlsym(llama, "llama_memory_seq_rm");
     if (!node_bytes || !read_node || !load || !init || !model_params || !context_params || !load_model || !new_context
-        || !decode || !synchronize || !batch_of || !memory_of || !clear)
+        || !decode || !synchronize || !batch_of || !memory_of || !clear || !cut)
         return fprintf(stderr, "these libraries are no llama.cpp of 2025 or later\n"), 2;
     load(".");
     init();
     void *model = load_model(argv[3], model_params());
     if (!model) return fprintf(stderr, "%s: no model\n", argv[3]), 2;
     params p = context_params();
-    uint32_t sizes[3] = {2048, 2048, 512};
+    uint32_t sizes[3] = {(uint32_t)(longest + STEPS + 255) / 256 * 256, BATCH, UBATCH};
     memcpy(&p, sizes, sizeof sizes);
-    void *context = new_context(model, p);
+    context = new_context(model, p);
     if (!context) return fprintf(stderr, "no context\n"), 2;
-    void *memory = memory_of(context);
-    int32_t tokens[4096];
-    for (int i = 0; i < 4096; i++) tokens[i] = i * 7919 % 3000 + 100;
-
+    memory = memory_of(context);
+    tokens = malloc(sizeof *tokens * (size_t)(longest + STEPS));
+    for (int i = 0; i < longest + STEPS; i++) tokens[i] = (int32_t)((uint32_t)i * 7919 % 3000 + 100);
     for (int pass = 0; pass < 2; pass++) {
         tapped = pass == 1;
-        const int prompts[] = {16, 128, 512};
-        for (int q = 0; q < 3; q++) {
-            double times[PREFILL_RUNS];
-            for (int run = -2; run < PREFILL_RUNS; run++) {
-                clear(memory, true);
-                synchronize(context);
-                nodes = bytes = 0;
-                double start = now();
-                if (decode(context, batch_of(tokens, prompts[q]))) return 1;
-                synchronize(context);
-                if (run >= 0) times[run] = now() - start;
-            }
-            qsort(times, PREFILL_RUNS, sizeof *times, ascending);
-            double median = times[PREFILL_RUNS / 2];
-            printf("tap=%d pp%d median %.3f ms %.0f tok/s (min %.3f max %.3f) nodes=%ld bytes=%ld\n", pass, prompts[q],
-                   1e3 * median, prompts[q] / median, 1e3 * times[0], 1e3 * times[PREFILL_RUNS - 1], nodes, bytes);
-        }
-        double times[DECODE_RUNS];
-        int steps = tapped ? 16 : 128;
-        for (int run = -1; run < DECODE_RUNS; run++) {
-            clear(memory, true);
-            decode(context, batch_of(tokens, 8));
-            synchronize(context);
-            double start = now();
-            for (int i = 0; i < steps; i++) {
-                if (decode(context, batch_of(tokens + i, 1))) return 1;
-                synchronize(context);
-            }
-            if (run >= 0) times[run] = (now() - start) / steps;
-        }
-        qsort(times, DECODE_RUNS, sizeof *times, ascending);
-        double median = times[DECODE_RUNS / 2];
-        printf("tap=%d tg%d median %.3f ms/tok %.1f tok/s\n", pass, steps, 1e3 * median, 1 / median);
-        fflush(stdout);
+        for (int i = 0; i < n_prompts; i++)
+            if (measure_prefill(prompts[i])) return fprintf(stderr, "a prefill of %d tokens failed\n", prompts[i]), 2;
+        for (int i = 0; i < n_contexts; i++)
+            if (measure_decode(contexts[i])) return fprintf(stderr, "decode after %d positions failed\n", contexts[i]), 2;
     }
     return 0;
 }

@@ -2,18 +2,15 @@
 
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
-use std::thread::{Builder, available_parallelism};
+use std::thread::available_parallelism;
 
 use rayon::{ThreadBuilder, ThreadPoolBuilder};
 
 use crate::error::{Error, Result};
+use crate::memory;
 
 /// More threads than this for each core only wait for one another.
 const PER_CORE_MAX: usize = 64;
-
-/// Bytes of a thread's stack, and those that there must be besides before it is started.
-const STACK: usize = 2 << 20;
-const ROOM: usize = 2 << 20;
 
 /// Uses `asked` threads for everything, or one for each core. Where memory or processes are limited and fewer can be
 /// started, those are used; if there is none, this one.
@@ -28,6 +25,7 @@ pub fn start(asked: Option<usize>) -> Result<()> {
             .expected(format!("at most {}", PER_CORE_MAX * cores))
             .found(wanted));
     }
+    memory::begin_thread();
     let waiting: Vec<_> = (0..wanted).map_while(|_| waiting().ok()).collect();
     let started = waiting.len();
     if asked.is_some() && started < wanted {
@@ -52,14 +50,10 @@ pub fn start(asked: Option<usize>) -> Result<()> {
 
 /// A thread that does what it is given. (A thread pool that starts threads itself ends the program where one is refused.)
 fn waiting() -> std::io::Result<SyncSender<ThreadBuilder>> {
-    thread_local!(static KEPT: String = const { String::new() });
-    // The C library ends the program where a thread that has started finds no memory for what it is to clear away at its
-    // end: that is made room for, and done, before anything else takes the memory.
-    drop(memmap2::MmapMut::map_anon(STACK + ROOM)?);
     let (give, take) = sync_channel::<ThreadBuilder>(1);
     let (say, hear) = sync_channel(1);
-    Builder::new().stack_size(STACK).spawn(move || {
-        KEPT.with(|_| ());
+    memory::thread()?.spawn(move || {
+        memory::begin_thread();
         let _ = say.send(());
         take.recv().into_iter().for_each(ThreadBuilder::run);
     })?;

@@ -9,6 +9,7 @@ use super::execute::{Attempt, Execute};
 use super::judge::{Against, judge};
 use super::suite::{Case, Suite};
 use super::{CaseResult, GateReport, Problem, SCHEMA, Status};
+use crate::memory;
 use crate::report::Report;
 
 /// The k-th of n parts: every n-th case from the k-th on, so that neighbours, which cost alike, are spread.
@@ -71,6 +72,7 @@ pub fn run(
     let results: Mutex<Vec<Option<CaseResult>>> = Mutex::new(vec![None; cases.len()]);
     let next = AtomicUsize::new(0);
     let work = || {
+        memory::begin_thread();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(case) = cases.get(index) else { break };
@@ -80,7 +82,11 @@ pub fn run(
     };
     std::thread::scope(|scope| {
         for _ in 1..plan.jobs.clamp(1, cases.len().max(1)) {
-            scope.spawn(work);
+            // Where there is none to be had, the others do its work.
+            let started = memory::thread().and_then(|thread| thread.spawn_scoped(scope, work));
+            if started.is_err() {
+                break;
+            }
         }
         work();
     });

@@ -130,7 +130,7 @@ pub fn bench(model: &Model, options: &Options) -> Result<Bench> {
             }
         }
         if let Some(llama) = &llama {
-            let figures = llama.measure(model.gguf.path())?;
+            let figures = llama.measure(model.gguf.path(), options)?;
             for ((what, n), found) in tests.iter().zip(&mut theirs) {
                 for (tapped, found) in found.iter_mut().enumerate() {
                     found.extend(figures.iter().filter(|f| f.is(what, *n, tapped == 1)).map(|f| f.speed));
@@ -230,7 +230,7 @@ impl Figure {
     fn is(&self, what: &str, n: usize, tapped: bool) -> bool {
         let same = match what {
             "prefill" => self.test == format!("pp{n}"),
-            _ => self.test.starts_with("tg") && n <= SHORT,
+            _ => self.test == format!("tg@{}", n.max(SHORT)),
         };
         same && self.tapped == tapped
     }
@@ -268,13 +268,18 @@ impl Llama {
         Ok(Llama { folder, program })
     }
 
-    fn measure(&self, model: &Path) -> Result<Vec<Figure>> {
+    fn measure(&self, model: &Path, options: &Options) -> Result<Vec<Figure>> {
         let failed = |e: &dyn std::fmt::Display| Error::new("--llama", format!("cannot be measured: {e}"));
         let model = model.canonicalize().map_err(|e| failed(&e))?;
         let mut bench = Command::new(self.program.path().join("bench"));
         bench.current_dir(&self.folder).env("LD_LIBRARY_PATH", &self.folder);
-        let out =
-            bench.args(["./libggml.so", "./libllama.so"]).arg(model).output().map_err(|e| failed(&e))?;
+        let list = |lengths: &mut dyn Iterator<Item = usize>| {
+            lengths.map(|n| n.to_string()).collect::<Vec<_>>().join(",")
+        };
+        bench.args(["./libggml.so", "./libllama.so"]).arg(model);
+        bench.arg(list(&mut options.prompts.iter().copied()));
+        bench.arg(list(&mut options.contexts.iter().map(|n| (*n).max(SHORT))));
+        let out = bench.output().map_err(|e| failed(&e))?;
         if !out.status.success() {
             let said = String::from_utf8_lossy(&out.stderr);
             return Err(failed(&"it failed").found(said.lines().last().unwrap_or_default().to_owned()));
@@ -293,7 +298,8 @@ mod tests {
         let figure = Figure::parse(line).unwrap();
         assert!(figure.is("prefill", 512, true) && !figure.is("prefill", 128, true));
         assert_eq!(figure.speed, 4586.0);
-        assert!(Figure::parse("tap=0 tg128 median 1.283 ms/tok 779.0 tok/s").unwrap().is("decode", 0, false));
+        let decode = Figure::parse("tap=0 tg@8 median 1.283 ms/tok 779.0 tok/s").unwrap();
+        assert!(decode.is("decode", 0, false) && !decode.is("decode", 1024, false));
         assert!(Figure::parse("no figure").is_none());
     }
 
