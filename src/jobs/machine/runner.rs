@@ -181,6 +181,7 @@ impl<'a, S: Number> Runner<'a, S> {
                 held: &held,
                 gguf,
                 others: &others,
+                replay: None,
             });
             self.out.findings.at(id).diagnosed(names);
         }
