@@ -3,11 +3,13 @@
 
 mod graphs;
 
-use graphs::record::record_with;
+use graphs::record::{record, record_some, record_with};
 use graphs::{fill, head, recorded};
 use half::{bf16, f16};
 use parity::checkpoint::Checkpoint;
-use parity::ops::Args;
+use parity::model::builders::{Cache, Shape, build};
+use parity::ops::{Args, rule};
+use parity_graph::Op;
 use serde_json::Value;
 
 /// What a node's values are by mistake; `None` of a node without one.
@@ -147,4 +149,49 @@ fn a_norm_in_bf16_is_named() {
 #[test]
 fn a_healthy_recording_has_no_coarser_node() {
     assert_eq!(audited(&|_, _| None), (0, String::new(), String::new()));
+}
+
+/// The dump of an engine that has no graph.
+fn without_graph(dump: &std::path::Path) {
+    let path = dump.join("manifest.json");
+    let mut manifest: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    manifest["graphs"] = Value::Array(Vec::new());
+    manifest["producer"]["name"] = "an engine".into();
+    std::fs::write(path, manifest.to_string()).unwrap();
+}
+
+#[test]
+fn an_engine_whose_attention_is_in_f16_is_not_accused_where_something_is_missing_besides() {
+    let folder = tempfile::tempdir().unwrap();
+    let [model, ours, theirs] = ["model.gguf", "ours", "theirs"].map(|name| folder.path().join(name));
+    fill(&head("qwen2-dense"), &model);
+    let gguf = parity::gguf::Gguf::open(&model).unwrap();
+    let shape = Shape::step(0, 12, 12, true, Cache::F32);
+    let graph = build(&gguf, shape).unwrap().graph;
+    let halves = |id: Checkpoint, args: &Args<'_, f64>| {
+        let name = id.to_string();
+        let is_half = ["q_rope", "k_rope", ".v", "attn_ctx"].iter().any(|end| name.ends_with(end));
+        let rule = rule(&op_of(&name)).filter(|_| is_half)?;
+        let values = parity::engine::machine::compute::<f64>(rule, args).unwrap();
+        Some(values.iter().map(|x| f16::from_f64(*x).to_f64()).collect())
+    };
+    record_some(&model, &graph, &ours, &halves, &|id| id.to_string() != "logits");
+    record(&model, &graph, &theirs);
+    [&ours, &theirs].into_iter().for_each(|dump| without_graph(dump));
+    let mut command = assert_cmd::Command::cargo_bin("parity").unwrap();
+    let done = command.arg("diff").arg(&ours).arg(&theirs).arg("-m").arg(&model).args(["--format", "json"]);
+    let done = done.output().unwrap();
+    let report: Value = serde_json::from_slice(&done.stdout).unwrap();
+    let reason = report["reason"].as_str().unwrap_or_default();
+    assert_eq!(done.status.code(), Some(2), "{}", report["first_divergence"]);
+    assert!(reason.contains("logits"), "{reason}");
+}
+
+/// The op of a node whose values are halves.
+fn op_of(name: &str) -> Op {
+    match name.rsplit('.').next() {
+        Some("q_rope" | "k_rope") => Op::Rope,
+        Some("attn_ctx") => Op::FlashAttn,
+        _ => Op::Add,
+    }
 }
