@@ -147,7 +147,10 @@ fn pairs(suspect: &Suspect<'_>, replay: &Replay<'_>, products: &[Id]) -> Vec<[us
         for b in (0..experts).filter(|&b| b != a) {
             let covered = wrong.iter().all(|token| tokens[a].contains(token) || tokens[b].contains(token));
             if covered {
-                out.push((tokens[a].union(&tokens[b]).filter(|token| !wrong.contains(token)).count(), [a, b]));
+                out.push((
+                    tokens[a].union(&tokens[b]).filter(|token| !wrong.contains(token)).count(),
+                    [a, b],
+                ));
             }
         }
     }

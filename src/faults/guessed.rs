@@ -11,8 +11,8 @@ use parity_graph::{Graph, Id, Op};
 
 use crate::audit::recorded::Suspect;
 use crate::engine::machine::compute;
-use crate::ops::{Args, Source, Strided};
 use crate::ops::source::Data;
+use crate::ops::{Args, Source, Strided};
 
 /// The fault of the catalogue.
 const EXPERT_INDEX: &str = "moe.expert_index";
@@ -93,8 +93,7 @@ fn expert_of(args: &Args<'_, f64>, row: usize, wanted: &[f64]) -> Option<usize> 
             let dtype = args.get(slot)?.dtype;
             Some(Some(Source { dtype, data: Data::Values(Strided::whole(data, shape)) }))
         };
-        let sources =
-            vec![args.sources[0].clone(), values(&x, [1, 1, 1, k], 1)?, values(&id, [1; 4], 2)?];
+        let sources = vec![args.sources[0].clone(), values(&x, [1, 1, 1, k], 1)?, values(&id, [1; 4], 2)?];
         let one = Args { sources, shape: [1, 1, 1, m], ..*args };
         let own = compute::<f64>(rule, &one).ok()?;
         let left: f64 = own.iter().zip(wanted).map(|(own, wanted)| (own - wanted).powi(2)).sum();

@@ -296,7 +296,8 @@ pub(super) fn carried(change: &Change, carried: &[Option<Carried>]) -> Vec<Optio
             carried.swap(*a, *b);
         }
         Change::SourceEdit {
-            edit: Edit::Add(_) | Edit::AddModulo(..) | Edit::Exchange(..) | Edit::Replace(..), ..
+            edit: Edit::Add(_) | Edit::AddModulo(..) | Edit::Exchange(..) | Edit::Replace(..),
+            ..
         } => {}
         Change::SourceEdit { slot, edit: Edit::Multiply(factor) } => {
             if let Some(Some(carried)) = carried.get_mut(*slot) {

@@ -94,7 +94,15 @@ impl Edit {
             }
             Edit::Exchange(a, b) => {
                 let (a, b) = (f64::from(a), f64::from(b));
-                values.iter_mut().for_each(|x| *x = if *x == a { b } else if *x == b { a } else { *x });
+                values.iter_mut().for_each(|x| {
+                    *x = if *x == a {
+                        b
+                    } else if *x == b {
+                        a
+                    } else {
+                        *x
+                    }
+                });
             }
             Edit::Replace(a, b) => {
                 let (a, b) = (f64::from(a), f64::from(b));

@@ -68,7 +68,8 @@ pub fn settled(node: &Node<'_>, args: &Args<'_, f64>) -> Option<Vec<f64>> {
 
 /// How many of the first places of an order are read.
 fn read(graph: &Graph, order: Id, width: usize) -> usize {
-    let readers = graph.computed().filter(|&id| id != order && graph.sources(id).any(|source| source == order));
+    let readers =
+        graph.computed().filter(|&id| id != order && graph.sources(id).any(|source| source == order));
     let places = readers.map(|id| {
         let tensor = graph.get(id);
         let from_first = tensor.view.is_some_and(|view| view.root == order && view.offset == 0);

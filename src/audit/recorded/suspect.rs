@@ -104,7 +104,8 @@ impl<'a> Replay<'a> {
     /// Multiplications of the products that are computed again.
     pub fn work(&self) -> usize {
         let graph = &self.of.labelled.program.graph;
-        let products = self.through.iter().filter(|&&id| matches!(graph.get(id).op, Op::MulMat | Op::MulMatId));
+        let products =
+            self.through.iter().filter(|&&id| matches!(graph.get(id).op, Op::MulMat | Op::MulMatId));
         let work = |&id: &Id| {
             let width = graph.src(id, 0).map_or(1, |weight| graph.get(weight).ne[0]);
             graph.get(id).elements().saturating_mul(width)

@@ -50,7 +50,12 @@ pub fn other_layers(graph: &Graph, id: Id) -> Vec<Fault> {
     }
 }
 
-fn layers<'g>(site: Site<'g>, slot: usize, weight: Id, name: &'static str) -> impl Iterator<Item = Fault> + 'g {
+fn layers<'g>(
+    site: Site<'g>,
+    slot: usize,
+    weight: Id,
+    name: &'static str,
+) -> impl Iterator<Item = Fault> + 'g {
     // A weight that is seen through a view would need the view of the other one.
     let direct = site.graph.src(site.id, slot) == Some(weight);
     weights_of_other_layers(site.graph, weight).filter(move |_| direct).map(move |other| {
