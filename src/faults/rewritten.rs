@@ -7,7 +7,7 @@ use parity_graph::rewrite::{Change, Edit};
 use parity_graph::{Graph, Id, Op, Params, fault};
 
 use super::{between, catalogue, guessed, precision};
-use crate::audit::recorded::{Named, Names, Sight, Suspect, hypotheses, judge};
+use crate::audit::recorded::{Held, Named, Names, Sight, Suspect, hypotheses, judge};
 use crate::engine::machine::{Carried, Node, Number, Unknown, compute};
 use crate::gguf::{DType, Gguf, TensorRef};
 use crate::ops::source::Data;
@@ -252,8 +252,13 @@ fn explained(suspect: &Suspect<'_>, change: &Change) -> Option<Explained> {
         Rewritten::Computed(rule, args, None) => {
             let sight = Sight { looked_at: sight.looked_at, carried: &carried };
             let backend = node.program.graph.get(node.id).backend.as_deref();
+            let fits = |held: &Held| held.is_healthy() && held.nonfinite == 0;
             let held = judge(rule, &args, recorded, &sight, &hypotheses(&rule.op, backend, &args)).ok()?;
-            Some((held.squares[0], held.is_healthy() && held.nonfinite == 0))
+            let near = 1.0 - held.squares[0] / suspect.held.squares[0] >= EXPLAINS_MIN;
+            // What is nearly right may be so in an arithmetic of the producer's own.
+            let own = (near && !fits(&held)).then(|| judge(rule, &args, recorded, &sight, suspect.tried));
+            let held = own.and_then(Result::ok).filter(fits).unwrap_or(held);
+            Some((held.squares[0], fits(&held)))
         }
         Rewritten::Computed(_, _, Some(_)) => None,
     })?;

@@ -350,8 +350,8 @@ impl Auditor<'_> {
                     let (recorded, gguf) = (values, self.gguf);
                     let Auditor { step, steps, labelled, kept, .. } = *self;
                     let replay = Replay::of(node, Replayed { step, steps, labelled, gguf, kept }, &tried);
-                    let suspect =
-                        Suspect { node, args, recorded, sight: &sight, held, gguf, others: &others, replay };
+                    let (sight, tried, others) = (&sight, &tried[..], &others);
+                    let suspect = Suspect { node, args, recorded, sight, held, tried, gguf, others, replay };
                     finding.diagnosed((self.diagnose)(&suspect));
                 }
                 held

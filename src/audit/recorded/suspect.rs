@@ -26,6 +26,8 @@ pub struct Suspect<'a> {
     pub sight: &'a Sight<'a>,
     /// What was found.
     pub held: &'a Held,
+    /// What it may have been computed in.
+    pub tried: &'a [Hypothesis],
     /// The model.
     pub gguf: &'a Gguf,
     /// Values of another tensor of the graph, in its shape.
@@ -101,16 +103,17 @@ impl<'a> Replay<'a> {
         self.of.kept
     }
 
-    /// Multiplications of the products that are computed again.
+    /// Multiplications of the products and of attention that are computed again.
     pub fn work(&self) -> usize {
         let graph = &self.of.labelled.program.graph;
-        let products =
-            self.through.iter().filter(|&&id| matches!(graph.get(id).op, Op::MulMat | Op::MulMatId));
-        let work = |&id: &Id| {
-            let width = graph.src(id, 0).map_or(1, |weight| graph.get(weight).ne[0]);
-            graph.get(id).elements().saturating_mul(width)
+        let extent =
+            |id: Id, slot: usize, axis: usize| graph.src(id, slot).map_or(1, |src| graph.get(src).ne[axis]);
+        let work = |&id: &Id| match graph.get(id).op {
+            Op::MulMat | Op::MulMatId => graph.get(id).elements().saturating_mul(extent(id, 0, 0)),
+            Op::FlashAttn => graph.get(id).elements().saturating_mul(extent(id, 1, 1)),
+            _ => graph.get(id).elements(),
         };
-        products.map(work).fold(0, usize::saturating_add)
+        self.through.iter().map(work).fold(0, usize::saturating_add)
     }
 
     /// The suspect beside what it comes to with a mistake in what is computed again; `None` where that is not known.

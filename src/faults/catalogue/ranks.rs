@@ -56,7 +56,7 @@ fn turned(site: &Site<'_>, by: f64) -> Option<Vec<u32>> {
 /// By how many heads two ranks that hold each other's are off.
 fn half(site: &Site<'_>) -> Option<Argument> {
     let heads = site.model.config.dims.kv_heads;
-    (heads > 1).then(|| Argument::Number((heads / 2) as f64))
+    (heads > 1).then_some(Argument::Number((heads / 2) as f64))
 }
 
 /// Faults of tensor-parallel engines.

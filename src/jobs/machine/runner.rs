@@ -179,6 +179,7 @@ impl<'a, S: Number> Runner<'a, S> {
                 recorded,
                 sight: &sight,
                 held: &held,
+                tried: &tried,
                 gguf,
                 others: &others,
                 replay: None,
