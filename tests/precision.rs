@@ -3,11 +3,14 @@
 
 mod graphs;
 
-use graphs::record::record_with;
+use graphs::record::{record, record_some, record_with};
 use graphs::{fill, head, recorded};
 use half::{bf16, f16};
 use parity::checkpoint::Checkpoint;
-use parity::ops::Args;
+use parity::model::builders::{Cache, Shape, build};
+use parity::ops::{Args, rule};
+use parity_graph::Op;
+use parity_graph::params::field;
 use serde_json::Value;
 
 /// What a node's values are by mistake; `None` of a node without one.
@@ -147,4 +150,74 @@ fn a_norm_in_bf16_is_named() {
 #[test]
 fn a_healthy_recording_has_no_coarser_node() {
     assert_eq!(audited(&|_, _| None), (0, String::new(), String::new()));
+}
+
+/// The dump of an engine that has no graph.
+fn without_graph(dump: &std::path::Path) {
+    let path = dump.join("manifest.json");
+    let mut manifest: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    manifest["graphs"] = Value::Array(Vec::new());
+    manifest["producer"]["name"] = "an engine".into();
+    std::fs::write(path, manifest.to_string()).unwrap();
+}
+
+/// A dump of an engine that attends in f16 and rotates by `base`, and one of a healthy engine in f32: exit code and report
+/// of their diff.
+fn attending_in_f16(base: f32, some: &dyn Fn(Checkpoint) -> bool) -> (Option<i32>, Value) {
+    let folder = tempfile::tempdir().unwrap();
+    let [model, ours, theirs] = ["model.gguf", "ours", "theirs"].map(|name| folder.path().join(name));
+    fill(&head("qwen2-dense"), &model);
+    let gguf = parity::gguf::Gguf::open(&model).unwrap();
+    let graph = build(&gguf, Shape::step(0, 12, 12, true, Cache::F32)).unwrap().graph;
+    let halves = |id: Checkpoint, args: &Args<'_, f64>| {
+        let name = id.to_string();
+        let is_half = ["q_rope", "k_rope", ".v", "attn_ctx"].iter().any(|end| name.ends_with(end));
+        let op = op_of(&name);
+        let mut params = *args.params;
+        if op == Op::Rope {
+            params.set_float(field(&op, "freq_base").unwrap().word, base);
+        }
+        let args = Args { params: &params, sources: args.sources.clone(), ..*args };
+        let rule = rule(&op).filter(|_| is_half)?;
+        let values = parity::engine::machine::compute::<f64>(rule, &args).unwrap();
+        Some(values.iter().map(|x| f16::from_f64(*x).to_f64()).collect())
+    };
+    record_some(&model, &graph, &ours, &halves, some);
+    record(&model, &graph, &theirs);
+    [&ours, &theirs].into_iter().for_each(|dump| without_graph(dump));
+    let mut command = assert_cmd::Command::cargo_bin("parity").unwrap();
+    let done = command.arg("diff").arg(&ours).arg(&theirs).arg("-m").arg(&model).args(["--format", "json"]);
+    let done = done.output().unwrap();
+    (done.status.code(), serde_json::from_slice(&done.stdout).unwrap())
+}
+
+/// Of the model.
+const BASE: f32 = 1e4;
+
+#[test]
+fn an_engine_whose_attention_is_in_f16_is_not_accused() {
+    let (code, report) = attending_in_f16(BASE, &|_| true);
+    assert_eq!(code, Some(0), "{}", report["first_divergence"]);
+    // Nor where something is missing besides.
+    let (code, report) = attending_in_f16(BASE, &|id| id.to_string() != "logits");
+    let reason = report["reason"].as_str().unwrap_or_default();
+    assert_eq!(code, Some(2), "{}", report["first_divergence"]);
+    assert!(reason.contains("logits"), "{reason}");
+}
+
+#[test]
+fn a_mistake_beneath_f16_is_named() {
+    let (code, report) = attending_in_f16(1e6, &|_| true);
+    let first = &report["first_divergence"];
+    assert_eq!((code, &first["checkpoint"]), (Some(1), &"blk.0.q_rope".into()), "{first}");
+    assert_eq!(first["diagnosis"][0]["fault"], "rope.base", "{first}");
+}
+
+/// The op of a node whose values are halves.
+fn op_of(name: &str) -> Op {
+    match name.rsplit('.').next() {
+        Some("q_rope" | "k_rope") => Op::Rope,
+        Some("attn_ctx") => Op::FlashAttn,
+        _ => Op::Add,
+    }
 }

@@ -63,7 +63,7 @@ transformers.utils.logging.disable_progress_bar()
 WRONG = [
     ("llama", not_permuted, ("blk.0.attn_q.weight", "linear.qk_permuted"), ("blk.0.q_rope", "rope.interleaved"), "hf"),
     ("gemma3", one_norm_without_one, ("blk.1.ffn_norm.weight", "norm.unit_offset"), ("blk.1.ffn_norm", "norm.unit_offset"), None),
-    ("qwen3moe", two_experts_exchanged, ("blk.1.ffn_up_exps.weight", "moe.expert_index"), ("blk.1.ffn_moe_", None), None),
+    ("qwen3moe", two_experts_exchanged, ("blk.1.ffn_up_exps.weight", "moe.expert_index"), ("blk.1.ffn_moe_out", "moe.expert_index"), None),
     ("llama", another_layer, ("blk.1.attn_output.weight", "linear.wrong_layer"), ("blk.1.attn_out", None), None),
 ]  # fmt: skip
 

@@ -9,8 +9,10 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::model::Model;
 use crate::model::graph::{Node, Rope};
 
+mod between;
 pub mod catalogue;
 pub mod diagnose;
+mod guessed;
 pub mod inject;
 pub mod mistake;
 pub mod planted;

@@ -6,9 +6,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use parity_graph::rewrite::{Change, Edit};
 use parity_graph::{Graph, Id, Op, Params, fault};
 
-use super::{catalogue, precision};
-use crate::audit::recorded::{Named, Names, Sight, Suspect, hypotheses, judge};
-use crate::engine::machine::{Carried, Number, Unknown, compute};
+use super::{between, catalogue, guessed, precision};
+use crate::audit::recorded::{Held, Named, Names, Sight, Suspect, hypotheses, judge};
+use crate::engine::machine::{Carried, Node, Number, Unknown, compute};
 use crate::gguf::{DType, Gguf, TensorRef};
 use crate::ops::source::Data;
 use crate::ops::{Args, Rule, Source, Strided, rule};
@@ -147,19 +147,27 @@ const TRIED_MAX: usize = 8;
 pub fn diagnose(suspect: &Suspect<'_>) -> Names {
     let graph = &suspect.node.program.graph;
     let (mut found, mut tried) = (Vec::new(), Vec::new());
-    for fault in fault::at(graph, suspect.node.id) {
-        let Some(explained) = explained(suspect, &fault.rewrite.change) else { continue };
-        let Explained { explains, left, whole } = explained;
-        tried.push(Tried { fault: fault.name.to_owned(), explains });
-        if whole {
-            let values = digest(suspect, &fault.rewrite.change);
-            let fix = catalogue::fix(fault.name).map(str::to_owned);
-            let diagnosis = Diagnosis { fault: fault.name.to_owned(), explains, text: fault.text, fix };
-            found.push(Named { diagnosis, left, values });
+    for guess in [false, true] {
+        let faults = match guess {
+            false => fault::at(graph, suspect.node.id),
+            true if found.is_empty() => guessed::guesses(suspect),
+            true => Vec::new(),
+        };
+        for fault in faults {
+            let Some(explained) = explained(suspect, &fault.rewrite.change) else { continue };
+            let Explained { explains, left, whole } = explained;
+            tried.push(Tried { fault: fault.name.to_owned(), explains });
+            if whole {
+                let values = digest(suspect, &fault.rewrite.change);
+                found.push(Named { diagnosis: told(&fault, explains), left, values });
+            }
         }
     }
     if found.is_empty() {
         found = precision::coarser(suspect);
+    }
+    if found.is_empty() {
+        found = between::found(suspect);
     }
     if found.is_empty() {
         found.extend(of_the_values(suspect));
@@ -170,6 +178,12 @@ pub fn diagnose(suspect: &Suspect<'_>) -> Names {
     tried.sort_by(|a, b| b.explains.partial_cmp(&a.explains).unwrap_or(Ordering::Equal));
     tried.truncate(TRIED_MAX);
     Names { found, tried }
+}
+
+/// A mistake in words.
+pub(super) fn told(fault: &fault::Fault, explains: f64) -> Diagnosis {
+    let fix = catalogue::fix(fault.name).map(str::to_owned);
+    Diagnosis { fault: fault.name.to_owned(), explains, text: fault.text.clone(), fix }
 }
 
 /// A digest of what the node comes to under a change, where it was looked at.
@@ -193,6 +207,17 @@ fn with<T>(
     see: impl FnOnce(Rewritten<'_, f64>) -> Option<T>,
 ) -> Option<T> {
     let Suspect { node, args, .. } = *suspect;
+    under(suspect, node, args, change, see)
+}
+
+/// What `see` makes of a node of the suspect's graph under a change.
+pub(super) fn under<T>(
+    suspect: &Suspect<'_>,
+    node: &Node<'_>,
+    args: &Args<'_, f64>,
+    change: &Change,
+    see: impl FnOnce(Rewritten<'_, f64>) -> Option<T>,
+) -> Option<T> {
     let other = match change {
         Change::Source { with: Some(id), .. } => {
             Some(other(&node.program.graph, suspect.gguf, *id, suspect.others)?)
@@ -227,8 +252,13 @@ fn explained(suspect: &Suspect<'_>, change: &Change) -> Option<Explained> {
         Rewritten::Computed(rule, args, None) => {
             let sight = Sight { looked_at: sight.looked_at, carried: &carried };
             let backend = node.program.graph.get(node.id).backend.as_deref();
+            let fits = |held: &Held| held.is_healthy() && held.nonfinite == 0;
             let held = judge(rule, &args, recorded, &sight, &hypotheses(&rule.op, backend, &args)).ok()?;
-            Some((held.squares[0], held.is_healthy() && held.nonfinite == 0))
+            let near = 1.0 - held.squares[0] / suspect.held.squares[0] >= EXPLAINS_MIN;
+            // What is nearly right may be so in an arithmetic of the producer's own.
+            let own = (near && !fits(&held)).then(|| judge(rule, &args, recorded, &sight, suspect.tried));
+            let held = own.and_then(Result::ok).filter(fits).unwrap_or(held);
+            Some((held.squares[0], fits(&held)))
         }
         Rewritten::Computed(_, _, Some(_)) => None,
     })?;
@@ -263,14 +293,17 @@ fn passed(
 }
 
 /// How far sources that were computed again may be off, where a change reads them too; nothing where that is not known.
-fn carried(change: &Change, carried: &[Option<Carried>]) -> Vec<Option<Carried>> {
+pub(super) fn carried(change: &Change, carried: &[Option<Carried>]) -> Vec<Option<Carried>> {
     let mut carried = carried.to_vec();
     match change {
         Change::Exchange(a, b) => {
             carried.resize(carried.len().max(a.max(b) + 1), None);
             carried.swap(*a, *b);
         }
-        Change::SourceEdit { edit: Edit::Add(_) | Edit::AddModulo(..), .. } => {}
+        Change::SourceEdit {
+            edit: Edit::Add(_) | Edit::AddModulo(..) | Edit::Exchange(..) | Edit::Replace(..),
+            ..
+        } => {}
         Change::SourceEdit { slot, edit: Edit::Multiply(factor) } => {
             if let Some(Some(carried)) = carried.get_mut(*slot) {
                 carried.error.iter_mut().for_each(|error| *error *= f64::from(factor.abs()));

@@ -41,6 +41,7 @@ pub fn audit(dump: &mut Dump, file: &ModelFile, options: &Options) -> Result<Rep
     };
     report.notes.extend(order);
     verdict::weigh(&mut report, dump, file)?;
+    verdict::name_models(&mut report, file.gguf());
     Ok(report)
 }
 

@@ -75,6 +75,7 @@ pub fn diff(
     };
     report.notes.extend(orders);
     verdict::weigh(&mut report, candidate, file)?;
+    verdict::name_models(&mut report, file.gguf());
     Ok(report)
 }
 

@@ -8,6 +8,7 @@ use crate::checkpoint::Checkpoint;
 use crate::compare::Comparison;
 use crate::dump::{Recording, Unfinite};
 use crate::faults::diagnose::Diagnosed;
+use crate::gguf::Gguf;
 use crate::report::{
     CheckpointVerdict, Coverage, Diagnosis, DifferenceParts, Entry, FirstDivergence, Local, LocalError,
     Report, SCHEMA, Seen, Side, TokenReport, Verdict,
@@ -183,6 +184,19 @@ pub fn side(recording: &dyn Recording, path: Option<String>) -> Side {
         tokens: manifest.tokens.len(),
         steps: manifest.steps.iter().map(|step| step.positions.len()).collect(),
         provenance: manifest.provenance.clone(),
+    }
+}
+
+/// Names the model of a side whose dump does not by the file that it was judged by.
+pub fn name_models(report: &mut Report, gguf: &Gguf) {
+    let file = gguf.path().file_name().map(|name| name.to_string_lossy().into_owned());
+    let architecture = gguf.str("general.architecture").ok().flatten();
+    for side in std::iter::once(&mut report.candidate).chain(&mut report.reference) {
+        let model = &mut side.model;
+        if model.file.is_none() && model.name.is_none() {
+            model.file.clone_from(&file);
+            model.architecture = model.architecture.take().or(architecture.map(str::to_owned));
+        }
     }
 }
 

@@ -56,20 +56,23 @@ pub fn fill(head: &[u8], path: &Path) {
     out.write_all_at_start(head);
     out.set_len(head.len() as u64 + DATA_MAX).unwrap();
     for info in layout.tensors() {
-        let mut state = info.name.bytes().fold(0x9E37_79B9_7F4A_7C15_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
-        });
-        let middle = if info.name.contains("norm") || info.name.ends_with("scale") { 1.0 } else { 0.0 };
-        let values: Vec<u8> = (0..info.elements())
-            .flat_map(|_| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let uniform = (state >> 40) as f32 / (1u64 << 24) as f32;
-                (middle + (uniform - 0.5) * 0.35).to_le_bytes()
-            })
-            .collect();
         out.seek(SeekFrom::Start(info.offset as u64)).unwrap();
-        out.write_all(&values).unwrap();
+        out.write_all(&values(&info.name, info.elements())).unwrap();
     }
+}
+
+/// Values of a tensor in F32, by its name.
+pub fn values(name: &str, count: usize) -> Vec<u8> {
+    let mut state = name.bytes().fold(0x9E37_79B9_7F4A_7C15_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+    });
+    let middle = if name.contains("norm") || name.ends_with("scale") { 1.0 } else { 0.0 };
+    let next = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let uniform = (state >> 40) as f32 / (1u64 << 24) as f32;
+        (middle + (uniform - 0.5) * 0.35).to_le_bytes()
+    };
+    (0..count).flat_map(next).collect()
 }
 
 trait WriteAtStart {

@@ -25,6 +25,17 @@ pub fn record(model: &Path, graph: &Graph, dump: &Path) {
 
 /// As [`record`], with a mistake.
 pub fn record_with(model: &Path, graph: &Graph, dump: &Path, mistake: Mistake<'_>) {
+    record_some(model, graph, dump, mistake, &|_| true);
+}
+
+/// As [`record_with`], of some nodes alone.
+pub fn record_some(
+    model: &Path,
+    graph: &Graph,
+    dump: &Path,
+    mistake: Mistake<'_>,
+    some: &dyn Fn(Checkpoint) -> bool,
+) {
     let tokens: Vec<u32> = vec![1, 17, 33, 42, 5, 99, 101, 7, 64, 12, 88, 3];
     let positions: Vec<u32> = (0..tokens.len() as u32).collect();
     let gguf = Gguf::open(model).unwrap();
@@ -41,7 +52,7 @@ pub fn record_with(model: &Path, graph: &Graph, dump: &Path, mistake: Mistake<'_
     let labelled = Labelled::new(graph.clone()).unwrap();
     let mut machine = Machine::<f64>::new(&gguf, Arithmetic::EXACT);
     let last = tokens.len() as u32 - 1;
-    let mut recorder = Recorder { last, labelled: &labelled, writer: &mut writer, mistake };
+    let mut recorder = Recorder { last, labelled: &labelled, writer: &mut writer, mistake, some };
     let input = |id| given.get(&labelled.program.graph.get(id).name).cloned();
     machine.step(&labelled.program, &input, &mut recorder).unwrap();
     writer.end_step().unwrap();
@@ -72,6 +83,7 @@ struct Recorder<'a> {
     labelled: &'a Labelled,
     writer: &'a mut Writer,
     mistake: Mistake<'a>,
+    some: &'a dyn Fn(Checkpoint) -> bool,
 }
 
 impl Conductor<f64> for Recorder<'_> {
@@ -95,7 +107,7 @@ impl Conductor<f64> for Recorder<'_> {
 impl Recorder<'_> {
     /// Token rows first, as in every dump; attention matrices are left out, as the tap leaves them out.
     fn write(&mut self, node: &Node<'_>, id: Checkpoint, values: &[f64]) {
-        if id.kind().is_optional() {
+        if id.kind().is_optional() || !(self.some)(id) {
             return;
         }
         let shape = node.program.graph.get(node.id).shape();

@@ -58,6 +58,10 @@ pub enum Edit {
     Square,
     /// (x + a) mod n: indices.
     AddModulo(i32, i32),
+    /// a for b and b for a: indices.
+    Exchange(i32, i32),
+    /// b for a: indices.
+    Replace(i32, i32),
     /// 1/x
     Reciprocal,
     /// Every value is replaced by a.
@@ -87,6 +91,22 @@ impl Edit {
             Edit::AddModulo(a, n) => {
                 let n = f64::from(n.max(1));
                 values.iter_mut().for_each(|x| *x = (*x + f64::from(a)).rem_euclid(n));
+            }
+            Edit::Exchange(a, b) => {
+                let (a, b) = (f64::from(a), f64::from(b));
+                values.iter_mut().for_each(|x| {
+                    *x = if *x == a {
+                        b
+                    } else if *x == b {
+                        a
+                    } else {
+                        *x
+                    }
+                });
+            }
+            Edit::Replace(a, b) => {
+                let (a, b) = (f64::from(a), f64::from(b));
+                values.iter_mut().filter(|x| **x == a).for_each(|x| *x = b);
             }
             Edit::Reciprocal => values.iter_mut().for_each(|x| *x = x.recip()),
             Edit::Set(a) => values.fill(f64::from(a)),
@@ -177,6 +197,10 @@ mod tests {
         let mut values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         Edit::Rotate(1).apply(3, &mut values);
         assert_eq!(values, [3.0, 1.0, 2.0, 6.0, 4.0, 5.0]);
+        let mut ids = [3.0, 1.0, 2.0, 1.0];
+        Edit::Exchange(1, 3).apply(2, &mut ids);
+        Edit::Replace(2, 1).apply(2, &mut ids);
+        assert_eq!(ids, [1.0, 3.0, 1.0, 3.0]);
         Edit::AddModulo(1, 4).apply(3, &mut values);
         assert_eq!(values, [0.0, 2.0, 3.0, 3.0, 1.0, 2.0]);
         Edit::SetLast(9.0).apply(3, &mut values);

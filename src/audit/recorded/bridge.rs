@@ -3,6 +3,7 @@
 //! What rounding explains of an unrecorded node, and what the errors of its sources come to, is carried on through
 //! every node up to the next one that was recorded, whose bound it widens.
 
+use super::choice;
 use super::narrow::{self, Narrowed};
 use super::node::hypotheses;
 use crate::arithmetic::backend::Backend;
@@ -53,7 +54,7 @@ pub fn moved(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown
 /// be from them.
 ///
 /// # Errors
-/// Where nothing can be said of it: its sources are not known, it has no rule, or chooses.
+/// Where nothing can be said of it: its sources are not known, it has no rule, or rounding decides what it chooses.
 pub fn across(
     node: &Node<'_>,
     args: std::result::Result<&Args<'_, f64>, &Unknown>,
@@ -64,7 +65,11 @@ pub fn across(
     let bound = match &rule.check {
         Check::Bound(bound) | Check::Settled { bound, .. } => Some(bound),
         Check::Exact => None,
-        Check::Choice(_) => return Err(Unknown::new(args.name)),
+        Check::Choice(_) => {
+            let data = choice::settled(node, args).ok_or_else(|| Unknown::new(args.name))?;
+            let carried = Carried { error: vec![0.0; data.len()], through: with(node) };
+            return Ok(Values { data, carried: Some(carried) });
+        }
     };
     // Which roundings the producer followed is not seen here: both are allowed for.
     let tensor = node.program.graph.get(node.id);
@@ -108,7 +113,12 @@ pub fn across(
     if let Some(carried) = carry(rule, &cpu, &data, &node.carried) {
         error.iter_mut().zip(carried).for_each(|(error, carried)| *error += carried);
     }
+    Ok(Values { data, carried: Some(Carried { error, through: with(node) }) })
+}
+
+/// The nodes that a node's sources were computed again through, and itself.
+fn with(node: &Node<'_>) -> Vec<usize> {
     let mut through = through(&node.carried);
     through.push(node.id);
-    Ok(Values { data, carried: Some(Carried { error, through }) })
+    through
 }

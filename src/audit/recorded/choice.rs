@@ -1,5 +1,7 @@
 //! What an engine records in part: the experts that it chose, rows of a step.
 
+use parity_graph::{Graph, Id, Op};
+
 use super::{Steps, Tensor};
 use crate::checkpoint::Checkpoint;
 use crate::engine::machine::{Node, Unknown, Values, own};
@@ -37,6 +39,43 @@ pub fn order(
         positions: chosen.positions.clone(),
         values,
     })
+}
+
+/// An order that nobody recorded, of scores that leave no doubt: as far as it is read, any two neighbours lie farther
+/// apart than rounding may have moved both.
+pub fn settled(node: &Node<'_>, args: &Args<'_, f64>) -> Option<Vec<f64>> {
+    let graph = &node.program.graph;
+    if graph.get(node.id).op != Op::Argsort {
+        return None;
+    }
+    let width = args.shape[3];
+    let scores = args.get(0)?.values();
+    let off = node.carried.first().and_then(Option::as_ref).map(|carried| &carried.error);
+    let order = own(node, Ok(args)).ok()?.data;
+    let read = read(graph, node.id, width);
+    for (row, order) in order.chunks(width.max(1)).enumerate() {
+        let at = |place: usize| row * width + order[place] as usize;
+        let off = |place: usize| off.map_or(0.0, |off| off[at(place)]);
+        for place in 1..width.min(read + 1) {
+            let apart = (scores[at(place - 1)] - scores[at(place)]).abs();
+            if !(apart > off(place - 1) + off(place)) {
+                return None;
+            }
+        }
+    }
+    Some(order)
+}
+
+/// How many of the first places of an order are read.
+fn read(graph: &Graph, order: Id, width: usize) -> usize {
+    let readers =
+        graph.computed().filter(|&id| id != order && graph.sources(id).any(|source| source == order));
+    let places = readers.map(|id| {
+        let tensor = graph.get(id);
+        let from_first = tensor.view.is_some_and(|view| view.root == order && view.offset == 0);
+        if tensor.op == Op::View && from_first { tensor.ne[0] } else { width }
+    });
+    places.max().unwrap_or(width)
 }
 
 /// Recorded values, and computed ones where there are none.

@@ -18,6 +18,7 @@ mod rows;
 mod sample;
 mod screen;
 mod simulate;
+mod suspect;
 
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ use crate::gguf::Gguf;
 use crate::numerics::{Numerics, Storage};
 use crate::ops::Args;
 
+pub use bridge::across;
 pub use found::{Finding, NearTie};
 pub use named::{Named, Names};
 pub use narrow::{PRODUCTS, products};
@@ -41,6 +43,8 @@ pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
 pub use open::{Graphs, Judged};
 pub use order::order;
 pub use rows::Arrangement;
+use suspect::Replayed;
+pub use suspect::{Planted, Replay, Suspect};
 
 use devices::Devices;
 use rows::Partial;
@@ -153,24 +157,6 @@ impl Labelled {
         let axis = self.axes.get(id).copied().flatten();
         Arrangement::new(shape, axis, checkpoint.kind().is_optional(), recorded)
     }
-}
-
-/// A node that rounding does not explain, and everything that a diagnosis looks at.
-pub struct Suspect<'a> {
-    /// The node.
-    pub node: &'a Node<'a>,
-    /// What it read.
-    pub args: &'a Args<'a, f64>,
-    /// Its recorded values, contiguous in the shape of `args`.
-    pub recorded: &'a [f64],
-    /// See [`Sight`].
-    pub sight: &'a Sight<'a>,
-    /// What was found.
-    pub held: &'a Held,
-    /// The model.
-    pub gguf: &'a Gguf,
-    /// Values of another tensor of the graph, in its shape.
-    pub others: &'a dyn Fn(Id) -> Option<Vec<f64>>,
 }
 
 /// How an audit is made.
@@ -361,8 +347,10 @@ impl Auditor<'_> {
                 {
                     let others = |id: Id| self.labelled.values(self.steps, self.step, id);
                     let (recorded, gguf) = (values, self.gguf);
-                    let suspect =
-                        Suspect { node, args, recorded, sight: &sight, held, gguf, others: &others };
+                    let Auditor { step, steps, labelled, kept, .. } = *self;
+                    let replay = Replay::of(node, Replayed { step, steps, labelled, gguf, kept }, &tried);
+                    let (sight, tried, others) = (&sight, &tried[..], &others);
+                    let suspect = Suspect { node, args, recorded, sight, held, tried, gguf, others, replay };
                     finding.diagnosed((self.diagnose)(&suspect));
                 }
                 held

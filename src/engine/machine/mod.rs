@@ -178,9 +178,23 @@ impl<'a, S: Number> Machine<'a, S> {
         inputs: Inputs<'_>,
         conductor: &mut dyn Conductor<S>,
     ) -> Result<()> {
+        self.step_of(program, &|id| id <= last, inputs, conductor)
+    }
+
+    /// [`Machine::step`] of the nodes in `some` alone: these must have among them what they read.
+    ///
+    /// # Errors
+    /// Those of the conductor.
+    pub fn step_of(
+        &mut self,
+        program: &Program,
+        some: &dyn Fn(Id) -> bool,
+        inputs: Inputs<'_>,
+        conductor: &mut dyn Conductor<S>,
+    ) -> Result<()> {
         let graph = &program.graph;
         let mut memory: Memory<S> = graph.tensors.iter().map(|_| None).collect();
-        for id in program.executed().take_while(|id| *id <= last) {
+        for id in program.executed().filter(|id| some(*id)) {
             for used in graph.sources(id).chain([id]) {
                 self.load(program, graph.root(used), inputs, &mut memory);
             }

@@ -37,7 +37,7 @@ pub(super) fn mask(node: &mut Node, mask: Mask) -> Option<()> {
 }
 
 /// Changes every cached input.
-fn cached(node: &mut Node, change: &Change) -> Option<()> {
+pub(super) fn cached(node: &mut Node, change: &Change) -> Option<()> {
     attention(node)?;
     let caches: Vec<usize> = (0..node.inputs.len()).filter(|index| node.op.reads_cache(*index)).collect();
     caches.into_iter().try_for_each(|index| input(node, index, change.clone()))

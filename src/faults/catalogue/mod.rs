@@ -18,12 +18,14 @@ mod logits;
 mod norm;
 pub mod precision;
 mod quant;
+mod ranks;
 mod residual;
 mod rope;
 
 pub use attention::head_columns;
 pub use feed_forward::swapped as swapped_gate;
 pub use linear::{in_layer, same_shape};
+pub use ranks::{DIVIDED, parts};
 pub use residual::sources as residual_sources;
 
 /// All faults, by part of the model.
@@ -39,6 +41,7 @@ pub fn all() -> impl Iterator<Item = &'static Fault> {
         residual::FAULTS,
         feed_forward::FAULTS,
         logits::FAULTS,
+        ranks::FAULTS,
         data::FAULTS,
     ]
     .into_iter()

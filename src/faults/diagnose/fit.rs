@@ -6,7 +6,7 @@ use super::predict::Lab;
 use super::sample::{Base, columns_of_product};
 use crate::checkpoint::Kind;
 use crate::faults::Argument;
-use crate::faults::catalogue::{in_layer, residual_sources, same_shape, swapped_gate};
+use crate::faults::catalogue::{self, in_layer, residual_sources, same_shape, swapped_gate};
 use crate::model::graph::Op;
 use crate::model::weights::Weight;
 use crate::tensor::Matrix;
@@ -225,6 +225,21 @@ pub fn column_order(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
     }
     let moved = order.iter().enumerate().any(|(i, from)| i as u32 != *from);
     if moved { vec![Argument::Order(order)] } else { vec![] }
+}
+
+/// [`column_order`] where it is one of equal parts, of what ranks hold parts of.
+pub fn part_order(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
+    if !catalogue::DIVIDED.contains(&base.node.checkpoint.kind()) {
+        return vec![];
+    }
+    let mut found = column_order(lab, base);
+    found.retain(|order| matches!(order, Argument::Order(order) if catalogue::parts(order).is_some()));
+    found
+}
+
+/// By how many key/value heads query heads may be off.
+pub fn kv_turns(lab: &Lab<'_>, _: &Base) -> Vec<Argument> {
+    integers(1..lab.site.model.config.dims.kv_heads as i64)
 }
 
 /// Checkpoints that a residual sum may take by mistake.

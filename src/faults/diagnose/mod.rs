@@ -321,7 +321,8 @@ fn tell_apart(diagnosis: &mut [Diagnosis]) {
 }
 
 /// Faults whose effect is a reordering of columns.
-const REORDERINGS: [&str; 4] = ["attn.head_order", "attn.width_first", "attn.kv_head", "linear.qk_permuted"];
+const REORDERINGS: [&str; 5] =
+    ["attn.head_order", "attn.width_first", "attn.kv_head", "linear.qk_permuted", "ranks.exchanged"];
 
 /// Bounds are derived for right ops; a mistaken variant may round a few operations more.
 const SLACK: f64 = 4.0;

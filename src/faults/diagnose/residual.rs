@@ -7,7 +7,7 @@ use crate::checkpoint::Kind;
 
 /// A few sentences about recorded - exact.
 pub fn describe(lab: &Lab<'_>, base: &Base) -> String {
-    let mut parts = Vec::new();
+    let mut parts: Vec<String> = twin(lab, base).into_iter().collect();
     let wrong = wrong_rows(lab, base);
     let all = base.value.rows;
     parts.push(match wrong.len() {
@@ -25,6 +25,27 @@ pub fn describe(lab: &Lab<'_>, base: &Base) -> String {
     parts.extend(error.size());
     parts.extend(looks_like(lab, base, &wrong));
     parts.join("; ")
+}
+
+/// Another tensor of the file with the very bytes of the node's weight: the engine may have read the right ones elsewhere.
+fn twin(lab: &Lab<'_>, base: &Base) -> Option<String> {
+    let gguf = lab.context.gguf;
+    let own = gguf.tensor(&base.node.op.weight()?.name)?;
+    let same = gguf.tensors().find(|other| {
+        let alike = other.dtype == own.info.dtype && other.shape == own.info.shape;
+        alike
+            && other.name != own.info.name
+            && gguf.tensor(&other.name).is_some_and(|other| other.bytes == own.bytes)
+    })?;
+    let values: Vec<f32> = own.decode();
+    // Zeros and ones are the same in many tensors.
+    let says_something = values.iter().any(|value| *value != values[0]);
+    says_something.then(|| {
+        format!(
+            "the file has the bytes of {} in {} too: one of the two is wrong there",
+            same.name, own.info.name
+        )
+    })
 }
 
 /// Share of an error in one direction above which it is called one of rank 1.

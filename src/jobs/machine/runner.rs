@@ -179,8 +179,10 @@ impl<'a, S: Number> Runner<'a, S> {
                 recorded,
                 sight: &sight,
                 held: &held,
+                tried: &tried,
                 gguf,
                 others: &others,
+                replay: None,
             });
             self.out.findings.at(id).diagnosed(names);
         }

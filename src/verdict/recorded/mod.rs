@@ -12,6 +12,7 @@ pub use entry::{Known, assemble, entries};
 pub use wiring::{refuse_other_graph, weigh_wiring};
 
 use super::{Gap, spoken};
+use crate::audit::local::HEALTHY;
 use crate::audit::recorded::{Finding, Findings, Judged, Steps};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
@@ -39,9 +40,23 @@ pub fn explained(report: Report, by_tensor: impl FnOnce() -> Result<Report>) -> 
     }
     match by_tensor() {
         Ok(other) if other.verdict == Verdict::Parity || report.verdict == Verdict::Undecided => other,
+        // Nothing that was accused is wrong by itself: what keeps it from parity is missing, not wrong.
+        Ok(other) if other.verdict == Verdict::Undecided && is_cleared(&report, &other) => other,
         Ok(other) => both(report, other),
         Err(_) => report,
     }
+}
+
+/// Whether everything that one report accuses was judged and is healthy in the other.
+fn is_cleared(report: &Report, other: &Report) -> bool {
+    let is_healthy = |id: Checkpoint| {
+        let local =
+            other.checkpoints.iter().find(|entry| entry.id == id).and_then(|e| e.local.candidate.as_ref());
+        local.is_some_and(|local| local.over_bound <= HEALTHY)
+    };
+    let mut accused = report.checkpoints.iter().filter(|entry| entry.verdict.is_fault());
+    !other.checkpoints.iter().any(|entry| entry.verdict.is_fault())
+        && accused.all(|entry| is_healthy(entry.id))
 }
 
 /// One answer of two that found no parity: the names that either knows, at the node that was found tensor by tensor.

@@ -12,6 +12,8 @@ mod pointwise;
 mod rope;
 mod state;
 
+pub use linear::other_layers;
+
 use crate::graph::{Graph, Id, Tensor};
 use crate::known::{is_weight, layer_weight};
 use crate::op::Op;
@@ -127,14 +129,15 @@ impl<'g> Site<'g> {
     }
 }
 
-/// Another layer's weight of the same kind, type and shape: `blk.1.attn_q.weight` for `blk.0.attn_q.weight`.
-pub(crate) fn weight_of_another_layer(graph: &Graph, weight: Id) -> Option<Id> {
+/// Other layers' weights of the same kind, type and shape: `blk.1.attn_q.weight` for `blk.0.attn_q.weight`.
+pub(crate) fn weights_of_other_layers(graph: &Graph, weight: Id) -> impl Iterator<Item = Id> + '_ {
     let own = graph.get(weight);
-    let (layer, rest) = layer_weight(&own.name)?;
-    let same = |other: &Tensor| {
-        layer_weight(&other.name).is_some_and(|(number, name)| number != layer && name == rest)
+    let place = layer_weight(&own.name);
+    let same = move |other: &Tensor| {
+        let there = place.zip(layer_weight(&other.name));
+        there.is_some_and(|((layer, rest), (number, name))| number != layer && name == rest)
             && other.ne == own.ne
             && other.dtype == own.dtype
     };
-    (graph.nodes..graph.tensors.len()).find(|&id| same(graph.get(id)))
+    (graph.nodes..graph.tensors.len()).filter(move |&id| same(graph.get(id)))
 }

@@ -1,0 +1,182 @@
+//! A node that rounding does not explain, and what was not recorded between it and the recorded ones before it.
+
+use std::collections::BTreeSet;
+
+use parity_graph::{Id, Op};
+
+use super::node::{Held, Hypothesis, Sight, judge};
+use super::{Labelled, Steps, bridge, choice};
+use crate::arithmetic::Arithmetic;
+use crate::checkpoint::Checkpoint;
+use crate::engine::machine::{Conductor, Machine, Node, Unknown, Value};
+use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::numerics::Storage;
+use crate::ops::Args;
+
+/// A node that rounding does not explain, and everything that a diagnosis looks at.
+pub struct Suspect<'a> {
+    /// The node.
+    pub node: &'a Node<'a>,
+    /// What it read.
+    pub args: &'a Args<'a, f64>,
+    /// Its recorded values, contiguous in the shape of `args`.
+    pub recorded: &'a [f64],
+    /// See [`Sight`].
+    pub sight: &'a Sight<'a>,
+    /// What was found.
+    pub held: &'a Held,
+    /// What it may have been computed in.
+    pub tried: &'a [Hypothesis],
+    /// The model.
+    pub gguf: &'a Gguf,
+    /// Values of another tensor of the graph, in its shape.
+    pub others: &'a dyn Fn(Id) -> Option<Vec<f64>>,
+    /// The nodes before it that were not recorded; `None` where there are none.
+    pub replay: Option<Replay<'a>>,
+}
+
+/// What a replay is made of.
+#[derive(Clone, Copy)]
+pub struct Replayed<'a> {
+    pub step: usize,
+    pub steps: &'a dyn Steps,
+    pub labelled: &'a Labelled,
+    pub gguf: &'a Gguf,
+    pub kept: Storage,
+}
+
+/// The nodes between what was recorded and a suspect: computed again from the recorded values before them, with a
+/// mistake in one or in several of them.
+pub struct Replay<'a> {
+    of: Replayed<'a>,
+    suspect: Id,
+    /// The nodes that are computed again, in order.
+    pub through: Vec<Id>,
+    /// What is executed: these, what they read, and the suspect.
+    some: BTreeSet<Id>,
+    tried: &'a [Hypothesis],
+}
+
+/// What a node of a replay comes to; `None` where nothing is wrong in it.
+pub type Planted<'a> = &'a dyn Fn(&Node<'_>, &Args<'_, f64>) -> Option<Value<f64>>;
+
+impl<'a> Replay<'a> {
+    /// What lies between the recorded nodes and `node`, which may have been computed in `tried`. `None` where everything
+    /// that it reads was recorded, and where a cache or a state lies between.
+    pub(super) fn of(node: &Node<'_>, of: Replayed<'a>, tried: &'a [Hypothesis]) -> Option<Replay<'a>> {
+        let program = &of.labelled.program;
+        let through: BTreeSet<Id> =
+            node.carried.iter().flatten().flat_map(|carried| carried.through.iter().copied()).collect();
+        // What was recorded in part is nobody's to compute with a mistake.
+        let whole = through.iter().all(|&id| of.recorded(id).is_none());
+        if through.is_empty() || !whole {
+            return None;
+        }
+        let (mut some, mut open) = (BTreeSet::from([node.id]), vec![node.id]);
+        while let Some(id) = open.pop() {
+            for source in program.graph.sources(id).filter(|&source| source != id) {
+                if program.is_written(program.graph.root(source)) {
+                    return None;
+                }
+                let is_given = !through.contains(&source) && of.recorded(source).is_some();
+                if !program.graph.is_leaf(source) && some.insert(source) && !is_given {
+                    open.push(source);
+                }
+            }
+        }
+        Some(Replay { of, suspect: node.id, through: through.into_iter().collect(), some, tried })
+    }
+
+    /// Along which axis of the suspect, slowest first, its token rows lie.
+    pub fn token_axis(&self) -> Option<usize> {
+        self.of.labelled.axes.get(self.suspect).copied().flatten()
+    }
+
+    /// What a node of it is called in a dump.
+    pub fn name(&self, id: Id) -> Option<Checkpoint> {
+        self.of.labelled.labels.get(id).copied().flatten()
+    }
+
+    /// The type that the producer keeps values in.
+    pub fn kept(&self) -> Storage {
+        self.of.kept
+    }
+
+    /// Multiplications of the products and of attention that are computed again.
+    pub fn work(&self) -> usize {
+        let graph = &self.of.labelled.program.graph;
+        let extent =
+            |id: Id, slot: usize, axis: usize| graph.src(id, slot).map_or(1, |src| graph.get(src).ne[axis]);
+        let work = |&id: &Id| match graph.get(id).op {
+            Op::MulMat | Op::MulMatId => graph.get(id).elements().saturating_mul(extent(id, 0, 0)),
+            Op::FlashAttn => graph.get(id).elements().saturating_mul(extent(id, 1, 1)),
+            _ => graph.get(id).elements(),
+        };
+        self.through.iter().map(work).fold(0, usize::saturating_add)
+    }
+
+    /// The suspect beside what it comes to with a mistake in what is computed again; `None` where that is not known.
+    pub fn held(&self, suspect: &Suspect<'_>, planted: Planted<'_>) -> Option<Held> {
+        let Replayed { step, steps, labelled, gguf, .. } = self.of;
+        let mut conductor = Replayer { replay: self, suspect, planted, held: None };
+        let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
+        let inputs = |id| labelled.input(steps, step, id);
+        machine.step_of(&labelled.program, &|id| self.some.contains(&id), &inputs, &mut conductor).ok()?;
+        conductor.held
+    }
+}
+
+impl Replayed<'_> {
+    /// What was recorded of a node.
+    fn recorded(&self, id: Id) -> Option<super::Tensor> {
+        self.steps.tensor(self.step, self.labelled.labels.get(id).copied().flatten()?)
+    }
+}
+
+struct Replayer<'b, 'a> {
+    replay: &'b Replay<'a>,
+    suspect: &'b Suspect<'b>,
+    planted: Planted<'b>,
+    held: Option<Held>,
+}
+
+impl Replayer<'_, '_> {
+    /// What was recorded of a node that is not computed again: itself, or the experts that were chosen by it.
+    fn given(
+        &self,
+        node: &Node<'_>,
+        args: std::result::Result<&Args<'_, f64>, &Unknown>,
+    ) -> Option<Vec<f64>> {
+        let Replayed { step, steps, labelled, .. } = self.replay.of;
+        let checkpoint = labelled.labels.get(node.id).copied().flatten()?;
+        let recorded = steps.tensor(step, checkpoint);
+        let recorded = recorded.or_else(|| choice::order(steps, step, node, checkpoint, args))?;
+        Some(labelled.arrange(node.id, checkpoint, &recorded)?.of_node(&recorded.values, |_| f64::NAN))
+    }
+}
+
+impl Conductor<f64> for Replayer<'_, '_> {
+    fn value(
+        &mut self,
+        node: &Node<'_>,
+        args: std::result::Result<&Args<'_, f64>, &Unknown>,
+    ) -> Result<Value<f64>> {
+        let Replay { of, suspect, tried, .. } = self.replay;
+        if node.id == *suspect {
+            if let (Some(rule), Ok(args)) = (node.rule, args) {
+                let sight = Sight { looked_at: self.suspect.sight.looked_at, carried: &node.carried };
+                self.held = judge(rule, args, self.suspect.recorded, &sight, tried).ok();
+            }
+            return Ok(Err(Unknown::new(of.labelled.program.names[node.id].as_str())));
+        }
+        if let Some(values) = self.given(node, args) {
+            return Ok(Ok(values.into()));
+        }
+        if self.replay.name(node.id).is_none() {
+            return Ok(bridge::moved(node, args));
+        }
+        let planted = args.ok().and_then(|args| (self.planted)(node, args));
+        Ok(planted.unwrap_or_else(|| bridge::across(node, args, of.kept)))
+    }
+}

@@ -1,0 +1,159 @@
+//! Mistakes in nodes that were not recorded: what lies between the recorded ones and a wrong node is computed again
+//! with each of them, and the wrong node must be what that comes to.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use parity_graph::fault::{self, Fault};
+use parity_graph::rewrite::{Change, Rewrite};
+use parity_graph::{Id, Op};
+
+use super::guessed;
+use super::rewritten::{Rewritten, carried, told, under};
+use crate::audit::recorded::{Held, Named, Replay, Suspect, across};
+use crate::engine::machine::{Node, Unknown, Value, Values};
+use crate::ops::Args;
+
+/// Multiplications that all hypotheses about one node may cost.
+const WORK_MAX: usize = 1 << 35;
+/// Share of the squared error that a mistake out of sight has to account for: where much lies between, rounding alone
+/// explains a lot.
+const EXPLAINS_MIN: f64 = 0.9;
+
+/// One mistake, in one node or in several that one piece of code or one part of the file serves.
+struct Hypothesis {
+    fault: Fault,
+    nodes: Vec<Rewrite>,
+}
+
+/// The mistakes in what was not recorded that explain a node.
+pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
+    let Some(replay) = &suspect.replay else { return Vec::new() };
+    let mut out = Vec::new();
+    let mut work = 0usize;
+    for hypothesis in hypotheses(suspect, replay) {
+        work = work.saturating_add(replay.work());
+        if work > WORK_MAX {
+            break;
+        }
+        let planted = |node: &Node<'_>, args: &Args<'_, f64>| {
+            let rewrite = hypothesis.nodes.iter().find(|rewrite| rewrite.node == node.id)?;
+            Some(with_mistake(suspect, replay, node, args, &rewrite.change))
+        };
+        let Some(held) = replay.held(suspect, &planted) else { continue };
+        let Held { squares: [left, ..], nonfinite, .. } = held;
+        let explains = 1.0 - left / suspect.held.squares[0];
+        if held.is_healthy() && nonfinite == 0 && explains >= EXPLAINS_MIN {
+            let mut diagnosis = told(&hypothesis.fault, explains);
+            diagnosis.text += &out_of_sight(replay, &hypothesis.nodes);
+            // What comes to the same leaves the same.
+            out.push(Named { diagnosis, left, values: left.to_bits() });
+        }
+    }
+    out
+}
+
+fn with_mistake(
+    suspect: &Suspect<'_>,
+    replay: &Replay<'_>,
+    node: &Node<'_>,
+    args: &Args<'_, f64>,
+    change: &Change,
+) -> Value<f64> {
+    let value = under(suspect, node, args, change, |rewritten| {
+        Some(match rewritten {
+            Rewritten::Passed(data) => {
+                let slot = if let Change::Bypass { slot } = change { *slot } else { return None };
+                Ok(Values { data, carried: node.carried.get(slot).cloned().flatten() })
+            }
+            Rewritten::Computed(rule, args, None) => {
+                let Node { id, program, .. } = *node;
+                let node = Node { id, program, rule: Some(rule), carried: carried(change, &node.carried) };
+                across(&node, Ok(&args), replay.kept())
+            }
+            Rewritten::Computed(_, _, Some(_)) => return None,
+        })
+    });
+    value.unwrap_or_else(|| Err(Unknown::new(args.name)))
+}
+
+fn out_of_sight(replay: &Replay<'_>, nodes: &[Rewrite]) -> String {
+    let names: Vec<String> =
+        nodes.iter().filter_map(|rewrite| Some(replay.name(rewrite.node)?.to_string())).collect();
+    let verb = if names.len() == 1 { "was" } else { "were" };
+    format!(", in {}, which {verb} not recorded", names.join(" and "))
+}
+
+/// Every mistake of each node, another layer's weights, and experts by the tokens that went to them.
+fn hypotheses(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Hypothesis> {
+    let graph = &suspect.node.program.graph;
+    let mut out: Vec<Hypothesis> = Vec::new();
+    for &id in &replay.through {
+        let faults = fault::at(graph, id).into_iter().chain(fault::other_layers(graph, id));
+        out.extend(faults.map(|fault| Hypothesis { nodes: vec![fault.rewrite.clone()], fault }));
+    }
+    let products: Vec<Id> =
+        replay.through.iter().copied().filter(|&id| graph.get(id).op == Op::MulMatId).collect();
+    let mut groups: Vec<Vec<Id>> = products.iter().map(|&product| vec![product]).collect();
+    // Gate and up may be one matrix, and an expert may be exchanged as a whole.
+    groups.extend((2..=products.len()).map(|count| products[..count].to_vec()));
+    for pair in pairs(suspect, replay, &products) {
+        for group in &groups {
+            let of_each: Vec<Vec<Fault>> =
+                group.iter().map(|&product| guessed::experts(graph, product, pair)).collect();
+            let Some(first) = of_each.first() else { continue };
+            for (way, fault) in first.iter().enumerate() {
+                let nodes =
+                    of_each.iter().filter_map(|faults| Some(faults.get(way)?.rewrite.clone())).collect();
+                out.push(Hypothesis { fault: fault.clone(), nodes });
+            }
+        }
+    }
+    let mut told = BTreeSet::new();
+    out.retain(|one| {
+        let nodes: Vec<Id> = one.nodes.iter().map(|rewrite| rewrite.node).collect();
+        told.insert((one.fault.text.clone(), nodes))
+    });
+    out
+}
+
+/// Experts that may have been taken for one another: every wrong token went to one of them. Those come first to which
+/// the fewest other tokens went.
+fn pairs(suspect: &Suspect<'_>, replay: &Replay<'_>, products: &[Id]) -> Vec<[usize; 2]> {
+    let (Some(first), Some(axis)) = (products.first(), replay.token_axis()) else { return Vec::new() };
+    let seen: RefCell<Option<(Vec<f64>, usize, usize)>> = RefCell::new(None);
+    let look = |node: &Node<'_>, args: &Args<'_, f64>| {
+        if node.id == *first
+            && let (Some(weights), Some(ids)) = (args.get(0), args.get(2))
+        {
+            *seen.borrow_mut() = Some((ids.values().into_owned(), ids.shape()[3], weights.shape()[1]));
+        }
+        None
+    };
+    let _ = replay.held(suspect, &look);
+    let Some((ids, chosen, experts)) = seen.into_inner() else { return Vec::new() };
+    let inner: usize = suspect.args.shape[axis + 1..].iter().product();
+    let extent = suspect.args.shape[axis].max(1);
+    let wrong: BTreeSet<usize> =
+        suspect.held.beyond.iter().map(|element| element / inner.max(1) % extent).collect();
+    let mut tokens: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); experts];
+    for (row, id) in ids.iter().enumerate() {
+        if let Some(tokens) = tokens.get_mut(*id as usize) {
+            tokens.insert(row / chosen.max(1));
+        }
+    }
+    let mut out: Vec<(usize, [usize; 2])> = Vec::new();
+    for a in (0..experts).filter(|&a| !tokens[a].is_disjoint(&wrong)) {
+        for b in (0..experts).filter(|&b| b != a) {
+            let covered = wrong.iter().all(|token| tokens[a].contains(token) || tokens[b].contains(token));
+            if covered {
+                out.push((
+                    tokens[a].union(&tokens[b]).filter(|token| !wrong.contains(token)).count(),
+                    [a, b],
+                ));
+            }
+        }
+    }
+    out.sort();
+    out.into_iter().map(|(_, pair)| pair).collect()
+}

@@ -1,0 +1,136 @@
+//! Mistakes of engines that divide a model: each rank holds another's part.
+
+use super::{Argument, Fault, Home, PLAIN, Site, attention, diagnose, integer, output, when};
+use crate::checkpoint::Kind;
+use crate::model::edit::Change;
+
+/// Ranks that the parts of a model are divided among, at most.
+const RANKS_MAX: usize = 16;
+
+/// What ranks hold parts of side by side, before attention: whose heads have a mistake of their own.
+pub const DIVIDED: &[Kind] = &[
+    Kind::FfnGate,
+    Kind::FfnUp,
+    Kind::QProj,
+    Kind::Q,
+    Kind::KProj,
+    Kind::K,
+    Kind::VProj,
+    Kind::V,
+    Kind::Logits,
+];
+
+/// Columns of `order.len()` equal parts, part i taken from part `order[i]`.
+fn columns(order: &[u32], width: usize) -> Vec<u32> {
+    let part = (width / order.len()) as u32;
+    order.iter().flat_map(|&from| (0..part).map(move |column| from * part + column)).collect()
+}
+
+/// The order of equal parts that an order of columns is one of: the fewest parts. Parts of a few columns are no rank's.
+pub fn parts(columns_order: &[u32]) -> Option<Vec<u32>> {
+    let width = columns_order.len();
+    let fits = |count: &usize| width.is_multiple_of(*count) && width / count >= *count;
+    (2..=RANKS_MAX).filter(fits).find_map(|count| {
+        let part = width / count;
+        let order: Vec<u32> =
+            columns_order.iter().step_by(part).map(|first| first / part.max(1) as u32).collect();
+        (columns(&order, width) == columns_order).then_some(order)
+    })
+}
+
+fn spelt(order: &[u32]) -> String {
+    order.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Key/value heads, each replaced by the one `by` places on.
+fn turned(site: &Site<'_>, by: f64) -> Option<Vec<u32>> {
+    let dims = site.model.config.dims;
+    when(dims.kv_heads > 1 && by.fract() == 0.0 && by >= 1.0 && by < dims.kv_heads as f64)?;
+    let heads = dims.kv_heads as u32;
+    Some(attention::head_columns(
+        &(0..heads).map(|head| (head + by as u32) % heads).collect::<Vec<_>>(),
+        dims.head_width,
+    ))
+}
+
+/// By how many heads two ranks that hold each other's are off.
+fn half(site: &Site<'_>) -> Option<Argument> {
+    let heads = site.model.config.dims.kv_heads;
+    (heads > 1).then_some(Argument::Number((heads / 2) as f64))
+}
+
+/// Faults of tensor-parallel engines.
+pub const FAULTS: &[Fault] = &[
+    Fault {
+        name: "ranks.kv_heads",
+        summary: "query heads read the key/value heads of another rank",
+        place: "the key/value heads of a tensor-parallel engine, divided otherwise than its query heads",
+        fix: "rank r of R holds query heads r·H/R and the key/value heads r·K/R on",
+        parameter: integer("heads"),
+        home: attention::HOME,
+        change: |site, node, argument| {
+            let columns = turned(site, argument.number().or(half(site)?.number())?)?;
+            attention::cached(node, &Change::Columns(columns))
+        },
+        default: |site, _| half(site),
+        guess: Some(diagnose::kv_turns),
+        sentence: |site, _, argument| {
+            let dims = site.model.config.dims;
+            let group = dims.heads / dims.kv_heads.max(1);
+            let by = argument.number().unwrap_or_default();
+            let kv = dims.kv_heads;
+            format!(
+                "query head h reads KV head (h / {group} + {by}) % {kv}, the model says h / {group}: ranks hold each \
+                 other's key/value heads"
+            )
+        },
+        ..PLAIN
+    },
+    Fault {
+        name: "ranks.exchanged",
+        summary: "equal parts of the columns have changed places",
+        place: "ranks of a tensor-parallel engine that loaded each other's part of a weight, or were gathered in another order",
+        fix: "part r of the rows of the weight belongs to rank r",
+        home: Home::First(DIVIDED),
+        change: |site, node, argument| {
+            let kind = node.checkpoint.kind();
+            when(DIVIDED.contains(&kind))?;
+            let width = site.model.config.dims.width(kind, 0);
+            match argument {
+                Argument::Order(order) => output(node, Change::Columns(order.clone())),
+                _ => {
+                    when(width.is_multiple_of(2))?;
+                    output(node, Change::Columns(columns(&[1, 0], width)))
+                }
+            }
+        },
+        guess: Some(diagnose::part_order),
+        sentence: |_, _, argument| {
+            let order = match argument {
+                Argument::Order(order) => parts(order),
+                _ => None,
+            };
+            let order = order.unwrap_or(vec![1, 0]);
+            format!(
+                "the {} equal parts of the columns stand in the order {}: ranks, or heads, hold each other's part",
+                order.len(),
+                spelt(&order)
+            )
+        },
+        ..PLAIN
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_of_columns_is_told_by_the_fewest_parts() {
+        assert_eq!(parts(&columns(&[1, 0], 12)), Some(vec![1, 0]));
+        assert_eq!(parts(&columns(&[2, 0, 1], 12)), Some(vec![2, 0, 1]));
+        assert_eq!(parts(&columns(&[2, 3, 0, 1], 12)), Some(vec![1, 0]), "two halves");
+        assert_eq!(parts(&[1, 0, 3, 2, 5, 4]), None, "neighbours");
+        assert_eq!(parts(&columns(&[1, 0], 34).into_iter().rev().collect::<Vec<_>>()), None);
+    }
+}
