@@ -1,3 +1,3 @@
 //! The vocabulary of checkpoints; spelt in `crates/parity-dump`, which other engines link too.
 
-pub use parity_dump::checkpoint::{Checkpoint, Kind, UnknownCheckpoint};
+pub use parity_dump::checkpoint::{Checkpoint, Kind, UnknownCheckpoint, usual_order};

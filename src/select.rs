@@ -1,10 +1,10 @@
 //! Which checkpoints a command looks at: `--layer 0..3`, `--checkpoint 'blk.*.q_rope'`.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
 use globset::{Glob, GlobMatcher, GlobSet, GlobSetBuilder};
+use indexmap::IndexSet;
 
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::{Error, Result};
@@ -141,16 +141,16 @@ impl Selection {
         in_layers && named
     }
 
-    /// The checkpoints that are looked at, of all that a model or a recording has.
-    pub fn among(&self, all: impl Iterator<Item = Checkpoint>) -> BTreeSet<Checkpoint> {
-        let all: BTreeSet<Checkpoint> = all.collect();
+    /// The checkpoints that are looked at, of all that a model or a recording has, in the order that they are given in.
+    pub fn among(&self, all: impl Iterator<Item = Checkpoint>) -> IndexSet<Checkpoint> {
+        let all: IndexSet<Checkpoint> = all.collect();
         let last = all.iter().filter_map(|id| id.layer_index()).max();
         let n_layers = last.map_or(0, |last| last as usize + 1);
         all.into_iter().filter(|id| self.wants(*id, n_layers)).collect()
     }
 
     /// The same of a recorded graph, every node of which is looked at where nothing is chosen.
-    pub fn of_graph(&self, all: impl Iterator<Item = Checkpoint>) -> BTreeSet<Checkpoint> {
+    pub fn of_graph(&self, all: impl Iterator<Item = Checkpoint>) -> IndexSet<Checkpoint> {
         if self.is_all() { all.collect() } else { self.among(all) }
     }
 

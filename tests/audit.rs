@@ -282,7 +282,7 @@ fn a_nan_is_found_where_it_arises_and_passes_nowhere() {
     plant(&mut graph, &["data.nan@blk.1.ffn_up".parse().unwrap()], &model).unwrap();
     let audit = audit_all(&model, &run(&model, &graph, &TOKENS, PROMPT, false));
     assert_eq!(origins(&audit), ["blk.1.ffn_up"]);
-    let node = audit.nodes[&"blk.1.ffn_up".parse().unwrap()].as_ref().unwrap();
+    let node = audit.nodes[&"blk.1.ffn_up".parse::<Checkpoint>().unwrap()].as_ref().unwrap();
     assert!(node.local.over_bound.is_nan() && node.nonfinite > 0 && !node.nonfinite_inputs);
 }
 
@@ -313,7 +313,7 @@ fn the_parts_of_a_distance_explain_it() {
         assert!(apart <= sum + slack, "{checkpoint}: {apart} of {parts:?}");
         assert!(apart >= 2.0 * longest - sum - slack, "{checkpoint}: {apart} of {parts:?}");
     }
-    let quantised = &audits.parts[&"blk.0.q_proj".parse().unwrap()];
+    let quantised = &audits.parts[&"blk.0.q_proj".parse::<Checkpoint>().unwrap()];
     assert!(quantised.reference > 1e3 * quantised.candidate, "llama.cpp rounds its activations to Q8_K");
 }
 

@@ -1,8 +1,10 @@
 //! The engine: the same values however it is asked, traced or not, whole or in pieces, in f32 or f64.
 
 use std::collections::BTreeMap;
+
 use std::path::Path;
 
+use indexmap::IndexMap;
 use parity::checkpoint::{Checkpoint, Kind};
 use parity::engine::cpu::{AsValues, CpuEngine};
 use parity::engine::{Batch, Engine, Probe, Values};
@@ -16,7 +18,7 @@ const TOKENS: [u32; 9] = [312, 863, 2039, 1444, 1518, 285, 314, 511, 435];
 #[derive(Default)]
 struct Collect {
     optional: bool,
-    values: BTreeMap<Checkpoint, Vec<f64>>,
+    values: IndexMap<Checkpoint, Vec<f64>>,
 }
 
 impl Probe for Collect {
@@ -140,7 +142,7 @@ fn logits_that_nobody_asks_for_are_left_out_and_the_others_keep_their_bits() {
 }
 
 /// The bits of everything that some threads compute.
-fn bits_of(threads: usize, model: &Model) -> BTreeMap<Checkpoint, Vec<u64>> {
+fn bits_of(threads: usize, model: &Model) -> IndexMap<Checkpoint, Vec<u64>> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     let mut seen = Collect::default();
     pool.install(|| steps::<f32>(model, &[9], &mut seen));
@@ -163,11 +165,7 @@ fn every_checkpoint_of_the_model_is_shown() {
     let mut seen = Collect { optional: true, ..Collect::default() };
     steps::<f32>(&model, &[9], &mut seen);
     let expected: Vec<Checkpoint> = model.graph.checkpoints().collect();
-    assert_eq!(seen.values.keys().copied().collect::<Vec<_>>(), {
-        let mut sorted = expected;
-        sorted.sort();
-        sorted
-    });
+    assert_eq!(seen.values.keys().copied().collect::<Vec<_>>(), expected, "in the order of the graph");
 }
 
 #[test]

@@ -143,8 +143,8 @@ fn the_gpu_chooses_the_tokens() {
         engine.step(&Batch { tokens: &prompt, first: 0 }, &mut Asks::Nothing).unwrap();
         let mut by_gpu = Seen::default();
         assert_eq!(engine.greedy(prompt[0], steps, &mut by_gpu).unwrap(), expected, "{numerics}");
-        by_host.0.sort_by_key(|seen| (seen.1, seen.0));
-        by_gpu.0.sort_by_key(|seen| (seen.1, seen.0));
+        by_host.0.sort_by_key(|seen| (seen.1, seen.0.to_string()));
+        by_gpu.0.sort_by_key(|seen| (seen.1, seen.0.to_string()));
         assert!(by_host == by_gpu, "{numerics}: every value of every step");
         engine.reset();
         engine.step(&Batch { tokens: &prompt, first: 0 }, &mut Asks::Nothing).unwrap();

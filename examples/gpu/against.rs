@@ -1,6 +1,6 @@
 //! The engine against recordings of llama.cpp: verdicts, audits, distances from exact arithmetic, greedy text.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use parity::audit::AuditRows;
@@ -139,7 +139,7 @@ fn distances(
     }
     witnesses.push(("llama.cpp".to_owned(), recorded));
 
-    let mut checkpoints: BTreeMap<Checkpoint, BTreeMap<&str, f64>> = BTreeMap::new();
+    let mut checkpoints: HashMap<Checkpoint, BTreeMap<&str, f64>> = HashMap::new();
     for (witness, found) in &witnesses {
         for (checkpoint, exact) in &exact.values {
             let Some(found) = found.values.get(checkpoint).filter(|found| found.len() == exact.len()) else {

@@ -1,7 +1,6 @@
 //! What the measurements share: probes, an engine on the first GPU, the file that a measurement becomes.
 
-use std::collections::BTreeMap;
-
+use indexmap::IndexMap;
 use parity::checkpoint::{Checkpoint, Kind};
 use parity::dump::Kept;
 use parity::engine::cuda::{CudaEngine, supported};
@@ -19,7 +18,7 @@ pub const GPU_NUMERICS: [&str; 3] = ["f32", "f32 kv=f16", "f16"];
 /// Collects values over all steps.
 #[derive(Default)]
 pub struct Collect {
-    pub values: BTreeMap<Checkpoint, Vec<f64>>,
+    pub values: IndexMap<Checkpoint, Vec<f64>>,
     /// Whether the attention matrices too.
     pub optional: bool,
 }

@@ -1,6 +1,6 @@
 //! A recording without some of its checkpoints: what it would show if they had not been recorded.
 
-use std::collections::BTreeSet;
+use indexmap::IndexSet;
 
 use crate::checkpoint::Checkpoint;
 use crate::dump::Recording;
@@ -12,7 +12,7 @@ pub struct Masked<'a> {
     /// The whole.
     pub recording: &'a dyn Recording,
     /// What is left out.
-    pub hidden: &'a BTreeSet<Checkpoint>,
+    pub hidden: &'a IndexSet<Checkpoint>,
 }
 
 impl Masked<'_> {

@@ -22,8 +22,9 @@ mod side;
 mod signed_sum;
 pub mod simulate;
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
+use indexmap::IndexMap;
 use rayon::prelude::*;
 
 use crate::checkpoint::Checkpoint;
@@ -73,18 +74,18 @@ pub struct Audit {
     pub graph: Graph,
     /// Faulty nodes whose readers were computed from other values than were recorded, each with one of these readers:
     /// the recording is wrong there, and the engine may be right.
-    pub contradicted: BTreeMap<Checkpoint, Checkpoint>,
+    pub contradicted: IndexMap<Checkpoint, Checkpoint>,
     /// NaN and Inf, in all rows of what was recorded.
-    pub unfinite: BTreeMap<Checkpoint, UnfiniteRows>,
+    pub unfinite: HashMap<Checkpoint, UnfiniteRows>,
     /// What was found at each node that the recording has the output of.
-    pub nodes: BTreeMap<Checkpoint, Found>,
+    pub nodes: IndexMap<Checkpoint, Found>,
 }
 
 impl Audit {
     /// Nodes whose error is more than rounding, in execution order.
     pub fn origins(&self) -> impl Iterator<Item = Checkpoint> + '_ {
         let faulty = |node: &Found| node.as_ref().is_ok_and(|n| !n.is_healthy());
-        self.nodes.iter().filter(move |(_, node)| faulty(node)).map(|(checkpoint, _)| *checkpoint)
+        self.graph.checkpoints().filter(move |checkpoint| self.nodes.get(checkpoint).is_some_and(faulty))
     }
 
     /// Adds what was found at other rows: of each node the worse finding counts.
@@ -113,7 +114,7 @@ pub struct Audits {
     /// In the order of the recordings.
     pub sides: Vec<Audit>,
     /// Of each checkpoint whose nodes could be computed on both sides at the same rows.
-    pub parts: BTreeMap<Checkpoint, DifferenceParts>,
+    pub parts: IndexMap<Checkpoint, DifferenceParts>,
     /// See [`Options::isolated`].
     pub isolated: bool,
 }
@@ -173,7 +174,7 @@ pub fn audit(
     let mut parts = audit_nodes(&mut sides, gguf, graph, options)?;
     // Values of a narrow type may be those that the engine went on with, or have been rounded when they were recorded,
     // whatever is declared: the sharper reading counts unless the other explains most of what it leaves.
-    let mut sharp: Vec<Option<BTreeMap<Checkpoint, Found>>> = Vec::new();
+    let mut sharp: Vec<Option<IndexMap<Checkpoint, Found>>> = Vec::new();
     for side in &mut sides {
         let open = side.stored_unit > 0.0 && side.audit.origins().nth(1).is_some();
         sharp.push(open.then(|| side.audit.nodes.clone()));
@@ -182,7 +183,7 @@ pub fn audit(
     if sharp.iter().any(Option::is_some) {
         parts = audit_nodes(&mut sides, gguf, graph, options)?;
     }
-    let faulty = |nodes: &BTreeMap<Checkpoint, Found>| {
+    let faulty = |nodes: &IndexMap<Checkpoint, Found>| {
         nodes.values().filter(|node| node.as_ref().is_ok_and(|node| !node.is_healthy())).count()
     };
     for (side, sharp) in sides.iter_mut().zip(sharp) {
@@ -205,10 +206,10 @@ fn audit_nodes(
     gguf: &Gguf,
     graph: &Graph,
     options: &Options<'_>,
-) -> Result<BTreeMap<Checkpoint, DifferenceParts>> {
+) -> Result<IndexMap<Checkpoint, DifferenceParts>> {
     let wanted = graph.nodes.iter().map(|node| node.checkpoint).filter(|c| (options.wants)(*c));
     let wanted: Vec<Checkpoint> = wanted.collect();
-    let mut parts = BTreeMap::new();
+    let mut parts = IndexMap::new();
     for some in wanted.chunks(NODES_AT_ONCE) {
         let found: Vec<NodeFindings> =
             some.par_iter().map(|checkpoint| audit_node(sides, gguf, *checkpoint)).collect::<Result<_>>()?;

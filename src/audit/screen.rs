@@ -7,9 +7,10 @@
 //! recording is short, as such a sum in f32 where it is long ([`super::screen_attention`]). A suspicion is no finding:
 //! the row is audited.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
+use indexmap::IndexMap;
 use rayon::prelude::*;
 
 use super::bounds::{self, Units};
@@ -54,7 +55,7 @@ impl Screened {
 }
 
 /// What the screening of each node saw, in execution order.
-pub type ByNode = BTreeMap<Checkpoint, Screened>;
+pub type ByNode = IndexMap<Checkpoint, Screened>;
 
 /// Screens all rows of a recording that are not in `audited`, at the wanted checkpoints.
 ///

@@ -1,8 +1,9 @@
 //! One recording on its way through an audit: its arithmetic, its nodes, and which rows of them are looked at.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
+use indexmap::{IndexMap, IndexSet};
 use rayon::prelude::*;
 
 use super::case::{self, Case, Context, Missing};
@@ -25,7 +26,7 @@ pub struct Side<'a> {
     /// Unit of the type that values may have been rounded to only when they were recorded.
     pub stored_unit: f64,
     /// Where only some nodes are looked at: their rows.
-    only: Option<BTreeMap<Checkpoint, Vec<u32>>>,
+    only: Option<IndexMap<Checkpoint, Vec<u32>>>,
     pub audit: Audit,
 }
 
@@ -39,9 +40,9 @@ impl<'a> Side<'a> {
             positions: options.positions.to_vec(),
             screened: 0,
             graph: graph_of(graph, recording, options.wants),
-            contradicted: BTreeMap::new(),
+            contradicted: IndexMap::new(),
             unfinite: unfinite(recording),
-            nodes: BTreeMap::new(),
+            nodes: IndexMap::new(),
         };
         Side { recording, fed: None, stored_unit: declared.recorded_unit, only: None, audit }
     }
@@ -51,7 +52,7 @@ impl<'a> Side<'a> {
     fn narrowed<'b>(
         &'b self,
         recording: &'b dyn Recording,
-        only: BTreeMap<Checkpoint, Vec<u32>>,
+        only: IndexMap<Checkpoint, Vec<u32>>,
         (graph, options): (&Graph, &Options<'_>),
     ) -> Side<'b> {
         let audit = Audit {
@@ -61,9 +62,9 @@ impl<'a> Side<'a> {
             positions: Vec::new(),
             screened: 0,
             graph: graph_of(graph, recording, options.wants),
-            contradicted: BTreeMap::new(),
-            unfinite: BTreeMap::new(),
-            nodes: BTreeMap::new(),
+            contradicted: IndexMap::new(),
+            unfinite: HashMap::new(),
+            nodes: IndexMap::new(),
         };
         Side { recording, fed: self.fed, stored_unit: self.stored_unit, only: Some(only), audit }
     }
@@ -78,7 +79,7 @@ impl<'a> Side<'a> {
             suspects.iter().copied().step_by(apart).collect::<Vec<u32>>()
         };
         let suspects = screened.into_iter().filter(|(_, node)| !node.suspects.is_empty());
-        let suspects: BTreeMap<Checkpoint, Vec<u32>> =
+        let suspects: IndexMap<Checkpoint, Vec<u32>> =
             suspects.map(|(checkpoint, node)| (checkpoint, few(&node.suspects))).collect();
         if suspects.is_empty() {
             return Ok(());
@@ -93,11 +94,11 @@ impl<'a> Side<'a> {
     /// Judges once more each faulty node that reads faulty ones, from what these should have been: an engine that
     /// goes on with other values than it recorded is not wrong twice.
     pub fn look_past_faults(&mut self, gguf: &Gguf, graph: &Graph, options: &Options<'_>) -> Result<()> {
-        let faulty: BTreeSet<Checkpoint> = self.audit.origins().collect();
+        let faulty: IndexSet<Checkpoint> = self.audit.origins().collect();
         let mut healthy: Vec<(Checkpoint, NodeAudit)> = Vec::new();
         for &checkpoint in &faulty {
             let Some(node) = self.audit.graph.node(checkpoint) else { continue };
-            let hidden: BTreeSet<Checkpoint> =
+            let hidden: IndexSet<Checkpoint> =
                 node.inputs.iter().copied().filter(|input| faulty.contains(input)).collect();
             let Some(Ok(found)) = self.audit.nodes.get(&checkpoint).filter(|_| !hidden.is_empty()) else {
                 continue;
@@ -107,7 +108,7 @@ impl<'a> Side<'a> {
             rows.sort_unstable();
             rows.dedup();
             let masked = masked::Masked { recording: self.recording, hidden: &hidden };
-            let only = BTreeMap::from([(checkpoint, rows)]);
+            let only = IndexMap::from([(checkpoint, rows)]);
             let again = [self.narrowed(&masked, only, (graph, options))];
             let node = audit_node(&again, gguf, checkpoint)?;
             if let Some(Some(Ok(found))) = node.sides.into_iter().next()
@@ -158,7 +159,7 @@ impl<'a> Side<'a> {
 }
 
 /// NaN and Inf of all checkpoints that have some.
-fn unfinite(recording: &dyn Recording) -> BTreeMap<Checkpoint, UnfiniteRows> {
+fn unfinite(recording: &dyn Recording) -> HashMap<Checkpoint, UnfiniteRows> {
     let found = recording.checkpoints().into_par_iter().map(|c| (c, recording.unfinite(c)));
     found.filter(|(_, rows)| !rows.positions.is_empty()).collect()
 }
@@ -166,7 +167,7 @@ fn unfinite(recording: &dyn Recording) -> BTreeMap<Checkpoint, UnfiniteRows> {
 /// The healthy nodes of a recording. Attention is one node unless both its scores and its probabilities were recorded
 /// and are looked at themselves: what a verdict rests on is judged. Where only one of them is, it is a node besides.
 pub fn graph_of(graph: &Graph, recording: &dyn Recording, wants: &dyn Fn(Checkpoint) -> bool) -> Graph {
-    let recorded: BTreeSet<Checkpoint> =
+    let recorded: IndexSet<Checkpoint> =
         recording.checkpoints().into_iter().filter(|c| c.kind().is_optional() && wants(*c)).collect();
     let inside = |layer: Option<u32>| {
         let of_layer = |kind| recorded.iter().any(|c| c.kind() == kind && c.layer_index() == layer);
@@ -181,6 +182,7 @@ pub fn graph_of(graph: &Graph, recording: &dyn Recording, wants: &dyn Fn(Checkpo
             nodes.push(node.clone());
         }
     }
-    nodes.sort_by_key(|node| node.checkpoint);
+    let places = graph.places();
+    nodes.sort_by_key(|node| places.get(&node.checkpoint).copied());
     Graph { nodes, dims: graph.dims }
 }

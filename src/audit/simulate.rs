@@ -5,7 +5,7 @@
 //! Carlo arithmetic", 1997; J. Vignes, "A stochastic arithmetic for reliable scientific computation", 1993). How far
 //! the disturbed passes are from the exact one is what rounding carries up to there. The disturbances are seeded.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{HashMap, HashSet};
 
 use super::bounds::{self, ANGLE_ROUNDINGS, CONFIDENCE, UNIT_F32, Units, storage_unit};
 use super::judge::{PLAIN, half_steps_unfollowed};
@@ -79,14 +79,14 @@ pub fn simulate(
     candidate: &dyn Recording,
     sides: &[Numerics],
     positions: &[u32],
-    checkpoints: &BTreeSet<Checkpoint>,
-) -> Result<BTreeMap<Checkpoint, Carried>> {
+    checkpoints: &HashSet<Checkpoint>,
+) -> Result<HashMap<Checkpoint, Carried>> {
     let of = |c: &Checkpoint| (*c, rows::of_checkpoint(positions, &candidate.positions(*c)));
     let standard = checkpoints.iter().filter(|c| !c.kind().is_optional());
     let wanted: Wanted = standard.map(of).filter(|(_, rows)| !rows.is_empty()).collect();
-    let Some((&last, _)) = wanted.last_key_value() else { return Ok(BTreeMap::new()) };
+    let Some(last) = model.graph.last_of(|id| wanted.contains_key(&id)) else { return Ok(HashMap::new()) };
     let end = wanted.values().flatten().max().map_or(0, |&position| position as usize + 1);
-    let Some(tokens) = candidate.tokens().get(..end) else { return Ok(BTreeMap::new()) };
+    let Some(tokens) = candidate.tokens().get(..end) else { return Ok(HashMap::new()) };
     let graph = model.graph.until(last).fused(|_| false);
     let exact = pass::<f64>(model, &graph, tokens, &wanted, None)?;
     let mut disturbed: Vec<(Numerics, Passed)> = Vec::new();
@@ -114,7 +114,7 @@ pub fn rows(
     positions: &[u32],
     numerics: Option<Numerics>,
 ) -> Result<Vec<Vec<f64>>> {
-    let wanted: Wanted = BTreeMap::from([(checkpoint, positions.to_vec())]);
+    let wanted: Wanted = HashMap::from([(checkpoint, positions.to_vec())]);
     let graph = model.graph.until(checkpoint).fused(|_| false);
     let disturb = numerics.map(|numerics| Disturb { model, graph: &graph, numerics, seed: 1 });
     let mut found = match disturb {
@@ -124,8 +124,8 @@ pub fn rows(
     Ok(positions.iter().map(|position| found.remove(&(checkpoint, *position)).unwrap_or_default()).collect())
 }
 
-type Wanted = BTreeMap<Checkpoint, Vec<u32>>;
-type Passed = BTreeMap<(Checkpoint, u32), Vec<f64>>;
+type Wanted = HashMap<Checkpoint, Vec<u32>>;
+type Passed = HashMap<(Checkpoint, u32), Vec<f64>>;
 
 /// What the passes say of one checkpoint.
 fn carried(

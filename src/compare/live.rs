@@ -1,7 +1,8 @@
 //! Compares while the engine runs, so that a long prompt's activations need not be kept.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 
+use indexmap::IndexSet;
 use rayon::prelude::*;
 
 use super::{
@@ -22,9 +23,9 @@ const ROWS_MIN_ON_DEVICE: usize = 64;
 /// What a live comparison looks at.
 pub struct LiveOptions<'a> {
     /// Checkpoints to compare.
-    pub compared: BTreeSet<Checkpoint>,
+    pub compared: IndexSet<Checkpoint>,
     /// Checkpoints whose sampled rows an audit will read: the compared ones and their inputs.
-    pub audited: BTreeSet<Checkpoint>,
+    pub audited: IndexSet<Checkpoint>,
     /// Positions of the sampled rows.
     pub sample: BTreeSet<u32>,
     /// The user's tolerances.
@@ -48,12 +49,12 @@ pub struct Live<'a> {
     options: LiveOptions<'a>,
     reference: Option<&'a dyn Recording>,
     kept: Kept,
-    sums: BTreeMap<Checkpoint, Accumulator>,
+    sums: HashMap<Checkpoint, Accumulator>,
     /// Checkpoints of which the reference has only printed values; `None` where the rows do not fit.
-    partial: BTreeMap<Checkpoint, Option<Partial<'a>>>,
-    row_shapes: BTreeMap<Checkpoint, Vec<usize>>,
+    partial: HashMap<Checkpoint, Option<Partial<'a>>>,
+    row_shapes: HashMap<Checkpoint, Vec<usize>>,
     tokens: TokenSums,
-    sketches: BTreeMap<Checkpoint, Sketch>,
+    sketches: HashMap<Checkpoint, Sketch>,
     n_recorded: usize,
 }
 
@@ -76,11 +77,11 @@ impl<'a> Live<'a> {
             options,
             reference,
             kept,
-            sums: BTreeMap::new(),
-            partial: BTreeMap::new(),
-            row_shapes: BTreeMap::new(),
+            sums: HashMap::new(),
+            partial: HashMap::new(),
+            row_shapes: HashMap::new(),
             tokens: TokenSums::default(),
-            sketches: BTreeMap::new(),
+            sketches: HashMap::new(),
             n_recorded: 0,
         }
     }
@@ -106,7 +107,9 @@ impl<'a> Live<'a> {
 
     /// The numbers, the kept rows, and the dump finished.
     pub fn finish(self) -> Result<LiveResult> {
-        let Live { options, reference, kept, mut sums, mut partial, row_shapes, tokens, sketches, .. } = self;
+        let Live {
+            options, reference, kept, mut sums, mut partial, row_shapes, tokens, mut sketches, ..
+        } = self;
         if let Some(writer) = options.writer {
             writer.finish()?;
         }
@@ -139,7 +142,8 @@ impl<'a> Live<'a> {
             finish(checkpoint, status, ours, sums, &tolerance, u64::from(common))
         };
         let comparisons = options.compared.iter().copied().map(compare).collect();
-        let details = sketches.into_values().map(Sketch::finish).collect();
+        let details =
+            options.compared.iter().filter_map(|id| sketches.remove(id)).map(Sketch::finish).collect();
         Ok(LiveResult { comparisons, tokens: tokens.report(), details, kept })
     }
 

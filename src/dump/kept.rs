@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use indexmap::IndexMap;
+
 use super::{Recording, Unfinite, UnfiniteRows};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::tensor::Matrix;
@@ -14,9 +16,9 @@ use parity_dump::manifest::{Manifest, ModelInfo, Producer, SCHEMA, Step};
 /// The rows of a run that an audit reads.
 pub struct Kept {
     manifest: Manifest,
-    rows: BTreeMap<Checkpoint, KeptRows>,
+    rows: IndexMap<Checkpoint, KeptRows>,
     /// NaN and Inf of rows that need not be kept.
-    unfinite: BTreeMap<Checkpoint, UnfiniteRows>,
+    unfinite: IndexMap<Checkpoint, UnfiniteRows>,
 }
 
 #[derive(Default)]
@@ -35,13 +37,13 @@ impl Kept {
             tokens: Vec::new(),
             prompt: None,
             steps: Vec::new(),
-            rows: BTreeMap::new(),
+            rows: Default::default(),
             graphs: Vec::new(),
             unmapped: Vec::new(),
             provenance: BTreeMap::new(),
             complete: true,
         };
-        Kept { manifest, rows: BTreeMap::new(), unfinite: BTreeMap::new() }
+        Kept { manifest, rows: IndexMap::new(), unfinite: IndexMap::new() }
     }
 
     /// What the recording says of itself, to add a prompt or provenance to.

@@ -92,7 +92,7 @@ pub trait Recording: Sync {
     /// Who, with which model, on which tokens, in which steps.
     fn manifest(&self) -> &Manifest;
 
-    /// Checkpoints that have rows, in execution order.
+    /// Checkpoints that have rows, each once; in which order they are computed, a graph says.
     fn checkpoints(&self) -> Vec<Checkpoint>;
 
     /// Positions of which a checkpoint has rows, ascending; empty where it was not recorded.

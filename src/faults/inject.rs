@@ -117,7 +117,8 @@ fn plant_one(graph: &mut Graph, spec: &Spec, model: &Model) -> Result<Planted> {
     let mut nodes: Vec<Checkpoint> = planted.into_iter().map(|(checkpoint, ..)| checkpoint).collect();
     // Whoever records the attention matrices sees the fault there; everyone else sees it in the context.
     nodes.retain(|checkpoint| !checkpoint.kind().is_optional());
-    nodes.sort_unstable();
+    let places = model.graph.places();
+    nodes.sort_by_key(|checkpoint| places.get(checkpoint).copied());
     Ok(Planted { fault: fault.name, argument, nodes, sentence })
 }
 

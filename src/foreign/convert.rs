@@ -1,8 +1,8 @@
 //! A foreign dump through a map into a dump of our own, which is what everything else reads.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 
-use parity_dump::{Checkpoint, Dump, DumpError, Kind, POSITIONS_MAX, Writer};
+use parity_dump::{Checkpoint, Dump, DumpError, Kind, POSITIONS_MAX, Writer, usual_order};
 
 use super::array::Array;
 use super::map::apply::{HeadsLayout, arranged, has_heads, heads_layout};
@@ -114,7 +114,7 @@ pub fn convert(ranks: &[Foreign], map: &Map, widths: &Widths, tokens: Option<&[u
 fn pieces<'a>(pass: &'a Pass, map: &Map, widths: &Widths) -> Result<Mapped<'a>> {
     let mut out =
         Mapped { tokens: pass.tokens.clone(), positions: pass.positions.clone(), ..Mapped::default() };
-    let mut known: BTreeMap<Checkpoint, (usize, String)> = BTreeMap::new();
+    let mut known: HashMap<Checkpoint, (usize, String)> = HashMap::new();
     for array in &pass.arrays {
         let Some((line, numbers)) = map.find(&array.name, widths) else {
             match own_id(&array.name).filter(|own| map.lines.is_empty() || own.is_certain()) {
@@ -192,7 +192,7 @@ fn plain(id: Checkpoint) -> Result<Target> {
 /// Whether a tensor may be a checkpoint: the first of two that are the same by a built-in map is; two of one map of
 /// the user's are a mistake.
 fn claim(
-    known: &mut BTreeMap<Checkpoint, (usize, String)>,
+    known: &mut HashMap<Checkpoint, (usize, String)>,
     out: &mut Mapped<'_>,
     id: Checkpoint,
     line: usize,
@@ -307,8 +307,9 @@ fn write_pass(
 ) -> Result<Vec<String>> {
     let mut unsummed = Vec::new();
     let count = rows.positions.len();
+    let ids = usual_order(mapped[0].pieces.iter().map(|piece| piece.id));
     let mut ordered: Vec<&Piece<'_>> = mapped[0].pieces.iter().collect();
-    ordered.sort_by_key(|piece| piece.id);
+    ordered.sort_by_cached_key(|piece| ids.iter().position(|id| *id == piece.id));
     let of_first = |id| ordered.iter().any(|piece| piece.id == id);
     if let Some(odd) = mapped.iter().flat_map(|rank| &rank.pieces).find(|piece| !of_first(piece.id)) {
         return Err(Error::new(odd.id, "is not on all ranks").hint("dump the same tensors on each"));

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
+use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::Checkpoint;
@@ -24,7 +25,7 @@ pub struct Measures {
     /// Mean KL of the tokens, nats.
     pub kl: Option<f64>,
     /// The candidate's local error, and its distance from the reference, both relative L2.
-    pub checkpoints: BTreeMap<Checkpoint, [Option<f64>; 2]>,
+    pub checkpoints: IndexMap<Checkpoint, [Option<f64>; 2]>,
 }
 
 /// The file: one entry per case.
@@ -46,7 +47,7 @@ pub struct Accepted {
     /// Least and largest mean KL.
     pub kl: Option<[f64; 2]>,
     /// Least and largest local error, least and largest distance; null where not measured.
-    pub checkpoints: BTreeMap<Checkpoint, [Option<[f64; 2]>; 2]>,
+    pub checkpoints: IndexMap<Checkpoint, [Option<[f64; 2]>; 2]>,
 }
 
 /// A number that left its baseline.

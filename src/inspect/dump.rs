@@ -1,8 +1,9 @@
 //! What a dump holds.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
+use indexmap::IndexMap;
 use parity_dump::manifest::{ModelInfo, Producer};
 use parity_dump::{Dump, Recorded};
 use serde::Serialize;
@@ -36,7 +37,7 @@ pub struct DumpInspection {
     pub findings: Vec<Finding>,
     /// The graphs that it brings.
     pub graphs: Vec<GraphReport>,
-    /// In execution order.
+    /// In the order in which ids are listed: see [`crate::checkpoint::usual_order`].
     pub checkpoints: Vec<CheckpointReport>,
     /// Tensors whose names are no checkpoint ids.
     pub foreign: Vec<String>,
@@ -226,7 +227,7 @@ fn findings(dump: &Dump, checkpoints: &[CheckpointReport]) -> Vec<Finding> {
 
 /// Kinds that some layers have and others lack.
 fn uneven(checkpoints: &[CheckpointReport]) -> Vec<Finding> {
-    let mut kinds: BTreeMap<Kind, BTreeSet<u32>> = BTreeMap::new();
+    let mut kinds: IndexMap<Kind, BTreeSet<u32>> = IndexMap::new();
     for id in checkpoints.iter().map(|report| report.id) {
         if let Some(layer) = id.layer_index() {
             kinds.entry(id.kind()).or_default().insert(layer);

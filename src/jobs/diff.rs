@@ -1,11 +1,13 @@
 //! Two dumps, compared; with their model both are audited.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
+
+use indexmap::IndexSet;
 
 use super::graphs::{self, ByGraph, JudgedBy, Sides};
 use super::{head_rows, notes_of, path_of, tokens_of};
 use crate::audit::{self, AuditRows};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, usual_order};
 use crate::compare::{self, Comparison, Tolerances};
 use crate::dump::Recording;
 use crate::error::{Error, Result};
@@ -115,9 +117,10 @@ fn wanted(
     model: Option<&Model>,
     selection: &Selection,
 ) -> Vec<Checkpoint> {
-    let mut all: BTreeSet<Checkpoint> = candidate.checkpoints().chain(reference.checkpoints()).collect();
-    all.extend(candidate.seen_checkpoints().chain(reference.seen_checkpoints()));
-    all.extend(model.iter().flat_map(|model| model.graph.checkpoints()));
+    // In the order of the model's graph; without one, in the usual order.
+    let mut all: IndexSet<Checkpoint> = model.iter().flat_map(|model| model.graph.checkpoints()).collect();
+    let recorded = candidate.checkpoints().chain(reference.checkpoints());
+    all.extend(usual_order(recorded.chain(candidate.seen_checkpoints()).chain(reference.seen_checkpoints())));
     selection.among(all.into_iter()).into_iter().collect()
 }
 
@@ -135,7 +138,7 @@ fn judge(
     positions.retain(|position| *position < common);
     positions.extend(verdict::outliers(comparisons, &positions).into_values());
     let positions: Vec<u32> = positions.into_iter().collect();
-    let wanted: BTreeSet<Checkpoint> = comparisons.iter().map(|comparison| comparison.checkpoint).collect();
+    let wanted: HashSet<Checkpoint> = comparisons.iter().map(|comparison| comparison.checkpoint).collect();
     let wants = |checkpoint: Checkpoint| wanted.contains(&checkpoint);
     let how = audit::Options { positions: &positions, wants: &wants, isolated: false };
     let sides: &[&dyn Recording] = if is_partial(reference) { &[candidate] } else { &[candidate, reference] };

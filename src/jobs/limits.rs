@@ -1,6 +1,6 @@
 //! What a run may ask of a model and of this machine: told before it begins.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use super::plan::RunPlan;
@@ -102,7 +102,7 @@ fn estimate(
         Kind::Logits | Kind::AttnScores | Kind::AttnProbs => 0,
         kind => dims.width(kind, 0) as u64,
     };
-    let looked_at: BTreeSet<Checkpoint> = plan.compared.union(&plan.audited).copied().collect();
+    let looked_at: HashSet<Checkpoint> = plan.compared.union(&plan.audited).copied().collect();
     let inside = looked_at.iter().any(|checkpoint| checkpoint.kind().is_optional());
     let cache = 2 * dims.layers as u64 * dims.width(Kind::V, 0) as u64 * positions;
     let heads = dims.heads as u64;
@@ -139,7 +139,7 @@ fn live_widths(plan: &RunPlan, width: impl Fn(&Checkpoint) -> u64) -> u64 {
     let graph = plan
         .graph
         .fused(|checkpoint| plan.compared.contains(&checkpoint) || plan.audited.contains(&checkpoint));
-    let mut last: BTreeMap<Checkpoint, usize> = BTreeMap::new();
+    let mut last: HashMap<Checkpoint, usize> = HashMap::new();
     for (index, node) in graph.nodes.iter().enumerate() {
         last.extend(node.inputs.iter().map(|input| (*input, index)));
     }
@@ -151,7 +151,7 @@ fn live_widths(plan: &RunPlan, width: impl Fn(&Checkpoint) -> u64) -> u64 {
         live += own;
         most = most.max(live + within);
         let over = |checkpoint: &Checkpoint| last.get(checkpoint).is_none_or(|last| *last <= index);
-        let ended: BTreeSet<&Checkpoint> =
+        let ended: HashSet<&Checkpoint> =
             node.inputs.iter().chain([&node.checkpoint]).filter(|checkpoint| over(checkpoint)).collect();
         live -= ended.into_iter().map(&width).sum::<u64>().min(live);
     }

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use indexmap::IndexSet;
+
 use super::limits::{self, Room};
 use super::run::{RunOptions, healthy_inputs};
 use crate::checkpoint::Checkpoint;
@@ -18,8 +20,8 @@ pub struct RunPlan {
     /// Tokens that are known beforehand; later ones are sampled greedily.
     pub tokens: Vec<u32>,
     pub steps: Vec<Range<usize>>,
-    pub compared: BTreeSet<Checkpoint>,
-    pub audited: BTreeSet<Checkpoint>,
+    pub compared: IndexSet<Checkpoint>,
+    pub audited: IndexSet<Checkpoint>,
     pub sample: BTreeSet<u32>,
     pub notes: Vec<String>,
 }
@@ -33,15 +35,16 @@ impl RunPlan {
     ) -> Result<RunPlan> {
         let n_layers = model.config.dims.layers;
         let wanted = |checkpoint: &Checkpoint| options.selection.wants(*checkpoint, n_layers);
-        let compared: BTreeSet<Checkpoint> = graph.checkpoints().filter(wanted).collect();
-        let last =
-            *compared.last().ok_or_else(|| options.selection.refused(graph.checkpoints(), n_layers))?;
+        let compared: IndexSet<Checkpoint> = graph.checkpoints().filter(wanted).collect();
+        let last = graph
+            .last_of(|id| compared.contains(&id))
+            .ok_or_else(|| options.selection.refused(graph.checkpoints(), n_layers))?;
         let audited =
             if options.audit.is_some() { healthy_inputs(model, &compared) } else { compared.clone() };
         let (tokens, steps, notes) = steps(&model.gguf, Room::of(model), options, reference)?;
         // Greedy decoding needs the logits even where they are not looked at.
         let sampled = steps.last().is_some_and(|step| step.end > tokens.len());
-        let end = if sampled { *graph.nodes.last().map_or(&last, |node| &node.checkpoint) } else { last };
+        let end = if sampled { graph.last_of(|_| true).unwrap_or(last) } else { last };
         let sample = options.audit.map_or(BTreeSet::new(), |rows| rows.sample(&steps));
         Ok(RunPlan { graph: graph.until(end), tokens, steps, compared, audited, sample, notes })
     }

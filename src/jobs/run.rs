@@ -1,7 +1,8 @@
 //! The main job: run the instrumented engine on a prompt, compare it with a recording, judge.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+
+use indexmap::{IndexMap, IndexSet};
 
 use crate::audit::{self, AuditRows, Audits};
 use crate::checkpoint::Checkpoint;
@@ -156,11 +157,11 @@ fn audit_outliers(
     options: &RunOptions,
     plan: &RunPlan,
     reference: Option<&Dump>,
-    outliers: BTreeMap<Checkpoint, u32>,
+    outliers: IndexMap<Checkpoint, u32>,
     progress: Progress<'_>,
 ) -> Result<Option<Audits>> {
-    let Some((&last, _)) = outliers.last_key_value() else { return Ok(None) };
-    let compared: BTreeSet<Checkpoint> = outliers.keys().copied().collect();
+    let Some(last) = plan.graph.last_of(|id| outliers.contains_key(&id)) else { return Ok(None) };
+    let compared: IndexSet<Checkpoint> = outliers.keys().copied().collect();
     let narrowed = RunPlan {
         graph: plan.graph.until(last),
         audited: healthy_inputs(model, &compared),
@@ -180,7 +181,7 @@ fn audit_outliers(
 }
 
 /// What the healthy nodes of some checkpoints read, and these checkpoints.
-pub fn healthy_inputs(model: &Model, compared: &BTreeSet<Checkpoint>) -> BTreeSet<Checkpoint> {
+pub fn healthy_inputs(model: &Model, compared: &IndexSet<Checkpoint>) -> IndexSet<Checkpoint> {
     let healthy = model.graph.fused(|checkpoint| compared.contains(&checkpoint));
     let mut audited = compared.clone();
     for node in healthy.nodes.iter().filter(|node| compared.contains(&node.checkpoint)) {

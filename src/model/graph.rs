@@ -11,6 +11,8 @@ pub use op::{
     Rope, RopePosition, ScoreLimit, WeightRef,
 };
 
+use std::collections::HashMap;
+
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::model::edit::Edit;
 
@@ -119,10 +121,21 @@ impl Graph {
         Graph { nodes, dims: self.dims }
     }
 
-    /// The list up to and including `last`, in execution order.
+    /// The last of the nodes that are wanted.
+    pub fn last_of(&self, wanted: impl Fn(Checkpoint) -> bool) -> Option<Checkpoint> {
+        self.nodes.iter().rfind(|node| wanted(node.checkpoint)).map(|node| node.checkpoint)
+    }
+
+    /// Where each checkpoint stands in the list: what stands before it is computed before it.
+    pub fn places(&self) -> HashMap<Checkpoint, usize> {
+        self.checkpoints().enumerate().map(|(place, checkpoint)| (checkpoint, place)).collect()
+    }
+
+    /// The list up to and including `last`; all of it where it has no such node.
     #[must_use]
     pub fn until(&self, last: Checkpoint) -> Graph {
-        let nodes = self.nodes.iter().filter(|node| node.checkpoint <= last).cloned().collect();
+        let end = self.nodes.iter().position(|node| node.checkpoint == last);
+        let nodes = self.nodes[..end.map_or(self.nodes.len(), |end| end + 1)].to_vec();
         Graph { nodes, dims: self.dims }
     }
 }

@@ -21,9 +21,10 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 
-/// Kinds in which engines compute the first part of a layer: queries, then keys, then values. The others follow in
-/// the order of the vocabulary.
-const FIRST: [Kind; 11] = [
+/// The order in which engines compute a layer: queries, then keys, then values, each with what follows it, so that the
+/// GPU computes them in one launch. A step begins with the embedding and ends with the head.
+const ORDER: [Kind; 25] = [
+    Kind::Embed,
     Kind::AttnNorm,
     Kind::QProj,
     Kind::Q,
@@ -35,6 +36,19 @@ const FIRST: [Kind; 11] = [
     Kind::KRope,
     Kind::VProj,
     Kind::V,
+    Kind::AttnScores,
+    Kind::AttnProbs,
+    Kind::AttnCtx,
+    Kind::AttnOut,
+    Kind::AttnResidual,
+    Kind::FfnNorm,
+    Kind::FfnGate,
+    Kind::FfnUp,
+    Kind::FfnAct,
+    Kind::FfnOut,
+    Kind::LayerOut,
+    Kind::FinalNorm,
+    Kind::Logits,
 ];
 
 /// The nodes of one model; every weight is checked to be there with its shape, and none is left over.
@@ -48,7 +62,7 @@ pub fn graph(gguf: &Gguf) -> Result<(Config, Graph)> {
     let known = known::find(&built);
     let mut lowering = Lowering { gguf, names: names(&built, &known), built: &built, taken: BTreeSet::new() };
     let mut nodes = Vec::with_capacity(known.found.len());
-    for (&checkpoint, found) in &known.found {
+    for (checkpoint, found) in known.each() {
         nodes.push(lowering.node(checkpoint, found.tensor)?);
     }
     let left = built.computed().find(|&id| built.is_arithmetic(id) && !lowering.taken.contains(&id));
@@ -56,13 +70,12 @@ pub fn graph(gguf: &Gguf) -> Result<(Config, Graph)> {
         return Err(lowering.refused(left));
     }
     let order = |node: &Node| {
-        let kind = node.checkpoint.kind();
-        let first = FIRST.iter().position(|first| *first == kind).unwrap_or(FIRST.len());
-        let layer = match kind {
+        let place = ORDER.iter().position(|kind| *kind == node.checkpoint.kind());
+        let layer = match node.checkpoint.kind() {
             Kind::Embed => None,
             _ => Some(node.checkpoint.layer_index().unwrap_or(u32::MAX)),
         };
-        (layer, first, kind)
+        (layer, place)
     };
     nodes.sort_by_key(order);
     let dims = config.dims;
@@ -71,7 +84,7 @@ pub fn graph(gguf: &Gguf) -> Result<(Config, Graph)> {
 
 /// By node of the graph, the last checkpoint that it is: queries of a model without biases are their product.
 fn names(built: &built::Graph, known: &Known) -> BTreeMap<Id, Checkpoint> {
-    known.found.iter().map(|(checkpoint, found)| (built.origin(found.tensor), *checkpoint)).collect()
+    known.each().map(|(checkpoint, found)| (built.origin(found.tensor), checkpoint)).collect()
 }
 
 struct Lowering<'a> {

@@ -1,6 +1,5 @@
 //! What the parent process adds to a dump when the program has ended: the model, the prompt, how it ended.
 
-use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -70,7 +69,7 @@ pub fn complete(finished: Finished<'_>) -> Result<Summary> {
     let Finished { dir, incomplete, program, .. } = finished;
     let dump = Dump::open(dir)?;
     let mut manifest = dump.manifest().clone();
-    let checkpoints: BTreeSet<_> = dump.checkpoints().collect();
+    let checkpoints: Vec<_> = dump.checkpoints().collect();
     if manifest.steps.is_empty() {
         let why = incomplete.or_else(|| program.map(ending)).unwrap_or_else(|| "an early end".to_owned());
         return Err(Error::file(dir, "no forward pass was recorded to its end").found(why));

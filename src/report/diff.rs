@@ -1,7 +1,8 @@
 //! Did parity get better or worse between two reports? `parity diff-reports OLD NEW`.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+
+use indexmap::{IndexMap, IndexSet};
 
 use globset::GlobSet;
 use serde::Serialize;
@@ -70,11 +71,11 @@ pub enum Direction {
 
 /// Holds two reports against each other; checkpoints that match `allowed` may get worse.
 pub fn diff(old: &Report, new: &Report, allowed: &GlobSet) -> ReportDiff {
-    let by_id = |report: &'_ Report| -> BTreeMap<Checkpoint, Entry> {
+    let by_id = |report: &'_ Report| -> IndexMap<Checkpoint, Entry> {
         report.checkpoints.iter().map(|entry| (entry.id, entry.clone())).collect()
     };
     let (before, after) = (by_id(old), by_id(new));
-    let ids: BTreeSet<Checkpoint> = before.keys().chain(after.keys()).copied().collect();
+    let ids: IndexSet<Checkpoint> = before.keys().chain(after.keys()).copied().collect();
     let mut changes: Vec<Change> = Vec::new();
     for id in ids {
         changes.extend(match (before.get(&id), after.get(&id)) {

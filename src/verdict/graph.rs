@@ -1,6 +1,8 @@
 //! The answers for all checkpoints: what a node inherits, what it was not looked at behind, and what rounding carries.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use indexmap::IndexMap;
 
 use super::checkpoint::{Evidence, Source, judge as judge_one};
 use super::{Judged, Judgement, Why, named};
@@ -38,7 +40,7 @@ pub fn judge(
     };
     let first = known.judge(None);
     // Only where something is open that a simulation may settle is there one.
-    let open: BTreeSet<Checkpoint> = first.open.into_iter().filter(|_| !audits.isolated).collect();
+    let open: HashSet<Checkpoint> = first.open.into_iter().filter(|_| !audits.isolated).collect();
     let mut judged = match open.is_empty() {
         true => first.judged,
         false => known.judge(Some(&known.simulated(&open)?)).judged,
@@ -78,7 +80,7 @@ pub fn by_numbers(comparison: &Comparison) -> Judged {
 
 /// What is known of all nodes.
 struct Known<'a> {
-    comparisons: BTreeMap<Checkpoint, &'a Comparison>,
+    comparisons: IndexMap<Checkpoint, &'a Comparison>,
     audits: &'a Audits,
     recordings: &'a [&'a dyn Recording],
     model: &'a Model,
@@ -88,7 +90,7 @@ struct Known<'a> {
 
 #[derive(Default)]
 struct Answers {
-    judged: BTreeMap<Checkpoint, Judged>,
+    judged: IndexMap<Checkpoint, Judged>,
     /// Checkpoints that a simulation may settle.
     open: Vec<Checkpoint>,
 }
@@ -96,14 +98,15 @@ struct Answers {
 impl Known<'_> {
     /// A node can inherit only from what it reads, however far back, in isolation only from what was not fed; and that
     /// a distance is rounding, carried on, can be said only where every node that it may come from was looked at.
-    fn judge(&self, carried: Option<&BTreeMap<Checkpoint, Carried>>) -> Answers {
+    fn judge(&self, carried: Option<&HashMap<Checkpoint, Carried>>) -> Answers {
         let settling = carried.is_none() && !self.audits.isolated;
         let mut out = Answers::default();
-        let mut faulty: BTreeMap<Checkpoint, Checkpoint> = BTreeMap::new();
-        let mut unseen: BTreeSet<Checkpoint> = BTreeSet::new();
-        for node in &self.graph.nodes {
+        // Of each node the first one that is not healthy among those that it depends on, by its place in the graph.
+        let mut faulty: HashMap<Checkpoint, usize> = HashMap::new();
+        let mut unseen: HashSet<Checkpoint> = HashSet::new();
+        for (place, node) in self.graph.nodes.iter().enumerate() {
             let own = node.inputs.iter().filter(|input| !self.is_fed(**input));
-            let mut before = own.filter_map(|input| faulty.get(input)).min().copied();
+            let mut before: Option<usize> = own.filter_map(|input| faulty.get(input)).min().copied();
             let mut behind_unseen = true;
             if let Some(comparison) = self.comparisons.get(&node.checkpoint) {
                 let audit = self.audit(0, node.checkpoint);
@@ -111,7 +114,8 @@ impl Known<'_> {
                 let unseen_inputs = self.reads_any(node, bridged, &unseen);
                 let printed = comparison.seen.is_some();
                 let carried = carried.and_then(|carried| carried.get(&node.checkpoint));
-                let judged = self.one(comparison, before, unseen_inputs || printed, carried);
+                let first = before.map(|place| self.graph.nodes[place].checkpoint);
+                let judged = self.one(comparison, first, unseen_inputs || printed, carried);
                 use Why::{Carried, Needs, Unseen};
                 if matches!(judged.why, Carried { .. } | Needs(_) | Unseen { .. }) {
                     out.open.push(node.checkpoint);
@@ -125,7 +129,7 @@ impl Known<'_> {
                 let faulty_here = !healthy && judged.verdict != CheckpointVerdict::Missing;
                 // What a simulation may still settle is no fault yet.
                 let waits = carried.is_none() && out.open.last() == Some(&node.checkpoint);
-                before = before.or(Some(node.checkpoint).filter(|_| faulty_here && !(waits && settling)));
+                before = before.or(Some(place).filter(|_| faulty_here && !(waits && settling)));
                 out.judged.insert(node.checkpoint, judged);
             }
             faulty.extend(before.map(|before| (node.checkpoint, before)));
@@ -183,7 +187,7 @@ impl Known<'_> {
     }
 
     /// Whether a node reads one of `unseen`, itself or through what was bridged for it.
-    fn reads_any(&self, node: &Node, bridged: &[Checkpoint], unseen: &BTreeSet<Checkpoint>) -> bool {
+    fn reads_any(&self, node: &Node, bridged: &[Checkpoint], unseen: &HashSet<Checkpoint>) -> bool {
         node.inputs.iter().any(|input| match self.graph.node(*input).filter(|_| bridged.contains(input)) {
             Some(between) => self.reads_any(between, bridged, unseen),
             None => unseen.contains(input),
@@ -240,7 +244,7 @@ impl Known<'_> {
     }
 
     /// Simulates what rounding carries up to `open` checkpoints.
-    fn simulated(&self, open: &BTreeSet<Checkpoint>) -> Result<BTreeMap<Checkpoint, Carried>> {
+    fn simulated(&self, open: &HashSet<Checkpoint>) -> Result<HashMap<Checkpoint, Carried>> {
         let mut sides: Vec<Numerics> = self.audits.sides.iter().map(|side| side.numerics).collect();
         sides.extend((sides.len() == 1).then(printed));
         let positions = &self.audits.sides[0].positions;
@@ -261,8 +265,8 @@ const OUTLIERS_MAX: usize = 4;
 
 /// Positions outside of `audited` whose rows stand out among the differences, by the first checkpoint where
 /// they do.
-pub fn outliers(comparisons: &[Comparison], audited: &BTreeSet<u32>) -> BTreeMap<Checkpoint, u32> {
-    let mut found: BTreeMap<Checkpoint, u32> = BTreeMap::new();
+pub fn outliers(comparisons: &[Comparison], audited: &BTreeSet<u32>) -> IndexMap<Checkpoint, u32> {
+    let mut found: IndexMap<Checkpoint, u32> = IndexMap::new();
     for comparison in comparisons {
         let Some(numbers) = &comparison.numbers else { continue };
         let (known, unknown): (Vec<_>, Vec<_>) =

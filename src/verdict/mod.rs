@@ -2,7 +2,7 @@
 //!
 //! Answers are data until the report is put together: a verdict and [`Why`], which `text` puts into a sentence.
 
-use std::collections::BTreeMap;
+use indexmap::IndexMap;
 
 use crate::checkpoint::Checkpoint;
 use crate::compare::Comparison;
@@ -160,11 +160,11 @@ pub struct Parts {
 #[derive(Default)]
 pub struct Judgement {
     /// By checkpoint: all that were compared.
-    pub judged: BTreeMap<Checkpoint, Judged>,
+    pub judged: IndexMap<Checkpoint, Judged>,
     /// The mistakes behind the candidate's first faulty nodes.
-    pub named: BTreeMap<Checkpoint, Diagnosed>,
+    pub named: IndexMap<Checkpoint, Diagnosed>,
     /// Those behind the reference's.
-    pub named_reference: BTreeMap<Checkpoint, Diagnosis>,
+    pub named_reference: IndexMap<Checkpoint, Diagnosis>,
     /// What a reader must know of the sides' arithmetic.
     pub notes: Vec<String>,
     /// Token rows whose local error was computed; `None` without an audit.

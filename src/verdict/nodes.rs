@@ -1,6 +1,6 @@
 //! What each checkpoint of a report is computed by and from.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{HashMap, HashSet};
 
 use crate::audit::recorded::Graphs;
 use crate::checkpoint::Checkpoint;
@@ -9,7 +9,7 @@ use crate::report::Report;
 
 /// Notes op and inputs of every checkpoint of the report that is a node of the model's graph.
 pub fn describe(report: &mut Report, graph: &Graph) {
-    let shown: BTreeSet<Checkpoint> = report.checkpoints.iter().map(|entry| entry.id).collect();
+    let shown: HashSet<Checkpoint> = report.checkpoints.iter().map(|entry| entry.id).collect();
     let graph = graph.fused(|checkpoint| shown.contains(&checkpoint));
     for entry in &mut report.checkpoints {
         if let Some(node) = graph.node(entry.id) {
@@ -22,7 +22,7 @@ pub fn describe(report: &mut Report, graph: &Graph) {
 /// The same of recorded graphs, through views and whatever else only moves values; of each checkpoint in the first
 /// graph that has it.
 pub fn describe_recorded(report: &mut Report, graphs: &Graphs) {
-    let mut known: BTreeMap<Checkpoint, (String, Vec<Checkpoint>)> = BTreeMap::new();
+    let mut known: HashMap<Checkpoint, (String, Vec<Checkpoint>)> = HashMap::new();
     for labelled in graphs.steps().into_iter().map(|(_, labelled)| labelled) {
         for (id, checkpoint) in labelled.nodes() {
             let op = || labelled.program.graph.get(id).op.to_string();

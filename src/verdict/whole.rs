@@ -1,6 +1,6 @@
 //! The answer of the whole.
 
-use std::collections::BTreeMap;
+use indexmap::IndexMap;
 
 use super::{Why, text};
 use crate::checkpoint::Checkpoint;
@@ -157,7 +157,7 @@ impl Whole<'_> {
             Why::Needs(missing) => missing.tensor(),
             _ => None,
         });
-        let mut counts: BTreeMap<Checkpoint, usize> = BTreeMap::new();
+        let mut counts: IndexMap<Checkpoint, usize> = IndexMap::new();
         needs.for_each(|id| *counts.entry(id).or_default() += 1);
         // Of those that decide as many, the first.
         match counts.into_iter().rev().max_by_key(|(_, count)| *count) {

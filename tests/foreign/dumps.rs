@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use assert_cmd::Command;
+use indexmap::IndexMap;
 use parity_dump::{Checkpoint, Dump, Kind, Producer, Writer};
 
 use crate::files::Tensor;
@@ -35,7 +36,7 @@ pub fn kept(id: &Checkpoint) -> bool {
 }
 
 /// Every tensor of the healthy dump, by id.
-pub fn tensors() -> BTreeMap<Checkpoint, Tensor> {
+pub fn tensors() -> IndexMap<Checkpoint, Tensor> {
     let dump = Dump::open(healthy()).unwrap();
     let of = |id: Checkpoint| {
         let (shape, _, values) = dump.in_step(0, id).unwrap();

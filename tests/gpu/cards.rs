@@ -1,7 +1,7 @@
 //! Layers split over several GPUs: the bits of one. Where a machine has a single GPU it holds all parts, which tests
 //! everything but the copy from one GPU to another.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use parity::checkpoint::{Checkpoint, Kind};
 use parity::engine::cuda::{Cards, CudaEngine, count, supported};
@@ -32,7 +32,7 @@ fn has_two_gpus() -> bool {
 /// Bits that a probe was shown, by checkpoint and first position, and logits that were returned.
 struct Shown {
     wants: fn(Kind) -> bool,
-    values: BTreeMap<(Checkpoint, usize), (Vec<usize>, Vec<u32>)>,
+    values: HashMap<(Checkpoint, usize), (Vec<usize>, Vec<u32>)>,
     logits: Vec<u32>,
 }
 
@@ -66,7 +66,7 @@ const STEPS: [std::ops::Range<usize>; 9] =
 /// All steps from position 0, looked at like that.
 fn compute(engine: &mut dyn Engine, wants: fn(Kind) -> bool) -> Shown {
     let tokens = tokens(STEPS[STEPS.len() - 1].end);
-    let mut shown = Shown { wants, values: BTreeMap::new(), logits: Vec::new() };
+    let mut shown = Shown { wants, values: HashMap::new(), logits: Vec::new() };
     engine.reset();
     for step in STEPS {
         let batch = Batch { tokens: &tokens[step.clone()], first: step.start };

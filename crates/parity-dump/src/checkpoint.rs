@@ -5,6 +5,7 @@
 //! T token rows, D model width, H query heads, K key/value heads, E head width,
 //! F feed-forward width, V vocabulary, S cached positions; slowest axis first.
 
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::str::FromStr;
 
@@ -14,8 +15,8 @@ use crate::symbol::Symbol;
 
 /// What is computed at a checkpoint, without the layer it is computed in.
 ///
-/// The order of the variants is the order of execution within a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Kinds have no order: what is computed before what is the graph's business. See [`usual_order`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// (T, D) rows of the token embedding table.
     Embed,
@@ -71,7 +72,8 @@ pub enum Kind {
     Named(Symbol),
 }
 
-/// Every fixed kind with its spelling, in order of execution. The only place where these ids are spelt.
+/// Every fixed kind with its spelling, in the order in which they are listed: see [`usual_order`]. The only place where
+/// these ids are spelt.
 const KINDS: [(Kind, &str); 25] = [
     (Kind::Embed, "embed"),
     (Kind::AttnNorm, "attn_norm"),
@@ -104,7 +106,7 @@ const KINDS: [(Kind, &str); 25] = [
 const LAYER_PREFIX: &str = "blk.";
 
 impl Kind {
-    /// The fixed kinds in order of execution.
+    /// The fixed kinds in their usual order: see [`usual_order`].
     pub fn all() -> impl ExactSizeIterator<Item = Kind> {
         KINDS.iter().map(|(kind, _)| *kind)
     }
@@ -147,8 +149,7 @@ const NO_LAYER: u32 = u32::MAX;
 
 /// A named place in the forward pass: `embed`, `blk.3.q_rope`, `blk.3.ffn_moe_probs`, `logits`.
 ///
-/// Serialised as its id. Ordered by execution as far as the id alone tells: names come behind the fixed kinds of
-/// their layer; the true order is the graph's.
+/// Serialised as its id. It is a name and has no order: when it is computed stands in the graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Checkpoint {
     kind: Kind,
@@ -206,15 +207,31 @@ impl Checkpoint {
         });
         close.map(|(kind, _)| self.sibling(*kind))
     }
+}
 
-    /// Sort key: embed, then the layers, then the head of the model.
-    fn order(self) -> (u32, u32, Kind) {
-        match (self.kind, self.layer_index()) {
-            (Kind::Embed, _) => (0, 0, self.kind),
-            (_, Some(layer)) => (1, layer, self.kind),
-            (_, None) => (2, 0, self.kind),
-        }
-    }
+/// `ids` in the order in which they are listed where nobody knows a graph, each once: the embedding, layer by layer
+/// what [`Kind::all`] has, then the head; names stand behind the fixed ids of their layer, by their letters.
+///
+/// What is computed before what, the graph alone says: nothing may be concluded from this order.
+pub fn usual_order(ids: impl IntoIterator<Item = Checkpoint>) -> Vec<Checkpoint> {
+    let key = |id: &Checkpoint| {
+        let part = match (id.kind, id.layer_index()) {
+            (Kind::Embed, _) => 0,
+            (_, Some(_)) => 1,
+            (_, None) => 2,
+        };
+        let place = KINDS.iter().position(|(kind, _)| *kind == id.kind).unwrap_or(KINDS.len());
+        (part, id.layer, place, id.kind.name())
+    };
+    let mut ids: Vec<Checkpoint> = ids.into_iter().collect();
+    ids.sort_by_cached_key(key);
+    ids.dedup();
+    ids
+}
+
+/// What is known by id, as a file has it: sorted by the text of the id, so that the same is always written alike.
+pub(crate) fn by_spelling<T>(known: &HashMap<Checkpoint, T>) -> BTreeMap<String, &T> {
+    known.iter().map(|(id, value)| (id.to_string(), value)).collect()
 }
 
 /// Letters of the shortest id that a slip of the pen is recognised of.
@@ -231,18 +248,6 @@ fn one_slip(a: &str, b: &str) -> bool {
         (n, m) if n == m + 1 => a[1..] == *b,
         (n, m) if n + 1 == m => *a == b[1..],
         _ => false,
-    }
-}
-
-impl PartialOrd for Checkpoint {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Checkpoint {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.order().cmp(&other.order())
     }
 }
 
@@ -311,11 +316,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_in_the_order_of_the_enum() {
-        assert!(KINDS.is_sorted_by(|(a, _), (b, _)| a < b));
-    }
-
-    #[test]
     fn ids_round_trip() {
         for kind in Kind::all() {
             let checkpoint =
@@ -360,22 +360,26 @@ mod tests {
     }
 
     #[test]
-    fn order_is_execution_order() {
-        let mut ids: Vec<Checkpoint> = [
+    fn the_usual_order_goes_through_the_layers() {
+        let ids: Vec<Checkpoint> = [
             "logits",
             "result_scaled",
             "blk.10.attn_norm",
             "blk.2.z",
             "blk.2.layer_out",
+            "blk.2.k_proj",
             "embed",
+            "blk.2.q_rope",
             "final_norm",
+            "blk.2.z",
         ]
         .map(|id| id.parse().unwrap())
         .into();
-        ids.sort();
-        let spelt: Vec<String> = ids.iter().map(ToString::to_string).collect();
+        let spelt: Vec<String> = usual_order(ids).iter().map(ToString::to_string).collect();
         let expected = [
             "embed",
+            "blk.2.k_proj",
+            "blk.2.q_rope",
             "blk.2.layer_out",
             "blk.2.z",
             "blk.10.attn_norm",

@@ -29,7 +29,7 @@ mod steps;
 mod symbol;
 pub mod writer;
 
-pub use checkpoint::{Checkpoint, Kind};
+pub use checkpoint::{Checkpoint, Kind, usual_order};
 pub use dtype::Element;
 pub use error::DumpError;
 pub use files::{POSITIONS_MAX, open_regular, read_text};

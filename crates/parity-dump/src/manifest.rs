@@ -1,10 +1,10 @@
 //! `manifest.json` of a dump folder: who computed what, on which tokens.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, by_spelling};
 
 /// The format's name and version.
 pub const SCHEMA: &str = "parity-dump/1";
@@ -32,8 +32,8 @@ pub struct Manifest {
     /// One entry per forward pass, in order.
     pub steps: Vec<Step>,
     /// Positions that a checkpoint has, listed only where it lacks some of its steps' positions.
-    #[serde(default)]
-    pub rows: BTreeMap<Checkpoint, Vec<u32>>,
+    #[serde(default, serialize_with = "rows_by_spelling")]
+    pub rows: HashMap<Checkpoint, Vec<u32>>,
     /// The recorded graphs, and which steps computed which.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub graphs: Vec<GraphFile>,
@@ -46,6 +46,13 @@ pub struct Manifest {
     /// Written last; `false` in an interrupted recording.
     #[serde(default)]
     pub complete: bool,
+}
+
+fn rows_by_spelling<S: Serializer>(
+    rows: &HashMap<Checkpoint, Vec<u32>>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    by_spelling(rows).serialize(serializer)
 }
 
 /// Who computed the values of a dump.

@@ -3,13 +3,13 @@
 //! Rows are token positions: the steps of a dump are laid side by side, so that a position is one row
 //! of a checkpoint whether it was computed in a prefill, in a chunk or as one decode step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 use safetensors::SafeTensors;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, usual_order};
 use crate::dtype::Element;
 use crate::error::DumpError;
 use crate::files::{element_of, map_file, read_manifest, unreadable};
@@ -24,7 +24,7 @@ pub struct Dump {
     pub(crate) path: PathBuf,
     pub(crate) manifest: Manifest,
     pub(crate) files: Vec<Mmap>,
-    pub(crate) tensors: BTreeMap<Checkpoint, Recorded>,
+    pub(crate) tensors: HashMap<Checkpoint, Recorded>,
     seen: SeenTensors,
     foreign: Vec<String>,
     notes: Vec<String>,
@@ -61,7 +61,7 @@ impl Dump {
 
     /// A dump of one mapped file whose tensors are listed by the caller.
     pub(crate) fn from_parts(path: &Path, manifest: Manifest, foreign: Vec<String>) -> Dump {
-        let (tensors, seen) = (BTreeMap::new(), SeenTensors::new());
+        let (tensors, seen) = (HashMap::new(), SeenTensors::new());
         let (files, notes) = (Vec::new(), Vec::new());
         let (path, leaves, orders) = (path.to_owned(), BTreeMap::new(), Orders::default());
         Dump { path, manifest, files, tensors, seen, foreign, notes, leaves, orders }
@@ -218,9 +218,9 @@ impl Dump {
         &self.notes
     }
 
-    /// Checkpoints in execution order.
+    /// Checkpoints in their usual order: which it was, the graph says, where there is one.
     pub fn checkpoints(&self) -> impl Iterator<Item = Checkpoint> + '_ {
-        self.tensors.keys().copied()
+        usual_order(self.tensors.keys().copied()).into_iter()
     }
 
     /// What is known of a checkpoint that was seen only in part, step by step.
@@ -228,9 +228,9 @@ impl Dump {
         self.seen.get(&checkpoint).map_or(&[], Vec::as_slice)
     }
 
-    /// Checkpoints that were seen only in part, in execution order.
+    /// Checkpoints that were seen only in part, in their usual order.
     pub fn seen_checkpoints(&self) -> impl Iterator<Item = Checkpoint> + '_ {
-        self.seen.keys().copied()
+        usual_order(self.seen.keys().copied()).into_iter()
     }
 
     /// What was recorded of a checkpoint.

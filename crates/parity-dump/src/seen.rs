@@ -1,12 +1,12 @@
 //! Checkpoints of which only some values are known, in `seen.json` of a dump folder: what a program printed.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, by_spelling};
 use crate::error::DumpError;
 use crate::files::{TEXT_BYTES_MAX, read_text};
 
@@ -14,7 +14,7 @@ use crate::files::{TEXT_BYTES_MAX, read_text};
 pub const SEEN_FILE: &str = "seen.json";
 
 /// The parts of each checkpoint, one for each step that computed it.
-pub type SeenTensors = BTreeMap<Checkpoint, Vec<SeenPart>>;
+pub type SeenTensors = HashMap<Checkpoint, Vec<SeenPart>>;
 
 /// What is known of one checkpoint in one step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -110,7 +110,7 @@ pub(crate) fn write(dir: &Path, seen: &SeenTensors) -> Result<(), DumpError> {
     let path = dir.join(SEEN_FILE);
     let part = dir.join(format!("{SEEN_FILE}.part"));
     let failed = |e: &dyn std::fmt::Display| DumpError::new(&path, format!("cannot be written: {e}"));
-    let text = serde_json::to_string(seen).map_err(|e| failed(&e))?;
+    let text = serde_json::to_string(&by_spelling(seen)).map_err(|e| failed(&e))?;
     fs::write(&part, text + "\n").and_then(|()| fs::rename(&part, &path)).map_err(|e| failed(&e))
 }
 

@@ -135,7 +135,7 @@ struct Said {
     numerics: Option<String>,
     /// Positions of each step.
     steps: Vec<Vec<u32>>,
-    rows: BTreeMap<Checkpoint, Vec<u32>>,
+    rows: HashMap<Checkpoint, Vec<u32>>,
     layout: BTreeMap<String, String>,
 }
 
@@ -202,7 +202,7 @@ impl Said {
                 .expected_found(format!("positions below {n}"), position));
         }
         let rows = match all.get("rows") {
-            None => BTreeMap::new(),
+            None => HashMap::new(),
             Some(text) => parsed(path, "rows", text, "{\"blk.0.ffn_norm\": [4], …}")?,
         };
         let layout: BTreeMap<String, String> = match all.get("layout") {

@@ -84,7 +84,7 @@ fn ropes(mapper: &mut Mapper<'_>) {
         }
         let Some(src) = graph.src(id, 0) else { continue };
         let (origin, offset) = (graph.origin(src), window_offset(mapper, src));
-        let turned = mapper.known.found.iter().find_map(|(checkpoint, found)| {
+        let turned = mapper.known.each().find_map(|(checkpoint, found)| {
             let kind = match checkpoint.kind() {
                 Kind::Q | Kind::QProj | Kind::QNorm => Kind::QRope,
                 Kind::K | Kind::KProj | Kind::KNorm => Kind::KRope,

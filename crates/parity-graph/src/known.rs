@@ -1,9 +1,9 @@
 //! Which tensor of a llama.cpp graph is which of the fixed checkpoints: by weight, op and dataflow, never by the
 //! node's own name, since names changed their meaning from release to release.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 
-use parity_dump::{Checkpoint, Kind};
+use parity_dump::{Checkpoint, Kind, usual_order};
 
 use crate::attention;
 use crate::graph::{Graph, Id};
@@ -13,7 +13,7 @@ use crate::op::Op;
 #[derive(Clone, Debug, Default)]
 pub struct Known {
     /// Tensor of each fixed checkpoint: the node that computes it, or a view into that node.
-    pub found: BTreeMap<Checkpoint, Found>,
+    pub found: HashMap<Checkpoint, Found>,
     /// Leaf with the token ids, (T,) i32.
     pub tokens: Option<Id>,
     /// Leaf with the positions, (T,) i32; some models have further rows of them behind.
@@ -39,6 +39,13 @@ pub struct Found {
     pub within: Option<Id>,
     /// (heads, width) where rows are split into heads.
     pub heads: Option<(usize, usize)>,
+}
+
+impl Known {
+    /// The fixed checkpoints in their usual order, each with what holds it.
+    pub fn each(&self) -> impl Iterator<Item = (Checkpoint, &Found)> {
+        usual_order(self.found.keys().copied()).into_iter().map(|id| (id, &self.found[&id]))
+    }
 }
 
 /// Finds the fixed checkpoints of a graph. A graph that is no forward pass has none.
@@ -140,7 +147,7 @@ impl Mapper<'_> {
 
     /// Layers that have a checkpoint of this kind, with its tensor.
     pub(crate) fn layers_with(&self, kind: Kind) -> impl Iterator<Item = (u32, Id)> + '_ {
-        self.known.found.iter().filter_map(move |(checkpoint, found)| {
+        self.known.each().filter_map(move |(checkpoint, found)| {
             (checkpoint.kind() == kind).then_some((checkpoint.layer_index()?, found.tensor))
         })
     }

@@ -5,7 +5,7 @@
 //! again. Outside of layers there is no `blk.N`. The graph alone decides, so that two recordings of one model, and a
 //! graph that is built from the model file, have the same names.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use parity_dump::{Checkpoint, Kind};
 
@@ -24,7 +24,7 @@ pub fn labels(graph: &Graph) -> Vec<Option<Checkpoint>> {
 /// [`labels`] where the fixed ids have been found already.
 pub fn labels_of(graph: &Graph, known: &Known) -> Vec<Option<Checkpoint>> {
     let mut labels: Vec<Option<Checkpoint>> = vec![None; graph.tensors.len()];
-    for (&checkpoint, found) in &known.found {
+    for (checkpoint, found) in known.each() {
         let node = graph.origin(found.tensor);
         let whole =
             found.within.is_none() && graph.get(node).elements() == graph.get(found.tensor).elements();
@@ -53,7 +53,7 @@ pub fn labels_of(graph: &Graph, known: &Known) -> Vec<Option<Checkpoint>> {
 
 /// Fixed ids of tensors that are no node with that label: a second name of the same values (`q` of a model without
 /// biases is its `q_proj`), a copy in another order of axes, or a window into a node.
-pub fn aliases(graph: &Graph) -> BTreeMap<Checkpoint, Id> {
+pub fn aliases(graph: &Graph) -> HashMap<Checkpoint, Id> {
     let known = find(graph);
     let labels = labels_of(graph, &known);
     let found = known.found.iter().filter(|(checkpoint, found)| labels[found.tensor] != Some(**checkpoint));

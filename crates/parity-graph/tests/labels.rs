@@ -2,7 +2,7 @@
 //! step, of a hybrid with a state, of a mixture of experts with attention of another kind, and of one beside a dense
 //! part.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use parity_dump::Checkpoint;
 use parity_graph::{Graph, Leaf, axis, label, text};
@@ -13,7 +13,7 @@ fn graphs(name: &str) -> [Graph; 2] {
 }
 
 /// Axis of each label.
-fn axes(graph: &Graph) -> BTreeMap<Checkpoint, Option<usize>> {
+fn axes(graph: &Graph) -> HashMap<Checkpoint, Option<usize>> {
     let axes = axis::token_axes(graph);
     let labels = label::labels(graph).into_iter().enumerate();
     labels.filter_map(|(id, label)| Some((label?, axes[id]))).collect()
@@ -25,7 +25,7 @@ fn every_arithmetic_node_has_a_name_of_its_own() {
         for graph in graphs(name) {
             let labels = label::labels(&graph);
             let arithmetic: Vec<usize> = (0..graph.nodes).filter(|&id| graph.is_arithmetic(id)).collect();
-            let named: BTreeSet<Checkpoint> = labels.iter().flatten().copied().collect();
+            let named: HashSet<Checkpoint> = labels.iter().flatten().copied().collect();
             assert_eq!(named.len(), arithmetic.len(), "{name}: a name comes twice");
             assert!(arithmetic.iter().all(|&id| labels[id].is_some()), "{name}");
             assert!(named.iter().all(|label| label.to_string().parse() == Ok(*label)), "{name}");
@@ -40,12 +40,11 @@ fn every_arithmetic_node_has_a_name_of_its_own() {
 fn a_decode_step_has_the_names_and_the_axes_of_the_prefill() {
     for name in ["jamba-dense", "arctic-moe"] {
         let [prefill, decode] = graphs(name).map(|graph| axes(&graph));
-        let with = |axes: &BTreeMap<Checkpoint, Option<usize>>| -> BTreeSet<String> {
+        let with = |axes: &HashMap<Checkpoint, Option<usize>>| -> BTreeSet<String> {
             axes.iter().filter(|(_, axis)| axis.is_some()).map(|(label, _)| label.to_string()).collect()
         };
         assert_eq!(with(&prefill), with(&decode), "{name}");
-        let names =
-            |axes: &BTreeMap<Checkpoint, Option<usize>>| axes.keys().copied().collect::<BTreeSet<_>>();
+        let names = |axes: &HashMap<Checkpoint, Option<usize>>| axes.keys().copied().collect::<HashSet<_>>();
         let lost: Vec<String> =
             names(&decode).difference(&names(&prefill)).map(ToString::to_string).collect();
         assert!(lost.is_empty(), "{name}: {lost:?}");

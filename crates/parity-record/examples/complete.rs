@@ -2,7 +2,7 @@
 //! a name of its own, and each input that a node reads. `complete DUMP…` prints what is missing; exit code 1 if
 //! anything is.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -37,7 +37,7 @@ fn check(path: &Path) -> Result<String, Vec<String>> {
         };
         let graph = graph.map_err(|e| vec![e])?.remove(0);
         let (labels, axes) = (label::labels(&graph), axis::token_axes(&graph));
-        let mut names = BTreeSet::new();
+        let mut names = HashSet::new();
         for (id, label) in labels.iter().enumerate() {
             let Some(label) = label else { continue };
             nodes += 1;

@@ -55,7 +55,7 @@ impl Filter {
         };
         let is_name = |glob: &String| !fixed().any(|at| fits(glob.as_bytes(), of(at).to_string().as_bytes()));
         let reaches_last = self.layers.is_none_or(|(_, end)| end >= last);
-        Kind::all().filter(|kind| *kind >= Kind::AttnOut).any(|kind| self.wants(at(kind), last + 1))
+        Kind::all().skip_while(|kind| *kind != Kind::AttnOut).any(|kind| self.wants(at(kind), last + 1))
             || reaches_last && self.globs.iter().any(is_name)
     }
 }

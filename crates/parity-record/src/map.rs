@@ -74,7 +74,7 @@ pub fn map(graph: &Graph) -> Mapping {
             mapping.unmapped.push(line);
         }
     };
-    for (&checkpoint, found) in &known.found {
+    for (checkpoint, found) in known.each() {
         add(checkpoint, found.tensor, fixed(graph, checkpoint, found, axes[found.tensor]));
     }
     for (id, label) in labels.iter().enumerate() {
@@ -82,7 +82,7 @@ pub fn map(graph: &Graph) -> Mapping {
             add(checkpoint, id, named(graph, checkpoint, id, axes[id]));
         }
     }
-    mapping.captures.sort_by_key(|capture| (capture.region.storage, capture.checkpoint));
+    mapping.captures.sort_by_key(|capture| capture.region.storage);
     mapping.leaves = leaves(graph, &labels);
     mapping.known = known;
     mapping
@@ -178,13 +178,14 @@ fn three(extents: &[usize]) -> Vec<usize> {
 
 /// The inputs that computed nodes read.
 fn leaves(graph: &Graph, labels: &[Option<Checkpoint>]) -> Vec<LeafCapture> {
-    let mut readers: Vec<Vec<Checkpoint>> = vec![Vec::new(); graph.tensors.len()];
+    // Nodes that have a label.
+    let mut readers: Vec<Vec<Id>> = vec![Vec::new(); graph.tensors.len()];
     let mut read = vec![false; graph.tensors.len()];
     // From the last node to the first: what reads a movement reads what is moved. What is written into a cache is read
     // by whoever reads the cache.
     for id in (0..graph.nodes).rev().filter(|&id| graph.get(id).computed) {
-        let of: Vec<Checkpoint> = match labels[id] {
-            Some(label) => vec![label],
+        let of: Vec<Id> = match labels[id] {
+            Some(_) => vec![id],
             None => [&readers[id][..], &readers[graph.root(id)][..]].concat(),
         };
         for src in graph.sources(id).flat_map(|src| [src, graph.root(src)]) {
@@ -200,7 +201,8 @@ fn leaves(graph: &Graph, labels: &[Option<Checkpoint>]) -> Vec<LeafCapture> {
     let inputs = names.filter(|(leaf, _)| read[*leaf] && graph.leaf(*leaf) == Some(Leaf::Input));
     inputs
         .filter_map(|(leaf, name)| {
-            Some(LeafCapture { leaf, name: name?, readers: std::mem::take(&mut readers[leaf]) })
+            let readers = readers[leaf].iter().filter_map(|&id| labels[id]).collect();
+            Some(LeafCapture { leaf, name: name?, readers })
         })
         .collect()
 }

@@ -1,7 +1,7 @@
 //! The mapping on graphs of real llama.cpp builds, recorded from the shared libraries of each release with
 //! `parity record --graphs`: the names and the order of nodes changed, the checkpoints are the same.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::path::Path;
 
@@ -36,8 +36,8 @@ fn row_shape(kind: Kind) -> Vec<usize> {
     }
 }
 
-/// Every standard checkpoint of the model, in order of execution.
-fn expected() -> BTreeSet<Checkpoint> {
+/// Every standard checkpoint of the model.
+fn expected() -> HashSet<Checkpoint> {
     let standard = |kind: &Kind| !kind.is_optional() && !matches!(kind, Kind::QNorm | Kind::KNorm);
     Kind::all()
         .filter(standard)
@@ -57,7 +57,7 @@ fn fixed(mapping: &Mapping) -> impl Iterator<Item = &Capture> + Clone {
 fn check(name: &str, graph: &Graph, rows: usize) -> Mapping {
     let mapping = map(graph);
     let standard = fixed(&mapping).filter(|capture| !capture.checkpoint.kind().is_optional());
-    let found: BTreeSet<Checkpoint> = standard.clone().map(|capture| capture.checkpoint).collect();
+    let found: HashSet<Checkpoint> = standard.clone().map(|capture| capture.checkpoint).collect();
     let missing: Vec<String> = expected().difference(&found).map(ToString::to_string).collect();
     assert!(missing.is_empty() && found.len() == expected().len(), "{name}: missing {missing:?}");
     for capture in standard {
@@ -82,7 +82,7 @@ fn check(name: &str, graph: &Graph, rows: usize) -> Mapping {
 /// Every arithmetic node has a label of its own and a capture with all its values.
 fn everything_is_named(name: &str, graph: &Graph, mapping: &Mapping) {
     let labels = label::labels(graph);
-    let mut seen = BTreeSet::new();
+    let mut seen = HashSet::new();
     for (id, &label) in labels.iter().enumerate() {
         assert_eq!(label.is_some(), graph.is_arithmetic(id), "{name}: {id}");
         let Some(label) = label else { continue };

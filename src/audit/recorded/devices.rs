@@ -5,7 +5,7 @@
 //! another device than those that are followed, and what it computed cannot be judged. On a device that is followed
 //! such a node is wrong: what f16 may round would hide it, but its kernel does not.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use parity_graph::Op;
 
@@ -21,8 +21,8 @@ type Class = (Backend, bool);
 #[derive(Default)]
 pub struct Devices {
     followed: BTreeSet<Class>,
-    excused: BTreeMap<Checkpoint, Class>,
-    accused: BTreeSet<Checkpoint>,
+    excused: HashMap<Checkpoint, Class>,
+    accused: HashSet<Checkpoint>,
 }
 
 impl Devices {

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use indexmap::IndexSet;
+
 use super::named::{Agreed, Names};
 use super::node::Held;
 use super::rows::Arrangement;
@@ -53,7 +55,7 @@ pub struct Finding {
     /// NaN and Inf that exact arithmetic has too.
     pub explained_nonfinite: u64,
     /// Nodes that were not recorded and computed again for it.
-    pub bridged: BTreeSet<Checkpoint>,
+    pub bridged: IndexSet<Checkpoint>,
     /// Mistakes that explain it in every step in which rounding does not; `None` where it was never suspicious.
     diagnosis: Option<Agreed>,
     squares: [f64; 3],

@@ -22,8 +22,7 @@ mod simulate;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
-
+use indexmap::{IndexMap, IndexSet};
 use parity_graph::{Graph, Id, axis, label};
 
 use crate::arithmetic::Arithmetic;
@@ -194,7 +193,7 @@ pub struct Findings {
     /// Ids in the order in which they are executed, of all graphs.
     pub order: Vec<Checkpoint>,
     /// By id.
-    pub nodes: BTreeMap<Checkpoint, Finding>,
+    pub nodes: IndexMap<Checkpoint, Finding>,
 }
 
 impl Findings {
@@ -234,7 +233,7 @@ pub fn audit(
     let How { rows, diagnose } = *how;
     let pass = |kept: Storage, diagnose: Diagnose<'_>| -> Result<Findings> {
         let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
-        let mut findings = Findings { order: order(graphs, &|_| true), nodes: BTreeMap::new() };
+        let mut findings = Findings { order: order(graphs, &|_| true), nodes: IndexMap::new() };
         let mut devices = Devices::default();
         for &(step, labelled) in graphs {
             let (findings, devices) = (&mut findings, &mut devices);
@@ -250,7 +249,7 @@ pub fn audit(
     }
     let mut findings = pass(Storage::F32, &|_| Names::default())?;
     let explained = |finding: &Finding| finding.judged == 0 || finding.is_healthy();
-    let open = |findings: &Findings| -> BTreeSet<Checkpoint> {
+    let open = |findings: &Findings| -> IndexSet<Checkpoint> {
         findings.nodes.iter().filter(|(_, finding)| finding.is_blind()).map(|(id, _)| *id).collect()
     };
     let is_explained = findings.nodes.values().all(explained);

@@ -1,6 +1,6 @@
 //! The order in which the nodes of several graphs are shown.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use super::Labelled;
 use crate::checkpoint::Checkpoint;
@@ -12,7 +12,7 @@ pub fn order(graphs: &[(usize, &Labelled)], wants: &dyn Fn(Checkpoint) -> bool) 
         if graphs[..i].iter().any(|(_, known)| std::ptr::eq(*known, *labelled)) {
             continue;
         }
-        let known: BTreeMap<Checkpoint, usize> = order.iter().enumerate().map(|(at, id)| (*id, at)).collect();
+        let known: HashMap<Checkpoint, usize> = order.iter().enumerate().map(|(at, id)| (*id, at)).collect();
         let mut merged: Vec<Checkpoint> = Vec::with_capacity(order.len());
         let mut taken = 0;
         for (_, id) in labelled.nodes().filter(|(_, id)| wants(*id)) {

@@ -6,7 +6,7 @@
 //! node is what rounding explains there. What was recorded takes the place of what was computed, so that nothing is
 //! carried past it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use indexmap::{IndexMap, IndexSet};
 
 use super::found::most;
 use super::narrow::{self, Narrowed};
@@ -44,7 +44,7 @@ pub struct Simulated {
 }
 
 /// Rows of a node, by (step, id).
-type Rows = BTreeMap<(usize, Checkpoint), Vec<f64>>;
+type Rows = IndexMap<(usize, Checkpoint), Vec<f64>>;
 
 /// Simulates what lies before `open` nodes, for an engine that keeps its values in `kept`; of the arithmetics that it may
 /// have, the one that explains most.
@@ -56,10 +56,10 @@ pub fn simulate(
     graphs: &[(usize, &Labelled)],
     gguf: &Gguf,
     kept: Storage,
-    open: &BTreeSet<Checkpoint>,
-) -> Result<BTreeMap<Checkpoint, Simulated>> {
+    open: &IndexSet<Checkpoint>,
+) -> Result<IndexMap<Checkpoint, Simulated>> {
     let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
-    let mut best: BTreeMap<Checkpoint, Simulated> = BTreeMap::new();
+    let mut best: IndexMap<Checkpoint, Simulated> = IndexMap::new();
     let is_explained = |found: &Simulated| found.over <= 1.0;
     let of_products = narrow::PRODUCTS.map(|(_, narrow)| narrow::products(narrow));
     let of_products = of_products.into_iter().filter(|_| steps.declared().is_none());
@@ -133,7 +133,7 @@ struct Disturbed<'a> {
     arithmetic: Arithmetic,
     /// `None` where nothing is disturbed.
     seed: Option<u64>,
-    open: &'a BTreeSet<Checkpoint>,
+    open: &'a IndexSet<Checkpoint>,
     rows: &'a mut Rows,
 }
 

@@ -5,6 +5,8 @@ use std::path::Path;
 use parity_graph::graph::contiguous as bytes;
 use parity_graph::{Graph, Op, Params, Tensor as GraphTensor};
 
+use std::collections::BTreeMap;
+
 use super::*;
 
 /// (1, 1, T, D) tensors: x and y are inputs, `sum` = x + y, `norm` = rms(sum), `strange` is an op without a rule,

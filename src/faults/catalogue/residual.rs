@@ -37,8 +37,9 @@ pub fn sources(site: &Site<'_>, node: &Node) -> Vec<Checkpoint> {
     let mut sources = vec![likely];
     sources.extend(here.into_iter().chain(before.into_iter().flatten()));
     sources.push(Checkpoint::global(Kind::Embed));
-    let computed =
-        |source: &Checkpoint| *source < node.checkpoint && site.model.graph.node(*source).is_some();
+    let places = site.model.graph.places();
+    let own = places.get(&node.checkpoint).copied().unwrap_or_default();
+    let computed = |source: &Checkpoint| places.get(source).is_some_and(|place| *place < own);
     let mut seen: Vec<Checkpoint> = Vec::new();
     for source in sources {
         if computed(&source) && !node.inputs.contains(&source) && !seen.contains(&source) {

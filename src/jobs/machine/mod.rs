@@ -6,7 +6,7 @@ mod runner;
 mod steps;
 mod writer;
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use parity_dump::Dump;
 use parity_dump::manifest::Producer;
@@ -207,7 +207,7 @@ fn is_inside(run: &Run<'_>, id: Checkpoint) -> bool {
 fn judged(
     run: &Run<'_>,
     of_reference: Option<&Graphs>,
-    comparisons: &BTreeMap<Checkpoint, Comparison>,
+    comparisons: &HashMap<Checkpoint, Comparison>,
     [ours, theirs]: [&Findings; 2],
 ) -> Report {
     let Run { options, reference, planned, .. } = *run;
@@ -234,7 +234,7 @@ fn judged(
 }
 
 /// What numbers alone say: nothing was audited.
-fn compared(run: &Run<'_>, mut comparisons: BTreeMap<Checkpoint, Comparison>) -> Report {
+fn compared(run: &Run<'_>, mut comparisons: HashMap<Checkpoint, Comparison>) -> Report {
     let Run { options, reference, planned, .. } = *run;
     let all = recorded::order(&planned.of_steps(), &|id| planned.is_computed(id));
     let shown = all.into_iter().filter(|id| planned.selected.contains(id) && !is_inside(run, *id));

@@ -1,7 +1,7 @@
 //! The rows of a node beside the reference's.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use parity_dump::Dump;
 use parity_record::map::Capture;
@@ -93,7 +93,7 @@ impl<'a> Rows<'a> {
 /// Both sides of all nodes.
 #[derive(Default)]
 pub struct Pairs {
-    by_id: BTreeMap<Checkpoint, Pair>,
+    by_id: HashMap<Checkpoint, Pair>,
 }
 
 /// The two sides of one node.
@@ -131,8 +131,8 @@ impl Pairs {
     }
 
     /// The comparisons; none where there is no reference.
-    pub fn finish(self, reference: Option<&Dump>) -> BTreeMap<Checkpoint, Comparison> {
-        let Some(reference) = reference else { return BTreeMap::new() };
+    pub fn finish(self, reference: Option<&Dump>) -> HashMap<Checkpoint, Comparison> {
+        let Some(reference) = reference else { return HashMap::new() };
         let finished = self.by_id.into_iter().map(|(id, pair)| {
             let rows_compared = pair.sums.n_rows() as u64;
             let status = match pair.misshapen {

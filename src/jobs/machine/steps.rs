@@ -1,7 +1,8 @@
 //! What is executed: steps, the graph of each, the inputs of its leaves, and which nodes are looked at.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 
+use indexmap::IndexSet;
 use parity_dump::Dump;
 use parity_graph::rewrite::Change;
 use parity_graph::{Graph, Id, fault};
@@ -146,7 +147,7 @@ pub struct Prepared<'a> {
     /// The graph with its names.
     pub labelled: &'a Labelled,
     /// How each checkpoint is shown.
-    pub captures: BTreeMap<Checkpoint, Capture>,
+    pub captures: HashMap<Checkpoint, Capture>,
     /// The inputs that are shown.
     pub leaves: Vec<LeafCapture>,
     /// The mistakes in it.
@@ -169,7 +170,7 @@ pub struct Planned<'a> {
     /// Tokens that are known beforehand.
     pub tokens: &'a [u32],
     /// What is compared and shown.
-    pub selected: BTreeSet<Checkpoint>,
+    pub selected: IndexSet<Checkpoint>,
     /// Nodes that are computed in all steps together.
     pub n_nodes: usize,
     /// What a reader must know.
@@ -183,7 +184,7 @@ impl<'a> Planned<'a> {
     /// A selection that nothing fits, a mistake that no node has a place for.
     pub fn new(source: &'a Source, mistakes: &[Spec], options: &RunOptions) -> Result<Planned<'a>> {
         let ids = source.graphs.labelled().iter().flat_map(Labelled::nodes).map(|(_, id)| id);
-        let ids: BTreeSet<Checkpoint> = ids.collect();
+        let ids: IndexSet<Checkpoint> = ids.collect();
         let layers = ids.iter().filter_map(|id| id.layer_index()).max().map_or(0, |last| last as usize + 1);
         let selected = options.selection.of_graph(ids.into_iter());
         if selected.is_empty() {

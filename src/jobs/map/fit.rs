@@ -48,6 +48,8 @@ impl Way {
 /// A node that an array may be.
 #[derive(Clone, Debug)]
 pub struct Fit {
+    /// Where it stands among the nodes that the model computes.
+    pub place: usize,
     /// Which node.
     pub id: Checkpoint,
     /// How the array lies.
@@ -56,8 +58,8 @@ pub struct Fit {
     pub distance: f64,
     /// The nearest node of other values, and its distance; `None` where no other has the size.
     pub next: Option<(Checkpoint, f64)>,
-    /// Nodes of the same values on these tokens.
-    pub same: Vec<Checkpoint>,
+    /// Nodes of the same values on these tokens, and where they stand.
+    pub same: Vec<(usize, Checkpoint)>,
 }
 
 impl Fit {
@@ -107,11 +109,11 @@ fn ranked(found: &[(f64, usize, Way)], nodes: &[Exact]) -> Option<Fit> {
         let other = &nodes[other];
         other.values.len() == node.values.len() && other.values.iter().zip(&node.values).all(|(a, b)| a == b)
     };
-    let mut same: Vec<Checkpoint> = Vec::new();
+    let mut same: Vec<(usize, Checkpoint)> = Vec::new();
     let mut next = None;
     for (far, other, _) in found.iter().skip(1).filter(|(_, other, _)| other != number) {
         match is_same(*other) {
-            true if !same.contains(&nodes[*other].id) => same.push(nodes[*other].id),
+            true if !same.iter().any(|(place, _)| place == other) => same.push((*other, nodes[*other].id)),
             true => {}
             false => {
                 next = Some((nodes[*other].id, *far));
@@ -119,18 +121,18 @@ fn ranked(found: &[(f64, usize, Way)], nodes: &[Exact]) -> Option<Fit> {
             }
         }
     }
-    Some(Fit { id: node.id, way: way.clone(), distance: *distance, next, same }.of_choice())
+    Some(Fit { place: *number, id: node.id, way: way.clone(), distance: *distance, next, same }.of_choice())
 }
 
 impl Fit {
     /// Of nodes of the same values: the vocabulary before names of one graph, names of their own before numbered ones,
     /// and of two places the later, which more engines have.
     fn of_choice(mut self) -> Fit {
-        self.same.push(self.id);
-        self.same.sort_by_key(|id| {
-            (is_plain(*id), !id.kind().name().contains('#') && id.kind().name() != "norm", *id)
+        self.same.push((self.place, self.id));
+        self.same.sort_by_key(|(place, id)| {
+            (is_plain(*id), !id.kind().name().contains('#') && id.kind().name() != "norm", *place)
         });
-        self.id = self.same.pop().unwrap_or(self.id);
+        (self.place, self.id) = self.same.pop().unwrap_or((self.place, self.id));
         self
     }
 }
@@ -141,7 +143,7 @@ fn parts(array: &Array, views: &[(Vec<usize>, bool)], nodes: &[Exact], rows: usi
     for (order, _) in views.iter().filter(|(order, _)| order.len() == 2 && array.shape[order[0]] == rows) {
         let width = array.shape[order[1]];
         let values = array.clone().permuted(order)?.values();
-        for node in nodes.iter().filter(|node| !node.is_matrix()) {
+        for (place, node) in nodes.iter().enumerate().filter(|(_, node)| !node.is_matrix()) {
             let own = node.values.len() / rows;
             for step in [1, 2] {
                 if own < PROBED.min(width) || own * step > width || own == width {
@@ -155,7 +157,7 @@ fn parts(array: &Array, views: &[(Vec<usize>, bool)], nodes: &[Exact], rows: usi
                 let Some((distance, from)) = best.filter(|(distance, _)| *distance <= NEAR) else { continue };
                 let to = if step == 1 { from + own } else { width };
                 let way = Way { order: order.clone(), columns: Some(Columns { from, to, step, width }) };
-                found.push(Fit { id: node.id, way, distance, next: None, same: Vec::new() });
+                found.push(Fit { place, id: node.id, way, distance, next: None, same: Vec::new() });
             }
         }
     }
@@ -164,7 +166,7 @@ fn parts(array: &Array, views: &[(Vec<usize>, bool)], nodes: &[Exact], rows: usi
     for fit in found {
         match kept.iter_mut().find(|known| known.way == fit.way) {
             // The same columns: of the same values, or the next best.
-            Some(known) if fit.distance <= known.distance => known.same.push(fit.id),
+            Some(known) if fit.distance <= known.distance => known.same.push((fit.place, fit.id)),
             Some(known) => known.next = known.next.or(Some((fit.id, fit.distance))),
             None => kept.push(fit),
         }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::fit::{Fit, NEAR, Way};
 use super::{Columns, Found};
-use crate::checkpoint::{Checkpoint, Kind};
+use crate::checkpoint::Checkpoint;
 
 /// A line of the map.
 #[derive(Clone, Debug)]
@@ -78,10 +78,8 @@ impl Proposal {
             }
         }
         out.groups.sort_by_key(|line| {
-            let first = line.members.iter().flat_map(|found| &found.fits).map(|fit| fit.id).min();
-            first.map(|id| {
-                (id.layer_index().is_none() && id.kind() != Kind::Embed, id.kind(), line.name.clone())
-            })
+            let first = line.members.iter().flat_map(|found| &found.fits).map(|fit| fit.place).min();
+            (first, line.name.clone())
         });
         out
     }
@@ -149,8 +147,8 @@ impl Group {
             Some((id, distance)) => format!("next best {id} {distance:.1e}"),
             None => "no other node has its size".to_owned(),
         };
-        let same: Vec<String> = fits().flat_map(|fit| &fit.same).map(ToString::to_string).take(1).collect();
-        let same = same.first().map(|id| format!("; {id} has the same values")).unwrap_or_default();
+        let same = fits().flat_map(|fit| &fit.same).next();
+        let same = same.map(|(_, id)| format!("; {id} has the same values")).unwrap_or_default();
         let unsure = if self.is_sure() { "" } else { "unsure: " };
         let count = self.members.len();
         let tensors = if count == 1 { String::new() } else { format!(" at most, {count} tensors") };
@@ -238,7 +236,7 @@ mod tests {
         Found {
             name: name.into(),
             shape: vec![2, 4],
-            fits: vec![Fit { id, way, distance, next, same: vec![] }],
+            fits: vec![Fit { place: 0, id, way, distance, next, same: vec![] }],
         }
     }
 

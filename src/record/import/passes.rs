@@ -78,7 +78,7 @@ impl<'t> Pass<'t> {
         first: usize,
         of_printed: bool,
         unmapped: &mut Vec<String>,
-    ) -> BTreeMap<Checkpoint, SeenPart> {
+    ) -> HashMap<Checkpoint, SeenPart> {
         let mut aliases: BTreeMap<Id, Vec<Id>> = BTreeMap::new();
         for id in 0..self.graph.nodes {
             let known = !matches!(self.graph.get(id).op, Op::Permute | Op::Transpose)
@@ -87,7 +87,7 @@ impl<'t> Pass<'t> {
                 aliases.entry(self.graph.storage(id)).or_default().push(id);
             }
         }
-        let mut out = BTreeMap::new();
+        let mut out = HashMap::new();
         // Whoever computes what was printed has no more than the fixed checkpoints.
         for capture in self.mapping.captures.iter().filter(|capture| capture.checkpoint.kind().is_fixed()) {
             let Some(positions) = self.positions(capture, first) else {
@@ -291,7 +291,7 @@ fn tensor(name: &str, op: Op, dtype: &str, ne: [usize; 4]) -> Tensor {
 fn separate_windows(graph: &mut Graph) {
     let fused: Vec<Id> = graph.computed().filter(|&id| reads_fused(graph, id)).collect();
     for whole in fused {
-        let mut roles: BTreeMap<Kind, Id> = BTreeMap::new();
+        let mut roles: HashMap<Kind, Id> = HashMap::new();
         for id in 0..graph.nodes {
             if graph.get(id).op != Op::View || graph.src(id, 0).map(|src| graph.storage(src)) != Some(whole) {
                 continue;

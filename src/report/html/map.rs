@@ -1,8 +1,9 @@
 //! Geometry of the two pictures that share one axis of depth: the map of checkpoints, and below it the
 //! trajectory of the errors. All lengths in SVG user units.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
+use indexmap::IndexSet;
 use serde::Serialize;
 
 use super::color::{DIFFERENCE, OWN};
@@ -116,16 +117,10 @@ pub fn map(report: &Report) -> Map {
     }
 }
 
-/// The kinds of the report's checkpoints, in order of execution: the fixed ones, or where a graph has names of its own
-/// each where it comes first.
+/// The kinds of the report's checkpoints, each where it comes first.
 fn kinds(report: &Report) -> Vec<Kind> {
-    let mut seen: Vec<Kind> = Vec::new();
-    let mut known: HashSet<Kind> = HashSet::new();
-    seen.extend(report.checkpoints.iter().map(|entry| entry.id.kind()).filter(|kind| known.insert(*kind)));
-    match seen.iter().all(|kind| kind.is_fixed()) {
-        true => Kind::all().filter(|kind| known.contains(kind)).collect(),
-        false => seen,
-    }
+    let kinds: IndexSet<Kind> = report.checkpoints.iter().map(|entry| entry.id.kind()).collect();
+    kinds.into_iter().collect()
 }
 
 /// A name as far as there is room for it.
@@ -260,7 +255,7 @@ fn chart(report: &Report, frame: &Frame, top: f64) -> Chart {
 }
 
 /// Horizontal places of all checkpoints: the column of each, and within it the order of execution.
-fn places(report: &Report, frame: &Frame) -> BTreeMap<Checkpoint, f64> {
+fn places(report: &Report, frame: &Frame) -> HashMap<Checkpoint, f64> {
     let mut members: BTreeMap<usize, Vec<Checkpoint>> = BTreeMap::new();
     for entry in &report.checkpoints {
         members.entry(frame.column_of(entry)).or_default().push(entry.id);

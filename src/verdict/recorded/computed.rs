@@ -1,6 +1,6 @@
 //! What a recording was computed in, and what that hides, in one line.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashSet};
 
 use parity_graph::Op;
 use parity_graph::known::is_weight;
@@ -70,7 +70,7 @@ fn narrow_product(name: &str) -> Option<&'static str> {
 /// Products with weights that only narrower operands explain, where f32 explains most others of them: a cast that was
 /// meant for all, or for none.
 fn coarser(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> Option<String> {
-    let (mut narrow, mut all) = (Vec::new(), BTreeSet::new());
+    let (mut narrow, mut all) = (Vec::new(), HashSet::new());
     for (_, labelled) in graphs {
         let graph = &labelled.program.graph;
         for (id, checkpoint) in labelled.nodes() {
