@@ -2,7 +2,7 @@
 
 use super::{Argument, Fault, Home, PLAIN, diagnose, named, when};
 use crate::checkpoint::Kind;
-use crate::model::graph::{Activation, Glu, GluForm, Node, Op};
+use crate::model::graph::{Activation, Glu, Node, Op};
 
 const HOME: Home = Home::First(&[Kind::FfnAct]);
 
@@ -78,7 +78,7 @@ pub const FAULTS: &[Fault] = &[
         fix: "silu(gate)·up",
         home: HOME,
         change: |_, node, _| {
-            glu(node)?.form = GluForm::ActOnUp;
+            glu(node)?.swapped = true;
             Some(())
         },
         sentence: |_, _, _| "the activation is applied to up: gate·silu(up) for silu(gate)·up".to_owned(),
@@ -91,7 +91,7 @@ pub const FAULTS: &[Fault] = &[
         fix: "silu(gate)·up",
         home: HOME,
         change: |_, node, _| {
-            glu(node)?.form = GluForm::NoUp;
+            glu(node)?.gated = false;
             Some(())
         },
         sentence: |_, _, _| "the activated gate is not multiplied by up".to_owned(),

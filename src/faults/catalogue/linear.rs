@@ -2,8 +2,8 @@
 
 use super::{Argument, Fault, Home, PLAIN, Site, diagnose, input, integer, named, output, weight_name, when};
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::model::edit::Change;
-use crate::model::graph::{Node, Op, Reading, WeightRef};
+use crate::model::edit::{Change, Reading};
+use crate::model::graph::{Node, Op, WeightRef};
 use crate::numerics::Storage;
 
 const PRODUCTS: Home = Home::First(&[Kind::QProj]);

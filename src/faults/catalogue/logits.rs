@@ -2,8 +2,8 @@
 
 use super::{Argument, Fault, Home, PLAIN, Site, diagnose, input, integer, output, when};
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::model::edit::Change;
-use crate::model::graph::{Node, Op, Reading};
+use crate::model::edit::{Change, Reading};
+use crate::model::graph::{Node, Op};
 
 const HOME: Home = Home::First(&[Kind::Logits]);
 

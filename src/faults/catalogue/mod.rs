@@ -22,9 +22,11 @@ mod residual;
 mod rope;
 
 pub use attention::head_columns;
+pub use attention_limits::window;
 pub use feed_forward::swapped as swapped_gate;
 pub use linear::{in_layer, same_shape};
 pub use residual::sources as residual_sources;
+pub use rope::shifted;
 
 /// All faults, by part of the model.
 pub fn all() -> impl Iterator<Item = &'static Fault> {
