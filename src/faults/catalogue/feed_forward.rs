@@ -3,6 +3,7 @@
 use super::{Argument, Fault, Home, PLAIN, diagnose, named, when};
 use crate::checkpoint::Kind;
 use crate::model::graph::{Activation, Glu, Node, Op};
+use parity_graph::weights;
 
 const HOME: Home = Home::First(&[Kind::FfnAct]);
 
@@ -21,8 +22,8 @@ pub fn swapped(node: &mut Node) -> Option<()> {
     }
     let Op::Linear { weight, .. } = &mut node.op else { return None };
     let swapped = match node.checkpoint.kind() {
-        Kind::FfnGate => weight.name.replace("ffn_gate", "ffn_up"),
-        Kind::FfnUp => weight.name.replace("ffn_up", "ffn_gate"),
+        Kind::FfnGate => weight.name.replace(weights::FFN_GATE, weights::FFN_UP),
+        Kind::FfnUp => weight.name.replace(weights::FFN_UP, weights::FFN_GATE),
         _ => return None,
     };
     when(swapped != weight.name)?;

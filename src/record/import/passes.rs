@@ -9,6 +9,7 @@ use parity_graph::{Graph, Id, Op, Params, Tensor, View};
 use parity_record::map::{Capture, Mapping, map};
 
 use super::text::PrintedNode;
+use parity_graph::weights::{Name, TOKEN_EMBD, WEIGHT};
 
 /// Half a unit of the last digit of `%12.4f`.
 pub const VALUE_HALF_UNIT: f64 = 0.5e-4;
@@ -47,13 +48,15 @@ pub fn passes(nodes: &[PrintedNode]) -> Vec<Pass<'_>> {
     let mut used: HashSet<(&str, &str)> = HashSet::new();
     for (index, node) in nodes.iter().enumerate() {
         let sources = || node.sources.iter().map(|(name, _)| without_copy_marks(name));
-        let embeds = node.op == "GET_ROWS" && sources().next() == Some("token_embd.weight");
-        let mut weights = sources().filter(|name| name.starts_with("blk.") && name.ends_with(".weight"));
+        let embedding = |name| matches!(Name::of(name), Name { layer: None, part: TOKEN_EMBD, kind: WEIGHT });
+        let embeds = node.op == "GET_ROWS" && sources().next().is_some_and(embedding);
+        let in_layer = |name: &&str| Name::of(name).layer.is_some();
+        let mut weights = sources().filter(|name| in_layer(name) && Name::of(name).kind == WEIGHT);
         let again = weights.any(|name| !used.insert((&node.op, name)));
         if (embeds && !used.is_empty()) || again {
             starts.push(index);
             used.clear();
-            used.extend(sources().filter(|name| name.starts_with("blk.")).map(|name| (&*node.op, name)));
+            used.extend(sources().filter(in_layer).map(|name| (&*node.op, name)));
         }
     }
     starts.push(nodes.len());
