@@ -25,11 +25,11 @@ fn group_norm<S: Scalar>(norm: &Norm, weight: &[S], x: &mut [S]) {
     }
     let mean_square = x.iter().map(|x| x.to_f64() * x.to_f64()).sum::<f64>() / n;
     let scale = S::from_f64(1.0 / (mean_square + norm.eps).sqrt());
-    x.iter_mut().for_each(|x| *x = *x * scale);
+    x.iter_mut().for_each(|x| *x *= scale);
     for _ in 0..times {
         match offset {
-            0.0 => x.iter_mut().zip(weight).for_each(|(x, &w)| *x = *x * w),
-            offset => x.iter_mut().zip(weight).for_each(|(x, &w)| *x = *x * (S::from_f64(offset) + w)),
+            0.0 => x.iter_mut().zip(weight).for_each(|(x, &w)| *x *= w),
+            offset => x.iter_mut().zip(weight).for_each(|(x, &w)| *x *= S::from_f64(offset) + w),
         }
     }
 }

@@ -6,6 +6,8 @@
 pub const TOKEN_EMBD: &str = "token_embd";
 /// (V, D) table of the logits, where it is another.
 pub const OUTPUT: &str = "output";
+/// (classes, D) head of a classifier or reranker.
+pub const CLS_OUTPUT: &str = "cls.output";
 /// (D,) last norm.
 pub const OUTPUT_NORM: &str = "output_norm";
 /// (dims/2,) divisors of RoPE's angles.

@@ -44,8 +44,8 @@ pub fn draw(builder: &mut Builder<'_>) -> Result<()> {
     };
     if name == QWEN3.name {
         // The head of classifiers and rerankers, which a graph for logits does not compute.
-        builder.idle("cls.output.weight");
-        builder.idle("cls.output.bias");
+        builder.idle(&weights::weight(weights::CLS_OUTPUT));
+        builder.idle(&weights::bias(weights::CLS_OUTPUT));
     }
     let experts = experts(builder)?;
     let mut x = builder.embed()?;

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use parity_dump::seen::{SeenPart, SeenRow, SeenSum};
 use parity_dump::{Checkpoint, Kind};
 use parity_graph::graph::{contiguous, without_copy_marks};
+use parity_graph::weights::{ATTN_QKV, BIAS, Name, TOKEN_EMBD, WEIGHT};
 use parity_graph::{Graph, Id, Op, Params, Tensor, View};
 use parity_record::map::{Capture, Mapping, map};
 
 use super::text::PrintedNode;
-use parity_graph::weights::{Name, TOKEN_EMBD, WEIGHT};
 
 /// Half a unit of the last digit of `%12.4f`.
 pub const VALUE_HALF_UNIT: f64 = 0.5e-4;
@@ -328,13 +328,12 @@ fn separate_windows(graph: &mut Graph) {
 
 /// Whether a node is the product with a fused weight, or, where there is one, the sum with its bias.
 fn reads_fused(graph: &Graph, id: Id) -> bool {
-    let reads = |id: Id, part: &str| {
-        graph.sources(id).any(|src| graph.is_leaf(src) && graph.get(src).name.ends_with(part))
+    let reads = |id: Id, kind: &str| {
+        let is_fused = |name: &Name<'_>| (name.part, name.kind) == (ATTN_QKV, kind) && name.layer.is_some();
+        graph.sources(id).any(|src| graph.is_leaf(src) && is_fused(&Name::of(&graph.get(src).name)))
     };
-    let biased = || {
-        (0..graph.nodes).any(|sum| graph.sources(sum).any(|src| src == id) && reads(sum, ".attn_qkv.bias"))
-    };
-    reads(id, ".attn_qkv.bias") || reads(id, ".attn_qkv.weight") && !biased()
+    let biased = || (0..graph.nodes).any(|sum| graph.sources(sum).any(|src| src == id) && reads(sum, BIAS));
+    reads(id, BIAS) || reads(id, WEIGHT) && !biased()
 }
 
 /// What a window holds, by where its values go.
