@@ -17,6 +17,8 @@ const FUNCTION_LINES_MAX: usize = 70;
 
 /// The one file that spells checkpoint ids.
 const VOCABULARY: &str = "crates/parity-dump/src/checkpoint.rs";
+/// The one file that spells the names of a model file's tensors.
+const TENSORS: &str = "crates/parity-graph/src/weights.rs";
 /// The one folder that names cudarc.
 const CUDA: &str = "src/engine/cuda";
 
@@ -226,6 +228,38 @@ fn checkpoints_are_spelt_in_one_file() {
     for source in sources().iter().filter(|source| source.path != VOCABULARY) {
         let spelt: Vec<_> = source.strings.iter().filter(|(_, string)| is_id(string)).collect();
         assert!(spelt.is_empty(), "{}: {spelt:?}: spelt in {VOCABULARY} only, use Kind", source.path);
+    }
+}
+
+#[test]
+fn tensors_are_spelt_in_one_file() {
+    let sources = sources();
+    let is_part = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_lowercase() || c == b'_');
+    let table = sources.iter().find(|source| source.path == TENSORS).unwrap();
+    // `output` alone, and what llama.cpp's nodes and checkpoints are called too, may be something else.
+    let own = |part: &str| part.contains('_') && !TENSOR_NAMES.contains(&part);
+    let parts: BTreeSet<&str> = table
+        .strings
+        .iter()
+        .map(|(_, part)| part.as_str())
+        .filter(|part| is_part(part) && own(part))
+        .collect();
+    assert!(parts.contains("attn_q") && parts.contains("token_embd") && parts.contains("ffn_down_exps"));
+    // A sentence may name a tensor.
+    let is_tensor = |string: &str| {
+        if string.contains(' ') {
+            return false;
+        }
+        let kind = [".weight", ".bias"].iter().find_map(|kind| string.strip_suffix(kind));
+        let part = kind.unwrap_or(string).rsplit('.').next().unwrap_or_default();
+        kind.is_some() && is_part(part)
+            || string.starts_with("blk.{") && parts.contains(part)
+            || parts.contains(string)
+    };
+    assert!(is_tensor("output.weight") && is_tensor("blk.{layer}.attn_sinks") && !is_tensor("{part}.weight"));
+    for source in sources.iter().filter(|source| source.path != TENSORS) {
+        let spelt: Vec<_> = source.strings.iter().filter(|(_, string)| is_tensor(string)).collect();
+        assert!(spelt.is_empty(), "{}: {spelt:?}: spelt in {TENSORS} only, use its constants", source.path);
     }
 }
 

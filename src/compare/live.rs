@@ -113,15 +113,14 @@ impl<'a> Live<'a> {
         if let Some(writer) = options.writer {
             writer.finish()?;
         }
+        let shape = |id: &Checkpoint| row_shapes.get(id).cloned().unwrap_or_default();
         let Some(reference) = reference else {
-            let compared = options.compared.iter();
-            let alone =
-                compared.map(|c| Comparison::alone(*c, row_shapes.get(c).cloned().unwrap_or_default()));
+            let alone = options.compared.iter().map(|id| Comparison::alone(*id, shape(id)));
             return Ok(LiveResult { comparisons: alone.collect(), tokens: None, details: Vec::new(), kept });
         };
         let common = common_positions(kept.tokens(), reference.tokens());
         let compare = |checkpoint: Checkpoint| {
-            let ours = row_shapes.get(&checkpoint).cloned().unwrap_or_default();
+            let ours = shape(&checkpoint);
             let tolerance = options.tolerances.of(checkpoint);
             if let Some(seen) = partial.remove(&checkpoint) {
                 let theirs = shape_of(reference, checkpoint);

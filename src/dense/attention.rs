@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::Rows;
 use crate::arithmetic::round::{AttentionRounding, stored};
-use crate::model::graph::{Attention, KvMap, Mask, ScoreLimit};
+use crate::model::graph::{Anchor, Attention, BySteps, Edge, Mask, ScoreLimit};
 use crate::numerics::{Numerics, Storage};
 use crate::scalar::{Placed, Scalar, gemm};
 use crate::tensor::{Matrix, View};
@@ -115,21 +115,19 @@ impl<'a, S: Scalar> Stored<'a, S> {
 }
 
 /// The positions that row t sees of `cached`.
-pub(crate) fn visible(mask: Mask, rows: Rows<'_>, t: usize, cached: usize) -> Range<usize> {
-    let own = i64::from(rows.positions[t]);
-    let (start, end) = match mask {
-        Mask::Causal => (0, own + 1),
-        Mask::None => (0, i64::from(rows.steps[t].end)),
-        Mask::Shift(shift) => (0, own + 1 + shift),
-        Mask::StepOnly => (i64::from(rows.steps[t].start), own + 1),
-        Mask::Window(width) => (own + 1 - i64::from(width), own + 1),
-        Mask::BeforeStep => match i64::from(rows.steps[t].start) {
-            0 => (0, own + 1),
-            start => (0, start),
-        },
+pub(crate) fn visible(mask: BySteps<Mask>, rows: Rows<'_>, t: usize, cached: usize) -> Range<usize> {
+    let step = &rows.steps[t];
+    let at = |edge: Edge| {
+        let from = match edge.from {
+            Anchor::Start => 0,
+            Anchor::Step => step.start,
+            Anchor::Row => rows.positions[t],
+            Anchor::End => step.end,
+        };
+        (i64::from(from) + edge.offset).clamp(0, cached as i64) as usize
     };
-    let clamp = |position: i64| position.clamp(0, cached as i64) as usize;
-    clamp(start)..clamp(end).max(clamp(start))
+    let Mask { first, behind } = mask.at(step.start);
+    at(first)..at(behind).max(at(first))
 }
 
 /// scores (S,) to probabilities in place; what is not visible becomes 0.
@@ -165,10 +163,7 @@ pub(crate) fn limited<S: Scalar>(limit: ScoreLimit, score: S) -> S {
 
 /// The key/value head that a query head reads.
 pub(crate) fn kv_head(op: &Attention, head: usize) -> usize {
-    match op.kv_map {
-        KvMap::Group => head / (op.heads / op.kv_heads),
-        KvMap::Modulo => head % op.kv_heads,
-    }
+    (head / op.group) % op.kv_heads
 }
 
 /// (T, S) scores of one head.

@@ -1,4 +1,4 @@
-//! RMS norm (Zhang and Sennrich, arXiv 1910.07467) over groups of columns.
+//! RMS norm (Zhang and Sennrich, arXiv 1910.07467) and its kin, over groups of columns.
 
 use rayon::prelude::*;
 
@@ -18,19 +18,18 @@ pub fn execute<S: Scalar>(norm: &Norm, weight: &Weight<'_>, x: View<'_, S>) -> M
 /// One group of columns, in place.
 fn group_norm<S: Scalar>(norm: &Norm, weight: &[S], x: &mut [S]) {
     let n = x.len() as f64;
-    if norm.style == NormStyle::LayerNorm {
+    let NormStyle { centred, offset, times } = norm.style;
+    if centred {
         let mean = S::from_f64(x.iter().map(|x| x.to_f64()).sum::<f64>() / n);
         x.iter_mut().for_each(|x| *x = *x - mean);
     }
     let mean_square = x.iter().map(|x| x.to_f64() * x.to_f64()).sum::<f64>() / n;
     let scale = S::from_f64(1.0 / (mean_square + norm.eps).sqrt());
-    for (x, &w) in x.iter_mut().zip(weight) {
-        let normed = *x * scale;
-        *x = match norm.style {
-            NormStyle::Rms | NormStyle::LayerNorm => normed * w,
-            NormStyle::NoWeight => normed,
-            NormStyle::WeightTwice => normed * w * w,
-            NormStyle::UnitOffset => normed * (S::ONE + w),
-        };
+    x.iter_mut().for_each(|x| *x *= scale);
+    for _ in 0..times {
+        match offset {
+            0.0 => x.iter_mut().zip(weight).for_each(|(x, &w)| *x *= w),
+            offset => x.iter_mut().zip(weight).for_each(|(x, &w)| *x *= S::from_f64(offset) + w),
+        }
     }
 }

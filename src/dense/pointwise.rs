@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use rayon::prelude::*;
 
-use crate::model::graph::{Activation, Glu, GluForm};
+use crate::model::graph::{Activation, Glu};
 use crate::model::weights::Weight;
 use crate::scalar::{self, Scalar, vectorized};
 use crate::tensor::{Matrix, View};
@@ -31,20 +31,20 @@ pub fn add<S: Scalar>(scale: [f64; 2], a: View<'_, S>, b: View<'_, S>) -> Matrix
     Matrix::new(a.rows, a.cols, a.data.iter().zip(b.data).map(sum).collect())
 }
 
-/// act(gate)·up and its mistaken forms.
+/// act(gate)·up, or act(gate) alone.
 pub fn glu<S: Scalar>(glu: Glu, gate: View<'_, S>, up: View<'_, S>) -> Matrix<S> {
     let n = gate.data.len();
     assert_eq!(n, up.data.len(), "gate and up have one shape");
     let mut out: Vec<S> = Vec::with_capacity(n);
-    let inputs = gate.data.par_chunks(PART).zip(up.data.par_chunks(PART));
-    out.spare_capacity_mut()[..n].par_chunks_mut(PART).zip(inputs).for_each(|(out, (gate, up))| {
+    let (turned, other) = if glu.swapped { (up, gate) } else { (gate, up) };
+    let inputs = turned.data.par_chunks(PART).zip(other.data.par_chunks(PART));
+    out.spare_capacity_mut()[..n].par_chunks_mut(PART).zip(inputs).for_each(|(out, (turned, other))| {
         vectorized(
             #[inline(always)]
-            || match (glu.form, glu.activation) {
-                (GluForm::GateTimesUp, Activation::Silu) => each(out, gate, up, |gate, up| silu(gate) * up),
-                (GluForm::GateTimesUp, other) => each(out, gate, up, |gate, up| activation(other, gate) * up),
-                (GluForm::ActOnUp, other) => each(out, gate, up, |gate, up| gate * activation(other, up)),
-                (GluForm::NoUp, other) => each(out, gate, up, |gate, _| activation(other, gate)),
+            || match (glu.gated, glu.activation) {
+                (true, Activation::Silu) => each(out, turned, other, |x, y| silu(x) * y),
+                (true, act) => each(out, turned, other, |x, y| activation(act, x) * y),
+                (false, act) => each(out, turned, other, |x, _| activation(act, x)),
             },
         );
     });

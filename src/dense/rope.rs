@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::Rows;
-use crate::model::graph::{Pairing, Rope, RopePosition};
+use crate::model::graph::{Anchor, BySteps, Pairing, Position, Rope};
 use crate::model::weights::Weight;
 use crate::numerics::{Numerics, Products};
 use crate::scalar::Scalar;
@@ -65,17 +65,17 @@ fn angles_multiplied_on(rope: &Rope, freqs: &[f64], position: f64) -> Vec<f64> {
 }
 
 /// The position that row t is turned by.
-fn turned_position(position: RopePosition, rows: Rows<'_>, t: usize) -> f64 {
-    let own = f64::from(rows.positions[t]);
-    match position {
-        RopePosition::Own => own,
-        RopePosition::Shift(shift) => own + shift as f64,
-        RopePosition::Zero => 0.0,
-        RopePosition::InStep => own - f64::from(rows.steps[t].start),
-        RopePosition::ShiftInDecode(_) if rows.steps[t].start == 0 => own,
-        RopePosition::ShiftInDecode(shift) => own + shift as f64,
-        RopePosition::Scaled(numerator, denominator) => own * f64::from(numerator) / f64::from(denominator),
-    }
+fn turned_position(position: BySteps<Position>, rows: Rows<'_>, t: usize) -> f64 {
+    let step = &rows.steps[t];
+    let Position { from, times: (numerator, denominator), offset } = position.at(step.start);
+    let from = match from {
+        Anchor::Start => 0,
+        Anchor::Step => step.start,
+        Anchor::Row => rows.positions[t],
+        Anchor::End => step.end,
+    };
+    let counted = f64::from(rows.positions[t]) - f64::from(from);
+    counted * f64::from(numerator) / f64::from(denominator) + offset as f64
 }
 
 /// One head, (E,), in place.

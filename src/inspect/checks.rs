@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::model::{Dims, EMBEDDING, Glance, OUTPUT, TensorReport, tokens};
+use super::model::{Dims, Glance, TensorReport, tokens};
 use super::{Finding, Level, expected};
 use crate::gguf::{Array, Gguf, Value};
+use parity_graph::weights::{OUTPUT, TOKEN_EMBD, weight};
 
 /// Weights of a layer whose size leaves the median of their like in other layers by more than this are
 /// unusual: four times the widest ratio that the healthy models at hand have (SmolLM2 135M, blk.0.attn_v;
@@ -42,7 +43,7 @@ pub fn all(
 
 /// `blk.3.attn_q.weight` -> (3, `attn_q.weight`).
 pub fn without_layer(name: &str) -> (Option<usize>, &str) {
-    match parity_graph::known::layer_weight(name) {
+    match parity_graph::weights::layer_weight(name) {
         Some((layer, rest)) => (Some(layer as usize), rest),
         None => (None, name),
     }
@@ -54,7 +55,7 @@ fn embedding(glance: &Glance) -> Option<Finding> {
         "is transposed: read as stored its columns share no mean (spread {:.1}, chance gives 1), read the other way they do ({:.1})",
         layout.as_stored, layout.transposed
     );
-    Some(Finding::wrong(EMBEDDING, text))
+    Some(Finding::wrong(weight(TOKEN_EMBD), text))
 }
 
 /// The tokenizer against the embedding table.
@@ -63,11 +64,11 @@ fn vocabulary(gguf: &Gguf, glance: &Glance) -> Vec<Finding> {
     let Some(count) = tokens(gguf).map(<[String]>::len) else { return findings };
     match glance.vocab_rows {
         Some(rows) if count > rows => findings.push(Finding::wrong(
-            EMBEDDING,
+            weight(TOKEN_EMBD),
             format!("has {rows} rows for {count} tokens: the last {} tokens have none", count - rows),
         )),
         Some(rows) if count < rows => findings.push(Finding::unusual(
-            EMBEDDING,
+            weight(TOKEN_EMBD),
             format!("has {rows} rows for {count} tokens: the last {} rows stand for none", rows - count),
         )),
         _ => {}
@@ -138,7 +139,7 @@ pub fn by_suffix(tensors: &[TensorReport]) -> BTreeMap<&str, BTreeMap<usize, &Te
 }
 
 /// Whether all layers are there and alike; `needed` are tensors that none may lack.
-fn layers(dims: &Dims, tensors: &[TensorReport], needed: &[&str]) -> Vec<Finding> {
+fn layers(dims: &Dims, tensors: &[TensorReport], needed: &[String]) -> Vec<Finding> {
     let groups = by_suffix(tensors);
     let present: BTreeSet<usize> = groups.values().flat_map(|group| group.keys().copied()).collect();
     let mut findings = Vec::new();
@@ -161,7 +162,7 @@ fn layers(dims: &Dims, tensors: &[TensorReport], needed: &[&str]) -> Vec<Finding
         let absent: Vec<String> =
             present.iter().filter(|layer| !group.contains_key(layer)).map(usize::to_string).collect();
         let text = format!("is missing in layer {}, {} layers have it", absent.join(", "), group.len());
-        if !absent.is_empty() && needed.contains(&suffix) {
+        if !absent.is_empty() && needed.iter().any(|needed| needed == suffix) {
             findings.push(Finding::wrong(format!("blk.*.{suffix}"), text));
         } else if !absent.is_empty() && absent.len() < group.len() {
             // Where most layers lack a tensor, the architecture alternates.
@@ -196,6 +197,7 @@ fn sizes(tensors: &[TensorReport]) -> Vec<Finding> {
 fn twins(gguf: &Gguf, tensors: &[TensorReport]) -> Vec<Finding> {
     let mut seen: BTreeMap<_, Vec<&str>> = BTreeMap::new();
     let mut findings = Vec::new();
+    let (table, head) = (weight(TOKEN_EMBD), weight(OUTPUT));
     for tensor in tensors {
         let Some(stats) = tensor.stats.filter(|stats| !stats.is_constant()) else { continue };
         let Some(rms) = stats.rms else { continue };
@@ -204,11 +206,8 @@ fn twins(gguf: &Gguf, tensors: &[TensorReport]) -> Vec<Finding> {
         let bytes = |name: &str| gguf.tensor(name).map(|t| t.bytes);
         if let Some(twin) = twins.iter().find(|twin| bytes(twin) == bytes(&tensor.name)) {
             let pair = [twin, tensor.name.as_str()];
-            findings.push(if pair.contains(&EMBEDDING) && pair.contains(&OUTPUT) {
-                Finding::unusual(
-                    OUTPUT,
-                    format!("is {EMBEDDING} once more: the model is tied and stores both"),
-                )
+            findings.push(if pair.contains(&&*table) && pair.contains(&&*head) {
+                Finding::unusual(&head, format!("is {table} once more: the model is tied and stores both"))
             } else {
                 Finding::wrong(&tensor.name, format!("holds the bytes of {twin}"))
             });

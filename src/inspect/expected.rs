@@ -1,10 +1,11 @@
 //! What a model of an architecture that parity runs has to have: metadata, tensors, shapes.
 
 use super::Finding;
-use super::checks::{by_suffix, without_layer};
-use super::model::{Dims, EMBEDDING, TensorReport};
+use super::checks::by_suffix;
+use super::model::{Dims, TensorReport};
 use crate::gguf::Gguf;
 use crate::model::config::Architecture;
+use parity_graph::weights::{self, BIAS, Name, WEIGHT};
 
 /// Keys under `{arch}.` without which no engine can compute.
 const KEYS: [&str; 5] = [
@@ -14,26 +15,27 @@ const KEYS: [&str; 5] = [
     "attention.head_count",
     "attention.layer_norm_rms_epsilon",
 ];
-/// Tensors outside the layers.
-const GLOBAL: [&str; 2] = [EMBEDDING, "output_norm.weight"];
-/// Tensors of every layer.
+/// Weights outside the layers.
+const GLOBAL: [&str; 2] = [weights::TOKEN_EMBD, weights::OUTPUT_NORM];
+/// Weights of every layer.
 const IN_LAYER: [&str; 9] = [
-    "attn_norm.weight",
-    "attn_q.weight",
-    "attn_k.weight",
-    "attn_v.weight",
-    "attn_output.weight",
-    "ffn_norm.weight",
-    "ffn_gate.weight",
-    "ffn_up.weight",
-    "ffn_down.weight",
+    weights::ATTN_NORM,
+    weights::ATTN_Q,
+    weights::ATTN_K,
+    weights::ATTN_V,
+    weights::ATTN_OUTPUT,
+    weights::FFN_NORM,
+    weights::FFN_GATE,
+    weights::FFN_UP,
+    weights::FFN_DOWN,
 ];
 /// Further tensors of every layer.
-const fn own(architecture: Architecture) -> &'static [&'static str] {
+fn own(architecture: Architecture) -> Vec<String> {
+    let all = |name: fn(&str) -> String, parts: &[&str]| parts.iter().map(|part| name(part)).collect();
     match architecture {
-        Architecture::Qwen2 => &["attn_q.bias", "attn_k.bias", "attn_v.bias"],
-        Architecture::Llama => &[],
-        Architecture::Qwen3 => &["attn_q_norm.weight", "attn_k_norm.weight"],
+        Architecture::Qwen2 => all(weights::bias, &[weights::ATTN_Q, weights::ATTN_K, weights::ATTN_V]),
+        Architecture::Llama => Vec::new(),
+        Architecture::Qwen3 => all(weights::weight, &[weights::ATTN_Q_NORM, weights::ATTN_K_NORM]),
     }
 }
 
@@ -44,9 +46,11 @@ fn architecture(gguf: &Gguf) -> Option<(Architecture, &'static str)> {
 }
 
 /// Tensors that every layer has, without layer; none where the architecture is another.
-pub fn in_layer(gguf: &Gguf) -> Vec<&'static str> {
+pub fn in_layer(gguf: &Gguf) -> Vec<String> {
     let known = architecture(gguf).map(|(architecture, _)| architecture);
-    known.map_or(Vec::new(), |architecture| [&IN_LAYER, own(architecture)].concat())
+    known.map_or(Vec::new(), |architecture| {
+        IN_LAYER.into_iter().map(weights::weight).chain(own(architecture)).collect()
+    })
 }
 
 /// Everything that is not as it has to be, but for tensors that only some layers lack. Silent on other
@@ -54,11 +58,12 @@ pub fn in_layer(gguf: &Gguf) -> Vec<&'static str> {
 pub fn all(gguf: &Gguf, dims: &Dims, tensors: &[TensorReport]) -> Vec<Finding> {
     let Some((_, name)) = architecture(gguf).filter(|_| !tensors.is_empty()) else { return Vec::new() };
     let mut findings = shapes(dims, tensors);
-    for name in GLOBAL.into_iter().filter(|name| !tensors.iter().any(|tensor| tensor.name == *name)) {
+    let global = GLOBAL.into_iter().map(weights::weight);
+    for name in global.filter(|name| !tensors.iter().any(|tensor| tensor.name == *name)) {
         findings.push(Finding::wrong(name, "is missing"));
     }
     let groups = by_suffix(tensors);
-    for suffix in in_layer(gguf).into_iter().filter(|suffix| !groups.contains_key(suffix)) {
+    for suffix in in_layer(gguf).into_iter().filter(|suffix| !groups.contains_key(&**suffix)) {
         findings.push(Finding::wrong(format!("blk.*.{suffix}"), "is missing in all layers"));
     }
     for key in KEYS.map(|key| format!("{name}.{key}")).into_iter().filter(|key| gguf.get(key).is_none()) {
@@ -72,21 +77,22 @@ pub fn all(gguf: &Gguf, dims: &Dims, tensors: &[TensorReport]) -> Vec<Finding> {
 }
 
 /// The shape that a tensor of a supported architecture has, slowest axis first, with the letters of its axes.
-fn expected_shape(suffix: &str, dims: &Dims) -> Option<(&'static str, Vec<usize>)> {
+fn expected_shape(name: &str, dims: &Dims) -> Option<(&'static str, Vec<usize>)> {
     let (model, width) = (dims.model?, dims.head_width?);
     let queries = dims.heads?.checked_mul(width)?;
     let keys = dims.kv_heads?.checked_mul(width)?;
-    Some(match suffix {
-        "token_embd.weight" | "output.weight" => ("(V, D)", vec![dims.vocab?, model]),
-        "output_norm.weight" | "attn_norm.weight" | "ffn_norm.weight" => ("(D)", vec![model]),
-        "attn_q.weight" => ("(H·E, D)", vec![queries, model]),
-        "attn_k.weight" | "attn_v.weight" => ("(K·E, D)", vec![keys, model]),
-        "attn_q.bias" => ("(H·E)", vec![queries]),
-        "attn_k.bias" | "attn_v.bias" => ("(K·E)", vec![keys]),
-        "attn_q_norm.weight" | "attn_k_norm.weight" => ("(E)", vec![width]),
-        "attn_output.weight" => ("(D, H·E)", vec![model, queries]),
-        "ffn_gate.weight" | "ffn_up.weight" => ("(F, D)", vec![dims.ffn?, model]),
-        "ffn_down.weight" => ("(D, F)", vec![model, dims.ffn?]),
+    let Name { part, kind, .. } = Name::of(name);
+    Some(match (part, kind) {
+        (weights::TOKEN_EMBD | weights::OUTPUT, WEIGHT) => ("(V, D)", vec![dims.vocab?, model]),
+        (weights::OUTPUT_NORM | weights::ATTN_NORM | weights::FFN_NORM, WEIGHT) => ("(D)", vec![model]),
+        (weights::ATTN_Q, WEIGHT) => ("(H·E, D)", vec![queries, model]),
+        (weights::ATTN_K | weights::ATTN_V, WEIGHT) => ("(K·E, D)", vec![keys, model]),
+        (weights::ATTN_Q, BIAS) => ("(H·E)", vec![queries]),
+        (weights::ATTN_K | weights::ATTN_V, BIAS) => ("(K·E)", vec![keys]),
+        (weights::ATTN_Q_NORM | weights::ATTN_K_NORM, WEIGHT) => ("(E)", vec![width]),
+        (weights::ATTN_OUTPUT, WEIGHT) => ("(D, H·E)", vec![model, queries]),
+        (weights::FFN_GATE | weights::FFN_UP, WEIGHT) => ("(F, D)", vec![dims.ffn?, model]),
+        (weights::FFN_DOWN, WEIGHT) => ("(D, F)", vec![model, dims.ffn?]),
         _ => return None,
     })
 }
@@ -95,7 +101,7 @@ fn expected_shape(suffix: &str, dims: &Dims) -> Option<(&'static str, Vec<usize>
 fn shapes(dims: &Dims, tensors: &[TensorReport]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for tensor in tensors {
-        let Some((letters, expected)) = expected_shape(without_layer(&tensor.name).1, dims) else { continue };
+        let Some((letters, expected)) = expected_shape(&tensor.name, dims) else { continue };
         if tensor.shape == expected {
             continue;
         }

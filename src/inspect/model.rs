@@ -14,6 +14,7 @@ use crate::gguf::{Array, DType, Gguf, Value};
 use crate::model::builders::{self, Cache, Shape};
 use crate::model::file::ModelFile;
 use crate::model::graph::Pairing;
+use parity_graph::weights;
 
 /// What a GGUF model holds.
 #[derive(Clone, Debug, Serialize)]
@@ -206,7 +207,7 @@ fn dims(gguf: &Gguf, architecture: &str) -> Dims {
     let float = |key: &str| gguf.f32(&format!("{architecture}.{key}")).ok().flatten();
     let (model, heads) = (number("embedding_length"), number("attention.head_count"));
     // Taken from the side that the metadata do not name, so that a transposed table is seen as one.
-    let vocab = gguf.tensor(EMBEDDING).map(|table| match model {
+    let vocab = gguf.tensor(&weights::weight(weights::TOKEN_EMBD)).map(|table| match model {
         Some(model) if table.rows() == model => table.cols(),
         _ => table.rows(),
     });
@@ -227,10 +228,6 @@ fn dims(gguf: &Gguf, architecture: &str) -> Dims {
     }
 }
 
-/// The embedding table.
-pub const EMBEDDING: &str = "token_embd.weight";
-/// The table of the logits, where it is another.
-pub const OUTPUT: &str = "output.weight";
 /// Types of the tokenizer's tokens, as numbers.
 const TOKEN_TYPES: &str = "tokenizer.ggml.token_type";
 /// `LLAMA_TOKEN_TYPE_UNUSED`: how converters mark padding.
@@ -242,7 +239,7 @@ pub fn tokens(gguf: &Gguf) -> Option<&[String]> {
 }
 
 fn glance(gguf: &Gguf, architecture: &str, dims: &Dims, refused: Option<String>) -> Glance {
-    let table = gguf.tensor(EMBEDDING);
+    let table = gguf.tensor(&weights::weight(weights::TOKEN_EMBD));
     let embedding_layout = table.filter(|t| t.info.dtype.is_decodable()).and_then(layout::measure);
     let vocab_rows = dims.vocab.filter(|_| table.is_some());
     let vocab_tokens = tokens(gguf).map(<[String]>::len);
@@ -260,7 +257,7 @@ fn glance(gguf: &Gguf, architecture: &str, dims: &Dims, refused: Option<String>)
     Glance {
         embedding_transposed: embedding_layout.and_then(|layout| layout.is_transposed()),
         embedding_layout,
-        tied: table.map(|_| gguf.tensor(OUTPUT).is_none()),
+        tied: table.map(|_| gguf.tensor(&weights::weight(weights::OUTPUT)).is_none()),
         biases,
         refused,
         rope_pairing: builders::pairing(architecture).map(|pairing| match pairing {

@@ -9,6 +9,7 @@ use super::dump::{CheckpointReport, DumpInspection};
 use super::model::{Dims, Glance, ModelInspection, TensorReport};
 use super::stats::Stats;
 use super::{Finding, Level};
+use parity_graph::weights;
 
 /// Width of the labels on the left.
 const LABEL: usize = 12;
@@ -130,7 +131,7 @@ fn glance(out: &mut String, glance: &Glance, dims: &Dims, tensors: &[TensorRepor
         Some(reason) => format!("on a recorded graph alone: {}", reason.lines().next().unwrap_or_default()),
     };
     line(out, "parity runs", runs);
-    let table = tensors.iter().find(|tensor| tensor.name == super::model::EMBEDDING);
+    let table = tensors.iter().find(|tensor| tensor.name == weights::weight(weights::TOKEN_EMBD));
     let embedding = match (table, glance.embedding_transposed) {
         (None, _) => "none".to_owned(),
         (Some(_), Some(true)) => "TRANSPOSED: its rows are not tokens".to_owned(),

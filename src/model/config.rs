@@ -4,6 +4,7 @@ use super::builders::Facts;
 use super::graph::Dims;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
+use parity_graph::weights;
 
 /// An architecture that engines have nodes for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +72,7 @@ impl Config {
             architecture,
             dims,
             context: facts.context,
-            tied: gguf.tensor("output.weight").is_none(),
+            tied: gguf.tensor(&weights::weight(weights::OUTPUT)).is_none(),
         })
     }
 }

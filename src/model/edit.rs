@@ -1,7 +1,47 @@
-//! Planted mistakes in data: what a node reads or writes, changed on the way.
+//! Planted mistakes in data: what a node reads or writes, changed on the way, and how the bytes of a weight are read.
 
 use crate::model::graph::{Rope, WeightRef};
 use crate::numerics::Storage;
+
+/// How the elements of a weight matrix (R, C) are found in its buffer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Reading {
+    /// w[r, c] = buffer[r·C + c].
+    AsStored,
+    /// w[r, c] = buffer[c·R + r]: the buffer taken for (C, R).
+    Transposed,
+    /// w[r, c] = buffer[(r + k)·C + c], rows counted round the end.
+    RowShift(i64),
+    /// The rows of every head of `width` rows in another order: halves (i, i + width/2) where the file has
+    /// pairs (2i, 2i + 1), or the reverse.
+    HeadRows {
+        /// Rows of one head.
+        width: usize,
+        /// Whether pairs are taken for halves, or halves for pairs.
+        pairs_for_halves: bool,
+    },
+    /// The memory was never filled: zeros.
+    Unfilled,
+    /// Its blocks are decoded wrongly.
+    Misread(Misreading),
+}
+
+/// Mistakes in decoding the blocks of a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Misreading {
+    /// Low and high nibble of every byte exchanged.
+    NibblesSwapped,
+    /// Byte i taken for values 2i and 2i + 1.
+    NibblesInSequence,
+    /// Minimum (or the constant offset of the quants) left out.
+    NoMinimum,
+    /// The scale of the following block used.
+    NeighbourScale,
+    /// The two high bits of the packed 6-bit scales and minima left out.
+    LowScaleBits,
+    /// F16 bits taken for BF16, or the reverse.
+    OtherHalf,
+}
 
 /// A change of what goes into a node or comes out of it.
 #[derive(Clone, Debug, PartialEq)]

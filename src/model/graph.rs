@@ -7,8 +7,8 @@
 mod op;
 
 pub use op::{
-    Activation, Attention, Glu, GluForm, KvMap, Mask, Misreading, Norm, NormStyle, Op, Pairing, Reading,
-    Rope, RopePosition, ScoreLimit, WeightRef,
+    Activation, Anchor, Attention, BySteps, Edge, Glu, Mask, Norm, NormStyle, Op, Pairing, Position, Rope,
+    ScoreLimit, WeightRef,
 };
 
 use std::collections::HashMap;

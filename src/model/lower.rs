@@ -14,8 +14,8 @@ use parity_graph::{self as built, Id, Op as Computed};
 use super::builders::{self, Built, Cache, Shape};
 use super::config::Config;
 use super::graph::{
-    Activation, Attention, Glu, GluForm, Graph, KvMap, Mask, Node, Norm, NormStyle, Op, Pairing, Rope,
-    RopePosition, ScoreLimit, WeightRef,
+    Attention, BySteps, Glu, Graph, Mask, Node, Norm, NormStyle, Op, Pairing, Position, Rope, ScoreLimit,
+    WeightRef,
 };
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::{Error, Result};
@@ -143,9 +143,7 @@ impl Lowering<'_> {
             }
             (Kind::AttnResidual | Kind::LayerOut, Computed::Add) => Op::Add { scale: [1.0, 1.0] },
             (Kind::QRope | Kind::KRope, Computed::Rope) => Op::Rope(self.rope(id)?),
-            (Kind::FfnAct, Computed::Swiglu) if self.int(id, "swapped") == 0 => {
-                Op::Glu(Glu { activation: Activation::Silu, form: GluForm::GateTimesUp })
-            }
+            (Kind::FfnAct, Computed::Swiglu) if self.int(id, "swapped") == 0 => Op::Glu(Glu::SWIGLU),
             _ => return None,
         })
     }
@@ -214,7 +212,7 @@ impl Lowering<'_> {
         let norm = self.built.src(id, 0).filter(|&src| self.built.get(src).op == Computed::RmsNorm)?;
         self.taken.insert(norm);
         let (eps, width) = (f64::from(self.float(norm, "eps")), self.built.get(norm).ne[0]);
-        Some(Norm { weight: self.weight(id, 1)?, eps, width, style: NormStyle::Rms })
+        Some(Norm { weight: self.weight(id, 1)?, eps, width, style: NormStyle::RMS })
     }
 
     /// RoPE of whole heads by their own positions, unscaled.
@@ -238,7 +236,7 @@ impl Lowering<'_> {
             dims: usize::try_from(self.int(id, "n_dims")).ok()?,
             pairing,
             freqs,
-            position: RopePosition::Own,
+            position: BySteps::all(Position::OWN),
             sign: 1,
             times: 1,
         })
@@ -256,13 +254,14 @@ impl Lowering<'_> {
         let mask = self.built.src(softmax, 1).map(|mask| &self.built.get(mask).name)?;
         let causal = mask == builders::CAUSAL_MASK && self.built.src(softmax, 2).is_none();
         let scale = exact_scale(self.float(softmax, "scale"), head_width);
+        let group = heads.checked_div(kv_heads).filter(|group| group * kv_heads == heads)?;
         (causal && self.float(softmax, "max_bias") == 0.0).then_some(Attention {
             heads,
             kv_heads,
             head_width,
             scale,
-            kv_map: KvMap::Group,
-            mask: Mask::Causal,
+            group,
+            mask: BySteps::all(Mask::CAUSAL),
             softmax: true,
             limit: ScoreLimit::None,
         })

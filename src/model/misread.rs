@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::gguf::{DType, TensorRef, decode};
-use crate::model::graph::Misreading;
+use crate::model::edit::Misreading;
 use crate::scalar::Scalar;
 
 /// Where a block keeps its parts, in bytes from its start (`block_*` of ggml-common.h).

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::gguf::{DType, Gguf, TensorRef};
-use crate::model::graph::{Reading, WeightRef};
+use crate::model::edit::Reading;
+use crate::model::graph::WeightRef;
 use crate::model::misread;
 use crate::scalar::Scalar;
 

@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use parity_graph::weights::TOKEN_EMBD;
 
 /// A program that can be tapped.
 #[derive(Clone, Debug)]
@@ -56,9 +57,8 @@ impl Program {
         let Ok(file) = File::open(&self.binary) else { return false };
         // SAFETY: a file that changes meanwhile would at worst give another answer to this question.
         let Ok(map) = (unsafe { memmap2::Mmap::map(&file) }) else { return false };
-        let needle = b"token_embd.weight";
-        let parts = [&b"token_embd"[..], needle];
-        parts.iter().any(|part| map.windows(part.len()).any(|window| window == *part))
+        let part = TOKEN_EMBD.as_bytes();
+        map.windows(part.len()).any(|window| window == part)
             && map.windows(5).any(|window| window == b"ggml_")
     }
 }

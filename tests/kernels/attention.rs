@@ -1,7 +1,7 @@
 //! The attention kernels against f64: head widths, masks, storing the inside, NaN.
 
 use parity::engine::cuda::calls::{self, AttentionData, AttentionKernel};
-use parity::model::graph::{Attention, KvMap, Mask};
+use parity::model::graph::{Anchor, Attention, BySteps, Edge, Mask};
 use parity::numerics::Storage;
 
 use crate::data::{Memory, Random};
@@ -20,13 +20,9 @@ struct AttentionCase {
 impl AttentionCase {
     fn visible(&self, t: usize) -> std::ops::Range<usize> {
         let (own, cached) = ((self.first + t) as i64, (self.first + self.rows) as i64);
-        let (from, to) = match self.op.mask {
-            Mask::Causal => (0, own + 1),
-            Mask::None => (0, cached),
-            Mask::Shift(shift) => (0, own + 1 + shift),
-            Mask::StepOnly => (self.first as i64, own + 1),
-            Mask::Window(_) | Mask::BeforeStep => unreachable!("no kernel has them"),
-        };
+        let Mask { first, behind } = self.op.mask.at(self.first as u32);
+        let at = |edge: Edge| edge.offset + [0, self.first as i64, own, cached][edge.from as usize];
+        let (from, to) = (at(first), at(behind));
         let to = to.clamp(0, cached) as usize;
         (from as usize).min(to)..to
     }
@@ -66,10 +62,7 @@ impl AttentionCase {
         assert_eq!(found, untraced, "storing scores and probabilities changes nothing");
 
         let (q, k, v) = (q.values(self.storage), k.values(self.kv), v.values(self.kv));
-        let kv_head = |h: usize| match self.op.kv_map {
-            KvMap::Group => h / (heads / kv_heads),
-            KvMap::Modulo => h % kv_heads,
-        };
+        let kv_head = |h: usize| (h / self.op.group) % kv_heads;
         let key = |h: usize, s: usize, c: usize| (s * kv_heads + kv_head(h)) * head_width + c;
         let query = |h: usize, t: usize, c: usize| (t * heads + h) * head_width + c;
         let score = |h: usize, t: usize, s: usize| -> f64 {
@@ -123,8 +116,8 @@ fn attentions() {
         kv_heads,
         head_width,
         scale: 1.0 / (head_width as f64).sqrt(),
-        kv_map: KvMap::Group,
-        mask: Mask::Causal,
+        group: heads / kv_heads,
+        mask: BySteps::all(Mask::CAUSAL),
         softmax: true,
         limit: parity::model::graph::ScoreLimit::None,
     };
@@ -142,13 +135,22 @@ fn attentions() {
     case(healthy(2, 2, 128), 33, 41, f16s, f16s);
     case(healthy(3, 1, 40), 9, 130, f16s, f16s);
     case(healthy(2, 1, 24), 66, 0, f16s, f16s);
-    for mask in [Mask::None, Mask::Shift(1), Mask::Shift(-1), Mask::Shift(-4), Mask::StepOnly] {
+    let until = |from, offset| Mask { behind: Edge::new(from, offset), ..Mask::CAUSAL };
+    let own_step = Mask { first: Edge::new(Anchor::Step, 0), ..Mask::CAUSAL };
+    for mask in [
+        until(Anchor::End, 0),
+        until(Anchor::Row, 2),
+        until(Anchor::Row, 0),
+        until(Anchor::Row, -3),
+        own_step,
+    ] {
+        let mask = BySteps::all(mask);
         case(Attention { mask, ..healthy(2, 1, 32) }, 10, 35, f32s, f32s);
         case(Attention { mask, ..healthy(2, 1, 32) }, 3, 0, f32s, f32s);
         case(Attention { mask, ..healthy(2, 1, 32) }, 67, 35, f16s, f16s);
         case(Attention { mask, ..healthy(2, 1, 32) }, 4, 254, f16s, f16s);
     }
-    case(Attention { kv_map: KvMap::Modulo, ..healthy(6, 2, 32) }, 5, 3, f32s, f32s);
+    case(Attention { group: 1, ..healthy(6, 2, 32) }, 5, 3, f32s, f32s);
     case(Attention { scale: 1.0, ..healthy(2, 2, 32) }, 5, 3, f32s, f32s);
     case(Attention { softmax: false, ..healthy(2, 2, 32) }, 10, 40, f32s, f32s);
     case(Attention { softmax: false, ..healthy(2, 2, 32) }, 10, 40, f16s, f16s);
@@ -163,8 +165,8 @@ fn masked_nan_stays_out() {
         kv_heads: 1,
         head_width: 32,
         scale: 1.0,
-        kv_map: KvMap::Group,
-        mask: Mask::Causal,
+        group: 1,
+        mask: BySteps::all(Mask::CAUSAL),
         softmax: true,
         limit: parity::model::graph::ScoreLimit::None,
     };
@@ -204,8 +206,8 @@ fn room_in_the_cache_changes_nothing() {
         kv_heads: 1,
         head_width: 64,
         scale: 0.125,
-        kv_map: KvMap::Group,
-        mask: Mask::Causal,
+        group: 2,
+        mask: BySteps::all(Mask::CAUSAL),
         softmax: true,
         limit: parity::model::graph::ScoreLimit::None,
     };

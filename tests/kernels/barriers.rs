@@ -9,7 +9,7 @@ use parity::engine::cuda::calls::{
     NormShape, Pairs,
 };
 use parity::gguf::DType;
-use parity::model::graph::{Attention, KvMap, Mask, NormStyle};
+use parity::model::graph::{Attention, BySteps, Mask, NormStyle};
 use parity::numerics::Storage;
 
 use crate::data::{Memory, Random, RandomWeight};
@@ -38,7 +38,8 @@ fn norm() -> Subject {
     let inputs =
         vec![Memory::of_f32(&Random(1).values(groups * width)), Memory::of_f32(&Random(2).values(width))];
     let out = Memory::room(groups * width, Storage::F32);
-    let shape = NormShape { groups, width, eps: 1e-6, style: NormStyle::LayerNorm };
+    let centred = calls::norm_style(NormStyle { centred: true, ..NormStyle::RMS });
+    let shape = NormShape { groups, width, eps: 1e-6, style: centred.unwrap() };
     let call = calls::norm(inputs[0].address(), inputs[1].address(), out.address(), shape, Storage::F32);
     Subject { file: "common.cuh", unit: "norm.cu", calls: vec![call], out, _inputs: inputs, _weight: None }
 }
@@ -98,8 +99,8 @@ fn attention(file: &'static str, kernel: AttentionKernel, storage: Storage) -> S
         kv_heads: 1,
         head_width: 32,
         scale: 1.0,
-        kv_map: KvMap::Group,
-        mask: Mask::Causal,
+        group: 1,
+        mask: BySteps::all(Mask::CAUSAL),
         softmax: true,
         limit: parity::model::graph::ScoreLimit::None,
     };
@@ -140,8 +141,8 @@ fn attention_few() -> Subject {
         kv_heads: 1,
         head_width: 64,
         scale: 1.0,
-        kv_map: KvMap::Group,
-        mask: Mask::Causal,
+        group: 1,
+        mask: BySteps::all(Mask::CAUSAL),
         softmax: true,
         limit: parity::model::graph::ScoreLimit::None,
     };

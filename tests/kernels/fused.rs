@@ -4,7 +4,7 @@ use parity::engine::cuda::calls::{
     self, Follow, LinearData, LinearKernel, LinearPart, NormFirst, Pairs, RopeData, RopePart,
 };
 use parity::gguf::DType;
-use parity::model::graph::{Activation, Glu, GluForm, Pairing, Rope, RopePosition};
+use parity::model::graph::{BySteps, Glu, Pairing, Position, Rope};
 use parity::numerics::Storage;
 
 use crate::data::{Memory, Random, RandomWeight};
@@ -67,7 +67,7 @@ fn heads_are_rotated_as_by_rope() {
             dims: head_width,
             pairing,
             freqs: None,
-            position: RopePosition::Own,
+            position: BySteps::all(Position::OWN),
             sign: 1,
             times: 1,
         };
@@ -103,9 +103,8 @@ fn gate_and_up_are_combined_as_by_glu() {
         let (fused, act, own, own_act) = ([room(), room()], room(), [room(), room()], room());
         let parts = [0, 1].map(|i| alone(&weights[i], &own[i]));
         run(kernels, &[calls::linear(&parts, few(&x, &start, rows))], &own[1], FAST);
-        let glu = Glu { activation: Activation::Silu, form: GluForm::GateTimesUp };
         let addresses = [own[0].address(), own[1].address(), own_act.address()];
-        run(kernels, &[calls::glu(glu, addresses, rows * outputs, FAST)], &own_act, FAST);
+        run(kernels, &[calls::glu(Glu::SWIGLU, addresses, rows * outputs, FAST).unwrap()], &own_act, FAST);
 
         let mut parts = [0, 1].map(|i| alone(&weights[i], &fused[i]));
         parts[0].pairs = Pairs::GateUp { out: act.address() };

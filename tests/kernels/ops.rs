@@ -2,7 +2,7 @@
 
 use parity::engine::RowStats;
 use parity::engine::cuda::calls::{self, NormShape, RopeData, RopePart};
-use parity::model::graph::{Activation, Glu, GluForm, NormStyle, Pairing, Rope, RopePosition};
+use parity::model::graph::{Activation, Anchor, BySteps, Glu, NormStyle, Pairing, Position, Rope};
 use parity::numerics::Storage;
 
 use crate::data::{Memory, Random};
@@ -18,11 +18,11 @@ pub fn words(values: &[i32]) -> Memory {
 fn norms() {
     let Some(kernels) = host::kernels() else { return };
     let styles = [
-        NormStyle::Rms,
-        NormStyle::NoWeight,
-        NormStyle::WeightTwice,
-        NormStyle::LayerNorm,
-        NormStyle::UnitOffset,
+        NormStyle::RMS,
+        NormStyle { times: 0, ..NormStyle::RMS },
+        NormStyle { times: 2, ..NormStyle::RMS },
+        NormStyle { centred: true, ..NormStyle::RMS },
+        NormStyle { offset: 1.0, ..NormStyle::RMS },
     ];
     for (storage, style) in STORAGES.into_iter().flat_map(|s| styles.map(|style| (s, style))) {
         for width in [1, 32, 77, 600] {
@@ -32,22 +32,18 @@ fn norms() {
             let weight = random.values(width);
             let w = Memory::of_f32(&weight);
             let out = Memory::room(groups * width, storage);
-            let shape = NormShape { groups, width, eps, style };
+            let number = calls::norm_style(style).unwrap();
+            let shape = NormShape { groups, width, eps, style: number };
             let call = calls::norm(x.address(), w.address(), out.address(), shape, storage);
             let found = run(kernels, &[call], &out, storage);
             check(&format!("norm {style:?}"), &found, |i| {
                 let x: Vec<f64> = xs[i / width * width..][..width].iter().map(|x| f64::from(*x)).collect();
                 let n = width as f64;
-                let mean = if style == NormStyle::LayerNorm { x.iter().sum::<f64>() / n } else { 0.0 };
+                let mean = if style.centred { x.iter().sum::<f64>() / n } else { 0.0 };
                 let square = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
                 let (normed, w) =
                     ((x[i % width] - mean) / (square + eps).sqrt(), f64::from(weight[i % width]));
-                let exact = match style {
-                    NormStyle::Rms | NormStyle::LayerNorm => normed * w,
-                    NormStyle::NoWeight => normed,
-                    NormStyle::WeightTwice => normed * w * w,
-                    NormStyle::UnitOffset => normed * (1.0 + w),
-                };
+                let exact = normed * (style.offset + w).powi(style.times as i32);
                 // The mean's rounding matters where it is nearly all of x; with one column x - mean is 0.
                 let cancelled = mean.abs() / (square + eps).sqrt();
                 (exact, 8.0 * U32 * (exact.abs() + cancelled) + storage_rounding(exact, storage))
@@ -115,13 +111,14 @@ fn angles(positions: usize, dims: usize, base: f64) -> Vec<f32> {
 fn ropes() {
     let Some(kernels) = host::kernels() else { return };
     let shapes = [(32, 32), (80, 80), (64, 24), (7, 4)];
+    let own = BySteps::all(Position::OWN);
     for (storage, (head_width, dims)) in STORAGES.into_iter().flat_map(|s| shapes.map(|shape| (s, shape))) {
         for (pairing, times, position) in [
-            (Pairing::Half, 1, RopePosition::Own),
-            (Pairing::Interleaved, 1, RopePosition::Own),
-            (Pairing::Half, 2, RopePosition::Own),
-            (Pairing::Interleaved, 0, RopePosition::Own),
-            (Pairing::Half, 1, RopePosition::InStep),
+            (Pairing::Half, 1, own),
+            (Pairing::Interleaved, 1, own),
+            (Pairing::Half, 2, own),
+            (Pairing::Interleaved, 0, own),
+            (Pairing::Half, 1, BySteps::all(Position { from: Anchor::Step, ..Position::OWN })),
         ] {
             let (rows, heads, first, base) = (3, 5, 11, 1e4);
             let x = Memory::stored(&Random(1).values(rows * heads * head_width), storage);
@@ -166,7 +163,7 @@ fn ropes() {
                     Pairing::Interleaved => index - c + (c ^ 1),
                     Pairing::Half => partner,
                 };
-                let position = if position == RopePosition::InStep { t } else { first + t };
+                let position = if position.first.from == Anchor::Step { t } else { first + t };
                 let angle = times as f64 * position as f64 * f64::powf(base, -2.0 * i as f64 / dims as f64);
                 let other = f64::from(xs[partner]);
                 let exact = own * angle.cos() + if is_second { 1.0 } else { -1.0 } * other * angle.sin();
@@ -217,11 +214,12 @@ fn sums_and_activations() {
             });
         }
         let glus = [Activation::Silu, Activation::GeluTanh, Activation::GeluErf];
-        let forms = [GluForm::GateTimesUp, GluForm::ActOnUp, GluForm::NoUp];
-        for (activation, form) in glus.into_iter().flat_map(|a| forms.map(|form| (a, form))) {
-            let glu = Glu { activation, form };
-            let found = run(kernels, &[calls::glu(glu, addresses, n, storage)], &out, storage);
-            check(&format!("{activation:?} {form:?}"), &found, |i| {
+        let forms = [(false, true), (true, true), (false, false)];
+        for (activation, (swapped, gated)) in glus.into_iter().flat_map(|a| forms.map(|form| (a, form))) {
+            let glu = Glu { activation, swapped, gated };
+            let call = calls::glu(glu, addresses, n, storage).unwrap();
+            let found = run(kernels, &[call], &out, storage);
+            check(&format!("{glu:?}"), &found, |i| {
                 let (gate, up) = (f64::from(xs[i]), f64::from(ys[i]));
                 let act = |x: f64| match activation {
                     Activation::Silu => x / (1.0 + (-x).exp()),
@@ -232,11 +230,8 @@ fn sums_and_activations() {
                     // SAFETY: erf of the C library takes any number.
                     Activation::GeluErf => 0.5 * x * (1.0 + unsafe { erf(x / std::f64::consts::SQRT_2) }),
                 };
-                let (turned, factor) = match form {
-                    GluForm::GateTimesUp => (gate, up),
-                    GluForm::ActOnUp => (up, gate),
-                    GluForm::NoUp => (gate, 1.0),
-                };
+                let (turned, other) = if swapped { (up, gate) } else { (gate, up) };
+                let factor = if gated { other } else { 1.0 };
                 let exact = act(turned) * factor;
                 // 1 + tanh and 1 + erf cancel for negative x: absolute in x, not relative to the result.
                 let size = exact.abs() + (turned * factor).abs();

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use parity_dump::{Checkpoint, Kind};
 
 use crate::graph::{Graph, Id};
-use crate::known::{Found, Mapper, layer_weight, layers};
+use crate::known::{Found, Mapper, layers};
 use crate::op::Op;
+use crate::weights::{ATTN_QKV, BIAS, Name, WEIGHT};
 
 /// Finds what [`Mapper::by_weight`] could not: nodes of attention that have no weight of their own.
 pub(crate) fn find(mapper: &mut Mapper<'_>) {
@@ -35,14 +36,13 @@ fn split_fused(mapper: &mut Mapper<'_>) {
     let graph = mapper.graph;
     let mut fused: Vec<Fused> = Vec::new();
     for id in graph.computed() {
-        let Some((layer, rest)) =
-            [1, 0].into_iter().filter_map(|index| mapper.weight(id, index)).find_map(layer_weight)
-        else {
+        let mut names = [1, 0].into_iter().filter_map(|index| mapper.weight(id, index)).map(Name::of);
+        let Some(Name { layer: Some(layer), part, kind }) = names.find(|name| name.layer.is_some()) else {
             continue;
         };
-        match (&graph.get(id).op, rest) {
-            (Op::MulMat, "attn_qkv.weight") => fused.push(Fused { layer, product: id, sum: None }),
-            (Op::Add, "attn_qkv.bias") => {
+        match (&graph.get(id).op, part, kind) {
+            (Op::MulMat, ATTN_QKV, WEIGHT) => fused.push(Fused { layer, product: id, sum: None }),
+            (Op::Add, ATTN_QKV, BIAS) => {
                 if let Some(known) = fused.iter_mut().find(|known| known.layer == layer) {
                     known.sum = Some(id);
                 }

@@ -8,6 +8,7 @@ use parity_dump::{Checkpoint, Kind, usual_order};
 use crate::attention;
 use crate::graph::{Graph, Id};
 use crate::op::Op;
+use crate::weights::{self, BIAS, Name, WEIGHT, layer_weight};
 
 /// What is known of a graph by its structure.
 #[derive(Clone, Debug, Default)]
@@ -192,9 +193,11 @@ impl Mapper<'_> {
         if !matches!(self.graph.get(id).op, Op::MulMat | Op::MulMatId) {
             return None;
         }
-        let (layer, rest) = layer_weight(self.weight(id, 0)?)?;
-        let attention = rest == "attn_output.weight";
-        let down = matches!(rest, "ffn_down.weight" | "ffn_down_exps.weight" | "ffn_down_shexp.weight");
+        let Name { layer: Some(layer), part, kind: WEIGHT } = Name::of(self.weight(id, 0)?) else {
+            return None;
+        };
+        let attention = part == weights::ATTN_OUTPUT;
+        let down = matches!(part, weights::FFN_DOWN | weights::FFN_DOWN_EXPS | weights::FFN_DOWN_SHEXP);
         (attention || down).then_some(Branch { layer, attention })
     }
 
@@ -236,31 +239,32 @@ pub(crate) fn weight(graph: &Graph, id: Id, slot: usize) -> Option<&str> {
 
 /// The checkpoint that a node with this op and this weight computes.
 fn checkpoint_of(op: &Op, weight: &str) -> Option<Checkpoint> {
-    let global = match (op, weight) {
-        (Op::GetRows, "token_embd.weight") => Some(Kind::Embed),
-        (Op::Mul, "output_norm.weight") => Some(Kind::FinalNorm),
-        (Op::MulMat, "output.weight" | "token_embd.weight") => Some(Kind::Logits),
-        _ => None,
+    let Name { layer, part, kind } = Name::of(weight);
+    let Some(layer) = layer else {
+        return match (op, part, kind) {
+            (Op::GetRows, weights::TOKEN_EMBD, WEIGHT) => Some(Checkpoint::global(Kind::Embed)),
+            (Op::Mul, weights::OUTPUT_NORM, WEIGHT) => Some(Checkpoint::global(Kind::FinalNorm)),
+            (Op::MulMat, weights::OUTPUT | weights::TOKEN_EMBD, WEIGHT) => {
+                Some(Checkpoint::global(Kind::Logits))
+            }
+            _ => None,
+        };
     };
-    if let Some(kind) = global {
-        return Some(Checkpoint::global(kind));
-    }
-    let (layer, rest) = layer_weight(weight)?;
-    let kind = match (op, rest) {
-        (Op::Mul, "attn_norm.weight") => Kind::AttnNorm,
-        (Op::Mul, "ffn_norm.weight") => Kind::FfnNorm,
-        (Op::Mul, "attn_q_norm.weight") => Kind::QNorm,
-        (Op::Mul, "attn_k_norm.weight") => Kind::KNorm,
-        (Op::MulMat, "attn_q.weight") => Kind::QProj,
-        (Op::MulMat, "attn_k.weight") => Kind::KProj,
-        (Op::MulMat, "attn_v.weight") => Kind::VProj,
-        (Op::Add, "attn_q.bias") => Kind::Q,
-        (Op::Add, "attn_k.bias") => Kind::K,
-        (Op::Add, "attn_v.bias") => Kind::V,
-        (Op::MulMat, "attn_output.weight") => Kind::AttnOut,
-        (Op::MulMat, "ffn_gate.weight") => Kind::FfnGate,
-        (Op::MulMat, "ffn_up.weight") => Kind::FfnUp,
-        (Op::MulMat, "ffn_down.weight") => Kind::FfnOut,
+    let kind = match (op, part, kind) {
+        (Op::Mul, weights::ATTN_NORM, WEIGHT) => Kind::AttnNorm,
+        (Op::Mul, weights::FFN_NORM, WEIGHT) => Kind::FfnNorm,
+        (Op::Mul, weights::ATTN_Q_NORM, WEIGHT) => Kind::QNorm,
+        (Op::Mul, weights::ATTN_K_NORM, WEIGHT) => Kind::KNorm,
+        (Op::MulMat, weights::ATTN_Q, WEIGHT) => Kind::QProj,
+        (Op::MulMat, weights::ATTN_K, WEIGHT) => Kind::KProj,
+        (Op::MulMat, weights::ATTN_V, WEIGHT) => Kind::VProj,
+        (Op::Add, weights::ATTN_Q, BIAS) => Kind::Q,
+        (Op::Add, weights::ATTN_K, BIAS) => Kind::K,
+        (Op::Add, weights::ATTN_V, BIAS) => Kind::V,
+        (Op::MulMat, weights::ATTN_OUTPUT, WEIGHT) => Kind::AttnOut,
+        (Op::MulMat, weights::FFN_GATE, WEIGHT) => Kind::FfnGate,
+        (Op::MulMat, weights::FFN_UP, WEIGHT) => Kind::FfnUp,
+        (Op::MulMat, weights::FFN_DOWN, WEIGHT) => Kind::FfnOut,
         _ => return None,
     };
     Some(Checkpoint::layer(kind, layer))
@@ -272,26 +276,24 @@ pub fn is_weight(name: &str) -> bool {
     name.contains('.')
 }
 
-/// `blk.7.attn_q.weight` as 7 and `attn_q.weight`.
-pub fn layer_weight(name: &str) -> Option<(u32, &str)> {
-    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-    Some((layer.parse().ok()?, rest))
-}
-
 /// The norm that this bias belongs to.
 fn shifted_norm(weight: &str) -> Option<Checkpoint> {
-    if weight == "output_norm.bias" {
-        return Some(Checkpoint::global(Kind::FinalNorm));
+    match Name::of(weight) {
+        Name { layer: None, part: weights::OUTPUT_NORM, kind: BIAS } => {
+            Some(Checkpoint::global(Kind::FinalNorm))
+        }
+        Name { layer: Some(layer), part, kind: BIAS } => {
+            let kind = match part {
+                weights::ATTN_NORM => Kind::AttnNorm,
+                weights::FFN_NORM => Kind::FfnNorm,
+                weights::ATTN_Q_NORM => Kind::QNorm,
+                weights::ATTN_K_NORM => Kind::KNorm,
+                _ => return None,
+            };
+            Some(Checkpoint::layer(kind, layer))
+        }
+        _ => None,
     }
-    let (layer, rest) = layer_weight(weight)?;
-    let kind = match rest {
-        "attn_norm.bias" => Kind::AttnNorm,
-        "ffn_norm.bias" => Kind::FfnNorm,
-        "attn_q_norm.bias" => Kind::QNorm,
-        "attn_k_norm.bias" => Kind::KNorm,
-        _ => return None,
-    };
-    Some(Checkpoint::layer(kind, layer))
 }
 
 /// The layer that each node belongs to: that of its weight, or else the last of its sources' layers.

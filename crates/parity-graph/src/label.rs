@@ -10,8 +10,9 @@ use std::collections::HashMap;
 use parity_dump::{Checkpoint, Kind};
 
 use crate::graph::{Graph, Id, Leaf};
-use crate::known::{Known, find, is_weight, layer_weight, layers, weight};
+use crate::known::{Known, find, is_weight, layers, weight};
 use crate::op::Op;
+use crate::weights::layer_weight;
 
 /// Bytes of a name that are kept; the longest of ggml have 63, and an op and a number may be added.
 const NAME_KEPT: usize = 60;

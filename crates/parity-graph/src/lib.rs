@@ -16,6 +16,7 @@ pub mod known;
 
 pub mod axis;
 pub mod label;
+pub mod weights;
 
 pub mod reads;
 pub mod rewrite;

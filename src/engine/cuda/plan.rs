@@ -209,7 +209,8 @@ impl Builder<'_> {
             Op::Norm(norm) => {
                 let weight = self.memory.weights.vector(&norm.weight, norm.width)?;
                 let groups = rows * width / norm.width;
-                let shape = NormShape { groups, width: norm.width, eps: norm.eps, style: norm.style };
+                let style = calls::norm_style(norm.style)?;
+                let shape = NormShape { groups, width: norm.width, eps: norm.eps, style };
                 Some(calls::norm(x()?, weight, out, shape, storage))
             }
             Op::Bias { bias, times } => {
@@ -221,7 +222,7 @@ impl Builder<'_> {
             }
             Op::Attention(op) => self.attention(node, op, out),
             Op::Add { scale } => Some(calls::add([x()?, other()?, out], rows * width, *scale, storage)),
-            Op::Glu(glu) => Some(calls::glu(*glu, [x()?, other()?, out], rows * width, storage)),
+            Op::Glu(glu) => calls::glu(*glu, [x()?, other()?, out], rows * width, storage),
             Op::Linear { .. } | Op::Rope(_) | Op::Scores(_) | Op::Softmax(_) | Op::Context(_) => None,
         }
     }

@@ -8,7 +8,7 @@ use super::calls::Address;
 use super::device::{Buffer, Device};
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::model::graph::{Rope, RopePosition, WeightRef};
+use crate::model::graph::{Anchor, Position, Rope, WeightRef};
 use crate::model::weights::Weight;
 
 /// What a table depends on.
@@ -24,15 +24,11 @@ struct Key {
 }
 
 impl Key {
-    /// `None` for a mistake that no table holds.
+    /// `None` for positions that no table holds. Those that are counted from their step are entries of it too: the
+    /// kernel looks up what is left.
     fn new(rope: &Rope) -> Option<Key> {
-        let (shift, step) = match rope.position {
-            RopePosition::Own | RopePosition::InStep => (0, (1, 1)),
-            RopePosition::Shift(shift) => (shift, (1, 1)),
-            RopePosition::Zero => (0, (0, 1)),
-            RopePosition::Scaled(numerator, denominator) => (0, (numerator, denominator)),
-            RopePosition::ShiftInDecode(_) => return None,
-        };
+        let Position { from, times: step, offset: shift } = rope.position.same()?;
+        matches!(from, Anchor::Start | Anchor::Step).then_some(())?;
         Some(Key {
             base_bits: rope.base.to_bits(),
             dims: rope.dims,

@@ -12,9 +12,7 @@ use super::plan::Key;
 use super::ropes::Tables;
 use super::weights::Weights;
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::model::graph::{
-    Activation, Attention, Glu, GluForm, Graph, Node, Norm, NormStyle, Op, Rope, RopePosition,
-};
+use crate::model::graph::{Anchor, Attention, Glu, Graph, Node, Norm, NormStyle, Op, Rope};
 use crate::numerics::Storage;
 
 /// Nodes that are looked at for more of the same: a layer has 25 at most.
@@ -125,7 +123,8 @@ impl Ability<'_> {
             Op::Embed { table } => self.weights.matrix(table).is_some_and(|table| table.columns == width),
             Op::Norm(norm) => {
                 let has_weight = self.weights.vector(&norm.weight, norm.width).is_some();
-                has_weight && inputs == [width] && width.is_multiple_of(norm.width)
+                let known = calls::norm_style(norm.style).is_some();
+                has_weight && known && inputs == [width] && width.is_multiple_of(norm.width)
             }
             Op::Linear { weight, columns: None } => self
                 .weights
@@ -140,7 +139,8 @@ impl Ability<'_> {
                 let (wide, narrow) = (op.heads * op.head_width, op.kv_heads * op.head_width);
                 gpu_attention(node).is_some() && width == wide && inputs == [wide, narrow, narrow]
             }
-            Op::Add { .. } | Op::Glu(_) => inputs == [width, width],
+            Op::Add { .. } => inputs == [width, width],
+            Op::Glu(glu) => calls::glu_form(*glu).is_some() && inputs == [width, width],
             Op::Linear { .. } | Op::Scores(_) | Op::Softmax(_) | Op::Context(_) => false,
         }
     }
@@ -222,7 +222,7 @@ impl Schedule<'_> {
 
     /// Whether the kernel for few rows computes this norm.
     fn is_plain(&self, norm: &Norm) -> bool {
-        norm.style == NormStyle::Rms
+        norm.style == NormStyle::RMS
             && norm.width == self.ability.graph.dims.model
             && norm.width <= calls::NORM_COLUMNS_MAX
     }
@@ -269,7 +269,7 @@ impl Schedule<'_> {
         let next = self.nodes.get(index + 1).filter(|next| self.few && self.ability.computes(next))?;
         let Op::Rope(rope) = &next.op else { return None };
         let whole = rope.dims == rope.head_width && rope.head_width.is_multiple_of(calls::PAIRS_OUTPUTS);
-        let plain = rope.times == 1 && rope.position != RopePosition::InStep;
+        let plain = rope.times == 1 && rope.position.first.from == Anchor::Start;
         let is_sum = matches!(self.nodes[index].op, Op::Add { .. });
         let behind = next.inputs == [self.nodes[index].checkpoint] && !is_sum;
         (whole && plain && behind).then_some((index + 1, rope))
@@ -280,10 +280,9 @@ impl Schedule<'_> {
         let [gate, up] = parts else { return None };
         let inputs = [gate, up].map(|part| self.nodes[part.product].checkpoint);
         let alone = [gate, up].iter().all(|part| part.sum.is_none() && part.rope.is_none());
-        let plain = Glu { activation: Activation::Silu, form: GluForm::GateTimesUp };
         let is_act = |&i: &usize| {
             let node = &self.nodes[i];
-            node.op == Op::Glu(plain) && node.inputs == inputs && self.ability.computes(node)
+            node.op == Op::Glu(Glu::SWIGLU) && node.inputs == inputs && self.ability.computes(node)
         };
         self.later(up.product).find(is_act).filter(|_| self.few && alone)
     }

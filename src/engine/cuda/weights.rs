@@ -6,7 +6,8 @@ use super::calls::{Address, Weight, block_bytes, on_device};
 use super::device::{Buffer, Device};
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::model::graph::{Graph, Node, Op, Reading, WeightRef};
+use crate::model::edit::Reading;
+use crate::model::graph::{Graph, Node, Op, WeightRef};
 use crate::model::weights;
 
 /// Alignment of every tensor; vector loads need 16.

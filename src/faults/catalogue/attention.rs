@@ -7,7 +7,7 @@ use super::{Argument, Fault, Home, PLAIN, Site, diagnose, input, integer, named,
 use crate::checkpoint::Kind;
 use crate::faults::spell;
 use crate::model::edit::Change;
-use crate::model::graph::{Attention, KvMap, Mask, Node, Op};
+use crate::model::graph::{Anchor, Attention, BySteps, Edge, Mask, Node, Op};
 
 pub(super) const HOME: Home = Home::All(&[Kind::AttnScores, Kind::AttnProbs, Kind::AttnCtx]);
 
@@ -32,7 +32,7 @@ fn scale_of(node: &Node) -> f64 {
 }
 
 pub(super) fn mask(node: &mut Node, mask: Mask) -> Option<()> {
-    attention(node)?.mask = mask;
+    attention(node)?.mask = BySteps::all(mask);
     Some(())
 }
 
@@ -148,7 +148,7 @@ pub const FAULTS: &[Fault] = &[
         change: |_, node, _| {
             let op = attention(node)?;
             when(op.kv_heads > 1 && op.kv_heads < op.heads)?;
-            op.kv_map = KvMap::Modulo;
+            op.group = 1;
             Some(())
         },
         sentence: |site, _, _| {
@@ -175,7 +175,7 @@ pub const FAULTS: &[Fault] = &[
         fix: "the row at position p sees positions 0 to p",
         home: HOME,
         silent: Some("in steps of one row: it shows in a prefill"),
-        change: |_, node, _| mask(node, Mask::None),
+        change: |_, node, _| mask(node, Mask { behind: Edge::new(Anchor::End, 0), ..Mask::CAUSAL }),
         sentence: |_, _, _| "there is no causal mask: rows see the positions after them".to_owned(),
         ..PLAIN
     },
@@ -187,7 +187,10 @@ pub const FAULTS: &[Fault] = &[
         parameter: integer("positions"),
         home: HOME,
         silent: Some("for shifts above 0, in steps of one row: it shows in a prefill"),
-        change: |_, node, argument| mask(node, Mask::Shift(argument.integer().filter(|shift| *shift != 0)?)),
+        change: |_, node, argument| {
+            let shift = argument.integer().filter(|shift| *shift != 0)?;
+            mask(node, Mask { behind: Edge::new(Anchor::Row, shift.checked_add(1)?), ..Mask::CAUSAL })
+        },
         default: |_, _| Some(Argument::Number(-1.0)),
         guess: Some(diagnose::mask_shifts),
         sentence: |_, _, argument| match argument.integer().unwrap_or(0) {
@@ -202,7 +205,7 @@ pub const FAULTS: &[Fault] = &[
         fix: "attend over all cached positions and the new ones",
         home: HOME,
         silent: IN_DECODE,
-        change: |_, node, _| mask(node, Mask::StepOnly),
+        change: |_, node, _| mask(node, Mask { first: Edge::new(Anchor::Step, 0), ..Mask::CAUSAL }),
         sentence: |_, _, _| {
             "the cache is not read: after the first step, rows see their own step only".to_owned()
         },
@@ -221,7 +224,11 @@ pub const FAULTS: &[Fault] = &[
             match slots.as_str() {
                 "zero" => cached(node, &Change::UnwrittenStep { held: false }),
                 "held" => cached(node, &Change::UnwrittenStep { held: true }),
-                "unread" => mask(node, Mask::BeforeStep),
+                "unread" => {
+                    let before = Mask { behind: Edge::new(Anchor::Step, 0), ..Mask::CAUSAL };
+                    attention(node)?.mask.later = before;
+                    Some(())
+                }
                 _ => None,
             }
         },

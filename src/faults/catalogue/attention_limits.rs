@@ -3,7 +3,12 @@
 use super::attention::{HOME, attention, mask};
 use super::{Argument, Fault, PLAIN, diagnose, integer, number};
 use crate::faults::spell;
-use crate::model::graph::{Mask, ScoreLimit};
+use crate::model::graph::{Anchor, Edge, Mask, ScoreLimit};
+
+/// The last `width` positions up to a row's own.
+pub fn window(width: u32) -> Mask {
+    Mask { first: Edge::new(Anchor::Row, 1 - i64::from(width)), ..Mask::CAUSAL }
+}
 
 /// Faults of `attn_scores`, `attn_probs` and `attn_ctx` besides those of every attention.
 pub const FAULTS: &[Fault] = &[
@@ -17,7 +22,7 @@ pub const FAULTS: &[Fault] = &[
         silent: Some("in rows that the window holds all of"),
         change: |_, node, argument| {
             let width = u32::try_from(argument.integer()?).ok().filter(|width| *width > 0)?;
-            mask(node, Mask::Window(width))
+            mask(node, window(width))
         },
         default: |_, _| Some(Argument::Number(3.0)),
         guess: Some(diagnose::windows),

@@ -3,8 +3,8 @@
 use super::{Argument, Fault, Home, PLAIN, diagnose, integer, number, output, when};
 use crate::checkpoint::Kind;
 use crate::faults::spell;
-use crate::model::edit::Change;
-use crate::model::graph::{Node, Op, Reading};
+use crate::model::edit::{Change, Reading};
+use crate::model::graph::{Node, Op};
 
 const HOME: Home = Home::First(&[Kind::Embed]);
 

@@ -2,7 +2,8 @@
 
 use super::{Argument, Fault, Home, PLAIN, diagnose, named, when};
 use crate::checkpoint::Kind;
-use crate::model::graph::{Activation, Glu, GluForm, Node, Op};
+use crate::model::graph::{Activation, Glu, Node, Op};
+use parity_graph::weights;
 
 const HOME: Home = Home::First(&[Kind::FfnAct]);
 
@@ -21,8 +22,8 @@ pub fn swapped(node: &mut Node) -> Option<()> {
     }
     let Op::Linear { weight, .. } = &mut node.op else { return None };
     let swapped = match node.checkpoint.kind() {
-        Kind::FfnGate => weight.name.replace("ffn_gate", "ffn_up"),
-        Kind::FfnUp => weight.name.replace("ffn_up", "ffn_gate"),
+        Kind::FfnGate => weight.name.replace(weights::FFN_GATE, weights::FFN_UP),
+        Kind::FfnUp => weight.name.replace(weights::FFN_UP, weights::FFN_GATE),
         _ => return None,
     };
     when(swapped != weight.name)?;
@@ -78,7 +79,7 @@ pub const FAULTS: &[Fault] = &[
         fix: "silu(gate)·up",
         home: HOME,
         change: |_, node, _| {
-            glu(node)?.form = GluForm::ActOnUp;
+            glu(node)?.swapped = true;
             Some(())
         },
         sentence: |_, _, _| "the activation is applied to up: gate·silu(up) for silu(gate)·up".to_owned(),
@@ -91,7 +92,7 @@ pub const FAULTS: &[Fault] = &[
         fix: "silu(gate)·up",
         home: HOME,
         change: |_, node, _| {
-            glu(node)?.form = GluForm::NoUp;
+            glu(node)?.gated = false;
             Some(())
         },
         sentence: |_, _, _| "the activated gate is not multiplied by up".to_owned(),

@@ -2,9 +2,10 @@
 
 use super::{Argument, Fault, Home, PLAIN, Site, diagnose, input, integer, named, output, weight_name, when};
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::model::edit::Change;
-use crate::model::graph::{Node, Op, Reading, WeightRef};
+use crate::model::edit::{Change, Reading};
+use crate::model::graph::{Node, Op, WeightRef};
 use crate::numerics::Storage;
+use parity_graph::weights;
 
 const PRODUCTS: Home = Home::First(&[Kind::QProj]);
 
@@ -25,17 +26,17 @@ fn bias_of(site: &Site<'_>, node: &Node) -> Option<String> {
 
 /// The tensor of the same role in another layer.
 pub fn in_layer(name: &str, layer: i64) -> Option<String> {
-    let (own, role) = parity_graph::known::layer_weight(name)?;
-    (i64::from(own) != layer).then(|| format!("blk.{layer}.{role}"))
+    let (own, role) = weights::layer_weight(name)?;
+    (i64::from(own) != layer).then(|| weights::in_layer(layer, role))
 }
 
 /// Tensors of the same layer (or of the model's ends) that have a node's weight's shape and another role.
 pub fn same_shape(site: &Site<'_>, node: &Node) -> Vec<String> {
     let own = weight_name(node);
     let Some(shape) = site.shape(own) else { return vec![] };
-    let prefix = node.checkpoint.layer_index().map_or(String::new(), |layer| format!("blk.{layer}."));
+    let prefix = node.checkpoint.layer_index().map_or(String::new(), |layer| weights::in_layer(layer, ""));
     let tensors = site.model.gguf.tensors();
-    let outside = |name: &str| prefix.is_empty() && name.starts_with("blk.");
+    let outside = |name: &str| prefix.is_empty() && name.starts_with(weights::LAYER_PREFIX);
     tensors
         .filter(|info| info.name != own && info.shape == shape && info.dtype.is_decodable())
         .filter(|info| info.name.starts_with(&prefix) && !outside(&info.name))
@@ -164,7 +165,11 @@ pub const FAULTS: &[Fault] = &[
             Some(())
         },
         default: |site, node| {
-            let pairs = [("attn_k", "attn_v"), ("attn_q", "attn_output"), ("ffn_gate", "ffn_up")];
+            let pairs = [
+                (weights::ATTN_K, weights::ATTN_V),
+                (weights::ATTN_Q, weights::ATTN_OUTPUT),
+                (weights::FFN_GATE, weights::FFN_UP),
+            ];
             let own = weight_name(node);
             let others = same_shape(site, node);
             let twin = pairs.iter().flat_map(|&(a, b)| [(a, b), (b, a)]).find_map(|(a, b)| {

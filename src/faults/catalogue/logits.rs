@@ -2,8 +2,9 @@
 
 use super::{Argument, Fault, Home, PLAIN, Site, diagnose, input, integer, output, when};
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::model::edit::Change;
-use crate::model::graph::{Node, Op, Reading};
+use crate::model::edit::{Change, Reading};
+use crate::model::graph::{Node, Op};
+use parity_graph::weights;
 
 const HOME: Home = Home::First(&[Kind::Logits]);
 
@@ -34,9 +35,9 @@ pub const FAULTS: &[Fault] = &[
             if site.model.config.tied {
                 weight.reading = Reading::Unfilled;
             } else {
-                let table = "token_embd.weight";
-                when(site.shape(table)? == site.shape(&weight.name)?)?;
-                weight.name = table.to_owned();
+                let table = weights::weight(weights::TOKEN_EMBD);
+                when(site.shape(&table)? == site.shape(&weight.name)?)?;
+                weight.name = table;
             }
             Some(())
         },

@@ -23,10 +23,12 @@ mod residual;
 mod rope;
 
 pub use attention::head_columns;
+pub use attention_limits::window;
 pub use feed_forward::swapped as swapped_gate;
 pub use linear::{in_layer, same_shape};
 pub use ranks::{DIVIDED, parts};
 pub use residual::sources as residual_sources;
+pub use rope::shifted;
 
 /// All faults, by part of the model.
 pub fn all() -> impl Iterator<Item = &'static Fault> {

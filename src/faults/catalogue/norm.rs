@@ -73,7 +73,7 @@ pub const FAULTS: &[Fault] = &[
         place: "a norm kernel that takes the weight as optional, or a weight that was not found by name",
         fix: "multiply the normalised row by the weight",
         home: HOME,
-        change: |_, node, _| style(node, NormStyle::NoWeight),
+        change: |_, node, _| style(node, NormStyle { times: 0, ..NormStyle::RMS }),
         sentence: |_, node, _| format!("{} is left out", weight_name(node)),
         ..PLAIN
     },
@@ -83,7 +83,7 @@ pub const FAULTS: &[Fault] = &[
         place: "the weight folded into the next matrix, or multiplied by the kernel and by its caller",
         fix: "multiply by the weight once",
         home: HOME,
-        change: |_, node, _| style(node, NormStyle::WeightTwice),
+        change: |_, node, _| style(node, NormStyle { times: 2, ..NormStyle::RMS }),
         sentence: |_, node, _| format!("{} is multiplied in twice", weight_name(node)),
         ..PLAIN
     },
@@ -93,7 +93,7 @@ pub const FAULTS: &[Fault] = &[
         place: "a framework's layer_norm called where the model has RMS norm",
         fix: "divide by the root of the mean square; subtract nothing",
         home: HOME,
-        change: |_, node, _| style(node, NormStyle::LayerNorm),
+        change: |_, node, _| style(node, NormStyle { centred: true, ..NormStyle::RMS }),
         sentence: |_, _, _| "LayerNorm for RMS norm: the row's mean is subtracted first".to_owned(),
         ..PLAIN
     },
@@ -103,7 +103,7 @@ pub const FAULTS: &[Fault] = &[
         place: "a norm shared with Gemma; GGUF files of Gemma already contain 1 + w",
         fix: "multiply by the weight as it is stored",
         home: HOME,
-        change: |_, node, _| style(node, NormStyle::UnitOffset),
+        change: |_, node, _| style(node, NormStyle { offset: 1.0, ..NormStyle::RMS }),
         sentence: |_, node, _| format!("1 + {0} is multiplied in for {0}", weight_name(node)),
         ..PLAIN
     },

@@ -2,7 +2,8 @@
 
 use super::{Fault, Home, PLAIN, Site, weight_name, when};
 use crate::checkpoint::Kind;
-use crate::model::graph::{Misreading, Node, Reading};
+use crate::model::edit::{Misreading, Reading};
+use crate::model::graph::Node;
 use crate::model::misread;
 
 const HOME: Home = Home::First(&[

@@ -4,7 +4,7 @@ use super::{Argument, Fault, Home, PLAIN, Site, diagnose, input, integer, number
 use crate::checkpoint::Kind;
 use crate::faults::spell;
 use crate::model::edit::Change;
-use crate::model::graph::{Node, Op, Pairing, Rope, RopePosition};
+use crate::model::graph::{Anchor, BySteps, Node, Op, Pairing, Position, Rope};
 
 const HOME: Home = Home::All(&[Kind::QRope, Kind::KRope]);
 
@@ -13,6 +13,11 @@ fn rope(node: &mut Node) -> Option<&mut Rope> {
         Op::Rope(rope) => Some(rope),
         _ => None,
     }
+}
+
+/// Positions that are off by a constant.
+pub fn shifted(offset: i64) -> Position {
+    Position { offset, ..Position::OWN }
 }
 
 fn base_of(node: &Node) -> f64 {
@@ -90,7 +95,8 @@ pub const FAULTS: &[Fault] = &[
         silent: Some("at position 0, which is not rotated"),
         change: |_, node, argument| {
             let (numerator, denominator) = ratio(argument.number()?)?;
-            rope(node)?.position = RopePosition::Scaled(numerator, denominator);
+            rope(node)?.position =
+                BySteps::all(Position { times: (numerator, denominator), ..Position::OWN });
             Some(())
         },
         default: |_, node| when(matches!(node.op, Op::Rope(_))).map(|()| Argument::Number(0.25)),
@@ -139,7 +145,7 @@ pub const FAULTS: &[Fault] = &[
         home: HOME,
         change: |_, node, argument| {
             let shift = argument.integer().filter(|shift| *shift != 0)?;
-            rope(node)?.position = RopePosition::Shift(shift);
+            rope(node)?.position = BySteps::all(shifted(shift));
             Some(())
         },
         default: |_, node| when(matches!(node.op, Op::Rope(_))).map(|()| Argument::Number(1.0)),
@@ -157,7 +163,7 @@ pub const FAULTS: &[Fault] = &[
         home: HOME,
         silent: Some("at position 0, which is not rotated"),
         change: |_, node, _| {
-            rope(node)?.position = RopePosition::Zero;
+            rope(node)?.position = BySteps::all(Position { times: (0, 1), ..Position::OWN });
             Some(())
         },
         sentence: |_, _, _| "the position is stuck at 0: no row is rotated".to_owned(),
@@ -171,7 +177,7 @@ pub const FAULTS: &[Fault] = &[
         home: HOME,
         silent: Some("in the first step: it shows in decode"),
         change: |_, node, _| {
-            rope(node)?.position = RopePosition::InStep;
+            rope(node)?.position = BySteps::all(Position { from: Anchor::Step, ..Position::OWN });
             Some(())
         },
         sentence: |_, _, _| {
@@ -189,7 +195,7 @@ pub const FAULTS: &[Fault] = &[
         silent: Some("in the first step: it shows in decode"),
         change: |_, node, argument| {
             let shift = argument.integer().filter(|shift| *shift != 0)?;
-            rope(node)?.position = RopePosition::ShiftInDecode(shift);
+            rope(node)?.position.later = shifted(shift);
             Some(())
         },
         default: |_, node| when(matches!(node.op, Op::Rope(_))).map(|()| Argument::Number(1.0)),

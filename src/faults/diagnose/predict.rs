@@ -9,7 +9,7 @@ use crate::dense::change;
 use crate::error::Result;
 use crate::faults::Site;
 use crate::model::edit::{Change, Edit, Reach};
-use crate::model::graph::{Activation, Attention, GluForm, Node, NormStyle, Op};
+use crate::model::graph::{Attention, Glu, Node, Op};
 use crate::model::weights::Weight;
 use crate::tensor::Matrix;
 
@@ -235,14 +235,14 @@ impl Lab<'_> {
         let units = Units::of(&self.context.numerics);
         let unit = VARIANT_ROUNDINGS * units.accumulator.max(units.storage);
         match &case.node.op {
-            Op::Glu(glu) if glu.activation != Activation::Silu || glu.form != GluForm::GateTimesUp => {
+            Op::Glu(glu) if *glu != Glu::SWIGLU => {
                 let [gate, up] = &case.inputs[..] else { return Ok(()) };
                 let terms = gate.value.data.iter().zip(&up.value.data);
                 for (bound, (gate, up)) in prediction.bound.data.iter_mut().zip(terms) {
                     *bound += unit * gate.abs() * (1.0 + up.abs());
                 }
             }
-            Op::Norm(norm) if matches!(norm.style, NormStyle::LayerNorm | NormStyle::UnitOffset) => {
+            Op::Norm(norm) if norm.style.centred || norm.style.offset != 0.0 => {
                 let weight: Vec<f64> = Weight::find(self.context.gguf, &norm.weight)?.decode();
                 let groups = case.inputs[0].value.data.chunks_exact(norm.width);
                 for (bound, x) in prediction.bound.data.chunks_exact_mut(norm.width).zip(groups) {

@@ -4,7 +4,8 @@ use super::fit::{integers, rounded};
 use super::predict::Lab;
 use super::sample::Base;
 use crate::faults::Argument;
-use crate::model::graph::{Attention, Mask, Node, Op, ScoreLimit};
+use crate::faults::catalogue::window;
+use crate::model::graph::{Attention, BySteps, Node, Op, ScoreLimit};
 
 /// How far rows of the sample are from what the node gives with another attention: squares, added up.
 struct Distance<'a> {
@@ -122,7 +123,7 @@ pub fn windows(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
     let last = distance.cases.iter().map(|(row, _)| lab.case.positions[*row]).max().unwrap_or(0);
     let wide = (6..32).flat_map(|octave| [1u32 << octave, 3 << (octave - 1)]);
     let widths = (1..=WINDOW).chain(wide.filter(|width| *width > WINDOW)).filter(|width| *width <= last);
-    let best = widths.map(|width| (distance.of(|op| op.mask = Mask::Window(width)), width));
+    let best = widths.map(|width| (distance.of(|op| op.mask = BySteps::all(window(width))), width));
     let best = best.min_by(|a, b| a.0.total_cmp(&b.0));
     best.map(|(_, width)| Argument::Number(f64::from(width))).into_iter().collect()
 }

@@ -5,7 +5,8 @@ use super::predict::Lab;
 use super::sample::Base;
 use crate::dense::rope::{columns, rates};
 use crate::faults::Argument;
-use crate::model::graph::{Node, Op, Pairing, Rope, RopePosition};
+use crate::faults::catalogue::shifted;
+use crate::model::graph::{BySteps, Node, Op, Pairing, Position, Rope};
 
 /// Bases of models in the field.
 pub(super) const KNOWN_BASES: [f64; 9] = [1e4, 1e6, 5e5, 1e5, 5e6, 1e7, 2.5e5, 8e6, 1.6e5];
@@ -89,7 +90,12 @@ pub fn rope_factor(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
 const SHIFTS: i64 = 64;
 
 /// Shifts of the position, the ones that fit one row best.
-fn shifts(lab: &Lab<'_>, base: &Base, rows: &[usize], shifted: fn(i64) -> RopePosition) -> Vec<Argument> {
+fn shifts(
+    lab: &Lab<'_>,
+    base: &Base,
+    rows: &[usize],
+    shifted: fn(i64) -> BySteps<Position>,
+) -> Vec<Argument> {
     let Some(rope) = rope(&base.node) else { return vec![] };
     let Some(&row) = rows.first() else { return vec![] };
     let Ok(inputs) = lab.inputs(&base.node) else { return vec![] };
@@ -115,14 +121,15 @@ fn shifts(lab: &Lab<'_>, base: &Base, rows: &[usize], shifted: fn(i64) -> RopePo
 
 /// One shift for all rows.
 pub fn position_shift(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
-    shifts(lab, base, &base.rows, RopePosition::Shift)
+    shifts(lab, base, &base.rows, |shift| BySteps::all(shifted(shift)))
 }
 
 /// One shift for the rows after the first step.
 pub fn decode_shift(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
     let decoded: Vec<usize> =
         (0..lab.case.steps.len()).filter(|&row| lab.case.steps[row].start > 0).collect();
-    shifts(lab, base, &decoded, RopePosition::ShiftInDecode)
+    let later = |shift| BySteps { later: shifted(shift), first: Position::OWN };
+    shifts(lab, base, &decoded, later)
 }
 
 /// Every even number of columns.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::error::Result;
 use crate::gguf::Gguf;
+use parity_graph::weights;
 
 /// What the letters stand for: D model width, H query heads, K key/value heads, E head width, F feed-forward width,
 /// V vocabulary, L layers; of one rank, where a dump has several.
@@ -20,8 +21,9 @@ impl Widths {
         let number = |key: &str| gguf.get(&format!("{arch}.{key}")).and_then(|value| value.as_integer());
         let number = |key: &str| number(key).and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
         let (d, h) = (number("embedding_length"), number("attention.head_count"));
-        let vocabulary =
-            gguf.tensor("token_embd.weight").and_then(|tensor| tensor.info.shape.first().copied());
+        let vocabulary = gguf
+            .tensor(&weights::weight(weights::TOKEN_EMBD))
+            .and_then(|tensor| tensor.info.shape.first().copied());
         let all = [
             ('D', d),
             ('H', h),

@@ -20,6 +20,7 @@ use folder::Folder;
 use judge::{Finder, Made, Mistake, mistakes};
 use measure::Distance;
 use names::Place;
+use parity_graph::weights;
 use sources::How;
 use view::Order;
 
@@ -243,10 +244,12 @@ fn left_over(folder: &Folder, gguf: &Gguf, used: &BTreeSet<&str>) -> (Vec<LeftOu
         let fault = match (bias, module.as_str()) {
             (true, _) => Some("linear.no_bias"),
             // Where the file has no output matrix, its embeddings are it.
-            (false, "lm_head") if gguf.tensor("output.weight").is_none() => match is_tied(folder, stored) {
-                true => continue,
-                false => Some("logits.untied"),
-            },
+            (false, "lm_head") if gguf.tensor(&weights::weight(weights::OUTPUT)).is_none() => {
+                match is_tied(folder, stored) {
+                    true => continue,
+                    false => Some("logits.untied"),
+                }
+            }
             _ => None,
         };
         let text = "is not in the file: nothing of it was made of this weight".to_owned();

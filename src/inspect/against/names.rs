@@ -1,5 +1,7 @@
 //! What tensors are called on both sides, and how a conversion rearranges them.
 
+use parity_graph::weights::{self, BIAS, Name, WEIGHT};
+
 /// Which part of a stored tensor is one of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
@@ -72,12 +74,15 @@ impl Place<'_> {
 
 /// Role of a tensor of a file -> modules that it is made of, the likeliest first.
 const ROLES: &[(&str, &[(&str, Part)])] = &[
-    ("token_embd", &[("embed_tokens", Part::Whole), ("wte", Part::Whole), ("word_embeddings", Part::Whole)]),
-    ("output", &[("lm_head", Part::Whole), ("embed_out", Part::Whole), ("embed_tokens", Part::Whole)]),
-    ("output_norm", &[("norm", Part::Whole), ("ln_f", Part::Whole), ("final_layernorm", Part::Whole)]),
-    ("attn_norm", &[("input_layernorm", Part::Whole), ("ln_1", Part::Whole)]),
     (
-        "attn_q",
+        weights::TOKEN_EMBD,
+        &[("embed_tokens", Part::Whole), ("wte", Part::Whole), ("word_embeddings", Part::Whole)],
+    ),
+    (weights::OUTPUT, &[("lm_head", Part::Whole), ("embed_out", Part::Whole), ("embed_tokens", Part::Whole)]),
+    (weights::OUTPUT_NORM, &[("norm", Part::Whole), ("ln_f", Part::Whole), ("final_layernorm", Part::Whole)]),
+    (weights::ATTN_NORM, &[("input_layernorm", Part::Whole), ("ln_1", Part::Whole)]),
+    (
+        weights::ATTN_Q,
         &[
             ("self_attn.q_proj", Part::Whole),
             ("self_attn.qkv_proj", Part::Qkv(0)),
@@ -85,7 +90,7 @@ const ROLES: &[(&str, &[(&str, Part)])] = &[
         ],
     ),
     (
-        "attn_k",
+        weights::ATTN_K,
         &[
             ("self_attn.k_proj", Part::Whole),
             ("self_attn.qkv_proj", Part::Qkv(1)),
@@ -93,7 +98,7 @@ const ROLES: &[(&str, &[(&str, Part)])] = &[
         ],
     ),
     (
-        "attn_v",
+        weights::ATTN_V,
         &[
             ("self_attn.v_proj", Part::Whole),
             ("self_attn.qkv_proj", Part::Qkv(2)),
@@ -101,7 +106,7 @@ const ROLES: &[(&str, &[(&str, Part)])] = &[
         ],
     ),
     (
-        "attn_qkv",
+        weights::ATTN_QKV,
         &[
             ("self_attn.qkv_proj", Part::Whole),
             ("attn.c_attn", Part::Whole),
@@ -109,25 +114,25 @@ const ROLES: &[(&str, &[(&str, Part)])] = &[
         ],
     ),
     (
-        "attn_output",
+        weights::ATTN_OUTPUT,
         &[("self_attn.o_proj", Part::Whole), ("self_attn.dense", Part::Whole), ("attn.c_proj", Part::Whole)],
     ),
-    ("attn_q_norm", &[("self_attn.q_norm", Part::Whole), ("self_attn.q_layernorm", Part::Whole)]),
-    ("attn_k_norm", &[("self_attn.k_norm", Part::Whole), ("self_attn.k_layernorm", Part::Whole)]),
-    ("attn_sinks", &[("self_attn.sinks", Part::Whole)]),
+    (weights::ATTN_Q_NORM, &[("self_attn.q_norm", Part::Whole), ("self_attn.q_layernorm", Part::Whole)]),
+    (weights::ATTN_K_NORM, &[("self_attn.k_norm", Part::Whole), ("self_attn.k_layernorm", Part::Whole)]),
+    (weights::ATTN_SINKS, &[("self_attn.sinks", Part::Whole)]),
     // Where a layer has four norms, that before the feed-forward part has a name of its own.
     (
-        "ffn_norm",
+        weights::FFN_NORM,
         &[
             ("pre_feedforward_layernorm", Part::Whole),
             ("post_attention_layernorm", Part::Whole),
             ("ln_2", Part::Whole),
         ],
     ),
-    ("post_attention_norm", &[("post_attention_layernorm", Part::Whole)]),
-    ("post_ffw_norm", &[("post_feedforward_layernorm", Part::Whole)]),
+    (weights::POST_ATTENTION_NORM, &[("post_attention_layernorm", Part::Whole)]),
+    (weights::POST_FFW_NORM, &[("post_feedforward_layernorm", Part::Whole)]),
     (
-        "ffn_gate",
+        weights::FFN_GATE,
         &[
             ("mlp.gate_proj", Part::Whole),
             ("mlp.gate_up_proj", Part::Half(0)),
@@ -135,7 +140,7 @@ const ROLES: &[(&str, &[(&str, Part)])] = &[
         ],
     ),
     (
-        "ffn_up",
+        weights::FFN_UP,
         &[
             ("mlp.up_proj", Part::Whole),
             ("mlp.gate_up_proj", Part::Half(1)),
@@ -144,11 +149,11 @@ const ROLES: &[(&str, &[(&str, Part)])] = &[
         ],
     ),
     (
-        "ffn_down",
+        weights::FFN_DOWN,
         &[("mlp.down_proj", Part::Whole), ("mlp.c_proj", Part::Whole), ("feed_forward.w2", Part::Whole)],
     ),
     (
-        "ffn_gate_inp",
+        weights::FFN_GATE_INP,
         &[
             ("mlp.gate", Part::Whole),
             ("mlp.router", Part::Whole),
@@ -157,7 +162,7 @@ const ROLES: &[(&str, &[(&str, Part)])] = &[
         ],
     ),
     (
-        "ffn_gate_exps",
+        weights::FFN_GATE_EXPS,
         &[
             ("mlp.experts.gate_proj", Part::Whole),
             ("block_sparse_moe.experts.w1", Part::Whole),
@@ -166,7 +171,7 @@ const ROLES: &[(&str, &[(&str, Part)])] = &[
         ],
     ),
     (
-        "ffn_up_exps",
+        weights::FFN_UP_EXPS,
         &[
             ("mlp.experts.up_proj", Part::Whole),
             ("block_sparse_moe.experts.w3", Part::Whole),
@@ -175,22 +180,22 @@ const ROLES: &[(&str, &[(&str, Part)])] = &[
         ],
     ),
     (
-        "ffn_down_exps",
+        weights::FFN_DOWN_EXPS,
         &[("mlp.experts.down_proj", Part::Whole), ("block_sparse_moe.experts.w2", Part::Whole)],
     ),
     (
-        "ffn_gate_shexp",
+        weights::FFN_GATE_SHEXP,
         &[("mlp.shared_expert.gate_proj", Part::Whole), ("mlp.shared_experts.gate_proj", Part::Whole)],
     ),
     (
-        "ffn_up_shexp",
+        weights::FFN_UP_SHEXP,
         &[("mlp.shared_expert.up_proj", Part::Whole), ("mlp.shared_experts.up_proj", Part::Whole)],
     ),
     (
-        "ffn_down_shexp",
+        weights::FFN_DOWN_SHEXP,
         &[("mlp.shared_expert.down_proj", Part::Whole), ("mlp.shared_experts.down_proj", Part::Whole)],
     ),
-    ("ffn_gate_inp_shexp", &[("mlp.shared_expert_gate", Part::Whole)]),
+    (weights::FFN_GATE_INP_SHEXP, &[("mlp.shared_expert_gate", Part::Whole)]),
 ];
 
 /// Modules that a tensor of a file is made of, by its role: `attn_q`.
@@ -205,20 +210,16 @@ pub fn is_known(module: &str) -> bool {
 
 /// Role, layer, and whether it is a bias: `blk.3.attn_q.bias` -> (`attn_q`, 3, true).
 pub fn role(name: &str) -> (&str, Option<u32>, bool) {
-    let (layer, rest) = match parity_graph::known::layer_weight(name) {
-        Some((layer, rest)) => (Some(layer), rest),
-        None => (None, name),
-    };
-    match rest.rsplit_once('.') {
-        Some((role, "bias")) => (role, layer, true),
-        Some((role, "weight")) => (role, layer, false),
-        _ => (rest, layer, false),
+    match Name::of(name) {
+        Name { layer, part, kind: BIAS } => (part, layer, true),
+        Name { layer, part, kind: WEIGHT } => (part, layer, false),
+        Name { layer, .. } => (weights::layer_weight(name).map_or(name, |(_, rest)| rest), layer, false),
     }
 }
 
 /// What only a conversion makes: computed from the configuration.
 pub fn is_made(role: &str) -> bool {
-    matches!(role, "rope_freqs" | "rope_factors_long" | "rope_factors_short")
+    matches!(role, weights::ROPE_FREQS | weights::ROPE_FACTORS_LONG | weights::ROPE_FACTORS_SHORT)
 }
 
 /// What a folder may hold that is no weight of the text model: buffers, other modalities, further heads.
@@ -254,7 +255,7 @@ pub fn wanted(architecture: &str, role: &str) -> Option<Wanted> {
     let halves = ["qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "gpt-oss", "phi3"];
     let known = architecture == "llama" || halves.contains(&architecture);
     match role {
-        "attn_q" | "attn_k" if architecture == "llama" => Some(Wanted::Pairs),
+        weights::ATTN_Q | weights::ATTN_K if architecture == "llama" => Some(Wanted::Pairs),
         _ if known && role.ends_with("norm") && architecture.starts_with("gemma") => Some(Wanted::PlusOne),
         _ if known => Some(Wanted::AsStored),
         _ => None,

@@ -4,6 +4,7 @@ use super::folder::{Folder, Stored};
 use super::names::{Part, Place, Wanted};
 use super::view::{Order, View};
 use crate::gguf::Gguf;
+use parity_graph::weights;
 
 /// How values lie in a file, against how they were stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,7 +195,7 @@ fn variants(slice: &Slice<'_>, transposed: bool, heads: Option<Heads>) -> Vec<Ho
     let rows = if vector { slice.shape[1] } else { slice.shape[0] };
     let width = heads.map(|heads| heads.width).filter(|width| width % 2 == 0 && rows % width == 0);
     let mut out = vec![plain];
-    if matches!(slice.role, "attn_q" | "attn_k")
+    if matches!(slice.role, weights::ATTN_Q | weights::ATTN_K)
         && let Some(width) = width
     {
         out.extend([Order::Pairs(width), Order::Halves(width)].map(|order| How { order, ..plain }));

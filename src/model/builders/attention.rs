@@ -11,6 +11,7 @@ use super::facts::{Rope, YARN_BETA};
 use super::inputs::CAUSAL_MASK;
 use super::shape::{Cells, Kept};
 use super::sketch::Word;
+use parity_graph::weights;
 
 /// ggml's word for sums in f32.
 const PREC_F32: i32 = 10;
@@ -46,7 +47,7 @@ struct Source {
 
 /// llama.cpp's name of Q and K.
 fn stem(part: &str) -> &'static str {
-    if part == "attn_q" { "Qcur" } else { "Kcur" }
+    if part == weights::ATTN_Q { "Qcur" } else { "Kcur" }
 }
 
 impl Builder<'_> {
@@ -70,7 +71,10 @@ impl Builder<'_> {
             self.input(&format!("{CAUSAL_MASK}{kind}"), dtype, [cells.seen, tokens, 1, 1])
         };
         let sinks = match attention.sinks {
-            true => Some(self.weight(&format!("blk.{layer}.attn_sinks.weight"), &[self.facts.heads])?),
+            true => Some(self.weight(
+                &weights::weight(&weights::in_layer(layer, weights::ATTN_SINKS)),
+                &[self.facts.heads],
+            )?),
             false => None,
         };
         let context = match self.shape.flash {
@@ -89,7 +93,7 @@ impl Builder<'_> {
         };
         self.sketch.name(context, name);
         let context = self.mixed(context, values, kind);
-        let part = format!("blk.{layer}.attn_output");
+        let part = weights::in_layer(layer, weights::ATTN_OUTPUT);
         let out = self.linear(&part, self.facts.model, context, Scale::Applied, "")?;
         // Only the sum with a bias has a name.
         match self.sketch.get(out).op {
@@ -101,18 +105,19 @@ impl Builder<'_> {
     /// Q (T, H, E), K and V (T, K, E), Q and K after RoPE. Weights may be one matrix in the file.
     fn qkv(&mut self, layer: usize, x: Id, attention: &Attention) -> Result<[Id; 3]> {
         let (heads, kv_heads) = (self.facts.heads, self.facts.kv_heads);
-        let fused = self.gguf.tensor(&format!("blk.{layer}.attn_qkv.weight")).is_some();
+        let fused =
+            self.gguf.tensor(&weights::weight(&weights::in_layer(layer, weights::ATTN_QKV))).is_some();
         let whole = if fused { Some(self.fused(layer, x)?) } else { None };
         let from = Source { layer, x, whole };
-        let mut q = self.project(from, "attn_q", 0, heads)?;
-        q = self.rotated(layer, q, "attn_q", attention)?;
+        let mut q = self.project(from, weights::ATTN_Q, 0, heads)?;
+        q = self.rotated(layer, q, weights::ATTN_Q, attention)?;
         if let Some(factor) = attention.query {
             q = self.scaled(q, factor, "");
         }
-        let value = |builder: &mut Self| builder.project(from, "attn_v", heads + kv_heads, kv_heads);
+        let value = |builder: &mut Self| builder.project(from, weights::ATTN_V, heads + kv_heads, kv_heads);
         let early = if attention.two_caches { None } else { Some(value(self)?) };
-        let k = self.project(from, "attn_k", heads, kv_heads)?;
-        let k = self.rotated(layer, k, "attn_k", attention)?;
+        let k = self.project(from, weights::ATTN_K, heads, kv_heads)?;
+        let k = self.rotated(layer, k, weights::ATTN_K, attention)?;
         let v = early.map_or_else(|| value(self), Ok)?;
         Ok([q, k, v])
     }
@@ -120,7 +125,7 @@ impl Builder<'_> {
     /// `heads` heads from head `first` of a row of Q, K and V: (T, heads, E).
     fn project(&mut self, from: Source, part: &str, first: usize, heads: usize) -> Result<Id> {
         let layer = from.layer;
-        let name = format!("{}-{layer}", if part == "attn_v" { "Vcur" } else { stem(part) });
+        let name = format!("{}-{layer}", if part == weights::ATTN_V { "Vcur" } else { stem(part) });
         let (width, tokens) = (self.facts.head_width, self.shape.tokens);
         let ne = [width, heads, tokens, 1];
         let id = match from.whole {
@@ -130,7 +135,7 @@ impl Builder<'_> {
                 self.sketch.view(whole, ne, [head, row, row * tokens], first * head)
             }
             None => {
-                let part = format!("blk.{layer}.{part}");
+                let part = weights::in_layer(layer, part);
                 let id = self.linear(&part, heads * width, from.x, Scale::Applied, &name)?;
                 self.sketch.reshape(id, ne)
             }
@@ -141,7 +146,13 @@ impl Builder<'_> {
     /// One matmul for Q, K and V: (T, (H + 2 K) E).
     fn fused(&mut self, layer: usize, x: Id) -> Result<Id> {
         let rows = (self.facts.heads + 2 * self.facts.kv_heads) * self.facts.head_width;
-        self.linear(&format!("blk.{layer}.attn_qkv"), rows, x, Scale::Applied, &format!("wqkv-{layer}"))
+        self.linear(
+            &weights::in_layer(layer, weights::ATTN_QKV),
+            rows,
+            x,
+            Scale::Applied,
+            &format!("wqkv-{layer}"),
+        )
     }
 
     /// Per-head norm, where there is one, and RoPE.
@@ -149,11 +160,12 @@ impl Builder<'_> {
         let stem = stem(part);
         let mut x = x;
         if attention.qk_norm {
-            x = self.norm(&format!("blk.{layer}.{part}_norm"), x, &format!("{stem}_normed-{layer}"))?;
+            let norm = if part == weights::ATTN_Q { weights::ATTN_Q_NORM } else { weights::ATTN_K_NORM };
+            x = self.norm(&weights::in_layer(layer, norm), x, &format!("{stem}_normed-{layer}"))?;
         }
         let rope = self.facts.rope_of(layer);
         let factors = match attention.factors {
-            Some(name) => self.optional(name, &[rope.dims / 2])?,
+            Some(part) => self.optional(&weights::weight(part), &[rope.dims / 2])?,
             None => None,
         };
         let out = self.rope(x, rope, factors);

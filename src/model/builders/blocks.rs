@@ -11,6 +11,7 @@ use crate::gguf::{DType, Gguf};
 use super::facts::Facts;
 use super::shape::Shape;
 use super::sketch::{Sketch, Word};
+use parity_graph::weights;
 
 /// Draws the graph of one model.
 pub struct Builder<'a> {
@@ -88,7 +89,7 @@ impl<'a> Builder<'a> {
     /// Those of [`Builder::weight`].
     pub fn linear(&mut self, part: &str, rows: usize, x: Id, scale: Scale, name: &str) -> Result<Id> {
         let cols = self.sketch.get(x).ne[0];
-        let weight = self.weight(&format!("{part}.weight"), &[rows, cols])?;
+        let weight = self.weight(&weights::weight(part), &[rows, cols])?;
         let mut out = self.sketch.mul_mat(weight, x);
         if scale == Scale::Applied {
             out = self.factor(part, out)?;
@@ -98,7 +99,7 @@ impl<'a> Builder<'a> {
             (Scale::AfterBias, Some((name, layer))) => format!("{name}_{how}-{layer}"),
             _ => name.to_owned(),
         };
-        if let Some(bias) = self.optional(&format!("{part}.bias"), &[rows])? {
+        if let Some(bias) = self.optional(&weights::bias(part), &[rows])? {
             out = self.sum(out, bias, &called("b"));
         }
         match scale {
@@ -136,7 +137,7 @@ impl<'a> Builder<'a> {
     /// Those of [`Builder::weight`].
     pub fn norm_called(&mut self, part: &str, x: Id, inner: &str, name: &str) -> Result<Id> {
         let width = self.sketch.get(x).ne[0];
-        let weight = self.weight(&format!("{part}.weight"), &[width])?;
+        let weight = self.weight(&weights::weight(part), &[width])?;
         let norm = self.sketch.same(Op::RmsNorm, &[x], &[("eps", Word::Float(self.facts.eps))]);
         self.sketch.name(norm, inner);
         let out = self.sketch.same(Op::Mul, &[norm, weight], &[]);
@@ -160,7 +161,8 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// Those of [`Builder::weight`].
     pub fn embed(&mut self) -> Result<Id> {
-        let table = self.weight("token_embd.weight", &[self.facts.vocab, self.facts.model])?;
+        let table =
+            self.weight(&weights::weight(weights::TOKEN_EMBD), &[self.facts.vocab, self.facts.model])?;
         let tokens = self.input("inp_tokens", DType::I32, [self.shape.tokens, 1, 1, 1]);
         let rows = self.sketch.get_rows(table, tokens);
         Ok(self.sketch.name(rows, "embd"))
@@ -185,14 +187,14 @@ impl<'a> Builder<'a> {
         (glu, number): (Op, i32),
         scale: Scale,
     ) -> Result<Id> {
-        let part = |part: &str| format!("blk.{layer}.{part}");
+        let part = |part: &str| weights::in_layer(layer, part);
         let node = |name: &str| format!("{name}-{layer}");
         let (ffn, model) = (self.facts.ffn, self.facts.model);
-        let gate = self.linear(&part("ffn_gate"), ffn, x, scale, &node("ffn_gate"))?;
-        let up = self.linear(&part("ffn_up"), ffn, x, scale, &node("ffn_up"))?;
+        let gate = self.linear(&part(weights::FFN_GATE), ffn, x, scale, &node("ffn_gate"))?;
+        let up = self.linear(&part(weights::FFN_UP), ffn, x, scale, &node("ffn_up"))?;
         let act = self.sketch.same(glu, &[gate, up], &[("glu", Word::Int(number))]);
         self.sketch.name(act, node(Kind::FfnAct.name()));
-        let out = self.linear(&part("ffn_down"), model, act, scale, "")?;
+        let out = self.linear(&part(weights::FFN_DOWN), model, act, scale, "")?;
         Ok(self.sketch.name(out, node(Kind::FfnOut.name())))
     }
 
@@ -201,17 +203,17 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// Those of [`Builder::weight`].
     pub fn head(&mut self, x: Id) -> Result<Id> {
-        let x = self.norm("output_norm", x, "result_norm")?;
+        let x = self.norm(weights::OUTPUT_NORM, x, "result_norm")?;
         let (vocab, model) = (self.facts.vocab, self.facts.model);
-        let tied = self.gguf.tensor("output.weight").is_none();
+        let tied = self.gguf.tensor(&weights::weight(weights::OUTPUT)).is_none();
         let mut out = match tied {
-            false => self.linear("output", vocab, x, Scale::Applied, "")?,
+            false => self.linear(weights::OUTPUT, vocab, x, Scale::Applied, "")?,
             true => {
-                let table = self.weight("token_embd.weight", &[vocab, model])?;
+                let table = self.weight(&weights::weight(weights::TOKEN_EMBD), &[vocab, model])?;
                 self.sketch.mul_mat(table, x)
             }
         };
-        if let (true, Some(bias)) = (tied, self.optional("output.bias", &[vocab])?) {
+        if let (true, Some(bias)) = (tied, self.optional(&weights::bias(weights::OUTPUT), &[vocab])?) {
             out = self.sum(out, bias, "");
         }
         Ok(self.sketch.name(out, "result_output"))

@@ -11,6 +11,7 @@ use super::blocks::{Builder, Scale};
 use super::experts::{Experts, Routing};
 use super::facts::{Family, Keys, Window};
 use super::sketch::Word;
+use parity_graph::weights;
 
 /// Biases on Q, K and V; halves are rotated.
 pub const QWEN2: Family = Family { name: "qwen2", rope_mode: 2, window: Window::Never };
@@ -37,14 +38,14 @@ pub fn draw(builder: &mut Builder<'_>) -> Result<()> {
     }
     let attention = Attention {
         qk_norm: name.starts_with("qwen3"),
-        factors: (name == LLAMA.name).then_some("rope_freqs.weight"),
+        factors: (name == LLAMA.name).then_some(weights::ROPE_FREQS),
         scale: 1.0 / (facts.head_width as f32).sqrt(),
         ..Attention::default()
     };
     if name == QWEN3.name {
         // The head of classifiers and rerankers, which a graph for logits does not compute.
-        builder.idle("cls.output.weight");
-        builder.idle("cls.output.bias");
+        builder.idle(&weights::weight(weights::CLS_OUTPUT));
+        builder.idle(&weights::bias(weights::CLS_OUTPUT));
     }
     let experts = experts(builder)?;
     let mut x = builder.embed()?;
@@ -91,15 +92,15 @@ fn draw_layer(
     experts: Option<&Experts>,
 ) -> Result<Id> {
     let node = |kind: Kind| format!("{}-{layer}", kind.name());
-    let part = |part: &str| format!("blk.{layer}.{part}");
-    let normed = builder.norm(&part("attn_norm"), input, &format!("attn_norm-{layer}"))?;
+    let part = |part: &str| weights::in_layer(layer, part);
+    let normed = builder.norm(&part(weights::ATTN_NORM), input, &format!("attn_norm-{layer}"))?;
     let mut out = builder.attention(layer, normed, attention)?;
     let mut residual = input;
     if layer + 1 == builder.facts.layers {
         (out, residual) = (builder.output_rows(out), builder.output_rows(residual));
     }
     let residual = builder.sum(out, residual, &node(Kind::AttnResidual));
-    let normed = builder.norm(&part("ffn_norm"), residual, &format!("ffn_norm-{layer}"))?;
+    let normed = builder.norm(&part(weights::FFN_NORM), residual, &format!("ffn_norm-{layer}"))?;
     let out = match experts {
         Some(experts) => builder.experts(layer, normed, experts)?,
         None => {

@@ -7,6 +7,7 @@ use crate::gguf::DType;
 
 use super::blocks::Builder;
 use super::sketch::Word;
+use parity_graph::weights;
 
 /// ggml's word for the order of ARGSORT.
 const DESCENDING: i32 = 1;
@@ -79,11 +80,13 @@ impl Builder<'_> {
         let node = |name: &str| format!("ffn_moe_{name}-{layer}");
         let (tokens, model) = (self.sketch.get(x).ne[1], self.facts.model);
         let (all, used) = (self.facts.experts, self.facts.experts_used);
-        let router = self.weight(&format!("blk.{layer}.ffn_gate_inp.weight"), &[all, model])?;
+        let router =
+            self.weight(&weights::weight(&weights::in_layer(layer, weights::FFN_GATE_INP)), &[all, model])?;
         let mut probs = self.sketch.mul_mat(router, x);
         self.sketch.name(probs, node("logits"));
         if experts.bias {
-            let bias = self.weight(&format!("blk.{layer}.ffn_gate_inp.bias"), &[all])?;
+            let bias =
+                self.weight(&weights::bias(&weights::in_layer(layer, weights::FFN_GATE_INP)), &[all])?;
             probs = self.sum(probs, bias, &node("logits_biased"));
         }
         if experts.routing == Routing::SoftmaxOfChosen {
@@ -122,7 +125,12 @@ impl Builder<'_> {
 
     /// One matmul of the chosen experts, with its scale or its bias: (T, used, rows).
     fn expert(&mut self, layer: usize, part: &str, rows: usize, x: Id, ids: Id, bias: bool) -> Result<Id> {
-        let tensor = format!("blk.{layer}.ffn_{part}_exps");
+        let tensor = match part {
+            "gate" => weights::FFN_GATE_EXPS,
+            "up" => weights::FFN_UP_EXPS,
+            _ => weights::FFN_DOWN_EXPS,
+        };
+        let tensor = weights::in_layer(layer, tensor);
         let node = |how: &str| format!("ffn_moe_{part}{how}-{layer}");
         let (all, cols) = (self.facts.experts, self.sketch.get(x).ne[0]);
         let weight = self.weight(&format!("{tensor}.weight"), &[all, rows, cols])?;

@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Value};
 
 use super::keys::{flags, refuse_unknown, uniform};
+use parity_graph::weights;
 
 /// What sets one family apart in how its metadata are read.
 #[derive(Clone, Copy, Debug)]
@@ -135,7 +136,7 @@ impl Facts {
             let expected = format!("an even number up to {head_width}");
             return Err(keys.unsupported("rope.dimension_count", expected, rope_dims));
         }
-        let table = gguf.tensor("token_embd.weight").ok_or_else(|| no_embedding(gguf))?;
+        let table = gguf.tensor(&weights::weight(weights::TOKEN_EMBD)).ok_or_else(|| no_embedding(gguf))?;
         let rope = keys.rope(rope_dims, family.rope_mode)?;
         let (window, sliding) = keys.window(family.window, layers)?;
         let (experts, experts_used) = keys.experts()?;

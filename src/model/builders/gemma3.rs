@@ -10,6 +10,7 @@ use super::attention::Attention;
 use super::blocks::{Builder, Scale};
 use super::facts::{Family, Keys, Window};
 use super::sketch::Word;
+use parity_graph::weights;
 
 /// Halves are rotated; five layers of six have a window, where the file gives one.
 pub const FAMILY: Family = Family { name: "gemma3", rope_mode: 2, window: Window::Optional(6) };
@@ -53,20 +54,20 @@ pub fn draw(builder: &mut Builder<'_>) -> Result<()> {
 const TANH: i32 = 4;
 
 fn draw_layer(builder: &mut Builder<'_>, layer: usize, input: Id, attention: &Attention) -> Result<Id> {
-    let part = |part: &str| format!("blk.{layer}.{part}");
+    let part = |part: &str| weights::in_layer(layer, part);
     let node = |name: &str| format!("{name}-{layer}");
-    let normed = builder.norm(&part("attn_norm"), input, &node("attn_norm"))?;
+    let normed = builder.norm(&part(weights::ATTN_NORM), input, &node("attn_norm"))?;
     let mut out = builder.attention(layer, normed, attention)?;
     let last = layer + 1 == builder.facts.layers;
     if last {
         out = builder.output_rows(out);
     }
-    let out = builder.norm(&part("post_attention_norm"), out, &node("attn_post_norm"))?;
+    let out = builder.norm(&part(weights::POST_ATTENTION_NORM), out, &node("attn_post_norm"))?;
     let residual = if last { builder.output_rows(input) } else { input };
     let residual = builder.sum(out, residual, &node(Kind::AttnResidual.name()));
-    let normed = builder.norm(&part("ffn_norm"), residual, &node("ffn_norm"))?;
+    let normed = builder.norm(&part(weights::FFN_NORM), residual, &node("ffn_norm"))?;
     let out = builder.feed_forward(layer, normed, GEGLU, Scale::Idle)?;
     // llama.cpp gives this one no layer.
-    let out = builder.norm_called(&part("post_ffw_norm"), out, "norm", &node("ffn_post_norm"))?;
+    let out = builder.norm_called(&part(weights::POST_FFW_NORM), out, "norm", &node("ffn_post_norm"))?;
     Ok(builder.sum(out, residual, &node(Kind::LayerOut.name())))
 }

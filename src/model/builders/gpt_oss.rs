@@ -11,6 +11,7 @@ use super::blocks::Builder;
 use super::experts::{Experts, Routing};
 use super::facts::{Family, Keys, Window};
 use super::sketch::Word;
+use parity_graph::weights;
 
 /// Halves are rotated; every other layer has a window.
 pub const FAMILY: Family = Family { name: "gpt-oss", rope_mode: 2, window: Window::Always(2) };
@@ -68,12 +69,12 @@ fn draw_layer(
     attention: &Attention,
     experts: &Experts,
 ) -> Result<Id> {
-    let part = |part: &str| format!("blk.{layer}.{part}");
+    let part = |part: &str| weights::in_layer(layer, part);
     let node = |name: &str| format!("{name}-{layer}");
-    let normed = builder.norm(&part("attn_norm"), input, &node("attn_norm"))?;
+    let normed = builder.norm(&part(weights::ATTN_NORM), input, &node("attn_norm"))?;
     let out = builder.attention(layer, normed, attention)?;
     let residual = builder.sum(out, input, &node(Kind::AttnResidual.name()));
-    let normed = builder.norm(&part("post_attention_norm"), residual, &node("attn_post_norm"))?;
+    let normed = builder.norm(&part(weights::POST_ATTENTION_NORM), residual, &node("attn_post_norm"))?;
     let out = builder.experts(layer, normed, experts)?;
     Ok(builder.sum(out, residual, &node(Kind::LayerOut.name())))
 }

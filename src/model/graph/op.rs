@@ -1,11 +1,15 @@
 //! The alphabet of the engines' nodes: every op with its parameters and the weights that it reads.
+//!
+//! Parameters are plain numbers, of which a healthy model has some: nothing here is named after a mistake.
+
+use crate::model::edit::Reading;
 
 /// A weight by its GGUF name, and how its bytes are read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WeightRef {
     /// GGUF tensor name, e.g. `blk.0.attn_q.weight`.
     pub name: String,
-    /// [`Reading::AsStored`] in a healthy model.
+    /// A planted mistake in how it is read; [`Reading::AsStored`] in a healthy model.
     pub reading: Reading,
 }
 
@@ -16,46 +20,6 @@ impl WeightRef {
     }
 }
 
-/// How the elements of a weight matrix (R, C) are found in its buffer.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Reading {
-    /// w[r, c] = buffer[r·C + c].
-    AsStored,
-    /// w[r, c] = buffer[c·R + r]: the buffer taken for (C, R).
-    Transposed,
-    /// w[r, c] = buffer[(r + k)·C + c], rows counted round the end.
-    RowShift(i64),
-    /// The rows of every head of `width` rows in another order: halves (i, i + width/2) where the file has
-    /// pairs (2i, 2i + 1), or the reverse.
-    HeadRows {
-        /// Rows of one head.
-        width: usize,
-        /// Whether pairs are taken for halves, or halves for pairs.
-        pairs_for_halves: bool,
-    },
-    /// The memory was never filled: zeros.
-    Unfilled,
-    /// Its blocks are decoded wrongly.
-    Misread(Misreading),
-}
-
-/// Mistakes in decoding the blocks of a weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Misreading {
-    /// Low and high nibble of every byte exchanged.
-    NibblesSwapped,
-    /// Byte i taken for values 2i and 2i + 1.
-    NibblesInSequence,
-    /// Minimum (or the constant offset of the quants) left out.
-    NoMinimum,
-    /// The scale of the following block used.
-    NeighbourScale,
-    /// The two high bits of the packed 6-bit scales and minima left out.
-    LowScaleBits,
-    /// F16 bits taken for BF16, or the reverse.
-    OtherHalf,
-}
-
 /// What a node computes. T rows; inputs in the order of [`super::Node::inputs`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
@@ -64,7 +28,7 @@ pub enum Op {
         /// (V, D)
         table: WeightRef,
     },
-    /// RMS norm over groups of `width` columns, times a weight. Inputs: x (T, G·width).
+    /// A norm over groups of `width` columns, times a weight. Inputs: x (T, G·width).
     Norm(Norm),
     /// out[t, o] = Σ_i x[t, i]·w[o, i]. Inputs: x (T, I). Out (T, O).
     Linear {
@@ -77,7 +41,7 @@ pub enum Op {
     Bias {
         /// (O,); a model without the bias copies its input.
         bias: Option<WeightRef>,
-        /// How often it is added: 1 in a healthy model.
+        /// How often it is added.
         times: u32,
     },
     /// Rotary position embedding of every head. Inputs: x (T, heads·E).
@@ -92,14 +56,14 @@ pub enum Op {
     Attention(Attention),
     /// out = Σ_i scale_i·x_i. Inputs: branch (T, D), residual (T, D).
     Add {
-        /// (1, 1) in a healthy model.
+        /// Factors of the two: 1 and 1 of a plain sum.
         scale: [f64; 2],
     },
-    /// out = activation(gate)·up. Inputs: gate (T, F), up (T, F).
+    /// out = act(gate)·up. Inputs: gate (T, F), up (T, F).
     Glu(Glu),
 }
 
-/// RMS norm: y = x / sqrt(mean(x²) + eps) · w.
+/// A norm: y = x / sqrt(mean(x²) + eps) · w.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Norm {
     /// (width,)
@@ -108,23 +72,24 @@ pub struct Norm {
     pub eps: f64,
     /// Columns that share one mean: D, or E for per-head norms.
     pub width: usize,
-    /// [`NormStyle::Rms`] in a healthy model.
+    /// What it does besides.
     pub style: NormStyle,
 }
 
-/// Variants of RMS norm that engines compute by mistake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormStyle {
-    /// The one the model was trained with.
-    Rms,
-    /// The weight is left out.
-    NoWeight,
-    /// The weight is multiplied in twice.
-    WeightTwice,
-    /// Mean subtracted first, as in LayerNorm.
-    LayerNorm,
-    /// 1 + w for w, as in Gemma checkpoints.
-    UnitOffset,
+/// What a norm does to a row and its weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormStyle {
+    /// Whether the mean is subtracted first, as in LayerNorm.
+    pub centred: bool,
+    /// Added to the weight: 1 where a file holds w - 1.
+    pub offset: f64,
+    /// How often the weight is multiplied in.
+    pub times: u32,
+}
+
+impl NormStyle {
+    /// RMS norm (Zhang and Sennrich, arXiv 1910.07467): nothing is subtracted, and the weight is multiplied in once.
+    pub const RMS: NormStyle = NormStyle { centred: false, offset: 0.0, times: 1 };
 }
 
 /// Rotary position embedding (Su et al., arXiv 2104.09864): pairs of columns turn by
@@ -142,10 +107,10 @@ pub struct Rope {
     /// Divisors of the angles, (dims/2,): `rope_freqs.weight` of Llama 3.1 and later.
     pub freqs: Option<WeightRef>,
     /// Which position a row is turned by.
-    pub position: RopePosition,
-    /// Direction: 1, or -1 by mistake.
+    pub position: BySteps<Position>,
+    /// Direction: 1 or -1.
     pub sign: i32,
-    /// How often it is applied: 1 in a healthy model.
+    /// How often it is applied.
     pub times: u32,
 }
 
@@ -158,24 +123,62 @@ pub enum Pairing {
     Interleaved,
 }
 
-/// The position that a row is turned by.
+/// One thing in the first step of a sequence, and one in those after it: prefill and decode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopePosition {
-    /// Its own.
-    Own,
-    /// Its own plus a constant.
-    Shift(i64),
-    /// Always 0.
-    Zero,
-    /// Counted from the start of the step it is computed in: right in a first prefill, wrong in decode.
-    InStep,
-    /// Its own plus a constant in every step after the first.
-    ShiftInDecode(i64),
-    /// Its own times numerator/denominator.
-    Scaled(u32, u32),
+pub struct BySteps<T> {
+    /// In a step that begins at position 0.
+    pub first: T,
+    /// In the others.
+    pub later: T,
 }
 
-/// Grouped-query attention with a causal mask.
+impl<T: Copy + PartialEq> BySteps<T> {
+    /// The same in all steps.
+    pub const fn all(same: T) -> BySteps<T> {
+        BySteps { first: same, later: same }
+    }
+
+    /// What holds in a step that begins at position `start`.
+    pub fn at(&self, start: u32) -> T {
+        if start == 0 { self.first } else { self.later }
+    }
+
+    /// What holds in all steps; `None` where they differ.
+    pub fn same(&self) -> Option<T> {
+        (self.first == self.later).then_some(self.first)
+    }
+}
+
+/// What positions are counted from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Anchor {
+    /// Position 0.
+    Start,
+    /// The first position of the row's step.
+    Step,
+    /// The row's own position.
+    Row,
+    /// One behind the last position of the row's step: everything that is cached.
+    End,
+}
+
+/// The position that a row at position p is turned by: (p - from)·times + offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// What is subtracted.
+    pub from: Anchor,
+    /// A factor: numerator and denominator.
+    pub times: (u32, u32),
+    /// What is added.
+    pub offset: i64,
+}
+
+impl Position {
+    /// The row's own.
+    pub const OWN: Position = Position { from: Anchor::Start, times: (1, 1), offset: 0 };
+}
+
+/// Grouped-query attention (Ainslie et al., arXiv 2305.13245) with a mask.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     /// H
@@ -186,13 +189,13 @@ pub struct Attention {
     pub head_width: usize,
     /// Factor on the scores: 1/sqrt(E).
     pub scale: f64,
-    /// Which key/value head a query head reads.
-    pub kv_map: KvMap,
+    /// Query heads beside one another that read the same key/value head, H/K: head h reads (h / group) % K.
+    pub group: usize,
     /// Which positions a row sees.
-    pub mask: Mask,
-    /// Whether the scores pass a softmax: true in a healthy model.
+    pub mask: BySteps<Mask>,
+    /// Whether the scores pass a softmax.
     pub softmax: bool,
-    /// What keeps scaled scores small: [`ScoreLimit::None`] in a healthy model.
+    /// What keeps scaled scores small.
     pub limit: ScoreLimit,
 }
 
@@ -208,39 +211,50 @@ pub enum ScoreLimit {
     Clamp(f64),
 }
 
-/// Which key/value head query head h reads.
+/// The positions s that a row sees: first <= s < behind, as far as they are cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvMap {
-    /// h / (H/K)
-    Group,
-    /// h % K, by mistake.
-    Modulo,
+pub struct Mask {
+    /// The first one.
+    pub first: Edge,
+    /// One behind the last.
+    pub behind: Edge,
 }
 
-/// Which positions s the row at position p sees.
+/// A position: so many behind what it is counted from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mask {
-    /// s <= p
-    Causal,
-    /// All s of the cache as it is when the step is computed.
-    None,
-    /// s <= p + shift
-    Shift(i64),
-    /// first position of the step <= s <= p: the cache is not read.
-    StepOnly,
-    /// p - width < s <= p: a sliding window.
-    Window(u32),
-    /// s <= p in the first step, s < first position of the step after it: what the step writes is not read.
-    BeforeStep,
+pub struct Edge {
+    /// What it is counted from.
+    pub from: Anchor,
+    /// How many behind that.
+    pub offset: i64,
 }
 
-/// Gated feed-forward activation.
+impl Edge {
+    /// `offset` positions behind `from`.
+    pub const fn new(from: Anchor, offset: i64) -> Edge {
+        Edge { from, offset }
+    }
+}
+
+impl Mask {
+    /// All positions up to the row's own.
+    pub const CAUSAL: Mask = Mask { first: Edge::new(Anchor::Start, 0), behind: Edge::new(Anchor::Row, 1) };
+}
+
+/// Feed-forward activation: act(gate)·up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Glu {
-    /// [`Activation::Silu`] in a healthy model.
+    /// The non-linearity.
     pub activation: Activation,
-    /// [`GluForm::GateTimesUp`] in a healthy model.
-    pub form: GluForm,
+    /// Whether gate and up change places.
+    pub swapped: bool,
+    /// Whether there is a product at all, and not the activation alone.
+    pub gated: bool,
+}
+
+impl Glu {
+    /// silu(gate)·up (Shazeer, arXiv 2002.05202).
+    pub const SWIGLU: Glu = Glu { activation: Activation::Silu, swapped: false, gated: true };
 }
 
 /// The non-linearity of the gate.
@@ -252,17 +266,6 @@ pub enum Activation {
     GeluTanh,
     /// The GELU of the error function.
     GeluErf,
-}
-
-/// How gate and up are combined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GluForm {
-    /// act(gate)·up
-    GateTimesUp,
-    /// gate·act(up), by mistake.
-    ActOnUp,
-    /// act(gate), by mistake.
-    NoUp,
 }
 
 impl Op {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use parity_dump::seen::{SeenPart, SeenRow, SeenSum};
 use parity_dump::{Checkpoint, Kind};
 use parity_graph::graph::{contiguous, without_copy_marks};
+use parity_graph::weights::{ATTN_QKV, BIAS, Name, TOKEN_EMBD, WEIGHT};
 use parity_graph::{Graph, Id, Op, Params, Tensor, View};
 use parity_record::map::{Capture, Mapping, map};
 
@@ -47,13 +48,15 @@ pub fn passes(nodes: &[PrintedNode]) -> Vec<Pass<'_>> {
     let mut used: HashSet<(&str, &str)> = HashSet::new();
     for (index, node) in nodes.iter().enumerate() {
         let sources = || node.sources.iter().map(|(name, _)| without_copy_marks(name));
-        let embeds = node.op == "GET_ROWS" && sources().next() == Some("token_embd.weight");
-        let mut weights = sources().filter(|name| name.starts_with("blk.") && name.ends_with(".weight"));
+        let embedding = |name| matches!(Name::of(name), Name { layer: None, part: TOKEN_EMBD, kind: WEIGHT });
+        let embeds = node.op == "GET_ROWS" && sources().next().is_some_and(embedding);
+        let in_layer = |name: &&str| Name::of(name).layer.is_some();
+        let mut weights = sources().filter(|name| in_layer(name) && Name::of(name).kind == WEIGHT);
         let again = weights.any(|name| !used.insert((&node.op, name)));
         if (embeds && !used.is_empty()) || again {
             starts.push(index);
             used.clear();
-            used.extend(sources().filter(|name| name.starts_with("blk.")).map(|name| (&*node.op, name)));
+            used.extend(sources().filter(in_layer).map(|name| (&*node.op, name)));
         }
     }
     starts.push(nodes.len());
@@ -325,13 +328,12 @@ fn separate_windows(graph: &mut Graph) {
 
 /// Whether a node is the product with a fused weight, or, where there is one, the sum with its bias.
 fn reads_fused(graph: &Graph, id: Id) -> bool {
-    let reads = |id: Id, part: &str| {
-        graph.sources(id).any(|src| graph.is_leaf(src) && graph.get(src).name.ends_with(part))
+    let reads = |id: Id, kind: &str| {
+        let is_fused = |name: &Name<'_>| (name.part, name.kind) == (ATTN_QKV, kind) && name.layer.is_some();
+        graph.sources(id).any(|src| graph.is_leaf(src) && is_fused(&Name::of(&graph.get(src).name)))
     };
-    let biased = || {
-        (0..graph.nodes).any(|sum| graph.sources(sum).any(|src| src == id) && reads(sum, ".attn_qkv.bias"))
-    };
-    reads(id, ".attn_qkv.bias") || reads(id, ".attn_qkv.weight") && !biased()
+    let biased = || (0..graph.nodes).any(|sum| graph.sources(sum).any(|src| src == id) && reads(sum, BIAS));
+    reads(id, BIAS) || reads(id, WEIGHT) && !biased()
 }
 
 /// What a window holds, by where its values go.

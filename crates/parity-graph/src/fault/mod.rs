@@ -15,10 +15,11 @@ mod state;
 pub use linear::other_layers;
 
 use crate::graph::{Graph, Id, Tensor};
-use crate::known::{is_weight, layer_weight};
+use crate::known::is_weight;
 use crate::op::Op;
 use crate::params::field;
 use crate::rewrite::{Change, Edit, Rewrite};
+use crate::weights::layer_weight;
 
 /// One mistake at one node.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,6 +5,7 @@ use super::{Fault, Site};
 use crate::graph::Id;
 use crate::op::Op;
 use crate::rewrite::{Change, Edit};
+use crate::weights::{FFN_NORM, POST_ATTENTION_NORM};
 
 /// `GGML_GLU_OP_*`
 const REGLU: u32 = 0;
@@ -109,7 +110,7 @@ fn parallel(site: Site<'_>, out: &mut Vec<Fault>) {
         let reader = Site { graph, id: *id };
         let weight = reader.weight().map(|(_, weight)| graph.get(weight).name.as_str());
         reader.origin(0) == Some(site.id)
-            && weight.is_some_and(|name| name.contains("ffn_norm") || name.contains("post_attention_norm"))
+            && weight.is_some_and(|name| name.contains(FFN_NORM) || name.contains(POST_ATTENTION_NORM))
     };
     // The weight of a norm is multiplied in right behind it.
     if !(site.id + 1..graph.nodes).take(2).any(|id| of_feed_forward(&id)) {

@@ -1,7 +1,7 @@
 //! The attention kernels.
 
 use super::{Address, Call, ROWS_MAX_UNTILED, THREADS, name_of};
-use crate::model::graph::{Attention, KvMap, Mask, ScoreLimit};
+use crate::model::graph::{Anchor, Attention, Edge, Mask, ScoreLimit};
 use crate::numerics::Storage;
 
 /// Head widths up to which the kernels are built.
@@ -66,8 +66,39 @@ pub struct AttentionData {
 /// Whether there is a kernel for this attention: none has windows, or limits of scores.
 pub fn has_attention(a: &Attention) -> bool {
     let fits = a.head_width <= HEAD_WIDTHS[HEAD_WIDTHS.len() - 1] && a.head_width.is_multiple_of(HEAD_GROUP);
-    let known = a.limit == ScoreLimit::None && !matches!(a.mask, Mask::Window(_) | Mask::BeforeStep);
+    let known = a.limit == ScoreLimit::None && seen(a).is_some() && kv_modulo(a).is_some();
     fits && known && a.heads.is_multiple_of(a.kv_heads)
+}
+
+/// Far beyond every position, and far from overflow when one is added.
+const EVERYTHING: i32 = 1 << 30;
+
+/// What a kernel is told of the mask: whether rows see their own step alone, and how many positions after their own
+/// they see. `None` of what it cannot be told.
+fn seen(a: &Attention) -> Option<(i32, i32)> {
+    let Mask { first, behind } = a.mask.same()?;
+    let from_step = match first {
+        Edge { from: Anchor::Start, offset: 0 } => 0,
+        Edge { from: Anchor::Step, offset: 0 } => 1,
+        _ => return None,
+    };
+    let shift = match behind {
+        Edge { from: Anchor::Row, offset } => {
+            (offset - 1).clamp(-i64::from(EVERYTHING), EVERYTHING.into()) as i32
+        }
+        Edge { from: Anchor::End, offset: 0 } => EVERYTHING,
+        _ => return None,
+    };
+    Some((from_step, shift))
+}
+
+/// What a kernel is told of the heads: 0 where H/K of them read one key head, 1 where they take turns.
+fn kv_modulo(a: &Attention) -> Option<i32> {
+    match a.group {
+        group if group * a.kv_heads == a.heads => Some(0),
+        1 => Some(1),
+        _ => None,
+    }
 }
 
 /// Which kernel computes attention.
@@ -118,15 +149,7 @@ pub fn attention(
     [storage, kv]: [Storage; 2],
 ) -> Option<Call> {
     let width = HEAD_WIDTHS.iter().find(|&&width| a.head_width <= width).filter(|_| has_attention(a))?;
-    // Far beyond every position, and far from overflow when one is added.
-    let everything = 1 << 30;
-    let (see_from_step, see_shift) = match a.mask {
-        Mask::Causal => (0, 0),
-        Mask::None => (0, everything),
-        Mask::Shift(shift) => (0, shift.clamp(-i64::from(everything), everything.into()) as i32),
-        Mask::StepOnly => (1, 0),
-        Mask::Window(_) | Mask::BeforeStep => return None,
-    };
+    let (see_from_step, see_shift) = seen(a)?;
     let splits = data.capacity.div_ceil(SPLIT);
     let args = AttentionArgs {
         q: data.q,
@@ -142,7 +165,7 @@ pub fn attention(
         heads: a.heads as i32,
         kv_heads: a.kv_heads as i32,
         head_width: a.head_width as i32,
-        kv_modulo: i32::from(a.kv_map == KvMap::Modulo),
+        kv_modulo: kv_modulo(a)?,
         see_from_step,
         see_shift,
         softmax: i32::from(a.softmax),

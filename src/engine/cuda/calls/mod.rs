@@ -182,14 +182,25 @@ pub struct NormShape {
     pub width: usize,
     /// Added to the mean square.
     pub eps: f64,
-    /// Variant.
-    pub style: NormStyle,
+    /// See [`norm_style`].
+    pub style: i32,
+}
+
+/// The number of a norm's variant that the kernel is told; `None` of what it does not compute.
+pub fn norm_style(style: NormStyle) -> Option<i32> {
+    match (style.centred, style.offset, style.times) {
+        (false, 0.0, 1) => Some(0),
+        (false, _, 0) => Some(1),
+        (false, 0.0, 2) => Some(2),
+        (true, 0.0, 1) => Some(3),
+        (false, 1.0, 1) => Some(4),
+        _ => None,
+    }
 }
 
 /// out (groups, width) = norm of x (groups, width) times `weight` (width,) in f32.
 pub fn norm(x: Address, weight: Address, out: Address, shape: NormShape, storage: Storage) -> Call {
-    let args =
-        NormArgs { x, weight, out, width: shape.width as i32, eps: shape.eps, style: shape.style as i32 };
+    let args = NormArgs { x, weight, out, width: shape.width as i32, eps: shape.eps, style: shape.style };
     let threads = (shape.width.div_ceil(32) * 32).min(THREADS as usize) as u32;
     Call::new(format!("norm_{}", name_of(storage)), [shape.groups, 1, 1], threads, args)
 }
@@ -267,9 +278,20 @@ struct GluArgs {
     form: i32,
 }
 
-/// out = activation(gate)·up over n elements.
-pub fn glu(glu: Glu, [gate, up, out]: [Address; 3], n: usize, storage: Storage) -> Call {
-    let (activation, form) = (glu.activation as i32, glu.form as i32);
+/// The number of the form that the kernel is told: act(gate)·up, gate·act(up), act(gate); `None` of what it does not
+/// compute.
+pub fn glu_form(glu: Glu) -> Option<i32> {
+    match (glu.swapped, glu.gated) {
+        (false, true) => Some(0),
+        (true, true) => Some(1),
+        (false, false) => Some(2),
+        (true, false) => None,
+    }
+}
+
+/// out = act(gate)·up over n elements; `None` where no kernel computes it.
+pub fn glu(glu: Glu, [gate, up, out]: [Address; 3], n: usize, storage: Storage) -> Option<Call> {
+    let (activation, form) = (glu.activation as i32, glu_form(glu)?);
     let args = GluArgs { gate, up, out, n: n as i64, activation, form };
-    Call::elementwise(format!("glu_{}", name_of(storage)), n.div_ceil(8), args)
+    Some(Call::elementwise(format!("glu_{}", name_of(storage)), n.div_ceil(8), args))
 }

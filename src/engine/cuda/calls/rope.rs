@@ -1,7 +1,7 @@
 //! The rotary embedding kernel.
 
 use super::{Address, Call, THREADS, name_of};
-use crate::model::graph::{Pairing, Rope, RopePosition};
+use crate::model::graph::{Anchor, Pairing, Rope};
 use crate::numerics::Storage;
 
 /// Tensors that turn in one launch.
@@ -64,7 +64,7 @@ pub fn rope(rope: &Rope, parts: &[RopePart], data: RopeData) -> Call {
         dims: rope.dims as i32,
         interleaved: i32::from(rope.pairing == Pairing::Interleaved),
         times: rope.times as i32,
-        in_step: i32::from(rope.position == RopePosition::InStep),
+        in_step: i32::from(rope.position.first.from == Anchor::Step),
         cache_f16: i32::from(data.kv != Storage::F32),
     };
     let heads = parts.iter().map(|part| part.heads as usize).max().unwrap_or(0);
