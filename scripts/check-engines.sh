@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # The ways in for other people's engines with the real packages: transformers and torch on the CPU, llama.cpp's prebuilt
-# libraries, candle. Healthy ones are at parity without a flag, mistakes are located and none is named wrongly, maps are
+# libraries, candle, mistral.rs. Healthy ones are at parity without a flag, mistakes are located and none is named wrongly, maps are
 # found by values, conversions are judged from weights and from tensors. It downloads torch where PYTHON has none; fails
 # where one of them does.
 #
-#   scripts/check-engines.sh [--candle]     --candle also builds and runs examples/engines/candle
+#   scripts/check-engines.sh [--candle] [--mistralrs]     also builds and runs these of examples/engines; mistral.rs takes
+#                                                         half an hour on two cores
 #
 #   PARITY   the parity to test (default: target/release/parity, built)
 #   PYTHON   a python with torch, transformers and gguf (default: one is set up in target/engines)
@@ -51,11 +52,15 @@ if [ -n "${LLAMA:-}" ]; then
 else
     echo "SKIP: LLAMA names no model of the llama architecture" >&2
 fi
-if [ "${1:-}" = --candle ]; then
-    tiny=$PWD/reference-dumps/models/qwen2-tiny-py-F16.gguf
+tiny=$PWD/reference-dumps/models/qwen2-tiny-py-F16.gguf
+if [[ " $* " == *" --candle "* ]]; then
     check "candle runs" cargo run --release --locked --quiet --manifest-path examples/engines/candle/Cargo.toml -- \
         "$tiny" 312,863,2039,1444,1518 --decode 8 --dump "$work/candle"
     check "candle" "$PARITY" diff "$work/candle" reference-dumps/qwen2-tiny-py-F16/read_lines -m "$tiny"
+fi
+if [[ " $* " == *" --mistralrs "* ]]; then
+    check "mistral.rs runs" examples/engines/mistralrs/run.sh "$tiny" 312,863,2039,1444,1518 --decode 8 --dump "$work/mistralrs"
+    check "mistral.rs" "$PARITY" diff "$work/mistralrs" reference-dumps/qwen2-tiny-py-F16/read_lines -m "$tiny"
 fi
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'failed: %s\n' "${failed[@]}" >&2

@@ -6,9 +6,11 @@ mod graphs;
 use graphs::record::{record, record_some, record_with};
 use graphs::{fill, head, recorded};
 use half::{bf16, f16};
+use parity::arithmetic::round::{Rounding, activations};
 use parity::checkpoint::Checkpoint;
 use parity::model::builders::{Cache, Shape, build};
 use parity::ops::{Args, rule};
+use parity::tensor::Matrix;
 use parity_graph::Op;
 use parity_graph::params::field;
 use serde_json::Value;
@@ -220,4 +222,18 @@ fn op_of(name: &str) -> Op {
         Some("attn_ctx") => Op::FlashAttn,
         _ => Op::Add,
     }
+}
+
+/// candle's Q8_K: candle-core/src/quantized/k_quants.rs, `BlockQ8K::from_float`.
+#[test]
+fn candle_rounds_to_128_on_the_side_of_the_largest_value() {
+    let rounded = |first: f64, second: f64| {
+        let mut x = vec![0.5; 256];
+        (x[0], x[1]) = (first, second);
+        let values = activations(Rounding::CandleQ8K, Matrix::new(1, 256, x).view()).values.data;
+        [values[0], values[1], values[2]]
+    };
+    assert_eq!(rounded(1.0, -1.0), [1.0, -127.0 / 128.0, 0.5]);
+    assert_eq!(rounded(-1.0, 1.0), [-1.0, 127.0 / 128.0, 0.5]);
+    assert_eq!(rounded(0.0, 0.0), [0.0, 0.0, 0.5]);
 }

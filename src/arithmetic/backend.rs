@@ -18,7 +18,7 @@ impl Hypothesis {
     /// in f32, of attention rows must be computed one by one, with a softmax in f32.
     pub fn is_screened(&self) -> bool {
         let Arithmetic { operands, flash, softmax, .. } = &self.arithmetic;
-        matches!(operands, Operands::Exact | Operands::VecDot)
+        matches!(operands, Operands::Exact | Operands::VecDot | Operands::Candle)
             && !matches!(flash, Flash::Lanes(_) | Flash::Units(_))
             && *softmax == Softmax::F32
     }
@@ -320,6 +320,7 @@ fn threads(width: usize) -> usize {
 fn name(operands: Operands) -> &'static str {
     match operands {
         Operands::Exact => "matmuls in f32",
+        Operands::Candle => "matmuls with activations as candle rounds them, f32 sums",
         Operands::VecDot => "matmuls with activations as on the CPU, f32 sums",
         Operands::Both(Narrow::F16) => "matmuls with f16 operands, f32 sums",
         Operands::Both(Narrow::Bf16) => "matmuls with bf16 operands, f32 sums",

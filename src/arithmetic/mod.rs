@@ -3,6 +3,7 @@
 //! What a producer rounds on purpose (activations to the type that its integer kernels read, a table of GELU in
 //! f16) is followed exactly; what it rounds because its numbers are finite is a bound's business.
 
+mod attention;
 pub mod backend;
 pub mod cache_blocks;
 pub mod cuda_blocks;
@@ -48,6 +49,8 @@ pub enum Operands {
     Exact,
     /// As llama.cpp on the CPU: activations to the `vec_dot_type` of the other operand's type; sums in f32.
     VecDot,
+    /// As candle on a CPU: blocks like llama.cpp's, of another largest quant; sums in f32.
+    Candle,
     /// Both sides to this, sums in f32: the matrix units of GPUs.
     Both(Narrow),
     /// CUDA's kernels on integers (MMQ, MMVQ); sums in f32.

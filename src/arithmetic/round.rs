@@ -7,9 +7,10 @@
 use half::{bf16, f16};
 
 use super::Narrow;
+pub use super::attention::AttentionRounding;
 use super::cuda_blocks::{self, Blocks};
 use crate::gguf::DType;
-use crate::numerics::{Numerics, Products, Storage};
+use crate::numerics::{Products, Storage};
 use crate::scalar::{Scalar, vectorized};
 use crate::tensor::{Matrix, View};
 
@@ -28,6 +29,8 @@ pub enum Rounding {
     Q8_1,
     /// Blocks of 256: x ≈ d·q with d in f32.
     Q8K,
+    /// As Q8_K in candle: the largest value is -128 of d, and what has the other sign is 127 at most.
+    CandleQ8K,
     /// To 11 significant bits, the nearest ones.
     Tf32,
     /// To 11 significant bits, towards zero.
@@ -42,6 +45,8 @@ const SMALL_BLOCK: usize = 32;
 const LARGE_BLOCK: usize = 256;
 /// Largest quant.
 pub const QUANT_MAX: f32 = 127.0;
+/// Largest quant of candle's Q8_K, on one side (candle-core/src/quantized/k_quants.rs).
+const CANDLE_MAX: f32 = 128.0;
 /// x·(127/max) is rounded three times (the quotient, the product, and once more where a compiler did not
 /// fuse the product with the rounding): kernels agree on the quant unless it lies this many u·|quant| from
 /// the middle between two.
@@ -70,12 +75,22 @@ impl Rounding {
         }
     }
 
+    /// What candle's CPU kernels round the activations to that meet a weight of type `dtype`: blocks as llama.cpp's, nothing
+    /// where the weight is none.
+    pub fn of_candle(dtype: DType) -> Rounding {
+        match Rounding::of(Products::LlamaCpu, dtype) {
+            Rounding::Q8K => Rounding::CandleQ8K,
+            blocks @ (Rounding::Q8_0 | Rounding::Q8_1) => blocks,
+            _ => Rounding::None,
+        }
+    }
+
     /// Values that share one scale, 1 where each is rounded alone.
     pub fn block(self) -> usize {
         match self {
             Rounding::None | Rounding::F16 | Rounding::Bf16 | Rounding::Tf32 | Rounding::Tf32Cut => 1,
             Rounding::Q8_0 | Rounding::Q8_1 => SMALL_BLOCK,
-            Rounding::Q8K => LARGE_BLOCK,
+            Rounding::Q8K | Rounding::CandleQ8K => LARGE_BLOCK,
             Rounding::Cuda(blocks) => blocks.columns(),
         }
     }
@@ -139,7 +154,7 @@ pub fn activations<S: Scalar>(rounding: Rounding, x: View<'_, S>) -> Rounded<S> 
         Rounding::Tf32 => Narrow::Tf32.store(&mut rounded.values.data),
         Rounding::Tf32Cut => Narrow::Tf32Cut.store(&mut rounded.values.data),
         Rounding::Cuda(blocks) => return cuda_blocks::activations(blocks, x),
-        Rounding::Q8_0 | Rounding::Q8_1 | Rounding::Q8K => vectorized(
+        Rounding::Q8_0 | Rounding::Q8_1 | Rounding::Q8K | Rounding::CandleQ8K => vectorized(
             #[inline(always)]
             || {
                 for row in 0..x.rows {
@@ -213,16 +228,24 @@ fn quantize<S: Scalar>(rounding: Rounding, row: usize, b: usize, out: &mut Round
     if max == 0.0 {
         return;
     }
-    let inverse = QUANT_MAX / max;
+    let is_candle = rounding == Rounding::CandleQ8K;
+    let inverse = if is_candle { CANDLE_MAX } else { QUANT_MAX } / max;
+    // The first of the largest values says of which sign the longer side is.
+    let is_up = is_candle && x.iter().find(|x| x.to_f32().abs() == max).is_some_and(|x| x.to_f32() > 0.0);
+    let (low, high) = match (is_candle, is_up) {
+        (false, _) => (f32::MIN, f32::MAX),
+        (true, true) => (-QUANT_MAX, CANDLE_MAX),
+        (true, false) => (-CANDLE_MAX, QUANT_MAX),
+    };
     let (scale, exact_scale) = match rounding {
-        Rounding::Q8K => (1.0 / inverse, 1.0 / inverse),
+        Rounding::Q8K | Rounding::CandleQ8K => (1.0 / inverse, 1.0 / inverse),
         _ => (to_f16(max / QUANT_MAX), max / QUANT_MAX),
     };
     let mut sum = 0f32;
     let first_tie = out.ties.len();
     for (i, x) in x.iter_mut().enumerate() {
         let scaled = x.to_f32() * inverse;
-        let quant = nearest(scaled);
+        let quant = nearest(scaled).clamp(low, high);
         let off = scaled - quant;
         let unit = f32::EPSILON / 2.0;
         if 0.5 - off.abs() <= TIE_ROUNDINGS * unit * scaled.abs() {
@@ -266,7 +289,7 @@ pub fn half_steps(rounding: Rounding, x: &Matrix<f64>) -> Matrix<f64> {
             let unit = steps / f64::from(1 << f16::MANTISSA_DIGITS);
             out.data.iter_mut().for_each(|x| *x = x.abs() * unit);
         }
-        Rounding::Q8_0 | Rounding::Q8_1 | Rounding::Q8K | Rounding::Cuda(_) => {
+        Rounding::Q8_0 | Rounding::Q8_1 | Rounding::Q8K | Rounding::CandleQ8K | Rounding::Cuda(_) => {
             for block in out.data.chunks_mut(rounding.block()) {
                 let max = block.iter().fold(0f64, |max, x| max.max_nan(x.abs()));
                 // Half a quant, and what d loses in f16.
@@ -277,56 +300,6 @@ pub fn half_steps(rounding: Rounding, x: &Matrix<f64>) -> Matrix<f64> {
     }
     out
 }
-
-/// What an attention rounds its operands to, and what it keeps its sums in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AttentionRounding {
-    /// Queries, before the product with the keys.
-    pub q: Storage,
-    /// Keys and values in the cache.
-    pub kv: Storage,
-    /// Probabilities, before the product with the values.
-    pub probs: Storage,
-    /// The running sum of values.
-    pub sums: Storage,
-}
-
-impl AttentionRounding {
-    /// The first of [`AttentionRounding::all`], for a step of one row.
-    pub fn of(numerics: &Numerics) -> AttentionRounding {
-        AttentionRounding::all(numerics, 1)[0]
-    }
-
-    /// The ways in which a producer's attention may round, for a row of a step of `step_rows` rows.
-    ///
-    /// llama.cpp's CPU flash attention (ggml-cpu/ops.cpp) casts the cache to f16, if it is not bf16. Steps of
-    /// a whole tile of queries keep the queries and the sums in f32, others convert the queries to the type
-    /// of the keys and, where that is f16, sum in f16. Without flash attention both products convert to the
-    /// type of the cache and sum in f32.
-    pub fn all(numerics: &Numerics, step_rows: usize) -> Vec<AttentionRounding> {
-        let plain = Storage::F32;
-        let cast = |to| AttentionRounding { q: to, kv: numerics.kv, probs: to, sums: plain };
-        let uncast = cast(plain);
-        match numerics.products {
-            Products::LlamaCpu if numerics.flash => {
-                let kv = if numerics.kv == Storage::F32 { Storage::F16 } else { numerics.kv };
-                let sums = if kv == Storage::F16 { Storage::F16 } else { plain };
-                let one_by_one = AttentionRounding { q: kv, kv, probs: plain, sums };
-                let tiled = AttentionRounding { q: plain, kv, probs: plain, sums: plain };
-                if step_rows < FLASH_TILE { vec![one_by_one] } else { vec![tiled, one_by_one] }
-            }
-            Products::LlamaCpu => vec![cast(numerics.kv)],
-            // Its kernels differ in what they convert; all sum in f32 but for f16 accumulators on request.
-            Products::LlamaCuda => vec![cast(numerics.kv), uncast],
-            Products::F16 => vec![uncast, cast(Storage::F16)],
-            Products::Bf16 => vec![uncast, cast(Storage::Bf16)],
-            Products::F32 | Products::F64 => vec![uncast],
-        }
-    }
-}
-
-/// Queries in a tile of llama.cpp's CPU flash attention (`GGML_FA_TILE_Q`).
-const FLASH_TILE: usize = 64;
 
 /// A matrix stored in another type.
 pub fn stored<S: Scalar>(storage: Storage, x: View<'_, S>) -> Matrix<S> {

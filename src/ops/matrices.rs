@@ -96,6 +96,7 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
                 Storage::F16 => rounding = Rounding::F16,
                 Storage::Bf16 => rounding = Rounding::Bf16,
             },
+            Operands::Candle => rounding = Rounding::of_candle(weight.dtype),
             Operands::VecDot => rounding = Rounding::of(Products::LlamaCpu, weight.dtype),
             Operands::Both(narrow) => (rounding, weights) = (narrow.rounding(), Some(narrow)),
             Operands::Blocks(kernel) => {

@@ -3,6 +3,8 @@
 //! What rounding explains of an unrecorded node, and what the errors of its sources come to, is carried on through
 //! every node up to the next one that was recorded, whose bound it widens.
 
+use parity_graph::Op;
+
 use super::choice;
 use super::narrow::{self, Narrowed};
 use super::node::hypotheses;
@@ -90,6 +92,10 @@ pub fn across(
     };
     if cpu.arithmetic != plain.arithmetic {
         differ(&mut error, &compute::<f64>(rule, &plain)?);
+    }
+    // An engine that is not llama.cpp may round activations as candle does.
+    if tensor.backend.is_none() && matches!(rule.op, Op::MulMat | Op::MulMatId) {
+        differ(&mut error, &compute::<f64>(rule, &under(&narrow::CANDLE))?);
     }
     if kept != Storage::F32 {
         let arithmetic = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };

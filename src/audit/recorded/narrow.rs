@@ -217,6 +217,9 @@ pub const PRODUCTS: [(&str, Narrow); 4] = [
     ("matmuls with TF32 operands, cut", Narrow::Tf32Cut),
 ];
 
+/// Products as candle computes them on a CPU, which rounds activations to blocks of its own.
+pub const CANDLE: Arithmetic = Arithmetic { operands: Operands::Candle, ..Arithmetic::EXACT };
+
 /// Unit roundoff of the narrowest type that an arithmetic keeps values or operands in.
 pub fn unit(arithmetic: &Arithmetic) -> f64 {
     match arithmetic.operands {
@@ -273,6 +276,7 @@ pub fn hypotheses(op: &Op, args: &Args<'_, f64>, kept: Storage, declared: bool) 
     }
     let weight = args.get(0).is_some_and(|source| matches!(source.data, Data::Weight(_)));
     if matches!(op, Op::MulMat | Op::MulMatId) && weight && !declared {
+        more.push(Hypothesis { name: "candle's CPU kernels", arithmetic: CANDLE });
         more.extend(PRODUCTS.map(|(name, narrow)| Hypothesis { name, arithmetic: products(narrow) }));
     }
     more.push(better_than_f32());
