@@ -51,6 +51,11 @@ pub fn filled(model: &str) -> Gguf {
 
 /// Writes a model file with the weights of [`filled`] behind a header.
 pub fn fill(head: &[u8], path: &Path) {
+    fill_with(head, path, |x| x);
+}
+
+/// As [`fill`], every weight rounded.
+pub fn fill_with(head: &[u8], path: &Path, round: fn(f32) -> f32) {
     let layout = hollow(head);
     let mut out = File::create(path).unwrap();
     out.write_all_at_start(head);
@@ -64,7 +69,7 @@ pub fn fill(head: &[u8], path: &Path) {
             .flat_map(|_| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let uniform = (state >> 40) as f32 / (1u64 << 24) as f32;
-                (middle + (uniform - 0.5) * 0.35).to_le_bytes()
+                round(middle + (uniform - 0.5) * 0.35).to_le_bytes()
             })
             .collect();
         out.seek(SeekFrom::Start(info.offset as u64)).unwrap();
