@@ -11,13 +11,16 @@ use parity::ops::Args;
 use parity_dump::Element;
 use serde_json::Value;
 
+/// To the nearest number of a type.
+type Round = fn(f32) -> f32;
+
 /// What an audit says of an engine whose nodes are `mistake`'s where it has any: exit code, and the first checkpoint that
 /// is wrong.
 fn audited(kept: Element, mistake: Mistake<'_>) -> (i32, String) {
     let folder = tempfile::tempdir().unwrap();
     let (model, dump) = (folder.path().join("model.gguf"), folder.path().join("dump"));
-    let half: fn(f32) -> f32 = |x| f16::from_f32(x).to_f32();
-    let brain: fn(f32) -> f32 = |x| bf16::from_f32(x).to_f32();
+    let half: Round = |x| f16::from_f32(x).to_f32();
+    let brain: Round = |x| bf16::from_f32(x).to_f32();
     fill_with(&head("qwen2-dense"), &model, if kept == Element::F16 { half } else { brain });
     record_as(&model, &recorded("qwen2-dense", ""), &dump, kept, mistake);
     let mut command = assert_cmd::Command::cargo_bin("parity").unwrap();
@@ -36,7 +39,7 @@ fn audited(kept: Element, mistake: Mistake<'_>) -> (i32, String) {
 
 /// A row divided by the root of its mean square and an epsilon, as `rms_norm` of candle-nn has it: mean and root in f32,
 /// the root rounded, and every quotient.
-fn divided(args: &Args<'_, f64>, epsilon: impl Fn(f32) -> f32, round: fn(f32) -> f32) -> Vec<f64> {
+fn divided(args: &Args<'_, f64>, epsilon: impl Fn(f32) -> f32, round: Round) -> Vec<f64> {
     let x: Vec<f32> = args.get(0).unwrap().values().iter().map(|x| *x as f32).collect();
     let mut out = Vec::new();
     for row in x.chunks(args.shape[3]) {
@@ -54,7 +57,7 @@ fn is_norm(id: Checkpoint) -> bool {
 
 #[test]
 fn a_norm_may_round_its_root() {
-    let kinds: [(Element, fn(f32) -> f32); 2] =
+    let kinds: [(Element, Round); 2] =
         [(Element::F16, |x| f16::from_f32(x).to_f32()), (Element::Bf16, |x| bf16::from_f32(x).to_f32())];
     for (kept, round) in kinds {
         let healthy =
@@ -65,7 +68,7 @@ fn a_norm_may_round_its_root() {
 
 #[test]
 fn what_is_wrong_in_such_a_norm_is_found() {
-    let round: fn(f32) -> f32 = |x| f16::from_f32(x).to_f32();
+    let round: Round = |x| f16::from_f32(x).to_f32();
     // An epsilon of a hundredth of the mean square: ten steps of f16.
     let epsilon = audited(Element::F16, &|id, args| {
         let wrong = id.to_string() == "blk.1.norm";
