@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Thirty-six mistakes that people make in a Qwen2 in PyTorch, each injected into transformers, captured and audited.
+"""Thirty-nine mistakes that people make in a Qwen2 in PyTorch, each injected into transformers, captured and audited.
 
     python/tests/mistakes.py [--dtype f32|bf16] [--only NAME] [--keep FOLDER]
 
@@ -32,7 +32,7 @@ REFERENCE = ROOT / "reference-dumps" / "qwen2-tiny-py-F16" / "read_lines"
 ROPE, EAGER = code.apply_rotary_pos_emb, code.eager_attention_forward
 MISTAKES = {}
 # What a model that is loaded in bf16 does anyway.
-USUAL = {"bf16": {"angles-in-bf16", "norm-in-bf16"}}
+USUAL = {"bf16": {"angles-in-bf16", "norm-in-bf16", "one-matmul-in-tf32", "one-matmul-with-sums-in-f16", "one-softmax-in-bf16"}}
 
 
 def mistake(place, *names):
@@ -185,6 +185,48 @@ def norm_in_bf16(model):
         return (norm.weight.bfloat16() * y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x)
 
     with mock.patch.object(norm, "forward", coarse):
+        yield
+
+
+def to_eleven_bits(x):
+    """TF32, halves away from zero as `cvt.rna.tf32` rounds them."""
+    return ((x.view(torch.int32) + (1 << 12)) & ~((1 << 13) - 1)).view(torch.float32)
+
+
+@mistake("blk.1.ffn_up", "precision.tf32", "precision.f16_operands")
+def one_matmul_in_tf32(model):
+    up = layer(model).mlp.up_proj
+    with forward(up, lambda _, x: (to_eleven_bits(x.contiguous()) @ to_eleven_bits(up.weight).T)):
+        yield
+
+
+@mistake("blk.1.attn_out", "precision.f16_sum")
+def one_matmul_with_sums_in_f16(model):
+    out = layer(model).self_attn.o_proj
+
+    def summed(x):
+        total = torch.zeros(*x.shape[:-1], out.weight.shape[0], dtype=torch.float16)
+        for i in range(x.shape[-1]):
+            total += x[..., i, None].half() * out.weight[:, i].half()
+        return total.to(x)
+
+    with forward(out, lambda _, x: summed(x)):
+        yield
+
+
+@mistake("blk.1.attn_ctx", "precision.bf16_softmax")
+def one_softmax_in_bf16(model):
+    def attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **more):
+        if module.layer_idx != 1:
+            return EAGER(module, query, key, value, attention_mask, scaling, dropout, **more)
+        key, value = (code.repeat_kv(x, module.num_key_value_groups) for x in (key, value))
+        weights = torch.matmul(query, key.transpose(2, 3)) * scaling
+        length, seen = weights.shape[-2:]
+        causal = torch.ones(length, seen, dtype=torch.bool).tril(seen - length)
+        weights = torch.softmax(weights.masked_fill(~causal, float("-inf")).bfloat16(), -1).to(query)
+        return torch.matmul(weights, value).transpose(1, 2).contiguous(), None
+
+    with function("eager_attention_forward", attention):
         yield
 
 

@@ -153,6 +153,11 @@ impl Audits {
     }
 }
 
+/// Whether all values of a recording, in the rows at `positions`, are numbers of a type narrower than f32.
+pub fn is_narrow(recording: &dyn Recording, positions: &[u32]) -> bool {
+    declared::of(recording, positions).recorded_unit > 0.0
+}
+
 /// Audits recordings of one model. Products with the same weight share its decoding.
 ///
 /// # Errors

@@ -47,25 +47,44 @@ struct Signed {
     minima: Vec<f64>,
 }
 
+/// Standard deviations, 1/√3 of a unit roundoff at most, that the factor of a row is held to by its signed sums.
+const DEVIATIONS: f64 = CONFIDENCE / 1.732_050_807_568_877_2;
+
 /// The largest factor of each r.
 const LARGEST: [f64; 2] = [1.0, 1.5];
 
 impl SignedSum {
     /// All of a matrix, the rows `matrix` of a tensor that its producer keeps in `storage`, in one pass over it.
     pub fn all(weight: TensorRef<'_>, matrix: Range<usize>, storage: Storage) -> Vec<SignedSum> {
+        SignedSum::drawn(weight, matrix, storage, 0)
+    }
+
+    /// As [`SignedSum::all`], by the so manyth draw of both r.
+    pub fn drawn(
+        weight: TensorRef<'_>,
+        matrix: Range<usize>,
+        storage: Storage,
+        draw: usize,
+    ) -> Vec<SignedSum> {
         let starts: Vec<usize> = (0..matrix.len()).step_by(OUTPUTS).collect();
         let end = |start: usize| (start + OUTPUTS).min(matrix.len());
-        let sum = |start: usize| SignedSum::new(weight, matrix.start, start..end(start), storage);
+        let sum = |start: usize| SignedSum::new(weight, matrix.start, start..end(start), storage, draw);
         starts.into_par_iter().map(sum).collect()
     }
 
     /// Of some outputs of the matrix whose first row is `first`.
-    fn new(weight: TensorRef<'_>, first: usize, outputs: Range<usize>, storage: Storage) -> SignedSum {
+    fn new(
+        weight: TensorRef<'_>,
+        first: usize,
+        outputs: Range<usize>,
+        storage: Storage,
+        draw: usize,
+    ) -> SignedSum {
         let cols = weight.cols();
         let dtype = weight.info.dtype;
         let group = gguf::minimum_group(dtype).unwrap_or(0);
         let of_file = first + outputs.start..first + outputs.end;
-        let factors = |r: usize| outputs.clone().map(|o| factor(r, o)).collect();
+        let factors = |r: usize| outputs.clone().map(|o| factor(2 * draw + r, o)).collect();
         let signed = [0, 1].map(|r| Signed { factors: factors(r), ..Signed::default() });
         let mut sum = SignedSum {
             outputs: outputs.clone(),
@@ -107,14 +126,19 @@ impl SignedSum {
         sum
     }
 
-    /// By how much those of a row of recorded outputs are off: x (I,) rounded activations, `excess` what meets the
-    /// minima, or nothing.
-    pub fn off(&self, x: &[f32], excess: &[f32], recorded: &[f32]) -> [f64; 2] {
+    /// What those of a row come to: x (I,) rounded activations, `excess` what meets the minima, or nothing.
+    fn expected(&self, x: &[f32], excess: &[f32]) -> [f64; 2] {
         self.signed.each_ref().map(|signed| {
             let met = signed.minima.iter().zip(excess).map(|(minimum, x)| minimum * f64::from(*x));
-            let met: f64 = met.sum();
-            dot(&signed.factors, &recorded[self.outputs.clone()]) - dot(&signed.weights, x) - met
+            dot(&signed.weights, x) + met.sum::<f64>()
         })
+    }
+
+    /// By how much those of a row of recorded outputs are off.
+    pub fn off(&self, x: &[f32], excess: &[f32], recorded: &[f32]) -> [f64; 2] {
+        let expected = self.expected(x, excess);
+        let found = self.signed.each_ref().map(|s| dot(&s.factors, &recorded[self.outputs.clone()]));
+        [found[0] - expected[0], found[1] - expected[1]]
     }
 
     /// What the exact one changes by where a tie is rounded to the other side.
@@ -187,6 +211,24 @@ pub fn explained(
     })
 }
 
+/// Whether rounding explains what the sums of a row have in common: where all of it is off by one factor f, so is every
+/// sum, and Σ expected·off = f·Σ expected². Outputs that are stored with a unit roundoff move that by this much, times the
+/// size of the row, in every sum independently. What is beyond is only looked at more closely.
+pub fn is_to_scale(sums: &[SignedSum], x: &[f32], excess: &[f32], recorded: &[f32], unit: f64) -> bool {
+    let (mut common, mut squares) = (0.0, 0.0);
+    for sum in sums {
+        let (expected, off) = (sum.expected(x, excess), sum.off(x, excess, recorded));
+        let outputs = &recorded[sum.outputs.clone()];
+        let size: f64 = outputs.iter().map(|y| f64::from(*y).powi(2)).sum();
+        for r in 0..2 {
+            common += expected[r] * off[r];
+            squares += (expected[r] * LARGEST[r]).powi(2) * size;
+        }
+    }
+    // A NaN is not within.
+    common.abs() <= DEVIATIONS * unit * squares.sqrt()
+}
+
 /// Σ a·b: so few products in f32 that what they round is far below what a sum of all does, the others in f64.
 pub fn dot(a: &[f32], b: &[f32]) -> f64 {
     vectorized(
@@ -245,9 +287,11 @@ fn add_rows(rows: &[f32], factors: [&[f32]; 2], sums: &mut [Vec<f64>; 2], square
     }
 }
 
-/// r[o]: ±1 for the first, ±[0.5, 1.5) in steps of 1/256 for the second; random bits.
+/// r[o]: ±1 for even r, ±[0.5, 1.5) in steps of 1/256 for odd ones; random bits.
 pub fn factor(r: usize, o: usize) -> f32 {
-    let z = random::mixed((2 * o as u64 + r as u64 + 1).wrapping_mul(random::GAMMA));
-    let size = if r == 0 { 1.0 } else { 0.5 + (z & 255) as f32 / 256.0 };
+    let key = (2 * o as u64 + (r % 2) as u64 + 1).wrapping_mul(random::GAMMA);
+    // Of the first two r the draw is 0.
+    let z = random::mixed(key ^ random::mixed((r / 2) as u64));
+    let size = if r.is_multiple_of(2) { 1.0 } else { 0.5 + (z & 255) as f32 / 256.0 };
     if z >> 63 == 1 { size } else { -size }
 }

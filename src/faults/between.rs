@@ -10,7 +10,7 @@ use parity_graph::{Id, Op};
 
 use super::guessed;
 use super::rewritten::{Rewritten, carried, told, under};
-use crate::audit::recorded::{Held, Named, Replay, Suspect, across};
+use crate::audit::recorded::{Held, Named, Replay, Suspect};
 use crate::engine::machine::{Node, Unknown, Value, Values};
 use crate::ops::Args;
 
@@ -69,7 +69,7 @@ fn with_mistake(
             Rewritten::Computed(rule, args, None) => {
                 let Node { id, program, .. } = *node;
                 let node = Node { id, program, rule: Some(rule), carried: carried(change, &node.carried) };
-                across(&node, Ok(&args), replay.kept())
+                replay.across(&node, Ok(&args))
             }
             Rewritten::Computed(_, _, Some(_)) => return None,
         })

@@ -250,7 +250,7 @@ fn explained(suspect: &Suspect<'_>, change: &Change) -> Option<Explained> {
             Some(passed(recorded, &values, sight.looked_at, off.map(|carried| &carried.error[..])))
         }
         Rewritten::Computed(rule, args, None) => {
-            let sight = Sight { looked_at: sight.looked_at, carried: &carried };
+            let sight = Sight { looked_at: sight.looked_at, carried: &carried, row: None };
             let backend = node.program.graph.get(node.id).backend.as_deref();
             let fits = |held: &Held| held.is_healthy() && held.nonfinite == 0;
             let held = judge(rule, &args, recorded, &sight, &hypotheses(&rule.op, backend, &args)).ok()?;

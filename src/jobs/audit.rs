@@ -35,8 +35,9 @@ pub fn audit(dump: &mut Dump, file: &ModelFile, options: &Options) -> Result<Rep
     let mut report = match JudgedBy::of(file, &[&*dump])? {
         JudgedBy::Graphs(by) => graphs::audit(dump, &by, options)?,
         JudgedBy::Nodes(model) => {
-            let report = on_nodes(dump, model, options)?;
-            recorded::explained(report, || graphs::audit(dump, &ByGraph::of(file)?, options))
+            let narrow = audit::is_narrow(dump, &options.rows.positions(&dump.manifest().steps));
+            let by_tensor = || graphs::audit(dump, &ByGraph::of(file)?, options);
+            recorded::explained(narrow, || on_nodes(dump, model, options), by_tensor)?
         }
     };
     report.notes.extend(order);

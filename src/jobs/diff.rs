@@ -68,8 +68,10 @@ pub fn diff(
             report
         }
         (JudgedBy::Nodes(model), Some(rows)) if !is_partial(reference) => {
-            let report = on_nodes(candidate, reference, Some(model), options)?;
-            recorded::explained(report, || graphs::diff(&sides, &ByGraph::of(file)?, rows, options))
+            let narrow = audit::is_narrow(candidate, &rows.positions(&candidate.manifest().steps));
+            let whole = || on_nodes(candidate, reference, Some(model), options);
+            let by_tensor = || graphs::diff(&sides, &ByGraph::of(file)?, rows, options);
+            recorded::explained(narrow, whole, by_tensor)?
         }
         (JudgedBy::Nodes(model), _) => on_nodes(candidate, reference, Some(model), options)?,
     };

@@ -219,6 +219,18 @@ pub fn problem<'b, 'a, S: Scalar>(op: &Op, args: &'b Args<'a, S>) -> Result<Prob
     }
 }
 
+/// By what a norm multiplies each of its rows, 1/sqrt(mean square + eps); `None` of any other op.
+pub fn scales_of_rows(op: &Op, args: &Args<'_, f64>) -> Option<Vec<f64>> {
+    let x = args.get(0)?;
+    let eps = f64::from(args.params.float(0));
+    let rows = source::rows(args.shape);
+    match op {
+        Op::RmsNorm => Some(rows.map(|row| rms_norm::scale(&x.row(row), eps)).collect()),
+        Op::Norm => Some(rows.map(|row| norm::moments(&x.row(row), eps).1).collect()),
+        _ => None,
+    }
+}
+
 /// All rules.
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
     RULES.iter().copied()

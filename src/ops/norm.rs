@@ -50,7 +50,7 @@ fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
 
 /// mean(x) and 1 / sqrt(mean((x - mean)²) + eps). The mean is rounded to what rows are computed in before it is
 /// subtracted, so that the variance is that of the differences.
-fn moments<S: Scalar>(x: &[S], eps: f64) -> (f64, f64) {
+pub fn moments<S: Scalar>(x: &[S], eps: f64) -> (f64, f64) {
     let count = x.len() as f64;
     let mean = S::from_f64(x.iter().map(|x| x.to_f64()).sum::<f64>() / count);
     let square = |&x: &S| (x - mean).to_f64() * (x - mean).to_f64();

@@ -42,7 +42,7 @@ fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
 }
 
 /// 1 / sqrt(mean(x²) + eps)
-fn scale<S: Scalar>(x: &[S], eps: f64) -> f64 {
+pub fn scale<S: Scalar>(x: &[S], eps: f64) -> f64 {
     let squares: f64 = x.iter().map(|x| x.to_f64() * x.to_f64()).sum();
     1.0 / (squares / x.len() as f64 + eps).sqrt()
 }

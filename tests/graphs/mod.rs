@@ -51,18 +51,27 @@ pub fn filled(model: &str) -> Gguf {
 
 /// Writes a model file with the weights of [`filled`] behind a header.
 pub fn fill(head: &[u8], path: &Path) {
+    fill_with(head, path, |x| x);
+}
+
+/// As [`fill`], every weight rounded.
+pub fn fill_with(head: &[u8], path: &Path, round: fn(f32) -> f32) {
     let layout = hollow(head);
     let mut out = File::create(path).unwrap();
     out.write_all_at_start(head);
     out.set_len(head.len() as u64 + DATA_MAX).unwrap();
     for info in layout.tensors() {
         out.seek(SeekFrom::Start(info.offset as u64)).unwrap();
-        out.write_all(&values(&info.name, info.elements())).unwrap();
+        out.write_all(&rounded(&info.name, info.elements(), round)).unwrap();
     }
 }
 
 /// Values of a tensor in F32, by its name.
 pub fn values(name: &str, count: usize) -> Vec<u8> {
+    rounded(name, count, |x| x)
+}
+
+fn rounded(name: &str, count: usize, round: fn(f32) -> f32) -> Vec<u8> {
     let mut state = name.bytes().fold(0x9E37_79B9_7F4A_7C15_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
     });
@@ -70,7 +79,7 @@ pub fn values(name: &str, count: usize) -> Vec<u8> {
     let next = |_| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let uniform = (state >> 40) as f32 / (1u64 << 24) as f32;
-        (middle + (uniform - 0.5) * 0.35).to_le_bytes()
+        round(middle + (uniform - 0.5) * 0.35).to_le_bytes()
     };
     (0..count).flat_map(next).collect()
 }

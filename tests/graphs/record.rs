@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use half::{bf16, f16};
 use parity::arithmetic::Arithmetic;
 use parity::audit::recorded::Labelled;
 use parity::checkpoint::Checkpoint;
@@ -13,7 +14,7 @@ use parity::model::builders::{Shape, build, inputs};
 use parity::ops::Args;
 use parity_dump::manifest::ModelInfo;
 use parity_dump::{Element, Producer, Writer};
-use parity_graph::{Graph, Leaf, label, text};
+use parity_graph::{Graph, Leaf, Op, label, text};
 
 /// What a node comes to instead, if it does: a mistake.
 pub type Mistake<'a> = &'a dyn Fn(Checkpoint, &Args<'_, f64>) -> Option<Vec<f64>>;
@@ -25,7 +26,7 @@ pub fn record(model: &Path, graph: &Graph, dump: &Path) {
 
 /// As [`record`], with a mistake.
 pub fn record_with(model: &Path, graph: &Graph, dump: &Path, mistake: Mistake<'_>) {
-    record_some(model, graph, dump, mistake, &|_| true);
+    record_in(model, graph, dump, Element::F32, mistake, &|_| true);
 }
 
 /// As [`record_with`], of some nodes alone.
@@ -36,23 +37,43 @@ pub fn record_some(
     mistake: Mistake<'_>,
     some: &dyn Fn(Checkpoint) -> bool,
 ) {
+    record_in(model, graph, dump, Element::F32, mistake, some);
+}
+
+/// As [`record_with`], of an engine that keeps every value in a type. Where that is not f32 it is no llama.cpp: it brings
+/// no graph, declares nothing, and exposes a norm with its weight alone.
+pub fn record_as(model: &Path, graph: &Graph, dump: &Path, kept: Element, mistake: Mistake<'_>) {
+    record_in(model, graph, dump, kept, mistake, &|_| true);
+}
+
+fn record_in(
+    model: &Path,
+    graph: &Graph,
+    dump: &Path,
+    kept: Element,
+    mistake: Mistake<'_>,
+    some: &dyn Fn(Checkpoint) -> bool,
+) {
+    let foreign = kept != Element::F32;
     let tokens: Vec<u32> = vec![1, 17, 33, 42, 5, 99, 101, 7, 64, 12, 88, 3];
     let positions: Vec<u32> = (0..tokens.len() as u32).collect();
     let gguf = Gguf::open(model).unwrap();
     let given = inputs(&build(&gguf, Shape::of(graph)).unwrap(), &tokens, 0).unwrap();
-    let producer =
-        Producer { name: "llama.cpp".to_owned(), backend: Some("cpu".to_owned()), ..Producer::default() };
+    let name = if foreign { "other" } else { "llama.cpp" };
+    let producer = Producer { name: name.to_owned(), backend: Some("cpu".to_owned()), ..Producer::default() };
     let file = model.file_name().unwrap().to_string_lossy().into_owned();
     let mut writer =
         Writer::create(dump, producer, ModelInfo { file: Some(file), ..ModelInfo::default() }).unwrap();
-    let number = writer.graph(&text::write(graph)).unwrap();
+    let number = (!foreign).then(|| writer.graph(&text::write(graph)).unwrap());
     writer.begin_step(&tokens, &positions, graph.tensors.len()).unwrap();
-    writer.step_graph(number);
-    leaves(&mut writer, graph, &given);
+    if let Some(number) = number {
+        writer.step_graph(number);
+        leaves(&mut writer, graph, &given);
+    }
     let labelled = Labelled::new(graph.clone()).unwrap();
     let mut machine = Machine::<f64>::new(&gguf, Arithmetic::EXACT);
     let last = tokens.len() as u32 - 1;
-    let mut recorder = Recorder { last, labelled: &labelled, writer: &mut writer, mistake, some };
+    let mut recorder = Recorder { last, labelled: &labelled, writer: &mut writer, kept, mistake, some };
     let input = |id| given.get(&labelled.program.graph.get(id).name).cloned();
     machine.step(&labelled.program, &input, &mut recorder).unwrap();
     writer.end_step().unwrap();
@@ -82,6 +103,7 @@ struct Recorder<'a> {
     last: u32,
     labelled: &'a Labelled,
     writer: &'a mut Writer,
+    kept: Element,
     mistake: Mistake<'a>,
     some: &'a dyn Fn(Checkpoint) -> bool,
 }
@@ -98,8 +120,16 @@ impl Conductor<f64> for Recorder<'_> {
         if let Some(wrong) = args.ok().and_then(|args| (self.mistake)(id, args)) {
             values.data = wrong;
         }
-        values.data.iter_mut().for_each(|x| *x = f64::from(*x as f32));
-        self.write(node, id, &values.data);
+        values.data.iter_mut().for_each(|x| {
+            *x = match self.kept {
+                Element::F32 => f64::from(*x as f32),
+                Element::F16 => f16::from_f32(*x as f32).to_f64(),
+                Element::Bf16 => bf16::from_f32(*x as f32).to_f64(),
+            }
+        });
+        if self.kept == Element::F32 || node.program.graph.get(node.id).op != Op::RmsNorm {
+            self.write(node, id, &values.data);
+        }
         Ok(value)
     }
 }
@@ -115,11 +145,15 @@ impl Recorder<'_> {
         let axis = tokens.unwrap_or(0);
         let outer: usize = shape[..axis].iter().product();
         let inner: usize = shape[axis + 1..].iter().product();
-        let mut bytes = Vec::with_capacity(4 * values.len());
+        let mut bytes = Vec::new();
         for row in 0..shape[axis] {
             for block in 0..outer {
                 let from = (block * shape[axis] + row) * inner;
-                bytes.extend(values[from..from + inner].iter().flat_map(|x| (*x as f32).to_le_bytes()));
+                bytes.extend(values[from..from + inner].iter().flat_map(|x| match self.kept {
+                    Element::F32 => (*x as f32).to_le_bytes().to_vec(),
+                    Element::F16 => f16::from_f64(*x).to_le_bytes().to_vec(),
+                    Element::Bf16 => bf16::from_f64(*x).to_le_bytes().to_vec(),
+                }));
             }
         }
         // Behind the rows that logits are wanted of there is but the last.
@@ -127,6 +161,6 @@ impl Recorder<'_> {
         // What has no axis of tokens is one row, of the last.
         let rows = Some(&last[..]).filter(|_| tokens.is_none() || shape[axis] == 1);
         let extents = if tokens.is_some() { [shape[axis], outer * inner] } else { [1, values.len()] };
-        self.writer.tensor(id, Element::F32, &extents, &bytes, rows).unwrap();
+        self.writer.tensor(id, self.kept, &extents, &bytes, rows).unwrap();
     }
 }

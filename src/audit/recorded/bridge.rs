@@ -53,7 +53,7 @@ pub fn moved(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown
 }
 
 /// A node that was not recorded: its exact values, and up to how far those of a producer that keeps them in `kept` may
-/// be from them.
+/// be from them; `plain` where it declares that it rounds no operand of it.
 ///
 /// # Errors
 /// Where nothing can be said of it: its sources are not known, it has no rule, or rounding decides what it chooses.
@@ -61,6 +61,7 @@ pub fn across(
     node: &Node<'_>,
     args: std::result::Result<&Args<'_, f64>, &Unknown>,
     kept: Storage,
+    plain: bool,
 ) -> Value<f64> {
     let args = args.map_err(Clone::clone)?;
     let rule = node.rule.ok_or_else(|| Unknown::no_rule(args.name, &node.program.graph.get(node.id).op))?;
@@ -76,7 +77,7 @@ pub fn across(
     // Which roundings the producer followed is not seen here: both are allowed for.
     let tensor = node.program.graph.get(node.id);
     let likeliest = hypotheses(&tensor.op, tensor.backend.as_deref(), args).first().map(|one| one.arithmetic);
-    let likeliest = likeliest.unwrap_or(Arithmetic::EXACT);
+    let likeliest = likeliest.filter(|_| !plain).unwrap_or(Arithmetic::EXACT);
     // Of a device the shape says which kernel it was.
     let on_device = tensor.backend.as_deref().and_then(Backend::of).is_some();
     let arithmetics = [likeliest, if on_device { likeliest } else { Arithmetic::EXACT }];
@@ -110,6 +111,7 @@ pub fn across(
                 error.iter_mut().zip(stored.iter().zip(&third)).for_each(|(error, (stored, exact))| {
                     *error += if stored == exact { 0.0 } else { narrow::rounding(kept, *exact) };
                 });
+                narrow::add_roots(kept, &rule.op, &rounded, &third, &mut error);
             }
             false => narrow::widen(rule, &rounded, &data, &mut error),
         }

@@ -7,6 +7,8 @@
 
 mod bridge;
 mod choice;
+mod classes;
+mod common;
 mod devices;
 mod found;
 mod named;
@@ -151,6 +153,12 @@ impl Labelled {
         out
     }
 
+    /// Elements of a token's row of a node, where they lie side by side in it.
+    fn row_of(&self, id: Id) -> Option<usize> {
+        let (axis, shape) = (self.axes.get(id).copied().flatten()?, self.program.graph.get(id).shape());
+        (shape[..axis].iter().product::<usize>() == 1).then(|| shape[axis + 1..].iter().product())
+    }
+
     /// Arranges what was recorded of a node.
     pub fn arrange(&self, id: Id, checkpoint: Checkpoint, recorded: &Tensor) -> Option<Arrangement> {
         let shape = self.program.graph.get(id).shape();
@@ -221,8 +229,10 @@ pub fn audit(
         let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
         let mut findings = Findings { order: order(graphs, &|_| true), nodes: IndexMap::new() };
         let mut devices = Devices::default();
+        let of_f32 = classes::of_f32(steps, graphs, kept);
         for &(step, labelled) in graphs {
             let (findings, devices) = (&mut findings, &mut devices);
+            let kept = classes::kept(steps, (step, labelled), &of_f32, kept);
             let mut auditor =
                 Auditor { step, steps, labelled, gguf, kept, rows, diagnose, findings, devices };
             machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
@@ -261,8 +271,8 @@ struct Auditor<'a> {
     steps: &'a dyn Steps,
     labelled: &'a Labelled,
     gguf: &'a Gguf,
-    /// What its values show the producer to keep them in.
-    kept: Storage,
+    /// By tensor: what its values show the producer to keep them in.
+    kept: Vec<Storage>,
     rows: AuditRows,
     diagnose: Diagnose<'a>,
     findings: &'a mut Findings,
@@ -278,7 +288,10 @@ impl Conductor<f64> for Auditor<'_> {
         let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
             return Ok(bridge::moved(node, args));
         };
-        let across = || bridge::across(node, args, self.kept);
+        let kept = self.kept[node.id];
+        let op = &node.program.graph.get(node.id).op;
+        let plain = args.is_ok_and(|args| narrow::is_declared_plain(self.steps, op, args));
+        let across = || bridge::across(node, args, kept, plain);
         let there = self
             .steps
             .tensor(self.step, checkpoint)
@@ -306,9 +319,7 @@ impl Conductor<f64> for Auditor<'_> {
         match &partial {
             None => Ok(Ok(values.into())),
             // Rows that were not recorded are computed again, for what reads them.
-            Some(_) => {
-                Ok(bridge::across(node, args, self.kept).map(|own| choice::filled(own, &values, lacks)))
-            }
+            Some(_) => Ok(across().map(|own| choice::filled(own, &values, lacks))),
         }
     }
 }
@@ -325,10 +336,10 @@ impl Auditor<'_> {
         looked_at: &(dyn Fn(usize) -> bool + Sync),
     ) {
         let named = self.findings.nodes.values().filter(|finding| finding.is_diagnosed()).count();
-        let tensor = node.program.graph.get(node.id);
+        let (tensor, kept) = (node.program.graph.get(node.id), self.kept[node.id]);
         let tried = args.map_or_else(
             |_| Vec::new(),
-            |args| narrow::tried(self.steps, self.kept, tensor, args, &recorded.values),
+            |args| narrow::tried(self.steps, kept, tensor, args, &recorded.values),
         );
         let finding = self.findings.at(checkpoint);
         finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
@@ -336,7 +347,8 @@ impl Auditor<'_> {
             (Err(unknown), _) => Err(unknown.clone()),
             (Ok(args), None) => Err(Unknown::no_rule(args.name, &tensor.op)),
             (Ok(args), Some(rule)) => {
-                let sight = Sight { looked_at, carried: &node.carried };
+                let row = self.labelled.row_of(node.id);
+                let sight = Sight { looked_at, carried: &node.carried, row };
                 let held = judge_sampled(rule, args, values, &sight, &tried, self.rows);
                 if let Ok(held) = &held {
                     let backend = tensor.backend.as_deref();
@@ -347,7 +359,7 @@ impl Auditor<'_> {
                 {
                     let others = |id: Id| self.labelled.values(self.steps, self.step, id);
                     let (recorded, gguf) = (values, self.gguf);
-                    let Auditor { step, steps, labelled, kept, .. } = *self;
+                    let Auditor { step, steps, labelled, ref kept, .. } = *self;
                     let replay = Replay::of(node, Replayed { step, steps, labelled, gguf, kept }, &tried);
                     let (sight, tried, others) = (&sight, &tried[..], &others);
                     let suspect = Suspect { node, args, recorded, sight, held, tried, gguf, others, replay };
@@ -362,7 +374,7 @@ impl Auditor<'_> {
                 let through = node.carried.iter().flatten().flat_map(|carried| &carried.through);
                 finding.bridged.extend(through.filter_map(|&id| self.labelled.labels[id]));
                 if !finding.bridged.is_empty() {
-                    finding.unit = finding.unit.max(bounds::storage_unit(self.kept));
+                    finding.unit = finding.unit.max(bounds::storage_unit(kept));
                 }
             }
             Err(unknown) => finding.cannot(&unknown.0),

@@ -16,7 +16,7 @@ use crate::gguf::DType;
 use crate::numerics::{Products, Storage};
 use crate::ops::bound::{SUBNORMAL_F16, UNIT_BF16, UNIT_F16, storage};
 use crate::ops::source::Data;
-use crate::ops::{Args, Rule, Source, Strided};
+use crate::ops::{Args, Rule, Source, Strided, scales_of_rows};
 
 /// Roundings between the steps of an op that an engine computes in several: scaled, multiplied, added.
 const STEPS: f64 = 3.0;
@@ -81,6 +81,7 @@ impl Narrowed {
 pub fn widen(rule: &Rule, args: &Args<'_, f64>, exact: &[f64], bound: &mut [f64]) {
     if let Some(dtype) = narrow(args.arithmetic.narrow) {
         bound.iter_mut().zip(exact).for_each(|(bound, y)| *bound += storage(dtype, *y));
+        add_roots(args.arithmetic.narrow, &rule.op, args, exact, bound);
         if !is_one_step(&rule.op) {
             add_errors_of_sources(rule, args, exact, bound, |x| STEPS * storage(dtype, x));
         }
@@ -94,6 +95,27 @@ pub fn widen(rule: &Rule, args: &Args<'_, f64>, exact: &[f64], bound: &mut [f64]
             bound.iter_mut().zip(problem.off(unit)).for_each(|(bound, off)| *bound += off);
         }
         _ => add_errors_of_sources(rule, args, exact, bound, |x| unit * x.abs() + least),
+    }
+}
+
+/// By how much the scale of each row of a norm may be off, relative, where an engine keeps it in a narrow type: it squares
+/// and averages in f32, and rounds the root or its inverse before it meets the row (`rms_norm` of candle-nn). All of a row
+/// is then off by one factor. `None` of any other op.
+pub fn roots(kept: Storage, op: &Op, args: &Args<'_, f64>) -> Option<Vec<f64>> {
+    let dtype = narrow(kept)?;
+    let relative = |value: f64| storage(dtype, value) / value;
+    let off = |scale: f64| relative(scale).max(relative(1.0 / scale));
+    // Of a row of zeros without an epsilon nothing is known but its zeros.
+    let finite = |off: f64| if off.is_finite() { off } else { 0.0 };
+    Some(scales_of_rows(op, args)?.into_iter().map(|scale| finite(off(scale))).collect())
+}
+
+/// Adds [`roots`] to a bound.
+pub fn add_roots(kept: Storage, op: &Op, args: &Args<'_, f64>, exact: &[f64], bound: &mut [f64]) {
+    let width = args.shape[3].max(1);
+    let rows = bound.chunks_mut(width).zip(exact.chunks(width));
+    for (off, (bound, exact)) in roots(kept, op, args).into_iter().flatten().zip(rows) {
+        bound.iter_mut().zip(exact).for_each(|(bound, y)| *bound += off * y.abs());
     }
 }
 
@@ -136,8 +158,8 @@ fn add_errors_of_sources(
     }
 }
 
-/// Ops that round nothing but their result: of one step, or computed in f32 by engines that keep anything narrower. A
-/// norm or a softmax that is not is worth a report.
+/// Ops that round nothing but their result: of one step, or computed in f32 by engines that keep anything narrower (but
+/// for the scale of a norm, see [`roots`]). A norm or a softmax that is not is worth a report.
 pub fn is_one_step(op: &Op) -> bool {
     use Op::*;
     matches!(
@@ -244,6 +266,18 @@ pub fn better_than_f32() -> Hypothesis {
     Hypothesis { name: "better than f32, rounded when it was recorded", arithmetic: recorded(Storage::F32) }
 }
 
+/// Whether an engine declares that it rounds no operand of a product whose weight is no block of integers: then f16
+/// operands, as llama.cpp's CPU kernels have them for F16 weights, are coarser than it says (TF32 that is silently on).
+pub fn is_declared_plain(steps: &dyn Steps, op: &Op, args: &Args<'_, f64>) -> bool {
+    let declared = || steps.declared().map(|numerics| numerics.products);
+    let plain =
+        |source: &Source<'_, f64>| matches!(source.data, Data::Weight(_)) && source.dtype.block_len() == 1;
+    matches!(op, Op::MulMat | Op::MulMatId)
+        && args.get(0).is_some_and(plain)
+        && !steps.is_own_graph()
+        && matches!(declared(), Some(Products::F32 | Products::F64))
+}
+
 /// What a node of a recording may have been computed in, the likeliest first; `kept` is the type that the recording's
 /// values show.
 pub fn tried(
@@ -258,6 +292,9 @@ pub fn tried(
         return vec![better_than_f32()];
     }
     let mut tried = node::hypotheses(&tensor.op, tensor.backend.as_deref(), args);
+    if is_declared_plain(steps, &tensor.op, args) {
+        tried.retain(|one| one.arithmetic.operands != Operands::VecDot);
+    }
     if !own {
         let kept = Some(kept).filter(|kept| holds(*kept, recorded)).unwrap_or_default();
         tried.extend(hypotheses(&tensor.op, args, kept, declared.is_some()));

@@ -4,6 +4,7 @@ use parity_graph::Op;
 use rayon::prelude::*;
 
 use super::bridge::carry;
+use super::common;
 use super::narrow::{self, Narrowed};
 pub use crate::arithmetic::Hypothesis;
 use crate::arithmetic::backend::{Backend, Product, Queries};
@@ -115,6 +116,8 @@ pub struct Sight<'a> {
     pub looked_at: &'a (dyn Fn(usize) -> bool + Sync),
     /// By slot, what of its sources was not recorded but computed again.
     pub carried: &'a [Option<Carried>],
+    /// Elements of a token's row, which lie side by side; `None` where they do not.
+    pub row: Option<usize>,
 }
 
 /// Holds a recorded result, contiguous in the shape of `args`, to its rule, under the first of `tried` that explains
@@ -172,8 +175,14 @@ fn by_values(
     if exact.len() != recorded.len() || bound.len() != recorded.len() {
         return Err(Unknown::new(format!("as many elements of {} as are recorded", args.name)));
     }
+    let width = sight.row.filter(|_| common::is_known(&rule.op, args));
+    let mut own = width.map(|_| bound.clone());
     narrow::widen(rule, args, &exact, &mut bound);
-    if let Some(carried) = carry(rule, args, &exact, sight.carried) {
+    if let Some(own) = &mut own {
+        common::widen(&rule.op, args, &exact, own, &bound);
+    }
+    let carried = carry(rule, args, &exact, sight.carried);
+    if let Some(carried) = &carried {
         bound.iter_mut().zip(carried).for_each(|(bound, carried)| *bound += carried);
     }
     let elements = recorded.par_chunks(CHUNK).zip(exact.par_chunks(CHUNK)).zip(bound.par_chunks(CHUNK));
@@ -187,7 +196,16 @@ fn by_values(
         }
         held
     });
-    Ok(parts.collect::<Vec<Held>>().into_iter().fold(nothing(), joined))
+    let mut held = parts.collect::<Vec<Held>>().into_iter().fold(nothing(), joined);
+    if let Some((width, own)) = width.zip(own) {
+        let values = common::Values { recorded, exact: &exact, own: &own, carried: carried.as_deref() };
+        for (row, over) in common::factors(&rule.op, args, &values, width).into_iter().enumerate() {
+            if (sight.looked_at)(row * width) {
+                note(&mut held, row * width, over);
+            }
+        }
+    }
+    Ok(held)
 }
 
 /// Elements that one thread looks at: a fixed number, so that sums do not depend on how many threads there are.

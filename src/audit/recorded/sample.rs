@@ -116,7 +116,7 @@ impl Tokens<'_, '_> {
         let inner = self.inner();
         let recorded: Vec<f64> =
             some.iter().flat_map(|token| &self.recorded[token * inner..][..inner]).copied().collect();
-        let sight = Sight { looked_at: &|_| true, carried: &[] };
+        let sight = Sight { looked_at: &|_| true, carried: &[], row: Some(inner) };
         let mut held = self.with(some, |args| judge(self.rule, args, &recorded, &sight, tried))?;
         let order: Vec<usize> = some.iter().copied().collect();
         let whole = |element: usize| order[element / inner] * inner + element % inner;

@@ -10,7 +10,7 @@ use indexmap::{IndexMap, IndexSet};
 
 use super::found::most;
 use super::narrow::{self, Narrowed};
-use super::{Labelled, Steps};
+use super::{Labelled, Steps, choice};
 use crate::arithmetic::Arithmetic;
 use crate::audit::bounds::{CONFIDENCE, storage_unit};
 use crate::checkpoint::Checkpoint;
@@ -27,6 +27,9 @@ const RUNS: u64 = 3;
 /// How many times further than the furthest disturbed execution a row may lie: norms of rows of many independent roundings
 /// scatter by a few per cent, and the bounds that they are disturbed by are those of the worst case.
 const SCATTER: f64 = 2.0;
+
+/// Stands for the scale of a norm among the slots of sources that are disturbed.
+const ROOT: usize = usize::MAX;
 
 /// What a simulation says of one recorded node.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -147,7 +150,9 @@ impl Conductor<f64> for Disturbed<'_> {
         let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
             return Ok(self.own(node, args, false).map(Into::into));
         };
+        // Which experts were chosen is known: where scores are nearly alike, a disturbed choice would be another.
         let recorded = self.steps.tensor(self.step, checkpoint);
+        let recorded = recorded.or_else(|| choice::order(self.steps, self.step, node, checkpoint, args));
         let arranged =
             recorded.as_ref().and_then(|recorded| self.labelled.arrange(node.id, checkpoint, recorded));
         let (Some(recorded), Some(arranged)) = (recorded, arranged) else {
@@ -195,6 +200,11 @@ impl Disturbed<'_> {
             for (i, (value, explained)) in values.iter_mut().zip(explained).enumerate() {
                 let rounded = narrow::rounding(self.arithmetic.narrow, *value);
                 *value += (explained / CONFIDENCE + rounded) * key(seed, 0, i);
+            }
+            let roots = narrow::roots(self.arithmetic.narrow, &rule.op, &args).into_iter().flatten();
+            for (row, (values, off)) in values.chunks_mut(args.shape[3].max(1)).zip(roots).enumerate() {
+                let factor = 1.0 + off * key(seed, ROOT, row);
+                values.iter_mut().for_each(|value| *value *= factor);
             }
         }
         Ok(values)

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use parity_graph::{Id, Op};
 
 use super::node::{Held, Hypothesis, Sight, judge};
-use super::{Labelled, Steps, bridge, choice};
+use super::{Labelled, Steps, bridge, choice, narrow};
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::Checkpoint;
 use crate::engine::machine::{Conductor, Machine, Node, Unknown, Value};
@@ -43,7 +43,8 @@ pub struct Replayed<'a> {
     pub steps: &'a dyn Steps,
     pub labelled: &'a Labelled,
     pub gguf: &'a Gguf,
-    pub kept: Storage,
+    /// By tensor: the type that it is taken to be kept in.
+    pub kept: &'a [Storage],
 }
 
 /// The nodes between what was recorded and a suspect: computed again from the recorded values before them, with a
@@ -98,9 +99,14 @@ impl<'a> Replay<'a> {
         self.of.labelled.labels.get(id).copied().flatten()
     }
 
-    /// The type that the producer keeps values in.
-    pub fn kept(&self) -> Storage {
-        self.of.kept
+    /// A node of it, computed again.
+    ///
+    /// # Errors
+    /// See [`bridge::across`].
+    pub fn across(&self, node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown>) -> Value<f64> {
+        let op = &node.program.graph.get(node.id).op;
+        let plain = args.is_ok_and(|args| narrow::is_declared_plain(self.of.steps, op, args));
+        bridge::across(node, args, self.of.kept[node.id], plain)
     }
 
     /// Multiplications of the products and of attention that are computed again.
@@ -165,7 +171,8 @@ impl Conductor<f64> for Replayer<'_, '_> {
         let Replay { of, suspect, tried, .. } = self.replay;
         if node.id == *suspect {
             if let (Some(rule), Ok(args)) = (node.rule, args) {
-                let sight = Sight { looked_at: self.suspect.sight.looked_at, carried: &node.carried };
+                let Sight { looked_at, row, .. } = *self.suspect.sight;
+                let sight = Sight { looked_at, carried: &node.carried, row };
                 self.held = judge(rule, args, self.suspect.recorded, &sight, tried).ok();
             }
             return Ok(Err(Unknown::new(of.labelled.program.names[node.id].as_str())));
@@ -177,6 +184,6 @@ impl Conductor<f64> for Replayer<'_, '_> {
             return Ok(bridge::moved(node, args));
         }
         let planted = args.ok().and_then(|args| (self.planted)(node, args));
-        Ok(planted.unwrap_or_else(|| bridge::across(node, args, of.kept)))
+        Ok(planted.unwrap_or_else(|| self.replay.across(node, args)))
     }
 }

@@ -165,7 +165,7 @@ impl<'a, S: Number> Runner<'a, S> {
         let args = in_f64(args, &doubles);
         let values: Vec<f64> = values.iter().map(|value| value.to_f64()).collect();
         let tried = [Hypothesis { name: "its own", arithmetic: *args.arithmetic }];
-        let sight = recorded::Sight { looked_at: &|_| true, carried: &[] };
+        let sight = recorded::Sight { looked_at: &|_| true, carried: &[], row: None };
         let held = match recorded::judge_sampled(rule, &args, &values, &sight, &tried, rows) {
             Ok(held) => held,
             Err(unknown) => return self.out.findings.at(id).cannot(&unknown.0),

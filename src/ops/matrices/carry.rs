@@ -1,10 +1,15 @@
 //! How errors of the sources of products are carried on.
 
+use rayon::prelude::*;
+
 use super::super::bound::CONFIDENCE;
 use super::{Power, Problem, TWO_ROUNDINGS, half_sums, limited};
 use crate::arithmetic::narrow;
 use crate::arithmetic::round::{self, Rounding};
 use crate::tensor::Matrix;
+
+/// Rows of a matrix that are decoded at a time.
+const ALONG_ROWS: usize = 64;
 
 impl Problem<'_, '_, f64> {
     /// What independent errors of the rows come to that are up to `unit` times their values.
@@ -15,6 +20,31 @@ impl Problem<'_, '_, f64> {
             self.x.values.data.iter().map(|x| unit * x.abs()).collect(),
         );
         self.magnitudes(Power::Two, &errors, None).into_iter().map(|off| CONFIDENCE * off).collect()
+    }
+
+    /// By row of the result y: (Σ_i (x_i·Σ_o w[o, i]·y[o])²)^½, what errors of the rows of source 1, relative to their
+    /// values and independent, come to along y.
+    pub fn along(&self, y: &[f64]) -> Vec<f64> {
+        let (m, k) = (self.outputs(), self.x.values.cols);
+        let mut out = vec![0.0; self.rows];
+        for meeting in &self.meetings {
+            let mut sums = vec![vec![0.0; k]; meeting.pairs.len()];
+            for start in (0..m).step_by(ALONG_ROWS) {
+                let tile = start..(start + ALONG_ROWS).min(m);
+                let mut w = vec![0f64; tile.len() * k];
+                self.read(meeting.matrix, tile.clone(), &mut w);
+                sums.par_iter_mut().zip(&meeting.pairs).for_each(|(sums, (_, row))| {
+                    for (w, y) in w.chunks_exact(k.max(1)).zip(&y[row * m..][tile.clone()]) {
+                        sums.iter_mut().zip(w).for_each(|(sum, w)| *sum += w * y);
+                    }
+                });
+            }
+            for (sums, (x, row)) in sums.iter().zip(&meeting.pairs) {
+                let squares = sums.iter().zip(self.x.values.row(*x)).map(|(sum, x)| (sum * x).powi(2));
+                out[*row] = squares.sum::<f64>().sqrt();
+            }
+        }
+        out
     }
 
     /// An error of the matrices meets the rows as they were rounded.

@@ -30,20 +30,49 @@ pub fn refuse_gaps(report: &mut Report, gaps: &[Gap], allow_missing: bool) {
     report.gaps = obstacles;
 }
 
-/// What is not at parity in the arithmetic that a dump declares, or that all its values show, may be so tensor by
-/// tensor: then that is the answer, and where it is not, it tells better where the first mistake is.
-pub fn explained(report: Report, by_tensor: impl FnOnce() -> Result<Report>) -> Report {
-    // A reference that is wrong stays wrong in any arithmetic of the candidate.
-    let refuted = report.checkpoints.iter().any(|entry| entry.verdict == CheckpointVerdict::Reference);
-    if report.verdict == Verdict::Parity || refuted {
-        return report;
+/// The answer of two ways to judge a dump: as a whole, in the arithmetic that it declares or that all its values show, and
+/// tensor by tensor. What is not at parity as a whole may be so tensor by tensor: then that is the answer, and where it is
+/// not, it tells better where the first mistake is. Of values in a `narrow` type, which may have been rounded only when they
+/// were recorded, each tensor shows by itself how exactly it was computed: they are judged so first.
+///
+/// # Errors
+/// Those of the whole.
+pub fn explained(
+    narrow: bool,
+    whole: impl FnOnce() -> Result<Report>,
+    by_tensor: impl FnOnce() -> Result<Report>,
+) -> Result<Report> {
+    if narrow {
+        return match by_tensor() {
+            Ok(found) if found.verdict == Verdict::Parity => Ok(found),
+            Ok(found) => Ok(sharper(whole()?, found)),
+            Err(_) => whole(),
+        };
     }
-    match by_tensor() {
-        Ok(other) if other.verdict == Verdict::Parity || report.verdict == Verdict::Undecided => other,
+    let whole = whole()?;
+    if whole.verdict == Verdict::Parity || has_wrong_reference(&whole) {
+        return Ok(whole);
+    }
+    Ok(match by_tensor() {
+        Ok(found) => sharper(whole, found),
+        Err(_) => whole,
+    })
+}
+
+/// A reference that is wrong stays wrong in any arithmetic of the candidate.
+fn has_wrong_reference(report: &Report) -> bool {
+    report.checkpoints.iter().any(|entry| entry.verdict == CheckpointVerdict::Reference)
+}
+
+/// The answer of two that says more.
+fn sharper(whole: Report, by_tensor: Report) -> Report {
+    match (whole.verdict, by_tensor.verdict) {
+        _ if has_wrong_reference(&whole) => whole,
+        (Verdict::Parity, Verdict::Undecided) => whole,
         // Nothing that was accused is wrong by itself: what keeps it from parity is missing, not wrong.
-        Ok(other) if other.verdict == Verdict::Undecided && is_cleared(&report, &other) => other,
-        Ok(other) => both(report, other),
-        Err(_) => report,
+        (Verdict::Divergence, Verdict::Undecided) if is_cleared(&whole, &by_tensor) => by_tensor,
+        (Verdict::Divergence, Verdict::Divergence | Verdict::Undecided) => both(whole, by_tensor),
+        _ => by_tensor,
     }
 }
 

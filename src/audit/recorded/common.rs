@@ -1,0 +1,99 @@
+//! Rows that are off by one factor, which narrow values show only together.
+//!
+//! Where values are kept, or were recorded, in f16 or bf16, a factor of a few of their roundings hides in each of them. But
+//! roundings are independent of one another, and a factor f is common to all of a row. By least squares it is Σ e·y/b² over
+//! Σ y²/b², with errors e, exact values y and their bounds b, and is known the better the more values there are. Roundings
+//! move it by their bounds in quadrature. Values that were recorded alike may have been rounded alike (heads that read one
+//! value, say): they count as one.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use parity_graph::Op;
+
+use super::narrow;
+use crate::audit::bounds::{CONFIDENCE, storage_unit};
+use crate::numerics::Storage;
+use crate::ops::Args;
+use crate::ops::source::Data;
+
+/// What is known of the values of a node.
+pub struct Values<'a> {
+    /// As they were recorded.
+    pub recorded: &'a [f64],
+    /// Exact ones.
+    pub exact: &'a [f64],
+    /// Up to how much each may be off by itself, see [`widen`].
+    pub own: &'a [f64],
+    /// What its sources carry: an error that values may have in common.
+    pub carried: Option<&'a [f64]>,
+}
+
+/// Whether values are narrow, and it is known what the errors of a row have in common: not of softmax, attention,
+/// rotations, and factors of whole tensors.
+pub fn is_known(op: &Op, args: &Args<'_, f64>) -> bool {
+    let weight = |slot: usize| args.get(slot).filter(|source| matches!(source.data, Data::Weight(_)));
+    let known = match op {
+        Op::Add | Op::Swiglu => true,
+        Op::Mul => (0..2).filter_map(weight).any(|weight| weight.shape()[3] > 1),
+        Op::MulMat => weight(0).is_some(),
+        _ => false,
+    };
+    known && kept(args) != Storage::F32
+}
+
+fn kept(args: &Args<'_, f64>) -> Storage {
+    args.arithmetic.recorded.unwrap_or(args.arithmetic.narrow)
+}
+
+/// Makes the bound of f32 that of narrow values, each by itself: `widened` but for what the outputs of a product have in
+/// common, its rows that were rounded when they were recorded.
+pub fn widen(op: &Op, args: &Args<'_, f64>, exact: &[f64], own: &mut [f64], widened: &[f64]) {
+    match op {
+        Op::MulMat => own.iter_mut().zip(exact).for_each(|(own, y)| *own += narrow::rounding(kept(args), *y)),
+        _ => own.copy_from_slice(widened),
+    }
+}
+
+/// By row of `width` elements: what its errors have in common over what rounding explains of that.
+pub fn factors(op: &Op, args: &Args<'_, f64>, values: &Values<'_>, width: usize) -> Vec<f64> {
+    let weights: Vec<f64> = values.exact.iter().zip(values.own).map(|(y, own)| weight(*y, *own)).collect();
+    let of_sources = of_product(op, args, &weights);
+    let rows = 0..values.exact.len().checked_div(width).unwrap_or(0);
+    rows.map(|row| {
+        let of_sources = of_sources.as_ref().map_or(0.0, |rows| rows[row]);
+        factor(values, &weights, row * width..(row + 1) * width, of_sources)
+    })
+    .collect()
+}
+
+/// How much a value tells of the factor of its row: as much more as it is less uncertain, y/b². Nothing where it is certain:
+/// then it is right, or found wrong by itself.
+fn weight(y: f64, own: f64) -> f64 {
+    let weight = y / (own * own);
+    if weight.is_finite() { weight } else { 0.0 }
+}
+
+/// Of one row; `of_sources` is what errors of its sources, which its values have in common, come to in quadrature.
+fn factor(values: &Values<'_>, weights: &[f64], row: Range<usize>, of_sources: f64) -> f64 {
+    let (mut common, mut carried) = (0.0, 0.0);
+    let mut alike: BTreeMap<u64, f64> = BTreeMap::new();
+    for i in row.filter(|i| weights[*i] != 0.0) {
+        let (recorded, weight) = (values.recorded[i], weights[i]);
+        common += (recorded - values.exact[i]) * weight;
+        carried += values.carried.map_or(0.0, |carried| carried[i]) * weight.abs();
+        *alike.entry(recorded.abs().to_bits()).or_default() += values.own[i] * weight.abs();
+    }
+    let independent = alike.values().map(|off| off * off).sum::<f64>() + of_sources * of_sources;
+    match common.abs() {
+        0.0 => 0.0,
+        common => common / (CONFIDENCE * independent.sqrt() + carried),
+    }
+}
+
+/// By row of a product: what it comes to, by these weights, that the rows of its source were rounded when they were recorded.
+fn of_product(op: &Op, args: &Args<'_, f64>, weights: &[f64]) -> Option<Vec<f64>> {
+    let unit = storage_unit(args.arithmetic.recorded.filter(|_| *op == Op::MulMat)?);
+    let problem = crate::ops::problem(op, args).ok()?;
+    Some(problem.along(weights).into_iter().map(|along| unit * along).collect())
+}
