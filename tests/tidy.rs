@@ -344,5 +344,8 @@ fn tests_need_no_library_in_another_form() {
     // Otherwise `cargo test` builds parity, and all that stands on that library, a second time.
     let (normal, tests) = (packages("normal,build"), packages("normal,build,dev"));
     let other: Vec<_> = normal.iter().filter(|(package, features)| tests[*package] != **features).collect();
-    assert!(other.is_empty(), "name these under [dependencies], with the features that tests want: {other:#?}");
+    assert!(
+        other.is_empty(),
+        "name these under [dependencies], with the features that tests want: {other:#?}"
+    );
 }

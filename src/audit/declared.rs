@@ -24,7 +24,8 @@ pub fn of(recording: &dyn Recording, positions: &[u32]) -> Declared {
     let stored = storage_shown(recording, positions);
     let producer = recording.producer();
     if let Some(Ok(numerics)) = producer.numerics.as_deref().map(str::parse::<Numerics>) {
-        return declared(numerics, stored);
+        let kept = stored == numerics.storage || is_kept_in(recording, positions, numerics.storage);
+        return declared(numerics, stored, kept);
     }
     let numerics = match stored {
         Storage::F32 => Numerics::default(),
@@ -54,8 +55,17 @@ fn unit_beyond_f32(stored: Storage) -> f64 {
     if stored == Storage::F32 { 0.0 } else { storage_unit(stored) }
 }
 
-/// A declaration, corrected where the data are coarser than it says.
-fn declared(numerics: Numerics, stored: Storage) -> Declared {
+/// A declaration, corrected where the data are coarser than it says, or finer: no value is `kept` in the type it names.
+fn declared(numerics: Numerics, stored: Storage, kept: bool) -> Declared {
+    if !kept && numerics.storage != Storage::F32 {
+        let judged = Numerics { storage: Storage::F32, ..numerics };
+        let inferred = format!(
+            "the dump declares `{numerics}`, but no tensor of it holds values of that storage type: judged as \
+             `{judged}`{}",
+            flag(judged)
+        );
+        return Declared { numerics: judged, inferred: Some(inferred), recorded_unit: 0.0 };
+    }
     if numerics.storage != Storage::F32 || stored == Storage::F32 {
         return Declared { numerics, inferred: None, recorded_unit: unit_beyond_f32(stored) };
     }
@@ -65,6 +75,24 @@ fn declared(numerics: Numerics, stored: Storage) -> Declared {
         flag(judged)
     );
     Declared { numerics: judged, inferred: Some(inferred), recorded_unit: unit_beyond_f32(stored) }
+}
+
+/// Whether a tensor's values at `positions` are all numbers of a type, and not all 0.
+fn is_kept_in(recording: &dyn Recording, positions: &[u32], storage: Storage) -> bool {
+    let mut row = Vec::new();
+    recording.checkpoints().into_iter().filter(|id| id.kind() != Kind::Embed).any(|id| {
+        let mut seen = false;
+        let all = positions.iter().all(|&position| {
+            let Some(row) = recording.row(id, position, &mut row) else { return true };
+            seen |= row.iter().any(|x| *x != 0.0);
+            row.iter().all(|&x| match storage {
+                Storage::F32 => true,
+                Storage::F16 => f16::from_f32(x).to_f32() == x || x.is_nan(),
+                Storage::Bf16 => bf16::from_f32(x).to_f32() == x || x.is_nan(),
+            })
+        });
+        seen && all
+    })
 }
 
 /// The narrowest type that holds every value at `positions`.

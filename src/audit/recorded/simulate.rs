@@ -65,8 +65,8 @@ pub fn simulate(
     let mut best: IndexMap<Checkpoint, Simulated> = IndexMap::new();
     let is_explained = |found: &Simulated| found.over <= 1.0;
     let of_products = narrow::PRODUCTS.map(|(_, narrow)| narrow::products(narrow));
-    let of_products =
-        std::iter::once(narrow::CANDLE).chain(of_products).filter(|_| steps.declared().is_none());
+    let candle = [narrow::CANDLE, Arithmetic { narrow: kept, cache: kept, ..narrow::CANDLE }];
+    let of_products = candle.into_iter().chain(of_products).filter(|_| steps.declared().is_none());
     for arithmetic in [Arithmetic::EXACT, own, Arithmetic::LLAMA_CPU].into_iter().chain(of_products) {
         let is_settled = |found: &Simulated| is_explained(found) && found.band <= most(found.unit);
         if open.iter().all(|id| best.get(id).is_some_and(is_settled)) {

@@ -8,7 +8,7 @@ use crate::faults::rewritten::diagnose;
 use crate::jobs::audit::Options;
 use crate::jobs::{notes_of, path_of};
 use crate::report::Report;
-use crate::verdict::recorded::{Known, assemble, entries, is_left_out, notes, refuse_gaps, tried};
+use crate::verdict::recorded::{Known, assemble, entries, is_left_out, left_out, notes, refuse_gaps, tried};
 use crate::verdict::{self, Gap};
 use parity_dump::Dump;
 
@@ -28,7 +28,9 @@ pub fn audit(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report>
     let how = How { rows: *rows, diagnose: &diagnose };
     let findings = recorded::audit(&judged, &graphs, by.gguf, &how)?;
     let shown = |id: Checkpoint| selected.contains(&id);
-    let known = all.iter().filter(|id| !is_left_out(**id, &findings, &judged, selection)).map(|&id| Known {
+    let (unseen, seen): (Vec<Checkpoint>, Vec<Checkpoint>) =
+        all.iter().partition(|id| is_left_out(**id, &findings, &judged, selection));
+    let known = seen.into_iter().map(|id| Known {
         id,
         comparison: None,
         candidate: findings.nodes.get(&id),
@@ -44,6 +46,8 @@ pub fn audit(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report>
     );
     report.candidate = verdict::side(dump, path_of(dump));
     report.notes.extend(notes_of(dump, "dump"));
+    let unseen: Vec<_> = unseen.into_iter().filter(|id| shown(*id) && !id.kind().is_optional()).collect();
+    report.notes.extend(left_out("the dump", &unseen));
     report.notes.extend(notes("the recording", &graphs, &findings));
     by.weigh_wiring(&own, &mut report);
     let gaps: Vec<Gap> = Gap::of_steps("dump", dump).into_iter().collect();

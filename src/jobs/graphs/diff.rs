@@ -3,6 +3,7 @@
 use super::ByGraph;
 use crate::audit::AuditRows;
 use crate::audit::recorded::{self, Findings, How};
+use crate::checkpoint::Checkpoint;
 use crate::compare;
 use crate::dump::Recording;
 use crate::error::Result;
@@ -11,7 +12,7 @@ use crate::jobs::diff::Options;
 use crate::jobs::{notes_of, path_of};
 use crate::report::{Report, Verdict};
 use crate::verdict::recorded::{
-    Known, assemble, entries, is_left_out, notes, refuse_gaps, refuse_other_graph, tried,
+    Known, assemble, entries, is_left_out, left_out, notes, refuse_gaps, refuse_other_graph, tried,
 };
 use crate::verdict::{self, Gap};
 use parity_dump::Dump;
@@ -76,6 +77,13 @@ pub fn diff(sides: &Sides<'_>, by: &ByGraph<'_>, rows: AuditRows, options: &Opti
     report.reference = Some(verdict::side(reference, path_of(reference)));
     report.notes.extend(notes_of(candidate, "candidate"));
     report.notes.extend(notes_of(reference, "reference"));
+    for (side, findings, values) in
+        [("the candidate", &ours, &our_values), ("the reference", &theirs, &their_values)]
+    {
+        let unseen = |id: &&Checkpoint| selected.contains(*id) && !id.kind().is_optional();
+        let unseen = all.iter().filter(unseen).filter(|id| is_left_out(**id, findings, values, selection));
+        report.notes.extend(left_out(side, &unseen.copied().collect::<Vec<_>>()));
+    }
     report.notes.extend(notes("the candidate", &our_graphs, &ours));
     report.notes.extend(notes("the reference", &graphs, &theirs));
     by.weigh_wiring(&of_reference, &mut report);

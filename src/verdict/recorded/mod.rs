@@ -16,6 +16,7 @@ use crate::audit::local::HEALTHY;
 use crate::audit::recorded::{Finding, Findings, Judged, Steps};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
+use crate::report::words::count;
 use crate::report::{CheckpointVerdict, Report, Tried, Verdict};
 use crate::select::Selection;
 
@@ -68,6 +69,12 @@ fn has_wrong_reference(report: &Report) -> bool {
 fn sharper(whole: Report, by_tensor: Report) -> Report {
     match (whole.verdict, by_tensor.verdict) {
         _ if has_wrong_reference(&whole) => whole,
+        // What the declared arithmetic explains is no mistake, whatever another one says of it.
+        (Verdict::Divergence | Verdict::Undecided, Verdict::Divergence)
+            if accuses_healthy(&by_tensor, &whole) =>
+        {
+            whole
+        }
         (Verdict::Parity, Verdict::Undecided) => whole,
         // Nothing that was accused is wrong by itself: what keeps it from parity is missing, not wrong.
         (Verdict::Divergence, Verdict::Undecided) if is_cleared(&whole, &by_tensor) => by_tensor,
@@ -76,16 +83,22 @@ fn sharper(whole: Report, by_tensor: Report) -> Report {
     }
 }
 
+/// Whether a report found a node of the candidate within what rounding explains.
+fn is_healthy(report: &Report, id: Checkpoint) -> bool {
+    let entry = report.checkpoints.iter().find(|entry| entry.id == id);
+    entry.and_then(|entry| entry.local.candidate.as_ref()).is_some_and(|local| local.over_bound <= HEALTHY)
+}
+
+/// Whether the node that one report accuses first was judged and is healthy in the other.
+fn accuses_healthy(report: &Report, other: &Report) -> bool {
+    report.first_divergence.as_ref().is_some_and(|first| is_healthy(other, first.checkpoint))
+}
+
 /// Whether everything that one report accuses was judged and is healthy in the other.
 fn is_cleared(report: &Report, other: &Report) -> bool {
-    let is_healthy = |id: Checkpoint| {
-        let local =
-            other.checkpoints.iter().find(|entry| entry.id == id).and_then(|e| e.local.candidate.as_ref());
-        local.is_some_and(|local| local.over_bound <= HEALTHY)
-    };
     let mut accused = report.checkpoints.iter().filter(|entry| entry.verdict.is_fault());
     !other.checkpoints.iter().any(|entry| entry.verdict.is_fault())
-        && accused.all(|entry| is_healthy(entry.id))
+        && accused.all(|entry| is_healthy(other, entry.id))
 }
 
 /// One answer of two that found no parity: the names that either knows, at the node that was found tensor by tensor.
@@ -118,6 +131,14 @@ pub fn is_left_out(id: Checkpoint, findings: &Findings, graphs: &Judged<'_>, sel
         findings.nodes.get(&id).is_none_or(|finding| finding.judged == 0 && finding.undecided.is_none());
     let exposed = graphs.is_own_graph() && !id.kind().is_optional();
     !exposed && !selection.names(id) && unseen && findings.is_bridged(id)
+}
+
+/// What parity rests on where nodes were left out: how many, between which.
+pub fn left_out(side: &str, ids: &[Checkpoint]) -> Option<String> {
+    let (first, last) = (ids.first()?, ids.last()?);
+    let (nodes, were) = (count(ids.len(), "node"), if ids.len() == 1 { "was" } else { "were" });
+    let between = if first == last { first.to_string() } else { format!("{first} … {last}") };
+    Some(format!("{nodes} of {side} {were} not recorded, and judged by what comes after: {between}"))
 }
 
 /// Sentences about discrete nodes in which rounding decided, and about other arithmetic than the usual.
