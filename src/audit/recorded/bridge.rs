@@ -9,7 +9,7 @@ use super::choice;
 use super::narrow::{self, Narrowed};
 use super::node::hypotheses;
 use crate::arithmetic::backend::Backend;
-use crate::arithmetic::{Arithmetic, round};
+use crate::arithmetic::{Arithmetic, Sums, round};
 use crate::engine::machine::{Carried, Node, Unknown, Value, Values, compute};
 use crate::numerics::Storage;
 use crate::ops::{Args, Check, Rule};
@@ -84,7 +84,11 @@ pub fn across(
     let under = |arithmetic| Args { arithmetic, sources: args.sources.clone(), ..*args };
     let [cpu, plain] = [under(&arithmetics[0]), under(&arithmetics[1])];
     let data = compute::<f64>(rule, &cpu)?;
-    let mut error = bound.map_or_else(|| vec![0.0; data.len()], |bound| bound(&cpu, &data));
+    // llama.cpp adds rows up in f64; in which order and type another engine does is not known.
+    let sums = if tensor.backend.is_none() { Sums::Single } else { cpu.arithmetic.sums };
+    let sums = Arithmetic { sums, ..*cpu.arithmetic };
+    let in_any_order = under(&sums);
+    let mut error = bound.map_or_else(|| vec![0.0; data.len()], |bound| bound(&in_any_order, &data));
     let differ = |error: &mut [f64], other: &[f64]| {
         error.iter_mut().zip(data.iter().zip(other)).for_each(|(error, (a, b))| {
             // Where both are the same infinity nothing differs.
