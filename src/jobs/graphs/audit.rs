@@ -3,6 +3,7 @@
 use super::{ByGraph, nothing_selected};
 use crate::audit::recorded::{self, How};
 use crate::checkpoint::Checkpoint;
+use crate::dump::Recording;
 use crate::error::Result;
 use crate::faults::rewritten::diagnose;
 use crate::jobs::audit::Options;
@@ -46,8 +47,8 @@ pub fn audit(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report>
     );
     report.candidate = verdict::side(dump, path_of(dump));
     report.notes.extend(notes_of(dump, "dump"));
-    let unseen: Vec<_> = unseen.into_iter().filter(|id| shown(*id) && !id.kind().is_optional()).collect();
-    report.notes.extend(left_out("the dump", &unseen));
+    let unseen: Vec<_> = unseen.into_iter().filter(|id| shown(*id)).collect();
+    report.notes.extend(left_out("the dump", &unseen, &Recording::checkpoints(dump), &[]));
     report.notes.extend(notes("the recording", &graphs, &findings));
     by.weigh_wiring(&own, &mut report);
     let gaps: Vec<Gap> = Gap::of_steps("dump", dump).into_iter().collect();

@@ -2,7 +2,7 @@
 
 use super::ByGraph;
 use crate::audit::AuditRows;
-use crate::audit::recorded::{self, Findings, How};
+use crate::audit::recorded::{self, Findings, How, Judged};
 use crate::checkpoint::Checkpoint;
 use crate::compare;
 use crate::dump::Recording;
@@ -77,13 +77,14 @@ pub fn diff(sides: &Sides<'_>, by: &ByGraph<'_>, rows: AuditRows, options: &Opti
     report.reference = Some(verdict::side(reference, path_of(reference)));
     report.notes.extend(notes_of(candidate, "candidate"));
     report.notes.extend(notes_of(reference, "reference"));
-    for (side, findings, values) in
-        [("the candidate", &ours, &our_values), ("the reference", &theirs, &their_values)]
-    {
-        let unseen = |id: &&Checkpoint| selected.contains(*id) && !id.kind().is_optional();
-        let unseen = all.iter().filter(unseen).filter(|id| is_left_out(**id, findings, values, selection));
-        report.notes.extend(left_out(side, &unseen.copied().collect::<Vec<_>>()));
-    }
+    let [in_ours, in_theirs] = [candidate, reference].map(Recording::checkpoints);
+    let unseen = |findings: &Findings, values: &Judged<'_>| -> Vec<Checkpoint> {
+        let left_out =
+            |id: &&Checkpoint| selected.contains(*id) && is_left_out(**id, findings, values, selection);
+        all.iter().filter(left_out).copied().collect()
+    };
+    report.notes.extend(left_out("the candidate", &unseen(&ours, &our_values), &in_ours, &in_theirs));
+    report.notes.extend(left_out("the reference", &unseen(&theirs, &their_values), &in_theirs, &in_ours));
     report.notes.extend(notes("the candidate", &our_graphs, &ours));
     report.notes.extend(notes("the reference", &graphs, &theirs));
     by.weigh_wiring(&of_reference, &mut report);

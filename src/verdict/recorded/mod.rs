@@ -11,10 +11,12 @@ pub use computed::notes;
 pub use entry::{Known, assemble, entries};
 pub use wiring::{refuse_other_graph, weigh_wiring};
 
+use std::collections::HashSet;
+
 use super::{Gap, spoken};
 use crate::audit::local::HEALTHY;
 use crate::audit::recorded::{Finding, Findings, Judged, Steps};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::report::words::count;
 use crate::report::{CheckpointVerdict, Report, Tried, Verdict};
@@ -133,8 +135,18 @@ pub fn is_left_out(id: Checkpoint, findings: &Findings, graphs: &Judged<'_>, sel
     !exposed && !selection.names(id) && unseen && findings.is_bridged(id)
 }
 
-/// What parity rests on where nodes were left out: how many, between which.
-pub fn left_out(side: &str, ids: &[Checkpoint]) -> Option<String> {
+/// What parity rests on where nodes were left out that a side could have recorded, since it does in other layers or the
+/// `others` do: how many, and between which.
+pub fn left_out(
+    side: &str,
+    ids: &[Checkpoint],
+    recorded: &[Checkpoint],
+    others: &[Checkpoint],
+) -> Option<String> {
+    let kinds: HashSet<Kind> = recorded.iter().map(|id| id.kind()).collect();
+    let is_usual = |id: &Checkpoint| kinds.contains(&id.kind()) || others.contains(id);
+    let ids: Vec<Checkpoint> =
+        ids.iter().copied().filter(|id| !id.kind().is_optional() && is_usual(id)).collect();
     let (first, last) = (ids.first()?, ids.last()?);
     let (nodes, were) = (count(ids.len(), "node"), if ids.len() == 1 { "was" } else { "were" });
     let between = if first == last { first.to_string() } else { format!("{first} … {last}") };
