@@ -329,7 +329,8 @@ has a model, a dump and a report of its own, and is disturbed at a random moment
 ends with an exit code of parity's (0, 1: judged; 2: an error, or nothing that could be judged) or by the signal that was sent to it; if
 nothing panicked; if every `report.json`, `gate.json` and dump that is there afterwards is whole, or says that it is
 interrupted; if the dump that was there before has the same bytes; and if its memory stayed within what
-`PARITY_MEMORY` announced ({announced} MiB, and {besides} MiB for code and the mapped model).
+`PARITY_MEMORY` announced ({announced} MiB, and {besides} MiB for code and the mapped model). `reading` stands for the commands that
+only read: `inspect`, `explain` and `diff-reports`, one of them by chance.
 
 | disturbance | command | runs | exit code 0 or 1 | exit code 2 | killed | failed |
 |---|---|---|---|---|---|---|
