@@ -109,7 +109,9 @@ fn threads_that_cannot_be_started_are_done_without() {
     // Somewhere in there the program has memory, and its threads have none.
     for kilobytes in (30_000..100_000).step_by(500) {
         let output = limited(&format!("-v {kilobytes}"), &inspect);
-        assert!(!said(&output).contains("panicked"), "{kilobytes}: {}", said(&output));
+        // In less the program is not even begun: Rust itself finds no room before `main`.
+        let is_begun = !said(&output).contains("failed to allocate an alternative stack");
+        assert!(!is_begun || !said(&output).contains("panicked"), "{kilobytes}: {}", said(&output));
     }
     assert_eq!(limited("-v 100000", &inspect).status.code(), Some(0));
     let run = ["run", "--device", "cpu", "-p", PROMPT, "--layer", "0", "-t", "128"];
