@@ -77,14 +77,14 @@ pub fn diff(sides: &Sides<'_>, by: &ByGraph<'_>, rows: AuditRows, options: &Opti
     report.reference = Some(verdict::side(reference, path_of(reference)));
     report.notes.extend(notes_of(candidate, "candidate"));
     report.notes.extend(notes_of(reference, "reference"));
-    let [in_ours, in_theirs] = [candidate, reference].map(Recording::checkpoints);
     let unseen = |findings: &Findings, values: &Judged<'_>| -> Vec<Checkpoint> {
         let left_out =
             |id: &&Checkpoint| selected.contains(*id) && is_left_out(**id, findings, values, selection);
         all.iter().filter(left_out).copied().collect()
     };
-    report.notes.extend(left_out("the candidate", &unseen(&ours, &our_values), &in_ours, &in_theirs));
-    report.notes.extend(left_out("the reference", &unseen(&theirs, &their_values), &in_theirs, &in_ours));
+    report
+        .notes
+        .extend(what_is_left_out(sides, [&unseen(&ours, &our_values), &unseen(&theirs, &their_values)]));
     report.notes.extend(notes("the candidate", &our_graphs, &ours));
     report.notes.extend(notes("the reference", &graphs, &theirs));
     by.weigh_wiring(&of_reference, &mut report);
@@ -93,14 +93,26 @@ pub fn diff(sides: &Sides<'_>, by: &ByGraph<'_>, rows: AuditRows, options: &Opti
     gaps.extend(Gap::of_steps("reference", reference));
     refuse_gaps(&mut report, &gaps, *allow_missing);
     let compared = comparisons.iter().any(|comparison| comparison.numbers.is_some());
-    if !compared && report.verdict == Verdict::Parity {
-        report.verdict = Verdict::Undecided;
-        report.reason = Some("nothing was compared".to_owned());
-    }
+    refuse_nothing(&mut report, compared);
     if let Some(own) = own.as_ref().filter(|own| !own.are_built() && !of_reference.are_built()) {
         refuse_other_graph(&mut report, own, &of_reference);
     }
     Ok(report)
+}
+
+/// Nothing compared is no parity.
+fn refuse_nothing(report: &mut Report, compared: bool) {
+    if !compared && report.verdict == Verdict::Parity {
+        report.verdict = Verdict::Undecided;
+        report.reason = Some("nothing was compared".to_owned());
+    }
+}
+
+/// What either side could have recorded, of the nodes that were judged by what comes after.
+fn what_is_left_out(sides: &Sides<'_>, unseen: [&[Checkpoint]; 2]) -> Vec<String> {
+    let [ours, theirs] = [sides.candidate, sides.reference].map(Recording::checkpoints);
+    let candidate = left_out("the candidate", unseen[0], &ours, &theirs);
+    candidate.into_iter().chain(left_out("the reference", unseen[1], &theirs, &ours)).collect()
 }
 
 /// Whether both sides computed the same tokens in the same steps.
