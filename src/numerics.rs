@@ -5,6 +5,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use half::{bf16, f16};
+
 use crate::checkpoint::Kind;
 
 /// How the matrix products of a dump were computed.
@@ -35,6 +37,18 @@ pub enum Storage {
     F16,
     /// bf16
     Bf16,
+}
+
+impl Storage {
+    /// Whether a value is a number of this type; infinities and what is no number are of every type.
+    pub fn holds(self, value: f32) -> bool {
+        !value.is_finite()
+            || match self {
+                Storage::F32 => true,
+                Storage::F16 => f16::from_f32(value).to_f32() == value,
+                Storage::Bf16 => bf16::from_f32(value).to_f32() == value,
+            }
+    }
 }
 
 /// The arithmetic of one producer.

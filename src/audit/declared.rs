@@ -1,8 +1,6 @@
 //! The arithmetic that a recording is judged by: as its producer declares it, else as its data show it. The name of a
 //! file or of a producer decides nothing.
 
-use half::{bf16, f16};
-
 use super::bounds::storage_unit;
 use crate::checkpoint::Kind;
 use crate::dump::Recording;
@@ -85,11 +83,7 @@ fn is_kept_in(recording: &dyn Recording, positions: &[u32], storage: Storage) ->
         let all = positions.iter().all(|&position| {
             let Some(row) = recording.row(id, position, &mut row) else { return true };
             seen |= row.iter().any(|x| *x != 0.0);
-            row.iter().all(|&x| match storage {
-                Storage::F32 => true,
-                Storage::F16 => f16::from_f32(x).to_f32() == x || x.is_nan(),
-                Storage::Bf16 => bf16::from_f32(x).to_f32() == x || x.is_nan(),
-            })
+            row.iter().all(|&x| storage.holds(x))
         });
         seen && all
     })
@@ -107,8 +101,8 @@ fn storage_shown(recording: &dyn Recording, positions: &[u32]) -> Storage {
         for &position in positions {
             let Some(row) = recording.row(checkpoint, position, &mut row) else { continue };
             seen |= row.iter().any(|x| *x != 0.0);
-            half &= row.iter().all(|&x| f16::from_f32(x).to_f32() == x || x.is_nan());
-            brain &= row.iter().all(|&x| bf16::from_f32(x).to_f32() == x || x.is_nan());
+            half &= row.iter().all(|&x| Storage::F16.holds(x));
+            brain &= row.iter().all(|&x| Storage::Bf16.holds(x));
             if !half && !brain {
                 return Storage::F32;
             }

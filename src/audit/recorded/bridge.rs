@@ -3,8 +3,9 @@
 //! What rounding explains of an unrecorded node, and what the errors of its sources come to, is carried on through
 //! every node up to the next one that was recorded, whose bound it widens.
 
-use parity_graph::Op;
+use parity_graph::{Op, Tensor};
 
+use super::Steps;
 use super::choice;
 use super::narrow::{self, Narrowed};
 use super::node::hypotheses;
@@ -53,15 +54,15 @@ pub fn moved(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown
 }
 
 /// A node that was not recorded: its exact values, and up to how far those of a producer that keeps them in `kept` may
-/// be from them; `plain` where it declares that it rounds no operand of it.
+/// be from them.
 ///
 /// # Errors
 /// Where nothing can be said of it: its sources are not known, it has no rule, or rounding decides what it chooses.
 pub fn across(
+    steps: &dyn Steps,
     node: &Node<'_>,
     args: std::result::Result<&Args<'_, f64>, &Unknown>,
     kept: Storage,
-    plain: bool,
 ) -> Value<f64> {
     let args = args.map_err(Clone::clone)?;
     let rule = node.rule.ok_or_else(|| Unknown::no_rule(args.name, &node.program.graph.get(node.id).op))?;
@@ -74,13 +75,8 @@ pub fn across(
             return Ok(Values { data, carried: Some(carried) });
         }
     };
-    // Which roundings the producer followed is not seen here: both are allowed for.
     let tensor = node.program.graph.get(node.id);
-    let likeliest = hypotheses(&tensor.op, tensor.backend.as_deref(), args).first().map(|one| one.arithmetic);
-    let likeliest = likeliest.filter(|_| !plain).unwrap_or(Arithmetic::EXACT);
-    // Of a device the shape says which kernel it was.
-    let on_device = tensor.backend.as_deref().and_then(Backend::of).is_some();
-    let arithmetics = [likeliest, if on_device { likeliest } else { Arithmetic::EXACT }];
+    let arithmetics = followed(steps, tensor, args);
     let under = |arithmetic| Args { arithmetic, sources: args.sources.clone(), ..*args };
     let [cpu, plain] = [under(&arithmetics[0]), under(&arithmetics[1])];
     let data = compute::<f64>(rule, &cpu)?;
@@ -126,6 +122,18 @@ pub fn across(
         error.iter_mut().zip(carried).for_each(|(error, carried)| *error += carried);
     }
     Ok(Values { data, carried: Some(Carried { error, through: with(node) }) })
+}
+
+/// The two arithmetics that a node's producer may have followed. Which of them is not seen where the node was not
+/// recorded: both are allowed for.
+fn followed(steps: &dyn Steps, tensor: &Tensor, args: &Args<'_, f64>) -> [Arithmetic; 2] {
+    let likeliest = hypotheses(&tensor.op, tensor.backend.as_deref(), args).first().map(|one| one.arithmetic);
+    // A producer may declare that it rounds no operand.
+    let plain = narrow::is_declared_plain(steps, &tensor.op, args);
+    let likeliest = likeliest.filter(|_| !plain).unwrap_or(Arithmetic::EXACT);
+    // Of a device the shape says which kernel it was.
+    let on_device = tensor.backend.as_deref().and_then(Backend::of).is_some();
+    [likeliest, if on_device { likeliest } else { Arithmetic::EXACT }]
 }
 
 /// The nodes that a node's sources were computed again through, and itself.

@@ -37,7 +37,6 @@ use crate::gguf::Gguf;
 use crate::numerics::{Numerics, Storage};
 use crate::ops::Args;
 
-pub use bridge::across;
 pub use found::{Finding, NearTie};
 pub use named::{Named, Names};
 pub use narrow::{PRODUCTS, products};
@@ -288,10 +287,8 @@ impl Conductor<f64> for Auditor<'_> {
         let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
             return Ok(bridge::moved(node, args));
         };
-        let kept = self.kept[node.id];
-        let op = &node.program.graph.get(node.id).op;
-        let plain = args.is_ok_and(|args| narrow::is_declared_plain(self.steps, op, args));
-        let across = || bridge::across(node, args, kept, plain);
+        let (steps, kept) = (self.steps, self.kept[node.id]);
+        let across = || bridge::across(steps, node, args, kept);
         let there = self
             .steps
             .tensor(self.step, checkpoint)

@@ -5,7 +5,6 @@
 //! rounds in between, which is as if each source was off by so much. That an engine does so must be seen: a node is
 //! given these roundings only where all its recorded values are numbers of that type.
 
-use half::{bf16, f16};
 use parity_graph::Op;
 
 use super::node::{self, Hypothesis};
@@ -197,14 +196,7 @@ fn is_mask(op: &Op, slot: usize) -> bool {
 
 /// Whether every finite value is a number of a type.
 pub fn holds(kept: Storage, values: &[f32]) -> bool {
-    values.iter().all(|&x| {
-        !x.is_finite()
-            || match kept {
-                Storage::F32 => true,
-                Storage::F16 => f16::from_f32(x).to_f32() == x,
-                Storage::Bf16 => bf16::from_f32(x).to_f32() == x,
-            }
-    })
+    values.iter().all(|&x| kept.holds(x))
 }
 
 /// The narrow type that the values of some node show an engine to use; f32 where none does.

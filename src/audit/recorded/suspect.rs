@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use parity_graph::{Id, Op};
 
 use super::node::{Held, Hypothesis, Sight, judge};
-use super::{Labelled, Steps, bridge, choice, narrow};
+use super::{Labelled, Steps, bridge, choice};
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::Checkpoint;
 use crate::engine::machine::{Conductor, Machine, Node, Unknown, Value};
@@ -104,9 +104,7 @@ impl<'a> Replay<'a> {
     /// # Errors
     /// See [`bridge::across`].
     pub fn across(&self, node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown>) -> Value<f64> {
-        let op = &node.program.graph.get(node.id).op;
-        let plain = args.is_ok_and(|args| narrow::is_declared_plain(self.of.steps, op, args));
-        bridge::across(node, args, self.of.kept[node.id], plain)
+        bridge::across(self.of.steps, node, args, self.of.kept[node.id])
     }
 
     /// Multiplications of the products and of attention that are computed again.
