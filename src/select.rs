@@ -73,12 +73,24 @@ impl fmt::Display for Layers {
 
 /// What a pattern that fits none of `ids` was probably meant to be: a name without its layer, or a misspelt id.
 fn meant(typed: &str, ids: &[String]) -> Option<String> {
-    if ids.iter().any(|id| id.strip_suffix(typed).is_some_and(|head| head.ends_with('.'))) {
+    if ids.iter().any(|id| is_layerless(typed, id)) {
         return Some(format!("'blk.*.{typed}'"));
+    }
+    alike(typed, ids).cloned()
+}
+
+fn is_layerless(typed: &str, id: &str) -> bool {
+    id.strip_suffix(typed).is_some_and(|head| head.ends_with('.'))
+}
+
+/// The one of `ids` that a misspelt one, or a name without its layer, probably was to be.
+pub fn alike<'a>(typed: &str, ids: &'a [String]) -> Option<&'a String> {
+    if let Some(id) = ids.iter().find(|id| is_layerless(typed, id)) {
+        return Some(id);
     }
     let likeness = |id: &&String| strsim::jaro_winkler(typed, id);
     let best = ids.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
-    (likeness(&best) >= ALIKE_MIN).then(|| best.clone())
+    (likeness(&best) >= ALIKE_MIN).then_some(best)
 }
 
 /// The checkpoints that a command looks at; all standard ones by default.

@@ -15,7 +15,7 @@ use crate::report::sensitivity::{Injected, Node, SCHEMA, Sensitivity};
 /// another show in rows that follow one another.
 const ROWS_FIRST: u32 = 4;
 
-/// Plants every mistake at every wanted node of a recording, one at a time, in the rows at `positions`. The
+/// Injects every mistake at every wanted node of a recording, one at a time, in the rows at `positions`. The
 /// recorded output, moved by what the mistake changes in exact arithmetic, is judged as an audit judges it.
 ///
 /// # Errors
@@ -63,7 +63,7 @@ fn undecided(id: Checkpoint, missing: String) -> Node {
     Node { id, undecided, rounding: None, scale: None, injected: 0, faintest: None, unseen: Vec::new() }
 }
 
-/// Plants every mistake that has a place in the node.
+/// Injects every mistake that has a place in the node.
 fn node_of(lab: &Lab<'_>) -> Result<Node> {
     let case = lab.case;
     let checkpoint = case.node.checkpoint;
@@ -81,7 +81,7 @@ fn node_of(lab: &Lab<'_>) -> Result<Node> {
     let largest = best.value.data.iter().zip(&best.bound.data).map(|(x, bound)| x.abs() / bound);
     node.scale = Some(1.0 / largest.fold(0.0, f64::max)).filter(|scale| scale.is_finite());
     for fault in catalogue::all() {
-        let Some(injected) = plant(lab, &healthy, fault)? else { continue };
+        let Some(injected) = inject(lab, &healthy, fault)? else { continue };
         node.injected += 1;
         match injected.over_bound {
             // `!(..)`, so that a NaN is seen.
@@ -98,7 +98,7 @@ fn node_of(lab: &Lab<'_>) -> Result<Node> {
 }
 
 /// One mistake, with its default argument; `None` where the node has no place for it.
-fn plant(lab: &Lab<'_>, healthy: &[Prediction], fault: &'static Fault) -> Result<Option<Injected>> {
+fn inject(lab: &Lab<'_>, healthy: &[Prediction], fault: &'static Fault) -> Result<Option<Injected>> {
     let Some(argument) = (fault.default)(&lab.site, &lab.case.node) else { return Ok(None) };
     let mut node = lab.case.node.clone();
     if (fault.change)(&lab.site, &mut node, &argument).is_none() || node == lab.case.node {

@@ -9,7 +9,7 @@ use half::bf16;
 use parity::audit::{Audit, AuditRows, Audits, Options, audit};
 use parity::checkpoint::{Checkpoint, Kind};
 use parity::dump::{Kept, Recording};
-use parity::faults::inject::plant;
+use parity::faults::inject::inject;
 use parity::model::Model;
 use parity::model::graph::Op;
 use parity_dump::Dump;
@@ -73,7 +73,7 @@ fn two_mistakes_are_two_origins_and_nothing_else_is() {
     let model = model("qwen2-tiny-py-F16.gguf").unwrap();
     let mut graph = model.graph.clone();
     let specs = ["rope.base=10000@blk.0.k_rope", "ffn.gelu@2"].map(|spec| spec.parse().unwrap());
-    plant(&mut graph, &specs, &model).unwrap();
+    inject(&mut graph, &specs, &model).unwrap();
     let audit = audit_all(&model, &run(&model, &graph, &TOKENS, PROMPT, false));
     assert_eq!(origins(&audit), ["blk.0.k_rope", "blk.2.ffn_act"]);
 }
@@ -234,7 +234,7 @@ fn nodes_are_bridged_where_a_recording_lacks_what_stands_between() {
 
     // A mistake inside of a bridge shows at its end.
     let mut graph = model.graph.clone();
-    plant(&mut graph, &["ffn.gelu@2".parse().unwrap()], &model).unwrap();
+    inject(&mut graph, &["ffn.gelu@2".parse().unwrap()], &model).unwrap();
     let faulty = run(&model, &graph, &TOKENS, PROMPT, false);
     let audit = audit_both(&model, &[&foreign(&faulty, "other", hooked, |x| x)]).sides.remove(0);
     assert_eq!(origins(&audit), ["blk.2.ffn_out"]);
@@ -268,7 +268,7 @@ fn undeclared_arithmetic_is_inferred_from_the_values_and_said() {
     assert_eq!(origins(&narrow), Vec::<String>::new(), "values that were rounded when they were written");
 
     let mut graph = model.graph.clone();
-    plant(&mut graph, &["linear.no_bias@blk.1.k".parse().unwrap()], &model).unwrap();
+    inject(&mut graph, &["linear.no_bias@blk.1.k".parse().unwrap()], &model).unwrap();
     let faulty = run(&model, &graph, &TOKENS, PROMPT, false);
     let faulty = foreign(&faulty, "other", |_| true, |x| bf16::from_f32(x).to_f32());
     let faulty = audit_both(&model, &[&faulty]).sides.remove(0);
@@ -279,7 +279,7 @@ fn undeclared_arithmetic_is_inferred_from_the_values_and_said() {
 fn a_nan_is_found_where_it_arises_and_passes_nowhere() {
     let model = model("qwen2-tiny-py-F16.gguf").unwrap();
     let mut graph = model.graph.clone();
-    plant(&mut graph, &["data.nan@blk.1.ffn_up".parse().unwrap()], &model).unwrap();
+    inject(&mut graph, &["data.nan@blk.1.ffn_up".parse().unwrap()], &model).unwrap();
     let audit = audit_all(&model, &run(&model, &graph, &TOKENS, PROMPT, false));
     assert_eq!(origins(&audit), ["blk.1.ffn_up"]);
     let node = audit.nodes[&"blk.1.ffn_up".parse::<Checkpoint>().unwrap()].as_ref().unwrap();

@@ -69,7 +69,7 @@ fn a_reference_brings_its_own_tokens() {
 }
 
 #[test]
-fn a_planted_mistake_is_found_named_and_can_be_shown_alone() {
+fn a_injected_mistake_is_found_named_and_can_be_shown_alone() {
     let report = json(&mut run(&["-p", PROMPT, "--inject", "rope.base=10000@2"]), 1);
     assert_eq!(report["verdict"], "divergence");
     let first = &report["first_divergence"];
@@ -188,16 +188,16 @@ fn a_reader_that_goes_away_is_no_error() {
 
 #[test]
 fn in_isolation_nothing_is_inherited_and_every_fault_is_an_origin() {
-    let planted = ["--isolate", "--inject", "rope.base=10000@1", "--inject", "ffn.gelu@2"];
+    let injected = ["--isolate", "--inject", "rope.base=10000@1", "--inject", "ffn.gelu@2"];
     // A cache in f16 makes attention differ from the reference's more than the reference's rounding does.
     for numerics in ["f32", "f32 kv=f16"] {
-        let report = json(run(&["-p", PROMPT, "-n", "2", "--numerics", numerics]).args(planted), 1);
+        let report = json(run(&["-p", PROMPT, "-n", "2", "--numerics", numerics]).args(injected), 1);
         assert_eq!(report["origins"], serde_json::json!(["blk.1.q_rope", "blk.1.k_rope", "blk.2.ffn_act"]));
         let checkpoints = report["checkpoints"].as_array().unwrap();
         assert!(checkpoints.iter().all(|c| c["verdict"] == "match" || c["verdict"] == "origin"));
     }
     // Without it, what comes after inherits.
-    let report = json(run(&["-p", PROMPT, "-n", "2"]).args(&planted[1..]), 1);
+    let report = json(run(&["-p", PROMPT, "-n", "2"]).args(&injected[1..]), 1);
     let checkpoints = report["checkpoints"].as_array().unwrap();
     assert!(checkpoints.iter().any(|c| c["verdict"] == "inherited"));
 }
@@ -254,13 +254,16 @@ fn the_self_test_foretells_what_an_audit_sees() {
     for id in ["blk.1.attn_norm", "blk.3.ffn_norm", "blk.2.q_rope", "blk.0.v", "blk.2.attn_ctx"] {
         let unseen = unseen(id);
         for fault in ["norm.eps", "rope.base", "linear.no_bias", "attn.kv_head", "data.stale_row"] {
-            let planted = format!("{fault}@{id}");
-            let output = run(&["-p", PROMPT, "-n", "2", "--inject", &planted, "--format", "json"]).output();
-            // A mistake that has no place in the node cannot be planted.
+            let injected = format!("{fault}@{id}");
+            let output = run(&["-p", PROMPT, "-n", "2", "--inject", &injected, "--format", "json"]).output();
+            // A mistake that has no place in the node cannot be injected.
             let Ok(report) = serde_json::from_slice::<Value>(&output.unwrap().stdout) else { continue };
             let seen = report["origins"].as_array().unwrap().iter().any(|origin| origin == id);
             let foretold = !unseen.iter().any(|name| name.split('=').next() == Some(fault));
-            assert_eq!(seen, foretold, "{planted}: the audit sees it: {seen}, the self-test says {foretold}");
+            assert_eq!(
+                seen, foretold,
+                "{injected}: the audit sees it: {seen}, the self-test says {foretold}"
+            );
         }
     }
 }

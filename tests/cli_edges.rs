@@ -58,6 +58,21 @@ fn a_dump_of_another_model_is_refused_and_noted_where_no_model_is_given() {
 }
 
 #[test]
+fn an_injected_mistake_without_effect_is_said_to_be_without() {
+    let run = ["run", "--device", "cpu", "-p", PROMPT, "--inject"];
+    let same = parity(&run).arg("rope.base=1000000@1").assert().code(2);
+    same.stderr(contains("would change nothing: blk.1.q_rope is so already"));
+    parity(&run).arg("rope.base=1000001@1").assert().code(0).stdout(contains("left no trace"));
+    parity(&run).arg("rope.base=10000@1").assert().code(1).stdout(contains("left no trace").not());
+}
+
+#[test]
+fn what_was_given_in_place_of_a_file_or_a_number_is_said() {
+    parity(&["run", "-m", "/tmp", "-p", "x"]).assert().code(2).stderr(contains("found:    a folder"));
+    parity(&["run", "-t", "x", "-p", "x"]).assert().code(2).stderr(contains("a whole number from 1"));
+}
+
+#[test]
 fn an_audit_takes_the_model_that_the_dump_was_made_with() {
     let (dir, path) = dump(&["-m", Q4]);
     parity(&["audit", &path]).assert().code(0).stdout(contains("Q4_K_M").and(contains("healthy")));
@@ -191,7 +206,7 @@ fn no_pieces_threads_or_jobs_are_refused_with_the_range() {
         &["record", "-m", F16, "-p", PROMPT, "-t", "0"],
         &["gate", "suites/shipped.toml", "--jobs", "0"],
     ] {
-        parity(args).assert().code(2).stderr(contains("0 is not in 1.."));
+        parity(args).assert().code(2).stderr(contains("at least 1"));
     }
     parity(&["run", "-p", PROMPT, "--audit-rows", "0"]).assert().code(2).stderr(contains("number of rows"));
 }
@@ -273,8 +288,8 @@ fn what_holds_no_number_is_measured_as_null_and_named() {
     assert_eq!(lost["nonfinite"]["candidate"], lost["n"]);
     assert!(checkpoint(&report, "blk.1.v")["abs_err_max"].is_number());
     // A layer that only received them is not blamed for it.
-    let planted = ["--inject", "data.nan@blk.1.attn_norm", "--layer", "3"];
-    let output = parity(&["run", "--device", "cpu", "-p", PROMPT]).args(planted).assert().code(1);
+    let injected = ["--inject", "data.nan@blk.1.attn_norm", "--layer", "3"];
+    let output = parity(&["run", "--device", "cpu", "-p", PROMPT]).args(injected).assert().code(1);
     let text = String::from_utf8(output.get_output().stdout.clone()).unwrap();
     assert!(text.contains("256 NaN; its inputs, which were not looked at, hold some already"), "{text}");
 }

@@ -1,8 +1,8 @@
-//! Faults are planted where they are told to sit, and refused where they cannot.
+//! Faults are injected where they are told to sit, and refused where they cannot.
 
 mod support;
 
-use parity::faults::inject::{Spec, plant};
+use parity::faults::inject::{Spec, inject};
 use parity::faults::{Argument, catalogue};
 use support::model as tiny;
 
@@ -11,20 +11,20 @@ fn specs(texts: &[&str]) -> Vec<Spec> {
 }
 
 #[test]
-fn every_fault_can_be_planted_in_one_of_the_tiny_models() {
+fn every_fault_can_be_injected_in_one_of_the_tiny_models() {
     let models = ["qwen2-tiny-py-F16.gguf", "qwen2-tiny-py-Q4_K_M.gguf"].map(tiny);
     for fault in catalogue::all() {
-        let planted = models.iter().flatten().any(|model| {
+        let injected = models.iter().flatten().any(|model| {
             let mut graph = model.graph.clone();
-            let planted = plant(&mut graph, &specs(&[fault.name]), model);
-            planted.is_ok_and(|planted| {
-                assert!(!planted[0].nodes.is_empty(), "{}", fault.name);
-                assert!(!planted[0].sentence.is_empty(), "{}", fault.name);
+            let injected = inject(&mut graph, &specs(&[fault.name]), model);
+            injected.is_ok_and(|injected| {
+                assert!(!injected[0].nodes.is_empty(), "{}", fault.name);
+                assert!(!injected[0].sentence.is_empty(), "{}", fault.name);
                 graph != model.graph
             })
         });
         // The tiny models have no frequency factors.
-        assert!(planted || fault.name == "rope.no_freqs", "{} changes nothing", fault.name);
+        assert!(injected || fault.name == "rope.no_freqs", "{} changes nothing", fault.name);
     }
 }
 
@@ -32,8 +32,8 @@ fn every_fault_can_be_planted_in_one_of_the_tiny_models() {
 fn a_fault_sits_where_it_is_told_to() {
     let Some(model) = tiny("qwen2-tiny-py-F16.gguf") else { return eprintln!("SKIP: no tiny models") };
     let nodes = |spec: &str| -> Vec<String> {
-        let planted = plant(&mut model.graph.clone(), &specs(&[spec]), &model).unwrap();
-        planted[0].nodes.iter().map(ToString::to_string).collect()
+        let injected = inject(&mut model.graph.clone(), &specs(&[spec]), &model).unwrap();
+        injected[0].nodes.iter().map(ToString::to_string).collect()
     };
     assert_eq!(nodes("rope.base@3"), ["blk.3.q_rope", "blk.3.k_rope"]);
     assert_eq!(nodes("rope.base@blk.1.k_rope"), ["blk.1.k_rope"]);
@@ -44,17 +44,17 @@ fn a_fault_sits_where_it_is_told_to() {
     assert_eq!(nodes("logits.stride"), ["logits"]);
 
     let mut graph = model.graph.clone();
-    let planted = plant(&mut graph, &specs(&["rope.base=5000@2", "data.nan@blk.3.v"]), &model).unwrap();
-    assert_eq!(planted[0].argument, Argument::Number(5000.0));
-    assert_eq!(planted[0].sentence, "RoPE base is 5000, the model says 1000000");
-    assert_eq!(planted[1].nodes[0].to_string(), "blk.3.v");
+    let injected = inject(&mut graph, &specs(&["rope.base=5000@2", "data.nan@blk.3.v"]), &model).unwrap();
+    assert_eq!(injected[0].argument, Argument::Number(5000.0));
+    assert_eq!(injected[0].sentence, "RoPE base is 5000, the model says 1000000");
+    assert_eq!(injected[1].nodes[0].to_string(), "blk.3.v");
 }
 
 #[test]
-fn what_cannot_be_planted_is_refused_with_a_reason() {
+fn what_cannot_be_injected_is_refused_with_a_reason() {
     let Some(model) = tiny("qwen2-tiny-py-F16.gguf") else { return eprintln!("SKIP: no tiny models") };
     let refusal = |spec: &str| match spec.parse::<Spec>() {
-        Ok(spec) => plant(&mut model.graph.clone(), &[spec], &model).unwrap_err().to_string(),
+        Ok(spec) => inject(&mut model.graph.clone(), &[spec], &model).unwrap_err().to_string(),
         Err(error) => error.to_string(),
     };
     assert!(refusal("rope.bsae@1").contains("rope.base"), "{}", refusal("rope.bsae@1"));
@@ -66,4 +66,9 @@ fn what_cannot_be_planted_is_refused_with_a_reason() {
     assert!(refusal("rope.base@blk.0.ffn_norm").contains("blk.0.ffn_norm has no place"));
     assert!(refusal("rope.base@blk.9.q_rope").contains("no such node"));
     assert!(refusal("rope.partial=7").contains("the argument 7"));
+    assert!(
+        refusal("rope.base=1000000@1").contains("blk.1.q_rope is so already"),
+        "{}",
+        refusal("rope.base=1000000@1")
+    );
 }

@@ -1,5 +1,5 @@
-//! Every fault of the catalogue, planted in the engine: found at the right node and called by its name; and
-//! nothing found where nothing is planted.
+//! Every fault of the catalogue, injected in the engine: found at the right node and called by its name; and
+//! nothing found where nothing is injected.
 
 mod support;
 
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use parity::checkpoint::{Checkpoint, Kind};
-use parity::faults::inject::{Planted, plant};
+use parity::faults::inject::{Injected, inject};
 use parity::faults::{Fault, ParameterKind, catalogue};
 use parity::model::Model;
 use support::{Random, audit_all, diagnose_at, model, run, run_some};
@@ -17,7 +17,7 @@ const TINY: [&str; 2] = ["qwen2-tiny-py-F16.gguf", "qwen2-tiny-py-Q4_K_M.gguf"];
 const PROMPT: usize = 6;
 const TOKENS: usize = 9;
 
-/// How one planted fault came out.
+/// How one injected fault came out.
 #[derive(Debug, PartialEq)]
 enum Outcome {
     /// Right node, right name first.
@@ -34,7 +34,7 @@ enum Outcome {
     Silent,
 }
 
-fn judge(model: &Model, fault: &Fault, planted: &Planted, kept: &parity::dump::Kept) -> (Outcome, f64) {
+fn judge(model: &Model, fault: &Fault, injected: &Injected, kept: &parity::dump::Kept) -> (Outcome, f64) {
     let audit = audit_all(model, kept);
     let origins: Vec<Checkpoint> = audit.origins().collect();
     if origins.is_empty() && fault.silent.is_some() {
@@ -43,8 +43,8 @@ fn judge(model: &Model, fault: &Fault, planted: &Planted, kept: &parity::dump::K
     // Rows of values up to 1e36 become rows with one value that is not zero: there the bound of a sum, which
     // counts on terms of both signs, is exceeded by up to a half, and later nodes seem faulty too.
     let degenerate = fault.name == "data.f16_as_bf16";
-    let strayed = origins.iter().any(|origin| !planted.nodes.contains(origin)) && !degenerate;
-    if origins.first() != planted.nodes.first() || strayed {
+    let strayed = origins.iter().any(|origin| !injected.nodes.contains(origin)) && !degenerate;
+    if origins.first() != injected.nodes.first() || strayed {
         return (Outcome::Elsewhere(origins), 0.0);
     }
     let start = Instant::now();
@@ -60,19 +60,19 @@ fn judge(model: &Model, fault: &Fault, planted: &Planted, kept: &parity::dump::K
     (outcome, seconds)
 }
 
-/// Layers from which on a run keeps only those around the planted one, and ends there.
+/// Layers from which on a run keeps only those around the injected one, and ends there.
 const LARGE: usize = 8;
 
 /// Runs the engine with one mistake on random tokens; `None` where the model has no place for it.
-fn planted_run(model: &Model, fault: &Fault, spec: &str, random: &mut Random) -> Option<(Outcome, f64)> {
+fn injected_run(model: &Model, fault: &Fault, spec: &str, random: &mut Random) -> Option<(Outcome, f64)> {
     let mut graph = model.graph.clone();
-    let planted = plant(&mut graph, &[spec.parse().unwrap()], model).ok()?;
+    let injected = inject(&mut graph, &[spec.parse().unwrap()], model).ok()?;
     let tokens = random.tokens(TOKENS, model.config.dims.vocab);
     let kept = if model.config.dims.layers < LARGE {
         run(model, &graph, &tokens, PROMPT, false)
     } else {
-        let last = *planted[0].nodes.last()?;
-        let layer = planted[0].nodes[0].layer_index();
+        let last = *injected[0].nodes.last()?;
+        let layer = injected[0].nodes[0].layer_index();
         let end = last.layer_index().map_or(last, |layer| Checkpoint::layer(Kind::LayerOut, layer + 1));
         let near = |checkpoint: Checkpoint| match (checkpoint.layer_index(), layer) {
             (Some(own), Some(layer)) => own.abs_diff(layer) <= 1,
@@ -81,7 +81,7 @@ fn planted_run(model: &Model, fault: &Fault, spec: &str, random: &mut Random) ->
         };
         run_some(model, &graph.until(end), &tokens, PROMPT, false, &near)
     };
-    Some(judge(model, fault, &planted[0], &kept))
+    Some(judge(model, fault, &injected[0], &kept))
 }
 
 /// Every fault in the first, a middle and the last layer of the model that `PARITY_REAL_MODEL` names.
@@ -97,7 +97,7 @@ fn every_fault_on_a_real_model() {
         for layer in [0, last / 2, last] {
             let spec =
                 if in_layers(fault) { format!("{}@{layer}", fault.name) } else { fault.name.to_owned() };
-            let Some((outcome, seconds)) = planted_run(&model, fault, &spec, &mut random) else { continue };
+            let Some((outcome, seconds)) = injected_run(&model, fault, &spec, &mut random) else { continue };
             println!("{spec}: {outcome:?} {seconds:.2} s");
             let column = match outcome {
                 Outcome::Named => "named first",
@@ -137,7 +137,7 @@ fn every_fault_is_found_where_it_sits_and_called_by_its_name() {
             };
             for place in places {
                 let spec = format!("{}{place}", fault.name);
-                let Some((outcome, _)) = planted_run(&model, fault, &spec, &mut random) else { continue };
+                let Some((outcome, _)) = injected_run(&model, fault, &spec, &mut random) else { continue };
                 match outcome {
                     Outcome::Named => named += 1,
                     Outcome::Among => among += 1,
@@ -165,7 +165,7 @@ fn with_the_attention_matrices_recorded_the_fault_sits_inside() {
         ("attn.self_only", "blk.1.attn_probs"),
     ] {
         let mut graph = model.graph.clone();
-        plant(&mut graph, &[format!("{name}@1").parse().unwrap()], &model).unwrap();
+        inject(&mut graph, &[format!("{name}@1").parse().unwrap()], &model).unwrap();
         let tokens = random.tokens(TOKENS, 4000);
         let kept = run(&model, &graph, &tokens, PROMPT, true);
         let origin = audit_all(&model, &kept).origins().next();
@@ -204,12 +204,12 @@ fn two_mistakes_in_one_node_are_both_named() {
         (["attn.kv_head@2", "attn.no_scale@2"], "blk.2.attn_ctx"),
     ] {
         let mut graph = model.graph.clone();
-        plant(&mut graph, &specs.map(|spec| spec.parse().unwrap()), &model).unwrap();
+        inject(&mut graph, &specs.map(|spec| spec.parse().unwrap()), &model).unwrap();
         let kept = run(&model, &graph, &tokens, PROMPT, false);
         let found = diagnose_at(&model, &kept, node.parse().unwrap());
         let name = found.diagnosis.first().map(|item| item.fault.clone()).unwrap_or_default();
-        let planted: Vec<&str> = specs.iter().map(|spec| spec.split(['=', '@']).next().unwrap()).collect();
-        assert!(planted.iter().all(|fault| name.contains(fault)), "{specs:?}: {name}, {:?}", found.tried);
+        let injected: Vec<&str> = specs.iter().map(|spec| spec.split(['=', '@']).next().unwrap()).collect();
+        assert!(injected.iter().all(|fault| name.contains(fault)), "{specs:?}: {name}, {:?}", found.tried);
     }
 }
 
@@ -243,7 +243,7 @@ fn parameters_are_fitted() {
         ("rope.partial=8@0", "blk.0.q_rope", "rotates 8 columns"),
     ] {
         let mut graph = model.graph.clone();
-        plant(&mut graph, &[spec.parse().unwrap()], &model).unwrap();
+        inject(&mut graph, &[spec.parse().unwrap()], &model).unwrap();
         let kept = run(&model, &graph, &tokens, PROMPT, false);
         let found = diagnose_at(&model, &kept, node.parse().unwrap());
         let said = found.diagnosis.first().map(|item| item.text.clone()).unwrap_or_default();
@@ -295,7 +295,7 @@ fn two_hundred_seeded_runs() {
         let argument = random_argument(fault, model, &mut random);
         let place = if in_layers(fault) { format!("@{layer}") } else { String::new() };
         let spec = format!("{}{argument}{place}", fault.name);
-        let Some((outcome, seconds)) = planted_run(model, fault, &spec, &mut random) else { continue };
+        let Some((outcome, seconds)) = injected_run(model, fault, &spec, &mut random) else { continue };
         done += 1;
         slowest = slowest.max(seconds);
         let file = model.gguf.path().file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-/// Runs `parity run` on a recorded prompt with a mistake planted; standard output.
+/// Runs `parity run` on a recorded prompt with a mistake injected; standard output.
 fn answer(inject: &str) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
     command.current_dir(env!("CARGO_MANIFEST_DIR"));

@@ -5,7 +5,7 @@ mod support;
 use parity::audit::{self, AuditRows};
 use parity::checkpoint::Checkpoint;
 use parity::dump::{Kept, Recording};
-use parity::faults::inject::plant;
+use parity::faults::inject::inject;
 use parity::model::Model;
 use support::{Random, diagnose_at, model, run_some};
 
@@ -17,7 +17,7 @@ const TOKENS: usize = 9;
 fn kept(model: &Model, specs: &[&str], hidden: &[&str], tokens: &[u32]) -> Kept {
     let mut graph = model.graph.clone();
     let specs: Vec<_> = specs.iter().map(|spec| spec.parse().unwrap()).collect();
-    plant(&mut graph, &specs, model).unwrap();
+    inject(&mut graph, &specs, model).unwrap();
     let shown = |checkpoint: Checkpoint| !hidden.contains(&checkpoint.kind().name());
     run_some(model, &graph, tokens, PROMPT, false, &shown)
 }

@@ -168,5 +168,8 @@ fn a_report_is_explained_in_sentences() {
         contains("the error came from before, first at blk.2.q_rope").and(contains("the node is healthy"));
     parity(&["explain", "blk.3.attn_ctx", "--in", report]).assert().code(0).stdout(later);
     parity(&["explain", "blk.9.q", "--in", report]).assert().code(2).stderr(contains("no such checkpoint"));
+    let meant = |typed| parity(&["explain", typed, "--in", report]).assert().code(2);
+    meant("blk.2.qrope").stderr(contains("parity explain blk.2.q_rope"));
+    meant("q_rope").stderr(contains("parity explain blk.0.q_rope"));
     parity(&["explain", "--in", "/nonexistent"]).assert().code(2);
 }

@@ -14,7 +14,7 @@ use std::process::Command;
 use gguf_writer::GgufWriter;
 use parity::checkpoint::Kind;
 use parity::dump::{Kept, Recording};
-use parity::faults::inject::plant;
+use parity::faults::inject::inject;
 use parity::faults::{Argument, Site, catalogue};
 use parity::gguf::{DType, Gguf, Value};
 use parity::model::Model;
@@ -179,7 +179,7 @@ fn a_single_bug_is_never_taken_for_other_weights() {
         "logits.untied",
     ] {
         let mut graph = model.graph.clone();
-        let Ok(_) = plant(&mut graph, &[spec.parse().unwrap()], &model) else { continue };
+        let Ok(_) = inject(&mut graph, &[spec.parse().unwrap()], &model) else { continue };
         let (code, report) = audit(&kept(&model, &graph, 12), false, &tiny());
         assert_eq!(code, 1, "{spec}");
         assert!(
@@ -228,7 +228,7 @@ fn rows_in_hugging_faces_order_are_no_bug_and_hide_none() {
     }
     // Beneath it: RoPE with another base, and turned in pairs as if the rows were the file's.
     let mut base = model.graph.clone();
-    plant(&mut base, &["rope.base=500000".parse().unwrap()], &model).unwrap();
+    inject(&mut base, &["rope.base=500000".parse().unwrap()], &model).unwrap();
     let mut pairs = model.graph.clone();
     let fault = catalogue::find("rope.interleaved").unwrap();
     for node in
@@ -245,7 +245,7 @@ fn rows_in_hugging_faces_order_are_no_bug_and_hide_none() {
     }
     // Of one layer it is a bug: its weights are not permuted.
     let mut one = model.graph.clone();
-    plant(&mut one, &["linear.qk_permuted=-1@1".parse().unwrap()], &model).unwrap();
+    inject(&mut one, &["linear.qk_permuted=-1@1".parse().unwrap()], &model).unwrap();
     let (code, report) = audit(&run(&model, &one, &tokens, PROMPT, false), false, &path);
     assert_eq!((code, noted(&report)), (1, false));
     assert_eq!(report["first_divergence"]["diagnosis"][0]["fault"], "linear.qk_permuted");
@@ -283,7 +283,7 @@ fn mistakes_of_decoding_are_named_in_a_single_file_that_says_its_steps() {
         ("rope.position_in_step@1", "blk.1.q_rope", "rope.position_in_step"),
     ] {
         let mut graph = model.graph.clone();
-        plant(&mut graph, &[spec.parse().unwrap()], &model).unwrap();
+        inject(&mut graph, &[spec.parse().unwrap()], &model).unwrap();
         let kept = kept(&model, &graph, 14);
         for steps in [true, false] {
             let path = folder.path().join("one.safetensors");

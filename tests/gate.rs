@@ -5,7 +5,7 @@ mod fixture;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fixture::{SMALL, clean, planted};
+use fixture::{SMALL, clean, injected};
 use globset::GlobSet;
 use parity::gate::baseline::{Baseline, Measures};
 use parity::gate::execute::{Attempt, Execute};
@@ -50,7 +50,7 @@ fn a_clean_suite_passes() {
 
 #[test]
 fn a_fault_fails_and_is_named() {
-    let report = gate("[[case]]\nname = \"a\"", |_| planted(SMALL, 1));
+    let report = gate("[[case]]\nname = \"a\"", |_| injected(SMALL, 1));
     assert_eq!(
         (report.verdict(), kinds(only(&report))),
         (Verdict::Divergence, vec![ProblemKind::Divergence])
@@ -61,15 +61,15 @@ fn a_fault_fails_and_is_named() {
     insta::assert_snapshot!("gate_fault_github", render::annotations(&report));
 }
 
-const PLANTED: &str = "[[case]]\nname = \"a\"\ninject = \"rope.base@1\"\nexpect = \"divergence\"\n";
+const INJECTED: &str = "[[case]]\nname = \"a\"\ninject = \"rope.base@1\"\nexpect = \"divergence\"\n";
 
 #[test]
-fn a_planted_fault_must_be_found_where_it_is_and_by_its_name() {
+fn a_injected_fault_must_be_found_where_it_is_and_by_its_name() {
     let at = |rest: &str, report: fn() -> Report| {
-        let report = gate(&format!("{PLANTED}{rest}"), move |_| report());
+        let report = gate(&format!("{INJECTED}{rest}"), move |_| report());
         (report.verdict(), kinds(only(&report)))
     };
-    let found = || planted(SMALL, 1);
+    let found = || injected(SMALL, 1);
     assert_eq!(at("at = \"blk.1.q_rope\"\nfault = \"rope.base\"", found), (Verdict::Parity, vec![]));
     assert_eq!(at("", || clean(SMALL)), (Verdict::Divergence, vec![ProblemKind::FaultNotFound]));
     assert_eq!(at("at = \"blk.1.q\"", found), (Verdict::Divergence, vec![ProblemKind::FaultMistaken]));
@@ -220,7 +220,7 @@ struct Flaky(AtomicUsize);
 impl Execute for Flaky {
     fn execute(&self, _: &Case, _: bool) -> Attempt {
         let first = self.0.fetch_add(1, Ordering::Relaxed) == 0;
-        Attempt::Report(Box::new(if first { planted(SMALL, 1) } else { clean(SMALL) }))
+        Attempt::Report(Box::new(if first { injected(SMALL, 1) } else { clean(SMALL) }))
     }
 }
 
@@ -314,12 +314,12 @@ fn reports_are_compared_by_ratio() {
     let nearer_to_exact = diff(&old, &with_own_error(0.1, 10.0), &none);
     assert!(!nearer_to_exact.worse, "nearer to exact arithmetic is no regression: {nearer_to_exact:?}");
     assert!(nearer_to_exact.changes.iter().all(|change| change.direction == Direction::Better));
-    let broken = diff(&old, &planted(SMALL, 1), &none);
+    let broken = diff(&old, &injected(SMALL, 1), &none);
     assert!(broken.worse);
-    assert!(!diff(&planted(SMALL, 1), &old, &none).worse);
+    assert!(!diff(&injected(SMALL, 1), &old, &none).worse);
     let mut allowed = globset::GlobSetBuilder::new();
     allowed.add(globset::Glob::new("*").unwrap());
-    let declared = diff(&old, &planted(SMALL, 1), &allowed.build().unwrap());
+    let declared = diff(&old, &injected(SMALL, 1), &allowed.build().unwrap());
     assert!(!declared.worse && declared.changes.iter().any(|c| c.direction == Direction::Declared));
     insta::assert_snapshot!("diff_worse", parity::report::diff::render(&worse));
 }

@@ -106,10 +106,11 @@ fn exit_codes_fit_git_bisect() {
     let (code, text) = folder.gate(&[]);
     assert!(code == 2 && text.contains("no.gguf; PARITY_MODELS, the folder"), "a missing model: {text}");
     assert_eq!(folder.gate(&["--bisect"]).0, 125, "a revision that cannot be tested");
-    let planted = format!("{clean}inject = \"rope.base@2\"\nexpect = \"divergence\"\nfault = \"planted\"\n");
-    let (code, text) = Folder::new(&planted).gate(&[]);
-    assert_eq!(code, 0, "the planted fault is found: {text}");
-    let mistaken = planted.replace("fault = \"planted\"", "fault = \"norm.eps\"");
+    let injected =
+        format!("{clean}inject = \"rope.base@2\"\nexpect = \"divergence\"\nfault = \"injected\"\n");
+    let (code, text) = Folder::new(&injected).gate(&[]);
+    assert_eq!(code, 0, "the injected fault is found: {text}");
+    let mistaken = injected.replace("fault = \"injected\"", "fault = \"norm.eps\"");
     assert_eq!(Folder::new(&mistaken).gate(&["--bisect"]).0, 1);
 }
 

@@ -69,7 +69,7 @@ fn an_injected_mistake_must_be_found_by_its_name_at_its_node() {
     folder.add("gemma3-dense");
     let case = |mistake: &str, at: &str, fault: &str| {
         format!(
-            "[[case]]\nname = \"planted\"\nmodel = \"gemma3-dense\"\nreference = \"gemma3-dense\"\n\
+            "[[case]]\nname = \"injected\"\nmodel = \"gemma3-dense\"\nreference = \"gemma3-dense\"\n\
              inject = \"{mistake}\"\nexpect = \"divergence\"\nat = \"{at}\"\nfault = \"{fault}\"\n"
         )
     };

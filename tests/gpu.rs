@@ -13,7 +13,7 @@ use parity::engine::cuda::{CudaEngine, count};
 use parity::engine::device::Device;
 use parity::engine::{Batch, Engine, Probe, Values};
 use parity::error::Result;
-use parity::faults::inject::plant;
+use parity::faults::inject::inject;
 use parity::jobs::run::{RunOptions, on_nodes};
 use parity::model::Model;
 use parity::model::graph::{Graph, Op};
@@ -235,16 +235,16 @@ fn in_isolation_nothing_is_inherited_on_the_gpu() {
         [("ffn.gelu@0", vec!["blk.0.ffn_act"]), ("rope.base=10000@blk.0.k_rope", vec!["blk.0.k_rope"])]
     {
         let mut graph = model.graph.clone();
-        plant(&mut graph, &[fault.parse().unwrap()], &model).unwrap();
+        inject(&mut graph, &[fault.parse().unwrap()], &model).unwrap();
         for numerics in NUMERICS {
             let options = RunOptions { numerics: numerics.parse().unwrap(), ..on_gpu.clone() };
             let healthy = isolated(&model, &model.graph, &options);
             assert_eq!(healthy.verdict, Verdict::Parity, "{numerics}");
-            let planted = isolated(&model, &graph, &options);
+            let injected = isolated(&model, &graph, &options);
             let ids = |ids: &[Checkpoint]| -> Vec<String> { ids.iter().map(ToString::to_string).collect() };
-            assert_eq!(ids(&planted.origins), wrong, "{fault} in {numerics}");
-            for (a, b) in planted.checkpoints.iter().zip(&healthy.checkpoints) {
-                if planted.origins.contains(&a.id) {
+            assert_eq!(ids(&injected.origins), wrong, "{fault} in {numerics}");
+            for (a, b) in injected.checkpoints.iter().zip(&healthy.checkpoints) {
+                if injected.origins.contains(&a.id) {
                     continue;
                 }
                 assert_eq!(a.verdict, CheckpointVerdict::Match, "{} after {fault} in {numerics}", a.id);

@@ -40,16 +40,16 @@ fn wired(mut report: Report) -> Report {
 }
 
 #[test]
-fn a_planted_fault_in_a_browser() {
-    check("planted", &wired(fixture::planted(TINY, 2)));
+fn a_injected_fault_in_a_browser() {
+    check("injected", &wired(fixture::injected(TINY, 2)));
 }
 
 /// Architectures that parity has no graph of have names of their own, and many: 40 layers of 50 nodes.
 #[test]
 fn two_thousand_nodes_in_a_browser() {
-    let small = fixture::planted(TINY, 2);
+    let small = fixture::injected(TINY, 2);
     let template = small.checkpoints.iter().find(|entry| entry.layer == Some(2)).unwrap();
-    let mut report = fixture::planted(TINY, 2);
+    let mut report = fixture::injected(TINY, 2);
     report.details.clear();
     report.checkpoints.clear();
     for layer in 0..40 {
@@ -72,13 +72,13 @@ fn a_clean_run_in_a_browser() {
 /// 28 layers and 290 tokens: as large as the reports that people look at.
 #[test]
 fn a_large_report_in_a_browser() {
-    check("large", &fixture::planted(Shape { layers: 28, tokens: 290, width: 384, ffn: 768 }, 3));
+    check("large", &fixture::injected(Shape { layers: 28, tokens: 290, width: 384, ffn: 768 }, 3));
 }
 
 /// An audit of one dump has no reference, no tokens and no pictures.
 #[test]
 fn an_audit_in_a_browser() {
-    let mut report = fixture::planted(TINY, 2);
+    let mut report = fixture::injected(TINY, 2);
     (report.reference, report.tokens) = (None, None);
     report.details.clear();
     for entry in &mut report.checkpoints {

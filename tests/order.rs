@@ -7,7 +7,7 @@ use parity::audit::{AuditRows, Options, audit};
 use parity::checkpoint::{Checkpoint, Kind, usual_order};
 use parity::compare::{self, Tolerances};
 use parity::dump::{Kept, Recording};
-use parity::faults::inject::plant;
+use parity::faults::inject::inject;
 use parity::model::Model;
 use parity::report::Report;
 use parity::verdict::{self, Parts};
@@ -79,7 +79,7 @@ fn of_two_mistakes_the_first_is_the_one_that_is_computed_first() {
     let mut graph = model.graph.clone();
     // In the order in which ids are listed, the query stands before the value.
     let specs = ["linear.no_bias@blk.0.q", "linear.no_bias@blk.0.v"].map(|spec| spec.parse().unwrap());
-    plant(&mut graph, &specs, &model).unwrap();
+    inject(&mut graph, &specs, &model).unwrap();
     let report = judged(&model, &run(&model, &graph, &TOKENS, TOKENS.len(), false));
     assert_eq!(report.origins, ["blk.0.v", "blk.0.q"].map(id));
     assert_eq!(report.first_divergence.unwrap().checkpoint, id("blk.0.v"));

@@ -18,25 +18,25 @@ fn formats(report: &Report) -> Vec<(&'static str, String)> {
 
 #[test]
 fn a_large_report_stays_small() {
-    let report = fixture::planted(Shape { layers: 28, tokens: 290, width: 1536, ffn: 8960 }, 3);
+    let report = fixture::injected(Shape { layers: 28, tokens: 290, width: 1536, ffn: 8960 }, 3);
     let page = html::render(&report).unwrap();
     assert!(page.len() < 5_000_000, "{} bytes", page.len());
     if let Some(dir) = std::env::var_os("PARITY_KEEP_HTML") {
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(std::path::Path::new(&dir).join("large.html"), page).unwrap();
-        let tiny = html::render(&fixture::planted(TINY, 2)).unwrap();
+        let tiny = html::render(&fixture::injected(TINY, 2)).unwrap();
         std::fs::write(std::path::Path::new(&dir).join("tiny.html"), tiny).unwrap();
-        for (name, text) in formats(&fixture::planted(TINY, 2)) {
+        for (name, text) in formats(&fixture::injected(TINY, 2)) {
             std::fs::write(std::path::Path::new(&dir).join(name), text).unwrap();
         }
     }
 }
 
-/// Every format of a planted fault, byte for byte; the fixture has no times or paths of the machine.
+/// Every format of an injected fault, byte for byte; the fixture has no times or paths of the machine.
 #[test]
-fn formats_of_a_planted_fault() {
-    for (name, text) in formats(&fixture::planted(fixture::SMALL, 1)) {
-        insta::assert_snapshot!(format!("planted_{name}"), text);
+fn formats_of_a_injected_fault() {
+    for (name, text) in formats(&fixture::injected(fixture::SMALL, 1)) {
+        insta::assert_snapshot!(format!("injected_{name}"), text);
     }
 }
 
@@ -49,14 +49,14 @@ fn formats_of_a_clean_run() {
 
 /// The page without its style, script and pictures, which are files or data of their own.
 #[test]
-fn page_of_a_planted_fault() {
-    let mut report = fixture::planted(fixture::SMALL, 1);
+fn page_of_a_injected_fault() {
+    let mut report = fixture::injected(fixture::SMALL, 1);
     report.details.clear();
     let page = html::render(&report).unwrap();
     assert!(page.contains("DIVERGES at blk.1.q_rope"));
     let page = cut(&page, "<style>", "</style>");
     let page = cut(&page, "<script>", "</script>");
-    insta::assert_snapshot!("planted_html", page);
+    insta::assert_snapshot!("injected_html", page);
 }
 
 fn cut(text: &str, from: &str, to: &str) -> String {
@@ -67,7 +67,7 @@ fn cut(text: &str, from: &str, to: &str) -> String {
 
 #[test]
 fn terminals_of_any_width() {
-    let report = fixture::planted(TINY, 2);
+    let report = fixture::injected(TINY, 2);
     for width in [40, 60, 80, 120, 160] {
         let text = table::render(&report, &table::Terminal { width, ..table::Terminal::default() });
         insta::assert_snapshot!(format!("table_{width}"), text);
@@ -87,7 +87,7 @@ fn terminals_of_any_width() {
 fn json_follows_its_schema_and_reads_back() {
     let schema: serde_json::Value = serde_json::from_str(include_str!("../docs/report.schema.json")).unwrap();
     let validator = jsonschema::validator_for(&schema).unwrap();
-    for report in [fixture::planted(TINY, 2), fixture::clean(TINY), hostile(), Report::default()] {
+    for report in [fixture::injected(TINY, 2), fixture::clean(TINY), hostile(), Report::default()] {
         let text = json::render(&report).unwrap();
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         let errors: Vec<String> =
@@ -103,7 +103,7 @@ fn json_follows_its_schema_and_reads_back() {
 
 /// NaN everywhere, a missing checkpoint, a shape that differs, and texts that every format must escape.
 fn hostile() -> Report {
-    let mut report = fixture::planted(fixture::SMALL, 1);
+    let mut report = fixture::injected(fixture::SMALL, 1);
     let nasty = "</script><b>&\"'|`*_\n\u{7}%::error::\u{202e}日本語";
     report.notes.push(nasty.to_owned());
     report.reason = Some(nasty.to_owned());
@@ -160,8 +160,8 @@ fn a_nan_that_was_written_is_no_match_when_read_back() {
 fn a_folder_holds_every_format_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     let folder = files::Folder::create(&dir.path().join("deep/report")).unwrap();
-    let written = folder.write(&fixture::planted(fixture::SMALL, 1)).unwrap();
-    folder.write(&fixture::planted(fixture::SMALL, 1)).unwrap();
+    let written = folder.write(&fixture::injected(fixture::SMALL, 1)).unwrap();
+    folder.write(&fixture::injected(fixture::SMALL, 1)).unwrap();
     let mut names: Vec<String> = std::fs::read_dir(folder.path())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -174,7 +174,7 @@ fn a_folder_holds_every_format_and_nothing_else() {
 
 #[test]
 fn junit_counts_what_it_lists() {
-    let xml = junit::render(&fixture::planted(TINY, 2)).unwrap();
+    let xml = junit::render(&fixture::injected(TINY, 2)).unwrap();
     assert!(xml.contains("tests=\"75\" skipped=\"0\" errors=\"0\" failures=\"1\""), "{}", &xml[..300]);
     let undecided = junit::render(&Report::default()).unwrap();
     assert!(undecided.contains("errors=\"1\""), "nothing compared must not look green: {undecided}");

@@ -1,4 +1,4 @@
-//! `reports/sample/`: a report of a real run with a planted bug, in every format. The formats agree with each
+//! `reports/sample/`: a report of a real run with an injected bug, in every format. The formats agree with each
 //! other, and a run of today finds the same bug.
 
 use std::path::{Path, PathBuf};

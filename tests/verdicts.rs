@@ -102,13 +102,13 @@ fn no_fault_passes_where_only_the_logits_are_looked_at() {
         let run = ["run", "--device", "cpu", "-m", model, "-p", PROMPT, "--checkpoint", "logits"];
         let healthy = report(&mut parity(&run), 0);
         assert!(healthy["reason"].as_str().unwrap().contains("an exact forward pass"), "{healthy}");
-        let (mut planted, mut unseen) = (0, 0);
+        let (mut injected, mut unseen) = (0, 0);
         for fault in catalogue::all() {
             for place in [format!("{}@1", fault.name), fault.name.to_owned()] {
                 let output = parity(&run).args(["--inject", &place, "--format", "json"]).output().unwrap();
                 // A mistake that has no place in a layer has one outside of them.
                 let Ok(found) = serde_json::from_slice::<Value>(&output.stdout) else { continue };
-                planted += 1;
+                injected += 1;
                 let evidence = entry(&found, "logits")["evidence"].as_str().unwrap();
                 let distance = evidence.split("it is ").nth(1).and_then(|rest| rest.split(' ').next());
                 let distance: f64 = distance.and_then(|number| number.parse().ok()).unwrap_or(f64::NAN);
@@ -120,7 +120,7 @@ fn no_fault_passes_where_only_the_logits_are_looked_at() {
                 break;
             }
         }
-        assert!(planted > 60 && unseen < 10, "{unseen} of {planted}");
+        assert!(injected > 60 && unseen < 10, "{unseen} of {injected}");
     }
 }
 

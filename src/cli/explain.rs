@@ -5,7 +5,6 @@ use std::process::ExitCode;
 
 use super::Outcome;
 use super::output::print;
-use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use crate::jobs::explain::explain;
 use crate::report::json;
@@ -34,18 +33,16 @@ const WIDTH: usize = 100;
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
     let report = json::read(&args.report)?;
-    let checkpoint = match &args.checkpoint {
-        Some(name) => name.parse::<Checkpoint>().map_err(|_| {
-            Error::new(name, "is no checkpoint")
-                .expected("an id such as blk.2.q_rope")
-                .hint("report.csv lists them")
-        })?,
-        None => report.first_divergence.as_ref().map(|first| first.checkpoint).ok_or_else(|| {
-            Error::file(&args.report, "has no divergence to explain")
+    let checkpoint = match (&args.checkpoint, &report.first_divergence) {
+        (Some(name), _) => name.clone(),
+        (None, Some(first)) => first.checkpoint.to_string(),
+        (None, None) => {
+            return Err(Error::file(&args.report, "has no divergence to explain")
                 .hint("parity explain CHECKPOINT --in REPORT")
-        })?,
+                .into());
+        }
     };
-    let paragraphs = explain(&report, checkpoint)?;
+    let paragraphs = explain(&report, &checkpoint)?;
     let wrapped: Vec<String> =
         paragraphs.iter().map(|text| wrap(&printable_lines(text), WIDTH).join("\n")).collect();
     print(&(wrapped.join("\n\n") + "\n"))?;

@@ -56,10 +56,11 @@ pub struct Args {
     /// several GPUs.
     #[arg(help_heading = "Engine", long, value_name = "DEVICE", default_value_t)]
     device: Device,
-    /// f32, f64, llama-cpu or f16
+    /// f32, f64, f16, bf16, or as llama.cpp rounds
     ///
-    /// The engine's arithmetic. f32: decoded weights, everything in f32. f64: the same in f64. llama-cpu: rounds as
-    /// llama.cpp's CPU backend does. f16: tensor cores of a GPU, as engines in production use them.
+    /// The engine's arithmetic. f32: decoded weights, everything in f32. f64: the same in f64. llama-cpu, llama-cuda:
+    /// rounds as that backend of llama.cpp does. f16, bf16: operands of that type, as a GPU's tensor cores take them.
+    /// storage=TYPE, kv=TYPE and flash=on may follow: "bf16 storage=bf16 kv=bf16".
     #[arg(help_heading = "Engine", long, value_name = "WORDS", default_value_t)]
     numerics: Numerics,
     /// Prefill in chunks of N tokens

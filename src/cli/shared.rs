@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::builder::RangedU64ValueParser;
+use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
 use parity_dump::Dump;
 use parity_dump::manifest::MANIFEST_FILE;
@@ -192,8 +192,12 @@ pub fn model_file(path: Option<&Path>) -> Result<ModelFile> {
 }
 
 /// A number of things of which there is at least one: 0 is refused with the range.
-pub fn at_least_one() -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..)
+pub fn at_least_one() -> impl TypedValueParser<Value = usize> {
+    |text: &str| match text.parse::<usize>() {
+        Ok(number) if number >= 1 => Ok(number),
+        Ok(_) => Err("at least 1".to_owned()),
+        Err(_) => Err(format!("a whole number from 1 to {}", usize::MAX)),
+    }
 }
 
 /// Tries the folder before a program runs for minutes: it can be written to, and holds no dump that would be lost.

@@ -1,4 +1,4 @@
-//! Applies planted mistakes to what a node reads and writes.
+//! Applies injected mistakes to what a node reads and writes.
 
 use half::{bf16, f16};
 
@@ -88,12 +88,12 @@ fn each<S: Scalar>(matrix: &mut Matrix<S>, f: impl Fn(S) -> S) {
     matrix.data.iter_mut().for_each(|value| *value = f(*value));
 }
 
-/// A change that does not fit the matrix is a mistake of whoever planted it.
+/// A change that does not fit the matrix is a mistake of whoever injected it.
 fn check(fits: bool, expected: &str) -> Result<()> {
     if fits {
         return Ok(());
     }
-    Err(Error::new("fault", "the planted change does not fit the value").expected(expected))
+    Err(Error::new("fault", "the injected change does not fit the value").expected(expected))
 }
 
 fn add_vector<S: Scalar>(vector: &Weight<'_>, times: S, matrix: &mut Matrix<S>) -> Result<()> {

@@ -162,7 +162,7 @@ fn multiple<S>(values: &[View<'_, S>], width: usize) -> usize {
     values.first().map_or(width, |value| value.cols.next_multiple_of(width.max(1)))
 }
 
-/// A value that is borrowed unless a planted mistake changed it.
+/// A value that is borrowed unless an injected mistake changed it.
 enum Value<'a, S: Scalar> {
     Given(View<'a, S>),
     Changed(Matrix<S>),

@@ -28,7 +28,7 @@ pub struct CpuEngine<'m, S> {
 }
 
 impl<'m, S: Scalar> CpuEngine<'m, S> {
-    /// An engine for `graph`, which may carry planted mistakes and may end before the logits.
+    /// An engine for `graph`, which may carry injected mistakes and may end before the logits.
     pub fn new(gguf: &'m Gguf, graph: Graph, numerics: Numerics) -> Self {
         CpuEngine { gguf, graph, numerics, cache: HashMap::new(), computed: 0 }
     }

@@ -93,7 +93,7 @@ pub fn is_present(device: &Device) -> bool {
     device.gpus().iter().all(|number| *number < cuda::count())
 }
 
-/// An engine on a device for `graph`, which may carry planted mistakes.
+/// An engine on a device for `graph`, which may carry injected mistakes.
 pub fn open<'m>(
     device: &Device,
     model: &'m Model,

@@ -36,11 +36,11 @@ pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
         if work > WORK_MAX {
             break;
         }
-        let planted = |node: &Node<'_>, args: &Args<'_, f64>| {
+        let injected = |node: &Node<'_>, args: &Args<'_, f64>| {
             let rewrite = hypothesis.nodes.iter().find(|rewrite| rewrite.node == node.id)?;
             Some(with_mistake(suspect, replay, node, args, &rewrite.change))
         };
-        let Some(held) = replay.held(suspect, &planted) else { continue };
+        let Some(held) = replay.held(suspect, &injected) else { continue };
         let Held { squares: [left, ..], nonfinite, .. } = held;
         let explains = 1.0 - left / suspect.held.squares[0];
         if held.is_healthy() && nonfinite == 0 && explains >= EXPLAINS_MIN {

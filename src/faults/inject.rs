@@ -1,6 +1,8 @@
-//! Plants faults in a graph: `rope.base@3`, `rope.base=10000@0..2`, `data.zero@blk.3.v`, `norm.eps=1e-3`.
+//! Injects faults in a graph: `rope.base@3`, `rope.base=10000@0..2`, `data.zero@blk.3.v`, `norm.eps=1e-3`.
 
 use std::str::FromStr;
+
+use strsim::levenshtein;
 
 use super::{Argument, Fault, Home, ParameterKind, Site, catalogue};
 use crate::checkpoint::{Checkpoint, Kind};
@@ -19,7 +21,7 @@ pub struct Spec {
     pub place: Place,
 }
 
-/// Where a fault is planted.
+/// Where a fault is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In every layer, or at the model's ends where it belongs there.
@@ -67,9 +69,9 @@ fn parse_place(text: &str, place: &str) -> Result<Place> {
     })
 }
 
-/// A fault that has been planted.
+/// A fault that has been injected.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Planted {
+pub struct Injected {
     /// Its name.
     pub fault: &'static str,
     /// Its parameter in the first of the nodes.
@@ -81,20 +83,21 @@ pub struct Planted {
     pub sentence: String,
 }
 
-/// Plants all `specs` in `graph`, which is the model's own or a part of it.
+/// Injects all `specs` in `graph`, which is the model's own or a part of it.
 ///
 /// # Errors
 /// A fault that is not in the catalogue, an argument that it cannot take, a layer that the model lacks, a
 /// node that has no place for it.
-pub fn plant(graph: &mut Graph, specs: &[Spec], model: &Model) -> Result<Vec<Planted>> {
-    specs.iter().map(|spec| plant_one(graph, spec, model)).collect()
+pub fn inject(graph: &mut Graph, specs: &[Spec], model: &Model) -> Result<Vec<Injected>> {
+    specs.iter().map(|spec| inject_one(graph, spec, model)).collect()
 }
 
-fn plant_one(graph: &mut Graph, spec: &Spec, model: &Model) -> Result<Planted> {
+fn inject_one(graph: &mut Graph, spec: &Spec, model: &Model) -> Result<Injected> {
     let fault = catalogue::find(&spec.fault).ok_or_else(|| unknown(&spec.fault))?;
     let site = Site { model };
     let given = spec.argument.as_deref().map(|text| parse_argument(fault, text)).transpose()?;
-    let mut planted: Vec<(Checkpoint, Argument, String)> = Vec::new();
+    let mut injected: Vec<(Checkpoint, Argument, String)> = Vec::new();
+    let mut unchanged = None;
     for group in groups(fault, spec, &site)? {
         for checkpoint in group {
             let healthy = model.graph.node(checkpoint);
@@ -104,22 +107,29 @@ fn plant_one(graph: &mut Graph, spec: &Spec, model: &Model) -> Result<Planted> {
             let Some(argument) = argument.filter(|a| (fault.change)(&site, &mut changed, a).is_some()) else {
                 continue;
             };
+            if changed == *node {
+                unchanged = unchanged.or(Some(checkpoint));
+                continue;
+            }
             *node = changed;
-            planted.push((checkpoint, argument.clone(), (fault.sentence)(&site, healthy, &argument)));
+            injected.push((checkpoint, argument.clone(), (fault.sentence)(&site, healthy, &argument)));
             if matches!(fault.home, Home::First(_)) {
                 break;
             }
         }
     }
-    let Some((_, argument, sentence)) = planted.first().cloned() else {
-        return Err(not_applicable(fault, spec, graph));
+    let Some((_, argument, sentence)) = injected.first().cloned() else {
+        return Err(match unchanged {
+            Some(checkpoint) => no_mistake(spec, checkpoint),
+            None => not_applicable(fault, spec, graph),
+        });
     };
-    let mut nodes: Vec<Checkpoint> = planted.into_iter().map(|(checkpoint, ..)| checkpoint).collect();
+    let mut nodes: Vec<Checkpoint> = injected.into_iter().map(|(checkpoint, ..)| checkpoint).collect();
     // Whoever records the attention matrices sees the fault there; everyone else sees it in the context.
     nodes.retain(|checkpoint| !checkpoint.kind().is_optional());
     let places = model.graph.places();
     nodes.sort_by_key(|checkpoint| places.get(checkpoint).copied());
-    Ok(Planted { fault: fault.name, argument, nodes, sentence })
+    Ok(Injected { fault: fault.name, argument, nodes, sentence })
 }
 
 /// The nodes to try, in groups of which a [`Home::First`] changes one each.
@@ -193,7 +203,7 @@ const SUGGESTIONS: usize = 3;
 
 fn unknown(name: &str) -> Error {
     let mut near: Vec<(usize, &str)> =
-        catalogue::all().map(|fault| (distance(name, fault.name), fault.name)).collect();
+        catalogue::all().map(|fault| (levenshtein(name, fault.name), fault.name)).collect();
     near.sort_unstable();
     let names: Vec<&str> = near.iter().take(SUGGESTIONS).map(|(_, name)| *name).collect();
     Error::new(name, "is not in the catalogue of faults")
@@ -201,20 +211,13 @@ fn unknown(name: &str) -> Error {
         .hint("parity faults lists the catalogue")
 }
 
-/// Letters to insert, delete or replace to get from one word to the other (Levenshtein, 1966).
-pub(super) fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, letter) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, other) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(letter != *other);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
+fn no_mistake(spec: &Spec, checkpoint: Checkpoint) -> Error {
+    let error = Error::new(&spec.fault, format!("would change nothing: {checkpoint} is so already"));
+    let error = error.expected("a value that differs from the model's own");
+    match &spec.argument {
+        Some(argument) => error.found(argument),
+        None => error.found("the same mistake twice, or one that this model cannot show"),
     }
-    row[b.len()]
 }
 
 fn not_applicable(fault: &Fault, spec: &Spec, graph: &Graph) -> Error {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{inject, planted};
+use super::{inject, inject_graph};
 use crate::error::{Error, Result};
 
 /// `FAULT[=ARGUMENT][#N][@PLACE]`
@@ -47,7 +47,7 @@ impl Mistake {
     ///
     /// # Errors
     /// An argument, which mistakes in graphs do not take.
-    pub fn in_graphs(&self) -> Result<planted::Spec> {
+    pub fn in_graphs(&self) -> Result<inject_graph::Spec> {
         self.0.parse()
     }
 }

@@ -1,6 +1,6 @@
 //! Mistakes that people make in LLM engines: a catalogue, injection into an engine, and diagnosis.
 //!
-//! A fault is a small change of one node of the graph, so that the same entry both plants the mistake in a
+//! A fault is a small change of one node of the graph, so that the same entry both injects the mistake in a
 //! running engine and predicts, from a failing node's recorded inputs, what that mistake would have given.
 
 use std::fmt;
@@ -14,8 +14,8 @@ pub mod catalogue;
 pub mod diagnose;
 mod guessed;
 pub mod inject;
+pub mod inject_graph;
 pub mod mistake;
-pub mod planted;
 mod precision;
 pub mod rewritten;
 pub mod tokens;

@@ -8,7 +8,7 @@ use crate::faults::mistake::Mistake;
 use crate::numerics::Numerics;
 
 /// Stands in `fault` for the name of the fault that the case injects.
-const AS_INJECTED: [&str; 2] = ["injected", "planted"];
+const AS_INJECTED: [&str; 2] = ["injected", "injected"];
 
 /// All cases of one `[[case]]`: what they have in common, and the axes whose combinations they are.
 pub struct Family {

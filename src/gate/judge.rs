@@ -77,7 +77,7 @@ impl<'a> Judgement<'a> {
             self.problem(ProblemKind::NothingCompared, "nothing was compared".to_owned());
         }
         match self.case.expect.verdict {
-            Verdict::Divergence => self.planted(report),
+            Verdict::Divergence => self.injected(report),
             _ => {
                 self.clean(report);
                 self.baseline(report);
@@ -85,8 +85,8 @@ impl<'a> Judgement<'a> {
         }
     }
 
-    /// A planted fault must be found, where and under the name that the suite says.
-    fn planted(&mut self, report: &Report) {
+    /// A injected fault must be found, where and under the name that the suite says.
+    fn injected(&mut self, report: &Report) {
         let expect = &self.case.expect;
         let first = match (report.verdict, &report.first_divergence) {
             (Verdict::Divergence, Some(first)) => first,

@@ -60,7 +60,7 @@ pub struct Case {
     pub selection: Selection,
     /// Tolerances of the case.
     pub tolerances: Tolerances,
-    /// Faults to plant.
+    /// Faults to inject.
     pub inject: Vec<Mistake>,
     /// What is to come of it.
     pub expect: Expect,
@@ -86,7 +86,7 @@ pub enum Input {
 /// What is to come of a case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expect {
-    /// Parity, or the divergence that a planted fault must leave.
+    /// Parity, or the divergence that an injected fault must leave.
     pub verdict: Verdict,
     /// Where the fault must be found.
     pub at: Option<Checkpoint>,

@@ -1,9 +1,9 @@
 //! One checkpoint of a report in sentences: what the node computes, what was found, which code to look at.
 
-use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::report::words::{self, number, precise};
 use crate::report::{CheckpointVerdict, Entry, LocalError, Report};
+use crate::select;
 
 /// What an op computes, and where llama.cpp does.
 struct OpText {
@@ -146,18 +146,19 @@ const OPS: [OpText; 17] = [
 ///
 /// # Errors
 /// A checkpoint that the report does not have.
-pub fn explain(report: &Report, checkpoint: Checkpoint) -> Result<Vec<String>> {
-    let entry = report.checkpoints.iter().find(|entry| entry.id == checkpoint).ok_or_else(|| {
-        let some: Vec<String> =
-            report.checkpoints.iter().take(SHOWN).map(|entry| entry.id.to_string()).collect();
-        Error::new(checkpoint, "the report has no such checkpoint")
-            .expected(format!(
-                "one of {}, e.g. {}",
-                words::count(report.checkpoints.len(), "checkpoint"),
-                some.join(", ")
-            ))
-            .hint("report.csv lists them")
-    })?;
+pub fn explain(report: &Report, checkpoint: &str) -> Result<Vec<String>> {
+    let entry =
+        report.checkpoints.iter().find(|entry| entry.id.to_string() == checkpoint).ok_or_else(|| {
+            let ids: Vec<String> = report.checkpoints.iter().map(|entry| entry.id.to_string()).collect();
+            let some = ids[..ids.len().min(SHOWN)].join(", ");
+            let count = words::count(ids.len(), "checkpoint");
+            let error = Error::new(checkpoint, "the report has no such checkpoint");
+            let error = error.expected(format!("one of {count}, e.g. {some}"));
+            match select::alike(checkpoint, &ids) {
+                Some(meant) => error.hint(format!("parity explain {meant}; report.csv lists them all")),
+                None => error.hint("report.csv lists them all"),
+            }
+        })?;
     let mut paragraphs = vec![computes(entry), verdict(entry)];
     paragraphs.extend(difference(report, entry));
     paragraphs.extend(sides(report, entry));

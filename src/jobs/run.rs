@@ -81,15 +81,26 @@ pub fn run(file: &ModelFile, options: &RunOptions, progress: Progress<'_>) -> Re
     };
     let specs = options.inject.iter().map(Mistake::in_nodes).collect::<Result<Vec<_>>>()?;
     let mut graph = model.graph.clone();
-    let planted = inject::plant(&mut graph, &specs, model)?;
+    let injected = inject::inject(&mut graph, &specs, model)?;
     let mut report = on_nodes(model, &graph, options, progress)?;
-    for fault in planted {
+    for fault in injected {
         report.notes.push(format!("{} was injected: {}", fault.fault, fault.sentence));
     }
+    report.notes.extend(unseen_mistake(options, &report));
     Ok(report)
 }
 
-/// Runs the engine for `graph`, the model's own or one with planted mistakes, and reports.
+/// What a user should know whose injected mistake left no trace.
+pub fn unseen_mistake(options: &RunOptions, report: &Report) -> Option<String> {
+    let silent = !options.inject.is_empty() && report.verdict == Verdict::Parity;
+    silent.then(|| {
+        let one = "the injected mistake left no trace: on these tokens it moves no value that was looked at beyond \
+                   what rounding explains";
+        one.to_owned()
+    })
+}
+
+/// Runs the engine for `graph`, the model's own or one with injected mistakes, and reports.
 ///
 /// # Errors
 /// As [`run`].

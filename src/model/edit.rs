@@ -1,4 +1,4 @@
-//! Planted mistakes in data: what a node reads or writes, changed on the way, and how the bytes of a weight are read.
+//! Injected mistakes in data: what a node reads or writes, changed on the way, and how the bytes of a weight are read.
 
 use crate::model::graph::{Rope, WeightRef};
 use crate::numerics::Storage;

@@ -25,7 +25,7 @@ pub struct Node {
     pub op: Op,
     /// What it is computed from. See [`Op`] for what each op expects.
     pub inputs: Vec<Checkpoint>,
-    /// Planted mistakes in what goes in or comes out; empty in a healthy model.
+    /// Injected mistakes in what goes in or comes out; empty in a healthy model.
     pub edits: Vec<Edit>,
 }
 

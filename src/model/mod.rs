@@ -29,7 +29,7 @@ pub struct Model {
     pub gguf: Gguf,
     /// Its hyperparameters.
     pub config: Config,
-    /// Its forward pass; faults are planted in a copy of it.
+    /// Its forward pass; faults are injected in a copy of it.
     pub graph: Graph,
 }
 

@@ -169,12 +169,10 @@ pub fn gap(gap: &Gap) -> String {
              reference's {reference}"
         ),
         Gap::FewerTokens([candidate, reference]) => format!(
-            "the candidate has {candidate} tokens and the reference {reference}: the others were not compared; \
-             --allow-missing accepts it"
+            "the candidate has {candidate} tokens and the reference {reference}: the others were not compared"
         ),
-        Gap::Unrecorded(side, rows, tokens) => format!(
-            "the {side} has rows at {rows} of its {tokens} tokens: nothing is known of the others; \
-             --allow-missing accepts it"
-        ),
+        Gap::Unrecorded(side, rows, tokens) => {
+            format!("the {side} has rows at {rows} of its {tokens} tokens: nothing is known of the others")
+        }
     }
 }

@@ -53,8 +53,11 @@ impl Gap {
 pub fn spoken(gaps: &[Gap], allow_missing: bool) -> (Vec<String>, Vec<String>) {
     let (accepted, obstacles): (Vec<&Gap>, Vec<&Gap>) =
         gaps.iter().partition(|gap| allow_missing && gap.is_acceptable());
-    let say = |gaps: Vec<&Gap>| gaps.into_iter().map(text::gap).collect();
-    (say(obstacles), say(accepted))
+    let obstacle = |gap: &&Gap| match gap.is_acceptable() {
+        true => text::gap(gap) + "; --allow-missing accepts it",
+        false => text::gap(gap),
+    };
+    (obstacles.iter().map(obstacle).collect(), accepted.into_iter().map(text::gap).collect())
 }
 
 /// What the answer is made from.

@@ -8,7 +8,7 @@ use parity::engine::cuda::{Cards, CudaEngine, count, supported};
 use parity::engine::device::{self, Device};
 use parity::engine::{Batch, Engine, Probe, Values};
 use parity::error::Result;
-use parity::faults::inject::plant;
+use parity::faults::inject::inject;
 use parity::jobs::run::{RunOptions, on_nodes};
 use parity::model::Model;
 use parity::model::graph::Graph;
@@ -128,7 +128,7 @@ fn check(gpus: &[usize]) {
     let model = tiny();
     same_bits(&model, &model.graph, gpus, "healthy");
     let mut graph = model.graph.clone();
-    plant(&mut graph, &["ffn.gelu@0".parse().unwrap(), "ffn.gelu@3".parse().unwrap()], &model).unwrap();
+    inject(&mut graph, &["ffn.gelu@0".parse().unwrap(), "ffn.gelu@3".parse().unwrap()], &model).unwrap();
     same_bits(&model, &graph, gpus, "ffn.gelu");
     same_reports(&model, gpus);
 }

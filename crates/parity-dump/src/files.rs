@@ -41,9 +41,13 @@ pub fn read_text(path: &Path, limit: u64) -> Result<String, DumpError> {
 /// Opens a regular file: opening a pipe would wait for somebody to write to it.
 pub fn open_regular(path: &Path, what: &str) -> Result<File, DumpError> {
     let failed = |e: std::io::Error| DumpError::new(path, format!("{what}: {e}"));
-    if !fs::metadata(path).map_err(failed)?.is_file() {
+    let kind = fs::metadata(path).map_err(failed)?.file_type();
+    if kind.is_dir() {
+        return Err(DumpError::new(path, what).expected_found("a regular file", "a folder"));
+    }
+    if !kind.is_file() {
         return Err(DumpError::new(path, what)
-            .expected_found("a regular file", "something else")
+            .expected_found("a regular file", "a pipe or a device")
             .hint("what comes from a pipe can be written to a file first"));
     }
     File::open(path).map_err(failed)

@@ -45,7 +45,7 @@ pub use open::{Graphs, Judged};
 pub use order::order;
 pub use rows::Arrangement;
 use suspect::Replayed;
-pub use suspect::{Planted, Replay, Suspect};
+pub use suspect::{Injected, Replay, Suspect};
 
 use devices::Devices;
 use rows::Partial;

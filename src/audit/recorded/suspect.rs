@@ -60,7 +60,7 @@ pub struct Replay<'a> {
 }
 
 /// What a node of a replay comes to; `None` where nothing is wrong in it.
-pub type Planted<'a> = &'a dyn Fn(&Node<'_>, &Args<'_, f64>) -> Option<Value<f64>>;
+pub type Injected<'a> = &'a dyn Fn(&Node<'_>, &Args<'_, f64>) -> Option<Value<f64>>;
 
 impl<'a> Replay<'a> {
     /// What lies between the recorded nodes and `node`, which may have been computed in `tried`. `None` where everything
@@ -121,9 +121,9 @@ impl<'a> Replay<'a> {
     }
 
     /// The suspect beside what it comes to with a mistake in what is computed again; `None` where that is not known.
-    pub fn held(&self, suspect: &Suspect<'_>, planted: Planted<'_>) -> Option<Held> {
+    pub fn held(&self, suspect: &Suspect<'_>, injected: Injected<'_>) -> Option<Held> {
         let Replayed { step, steps, labelled, gguf, .. } = self.of;
-        let mut conductor = Replayer { replay: self, suspect, planted, held: None };
+        let mut conductor = Replayer { replay: self, suspect, injected, held: None };
         let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
         let inputs = |id| labelled.input(steps, step, id);
         machine.step_of(&labelled.program, &|id| self.some.contains(&id), &inputs, &mut conductor).ok()?;
@@ -141,7 +141,7 @@ impl Replayed<'_> {
 struct Replayer<'b, 'a> {
     replay: &'b Replay<'a>,
     suspect: &'b Suspect<'b>,
-    planted: Planted<'b>,
+    injected: Injected<'b>,
     held: Option<Held>,
 }
 
@@ -181,7 +181,7 @@ impl Conductor<f64> for Replayer<'_, '_> {
         if self.replay.name(node.id).is_none() {
             return Ok(bridge::moved(node, args));
         }
-        let planted = args.ok().and_then(|args| (self.planted)(node, args));
-        Ok(planted.unwrap_or_else(|| self.replay.across(node, args)))
+        let injected = args.ok().and_then(|args| (self.injected)(node, args));
+        Ok(injected.unwrap_or_else(|| self.replay.across(node, args)))
     }
 }

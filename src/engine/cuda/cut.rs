@@ -29,7 +29,7 @@ impl Part {
 /// GPUs, and then has fewer parts.
 ///
 /// # Errors
-/// More GPUs than the model has layers; layers that read more of earlier ones than one value, as planted mistakes may.
+/// More GPUs than the model has layers; layers that read more of earlier ones than one value, as injected mistakes may.
 pub fn parts(graph: Graph, gpus: usize, bytes: impl Fn(&WeightRef) -> usize) -> Result<Vec<Part>> {
     if gpus > graph.dims.layers.max(1) {
         return Err(Error::new("--device", "the model has fewer layers than there are GPUs")
@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::Kind;
-    use crate::faults::inject::plant;
+    use crate::faults::inject::inject;
     use crate::gguf::Gguf;
     use crate::model::Model;
 
@@ -231,10 +231,10 @@ mod tests {
     }
 
     #[test]
-    fn planted_mistakes_are_cut_like_the_model() {
+    fn injected_mistakes_are_cut_like_the_model() {
         let model = tiny();
         let mut graph = model.graph.clone();
-        plant(&mut graph, &["rope.base=10000@1".parse().unwrap()], &model).unwrap();
+        inject(&mut graph, &["rope.base=10000@1".parse().unwrap()], &model).unwrap();
         let parts = parts(graph.clone(), 4, size(&model.gguf)).unwrap();
         let all: Vec<Node> = parts.into_iter().flat_map(|part| part.graph.nodes).collect();
         assert!(all == graph.nodes && all != model.graph.nodes);

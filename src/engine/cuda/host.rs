@@ -1,4 +1,4 @@
-//! Executes single nodes on the host, on values that are downloaded and uploaded: planted mistakes that no kernel
+//! Executes single nodes on the host, on values that are downloaded and uploaded: injected mistakes that no kernel
 //! makes.
 
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! One step as a list of kernel launches; what no kernel does, such as some planted mistakes, is marked for the
+//! One step as a list of kernel launches; what no kernel does, such as some injected mistakes, is marked for the
 //! host.
 
 use std::collections::HashMap;

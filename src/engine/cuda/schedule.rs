@@ -111,7 +111,7 @@ impl Ability<'_> {
         self.graph.dims.width(checkpoint.kind(), 0)
     }
 
-    /// Whether there is a kernel for a node. Planted mistakes can wire nodes in ways that do not fit: the host
+    /// Whether there is a kernel for a node. Injected mistakes can wire nodes in ways that do not fit: the host
     /// says so.
     fn computes(&self, node: &Node) -> bool {
         let width = self.width(node.checkpoint);

@@ -1,6 +1,6 @@
 //! The catalogue: one entry per mistake, by the part of the model that it sits in.
 //!
-//! A new fault of the built graphs is one entry here; the planted tests run over all of them. One of recorded graphs is
+//! A new fault of the built graphs is one entry here; the injected tests run over all of them. One of recorded graphs is
 //! one of a family in `parity_graph::fault`, and one entry in `graphs`.
 
 use super::{Argument, Fault, Home, Parameter, ParameterKind, Site, diagnose};

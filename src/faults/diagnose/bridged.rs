@@ -36,7 +36,7 @@ pub fn found(lab: &Lab<'_>, base: &Base) -> Result<Vec<Found>> {
         if found.iter().any(|found| found.faults == [hypothesis.fault.name]) {
             continue;
         }
-        let Some(graph) = planted(lab, &hypothesis) else { continue };
+        let Some(graph) = injected(lab, &hypothesis) else { continue };
         work = work.saturating_add(cost(lab));
         if work > WORK_MAX {
             break;
@@ -92,7 +92,7 @@ fn share(few: &Tried, base: &Base) -> f64 {
 
 /// The graph with the mistake in it; `None` where a node has no place for it, or where it is one of values and not of
 /// what the node computes: those of unrecorded nodes are nobody's to edit.
-fn planted(lab: &Lab<'_>, hypothesis: &Hypothesis) -> Option<Graph> {
+fn injected(lab: &Lab<'_>, hypothesis: &Hypothesis) -> Option<Graph> {
     let mut graph = lab.context.graph.clone();
     for &checkpoint in &hypothesis.nodes {
         let node = graph.node_mut(checkpoint)?;

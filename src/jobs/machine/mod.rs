@@ -13,7 +13,9 @@ use parity_dump::manifest::Producer;
 
 use super::graphs::ByGraph;
 use super::graphs::limits::{Work, check as check_memory};
-use super::run::{Progress, RunOptions, gaps, no_reference, reference, spare_the_reference, uncompared};
+use super::run::{
+    Progress, RunOptions, gaps, no_reference, reference, spare_the_reference, uncompared, unseen_mistake,
+};
 use super::{notes_of, path_of};
 use crate::arithmetic::Arithmetic;
 use crate::audit::recorded::{self, Findings, Graphs, How};
@@ -167,6 +169,7 @@ fn report(run: &Run<'_>, of_reference: Option<&Graphs>, theirs: &Findings, ours:
         provenance: Default::default(),
     };
     report.notes.extend(planned.notes.iter().cloned());
+    report.notes.extend(unseen_mistake(options, &report));
     match (reference, of_reference) {
         (Some(dump), Some(graphs)) => {
             report.reference = Some(verdict::side(dump, path_of(dump)));

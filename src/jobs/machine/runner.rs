@@ -111,14 +111,14 @@ impl<'a, S: Number> Runner<'a, S> {
         id: Checkpoint,
         args: std::result::Result<&Args<'_, S>, &Unknown>,
     ) -> Value<S> {
-        let Some(planted) = self.graph.planted.iter().find(|planted| planted.checkpoint == id) else {
+        let Some(injected) = self.graph.injected.iter().find(|injected| injected.checkpoint == id) else {
             return own(node, args);
         };
         let args = args.map_err(Clone::clone)?;
-        let (graph, change) = (&node.program.graph, &planted.fault.rewrite.change);
+        let (graph, change) = (&node.program.graph, &injected.fault.rewrite.change);
         let of_node =
             |id: Id| -> Option<Vec<S>> { Some(self.other(id)?.into_iter().map(S::from_f64).collect()) };
-        let no_place = || Unknown::new(format!("a place for {} in {id}", planted.fault.name));
+        let no_place = || Unknown::new(format!("a place for {} in {id}", injected.fault.name));
         let other = match change {
             Change::Source { with: Some(with), .. } => {
                 Some(other(graph, self.run.by.gguf, *with, &of_node).ok_or_else(no_place)?)
@@ -281,7 +281,7 @@ impl<S: Number> Conductor<S> for Runner<'_, S> {
         }
         let choice = node.rule.is_some_and(|rule| matches!(rule.check, Check::Choice(_)));
         // A choice that a mistake was injected into is not mended.
-        let mistaken = self.graph.planted.iter().any(|planted| planted.checkpoint == id);
+        let mistaken = self.graph.injected.iter().any(|injected| injected.checkpoint == id);
         if self.run.options.isolated || choice && !mistaken {
             let (changed, of) = (self.fed(&rows, &at, &mut values), values.len());
             if choice && !mistaken {

@@ -12,7 +12,7 @@ use crate::audit::recorded::{Graphs, Labelled};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::error::{Error, Result};
-use crate::faults::planted::{Planted, Spec, planted, refuse_unplanted};
+use crate::faults::inject_graph::{Injected, Spec, injected, refuse_uninjected};
 use crate::jobs::graphs::ByGraph;
 use crate::jobs::limits::Room;
 use crate::jobs::plan;
@@ -151,7 +151,7 @@ pub struct Prepared<'a> {
     /// The inputs that are shown.
     pub leaves: Vec<LeafCapture>,
     /// The mistakes in it.
-    pub planted: Vec<Planted>,
+    pub injected: Vec<Injected>,
     /// Nodes whose values a mistake elsewhere may read.
     pub read_elsewhere: BTreeSet<Id>,
     /// The last node that is computed.
@@ -204,15 +204,15 @@ impl<'a> Planned<'a> {
                 labelled,
                 captures: captures.collect(),
                 leaves: mapping.leaves,
-                planted: planted(labelled, mistakes)?,
+                injected: injected(labelled, mistakes)?,
                 read_elsewhere: if mistakes.is_empty() { BTreeSet::new() } else { read_elsewhere(graph) },
                 // Where nothing is looked at, as in a piece of a prompt without logits, caches are still filled.
                 last: last.unwrap_or(graph.nodes),
             })
         });
         let graphs = graphs.collect::<Result<Vec<_>>>()?;
-        let all: Vec<&Planted> = graphs.iter().flat_map(|graph| &graph.planted).collect();
-        refuse_unplanted(mistakes, source.graphs.labelled().iter(), &all)?;
+        let all: Vec<&Injected> = graphs.iter().flat_map(|graph| &graph.injected).collect();
+        refuse_uninjected(mistakes, source.graphs.labelled().iter(), &all)?;
         let mut notes = source.notes.clone();
         for (number, _) in mistakes.iter().enumerate() {
             let first = all.iter().find(|one| one.spec == number);

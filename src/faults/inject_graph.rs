@@ -6,8 +6,9 @@ use std::str::FromStr;
 
 use parity_graph::Id;
 use parity_graph::fault::{self, Fault};
+use strsim::levenshtein;
 
-use super::inject::{distance, layers};
+use super::inject::layers;
 use crate::audit::recorded::Labelled;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
@@ -79,7 +80,7 @@ impl Spec {
 }
 
 /// A node of a graph, and the mistake in it.
-pub struct Planted {
+pub struct Injected {
     /// Which of the specs it is of.
     pub spec: usize,
     /// The node.
@@ -92,8 +93,8 @@ pub struct Planted {
 ///
 /// # Errors
 /// Two at one node.
-pub fn planted(labelled: &Labelled, specs: &[Spec]) -> Result<Vec<Planted>> {
-    let mut out: Vec<Planted> = Vec::new();
+pub fn injected(labelled: &Labelled, specs: &[Spec]) -> Result<Vec<Injected>> {
+    let mut out: Vec<Injected> = Vec::new();
     if specs.is_empty() {
         return Ok(out);
     }
@@ -105,7 +106,7 @@ pub fn planted(labelled: &Labelled, specs: &[Spec]) -> Result<Vec<Planted>> {
                     .expected("one mistake in each node")
                     .found(format!("{} in {checkpoint} as well", other.fault.name)));
             }
-            out.push(Planted { spec, checkpoint, fault });
+            out.push(Injected { spec, checkpoint, fault });
         }
     }
     Ok(out)
@@ -123,12 +124,12 @@ const SUGGESTIONS: usize = 3;
 ///
 /// # Errors
 /// Says which ones the graphs have.
-pub fn refuse_unplanted<'a>(
+pub fn refuse_uninjected<'a>(
     specs: &[Spec],
     graphs: impl Iterator<Item = &'a Labelled> + Clone,
-    planted: &[&Planted],
+    injected: &[&Injected],
 ) -> Result<()> {
-    let missing = specs.iter().enumerate().find(|(i, _)| !planted.iter().any(|one| one.spec == *i));
+    let missing = specs.iter().enumerate().find(|(i, _)| !injected.iter().any(|one| one.spec == *i));
     let Some((_, spec)) = missing else { return Ok(()) };
     let nodes =
         || graphs.clone().flat_map(|labelled| labelled.nodes().map(move |(id, at)| (labelled, id, at)));
@@ -148,7 +149,7 @@ pub fn refuse_unplanted<'a>(
         return Err(error.expected(format!("e.g. {}@{first}", spec.fault)));
     }
     let mut near: Vec<(usize, &str)> =
-        nodes().flat_map(mistakes).map(|fault| (distance(&spec.fault, fault.name), fault.name)).collect();
+        nodes().flat_map(mistakes).map(|fault| (levenshtein(&spec.fault, fault.name), fault.name)).collect();
     near.sort_unstable();
     near.dedup();
     let near: Vec<&str> = near.into_iter().take(SUGGESTIONS).map(|(_, name)| name).collect();
