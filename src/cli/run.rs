@@ -56,7 +56,7 @@ pub struct Args {
     /// several GPUs.
     #[arg(help_heading = "Engine", long, value_name = "DEVICE", default_value_t)]
     device: Device,
-    /// f32, f64, f16, bf16, or as llama.cpp rounds
+    /// f32, f64, f16, bf16, llama-cpu or -cuda
     ///
     /// The engine's arithmetic. f32: decoded weights, everything in f32. f64: the same in f64. llama-cpu, llama-cuda:
     /// rounds as that backend of llama.cpp does. f16, bf16: operands of that type, as a GPU's tensor cores take them.
