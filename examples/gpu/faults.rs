@@ -1,4 +1,4 @@
-//! Every fault of the catalogue, planted in the engine on the GPU: is it found, and at the right node?
+//! Every fault of the catalogue, injected in the engine on the GPU: is it found, and at the right node?
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use parity::audit::{AuditRows, Context, Options, audit};
 use parity::checkpoint::Checkpoint;
 use parity::dump::{Kept, Recording};
 use parity::faults::diagnose::diagnose;
-use parity::faults::inject::{Planted, plant};
+use parity::faults::inject::{Injected, inject};
 use parity::faults::{Fault, catalogue};
 use parity::model::Model;
 use serde_json::{Value, json};
@@ -32,14 +32,14 @@ pub fn faults(out: &str, path: &str) -> Outcome {
         for place in places {
             let spec = format!("{}{place}", fault.name);
             let mut graph = model.graph.clone();
-            let Ok(planted) = plant(&mut graph, &[spec.parse()?], &model) else {
+            let Ok(injected) = inject(&mut graph, &[spec.parse()?], &model) else {
                 rows.push(json!({ "fault": spec, "outcome": "the model has no place for it" }));
                 *counts.entry("no place").or_default() += 1;
                 continue;
             };
             let mut engine = gpu(&model, &graph, "f32")?;
             let kept = keep(&mut engine, &model, &tokens(END), &prompt_and_steps(PROMPT, END))?;
-            let (outcome, body) = judge(&model, fault, &planted[0], &kept)?;
+            let (outcome, body) = judge(&model, fault, &injected[0], &kept)?;
             *counts.entry(outcome).or_default() += 1;
             if matches!(outcome, "missed" | "elsewhere") {
                 println!("{spec}: {outcome} {body}");
@@ -58,7 +58,7 @@ pub fn faults(out: &str, path: &str) -> Outcome {
 fn judge(
     model: &Model,
     fault: &Fault,
-    planted: &Planted,
+    injected: &Injected,
     kept: &Kept,
 ) -> Result<(&'static str, Value), Box<dyn std::error::Error>> {
     let positions = AuditRows::All.positions(&kept.manifest().steps);
@@ -70,8 +70,8 @@ fn judge(
         let silent = fault.silent.is_some();
         return Ok((if silent { "within rounding on these data" } else { "missed" }, json!(fault.silent)));
     };
-    if planted.nodes.first() != Some(first) {
-        return Ok(("elsewhere", json!({ "origins": origins, "planted": planted.nodes })));
+    if injected.nodes.first() != Some(first) {
+        return Ok(("elsewhere", json!({ "origins": origins, "injected": injected.nodes })));
     }
     let recorded = kept.checkpoints();
     let graph = model.graph.fused(|checkpoint| recorded.contains(&checkpoint));
