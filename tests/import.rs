@@ -1,5 +1,5 @@
 //! Printed tensors: what `llama-eval-callback` says is read as it was printed, in the format of either time,
-//! and held against an engine as far as it goes.
+//! and compared with an engine as far as it goes.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Exact arithmetic decides what is rounding and what is a bug.
 //!
 //! Every node whose inputs a recording holds is computed again in f64 from those inputs, with the model's own
-//! weights, and held against the recorded output: the local error. What rounding explains of it follows from
+//! weights, and compared with the recorded output: the local error. What rounding explains of it follows from
 //! the arithmetic that the producer declares ([`bounds`]).
 
 mod attention;

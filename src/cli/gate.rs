@@ -198,7 +198,7 @@ fn deliver(report: &GateReport, folder: Option<&Folder>) -> Result<()> {
     print(&render::text(report))
 }
 
-/// Writes the baseline, unless a case fails: a failing run never becomes what later runs are held against.
+/// Writes the baseline, unless a case fails: a failing run never becomes what later runs are compared with.
 fn accept(report: &GateReport, suite: &Suite, baseline: Option<&mut Baseline>, today: &str) -> Result<()> {
     let (Some(baseline), Some(path)) = (baseline, &suite.baseline) else { return Ok(()) };
     if report.verdict() != Verdict::Parity {

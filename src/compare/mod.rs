@@ -43,7 +43,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// A checkpoint of a recording that is held against nothing but exact arithmetic.
+    /// A checkpoint of a recording that is compared with nothing but exact arithmetic.
     pub fn alone(checkpoint: Checkpoint, row_shape: Vec<usize>) -> Comparison {
         let status = if row_shape.is_empty() { Status::MissingCandidate } else { Status::Compared };
         Comparison {

@@ -75,7 +75,7 @@ impl Accumulator {
         self.worst.map_or(-1.0, |worst| worst.difference)
     }
 
-    /// Adds a row of `width` elements that has been compared already; it is held against no tolerance.
+    /// Adds a row of `width` elements that has been compared already; it is compared with no tolerance.
     pub fn compared_row(&mut self, position: u32, width: usize, row: &RowStats) {
         self.n += width as u64;
         self.nonfinite.candidate += u64::from(row.nonfinite_a);

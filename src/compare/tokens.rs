@@ -3,7 +3,7 @@
 use crate::report::{Flip, TokenReport, TopToken};
 use crate::scalar::{self, in_lanes, vectorized};
 
-/// How many of the most likely tokens of a row are held against each other.
+/// How many of the most likely tokens of a row are compared with each other.
 const TOP_K: usize = 10;
 
 /// Sums over the rows of candidate logits a and reference logits b, each (V,).

@@ -7,7 +7,7 @@ use super::{CaseResult, Problem, ProblemKind, Status, WaiverUse};
 use crate::report::words::{self, number};
 use crate::report::{CheckpointVerdict, Entry, Numbers, Report, Verdict};
 
-/// What a case is held against.
+/// What a case is compared with.
 pub struct Against<'a> {
     /// Today, YYYY-MM-DD.
     pub today: &'a str,

@@ -1,6 +1,6 @@
 //! The bytes of one GGUF file -> version, metadata and tensor table. Trusts nothing.
 //!
-//! Every count and length is held against the bytes that are left before anything is allocated.
+//! Every count and length is checked against the bytes that are left before anything is allocated.
 
 use std::fmt::Display;
 

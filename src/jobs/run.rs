@@ -201,7 +201,7 @@ pub fn healthy_inputs(model: &Model, compared: &IndexSet<Checkpoint>) -> IndexSe
     audited
 }
 
-/// Runs the engine once, held against the reference as it goes.
+/// Runs the engine once, compared with the reference as it goes.
 fn pass(
     model: &Model,
     options: &RunOptions,

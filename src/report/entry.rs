@@ -127,7 +127,7 @@ pub struct LocalError {
     /// max over elements of |recorded - exact| / bound: about 1 or less is healthy.
     #[serde(deserialize_with = "nan_if_null")]
     pub over_bound: f64,
-    /// ‖bound‖ / ‖exact‖: the rounding band that `rel_l2` is to be held against.
+    /// ‖bound‖ / ‖exact‖: the rounding band that `rel_l2` is to be compared with.
     #[serde(default)]
     pub bound_rel_l2: Option<f64>,
     /// The same distance without the producer's declared rounding of activations ("from exact"); null

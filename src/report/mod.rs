@@ -56,7 +56,7 @@ pub struct Report {
     pub tokens: Option<TokenReport>,
     /// The side that is judged.
     pub candidate: Side,
-    /// The side that it is held against; null in an audit of one dump.
+    /// The side that it is compared with; null in an audit of one dump.
     pub reference: Option<Side>,
     /// Sentences about the inputs that a reader must know (other tokens, an interrupted dump, …).
     #[serde(default)]

@@ -147,7 +147,7 @@ const COLUMNS: [Column; 10] = [
     ("verdict", |entry| verdict(entry).to_owned(), 0),
 ];
 
-/// The verdict; of a node that was held against exact arithmetic alone no match is claimed.
+/// The verdict; of a node that was compared with exact arithmetic alone no match is claimed.
 fn verdict(entry: &Entry) -> &'static str {
     match (entry.verdict, &entry.numbers) {
         (CheckpointVerdict::Match, None) => "healthy",

@@ -18,7 +18,7 @@ pub struct TokenReport {
     /// Mean overlap of the top tokens, `top_k` of them.
     #[serde(default)]
     pub top_k_agree: f64,
-    /// How many of the top tokens are held against each other.
+    /// How many of the top tokens are compared with each other.
     #[serde(default)]
     pub top_k: usize,
     /// First row whose most likely token differs.
