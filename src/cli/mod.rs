@@ -58,7 +58,7 @@ enum Command {
     Audit(audit::Args),
     /// Measure the speed of parity's engine, with and without recording.
     Bench(bench::Args),
-    /// List the mistakes that parity can name and inject.
+    /// List the faults that parity can name and inject.
     Faults(faults::Args),
     /// Run a suite of cases, for CI.
     Gate(gate::Args),

@@ -66,10 +66,10 @@ pub struct Args {
     /// Prefill in chunks of N tokens
     #[arg(help_heading = "Engine", long, value_name = "N", value_parser = shared::at_least_one())]
     chunk: Option<usize>,
-    /// Make a mistake on purpose
+    /// Inject a fault, a mistake made on purpose
     ///
     /// To see what parity says of it: FAULT, FAULT=VALUE, and @LAYER or @CHECKPOINT behind either. `parity faults` lists
-    /// the mistakes. The flag may be repeated.
+    /// them. The flag may be repeated.
     #[arg(help_heading = "Engine", long, value_name = "FAULT")]
     inject: Vec<String>,
     /// Threads [default: all cores]
