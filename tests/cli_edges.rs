@@ -312,3 +312,13 @@ fn scripts_say_how_they_are_used() {
     }
     assert!(asked > 10);
 }
+
+#[test]
+fn a_reference_that_is_wrong_is_named_where_a_tolerance_accepts_it() {
+    let (_folder, wrong) = dump(&["--inject", "attn.no_scale@1"]);
+    let run =
+        ["run", "--device", "cpu", "-p", PROMPT, "--reference", &wrong, "--allow-missing", "--rtol", "1e9"];
+    let said = report(&mut parity(&run), 0)["reason"].to_string();
+    assert!(said.contains("within the tolerance given"), "{said}");
+    assert!(said.contains("the reference itself is wrong at blk.1.attn_ctx"), "{said}");
+}

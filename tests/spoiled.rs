@@ -1,8 +1,8 @@
 //! Healthy dumps that are spoilt at random are never at parity: rows exchanged, zeroed, stale, scaled by 1.01, one value
 //! doubled, columns exchanged, a NaN; in any recorded tensor and row, in f32, f16 and bf16, 20 and 200 tokens long.
 //!
-//! Rows of bf16 that are scaled by 1.01 are counted and not required: that is two and a half steps of bf16, which a
-//! screening by signed sums does not tell from rounding in rows that are not computed again.
+//! Rows of bf16 that are scaled by 1.01 behind RoPE or attention are counted and not required: that is two and a half steps
+//! of bf16, and what such an engine rounds inside of these has as much in common over a row (docs/verdicts.md).
 //!
 //! In CI so many of them as take a minute. All: `SPOILINGS=1000 cargo test --release --test spoiled`; with the dumps of
 //! other engines of the same model in `SPOILED_DUMPS=FOLDER:FOLDER`.
@@ -165,6 +165,11 @@ fn spoil(random: &mut Random, kind: &str, tensor: &mut Tensor) -> Option<String>
     changed.then(|| format!("row {row} of {rows}, column {column} of {width}"))
 }
 
+/// Whether a tensor comes from RoPE or from attention.
+fn is_rotated_or_mixed(name: &str) -> bool {
+    ["q_rope", "k_rope", "attn_ctx"].iter().any(|kind| name.ends_with(kind))
+}
+
 #[test]
 fn what_is_spoilt_is_never_at_parity() {
     let count = std::env::var("SPOILINGS").map_or(IN_CI, |text| text.parse().unwrap());
@@ -200,7 +205,7 @@ fn what_is_spoilt_is_never_at_parity() {
                 let to = folder.path().join(format!("spoilt-{number}"));
                 copy(dump, &to);
                 let files = steps(&to);
-                let said = loop {
+                let (name, said) = loop {
                     let file = &files[random.below(files.len())];
                     let tensors = read(file);
                     let names: Vec<&String> = tensors.keys().collect();
@@ -208,11 +213,12 @@ fn what_is_spoilt_is_never_at_parity() {
                     let mut tensor = tensors[&name].clone();
                     if let Some(what) = spoil(&mut random, kind, &mut tensor) {
                         write(file, &BTreeMap::from([(name.clone(), tensor)]));
-                        break format!("{number}: {} {kind} {name} {what}", dump.display());
+                        break (name.clone(), format!("{number}: {} {kind} {name} {what}", dump.display()));
                     }
                 };
                 let (code, text) = audit(&to);
-                if code == 0 && kind == "scaled" && dump.to_string_lossy().to_lowercase().contains("bf16") {
+                let in_brain = dump.to_string_lossy().to_lowercase().contains("bf16");
+                if code == 0 && kind == "scaled" && in_brain && is_rotated_or_mixed(&name) {
                     println!("not found, and not required: {said}");
                     not_required.fetch_add(1, Ordering::Relaxed);
                 } else if code == 0 {

@@ -9,6 +9,7 @@ use parity_graph::{Id, Op};
 use super::catalogue::precision;
 use crate::arithmetic::round::store;
 use crate::arithmetic::{Angles, Arithmetic, HalfSums, Narrow, Operands, Softmax};
+use crate::audit::bounds::storage_unit;
 use crate::audit::recorded::products;
 use crate::audit::recorded::{Named, Suspect};
 use crate::engine::machine::compute;
@@ -114,7 +115,7 @@ fn of_norm(suspect: &Suspect<'_>) -> Vec<(String, Vec<f64>)> {
     for (kept, name) in TYPES {
         for (mean, order) in [false, true].into_iter().flat_map(|mean| Order::ALL.map(|order| (mean, order)))
         {
-            out.push((format!("precision.{name}_norm"), norm.values(kept, mean, order)));
+            out.push((format!("precision.{name}_norm"), norm.values(kept, mean, order, suspect.recorded)));
         }
     }
     out
@@ -169,28 +170,47 @@ impl Norm {
         (width > 0 && x.len().is_multiple_of(width)).then_some(Norm { x, width, eps, weight })
     }
 
-    /// The result where everything is kept in a narrow type; `mean` where the mean square is too.
-    fn values(&self, kept: Storage, mean: bool, order: Order) -> Vec<f64> {
-        let round = |value: f64| {
-            let mut values = [value];
-            store(kept, &mut values);
-            values[0]
-        };
+    /// The result where everything is kept in a narrow type; `mean` where the mean square is too. In which order the squares
+    /// were added is not known: the scale of a row may be a number of the type beside, and what was recorded tells.
+    fn values(&self, kept: Storage, mean: bool, order: Order, recorded: &[f64]) -> Vec<f64> {
+        let round = |value: f64| rounded(kept, value);
         let inner = |value: f64| if mean { round(value) } else { value };
         let weights: Vec<f64> = self.weight.iter().map(|w| round(*w)).collect();
         let mut out = Vec::with_capacity(self.x.len());
-        for row in self.x.chunks(self.width) {
+        for (row, recorded) in self.x.chunks(self.width).zip(recorded.chunks(self.width)) {
             let row: Vec<f64> = row.iter().map(|x| round(*x)).collect();
             let square = row.iter().map(|x| inner(x * x)).sum::<f64>() / self.width as f64;
             let scale = inner(1.0 / inner(inner(square) + self.eps).sqrt());
-            out.extend(row.iter().zip(&weights).map(|(x, w)| match order {
-                Order::ScaleFirst => round(w * round(x * scale)),
-                Order::WeightFirst => round(round(w * x) * scale),
-                Order::Ends => round(w * x * scale),
-            }));
+            let scaled = |scale: f64| -> Vec<f64> {
+                let of = |(x, w): (&f64, &f64)| match order {
+                    Order::ScaleFirst => round(w * round(x * scale)),
+                    Order::WeightFirst => round(round(w * x) * scale),
+                    Order::Ends => round(w * x * scale),
+                };
+                row.iter().zip(&weights).map(of).collect()
+            };
+            let scales = if mean { beside(kept, scale) } else { vec![scale] };
+            let left = |values: &Vec<f64>| -> f64 {
+                values.iter().zip(recorded).map(|(own, recorded)| (own - recorded).powi(2)).sum()
+            };
+            let nearest = scales.into_iter().map(scaled).min_by(|a, b| left(a).total_cmp(&left(b)));
+            out.extend(nearest.unwrap_or_default());
         }
         out
     }
+}
+
+fn rounded(kept: Storage, value: f64) -> f64 {
+    let mut values = [value];
+    store(kept, &mut values);
+    values[0]
+}
+
+/// A number of a narrow type, and those before and behind it.
+fn beside(kept: Storage, value: f64) -> Vec<f64> {
+    // Between 0.6 and 1.3 steps, wherever the number lies between two powers of two: rounded, the next one.
+    let away = 1.25 * storage_unit(kept);
+    [value, value * (1.0 - away), value * (1.0 + away)].map(|value| rounded(kept, value)).to_vec()
 }
 
 /// The values of a norm's weight.

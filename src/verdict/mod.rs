@@ -27,7 +27,7 @@ mod whole;
 pub use graph::{judge, outliers};
 pub use nodes::{describe, describe_recorded};
 pub use weights::weigh;
-pub use whole::{Gap, gaps, refuted, spoken};
+pub use whole::{Gap, gaps, refuted, spoken, within_tolerance};
 
 use crate::audit::case::Missing;
 use crate::audit::simulate::{Carried, OwnDistance};

@@ -3,6 +3,7 @@
 use indexmap::IndexMap;
 
 use super::{Why, text};
+use crate::audit::local::HEALTHY;
 use crate::checkpoint::Checkpoint;
 use crate::compare::common_positions;
 use crate::dump::Recording;
@@ -78,6 +79,32 @@ pub fn refuted(entry: &Entry) -> String {
     let named = entry.diagnosis.first();
     let named = named.map_or_else(String::new, |best| format!(": {} ({})", best.text, best.fault));
     format!("the reference itself is wrong at {}{named}", entry.id)
+}
+
+/// What an answer claims where so many checkpoints passed by the tolerance that a user gave; and what that accepted of the
+/// reference, or that nobody looked.
+pub fn within_tolerance(tolerated: usize, coverage: &Coverage, entries: &[Entry]) -> Option<String> {
+    if tolerated == 0 {
+        return None;
+    }
+    let rest = match coverage.checkpoints_compared.saturating_sub(tolerated) {
+        0 => String::new(),
+        rest => format!(", {rest} within what rounding explains"),
+    };
+    let is_wrong = |entry: &&Entry| {
+        let reference = entry.local.reference.as_ref();
+        entry.verdict == CheckpointVerdict::Match
+            && reference.is_some_and(|local| !(local.over_bound <= HEALTHY))
+    };
+    let but = match entries.iter().find(is_wrong) {
+        Some(entry) => {
+            format!("; the reference itself is wrong at {}, which the tolerance accepts", entry.id)
+        }
+        None if coverage.rows_audited.is_none() => "; neither side was judged by itself".to_owned(),
+        None => String::new(),
+    };
+    let given = words::count(tolerated, "checkpoint");
+    Some(format!("{given} within the tolerance given{rest}{but}"))
 }
 
 impl Whole<'_> {
@@ -174,15 +201,8 @@ impl Whole<'_> {
         let compared = words::count(self.coverage.checkpoints_compared, "checkpoint");
         let tokens = words::tokens_agree(self.tokens);
         let tolerated = self.whys.iter().filter(|why| matches!(why, Why::Tolerance { .. })).count();
-        if tolerated > 0 && tolerated == self.coverage.checkpoints_compared {
-            return Some(format!("{compared} within the tolerance given{tokens}"));
-        }
-        if tolerated > 0 {
-            let (given, rest) =
-                (words::count(tolerated, "checkpoint"), self.coverage.checkpoints_compared - tolerated);
-            return Some(format!(
-                "{given} within the tolerance given, {rest} within what rounding explains{tokens}"
-            ));
+        if let Some(said) = within_tolerance(tolerated, self.coverage, self.entries) {
+            return Some(said + &tokens);
         }
         if let Some(seen) = &self.coverage.seen {
             return Some(text::seen_alone(seen));

@@ -54,7 +54,7 @@ pub fn moved(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown
 }
 
 /// A node that was not recorded: its exact values, and up to how far those of a producer that keeps them in `kept` may
-/// be from them.
+/// be from them. Keys and values are those of a `cache` of such a type.
 ///
 /// # Errors
 /// Where nothing can be said of it: its sources are not known, it has no rule, or rounding decides what it chooses.
@@ -62,7 +62,7 @@ pub fn across(
     steps: &dyn Steps,
     node: &Node<'_>,
     args: std::result::Result<&Args<'_, f64>, &Unknown>,
-    kept: Storage,
+    [kept, cache]: [Storage; 2],
 ) -> Value<f64> {
     let args = args.map_err(Clone::clone)?;
     let rule = node.rule.ok_or_else(|| Unknown::no_rule(args.name, &node.program.graph.get(node.id).op))?;
@@ -75,6 +75,11 @@ pub fn across(
             return Ok(Values { data, carried: Some(carried) });
         }
     };
+    // An engine of a narrower type has its cache in that: below.
+    let of_cache = narrow::cached(if kept == Storage::F32 { cache } else { Storage::F32 });
+    let narrowed = Narrowed::of(&rule.op, args, &of_cache);
+    let carried = narrowed.carried(&rule.op, args, &of_cache, &node.carried);
+    let args = &Args { sources: narrowed.sources(args), ..*args };
     let tensor = node.program.graph.get(node.id);
     let arithmetics = followed(steps, tensor, args);
     let under = |arithmetic| Args { arithmetic, sources: args.sources.clone(), ..*args };
@@ -118,7 +123,7 @@ pub fn across(
         differ(&mut error, &third);
         narrow::add_lost(kept, rule, &rounded, &data, &mut error);
     }
-    if let Some(carried) = carry(rule, &cpu, &data, &node.carried) {
+    if let Some(carried) = carry(rule, &cpu, &data, &carried) {
         error.iter_mut().zip(carried).for_each(|(error, carried)| *error += carried);
     }
     Ok(Values { data, carried: Some(Carried { error, through: with(node) }) })

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use indexmap::IndexSet;
 
 use super::named::{Agreed, Names};
+use super::narrow;
 use super::node::Held;
 use super::rows::Arrangement;
 use super::simulate::Simulated;
@@ -13,6 +14,7 @@ use crate::audit::bounds::UNIT_F32;
 use crate::audit::local::HEALTHY;
 use crate::audit::simulate::SHARP;
 use crate::checkpoint::Checkpoint;
+use crate::numerics::Storage;
 use crate::report::{Diagnosis, LocalError, Tried};
 
 /// Most mistakes move a node by a tenth or more (`docs/verdicts.md`): half of that may be rounding in an engine whose type
@@ -112,12 +114,20 @@ impl Finding {
 
     /// Takes what a simulation says of it in place of the worst case.
     pub fn settle(&mut self, simulated: Simulated) {
-        let Simulated { distance, band, over, position, unit } = simulated;
+        let Simulated { distance, band, over, position, unit, cache } = simulated;
         self.unit = unit;
         self.squares = [distance.powi(2), 1.0, band.powi(2)];
         (self.over, self.worst) = (over, vec![position as usize]);
         self.rows_beyond = if over <= HEALTHY { BTreeSet::new() } else { BTreeSet::from([position]) };
         self.arithmetic.insert("what rounding explains between the recorded nodes was simulated");
+        self.computed_in = cache.map(narrow::name_of_cache).into_iter().collect();
+        self.arithmetic.extend(&self.computed_in);
+    }
+
+    /// Notes that nothing but a cache of this type explains it.
+    pub fn only_with(&mut self, cache: Storage) {
+        self.computed_in.insert(narrow::name_of_cache(cache));
+        self.arithmetic.insert(narrow::name_of_cache(cache));
     }
 
     /// What rounding explains of it, relative; `None` where it is not known.
@@ -171,6 +181,11 @@ impl Finding {
     /// Token rows that were screened.
     pub fn rows_screened(&self) -> u64 {
         self.screened
+    }
+
+    /// Whether it was judged and rounding does not explain it.
+    pub fn is_wrong(&self) -> bool {
+        self.judged > 0 && !self.is_healthy()
     }
 
     /// Whether rounding explains what was judged of it.

@@ -11,6 +11,7 @@ mod classes;
 mod common;
 mod devices;
 mod found;
+mod labelled;
 mod named;
 mod narrow;
 mod node;
@@ -26,20 +27,21 @@ mod suspect;
 mod tests;
 
 use indexmap::{IndexMap, IndexSet};
-use parity_graph::{Graph, Id, axis, label};
+use parity_graph::Id;
 
 use crate::arithmetic::Arithmetic;
 use crate::audit::{AuditRows, bounds};
 use crate::checkpoint::Checkpoint;
-use crate::engine::machine::{Conductor, Machine, Node, Program, Unknown, Value, own};
+use crate::engine::machine::{Conductor, Machine, Node, Unknown, Value, own};
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::{Numerics, Storage};
 use crate::ops::Args;
 
 pub use found::{Finding, NearTie};
+pub use labelled::Labelled;
 pub use named::{Named, Names};
-pub use narrow::{PRODUCTS, products};
+pub use narrow::{PRODUCTS, name_of_cache, products};
 pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
 pub use open::{Graphs, Judged};
 pub use order::order;
@@ -82,90 +84,6 @@ pub trait Steps {
     }
 }
 
-/// A graph with the names of its nodes in a dump.
-pub struct Labelled {
-    /// Ready to be executed.
-    pub program: Program,
-    /// By tensor: under which id it is recorded.
-    pub labels: Vec<Option<Checkpoint>>,
-    /// By tensor: along which axis its token rows lie.
-    pub axes: Vec<Option<usize>>,
-    /// By tensor: under which name it is recorded, of what no node computes.
-    leaves: Vec<Option<String>>,
-}
-
-impl Labelled {
-    /// Takes a graph and finds its labels and its token axes.
-    ///
-    /// # Errors
-    /// A graph that does not fit together.
-    pub fn new(graph: Graph) -> Result<Labelled> {
-        let (labels, axes, leaves) =
-            (label::labels(&graph), axis::token_axes(&graph), label::leaf_names(&graph));
-        Labelled::of(graph, labels, axes, leaves)
-    }
-
-    fn of(
-        graph: Graph,
-        labels: Vec<Option<Checkpoint>>,
-        axes: Vec<Option<usize>>,
-        leaves: Vec<Option<String>>,
-    ) -> Result<Labelled> {
-        let named = graph.tensors.iter().zip(&labels);
-        let names =
-            named.map(|(tensor, label)| label.map_or_else(|| tensor.name.clone(), |id| id.to_string()));
-        let names = names.collect();
-        Ok(Labelled { program: Program::new(graph, names)?, labels, axes, leaves })
-    }
-
-    /// What a recording holds of a leaf.
-    pub fn input(&self, steps: &dyn Steps, step: usize, leaf: Id) -> Option<Vec<f64>> {
-        steps.leaf(step, self.leaves.get(leaf)?.as_ref()?)
-    }
-
-    /// What a recording holds of any tensor: a node's values, NaN where they were cut, or a leaf's.
-    pub fn values(&self, steps: &dyn Steps, step: usize, id: Id) -> Option<Vec<f64>> {
-        let Some(label) = self.labels.get(id).copied().flatten() else { return self.input(steps, step, id) };
-        let recorded = steps.tensor(step, label)?;
-        Some(self.arrange(id, label, &recorded)?.of_node(&recorded.values, |_| f64::NAN))
-    }
-
-    /// The nodes that are executed and have an id, in order.
-    pub fn nodes(&self) -> impl Iterator<Item = (Id, Checkpoint)> + '_ {
-        self.program.executed().filter_map(|id| Some((id, *self.labels.get(id)?.as_ref()?)))
-    }
-
-    /// The ids that a node reads, through views and whatever else only moves values.
-    pub fn inputs(&self, checkpoint: Checkpoint) -> Vec<Checkpoint> {
-        let Some((id, _)) = self.nodes().find(|(_, known)| *known == checkpoint) else { return Vec::new() };
-        let graph = &self.program.graph;
-        let (mut out, mut seen, mut open) = (Vec::new(), vec![false; graph.tensors.len()], vec![id]);
-        while let Some(user) = open.pop() {
-            for source in graph.sources(user).filter(|&source| source != user) {
-                match self.labels.get(source).copied().flatten() {
-                    Some(label) if !out.contains(&label) => out.push(label),
-                    None if !std::mem::replace(&mut seen[source], true) => open.push(source),
-                    _ => {}
-                }
-            }
-        }
-        out
-    }
-
-    /// Elements of a token's row of a node, where they lie side by side in it.
-    fn row_of(&self, id: Id) -> Option<usize> {
-        let (axis, shape) = (self.axes.get(id).copied().flatten()?, self.program.graph.get(id).shape());
-        (shape[..axis].iter().product::<usize>() == 1).then(|| shape[axis + 1..].iter().product())
-    }
-
-    /// Arranges what was recorded of a node.
-    pub fn arrange(&self, id: Id, checkpoint: Checkpoint, recorded: &Tensor) -> Option<Arrangement> {
-        let shape = self.program.graph.get(id).shape();
-        let axis = self.axes.get(id).copied().flatten();
-        Arrangement::new(shape, axis, checkpoint.kind().is_optional(), recorded)
-    }
-}
-
 /// How an audit is made.
 pub struct How<'a> {
     /// Token rows of matmuls with weights that are computed again in full; of anything else all are.
@@ -200,6 +118,20 @@ impl Findings {
         self.nodes.values().any(|finding| finding.bridged.contains(&checkpoint))
     }
 
+    /// Takes from another audit what this one cannot explain and that one can, for keys and values in a `cache` of another
+    /// type: whether there is any.
+    fn take_explained(&mut self, other: Findings, cache: Storage) -> bool {
+        let mut any = false;
+        for (id, mut found) in other.nodes {
+            if found.judged > 0 && found.is_healthy() && self.at(id).is_wrong() {
+                found.only_with(cache);
+                self.nodes.insert(id, found);
+                any = true;
+            }
+        }
+        any
+    }
+
     pub(crate) fn at(&mut self, checkpoint: Checkpoint) -> &mut Finding {
         self.nodes.entry(checkpoint).or_default()
     }
@@ -224,7 +156,7 @@ pub fn audit(
     how: &How<'_>,
 ) -> Result<Findings> {
     let How { rows, diagnose } = *how;
-    let pass = |kept: Storage, diagnose: Diagnose<'_>| -> Result<Findings> {
+    let pass = |kept: Storage, cache: Storage, diagnose: Diagnose<'_>| -> Result<Findings> {
         let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
         let mut findings = Findings { order: order(graphs, &|_| true), nodes: IndexMap::new() };
         let mut devices = Devices::default();
@@ -233,27 +165,38 @@ pub fn audit(
             let (findings, devices) = (&mut findings, &mut devices);
             let kept = classes::kept(steps, (step, labelled), &of_f32, kept);
             let mut auditor =
-                Auditor { step, steps, labelled, gguf, kept, rows, diagnose, findings, devices };
+                Auditor { step, steps, labelled, gguf, kept, cache, rows, diagnose, findings, devices };
             machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
         }
         devices.excuse(&mut findings);
         Ok(findings)
     };
+    let silent = |_: &Suspect<'_>| Names::default();
+    let caches = narrow::caches(steps);
+    let mut cache = caches.first().copied().unwrap_or_default();
     if steps.is_own_graph() {
-        return pass(Storage::F32, diagnose);
+        return pass(Storage::F32, cache, diagnose);
     }
-    let mut findings = pass(Storage::F32, &|_| Names::default())?;
-    let explained = |finding: &Finding| finding.judged == 0 || finding.is_healthy();
+    let mut findings = pass(Storage::F32, cache, &silent)?;
+    // Where keys and values were not recorded, nothing shows what they are cached in.
+    let is_wrong = |finding: &Finding| finding.is_wrong() && !finding.bridged.is_empty();
+    for &other in caches.iter().skip(1) {
+        if findings.nodes.values().any(is_wrong)
+            && findings.take_explained(pass(Storage::F32, other, &silent)?, other)
+        {
+            cache = other;
+        }
+    }
     let open = |findings: &Findings| -> IndexSet<Checkpoint> {
         findings.nodes.iter().filter(|(_, finding)| finding.is_blind()).map(|(id, _)| *id).collect()
     };
-    let is_explained = findings.nodes.values().all(explained);
+    let is_explained = !findings.nodes.values().any(Finding::is_wrong);
     if is_explained && open(&findings).is_empty() {
         return Ok(findings);
     }
     let kept = narrow::shown(steps, graphs);
     if !is_explained {
-        let sharp = std::mem::replace(&mut findings, pass(kept, diagnose)?);
+        let sharp = std::mem::replace(&mut findings, pass(kept, cache, diagnose)?);
         let sharp = sharp.nodes.into_iter().filter(|(_, finding)| finding.judged > 0 && finding.is_healthy());
         findings.nodes.extend(sharp);
     }
@@ -272,6 +215,8 @@ struct Auditor<'a> {
     gguf: &'a Gguf,
     /// By tensor: what its values show the producer to keep them in.
     kept: Vec<Storage>,
+    /// What keys and values are taken to be cached in.
+    cache: Storage,
     rows: AuditRows,
     diagnose: Diagnose<'a>,
     findings: &'a mut Findings,
@@ -287,7 +232,7 @@ impl Conductor<f64> for Auditor<'_> {
         let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
             return Ok(bridge::moved(node, args));
         };
-        let (steps, kept) = (self.steps, self.kept[node.id]);
+        let (steps, kept) = (self.steps, [self.kept[node.id], self.cache]);
         let across = || bridge::across(steps, node, args, kept);
         let there = self
             .steps
@@ -356,8 +301,9 @@ impl Auditor<'_> {
                 {
                     let others = |id: Id| self.labelled.values(self.steps, self.step, id);
                     let (recorded, gguf) = (values, self.gguf);
-                    let Auditor { step, steps, labelled, ref kept, .. } = *self;
-                    let replay = Replay::of(node, Replayed { step, steps, labelled, gguf, kept }, &tried);
+                    let Auditor { step, steps, labelled, ref kept, cache, .. } = *self;
+                    let replayed = Replayed { step, steps, labelled, gguf, kept, cache };
+                    let replay = Replay::of(node, replayed, &tried);
                     let (sight, tried, others) = (&sight, &tried[..], &others);
                     let suspect = Suspect { node, args, recorded, sight, held, tried, gguf, others, replay };
                     finding.diagnosed((self.diagnose)(&suspect));

@@ -5,14 +5,17 @@
 //! rounds in between, which is as if each source was off by so much. That an engine does so must be seen: a node is
 //! given these roundings only where all its recorded values are numbers of that type.
 
+use std::borrow::Cow;
+
 use parity_graph::Op;
 
 use super::node::{self, Hypothesis};
 use super::{Labelled, Steps};
 use crate::arithmetic::{Arithmetic, Narrow, Operands, round};
 use crate::audit::bounds::storage_unit;
+use crate::engine::machine::Carried;
 use crate::gguf::DType;
-use crate::numerics::{Products, Storage};
+use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::bound::{SUBNORMAL_F16, UNIT_BF16, UNIT_F16, storage};
 use crate::ops::source::Data;
 use crate::ops::{Args, Rule, Source, Strided, scales_of_rows};
@@ -28,22 +31,49 @@ impl Narrowed {
     /// products are rounded where they are decoded.
     pub fn of(op: &Op, args: &Args<'_, f64>, arithmetic: &Arithmetic) -> Narrowed {
         let rounded = |slot: usize, source: &Source<'_, f64>| -> Option<(Vec<f64>, [usize; 4])> {
-            let kept = match (op, &source.data) {
-                (Op::FlashAttn, _) if (1..3).contains(&slot) => arithmetic.cache,
-                (Op::MulMat, Data::Values(_)) if slot == 0 => arithmetic.cache,
-                (Op::MulMat | Op::MulMatId | Op::GetRows, _) => Storage::F32,
-                (_, Data::Weight(_)) => arithmetic.narrow,
-                _ => Storage::F32,
-            };
-            if kept == Storage::F32 {
-                return None;
-            }
+            let kept = kept_in(op, slot, source, arithmetic)?;
             let mut values = source.values().into_owned();
             round::store(kept, &mut values);
             Some((values, source.shape()))
         };
         let slots = args.sources.iter().enumerate();
         Narrowed(slots.map(|(slot, source)| rounded(slot, source.as_ref()?)).collect())
+    }
+
+    /// By slot, how far these values may be from a producer's where the sources of `args` may be `carried` from what it
+    /// had: a value whose last bits are not known may be rounded to the next number of the type.
+    pub fn carried<'b>(
+        &self,
+        op: &Op,
+        args: &Args<'_, f64>,
+        arithmetic: &Arithmetic,
+        carried: &'b [Option<Carried>],
+    ) -> Cow<'b, [Option<Carried>]> {
+        let mut out = Cow::Borrowed(carried);
+        for (slot, source) in args.sources.iter().enumerate() {
+            let source = source.as_ref().filter(|_| carried.get(slot).is_some_and(Option::is_some));
+            let rounded = self.0.get(slot).and_then(Option::as_ref);
+            let Some(((source, (rounded, _)), kept)) =
+                source.zip(rounded).and_then(|both| Some((both, kept_in(op, slot, both.0, arithmetic)?)))
+            else {
+                continue;
+            };
+            let Some(Some(Carried { error, .. })) = out.to_mut().get_mut(slot) else { continue };
+            let values = source.values();
+            let moved = |sign: f64| {
+                let ends = values.iter().zip(error.iter()).map(|(value, error)| value + sign * error);
+                let mut ends: Vec<f64> = ends.collect();
+                round::store(kept, &mut ends);
+                ends
+            };
+            let ends = moved(-1.0).into_iter().zip(moved(1.0));
+            let apart = ends.zip(rounded).map(|((low, high), value)| match (high - value, value - low) {
+                (up, down) if up >= down => up,
+                (_, down) => down,
+            });
+            *error = apart.collect();
+        }
+        out
     }
 
     /// Disturbs what an op of several steps reads by what a narrow type rounds in between; `draw` gives numbers in [-1, 1)
@@ -73,6 +103,44 @@ impl Narrowed {
             let (values, shape) = self.0.get(slot)?.as_ref()?;
             Some(Strided::whole(values, *shape))
         })
+    }
+}
+
+/// The type that an arithmetic rounds a source to before it is read; `None` where it is read as it lies in memory.
+fn kept_in(op: &Op, slot: usize, source: &Source<'_, f64>, arithmetic: &Arithmetic) -> Option<Storage> {
+    let kept = match (op, &source.data) {
+        (Op::FlashAttn, _) if (1..3).contains(&slot) => arithmetic.cache,
+        (Op::MulMat, Data::Values(_)) if slot == 0 => arithmetic.cache,
+        (Op::MulMat | Op::MulMatId | Op::GetRows, _) => Storage::F32,
+        (_, Data::Weight(_)) => arithmetic.narrow,
+        _ => Storage::F32,
+    };
+    Some(kept).filter(|kept| *kept != Storage::F32)
+}
+
+/// f32 but for keys and values, which lie in a cache of this type.
+pub fn cached(cache: Storage) -> Arithmetic {
+    Arithmetic { cache, ..Arithmetic::EXACT }
+}
+
+/// What keys and values in a cache of this type are called.
+pub fn name_of_cache(cache: Storage) -> &'static str {
+    match cache {
+        Storage::F32 => "keys and values in f32",
+        Storage::F16 => "keys and values in f16",
+        Storage::Bf16 => "keys and values in bf16",
+    }
+}
+
+/// The types that an engine's keys and values may be cached in, the likeliest first: what it declares, and the other of
+/// those that engines have for values of f32.
+pub fn caches(steps: &dyn Steps) -> Vec<Storage> {
+    if steps.is_own_graph() {
+        return vec![Storage::F32];
+    }
+    match steps.declared().map_or(Storage::F32, |numerics| numerics.kv) {
+        Storage::F32 => vec![Storage::F32, Storage::F16],
+        declared => vec![declared, Storage::F32],
     }
 }
 
@@ -289,22 +357,28 @@ pub fn tried(
     }
     if !own {
         let kept = Some(kept).filter(|kept| holds(*kept, recorded)).unwrap_or_default();
-        tried.extend(hypotheses(&tensor.op, args, kept, declared.is_some()));
+        tried.extend(hypotheses(&tensor.op, args, kept, declared));
     }
     tried
 }
 
 /// What else an engine that is not llama.cpp may compute a node in; `kept` is the type that its recorded values are
 /// all numbers of. What was `declared` holds for products.
-pub fn hypotheses(op: &Op, args: &Args<'_, f64>, kept: Storage, declared: bool) -> Vec<Hypothesis> {
-    let cached = |cache| Arithmetic { cache, ..Arithmetic::EXACT };
+pub fn hypotheses(
+    op: &Op,
+    args: &Args<'_, f64>,
+    kept: Storage,
+    declared: Option<Numerics>,
+) -> Vec<Hypothesis> {
     let mut more = Vec::new();
     let cache = args.get(0).is_some_and(|source| matches!(source.data, Data::Values(_)));
     if *op == Op::FlashAttn || *op == Op::MulMat && cache {
-        more.push(Hypothesis { name: "keys and values in f16", arithmetic: cached(Storage::F16) });
+        let said = declared.map(|numerics| numerics.kv).filter(|kv| *kv == Storage::Bf16);
+        let types = [Some(Storage::F16), said].into_iter().flatten();
+        more.extend(types.map(|kv| Hypothesis { name: name_of_cache(kv), arithmetic: cached(kv) }));
     }
     let weight = args.get(0).is_some_and(|source| matches!(source.data, Data::Weight(_)));
-    if matches!(op, Op::MulMat | Op::MulMatId) && weight && !declared {
+    if matches!(op, Op::MulMat | Op::MulMatId) && weight && declared.is_none() {
         more.push(Hypothesis { name: "candle's CPU kernels", arithmetic: CANDLE });
         more.extend(PRODUCTS.map(|(name, narrow)| Hypothesis { name, arithmetic: products(narrow) }));
     }

@@ -135,6 +135,8 @@ pub fn judge(
     let mut best: Option<Held> = None;
     for Hypothesis { name, arithmetic } in tried {
         let narrowed = Narrowed::of(&rule.op, args, arithmetic);
+        let carried = narrowed.carried(&rule.op, args, arithmetic, sight.carried);
+        let sight = &Sight { carried: &carried, ..*sight };
         let args = Args { arithmetic, sources: narrowed.sources(args), ..*args };
         let mut held = match &rule.check {
             Check::Choice(choices) => by_choice(&args, choices(&args, recorded), sight)?,

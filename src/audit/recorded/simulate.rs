@@ -44,6 +44,8 @@ pub struct Simulated {
     pub position: u32,
     /// Unit roundoff of the type that values were taken to be kept in.
     pub unit: f64,
+    /// The type that keys and values were taken to be cached in, where it is not that of other values.
+    pub cache: Option<Storage>,
 }
 
 /// Rows of a node, by (step, id).
@@ -67,7 +69,11 @@ pub fn simulate(
     let of_products = narrow::PRODUCTS.map(|(_, narrow)| narrow::products(narrow));
     let candle = [narrow::CANDLE, Arithmetic { narrow: kept, cache: kept, ..narrow::CANDLE }];
     let of_products = candle.into_iter().chain(of_products).filter(|_| steps.declared().is_none());
-    for arithmetic in [Arithmetic::EXACT, own, Arithmetic::LLAMA_CPU].into_iter().chain(of_products) {
+    let tried = [Arithmetic::EXACT, own, Arithmetic::LLAMA_CPU].into_iter().chain(of_products);
+    let tried: Vec<Arithmetic> = tried.collect();
+    let with = |&cache: &Storage| tried.iter().map(move |one| with_cache(*one, cache)).collect::<Vec<_>>();
+    let tried: IndexSet<Arithmetic> = narrow::caches(steps).iter().flat_map(with).collect();
+    for arithmetic in tried {
         let is_settled = |found: &Simulated| is_explained(found) && found.band <= most(found.unit);
         if open.iter().all(|id| best.get(id).is_some_and(is_settled)) {
             break;
@@ -86,7 +92,8 @@ pub fn simulate(
         let runs = (0..RUNS).map(|seed| run(Some(seed))).collect::<Result<Vec<Rows>>>()?;
         for &id in open {
             let Some(found) = weigh(steps, id, &exact, &runs) else { continue };
-            let found = Simulated { unit: narrow::unit(&arithmetic), ..found };
+            let cache = Some(arithmetic.cache).filter(|cache| *cache != arithmetic.narrow);
+            let found = Simulated { unit: narrow::unit(&arithmetic), cache, ..found };
             // The first that explains it and hides nothing, otherwise the one that comes nearest.
             let better = |known: &Simulated| match (is_explained(&found), is_explained(known)) {
                 (true, true) => is_settled(&found) && !is_settled(known),
@@ -99,6 +106,11 @@ pub fn simulate(
         }
     }
     Ok(best)
+}
+
+/// An arithmetic with keys and values in a cache of a type, unless its own is narrower than f32.
+fn with_cache(one: Arithmetic, cache: Storage) -> Arithmetic {
+    Arithmetic { cache: if one.cache == Storage::F32 { cache } else { one.cache }, ..one }
 }
 
 /// One node over all its rows.
@@ -126,7 +138,8 @@ fn weigh(steps: &dyn Steps, id: Checkpoint, exact: &Rows, runs: &[Rows]) -> Opti
     let over = |row: &(u32, f64, f64, f64)| row.1 / (SCATTER * row.2.max(spread * row.3));
     let worst = rows.iter().max_by(|a, b| over(a).total_cmp(&over(b)))?;
     let band = SCATTER * spread;
-    Some(Simulated { distance, band, over: over(worst), position: worst.0, unit: storage_unit(Storage::F32) })
+    let (over, position, unit) = (over(worst), worst.0, storage_unit(Storage::F32));
+    Some(Simulated { distance, band, over, position, unit, cache: None })
 }
 
 /// Goes on with what was recorded, and with disturbed values of what was not.

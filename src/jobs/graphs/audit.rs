@@ -1,7 +1,7 @@
 //! One recording against exact arithmetic, on the graph that it brings or that is built for it.
 
 use super::{ByGraph, nothing_selected};
-use crate::audit::recorded::{self, How};
+use crate::audit::recorded::{self, How, Steps};
 use crate::checkpoint::Checkpoint;
 use crate::dump::Recording;
 use crate::error::Result;
@@ -49,7 +49,7 @@ pub fn audit(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report>
     report.notes.extend(notes_of(dump, "dump"));
     let unseen: Vec<_> = unseen.into_iter().filter(|id| shown(*id)).collect();
     report.notes.extend(left_out("the dump", &unseen, &Recording::checkpoints(dump), &[]));
-    report.notes.extend(notes("the recording", &graphs, &findings));
+    report.notes.extend(notes("the recording", &graphs, &findings, judged.declared()));
     by.weigh_wiring(&own, &mut report);
     let gaps: Vec<Gap> = Gap::of_steps("dump", dump).into_iter().collect();
     refuse_gaps(&mut report, &gaps, *allow_missing);

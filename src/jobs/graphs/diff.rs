@@ -2,7 +2,7 @@
 
 use super::ByGraph;
 use crate::audit::AuditRows;
-use crate::audit::recorded::{self, Findings, How, Judged};
+use crate::audit::recorded::{self, Findings, How, Judged, Steps};
 use crate::checkpoint::Checkpoint;
 use crate::compare;
 use crate::dump::Recording;
@@ -85,8 +85,8 @@ pub fn diff(sides: &Sides<'_>, by: &ByGraph<'_>, rows: AuditRows, options: &Opti
     report
         .notes
         .extend(what_is_left_out(sides, [&unseen(&ours, &our_values), &unseen(&theirs, &their_values)]));
-    report.notes.extend(notes("the candidate", &our_graphs, &ours));
-    report.notes.extend(notes("the reference", &graphs, &theirs));
+    report.notes.extend(notes("the candidate", &our_graphs, &ours, our_values.declared()));
+    report.notes.extend(notes("the reference", &graphs, &theirs, their_values.declared()));
     by.weigh_wiring(&of_reference, &mut report);
     let mut gaps = verdict::gaps(candidate.tokens(), reference.tokens());
     gaps.extend(Gap::of_steps("candidate", candidate));

@@ -7,8 +7,9 @@ use parity_graph::known::is_weight;
 
 use crate::arithmetic::Narrow;
 use crate::arithmetic::backend::Backend;
-use crate::audit::recorded::{Findings, Labelled, PRODUCTS};
+use crate::audit::recorded::{Findings, Labelled, PRODUCTS, name_of_cache};
 use crate::checkpoint::Checkpoint;
+use crate::numerics::{Numerics, Storage};
 use crate::report::words::{count, number};
 
 /// Nodes that are named.
@@ -21,9 +22,54 @@ struct Class {
     blind: Option<(f64, Checkpoint)>,
 }
 
-/// What a reader must know of a side's arithmetic.
-pub fn notes(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> Vec<String> {
-    sentence(side, graphs, findings).into_iter().chain(coarser(side, graphs, findings)).collect()
+/// What a reader must know of a side's arithmetic, of which it `declared` what it says of it.
+pub fn notes(
+    side: &str,
+    graphs: &[(usize, &Labelled)],
+    findings: &Findings,
+    declared: Option<Numerics>,
+) -> Vec<String> {
+    let all = [
+        sentence(side, graphs, findings),
+        coarser(side, graphs, findings),
+        other_cache(side, findings, declared),
+    ];
+    all.into_iter().flatten().collect()
+}
+
+/// Nodes that are explained only by keys and values in another type than was declared, or than values have.
+fn other_cache(side: &str, findings: &Findings, declared: Option<Numerics>) -> Option<String> {
+    let said = declared.map(|numerics| numerics.kv);
+    let types = [Storage::F32, Storage::F16, Storage::Bf16].into_iter();
+    let others = types.filter(|kv| *kv != said.unwrap_or_default());
+    let of = |kv: Storage| {
+        let name = name_of_cache(kv);
+        let is_healthy = |id: &Checkpoint| {
+            let finding = findings.nodes.get(id).filter(|finding| finding.is_healthy());
+            finding.is_some_and(|finding| finding.computed_in.contains(name))
+        };
+        let ids: Vec<Checkpoint> = findings.order.iter().copied().filter(is_healthy).collect();
+        (!ids.is_empty()).then_some((name, ids))
+    };
+    let found: Vec<String> = others
+        .filter_map(of)
+        .map(|(name, ids)| format!("{name}: {} ({})", count(ids.len(), "node"), shown(&ids)))
+        .collect();
+    if found.is_empty() {
+        return None;
+    }
+    let said = match said {
+        None => "which it does not declare".to_owned(),
+        Some(kv) => format!("though it declares {}", name_of_cache(kv)),
+    };
+    Some(format!("{side} was taken to cache {}, {said}: nothing else explains them", found.join("; ")))
+}
+
+/// The first of some nodes, by name.
+fn shown(ids: &[Checkpoint]) -> String {
+    let names = ids.iter().take(SHOWN_MAX).map(ToString::to_string);
+    let more = (ids.len() > SHOWN_MAX).then(|| "…".to_owned());
+    names.chain(more).collect::<Vec<_>>().join(", ")
 }
 
 /// Of a recording that was not all computed in f32 or by llama.cpp's CPU kernels: by arithmetic, how many nodes it

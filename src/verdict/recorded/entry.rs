@@ -10,8 +10,8 @@ use crate::report::{
     CheckpointVerdict as V, Coverage, Diagnosis, Entry, FirstDivergence, Local, LocalError, Report, Tried,
     Verdict,
 };
-use crate::verdict::refuted;
 use crate::verdict::text::alone;
+use crate::verdict::{refuted, within_tolerance};
 
 /// Everything that is known of one id.
 pub struct Known<'a> {
@@ -122,7 +122,7 @@ fn compared(
     before: Before,
 ) -> (V, String) {
     match comparison.within_tolerance {
-        Some(true) => return (V::Match, "within the tolerance given".to_owned()),
+        Some(true) => return (V::Match, TOLERATED.to_owned()),
         Some(false) => {
             return (V::Beyond, "beyond the tolerance given, though its local error is rounding".to_owned());
         }
@@ -239,17 +239,14 @@ fn unseen(entries: &[Entry]) -> Option<String> {
     })
 }
 
+/// Evidence of what passes by the tolerance that a user gave.
+const TOLERATED: &str = "within the tolerance given";
+
 /// Ids that are named in a sentence.
 const NAMED_MAX: usize = 4;
 
-/// Puts the report together: verdict, first divergence, coverage.
-pub fn assemble(
-    (entries, hidden): (Vec<Entry>, Option<Checkpoint>),
-    graphs: &[(usize, &Labelled)],
-    tried: &dyn Fn(Checkpoint) -> Vec<Tried>,
-    allow_missing: bool,
-    [rows_audited, rows_screened]: [u64; 2],
-) -> Report {
+/// The answer of the whole, and why where it is undecided.
+fn answer(entries: &[Entry], hidden: Option<Checkpoint>, allow_missing: bool) -> (Verdict, Option<String>) {
     let of = |verdict: V| entries.iter().filter(move |entry| entry.verdict == verdict);
     let first = entries.iter().find(|entry| entry.verdict.is_fault());
     let audited = entries.iter().any(|entry| entry.local.candidate.is_some());
@@ -259,7 +256,7 @@ pub fn assemble(
         ids.join(", ") + more
     };
     let (missing, undecided) = (of(V::Missing).count(), of(V::Undecided).count());
-    let (verdict, reason) = if first.is_some() {
+    if first.is_some() {
         (Verdict::Divergence, None)
     } else if let Some(id) = hidden {
         let text = format!(
@@ -283,8 +280,21 @@ pub fn assemble(
             format!("{} could not be judged: {} ({why})", count(undecided, "node"), some(V::Undecided));
         (Verdict::Undecided, Some(text))
     } else {
-        (Verdict::Parity, unseen(&entries))
-    };
+        (Verdict::Parity, None)
+    }
+}
+
+/// Puts the report together: verdict, first divergence, coverage.
+pub fn assemble(
+    (entries, hidden): (Vec<Entry>, Option<Checkpoint>),
+    graphs: &[(usize, &Labelled)],
+    tried: &dyn Fn(Checkpoint) -> Vec<Tried>,
+    allow_missing: bool,
+    [rows_audited, rows_screened]: [u64; 2],
+) -> Report {
+    let of = |verdict: V| entries.iter().filter(move |entry| entry.verdict == verdict);
+    let first = entries.iter().find(|entry| entry.verdict.is_fault());
+    let (verdict, reason) = answer(&entries, hidden, allow_missing);
     let first_divergence = first.map(|entry| FirstDivergence {
         checkpoint: entry.id,
         layer: entry.layer,
@@ -302,7 +312,7 @@ pub fn assemble(
     let numbers = || entries.iter().filter_map(|entry| entry.numbers.as_ref());
     let coverage = Coverage {
         checkpoints_compared: numbers().count(),
-        checkpoints_missing: missing,
+        checkpoints_missing: of(V::Missing).count(),
         elements_compared: numbers().map(|numbers| numbers.n).sum(),
         rows_compared: numbers().map(|numbers| numbers.row_rel_l2.len() as u64).sum(),
         rows_expected: numbers().map(|numbers| numbers.row_rel_l2.len() as u64).sum(),
@@ -310,6 +320,9 @@ pub fn assemble(
         rows_screened: Some(rows_screened),
         seen: None,
     };
+    let tolerated = || entries.iter().filter(|entry| entry.evidence.as_deref() == Some(TOLERATED)).count();
+    let basis = || within_tolerance(tolerated(), &coverage, &entries).or_else(|| unseen(&entries));
+    let reason = reason.or_else(|| if verdict == Verdict::Parity { basis() } else { None });
     let origins = of(V::Origin).map(|entry| entry.id).collect();
     Report { verdict, reason, first_divergence, origins, coverage, checkpoints: entries, ..Report::default() }
 }
