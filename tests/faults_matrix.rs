@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use parity::checkpoint::{Checkpoint, Kind};
 use parity::faults::inject::{Injected, inject};
-use parity::faults::{Fault, ParameterKind, catalogue};
+use parity::faults::{Argument, Fault, ParameterKind, Site, catalogue};
 use parity::model::Model;
 use support::{Random, audit_all, diagnose_at, model, run, run_some};
 
@@ -231,6 +231,8 @@ fn parameters_are_fitted() {
         ("norm.eps=3e-4@2", "blk.2.attn_norm", "eps is 3e-4, the model says 1e-6"),
         ("attn.scale=0.11@2", "blk.2.attn_ctx", "scaled by 0.11, not"),
         ("attn.stale_cache=unread@2", "blk.2.attn_ctx", "rows do not see their own step"),
+        ("attn.mask_shift=1@2", "blk.2.attn_ctx", "rows see 1 position after their own"),
+        ("ranks.lost_sum=2/4@1", "blk.1.attn_out", "what rank 2 of 4 computes, from columns 128 to 191"),
         ("attn.window=5@2", "blk.2.attn_ctx", "the last 5 positions only"),
         ("attn.softcap=7.5@1", "blk.1.attn_ctx", "soft-capped at 7.5"),
         ("attn.clamp=0.75@1", "blk.1.attn_ctx", "beyond ±0.75 are"),
@@ -248,6 +250,37 @@ fn parameters_are_fitted() {
         let found = diagnose_at(&model, &kept, node.parse().unwrap());
         let said = found.diagnosis.first().map(|item| item.text.clone()).unwrap_or_default();
         assert!(said.contains(text), "{spec}: {said:?} {:?}", found.tried);
+    }
+}
+
+/// One query head that reads other keys, other values, or both: told which.
+#[test]
+fn a_single_head_that_reads_another_one_s_keys_or_values_is_named() {
+    let Some(model) = model(TINY[0]) else { return eprintln!("SKIP: no tiny model") };
+    let node: Checkpoint = "blk.1.attn_ctx".parse().unwrap();
+    let heads = model.config.dims.heads;
+    assert_eq!((heads, model.config.dims.kv_heads), (8, 2));
+    let own: Vec<u32> = vec![0, 0, 0, 0, 1, 1, 1, 1];
+    let with = |head: usize| [&own[..head], &[1 - own[head]], &own[head + 1..]].concat();
+    let fault = catalogue::find("attn.wrong_kv_head").unwrap();
+    let mut random = Random(7);
+    for (read, text) in [
+        ([with(1), own.clone()].concat(), "query head 1 reads the keys of KV head 1, the model says 0"),
+        ([own.clone(), with(6)].concat(), "query head 6 reads the values of KV head 0, the model says 1"),
+        ([with(3), with(3)].concat(), "query head 3 reads KV head 1, the model says 0"),
+    ] {
+        let mut graph = model.graph.clone();
+        let (site, argument) = (Site { model: &model }, Argument::Order(read));
+        for kind in fault.home.kinds() {
+            let one = graph.node_mut(node.sibling(*kind)).unwrap();
+            assert_eq!((fault.change)(&site, one, &argument), Some(()));
+        }
+        let kept = run(&model, &graph, &random.tokens(TOKENS, 4000), PROMPT, false);
+        assert_eq!(audit_all(&model, &kept).origins().collect::<Vec<_>>(), [node], "{text}");
+        let found = diagnose_at(&model, &kept, node);
+        let said: Vec<(&str, &str)> =
+            found.diagnosis.iter().map(|item| (item.fault.as_str(), item.text.as_str())).collect();
+        assert_eq!(said, [(fault.name, text)], "{:?}", found.tried);
     }
 }
 

@@ -28,6 +28,11 @@ const REAL: [&str; 3] = [
     "tests/data/foreign/perplexity-tiny.safetensors",
 ];
 
+/// llama.cpp 0.5.0's llama-server on the CPU, asked for six tokens behind the prompt with `"logprobs": 10`: of the weights
+/// of [`F16`] in F32 (llama-quantize), `--cache-type-k f32 --cache-type-v f32 --flash-attn off`; and with
+/// `--rope-freq-base 10000`.
+const SERVER: [&str; 2] = ["tests/data/foreign/server-tiny.json", "tests/data/foreign/server-tiny-rope.json"];
+
 fn folder() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_owned();
@@ -172,6 +177,20 @@ fn the_likeliest_tokens_of_a_server_are_judged_and_no_more_is_claimed() {
         diff(&good, healthy()).args(told).assert().code(0).stdout(contains("PARITY"));
     }
     audit(&at.join("good2.json")).assert().code(2).stderr(contains("the tokens of the prompt"));
+}
+
+#[test]
+fn answers_of_llama_server_are_judged() {
+    let whole = tokens().iter().map(i64::to_string).collect::<Vec<_>>().join(",");
+    let answer = |path| {
+        let mut command = audit(Path::new(path));
+        command.args(["--tokens", &whole]);
+        command
+    };
+    let says = contains("PARITY: 1 checkpoint").and(contains("judged in the arithmetic `f32`"));
+    answer(SERVER[0]).assert().code(0).stdout(says.and(contains("60 values of 6 rows")));
+    answer(SERVER[1]).assert().code(1).stdout(contains("DIVERGES at logits"));
+    answer(SERVER[1]).args(["--numerics", "f32"]).assert().code(1).stdout(contains("DIVERGES at logits"));
 }
 
 #[test]

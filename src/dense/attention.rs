@@ -114,7 +114,7 @@ impl<'a, S: Scalar> Stored<'a, S> {
     }
 }
 
-/// The positions that row t sees of `cached`.
+/// The positions that row t sees of `cached`: none behind its step, which are not computed yet.
 pub(crate) fn visible(mask: BySteps<Mask>, rows: Rows<'_>, t: usize, cached: usize) -> Range<usize> {
     let step = &rows.steps[t];
     let at = |edge: Edge| {
@@ -127,7 +127,7 @@ pub(crate) fn visible(mask: BySteps<Mask>, rows: Rows<'_>, t: usize, cached: usi
         (i64::from(from) + edge.offset).clamp(0, cached as i64) as usize
     };
     let Mask { first, behind } = mask.at(step.start);
-    at(first)..at(behind).max(at(first))
+    at(first)..at(behind).min(step.end as usize).max(at(first))
 }
 
 /// scores (S,) to probabilities in place; what is not visible becomes 0.

@@ -45,6 +45,16 @@ pub fn apply<S: Scalar>(change: &Change, gguf: &Gguf, matrix: &mut Matrix<S>, ro
             *matrix = rope::execute(op, freqs.as_ref(), matrix.view(), rows, &Numerics::default());
         }
         Change::Columns(from) => reorder_columns(from, matrix)?,
+        Change::Gathered(from) => {
+            check(from.iter().all(|&c| (c as usize) < matrix.cols), "columns of the row")?;
+            let mut data = Vec::with_capacity(matrix.rows * from.len());
+            (0..matrix.rows).for_each(|r| data.extend(from.iter().map(|&c| matrix.row(r)[c as usize])));
+            *matrix = Matrix::new(matrix.rows, from.len(), data);
+        }
+        Change::Without(part) => {
+            check(part.start <= part.end && part.end <= matrix.cols, "columns of the row")?;
+            (0..matrix.rows).for_each(|r| matrix.row_mut(r)[part.clone()].fill(S::ZERO));
+        }
         Change::RowsBehind(behind) => {
             for r in (*behind..matrix.rows).rev() {
                 let source = (r - behind) * matrix.cols;

@@ -3,11 +3,13 @@
 //! A fault is a small change of one node of the graph, so that the same entry both injects the mistake in a
 //! running engine and predicts, from a failing node's recorded inputs, what that mistake would have given.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::model::Model;
 use crate::model::graph::{Node, Rope};
+use crate::report::Tried;
 
 mod between;
 pub mod catalogue;
@@ -44,6 +46,22 @@ pub struct Fault {
     pub guess: Option<Guess>,
     /// One sentence for a report, from the healthy node and the argument.
     pub sentence: fn(&Site<'_>, &Node, &Argument) -> String,
+}
+
+/// Faults that a report lists where none explains the error.
+const TRIED_MAX: usize = 12;
+
+/// What a report lists of the faults that were tried: each once, with the largest share of the error that it accounts for
+/// in any form, the likeliest first. One that makes things worse accounts for nothing; one that gives NaN where numbers
+/// were recorded says nothing.
+fn nearest(mut tried: Vec<Tried>) -> Vec<Tried> {
+    tried.retain(|tried| tried.explains.is_finite());
+    tried.iter_mut().for_each(|tried| tried.explains = tried.explains.max(0.0));
+    tried.sort_by(|a, b| b.explains.total_cmp(&a.explains));
+    let mut told = HashSet::new();
+    tried.retain(|tried| told.insert(tried.fault.clone()));
+    tried.truncate(TRIED_MAX);
+    tried
 }
 
 /// Proposes arguments for the node of a base, from its recorded output.
@@ -175,5 +193,21 @@ impl Site<'_> {
     /// Shape of a tensor, slowest axis first.
     pub fn shape(&self, tensor: &str) -> Option<&[usize]> {
         Some(&self.model.gguf.tensor(tensor)?.info.shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_tried_is_told_once_and_never_below_nothing() {
+        let tried = [("a", -0.5), ("b", 0.25), ("a", 0.125), ("c", f64::NAN), ("d", -3.0), ("b", 0.75)];
+        let tried = tried.map(|(fault, explains)| Tried { fault: fault.to_owned(), explains });
+        let told: Vec<(String, f64)> =
+            nearest(tried.into()).into_iter().map(|tried| (tried.fault, tried.explains)).collect();
+        assert_eq!(told, [("b".to_owned(), 0.75), ("a".to_owned(), 0.125), ("d".to_owned(), 0.0)]);
+        let many = (0..40).map(|i| Tried { fault: i.to_string(), explains: 0.5 }).collect();
+        assert_eq!(nearest(many).len(), TRIED_MAX);
     }
 }

@@ -1,6 +1,5 @@
 //! A node computed with a mistake: injected into a machine, or tried on a node whose recorded output is wrong.
 
-use std::cmp::Ordering;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use parity_graph::rewrite::{Change, Edit};
@@ -139,8 +138,6 @@ fn edit_values<S: Scalar>(edit: Edit, width: usize, values: &mut [S]) {
 const PASSED_ROUNDINGS: f64 = 1.0;
 /// Share of the squared error that a mistake seen in the values alone has to account for.
 const EXPLAINS_MIN: f64 = 0.9;
-/// Faults that a report lists where none explains the error.
-const TRIED_MAX: usize = 8;
 
 /// The mistakes that explain the output of a node, the more specific ones first, and where there are none what was
 /// tried. A mistake in what the node is told or reads comes before one that is seen in the values alone.
@@ -175,9 +172,7 @@ pub fn diagnose(suspect: &Suspect<'_>) -> Names {
     if !found.is_empty() {
         return Names { found, tried: Vec::new() };
     }
-    tried.sort_by(|a, b| b.explains.partial_cmp(&a.explains).unwrap_or(Ordering::Equal));
-    tried.truncate(TRIED_MAX);
-    Names { found, tried }
+    Names { found, tried: super::nearest(tried) }
 }
 
 /// A mistake in words.

@@ -10,7 +10,7 @@ use super::map::expression::Widths;
 use super::map::pattern::Pattern;
 use super::map::{Map, Shards, Target};
 use super::shards::whole;
-use super::{Foreign, Pass};
+use super::{Foreign, Pass, RANKS};
 use crate::error::{Error, Result};
 use crate::memory;
 
@@ -54,7 +54,8 @@ pub fn convert(ranks: &[Foreign], map: &Map, widths: &Widths, tokens: Option<&[u
     let Some(first) = ranks.first() else {
         return Err(Error::new("a dump", "has no ranks"));
     };
-    let widths = if ranks.len() > 1 { widths.of_rank(ranks.len()) } else { widths.clone() };
+    let (model, widths) =
+        (widths, if ranks.len() > 1 { widths.of_rank(ranks.len()) } else { widths.clone() });
     let scratch = tempfile::tempdir()
         .map_err(|e| Error::file(&std::env::temp_dir(), format!("cannot hold a copy of the dump: {e}")))?;
     let mut writer = Writer::create(scratch.path(), first.producer.clone(), first.model.clone())?;
@@ -83,10 +84,13 @@ pub fn convert(ranks: &[Foreign], map: &Map, widths: &Widths, tokens: Option<&[u
             unknown.append(&mut one.foreign);
             notes.append(&mut one.notes);
         }
-        unsummed.extend(write_pass(&mut writer, &first.passes[number], &mapped, &rows, &widths)?);
+        unsummed.extend(write_pass(&mut writer, &first.passes[number], &mapped, &rows, (model, &widths))?);
     }
     let manifest = writer.manifest_mut();
     (manifest.prompt, manifest.provenance) = (first.prompt.clone(), first.provenance.clone());
+    if ranks.len() > 1 {
+        manifest.provenance.insert(RANKS.to_owned(), ranks.len().to_string());
+    }
     match ranks.iter().all(|rank| rank.complete) {
         true => writer.finish()?,
         false => drop(writer),
@@ -297,13 +301,13 @@ fn rows_seen(pieces: &[Piece<'_>]) -> Option<usize> {
     pieces.iter().find(plain).map(|piece| piece.array.shape[piece.array.shape.len() - 2])
 }
 
-/// Writes a pass; gives the ids that were left out, as [`whole`] says.
+/// Writes a pass, with the widths of the model and those of a rank; gives the ids that were left out, as [`whole`] says.
 fn write_pass(
     writer: &mut Writer,
     pass: &Pass,
     mapped: &[Mapped<'_>],
     rows: &Rows,
-    widths: &Widths,
+    (model, widths): (&Widths, &Widths),
 ) -> Result<Vec<String>> {
     let mut unsummed = Vec::new();
     let count = rows.positions.len();
@@ -336,8 +340,8 @@ fn write_pass(
         )?;
         let way = piece.target.shards.filter(|_| mapped.len() > 1);
         let tensor = match parts.len() {
-            1 => whole(piece.id, &parts, Some(Shards::First), &piece.place)?,
-            _ => whole(piece.id, &parts, way, &piece.place)?,
+            1 => whole(piece.id, &parts, Some(Shards::First), model, &piece.place)?,
+            _ => whole(piece.id, &parts, way, model, &piece.place)?,
         };
         let Some(tensor) = tensor else {
             unsummed.push(piece.id.to_string());

@@ -19,6 +19,9 @@ use array::Array;
 use map::expression::Widths;
 use map::{Map, built_in};
 
+/// Under which key a dump says of how many ranks it was put together.
+pub const RANKS: &str = "ranks";
+
 /// One forward pass.
 #[derive(Clone, Default)]
 pub struct Pass {
@@ -129,7 +132,11 @@ impl Options {
 /// # Errors
 /// What is no dump, or does not fit the map.
 pub fn open(path: &Path, options: &Options) -> Result<Dump> {
-    each_position_once(opened(path, options)?, path)
+    let dump = each_position_once(opened(path, options)?, path)?;
+    if let Some(model) = options.model.as_ref().filter(|_| dump.manifest().graphs.is_empty()) {
+        shards::refuse_one_rank(&dump, &Widths::of(&Gguf::open(model)?)?)?;
+    }
+    Ok(dump)
 }
 
 fn opened(path: &Path, options: &Options) -> Result<Dump> {

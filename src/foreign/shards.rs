@@ -1,9 +1,12 @@
 //! The parts that ranks of a tensor-parallel engine hold, put together.
 
-use parity_dump::{Checkpoint, Element, Kind};
+use std::collections::{BTreeMap, BTreeSet};
+
+use parity_dump::{Checkpoint, Dump, Element, Kind};
 
 use super::array::Array;
 use super::map::Shards;
+use super::map::expression::Widths;
 use crate::error::{Error, Result};
 
 /// What ranks hold a slice of, by rows of the weight: heads, feed-forward columns, vocabulary.
@@ -46,18 +49,27 @@ const ORDERLESS: usize = 2;
 
 /// The whole tensor of what each rank holds, in order of rank. What is equal on all ranks is taken once; of the rest
 /// slices are laid side by side and summands added, as `way` says or by the checkpoint's kind. `None` of summands whose
-/// sum depends on how the engine adds them: of more than two ranks the order, of 16 bits the type.
+/// sum depends on how the engine adds them: of more than two ranks the order, of 16 bits the type. `widths` are the
+/// model's: a slice that is equal on all ranks is still a slice.
 ///
 /// # Errors
 /// Ranks that differ where they should agree, or whose shapes do not fit.
-pub fn whole(id: Checkpoint, parts: &[Array], way: Option<Shards>, place: &str) -> Result<Option<Whole>> {
+pub fn whole(
+    id: Checkpoint,
+    parts: &[Array],
+    way: Option<Shards>,
+    widths: &Widths,
+    place: &str,
+) -> Result<Option<Whole>> {
     let mut values: Vec<(Element, Vec<u8>)> = parts.iter().map(Array::to_dump).collect();
     let shapes: Vec<&[usize]> = parts.iter().map(|part| part.shape.as_slice()).collect();
     let same = shapes.iter().all(|shape| *shape == shapes[0]);
     let equal = same && values.iter().all(|part| *part == values[0]);
+    // How many different parts there are, where the model says it.
+    let slices = slices(id.kind(), shapes[0], widths).filter(|slices| parts.len().is_multiple_of(*slices));
     let way = match way {
         Some(way) => way,
-        None if equal => Shards::First,
+        None if equal && slices.is_none_or(|slices| slices == 1) => Shards::First,
         None if SUMMED.contains(&id.kind()) => Shards::Sum,
         None if SLICED.contains(&id.kind()) => Shards::Concat(usize::from(!id.kind().is_optional())),
         None => return Err(disagree(id, place)),
@@ -76,8 +88,15 @@ pub fn whole(id: Checkpoint, parts: &[Array], way: Option<Shards>, place: &str) 
         }
         Shards::Concat(axis) => {
             let shared = SHARED.contains(&id.kind());
-            let first = |rank: &usize| !shared || *rank == 0 || values[*rank] != values[*rank - 1];
-            let ranks: Vec<usize> = (0..parts.len()).filter(first).collect();
+            let again = |rank: usize| match slices {
+                Some(slices) => !rank.is_multiple_of(parts.len() / slices),
+                None => rank > 0 && values[rank] == values[rank - 1],
+            };
+            let differs = |rank: &usize| shared && again(*rank) && values[*rank] != values[*rank - 1];
+            if (0..parts.len()).any(|rank| differs(&rank)) {
+                return Err(disagree(id, place));
+            }
+            let ranks: Vec<usize> = (0..parts.len()).filter(|rank| !shared || !again(*rank)).collect();
             let element = values[0].0;
             let fits = |rank: usize| {
                 let alike = |(i, (a, b)): (usize, (&usize, &usize))| i == axis || a == b;
@@ -103,6 +122,65 @@ pub fn whole(id: Checkpoint, parts: &[Array], way: Option<Shards>, place: &str) 
         }
         Shards::Sum => Err(unlike(id, place, "added", &shapes)),
     }
+}
+
+/// How many parts of this shape the whole is, where the model's widths say it and it is several whole ones or one.
+fn slices(kind: Kind, shape: &[usize], widths: &Widths) -> Option<usize> {
+    let get = |letter| widths.get(letter);
+    let heads = |heads: char| Some(get(heads)? * if kind.is_optional() { 1 } else { get('E')? });
+    let whole = match kind {
+        Kind::FfnGate | Kind::FfnUp | Kind::FfnAct => get('F')?,
+        Kind::Logits => get('V')?,
+        kind if SHARED.contains(&kind) => heads('K')?,
+        kind if SLICED.contains(&kind) => heads('H')?,
+        _ => return None,
+    };
+    let own = match kind.is_optional() {
+        true => *shape.first()?,
+        false => shape.get(1..)?.iter().product(),
+    };
+    (own > 0 && whole.is_multiple_of(own)).then(|| whole / own)
+}
+
+/// Refuses a dump that holds one rank's part of a model: heads and feed-forward columns, or vocabulary, of which the model
+/// has the same number of times as many.
+///
+/// # Errors
+/// What is there, and what is missing.
+pub fn refuse_one_rank(dump: &Dump, widths: &Widths) -> Result<()> {
+    let mut divided: BTreeMap<&str, BTreeMap<usize, Checkpoint>> = BTreeMap::new();
+    for id in dump.checkpoints().filter(|id| SLICED.contains(&id.kind()) && !SHARED.contains(&id.kind())) {
+        let Some(shape) = dump.get(id).map(|recorded| recorded.row_shape()) else { continue };
+        // As of one row; the attention matrices have their heads first.
+        let of_row: Vec<usize> = if id.kind().is_optional() { shape } else { [vec![1], shape].concat() };
+        let Some(slices) = slices(id.kind(), &of_row, widths) else { return Ok(()) };
+        let part = match id.kind() {
+            Kind::FfnGate | Kind::FfnUp | Kind::FfnAct => "feed-forward columns",
+            Kind::Logits => "vocabulary",
+            _ => "heads",
+        };
+        divided.entry(part).or_default().entry(slices).or_insert(id);
+    }
+    // The vocabulary may have been gathered.
+    divided.retain(|part, slices| *part != "vocabulary" || !slices.contains_key(&1));
+    let counts: BTreeSet<usize> = divided.values().flat_map(|slices| slices.keys().copied()).collect();
+    let (Some(&ranks), 1) = (counts.first(), counts.len()) else { return Ok(()) };
+    if ranks < 2 || divided.len() < 2 {
+        return Ok(());
+    }
+    let first = |slices: &BTreeMap<usize, Checkpoint>| slices.values().next().map(ToString::to_string);
+    let found: Vec<String> = divided
+        .iter()
+        .filter_map(|(part, slices)| Some(format!("1 in {ranks} of the {part} ({})", first(slices)?)))
+        .collect();
+    let last = ranks - 1;
+    Err(Error::file(dump.path(), format!("is one rank's part of the model: the other {last} of {ranks} are missing"))
+        .expected(format!("the dumps of all {ranks} ranks"))
+        .found(found.join(", "))
+        .hint(format!(
+            "dump every rank into a folder of its own, all/rank0 to all/rank{last}, and name the folder around them: \
+             parity audit all -m MODEL.gguf"
+        )))
 }
 
 fn disagree(id: Checkpoint, place: &str) -> Error {
@@ -131,7 +209,7 @@ mod tests {
     }
 
     fn merged(id: &str, parts: &[Array], way: Option<Shards>) -> Result<(Vec<usize>, Vec<f32>)> {
-        let whole = whole(id.parse().unwrap(), parts, way, "x")?.expect("one sum");
+        let whole = whole(id.parse().unwrap(), parts, way, &Widths::default(), "x")?.expect("one sum");
         let mut values = vec![0.0; whole.shape.iter().product()];
         whole.element.decode(&whole.bytes, &mut values);
         Ok((whole.shape, values))
@@ -159,8 +237,11 @@ mod tests {
     fn summands_whose_sum_depends_on_the_engine_have_none() {
         let parts = [array(&[1, 2], &[0., 1.]), array(&[1, 2], &[1e8, 2.]), array(&[1, 2], &[-1e8, 2.])];
         let id = "blk.0.attn_out".parse().unwrap();
-        assert!(whole(id, &parts, None, "x").unwrap().is_none(), "0 or 1e-8 of three in f32");
-        assert!(whole(id, &parts[..2], None, "x").unwrap().is_some());
+        assert!(
+            whole(id, &parts, None, &Widths::default(), "x").unwrap().is_none(),
+            "0 or 1e-8 of three in f32"
+        );
+        assert!(whole(id, &parts[..2], None, &Widths::default(), "x").unwrap().is_some());
     }
 
     #[test]

@@ -87,6 +87,10 @@ pub enum Change {
     Rope(Rope),
     /// Column c takes what column `from[c]` held.
     Columns(Vec<u32>),
+    /// Column c is what column `from[c]` held; the row is as wide as the list.
+    Gathered(Vec<u32>),
+    /// Columns of this range are zeros.
+    Without(std::ops::Range<usize>),
     /// Row r takes what row r - k held; the first k rows stay.
     RowsBehind(usize),
     /// Every row takes what the first row held.
@@ -158,6 +162,8 @@ impl Change {
             | Change::AddVector { .. }
             | Change::Rope(_)
             | Change::Columns(_)
+            | Change::Gathered(_)
+            | Change::Without(_)
             | Change::Overflow(Limit::Above(_))
             | Change::Round(_)
             | Change::Reinterpret { .. } => Reach::Row,

@@ -164,7 +164,7 @@ pub struct FirstDivergence {
 pub struct Tried {
     /// Name in the catalogue.
     pub fault: String,
-    /// Share of the squared local error that it accounts for; below 0 where it makes things worse.
+    /// Share of the squared local error that it accounts for; 0 where it makes things worse.
     #[serde(deserialize_with = "nan_if_null")]
     pub explains: f64,
 }

@@ -37,7 +37,10 @@ pub fn kept(id: &Checkpoint) -> bool {
 
 /// Every tensor of the healthy dump, by id.
 pub fn tensors() -> IndexMap<Checkpoint, Tensor> {
-    let dump = Dump::open(healthy()).unwrap();
+    tensors_of(&Dump::open(healthy()).unwrap())
+}
+
+fn tensors_of(dump: &Dump) -> IndexMap<Checkpoint, Tensor> {
     let of = |id: Checkpoint| {
         let (shape, _, values) = dump.in_step(0, id).unwrap();
         (id, Tensor { shape, values })
@@ -113,9 +116,28 @@ pub fn nameless() -> (BTreeMap<String, Tensor>, BTreeMap<String, Vec<String>>) {
     (named, truth)
 }
 
-/// Dumps of two ranks: heads, columns and vocabulary are divided, outputs of row-wise matmuls are summands.
-pub fn two_ranks(at: &Path, reduced: bool) {
-    let whole = Dump::open(healthy()).unwrap();
+/// How two ranks hand over what row-wise matmuls give.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Sums {
+    /// Each rank its summand, before they are added.
+    Summands,
+    /// So too, and one sum was not added up: the residual of layer 1 differs.
+    Unreduced,
+    /// Both ranks the sum.
+    Reduced,
+}
+
+/// What parity's own engine computes with a mistake in it, as a dump of one pass.
+pub fn with_fault(fault: &str, at: &Path) -> PathBuf {
+    let path = at.join(fault.replace(['/', '='], "-"));
+    let run = ["run", "--device", "cpu", "-p", PROMPT, "--no-audit", "--inject", fault, "--dump"];
+    parity(&run).arg(&path).assert().failure();
+    path
+}
+
+/// Dumps of two ranks: heads, columns and vocabulary are divided.
+pub fn two_ranks(whole: &Path, at: &Path, sums: Sums) {
+    let whole = Dump::open(whole).unwrap();
     let positions = &whole.manifest().steps[0].positions;
     for rank in 0..2 {
         let mut writer = Writer::create(
@@ -125,7 +147,7 @@ pub fn two_ranks(at: &Path, reduced: bool) {
         )
         .unwrap();
         writer.begin_step(whole.tokens(), positions, 200).unwrap();
-        for (id, tensor) in tensors() {
+        for (id, tensor) in tensors_of(&whole) {
             let part = match id.kind() {
                 Kind::Q
                 | Kind::K
@@ -137,9 +159,8 @@ pub fn two_ranks(at: &Path, reduced: bool) {
                 | Kind::FfnUp
                 | Kind::FfnAct
                 | Kind::Logits => tensor.half(rank),
-                Kind::AttnOut | Kind::FfnOut => tensor.summand(rank),
-                // A sum over ranks that one of them was left out of.
-                Kind::AttnResidual if !reduced && id.layer_index() == Some(1) && rank == 1 => {
+                Kind::AttnOut | Kind::FfnOut if sums != Sums::Reduced => tensor.summand(rank),
+                Kind::AttnResidual if sums == Sums::Unreduced && id.layer_index() == Some(1) && rank == 1 => {
                     tensor.scaled(0.9)
                 }
                 _ => tensor,

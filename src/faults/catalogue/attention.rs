@@ -8,6 +8,7 @@ use crate::checkpoint::Kind;
 use crate::faults::spell;
 use crate::model::edit::Change;
 use crate::model::graph::{Anchor, Attention, BySteps, Edge, Mask, Node, Op};
+use crate::report::words::count;
 
 pub(super) const HOME: Home = Home::All(&[Kind::AttnScores, Kind::AttnProbs, Kind::AttnCtx]);
 
@@ -89,6 +90,36 @@ fn spelt_order(order: &[u32], width: usize) -> String {
     heads.join(", ")
 }
 
+/// Which query heads read which keys and values, of those that read others than the model says: the key/value head of
+/// each query head's keys, then of each one's values.
+fn heads_read(site: &Site<'_>, read: &[u32]) -> String {
+    let dims = site.model.config.dims;
+    let group = dims.heads / dims.kv_heads.max(1);
+    let own = |head: usize| (head / group.max(1)) as u32;
+    let (keys, values) = (read.get(..dims.heads), read.get(dims.heads..));
+    let other = |read: Option<&[u32]>, head| {
+        read.and_then(|read| read.get(head)).copied().filter(|other| *other != own(head))
+    };
+    let wrong = (0..dims.heads).filter_map(|head| {
+        let what = match (other(keys, head), other(values, head)) {
+            (Some(keys), Some(values)) if keys == values => format!("KV head {keys}"),
+            (Some(keys), Some(values)) => format!("keys of KV head {keys} and values of KV head {values}"),
+            (Some(keys), None) => format!("the keys of KV head {keys}"),
+            (None, Some(values)) => format!("the values of KV head {values}"),
+            (None, None) => return None,
+        };
+        Some(format!("query head {head} reads {what}, the model says {}", own(head)))
+    });
+    let wrong: Vec<String> = wrong.collect();
+    match wrong.len().checked_sub(HEADS_SPELT) {
+        Some(more @ 1..) => format!("{}; and {more} more heads", wrong[..HEADS_SPELT].join("; ")),
+        _ => wrong.join("; "),
+    }
+}
+
+/// Heads that a sentence spells out.
+const HEADS_SPELT: usize = 4;
+
 /// Faults of `attn_scores`, `attn_probs` and `attn_ctx`.
 pub const FAULTS: &[Fault] = &[
     Fault {
@@ -169,6 +200,39 @@ pub const FAULTS: &[Fault] = &[
         ..PLAIN
     },
     Fault {
+        name: "attn.wrong_kv_head",
+        summary: "some query heads read the keys or values of another key/value head",
+        place: "an index of a key/value head that is computed apart for some heads: a tail, a block of heads, one of two caches",
+        fix: "query head h reads keys and values of key/value head h / (H/K)",
+        home: HOME,
+        change: |site, node, argument| {
+            let dims = site.model.config.dims;
+            let op = attention(node)?;
+            when(dims.kv_heads > 1)?;
+            let Argument::Order(read) = argument else {
+                let heads: Vec<u32> = (0..dims.kv_heads as u32).map(|head| head.max(1)).collect();
+                return cached(node, &Change::Columns(head_columns(&heads, dims.head_width)));
+            };
+            let heads = op.heads;
+            when(read.len() == 2 * heads)?;
+            (op.kv_heads, op.group) = (heads, 1);
+            let [keys, values] = [&read[..heads], &read[heads..]]
+                .map(|read| Change::Gathered(head_columns(read, dims.head_width)));
+            match node.op {
+                Op::Scores(_) => input(node, 1, keys),
+                Op::Context(_) => input(node, 1, values),
+                Op::Attention(_) => input(node, 1, keys).and_then(|()| input(node, 2, values)),
+                _ => Some(()),
+            }
+        },
+        guess: Some(diagnose::kv_reads),
+        sentence: |site, _, argument| match argument {
+            Argument::Order(read) => heads_read(site, read),
+            _ => "query heads of KV head 0 read KV head 1".to_owned(),
+        },
+        ..PLAIN
+    },
+    Fault {
         name: "attn.no_mask",
         summary: "rows see the positions after them",
         place: "a prefill without the causal mask",
@@ -195,7 +259,7 @@ pub const FAULTS: &[Fault] = &[
         guess: Some(diagnose::mask_shifts),
         sentence: |_, _, argument| match argument.integer().unwrap_or(0) {
             shift @ ..=-1 => format!("rows do not see the last {} positions up to their own", -shift),
-            shift => format!("rows see {shift} positions after their own"),
+            shift => format!("rows see {} after their own", count(shift.unsigned_abs() as usize, "position")),
         },
     },
     Fault {

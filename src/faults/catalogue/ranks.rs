@@ -1,8 +1,11 @@
 //! Mistakes of engines that divide a model: each rank holds another's part.
 
-use super::{Argument, Fault, Home, PLAIN, Site, attention, diagnose, integer, output, when};
+use super::{
+    Argument, Fault, Home, PLAIN, Site, attention, diagnose, input, integer, named, output, weight_name, when,
+};
 use crate::checkpoint::Kind;
 use crate::model::edit::Change;
+use crate::model::graph::{Node, Op};
 
 /// Ranks that the parts of a model are divided among, at most.
 const RANKS_MAX: usize = 16;
@@ -20,17 +23,51 @@ pub const DIVIDED: &[Kind] = &[
     Kind::Logits,
 ];
 
+/// What ranks have summands of: products whose input columns are divided.
+const SUMMED: &[Kind] = &[Kind::AttnOut, Kind::FfnOut];
+
+/// Numbers of ranks that a model's heads can be divided among, without one.
+pub fn rank_counts(site: &Site<'_>) -> impl Iterator<Item = usize> + use<> {
+    let heads = site.model.config.dims.heads;
+    (2..=RANKS_MAX).filter(move |ranks| heads.is_multiple_of(*ranks))
+}
+
+/// Rank r of R, as an argument: `1/2`.
+pub fn rank_of(rank: usize, ranks: usize) -> Argument {
+    Argument::Tensor(format!("{rank}/{ranks}"))
+}
+
+/// The input columns of a product that belong to the rank of an argument, and the rank and how many there are.
+fn summand(
+    site: &Site<'_>,
+    node: &Node,
+    argument: &Argument,
+) -> Option<(std::ops::Range<usize>, usize, usize)> {
+    let (Argument::Tensor(spelt), Op::Linear { .. }) = (argument, &node.op) else { return None };
+    when(SUMMED.contains(&node.checkpoint.kind()))?;
+    let (rank, ranks) = spelt.split_once('/')?;
+    let (rank, ranks): (usize, usize) = (rank.parse().ok()?, ranks.parse().ok()?);
+    let width = *site.shape(weight_name(node))?.last()?;
+    when(ranks > 1 && rank < ranks && width.is_multiple_of(ranks))?;
+    let part = width / ranks;
+    Some((rank * part..(rank + 1) * part, rank, ranks))
+}
+
 /// Columns of `order.len()` equal parts, part i taken from part `order[i]`.
-fn columns(order: &[u32], width: usize) -> Vec<u32> {
+pub fn columns(order: &[u32], width: usize) -> Vec<u32> {
     let part = (width / order.len()) as u32;
     order.iter().flat_map(|&from| (0..part).map(move |column| from * part + column)).collect()
 }
 
-/// The order of equal parts that an order of columns is one of: the fewest parts. Parts of a few columns are no rank's.
+/// Into how many equal parts columns may be divided, the fewest first. Parts of a few columns are no rank's.
+pub fn part_counts(width: usize) -> impl Iterator<Item = usize> {
+    (2..=RANKS_MAX).filter(move |count| width.is_multiple_of(*count) && width / count >= *count)
+}
+
+/// The order of equal parts that an order of columns is one of: the fewest parts.
 pub fn parts(columns_order: &[u32]) -> Option<Vec<u32>> {
     let width = columns_order.len();
-    let fits = |count: &usize| width.is_multiple_of(*count) && width / count >= *count;
-    (2..=RANKS_MAX).filter(fits).find_map(|count| {
+    part_counts(width).find_map(|count| {
         let part = width / count;
         let order: Vec<u32> =
             columns_order.iter().step_by(part).map(|first| first / part.max(1) as u32).collect();
@@ -82,6 +119,65 @@ pub const FAULTS: &[Fault] = &[
             format!(
                 "query head h reads KV head (h / {group} + {by}) % {kv}, the model says h / {group}: ranks hold each \
                  other's key/value heads"
+            )
+        },
+        ..PLAIN
+    },
+    Fault {
+        name: "ranks.lost_sum",
+        summary: "the summand of one rank is not in the sum",
+        place: "the all-reduce behind a row-wise matmul of a tensor-parallel engine: a rank that did not take part, \
+                or whose buffer was read before it was written",
+        fix: "add up the outputs of all ranks (all-reduce) before the residual sum reads them",
+        parameter: named("rank/ranks"),
+        home: Home::First(SUMMED),
+        change: |site, node, argument| {
+            let (columns, ..) = summand(site, node, argument)?;
+            input(node, 0, Change::Without(columns))
+        },
+        default: |site, _| Some(rank_of(1, rank_counts(site).next()?)),
+        guess: Some(diagnose::lost_part),
+        sentence: |site, node, argument| {
+            let (columns, rank, ranks) = summand(site, node, argument).unwrap_or_default();
+            let input = node.inputs.first().map_or(String::new(), ToString::to_string);
+            format!(
+                "the sum lacks what rank {rank} of {ranks} computes, from columns {} to {} of {input}",
+                columns.start,
+                columns.end.saturating_sub(1)
+            )
+        },
+        ..PLAIN
+    },
+    Fault {
+        name: "ranks.repeated",
+        summary: "equal parts of the columns hold the same part of the weight",
+        place: "ranks of a tensor-parallel engine that loaded one part of a weight twice: an offset that lacks the rank",
+        fix: "part r of the rows of the weight belongs to rank r",
+        home: Home::First(DIVIDED),
+        change: |site, node, argument| {
+            let kind = node.checkpoint.kind();
+            when(DIVIDED.contains(&kind))?;
+            let width = site.model.config.dims.width(kind, 0);
+            match argument {
+                Argument::Order(order) => output(node, Change::Columns(order.clone())),
+                _ => {
+                    when(width.is_multiple_of(2))?;
+                    output(node, Change::Columns(columns(&[0, 0], width)))
+                }
+            }
+        },
+        guess: Some(diagnose::part_repeats),
+        sentence: |_, _, argument| {
+            let order = match argument {
+                Argument::Order(order) => parts(order),
+                _ => None,
+            };
+            let order = order.unwrap_or(vec![0, 0]);
+            format!(
+                "of {} equal parts of the columns, one a rank, these stand there: {}; a part of the weight is used twice, \
+                 and another not at all",
+                order.len(),
+                spelt(&order)
             )
         },
         ..PLAIN

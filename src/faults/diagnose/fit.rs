@@ -3,10 +3,11 @@
 //! A fit proposes arguments, the likeliest first; the diagnosis keeps only what reproduces the output.
 
 use super::predict::Lab;
+use super::ranks::Sums;
 use super::sample::{Base, columns_of_product};
 use crate::checkpoint::Kind;
 use crate::faults::Argument;
-use crate::faults::catalogue::{self, in_layer, residual_sources, same_shape, swapped_gate};
+use crate::faults::catalogue::{in_layer, residual_sources, same_shape, swapped_gate};
 use crate::model::graph::Op;
 use crate::model::weights::Weight;
 use crate::tensor::Matrix;
@@ -139,58 +140,12 @@ pub fn directions(_: &Lab<'_>, _: &Base) -> Vec<Argument> {
     integers([1, -1].into_iter())
 }
 
-/// Columns of a product's output that decide where its sum stops.
-const TRUNCATION_COLUMNS: usize = 8;
-
 /// Where the sum over the input columns meets the recorded output.
 pub fn truncation(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
-    let Op::Linear { weight, columns: None } = &base.node.op else { return vec![] };
-    let Ok(found) = Weight::find(lab.context.gguf, weight) else { return vec![] };
-    let Some(&row) = base.rows.first() else { return vec![] };
-    let rounding = crate::arithmetic::round::Rounding::of(lab.context.numerics.products, found.dtype());
-    let x = crate::arithmetic::round::activations(rounding, lab.case.inputs[0].value.view()).values;
-    let (x, recorded) = (x.row(row), lab.case.recorded.row(row));
-    let mut w = vec![0.0f64; found.cols()];
-    let mut distance = vec![0.0f64; found.cols() + 1];
-    let step = (found.rows() / TRUNCATION_COLUMNS).max(1);
-    for o in (0..found.rows()).step_by(step) {
-        found.decode_rows(o..o + 1, &mut w);
-        let mut sum = 0.0;
-        distance[0] += recorded[o].powi(2);
-        for (i, (x, w)) in x.iter().zip(&w).enumerate() {
-            sum += x * w;
-            distance[i + 1] += (sum - recorded[o]).powi(2);
-        }
-    }
-    let kept = 1..found.cols();
-    let best = kept.min_by(|a, b| distance[*a].total_cmp(&distance[*b]));
-    best.map(|kept| Argument::Number(kept as f64)).into_iter().collect()
-}
-
-/// Which head of the exact context each head of the recorded one is.
-pub fn head_order(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
-    if base.node.checkpoint.kind() != Kind::AttnCtx {
-        return vec![];
-    }
-    let dims = lab.site.model.config.dims;
-    let width = dims.head_width;
-    let distance = |to: usize, from: usize| -> f64 {
-        base.rows
-            .iter()
-            .map(|&t| {
-                let recorded = &lab.case.recorded.row(t)[to * width..(to + 1) * width];
-                let exact = &base.value.row(t)[from * width..(from + 1) * width];
-                recorded.iter().zip(exact).map(|(a, b)| (a - b).powi(2)).sum::<f64>()
-            })
-            .sum()
-    };
-    let order: Vec<u32> = (0..dims.heads)
-        .filter_map(|to| (0..dims.heads).min_by(|a, b| distance(to, *a).total_cmp(&distance(to, *b))))
-        .map(|head| head as u32)
-        .collect();
-    let moved = order.iter().enumerate().any(|(i, head)| i as u32 != *head);
-    let columns = crate::faults::catalogue::head_columns(&order, width);
-    if moved { vec![Argument::Order(columns)] } else { vec![] }
+    let Some(sums) = Sums::new(lab, base) else { return vec![] };
+    let kept = 1..sums.width();
+    let best = kept.map(|kept| (sums.distance(kept..sums.width()), kept)).min_by(|a, b| a.0.total_cmp(&b.0));
+    best.map(|(_, kept)| Argument::Number(kept as f64)).into_iter().collect()
 }
 
 /// Which column of the exact output each recorded column is, where each is one.
@@ -225,21 +180,6 @@ pub fn column_order(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
     }
     let moved = order.iter().enumerate().any(|(i, from)| i as u32 != *from);
     if moved { vec![Argument::Order(order)] } else { vec![] }
-}
-
-/// [`column_order`] where it is one of equal parts, of what ranks hold parts of.
-pub fn part_order(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
-    if !catalogue::DIVIDED.contains(&base.node.checkpoint.kind()) {
-        return vec![];
-    }
-    let mut found = column_order(lab, base);
-    found.retain(|order| matches!(order, Argument::Order(order) if catalogue::parts(order).is_some()));
-    found
-}
-
-/// By how many key/value heads query heads may be off.
-pub fn kv_turns(lab: &Lab<'_>, _: &Base) -> Vec<Argument> {
-    integers(1..lab.site.model.config.dims.kv_heads as i64)
 }
 
 /// Checkpoints that a residual sum may take by mistake.

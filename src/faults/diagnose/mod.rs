@@ -3,7 +3,9 @@
 
 mod bridged;
 mod fit;
+mod heads;
 mod predict;
+mod ranks;
 mod recognise;
 mod residual;
 mod sample;
@@ -11,7 +13,9 @@ mod scores;
 mod turns;
 
 pub use fit::*;
+pub use heads::*;
 pub use predict::{Lab, Prediction};
+pub use ranks::*;
 pub use sample::Base;
 pub use scores::*;
 pub use turns::*;
@@ -52,8 +56,6 @@ const PARTIAL: f64 = 0.3;
 const PARTIAL_MAX: usize = 4;
 /// Weight values beyond which combinations of two are not tried: each costs a pass over the weight.
 const PAIR_WEIGHT_MAX: usize = 1 << 25;
-/// Hypotheses that a report lists where none explains the error.
-const TRIED_MAX: usize = 12;
 
 /// Rows from the start of a run: what shows when rows are mixed up.
 const ROWS_FIRST: usize = 16;
@@ -202,7 +204,12 @@ impl Trial<'_> {
             }
             return Ok(false);
         }
-        let own = (fault.sentence)(&self.lab.site, &base.node, &argument);
+        // A second mistake that leaves nothing of the first is one alone.
+        let mut alone = self.origin.node.clone();
+        let changed = (fault.change)(&self.lab.site, &mut alone, &argument);
+        let first = first.filter(|_| changed.is_none() || alone != node);
+        let healthy = if first.is_none() { &self.origin.node } else { &base.node };
+        let own = (fault.sentence)(&self.lab.site, healthy, &argument);
         let found = match first {
             None => Found { faults: vec![fault.name], explains, text: own, fix: fault.fix.to_owned() },
             Some((other, text)) => Found {
@@ -273,16 +280,8 @@ impl Trial<'_> {
             tell_apart(&mut diagnosis);
             return Diagnosed { diagnosis, ..Diagnosed::default() };
         }
-        let mut tried: Vec<Tried> = Vec::new();
-        // A hypothesis that gives NaN where numbers were recorded says nothing.
-        self.tried.retain(|attempt| attempt.share.is_finite());
-        self.tried.sort_by(|a, b| b.share.total_cmp(&a.share));
-        for attempt in &self.tried {
-            if tried.iter().all(|known| known.fault != attempt.fault.name) {
-                tried.push(Tried { fault: attempt.fault.name.to_owned(), explains: attempt.share.max(0.0) });
-            }
-        }
-        tried.truncate(TRIED_MAX);
+        let of = |attempt: &Attempt| Tried { fault: attempt.fault.name.to_owned(), explains: attempt.share };
+        let tried = super::nearest(self.tried.iter().map(of).collect());
         let residual = residual::describe(self.lab, self.origin);
         Diagnosed { diagnosis, residual: Some(residual), tried, ..Diagnosed::default() }
     }
@@ -292,6 +291,14 @@ impl Trial<'_> {
         let special = |found: &Found| found.faults.iter().any(|name| REORDERINGS.contains(name));
         if self.found.iter().any(special) {
             self.found.retain(|found| found.faults != ["data.permuted"]);
+        }
+        let general = |found: &Found| found.faults == ["attn.wrong_kv_head"];
+        if !self.found.iter().all(general) {
+            self.found.retain(|found| !general(found));
+        }
+        let lost = |found: &Found| found.faults == ["ranks.lost_sum"];
+        if has_ranks(self.lab) && self.found.iter().any(lost) {
+            self.found.retain(|found| found.faults != ["linear.truncated_k"]);
         }
         // What is usual at this node before what is not, what needs no parameter before what is fitted, and of what is
         // left, none of which the bounds refute, what explains more.

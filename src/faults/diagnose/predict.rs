@@ -156,10 +156,23 @@ impl Lab<'_> {
                 }
             }
             let bound = own.inputs.get(index).filter(|_| node.inputs == own.node.inputs);
-            let bound = bound.and_then(|input| input.bound.as_ref()).map(|bound| match cached {
+            let mut bound = bound.and_then(|input| input.bound.as_ref()).map(|bound| match cached {
                 true => bound.clone(),
                 false => rows(bound, part.clone()),
             });
+            // Where a value comes from, its bound does.
+            if let Some(bound) = &mut bound {
+                let moves = node.edits.iter().filter_map(|edit| match edit {
+                    Edit::Input {
+                        index: edited,
+                        change: change @ (Change::Columns(_) | Change::Gathered(_)),
+                    } => (*edited == index).then_some(change),
+                    _ => None,
+                });
+                for edit in moves {
+                    change::apply(edit, self.context.gguf, bound, case.rows())?;
+                }
+            }
             let independent = own.inputs.get(index).is_some_and(|input| input.independent);
             case.inputs.push(Input { value, bound, independent });
         }
