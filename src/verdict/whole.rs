@@ -202,7 +202,7 @@ impl Whole<'_> {
         let tokens = words::tokens_agree(self.tokens);
         let tolerated = self.whys.iter().filter(|why| matches!(why, Why::Tolerance { .. })).count();
         if let Some(said) = within_tolerance(tolerated, self.coverage, self.entries) {
-            return Some(said + &tokens);
+            return Some(said + tokens);
         }
         if let Some(seen) = &self.coverage.seen {
             return Some(text::seen_alone(seen));

@@ -7,7 +7,8 @@ use parity_graph::{Op, Tensor};
 
 use super::Steps;
 use super::choice;
-use super::narrow::{self, Narrowed};
+use super::narrow;
+use super::narrowed::Narrowed;
 use super::node::hypotheses;
 use crate::arithmetic::backend::Backend;
 use crate::arithmetic::{Arithmetic, Sums, round};

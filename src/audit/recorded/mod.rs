@@ -14,6 +14,7 @@ mod found;
 mod labelled;
 mod named;
 mod narrow;
+mod narrowed;
 mod node;
 mod open;
 mod order;

@@ -5,7 +5,8 @@ use rayon::prelude::*;
 
 use super::bridge::carry;
 use super::common;
-use super::narrow::{self, Narrowed};
+use super::narrow;
+use super::narrowed::Narrowed;
 pub use crate::arithmetic::Hypothesis;
 use crate::arithmetic::backend::{Backend, Product, Queries};
 use crate::arithmetic::{Arithmetic, Flash};

@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 use parity_graph::Op;
 use rayon::prelude::*;
 
-use super::narrow::{self, Narrowed};
+use super::narrow;
+use super::narrowed::Narrowed;
 use super::node::Hypothesis;
 use super::sample::Tokens;
 use crate::arithmetic::Arithmetic;

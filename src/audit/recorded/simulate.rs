@@ -6,10 +6,15 @@
 //! node is what rounding explains there. What was recorded takes the place of what was computed, so that nothing is
 //! carried past it.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use indexmap::{IndexMap, IndexSet};
+use parity_graph::Op;
 
 use super::found::most;
-use super::narrow::{self, Narrowed};
+use super::narrow;
+use super::narrowed::Narrowed;
 use super::{Labelled, Steps, choice};
 use crate::arithmetic::Arithmetic;
 use crate::audit::bounds::{CONFIDENCE, storage_unit};
@@ -48,6 +53,22 @@ pub struct Simulated {
     pub cache: Option<Storage>,
 }
 
+/// What is rounded to the type of a cache, by step, node and slot: its exact values, and how far at most disturbed ones lie
+/// from them.
+type Cached = HashMap<(usize, usize, usize), (Vec<f64>, Vec<f64>)>;
+
+/// One execution of the stretch.
+#[derive(Clone, Copy)]
+enum Run {
+    /// As it is.
+    Exact,
+    /// With every result disturbed; a seed.
+    Disturbed(u64),
+    /// With keys and values moved to one side, as far as disturbed ones lay, before they are rounded: one that lies near the middle between two numbers of
+    /// its type falls to another one in few executions, and then by a whole step.
+    Aside(f64),
+}
+
 /// Rows of a node, by (step, id).
 type Rows = IndexMap<(usize, Checkpoint), Vec<f64>>;
 
@@ -78,18 +99,23 @@ pub fn simulate(
         if open.iter().all(|id| best.get(id).is_some_and(is_settled)) {
             break;
         }
-        let run = |seed: Option<u64>| -> Result<Rows> {
+        let cached = RefCell::new(Cached::new());
+        let run = |how: Run| -> Result<Rows> {
             let mut machine: Machine<'_, f64> = Machine::new(gguf, arithmetic);
             let mut rows = Rows::new();
             for &(step, labelled) in graphs {
-                let mut disturbed =
-                    Disturbed { step, steps, labelled, arithmetic, seed, open, rows: &mut rows };
+                let (cached, rows) = (&cached, &mut rows);
+                let mut disturbed = Disturbed { step, steps, labelled, arithmetic, how, cached, open, rows };
                 machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut disturbed)?;
             }
             Ok(rows)
         };
-        let exact = run(None)?;
-        let runs = (0..RUNS).map(|seed| run(Some(seed))).collect::<Result<Vec<Rows>>>()?;
+        let exact = run(Run::Exact)?;
+        let mut others: Vec<Run> = (0..RUNS).map(Run::Disturbed).collect();
+        if !cached.borrow().is_empty() {
+            others.extend([-1.0, 1.0].map(Run::Aside));
+        }
+        let runs = others.into_iter().map(run).collect::<Result<Vec<Rows>>>()?;
         for &id in open {
             let Some(found) = weigh(steps, id, &exact, &runs) else { continue };
             let cache = Some(arithmetic.cache).filter(|cache| *cache != arithmetic.narrow);
@@ -148,8 +174,8 @@ struct Disturbed<'a> {
     steps: &'a dyn Steps,
     labelled: &'a Labelled,
     arithmetic: Arithmetic,
-    /// `None` where nothing is disturbed.
-    seed: Option<u64>,
+    how: Run,
+    cached: &'a RefCell<Cached>,
     open: &'a IndexSet<Checkpoint>,
     rows: &'a mut Rows,
 }
@@ -195,7 +221,11 @@ impl Disturbed<'_> {
         let rule =
             node.rule.ok_or_else(|| Unknown::no_rule(args.name, &node.program.graph.get(node.id).op))?;
         let mut narrowed = Narrowed::of(&rule.op, args, &self.arithmetic);
-        let seed = self.seed.filter(|_| disturb);
+        let seed = match self.how {
+            Run::Disturbed(seed) if disturb => Some(seed),
+            _ => None,
+        };
+        self.beside(node.id, &rule.op, args, &mut narrowed);
         let key = |seed: u64, slot: usize, i: usize| {
             draw([seed, self.step as u64, node.id as u64, slot as u64, i as u64])
         };
@@ -221,6 +251,30 @@ impl Disturbed<'_> {
             }
         }
         Ok(values)
+    }
+}
+
+impl Disturbed<'_> {
+    /// Notes keys and values as they are before they are rounded to the type of a cache, or moves them aside.
+    fn beside(&self, node: usize, op: &Op, args: &Args<'_, f64>, narrowed: &mut Narrowed) {
+        for (slot, values) in Narrowed::cached(op, args, &self.arithmetic) {
+            let (key, mut cached) = ((self.step, node, slot), self.cached.borrow_mut());
+            match (self.how, cached.get_mut(&key)) {
+                (Run::Exact, _) => {
+                    let none = vec![0.0; values.len()];
+                    cached.insert(key, (values, none));
+                }
+                (Run::Disturbed(_), Some((exact, apart))) => {
+                    let off = values.iter().zip(exact.iter()).map(|(value, exact)| (value - exact).abs());
+                    apart.iter_mut().zip(off).for_each(|(apart, off)| *apart = apart.max(off));
+                }
+                (Run::Aside(sign), Some((_, apart))) => {
+                    let moved = values.iter().zip(apart).map(|(value, apart)| value + sign * *apart);
+                    narrowed.put(slot, moved.collect(), &self.arithmetic);
+                }
+                (_, None) => {}
+            }
+        }
     }
 }
 
