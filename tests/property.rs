@@ -92,6 +92,11 @@ fn is_said_to_be_blind(answer: &str, id: &str, healthy: &Path, wrong: &Path) -> 
     moved < limit
 }
 
+/// Whether a dump declares what a fault does: values in f16 are no mistake of an engine that says it stores them so.
+fn is_declared(fault: &str, numerics: &str) -> bool {
+    fault == "data.f16_rounded" && numerics.contains("storage=f16")
+}
+
 /// The step files of a dump.
 fn values(dump: &Path) -> Vec<Vec<u8>> {
     let mut files: Vec<PathBuf> =
@@ -123,7 +128,7 @@ fn what_passes_does_not_pass_with_a_mistake() {
             let run_of = &all[number as usize % all.len()];
             let (id, unseen) = run_of.unseen.iter().nth(draw(run_of.unseen.len(), 0)).unwrap();
             let fault = faults[draw(faults.len(), 1)];
-            if unseen.contains(fault) {
+            if unseen.contains(fault) || is_declared(fault, run_of.numerics) {
                 continue;
             }
             let (dump, spec) = (folder.path().join(format!("wrong-{number}")), format!("{fault}@{id}"));
