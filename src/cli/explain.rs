@@ -38,8 +38,7 @@ pub fn main(args: &Args) -> Outcome {
         (None, Some(first)) => first.checkpoint.to_string(),
         (None, None) => {
             return Err(Error::file(&args.report, "has no divergence to explain")
-                .hint("parity explain CHECKPOINT --in REPORT")
-                .into());
+                .hint("parity explain CHECKPOINT --in REPORT"));
         }
     };
     let paragraphs = explain(&report, &checkpoint)?;
