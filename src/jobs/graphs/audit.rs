@@ -9,7 +9,9 @@ use crate::faults::rewritten::diagnose;
 use crate::jobs::audit::Options;
 use crate::jobs::{notes_of, path_of};
 use crate::report::Report;
-use crate::verdict::recorded::{Known, assemble, entries, is_left_out, left_out, notes, refuse_gaps, tried};
+use crate::verdict::recorded::{
+    Known, assemble, entries, is_left_out, left_out, not_looked_at, notes, refuse_gaps, tried,
+};
 use crate::verdict::{self, Gap};
 use parity_dump::Dump;
 
@@ -49,6 +51,7 @@ pub fn audit(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report>
     report.notes.extend(notes_of(dump, "dump"));
     let unseen: Vec<_> = unseen.into_iter().filter(|id| shown(*id)).collect();
     report.notes.extend(left_out("the dump", &unseen, &Recording::checkpoints(dump), &[]));
+    report.notes.extend(not_looked_at("the dump", &Recording::checkpoints(dump), &all));
     report.notes.extend(notes("the recording", &graphs, &findings, judged.declared()));
     by.weigh_wiring(&own, &mut report);
     let gaps: Vec<Gap> = Gap::of_steps("dump", dump).into_iter().collect();

@@ -12,7 +12,8 @@ use crate::jobs::diff::Options;
 use crate::jobs::{notes_of, path_of};
 use crate::report::{Report, Verdict};
 use crate::verdict::recorded::{
-    Known, assemble, entries, is_left_out, left_out, notes, refuse_gaps, refuse_other_graph, tried,
+    Known, assemble, entries, is_left_out, left_out, not_looked_at, notes, refuse_gaps, refuse_other_graph,
+    tried,
 };
 use crate::verdict::{self, Gap};
 use parity_dump::Dump;
@@ -82,9 +83,8 @@ pub fn diff(sides: &Sides<'_>, by: &ByGraph<'_>, rows: AuditRows, options: &Opti
             |id: &&Checkpoint| selected.contains(*id) && is_left_out(**id, findings, values, selection);
         all.iter().filter(left_out).copied().collect()
     };
-    report
-        .notes
-        .extend(what_is_left_out(sides, [&unseen(&ours, &our_values), &unseen(&theirs, &their_values)]));
+    let unseen = [unseen(&ours, &our_values), unseen(&theirs, &their_values)];
+    report.notes.extend(what_is_left_out(sides, &unseen, &all));
     report.notes.extend(notes("the candidate", &our_graphs, &ours, our_values.declared()));
     report.notes.extend(notes("the reference", &graphs, &theirs, their_values.declared()));
     by.weigh_wiring(&of_reference, &mut report);
@@ -108,11 +108,15 @@ fn refuse_nothing(report: &mut Report, compared: bool) {
     }
 }
 
-/// What either side could have recorded, of the nodes that were judged by what comes after.
-fn what_is_left_out(sides: &Sides<'_>, unseen: [&[Checkpoint]; 2]) -> Vec<String> {
+/// What either side could have recorded, of the nodes that were judged by what comes after; and what it has recorded
+/// beside the results of `nodes`.
+fn what_is_left_out(sides: &Sides<'_>, unseen: &[Vec<Checkpoint>; 2], nodes: &[Checkpoint]) -> Vec<String> {
     let [ours, theirs] = [sides.candidate, sides.reference].map(Recording::checkpoints);
-    let candidate = left_out("the candidate", unseen[0], &ours, &theirs);
-    candidate.into_iter().chain(left_out("the reference", unseen[1], &theirs, &ours)).collect()
+    let candidate = left_out("the candidate", &unseen[0], &ours, &theirs);
+    let reference = left_out("the reference", &unseen[1], &theirs, &ours);
+    let others = [("the candidate", &ours), ("the reference", &theirs)];
+    let others = others.into_iter().filter_map(|(side, recorded)| not_looked_at(side, recorded, nodes));
+    candidate.into_iter().chain(reference).chain(others).collect()
 }
 
 /// Whether both sides computed the same tokens in the same steps.

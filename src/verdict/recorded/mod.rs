@@ -153,6 +153,19 @@ pub fn left_out(
     Some(format!("{nodes} of {side} {were} not recorded, and judged by what comes after: {between}"))
 }
 
+/// What nobody looked at: tensors of a side that are no node's result in any of the graphs, such as the parts that were cut
+/// out of a fused matmul's. What reads them was judged.
+pub fn not_looked_at(side: &str, recorded: &[Checkpoint], nodes: &[Checkpoint]) -> Option<String> {
+    let nodes: HashSet<&Checkpoint> = nodes.iter().collect();
+    let others: Vec<&Checkpoint> = recorded.iter().filter(|id| !nodes.contains(id)).collect();
+    let (first, last) = (others.first()?, others.last()?);
+    let (tensors, are) = (count(others.len(), "tensor"), if others.len() == 1 { "is" } else { "are" });
+    let between = if first == last { first.to_string() } else { format!("{first} … {last}") };
+    Some(format!(
+        "{tensors} of {side} {are} no node's result in the graph, and nobody looked at them: {between}"
+    ))
+}
+
 /// Sentences about discrete nodes in which rounding decided, and about other arithmetic than the usual.
 fn remarks(finding: &Finding) -> String {
     let mut out = String::new();
@@ -178,4 +191,23 @@ fn remarks(finding: &Finding) -> String {
         out += &format!("; {} NaN or Inf, as in exact arithmetic", finding.explained_nonfinite);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_nodes_result_is_said_not_to_be_looked_at() {
+        let ids =
+            |names: &[&str]| names.iter().map(|name| name.parse().unwrap()).collect::<Vec<Checkpoint>>();
+        let nodes = ids(&["embed", "blk.0.attn_qkv", "blk.0.q_rope"]);
+        let told = |recorded: &[&str]| not_looked_at("the dump", &ids(recorded), &nodes);
+        assert_eq!(told(&["embed", "blk.0.attn_qkv"]), None);
+        let of_three =
+            told(&["embed", "blk.0.q_proj", "blk.0.k_proj", "blk.0.v_proj", "blk.0.q_rope"]).unwrap();
+        assert!(of_three.starts_with("3 tensors of the dump are no node's result"), "{of_three}");
+        assert!(of_three.ends_with("blk.0.q_proj … blk.0.v_proj"), "{of_three}");
+        assert!(told(&["blk.0.v"]).unwrap().starts_with("1 tensor of the dump is no node's result"));
+    }
 }
