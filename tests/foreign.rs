@@ -10,7 +10,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
-use dumps::{Sums, as_hf, healthy, nameless, parity, tensors, tokens, two_ranks, with_fault};
+use dumps::{
+    Sums, as_hf, healthy, nameless, parity, tensors, tokens, two_ranks, two_ranks_unsummed, with_fault,
+};
 use files::{Tensor, npy, npz, safetensors, torch};
 use parity_dump::{Checkpoint, Element, Kind};
 use predicates::prelude::*;
@@ -211,17 +213,33 @@ fn ranks_are_put_together() {
     audit(&at).assert().code(2).stderr(contains("some ranks are missing"));
 }
 
+/// The first divergence of an audit, and what names it.
+fn named(path: &Path) -> (String, Vec<(String, String)>) {
+    let output = audit(path).args(["--format", "json"]).assert().code(1).get_output().stdout.clone();
+    let report: serde_json::Value = serde_json::from_slice(&output).unwrap();
+    let (first, text) =
+        (&report["first_divergence"], |value: &serde_json::Value| value.as_str().unwrap().to_owned());
+    let names = first["diagnosis"].as_array().unwrap().iter();
+    (text(&first["checkpoint"]), names.map(|item| (text(&item["fault"]), text(&item["text"]))).collect())
+}
+
+#[test]
+fn a_sum_over_ranks_that_was_left_out_is_named_where_summands_were_recorded() {
+    let (_dir, at) = folder();
+    two_ranks_unsummed(&at.join("alike"), false);
+    let (node, names) = named(&at.join("alike"));
+    let [(name, text)] = &names[..] else { panic!("{node}: {names:?}") };
+    assert_eq!((node.as_str(), name.as_str()), ("blk.1.attn_residual", "ranks.lost_sum"));
+    assert!(text.contains("the sum lacks what rank 1 of 2 computes"), "{text}");
+    two_ranks_unsummed(&at.join("own"), true);
+    audit(&at.join("own")).assert().code(2).stderr(contains(
+        "blk.1.attn_residual: lacks a sum over ranks (ranks.lost_sum): each added its own part of blk.1.attn_out alone",
+    ));
+}
+
 #[test]
 fn what_ranks_do_wrong_is_named() {
     let (_dir, at) = folder();
-    let named = |path: &Path| -> (String, Vec<(String, String)>) {
-        let output = audit(path).args(["--format", "json"]).assert().code(1).get_output().stdout.clone();
-        let report: serde_json::Value = serde_json::from_slice(&output).unwrap();
-        let (first, text) =
-            (&report["first_divergence"], |value: &serde_json::Value| value.as_str().unwrap().to_owned());
-        let names = first["diagnosis"].as_array().unwrap().iter();
-        (text(&first["checkpoint"]), names.map(|item| (text(&item["fault"]), text(&item["text"]))).collect())
-    };
     for (fault, node, says) in [
         ("ranks.lost_sum=1/2@1", "blk.1.attn_out", "the sum lacks what rank 1 of 2 computes"),
         ("ranks.lost_sum=0/2@blk.2.ffn_out", "blk.2.ffn_out", "the sum lacks what rank 0 of 2 computes"),

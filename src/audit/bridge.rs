@@ -8,7 +8,7 @@ use super::case::{Case, Context, Input, Missing, output};
 use super::judge;
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::model::graph::Op;
+use crate::model::graph::{Node, Op};
 use crate::tensor::Matrix;
 
 /// Nodes that may stand as one: beyond, what rounding explains says little any more.
@@ -35,6 +35,23 @@ pub fn input(
         return Ok(Err(Missing::Rows(checkpoint, spell(positions))));
     }
     bridged.push(checkpoint);
+    let case = match unrecorded(context, node, positions, cached, bridged)? {
+        Ok(case) => case,
+        Err(missing) => return Ok(Err(missing)),
+    };
+    let exact = judge::explain(context, &case)?.into_iter().next();
+    let input = exact.map(|e| Input { value: e.exact, bound: Some(e.bound), independent: false });
+    Ok(input.ok_or(Missing::Tensor(checkpoint)))
+}
+
+/// A node whose output is not looked at, with its inputs at `positions`, recorded or computed.
+pub fn unrecorded(
+    context: &Context<'_>,
+    node: &Node,
+    positions: &[u32],
+    cached: u32,
+    bridged: &mut Vec<Checkpoint>,
+) -> Result<std::result::Result<Case, Missing>> {
     let mut inputs = Vec::with_capacity(node.inputs.len());
     let all: Vec<u32> = (0..cached).collect();
     for (index, &from) in node.inputs.iter().enumerate() {
@@ -49,7 +66,7 @@ pub fn input(
     else {
         return Ok(Err(Missing::Tokens));
     };
-    let case = Case {
+    Ok(Ok(Case {
         node: node.clone(),
         tokens,
         positions: positions.to_vec(),
@@ -57,10 +74,7 @@ pub fn input(
         inputs,
         recorded: Matrix::default(),
         bridged: Vec::new(),
-    };
-    let exact = judge::explain(context, &case)?.into_iter().next();
-    let input = exact.map(|e| Input { value: e.exact, bound: Some(e.bound), independent: false });
-    Ok(input.ok_or(Missing::Tensor(checkpoint)))
+    }))
 }
 
 /// What a bound of the inputs becomes at the output of an op but for matmuls and whole attention, to first order.

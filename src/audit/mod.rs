@@ -6,7 +6,7 @@
 
 mod attention;
 pub mod bounds;
-mod bridge;
+pub mod bridge;
 pub mod case;
 pub mod declared;
 pub mod judge;

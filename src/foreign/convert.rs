@@ -9,7 +9,7 @@ use super::map::apply::{HeadsLayout, arranged, has_heads, heads_layout};
 use super::map::expression::Widths;
 use super::map::pattern::Pattern;
 use super::map::{Map, Shards, Target};
-use super::shards::whole;
+use super::shards::{is_unsummed, summed_by, unsummed, whole};
 use super::{Foreign, Pass, RANKS};
 use crate::error::{Error, Result};
 use crate::memory;
@@ -309,7 +309,7 @@ fn write_pass(
     rows: &Rows,
     (model, widths): (&Widths, &Widths),
 ) -> Result<Vec<String>> {
-    let mut unsummed = Vec::new();
+    let mut left_out = Vec::new();
     let count = rows.positions.len();
     let ids = usual_order(mapped[0].pieces.iter().map(|piece| piece.id));
     let mut ordered: Vec<&Piece<'_>> = mapped[0].pieces.iter().collect();
@@ -321,17 +321,20 @@ fn write_pass(
     let votes = mapped[0].pieces.iter().filter(|piece| has_heads(piece.id) && piece.target.layout.is_none());
     let heads =
         votes.filter_map(|piece| heads_layout(piece.array, count)).next().unwrap_or(HeadsLayout::TokensFirst);
-    writer.begin_step(&rows.tokens, &rows.positions, ordered.len())?;
-    for piece in ordered {
-        let mut parts = Vec::with_capacity(mapped.len());
-        for rank in mapped {
-            let own = rank.pieces.iter().find(|own| own.id == piece.id).ok_or_else(|| {
-                Error::new(piece.id, "is not on all ranks").hint("dump the same tensors on each")
-            })?;
+    let parts_of = |id: Checkpoint| -> Result<Vec<Array>> {
+        let of_rank = |rank: &Mapped<'_>| {
+            let own = rank.pieces.iter().find(|own| own.id == id);
+            let own = own
+                .ok_or_else(|| Error::new(id, "is not on all ranks").hint("dump the same tensors on each"))?;
             let listed = listed_rows(pass, own, &rows.positions)?;
             let expected = listed.map_or(count, |listed| listed.len());
-            parts.push(arranged(own.array, own.id, &own.target, expected, heads, widths, &own.place)?);
-        }
+            arranged(own.array, own.id, &own.target, expected, heads, widths, &own.place)
+        };
+        mapped.iter().map(of_rank).collect()
+    };
+    writer.begin_step(&rows.tokens, &rows.positions, ordered.len())?;
+    for piece in ordered {
+        let parts = parts_of(piece.id)?;
         let bytes: usize = parts.iter().map(|part| part.len() * part.dtype.element().size()).sum();
         memory::require(
             &piece.array.name,
@@ -341,10 +344,14 @@ fn write_pass(
         let way = piece.target.shards.filter(|_| mapped.len() > 1);
         let tensor = match parts.len() {
             1 => whole(piece.id, &parts, Some(Shards::First), model, &piece.place)?,
-            _ => whole(piece.id, &parts, way, model, &piece.place)?,
+            _ => whole(piece.id, &parts, way, model, &piece.place).map_err(|error| {
+                let summands = summed_by(piece.id)
+                    .filter(|summed| parts_of(*summed).is_ok_and(|summands| is_unsummed(&parts, &summands)));
+                summands.map_or(error, |summed| unsummed(piece.id, summed, &piece.place))
+            })?,
         };
         let Some(tensor) = tensor else {
-            unsummed.push(piece.id.to_string());
+            left_out.push(piece.id.to_string());
             continue;
         };
         let axis = usize::from(piece.id.kind().is_optional());
@@ -355,7 +362,7 @@ fn write_pass(
         writer.tensor(piece.id, tensor.element, &tensor.shape, &tensor.bytes, positions.as_deref())?;
     }
     writer.end_step()?;
-    Ok(unsummed)
+    Ok(left_out)
 }
 
 /// The positions that a tensor has, where these are not all of the pass.

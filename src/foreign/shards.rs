@@ -8,6 +8,8 @@ use super::array::Array;
 use super::map::Shards;
 use super::map::expression::Widths;
 use crate::error::{Error, Result};
+use crate::numerics::Storage;
+use crate::ops::bound::{UNIT_BF16, UNIT_F16, UNIT_F32};
 
 /// What ranks hold a slice of, by rows of the weight: heads, feed-forward columns, vocabulary.
 const SLICED: [Kind; 17] = [
@@ -193,6 +195,54 @@ fn disagree(id: Checkpoint, place: &str) -> Error {
         )
 }
 
+/// The sum of summands that a residual adds to what it was.
+pub fn summed_by(residual: Checkpoint) -> Option<Checkpoint> {
+    match residual.kind() {
+        Kind::AttnResidual => Some(residual.sibling(Kind::AttnOut)),
+        Kind::LayerOut => Some(residual.sibling(Kind::FfnOut)),
+        _ => None,
+    }
+}
+
+/// Whether ranks differ by their summands: each added its own to what was the same on all of them.
+pub fn is_unsummed(residuals: &[Array], summands: &[Array]) -> bool {
+    let values = |arrays: &[Array]| -> Vec<Vec<f32>> { arrays.iter().map(Array::values).collect() };
+    let (residuals, summands) = (values(residuals), values(summands));
+    let ([first, others @ ..], [lead, rest @ ..]) = (&residuals[..], &summands[..]) else { return false };
+    let (unit, unit_of_summand) = (unit(&residuals), unit(&summands));
+    let fits = |(residual, summand): (&Vec<f32>, &Vec<f32>)| {
+        let same = [residual.len(), summand.len(), lead.len()].iter().all(|length| *length == first.len());
+        same && (0..first.len()).all(|i| {
+            let [a, b, x, y] = [residual[i], first[i], summand[i], lead[i]].map(f64::from);
+            let bound = unit * (a.abs() + b.abs()) + unit_of_summand * (x.abs() + y.abs());
+            ((a - b) - (x - y)).abs() <= bound
+        })
+    };
+    let differ = summands.iter().any(|summand| summand != lead);
+    differ && others.len() == rest.len() && others.iter().zip(rest).all(fits)
+}
+
+/// Unit roundoff of the narrowest type that holds all values.
+fn unit(arrays: &[Vec<f32>]) -> f64 {
+    let holds = |storage: Storage| arrays.iter().flatten().all(|value| storage.holds(*value));
+    match [Storage::Bf16, Storage::F16].map(holds) {
+        [true, _] => UNIT_BF16,
+        [_, true] => UNIT_F16,
+        _ => UNIT_F32,
+    }
+}
+
+/// What ranks say that a sum over them was left out.
+pub fn unsummed(id: Checkpoint, summed: Checkpoint, place: &str) -> Error {
+    Error::new(
+        id,
+        format!("lacks a sum over ranks (ranks.lost_sum): each added its own part of {summed} alone"),
+    )
+    .expected(format!("the same values on all ranks, with the sum of all parts of {summed} in them"))
+    .found(format!("ranks that differ by their parts, {place}"))
+    .hint("add up the outputs of all ranks (all-reduce) before the residual sum reads them")
+}
+
 fn unlike(id: Checkpoint, place: &str, how: &str, shapes: &[&[usize]]) -> Error {
     Error::new(id, format!("ranks hold what cannot be {how}, {place}"))
         .expected("shapes that differ along one axis at most, of one element type")
@@ -242,6 +292,18 @@ mod tests {
             "0 or 1e-8 of three in f32"
         );
         assert!(whole(id, &parts[..2], None, &Widths::default(), "x").unwrap().is_some());
+    }
+
+    #[test]
+    fn ranks_that_differ_by_their_summands_lack_a_sum() {
+        let summands = [array(&[1, 2], &[0.1, 1.]), array(&[1, 2], &[0.7, -2.])];
+        let residuals = |other: f32| [array(&[1, 2], &[3.1, 6.]), array(&[1, 2], &[other, 3.])];
+        assert!(is_unsummed(&residuals(3.7), &summands));
+        assert!(!is_unsummed(&residuals(3.701), &summands), "something else");
+        assert!(!is_unsummed(&residuals(f32::NAN), &summands));
+        assert!(!is_unsummed(&summands[..1], &[]) && !is_unsummed(&residuals(3.7), &summands[..1]));
+        let equal = [summands[0].clone(), summands[0].clone()];
+        assert!(!is_unsummed(&residuals(3.7), &equal) && !is_unsummed(&equal, &equal), "added up already");
     }
 
     #[test]

@@ -135,8 +135,53 @@ pub fn with_fault(fault: &str, at: &Path) -> PathBuf {
     path
 }
 
+/// What two ranks record whose output matmul of layer 1 was not added up: rank 0's summand alone is in the residual, of both
+/// or of rank 0, and rank 1's in its own.
+pub fn two_ranks_unsummed(at: &Path, own_residuals: bool) {
+    std::fs::create_dir_all(at).unwrap();
+    let fault = with_fault("ranks.lost_sum=1/2@1", at);
+    let sum = Checkpoint::layer(Kind::AttnOut, 1);
+    let own = tensors_of(&Dump::open(&fault).unwrap())[&sum].clone();
+    let other = tensors()[&sum].with(&own, |sum, own| sum - own);
+    write_two_ranks(&fault, at, |id, tensor, rank| match id {
+        id if id == sum => [&own, &other][rank].clone(),
+        id if id == sum.sibling(Kind::AttnResidual) && rank == 1 && own_residuals => {
+            tensor.with(&own, |x, own| x - own).with(&other, |x, other| x + other)
+        }
+        _ => part_of(id, tensor, rank),
+    });
+    std::fs::remove_dir_all(fault).unwrap();
+}
+
 /// Dumps of two ranks: heads, columns and vocabulary are divided.
 pub fn two_ranks(whole: &Path, at: &Path, sums: Sums) {
+    write_two_ranks(whole, at, |id, tensor, rank| match id.kind() {
+        Kind::AttnOut | Kind::FfnOut if sums != Sums::Reduced => tensor.summand(rank),
+        Kind::AttnResidual if sums == Sums::Unreduced && id.layer_index() == Some(1) && rank == 1 => {
+            tensor.scaled(0.9)
+        }
+        _ => part_of(id, tensor, rank),
+    });
+}
+
+/// What a rank holds of a tensor whose slices are divided.
+fn part_of(id: Checkpoint, tensor: Tensor, rank: usize) -> Tensor {
+    match id.kind() {
+        Kind::Q
+        | Kind::K
+        | Kind::V
+        | Kind::QRope
+        | Kind::KRope
+        | Kind::AttnCtx
+        | Kind::FfnGate
+        | Kind::FfnUp
+        | Kind::FfnAct
+        | Kind::Logits => tensor.half(rank),
+        _ => tensor,
+    }
+}
+
+fn write_two_ranks(whole: &Path, at: &Path, part: impl Fn(Checkpoint, Tensor, usize) -> Tensor) {
     let whole = Dump::open(whole).unwrap();
     let positions = &whole.manifest().steps[0].positions;
     for rank in 0..2 {
@@ -148,23 +193,7 @@ pub fn two_ranks(whole: &Path, at: &Path, sums: Sums) {
         .unwrap();
         writer.begin_step(whole.tokens(), positions, 200).unwrap();
         for (id, tensor) in tensors_of(&whole) {
-            let part = match id.kind() {
-                Kind::Q
-                | Kind::K
-                | Kind::V
-                | Kind::QRope
-                | Kind::KRope
-                | Kind::AttnCtx
-                | Kind::FfnGate
-                | Kind::FfnUp
-                | Kind::FfnAct
-                | Kind::Logits => tensor.half(rank),
-                Kind::AttnOut | Kind::FfnOut if sums != Sums::Reduced => tensor.summand(rank),
-                Kind::AttnResidual if sums == Sums::Unreduced && id.layer_index() == Some(1) && rank == 1 => {
-                    tensor.scaled(0.9)
-                }
-                _ => tensor,
-            };
+            let part = part(id, tensor, rank);
             writer.tensor_f32(id, &part.shape, &part.values).unwrap();
         }
         writer.end_step().unwrap();

@@ -32,6 +32,12 @@ impl Tensor {
         Tensor { shape: self.shape.clone(), values: self.values.iter().map(|x| x * by).collect() }
     }
 
+    /// Each value with that of another tensor of this shape.
+    pub fn with(&self, other: &Tensor, of: impl Fn(f32, f32) -> f32) -> Tensor {
+        let values = self.values.iter().zip(&other.values).map(|(a, b)| of(*a, *b)).collect();
+        Tensor { shape: self.shape.clone(), values }
+    }
+
     /// One of two summands, whose sum is exact: the upper halves of the values, and what is left.
     pub fn summand(&self, which: usize) -> Tensor {
         let upper = |x: f32| f32::from_bits(x.to_bits() & 0xffff_0000);

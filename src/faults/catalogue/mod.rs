@@ -26,7 +26,7 @@ pub use attention::head_columns;
 pub use attention_limits::window;
 pub use feed_forward::swapped as swapped_gate;
 pub use linear::{in_layer, same_shape};
-pub use ranks::{DIVIDED, columns as part_columns, part_counts, parts, rank_counts, rank_of};
+pub use ranks::{DIVIDED, SUMMED, columns as part_columns, part_counts, parts, rank_counts, rank_of};
 pub use residual::sources as residual_sources;
 pub use rope::shifted;
 

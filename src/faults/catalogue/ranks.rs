@@ -24,7 +24,7 @@ pub const DIVIDED: &[Kind] = &[
 ];
 
 /// What ranks have summands of: products whose input columns are divided.
-const SUMMED: &[Kind] = &[Kind::AttnOut, Kind::FfnOut];
+pub const SUMMED: &[Kind] = &[Kind::AttnOut, Kind::FfnOut];
 
 /// Numbers of ranks that a model's heads can be divided among, without one.
 pub fn rank_counts(site: &Site<'_>) -> impl Iterator<Item = usize> + use<> {
@@ -96,6 +96,34 @@ fn half(site: &Site<'_>) -> Option<Argument> {
     (heads > 1).then_some(Argument::Number((heads / 2) as f64))
 }
 
+/// Two halves of the columns: the first one twice, or each in the other's place.
+const REPEATED: [u32; 2] = [0, 0];
+const EXCHANGED: [u32; 2] = [1, 0];
+
+/// Columns of what ranks hold parts of in the order of an argument, or else its halves in the `usual` one.
+fn ordered(site: &Site<'_>, node: &mut Node, argument: &Argument, usual: [u32; 2]) -> Option<()> {
+    let kind = node.checkpoint.kind();
+    when(DIVIDED.contains(&kind))?;
+    let width = site.model.config.dims.width(kind, 0);
+    let order = match argument {
+        Argument::Order(order) => order.clone(),
+        _ => {
+            when(width.is_multiple_of(usual.len()))?;
+            columns(&usual, width)
+        }
+    };
+    output(node, Change::Columns(order))
+}
+
+/// The order of parts that an argument says, or else the `usual` one of halves.
+fn order_of(argument: &Argument, usual: [u32; 2]) -> Vec<u32> {
+    let order = match argument {
+        Argument::Order(order) => parts(order),
+        _ => None,
+    };
+    order.unwrap_or_else(|| usual.to_vec())
+}
+
 /// Faults of tensor-parallel engines.
 pub const FAULTS: &[Fault] = &[
     Fault {
@@ -154,25 +182,10 @@ pub const FAULTS: &[Fault] = &[
         place: "ranks of a tensor-parallel engine that loaded one part of a weight twice: an offset that lacks the rank",
         fix: "part r of the rows of the weight belongs to rank r",
         home: Home::First(DIVIDED),
-        change: |site, node, argument| {
-            let kind = node.checkpoint.kind();
-            when(DIVIDED.contains(&kind))?;
-            let width = site.model.config.dims.width(kind, 0);
-            match argument {
-                Argument::Order(order) => output(node, Change::Columns(order.clone())),
-                _ => {
-                    when(width.is_multiple_of(2))?;
-                    output(node, Change::Columns(columns(&[0, 0], width)))
-                }
-            }
-        },
+        change: |site, node, argument| ordered(site, node, argument, REPEATED),
         guess: Some(diagnose::part_repeats),
         sentence: |_, _, argument| {
-            let order = match argument {
-                Argument::Order(order) => parts(order),
-                _ => None,
-            };
-            let order = order.unwrap_or(vec![0, 0]);
+            let order = order_of(argument, REPEATED);
             format!(
                 "of {} equal parts of the columns, one a rank, these stand there: {}; a part of the weight is used twice, \
                  and another not at all",
@@ -188,25 +201,10 @@ pub const FAULTS: &[Fault] = &[
         place: "ranks of a tensor-parallel engine that loaded each other's part of a weight, or were gathered in another order",
         fix: "part r of the rows of the weight belongs to rank r",
         home: Home::First(DIVIDED),
-        change: |site, node, argument| {
-            let kind = node.checkpoint.kind();
-            when(DIVIDED.contains(&kind))?;
-            let width = site.model.config.dims.width(kind, 0);
-            match argument {
-                Argument::Order(order) => output(node, Change::Columns(order.clone())),
-                _ => {
-                    when(width.is_multiple_of(2))?;
-                    output(node, Change::Columns(columns(&[1, 0], width)))
-                }
-            }
-        },
+        change: |site, node, argument| ordered(site, node, argument, EXCHANGED),
         guess: Some(diagnose::part_order),
         sentence: |_, _, argument| {
-            let order = match argument {
-                Argument::Order(order) => parts(order),
-                _ => None,
-            };
-            let order = order.unwrap_or(vec![1, 0]);
+            let order = order_of(argument, EXCHANGED);
             format!(
                 "the {} equal parts of the columns stand in the order {}: ranks, or heads, hold each other's part",
                 order.len(),

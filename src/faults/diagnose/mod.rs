@@ -11,6 +11,7 @@ mod residual;
 mod sample;
 mod scores;
 mod turns;
+mod unsummed;
 
 pub use fit::*;
 pub use heads::*;
@@ -120,6 +121,9 @@ pub fn diagnose_case(context: &Context<'_>, model: &Model, case: &Case) -> Resul
     let mut trial = Trial { lab: &lab, origin: &base, tried: Vec::new(), found: Vec::new() };
     trial.singles(&base, None)?;
     let recognised = recognise::recognise(&lab, &base, !trial.found.is_empty());
+    if trial.found.is_empty() && recognised.is_empty() {
+        trial.found = unsummed::found(&lab, &base)?;
+    }
     if trial.found.is_empty() && recognised.is_empty() {
         trial.found = bridged::found(&lab, &base)?;
     }

@@ -62,7 +62,7 @@ impl Sums {
 }
 
 /// Of how many ranks the recording was put together, where it says so.
-fn ranks_of(lab: &Lab<'_>) -> Option<usize> {
+pub fn ranks_of(lab: &Lab<'_>) -> Option<usize> {
     lab.context.recording.manifest().provenance.get(RANKS)?.parse().ok()
 }
 
