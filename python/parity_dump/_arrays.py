@@ -46,7 +46,7 @@ def array(value, name="tensor"):
         return Array(value.bits, "BF16")
     if hasattr(value, "detach") and hasattr(value, "cpu"):
         return _from_torch(value)
-    values = np.asarray(value)
+    values = _asarray(value, name)
     if values.dtype.name == "bfloat16":  # the package ml_dtypes, as jax has it
         return Array(values.view(np.uint16), "BF16")
     native = values.dtype.newbyteorder("=")
@@ -55,6 +55,13 @@ def array(value, name="tensor"):
     if native == np.float64 or native.kind in _INTEGERS:
         return Array(values.astype(np.float32), "F32")
     raise TypeError(f"{name} has the element type {values.dtype}; a dump has float32, float16 and bfloat16")
+
+
+def _asarray(value, name):
+    try:
+        return np.asarray(value)
+    except ValueError:  # numpy's own words are of sequences and inhomogeneous shapes
+        raise TypeError(f"{name}: expected an array, or nested lists of one length on each axis; found lists of several") from None
 
 
 def _from_torch(tensor):
@@ -76,7 +83,7 @@ def integers(value):
     """A flat list of the integers in `value`: a list, an array or a tensor."""
     if hasattr(value, "detach") and hasattr(value, "cpu"):
         value = value.detach().cpu().numpy()
-    values = np.asarray(value)
+    values = _asarray(value, "token ids and positions")
     if values.size and values.dtype.kind not in "iu":
         raise TypeError(f"token ids and positions are integers, not {values.dtype}")
     values = values.reshape(-1).tolist()

@@ -15,7 +15,7 @@ def save(tensors, path, tokens, producer="python", numerics=None, model=None, pr
 
     `tensors` is a dict of name to array, of one forward pass over `tokens` (T,), or a list of such dicts: one a
     forward pass, a prefill and its decode steps, which follow one another in `tokens` unless `positions` lists the
-    positions of each. The last token, which `generate` returns without a pass over it, may stand in `tokens`.
+    positions of each. `tokens` may be a batch of one text, or nested as the passes are. The last token, which `generate` returns without a pass over it, may stand in `tokens`.
 
     `names` translates names with patterns, {"model.layers.{n}.self_attn.o_proj": "blk.{n}.attn_out"}. `layouts`
     gives the axes of tensors that are not (T, …), by id or by what follows the layer: {"q_rope": "BHTE"}, where T
@@ -24,7 +24,7 @@ def save(tensors, path, tokens, producer="python", numerics=None, model=None, pr
     longer pass is the last one's.
     """
     steps = [tensors] if isinstance(tensors, dict) else list(tensors)
-    tokens = integers(tokens)
+    tokens = _tokens(tokens, len(steps))
     translate = _translator(names or {})
     steps = [{translate(name): value for name, value in step.items()} for step in steps]
     if isinstance(tensors, dict) and positions is None:
@@ -72,6 +72,18 @@ def _by_layout(value, name, layout, matrix):
 
 def _to_front(values, axis):
     return values.transpose([axis] + [other for other in range(values.ndim) if other != axis])
+
+
+def _tokens(given, steps):
+    """The token ids of one text: in a flat list, in a batch of one, or in a list for each of the steps."""
+    parts = list(given) if getattr(given, "ndim", 1) else [given]
+    nested = [isinstance(part, (list, tuple)) or getattr(part, "ndim", 0) > 0 for part in parts]
+    if not any(nested):
+        return integers(given)
+    if not all(nested) or len(parts) not in (1, steps):
+        expected = "ids of one text" + (f", or of each of {steps} passes" if steps > 1 else "")
+        raise DumpError(f"tokens: expected {expected}; found {len(parts)} entries, some of them lists: tokens[0]?")
+    return [token for part in parts for token in integers(part)]
 
 
 def _positions(steps, tokens, given, layouts):

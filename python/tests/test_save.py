@@ -53,6 +53,22 @@ class Save(unittest.TestCase):
         self.assertEqual([s["positions"] for s in found["steps"]], [[0, 1], [2]])
         self.assertEqual(found["rows"], {"logits": [1, 2]})
 
+    def test_tokens_in_a_batch_of_one_or_by_pass(self):
+        one, steps = {"embed": values(3, 4)}, [{"embed": values(2, 4)}, {"embed": values(1, 4)}]
+        batch = np.array([TOKENS])
+        given = [(one, [TOKENS]), (one, batch), (one, list(batch)), (steps, [TOKENS[:2], TOKENS[2:]]), (steps, batch)]
+        for tensors, tokens in given:
+            with self.subTest(tokens=tokens):
+                path = parity_dump.save(tensors, self.out, tokens=tokens)
+                self.assertEqual(reading.manifest(path)["tokens"], TOKENS)
+        for tensors, tokens in [(one, [[1, 2], [3]]), (one, [TOKENS, TOKENS]), (one, np.array([TOKENS] * 2)), (steps, [1, [2, 3]])]:  # fmt: skip
+            with self.subTest(tokens=tokens), self.assertRaisesRegex(DumpError, "expected ids of one text"):
+                parity_dump.save(tensors, self.out, tokens=tokens)
+        with self.assertRaisesRegex(TypeError, "token ids.*lists of several"):
+            parity_dump.save(one, self.out, tokens=[[[1, 2], [3]]])
+        with self.assertRaisesRegex(TypeError, "embed: expected an array"):
+            parity_dump.save({"embed": [[1.0, 2.0], [3.0]]}, self.out, tokens=TOKENS)
+
     def test_layouts(self):
         q = values(3, 2, 4)  # (T, H, E)
         path = parity_dump.save(

@@ -19,7 +19,7 @@ use crate::audit::recorded::{Finding, Findings, Judged, Steps};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Result;
 use crate::report::words::count;
-use crate::report::{CheckpointVerdict, Report, Tried, Verdict};
+use crate::report::{CheckpointVerdict, FirstDivergence, Report, Tried, Verdict};
 use crate::select::Selection;
 
 /// Tokens that there is nothing to say about are no parity.
@@ -109,7 +109,7 @@ fn both(mut whole: Report, mut by_tensor: Report) -> Report {
         return whole;
     };
     if of_whole.checkpoint == first.checkpoint {
-        if of_whole.diagnosis.is_empty() {
+        if of_whole.diagnosis.is_empty() || tells_the_type(of_whole, first) {
             of_whole.diagnosis = std::mem::take(&mut first.diagnosis);
         }
         return whole;
@@ -119,6 +119,16 @@ fn both(mut whole: Report, mut by_tensor: Report) -> Report {
         first.diagnosis.clone_from(&named.diagnosis);
     }
     by_tensor
+}
+
+/// Whether one answer says that a product's input was rounded, and the other to which types all its operands were: f16 and
+/// TF32 round most inputs alike.
+fn tells_the_type(of_whole: &FirstDivergence, by_tensor: &FirstDivergence) -> bool {
+    let all = |divergence: &FirstDivergence, of: &dyn Fn(&str) -> bool| {
+        !divergence.diagnosis.is_empty() && divergence.diagnosis.iter().all(|item| of(&item.fault))
+    };
+    let rounded = |fault: &str| fault.starts_with("linear.") && fault.ends_with("_input");
+    all(of_whole, &rounded) && all(by_tensor, &|fault| fault.starts_with("precision."))
 }
 
 /// What was tried on a node that no known mistake explains.
