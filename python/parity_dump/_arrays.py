@@ -61,7 +61,8 @@ def _asarray(value, name):
     try:
         return np.asarray(value)
     except ValueError:  # numpy's own words are of sequences and inhomogeneous shapes
-        raise TypeError(f"{name}: expected an array, or nested lists of one length on each axis; found lists of several") from None
+        expected = "expected an array, or nested lists of one length on each axis"
+        raise TypeError(f"{name}: {expected}; found lists of several") from None
 
 
 def _from_torch(tensor):

@@ -15,7 +15,8 @@ def save(tensors, path, tokens, producer="python", numerics=None, model=None, pr
 
     `tensors` is a dict of name to array, of one forward pass over `tokens` (T,), or a list of such dicts: one a
     forward pass, a prefill and its decode steps, which follow one another in `tokens` unless `positions` lists the
-    positions of each. `tokens` may be a batch of one text, or nested as the passes are. The last token, which `generate` returns without a pass over it, may stand in `tokens`.
+    positions of each. `tokens` may be a batch of one text, or nested as the passes are. The last token, which
+    `generate` returns without a pass over it, may stand in `tokens`.
 
     `names` translates names with patterns, {"model.layers.{n}.self_attn.o_proj": "blk.{n}.attn_out"}. `layouts`
     gives the axes of tensors that are not (T, …), by id or by what follows the layer: {"q_rope": "BHTE"}, where T
