@@ -103,7 +103,7 @@ fn is_cleared(report: &Report, other: &Report) -> bool {
         && accused.all(|entry| is_healthy(other, entry.id))
 }
 
-/// One answer of two that found no parity: the names that either knows, at the node that was found tensor by tensor.
+/// One answer of two that found no parity: the names that either knows, at the nodes that were found tensor by tensor.
 fn both(mut whole: Report, mut by_tensor: Report) -> Report {
     let (Some(of_whole), Some(first)) = (&mut whole.first_divergence, &mut by_tensor.first_divergence) else {
         return whole;
@@ -112,13 +112,25 @@ fn both(mut whole: Report, mut by_tensor: Report) -> Report {
         if of_whole.diagnosis.is_empty() || tells_the_type(of_whole, first) {
             of_whole.diagnosis = std::mem::take(&mut first.diagnosis);
         }
+        lend_names(&by_tensor, &mut whole);
         return whole;
     }
     let named = whole.checkpoints.iter().find(|entry| entry.id == first.checkpoint);
     if let Some(named) = named.filter(|_| first.diagnosis.is_empty()) {
         first.diagnosis.clone_from(&named.diagnosis);
     }
+    lend_names(&whole, &mut by_tensor);
     by_tensor
+}
+
+/// Names what one answer has no name for and the other has.
+fn lend_names(known: &Report, report: &mut Report) {
+    for entry in
+        report.checkpoints.iter_mut().filter(|entry| entry.verdict.is_fault() && entry.diagnosis.is_empty())
+    {
+        let named = known.checkpoints.iter().find(|other| other.id == entry.id && other.verdict.is_fault());
+        entry.diagnosis = named.map_or_else(Vec::new, |other| other.diagnosis.clone());
+    }
 }
 
 /// Whether one answer says that a product's input was rounded, and the other to which types all its operands were: f16 and
