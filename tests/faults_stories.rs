@@ -43,6 +43,23 @@ fn the_stories_of_the_field_come_out_in_one_command_each() {
 }
 
 #[test]
+fn every_one_of_several_wrong_nodes_is_named() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
+    command.current_dir(env!("CARGO_MANIFEST_DIR"));
+    command.args(["run", "-p", "def read_lines(path):", "--format", "json"]);
+    let nodes = ["blk.0.q", "blk.0.k", "blk.0.v", "blk.1.q", "blk.1.k", "blk.1.v"];
+    command.args(nodes.iter().flat_map(|node| ["--inject".to_owned(), format!("linear.no_bias@{node}")]));
+    let report: serde_json::Value = serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
+    let entries = report["checkpoints"].as_array().unwrap();
+    let named: Vec<_> = entries
+        .iter()
+        .filter(|entry| entry["diagnosis"][0]["fault"] == "linear.no_bias")
+        .map(|entry| entry["id"].as_str().unwrap())
+        .collect();
+    assert_eq!(named, nodes);
+}
+
+#[test]
 fn the_catalogue_is_listed() {
     let run = |args: &[&str]| Command::new(env!("CARGO_BIN_EXE_parity")).args(args).output().unwrap();
     let table = run(&["faults"]);

@@ -8,7 +8,7 @@ use crate::faults::diagnose::diagnose;
 use crate::model::Model;
 
 /// Faulty nodes that are diagnosed: the later ones are mostly the same mistake in other layers.
-const DIAGNOSED_MAX: usize = 4;
+const DIAGNOSED_MAX: usize = 8;
 
 /// Names the mistakes in the first faulty nodes of either side.
 pub fn name(
