@@ -105,22 +105,11 @@ fn prompt() -> String {
 }
 
 /// The healthy rows as an engine with RoPE of another base has them: parity's own, with the mistake injected.
-fn wrong() -> Vec<Vec<f32>> {
+fn wrong(fault: &str) -> Vec<Vec<f32>> {
     let (_dir, at) = folder();
     let ids = tokens().iter().map(i64::to_string).collect::<Vec<_>>().join(",");
-    let run = [
-        "run",
-        "-m",
-        F16,
-        "--device",
-        "cpu",
-        "--tokens",
-        &ids,
-        "--inject",
-        "rope.base=10000",
-        "--no-audit",
-        "--dump",
-    ];
+    let run =
+        ["run", "-m", F16, "--device", "cpu", "--tokens", &ids, "--inject", fault, "--no-audit", "--dump"];
     let _ = parity(&run).arg(at.join("dump")).assert();
     let dump = Dump::open(&at.join("dump")).unwrap();
     let positions: Vec<u32> = (0..tokens().len() as u32).collect();
@@ -144,7 +133,7 @@ fn perplexity_of_llama_cpp_is_judged() {
 #[test]
 fn what_a_format_hides_is_no_difference_and_what_it_shows_is() {
     let (_dir, at) = folder();
-    let (right, other) = (logits(), wrong());
+    let (right, other) = (logits(), wrong("rope.base=10000"));
     fs::write(at.join("right.kld"), perplexity(&right)).unwrap();
     fs::write(at.join("wrong.kld"), perplexity(&other)).unwrap();
     audit(&at.join("right.kld")).assert().code(0).stdout(contains("PARITY"));
@@ -158,7 +147,7 @@ fn what_a_format_hides_is_no_difference_and_what_it_shows_is() {
 #[test]
 fn the_likeliest_tokens_of_a_server_are_judged_and_no_more_is_claimed() {
     let (_dir, at) = folder();
-    let (right, other) = (logits(), wrong());
+    let (right, other) = (logits(), wrong("rope.base=10000"));
     let rows = right.len() - (ASKED - 1);
     for k in [1, 2, 20] {
         let (good, bad) = (at.join(format!("good{k}.json")), at.join(format!("bad{k}.json")));
@@ -177,6 +166,24 @@ fn the_likeliest_tokens_of_a_server_are_judged_and_no_more_is_claimed() {
         diff(&good, healthy()).args(told).assert().code(0).stdout(contains("PARITY"));
     }
     audit(&at.join("good2.json")).assert().code(2).stderr(contains("the tokens of the prompt"));
+}
+
+#[test]
+fn an_undecided_answer_says_in_which_arithmetic_it_would_be_wrong() {
+    let (_dir, at) = folder();
+    let file = at.join("near.json");
+    fs::write(&file, chat(&wrong("rope.base=900000"), 10).to_string()).unwrap();
+    let told = ["--tokens", &prompt()];
+    let said = contains("`f32` (").and(contains("times over)")).and(contains("--numerics"));
+    audit(&file).args(told).assert().code(2).stdout(contains("UNDECIDED").and(said));
+    audit(&file)
+        .args(told)
+        .args(["--numerics", "f32"])
+        .assert()
+        .code(1)
+        .stdout(contains("DIVERGES at logits"));
+    fs::write(&file, chat(&logits(), 10).to_string()).unwrap();
+    audit(&file).args(told).assert().code(0).stdout(contains("times over").not());
 }
 
 #[test]

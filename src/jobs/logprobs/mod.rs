@@ -18,6 +18,7 @@ use crate::foreign::logprobs::LogProbs;
 use crate::model::Model;
 use crate::model::file::ModelFile;
 use crate::numerics::Numerics;
+use crate::report::words::number;
 use crate::report::{CheckpointVerdict, Local, LocalError, Report, Seen, Side};
 use crate::verdict::{self, Gap, Judged, Parts, Why};
 use parity_dump::Dump;
@@ -71,7 +72,7 @@ pub fn judge(said: &LogProbs, reference: Option<&Dump>, options: &Options) -> Re
     parts.judgement.rows_screened = parts.judgement.rows_audited.map(|_| 0);
     let judged = verdict_of(against.as_ref(), &comparison);
     if let Some(found) = &against {
-        parts.judgement.notes.push(format!("judged in the arithmetic `{}`", found.numerics));
+        parts.judgement.notes.push(found.told());
     }
     parts.judgement.judged.insert(logits(), judged);
     parts.comparisons = vec![comparison];
@@ -137,6 +138,25 @@ struct Against {
     own: OwnDistance,
     worst: Vec<usize>,
     rows: u64,
+    /// More exact arithmetics that do not explain it, and how many times what rounding explains in each it is.
+    refuted: Vec<(Numerics, f64)>,
+}
+
+impl Against {
+    /// In which arithmetic it was judged, and what would follow if it were another.
+    fn told(&self) -> String {
+        let judged = format!("judged in the arithmetic `{}`", self.numerics);
+        let of = |(numerics, over): &(Numerics, f64)| format!("`{numerics}` ({} times over)", number(*over));
+        let refuted: Vec<String> = self.refuted.iter().map(of).collect();
+        match refuted.is_empty() || !(self.own.over <= 1.0) {
+            true => judged,
+            false => format!(
+                "{judged}, the most exact one whose rounding explains it; that of {} does not: where the engine computes \
+                 in one of these, --numerics declares it, and the engine is wrong",
+                refuted.join(", ")
+            ),
+        }
+    }
 }
 
 /// In the sharpest arithmetic that explains it, or the coarsest.
@@ -145,17 +165,20 @@ fn exact(said: &Said<'_>, model: &Model, declared: Option<Numerics>) -> Result<A
     let arithmetics: Vec<Numerics> = declared.map_or_else(|| known.collect(), |declared| vec![declared]);
     let positions: Vec<u32> = said.rows.iter().map(|row| row.position).collect();
     let base = simulate::rows(model, &said.tokens, logits(), &positions, None)?;
-    let mut found = None;
+    let (mut found, mut refuted) = (None, Vec::new());
     for numerics in arithmetics {
         let disturbed = simulate::rows(model, &said.tokens, logits(), &positions, Some(numerics))?;
         let against = distance(said, &base, &disturbed, numerics)?;
-        let explained = against.own.over <= 1.0;
+        let over = against.own.over;
         found = Some(against);
-        if explained {
+        if over <= 1.0 {
             break;
         }
+        refuted.push((numerics, over));
     }
-    found.ok_or_else(|| Error::file(&said.source.path, "no arithmetic was tried"))
+    found
+        .map(|found: Against| Against { refuted, ..found })
+        .ok_or_else(|| Error::file(&said.source.path, "no arithmetic was tried"))
 }
 
 fn distance(
@@ -181,7 +204,7 @@ fn distance(
         }
     }
     let (own, worst) = worst.ok_or_else(|| Error::file(&said.source.path, "holds no row"))?;
-    Ok(Against { numerics, own, worst, rows: base.len() as u64 })
+    Ok(Against { numerics, own, worst, rows: base.len() as u64, refuted: Vec::new() })
 }
 
 fn verdict_of(against: Option<&Against>, comparison: &Comparison) -> Judged {
