@@ -279,7 +279,7 @@ static inline int parity_dump_announce(parity_dump *dump, int layer, const char 
   dump->next_count = 0;
   if (!dump->file) return parity_dump_fail(dump, "%s: no step is open: call parity_dump_begin_step first", name);
   if (length < 1 || (size_t)length >= sizeof id || strcspn(id, "\"\\/ \t\n") != (size_t)length || !strcmp(id, "tokens"))
-    return parity_dump_fail(dump, "`%s` is no name for a tensor, such as q_rope", name);
+    return parity_dump_fail(dump, "`%s` is no name for a tensor: one without blanks, quotes and slashes, such as q_rope", name);
   if (n[0] <= 0 || n[1] <= 0 || n[2] < 0 || (matrix && !n[2]) || (uint64_t)found != expected)
     return parity_dump_fail(dump, "%s: expected %llu rows on axis %d, one for each position; found shape (%lld, %lld, %lld)",
                             id, (unsigned long long)expected, matrix, (long long)n[0], (long long)n[1], (long long)n[2]);

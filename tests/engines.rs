@@ -156,7 +156,7 @@ const MISTAKES: [(&str, &str); 13] = [
     ("twice-begun", "begin_step: the step before is not finished"),
     ("shape", "blk.0.q: expected 2 rows on axis 0, one for each position; found shape (3, 2, 4)"),
     ("empty", "found shape (2, 0, 4)"),
-    ("name", "`q rope` is no name for a tensor, such as q_rope"),
+    ("name", "`q rope` is no name for a tensor: one without blanks, quotes and slashes, such as q_rope"),
     ("twice", "blk.0.q: a second time in one step"),
     ("rows", "logits: 9 is no position of the step"),
     ("device", "v: invalid argument"),

@@ -158,7 +158,8 @@ pub fn audit(
 ) -> Result<Findings> {
     let How { rows, diagnose } = *how;
     let pass = |kept: Storage, cache: Storage, diagnose: Diagnose<'_>| -> Result<Findings> {
-        let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU);
+        let mut machine: Machine<'_, f64> =
+            Machine::new(gguf, Arithmetic::LLAMA_CPU).of_another_producer(!steps.is_own_graph());
         let mut findings = Findings { order: order(graphs, &|_| true), nodes: IndexMap::new() };
         let mut devices = Devices::default();
         let of_f32 = classes::of_f32(steps, graphs, kept);

@@ -101,7 +101,8 @@ pub fn simulate(
         }
         let cached = RefCell::new(Cached::new());
         let run = |how: Run| -> Result<Rows> {
-            let mut machine: Machine<'_, f64> = Machine::new(gguf, arithmetic);
+            let mut machine: Machine<'_, f64> =
+                Machine::new(gguf, arithmetic).of_another_producer(!steps.is_own_graph());
             let mut rows = Rows::new();
             for &(step, labelled) in graphs {
                 let (cached, rows) = (&cached, &mut rows);

@@ -128,11 +128,19 @@ fn scatter_row<T: Copy>(data: &mut [T], place: &Place, row: [usize; 3], values: 
     }
 }
 
-/// Turns values, rows of `width`, into what memory of a type holds of them, and their errors into those of that; `false`
-/// of a type that is not written.
-pub fn hold<S: Scalar>(dtype: DType, width: usize, values: &mut [S], carried: &mut Option<Carried>) -> bool {
+/// Turns values, rows of `width`, into what memory of a type holds of them, and their errors into those of that, if it
+/// `rounds`; `false` of a type that is not written.
+pub fn hold<S: Scalar>(
+    (dtype, rounds): (DType, bool),
+    width: usize,
+    values: &mut [S],
+    carried: &mut Option<Carried>,
+) -> bool {
     if !is_written(dtype) || !width.is_multiple_of(dtype.block_len()) {
         return false;
+    }
+    if !rounds && !is_integer(dtype) {
+        return true;
     }
     if is_plain(dtype) {
         carried.iter_mut().for_each(|carried| convert_error(dtype, values, carried));
@@ -151,11 +159,15 @@ fn convert<S: Scalar>(dtype: DType, values: &mut [S]) {
     match dtype {
         DType::F16 => values.iter_mut().for_each(|value| *value = to_f16(*value)),
         DType::BF16 => values.iter_mut().for_each(|value| *value = to_bf16(*value)),
-        DType::I8 | DType::I16 | DType::I32 | DType::I64 => {
+        dtype if is_integer(dtype) => {
             values.iter_mut().for_each(|value| *value = S::from_f64(value.to_f64().trunc()));
         }
         _ => {}
     }
+}
+
+fn is_integer(dtype: DType) -> bool {
+    matches!(dtype, DType::I8 | DType::I16 | DType::I32 | DType::I64)
 }
 
 /// What an error becomes where values are rounded to memory of a type: both values are rounded.

@@ -143,6 +143,8 @@ pub struct Machine<'a, S> {
     arithmetic: Arithmetic,
     /// Leaves that were written, by their keys.
     states: BTreeMap<String, Buffer<S>>,
+    /// Whether memory of a type holds numbers of that type.
+    rounds: bool,
 }
 
 /// The memory of one step: by tensor that is no view.
@@ -151,7 +153,14 @@ type Memory<S> = Vec<Option<Buffer<S>>>;
 impl<'a, S: Number> Machine<'a, S> {
     /// A machine for the weights of `gguf` whose caches and states are empty.
     pub fn new(gguf: &'a Gguf, arithmetic: Arithmetic) -> Self {
-        Machine { gguf, arithmetic, states: BTreeMap::new() }
+        Machine { gguf, arithmetic, states: BTreeMap::new(), rounds: true }
+    }
+
+    /// Whose memory holds what a producer has in it that is not the graph's own: its types, such as that of the cache,
+    /// are not the producer's.
+    #[must_use]
+    pub fn of_another_producer(self, other: bool) -> Self {
+        Machine { rounds: !other, ..self }
     }
 
     /// Executes one step.
@@ -200,14 +209,14 @@ impl<'a, S: Number> Machine<'a, S> {
             }
             let value = match graph.get(id).op {
                 Op::SetRows => {
-                    set_rows(program, id, &mut memory);
+                    set_rows(program, id, &mut memory, self.rounds);
                     None
                 }
                 Op::Cpy | Op::Cont | Op::Dup => Some(self.copy(program, id, &memory)),
                 _ => Some(self.node(program, id, &memory, conductor)?),
             };
             if let Some(value) = value {
-                store(program, id, value, &mut memory);
+                store(program, id, value, &mut memory, self.rounds);
             }
             for used in graph.sources(id).chain([id]) {
                 let root = graph.root(used);

@@ -7,15 +7,21 @@ use super::{Memory, Number, Program, Value, carried, dtype};
 use crate::ops::source::{contiguous, rows};
 use crate::scalar::Scalar;
 
-/// Puts the values of a node where they lie, as its type holds them.
-pub(super) fn store<S: Scalar>(program: &Program, id: Id, value: Value<S>, memory: &mut Memory<S>) {
+/// Puts the values of a node where they lie, as its type holds them, if memory `rounds`.
+pub(super) fn store<S: Scalar>(
+    program: &Program,
+    id: Id,
+    value: Value<S>,
+    memory: &mut Memory<S>,
+    rounds: bool,
+) {
     let tensor = program.graph.get(id);
     let place = program.place(id).zip(dtype(tensor));
     let root = program.graph.root(id);
     let value = value.and_then(|mut values| match place {
         Some((place, dtype))
             if values.data.len() == tensor.elements()
-                && hold(dtype, tensor.ne[0], &mut values.data, &mut values.carried) =>
+                && hold((dtype, rounds), tensor.ne[0], &mut values.data, &mut values.carried) =>
         {
             Ok((place, values))
         }
@@ -43,10 +49,11 @@ pub(super) fn store<S: Scalar>(program: &Program, id: Id, value: Value<S>, memor
     }
 }
 
-/// Writes rows by index: `dst[b3, b2, ids[b3 mod c2, b2 mod c1, i], :] = s0[b3, b2, i, :]`, in dst's type.
-pub(super) fn set_rows<S: Number>(program: &Program, id: Id, memory: &mut Memory<S>) {
+/// Writes rows by index: `dst[b3, b2, ids[b3 mod c2, b2 mod c1, i], :] = s0[b3, b2, i, :]`, in dst's type, if memory
+/// `rounds`.
+pub(super) fn set_rows<S: Number>(program: &Program, id: Id, memory: &mut Memory<S>, rounds: bool) {
     let root = program.graph.root(id);
-    if let Err(unknown) = try_set_rows(program, id, memory) {
+    if let Err(unknown) = try_set_rows(program, id, memory, rounds) {
         memory[root] = Some(Buffer::unknown(unknown));
     }
 }
@@ -55,6 +62,7 @@ fn try_set_rows<S: Number>(
     program: &Program,
     id: Id,
     memory: &mut Memory<S>,
+    rounds: bool,
 ) -> std::result::Result<(), Unknown> {
     let tensor = program.graph.get(id);
     let odd = || Unknown::new(format!("what {} wrote, whose sources do not fit", program.names[id]));
@@ -73,7 +81,7 @@ fn try_set_rows<S: Number>(
     let ((mut new, shape), (ids, by)) = (read(0)?, read(1)?);
     let mut carried = program.graph.src(id, 0).and_then(|src| carried(program, src, memory));
     let [b3, b2, n, width] = shape;
-    if !hold(dtype, width, &mut new, &mut carried) {
+    if !hold((dtype, rounds), width, &mut new, &mut carried) {
         return Err(odd());
     }
     let [c3, c2, c1, r] = by;
