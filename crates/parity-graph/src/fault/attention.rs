@@ -19,8 +19,10 @@ pub(super) fn faults(site: Site<'_>, out: &mut Vec<Fault>) {
         out.push(site.fault("attn.no_scale", "the scores are not scaled", site.with_float("scale", 1.0)));
     }
     let usual = 1.0 / (width as f32).sqrt();
+    let heads = site.src(0).map_or(1, |src| src.ne[2]);
     let others = [
         (usual, "1/sqrt(head width)"),
+        (1.0 / ((heads * width) as f32).sqrt(), "1/sqrt(width of all heads)"),
         (1.0 / width as f32, "1/(head width)"),
         (scale * 2f32.sqrt(), "sqrt(2) times too large"),
     ];
