@@ -182,6 +182,8 @@ pub enum Angles {
         /// Whether positions, frequencies and angles are rounded to it too.
         throughout: bool,
     },
+    /// The frequencies alone are rounded to this type.
+    OfFrequencies(Storage),
 }
 
 /// What a softmax keeps in a narrow type.

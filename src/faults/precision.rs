@@ -100,7 +100,10 @@ fn of_products() -> Vec<(String, Arithmetic)> {
 fn angles(kept: Storage, name: &str) -> Vec<(String, Arithmetic)> {
     let arithmetic =
         |throughout| Arithmetic { angles: Angles::Coarse { kept, throughout }, ..Arithmetic::EXACT };
-    [false, true].map(|throughout| (format!("precision.{name}_angles"), arithmetic(throughout))).to_vec()
+    let frequencies = Arithmetic { angles: Angles::OfFrequencies(kept), ..Arithmetic::EXACT };
+    let mut out = vec![(format!("precision.{name}_frequencies"), frequencies)];
+    out.extend([false, true].map(|throughout| (format!("precision.{name}_angles"), arithmetic(throughout))));
+    out
 }
 
 fn softmax(kept: Storage, name: &str) -> Vec<(String, Arithmetic)> {

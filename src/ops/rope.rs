@@ -105,7 +105,7 @@ fn rotation_error(args: &Args<'_, f64>, rope: &Rope, i: usize, rotation: Rotatio
     let longer = if rope.is_yarn() { LENGTH_ROUNDINGS } else { 0.0 };
     let followed = match args.arithmetic.angles {
         Angles::F32Recurrence => 0.0,
-        Angles::Exact | Angles::Coarse { .. } => ANGLE_ROUNDINGS + 2.0 * i as f64,
+        Angles::Exact | Angles::Coarse { .. } | Angles::OfFrequencies(_) => ANGLE_ROUNDINGS + 2.0 * i as f64,
     };
     let mut off = (followed + mixed * MIX_ROUNDINGS) * UNIT_F32 * angle;
     if args.arithmetic.functions == Functions::FastMath {

@@ -163,6 +163,10 @@ impl Rope {
             Angles::Coarse { kept, throughout: true } => stored(kept, value),
             _ => value,
         };
+        let frequency = |value: f64| match arithmetic.angles {
+            Angles::OfFrequencies(kept) => stored(kept, value),
+            _ => coarse(value),
+        };
         let exponent = f64::from(-2.0f32 / self.n_dims as f32);
         let exact = |place: usize| f64::from(self.base).powf(-2.0 * place as f64 / self.n_dims as f64);
         let ratio = round(f64::from(self.base).powf(exponent));
@@ -179,7 +183,7 @@ impl Rope {
                 let (plane, place) = self.plane(i);
                 let theta = match in_f32 {
                     true => powers[plane][place],
-                    false => coarse(coarse(positions[plane]) * coarse(exact(place))),
+                    false => coarse(coarse(positions[plane]) * frequency(exact(place))),
                 };
                 let extrapolated = round(theta / factors.get(i).copied().unwrap_or(1.0));
                 let interpolated = round(f64::from(self.freq_scale) * extrapolated);

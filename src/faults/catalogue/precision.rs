@@ -13,6 +13,8 @@ const NORMS: &[Op] = &[Op::RmsNorm, Op::Mul];
 const COARSE_ANGLES: &str = "a table of sines and cosines in the type of the activations";
 const IN_F32: &str =
     "compute positions, frequencies, angles, sines and cosines in f32, and round the rotated values";
+const COARSE_FREQUENCIES: &str = "a buffer of frequencies (inv_freq) that was converted with the weights: model.to(torch.bfloat16), model.half()";
+const FREQUENCIES_IN_F32: &str = "load the model in its type (dtype=torch.bfloat16 in from_pretrained), or make the buffer again in f32 after the conversion";
 const COARSE_SOFTMAX: &str = "a softmax in the type of the scores (dtype=torch.float32 left out)";
 const SOFTMAX_IN_F32: &str = "take scores, exponentials and their sum in f32";
 const COARSE_NORM: &str =
@@ -62,6 +64,20 @@ pub const ENTRIES: &[Entry] = &[
         "sines and cosines of RoPE are rounded to f16",
         COARSE_ANGLES,
         IN_F32,
+    ),
+    entry(
+        "precision.bf16_frequencies",
+        ROPE,
+        "the frequencies of RoPE are rounded to bf16",
+        COARSE_FREQUENCIES,
+        FREQUENCIES_IN_F32,
+    ),
+    entry(
+        "precision.f16_frequencies",
+        ROPE,
+        "the frequencies of RoPE are rounded to f16",
+        COARSE_FREQUENCIES,
+        FREQUENCIES_IN_F32,
     ),
     entry(
         "precision.bf16_softmax",
