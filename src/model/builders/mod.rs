@@ -81,7 +81,8 @@ pub fn build(gguf: &Gguf, shape: Shape) -> Result<Built> {
             .expected(names.join(", "))
             .found(name)
             .hint(
-                "record it: `parity record -o DUMP -- …`; a recorded graph is executed and judged as it is",
+                "record llama.cpp: `parity record -o RECORDING -- …`; a recorded graph is executed and judged as it is, \
+                 and another engine's dump by it: `parity diff DUMP RECORDING -m MODEL.gguf`",
             ));
     };
     shape.check(gguf)?;
