@@ -99,6 +99,7 @@ class Producer:
         if self.healthy is None:
             return "no healthy dump"
         code, report = audit(self.healthy, self.model)
+        self.order = [entry["id"] for entry in report.get("checkpoints", [])]
         self.values = reading.steps(self.healthy) if code == 0 else []
         unseen = audit(self.healthy, self.model, "--self-test")[1].get("nodes", [])
         self.unseen = {node["id"]: {one["fault"].split("=")[0] for one in node["unseen"]} for node in unseen}
@@ -133,13 +134,12 @@ class Producer:
 
     def first_changed(self, dump):
         """The node whose values differ first from the healthy run's, in the order of execution; None where none does."""
-        order = [entry["id"] for entry in audit(self.healthy, self.model)[1]["checkpoints"]]
         steps = reading.steps(dump)
         differs = {
             name for (_, ours), (_, theirs) in zip(steps, self.values)
             for name in theirs if name in ours and not np.array_equal(ours[name][1], theirs[name][1], equal_nan=True)
         }  # fmt: skip
-        return next((name for name in order if name in differs), None), steps
+        return next((name for name in self.order if name in differs), None), steps
 
     def is_declared(self, fault, node, steps, report):
         """Whether an answer that passes says that it would not see this."""
