@@ -42,7 +42,7 @@ pub struct Args {
     /// Arithmetic of the reference
     ///
     /// As for --numerics. It overrides what the reference declares.
-    #[arg(help_heading = "Reference and dump", long, value_name = "WORDS")]
+    #[arg(help_heading = "Reference and dump", long, value_name = "WORDS", hide_short_help = true)]
     reference_numerics: Option<Numerics>,
     /// Give each node the reference's inputs
     ///
