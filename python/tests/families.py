@@ -155,10 +155,6 @@ def write(model, architecture, places, path, spoil=lambda name, array: array):
     out.close()
 
 
-# Healthy, and not judged: in bf16 the sum over the chosen experts hides more than mistakes would change.
-OPEN = {("qwen3moe", "bf16")}
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", help="qwen3moe, gemma3, gpt-oss, llama; all where none is named")
@@ -178,9 +174,8 @@ def main():
                 dump = folder / f"{family}-{name}"
                 healthy.capture(model, None, TOKENS, PROMPT, dump)
                 good, said = healthy.judge(["audit", dump, "-m", path])
-                is_open = (family, name) in OPEN
-                all_good &= said.startswith("exit 2, undecided") if is_open else good
-                print(f"| {family} | {name} | {said}{' (known to be open)' if is_open else ''} |", flush=True)
+                all_good &= good
+                print(f"| {family} | {name} | {said} |", flush=True)
     return 0 if all_good else 1
 
 

@@ -235,17 +235,18 @@ pub fn entries<'a>(known: impl Iterator<Item = Known<'a>>, shown: &dyn Fn(Checkp
 
 /// What parity does not see, where an engine's type, or what it does not show, makes that more than rounding of f32.
 fn unseen(entries: &[Entry]) -> Option<String> {
-    let band = |entry: &Entry| entry.local.candidate.as_ref().and_then(|local| local.bound_rel_l2);
-    let bands = entries.iter().filter_map(|entry| Some((entry, band(entry)?)));
-    let (entry, band) = bands.filter(|(_, band)| *band > SHARP).max_by(|a, b| a.1.total_cmp(&b.1))?;
-    let bridged = entry.local.candidate.as_ref().is_some_and(|local| !local.bridged.is_empty());
-    bridged.then(|| {
-        format!(
-            "{} within what rounding explains; a mistake that moves {} by less than {band:.0e} would not be seen",
-            count(entries.len(), "node"),
-            entry.id
-        )
-    })
+    // What was crossed to a node widens what rounding explains there.
+    let crossed = |entry: &Entry| {
+        let local = entry.local.candidate.as_ref().filter(|local| !local.bridged.is_empty());
+        local.and_then(|local| local.bound_rel_l2).filter(|band| *band > SHARP)
+    };
+    let bands = entries.iter().filter_map(|entry| Some((entry, crossed(entry)?)));
+    let (entry, band) = bands.max_by(|a, b| a.1.total_cmp(&b.1))?;
+    Some(format!(
+        "{} within what rounding explains; a mistake that moves {} by less than {band:.0e} would not be seen",
+        count(entries.len(), "node"),
+        entry.id
+    ))
 }
 
 /// Ids that are named in a sentence.
