@@ -45,6 +45,7 @@ check "healthy models" "$PYTHON" python/tests/healthy.py
 check "other families" "$PYTHON" python/tests/families.py
 check "mistakes in f32" "$PYTHON" python/tests/mistakes.py --dtype f32
 check "mistakes in bf16" "$PYTHON" python/tests/mistakes.py --dtype bf16
+check "hidden states and logits alone" "$PYTHON" python/tests/alone.py
 check "maps by values" "$PYTHON" python/tests/maps.py
 check "conversions" env DRIVER_CACHE=0 "$PYTHON" python/tests/conversions.py --libraries "$LIBS"
 if [ -n "${LLAMA:-}" ]; then
@@ -57,6 +58,8 @@ if [[ " $* " == *" --candle "* ]]; then
     check "candle runs" cargo run --release --locked --quiet --manifest-path examples/engines/candle/Cargo.toml -- \
         "$tiny" 312,863,2039,1444,1518 --decode 8 --dump "$work/candle"
     check "candle" "$PARITY" diff "$work/candle" reference-dumps/qwen2-tiny-py-F16/read_lines -m "$tiny"
+    check "candle's hidden states and logits alone" "$PYTHON" python/tests/alone.py candle \
+        --candle "${CARGO_TARGET_DIR:-examples/engines/candle/target}/release/candle-example"
 fi
 if [[ " $* " == *" --mistralrs "* ]]; then
     check "mistral.rs runs" examples/engines/mistralrs/run.sh "$tiny" 312,863,2039,1444,1518 --decode 8 --dump "$work/mistralrs"

@@ -100,6 +100,8 @@ pub struct Selection {
     globs: Option<GlobSet>,
     /// The patterns as they were typed.
     typed: Vec<String>,
+    /// What is looked at besides, whatever was chosen.
+    also: IndexSet<Checkpoint>,
 }
 
 /// How alike two ids must be (0 to 1, Jaro and Winkler) for one to be meant by the other: one letter off in five.
@@ -109,7 +111,12 @@ impl Selection {
     /// The selection of `--layer` and `--checkpoint` (several allowed).
     pub fn new(layers: Option<Layers>, globs: &[String]) -> Result<Selection> {
         let set = patterns("--checkpoint", globs)?;
-        Ok(Selection { layers, globs: (!globs.is_empty()).then_some(set), typed: globs.to_vec() })
+        Ok(Selection {
+            layers,
+            globs: (!globs.is_empty()).then_some(set),
+            typed: globs.to_vec(),
+            also: IndexSet::new(),
+        })
     }
 
     /// Refuses the selection where none of `ids`, of a model of `n_layers` layers, is looked at; says what may be meant.
@@ -138,26 +145,36 @@ impl Selection {
     /// The first layer brings the embedding along, the last one the head. Attention matrices have to be asked
     /// for by name.
     pub fn wants(&self, checkpoint: Checkpoint, n_layers: usize) -> bool {
-        let in_layers =
-            self.layers.is_none_or(|layers| match (checkpoint.layer_index(), checkpoint.kind()) {
-                (Some(layer), _) => (layers.first..=layers.last).contains(&layer),
-                (None, Kind::Embed) => layers.first == 0,
-                (None, _) => {
-                    (layers.first as usize..=layers.last as usize).contains(&n_layers.saturating_sub(1))
-                }
-            });
         let named = match &self.globs {
             Some(globs) => globs.is_match(checkpoint.to_string()),
             None => !checkpoint.kind().is_optional(),
         };
-        in_layers && named
+        self.also.contains(&checkpoint) || named && self.is_in_layers(checkpoint, n_layers)
+    }
+
+    /// The same, and checkpoints of `all` that it leaves out only because nobody named them, where they are `odd`.
+    pub fn and_odd(&self, all: &[Checkpoint], odd: impl Fn(Checkpoint) -> bool) -> Selection {
+        let n_layers = layers_of(all.iter().copied());
+        let unnamed = |id: &Checkpoint| {
+            self.globs.is_none() && id.kind().is_optional() && self.is_in_layers(*id, n_layers)
+        };
+        let mut out = self.clone();
+        out.also.extend(all.iter().copied().filter(|id| unnamed(id) && odd(*id)));
+        out
+    }
+
+    fn is_in_layers(&self, checkpoint: Checkpoint, n_layers: usize) -> bool {
+        self.layers.is_none_or(|layers| match (checkpoint.layer_index(), checkpoint.kind()) {
+            (Some(layer), _) => (layers.first..=layers.last).contains(&layer),
+            (None, Kind::Embed) => layers.first == 0,
+            (None, _) => (layers.first as usize..=layers.last as usize).contains(&n_layers.saturating_sub(1)),
+        })
     }
 
     /// The checkpoints that are looked at, of all that a model or a recording has, in the order that they are given in.
     pub fn among(&self, all: impl Iterator<Item = Checkpoint>) -> IndexSet<Checkpoint> {
         let all: IndexSet<Checkpoint> = all.collect();
-        let last = all.iter().filter_map(|id| id.layer_index()).max();
-        let n_layers = last.map_or(0, |last| last as usize + 1);
+        let n_layers = layers_of(all.iter().copied());
         all.into_iter().filter(|id| self.wants(*id, n_layers)).collect()
     }
 
@@ -166,9 +183,10 @@ impl Selection {
         if self.is_all() { all.collect() } else { self.among(all) }
     }
 
-    /// Whether a pattern names `checkpoint`.
+    /// Whether `checkpoint` is looked at whatever else is, such as one that a pattern names.
     pub fn names(&self, checkpoint: Checkpoint) -> bool {
-        self.globs.as_ref().is_some_and(|globs| globs.is_match(checkpoint.to_string()))
+        self.also.contains(&checkpoint)
+            || self.globs.as_ref().is_some_and(|globs| globs.is_match(checkpoint.to_string()))
     }
 
     /// Whether everything standard is looked at.
@@ -180,6 +198,11 @@ impl Selection {
     pub fn layers(&self) -> Option<Layers> {
         self.layers
     }
+}
+
+/// Layers of a model that has these checkpoints.
+fn layers_of(all: impl Iterator<Item = Checkpoint>) -> usize {
+    all.filter_map(|id| id.layer_index()).max().map_or(0, |last| last as usize + 1)
 }
 
 #[cfg(test)]

@@ -62,6 +62,31 @@ fn audit(dump: &Path, model: &Path) -> (Output, serde_json::Value) {
 }
 
 #[test]
+fn an_answer_says_what_nobody_tested() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (data("cuda-F16"), folder.path().join("dump"));
+    fs::create_dir(&to).unwrap();
+    for (name, code) in [("ROCm", 0), ("SYCL", 2)] {
+        for entry in fs::read_dir(&from).unwrap().map(Result::unwrap) {
+            let bytes = fs::read(entry.path()).unwrap();
+            let is_graph = entry.path().extension().is_some_and(|ending| ending == "txt");
+            let bytes = match is_graph {
+                true => String::from_utf8(bytes).unwrap().replace("CUDA", name).into_bytes(),
+                false => bytes,
+            };
+            fs::write(to.join(entry.file_name()), bytes).unwrap();
+        }
+        let (output, report) = audit(&to, &data("random-64-8-2.gguf"));
+        assert_eq!(output.status.code(), Some(code), "{name}: {}", report["origins"]);
+        let notes = report["notes"].to_string();
+        assert!(notes.contains(&format!("was computed on {name}, and judged by")), "{notes}");
+        assert!(notes.contains("not tested"), "{notes}");
+    }
+    let (_, report) = audit(&from, &data("random-64-8-2.gguf"));
+    assert!(!report["notes"].to_string().contains("not tested"), "{}", report["notes"]);
+}
+
+#[test]
 fn devices_are_followed_to_f32_rounding() {
     for (dump, model, says) in recordings() {
         let (output, report) = audit(&dump, &model);

@@ -83,6 +83,34 @@ fn a_healthy_one_is_at_parity_and_told_what_its_cache_was_taken_to_be() {
 }
 
 #[test]
+fn logits_alone_are_at_parity_where_the_cache_is_declared_and_the_answer_says_what_it_does_not_see() {
+    let (_folder, whole) = made(None);
+    let (code, first, notes) = audited(&whole, Some("f32 kv=f16"), &|kind| kind == Kind::Logits);
+    assert_eq!((code, first.as_str()), (0, ""), "{notes}");
+    for fault in ["attn.no_scale@2", "rope.base@1", "ffn.gelu@3"] {
+        let (_folder, wrong) = made(Some(fault));
+        let (code, first, notes) = audited(&wrong, Some("f32 kv=f16"), &|kind| kind == Kind::Logits);
+        assert_eq!((code, first.as_str()), (1, "logits"), "{fault}: {notes}");
+    }
+}
+
+#[test]
+fn rotations_behind_a_cache_are_named() {
+    for fault in ["rope.base@1", "rope.none@1", "linear.no_bias@blk.1.q"] {
+        let (_folder, whole) = made(Some(fault));
+        let folder = tempfile::tempdir().unwrap();
+        let dump = folder.path().join("dump");
+        subset::copy(&whole, &dump, Some("f32 kv=f16"), &from_context);
+        let audit = ["audit", dump.to_str().unwrap(), "-m", MODEL, "--allow-missing", "--format", "json"];
+        let (code, report) = parity(&audit);
+        let found = &report["first_divergence"];
+        let named = fault.split('@').next().unwrap();
+        assert_eq!((code, found["checkpoint"].as_str()), (1, Some("blk.1.attn_ctx")), "{fault}");
+        assert_eq!(found["diagnosis"][0]["fault"], named, "{fault}");
+    }
+}
+
+#[test]
 fn a_mistake_in_attention_is_found_where_the_cache_explains_none_of_it() {
     // In decode steps alone, and in all.
     for fault in ["attn.stale_cache@1", "attn.no_scale@2", "attn.kv_head@1"] {

@@ -1,4 +1,4 @@
-//! A model whose layers are split over two GPUs, held against the same model on one: bits and speed.
+//! A model whose layers are split over two GPUs, compared with the same model on one: bits and speed.
 
 use std::path::Path;
 

@@ -90,7 +90,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Decode held against prefill: every row of the decoded positions, both sides audited there.
+/// Decode compared with prefill: every row of the decoded positions, both sides audited there.
 fn against(model: &Model, decode: &Kept, prefill: &Kept) -> Result<Report, Box<dyn std::error::Error>> {
     let positions: Vec<u32> = (PROMPT as u32..END as u32).collect();
     let wanted: Vec<Checkpoint> = decode.checkpoints();

@@ -393,15 +393,25 @@ def logits_without_the_norm(model):
             yield
 
 
-def judge(name, dtype, folder):
-    """(located, named): whether the right node is the first, and the name given; None where there is none."""
-    place, names, change = MISTAKES[name]
+def checkpoint_of(place):
+    """The checkpoint of a place: of a mistake in all layers, the first one's."""
+    return place if place.startswith("blk.") or place in ("embed", "logits") else f"blk.0.{place}"
+
+
+def capture(name, dtype, folder):
+    """A prompt and decode steps of the model with a mistake, or as it is where `name` is None."""
     tokens = reading.manifest(REFERENCE)["tokens"]
     model = models.from_gguf(dtype=dtype, attn_implementation="eager")
-    with torch.no_grad(), change(model), parity_dump.capture(model, folder):
+    change = MISTAKES[name][2](model) if name else contextlib.nullcontext()
+    with torch.no_grad(), change, parity_dump.capture(model, folder):
         cache = None
         for ids in (tokens[:5], *[[token] for token in tokens[5:]]):
             cache = model(torch.tensor([ids]), past_key_values=cache, use_cache=True).past_key_values
+
+
+def judge(name, dtype, folder):
+    """(located, named): whether the right node is the first, and the name given; None where there is none."""
+    capture(name, dtype, folder)
     command = [BINARY, "audit", folder, "-m", models.TINY, "--allow-missing", "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True)
     if not done.stdout:
@@ -426,7 +436,7 @@ def main():
         for name in chosen:
             place, names, _ = MISTAKES[name]
             checkpoint, fault, error = judge(name, dtype, (given.keep or pathlib.Path(scratch)) / name)
-            expected = place if place.startswith("blk.") or place in ("embed", "logits") else f"blk.0.{place}"
+            expected = checkpoint_of(place)
             right = fault is not None and any(fault.startswith(good) for good in names)
             located += checkpoint == expected
             named += right

@@ -6,7 +6,8 @@ import struct
 
 import numpy as np
 
-TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "I32": np.dtype("<i4"),
+         "I64": np.dtype("<i8")}  # fmt: skip
 
 
 def manifest(path):

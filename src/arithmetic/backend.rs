@@ -113,11 +113,33 @@ const UNIT_LOSS_MAX: usize = 5;
 const MULTIPROCESSORS: [usize; 10] = [132, 114, 108, 128, 142, 170, 148, 84, 82, 76];
 /// Threads that mmvf takes at most, and the step between its choices.
 const THREADS: (usize, usize) = (256, 32);
+/// Backends of which there is no recording, and what their nodes are judged by.
+const UNTESTED: [(&str, &str); 7] = [
+    ("ROCm", "CUDA's kernels"),
+    ("MUSA", BY_CPU),
+    ("SYCL", BY_CPU),
+    ("Metal", BY_CPU),
+    ("MTL", BY_CPU),
+    ("CANN", BY_CPU),
+    ("OpenCL", BY_CPU),
+];
+/// What nodes of a backend are judged by whose kernels are not followed.
+const BY_CPU: &str = "llama.cpp's CPU kernels and f32";
+
+/// The backend of a buffer's name without the number of its device, such as `CUDA`.
+fn stem(name: &str) -> &str {
+    name.trim_end_matches(|c: char| c.is_ascii_digit())
+}
+
+/// Of the backend of a buffer's name that there is no recording of: what it is called, and what its nodes are judged by.
+pub fn untested(name: &str) -> Option<(&'static str, &'static str)> {
+    UNTESTED.into_iter().find(|(known, _)| *known == stem(name))
+}
 
 impl Backend {
     /// The backend of a buffer's name, such as `CUDA0`; `None` of the CPU and of what is not followed.
     pub fn of(name: &str) -> Option<Backend> {
-        match name.trim_end_matches(|c: char| c.is_ascii_digit()) {
+        match stem(name) {
             "CUDA" | "ROCm" => Some(Backend::Cuda),
             "Vulkan" => Some(Backend::Vulkan),
             _ => None,

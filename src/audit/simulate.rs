@@ -32,8 +32,12 @@ const OWN_ROUNDINGS: f64 = 4.0;
 /// The faintest mistake of the catalogue that is none of rounding, a wrong epsilon in one norm, moves the logits of the
 /// models that ship with parity by this much; the next ones by 8e-3 and more (`docs/verdicts.md`).
 const FAINTEST: f64 = 5.6e-4;
+/// The next ones.
+const NEXT: f64 = 8e-3;
 /// A band up to which such a mistake stands out.
 pub const SHARP: f64 = FAINTEST / 2.0;
+/// A band up to which all but that one do.
+pub const SHARP_ENOUGH: f64 = NEXT / 2.0;
 
 /// What rounding carries up to a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]

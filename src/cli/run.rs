@@ -39,6 +39,11 @@ pub struct Args {
     /// llama.cpp on this machine (`parity doctor` says which). Without a prompt, the reference's tokens are used.
     #[arg(help_heading = "Reference and dump", long, value_name = "DIR")]
     reference: Option<PathBuf>,
+    /// Arithmetic of the reference
+    ///
+    /// As for --numerics. It overrides what the reference declares.
+    #[arg(help_heading = "Reference and dump", long, value_name = "WORDS", hide_short_help = true)]
+    reference_numerics: Option<Numerics>,
     /// Give each node the reference's inputs
     ///
     /// No error is then carried from node to node, so every node that differs is wrong by itself.
@@ -144,6 +149,7 @@ pub fn main(args: &Args) -> Outcome {
         dump: args.dump.clone(),
         device: args.device.clone(),
         numerics: args.numerics,
+        reference_numerics: args.reference_numerics,
         selection: args.select.selection()?,
         tolerances: args.tolerance.tolerances()?,
         chunk: args.chunk,

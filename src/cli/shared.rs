@@ -153,11 +153,7 @@ impl ToleranceArgs {
 
 /// A dump whose arithmetic a flag may declare.
 pub fn open_declared(path: &Path, how: &foreign::Options, numerics: Option<Numerics>) -> Result<Dump> {
-    let mut dump = foreign::open(path, how)?;
-    if let Some(numerics) = numerics {
-        dump.declare(numerics.to_string());
-    }
-    Ok(dump)
+    Ok(foreign::declared(foreign::open(path, how)?, numerics))
 }
 
 /// Whether and where exact arithmetic is asked.

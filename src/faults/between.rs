@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use parity_graph::fault::{self, Fault};
 use parity_graph::rewrite::{Change, Rewrite};
-use parity_graph::{Id, Op};
+use parity_graph::{Graph, Id, Op};
 
 use super::guessed;
 use super::rewritten::{Rewritten, carried, told, under};
@@ -92,6 +92,7 @@ fn hypotheses(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Hypothesis> {
         let faults = fault::at(graph, id).into_iter().chain(fault::other_layers(graph, id));
         out.extend(faults.map(|fault| Hypothesis { nodes: vec![fault.rewrite.clone()], fault }));
     }
+    out.extend(of_all_rotations(graph, &replay.through));
     let products: Vec<Id> =
         replay.through.iter().copied().filter(|&id| graph.get(id).op == Op::MulMatId).collect();
     let mut groups: Vec<Vec<Id>> = products.iter().map(|&product| vec![product]).collect();
@@ -115,6 +116,23 @@ fn hypotheses(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Hypothesis> {
         told.insert((one.fault.text.clone(), nodes))
     });
     out
+}
+
+/// Mistakes of queries and keys alike, which one piece of code rotates.
+fn of_all_rotations(graph: &Graph, through: &[Id]) -> Vec<Hypothesis> {
+    let mut of_each =
+        through.iter().filter(|&&id| graph.get(id).op == Op::Rope).map(|&id| fault::at(graph, id));
+    let Some(first) = of_each.next() else { return Vec::new() };
+    let others: Vec<Vec<Fault>> = of_each.collect();
+    let with_others = |fault: Fault| {
+        let same = |faults: &Vec<Fault>| {
+            let same = faults.iter().find(|other| other.name == fault.name && other.text == fault.text);
+            same.map(|other| other.rewrite.clone())
+        };
+        let nodes: Option<Vec<Rewrite>> = others.iter().map(same).collect();
+        Some(Hypothesis { nodes: [vec![fault.rewrite.clone()], nodes?].concat(), fault })
+    };
+    if others.is_empty() { Vec::new() } else { first.into_iter().filter_map(with_others).collect() }
 }
 
 /// Experts that may have been taken for one another: every wrong token went to one of them. Those come first to which

@@ -165,14 +165,13 @@ pub fn diagnose(suspect: &Suspect<'_>) -> Names {
     }
     if found.is_empty() {
         found = between::found(suspect);
-    }
-    if found.is_empty() {
+        if !found.is_empty() {
+            return Names { found, out_of_sight: true, ..Names::default() };
+        }
         found.extend(of_the_values(suspect));
     }
-    if !found.is_empty() {
-        return Names { found, tried: Vec::new() };
-    }
-    Names { found, tried: super::nearest(tried) }
+    let tried = if found.is_empty() { super::nearest(tried) } else { Vec::new() };
+    Names { found, tried, out_of_sight: false }
 }
 
 /// A mistake in words.

@@ -15,6 +15,7 @@ use parity_dump::{Checkpoint, Dump};
 
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
+use crate::numerics::Numerics;
 use array::Array;
 use map::expression::Widths;
 use map::{Map, built_in};
@@ -137,6 +138,14 @@ pub fn open(path: &Path, options: &Options) -> Result<Dump> {
         shards::refuse_one_rank(&dump, &Widths::of(&Gguf::open(model)?)?)?;
     }
     Ok(dump)
+}
+
+/// A dump with the arithmetic that a user says it has, if any, whatever it declares.
+pub fn declared(mut dump: Dump, numerics: Option<Numerics>) -> Dump {
+    if let Some(numerics) = numerics {
+        dump.declare(numerics.to_string());
+    }
+    dump
 }
 
 fn opened(path: &Path, options: &Options) -> Result<Dump> {

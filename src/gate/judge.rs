@@ -85,7 +85,7 @@ impl<'a> Judgement<'a> {
         }
     }
 
-    /// A injected fault must be found, where and under the name that the suite says.
+    /// An injected fault must be found, where and under the name that the suite says.
     fn injected(&mut self, report: &Report) {
         let expect = &self.case.expect;
         let first = match (report.verdict, &report.first_divergence) {

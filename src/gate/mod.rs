@@ -100,7 +100,7 @@ pub struct Problem {
 pub enum ProblemKind {
     /// The candidate has a fault.
     Divergence,
-    /// A injected fault left no divergence.
+    /// An injected fault left no divergence.
     FaultNotFound,
     /// It was found at another node, or under another name.
     FaultMistaken,

@@ -1,7 +1,7 @@
 //! One dump against exact arithmetic.
 
 use super::graphs::{self, ByGraph, JudgedBy};
-use super::{head_rows, notes_of, path_of};
+use super::{head_rows, notes_of, path_of, with_nonfinite};
 use crate::audit::{self, AuditRows};
 use crate::compare::Comparison;
 use crate::dump::Recording;
@@ -32,6 +32,8 @@ pub struct Options {
 /// Another model's dump, a weight that cannot be read, a model that nothing can be said of.
 pub fn audit(dump: &mut Dump, file: &ModelFile, options: &Options) -> Result<Report> {
     let order = head_rows::settle(dump, file)?;
+    let selection = with_nonfinite(&options.selection, [&*dump]);
+    let options = &Options { selection, ..options.clone() };
     let mut report = match JudgedBy::of(file, &[&*dump])? {
         JudgedBy::Graphs(by) => graphs::audit(dump, &by, options)?,
         JudgedBy::Nodes(model) => {

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use indexmap::IndexSet;
 
 use super::graphs::{self, ByGraph, JudgedBy, Sides};
-use super::{head_rows, notes_of, path_of, tokens_of};
+use super::{head_rows, notes_of, path_of, tokens_of, with_nonfinite};
 use crate::audit::{self, AuditRows};
 use crate::checkpoint::{Checkpoint, usual_order};
 use crate::compare::{self, Comparison, Tolerances};
@@ -52,6 +52,8 @@ pub fn diff(
             .expected("a whole dump first, printed values second")
             .hint(format!("parity diff DUMP {path}, or parity run -m MODEL --reference {path}")));
     }
+    let selection = with_nonfinite(&options.selection, [&*candidate, &*reference]);
+    let options = &Options { selection, ..options.clone() };
     let Some(file) = file else { return on_nodes(candidate, reference, None, options) };
     let mut orders: Vec<String> = Vec::new();
     for (side, dump) in [("candidate", &mut *candidate), ("reference", &mut *reference)] {

@@ -34,7 +34,8 @@ impl RunPlan {
         reference: Option<&Dump>,
     ) -> Result<RunPlan> {
         let n_layers = model.config.dims.layers;
-        let wanted = |checkpoint: &Checkpoint| options.selection.wants(*checkpoint, n_layers);
+        let selection = super::with_nonfinite(&options.selection, reference);
+        let wanted = |checkpoint: &Checkpoint| selection.wants(*checkpoint, n_layers);
         let compared: IndexSet<Checkpoint> = graph.checkpoints().filter(wanted).collect();
         let last = graph
             .last_of(|id| compared.contains(&id))

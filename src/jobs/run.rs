@@ -49,6 +49,8 @@ pub struct RunOptions {
     pub device: Device,
     /// The engine's arithmetic.
     pub numerics: Numerics,
+    /// The reference's, whatever it declares.
+    pub reference_numerics: Option<Numerics>,
     /// Which checkpoints are looked at.
     pub selection: Selection,
     /// The user's tolerances.
@@ -262,7 +264,7 @@ pub fn reference(gguf: &Gguf, room: Room<'_>, options: &RunOptions) -> Result<Op
     if let Some(path) = &options.reference {
         let dump = foreign::open(path, &foreign::Options::default())?;
         model::refuse_other(gguf, path, &dump.manifest().model)?;
-        return Ok(Some(dump));
+        return Ok(Some(foreign::declared(dump, options.reference_numerics)));
     }
     if options.tokens.is_empty() {
         return Err(Error::new("prompt", "there is nothing to run")
@@ -275,12 +277,13 @@ pub fn reference(gguf: &Gguf, room: Room<'_>, options: &RunOptions) -> Result<Op
     let fingerprint = model::fingerprint(gguf);
     let n_decode = options.n_predict.unwrap_or(0);
     let stored = references::find(&fingerprint, &options.tokens, n_decode);
-    match (&stored, &options.prompt) {
+    let found = match (&stored, &options.prompt) {
         (None, Some(prompt)) => {
-            references::record(gguf.path(), &fingerprint, prompt, options.tokens.len(), n_decode)
+            references::record(gguf.path(), &fingerprint, prompt, options.tokens.len(), n_decode)?
         }
-        _ => Ok(stored),
-    }
+        _ => stored,
+    };
+    Ok(found.map(|dump| foreign::declared(dump, options.reference_numerics)))
 }
 
 /// Runs the steps; a token that is not known beforehand is the most likely one.

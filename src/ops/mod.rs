@@ -231,6 +231,11 @@ pub fn scales_of_rows(op: &Op, args: &Args<'_, f64>) -> Option<Vec<f64>> {
     }
 }
 
+/// The channels that a rotation turns together, for every row alike; `None` of any other op.
+pub fn rotated_pairs(op: &Op, args: &Args<'_, f64>) -> Option<Vec<[usize; 2]>> {
+    if *op == Op::Rope { rope::pairs(args) } else { None }
+}
+
 /// All rules.
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
     RULES.iter().copied()

@@ -69,6 +69,12 @@ impl Tokens {
     }
 }
 
+/// The channels of each pair.
+pub(super) fn pairs(args: &Args<'_, f64>) -> Option<Vec<[usize; 2]>> {
+    let rope = Rope::of(args).ok()?;
+    Some((0..rope.pairs()).map(|i| rope.pair(i)).map(|pair| [pair.first, pair.second]).collect())
+}
+
 /// Rotates; `sign` -1 rotates back.
 pub(super) fn compute<S: Scalar>(args: &Args<'_, S>, sign: f64) -> Result<Vec<S>> {
     let tokens = Tokens::of(args)?;

@@ -5,6 +5,9 @@
 //! Σ y²/b², with errors e, exact values y and their bounds b, and is known the better the more values there are. Roundings
 //! move it by their bounds in quadrature. Values that were recorded alike may have been rounded alike (heads that read one
 //! value, say): they count as one.
+//!
+//! A rotation leaves the length of a pair of channels as it is, so that along y errors of its angle do not count. Up to four
+//! roundings of a pair's length do for each of its values; those of its cosine and its sine all heads have in common.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,11 +33,11 @@ pub struct Values<'a> {
 }
 
 /// Whether values are narrow, and it is known what the errors of a row have in common: not of softmax, attention,
-/// rotations, and factors of whole tensors.
+/// and factors of whole tensors.
 pub fn is_known(op: &Op, args: &Args<'_, f64>) -> bool {
     let weight = |slot: usize| args.get(slot).filter(|source| matches!(source.data, Data::Weight(_)));
     let known = match op {
-        Op::Add | Op::Swiglu => true,
+        Op::Add | Op::Swiglu | Op::Rope => true,
         Op::Mul => (0..2).filter_map(weight).any(|weight| weight.shape()[3] > 1),
         Op::MulMat => weight(0).is_some(),
         _ => false,
@@ -51,14 +54,41 @@ fn kept(args: &Args<'_, f64>) -> Storage {
 pub fn widen(op: &Op, args: &Args<'_, f64>, exact: &[f64], own: &mut [f64], widened: &[f64]) {
     match op {
         Op::MulMat => own.iter_mut().zip(exact).for_each(|(own, y)| *own += narrow::rounding(kept(args), *y)),
+        Op::Rope => {
+            let unit = storage_unit(kept(args));
+            // Channels that are not turned are copied, and say nothing.
+            own.fill(f64::INFINITY);
+            for_each_pair(op, args, exact, |_, pair, length| {
+                pair.into_iter().for_each(|i| own[i] = PAIR_ROUNDINGS.sqrt() * unit * length);
+            });
+        }
         _ => own.copy_from_slice(widened),
+    }
+}
+
+/// Roundings that a value of a pair meets by itself, as variances of shares of the pair's length: of a value as it was
+/// recorded or of two products, and of their sum.
+const PAIR_ROUNDINGS: f64 = 2.0;
+
+/// Sees every pair of channels that are turned together: its number within its row of heads, where its values lie, and its
+/// length.
+fn for_each_pair(op: &Op, args: &Args<'_, f64>, exact: &[f64], mut see: impl FnMut(usize, [usize; 2], f64)) {
+    let pairs = crate::ops::rotated_pairs(op, args).unwrap_or_default();
+    for (head, values) in exact.chunks_exact(args.shape[3].max(1)).enumerate() {
+        for (number, pair) in pairs.iter().enumerate() {
+            let length = pair.iter().map(|channel| values[*channel].powi(2)).sum::<f64>().sqrt();
+            see(number, pair.map(|channel| head * args.shape[3] + channel), length);
+        }
     }
 }
 
 /// By row of `width` elements: what its errors have in common over what rounding explains of that.
 pub fn factors(op: &Op, args: &Args<'_, f64>, values: &Values<'_>, width: usize) -> Vec<f64> {
     let weights: Vec<f64> = values.exact.iter().zip(values.own).map(|(y, own)| weight(*y, *own)).collect();
-    let of_sources = of_product(op, args, &weights);
+    let of_sources = match op {
+        Op::Rope => Some(of_angles(op, args, values.exact, &weights, width)),
+        _ => of_product(op, args, &weights),
+    };
     let rows = 0..values.exact.len().checked_div(width).unwrap_or(0);
     rows.map(|row| {
         let of_sources = of_sources.as_ref().map_or(0.0, |rows| rows[row]);
@@ -96,4 +126,17 @@ fn of_product(op: &Op, args: &Args<'_, f64>, weights: &[f64]) -> Option<Vec<f64>
     let unit = storage_unit(args.arithmetic.recorded.filter(|_| *op == Op::MulMat)?);
     let problem = crate::ops::problem(op, args).ok()?;
     Some(problem.along(weights).into_iter().map(|along| unit * along).collect())
+}
+
+/// By row of a rotation: what it comes to, by these weights, that cosine and sine of each pair were rounded, for all heads
+/// alike.
+fn of_angles(op: &Op, args: &Args<'_, f64>, exact: &[f64], weights: &[f64], width: usize) -> Vec<f64> {
+    let unit = storage_unit(kept(args));
+    let mut rows: Vec<BTreeMap<usize, f64>> = vec![BTreeMap::new(); exact.len() / width.max(1)];
+    for_each_pair(op, args, exact, |number, [a, b], length| {
+        if let Some(row) = rows.get_mut(a / width.max(1)) {
+            *row.entry(number).or_default() += unit * length * weights[a].hypot(weights[b]);
+        }
+    });
+    rows.iter().map(|pairs| pairs.values().map(|off| off * off).sum::<f64>().sqrt()).collect()
 }

@@ -3,7 +3,8 @@
 //! A product or an attention that no followed kernel explains is held once more to what f16 may round in any order. If
 //! that explains it, and no node of its kind was explained by a kernel of its backend that rounds on purpose, this is
 //! another device than those that are followed, and what it computed cannot be judged. On a device that is followed
-//! such a node is wrong: what f16 may round would hide it, but its kernel does not.
+//! such a node is wrong: what f16 may round would hide it, but its kernel does not. Of a backend that there is no
+//! recording of nobody knows that, whatever explains its other nodes.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -11,7 +12,7 @@ use parity_graph::Op;
 
 use super::node::{Held, Sight, judge};
 use super::{Checkpoint, Findings};
-use crate::arithmetic::backend::Backend;
+use crate::arithmetic::backend::{Backend, untested};
 use crate::ops::{Args, Rule};
 
 /// A backend's products, or its attention.
@@ -21,7 +22,8 @@ type Class = (Backend, bool);
 #[derive(Default)]
 pub struct Devices {
     followed: BTreeSet<Class>,
-    excused: HashMap<Checkpoint, Class>,
+    /// With what may speak against them: nothing where the backend is not tested.
+    excused: HashMap<Checkpoint, Option<Class>>,
     accused: HashSet<Checkpoint>,
 }
 
@@ -36,19 +38,21 @@ impl Devices {
         held: &Held,
     ) {
         let attention = rule.op == Op::FlashAttn;
-        let Some(backend) = backend.and_then(Backend::of) else { return };
+        let is_tested = backend.and_then(untested).is_none();
+        let class = backend.and_then(Backend::of).filter(|_| is_tested).map(|backend| (backend, attention));
+        if is_tested && class.is_none() {
+            return;
+        }
         if !attention && !matches!(rule.op, Op::MulMat | Op::MulMatId) {
             return;
         }
         if held.is_healthy() {
-            if held.followed {
-                self.followed.insert((backend, attention));
-            }
+            self.followed.extend(class.filter(|_| held.followed));
             return;
         }
         let any_order = [Backend::any_order(attention)];
         if judge(rule, args, recorded, sight, &any_order).is_ok_and(|held| held.is_healthy()) {
-            self.excused.insert(checkpoint, (backend, attention));
+            self.excused.insert(checkpoint, class);
         } else {
             self.accused.insert(checkpoint);
         }
@@ -57,7 +61,9 @@ impl Devices {
     /// Takes back what was found of nodes whose kernels are not followed.
     pub fn excuse(self, findings: &mut Findings) {
         for (checkpoint, class) in self.excused {
-            if !self.followed.contains(&class) && !self.accused.contains(&checkpoint) {
+            if !class.is_some_and(|class| self.followed.contains(&class))
+                && !self.accused.contains(&checkpoint)
+            {
                 findings.at(checkpoint).give_up(
                     "a device whose kernels parity follows (docs/backends.md): this one keeps its sums in f16, in an \
                      order of its own, or in f32 where f16 is switched off",

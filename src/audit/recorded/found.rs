@@ -12,7 +12,7 @@ use super::simulate::Simulated;
 use crate::audit::NodeAudit;
 use crate::audit::bounds::UNIT_F32;
 use crate::audit::local::HEALTHY;
-use crate::audit::simulate::SHARP;
+use crate::audit::simulate::{SHARP, SHARP_ENOUGH};
 use crate::checkpoint::Checkpoint;
 use crate::numerics::Storage;
 use crate::report::{Diagnosis, LocalError, Tried};
@@ -21,9 +21,14 @@ use crate::report::{Diagnosis, LocalError, Tried};
 /// is narrower than f32, between two recorded nodes. The answer says that less than this is not seen.
 const MISTAKES_SHOW: f64 = 0.1 / 2.0;
 
-/// How much of a node may be rounding, in an engine of this unit roundoff, so that mistakes still show.
-pub fn most(unit: f64) -> f64 {
-    if unit > UNIT_F32 { MISTAKES_SHOW } else { SHARP }
+/// How much of a node may be rounding, in an engine of this unit roundoff, so that mistakes still show. One that declares a
+/// `narrow_cache` says by that that more of it is.
+pub fn most(unit: f64, narrow_cache: bool) -> f64 {
+    match narrow_cache {
+        _ if unit > UNIT_F32 => MISTAKES_SHOW,
+        true => SHARP_ENOUGH,
+        false => SHARP,
+    }
 }
 
 /// A near-tie of a discrete node.
@@ -65,6 +70,8 @@ pub struct Finding {
     worst: Vec<usize>,
     /// The coarsest type that its values were taken to be kept in: its unit roundoff.
     pub unit: f64,
+    /// Whether it was simulated with keys and values in a narrower type than others, as the recording declares it.
+    narrow_cache: bool,
     rows: u64,
     screened: u64,
     rows_beyond: BTreeSet<u32>,
@@ -102,6 +109,11 @@ impl Finding {
         self.diagnosis = Some(Agreed::with(self.diagnosis.take(), names));
     }
 
+    /// Whether the mistakes that explain it are in nodes before it that were not recorded.
+    pub fn is_named_out_of_sight(&self) -> bool {
+        self.diagnosis.as_ref().is_some_and(|agreed| agreed.out_of_sight)
+    }
+
     /// Whether a diagnosis was tried.
     pub fn is_diagnosed(&self) -> bool {
         self.diagnosis.is_some()
@@ -114,8 +126,8 @@ impl Finding {
 
     /// Takes what a simulation says of it in place of the worst case.
     pub fn settle(&mut self, simulated: Simulated) {
-        let Simulated { distance, band, over, position, unit, cache } = simulated;
-        self.unit = unit;
+        let Simulated { distance, band, over, position, unit, cache, declares_cache } = simulated;
+        (self.unit, self.narrow_cache) = (unit, declares_cache);
         self.squares = [distance.powi(2), 1.0, band.powi(2)];
         (self.over, self.worst) = (over, vec![position as usize]);
         self.rows_beyond = if over <= HEALTHY { BTreeSet::new() } else { BTreeSet::from([position]) };
@@ -139,7 +151,9 @@ impl Finding {
     /// are left out of recordings as a rule: one op lies between them and what is recorded.
     pub fn is_blind(&self) -> bool {
         let crossed = self.bridged.iter().any(|id| !id.kind().is_optional());
-        crossed && self.is_healthy() && self.band().is_some_and(|band| !(band <= most(self.unit)))
+        crossed
+            && self.is_healthy()
+            && self.band().is_some_and(|band| !(band <= most(self.unit, self.narrow_cache)))
     }
 
     /// Notes a step in which it could not be judged; the first reason is kept.

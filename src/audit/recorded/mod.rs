@@ -308,7 +308,10 @@ impl Auditor<'_> {
                     let replay = Replay::of(node, replayed, &tried);
                     let (sight, tried, others) = (&sight, &tried[..], &others);
                     let suspect = Suspect { node, args, recorded, sight, held, tried, gguf, others, replay };
-                    finding.diagnosed((self.diagnose)(&suspect));
+                    // What earlier steps left in a cache is not computed again: a name stands on the steps before that.
+                    if !(suspect.replay.is_none() && finding.is_named_out_of_sight()) {
+                        finding.diagnosed((self.diagnose)(&suspect));
+                    }
                 }
                 held
             }

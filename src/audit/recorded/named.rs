@@ -22,6 +22,8 @@ pub struct Names {
     pub found: Vec<Named>,
     /// What was tried where there are none.
     pub tried: Vec<Tried>,
+    /// Whether they are mistakes in nodes before it that were not recorded.
+    pub out_of_sight: bool,
 }
 
 /// What the steps in which a node is wrong agree in.
@@ -31,17 +33,19 @@ pub struct Agreed {
     found: Vec<(Named, Vec<u64>)>,
     tried: Vec<Tried>,
     named: Vec<Diagnosis>,
+    /// Whether the mistakes are in nodes before it that were not recorded.
+    pub out_of_sight: bool,
 }
 
 impl Agreed {
     /// Adds a step to what the ones before it agreed in: a mistake must explain all.
     #[must_use]
     pub fn with(known: Option<Agreed>, names: Names) -> Agreed {
-        let Names { found, tried } = names;
+        let Names { found, tried, out_of_sight } = names;
         let Some(mut agreed) = known else {
             let found = found.into_iter().map(|named| (named.values, named));
             let found = found.map(|(values, named)| (named, vec![values])).collect();
-            return Agreed { found, tried, named: Vec::new() }.ranked();
+            return Agreed { found, tried, named: Vec::new(), out_of_sight }.ranked();
         };
         agreed.found.retain_mut(|(known, values)| {
             let same = |a: &Named| {
@@ -86,7 +90,7 @@ mod tests {
             let diagnosis = Diagnosis { fault: fault.into(), explains: 1.0, text: fault.into(), fix: None };
             Named { diagnosis, left, values }
         };
-        Names { found: found.iter().map(named).collect(), tried: Vec::new() }
+        Names { found: found.iter().map(named).collect(), ..Names::default() }
     }
 
     fn said(agreed: &Agreed) -> Vec<&str> {

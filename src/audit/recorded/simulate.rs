@@ -51,6 +51,8 @@ pub struct Simulated {
     pub unit: f64,
     /// The type that keys and values were taken to be cached in, where it is not that of other values.
     pub cache: Option<Storage>,
+    /// Whether the recording declares that.
+    pub declares_cache: bool,
 }
 
 /// What is rounded to the type of a cache, by step, node and slot: its exact values, and how far at most disturbed ones lie
@@ -95,7 +97,8 @@ pub fn simulate(
     let with = |&cache: &Storage| tried.iter().map(move |one| with_cache(*one, cache)).collect::<Vec<_>>();
     let tried: IndexSet<Arithmetic> = narrow::caches(steps).iter().flat_map(with).collect();
     for arithmetic in tried {
-        let is_settled = |found: &Simulated| is_explained(found) && found.band <= most(found.unit);
+        let is_settled =
+            |found: &Simulated| is_explained(found) && found.band <= most(found.unit, found.declares_cache);
         if open.iter().all(|id| best.get(id).is_some_and(is_settled)) {
             break;
         }
@@ -120,7 +123,8 @@ pub fn simulate(
         for &id in open {
             let Some(found) = weigh(steps, id, &exact, &runs) else { continue };
             let cache = Some(arithmetic.cache).filter(|cache| *cache != arithmetic.narrow);
-            let found = Simulated { unit: narrow::unit(&arithmetic), cache, ..found };
+            let declares_cache = cache.is_some() && steps.declared().map(|numerics| numerics.kv) == cache;
+            let found = Simulated { unit: narrow::unit(&arithmetic), cache, declares_cache, ..found };
             // The first that explains it and hides nothing, otherwise the one that comes nearest.
             let better = |known: &Simulated| match (is_explained(&found), is_explained(known)) {
                 (true, true) => is_settled(&found) && !is_settled(known),
@@ -166,7 +170,7 @@ fn weigh(steps: &dyn Steps, id: Checkpoint, exact: &Rows, runs: &[Rows]) -> Opti
     let worst = rows.iter().max_by(|a, b| over(a).total_cmp(&over(b)))?;
     let band = SCATTER * spread;
     let (over, position, unit) = (over(worst), worst.0, storage_unit(Storage::F32));
-    Some(Simulated { distance, band, over, position, unit, cache: None })
+    Some(Simulated { distance, band, over, position, unit, cache: None, declares_cache: false })
 }
 
 /// Goes on with what was recorded, and with disturbed values of what was not.

@@ -66,7 +66,7 @@ pub type Injected<'a> = &'a dyn Fn(&Node<'_>, &Args<'_, f64>) -> Option<Value<f6
 
 impl<'a> Replay<'a> {
     /// What lies between the recorded nodes and `node`, which may have been computed in `tried`. `None` where everything
-    /// that it reads was recorded, and where a cache or a state lies between.
+    /// that it reads was recorded, and where a cache or a state lies between in which earlier steps left something.
     pub(super) fn of(node: &Node<'_>, of: Replayed<'a>, tried: &'a [Hypothesis]) -> Option<Replay<'a>> {
         let program = &of.labelled.program;
         let through: BTreeSet<Id> =
@@ -79,8 +79,12 @@ impl<'a> Replay<'a> {
         let (mut some, mut open) = (BTreeSet::from([node.id]), vec![node.id]);
         while let Some(id) = open.pop() {
             for source in program.graph.sources(id).filter(|&source| source != id) {
-                if program.is_written(program.graph.root(source)) {
-                    return None;
+                let root = program.graph.root(source);
+                if program.is_written(root) {
+                    if of.step > 0 {
+                        return None;
+                    }
+                    open.extend(program.writers(root).filter(|&id| id < node.id && some.insert(id)));
                 }
                 let is_given = !through.contains(&source) && of.recorded(source).is_some();
                 if !program.graph.is_leaf(source) && some.insert(source) && !is_given {

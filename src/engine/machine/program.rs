@@ -101,6 +101,11 @@ impl Program {
         self.graph.is_leaf(leaf) && self.written[leaf]
     }
 
+    /// The nodes that write into the memory of a leaf, in order.
+    pub fn writers(&self, leaf: Id) -> impl Iterator<Item = Id> + '_ {
+        self.executed().filter(move |&id| self.graph.root(id) == leaf)
+    }
+
     /// What the memory of a leaf is kept under from step to step.
     pub fn key(&self, leaf: Id) -> &str {
         &self.keys[leaf]

@@ -15,18 +15,10 @@ pub fn head_order(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
     }
     let dims = lab.site.model.config.dims;
     let width = dims.head_width;
-    let distance = |to: usize, from: usize| -> f64 {
-        base.rows
-            .iter()
-            .map(|&t| {
-                let recorded = &lab.case.recorded.row(t)[to * width..(to + 1) * width];
-                let exact = &base.value.row(t)[from * width..(from + 1) * width];
-                recorded.iter().zip(exact).map(|(a, b)| (a - b).powi(2)).sum::<f64>()
-            })
-            .sum()
-    };
+    let exact: Vec<&[f64]> = base.rows.iter().map(|&t| base.value.row(t)).collect();
+    let apart = |to: usize, from: usize| distance(lab, base, &exact, [to, from], dims.heads);
     let order: Vec<u32> = (0..dims.heads)
-        .filter_map(|to| (0..dims.heads).min_by(|a, b| distance(to, *a).total_cmp(&distance(to, *b))))
+        .filter_map(|to| (0..dims.heads).min_by(|a, b| apart(to, *a).total_cmp(&apart(to, *b))))
         .map(|head| head as u32)
         .collect();
     let moved = order.iter().enumerate().any(|(i, head)| i as u32 != *head);
@@ -52,7 +44,7 @@ pub fn kv_reads(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
     let first = usize::from(matches!(base.node.op, Op::Context(_)));
     let Some(exact) = computed(lab, base, &base.node) else { return vec![] };
     let mut least: Vec<f64> =
-        (0..op.heads).map(|head| NEARER * distance(lab, base, &exact, head, op.heads)).collect();
+        (0..op.heads).map(|head| NEARER * distance(lab, base, &exact, [head, head], op.heads)).collect();
     let (mut moved, all) = (false, (1u32 << caches.len()) - 1);
     for kv in 0..op.kv_heads as u32 {
         let columns = Change::Columns(head_columns(&vec![kv; op.kv_heads], op.head_width));
@@ -64,7 +56,7 @@ pub fn kv_reads(lab: &Lab<'_>, base: &Base) -> Vec<Argument> {
                 return vec![];
             };
             for head in (0..op.heads).filter(|head| own(*head) != kv) {
-                let found = distance(lab, base, &other, head, op.heads);
+                let found = distance(lab, base, &other, [head, head], op.heads);
                 if found < least[head] {
                     (least[head], moved) = (found, true);
                     for (place, read) in read[first..].iter_mut().enumerate() {
@@ -87,12 +79,18 @@ fn computed(lab: &Lab<'_>, base: &Base, node: &Node) -> Option<Vec<Vec<f64>>> {
     base.rows.iter().map(of_row).collect()
 }
 
-/// Squared distance of one head of the recorded rows from computed ones.
-fn distance(lab: &Lab<'_>, base: &Base, rows: &[Vec<f64>], head: usize, heads: usize) -> f64 {
-    let of_row = |(&t, row): (&usize, &Vec<f64>)| {
-        let width = row.len() / heads;
-        let part = head * width..(head + 1) * width;
-        let both = lab.case.recorded.row(t)[part.clone()].iter().zip(&row[part]);
+/// Squared distance of the head `to` of the recorded rows from the head `from` of computed ones, of so many `heads`.
+fn distance<R: AsRef<[f64]>>(
+    lab: &Lab<'_>,
+    base: &Base,
+    rows: &[R],
+    [to, from]: [usize; 2],
+    heads: usize,
+) -> f64 {
+    let of_row = |(&t, row): (&usize, &R)| {
+        let width = row.as_ref().len() / heads;
+        let part = |head: usize| head * width..(head + 1) * width;
+        let both = lab.case.recorded.row(t)[part(to)].iter().zip(&row.as_ref()[part(from)]);
         both.map(|(a, b)| (a - b).powi(2)).filter(|square| square.is_finite()).sum::<f64>()
     };
     base.rows.iter().zip(rows).map(of_row).sum()

@@ -9,7 +9,7 @@ use crate::model::edit::Reading;
 pub struct WeightRef {
     /// GGUF tensor name, e.g. `blk.0.attn_q.weight`.
     pub name: String,
-    /// A injected mistake in how it is read; [`Reading::AsStored`] in a healthy model.
+    /// An injected mistake in how it is read; [`Reading::AsStored`] in a healthy model.
     pub reading: Reading,
 }
 

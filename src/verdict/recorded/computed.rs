@@ -1,12 +1,12 @@
 //! What a recording was computed in, and what that hides, in one line.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use parity_graph::Op;
 use parity_graph::known::is_weight;
 
 use crate::arithmetic::Narrow;
-use crate::arithmetic::backend::Backend;
+use crate::arithmetic::backend::{Backend, untested};
 use crate::audit::recorded::{Findings, Labelled, PRODUCTS, name_of_cache};
 use crate::checkpoint::Checkpoint;
 use crate::numerics::{Numerics, Storage};
@@ -34,7 +34,18 @@ pub fn notes(
         coarser(side, graphs, findings),
         other_cache(side, findings, declared),
     ];
-    all.into_iter().flatten().collect()
+    all.into_iter().flatten().chain(on_untested(side, graphs)).collect()
+}
+
+/// Of each backend that a side was computed on and that there is no recording of: that nobody tested what it is judged by.
+fn on_untested(side: &str, graphs: &[(usize, &Labelled)]) -> Vec<String> {
+    let tensors = graphs.iter().flat_map(|(_, labelled)| &labelled.program.graph.tensors);
+    let found: BTreeSet<_> =
+        tensors.filter_map(|tensor| tensor.backend.as_deref()).filter_map(untested).collect();
+    let sentence = |(backend, by)| {
+        format!("{side} was computed on {backend}, and judged by {by}: that is not tested (docs/backends.md)")
+    };
+    found.into_iter().map(sentence).collect()
 }
 
 /// Nodes that are explained only by keys and values in another type than was declared, or than values have.

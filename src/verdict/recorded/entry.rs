@@ -122,7 +122,7 @@ fn compared(
     before: Before,
 ) -> (V, String) {
     match comparison.within_tolerance {
-        Some(true) => return (V::Match, TOLERATED.to_owned()),
+        Some(true) => return (V::Match, "within the tolerance given".to_owned()),
         Some(false) => {
             return (V::Beyond, "beyond the tolerance given, though its local error is rounding".to_owned());
         }
@@ -201,46 +201,53 @@ fn beyond(local: &LocalError) -> String {
     }
 }
 
-/// Answers for all ids, in execution order; and, of those that are not `shown`, which are left out, the first that is
-/// at fault. What is shown may inherit from what is not.
-pub fn entries<'a>(
-    known: impl Iterator<Item = Known<'a>>,
-    shown: &dyn Fn(Checkpoint) -> bool,
-) -> (Vec<Entry>, Option<Checkpoint>) {
-    let (mut before, mut hidden) = (Before::default(), None);
-    let mut out = Vec::new();
+/// The answers for all ids that are shown.
+#[derive(Default)]
+pub struct Answers {
+    /// One for each, in execution order.
+    entries: Vec<Entry>,
+    /// Of the ids that are not shown, the first that is at fault.
+    hidden: Option<Checkpoint>,
+    /// How many passed by the tolerance that a user gave.
+    tolerated: usize,
+}
+
+/// Answers for all ids, in execution order, of which those that are not `shown` are left out. What is shown may inherit
+/// from what is not.
+pub fn entries<'a>(known: impl Iterator<Item = Known<'a>>, shown: &dyn Fn(Checkpoint) -> bool) -> Answers {
+    let (mut before, mut out) = (Before::default(), Answers::default());
     for known in known {
         let entry = entry(&known, before);
         let at_fault = entry.verdict.is_fault().then_some(entry.id);
         let unseen = matches!(entry.verdict, V::Missing | V::Undecided) && !known.across;
         before.faulty = before.faulty.or(at_fault);
         before.unseen = before.unseen.or(unseen.then_some(entry.id));
-        if shown(entry.id) {
-            out.push(entry);
-        } else {
-            hidden = hidden.or(at_fault);
+        if !shown(entry.id) {
+            out.hidden = out.hidden.or(at_fault);
+            continue;
         }
+        let tolerance = known.comparison.and_then(|comparison| comparison.within_tolerance);
+        out.tolerated += usize::from(tolerance == Some(true) && entry.verdict == V::Match);
+        out.entries.push(entry);
     }
-    (out, hidden)
+    out
 }
 
 /// What parity does not see, where an engine's type, or what it does not show, makes that more than rounding of f32.
 fn unseen(entries: &[Entry]) -> Option<String> {
-    let band = |entry: &Entry| entry.local.candidate.as_ref().and_then(|local| local.bound_rel_l2);
-    let bands = entries.iter().filter_map(|entry| Some((entry, band(entry)?)));
-    let (entry, band) = bands.filter(|(_, band)| *band > SHARP).max_by(|a, b| a.1.total_cmp(&b.1))?;
-    let bridged = entry.local.candidate.as_ref().is_some_and(|local| !local.bridged.is_empty());
-    bridged.then(|| {
-        format!(
-            "{} within what rounding explains; a mistake that moves {} by less than {band:.0e} would not be seen",
-            count(entries.len(), "node"),
-            entry.id
-        )
-    })
+    // What was crossed to a node widens what rounding explains there.
+    let crossed = |entry: &Entry| {
+        let local = entry.local.candidate.as_ref().filter(|local| !local.bridged.is_empty());
+        local.and_then(|local| local.bound_rel_l2).filter(|band| *band > SHARP)
+    };
+    let bands = entries.iter().filter_map(|entry| Some((entry, crossed(entry)?)));
+    let (entry, band) = bands.max_by(|a, b| a.1.total_cmp(&b.1))?;
+    Some(format!(
+        "{} within what rounding explains; a mistake that moves {} by less than {band:.0e} would not be seen",
+        count(entries.len(), "node"),
+        entry.id
+    ))
 }
-
-/// Evidence of what passes by the tolerance that a user gave.
-const TOLERATED: &str = "within the tolerance given";
 
 /// Ids that are named in a sentence.
 const NAMED_MAX: usize = 4;
@@ -286,7 +293,7 @@ fn answer(entries: &[Entry], hidden: Option<Checkpoint>, allow_missing: bool) ->
 
 /// Puts the report together: verdict, first divergence, coverage.
 pub fn assemble(
-    (entries, hidden): (Vec<Entry>, Option<Checkpoint>),
+    Answers { entries, hidden, tolerated }: Answers,
     graphs: &[(usize, &Labelled)],
     tried: &dyn Fn(Checkpoint) -> Vec<Tried>,
     allow_missing: bool,
@@ -320,8 +327,7 @@ pub fn assemble(
         rows_screened: Some(rows_screened),
         seen: None,
     };
-    let tolerated = || entries.iter().filter(|entry| entry.evidence.as_deref() == Some(TOLERATED)).count();
-    let basis = || within_tolerance(tolerated(), &coverage, &entries).or_else(|| unseen(&entries));
+    let basis = || within_tolerance(tolerated, &coverage, &entries).or_else(|| unseen(&entries));
     let reason = reason.or_else(|| if verdict == Verdict::Parity { basis() } else { None });
     let origins = of(V::Origin).map(|entry| entry.id).collect();
     Report { verdict, reason, first_divergence, origins, coverage, checkpoints: entries, ..Report::default() }

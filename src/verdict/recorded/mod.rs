@@ -167,25 +167,34 @@ pub fn left_out(
 ) -> Option<String> {
     let kinds: HashSet<Kind> = recorded.iter().map(|id| id.kind()).collect();
     let is_usual = |id: &Checkpoint| kinds.contains(&id.kind()) || others.contains(id);
-    let ids: Vec<Checkpoint> =
-        ids.iter().copied().filter(|id| !id.kind().is_optional() && is_usual(id)).collect();
-    let (first, last) = (ids.first()?, ids.last()?);
-    let (nodes, were) = (count(ids.len(), "node"), if ids.len() == 1 { "was" } else { "were" });
-    let between = if first == last { first.to_string() } else { format!("{first} … {last}") };
-    Some(format!("{nodes} of {side} {were} not recorded, and judged by what comes after: {between}"))
+    let left_out = ids.iter().filter(|id| !id.kind().is_optional() && is_usual(id));
+    said_of(left_out, ["node", "was", "were"], |nodes, were| {
+        format!("{nodes} of {side} {were} not recorded, and judged by what comes after")
+    })
 }
 
 /// What nobody looked at: tensors of a side that are no node's result in any of the graphs, such as the parts that were cut
 /// out of a fused matmul's. What reads them was judged.
 pub fn not_looked_at(side: &str, recorded: &[Checkpoint], nodes: &[Checkpoint]) -> Option<String> {
     let nodes: HashSet<&Checkpoint> = nodes.iter().collect();
-    let others: Vec<&Checkpoint> = recorded.iter().filter(|id| !nodes.contains(id)).collect();
-    let (first, last) = (others.first()?, others.last()?);
-    let (tensors, are) = (count(others.len(), "tensor"), if others.len() == 1 { "is" } else { "are" });
+    let others = recorded.iter().filter(|id| !nodes.contains(id));
+    said_of(others, ["tensor", "is", "are"], |tensors, are| {
+        format!("{tensors} of {side} {are} no node's result in the graph, and nobody looked at them")
+    })
+}
+
+/// A sentence about some ids, if there are any: how many they are, with a verb for one and for more, and the first and the
+/// last of them.
+fn said_of<'a>(
+    ids: impl Iterator<Item = &'a Checkpoint>,
+    [noun, one, more]: [&str; 3],
+    sentence: impl Fn(&str, &str) -> String,
+) -> Option<String> {
+    let ids: Vec<&Checkpoint> = ids.collect();
+    let (first, last) = (ids.first()?, ids.last()?);
+    let said = sentence(&count(ids.len(), noun), if ids.len() == 1 { one } else { more });
     let between = if first == last { first.to_string() } else { format!("{first} … {last}") };
-    Some(format!(
-        "{tensors} of {side} {are} no node's result in the graph, and nobody looked at them: {between}"
-    ))
+    Some(format!("{said}: {between}"))
 }
 
 /// Sentences about discrete nodes in which rounding decided, and about other arithmetic than the usual.
