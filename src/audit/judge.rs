@@ -138,6 +138,8 @@ pub struct Pending {
     pub jobs: Vec<Job>,
     /// Which of them is the product without anybody's rounding, where that differs.
     plain: Option<usize>,
+    /// Whether the producer may compute that instead.
+    plain_too: bool,
     /// Which of them is the product with weights that are not rounded, where the producer may leave them so.
     unrounded: Option<usize>,
     /// Which of them gives the bound of roundings that are not followed.
@@ -183,7 +185,8 @@ impl Pending {
             false => add(no_rows(), Magnitude::Sum(bound.clone())),
         });
         let units = Units::of(&context.numerics);
-        Pending { jobs, plain, unrounded, unfollowed, carried, ties, units, inner: x.cols }
+        let plain_too = round::may_leave_activations(products, weight.dtype());
+        Pending { jobs, plain, plain_too, unrounded, unfollowed, carried, ties, units, inner: x.cols }
     }
 
     /// The explanation, and the plain exact product where it differs.
@@ -208,6 +211,9 @@ impl Pending {
             self.settle_ties(case, columns, own, &mut exact);
             if let Some(unrounded) = self.unrounded {
                 likelier_rows(&case.recorded, &out[unrounded].exact, &bound, &mut exact);
+            }
+            if let Some(plain) = self.plain.filter(|_| self.plain_too) {
+                likelier_rows(&case.recorded, &out[plain].exact, &bound, &mut exact);
             }
         }
         let plain = self.plain.map(|plain| out[plain].exact.clone());

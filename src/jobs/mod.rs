@@ -19,14 +19,23 @@ use indexmap::IndexSet;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::foreign;
+use crate::numerics::Numerics;
 use crate::select::Selection;
 use parity_dump::Dump;
 
-/// What a reader must know of a side's dump: an interrupted recording, names that are not understood.
+/// What a reader must know of a side's dump: an interrupted recording, an arithmetic or names that are not understood.
 fn notes_of(dump: &Dump, side: &str) -> Vec<String> {
     let interrupted = !dump.manifest().complete;
     let note = format!("the {side} is an interrupted recording; what is whole in it is looked at");
-    interrupted.then_some(note).into_iter().chain(foreign::names_not_understood(dump, side)).collect()
+    let declared = dump.manifest().producer.numerics.as_deref();
+    let unknown = declared.filter(|words| words.parse::<Numerics>().is_err()).map(|words| {
+        let flag = if side == "reference" { "--reference-numerics" } else { "--numerics" };
+        format!(
+            "the {side} declares `{words}`, which is no arithmetic that parity knows: {flag} declares one"
+        )
+    });
+    let notes = interrupted.then_some(note).into_iter().chain(unknown);
+    notes.chain(foreign::names_not_understood(dump, side)).collect()
 }
 
 /// What is chosen, and recorded attention matrices that hold NaN or Inf: those are looked at unasked. An infinite score is

@@ -1,0 +1,59 @@
+//! What a dump declares of its arithmetic, and what it was computed in all the same.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
+
+fn parity(args: &[&str]) -> (i32, Value) {
+    let done = Command::new(env!("CARGO_BIN_EXE_parity")).args(args).output().unwrap();
+    let text = String::from_utf8_lossy(&done.stdout);
+    (done.status.code().unwrap(), serde_json::from_str(&text).unwrap_or(Value::Null))
+}
+
+/// A dump of an engine that computes in f32 and declares something else.
+fn declaring(words: &str, fault: &[&str]) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let dump = folder.path().join("dump");
+    let run = ["run", "-m", MODEL, "--device", "cpu", "--tokens", "312,863,2039,1444,1518", "-n", "2"];
+    let how = ["--no-audit", "--numerics", "f32", "--dump", dump.to_str().unwrap()];
+    parity(&[&run[..], &how[..], fault].concat());
+    let manifest = dump.join("manifest.json");
+    let mut content: Value = serde_json::from_slice(&std::fs::read(&manifest).unwrap()).unwrap();
+    content["producer"] = json!({ "name": "llama.cpp", "numerics": words });
+    std::fs::write(&manifest, content.to_string()).unwrap();
+    (folder, dump)
+}
+
+fn judged(how: &[&str], dump: &Path) -> (i32, Value) {
+    parity(&[how, &[dump.to_str().unwrap(), "-m", MODEL, "--format", "json"]].concat())
+}
+
+/// llama.cpp's kernels for matrix units multiply weights in f16 with activations in f32, where its other kernels round
+/// these; its recordings declare the same of both.
+#[test]
+fn activations_may_be_multiplied_as_they_are() {
+    let (_folder, healthy) = declaring("llama-cpu", &[]);
+    for how in [&["run", "--reference"][..], &["audit"]] {
+        let (code, report) = judged(how, &healthy);
+        assert_eq!((code, &report["verdict"]), (0, &json!("parity")), "{how:?}: {}", report["reason"]);
+    }
+    let (_folder, wrong) = declaring("llama-cpu", &["--inject", "linear.no_bias@1"]);
+    let (code, report) = judged(&["run", "--reference"], &wrong);
+    let reason = report["reason"].as_str().unwrap_or_default();
+    assert!(code == 2 && reason.starts_with("the reference itself is wrong at blk.1."), "{code}: {reason}");
+}
+
+#[test]
+fn an_arithmetic_that_is_not_understood_is_said() {
+    let (_folder, dump) = declaring("fp32", &[]);
+    for (how, side) in [(&["audit"][..], "dump"), (&["run", "--reference"], "reference")] {
+        let (code, report) = judged(how, &dump);
+        let notes = report["notes"].to_string();
+        let said = format!("the {side} declares `fp32`, which is no arithmetic that parity knows");
+        assert!(code == 0 && notes.contains(&said), "{how:?}: {code}, {notes}");
+    }
+}
