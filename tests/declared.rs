@@ -32,8 +32,8 @@ fn judged(how: &[&str], dump: &Path) -> (i32, Value) {
     parity(&[how, &[dump.to_str().unwrap(), "-m", MODEL, "--format", "json"]].concat())
 }
 
-/// llama.cpp's kernels for matrix units multiply weights in f16 with activations in f32, where its other kernels round
-/// these; its recordings declare the same of both.
+/// llama.cpp's library for Sapphire Rapids multiplies weights in f16 with activations in f32, where those for other
+/// processors round these; recordings declare the same of both.
 #[test]
 fn activations_may_be_multiplied_as_they_are() {
     let (_folder, healthy) = declaring("llama-cpu", &[]);

@@ -216,8 +216,8 @@ pub fn may_scale_sums(products: Products, dtype: DType) -> bool {
     products == Products::F16 && !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// Whether a producer's kernels may also take activations as they are: llama.cpp's for matrix units (AMX, on Sapphire Rapids
-/// and later) multiply weights in f16 with activations in f32, where its other kernels round these to f16.
+/// Whether a producer's kernels may also take activations as they are: llama.cpp's library for Sapphire Rapids multiplies
+/// weights in f16 with activations in f32, where those for other processors round these to f16.
 pub fn may_leave_activations(products: Products, dtype: DType) -> bool {
     products == Products::LlamaCpu && dtype == DType::F16
 }
