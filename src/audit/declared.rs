@@ -30,7 +30,7 @@ pub fn of(recording: &dyn Recording, positions: &[u32]) -> Declared {
         Storage::F16 => Numerics { products: Products::F16, storage: stored, kv: stored, flash: false },
         Storage::Bf16 => Numerics { products: Products::Bf16, storage: stored, kv: stored, flash: false },
     };
-    let why = "the dump declares no arithmetic that parity knows";
+    let why = "the dump does not declare an arithmetic that parity knows";
     let shown = match stored {
         Storage::F32 => "its values need f32",
         Storage::F16 => "all its values are f16 numbers",

@@ -213,7 +213,7 @@ impl Pending {
                 likelier_rows(&case.recorded, &out[unrounded].exact, &bound, &mut exact);
             }
             if let Some(plain) = self.plain.filter(|_| self.plain_too) {
-                likelier_rows(&case.recorded, &out[plain].exact, &bound, &mut exact);
+                explained_rows(&case.recorded, &out[plain].exact, &bound, &mut exact);
             }
         }
         let plain = self.plain.map(|plain| out[plain].exact.clone());
@@ -247,14 +247,25 @@ impl Pending {
 /// large too, would decide for all.
 fn likelier_rows(recorded: &Matrix<f64>, other: &Matrix<f64>, bound: &Matrix<f64>, exact: &mut Matrix<f64>) {
     for t in 0..recorded.rows {
-        let over = |candidate: &[f64]| {
-            let values = recorded.row(t).iter().zip(candidate).zip(bound.row(t));
-            values.map(|((recorded, exact), bound)| (recorded - exact).abs() / bound).fold(0.0, f64::max)
-        };
-        if over(other.row(t)) < over(exact.row(t)) {
+        if over(recorded, other, bound, t) < over(recorded, exact, bound, t) {
             exact.row_mut(t).copy_from_slice(other.row(t));
         }
     }
+}
+
+/// Takes the rows of `other` that explain what was recorded where `exact` does not.
+fn explained_rows(recorded: &Matrix<f64>, other: &Matrix<f64>, bound: &Matrix<f64>, exact: &mut Matrix<f64>) {
+    for t in 0..recorded.rows {
+        if over(recorded, other, bound, t) <= 1.0 && !(over(recorded, exact, bound, t) <= 1.0) {
+            exact.row_mut(t).copy_from_slice(other.row(t));
+        }
+    }
+}
+
+/// How far row `t` of what was recorded lies from another, over its bound, at the value where that is most.
+fn over(recorded: &Matrix<f64>, exact: &Matrix<f64>, bound: &Matrix<f64>, t: usize) -> f64 {
+    let values = recorded.row(t).iter().zip(exact.row(t)).zip(bound.row(t));
+    values.map(|((recorded, exact), bound)| (recorded - exact).abs() / bound).fold(0.0, f64::max)
 }
 
 /// Half a rounding step of each activation that meets a weight of this type, where none is followed.
