@@ -43,6 +43,7 @@ impl Context<'_> {
 }
 
 /// A node, its recorded inputs and output at some rows.
+#[derive(Clone)]
 pub struct Case {
     /// The healthy node.
     pub node: Node,
@@ -61,6 +62,7 @@ pub struct Case {
 }
 
 /// One input of a node.
+#[derive(Clone)]
 pub struct Input {
     /// (T, width), or (S, width) where the op reads the cache.
     pub value: Matrix<f64>,

@@ -27,8 +27,6 @@ mod suspect;
 #[cfg(test)]
 mod tests;
 
-use std::cell::Cell;
-
 use indexmap::{IndexMap, IndexSet};
 use parity_graph::Id;
 
@@ -164,11 +162,8 @@ pub fn audit(
     how: &How<'_>,
 ) -> Result<Findings> {
     let How { rows, diagnose } = *how;
-    // Whether memory of a type, such as a cache, holds numbers of that type.
-    let rounds = Cell::new(steps.is_own_graph());
-    let pass = |kept: Storage, cache: Storage, diagnose: Diagnose<'_>| -> Result<Findings> {
-        let mut machine: Machine<'_, f64> =
-            Machine::new(gguf, Arithmetic::LLAMA_CPU).of_another_producer(!rounds.get());
+    let pass = |rounds: bool, kept: Storage, cache: Storage, diagnose: Diagnose<'_>| -> Result<Findings> {
+        let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU).rounding(rounds);
         let mut findings = Findings { order: order(graphs, &|_| true), nodes: IndexMap::new() };
         let mut devices = Devices::default();
         let of_f32 = classes::of_f32(steps, graphs, kept);
@@ -186,24 +181,21 @@ pub fn audit(
     let caches = narrow::caches(steps);
     let mut cache = caches.first().copied().unwrap_or_default();
     if steps.is_own_graph() {
-        return pass(Storage::F32, cache, diagnose);
+        return pass(true, Storage::F32, cache, diagnose);
     }
-    let mut findings = pass(Storage::F32, cache, &silent)?;
+    let (mut rounds, mut findings) = (false, pass(false, Storage::F32, cache, &silent)?);
     // Another producer's memory may be of the graph's types all the same.
     if findings.wrong() > 0 {
-        rounds.set(true);
-        let rounded = pass(Storage::F32, cache, &silent)?;
+        let rounded = pass(true, Storage::F32, cache, &silent)?;
         if rounded.wrong() < findings.wrong() {
-            findings = rounded;
-        } else {
-            rounds.set(false);
+            (rounds, findings) = (true, rounded);
         }
     }
     // Where keys and values were not recorded, nothing shows what they are cached in.
     let is_wrong = |finding: &Finding| finding.is_wrong() && !finding.bridged.is_empty();
     for &other in caches.iter().skip(1) {
         if findings.nodes.values().any(is_wrong)
-            && findings.take_explained(pass(Storage::F32, other, &silent)?, other)
+            && findings.take_explained(pass(rounds, Storage::F32, other, &silent)?, other)
         {
             cache = other;
         }
@@ -217,7 +209,7 @@ pub fn audit(
     }
     let kept = narrow::shown(steps, graphs);
     if !is_explained {
-        let sharp = std::mem::replace(&mut findings, pass(kept, cache, diagnose)?);
+        let sharp = std::mem::replace(&mut findings, pass(rounds, kept, cache, diagnose)?);
         let sharp = sharp.nodes.into_iter().filter(|(_, finding)| finding.judged > 0 && finding.is_healthy());
         findings.nodes.extend(sharp);
     }

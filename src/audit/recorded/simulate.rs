@@ -104,8 +104,7 @@ pub fn simulate(
         }
         let cached = RefCell::new(Cached::new());
         let run = |how: Run| -> Result<Rows> {
-            let mut machine: Machine<'_, f64> =
-                Machine::new(gguf, arithmetic).of_another_producer(!steps.is_own_graph());
+            let mut machine: Machine<'_, f64> = Machine::new(gguf, arithmetic).rounding(steps.is_own_graph());
             let mut rows = Rows::new();
             for &(step, labelled) in graphs {
                 let (cached, rows) = (&cached, &mut rows);

@@ -131,7 +131,7 @@ impl<'a> Replay<'a> {
         let Replayed { step, steps, labelled, gguf, .. } = self.of;
         let mut conductor = Replayer { replay: self, suspect, injected, held: None };
         let mut machine: Machine<'_, f64> =
-            Machine::new(gguf, Arithmetic::LLAMA_CPU).of_another_producer(!steps.is_own_graph());
+            Machine::new(gguf, Arithmetic::LLAMA_CPU).rounding(steps.is_own_graph());
         let inputs = |id| labelled.input(steps, step, id);
         machine.step_of(&labelled.program, &|id| self.some.contains(&id), &inputs, &mut conductor).ok()?;
         conductor.held

@@ -156,11 +156,11 @@ impl<'a, S: Number> Machine<'a, S> {
         Machine { gguf, arithmetic, states: BTreeMap::new(), rounds: true }
     }
 
-    /// Whose memory holds what a producer has in it that is not the graph's own: its types, such as that of the cache,
-    /// are not the producer's.
+    /// Whose memory of a type, such as a cache, holds numbers of that type, or else values as they are: the types of a graph
+    /// are not those of a producer that computed another one.
     #[must_use]
-    pub fn of_another_producer(self, other: bool) -> Self {
-        Machine { rounds: !other, ..self }
+    pub fn rounding(self, rounds: bool) -> Self {
+        Machine { rounds, ..self }
     }
 
     /// Executes one step.

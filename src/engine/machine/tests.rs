@@ -144,7 +144,7 @@ fn a_cache_keeps_rows_of_both_steps_rounded_to_its_type() {
     let seen = run(&mut machine, &program, &[("x", &[0.0, 5.0]), ("ids", &[3.0])]);
     assert!(seen.0["read"].is_err());
     // What another producer has in its cache is not rounded to this one's type.
-    let mut machine = Machine::new(&gguf, Arithmetic::EXACT).of_another_producer(true);
+    let mut machine = Machine::new(&gguf, Arithmetic::EXACT).rounding(false);
     run(&mut machine, &program, &[("x", &[third, 1.0]), ("ids", &[0.0])]);
     let seen = run(&mut machine, &program, &[("x", &[0.0, 5.0]), ("ids", &[1.0])]);
     assert_eq!(seen.0["read"], Ok(vec![third, 6.0, 0.0, 10.0].into()));

@@ -63,21 +63,9 @@ fn without(
 
 /// The addition with another value for one of its inputs.
 fn reading(case: &Case, index: usize, value: Prediction) -> Case {
-    let own = case.inputs.iter().enumerate().map(|(i, input)| match i == index {
-        true => Input { value: value.value.clone(), bound: Some(value.bound.clone()), independent: false },
-        false => {
-            Input { value: input.value.clone(), bound: input.bound.clone(), independent: input.independent }
-        }
-    });
-    Case {
-        node: case.node.clone(),
-        tokens: case.tokens.clone(),
-        positions: case.positions.clone(),
-        steps: case.steps.clone(),
-        inputs: own.collect(),
-        recorded: case.recorded.clone(),
-        bridged: case.bridged.clone(),
-    }
+    let mut case = case.clone();
+    case.inputs[index] = Input { value: value.value, bound: Some(value.bound), independent: false };
+    case
 }
 
 fn read(node: &Node, index: usize) -> String {
