@@ -42,7 +42,7 @@ for entry in report["checkpoints"]:
         continue
     nodes += 1
     name = entry["id"].split(".")[-1]
-    attention = name in ("attn_ctx", "attn_scores", "attn_probs")
+    attention = name in ("attn_ctx", "attn_scores", "attn_probs", "flash_attn_ext")
     matmul = name.endswith(("_proj", "_out", "ffn_gate", "ffn_up", "logits", "qkv", "ssm_in")) and not name == "layer_out"
     if attention or matmul:
         error, bound = largest.get(attention, (0, 0))

@@ -72,9 +72,17 @@ for part in $parts; do
                 esac
                 [ "$shape" != 128-2-2 ] || plan "$model-long-plain" "$model" 300,20 "$(tokens 322)" off - attn ;;
             caches)
-                [ "$shape" = 64-8-2 ] || continue
-                # F32, BF16, Q8_0, Q4_0
-                for cache in 0 30 8 2; do plan "$model-cache$cache" "$model" 40,5 "$(tokens 47)" on "$cache" attn; done ;;
+                # Keys and values, by llama.cpp's numbers: F32 0, F16 1, Q4_0 2, Q4_1 3, Q5_0 6, Q5_1 7, Q8_0 8,
+                # IQ4_NL 20, BF16 30. One and two queries have kernels of their own.
+                case $shape in
+                64-8-2) caches=(0 30 8 2 3 6 7 20 8,1 1,8 8,2 7,3) long=(8 2 7) plain=(8,1 2,1) ;;
+                128-2-2 | 256-2-1) caches=(8 2) long=(8) plain=() ;;
+                96-4-4) caches=(8 7) long=() plain=() ;;
+                *) continue ;;
+                esac
+                for cache in "${caches[@]}"; do plan "$model-cache$cache" "$model" 20,2 "$(tokens 25)" on "$cache" attn; done
+                for cache in "${long[@]}"; do plan "$model-cache$cache-long" "$model" 300,2 "$(tokens 305)" on "$cache" attn; done
+                for cache in "${plain[@]}"; do plan "$model-cache$cache-plain" "$model" 20,2 "$(tokens 25)" off "$cache" -; done ;;
             esac
         done ;;
     archs)

@@ -143,7 +143,7 @@ impl Selection {
     /// Whether `checkpoint` is looked at, in a model of `n_layers` layers.
     ///
     /// The first layer brings the embedding along, the last one the head. Attention matrices have to be asked
-    /// for by name.
+    /// for by name, or to be recorded (see [`Selection::and_unnamed`]).
     pub fn wants(&self, checkpoint: Checkpoint, n_layers: usize) -> bool {
         let named = match &self.globs {
             Some(globs) => globs.is_match(checkpoint.to_string()),
@@ -152,14 +152,14 @@ impl Selection {
         self.also.contains(&checkpoint) || named && self.is_in_layers(checkpoint, n_layers)
     }
 
-    /// The same, and checkpoints of `all` that it leaves out only because nobody named them, where they are `odd`.
-    pub fn and_odd(&self, all: &[Checkpoint], odd: impl Fn(Checkpoint) -> bool) -> Selection {
+    /// The same, and those checkpoints of `all` that it leaves out only because nobody named them and that are `there`.
+    pub fn and_unnamed(&self, all: &[Checkpoint], there: impl Fn(Checkpoint) -> bool) -> Selection {
         let n_layers = layers_of(all.iter().copied());
         let unnamed = |id: &Checkpoint| {
             self.globs.is_none() && id.kind().is_optional() && self.is_in_layers(*id, n_layers)
         };
         let mut out = self.clone();
-        out.also.extend(all.iter().copied().filter(|id| unnamed(id) && odd(*id)));
+        out.also.extend(all.iter().copied().filter(|id| unnamed(id) && there(*id)));
         out
     }
 

@@ -1,8 +1,13 @@
 //! What llama.cpp's backends compute a node in, by type, shape and pass: the kernel that its sources choose stands first,
 //! and others of the same backend follow, since what is chosen depends on the device and on what was built.
 
-use super::{Arithmetic, Flash, Functions, HalfSums, Integers, Lanes, Narrow, Operands, Softmax, Units};
+mod attention;
+
+pub use attention::{Queries, VECTOR_ROWS};
+
+use super::{Arithmetic, Flash, Functions, HalfSums, Integers, Narrow, Operands, Softmax, Vector};
 use crate::gguf::DType;
+use crate::numerics::Storage;
 
 /// An arithmetic with what it is called in a report.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +24,7 @@ impl Hypothesis {
     pub fn is_screened(&self) -> bool {
         let Arithmetic { operands, flash, softmax, .. } = &self.arithmetic;
         matches!(operands, Operands::Exact | Operands::VecDot | Operands::Candle)
-            && !matches!(flash, Flash::Lanes(_) | Flash::Units(_))
+            && !matches!(flash, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(_))
             && *softmax == Softmax::F32
     }
 }
@@ -48,28 +53,6 @@ pub struct Product {
     pub precise: bool,
 }
 
-/// An attention.
-#[derive(Clone, Copy, Debug)]
-pub struct Queries {
-    /// Queries of a head.
-    pub rows: usize,
-    /// Heads that share one of keys and values.
-    pub heads: usize,
-    /// Heads of keys, in all sequences.
-    pub keys: usize,
-    /// Channels of a head.
-    pub width: usize,
-    /// Cached positions.
-    pub positions: usize,
-}
-
-impl Queries {
-    /// Groups of up to so many heads that share their keys.
-    fn groups(&self, heads: usize) -> usize {
-        self.keys * self.heads.div_ceil(heads)
-    }
-}
-
 /// Rows up to which Vulkan's vector kernels multiply (`mul_mat_vec_max_cols`).
 const VULKAN_FEW: usize = 8;
 /// Rows up to which CUDA's MMVQ multiplies (`MMVQ_MAX_BATCH_SIZE`).
@@ -80,37 +63,6 @@ const CUDA_SOME: usize = 16;
 const CUDA_F32_FEW: usize = 3;
 /// Parts that cuBLAS may cut the columns into: that depends on shape and card.
 const PARTS: [usize; 7] = [1, 2, 3, 4, 6, 8, 12];
-/// Threads that share a row of Vulkan's attention, how many of them are neighbours, and positions of a block, by device
-/// and width of the heads.
-const LANES: [(usize, usize, usize); 10] = [
-    (4, 1, 32),
-    (1, 1, 32),
-    (8, 2, 32),
-    (2, 1, 32),
-    (4, 1, 64),
-    (1, 1, 64),
-    (8, 2, 64),
-    (16, 4, 32),
-    (32, 8, 32),
-    (8, 1, 32),
-];
-/// Positions that parts of a row are multiples of.
-const LANES_BLOCK: usize = 32;
-/// Parts of a row at most.
-const LANES_PARTS_MAX: usize = 32;
-/// Queries up to which rows are split first of all.
-const LANES_SPLIT_ROWS: usize = 8;
-/// Columns of CUDA's attention on matrix units.
-const UNIT_COLUMNS: [usize; 4] = [8, 16, 32, 64];
-/// Warps of a block.
-const UNIT_WARPS: usize = 4;
-/// Channels of the widest heads that are narrow to it.
-const UNIT_NARROW_HEAD: usize = 128;
-/// Per cent of the blocks that may be left out.
-const UNIT_LOSS_MAX: usize = 5;
-/// Multiprocessors of cards: H100 and H200, H100 PCIe, A100, RTX 4090, L40, RTX 5090, B200, RTX A6000 and 3090 Ti, RTX
-/// 3090, RTX 4080.
-const MULTIPROCESSORS: [usize; 10] = [132, 114, 108, 128, 142, 170, 148, 84, 82, 76];
 /// Threads that mmvf takes at most, and the step between its choices.
 const THREADS: (usize, usize) = (256, 32);
 /// Backends of which there is no recording, and what their nodes are judged by.
@@ -159,6 +111,13 @@ impl Backend {
         }
     }
 
+    /// Anything else with an error as of values in f16, for a backend of which nobody knows what it rounds.
+    pub fn any_function() -> Hypothesis {
+        let functions = Functions::FastMath;
+        let arithmetic = Arithmetic { recorded: Some(Storage::F16), functions, ..Arithmetic::EXACT };
+        Hypothesis { name: "anything within what f16 rounds", arithmetic }
+    }
+
     /// What elementwise operations, norms and rotations are computed in.
     pub fn others(self) -> Vec<Hypothesis> {
         let single = Hypothesis { name: "all else in f32", arithmetic: Arithmetic::EXACT };
@@ -193,80 +152,19 @@ impl Backend {
         let named = |flash: Flash| {
             let name = match flash {
                 Flash::Lanes(_) | Flash::Units(_) => "attention with f16 queries, weights and sums",
+                Flash::Vector(Vector::Integers) => "attention with Q8_1 queries, f32 sums",
+                Flash::Vector(Vector::Converted) => "attention in f32 over a cache converted to f16",
                 _ => "attention in f32",
             };
             let functions = if self == Backend::Cuda { Functions::FastMath } else { Functions::Library };
             Hypothesis { name, arithmetic: Arithmetic { flash, functions, ..Arithmetic::EXACT } }
         };
         let all = match self {
-            Backend::Vulkan => lanes(queries),
-            Backend::Cuda => units(queries),
+            Backend::Vulkan => attention::lanes(queries),
+            Backend::Cuda => attention::few_and_many(queries),
         };
         all.into_iter().map(named).collect()
     }
-}
-
-/// `ggml_vk_flash_attn`: how many threads share a row depends on the head's width and on the device, and a row of few
-/// queries is split.
-fn lanes(queries: &Queries) -> Vec<Flash> {
-    let mut parts: Vec<Option<usize>> = (2..=LANES_PARTS_MAX)
-        .map(|parts| Some(queries.positions.div_ceil(parts).next_multiple_of(LANES_BLOCK)))
-        .collect();
-    parts.dedup();
-    // The smallest first: as many parts as there are.
-    let parts = parts.into_iter().rev();
-    let parts: Vec<Option<usize>> = match queries.rows {
-        1..=LANES_SPLIT_ROWS => parts.chain([None]).collect(),
-        _ => [None].into_iter().chain(parts).collect(),
-    };
-    let kinds = LANES.iter().flat_map(|&(threads, neighbours, block)| {
-        parts.iter().map(move |&part| Flash::Lanes(Lanes { threads, neighbours, block, part }))
-    });
-    kinds.chain([Flash::Exact]).collect()
-}
-
-/// `ggml_cuda_get_best_fattn_kernel`, `ggml_cuda_flash_attn_ext_mma_f16`: one query may go to a kernel in f32. Otherwise
-/// heads that share keys are grouped, and the first width of columns that holds all queries of a group is taken.
-fn units(queries: &Queries) -> Vec<Flash> {
-    let heads = match queries.heads {
-        5.. => 8,
-        3..=4 => 4,
-        2 => 2,
-        _ => 1,
-    };
-    let columns = UNIT_COLUMNS.into_iter().find(|columns| queries.rows * heads <= *columns);
-    let columns = columns.unwrap_or(UNIT_COLUMNS[UNIT_COLUMNS.len() - 1]);
-    let warps = (UNIT_COLUMNS[UNIT_COLUMNS.len() - 1] / columns).min(UNIT_WARPS);
-    let batch = match (queries.width, columns) {
-        (..=UNIT_NARROW_HEAD, 8) => 128,
-        (..=UNIT_NARROW_HEAD, _) | (_, ..=16) => 64,
-        _ => 32,
-    };
-    let batches = queries.positions.div_ceil(batch);
-    let tile = columns / heads;
-    let tiles = queries.rows.div_ceil(tile.max(1)) * queries.groups(heads);
-    let of = |blocks| Flash::Units(Units { batch, warps, queries: tile.max(1), heads, blocks });
-    let apart = of(None);
-    let cut = MULTIPROCESSORS
-        .into_iter()
-        .flat_map(|count| [2, 1].map(|at_once| at_once * count))
-        .filter(|blocks| *blocks < tiles * batches)
-        .map(|blocks| of(Some(even(blocks, tiles))));
-    let mut out: Vec<Flash> = if queries.rows == 1 { vec![Flash::Exact] } else { Vec::new() };
-    out.push(apart);
-    out.extend(cut);
-    // No part of a row is apart.
-    out.push(of(Some(tiles)));
-    out.push(Flash::Exact);
-    out.dedup();
-    out
-}
-
-/// Blocks are cut down to the same number for each tile where that leaves few of them idle.
-fn even(blocks: usize, tiles: usize) -> usize {
-    let rounded = blocks / tiles * tiles;
-    let lost = if rounded > 0 { 100 * (blocks - rounded) / blocks } else { 100 };
-    if lost <= UNIT_LOSS_MAX { rounded } else { blocks }
 }
 
 /// `ggml_vk_mul_mat`: vector kernels in f32, `mul_mm.comp` with f16 operands, and f16 sums unless the weights are F32 or
@@ -373,6 +271,22 @@ mod tests {
         assert_eq!(first(Backend::Cuda, DType::Q4_K, 9), Operands::Blocks(Integers::Many));
         assert_eq!(first(Backend::Cuda, DType::F32, 9), Operands::Both(Narrow::Tf32Cut));
         assert_eq!(first(Backend::Cuda, DType::F16, 1), Operands::Half(HalfSums::Threads(128)));
+    }
+
+    #[test]
+    fn attention_over_blocks_is_of_the_kernel_that_was_built_for_their_types() {
+        let first = |rows, width, cached| {
+            let queries = Queries { rows, heads: 4, keys: 2, width, positions: 256, cached };
+            Backend::Cuda.attention(&queries)[0].arithmetic.flash
+        };
+        let [integers, converted] = [Vector::Integers, Vector::Converted].map(Flash::Vector);
+        assert_eq!(first(2, 128, [DType::Q8_0, DType::Q8_0]), integers);
+        assert_eq!(first(1, 64, [DType::Q4_0, DType::Q4_0]), integers);
+        assert_eq!(first(1, 64, [DType::Q5_1, DType::Q5_1]), converted);
+        assert_eq!(first(2, 64, [DType::F16, DType::Q8_0]), converted);
+        assert_eq!(first(1, 64, [DType::F16, DType::F16]), Flash::Exact);
+        assert!(matches!(first(3, 64, [DType::Q8_0, DType::Q8_0]), Flash::Units(_)));
+        assert!(matches!(first(1, 96, [DType::Q8_0, DType::Q8_0]), Flash::Units(_)));
     }
 
     #[test]

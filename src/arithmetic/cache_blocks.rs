@@ -27,6 +27,24 @@ pub fn is_kept(dtype: DType) -> bool {
     matches!(dtype, Q8_0 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | IQ4_NL)
 }
 
+/// Scale and offset of a block of decoded values as a kernel has them that multiplies raw quants: value = scale·q +
+/// offset with q >= 0. They are in the values: quant 0 is the least value, or that of the largest magnitude, and the
+/// largest quant is taken wherever there is a minimum. Both are 0 of types whose quants have no offset.
+pub fn group<S: Scalar>(dtype: DType, block: &[S]) -> (f64, f64) {
+    let values = || block.iter().map(|value| value.to_f64());
+    let largest = || {
+        values().fold(0.0, |largest: f64, value| if value.abs() > largest.abs() { value } else { largest })
+    };
+    let [least, most] = [values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max)];
+    match dtype {
+        DType::Q4_0 => (-largest() / 8.0, largest()),
+        DType::Q5_0 => (-largest() / 16.0, largest()),
+        DType::Q4_1 => ((most - least) / 15.0, least),
+        DType::Q5_1 => ((most - least) / 31.0, least),
+        _ => (0.0, 0.0),
+    }
+}
+
 /// What rounding decides of one block.
 struct Kept {
     /// By how much two neighbouring quants differ.
@@ -70,9 +88,10 @@ fn in_half(value: f64) -> [f64; 2] {
     [own, (low - own).abs().max((high - own).abs())]
 }
 
-/// The nearest whole number from `scaled`, and the other one where both are as near; halves go up.
-fn nearest(scaled: f64, limits: [f64; 2]) -> [f64; 2] {
-    let near = ROUNDINGS * UNIT * (scaled.abs() + 1.0);
+/// The nearest whole number from `scaled`, and the other one where both are as near; halves go up. What kernels cut off to
+/// a whole number is `shift` larger, and a sum in f32.
+fn nearest(scaled: f64, shift: f64, limits: [f64; 2]) -> [f64; 2] {
+    let near = UNIT * (ROUNDINGS * (scaled.abs() + 1.0) + (scaled + shift).abs());
     let round = |value: f64| (value + 0.5).floor().clamp(limits[0], limits[1]);
     let own = round(scaled);
     let other = [round(scaled - near), round(scaled + near)].into_iter().find(|other| *other != own);
@@ -82,23 +101,23 @@ fn nearest(scaled: f64, limits: [f64; 2]) -> [f64; 2] {
 fn block(dtype: DType, x: &[f32; BLOCK]) -> Kept {
     let largest = x.iter().fold(0f32, |max, x| if x.abs() > max.abs() { *x } else { max });
     match dtype {
-        DType::Q8_0 => uniform(x, largest.abs() / 127.0, 0.0, [-127.0, 127.0]),
-        DType::Q4_0 => uniform(x, largest / -8.0, 0.0, [-8.0, 7.0]),
-        DType::Q5_0 => uniform(x, largest / -16.0, 0.0, [-16.0, 15.0]),
+        DType::Q8_0 => uniform(x, largest.abs() / 127.0, 0.0, 0.0, [-127.0, 127.0]),
+        DType::Q4_0 => uniform(x, largest / -8.0, 0.0, 8.0, [-8.0, 7.0]),
+        DType::Q5_0 => uniform(x, largest / -16.0, 0.0, 16.0, [-16.0, 15.0]),
         DType::IQ4_NL => placed(x, largest),
         _ => {
             let levels = if dtype == DType::Q4_1 { 15.0 } else { 31.0 };
             let min = x.iter().copied().fold(f32::MAX, f32::min);
             let max = x.iter().copied().fold(f32::MIN, f32::max);
-            uniform(x, (max - min) / levels, min, [0.0, f64::from(levels)])
+            uniform(x, (max - min) / levels, min, 0.0, [0.0, f64::from(levels)])
         }
     }
 }
 
 /// x ≈ quant·scale + least, quants evenly apart.
-fn uniform(x: &[f32; BLOCK], scale: f32, least: f32, limits: [f64; 2]) -> Kept {
+fn uniform(x: &[f32; BLOCK], scale: f32, least: f32, shift: f64, limits: [f64; 2]) -> Kept {
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / f64::from(scale) };
-    let quants = x.map(|x| nearest((f64::from(x) - f64::from(least)) * inverse, limits));
+    let quants = x.map(|x| nearest((f64::from(x) - f64::from(least)) * inverse, shift, limits));
     // The least value is one of the block: nothing was rounded before it is kept.
     let least = [half(f64::from(least)), 0.0];
     let scale = in_half(f64::from(scale));
@@ -172,6 +191,19 @@ mod tests {
                 let off = error[i] + 2.0 * UNIT * expected.abs();
                 assert!((own - expected).abs() <= off, "{name} {i}: {own} for {expected}, {off}");
                 unsure += usize::from(error[i] > 0.0);
+            }
+            // What the values of a block have in common is found among them.
+            for block in expected.chunks(BLOCK) {
+                let (scale, offset) = group(dtype, block);
+                if scale == 0.0 {
+                    continue;
+                }
+                for value in block {
+                    let quant = (value - offset) / scale;
+                    // ggml multiplies and adds in f32.
+                    let off = 4.0 * UNIT * (offset.abs() + value.abs()) / scale.abs();
+                    assert!((quant - quant.round()).abs() <= off && quant > -0.5, "{name}: {quant}");
+                }
             }
             assert!(unsure <= 2, "{name}: {unsure}");
             types += 1;

@@ -35,6 +35,9 @@ pub enum Sums {
     Blocks,
     /// h(Σx) of each group of 16, but d·Σq in the last two of eight.
     Halves,
+    /// What Σx of each block of 32, in f32, has over d·Σq: keys are multiplied as they decode, and this meets what
+    /// their blocks have in common.
+    Excess,
 }
 
 /// How a weight of some type is multiplied.
@@ -48,6 +51,9 @@ pub struct Form {
     pub half_products: bool,
 }
 
+/// Scaled queries where attention multiplies keys as integers (`quantize_q8_1_to_shared`).
+pub const QUERIES: Blocks =
+    Blocks { kernel: Integers::Few, sums: Sums::Excess, half_scale: false, wide: false };
 /// As the weight decodes.
 const PLAIN: Form = Form { group: None, half: false, half_products: false };
 
@@ -98,7 +104,7 @@ const TIE_ROUNDINGS: f64 = 6.0;
 pub fn activations<S: Scalar>(blocks: Blocks, x: View<'_, S>) -> Rounded<S> {
     let per_row = match blocks.sums {
         Sums::None => 0,
-        Sums::Blocks => x.cols / BLOCK,
+        Sums::Blocks | Sums::Excess => x.cols / BLOCK,
         Sums::Halves => x.cols / (BLOCK / 2),
     };
     let mut out = Rounded {
@@ -139,7 +145,8 @@ fn quantize<S: Scalar>(blocks: Blocks, row: usize, b: usize, values: &[f32], out
         if 0.5 - off.abs() <= TIE_ROUNDINGS * unit * f64::from(scaled.abs()) {
             // At the very middle it was rounded away from zero.
             let value = stored.copysign(off);
-            out.ties.push(Tie { row, col: start + i, value, sum: 0.0 });
+            let sum = if blocks.sums == Sums::Excess { -value } else { 0.0 };
+            out.ties.push(Tie { row, col: start + i, value, sum });
         }
         out.values.row_mut(row)[start + i] = S::from_f64(stored * f64::from(quant));
         quants.push(f64::from(quant));
@@ -165,6 +172,14 @@ fn sums<S: Scalar>(blocks: Blocks, row: usize, values: &[f32], out: &mut Rounded
                     Integers::Few => butterfly(values),
                 };
                 out.sums.row_mut(row)[b] = S::from_f64(half(f64::from(sum)));
+            }
+        }
+        Sums::Excess => {
+            for (b, values) in values.chunks_exact(BLOCK).enumerate() {
+                let quants = &out.values.row(row)[b * BLOCK..(b + 1) * BLOCK];
+                let kept: f64 = quants.iter().map(|quant| quant.to_f64()).sum();
+                let sum: f64 = values.iter().map(|value| f64::from(*value)).sum();
+                out.sums.row_mut(row)[b] = S::from_f64(sum - kept);
             }
         }
         Sums::Halves => {

@@ -123,9 +123,23 @@ pub enum Flash {
     Lanes(Lanes),
     /// CUDA's kernel on matrix units, see [`Units`].
     Units(Units),
+    /// An engine that is not llama.cpp: both products round their operands to this, one of them the weights of the
+    /// softmax; sums in f32.
+    Rounded(Narrow, Weights),
+    /// CUDA's kernel for few queries over a cache that is kept in blocks, see [`Vector`].
+    Vector(Vector),
     /// The same one row after the other on a CPU that multiplies and adds in f16 (AVX512-FP16, ARM), in lanes that
     /// cannot be followed: Q is rounded, all else is bounded.
     NativeF16,
+}
+
+/// When the weights of a softmax are rounded, that are to be divided by their sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Weights {
+    /// Once they are.
+    Divided,
+    /// Before that: the result of the product is divided.
+    Undivided,
 }
 
 /// Attention on Vulkan without matrix units (`flash_attn.comp`): queries are scaled and rounded to f16. Every so many
@@ -157,6 +171,15 @@ pub struct Units {
     /// Blocks of threads that share all batches of all tiles evenly; each has sums of its own. `None`: one for each
     /// batch.
     pub blocks: Option<usize>,
+}
+
+/// Attention of one or two queries on CUDA (`fattn-vec.cuh`) over keys or values in blocks: sums in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Vector {
+    /// Keys are multiplied as integers: scaled queries are rounded to blocks of 8 bits. Values are as they decode.
+    Integers,
+    /// No kernel was built for these types: keys and values are converted to f16 first.
+    Converted,
 }
 
 /// How GELU is computed.
@@ -263,6 +286,6 @@ impl Arithmetic {
     /// Whether a device's roundings are followed.
     pub fn is_of_a_device(&self) -> bool {
         matches!(self.operands, Operands::Both(_) | Operands::Blocks(_) | Operands::Half(_))
-            || matches!(self.flash, Flash::Lanes(_) | Flash::Units(_))
+            || matches!(self.flash, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(_) | Flash::Rounded(..))
     }
 }

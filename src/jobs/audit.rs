@@ -1,7 +1,7 @@
 //! One dump against exact arithmetic.
 
 use super::graphs::{self, ByGraph, JudgedBy};
-use super::{head_rows, notes_of, path_of, with_nonfinite};
+use super::{head_rows, is_sharper_by_tensor, notes_of, path_of, with_matrices};
 use crate::audit::{self, AuditRows};
 use crate::compare::Comparison;
 use crate::dump::Recording;
@@ -32,14 +32,14 @@ pub struct Options {
 /// Another model's dump, a weight that cannot be read, a model that nothing can be said of.
 pub fn audit(dump: &mut Dump, file: &ModelFile, options: &Options) -> Result<Report> {
     let order = head_rows::settle(dump, file)?;
-    let selection = with_nonfinite(&options.selection, [&*dump]);
+    let selection = with_matrices(&options.selection, [&*dump]);
     let options = &Options { selection, ..options.clone() };
     let mut report = match JudgedBy::of(file, &[&*dump])? {
         JudgedBy::Graphs(by) => graphs::audit(dump, &by, options)?,
         JudgedBy::Nodes(model) => {
-            let narrow = audit::is_narrow(dump, &options.rows.positions(&dump.manifest().steps));
+            let sharper = is_sharper_by_tensor(dump, &options.rows.positions(&dump.manifest().steps));
             let by_tensor = || graphs::audit(dump, &ByGraph::of(file)?, options);
-            recorded::explained(narrow, || on_nodes(dump, model, options), by_tensor)?
+            recorded::explained(sharper, || on_nodes(dump, model, options), by_tensor)?
         }
     };
     report.notes.extend(order);
@@ -68,6 +68,9 @@ pub fn self_test(
 
 fn on_nodes(dump: &Dump, model: &Model, options: &Options) -> Result<Report> {
     let wanted = options.selection.among(model.graph.checkpoints());
+    if wanted.is_empty() {
+        return Err(options.selection.refused(model.graph.checkpoints(), model.config.dims.layers));
+    }
     let wants = |checkpoint| wanted.contains(&checkpoint);
     let positions = options.rows.positions(&dump.manifest().steps);
     let how = audit::Options { positions: &positions, wants: &wants, isolated: false };

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use indexmap::IndexSet;
 
 use super::graphs::{self, ByGraph, JudgedBy, Sides};
-use super::{head_rows, notes_of, path_of, tokens_of, with_nonfinite};
+use super::{head_rows, is_sharper_by_tensor, matrices_of_one, notes_of, path_of, tokens_of, with_matrices};
 use crate::audit::{self, AuditRows};
 use crate::checkpoint::{Checkpoint, usual_order};
 use crate::compare::{self, Comparison, Tolerances};
@@ -52,7 +52,7 @@ pub fn diff(
             .expected("a whole dump first, printed values second")
             .hint(format!("parity diff DUMP {path}, or parity run -m MODEL --reference {path}")));
     }
-    let selection = with_nonfinite(&options.selection, [&*candidate, &*reference]);
+    let selection = with_matrices(&options.selection, [&*candidate, &*reference]);
     let options = &Options { selection, ..options.clone() };
     let Some(file) = file else { return on_nodes(candidate, reference, None, options) };
     let mut orders: Vec<String> = Vec::new();
@@ -70,10 +70,10 @@ pub fn diff(
             report
         }
         (JudgedBy::Nodes(model), Some(rows)) if !is_partial(reference) => {
-            let narrow = audit::is_narrow(candidate, &rows.positions(&candidate.manifest().steps));
+            let sharper = is_sharper_by_tensor(candidate, &rows.positions(&candidate.manifest().steps));
             let whole = || on_nodes(candidate, reference, Some(model), options);
             let by_tensor = || graphs::diff(&sides, &ByGraph::of(file)?, rows, options);
-            recorded::explained(narrow, whole, by_tensor)?
+            recorded::explained(sharper, whole, by_tensor)?
         }
         (JudgedBy::Nodes(model), _) => on_nodes(candidate, reference, Some(model), options)?,
     };
@@ -86,6 +86,9 @@ pub fn diff(
 /// By the nodes of parity's engines, or without a model.
 fn on_nodes(candidate: &Dump, reference: &Dump, model: Option<&Model>, options: &Options) -> Result<Report> {
     let wanted = wanted(candidate, reference, model, &options.selection);
+    if let Some(model) = model.filter(|_| wanted.is_empty()) {
+        return Err(options.selection.refused(model.graph.checkpoints(), model.config.dims.layers));
+    }
     let details = match options.pictures {
         true => wanted.iter().filter_map(|c| detail(*c, candidate, reference, GRID)).collect(),
         false => Vec::new(),
@@ -95,6 +98,8 @@ fn on_nodes(candidate: &Dump, reference: &Dump, model: Option<&Model>, options: 
         Some(model) => judge(options, model, candidate, reference, &comparisons)?,
         None => Judgement::default(),
     };
+    let mut notes = notes(candidate, reference, model);
+    notes.extend(matrices_of_one(&options.selection, [("candidate", candidate), ("reference", reference)]));
     let mut gaps = verdict::gaps(tokens_of(candidate), tokens_of(reference));
     gaps.extend(Gap::of_steps("candidate", candidate));
     gaps.extend(Gap::of_steps("reference", reference));
@@ -102,7 +107,7 @@ fn on_nodes(candidate: &Dump, reference: &Dump, model: Option<&Model>, options: 
         judgement,
         comparisons,
         tokens: compare::tokens(candidate, reference),
-        notes: notes(candidate, reference, model),
+        notes,
         candidate: verdict::side(candidate, path_of(candidate)),
         reference: Some(verdict::side(reference, path_of(reference))),
         gaps,

@@ -20,6 +20,7 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::foreign;
 use crate::numerics::Numerics;
+use crate::report::words;
 use crate::select::Selection;
 use parity_dump::Dump;
 
@@ -38,17 +39,46 @@ fn notes_of(dump: &Dump, side: &str) -> Vec<String> {
     notes.chain(foreign::names_not_understood(dump, side)).collect()
 }
 
-/// What is chosen, and recorded attention matrices that hold NaN or Inf: those are looked at unasked. An infinite score is
-/// a mask.
-fn with_nonfinite<'a>(selection: &Selection, dumps: impl IntoIterator<Item = &'a Dump>) -> Selection {
+/// What is chosen, and attention matrices that were recorded: of all dumps, or with NaN or Inf in one. An infinite score is a
+/// mask.
+fn with_matrices<'a>(selection: &Selection, dumps: impl IntoIterator<Item = &'a Dump>) -> Selection {
     let dumps: Vec<&Dump> = dumps.into_iter().collect();
     let all: IndexSet<Checkpoint> = dumps.iter().flat_map(|dump| Recording::checkpoints(*dump)).collect();
     let is_odd = |dump: &Dump, id: Checkpoint| {
         let found = Recording::unfinite(dump, id).count;
         if id.kind() == Kind::AttnScores { found.nan > 0 } else { found.total() > 0 }
     };
+    let everywhere = |id| dumps.iter().all(|dump| Recording::checkpoints(*dump).contains(&id));
     let all: Vec<Checkpoint> = all.into_iter().collect();
-    selection.and_odd(&all, |id| dumps.iter().any(|dump| is_odd(dump, id)))
+    selection.and_unnamed(&all, |id| everywhere(id) || dumps.iter().any(|dump| is_odd(dump, id)))
+}
+
+/// Whether a dump is told more exactly tensor by tensor: its values are of a narrow type, or it holds attention matrices,
+/// which are judged in all their rows there.
+fn is_sharper_by_tensor(dump: &Dump, positions: &[u32]) -> bool {
+    let matrices = || Recording::checkpoints(dump).iter().any(|id| id.kind().is_optional());
+    crate::audit::is_narrow(dump, positions) || matrices()
+}
+
+/// Of two dumps: that nobody looked at the attention matrices that one of them alone has.
+fn matrices_of_one(selection: &Selection, sides: [(&str, &Dump); 2]) -> Vec<String> {
+    let held = sides.map(|(_, dump)| Recording::checkpoints(dump));
+    let mut notes = Vec::new();
+    for (own, other) in [(0, 1), (1, 0)] {
+        let unseen =
+            |id: &&Checkpoint| id.kind().is_optional() && !held[other].contains(id) && !selection.names(**id);
+        let unseen = held[own].iter().filter(unseen).count();
+        if unseen > 0 {
+            notes.push(format!(
+                "{} of the {}, which the {} does not have, {} not looked at: parity audit judges attention matrices",
+                words::count(unseen, "tensor"),
+                sides[own].0,
+                sides[other].0,
+                if unseen == 1 { "was" } else { "were" },
+            ));
+        }
+    }
+    notes
 }
 
 fn path_of(dump: &Dump) -> Option<String> {

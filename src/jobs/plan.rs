@@ -34,7 +34,7 @@ impl RunPlan {
         reference: Option<&Dump>,
     ) -> Result<RunPlan> {
         let n_layers = model.config.dims.layers;
-        let selection = super::with_nonfinite(&options.selection, reference);
+        let selection = super::with_matrices(&options.selection, reference);
         let wanted = |checkpoint: &Checkpoint| selection.wants(*checkpoint, n_layers);
         let compared: IndexSet<Checkpoint> = graph.checkpoints().filter(wanted).collect();
         let last = graph

@@ -1,6 +1,6 @@
 //! Named factors that bounds are products of; `docs/bounds.md` derives each under the same name.
 
-use crate::arithmetic::{Arithmetic, Functions, Sums};
+use crate::arithmetic::{Arithmetic, Functions, Narrow, Sums};
 use crate::gguf::DType;
 use crate::scalar::Scalar;
 
@@ -110,4 +110,18 @@ pub fn storage(dtype: DType, y: f64) -> f64 {
 /// infinity equals itself is for the caller to see.
 pub fn finite(y: f64, bound: f64) -> f64 {
     if y.is_finite() && !bound.is_nan() { bound } else { 0.0 }
+}
+
+/// Unit roundoff of a narrow type: half a step beside 1, or a whole one where the rest is cut off.
+pub fn unit_of(narrow: Narrow) -> f64 {
+    match narrow {
+        Narrow::F16 | Narrow::Tf32 => UNIT_F16,
+        Narrow::Bf16 => UNIT_BF16,
+        Narrow::Tf32Cut => 2.0 * UNIT_F16,
+    }
+}
+
+/// By how much a value is rounded to a narrow type at least: of those types f16 alone has no small exponents.
+pub fn least_of(narrow: Narrow) -> f64 {
+    if narrow == Narrow::F16 { SUBNORMAL_F16 } else { TINY_F32 }
 }

@@ -8,14 +8,19 @@
 //!
 //! The CPU (ggml-cpu/ops.cpp) has three kernels, see [`Flash`]. Two of them round Q to the `vec_dot_type` of K and, where
 //! V is F16, keep the sum of the output in f16: that is followed position by position. All else is f32. The kernels of
-//! Vulkan and CUDA that keep sums in f16 are followed too: see `lanes.rs` and `units.rs`.
+//! Vulkan and CUDA that keep sums in f16, or multiply keys as integers, are followed too: see `lanes.rs`, `units.rs` and
+//! `vector.rs`.
 
+mod carry;
 mod explain;
 mod lanes;
+mod moved;
 mod row;
+mod running;
 mod signed;
 mod sums;
 mod units;
+mod vector;
 
 use parity_graph::Op;
 use rayon::prelude::*;
@@ -36,7 +41,7 @@ pub const RULE: Rule = Rule {
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Bound(explain::bound),
-    carry: explain::carry,
+    carry: carry::carry,
     rows: needed,
 };
 

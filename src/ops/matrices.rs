@@ -15,6 +15,7 @@ use rayon::prelude::*;
 
 use super::bound::{TINY_F32, UNIT_F32, accumulation};
 use super::source::{Args, Data, Source};
+use crate::arithmetic::cache_blocks;
 use crate::arithmetic::cuda_blocks::{Blocks, Form};
 use crate::arithmetic::product::{group_sums, product};
 use crate::arithmetic::round::{self, Rounded, Rounding};
@@ -172,6 +173,9 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
                     let row = values.row([matrix / b, matrix % b, row]);
                     out.iter_mut().zip(row.iter()).for_each(|(out, v)| *out = T::from_f64(v.to_f64()));
                 }
+                if let Some(group) = self.form.and_then(|form| form.group) {
+                    form::apart(self.weight.dtype, group, out);
+                }
             }
         }
         if let Some(narrow) = self.weights {
@@ -184,8 +188,8 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
         self.form.map_or_else(|| gguf::minimum_group(self.weight.dtype), |form| form.group)
     }
 
-    /// The minima of each group of columns. Of values that are decoded already it is the smallest of the group:
-    /// caches are quantised so that their minima are.
+    /// The minima of each group of columns. Of values that are decoded already they are found among the values: caches
+    /// are quantised so that they are.
     fn minima<T: Scalar>(&self, matrix: usize, rows: Range<usize>, group: usize, out: &mut [T]) {
         match &self.weight.data {
             Data::Weight(weight) => {
@@ -196,11 +200,15 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
                     None => out.copy_from_slice(&gguf::minima::<T>(self.weight.dtype, bytes)),
                 }
             }
-            Data::Values(_) => {
-                let mut all = vec![T::ZERO; out.len() * group];
-                self.read(matrix, rows, &mut all);
-                for (out, all) in out.iter_mut().zip(all.chunks_exact(group)) {
-                    *out = all.iter().copied().fold(all[0], |a, b| if b < a { b } else { a });
+            Data::Values(values) => {
+                let b = self.weight.shape()[1];
+                let minimum = |block: &[S]| T::from_f64(cache_blocks::group(self.weight.dtype, block).1);
+                let per_row = self.x.values.cols / group;
+                for (out, row) in out.chunks_exact_mut(per_row.max(1)).zip(rows) {
+                    let row = values.row([matrix / b, matrix % b, row]);
+                    out.iter_mut()
+                        .zip(row.chunks_exact(group))
+                        .for_each(|(out, block)| *out = minimum(block));
                 }
             }
         }

@@ -7,11 +7,11 @@ use parity_graph::{Op, Tensor};
 
 use super::Steps;
 use super::choice;
-use super::narrow;
 use super::narrowed::Narrowed;
 use super::node::hypotheses;
+use super::{attentions, narrow};
 use crate::arithmetic::backend::Backend;
-use crate::arithmetic::{Arithmetic, Sums, round};
+use crate::arithmetic::{Arithmetic, Flash, Sums, round};
 use crate::engine::machine::{Carried, Node, Unknown, Value, Values, compute};
 use crate::numerics::Storage;
 use crate::ops::{Args, Check, Rule};
@@ -55,7 +55,7 @@ pub fn moved(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown
 }
 
 /// A node that was not recorded: its exact values, and up to how far those of a producer that keeps them in `kept` may
-/// be from them. Keys and values are those of a `cache` of such a type.
+/// be from them. What its attention multiplies is read as the arithmetic `attention` says.
 ///
 /// # Errors
 /// Where nothing can be said of it: its sources are not known, it has no rule, or rounding decides what it chooses.
@@ -63,7 +63,7 @@ pub fn across(
     steps: &dyn Steps,
     node: &Node<'_>,
     args: std::result::Result<&Args<'_, f64>, &Unknown>,
-    [kept, cache]: [Storage; 2],
+    (kept, attention): (Storage, &Arithmetic),
 ) -> Value<f64> {
     let args = args.map_err(Clone::clone)?;
     let rule = node.rule.ok_or_else(|| Unknown::no_rule(args.name, &node.program.graph.get(node.id).op))?;
@@ -77,14 +77,17 @@ pub fn across(
         }
     };
     // An engine of a narrower type has its cache in that: below.
-    let of_cache = narrow::cached(if kept == Storage::F32 { cache } else { Storage::F32 });
-    let narrowed = Narrowed::of(&rule.op, args, &of_cache);
-    let carried = narrowed.carried(&rule.op, args, &of_cache, &node.carried);
+    let attention = if kept == Storage::F32 { attention } else { &Arithmetic::EXACT };
+    let narrowed = Narrowed::of(&rule.op, args, attention);
+    let carried = narrowed.carried(&rule.op, args, attention, &node.carried);
     let args = &Args { sources: narrowed.sources(args), ..*args };
     let tensor = node.program.graph.get(node.id);
-    let arithmetics = followed(steps, tensor, args);
+    let arithmetics = match attentions::reads_cache(&rule.op, args) && attention.is_of_a_device() {
+        true => vec![*attention],
+        false => followed(steps, tensor, args),
+    };
     let under = |arithmetic| Args { arithmetic, sources: args.sources.clone(), ..*args };
-    let [cpu, plain] = [under(&arithmetics[0]), under(&arithmetics[1])];
+    let cpu = under(&arithmetics[0]);
     let data = compute::<f64>(rule, &cpu)?;
     // llama.cpp adds rows up in f64; in which order and type another engine does is not known.
     let sums = if tensor.backend.is_none() { Sums::Single } else { cpu.arithmetic.sums };
@@ -92,37 +95,17 @@ pub fn across(
     let in_any_order = under(&sums);
     let mut error = bound.map_or_else(|| vec![0.0; data.len()], |bound| bound(&in_any_order, &data));
     let differ = |error: &mut [f64], other: &[f64]| {
-        error.iter_mut().zip(data.iter().zip(other)).for_each(|(error, (a, b))| {
-            // Where both are the same infinity nothing differs.
-            *error += if a == b { 0.0 } else { (a - b).abs() };
-        });
+        error.iter_mut().zip(data.iter().zip(other)).for_each(|(error, (a, b))| *error += apart(*a, *b));
     };
-    if cpu.arithmetic != plain.arithmetic {
-        differ(&mut error, &compute::<f64>(rule, &plain)?);
-    }
+    let others = furthest(rule, args, &arithmetics[1..], &data)?;
+    error.iter_mut().zip(others).for_each(|(error, other)| *error += other);
     // An engine that is not llama.cpp may round activations as candle does.
     if tensor.backend.is_none() && matches!(rule.op, Op::MulMat | Op::MulMatId) {
         differ(&mut error, &compute::<f64>(rule, &under(&narrow::CANDLE))?);
     }
     if kept != Storage::F32 {
-        let arithmetic = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
-        let narrowed = Narrowed::of(&rule.op, args, &arithmetic);
-        let rounded = Args { arithmetic: &arithmetic, sources: narrowed.sources(args), ..*args };
-        let third = compute::<f64>(rule, &rounded)?;
-        match narrow::is_one_step(&rule.op) && node.carried.iter().all(Option::is_none) {
-            // Of recorded values it is known which are numbers of that type already.
-            true => {
-                let mut stored = third.clone();
-                round::store(kept, &mut stored);
-                error.iter_mut().zip(stored.iter().zip(&third)).for_each(|(error, (stored, exact))| {
-                    *error += if stored == exact { 0.0 } else { narrow::rounding(kept, *exact) };
-                });
-                narrow::add_roots(kept, &rule.op, &rounded, &third, &mut error);
-            }
-            false => narrow::widen(rule, &rounded, &data, &mut error),
-        }
-        differ(&mut error, &third);
-        narrow::add_lost(kept, rule, &rounded, &data, &mut error);
+        let first = node.carried.iter().all(Option::is_none);
+        in_narrow(rule, args, (kept, first), &data, &mut error)?;
     }
     if let Some(carried) = carry(rule, &cpu, &data, &carried) {
         error.iter_mut().zip(carried).for_each(|(error, carried)| *error += carried);
@@ -130,16 +113,78 @@ pub fn across(
     Ok(Values { data, carried: Some(Carried { error, through: with(node) }) })
 }
 
-/// The two arithmetics that a node's producer may have followed. Which of them is not seen where the node was not
-/// recorded: both are allowed for.
-fn followed(steps: &dyn Steps, tensor: &Tensor, args: &Args<'_, f64>) -> [Arithmetic; 2] {
-    let likeliest = hypotheses(&tensor.op, tensor.backend.as_deref(), args).first().map(|one| one.arithmetic);
+/// Adds what a producer that keeps its values in `kept` may round; where what a node reads was recorded it is the `first` of
+/// those that were not.
+fn in_narrow(
+    rule: &Rule,
+    args: &Args<'_, f64>,
+    (kept, first): (Storage, bool),
+    data: &[f64],
+    error: &mut [f64],
+) -> std::result::Result<(), Unknown> {
+    let arithmetic = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
+    let narrowed = Narrowed::of(&rule.op, args, &arithmetic);
+    let rounded = Args { arithmetic: &arithmetic, sources: narrowed.sources(args), ..*args };
+    let third = compute::<f64>(rule, &rounded)?;
+    match narrow::is_one_step(&rule.op) && first {
+        // Of recorded values it is known which are numbers of that type already.
+        true => {
+            let mut stored = third.clone();
+            round::store(kept, &mut stored);
+            error.iter_mut().zip(stored.iter().zip(&third)).for_each(|(error, (stored, exact))| {
+                *error += if stored == exact { 0.0 } else { narrow::rounding(kept, *exact) };
+            });
+            narrow::add_roots(kept, &rule.op, &rounded, &third, error);
+        }
+        false => narrow::widen(rule, &rounded, data, error),
+    }
+    error.iter_mut().zip(data.iter().zip(&third)).for_each(|(error, (a, b))| *error += apart(*a, *b));
+    narrow::add_lost(kept, rule, &rounded, data, error);
+    Ok(())
+}
+
+/// How far two values are apart; where both are the same infinity nothing differs.
+fn apart(a: f64, b: f64) -> f64 {
+    if a == b { 0.0 } else { (a - b).abs() }
+}
+
+/// How far from `data` a node's values are in other arithmetics, the furthest of each.
+fn furthest(
+    rule: &Rule,
+    args: &Args<'_, f64>,
+    others: &[Arithmetic],
+    data: &[f64],
+) -> std::result::Result<Vec<f64>, Unknown> {
+    let mut furthest = vec![0.0; data.len()];
+    for arithmetic in others {
+        let other = compute::<f64>(rule, &Args { arithmetic, sources: args.sources.clone(), ..*args })?;
+        for (furthest, (a, b)) in furthest.iter_mut().zip(data.iter().zip(&other)) {
+            let own = apart(*a, *b);
+            *furthest = if own <= *furthest { *furthest } else { own };
+        }
+    }
+    Ok(furthest)
+}
+
+/// The arithmetics that a node's producer may have followed, the likeliest first. Which of them is not seen where the
+/// node was not recorded: all are allowed for.
+fn followed(steps: &dyn Steps, tensor: &Tensor, args: &Args<'_, f64>) -> Vec<Arithmetic> {
+    let tried = hypotheses(&tensor.op, tensor.backend.as_deref(), args);
+    let mut tried = tried.into_iter().map(|one| one.arithmetic);
     // A producer may declare that it rounds no operand.
     let plain = narrow::is_declared_plain(steps, &tensor.op, args);
-    let likeliest = likeliest.filter(|_| !plain).unwrap_or(Arithmetic::EXACT);
-    // Of a device the shape says which kernel it was.
-    let on_device = tensor.backend.as_deref().and_then(Backend::of).is_some();
-    [likeliest, if on_device { likeliest } else { Arithmetic::EXACT }]
+    let likeliest = tried.next().filter(|_| !plain).unwrap_or(Arithmetic::EXACT);
+    let others: Vec<Arithmetic> = match tensor.backend.as_deref().and_then(Backend::of) {
+        // How CUDA's attention is cut depends on the card, and what meets a cache in blocks on the build.
+        Some(Backend::Cuda) if tensor.op == Op::FlashAttn => {
+            let sums = |flash: &Flash| matches!((likeliest.flash, flash), (Flash::Units(_), Flash::Units(_)));
+            tried.filter(|one| sums(&one.flash) || matches!(one.flash, Flash::Vector(_))).collect()
+        }
+        // Of a device the shape says else which kernel it was.
+        Some(_) => Vec::new(),
+        None => vec![Arithmetic::EXACT],
+    };
+    [likeliest].into_iter().chain(others.into_iter().filter(|other| *other != likeliest)).collect()
 }
 
 /// The nodes that a node's sources were computed again through, and itself.

@@ -4,7 +4,8 @@
 //! that explains it, and no node of its kind was explained by a kernel of its backend that rounds on purpose, this is
 //! another device than those that are followed, and what it computed cannot be judged. On a device that is followed
 //! such a node is wrong: what f16 may round would hide it, but its kernel does not. Of a backend that there is no
-//! recording of nobody knows that, whatever explains its other nodes.
+//! recording of nobody knows that, whatever explains its other nodes; nor how it computes anything else: all its nodes are
+//! held once more to what f16 may round.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -12,11 +13,49 @@ use parity_graph::Op;
 
 use super::node::{Held, Sight, judge};
 use super::{Checkpoint, Findings};
-use crate::arithmetic::backend::{Backend, untested};
-use crate::ops::{Args, Rule};
+use crate::arithmetic::Narrow;
+use crate::arithmetic::backend::{Backend, VECTOR_ROWS, untested};
+use crate::gguf::DType;
+use crate::ops::{Args, Rule, Source, Strided};
 
-/// A backend's products, or its attention.
-type Class = (Backend, bool);
+/// What kernels are told apart by: those of one kind say nothing of another.
+type Class = (Backend, Kind);
+
+/// Kinds of nodes that kernels of a device round on purpose in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Kind {
+    Products,
+    Attention,
+    /// Attention of few queries over a cache in blocks: the same kernel on old cards and new ones.
+    FewQueries,
+    /// Anything else, which kernels that are followed do not round on purpose.
+    Others,
+}
+
+impl Kind {
+    fn of(op: &Op, args: &Args<'_, f64>) -> Kind {
+        let few = args.get(0).is_some_and(|queries| queries.shape()[2] <= VECTOR_ROWS);
+        match op {
+            Op::MulMat | Op::MulMatId => Kind::Products,
+            Op::FlashAttn if few && CACHED.into_iter().any(|slot| is_in_blocks(args, slot)) => {
+                Kind::FewQueries
+            }
+            Op::FlashAttn => Kind::Attention,
+            _ => Kind::Others,
+        }
+    }
+
+    fn attends(self) -> bool {
+        matches!(self, Kind::Attention | Kind::FewQueries)
+    }
+}
+
+/// Slots of keys and values.
+const CACHED: [usize; 2] = [1, 2];
+
+fn is_in_blocks(args: &Args<'_, f64>, slot: usize) -> bool {
+    args.get(slot).is_some_and(|source| source.dtype.block_len() > 1)
+}
 
 /// What was seen of the kernels of devices.
 #[derive(Default)]
@@ -37,21 +76,24 @@ impl Devices {
         (recorded, sight): (&[f64], &Sight<'_>),
         held: &Held,
     ) {
-        let attention = rule.op == Op::FlashAttn;
+        let kind = Kind::of(&rule.op, args);
         let is_tested = backend.and_then(untested).is_none();
-        let class = backend.and_then(Backend::of).filter(|_| is_tested).map(|backend| (backend, attention));
-        if is_tested && class.is_none() {
-            return;
-        }
-        if !attention && !matches!(rule.op, Op::MulMat | Op::MulMatId) {
+        let class = backend.and_then(Backend::of).filter(|_| is_tested).map(|backend| (backend, kind));
+        if is_tested && (class.is_none() || kind == Kind::Others) {
             return;
         }
         if held.is_healthy() {
             self.followed.extend(class.filter(|_| held.followed));
             return;
         }
-        let any_order = [Backend::any_order(attention)];
-        if judge(rule, args, recorded, sight, &any_order).is_ok_and(|held| held.is_healthy()) {
+        let any_order = match kind {
+            Kind::Products => Backend::any_order(false),
+            Kind::Attention | Kind::FewQueries => Backend::any_order(true),
+            Kind::Others => Backend::any_function(),
+        };
+        let cache = if kind.attends() { in_half(args) } else { Vec::new() };
+        let args = &Args { sources: over(args, &cache), ..*args };
+        if judge(rule, args, recorded, sight, &[any_order]).is_ok_and(|held| held.is_healthy()) {
             self.excused.insert(checkpoint, class);
         } else {
             self.accused.insert(checkpoint);
@@ -64,11 +106,40 @@ impl Devices {
             if !class.is_some_and(|class| self.followed.contains(&class))
                 && !self.accused.contains(&checkpoint)
             {
-                findings.at(checkpoint).give_up(
-                    "a device whose kernels parity follows (docs/backends.md): this one keeps its sums in f16, in an \
-                     order of its own, or in f32 where f16 is switched off",
-                );
+                findings.at(checkpoint).give_up(match class {
+                    Some(_) => {
+                        "a device whose kernels parity follows (docs/backends.md): this one keeps its sums in f16, in an \
+                         order of its own, or in f32 where f16 is switched off"
+                    }
+                    None => {
+                        "a backend that parity is tested with (docs/backends.md): of this one nobody knows what its kernels \
+                         round, and f16 would explain it"
+                    }
+                });
             }
         }
     }
+}
+
+/// Keys and values in blocks as kernels on f16 convert them, by slot.
+fn in_half(args: &Args<'_, f64>) -> Vec<(usize, Vec<f64>)> {
+    let of = |slot: usize| {
+        let mut values = args.get(slot)?.values().into_owned();
+        Narrow::F16.store(&mut values);
+        Some((slot, values))
+    };
+    CACHED.into_iter().filter(|slot| is_in_blocks(args, *slot)).filter_map(of).collect()
+}
+
+/// The sources, with a converted cache in place of their own.
+fn over<'b>(args: &'b Args<'_, f64>, cache: &'b [(usize, Vec<f64>)]) -> Vec<Option<Source<'b, f64>>> {
+    let converted = |slot: usize| {
+        let (_, values) = cache.iter().find(|(known, _)| *known == slot)?;
+        Some(Strided::whole(values, args.get(slot)?.shape()))
+    };
+    let mut sources = args.replaced(converted);
+    for (slot, _) in cache {
+        sources[*slot].iter_mut().for_each(|source| source.dtype = DType::F16);
+    }
+    sources
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use indexmap::IndexSet;
 
+use super::attentions;
 use super::named::{Agreed, Names};
-use super::narrow;
 use super::node::Held;
 use super::rows::Arrangement;
 use super::simulate::Simulated;
@@ -14,12 +14,11 @@ use crate::audit::bounds::UNIT_F32;
 use crate::audit::local::HEALTHY;
 use crate::audit::simulate::{SHARP, SHARP_ENOUGH};
 use crate::checkpoint::Checkpoint;
-use crate::numerics::Storage;
 use crate::report::{Diagnosis, LocalError, Tried};
 
 /// Most mistakes move a node by a tenth or more (`docs/verdicts.md`): half of that may be rounding in an engine whose type
 /// is narrower than f32, between two recorded nodes. The answer says that less than this is not seen.
-const MISTAKES_SHOW: f64 = 0.1 / 2.0;
+pub const MISTAKES_SHOW: f64 = 0.1 / 2.0;
 
 /// How much of a node may be rounding, in an engine of this unit roundoff, so that mistakes still show. One that declares a
 /// `narrow_cache` says by that that more of it is.
@@ -72,6 +71,8 @@ pub struct Finding {
     pub unit: f64,
     /// Whether it was simulated with keys and values in a narrower type than others, as the recording declares it.
     narrow_cache: bool,
+    /// Whether it was simulated in an arithmetic that nothing shows to be the producer's.
+    is_of_unknown: bool,
     rows: u64,
     screened: u64,
     rows_beyond: BTreeSet<u32>,
@@ -126,20 +127,27 @@ impl Finding {
 
     /// Takes what a simulation says of it in place of the worst case.
     pub fn settle(&mut self, simulated: Simulated) {
-        let Simulated { distance, band, over, position, unit, cache, declares_cache } = simulated;
-        (self.unit, self.narrow_cache) = (unit, declares_cache);
+        let Simulated { distance, band, over, position, unit, cache, declares_cache, known } = simulated;
+        // An arithmetic that nobody declared, and that no other node needs, may as well be a mistake.
+        (self.unit, self.narrow_cache) = (if known { unit } else { UNIT_F32 }, declares_cache);
+        self.is_of_unknown = !known;
         self.squares = [distance.powi(2), 1.0, band.powi(2)];
         (self.over, self.worst) = (over, vec![position as usize]);
         self.rows_beyond = if over <= HEALTHY { BTreeSet::new() } else { BTreeSet::from([position]) };
         self.arithmetic.insert("what rounding explains between the recorded nodes was simulated");
-        self.computed_in = cache.map(narrow::name_of_cache).into_iter().collect();
+        self.computed_in = cache.map(attentions::name_of_cache).into_iter().collect();
         self.arithmetic.extend(&self.computed_in);
     }
 
-    /// Notes that nothing but a cache of this type explains it.
-    pub fn only_with(&mut self, cache: Storage) {
-        self.computed_in.insert(narrow::name_of_cache(cache));
-        self.arithmetic.insert(narrow::name_of_cache(cache));
+    /// Notes that nothing but this attention before it explains it.
+    pub fn only_with(&mut self, attention: &'static str) {
+        self.computed_in.insert(attention);
+        self.arithmetic.insert(attention);
+    }
+
+    /// Whether nothing but an arithmetic explains it that nothing shows to be the producer's.
+    pub fn is_of_unknown(&self) -> bool {
+        self.is_of_unknown
     }
 
     /// What rounding explains of it, relative; `None` where it is not known.
@@ -195,6 +203,11 @@ impl Finding {
     /// Token rows that were screened.
     pub fn rows_screened(&self) -> u64 {
         self.screened
+    }
+
+    /// The largest error over its bound.
+    pub fn over(&self) -> f64 {
+        self.over
     }
 
     /// Whether it was judged and rounding does not explain it.

@@ -5,6 +5,7 @@
 //! are exact, and an error never spreads. What is not recorded, and an op that nobody wrote a rule for, leaves
 //! undecided what depends on it, by name.
 
+mod attentions;
 mod bridge;
 mod choice;
 mod classes;
@@ -18,6 +19,7 @@ mod narrowed;
 mod node;
 mod open;
 mod order;
+mod passes;
 mod rows;
 mod sample;
 mod screen;
@@ -27,30 +29,32 @@ mod suspect;
 #[cfg(test)]
 mod tests;
 
-use indexmap::{IndexMap, IndexSet};
+use indexmap::IndexMap;
 use parity_graph::Id;
 
-use crate::arithmetic::Arithmetic;
 use crate::audit::{AuditRows, bounds};
 use crate::checkpoint::Checkpoint;
-use crate::engine::machine::{Conductor, Machine, Node, Unknown, Value, own};
+use crate::engine::machine::{Conductor, Node, Unknown, Value, own};
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::{Numerics, Storage};
 use crate::ops::Args;
 
-pub use found::{Finding, NearTie};
+pub use attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
+pub use found::{Finding, MISTAKES_SHOW, NearTie};
 pub use labelled::Labelled;
 pub use named::{Named, Names};
-pub use narrow::{PRODUCTS, name_of_cache, products};
+pub use narrow::{PRODUCTS, products};
 pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
 pub use open::{Graphs, Judged};
 pub use order::order;
+pub use passes::audit;
 pub use rows::Arrangement;
 use suspect::Replayed;
 pub use suspect::{Injected, Replay, Suspect};
 
 use devices::Devices;
+use passes::Assumed;
 use rows::Partial;
 pub use sample::judge_sampled;
 
@@ -124,20 +128,6 @@ impl Findings {
         self.nodes.values().filter(|finding| finding.is_wrong()).count()
     }
 
-    /// Takes from another audit what this one cannot explain and that one can, for keys and values in a `cache` of another
-    /// type: whether there is any.
-    fn take_explained(&mut self, other: Findings, cache: Storage) -> bool {
-        let mut any = false;
-        for (id, mut found) in other.nodes {
-            if found.judged > 0 && found.is_healthy() && self.at(id).is_wrong() {
-                found.only_with(cache);
-                self.nodes.insert(id, found);
-                any = true;
-            }
-        }
-        any
-    }
-
     pub(crate) fn at(&mut self, checkpoint: Checkpoint) -> &mut Finding {
         self.nodes.entry(checkpoint).or_default()
     }
@@ -149,77 +139,6 @@ impl Findings {
     }
 }
 
-/// Audits a recording: `graphs` are the graphs of its steps, in order, those that are the same given once. Of a
-/// producer that computed another graph nobody knows which type it keeps its values in: those of f32 come first, and
-/// only what that does not explain is held to what its values show.
-///
-/// # Errors
-/// None that concerns a single node: that is undecided.
-pub fn audit(
-    steps: &dyn Steps,
-    graphs: &[(usize, &Labelled)],
-    gguf: &Gguf,
-    how: &How<'_>,
-) -> Result<Findings> {
-    let How { rows, diagnose } = *how;
-    let pass = |rounds: bool, kept: Storage, cache: Storage, diagnose: Diagnose<'_>| -> Result<Findings> {
-        let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::LLAMA_CPU).rounding(rounds);
-        let mut findings = Findings { order: order(graphs, &|_| true), nodes: IndexMap::new() };
-        let mut devices = Devices::default();
-        let of_f32 = classes::of_f32(steps, graphs, kept);
-        for &(step, labelled) in graphs {
-            let (findings, devices) = (&mut findings, &mut devices);
-            let kept = classes::kept(steps, (step, labelled), &of_f32, kept);
-            let mut auditor =
-                Auditor { step, steps, labelled, gguf, kept, cache, rows, diagnose, findings, devices };
-            machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
-        }
-        devices.excuse(&mut findings);
-        Ok(findings)
-    };
-    let silent = |_: &Suspect<'_>| Names::default();
-    let caches = narrow::caches(steps);
-    let mut cache = caches.first().copied().unwrap_or_default();
-    if steps.is_own_graph() {
-        return pass(true, Storage::F32, cache, diagnose);
-    }
-    let (mut rounds, mut findings) = (false, pass(false, Storage::F32, cache, &silent)?);
-    // Another producer's memory may be of the graph's types all the same.
-    if findings.wrong() > 0 {
-        let rounded = pass(true, Storage::F32, cache, &silent)?;
-        if rounded.wrong() < findings.wrong() {
-            (rounds, findings) = (true, rounded);
-        }
-    }
-    // Where keys and values were not recorded, nothing shows what they are cached in.
-    let is_wrong = |finding: &Finding| finding.is_wrong() && !finding.bridged.is_empty();
-    for &other in caches.iter().skip(1) {
-        if findings.nodes.values().any(is_wrong)
-            && findings.take_explained(pass(rounds, Storage::F32, other, &silent)?, other)
-        {
-            cache = other;
-        }
-    }
-    let open = |findings: &Findings| -> IndexSet<Checkpoint> {
-        findings.nodes.iter().filter(|(_, finding)| finding.is_blind()).map(|(id, _)| *id).collect()
-    };
-    let is_explained = findings.wrong() == 0;
-    if is_explained && open(&findings).is_empty() {
-        return Ok(findings);
-    }
-    let kept = narrow::shown(steps, graphs);
-    if !is_explained {
-        let sharp = std::mem::replace(&mut findings, pass(rounds, kept, cache, diagnose)?);
-        let sharp = sharp.nodes.into_iter().filter(|(_, finding)| finding.judged > 0 && finding.is_healthy());
-        findings.nodes.extend(sharp);
-    }
-    let open = open(&findings);
-    for (id, simulated) in simulate::simulate(steps, graphs, gguf, kept, &open)? {
-        findings.at(id).settle(simulated);
-    }
-    Ok(findings)
-}
-
 /// Judges every node and goes on with what was recorded of it.
 struct Auditor<'a> {
     step: usize,
@@ -228,8 +147,7 @@ struct Auditor<'a> {
     gguf: &'a Gguf,
     /// By tensor: what its values show the producer to keep them in.
     kept: Vec<Storage>,
-    /// What keys and values are taken to be cached in.
-    cache: Storage,
+    assumed: &'a Assumed,
     rows: AuditRows,
     diagnose: Diagnose<'a>,
     findings: &'a mut Findings,
@@ -242,11 +160,14 @@ impl Conductor<f64> for Auditor<'_> {
         node: &Node<'_>,
         args: std::result::Result<&Args<'_, f64>, &Unknown>,
     ) -> Result<Value<f64>> {
-        let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
-            return Ok(bridge::moved(node, args));
-        };
-        let (steps, kept) = (self.steps, [self.kept[node.id], self.cache]);
+        let (steps, kept) = (self.steps, (self.kept[node.id], &self.assumed.attention));
         let across = || bridge::across(steps, node, args, kept);
+        let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
+            // The product of weights and values has the name of what its heads are put together to.
+            let attends =
+                |args: &Args<'_, f64>| attentions::reads_cache(&node.program.graph.get(node.id).op, args);
+            return Ok(if args.is_ok_and(attends) { across() } else { bridge::moved(node, args) });
+        };
         let there = self
             .steps
             .tensor(self.step, checkpoint)
@@ -292,10 +213,14 @@ impl Auditor<'_> {
     ) {
         let named = self.findings.nodes.values().filter(|finding| finding.is_diagnosed()).count();
         let (tensor, kept) = (node.program.graph.get(node.id), self.kept[node.id]);
-        let tried = args.map_or_else(
+        let any_attention = self.assumed.may_be_any(checkpoint.kind());
+        let mut tried = args.map_or_else(
             |_| Vec::new(),
-            |args| narrow::tried(self.steps, kept, tensor, args, &recorded.values),
+            |args| narrow::tried(self.steps, (kept, any_attention), tensor, args, &recorded.values),
         );
+        if self.assumed.is_hopeless(kept, &recorded.values) {
+            tried.truncate(1);
+        }
         let finding = self.findings.at(checkpoint);
         finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
         let held = match (args, node.rule) {
@@ -314,8 +239,9 @@ impl Auditor<'_> {
                 {
                     let others = |id: Id| self.labelled.values(self.steps, self.step, id);
                     let (recorded, gguf) = (values, self.gguf);
-                    let Auditor { step, steps, labelled, ref kept, cache, .. } = *self;
-                    let replayed = Replayed { step, steps, labelled, gguf, kept, cache };
+                    let Auditor { step, steps, labelled, ref kept, assumed, .. } = *self;
+                    let attention = &assumed.attention;
+                    let replayed = Replayed { step, steps, labelled, gguf, kept, attention };
                     let replay = Replay::of(node, replayed, &tried);
                     let (sight, tried, others) = (&sight, &tried[..], &others);
                     let suspect = Suspect { node, args, recorded, sight, held, tried, gguf, others, replay };

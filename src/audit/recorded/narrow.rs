@@ -7,44 +7,19 @@
 
 use parity_graph::Op;
 
+use super::attentions::{of_cache, reads_cache};
 use super::node::{self, Hypothesis};
 use super::{Labelled, Steps};
-use crate::arithmetic::{Arithmetic, Narrow, Operands};
+use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands};
 use crate::audit::bounds::storage_unit;
 use crate::gguf::DType;
 use crate::numerics::{Numerics, Products, Storage};
-use crate::ops::bound::{SUBNORMAL_F16, UNIT_BF16, UNIT_F16, storage};
+use crate::ops::bound::{SUBNORMAL_F16, storage, unit_of};
 use crate::ops::source::Data;
 use crate::ops::{Args, Rule, Source, scales_of_rows};
 
 /// Roundings between the steps of an op that an engine computes in several: scaled, multiplied, added.
 pub const STEPS: f64 = 3.0;
-
-/// f32 but for keys and values, which lie in a cache of this type.
-pub fn cached(cache: Storage) -> Arithmetic {
-    Arithmetic { cache, ..Arithmetic::EXACT }
-}
-
-/// What keys and values in a cache of this type are called.
-pub fn name_of_cache(cache: Storage) -> &'static str {
-    match cache {
-        Storage::F32 => "keys and values in f32",
-        Storage::F16 => "keys and values in f16",
-        Storage::Bf16 => "keys and values in bf16",
-    }
-}
-
-/// The types that an engine's keys and values may be cached in, the likeliest first: what it declares, and the other of
-/// those that engines have for values of f32.
-pub fn caches(steps: &dyn Steps) -> Vec<Storage> {
-    if steps.is_own_graph() {
-        return vec![Storage::F32];
-    }
-    match steps.declared().map_or(Storage::F32, |numerics| numerics.kv) {
-        Storage::F32 => vec![Storage::F32, Storage::F16],
-        declared => vec![declared, Storage::F32],
-    }
-}
 
 /// Adds what a narrow type rounds at a node to its bound, and what values were rounded by when they were recorded.
 pub fn widen(rule: &Rule, args: &Args<'_, f64>, exact: &[f64], bound: &mut [f64]) {
@@ -202,19 +177,32 @@ pub const PRODUCTS: [(&str, Narrow); 4] = [
     ("matmuls with TF32 operands, cut", Narrow::Tf32Cut),
 ];
 
+/// Of these types those that an engine may round the operands of its products to.
+pub fn operands(declared: Option<Numerics>) -> Vec<(&'static str, Narrow)> {
+    let may = |narrow: Narrow| match declared.map(|numerics| numerics.products) {
+        None => true,
+        Some(Products::F16 | Products::LlamaCuda) => narrow == Narrow::F16,
+        Some(Products::Bf16) => narrow == Narrow::Bf16,
+        Some(Products::LlamaCpu | Products::F32 | Products::F64) => false,
+    };
+    PRODUCTS.into_iter().filter(|(_, narrow)| may(*narrow)).collect()
+}
+
 /// Products as candle computes them on a CPU, which rounds activations to blocks of its own.
 pub const CANDLE: Arithmetic = Arithmetic { operands: Operands::Candle, ..Arithmetic::EXACT };
 
 /// Unit roundoff of the narrowest type that an arithmetic keeps values or operands in.
 pub fn unit(arithmetic: &Arithmetic) -> f64 {
     match arithmetic.operands {
-        Operands::Both(Narrow::Bf16) => UNIT_BF16,
-        Operands::Both(_) => UNIT_F16,
-        _ => storage_unit(arithmetic.narrow),
+        Operands::Both(narrow) => unit_of(narrow),
+        _ => match arithmetic.flash {
+            Flash::Rounded(narrow, _) => unit_of(narrow),
+            _ => storage_unit(arithmetic.narrow),
+        },
     }
 }
 
-/// f32 but for the operands of products.
+/// f32 but for the operands of products, attention as one node left out.
 pub fn products(narrow: Narrow) -> Arithmetic {
     Arithmetic { operands: Operands::Both(narrow), ..Arithmetic::EXACT }
 }
@@ -242,10 +230,11 @@ pub fn is_declared_plain(steps: &dyn Steps, op: &Op, args: &Args<'_, f64>) -> bo
 }
 
 /// What a node of a recording may have been computed in, the likeliest first; `kept` is the type that the recording's
-/// values show.
+/// values show. With `any_attention` keys and values may have been read in every way that engines have, else only in the
+/// one that this engine has first, see [`super::attentions`].
 pub fn tried(
     steps: &dyn Steps,
-    kept: Storage,
+    (kept, any_attention): (Storage, bool),
     tensor: &parity_graph::Tensor,
     args: &Args<'_, f64>,
     recorded: &[f32],
@@ -260,6 +249,9 @@ pub fn tried(
     }
     if !own {
         let kept = Some(kept).filter(|kept| holds(*kept, recorded)).unwrap_or_default();
+        if reads_cache(&tensor.op, args) {
+            tried.extend(of_cache(steps, any_attention, &tensor.op, args));
+        }
         tried.extend(hypotheses(&tensor.op, args, kept, declared));
     }
     tried
@@ -274,16 +266,13 @@ pub fn hypotheses(
     declared: Option<Numerics>,
 ) -> Vec<Hypothesis> {
     let mut more = Vec::new();
-    let cache = args.get(0).is_some_and(|source| matches!(source.data, Data::Values(_)));
-    if *op == Op::FlashAttn || *op == Op::MulMat && cache {
-        let said = declared.map(|numerics| numerics.kv).filter(|kv| *kv == Storage::Bf16);
-        let types = [Some(Storage::F16), said].into_iter().flatten();
-        more.extend(types.map(|kv| Hypothesis { name: name_of_cache(kv), arithmetic: cached(kv) }));
-    }
     let weight = args.get(0).is_some_and(|source| matches!(source.data, Data::Weight(_)));
-    if matches!(op, Op::MulMat | Op::MulMatId) && weight && declared.is_none() {
-        more.push(Hypothesis { name: "candle's CPU kernels", arithmetic: CANDLE });
-        more.extend(PRODUCTS.map(|(name, narrow)| Hypothesis { name, arithmetic: products(narrow) }));
+    if matches!(op, Op::MulMat | Op::MulMatId) && weight {
+        if declared.is_none() {
+            more.push(Hypothesis { name: "candle's CPU kernels", arithmetic: CANDLE });
+        }
+        let all = operands(declared).into_iter();
+        more.extend(all.map(|(name, narrow)| Hypothesis { name, arithmetic: products(narrow) }));
     }
     more.push(better_than_f32());
     let (name, rounded) = match kept {

@@ -5,15 +5,21 @@ use std::borrow::Cow;
 use parity_graph::Op;
 
 use super::narrow::{STEPS, is_one_step, is_rounded, narrow};
-use crate::arithmetic::{Arithmetic, round};
+use crate::arithmetic::{Arithmetic, Flash, round};
 use crate::engine::machine::Carried;
+use crate::gguf::DType;
 use crate::numerics::Storage;
 use crate::ops::bound::storage;
 use crate::ops::source::Data;
 use crate::ops::{Args, Source, Strided};
 
-/// Values of sources as an arithmetic has them, where that is not as they lie in memory: by slot.
-pub struct Narrowed(Vec<Option<(Vec<f64>, [usize; 4])>>);
+/// Values of sources as an arithmetic has them, where that is not as they lie in memory.
+pub struct Narrowed {
+    /// By slot, with their shape.
+    slots: Vec<Option<(Vec<f64>, [usize; 4])>>,
+    /// The type that keys and values have for the kernel of an attention that looks at it.
+    keys: Option<DType>,
+}
 
 impl Narrowed {
     /// Weights in the type that the engine keeps them in, and what attention reads in that of its cache. Weights of
@@ -26,7 +32,10 @@ impl Narrowed {
             Some((values, source.shape()))
         };
         let slots = args.sources.iter().enumerate();
-        Narrowed(slots.map(|(slot, source)| rounded(slot, source.as_ref()?)).collect())
+        let by_type = *op == Op::FlashAttn
+            && matches!(arithmetic.flash, Flash::ByRow | Flash::Split(_) | Flash::NativeF16);
+        let keys = narrow(arithmetic.cache).filter(|_| by_type);
+        Narrowed { slots: slots.map(|(slot, source)| rounded(slot, source.as_ref()?)).collect(), keys }
     }
 
     /// By slot, how far these values may be from a producer's where the sources of `args` may be `carried` from what it
@@ -41,7 +50,7 @@ impl Narrowed {
         let mut out = Cow::Borrowed(carried);
         for (slot, source) in args.sources.iter().enumerate() {
             let source = source.as_ref().filter(|_| carried.get(slot).is_some_and(Option::is_some));
-            let rounded = self.0.get(slot).and_then(Option::as_ref);
+            let rounded = self.slots.get(slot).and_then(Option::as_ref);
             let Some(((source, (rounded, _)), kept)) =
                 source.zip(rounded).and_then(|both| Some((both, kept_in(op, slot, both.0, arithmetic)?)))
             else {
@@ -77,7 +86,7 @@ impl Narrowed {
 
     /// Takes other values in the place of those of a slot, rounded to the type of the cache.
     pub fn put(&mut self, slot: usize, mut values: Vec<f64>, arithmetic: &Arithmetic) {
-        if let Some(Some((own, _))) = self.0.get_mut(slot) {
+        if let Some(Some((own, _))) = self.slots.get_mut(slot) {
             round::store(arithmetic.cache, &mut values);
             *own = values;
         }
@@ -93,7 +102,7 @@ impl Narrowed {
         draw: impl Fn(usize, usize) -> f64,
     ) {
         let Some(dtype) = narrow(kept).filter(|_| !is_one_step(op)) else { return };
-        for (slot, (source, narrowed)) in args.sources.iter().zip(&mut self.0).enumerate() {
+        for (slot, (source, narrowed)) in args.sources.iter().zip(&mut self.slots).enumerate() {
             let Some(source) = source.as_ref().filter(|source| is_rounded(op, slot, source)) else {
                 continue;
             };
@@ -106,10 +115,14 @@ impl Narrowed {
 
     /// The sources, with these values in place of their own.
     pub fn sources<'b>(&'b self, args: &'b Args<'_, f64>) -> Vec<Option<Source<'b, f64>>> {
-        args.replaced(|slot| {
-            let (values, shape) = self.0.get(slot)?.as_ref()?;
+        let mut sources = args.replaced(|slot| {
+            let (values, shape) = self.slots.get(slot)?.as_ref()?;
             Some(Strided::whole(values, *shape))
-        })
+        });
+        if let Some(dtype) = self.keys {
+            sources.iter_mut().skip(1).take(2).flatten().for_each(|source| source.dtype = dtype);
+        }
+        sources
     }
 }
 

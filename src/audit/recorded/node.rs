@@ -32,22 +32,16 @@ pub fn hypotheses(op: &Op, backend: Option<&str>, args: &Args<'_, f64>) -> Vec<H
             width,
             precise: *op == Op::MulMat && args.params.int(0) == PRECISE,
         }),
-        // Keys in blocks are multiplied as integers or converted first, by the number of queries: not followed.
-        Op::FlashAttn if backend == Backend::Cuda && is_in_blocks(args) => Vec::new(),
         Op::FlashAttn => backend.attention(&Queries {
             rows: shape(0)[2],
             heads: shape(0)[1] / shape(1)[1].max(1),
             keys: shape(1)[0] * shape(1)[1],
             width: shape(0)[3],
             positions: shape(1)[2],
+            cached: [1, 2].map(|slot| args.get(slot).map_or(DType::F16, |source| source.dtype)),
         }),
         _ => backend.others(),
     }
-}
-
-/// Whether keys or values are cached in blocks of integers.
-fn is_in_blocks(args: &Args<'_, f64>) -> bool {
-    [1, 2].into_iter().filter_map(|slot| args.get(slot)).any(|source| source.dtype.block_len() > 1)
 }
 
 /// `GGML_PREC_F32`
@@ -57,7 +51,8 @@ const FLASH_TILE: usize = 64;
 /// Threads that a split flash attention is tried with.
 const THREADS: [usize; 8] = [2, 4, 8, 1, 16, 6, 12, 32];
 
-fn on_cpu(op: &Op, args: &Args<'_, f64>) -> Vec<Hypothesis> {
+/// What is tried of llama.cpp's CPU kernels, the likeliest first.
+pub fn on_cpu(op: &Op, args: &Args<'_, f64>) -> Vec<Hypothesis> {
     let flash = |name, flash| Hypothesis { name, arithmetic: Arithmetic { flash, ..Arithmetic::LLAMA_CPU } };
     let cpu = Hypothesis { name: "llama.cpp's CPU kernels", arithmetic: Arithmetic::LLAMA_CPU };
     let exact = Hypothesis { name: "nothing but f32 rounding", arithmetic: Arithmetic::EXACT };

@@ -37,8 +37,9 @@ impl Arrangement {
         }
         let (extents, strides) = if matrix {
             let [heads, rows, cached] = recorded.shape[..] else { return None };
-            // Of a single token and a single head any axis may be said to be the token's.
-            let tokens = axis == Some(2) || rows == 1;
+            // Of a single token and a single head any axis may be said to be the token's; behind queries that were rotated
+            // none is, since heads and tokens were one axis there.
+            let tokens = axis.is_none_or(|axis| axis == 2) || rows == 1;
             let fits = shape[..3] == [1, heads, rows] && tokens && cached <= shape[3];
             let extents = [1, heads, rows, cached];
             fits.then(|| (extents, contiguous(extents)))?
@@ -221,6 +222,10 @@ mod tests {
         assert_eq!(node[8..12], [4.0, 5.0, 6.0, 7.0]);
         assert_eq!(node[12..16], [-12.0, -13.0, -14.0, -15.0]);
         assert_eq!((arranged.index(8 + 1), arranged.is_recorded(8 + 4)), (vec![0, 2, 1], false));
+        // An axis that is not known is that of as many rows as there are tokens; another one is another matrix.
+        let unknown = Arrangement::new([1, 2, 3, 8], None, true, &recorded).unwrap();
+        assert_eq!(unknown.index(8 + 1), [0, 2, 1]);
+        assert!(Arrangement::new([1, 2, 3, 8], Some(1), true, &recorded).is_none());
     }
 
     #[test]

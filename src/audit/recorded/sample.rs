@@ -7,14 +7,24 @@ use parity_graph::Op;
 
 use super::node::{Held, Hypothesis, Sight, judge};
 use super::screen;
+use crate::arithmetic::Arithmetic;
 use crate::audit::AuditRows;
 use crate::audit::screen::ATTENTION_MAX;
 use crate::engine::machine::Unknown;
+use crate::numerics::Storage;
 use crate::ops::source::Data;
 use crate::ops::{Args, Rule, Strided};
 
 /// Tokens of a product up to which all are judged: fewer are as cheap as screening them.
 const PRODUCTS_ALL: usize = 16;
+
+/// Tokens up to which all rows of attention in a narrow type are judged.
+const NARROW_ATTENTION_MAX: usize = 4 * ATTENTION_MAX;
+
+/// Whether values of a type narrower than f32 are kept, or were recorded.
+fn is_narrow(arithmetic: &Arithmetic) -> bool {
+    arithmetic.narrow != Storage::F32 || arithmetic.recorded.is_some_and(|kept| kept != Storage::F32)
+}
 
 /// Along which axis of the result its tokens lie, and of which sources along which axis: (slot, axis).
 type Axes = (usize, &'static [(usize, usize)]);
@@ -70,6 +80,11 @@ pub fn judge_sampled(
         return judge(rule, args, recorded, sight, tried);
     }
     let followed = tried.iter().find(|one| held.arithmetic.is_none_or(|name| name == one.name));
+    // What a narrow type rounds of a row of attention hides most in its sums.
+    let is_narrow = followed.is_some_and(|one| is_narrow(&one.arithmetic));
+    if rule.op == Op::FlashAttn && is_narrow && n <= NARROW_ATTENTION_MAX {
+        return judge(rule, args, recorded, sight, tried);
+    }
     let others: BTreeSet<usize> = there.iter().copied().filter(|token| !sample.contains(token)).collect();
     let suspects = followed.map(|one| screen::suspects(&tokens, [&sample, &others], one)).unwrap_or_default();
     if !suspects.is_empty() {

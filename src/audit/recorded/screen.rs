@@ -46,7 +46,8 @@ pub fn suspects(
     found.unwrap_or_else(|| some.iter().copied().collect())
 }
 
-/// As [`suspects`], of attention: a sum is held to the share of its size that rounding explains in the sample.
+/// As [`suspects`], of attention: a sum is held to the share of its size that rounding explains in the sample, head by head,
+/// since a head of large scores rounds more than others.
 fn of_attention(
     tokens: &Tokens<'_, '_>,
     [sample, some]: [&BTreeSet<usize>; 2],
@@ -59,12 +60,12 @@ fn of_attention(
         std::array::from_fn(|r| (0..width).map(|column| f64::from(factor(r, column))).collect());
     let signed = Signed::new(&args, &factors).ok()?;
     let bounds = tokens.with(sample, |args| bounds(tokens.rule, args, arithmetic))?;
-    let mut share: f64 = 0.0;
+    let mut shares = vec![0.0f64; heads];
     for (token, row) in sample.iter().zip(bounds.chunks_exact((heads * width).max(1))) {
         for (head, bounds) in row.chunks_exact(width.max(1)).enumerate() {
             for (sum, factors) in signed.of([0, head, *token]).iter().zip(&factors) {
                 let squares = bounds.iter().zip(factors).map(|(bound, factor)| (bound * factor).powi(2));
-                share = share.max(LARGER * squares.sum::<f64>().sqrt() / sum.whole());
+                shares[head] = shares[head].max(LARGER * squares.sum::<f64>().sqrt() / sum.whole());
             }
         }
     }
@@ -75,7 +76,7 @@ fn of_attention(
             signed.of([0, head, token]).iter().zip(&factors).any(|(sum, factors)| {
                 let found: f64 = row.iter().zip(factors).map(|(value, factor)| value * factor).sum();
                 // A NaN is not within.
-                !((found - sum.expected).abs() <= share * sum.whole())
+                !((found - sum.expected).abs() <= shares[head] * sum.whole())
             })
         })
     };

@@ -13,16 +13,18 @@ use indexmap::{IndexMap, IndexSet};
 use parity_graph::Op;
 
 use super::found::most;
-use super::narrow;
 use super::narrowed::Narrowed;
+use super::passes::APART;
 use super::{Labelled, Steps, choice};
+use super::{attentions, narrow};
 use crate::arithmetic::Arithmetic;
-use crate::audit::bounds::{CONFIDENCE, storage_unit};
+use crate::audit::bounds::{CONFIDENCE, UNIT_F32, storage_unit};
+use crate::audit::local::HEALTHY;
 use crate::checkpoint::Checkpoint;
 use crate::engine::machine::{Conductor, Machine, Node, Unknown, Value, compute};
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::numerics::Storage;
+use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::{Args, Check};
 use crate::random;
 
@@ -53,6 +55,16 @@ pub struct Simulated {
     pub cache: Option<Storage>,
     /// Whether the recording declares that.
     pub declares_cache: bool,
+    /// Whether the arithmetic is known: it is f32, the recording declares it or its values show it, or it explains most of
+    /// several nodes.
+    pub known: bool,
+}
+
+impl Simulated {
+    /// How much of the node may be rounding, so that mistakes still show.
+    fn most(&self) -> f64 {
+        most(if self.known { self.unit } else { UNIT_F32 }, self.declares_cache)
+    }
 }
 
 /// What is rounded to the type of a cache, by step, node and slot: its exact values, and how far at most disturbed ones lie
@@ -88,17 +100,17 @@ pub fn simulate(
 ) -> Result<IndexMap<Checkpoint, Simulated>> {
     let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
     let mut best: IndexMap<Checkpoint, Simulated> = IndexMap::new();
-    let is_explained = |found: &Simulated| found.over <= 1.0;
-    let of_products = narrow::PRODUCTS.map(|(_, narrow)| narrow::products(narrow));
+    let is_explained = |found: &Simulated| found.over <= HEALTHY;
+    let mut of_f32: Vec<IndexMap<Checkpoint, Simulated>> = Vec::new();
+    let is_known = |unit: f64| unit <= UNIT_F32 || kept != Storage::F32 || declares_narrow(steps);
     let candle = [narrow::CANDLE, Arithmetic { narrow: kept, cache: kept, ..narrow::CANDLE }];
-    let of_products = candle.into_iter().chain(of_products).filter(|_| steps.declared().is_none());
-    let tried = [Arithmetic::EXACT, own, Arithmetic::LLAMA_CPU].into_iter().chain(of_products);
-    let tried: Vec<Arithmetic> = tried.collect();
-    let with = |&cache: &Storage| tried.iter().map(move |one| with_cache(*one, cache)).collect::<Vec<_>>();
-    let tried: IndexSet<Arithmetic> = narrow::caches(steps).iter().flat_map(with).collect();
+    let candle = candle.into_iter().filter(|_| steps.declared().is_none());
+    let tried = [Arithmetic::EXACT, own, Arithmetic::LLAMA_CPU].into_iter().chain(candle);
+    let tried: Vec<Arithmetic> = tried.chain(attentions::with_operands(steps.declared())).collect();
+    let with = |cache: Storage| tried.iter().map(move |one| with_cache(*one, cache)).collect::<Vec<_>>();
+    let tried: IndexSet<Arithmetic> = attentions::caches(steps).into_iter().flat_map(with).collect();
     for arithmetic in tried {
-        let is_settled =
-            |found: &Simulated| is_explained(found) && found.band <= most(found.unit, found.declares_cache);
+        let is_settled = |found: &Simulated| is_explained(found) && found.band <= found.most();
         if open.iter().all(|id| best.get(id).is_some_and(is_settled)) {
             break;
         }
@@ -119,14 +131,18 @@ pub fn simulate(
             others.extend([-1.0, 1.0].map(Run::Aside));
         }
         let runs = others.into_iter().map(run).collect::<Result<Vec<Rows>>>()?;
+        let mut all = IndexMap::new();
         for &id in open {
             let Some(found) = weigh(steps, id, &exact, &runs) else { continue };
             let cache = Some(arithmetic.cache).filter(|cache| *cache != arithmetic.narrow);
             let declares_cache = cache.is_some() && steps.declared().map(|numerics| numerics.kv) == cache;
-            let found = Simulated { unit: narrow::unit(&arithmetic), cache, declares_cache, ..found };
+            let unit = narrow::unit(&arithmetic);
+            let found = Simulated { unit, cache, declares_cache, known: is_known(unit), ..found };
+            all.insert(id, found);
             // The first that explains it and hides nothing, otherwise the one that comes nearest.
             let better = |known: &Simulated| match (is_explained(&found), is_explained(known)) {
-                (true, true) => is_settled(&found) && !is_settled(known),
+                // What may turn out to be the engine's is kept for that.
+                (true, true) => !is_settled(known) && (is_settled(&found) || known.known && !found.known),
                 (explained, false) => explained || !(found.over >= known.over),
                 (false, true) => false,
             };
@@ -134,8 +150,42 @@ pub fn simulate(
                 best.insert(id, found);
             }
         }
+        of_f32.extend(Some(all).filter(|all| all.values().all(|found| found.unit <= UNIT_F32)));
     }
+    settle(&mut best, &of_f32);
     Ok(best)
+}
+
+/// Whether a producer says that it rounds to a type narrower than f32.
+fn declares_narrow(steps: &dyn Steps) -> bool {
+    let narrow = |numerics: Numerics| {
+        numerics.storage != Storage::F32 || matches!(numerics.products, Products::F16 | Products::Bf16)
+    };
+    steps.declared().is_some_and(narrow)
+}
+
+/// Settles what is explained by an arithmetic alone that nobody declared, coarser than f32. Where an arithmetic of f32
+/// explains most nodes, one that lies far from them is a mistake; where the coarse one explains most of several, it is the
+/// engine's.
+fn settle(best: &mut IndexMap<Checkpoint, Simulated>, of_f32: &[IndexMap<Checkpoint, Simulated>]) {
+    let explained = |all: &IndexMap<Checkpoint, Simulated>| -> Vec<Simulated> {
+        all.values().copied().filter(|found| found.over <= HEALTHY).collect()
+    };
+    let sharpest = of_f32.iter().max_by_key(|all| explained(all).len());
+    let (healthy, furthest) = sharpest.map_or((0, 0.0), |all| {
+        let healthy = explained(all);
+        (healthy.len(), healthy.iter().map(|found| found.over).fold(0.0, f64::max))
+    });
+    let coarse = best.values().filter(|found| !found.known && found.over <= HEALTHY).count();
+    for (id, found) in best.iter_mut().filter(|(_, found)| !found.known && found.over <= HEALTHY) {
+        let in_f32 = sharpest.and_then(|all| all.get(id)).filter(|_| coarse < healthy);
+        match in_f32 {
+            Some(in_f32) if !(in_f32.over <= APART * furthest) => *found = *in_f32,
+            // As all others, and but for what rounds in it.
+            Some(in_f32) if in_f32.over <= HEALTHY => found.known = healthy > 1,
+            _ => found.known = coarse > 1 && coarse >= healthy,
+        }
+    }
 }
 
 /// An arithmetic with keys and values in a cache of a type, unless its own is narrower than f32.
@@ -169,7 +219,7 @@ fn weigh(steps: &dyn Steps, id: Checkpoint, exact: &Rows, runs: &[Rows]) -> Opti
     let worst = rows.iter().max_by(|a, b| over(a).total_cmp(&over(b)))?;
     let band = SCATTER * spread;
     let (over, position, unit) = (over(worst), worst.0, storage_unit(Storage::F32));
-    Some(Simulated { distance, band, over, position, unit, cache: None, declares_cache: false })
+    Some(Simulated { distance, band, over, position, unit, cache: None, declares_cache: false, known: true })
 }
 
 /// Goes on with what was recorded, and with disturbed values of what was not.
@@ -236,7 +286,8 @@ impl Disturbed<'_> {
         if let Some(seed) = seed {
             narrowed.disturb(&rule.op, args, self.arithmetic.narrow, |slot, i| key(seed, slot + 1, i));
         }
-        let args = Args { arithmetic: &self.arithmetic, sources: narrowed.sources(args), ..*args };
+        let arithmetic = attentions::of_product(&self.arithmetic, &rule.op, args);
+        let args = Args { arithmetic: &arithmetic, sources: narrowed.sources(args), ..*args };
         let mut values = compute::<f64>(rule, &args)?;
         let bound = match &rule.check {
             Check::Bound(bound) | Check::Settled { bound, .. } => Some(bound),

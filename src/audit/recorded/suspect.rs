@@ -45,8 +45,8 @@ pub struct Replayed<'a> {
     pub gguf: &'a Gguf,
     /// By tensor: the type that it is taken to be kept in.
     pub kept: &'a [Storage],
-    /// The type that keys and values are taken to be cached in.
-    pub cache: Storage,
+    /// What attention is taken to be computed in.
+    pub attention: &'a Arithmetic,
 }
 
 /// The nodes between what was recorded and a suspect: computed again from the recorded values before them, with a
@@ -110,7 +110,7 @@ impl<'a> Replay<'a> {
     /// # Errors
     /// See [`bridge::across`].
     pub fn across(&self, node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown>) -> Value<f64> {
-        bridge::across(self.of.steps, node, args, [self.of.kept[node.id], self.of.cache])
+        bridge::across(self.of.steps, node, args, (self.of.kept[node.id], self.of.attention))
     }
 
     /// Multiplications of the products and of attention that are computed again.

@@ -189,7 +189,8 @@ impl Trial<'_> {
         if (fault.change)(&self.lab.site, &mut node, &argument).is_none() || node == base.node {
             return Ok(false);
         }
-        let Some(share) = sample::share(self.lab, base, &node)? else { return Ok(false) };
+        // A change that does not fit what the node reads explains nothing.
+        let Ok(Some(share)) = sample::share(self.lab, base, &node) else { return Ok(false) };
         let promising = share > PROMISING;
         if !promising {
             if first.is_none() {
@@ -197,9 +198,8 @@ impl Trial<'_> {
             }
             return Ok(false);
         }
-        let Some(prediction) = self.lab.predict(&node)?.and_then(|p| nearest(self.lab, p)) else {
-            return Ok(false);
-        };
+        let Ok(Some(predicted)) = self.lab.predict(&node) else { return Ok(false) };
+        let Some(prediction) = nearest(self.lab, predicted) else { return Ok(false) };
         let explains = explained(self.lab, self.origin, &prediction);
         let reproduced = over_bound(self.lab, &prediction) <= SLACK;
         if !reproduced {

@@ -8,16 +8,16 @@
 use std::ops::Range;
 
 use super::row::{Attention, QueryRow};
-use super::sums::{OFFSET, Outcome, Sums, Weight};
+use super::sums::{OFFSET, Off, Outcome, Sums, Weight};
 use crate::arithmetic::Lanes;
 use crate::scalar::Scalar;
 
 impl<S: Scalar> Attention<'_, '_, S> {
-    /// A row; `errors` of the scores of its seen positions, where between what it may be is wanted.
-    pub fn on_lanes(&self, row: &QueryRow, lanes: Lanes, errors: Option<&[f64]>) -> Outcome {
+    /// A row; how far scores and values may be `off`, where between what it may be is wanted.
+    pub fn on_lanes(&self, row: &QueryRow, lanes: Lanes, off: Option<Off<'_>>) -> Outcome {
         let width = self.v.shape()[3];
         let Some(part) = lanes.part else {
-            let mut sums = self.part_on_lanes(row, lanes, errors, 0..row.seen.len(), 0);
+            let mut sums = self.part_on_lanes(row, lanes, off, 0..row.seen.len(), 0);
             if let Some(sink) = row.sink.filter(|_| !sums.is_empty()) {
                 sums.raise(sink, 0.0, 0.0);
                 let weight = Weight::of(sink, sums.max, sums.of_max);
@@ -30,7 +30,7 @@ impl<S: Scalar> Attention<'_, '_, S> {
         let first = |position: usize| row.seen.partition_point(|seen| seen.position < position);
         let parts: Vec<Sums> = (0..positions)
             .step_by(part.max(1))
-            .map(|start| self.part_on_lanes(row, lanes, errors, first(start)..first(start + part), start))
+            .map(|start| self.part_on_lanes(row, lanes, off, first(start)..first(start + part), start))
             .collect();
         Outcome::joined(&parts, row.sink, width)
     }
@@ -40,12 +40,12 @@ impl<S: Scalar> Attention<'_, '_, S> {
         &self,
         row: &QueryRow,
         lanes: Lanes,
-        errors: Option<&[f64]>,
+        off: Option<Off<'_>>,
         range: Range<usize>,
         start: usize,
     ) -> Sums {
         let width = self.v.shape()[3];
-        let error = |seen: usize| errors.map_or(0.0, |errors| errors[seen]);
+        let error = |seen: usize| off.map_or(0.0, |off| off.scores[seen]);
         let mut threads = vec![Sums::new(width); lanes.threads];
         let mut from = range.start;
         while from < range.end {
@@ -62,9 +62,9 @@ impl<S: Scalar> Attention<'_, '_, S> {
                     let p = Weight::of(row.seen[i].z, sums.max, error(i) + sums.of_max).half();
                     sums.total += p.value;
                     sums.error += p.off();
-                    let v: Vec<f64> =
-                        self.value(row.at, row.seen[i].position).iter().map(|v| v.to_f64()).collect();
-                    sums.add(p, &v);
+                    let position = row.seen[i].position;
+                    let v: Vec<f64> = self.value(row.at, position).iter().map(|v| v.to_f64()).collect();
+                    sums.add(p, &v, &off.map_or_else(Vec::new, |off| (off.values)(position)));
                 }
             }
             from = to;

@@ -4,9 +4,11 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use super::super::source::{Args, Source};
+use crate::arithmetic::cache_blocks;
+use crate::arithmetic::cuda_blocks::QUERIES;
 use crate::arithmetic::narrow::half;
 use crate::arithmetic::round::{self, Rounding, Tie, store};
-use crate::arithmetic::{Flash, Narrow, Softmax};
+use crate::arithmetic::{Flash, Narrow, Softmax, Vector, Weights};
 use crate::error::Result;
 use crate::gguf::DType;
 use crate::numerics::Products;
@@ -20,7 +22,7 @@ pub struct Attention<'b, 'a, S> {
     /// What they were rounded to.
     pub rounding: Rounding,
     /// What the sums of their blocks have over the sums of their values, see [`round::Rounded::sums`].
-    sums: Matrix<S>,
+    pub sums: Matrix<S>,
     /// Values that may have been rounded to the other side, in the order of their rows.
     pub ties: Vec<Tie>,
     pub k: &'b Source<'a, S>,
@@ -90,13 +92,15 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         }
         let kind = args.arithmetic.flash;
         let rounding = match kind {
-            Flash::Exact => Rounding::None,
+            Flash::Exact | Flash::Vector(Vector::Converted) => Rounding::None,
             Flash::Lanes(_) | Flash::Units(_) => Rounding::F16,
+            Flash::Rounded(narrow, _) => narrow.rounding(),
+            Flash::Vector(Vector::Integers) => Rounding::Cuda(QUERIES),
             _ => Rounding::of(Products::LlamaCpu, k.dtype),
         };
         let (mut scale, cap) = (f64::from(args.params.float(0)), f64::from(args.params.float(2)));
         let mut values = q.values();
-        if matches!(kind, Flash::Lanes(_) | Flash::Units(_)) {
+        if matches!(kind, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(Vector::Integers)) {
             // The scale, which a cap divides before, goes into the queries.
             let own = if cap == 0.0 { scale as f32 } else { scale as f32 / cap as f32 };
             scaled(kind, own, values.to_mut());
@@ -174,15 +178,19 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         QueryRow { at, seen, sink: self.sinks.as_ref().map(|sinks| sinks[h]) }
     }
 
-    /// What the sums of a query's blocks add to its product with a key, where they meet the minima of the key's blocks:
-    /// the least of their values, since blocks are quantised so.
+    /// What the sums of a query's blocks add to its product with a key, where they meet the minima of the key's blocks.
     fn of_minima(&self, at: [usize; 3], k: &[S]) -> f64 {
         if self.sums.cols == 0 {
             return 0.0;
         }
         let sums = self.sums.row(self.query(at));
         let blocks = sums.iter().zip(k.chunks(self.rounding.block()));
-        blocks.map(|(sum, block)| sum.to_f64() * minimum(block)).sum()
+        blocks.map(|(sum, block)| sum.to_f64() * self.minimum(block)).sum()
+    }
+
+    /// What the values of a key's block have in common, which the sum of the query's block meets.
+    pub fn minimum(&self, block: &[S]) -> f64 {
+        cache_blocks::group(self.k.dtype, block).1
     }
 
     pub fn key(&self, at: [usize; 3], position: usize) -> Cow<'a, [S]> {
@@ -193,13 +201,29 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         self.stored(self.v, at, position)
     }
 
-    /// A row of the cache, which kernels on f16 convert.
+    /// A row of the cache, which kernels on narrower numbers convert.
     fn stored(&self, source: &'b Source<'a, S>, at: [usize; 3], position: usize) -> Cow<'a, [S]> {
         let mut row = source.row(self.cached(source, at, position));
-        if matches!(self.kind, Flash::Lanes(_) | Flash::Units(_)) && source.dtype != DType::F16 {
-            Narrow::F16.store(row.to_mut());
+        if self.converts(source) {
+            match self.kind {
+                // Blocks are decoded in f32 before they are converted.
+                Flash::Units(_) | Flash::Vector(_) => {
+                    row.to_mut().iter_mut().for_each(|value| *value = S::from_f64(round_f16(value.to_f64())));
+                }
+                _ => Narrow::F16.store(row.to_mut()),
+            }
+        }
+        if let Flash::Rounded(narrow, _) = self.kind {
+            narrow.store(row.to_mut());
         }
         row
+    }
+
+    /// Whether a kernel on f16 converts a cache first.
+    pub fn converts(&self, source: &Source<'a, S>) -> bool {
+        let in_half =
+            matches!(self.kind, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(Vector::Converted));
+        in_half && source.dtype != DType::F16
     }
 
     /// Whether the sum of the values is rounded to f16 after every position.
@@ -221,7 +245,13 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         match self.kind {
             Flash::Lanes(lanes) => return self.on_lanes(row, lanes, None).value,
             Flash::Units(units) => return self.on_units(row, units, None).value,
-            _ if self.softmax != Softmax::F32 => return self.by_softmax(row),
+            Flash::Rounded(narrow, when) => {
+                return self.by_softmax(row, when, |weights| narrow.store(weights));
+            }
+            _ if self.softmax != Softmax::F32 => {
+                return self
+                    .by_softmax(row, Weights::Divided, |weights| store(self.softmax.weights, weights));
+            }
             _ => {}
         }
         let parts: Vec<Part> = self.parts(row).into_iter().map(|range| self.part(row, range)).collect();
@@ -237,18 +267,19 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         out
     }
 
-    /// A softmax in a narrow type, whose result meets the values.
-    fn by_softmax(&self, row: &QueryRow) -> Vec<f64> {
+    /// A softmax with scores in a narrow type, whose result is rounded before it meets the values.
+    fn by_softmax(&self, row: &QueryRow, when: Weights, round: impl Fn(&mut [f64])) -> Vec<f64> {
         let mut z: Vec<f64> = row.seen.iter().map(|seen| seen.z).collect();
         store(self.softmax.scores, &mut z);
         let max = z.iter().copied().chain(row.sink).fold(f64::NEG_INFINITY, f64::max);
         let sum = z.iter().copied().chain(row.sink).map(|z| (z - max).exp()).sum::<f64>();
-        let mut weights: Vec<f64> = z.iter().map(|z| (z - max).exp() / sum).collect();
-        store(self.softmax.weights, &mut weights);
+        let [before, after] = if when == Weights::Divided { [sum, 1.0] } else { [1.0, sum] };
+        let mut weights: Vec<f64> = z.iter().map(|z| (z - max).exp() / before).collect();
+        round(&mut weights);
         let mut out = vec![0.0; self.v.shape()[3]];
         for (seen, weight) in row.seen.iter().zip(weights) {
             let value = self.value(row.at, seen.position);
-            out.iter_mut().zip(value.iter()).for_each(|(out, v)| *out += weight * v.to_f64());
+            out.iter_mut().zip(value.iter()).for_each(|(out, v)| *out += weight / after * v.to_f64());
         }
         out
     }
@@ -284,11 +315,6 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         }
         part
     }
-}
-
-/// The least value of a block.
-pub fn minimum<S: Scalar>(block: &[S]) -> f64 {
-    block.iter().map(|value| value.to_f64()).fold(f64::INFINITY, f64::min)
 }
 
 /// Queries times the scale, as a kernel does it before it rounds the product to f16.

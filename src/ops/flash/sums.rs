@@ -35,6 +35,15 @@ pub struct Sums {
     pub high: Vec<f64>,
 }
 
+/// How far what a row is computed from may be off.
+#[derive(Clone, Copy)]
+pub struct Off<'e> {
+    /// The scores of the seen positions.
+    pub scores: &'e [f64],
+    /// The value of a cached position, (DV,); nothing where values are known.
+    pub values: &'e (dyn Fn(usize) -> Vec<f64> + Sync),
+}
+
 /// A weight, and between what it may be.
 #[derive(Clone, Copy, Debug)]
 pub struct Weight {
@@ -116,31 +125,38 @@ impl Sums {
         );
     }
 
-    /// Adds a value, (DV,), times a weight in f16: product and sum are each rounded.
-    pub fn add(&mut self, p: Weight, v: &[f64]) {
+    /// Adds a value, (DV,), times a weight in f16: product and sum are each rounded. The value may be `off` by so much,
+    /// where that is not empty.
+    pub fn add(&mut self, p: Weight, v: &[f64], off: &[f64]) {
         vectorized(
             #[inline(always)]
             || {
                 let bounds = self.low.iter_mut().zip(&mut self.high);
-                for ((value, (low, high)), v) in self.value.iter_mut().zip(bounds).zip(v) {
+                for (d, ((value, (low, high)), v)) in self.value.iter_mut().zip(bounds).zip(v).enumerate() {
+                    let off = p.high * off.get(d).copied().unwrap_or(0.0);
                     *value = half(*value + half(p.value * v));
-                    *low = half(*low + half(least(p.low * v, p.high * v)));
-                    *high = half(*high + half(-least(-p.low * v, -p.high * v)));
+                    *low = half(*low + half(least(p.low * v, p.high * v) - off));
+                    *high = half(*high + half(off - least(-p.low * v, -p.high * v)));
                 }
             },
         );
     }
 
-    /// Adds a group of values, each (DV,), times weights in f16, which a matrix unit sums up before it rounds.
-    pub fn add_group(&mut self, group: &[(Weight, Vec<f64>)]) {
+    /// Adds a group of values, each (DV,), times weights in f16, which a matrix unit sums up before it rounds. How far
+    /// each value may be off stands behind it, where that is not known to be nothing.
+    pub fn add_group(&mut self, group: &[(Weight, Vec<f64>, Vec<f64>)]) {
         let width = self.value.len();
         let (mut sums, mut largest) = (vec![[0.0f64; 3]; width], vec![0.0f64; width]);
-        for (p, v) in group {
+        for (p, v, off) in group {
             for ((sum, largest), v) in sums.iter_mut().zip(&mut largest).zip(v) {
                 sum[0] += p.value * v;
                 sum[1] += least(p.low * v, p.high * v);
                 sum[2] -= least(-p.low * v, -p.high * v);
                 *largest = largest.max((p.value * v).abs());
+            }
+            for (sum, off) in sums.iter_mut().zip(off) {
+                sum[1] -= p.high * off;
+                sum[2] += p.high * off;
             }
         }
         for (d, ([sum, low, high], largest)) in sums.into_iter().zip(largest).enumerate() {

@@ -1,9 +1,11 @@
+mod few;
+
 use half::f16;
 use parity_graph::Op;
 
 use super::super::trial::{Given, Numbers, Trial};
 use super::hypotheses;
-use crate::arithmetic::{Arithmetic, Flash};
+use crate::arithmetic::{Arithmetic, Flash, Narrow, Weights};
 use crate::gguf::DType;
 
 struct Sizes {
@@ -205,6 +207,28 @@ fn errors_are_carried_and_rows_are_named() {
     let narrow = trial(6, &SMALL, Flash::ByRow);
     for slot in [0, 1, 2] {
         narrow.assert_carries(slot, 1e-4, 400.0);
+    }
+}
+
+#[test]
+fn operands_that_are_rounded_carry_errors_to_the_next_number() {
+    for narrow in [Narrow::F16, Narrow::Bf16, Narrow::Tf32, Narrow::Tf32Cut] {
+        let own = trial(7, &SMALL, Flash::Rounded(narrow, Weights::Divided));
+        for slot in [0, 1, 2] {
+            // Moved by as much as its steps are wide.
+            own.assert_carries(slot, 1e-2, 400.0);
+        }
+    }
+}
+
+#[test]
+fn scores_that_say_nothing_of_their_weights_choose_any_value_within_reach() {
+    let mut own = trial(8, &SMALL, Flash::Exact);
+    // Scores of thousands, moved by more than they lie apart.
+    own.params.set_float(0, 400.0);
+    for slot in [0, 1] {
+        // No further than values lie apart.
+        own.assert_carries(slot, 0.1, 4.0);
     }
 }
 

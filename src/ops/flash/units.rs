@@ -7,7 +7,7 @@
 //! ends. What warps and blocks have is joined in f32.
 
 use super::row::{Attention, QueryRow};
-use super::sums::{OFFSET, Outcome, Sums, Weight};
+use super::sums::{OFFSET, Off, Outcome, Sums, Weight};
 use crate::arithmetic::Units;
 use crate::scalar::Scalar;
 
@@ -17,13 +17,13 @@ const GROUP: usize = 16;
 const LEAST: f64 = 2.061_153_622_438_558e-9;
 
 impl<S: Scalar> Attention<'_, '_, S> {
-    /// A row; `errors` of the scores of its seen positions, where between what it may be is wanted.
-    pub fn on_units(&self, row: &QueryRow, units: Units, errors: Option<&[f64]>) -> Outcome {
+    /// A row; how far scores and values may be `off`, where between what it may be is wanted.
+    pub fn on_units(&self, row: &QueryRow, units: Units, off: Option<Off<'_>>) -> Outcome {
         let width = self.v.shape()[3];
         let mut parts: Vec<Sums> = Vec::new();
         for (first, last) in self.cuts(row.at, units) {
             for warp in 0..units.warps {
-                let sums = self.warp(row, units, errors, first..last, warp);
+                let sums = self.warp(row, units, off, first..last, warp);
                 if !sums.is_empty() {
                     parts.push(sums);
                 }
@@ -58,11 +58,11 @@ impl<S: Scalar> Attention<'_, '_, S> {
         &self,
         row: &QueryRow,
         units: Units,
-        errors: Option<&[f64]>,
+        off: Option<Off<'_>>,
         batches: std::ops::Range<usize>,
         warp: usize,
     ) -> Sums {
-        let error = |seen: usize| errors.map_or(0.0, |errors| errors[seen]);
+        let error = |seen: usize| off.map_or(0.0, |off| off.scores[seen]);
         let first = |position: usize| row.seen.partition_point(|seen| seen.position < position);
         let mut sums = Sums::new(self.v.shape()[3]);
         for batch in batches {
@@ -72,7 +72,7 @@ impl<S: Scalar> Attention<'_, '_, S> {
             let own = || range.clone().filter(|&seen| group(seen) % units.warps == warp);
             let Some(top) = own().max_by(|&a, &b| row.seen[a].z.total_cmp(&row.seen[b].z)) else { continue };
             sums.raise(row.seen[top].z + OFFSET, error(top), LEAST);
-            let mut open: Vec<(Weight, Vec<f64>)> = Vec::with_capacity(GROUP);
+            let mut open: Vec<(Weight, Vec<f64>, Vec<f64>)> = Vec::with_capacity(GROUP);
             let mut at = None;
             for seen in own() {
                 if at.replace(group(seen)).is_some_and(|before| before != group(seen)) {
@@ -82,8 +82,9 @@ impl<S: Scalar> Attention<'_, '_, S> {
                 let p = Weight::of(row.seen[seen].z, sums.max, error(seen) + sums.of_max);
                 sums.total += p.value;
                 sums.error += p.off();
-                let v = self.value(row.at, row.seen[seen].position).iter().map(|v| v.to_f64()).collect();
-                open.push((p.half(), v));
+                let position = row.seen[seen].position;
+                let v = self.value(row.at, position).iter().map(|v| v.to_f64()).collect();
+                open.push((p.half(), v, off.map_or_else(Vec::new, |off| (off.values)(position))));
             }
             sums.add_group(&open);
         }

@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use super::super::source::Data;
 use super::Problem;
+use crate::arithmetic::cache_blocks;
 use crate::arithmetic::cuda_blocks::Form;
 use crate::arithmetic::narrow::half;
 use crate::gguf::{self, DType};
@@ -23,6 +24,14 @@ pub fn apply<T: Scalar>(form: Form, dtype: DType, stored: &[u8], out: &mut [T]) 
     }
 }
 
+/// Values of a cache without what their blocks have in common.
+pub fn apart<T: Scalar>(dtype: DType, group: usize, out: &mut [T]) {
+    for values in out.chunks_exact_mut(group) {
+        let (_, minimum) = cache_blocks::group(dtype, values);
+        values.iter_mut().for_each(|value| *value = T::from_f64(value.to_f64() - minimum));
+    }
+}
+
 /// The minima as the kernel has them.
 pub fn minima<T: Scalar>(form: Form, dtype: DType, stored: &[u8], out: &mut [T]) {
     for (out, (_, minimum)) in out.iter_mut().zip(gguf::groups(dtype, stored)) {
@@ -34,9 +43,7 @@ impl<S: Scalar> Problem<'_, '_, S> {
     /// (rows, m), where the products of scales, and of minimum and sum, are rounded to f16: Σ over blocks of
     /// I·h(w.d·d) + h(w.m·s), with I a sum of integers.
     pub(super) fn in_half_products(&self) -> Vec<S> {
-        let (Data::Weight(weight), Some(group)) = (&self.weight.data, self.group()) else {
-            return vec![S::ZERO; self.rows * self.outputs()];
-        };
+        let Some(group) = self.group() else { return vec![S::ZERO; self.rows * self.outputs()] };
         let (m, k) = (self.outputs(), self.x.values.cols);
         let mut out = vec![S::ZERO; self.rows * m];
         for meeting in &self.meetings {
@@ -44,10 +51,7 @@ impl<S: Scalar> Problem<'_, '_, S> {
             let rows: Vec<Vec<f64>> = (first..first + m)
                 .into_par_iter()
                 .map(|row| {
-                    let stored = weight.row_bytes(row..row + 1);
-                    let groups = gguf::groups(self.weight.dtype, stored);
-                    let mut quants = vec![0.0; k];
-                    weight.decode_rows(row..row + 1, &mut quants);
+                    let (mut quants, groups) = self.decoded(row, k, group);
                     for (values, (scale, minimum)) in quants.chunks_exact_mut(group).zip(&groups) {
                         let by = if *scale == 0.0 { 0.0 } else { 1.0 / scale };
                         values.iter_mut().for_each(|value| *value = (*value - minimum) * by);
@@ -62,6 +66,26 @@ impl<S: Scalar> Problem<'_, '_, S> {
             }
         }
         out
+    }
+
+    /// A row of the matrices, and scales and minima of its groups.
+    fn decoded(&self, row: usize, k: usize, group: usize) -> (Vec<f64>, Vec<(f64, f64)>) {
+        let dtype = self.weight.dtype;
+        match &self.weight.data {
+            Data::Weight(weight) => {
+                let mut values = vec![0.0; k];
+                weight.decode_rows(row..row + 1, &mut values);
+                (values, gguf::groups(dtype, weight.row_bytes(row..row + 1)))
+            }
+            Data::Values(values) => {
+                let [_, b, m, _] = self.weight.shape();
+                let values = values.row([row / m / b, row / m % b, row % m]);
+                let values: Vec<f64> = values.iter().map(|value| value.to_f64()).collect();
+                let groups = values.chunks_exact(group).map(|block| cache_blocks::group(dtype, block));
+                let groups = groups.collect();
+                (values, groups)
+            }
+        }
     }
 
     /// One output of a row.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::source::Data;
 use super::{Problem, form};
+use crate::arithmetic::cache_blocks;
 use crate::arithmetic::round::{self, ScaleTie, Tie};
 use crate::gguf;
 
@@ -103,7 +104,15 @@ impl Problem<'_, '_, f64> {
     fn column(&self, matrix: usize, col: usize) -> Vec<f64> {
         let [_, b, m, _] = self.weight.shape();
         match &self.weight.data {
-            Data::Values(values) => (0..m).map(|row| values.at([matrix / b, matrix % b, row, col])).collect(),
+            Data::Values(values) => {
+                let group = self.form.and_then(|form| form.group);
+                let of = |row: usize| {
+                    let row = values.row([matrix / b, matrix % b, row]);
+                    let block = group.map(|group| &row[col / group * group..][..group]);
+                    row[col] - block.map_or(0.0, |block| cache_blocks::group(self.weight.dtype, block).1)
+                };
+                (0..m).map(of).collect()
+            }
             Data::Weight(weight) => {
                 let (len, bytes) = (self.weight.dtype.block_len(), self.weight.dtype.block_bytes());
                 let mut block = vec![0.0; len];

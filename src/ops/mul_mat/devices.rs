@@ -4,7 +4,7 @@ use half::f16;
 
 use super::super::trial::{Given, Numbers, Trial};
 use super::tests::{trial, weight};
-use crate::arithmetic::{Arithmetic, HalfSums, Integers, Narrow, Operands};
+use crate::arithmetic::{Arithmetic, HalfSums, Integers, Narrow, Operands, cache_blocks};
 use crate::gguf::DType;
 
 fn under(operands: Operands, mut trial: Trial) -> Trial {
@@ -105,6 +105,46 @@ fn blocks_are_multiplied_as_integers_and_minima_meet_the_sums_of_what_was_not_ye
             let other = under(Operands::Blocks(other), trial(w.clone(), x.clone())).excess(&expected);
             assert!(other > 10.0, "{dtype} {kernel:?}: {other}");
         }
+    }
+}
+
+#[test]
+fn keys_of_a_cache_are_multiplied_as_the_blocks_that_they_are_kept_in() {
+    let mut numbers = Numbers::new(26);
+    let (rows, n, k) = (5, 2, 64);
+    for (dtype, levels) in [(DType::Q4_0, 8.0), (DType::Q5_0, 16.0), (DType::Q4_1, 15.0), (DType::Q5_1, 31.0)]
+    {
+        let x = Given::random(&mut numbers, [1, 1, n, k]);
+        let mut keys = numbers.many(rows * k);
+        cache_blocks::keep(dtype, &mut keys, &mut vec![0.0; rows * k]);
+        let has_minimum = matches!(dtype, DType::Q4_1 | DType::Q5_1);
+        // Of the block's key: scale, and what is added to scale·quant.
+        let parts = |key: &[f64]| {
+            let largest = key.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs())).unwrap();
+            let [low, high] = [f64::min, f64::max].map(|f| key.iter().copied().reduce(f).unwrap());
+            if has_minimum { ((high - low) / levels, low) } else { (-largest / levels, largest) }
+        };
+        let mut expected = Vec::new();
+        for x in x.to_vec().chunks(k) {
+            expected.extend(keys.chunks(k).map(|key| {
+                let blocks = key.chunks(32).zip(x.chunks(32)).map(|(key, x)| {
+                    let (d, quants, sum) = quantised(Integers::Few, x);
+                    let (scale, least) = parts(key);
+                    let raw = key.iter().zip(&quants).map(|(k, q)| ((k - least) / scale).round() * q);
+                    let raw: f64 = raw.sum();
+                    match has_minimum {
+                        true => raw * to_half(scale * to_half(d)) + to_half(least * to_half(sum)),
+                        false => scale * (raw * to_half(d) - levels * to_half(sum)),
+                    }
+                });
+                blocks.sum::<f64>()
+            }));
+        }
+        let cache = Given::new([1, 1, rows, k], keys.clone()).held_as(dtype);
+        let few = under(Operands::Blocks(Integers::Few), trial(cache.clone(), x.clone()));
+        let over = few.excess(&expected);
+        assert!(over <= 1.0, "{dtype}: {over}");
+        assert!(under(Operands::Exact, trial(cache, x)).excess(&expected) > 10.0, "{dtype}");
     }
 }
 

@@ -7,7 +7,7 @@ use parity_graph::known::is_weight;
 
 use crate::arithmetic::Narrow;
 use crate::arithmetic::backend::{Backend, untested};
-use crate::audit::recorded::{Findings, Labelled, PRODUCTS, name_of_cache};
+use crate::audit::recorded::{ATTENTIONS, Findings, LLAMA_ATTENTION, Labelled, PRODUCTS, name_of_cache};
 use crate::checkpoint::Checkpoint;
 use crate::numerics::{Numerics, Storage};
 use crate::report::words::{count, number};
@@ -89,7 +89,7 @@ fn sentence(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> O
     let mut tensors = graphs.iter().flat_map(|(_, labelled)| &labelled.program.graph.tensors);
     let on_device = tensors.any(|tensor| tensor.backend.as_deref().and_then(Backend::of).is_some());
     let mut names = findings.nodes.values().flat_map(|finding| &finding.computed_in);
-    if !on_device && !names.any(|name| narrow_product(name).is_some()) {
+    if !on_device && !names.any(|name| is_coarse(name)) {
         return None;
     }
     let mut classes: BTreeMap<&str, Class> = BTreeMap::new();
@@ -112,6 +112,12 @@ fn sentence(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> O
     };
     let classes: Vec<String> = classes.iter().map(of).collect();
     (!classes.is_empty()).then(|| format!("{side} computes with: {}", classes.join("; ")))
+}
+
+/// Whether an arithmetic of an engine that brings no graph is coarser than f32.
+fn is_coarse(name: &str) -> bool {
+    let of_attention = name == LLAMA_ATTENTION || ATTENTIONS.iter().any(|(known, _)| *known == name);
+    of_attention || narrow_product(name).is_some()
 }
 
 /// The fault that a product with operands in a narrower type than others of its kind is.

@@ -1,7 +1,7 @@
 //! The answer for one id, and for the whole, from what audits and comparisons found.
 
 use super::remarks;
-use crate::audit::recorded::{Finding, Labelled};
+use crate::audit::recorded::{Finding, Labelled, MISTAKES_SHOW};
 use crate::audit::simulate::SHARP;
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
@@ -184,11 +184,17 @@ fn compared(
 /// mistakes come to.
 fn blind(own: &Finding) -> Option<String> {
     let last = own.bridged.iter().rfind(|id| !id.kind().is_optional()).filter(|_| own.is_blind())?;
-    Some(format!(
-        "between it and what was recorded before, rounding explains as much as {:.0e} of it, which would hide mistakes: \
-         record {last} as well",
-        own.band().unwrap_or(f64::NAN)
-    ))
+    let band = own.band().unwrap_or(f64::NAN);
+    Some(match own.is_of_unknown() {
+        true => format!(
+            "only an arithmetic coarser than f32, which the dump does not declare, explains it: that rounds {band:.0e} of it, \
+             and a mistake may be as large: declare the arithmetic with --numerics, or record {last} as well"
+        ),
+        false => format!(
+            "between it and what was recorded before, rounding explains as much as {band:.0e} of it, which would hide \
+             mistakes: record {last} as well"
+        ),
+    })
 }
 
 fn beyond(local: &LocalError) -> String {
@@ -235,18 +241,23 @@ pub fn entries<'a>(known: impl Iterator<Item = Known<'a>>, shown: &dyn Fn(Checkp
 
 /// What parity does not see, where an engine's type, or what it does not show, makes that more than rounding of f32.
 fn unseen(entries: &[Entry]) -> Option<String> {
-    // What was crossed to a node widens what rounding explains there.
-    let crossed = |entry: &Entry| {
-        let local = entry.local.candidate.as_ref().filter(|local| !local.bridged.is_empty());
-        local.and_then(|local| local.bound_rel_l2).filter(|band| *band > SHARP)
+    // What was crossed to a node widens what rounding explains there; so do scores in a narrow type that are so large that
+    // they say nothing of their weights.
+    let wide = |entry: &Entry| {
+        let local = entry.local.candidate.as_ref()?;
+        let limit = if local.bridged.is_empty() { MISTAKES_SHOW } else { SHARP };
+        local.bound_rel_l2.filter(|band| *band > limit)
     };
-    let bands = entries.iter().filter_map(|entry| Some((entry, crossed(entry)?)));
+    let bands = entries.iter().filter_map(|entry| Some((entry, wide(entry)?)));
     let (entry, band) = bands.max_by(|a, b| a.1.total_cmp(&b.1))?;
-    Some(format!(
-        "{} within what rounding explains; a mistake that moves {} by less than {band:.0e} would not be seen",
-        count(entries.len(), "node"),
-        entry.id
-    ))
+    let explained = format!("{} within what rounding explains", count(entries.len(), "node"));
+    Some(match band < 1.0 {
+        true => format!(
+            "{explained}; a mistake that moves {} by less than {band:.0e} would not be seen",
+            entry.id
+        ),
+        false => format!("{explained}, which may be all of {}: a mistake there would not be seen", entry.id),
+    })
 }
 
 /// Ids that are named in a sentence.

@@ -1,0 +1,197 @@
+//! The passes over a recording: one of a producer that computed the graph, several of another, of which nobody knows what it
+//! keeps its values in and how its attention multiplies them.
+//!
+//! What is sharp comes first, and a coarser arithmetic is taken only where a sharper one does not explain a kind of nodes: an
+//! engine computes nodes of one kind alike in all layers. One that lies far from the others of its kind, which are explained,
+//! is no arithmetic of the engine but a mistake.
+
+use std::collections::HashSet;
+
+use indexmap::{IndexMap, IndexSet};
+
+use super::devices::Devices;
+use super::found::Finding;
+use super::named::Names;
+use super::suspect::Suspect;
+use super::{
+    Auditor, Diagnose, Findings, How, Labelled, Steps, attentions, classes, narrow, order, simulate,
+};
+use crate::arithmetic::Arithmetic;
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::engine::machine::Machine;
+use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::numerics::Storage;
+
+/// What is assumed of a producer in one pass.
+#[derive(Clone)]
+pub struct Assumed {
+    /// Whether its memory rounds to the types that the graph has.
+    rounds: bool,
+    /// The type that values are taken to be kept in.
+    kept: Storage,
+    /// The type that values show.
+    shown: Storage,
+    /// What attention is computed in where it was not recorded.
+    pub attention: Arithmetic,
+    /// Kinds of nodes that may have been computed in any attention, where they were recorded; `None`: all kinds.
+    any_attention: Option<HashSet<Kind>>,
+}
+
+impl Assumed {
+    /// Whether values taken for those of f32 are those of a narrower type, which nothing explains that rounds less.
+    pub fn is_hopeless(&self, kept: Storage, recorded: &[f32]) -> bool {
+        kept == Storage::F32 && self.shown != Storage::F32 && narrow::holds(self.shown, recorded)
+    }
+
+    /// Whether recorded nodes of a kind may have been computed in any attention.
+    pub fn may_be_any(&self, kind: Kind) -> bool {
+        self.any_attention.as_ref().is_none_or(|kinds| kinds.contains(&kind))
+    }
+}
+
+/// How many times further than any healthy node of its kind a node must lie from exact arithmetic, both over their bounds, to
+/// be a mistake in it instead of an arithmetic: nodes of a kind use up their bounds alike within a factor of about three.
+pub const APART: f64 = 3.0 * 3.0;
+
+/// A recording with what it is judged by.
+struct Passes<'a> {
+    steps: &'a dyn Steps,
+    graphs: &'a [(usize, &'a Labelled)],
+    gguf: &'a Gguf,
+    how: &'a How<'a>,
+}
+
+/// Audits a recording: `graphs` are the graphs of its steps, in order, those that are the same given once. Of a
+/// producer that computed another graph nobody knows which type it keeps its values in: those of f32 come first, and
+/// only what that does not explain is held to what its values show.
+///
+/// # Errors
+/// None that concerns a single node: that is undecided.
+pub fn audit(
+    steps: &dyn Steps,
+    graphs: &[(usize, &Labelled)],
+    gguf: &Gguf,
+    how: &How<'_>,
+) -> Result<Findings> {
+    let passes = Passes { steps, graphs, gguf, how };
+    let usual = attentions::attentions(steps).first().map_or(Arithmetic::EXACT, |usual| usual.arithmetic);
+    let none = Some(HashSet::new());
+    let (kept, shown) = (Storage::F32, Storage::F32);
+    let mut assumed = Assumed { rounds: true, kept, shown, attention: usual, any_attention: none };
+    if steps.is_own_graph() {
+        return passes.run(&assumed, how.diagnose);
+    }
+    assumed.shown = narrow::shown(steps, graphs);
+    let mut findings = passes.in_f32(&mut assumed)?;
+    let open = |findings: &Findings| -> IndexSet<Checkpoint> {
+        findings.nodes.iter().filter(|(_, finding)| finding.is_blind()).map(|(id, _)| *id).collect()
+    };
+    let is_explained = findings.wrong() == 0;
+    if is_explained && open(&findings).is_empty() {
+        return Ok(findings);
+    }
+    assumed.kept = assumed.shown;
+    if !is_explained {
+        let sharp = std::mem::replace(&mut findings, passes.run(&assumed, how.diagnose)?);
+        let sharp = sharp.nodes.into_iter().filter(|(_, finding)| finding.judged > 0 && finding.is_healthy());
+        findings.nodes.extend(sharp);
+    }
+    let open = open(&findings);
+    for (id, simulated) in simulate::simulate(steps, graphs, gguf, assumed.kept, &open)? {
+        findings.at(id).settle(simulated);
+    }
+    Ok(findings)
+}
+
+impl Passes<'_> {
+    fn run(&self, assumed: &Assumed, diagnose: Diagnose<'_>) -> Result<Findings> {
+        let Passes { steps, graphs, gguf, how } = *self;
+        let mut machine: Machine<'_, f64> =
+            Machine::new(gguf, Arithmetic::LLAMA_CPU).rounding(assumed.rounds);
+        let mut findings = Findings { order: order(graphs, &|_| true), nodes: IndexMap::new() };
+        let mut devices = Devices::default();
+        let of_f32 = classes::of_f32(steps, graphs, assumed.kept);
+        for &(step, labelled) in graphs {
+            let (findings, devices) = (&mut findings, &mut devices);
+            let kept = classes::kept(steps, (step, labelled), &of_f32, assumed.kept);
+            let rows = how.rows;
+            let mut auditor =
+                Auditor { step, steps, labelled, gguf, kept, assumed, rows, diagnose, findings, devices };
+            machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
+        }
+        devices.excuse(&mut findings);
+        Ok(findings)
+    }
+
+    /// What values of f32 explain, in the sharpest attention that explains a kind of nodes; what was taken for that is
+    /// noted.
+    fn in_f32(&self, assumed: &mut Assumed) -> Result<Findings> {
+        let silent = |_: &Suspect<'_>| Names::default();
+        assumed.rounds = false;
+        let mut findings = self.run(assumed, &silent)?;
+        // Another producer's memory may be of the graph's types all the same.
+        if findings.wrong() > 0 {
+            let rounding = Assumed { rounds: true, ..assumed.clone() };
+            let rounded = self.run(&rounding, &silent)?;
+            if rounded.wrong() < findings.wrong() {
+                (*assumed, findings) = (rounding, rounded);
+            }
+        }
+        let mut taken = HashSet::new();
+        let attends = |id: &Checkpoint| id.kind() == Kind::AttnCtx || id.kind().is_optional();
+        // Engines of a narrower type have their attention in that, or keys and values at most.
+        let count = if assumed.shown == Storage::F32 { usize::MAX } else { 1 };
+        for (number, other) in attentions::attentions(self.steps).iter().skip(1).take(count).enumerate() {
+            // Where keys, values or attention itself were not recorded, nothing shows what they were computed in. What was
+            // recorded of them is held to all that there is at once.
+            let may_be = |(id, finding): (&Checkpoint, &Finding)| {
+                let reads = number == 0 && attends(id);
+                finding.is_wrong() && (reads || finding.bridged.iter().any(attends))
+            };
+            if !findings.nodes.iter().any(may_be) {
+                break;
+            }
+            let attention = other.arithmetic;
+            let found = self.run(&Assumed { attention, any_attention: None, ..assumed.clone() }, &silent)?;
+            let kinds = findings.take_explained(found, other.name);
+            if !kinds.is_empty() {
+                assumed.attention = attention;
+                taken.extend(kinds);
+            }
+        }
+        assumed.any_attention = Some(taken);
+        Ok(findings)
+    }
+}
+
+impl Findings {
+    /// Takes from another audit, for an attention of another arithmetic, the kinds of nodes that it explains better, and says
+    /// which they are.
+    fn take_explained(&mut self, mut other: Findings, attention: &'static str) -> HashSet<Kind> {
+        let explains =
+            |id: &Checkpoint| other.nodes.get(id).is_some_and(|found| found.judged > 0 && found.is_healthy());
+        let wrong: Vec<Checkpoint> =
+            self.nodes.iter().filter(|(_, finding)| finding.is_wrong()).map(|(id, _)| *id).collect();
+        let explained = wrong.iter().filter(|id| explains(id)).map(|id| id.kind());
+        let kinds: HashSet<Kind> = explained.filter(|kind| !self.has_exceptions(*kind)).collect();
+        for id in wrong.iter().filter(|id| kinds.contains(&id.kind())) {
+            let Some(mut found) = other.nodes.swap_remove(id) else { continue };
+            if found.is_healthy() && !found.bridged.is_empty() {
+                found.only_with(attention);
+            }
+            self.nodes.insert(*id, found);
+        }
+        kinds
+    }
+
+    /// Whether the wrong nodes of a kind are few, and far from all others.
+    fn has_exceptions(&self, kind: Kind) -> bool {
+        let of_kind = self.nodes.iter().filter(|(id, finding)| id.kind() == kind && finding.judged > 0);
+        let (wrong, healthy): (Vec<&Finding>, Vec<&Finding>) =
+            of_kind.map(|(_, finding)| finding).partition(|finding| finding.is_wrong());
+        let nearest = wrong.iter().map(|finding| finding.over()).fold(f64::INFINITY, f64::min);
+        let furthest = healthy.iter().map(|finding| finding.over()).fold(0.0, f64::max);
+        wrong.len() < healthy.len() && !(nearest <= APART * furthest)
+    }
+}
