@@ -11,8 +11,8 @@ use crate::gguf::Gguf;
 use crate::model::{fingerprint, spelt};
 use crate::record;
 use crate::text::tell;
-use parity_dump::Dump;
 use parity_dump::manifest::ModelInfo;
+use parity_dump::{Dump, DumpError};
 
 /// Overrides where shipped models and dumps are looked for.
 pub const SHIPPED_VARIABLE: &str = "PARITY_REFERENCE_DUMPS";
@@ -88,11 +88,17 @@ pub fn kept() -> Option<PathBuf> {
 }
 
 /// A stored reference of the model with this fingerprint whose tokens begin with `tokens`, and that has
-/// `n_decode` more. Cleaner numerics (F32 cache, no flash attention) come first, then longer ones.
+/// `n_decode` more. Cleaner numerics (F32 cache, no flash attention) come first, then longer ones. Where there is none, it
+/// tells which dumps could not be read: it may be one of them.
 pub fn find(fingerprint: &str, tokens: &[u32], n_decode: usize) -> Option<Dump> {
     let roots = [shipped(), kept()];
-    let mut found: Vec<Dump> =
-        roots.into_iter().flatten().flat_map(|root| dumps_below(&root, SEARCH_DEPTH)).collect();
+    let (mut found, mut unread) = (Vec::new(), Vec::new());
+    for dump in roots.into_iter().flatten().flat_map(|root| dumps_below(&root, SEARCH_DEPTH)) {
+        match dump {
+            Ok(dump) => found.push(dump),
+            Err(error) => unread.push(error),
+        }
+    }
     found.retain(|dump| {
         let manifest = dump.manifest();
         let same_model = manifest.model.fingerprint.as_deref() == Some(fingerprint);
@@ -106,6 +112,9 @@ pub fn find(fingerprint: &str, tokens: &[u32], n_decode: usize) -> Option<Dump> 
         let numerics = dump.producer().numerics.clone().unwrap_or_default();
         (numerics.contains("flash=on"), numerics.contains("kv="), std::cmp::Reverse(dump.tokens().len()))
     });
+    if found.is_empty() {
+        unread.into_iter().for_each(|error| tell(format_args!("passed over: {}", Error::from(error))));
+    }
     found.into_iter().next()
 }
 
@@ -191,10 +200,10 @@ pub fn record(
     Ok(Some(Dump::open(&dir)?))
 }
 
-/// The readable dumps below a folder; what is no dump is passed over.
-fn dumps_below(dir: &Path, depth: usize) -> Vec<Dump> {
+/// The dumps below a folder; what is no dump is passed over.
+fn dumps_below(dir: &Path, depth: usize) -> Vec<std::result::Result<Dump, DumpError>> {
     if dir.join(parity_dump::manifest::MANIFEST_FILE).is_file() {
-        return Dump::open(dir).into_iter().collect();
+        return vec![Dump::open(dir)];
     }
     let Some(entries) = std::fs::read_dir(dir).ok().filter(|_| depth > 0) else { return Vec::new() };
     let mut folders: Vec<PathBuf> =

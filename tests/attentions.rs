@@ -22,11 +22,12 @@ use serde_json::Value;
 type Round = fn(f32) -> f32;
 
 const TOKENS: usize = 12;
-const ROUNDINGS: [(&str, Round); 4] = [
-    ("attention with f16 operands", |x| f16::from_f32(x).to_f32()),
-    ("attention with f16 operands", |x| f32::from_bits((x.to_bits() + 0x1000) & !0x1fff)),
-    ("attention with bf16 operands", |x| bf16::from_f32(x).to_f32()),
-    ("attention with TF32 operands, cut", |x| f32::from_bits(x.to_bits() & !0x1fff)),
+/// What the answer calls them, and the name of the fault in an engine of f32; f16 and TF32 have the same significant bits.
+const ROUNDINGS: [(&str, &str, Round); 4] = [
+    ("attention with f16 operands", "precision.tf32", |x| f16::from_f32(x).to_f32()),
+    ("attention with f16 operands", "precision.tf32", |x| f32::from_bits((x.to_bits() + 0x1000) & !0x1fff)),
+    ("attention with bf16 operands", "precision.bf16_operands", |x| bf16::from_f32(x).to_f32()),
+    ("attention with TF32 operands, cut", "precision.tf32", |x| f32::from_bits(x.to_bits() & !0x1fff)),
 ];
 
 /// How an engine attends.
@@ -81,7 +82,7 @@ impl Attention {
 }
 
 /// What an audit says of an engine with these attentions that declares such an arithmetic and records those nodes: exit
-/// code, the first checkpoint that is wrong, and the notes.
+/// code, the first checkpoint that is wrong, and the notes and the names of faults.
 fn audited(
     declared: Option<&str>,
     some: &dyn Fn(Kind) -> bool,
@@ -101,7 +102,9 @@ fn audited(
     let report: Value = serde_json::from_slice(&done.stdout).unwrap_or_else(|_| panic!("{done:?}"));
     let first = report["first_divergence"]["checkpoint"].as_str().unwrap_or_default().to_owned();
     let notes = report["notes"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    (done.status.code().unwrap(), first, notes.collect::<Vec<_>>().join("\n"))
+    let faults = report["first_divergence"]["diagnosis"].as_array().into_iter().flatten();
+    let words = notes.chain(faults.filter_map(|one| one["fault"].as_str()));
+    (done.status.code().unwrap(), first, words.collect::<Vec<_>>().join("\n"))
 }
 
 fn without_graph(manifest: &Path) {
@@ -131,7 +134,7 @@ fn from_output(kind: Kind) -> bool {
 
 #[test]
 fn an_attention_that_rounds_accuses_nobody() {
-    for (name, round) in ROUNDINGS {
+    for (name, _, round) in ROUNDINGS {
         for fused in [false, true] {
             let own = Attention { round, fused, scale: 1.0, beside: 0 };
             let (code, first, notes) =
@@ -144,7 +147,7 @@ fn an_attention_that_rounds_accuses_nobody() {
 
 #[test]
 fn neither_does_one_that_was_not_recorded() {
-    for (name, round) in ROUNDINGS {
+    for (name, _, round) in ROUNDINGS {
         let own = Attention { round, fused: false, scale: 1.0, beside: 0 };
         let (code, first, _) = audited(None, &from_output, &|id, args| is_context(id).then(|| own.of(args)));
         assert_eq!((code, first), (0, String::new()), "{name}");
@@ -153,7 +156,7 @@ fn neither_does_one_that_was_not_recorded() {
 
 #[test]
 fn what_is_wrong_in_such_an_attention_is_found() {
-    for (name, round) in ROUNDINGS {
+    for (name, _, round) in ROUNDINGS {
         let healthy = Attention { round, fused: false, scale: 1.0, beside: 0 };
         for wrong in [Attention { scale: 1.5, ..healthy }, Attention { beside: 1, ..healthy }] {
             let (code, first, _) = audited(None, &usual, &|id, args| {
@@ -167,9 +170,13 @@ fn what_is_wrong_in_such_an_attention_is_found() {
 
 #[test]
 fn who_says_f32_has_no_such_attention() {
-    for (name, round) in ROUNDINGS {
-        let own = Attention { round, fused: false, scale: 1.0, beside: 0 };
-        let (code, first, _) = audited(Some("f32"), &usual, &|id, args| is_context(id).then(|| own.of(args)));
-        assert_eq!((code, first.as_str()), (1, "blk.0.attn_ctx"), "{name}");
+    for (name, fault, round) in ROUNDINGS {
+        for fused in [false, true] {
+            let own = Attention { round, fused, scale: 1.0, beside: 0 };
+            let (code, first, said) =
+                audited(Some("f32"), &usual, &|id, args| is_context(id).then(|| own.of(args)));
+            assert_eq!((code, first.as_str()), (1, "blk.0.attn_ctx"), "{name}, fused {fused}");
+            assert!(said.contains(fault), "{name}, fused {fused}: {said}");
+        }
     }
 }

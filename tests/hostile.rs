@@ -148,6 +148,23 @@ fn what_a_run_needs_is_told_before_it_begins() {
 }
 
 #[test]
+fn a_stored_reference_that_cannot_be_read_is_told() {
+    let cache = tempfile::tempdir().unwrap();
+    let manifest = cache.path().join("model/prompt/manifest.json");
+    fs::create_dir_all(manifest.parent().unwrap()).unwrap();
+    fs::write(&manifest, "{").unwrap();
+    let told = contains("passed over").and(contains(manifest.to_str().unwrap()));
+    let run = |tokens| parity(&["run", "--device", "cpu", "--tokens", tokens, "--layer", "0"]);
+    run("5,4,3").env("PARITY_CACHE", cache.path()).assert().code(2).stderr(told);
+    // Where there is another one, nobody needs it.
+    let stored = parity(&["run", "--device", "cpu", "-p", PROMPT, "--layer", "0"])
+        .env("PARITY_CACHE", cache.path())
+        .assert()
+        .code(0);
+    stored.stderr(contains("passed over").not());
+}
+
+#[test]
 fn a_long_prompt_is_refused_in_little_memory() {
     let dir = tempfile::tempdir().unwrap();
     let texts = ["def f(x): return x + 1\n".repeat(4700), "a".repeat(100_000)];

@@ -20,19 +20,19 @@ fn parity(args: &[&str]) -> (i32, Value) {
 type Change = fn(&mut [f32]);
 
 /// A run of our engine with its matrices.
-fn made(dump: &Path) {
+fn made(dump: &Path, how: &[&str]) {
     let ids: Vec<String> = (0..TOKENS).map(|i| (10 + i * 37 % 3000).to_string()).collect();
     let run = ["run", "-m", MODEL, "--device", "cpu", "--no-audit", "--checkpoint", "*"];
-    parity(&[&run[..], &["--tokens", &ids.join(","), "--dump", dump.to_str().unwrap()]].concat());
+    parity(&[&run[..], &["--tokens", &ids.join(","), "--dump", dump.to_str().unwrap()], how].concat());
 }
 
-/// Leaves scores out, and changes one row of the weights of a layer in every head.
-fn edit(dump: &Path, row: usize, change: Change) {
+/// Leaves nodes of a kind out, and changes one row of the weights of a layer in every head.
+fn edit(dump: &Path, left_out: &str, row: usize, change: Change) {
     let path = dump.join("step-0000.safetensors");
     let bytes = std::fs::read(&path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let mut kept: BTreeMap<String, (Vec<usize>, Vec<u8>)> = BTreeMap::new();
-    for (name, view) in file.iter().filter(|(name, _)| !name.ends_with("attn_scores")) {
+    for (name, view) in file.iter().filter(|(name, _)| !name.ends_with(left_out)) {
         let values = view.data().chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap()));
         let mut values: Vec<f32> = values.collect();
         if name == "blk.2.attn_probs" {
@@ -62,12 +62,42 @@ fn a_wrong_row_of_weights_is_found_where_scores_were_not_recorded() {
         // Rows that no sample holds.
         for row in [7, 10, 13] {
             let dump = folder.path().join(format!("{name}-{row}"));
-            made(&dump);
-            edit(&dump, row, change);
+            made(&dump, &[]);
+            edit(&dump, "attn_scores", row, change);
             let (code, report) = parity(&["audit", dump.to_str().unwrap(), "-m", MODEL, "--format", "json"]);
             let first = report["first_divergence"]["checkpoint"].as_str().unwrap_or_default();
             let wanted = if name == "healthy" { (0, "") } else { (1, "blk.2.attn_probs") };
             assert_eq!((code, first), wanted, "{name}, row {row}");
         }
+    }
+}
+
+/// Takes away what a dump says of its arithmetic.
+fn undeclare(dump: &Path) {
+    let path = dump.join("manifest.json");
+    let mut manifest: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    manifest["producer"]["numerics"] = Value::Null;
+    std::fs::write(&path, manifest.to_string()).unwrap();
+}
+
+#[test]
+fn a_cache_in_f16_is_found_where_matrices_were_recorded_and_what_they_lead_to_was_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let wrong = "attn.wrong_kv_head@blk.1.attn_ctx";
+    for (name, fault, wanted) in
+        [("healthy", None, (0, "")), ("wrong", Some(wrong), (1, "blk.1.attn_scores"))]
+    {
+        let dump = folder.path().join(name);
+        let fault = fault.map(|fault| ["--inject", fault]);
+        made(
+            &dump,
+            &[&["--numerics", "f32 kv=f16"][..], fault.as_ref().map_or(&[], |fault| &fault[..])].concat(),
+        );
+        edit(&dump, "attn_ctx", 0, |_| {});
+        undeclare(&dump);
+        let audit = ["audit", dump.to_str().unwrap(), "-m", MODEL, "--allow-missing", "--format", "json"];
+        let (code, report) = parity(&audit);
+        let first = report["first_divergence"]["checkpoint"].as_str().unwrap_or_default();
+        assert_eq!((code, first), wanted, "{name}: {}", report["reason"]);
     }
 }

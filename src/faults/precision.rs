@@ -8,7 +8,7 @@ use parity_graph::{Id, Op};
 
 use super::catalogue::precision;
 use crate::arithmetic::round::store;
-use crate::arithmetic::{Angles, Arithmetic, HalfSums, Narrow, Operands, Softmax};
+use crate::arithmetic::{Angles, Arithmetic, Flash, HalfSums, Narrow, Operands, Softmax, Weights};
 use crate::audit::bounds::storage_unit;
 use crate::audit::recorded::products;
 use crate::audit::recorded::{Named, Suspect};
@@ -26,6 +26,14 @@ const ALIKE: f64 = 2.0;
 
 /// The types that are tried, with their names.
 const TYPES: [(Storage, &str); 2] = [(Storage::Bf16, "bf16"), (Storage::F16, "f16")];
+
+/// Types that operands of products are rounded to, with the names of the faults.
+const OPERANDS: [(&str, Narrow); 4] = [
+    ("precision.tf32", Narrow::Tf32),
+    ("precision.tf32", Narrow::Tf32Cut),
+    ("precision.f16_operands", Narrow::F16),
+    ("precision.bf16_operands", Narrow::Bf16),
+];
 
 /// The roundings that explain a node's output, the likeliest first.
 pub fn coarser(suspect: &Suspect<'_>) -> Vec<Named> {
@@ -70,31 +78,39 @@ fn attempts(suspect: &Suspect<'_>) -> Vec<(String, Vec<f64>)> {
     let weight = args.get(0).is_some_and(|source| matches!(source.data, Data::Weight(_)));
     let all: Vec<(String, Arithmetic)> = match rule.op {
         Op::MulMat | Op::MulMatId if weight => of_products(),
+        Op::MulMat => operands().collect(),
         Op::Rope => TYPES.into_iter().flat_map(|(kept, name)| angles(kept, name)).collect(),
-        Op::FlashAttn | Op::SoftMax => {
-            TYPES.into_iter().flat_map(|(kept, name)| softmax(kept, name)).collect()
-        }
+        Op::FlashAttn => of_softmax().chain(of_attention()).collect(),
+        Op::SoftMax => of_softmax().collect(),
         Op::RmsNorm | Op::Mul => return of_norm(suspect),
         _ => return Vec::new(),
     };
     all.into_iter().filter_map(|(name, arithmetic)| Some((name, under(&arithmetic)?))).collect()
 }
 
+/// Products with both operands rounded.
+fn operands() -> impl Iterator<Item = (String, Arithmetic)> {
+    OPERANDS.into_iter().map(|(name, narrow)| (name.to_owned(), products(narrow)))
+}
+
 fn of_products() -> Vec<(String, Arithmetic)> {
-    let sums = |sums: HalfSums| Arithmetic { operands: Operands::Half(sums), ..Arithmetic::EXACT };
-    [
-        ("precision.tf32", products(Narrow::Tf32)),
-        ("precision.tf32", products(Narrow::Tf32Cut)),
-        ("precision.f16_operands", products(Narrow::F16)),
-        ("precision.bf16_operands", products(Narrow::Bf16)),
-        ("precision.f16_sum", sums(HalfSums::Plain { fused: false })),
-        ("precision.f16_sum", sums(HalfSums::Plain { fused: true })),
-        ("precision.f16_sum", sums(HalfSums::Running { fused: false })),
-        ("precision.f16_sum", sums(HalfSums::Running { fused: true })),
-        ("precision.f16_sum", sums(HalfSums::Groups { parts: 1, narrow: true })),
-    ]
-    .map(|(name, arithmetic)| (name.to_owned(), arithmetic))
-    .to_vec()
+    let sums = [
+        HalfSums::Plain { fused: false },
+        HalfSums::Plain { fused: true },
+        HalfSums::Running { fused: false },
+        HalfSums::Running { fused: true },
+        HalfSums::Groups { parts: 1, narrow: true },
+    ];
+    let of = |sums| Arithmetic { operands: Operands::Half(sums), ..Arithmetic::EXACT };
+    operands().chain(sums.map(|sums| ("precision.f16_sum".to_owned(), of(sums)))).collect()
+}
+
+/// Attention with the operands of both products rounded, its weights before or after they are divided by their sum.
+fn of_attention() -> impl Iterator<Item = (String, Arithmetic)> {
+    operands().zip(OPERANDS).flat_map(|((name, one), (_, narrow))| {
+        [Weights::Divided, Weights::Undivided]
+            .map(|when| (name.clone(), Arithmetic { flash: Flash::Rounded(narrow, when), ..one }))
+    })
 }
 
 fn angles(kept: Storage, name: &str) -> Vec<(String, Arithmetic)> {
@@ -104,6 +120,10 @@ fn angles(kept: Storage, name: &str) -> Vec<(String, Arithmetic)> {
     let mut out = vec![(format!("precision.{name}_frequencies"), frequencies)];
     out.extend([false, true].map(|throughout| (format!("precision.{name}_angles"), arithmetic(throughout))));
     out
+}
+
+fn of_softmax() -> impl Iterator<Item = (String, Arithmetic)> {
+    TYPES.into_iter().flat_map(|(kept, name)| softmax(kept, name))
 }
 
 fn softmax(kept: Storage, name: &str) -> Vec<(String, Arithmetic)> {

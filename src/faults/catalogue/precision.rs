@@ -5,7 +5,8 @@ use parity_graph::Op;
 
 use super::graphs::{Entry, entry};
 
-const PRODUCTS: &[Op] = &[Op::MulMat, Op::MulMatId];
+const PRODUCTS: &[Op] = &[Op::MulMat, Op::MulMatId, Op::FlashAttn];
+const SUMS: &[Op] = &[Op::MulMat, Op::MulMatId];
 const ROPE: &[Op] = &[Op::Rope];
 const ATTENTION: &[Op] = &[Op::FlashAttn, Op::SoftMax];
 const NORMS: &[Op] = &[Op::RmsNorm, Op::Mul];
@@ -26,27 +27,27 @@ pub const ENTRIES: &[Entry] = &[
     entry(
         "precision.tf32",
         PRODUCTS,
-        "a matmul rounds both sides to TF32, or to f16: 11 significant bits",
+        "a product rounds both sides to TF32, or to f16: 11 significant bits",
         "torch.backends.cuda.matmul.allow_tf32, or cuBLAS' default of a framework, that is silently on",
         "torch.set_float32_matmul_precision(\"highest\"), or NVIDIA_TF32_OVERRIDE=0",
     ),
     entry(
         "precision.f16_operands",
         PRODUCTS,
-        "a matmul rounds both sides to f16",
-        "autocast, or a cast in front of one matmul that was meant for all or none",
+        "a product rounds both sides to f16",
+        "autocast, or a cast in front of one product that was meant for all or none",
         "leave the operands in f32, or declare the arithmetic: --numerics f16",
     ),
     entry(
         "precision.bf16_operands",
         PRODUCTS,
-        "a matmul rounds both sides to bf16",
-        "autocast, or a cast in front of one matmul that was meant for all or none",
+        "a product rounds both sides to bf16",
+        "autocast, or a cast in front of one product that was meant for all or none",
         "leave the operands in f32, or declare the arithmetic: --numerics bf16",
     ),
     entry(
         "precision.f16_sum",
-        PRODUCTS,
+        SUMS,
         "the sums of a matmul are kept in f16",
         "an accumulator of the type of the operands: half += half * half",
         "accumulate in f32",

@@ -3,6 +3,7 @@
 use super::super::bound::{
     EXP_ROUNDINGS, NORMALISE_ROUNDINGS, SCORE_ROUNDINGS, TINY_F32, UNIT_F32, accumulation,
 };
+use super::explain::UNKNOWN;
 use crate::arithmetic::narrow::half;
 use crate::scalar::vectorized;
 
@@ -13,8 +14,6 @@ pub const OFFSET: f64 = (3.0f32 * 0.6931f32) as f64;
 const EXP_ARGUMENT: f64 = 2.0;
 /// A matrix unit aligns the products of a group to the largest of them, and cuts off what is below f32.
 const CUT: f64 = 2.0 * UNIT_F32;
-/// Errors beyond this say nothing of a weight.
-const UNKNOWN: f64 = 8.0;
 
 /// The sums of one thread, warp or part of a row.
 #[derive(Clone, Debug)]

@@ -251,9 +251,11 @@ fn unseen(entries: &[Entry]) -> Option<String> {
     let bands = entries.iter().filter_map(|entry| Some((entry, wide(entry)?)));
     let (entry, band) = bands.max_by(|a, b| a.1.total_cmp(&b.1))?;
     let explained = format!("{} within what rounding explains", count(entries.len(), "node"));
-    Some(match band < 1.0 {
+    // A mistake may lead from one end of what rounding explains to the other.
+    let limit = 2.0 * band;
+    Some(match limit < 1.0 {
         true => format!(
-            "{explained}; a mistake that moves {} by less than {band:.0e} would not be seen",
+            "{explained}; a mistake that moves {} by less than {limit:.0e} would not be seen",
             entry.id
         ),
         false => format!("{explained}, which may be all of {}: a mistake there would not be seen", entry.id),

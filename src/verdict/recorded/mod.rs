@@ -149,12 +149,14 @@ pub fn tried(findings: &Findings, id: Checkpoint) -> Vec<Tried> {
 }
 
 /// Whether an id is left out of a report: an attention matrix, or any node of an engine that computed another graph,
-/// that was neither recorded nor asked for by name, where nodes behind it were judged across it.
+/// that was neither recorded nor asked for by name, where nodes behind it were judged across it. Only a recording with a
+/// graph can be asked for nodes that have no name but its own.
 pub fn is_left_out(id: Checkpoint, findings: &Findings, graphs: &Judged<'_>, selection: &Selection) -> bool {
     let unseen =
         findings.nodes.get(&id).is_none_or(|finding| finding.judged == 0 && finding.undecided.is_none());
     let exposed = graphs.is_own_graph() && !id.kind().is_optional();
-    !exposed && !selection.names(id) && unseen && findings.is_bridged(id)
+    let asked = selection.names(id) && (graphs.is_own_graph() || id.kind().is_fixed());
+    !exposed && !asked && unseen && findings.is_bridged(id)
 }
 
 /// What parity rests on where nodes were left out that a side could have recorded, since it does in other layers or the
