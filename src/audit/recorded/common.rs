@@ -107,14 +107,16 @@ fn weight(y: f64, own: f64) -> f64 {
 /// Of one row; `of_sources` is what errors of its sources, which its values have in common, come to in quadrature.
 fn factor(values: &Values<'_>, weights: &[f64], row: Range<usize>, of_sources: f64) -> f64 {
     let (mut common, mut carried) = (0.0, 0.0);
-    let mut alike: BTreeMap<u64, f64> = BTreeMap::new();
+    let mut alike: Vec<(u64, f64)> = Vec::with_capacity(row.len());
     for i in row.filter(|i| weights[*i] != 0.0) {
         let (recorded, weight) = (values.recorded[i], weights[i]);
         common += (recorded - values.exact[i]) * weight;
         carried += values.carried.map_or(0.0, |carried| carried[i]) * weight.abs();
-        *alike.entry(recorded.abs().to_bits()).or_default() += values.own[i] * weight.abs();
+        alike.push((recorded.abs().to_bits(), values.own[i] * weight.abs()));
     }
-    let independent = alike.values().map(|off| off * off).sum::<f64>() + of_sources * of_sources;
+    alike.sort_by_key(|(bits, _)| *bits);
+    let together = alike.chunk_by(|a, b| a.0 == b.0).map(|one| one.iter().map(|(_, off)| off).sum::<f64>());
+    let independent = together.map(|off| off * off).sum::<f64>() + of_sources * of_sources;
     match common.abs() {
         0.0 => 0.0,
         common => common / (CONFIDENCE * independent.sqrt() + carried),

@@ -92,7 +92,10 @@ impl Finding {
         self.rows += rows.saturating_sub(held.screened) as u64;
         self.screened += held.screened as u64;
         self.unit = self.unit.max(held.unit);
-        self.rows_beyond.extend(held.beyond.iter().map(|&element| arranged.position(element)));
+        // Where nothing fits, these are all elements: one after the other they lie in the same row.
+        let mut beyond: Vec<u32> = held.beyond.iter().map(|&element| arranged.position(element)).collect();
+        beyond.dedup();
+        self.rows_beyond.extend(beyond);
         self.nonfinite += held.nonfinite;
         self.explained_nonfinite += held.explained_nonfinite;
         self.arithmetic.extend(held.arithmetic);
