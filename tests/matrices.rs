@@ -101,3 +101,14 @@ fn a_cache_in_f16_is_found_where_matrices_were_recorded_and_what_they_lead_to_wa
         assert_eq!((code, first), wanted, "{name}: {}", report["reason"]);
     }
 }
+
+#[test]
+fn all_checkpoints_of_an_engine_without_a_graph_are_those_that_have_a_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let dump = folder.path().join("dump");
+    made(&dump, &["--numerics", "f32 kv=f16"]);
+    undeclare(&dump);
+    let all = ["audit", dump.to_str().unwrap(), "-m", MODEL, "--checkpoint", "*", "--format", "json"];
+    let (code, report) = parity(&all);
+    assert_eq!(code, 0, "{}", report["reason"]);
+}

@@ -103,6 +103,21 @@ impl Audit {
         }
     }
 
+    /// Adds what was found at rows that nobody else looks at: where that is nothing, nothing can be said of the node.
+    fn add(&mut self, other: Audit) {
+        for (checkpoint, node) in other.nodes {
+            match (self.nodes.get_mut(&checkpoint), &node) {
+                (Some(Ok(known)), Ok(more)) if more.is_healthy() || !known.is_healthy() => {
+                    known.local.rows += more.local.rows;
+                }
+                (Some(Ok(known)), Err(_)) if !known.is_healthy() => {}
+                _ => {
+                    self.nodes.insert(checkpoint, node);
+                }
+            }
+        }
+    }
+
     /// Token rows whose local error was computed, over all nodes.
     pub fn rows_audited(&self) -> u64 {
         self.nodes.values().filter_map(|node| node.as_ref().ok()).map(|node| node.local.rows).sum()

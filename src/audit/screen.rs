@@ -44,9 +44,15 @@ pub struct Screened {
     pub rows: u64,
     /// Positions whose rows rounding may not explain.
     pub suspects: BTreeSet<u32>,
+    /// Positions whose rows could not be looked at: what they are computed from was not recorded.
+    pub left: Vec<u32>,
 }
 
 impl Screened {
+    pub fn new(rows: usize, suspects: BTreeSet<u32>) -> Screened {
+        Screened { rows: rows as u64, suspects, left: Vec::new() }
+    }
+
     fn merge(mut self, other: Screened) -> Screened {
         self.rows += other.rows;
         self.suspects.extend(other.suspects);
@@ -82,20 +88,27 @@ fn screen_node(context: &Context<'_>, audited: &[u32], node: &Node) -> Result<Sc
         let there = context.of_input(*input).recording.positions(*input);
         rows.iter().all(|position| there.binary_search(position).is_ok())
     });
-    if rows.is_empty() || !inputs_there {
+    if rows.is_empty() {
         return Ok(Screened::default());
     }
+    let found = if inputs_there { look(context, node, &rows)? } else { Screened::default() };
+    let left = if found.rows == rows.len() as u64 { Vec::new() } else { rows };
+    Ok(Screened { left, ..found })
+}
+
+/// Rows of a node whose inputs were recorded.
+fn look(context: &Context<'_>, node: &Node, rows: &[u32]) -> Result<Screened> {
     match &node.op {
-        Op::Linear { weight, .. } => products(context, node, &Weight::find(context.gguf, weight)?, &rows),
+        Op::Linear { weight, .. } => products(context, node, &Weight::find(context.gguf, weight)?, rows),
         Op::Attention(op) if context.recording.tokens().len() > ATTENTION_MAX => {
-            Ok(screen_attention::screen(context, node, op, &rows))
+            Ok(screen_attention::screen(context, node, op, rows))
         }
         Op::Attention(_) | Op::Scores(_) | Op::Softmax(_) | Op::Context(_) => {
-            in_parts(&rows, |part| exactly(context, node, part))
+            in_parts(rows, |part| exactly(context, node, part))
         }
         // How exact an angle is depends on the position: that is the audit's business.
-        Op::Rope(_) => in_parts(&rows, |part| exactly(context, node, part)),
-        _ => in_parts(&rows, |part| elementwise(context, node, part)),
+        Op::Rope(_) => in_parts(rows, |part| exactly(context, node, part)),
+        _ => in_parts(rows, |part| elementwise(context, node, part)),
     }
 }
 
@@ -130,7 +143,7 @@ fn elementwise(context: &Context<'_>, node: &Node, rows: &[u32]) -> Result<Scree
             )
     };
     let suspects = (0..recorded.rows).filter(odd).map(|t| rows[t]).collect();
-    Ok(Screened { rows: rows.len() as u64, suspects })
+    Ok(Screened::new(rows.len(), suspects))
 }
 
 /// Whether an element is further away than a share of what it should be and of the row's root mean square.
@@ -151,7 +164,7 @@ fn exactly(context: &Context<'_>, node: &Node, rows: &[u32]) -> Result<Screened>
     let explained = judge::explain(context, &case)?;
     let audit = local::judge(&case, &explained, None, &[case.recorded.cols]);
     let suspects = audit.into_iter().flat_map(|audit| audit.rows_beyond).collect();
-    Ok(Screened { rows: rows.len() as u64, suspects })
+    Ok(Screened::new(rows.len(), suspects))
 }
 
 /// The rows of a matmul. Where the producer's rounding of its inputs can be followed it is, else it is allowed for.
@@ -182,7 +195,7 @@ fn products(context: &Context<'_>, node: &Node, weight: &Weight<'_>, rows: &[u32
             })
         };
         let suspects = (0..part.len()).filter(&mut suspicious).map(|t| part[t]).collect();
-        Ok(Screened { rows: part.len() as u64, suspects })
+        Ok(Screened::new(part.len(), suspects))
     })
 }
 

@@ -52,7 +52,7 @@ pub fn screen(context: &Context<'_>, node: &Node, op: &Attention, rows: &[u32]) 
     };
     let odd = (0..rows.len()).into_par_iter().filter(|t| !look.is_explained(*t));
     let suspects: Vec<u32> = odd.map(|t| rows[t]).collect();
-    Screened { rows: rows.len() as u64, suspects: suspects.into_iter().collect() }
+    Screened::new(rows.len(), suspects.into_iter().collect())
 }
 
 /// What is seen, as of elementwise nodes; the cache and its products may be narrower still.

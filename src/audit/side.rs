@@ -18,6 +18,9 @@ use crate::model::graph::Graph;
 /// Suspicious rows of a node that are audited in full: where there are more, it is wrong everywhere.
 const SUSPECTS_MAX: usize = 8;
 
+/// Rows of each node that are audited at a time, where they cannot be screened: so many are in memory.
+const LEFT_AT_ONCE: usize = 64;
+
 /// One recording on its way.
 pub struct Side<'a> {
     pub recording: &'a dyn Recording,
@@ -69,10 +72,20 @@ impl<'a> Side<'a> {
         Side { recording, fed: self.fed, stored_unit: self.stored_unit, only: Some(only), audit }
     }
 
-    /// Screens the rows that were not audited, and audits those that rounding may not explain.
+    /// Screens the rows that were not audited, and audits those that rounding may not explain, or that cannot be screened.
     pub fn screen(&mut self, gguf: &Gguf, graph: &Graph, options: &Options<'_>) -> Result<()> {
         let screened = screen::screen(&self.context(gguf), options.positions, options.wants)?;
         self.audit.screened = screened.values().map(|node| node.rows).sum();
+        let times = |node: &screen::Screened| node.left.len().div_ceil(LEFT_AT_ONCE);
+        for time in 0..screened.values().map(times).max().unwrap_or(0) {
+            let some = screened
+                .iter()
+                .filter_map(|(id, node)| Some((*id, node.left.chunks(LEFT_AT_ONCE).nth(time)?.to_vec())));
+            let mut left = [self.narrowed(self.recording, some.collect(), (graph, options))];
+            audit_nodes(&mut left, gguf, graph, options)?;
+            let [left] = left;
+            self.audit.add(left.audit);
+        }
         let few = |suspects: &BTreeSet<u32>| {
             // Where there are many, some from everywhere.
             let apart = suspects.len().div_ceil(SUSPECTS_MAX).max(1);
