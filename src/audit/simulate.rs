@@ -5,16 +5,17 @@
 //! Carlo arithmetic", 1997; J. Vignes, "A stochastic arithmetic for reliable scientific computation", 1993). How far
 //! the disturbed passes are from the exact one is what rounding carries up to there. The disturbances are seeded.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use indexmap::IndexSet;
 
 use super::bounds::{self, ANGLE_ROUNDINGS, CONFIDENCE, UNIT_F32, Units, storage_unit};
 use super::judge::{PLAIN, half_steps_unfollowed};
-use super::rows;
 use crate::arithmetic::round::{self, AttentionRounding};
 use crate::checkpoint::Checkpoint;
 use crate::dense::Rows;
 use crate::dump::Recording;
-use crate::engine::cpu::{AsValues, CpuEngine};
+use crate::engine::cpu::CpuEngine;
 use crate::engine::{Batch, Engine, Probe, Values};
 use crate::error::Result;
 use crate::gguf::DType;
@@ -73,8 +74,8 @@ impl Carried {
     }
 }
 
-/// Simulates the forward pass of the first recording's tokens up to the last of `checkpoints`, and looks at these at
-/// `positions`. `sides` is the arithmetic of candidate and reference, or of the candidate alone.
+/// Simulates the forward pass of the first recording's tokens up to the last of `checkpoints`, and looks at all rows that
+/// it has of these. `sides` is the arithmetic of candidate and reference, or of the candidate alone.
 ///
 /// # Errors
 /// A weight that cannot be read, and tokens that the model does not have.
@@ -82,29 +83,53 @@ pub fn simulate(
     model: &Model,
     candidate: &dyn Recording,
     sides: &[Numerics],
-    positions: &[u32],
     checkpoints: &HashSet<Checkpoint>,
 ) -> Result<HashMap<Checkpoint, Carried>> {
-    let of = |c: &Checkpoint| (*c, rows::of_checkpoint(positions, &candidate.positions(*c)));
+    let of = |c: &Checkpoint| (*c, candidate.positions(*c));
     let standard = checkpoints.iter().filter(|c| !c.kind().is_optional());
     let wanted: Wanted = standard.map(of).filter(|(_, rows)| !rows.is_empty()).collect();
     let Some(last) = model.graph.last_of(|id| wanted.contains_key(&id)) else { return Ok(HashMap::new()) };
     let end = wanted.values().flatten().max().map_or(0, |&position| position as usize + 1);
     let Some(tokens) = candidate.tokens().get(..end) else { return Ok(HashMap::new()) };
     let graph = model.graph.until(last).fused(|_| false);
-    let exact = pass::<f64>(model, &graph, tokens, &wanted, None)?;
-    let mut disturbed: Vec<(Numerics, Passed)> = Vec::new();
-    for side in sides {
-        if disturbed.iter().all(|(known, _)| known != side) {
-            let seed = disturbed.len() as u64 + 1;
-            let rounding = Disturb { model, graph: &graph, numerics: *side, seed };
-            disturbed.push((*side, pass::<f32>(model, &graph, tokens, &wanted, Some(rounding))?));
+    let different: IndexSet<Numerics> = sides.iter().copied().collect();
+    let mut exact = Pass::new(model, &graph, &wanted, None);
+    let disturb = |(index, numerics): (usize, &Numerics)| {
+        let seed = index as u64 + 1;
+        Pass::new(model, &graph, &wanted, Some(Disturb { model, graph: &graph, numerics: *numerics, seed }))
+    };
+    let mut disturbed: Vec<Pass<'_>> = different.iter().enumerate().map(disturb).collect();
+    let mut rows: HashMap<Checkpoint, Vec<Row>> = HashMap::new();
+    // All passes by turns, so that no more than the rows of a step are in memory.
+    for (index, tokens) in tokens.chunks(STEP).enumerate() {
+        let batch = Batch { tokens, first: index * STEP };
+        let exact = exact.step(&batch)?;
+        let passed = disturbed.iter_mut().map(|pass| pass.step(&batch)).collect::<Result<Vec<Passed>>>()?;
+        let own = batch.positions();
+        for (checkpoint, positions) in &wanted {
+            for position in positions.iter().filter(|position| own.contains(position)) {
+                let of = |passed: &Passed| passed.get(&(*checkpoint, *position)).cloned().unwrap_or_default();
+                let exact = of(&exact);
+                let passed: Vec<Vec<f64>> = passed.iter().map(of).collect();
+                let spread =
+                    |side: &Numerics| different.get_index_of(side).map(|at| apart(&passed[at], &exact));
+                rows.entry(*checkpoint).or_default().push(Row {
+                    distance: distance(candidate, *checkpoint, *position, &exact),
+                    spreads: sides.iter().filter_map(spread).collect(),
+                    square: exact.iter().map(|x| x * x).sum(),
+                    width: exact.len(),
+                });
+            }
         }
     }
-    let of_side =
-        |side: &Numerics| disturbed.iter().find(|(known, _)| known == side).map(|(_, passed)| passed);
-    let passes: Vec<&Passed> = sides.iter().filter_map(of_side).collect();
-    Ok(wanted.iter().map(|(c, rows)| (*c, carried(candidate, *c, rows, &exact, &passes))).collect())
+    Ok(rows.iter().map(|(checkpoint, rows)| (*checkpoint, carried(rows))).collect())
+}
+
+/// How far a recorded row is from the exact one; `None` where it was not recorded.
+fn distance(recording: &dyn Recording, checkpoint: Checkpoint, position: u32, exact: &[f64]) -> Option<f64> {
+    let mut buffer = Vec::new();
+    let recorded = recording.row(checkpoint, position, &mut buffer)?;
+    Some(apart(&recorded.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>(), exact))
 }
 
 /// (V,) or (D,) values of a healthy pass of `tokens` at each of `positions`: exact, or disturbed as `numerics` rounds.
@@ -118,51 +143,51 @@ pub fn rows(
     positions: &[u32],
     numerics: Option<Numerics>,
 ) -> Result<Vec<Vec<f64>>> {
-    let wanted: Wanted = HashMap::from([(checkpoint, positions.to_vec())]);
+    let ascending: BTreeSet<u32> = positions.iter().copied().collect();
+    let wanted: Wanted = HashMap::from([(checkpoint, ascending.into_iter().collect())]);
     let graph = model.graph.until(checkpoint).fused(|_| false);
     let disturb = numerics.map(|numerics| Disturb { model, graph: &graph, numerics, seed: 1 });
-    let mut found = match disturb {
-        Some(disturb) => pass::<f32>(model, &graph, tokens, &wanted, Some(disturb))?,
-        None => pass::<f64>(model, &graph, tokens, &wanted, None)?,
-    };
+    let mut pass = Pass::new(model, &graph, &wanted, disturb);
+    let mut found = Passed::new();
+    for (index, tokens) in tokens.chunks(STEP).enumerate() {
+        found.extend(pass.step(&Batch { tokens, first: index * STEP })?);
+    }
     Ok(positions.iter().map(|position| found.remove(&(checkpoint, *position)).unwrap_or_default()).collect())
 }
 
+/// Positions of rows, ascending.
 type Wanted = HashMap<Checkpoint, Vec<u32>>;
 type Passed = HashMap<(Checkpoint, u32), Vec<f64>>;
 
+/// What the passes say of one row.
+struct Row {
+    /// How far the recorded row is from the exact one; `None` where it was not recorded.
+    distance: Option<f64>,
+    /// How far the disturbed one of each side is.
+    spreads: Vec<f64>,
+    /// Sum of the squares of the exact values.
+    square: f64,
+    width: usize,
+}
+
 /// What the passes say of one checkpoint.
-fn carried(
-    candidate: &dyn Recording,
-    checkpoint: Checkpoint,
-    rows: &[u32],
-    exact: &Passed,
-    passes: &[&Passed],
-) -> Carried {
-    let row = |pass: &Passed, position: u32| pass.get(&(checkpoint, position)).cloned().unwrap_or_default();
-    let spread = |pass: &Passed, position: u32| apart(&row(pass, position), &row(exact, position));
-    let spreads: Vec<Vec<f64>> =
-        passes.iter().map(|pass| rows.iter().map(|&position| spread(pass, position)).collect()).collect();
-    let mean = |spreads: &Vec<f64>| {
-        (spreads.iter().map(|s| s * s).sum::<f64>() / spreads.len().max(1) as f64).sqrt()
-    };
-    let largest = |spreads: &Vec<f64>| spreads.iter().fold(0.0f64, |max, s| max.max(*s));
-    let apart_squared: f64 = spreads.iter().map(|spreads| largest(spreads).powi(2)).sum();
+fn carried(rows: &[Row]) -> Carried {
+    let spread = |row: &Row| row.spreads.first().copied().unwrap_or(0.0);
+    let mean = (rows.iter().map(|row| spread(row).powi(2)).sum::<f64>() / rows.len().max(1) as f64).sqrt();
+    let sides = rows.iter().map(|row| row.spreads.len()).max().unwrap_or(0);
+    let largest = |side: usize| rows.iter().fold(0.0f64, |max, row| max.max(row.spreads[side]));
+    let apart_squared: f64 = (0..sides).map(|side| largest(side).powi(2)).sum();
     let mut own: Option<OwnDistance> = None;
-    let mut buffer = Vec::new();
-    for (at, &position) in rows.iter().enumerate() {
-        let Some(recorded) = candidate.row(checkpoint, position, &mut buffer) else { continue };
-        let recorded: Vec<f64> = recorded.iter().map(|&x| f64::from(x)).collect();
-        let distance = apart(&recorded, &row(exact, position));
-        let band = CONFIDENCE * spreads.first().map_or(0.0, |spreads| spreads[at].max(mean(spreads)));
+    for (row, distance) in rows.iter().filter_map(|row| Some((row, row.distance?))) {
+        let band = CONFIDENCE * spread(row).max(mean);
         let over = if distance == 0.0 { 0.0 } else { distance / band };
         // A NaN is the worst, and stays it.
         if own.is_none_or(|worst| !worst.over.is_nan() && !(over <= worst.over)) {
             own = Some(OwnDistance { distance, band, over });
         }
     }
-    let all: Vec<f64> = rows.iter().flat_map(|&position| row(exact, position)).collect();
-    let size = (all.iter().map(|x| x * x).sum::<f64>() / all.len().max(1) as f64).sqrt();
+    let values: usize = rows.iter().map(|row| row.width).sum();
+    let size = (rows.iter().map(|row| row.square).sum::<f64>() / values.max(1) as f64).sqrt();
     Carried { candidate: own, apart: CONFIDENCE * apart_squared.sqrt(), size }
 }
 
@@ -176,21 +201,27 @@ fn apart(a: &[f64], b: &[f64]) -> f64 {
     if difference == 0.0 { 0.0 } else { difference / square(&mut b.iter().copied()) }
 }
 
-/// One forward pass; the wanted rows.
-fn pass<S: AsValues>(
-    model: &Model,
-    graph: &Graph,
-    tokens: &[u32],
-    wanted: &Wanted,
-    disturb: Option<Disturb<'_>>,
-) -> Result<Passed> {
-    let numerics = if disturb.is_some() { Numerics::default() } else { PLAIN };
-    let mut engine = CpuEngine::<S>::new(&model.gguf, graph.clone(), numerics);
-    let mut watch = Watch { wanted, disturb, shown: Matrix::default(), rows: Passed::new() };
-    for (index, tokens) in tokens.chunks(STEP).enumerate() {
-        engine.step(&Batch { tokens, first: index * STEP }, &mut watch)?;
+/// One forward pass.
+struct Pass<'a> {
+    engine: Box<dyn Engine + 'a>,
+    watch: Watch<'a>,
+}
+
+impl<'a> Pass<'a> {
+    /// Exact in f64, or disturbed in f32.
+    fn new(model: &'a Model, graph: &Graph, wanted: &'a Wanted, disturb: Option<Disturb<'a>>) -> Self {
+        let engine: Box<dyn Engine + 'a> = match disturb {
+            None => Box::new(CpuEngine::<f64>::new(&model.gguf, graph.clone(), PLAIN)),
+            Some(_) => Box::new(CpuEngine::<f32>::new(&model.gguf, graph.clone(), Numerics::default())),
+        };
+        Pass { engine, watch: Watch { wanted, disturb, shown: Matrix::default(), rows: Passed::new() } }
     }
-    Ok(watch.rows)
+
+    /// The wanted rows of a step.
+    fn step(&mut self, batch: &Batch<'_>) -> Result<Passed> {
+        self.engine.step(batch, &mut self.watch)?;
+        Ok(std::mem::take(&mut self.watch.rows))
+    }
 }
 
 /// Keeps the wanted rows and, where it is to, disturbs every output.
@@ -205,7 +236,7 @@ struct Watch<'a> {
 impl Watch<'_> {
     fn keep(&mut self, checkpoint: Checkpoint, batch: &Batch<'_>) {
         for (t, position) in batch.positions().into_iter().enumerate() {
-            if self.wanted.get(&checkpoint).is_some_and(|rows| rows.contains(&position)) {
+            if self.wanted.get(&checkpoint).is_some_and(|rows| rows.binary_search(&position).is_ok()) {
                 self.rows.insert((checkpoint, position), self.shown.row(t).to_vec());
             }
         }

@@ -247,8 +247,7 @@ impl Known<'_> {
     fn simulated(&self, open: &HashSet<Checkpoint>) -> Result<HashMap<Checkpoint, Carried>> {
         let mut sides: Vec<Numerics> = self.audits.sides.iter().map(|side| side.numerics).collect();
         sides.extend((sides.len() == 1).then(printed));
-        let positions = &self.audits.sides[0].positions;
-        simulate(self.model, self.recordings[0], &sides, positions, open)
+        simulate(self.model, self.recordings[0], &sides, open)
     }
 }
 
