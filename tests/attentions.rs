@@ -30,11 +30,17 @@ const ROUNDINGS: [(&str, &str, Round); 4] = [
     ("attention with TF32 operands, cut", "precision.tf32", |x| f32::from_bits(x.to_bits() & !0x1fff)),
 ];
 
+/// The powers of the scale that queries and keys are multiplied by before they are rounded, those of 1/sqrt(128) being no
+/// powers of two: none, all of it, its root each.
+const SCALED: [[f64; 2]; 3] = [[0.0, 0.0], [1.0, 0.0], [0.5, 0.5]];
+
 /// How an engine attends.
 #[derive(Clone, Copy)]
 struct Attention {
     /// What operands of both products are rounded by.
     round: Round,
+    /// Of [`SCALED`]; what is left of the scale is multiplied by the score.
+    scaled: [f64; 2],
     /// Whether weights are rounded before they are divided by their sum.
     fused: bool,
     /// What the scale is multiplied by.
@@ -51,9 +57,13 @@ impl Attention {
         let round = |values: &[f64]| -> Vec<f64> {
             values.iter().map(|x| f64::from((self.round)(*x as f32))).collect()
         };
-        let [q, k, v] = [q, k, v].map(|source| round(&source.values()));
-        let mask = mask.values();
         let scale = f64::from(args.params.float(0)) * self.scale;
+        let [of_q, of_k] = self.scaled;
+        let [q, k, v] = [(q, of_q), (k, of_k), (v, 0.0)].map(|(source, power)| {
+            let factor = scale.powf(power) as f32;
+            round(&source.values().iter().map(|x| f64::from(*x as f32 * factor)).collect::<Vec<_>>())
+        });
+        let (mask, scale) = (mask.values(), scale.powf(1.0 - of_q - of_k));
         let mut out = vec![0.0; rows * heads * width];
         for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
             let own = &q[(head * rows + row) * width..][..width];
@@ -136,7 +146,7 @@ fn from_output(kind: Kind) -> bool {
 fn an_attention_that_rounds_accuses_nobody() {
     for (name, _, round) in ROUNDINGS {
         for fused in [false, true] {
-            let own = Attention { round, fused, scale: 1.0, beside: 0 };
+            let own = Attention { round, scaled: SCALED[0], fused, scale: 1.0, beside: 0 };
             let (code, first, notes) =
                 audited(None, &usual, &|id, args| is_context(id).then(|| own.of(args)));
             assert_eq!((code, first), (0, String::new()), "{name}, fused {fused}");
@@ -146,9 +156,18 @@ fn an_attention_that_rounds_accuses_nobody() {
 }
 
 #[test]
+fn nor_does_one_that_scales_before_it_rounds() {
+    for ((name, _, round), scaled) in SCALED.into_iter().skip(1).flat_map(|s| ROUNDINGS.map(|r| (r, s))) {
+        let own = Attention { round, scaled, fused: true, scale: 1.0, beside: 0 };
+        let (code, first, _) = audited(None, &usual, &|id, args| is_context(id).then(|| own.of(args)));
+        assert_eq!((code, first), (0, String::new()), "{name}, {scaled:?}");
+    }
+}
+
+#[test]
 fn neither_does_one_that_was_not_recorded() {
     for (name, _, round) in ROUNDINGS {
-        let own = Attention { round, fused: false, scale: 1.0, beside: 0 };
+        let own = Attention { round, scaled: SCALED[0], fused: false, scale: 1.0, beside: 0 };
         let (code, first, _) = audited(None, &from_output, &|id, args| is_context(id).then(|| own.of(args)));
         assert_eq!((code, first), (0, String::new()), "{name}");
     }
@@ -156,14 +175,14 @@ fn neither_does_one_that_was_not_recorded() {
 
 #[test]
 fn what_is_wrong_in_such_an_attention_is_found() {
-    for (name, _, round) in ROUNDINGS {
-        let healthy = Attention { round, fused: false, scale: 1.0, beside: 0 };
+    for ((name, _, round), scaled) in SCALED.into_iter().flat_map(|s| ROUNDINGS.map(|r| (r, s))) {
+        let healthy = Attention { round, scaled, fused: false, scale: 1.0, beside: 0 };
         for wrong in [Attention { scale: 1.5, ..healthy }, Attention { beside: 1, ..healthy }] {
             let (code, first, _) = audited(None, &usual, &|id, args| {
                 let attention = if id.to_string() == "blk.1.attn_ctx" { wrong } else { healthy };
                 is_context(id).then(|| attention.of(args))
             });
-            assert_eq!((code, first.as_str()), (1, "blk.1.attn_ctx"), "{name}");
+            assert_eq!((code, first.as_str()), (1, "blk.1.attn_ctx"), "{name}, {scaled:?}");
         }
     }
 }
@@ -172,7 +191,7 @@ fn what_is_wrong_in_such_an_attention_is_found() {
 fn who_says_f32_has_no_such_attention() {
     for (name, fault, round) in ROUNDINGS {
         for fused in [false, true] {
-            let own = Attention { round, fused, scale: 1.0, beside: 0 };
+            let own = Attention { round, scaled: SCALED[0], fused, scale: 1.0, beside: 0 };
             let (code, first, said) =
                 audited(Some("f32"), &usual, &|id, args| is_context(id).then(|| own.of(args)));
             assert_eq!((code, first.as_str()), (1, "blk.0.attn_ctx"), "{name}, fused {fused}");

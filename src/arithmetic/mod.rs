@@ -125,7 +125,7 @@ pub enum Flash {
     Units(Units),
     /// An engine that is not llama.cpp: both products round their operands to this, one of them the weights of the
     /// softmax; sums in f32.
-    Rounded(Narrow, Weights),
+    Rounded(Narrow, Weights, Scaled),
     /// CUDA's kernel for few queries over a cache that is kept in blocks, see [`Vector`].
     Vector(Vector),
     /// The same one row after the other on a CPU that multiplies and adds in f16 (AVX512-FP16, ARM), in lanes that
@@ -140,6 +140,17 @@ pub enum Weights {
     Divided,
     /// Before that: the result of the product is divided.
     Undivided,
+}
+
+/// What attention that rounds its operands multiplies by its scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scaled {
+    /// The product of what was rounded.
+    Scores,
+    /// Queries, before they are rounded.
+    Queries,
+    /// Queries and keys by its root, before they are rounded: PyTorch's attention in plain operations.
+    Both,
 }
 
 /// Attention on Vulkan without matrix units (`flash_attn.comp`): queries are scaled and rounded to f16. Every so many

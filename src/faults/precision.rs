@@ -8,7 +8,7 @@ use parity_graph::{Id, Op};
 
 use super::catalogue::precision;
 use crate::arithmetic::round::store;
-use crate::arithmetic::{Angles, Arithmetic, Flash, HalfSums, Narrow, Operands, Softmax, Weights};
+use crate::arithmetic::{Angles, Arithmetic, Flash, HalfSums, Narrow, Operands, Scaled, Softmax, Weights};
 use crate::audit::bounds::storage_unit;
 use crate::audit::recorded::products;
 use crate::audit::recorded::{Named, Suspect};
@@ -105,11 +105,15 @@ fn of_products() -> Vec<(String, Arithmetic)> {
     operands().chain(sums.map(|sums| ("precision.f16_sum".to_owned(), of(sums)))).collect()
 }
 
-/// Attention with the operands of both products rounded, its weights before or after they are divided by their sum.
+/// Attention with the operands of both products rounded, queries and keys before or after they are scaled, its weights
+/// before or after they are divided by their sum.
 fn of_attention() -> impl Iterator<Item = (String, Arithmetic)> {
     operands().zip(OPERANDS).flat_map(|((name, one), (_, narrow))| {
-        [Weights::Divided, Weights::Undivided]
-            .map(|when| (name.clone(), Arithmetic { flash: Flash::Rounded(narrow, when), ..one }))
+        let each = [Scaled::Scores, Scaled::Queries, Scaled::Both]
+            .map(|scaled| [Weights::Divided, Weights::Undivided].map(|when| (when, scaled)));
+        each.into_iter().flatten().map(move |(when, scaled)| {
+            (name.clone(), Arithmetic { flash: Flash::Rounded(narrow, when, scaled), ..one })
+        })
     })
 }
 

@@ -17,6 +17,7 @@ mod lanes;
 mod moved;
 mod row;
 mod running;
+mod scaled;
 mod signed;
 mod sums;
 mod units;

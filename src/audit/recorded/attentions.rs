@@ -5,7 +5,7 @@ use parity_graph::Op;
 use super::Steps;
 use super::narrow::{operands, products};
 use super::node::{self, Hypothesis};
-use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands, Weights};
+use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands, Scaled, Weights};
 use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::Args;
 use crate::ops::source::Data;
@@ -77,7 +77,7 @@ pub fn with_operands(declared: Option<Numerics>) -> Vec<Arithmetic> {
         let kinds = [Some(Weights::Divided), undivided].into_iter().flatten();
         let attentions = kinds.flat_map(move |when| {
             [Arithmetic::EXACT, products(narrow)]
-                .map(|one| Arithmetic { flash: Flash::Rounded(narrow, when), ..one })
+                .map(|one| Arithmetic { flash: Flash::Rounded(narrow, when, Scaled::Scores), ..one })
         });
         std::iter::once(products(narrow)).chain(attentions)
     };
@@ -98,7 +98,7 @@ fn rounded_attentions(declared: Option<Numerics>) -> Vec<Hypothesis> {
 
 /// f32 but for the operands of all products, those of attention too.
 fn attention(narrow: Narrow) -> Arithmetic {
-    Arithmetic { flash: Flash::Rounded(narrow, Weights::Divided), ..products(narrow) }
+    Arithmetic { flash: Flash::Rounded(narrow, Weights::Divided, Scaled::Scores), ..products(narrow) }
 }
 
 /// What attention, or one of its products, may be computed in: as [`attentions`] has it for all of them, and by every kernel
@@ -115,16 +115,30 @@ pub fn of_cache(steps: &dyn Steps, any: bool, op: &Op, args: &Args<'_, f64>) -> 
     // Of llama.cpp's kernels the one that was taken is followed: more exactly than operands that are only bounded.
     let all = attentions(steps).into_iter().filter(|one| one.arithmetic.flash != Flash::NativeF16);
     let (cached, rounded): (Vec<_>, Vec<_>) = all.partition(|one| one.arithmetic.operands == Operands::Exact);
+    let before = if *op == Op::FlashAttn { scaled_before(&rounded) } else { Vec::new() };
     match any {
-        true => cached.into_iter().chain(kernels).chain(rounded).collect(),
+        true => cached.into_iter().chain(kernels).chain(rounded).chain(before).collect(),
         false => cached.into_iter().take(1).collect(),
     }
+}
+
+/// The same with the scale in what is rounded. Where it is a power of two, nothing else comes of it but for its root.
+fn scaled_before(rounded: &[Hypothesis]) -> Vec<Hypothesis> {
+    let before = |one: &Hypothesis, scaled| match one.arithmetic.flash {
+        Flash::Rounded(narrow, when, _) => {
+            let arithmetic = Arithmetic { flash: Flash::Rounded(narrow, when, scaled), ..one.arithmetic };
+            Some(Hypothesis { name: one.name, arithmetic })
+        }
+        _ => None,
+    };
+    let kinds = [Scaled::Queries, Scaled::Both].into_iter();
+    kinds.flat_map(|scaled| rounded.iter().filter_map(move |one| before(one, scaled))).collect()
 }
 
 /// The arithmetic of a node where attention alone rounds its operands, and its products stand by themselves.
 pub fn of_product(one: &Arithmetic, op: &Op, args: &Args<'_, f64>) -> Arithmetic {
     match one.flash {
-        Flash::Rounded(narrow, _) if reads_cache(op, args) => {
+        Flash::Rounded(narrow, ..) if reads_cache(op, args) => {
             Arithmetic { operands: Operands::Both(narrow), ..*one }
         }
         _ => *one,

@@ -196,7 +196,7 @@ pub fn unit(arithmetic: &Arithmetic) -> f64 {
     match arithmetic.operands {
         Operands::Both(narrow) => unit_of(narrow),
         _ => match arithmetic.flash {
-            Flash::Rounded(narrow, _) => unit_of(narrow),
+            Flash::Rounded(narrow, ..) => unit_of(narrow),
             _ => storage_unit(arithmetic.narrow),
         },
     }

@@ -56,7 +56,7 @@ pub fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) ->
         for (seen, p) in row.seen.iter().zip(&p).filter(|_| slot == 2) {
             out.iter_mut().zip(of_value(seen.position)).for_each(|(out, own)| *out += p * own);
         }
-        if let Flash::Rounded(narrow, _) = attention.kind
+        if let Flash::Rounded(narrow, ..) = attention.kind
             && out.iter().any(|moved| *moved > 0.0)
         {
             let rounded = rounded_weights(&attention, row, narrow, &p);
@@ -130,13 +130,17 @@ fn within_reach(
 fn query_steps(args: &Args<'_, f64>, attention: &Attention<'_, '_, f64>) -> Option<Matrix<f64>> {
     let query = args.get(0).filter(|_| attention.rounding != Rounding::None)?;
     let (rows, width) = (attention.q.rows, attention.q.cols);
-    Some(half_steps(attention.rounding, &Matrix::new(rows, width, query.values().into_owned())))
+    let mut values = query.values().into_owned();
+    if attention.before.any() {
+        attention.before.of_queries(&mut values);
+    }
+    Some(half_steps(attention.rounding, &Matrix::new(rows, width, values)))
 }
 
 /// A value of K or V that is moved before it is rounded may be rounded to the next number.
 fn step_beside(attention: &Attention<'_, '_, f64>, error: f64, value: f64) -> f64 {
     match attention.kind {
-        Flash::Rounded(narrow, _) if error > 0.0 => 2.0 * (unit_of(narrow) * value.abs() + least_of(narrow)),
+        Flash::Rounded(narrow, ..) if error > 0.0 => 2.0 * (unit_of(narrow) * value.abs() + least_of(narrow)),
         _ => 0.0,
     }
 }
@@ -159,12 +163,14 @@ fn moved_score<'e>(
 ) -> f64 {
     let query = attention.query(row.at);
     let place = attention.cached(attention.k, row.at, seen.position);
-    let (q, k) = (attention.q.row(query), attention.k.row(place));
+    let (q, k) = (attention.q.row(query), attention.before.of_keys(attention.k.row(place)));
+    let [of_query, of_key] = [attention.before.queries, attention.before.keys].map(|x| f64::from(x).abs());
     let along = |error: &[f64], other: &[f64]| error.iter().zip(other).map(|(e, x)| e * x.abs()).sum::<f64>();
     let scale = attention.scale.abs();
     if slot == 1 {
-        let error = converted(attention, attention.k, of_row(place), &k);
-        let beside = fallen(attention, of_row(place), &k, |d| q[d]);
+        let error: Vec<f64> = of_row(place).iter().map(|error| error * of_key).collect();
+        let beside = fallen(attention, &error, &k, |d| q[d]);
+        let error = converted(attention, attention.k, &error, &k);
         return scale * (along(&error, q) + attention.of_offsets(query, &error) + beside);
     }
     let k = attention.reach(&k);
@@ -176,5 +182,5 @@ fn moved_score<'e>(
         }
         _ => 0.0,
     };
-    scale * (along(error, &k) + rounded)
+    scale * (of_query * along(error, &k) + rounded)
 }

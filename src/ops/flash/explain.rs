@@ -111,7 +111,10 @@ fn score_error(attention: &Attention<'_, '_, f64>, row: &QueryRow, seen: &Seen) 
         };
         scale * ((tie.value * k[tie.col]).abs() + of_sum.abs())
     };
-    let tied: f64 = ties.map(tied).sum();
+    let of_key = || attention.k.row(attention.cached(attention.k, row.at, seen.position));
+    let of_keys =
+        if attention.before.any() { attention.before.tied_keys(attention.kind, &of_key(), q) } else { 0.0 };
+    let tied = ties.map(tied).sum::<f64>() + scale * of_keys;
     let capped = if attention.cap == 0.0 { 0.0 } else { EXP_ROUNDINGS };
     let rounded = SCORE_ROUNDINGS * (seen.scaled.abs() + seen.z.abs())
         + capped * attention.cap.abs().min(seen.scaled.abs());
@@ -154,7 +157,7 @@ fn unfollowed(attention: &Attention<'_, '_, f64>, row: &QueryRow, errors: &[f64]
     let native = attention.kind == Flash::NativeF16 && attention.v.dtype == crate::gguf::DType::F16;
     let narrow = match attention.kind {
         _ if native => narrow_sums(attention, row, &p),
-        Flash::Rounded(narrow, _) => rounded_weights(attention, row, narrow, &p),
+        Flash::Rounded(narrow, ..) => rounded_weights(attention, row, narrow, &p),
         _ => vec![0.0; exact.len()],
     };
     let factor = accumulation(row.seen.len(), UNIT_F32);

@@ -4,9 +4,9 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use super::super::source::{Args, Source};
+use super::scaled::{Factors, scaled};
 use crate::arithmetic::cache_blocks;
 use crate::arithmetic::cuda_blocks::QUERIES;
-use crate::arithmetic::narrow::half;
 use crate::arithmetic::round::{self, Rounding, Tie, store};
 use crate::arithmetic::{Flash, Narrow, Softmax, Vector, Weights};
 use crate::error::Result;
@@ -32,6 +32,8 @@ pub struct Attention<'b, 'a, S> {
     /// (B, H, N)
     pub shape: [usize; 3],
     pub scale: f64,
+    /// What queries and keys are multiplied by before they are rounded to a narrow type.
+    pub before: Factors,
     pub cap: f64,
     max_bias: f64,
     pub kind: Flash,
@@ -94,7 +96,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         let rounding = match kind {
             Flash::Exact | Flash::Vector(Vector::Converted) => Rounding::None,
             Flash::Lanes(_) | Flash::Units(_) => Rounding::F16,
-            Flash::Rounded(narrow, _) => narrow.rounding(),
+            Flash::Rounded(narrow, ..) => narrow.rounding(),
             Flash::Vector(Vector::Integers) => Rounding::Cuda(QUERIES),
             _ => Rounding::of(Products::LlamaCpu, k.dtype),
         };
@@ -106,7 +108,13 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             scaled(kind, own, values.to_mut());
             scale = if cap == 0.0 { 1.0 } else { cap };
         }
-        let rounded = round::activations(rounding, View::new(b * h * n, dk, &values));
+        let before = Factors::of(kind, scale);
+        if before.any() {
+            before.of_queries(values.to_mut());
+            scale = 1.0;
+        }
+        let mut rounded = round::activations(rounding, View::new(b * h * n, dk, &values));
+        rounded.ties.extend(before.ties(kind, dk, &values));
         Ok(Attention {
             q: rounded.values,
             sums: rounded.sums,
@@ -118,6 +126,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             sinks,
             shape: [b, h, n],
             scale,
+            before,
             max_bias: f64::from(args.params.float(1)),
             cap,
             kind,
@@ -194,16 +203,16 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
     }
 
     pub fn key(&self, at: [usize; 3], position: usize) -> Cow<'a, [S]> {
-        self.stored(self.k, at, position)
+        let row = self.k.row(self.cached(self.k, at, position));
+        self.stored(self.k, self.before.of_keys(row))
     }
 
     pub fn value(&self, at: [usize; 3], position: usize) -> Cow<'a, [S]> {
-        self.stored(self.v, at, position)
+        self.stored(self.v, self.v.row(self.cached(self.v, at, position)))
     }
 
     /// A row of the cache, which kernels on narrower numbers convert.
-    fn stored(&self, source: &'b Source<'a, S>, at: [usize; 3], position: usize) -> Cow<'a, [S]> {
-        let mut row = source.row(self.cached(source, at, position));
+    fn stored(&self, source: &'b Source<'a, S>, mut row: Cow<'a, [S]>) -> Cow<'a, [S]> {
         if self.converts(source) {
             match self.kind {
                 // Blocks are decoded in f32 before they are converted.
@@ -213,7 +222,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
                 _ => Narrow::F16.store(row.to_mut()),
             }
         }
-        if let Flash::Rounded(narrow, _) = self.kind {
+        if let Flash::Rounded(narrow, ..) = self.kind {
             narrow.store(row.to_mut());
         }
         row
@@ -245,7 +254,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         match self.kind {
             Flash::Lanes(lanes) => return self.on_lanes(row, lanes, None).value,
             Flash::Units(units) => return self.on_units(row, units, None).value,
-            Flash::Rounded(narrow, when) => {
+            Flash::Rounded(narrow, when, _) => {
                 return self.by_softmax(row, when, |weights| narrow.store(weights));
             }
             _ if self.softmax != Softmax::F32 => {
@@ -314,17 +323,6 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             );
         }
         part
-    }
-}
-
-/// Queries times the scale, as a kernel does it before it rounds the product to f16.
-fn scaled<S: Scalar>(kind: Flash, scale: f32, values: &mut [S]) {
-    match kind {
-        Flash::Units(_) => {
-            let scale = half(f64::from(scale));
-            values.iter_mut().for_each(|q| *q = S::from_f64(scale * half(q.to_f64())));
-        }
-        _ => values.iter_mut().for_each(|q| *q = S::from_f32(scale * q.to_f32())),
     }
 }
 

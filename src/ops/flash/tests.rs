@@ -5,7 +5,7 @@ use parity_graph::Op;
 
 use super::super::trial::{Given, Numbers, Trial};
 use super::hypotheses;
-use crate::arithmetic::{Arithmetic, Flash, Narrow, Weights};
+use crate::arithmetic::{Arithmetic, Flash, Narrow, Scaled, Weights};
 use crate::gguf::DType;
 
 struct Sizes {
@@ -213,10 +213,25 @@ fn errors_are_carried_and_rows_are_named() {
 #[test]
 fn operands_that_are_rounded_carry_errors_to_the_next_number() {
     for narrow in [Narrow::F16, Narrow::Bf16, Narrow::Tf32, Narrow::Tf32Cut] {
-        let own = trial(7, &SMALL, Flash::Rounded(narrow, Weights::Divided));
-        for slot in [0, 1, 2] {
-            // Moved by as much as its steps are wide.
-            own.assert_carries(slot, 1e-2, 400.0);
+        for scaled in [Scaled::Scores, Scaled::Queries, Scaled::Both] {
+            let own = trial(7, &SMALL, Flash::Rounded(narrow, Weights::Divided, scaled));
+            for slot in [0, 1, 2] {
+                // Moved by as much as its steps are wide.
+                own.assert_carries(slot, 1e-2, 400.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_last_bit_of_a_scale_that_went_into_operands_is_no_mistake() {
+    for narrow in [Narrow::F16, Narrow::Bf16, Narrow::Tf32, Narrow::Tf32Cut] {
+        for scaled in [Scaled::Queries, Scaled::Both] {
+            let own = trial(9, &SMALL, Flash::Rounded(narrow, Weights::Divided, scaled));
+            let mut beside = own.clone();
+            beside.params.set_float(0, own.params.float(0).next_up());
+            let excess = own.excess(&beside.double());
+            assert!(excess <= 1.0, "{narrow:?}, {scaled:?}: {excess}");
         }
     }
 }
