@@ -92,7 +92,8 @@ fn screen_node(context: &Context<'_>, audited: &[u32], node: &Node) -> Result<Sc
         return Ok(Screened::default());
     }
     let found = if inputs_there { look(context, node, &rows)? } else { Screened::default() };
-    let left = if found.rows == rows.len() as u64 { Vec::new() } else { rows };
+    let is_left = found.rows < rows.len() as u64 && !context.recording.is_sample();
+    let left = if is_left { rows } else { Vec::new() };
     Ok(Screened { left, ..found })
 }
 

@@ -86,6 +86,10 @@ impl Recording for Kept {
         &self.manifest
     }
 
+    fn is_sample(&self) -> bool {
+        true
+    }
+
     fn checkpoints(&self) -> Vec<Checkpoint> {
         self.rows.keys().copied().collect()
     }

@@ -114,6 +114,12 @@ pub trait Recording: Sync {
     /// Shape of one token row, e.g. [H, E].
     fn row_shape(&self, checkpoint: Checkpoint) -> Vec<usize>;
 
+    /// Whether rows may be there only because others are computed from them, as the keys and values of a run of which a
+    /// sample is kept.
+    fn is_sample(&self) -> bool {
+        false
+    }
+
     /// What is known of a checkpoint that was only printed, step by step.
     fn seen(&self, _checkpoint: Checkpoint) -> &[SeenPart] {
         &[]
