@@ -5,6 +5,7 @@
 #include "linear_few.cu"
 #include "linear_one.cu"
 #include "linear_tile.cu"
+#include "linear_split.cu"
 #include "linear_mma.cu"
 #include "linear_wide.cu"
 #include "unpack.cu"

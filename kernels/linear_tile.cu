@@ -1,4 +1,5 @@
-// Matrix product for many token rows, exact: out[t, o] = Σ_i x[t, i]·w[o, i] in f32 throughout.
+// Matrix product for many token rows, exact: out[t, o] = Σ_i x[t, i]·w[o, i] in f32 throughout, without tensor cores:
+// linear_split.cu has them where they take f32 operands in parts.
 //
 // Launch: grid (ceil(O / 64), ceil(T / 64), weights), 256·GROUPS threads; a block computes a 64 x 64 tile of out in steps
 // of 32 columns, which its groups of 256 threads take by turns, a thread 4 x 4 of the tile. Half a step lies in shared

@@ -21,6 +21,19 @@ DEVICE void mma_16816(float d[4], const uint32_t a[4], const uint32_t b[2]) {
 #endif
 }
 
+// The same for 16 x 8 and 8 x 8 of operands in TF32: f32 whose lower 13 bits are not looked at (PTX ISA, mma.m16n8k8):
+//   a: (g, q), (g + 8, q), (g, q + 4), (g + 8, q + 4)   b: (q, g), (q + 4, g)   d: as above
+// Turing has no such thing.
+DEVICE void mma_1688(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+#ifdef CUDA_ON_HOST
+    cushim::mma_1688(d, a, b);
+#elif __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
 // Four matrices of 8 x 8 halves from shared memory (PTX ISA, ldmatrix): lane 8n + r gives the address of row r of matrix n,
 // and lane 4g + q gets columns 2q and 2q + 1 of row g of each.
 DEVICE void load_matrices(uint32_t out[4], const half_t* row) {

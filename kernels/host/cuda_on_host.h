@@ -257,6 +257,29 @@ inline void mma_16816(float d[4], const uint32_t a[4], const uint32_t b[2]) {
     warp_op(SYNC, 0xffffffffu, 0, 0);
 }
 
+// mma.m16n8k8 with operands in TF32 and f32 accumulation, likewise.
+inline void mma_1688(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+    const int lane = machine->current->index % 32, g = lane / 4, q = lane % 4;
+    WarpMatrices& w = machine->warps[machine->current->index / 32];
+    memcpy(w.a[lane], a, 16);
+    memcpy(w.b[lane], b, 8);
+    warp_op(SYNC, 0xffffffffu, 0, 0);
+    const auto value = [](uint32_t bits) {
+        float x;
+        bits &= 0xffffe000u;
+        memcpy(&x, &bits, 4);
+        return double(x);
+    };
+    for (int part = 0; part < 4; part++) {
+        const int row = g + part / 2 * 8, col = 2 * q + part % 2;
+        double sum = d[part];
+        for (int k = 0; k < 8; k++)
+            sum += value(w.a[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]) * value(w.b[col * 4 + k % 4][k / 4]);
+        d[part] = sum;
+    }
+    warp_op(SYNC, 0xffffffffu, 0, 0);
+}
+
 // ldmatrix.m8n8.x4
 inline void load_matrices(uint32_t out[4], const void* row) {
     const int lane = machine->current->index % 32;
@@ -360,6 +383,7 @@ T __shfl_xor_sync(unsigned mask, T value, int flip) {
     memcpy(&value, words, sizeof(T));
     return value;
 }
+inline int __float_as_int(float x) { return cushim::from_bits<int>(x); }
 inline float __int_as_float(int bits) { return cushim::from_bits<float>(bits); }
 
 // Runs the kernel `name`. 0, or 1: no such kernel, 2: the struct has another size, 3: see `message`.

@@ -219,6 +219,7 @@ fn every_barrier_is_needed_and_seen_to_be() {
         norm(),
         linear("linear_row.cu", LinearKernel::Row, Storage::F32),
         linear("linear_tile.cu", LinearKernel::Tile, Storage::F32),
+        linear("linear_split.cu", LinearKernel::Split, Storage::F32),
         linear("linear_mma.cu", LinearKernel::Tile, Storage::F16),
         linear("linear_few.cu", LinearKernel::Few, Storage::F16),
         linear_one(),

@@ -15,7 +15,7 @@ const FAST: Storage = Storage::F16;
 
 /// Products of `x` by the kernel for so few rows.
 fn few(x: &Memory, first: &Memory, rows: usize) -> LinearData {
-    let kernel = LinearKernel::for_step(rows, FAST, false);
+    let kernel = LinearKernel::for_step(rows, FAST, false, false);
     LinearData { first: first.address(), ..data_for(kernel, x.address(), rows, FAST) }
 }
 

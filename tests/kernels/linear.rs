@@ -43,8 +43,9 @@ pub fn data_for(kernel: LinearKernel, x: Address, rows: usize, storage: Storage)
 
 /// All kernels for what values are stored as.
 fn kernels_for(storage: Storage) -> Vec<LinearKernel> {
-    let fast: &[LinearKernel] = if storage == FAST { &[LinearKernel::Few, LinearKernel::Wide] } else { &[] };
-    [LinearKernel::Row, LinearKernel::Tile].iter().chain(fast).copied().collect()
+    let of =
+        if storage == FAST { &[LinearKernel::Few, LinearKernel::Wide][..] } else { &[LinearKernel::Split] };
+    [LinearKernel::Row, LinearKernel::Tile].iter().chain(of).copied().collect()
 }
 
 /// A product of odd sizes by one kernel, against f64.
@@ -106,6 +107,13 @@ fn a_warp_per_output_fast() {
 #[test]
 fn tiles_exact() {
     products(LinearKernel::Tile, EXACT, 67, 70);
+}
+
+#[test]
+fn tiles_exact_on_tensor_cores() {
+    products(LinearKernel::Split, EXACT, 67, 70);
+    product(DType::F16, LinearKernel::Split, EXACT, 1, 1, 8);
+    product(DType::Q8_0, LinearKernel::Split, EXACT, 65, 1, 64);
 }
 
 #[test]

@@ -265,7 +265,7 @@ impl CudaEngine<'_> {
         let mut values = schedule::values(&self.graph, &nodes, &tasks, &key, wants);
         self.add_border(&mut values, &nodes, &tasks, rows);
         let layout = Layout::new(&values, &self.numerics);
-        let unpacks = LinearKernel::for_step(rows, self.numerics.storage, false) == LinearKernel::Wide;
+        let unpacks = LinearKernel::for_step(rows, self.numerics.storage, false, false) == LinearKernel::Wide;
         let scratch = if unpacks { products::scratch_bytes(&nodes, &tasks, &self.weights) } else { 0 };
         self.make_memory(layout.bytes, scratch, rows)?;
         let step_data = self.step_data.as_ref().map_or(0, |buffer| buffer.address);
@@ -279,6 +279,7 @@ impl CudaEngine<'_> {
             attention: (self.attention.as_ref().map_or(0, |buffer| buffer.address), self.capacity),
             scratch: self.scratch.as_ref().map_or(0, |buffer| buffer.address),
             shared_max: self.device.shared_max as usize,
+            tf32: self.device.capability.0 >= calls::TF32_SINCE,
         };
         let wanted = (&list[..], &compared[..]);
         let plan = Plan::new(&self.graph, (nodes, &tasks), (key, layout), wanted, &self.numerics, &memory);

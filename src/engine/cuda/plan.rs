@@ -85,6 +85,8 @@ pub struct Memory<'a> {
     pub attention: (Address, usize),
     /// Bytes of shared memory that a block may have.
     pub shared_max: usize,
+    /// Whether tensor cores multiply TF32.
+    pub tf32: bool,
     /// Room for the decoded weights of one launch: see [`super::products::scratch_bytes`].
     pub scratch: Address,
 }

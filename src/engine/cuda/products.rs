@@ -85,7 +85,7 @@ impl Builder<'_> {
         let skipped = (self.rows - rows) * weight.columns * bytes_of(storage);
         let logits = node.checkpoint.kind() == Kind::Logits;
         let data = LinearData {
-            kernel: LinearKernel::for_step(self.rows, storage, logits),
+            kernel: LinearKernel::for_step(self.rows, storage, logits, self.memory.tf32),
             x: x + skipped as Address,
             first: self.memory.first,
             rows,

@@ -161,7 +161,7 @@ impl Ability<'_> {
 
     /// Puts the nodes of a step of `rows` token rows into launches.
     pub fn schedule(&self, nodes: &[Node], rows: usize, storage: Storage) -> Vec<Task> {
-        let kernel = LinearKernel::for_step(rows, storage, false);
+        let kernel = LinearKernel::for_step(rows, storage, false, false);
         let few = matches!(kernel, LinearKernel::Few | LinearKernel::One);
         let (taken, computed) = (vec![false; nodes.len()], self.given.into_iter().collect());
         let mut schedule =

@@ -21,6 +21,9 @@ pub const PAIRS_OUTPUTS: usize = FEW_OUTPUTS;
 const FEW_OUTPUTS: usize = 16;
 /// Outputs up to which tiles of exact products are so few that two groups of threads share one.
 const TILE_SHARED_MAX: usize = 2048;
+/// Threads of `linear_split`, and its shared memory in bytes: two groups, SPLIT_GROUP and SplitMemory of the kernel.
+const SPLIT_THREADS: u32 = 2 * 128;
+const SPLIT_SHARED: u32 = 2 * 2 * 2 * 64 * 40 * size_of::<f32>() as u32;
 /// Tiles of `linear_wide`: the number in the kernel's name, token rows, outputs; the largest first.
 const WIDE_TILES: [[usize; 3]; 2] = [[256, 128, 128], [128, 128, 64]];
 const WIDE_SMALLEST: [usize; 3] = [64, 64, 64];
@@ -137,6 +140,8 @@ pub enum LinearKernel {
     Row,
     /// Tiles: f32 arithmetic, or tensor cores where values are stored in f16.
     Tile,
+    /// Tiles of f32 arithmetic on tensor cores, where they take TF32.
+    Split,
     /// Tensor cores for few token rows of values that are stored in f16.
     Few,
     /// The same for a single one, with quants as they are and scales in f32; as [`LinearKernel::Few`] in other formats.
@@ -147,13 +152,14 @@ pub enum LinearKernel {
 
 impl LinearKernel {
     /// The kernel for a step of `rows` token rows. Of the logits the last row alone may be computed, with the same
-    /// bits: they have the same kernel in any step of several rows.
-    pub fn for_step(rows: usize, storage: Storage, logits: bool) -> LinearKernel {
+    /// bits: they have the same kernel in any step of several rows. `tf32`: whether tensor cores take it.
+    pub fn for_step(rows: usize, storage: Storage, logits: bool, tf32: bool) -> LinearKernel {
         match storage {
             Storage::F16 if rows == 1 => LinearKernel::One,
             Storage::F16 if logits || rows <= ROWS_MAX_FEW => LinearKernel::Few,
             Storage::F16 => LinearKernel::Wide,
             Storage::F32 if rows <= ROWS_MAX_UNTILED => LinearKernel::Row,
+            Storage::F32 if tf32 => LinearKernel::Split,
             _ => LinearKernel::Tile,
         }
     }
@@ -280,6 +286,9 @@ pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
                 .unwrap_or(WIDE_SMALLEST);
             let grid = [outputs.div_ceil(wide), data.rows.div_ceil(rows), parts.len()];
             Call::new(format!("linear_wide_{name}"), grid, THREADS, args).sized(WIDE_SHARED)
+        }
+        (LinearKernel::Split, _) => {
+            Call::new(format!("linear_split_{format}"), tiles, SPLIT_THREADS, args).sized(SPLIT_SHARED)
         }
         (LinearKernel::Tile, Storage::F32) => {
             let groups = if outputs <= TILE_SHARED_MAX && parts.len() == 1 { 2 } else { 1 };

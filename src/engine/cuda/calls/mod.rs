@@ -34,6 +34,8 @@ pub type Address = u64;
 pub const ROWS_MAX_UNTILED: usize = 8;
 /// Token rows up to which the fast matrix products read each weight once for few rows instead of in tiles.
 pub const ROWS_MAX_FEW: usize = 32;
+/// Compute capability, its first number, from which on tensor cores multiply TF32.
+pub const TF32_SINCE: i32 = 8;
 /// Threads of a block.
 const THREADS: u32 = 256;
 
