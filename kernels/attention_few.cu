@@ -1,10 +1,11 @@
 // Attention for few token rows, fast: as attention.cu, which is the plain kernel for this, of f16 values.
 //
-// Launch: grid (splits, T, H), 256 threads; a block has SPLIT = 256 positions of one row and head, a warp 32 of them at
-// once: LANES lanes share a key, each with eight columns, in two chains of f32 and a tree, and the same columns of its
-// value. Keys and values of earlier steps are on their way before the kernel ahead has ended. A row's blocks leave their
-// sums in `partial`, and the last one to arrive adds them up in the order of the positions: the result depends on the
-// position alone, neither on how many splits there is room for nor on whether scores and probs are stored.
+// Launch: grid (splits, T, H), 256 threads; a block has SPLIT = 256 positions of one row and head, of which its warps take
+// AT_ONCE each by turns, so that all have some of a short cache: LANES lanes share a key, each with eight columns, in two
+// chains of f32 and a tree, and the same columns of its value. HELD such rounds are under way at once, those of earlier
+// steps' keys and values before the kernel ahead has ended; softmax is online from one to the next. A row's blocks leave
+// their sums in `partial`, and the last one to arrive adds them up in the order of the positions: the result depends on
+// the position alone, neither on how many splits there is room for nor on whether scores and probs are stored.
 // ggml: ggml_flash_attn_ext (FLASH_ATTN_EXT), or MUL_MAT, SOFT_MAX, MUL_MAT.
 #include "attention.cuh"
 
@@ -13,10 +14,13 @@ enum { SPLIT = 256, SPLIT_WARPS = 8, SPLITS_MAX = 1024 };
 template <int WIDTH>
 struct Few {
     enum {
-        LANES = WIDTH / 8,     // that share a key
-        AT_ONCE = 32 / LANES,  // keys of one load
-        LOADS = 32 / AT_ONCE,
-        GROUPS = 256 / WIDTH,  // of splits that are added up beside each other
+        LANES = WIDTH / 8,              // that share a key
+        AT_ONCE = 32 / LANES,           // keys of one load of a warp
+        ROUND = SPLIT_WARPS * AT_ONCE,  // keys of one load of a block
+        ROUNDS = SPLIT / ROUND,
+        HELD = ROUNDS < 8 ? ROUNDS : 8,  // under way at once
+        SOME = 2,                        // that are left out together
+        GROUPS = 256 / WIDTH,            // of splits that are added up beside each other
     };
     struct Memory {
         float highest[SPLIT_WARPS], total[SPLIT_WARPS], sum[SPLIT_WARPS][WIDTH];
@@ -107,59 +111,76 @@ DEVICE void attention_few(const AttentionArgs& a) {
     const int end = a.scores ? cached : w.to, splits = max(1, (end + SPLIT - 1) / SPLIT);
     if ((int)blockIdx.x >= splits) return;
     const int64_t stride = (int64_t)a.kv_heads * a.head_width;
-    const int column = lane % F::LANES * 8, chunk = blockIdx.x * SPLIT + 32 * warp;
+    const int column = lane % F::LANES * 8, from = blockIdx.x * SPLIT, key = from + F::AT_ONCE * warp + lane / F::LANES;
     const bool inside = column < a.head_width;
     const int64_t at = kv_head_of(a, h) * a.head_width + (inside ? column : 0);
+    const int rounds = (min((int)SPLIT, end - from) + F::ROUND - 1) / F::ROUND;  // of the block's warps
 
     // Earlier steps' keys and values before the kernel ahead has ended, this step's after it.
     const Half8 zero = {};
-    Half8 keys[F::LOADS], values[F::LOADS];
-    const auto load = [&](int from, int to) {
+    Half8 keys[F::HELD], values[F::HELD];
+    const auto load = [&](int round, int begin, int to) {
 #pragma unroll
-        for (int i = 0; i < F::LOADS; i++) {
-            const int s = chunk + F::AT_ONCE * i + lane / F::LANES;
-            if (!inside || s < from || s >= to) continue;
-            keys[i] = *(const Half8*)((const half_t*)a.k + s * stride + at);
-            values[i] = *(const Half8*)((const half_t*)a.v + s * stride + at);
+        for (int some = 0; some < F::HELD; some += F::SOME) {
+            const int start = from + (round + some) * F::ROUND;
+            if (start + F::SOME * F::ROUND <= begin || start >= to) continue;
+#pragma unroll
+            for (int i = some; i < some + F::SOME; i++) {
+                const int s = key + F::ROUND * (round + i);
+                if (!inside || s < begin || s >= to) continue;
+                keys[i] = *(const Half8*)((const half_t*)a.k + s * stride + at);
+                values[i] = *(const Half8*)((const half_t*)a.v + s * stride + at);
+            }
         }
     };
 #pragma unroll
-    for (int i = 0; i < F::LOADS; i++) keys[i] = values[i] = zero;
-    load(0, min(first, end));
+    for (int i = 0; i < F::HELD; i++) keys[i] = values[i] = zero;
+    load(0, 0, min(first, end));
     wait_for_last();
-    load(first, end);
     float q[8] = {};
     if (inside) load8((const half_t*)a.q + ((int64_t)t * a.heads + h) * a.head_width + column, q);
+    load(0, first, end);
 
-    float score[F::LOADS], highest = -INFINITY_F;
+    float highest = -INFINITY_F, total = 0.0f, sum[8] = {};
+#pragma unroll 1
+    for (int round = 0; round < rounds; round += F::HELD) {
+        if (round > 0) load(round, 0, end);
+        float score[F::HELD], higher = highest;
 #pragma unroll
-    for (int i = 0; i < F::LOADS; i++) {
-        float k[8], chain[2] = {};
-        unpack8(keys[i], k);
+        for (int i = 0; i < F::HELD; i++) {
+            score[i] = -INFINITY_F;
+            if (round + i / F::SOME * F::SOME >= rounds) continue;
+            float k[8], chain[2] = {};
+            unpack8(keys[i], k);
 #pragma unroll
-        for (int j = 0; j < 8; j++) chain[j % 2] = fmaf(q[j], k[j], chain[j % 2]);
-        float x = chain[0] + chain[1];
+            for (int j = 0; j < 8; j++) chain[j % 2] = fmaf(q[j], k[j], chain[j % 2]);
+            float x = chain[0] + chain[1];
 #pragma unroll
-        for (int d = 1; d < F::LANES; d *= 2) x += __shfl_xor_sync(FULL_WARP, x, d);
-        const int s = chunk + F::AT_ONCE * i + lane / F::LANES;
-        if (a.scores && column == 0 && s < cached) a.scores[((int64_t)h * a.rows + t) * cached + s] = x;
-        score[i] = w.from <= s && s < w.to ? x * a.scale : -INFINITY_F;
-        highest = fmaxf(highest, score[i]);
-    }
+            for (int d = 1; d < F::LANES; d *= 2) x += __shfl_xor_sync(FULL_WARP, x, d);
+            const int s = key + F::ROUND * (round + i);
+            if (a.scores && column == 0 && s < cached) a.scores[((int64_t)h * a.rows + t) * cached + s] = x;
+            if (w.from <= s && s < w.to) score[i] = x * a.scale;
+            higher = fmaxf(higher, score[i]);
+        }
 #pragma unroll
-    for (int d = F::LANES; d < 32; d *= 2) highest = fmaxf(highest, __shfl_xor_sync(FULL_WARP, highest, d));
-    float total = 0.0f, sum[8] = {};
+        for (int d = F::LANES; d < 32; d *= 2) higher = fmaxf(higher, __shfl_xor_sync(FULL_WARP, higher, d));
+        const float shrink = expf(highest - finite_or_zero(higher));
+        highest = higher;
+        total *= shrink;
 #pragma unroll
-    for (int i = 0; i < F::LOADS; i++) {
-        // What a row does not see is left out, not multiplied by 0: it may be no number.
-        const int s = chunk + F::AT_ONCE * i + lane / F::LANES;
-        if (s < w.from || s >= w.to) continue;
-        const float p = expf(score[i] - finite_or_zero(highest));
-        float v[8];
-        unpack8(values[i], v);
-        total += p;
+        for (int j = 0; j < 8; j++) sum[j] *= shrink;
 #pragma unroll
-        for (int j = 0; j < 8; j++) sum[j] = fmaf(p, v[j], sum[j]);
+        for (int i = 0; i < F::HELD; i++) {
+            // What a row does not see is left out, not multiplied by 0: it may be no number.
+            const int s = key + F::ROUND * (round + i);
+            if (s < w.from || s >= w.to) continue;
+            const float p = expf(score[i] - finite_or_zero(highest));
+            float v[8];
+            unpack8(values[i], v);
+            total += p;
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum[j] = fmaf(p, v[j], sum[j]);
+        }
     }
 #pragma unroll
     for (int d = F::LANES; d < 32; d *= 2) {

@@ -48,6 +48,7 @@ DEVICE float few_scale(const half_t* x, int columns, double eps) {
 // What a thread's outputs are put together with: fetched before the products are there.
 struct FewOperands {
     float other[2], angle[2];
+    int first;
 };
 
 // The operands for row t and outputs o: those that are constant in a step, or those that other kernels compute.
@@ -59,7 +60,9 @@ DEVICE void fetch_operands(const LinearArgs& a, const LinearPart& part, int t, c
         const LinearPart& own = part.pairs == GATE_UP ? a.parts[side] : part;
         if (side < sides && own.follow == (computed ? RESIDUAL : BIAS)) to.other[side] = operand_of<half_t>(own, t, o[side]);
     }
-    if (computed || (part.pairs != HALVES && part.pairs != NEIGHBOURS)) return;
+    if (computed) return;
+    to.first = first_of(a, part);
+    if (part.pairs != HALVES && part.pairs != NEIGHBOURS) return;
     const int within = o[0] % a.head_width, pair = part.pairs == HALVES ? within : within / 2;
     const float* angle = a.angles + ((int64_t)(*a.first + t) * (a.head_width / 2) + pair) * 2;
     to.angle[0] = angle[0];
@@ -83,7 +86,7 @@ DEVICE void store_pair(const LinearArgs& a, const LinearPart& part, int t, const
 #pragma unroll
     for (int e = 0; e < 2; e++) {
         store((half_t*)part.turned + (int64_t)t * part.outputs + o[e], results[e]);
-        append(a, part, t, o[e], results[e]);
+        append(a, part, with.first, t, o[e], results[e]);
     }
 }
 
@@ -123,6 +126,6 @@ DEVICE void store_few(const LinearArgs& a, const LinearPart& part, const FewSums
         }
         if (item.o[0] >= part.outputs) continue;
         if (sides == 2) store_pair(a, part, item.t, item.o, product, with);
-        else store_output_with<half_t>(a, part, item.t, item.o[0], product[0], with.other[0]);
+        else store_output_with<half_t>(a, part, with.first, item.t, item.o[0], product[0], with.other[0]);
     }
 }

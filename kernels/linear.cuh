@@ -65,23 +65,26 @@ DEVICE float store_values(const LinearPart& part, int t, int o, float product, f
     return y;
 }
 
+// The position of row 0, where a result is appended to a cache.
+DEVICE int first_of(const LinearArgs& a, const LinearPart& part) { return part.cache ? *a.first : 0; }
+
 // Appends the last result to the cache.
-DEVICE void append(const LinearArgs& a, const LinearPart& part, int t, int o, float y) {
+DEVICE void append(const LinearArgs& a, const LinearPart& part, int first, int t, int o, float y) {
     if (!part.cache) return;
-    const int64_t at = ((int64_t)*a.first + t) * part.outputs + o;
+    const int64_t at = ((int64_t)first + t) * part.outputs + o;
     if (a.cache_f16) store((half_t*)part.cache + at, y);
     else ((float*)part.cache)[at] = y;
 }
 
 // Stores one product and all that follows it.
 template <class S>
-DEVICE void store_output_with(const LinearArgs& a, const LinearPart& part, int t, int o, float product, float other) {
+DEVICE void store_output_with(const LinearArgs& a, const LinearPart& part, int first, int t, int o, float product, float other) {
     if (a.out_f32) ((float*)part.out)[(int64_t)t * part.outputs + o] = product;
-    else append(a, part, t, o, store_values<S>(part, t, o, product, other));
+    else append(a, part, first, t, o, store_values<S>(part, t, o, product, other));
 }
 template <class S>
 DEVICE void store_output(const LinearArgs& a, const LinearPart& part, int t, int o, float product) {
-    store_output_with<S>(a, part, t, o, product, operand_of<S>(part, t, o));
+    store_output_with<S>(a, part, first_of(a, part), t, o, product, operand_of<S>(part, t, o));
 }
 
 // A 64 x 64 tile of products in shared memory, on its way out: neighbouring threads store neighbouring columns.

@@ -34,39 +34,39 @@ struct OneMemory {
     }
 };
 
-struct Eight {
-    float v[8];
-};
-
-// Columns i .. i + 7 of the row, as they are multiplied.
-DEVICE Eight one_columns(const LinearArgs& a, int i, const float (&weight)[8], float scale) {
-    Eight x;
-    load8((const half_t*)a.x + i, x.v);
-    if (!a.normed) return x;
-#pragma unroll
-    for (int j = 0; j < 8; j++) x.v[j] = rounded<half_t>(x.v[j] * scale * weight[j]);
-    return x;
+// Eight columns of a chunk of the row, as they are stored; zeros beyond the last.
+template <class W>
+DEVICE Half8 one_eight(const LinearArgs& a, int chunk) {
+    const int within = 8 * (threadIdx.x % 32), i = chunk * Pieces<W>::CHUNK + within;
+    const Half8 zero = {};
+    return within < Pieces<W>::CHUNK && i < a.columns ? *(const Half8*)((const half_t*)a.x + i) : zero;
 }
 
 // 1 / sqrt(mean(x²) + eps): every warp the squares of its own chunks, in f32, four chains a lane and a tree, and the
-// warps in their order. `squares`: (warps,).
+// warps in their order, four at a time. `squares`: (warps,); `eight` is of the warp's first chunk.
 template <class W>
-DEVICE float one_scale(const LinearArgs& a, float* squares, int warp, int warps, int chunks) {
-    typedef Pieces<W> P;
+DEVICE float one_scale(const LinearArgs& a, Half8 eight, float* squares, int warp, int warps, int chunks) {
     const int lane = threadIdx.x % 32;
     float chain[4] = {};
+#pragma unroll 1
     for (int chunk = warp; chunk < chunks; chunk += warps) {
-        const int i = chunk * P::CHUNK + 8 * lane;
-        float x[8] = {};
-        if (8 * lane < P::CHUNK && i < a.columns) load8((const half_t*)a.x + i, x);
+        if (chunk > warp) eight = one_eight<W>(a, chunk);
 #pragma unroll
-        for (int j = 0; j < 8; j++) chain[j % 4] = fmaf(x[j], x[j], chain[j % 4]);
+        for (int j = 0; j < 8; j++) {
+            const float x = to_float(eight.v[j]);
+            chain[j % 4] = fmaf(x, x, chain[j % 4]);
+        }
     }
     const float own = warp_sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
     if (lane == 0) squares[warp] = own;
     __syncthreads();
     float sum = 0.0f;
-    for (int w = 0; w < warps; w++) sum += squares[w];
+    for (int w = 0; w < warps; w += 4) {
+        float some[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++) some[n] = w + n < warps ? squares[w + n] : 0.0f;
+        sum += (some[0] + some[1]) + (some[2] + some[3]);
+    }
     return 1.0f / sqrtf(sum / a.columns + (float)a.eps);
 }
 
@@ -76,21 +76,29 @@ DEVICE void one_row(const LinearArgs& a, const OneMemory<W>& memory, float (&wei
     typedef Pieces<W> P;
     const int lane = threadIdx.x % 32;
     const bool stores = a.normed && blockIdx.x == 0 && blockIdx.z == 0;
-    const float scale = a.normed ? one_scale<W>(a, memory.sums, warp, warps, chunks) : 1.0f;
-    if (threadIdx.x < ONE_ZEROS / 8) {
-        const Half8 zero = {};
-        *(Half8*)(memory.zeros + 8 * lane) = zero;
-    }
+    Half8 eight = one_eight<W>(a, warp), next = one_eight<W>(a, warp + warps);
+    const float scale = a.normed ? one_scale<W>(a, eight, memory.sums, warp, warps, chunks) : 1.0f;
+#pragma unroll 1
     for (int chunk = warp; chunk < chunks; chunk += warps) {
         const int i = chunk * P::CHUNK + 8 * lane;
-        Eight x = {};
-        if (8 * lane < P::CHUNK && i < a.columns) {
-            if (a.normed && chunk != warp) load8(a.norm_weight + i, weight);
-            x = one_columns(a, i, weight, scale);
-            if (stores) store8((half_t*)a.normed + i, x.v);
+        const Half8 here = eight;
+        eight = next;
+        next = one_eight<W>(a, chunk + 2 * warps);
+        if (!a.normed && !P::SWAPPED && !P::BLOCK_SUMS) {
+            if (8 * lane < P::CHUNK) *(Half8*)(memory.x + padded(i)) = here;
+            continue;
+        }
+        float x[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) x[j] = to_float(here.v[j]);
+        if (a.normed && 8 * lane < P::CHUNK && i < a.columns) {
+            if (chunk != warp) load8(a.norm_weight + i, weight);
+#pragma unroll
+            for (int j = 0; j < 8; j++) x[j] = rounded<half_t>(x[j] * scale * weight[j]);
+            if (stores) store8((half_t*)a.normed + i, x);
         }
         if (P::BLOCK_SUMS) {
-            float sum = ((x.v[0] + x.v[1]) + (x.v[2] + x.v[3])) + ((x.v[4] + x.v[5]) + (x.v[6] + x.v[7]));
+            float sum = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
             sum = quad_sum(sum);
             const int block = lane / 4;
             if (lane % 4 == 0) memory.block_sums[8 * chunk + block % 2 * 4 + block / 2] = sum;
@@ -98,12 +106,12 @@ DEVICE void one_row(const LinearArgs& a, const OneMemory<W>& memory, float (&wei
         if (P::SWAPPED) {
 #pragma unroll
             for (int j = 1; j < 8; j += 4) {
-                const float second = x.v[j];
-                x.v[j] = x.v[j + 1];
-                x.v[j + 1] = second;
+                const float second = x[j];
+                x[j] = x[j + 1];
+                x[j + 1] = second;
             }
         }
-        if (8 * lane < P::CHUNK) store8(memory.x + padded(i), x.v);
+        if (8 * lane < P::CHUNK) store8(memory.x + padded(i), x);
     }
     __syncthreads();
 }
@@ -149,17 +157,55 @@ struct OneRows {
     }
 };
 
-// What one warp of a group stores of a tile: its sums, added up in the order of the warps, lane by lane.
-DEVICE void store_one(const LinearArgs& a, const LinearPart& part, const float* sums, int tile, const FewOperands& with) {
-    const FewItem<1> item(a, part, tile, 0, threadIdx.x % 32);
+// x, in a register from here on: a constant would be fetched again where it is used, which takes its time.
+template <class X>
+DEVICE X held(X x) {
+#ifdef CUDA_ON_HOST
+    return x;
+#else
+    return __shfl_sync(FULL_WARP, x, threadIdx.x % 32);
+#endif
+}
+DEVICE void* held(void* p) { return (void*)held((int64_t)p); }
+
+// What is known of a result before its product is there.
+DEVICE LinearPart held_part(LinearPart part) {
+    part.out = held(part.out);
+    part.then = held(part.then);
+    part.cache = held(part.cache);
+    part.turned = held(part.turned);
+    part.scale[0] = held(part.scale[0]);
+    part.scale[1] = held(part.scale[1]);
+    part.outputs = held(part.outputs);
+    part.follow = held(part.follow);
+    part.pairs = held(part.pairs);
+    return part;
+}
+DEVICE void hold(FewItem<1>& item) {
+    item.r = held(item.r);
+    item.t = held(item.t);
+    item.o[0] = held(item.o[0]);
+    item.o[1] = held(item.o[1]);
+}
+
+// What one warp of a group stores of a tile: its sums, added up in the order of the warps, four at a time, lane by lane.
+DEVICE void store_one(const LinearArgs& a, const LinearPart& part, const float* sums, const FewItem<1>& item,
+                      const FewOperands& with) {
     if (item.t >= a.rows || item.o[0] >= part.outputs) return;
     float product[2] = {};
-    for (int w = 0; w < a.split; w++, sums += FEW_OUTPUTS) {
-        product[0] += sums[item.r];
-        if (part.pairs != ALONE) product[1] += sums[item.r + 8];
+    for (int w = 0; w < a.split; w += 4) {
+        float some[2][4];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const float* const of = sums + (w + n) * FEW_OUTPUTS + item.r;
+            some[0][n] = w + n < a.split ? of[0] : 0.0f;
+            some[1][n] = w + n < a.split && part.pairs != ALONE ? of[8] : 0.0f;
+        }
+#pragma unroll
+        for (int side = 0; side < 2; side++) product[side] += (some[side][0] + some[side][1]) + (some[side][2] + some[side][3]);
     }
     if (part.pairs != ALONE) store_pair(a, part, 0, item.o, product, with);
-    else store_output_with<half_t>(a, part, 0, item.o[0], product[0], with.other[0]);
+    else store_output_with<half_t>(a, part, with.first, 0, item.o[0], product[0], with.other[0]);
 }
 
 template <class W>
@@ -167,6 +213,7 @@ DEVICE void linear_one(const LinearArgs& a) {
     typedef Pieces<W> P;
     DYNAMIC(Words4, dynamic);
     const LinearPart& part = a.parts[blockIdx.z];
+    const LinearPart kept = held_part(part);
     const bool gate_up = part.pairs == GATE_UP;
     const int tiles = (part.outputs + (gate_up ? 7 : 15)) / (gate_up ? 8 : FEW_OUTPUTS);
     const int warp = warp_uniform(threadIdx.x / 32), warps = blockDim.x / 32, lane = threadIdx.x % 32;
@@ -201,12 +248,18 @@ DEVICE void linear_one(const LinearArgs& a) {
     if (a.normed && 8 * lane < P::CHUNK && column < a.columns) load8(a.norm_weight + column, norm_weight);
     FewOperands with = {};
     const bool stores = own == 0 && lane < FEW_OUTPUTS;
+    FewItem<1> item(a, part, tile, 0, lane);
     const auto operands = [&](int tile, bool computed) {
         if (!stores || tile >= tiles) return;
-        const FewItem<1> item(a, part, tile, 0, lane);
+        if (!computed) item = FewItem<1>(a, part, tile, 0, lane);
         fetch_operands(a, part, item.t, item.o, computed, with);
     };
     operands(start, false);
+    hold(item);
+    if (threadIdx.x < ONE_ZEROS / 8) {
+        const Half8 zero = {};
+        *(Half8*)(memory.zeros + 8 * lane) = zero;
+    }
     wait_for_last();
     operands(start, true);
     one_row<W>(a, memory, norm_weight, warp, warps, chunks);
@@ -238,7 +291,7 @@ DEVICE void linear_one(const LinearArgs& a) {
         }
         if (a.split > 1) __syncthreads();
         else __syncwarp();
-        if (stores && now < tiles) store_one(a, part, sums, now, with);
+        if (stores && now < tiles) store_one(a, kept, sums, item, with);
         operands(now + stride, false);
         operands(now + stride, true);
     }

@@ -180,22 +180,23 @@ DEVICE void add_split(const SplitStep& step, int t, int o, int g, int q, SplitSu
 template <int GROUPS>
 DEVICE void store_groups(const LinearArgs& a, const LinearPart& part, const SplitMemory<GROUPS>& memory, int t0, int o0) {
     enum { AT_ONCE = 4, THREADS = GROUPS * SPLIT_GROUP };  // operands under way
+    const int first = first_of(a, part);
 #pragma unroll 1
-    for (int first = threadIdx.x; first < TILE * TILE; first += AT_ONCE * THREADS) {
-        const int c = first % TILE;
+    for (int i = threadIdx.x; i < TILE * TILE; i += AT_ONCE * THREADS) {
+        const int c = i % TILE;
         float other[AT_ONCE];
 #pragma unroll
         for (int n = 0; n < AT_ONCE; n++) {
-            const int t = t0 + (first + n * THREADS) / TILE;
+            const int t = t0 + (i + n * THREADS) / TILE;
             other[n] = t < a.rows && o0 + c < part.outputs ? operand_of<float>(part, t, o0 + c) : 0.0f;
         }
 #pragma unroll
         for (int n = 0; n < AT_ONCE; n++) {
-            const int r = (first + n * THREADS) / TILE;
+            const int r = (i + n * THREADS) / TILE;
             float product = memory.out[0][r][c];
 #pragma unroll
             for (int g = 1; g < GROUPS; g++) product += memory.out[g][r][c];
-            if (t0 + r < a.rows && o0 + c < part.outputs) store_output_with<float>(a, part, t0 + r, o0 + c, product, other[n]);
+            if (t0 + r < a.rows && o0 + c < part.outputs) store_output_with<float>(a, part, first, t0 + r, o0 + c, product, other[n]);
         }
     }
 }

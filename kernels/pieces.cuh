@@ -117,15 +117,15 @@ struct PiecesK : PiecesInRows<FIFTH ? 11 : 9> {
     DEVICE void clear() { total[0] = total[1] = 0.0f; }
     // Word i of the quants from `from` on: of sub-block 2q, and of 2q + 1 sixteen times as large; columns 0 and 2 of its
     // four, then 1 and 3. Fifth bits lie at `bits`.
-    static DEVICE void quants(const Words4* from, const Words4* bits, int i, int q, uint32_t (&low)[2], uint32_t (&high)[2]) {
-        const uint32_t w = from->v[i];
+    static DEVICE void quants(const Words4& from, const Words4& bits, int i, int q, uint32_t (&low)[2], uint32_t (&high)[2]) {
+        const uint32_t w = from.v[i];
 #pragma unroll
         for (int odd = 0; odd < 2; odd++) {
             low[odd] = w >> (8 * odd) & 0x000f000fu;
             high[odd] = w >> (8 * odd) & 0x00f000f0u;
         }
         if (!FIFTH) return;
-        const uint32_t fifth = bits->v[i] >> (2 * q);
+        const uint32_t fifth = bits.v[i] >> (2 * q);
 #pragma unroll
         for (int odd = 0; odd < 2; odd++) {
             const uint32_t two = fifth >> (8 * odd);
@@ -139,15 +139,16 @@ struct PiecesK : PiecesInRows<FIFTH ? 11 : 9> {
         float chain[4][4] = {};
 #pragma unroll 1
         for (int part = 0; part < 2; part++) {
-            const int at = QUANTS + 2 * q + part;
+            const int at = QUANTS + 2 * q + part, fifths = FIFTH ? 1 + part : 0;
+            const Words4 quants_of[2] = {first[at], second[at]}, bits_of[2] = {first[fifths], second[fifths]};
 #pragma unroll
             for (int i = 0; i < 4; i += 2) {
                 const Words4 xe = *(const Words4*)(even + 16 * part + 4 * i), xo = *(const Words4*)(odd + 16 * part + 4 * i);
 #pragma unroll
                 for (int k = 0; k < 2; k++) {
                     uint32_t low[2][2], high[2][2];
-                    quants(first + at, first + 1 + part, i + k, q, low[0], high[0]);
-                    quants(second + at, second + 1 + part, i + k, q, low[1], high[1]);
+                    quants(quants_of[0], bits_of[0], i + k, q, low[0], high[0]);
+                    quants(quants_of[1], bits_of[1], i + k, q, low[1], high[1]);
                     const uint32_t l[4] = {low[0][0], low[1][0], low[0][1], low[1][1]};
                     const uint32_t h[4] = {high[0][0], high[1][0], high[0][1], high[1][1]};
                     mma_16816(chain[k], l, xe.v + 2 * k);
@@ -157,8 +158,9 @@ struct PiecesK : PiecesInRows<FIFTH ? 11 : 9> {
         }
         float sum[4];
         add_chains(chain, sum);
-        add_row(*first, sum, x.sums + 2 * q, q, total[0]);
-        add_row(*second, sum + 2, x.sums + 2 * q, q, total[1]);
+        const Words4 heads[2] = {*first, *second};
+        add_row(heads[0], sum, x.sums + 2 * q, q, total[0]);
+        add_row(heads[1], sum + 2, x.sums + 2 * q, q, total[1]);
     }
     // Two sub-blocks of one row, those of columns 2q and 2q + 1: d·scale·Σ x·quant - dmin·min·Σ x (see scale_min_k4).
     static DEVICE void add_row(const Words4& head, const float* sum, const float* x, int q, float& to) {
@@ -192,9 +194,9 @@ struct Pieces<Q6_K> : PiecesInRows<Q6_K::BYTES / 16> {
     float total[2];
     DEVICE void clear() { total[0] = total[1] = 0.0f; }
     // Word i of quarter 2·set + side, less 32: columns 0 and 2 of its four, then 1 and 3.
-    static DEVICE void quants(const Words4* row, int q, int set, int side, int i, uint32_t (&out)[2]) {
-        const uint32_t low = row[4 * (q / 2) + q % 2 + 2 * side].v[i] >> (4 * set) & 0x0f0f0f0fu;
-        const uint32_t six = low | (row[8 + q].v[i] >> (4 * set) << (4 - 2 * side) & 0x30303030u);
+    static DEVICE void quants(const Words4& lows, const Words4& highs, int set, int side, int i, uint32_t (&out)[2]) {
+        const uint32_t low = lows.v[i] >> (4 * set) & 0x0f0f0f0fu;
+        const uint32_t six = low | (highs.v[i] >> (4 * set) << (4 - 2 * side) & 0x30303030u);
         const uint32_t less = 0x80208020u;  // -32·2^-24 twice
         out[0] = add_halves(six & 0x00ff00ffu, less);
         out[1] = add_halves(six >> 8 & 0x00ff00ffu, less);
@@ -206,16 +208,19 @@ struct Pieces<Q6_K> : PiecesInRows<Q6_K::BYTES / 16> {
 #pragma unroll 1
         for (int set = 0; set < 2; set++) {
             float chain[2][4] = {};
+            const Words4 highs[2] = {first[8 + q], second[8 + q]};
 #pragma unroll
             for (int side = 0; side < 2; side++) {
+                const int at = 4 * (q / 2) + q % 2 + 2 * side;
+                const Words4 lows[2] = {first[at], second[at]};
 #pragma unroll
                 for (int i = 0; i < 4; i += 2) {
                     const Words4 xs = *(const Words4*)(columns[side] + 72 * set + 32 * side + 4 * i);
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
                         uint32_t a[2], b[2];
-                        quants(first, q, set, side, i + e, a);
-                        quants(second, q, set, side, i + e, b);
+                        quants(lows[0], highs[0], set, side, i + e, a);
+                        quants(lows[1], highs[1], set, side, i + e, b);
                         const uint32_t w[4] = {a[0], b[0], a[1], b[1]};
                         mma_16816(chain[side], w, xs.v + 2 * e);
                     }

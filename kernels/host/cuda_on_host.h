@@ -383,7 +383,7 @@ T __shfl_xor_sync(unsigned mask, T value, int flip) {
     memcpy(&value, words, sizeof(T));
     return value;
 }
-inline int __float_as_int(float x) { return cushim::from_bits<int>(x); }
+inline int __float_as_int(float x) { return (int)cushim::to_bits(x); }
 inline float __int_as_float(int bits) { return cushim::from_bits<float>(bits); }
 
 // Runs the kernel `name`. 0, or 1: no such kernel, 2: the struct has another size, 3: see `message`.
