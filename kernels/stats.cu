@@ -1,8 +1,21 @@
-// Comparison of the token rows of a checkpoint with a reference on the device: what src/compare computes on the
-// host, so that of a large prefill 96 bytes a row come back instead of the row.
+// Comparison of the token rows of checkpoints with a reference on the device: what src/compare computes on the
+// host, so that of a large prefill 96 bytes a row come back instead of the row. Beside it, rows that are asked for
+// are put where few copies bring them to the host.
 //
-// Launch: grid (T), 256 threads, a block per row. Sums in f64: each thread its strided share, then a tree in
-// shared memory, in a fixed order. ggml has no such thing.
+// Launch: grid (⌈T / 16⌉, pairs), 256 threads, a row of the pair to each half warp; no shared memory.
+// Sums in f64: each lane those of its columns, eight at a time, then a tree of shuffles, in a fixed order. ggml has
+// no such thing.
+//
+// What is bound by memory must not wait for arithmetic: f64 is where it changes a result. Sums are of f64 products
+// and differences. Whether a > b and whether they differ an f32 difference tells exactly: it is rounded to nothing
+// only where it is nothing. The maxima are those of f64, but only few columns can have them:
+// - f32 rounds the difference, and rounding is monotone: the largest f64 difference is among those of the largest
+//   f32 difference, which are computed again in f64.
+// - |a - b|·(1/|b|) in f32 is the ratio but for 2^-22 of it (a rounding of the difference, one of the product, and an
+//   ulp of the inverse), so that the largest lies among those within RATIO_MARGIN of the largest estimate.
+// Both hold where no difference overflows, no inverse is subnormal, and the largest estimate is far from both ends of
+// what f32 holds. Where that is not so, which the sums of squares and the estimate itself tell, rows are compared again
+// with care, as are rows that have NaN or infinities: their squares are no finite sum.
 #include "common.cuh"
 
 // One row. Sums, the maxima and the counts of signs leave out pairs that are not two finite numbers.
@@ -21,80 +34,295 @@ struct RowStats {
     uint32_t nonfinite_a, nonfinite_b;
 };
 
-struct StatsArgs {
-    const void* a;     // (T, W), the candidate: f32, or f16
-    const float* b;    // (T, W), the reference
-    RowStats* out;     // (T,)
-    int64_t width;     // W
+struct StatsPair {
+    const void* a;      // (T, W), the candidate: f32, or f16
+    const float* b;     // (T, W), the reference
+    const int* places;  // (T,): at which row of `shown` a row is to be put, or -1; null: none
+    void* shown;        // (n, W), as a
+    int width;          // W
     int a_f16;
 };
 
+struct StatsArgs {
+    RowStats* out;       // (pairs, T)
+    int rows;            // T
+    int pairs;
+    StatsPair pair[12];
+};
+
+// Lanes of a row.
+enum { LANES = 16 };
+// Squares that sum up to less are of numbers below 2^126: no difference overflows, and no inverse is subnormal.
+#define SQUARES_MAX 0x1p252
+// Ratios from here on are normal numbers, those within a margin of them too.
+#define RATIO_MIN 0x1p-100f
+// Twice the error of an estimated ratio, each of two, with as much to spare.
+#define RATIO_MARGIN (1.0f - 0x1p-20f)
+
 DEVICE bool finite(float x) { return fabsf(x) < INFINITY_F; }
 
-DEVICE void merge_stats(RowStats* into, const RowStats& s) {
-    if (s.max > into->max || (s.max == into->max && s.column < into->column)) {
-        into->max = s.max;
-        into->column = s.column;
-        into->a = s.a;
-        into->b = s.b;
-    }
-    into->abs_error += s.abs_error;
-    into->squared_error += s.squared_error;
-    into->squared_a += s.squared_a;
-    into->squared_b += s.squared_b;
-    into->product += s.product;
-    if (s.ratio > into->ratio) into->ratio = s.ratio;
-    into->positive += s.positive;
-    into->differing += s.differing;
-    into->nonfinite_a += s.nonfinite_a;
-    into->nonfinite_b += s.nonfinite_b;
+// 1/|x| but for an ulp; infinite where x is 0 or subnormal.
+DEVICE float inverse(float x) {
+#ifdef CUDA_ON_HOST
+    return fabsf(x) < 0x1p-126f ? INFINITY_F : 1.0f / fabsf(x);
+#else
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fabsf(x)));
+    return y;
+#endif
+}
+// |d| / |b| likewise. NaN for 0/0.
+DEVICE float estimated_ratio(float d, float b) { return fabsf(d) * inverse(b); }
+
+// The largest of what a lane has seen, and in which of its pieces of eight columns all that comes near it lies.
+struct Peak {
+    float value;
+    int from, to;
+};
+
+// `margin` times a value is what comes near it.
+DEVICE void note(Peak* peak, float value, float margin, int piece) {
+    if (value * margin > peak->value) peak->from = piece;
+    if (value >= peak->value * margin) peak->to = piece;
+    peak->value = fmaxf(peak->value, value);
 }
 
-DEVICE void add_pair(RowStats* s, float x, float y, int64_t column) {
-    s->nonfinite_a += !finite(x);
-    s->nonfinite_b += !finite(y);
-    if (!finite(x) || !finite(y)) return;
-    const double a = x, b = y, error = a - b, size = error < 0 ? -error : error, whole = b < 0 ? -b : b;
+// Eight columns of a row of a and b, as they lie in memory.
+struct PieceF16 {
+    Half8 a;
+    Float4 b[2];
+    DEVICE float first(int j) const { return to_float(a.v[j]); }
+    DEVICE float second(int j) const { return b[j / 4].v[j % 4]; }
+};
+struct PieceF32 {
+    Float4 a[2], b[2];
+    DEVICE float first(int j) const { return a[j / 4].v[j % 4]; }
+    DEVICE float second(int j) const { return b[j / 4].v[j % 4]; }
+};
+DEVICE void fetch(PieceF16* piece, const half_t* a) { piece->a = *(const Half8*)a; }
+DEVICE void fetch(PieceF32* piece, const float* a) {
+    piece->a[0] = *(const Float4*)a;
+    piece->a[1] = *(const Float4*)(a + 4);
+}
+DEVICE void put(PieceF16* piece, int j, half_t x) { piece->a.v[j] = x; }
+DEVICE void put(PieceF32* piece, int j, float x) { piece->a[j / 4].v[j % 4] = x; }
+
+// One row of a pair. Pieces of eight columns go to the lanes by turns.
+template <class S, class P>
+struct Row {
+    const S* a;
+    const float* b;
+    int width;
+    int lane;
+    bool aligned;  // whether both begin at a multiple of 16 bytes
+
+    DEVICE int pieces() const { return (width + 8 * LANES - 1) / (8 * LANES); }
+    DEVICE int column(int piece) const { return (piece * LANES + lane) * 8; }
+
+    // A piece, zeros where the row has ended: they add nothing.
+    DEVICE P load(int piece) const {
+        const int i = column(piece);
+        P p = {};
+        if (aligned && i + 8 <= width) {
+            fetch(&p, a + i);
+            p.b[0] = *(const Float4*)(b + i);
+            p.b[1] = *(const Float4*)(b + i + 4);
+            return p;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            if (i + j < width) {
+                put(&p, j, a[i + j]);
+                p.b[j / 4].v[j % 4] = b[i + j];
+            }
+        }
+        return p;
+    }
+};
+
+DEVICE void add_sums(RowStats* s, float x, float y) {
+    const double a = x, b = y, error = a - b;
+    s->abs_error += error < 0 ? -error : error;
+    s->squared_error += error * error;
+    s->squared_a += a * a;
+    s->squared_b += b * b;
+    s->product += a * b;
+    s->positive += x > y;
+    s->differing += x != y;
+}
+
+// The maximum and the ratio with one more pair of finite numbers.
+DEVICE void add_maxima(RowStats* s, float x, float y, int column) {
+    const double error = (double)x - y, size = error < 0 ? -error : error;
     if (size > s->max) {
         s->max = size;
         s->column = column;
         s->a = x;
         s->b = y;
     }
-    const double ratio = size > 0 ? size / whole : 0.0;
+    const double ratio = size > 0 ? size / (double)fabsf(y) : 0.0;
     if (ratio > s->ratio) s->ratio = ratio;
-    s->abs_error += size;
-    s->squared_error += error * error;
-    s->squared_a += a * a;
-    s->squared_b += b * b;
-    s->product += a * b;
-    s->positive += error > 0;
-    s->differing += size > 0;
+}
+
+DEVICE RowStats no_stats(int width) {
+    RowStats s = {};
+    s.max = -1.0;  // of nothing
+    s.column = width;
+    return s;
+}
+
+// What a lane has of a row, each pair looked at. The order of the sums is that of `sums_of`, so that they do not
+// depend on what else is in the warp.
+template <class S, class P>
+DEVICE RowStats careful_stats(const Row<S, P>& row) {
+    RowStats s = no_stats(row.width);
+    for (int piece = 0; piece < row.pieces(); piece++) {
+        const int start = row.column(piece);
+        for (int j = 0; j < 8 && start + j < row.width; j++) {
+            const float x = to_float(row.a[start + j]), y = row.b[start + j];
+            s.nonfinite_a += !finite(x);
+            s.nonfinite_b += !finite(y);
+            if (!finite(x) || !finite(y)) continue;
+            add_sums(&s, x, y);
+            add_maxima(&s, x, y, start + j);
+        }
+    }
+    return s;
+}
+
+// The sums of a lane, and near which pieces its maxima lie.
+template <class S, class P>
+DEVICE RowStats sums_of(const Row<S, P>& row, Peak* most, Peak* ratio) {
+    RowStats s = no_stats(row.width);
+    const int pieces = row.pieces();
+    P next = row.load(0);
+    for (int piece = 0; piece < pieces; piece++) {
+        const P p = next;
+        next = row.load(piece + 1);  // on its way while this one is added; zeros behind the end
+        float largest = 0.0f, estimate = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const float x = p.first(j), y = p.second(j), d = x - y;
+            largest = fmaxf(largest, fabsf(d));
+            estimate = fmaxf(estimate, estimated_ratio(d, y));
+            add_sums(&s, x, y);
+        }
+        note(most, largest, 1.0f, piece);
+        note(ratio, estimate, RATIO_MARGIN, piece);
+    }
+    return s;
+}
+
+// The largest of the lanes of a row.
+DEVICE float row_max(float x) {
+#pragma unroll
+    for (int d = LANES / 2; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, d));
+    return x;
+}
+
+// Adds the maximum and the ratio, where a lane may have them, to its sums. Whether the ratio is right: for certain it is
+// where the largest estimate is a normal number, or there is a division by zero.
+template <class S, class P>
+DEVICE bool add_peaks(RowStats* s, const Row<S, P>& row, const Peak& most, const Peak& ratio) {
+    const float largest = row_max(most.value), near = row_max(ratio.value) * RATIO_MARGIN;
+    if (!(largest > 0.0f)) {  // equal rows
+        if (row.lane == 0) add_maxima(s, to_float(row.a[0]), row.b[0], 0);
+        return true;
+    }
+    if (!(near >= RATIO_MIN)) return false;
+    const bool has_most = most.value == largest, has_ratio = ratio.value >= near;
+    bool right = true;
+    for (int piece = most.from; has_most && piece <= most.to; piece++) {
+        const P p = row.load(piece);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const float x = p.first(j), y = p.second(j);
+            const double error = (double)x - y, size = error < 0 ? -error : error;
+            if (size > s->max && fabsf(x - y) == largest) {
+                s->max = size;
+                s->column = row.column(piece) + j;
+                s->a = x;
+                s->b = y;
+            }
+        }
+    }
+    for (int piece = ratio.from; has_ratio && piece <= ratio.to; piece++) {
+        const P p = row.load(piece);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const float x = p.first(j), y = p.second(j), estimate = estimated_ratio(x - y, y);
+            if (!(estimate >= near)) continue;
+            const double error = (double)x - y, exact = (error < 0 ? -error : error) / (double)fabsf(y);
+            if (exact > s->ratio) s->ratio = exact;
+            right &= estimate < INFINITY_F || y == 0.0f;
+        }
+    }
+    return right;
+}
+
+// s of all lanes of a row together, in each of them.
+DEVICE void merge_lanes(RowStats* s) {
+#pragma unroll
+    for (int d = LANES / 2; d > 0; d /= 2) {
+        s->abs_error += __shfl_xor_sync(FULL_WARP, s->abs_error, d);
+        s->squared_error += __shfl_xor_sync(FULL_WARP, s->squared_error, d);
+        s->squared_a += __shfl_xor_sync(FULL_WARP, s->squared_a, d);
+        s->squared_b += __shfl_xor_sync(FULL_WARP, s->squared_b, d);
+        s->product += __shfl_xor_sync(FULL_WARP, s->product, d);
+        s->positive += __shfl_xor_sync(FULL_WARP, s->positive, d);
+        s->differing += __shfl_xor_sync(FULL_WARP, s->differing, d);
+        s->nonfinite_a += __shfl_xor_sync(FULL_WARP, s->nonfinite_a, d);
+        s->nonfinite_b += __shfl_xor_sync(FULL_WARP, s->nonfinite_b, d);
+        const double ratio = __shfl_xor_sync(FULL_WARP, s->ratio, d);
+        if (ratio > s->ratio) s->ratio = ratio;
+        const double max = __shfl_xor_sync(FULL_WARP, s->max, d);
+        const int column = __shfl_xor_sync(FULL_WARP, (int)s->column, d);
+        const float a = __shfl_xor_sync(FULL_WARP, s->a, d), b = __shfl_xor_sync(FULL_WARP, s->b, d);
+        if (max > s->max || (max == s->max && column < s->column)) {
+            s->max = max;
+            s->column = column;
+            s->a = a;
+            s->b = b;
+        }
+    }
+}
+
+// A row, in all of its lanes. Both halves of a warp come here together: shuffles are for all 32 lanes, and what one
+// half has to do with care the other does so too.
+template <class S, class P>
+DEVICE RowStats row_stats(const Row<S, P>& row) {
+    Peak most = {}, ratio = {};
+    RowStats s = sums_of(row, &most, &ratio);
+    const bool fits = s.squared_a + s.squared_b < SQUARES_MAX;
+    const bool right = add_peaks(&s, row, most, ratio);
+    if (__ballot_sync(FULL_WARP, !(fits && right)) != 0) s = careful_stats(row);
+    merge_lanes(&s);
+    if (s.max < 0) s.max = 0;
+    return s;
+}
+
+template <class S, class P>
+DEVICE void compare_pair(const StatsPair& pair, int rows, RowStats* out) {
+    const int lane = threadIdx.x % LANES, asked = blockIdx.x * (256 / LANES) + threadIdx.x / LANES;
+    const int t = asked < rows ? asked : rows - 1;  // lanes behind the last row help with it, and store nothing
+    const int64_t start = (int64_t)t * pair.width;
+    const S* const a = (const S*)pair.a + start;
+    const float* const b = pair.b + start;
+    const Row<S, P> row = {a, b, pair.width, lane, (((int64_t)a | (int64_t)b) & 15) == 0};
+    const RowStats s = row_stats(row);
+    if (asked >= rows) return;
+    if (lane == 0) out[t] = s;
+    const int place = pair.places == nullptr ? -1 : pair.places[t];
+    if (place < 0) return;
+    S* const shown = (S*)pair.shown + (int64_t)place * pair.width;
+    for (int i = lane; i < pair.width; i += LANES) shown[i] = a[i];
 }
 
 DEVICE void compare_rows(const StatsArgs& args) {
-    struct Scratch {
-        RowStats s[256];
-    };
-    SHARED(Scratch, scratch);
-    const int64_t start = (int64_t)blockIdx.x * args.width;
-    RowStats mine = {};
-    mine.max = -1.0;  // of nothing
-    mine.column = args.width;
-    for (int64_t i = threadIdx.x; i < args.width; i += 256) {
-        const float x = args.a_f16 ? to_float(((const half_t*)args.a)[start + i]) : ((const float*)args.a)[start + i];
-        add_pair(&mine, x, args.b[start + i], i);
-    }
-    scratch.s[threadIdx.x] = mine;
-    __syncthreads();
-    for (int d = 128; d > 0; d /= 2) {
-        if ((int)threadIdx.x < d) merge_stats(&scratch.s[threadIdx.x], scratch.s[threadIdx.x + d]);
-        __syncthreads();
-    }
-    if (threadIdx.x > 0) return;
-    RowStats& row = scratch.s[0];
-    if (row.max < 0) row.max = 0;
-    args.out[blockIdx.x] = row;
+    const StatsPair& pair = args.pair[blockIdx.y];
+    RowStats* const out = args.out + (int64_t)blockIdx.y * args.rows;
+    if (pair.a_f16) compare_pair<half_t, PieceF16>(pair, args.rows, out);
+    else compare_pair<float, PieceF32>(pair, args.rows, out);
 }
 
-KERNEL(stats_rows, StatsArgs, compare_rows)
+KERNEL_SIZED(stats_rows, StatsArgs, 256, 3, compare_rows)

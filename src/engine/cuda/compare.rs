@@ -3,7 +3,7 @@
 
 use half::f16;
 
-use super::calls::{self, Address};
+use super::calls::{self, Address, StatsPair};
 use super::device::{Buffer, Device};
 use super::modules::Modules;
 use super::plan::Output;
@@ -45,7 +45,8 @@ impl Compare {
         let found = self.memory.as_ref().map_or(0, |memory| memory.address);
         let reference = found + (rows * size_of::<RowStats>()) as Address;
         device.upload(&asked.reference, reference)?;
-        let call = calls::stats([from, reference, found], [rows, width], place.storage);
+        let pair = StatsPair { a: from, b: reference, width, storage: place.storage, places: 0, shown: 0 };
+        let call = calls::stats(&[pair], rows, found);
         device.launch(modules.function(&call, device)?, &call)?;
         let stats = device.download::<RowStats>(found, rows)?;
         let bytes = (place.bytes() / rows) as Address;
