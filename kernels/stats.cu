@@ -2,7 +2,8 @@
 // host, so that of a large prefill 96 bytes a row come back instead of the row. Beside it, rows that are asked for
 // are put where few copies bring them to the host.
 //
-// Launch: grid (⌈T / 16⌉, pairs), 256 threads, a row of the pair to each half warp; no shared memory.
+// Launch: grid (⌈T / 8⌉, pairs), 128 threads, a row of the pair to each half warp; no shared memory. Blocks are small
+// because they run in what kernels that compute leave of a multiprocessor.
 // Sums in f64: each lane those of its columns, eight at a time, then a tree of shuffles, in a fixed order. ggml has
 // no such thing.
 //
@@ -13,9 +14,9 @@
 //   f32 difference, which are computed again in f64.
 // - |a - b|·(1/|b|) in f32 is the ratio but for 2^-22 of it (a rounding of the difference, one of the product, and an
 //   ulp of the inverse), so that the largest lies among those within RATIO_MARGIN of the largest estimate.
-// Both hold where no difference overflows, no inverse is subnormal, and the largest estimate is far from both ends of
-// what f32 holds. Where that is not so, which the sums of squares and the estimate itself tell, rows are compared again
-// with care, as are rows that have NaN or infinities: their squares are no finite sum.
+// Both hold where no difference overflows, no inverse is subnormal, and the largest estimate does not overflow. (None
+// that counts is subnormal: two numbers that differ do so by at least 2^-25 of either.) Where that is not so, which the
+// sums of squares and the estimate itself tell, rows are compared again with care, as are rows that have NaN or infinities: their squares are no finite sum.
 #include "common.cuh"
 
 // One row. Sums, the maxima and the counts of signs leave out pairs that are not two finite numbers.
@@ -50,21 +51,19 @@ struct StatsArgs {
     StatsPair pair[12];
 };
 
-// Lanes of a row.
-enum { LANES = 16 };
+// Lanes of a row, and rows of a block.
+enum { ROW_LANES = 16, BLOCK_ROWS = 8 };
 // Squares that sum up to less are of numbers below 2^126: no difference overflows, and no inverse is subnormal.
 #define SQUARES_MAX 0x1p252
-// Ratios from here on are normal numbers, those within a margin of them too.
-#define RATIO_MIN 0x1p-100f
 // Twice the error of an estimated ratio, each of two, with as much to spare.
 #define RATIO_MARGIN (1.0f - 0x1p-20f)
 
 DEVICE bool finite(float x) { return fabsf(x) < INFINITY_F; }
 
-// 1/|x| but for an ulp; infinite where x is 0 or subnormal.
+// 1/|x| but for an ulp; infinite where x is 0 or subnormal, 0 where the inverse would be.
 DEVICE float inverse(float x) {
 #ifdef CUDA_ON_HOST
-    return fabsf(x) < 0x1p-126f ? INFINITY_F : 1.0f / fabsf(x);
+    return fabsf(x) < 0x1p-126f ? INFINITY_F : fabsf(x) > 0x1p126f ? 0.0f : 1.0f / fabsf(x);
 #else
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fabsf(x)));
@@ -87,62 +86,44 @@ DEVICE void note(Peak* peak, float value, float margin, int piece) {
     peak->value = fmaxf(peak->value, value);
 }
 
-// Eight columns of a row of a and b, as they lie in memory.
-struct PieceF16 {
-    Half8 a;
-    Float4 b[2];
-    DEVICE float first(int j) const { return to_float(a.v[j]); }
-    DEVICE float second(int j) const { return b[j / 4].v[j % 4]; }
+// Eight values as they lie in memory, at a multiple of 16 bytes.
+template <class S>
+struct Octet;
+template <>
+struct alignas(16) Octet<half_t> {
+    Half8 h;
+    DEVICE float at(int j) const { return to_float(h.v[j]); }
 };
-struct PieceF32 {
-    Float4 a[2], b[2];
-    DEVICE float first(int j) const { return a[j / 4].v[j % 4]; }
-    DEVICE float second(int j) const { return b[j / 4].v[j % 4]; }
+template <>
+struct alignas(16) Octet<float> {
+    Float4 f[2];
+    DEVICE float at(int j) const { return f[j / 4].v[j % 4]; }
 };
-DEVICE void fetch(PieceF16* piece, const half_t* a) { piece->a = *(const Half8*)a; }
-DEVICE void fetch(PieceF32* piece, const float* a) {
-    piece->a[0] = *(const Float4*)a;
-    piece->a[1] = *(const Float4*)(a + 4);
-}
-DEVICE void put(PieceF16* piece, int j, half_t x) { piece->a.v[j] = x; }
-DEVICE void put(PieceF32* piece, int j, float x) { piece->a[j / 4].v[j % 4] = x; }
+template <class S>
+struct Piece {
+    Octet<S> a;
+    Octet<float> b;
+};
 
 // One row of a pair. Pieces of eight columns go to the lanes by turns.
-template <class S, class P>
+template <class S>
 struct Row {
     const S* a;
     const float* b;
     int width;
     int lane;
-    bool aligned;  // whether both begin at a multiple of 16 bytes
+    bool regular;  // whether pieces are whole and begin at multiples of 16 bytes
 
-    DEVICE int pieces() const { return (width + 8 * LANES - 1) / (8 * LANES); }
-    DEVICE int column(int piece) const { return (piece * LANES + lane) * 8; }
-
-    // A piece, zeros where the row has ended: they add nothing.
-    DEVICE P load(int piece) const {
+    DEVICE int column(int piece) const { return (piece * ROW_LANES + lane) * 8; }
+    DEVICE Piece<S> load(int piece) const {
         const int i = column(piece);
-        P p = {};
-        if (aligned && i + 8 <= width) {
-            fetch(&p, a + i);
-            p.b[0] = *(const Float4*)(b + i);
-            p.b[1] = *(const Float4*)(b + i + 4);
-            return p;
-        }
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            if (i + j < width) {
-                put(&p, j, a[i + j]);
-                p.b[j / 4].v[j % 4] = b[i + j];
-            }
-        }
-        return p;
+        return {*(const Octet<S>*)(a + i), *(const Octet<float>*)(b + i)};
     }
 };
 
 DEVICE void add_sums(RowStats* s, float x, float y) {
     const double a = x, b = y, error = a - b;
-    s->abs_error += error < 0 ? -error : error;
+    s->abs_error += fabs(error);
     s->squared_error += error * error;
     s->squared_a += a * a;
     s->squared_b += b * b;
@@ -153,7 +134,7 @@ DEVICE void add_sums(RowStats* s, float x, float y) {
 
 // The maximum and the ratio with one more pair of finite numbers.
 DEVICE void add_maxima(RowStats* s, float x, float y, int column) {
-    const double error = (double)x - y, size = error < 0 ? -error : error;
+    const double size = fabs((double)x - y);
     if (size > s->max) {
         s->max = size;
         s->column = column;
@@ -173,36 +154,35 @@ DEVICE RowStats no_stats(int width) {
 
 // What a lane has of a row, each pair looked at. The order of the sums is that of `sums_of`, so that they do not
 // depend on what else is in the warp.
-template <class S, class P>
-DEVICE RowStats careful_stats(const Row<S, P>& row) {
+template <class S>
+DEVICE RowStats careful_stats(const Row<S>& row) {
     RowStats s = no_stats(row.width);
-    for (int piece = 0; piece < row.pieces(); piece++) {
-        const int start = row.column(piece);
-        for (int j = 0; j < 8 && start + j < row.width; j++) {
-            const float x = to_float(row.a[start + j]), y = row.b[start + j];
+    for (int start = row.column(0); start < row.width; start += 8 * ROW_LANES) {
+        for (int i = start; i < start + 8 && i < row.width; i++) {
+            const float x = to_float(row.a[i]), y = row.b[i];
             s.nonfinite_a += !finite(x);
             s.nonfinite_b += !finite(y);
             if (!finite(x) || !finite(y)) continue;
             add_sums(&s, x, y);
-            add_maxima(&s, x, y, start + j);
+            add_maxima(&s, x, y, i);
         }
     }
     return s;
 }
 
 // The sums of a lane, and near which pieces its maxima lie.
-template <class S, class P>
-DEVICE RowStats sums_of(const Row<S, P>& row, Peak* most, Peak* ratio) {
+template <class S>
+DEVICE RowStats sums_of(const Row<S>& row, Peak* most, Peak* ratio) {
     RowStats s = no_stats(row.width);
-    const int pieces = row.pieces();
-    P next = row.load(0);
-    for (int piece = 0; piece < pieces; piece++) {
-        const P p = next;
-        next = row.load(piece + 1);  // on its way while this one is added; zeros behind the end
+    Piece<S> next = {};
+    if (row.column(0) < row.width) next = row.load(0);
+    for (int piece = 0; row.column(piece) < row.width; piece++) {
+        const Piece<S> p = next;
+        if (row.column(piece + 1) < row.width) next = row.load(piece + 1);  // on its way while this one is added
         float largest = 0.0f, estimate = 0.0f;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            const float x = p.first(j), y = p.second(j), d = x - y;
+            const float x = p.a.at(j), y = p.b.at(j), d = x - y;
             largest = fmaxf(largest, fabsf(d));
             estimate = fmaxf(estimate, estimated_ratio(d, y));
             add_sums(&s, x, y);
@@ -216,54 +196,51 @@ DEVICE RowStats sums_of(const Row<S, P>& row, Peak* most, Peak* ratio) {
 // The largest of the lanes of a row.
 DEVICE float row_max(float x) {
 #pragma unroll
-    for (int d = LANES / 2; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, d));
+    for (int d = ROW_LANES / 2; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, d));
     return x;
 }
 
-// Adds the maximum and the ratio, where a lane may have them, to its sums. Whether the ratio is right: for certain it is
-// where the largest estimate is a normal number, or there is a division by zero.
-template <class S, class P>
-DEVICE bool add_peaks(RowStats* s, const Row<S, P>& row, const Peak& most, const Peak& ratio) {
-    const float largest = row_max(most.value), near = row_max(ratio.value) * RATIO_MARGIN;
-    if (!(largest > 0.0f)) {  // equal rows
-        if (row.lane == 0) add_maxima(s, to_float(row.a[0]), row.b[0], 0);
-        return true;
-    }
-    if (!(near >= RATIO_MIN)) return false;
-    const bool has_most = most.value == largest, has_ratio = ratio.value >= near;
+// Adds the columns of a lane that are at least as near a peak as `value`: mostly one. Whether the ratio is right then:
+// not where an estimate overflows.
+template <class S>
+DEVICE bool add_near(RowStats* s, const Row<S>& row, const Peak& peak, float value, bool is_ratio) {
     bool right = true;
-    for (int piece = most.from; has_most && piece <= most.to; piece++) {
-        const P p = row.load(piece);
+    for (int piece = peak.from; piece <= peak.to; piece++) {
+        const Piece<S> p = row.load(piece);
+        uint32_t near = 0;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            const float x = p.first(j), y = p.second(j);
-            const double error = (double)x - y, size = error < 0 ? -error : error;
-            if (size > s->max && fabsf(x - y) == largest) {
-                s->max = size;
-                s->column = row.column(piece) + j;
-                s->a = x;
-                s->b = y;
-            }
+            const float y = p.b.at(j), d = p.a.at(j) - y;
+            near |= (uint32_t)((is_ratio ? estimated_ratio(d, y) : fabsf(d)) >= value) << j;
         }
-    }
-    for (int piece = ratio.from; has_ratio && piece <= ratio.to; piece++) {
-        const P p = row.load(piece);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const float x = p.first(j), y = p.second(j), estimate = estimated_ratio(x - y, y);
-            if (!(estimate >= near)) continue;
-            const double error = (double)x - y, exact = (error < 0 ? -error : error) / (double)fabsf(y);
-            if (exact > s->ratio) s->ratio = exact;
-            right &= estimate < INFINITY_F || y == 0.0f;
+#pragma unroll 1
+        for (int i = row.column(piece); near != 0; i++, near >>= 1) {
+            if (near % 2 == 0) continue;
+            const float x = to_float(row.a[i]), y = row.b[i];
+            add_maxima(s, x, y, i);
+            right &= !is_ratio || y == 0.0f || estimated_ratio(x - y, y) < INFINITY_F;
         }
     }
     return right;
 }
 
+// Adds the maximum and the ratio, where a lane may have them, to its sums. Whether the ratio is right: for certain it is
+// where the largest estimate is a normal number, or there is a division by zero.
+template <class S>
+DEVICE bool add_peaks(RowStats* s, const Row<S>& row, const Peak& most, const Peak& ratio) {
+    const float largest = row_max(most.value), near = row_max(ratio.value) * RATIO_MARGIN;
+    if (!(largest > 0.0f)) {  // equal rows
+        if (row.lane == 0) add_maxima(s, to_float(row.a[0]), row.b[0], 0);
+        return true;
+    }
+    if (most.value == largest) add_near(s, row, most, largest, false);
+    return ratio.value >= near ? add_near(s, row, ratio, near, true) : true;
+}
+
 // s of all lanes of a row together, in each of them.
 DEVICE void merge_lanes(RowStats* s) {
 #pragma unroll
-    for (int d = LANES / 2; d > 0; d /= 2) {
+    for (int d = ROW_LANES / 2; d > 0; d /= 2) {
         s->abs_error += __shfl_xor_sync(FULL_WARP, s->abs_error, d);
         s->squared_error += __shfl_xor_sync(FULL_WARP, s->squared_error, d);
         s->squared_a += __shfl_xor_sync(FULL_WARP, s->squared_a, d);
@@ -289,40 +266,52 @@ DEVICE void merge_lanes(RowStats* s) {
 
 // A row, in all of its lanes. Both halves of a warp come here together: shuffles are for all 32 lanes, and what one
 // half has to do with care the other does so too.
-template <class S, class P>
-DEVICE RowStats row_stats(const Row<S, P>& row) {
-    Peak most = {}, ratio = {};
-    RowStats s = sums_of(row, &most, &ratio);
-    const bool fits = s.squared_a + s.squared_b < SQUARES_MAX;
-    const bool right = add_peaks(&s, row, most, ratio);
-    if (__ballot_sync(FULL_WARP, !(fits && right)) != 0) s = careful_stats(row);
+template <class S>
+DEVICE RowStats row_stats(const Row<S>& row) {
+    RowStats s;
+    bool right = false;
+    if (row.regular) {
+        Peak most = {}, ratio = {};
+        s = sums_of(row, &most, &ratio);
+        const bool fits = s.squared_a + s.squared_b < SQUARES_MAX;
+        right = add_peaks(&s, row, most, ratio) && fits;
+    }
+    if (__ballot_sync(FULL_WARP, !right) != 0) s = careful_stats(row);
     merge_lanes(&s);
     if (s.max < 0) s.max = 0;
     return s;
 }
 
-template <class S, class P>
+template <class S>
 DEVICE void compare_pair(const StatsPair& pair, int rows, RowStats* out) {
-    const int lane = threadIdx.x % LANES, asked = blockIdx.x * (256 / LANES) + threadIdx.x / LANES;
+    const int lane = threadIdx.x % ROW_LANES, asked = blockIdx.x * BLOCK_ROWS + threadIdx.x / ROW_LANES;
     const int t = asked < rows ? asked : rows - 1;  // lanes behind the last row help with it, and store nothing
     const int64_t start = (int64_t)t * pair.width;
     const S* const a = (const S*)pair.a + start;
     const float* const b = pair.b + start;
-    const Row<S, P> row = {a, b, pair.width, lane, (((int64_t)a | (int64_t)b) & 15) == 0};
+    // The same for all rows, and so for the whole warp.
+    const bool regular = pair.width % 8 == 0 && (((int64_t)pair.a | (int64_t)pair.b) & 15) == 0;
+    const Row<S> row = {a, b, pair.width, lane, regular};
     const RowStats s = row_stats(row);
     if (asked >= rows) return;
     if (lane == 0) out[t] = s;
     const int place = pair.places == nullptr ? -1 : pair.places[t];
     if (place < 0) return;
     S* const shown = (S*)pair.shown + (int64_t)place * pair.width;
-    for (int i = lane; i < pair.width; i += LANES) shown[i] = a[i];
+    const int64_t bytes = (int64_t)pair.width * sizeof(S);
+    if ((((int64_t)a | (int64_t)shown | bytes) & 15) == 0) {
+#pragma unroll 4
+        for (int i = lane; i < bytes / 16; i += ROW_LANES) ((Float4*)shown)[i] = ((const Float4*)a)[i];
+        return;
+    }
+    for (int i = lane; i < pair.width; i += ROW_LANES) shown[i] = a[i];
 }
 
 DEVICE void compare_rows(const StatsArgs& args) {
     const StatsPair& pair = args.pair[blockIdx.y];
     RowStats* const out = args.out + (int64_t)blockIdx.y * args.rows;
-    if (pair.a_f16) compare_pair<half_t, PieceF16>(pair, args.rows, out);
-    else compare_pair<float, PieceF32>(pair, args.rows, out);
+    if (pair.a_f16) compare_pair<half_t>(pair, args.rows, out);
+    else compare_pair<float>(pair, args.rows, out);
 }
 
-KERNEL_SIZED(stats_rows, StatsArgs, 256, 3, compare_rows)
+KERNEL_SIZED(stats_rows, StatsArgs, BLOCK_ROWS * ROW_LANES, 5, compare_rows)

@@ -149,14 +149,15 @@ fn strange(random: &mut Random, width: usize) -> Vec<(&'static str, Vec<f32>, Ve
     };
     let zeros = vec![0.0; width];
     let tiny: Vec<f32> = y.iter().map(|y| y * 1e-42).collect();
-    let scaled = |scale: f32| -> Vec<f32> { y.iter().map(|y| y * scale).collect() };
+    let scaled_by = |values: &[f32], scale: f32| -> Vec<f32> { values.iter().map(|v| v * scale).collect() };
+    let scaled = |scale: f32| scaled_by(&y, scale);
     // One difference in f32, and larger by a trifle in f64 the later it comes.
-    let trifles = |i: usize| if i % 50 == 40 { (i as f32 + 1.0) * 1e-13 } else { 0.5 };
+    let trifles = |i: usize| if i % 64 == 40 { (i as f32 + 1.0) * 1e-13 } else { 0.5 };
     let late: Vec<f32> = (0..width).map(trifles).collect();
-    let ones: Vec<f32> = (0..width).map(|i| if i % 50 == 40 { -4.0 } else { 0.5 }).collect();
-    // Ratios that f32 does not tell apart: (k + 2^-20) / k but for single bits.
-    let thirds: Vec<f32> = (0..width).map(|i| 3.0 + (i % 97) as f32 * 1e-3).collect();
-    let beside: Vec<f32> = thirds.iter().map(|y| y * (1.0 + 1e-3)).collect();
+    let ones: Vec<f32> = (0..width).map(|i| if i % 64 == 40 { -4.0 } else { 0.5 }).collect();
+    // Ratios that differ by less than an estimate in f32 is off.
+    let divisors: Vec<f32> = y.iter().map(|y| 1.5 + y / 2.0).collect();
+    let beside: Vec<f32> = divisors.iter().map(|y| y * 1.7).collect();
     vec![
         ("equal", y.clone(), y.clone()),
         ("zeros", zeros.clone(), zeros.clone()),
@@ -166,7 +167,17 @@ fn strange(random: &mut Random, width: usize) -> Vec<(&'static str, Vec<f32>, Ve
         ("one zero", near.clone(), with(&y, &[(70, 0.0)])),
         ("ties", with(&y, &[(20, y[20] + 64.0), (200, y[200] + 64.0)]), y.clone()),
         ("trifles", late, ones),
-        ("ratios side by side", beside, thirds),
+        ("ratios side by side", beside, divisors.clone()),
+        (
+            "a subnormal divisor, no large ratio",
+            with(&divisors, &[(33, 2e-39)]),
+            with(&scaled_by(&divisors, 0.3), &[(33, 1e-39)]),
+        ),
+        (
+            "huge divisors, the largest ratio not where the largest difference is",
+            with(&divisors, &[(33, -1e38), (99, -1e37)]),
+            with(&scaled_by(&divisors, 0.9), &[(33, 1.5e38), (99, 3e38)]),
+        ),
         ("a subnormal divisor", near.clone(), with(&y, &[(33, 1e-39)])),
         ("subnormal", tiny.clone(), scaled(2e-42)),
         ("tiny", scaled(1e-25), scaled(1.000_1e-25)),
@@ -184,9 +195,15 @@ fn strange(random: &mut Random, width: usize) -> Vec<(&'static str, Vec<f32>, Ve
 #[test]
 fn statistics_of_strange_rows() {
     let Some(kernels) = host::kernels() else { return };
-    for width in [256, 301] {
-        let rows = strange(&mut Random(3), width);
-        for (what, a, b) in &rows {
+    for width in [256, 301, 2048] {
+        let mut random = Random(3);
+        let mut rows = strange(&mut random, width);
+        if width == 2048 {
+            // Which column has which estimate is chance.
+            let more = (0..8).flat_map(|_| strange(&mut random, width));
+            rows = more.filter(|(what, ..)| ["ratios side by side", "trifles"].contains(what)).collect();
+        }
+        for (what, a, b) in rows.iter().filter(|_| width < 2048) {
             compare(kernels, what, &[Pair::new([a, b], 1, Storage::F32, None)], 1);
         }
         // All in one launch, where they share warps; and the other way round.

@@ -1,12 +1,13 @@
 //! The comparison of token rows on the device.
 
-use super::{Address, Call, THREADS};
+use super::{Address, Call};
 use crate::numerics::Storage;
 
 /// Pairs that one launch compares.
 pub const STATS_PAIRS_MAX: usize = 12;
-/// Token rows of one block.
-const ROWS: usize = 16;
+/// Token rows of one block, and its threads.
+const ROWS: usize = 8;
+const THREADS: u32 = 128;
 
 /// A checkpoint and its reference. Addresses are multiples of 16, or rows are read slowly.
 #[derive(Clone, Copy, Debug)]
