@@ -201,11 +201,8 @@ impl Held {
             for group in &self.groups[piece.groups.clone()] {
                 for entry in &self.entries[group.entries.clone()] {
                     let bytes = self.pinned.bytes();
-                    show(
-                        &entry.output,
-                        entry.found(bytes, self.step.rows)?,
-                        &entry.values(bytes, self.step.rows),
-                    )?;
+                    let values = entry.values(bytes, self.step.rows)?;
+                    show(&entry.output, entry.found(bytes, self.step.rows)?, &values)?;
                 }
             }
             self.shown += 1;

@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 
 use super::calls::STATS_PAIRS_MAX;
 use super::device::error;
-use super::layout::{ALIGNMENT, bytes_of};
+use super::layout::ALIGNMENT;
 use super::plan::Output;
 use crate::engine::RowStats;
 use crate::error::Result;
@@ -101,20 +102,29 @@ impl Entry {
     }
 
     /// The rows shown, each with its number in the step.
-    pub fn values(&self, bytes: &[u8], rows: usize) -> Vec<(usize, Vec<f32>)> {
-        let place = self.output.place;
-        let size = bytes_of(place.storage);
+    pub fn values(&self, bytes: &[u8], rows: usize) -> Result<Vec<(usize, Vec<f32>)>> {
+        let size = self.output.place.bytes() / rows;
         let row = |(index, t): (usize, &usize)| {
-            let start = self.shown + index * place.bytes() / rows;
-            let bytes = bytes[start..start + place.bytes() / rows].chunks_exact(size);
-            let value = |bytes: &[u8]| match (place.storage, bytes) {
-                (Storage::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
-                (_, &[a, b, ..]) => f16::from_le_bytes([a, b]).to_f32(),
-                _ => f32::NAN,
-            };
-            (*t, bytes.map(value).collect())
+            let bytes = &bytes[self.shown + index * size..self.shown + (index + 1) * size];
+            Ok((*t, self.row(bytes)?))
         };
         self.rows.iter().enumerate().map(row).collect()
+    }
+
+    /// One of them from its bytes: there are millions of values, which are converted by vector instructions.
+    fn row(&self, bytes: &[u8]) -> Result<Vec<f32>> {
+        if self.output.place.storage == Storage::F32 {
+            // SAFETY: any bytes are numbers.
+            return match unsafe { bytes.align_to() } {
+                ([], values, []) => Ok(values.to_vec()),
+                _ => Err(error("rows shown that are not aligned")),
+            };
+        }
+        // SAFETY: as above.
+        let ([], values, []) = (unsafe { bytes.align_to::<f16>() }) else {
+            return Err(error("rows shown that are not aligned"));
+        };
+        Ok(values.to_f32_vec())
     }
 }
 
@@ -193,9 +203,10 @@ mod tests {
         let mut entry = entries(2, 5, &[]).remove(1);
         (entry.rows, entry.shown) = (shown, 16);
         let width = entry.output.place.len / 5;
-        let halves = (0..2 * width).flat_map(|i| f16::from_f32(i as f32).to_le_bytes());
-        let bytes: Vec<u8> = [0; 16].into_iter().chain(halves).collect();
-        let values = entry.values(&bytes, 5);
+        let halves: Vec<f16> = (0..8 + 2 * width).map(|i| f16::from_f32(i as f32 - 8.0)).collect();
+        // SAFETY: numbers are bytes.
+        let bytes = unsafe { halves.align_to::<u8>() }.1;
+        let values = entry.values(bytes, 5).unwrap();
         assert_eq!((values[0].0, values[1].0), (1, 3));
         assert_eq!((values[0].1[1], values[1].1[0]), (1.0, width as f32));
     }
