@@ -8,15 +8,16 @@
 // no such thing.
 //
 // What is bound by memory must not wait for arithmetic: f64 is where it changes a result. Sums are of f64 products
-// and differences. Whether a > b and whether they differ an f32 difference tells exactly: it is rounded to nothing
-// only where it is nothing. The maxima are those of f64, but only few columns can have them:
+// and differences. Whether a > b and whether they differ f32 tells. The maxima are those of f64, but only few columns
+// can have them:
 // - f32 rounds the difference, and rounding is monotone: the largest f64 difference is among those of the largest
 //   f32 difference, which are computed again in f64.
 // - |a - b|·(1/|b|) in f32 is the ratio but for 2^-22 of it (a rounding of the difference, one of the product, and an
 //   ulp of the inverse), so that the largest lies among those within RATIO_MARGIN of the largest estimate.
 // Both hold where no difference overflows, no inverse is subnormal, and the largest estimate does not overflow. (None
 // that counts is subnormal: two numbers that differ do so by at least 2^-25 of either.) Where that is not so, which the
-// sums of squares and the estimate itself tell, rows are compared again with care, as are rows that have NaN or infinities: their squares are no finite sum.
+// sums of squares and the estimate itself tell, rows are compared again with care, as are rows that have NaN or
+// infinities, whose squares are no finite sum, and rows whose eights do not begin at multiples of 16 bytes.
 #include "common.cuh"
 
 // One row. Sums, the maxima and the counts of signs leave out pairs that are not two finite numbers.
@@ -55,8 +56,8 @@ struct StatsArgs {
 enum { ROW_LANES = 16, BLOCK_ROWS = 8 };
 // Squares that sum up to less are of numbers below 2^126: no difference overflows, and no inverse is subnormal.
 #define SQUARES_MAX 0x1p252
-// Twice the error of an estimated ratio, each of two, with as much to spare.
-#define RATIO_MARGIN (1.0f - 0x1p-20f)
+// Twice the error of an estimated ratio, as two of them have it, four times over.
+#define RATIO_MARGIN (1.0f - 0x1p-19f)
 
 DEVICE bool finite(float x) { return fabsf(x) < INFINITY_F; }
 

@@ -49,7 +49,7 @@ pub enum Values<'a> {
 pub struct Asked {
     /// (T, W) values of the reference. Where they have another size the values are recorded as any others.
     pub reference: Vec<f32>,
-    /// Rows of the step whose values are to be shown as well.
+    /// Rows of the step whose values are to be shown as well, each once.
     pub rows: Vec<usize>,
 }
 
