@@ -16,6 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ["faults", out, model] => faults::faults(out, model),
         ["speed", out, model] => speed::speed(out, model, 0, &[]),
         ["speed", out, model, pairs, ref command @ ..] => speed::speed(out, model, pairs.parse()?, command),
+        ["compared", out, model] => compared::compared(out, model),
         ["split", out, model] => split::split(out, model),
         ["count"] => {
             println!("{}", parity::engine::cuda::count());
@@ -24,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ["once", model, numerics, rows] => speed::once(model, numerics, rows.parse()?),
         ["synth", out, size] => synth::write(out, size),
         _ => Err("gpu against OUT MODEL DUMP… | steps OUT MODEL RUNS | faults OUT MODEL | \
-                  speed OUT MODEL [PAIRS LLAMA_BENCH…] | split OUT MODEL | count | once MODEL NUMERICS ROWS | \
+                  speed OUT MODEL [PAIRS LLAMA_BENCH…] | compared OUT MODEL | split OUT MODEL | count | once MODEL NUMERICS ROWS | \
                   synth OUT 0.5B|1.5B"
             .into()),
     }
@@ -34,6 +35,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 mod against;
 #[cfg(feature = "cuda")]
 mod common;
+#[cfg(feature = "cuda")]
+mod compared;
 #[cfg(feature = "cuda")]
 mod faults;
 #[cfg(feature = "cuda")]

@@ -1,4 +1,4 @@
-//! Speed of prefill and decode, with and without every checkpoint read back to the host.
+//! Speed of prefill and decode, with and without every checkpoint read back to the host or compared on the GPU.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,6 +12,7 @@ use parity::model::Model;
 use serde_json::{Value, json};
 
 use crate::common::{Count, GPU_NUMERICS, Outcome, gpu, nothing, prompt_and_steps, tokens, write};
+use crate::compared;
 
 /// How much faster than llama.cpp the instrumented engine must be, each with every node asked for.
 const PREFILL_TIMES: f64 = 10.0;
@@ -21,10 +22,11 @@ const DECODE_TIMES: f64 = 8.0;
 pub const ALL_BUT_LOGITS: fn(Kind) -> bool = |kind| !kind.is_optional() && kind != Kind::Logits;
 
 /// Prefill and decode, with and without every checkpoint read back to the host; and as often as `pairs` says beside
-/// llama.cpp on the same machine, which `command`, a call of `llama_bench_min`, measures.
+/// llama.cpp on the same machine, which `command`, a call of `llama_bench_min`, measures. A prefill compared on the GPU is
+/// measured too: see [`compared`].
 pub fn speed(out: &str, path: &str, pairs: usize, command: &[&str]) -> Outcome {
     let model = Model::open(Path::new(path))?;
-    let mut body = json!({});
+    let (mut body, mut missed) = (json!({}), Vec::new());
     let everything: fn(Kind) -> bool = |kind| !kind.is_optional();
     let probes = [
         ("untraced", (|_| false) as fn(Kind) -> bool),
@@ -45,14 +47,18 @@ pub fn speed(out: &str, path: &str, pairs: usize, command: &[&str]) -> Outcome {
             println!("{numerics} {name} greedy64: {}", entry["greedy64"]);
             body[numerics][name] = entry;
         }
+        drop(engine);
+        match compared::measure(&model, numerics, &mut missed)? {
+            Value::Null => (),
+            entry => body[numerics]["compared"] = entry,
+        }
     }
-    let mut missed = Vec::new();
     if pairs > 0 {
         let mut engine = gpu(&model, &model.graph, "f16")?;
         body["beside_llama.cpp"] = beside(&mut engine, pairs, command, &mut missed)?;
     }
     write(out, &model, body)?;
-    if missed.is_empty() { Ok(()) } else { Err(format!("too slow: {}", missed.join(", ")).into()) }
+    if missed.is_empty() { Ok(()) } else { Err(format!("too slow, or wrong: {}", missed.join(", ")).into()) }
 }
 
 /// The median of seven prefills of `n` tokens.
@@ -109,7 +115,7 @@ fn beside(
     engine: &mut CudaEngine<'_>,
     pairs: usize,
     command: &[&str],
-    missed: &mut Vec<&'static str>,
+    missed: &mut Vec<String>,
 ) -> Result<Value, Box<dyn std::error::Error>> {
     let (program, args) = command.split_first().ok_or("no llama_bench_min to measure beside")?;
     let mut measured = Vec::new();
@@ -141,7 +147,7 @@ fn beside(
             "median_at_least": limit,
         });
         if !(median >= limit) {
-            missed.push(test);
+            missed.push(test.to_owned());
         }
     }
     body["pairs"] = json!(measured);

@@ -7,11 +7,11 @@ use rayon::prelude::*;
 
 use super::{
     Accumulator, Comparison, Partial, Status, TokenSums, Tolerances, common_positions, fed, finish,
-    finish_seen, shape_of,
+    finish_seen, rows::Rows, shape_of,
 };
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::{Kept, Recording, Unfinite};
-use crate::engine::{Asked, Batch, Probe, RowStats, Values};
+use crate::engine::{Asked, Batch, Probe, ReferenceId, RowStats, Values};
 use crate::error::Result;
 use crate::report::TokenReport;
 use crate::report::detail::{Detail, GRID, Sketch};
@@ -48,6 +48,8 @@ pub struct LiveOptions<'a> {
 pub struct Live<'a> {
     options: LiveOptions<'a>,
     reference: Option<&'a dyn Recording>,
+    /// Of the reference's rows and the sampled ones: neither changes.
+    id: ReferenceId,
     kept: Kept,
     sums: HashMap<Checkpoint, Accumulator>,
     /// Checkpoints of which the reference has only printed values; `None` where the rows do not fit.
@@ -76,6 +78,7 @@ impl<'a> Live<'a> {
         Live {
             options,
             reference,
+            id: ReferenceId::unique(),
             kept,
             sums: HashMap::new(),
             partial: HashMap::new(),
@@ -317,6 +320,10 @@ impl Probe for Live<'_> {
         (batch.first..end).all(|position| recorded.binary_search(&(position as u32)).is_ok())
     }
 
+    fn reference(&self, _: &Batch<'_>) -> Option<ReferenceId> {
+        self.reference.map(|_| self.id)
+    }
+
     fn asked(&mut self, checkpoint: Checkpoint, batch: &Batch<'_>) -> Asked {
         let positions = batch.positions();
         let reference = self.reference.and_then(|reference| reference.gather(checkpoint, &positions));
@@ -355,46 +362,5 @@ impl Probe for Live<'_> {
 
     fn fed(&mut self, checkpoint: Checkpoint, batch: &Batch<'_>, width: usize) -> Option<Vec<f32>> {
         fed::rows(self.reference.filter(|_| self.options.isolated)?, checkpoint, batch, width)
-    }
-}
-
-/// The token rows of one checkpoint in one step.
-struct Rows<'a> {
-    /// Position of the first row.
-    first: u32,
-    /// T
-    len: usize,
-    /// Shape of one row.
-    shape: Vec<usize>,
-    /// (T, width), or (H, T, S) of the attention matrices.
-    values: &'a [f32],
-    heads_first: bool,
-}
-
-impl<'a> Rows<'a> {
-    fn new(checkpoint: Checkpoint, first: u32, shape: &[usize], values: &'a [f32]) -> Self {
-        let heads_first = checkpoint.kind().is_optional();
-        let (len, row) =
-            if heads_first { (shape[1], vec![shape[0], shape[2]]) } else { (shape[0], shape[1..].to_vec()) };
-        Rows { first, len, shape: row, values, heads_first }
-    }
-
-    fn width(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    /// Row t; of the attention matrices (H, position + 1).
-    fn row<'b>(&'b self, t: usize, buffer: &'b mut Vec<f32>) -> &'b [f32] {
-        if !self.heads_first {
-            return &self.values[t * self.width()..(t + 1) * self.width()];
-        }
-        let (heads, cached) = (self.shape[0], self.shape[1]);
-        let seen = cached.min((self.first as usize + t) + 1);
-        buffer.clear();
-        for head in 0..heads {
-            let start = (head * self.len + t) * cached;
-            buffer.extend_from_slice(&self.values[start..start + seen]);
-        }
-        buffer
     }
 }

@@ -11,6 +11,7 @@ use crate::report::{Numbers, Seen, TokenReport};
 mod fed;
 mod live;
 mod partial;
+mod rows;
 mod stats;
 mod tokens;
 mod tolerance;

@@ -1,5 +1,7 @@
 //! Executes a graph and shows every output to a probe.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use parity_dump::manifest::Producer;
@@ -47,8 +49,22 @@ pub enum Values<'a> {
 pub struct Asked {
     /// (T, W) values of the reference. Where they have another size the values are recorded as any others.
     pub reference: Vec<f32>,
-    /// Rows of the step whose values are to be shown as well.
+    /// Rows of the step whose values are to be shown as well, each once.
     pub rows: Vec<usize>,
+}
+
+/// Which reference a probe compares with: an engine may keep what it has been given under one and not ask again.
+///
+/// Nobody but [`ReferenceId::unique`] makes one, so that references of different probes are never taken for one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReferenceId(u64);
+
+impl ReferenceId {
+    /// One that differs from all others of the process.
+    pub fn unique() -> ReferenceId {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        ReferenceId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 /// What the comparison of one row a with a reference b comes to, in f64. Pairs that are not two finite numbers
@@ -110,6 +126,12 @@ pub trait Probe {
     /// asks for the reference and shows only what [`Asked`] names.
     fn compares(&self, _checkpoint: Checkpoint, _batch: &Batch<'_>) -> bool {
         false
+    }
+
+    /// The same as in an earlier step as long as [`Probe::asked`] gives the same for every checkpoint of a step of as
+    /// many rows from the same position on: what was asked then may be used again. `None`: everything is asked for anew.
+    fn reference(&self, _batch: &Batch<'_>) -> Option<ReferenceId> {
+        None
     }
 
     /// What a comparison for the probe needs; asked only where [`Probe::compares`].

@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::Path;
 
-use parity::engine::RowStats;
 use parity::engine::cuda::calls::{
     self, AttentionData, AttentionKernel, Call, Follow, LinearData, LinearKernel, LinearPart, NormFirst,
     NormShape, Pairs,
@@ -174,15 +173,6 @@ fn attention_few() -> Subject {
     Subject { file, unit: file, calls, out, _inputs: inputs, _weight: None }
 }
 
-fn stats() -> Subject {
-    let n = 3000;
-    let inputs = vec![Memory::of_f32(&Random(6).values(n)), Memory::of_f32(&Random(7).values(n))];
-    let out = Memory::new(size_of::<RowStats>());
-    let addresses = [inputs[0].address(), inputs[1].address(), out.address()];
-    let calls = vec![calls::stats(addresses, [1, n], Storage::F32)];
-    Subject { file: "stats.cu", unit: "stats.cu", calls, out, _inputs: inputs, _weight: None }
-}
-
 impl Subject {
     /// The bits of the result in one order of the threads, or why the kernel did not end.
     fn result(&self, kernels: &Kernels, seed: u32) -> Result<Vec<u8>, String> {
@@ -227,7 +217,6 @@ fn every_barrier_is_needed_and_seen_to_be() {
         attention("attention.cu", AttentionKernel::Tile, Storage::F32),
         attention_few(),
         attention("attention_mma.cu", AttentionKernel::Mma, Storage::F16),
-        stats(),
         next_token(),
     ];
     let files: Vec<&str> = subjects.iter().map(|subject| subject.file).collect();

@@ -10,6 +10,7 @@ mod fused;
 mod host;
 mod linear;
 mod ops;
+mod stats;
 
 use data::Memory;
 use half::f16;

@@ -1,6 +1,5 @@
-//! The other kernels: norm, bias, RoPE, cache, residual sum, gated activation, statistics.
+//! The other kernels: norm, bias, RoPE, cache, residual sum, gated activation.
 
-use parity::engine::RowStats;
 use parity::engine::cuda::calls::{self, NormShape, RopeData, RopePart};
 use parity::model::graph::{Activation, Anchor, BySteps, Glu, NormStyle, Pairing, Position, Rope};
 use parity::numerics::Storage;
@@ -243,51 +242,4 @@ fn sums_and_activations() {
 
 unsafe extern "C" {
     fn erf(x: f64) -> f64;
-}
-
-#[test]
-fn statistics() {
-    let Some(kernels) = host::kernels() else { return };
-    for (n, storage) in [(1, Storage::F32), (999, Storage::F16), (70_001, Storage::F32)] {
-        let mut random = Random(n as u64);
-        let (mut x, y) = (random.values(2 * n), random.values(2 * n));
-        if n > 500 {
-            (x[n + 3], x[n + 400]) = (f32::NAN, f32::INFINITY);
-            (x[n + 77], x[n + 88]) = (y[n + 77] + 50.0, y[n + 88] + 50.0);
-        }
-        let a = Memory::stored(&x, storage);
-        let b = Memory::of_f32(&y);
-        let out = Memory::new(2 * size_of::<RowStats>());
-        let call = calls::stats([a.address(), b.address(), out.address()], [2, n], storage);
-        run(kernels, &[call], &out, Storage::F32);
-        // SAFETY: the kernel wrote two, and this is the second.
-        let found = unsafe { *(out.address() as *const RowStats).add(1) };
-        let (x, y) = (&a.values(storage)[n..], &y[n..]);
-
-        let pairs = x.iter().zip(y).map(|(a, b)| (f64::from(*a), f64::from(*b)));
-        let finite: Vec<(usize, (f64, f64))> =
-            pairs.enumerate().filter(|(_, (a, b))| a.is_finite() && b.is_finite()).collect();
-        let sum = |f: &dyn Fn(f64, f64) -> f64| finite.iter().map(|(_, (a, b))| f(*a, *b)).sum::<f64>();
-        let max = finite.iter().map(|(_, (a, b))| (a - b).abs()).fold(0.0, f64::max);
-        let worst = finite.iter().find(|(_, (a, b))| (a - b).abs() == max).map_or(0, |(i, _)| *i);
-        assert_eq!((found.max, found.column), (max, worst as i64));
-        assert_eq!((found.a, found.b), (x[worst], y[worst]));
-        assert_eq!(found.nonfinite_a as usize, x.iter().filter(|v| !v.is_finite()).count());
-        assert_eq!(found.nonfinite_b, 0);
-        assert_eq!(f64::from(found.positive), sum(&|a, b| f64::from(u8::from(a > b))));
-        assert_eq!(f64::from(found.differing), sum(&|a, b| f64::from(u8::from(a != b))));
-        let ratio = finite.iter().map(|(_, (a, b))| (a - b).abs() / b.abs()).fold(0.0, f64::max);
-        assert_eq!(found.ratio, ratio);
-        let sums = [
-            (found.squared_error, sum(&|a, b| (a - b).powi(2))),
-            (found.squared_a, sum(&|a, _| a * a)),
-            (found.squared_b, sum(&|_, b| b * b)),
-            (found.abs_error, sum(&|a, b| (a - b).abs())),
-        ];
-        for (found, exact) in sums {
-            assert!((found - exact).abs() <= n as f64 * f64::EPSILON * exact, "{found} for {exact}");
-        }
-        let products = sum(&|a, b| (a * b).abs());
-        assert!((found.product - sum(&|a, b| a * b)).abs() <= n as f64 * f64::EPSILON * products);
-    }
 }

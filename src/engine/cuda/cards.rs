@@ -84,8 +84,9 @@ impl CudaEngine<'_> {
     }
 
     /// Waits for what a step that failed has left under way.
-    fn settle(&self) -> Result<()> {
+    fn settle(&mut self) -> Result<()> {
         self.device.bind()?;
+        self.compare.settle()?;
         self.device.synchronize()?;
         self.device.copy.synchronize().map_err(failed("a copy"))
     }
@@ -112,7 +113,7 @@ impl Engine for Cards<'_> {
             }
             Err(error) => {
                 // The error that is reported is the first.
-                self.stages.iter().for_each(|stage| drop(stage.settle()));
+                self.stages.iter_mut().for_each(|stage| drop(stage.settle()));
                 Err(error)
             }
         }

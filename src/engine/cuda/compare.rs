@@ -1,25 +1,128 @@
 //! Comparisons on the GPU for probes that hand over a reference: of each token row a few numbers come back, and
-//! only the rows that are asked for.
+//! only the rows that are asked for. Where a probe says that its reference stays the same it is held on the device
+//! and compared while the step is computed ([`super::held`]); else, and what is not held, one checkpoint at a time.
 
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
 use half::f16;
 
-use super::calls::{self, Address};
-use super::device::{Buffer, Device};
+use super::calls::{self, Address, StatsPair};
+use super::device::{Buffer, Device, failed};
+use super::held::{Held, Step};
 use super::modules::Modules;
 use super::plan::Output;
-use crate::engine::{Batch, Probe, RowStats};
+use crate::engine::{Batch, Probe, RowStats, Values};
 use crate::error::Result;
+use crate::model::graph::Dims;
 use crate::numerics::Storage;
 
-/// Device memory for one reference and its comparison, used again.
+/// Where comparisons and what they find go, beside computing and other copies.
+pub struct Streams {
+    /// Kernels that compare: those that compute go first.
+    pub compare: Arc<CudaStream>,
+    /// Copies of what they find.
+    pub results: Arc<CudaStream>,
+}
+
+impl Streams {
+    fn new(device: &Device) -> Result<Streams> {
+        Ok(Streams { compare: device.low_stream()?, results: device.low_stream()? })
+    }
+}
+
+/// The comparisons of one engine.
 #[derive(Default)]
 pub struct Compare {
+    held: Option<Held>,
+    streams: Option<Streams>,
+    /// Device memory for one reference and its comparison, used again.
     memory: Option<Buffer>,
 }
 
 impl Compare {
+    /// Starts a step whose `outputs` lie in the arena at an address: what the device holds of another reference is
+    /// forgotten, and that of the probe uploaded, if it says which one it is and there is room.
+    pub fn begin(
+        &mut self,
+        device: &Device,
+        (outputs, arena): (&[Output], Address),
+        batch: &Batch<'_>,
+        probe: &mut dyn Probe,
+    ) -> Result<()> {
+        self.settle()?;
+        let id = if outputs.is_empty() { None } else { probe.reference(batch) };
+        let Some(id) = id else {
+            self.held = None;
+            return Ok(());
+        };
+        let step =
+            Step { id, first: batch.first, rows: batch.tokens.len(), arena, outputs: outputs.to_vec() };
+        if self.held.as_mut().is_some_and(|held| held.restart(&step)) {
+            return Ok(());
+        }
+        self.held = None;
+        self.held = Held::upload(device, step, batch, probe)?;
+        if self.streams.is_none() {
+            self.streams = Some(Streams::new(device)?);
+        }
+        Ok(())
+    }
+
+    /// Enqueues the comparisons of what `done` pieces of work have computed.
+    pub fn after(&mut self, device: &Device, modules: &mut Modules, done: usize) -> Result<()> {
+        match (&mut self.held, &self.streams) {
+            (Some(held), Some(streams)) => held.after((device, modules), streams, done),
+            _ => Ok(()),
+        }
+    }
+
+    /// Shows the probe what has been found of all `outputs`: what the device holds is waited for, the rest is
+    /// compared now.
+    pub fn show(
+        &mut self,
+        (device, modules): (&Device, &mut Modules),
+        (outputs, arena): (&[Output], Address),
+        dims: &Dims,
+        batch: &Batch<'_>,
+        probe: &mut dyn Probe,
+    ) -> Result<()> {
+        let (rows, end) = (batch.tokens.len(), batch.first + batch.tokens.len());
+        let shape = |output: &Output| dims.shape(output.checkpoint.kind(), rows, end);
+        if let Some(held) = &mut self.held {
+            held.show(|output, stats, values| {
+                probe.compared(output.checkpoint, batch, &shape(output), stats, values)
+            })?;
+        }
+        for output in outputs {
+            if self.held.as_ref().is_none_or(|held| !held.has(output)) {
+                self.run((device, &mut *modules), (output, arena), batch, &shape(output), probe)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets what the device holds.
+    pub fn forget(&mut self) -> Result<()> {
+        self.settle()?;
+        self.held = None;
+        Ok(())
+    }
+
+    /// Waits for comparisons that a step which failed has left under way: they read the arena, and write.
+    pub fn settle(&mut self) -> Result<()> {
+        if let (Some(held), Some(streams)) = (&mut self.held, &self.streams)
+            && held.is_under_way()
+        {
+            streams.compare.synchronize().map_err(failed("a comparison"))?;
+            streams.results.synchronize().map_err(failed("a copy"))?;
+            held.settled();
+        }
+        Ok(())
+    }
+
     /// Compares the output, which has been computed, with what the probe has of it. `shape` is (T, …).
-    pub fn run(
+    fn run(
         &mut self,
         (device, modules): (&Device, &mut Modules),
         (output, arena): (&Output, Address),
@@ -35,7 +138,7 @@ impl Compare {
         if asked.reference.len() != place.len {
             // Of another shape: the probe says so when it sees the values.
             let values = fetch(device, from, place.len, place.storage)?;
-            return probe.record(checkpoint, batch, shape, crate::engine::Values::F32(&values));
+            return probe.record(checkpoint, batch, shape, Values::F32(&values));
         }
         let size = 4 * place.len + rows * size_of::<RowStats>();
         if self.memory.as_ref().is_none_or(|memory| memory.bytes < size) {
@@ -45,7 +148,8 @@ impl Compare {
         let found = self.memory.as_ref().map_or(0, |memory| memory.address);
         let reference = found + (rows * size_of::<RowStats>()) as Address;
         device.upload(&asked.reference, reference)?;
-        let call = calls::stats([from, reference, found], [rows, width], place.storage);
+        let pair = StatsPair { a: from, b: reference, width, storage: place.storage, places: 0, shown: 0 };
+        let call = calls::stats(&[pair], rows, found);
         device.launch(modules.function(&call, device)?, &call)?;
         let stats = device.download::<RowStats>(found, rows)?;
         let bytes = (place.bytes() / rows) as Address;

@@ -93,8 +93,10 @@ impl Device {
         let context = CudaContext::new(ordinal).map_err(failed("opening the GPU"))?;
         // SAFETY: every buffer is synchronised by hand here; cudarc's events would break graph capture.
         unsafe { context.disable_event_tracking() };
+        let (_, first) = result::stream::get_priority_range().map_err(failed("priorities"))?;
         Ok(Device {
-            compute: context.new_stream().map_err(failed("a stream"))?,
+            // Before kernels of any other stream.
+            compute: context.new_stream_with_priority(first).map_err(failed("a stream"))?,
             copy: context.new_stream().map_err(failed("a stream"))?,
             name: context.name().map_err(failed("the GPU's name"))?,
             capability: context.compute_capability().map_err(failed("the GPU's capability"))?,
@@ -120,6 +122,16 @@ impl Device {
     /// Waits for all kernels.
     pub fn synchronize(&self) -> Result<()> {
         self.compute.synchronize().map_err(failed("a kernel"))
+    }
+
+    /// A stream whose kernels let those of the compute stream go first.
+    pub fn low_stream(&self) -> Result<Arc<CudaStream>> {
+        self.context.new_stream_with_priority(0).map_err(failed("a stream"))
+    }
+
+    /// Bytes of device memory that nobody has taken.
+    pub fn free_memory(&self) -> Result<usize> {
+        result::mem_get_info().map(|(free, _)| free).map_err(failed("the free memory"))
     }
 
     /// Device memory for `what`; an error says how much was needed and how much there was.
@@ -196,13 +208,19 @@ impl Device {
         call.shared.min(self.shared_max)
     }
 
-    /// Enqueues a kernel.
+    /// Enqueues a kernel that computes.
     pub fn launch(&self, function: &CudaFunction, call: &Call) -> Result<()> {
+        if self.overlaps {
+            self.launch_early(function, call)
+        } else {
+            self.launch_on(function, call, &self.compute)
+        }
+    }
+
+    /// Enqueues a kernel on one of the streams.
+    pub fn launch_on(&self, function: &CudaFunction, call: &Call, stream: &CudaStream) -> Result<()> {
         let [x, y, z] = call.grid;
         let mut params = [call.args().0 as *mut c_void];
-        if self.overlaps {
-            return self.launch_early(function, call, &mut params);
-        }
         // SAFETY: name and argument struct belong together (see calls.rs); addresses are of live buffers.
         unsafe {
             result::launch_kernel(
@@ -210,7 +228,7 @@ impl Device {
                 (x, y, z),
                 (call.threads, 1, 1),
                 self.shared_bytes(call),
-                self.compute.cu_stream(),
+                stream.cu_stream(),
                 &mut params,
             )
         }
@@ -220,12 +238,8 @@ impl Device {
 
 impl Device {
     /// Enqueues a kernel that may begin before the one ahead of it has ended (programmatic dependent launch).
-    fn launch_early(
-        &self,
-        function: &CudaFunction,
-        call: &Call,
-        params: &mut [*mut c_void; 1],
-    ) -> Result<()> {
+    fn launch_early(&self, function: &CudaFunction, call: &Call) -> Result<()> {
+        let mut params = [call.args().0 as *mut c_void];
         let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
         let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };

@@ -1,7 +1,8 @@
 //! The GPU engine: the same graph and the same probe as on the CPU, by hand-written kernels.
 //!
 //! A step is a list of kernel launches ([`plan`]) over an arena in which every wanted value has bytes of its own
-//! ([`layout`]); a second stream brings them to the host while the GPU computes on ([`readback`]). Asking for a
+//! ([`layout`]); a second stream brings them to the host while the GPU computes on ([`readback`]), or compares them with
+//! a reference there ([`compare`], [`held`]). Asking for a
 //! checkpoint changes where values lie and what is copied, never a launch that computes. A node that no kernel
 //! computes, which in a healthy model is none, is executed by the host's code on downloaded inputs. Where a probe
 //! feeds values a step is computed node by node ([`isolated`]). A model that is larger than one GPU is cut into
@@ -14,6 +15,7 @@ mod compare;
 mod cut;
 mod device;
 mod greedy;
+mod held;
 mod host;
 mod isolated;
 mod layout;
@@ -22,6 +24,7 @@ mod modules;
 mod plan;
 mod products;
 mod readback;
+mod returned;
 mod ropes;
 mod schedule;
 pub mod single;
@@ -204,6 +207,7 @@ impl CudaEngine<'_> {
         if end <= self.capacity {
             return Ok(());
         }
+        self.compare.forget()?;
         let capacity = end.next_power_of_two().max(POSITIONS_MIN);
         (self.plan, self.decode) = (None, None);
         for checkpoint in schedule::cached(&self.graph) {
@@ -238,14 +242,16 @@ impl CudaEngine<'_> {
         if let Some((plan, _)) = &self.plan
             && plan.key == key
         {
-            // In a longer step copies overlap with computing, which is not to be one launch then.
-            let at_once = rows <= calls::ROWS_MAX_UNTILED || plan.outputs.is_empty();
+            // In a longer step copies and comparisons overlap with computing, which is not to be one launch then.
+            let unread = plan.outputs.is_empty() && plan.compared.is_empty();
+            let at_once = rows <= calls::ROWS_MAX_UNTILED || unread;
             if !fed && self.decode.is_none() && plan.is_all_gpu() && at_once {
                 self.capture()?;
             }
             return Ok(());
         }
         (self.plan, self.decode) = (None, None);
+        self.compare.forget()?;
         self.device.synchronize()?;
         let listed = |marks: &[bool]| -> Vec<Checkpoint> {
             self.graph.checkpoints().zip(marks).filter(|(_, mark)| **mark).map(|(c, _)| c).collect()

@@ -37,7 +37,7 @@ pub enum Work {
 }
 
 /// A value that the probe wants.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Output {
     /// What it is.
     pub checkpoint: Checkpoint,

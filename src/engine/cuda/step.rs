@@ -36,6 +36,7 @@ impl CudaEngine<'_> {
     pub(super) fn prepare(&mut self, batch: &Batch<'_>, probe: &dyn Probe) -> Result<()> {
         self.check(batch)?;
         self.device.bind()?;
+        self.compare.settle()?;
         self.make_room(batch.first + batch.tokens.len())?;
         self.make_plan(batch, probe)?;
         self.send_tokens(batch)
@@ -51,11 +52,13 @@ impl CudaEngine<'_> {
         let (device, dims) = (&self.device, &self.graph.dims);
         let arena = self.arena.as_ref().map_or(0, |arena| arena.address);
         self.ring.prepare(device, transfers)?;
+        self.compare.begin(device, (&plan.compared, arena), batch, probe)?;
         let ring = &mut self.ring;
         let mut reading = Reading { device, ring, transfers, outputs: &plan.outputs, arena };
         if let Some(decode) = &self.decode {
             decode.launch().map_err(failed("the decode graph"))?;
             reading.after(plan.work.len())?;
+            self.compare.after(device, &mut self.modules, plan.work.len())?;
         } else {
             let mut host = Host {
                 gguf: self.gguf,
@@ -73,6 +76,7 @@ impl CudaEngine<'_> {
                     Work::Host(index) => host.execute(&plan.nodes[*index], batch, probe)?,
                 }
                 reading.after(done + 1)?;
+                self.compare.after(device, &mut self.modules, done + 1)?;
                 while reading.is_full()? {
                     reading.show_next(|output, values| show(dims, batch, probe, output, values))?;
                 }
@@ -106,12 +110,8 @@ impl CudaEngine<'_> {
                 last_row = Some(logits.take()?);
             }
         }
-        for output in &plan.compared {
-            let (rows, end) = (batch.tokens.len(), batch.first + batch.tokens.len());
-            let shape = dims.shape(output.checkpoint.kind(), rows, end);
-            let on = (device, &mut self.modules);
-            self.compare.run(on, (output, arena), batch, &shape, probe)?;
-        }
+        let on = (device, &mut self.modules);
+        self.compare.show(on, (&plan.compared, arena), dims, batch, probe)?;
         match (last_row, logits) {
             (None, Some(logits)) => logits.take().map(Some),
             (None, None) => device.synchronize().map(|()| None),

@@ -24,7 +24,7 @@ pub use linear::{
 };
 pub use next::next_token;
 pub use rope::{RopeData, RopePart, rope};
-pub use stats::stats;
+pub use stats::{STATS_PAIRS_MAX, StatsPair, stats};
 pub use unpack::{unpack, unpacked};
 
 /// An address in the memory that the kernel sees.
@@ -55,7 +55,7 @@ pub struct Call {
 }
 
 impl Call {
-    const ARGS_MAX: usize = 384;
+    const ARGS_MAX: usize = 512;
 
     fn new<A: Copy>(kernel: String, grid: [usize; 3], threads: u32, args: A) -> Call {
         const { assert!(size_of::<A>() <= Call::ARGS_MAX && align_of::<A>() <= 8) };
