@@ -11,7 +11,7 @@ use super::{
 };
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::{Kept, Recording, Unfinite};
-use crate::engine::{Asked, Batch, Probe, ReferenceId, RowStats, Values};
+use crate::engine::{Asked, Batch, Probe, RowStats, Values};
 use crate::error::Result;
 use crate::report::TokenReport;
 use crate::report::detail::{Detail, GRID, Sketch};
@@ -48,8 +48,6 @@ pub struct LiveOptions<'a> {
 pub struct Live<'a> {
     options: LiveOptions<'a>,
     reference: Option<&'a dyn Recording>,
-    /// Of the reference's rows and the sampled ones: neither changes.
-    id: ReferenceId,
     kept: Kept,
     sums: HashMap<Checkpoint, Accumulator>,
     /// Checkpoints of which the reference has only printed values; `None` where the rows do not fit.
@@ -78,7 +76,6 @@ impl<'a> Live<'a> {
         Live {
             options,
             reference,
-            id: ReferenceId::unique(),
             kept,
             sums: HashMap::new(),
             partial: HashMap::new(),
@@ -318,10 +315,6 @@ impl Probe for Live<'_> {
         }
         let recorded = reference.positions(checkpoint);
         (batch.first..end).all(|position| recorded.binary_search(&(position as u32)).is_ok())
-    }
-
-    fn reference(&self, _: &Batch<'_>) -> Option<ReferenceId> {
-        self.reference.map(|_| self.id)
     }
 
     fn asked(&mut self, checkpoint: Checkpoint, batch: &Batch<'_>) -> Asked {

@@ -129,7 +129,8 @@ pub trait Probe {
     }
 
     /// The same as in an earlier step as long as [`Probe::asked`] gives the same for every checkpoint of a step of as
-    /// many rows from the same position on: what was asked then may be used again. `None`: everything is asked for anew.
+    /// many rows from the same position on: what was asked then may be used again. `None`, as of all probes that see each
+    /// step once: everything is asked for anew, and held nowhere.
     fn reference(&self, _batch: &Batch<'_>) -> Option<ReferenceId> {
         None
     }
