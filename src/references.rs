@@ -46,7 +46,7 @@ pub const MODELS_VARIABLE: &str = "PARITY_MODELS";
 /// the folder that [`MODELS_VARIABLE`] names or among the shipped ones.
 ///
 /// # Errors
-/// Says which model was looked for where.
+/// Says which model was looked for where; tells which files could not be opened: the model may be one of them.
 pub fn model_of(dump: &Path, made_with: &ModelInfo) -> Result<PathBuf> {
     let named = std::env::var_os(MODELS_VARIABLE).map(PathBuf::from);
     let folders: Vec<PathBuf> = named.into_iter().chain(shipped().map(|dir| dir.join("models"))).collect();
@@ -56,11 +56,20 @@ pub fn model_of(dump: &Path, made_with: &ModelInfo) -> Result<PathBuf> {
     files.retain(|path| path.extension().is_some_and(|extension| extension == "gguf"));
     // The file of that name is tried first: the others may be many.
     files.sort_by_key(|path| (!has_name(path), path.clone()));
+    let mut unread = Vec::new();
     let fits = |path: &PathBuf| match &made_with.fingerprint {
-        Some(print) => Gguf::open(path).is_ok_and(|gguf| fingerprint(&gguf) == *print),
+        Some(print) => match Gguf::open(path) {
+            Ok(gguf) => fingerprint(&gguf) == *print,
+            Err(error) => {
+                unread.push(error);
+                false
+            }
+        },
         None => has_name(path),
     };
-    files.into_iter().find(fits).ok_or_else(|| {
+    let found = files.into_iter().find(fits);
+    found.ok_or_else(|| {
+        unread.into_iter().for_each(passed_over);
         let looked: Vec<String> = folders.iter().map(|dir| dir.display().to_string()).collect();
         let known = made_with.file.is_some() || made_with.fingerprint.is_some();
         Error::file(dump, "no model is given, and the one that the dump was made with is not at hand")
@@ -113,9 +122,14 @@ pub fn find(fingerprint: &str, tokens: &[u32], n_decode: usize) -> Option<Dump> 
         (numerics.contains("flash=on"), numerics.contains("kv="), std::cmp::Reverse(dump.tokens().len()))
     });
     if found.is_empty() {
-        unread.into_iter().for_each(|error| tell(format_args!("passed over: {}", Error::from(error))));
+        unread.into_iter().map(Error::from).for_each(passed_over);
     }
     found.into_iter().next()
+}
+
+/// Tells of a file that may be what was looked for, and cannot be read.
+fn passed_over(error: Error) {
+    tell(format_args!("passed over: {error}"));
 }
 
 /// Names the llama.cpp program that records references where there is none; `none` forbids it.

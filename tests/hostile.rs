@@ -165,6 +165,31 @@ fn a_stored_reference_that_cannot_be_read_is_told() {
 }
 
 #[test]
+fn a_model_that_cannot_be_opened_is_told_where_none_fits() {
+    let folder = tempfile::tempdir().unwrap();
+    let (dump, models) = (folder.path().join("dump"), folder.path().join("models"));
+    let run = ["run", "--device", "cpu", "--tokens", "5,4,3", "--no-audit", "--dump", dump.to_str().unwrap()];
+    parity(&run).output().unwrap();
+    fs::create_dir(&models).unwrap();
+    let broken = models.join("broken.gguf");
+    fs::write(&broken, "GGUF").unwrap();
+    let manifest = dump.join("manifest.json");
+    let audit = || {
+        let mut audit = parity(&["audit", dump.to_str().unwrap()]);
+        audit.env("PARITY_MODELS", &models);
+        audit
+    };
+    // Its own is among the shipped ones.
+    audit().assert().code(0).stderr(contains("passed over").not());
+    let text = fs::read_to_string(&manifest).unwrap();
+    let mut other: serde_json::Value = serde_json::from_str(&text).unwrap();
+    other["model"]["fingerprint"] = "0".repeat(64).into();
+    fs::write(&manifest, other.to_string()).unwrap();
+    let told = contains("passed over").and(contains(broken.to_str().unwrap()));
+    audit().assert().code(2).stderr(told.and(contains("not at hand")));
+}
+
+#[test]
 fn a_long_prompt_is_refused_in_little_memory() {
     let dir = tempfile::tempdir().unwrap();
     let texts = ["def f(x): return x + 1\n".repeat(4700), "a".repeat(100_000)];

@@ -24,13 +24,14 @@ impl Factors {
     /// Of a kind of attention with this scale. What llama.cpp's kernels multiply is none of it, see [`scaled`].
     pub fn of(kind: Flash, scale: f64) -> Factors {
         match kind {
-            Flash::Rounded(_, _, Scaled::Queries) => Factors { queries: scale as f32, keys: 1.0 },
-            // The root of a scale that is negative would be none.
             Flash::Rounded(_, _, Scaled::Both) if scale >= 0.0 => {
                 let root = scale.sqrt() as f32;
                 Factors { queries: root, keys: root }
             }
-            Flash::Rounded(_, _, Scaled::Both) => Factors { queries: scale as f32, keys: 1.0 },
+            // The root of a scale that is negative would be none.
+            Flash::Rounded(_, _, Scaled::Queries | Scaled::Both) => {
+                Factors { queries: scale as f32, keys: 1.0 }
+            }
             _ => Factors::NONE,
         }
     }

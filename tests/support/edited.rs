@@ -1,0 +1,62 @@
+//! Dumps of our own engine with something else in their place: left out, exchanged, or not declared.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::Command;
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
+use serde_json::Value;
+
+/// The model that they are of.
+pub const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
+
+/// Exit code and report of the program.
+pub fn parity(args: &[&str]) -> (i32, Value) {
+    let done = Command::new(env!("CARGO_BIN_EXE_parity")).args(args).output().unwrap();
+    let text = String::from_utf8_lossy(&done.stdout);
+    (done.status.code().unwrap(), serde_json::from_str(&text).unwrap_or(Value::Null))
+}
+
+/// A run of so many tokens in one step.
+pub fn made(dump: &Path, tokens: usize, how: &[&str]) {
+    let ids: Vec<String> = (0..tokens).map(|i| (10 + i * 37 % 3000).to_string()).collect();
+    let run = ["run", "-m", MODEL, "--device", "cpu", "--no-audit", "--tokens", &ids.join(",")];
+    parity(&[&run[..], &["--dump", dump.to_str().unwrap()], how].concat());
+}
+
+/// Exit code, first wrong checkpoint and reason of an audit.
+pub fn audited(dump: &Path, flags: &[&str]) -> (i32, String, Value) {
+    let audit = ["audit", dump.to_str().unwrap(), "-m", MODEL, "--format", "json"];
+    let (code, report) = parity(&[&audit[..], flags].concat());
+    let first = report["first_divergence"]["checkpoint"].as_str().unwrap_or_default().to_owned();
+    (code, first, report["reason"].clone())
+}
+
+/// Keeps the tensors of the only step for which `edit` says so, with what it makes of their values (T, …).
+pub fn edit(dump: &Path, edit: impl Fn(&str, &[usize], &mut Vec<f32>) -> bool) {
+    let path = dump.join("step-0000.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut kept: HashMap<String, (Vec<usize>, Vec<u8>)> = HashMap::new();
+    for (name, view) in file.iter() {
+        assert_eq!(view.dtype(), Dtype::F32, "{name}");
+        let mut values: Vec<f32> =
+            view.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        if edit(name, view.shape(), &mut values) {
+            let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+            kept.insert(name.to_owned(), (view.shape().to_vec(), bytes));
+        }
+    }
+    let views = kept.iter().map(|(name, (shape, bytes))| {
+        (name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap())
+    });
+    std::fs::write(&path, serialize(views, None).unwrap()).unwrap();
+}
+
+/// Takes away what a dump says of its arithmetic.
+pub fn undeclare(dump: &Path) {
+    let path = dump.join("manifest.json");
+    let mut manifest: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    manifest["producer"]["numerics"] = Value::Null;
+    std::fs::write(&path, manifest.to_string()).unwrap();
+}
