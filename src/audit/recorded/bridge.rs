@@ -11,10 +11,19 @@ use super::narrowed::Narrowed;
 use super::node::hypotheses;
 use super::{attentions, narrow};
 use crate::arithmetic::backend::Backend;
-use crate::arithmetic::{Arithmetic, Flash, Sums, round};
+use crate::arithmetic::{Arithmetic, Flash, Narrow, Sums, round};
 use crate::engine::machine::{Carried, Node, Unknown, Value, Values, compute};
 use crate::numerics::Storage;
 use crate::ops::{Args, Check, Rule};
+
+/// What nodes that were not recorded are taken to be computed in, where nothing shows it but what follows them.
+#[derive(Clone, Copy)]
+pub struct Unseen {
+    /// What attention multiplies.
+    pub attention: Arithmetic,
+    /// The type that operands of products with weights are rounded to; `None`: as llama.cpp has them, or not at all.
+    pub products: Option<Narrow>,
+}
 
 /// What errors of the sources come to in the result, for each of its values; `None` where there are none.
 pub fn carry(
@@ -55,7 +64,7 @@ pub fn moved(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown
 }
 
 /// A node that was not recorded: its exact values, and up to how far those of a producer that keeps them in `kept` may
-/// be from them. What its attention multiplies is read as the arithmetic `attention` says.
+/// be from them.
 ///
 /// # Errors
 /// Where nothing can be said of it: its sources are not known, it has no rule, or rounding decides what it chooses.
@@ -63,7 +72,7 @@ pub fn across(
     steps: &dyn Steps,
     node: &Node<'_>,
     args: std::result::Result<&Args<'_, f64>, &Unknown>,
-    (kept, attention): (Storage, &Arithmetic),
+    (kept, unseen): (Storage, &Unseen),
 ) -> Value<f64> {
     let args = args.map_err(Clone::clone)?;
     let rule = node.rule.ok_or_else(|| Unknown::no_rule(args.name, &node.program.graph.get(node.id).op))?;
@@ -77,14 +86,16 @@ pub fn across(
         }
     };
     // An engine of a narrower type has its cache in that: below.
-    let attention = if kept == Storage::F32 { attention } else { &Arithmetic::EXACT };
+    let attention = if kept == Storage::F32 { &unseen.attention } else { &Arithmetic::EXACT };
     let narrowed = Narrowed::of(&rule.op, args, attention);
     let carried = narrowed.carried(&rule.op, args, attention, &node.carried);
     let args = &Args { sources: narrowed.sources(args), ..*args };
     let tensor = node.program.graph.get(node.id);
-    let arithmetics = match attentions::reads_cache(&rule.op, args) && attention.is_of_a_device() {
-        true => vec![*attention],
-        false => followed(steps, tensor, args),
+    let products = unseen.products.filter(|_| narrow::is_product(&rule.op, args));
+    let arithmetics = match products {
+        Some(narrow) => vec![narrow::products(narrow)],
+        None if attentions::reads_cache(&rule.op, args) && attention.is_of_a_device() => vec![*attention],
+        None => followed(steps, tensor, args),
     };
     let under = |arithmetic| Args { arithmetic, sources: args.sources.clone(), ..*args };
     let cpu = under(&arithmetics[0]);
@@ -100,7 +111,7 @@ pub fn across(
     let others = furthest(rule, args, &arithmetics[1..], &data)?;
     error.iter_mut().zip(others).for_each(|(error, other)| *error += other);
     // An engine that is not llama.cpp may round activations as candle does.
-    if tensor.backend.is_none() && matches!(rule.op, Op::MulMat | Op::MulMatId) {
+    if tensor.backend.is_none() && products.is_none() && matches!(rule.op, Op::MulMat | Op::MulMatId) {
         differ(&mut error, &compute::<f64>(rule, &under(&narrow::CANDLE))?);
     }
     if kept != Storage::F32 {

@@ -160,7 +160,7 @@ impl Conductor<f64> for Auditor<'_> {
         node: &Node<'_>,
         args: std::result::Result<&Args<'_, f64>, &Unknown>,
     ) -> Result<Value<f64>> {
-        let (steps, kept) = (self.steps, (self.kept[node.id], &self.assumed.attention));
+        let (steps, kept) = (self.steps, (self.kept[node.id], &self.assumed.unseen));
         let across = || bridge::across(steps, node, args, kept);
         let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
             return Ok(bridge::moved(node, args));
@@ -237,8 +237,7 @@ impl Auditor<'_> {
                     let others = |id: Id| self.labelled.values(self.steps, self.step, id);
                     let (recorded, gguf) = (values, self.gguf);
                     let Auditor { step, steps, labelled, ref kept, assumed, .. } = *self;
-                    let attention = &assumed.attention;
-                    let replayed = Replayed { step, steps, labelled, gguf, kept, attention };
+                    let replayed = Replayed { step, steps, labelled, gguf, kept, unseen: &assumed.unseen };
                     let replay = Replay::of(node, replayed, &tried);
                     let (sight, tried, others) = (&sight, &tried[..], &others);
                     let suspect = Suspect { node, args, recorded, sight, held, tried, gguf, others, replay };

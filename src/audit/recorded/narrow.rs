@@ -12,6 +12,7 @@ use super::node::{self, Hypothesis};
 use super::{Labelled, Steps};
 use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands};
 use crate::audit::bounds::storage_unit;
+use crate::checkpoint::Kind;
 use crate::gguf::DType;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::bound::{SUBNORMAL_F16, storage, unit_of};
@@ -149,9 +150,11 @@ pub fn holds(kept: Storage, values: &[f32]) -> bool {
 pub fn shown(steps: &dyn Steps, graphs: &[(usize, &Labelled)]) -> Storage {
     let mut counts = [(Storage::Bf16, 0), (Storage::F16, 0)];
     if let Some((step, labelled)) = graphs.first() {
+        let sees_one = steps.positions(*step) == [0];
         for (id, checkpoint) in labelled.nodes() {
-            // A table row shows the type of the table.
-            if labelled.program.graph.get(id).op == Op::GetRows {
+            // A table row shows the type of the table, and what sees one position alone that of its cache.
+            let attends = checkpoint.kind() == Kind::AttnCtx || checkpoint.kind().is_optional();
+            if labelled.program.graph.get(id).op == Op::GetRows || sees_one && attends {
                 continue;
             }
             let Some(recorded) = steps.tensor(*step, checkpoint) else { continue };
@@ -205,6 +208,12 @@ pub fn unit(arithmetic: &Arithmetic) -> f64 {
 /// f32 but for the operands of products, attention as one node left out.
 pub fn products(narrow: Narrow) -> Arithmetic {
     Arithmetic { operands: Operands::Both(narrow), ..Arithmetic::EXACT }
+}
+
+/// Whether a node multiplies with a weight.
+pub fn is_product(op: &Op, args: &Args<'_, f64>) -> bool {
+    let weight = || args.get(0).is_some_and(|source| matches!(source.data, Data::Weight(_)));
+    matches!(op, Op::MulMat | Op::MulMatId) && weight()
 }
 
 /// Computed as it was recorded, but for the rounding of what was recorded.
@@ -266,8 +275,7 @@ pub fn hypotheses(
     declared: Option<Numerics>,
 ) -> Vec<Hypothesis> {
     let mut more = Vec::new();
-    let weight = args.get(0).is_some_and(|source| matches!(source.data, Data::Weight(_)));
-    if matches!(op, Op::MulMat | Op::MulMatId) && weight {
+    if is_product(op, args) {
         if declared.is_none() {
             more.push(Hypothesis { name: "candle's CPU kernels", arithmetic: CANDLE });
         }

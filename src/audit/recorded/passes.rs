@@ -9,6 +9,7 @@ use std::collections::HashSet;
 
 use indexmap::{IndexMap, IndexSet};
 
+use super::bridge::Unseen;
 use super::devices::Devices;
 use super::found::Finding;
 use super::named::Names;
@@ -32,8 +33,8 @@ pub struct Assumed {
     kept: Storage,
     /// The type that values show.
     shown: Storage,
-    /// What attention is computed in where it was not recorded.
-    pub attention: Arithmetic,
+    /// What nodes are computed in that were not recorded.
+    pub unseen: Unseen,
     /// Kinds of nodes that may have been computed in any attention, where they were recorded; `None`: all kinds.
     any_attention: Option<HashSet<Kind>>,
 }
@@ -78,7 +79,8 @@ pub fn audit(
     let usual = attentions::attentions(steps).first().map_or(Arithmetic::EXACT, |usual| usual.arithmetic);
     let none = Some(HashSet::new());
     let (kept, shown) = (Storage::F32, Storage::F32);
-    let mut assumed = Assumed { rounds: true, kept, shown, attention: usual, any_attention: none };
+    let unseen = Unseen { attention: usual, products: None };
+    let mut assumed = Assumed { rounds: true, kept, shown, unseen, any_attention: none };
     if steps.is_own_graph() {
         return passes.run(&assumed, how.diagnose);
     }
@@ -138,6 +140,7 @@ impl Passes<'_> {
                 (*assumed, findings) = (rounding, rounded);
             }
         }
+        self.products(assumed, &mut findings)?;
         let mut taken = HashSet::new();
         let attends = |id: &Checkpoint| id.kind() == Kind::AttnCtx || id.kind().is_optional();
         // Engines of a narrower type have their attention in that, or keys and values at most.
@@ -152,16 +155,35 @@ impl Passes<'_> {
             if !findings.nodes.iter().any(may_be) {
                 break;
             }
-            let attention = other.arithmetic;
-            let found = self.run(&Assumed { attention, any_attention: None, ..assumed.clone() }, &silent)?;
+            let unseen = Unseen { attention: other.arithmetic, ..assumed.unseen };
+            let found = self.run(&Assumed { unseen, any_attention: None, ..assumed.clone() }, &silent)?;
             let kinds = findings.take_explained(found, other.name);
             if !kinds.is_empty() {
-                assumed.attention = attention;
+                assumed.unseen = unseen;
                 taken.extend(kinds);
             }
         }
         assumed.any_attention = Some(taken);
         Ok(findings)
+    }
+
+    /// An engine rounds operands of all products alike: those that were not recorded as those that were, where what
+    /// follows them is explained by that alone. What was taken for it is noted.
+    fn products(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
+        for (name, narrow) in narrow::operands(self.steps.declared()) {
+            let mut nodes = findings.nodes.values();
+            let is_shown = nodes.any(|finding| finding.is_healthy() && finding.computed_in.contains(name));
+            let crosses = |finding: &Finding| finding.is_wrong() && !finding.bridged.is_empty();
+            if !is_shown || !findings.nodes.values().any(crosses) {
+                continue;
+            }
+            let unseen = Unseen { products: Some(narrow), ..assumed.unseen };
+            let found = self.run(&Assumed { unseen, ..assumed.clone() }, &|_| Names::default())?;
+            if !findings.take_explained(found, name).is_empty() {
+                assumed.unseen = unseen;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -45,8 +45,8 @@ pub struct Replayed<'a> {
     pub gguf: &'a Gguf,
     /// By tensor: the type that it is taken to be kept in.
     pub kept: &'a [Storage],
-    /// What attention is taken to be computed in.
-    pub attention: &'a Arithmetic,
+    /// What nodes that were not recorded are taken to be computed in.
+    pub unseen: &'a bridge::Unseen,
 }
 
 /// The nodes between what was recorded and a suspect: computed again from the recorded values before them, with a
@@ -110,7 +110,7 @@ impl<'a> Replay<'a> {
     /// # Errors
     /// See [`bridge::across`].
     pub fn across(&self, node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown>) -> Value<f64> {
-        bridge::across(self.of.steps, node, args, (self.of.kept[node.id], self.of.attention))
+        bridge::across(self.of.steps, node, args, (self.of.kept[node.id], self.of.unseen))
     }
 
     /// Multiplications of the products and of attention that are computed again.
