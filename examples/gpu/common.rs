@@ -77,6 +77,21 @@ pub fn nothing() -> Count {
     Count { wants: |_| false, bytes: 0 }
 }
 
+/// The values as recordings have them.
+pub fn in_f32(values: Values<'_>) -> Vec<f32> {
+    match values {
+        Values::F32(values) => values.to_vec(),
+        Values::F16(values) => values.iter().map(|v| v.to_f32()).collect(),
+        Values::F64(values) => values.iter().map(|v| *v as f32).collect(),
+    }
+}
+
+/// The middle one; of an even number the later one of two.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
 /// Keeps every row of every checkpoint but the attention matrices, for an audit.
 pub struct Keep {
     pub kept: Kept,
@@ -100,11 +115,7 @@ impl Probe for Keep {
         shape: &[usize],
         values: Values<'_>,
     ) -> parity::error::Result<()> {
-        let values: Vec<f32> = match values {
-            Values::F32(values) => values.to_vec(),
-            Values::F16(values) => values.iter().map(|v| v.to_f32()).collect(),
-            Values::F64(values) => values.iter().map(|v| *v as f32).collect(),
-        };
+        let values = in_f32(values);
         let width = values.len() / batch.tokens.len();
         for (t, row) in values.chunks_exact(width).enumerate() {
             self.kept.keep(checkpoint, &shape[1..], (batch.first + t) as u32, row);

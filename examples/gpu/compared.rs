@@ -14,7 +14,7 @@ use parity::error::Error;
 use parity::model::Model;
 use serde_json::{Value, json};
 
-use crate::common::{Outcome, gpu, nothing, tokens, write};
+use crate::common::{Outcome, gpu, in_f32, median, nothing, tokens, write};
 use crate::speed::ALL_BUT_LOGITS;
 
 /// Arithmetics that are measured, and the share of an untraced prefill's speed that a compared one must have.
@@ -47,12 +47,7 @@ impl Probe for Own {
         _: &[usize],
         values: Values<'_>,
     ) -> Result<(), Error> {
-        let values = match values {
-            Values::F32(values) => values.to_vec(),
-            Values::F16(values) => values.iter().map(|v| v.to_f32()).collect(),
-            Values::F64(values) => values.iter().map(|v| *v as f32).collect(),
-        };
-        self.0.insert(checkpoint, values);
+        self.0.insert(checkpoint, in_f32(values));
         Ok(())
     }
 }
@@ -270,9 +265,4 @@ pub fn compared(out: &str, path: &str) -> Outcome {
     }
     write(out, &model, body)?;
     if missed.is_empty() { Ok(()) } else { Err(missed.join("; ").into()) }
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
 }

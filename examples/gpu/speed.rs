@@ -11,7 +11,7 @@ use parity::error::Error;
 use parity::model::Model;
 use serde_json::{Value, json};
 
-use crate::common::{Count, GPU_NUMERICS, Outcome, gpu, nothing, prompt_and_steps, tokens, write};
+use crate::common::{Count, GPU_NUMERICS, Outcome, gpu, median, nothing, prompt_and_steps, tokens, write};
 use crate::compared;
 
 /// How much faster than llama.cpp the instrumented engine must be, each with every node asked for.
@@ -72,7 +72,7 @@ pub fn prefill(engine: &mut dyn Engine, wants: fn(Kind) -> bool, n: usize) -> Re
         bytes = probe.bytes;
         Ok(start.elapsed().as_secs_f64())
     });
-    let seconds = median(times.collect::<Result<_, Error>>()?);
+    let seconds = warm(times.collect::<Result<_, Error>>()?);
     Ok(json!({ "ms": 1e3 * seconds, "tokens_per_second": n as f64 / seconds, "bytes": bytes }))
 }
 
@@ -89,7 +89,7 @@ pub fn decode(engine: &mut dyn Engine, wants: fn(Kind) -> bool) -> Result<Value,
         }
         times.push(start.elapsed().as_secs_f64() / 64.0);
     }
-    let seconds = median(times);
+    let seconds = warm(times);
     Ok(json!({ "ms": 1e3 * seconds, "tokens_per_second": 1.0 / seconds }))
 }
 
@@ -105,7 +105,7 @@ fn greedy(engine: &mut CudaEngine<'_>, wants: fn(Kind) -> bool) -> Result<Value,
         times.push(start.elapsed().as_secs_f64() / 64.0);
         bytes = probe.bytes / 64;
     }
-    let seconds = median(times);
+    let seconds = warm(times);
     Ok(json!({ "ms": 1e3 * seconds, "tokens_per_second": 1.0 / seconds, "bytes": bytes }))
 }
 
@@ -187,11 +187,10 @@ pub fn once(path: &str, numerics: &str, rows: usize) -> Outcome {
     Ok(())
 }
 
-/// Without the first two, which warm up.
-fn median(mut times: Vec<f64>) -> f64 {
+/// The median without the first two, which warm up.
+fn warm(mut times: Vec<f64>) -> f64 {
     if times.len() > 4 {
         times.drain(..2);
     }
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+    median(times)
 }

@@ -6,6 +6,7 @@ use super::Steps;
 use super::narrow::{operands, products};
 use super::node::{self, Hypothesis};
 use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands, Scaled, Weights};
+use crate::checkpoint::Kind;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::Args;
 use crate::ops::source::Data;
@@ -143,6 +144,11 @@ pub fn of_product(one: &Arithmetic, op: &Op, args: &Args<'_, f64>) -> Arithmetic
         }
         _ => *one,
     }
+}
+
+/// Whether nodes of a kind are attention, or lie within it.
+pub fn attends(kind: Kind) -> bool {
+    kind == Kind::AttnCtx || kind.is_optional()
 }
 
 /// Whether a node reads keys or values: attention, or one of its products.

@@ -7,12 +7,11 @@
 
 use parity_graph::Op;
 
-use super::attentions::{of_cache, reads_cache};
+use super::attentions::{attends, of_cache, reads_cache};
 use super::node::{self, Hypothesis};
 use super::{Labelled, Steps};
 use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands};
 use crate::audit::bounds::storage_unit;
-use crate::checkpoint::Kind;
 use crate::gguf::DType;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::bound::{SUBNORMAL_F16, storage, unit_of};
@@ -153,8 +152,8 @@ pub fn shown(steps: &dyn Steps, graphs: &[(usize, &Labelled)]) -> Storage {
         let sees_one = steps.positions(*step) == [0];
         for (id, checkpoint) in labelled.nodes() {
             // A table row shows the type of the table, and what sees one position alone that of its cache.
-            let attends = checkpoint.kind() == Kind::AttnCtx || checkpoint.kind().is_optional();
-            if labelled.program.graph.get(id).op == Op::GetRows || sees_one && attends {
+            let is_row = labelled.program.graph.get(id).op == Op::GetRows;
+            if is_row || sees_one && attends(checkpoint.kind()) {
                 continue;
             }
             let Some(recorded) = steps.tensor(*step, checkpoint) else { continue };

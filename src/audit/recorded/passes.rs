@@ -106,6 +106,11 @@ pub fn audit(
     Ok(findings)
 }
 
+/// Names nothing.
+fn silent(_: &Suspect<'_>) -> Names {
+    Names::default()
+}
+
 impl Passes<'_> {
     fn run(&self, assumed: &Assumed, diagnose: Diagnose<'_>) -> Result<Findings> {
         let Passes { steps, graphs, gguf, how } = *self;
@@ -129,7 +134,6 @@ impl Passes<'_> {
     /// What values of f32 explain, in the sharpest attention that explains a kind of nodes; what was taken for that is
     /// noted.
     fn in_f32(&self, assumed: &mut Assumed) -> Result<Findings> {
-        let silent = |_: &Suspect<'_>| Names::default();
         assumed.rounds = false;
         let mut findings = self.run(assumed, &silent)?;
         // Another producer's memory may be of the graph's types all the same.
@@ -142,7 +146,7 @@ impl Passes<'_> {
         }
         self.products(assumed, &mut findings)?;
         let mut taken = HashSet::new();
-        let attends = |id: &Checkpoint| id.kind() == Kind::AttnCtx || id.kind().is_optional();
+        let attends = |id: &Checkpoint| attentions::attends(id.kind());
         // Engines of a narrower type have their attention in that, or keys and values at most.
         let count = if assumed.shown == Storage::F32 { usize::MAX } else { 1 };
         for (number, other) in attentions::attentions(self.steps).iter().skip(1).take(count).enumerate() {
@@ -156,12 +160,8 @@ impl Passes<'_> {
                 break;
             }
             let unseen = Unseen { attention: other.arithmetic, ..assumed.unseen };
-            let found = self.run(&Assumed { unseen, any_attention: None, ..assumed.clone() }, &silent)?;
-            let kinds = findings.take_explained(found, other.name);
-            if !kinds.is_empty() {
-                assumed.unseen = unseen;
-                taken.extend(kinds);
-            }
+            let tried = Assumed { unseen, any_attention: None, ..assumed.clone() };
+            taken.extend(self.take(&mut findings, assumed, &tried, other.name)?);
         }
         assumed.any_attention = Some(taken);
         Ok(findings)
@@ -178,12 +178,26 @@ impl Passes<'_> {
                 continue;
             }
             let unseen = Unseen { products: Some(narrow), ..assumed.unseen };
-            let found = self.run(&Assumed { unseen, ..assumed.clone() }, &|_| Names::default())?;
-            if !findings.take_explained(found, name).is_empty() {
-                assumed.unseen = unseen;
-            }
+            let tried = Assumed { unseen, ..assumed.clone() };
+            self.take(findings, assumed, &tried, name)?;
         }
         Ok(())
+    }
+
+    /// Takes what is explained where something else is assumed of nodes that were not recorded, which is assumed from then
+    /// on: of which kinds that is.
+    fn take(
+        &self,
+        findings: &mut Findings,
+        assumed: &mut Assumed,
+        tried: &Assumed,
+        name: &'static str,
+    ) -> Result<HashSet<Kind>> {
+        let kinds = findings.take_explained(self.run(tried, &silent)?, name);
+        if !kinds.is_empty() {
+            assumed.unseen = tried.unseen;
+        }
+        Ok(kinds)
     }
 }
 
