@@ -86,21 +86,6 @@ DEVICE Softened merge_splits(const float* partial, int splits, typename Few<WIDT
     return all;
 }
 
-// Whether this block is the last of its row to have left its sums. (Barriers between blocks: the CPU runs blocks one
-// after another, so that no test there can miss them.)
-DEVICE bool is_last(const AttentionArgs& a, int row, int splits) {
-    __threadfence();
-    __syncthreads_or(0);
-    bool last = false;
-    if (threadIdx.x == 0) {
-        last = atomicAdd(a.arrived + row, 1u) == (uint32_t)splits - 1;
-        if (last) a.arrived[row] = 0;  // for the next launch
-    }
-    last = __syncthreads_or(last) != 0;
-    __threadfence();
-    return last;
-}
-
 template <int WIDTH>
 DEVICE void attention_few(const AttentionArgs& a) {
     typedef Few<WIDTH> F;
@@ -205,7 +190,7 @@ DEVICE void attention_few(const AttentionArgs& a) {
         if (threadIdx.x < WIDTH) partial[c] = x;
         if (threadIdx.x == 0) partial[WIDTH] = all.highest;
         if (threadIdx.x == 0) partial[WIDTH + 1] = all.total;
-        if (!is_last(a, row, splits)) return;
+        if (!is_last(a.arrived + row, splits)) return;
         all = merge_splits<WIDTH>(a.partial + (int64_t)row * a.splits * (WIDTH + 2), splits, memory);
         x = 0.0f;
 #pragma unroll

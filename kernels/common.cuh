@@ -157,6 +157,7 @@ DEVICE void store8(half_t* p, const float x[8]) {
 
 // What another block of this kernel has stored: not from the first cache.
 DEVICE float load_fresh(const float* p) { return *(const volatile float*)p; }
+DEVICE int load_fresh(const int* p) { return *(const volatile int*)p; }
 
 // Copies of 16 bytes from global to shared memory that run on while the thread does. A thread's copies are
 // counted in groups; `async_wait<N>` waits for all of its groups but the last N. A barrier must follow before
@@ -198,6 +199,22 @@ DEVICE void async_wait() {
 #elif __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 #endif
+}
+
+// Whether this block is the last of so many to have come here: then it sees what the others have stored before. `arrived` is
+// 0 before and after a launch. (These are barriers between blocks: the CPU runs blocks one after another, so that no test
+// there can miss them.)
+DEVICE bool is_last(uint32_t* arrived, int blocks) {
+    __threadfence();
+    __syncthreads_or(0);
+    bool last = false;
+    if (threadIdx.x == 0) {
+        last = atomicAdd(arrived, 1u) == (uint32_t)blocks - 1;
+        if (last) *arrived = 0;  // for the next launch
+    }
+    last = __syncthreads_or(last) != 0;
+    __threadfence();
+    return last;
 }
 
 // ---------------------------------------------------------------- reductions, in a fixed order

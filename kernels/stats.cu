@@ -49,7 +49,7 @@ struct StatsArgs {
     RowStats* out;       // (pairs, T)
     int rows;            // T
     int pairs;
-    StatsPair pair[12];
+    StatsPair pair[6];
 };
 
 // Lanes of a row, and rows of a block.
@@ -315,4 +315,4 @@ DEVICE void compare_rows(const StatsArgs& args) {
     else compare_pair<float>(pair, args.rows, out);
 }
 
-KERNEL_SIZED(stats_rows, StatsArgs, BLOCK_ROWS * ROW_LANES, 5, compare_rows)
+KERNEL_SIZED(stats_rows, StatsArgs, BLOCK_ROWS * ROW_LANES, 6, compare_rows)

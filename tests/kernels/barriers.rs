@@ -83,9 +83,11 @@ fn next_token() -> Subject {
     let (vocab, largest) = (5003, 4000u32);
     let mut logits = Random(8).values(vocab);
     logits[largest as usize] = 40.0;
-    let inputs = vec![Memory::of_f32(&logits), Memory::of_bytes(&[0; 8])];
+    let room = Memory::of_bytes(&[0; calls::NEXT_ROOM]);
+    let inputs = vec![Memory::of_f32(&logits), Memory::of_bytes(&[0; 8]), room];
     let out = Memory::of_bytes(&largest.to_le_bytes().repeat(64));
-    let call = calls::next_token(inputs[0].address(), inputs[1].address(), out.address(), vocab);
+    let [logits, step, room] = [0, 1, 2].map(|i: usize| inputs[i].address());
+    let call = calls::next_token(logits, step, out.address(), room, vocab);
     Subject { file: "next.cu", unit: "next.cu", calls: vec![call], out, _inputs: inputs, _weight: None }
 }
 

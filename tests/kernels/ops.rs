@@ -63,9 +63,11 @@ fn the_next_token() {
     {
         let logits = Memory::of_f32(&logits);
         let tokens = Memory::of_bytes(&[0; 4 * 8]);
+        let room = Memory::of_bytes(&[0; calls::NEXT_ROOM]);
+        let [at, to, found] = [&logits, &tokens, &room].map(Memory::address);
         for seed in crate::SEEDS {
             let step = words(&[5, 1]);
-            let call = calls::next_token(logits.address(), step.address(), tokens.address(), vocab);
+            let call = calls::next_token(at, step.address(), to, found, vocab);
             kernels.run(&call, seed).unwrap();
             let word = |memory: &Memory, i: usize| memory.bytes()[4 * i..4 * i + 4].to_vec();
             assert_eq!(word(&step, 0), 6i32.to_le_bytes(), "one position further on");

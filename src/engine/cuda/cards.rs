@@ -1,7 +1,7 @@
 //! Several GPUs as one engine: each has the weights and the cache of some layers and hands its last residual to the
 //! next. Kernels are chosen by shapes alone, so that values have the bits that one GPU gives them.
 
-use super::CudaEngine;
+use super::{CudaEngine, Planned};
 use super::calls::Address;
 use super::cut::{self, Part};
 use super::device::{Device, error, failed};
@@ -78,7 +78,7 @@ impl CudaEngine<'_> {
 
     /// Address and bytes of a value of the step.
     fn place(&self, checkpoint: Checkpoint) -> Option<(Address, usize)> {
-        let (plan, _) = self.plan.as_ref()?;
+        let Planned { plan, .. } = self.plan.as_ref()?;
         let place = plan.layout.places.get(&checkpoint)?;
         Some((self.arena.as_ref()?.address + place.offset as Address, place.bytes()))
     }

@@ -19,15 +19,16 @@ use crate::numerics::Storage;
 
 /// Where comparisons and what they find go, beside computing and other copies.
 pub struct Streams {
-    /// Kernels that compare: those that compute go first.
-    pub compare: Arc<CudaStream>,
+    /// Kernels that compare, by turns, so that one begins where the last rows of another leave room: those that compute
+    /// go first.
+    pub compare: [Arc<CudaStream>; 2],
     /// Copies of what they find.
     pub results: Arc<CudaStream>,
 }
 
 impl Streams {
     fn new(device: &Device) -> Result<Streams> {
-        Ok(Streams { compare: device.low_stream()?, results: device.low_stream()? })
+        Ok(Streams { compare: [device.low_stream()?, device.low_stream()?], results: device.low_stream()? })
     }
 }
 
@@ -114,7 +115,9 @@ impl Compare {
         if let (Some(held), Some(streams)) = (&mut self.held, &self.streams)
             && held.is_under_way()
         {
-            streams.compare.synchronize().map_err(failed("a comparison"))?;
+            for compare in &streams.compare {
+                compare.synchronize().map_err(failed("a comparison"))?;
+            }
             streams.results.synchronize().map_err(failed("a copy"))?;
             held.settled();
         }

@@ -1,10 +1,11 @@
 //! Greedy decoding whose tokens the GPU chooses itself: no step waits for the host, and what a probe wants of one is
 //! copied, and shown, while later ones are computed.
 
-use super::CudaEngine;
+use super::step::unplanned;
+use super::{CudaEngine, Planned};
 use super::calls::{self, Address, Call};
 use super::device::{Buffer, Device, Event, Pinned, error, failed};
-use super::plan::{Output, Work};
+use super::plan::{Output, Plan};
 use super::readback::values;
 use crate::engine::{Batch, Probe};
 use crate::error::Result;
@@ -13,6 +14,16 @@ use crate::error::Result;
 const SLOTS: usize = 3;
 /// A token on its way, beside the values.
 const TOKEN: usize = size_of::<u32>();
+
+/// Where tokens are chosen, and what a probe wants of the steps.
+pub struct Choice {
+    /// (S,) the token at each position.
+    tokens: Buffer,
+    /// What the kernel that chooses needs.
+    room: Buffer,
+    /// Kept from one call to the next: pinned memory takes its time.
+    slots: Vec<Slot>,
+}
 
 /// What a probe wants of one step.
 struct Slot {
@@ -55,12 +66,12 @@ impl CudaEngine<'_> {
         self.make_room(first + steps)?;
         self.make_plan(&Batch { tokens: &[token], first }, probe)?;
         self.send_tokens(&Batch { tokens: &[token], first })?;
-        let chosen = self.device.alloc("the tokens chosen", TOKEN * (first + steps + 1))?;
-        self.device.upload(&[token], chosen.address + (TOKEN * first) as Address)?;
-        let next = self.next_token(&chosen)?;
-        let bytes = range(&self.plan.as_ref().expect("just made").0.outputs).1;
-        let mut slots = Vec::new();
-        for _ in 0..if bytes > 0 { SLOTS } else { 0 } {
+        let (chosen, next) = self.next_token()?;
+        self.device.upload(&[token], chosen + (TOKEN * first) as Address)?;
+        let bytes = range(&self.planned()?.outputs).1;
+        let mut slots = self.choice.as_mut().map(|choice| std::mem::take(&mut choice.slots)).unwrap_or_default();
+        slots.retain(|slot| slot.kept.bytes >= bytes);
+        for _ in slots.len()..if bytes > 0 { SLOTS } else { 0 } {
             slots.push(Slot::new(&self.device, bytes)?);
         }
         let mut shown = 0;
@@ -69,7 +80,7 @@ impl CudaEngine<'_> {
             if bytes == 0 {
                 continue;
             }
-            let token = chosen.address + (TOKEN * (first + step)) as Address;
+            let token = chosen + (TOKEN * (first + step)) as Address;
             self.keep(&mut slots[step % SLOTS], step >= SLOTS, token)?;
             if step + 1 >= SLOTS {
                 self.show(&slots[shown % SLOTS], first + shown, probe)?;
@@ -79,15 +90,24 @@ impl CudaEngine<'_> {
         for step in shown..if bytes > 0 { steps } else { 0 } {
             self.show(&slots[step % SLOTS], first + step, probe)?;
         }
-        let tokens = self.device.download(chosen.address + (TOKEN * (first + 1)) as Address, steps)?;
+        let tokens = self.device.download(chosen + (TOKEN * (first + 1)) as Address, steps)?;
         self.device.copy.synchronize().map_err(failed("a copy"))?;
         self.computed = first + steps;
+        if let Some(choice) = &mut self.choice {
+            choice.slots = slots;
+        }
         Ok(tokens)
     }
 
-    /// The launch that chooses, if every node of the plan is a launch too, and no value depends on the position.
-    fn next_token(&mut self, chosen: &Buffer) -> Result<Call> {
-        let (plan, _) = self.plan.as_ref().expect("a plan for a step");
+    /// The plan of the step.
+    fn planned(&self) -> Result<&Plan> {
+        self.plan.as_ref().map(|planned| &planned.plan).ok_or_else(unplanned)
+    }
+
+    /// Where the tokens are, and the launch that chooses, if every node of the plan is a launch too, and no value depends on
+    /// the position.
+    fn next_token(&mut self) -> Result<(Address, Call)> {
+        let plan = self.planned()?;
         let unfit = if !plan.is_all_gpu() {
             "a node that no kernel computes"
         } else if plan.key.fed || plan.key.cached.is_some() || !plan.compared.is_empty() {
@@ -100,32 +120,35 @@ impl CudaEngine<'_> {
                 .expected("steps that the GPU computes alone")
                 .found(if unfit.is_empty() { "a graph without logits" } else { unfit })
         })?;
+        let bytes = TOKEN * (self.capacity + 1);
+        if self.choice.as_ref().is_none_or(|choice| choice.tokens.bytes < bytes) {
+            self.choice = None;
+            let tokens = self.device.alloc("the tokens chosen", bytes)?;
+            let room = self.device.alloc("what tokens are chosen with", calls::NEXT_ROOM)?;
+            self.device.clear(&room)?;
+            self.choice = Some(Choice { tokens, room, slots: Vec::new() });
+        }
+        let Choice { tokens, room, .. } = self.choice.as_ref().expect("just put there");
         let step = self.step_data.as_ref().map_or(0, |data| data.address);
-        let call = calls::next_token(logits, step, chosen.address, self.graph.dims.vocab);
+        let call = calls::next_token(logits, step, tokens.address, room.address, self.graph.dims.vocab);
+        let tokens = tokens.address;
         self.modules.function(&call, &self.device)?;
-        Ok(call)
+        Ok((tokens, call))
     }
 
     /// One step and the choice behind it: launch by launch at first, then as one.
     fn launch_step(&mut self, next: &Call) -> Result<()> {
-        match &self.decode {
-            Some(decode) => decode.launch().map_err(failed("the decode graph"))?,
-            None => {
-                let (plan, _) = self.plan.as_ref().expect("a plan for a step");
-                for work in &plan.work {
-                    if let Work::Launch(call) = work {
-                        self.device.launch(self.modules.function(call, &self.device)?, call)?;
-                    }
-                }
-                self.capture()?;
-            }
-        }
+        let Some(Planned { graph: Some(graph), .. }) = &self.plan else {
+            self.enqueue(Some(next))?;
+            return self.capture();
+        };
+        graph.launch().map_err(failed("the graph of a step"))?;
         self.device.launch(self.modules.function(next, &self.device)?, next)
     }
 
     /// Keeps what is wanted of a step, and starts its way to the host.
     fn keep(&mut self, slot: &mut Slot, was_used: bool, token: Address) -> Result<()> {
-        let (plan, _) = self.plan.as_ref().expect("a plan for a step");
+        let plan = self.planned()?;
         let (start, bytes) = range(&plan.outputs);
         let arena = self.arena.as_ref().map_or(0, |arena| arena.address) + start as Address;
         if was_used {
@@ -142,7 +165,7 @@ impl CudaEngine<'_> {
 
     /// Shows what has arrived of the step at `position`.
     fn show(&self, slot: &Slot, position: usize, probe: &mut dyn Probe) -> Result<()> {
-        let (plan, _) = self.plan.as_ref().expect("a plan for a step");
+        let plan = self.planned()?;
         let (start, bytes) = range(&plan.outputs);
         slot.has_arrived.wait()?;
         let (arrived, behind) = slot.arrived.bytes().split_at(bytes.next_multiple_of(TOKEN));

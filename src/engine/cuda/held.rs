@@ -48,8 +48,8 @@ pub struct Held {
     /// By group.
     calls: Vec<Call>,
     computed: Vec<Event>,
-    /// By piece.
     compared: Vec<Event>,
+    /// By piece.
     arrived: Vec<Event>,
     returned: Buffer,
     pinned: Pinned,
@@ -119,7 +119,7 @@ impl Held {
         let events = |n: usize| (0..n).map(|_| device.event()).collect::<Result<Vec<Event>>>();
         Ok(Some(Held {
             computed: events(groups.len())?,
-            compared: events(pieces.len())?,
+            compared: events(groups.len())?,
             arrived: events(pieces.len())?,
             _inputs: [references, places],
             step,
@@ -166,15 +166,18 @@ impl Held {
         while self.groups.get(self.enqueued).is_some_and(|group| group.after <= done) {
             let index = self.enqueued;
             self.under_way = true;
+            let compare = &streams.compare[index % streams.compare.len()];
             self.computed[index].record(&device.compute)?;
-            self.computed[index].hold(&streams.compare)?;
+            self.computed[index].hold(compare)?;
             let call = &self.calls[index];
-            device.launch_on(modules.function(call, device)?, call, &streams.compare)?;
+            device.launch_on(modules.function(call, device)?, call, compare)?;
+            self.compared[index].record(compare)?;
             self.enqueued += 1;
             let ends = |piece: &Piece| piece.groups.end == self.enqueued;
             if let Some(piece) = self.pieces.iter().position(ends) {
-                self.compared[piece].record(&streams.compare)?;
-                self.compared[piece].hold(&streams.results)?;
+                for group in self.pieces[piece].groups.clone() {
+                    self.compared[group].hold(&streams.results)?;
+                }
                 let bytes = self.pieces[piece].bytes.clone();
                 let from = self.returned.address + bytes.start as Address;
                 device.start_download(from, &mut self.pinned.bytes_mut()[bytes], &streams.results)?;

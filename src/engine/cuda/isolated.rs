@@ -8,7 +8,7 @@ use super::calls::{self, Address};
 use super::host::Host;
 use super::plan::Work;
 use super::step::unplanned;
-use super::{Batch, CudaEngine, Probe};
+use super::{Batch, CudaEngine, Planned, Probe};
 use crate::checkpoint::Kind;
 use crate::engine::Values;
 use crate::error::Result;
@@ -17,7 +17,7 @@ use crate::tensor::Matrix;
 impl CudaEngine<'_> {
     /// Computes a step by the plan, which has been made for a probe that feeds values.
     pub(super) fn launch_fed(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<()> {
-        let Some((plan, _)) = &self.plan else { return Err(unplanned()) };
+        let Some(Planned { plan, .. }) = &self.plan else { return Err(unplanned()) };
         let (dims, rows) = (&self.graph.dims, batch.tokens.len());
         let end = batch.first + rows;
         let first = self.step_data.as_ref().map_or(0, |buffer| buffer.address);

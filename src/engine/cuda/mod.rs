@@ -41,10 +41,11 @@ use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::graph::{Graph, Op};
 use crate::numerics::{Numerics, Products, Storage};
-use calls::LinearKernel;
+use calls::{Call, LinearKernel};
 use compare::Compare;
 use cut::Part;
 use device::{Buffer, Device, error, failed};
+use greedy::Choice;
 use layout::{Layout, bytes_of};
 use modules::Modules;
 use parity_dump::manifest::Producer;
@@ -52,6 +53,7 @@ use plan::{Key, Memory, Plan, Work};
 use readback::{Logits, Ring, Transfers};
 use ropes::Tables;
 use schedule::Ability;
+use step::unplanned;
 use weights::Weights;
 
 pub use cards::Cards;
@@ -78,6 +80,14 @@ pub fn supported(numerics: Numerics) -> Result<Numerics> {
     }
 }
 
+/// A plan, and what its steps take beside the engine's memory.
+struct Planned {
+    plan: Plan,
+    transfers: Transfers,
+    /// All of its work as one launch, from the second step on.
+    graph: Option<CudaGraph>,
+}
+
 /// Executes a graph, or a part of one, on an NVIDIA GPU.
 pub struct CudaEngine<'m> {
     gguf: &'m Gguf,
@@ -87,8 +97,10 @@ pub struct CudaEngine<'m> {
     handed: Option<Checkpoint>,
     numerics: Numerics,
     // Dropped in this order: what lies on the device before the device.
-    decode: Option<CudaGraph>,
-    plan: Option<(Plan, Transfers)>,
+    choice: Option<Choice>,
+    plan: Option<Planned>,
+    /// The plan before it, which is kept: prefill and decode often take turns.
+    earlier: Option<Planned>,
     ring: Ring,
     logits: Option<Logits>,
     compare: Compare,
@@ -131,8 +143,9 @@ impl<'m> CudaEngine<'m> {
             given: part.given,
             handed: part.handed,
             numerics,
-            decode: None,
+            choice: None,
             plan: None,
+            earlier: None,
             ring: Ring::default(),
             logits: None,
             compare: Compare::default(),
@@ -209,7 +222,7 @@ impl CudaEngine<'_> {
         }
         self.compare.forget()?;
         let capacity = end.next_power_of_two().max(POSITIONS_MIN);
-        (self.plan, self.decode) = (None, None);
+        (self.plan, self.earlier) = (None, None);
         for checkpoint in schedule::cached(&self.graph) {
             let row = self.graph.dims.width(checkpoint.kind(), 0) * bytes_of(self.numerics.kv);
             let grown = self.device.alloc("the KV cache", capacity * row)?;
@@ -228,7 +241,7 @@ impl CudaEngine<'_> {
         Ok(())
     }
 
-    /// The plan for this step, made anew unless the last one fits.
+    /// The plan for this step, made anew unless one of the last two fits.
     fn make_plan(&mut self, batch: &Batch<'_>, probe: &dyn Probe) -> Result<()> {
         let rows = batch.tokens.len();
         let wanted: Vec<bool> = self.graph.checkpoints().map(|checkpoint| probe.wants(checkpoint)).collect();
@@ -239,20 +252,23 @@ impl CudaEngine<'_> {
         let fed = probe.feeds();
         let compared: Vec<bool> = compared.map(|compared| compared && !fed).collect();
         let key = Key { rows, cached: inside.then_some(batch.first + rows), wanted, compared, fed };
-        if let Some((plan, _)) = &self.plan
-            && plan.key == key
-        {
-            // In a longer step copies and comparisons overlap with computing, which is not to be one launch then.
-            let unread = plan.outputs.is_empty() && plan.compared.is_empty();
-            let at_once = rows <= calls::ROWS_MAX_UNTILED || unread;
-            if !fed && self.decode.is_none() && plan.is_all_gpu() && at_once {
-                self.capture()?;
-            }
-            return Ok(());
+        let fits = |planned: &Option<Planned>| planned.as_ref().is_some_and(|it| it.plan.key == key);
+        if fits(&self.plan) {
+            return self.capture();
         }
-        (self.plan, self.decode) = (None, None);
-        self.compare.forget()?;
         self.device.synchronize()?;
+        std::mem::swap(&mut self.plan, &mut self.earlier);
+        if fits(&self.plan) {
+            return self.capture();
+        }
+        self.plan = None;
+        self.compare.forget()?;
+        self.plan = Some(self.new_plan(key)?);
+        Ok(())
+    }
+
+    fn new_plan(&mut self, key: Key) -> Result<Planned> {
+        let (rows, fed) = (key.rows, key.fed);
         let listed = |marks: &[bool]| -> Vec<Checkpoint> {
             self.graph.checkpoints().zip(marks).filter(|(_, mark)| **mark).map(|(c, _)| c).collect()
         };
@@ -293,23 +309,23 @@ impl CudaEngine<'_> {
         if plan.logits.is_some() && self.logits.is_none() {
             self.logits = Some(Logits::new(&self.device, self.graph.dims.vocab)?);
         }
-        self.plan = Some((plan, transfers));
-        Ok(())
+        Ok(Planned { plan, transfers, graph: None })
     }
 
-    /// Arena, room for decoded weights and token buffer, grown where they are too small.
+    /// Arena, room for decoded weights and token buffer, grown where they are too small: then the plan before this one,
+    /// which says where they are, is of no use.
     fn make_memory(&mut self, arena: usize, scratch: usize, rows: usize) -> Result<()> {
-        if self.scratch.as_ref().map_or(0, |buffer| buffer.bytes) < scratch {
-            self.scratch = None;
-            self.scratch = Some(self.device.alloc("decoded weights", scratch)?);
-        }
-        if self.arena.as_ref().is_none_or(|buffer| buffer.bytes < arena) {
-            self.arena = None;
-            self.arena = Some(self.device.alloc(&format!("the values of {rows} tokens"), arena)?);
-        }
         let step_data = 4 * (rows + 1);
-        if self.step_data.as_ref().is_none_or(|buffer| buffer.bytes < step_data) {
-            self.step_data = Some(self.device.alloc("the tokens", step_data)?);
+        let what = format!("the values of {rows} tokens");
+        for (buffer, what, bytes) in [
+            (&mut self.scratch, "decoded weights", scratch),
+            (&mut self.arena, &what, arena),
+            (&mut self.step_data, "the tokens", step_data),
+        ] {
+            if buffer.as_ref().map_or(0, |buffer| buffer.bytes) < bytes {
+                (*buffer, self.earlier) = (None, None);
+                *buffer = Some(self.device.alloc(what, bytes)?);
+            }
         }
         Ok(())
     }
@@ -320,24 +336,37 @@ impl CudaEngine<'_> {
         self.device.upload(&data, self.step_data.as_ref().map_or(0, |buffer| buffer.address))
     }
 
-    /// Records the plan, which is used a second time, as one CUDA graph: one launch a step.
+    /// Enqueues the launches of the plan, and `next` behind them.
+    fn enqueue(&mut self, next: Option<&Call>) -> Result<()> {
+        let Some(Planned { plan, .. }) = &self.plan else { return Err(unplanned()) };
+        let launches = plan.work.iter().filter_map(|work| match work {
+            Work::Launch(call) => Some(call),
+            _ => None,
+        });
+        for call in launches.chain(next) {
+            self.device.launch(self.modules.function(call, &self.device)?, call)?;
+        }
+        Ok(())
+    }
+
+    /// Records the plan, which is used once more, as one CUDA graph: one launch a step. Not where the host has something to
+    /// do, and not a longer step of which something is copied or compared: that overlaps with computing.
     fn capture(&mut self) -> Result<()> {
-        let (plan, _) = self.plan.as_ref().expect("a plan to capture");
+        let Some(Planned { plan, graph, .. }) = &self.plan else { return Err(unplanned()) };
+        let unread = plan.outputs.is_empty() && plan.compared.is_empty();
+        let at_once = plan.key.rows <= calls::ROWS_MAX_UNTILED || unread;
+        if graph.is_some() || plan.key.fed || !plan.is_all_gpu() || !at_once {
+            return Ok(());
+        }
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.device.compute.begin_capture(mode).map_err(failed("graph capture"))?;
-        let mut launched = Ok(());
-        for work in &plan.work {
-            if let Work::Launch(call) = work {
-                launched =
-                    self.modules.function(call, &self.device).and_then(|f| self.device.launch(f, call));
-            }
-            if launched.is_err() {
-                break;
-            }
+        let enqueued = self.enqueue(None);
+        let captured = self.device.compute.end_capture(sys::CUgraphInstantiate_flags(0));
+        enqueued?;
+        let captured = captured.map_err(failed("graph capture"))?;
+        if let Some(Planned { graph, .. }) = &mut self.plan {
+            *graph = captured;
         }
-        let graph = self.device.compute.end_capture(sys::CUgraphInstantiate_flags(0));
-        launched?;
-        self.decode = graph.map_err(failed("graph capture"))?;
         Ok(())
     }
 }

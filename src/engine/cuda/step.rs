@@ -9,7 +9,7 @@ use super::layout::Value;
 use super::plan::{Output, Work};
 use super::readback::Reading;
 use super::schedule::Task;
-use super::{Batch, CudaEngine, Probe};
+use super::{Batch, CudaEngine, Planned, Probe};
 use crate::engine::Values;
 use crate::error::{Error, Result};
 use crate::model::graph::{Dims, Node};
@@ -45,7 +45,7 @@ impl CudaEngine<'_> {
     /// Enqueues everything; a probe that feeds values is shown them here.
     pub(super) fn launch(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<()> {
         self.device.bind()?;
-        let Some((plan, transfers)) = &self.plan else { return Err(unplanned()) };
+        let Some(Planned { plan, transfers, graph }) = &self.plan else { return Err(unplanned()) };
         if plan.key.fed {
             return self.launch_fed(batch, probe);
         }
@@ -55,8 +55,8 @@ impl CudaEngine<'_> {
         self.compare.begin(device, (&plan.compared, arena), batch, probe)?;
         let ring = &mut self.ring;
         let mut reading = Reading { device, ring, transfers, outputs: &plan.outputs, arena };
-        if let Some(decode) = &self.decode {
-            decode.launch().map_err(failed("the decode graph"))?;
+        if let Some(graph) = graph {
+            graph.launch().map_err(failed("the graph of a step"))?;
             reading.after(plan.work.len())?;
             self.compare.after(device, &mut self.modules, plan.work.len())?;
         } else {
@@ -91,7 +91,7 @@ impl CudaEngine<'_> {
     /// Shows what arrives, and waits for the end: the logits of the last row, where the graph has them.
     pub(super) fn finish(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<Option<Vec<f32>>> {
         self.device.bind()?;
-        let Some((plan, transfers)) = &self.plan else { return Err(unplanned()) };
+        let Some(Planned { plan, transfers, .. }) = &self.plan else { return Err(unplanned()) };
         let (device, dims) = (&self.device, &self.graph.dims);
         if plan.key.fed {
             let Some(logits) = plan.logits else { return device.synchronize().map(|()| None) };

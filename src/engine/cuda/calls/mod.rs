@@ -22,7 +22,7 @@ pub use linear::{
     Follow, LinearData, LinearKernel, LinearPart, NORM_COLUMNS_MAX, NormFirst, PAIRS_OUTPUTS, PARTS_MAX,
     Pairs, linear, together,
 };
-pub use next::next_token;
+pub use next::{NEXT_ROOM, next_token};
 pub use rope::{RopeData, RopePart, rope};
 pub use stats::{STATS_PAIRS_MAX, StatsPair, stats};
 pub use unpack::{unpack, unpacked};

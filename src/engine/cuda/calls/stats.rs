@@ -4,7 +4,7 @@ use super::{Address, Call};
 use crate::numerics::Storage;
 
 /// Pairs that one launch compares.
-pub const STATS_PAIRS_MAX: usize = 12;
+pub const STATS_PAIRS_MAX: usize = 6;
 /// Token rows of one block, and its threads.
 const ROWS: usize = 8;
 const THREADS: u32 = 128;
