@@ -1,11 +1,11 @@
 //! Several GPUs as one engine: each has the weights and the cache of some layers and hands its last residual to the
 //! next. Kernels are chosen by shapes alone, so that values have the bits that one GPU gives them.
 
-use super::{CudaEngine, Planned};
 use super::calls::Address;
 use super::cut::{self, Part};
 use super::device::{Device, error, failed};
 use super::link::Link;
+use super::{CudaEngine, Planned};
 use crate::checkpoint::Checkpoint;
 use crate::engine::{Batch, Engine, Probe};
 use crate::error::Result;

@@ -1,12 +1,12 @@
 //! Greedy decoding whose tokens the GPU chooses itself: no step waits for the host, and what a probe wants of one is
 //! copied, and shown, while later ones are computed.
 
-use super::step::unplanned;
-use super::{CudaEngine, Planned};
 use super::calls::{self, Address, Call};
 use super::device::{Buffer, Device, Event, Pinned, error, failed};
 use super::plan::{Output, Plan};
 use super::readback::values;
+use super::step::unplanned;
+use super::{CudaEngine, Planned};
 use crate::engine::{Batch, Probe};
 use crate::error::Result;
 
@@ -23,6 +23,16 @@ pub struct Choice {
     room: Buffer,
     /// Kept from one call to the next: pinned memory takes its time.
     slots: Vec<Slot>,
+}
+
+impl Choice {
+    /// With room for so many bytes of tokens.
+    fn new(device: &Device, bytes: usize) -> Result<Choice> {
+        let tokens = device.alloc("the tokens chosen", bytes)?;
+        let room = device.alloc("what tokens are chosen with", calls::NEXT_ROOM)?;
+        device.clear(&room)?;
+        Ok(Choice { tokens, room, slots: Vec::new() })
+    }
 }
 
 /// What a probe wants of one step.
@@ -69,7 +79,8 @@ impl CudaEngine<'_> {
         let (chosen, next) = self.next_token()?;
         self.device.upload(&[token], chosen + (TOKEN * first) as Address)?;
         let bytes = range(&self.planned()?.outputs).1;
-        let mut slots = self.choice.as_mut().map(|choice| std::mem::take(&mut choice.slots)).unwrap_or_default();
+        let mut slots =
+            self.choice.as_mut().map(|choice| std::mem::take(&mut choice.slots)).unwrap_or_default();
         slots.retain(|slot| slot.kept.bytes >= bytes);
         for _ in slots.len()..if bytes > 0 { SLOTS } else { 0 } {
             slots.push(Slot::new(&self.device, bytes)?);
@@ -121,17 +132,14 @@ impl CudaEngine<'_> {
                 .found(if unfit.is_empty() { "a graph without logits" } else { unfit })
         })?;
         let bytes = TOKEN * (self.capacity + 1);
-        if self.choice.as_ref().is_none_or(|choice| choice.tokens.bytes < bytes) {
-            self.choice = None;
-            let tokens = self.device.alloc("the tokens chosen", bytes)?;
-            let room = self.device.alloc("what tokens are chosen with", calls::NEXT_ROOM)?;
-            self.device.clear(&room)?;
-            self.choice = Some(Choice { tokens, room, slots: Vec::new() });
-        }
-        let Choice { tokens, room, .. } = self.choice.as_ref().expect("just put there");
+        let choice = match self.choice.take().filter(|choice| choice.tokens.bytes >= bytes) {
+            Some(choice) => choice,
+            None => Choice::new(&self.device, bytes)?,
+        };
+        let (tokens, room) = (choice.tokens.address, choice.room.address);
+        self.choice = Some(choice);
         let step = self.step_data.as_ref().map_or(0, |data| data.address);
-        let call = calls::next_token(logits, step, tokens.address, room.address, self.graph.dims.vocab);
-        let tokens = tokens.address;
+        let call = calls::next_token(logits, step, tokens, room, self.graph.dims.vocab);
         self.modules.function(&call, &self.device)?;
         Ok((tokens, call))
     }

@@ -1,6 +1,6 @@
 //! A reference that stays on the device while its number stays the same, and is compared there while the step is
-//! computed: behind each group of checkpoints one launch on a stream of low priority compares them, and what it finds
-//! goes to pinned memory in few copies.
+//! computed: behind each group of checkpoints one launch compares them, by turns on two streams of low priority, and
+//! what it finds goes to pinned memory in few copies.
 //!
 //! Values that a probe wants are written once and keep their bytes ([`super::layout`]), so that a comparison that comes
 //! late reads what was computed. The step ends when the last has been shown, so that the next does not write over them.
