@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::checkpoint::{Checkpoint, by_spelling};
 
@@ -22,7 +22,7 @@ pub struct Manifest {
     /// Who computed the values.
     pub producer: Producer,
     /// The model that was run.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub model: ModelInfo,
     /// Token at each position, 0 to n-1.
     pub tokens: Vec<u32>,
@@ -32,19 +32,19 @@ pub struct Manifest {
     /// One entry per forward pass, in order.
     pub steps: Vec<Step>,
     /// Positions that a checkpoint has, listed only where it lacks some of its steps' positions.
-    #[serde(default, serialize_with = "rows_by_spelling")]
+    #[serde(default, serialize_with = "rows_by_spelling", deserialize_with = "null_is_default")]
     pub rows: HashMap<Checkpoint, Vec<u32>>,
     /// The recorded graphs, and which steps computed which.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_is_default")]
     pub graphs: Vec<GraphFile>,
     /// Nodes of the producer that no checkpoint id could be given to.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_is_default")]
     pub unmapped: Vec<String>,
     /// How the dump was made: flags, date, anything worth keeping.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_is_default")]
     pub provenance: BTreeMap<String, String>,
     /// Written last; `false` in an interrupted recording.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_default")]
     pub complete: bool,
 }
 
@@ -107,4 +107,9 @@ pub struct Step {
     pub file: String,
     /// (T,) positions of its rows.
     pub positions: Vec<u32>,
+}
+
+/// A field that is null is as one that is not there.
+fn null_is_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
 }

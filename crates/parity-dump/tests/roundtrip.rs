@@ -42,6 +42,39 @@ fn rows_are_token_positions_over_all_steps() {
     assert_eq!((dump.step_start(2), dump.step_start(3)), (0, 3));
 }
 
+/// Everything that need not be there may be null instead, and is then as if it were not there.
+#[test]
+fn null_is_as_not_there() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path()).unwrap();
+    let path = dir.path().join("manifest.json");
+    let whole: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let (mut null, mut absent) = (whole.clone(), whole);
+    for field in ["model", "prompt", "graphs", "unmapped", "provenance"] {
+        null[field] = serde_json::Value::Null;
+        absent.as_object_mut().unwrap().remove(field);
+    }
+    for field in ["version", "backend", "device", "numerics"] {
+        null["producer"][field] = serde_json::Value::Null;
+        absent["producer"].as_object_mut().unwrap().remove(field);
+    }
+    let opened = |manifest: &serde_json::Value| {
+        fs::write(&path, manifest.to_string()).unwrap();
+        Dump::open(dir.path()).unwrap().manifest().clone()
+    };
+    let found = opened(&null);
+    assert_eq!(found, opened(&absent));
+    assert!(found.complete && found.rows.contains_key(&LOGITS));
+
+    // Without `complete` the dump is an interrupted one, without `rows` a checkpoint has all rows of its steps.
+    null["complete"] = serde_json::Value::Null;
+    assert!(!opened(&null).complete);
+    null["rows"] = serde_json::Value::Null;
+    fs::write(&path, null.to_string()).unwrap();
+    let error = Dump::open(dir.path()).err().unwrap().to_string();
+    assert!(error.contains("logits"), "the tensor has one row of the three: {error}");
+}
+
 #[test]
 fn attention_rows_end_at_their_own_position() {
     let dir = tempfile::tempdir().unwrap();
