@@ -76,11 +76,15 @@ impl CudaEngine<'_> {
         self.make_room(first + steps)?;
         self.make_plan(&Batch { tokens: &[token], first }, probe)?;
         self.send_tokens(&Batch { tokens: &[token], first })?;
-        let (chosen, next) = self.next_token()?;
-        self.device.upload(&[token], chosen + (TOKEN * first) as Address)?;
+        let size = TOKEN * (self.capacity + 1);
+        let Choice { tokens: chosen, room, mut slots } =
+            match self.choice.take().filter(|choice| choice.tokens.bytes >= size) {
+                Some(choice) => choice,
+                None => Choice::new(&self.device, size)?,
+            };
+        self.device.upload(&[token], chosen.address + (TOKEN * first) as Address)?;
+        let next = self.next_token(&chosen, &room)?;
         let bytes = range(&self.planned()?.outputs).1;
-        let mut slots =
-            self.choice.as_mut().map(|choice| std::mem::take(&mut choice.slots)).unwrap_or_default();
         slots.retain(|slot| slot.kept.bytes >= bytes);
         for _ in slots.len()..if bytes > 0 { SLOTS } else { 0 } {
             slots.push(Slot::new(&self.device, bytes)?);
@@ -91,7 +95,7 @@ impl CudaEngine<'_> {
             if bytes == 0 {
                 continue;
             }
-            let token = chosen + (TOKEN * (first + step)) as Address;
+            let token = chosen.address + (TOKEN * (first + step)) as Address;
             self.keep(&mut slots[step % SLOTS], step >= SLOTS, token)?;
             if step + 1 >= SLOTS {
                 self.show(&slots[shown % SLOTS], first + shown, probe)?;
@@ -101,12 +105,10 @@ impl CudaEngine<'_> {
         for step in shown..if bytes > 0 { steps } else { 0 } {
             self.show(&slots[step % SLOTS], first + step, probe)?;
         }
-        let tokens = self.device.download(chosen + (TOKEN * (first + 1)) as Address, steps)?;
+        let tokens = self.device.download(chosen.address + (TOKEN * (first + 1)) as Address, steps)?;
         self.device.copy.synchronize().map_err(failed("a copy"))?;
         self.computed = first + steps;
-        if let Some(choice) = &mut self.choice {
-            choice.slots = slots;
-        }
+        self.choice = Some(Choice { tokens: chosen, room, slots });
         Ok(tokens)
     }
 
@@ -115,9 +117,8 @@ impl CudaEngine<'_> {
         self.plan.as_ref().map(|planned| &planned.plan).ok_or_else(unplanned)
     }
 
-    /// Where the tokens are, and the launch that chooses, if every node of the plan is a launch too, and no value depends on
-    /// the position.
-    fn next_token(&mut self) -> Result<(Address, Call)> {
+    /// The launch that chooses, if every node of the plan is a launch too, and no value depends on the position.
+    fn next_token(&mut self, chosen: &Buffer, room: &Buffer) -> Result<Call> {
         let plan = self.planned()?;
         let unfit = if !plan.is_all_gpu() {
             "a node that no kernel computes"
@@ -131,17 +132,10 @@ impl CudaEngine<'_> {
                 .expected("steps that the GPU computes alone")
                 .found(if unfit.is_empty() { "a graph without logits" } else { unfit })
         })?;
-        let bytes = TOKEN * (self.capacity + 1);
-        let choice = match self.choice.take().filter(|choice| choice.tokens.bytes >= bytes) {
-            Some(choice) => choice,
-            None => Choice::new(&self.device, bytes)?,
-        };
-        let (tokens, room) = (choice.tokens.address, choice.room.address);
-        self.choice = Some(choice);
         let step = self.step_data.as_ref().map_or(0, |data| data.address);
-        let call = calls::next_token(logits, step, tokens, room, self.graph.dims.vocab);
+        let call = calls::next_token(logits, step, chosen.address, room.address, self.graph.dims.vocab);
         self.modules.function(&call, &self.device)?;
-        Ok((tokens, call))
+        Ok(call)
     }
 
     /// One step and the choice behind it: launch by launch at first, then as one.
