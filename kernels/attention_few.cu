@@ -29,16 +29,19 @@ struct Few {
     };
 };
 
+// Eight halves, two to a word.
+DEVICE void unpack8(const Words4& words, float out[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        out[2 * i] = low_half(words.v[i]);
+        out[2 * i + 1] = high_half(words.v[i]);
+    }
+}
+
 // What a row's positions, or some of them, come to.
 struct Softened {
     float highest, total;
 };
-
-// Eight halves as they are stored.
-DEVICE void unpack8(const Half8& h, float out[8]) {
-#pragma unroll
-    for (int j = 0; j < 8; j++) out[j] = to_float(h.v[j]);
-}
 
 // Adds up the warps' sums of this block: column c, for the thread that asks.
 template <int WIDTH>
@@ -101,9 +104,10 @@ DEVICE void attention_few(const AttentionArgs& a) {
     const int64_t at = kv_head_of(a, h) * a.head_width + (inside ? column : 0);
     const int rounds = (min((int)SPLIT, end - from) + F::ROUND - 1) / F::ROUND;  // of the block's warps
 
-    // Earlier steps' keys and values before the kernel ahead has ended, this step's after it.
-    const Half8 zero = {};
-    Half8 keys[F::HELD], values[F::HELD];
+    // Earlier steps' keys and values before the kernel ahead has ended, this step's after it. What the row does not see is
+    // 0, and counts as nothing: it may be no number.
+    const Words4 zero = {};
+    Words4 keys[F::HELD], values[F::HELD];
     const auto load = [&](int round, int begin, int to) {
 #pragma unroll
         for (int some = 0; some < F::HELD; some += F::SOME) {
@@ -113,13 +117,16 @@ DEVICE void attention_few(const AttentionArgs& a) {
             for (int i = some; i < some + F::SOME; i++) {
                 const int s = key + F::ROUND * (round + i);
                 if (!inside || s < begin || s >= to) continue;
-                keys[i] = *(const Half8*)((const half_t*)a.k + s * stride + at);
-                values[i] = *(const Half8*)((const half_t*)a.v + s * stride + at);
+                keys[i] = *(const Words4*)((const half_t*)a.k + s * stride + at);
+                if (w.from <= s && s < w.to) values[i] = *(const Words4*)((const half_t*)a.v + s * stride + at);
             }
         }
     };
+    const auto clear = [&] {
 #pragma unroll
-    for (int i = 0; i < F::HELD; i++) keys[i] = values[i] = zero;
+        for (int i = 0; i < F::HELD; i++) keys[i] = values[i] = zero;
+    };
+    clear();
     load(0, 0, min(first, end));
     wait_for_last();
     float q[8] = {};
@@ -129,24 +136,38 @@ DEVICE void attention_few(const AttentionArgs& a) {
     float highest = -INFINITY_F, total = 0.0f, sum[8] = {};
 #pragma unroll 1
     for (int round = 0; round < rounds; round += F::HELD) {
-        if (round > 0) load(round, 0, end);
-        float score[F::HELD], higher = highest;
-#pragma unroll
-        for (int i = 0; i < F::HELD; i++) {
-            score[i] = -INFINITY_F;
-            if (round + i / F::SOME * F::SOME >= rounds) continue;
-            float k[8], chain[2] = {};
-            unpack8(keys[i], k);
-#pragma unroll
-            for (int j = 0; j < 8; j++) chain[j % 2] = fmaf(q[j], k[j], chain[j % 2]);
-            float x = chain[0] + chain[1];
-#pragma unroll
-            for (int d = 1; d < F::LANES; d *= 2) x += __shfl_xor_sync(FULL_WARP, x, d);
-            const int s = key + F::ROUND * (round + i);
-            if (a.scores && column == 0 && s < cached) a.scores[((int64_t)h * a.rows + t) * cached + s] = x;
-            if (w.from <= s && s < w.to) score[i] = x * a.scale;
-            higher = fmaxf(higher, score[i]);
+        if (round > 0) {
+            clear();
+            load(round, 0, end);
         }
+        float score[F::HELD], higher = highest;
+        const bool many = rounds - round > F::HELD / 2;  // or the second half is empty
+#pragma unroll
+        for (int i = 0; i < F::HELD; i++) score[i] = -INFINITY_F;
+        const auto multiply = [&](int begin) {
+            float x[F::HELD / 2];
+#pragma unroll
+            for (int i = 0; i < F::HELD / 2; i++) {
+                float k[8], chain[2] = {};
+                unpack8(keys[begin + i], k);
+#pragma unroll
+                for (int j = 0; j < 8; j++) chain[j % 2] = fmaf(q[j], k[j], chain[j % 2]);
+                x[i] = chain[0] + chain[1];
+            }
+#pragma unroll
+            for (int d = 1; d < F::LANES; d *= 2)
+#pragma unroll
+                for (int i = 0; i < F::HELD / 2; i++) x[i] += __shfl_xor_sync(FULL_WARP, x[i], d);
+#pragma unroll
+            for (int i = 0; i < F::HELD / 2; i++) {
+                const int s = key + F::ROUND * (round + begin + i);
+                if (a.scores && column == 0 && s < cached) a.scores[((int64_t)h * a.rows + t) * cached + s] = x[i];
+                if (w.from <= s && s < w.to) score[begin + i] = x[i] * a.scale;
+                higher = fmaxf(higher, score[begin + i]);
+            }
+        };
+        multiply(0);
+        if (many) multiply(F::HELD / 2);
 #pragma unroll
         for (int d = F::LANES; d < 32; d *= 2) higher = fmaxf(higher, __shfl_xor_sync(FULL_WARP, higher, d));
         const float shrink = expf(highest - finite_or_zero(higher));
@@ -154,18 +175,19 @@ DEVICE void attention_few(const AttentionArgs& a) {
         total *= shrink;
 #pragma unroll
         for (int j = 0; j < 8; j++) sum[j] *= shrink;
+        const auto add = [&](int begin) {
 #pragma unroll
-        for (int i = 0; i < F::HELD; i++) {
-            // What a row does not see is left out, not multiplied by 0: it may be no number.
-            const int s = key + F::ROUND * (round + i);
-            if (s < w.from || s >= w.to) continue;
-            const float p = expf(score[i] - finite_or_zero(highest));
-            float v[8];
-            unpack8(values[i], v);
-            total += p;
+            for (int i = begin; i < begin + F::HELD / 2; i++) {
+                const float p = expf(score[i] - finite_or_zero(highest));
+                float v[8];
+                unpack8(values[i], v);
+                total += p;
 #pragma unroll
-            for (int j = 0; j < 8; j++) sum[j] = fmaf(p, v[j], sum[j]);
-        }
+                for (int j = 0; j < 8; j++) sum[j] = fmaf(p, v[j], sum[j]);
+            }
+        };
+        add(0);
+        if (many) add(F::HELD / 2);
     }
 #pragma unroll
     for (int d = F::LANES; d < 32; d *= 2) {

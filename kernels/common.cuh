@@ -121,6 +121,20 @@ struct alignas(16) Half8 {
 struct alignas(16) Float4 {
     float v[4];
 };
+// Eight halves, two to a word: the lower one comes first.
+struct alignas(16) Words4 {
+    uint32_t v[4];
+};
+DEVICE float low_half(uint32_t two) {
+    half_t h;
+    h.bits = (uint16_t)(two & 0xffffu);
+    return to_float(h);
+}
+DEVICE float high_half(uint32_t two) {
+    half_t h;
+    h.bits = (uint16_t)(two >> 16);
+    return to_float(h);
+}
 
 // out[j] = p[j], by loads of 16 bytes: p is aligned to them.
 DEVICE void load8(const float* p, float out[8]) {
@@ -229,6 +243,15 @@ DEVICE float warp_max(float x) {
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, d));
     return x;
+}
+
+// The upper half of a product of 64 bits.
+DEVICE uint32_t upper_half(uint32_t a, uint32_t b) {
+#ifdef CUDA_ON_HOST
+    return (uint32_t)((uint64_t)a * b >> 32);
+#else
+    return __umulhi(a, b);
+#endif
 }
 
 // The same value in all lanes, which tells the compiler so: it drops its provisions for diverged warps.

@@ -69,12 +69,12 @@ DEVICE void fetch_operands(const LinearArgs& a, const LinearPart& part, int t, c
     to.angle[1] = angle[1];
 }
 
-// Stores two products that go together, and what is computed from both.
-DEVICE void store_pair(const LinearArgs& a, const LinearPart& part, int t, const int o[2], const float product[2],
-                       const FewOperands& with) {
+// Stores two products that go together, and what is computed from both. `second`: the part of `up`, where it is gate and up.
+DEVICE void store_pair(const LinearArgs& a, const LinearPart& part, const LinearPart& second, int t, const int o[2],
+                       const float product[2], const FewOperands& with) {
     if (part.pairs == GATE_UP) {
-        const float gate = store_values<half_t>(a.parts[0], t, o[0], product[0], with.other[0]);
-        const float up = store_values<half_t>(a.parts[1], t, o[1], product[1], with.other[1]);
+        const float gate = store_values<half_t>(part, t, o[0], product[0], with.other[0]);
+        const float up = store_values<half_t>(second, t, o[1], product[1], with.other[1]);
         const int64_t i = (int64_t)t * part.outputs + o[0];
         store((half_t*)part.turned + i, activate(gate, SILU) * up);
         return;
@@ -125,7 +125,7 @@ DEVICE void store_few(const LinearArgs& a, const LinearPart& part, const FewSums
             fetch_operands(a, part, item.t, item.o, true, with);
         }
         if (item.o[0] >= part.outputs) continue;
-        if (sides == 2) store_pair(a, part, item.t, item.o, product, with);
+        if (sides == 2) store_pair(a, part, a.parts[1], item.t, item.o, product, with);
         else store_output_with<half_t>(a, part, with.first, item.t, item.o[0], product[0], with.other[0]);
     }
 }

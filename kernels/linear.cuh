@@ -43,6 +43,10 @@ struct LinearArgs {
     int cache_f16;        // whether the cache is f16, else f32
     int split;            // linear_row: warps that share an output: 1, 2, 4 or 8; linear_one: that share a tile
     int head_width;       // E
+    int groups;           // linear_one: tiles that a block computes at once
+    int turns;            // linear_one: how often it does
+    uint32_t split_inverse;  // linear_one: 2^16 / split, rounded up
+    uint32_t head_inverse;   // linear_one: 2^32 / (E/2), rounded up
 };
 
 // What follows a product is computed with: the bias, or the residual.

@@ -1,211 +1,275 @@
 // Matrix product for one token row, fast: out[o] = Σ_i x[i]·w[o, i] on tensor cores, each weight read once.
 //
 // x is f16, quants of w are taken as they are and scaled in f32, sub-block by sub-block (pieces.cuh): nothing but the sums
-// is rounded. Launch: grid (at most ceil(O / (16·groups)), 1, weights), 32·split·groups threads, and dynamic shared memory:
-// see `OneMemory`. `split` warps share a tile of 16 outputs: chunk c goes to warp c % split of a group; a block computes
-// `groups` tiles at once, and further ones by turns with the other blocks. The next DEPTH chunks of every warp are on their
-// way, the first before the kernel ahead has ended. The warps' sums are added up in order, so that a result does not
-// depend on the grid.
+// is rounded. Launch: grid (blocks, 1, weights), 32·split·groups threads, and dynamic shared memory: see `OneMemory`.
+// A block has `turns`·groups tiles of 16 outputs, one behind the other; `split` warps share a tile: chunk c goes to warp
+// c % split of a group, which keeps its columns of x in registers from one tile to the next where it has one chunk of a row.
+// The next DEPTH chunks of every warp are on their way, the first before the kernel ahead has ended. The warps' sums are
+// added up in order, so that a result does not depend on the grid. Rows are whole chunks; the last tile ends with the last
+// output, and shares some with the tile before it.
 //
 // The norm before the products, and what follows them, as in linear_few.cu, which rounds weights to f16; linear_row.cu
 // computes the same in scalar arithmetic. ggml: ggml_mul_mat (MUL_MAT), and what follows it.
 #include "few.cuh"
 #include "pieces.cuh"
 
-enum { ONE_ZEROS = 128 };  // columns
+enum {
+    ONE_BATCH = 4,     // tiles of a group between two barriers, at most
+    ONE_SQUARES = 20,  // warps that share a row, at most
+};
+
+// Warps that share a row, in fours.
+DEVICE int in_fours(int split) { return (split + 3) / 4 * 4; }
+
+// What a thread stores of a batch of tiles, an output or a pair of them, with what that is put together with. It waits in
+// shared memory: registers are for the products.
+struct alignas(16) OneItem {
+    int o[2];
+    FewOperands with;
+    int exists;
+};
 
 // Parts of a block's dynamic shared memory.
 template <class W>
 struct OneMemory {
     typedef Pieces<W> P;
-    enum { RING = P::DEPTH * P::STAGE, SUMS = 2 * FEW_OUTPUTS * sizeof(float) };
+    enum { RING = P::DEPTH * P::STAGE, ROW = P::CHUNK + P::CHUNK / 64 * 8 };
     Words4* ring;       // (DEPTH, STAGE) of this warp
-    float* sums;        // (2, warps, 16): of two tiles
-    half_t *zeros, *x;  // (ONE_ZEROS,); (I,) at `padded`
-    float* block_sums;  // (chunks, 8), where the format wants them
-    DEVICE OneMemory(uint8_t* memory, int warp, int warps, int columns) {
+    half_t* row;        // (ROW,) of this warp: a chunk of x on its way to the lanes
+    float* squares;     // (ONE_SQUARES,)
+    LinearPart* parts;  // (2,) of this block: a constant would be fetched again where it is used, which takes its time
+    OneItem* items;     // (tiles of a batch, 16)
+    float* sums;        // (2, tiles of a batch, 16, split in fours)
+    DEVICE OneMemory(uint8_t* memory, int warp, int warps, int slots) {
         ring = (Words4*)memory + warp * RING;
         memory += warps * RING * sizeof(Words4);
-        sums = (float*)memory;
-        memory += warps * SUMS;
-        zeros = (half_t*)memory;
-        x = zeros + ONE_ZEROS;
-        block_sums = (float*)(x + (padded(columns + P::CHUNK) + 7) / 8 * 8);
+        row = (half_t*)memory + warp * ROW;
+        memory += warps * ROW * sizeof(half_t);
+        squares = (float*)memory;
+        parts = (LinearPart*)(squares + ONE_SQUARES);
+        items = (OneItem*)(parts + 2);
+        sums = (float*)(items + slots * FEW_OUTPUTS);
     }
 };
 
-// Eight columns of a chunk of the row, as they are stored; zeros beyond the last.
-template <class W>
-DEVICE Half8 one_eight(const LinearArgs& a, int chunk) {
-    const int within = 8 * (threadIdx.x % 32), i = chunk * Pieces<W>::CHUNK + within;
-    const Half8 zero = {};
-    return within < Pieces<W>::CHUNK && i < a.columns ? *(const Half8*)((const half_t*)a.x + i) : zero;
+// Where the outputs of a tile are: number r of the first eight at first + r·between, its partner `step` further on.
+struct OneTiles {
+    int between, step, apart, half_head, last;
+    uint32_t head_inverse;
+    DEVICE OneTiles(const LinearArgs& a, const LinearPart& part) {
+        between = part.pairs == NEIGHBOURS ? 2 : 1;
+        step = few_step(a, part);
+        apart = part.pairs == HALVES || part.pairs == GATE_UP ? 8 : FEW_OUTPUTS;
+        half_head = a.head_width / 2;
+        head_inverse = part.pairs == HALVES ? a.head_inverse : 0;
+        last = part.outputs - 1 - 7 * between - step;
+    }
+    // As few_output, but for the last tile.
+    DEVICE int first(int tile) const {
+        return min(tile * apart + (int)upper_half(tile * apart, head_inverse) * half_head, last);
+    }
+};
+
+// What a warp does of a block's tiles: tile `group` of every `groups`, chunk `own` of every `split`.
+struct OneShare {
+    int split, groups, group, own, chunks;
+    int base, end;  // tiles of the block
+};
+
+// The next place of a ring of DEPTH chunks, in bytes.
+template <class P>
+DEVICE int next_place(int place) {
+    return place + 16 * P::STAGE == 16 * P::DEPTH * P::STAGE ? 0 : place + 16 * P::STAGE;
 }
 
-// 1 / sqrt(mean(x²) + eps): every warp the squares of its own chunks, in f32, four chains a lane and a tree, and the
-// warps in their order, four at a time. `squares`: (warps,); `eight` is of the warp's first chunk.
+// The chunks that a warp asks for, one behind the other: of a tile's sixteen rows each lane every 32nd piece.
 template <class W>
-DEVICE float one_scale(const LinearArgs& a, Half8 eight, float* squares, int warp, int warps, int chunks) {
-    const int lane = threadIdx.x % 32;
-    float chain[4] = {};
-#pragma unroll 1
-    for (int chunk = warp; chunk < chunks; chunk += warps) {
-        if (chunk > warp) eight = one_eight<W>(a, chunk);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const float x = to_float(eight.v[j]);
-            chain[j % 4] = fmaf(x, x, chain[j % 4]);
-        }
-    }
-    const float own = warp_sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
-    if (lane == 0) squares[warp] = own;
-    __syncthreads();
-    float sum = 0.0f;
-    for (int w = 0; w < warps; w += 4) {
-        float some[4];
-#pragma unroll
-        for (int n = 0; n < 4; n++) some[n] = w + n < warps ? squares[w + n] : 0.0f;
-        sum += (some[0] + some[1]) + (some[2] + some[3]);
-    }
-    return 1.0f / sqrtf(sum / a.columns + (float)a.eps);
-}
-
-// Brings the row to shared memory, normed where that is asked for: chunk c by warp c % warps.
-template <class W>
-DEVICE void one_row(const LinearArgs& a, const OneMemory<W>& memory, float (&weight)[8], int warp, int warps, int chunks) {
+struct OneQueue {
     typedef Pieces<W> P;
-    const int lane = threadIdx.x % 32;
-    const bool stores = a.normed && blockIdx.x == 0 && blockIdx.z == 0;
-    Half8 eight = one_eight<W>(a, warp), next = one_eight<W>(a, warp + warps);
-    const float scale = a.normed ? one_scale<W>(a, eight, memory.sums, warp, warps, chunks) : 1.0f;
-#pragma unroll 1
-    for (int chunk = warp; chunk < chunks; chunk += warps) {
-        const int i = chunk * P::CHUNK + 8 * lane;
-        const Half8 here = eight;
-        eight = next;
-        next = one_eight<W>(a, chunk + 2 * warps);
-        if (!a.normed && !P::SWAPPED && !P::BLOCK_SUMS) {
-            if (8 * lane < P::CHUNK) *(Half8*)(memory.x + padded(i)) = here;
-            continue;
-        }
-        float x[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) x[j] = to_float(here.v[j]);
-        if (a.normed && 8 * lane < P::CHUNK && i < a.columns) {
-            if (chunk != warp) load8(a.norm_weight + i, weight);
-#pragma unroll
-            for (int j = 0; j < 8; j++) x[j] = rounded<half_t>(x[j] * scale * weight[j]);
-            if (stores) store8((half_t*)a.normed + i, x);
-        }
-        if (P::BLOCK_SUMS) {
-            float sum = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
-            sum = quad_sum(sum);
-            const int block = lane / 4;
-            if (lane % 4 == 0) memory.block_sums[8 * chunk + block % 2 * 4 + block / 2] = sum;
-        }
-        if (P::SWAPPED) {
-#pragma unroll
-            for (int j = 1; j < 8; j += 4) {
-                const float second = x[j];
-                x[j] = x[j + 1];
-                x[j + 1] = second;
-            }
-        }
-        if (8 * lane < P::CHUNK) store8(memory.x + padded(i), x);
-    }
-    __syncthreads();
-}
-
-// The sixteen rows of a tile, of which each lane asks for every 32nd piece of a chunk.
-template <class W>
-struct OneRows {
-    typedef Pieces<W> P;
-    enum { WHOLE = P::STAGE / 32, REST = P::STAGE % 32, COPIES = WHOLE + (REST > 0) };
-    int offset[COPIES];   // of the lane's pieces from the tile's first, in pieces
-    const uint8_t* from;  // the tile
-    bool inside;          // whether all its rows are there
-    DEVICE OneRows(const LinearArgs& a, const LinearPart& part, int lane) {
-        const int pitch = part.row_bytes / 16, between = part.pairs == NEIGHBOURS ? 2 * pitch : pitch;
+    enum { BYTES = 16 * P::PIECES, WHOLE = P::STAGE / 32, REST = P::STAGE % 32, COPIES = WHOLE + (REST > 0) };
+    Place ring;
+    const uint8_t *weight, *from;   // the warp's first chunk of row 0; the next chunk of the tile's first row
+    int offset[COPIES];             // of the lane's pieces from that, in pieces
+    int tile, chunk, place, pitch;  // what is asked for next, and where it goes; bytes of a row
+    DEVICE OneQueue(const LinearArgs& a, const LinearPart& part, const OneTiles& tiles, const OneShare& share, Words4* ring)
+        : ring(ring), tile(share.base + share.group), chunk(share.own), place(0), pitch(part.row_bytes) {
         const int64_t apart = (part.pairs == GATE_UP ? a.parts[1].weight - part.weight : 0) / 16;
+        const int row = pitch / 16, second = (int)apart + tiles.step * row;
 #pragma unroll
         for (int n = 0; n < COPIES; n++) {
-            const int r = P::row(32 * n + lane), second = (int)apart + few_step(a, part) * pitch;
-            offset[n] = r % 8 * between + (r < 8 ? 0 : second) + P::piece(32 * n + lane);
+            const int slot = 32 * n + threadIdx.x % 32, r = P::row(slot);
+            offset[n] = r % 8 * tiles.between * row + (r < 8 ? 0 : second) + P::piece(slot);
         }
+        weight = part.weight + share.own * BYTES;
+        from = weight + (int64_t)tiles.first(tile) * pitch;
     }
-    DEVICE void go_to(const LinearArgs& a, const LinearPart& part, int tile) {
-        from = part.weight + few_output(a, part, tile, 0) * part.row_bytes;
-        inside = few_output(a, part, tile, 7) + few_step(a, part) < part.outputs;
-    }
-    DEVICE void fetch(const LinearArgs& a, const LinearPart& part, int tile, int chunk, Words4* to, int lane) const {
-        if (inside && (chunk + 1) * P::PIECES * 16 <= part.row_bytes) {
-            const uint8_t* const here = from + (int64_t)chunk * P::PIECES * 16;
+    DEVICE void fetch(const OneTiles& tiles, const OneShare& share) {
+        if (tile < share.end) {
+            const int lane = threadIdx.x % 32;
+            const Place own = ring.behind(place + 16 * lane);
 #pragma unroll
             for (int n = 0; n < COPIES; n++)
-                if (n < WHOLE || lane < REST) async_copy(to + 32 * n + lane, here + (int64_t)offset[n] * 16);
-            return;
+                if (n < WHOLE || lane < REST) own.async_copy_to(16 * 32 * n, from + (int64_t)offset[n] * 16);
+            place = next_place<P>(place);
+            chunk += share.split;
+            from += share.split * BYTES;
+            if (chunk >= share.chunks) {
+                chunk = share.own;
+                tile += share.groups;
+                from = weight + (int64_t)tiles.first(tile) * pitch;
+            }
         }
-        // Zeros for what there is not: outputs beyond the last, columns beyond the last.
-#pragma unroll 1
-        for (int slot = lane; slot < P::STAGE; slot += 32) {
-            const int r = P::row(slot), side = r / 8, o = few_output(a, part, tile, r % 8) + side * few_step(a, part);
-            const int64_t at = (chunk * P::PIECES + P::piece(slot)) * 16;
-            const bool exists = o < part.outputs && at < part.row_bytes;
-            const uint8_t* weight = part.pairs == GATE_UP ? a.parts[side].weight : part.weight;
-            async_copy_or_zero(to + slot, exists ? weight + o * part.row_bytes + at : weight, exists);
-        }
+        async_group();
     }
 };
 
-// x, in a register from here on: a constant would be fetched again where it is used, which takes its time.
-template <class X>
-DEVICE X held(X x) {
-#ifdef CUDA_ON_HOST
-    return x;
-#else
-    return __shfl_sync(FULL_WARP, x, threadIdx.x % 32);
-#endif
-}
-DEVICE void* held(void* p) { return (void*)held((int64_t)p); }
-
-// What is known of a result before its product is there.
-DEVICE LinearPart held_part(LinearPart part) {
-    part.out = held(part.out);
-    part.then = held(part.then);
-    part.cache = held(part.cache);
-    part.turned = held(part.turned);
-    part.scale[0] = held(part.scale[0]);
-    part.scale[1] = held(part.scale[1]);
-    part.outputs = held(part.outputs);
-    part.follow = held(part.follow);
-    part.pairs = held(part.pairs);
-    return part;
-}
-DEVICE void hold(FewItem<1>& item) {
-    item.r = held(item.r);
-    item.t = held(item.t);
-    item.o[0] = held(item.o[0]);
-    item.o[1] = held(item.o[1]);
+// Eight columns of a chunk of the row, as they are stored.
+template <class W>
+DEVICE Words4 one_eight(const LinearArgs& a, int chunk) {
+    const int within = 8 * (threadIdx.x % 32);
+    const Words4 zero = {};
+    return within < Pieces<W>::CHUNK ? *(const Words4*)((const half_t*)a.x + chunk * Pieces<W>::CHUNK + within) : zero;
 }
 
-// What one warp of a group stores of a tile: its sums, added up in the order of the warps, four at a time, lane by lane.
-DEVICE void store_one(const LinearArgs& a, const LinearPart& part, const float* sums, const FewItem<1>& item,
-                      const FewOperands& with) {
-    if (item.t >= a.rows || item.o[0] >= part.outputs) return;
-    float product[2] = {};
-    for (int w = 0; w < a.split; w += 4) {
-        float some[2][4];
+// 1 / sqrt(mean(x²) + eps): the first group's warps the squares of their own chunks, in f32, four chains a lane and a
+// tree, and the warps in their order, four at a time. `eight` is of the warp's first chunk.
+template <class W>
+DEVICE float one_scale(const LinearArgs& a, Words4 eight, float* squares, const OneShare& share) {
+    const int lane = threadIdx.x % 32, own = share.own;
+    if (share.group == 0) {
+        float chain[4] = {};
+#pragma unroll 1
+        for (int chunk = own; chunk < share.chunks; chunk += share.split) {
+            if (chunk > own) eight = one_eight<W>(a, chunk);
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
-            const float* const of = sums + (w + n) * FEW_OUTPUTS + item.r;
-            some[0][n] = w + n < a.split ? of[0] : 0.0f;
-            some[1][n] = w + n < a.split && part.pairs != ALONE ? of[8] : 0.0f;
+            for (int i = 0; i < 4; i++) {
+                const float x[2] = {low_half(eight.v[i]), high_half(eight.v[i])};
+                chain[i] = fmaf(x[1], x[1], fmaf(x[0], x[0], chain[i]));
+            }
         }
-#pragma unroll
-        for (int side = 0; side < 2; side++) product[side] += (some[side][0] + some[side][1]) + (some[side][2] + some[side][3]);
+        const float sum = warp_sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
+        if (lane == 0) squares[own] = sum;
+        if (own == 0 && lane >= share.split && lane < ONE_SQUARES) squares[lane] = 0.0f;
     }
-    if (part.pairs != ALONE) store_pair(a, part, 0, item.o, product, with);
-    else store_output_with<half_t>(a, part, with.first, 0, item.o[0], product[0], with.other[0]);
+    __syncthreads();
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int w = 0; w < share.split; w += 4) {
+        const Float4 some = *(const Float4*)(squares + w);
+        sum += (some.v[0] + some.v[1]) + (some.v[2] + some.v[3]);
+    }
+    return rsqrtf(sum / a.columns + (float)a.eps);
+}
+
+// A warp's columns of x: the chunk `at` is where the lanes multiply it, the next one is on its way.
+template <class W>
+struct OneColumns {
+    typedef Pieces<W> P;
+    LaneOfX x;
+    Words4 ahead;
+    float weight[8], scale;  // of the norm: of the warp's first chunk
+    int at;
+    DEVICE OneColumns() : at(-1) {}
+    static DEVICE bool has() { return (int)(8 * (threadIdx.x % 32)) < P::CHUNK; }
+    static DEVICE int column(int chunk) { return chunk * P::CHUNK + 8 * (threadIdx.x % 32); }
+
+    // Eight columns normed and rounded, and stored if this is the warp that does.
+    DEVICE void norm(const LinearArgs& a, Words4& eight, int chunk, bool stores) {
+        if (!has()) return;
+        if (at >= 0) load8(a.norm_weight + column(chunk), weight);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float two[2] = {low_half(eight.v[i]) * scale, high_half(eight.v[i]) * scale};
+            eight.v[i] = two_halves_of(two[0] * weight[2 * i], two[1] * weight[2 * i + 1]);
+        }
+        if (stores) *(Words4*)((half_t*)a.normed + column(chunk)) = eight;
+    }
+    // Brings a chunk to the lanes, by way of `row`.
+    DEVICE void take(const LinearArgs& a, const OneShare& share, int chunk, half_t* row, bool stores) {
+        if (chunk == at) return;
+        const int next = chunk + share.split < share.chunks ? chunk + share.split : share.own;
+        Words4 eight = ahead;
+        if (next != chunk) ahead = one_eight<W>(a, next);
+        if (a.normed) norm(a, eight, chunk, stores);
+        at = chunk;
+        const int lane = threadIdx.x % 32;
+        P::sums(x, eight, lane % 4);
+        if (P::SWAPPED) {
+#pragma unroll
+            for (int i = 0; i < 4; i += 2) {
+                const uint32_t first = both_low(eight.v[i], eight.v[i + 1]);
+                eight.v[i + 1] = both_high(eight.v[i], eight.v[i + 1]);
+                eight.v[i] = first;
+            }
+        }
+        __syncwarp();
+        if (has()) *(Words4*)(row + padded(8 * lane)) = eight;
+        __syncwarp();
+        P::lane(x, row, lane / 4, lane % 4);
+    }
+};
+
+// Item of thread 16·n + r of a block: number r of tile n. What is constant in a step.
+DEVICE OneItem one_item(const LinearArgs& a, const LinearPart& part, const OneTiles& tiles, int tile, int end) {
+    OneItem item = {};
+    const int r = threadIdx.x % FEW_OUTPUTS;
+    item.exists = tile < end && (part.pairs == ALONE || r < 8);
+    if (item.exists) {
+        item.o[0] = tiles.first(tile) + r % 8 * tiles.between + r / 8 * tiles.step;
+        item.o[1] = item.o[0] + tiles.step;
+        fetch_operands(a, part, 0, item.o, false, item.with);
+    }
+    return item;
+}
+
+// The sums of the warps that share a tile, added up in their order, four at a time, and what follows. `sums`: (16, split in
+// fours) of the tile.
+DEVICE void store_one(const LinearArgs& a, const LinearPart parts[2], const OneItem& item, const float* sums) {
+    const LinearPart& part = parts[0];
+    if (!item.exists) return;
+    float product[2] = {};
+    const int r = threadIdx.x % FEW_OUTPUTS, fours = in_fours(a.split);
+#pragma unroll
+    for (int side = 0; side < 2; side++) {
+        if (side == 1 && part.pairs == ALONE) break;
+#pragma unroll 1
+        for (int w = 0; w < fours; w += 4) {
+            const Float4 some = *(const Float4*)(sums + (r + 8 * side) * fours + w);
+            product[side] += (some.v[0] + some.v[1]) + (some.v[2] + some.v[3]);
+        }
+    }
+    if (part.pairs != ALONE) store_pair(a, part, parts[1], 0, item.o, product, item.with);
+    else store_output_with<half_t>(a, part, item.with.first, 0, item.o[0], product[0], item.with.other[0]);
+}
+
+// The products of a warp's tiles between two barriers, `slots` tiles of the block from `start` on, into `sums`.
+template <class W>
+DEVICE void multiply(const LinearArgs& a, const OneTiles& tiles, const OneShare& share, OneQueue<W>& queue, OneColumns<W>& columns,
+                     half_t* row, int& arrived, int start, int slots, float* sums) {
+    typedef Pieces<W> P;
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, fours = in_fours(share.split);
+#pragma unroll 1
+    for (int n = share.group; n < slots && start + n < share.end; n += share.groups) {
+        P sum;
+        sum.clear();
+#pragma unroll 1
+        for (int c = share.own; c < share.chunks; c += share.split) {
+            columns.take(a, share, c, row, blockIdx.x == 0 && blockIdx.z == 0 && n == 0);
+            async_wait<P::DEPTH - 1>();
+            __syncwarp();
+            sum.add(queue.ring.behind(arrived), columns.x, g, q);
+            arrived = next_place<P>(arrived);
+            __syncwarp();
+            queue.fetch(tiles, share);  // into the same place
+        }
+        float out[2];
+        sum.finish(out, q);
+        if (q == 0) {
+            float* const to = sums + (n * FEW_OUTPUTS + g) * fours + share.own;
+            to[0] = out[0];
+            to[8 * fours] = out[1];
+        }
+    }
 }
 
 template <class W>
@@ -213,87 +277,56 @@ DEVICE void linear_one(const LinearArgs& a) {
     typedef Pieces<W> P;
     DYNAMIC(Words4, dynamic);
     const LinearPart& part = a.parts[blockIdx.z];
-    const LinearPart kept = held_part(part);
-    const bool gate_up = part.pairs == GATE_UP;
-    const int tiles = (part.outputs + (gate_up ? 7 : 15)) / (gate_up ? 8 : FEW_OUTPUTS);
-    const int warp = warp_uniform(threadIdx.x / 32), warps = blockDim.x / 32, lane = threadIdx.x % 32;
-    const int group = warp / a.split, own = warp % a.split, groups = warps / a.split;
-    if ((int)blockIdx.x * groups >= tiles) return;  // another weight has more
-    const int g = lane / 4, q = lane % 4, chunks = (a.columns + P::CHUNK - 1) / P::CHUNK;
-    const OneMemory<W> memory((uint8_t*)&dynamic, warp, warps, a.columns);
+    const int warp = warp_uniform(threadIdx.x / 32), of_block = a.turns * a.groups, outputs = part.pairs == GATE_UP ? 8 : FEW_OUTPUTS;
+    OneShare share;
+    share.split = a.split;
+    share.groups = a.groups;
+    share.group = warp * a.split_inverse >> 16;
+    share.own = warp - share.group * a.split;
+    share.chunks = a.columns / P::CHUNK;
+    share.base = blockIdx.x * of_block;
+    share.end = min((part.outputs + outputs - 1) / outputs, share.base + of_block);
+    if (share.base >= share.end) return;  // another weight has more
+    const int slots = min((int)ONE_BATCH, 2 * a.split) * a.groups, slot = threadIdx.x / FEW_OUTPUTS;
+    const OneMemory<W> memory((uint8_t*)&dynamic, warp, blockDim.x / 32, slots);
 
-    // What is asked for next: chunks of tiles.
-    const int stride = gridDim.x * groups, start = blockIdx.x * groups + group;
-    int tile = start, chunk = own, stage = 0;
-    OneRows<W> rows(a, part, lane);
-    rows.go_to(a, part, tile);
-    const auto fetch = [&] {
-        if (tile < tiles && chunk < chunks) {
-            rows.fetch(a, part, tile, chunk, memory.ring + stage * P::STAGE, lane);
-            stage = stage + 1 == P::DEPTH ? 0 : stage + 1;
-            chunk += a.split;
-            if (chunk >= chunks) {
-                chunk = own;
-                tile += stride;
-                if (tile < tiles) rows.go_to(a, part, tile);
-            }
-        }
-        async_group();
-    };
     // The first weights, and all that is constant, are on their way before the kernel ahead has ended.
-#pragma unroll
-    for (int n = 0; n < P::DEPTH; n++) fetch();
-    float norm_weight[8] = {};
-    const int column = warp * P::CHUNK + 8 * lane;
-    if (a.normed && 8 * lane < P::CHUNK && column < a.columns) load8(a.norm_weight + column, norm_weight);
-    FewOperands with = {};
-    const bool stores = own == 0 && lane < FEW_OUTPUTS;
-    FewItem<1> item(a, part, tile, 0, lane);
-    const auto operands = [&](int tile, bool computed) {
-        if (!stores || tile >= tiles) return;
-        if (!computed) item = FewItem<1>(a, part, tile, 0, lane);
-        fetch_operands(a, part, item.t, item.o, computed, with);
-    };
-    operands(start, false);
-    hold(item);
-    if (threadIdx.x < ONE_ZEROS / 8) {
-        const Half8 zero = {};
-        *(Half8*)(memory.zeros + 8 * lane) = zero;
+    const OneTiles tiles(a, part);
+    OneQueue<W> queue(a, part, tiles, share, memory.ring);
+#pragma unroll 1
+    for (int n = 0; n < P::DEPTH; n++) queue.fetch(tiles, share);
+    OneColumns<W> columns;
+    if (a.normed && columns.has()) load8(a.norm_weight + columns.column(share.own), columns.weight);
+    if (threadIdx.x < 2) memory.parts[threadIdx.x] = threadIdx.x == 0 ? part : a.parts[1];
+    const bool stores = slot < slots;
+    OneItem* const item = memory.items + threadIdx.x;
+    const int fours = in_fours(a.split), of_batch = slots * FEW_OUTPUTS * fours;
+    if (stores) {
+        *item = one_item(a, part, tiles, share.base + slot, share.end);
+        // What there is beyond the warps that share a tile counts as nothing.
+#pragma unroll 1
+        for (int w = a.split; w < fours; w++)
+            for (int i = 0; i < 2; i++) memory.sums[i * of_batch + threadIdx.x * fours + w] = 0.0f;
     }
     wait_for_last();
-    operands(start, true);
-    one_row<W>(a, memory, norm_weight, warp, warps, chunks);
+    columns.ahead = one_eight<W>(a, share.own);
+    const auto operands = [&] {
+        if (stores && item->exists) fetch_operands(a, part, 0, item->o, true, item->with);
+    };
+    operands();
+    columns.scale = a.normed ? one_scale<W>(a, columns.ahead, memory.squares, share) : 1.0f;
 
-    int turn = 0, from = 0;
+    int arrived = 0, turn = 0;
 #pragma unroll 1
-    for (int now = start; now - group < tiles; now += stride, turn ^= 1) {
-        float* const sums = memory.sums + (turn * warps + warp) * FEW_OUTPUTS;  // by turns, so that one barrier is enough
-        if (now < tiles) {
-            P sum;
-            sum.clear();
-#pragma unroll 1
-            for (int c = own; c < chunks; c += a.split) {
-                async_wait<P::DEPTH - 1>();
-                __syncwarp();
-                const Words4* arrived = memory.ring + from * P::STAGE;
-                from = from + 1 == P::DEPTH ? 0 : from + 1;
-                const ChunkOfX x = {memory.x + padded(c * P::CHUNK), memory.zeros, memory.block_sums + 8 * c};
-                sum.add(arrived, x, g, q);
-                __syncwarp();
-                fetch();  // into the same place
-            }
-            float out[2];
-            sum.finish(out);
-            if (q == 0) {
-                sums[g] = out[0];
-                sums[g + 8] = out[1];
-            }
-        }
-        if (a.split > 1) __syncthreads();
-        else __syncwarp();
-        if (stores && now < tiles) store_one(a, kept, sums, item, with);
-        operands(now + stride, false);
-        operands(now + stride, true);
+    for (int start = share.base; start < share.end; start += slots, turn ^= 1) {
+        float* const sums = memory.sums + turn * of_batch;  // by turns, so that one barrier is enough
+        multiply<W>(a, tiles, share, queue, columns, memory.row, arrived, start, slots, sums);
+        __syncthreads();
+        if (!stores) continue;
+        store_one(a, memory.parts, *item, sums + slot * FEW_OUTPUTS * fours);
+        if (start + slots >= share.end) break;
+        *item = one_item(a, part, tiles, start + slots + slot, share.end);
+        operands();
     }
 }
 
@@ -309,5 +342,5 @@ LINEAR_ONE(f16, 640, linear_one<F16>)
 LINEAR_ONE(q4_k, 576, linear_one<Q4_K>)
 LINEAR_ONE(q5_k, 576, linear_one<Q5_K>)
 LINEAR_ONE(q6_k, 576, linear_one<Q6_K>)
-LINEAR_ONE(q4_k_q6_k, 576, linear_one_of<Q4_K, Q6_K>)
-LINEAR_ONE(q5_k_q6_k, 576, linear_one_of<Q5_K, Q6_K>)
+LINEAR_ONE(q4_k_q6_k, 512, linear_one_of<Q4_K, Q6_K>)
+LINEAR_ONE(q5_k_q6_k, 512, linear_one_of<Q5_K, Q6_K>)

@@ -72,9 +72,5 @@ DEVICE uint32_t two_halves_of(float low, float high) {
 #endif
 }
 
-struct alignas(16) Words4 {
-    uint32_t v[4];
-};
-
 // Where column i of the one row lies: so that lanes whose columns are 128 bytes apart meet no bank twice.
 DEVICE int padded(int i) { return i + i / 64 * 8; }

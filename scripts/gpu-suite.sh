@@ -17,7 +17,7 @@
 #   LLAMA_CUDA        folder with libllama.so and libggml*.so of a CUDA build: its speed is measured beside ours
 #   PAIRS             how often the two are measured by turns (default: 7)
 #   RUNS              repeated runs whose logits must have the same bits (default: 1000)
-#   PARTS             which parts, of: tests recordings itself errors sanitizer speed cards (default: all)
+#   PARTS             which parts, of: tests recordings itself errors sanitizer speed profile cards (default: all)
 #   PARITY_COMMIT     the commit, where this is no git checkout
 set -uo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
@@ -35,7 +35,7 @@ PARITY_COMMIT=${PARITY_COMMIT:-$(git describe --always --dirty --abbrev=40 2>/de
 export PARITY_COMMIT PARITY_REQUIRE_GPU=1 PARITY_KERNELS_ON=cuda
 
 wants() { # part
-    [[ " ${PARTS:-tests recordings itself errors sanitizer speed cards} " == *" $1 "* ]]
+    [[ " ${PARTS:-tests recordings itself errors sanitizer speed profile cards} " == *" $1 "* ]]
 }
 
 check() { # name command…
@@ -194,6 +194,27 @@ if wants speed; then
     check 'speed quantised' "$measure" speed "$out/speed-synth-1.5b-q4_k_m.json" "$work/synth-1.5b-q4_k_m.gguf"
     cat "$work/log"
     [ -z "${REAL_MODEL:-}" ] || check 'speed real' "$measure" speed "$out/speed-real.json" "$REAL_MODEL"
+fi
+
+# ------------------------------------------------------------------ what bounds a decode step, one layer of it
+
+# Time, share of the memory's speed, share of the cycles in which something is issued, and what warps wait for.
+metrics=gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__inst_executed.sum
+metrics+=,smsp__issue_active.avg.pct_of_peak_sustained_active,sm__inst_executed_pipe_alu.avg.pct_of_peak_sustained_active
+for reason in barrier long_scoreboard short_scoreboard math_pipe_throttle wait not_selected no_instruction; do
+    metrics+=,smsp__average_warps_issue_stalled_${reason}_per_issue_active.ratio
+done
+profile() { # size
+    {
+        echo "# $PARITY_COMMIT, $(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1), each kernel alone"
+        ncu --csv --clock-control none --kernel-name 'regex:linear_one|attention_few' --launch-skip 170 --launch-count 10 \
+            --metrics $metrics "$measure" once "$work/synth-$1.gguf" f16 40 | grep '^"'
+    } >"$out/profile-synth-$1.csv" && [ "$(wc -l <"$out/profile-synth-$1.csv")" -gt 50 ]
+}
+if wants profile && command -v ncu >/dev/null; then
+    for size in 0.5b-f16 1.5b-q4_k_m; do check "profile $size" profile $size; done
+elif wants profile; then
+    echo 'SKIP: no ncu'
 fi
 
 # ------------------------------------------------------------------ layers split over two GPUs

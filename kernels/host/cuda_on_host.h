@@ -136,8 +136,8 @@ inline bool release_warp(int from) {
 
 // Runs the fibers of one block to their ends.
 inline bool run_block(std::mt19937& random, bool shuffle) {
-    // Coprime to every multiple of 32 up to 256: a walk by such a step meets each thread once.
-    static const int STEPS[8] = {11, 13, 17, 19, 23, 29, 31, 37};
+    // Coprime to every multiple of 32 up to 1024: a walk by such a step meets each thread once.
+    static const int STEPS[8] = {37, 41, 43, 47, 53, 59, 61, 67};
     const int threads = machine->fibers.size(), warps = (threads + 31) / 32;
     // Warps have different paces: a lazy one moves in one of 24 rounds.
     std::vector<bool> lazy(warps), held(warps);
@@ -384,6 +384,7 @@ T __shfl_xor_sync(unsigned mask, T value, int flip) {
     return value;
 }
 inline int __float_as_int(float x) { return (int)cushim::to_bits(x); }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __int_as_float(int bits) { return cushim::from_bits<float>(bits); }
 
 // Runs the kernel `name`. 0, or 1: no such kernel, 2: the struct has another size, 3: see `message`.

@@ -53,9 +53,9 @@ fn linear(file: &'static str, kernel: LinearKernel, storage: Storage) -> Subject
     Subject { file, unit: file, calls: vec![call], out, _inputs: inputs, _weight: Some(weight) }
 }
 
-/// Two warps share each tile, and the norm of the row; the zeros between its columns are written by the first.
+/// Two warps share each tile, and the norm of the row; the last tile shares outputs with the one before it.
 fn linear_one() -> Subject {
-    let (outputs, columns) = (9, 512);
+    let (outputs, columns) = (25, 512);
     let weight = RandomWeight::new(&mut Random(3), DType::Q4_K, outputs, columns);
     let inputs = vec![
         Memory::stored(&Random(4).values(columns), Storage::F16),
@@ -75,6 +75,7 @@ fn linear_one() -> Subject {
     let data = LinearData { norm: Some(norm), ..data_for(LinearKernel::One, x, 1, Storage::F16) };
     let file = "linear_one.cu";
     let calls = vec![calls::linear(&[part], data)];
+    assert!(calls[0].kernel.starts_with("linear_one"), "{}", calls[0].kernel);
     Subject { file, unit: file, calls, out, _inputs: inputs, _weight: Some(weight) }
 }
 

@@ -200,6 +200,10 @@ struct LinearArgs {
     cache_f16: i32,
     split: i32,
     head_width: i32,
+    groups: i32,
+    turns: i32,
+    split_inverse: u32,
+    head_inverse: u32,
 }
 
 impl PartArgs {
@@ -263,6 +267,10 @@ pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
         cache_f16: i32::from(data.kv != Storage::F32),
         split: split as i32,
         head_width: head_width as i32,
+        groups: 0,
+        turns: 0,
+        split_inverse: 0,
+        head_inverse: 0,
     };
     let format = weight.format();
     let outputs = parts.iter().map(|part| part.weight.outputs).max().unwrap_or(0);

@@ -1,6 +1,6 @@
 //! The launches of the kernels for few token rows, and for one.
 
-use super::{FEW_OUTPUTS, LinearArgs, LinearData, LinearPart, MULTIPROCESSORS, Pairs};
+use super::{FEW_OUTPUTS, LinearArgs, LinearData, LinearPart, MULTIPROCESSORS, Pairs, PartArgs};
 use crate::engine::cuda::calls::{Call, Weight, block_bytes};
 use crate::gguf::DType;
 
@@ -9,14 +9,12 @@ const FEW_ROWS: [usize; 3] = [1, 8, 16];
 const FEW_WARPS_MAX: usize = 12;
 /// Warps of `linear_few` that a multiprocessor holds at once, by their registers.
 const FEW_WARPS_AT_ONCE: usize = 20;
-/// Warps of a block of `linear_one` that computes several tiles at once, if two a tile are not more: what is left of a
-/// multiprocessor is for the next kernel.
-const ONE_WARPS_SHARED: usize = 10;
-/// Tiles that a block of `linear_one` computes at once, at most.
-const ONE_GROUPS_MAX: usize = 9;
-/// Its chunks on their way, and the zeros it keeps in shared memory: DEPTH of kernels/pieces.cuh, ONE_ZEROS of the kernel.
-const ONE_DEPTH: usize = 2;
-const ONE_ZEROS: usize = 128;
+/// Of `linear_one`: tiles of a group between two barriers, at most, and warps that share a row, at most (ONE_BATCH and
+/// ONE_SQUARES of the kernel); bytes of what a thread stores and of what is known of a weight (OneItem and LinearPart).
+const ONE_BATCH: usize = 4;
+const ONE_SQUARES: usize = 20;
+const ONE_ITEM: usize = 32;
+const ONE_PART: usize = size_of::<PartArgs>();
 
 /// The launch of `linear_few`: no more blocks than the GPU holds at once, each with as many tiles as any other.
 pub fn few(parts: &[LinearPart], data: LinearData, args: LinearArgs) -> Call {
@@ -40,42 +38,79 @@ pub fn few(parts: &[LinearPart], data: LinearData, args: LinearArgs) -> Call {
 }
 
 /// What `linear_one` needs to know of a format.
+#[derive(Clone, Copy)]
 struct OneFormat {
-    /// Bytes of a chunk of sixteen rows, columns of it: STAGE and CHUNK of kernels/pieces.cuh.
+    /// Bytes of a chunk of sixteen rows, columns of it, chunks on their way: STAGE, CHUNK and DEPTH of kernels/pieces.cuh.
     stage: usize,
     chunk: usize,
-    /// Warps that share a tile at most, and warps of a block: more would have too few registers.
+    depth: usize,
+    /// Warps that share a tile at most: what is left of a multiprocessor is for the next kernel.
     split_max: usize,
+    /// Warps of a block: more would have too few registers.
     warps_max: usize,
 }
 
-/// Whether there is a kernel `linear_one` for these products: of very many outputs in f16 `linear_few`, which gives the
-/// same, keeps memory busier.
+fn one_format(dtype: DType) -> Option<OneFormat> {
+    let quants = OneFormat { stage: 16 * block_bytes(dtype), chunk: 256, depth: 2, split_max: 12, warps_max: 18 };
+    match dtype {
+        DType::F16 => {
+            Some(OneFormat { stage: 16 * 256, chunk: 128, depth: 3, split_max: ONE_SQUARES, warps_max: 20 })
+        }
+        DType::Q4_K | DType::Q5_K | DType::Q6_K => Some(quants),
+        _ => None,
+    }
+}
+
+/// Warps of a block where weights of two formats are multiplied with.
+const ONE_WARPS_MIXED: usize = 16;
+
+/// Whether there is a kernel `linear_one` for these products: of whole chunks, and a tile of outputs at least.
 pub fn takes_one(parts: &[LinearPart], shared_max: usize) -> bool {
     let weight = &parts[0].weight;
-    let many = weight.outputs > FEW_OUTPUTS * MULTIPROCESSORS * ONE_GROUPS_MAX;
-    let fits = |format: OneFormat| one_row(weight, format.chunk) + one_warp(format.stage) <= shared_max;
-    one_format(weight.dtype).is_some_and(fits) && !(many && weight.dtype == DType::F16)
+    let least = parts.iter().map(|part| part.weight.outputs).min().unwrap_or(0);
+    one_format(weight.dtype).is_some_and(|format| {
+        let whole = weight.columns > 0 && weight.columns.is_multiple_of(format.chunk);
+        whole && least >= FEW_OUTPUTS && OneBlock { split: 1, groups: 1, turns: 1 }.shared(format) <= shared_max
+    })
 }
 
-/// Bytes of shared memory for the row, of which what lies 128 bytes apart is moved by 16, its zeros, and its sums over
-/// sub-blocks of 32.
-fn one_row(weight: &Weight, chunk: usize) -> usize {
-    let columns = weight.columns + chunk;
-    2 * (ONE_ZEROS + (columns + columns / 64 * 8).next_multiple_of(8)) + 32 * weight.columns.div_ceil(chunk)
+/// How a block of `linear_one` shares its tiles among its warps.
+#[derive(Clone, Copy)]
+struct OneBlock {
+    /// Warps that share a tile.
+    split: usize,
+    /// Tiles that are computed at once.
+    groups: usize,
+    /// How often that is done.
+    turns: usize,
 }
 
-/// Bytes of shared memory for a warp.
-fn one_warp(stage: usize) -> usize {
-    ONE_DEPTH * stage + 2 * FEW_OUTPUTS * size_of::<f32>()
-}
+impl OneBlock {
+    /// The one whose warps have the fewest chunks one after another; of several the one with the fewest of a row, whose
+    /// columns of x stay in registers, and of those the one with the fewest warps.
+    fn new(chunks: usize, tiles: usize, format: OneFormat, shared_max: usize) -> OneBlock {
+        let of_all = tiles.div_ceil(MULTIPROCESSORS);
+        let splits = 1..=chunks.min(format.split_max).min(format.warps_max);
+        let blocks = splits.flat_map(|split| {
+            let groups = 1..=(format.warps_max / split).min(of_all);
+            groups.map(move |groups| OneBlock { split, groups, turns: of_all.div_ceil(groups) })
+        });
+        let fits = |block: &OneBlock| block.shared(format) <= shared_max;
+        let least = OneBlock { split: 1, groups: 1, turns: of_all };
+        let cost = |block: &OneBlock| {
+            let of_row = chunks.div_ceil(block.split);
+            (block.turns * of_row, of_row, block.split * block.groups)
+        };
+        blocks.filter(fits).min_by_key(cost).unwrap_or(least)
+    }
 
-fn one_format(dtype: DType) -> Option<OneFormat> {
-    let quants = |row: usize| OneFormat { stage: 16 * row, chunk: 256, split_max: 12, warps_max: 18 };
-    match dtype {
-        DType::F16 => Some(OneFormat { stage: 16 * 256, chunk: 128, split_max: 20, warps_max: 20 }),
-        DType::Q4_K | DType::Q5_K | DType::Q6_K => Some(quants(block_bytes(dtype))),
-        _ => None,
+    /// Bytes of shared memory: `OneMemory` of the kernel.
+    fn shared(self, format: OneFormat) -> usize {
+        let row = (format.chunk + format.chunk / 64 * 8) * size_of::<u16>();
+        let items = ONE_BATCH.min(2 * self.split) * self.groups * FEW_OUTPUTS;
+        let sums = (2 * items * self.split.next_multiple_of(4) + ONE_SQUARES) * size_of::<f32>();
+        let warp = format.depth * format.stage + row;
+        self.split * self.groups * warp + sums + 2 * ONE_PART + items * ONE_ITEM
     }
 }
 
@@ -85,39 +120,37 @@ pub fn together(first: DType, other: DType) -> bool {
     first == other || (matches!(first, DType::Q4_K | DType::Q5_K) && other == DType::Q6_K)
 }
 
-/// The launch of `linear_one`: the warps of a block share a tile where there are few, and compute several at once where
-/// every multiprocessor has several.
+/// The launch of `linear_one`.
 pub fn one(parts: &[LinearPart], data: &LinearData, mut args: LinearArgs) -> Call {
     let weight = parts[0].weight;
     let formats = parts.iter().filter_map(|part| one_format(part.weight.dtype));
-    let stage = formats.map(|format| format.stage).max().unwrap_or(0);
+    let mut format = formats.max_by_key(|format| format.stage).expect("a format of the kernel");
+    let other = parts.iter().find(|part| part.weight.dtype != weight.dtype);
+    if other.is_some() {
+        format.warps_max = ONE_WARPS_MIXED;
+    }
     let gate_up = matches!(parts[0].pairs, Pairs::GateUp { .. });
     let (tile, depth) = if gate_up { (FEW_OUTPUTS / 2, 1) } else { (FEW_OUTPUTS, parts.len()) };
     let tiles = parts.iter().map(|part| part.weight.outputs.div_ceil(tile)).max().unwrap_or(1).max(1);
-
-    let OneFormat { chunk, split_max, warps_max, .. } =
-        one_format(weight.dtype).expect("a format of the kernel");
-    let chunks = weight.columns.div_ceil(chunk);
-    let (row, warp) = (one_row(&weight, chunk), one_warp(stage));
-    let warps_max = (data.shared_max.saturating_sub(row) / warp).clamp(1, warps_max);
-
-    let groups = tiles.div_ceil(MULTIPROCESSORS).min(ONE_GROUPS_MAX).min(warps_max);
-    let most = if groups == 1 { split_max } else { 2.max(ONE_WARPS_SHARED / groups) };
-    let most = most.min(warps_max / groups);
-    let split = chunks.div_ceil(chunks.div_ceil(most));
-    let turns = tiles.div_ceil(groups).div_ceil(MULTIPROCESSORS);
-    let blocks = tiles.div_ceil(groups).div_ceil(turns);
-    args.split = split as i32;
-    let mut format = weight.format();
+    let chunks = weight.columns / format.chunk;
+    let block @ OneBlock { split, groups, turns } = OneBlock::new(chunks, tiles, format, data.shared_max);
+    (args.split, args.groups, args.turns) = (split as i32, groups as i32, turns as i32);
+    // What divides a warp's number, and that of a pair of outputs.
+    args.split_inverse = (1u32 << 16).div_ceil(split as u32);
+    args.head_inverse = match args.head_width / 2 {
+        0 => 0,
+        half => (1u64 << 32).div_ceil(half as u64) as u32,
+    };
+    let mut name = weight.format();
     for (args, part) in args.parts.iter_mut().zip(parts) {
         args.other_format = i32::from(part.weight.dtype != weight.dtype);
     }
-    if let Some(other) = parts.iter().find(|part| part.weight.dtype != weight.dtype) {
-        format = format!("{format}_{}", other.weight.format());
+    if let Some(other) = other {
+        name = format!("{name}_{}", other.weight.format());
     }
-    let threads = 32 * (split * groups) as u32;
-    Call::new(format!("linear_one_{format}"), [blocks, 1, depth], threads, args)
-        .sized((split * groups * warp + row) as u32)
+    let grid = [tiles.div_ceil(groups * turns), 1, depth];
+    Call::new(format!("linear_one_{name}"), grid, 32 * (split * groups) as u32, args)
+        .sized(block.shared(format) as u32)
 }
 
 /// Columns that a warp of `linear_few` takes at once: CHUNK of kernels/lanes.cuh.
