@@ -70,56 +70,28 @@ struct OneTiles {
     }
 };
 
-// What a warp does of a block's tiles: tile `group` of every `groups`, chunk `own` of every `split`.
-struct OneShare {
-    int split, groups, group, own, chunks;
-    int base, end;  // tiles of the block
-};
-
-// The next place of a ring of DEPTH chunks, in bytes.
-template <class P>
-DEVICE int next_place(int place) {
-    return place + 16 * P::STAGE == 16 * P::DEPTH * P::STAGE ? 0 : place + 16 * P::STAGE;
-}
-
-// The chunks that a warp asks for, one behind the other: of a tile's sixteen rows each lane every 32nd piece.
+// The sixteen rows of a tile, of which each lane asks for every 32nd piece of a chunk.
 template <class W>
-struct OneQueue {
+struct OneRows {
     typedef Pieces<W> P;
-    enum { BYTES = 16 * P::PIECES, WHOLE = P::STAGE / 32, REST = P::STAGE % 32, COPIES = WHOLE + (REST > 0) };
-    Place ring;
-    const uint8_t *weight, *from;   // the warp's first chunk of row 0; the next chunk of the tile's first row
-    int offset[COPIES];             // of the lane's pieces from that, in pieces
-    int tile, chunk, place, pitch;  // what is asked for next, and where it goes; bytes of a row
-    DEVICE OneQueue(const LinearArgs& a, const LinearPart& part, const OneTiles& tiles, const OneShare& share, Words4* ring)
-        : ring(ring), tile(share.base + share.group), chunk(share.own), place(0), pitch(part.row_bytes) {
+    enum { WHOLE = P::STAGE / 32, REST = P::STAGE % 32, COPIES = WHOLE + (REST > 0) };
+    int offset[COPIES];   // of the lane's pieces from the tile's first, in pieces
+    const uint8_t* from;  // the chunk that is asked for next
+    DEVICE OneRows(const LinearArgs& a, const LinearPart& part, const OneTiles& tiles, int lane) {
+        const int pitch = part.row_bytes / 16;
         const int64_t apart = (part.pairs == GATE_UP ? a.parts[1].weight - part.weight : 0) / 16;
-        const int row = pitch / 16, second = (int)apart + tiles.step * row;
+        const int second = (int)apart + tiles.step * pitch;
 #pragma unroll
         for (int n = 0; n < COPIES; n++) {
-            const int slot = 32 * n + threadIdx.x % 32, r = P::row(slot);
-            offset[n] = r % 8 * tiles.between * row + (r < 8 ? 0 : second) + P::piece(slot);
+            const int r = P::row(32 * n + lane);
+            offset[n] = r % 8 * tiles.between * pitch + (r < 8 ? 0 : second) + P::piece(32 * n + lane);
         }
-        weight = part.weight + share.own * BYTES;
-        from = weight + (int64_t)tiles.first(tile) * pitch;
     }
-    DEVICE void fetch(const OneTiles& tiles, const OneShare& share) {
-        if (tile < share.end) {
-            const int lane = threadIdx.x % 32;
-            const Place own = ring.behind(place + 16 * lane);
+    DEVICE void fetch(const Place& to, int lane) const {
+        const Place own = to.behind(16 * lane);
 #pragma unroll
-            for (int n = 0; n < COPIES; n++)
-                if (n < WHOLE || lane < REST) own.async_copy_to(16 * 32 * n, from + (int64_t)offset[n] * 16);
-            place = next_place<P>(place);
-            chunk += share.split;
-            from += share.split * BYTES;
-            if (chunk >= share.chunks) {
-                chunk = share.own;
-                tile += share.groups;
-                from = weight + (int64_t)tiles.first(tile) * pitch;
-            }
-        }
-        async_group();
+        for (int n = 0; n < COPIES; n++)
+            if (n < WHOLE || lane < REST) own.async_copy_to(16 * 32 * n, from + (int64_t)offset[n] * 16);
     }
 };
 
@@ -134,12 +106,12 @@ DEVICE Words4 one_eight(const LinearArgs& a, int chunk) {
 // 1 / sqrt(mean(x²) + eps): the first group's warps the squares of their own chunks, in f32, four chains a lane and a
 // tree, and the warps in their order, four at a time. `eight` is of the warp's first chunk.
 template <class W>
-DEVICE float one_scale(const LinearArgs& a, Words4 eight, float* squares, const OneShare& share) {
-    const int lane = threadIdx.x % 32, own = share.own;
-    if (share.group == 0) {
+DEVICE float one_scale(const LinearArgs& a, Words4 eight, float* squares, int group, int own, int chunks) {
+    const int lane = threadIdx.x % 32;
+    if (group == 0) {
         float chain[4] = {};
 #pragma unroll 1
-        for (int chunk = own; chunk < share.chunks; chunk += share.split) {
+        for (int chunk = own; chunk < chunks; chunk += a.split) {
             if (chunk > own) eight = one_eight<W>(a, chunk);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -149,65 +121,47 @@ DEVICE float one_scale(const LinearArgs& a, Words4 eight, float* squares, const 
         }
         const float sum = warp_sum((chain[0] + chain[1]) + (chain[2] + chain[3]));
         if (lane == 0) squares[own] = sum;
-        if (own == 0 && lane >= share.split && lane < ONE_SQUARES) squares[lane] = 0.0f;
+        if (own == 0 && lane >= a.split && lane < ONE_SQUARES) squares[lane] = 0.0f;
     }
     __syncthreads();
     float sum = 0.0f;
 #pragma unroll 1
-    for (int w = 0; w < share.split; w += 4) {
+    for (int w = 0; w < a.split; w += 4) {
         const Float4 some = *(const Float4*)(squares + w);
         sum += (some.v[0] + some.v[1]) + (some.v[2] + some.v[3]);
     }
     return rsqrtf(sum / a.columns + (float)a.eps);
 }
 
-// A warp's columns of x: the chunk `at` is where the lanes multiply it, the next one is on its way.
-template <class W>
-struct OneColumns {
-    typedef Pieces<W> P;
-    LaneOfX x;
-    Words4 ahead;
-    float weight[8], scale;  // of the norm: of the warp's first chunk
-    int at;
-    DEVICE OneColumns() : at(-1) {}
-    static DEVICE bool has() { return (int)(8 * (threadIdx.x % 32)) < P::CHUNK; }
-    static DEVICE int column(int chunk) { return chunk * P::CHUNK + 8 * (threadIdx.x % 32); }
+// Eight columns of x normed, rounded, and stored if this is the warp that does.
+DEVICE void one_norm(const LinearArgs& a, Words4& eight, float scale, const float (&weight)[8], int column, bool stores) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float x[2] = {low_half(eight.v[i]) * scale, high_half(eight.v[i]) * scale};
+        eight.v[i] = two_halves_of(x[0] * weight[2 * i], x[1] * weight[2 * i + 1]);
+    }
+    if (stores) *(Words4*)((half_t*)a.normed + column) = eight;
+}
 
-    // Eight columns normed and rounded, and stored if this is the warp that does.
-    DEVICE void norm(const LinearArgs& a, Words4& eight, int chunk, bool stores) {
-        if (!has()) return;
-        if (at >= 0) load8(a.norm_weight + column(chunk), weight);
+// A warp's chunk of x, eight columns a lane, to where the lanes multiply it.
+template <class W>
+DEVICE void spread(Words4 eight, half_t* row, LaneOfX& x) {
+    typedef Pieces<W> P;
+    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    P::sums(x, eight, q);
+    if (P::SWAPPED) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float two[2] = {low_half(eight.v[i]) * scale, high_half(eight.v[i]) * scale};
-            eight.v[i] = two_halves_of(two[0] * weight[2 * i], two[1] * weight[2 * i + 1]);
+        for (int i = 0; i < 4; i += 2) {
+            const uint32_t first = both_low(eight.v[i], eight.v[i + 1]);
+            eight.v[i + 1] = both_high(eight.v[i], eight.v[i + 1]);
+            eight.v[i] = first;
         }
-        if (stores) *(Words4*)((half_t*)a.normed + column(chunk)) = eight;
     }
-    // Brings a chunk to the lanes, by way of `row`.
-    DEVICE void take(const LinearArgs& a, const OneShare& share, int chunk, half_t* row, bool stores) {
-        if (chunk == at) return;
-        const int next = chunk + share.split < share.chunks ? chunk + share.split : share.own;
-        Words4 eight = ahead;
-        if (next != chunk) ahead = one_eight<W>(a, next);
-        if (a.normed) norm(a, eight, chunk, stores);
-        at = chunk;
-        const int lane = threadIdx.x % 32;
-        P::sums(x, eight, lane % 4);
-        if (P::SWAPPED) {
-#pragma unroll
-            for (int i = 0; i < 4; i += 2) {
-                const uint32_t first = both_low(eight.v[i], eight.v[i + 1]);
-                eight.v[i + 1] = both_high(eight.v[i], eight.v[i + 1]);
-                eight.v[i] = first;
-            }
-        }
-        __syncwarp();
-        if (has()) *(Words4*)(row + padded(8 * lane)) = eight;
-        __syncwarp();
-        P::lane(x, row, lane / 4, lane % 4);
-    }
-};
+    __syncwarp();
+    if (8 * lane < P::CHUNK) *(Words4*)(row + padded(8 * lane)) = eight;
+    __syncwarp();
+    P::lane(x, row, g, q);
+}
 
 // Item of thread 16·n + r of a block: number r of tile n. What is constant in a step.
 DEVICE OneItem one_item(const LinearArgs& a, const LinearPart& part, const OneTiles& tiles, int tile, int end) {
@@ -228,48 +182,17 @@ DEVICE void store_one(const LinearArgs& a, const LinearPart parts[2], const OneI
     const LinearPart& part = parts[0];
     if (!item.exists) return;
     float product[2] = {};
-    const int r = threadIdx.x % FEW_OUTPUTS, fours = in_fours(a.split);
-#pragma unroll
-    for (int side = 0; side < 2; side++) {
-        if (side == 1 && part.pairs == ALONE) break;
+    const int r = threadIdx.x % FEW_OUTPUTS, fours = in_fours(a.split), partner = part.pairs == ALONE ? 0 : 8 * fours;
+    sums += r * fours;
 #pragma unroll 1
-        for (int w = 0; w < fours; w += 4) {
-            const Float4 some = *(const Float4*)(sums + (r + 8 * side) * fours + w);
+    for (int w = 0; w < fours; w += 4)
+#pragma unroll
+        for (int side = 0; side < 2; side++) {
+            const Float4 some = *(const Float4*)(sums + side * partner + w);
             product[side] += (some.v[0] + some.v[1]) + (some.v[2] + some.v[3]);
         }
-    }
     if (part.pairs != ALONE) store_pair(a, part, parts[1], 0, item.o, product, item.with);
     else store_output_with<half_t>(a, part, item.with.first, 0, item.o[0], product[0], item.with.other[0]);
-}
-
-// The products of a warp's tiles between two barriers, `slots` tiles of the block from `start` on, into `sums`.
-template <class W>
-DEVICE void multiply(const LinearArgs& a, const OneTiles& tiles, const OneShare& share, OneQueue<W>& queue, OneColumns<W>& columns,
-                     half_t* row, int& arrived, int start, int slots, float* sums) {
-    typedef Pieces<W> P;
-    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, fours = in_fours(share.split);
-#pragma unroll 1
-    for (int n = share.group; n < slots && start + n < share.end; n += share.groups) {
-        P sum;
-        sum.clear();
-#pragma unroll 1
-        for (int c = share.own; c < share.chunks; c += share.split) {
-            columns.take(a, share, c, row, blockIdx.x == 0 && blockIdx.z == 0 && n == 0);
-            async_wait<P::DEPTH - 1>();
-            __syncwarp();
-            sum.add(queue.ring.behind(arrived), columns.x, g, q);
-            arrived = next_place<P>(arrived);
-            __syncwarp();
-            queue.fetch(tiles, share);  // into the same place
-        }
-        float out[2];
-        sum.finish(out, q);
-        if (q == 0) {
-            float* const to = sums + (n * FEW_OUTPUTS + g) * fours + share.own;
-            to[0] = out[0];
-            to[8 * fours] = out[1];
-        }
-    }
 }
 
 template <class W>
@@ -277,55 +200,101 @@ DEVICE void linear_one(const LinearArgs& a) {
     typedef Pieces<W> P;
     DYNAMIC(Words4, dynamic);
     const LinearPart& part = a.parts[blockIdx.z];
-    const int warp = warp_uniform(threadIdx.x / 32), of_block = a.turns * a.groups, outputs = part.pairs == GATE_UP ? 8 : FEW_OUTPUTS;
-    OneShare share;
-    share.split = a.split;
-    share.groups = a.groups;
-    share.group = warp * a.split_inverse >> 16;
-    share.own = warp - share.group * a.split;
-    share.chunks = a.columns / P::CHUNK;
-    share.base = blockIdx.x * of_block;
-    share.end = min((part.outputs + outputs - 1) / outputs, share.base + of_block);
-    if (share.base >= share.end) return;  // another weight has more
-    const int slots = min((int)ONE_BATCH, 2 * a.split) * a.groups, slot = threadIdx.x / FEW_OUTPUTS;
-    const OneMemory<W> memory((uint8_t*)&dynamic, warp, blockDim.x / 32, slots);
+    // The warp's share of the block's tiles: number `group` of every `groups`, and of a row chunk `own` of every `split`.
+    const int warp = warp_uniform(threadIdx.x / 32), warps = blockDim.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    const int groups = a.groups, group = warp * a.split_inverse >> 16, own = warp - group * a.split, chunks = a.columns / P::CHUNK;
+    const int of_block = a.turns * groups, base = blockIdx.x * of_block, width = part.pairs == GATE_UP ? 8 : FEW_OUTPUTS;
+    const int end = min((part.outputs + width - 1) / width, base + of_block);
+    if (base >= end) return;  // another weight has more
+    const int batch = min((int)ONE_BATCH, 2 * a.split), slots = batch * groups, slot = threadIdx.x / FEW_OUTPUTS;
+    const OneMemory<W> memory((uint8_t*)&dynamic, warp, warps, slots);
 
-    // The first weights, and all that is constant, are on their way before the kernel ahead has ended.
+    // What is asked for next: chunks of tiles.
+    const Place ring(memory.ring);
+    int tile = base + group, chunk = own, to = 0;
     const OneTiles tiles(a, part);
-    OneQueue<W> queue(a, part, tiles, share, memory.ring);
+    OneRows<W> rows(a, part, tiles, lane);
+    const int chunk_bytes = P::PIECES * 16, row_bytes = part.row_bytes;
+    const uint8_t* const weight = part.weight + own * chunk_bytes;
+    rows.from = weight + (int64_t)tiles.first(tile) * row_bytes;
+    const auto fetch = [&] {
+        if (tile < end) {
+            rows.fetch(ring.behind(to), lane);
+            to = to + 16 * P::STAGE == 16 * P::DEPTH * P::STAGE ? 0 : to + 16 * P::STAGE;
+            chunk += a.split;
+            rows.from += a.split * chunk_bytes;
+            if (chunk >= chunks) {
+                chunk = own;
+                tile += groups;
+                rows.from = weight + (int64_t)tiles.first(tile) * row_bytes;
+            }
+        }
+        async_group();
+    };
+    // The first weights, and all that is constant, are on their way before the kernel ahead has ended.
 #pragma unroll 1
-    for (int n = 0; n < P::DEPTH; n++) queue.fetch(tiles, share);
-    OneColumns<W> columns;
-    if (a.normed && columns.has()) load8(a.norm_weight + columns.column(share.own), columns.weight);
-    if (threadIdx.x < 2) memory.parts[threadIdx.x] = threadIdx.x == 0 ? part : a.parts[1];
-    const bool stores = slot < slots;
+    for (int n = 0; n < P::DEPTH; n++) fetch();
+    float norm_weight[8] = {};
+    const bool has_columns = 8 * lane < P::CHUNK, stores = slot < slots;
+    if (a.normed && has_columns) load8(a.norm_weight + own * P::CHUNK + 8 * lane, norm_weight);
     OneItem* const item = memory.items + threadIdx.x;
-    const int fours = in_fours(a.split), of_batch = slots * FEW_OUTPUTS * fours;
-    if (stores) {
-        *item = one_item(a, part, tiles, share.base + slot, share.end);
-        // What there is beyond the warps that share a tile counts as nothing.
+    if (threadIdx.x < 2) memory.parts[threadIdx.x] = threadIdx.x == 0 ? part : a.parts[1];
+    if (stores) *item = one_item(a, part, tiles, base + slot, end);
+    const int fours = in_fours(a.split);
+    if (stores)  // what there is of sums beyond the warps that share a tile counts as nothing
+        for (int i = 0; i < 2; i++)
 #pragma unroll 1
-        for (int w = a.split; w < fours; w++)
-            for (int i = 0; i < 2; i++) memory.sums[i * of_batch + threadIdx.x * fours + w] = 0.0f;
-    }
+            for (int w = a.split; w < fours; w++) memory.sums[(i * slots * FEW_OUTPUTS + threadIdx.x) * fours + w] = 0.0f;
     wait_for_last();
-    columns.ahead = one_eight<W>(a, share.own);
+    Words4 ahead = one_eight<W>(a, own);
     const auto operands = [&] {
         if (stores && item->exists) fetch_operands(a, part, 0, item->o, true, item->with);
     };
     operands();
-    columns.scale = a.normed ? one_scale<W>(a, columns.ahead, memory.squares, share) : 1.0f;
+    const float scale = a.normed ? one_scale<W>(a, ahead, memory.squares, group, own, chunks) : 1.0f;
 
-    int arrived = 0, turn = 0;
+    LaneOfX x;
+    int at = -1, from = 0, turn = 0;  // the chunk of x that the lanes have; where the next weights arrive
 #pragma unroll 1
-    for (int start = share.base; start < share.end; start += slots, turn ^= 1) {
-        float* const sums = memory.sums + turn * of_batch;  // by turns, so that one barrier is enough
-        multiply<W>(a, tiles, share, queue, columns, memory.row, arrived, start, slots, sums);
+    for (int start = base; start < end; start += slots, turn ^= 1) {
+        float* const sums = memory.sums + turn * slots * FEW_OUTPUTS * fours;  // by turns, so that one barrier is enough
+#pragma unroll 1
+        for (int n = group; n < slots && start + n < end; n += groups) {
+            P sum;
+            sum.clear();
+#pragma unroll 1
+            for (int c = own; c < chunks; c += a.split) {
+                if (c != at) {
+                    const int column = c * P::CHUNK + 8 * lane, next = c + a.split < chunks ? c + a.split : own;
+                    Words4 eight = ahead;
+                    if (next != c) ahead = one_eight<W>(a, next);
+                    if (a.normed && has_columns) {
+                        if (at >= 0) load8(a.norm_weight + column, norm_weight);
+                        one_norm(a, eight, scale, norm_weight, column, blockIdx.x == 0 && blockIdx.z == 0 && n == 0);
+                    }
+                    spread<W>(eight, memory.row, x);
+                    at = c;
+                }
+                async_wait<P::DEPTH - 1>();
+                __syncwarp();
+                sum.add(ring.behind(from), x, g, q);
+                from = from + 16 * P::STAGE == 16 * P::DEPTH * P::STAGE ? 0 : from + 16 * P::STAGE;
+                __syncwarp();
+                fetch();  // into the same place
+            }
+            float out[2];
+            sum.finish(out, q);
+            if (q == 0) {
+                float* const to = sums + (n * FEW_OUTPUTS + g) * fours + own;
+                to[0] = out[0];
+                to[8 * fours] = out[1];
+            }
+        }
         __syncthreads();
         if (!stores) continue;
         store_one(a, memory.parts, *item, sums + slot * FEW_OUTPUTS * fours);
-        if (start + slots >= share.end) break;
-        *item = one_item(a, part, tiles, start + slots + slot, share.end);
+        if (start + slots >= end) break;
+        *item = one_item(a, part, tiles, start + slots + slot, end);
         operands();
     }
 }

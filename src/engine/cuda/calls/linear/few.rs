@@ -51,7 +51,8 @@ struct OneFormat {
 }
 
 fn one_format(dtype: DType) -> Option<OneFormat> {
-    let quants = OneFormat { stage: 16 * block_bytes(dtype), chunk: 256, depth: 2, split_max: 12, warps_max: 18 };
+    let quants =
+        OneFormat { stage: 16 * block_bytes(dtype), chunk: 256, depth: 2, split_max: 12, warps_max: 18 };
     match dtype {
         DType::F16 => {
             Some(OneFormat { stage: 16 * 256, chunk: 128, depth: 3, split_max: ONE_SQUARES, warps_max: 20 })
@@ -70,7 +71,9 @@ pub fn takes_one(parts: &[LinearPart], shared_max: usize) -> bool {
     let least = parts.iter().map(|part| part.weight.outputs).min().unwrap_or(0);
     one_format(weight.dtype).is_some_and(|format| {
         let whole = weight.columns > 0 && weight.columns.is_multiple_of(format.chunk);
-        whole && least >= FEW_OUTPUTS && OneBlock { split: 1, groups: 1, turns: 1 }.shared(format) <= shared_max
+        whole
+            && least >= FEW_OUTPUTS
+            && OneBlock { split: 1, groups: 1, turns: 1 }.shared(format) <= shared_max
     })
 }
 
