@@ -37,6 +37,7 @@ fn heads_are_rotated_as_by_rope() {
         (3, DType::Q8_0, 160, Pairing::Half, 48),
         (3, DType::Q8_0, 160, Pairing::Interleaved, 32),
         (3, DType::Q8_0, 160, Pairing::Half, 16),
+        (1, DType::F16, 256, Pairing::Half, 48),
         (1, DType::F16, 160, Pairing::Half, 48),
         (1, DType::Q4_K, 512, Pairing::Interleaved, 32),
         (1, DType::Q6_K, 512, Pairing::Half, 16),
@@ -119,7 +120,9 @@ fn gate_and_up_are_combined_as_by_glu() {
 fn a_row_is_normed_first() {
     let Some(kernels) = host::kernels() else { return };
     let (outputs, eps) = (40, 1e-6);
-    for (dtype, columns) in [(DType::F16, 1160), (DType::Q5_K, 1280), (DType::Q8_0, 1152)] {
+    for (dtype, columns) in
+        [(DType::F16, 128 * 25), (DType::F16, 1160), (DType::Q5_K, 256 * 13), (DType::Q8_0, 1152)]
+    {
         let mut random = Random(35);
         let w = RandomWeight::new(&mut random, dtype, outputs, columns);
         let x = Memory::stored(&random.values(columns), FAST);

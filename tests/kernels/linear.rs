@@ -125,10 +125,30 @@ fn tiles_fast() {
 fn one_row_fast() {
     products(LinearKernel::One, FAST, 1, 21);
     // Several tiles at once, of which the last is not whole, and by turns.
-    product(DType::F16, LinearKernel::One, FAST, 1, 16 * 132 * 2 + 5, 264);
+    product(DType::F16, LinearKernel::One, FAST, 1, 16 * 132 * 2 + 5, 256);
+    product(DType::F16, LinearKernel::One, FAST, 1, 37, 128 * 25);
+    // Columns that are no whole chunks, which another kernel takes.
+    product(DType::F16, LinearKernel::One, FAST, 1, 37, 264);
     product(DType::Q4_K, LinearKernel::One, FAST, 1, 16 * 132 * 3 + 1, 768);
     product(DType::Q6_K, LinearKernel::One, FAST, 1, 40, 256 * 35);
     product(DType::Q5_K, LinearKernel::One, FAST, 1, 30, 256 * 13);
+}
+
+/// Whole chunks, a tile of outputs at least, and gate and up no farther apart than can be counted.
+#[test]
+fn what_one_row_is_multiplied_by() {
+    let weight = |dtype, outputs, address| Weight { address, dtype, outputs, columns: 512 };
+    let part = |weight, pairs| LinearPart { weight, out: 0, follow: Follow::Nothing, cache: 0, pairs };
+    let kernel = |parts: &[LinearPart]| calls::linear(parts, data_for(LinearKernel::One, 0, 1, FAST)).kernel;
+    let alone = |outputs| kernel(&[part(weight(DType::F16, outputs, 0), Pairs::Alone)]);
+    assert_eq!([alone(16), alone(15)], ["linear_one_f16", "linear_few1_f16"]);
+    let gate_up = |apart| {
+        let up = part(weight(DType::Q4_K, 64, apart), Pairs::Alone);
+        kernel(&[part(weight(DType::Q4_K, 64, 0), Pairs::GateUp { out: 0 }), up])
+    };
+    assert_eq!([gate_up(1 << 34), gate_up(1 << 36)], ["linear_one_q4_k", "linear_few1_q4_k"]);
+    assert!(calls::together((DType::Q4_K, 16), (DType::Q6_K, 16)));
+    assert!(!calls::together((DType::Q4_K, 64), (DType::Q6_K, 8)), "no kernel for few rows has two formats");
 }
 
 /// Weights of two formats in one launch: the bits of one launch each.

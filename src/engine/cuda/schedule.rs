@@ -12,6 +12,7 @@ use super::plan::Key;
 use super::ropes::Tables;
 use super::weights::Weights;
 use crate::checkpoint::{Checkpoint, Kind};
+use crate::gguf::DType;
 use crate::model::graph::{Anchor, Attention, Glu, Graph, Node, Norm, NormStyle, Op, Rope};
 use crate::numerics::Storage;
 
@@ -239,14 +240,19 @@ impl Schedule<'_> {
 
     /// The product `index` and those like it, with what follows them.
     fn linear(&self, index: usize) -> LinearTask {
-        let format = |i: usize| match &self.nodes[i].op {
-            Op::Linear { weight, .. } => self.ability.weights.matrix(weight).map(|weight| weight.dtype),
+        let shape = |i: usize| match &self.nodes[i].op {
+            Op::Linear { weight, .. } => {
+                self.ability.weights.matrix(weight).map(|weight| (weight.dtype, weight.outputs))
+            }
             _ => None,
         };
-        let own = format(index);
+        let format = |i: usize| shape(i).map(|(dtype, _)| dtype);
+        let own = shape(index);
         let alike = |&i: &usize| {
-            let fits = |(own, other)| own == other || (self.one && calls::together(own, other));
-            own.zip(format(i)).is_some_and(fits)
+            let fits = |(own, other): ((DType, usize), (DType, usize))| {
+                own.0 == other.0 || (self.one && calls::together(own, other))
+            };
+            own.zip(shape(i)).is_some_and(fits)
                 && self.nodes[i].inputs == self.nodes[index].inputs
                 && self.ability.computes(&self.nodes[i])
         };
@@ -258,7 +264,7 @@ impl Schedule<'_> {
                 self.turned(sum.unwrap_or(product)).filter(|(_, rope)| *turn.get_or_insert(*rope) == *rope);
             task.parts.push(LinearNodes { product, sum, rope: rope.map(|(index, _)| index) });
         }
-        if task.parts.iter().all(|part| format(part.product) == own) {
+        if task.parts.iter().all(|part| format(part.product) == format(index)) {
             task.act = self.act(&task.parts);
         }
         task

@@ -19,6 +19,7 @@ const ONE_PART: usize = size_of::<PartArgs>();
 /// The launch of `linear_few`: no more blocks than the GPU holds at once, each with as many tiles as any other.
 pub fn few(parts: &[LinearPart], data: LinearData, args: LinearArgs) -> Call {
     let weight = parts[0].weight;
+    debug_assert!(parts.iter().all(|part| part.weight.dtype == weight.dtype), "one format");
     let rows = FEW_ROWS.into_iter().find(|rows| data.rows <= *rows).unwrap_or(FEW_ROWS[2]);
     let gate_up = matches!(parts[0].pairs, Pairs::GateUp { .. });
     let (tile, depth) = if gate_up { (FEW_OUTPUTS / 2, 1) } else { (FEW_OUTPUTS, parts.len()) };
@@ -65,9 +66,19 @@ fn one_format(dtype: DType) -> Option<OneFormat> {
 /// Warps of a block where weights of two formats are multiplied with.
 const ONE_WARPS_MIXED: usize = 16;
 
-/// Whether there is a kernel `linear_one` for these products: of whole chunks, and a tile of outputs at least.
+/// Whether there is a kernel `linear_one` for these products: of whole chunks, and a tile of outputs at least, and with
+/// gate and up so near to each other that it can count the pieces of 16 bytes between them.
 pub fn takes_one(parts: &[LinearPart], shared_max: usize) -> bool {
     let weight = &parts[0].weight;
+    if let [gate, up, ..] = parts
+        && matches!(gate.pairs, Pairs::GateUp { .. })
+    {
+        let rows = (FEW_OUTPUTS as i64) * weight.row_bytes();
+        let apart = gate.weight.address.abs_diff(up.weight.address).saturating_add(rows.unsigned_abs());
+        if apart / 16 > i32::MAX as u64 {
+            return false;
+        }
+    }
     let least = parts.iter().map(|part| part.weight.outputs).min().unwrap_or(0);
     one_format(weight.dtype).is_some_and(|format| {
         let whole = weight.columns > 0 && weight.columns.is_multiple_of(format.chunk);
@@ -117,10 +128,11 @@ impl OneBlock {
     }
 }
 
-/// Whether [`LinearKernel::One`](super::LinearKernel::One) multiplies with weights of another format in one launch with
-/// those of the first.
-pub fn together(first: DType, other: DType) -> bool {
-    first == other || (matches!(first, DType::Q4_K | DType::Q5_K) && other == DType::Q6_K)
+/// Whether [`LinearKernel::One`](super::LinearKernel::One) multiplies with weights of another format, and of so many
+/// outputs, in one launch with those of the first.
+pub fn together(first: (DType, usize), other: (DType, usize)) -> bool {
+    let formats = matches!(first.0, DType::Q4_K | DType::Q5_K) && other.0 == DType::Q6_K;
+    formats && first.1.min(other.1) >= FEW_OUTPUTS
 }
 
 /// The launch of `linear_one`.
