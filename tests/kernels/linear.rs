@@ -147,8 +147,9 @@ fn what_one_row_is_multiplied_by() {
         kernel(&[part(weight(DType::Q4_K, 64, 0), Pairs::GateUp { out: 0 }), up])
     };
     assert_eq!([gate_up(1 << 34), gate_up(1 << 36)], ["linear_one_q4_k", "linear_few1_q4_k"]);
-    assert!(calls::together((DType::Q4_K, 16), (DType::Q6_K, 16)));
-    assert!(!calls::together((DType::Q4_K, 64), (DType::Q6_K, 8)), "no kernel for few rows has two formats");
+    let together = |own, other| calls::together(weight(DType::Q4_K, own, 0), weight(DType::Q6_K, other, 0));
+    assert!(together(16, 16));
+    assert!(!together(64, 8), "no kernel for few rows has two formats");
 }
 
 /// Weights of two formats in one launch: the bits of one launch each.

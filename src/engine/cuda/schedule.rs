@@ -6,13 +6,12 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::calls::{self, LinearKernel, PARTS_MAX};
+use super::calls::{self, LinearKernel, PARTS_MAX, Weight};
 use super::layout::Value;
 use super::plan::Key;
 use super::ropes::Tables;
 use super::weights::Weights;
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::gguf::DType;
 use crate::model::graph::{Anchor, Attention, Glu, Graph, Node, Norm, NormStyle, Op, Rope};
 use crate::numerics::Storage;
 
@@ -240,19 +239,16 @@ impl Schedule<'_> {
 
     /// The product `index` and those like it, with what follows them.
     fn linear(&self, index: usize) -> LinearTask {
-        let shape = |i: usize| match &self.nodes[i].op {
-            Op::Linear { weight, .. } => {
-                self.ability.weights.matrix(weight).map(|weight| (weight.dtype, weight.outputs))
-            }
+        let matrix = |i: usize| match &self.nodes[i].op {
+            Op::Linear { weight, .. } => self.ability.weights.matrix(weight),
             _ => None,
         };
-        let format = |i: usize| shape(i).map(|(dtype, _)| dtype);
-        let own = shape(index);
+        let own = matrix(index);
         let alike = |&i: &usize| {
-            let fits = |(own, other): ((DType, usize), (DType, usize))| {
-                own.0 == other.0 || (self.one && calls::together(own, other))
+            let fits = |(own, other): (Weight, Weight)| {
+                own.dtype == other.dtype || (self.one && calls::together(own, other))
             };
-            own.zip(shape(i)).is_some_and(fits)
+            own.zip(matrix(i)).is_some_and(fits)
                 && self.nodes[i].inputs == self.nodes[index].inputs
                 && self.ability.computes(&self.nodes[i])
         };
@@ -264,7 +260,8 @@ impl Schedule<'_> {
                 self.turned(sum.unwrap_or(product)).filter(|(_, rope)| *turn.get_or_insert(*rope) == *rope);
             task.parts.push(LinearNodes { product, sum, rope: rope.map(|(index, _)| index) });
         }
-        if task.parts.iter().all(|part| format(part.product) == format(index)) {
+        let format = |weight: Option<Weight>| weight.map(|weight| weight.dtype);
+        if task.parts.iter().all(|part| format(matrix(part.product)) == format(own)) {
             task.act = self.act(&task.parts);
         }
         task

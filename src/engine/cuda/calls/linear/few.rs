@@ -16,17 +16,27 @@ const ONE_SQUARES: usize = 20;
 const ONE_ITEM: usize = 32;
 const ONE_PART: usize = size_of::<PartArgs>();
 
+/// Whether gate and up are multiplied at once.
+fn is_gate_up(parts: &[LinearPart]) -> bool {
+    matches!(parts[0].pairs, Pairs::GateUp { .. })
+}
+
+/// Tiles of the weight that has the most of them, and weights that have tiles of their own: gate and up share theirs.
+fn tiles(parts: &[LinearPart]) -> (usize, usize) {
+    let (tile, depth) = if is_gate_up(parts) { (FEW_OUTPUTS / 2, 1) } else { (FEW_OUTPUTS, parts.len()) };
+    let tiles = parts.iter().map(|part| part.weight.outputs.div_ceil(tile)).max().unwrap_or(1);
+    (tiles.max(1), depth)
+}
+
 /// The launch of `linear_few`: no more blocks than the GPU holds at once, each with as many tiles as any other.
 pub fn few(parts: &[LinearPart], data: LinearData, args: LinearArgs) -> Call {
     let weight = parts[0].weight;
     debug_assert!(parts.iter().all(|part| part.weight.dtype == weight.dtype), "one format");
     let rows = FEW_ROWS.into_iter().find(|rows| data.rows <= *rows).unwrap_or(FEW_ROWS[2]);
-    let gate_up = matches!(parts[0].pairs, Pairs::GateUp { .. });
-    let (tile, depth) = if gate_up { (FEW_OUTPUTS / 2, 1) } else { (FEW_OUTPUTS, parts.len()) };
+    let (tiles, depth) = tiles(parts);
     let chunk = few_chunk(weight.dtype);
     let warps = few_warps(&weight);
     let held = MULTIPROCESSORS * (FEW_WARPS_AT_ONCE / warps).max(1);
-    let tiles = parts.iter().map(|part| part.weight.outputs.div_ceil(tile)).max().unwrap_or(1).max(1);
     let blocks = tiles.div_ceil(tiles.div_ceil(held));
     // The sums of all warps, twice; the one row, of which what lies 128 bytes apart is moved by 16; and what of the
     // norm's weight the warps need first.
@@ -71,7 +81,7 @@ const ONE_WARPS_MIXED: usize = 16;
 pub fn takes_one(parts: &[LinearPart], shared_max: usize) -> bool {
     let weight = &parts[0].weight;
     if let [gate, up, ..] = parts
-        && matches!(gate.pairs, Pairs::GateUp { .. })
+        && is_gate_up(parts)
     {
         let rows = (FEW_OUTPUTS as i64) * weight.row_bytes();
         let apart = gate.weight.address.abs_diff(up.weight.address).saturating_add(rows.unsigned_abs());
@@ -130,9 +140,9 @@ impl OneBlock {
 
 /// Whether [`LinearKernel::One`](super::LinearKernel::One) multiplies with weights of another format, and of so many
 /// outputs, in one launch with those of the first.
-pub fn together(first: (DType, usize), other: (DType, usize)) -> bool {
-    let formats = matches!(first.0, DType::Q4_K | DType::Q5_K) && other.0 == DType::Q6_K;
-    formats && first.1.min(other.1) >= FEW_OUTPUTS
+pub fn together(first: Weight, other: Weight) -> bool {
+    let formats = matches!(first.dtype, DType::Q4_K | DType::Q5_K) && other.dtype == DType::Q6_K;
+    formats && first.outputs.min(other.outputs) >= FEW_OUTPUTS
 }
 
 /// The launch of `linear_one`.
@@ -144,9 +154,7 @@ pub fn one(parts: &[LinearPart], data: &LinearData, mut args: LinearArgs) -> Cal
     if other.is_some() {
         format.warps_max = ONE_WARPS_MIXED;
     }
-    let gate_up = matches!(parts[0].pairs, Pairs::GateUp { .. });
-    let (tile, depth) = if gate_up { (FEW_OUTPUTS / 2, 1) } else { (FEW_OUTPUTS, parts.len()) };
-    let tiles = parts.iter().map(|part| part.weight.outputs.div_ceil(tile)).max().unwrap_or(1).max(1);
+    let (tiles, depth) = tiles(parts);
     let chunks = weight.columns / format.chunk;
     let block @ OneBlock { split, groups, turns } = OneBlock::new(chunks, tiles, format, data.shared_max);
     (args.split, args.groups, args.turns) = (split as i32, groups as i32, turns as i32);
