@@ -17,7 +17,8 @@
 #   LLAMA_CUDA        folder with libllama.so and libggml*.so of a CUDA build: its speed is measured beside ours
 #   PAIRS             how often the two are measured by turns (default: 7)
 #   RUNS              repeated runs whose logits must have the same bits (default: 1000)
-#   PARTS             which parts, of: tests recordings itself errors sanitizer speed profile cards (default: all)
+#   PARTS             which parts, of: tests recordings itself errors sanitizer speed context profile cards
+#                     (default: all)
 #   PARITY_COMMIT     the commit, where this is no git checkout
 set -uo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
@@ -35,7 +36,7 @@ PARITY_COMMIT=${PARITY_COMMIT:-$(git describe --always --dirty --abbrev=40 2>/de
 export PARITY_COMMIT PARITY_REQUIRE_GPU=1 PARITY_KERNELS_ON=cuda
 
 wants() { # part
-    [[ " ${PARTS:-tests recordings itself errors sanitizer speed profile cards} " == *" $1 "* ]]
+    [[ " ${PARTS:-tests recordings itself errors sanitizer speed context profile cards} " == *" $1 "* ]]
 }
 
 check() { # name command…
@@ -194,6 +195,22 @@ if wants speed; then
     check 'speed quantised' "$measure" speed "$out/speed-synth-1.5b-q4_k_m.json" "$work/synth-1.5b-q4_k_m.gguf"
     cat "$work/log"
     [ -z "${REAL_MODEL:-}" ] || check 'speed real' "$measure" speed "$out/speed-real.json" "$REAL_MODEL"
+fi
+
+# ------------------------------------------------------------------ long texts: decode behind them, memory
+
+long_texts() { # size
+    local at=$work/bench-$1
+    "$parity" bench -m "$work/synth-$1.gguf" --device cuda --numerics f16 --context 8,1024,8192,32768 --repeats 3 \
+        ${LLAMA_CUDA:+--llama "$LLAMA_CUDA"} --report "$at" || return
+    cp "$at/bench.svg" "$out/bench-synth-$1.svg"
+    sed "1s/.*/{\n  \"commit\": \"$PARITY_COMMIT\",/" "$at/bench.json" >"$out/bench-synth-$1.json"
+}
+if wants context; then
+    for size in 0.5b-f16 1.5b-q4_k_m; do
+        check "long texts $size" long_texts $size
+        cat "$work/log"
+    done
 fi
 
 # ------------------------------------------------------------------ what bounds a decode step, one layer of it

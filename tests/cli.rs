@@ -324,6 +324,7 @@ fn bench_measures_what_it_is_asked_for_and_draws_it() {
         assert!(row["llama"].is_null(), "nothing was measured beside");
     }
     assert!(found["bandwidth"].as_f64() > Some(0.0));
+    assert!(found["memory"].is_null(), "there is no GPU's memory to measure");
     assert!(folder.path().join("bench.json").is_file());
     let svg = fs::read_to_string(folder.path().join("bench.svg")).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));

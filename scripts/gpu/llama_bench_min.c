@@ -70,6 +70,24 @@ static int lengths_of(char *text, int *lengths) {
     return n;
 }
 
+/* Bytes that nobody has taken in the memory of all GPUs; -1 where there is none, or a llama.cpp that cannot say. */
+static int64_t free_memory(void) {
+    enum { IS_GPU = 1 };
+    size_t (*count)(void) = dlsym(RTLD_DEFAULT, "ggml_backend_dev_count");
+    void *(*get)(size_t) = dlsym(RTLD_DEFAULT, "ggml_backend_dev_get");
+    int (*type_of)(void *) = dlsym(RTLD_DEFAULT, "ggml_backend_dev_type");
+    void (*memory_of)(void *, size_t *, size_t *) = dlsym(RTLD_DEFAULT, "ggml_backend_dev_memory");
+    int64_t sum = -1;
+    if (!count || !get || !type_of || !memory_of) return sum;
+    for (size_t i = 0; i < count(); i++) {
+        size_t left = 0, all = 0;
+        if (type_of(get(i)) != IS_GPU) continue;
+        memory_of(get(i), &left, &all);
+        sum = (sum < 0 ? 0 : sum) + (int64_t)left;
+    }
+    return sum;
+}
+
 static int (*decode)(void *, batch);
 static void (*synchronize)(void *);
 static batch (*batch_of)(int32_t *, int32_t);
@@ -157,6 +175,7 @@ int main(int argc, char **argv) {
         return fprintf(stderr, "these libraries are no llama.cpp of 2025 or later\n"), 2;
     load(".");
     init();
+    const int64_t memory_before = free_memory();
     void *model = load_model(argv[3], model_params());
     if (!model) return fprintf(stderr, "%s: no model\n", argv[3]), 2;
     params p = context_params();
@@ -174,5 +193,6 @@ int main(int argc, char **argv) {
         for (int i = 0; i < n_contexts; i++)
             if (measure_decode(contexts[i])) return fprintf(stderr, "decode after %d positions failed\n", contexts[i]), 2;
     }
+    if (memory_before >= 0) printf("memory %lld bytes\n", (long long)(memory_before - free_memory()));
     return 0;
 }

@@ -112,14 +112,22 @@ fn table(found: &Bench) -> String {
         }
         table.add_row(cells);
     }
+    let memory = found.memory.map_or_else(String::new, |memory| {
+        let llama = memory.llama.map_or_else(String::new, |llama| format!(", llama.cpp {}", megabytes(llama)));
+        format!("\nGPU memory with {} positions: {}{llama}\n", memory.positions, megabytes(memory.bytes))
+    });
     format!(
-        "{} on {} in {}: {:.0} MB of weights, {:.1} GB/s copied (read and written)\n\n{table}\n",
+        "{} on {} in {}: {:.0} MB of weights, {:.1} GB/s copied (read and written)\n\n{table}\n{memory}",
         found.model,
         found.device,
         found.numerics,
         found.weight_bytes as f64 / 1e6,
         found.bandwidth / 1e9
     )
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{:.0} MB", bytes as f64 / 1e6)
 }
 
 /// Median, and half of what lies between the slowest and the fastest, in percent of it.

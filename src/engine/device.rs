@@ -136,11 +136,24 @@ pub fn bandwidth(device: &Device) -> Result<f64> {
     Ok(gpus.len() as f64 / seconds_per_byte)
 }
 
+/// Bytes that nobody has taken in the memory of a device's GPUs, all of them together; `None` on the CPU.
+pub fn free_memory(device: &Device) -> Result<Option<u64>> {
+    let gpus = device.gpus();
+    if gpus.is_empty() {
+        return Ok(None);
+    }
+    let mut free = 0;
+    for &number in &gpus {
+        free += cuda::free_memory(number)? as u64;
+    }
+    Ok(Some(free))
+}
+
 #[cfg(feature = "cuda")]
 mod cuda {
     use super::*;
     use crate::engine::cuda::{Cards, CudaEngine, supported};
-    pub use crate::engine::cuda::{bandwidth, count};
+    pub use crate::engine::cuda::{bandwidth, count, free_memory};
 
     /// Whether there is a GPU and it computes with this arithmetic.
     pub fn suits(numerics: Numerics) -> bool {
@@ -175,6 +188,10 @@ mod cuda {
     }
 
     pub fn bandwidth(_: usize, _: usize, _: usize) -> Result<f64> {
+        Err(Error::new("--device cuda", "this parity was built without the GPU engine"))
+    }
+
+    pub fn free_memory(_: usize) -> Result<usize> {
         Err(Error::new("--device cuda", "this parity was built without the GPU engine"))
     }
 

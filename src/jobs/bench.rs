@@ -18,6 +18,8 @@ use crate::numerics::Numerics;
 const LLAMA_BENCH: &str = include_str!("../../scripts/gpu/llama_bench_min.c");
 /// Steps of one measurement of decode.
 const STEPS: usize = 32;
+/// Steps before the clock starts: in them is planned and allocated what a first step needs.
+const WARM: usize = 2;
 /// Tokens before the first measured step where no context is asked for.
 const SHORT: usize = 8;
 
@@ -53,8 +55,21 @@ pub struct Bench {
     pub weight_bytes: usize,
     /// Bytes a second that the device reads and writes when it copies.
     pub bandwidth: f64,
+    /// Memory of the GPUs; not measured on the CPU.
+    pub memory: Option<Memory>,
     /// In the order of the options: prefills, then decode.
     pub rows: Vec<BenchRow>,
+}
+
+/// Memory of the GPUs that is taken once everything was measured: weights, caches, and room for the largest step.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Memory {
+    /// Tokens of the longest text that was measured.
+    pub positions: usize,
+    /// Bytes that the engine has.
+    pub bytes: u64,
+    /// Bytes that a llama.cpp has which measured the same; `None` if it has no GPU.
+    pub llama: Option<u64>,
 }
 
 /// One thing that was measured.
@@ -116,6 +131,7 @@ impl Probe for Taking {
 /// # Errors
 /// The device, or a llama.cpp that does not run.
 pub fn bench(model: &Model, options: &Options) -> Result<Bench> {
+    let free = device::free_memory(&options.device)?;
     let mut engine = device::open(&options.device, model, model.graph.clone(), options.numerics)?;
     let llama = options.llama.as_deref().map(Llama::build).transpose()?;
     let tests = (options.prompts.iter().map(|n| ("prefill", *n)))
@@ -123,14 +139,20 @@ pub fn bench(model: &Model, options: &Options) -> Result<Bench> {
         .collect::<Vec<_>>();
     let mut own = vec![[Vec::new(), Vec::new()]; tests.len()];
     let mut theirs = vec![[Vec::new(), Vec::new()]; tests.len()];
+    let (mut taken, mut taken_beside) = (None, None);
     for _ in 0..options.repeats {
         for ((what, n), found) in tests.iter().zip(&mut own) {
             for (traced, found) in found.iter_mut().enumerate() {
                 found.push(measure(engine.as_mut(), model, what, *n, traced == 1)?);
             }
         }
+        // Another program's memory may come and go: what counts is the first time, when the engine alone took some.
+        if let (None, Some(before), Some(now)) = (taken, free, device::free_memory(&options.device)?) {
+            taken = Some(before.saturating_sub(now));
+        }
         if let Some(llama) = &llama {
-            let figures = llama.measure(model.gguf.path(), options)?;
+            let (figures, memory) = llama.measure(model.gguf.path(), options)?;
+            taken_beside = memory;
             for ((what, n), found) in tests.iter().zip(&mut theirs) {
                 for (tapped, found) in found.iter_mut().enumerate() {
                     found.extend(figures.iter().filter(|f| f.is(what, *n, tapped == 1)).map(|f| f.speed));
@@ -138,6 +160,8 @@ pub fn bench(model: &Model, options: &Options) -> Result<Bench> {
             }
         }
     }
+    let longest = tests.iter().map(|(what, n)| longest(what, *n)).max();
+    let memory = taken.zip(longest).map(|(bytes, positions)| Memory { positions, bytes, llama: taken_beside });
     let (weight_bytes, bandwidth) = (weight_bytes(model), device::bandwidth(&options.device)?);
     let producer = engine.producer();
     let rows =
@@ -162,7 +186,13 @@ pub fn bench(model: &Model, options: &Options) -> Result<Bench> {
         numerics: producer.numerics.unwrap_or_default(),
         weight_bytes,
         bandwidth,
+        memory,
     })
+}
+
+/// Positions in the cache at the end of one measurement.
+fn longest(what: &str, n: usize) -> usize {
+    if what == "prefill" { n } else { n.max(SHORT) + WARM + STEPS }
 }
 
 /// Tokens that depend on nothing.
@@ -175,7 +205,7 @@ fn tokens(model: &Model, n: usize) -> Vec<u32> {
 /// time is done before the clock starts.
 fn measure(engine: &mut dyn Engine, model: &Model, what: &str, n: usize, traced: bool) -> Result<f64> {
     let mut probe = Taking(traced);
-    let all = tokens(model, n + STEPS + 2);
+    let all = tokens(model, longest(what, n));
     if what == "prefill" {
         let batch = Batch { tokens: &all[..n], first: 0 };
         for _ in 0..2 {
@@ -189,10 +219,10 @@ fn measure(engine: &mut dyn Engine, model: &Model, what: &str, n: usize, traced:
     }
     engine.reset();
     let before = n.max(SHORT);
-    engine.step(&Batch { tokens: &all[..before.min(all.len())], first: 0 }, &mut Taking(false))?;
+    engine.step(&Batch { tokens: &all[..before], first: 0 }, &mut Taking(false))?;
     let mut start = Instant::now();
-    for i in 0..STEPS + 2 {
-        if i == 2 {
+    for i in 0..WARM + STEPS {
+        if i == WARM {
             start = Instant::now();
         }
         engine.step(&Batch { tokens: &all[i..i + 1], first: before + i }, &mut probe)?;
@@ -243,6 +273,11 @@ impl Figure {
         let speed = words.get(at.checked_sub(1)?)?.parse().ok()?;
         Some(Figure { tapped, test: (*words.get(1)?).to_owned(), speed })
     }
+
+    /// `memory 1234 bytes`
+    fn memory(line: &str) -> Option<u64> {
+        line.strip_prefix("memory ")?.strip_suffix(" bytes")?.parse().ok()
+    }
 }
 
 impl Llama {
@@ -268,7 +303,8 @@ impl Llama {
         Ok(Llama { folder, program })
     }
 
-    fn measure(&self, model: &Path, options: &Options) -> Result<Vec<Figure>> {
+    /// What it printed: speeds, and the bytes of GPU memory that it took if it has a GPU.
+    fn measure(&self, model: &Path, options: &Options) -> Result<(Vec<Figure>, Option<u64>)> {
         let failed = |e: &dyn std::fmt::Display| Error::new("--llama", format!("cannot be measured: {e}"));
         let model = model.canonicalize().map_err(|e| failed(&e))?;
         let mut bench = Command::new(self.program.path().join("bench"));
@@ -284,7 +320,8 @@ impl Llama {
             let said = String::from_utf8_lossy(&out.stderr);
             return Err(failed(&"it failed").found(said.lines().last().unwrap_or_default().to_owned()));
         }
-        Ok(String::from_utf8_lossy(&out.stdout).lines().filter_map(Figure::parse).collect())
+        let said = String::from_utf8_lossy(&out.stdout);
+        Ok((said.lines().filter_map(Figure::parse).collect(), said.lines().find_map(Figure::memory)))
     }
 }
 
@@ -301,6 +338,8 @@ mod tests {
         let decode = Figure::parse("tap=0 tg@8 median 1.283 ms/tok 779.0 tok/s").unwrap();
         assert!(decode.is("decode", 0, false) && !decode.is("decode", 1024, false));
         assert!(Figure::parse("no figure").is_none());
+        assert_eq!(Figure::memory("memory 2345 bytes"), Some(2345));
+        assert!(Figure::memory(line).is_none() && Figure::memory("memory none").is_none());
     }
 
     #[test]

@@ -80,6 +80,13 @@ pub fn bandwidth(ordinal: usize, bytes: usize, times: usize) -> Result<f64> {
     Ok(2.0 * bytes as f64 / fastest)
 }
 
+/// Bytes of a GPU's memory that nobody has taken.
+pub fn free_memory(ordinal: usize) -> Result<usize> {
+    let device = Device::open(ordinal)?;
+    device.bind()?;
+    device.free_memory()
+}
+
 impl Device {
     /// Opens GPU `ordinal`, counted from 0.
     pub fn open(ordinal: usize) -> Result<Device> {

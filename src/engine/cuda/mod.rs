@@ -57,7 +57,7 @@ use step::unplanned;
 use weights::Weights;
 
 pub use cards::Cards;
-pub use device::{bandwidth, count};
+pub use device::{bandwidth, count, free_memory};
 
 /// Positions that the cache has room for at first; it doubles when they are used up.
 const POSITIONS_MIN: usize = 1024;
