@@ -10,7 +10,7 @@ struct AttentionArgs {
     float* scores;     // (H, T, S), unscaled and unmasked, or null; not null where probs is not
     float* probs;      // (H, T, S), or null
     const int* first;  // position of row 0, (1,); S = first + T
-    float* partial;    // attention_few: (T, H, splits, E + 2)
+    float* partial;    // attention_few: (T, H, splits, 4 more than the columns it is built for)
     uint32_t* arrived; // attention_few: (T, H), zero before and after
     int rows;          // T
     int heads;         // H
@@ -23,6 +23,9 @@ struct AttentionArgs {
     float scale;       // 1/sqrt(E)
     int splits;        // attention_few: that there is room for
 };
+
+// What probabilities are multiplied by where they become two halves each: the lower one then keeps what counts.
+#define PROB_UNIT 32768.0f
 
 // Positions that the row at `position` sees: from <= s < to.
 struct Window {

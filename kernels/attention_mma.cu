@@ -10,7 +10,6 @@
 #include "mma.cuh"
 
 enum { QUERIES = 64, MMA_THREADS = 128 };
-#define PROB_UNIT 32768.0f
 
 template <int WIDTH>
 struct Flash {

@@ -135,6 +135,21 @@ DEVICE float high_half(uint32_t two) {
     h.bits = (uint16_t)(two >> 16);
     return to_float(h);
 }
+// The low halves of two words, and their high ones.
+DEVICE uint32_t both_low(uint32_t a, uint32_t b) {
+#ifdef CUDA_ON_HOST
+    return (a & 0xffffu) | b << 16;
+#else
+    return __byte_perm(a, b, 0x5410);
+#endif
+}
+DEVICE uint32_t both_high(uint32_t a, uint32_t b) {
+#ifdef CUDA_ON_HOST
+    return a >> 16 | (b & 0xffff0000u);
+#else
+    return __byte_perm(a, b, 0x7632);
+#endif
+}
 
 // out[j] = p[j], by loads of 16 bytes: p is aligned to them.
 DEVICE void load8(const float* p, float out[8]) {
@@ -172,6 +187,18 @@ DEVICE void store8(half_t* p, const float x[8]) {
 // What another block of this kernel has stored: not from the first cache.
 DEVICE float load_fresh(const float* p) { return *(const volatile float*)p; }
 DEVICE int load_fresh(const int* p) { return *(const volatile int*)p; }
+DEVICE Float4 load_fresh4(const float* p) {
+    Float4 x;
+#ifdef CUDA_ON_HOST
+    x = *(const Float4*)p;
+#else
+    asm volatile("ld.volatile.global.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(x.v[0]), "=f"(x.v[1]), "=f"(x.v[2]), "=f"(x.v[3])
+                 : "l"(p)
+                 : "memory");
+#endif
+    return x;
+}
 
 // Copies of 16 bytes from global to shared memory that run on while the thread does. A thread's copies are
 // counted in groups; `async_wait<N>` waits for all of its groups but the last N. A barrier must follow before

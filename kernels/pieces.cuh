@@ -34,21 +34,6 @@ DEVICE uint32_t add_halves(uint32_t a, uint32_t b) {
     return sum;
 #endif
 }
-// The low halves of two words, and their high ones.
-DEVICE uint32_t both_low(uint32_t a, uint32_t b) {
-#ifdef CUDA_ON_HOST
-    return (a & 0xffffu) | b << 16;
-#else
-    return __byte_perm(a, b, 0x5410);
-#endif
-}
-DEVICE uint32_t both_high(uint32_t a, uint32_t b) {
-#ifdef CUDA_ON_HOST
-    return a >> 16 | (b & 0xffff0000u);
-#else
-    return __byte_perm(a, b, 0x7632);
-#endif
-}
 // Sums of one row's part, over the lanes that share it.
 DEVICE float quad_sum(float x) {
     x += __shfl_xor_sync(FULL_WARP, x, 1);

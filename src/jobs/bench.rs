@@ -20,6 +20,8 @@ const LLAMA_BENCH: &str = include_str!("../../scripts/gpu/llama_bench_min.c");
 const STEPS: usize = 32;
 /// Steps before the clock starts: in them is planned and allocated what a first step needs.
 const WARM: usize = 2;
+/// Tokens of a batch at most before the first measured step: as many as llama.cpp is given at once.
+const BATCH: usize = 2048;
 /// Tokens before the first measured step where no context is asked for.
 const SHORT: usize = 8;
 
@@ -219,7 +221,10 @@ fn measure(engine: &mut dyn Engine, model: &Model, what: &str, n: usize, traced:
     }
     engine.reset();
     let before = n.max(SHORT);
-    engine.step(&Batch { tokens: &all[..before], first: 0 }, &mut Taking(false))?;
+    for first in (0..before).step_by(BATCH) {
+        let tokens = &all[first..before.min(first + BATCH)];
+        engine.step(&Batch { tokens, first }, &mut Taking(false))?;
+    }
     let mut start = Instant::now();
     for i in 0..WARM + STEPS {
         if i == WARM {

@@ -59,8 +59,11 @@ use weights::Weights;
 pub use cards::Cards;
 pub use device::{bandwidth, count, free_memory};
 
-/// Positions that the cache has room for at first; it doubles when they are used up.
+/// Positions that the cache has room for at first; it doubles when they are used up, until it has so many, and grows by an
+/// eighth of what doubling would give from there on.
 const POSITIONS_MIN: usize = 1024;
+const POSITIONS_DOUBLED: usize = 8192;
+const GROWTH: usize = 8;
 
 /// What this engine computes with when it is asked for `numerics`: `f32` is the exact way (decoded weights, f32
 /// values and accumulation, the cache in f32 or f16), `f16` the fast one (tensor cores: f16 operands, values and
@@ -221,7 +224,8 @@ impl CudaEngine<'_> {
             return Ok(());
         }
         self.compare.forget()?;
-        let capacity = end.next_power_of_two().max(POSITIONS_MIN);
+        let doubled = end.next_power_of_two().max(POSITIONS_MIN);
+        let capacity = if doubled <= POSITIONS_DOUBLED { doubled } else { end.next_multiple_of(doubled / GROWTH) };
         (self.plan, self.earlier) = (None, None);
         for checkpoint in schedule::cached(&self.graph) {
             let row = self.graph.dims.width(checkpoint.kind(), 0) * bytes_of(self.numerics.kv);

@@ -265,7 +265,7 @@ impl Builder<'_> {
             capacity: self.memory.attention.1,
         };
         let types = [self.numerics.storage, self.numerics.kv];
-        let kernel = AttentionKernel::for_step(op, self.rows, types, data.capacity);
+        let kernel = AttentionKernel::for_step(op, self.rows, types);
         calls::attention(op, data, kernel, self.rows, types)
     }
 }

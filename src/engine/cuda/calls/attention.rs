@@ -10,9 +10,13 @@ const HEAD_WIDTHS: [usize; 3] = [32, 64, 128];
 const TILE_ROWS: usize = 4;
 const MMA_ROWS: usize = 64;
 const MMA_THREADS: u32 = 128;
-/// Positions of a block of `attention_few`, and blocks of a row at most.
+/// Positions of a block of `attention_few`, or a multiple of them where there would be more blocks of a row than so many;
+/// one further block there is where scores are stored of positions that the row does not see. Heads of a block.
 const SPLIT: usize = 256;
-const SPLITS_MAX: usize = 1024;
+const SPLITS_MAX: usize = 64;
+const HEADS_TOGETHER: usize = 8;
+/// Further values beside a block's sums.
+const BESIDE_SUMS: usize = 4;
 /// What they load at once divides a head.
 const HEAD_GROUP: usize = 8;
 
@@ -115,12 +119,11 @@ pub enum AttentionKernel {
 }
 
 impl AttentionKernel {
-    /// The kernel for a step of `rows` token rows, of `types` of values and of the cache, which has room for so many
-    /// positions.
-    pub fn for_step(a: &Attention, rows: usize, types: [Storage; 2], capacity: usize) -> AttentionKernel {
+    /// The kernel for a step of `rows` token rows, of `types` of values and of the cache.
+    pub fn for_step(a: &Attention, rows: usize, types: [Storage; 2]) -> AttentionKernel {
         let fast = types == [Storage::F16; 2] && a.softmax;
         match rows {
-            ..=ROWS_MAX_UNTILED if fast && capacity <= SPLIT * SPLITS_MAX => AttentionKernel::Few,
+            ..=ROWS_MAX_UNTILED if fast => AttentionKernel::Few,
             ..=ROWS_MAX_UNTILED => AttentionKernel::Row,
             _ if fast => AttentionKernel::Mma,
             _ => AttentionKernel::Tile,
@@ -131,8 +134,12 @@ impl AttentionKernel {
 /// Bytes in which the blocks of a row of [`AttentionKernel::Few`] leave their sums; zero at first.
 pub fn attention_room(heads: usize, head_width: usize, capacity: usize) -> usize {
     let width = HEAD_WIDTHS.into_iter().find(|width| head_width <= *width).unwrap_or(head_width);
-    let sums = ROWS_MAX_UNTILED * heads * capacity.div_ceil(SPLIT).min(SPLITS_MAX) * (width + 2);
-    arrived_bytes(heads) + 4 * sums
+    arrived_bytes(heads) + 4 * ROWS_MAX_UNTILED * heads * splits(capacity) * (width + BESIDE_SUMS)
+}
+
+/// Blocks of a row at most.
+fn splits(capacity: usize) -> usize {
+    capacity.div_ceil(SPLIT).min(SPLITS_MAX + 1)
 }
 
 /// Bytes of the counts of blocks that have left their sums.
@@ -150,7 +157,7 @@ pub fn attention(
 ) -> Option<Call> {
     let width = HEAD_WIDTHS.iter().find(|&&width| a.head_width <= width).filter(|_| has_attention(a))?;
     let (see_from_step, see_shift) = seen(a)?;
-    let splits = data.capacity.div_ceil(SPLIT);
+    let splits = splits(data.capacity);
     let args = AttentionArgs {
         q: data.q,
         k: data.k,
@@ -180,7 +187,8 @@ pub fn attention(
             Call::new(format!("attention_tile_{types}_{width}"), grid(TILE_ROWS), THREADS, args)
         }
         AttentionKernel::Few => {
-            Call::new(format!("attention_few_{width}"), [splits, rows, a.heads], THREADS, args)
+            let groups = a.kv_heads * (a.heads / a.kv_heads).div_ceil(HEADS_TOGETHER);
+            Call::new(format!("attention_few_{width}"), [splits, rows, groups], THREADS, args)
         }
         AttentionKernel::Mma => {
             Call::new(format!("attention_mma_{width}"), grid(MMA_ROWS), MMA_THREADS, args)
