@@ -1,15 +1,16 @@
 // Attention for few token rows, fast: as attention.cu, which is the plain kernel for this, of f16 values.
 //
 // Launch: grid (splits, T, K · ceil(G / 8)), 256 threads; G = H / K heads read the same keys, and a block has up to eight
-// of them, one token row and a span of its positions, of which the warps take KEYS_OF_TILE each by turns. Scores are products on
-// tensor cores of f16 operands with sums in f32: heads are rows of the instruction, keys its columns, and which columns of
-// a head make its depth is chosen so that a lane loads 16 bytes of a key at once. Softmax is online. Probabilities go to
-// the tensor cores as the sum of two halves, as in attention_mma.cu: rows g and g + 8 of one instruction, whose columns
-// are those of the values. Keys and values of earlier steps are loaded before the kernel ahead has ended.
+// of them, one token row and a span of its positions, of which a warp takes KEYS_OF_TILE by turns with the others. Scores
+// are products on tensor cores of f16 operands with sums in f32: heads are rows of the instruction, keys its columns, and
+// which columns of a head make its depth is chosen so that a lane loads 16 bytes of a key at once. Softmax is online.
+// Probabilities go to the tensor cores as the sum of two halves, as in attention_mma.cu: rows g and g + 8 of one
+// instruction, whose columns are those of the values. (An infinite value that counts for less than 2^-40 makes a sum that
+// is no number.) Keys and values of earlier steps are loaded before the kernel ahead has ended.
 //
-// A row's blocks leave their sums in `partial`, and the last one to arrive adds them up in the order of the positions. How
-// long a span is follows from the row's position, so that there are never more than SPLITS_MAX: the result depends on the
-// position alone, neither on how much room there is nor on whether scores and probs are stored.
+// A row's blocks leave their sums in `partial`, and the last one to arrive adds them up, in an order that follows from how
+// many there are. How long a span is follows from the row's position, so that there are never more than SPLITS_MAX: the
+// result depends on the position alone, neither on how much room there is nor on whether scores and probs are stored.
 // ggml: ggml_flash_attn_ext (FLASH_ATTN_EXT), or MUL_MAT, SOFT_MAX, MUL_MAT.
 #include "attention.cuh"
 #include "mma.cuh"
@@ -250,7 +251,8 @@ DEVICE Softened merge_warps(const typename Few<WIDTH>::Memory& memory, int warps
     return all;
 }
 
-// Adds up what the blocks of a row have left, in their order: one head, by one warp; columns 4·(lane % LANES) and on.
+// Adds up what the blocks of a row have left: one head, by one warp; four columns from 4·(lane % LANES) on, in as many
+// chains as lanes have the same columns, and a tree.
 template <int WIDTH>
 DEVICE Softened merge_splits(const float* partial, int splits, float* share, float x[4]) {
     enum { BESIDE = 32 / Few<WIDTH>::LANES, AT_ONCE = 8, HELD = SPLITS_MAX / 32 + 1 };

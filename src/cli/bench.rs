@@ -113,7 +113,8 @@ fn table(found: &Bench) -> String {
         table.add_row(cells);
     }
     let memory = found.memory.map_or_else(String::new, |memory| {
-        let llama = memory.llama.map_or_else(String::new, |llama| format!(", llama.cpp {}", megabytes(llama)));
+        let llama =
+            memory.llama.map_or_else(String::new, |llama| format!(", llama.cpp {}", megabytes(llama)));
         format!("\nGPU memory with {} positions: {}{llama}\n", memory.positions, megabytes(memory.bytes))
     });
     format!(

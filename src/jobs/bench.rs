@@ -163,7 +163,8 @@ pub fn bench(model: &Model, options: &Options) -> Result<Bench> {
         }
     }
     let longest = tests.iter().map(|(what, n)| longest(what, *n)).max();
-    let memory = taken.zip(longest).map(|(bytes, positions)| Memory { positions, bytes, llama: taken_beside });
+    let memory =
+        taken.zip(longest).map(|(bytes, positions)| Memory { positions, bytes, llama: taken_beside });
     let (weight_bytes, bandwidth) = (weight_bytes(model), device::bandwidth(&options.device)?);
     let producer = engine.producer();
     let rows =

@@ -225,7 +225,8 @@ impl CudaEngine<'_> {
         }
         self.compare.forget()?;
         let doubled = end.next_power_of_two().max(POSITIONS_MIN);
-        let capacity = if doubled <= POSITIONS_DOUBLED { doubled } else { end.next_multiple_of(doubled / GROWTH) };
+        let capacity =
+            if doubled <= POSITIONS_DOUBLED { doubled } else { end.next_multiple_of(doubled / GROWTH) };
         (self.plan, self.earlier) = (None, None);
         for checkpoint in schedule::cached(&self.graph) {
             let row = self.graph.dims.width(checkpoint.kind(), 0) * bytes_of(self.numerics.kv);
