@@ -45,11 +45,8 @@ struct HeadGroup {
 };
 DEVICE HeadGroup head_group(const AttentionArgs& a) {
     const int all = a.heads / a.kv_heads, blocks = (all + HEADS_OF_BLOCK - 1) / HEADS_OF_BLOCK;
-    HeadGroup group;
-    group.kv = blockIdx.z / blocks;
-    group.first = blockIdx.z % blocks * HEADS_OF_BLOCK;
-    group.count = min((int)HEADS_OF_BLOCK, all - group.first);
-    return group;
+    const int kv = blockIdx.z / blocks, first = blockIdx.z % blocks * HEADS_OF_BLOCK;
+    return HeadGroup{kv, first, min((int)HEADS_OF_BLOCK, all - first)};
 }
 DEVICE int head_of(const AttentionArgs& a, const HeadGroup& group, int i) {
     const int number = group.first + i;
@@ -292,8 +289,7 @@ DEVICE Softened merge_splits(const float* partial, int splits, float* share, flo
     for (int d = Few<WIDTH>::LANES; d < 32; d *= 2)
 #pragma unroll
         for (int j = 0; j < 4; j++) x[j] += __shfl_xor_sync(FULL_WARP, x[j], d);
-    const Softened all = {top, warp_sum(total)};
-    return all;
+    return Softened{top, warp_sum(total)};
 }
 
 template <int WIDTH>
