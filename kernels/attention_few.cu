@@ -12,32 +12,7 @@
 // many there are. How long a span is follows from the row's position, so that there are never more than SPLITS_MAX: the
 // result depends on the position alone, neither on how much room there is nor on whether scores and probs are stored.
 // ggml: ggml_flash_attn_ext (FLASH_ATTN_EXT), or MUL_MAT, SOFT_MAX, MUL_MAT.
-#include "attention.cuh"
-#include "mma.cuh"
-
-enum { SPLIT = 256, SPLITS_MAX = 64, FEW_WARPS = 8, KEYS_OF_TILE = 16, HEADS_OF_BLOCK = 8 };
-
-template <int WIDTH>
-struct Few {
-    enum {
-        UNITS = WIDTH / 32,           // of 16 bytes that a lane loads of a key: numbers q, q + 4, …
-        COLUMNS = WIDTH / 8 < 8 ? 4 : 8,  // of a value that a lane loads at once
-        PIECES = WIDTH / 8 / COLUMNS,
-        TILES = WIDTH == 128 ? 1 : 2,  // of a warp under way at once
-        STEP = FEW_WARPS * KEYS_OF_TILE * TILES,
-        LANES = WIDTH / 4,  // that share a row of sums
-        PARTIAL = WIDTH + 4,
-    };
-    struct alignas(2 * COLUMNS) Piece {
-        uint32_t v[COLUMNS / 2];
-    };
-    struct Memory {
-        alignas(16) float sum[FEW_WARPS][HEADS_OF_BLOCK][WIDTH];
-        float highest[FEW_WARPS][HEADS_OF_BLOCK], total[FEW_WARPS][HEADS_OF_BLOCK];
-        float share[HEADS_OF_BLOCK][SPLITS_MAX + 1];
-        float top[HEADS_OF_BLOCK], whole[HEADS_OF_BLOCK];
-    };
-};
+#include "attention_sums.cuh"
 
 // Which heads a block has: those numbered from `first` on of the G that read key head `kv`.
 struct HeadGroup {
@@ -53,9 +28,13 @@ DEVICE int head_of(const AttentionArgs& a, const HeadGroup& group, int i) {
     return a.kv_modulo ? group.kv + number * a.kv_heads : group.kv * (a.heads / a.kv_heads) + number;
 }
 
-// What a row's positions, or some of them, come to: for one head.
-struct Softened {
-    float highest, total;
+// What a block has: some heads at row t, and positions from <= s < stop, of which it sees from w.from on to w.to.
+struct FewPart {
+    HeadGroup group;
+    Window w;
+    const half_t *k, *v;  // (S, K, E) from its key head on
+    int64_t stride;       // K·E
+    int t, cached, from, stop;
 };
 
 // A warp's tiles: operands on their way, and what has become of those before. Lane 4g + q has head g.
@@ -67,19 +46,17 @@ struct FewWarp {
     float sum[WIDTH / 8][4];  // rows g: of the upper halves of the probabilities; rows g + 8: of the lower halves
     float highest, total;     // total: of this lane's keys
 
-    DEVICE void load_queries(const AttentionArgs& a, const HeadGroup& group, int t) {
-        const int g = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
-        const half_t* from = (const half_t*)a.q + ((int64_t)t * a.heads + head_of(a, group, g)) * a.head_width;
-        const Words4 zero = {};
+    // Heads beyond those of the block have the last one's: their sums are left alone.
+    DEVICE void load_queries(const AttentionArgs& a, const FewPart& part) {
+        const int g = min((int)threadIdx.x % 32 / 4, part.group.count - 1), columns = 8 * (threadIdx.x % 4);
+        const half_t* from = (const half_t*)a.q + (part.t * a.heads + head_of(a, part.group, g)) * a.head_width + columns;
 #pragma unroll
-        for (int u = 0; u < F::UNITS; u++) {
-            const int column = 8 * (pair + 4 * u);
-            q[u] = g < group.count && column < a.head_width ? *(const Words4*)(from + column) : zero;
-        }
+        for (int u = 0; u < F::UNITS; u++)
+            if (columns + 32 * u < a.head_width) q[u] = *(const Words4*)(from + 32 * u);
     }
 
     // Keys g and 8 + g of each tile, of the positions begin <= s < end.
-    DEVICE void load_keys(const AttentionArgs& a, const half_t* from, int64_t stride, int tile, int begin, int end) {
+    DEVICE void load_keys(const AttentionArgs& a, const FewPart& part, int tile, int begin, int end) {
         const int g = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < F::TILES; i++) {
@@ -92,14 +69,16 @@ struct FewWarp {
 #pragma unroll
                 for (int u = 0; u < F::UNITS; u++) {
                     const int column = 8 * (pair + 4 * u);
-                    if (column < a.head_width) keys[i][n][u] = *(const Words4*)(from + s * stride + column);
+                    if (column < a.head_width) keys[i][n][u] = *(const Words4*)(part.k + s * part.stride + column);
                 }
             }
         }
     }
 
-    // Values 2q, 2q + 1, 8 + 2q and 9 + 2q of each tile, likewise.
-    DEVICE void load_values(const AttentionArgs& a, const half_t* from, int64_t stride, int tile, int begin, int end) {
+    // Values 2q, 2q + 1, 8 + 2q and 9 + 2q of each tile, likewise, that the row sees.
+    DEVICE void load_values(const AttentionArgs& a, const FewPart& part, int tile, int begin, int end) {
+        begin = max(begin, part.w.from);
+        end = min(end, part.w.to);
         const int g = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < F::TILES; i++) {
@@ -112,12 +91,18 @@ struct FewWarp {
 #pragma unroll
                 for (int p = 0; p < F::PIECES; p++) {
                     const int column = F::COLUMNS * (8 * p + g);
-                    if (column < a.head_width) values[i][n][p] = *(const typename F::Piece*)(from + s * stride + column);
+                    if (column < a.head_width)
+                        values[i][n][p] = *(const typename F::Piece*)(part.v + s * part.stride + column);
                 }
             }
         }
     }
 
+    DEVICE void clear_queries() {
+        const Words4 zero = {};
+#pragma unroll
+        for (int u = 0; u < F::UNITS; u++) q[u] = zero;
+    }
     DEVICE void clear_keys() {
         const Words4 zero = {};
 #pragma unroll
@@ -133,35 +118,40 @@ struct FewWarp {
             for (int p = 0; p < F::PIECES; p++) values[i / 4][i % 4][p] = zero;
     }
 
-    // Keys 2q, 2q + 1, 8 + 2q and 9 + 2q of tile i.
+    // Keys 2q, 2q + 1, 8 + 2q and 9 + 2q of tile i: four chains.
     DEVICE void multiply(int i, float score[4]) const {
+        float d[2][2][4] = {};
 #pragma unroll
-        for (int n = 0; n < 2; n++) {
-            float d[4] = {};
+        for (int u = 0; u < F::UNITS; u++)
 #pragma unroll
-            for (int u = 0; u < F::UNITS; u++)
+            for (int part = 0; part < 2; part++) {
+                const uint32_t heads[4] = {q[u].v[2 * part], 0, q[u].v[2 * part + 1], 0};
 #pragma unroll
-                for (int part = 0; part < 4; part += 2) {
-                    const uint32_t heads[4] = {q[u].v[part], 0, q[u].v[part + 1], 0};
-                    mma_16816(d, heads, &keys[i][n][u].v[part]);
-                }
-            score[2 * n] = d[0];
-            score[2 * n + 1] = d[1];
-        }
+                for (int n = 0; n < 2; n++) mma_16816(d[n][part], heads, &keys[i][n][u].v[2 * part]);
+            }
+#pragma unroll
+        for (int e = 0; e < 4; e++) score[e] = d[e / 2][0][e % 2] + d[e / 2][1][e % 2];
     }
 
     // Scores become 2^15 times their probabilities; what was summed so far shrinks.
+    template <bool FIRST>
     DEVICE void soften(float (&score)[F::TILES][4]) {
-        float higher = highest;
+        float higher = FIRST ? -INFINITY_F : highest;
 #pragma unroll
         for (int i = 0; i < 4 * F::TILES; i++) higher = fmaxf(higher, score[i / 4][i % 4]);
 #pragma unroll
         for (int d = 1; d < 4; d *= 2) higher = fmaxf(higher, __shfl_xor_sync(FULL_WARP, higher, d));
-        const float shrink = expf(highest - finite_or_zero(higher));
-        highest = higher;
-        total *= shrink;
+        if (FIRST) {
+            total = 0.0f;
 #pragma unroll
-        for (int i = 0; i < WIDTH / 2; i++) sum[i / 4][i % 4] *= shrink;
+            for (int i = 0; i < WIDTH / 2; i++) sum[i / 4][i % 4] = 0.0f;
+        } else {
+            const float shrink = expf(highest - finite_or_zero(higher));
+            total *= shrink;
+#pragma unroll
+            for (int i = 0; i < WIDTH / 2; i++) sum[i / 4][i % 4] *= shrink;
+        }
+        highest = higher;
 #pragma unroll
         for (int i = 0; i < 4 * F::TILES; i++) {
             float& x = score[i / 4][i % 4];
@@ -186,13 +176,56 @@ struct FewWarp {
             for (int j = 0; j < F::COLUMNS; j++) {
                 uint32_t b[2];
 #pragma unroll
-                for (int n = 0; n < 2; n++)
-                    {
+                for (int n = 0; n < 2; n++) {
                     const uint32_t even = values[i][2 * n][p].v[j / 2], odd = values[i][2 * n + 1][p].v[j / 2];
                     b[n] = j % 2 ? both_high(even, odd) : both_low(even, odd);
                 }
                 mma_16816(sum[F::COLUMNS * p + j], weights, b);
             }
+    }
+
+    // Takes the tiles that are here, and asks for the next ones.
+    template <bool FIRST>
+    DEVICE void take(const AttentionArgs& a, const FewPart& part, int tile) {
+        const int next = tile + F::STEP;
+        float score[F::TILES][4];
+#pragma unroll
+        for (int i = 0; i < F::TILES; i++) {
+            const int start = tile + FEW_WARPS * KEYS_OF_TILE * i;
+#pragma unroll
+            for (int e = 0; e < 4; e++) score[i][e] = -INFINITY_F;
+            if (i > 0 && start >= part.stop) continue;
+            float x[4];
+            multiply(i, x);
+            if (a.scores) store_scores(a, part, start, x);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int s = start + 2 * (threadIdx.x % 4) + e % 2 + e / 2 * 8;
+                if (part.w.from <= s && s < part.w.to) score[i][e] = x[e] * a.scale;
+            }
+        }
+        if (next < part.stop) {
+            clear_keys();
+            load_keys(a, part, next, 0, part.stop);
+        }
+        soften<FIRST>(score);
+#pragma unroll
+        for (int i = 0; i < F::TILES; i++)
+            if (i == 0 || tile + FEW_WARPS * KEYS_OF_TILE * i < part.stop) add(i, score[i]);
+        if (next < part.stop) {
+            clear_values();
+            load_values(a, part, next, 0, part.stop);
+        }
+    }
+    DEVICE void store_scores(const AttentionArgs& a, const FewPart& part, int start, const float x[4]) const {
+        const int i = threadIdx.x % 32 / 4;
+        if (i >= part.group.count) return;
+        float* to = a.scores + ((int64_t)head_of(a, part.group, i) * a.rows + part.t) * part.cached;
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int s = start + 2 * (threadIdx.x % 4) + e % 2 + e / 2 * 8;
+            if (s < part.cached) to[s] = x[e];
+        }
     }
 
     // Leaves what this warp's positions come to.
@@ -202,6 +235,14 @@ struct FewWarp {
         for (int d = 1; d < 4; d *= 2) total += __shfl_xor_sync(FULL_WARP, total, d);
         if (pair == 0) memory.highest[warp][g] = highest;
         if (pair == 0) memory.total[warp][g] = total;
+        float largest = 0.0f;
+#pragma unroll
+        for (int i = 0; i < WIDTH / 4; i++) largest = fmaxf(largest, fabsf(sum[i / 2][i % 2]));
+        // An infinite value times a lower half of 0 is no number; the upper half's product says all.
+        if (!(largest < INFINITY_F))
+#pragma unroll
+            for (int i = 0; i < WIDTH / 4; i++)
+                if (!(fabsf(sum[i / 2][i % 2]) < INFINITY_F)) sum[i / 2][2 + i % 2] = 0.0f;
 #pragma unroll
         for (int p = 0; p < F::PIECES; p++)
 #pragma unroll
@@ -210,87 +251,11 @@ struct FewWarp {
                 for (int j = 0; j < F::COLUMNS; j += 4) {
                     Float4 x;
 #pragma unroll
-                    for (int c = 0; c < 4; c++) {
-                        const float* d = sum[F::COLUMNS * p + j + c];
-                        // An infinite value times a lower half of 0 is no number; the upper half's product says all.
-                        x.v[c] = d[e] + (fabsf(d[e]) < INFINITY_F ? d[2 + e] : 0.0f);
-                    }
+                    for (int c = 0; c < 4; c++) x.v[c] = sum[F::COLUMNS * p + j + c][e] + sum[F::COLUMNS * p + j + c][2 + e];
                     *(Float4*)&memory.sum[warp][g][F::COLUMNS * (8 * p + 2 * pair + e) + j] = x;
                 }
     }
 };
-
-// Stores four columns of a head's result: x are the sums of 2^15 times the weighted values.
-DEVICE void store_context(const AttentionArgs& a, int row, int column, const float x[4], float total) {
-    if (column >= a.head_width) return;
-    uint32_t* out = (uint32_t*)((half_t*)a.out + (int64_t)row * a.head_width + column);
-#pragma unroll
-    for (int j = 0; j < 2; j++)
-        out[j] = two_halves_of(x[2 * j] * (1.0f / PROB_UNIT) / total, x[2 * j + 1] * (1.0f / PROB_UNIT) / total);
-}
-
-// Adds up what so many warps of this block have left: four columns of one head.
-template <int WIDTH>
-DEVICE Softened merge_warps(const typename Few<WIDTH>::Memory& memory, int warps, int head, int column, float x[4]) {
-    Softened all = {-INFINITY_F, 0.0f};
-#pragma unroll
-    for (int w = 0; w < FEW_WARPS; w++)
-        if (w < warps) all.highest = fmaxf(all.highest, memory.highest[w][head]);
-#pragma unroll
-    for (int w = 0; w < FEW_WARPS; w++) {
-        if (w >= warps) continue;
-        const float share = expf(memory.highest[w][head] - finite_or_zero(all.highest));
-        const Float4 part = *(const Float4*)&memory.sum[w][head][column];
-        all.total += memory.total[w][head] * share;
-#pragma unroll
-        for (int j = 0; j < 4; j++) x[j] = fmaf(part.v[j], share, x[j]);
-    }
-    return all;
-}
-
-// Adds up what the blocks of a row have left: one head, by one warp; four columns from 4·(lane % LANES) on, in as many
-// chains as lanes have the same columns, and a tree.
-template <int WIDTH>
-DEVICE Softened merge_splits(const float* partial, int splits, float* share, float x[4]) {
-    enum { BESIDE = 32 / Few<WIDTH>::LANES, AT_ONCE = 8, HELD = SPLITS_MAX / 32 + 1 };
-    const int lane = threadIdx.x % 32, stride = Few<WIDTH>::PARTIAL;
-    float highest[HELD], total = 0.0f;
-#pragma unroll
-    for (int n = 0; n < HELD; n++) {
-        const int s = lane + 32 * n;
-        highest[n] = s < splits ? load_fresh(partial + s * stride + WIDTH) : -INFINITY_F;
-    }
-    float top = highest[0];
-#pragma unroll
-    for (int n = 1; n < HELD; n++) top = fmaxf(top, highest[n]);
-    top = warp_max(top);
-#pragma unroll
-    for (int n = 0; n < HELD; n++) {
-        const int s = lane + 32 * n;
-        if (s >= splits) continue;
-        share[s] = expf(highest[n] - finite_or_zero(top));
-        total += load_fresh(partial + s * stride + WIDTH + 1) * share[s];
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int s = lane / Few<WIDTH>::LANES; s < splits; s += BESIDE * AT_ONCE) {
-        Float4 part[AT_ONCE];
-#pragma unroll
-        for (int n = 0; n < AT_ONCE; n++)
-            if (s + BESIDE * n < splits)
-                part[n] = load_fresh4(partial + (s + BESIDE * n) * stride + 4 * (lane % Few<WIDTH>::LANES));
-#pragma unroll
-        for (int n = 0; n < AT_ONCE; n++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                if (s + BESIDE * n < splits) x[j] = fmaf(part[n].v[j], share[s + BESIDE * n], x[j]);
-    }
-#pragma unroll
-    for (int d = Few<WIDTH>::LANES; d < 32; d *= 2)
-#pragma unroll
-        for (int j = 0; j < 4; j++) x[j] += __shfl_xor_sync(FULL_WARP, x[j], d);
-    return Softened{top, warp_sum(total)};
-}
 
 template <int WIDTH>
 DEVICE void attention_few(const AttentionArgs& a) {
@@ -303,57 +268,30 @@ DEVICE void attention_few(const AttentionArgs& a) {
     const int end = a.scores ? cached : w.to, splits = max(1, (end + span - 1) / span);
     if ((int)blockIdx.x >= splits) return;
     const HeadGroup group = head_group(a);
-    const int64_t stride = (int64_t)a.kv_heads * a.head_width;
-    const half_t* k = (const half_t*)a.k + group.kv * a.head_width;
-    const half_t* v = (const half_t*)a.v + group.kv * a.head_width;
+    const int64_t at = group.kv * a.head_width;
     const int from = blockIdx.x * span, stop = min(from + span, end);
+    const FewPart part = {group, w, (const half_t*)a.k + at, (const half_t*)a.v + at, (int64_t)a.kv_heads * a.head_width,
+                          t, cached, from, stop};
 
     // What the row does not see is 0, and counts as nothing: it may be no number.
     FewWarp<WIDTH> mine;
     mine.clear_keys();
     mine.clear_values();
+    mine.clear_queries();
     int tile = from + KEYS_OF_TILE * warp;
-    mine.load_keys(a, k, stride, tile, 0, min(first, stop));
-    mine.load_values(a, v, stride, tile, w.from, min(first, min(stop, w.to)));
+    mine.load_keys(a, part, tile, 0, min(first, stop));
+    mine.load_values(a, part, tile, 0, min(first, stop));
     wait_for_last();
-    mine.load_queries(a, group, t);
-    mine.load_keys(a, k, stride, tile, first, stop);
-    mine.load_values(a, v, stride, tile, max(first, w.from), min(stop, w.to));
-    mine.highest = -INFINITY_F;
-    mine.total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < WIDTH / 2; i++) mine.sum[i / 4][i % 4] = 0.0f;
-#pragma unroll 1
-    for (; tile < stop; tile += F::STEP) {
-        const int next = tile + F::STEP;
-        float score[F::TILES][4];
-#pragma unroll
-        for (int i = 0; i < F::TILES; i++) {
-            const int start = tile + FEW_WARPS * KEYS_OF_TILE * i;
-#pragma unroll
-            for (int e = 0; e < 4; e++) score[i][e] = -INFINITY_F;
-            if (start >= stop) continue;
-            float x[4];
-            mine.multiply(i, x);
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int s = start + 2 * (lane % 4) + e % 2 + e / 2 * 8, i_head = lane / 4;
-                if (a.scores && i_head < group.count && s < cached)
-                    a.scores[((int64_t)head_of(a, group, i_head) * a.rows + t) * cached + s] = x[e];
-                if (w.from <= s && s < w.to) score[i][e] = x[e] * a.scale;
-            }
-        }
-        mine.clear_keys();
-        mine.load_keys(a, k, stride, next, 0, stop);
-        mine.soften(score);
-#pragma unroll
-        for (int i = 0; i < F::TILES; i++)
-            if (tile + FEW_WARPS * KEYS_OF_TILE * i < stop) mine.add(i, score[i]);
-        mine.clear_values();
-        mine.load_values(a, v, stride, next, w.from, min(stop, w.to));
-    }
+    mine.load_keys(a, part, tile, first, stop);
+    mine.load_values(a, part, tile, first, stop);
+    mine.load_queries(a, part);
     const int warps = min((int)FEW_WARPS, max(1, (stop - from + KEYS_OF_TILE - 1) / KEYS_OF_TILE));  // that have a tile
-    if (warp < warps) mine.leave(memory, warp);
+    if (warp < warps) {
+        mine.template take<true>(a, part, tile);
+#pragma unroll 1
+        for (tile += F::STEP; tile < stop; tile += F::STEP) mine.template take<false>(a, part, tile);
+        mine.leave(memory, warp);
+    }
     __syncthreads();
 
     int head = threadIdx.x / F::LANES, column = threadIdx.x % F::LANES * 4;

@@ -246,16 +246,15 @@ DEVICE void async_wait() {
 // 0 before and after a launch. (These are barriers between blocks: the CPU runs blocks one after another, so that no test
 // there can miss them.)
 DEVICE bool is_last(uint32_t* arrived, int blocks) {
-    __threadfence();
     __syncthreads_or(0);
     bool last = false;
     if (threadIdx.x == 0) {
+        __threadfence();  // of what all threads here have stored, since they are past the barrier
         last = atomicAdd(arrived, 1u) == (uint32_t)blocks - 1;
         if (last) *arrived = 0;  // for the next launch
+        __threadfence();
     }
-    last = __syncthreads_or(last) != 0;
-    __threadfence();
-    return last;
+    return __syncthreads_or(last) != 0;
 }
 
 // ---------------------------------------------------------------- reductions, in a fixed order

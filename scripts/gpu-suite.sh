@@ -226,7 +226,7 @@ profile() { # size
         echo "# $PARITY_COMMIT, $(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1), each kernel alone"
         ncu --csv --clock-control none --kernel-name 'regex:linear_one|attention_few' --launch-skip 170 --launch-count 10 \
             --metrics $metrics "$measure" once "$work/synth-$1.gguf" f16 40 | grep '^"'
-    } >"$out/profile-synth-$1.csv" && [ "$(wc -l <"$out/profile-synth-$1.csv")" -gt 50 ]
+    } >"$work/profile.csv" && [ "$(wc -l <"$work/profile.csv")" -gt 50 ] && cp "$work/profile.csv" "$out/profile-synth-$1.csv"
 }
 if wants profile && command -v ncu >/dev/null; then
     for size in 0.5b-f16 1.5b-q4_k_m; do check "profile $size" profile $size; done

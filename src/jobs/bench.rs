@@ -63,14 +63,14 @@ pub struct Bench {
     pub rows: Vec<BenchRow>,
 }
 
-/// Memory of the GPUs that is taken once everything was measured: weights, caches, and room for the largest step.
+/// Memory of the GPUs that is taken behind the longest text, untraced: weights, caches, and room for the largest step.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Memory {
     /// Tokens of the longest text that was measured.
     pub positions: usize,
     /// Bytes that the engine has.
     pub bytes: u64,
-    /// Bytes that a llama.cpp has which measured the same; `None` if it has no GPU.
+    /// Bytes that a llama.cpp has when it has measured the same; `None` if it has no GPU.
     pub llama: Option<u64>,
 }
 
@@ -141,16 +141,19 @@ pub fn bench(model: &Model, options: &Options) -> Result<Bench> {
         .collect::<Vec<_>>();
     let mut own = vec![[Vec::new(), Vec::new()]; tests.len()];
     let mut theirs = vec![[Vec::new(), Vec::new()]; tests.len()];
-    let (mut taken, mut taken_beside) = (None, None);
+    // Before anything is traced, whose room the engine keeps; and while no other program's memory comes and goes.
+    let longest = tests.iter().map(|(what, n)| (longest(what, *n), *what, *n)).max();
+    let mut taken = None;
+    if let (Some(before), Some((_, what, n))) = (free, longest) {
+        measure(engine.as_mut(), model, what, n, false)?;
+        taken = device::free_memory(&options.device)?.map(|now| before.saturating_sub(now));
+    }
+    let mut taken_beside = None;
     for _ in 0..options.repeats {
         for ((what, n), found) in tests.iter().zip(&mut own) {
             for (traced, found) in found.iter_mut().enumerate() {
                 found.push(measure(engine.as_mut(), model, what, *n, traced == 1)?);
             }
-        }
-        // Another program's memory may come and go: what counts is the first time, when the engine alone took some.
-        if let (None, Some(before), Some(now)) = (taken, free, device::free_memory(&options.device)?) {
-            taken = Some(before.saturating_sub(now));
         }
         if let Some(llama) = &llama {
             let (figures, memory) = llama.measure(model.gguf.path(), options)?;
@@ -162,9 +165,8 @@ pub fn bench(model: &Model, options: &Options) -> Result<Bench> {
             }
         }
     }
-    let longest = tests.iter().map(|(what, n)| longest(what, *n)).max();
     let memory =
-        taken.zip(longest).map(|(bytes, positions)| Memory { positions, bytes, llama: taken_beside });
+        taken.zip(longest).map(|(bytes, (positions, ..))| Memory { positions, bytes, llama: taken_beside });
     let (weight_bytes, bandwidth) = (weight_bytes(model), device::bandwidth(&options.device)?);
     let producer = engine.producer();
     let rows =
