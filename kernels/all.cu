@@ -8,6 +8,7 @@
 #include "linear_split.cu"
 #include "linear_mma.cu"
 #include "linear_wide.cu"
+#include "linear_warpgroup.cu"
 #include "unpack.cu"
 #include "bias.cu"
 #include "rope.cu"

@@ -14,6 +14,7 @@ typedef signed char int8_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
 typedef long long int64_t;
+typedef unsigned long long uint64_t;
 // One shared-memory struct a kernel.
 #define SHARED(type, name) __shared__ type name
 // The one struct in dynamic shared memory: of as many bytes as the launch says.
@@ -182,6 +183,16 @@ DEVICE void store8(half_t* p, const float x[8]) {
 #pragma unroll
     for (int j = 0; j < 8; j++) h.v[j] = to_half(x[j]);
     *(Half8*)p = h;
+}
+
+// The first multiple of `alignment`, a power of 2, in shared memory from `p` on.
+DEVICE uint8_t* aligned(uint8_t* p, int alignment) {
+#ifdef CUDA_ON_HOST
+    const uint64_t at = (uint64_t)p;
+#else
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(p);
+#endif
+    return p + (-at & (alignment - 1));
 }
 
 // What another block of this kernel has stored: not from the first cache.

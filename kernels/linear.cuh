@@ -91,6 +91,52 @@ DEVICE void store_output(const LinearArgs& a, const LinearPart& part, int t, int
     store_output_with<S>(a, part, first_of(a, part), t, o, product, operand_of<S>(part, t, o));
 }
 
+// What follows eight products is computed with, as it is stored: eight floats of a bias, or eight halves of a residual.
+struct EightOperands {
+    Words4 raw[2];
+    // Nothing where eight outputs are not stored at once.
+    DEVICE void fetch(const LinearArgs& a, const LinearPart& part, int t, int o) {
+        if (part.follow == NOTHING || !at_once(a, part, o)) return;
+        const int64_t i = (int64_t)t * part.outputs + o;
+        if (part.follow == BIAS)
+            for (int j = 0; j < 2; j++) raw[j] = ((const Words4*)((const float*)part.other + o))[j];
+        else raw[0] = *(const Words4*)((const half_t*)part.other + i);
+    }
+    DEVICE float of(const LinearPart& part, int j) const {
+        if (part.follow == BIAS) return __int_as_float((int)raw[j / 4].v[j % 4]);
+        return j % 2 ? high_half(raw[0].v[j / 2]) : low_half(raw[0].v[j / 2]);
+    }
+    static DEVICE bool at_once(const LinearArgs& a, const LinearPart& part, int o) {
+        return o + 8 <= part.outputs && part.outputs % 8 == 0 && !a.out_f32;
+    }
+};
+
+// Stores eight products and the sums that follow, with the bits of store_output.
+DEVICE void store_eight(const LinearArgs& a, const LinearPart& part, int t, int o, const float product[8], const EightOperands& with) {
+    if (!with.at_once(a, part, o)) {
+        for (int j = 0; j < 8 && o + j < part.outputs; j++) store_output<half_t>(a, part, t, o + j, product[j]);
+        return;
+    }
+    const int64_t i = (int64_t)t * part.outputs + o;
+    Half8 y;
+#pragma unroll
+    for (int j = 0; j < 8; j++) y.v[j] = to_half(product[j]);
+    *(Half8*)((half_t*)part.out + i) = y;
+    if (part.follow != NOTHING) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const float x = to_float(y.v[j]), other = with.of(part, j);
+            y.v[j] = to_half(part.follow == BIAS ? x + part.scale[0] * other : part.scale[0] * x + part.scale[1] * other);
+        }
+        *(Half8*)((half_t*)part.then + i) = y;
+    }
+    if (!part.cache) return;
+    const int64_t at = ((int64_t)*a.first + t) * part.outputs + o;
+    if (a.cache_f16) *(Half8*)((half_t*)part.cache + at) = y;
+    else
+        for (int j = 0; j < 8; j++) ((float*)part.cache)[at + j] = to_float(y.v[j]);
+}
+
 // A 64 x 64 tile of products in shared memory, on its way out: neighbouring threads store neighbouring columns.
 enum { TILE = 64 };
 typedef float ProductTile[TILE][TILE + 4];

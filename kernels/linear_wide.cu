@@ -97,36 +97,6 @@ DEVICE void wide_step(const half_t (&in)[Shape::T + Shape::O][Shape::DEPTH], int
     }
 }
 
-// Stores eight products and the sums that follow, with the bits of store_output.
-DEVICE void store_eight(const LinearArgs& a, const LinearPart& part, int t, int o, const float product[8]) {
-    if (o + 8 > part.outputs || part.outputs % 8 != 0 || a.out_f32) {
-        for (int j = 0; j < 8 && o + j < part.outputs; j++) store_output<half_t>(a, part, t, o + j, product[j]);
-        return;
-    }
-    const int64_t i = (int64_t)t * part.outputs + o;
-    Half8 y;
-#pragma unroll
-    for (int j = 0; j < 8; j++) y.v[j] = to_half(product[j]);
-    *(Half8*)((half_t*)part.out + i) = y;
-    if (part.follow != NOTHING) {
-        float other[8];
-        if (part.follow == BIAS) load8((const float*)part.other + o, other);
-        else load8((const half_t*)part.other + i, other);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const float x = to_float(y.v[j]);
-            y.v[j] = to_half(part.follow == BIAS ? x + part.scale[0] * other[j]
-                                                 : part.scale[0] * x + part.scale[1] * other[j]);
-        }
-        *(Half8*)((half_t*)part.then + i) = y;
-    }
-    if (!part.cache) return;
-    const int64_t at = ((int64_t)*a.first + t) * part.outputs + o;
-    if (a.cache_f16) *(Half8*)((half_t*)part.cache + at) = y;
-    else
-        for (int j = 0; j < 8; j++) ((float*)part.cache)[at + j] = to_float(y.v[j]);
-}
-
 template <int WT, int WO, int GROUPS, int M>
 DEVICE void linear_wide(const LinearArgs& a) {
     typedef Wide<WT, WO, GROUPS, M> Shape;
@@ -176,8 +146,11 @@ DEVICE void linear_wide(const LinearArgs& a) {
         for (int i = threadIdx.x; i < OUT_ROWS * Shape::O / 8; i += WIDE_THREADS) {
             const int row = i / (Shape::O / 8), column = i % (Shape::O / 8) * 8, t = t0 + row0 + row;
             float product[8];
+            if (t >= a.rows || o0 + column >= part.outputs) continue;
+            EightOperands with;
+            with.fetch(a, part, t, o0 + column);
             load8(&memory.out[row][column], product);
-            if (t < a.rows && o0 + column < part.outputs) store_eight(a, part, t, o0 + column, product);
+            store_eight(a, part, t, o0 + column, product, with);
         }
     }
 }

@@ -2,8 +2,9 @@
 // host, so that of a large prefill 96 bytes a row come back instead of the row. Beside it, rows that are asked for
 // are put where few copies bring them to the host.
 //
-// Launch: grid (⌈T / 8⌉, pairs), 128 threads, a row of the pair to each half warp; no shared memory. Blocks are small
-// because they run in what kernels that compute leave of a multiprocessor.
+// Launch: grid (⌈T·parts / 8⌉ of the pair that has most, pairs), 128 threads. A row of a pair goes to a half warp; a wide
+// one to all eight of a block, part by part, whose numbers are put together in their order. Blocks are small and soon over
+// because they run in what kernels that compute leave of a multiprocessor, and those wait for room.
 // Sums in f64: each lane those of its columns, eight at a time, then a tree of shuffles, in a fixed order. ggml has
 // no such thing.
 //
@@ -52,8 +53,8 @@ struct StatsArgs {
     StatsPair pair[6];
 };
 
-// Lanes of a row, and rows of a block.
-enum { ROW_LANES = 16, BLOCK_ROWS = 8 };
+// Lanes of a row or a part of one, and how many of these a block has; columns from which on a row is taken in parts.
+enum { ROW_LANES = 16, BLOCK_PARTS = 8, WIDE_ROW = 2048 };
 // Squares that sum up to less are of numbers below 2^126: no difference overflows, and no inverse is subnormal.
 #define SQUARES_MAX 0x1p252
 // Twice the error of an estimated ratio, as two of them have it, four times over.
@@ -106,16 +107,17 @@ struct Piece {
     Octet<float> b;
 };
 
-// One row of a pair. Pieces of eight columns go to the lanes by turns.
+// One row of a pair, or one of its parts. Pieces of eight columns go to parts and their lanes by turns.
 template <class S>
 struct Row {
     const S* a;
     const float* b;
     int width;
-    int lane;
+    int lane;      // among those of all parts
+    int lanes;     // of all parts
     bool regular;  // whether pieces are whole and begin at multiples of 16 bytes
 
-    DEVICE int column(int piece) const { return (piece * ROW_LANES + lane) * 8; }
+    DEVICE int column(int piece) const { return (piece * lanes + lane) * 8; }
     DEVICE Piece<S> load(int piece) const {
         const int i = column(piece);
         return {*(const Octet<S>*)(a + i), *(const Octet<float>*)(b + i)};
@@ -158,7 +160,7 @@ DEVICE RowStats no_stats(int width) {
 template <class S>
 DEVICE RowStats careful_stats(const Row<S>& row) {
     RowStats s = no_stats(row.width);
-    for (int start = row.column(0); start < row.width; start += 8 * ROW_LANES) {
+    for (int start = row.column(0); start < row.width; start += 8 * row.lanes) {
         for (int i = start; i < start + 8 && i < row.width; i++) {
             const float x = to_float(row.a[i]), y = row.b[i];
             s.nonfinite_a += !finite(x);
@@ -231,41 +233,58 @@ template <class S>
 DEVICE bool add_peaks(RowStats* s, const Row<S>& row, const Peak& most, const Peak& ratio) {
     const float largest = row_max(most.value), near = row_max(ratio.value) * RATIO_MARGIN;
     if (!(largest > 0.0f)) {  // equal rows
-        if (row.lane == 0) add_maxima(s, to_float(row.a[0]), row.b[0], 0);
+        const int i = row.column(0);
+        if (row.lane % ROW_LANES == 0) add_maxima(s, to_float(row.a[i]), row.b[i], i);
         return true;
     }
     if (most.value == largest) add_near(s, row, most, largest, false);
     return ratio.value >= near ? add_near(s, row, ratio, near, true) : true;
 }
 
-// s of all lanes of a row together, in each of them.
-DEVICE void merge_lanes(RowStats* s) {
-#pragma unroll
-    for (int d = ROW_LANES / 2; d > 0; d /= 2) {
-        s->abs_error += __shfl_xor_sync(FULL_WARP, s->abs_error, d);
-        s->squared_error += __shfl_xor_sync(FULL_WARP, s->squared_error, d);
-        s->squared_a += __shfl_xor_sync(FULL_WARP, s->squared_a, d);
-        s->squared_b += __shfl_xor_sync(FULL_WARP, s->squared_b, d);
-        s->product += __shfl_xor_sync(FULL_WARP, s->product, d);
-        s->positive += __shfl_xor_sync(FULL_WARP, s->positive, d);
-        s->differing += __shfl_xor_sync(FULL_WARP, s->differing, d);
-        s->nonfinite_a += __shfl_xor_sync(FULL_WARP, s->nonfinite_a, d);
-        s->nonfinite_b += __shfl_xor_sync(FULL_WARP, s->nonfinite_b, d);
-        const double ratio = __shfl_xor_sync(FULL_WARP, s->ratio, d);
-        if (ratio > s->ratio) s->ratio = ratio;
-        const double max = __shfl_xor_sync(FULL_WARP, s->max, d);
-        const int column = __shfl_xor_sync(FULL_WARP, (int)s->column, d);
-        const float a = __shfl_xor_sync(FULL_WARP, s->a, d), b = __shfl_xor_sync(FULL_WARP, s->b, d);
-        if (max > s->max || (max == s->max && column < s->column)) {
-            s->max = max;
-            s->column = column;
-            s->a = a;
-            s->b = b;
-        }
+// What is known of other columns of the same row put to it.
+DEVICE void add_stats(RowStats* s, const RowStats& other) {
+    s->abs_error += other.abs_error;
+    s->squared_error += other.squared_error;
+    s->squared_a += other.squared_a;
+    s->squared_b += other.squared_b;
+    s->product += other.product;
+    s->positive += other.positive;
+    s->differing += other.differing;
+    s->nonfinite_a += other.nonfinite_a;
+    s->nonfinite_b += other.nonfinite_b;
+    if (other.ratio > s->ratio) s->ratio = other.ratio;
+    if (other.max > s->max || (other.max == s->max && other.column < s->column)) {
+        s->max = other.max;
+        s->column = other.column;
+        s->a = other.a;
+        s->b = other.b;
     }
 }
 
-// A row, in all of its lanes. Both halves of a warp come here together: shuffles are for all 32 lanes, and what one
+// s of all lanes of a row, or a part of one, together, in each of them.
+DEVICE void merge_lanes(RowStats* s) {
+#pragma unroll
+    for (int d = ROW_LANES / 2; d > 0; d /= 2) {
+        RowStats other;
+        other.abs_error = __shfl_xor_sync(FULL_WARP, s->abs_error, d);
+        other.squared_error = __shfl_xor_sync(FULL_WARP, s->squared_error, d);
+        other.squared_a = __shfl_xor_sync(FULL_WARP, s->squared_a, d);
+        other.squared_b = __shfl_xor_sync(FULL_WARP, s->squared_b, d);
+        other.product = __shfl_xor_sync(FULL_WARP, s->product, d);
+        other.max = __shfl_xor_sync(FULL_WARP, s->max, d);
+        other.ratio = __shfl_xor_sync(FULL_WARP, s->ratio, d);
+        other.column = __shfl_xor_sync(FULL_WARP, (int)s->column, d);
+        other.a = __shfl_xor_sync(FULL_WARP, s->a, d);
+        other.b = __shfl_xor_sync(FULL_WARP, s->b, d);
+        other.positive = __shfl_xor_sync(FULL_WARP, s->positive, d);
+        other.differing = __shfl_xor_sync(FULL_WARP, s->differing, d);
+        other.nonfinite_a = __shfl_xor_sync(FULL_WARP, s->nonfinite_a, d);
+        other.nonfinite_b = __shfl_xor_sync(FULL_WARP, s->nonfinite_b, d);
+        add_stats(s, other);
+    }
+}
+
+// A row or a part, in all of its lanes; a maximum of -1 is that of no pair. Both halves of a warp come here together: shuffles are for all 32 lanes, and what one
 // half has to do with care the other does so too.
 template <class S>
 DEVICE RowStats row_stats(const Row<S>& row) {
@@ -279,33 +298,58 @@ DEVICE RowStats row_stats(const Row<S>& row) {
     }
     if (__ballot_sync(FULL_WARP, !right) != 0) s = careful_stats(row);
     merge_lanes(&s);
-    if (s.max < 0) s.max = 0;
     return s;
 }
 
+// Stores what is known of a row, by one thread.
+DEVICE void store_stats(RowStats* out, RowStats s) {
+    if (s.max < 0) s.max = 0;
+    *out = s;
+}
+
+// What the parts of a wide row have come to.
+struct StatsParts {
+    RowStats of[BLOCK_PARTS];
+};
+
 template <class S>
 DEVICE void compare_pair(const StatsPair& pair, int rows, RowStats* out) {
-    const int lane = threadIdx.x % ROW_LANES, asked = blockIdx.x * BLOCK_ROWS + threadIdx.x / ROW_LANES;
+    SHARED(StatsParts, parts);
+    const bool wide = pair.width >= WIDE_ROW;  // the same for the whole block
+    const int half_warp = threadIdx.x / ROW_LANES, lanes = wide ? BLOCK_PARTS * ROW_LANES : ROW_LANES, lane = threadIdx.x % lanes;
+    const int asked = wide ? (int)blockIdx.x : (int)blockIdx.x * BLOCK_PARTS + half_warp;
+    if ((wide ? asked : asked - half_warp) >= rows) return;  // another pair has more
     const int t = asked < rows ? asked : rows - 1;  // lanes behind the last row help with it, and store nothing
     const int64_t start = (int64_t)t * pair.width;
     const S* const a = (const S*)pair.a + start;
     const float* const b = pair.b + start;
     // The same for all rows, and so for the whole warp.
     const bool regular = pair.width % 8 == 0 && (((int64_t)pair.a | (int64_t)pair.b) & 15) == 0;
-    const Row<S> row = {a, b, pair.width, lane, regular};
+    const Row<S> row = {a, b, pair.width, lane, lanes, regular};
     const RowStats s = row_stats(row);
-    if (asked >= rows) return;
-    if (lane == 0) out[t] = s;
+    if (wide) {
+        if (lane % ROW_LANES == 0) parts.of[half_warp] = s;
+        __syncthreads();
+        if (lane == 0) {
+            RowStats all = parts.of[0];
+#pragma unroll 1
+            for (int i = 1; i < BLOCK_PARTS; i++) add_stats(&all, parts.of[i]);
+            store_stats(out + t, all);
+        }
+    } else {
+        if (asked >= rows) return;
+        if (lane == 0) store_stats(out + t, s);
+    }
     const int place = pair.places == nullptr ? -1 : pair.places[t];
     if (place < 0) return;
     S* const shown = (S*)pair.shown + (int64_t)place * pair.width;
     const int64_t bytes = (int64_t)pair.width * sizeof(S);
     if ((((int64_t)a | (int64_t)shown | bytes) & 15) == 0) {
 #pragma unroll 4
-        for (int i = lane; i < bytes / 16; i += ROW_LANES) ((Float4*)shown)[i] = ((const Float4*)a)[i];
+        for (int i = lane; i < bytes / 16; i += lanes) ((Float4*)shown)[i] = ((const Float4*)a)[i];
         return;
     }
-    for (int i = lane; i < pair.width; i += ROW_LANES) shown[i] = a[i];
+    for (int i = lane; i < pair.width; i += lanes) shown[i] = a[i];
 }
 
 DEVICE void compare_rows(const StatsArgs& args) {
@@ -315,4 +359,4 @@ DEVICE void compare_rows(const StatsArgs& args) {
     else compare_pair<float>(pair, args.rows, out);
 }
 
-KERNEL_SIZED(stats_rows, StatsArgs, BLOCK_ROWS * ROW_LANES, 6, compare_rows)
+KERNEL_SIZED(stats_rows, StatsArgs, BLOCK_PARTS * ROW_LANES, 6, compare_rows)

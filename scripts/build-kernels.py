@@ -26,15 +26,18 @@ CUBIN_NVRTC, PTX_NVRTC = "12.9.86", "12.0.140"
 TARGETS = [
     ("sm_75.cubin", CUBIN_NVRTC, "sm_75"),
     ("sm_80.cubin", CUBIN_NVRTC, "sm_80"),
-    ("sm_90.cubin", CUBIN_NVRTC, "sm_90"),
+    ("sm_90a.cubin", CUBIN_NVRTC, "sm_90a"),
     ("sm_120.cubin", CUBIN_NVRTC, "sm_120"),
     ("compute_80.ptx", PTX_NVRTC, "compute_80"),
 ]
 OPTIONS = ["--std=c++17"]
 # Blocks have 256 threads at most, a multiprocessor 65536 registers: two blocks fit at 128 registers a thread.
 REGISTERS_MAX = 128
-# Blocks of these have 320 threads at most, 128, or 256 whose registers are full of what is on its way.
-REGISTERS_MAX_LARGE = {"linear_few": 224, "linear_wide": 255, "attention_mma": 255, "attention_few": 255}
+# Blocks of these have 320 threads at most, or 256 whose registers are full of what is on its way.
+REGISTERS_MAX_LARGE = {
+    "linear_few": 224, "linear_wide": 255, "linear_warpgroup": 255,
+    "attention_mma": 255, "attention_few": 255,
+}
 # Bytes of local memory that a thread may take: of linear_one what is fetched for the end waits there, outside its loop.
 LOCAL_MAX = {"linear_one": 64}
 

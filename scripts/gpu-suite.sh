@@ -72,7 +72,7 @@ record() { # model
     dump=$references/$(basename "$1" .gguf)/class
     [ -n "${LLAMA_COMPLETION:-}" ] && [ ! -e "$dump/manifest.json" ] || return 0
     mkdir -p "$dump"
-    "$parity" record -o "$dump" -- "$LLAMA_COMPLETION" -m "$1" -p $'class Stack:\n    def' -n 5 --temp 0 --ignore-eos \
+    CUDA_VISIBLE_DEVICES= "$parity" record -o "$dump" -- "$LLAMA_COMPLETION" -m "$1" -p $'class Stack:\n    def' -n 5 --temp 0 --ignore-eos \
         -no-cnv --no-warmup -ctk f32 -ctv f32 -fa off --no-repack </dev/null >/dev/null 2>&1
 }
 
@@ -102,11 +102,33 @@ audit() { # model
     done
 }
 
+# A text of several hundred tokens, for the kernels for many rows: every format, every arithmetic, no reference.
+long_audits() { # model…
+    local model numerics code separator=
+    printf '{\n "commit": "%s",\n "device": "%s",\n "audits": [' "$PARITY_COMMIT" \
+        "$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)"
+    for model; do
+        for numerics in f32 'f32 kv=f16' f16; do
+            rm -rf "$work/dump"
+            "$parity" run -m "$model" -f LICENSE --device cuda --numerics "$numerics" --dump "$work/dump" >/dev/null 2>&1
+            "$parity" audit "$work/dump" -m "$model" >"$work/audit" 2>&1
+            code=$?
+            printf '%s\n  {"model": "%s", "numerics": "%s", "exit": %d, "tokens": "%s", "answer": "%s"}' "$separator" \
+                "$(basename "$model")" "$numerics" $code "$(sed -n 's/^tokens *//p' "$work/audit")" \
+                "$(grep -m 1 -E '^(PARITY|DIVERGES|UNDECIDED)' "$work/audit")"
+            separator=,
+        done
+    done
+    printf '\n ]\n}\n'
+}
+
 "$measure" synth "$work/synth-0.5b-f16.gguf" 0.5B || exit 1
 "$measure" synth "$work/synth-1.5b-q4_k_m.gguf" 1.5B || exit 1
 if wants recordings; then
     for model in "$models"/*.gguf "$work/synth-0.5b-f16.gguf" ${REAL_MODEL:+"$REAL_MODEL"}; do against "$model"; done
     audit "$tiny"
+    long_audits "$models"/*.gguf >"$out/audits-long.json"
+    check 'audits of a long text' bash -c "! grep '\"exit\": [1-9]' '$out/audits-long.json'"
     [ -z "${REAL_MODEL:-}" ] || audit "$REAL_MODEL"
 fi
 
@@ -213,7 +235,7 @@ if wants context; then
     done
 fi
 
-# ------------------------------------------------------------------ what bounds a decode step, one layer of it
+# ------------------------------------------------------------------ what bounds a step, one layer of it
 
 # Time, share of the memory's speed, share of the cycles in which something is issued, and what warps wait for.
 metrics=gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__inst_executed.sum
@@ -221,15 +243,29 @@ metrics+=,smsp__issue_active.avg.pct_of_peak_sustained_active,sm__inst_executed_
 for reason in barrier long_scoreboard short_scoreboard math_pipe_throttle wait not_selected no_instruction; do
     metrics+=,smsp__average_warps_issue_stalled_${reason}_per_issue_active.ratio
 done
-profile() { # size
+profile() { # file model numerics rows metrics skip count option…: so many kernels behind the first ones
+    local file=$1 model=$2 numerics=$3 rows=$4 metrics=$5 skip=$6 count=$7
+    shift 7
     {
         echo "# $PARITY_COMMIT, $(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1), each kernel alone"
-        ncu --csv --clock-control none --kernel-name 'regex:linear_one|attention_few' --launch-skip 170 --launch-count 10 \
-            --metrics $metrics "$measure" once "$work/synth-$1.gguf" f16 40 | grep '^"'
-    } >"$work/profile.csv" && [ "$(wc -l <"$work/profile.csv")" -gt 50 ] && cp "$work/profile.csv" "$out/profile-synth-$1.csv"
+        ncu --csv --clock-control none --launch-skip "$skip" --launch-count "$count" "$@" --metrics "$metrics" \
+            "$measure" once "$model" "$numerics" "$rows" | grep '^"'
+    } >"$work/profile.csv" && [ "$(wc -l <"$work/profile.csv")" -gt "$count" ] && cp "$work/profile.csv" "$out/$file.csv"
 }
+# Of prefill also the share of the second cache's speed, and how often tensor cores are told something.
+prefill=gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed
+prefill+=,lts__throughput.avg.pct_of_peak_sustained_elapsed,smsp__issue_active.avg.pct_of_peak_sustained_active
+prefill+=,sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active
 if wants profile && command -v ncu >/dev/null; then
-    for size in 0.5b-f16 1.5b-q4_k_m; do check "profile $size" profile $size; done
+    for size in 0.5b-f16 1.5b-q4_k_m; do
+        model=$work/synth-$size.gguf
+        check "profile $size" profile "profile-synth-$size" "$model" f16 40 $metrics 170 10 \
+            --kernel-name 'regex:linear_one|attention_few'
+        for rows in 16 128 512; do
+            check "profile $size, $rows" profile "profile-synth-$size-prefill-$rows" "$model" f16 $rows $prefill 48 20
+        done
+    done
+    check 'profile f32, 512' profile profile-synth-0.5b-f16-prefill-512-f32 "$work/synth-0.5b-f16.gguf" f32 512 $prefill 48 20
 elif wants profile; then
     echo 'SKIP: no ncu'
 fi

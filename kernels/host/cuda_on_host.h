@@ -1,6 +1,6 @@
-// Runs kernels on the CPU: one ucontext fiber per CUDA thread, blocks one after another.
+// Runs kernels on the CPU: one ucontext fiber per CUDA thread, blocks one after another, or clusters of them.
 //
-// For tests without a GPU. Between two barriers the threads of a block run one at a time in a seeded random
+// For tests without a GPU. Between two barriers the threads run one at a time in a seeded random
 // order and the warps at different paces, shared memory starts as garbage in every block, and barriers or warp operations that not all threads
 // reach are errors: so a missing barrier gives wrong values and a divergent one is reported.
 // Compile as C++17 with -DCUDA_ON_HOST -fno-strict-aliasing -ffp-contract=off. x86-64 and AArch64 GNU/Linux.
@@ -28,7 +28,7 @@ struct Index3 {
 
 namespace cushim {
 
-enum State { RUNNING, AT_BARRIER, IN_WARP_OP, DONE };
+enum State { RUNNING, AT_BARRIER, AT_CLUSTER_BARRIER, AT_SHARED_BARRIER, IN_WARP_OP, DONE };
 
 // What the lanes of a warp do together.
 enum WarpOp { EXCHANGE, BALLOT, SYNC };
@@ -42,8 +42,8 @@ struct Fiber {
     ucontext_t context;  // where it starts
     jmp_buf stopped;     // where it goes on: unlike swapcontext, a jump makes no system call
     bool started;
-    Index3 thread;
-    int index;
+    Index3 thread, block;
+    int index, rank;  // among all fibers; of its block in the cluster
     State state;
     unsigned mask;
     uint32_t value;
@@ -52,6 +52,9 @@ struct Fiber {
     std::vector<char> stack;
     // Asynchronous copies by group: they are done when they are waited for, no earlier.
     std::vector<std::vector<AsyncCopy>> groups;
+    // Products of a warpgroup, likewise.
+    std::vector<std::vector<std::function<void()>>> products;
+    std::function<bool()> is_over;  // what it waits for AT_SHARED_BARRIER
 };
 
 // What mma and ldmatrix of one warp exchange.
@@ -60,15 +63,21 @@ struct WarpMatrices {
     const void* rows[32];
 };
 
-// The block that is being executed. Every thread of the host has its own, so that kernels run side by side.
+// Shared memory of a block: all that Hopper has.
+struct alignas(1024) SharedMemory {
+    char bytes[227 << 10];
+};
+
+// The block that is being executed, or the blocks of one cluster. Every thread of the host has its own, so that kernels run
+// side by side.
 struct Machine {
     std::vector<Fiber> fibers;
     Fiber* current;
     jmp_buf scheduler;
-    Index3 block, block_dim, grid_dim;
+    Index3 block_dim, grid_dim;
     std::function<void()> body;
-    alignas(16) char shared_bytes[99 << 10];
-    WarpMatrices warps[32];
+    std::vector<SharedMemory> memory;  // by rank
+    WarpMatrices warps[128];
     int votes;  // of __syncthreads_or
     std::string failure;
 };
@@ -134,9 +143,24 @@ inline bool release_warp(int from) {
     return true;
 }
 
-// Runs the fibers of one block to their ends.
-inline bool run_block(std::mt19937& random, bool shuffle) {
-    // Coprime to every multiple of 32 up to 1024: a walk by such a step meets each thread once.
+// Lets the blocks go on whose threads all stand at their barrier, and the cluster.
+inline bool release_barriers(size_t threads) {
+    bool released = false;
+    const auto release = [&](size_t from, size_t to, State state) {
+        for (size_t i = from; i < to; i++)
+            if (machine->fibers[i].state != state) return;
+        for (size_t i = from; i < to; i++) machine->fibers[i].state = RUNNING;
+        released = true;
+    };
+    const size_t all = machine->fibers.size();
+    for (size_t from = 0; from < all; from += threads) release(from, from + threads, AT_BARRIER);
+    release(0, all, AT_CLUSTER_BARRIER);
+    return released;
+}
+
+// Runs the fibers of one block, or cluster, to their ends.
+inline bool run_blocks(std::mt19937& random, bool shuffle, size_t of_block) {
+    // Coprime to every multiple of 32 that blocks and clusters have: a walk by such a step meets each thread once.
     static const int STEPS[8] = {37, 41, 43, 47, 53, 59, 61, 67};
     const int threads = machine->fibers.size(), warps = (threads + 31) / 32;
     // Warps have different paces: a lazy one moves in one of 24 rounds.
@@ -147,12 +171,14 @@ inline bool run_block(std::mt19937& random, bool shuffle) {
         const int start = shuffle ? random() % threads : 0, step = shuffle ? STEPS[random() % 8] : 1;
         bool moved = false;
         for (int n = 0, i = start; n < threads; n++, i = (i + step) % threads) {
-            if (machine->fibers[i].state != RUNNING) continue;
+            Fiber& fiber = machine->fibers[i];
+            if (fiber.state == AT_SHARED_BARRIER && fiber.is_over()) fiber.state = RUNNING;
+            if (fiber.state != RUNNING) continue;
             if (held[i / 32]) {
                 moved = true;
                 continue;
             }
-            resume(machine->fibers[i]);
+            resume(fiber);
             moved = true;
         }
         for (size_t from = 0; from < machine->fibers.size(); from += 32) moved |= release_warp(from);
@@ -162,20 +188,19 @@ inline bool run_block(std::mt19937& random, bool shuffle) {
             waiting += f.state == AT_BARRIER;
         }
         if (done == machine->fibers.size()) return true;
-        if (waiting == machine->fibers.size()) {
-            for (Fiber& f : machine->fibers) f.state = RUNNING;
-        } else if (!moved) {
+        moved |= release_barriers(of_block);
+        if (!moved) {
             machine->failure = waiting + done == machine->fibers.size()
                           ? "a barrier was reached by " + std::to_string(waiting) + " of " +
                                 std::to_string(machine->fibers.size()) + " threads"
-                          : "a warp operation was not reached by all its lanes";
+                          : "a warp operation, or a barrier in shared memory, was not reached by all that it waits for";
             return false;
         }
     }
 }
 
 // `seed` 0 runs the threads in order.
-inline bool launch(Index3 grid, Index3 threads, unsigned seed, std::function<void()> kernel) {
+inline bool launch(Index3 grid, Index3 threads, Index3 cluster, unsigned seed, std::function<void()> kernel) {
     static thread_local std::unique_ptr<Machine> own;
     if (!own) own = std::make_unique<Machine>();
     machine = own.get();
@@ -184,44 +209,54 @@ inline bool launch(Index3 grid, Index3 threads, unsigned seed, std::function<voi
     machine->body = std::move(kernel);
     machine->failure.clear();
     machine->votes = 0;
-    machine->fibers.resize(threads.x * threads.y * threads.z);
+    const size_t of_block = threads.x * threads.y * threads.z, blocks = cluster.x * cluster.y;
+    machine->fibers.resize(of_block * blocks);
+    machine->memory.resize(blocks);
+    if (grid.x % cluster.x || grid.y % cluster.y) {
+        machine->failure = "a grid that is no whole clusters";
+        return false;
+    }
     std::mt19937 random(seed);
     for (unsigned z = 0; z < grid.z; z++)
-        for (unsigned y = 0; y < grid.y; y++)
-            for (unsigned x = 0; x < grid.x; x++) {
-                machine->block = {x, y, z};
-                memset(machine->shared_bytes, 0xCD, sizeof machine->shared_bytes);
+        for (unsigned y = 0; y < grid.y; y += cluster.y)
+            for (unsigned x = 0; x < grid.x; x += cluster.x) {
+                memset(machine->memory.data(), 0xCD, blocks * sizeof(SharedMemory));
                 for (size_t i = 0; i < machine->fibers.size(); i++) {
                     Fiber& f = machine->fibers[i];
+                    const unsigned thread = i % of_block, rank = i / of_block;
                     f.stack.resize(64 << 10);
                     f.index = i;
-                    f.thread = {unsigned(i) % threads.x, unsigned(i) / threads.x % threads.y,
-                                unsigned(i) / (threads.x * threads.y)};
+                    f.rank = rank;
+                    f.block = {x + rank % cluster.x, y + rank / cluster.x, z};
+                    f.thread = {thread % threads.x, thread / threads.x % threads.y, thread / (threads.x * threads.y)};
                     f.state = RUNNING;
                     f.started = false;
                     f.groups.assign(1, {});
+                    f.products.assign(1, {});
                     getcontext(&f.context);
                     f.context.uc_stack.ss_sp = f.stack.data();
                     f.context.uc_stack.ss_size = f.stack.size();
                     f.context.uc_link = nullptr;
                     makecontext(&f.context, entry, 0);
                 }
-                if (!run_block(random, seed != 0)) return false;
+                if (!run_blocks(random, seed != 0, of_block)) return false;
             }
     return true;
 }
 
+inline char* own_memory() { return machine->memory[machine->current->rank].bytes; }
+
 template <class T>
 T& shared() {
     static_assert(sizeof(T) <= 48 << 10, "static shared memory is at most 48 KB");
-    return *reinterpret_cast<T*>(machine->shared_bytes);
+    return *reinterpret_cast<T*>(own_memory());
 }
 
 // In dynamic shared memory.
 template <class T>
 T& dynamic() {
-    static_assert(sizeof(T) <= sizeof machine->shared_bytes, "dynamic shared memory is at most 99 KB on most GPUs");
-    return *reinterpret_cast<T*>(machine->shared_bytes);
+    static_assert(sizeof(T) <= 99 << 10, "dynamic shared memory is at most 99 KB on most GPUs");
+    return *reinterpret_cast<T*>(own_memory());
 }
 
 inline float half_to_float(uint16_t bits) {
@@ -236,87 +271,20 @@ inline uint16_t float_to_half(float x) {
     return bits;
 }
 
-// mma.m16n8k16 with f16 operands and f32 accumulation, in f64 rounded once.
-inline void mma_16816(float d[4], const uint32_t a[4], const uint32_t b[2]) {
-    const int lane = machine->current->index % 32, g = lane / 4, q = lane % 4;
-    WarpMatrices& w = machine->warps[machine->current->index / 32];
-    memcpy(w.a[lane], a, 16);
-    memcpy(w.b[lane], b, 8);
-    warp_op(SYNC, 0xffffffffu, 0, 0);
-    const auto half_of = [](uint32_t two, int which) { return half_to_float(two >> (16 * which)); };
-    for (int part = 0; part < 4; part++) {
-        const int row = g + part / 2 * 8, col = 2 * q + part % 2;
-        double sum = d[part];
-        for (int k = 0; k < 16; k++) {
-            const uint32_t x = w.a[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
-            const uint32_t y = w.b[col * 4 + k % 8 / 2][k / 8];
-            sum += double(half_of(x, k % 2)) * half_of(y, k % 2);
-        }
-        d[part] = sum;
-    }
-    warp_op(SYNC, 0xffffffffu, 0, 0);
-}
-
-// mma.m16n8k8 with operands in TF32 and f32 accumulation, likewise.
-inline void mma_1688(float d[4], const uint32_t a[4], const uint32_t b[2]) {
-    const int lane = machine->current->index % 32, g = lane / 4, q = lane % 4;
-    WarpMatrices& w = machine->warps[machine->current->index / 32];
-    memcpy(w.a[lane], a, 16);
-    memcpy(w.b[lane], b, 8);
-    warp_op(SYNC, 0xffffffffu, 0, 0);
-    const auto value = [](uint32_t bits) {
-        float x;
-        bits &= 0xffffe000u;
-        memcpy(&x, &bits, 4);
-        return double(x);
-    };
-    for (int part = 0; part < 4; part++) {
-        const int row = g + part / 2 * 8, col = 2 * q + part % 2;
-        double sum = d[part];
-        for (int k = 0; k < 8; k++)
-            sum += value(w.a[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]) * value(w.b[col * 4 + k % 4][k / 4]);
-        d[part] = sum;
-    }
-    warp_op(SYNC, 0xffffffffu, 0, 0);
-}
-
-// ldmatrix.m8n8.x4
-inline void load_matrices(uint32_t out[4], const void* row) {
-    const int lane = machine->current->index % 32;
-    const void** rows = machine->warps[machine->current->index / 32].rows;
-    rows[lane] = row;
-    warp_op(SYNC, 0xffffffffu, 0, 0);
-    for (int n = 0; n < 4; n++) memcpy(&out[n], (const char*)rows[8 * n + lane / 4] + lane % 4 * 4, 4);
-    warp_op(SYNC, 0xffffffffu, 0, 0);
-}
-
-// ldmatrix.m8n8.x4.trans
-inline void load_matrices_transposed(uint32_t out[4], const void* row) {
-    const int lane = machine->current->index % 32;
-    const void** rows = machine->warps[machine->current->index / 32].rows;
-    rows[lane] = row;
-    warp_op(SYNC, 0xffffffffu, 0, 0);
-    for (int n = 0; n < 4; n++)
-        for (int e = 0; e < 2; e++) {
-            const char* from = (const char*)rows[8 * n + lane % 4 * 2 + e];
-            memcpy((char*)&out[n] + 2 * e, from + lane / 4 * 2, 2);
-        }
-    warp_op(SYNC, 0xffffffffu, 0, 0);
-}
-
 // A kernel by its name.
 struct Kernel {
     const char* name;
     size_t args_size;
     void (*run)(const void* args);
+    Index3 cluster;
 };
 inline std::vector<Kernel>& kernels() {
     static std::vector<Kernel> all;
     return all;
 }
 struct Register {
-    Register(const char* name, size_t args_size, void (*run)(const void*)) {
-        kernels().push_back({name, args_size, run});
+    Register(const char* name, size_t args_size, void (*run)(const void*), Index3 cluster = {1, 1, 1}) {
+        kernels().push_back({name, args_size, run, cluster});
     }
 };
 
@@ -336,6 +304,8 @@ T from_bits(uint32_t bits) {
 
 }  // namespace cushim
 
+#include "tensor_cores_on_host.h"
+
 #define __device__
 #define __forceinline__ inline
 #define SHARED(type, name) type& name = cushim::shared<type>()
@@ -348,7 +318,7 @@ T from_bits(uint32_t bits) {
 #define KERNEL_SIZED(name, args_type, threads, blocks, ...) KERNEL(name, args_type, __VA_ARGS__)
 #define KERNEL_AHEAD(name, args_type, threads, blocks, ...) KERNEL(name, args_type, __VA_ARGS__)
 #define threadIdx (cushim::machine->current->thread)
-#define blockIdx (cushim::machine->block)
+#define blockIdx (cushim::machine->current->block)
 #define blockDim (cushim::machine->block_dim)
 #define gridDim (cushim::machine->grid_dim)
 
@@ -393,7 +363,7 @@ extern "C" inline int cuda_on_host_launch(const char* name, const void* args, si
     for (const cushim::Kernel& kernel : cushim::kernels()) {
         if (strcmp(kernel.name, name) != 0) continue;
         if (kernel.args_size != args_size) return 2;
-        if (cushim::launch({grid[0], grid[1], grid[2]}, {threads, 1, 1}, seed, [&] { kernel.run(args); })) return 0;
+        if (cushim::launch({grid[0], grid[1], grid[2]}, {threads, 1, 1}, kernel.cluster, seed, [&] { kernel.run(args); })) return 0;
         snprintf(message, message_size, "%s", cushim::machine->failure.c_str());
         return 3;
     }

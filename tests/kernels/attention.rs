@@ -142,6 +142,9 @@ fn attentions() {
     case(healthy(2, 2, 128), 33, 41, f16s, f16s);
     case(healthy(3, 1, 40), 9, 130, f16s, f16s);
     case(healthy(2, 1, 24), 66, 0, f16s, f16s);
+    // Several chunks for each group of warps, and not as many for all.
+    case(healthy(2, 1, 64), 20, 370, f16s, f16s);
+    case(healthy(1, 1, 128), 12, 200, f16s, f16s);
     let until = |from, offset| Mask { behind: Edge::new(from, offset), ..Mask::CAUSAL };
     let own_step = Mask { first: Edge::new(Anchor::Step, 0), ..Mask::CAUSAL };
     for mask in [
@@ -156,6 +159,7 @@ fn attentions() {
         case(Attention { mask, ..healthy(2, 1, 32) }, 3, 0, f32s, f32s);
         case(Attention { mask, ..healthy(2, 1, 32) }, 67, 35, f16s, f16s);
         case(Attention { mask, ..healthy(2, 1, 32) }, 4, 254, f16s, f16s);
+        case(Attention { mask, ..healthy(2, 1, 32) }, 9, 250, f16s, f16s);
     }
     case(Attention { group: 1, ..healthy(6, 2, 32) }, 5, 3, f32s, f32s);
     case(Attention { group: 1, ..healthy(6, 2, 32) }, 5, 300, f16s, f16s);
@@ -178,7 +182,13 @@ fn masked_nan_stays_out() {
         softmax: true,
         limit: parity::model::graph::ScoreLimit::None,
     };
-    for (rows, strange, storage) in [(12, 7, Storage::F32), (5, 3, Storage::F16), (70, 65, Storage::F16)] {
+    for (rows, strange, storage) in [
+        (12, 7, Storage::F32),
+        (5, 3, Storage::F16),
+        (30, 11, Storage::F16),
+        (140, 65, Storage::F16),
+        (140, 130, Storage::F16),
+    ] {
         let mut values = Random(4).values(rows * 32);
         values[strange * 32..][..32].fill(f32::NAN);
         let (x, start, out) =

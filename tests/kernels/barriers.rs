@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use parity::engine::RowStats;
 use parity::engine::cuda::calls::{
     self, AttentionData, AttentionKernel, Call, Follow, LinearData, LinearKernel, LinearPart, NormFirst,
-    NormShape, Pairs,
+    NormShape, Pairs, StatsPair,
 };
 use parity::gguf::DType;
 use parity::model::graph::{Attention, BySteps, Mask, NormStyle};
@@ -44,7 +45,8 @@ fn norm() -> Subject {
 }
 
 fn linear(file: &'static str, kernel: LinearKernel, storage: Storage) -> Subject {
-    let (rows, outputs, columns) = (65, 9, 512);
+    // One step alone by warpgroups: sums lie where its tiles were.
+    let (rows, outputs, columns) = (65, 9, if kernel == LinearKernel::Warpgroup { 64 } else { 512 });
     let weight = RandomWeight::new(&mut Random(3), DType::F16, outputs, columns);
     let inputs = vec![Memory::stored(&Random(4).values(rows * columns), storage)];
     let out = Memory::room(rows * outputs, storage);
@@ -92,10 +94,22 @@ fn next_token() -> Subject {
     Subject { file: "next.cu", unit: "next.cu", calls: vec![call], out, _inputs: inputs, _weight: None }
 }
 
+/// A row so wide that all warps of a block share it.
+fn stats() -> Subject {
+    let width = 2048;
+    let inputs = vec![Memory::of_f32(&Random(6).values(width)), Memory::of_f32(&Random(7).values(width))];
+    let out = Memory::of_bytes(&vec![0; size_of::<RowStats>()]);
+    let [a, b] = [0, 1].map(|i: usize| inputs[i].address());
+    let pair = StatsPair { a, b, width, storage: Storage::F32, places: 0, shown: 0 };
+    let calls = vec![calls::stats(&[pair], 1, out.address())];
+    Subject { file: "stats.cu", unit: "stats.cu", calls, out, _inputs: inputs, _weight: None }
+}
+
 /// What shows a missing barrier: the probabilities, of stored scores, where the kernel has a barrier for those.
 fn attention(file: &'static str, kernel: AttentionKernel, storage: Storage) -> Subject {
-    // Tensor cores take 64 positions at a time into two buffers: the third lot meets what may still be read.
-    let rows = if kernel == AttentionKernel::Mma { 136 } else { 72 };
+    // On tensor cores each of two groups takes 64 positions at a time into two buffers: the last lot of the first group
+    // meets what may still be read.
+    let rows = if kernel == AttentionKernel::Mma { 264 } else { 72 };
     let op = Attention {
         heads: 1,
         kv_heads: 1,
@@ -217,6 +231,8 @@ fn every_barrier_is_needed_and_seen_to_be() {
         linear("linear_few.cu", LinearKernel::Few, Storage::F16),
         linear_one(),
         linear("linear_wide.cu", LinearKernel::Wide, Storage::F16),
+        linear("linear_warpgroup.cu", LinearKernel::Warpgroup, Storage::F16),
+        stats(),
         attention("attention.cu", AttentionKernel::Tile, Storage::F32),
         attention_few(),
         attention("attention_mma.cu", AttentionKernel::Mma, Storage::F16),

@@ -1,7 +1,7 @@
 //! What one launch of `linear_few` or `linear_one` computes beside the products: the bits of the kernels that do it alone.
 
 use parity::engine::cuda::calls::{
-    self, Follow, LinearData, LinearKernel, LinearPart, NormFirst, Pairs, RopeData, RopePart,
+    self, Follow, LinearData, LinearKernel, LinearPart, NormFirst, Pairs, RopeData, RopePart, TensorCores,
 };
 use parity::gguf::DType;
 use parity::model::graph::{BySteps, Glu, Pairing, Position, Rope};
@@ -15,7 +15,7 @@ const FAST: Storage = Storage::F16;
 
 /// Products of `x` by the kernel for so few rows.
 fn few(x: &Memory, first: &Memory, rows: usize) -> LinearData {
-    let kernel = LinearKernel::for_step(rows, FAST, false, false);
+    let kernel = LinearKernel::for_step(rows, FAST, false, TensorCores::default());
     LinearData { first: first.address(), ..data_for(kernel, x.address(), rows, FAST) }
 }
 
@@ -113,6 +113,37 @@ fn gate_and_up_are_combined_as_by_glu() {
         assert_eq!(fused[0].bytes(), own[0].bytes(), "gate");
         assert_eq!(fused[1].bytes(), own[1].bytes(), "up");
         assert_eq!(act.bytes(), own_act.bytes(), "silu(gate)·up");
+    }
+}
+
+/// By warpgroups: gate and up as f64 has them, whether one block multiplies all columns or several share them, and what
+/// follows with the bits of glu.
+#[test]
+fn gate_and_up_of_many_rows() {
+    let Some(kernels) = host::kernels() else { return };
+    for (rows, outputs, columns) in [(67, 75, 72), (33, 40, 64 * 21)] {
+        let mut random = Random(37);
+        let weights = [0, 1].map(|_| RandomWeight::new(&mut random, DType::F16, outputs, columns));
+        let x = Memory::stored(&random.values(rows * columns), FAST);
+        let room = || Memory::room(rows * outputs, FAST);
+        let (fused, act, own_act) = ([room(), room()], room(), room());
+        let mut parts = [0, 1].map(|i| alone(&weights[i], &fused[i]));
+        parts[0].pairs = Pairs::GateUp { out: act.address() };
+        let call = calls::linear(&parts, data_for(LinearKernel::Warpgroup, x.address(), rows, FAST));
+        run(kernels, &[call], &act, FAST);
+        let addresses = [fused[0].address(), fused[1].address(), own_act.address()];
+        run(kernels, &[calls::glu(Glu::SWIGLU, addresses, rows * outputs, FAST).unwrap()], &own_act, FAST);
+        assert_eq!(act.bytes(), own_act.bytes(), "silu(gate)·up");
+        let xs = x.values(FAST);
+        for (weight, out) in weights.iter().zip(&fused) {
+            check("gate and up", &out.values(FAST), |i| {
+                let row = &xs[i / outputs * columns..][..columns];
+                let products = row.iter().zip(weight.row(i % outputs)).map(|(x, w)| f64::from(*x) * w);
+                let (exact, size) = (products.clone().sum::<f64>(), products.map(f64::abs).sum::<f64>());
+                // A rounding for every 16 columns.
+                (exact, columns as f64 / 16.0 * U32 * size + 2.0 * storage_rounding(exact, FAST))
+            });
+        }
     }
 }
 

@@ -90,7 +90,7 @@ impl Kernels {
         let code = unsafe {
             launch(
                 name.as_ptr(),
-                args.cast(),
+                args.start().cast(),
                 size,
                 call.grid.as_ptr(),
                 call.threads,

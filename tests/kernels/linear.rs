@@ -38,13 +38,17 @@ pub fn data_for(kernel: LinearKernel, x: Address, rows: usize, storage: Storage)
         norm: None,
         next: (0, 0),
         shared_max: SHARED,
+        constant: true,
     }
 }
 
 /// All kernels for what values are stored as.
 fn kernels_for(storage: Storage) -> Vec<LinearKernel> {
-    let of =
-        if storage == FAST { &[LinearKernel::Few, LinearKernel::Wide][..] } else { &[LinearKernel::Split] };
+    let of = if storage == FAST {
+        &[LinearKernel::Few, LinearKernel::Wide, LinearKernel::Warpgroup][..]
+    } else {
+        &[LinearKernel::Split]
+    };
     [LinearKernel::Row, LinearKernel::Tile].iter().chain(of).copied().collect()
 }
 
@@ -214,6 +218,33 @@ fn many_rows_fast() {
 }
 
 #[test]
+fn many_rows_by_warpgroups() {
+    for (rows, outputs, columns) in [(67, 70, 88), (1, 1, 8), (130, 200, 72), (65, 129, 64 * 9 + 8)] {
+        product(DType::F16, LinearKernel::Warpgroup, FAST, rows, outputs, columns);
+    }
+}
+
+/// Every shape of the kernel is chosen by some product.
+#[test]
+fn shapes_of_warpgroups() {
+    let weight = |outputs, columns| Weight { address: 0, dtype: DType::F16, outputs, columns };
+    let kernel = |rows, outputs, columns| {
+        let kernel = LinearKernel::Warpgroup;
+        plain(&weight(outputs, columns), kernel, [0, 0], rows, FAST).kernel.replace("linear_warpgroup_", "")
+    };
+    let chosen = [
+        kernel(512, 8960, 1536),
+        kernel(512, 9728, 896),
+        kernel(512, 896, 4864),
+        kernel(128, 8960, 1536),
+        kernel(512, 1536, 8960),
+        kernel(512, 896, 896),
+        kernel(128, 896, 4864),
+    ];
+    assert_eq!(chosen, ["128x160", "128x128", "128x128_4", "64x128", "64x128_2", "64x64", "64x64_4"]);
+}
+
+#[test]
 fn one_row_or_output_in_a_tile() {
     product(DType::F16, LinearKernel::Tile, EXACT, 1, 1, 8);
     product(DType::F16, LinearKernel::Tile, FAST, 1, 1, 8);
@@ -248,7 +279,7 @@ fn rows_are_independent() {
         let size = if storage == EXACT { 4 } else { 2 };
         let last_x = x.address() + ((rows - 1) * columns * size) as u64;
         for kernel in kernels_for(storage) {
-            let weight = if kernel == LinearKernel::Wide { halves.weight } else { w.weight };
+            let weight = if kernel.takes_halves() { halves.weight } else { w.weight };
             let whole = plain(&weight, kernel, [x.address(), all.address()], rows, storage);
             let alone = plain(&weight, kernel, [last_x, last.address()], 1, storage);
             let whole = run(kernels, &[whole], &all, storage);
@@ -299,7 +330,7 @@ fn products_with_what_follows() {
         let residual = Memory::stored(&random.values(rows * outputs[1]), storage);
         let start = Memory::of_bytes(&(first as i32).to_le_bytes());
         for kernel in kernels_for(storage) {
-            let weights = if kernel == LinearKernel::Wide { &halves } else { &packed };
+            let weights = if kernel.takes_halves() { &halves } else { &packed };
             let out = outputs.map(|o| Memory::room(rows * o, storage));
             let then = outputs.map(|o| Memory::room(rows * o, storage));
             let cache = outputs.map(|o| Memory::room((first + rows) * o, kv));

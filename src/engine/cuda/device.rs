@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError, result, sys};
 
 use super::calls::{Address, Call};
+use super::maps;
 use crate::error::{Error, Result};
 
 /// What errors of this engine are about.
@@ -227,7 +228,8 @@ impl Device {
     /// Enqueues a kernel on one of the streams.
     pub fn launch_on(&self, function: &CudaFunction, call: &Call, stream: &CudaStream) -> Result<()> {
         let [x, y, z] = call.grid;
-        let mut params = [call.args().0 as *mut c_void];
+        let args = maps::encoded(call)?;
+        let mut params = [args.start() as *mut c_void];
         // SAFETY: name and argument struct belong together (see calls.rs); addresses are of live buffers.
         unsafe {
             result::launch_kernel(
@@ -246,7 +248,8 @@ impl Device {
 impl Device {
     /// Enqueues a kernel that may begin before the one ahead of it has ended (programmatic dependent launch).
     fn launch_early(&self, function: &CudaFunction, call: &Call) -> Result<()> {
-        let mut params = [call.args().0 as *mut c_void];
+        let args = maps::encoded(call)?;
+        let mut params = [args.start() as *mut c_void];
         let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
         let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };

@@ -20,6 +20,7 @@ mod host;
 mod isolated;
 mod layout;
 mod link;
+mod maps;
 mod modules;
 mod plan;
 mod products;
@@ -41,7 +42,7 @@ use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::graph::{Graph, Op};
 use crate::numerics::{Numerics, Products, Storage};
-use calls::{Call, LinearKernel};
+use calls::{Call, LinearKernel, TensorCores};
 use compare::Compare;
 use cut::Part;
 use device::{Buffer, Device, error, failed};
@@ -202,6 +203,14 @@ impl Engine for CudaEngine<'_> {
 }
 
 impl CudaEngine<'_> {
+    /// What the tensor cores can do with the kernels that are loaded.
+    fn cores(&self) -> TensorCores {
+        TensorCores {
+            tf32: self.device.capability.0 >= calls::TF32_SINCE,
+            warpgroups: self.modules.warpgroups,
+        }
+    }
+
     fn check(&self, batch: &Batch<'_>) -> Result<()> {
         if batch.tokens.is_empty() || batch.first != self.computed {
             return Err(Error::new("engine", "a step must follow the steps before it")
@@ -287,12 +296,15 @@ impl CudaEngine<'_> {
         }
         let ability =
             Ability { graph: &self.graph, given: self.given, weights: &self.weights, ropes: &self.ropes };
-        let tasks =
-            if fed { ability.apart(&nodes) } else { ability.schedule(&nodes, rows, self.numerics.storage) };
+        let tasks = if fed {
+            ability.apart(&nodes)
+        } else {
+            ability.schedule(&nodes, rows, self.numerics.storage, self.cores())
+        };
         let mut values = schedule::values(&self.graph, &nodes, &tasks, &key, wants);
         self.add_border(&mut values, &nodes, &tasks, rows);
         let layout = Layout::new(&values, &self.numerics);
-        let unpacks = LinearKernel::for_step(rows, self.numerics.storage, false, false) == LinearKernel::Wide;
+        let unpacks = LinearKernel::for_step(rows, self.numerics.storage, false, self.cores()).takes_halves();
         let scratch = if unpacks { products::scratch_bytes(&nodes, &tasks, &self.weights) } else { 0 };
         self.make_memory(layout.bytes, scratch, rows)?;
         let step_data = self.step_data.as_ref().map_or(0, |buffer| buffer.address);
@@ -306,7 +318,7 @@ impl CudaEngine<'_> {
             attention: (self.attention.as_ref().map_or(0, |buffer| buffer.address), self.capacity),
             scratch: self.scratch.as_ref().map_or(0, |buffer| buffer.address),
             shared_max: self.device.shared_max as usize,
-            tf32: self.device.capability.0 >= calls::TF32_SINCE,
+            cores: self.cores(),
         };
         let wanted = (&list[..], &compared[..]);
         let plan = Plan::new(&self.graph, (nodes, &tasks), (key, layout), wanted, &self.numerics, &memory);

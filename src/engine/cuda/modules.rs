@@ -18,6 +18,8 @@ use crate::error::{Error, Result};
 const SOURCES_VARIABLE: &str = "PARITY_KERNELS";
 /// Bytes of shared memory that every kernel may have without asking.
 const SHARED_ALWAYS: u32 = 48 << 10;
+/// Percent of a multiprocessor's memory that is shared, of what can be.
+const SHARED_MOST: i32 = 100;
 /// The file that includes all others.
 const ALL: &str = "all.cu";
 
@@ -27,11 +29,14 @@ macro_rules! built {
     };
 }
 
-/// Machine code by compute capability. Code for x.y runs on x.z with z >= y.
+/// Compute capability of Hopper.
+const HOPPER: (i32, i32) = (9, 0);
+/// Machine code by compute capability. Code for x.y runs on x.z with z >= y; that for Hopper, which alone has warpgroups, on
+/// 9.0.
 const CUBINS: [((i32, i32), &[u8]); 4] = [
     ((7, 5), built!("sm_75.cubin")),
     ((8, 0), built!("sm_80.cubin")),
-    ((9, 0), built!("sm_90.cubin")),
+    ((9, 0), built!("sm_90a.cubin")),
     ((12, 0), built!("sm_120.cubin")),
 ];
 /// What the driver compiles for any other GPU from this capability on.
@@ -49,6 +54,8 @@ pub struct Modules {
     pub origin: String,
     /// Whether they wait for the kernel ahead themselves: code for Hopper and later does.
     pub overlap: bool,
+    /// Whether there are those in which a warpgroup multiplies: code for Hopper has them.
+    pub warpgroups: bool,
 }
 
 impl Modules {
@@ -64,7 +71,8 @@ impl Modules {
         let (name, image) = artefact(device.capability)?;
         modules.push(load(device, image)?);
         let overlap = device.capability.0 >= 9 && name.starts_with("sm_");
-        Ok(Modules { modules, functions: HashMap::new(), origin: origin + &name, overlap })
+        let warpgroups = name == architecture(HOPPER);
+        Ok(Modules { modules, functions: HashMap::new(), origin: origin + &name, overlap, warpgroups })
     }
 
     /// The kernel of a call, with leave to take the shared memory that the call asks for.
@@ -75,6 +83,10 @@ impl Modules {
             let function = found.ok_or_else(|| {
                 error(format!("no kernel {name}")).hint("the sources in PARITY_KERNELS may lack it")
             })?;
+            if call.beside {
+                let share = CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+                function.set_attribute(share, SHARED_MOST).map_err(failed(name))?;
+            }
             self.functions.insert(name.to_owned(), (function, SHARED_ALWAYS));
         }
         let (function, leave) = self.functions.get_mut(name).expect("just put there");
@@ -92,11 +104,16 @@ fn load(device: &Device, image: Ptx) -> Result<Arc<CudaModule>> {
     device.context().load_module(image).map_err(failed("loading the kernels"))
 }
 
+/// The architecture that the compiler is told: with all that Hopper alone has.
+fn architecture(capability: (i32, i32)) -> String {
+    format!("sm_{}{}{}", capability.0, capability.1, if capability == HOPPER { "a" } else { "" })
+}
+
 /// The best of the shipped artefacts for a compute capability.
 fn artefact(capability: (i32, i32)) -> Result<(String, Ptx)> {
     let fits = |built: (i32, i32)| built.0 == capability.0 && built.1 <= capability.1;
     if let Some((built, image)) = CUBINS.iter().rev().find(|(built, _)| fits(*built)) {
-        return Ok((format!("sm_{}{}", built.0, built.1), Ptx::from_binary(image.to_vec())));
+        return Ok((architecture(*built), Ptx::from_binary(image.to_vec())));
     }
     if capability >= PTX.0 {
         return Ok(("compute_80 PTX".into(), Ptx::from_src(PTX.1)));
@@ -159,7 +176,7 @@ fn compile(folder: &Path, file: &str, capability: (i32, i32)) -> Result<Vec<u8>>
     let source = CString::new(text).map_err(|_| Error::file(&path, "holds a zero byte"))?;
     let name = CString::new(file).map_err(|_| Error::file(&path, "has a zero byte in its name"))?;
     let options = [
-        format!("--gpu-architecture=sm_{}{}", capability.0, capability.1),
+        format!("--gpu-architecture={}", architecture(capability)),
         "--std=c++17".to_owned(),
         "--generate-line-info".to_owned(),
         format!("--include-path={}", folder.display()),
@@ -193,7 +210,7 @@ mod tests {
         let name = |major, minor| artefact((major, minor)).map(|(name, _)| name);
         assert_eq!(name(7, 5).unwrap(), "sm_75");
         assert_eq!(name(8, 9).unwrap(), "sm_80");
-        assert_eq!(name(9, 0).unwrap(), "sm_90");
+        assert_eq!(name(9, 0).unwrap(), "sm_90a");
         assert_eq!(name(10, 0).unwrap(), "compute_80 PTX");
         assert_eq!(name(12, 1).unwrap(), "sm_120");
         assert!(name(7, 0).unwrap_err().to_string().contains("too old"));

@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 
-use super::calls::{self, Address, AttentionData, AttentionKernel, Call, NormShape, RopeData, RopePart};
+use super::calls::{
+    self, Address, AttentionData, AttentionKernel, Call, NormShape, RopeData, RopePart, TensorCores,
+};
 use super::layout::{Layout, Place, bytes_of};
 use super::ropes::Tables;
 use super::schedule::{Task, gpu_attention};
@@ -85,8 +87,8 @@ pub struct Memory<'a> {
     pub attention: (Address, usize),
     /// Bytes of shared memory that a block may have.
     pub shared_max: usize,
-    /// Whether tensor cores multiply TF32.
-    pub tf32: bool,
+    /// What tensor cores can do.
+    pub cores: TensorCores,
     /// Room for the decoded weights of one launch: see [`super::products::scratch_bytes`].
     pub scratch: Address,
 }

@@ -7,7 +7,7 @@ use super::schedule::{LinearNodes, LinearTask, Task};
 use super::weights::Weights;
 use crate::checkpoint::Kind;
 use crate::gguf::DType;
-use crate::model::graph::{Node, Op};
+use crate::model::graph::{Glu, Node, Op};
 
 /// Which of the launches of matrix products that follow one has its weights brought nearer by it.
 const LAUNCHES_AHEAD: usize = 2;
@@ -85,7 +85,7 @@ impl Builder<'_> {
         let skipped = (self.rows - rows) * weight.columns * bytes_of(storage);
         let logits = node.checkpoint.kind() == Kind::Logits;
         let data = LinearData {
-            kernel: LinearKernel::for_step(self.rows, storage, logits, self.memory.tf32),
+            kernel: LinearKernel::for_step(self.rows, storage, logits, self.memory.cores),
             x: x + skipped as Address,
             first: self.memory.first,
             rows,
@@ -95,8 +95,9 @@ impl Builder<'_> {
             norm,
             next,
             shared_max: self.memory.shared_max,
+            constant: true,
         };
-        Some(if data.kernel == LinearKernel::Wide {
+        Some(if data.kernel.takes_halves() {
             self.unpacked(task, list, data)
         } else {
             vec![calls::linear(&list, data)]
@@ -109,6 +110,14 @@ impl Builder<'_> {
             .map(|part| unpacked_bytes(&self.nodes[part.product], self.memory.weights))
             .collect();
         let apart = bytes.iter().sum::<usize>() > UNPACKED_MAX;
+        let data = LinearData { constant: bytes.iter().all(|bytes| *bytes == 0), ..data };
+        let act = match list[0].pairs {
+            Pairs::GateUp { out } if apart => Some(out),
+            _ => None,
+        };
+        if act.is_some() {
+            list[0].pairs = Pairs::Alone;
+        }
         let (mut calls, mut to) = (Vec::new(), self.memory.scratch);
         for (part, bytes) in list.iter_mut().zip(bytes) {
             if bytes > 0 {
@@ -123,6 +132,10 @@ impl Builder<'_> {
         }
         if !apart {
             calls.push(calls::linear(&list, data));
+        }
+        if let (Some(out), [gate, up, ..]) = (act, &list[..]) {
+            let n = data.rows * gate.weight.outputs;
+            calls.extend(calls::glu(Glu::SWIGLU, [gate.out, up.out, out], n, data.storage));
         }
         calls
     }

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::calls::{self, LinearKernel, PARTS_MAX, Weight};
+use super::calls::{self, LinearKernel, PARTS_MAX, TensorCores, Weight};
 use super::layout::Value;
 use super::plan::Key;
 use super::ropes::Tables;
@@ -160,12 +160,12 @@ impl Ability<'_> {
     }
 
     /// Puts the nodes of a step of `rows` token rows into launches.
-    pub fn schedule(&self, nodes: &[Node], rows: usize, storage: Storage) -> Vec<Task> {
-        let kernel = LinearKernel::for_step(rows, storage, false, false);
+    pub fn schedule(&self, nodes: &[Node], rows: usize, storage: Storage, cores: TensorCores) -> Vec<Task> {
+        let kernel = LinearKernel::for_step(rows, storage, false, cores);
         let few = matches!(kernel, LinearKernel::Few | LinearKernel::One);
         let (taken, computed) = (vec![false; nodes.len()], self.given.into_iter().collect());
-        let mut schedule =
-            Schedule { ability: self, nodes, taken, computed, few, one: kernel == LinearKernel::One };
+        let (one, pairs) = (kernel == LinearKernel::One, few || kernel == LinearKernel::Warpgroup);
+        let mut schedule = Schedule { ability: self, nodes, taken, computed, few, one, pairs };
         let mut tasks = Vec::new();
         for index in 0..nodes.len() {
             if !schedule.taken[index] {
@@ -188,6 +188,8 @@ struct Schedule<'a> {
     computed: HashSet<Checkpoint>,
     /// Whether products are computed by the kernel for few rows, which also computes from pairs of them.
     few: bool,
+    /// Whether gate and up are multiplied at once: by that kernel, and that of warpgroups.
+    pairs: bool,
     /// Whether it is the kernel for a single one, which norms its input, and multiplies with weights of two formats.
     one: bool,
 }
@@ -287,7 +289,7 @@ impl Schedule<'_> {
             let node = &self.nodes[i];
             node.op == Op::Glu(Glu::SWIGLU) && node.inputs == inputs && self.ability.computes(node)
         };
-        self.later(up.product).find(is_act).filter(|_| self.few && alone)
+        self.later(up.product).find(is_act).filter(|_| self.pairs && alone)
     }
 
     /// The bias or residual sum right behind a product.

@@ -6,10 +6,14 @@ use crate::numerics::Storage;
 
 /// Head widths up to which the kernels are built.
 const HEAD_WIDTHS: [usize; 3] = [32, 64, 128];
-/// Token rows of a block of the kernel for several rows, and of that for tensor cores, and the latter's threads.
+/// Token rows of a block of the kernel for several rows, and of that for tensor cores.
 const TILE_ROWS: usize = 4;
 const MMA_ROWS: usize = 64;
-const MMA_THREADS: u32 = 128;
+/// Groups of warps of the latter, its threads, and its shared memory in bytes by [`HEAD_WIDTHS`]: BYTES of
+/// kernels/attention_mma.cu, two buffers of keys and values a group.
+const MMA_GROUPS: u32 = 2;
+const MMA_THREADS: u32 = MMA_GROUPS * 128;
+const MMA_SHARED: [u32; 3] = [MMA_GROUPS * (16 << 10), MMA_GROUPS * (32 << 10), MMA_GROUPS * (32 << 10)];
 /// Positions of a block of `attention_few`, or a multiple of them where there would be more blocks of a row than so many;
 /// one further block there is where scores are stored of positions that the row does not see. Heads of a block.
 const SPLIT: usize = 256;
@@ -155,7 +159,8 @@ pub fn attention(
     rows: usize,
     [storage, kv]: [Storage; 2],
 ) -> Option<Call> {
-    let width = HEAD_WIDTHS.iter().find(|&&width| a.head_width <= width).filter(|_| has_attention(a))?;
+    let built = HEAD_WIDTHS.iter().position(|&width| a.head_width <= width).filter(|_| has_attention(a))?;
+    let width = HEAD_WIDTHS[built];
     let (see_from_step, see_shift) = seen(a)?;
     let splits = splits(data.capacity);
     let args = AttentionArgs {
@@ -192,6 +197,7 @@ pub fn attention(
         }
         AttentionKernel::Mma => {
             Call::new(format!("attention_mma_{width}"), grid(MMA_ROWS), MMA_THREADS, args)
+                .sized(MMA_SHARED[built])
         }
     })
 }

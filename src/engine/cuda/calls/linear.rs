@@ -1,8 +1,10 @@
 //! The matrix product kernels.
 
 mod few;
+mod warpgroup;
 
-pub use few::together;
+pub use few::{few_chunk, together};
+pub use warpgroup::TensorMap;
 
 use super::{Address, Call, ROWS_MAX_FEW, ROWS_MAX_UNTILED, THREADS, Weight, name_of};
 use crate::model::graph::Pairing;
@@ -131,6 +133,8 @@ pub struct LinearData {
     pub next: (Address, usize),
     /// Bytes of shared memory that a block may have: [`LinearKernel::One`] fills it.
     pub shared_max: usize,
+    /// Whether the weights are the model's own, and not decoded by a launch before this one.
+    pub constant: bool,
 }
 
 /// Which kernel computes a matrix product.
@@ -148,20 +152,37 @@ pub enum LinearKernel {
     One,
     /// Tensor cores for many, with weights in f16.
     Wide,
+    /// The same with warpgroups.
+    Warpgroup,
+}
+
+/// What tensor cores can do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TensorCores {
+    /// Multiply TF32.
+    pub tf32: bool,
+    /// Multiply for a whole warpgroup, with operands in shared memory: Hopper's.
+    pub warpgroups: bool,
 }
 
 impl LinearKernel {
     /// The kernel for a step of `rows` token rows. Of the logits the last row alone may be computed, with the same
-    /// bits: they have the same kernel in any step of several rows. `tf32`: whether tensor cores take it.
-    pub fn for_step(rows: usize, storage: Storage, logits: bool, tf32: bool) -> LinearKernel {
+    /// bits: they have the same kernel in any step of several rows.
+    pub fn for_step(rows: usize, storage: Storage, logits: bool, cores: TensorCores) -> LinearKernel {
         match storage {
             Storage::F16 if rows == 1 => LinearKernel::One,
             Storage::F16 if logits || rows <= ROWS_MAX_FEW => LinearKernel::Few,
+            Storage::F16 if cores.warpgroups => LinearKernel::Warpgroup,
             Storage::F16 => LinearKernel::Wide,
             Storage::F32 if rows <= ROWS_MAX_UNTILED => LinearKernel::Row,
-            Storage::F32 if tf32 => LinearKernel::Split,
+            Storage::F32 if cores.tf32 => LinearKernel::Split,
             _ => LinearKernel::Tile,
         }
+    }
+
+    /// Whether it multiplies with weights in f16 alone: others are decoded before.
+    pub fn takes_halves(self) -> bool {
+        matches!(self, LinearKernel::Wide | LinearKernel::Warpgroup)
     }
 }
 
@@ -282,6 +303,7 @@ pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
         }
         (LinearKernel::One, _) if few::takes_one(parts, data.shared_max) => few::one(parts, &data, args),
         (LinearKernel::Few | LinearKernel::One, _) => few::few(parts, data, args),
+        (LinearKernel::Warpgroup, _) => warpgroup::warpgroup(parts, &data, args),
         (LinearKernel::Wide, _) => {
             // Larger tiles where there are enough of them.
             let blocks = |rows: usize, wide: usize| -> usize {

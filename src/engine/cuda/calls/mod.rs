@@ -20,7 +20,7 @@ mod unpack;
 pub use attention::{AttentionData, AttentionKernel, attention, attention_room, has_attention};
 pub use linear::{
     Follow, LinearData, LinearKernel, LinearPart, NORM_COLUMNS_MAX, NormFirst, PAIRS_OUTPUTS, PARTS_MAX,
-    Pairs, linear, together,
+    Pairs, TensorCores, TensorMap, linear, together,
 };
 pub use next::{NEXT_ROOM, next_token};
 pub use rope::{RopeData, RopePart, rope};
@@ -50,25 +50,49 @@ pub struct Call {
     pub threads: u32,
     /// Bytes of dynamic shared memory of a block, at most: a GPU may have less, which its kernels know.
     pub shared: u32,
-    args: [MaybeUninit<u64>; Call::ARGS_MAX / 8],
+    /// How many [`TensorMap`]s its arguments begin with.
+    pub maps: usize,
+    /// Whether it runs beside kernels that compute: then it takes a multiprocessor's memory divided as theirs, most of it
+    /// shared, since another division waits until nothing runs there.
+    pub beside: bool,
+    args: Args,
     args_size: usize,
 }
 
-impl Call {
-    const ARGS_MAX: usize = 512;
+/// The argument struct of a call, aligned as any of them is.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub struct Args([MaybeUninit<u64>; Args::MAX / 8]);
 
+impl Args {
+    const MAX: usize = 1024;
+
+    /// First byte.
+    pub fn start(&self) -> *const u8 {
+        self.0.as_ptr().cast()
+    }
+
+    /// First byte, to be written.
+    pub fn start_mut(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+impl Call {
     fn new<A: Copy>(kernel: String, grid: [usize; 3], threads: u32, args: A) -> Call {
-        const { assert!(size_of::<A>() <= Call::ARGS_MAX && align_of::<A>() <= 8) };
+        const { assert!(size_of::<A>() <= Args::MAX && align_of::<A>() <= align_of::<Args>()) };
         let mut call = Call {
             kernel,
             grid: grid.map(|n| u32::try_from(n).expect("a grid has fewer than 2^32 blocks")),
             threads,
             shared: 0,
-            args: [MaybeUninit::uninit(); Call::ARGS_MAX / 8],
+            maps: 0,
+            beside: false,
+            args: Args([MaybeUninit::uninit(); Args::MAX / 8]),
             args_size: size_of::<A>(),
         };
         // SAFETY: the buffer is large and aligned enough for an A, by the assertion above.
-        unsafe { call.args.as_mut_ptr().cast::<A>().write(args) };
+        unsafe { call.args.start_mut().cast::<A>().write(args) };
         call
     }
 
@@ -77,14 +101,24 @@ impl Call {
         Call { shared, ..self }
     }
 
+    /// The call whose arguments begin with so many tensor maps.
+    fn mapped(self, maps: usize) -> Call {
+        Call { maps, ..self }
+    }
+
+    /// The call that runs beside kernels that compute.
+    fn beside(self) -> Call {
+        Call { beside: true, ..self }
+    }
+
     /// A kernel over `n` elements, `each` of them per thread.
     fn elementwise<A: Copy>(kernel: String, n: usize, args: A) -> Call {
         Call::new(kernel, [n.div_ceil(THREADS as usize), 1, 1], THREADS, args)
     }
 
     /// The argument struct, and its size in bytes.
-    pub fn args(&self) -> (*const u8, usize) {
-        (self.args.as_ptr().cast(), self.args_size)
+    pub fn args(&self) -> (&Args, usize) {
+        (&self.args, self.args_size)
     }
 }
 

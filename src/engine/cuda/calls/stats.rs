@@ -5,9 +5,11 @@ use crate::numerics::Storage;
 
 /// Pairs that one launch compares.
 pub const STATS_PAIRS_MAX: usize = 6;
-/// Token rows of one block, and its threads.
+/// Token rows of one block, its threads, and columns from which on a row has a block of its own: BLOCK_PARTS and WIDE_ROW
+/// of the kernel.
 const ROWS: usize = 8;
 const THREADS: u32 = 128;
+const WIDE_ROW: usize = 2048;
 
 /// A checkpoint and its reference. Addresses are multiples of 16, or rows are read slowly.
 #[derive(Clone, Copy, Debug)]
@@ -60,5 +62,7 @@ pub fn stats(pairs: &[StatsPair], rows: usize, out: Address) -> Call {
         let a_f16 = i32::from(storage != Storage::F32);
         *args = PairArgs { a, b, places, shown, width: width as i32, a_f16 };
     }
-    Call::new("stats_rows".into(), [rows.div_ceil(ROWS), pairs.len(), 1], THREADS, args)
+    let blocks = |pair: &StatsPair| if pair.width >= WIDE_ROW { rows } else { rows.div_ceil(ROWS) };
+    let blocks = pairs.iter().map(blocks).max().unwrap_or(1);
+    Call::new("stats_rows".into(), [blocks, pairs.len(), 1], THREADS, args).beside()
 }

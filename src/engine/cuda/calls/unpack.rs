@@ -1,10 +1,11 @@
 //! The kernel that decodes weights before the matrix product for many rows.
 
-use super::{Address, Call, Weight};
+use super::linear::few_chunk;
+use super::{Address, Call, THREADS, Weight};
 use crate::gguf::DType;
 
-/// Weights that a thread decodes.
-const EACH: usize = 8;
+/// Chunks that a block decodes: UNPACK_WARPS·UNPACK_CHUNKS of the kernel.
+const CHUNKS: usize = 64;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -12,8 +13,9 @@ struct UnpackArgs {
     weight: Address,
     row_bytes: i64,
     out: Address,
-    groups: i64,
     columns: i32,
+    chunks: i32,
+    row_chunks: i32,
 }
 
 /// The weight in f16 at another address.
@@ -23,13 +25,15 @@ pub fn unpacked(weight: &Weight, address: Address) -> Weight {
 
 /// Decodes a weight (O, I) into [`unpacked`].
 pub fn unpack(weight: &Weight, out: Address) -> Call {
-    let groups = weight.outputs * weight.columns / EACH;
+    let row_chunks = weight.columns.div_ceil(few_chunk(weight.dtype));
+    let chunks = weight.outputs * row_chunks;
     let args = UnpackArgs {
         weight: weight.address,
         row_bytes: weight.row_bytes(),
         out,
-        groups: groups as i64,
         columns: weight.columns as i32,
+        chunks: chunks as i32,
+        row_chunks: row_chunks as i32,
     };
-    Call::elementwise(format!("unpack_{}", weight.format()), groups, args)
+    Call::new(format!("unpack_{}", weight.format()), [chunks.div_ceil(CHUNKS), 1, 1], THREADS, args)
 }

@@ -17,7 +17,7 @@ const ONE_ITEM: usize = 32;
 const ONE_PART: usize = size_of::<PartArgs>();
 
 /// Whether gate and up are multiplied at once.
-fn is_gate_up(parts: &[LinearPart]) -> bool {
+pub fn is_gate_up(parts: &[LinearPart]) -> bool {
     matches!(parts[0].pairs, Pairs::GateUp { .. })
 }
 
@@ -177,7 +177,7 @@ pub fn one(parts: &[LinearPart], data: &LinearData, mut args: LinearArgs) -> Cal
 }
 
 /// Columns that a warp of `linear_few` takes at once: CHUNK of kernels/lanes.cuh.
-fn few_chunk(dtype: DType) -> usize {
+pub fn few_chunk(dtype: DType) -> usize {
     if matches!(dtype, DType::Q4_K | DType::Q5_K | DType::Q6_K) { 256 } else { 128 }
 }
 
