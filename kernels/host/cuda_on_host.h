@@ -94,8 +94,16 @@ inline void resume(Fiber& fiber) {
     fiber.started = true;
     setcontext(&fiber.context);
 }
+// Memory of a block whose threads are all done is another's.
+inline void leave_block() {
+    const int rank = machine->current->rank;
+    for (const Fiber& f : machine->fibers)
+        if (f.rank == rank && &f != machine->current && f.state != DONE) return;
+    memset(machine->memory[rank].bytes, 0xCD, sizeof(SharedMemory));
+}
 inline void entry() {
     machine->body();
+    if (machine->memory.size() > 1) leave_block();
     yield(DONE);
 }
 inline uint32_t warp_op(WarpOp op, unsigned mask, uint32_t value, int source) {

@@ -8,7 +8,7 @@ use parity::model::graph::{BySteps, Glu, Pairing, Position, Rope};
 use parity::numerics::Storage;
 
 use crate::data::{Memory, Random, RandomWeight};
-use crate::linear::data_for;
+use crate::linear::{check_products, data_for};
 use crate::{U32, check, host, run, storage_rounding};
 
 const FAST: Storage = Storage::F16;
@@ -116,8 +116,7 @@ fn gate_and_up_are_combined_as_by_glu() {
     }
 }
 
-/// By warpgroups: gate and up as f64 has them, whether one block multiplies all columns or several share them, and what
-/// follows with the bits of glu.
+/// By warpgroups in every shape that takes both: gate and up as f64 has them, and what follows with the bits of glu.
 #[test]
 fn gate_and_up_of_many_rows() {
     let Some(kernels) = host::kernels() else { return };
@@ -129,20 +128,16 @@ fn gate_and_up_of_many_rows() {
         let (fused, act, own_act) = ([room(), room()], room(), room());
         let mut parts = [0, 1].map(|i| alone(&weights[i], &fused[i]));
         parts[0].pairs = Pairs::GateUp { out: act.address() };
-        let call = calls::linear(&parts, data_for(LinearKernel::Warpgroup, x.address(), rows, FAST));
-        run(kernels, &[call], &act, FAST);
-        let addresses = [fused[0].address(), fused[1].address(), own_act.address()];
-        run(kernels, &[calls::glu(Glu::SWIGLU, addresses, rows * outputs, FAST).unwrap()], &own_act, FAST);
-        assert_eq!(act.bytes(), own_act.bytes(), "silu(gate)·up");
-        let xs = x.values(FAST);
-        for (weight, out) in weights.iter().zip(&fused) {
-            check("gate and up", &out.values(FAST), |i| {
-                let row = &xs[i / outputs * columns..][..columns];
-                let products = row.iter().zip(weight.row(i % outputs)).map(|(x, w)| f64::from(*x) * w);
-                let (exact, size) = (products.clone().sum::<f64>(), products.map(f64::abs).sum::<f64>());
-                // A rounding for every 16 columns.
-                (exact, columns as f64 / 16.0 * U32 * size + 2.0 * storage_rounding(exact, FAST))
-            });
+        let data = data_for(LinearKernel::Warpgroup, x.address(), rows, FAST);
+        for call in calls::linear_in_every_shape(&parts, data) {
+            host::in_two_orders(kernels, &call, &act);
+            let addresses = [fused[0].address(), fused[1].address(), own_act.address()];
+            let glu = calls::glu(Glu::SWIGLU, addresses, rows * outputs, FAST).unwrap();
+            run(kernels, &[glu], &own_act, FAST);
+            assert_eq!(act.bytes(), own_act.bytes(), "{}: silu(gate)·up", call.kernel);
+            for (weight, out) in weights.iter().zip(&fused) {
+                check_products(&call.kernel, &out.values(FAST), weight, &x.values(FAST), FAST);
+            }
         }
     }
 }

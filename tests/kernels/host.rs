@@ -9,6 +9,9 @@ use std::sync::{Mutex, OnceLock};
 
 use parity::engine::cuda::calls::Call;
 use parity::engine::cuda::single::{Shared, Single};
+use parity::numerics::Storage;
+
+use crate::data::Memory;
 
 /// `int parity_kernels_launch(...)` in `kernels/host/kernels.cpp`.
 type Launch = unsafe extern "C" fn(
@@ -106,6 +109,16 @@ impl Kernels {
             _ => Err(String::from_utf8_lossy(&message).trim_end_matches('\0').to_owned()),
         }
     }
+}
+
+/// Runs a call that takes long here in two orders of the threads, which must give the same bits.
+pub fn in_two_orders(kernels: &Kernels, call: &Call, out: &Memory) -> Vec<f32> {
+    let bits = [0, 3].map(|seed| {
+        kernels.run(call, seed).unwrap_or_else(|error| panic!("{}, order {seed}: {error}", call.kernel));
+        out.bytes().to_vec()
+    });
+    assert!(bits[0] == bits[1], "{}: another order of the threads gives another result", call.kernel);
+    out.values(Storage::F16)
 }
 
 /// The folder of the kernels.

@@ -124,7 +124,7 @@ fn statistics_of_any_width() {
     let Some(kernels) = host::kernels() else { return };
     let rows = 2;
     for storage in [Storage::F32, Storage::F16] {
-        for width in [1, 7, 8, 128, 129, 896, 999, 2048, 4872, 70_001] {
+        for width in [1, 7, 8, 128, 129, 264, 520, 896, 999, 2048, 4872, 70_001] {
             let mut random = Random(width as u64);
             let (mut x, y) = (random.values(rows * width), random.values(rows * width));
             if width > 500 {

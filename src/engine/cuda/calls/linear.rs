@@ -257,9 +257,8 @@ impl PartArgs {
     }
 }
 
-/// Products of one x (T, I) with up to three weights of one width and format, or of formats that [`together`] has: out
-/// (T, O) = x · weight transposed.
-pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
+/// What all kernels of products are told.
+fn args_of(parts: &[LinearPart], data: &LinearData) -> LinearArgs {
     let weight = parts[0].weight;
     let mut all = [PartArgs::default(); PARTS_MAX];
     for (args, part) in all.iter_mut().zip(parts) {
@@ -272,7 +271,7 @@ pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
     });
     let (angles, head_width) = turned.unwrap_or_default();
     let (norm_weight, normed, eps) = data.norm.map_or((0, 0, 0.0), |norm| (norm.weight, norm.out, norm.eps));
-    let args = LinearArgs {
+    LinearArgs {
         parts: all,
         x: data.x,
         first: data.first,
@@ -292,13 +291,20 @@ pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
         turns: 0,
         split_inverse: 0,
         head_inverse: 0,
-    };
+    }
+}
+
+/// Products of one x (T, I) with up to three weights of one width and format, or of formats that [`together`] has: out
+/// (T, O) = x · weight transposed.
+pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
+    let args = args_of(parts, &data);
+    let weight = parts[0].weight;
     let format = weight.format();
     let outputs = parts.iter().map(|part| part.weight.outputs).max().unwrap_or(0);
     let tiles = [outputs.div_ceil(64), data.rows.div_ceil(64), parts.len()];
     match (data.kernel, data.storage) {
         (LinearKernel::Row, storage) => {
-            let grid = [outputs.div_ceil(8 / split), data.rows, parts.len()];
+            let grid = [outputs.div_ceil(8 / split(parts)), data.rows, parts.len()];
             Call::new(format!("linear_row_{format}_{}", name_of(storage)), grid, THREADS, args)
         }
         (LinearKernel::One, _) if few::takes_one(parts, data.shared_max) => few::one(parts, &data, args),
@@ -327,6 +333,11 @@ pub fn linear(parts: &[LinearPart], data: LinearData) -> Call {
         }
         (LinearKernel::Tile, _) => Call::new(format!("linear_mma_{format}"), tiles, THREADS / 2, args),
     }
+}
+
+/// The same by warpgroups, in every shape that they have: all give these products.
+pub fn linear_in_every_shape(parts: &[LinearPart], data: LinearData) -> Vec<Call> {
+    warpgroup::in_every_shape(parts, &data, args_of(parts, &data))
 }
 
 /// Warps that share an output of the row kernel: as many as rows are long enough for and the GPU has use for.

@@ -20,7 +20,7 @@ mod unpack;
 pub use attention::{AttentionData, AttentionKernel, attention, attention_room, has_attention};
 pub use linear::{
     Follow, LinearData, LinearKernel, LinearPart, NORM_COLUMNS_MAX, NormFirst, PAIRS_OUTPUTS, PARTS_MAX,
-    Pairs, TensorCores, TensorMap, linear, together,
+    Pairs, TensorCores, TensorMap, linear, linear_in_every_shape, together,
 };
 pub use next::{NEXT_ROOM, next_token};
 pub use rope::{RopeData, RopePart, rope};

@@ -66,10 +66,9 @@ struct Shape {
 
 /// LINEAR_WARPGROUP of kernels/linear_warpgroup.cu.
 #[rustfmt::skip]
-const SHAPES: [Shape; 7] = [
+const SHAPES: [Shape; 6] = [
     Shape { rows: 128, outputs: 160, stages: 5, x: 2, w: 2, split: 1, held: 1, alone: 360.0, full: 360.0, around: 8000.0 },
     Shape { rows: 128, outputs: 128, stages: 3, x: 1, w: 2, split: 1, held: 2, alone: 496.0, full: 370.0, around: 7800.0 },
-    Shape { rows: 128, outputs: 128, stages: 6, x: 1, w: 2, split: 4, held: 1, alone: 430.0, full: 430.0, around: 9000.0 },
     Shape { rows: 64, outputs: 128, stages: 4, x: 1, w: 2, split: 1, held: 2, alone: 266.0, full: 250.0, around: 7200.0 },
     Shape { rows: 64, outputs: 128, stages: 4, x: 1, w: 2, split: 2, held: 2, alone: 313.0, full: 300.0, around: 7500.0 },
     Shape { rows: 64, outputs: 64, stages: 6, x: 2, w: 2, split: 1, held: 2, alone: 182.0, full: 243.0, around: 6200.0 },
@@ -99,6 +98,30 @@ impl Shape {
         self.w == 2
     }
 
+    fn call(self, parts: &[LinearPart], data: &LinearData, linear: LinearArgs) -> Call {
+        let gate_up = is_gate_up(parts);
+        let columns = parts[0].weight.columns as u32;
+        let map = |matrix: Address, rows: usize, box_rows: usize| TensorMap {
+            matrix,
+            rows: rows as u32,
+            columns,
+            box_rows: box_rows as u32,
+            ..TensorMap::default()
+        };
+        let mut maps = [TensorMap::default(); 1 + PARTS_MAX];
+        maps[0] = map(data.x, data.rows, self.rows / self.x);
+        for (to, part) in maps[1..].iter_mut().zip(parts) {
+            *to = map(part.weight.address, part.weight.outputs, self.outputs / self.w);
+        }
+        let outputs = parts.iter().map(|part| part.weight.outputs).max().unwrap_or(0);
+        let [x, y] = self.grid(data.rows, outputs, gate_up);
+        let grid = [x, y, if gate_up { 1 } else { parts.len() }];
+        let constant = i32::from(data.constant);
+        let args = WarpgroupArgs { maps, linear, constant, rest: [0; WarpgroupArgs::REST] };
+        let threads = (2 * self.rows + 32) as u32;
+        Call::new(self.name(), grid, threads, args).sized(self.shared() as u32).mapped(maps.len())
+    }
+
     /// Nanoseconds that the launch takes, roughly: the steps of the blocks that a multiprocessor gets, and what comes before
     /// and after those that it holds at once.
     fn cost(self, rows: usize, parts: &[LinearPart]) -> f64 {
@@ -115,28 +138,18 @@ impl Shape {
 
 /// The launch of `linear_warpgroup`, in the shape that takes the least time.
 pub fn warpgroup(parts: &[LinearPart], data: &LinearData, linear: LinearArgs) -> Call {
-    let gate_up = is_gate_up(parts);
-    let fit = SHAPES.into_iter().filter(|shape| shape.takes_pairs() || !gate_up);
     let cost = |shape: &Shape| shape.cost(data.rows, parts);
-    let shape = fit.min_by(|a, b| cost(a).total_cmp(&cost(b))).expect("shapes that take pairs");
-    let columns = parts[0].weight.columns as u32;
-    let map = |matrix: Address, rows: usize, box_rows: usize| TensorMap {
-        matrix,
-        rows: rows as u32,
-        columns,
-        box_rows: box_rows as u32,
-        ..TensorMap::default()
-    };
-    let mut maps = [TensorMap::default(); 1 + PARTS_MAX];
-    maps[0] = map(data.x, data.rows, shape.rows / shape.x);
-    for (to, part) in maps[1..].iter_mut().zip(parts) {
-        *to = map(part.weight.address, part.weight.outputs, shape.outputs / shape.w);
-    }
-    let outputs = parts.iter().map(|part| part.weight.outputs).max().unwrap_or(0);
-    let [x, y] = shape.grid(data.rows, outputs, gate_up);
-    let grid = [x, y, if gate_up { 1 } else { parts.len() }];
-    let constant = i32::from(data.constant);
-    let args = WarpgroupArgs { maps, linear, constant, rest: [0; WarpgroupArgs::REST] };
-    let threads = (2 * shape.rows + 32) as u32;
-    Call::new(shape.name(), grid, threads, args).sized(shape.shared() as u32).mapped(maps.len())
+    let shape = shapes(parts).min_by(|a, b| cost(a).total_cmp(&cost(b))).expect("shapes that take pairs");
+    shape.call(parts, data, linear)
+}
+
+/// The launches of all shapes, of which [`warpgroup`] takes one.
+pub fn in_every_shape(parts: &[LinearPart], data: &LinearData, linear: LinearArgs) -> Vec<Call> {
+    shapes(parts).map(|shape| shape.call(parts, data, linear)).collect()
+}
+
+/// The shapes that can multiply with these weights.
+fn shapes(parts: &[LinearPart]) -> impl Iterator<Item = Shape> {
+    let gate_up = is_gate_up(parts);
+    SHAPES.into_iter().filter(move |shape| shape.takes_pairs() || !gate_up)
 }
