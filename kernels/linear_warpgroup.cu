@@ -6,9 +6,9 @@
 // threads, and `Shape::BYTES` of dynamic shared memory. A block computes 64·GROUPS token rows, 64 a warpgroup, of N outputs,
 // in steps of 64 columns, STAGES of them under way; its last warp asks for them. X blocks of a cluster read the same rows of
 // x and Y the same of w: each asks for its share, which comes to all of them. SPLIT blocks share the columns of a tile, one
-// run each; their sums are added up in order, so that bits depend on the shape, which the host chooses. Gate and up may be multiplied at once, by clusters with Y = 2: one block's
-// share of w is of gate, the other's of up, N/2 outputs of each, and silu(gate)·up is stored too, with the bits of glu.cu.
-// ggml: ggml_mul_mat (MUL_MAT), and what follows it.
+// run each; their sums are added up in order, so that bits depend on the shape, which the host chooses. Gate and up may be
+// multiplied at once, by clusters with Y = 2: one block's share of w is of gate, the other's of up, N/2 outputs of each, and
+// silu(gate)·up is stored too, with the bits of glu.cu. ggml: ggml_mul_mat (MUL_MAT), and what follows it.
 #include "activation.cuh"
 #include "linear.cuh"
 #include "warpgroup.cuh"
@@ -300,6 +300,7 @@ DEVICE void linear_warpgroup(const WarpgroupArgs& args) {
 // Names: rows x outputs of a tile, and into how many parts its columns are split.
 LINEAR_WARPGROUP(128x160, 1, 2, 160, 5, 2, 2, 1)
 LINEAR_WARPGROUP(128x128, 2, 2, 128, 3, 1, 2, 1)
+LINEAR_WARPGROUP(128x128_4, 1, 2, 128, 6, 1, 2, 4)
 LINEAR_WARPGROUP(64x128, 2, 1, 128, 4, 1, 2, 1)
 LINEAR_WARPGROUP(64x128_2, 2, 1, 128, 4, 1, 2, 2)
 LINEAR_WARPGROUP(64x64, 2, 1, 64, 6, 2, 2, 1)

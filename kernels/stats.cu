@@ -2,10 +2,9 @@
 // host, so that of a large prefill 96 bytes a row come back instead of the row. Beside it, rows that are asked for
 // are put where few copies bring them to the host.
 //
-// Launch: grid (⌈T·parts / 24⌉ of the pair that has most, pairs), 384 threads, and more dynamic shared memory than parts need.
-// A row of a pair goes to a half warp; a wide one to two, four or eight of them, part by part, whose numbers are put together
-// in their order. Blocks run beside kernels that compute, which must not wait for room: they are soon over, and ask for so
-// much shared memory that a multiprocessor holds one of them, beside a block that computes.
+// Launch: grid (⌈T·parts / 8⌉ of the pair that has most, pairs), 128 threads. A row of a pair goes to a half warp; a wide
+// one to all eight of a block, part by part, whose numbers are put together in their order. Blocks are small and soon over
+// because they run in what kernels that compute leave of a multiprocessor, and those wait for room.
 // Sums in f64: each lane those of its columns, eight at a time, then a tree of shuffles, in a fixed order. ggml has
 // no such thing.
 //
@@ -54,9 +53,8 @@ struct StatsArgs {
     StatsPair pair[6];
 };
 
-// Lanes of a row or a part of one, how many parts a row has at most and a block takes, and columns of a part, but for rows
-// that have as many parts as can be.
-enum { ROW_LANES = 16, PARTS_MAX = 8, BLOCK_PARTS = 24, PART_COLUMNS = 256 };
+// Lanes of a row or a part of one, and how many of these a block has; columns from which on a row is taken in parts.
+enum { ROW_LANES = 16, BLOCK_PARTS = 8, WIDE_ROW = 2048 };
 // Squares that sum up to less are of numbers below 2^126: no difference overflows, and no inverse is subnormal.
 #define SQUARES_MAX 0x1p252
 // Twice the error of an estimated ratio, as two of them have it, four times over.
@@ -303,24 +301,24 @@ DEVICE RowStats row_stats(const Row<S>& row) {
     return s;
 }
 
-// Parts of a row.
-DEVICE int parts_of(int width) {
-    int parts = 1;
-    while (parts < PARTS_MAX && width > parts * PART_COLUMNS) parts *= 2;
-    return parts;
+// Stores what is known of a row, by one thread.
+DEVICE void store_stats(RowStats* out, RowStats s) {
+    if (s.max < 0) s.max = 0;
+    *out = s;
 }
 
-// What the parts of rows have come to.
+// What the parts of a wide row have come to.
 struct StatsParts {
     RowStats of[BLOCK_PARTS];
 };
 
 template <class S>
 DEVICE void compare_pair(const StatsPair& pair, int rows, RowStats* out) {
-    DYNAMIC(StatsParts, memory);
-    const int parts = parts_of(pair.width), lanes = parts * ROW_LANES, lane = threadIdx.x % lanes;
-    const int half_warp = threadIdx.x / ROW_LANES, first = blockIdx.x * (BLOCK_PARTS / parts), asked = first + half_warp / parts;
-    if (first >= rows) return;  // another pair has more
+    SHARED(StatsParts, parts);
+    const bool wide = pair.width >= WIDE_ROW;  // the same for the whole block
+    const int half_warp = threadIdx.x / ROW_LANES, lanes = wide ? BLOCK_PARTS * ROW_LANES : ROW_LANES, lane = threadIdx.x % lanes;
+    const int asked = wide ? (int)blockIdx.x : (int)blockIdx.x * BLOCK_PARTS + half_warp;
+    if ((wide ? asked : asked - half_warp) >= rows) return;  // another pair has more
     const int t = asked < rows ? asked : rows - 1;  // lanes behind the last row help with it, and store nothing
     const int64_t start = (int64_t)t * pair.width;
     const S* const a = (const S*)pair.a + start;
@@ -329,15 +327,18 @@ DEVICE void compare_pair(const StatsPair& pair, int rows, RowStats* out) {
     const bool regular = pair.width % 8 == 0 && (((int64_t)pair.a | (int64_t)pair.b) & 15) == 0;
     const Row<S> row = {a, b, pair.width, lane, lanes, regular};
     const RowStats s = row_stats(row);
-    if (lane % ROW_LANES == 0) memory.of[half_warp] = s;
-    __syncthreads();
-    if (asked >= rows) return;
-    if (lane == 0) {
-        RowStats all = s;
+    if (wide) {
+        if (lane % ROW_LANES == 0) parts.of[half_warp] = s;
+        __syncthreads();
+        if (lane == 0) {
+            RowStats all = parts.of[0];
 #pragma unroll 1
-        for (int i = 1; i < parts; i++) add_stats(&all, memory.of[half_warp + i]);
-        if (all.max < 0) all.max = 0;
-        out[t] = all;
+            for (int i = 1; i < BLOCK_PARTS; i++) add_stats(&all, parts.of[i]);
+            store_stats(out + t, all);
+        }
+    } else {
+        if (asked >= rows) return;
+        if (lane == 0) store_stats(out + t, s);
     }
     const int place = pair.places == nullptr ? -1 : pair.places[t];
     if (place < 0) return;
@@ -358,4 +359,4 @@ DEVICE void compare_rows(const StatsArgs& args) {
     else compare_pair<float>(pair, args.rows, out);
 }
 
-KERNEL_SIZED(stats_rows, StatsArgs, BLOCK_PARTS * ROW_LANES, 2, compare_rows)
+KERNEL_SIZED(stats_rows, StatsArgs, BLOCK_PARTS * ROW_LANES, 6, compare_rows)

@@ -5,15 +5,11 @@ use crate::numerics::Storage;
 
 /// Pairs that one launch compares.
 pub const STATS_PAIRS_MAX: usize = 6;
-/// Parts of rows that a block takes, and its threads; parts of a row at most, and columns of one but for rows that have so
-/// many: BLOCK_PARTS, PARTS_MAX and PART_COLUMNS of the kernel.
-const BLOCK_PARTS: usize = 24;
-const THREADS: u32 = 384;
-const PARTS_MAX: usize = 8;
-const PART_COLUMNS: usize = 256;
-/// Bytes of shared memory that a block asks for, so that a multiprocessor holds one: half of what a Hopper has. Beside it
-/// is room for a block of most kernels that compute.
-const SHARED: u32 = 112 << 10;
+/// Token rows of one block, its threads, and columns from which on a row has a block of its own: BLOCK_PARTS and WIDE_ROW
+/// of the kernel.
+const ROWS: usize = 8;
+const THREADS: u32 = 128;
+const WIDE_ROW: usize = 2048;
 
 /// A checkpoint and its reference. Addresses are multiples of 16, or rows are read slowly.
 #[derive(Clone, Copy, Debug)]
@@ -66,12 +62,7 @@ pub fn stats(pairs: &[StatsPair], rows: usize, out: Address) -> Call {
         let a_f16 = i32::from(storage != Storage::F32);
         *args = PairArgs { a, b, places, shown, width: width as i32, a_f16 };
     }
-    let blocks =
-        pairs.iter().map(|pair| rows.div_ceil(BLOCK_PARTS / parts_of(pair.width))).max().unwrap_or(1);
-    Call::new("stats_rows".into(), [blocks, pairs.len(), 1], THREADS, args).sized(SHARED).beside()
-}
-
-/// Parts of a row.
-fn parts_of(width: usize) -> usize {
-    width.div_ceil(PART_COLUMNS).next_power_of_two().clamp(1, PARTS_MAX)
+    let blocks = |pair: &StatsPair| if pair.width >= WIDE_ROW { rows } else { rows.div_ceil(ROWS) };
+    let blocks = pairs.iter().map(blocks).max().unwrap_or(1);
+    Call::new("stats_rows".into(), [blocks, pairs.len(), 1], THREADS, args).beside()
 }

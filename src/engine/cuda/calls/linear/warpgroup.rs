@@ -66,9 +66,10 @@ struct Shape {
 
 /// LINEAR_WARPGROUP of kernels/linear_warpgroup.cu.
 #[rustfmt::skip]
-const SHAPES: [Shape; 6] = [
+const SHAPES: [Shape; 7] = [
     Shape { rows: 128, outputs: 160, stages: 5, x: 2, w: 2, split: 1, held: 1, alone: 360.0, full: 360.0, around: 8000.0 },
     Shape { rows: 128, outputs: 128, stages: 3, x: 1, w: 2, split: 1, held: 2, alone: 496.0, full: 370.0, around: 7800.0 },
+    Shape { rows: 128, outputs: 128, stages: 6, x: 1, w: 2, split: 4, held: 1, alone: 430.0, full: 430.0, around: 9000.0 },
     Shape { rows: 64, outputs: 128, stages: 4, x: 1, w: 2, split: 1, held: 2, alone: 266.0, full: 250.0, around: 7200.0 },
     Shape { rows: 64, outputs: 128, stages: 4, x: 1, w: 2, split: 2, held: 2, alone: 313.0, full: 300.0, around: 7500.0 },
     Shape { rows: 64, outputs: 64, stages: 6, x: 2, w: 2, split: 1, held: 2, alone: 182.0, full: 243.0, around: 6200.0 },
