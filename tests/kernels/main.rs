@@ -11,6 +11,7 @@ mod host;
 mod linear;
 mod ops;
 mod stats;
+mod warpgroups;
 
 use data::Memory;
 use half::f16;
