@@ -18,8 +18,6 @@ use crate::error::{Error, Result};
 const SOURCES_VARIABLE: &str = "PARITY_KERNELS";
 /// Bytes of shared memory that every kernel may have without asking.
 const SHARED_ALWAYS: u32 = 48 << 10;
-/// Percent of a multiprocessor's memory that is shared, of what can be.
-const SHARED_MOST: i32 = 100;
 /// The file that includes all others.
 const ALL: &str = "all.cu";
 
@@ -83,10 +81,6 @@ impl Modules {
             let function = found.ok_or_else(|| {
                 error(format!("no kernel {name}")).hint("the sources in PARITY_KERNELS may lack it")
             })?;
-            if call.beside {
-                let share = CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-                function.set_attribute(share, SHARED_MOST).map_err(failed(name))?;
-            }
             self.functions.insert(name.to_owned(), (function, SHARED_ALWAYS));
         }
         let (function, leave) = self.functions.get_mut(name).expect("just put there");

@@ -112,12 +112,12 @@ impl Builder<'_> {
         let apart = bytes.iter().sum::<usize>() > UNPACKED_MAX;
         let data = LinearData { constant: bytes.iter().all(|bytes| *bytes == 0), ..data };
         let act = match list[0].pairs {
-            Pairs::GateUp { out } if apart => Some(out),
+            Pairs::GateUp { out } if apart => {
+                list[0].pairs = Pairs::Alone;
+                Some(out)
+            }
             _ => None,
         };
-        if act.is_some() {
-            list[0].pairs = Pairs::Alone;
-        }
         let (mut calls, mut to) = (Vec::new(), self.memory.scratch);
         for (part, bytes) in list.iter_mut().zip(bytes) {
             if bytes > 0 {

@@ -52,9 +52,6 @@ pub struct Call {
     pub shared: u32,
     /// How many [`TensorMap`]s its arguments begin with.
     pub maps: usize,
-    /// Whether it runs beside kernels that compute: then it takes a multiprocessor's memory divided as theirs, most of it
-    /// shared, since another division waits until nothing runs there.
-    pub beside: bool,
     args: Args,
     args_size: usize,
 }
@@ -87,7 +84,6 @@ impl Call {
             threads,
             shared: 0,
             maps: 0,
-            beside: false,
             args: Args([MaybeUninit::uninit(); Args::MAX / 8]),
             args_size: size_of::<A>(),
         };
@@ -104,11 +100,6 @@ impl Call {
     /// The call whose arguments begin with so many tensor maps.
     fn mapped(self, maps: usize) -> Call {
         Call { maps, ..self }
-    }
-
-    /// The call that runs beside kernels that compute.
-    fn beside(self) -> Call {
-        Call { beside: true, ..self }
     }
 
     /// A kernel over `n` elements, `each` of them per thread.

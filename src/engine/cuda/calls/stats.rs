@@ -64,5 +64,5 @@ pub fn stats(pairs: &[StatsPair], rows: usize, out: Address) -> Call {
     }
     let blocks = |pair: &StatsPair| if pair.width >= WIDE_ROW { rows } else { rows.div_ceil(ROWS) };
     let blocks = pairs.iter().map(blocks).max().unwrap_or(1);
-    Call::new("stats_rows".into(), [blocks, pairs.len(), 1], THREADS, args).beside()
+    Call::new("stats_rows".into(), [blocks, pairs.len(), 1], THREADS, args)
 }
