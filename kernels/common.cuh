@@ -127,14 +127,22 @@ struct alignas(16) Words4 {
     uint32_t v[4];
 };
 DEVICE float low_half(uint32_t two) {
-    half_t h;
-    h.bits = (uint16_t)(two & 0xffffu);
-    return to_float(h);
+#ifdef CUDA_ON_HOST
+    return cushim::half_to_float((uint16_t)(two & 0xffffu));
+#else
+    float f;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low;}" : "=f"(f) : "r"(two));
+    return f;
+#endif
 }
 DEVICE float high_half(uint32_t two) {
-    half_t h;
-    h.bits = (uint16_t)(two >> 16);
-    return to_float(h);
+#ifdef CUDA_ON_HOST
+    return cushim::half_to_float((uint16_t)(two >> 16));
+#else
+    float f;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high;}" : "=f"(f) : "r"(two));
+    return f;
+#endif
 }
 // The low halves of two words, and their high ones.
 DEVICE uint32_t both_low(uint32_t a, uint32_t b) {

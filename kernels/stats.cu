@@ -2,9 +2,9 @@
 // host, so that of a large prefill 96 bytes a row come back instead of the row. Beside it, rows that are asked for
 // are put where few copies bring them to the host.
 //
-// Launch: grid (⌈T·parts / 8⌉ of the pair that has most, pairs), 128 threads. A row of a pair goes to a half warp; a wide
-// one to all eight of a block, part by part, whose numbers are put together in their order. Blocks are small and soon over
-// because they run in what kernels that compute leave of a multiprocessor, and those wait for room.
+// Launch: ⌈T / rows of a block⌉ blocks for each pair, one pair after another; 128 threads. A row goes to half a warp, a wide
+// one to a warp, a very wide one to a block. Blocks are small and soon over because they run in what kernels that compute
+// leave of a multiprocessor, and those wait for room.
 // Sums in f64: each lane those of its columns, eight at a time, then a tree of shuffles, in a fixed order. ggml has
 // no such thing.
 //
@@ -12,7 +12,7 @@
 // and differences. Whether a > b and whether they differ f32 tells. The maxima are those of f64, but only few columns
 // can have them:
 // - f32 rounds the difference, and rounding is monotone: the largest f64 difference is among those of the largest
-//   f32 difference, which are computed again in f64.
+//   f32 difference, which are looked at again in f64.
 // - |a - b|·(1/|b|) in f32 is the ratio but for 2^-22 of it (a rounding of the difference, one of the product, and an
 //   ulp of the inverse), so that the largest lies among those within RATIO_MARGIN of the largest estimate.
 // Both hold where no difference overflows, no inverse is subnormal, and the largest estimate does not overflow. (None
@@ -44,6 +44,8 @@ struct StatsPair {
     void* shown;        // (n, W), as a
     int width;          // W
     int a_f16;
+    int lanes;          // of a row: 16, 32 or 128
+    int first_block;    // those of its rows begin there
 };
 
 struct StatsArgs {
@@ -53,12 +55,12 @@ struct StatsArgs {
     StatsPair pair[6];
 };
 
-// Lanes of a row or a part of one, and how many of these a block has; columns from which on a row is taken in parts.
-enum { ROW_LANES = 16, BLOCK_PARTS = 8, WIDE_ROW = 2048 };
+// What a row goes to, in lanes.
+enum { HALF_WARP = 16, WARP = 32, BLOCK = 128 };
 // Squares that sum up to less are of numbers below 2^126: no difference overflows, and no inverse is subnormal.
 #define SQUARES_MAX 0x1p252
-// Twice the error of an estimated ratio, as two of them have it, four times over.
-#define RATIO_MARGIN (1.0f - 0x1p-19f)
+// Twice the error of an estimated ratio, as two of them have it, two times over.
+#define RATIO_MARGIN (1.0f - 0x1p-20f)
 
 DEVICE bool finite(float x) { return fabsf(x) < INFINITY_F; }
 
@@ -75,16 +77,16 @@ DEVICE float inverse(float x) {
 // |d| / |b| likewise. NaN for 0/0.
 DEVICE float estimated_ratio(float d, float b) { return fabsf(d) * inverse(b); }
 
-// The largest of what a lane has seen, and in which of its pieces of eight columns all that comes near it lies.
+// The largest of what a lane has seen, and in which of its stretches, a bit each, all that comes near it lies.
 struct Peak {
     float value;
-    int from, to;
+    uint32_t stretches;
 };
 
 // `margin` times a value is what comes near it.
-DEVICE void note(Peak* peak, float value, float margin, int piece) {
-    if (value * margin > peak->value) peak->from = piece;
-    if (value >= peak->value * margin) peak->to = piece;
+DEVICE void note(Peak* peak, float value, float margin, uint32_t stretch) {
+    if (value * margin > peak->value) peak->stretches = 0;
+    if (value >= peak->value * margin) peak->stretches |= stretch;
     peak->value = fmaxf(peak->value, value);
 }
 
@@ -93,8 +95,8 @@ template <class S>
 struct Octet;
 template <>
 struct alignas(16) Octet<half_t> {
-    Half8 h;
-    DEVICE float at(int j) const { return to_float(h.v[j]); }
+    Words4 w;
+    DEVICE float at(int j) const { return j % 2 == 0 ? low_half(w.v[j / 2]) : high_half(w.v[j / 2]); }
 };
 template <>
 struct alignas(16) Octet<float> {
@@ -107,20 +109,27 @@ struct Piece {
     Octet<float> b;
 };
 
-// One row of a pair, or one of its parts. Pieces of eight columns go to parts and their lanes by turns.
+// One row of a pair. Pieces of eight columns go to its lanes by turns.
 template <class S>
 struct Row {
     const S* a;
     const float* b;
     int width;
-    int lane;      // among those of all parts
-    int lanes;     // of all parts
+    int lane;
+    int lanes;
     bool regular;  // whether pieces are whole and begin at multiples of 16 bytes
 
     DEVICE int column(int piece) const { return (piece * lanes + lane) * 8; }
+    DEVICE bool has(int piece) const { return column(piece) < width; }
     DEVICE Piece<S> load(int piece) const {
         const int i = column(piece);
         return {*(const Octet<S>*)(a + i), *(const Octet<float>*)(b + i)};
+    }
+    // A stretch has 2^n pieces, so many that a row has 32 stretches at most: n.
+    DEVICE int stretch_log() const {
+        int n = 0;
+        while ((32 * 8 * lanes << n) < width) n++;
+        return n;
     }
 };
 
@@ -131,21 +140,30 @@ DEVICE void add_sums(RowStats* s, float x, float y) {
     s->squared_a += a * a;
     s->squared_b += b * b;
     s->product += a * b;
-    s->positive += x > y;
-    s->differing += x != y;
 }
 
-// The maximum and the ratio with one more pair of finite numbers.
-DEVICE void add_maxima(RowStats* s, float x, float y, int column) {
+// The maximum with one more pair of finite numbers.
+DEVICE void add_max(RowStats* s, float x, float y, int column) {
     const double size = fabs((double)x - y);
-    if (size > s->max) {
-        s->max = size;
-        s->column = column;
-        s->a = x;
-        s->b = y;
-    }
-    const double ratio = size > 0 ? size / (double)fabsf(y) : 0.0;
-    if (ratio > s->ratio) s->ratio = ratio;
+    if (!(size > s->max)) return;
+    s->max = size;
+    s->column = column;
+    s->a = x;
+    s->b = y;
+}
+
+// over / under, of which the largest is found before anything is divided.
+struct Fraction {
+    double over, under;
+};
+
+// The larger of two fractions, of which the other is |x - y| / |y| and 0/0 counts as nothing. Where rounded products do not
+// tell them apart, what rounding took off does.
+DEVICE void add_ratio(Fraction* largest, float x, float y) {
+    const double over = fabs((double)x - y), under = fabsf(y);
+    const double own = over * largest->under, other = largest->over * under;
+    const bool larger = own > other || (own == other && fma(over, largest->under, -own) > fma(largest->over, under, -other));
+    if (larger) *largest = {over, under};
 }
 
 DEVICE RowStats no_stats(int width) {
@@ -155,11 +173,12 @@ DEVICE RowStats no_stats(int width) {
     return s;
 }
 
-// What a lane has of a row, each pair looked at. The order of the sums is that of `sums_of`, so that they do not
+// What a lane has of a row, each pair looked at. The order of the sums is that of `see_all`, so that they do not
 // depend on what else is in the warp.
 template <class S>
 DEVICE RowStats careful_stats(const Row<S>& row) {
     RowStats s = no_stats(row.width);
+    Fraction ratio = {0.0, 1.0};
     for (int start = row.column(0); start < row.width; start += 8 * row.lanes) {
         for (int i = start; i < start + 8 && i < row.width; i++) {
             const float x = to_float(row.a[i]), y = row.b[i];
@@ -167,78 +186,110 @@ DEVICE RowStats careful_stats(const Row<S>& row) {
             s.nonfinite_b += !finite(y);
             if (!finite(x) || !finite(y)) continue;
             add_sums(&s, x, y);
-            add_maxima(&s, x, y, i);
+            add_max(&s, x, y, i);
+            add_ratio(&ratio, x, y);
+            s.positive += x > y;
+            s.differing += x != y;
         }
     }
+    s.ratio = ratio.over / ratio.under;
     return s;
 }
 
-// The sums of a lane, and near which pieces its maxima lie.
+// What a lane has seen of its row: sums, counts (of fewer than 2^24 columns) and where the maxima lie.
+struct Seen {
+    RowStats sums;
+    float positive, differing;
+    Peak most, ratio;
+};
+
 template <class S>
-DEVICE RowStats sums_of(const Row<S>& row, Peak* most, Peak* ratio) {
-    RowStats s = no_stats(row.width);
-    Piece<S> next = {};
-    if (row.column(0) < row.width) next = row.load(0);
-    for (int piece = 0; row.column(piece) < row.width; piece++) {
-        const Piece<S> p = next;
-        if (row.column(piece + 1) < row.width) next = row.load(piece + 1);  // on its way while this one is added
-        float largest = 0.0f, estimate = 0.0f;
+DEVICE void see(Seen* seen, const Piece<S>& p, uint32_t stretch) {
+    float largest = 0.0f, estimate = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const float x = p.a.at(j), y = p.b.at(j), d = x - y;
-            largest = fmaxf(largest, fabsf(d));
-            estimate = fmaxf(estimate, estimated_ratio(d, y));
-            add_sums(&s, x, y);
-        }
-        note(most, largest, 1.0f, piece);
-        note(ratio, estimate, RATIO_MARGIN, piece);
+    for (int j = 0; j < 8; j++) {
+        const float x = p.a.at(j), y = p.b.at(j), d = x - y;
+        largest = fmaxf(largest, fabsf(d));
+        estimate = fmaxf(estimate, estimated_ratio(d, y));
+        seen->positive += x > y ? 1.0f : 0.0f;
+        seen->differing += x != y ? 1.0f : 0.0f;
+        add_sums(&seen->sums, x, y);
     }
-    return s;
+    note(&seen->most, largest, 1.0f, stretch);
+    note(&seen->ratio, estimate, RATIO_MARGIN, stretch);
 }
 
-// The largest of the lanes of a row.
-DEVICE float row_max(float x) {
+// All pieces of a lane; the next one is on its way while one is seen.
+template <class S>
+DEVICE Seen see_all(const Row<S>& row) {
+    Seen seen = {no_stats(row.width)};
+    const int stretch_log = row.stretch_log();
+    Piece<S> even = {}, odd = {};
+    if (row.has(0)) even = row.load(0);
+    for (int piece = 0; row.has(piece); piece += 2) {
+        if (row.has(piece + 1)) odd = row.load(piece + 1);
+        see(&seen, even, 1u << (piece >> stretch_log));
+        if (!row.has(piece + 1)) break;
+        if (row.has(piece + 2)) even = row.load(piece + 2);
+        see(&seen, odd, 1u << (piece + 1 >> stretch_log));
+    }
+    return seen;
+}
+
+// The largest of the lanes of a row that are in this warp.
+DEVICE float row_max(float x, int lanes) {
+    if (lanes >= WARP) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, HALF_WARP));
 #pragma unroll
-    for (int d = ROW_LANES / 2; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, d));
+    for (int d = HALF_WARP / 2; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, d));
     return x;
 }
 
-// Adds the columns of a lane that are at least as near a peak as `value`: mostly one. Whether the ratio is right then:
-// not where an estimate overflows.
-template <class S>
-DEVICE bool add_near(RowStats* s, const Row<S>& row, const Peak& peak, float value, bool is_ratio) {
-    bool right = true;
-    for (int piece = peak.from; piece <= peak.to; piece++) {
-        const Piece<S> p = row.load(piece);
-        uint32_t near = 0;
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const float y = p.b.at(j), d = p.a.at(j) - y;
-            near |= (uint32_t)((is_ratio ? estimated_ratio(d, y) : fabsf(d)) >= value) << j;
-        }
+// Calls `look(x, y, column)` for all columns of the stretches that a peak lies in: mostly eight.
+template <class S, class F>
+DEVICE void look_again(const Row<S>& row, const Peak& peak, F look) {
+    const int pieces = 1 << row.stretch_log();
+    int piece = 0;
 #pragma unroll 1
-        for (int i = row.column(piece); near != 0; i++, near >>= 1) {
-            if (near % 2 == 0) continue;
-            const float x = to_float(row.a[i]), y = row.b[i];
-            add_maxima(s, x, y, i);
-            right &= !is_ratio || y == 0.0f || estimated_ratio(x - y, y) < INFINITY_F;
+    for (uint32_t left = peak.stretches; left != 0; left >>= 1) {
+        const int end = piece + pieces;
+        if (left % 2 == 0) piece = end;
+#pragma unroll 1
+        for (; piece < end; piece++) {
+            if (!row.has(piece)) continue;
+            const Piece<S> p = row.load(piece);
+#pragma unroll
+            for (int j = 0; j < 8; j++) look(p.a.at(j), p.b.at(j), row.column(piece) + j);
         }
     }
-    return right;
 }
 
 // Adds the maximum and the ratio, where a lane may have them, to its sums. Whether the ratio is right: for certain it is
 // where the largest estimate is a normal number, or there is a division by zero.
 template <class S>
 DEVICE bool add_peaks(RowStats* s, const Row<S>& row, const Peak& most, const Peak& ratio) {
-    const float largest = row_max(most.value), near = row_max(ratio.value) * RATIO_MARGIN;
+    const float largest = row_max(most.value, row.lanes), near = row_max(ratio.value, row.lanes) * RATIO_MARGIN;
     if (!(largest > 0.0f)) {  // equal rows
         const int i = row.column(0);
-        if (row.lane % ROW_LANES == 0) add_maxima(s, to_float(row.a[i]), row.b[i], i);
+        if (row.lane % WARP % row.lanes == 0 && i < row.width) add_max(s, to_float(row.a[i]), row.b[i], i);
         return true;
     }
-    if (most.value == largest) add_near(s, row, most, largest, false);
-    return ratio.value >= near ? add_near(s, row, ratio, near, true) : true;
+    if (most.value == largest) {
+        look_again(row, most, [&](float x, float y, int i) {
+            if (fabsf(x - y) == largest) add_max(s, x, y, i);
+        });
+    }
+    bool right = true;
+    if (ratio.value >= near) {
+        Fraction exact = {0.0, 1.0};
+        look_again(row, ratio, [&](float x, float y, int) {
+            const float estimate = estimated_ratio(x - y, y);
+            if (!(estimate >= near)) return;
+            add_ratio(&exact, x, y);
+            right &= y == 0.0f || estimate < INFINITY_F;
+        });
+        s->ratio = exact.over / exact.under;
+    }
+    return right;
 }
 
 // What is known of other columns of the same row put to it.
@@ -261,64 +312,65 @@ DEVICE void add_stats(RowStats* s, const RowStats& other) {
     }
 }
 
-// s of all lanes of a row, or a part of one, together, in each of them.
-DEVICE void merge_lanes(RowStats* s) {
-#pragma unroll
-    for (int d = ROW_LANES / 2; d > 0; d /= 2) {
-        RowStats other;
-        other.abs_error = __shfl_xor_sync(FULL_WARP, s->abs_error, d);
-        other.squared_error = __shfl_xor_sync(FULL_WARP, s->squared_error, d);
-        other.squared_a = __shfl_xor_sync(FULL_WARP, s->squared_a, d);
-        other.squared_b = __shfl_xor_sync(FULL_WARP, s->squared_b, d);
-        other.product = __shfl_xor_sync(FULL_WARP, s->product, d);
-        other.max = __shfl_xor_sync(FULL_WARP, s->max, d);
-        other.ratio = __shfl_xor_sync(FULL_WARP, s->ratio, d);
-        other.column = __shfl_xor_sync(FULL_WARP, (int)s->column, d);
-        other.a = __shfl_xor_sync(FULL_WARP, s->a, d);
-        other.b = __shfl_xor_sync(FULL_WARP, s->b, d);
-        other.positive = __shfl_xor_sync(FULL_WARP, s->positive, d);
-        other.differing = __shfl_xor_sync(FULL_WARP, s->differing, d);
-        other.nonfinite_a = __shfl_xor_sync(FULL_WARP, s->nonfinite_a, d);
-        other.nonfinite_b = __shfl_xor_sync(FULL_WARP, s->nonfinite_b, d);
-        add_stats(s, other);
+// x and that of the lane `distance` away, which is in the same row.
+template <class T>
+DEVICE T both(T x, int distance) { return x + __shfl_xor_sync(FULL_WARP, x, distance); }
+
+// Puts together what two lanes have; a and b, which belong to the maximum, stay.
+DEVICE void merge(RowStats* s, int* column, bool careful, int distance) {
+    s->abs_error = both(s->abs_error, distance);
+    s->squared_error = both(s->squared_error, distance);
+    s->squared_a = both(s->squared_a, distance);
+    s->squared_b = both(s->squared_b, distance);
+    s->product = both(s->product, distance);
+    s->positive = both(s->positive, distance);
+    s->differing = both(s->differing, distance);
+    if (careful) {
+        s->nonfinite_a = both(s->nonfinite_a, distance);
+        s->nonfinite_b = both(s->nonfinite_b, distance);
+    }
+    s->ratio = fmax(s->ratio, __shfl_xor_sync(FULL_WARP, s->ratio, distance));
+    const double max = __shfl_xor_sync(FULL_WARP, s->max, distance);
+    const int other = __shfl_xor_sync(FULL_WARP, *column, distance);
+    if (max > s->max || (max == s->max && other < *column)) {
+        s->max = max;
+        *column = other;
     }
 }
 
-// A row or a part, in all of its lanes; a maximum of -1 is that of no pair. Both halves of a warp come here together: shuffles are for all 32 lanes, and what one
-// half has to do with care the other does so too.
+// What the lanes of a warp have of a row, in that lane which has the maximum: whether this is it. A maximum of -1 is that of
+// no pair. Both halves of a warp come here together: shuffles are for all 32 lanes, and what one half has to do with care
+// the other does so too.
 template <class S>
-DEVICE RowStats row_stats(const Row<S>& row) {
-    RowStats s;
+DEVICE bool row_stats(const Row<S>& row, RowStats* s) {
     bool right = false;
     if (row.regular) {
-        Peak most = {}, ratio = {};
-        s = sums_of(row, &most, &ratio);
-        const bool fits = s.squared_a + s.squared_b < SQUARES_MAX;
-        right = add_peaks(&s, row, most, ratio) && fits;
+        const Seen seen = see_all(row);
+        *s = seen.sums;
+        s->positive = (uint32_t)seen.positive;
+        s->differing = (uint32_t)seen.differing;
+        const bool fits = s->squared_a + s->squared_b < SQUARES_MAX;
+        right = add_peaks(s, row, seen.most, seen.ratio) && fits;
     }
-    if (__ballot_sync(FULL_WARP, !right) != 0) s = careful_stats(row);
-    merge_lanes(&s);
-    return s;
+    const bool careful = __ballot_sync(FULL_WARP, !right) != 0;
+    if (careful) *s = careful_stats(row);
+    int column = (int)s->column;
+    if (row.lanes >= WARP) merge(s, &column, careful, HALF_WARP);
+#pragma unroll
+    for (int d = HALF_WARP / 2; d > 0; d /= 2) merge(s, &column, careful, d);
+    return column == s->column && (column < row.width || row.lane % WARP % row.lanes == 0);
 }
 
-// Stores what is known of a row, by one thread.
-DEVICE void store_stats(RowStats* out, RowStats s) {
-    if (s.max < 0) s.max = 0;
-    *out = s;
-}
-
-// What the parts of a wide row have come to.
+// What the warps of a block have of a very wide row.
 struct StatsParts {
-    RowStats of[BLOCK_PARTS];
+    RowStats of[BLOCK / WARP];
 };
 
 template <class S>
 DEVICE void compare_pair(const StatsPair& pair, int rows, RowStats* out) {
     SHARED(StatsParts, parts);
-    const bool wide = pair.width >= WIDE_ROW;  // the same for the whole block
-    const int half_warp = threadIdx.x / ROW_LANES, lanes = wide ? BLOCK_PARTS * ROW_LANES : ROW_LANES, lane = threadIdx.x % lanes;
-    const int asked = wide ? (int)blockIdx.x : (int)blockIdx.x * BLOCK_PARTS + half_warp;
-    if ((wide ? asked : asked - half_warp) >= rows) return;  // another pair has more
+    const int lanes = pair.lanes, lane = threadIdx.x % lanes;  // the same number for the whole block
+    const int asked = (blockIdx.x - pair.first_block) * (BLOCK / lanes) + threadIdx.x / lanes;
     const int t = asked < rows ? asked : rows - 1;  // lanes behind the last row help with it, and store nothing
     const int64_t start = (int64_t)t * pair.width;
     const S* const a = (const S*)pair.a + start;
@@ -326,20 +378,21 @@ DEVICE void compare_pair(const StatsPair& pair, int rows, RowStats* out) {
     // The same for all rows, and so for the whole warp.
     const bool regular = pair.width % 8 == 0 && (((int64_t)pair.a | (int64_t)pair.b) & 15) == 0;
     const Row<S> row = {a, b, pair.width, lane, lanes, regular};
-    const RowStats s = row_stats(row);
-    if (wide) {
-        if (lane % ROW_LANES == 0) parts.of[half_warp] = s;
+    RowStats s;
+    bool stores = row_stats(row, &s);
+    if (lanes == BLOCK) {
+        if (stores) parts.of[threadIdx.x / WARP] = s;
         __syncthreads();
-        if (lane == 0) {
-            RowStats all = parts.of[0];
+        stores = threadIdx.x == 0;
+        if (stores) {
+            s = parts.of[0];
 #pragma unroll 1
-            for (int i = 1; i < BLOCK_PARTS; i++) add_stats(&all, parts.of[i]);
-            store_stats(out + t, all);
+            for (int i = 1; i < BLOCK / WARP; i++) add_stats(&s, parts.of[i]);
         }
-    } else {
-        if (asked >= rows) return;
-        if (lane == 0) store_stats(out + t, s);
     }
+    if (asked >= rows) return;
+    if (s.max < 0) s.max = 0;
+    if (stores) out[t] = s;
     const int place = pair.places == nullptr ? -1 : pair.places[t];
     if (place < 0) return;
     S* const shown = (S*)pair.shown + (int64_t)place * pair.width;
@@ -353,10 +406,12 @@ DEVICE void compare_pair(const StatsPair& pair, int rows, RowStats* out) {
 }
 
 DEVICE void compare_rows(const StatsArgs& args) {
-    const StatsPair& pair = args.pair[blockIdx.y];
-    RowStats* const out = args.out + (int64_t)blockIdx.y * args.rows;
+    int index = args.pairs - 1;
+    while (index > 0 && (int)blockIdx.x < args.pair[index].first_block) index--;
+    const StatsPair& pair = args.pair[index];
+    RowStats* const out = args.out + (int64_t)index * args.rows;
     if (pair.a_f16) compare_pair<half_t>(pair, args.rows, out);
     else compare_pair<float>(pair, args.rows, out);
 }
 
-KERNEL_SIZED(stats_rows, StatsArgs, BLOCK_PARTS * ROW_LANES, 6, compare_rows)
+KERNEL_SIZED(stats_rows, StatsArgs, BLOCK, 5, compare_rows)

@@ -47,16 +47,6 @@ static_assert(sizeof(TensorMap) == 128, "as the driver has it");
 
 // ---------------------------------------------------------------- clusters
 
-// Number of this block in its cluster, x fastest.
-DEVICE int cluster_rank() {
-#ifdef CUDA_ON_HOST
-    return cushim::cluster_rank();
-#else
-    uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return (int)rank;
-#endif
-}
 // A barrier of all threads of the cluster, in two halves; `cluster_release` is for those who have written what others read
 // after `cluster_wait`, and takes a microsecond longer.
 DEVICE void cluster_arrive() {

@@ -165,8 +165,10 @@ fn is_right(own: &[f32], reference: &[f32], stats: &RowStats) -> bool {
         && near(device.abs_err_mean, host.abs_err_mean)
 }
 
-/// Compares twice, with what is uploaded and with what is held: how many rows, and rows shown, are not what the host
-/// finds.
+/// How a reference is compared with: uploaded, held, and by the graph that the second step left.
+const HELD: [bool; 3] = [false, true, true];
+
+/// How many rows, and rows shown, are not what the host finds.
 fn wrong_rows(
     engine: &mut dyn Engine,
     own: &Tensors,
@@ -181,13 +183,14 @@ fn wrong_rows(
         *wrong.borrow_mut() += others + unlike;
     };
     let mut probe = Compared::new(reference, &look);
-    probe.prefill(engine, false)?;
-    probe.prefill(engine, true)?;
+    for held in HELD {
+        probe.prefill(engine, held)?;
+    }
     Ok(wrong.into_inner())
 }
 
 /// Plants one difference in one value of the engine's own: whether that row of that checkpoint alone differs, and where
-/// it was planted, once uploaded and once held.
+/// it was planted, in each of the ways.
 fn finds_planted(engine: &mut dyn Engine, own: &Tensors) -> Result<bool, Box<dyn std::error::Error>> {
     let Some((&planted, values)) = own.get_index(2 * own.len() / 3) else { return Ok(false) };
     let (t, column, width) = (211, values.len() / ROWS / 2, values.len() / ROWS);
@@ -200,9 +203,10 @@ fn finds_planted(engine: &mut dyn Engine, own: &Tensors) -> Result<bool, Box<dyn
         found.borrow_mut().extend(differing.map(|(t, row)| (checkpoint, t, row.column, row.differing)));
     };
     let mut probe = Compared::new(&reference, &look);
-    probe.prefill(engine, false)?;
-    probe.prefill(engine, true)?;
-    Ok(found.into_inner() == [(planted, t, column as i64, 1); 2])
+    for held in HELD {
+        probe.prefill(engine, held)?;
+    }
+    Ok(found.into_inner() == [(planted, t, column as i64, 1); HELD.len()])
 }
 
 /// Untraced and compared prefills by turns, each on an engine of its own, whose plans stay; and whether what was

@@ -117,13 +117,16 @@ inline uint32_t warp_op(WarpOp op, unsigned mask, uint32_t value, int source) {
 
 inline void async_copy(void* to, const void* from) { machine->current->groups.back().push_back({to, from}); }
 inline void async_group() { machine->current->groups.emplace_back(); }
-// The last group is open, and waits for nothing.
-inline void async_wait(size_t but_last) {
-    auto& groups = machine->current->groups;
+// Does what is in all groups but the last ones; behind these is one more, which is open and waits for nothing.
+template <class Groups, class Do>
+void finish_groups(Groups& groups, size_t but_last, Do finish) {
     while (groups.size() > but_last + 1) {
-        for (const AsyncCopy& copy : groups.front()) memcpy(copy.to, copy.from, 16);
+        for (const auto& one : groups.front()) finish(one);
         groups.erase(groups.begin());
     }
+}
+inline void async_wait(size_t but_last) {
+    finish_groups(machine->current->groups, but_last, [](const AsyncCopy& copy) { memcpy(copy.to, copy.from, 16); });
 }
 
 // Lets the warp that starts at `from` go on, if all its lanes stand in the same warp operation.

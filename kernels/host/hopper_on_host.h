@@ -33,7 +33,6 @@ inline void barrier_wait(void* barrier, int parity) {
     yield(AT_SHARED_BARRIER);
 }
 
-inline int cluster_rank() { return machine->current->rank; }
 inline void cluster_wait() { yield(AT_CLUSTER_BARRIER); }
 // The same place in the shared memory of another block.
 template <class T>
@@ -91,13 +90,8 @@ inline void products(float* d, int n, uint64_t x, uint64_t w) {
     });
 }
 inline void products_group() { machine->current->products.emplace_back(); }
-// The last group is open, and waits for nothing.
 inline void products_wait(size_t but_last) {
-    auto& groups = machine->current->products;
-    while (groups.size() > but_last + 1) {
-        for (const auto& product : groups.front()) product();
-        groups.erase(groups.begin());
-    }
+    finish_groups(machine->current->products, but_last, [](const auto& product) { product(); });
     warp_op(SYNC, 0xffffffffu, 0, 0);  // a warp waits as one
 }
 

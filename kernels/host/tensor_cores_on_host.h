@@ -4,48 +4,46 @@
 
 namespace cushim {
 
-// mma.m16n8k16 with f16 operands and f32 accumulation, in f64 rounded once.
-inline void mma_16816(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+// A warp's product of 16 rows and 8 columns in f64, rounded once: `products(w, row, column)` is what is added to d.
+template <class Products>
+void multiply(float d[4], const uint32_t a[4], const uint32_t b[2], Products products) {
     const int lane = machine->current->index % 32, g = lane / 4, q = lane % 4;
     WarpMatrices& w = machine->warps[machine->current->index / 32];
     memcpy(w.a[lane], a, 16);
     memcpy(w.b[lane], b, 8);
     warp_op(SYNC, 0xffffffffu, 0, 0);
-    const auto half_of = [](uint32_t two, int which) { return half_to_float(two >> (16 * which)); };
-    for (int part = 0; part < 4; part++) {
-        const int row = g + part / 2 * 8, col = 2 * q + part % 2;
-        double sum = d[part];
-        for (int k = 0; k < 16; k++) {
-            const uint32_t x = w.a[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
-            const uint32_t y = w.b[col * 4 + k % 8 / 2][k / 8];
-            sum += double(half_of(x, k % 2)) * half_of(y, k % 2);
-        }
-        d[part] = sum;
-    }
+    for (int part = 0; part < 4; part++) d[part] += products(w, g + part / 2 * 8, 2 * q + part % 2);
     warp_op(SYNC, 0xffffffffu, 0, 0);
 }
 
-// mma.m16n8k8 with operands in TF32 and f32 accumulation, likewise.
+// mma.m16n8k16 with f16 operands and f32 accumulation.
+inline void mma_16816(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+    const auto half_of = [](uint32_t two, int which) { return double(half_to_float(two >> (16 * which))); };
+    multiply(d, a, b, [&](const WarpMatrices& w, int row, int column) {
+        double sum = 0;
+        for (int k = 0; k < 16; k++) {
+            const uint32_t x = w.a[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+            const uint32_t y = w.b[column * 4 + k % 8 / 2][k / 8];
+            sum += half_of(x, k % 2) * half_of(y, k % 2);
+        }
+        return sum;
+    });
+}
+
+// mma.m16n8k8 with operands in TF32 and f32 accumulation.
 inline void mma_1688(float d[4], const uint32_t a[4], const uint32_t b[2]) {
-    const int lane = machine->current->index % 32, g = lane / 4, q = lane % 4;
-    WarpMatrices& w = machine->warps[machine->current->index / 32];
-    memcpy(w.a[lane], a, 16);
-    memcpy(w.b[lane], b, 8);
-    warp_op(SYNC, 0xffffffffu, 0, 0);
     const auto value = [](uint32_t bits) {
         float x;
         bits &= 0xffffe000u;
         memcpy(&x, &bits, 4);
         return double(x);
     };
-    for (int part = 0; part < 4; part++) {
-        const int row = g + part / 2 * 8, col = 2 * q + part % 2;
-        double sum = d[part];
+    multiply(d, a, b, [&](const WarpMatrices& w, int row, int column) {
+        double sum = 0;
         for (int k = 0; k < 8; k++)
-            sum += value(w.a[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]) * value(w.b[col * 4 + k % 4][k / 4]);
-        d[part] = sum;
-    }
-    warp_op(SYNC, 0xffffffffu, 0, 0);
+            sum += value(w.a[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]) * value(w.b[column * 4 + k % 4][k / 4]);
+        return sum;
+    });
 }
 
 // ldmatrix.m8n8.x4

@@ -7,7 +7,7 @@ use parity::checkpoint::Checkpoint;
 use parity::compare::Accumulator;
 use parity::engine::cuda::{Cards, CudaEngine, supported};
 use parity::engine::{Asked, Batch, Engine, Probe, ReferenceId, RowStats, Values};
-use parity::error::Result;
+use parity::error::{Error, Result};
 
 use crate::{NUMERICS, has_gpu, tiny, tokens};
 
@@ -22,6 +22,7 @@ struct Given {
     reference: Tensors,
     id: Option<ReferenceId>,
     compares: bool,
+    fails: bool,
     asked: usize,
     found: Found,
     recorded: Tensors,
@@ -80,6 +81,9 @@ impl Probe for Given {
         values: &[(usize, Vec<f32>)],
     ) -> Result<()> {
         assert_eq!(rows.len(), batch.tokens.len());
+        if self.fails {
+            return Err(Error::new("probe", "enough seen"));
+        }
         let before = self.found.insert(checkpoint.to_string(), (rows.to_vec(), values.to_vec()));
         assert!(before.is_none(), "{checkpoint} is compared once");
         Ok(())
@@ -144,11 +148,11 @@ fn a_held_reference_is_compared_with_as_any_other() {
         check(&other, &own, &references[1], tokens.len());
         let n = own.len();
         let mut held = Given::new(&references[0], Some(ReferenceId::unique()));
-        for asked in [n, 0, 0] {
+        for asked in [n, 0, 0, 0] {
             assert!(held.step(&mut engine, &tokens) == (one.clone(), asked), "{numerics}: {asked} asked for");
         }
         let mut second = Given::new(&references[1], Some(ReferenceId::unique()));
-        for asked in [n, 0] {
+        for asked in [n, 0, 0] {
             assert!(second.step(&mut engine, &tokens) == (other.clone(), asked), "{numerics}");
         }
         // The first has been forgotten, and is so where nothing is held.
@@ -197,6 +201,37 @@ fn a_held_reference_is_of_one_step_alone() {
     }
 }
 
+/// A step that is launched as it was recorded finds what is in this step, not in one before; also behind one that failed.
+#[test]
+fn what_is_found_is_of_the_step() {
+    if !has_gpu() {
+        return;
+    }
+    let model = tiny();
+    for numerics in NUMERICS {
+        let numerics = supported(numerics.parse().unwrap()).unwrap();
+        let mut engine = CudaEngine::new(&model.gguf, model.graph.clone(), 0, numerics).unwrap();
+        let texts = [0, 1, 2].map(|text| tokens(80 + text).split_off(text));
+        let reference = changed(&own(&mut engine, &texts[0]), 1e-3);
+        let found = texts.each_ref().map(|text| Given::new(&reference, None).step(&mut engine, text).0);
+        assert!(found[0] != found[1] && found[1] != found[2]);
+        let mut held = Given::new(&reference, Some(ReferenceId::unique()));
+        for (turn, text) in [0, 1, 2, 2, 0, 1, 0, 2].into_iter().enumerate() {
+            let asked = if turn == 0 { reference.len() } else { 0 };
+            assert!(
+                held.step(&mut engine, &texts[text]) == (found[text].clone(), asked),
+                "{numerics}, {turn}"
+            );
+            if turn > 1 {
+                held.fails = true;
+                engine.reset();
+                engine.step(&Batch { tokens: &texts[1], first: 0 }, &mut held).unwrap_err();
+                held.fails = false;
+            }
+        }
+    }
+}
+
 #[test]
 fn every_part_of_a_model_holds_its_own() {
     if !has_gpu() {
@@ -210,7 +245,7 @@ fn every_part_of_a_model_holds_its_own() {
     let reference = changed(&own(&mut whole, &tokens), 1e-3);
     let found = Given::new(&reference, None).step(&mut whole, &tokens).0;
     let mut held = Given::new(&reference, Some(ReferenceId::unique()));
-    for asked in [reference.len(), 0] {
+    for asked in [reference.len(), 0, 0] {
         assert!(held.step(&mut parts, &tokens) == (found.clone(), asked));
     }
 }

@@ -1,4 +1,4 @@
-//! The barriers of the kernels: without any one of them, a test must fail.
+//! The barriers of the kernels, and waits for what runs on beside them: without any one of them, a test must fail.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,9 @@ use crate::data::{Memory, Random, RandomWeight};
 use crate::host::{self, Kernels};
 use crate::linear::{data_for, plain};
 
-const BARRIER: &str = "__syncthreads();";
+/// What waits for other threads of a block or of a cluster, for products of warpgroups, and for what a step needs.
+const WAITS: [&str; 5] =
+    ["__syncthreads();", "  cluster_wait();", "products_wait<0>();", "products_wait<1>();", ".wait(parity);"];
 /// Orders of the threads to look for a difference in.
 const SEEDS: std::ops::Range<u32> = 1..9;
 
@@ -45,14 +47,33 @@ fn norm() -> Subject {
 }
 
 fn linear(file: &'static str, kernel: LinearKernel, storage: Storage) -> Subject {
-    // One step alone by warpgroups: sums lie where its tiles were.
-    let (rows, outputs, columns) = (65, 9, if kernel == LinearKernel::Warpgroup { 64 } else { 512 });
+    let (rows, outputs, columns) = (65, 9, 512);
     let weight = RandomWeight::new(&mut Random(3), DType::F16, outputs, columns);
     let inputs = vec![Memory::stored(&Random(4).values(rows * columns), storage)];
     let out = Memory::room(rows * outputs, storage);
     let addresses = [inputs[0].address(), out.address()];
     let call = plain(&weight.weight, kernel, addresses, rows, storage);
     Subject { file, unit: file, calls: vec![call], out, _inputs: inputs, _weight: Some(weight) }
+}
+
+/// In every shape, whose blocks take their steps by turns and bring one another's tiles: one step alone, where sums lie where
+/// its tiles were; and more than fit at once.
+fn warpgroups(steps: usize) -> Subject {
+    let (rows, outputs, columns) = (65, 75, 64 * steps);
+    let weight = RandomWeight::new(&mut Random(3), DType::F16, outputs, columns);
+    let inputs = vec![Memory::stored(&Random(4).values(rows * columns), Storage::F16)];
+    let data = data_for(LinearKernel::Warpgroup, inputs[0].address(), rows, Storage::F16);
+    let calls_to = |out| {
+        let part =
+            LinearPart { weight: weight.weight, out, follow: Follow::Nothing, cache: 0, pairs: Pairs::Alone };
+        calls::linear_in_every_shape(&[part], data)
+    };
+    let shapes = calls_to(0).len();
+    let out = Memory::room(shapes * rows * outputs, Storage::F16);
+    let own = |shape: usize| calls_to(out.address() + (2 * shape * rows * outputs) as u64).swap_remove(shape);
+    let calls = (0..shapes).map(own).collect();
+    let file = "linear_warpgroup.cu";
+    Subject { file, unit: file, calls, out, _inputs: inputs, _weight: Some(weight) }
 }
 
 /// Two warps share each tile, and the norm of the row; the last tile shares outputs with the one before it.
@@ -96,7 +117,7 @@ fn next_token() -> Subject {
 
 /// A row so wide that all warps of a block share it.
 fn stats() -> Subject {
-    let width = 2048;
+    let width = 16_384;
     let inputs = vec![Memory::of_f32(&Random(6).values(width)), Memory::of_f32(&Random(7).values(width))];
     let out = Memory::of_bytes(&vec![0; size_of::<RowStats>()]);
     let [a, b] = [0, 1].map(|i: usize| inputs[i].address());
@@ -198,8 +219,13 @@ impl Subject {
     }
 }
 
-/// The kernels' folder with the `which`-th barrier of `file` taken out, and only `unit` compiled.
-fn mutant(folder: &Path, subject: &Subject, which: usize) {
+/// Where what waits stands in a text.
+fn waits(text: &str) -> Vec<(usize, &'static str)> {
+    WAITS.into_iter().flat_map(|wait| text.match_indices(wait).map(move |(at, _)| (at, wait))).collect()
+}
+
+/// The kernels' folder with one wait of `file` taken out, and only `unit` compiled.
+fn mutant(folder: &Path, subject: &Subject, (at, wait): (usize, &str)) {
     fs::create_dir_all(folder.join("host")).unwrap();
     for entry in
         fs::read_dir(host::folder()).unwrap().chain(fs::read_dir(host::folder().join("host")).unwrap())
@@ -211,8 +237,7 @@ fn mutant(folder: &Path, subject: &Subject, which: usize) {
     }
     fs::write(folder.join("all.cu"), format!("#include \"{}\"\n", subject.unit)).unwrap();
     let text = fs::read_to_string(host::folder().join(subject.file)).unwrap();
-    let (at, _) = text.match_indices(BARRIER).nth(which).unwrap();
-    let without = format!("{};{}", &text[..at], &text[at + BARRIER.len()..]);
+    let without = format!("{};{}", &text[..at], &text[at + wait.len()..]);
     fs::write(folder.join(subject.file), without).unwrap();
 }
 
@@ -231,7 +256,8 @@ fn every_barrier_is_needed_and_seen_to_be() {
         linear("linear_few.cu", LinearKernel::Few, Storage::F16),
         linear_one(),
         linear("linear_wide.cu", LinearKernel::Wide, Storage::F16),
-        linear("linear_warpgroup.cu", LinearKernel::Warpgroup, Storage::F16),
+        warpgroups(1),
+        warpgroups(21),
         stats(),
         attention("attention.cu", AttentionKernel::Tile, Storage::F32),
         attention_few(),
@@ -243,26 +269,29 @@ fn every_barrier_is_needed_and_seen_to_be() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
         let has_barrier =
-            path.is_file() && fs::read_to_string(&path).is_ok_and(|text| text.contains(BARRIER));
+            path.is_file() && fs::read_to_string(&path).is_ok_and(|text| !waits(&text).is_empty());
         assert!(!has_barrier || files.contains(&name), "no test takes the barriers of {name} out");
     }
-    for subject in subjects {
-        let healthy = subject.result(kernels, 0).unwrap();
+    for subjects in subjects.chunk_by(|one, next| one.file == next.file) {
+        let healthy: Vec<Vec<u8>> =
+            subjects.iter().map(|subject| subject.result(kernels, 0).unwrap()).collect();
+        let unlike = |kernels: &Kernels, seed: u32| {
+            let unlike =
+                |(subject, healthy): (&Subject, _)| subject.result(kernels, seed).as_ref() != Ok(healthy);
+            subjects.iter().zip(&healthy).any(unlike)
+        };
+        let file = subjects[0].file;
         for seed in SEEDS {
-            assert_eq!(
-                subject.result(kernels, seed).as_ref(),
-                Ok(&healthy),
-                "{}, order {seed}",
-                subject.file
-            );
+            assert!(!unlike(kernels, seed), "{file}, order {seed}");
         }
-        let text = fs::read_to_string(host::folder().join(subject.file)).unwrap();
-        for which in 0..text.matches(BARRIER).count() {
+        let text = fs::read_to_string(host::folder().join(file)).unwrap();
+        for (at, wait) in waits(&text) {
             let folder = tempfile::tempdir().unwrap();
-            mutant(folder.path(), &subject, which);
+            mutant(folder.path(), &subjects[0], (at, wait));
             let kernels = Kernels::build(folder.path(), &folder.path().join("kernels.so")).unwrap();
-            let seen = SEEDS.into_iter().any(|seed| subject.result(&kernels, seed).as_ref() != Ok(&healthy));
-            assert!(seen, "{} without its barrier {which} gives the same results", subject.file);
+            let seen = SEEDS.into_iter().any(|seed| unlike(&kernels, seed));
+            let line = text[..at].lines().count();
+            assert!(seen, "{file}:{line} without `{wait}` gives the same results");
         }
     }
 }

@@ -125,11 +125,16 @@ fn gate_and_up_of_many_rows() {
         let weights = [0, 1].map(|_| RandomWeight::new(&mut random, DType::F16, outputs, columns));
         let x = Memory::stored(&random.values(rows * columns), FAST);
         let room = || Memory::room(rows * outputs, FAST);
-        let (fused, act, own_act) = ([room(), room()], room(), room());
-        let mut parts = [0, 1].map(|i| alone(&weights[i], &fused[i]));
-        parts[0].pairs = Pairs::GateUp { out: act.address() };
         let data = data_for(LinearKernel::Warpgroup, x.address(), rows, FAST);
-        for call in calls::linear_in_every_shape(&parts, data) {
+        let calls_into = |[gate, up, act]: [&Memory; 3]| {
+            let mut parts = [alone(&weights[0], gate), alone(&weights[1], up)];
+            parts[0].pairs = Pairs::GateUp { out: act.address() };
+            calls::linear_in_every_shape(&parts, data)
+        };
+        for shape in 0..calls_into([&room(), &room(), &room()]).len() {
+            // Memory that no other shape has written.
+            let (fused, act, own_act) = ([room(), room()], room(), room());
+            let call = calls_into([&fused[0], &fused[1], &act]).swap_remove(shape);
             host::in_two_orders(kernels, &call, &act);
             let addresses = [fused[0].address(), fused[1].address(), own_act.address()];
             let glu = calls::glu(Glu::SWIGLU, addresses, rows * outputs, FAST).unwrap();

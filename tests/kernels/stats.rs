@@ -124,7 +124,7 @@ fn statistics_of_any_width() {
     let Some(kernels) = host::kernels() else { return };
     let rows = 2;
     for storage in [Storage::F32, Storage::F16] {
-        for width in [1, 7, 8, 128, 129, 264, 520, 896, 999, 2048, 4872, 70_001] {
+        for width in [1, 7, 8, 128, 129, 264, 520, 896, 999, 2048, 4872, 9000, 16_384, 40_008, 70_001] {
             let mut random = Random(width as u64);
             let (mut x, y) = (random.values(rows * width), random.values(rows * width));
             if width > 500 {
@@ -195,7 +195,8 @@ fn strange(random: &mut Random, width: usize) -> Vec<(&'static str, Vec<f32>, Ve
 #[test]
 fn statistics_of_strange_rows() {
     let Some(kernels) = host::kernels() else { return };
-    for width in [256, 301, 2048] {
+    // Rows of half a warp, of a warp, and of a block.
+    for width in [256, 301, 2048, 2056, 16_384] {
         let mut random = Random(3);
         let mut rows = strange(&mut random, width);
         if width == 2048 {
@@ -239,7 +240,7 @@ fn many_pairs_in_one_launch_and_rows_shown() {
     (places[0], places[5], places[16]) = (1, 0, 2);
     let pairs: Vec<Pair> = (0..STATS_PAIRS_MAX)
         .map(|index| {
-            let width = [8, 33, 140][index % 3];
+            let width = [8, 2056, 140, 33, 16_392, 264][index];
             let storage = [Storage::F16, Storage::F32][index % 2];
             let values = [random.values(rows * width), random.values(rows * width)];
             let places = (index % 4 < 2).then_some(&places[..]);

@@ -86,7 +86,7 @@ impl CudaEngine<'_> {
     /// Waits for what a step that failed has left under way.
     fn settle(&mut self) -> Result<()> {
         self.device.bind()?;
-        self.compare.settle()?;
+        self.compare.settle(&self.device)?;
         self.device.synchronize()?;
         self.device.copy.synchronize().map_err(failed("a copy"))
     }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaGraph, CudaStream};
 use half::f16;
 
 use super::calls::{self, Address, StatsPair};
@@ -51,7 +51,7 @@ impl Compare {
         batch: &Batch<'_>,
         probe: &mut dyn Probe,
     ) -> Result<()> {
-        self.settle()?;
+        self.settle(device)?;
         let id = if outputs.is_empty() { None } else { probe.reference(batch) };
         let Some(id) = id else {
             self.held = None;
@@ -75,6 +75,31 @@ impl Compare {
         match (&mut self.held, &self.streams) {
             (Some(held), Some(streams)) => held.after((device, modules), streams, done),
             _ => Ok(()),
+        }
+    }
+
+    /// Enqueues the step with its comparisons as it was recorded; `false` where it was not.
+    pub fn launch(&mut self) -> Result<bool> {
+        self.held.as_mut().map_or(Ok(false), Held::launch)
+    }
+
+    /// Whether the step is to be recorded with its comparisons.
+    pub fn wants_recording(&self) -> bool {
+        self.held.as_ref().is_some_and(Held::wants_recording)
+    }
+
+    /// Lets the compute stream wait for all comparisons and copies.
+    pub fn join(&self, device: &Device) -> Result<()> {
+        match (&self.held, &self.streams) {
+            (Some(held), Some(streams)) => held.join(device, streams),
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps the recorded step, which has not been computed.
+    pub fn keep(&mut self, graph: CudaGraph) {
+        if let Some(held) = &mut self.held {
+            held.keep(graph);
         }
     }
 
@@ -104,17 +129,18 @@ impl Compare {
     }
 
     /// Forgets what the device holds.
-    pub fn forget(&mut self) -> Result<()> {
-        self.settle()?;
+    pub fn forget(&mut self, device: &Device) -> Result<()> {
+        self.settle(device)?;
         self.held = None;
         Ok(())
     }
 
     /// Waits for comparisons that a step which failed has left under way: they read the arena, and write.
-    pub fn settle(&mut self) -> Result<()> {
+    pub fn settle(&mut self, device: &Device) -> Result<()> {
         if let (Some(held), Some(streams)) = (&mut self.held, &self.streams)
             && held.is_under_way()
         {
+            device.synchronize()?;
             for compare in &streams.compare {
                 compare.synchronize().map_err(failed("a comparison"))?;
             }

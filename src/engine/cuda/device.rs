@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError, result, sys};
+use cudarc::driver::{CudaContext, CudaFunction, CudaGraph, CudaStream, DriverError, result, sys};
 
 use super::calls::{Address, Call};
 use super::maps;
@@ -211,6 +211,19 @@ impl Device {
         unsafe { result::memcpy_dtoh_async(to, from, stream.cu_stream()) }.map_err(failed("a download"))
     }
 
+    /// Begins to record what this thread enqueues on the compute stream, and on streams that are told to wait for it, instead
+    /// of doing it.
+    pub fn begin_capture(&self) -> Result<()> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.compute.begin_capture(mode).map_err(failed("graph capture"))
+    }
+
+    /// Ends it: all that was enqueued, as one launch. The compute stream must have been told to wait for the others.
+    pub fn end_capture(&self) -> Result<CudaGraph> {
+        let graph = self.compute.end_capture(sys::CUgraphInstantiate_flags(0));
+        graph.map_err(failed("graph capture"))?.ok_or_else(|| error("nothing was captured"))
+    }
+
     /// Dynamic shared memory of a call's blocks: what it asks for, or what there is.
     pub fn shared_bytes(&self, call: &Call) -> u32 {
         call.shared.min(self.shared_max)
@@ -337,6 +350,19 @@ impl Event {
     pub fn record(&self, stream: &CudaStream) -> Result<()> {
         // SAFETY: both are alive.
         unsafe { result::event::record(self.event, stream.cu_stream()) }.map_err(failed("an event"))
+    }
+
+    /// The same of a point that the host is going to wait for: where the stream is being captured, each launch of the graph
+    /// marks it.
+    pub fn record_for_host(&self, stream: &CudaStream) -> Result<()> {
+        let status = stream.capture_status().map_err(failed("a stream"))?;
+        let captured = status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+        let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL;
+        let flags = if captured { external } else { sys::CUevent_record_flags::CU_EVENT_RECORD_DEFAULT };
+        // SAFETY: both are alive.
+        unsafe { sys::cuEventRecordWithFlags(self.event, stream.cu_stream(), flags as u32) }
+            .result()
+            .map_err(failed("an event"))
     }
 
     /// Lets `stream` wait for the point.

@@ -1,13 +1,16 @@
 //! A reference that stays on the device while its number stays the same, and is compared there while the step is
 //! computed: behind each group of checkpoints one launch compares them, by turns on two streams of low priority, and
-//! what it finds goes to pinned memory in few copies.
+//! what it finds goes to pinned memory in few copies. The second such step is recorded with all of that as one CUDA graph,
+//! which the next ones launch: events between launches of a stream end their overlap, in a graph they do not.
 //!
 //! Values that a probe wants are written once and keep their bytes ([`super::layout`]), so that a comparison that comes
 //! late reads what was computed. The step ends when the last has been shown, so that the next does not write over them.
 
+use cudarc::driver::CudaGraph;
+
 use super::calls::{self, Address, Call, StatsPair};
 use super::compare::Streams;
-use super::device::{Buffer, Device, Event, Pinned, error};
+use super::device::{Buffer, Device, Event, Pinned, error, failed};
 use super::layout::ALIGNMENT;
 use super::modules::Modules;
 use super::plan::Output;
@@ -55,6 +58,9 @@ pub struct Held {
     pinned: Pinned,
     /// Kept because the calls refer to them.
     _inputs: [Buffer; 2],
+    /// Steps that have begun since the first; the step with its comparisons as one launch.
+    repeats: usize,
+    graph: Option<CudaGraph>,
     /// Groups that have been enqueued in this step, pieces that have been shown.
     enqueued: usize,
     shown: usize,
@@ -129,6 +135,8 @@ impl Held {
             calls,
             returned,
             pinned,
+            repeats: 0,
+            graph: None,
             enqueued: 0,
             shown: 0,
             under_way: false,
@@ -138,7 +146,34 @@ impl Held {
     /// Makes ready for one more step; `false` where it is not one that the reference was uploaded for.
     pub fn restart(&mut self, step: &Step) -> bool {
         (self.enqueued, self.shown) = (0, 0);
+        self.repeats += 1;
         self.step == *step
+    }
+
+    /// Whether the step is to be recorded: it is made once more, and has not been.
+    pub fn wants_recording(&self) -> bool {
+        self.repeats > 0 && self.graph.is_none()
+    }
+
+    /// Lets the compute stream wait for all comparisons and copies, so that a recording ends there.
+    pub fn join(&self, device: &Device, streams: &Streams) -> Result<()> {
+        let Some(last) = self.compared.last() else { return Ok(()) };
+        last.record(&streams.results)?;
+        last.hold(&device.compute)
+    }
+
+    /// Keeps what was recorded; nothing of it has been done.
+    pub fn keep(&mut self, graph: CudaGraph) {
+        self.graph = Some(graph);
+    }
+
+    /// Enqueues the whole step as it was recorded; `false` where it was not.
+    pub fn launch(&mut self) -> Result<bool> {
+        let Some(graph) = &self.graph else { return Ok(false) };
+        self.under_way = true;
+        graph.launch().map_err(failed("the graph of a comparison"))?;
+        self.enqueued = self.groups.len();
+        Ok(true)
     }
 
     /// Whether the output's reference is on the device.
@@ -181,7 +216,7 @@ impl Held {
                 let bytes = self.pieces[piece].bytes.clone();
                 let from = self.returned.address + bytes.start as Address;
                 device.start_download(from, &mut self.pinned.bytes_mut()[bytes], &streams.results)?;
-                self.arrived[piece].record(&streams.results)?;
+                self.arrived[piece].record_for_host(&streams.results)?;
             }
         }
         Ok(())

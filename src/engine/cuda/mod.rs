@@ -34,7 +34,7 @@ mod weights;
 
 use std::collections::HashMap;
 
-use cudarc::driver::{CudaGraph, sys};
+use cudarc::driver::CudaGraph;
 
 use super::{Batch, Engine, Probe};
 use crate::checkpoint::Checkpoint;
@@ -45,7 +45,7 @@ use crate::numerics::{Numerics, Products, Storage};
 use calls::{Call, LinearKernel, TensorCores};
 use compare::Compare;
 use cut::Part;
-use device::{Buffer, Device, error, failed};
+use device::{Buffer, Device, error};
 use greedy::Choice;
 use layout::{Layout, bytes_of};
 use modules::Modules;
@@ -232,7 +232,7 @@ impl CudaEngine<'_> {
         if end <= self.capacity {
             return Ok(());
         }
-        self.compare.forget()?;
+        self.compare.forget(&self.device)?;
         let doubled = end.next_power_of_two().max(POSITIONS_MIN);
         let capacity =
             if doubled <= POSITIONS_DOUBLED { doubled } else { end.next_multiple_of(doubled / GROWTH) };
@@ -276,7 +276,7 @@ impl CudaEngine<'_> {
             return self.capture();
         }
         self.plan = None;
-        self.compare.forget()?;
+        self.compare.forget(&self.device)?;
         self.plan = Some(self.new_plan(key)?);
         Ok(())
     }
@@ -367,7 +367,8 @@ impl CudaEngine<'_> {
     }
 
     /// Records the plan, which is used once more, as one CUDA graph: one launch a step. Not where the host has something to
-    /// do, and not a longer step of which something is copied or compared: that overlaps with computing.
+    /// do, and not a longer step of which something is copied or compared: that overlaps with computing, and
+    /// comparisons are recorded with what they compare ([`held`]).
     fn capture(&mut self) -> Result<()> {
         let Some(Planned { plan, graph, .. }) = &self.plan else { return Err(unplanned()) };
         let unread = plan.outputs.is_empty() && plan.compared.is_empty();
@@ -375,14 +376,13 @@ impl CudaEngine<'_> {
         if graph.is_some() || plan.key.fed || !plan.is_all_gpu() || !at_once {
             return Ok(());
         }
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        self.device.compute.begin_capture(mode).map_err(failed("graph capture"))?;
+        self.device.begin_capture()?;
         let enqueued = self.enqueue(None);
-        let captured = self.device.compute.end_capture(sys::CUgraphInstantiate_flags(0));
+        let captured = self.device.end_capture();
         enqueued?;
-        let captured = captured.map_err(failed("graph capture"))?;
+        let captured = captured?;
         if let Some(Planned { graph, .. }) = &mut self.plan {
-            *graph = captured;
+            *graph = Some(captured);
         }
         Ok(())
     }

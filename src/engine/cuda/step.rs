@@ -36,7 +36,7 @@ impl CudaEngine<'_> {
     pub(super) fn prepare(&mut self, batch: &Batch<'_>, probe: &dyn Probe) -> Result<()> {
         self.check(batch)?;
         self.device.bind()?;
-        self.compare.settle()?;
+        self.compare.settle(&self.device)?;
         self.make_room(batch.first + batch.tokens.len())?;
         self.make_plan(batch, probe)?;
         self.send_tokens(batch)
@@ -49,43 +49,69 @@ impl CudaEngine<'_> {
         if plan.key.fed {
             return self.launch_fed(batch, probe);
         }
-        let (device, dims) = (&self.device, &self.graph.dims);
         let arena = self.arena.as_ref().map_or(0, |arena| arena.address);
-        self.ring.prepare(device, transfers)?;
-        self.compare.begin(device, (&plan.compared, arena), batch, probe)?;
-        let ring = &mut self.ring;
-        let mut reading = Reading { device, ring, transfers, outputs: &plan.outputs, arena };
-        if let Some(graph) = graph {
+        self.ring.prepare(&self.device, transfers)?;
+        self.compare.begin(&self.device, (&plan.compared, arena), batch, probe)?;
+        let recordable = plan.outputs.is_empty() && plan.is_all_gpu();
+        let logits = plan.logits;
+        if recordable && self.compare.launch()? {
+            // Everything has been enqueued.
+        } else if recordable && self.compare.wants_recording() {
+            self.record_compared(batch, probe)?;
+        } else if let Some(graph) = graph {
             graph.launch().map_err(failed("the graph of a step"))?;
-            reading.after(plan.work.len())?;
-            self.compare.after(device, &mut self.modules, plan.work.len())?;
+            let done = plan.work.len();
+            let (device, ring, outputs) = (&self.device, &mut self.ring, &plan.outputs);
+            Reading { device, ring, transfers, outputs, arena }.after(done)?;
+            self.compare.after(device, &mut self.modules, done)?;
         } else {
-            let mut host = Host {
-                gguf: self.gguf,
-                graph: &self.graph,
-                numerics: &self.numerics,
-                device,
-                layout: &plan.layout,
-                cache: &self.cache,
-                arena,
-                kept: HashMap::new(),
-            };
-            for (done, work) in plan.work.iter().enumerate() {
-                match work {
-                    Work::Launch(call) => device.launch(self.modules.function(call, device)?, call)?,
-                    Work::Host(index) => host.execute(&plan.nodes[*index], batch, probe)?,
-                }
-                reading.after(done + 1)?;
-                self.compare.after(device, &mut self.modules, done + 1)?;
-                while reading.is_full()? {
-                    reading.show_next(|output, values| show(dims, batch, probe, output, values))?;
-                }
-            }
+            self.enqueue_each(batch, probe)?;
         }
-        match self.logits.as_mut().zip(plan.logits) {
-            Some((logits, from)) => logits.start(device, from),
+        match self.logits.as_mut().zip(logits) {
+            Some((logits, from)) => logits.start(&self.device, from),
             None => Ok(()),
         }
+    }
+
+    /// Records a step of which everything is compared, and launches it.
+    fn record_compared(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<()> {
+        self.device.begin_capture()?;
+        let enqueued = self.enqueue_each(batch, probe).and_then(|()| self.compare.join(&self.device));
+        let captured = self.device.end_capture();
+        enqueued?;
+        self.compare.keep(captured?);
+        self.compare.launch().map(|_| ())
+    }
+
+    /// Enqueues the work of the plan, and behind each piece of it copies and comparisons of what it has computed.
+    fn enqueue_each(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<()> {
+        let Some(Planned { plan, transfers, .. }) = &self.plan else { return Err(unplanned()) };
+        let (device, dims) = (&self.device, &self.graph.dims);
+        let arena = self.arena.as_ref().map_or(0, |arena| arena.address);
+        let ring = &mut self.ring;
+        let mut reading = Reading { device, ring, transfers, outputs: &plan.outputs, arena };
+        let mut host = Host {
+            gguf: self.gguf,
+            graph: &self.graph,
+            numerics: &self.numerics,
+            device,
+            layout: &plan.layout,
+            cache: &self.cache,
+            arena,
+            kept: HashMap::new(),
+        };
+        for (done, work) in plan.work.iter().enumerate() {
+            match work {
+                Work::Launch(call) => device.launch(self.modules.function(call, device)?, call)?,
+                Work::Host(index) => host.execute(&plan.nodes[*index], batch, probe)?,
+            }
+            reading.after(done + 1)?;
+            self.compare.after(device, &mut self.modules, done + 1)?;
+            while reading.is_full()? {
+                reading.show_next(|output, values| show(dims, batch, probe, output, values))?;
+            }
+        }
+        Ok(())
     }
 
     /// Shows what arrives, and waits for the end: the logits of the last row, where the graph has them.

@@ -5,11 +5,13 @@ use crate::numerics::Storage;
 
 /// Pairs that one launch compares.
 pub const STATS_PAIRS_MAX: usize = 6;
-/// Token rows of one block, its threads, and columns from which on a row has a block of its own: BLOCK_PARTS and WIDE_ROW
-/// of the kernel.
-const ROWS: usize = 8;
-const THREADS: u32 = 128;
-const WIDE_ROW: usize = 2048;
+/// Threads of a block, those of a warp and of half a warp: as the kernel's.
+const BLOCK: usize = 128;
+const WARP: usize = 32;
+const HALF_WARP: usize = 16;
+/// Columns from which on a row goes to a warp, and to a block.
+const WARP_ROW: usize = 2048;
+const BLOCK_ROW: usize = 16_384;
 
 /// A checkpoint and its reference. Addresses are multiples of 16, or rows are read slowly.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +39,8 @@ struct PairArgs {
     shown: Address,
     width: i32,
     a_f16: i32,
+    lanes: i32,
+    first_block: i32,
 }
 
 #[repr(C)]
@@ -57,12 +61,22 @@ pub fn stats(pairs: &[StatsPair], rows: usize, out: Address) -> Call {
         pairs: pairs.len() as i32,
         pair: [PairArgs::default(); STATS_PAIRS_MAX],
     };
+    let mut blocks = 0;
     for (args, pair) in args.pair.iter_mut().zip(pairs) {
         let StatsPair { a, b, width, storage, places, shown } = *pair;
-        let a_f16 = i32::from(storage != Storage::F32);
-        *args = PairArgs { a, b, places, shown, width: width as i32, a_f16 };
+        let (a_f16, lanes) = (i32::from(storage != Storage::F32), lanes_of_row(width));
+        let [width, lanes_arg, first_block] = [width, lanes, blocks].map(|n| n as i32);
+        *args = PairArgs { a, b, places, shown, width, a_f16, lanes: lanes_arg, first_block };
+        blocks += rows.div_ceil(BLOCK / lanes);
     }
-    let blocks = |pair: &StatsPair| if pair.width >= WIDE_ROW { rows } else { rows.div_ceil(ROWS) };
-    let blocks = pairs.iter().map(blocks).max().unwrap_or(1);
-    Call::new("stats_rows".into(), [blocks, pairs.len(), 1], THREADS, args)
+    Call::new("stats_rows".into(), [blocks, 1, 1], BLOCK as u32, args)
+}
+
+/// Lanes that take a row of so many columns.
+fn lanes_of_row(width: usize) -> usize {
+    match width {
+        BLOCK_ROW.. => BLOCK,
+        WARP_ROW.. => WARP,
+        _ => HALF_WARP,
+    }
 }
