@@ -169,13 +169,6 @@ impl Device {
         Ok(Pinned { data, bytes, context: self.context.clone() })
     }
 
-    /// A point in a stream.
-    pub fn event(&self) -> Result<Event> {
-        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
-        let event = result::event::create(flags).map_err(failed("an event"))?;
-        Ok(Event { event, context: self.context.clone() })
-    }
-
     /// Copies to the device, in the order of the compute stream. `from` may be reused at once.
     pub fn upload<T: Copy>(&self, from: &[T], to: Address) -> Result<()> {
         // SAFETY: pageable memory is taken over before the call returns; callers give room for it.
@@ -336,65 +329,6 @@ impl Drop for Pinned {
         let _ = self.context.bind_to_thread();
         // SAFETY: allocated by `Device::pinned`, freed once.
         let _ = unsafe { result::free_host(self.data.cast()) };
-    }
-}
-
-/// A point in a stream that another stream or the host can wait for.
-pub struct Event {
-    event: sys::CUevent,
-    context: Arc<CudaContext>,
-}
-
-impl Event {
-    /// Marks the point that `stream` has been told to get to.
-    pub fn record(&self, stream: &CudaStream) -> Result<()> {
-        // SAFETY: both are alive.
-        unsafe { result::event::record(self.event, stream.cu_stream()) }.map_err(failed("an event"))
-    }
-
-    /// The same of a point that the host is going to wait for: where the stream is being captured, each launch of the graph
-    /// marks it.
-    pub fn record_for_host(&self, stream: &CudaStream) -> Result<()> {
-        let status = stream.capture_status().map_err(failed("a stream"))?;
-        let captured = status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
-        let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL;
-        let flags = if captured { external } else { sys::CUevent_record_flags::CU_EVENT_RECORD_DEFAULT };
-        // SAFETY: both are alive.
-        unsafe { sys::cuEventRecordWithFlags(self.event, stream.cu_stream(), flags as u32) }
-            .result()
-            .map_err(failed("an event"))
-    }
-
-    /// Lets `stream` wait for the point.
-    pub fn hold(&self, stream: &CudaStream) -> Result<()> {
-        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: both are alive.
-        unsafe { result::stream::wait_event(stream.cu_stream(), self.event, flags) }
-            .map_err(failed("an event"))
-    }
-
-    /// Whether the stream has got there.
-    pub fn is_past(&self) -> Result<bool> {
-        // SAFETY: the event is alive.
-        match unsafe { result::event::query(self.event) } {
-            Ok(()) => Ok(true),
-            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            Err(error) => Err(failed("a kernel or a copy")(error)),
-        }
-    }
-
-    /// Waits for the point on the host.
-    pub fn wait(&self) -> Result<()> {
-        // SAFETY: the event is alive.
-        unsafe { result::event::synchronize(self.event) }.map_err(failed("a kernel or a copy"))
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        let _ = self.context.bind_to_thread();
-        // SAFETY: created once, destroyed once.
-        let _ = unsafe { result::event::destroy(self.event) };
     }
 }
 

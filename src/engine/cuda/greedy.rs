@@ -2,7 +2,8 @@
 //! copied, and shown, while later ones are computed.
 
 use super::calls::{self, Address, Call};
-use super::device::{Buffer, Device, Event, Pinned, error, failed};
+use super::device::{Buffer, Device, Pinned, error, failed};
+use super::event::Event;
 use super::plan::{Output, Plan};
 use super::readback::values;
 use super::step::unplanned;
@@ -50,8 +51,8 @@ impl Slot {
         Ok(Slot {
             kept: device.alloc("the values of a step", bytes)?,
             arrived: device.pinned(bytes.next_multiple_of(TOKEN) + TOKEN)?,
-            is_kept: device.event()?,
-            has_arrived: device.event()?,
+            is_kept: Event::new(device)?,
+            has_arrived: Event::new(device)?,
         })
     }
 }

@@ -10,7 +10,8 @@ use cudarc::driver::CudaGraph;
 
 use super::calls::{self, Address, Call, StatsPair};
 use super::compare::Streams;
-use super::device::{Buffer, Device, Event, Pinned, error, failed};
+use super::device::{Buffer, Device, Pinned, error, failed};
+use super::event::Event;
 use super::layout::ALIGNMENT;
 use super::modules::Modules;
 use super::plan::Output;
@@ -105,15 +106,7 @@ impl Held {
         let (groups, pieces) = arrange(&mut entries, step.rows, PIECE_MIN);
         let size = pieces.last().map_or(0, |piece| piece.bytes.end);
         let lists = lists.concat();
-        let memory = || {
-            let returned = device.alloc("what comparisons find", size)?;
-            let lists_of_rows = device.alloc("which rows are shown", size_of_val(&lists[..]))?;
-            Ok::<_, crate::error::Error>((returned, lists_of_rows, device.pinned(size)?))
-        };
-        let Some((returned, places, pinned)) = (size <= RETURNED_MAX).then(memory).and_then(Result::ok)
-        else {
-            return Ok(None);
-        };
+        let Some((returned, places, pinned)) = room(device, size, &lists) else { return Ok(None) };
         device.upload(&lists, places.address)?;
         let list = |index: usize| places.address + (4 * step.rows * list_of[index]) as Address;
         let pair = |index: usize| entries[index].pair(&step, [&references, &returned], list(index));
@@ -122,7 +115,7 @@ impl Held {
             calls::stats(&pairs, step.rows, returned.address + entries[group.entries.start].stats as Address)
         };
         let calls = groups.iter().map(call).collect();
-        let events = |n: usize| (0..n).map(|_| device.event()).collect::<Result<Vec<Event>>>();
+        let events = |n: usize| (0..n).map(|_| Event::new(device)).collect::<Result<Vec<Event>>>();
         Ok(Some(Held {
             computed: events(groups.len())?,
             compared: events(groups.len())?,
@@ -248,6 +241,17 @@ impl Held {
         self.under_way = false;
         Ok(())
     }
+}
+
+/// Memory for so many bytes that come back, on the device and on the host, and for lists of rows; `None` where there is too
+/// little.
+fn room(device: &Device, size: usize, lists: &[i32]) -> Option<(Buffer, Buffer, Pinned)> {
+    if size > RETURNED_MAX {
+        return None;
+    }
+    let returned = device.alloc("what comparisons find", size).ok()?;
+    let places = device.alloc("which rows are shown", size_of_val(lists)).ok()?;
+    Some((returned, places, device.pinned(size).ok()?))
 }
 
 impl Entry {

@@ -3,7 +3,8 @@
 use cudarc::driver::{result, sys};
 
 use super::calls::Address;
-use super::device::{Device, Event, error, failed};
+use super::device::{Device, error, failed};
+use super::event::Event;
 use crate::error::Result;
 
 /// Bytes that are handed over and compared once before a link is used.
@@ -25,7 +26,7 @@ impl Link {
             to.reach(from)?;
         }
         from.bind()?;
-        let link = Link { arrived: from.event()? };
+        let link = Link { arrived: Event::new(from)? };
         link.check(from, to)?;
         Ok(link)
     }

@@ -14,6 +14,7 @@ mod cards;
 mod compare;
 mod cut;
 mod device;
+mod event;
 mod greedy;
 mod held;
 mod host;

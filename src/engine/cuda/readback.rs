@@ -7,7 +7,8 @@ use half::f16;
 use rayon::prelude::*;
 
 use super::calls::Address;
-use super::device::{Device, Event, Pinned, error};
+use super::device::{Device, Pinned, error};
+use super::event::Event;
 use super::plan::Output;
 use crate::engine::Values;
 use crate::error::Result;
@@ -50,7 +51,7 @@ impl Transfers {
     /// Cuts the outputs, which lie in the order of the arena, into pieces.
     pub fn new(device: &Device, outputs: &[Output]) -> Result<Transfers> {
         let list = cut(outputs, PIECE_MIN, PIECE_MAX);
-        let computed = list.iter().map(|_| device.event()).collect::<Result<_>>()?;
+        let computed = list.iter().map(|_| Event::new(device)).collect::<Result<_>>()?;
         Ok(Transfers { list, computed })
     }
 
@@ -111,7 +112,7 @@ impl Ring {
         if bytes > 0 && self.slots.first().is_none_or(|(pinned, _)| pinned.len() < bytes) {
             self.slots.clear();
             for _ in 0..RING {
-                self.slots.push((device.pinned(bytes.next_power_of_two())?, device.event()?));
+                self.slots.push((device.pinned(bytes.next_power_of_two())?, Event::new(device)?));
             }
         }
         self.collected.len = 0;
@@ -232,7 +233,7 @@ pub struct Logits {
 impl Logits {
     /// Room for (V,) in f32.
     pub fn new(device: &Device, vocab: usize) -> Result<Logits> {
-        Ok(Logits { row: device.pinned(4 * vocab)?, arrived: device.event()? })
+        Ok(Logits { row: device.pinned(4 * vocab)?, arrived: Event::new(device)? })
     }
 
     /// Starts the copy behind all kernels so far.
