@@ -1,5 +1,5 @@
 // Comparison of the token rows of checkpoints with a reference on the device: what src/compare computes on the
-// host, so that of a large prefill 96 bytes a row come back instead of the row. Beside it, rows that are asked for
+// host, so that of a large prefill 88 bytes a row come back instead of the row. Beside it, rows that are asked for
 // are put where few copies bring them to the host.
 //
 // Launch: ⌈T / rows of a block⌉ blocks for each pair, one pair after another; 128 threads. A row goes to half a warp, a wide

@@ -165,7 +165,7 @@ fn is_right(own: &[f32], reference: &[f32], stats: &RowStats) -> bool {
         && near(device.abs_err_mean, host.abs_err_mean)
 }
 
-/// How a reference is compared with: uploaded, held, and by the graph that the second step left.
+/// Whether a reference is held already, step by step: the second is recorded as a graph, and the third launches it again.
 const HELD: [bool; 3] = [false, true, true];
 
 /// How many rows, and rows shown, are not what the host finds.

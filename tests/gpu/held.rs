@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use parity::checkpoint::Checkpoint;
+use parity::checkpoint::{Checkpoint, Kind};
 use parity::compare::Accumulator;
 use parity::engine::cuda::{Cards, CudaEngine, supported};
 use parity::engine::{Asked, Batch, Engine, Probe, ReferenceId, RowStats, Values};
@@ -22,6 +22,8 @@ struct Given {
     reference: Tensors,
     id: Option<ReferenceId>,
     compares: bool,
+    /// Read back, whatever else is compared.
+    spared: Option<Kind>,
     fails: bool,
     asked: usize,
     found: Found,
@@ -58,8 +60,8 @@ impl Probe for Given {
         Ok(())
     }
 
-    fn compares(&self, _: Checkpoint, _: &Batch<'_>) -> bool {
-        self.compares
+    fn compares(&self, checkpoint: Checkpoint, _: &Batch<'_>) -> bool {
+        self.compares && self.spared != Some(checkpoint.kind())
     }
 
     fn reference(&self, _: &Batch<'_>) -> Option<ReferenceId> {
@@ -198,6 +200,36 @@ fn a_held_reference_is_of_one_step_alone() {
         assert_eq!((compared.len(), times), (n - 1, asked));
         assert!(compared.iter().all(|(id, row)| found.0[id] == *row));
         assert_eq!(unfit.recorded.remove(&odd).as_ref(), values.get(&odd));
+    }
+}
+
+/// Some checkpoints are read back while the others are compared, step after step.
+#[test]
+fn what_is_not_compared_is_read_back_beside() {
+    if !has_gpu() {
+        return;
+    }
+    let model = tiny();
+    for numerics in NUMERICS {
+        let numerics = supported(numerics.parse().unwrap()).unwrap();
+        let mut engine = CudaEngine::new(&model.gguf, model.graph.clone(), 0, numerics).unwrap();
+        let tokens = tokens(70);
+        let values = own(&mut engine, &tokens);
+        let reference = changed(&values, 1e-3);
+        let mut found = Given::new(&reference, None).step(&mut engine, &tokens).0;
+        let is_spared = |id: &str| id.parse::<Checkpoint>().unwrap().kind() == Kind::FfnUp;
+        found.retain(|id, _| !is_spared(id));
+        let mut held = Given::new(&reference, Some(ReferenceId::unique()));
+        held.spared = Some(Kind::FfnUp);
+        for asked in [found.len(), 0, 0, 0] {
+            assert!(
+                held.step(&mut engine, &tokens) == (found.clone(), asked),
+                "{numerics}: {asked} asked for"
+            );
+            let read = std::mem::take(&mut held.recorded);
+            assert_eq!(read.len() + found.len(), values.len());
+            assert!(read.iter().all(|(id, read)| is_spared(id) && values[id] == *read), "{numerics}");
+        }
     }
 }
 

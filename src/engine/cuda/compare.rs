@@ -59,15 +59,14 @@ impl Compare {
         };
         let step =
             Step { id, first: batch.first, rows: batch.tokens.len(), arena, outputs: outputs.to_vec() };
-        if self.held.as_mut().is_some_and(|held| held.restart(&step)) {
-            return Ok(());
+        if !self.held.as_ref().is_some_and(|held| held.is_of(&step)) {
+            self.held = None;
+            self.held = Held::upload(device, step, batch, probe)?;
         }
-        self.held = None;
-        self.held = Held::upload(device, step, batch, probe)?;
         if self.streams.is_none() {
             self.streams = Some(Streams::new(device)?);
         }
-        Ok(())
+        self.held.as_mut().map_or(Ok(()), |held| held.restart(device))
     }
 
     /// Enqueues the comparisons of what `done` pieces of work have computed.
@@ -79,8 +78,8 @@ impl Compare {
     }
 
     /// Enqueues the step with its comparisons as it was recorded; `false` where it was not.
-    pub fn launch(&mut self) -> Result<bool> {
-        self.held.as_mut().map_or(Ok(false), Held::launch)
+    pub fn launch(&mut self, device: &Device) -> Result<bool> {
+        self.held.as_mut().map_or(Ok(false), |held| held.launch(device))
     }
 
     /// Whether the step is to be recorded with its comparisons.
@@ -96,10 +95,12 @@ impl Compare {
         }
     }
 
-    /// Keeps the recorded step, which has not been computed.
-    pub fn keep(&mut self, graph: CudaGraph) {
-        if let Some(held) = &mut self.held {
-            held.keep(graph);
+    /// Keeps the recorded step, which has not been computed; with no graph, that it cannot be recorded.
+    pub fn keep(&mut self, graph: Option<CudaGraph>) {
+        match (&mut self.held, graph) {
+            (Some(held), Some(graph)) => held.keep(graph),
+            (Some(held), None) => held.leave_unrecorded(),
+            (None, _) => (),
         }
     }
 

@@ -316,6 +316,15 @@ impl Pinned {
         unsafe { std::slice::from_raw_parts(self.data, self.bytes) }
     }
 
+    /// The `index`-th word of four bytes as it is now, before anything that is read later.
+    pub fn word(&self, index: usize) -> u32 {
+        let bytes: *const [u8; 4] = self.bytes()[4 * index..][..4].as_ptr().cast();
+        // SAFETY: four bytes that the slice has.
+        let word = u32::from_le_bytes(unsafe { bytes.read_volatile() });
+        std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+        word
+    }
+
     /// The bytes, to be written.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: allocated with that length and zeroed.

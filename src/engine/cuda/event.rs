@@ -28,7 +28,7 @@ impl Event {
     }
 
     /// The same of a point that the host is going to wait for: where the stream is being captured, each launch of the graph
-    /// marks it.
+    /// marks it when it gets there, and until then it may be past from the launch before.
     pub fn record_for_host(&self, stream: &CudaStream) -> Result<()> {
         let status = stream.capture_status().map_err(failed("a stream"))?;
         let captured = status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;

@@ -1,7 +1,11 @@
 //! A reference that stays on the device while its number stays the same, and is compared there while the step is
 //! computed: behind each group of checkpoints one launch compares them, by turns on two streams of low priority, and
 //! what it finds goes to pinned memory in few copies. The second such step is recorded with all of that as one CUDA graph,
-//! which the next ones launch: events between launches of a stream end their overlap, in a graph they do not.
+//! which it and the next ones launch: events between launches of a stream end their overlap, in a graph they do not. (There
+//! all launches have the same priority.)
+//!
+//! Behind each copy goes the number of the step, so that nothing that a step before has left is taken for what was found:
+//! whether an event that a graph marks is past may tell of the launch before, which drivers are not told to rule out.
 //!
 //! Values that a probe wants are written once and keep their bytes ([`super::layout`]), so that a comparison that comes
 //! late reads what was computed. The step ends when the last has been shown, so that the next does not write over them.
@@ -45,6 +49,10 @@ pub struct Step {
 
 /// A reference on the device, and the comparison with it.
 pub struct Held {
+    /// The step with its comparisons as one launch. Dropped before what it names.
+    graph: Option<CudaGraph>,
+    /// Whether it is to be recorded when the step is repeated: not where that has failed.
+    recordable: bool,
     step: Step,
     entries: Vec<Entry>,
     groups: Vec<Group>,
@@ -59,9 +67,12 @@ pub struct Held {
     pinned: Pinned,
     /// Kept because the calls refer to them.
     _inputs: [Buffer; 2],
-    /// Steps that have begun since the first; the step with its comparisons as one launch.
-    repeats: usize,
-    graph: Option<CudaGraph>,
+    /// Number of this step, counted from 1, on the device too; and by piece as it came back with it.
+    step_number: u32,
+    sent: Buffer,
+    came_back: Pinned,
+    /// Behind the graph.
+    ended: Event,
     /// Groups that have been enqueued in this step, pieces that have been shown.
     enqueued: usize,
     shown: usize,
@@ -116,6 +127,7 @@ impl Held {
         };
         let calls = groups.iter().map(call).collect();
         let events = |n: usize| (0..n).map(|_| Event::new(device)).collect::<Result<Vec<Event>>>();
+        let n_pieces = pieces.len();
         Ok(Some(Held {
             computed: events(groups.len())?,
             compared: events(groups.len())?,
@@ -128,24 +140,38 @@ impl Held {
             calls,
             returned,
             pinned,
-            repeats: 0,
             graph: None,
+            recordable: true,
+            step_number: 0,
+            sent: device.alloc("the number of a step", size_of::<u32>())?,
+            came_back: device.pinned(size_of::<u32>() * n_pieces)?,
+            ended: Event::new(device)?,
             enqueued: 0,
             shown: 0,
             under_way: false,
         }))
     }
 
-    /// Makes ready for one more step; `false` where it is not one that the reference was uploaded for.
-    pub fn restart(&mut self, step: &Step) -> bool {
-        (self.enqueued, self.shown) = (0, 0);
-        self.repeats += 1;
+    /// Whether the reference was uploaded for this step.
+    pub fn is_of(&self, step: &Step) -> bool {
         self.step == *step
+    }
+
+    /// Makes ready for one more step.
+    pub fn restart(&mut self, device: &Device) -> Result<()> {
+        (self.enqueued, self.shown) = (0, 0);
+        self.step_number = self.step_number.wrapping_add(1);
+        device.upload(&[self.step_number], self.sent.address)
     }
 
     /// Whether the step is to be recorded: it is made once more, and has not been.
     pub fn wants_recording(&self) -> bool {
-        self.repeats > 0 && self.graph.is_none()
+        self.step_number > 1 && self.graph.is_none() && self.recordable
+    }
+
+    /// Gives up recording it: nothing has been enqueued.
+    pub fn leave_unrecorded(&mut self) {
+        (self.enqueued, self.recordable) = (0, false);
     }
 
     /// Lets the compute stream wait for all comparisons and copies, so that a recording ends there.
@@ -161,10 +187,11 @@ impl Held {
     }
 
     /// Enqueues the whole step as it was recorded; `false` where it was not.
-    pub fn launch(&mut self) -> Result<bool> {
+    pub fn launch(&mut self, device: &Device) -> Result<bool> {
         let Some(graph) = &self.graph else { return Ok(false) };
         self.under_way = true;
         graph.launch().map_err(failed("the graph of a comparison"))?;
+        self.ended.record(&device.compute)?;
         self.enqueued = self.groups.len();
         Ok(true)
     }
@@ -209,6 +236,8 @@ impl Held {
                 let bytes = self.pieces[piece].bytes.clone();
                 let from = self.returned.address + bytes.start as Address;
                 device.start_download(from, &mut self.pinned.bytes_mut()[bytes], &streams.results)?;
+                let number = &mut self.came_back.bytes_mut()[size_of::<u32>() * piece..][..size_of::<u32>()];
+                device.start_download(self.sent.address, number, &streams.results)?;
                 self.arrived[piece].record_for_host(&streams.results)?;
             }
         }
@@ -227,8 +256,14 @@ impl Held {
         if self.enqueued != self.groups.len() || self.shown > 0 {
             return Err(error("a comparison that was not made"));
         }
-        for (piece, arrived) in self.pieces.iter().zip(&self.arrived) {
+        for (index, (piece, arrived)) in self.pieces.iter().zip(&self.arrived).enumerate() {
             arrived.wait()?;
+            if self.came_back.word(index) != self.step_number {
+                self.ended.wait()?;
+                if self.came_back.word(index) != self.step_number {
+                    return Err(error("a comparison that did not come back"));
+                }
+            }
             for group in &self.groups[piece.groups.clone()] {
                 for entry in &self.entries[group.entries.clone()] {
                     let bytes = self.pinned.bytes();

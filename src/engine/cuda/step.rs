@@ -54,7 +54,7 @@ impl CudaEngine<'_> {
         self.compare.begin(&self.device, (&plan.compared, arena), batch, probe)?;
         let recordable = plan.outputs.is_empty() && plan.is_all_gpu();
         let logits = plan.logits;
-        if recordable && self.compare.launch()? {
+        if recordable && self.compare.launch(&self.device)? {
             // Everything has been enqueued.
         } else if recordable && self.compare.wants_recording() {
             self.record_compared(batch, probe)?;
@@ -73,14 +73,14 @@ impl CudaEngine<'_> {
         }
     }
 
-    /// Records a step of which everything is compared, and launches it.
+    /// Records a step of which everything is compared, and launches it; where that fails (an old driver, too little memory)
+    /// it is enqueued as ever.
     fn record_compared(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<()> {
         self.device.begin_capture()?;
         let enqueued = self.enqueue_each(batch, probe).and_then(|()| self.compare.join(&self.device));
         let captured = self.device.end_capture();
-        enqueued?;
-        self.compare.keep(captured?);
-        self.compare.launch().map(|_| ())
+        self.compare.keep(enqueued.and(captured).ok());
+        if self.compare.launch(&self.device)? { Ok(()) } else { self.enqueue_each(batch, probe) }
     }
 
     /// Enqueues the work of the plan, and behind each piece of it copies and comparisons of what it has computed.
