@@ -4,6 +4,7 @@
 
 mod gpu {
     pub mod cards;
+    pub mod emulated;
     pub mod held;
 }
 
