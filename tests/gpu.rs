@@ -2,6 +2,9 @@
 //! nothing, `auto` takes it, and what does not fit is said. Skipped where there is no GPU.
 #![cfg(feature = "cuda")]
 
+#[path = "support/cxx.rs"]
+mod cxx;
+
 mod gpu {
     pub mod cards;
     pub mod emulated;

@@ -64,7 +64,10 @@ std::map<Address, size_t> sizes;
 bool is_set(const char* name, const char* value) { return getenv(name) && !strcmp(getenv(name), value); }
 const bool late = is_set("PARITY_DRIVER_EVENTS", "late"), no_graphs = is_set("PARITY_DRIVER_GRAPHS", "none");
 struct Told {
-    ~Told() { fprintf(stderr, "%lu launches, %lu graphs\n", (unsigned long)launches, (unsigned long)graphs); }
+    // A program may look whether the library is there, and close it again.
+    ~Told() {
+        if (launches > 0) fprintf(stderr, "%lu launches, %lu graphs\n", (unsigned long)launches, (unsigned long)graphs);
+    }
 } told;
 
 void work_until(uint64_t end) {

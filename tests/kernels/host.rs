@@ -4,13 +4,13 @@
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::{Mutex, OnceLock};
 
 use parity::engine::cuda::calls::Call;
 use parity::engine::cuda::single::{Shared, Single};
 use parity::numerics::Storage;
 
+use crate::cxx;
 use crate::data::Memory;
 
 /// `int parity_kernels_launch(...)` in `kernels/host/kernels.cpp`.
@@ -52,22 +52,7 @@ pub fn shared(bytes: usize) -> Option<Shared> {
 impl Kernels {
     /// Compiles the kernels of `folder`. An error is the compiler's.
     pub fn build(folder: &Path, out: &Path) -> Result<Kernels, String> {
-        let compiler = compiler().ok_or("no C++ compiler")?;
-        let output = Command::new(compiler)
-            .args(["-std=c++17", "-O2", "-fPIC", "-shared", "-Wno-unknown-pragmas"])
-            // The kernels read one type through another, as CUDA allows; and products are not to be fused
-            // in ways that a GPU would not.
-            .args(["-fno-strict-aliasing", "-ffp-contract=off"])
-            // Several of these libraries live in one process: each with variables of its own.
-            .args(["-fno-gnu-unique", "-Wl,-Bsymbolic"])
-            .arg(folder.join("host/kernels.cpp"))
-            .arg("-o")
-            .arg(out)
-            .output()
-            .map_err(|error| error.to_string())?;
-        if !output.status.success() {
-            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
-        }
+        cxx::library(&folder.join("host/kernels.cpp"), out)?;
         let path = CString::new(out.to_str().expect("a path in UTF-8")).expect("a path without zeros");
         // SAFETY: the library was just built from our sources; it is never unloaded.
         unsafe {
@@ -133,35 +118,14 @@ pub fn kernels() -> Option<&'static Kernels> {
         if gpu().is_some() {
             return Some(Kernels::Gpu);
         }
-        compiler()?;
+        cxx::compiler()?;
         let out = tempfile::tempdir().expect("a temporary folder").keep().join("kernels.so");
         let kernels = Kernels::build(&folder(), &out);
         let _ = std::fs::remove_dir_all(out.parent().expect("a folder"));
         Some(kernels.unwrap_or_else(|error| panic!("the kernels do not compile for the host:\n{error}")))
     });
     if built.is_none() {
-        skip("no C++ compiler to run the kernels with");
+        cxx::skip("no C++ compiler to run the kernels with");
     }
     built.as_ref()
-}
-
-/// Says that a test was left out; an error where `PARITY_REQUIRE_CXX=1` forbids that.
-pub fn skip(why: &str) {
-    assert!(std::env::var_os("PARITY_REQUIRE_CXX").is_none_or(|value| value != "1"), "{why}");
-    eprintln!("SKIP: {why}");
-}
-
-/// g++ or what `CXX` names, if it runs. (Fibers need GNU/Linux; `_Float16` a compiler of this decade.)
-fn compiler() -> Option<PathBuf> {
-    static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
-    FOUND
-        .get_or_init(|| {
-            let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-            let mut build = cc::Build::new();
-            build.cpp(true).target(&target).host(&target).opt_level(2).cargo_metadata(false);
-            let path = build.try_get_compiler().ok()?.path().to_owned();
-            let runs = Command::new(&path).arg("--version").output().ok()?.status.success();
-            (cfg!(target_os = "linux") && runs).then_some(path)
-        })
-        .clone()
 }

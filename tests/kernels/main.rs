@@ -5,6 +5,8 @@
 
 mod attention;
 mod barriers;
+#[path = "../support/cxx.rs"]
+mod cxx;
 mod data;
 mod fused;
 mod host;
