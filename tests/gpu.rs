@@ -14,7 +14,7 @@ mod gpu {
 use std::path::{Path, PathBuf};
 
 use parity::checkpoint::{Checkpoint, Kind};
-use parity::engine::cuda::{CudaEngine, count};
+use parity::engine::cuda::{CudaEngine, count, supported};
 use parity::engine::device::Device;
 use parity::engine::{Batch, Engine, Probe, Values};
 use parity::error::Result;
@@ -43,6 +43,12 @@ fn has_gpu() -> bool {
         eprintln!("SKIP: no GPU");
     }
     count() > 0
+}
+
+/// An engine on the first GPU with an arithmetic that it supports.
+fn engine<'m>(model: &'m Model, numerics: &str) -> CudaEngine<'m> {
+    let numerics = supported(numerics.parse().unwrap()).unwrap();
+    CudaEngine::new(&model.gguf, model.graph.clone(), 0, numerics).unwrap()
 }
 
 fn tokens(n: usize) -> Vec<u32> {
@@ -84,8 +90,7 @@ fn asking_changes_nothing() {
     }
     let model = tiny();
     for numerics in NUMERICS {
-        let numerics = parity::engine::cuda::supported(numerics.parse().unwrap()).unwrap();
-        let mut engine = CudaEngine::new(&model.gguf, model.graph.clone(), 0, numerics).unwrap();
+        let mut engine = engine(&model, numerics);
         let tokens = tokens(90);
         // Prefill, short steps, decode steps: launched one by one, then as one graph.
         let bits = [Asks::Nothing, Asks::Values, Asks::Everything, Asks::Nothing].map(|mut asks| {
@@ -133,8 +138,7 @@ fn the_gpu_chooses_the_tokens() {
     }
     let (model, steps) = (tiny(), 9);
     for numerics in NUMERICS {
-        let numerics = parity::engine::cuda::supported(numerics.parse().unwrap()).unwrap();
-        let mut engine = CudaEngine::new(&model.gguf, model.graph.clone(), 0, numerics).unwrap();
+        let mut engine = engine(&model, numerics);
         let prompt = tokens(6);
         engine.step(&Batch { tokens: &prompt, first: 0 }, &mut Asks::Nothing).unwrap();
         let (mut token, mut expected, mut by_host) = (prompt[0], Vec::new(), Seen::default());
@@ -315,7 +319,7 @@ fn what_does_not_fit_is_said() {
     }
     let model = tiny();
     let numerics = Default::default();
-    let numerics = parity::engine::cuda::supported(numerics).unwrap();
+    let numerics = supported(numerics).unwrap();
     let mut engine = CudaEngine::new(&model.gguf, model.graph.clone(), 0, numerics).unwrap();
     let tokens = vec![1; 16 << 20];
     let error = engine.step(&Batch { tokens: &tokens, first: 0 }, &mut Asks::Values).unwrap_err().to_string();

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 
 use parity::checkpoint::{Checkpoint, Kind};
 use parity::compare::Accumulator;
-use parity::engine::cuda::{Cards, CudaEngine, supported};
+use parity::engine::cuda::{Cards, supported};
 use parity::engine::{Asked, Batch, Engine, Probe, ReferenceId, RowStats, Values};
 use parity::error::{Error, Result};
 
 use super::emulated::{few, is_emulated};
-use crate::{NUMERICS, has_gpu, tiny, tokens};
+use crate::{NUMERICS, engine, has_gpu, tiny, tokens};
 
 type Tensors = BTreeMap<String, Vec<f32>>;
 
@@ -139,8 +139,7 @@ fn a_held_reference_is_compared_with_as_any_other() {
     }
     let model = tiny();
     for numerics in NUMERICS {
-        let numerics = supported(numerics.parse().unwrap()).unwrap();
-        let mut engine = CudaEngine::new(&model.gguf, model.graph.clone(), 0, numerics).unwrap();
+        let mut engine = engine(&model, numerics);
         let tokens = tokens(90);
         let own = own(&mut engine, &tokens);
         let references = [changed(&own, 1e-3), changed(&own, -2e-3)];
@@ -171,8 +170,7 @@ fn a_held_reference_is_of_one_step_alone() {
         return;
     }
     let model = tiny();
-    let numerics = supported("f16".parse().unwrap()).unwrap();
-    let mut engine = CudaEngine::new(&model.gguf, model.graph.clone(), 0, numerics).unwrap();
+    let mut engine = engine(&model, "f16");
     let tokens = tokens(60);
     let values = own(&mut engine, &tokens);
     let reference = changed(&values, 1e-3);
@@ -217,8 +215,7 @@ fn what_is_not_compared_is_read_back_beside() {
     }
     let model = tiny();
     for numerics in arithmetics() {
-        let numerics = supported(numerics.parse().unwrap()).unwrap();
-        let mut engine = CudaEngine::new(&model.gguf, model.graph.clone(), 0, numerics).unwrap();
+        let mut engine = engine(&model, numerics);
         let tokens = tokens(few(70));
         let values = own(&mut engine, &tokens);
         let reference = changed(&values, 1e-3);
@@ -247,8 +244,7 @@ fn what_is_found_is_of_the_step() {
     }
     let model = tiny();
     for numerics in arithmetics() {
-        let numerics = supported(numerics.parse().unwrap()).unwrap();
-        let mut engine = CudaEngine::new(&model.gguf, model.graph.clone(), 0, numerics).unwrap();
+        let mut engine = engine(&model, numerics);
         let texts = [0, 1, 2].map(|text| tokens(few(80) + text).split_off(text));
         let reference = changed(&own(&mut engine, &texts[0]), 1e-3);
         let found = texts.each_ref().map(|text| Given::new(&reference, None).step(&mut engine, text).0);
@@ -276,8 +272,8 @@ fn every_part_of_a_model_holds_its_own() {
         return;
     }
     let model = tiny();
+    let mut whole = engine(&model, "f16");
     let numerics = supported("f16".parse().unwrap()).unwrap();
-    let mut whole = CudaEngine::new(&model.gguf, model.graph.clone(), 0, numerics).unwrap();
     let mut parts = Cards::new(&model.gguf, model.graph.clone(), &[0, 0], numerics).unwrap();
     let tokens = tokens(70);
     let reference = changed(&own(&mut whole, &tokens), 1e-3);

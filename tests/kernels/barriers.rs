@@ -5,8 +5,7 @@ use std::path::Path;
 
 use parity::engine::RowStats;
 use parity::engine::cuda::calls::{
-    self, AttentionData, AttentionKernel, Call, Follow, LinearData, LinearKernel, LinearPart, NormFirst,
-    NormShape, Pairs, StatsPair,
+    self, AttentionData, AttentionKernel, Call, LinearData, LinearKernel, NormFirst, NormShape, StatsPair,
 };
 use parity::gguf::DType;
 use parity::model::graph::{Attention, BySteps, Mask, NormStyle};
@@ -14,7 +13,7 @@ use parity::numerics::Storage;
 
 use crate::data::{Memory, Random, RandomWeight};
 use crate::host::{self, Kernels};
-use crate::linear::{data_for, plain};
+use crate::linear::{alone, data_for, plain};
 
 /// What waits for other threads of a block or of a cluster, for products of warpgroups, and for what a step needs.
 const WAITS: [&str; 5] =
@@ -63,14 +62,11 @@ fn warpgroups(steps: usize) -> Subject {
     let weight = RandomWeight::new(&mut Random(3), DType::F16, outputs, columns);
     let inputs = vec![Memory::stored(&Random(4).values(rows * columns), Storage::F16)];
     let data = data_for(LinearKernel::Warpgroup, inputs[0].address(), rows, Storage::F16);
-    let calls_to = |out| {
-        let part =
-            LinearPart { weight: weight.weight, out, follow: Follow::Nothing, cache: 0, pairs: Pairs::Alone };
-        calls::linear_in_every_shape(&[part], data)
-    };
-    let shapes = calls_to(0).len();
+    let calls_into = |out| calls::linear_in_every_shape(&[alone(&weight.weight, out)], data);
+    let shapes = calls_into(0).len();
     let out = Memory::room(shapes * rows * outputs, Storage::F16);
-    let own = |shape: usize| calls_to(out.address() + (2 * shape * rows * outputs) as u64).swap_remove(shape);
+    let own =
+        |shape: usize| calls_into(out.address() + (2 * shape * rows * outputs) as u64).swap_remove(shape);
     let calls = (0..shapes).map(own).collect();
     let file = "linear_warpgroup.cu";
     Subject { file, unit: file, calls, out, _inputs: inputs, _weight: Some(weight) }
@@ -87,17 +83,10 @@ fn linear_one() -> Subject {
     ];
     let out = Memory::room(outputs, Storage::F16);
     let [x, norm_weight, normed] = [0, 1, 2].map(|i: usize| inputs[i].address());
-    let part = LinearPart {
-        weight: weight.weight,
-        out: out.address(),
-        follow: Follow::Nothing,
-        cache: 0,
-        pairs: Pairs::Alone,
-    };
     let norm = NormFirst { weight: norm_weight, out: normed, eps: 1e-6 };
     let data = LinearData { norm: Some(norm), ..data_for(LinearKernel::One, x, 1, Storage::F16) };
     let file = "linear_one.cu";
-    let calls = vec![calls::linear(&[part], data)];
+    let calls = vec![calls::linear(&[alone(&weight.weight, out.address())], data)];
     assert!(calls[0].kernel.starts_with("linear_one"), "{}", calls[0].kernel);
     Subject { file, unit: file, calls, out, _inputs: inputs, _weight: Some(weight) }
 }

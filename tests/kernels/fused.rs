@@ -8,7 +8,7 @@ use parity::model::graph::{BySteps, Glu, Pairing, Position, Rope};
 use parity::numerics::Storage;
 
 use crate::data::{Memory, Random, RandomWeight};
-use crate::linear::{check_products, data_for};
+use crate::linear::{self, check_products, data_for};
 use crate::{U32, check, host, run, storage_rounding};
 
 const FAST: Storage = Storage::F16;
@@ -20,13 +20,7 @@ fn few(x: &Memory, first: &Memory, rows: usize) -> LinearData {
 }
 
 fn alone(w: &RandomWeight, out: &Memory) -> LinearPart {
-    LinearPart {
-        weight: w.weight,
-        out: out.address(),
-        follow: Follow::Nothing,
-        cache: 0,
-        pairs: Pairs::Alone,
-    }
+    linear::alone(&w.weight, out.address())
 }
 
 #[test]

@@ -13,7 +13,12 @@ use crate::{SHARED, U32, check, host, run, storage_rounding};
 const EXACT: Storage = Storage::F32;
 pub const FAST: Storage = Storage::F16;
 
-/// One product and nothing else.
+/// A product and nothing behind it.
+pub fn alone(weight: &Weight, out: Address) -> LinearPart {
+    LinearPart { weight: *weight, out, follow: Follow::Nothing, cache: 0, pairs: Pairs::Alone }
+}
+
+/// The launch of one such product.
 pub fn plain(
     weight: &Weight,
     kernel: LinearKernel,
@@ -21,8 +26,7 @@ pub fn plain(
     rows: usize,
     storage: Storage,
 ) -> Call {
-    let part = LinearPart { weight: *weight, out, follow: Follow::Nothing, cache: 0, pairs: Pairs::Alone };
-    calls::linear(&[part], data_for(kernel, x, rows, storage))
+    calls::linear(&[alone(weight, out)], data_for(kernel, x, rows, storage))
 }
 
 /// What such a product is told of its input.
@@ -146,10 +150,10 @@ fn one_row_fast() {
 #[test]
 fn what_one_row_is_multiplied_by() {
     let weight = |dtype, outputs, address| Weight { address, dtype, outputs, columns: 512 };
-    let part = |weight, pairs| LinearPart { weight, out: 0, follow: Follow::Nothing, cache: 0, pairs };
+    let part = |weight, pairs| LinearPart { pairs, ..alone(&weight, 0) };
     let kernel = |parts: &[LinearPart]| calls::linear(parts, data_for(LinearKernel::One, 0, 1, FAST)).kernel;
-    let alone = |outputs| kernel(&[part(weight(DType::F16, outputs, 0), Pairs::Alone)]);
-    assert_eq!([alone(16), alone(15)], ["linear_one_f16", "linear_few1_f16"]);
+    let one = |outputs| kernel(&[part(weight(DType::F16, outputs, 0), Pairs::Alone)]);
+    assert_eq!([one(16), one(15)], ["linear_one_f16", "linear_few1_f16"]);
     let gate_up = |apart| {
         let up = part(weight(DType::Q4_K, 64, apart), Pairs::Alone);
         kernel(&[part(weight(DType::Q4_K, 64, 0), Pairs::GateUp { out: 0 }), up])
@@ -171,20 +175,14 @@ fn two_formats_at_once() {
         let w: Vec<RandomWeight> =
             (0..3).map(|i| RandomWeight::new(&mut random, dtypes[i], outputs[i], columns)).collect();
         let x = Memory::stored(&random.values(columns), FAST);
-        let (out, alone) = (outputs.map(|o| Memory::room(o, FAST)), outputs.map(|o| Memory::room(o, FAST)));
-        let part = |i: usize| LinearPart {
-            weight: w[i].weight,
-            out: out[i].address(),
-            follow: Follow::Nothing,
-            cache: 0,
-            pairs: Pairs::Alone,
-        };
+        let (out, own) = (outputs.map(|o| Memory::room(o, FAST)), outputs.map(|o| Memory::room(o, FAST)));
+        let part = |i: usize| alone(&w[i].weight, out[i].address());
         let data = data_for(LinearKernel::One, x.address(), 1, FAST);
         run(kernels, &[calls::linear(&[0, 1, 2].map(part), data)], &out[2], FAST);
         for i in 0..3 {
-            let call = plain(&w[i].weight, LinearKernel::One, [x.address(), alone[i].address()], 1, FAST);
-            run(kernels, &[call], &alone[i], FAST);
-            assert_eq!(alone[i].bytes(), out[i].bytes(), "{}", dtypes[i].name());
+            let call = plain(&w[i].weight, LinearKernel::One, [x.address(), own[i].address()], 1, FAST);
+            run(kernels, &[call], &own[i], FAST);
+            assert_eq!(own[i].bytes(), out[i].bytes(), "{}", dtypes[i].name());
         }
     }
 }

@@ -1,11 +1,11 @@
 //! The matrix products of Hopper's warpgroups, in every shape that the kernel has.
 
-use parity::engine::cuda::calls::{self, Follow, LinearKernel, LinearPart, Pairs, Weight};
+use parity::engine::cuda::calls::{self, LinearKernel, Weight};
 use parity::gguf::DType;
 
 use crate::data::{Memory, Random, RandomWeight};
 use crate::host;
-use crate::linear::{FAST, check_products, data_for, plain, product};
+use crate::linear::{FAST, alone, check_products, data_for, plain, product};
 
 /// In every shape, with more steps than lie in shared memory at once, also where several blocks share them.
 #[test]
@@ -16,18 +16,11 @@ fn many_rows_by_warpgroups() {
         let mut random = Random(columns as u64);
         let w = RandomWeight::new(&mut random, DType::F16, outputs, columns);
         let x = Memory::stored(&random.values(rows * columns), FAST);
-        let part = |out: &Memory| LinearPart {
-            weight: w.weight,
-            out: out.address(),
-            follow: Follow::Nothing,
-            cache: 0,
-            pairs: Pairs::Alone,
-        };
         let data = data_for(LinearKernel::Warpgroup, x.address(), rows, FAST);
-        let shapes = calls::linear_in_every_shape(&[part(&Memory::room(1, FAST))], data).len();
-        for shape in 0..shapes {
+        let calls_into = |out| calls::linear_in_every_shape(&[alone(&w.weight, out)], data);
+        for shape in 0..calls_into(0).len() {
             let out = Memory::room(rows * outputs, FAST);
-            let call = calls::linear_in_every_shape(&[part(&out)], data).swap_remove(shape);
+            let call = calls_into(out.address()).swap_remove(shape);
             let what = call.kernel.clone();
             let found = host::in_two_orders(kernels, &call, &out);
             check_products(&what, &found, &w, &x.values(FAST), FAST);

@@ -84,7 +84,7 @@ impl CudaEngine<'_> {
     }
 
     /// Waits for what a step that failed has left under way.
-    fn settle(&mut self) -> Result<()> {
+    pub(super) fn settle(&mut self) -> Result<()> {
         self.device.bind()?;
         self.compare.settle(&self.device)?;
         self.device.synchronize()?;

@@ -260,9 +260,9 @@ impl Held {
             arrived.wait()?;
             if self.came_back.word(index) != self.step_number {
                 self.ended.wait()?;
-                if self.came_back.word(index) != self.step_number {
-                    return Err(error("a comparison that did not come back"));
-                }
+            }
+            if self.came_back.word(index) != self.step_number {
+                return Err(error("a comparison that did not come back"));
             }
             for group in &self.groups[piece.groups.clone()] {
                 for entry in &self.entries[group.entries.clone()] {

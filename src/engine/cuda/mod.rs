@@ -181,9 +181,8 @@ impl<'m> CudaEngine<'m> {
 
 impl Drop for CudaEngine<'_> {
     fn drop(&mut self) {
-        // What a step that failed has left under way ends before its memory does; an error can be reported nowhere.
-        let _ = self.device.bind();
-        let _ = self.compare.settle(&self.device);
+        // Before the memory that it reads and writes; an error can be reported nowhere.
+        let _ = self.settle();
     }
 }
 

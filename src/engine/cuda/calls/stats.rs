@@ -64,9 +64,17 @@ pub fn stats(pairs: &[StatsPair], rows: usize, out: Address) -> Call {
     let mut blocks = 0;
     for (args, pair) in args.pair.iter_mut().zip(pairs) {
         let StatsPair { a, b, width, storage, places, shown } = *pair;
-        let (a_f16, lanes) = (i32::from(storage != Storage::F32), lanes_of_row(width));
-        let [width, lanes_arg, first_block] = [width, lanes, blocks].map(|n| n as i32);
-        *args = PairArgs { a, b, places, shown, width, a_f16, lanes: lanes_arg, first_block };
+        let lanes = lanes_of_row(width);
+        *args = PairArgs {
+            a,
+            b,
+            places,
+            shown,
+            width: width as i32,
+            a_f16: i32::from(storage != Storage::F32),
+            lanes: lanes as i32,
+            first_block: blocks as i32,
+        };
         blocks += rows.div_ceil(BLOCK / lanes);
     }
     Call::new("stats_rows".into(), [blocks, 1, 1], BLOCK as u32, args)
