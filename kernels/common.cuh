@@ -126,24 +126,21 @@ struct alignas(16) Float4 {
 struct alignas(16) Words4 {
     uint32_t v[4];
 };
-DEVICE float low_half(uint32_t two) {
+struct Halves {
+    float low, high;
+};
+DEVICE Halves halves(uint32_t two) {
+    Halves of;
 #ifdef CUDA_ON_HOST
-    return cushim::half_to_float((uint16_t)(two & 0xffffu));
+    of = {cushim::half_to_float((uint16_t)(two & 0xffffu)), cushim::half_to_float((uint16_t)(two >> 16))};
 #else
-    float f;
-    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low;}" : "=f"(f) : "r"(two));
-    return f;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+        : "=f"(of.low), "=f"(of.high) : "r"(two));
 #endif
+    return of;
 }
-DEVICE float high_half(uint32_t two) {
-#ifdef CUDA_ON_HOST
-    return cushim::half_to_float((uint16_t)(two >> 16));
-#else
-    float f;
-    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high;}" : "=f"(f) : "r"(two));
-    return f;
-#endif
-}
+DEVICE float low_half(uint32_t two) { return halves(two).low; }
+DEVICE float high_half(uint32_t two) { return halves(two).high; }
 // The low halves of two words, and their high ones.
 DEVICE uint32_t both_low(uint32_t a, uint32_t b) {
 #ifdef CUDA_ON_HOST

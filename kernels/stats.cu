@@ -180,11 +180,17 @@ DEVICE Seen see_all(const Row<S>& row) {
     return seen;
 }
 
+// Puts the lanes of a row that are in this warp together: calls `merge(distance)` for lanes so far away, over and over.
+template <class F>
+DEVICE void over_lanes(int lanes, F merge) {
+    if (lanes >= WARP) merge(HALF_WARP);
+#pragma unroll
+    for (int d = HALF_WARP / 2; d > 0; d /= 2) merge(d);
+}
+
 // The largest of the lanes of a row that are in this warp.
 DEVICE float row_max(float x, int lanes) {
-    if (lanes >= WARP) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, HALF_WARP));
-#pragma unroll
-    for (int d = HALF_WARP / 2; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, d));
+    over_lanes(lanes, [&](int distance) { x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, distance)); });
     return x;
 }
 
@@ -253,9 +259,7 @@ DEVICE bool row_stats(const Row<S>& row, RowStats* s) {
     const bool careful = __ballot_sync(FULL_WARP, !right) != 0;
     if (careful) *s = careful_stats(row);
     int column = (int)s->column;
-    if (row.lanes >= WARP) merge(s, &column, careful, HALF_WARP);
-#pragma unroll
-    for (int d = HALF_WARP / 2; d > 0; d /= 2) merge(s, &column, careful, d);
+    over_lanes(row.lanes, [&](int distance) { merge(s, &column, careful, distance); });
     return column == s->column && (column < row.width || row.lane % WARP % row.lanes == 0);
 }
 
