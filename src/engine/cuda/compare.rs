@@ -2,13 +2,10 @@
 //! only the rows that are asked for. Where a probe says that its reference stays the same it is held on the device
 //! and compared while the step is computed ([`super::held`]); else, and what is not held, one checkpoint at a time.
 
-use std::sync::Arc;
-
-use cudarc::driver::{CudaGraph, CudaStream};
 use half::f16;
 
 use super::calls::{self, Address, StatsPair};
-use super::device::{Buffer, Device, failed};
+use super::device::{Buffer, Device, address_of};
 use super::held::{Held, Step};
 use super::modules::Modules;
 use super::plan::Output;
@@ -17,26 +14,11 @@ use crate::error::Result;
 use crate::model::graph::Dims;
 use crate::numerics::Storage;
 
-/// Where comparisons and what they find go, beside computing and other copies.
-pub struct Streams {
-    /// Kernels that compare, by turns, so that one begins where the last rows of another leave room: those that compute
-    /// go first.
-    pub compare: [Arc<CudaStream>; 2],
-    /// Copies of what they find.
-    pub results: Arc<CudaStream>,
-}
-
-impl Streams {
-    fn new(device: &Device) -> Result<Streams> {
-        Ok(Streams { compare: [device.low_stream()?, device.low_stream()?], results: device.low_stream()? })
-    }
-}
-
 /// The comparisons of one engine.
 #[derive(Default)]
 pub struct Compare {
-    held: Option<Held>,
-    streams: Option<Streams>,
+    /// The reference that the device holds.
+    pub held: Option<Held>,
     /// Device memory for one reference and its comparison, used again.
     memory: Option<Buffer>,
 }
@@ -63,45 +45,7 @@ impl Compare {
             self.held = None;
             self.held = Held::upload(device, step, batch, probe)?;
         }
-        if self.streams.is_none() {
-            self.streams = Some(Streams::new(device)?);
-        }
         self.held.as_mut().map_or(Ok(()), |held| held.restart(device))
-    }
-
-    /// Enqueues the comparisons of what `done` pieces of work have computed.
-    pub fn after(&mut self, device: &Device, modules: &mut Modules, done: usize) -> Result<()> {
-        match (&mut self.held, &self.streams) {
-            (Some(held), Some(streams)) => held.after((device, modules), streams, done),
-            _ => Ok(()),
-        }
-    }
-
-    /// Enqueues the step with its comparisons as it was recorded; `false` where it was not.
-    pub fn launch(&mut self, device: &Device) -> Result<bool> {
-        self.held.as_mut().map_or(Ok(false), |held| held.launch(device))
-    }
-
-    /// Whether the step is to be recorded with its comparisons.
-    pub fn wants_recording(&self) -> bool {
-        self.held.as_ref().is_some_and(Held::wants_recording)
-    }
-
-    /// Lets the compute stream wait for all comparisons and copies.
-    pub fn join(&self, device: &Device) -> Result<()> {
-        match (&self.held, &self.streams) {
-            (Some(held), Some(streams)) => held.join(device, streams),
-            _ => Ok(()),
-        }
-    }
-
-    /// Keeps the recorded step, which has not been computed; with no graph, that it cannot be recorded.
-    pub fn keep(&mut self, graph: Option<CudaGraph>) {
-        match (&mut self.held, graph) {
-            (Some(held), Some(graph)) => held.keep(graph),
-            (Some(held), None) => held.leave_unrecorded(),
-            (None, _) => (),
-        }
     }
 
     /// Shows the probe what has been found of all `outputs`: what the device holds is waited for, the rest is
@@ -138,17 +82,7 @@ impl Compare {
 
     /// Waits for comparisons that a step which failed has left under way: they read the arena, and write.
     pub fn settle(&mut self, device: &Device) -> Result<()> {
-        if let (Some(held), Some(streams)) = (&mut self.held, &self.streams)
-            && held.is_under_way()
-        {
-            device.synchronize()?;
-            for compare in &streams.compare {
-                compare.synchronize().map_err(failed("a comparison"))?;
-            }
-            streams.results.synchronize().map_err(failed("a copy"))?;
-            held.settled();
-        }
-        Ok(())
+        self.held.as_mut().map_or(Ok(()), |held| held.settle(device))
     }
 
     /// Compares the output, which has been computed, with what the probe has of it. `shape` is (T, …).
@@ -175,7 +109,7 @@ impl Compare {
             self.memory = None;
             self.memory = Some(device.alloc("a comparison", size)?);
         }
-        let found = self.memory.as_ref().map_or(0, |memory| memory.address);
+        let found = address_of(&self.memory);
         let reference = found + (rows * size_of::<RowStats>()) as Address;
         device.upload(&asked.reference, reference)?;
         let pair = StatsPair { a: from, b: reference, width, storage: place.storage, places: 0, shown: 0 };

@@ -288,6 +288,11 @@ pub struct Buffer {
     context: Arc<CudaContext>,
 }
 
+/// Where memory begins; 0 where there is none.
+pub fn address_of(buffer: &Option<Buffer>) -> Address {
+    buffer.as_ref().map_or(0, |buffer| buffer.address)
+}
+
 impl Drop for Buffer {
     fn drop(&mut self) {
         // A failure to free can neither be reported nor mended here.

@@ -2,7 +2,7 @@
 //! copied, and shown, while later ones are computed.
 
 use super::calls::{self, Address, Call};
-use super::device::{Buffer, Device, Pinned, error, failed};
+use super::device::{Buffer, Device, Pinned, address_of, error, failed};
 use super::event::Event;
 use super::plan::{Output, Plan};
 use super::readback::values;
@@ -133,7 +133,7 @@ impl CudaEngine<'_> {
                 .expected("steps that the GPU computes alone")
                 .found(if unfit.is_empty() { "a graph without logits" } else { unfit })
         })?;
-        let step = self.step_data.as_ref().map_or(0, |data| data.address);
+        let step = address_of(&self.step_data);
         let call = calls::next_token(logits, step, chosen.address, room.address, self.graph.dims.vocab);
         self.modules.function(&call, &self.device)?;
         Ok(call)
@@ -153,7 +153,7 @@ impl CudaEngine<'_> {
     fn keep(&mut self, slot: &mut Slot, was_used: bool, token: Address) -> Result<()> {
         let plan = self.planned()?;
         let (start, bytes) = range(&plan.outputs);
-        let arena = self.arena.as_ref().map_or(0, |arena| arena.address) + start as Address;
+        let arena = address_of(&self.arena) + start as Address;
         if was_used {
             slot.has_arrived.hold(&self.device.compute)?;
         }

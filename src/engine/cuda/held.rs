@@ -10,10 +10,11 @@
 //! Values that a probe wants are written once and keep their bytes ([`super::layout`]), so that a comparison that comes
 //! late reads what was computed. The step ends when the last has been shown, so that the next does not write over them.
 
-use cudarc::driver::CudaGraph;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaGraph, CudaStream};
 
 use super::calls::{self, Address, Call, StatsPair};
-use super::compare::Streams;
 use super::device::{Buffer, Device, Pinned, error, failed};
 use super::event::Event;
 use super::layout::ALIGNMENT;
@@ -47,12 +48,28 @@ pub struct Step {
     pub outputs: Vec<Output>,
 }
 
+/// Where comparisons and what they find go, beside computing and other copies.
+struct Streams {
+    /// Kernels that compare, by turns, so that one begins where the last rows of another leave room: those that compute
+    /// go first.
+    compare: [Arc<CudaStream>; 2],
+    /// Copies of what they find.
+    results: Arc<CudaStream>,
+}
+
+impl Streams {
+    fn new(device: &Device) -> Result<Streams> {
+        Ok(Streams { compare: [device.low_stream()?, device.low_stream()?], results: device.low_stream()? })
+    }
+}
+
 /// A reference on the device, and the comparison with it.
 pub struct Held {
     /// The step with its comparisons as one launch. Dropped before what it names.
     graph: Option<CudaGraph>,
     /// Whether it is to be recorded when the step is repeated: not where that has failed.
     recordable: bool,
+    streams: Streams,
     step: Step,
     entries: Vec<Entry>,
     groups: Vec<Group>,
@@ -142,6 +159,7 @@ impl Held {
             pinned,
             graph: None,
             recordable: true,
+            streams: Streams::new(device)?,
             step_number: 0,
             sent: device.alloc("the number of a step", size_of::<u32>())?,
             came_back: device.pinned(size_of::<u32>() * n_pieces)?,
@@ -169,21 +187,17 @@ impl Held {
         self.step_number > 1 && self.graph.is_none() && self.recordable
     }
 
-    /// Gives up recording it: nothing has been enqueued.
-    pub fn leave_unrecorded(&mut self) {
-        (self.enqueued, self.recordable) = (0, false);
-    }
-
     /// Lets the compute stream wait for all comparisons and copies, so that a recording ends there.
-    pub fn join(&self, device: &Device, streams: &Streams) -> Result<()> {
+    pub fn join(&self, device: &Device) -> Result<()> {
         let Some(last) = self.compared.last() else { return Ok(()) };
-        last.record(&streams.results)?;
+        last.record(&self.streams.results)?;
         last.hold(&device.compute)
     }
 
-    /// Keeps what was recorded; nothing of it has been done.
-    pub fn keep(&mut self, graph: CudaGraph) {
-        self.graph = Some(graph);
+    /// Keeps what was recorded, of which nothing has been done; with no graph, that the step cannot be recorded.
+    pub fn keep(&mut self, graph: Option<CudaGraph>) {
+        (self.enqueued, self.recordable) = (0, graph.is_some());
+        self.graph = graph;
     }
 
     /// Enqueues the whole step as it was recorded; `false` where it was not.
@@ -201,23 +215,22 @@ impl Held {
         self.entries.binary_search_by_key(&output.place.offset, |entry| entry.output.place.offset).is_ok()
     }
 
-    /// Whether comparisons have been enqueued that nobody has waited for.
-    pub fn is_under_way(&self) -> bool {
-        self.under_way
-    }
-
-    /// Tells that they have been waited for.
-    pub fn settled(&mut self) {
-        self.under_way = false;
+    /// Waits for comparisons that have been enqueued and that nobody has waited for.
+    pub fn settle(&mut self, device: &Device) -> Result<()> {
+        if self.under_way {
+            device.synchronize()?;
+            for compare in &self.streams.compare {
+                compare.synchronize().map_err(failed("a comparison"))?;
+            }
+            self.streams.results.synchronize().map_err(failed("a copy"))?;
+            self.under_way = false;
+        }
+        Ok(())
     }
 
     /// Enqueues the groups that `done` pieces of work have computed, and copies of what they find.
-    pub fn after(
-        &mut self,
-        (device, modules): (&Device, &mut Modules),
-        streams: &Streams,
-        done: usize,
-    ) -> Result<()> {
+    pub fn after(&mut self, device: &Device, modules: &mut Modules, done: usize) -> Result<()> {
+        let streams = &self.streams;
         while self.groups.get(self.enqueued).is_some_and(|group| group.after <= done) {
             let index = self.enqueued;
             self.under_way = true;

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 
 use super::calls::{self, Address};
+use super::device::address_of;
 use super::host::Host;
 use super::plan::Work;
 use super::step::unplanned;
@@ -20,7 +21,7 @@ impl CudaEngine<'_> {
         let Some(Planned { plan, .. }) = &self.plan else { return Err(unplanned()) };
         let (dims, rows) = (&self.graph.dims, batch.tokens.len());
         let end = batch.first + rows;
-        let first = self.step_data.as_ref().map_or(0, |buffer| buffer.address);
+        let first = address_of(&self.step_data);
         let mut host = Host {
             gguf: self.gguf,
             graph: &self.graph,
@@ -28,7 +29,7 @@ impl CudaEngine<'_> {
             device: &self.device,
             layout: &plan.layout,
             cache: &self.cache,
-            arena: self.arena.as_ref().map_or(0, |arena| arena.address),
+            arena: address_of(&self.arena),
             kept: HashMap::new(),
         };
         let mut done = 0;

@@ -46,7 +46,7 @@ use crate::numerics::{Numerics, Products, Storage};
 use calls::{Call, LinearKernel, TensorCores};
 use compare::Compare;
 use cut::Part;
-use device::{Buffer, Device, error};
+use device::{Buffer, Device, address_of, error};
 use greedy::Choice;
 use layout::{Layout, bytes_of};
 use modules::Modules;
@@ -315,16 +315,16 @@ impl CudaEngine<'_> {
         let unpacks = LinearKernel::for_step(rows, self.numerics.storage, false, self.cores()).takes_halves();
         let scratch = if unpacks { products::scratch_bytes(&nodes, &tasks, &self.weights) } else { 0 };
         self.make_memory(layout.bytes, scratch, rows)?;
-        let step_data = self.step_data.as_ref().map_or(0, |buffer| buffer.address);
+        let step_data = address_of(&self.step_data);
         let memory = Memory {
             weights: &self.weights,
             cache: &self.cache.iter().map(|(c, buffer)| (*c, buffer.address)).collect(),
             ropes: &self.ropes,
             first: step_data,
             tokens: step_data + 4,
-            arena: self.arena.as_ref().map_or(0, |arena| arena.address),
-            attention: (self.attention.as_ref().map_or(0, |buffer| buffer.address), self.capacity),
-            scratch: self.scratch.as_ref().map_or(0, |buffer| buffer.address),
+            arena: address_of(&self.arena),
+            attention: (address_of(&self.attention), self.capacity),
+            scratch: address_of(&self.scratch),
             shared_max: self.device.shared_max as usize,
             cores: self.cores(),
         };
@@ -358,7 +358,7 @@ impl CudaEngine<'_> {
     fn send_tokens(&self, batch: &Batch<'_>) -> Result<()> {
         let mut data = vec![batch.first as u32];
         data.extend_from_slice(batch.tokens);
-        self.device.upload(&data, self.step_data.as_ref().map_or(0, |buffer| buffer.address))
+        self.device.upload(&data, address_of(&self.step_data))
     }
 
     /// Enqueues the launches of the plan, and `next` behind them.

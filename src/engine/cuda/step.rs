@@ -3,11 +3,13 @@
 
 use std::collections::HashMap;
 
-use super::device::{error, failed};
+use super::calls::Address;
+use super::device::{Device, address_of, error, failed};
+use super::held::Held;
 use super::host::Host;
 use super::layout::Value;
 use super::plan::{Output, Work};
-use super::readback::Reading;
+use super::readback::{Reading, Ring};
 use super::schedule::Task;
 use super::{Batch, CudaEngine, Planned, Probe};
 use crate::engine::Values;
@@ -17,6 +19,11 @@ use crate::model::graph::{Dims, Node};
 /// A step that is computed before it is prepared.
 pub(super) fn unplanned() -> Error {
     error("a step that has not been planned")
+}
+
+/// What is read back of a step, whose values lie in the arena.
+fn reading<'a>(device: &'a Device, ring: &'a mut Ring, planned: &'a Planned, arena: Address) -> Reading<'a> {
+    Reading { device, ring, transfers: &planned.transfers, outputs: &planned.plan.outputs, arena }
 }
 
 /// Shows a value of a step to the probe.
@@ -45,25 +52,24 @@ impl CudaEngine<'_> {
     /// Enqueues everything; a probe that feeds values is shown them here.
     pub(super) fn launch(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<()> {
         self.device.bind()?;
-        let Some(Planned { plan, transfers, graph }) = &self.plan else { return Err(unplanned()) };
+        let Some(Planned { plan, transfers, .. }) = &self.plan else { return Err(unplanned()) };
         if plan.key.fed {
             return self.launch_fed(batch, probe);
         }
-        let arena = self.arena.as_ref().map_or(0, |arena| arena.address);
+        let arena = address_of(&self.arena);
         self.ring.prepare(&self.device, transfers)?;
         self.compare.begin(&self.device, (&plan.compared, arena), batch, probe)?;
         let recordable = plan.outputs.is_empty() && plan.is_all_gpu();
         let logits = plan.logits;
-        if recordable && self.compare.launch(&self.device)? {
+        if recordable && self.launch_recorded(batch, probe)? {
             // Everything has been enqueued.
-        } else if recordable && self.compare.wants_recording() {
-            self.record_compared(batch, probe)?;
-        } else if let Some(graph) = graph {
+        } else if let Some(planned @ Planned { plan, graph: Some(graph), .. }) = &self.plan {
             graph.launch().map_err(failed("the graph of a step"))?;
             let done = plan.work.len();
-            let (device, ring, outputs) = (&self.device, &mut self.ring, &plan.outputs);
-            Reading { device, ring, transfers, outputs, arena }.after(done)?;
-            self.compare.after(device, &mut self.modules, done)?;
+            reading(&self.device, &mut self.ring, planned, arena).after(done)?;
+            if let Some(held) = &mut self.compare.held {
+                held.after(&self.device, &mut self.modules, done)?;
+            }
         } else {
             self.enqueue_each(batch, probe)?;
         }
@@ -73,23 +79,28 @@ impl CudaEngine<'_> {
         }
     }
 
-    /// Records a step of which everything is compared, and launches it; where that fails (an old driver, too little memory)
-    /// it is enqueued as ever.
-    fn record_compared(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<()> {
-        self.device.begin_capture()?;
-        let enqueued = self.enqueue_each(batch, probe).and_then(|()| self.compare.join(&self.device));
-        let captured = self.device.end_capture();
-        self.compare.keep(enqueued.and(captured).ok());
-        if self.compare.launch(&self.device)? { Ok(()) } else { self.enqueue_each(batch, probe) }
+    /// Launches a step of which everything is compared as one graph, which is recorded when it is made for the second time;
+    /// `false` where it is made for the first, or that fails (an old driver, too little memory).
+    fn launch_recorded(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<bool> {
+        if self.compare.held.as_ref().is_some_and(Held::wants_recording) {
+            self.device.begin_capture()?;
+            let enqueued = self.enqueue_each(batch, probe);
+            let join = |held: &Held| held.join(&self.device);
+            let joined = enqueued.and_then(|()| self.compare.held.as_ref().map_or(Ok(()), join));
+            let captured = self.device.end_capture();
+            if let Some(held) = &mut self.compare.held {
+                held.keep(joined.and(captured).ok());
+            }
+        }
+        self.compare.held.as_mut().map_or(Ok(false), |held| held.launch(&self.device))
     }
 
     /// Enqueues the work of the plan, and behind each piece of it copies and comparisons of what it has computed.
     fn enqueue_each(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<()> {
-        let Some(Planned { plan, transfers, .. }) = &self.plan else { return Err(unplanned()) };
+        let Some(planned @ Planned { plan, .. }) = &self.plan else { return Err(unplanned()) };
         let (device, dims) = (&self.device, &self.graph.dims);
-        let arena = self.arena.as_ref().map_or(0, |arena| arena.address);
-        let ring = &mut self.ring;
-        let mut reading = Reading { device, ring, transfers, outputs: &plan.outputs, arena };
+        let arena = address_of(&self.arena);
+        let mut reading = reading(device, &mut self.ring, planned, arena);
         let mut host = Host {
             gguf: self.gguf,
             graph: &self.graph,
@@ -106,7 +117,9 @@ impl CudaEngine<'_> {
                 Work::Host(index) => host.execute(&plan.nodes[*index], batch, probe)?,
             }
             reading.after(done + 1)?;
-            self.compare.after(device, &mut self.modules, done + 1)?;
+            if let Some(held) = &mut self.compare.held {
+                held.after(device, &mut self.modules, done + 1)?;
+            }
             while reading.is_full()? {
                 reading.show_next(|output, values| show(dims, batch, probe, output, values))?;
             }
@@ -117,15 +130,14 @@ impl CudaEngine<'_> {
     /// Shows what arrives, and waits for the end: the logits of the last row, where the graph has them.
     pub(super) fn finish(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<Option<Vec<f32>>> {
         self.device.bind()?;
-        let Some(Planned { plan, transfers, .. }) = &self.plan else { return Err(unplanned()) };
+        let Some(planned @ Planned { plan, .. }) = &self.plan else { return Err(unplanned()) };
         let (device, dims) = (&self.device, &self.graph.dims);
         if plan.key.fed {
             let Some(logits) = plan.logits else { return device.synchronize().map(|()| None) };
             return device.download(logits, dims.vocab).map(Some);
         }
-        let arena = self.arena.as_ref().map_or(0, |arena| arena.address);
-        let ring = &mut self.ring;
-        let mut reading = Reading { device, ring, transfers, outputs: &plan.outputs, arena };
+        let arena = address_of(&self.arena);
+        let mut reading = reading(device, &mut self.ring, planned, arena);
         let logits = self.logits.as_ref().filter(|_| plan.logits.is_some());
         let mut last_row = None;
         while reading.show_next(|output, values| show(dims, batch, probe, output, values))? {
