@@ -1,18 +1,18 @@
-// What the engine calls of the CUDA driver, on the CPU: a libcuda.so.1 for tests of the engine where there is no GPU.
-//
-// What is enqueued on any stream waits in one queue until somebody waits for it: as late as a GPU may be, and in an order
-// that a GPU may choose. A stream that is captured must come back to the one that began, or the capture fails.
+// What the engine calls of the CUDA driver, on the CPU: a libcuda.so for tests of the engine where there is no GPU. It plays two
+// GPUs, of compute capability 8.0, which are as late as GPUs may be (streams_on_host.h) and cannot touch each other's memory but
+// by copies from one to the other (memory_on_host.h). Misuse is an error, also some that a GPU would let pass.
 //   PARITY_DRIVER_EVENTS=late   a graph's events are past until its launch gets there, as the launch before left them
 //   PARITY_DRIVER_GRAPHS=none   no graph can be made
-// At the end the number of launches and of graphs that were launched goes to stderr.
+// At the end the numbers of launches, of graphs and of copies between GPUs go to stderr.
 #define CUDA_ON_HOST
 #include "cuda_on_host.h"
 // (The order matters: the shim defines what CUDA would.)
 #include "../all.cu"
 
-#include <deque>
-#include <map>
 #include <mutex>
+
+#include "memory_on_host.h"
+#include "streams_on_host.h"
 
 namespace driver {
 
@@ -20,74 +20,63 @@ enum Result {
     SUCCESS = 0,
     INVALID = 1,
     OUT_OF_MEMORY = 2,
+    NO_DEVICE = 101,
+    NO_CONTEXT = 201,
+    INVALID_HANDLE = 400,
     NOT_FOUND = 500,
     NOT_READY = 600,
     CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_MERGE = 902,
     CAPTURE_UNJOINED = 904,
     CAPTURE_ISOLATION = 905,
     CAPTURED_EVENT = 907,
 };
-typedef uint64_t Address;
-typedef std::function<void()> Work;
-
-struct Event;
-struct Stream;
-// How much of the work of each stream is known to be done before.
-typedef std::map<Stream*, uint64_t> Known;
-struct Step {
-    Work work;
-    Event* marks;  // or null
+// A context, and what is loaded there.
+struct Gpu {
+    int number;
 };
-struct Capture {
-    Known enqueued;
-    std::vector<Step> steps;
+struct Function {
+    const cushim::Kernel* kernel;
+    int gpu;
 };
 struct Graph {
     std::vector<Step> steps;
-};
-struct Stream {
-    Capture* capture;
-    Known known;
-};
-struct Event {
-    uint64_t past;  // when so much of the queue is done
-    Capture* capture;
-    Known known;
+    size_t lanes;
 };
 
-const size_t MEMORY = size_t(6) << 30;
 std::recursive_mutex access;
-std::deque<Work> queue;
-uint64_t enqueued, done, launches, graphs;
-size_t taken;
-std::map<Address, size_t> sizes;
+Gpu gpus[GPUS] = {{0}, {1}};
+thread_local Gpu* current;
+std::vector<Stream*> streams;
+uint64_t launches, graphs, between_gpus;
 bool is_set(const char* name, const char* value) { return getenv(name) && !strcmp(getenv(name), value); }
 const bool late = is_set("PARITY_DRIVER_EVENTS", "late"), no_graphs = is_set("PARITY_DRIVER_GRAPHS", "none");
 struct Told {
     // A program may look whether the library is there, and close it again.
     ~Told() {
-        if (launches > 0) fprintf(stderr, "%lu launches, %lu graphs\n", (unsigned long)launches, (unsigned long)graphs);
+        if (launches > 0) fprintf(stderr, "%lu launches, %lu graphs, %lu copies between GPUs\n", (unsigned long)launches, (unsigned long)graphs, (unsigned long)between_gpus);
     }
 } told;
 
-void work_until(uint64_t end) {
-    while (done < end) {
-        const Work work = std::move(queue.front());
-        queue.pop_front();
-        work();
-        done++;
-    }
-}
-void put(Stream* stream, Work work, Event* marks = nullptr) {
-    if (stream->capture) {
-        stream->capture->steps.push_back({work, marks});
-        stream->known[stream] = ++stream->capture->enqueued[stream];
-    } else {
-        queue.push_back(work);
-        enqueued++;
-    }
+// What ends memory waits for everything.
+void finish_all() {
+    for (Stream* stream : streams) stream->end().reach();
 }
 char* room(size_t bytes) { return (char*)aligned_alloc(256, (bytes / 256 + 1) * 256); }
+// Enqueues work of the stream's GPU with the memory of `gpus`, by bits.
+int put(Stream* stream, unsigned gpus, Work work) {
+    stream->put([=] {
+        open_memory(gpus);
+        work();
+    });
+    return SUCCESS;
+}
+// Enqueues a copy, or what else touches these bytes, which must be the memory of the stream's GPU.
+int put_copy(Stream* stream, std::initializer_list<Address> touched, size_t bytes, Work work) {
+    for (Address address : touched)
+        if (owner(address, bytes) != stream->gpu) return INVALID;
+    return put(stream, 1u << stream->gpu, work);
+}
 
 }  // namespace driver
 
@@ -97,15 +86,17 @@ using namespace driver;
 extern "C" {
 int cuInit(unsigned) { return SUCCESS; }
 int cuDriverGetVersion(int* version) { return *version = 13000, SUCCESS; }
-int cuDeviceGetCount(int* count) { return *count = 1, SUCCESS; }
-int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, SUCCESS; }
+int cuDeviceGetCount(int* count) { return *count = GPUS, SUCCESS; }
+int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal < GPUS ? SUCCESS : NO_DEVICE; }
 int cuDeviceGetName(char* name, int size, int) { return snprintf(name, size, "a CPU"), SUCCESS; }
 // Compute capability 8.0, and shared memory of a block.
 int cuDeviceGetAttribute(int* value, int attribute, int) { return *value = attribute == 75 ? 8 : attribute == 97 ? 99 << 10 : 0, SUCCESS; }
-int cuDevicePrimaryCtxRetain(void** context, int) { return *context = &access, SUCCESS; }
+int cuDeviceCanAccessPeer(int* can, int, int) { return *can = 1, SUCCESS; }
+int cuDevicePrimaryCtxRetain(Gpu** context, int device) { return *context = &gpus[device], SUCCESS; }
 int cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
-int cuCtxSetCurrent(void*) { return SUCCESS; }
-int cuCtxGetCurrent(void** context) { return *context = &access, SUCCESS; }
+int cuCtxSetCurrent(Gpu* context) { return current = context, SUCCESS; }
+int cuCtxGetCurrent(Gpu** context) { return *context = current, SUCCESS; }
+int cuCtxEnablePeerAccess(Gpu* other, unsigned) { return current && other != current ? SUCCESS : INVALID; }
 int cuCtxGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, SUCCESS; }
 int cuGetErrorString(int, const char** text) { return *text = "an error of the driver on the CPU", SUCCESS; }
 
@@ -113,113 +104,111 @@ int cuGetErrorString(int, const char** text) { return *text = "an error of the d
 
 int cuMemAlloc_v2(Address* address, size_t bytes) {
     ONE_AT_A_TIME;
-    if (bytes > MEMORY - taken) return OUT_OF_MEMORY;
-    *address = (Address)memset(room(bytes), 0xCD, bytes);
-    sizes[*address] = bytes;
-    taken += bytes;
-    return SUCCESS;
+    if (!current) return NO_CONTEXT;
+    *address = take(bytes, current->number);
+    return *address ? SUCCESS : OUT_OF_MEMORY;
 }
 int cuMemFree_v2(Address address) {
     ONE_AT_A_TIME;
-    work_until(enqueued);
-    memset((void*)address, 0xDD, sizes[address]);
-    taken -= sizes[address];
-    free((void*)address);
+    if (!allocations.count(address)) return INVALID;
+    finish_all();
+    give_back(address);
     return SUCCESS;
 }
-int cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = MEMORY - taken, *total = MEMORY, SUCCESS; }
+int cuMemGetInfo_v2(size_t* free, size_t* total) {
+    ONE_AT_A_TIME;
+    if (!current) return NO_CONTEXT;
+    return *free = MEMORY - taken[current->number], *total = MEMORY, SUCCESS;
+}
 int cuMemHostAlloc(void** memory, size_t bytes, unsigned) { return *memory = room(bytes), SUCCESS; }
 int cuMemFreeHost(void* memory) {
     ONE_AT_A_TIME;
-    work_until(enqueued);
+    finish_all();
     free(memory);
     return SUCCESS;
 }
 int cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Stream* stream) {
     ONE_AT_A_TIME;
     const std::string copy((const char*)from, bytes);  // memory that is not pinned is taken over at once
-    put(stream, [=] { memcpy((void*)to, copy.data(), bytes); });
-    return SUCCESS;
+    return put_copy(stream, {to}, bytes, [=] { memcpy((void*)to, copy.data(), bytes); });
 }
 int cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, Stream* stream) {
     ONE_AT_A_TIME;
-    put(stream, [=] { memcpy(to, (const void*)from, bytes); });
-    return SUCCESS;
+    return put_copy(stream, {from}, bytes, [=] { memcpy(to, (const void*)from, bytes); });
 }
+// It waits for no stream of the engine: theirs do not wait for the default one.
 int cuMemcpyDtoH_v2(void* to, Address from, size_t bytes) {
     ONE_AT_A_TIME;
-    work_until(enqueued);
+    if (!current || owner(from, bytes) != current->number) return INVALID;
+    open_memory(1u << current->number);
     memcpy(to, (const void*)from, bytes);
     return SUCCESS;
 }
 int cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream* stream) {
     ONE_AT_A_TIME;
-    put(stream, [=] { memmove((void*)to, (const void*)from, bytes); });
-    return SUCCESS;
+    return put_copy(stream, {to, from}, bytes, [=] { memmove((void*)to, (const void*)from, bytes); });
+}
+int cuMemcpyPeerAsync(Address to, Gpu* target, Address from, Gpu* source, size_t bytes, Stream* stream) {
+    ONE_AT_A_TIME;
+    if (owner(to, bytes) != target->number || owner(from, bytes) != source->number) return INVALID;
+    between_gpus++;
+    return put(stream, 1u << target->number | 1u << source->number, [=] { memcpy((void*)to, (const void*)from, bytes); });
 }
 int cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Stream* stream) {
     ONE_AT_A_TIME;
-    put(stream, [=] { memset((void*)to, value, bytes); });
-    return SUCCESS;
+    return put_copy(stream, {to}, bytes, [=] { memset((void*)to, value, bytes); });
 }
 
 // ---------------------------------------------------------------- streams and events
 
-int cuStreamCreate(Stream** stream, unsigned) { return *stream = new Stream(), SUCCESS; }
-int cuStreamCreateWithPriority(Stream** stream, unsigned, int) { return *stream = new Stream(), SUCCESS; }
-int cuStreamDestroy_v2(Stream* stream) {
+int cuStreamCreateWithPriority(Stream** stream, unsigned flags, int) {
     ONE_AT_A_TIME;
-    delete stream;
+    if (!current) return NO_CONTEXT;
+    if (flags != 1) return INVALID;  // one that does not wait for the default stream
+    streams.push_back(*stream = new Stream{current->number});
     return SUCCESS;
 }
+int cuStreamCreate(Stream** stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
+int cuStreamDestroy_v2(Stream*) { return SUCCESS; }
 int cuStreamSynchronize(Stream* stream) {
     ONE_AT_A_TIME;
     if (stream->capture) return CAPTURE_UNSUPPORTED;
-    work_until(enqueued);
+    stream->end().reach();
     return SUCCESS;
 }
 int cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
     ONE_AT_A_TIME;
-    if (!event->capture) return stream->capture ? CAPTURE_ISOLATION : SUCCESS;
-    if (!stream->capture) *stream = {event->capture, {}};
-    for (const auto& [other, work] : event->known) stream->known[other] = std::max(stream->known[other], work);
+    if (!event->capture) {
+        if (stream->capture) return CAPTURE_ISOLATION;
+        stream->put([point = event->point] { point.reach(); });
+        return SUCCESS;
+    }
+    if (event->capture->over || (stream->capture && stream->capture != event->capture)) return CAPTURE_MERGE;
+    event->hold_captured(stream);
     return SUCCESS;
 }
 int cuEventCreate(Event** event, unsigned) { return *event = new Event(), SUCCESS; }
-int cuEventDestroy_v2(Event* event) {
-    ONE_AT_A_TIME;
-    work_until(enqueued);
-    delete event;
-    return SUCCESS;
-}
+int cuEventDestroy_v2(Event*) { return SUCCESS; }
 // `flags` 1: each launch of the graph marks the event.
 int cuEventRecordWithFlags(Event* event, Stream* stream, unsigned flags) {
     ONE_AT_A_TIME;
-    if (!stream->capture && flags == 1) return INVALID;
-    if (stream->capture && flags == 0) {
-        stream->capture->enqueued[stream];
-        event->capture = stream->capture;
-        event->known = stream->known;
-        return SUCCESS;
-    }
-    put(stream, [] {}, event);
-    event->capture = nullptr;
-    if (!stream->capture) event->past = enqueued;
-    return SUCCESS;
+    if (flags == 0) return event->mark(stream), SUCCESS;
+    return stream->capture ? event->mark_by_graph(stream), SUCCESS : INVALID;
 }
 int cuEventRecord(Event* event, Stream* stream) { return cuEventRecordWithFlags(event, stream, 0); }
 int cuEventSynchronize(Event* event) {
     ONE_AT_A_TIME;
     if (event->capture) return CAPTURED_EVENT;
-    work_until(event->past);
+    event->point.reach();
     return SUCCESS;
 }
 // Something is done whenever somebody asks, so that asking again and again ends.
 int cuEventQuery(Event* event) {
     ONE_AT_A_TIME;
     if (event->capture) return CAPTURED_EVENT;
-    work_until(std::min(done + 3, enqueued));
-    return done >= event->past ? SUCCESS : NOT_READY;
+    const auto [stream, n] = event->point;
+    if (stream) Point{stream, std::min(stream->done + 3, n)}.reach();
+    return event->point.is_past() ? SUCCESS : NOT_READY;
 }
 
 // ---------------------------------------------------------------- graphs
@@ -227,19 +216,16 @@ int cuEventQuery(Event* event) {
 int cuStreamIsCapturing(Stream* stream, int* status) { return *status = stream->capture != nullptr, SUCCESS; }
 int cuStreamBeginCapture_v2(Stream* stream, int) {
     ONE_AT_A_TIME;
-    *stream = {new Capture(), {}};
+    if (stream->capture) return INVALID;
+    stream->join(new Capture());
     return SUCCESS;
 }
 int cuStreamEndCapture(Stream* stream, Graph** graph) {
     ONE_AT_A_TIME;
-    Capture* const capture = stream->capture;
-    bool joined = true;
-    for (const auto& [other, work] : capture->enqueued) {
-        joined &= stream->known[other] == work;
-        other->capture = nullptr;
-    }
-    stream->capture = nullptr;
-    *graph = joined ? new Graph{capture->steps} : nullptr;
+    const Capture* const capture = stream->capture;
+    if (!capture || stream->lane != 0) return INVALID;
+    const bool joined = end_capture(stream);
+    *graph = joined ? new Graph{capture->steps, capture->streams.size()} : nullptr;
     return joined ? SUCCESS : CAPTURE_UNJOINED;
 }
 int cuGraphInstantiateWithFlags(Graph** launched, Graph* graph, uint64_t) {
@@ -247,49 +233,38 @@ int cuGraphInstantiateWithFlags(Graph** launched, Graph* graph, uint64_t) {
     return *launched = new Graph(*graph), SUCCESS;
 }
 int cuGraphDestroy(Graph* graph) { return delete graph, SUCCESS; }
-int cuGraphExecDestroy(Graph* graph) {
-    ONE_AT_A_TIME;
-    work_until(enqueued);
-    delete graph;
-    return SUCCESS;
-}
+int cuGraphExecDestroy(Graph* graph) { return delete graph, SUCCESS; }
 int cuGraphLaunch(Graph* graph, Stream* stream) {
     ONE_AT_A_TIME;
     graphs++;
-    for (const Step& step : graph->steps) {
-        const uint64_t at = enqueued + 1;
-        if (step.marks && !late) step.marks->past = at;
-        put(stream, [=] {
-            step.work();
-            if (step.marks) step.marks->past = at;
-        });
-    }
+    launch_graph(graph->steps, graph->lanes, stream, late);
     return SUCCESS;
 }
 
 // ---------------------------------------------------------------- kernels
 
-int cuModuleLoadData(void** module, const void*) { return *module = &access, SUCCESS; }
-int cuModuleUnload(void*) { return SUCCESS; }
-int cuModuleGetFunction(const cushim::Kernel** function, void*, const char* name) {
+int cuModuleLoadData(Gpu** module, const void*) { return *module = current, current ? SUCCESS : NO_CONTEXT; }
+int cuModuleUnload(Gpu*) { return SUCCESS; }
+int cuModuleGetFunction(const Function** function, Gpu* module, const char* name) {
     for (const cushim::Kernel& kernel : cushim::kernels())
-        if (!strcmp(kernel.name, name)) return *function = &kernel, SUCCESS;
+        if (!strcmp(kernel.name, name)) return *function = new Function{&kernel, module->number}, SUCCESS;
     return NOT_FOUND;
 }
-int cuFuncSetAttribute(void*, int, int) { return SUCCESS; }
-int cuLaunchKernel(const cushim::Kernel* kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned,
+int cuFuncSetAttribute(const Function*, int, int) { return SUCCESS; }
+int cuLaunchKernel(const Function* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned,
                    Stream* stream, void** params, void**) {
     ONE_AT_A_TIME;
+    if (function->gpu != stream->gpu) return INVALID_HANDLE;
     launches++;
+    const cushim::Kernel* const kernel = function->kernel;
     const std::shared_ptr<char> args(room(kernel->args_size), free);
     memcpy(args.get(), params[0], kernel->args_size);
-    put(stream, [=] {
+    return put(stream, 1u << stream->gpu, [=] {
         const unsigned grid[3] = {x, y, z};
         char message[256] = "";
         if (!cuda_on_host_launch(kernel->name, args.get(), kernel->args_size, grid, threads, 0, message, sizeof message)) return;
         fprintf(stderr, "%s: %s\n", kernel->name, message);
         abort();
     });
-    return SUCCESS;
 }
 }

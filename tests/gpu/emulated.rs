@@ -1,9 +1,10 @@
-//! The engine on a driver that runs everything on the CPU (`kernels/host/driver.cpp`), as late as a GPU may: what is found
-//! with a held reference is that of the step also where events of a graph are marked late, and where no graph can be made.
+//! The engine on a driver that runs everything on the CPU (`kernels/host/driver.cpp`), as late as GPUs may be: what is found
+//! with a held reference is that of the step also where events of a graph are marked late, and where no graph can be made;
+//! two GPUs have the bits of one; and tokens that the GPU chooses are those that the host would.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use crate::{cxx, root};
+use crate::{NUMERICS, cxx, root};
 
 /// Set for tests that run on it: each launch takes long.
 const VARIABLE: &str = "PARITY_EMULATED";
@@ -20,8 +21,21 @@ pub fn few(rows: usize) -> usize {
     if is_emulated() { rows.min(ROWS_MAX) } else { rows }
 }
 
+/// All arithmetics, or the fast one alone where a launch takes long.
+pub fn arithmetics() -> &'static [&'static str] {
+    if is_emulated() { &["f16"] } else { &NUMERICS }
+}
+
+/// Tests that run on the driver, how many there are, when its events are marked, what graphs it makes.
+const RUNS: [(&str, usize, &str, &str); 4] = [
+    ("gpu::held::what_is", 2, "late", ""),
+    ("gpu::held::what_is", 2, "", "none"),
+    ("gpu::cards::two_gpus", 1, "late", ""),
+    ("the_gpu_chooses_the_tokens", 1, "late", ""),
+];
+
 #[test]
-fn held_references_on_a_driver_that_is_late() {
+fn on_a_driver_that_is_late() {
     if is_emulated() {
         return;
     }
@@ -29,26 +43,33 @@ fn held_references_on_a_driver_that_is_late() {
         return cxx::skip("no C++ compiler to build the driver with");
     }
     let folder = tempfile::tempdir().unwrap();
-    cxx::library(&root().join("kernels/host/driver.cpp"), &folder.path().join("libcuda.so.1"))
+    cxx::library(&root().join("kernels/host/driver.cpp"), &folder.path().join("libcuda.so"))
         .unwrap_or_else(|error| panic!("the driver does not compile for the host:\n{error}"));
-    for (events, graphs) in [("late", ""), ("", "none")] {
-        let run = Command::new(std::env::current_exe().unwrap())
-            .args(["--test-threads=1", "--nocapture", "gpu::held::what_is"])
+    let children = RUNS.map(|(tests, _, events, graphs)| {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--test-threads=1", "--nocapture", tests])
             .env(VARIABLE, "1")
             .env("PARITY_REQUIRE_GPU", "1")
+            .env("PARITY_REQUIRE_GPUS", "2")
             .env("LD_LIBRARY_PATH", folder.path())
             .env("PARITY_DRIVER_EVENTS", events)
             .env("PARITY_DRIVER_GRAPHS", graphs)
-            .output()
-            .unwrap();
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    });
+    for ((tests, n, events, graphs), child) in RUNS.into_iter().zip(children) {
+        let run = child.wait_with_output().unwrap();
         let said =
             format!("{}{}", String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
         assert!(
-            run.status.success() && said.contains("2 passed"),
-            "events {events}, graphs {graphs}: {said}"
+            run.status.success() && said.contains(&format!("{n} passed")),
+            "{tests}, events {events}, graphs {graphs}: {said}"
         );
-        // What was tested is what was meant.
-        let launched_no_graph = said.contains(" 0 graphs");
-        assert_eq!(launched_no_graph, graphs == "none", "{said}");
+        // What was tested is what was meant: the driver tells how much it did.
+        assert!(said.contains(" copies between GPUs"), "{tests} ran on another driver: {said}");
+        assert_eq!(said.contains(" 0 graphs"), graphs == "none", "{said}");
+        assert_eq!(said.contains(" 0 copies"), !tests.contains("two_gpus"), "{said}");
     }
 }

@@ -9,7 +9,7 @@ use parity::engine::cuda::{Cards, supported};
 use parity::engine::{Asked, Batch, Engine, Probe, ReferenceId, RowStats, Values};
 use parity::error::{Error, Result};
 
-use super::emulated::{few, is_emulated};
+use super::emulated::{arithmetics, few};
 use crate::{NUMERICS, engine, has_gpu, tiny, tokens};
 
 type Tensors = BTreeMap<String, Vec<f32>>;
@@ -200,11 +200,6 @@ fn a_held_reference_is_of_one_step_alone() {
         assert!(compared.iter().all(|(id, row)| found.0[id] == *row));
         assert_eq!(unfit.recorded.remove(&odd).as_ref(), values.get(&odd));
     }
-}
-
-/// All arithmetics, or the fast one alone where a launch takes long.
-fn arithmetics() -> &'static [&'static str] {
-    if is_emulated() { &["f16"] } else { &NUMERICS }
 }
 
 /// Some checkpoints are read back while the others are compared, step after step.
