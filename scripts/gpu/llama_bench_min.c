@@ -2,9 +2,10 @@
  * read back through the eval callback.
  *
  *   cc -O2 -rdynamic -o llama_bench_min llama_bench_min.c -ldl
- *   cd LIBRARIES && LD_LIBRARY_PATH=. llama_bench_min ./libggml.so ./libllama.so MODEL [PREFILLS [CONTEXTS]]
+ *   cd LIBRARIES && LD_LIBRARY_PATH=. llama_bench_min ./libggml.so ./libllama.so MODEL [PREFILLS [CONTEXTS [RUNS]]]
  *
- * PREFILLS: their lengths in tokens (default 16,128,512); CONTEXTS: positions before the first decoded token (default 8).
+ * PREFILLS: their lengths in tokens (default 16,128,512); CONTEXTS: positions before the first decoded token (default 8);
+ * RUNS: how often each is measured (default: prefill 7 times, decode 5), behind two or one that are not.
  *
  * No header is needed: parameter structs go by value as opaque blocks, of which only n_ctx, n_batch and n_ubatch
  * (the first three words, in every release) are set. The callback is put in by standing before
@@ -19,7 +20,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { PREFILL_RUNS = 7, DECODE_RUNS = 5, STEPS = 128, STEPS_TAPPED = 16, LARGEST_NODE = 1 << 30, LENGTHS_MAX = 32 };
+enum { RUNS_MAX = 99, STEPS = 128, STEPS_TAPPED = 16, LARGEST_NODE = 1 << 30, LENGTHS_MAX = 32 };
 enum { BATCH = 2048, UBATCH = 512 };
 
 typedef struct { char bytes[512]; } params;
@@ -95,6 +96,7 @@ static void (*clear)(void *, bool);
 static bool (*cut)(void *, int32_t, int32_t, int32_t);
 static void *context, *memory;
 static int32_t *tokens;
+static int prefill_runs = 7, decode_runs = 5;
 
 /* So many tokens at once; what is more than a batch in several. */
 static int prefill(int n) {
@@ -106,17 +108,17 @@ static int prefill(int n) {
 }
 
 static int measure_prefill(int n) {
-    double times[PREFILL_RUNS];
-    for (int run = -2; run < PREFILL_RUNS; run++) {
+    double times[RUNS_MAX];
+    for (int run = -2; run < prefill_runs; run++) {
         nodes = bytes = 0;
         double start = now();
         if (prefill(n)) return 1;
         if (run >= 0) times[run] = now() - start;
     }
-    qsort(times, PREFILL_RUNS, sizeof *times, ascending);
-    double median = times[PREFILL_RUNS / 2];
+    qsort(times, (size_t)prefill_runs, sizeof *times, ascending);
+    double median = times[prefill_runs / 2];
     printf("tap=%d pp%d median %.3f ms %.0f tok/s (min %.3f max %.3f) nodes=%ld bytes=%ld\n", tapped, n, 1e3 * median,
-           n / median, 1e3 * times[0], 1e3 * times[PREFILL_RUNS - 1], nodes, bytes);
+           n / median, 1e3 * times[0], 1e3 * times[prefill_runs - 1], nodes, bytes);
     return 0;
 }
 
@@ -124,11 +126,11 @@ static int measure_prefill(int n) {
 static int measure_decode(int n) {
     const bool asked = tapped;
     const int steps = asked ? STEPS_TAPPED : STEPS;
-    double times[DECODE_RUNS];
+    double times[RUNS_MAX];
     tapped = false;
     if (prefill(n)) return 1;
     tapped = asked;
-    for (int run = -1; run < DECODE_RUNS; run++) {
+    for (int run = -1; run < decode_runs; run++) {
         if (!cut(memory, 0, n, -1)) return 1;
         double start = now();
         for (int i = 0; i < steps; i++) {
@@ -137,19 +139,21 @@ static int measure_decode(int n) {
         }
         if (run >= 0) times[run] = (now() - start) / steps;
     }
-    qsort(times, DECODE_RUNS, sizeof *times, ascending);
-    double median = times[DECODE_RUNS / 2];
+    qsort(times, (size_t)decode_runs, sizeof *times, ascending);
+    double median = times[decode_runs / 2];
     printf("tap=%d tg@%d median %.3f ms/tok %.1f tok/s\n", tapped, n, 1e3 * median, 1 / median);
     fflush(stdout);
     return 0;
 }
 
 int main(int argc, char **argv) {
-    if (argc < 4 || argc > 6) return fprintf(stderr, "llama_bench_min LIBGGML LIBLLAMA MODEL [PREFILLS [CONTEXTS]]\n"), 2;
+    if (argc < 4 || argc > 7) return fprintf(stderr, "llama_bench_min LIBGGML LIBLLAMA MODEL [PREFILLS [CONTEXTS [RUNS]]]\n"), 2;
     char usual_prompts[] = "16,128,512", usual_contexts[] = "8";
     int prompts[LENGTHS_MAX], contexts[LENGTHS_MAX], longest = 0;
     const int n_prompts = lengths_of(argc > 4 ? argv[4] : usual_prompts, prompts);
     const int n_contexts = lengths_of(argc > 5 ? argv[5] : usual_contexts, contexts);
+    if (argc > 6) prefill_runs = decode_runs = atoi(argv[6]);
+    if (prefill_runs < 1 || prefill_runs > RUNS_MAX) return fprintf(stderr, "1 to %d runs, not %s\n", RUNS_MAX, argv[6]), 2;
     for (int i = 0; i < n_prompts; i++) longest = prompts[i] > longest ? prompts[i] : longest;
     for (int i = 0; i < n_contexts; i++) longest = contexts[i] > longest ? contexts[i] : longest;
     void *base = dlopen("libggml-base.so", RTLD_NOW | RTLD_GLOBAL), *ggml = dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL);

@@ -323,6 +323,8 @@ impl Llama {
         bench.args(["./libggml.so", "./libllama.so"]).arg(model);
         bench.arg(list(&mut options.prompts.iter().copied()));
         bench.arg(list(&mut options.contexts.iter().map(|n| (*n).max(SHORT))));
+        // It is called as often as there are repeats.
+        bench.arg("1");
         let out = bench.output().map_err(|e| failed(&e))?;
         if !out.status.success() {
             let said = String::from_utf8_lossy(&out.stderr);
