@@ -113,11 +113,15 @@ fn asking_changes_nothing() {
 
 /// What a probe was shown: checkpoint, positions, tokens and bits.
 #[derive(Default, PartialEq, Debug)]
-struct Seen(Vec<(Checkpoint, usize, Vec<u32>, Vec<u32>)>);
+struct Seen {
+    /// Of this kind alone, if there is one.
+    only: Option<Kind>,
+    values: Vec<(Checkpoint, usize, Vec<u32>, Vec<u32>)>,
+}
 
 impl Probe for Seen {
     fn wants(&self, checkpoint: Checkpoint) -> bool {
-        !checkpoint.kind().is_optional()
+        self.only.map_or(!checkpoint.kind().is_optional(), |kind| checkpoint.kind() == kind)
     }
 
     fn record(&mut self, c: Checkpoint, batch: &Batch<'_>, _: &[usize], values: Values<'_>) -> Result<()> {
@@ -126,7 +130,7 @@ impl Probe for Seen {
             Values::F16(values) => values.iter().map(|v| u32::from(v.to_bits())).collect(),
             Values::F64(_) => unreachable!("the GPU computes in f32"),
         };
-        self.0.push((c, batch.first, batch.tokens.to_vec(), bits));
+        self.values.push((c, batch.first, batch.tokens.to_vec(), bits));
         Ok(())
     }
 }
@@ -153,9 +157,17 @@ fn the_gpu_chooses_the_tokens() {
         engine.step(&Batch { tokens: &prompt, first: 0 }, &mut Asks::Nothing).unwrap();
         let mut by_gpu = Seen::default();
         assert_eq!(engine.greedy(prompt[0], steps, &mut by_gpu).unwrap(), expected, "{numerics}");
-        by_host.0.sort_by_key(|seen| (seen.1, seen.0.to_string()));
-        by_gpu.0.sort_by_key(|seen| (seen.1, seen.0.to_string()));
+        by_host.values.sort_by_key(|seen| (seen.1, seen.0.to_string()));
+        by_gpu.values.sort_by_key(|seen| (seen.1, seen.0.to_string()));
         assert!(by_host == by_gpu, "{numerics}: every value of every step");
+        // Fewer values, in the memory that those had.
+        engine.reset();
+        engine.step(&Batch { tokens: &prompt, first: 0 }, &mut Asks::Nothing).unwrap();
+        let mut fewer = Seen { only: Some(Kind::FfnUp), ..Seen::default() };
+        assert_eq!(engine.greedy(prompt[0], steps, &mut fewer).unwrap(), expected, "{numerics}, fewer");
+        fewer.values.sort_by_key(|seen| (seen.1, seen.0.to_string()));
+        by_host.values.retain(|seen| seen.0.kind() == Kind::FfnUp);
+        assert!(by_host.values == fewer.values && !fewer.values.is_empty(), "{numerics}, fewer");
         engine.reset();
         engine.step(&Batch { tokens: &prompt, first: 0 }, &mut Asks::Nothing).unwrap();
         assert_eq!(

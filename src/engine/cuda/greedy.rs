@@ -78,13 +78,30 @@ impl CudaEngine<'_> {
         self.make_plan(&Batch { tokens: &[token], first }, probe)?;
         self.send_tokens(&Batch { tokens: &[token], first })?;
         let size = TOKEN * (self.capacity + 1);
-        let Choice { tokens: chosen, room, mut slots } =
-            match self.choice.take().filter(|choice| choice.tokens.bytes >= size) {
-                Some(choice) => choice,
-                None => Choice::new(&self.device, size)?,
-            };
+        let mut choice = match self.choice.take().filter(|choice| choice.tokens.bytes >= size) {
+            Some(choice) => choice,
+            None => Choice::new(&self.device, size)?,
+        };
+        let tokens = self.choose(&mut choice, (token, steps), probe);
+        if tokens.is_err() {
+            // Before the memory that copies go to is another's. The error that is reported is the first.
+            let _ = self.settle();
+        }
+        self.choice = Some(choice);
+        self.computed = first + tokens.as_ref().map_or(0, Vec::len);
+        tokens
+    }
+
+    /// The steps of [`Self::greedy`], which have been planned.
+    fn choose(
+        &mut self,
+        Choice { tokens: chosen, room, slots }: &mut Choice,
+        (token, steps): (u32, usize),
+        probe: &mut dyn Probe,
+    ) -> Result<Vec<u32>> {
+        let first = self.computed;
         self.device.upload(&[token], chosen.address + (TOKEN * first) as Address)?;
-        let next = self.next_token(&chosen, &room)?;
+        let next = self.next_token(chosen, room)?;
         let bytes = range(&self.planned()?.outputs).1;
         slots.retain(|slot| slot.kept.bytes >= bytes);
         for _ in slots.len()..if bytes > 0 { SLOTS } else { 0 } {
@@ -97,7 +114,7 @@ impl CudaEngine<'_> {
                 continue;
             }
             let token = chosen.address + (TOKEN * (first + step)) as Address;
-            self.keep(&mut slots[step % SLOTS], step >= SLOTS, token)?;
+            self.keep(&mut slots[step % SLOTS], token)?;
             if step + 1 >= SLOTS {
                 self.show(&slots[shown % SLOTS], first + shown, probe)?;
                 shown += 1;
@@ -108,8 +125,6 @@ impl CudaEngine<'_> {
         }
         let tokens = self.device.download(chosen.address + (TOKEN * (first + 1)) as Address, steps)?;
         self.device.copy.synchronize().map_err(failed("a copy"))?;
-        self.computed = first + steps;
-        self.choice = Some(Choice { tokens: chosen, room, slots });
         Ok(tokens)
     }
 
@@ -149,20 +164,18 @@ impl CudaEngine<'_> {
         self.device.launch(self.modules.function(next, &self.device)?, next)
     }
 
-    /// Keeps what is wanted of a step, and starts its way to the host.
-    fn keep(&mut self, slot: &mut Slot, was_used: bool, token: Address) -> Result<()> {
+    /// Keeps what is wanted of a step in a slot of which everything has been shown, and starts its way to the host.
+    fn keep(&mut self, slot: &mut Slot, token: Address) -> Result<()> {
         let plan = self.planned()?;
         let (start, bytes) = range(&plan.outputs);
         let arena = address_of(&self.arena) + start as Address;
-        if was_used {
-            slot.has_arrived.hold(&self.device.compute)?;
-        }
         self.device.copy_within(arena, slot.kept.address, bytes)?;
         slot.is_kept.record(&self.device.compute)?;
         slot.is_kept.hold(&self.device.copy)?;
         let (values, behind) = slot.arrived.bytes_mut().split_at_mut(bytes.next_multiple_of(TOKEN));
         self.device.start_download(slot.kept.address, &mut values[..bytes], &self.device.copy)?;
-        self.device.start_download(token, behind, &self.device.copy)?;
+        // The slot may be larger.
+        self.device.start_download(token, &mut behind[..TOKEN], &self.device.copy)?;
         slot.has_arrived.record(&self.device.copy)
     }
 

@@ -91,6 +91,8 @@ struct Planned {
     transfers: Transfers,
     /// All of its work as one launch, from the second step on.
     graph: Option<CudaGraph>,
+    /// Whether it may become one: not where that has failed.
+    recordable: bool,
 }
 
 /// Executes a graph, or a part of one, on an NVIDIA GPU.
@@ -202,15 +204,24 @@ impl Engine for CudaEngine<'_> {
     }
 
     fn step(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<Option<Vec<f32>>> {
-        self.prepare(batch, probe)?;
-        self.launch(batch, probe)?;
-        let logits = self.finish(batch, probe)?;
-        self.computed = batch.first + batch.tokens.len();
-        Ok(logits)
+        let logits = self.prepared_step(batch, probe);
+        match &logits {
+            Ok(_) => self.computed = batch.first + batch.tokens.len(),
+            // Before the next step takes memory that is written to. The error that is reported is the first.
+            Err(_) => drop(self.settle()),
+        }
+        logits
     }
 }
 
 impl CudaEngine<'_> {
+    /// All parts of a step.
+    fn prepared_step(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<Option<Vec<f32>>> {
+        self.prepare(batch, probe)?;
+        self.launch(batch, probe)?;
+        self.finish(batch, probe)
+    }
+
     /// What the tensor cores can do with the kernels that are loaded.
     fn cores(&self) -> TensorCores {
         TensorCores {
@@ -334,7 +345,7 @@ impl CudaEngine<'_> {
         if plan.logits.is_some() && self.logits.is_none() {
             self.logits = Some(Logits::new(&self.device, self.graph.dims.vocab)?);
         }
-        Ok(Planned { plan, transfers, graph: None })
+        Ok(Planned { plan, transfers, graph: None, recordable: true })
     }
 
     /// Arena, room for decoded weights and token buffer, grown where they are too small: then the plan before this one,
@@ -378,19 +389,22 @@ impl CudaEngine<'_> {
     /// do, and not a longer step of which something is copied or compared: that overlaps with computing, and
     /// comparisons are recorded with what they compare ([`held`]).
     fn capture(&mut self) -> Result<()> {
-        let Some(Planned { plan, graph, .. }) = &self.plan else { return Err(unplanned()) };
+        let Some(Planned { plan, graph, recordable, .. }) = &self.plan else { return Err(unplanned()) };
         let unread = plan.outputs.is_empty() && plan.compared.is_empty();
         let at_once = plan.key.rows <= calls::ROWS_MAX_UNTILED || unread;
-        if graph.is_some() || plan.key.fed || !plan.is_all_gpu() || !at_once {
+        if graph.is_some() || !recordable || plan.key.fed || !plan.is_all_gpu() || !at_once {
             return Ok(());
         }
-        self.device.begin_capture()?;
-        let enqueued = self.enqueue(None);
-        let captured = self.device.end_capture();
-        enqueued?;
-        let captured = captured?;
-        if let Some(Planned { graph, .. }) = &mut self.plan {
-            *graph = Some(captured);
+        let begun = self.device.begin_capture();
+        let captured = begun.and_then(|()| {
+            let enqueued = self.enqueue(None);
+            let captured = self.device.end_capture();
+            enqueued.and(captured)
+        });
+        if let Some(Planned { graph, recordable, .. }) = &mut self.plan {
+            // Where it cannot be (an old driver, too little memory), launches stay single.
+            *recordable = captured.is_ok();
+            *graph = captured.ok();
         }
         Ok(())
     }

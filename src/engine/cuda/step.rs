@@ -83,13 +83,16 @@ impl CudaEngine<'_> {
     /// `false` where it is made for the first, or that fails (an old driver, too little memory).
     fn launch_recorded(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<bool> {
         if self.compare.held.as_ref().is_some_and(Held::wants_recording) {
-            self.device.begin_capture()?;
-            let enqueued = self.enqueue_each(batch, probe);
-            let join = |held: &Held| held.join(&self.device);
-            let joined = enqueued.and_then(|()| self.compare.held.as_ref().map_or(Ok(()), join));
-            let captured = self.device.end_capture();
+            let begun = self.device.begin_capture();
+            let captured = begun.and_then(|()| {
+                let enqueued = self.enqueue_each(batch, probe);
+                let join = |held: &Held| held.join(&self.device);
+                let joined = enqueued.and_then(|()| self.compare.held.as_ref().map_or(Ok(()), join));
+                let captured = self.device.end_capture();
+                joined.and(captured)
+            });
             if let Some(held) = &mut self.compare.held {
-                held.keep(joined.and(captured).ok());
+                held.keep(captured.ok());
             }
         }
         self.compare.held.as_mut().map_or(Ok(false), |held| held.launch(&self.device))
