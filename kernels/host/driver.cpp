@@ -3,6 +3,7 @@
 // by copies from one to the other (memory_on_host.h). Misuse is an error, also some that a GPU would let pass.
 //   PARITY_DRIVER_EVENTS=late   a graph's events are past until its launch gets there, as the launch before left them
 //   PARITY_DRIVER_GRAPHS=none   no graph can be made
+//   PARITY_DRIVER_STREAMS=eager what goes first by priority is done at once, so that it meets what is late
 // At the end the numbers of launches, of graphs and of copies between GPUs go to stderr.
 #define CUDA_ON_HOST
 #include "cuda_on_host.h"
@@ -26,6 +27,7 @@ enum Result {
     NOT_FOUND = 500,
     NOT_READY = 600,
     CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_INVALIDATED = 901,
     CAPTURE_MERGE = 902,
     CAPTURE_UNJOINED = 904,
     CAPTURE_ISOLATION = 905,
@@ -51,6 +53,7 @@ std::vector<Stream*> streams;
 uint64_t launches, graphs, between_gpus;
 bool is_set(const char* name, const char* value) { return getenv(name) && !strcmp(getenv(name), value); }
 const bool late = is_set("PARITY_DRIVER_EVENTS", "late"), no_graphs = is_set("PARITY_DRIVER_GRAPHS", "none");
+const bool eager = is_set("PARITY_DRIVER_STREAMS", "eager");
 struct Told {
     // A program may look whether the library is there, and close it again.
     ~Told() {
@@ -61,6 +64,13 @@ struct Told {
 // What ends memory waits for everything.
 void finish_all() {
     for (Stream* stream : streams) stream->end().reach();
+}
+// What must not be called while something is captured ends the capture.
+bool is_capturing() {
+    bool any = false;
+    for (Stream* stream : streams)
+        if (stream->capture) any = stream->capture->invalid = true;
+    return any;
 }
 char* room(size_t bytes) { return (char*)aligned_alloc(256, (bytes / 256 + 1) * 256); }
 // Enqueues work of the stream's GPU with the memory of `gpus`, by bits.
@@ -105,12 +115,14 @@ int cuGetErrorString(int, const char** text) { return *text = "an error of the d
 int cuMemAlloc_v2(Address* address, size_t bytes) {
     ONE_AT_A_TIME;
     if (!current) return NO_CONTEXT;
+    if (is_capturing()) return CAPTURE_UNSUPPORTED;
     *address = take(bytes, current->number);
     return *address ? SUCCESS : OUT_OF_MEMORY;
 }
 int cuMemFree_v2(Address address) {
     ONE_AT_A_TIME;
     if (!allocations.count(address)) return INVALID;
+    if (is_capturing()) return CAPTURE_UNSUPPORTED;
     finish_all();
     give_back(address);
     return SUCCESS;
@@ -140,6 +152,7 @@ int cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, Stream* stream) {
 int cuMemcpyDtoH_v2(void* to, Address from, size_t bytes) {
     ONE_AT_A_TIME;
     if (!current || owner(from, bytes) != current->number) return INVALID;
+    if (is_capturing()) return CAPTURE_UNSUPPORTED;
     open_memory(1u << current->number);
     memcpy(to, (const void*)from, bytes);
     return SUCCESS;
@@ -161,11 +174,11 @@ int cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Stream* strea
 
 // ---------------------------------------------------------------- streams and events
 
-int cuStreamCreateWithPriority(Stream** stream, unsigned flags, int) {
+int cuStreamCreateWithPriority(Stream** stream, unsigned flags, int priority) {
     ONE_AT_A_TIME;
     if (!current) return NO_CONTEXT;
     if (flags != 1) return INVALID;  // one that does not wait for the default stream
-    streams.push_back(*stream = new Stream{current->number});
+    streams.push_back(*stream = new Stream{current->number, eager && priority < 0});
     return SUCCESS;
 }
 int cuStreamCreate(Stream** stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
@@ -187,11 +200,15 @@ int cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
     event->hold_captured(stream);
     return SUCCESS;
 }
-int cuEventCreate(Event** event, unsigned) { return *event = new Event(), SUCCESS; }
+int cuEventCreate(Event** event, unsigned) {
+    if (!current) return NO_CONTEXT;
+    return *event = new Event{current->number}, SUCCESS;
+}
 int cuEventDestroy_v2(Event*) { return SUCCESS; }
 // `flags` 1: each launch of the graph marks the event.
 int cuEventRecordWithFlags(Event* event, Stream* stream, unsigned flags) {
     ONE_AT_A_TIME;
+    if (event->gpu != stream->gpu) return INVALID_HANDLE;
     if (flags == 0) return event->mark(stream), SUCCESS;
     return stream->capture ? event->mark_by_graph(stream), SUCCESS : INVALID;
 }
@@ -225,8 +242,8 @@ int cuStreamEndCapture(Stream* stream, Graph** graph) {
     const Capture* const capture = stream->capture;
     if (!capture || stream->lane != 0) return INVALID;
     const bool joined = end_capture(stream);
-    *graph = joined ? new Graph{capture->steps, capture->streams.size()} : nullptr;
-    return joined ? SUCCESS : CAPTURE_UNJOINED;
+    *graph = joined && !capture->invalid ? new Graph{capture->steps, capture->streams.size()} : nullptr;
+    return capture->invalid ? CAPTURE_INVALIDATED : joined ? SUCCESS : CAPTURE_UNJOINED;
 }
 int cuGraphInstantiateWithFlags(Graph** launched, Graph* graph, uint64_t) {
     if (no_graphs) return OUT_OF_MEMORY;

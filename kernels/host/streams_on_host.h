@@ -1,5 +1,6 @@
-// Streams, events and graphs on the CPU. Nothing of a stream is done before somebody waits for it, and then no more than what
-// that needs: of what nobody was told to wait for, nothing is there, and what others write over too early is lost.
+// Streams, events and graphs on the CPU. Nothing of a lazy stream is done before somebody waits for it, and then no more than
+// what that needs: what nobody was told to wait for is not there. An eager one does everything at once: what others still had
+// to read is written over.
 #pragma once
 #include <deque>
 #include <functional>
@@ -37,12 +38,13 @@ struct Capture {
     std::vector<Stream*> streams;
     std::vector<uint64_t> enqueued;  // by lane
     std::vector<Step> steps;
-    bool over = false;
+    bool over = false, invalid = false;
 };
 
 // None ends before the program does: points in it may be known for longer than its handle.
 struct Stream {
     int gpu;
+    bool eager = false;
     std::deque<Work> queue;
     uint64_t enqueued = 0, done = 0;
     Capture* capture = nullptr;
@@ -54,6 +56,7 @@ struct Stream {
         if (capture) return record({lane, work, 0, 0, nullptr});
         queue.push_back(work);
         enqueued++;
+        if (eager) end().reach();
     }
     void record(Step step) {
         capture->steps.push_back(step);
@@ -80,6 +83,7 @@ inline void Point::reach() const {
 }
 
 struct Event {
+    int gpu;
     Point point;
     // Where it was marked in a capture: only what is captured there may wait for it.
     Capture* capture = nullptr;

@@ -26,12 +26,14 @@ pub fn arithmetics() -> &'static [&'static str] {
     if is_emulated() { &["f16"] } else { &NUMERICS }
 }
 
-/// Tests that run on the driver, how many there are, when its events are marked, what graphs it makes.
-const RUNS: [(&str, usize, &str, &str); 4] = [
-    ("gpu::held::what_is", 2, "late", ""),
-    ("gpu::held::what_is", 2, "", "none"),
-    ("gpu::cards::two_gpus", 1, "late", ""),
-    ("the_gpu_chooses_the_tokens", 1, "late", ""),
+/// Tests that run on the driver, how many there are, when its events are marked, what graphs it makes, and whether what
+/// computes is as late as the rest or ahead of it.
+const RUNS: [(&str, usize, [&str; 3]); 5] = [
+    ("gpu::held::what_is", 2, ["late", "", ""]),
+    ("gpu::held::what_is", 2, ["", "none", "eager"]),
+    ("gpu::cards::two_gpus", 1, ["late", "", ""]),
+    ("the_gpu_chooses_the_tokens", 1, ["late", "", ""]),
+    ("the_gpu_chooses_the_tokens", 1, ["", "none", "eager"]),
 ];
 
 #[test]
@@ -45,7 +47,7 @@ fn on_a_driver_that_is_late() {
     let folder = tempfile::tempdir().unwrap();
     cxx::library(&root().join("kernels/host/driver.cpp"), &folder.path().join("libcuda.so"))
         .unwrap_or_else(|error| panic!("the driver does not compile for the host:\n{error}"));
-    let children = RUNS.map(|(tests, _, events, graphs)| {
+    let children = RUNS.map(|(tests, _, [events, graphs, streams])| {
         Command::new(std::env::current_exe().unwrap())
             .args(["--test-threads=1", "--nocapture", tests])
             .env(VARIABLE, "1")
@@ -54,18 +56,19 @@ fn on_a_driver_that_is_late() {
             .env("LD_LIBRARY_PATH", folder.path())
             .env("PARITY_DRIVER_EVENTS", events)
             .env("PARITY_DRIVER_GRAPHS", graphs)
+            .env("PARITY_DRIVER_STREAMS", streams)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap()
     });
-    for ((tests, n, events, graphs), child) in RUNS.into_iter().zip(children) {
+    for ((tests, n, [events, graphs, streams]), child) in RUNS.into_iter().zip(children) {
         let run = child.wait_with_output().unwrap();
         let said =
             format!("{}{}", String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
         assert!(
             run.status.success() && said.contains(&format!("{n} passed")),
-            "{tests}, events {events}, graphs {graphs}: {said}"
+            "{tests}, events {events}, graphs {graphs}, streams {streams}: {said}"
         );
         // What was tested is what was meant: the driver tells how much it did.
         assert!(said.contains(" copies between GPUs"), "{tests} ran on another driver: {said}");
