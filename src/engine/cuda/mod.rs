@@ -215,13 +215,6 @@ impl Engine for CudaEngine<'_> {
 }
 
 impl CudaEngine<'_> {
-    /// All parts of a step.
-    fn prepared_step(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<Option<Vec<f32>>> {
-        self.prepare(batch, probe)?;
-        self.launch(batch, probe)?;
-        self.finish(batch, probe)
-    }
-
     /// What the tensor cores can do with the kernels that are loaded.
     fn cores(&self) -> TensorCores {
         TensorCores {
@@ -381,30 +374,6 @@ impl CudaEngine<'_> {
         });
         for call in launches.chain(next) {
             self.device.launch(self.modules.function(call, &self.device)?, call)?;
-        }
-        Ok(())
-    }
-
-    /// Records the plan, which is used once more, as one CUDA graph: one launch a step. Not where the host has something to
-    /// do, and not a longer step of which something is copied or compared: that overlaps with computing, and
-    /// comparisons are recorded with what they compare ([`held`]).
-    fn capture(&mut self) -> Result<()> {
-        let Some(Planned { plan, graph, recordable, .. }) = &self.plan else { return Err(unplanned()) };
-        let unread = plan.outputs.is_empty() && plan.compared.is_empty();
-        let at_once = plan.key.rows <= calls::ROWS_MAX_UNTILED || unread;
-        if graph.is_some() || !recordable || plan.key.fed || !plan.is_all_gpu() || !at_once {
-            return Ok(());
-        }
-        let begun = self.device.begin_capture();
-        let captured = begun.and_then(|()| {
-            let enqueued = self.enqueue(None);
-            let captured = self.device.end_capture();
-            enqueued.and(captured)
-        });
-        if let Some(Planned { graph, recordable, .. }) = &mut self.plan {
-            // Where it cannot be (an old driver, too little memory), launches stay single.
-            *recordable = captured.is_ok();
-            *graph = captured.ok();
         }
         Ok(())
     }

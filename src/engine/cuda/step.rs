@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::calls::Address;
+use super::calls::{self, Address};
 use super::device::{Device, address_of, error, failed};
 use super::held::Held;
 use super::host::Host;
@@ -39,6 +39,17 @@ fn show(
 }
 
 impl CudaEngine<'_> {
+    /// All parts of a step.
+    pub(super) fn prepared_step(
+        &mut self,
+        batch: &Batch<'_>,
+        probe: &mut dyn Probe,
+    ) -> Result<Option<Vec<f32>>> {
+        self.prepare(batch, probe)?;
+        self.launch(batch, probe)?;
+        self.finish(batch, probe)
+    }
+
     /// Makes memory and plan ready for a step, and sends its tokens.
     pub(super) fn prepare(&mut self, batch: &Batch<'_>, probe: &dyn Probe) -> Result<()> {
         self.check(batch)?;
@@ -77,6 +88,30 @@ impl CudaEngine<'_> {
             Some((logits, from)) => logits.start(&self.device, from),
             None => Ok(()),
         }
+    }
+
+    /// Records the plan, which is used once more, as one CUDA graph: one launch a step. Not where the host has something to
+    /// do, and not a longer step of which something is copied or compared: that overlaps with computing, and
+    /// comparisons are recorded with what they compare ([`super::held`]).
+    pub(super) fn capture(&mut self) -> Result<()> {
+        let Some(Planned { plan, graph, recordable, .. }) = &self.plan else { return Err(unplanned()) };
+        let unread = plan.outputs.is_empty() && plan.compared.is_empty();
+        let at_once = plan.key.rows <= calls::ROWS_MAX_UNTILED || unread;
+        if graph.is_some() || !recordable || plan.key.fed || !plan.is_all_gpu() || !at_once {
+            return Ok(());
+        }
+        let begun = self.device.begin_capture();
+        let captured = begun.and_then(|()| {
+            let enqueued = self.enqueue(None);
+            let captured = self.device.end_capture();
+            enqueued.and(captured)
+        });
+        if let Some(Planned { graph, recordable, .. }) = &mut self.plan {
+            // Where it cannot be (an old driver, too little memory), launches stay single.
+            *recordable = captured.is_ok();
+            *graph = captured.ok();
+        }
+        Ok(())
     }
 
     /// Launches a step of which everything is compared as one graph, which is recorded when it is made for the second time;
