@@ -3,7 +3,7 @@
 
 use super::calls::Address;
 use super::cut::{self, Part};
-use super::device::{Device, error, failed};
+use super::device::{Device, error};
 use super::link::Link;
 use super::{CudaEngine, Planned};
 use crate::checkpoint::Checkpoint;
@@ -81,14 +81,6 @@ impl CudaEngine<'_> {
         let Planned { plan, .. } = self.plan.as_ref()?;
         let place = plan.layout.places.get(&checkpoint)?;
         Some((self.arena.as_ref()?.address + place.offset as Address, place.bytes()))
-    }
-
-    /// Waits for what a step that failed has left under way.
-    pub(super) fn settle(&mut self) -> Result<()> {
-        self.device.bind()?;
-        self.compare.settle(&self.device)?;
-        self.device.synchronize()?;
-        self.device.copy.synchronize().map_err(failed("a copy"))
     }
 }
 

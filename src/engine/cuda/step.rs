@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 
+use cudarc::driver::CudaGraph;
+
 use super::calls::{self, Address};
 use super::device::{Device, address_of, error, failed};
 use super::held::Held;
@@ -100,12 +102,7 @@ impl CudaEngine<'_> {
         if graph.is_some() || !recordable || plan.key.fed || !plan.is_all_gpu() || !at_once {
             return Ok(());
         }
-        let begun = self.device.begin_capture();
-        let captured = begun.and_then(|()| {
-            let enqueued = self.enqueue(None);
-            let captured = self.device.end_capture();
-            enqueued.and(captured)
-        });
+        let captured = self.captured(|engine| engine.enqueue(None));
         if let Some(Planned { graph, recordable, .. }) = &mut self.plan {
             // Where it cannot be (an old driver, too little memory), launches stay single.
             *recordable = captured.is_ok();
@@ -114,17 +111,21 @@ impl CudaEngine<'_> {
         Ok(())
     }
 
+    /// What `enqueue` enqueues, recorded as one launch instead of done.
+    fn captured(&mut self, enqueue: impl FnOnce(&mut Self) -> Result<()>) -> Result<CudaGraph> {
+        self.device.begin_capture()?;
+        let enqueued = enqueue(self);
+        let captured = self.device.end_capture();
+        enqueued.and(captured)
+    }
+
     /// Launches a step of which everything is compared as one graph, which is recorded when it is made for the second time;
     /// `false` where it is made for the first, or that fails (an old driver, too little memory).
     fn launch_recorded(&mut self, batch: &Batch<'_>, probe: &mut dyn Probe) -> Result<bool> {
         if self.compare.held.as_ref().is_some_and(Held::wants_recording) {
-            let begun = self.device.begin_capture();
-            let captured = begun.and_then(|()| {
-                let enqueued = self.enqueue_each(batch, probe);
-                let join = |held: &Held| held.join(&self.device);
-                let joined = enqueued.and_then(|()| self.compare.held.as_ref().map_or(Ok(()), join));
-                let captured = self.device.end_capture();
-                joined.and(captured)
+            let captured = self.captured(|engine| {
+                engine.enqueue_each(batch, probe)?;
+                engine.compare.held.as_ref().map_or(Ok(()), |held| held.join(&engine.device))
             });
             if let Some(held) = &mut self.compare.held {
                 held.keep(captured.ok());
@@ -193,6 +194,14 @@ impl CudaEngine<'_> {
             (None, None) => device.synchronize().map(|()| None),
             (last_row, _) => Ok(last_row),
         }
+    }
+
+    /// Waits for what a step that failed has left under way.
+    pub(super) fn settle(&mut self) -> Result<()> {
+        self.device.bind()?;
+        self.compare.settle(&self.device)?;
+        self.device.synchronize()?;
+        self.device.copy.synchronize().map_err(failed("a copy"))
     }
 
     /// Adds what the part of the graph before this one gives, which is there before the first task, and keeps what the
