@@ -1,4 +1,5 @@
-//! Writes models of Qwen2.5's geometry with random weights: for speed, not for sense.
+//! Writes models of Qwen2.5's geometry with random weights: for speed, not for sense. Their tokens are the 256 bytes, a
+//! pair of blanks, and as many that stand for nothing as Qwen2.5 has further ones, so that texts are read by bytes.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -64,11 +65,31 @@ fn number_of(dtype: DType) -> u32 {
     }
 }
 
+/// Tokens that texts are made of; what follows them is unused.
+const NORMAL: u64 = 257;
+
+/// The 256 bytes as GPT-2 writes them, which gives those that cannot be printed letters from U+0100 on; a pair of blanks,
+/// the only one that is merged; and unused tokens.
+fn tokens() -> Vec<String> {
+    let printed = |byte: &u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let hidden = (0..256u32).filter(|byte| !printed(byte)).count() as u32;
+    let letters = (0..256).filter(printed).chain(0x100..0x100 + hidden).filter_map(char::from_u32);
+    let unused = (NORMAL..V).map(|id| format!("<unused {id}>"));
+    letters.map(String::from).chain(["ĠĠ".into()]).chain(unused).collect()
+}
+
+/// An array of the metadata: type of its elements, their number, the elements.
+fn array(kind: u32, elements: &[Vec<u8>]) -> Vec<u8> {
+    [&kind.to_le_bytes()[..], &(elements.len() as u64).to_le_bytes(), &elements.concat()].concat()
+}
+
 impl Geometry {
     /// One value of the metadata: name, type number, bytes.
     fn metadata(&self) -> Vec<(&'static str, u32, Vec<u8>)> {
         let word = |text: &str| [(text.len() as u64).to_le_bytes().as_slice(), text.as_bytes()].concat();
         let number = |n: u64| (n as u32).to_le_bytes().to_vec();
+        let tokens: Vec<_> = tokens().iter().map(|token| word(token)).collect();
+        let kinds: Vec<_> = (0..V).map(|id| number(if id < NORMAL { 1 } else { 5 })).collect();
         vec![
             ("general.architecture", 8, word("qwen2")),
             ("general.name", 8, word(&format!("synthetic, geometry of Qwen2.5-{}", self.name))),
@@ -81,7 +102,12 @@ impl Geometry {
             ("qwen2.rope.freq_base", 6, 1e6f32.to_le_bytes().to_vec()),
             ("qwen2.attention.layer_norm_rms_epsilon", 6, 1e-6f32.to_le_bytes().to_vec()),
             ("qwen2.vocab_size", 4, number(V)),
-            ("tokenizer.ggml.model", 8, word("no_vocab")),
+            ("tokenizer.ggml.model", 8, word("gpt2")),
+            ("tokenizer.ggml.pre", 8, word("qwen2")),
+            ("tokenizer.ggml.tokens", 9, array(8, &tokens)),
+            ("tokenizer.ggml.token_type", 9, array(5, &kinds)),
+            ("tokenizer.ggml.merges", 9, array(8, &[word("Ġ Ġ")])),
+            ("tokenizer.ggml.eos_token_id", 4, number(V - 1)),
         ]
     }
 
