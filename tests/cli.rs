@@ -328,5 +328,6 @@ fn bench_measures_what_it_is_asked_for_and_draws_it() {
     assert!(folder.path().join("bench.json").is_file());
     let svg = fs::read_to_string(folder.path().join("bench.svg")).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    assert_eq!(svg.matches("<polyline").count(), 2, "what was not measured has no line: {svg}");
     bench(&["--llama", "/nonexistent"]).assert().code(2).stderr(contains("/nonexistent"));
 }

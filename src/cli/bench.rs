@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use comfy_table::{ContentArrangement, Table};
 
 use super::output::print;
+use super::progress::Progress;
 use super::shared::Format;
 use super::{Outcome, shared};
 use crate::engine::device::Device;
@@ -67,17 +68,17 @@ pub fn main(args: &Args) -> Outcome {
     let folder = args.report.as_deref().map(Folder::create).transpose()?;
     let file = shared::model_file(args.model.as_deref())?;
     let model = file.nodes()?;
-    let found = bench(
-        model,
-        &Options {
-            device: args.device.clone(),
-            numerics: args.numerics,
-            prompts: args.prefill.clone(),
-            contexts: args.context.clone(),
-            repeats: args.repeats,
-            llama: args.llama.clone(),
-        },
-    )?;
+    let options = Options {
+        device: args.device.clone(),
+        numerics: args.numerics,
+        prompts: args.prefill.clone(),
+        contexts: args.context.clone(),
+        repeats: args.repeats,
+        llama: args.llama.clone(),
+    };
+    let progress = Progress::new("measuring");
+    let found = bench(model, &options, &|done, all| progress.set(done, all))?;
+    drop(progress);
     if let Some(folder) = folder {
         folder.write_file("bench.json", &json::render(&found)?)?;
         folder.write_file("bench.svg", &plot(&found))?;
@@ -141,14 +142,26 @@ fn speed(found: &Speed) -> String {
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 320.0;
 const MARGIN: f64 = 56.0;
+/// Width of one name in the legend.
+const LEGEND: f64 = 120.0;
 
-/// Decode speed against the positions before it, as SVG.
+/// Decode speed against the positions before it, on a logarithmic axis, as SVG.
 fn plot(found: &Bench) -> String {
     let mut rows: Vec<&BenchRow> = found.rows.iter().filter(|row| row.what == "decode").collect();
     rows.sort_by_key(|row| row.tokens);
-    let most = rows.iter().map(|row| row.untraced.max.max(row.traced.max)).fold(1.0, f64::max);
-    let last = rows.last().map_or(1, |row| row.tokens).max(1) as f64;
-    let x = |tokens: usize| MARGIN + (WIDTH - 2.0 * MARGIN) * tokens as f64 / last;
+    type Line = (&'static str, &'static str, fn(&BenchRow) -> Option<Speed>);
+    let lines: [Line; 4] = [
+        ("no checkpoint", "#1f5fbf", |row| Some(row.untraced)),
+        ("every checkpoint", "#bf5f1f", |row| Some(row.traced)),
+        ("llama.cpp", "#404040", |row| row.llama.map(|[untapped, _]| untapped)),
+        ("llama.cpp, every node", "#a0a0a0", |row| row.llama.map(|[_, tapped]| tapped)),
+    ];
+    let speeds = rows.iter().flat_map(|row| lines.iter().filter_map(|(.., of)| of(row)));
+    let most = speeds.map(|speed| speed.median).fold(1.0, f64::max);
+    let log = |tokens: usize| (tokens.max(1) as f64).log2();
+    let (first, last) =
+        (rows.first().map_or(0.0, |row| log(row.tokens)), rows.last().map_or(0.0, |row| log(row.tokens)));
+    let x = |tokens: usize| MARGIN + (WIDTH - 2.0 * MARGIN) * (log(tokens) - first) / (last - first).max(1.0);
     let y = |speed: f64| HEIGHT - MARGIN - (HEIGHT - 2.0 * MARGIN) * speed / most;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
@@ -157,20 +170,23 @@ fn plot(found: &Bench) -> String {
         escaped(&found.model),
         escaped(&found.numerics)
     );
-    type Line = (&'static str, &'static str, fn(&BenchRow) -> f64);
-    let lines: [Line; 2] = [
-        ("no checkpoint", "#1f5fbf", |row| row.untraced.median),
-        ("every checkpoint", "#bf5f1f", |row| row.traced.median),
-    ];
-    for (index, (name, colour, of)) in lines.into_iter().enumerate() {
-        let points: Vec<String> =
-            rows.iter().map(|row| format!("{:.1},{:.1}", x(row.tokens), y(of(row)))).collect();
+    let mut at = MARGIN;
+    for (name, colour, of) in lines {
+        let points: Vec<(f64, f64)> =
+            rows.iter().filter_map(|row| Some((x(row.tokens), y(of(row)?.median)))).collect();
+        if points.is_empty() {
+            continue;
+        }
+        let line: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
         svg += &format!(
             "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" points=\"{}\"/>\n",
-            points.join(" ")
+            line.join(" ")
         );
-        let at = 38.0 + 16.0 * index as f64;
-        svg += &format!("<text x=\"{}\" y=\"{at}\" fill=\"{colour}\">{name}</text>\n", WIDTH - 3.0 * MARGIN);
+        for (x, y) in points {
+            svg += &format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>\n");
+        }
+        svg += &format!("<text x=\"{at}\" y=\"38\" fill=\"{colour}\">{name}</text>\n");
+        at += LEGEND;
     }
     for row in &rows {
         let at = x(row.tokens);
@@ -190,4 +206,37 @@ fn plot(found: &Bench) -> String {
 
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plot_has_each_line_where_it_was_measured() {
+        let speed = |median| Speed { median, min: median, max: median };
+        let row = |what, tokens, llama: Option<f64>| BenchRow {
+            what,
+            tokens,
+            untraced: speed(100.0),
+            traced: speed(50.0),
+            llama: llama.map(|median| [speed(median), speed(25.0)]),
+            bandwidth_share: 0.5,
+        };
+        let found = Bench {
+            schema: "parity-bench/1",
+            model: "a<b".into(),
+            device: "cpu".into(),
+            numerics: "f32".into(),
+            weight_bytes: 1,
+            bandwidth: 1.0,
+            memory: None,
+            rows: vec![row("prefill", 99, None), row("decode", 64, Some(200.0)), row("decode", 8, None)],
+        };
+        let svg = plot(&found);
+        // From 8 to 64 positions along the axis; the fastest, llama.cpp's 200, is its top.
+        assert!(svg.contains("points=\"56.0,160.0 584.0,160.0\""), "{svg}");
+        assert!(svg.contains("points=\"584.0,56.0\"") && svg.contains("points=\"584.0,238.0\""), "{svg}");
+        assert_eq!((svg.matches("<circle").count(), svg.contains("a&lt;b")), (6, true), "{svg}");
+    }
 }

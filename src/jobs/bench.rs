@@ -128,19 +128,17 @@ impl Probe for Taking {
     }
 }
 
-/// Measures.
+/// Measures; `progress` hears how many of all measurements are done, a round of llama.cpp's being one.
 ///
 /// # Errors
 /// The device, or a llama.cpp that does not run.
-pub fn bench(model: &Model, options: &Options) -> Result<Bench> {
+pub fn bench(model: &Model, options: &Options, progress: &dyn Fn(usize, usize)) -> Result<Bench> {
     let free = device::free_memory(&options.device)?;
     let mut engine = device::open(&options.device, model, model.graph.clone(), options.numerics)?;
     let llama = options.llama.as_deref().map(Llama::build).transpose()?;
     let tests = (options.prompts.iter().map(|n| ("prefill", *n)))
         .chain(options.contexts.iter().map(|n| ("decode", *n)))
         .collect::<Vec<_>>();
-    let mut own = vec![[Vec::new(), Vec::new()]; tests.len()];
-    let mut theirs = vec![[Vec::new(), Vec::new()]; tests.len()];
     // Before anything is traced, whose room the engine keeps; and while no other program's memory comes and goes.
     let longest = tests.iter().map(|(what, n)| (longest(what, *n), *what, *n)).max();
     let mut taken = None;
@@ -148,29 +146,16 @@ pub fn bench(model: &Model, options: &Options) -> Result<Bench> {
         measure(engine.as_mut(), model, what, n, false)?;
         taken = device::free_memory(&options.device)?.map(|now| before.saturating_sub(now));
     }
-    let mut taken_beside = None;
-    for _ in 0..options.repeats {
-        for ((what, n), found) in tests.iter().zip(&mut own) {
-            for (traced, found) in found.iter_mut().enumerate() {
-                found.push(measure(engine.as_mut(), model, what, *n, traced == 1)?);
-            }
-        }
-        if let Some(llama) = &llama {
-            let (figures, memory) = llama.measure(model.gguf.path(), options)?;
-            taken_beside = memory;
-            for ((what, n), found) in tests.iter().zip(&mut theirs) {
-                for (tapped, found) in found.iter_mut().enumerate() {
-                    found.extend(figures.iter().filter(|f| f.is(what, *n, tapped == 1)).map(|f| f.speed));
-                }
-            }
-        }
-    }
-    let memory =
-        taken.zip(longest).map(|(bytes, (positions, ..))| Memory { positions, bytes, llama: taken_beside });
+    let rounds = rounds(engine.as_mut(), model, &tests, llama.as_ref(), options, progress)?;
+    let memory = taken.zip(longest).map(|(bytes, (positions, ..))| Memory {
+        positions,
+        bytes,
+        llama: rounds.memory_of_llama,
+    });
     let (weight_bytes, bandwidth) = (weight_bytes(model), device::bandwidth(&options.device)?);
     let producer = engine.producer();
-    let rows =
-        (tests.into_iter().zip(own).zip(theirs)).map(|(((what, tokens), [untraced, traced]), llama)| {
+    let rows = (tests.into_iter().zip(rounds.own).zip(rounds.theirs)).map(
+        |(((what, tokens), [untraced, traced]), llama)| {
             let untraced = Speed::of(untraced);
             let steps = if what == "prefill" { untraced.median / tokens as f64 } else { untraced.median };
             BenchRow {
@@ -181,7 +166,8 @@ pub fn bench(model: &Model, options: &Options) -> Result<Bench> {
                 llama: llama.iter().all(|all| !all.is_empty()).then(|| llama.map(Speed::of)),
                 bandwidth_share: steps * weight_bytes as f64 / bandwidth,
             }
-        });
+        },
+    );
     let file = model.gguf.path().file_name().map(|name| name.to_string_lossy().into_owned());
     Ok(Bench {
         schema: "parity-bench/1",
@@ -193,6 +179,53 @@ pub fn bench(model: &Model, options: &Options) -> Result<Bench> {
         bandwidth,
         memory,
     })
+}
+
+/// Tokens a second of each test, as often as it was measured.
+struct Rounds {
+    /// Untraced, traced.
+    own: Vec<[Vec<f64>; 2]>,
+    /// llama.cpp as it is, with every node asked for; empty where it was not measured.
+    theirs: Vec<[Vec<f64>; 2]>,
+    /// See [`Memory::llama`].
+    memory_of_llama: Option<u64>,
+}
+
+/// Every test in turn, then a llama.cpp's, so many times.
+fn rounds(
+    engine: &mut dyn Engine,
+    model: &Model,
+    tests: &[(&str, usize)],
+    llama: Option<&Llama>,
+    options: &Options,
+    progress: &dyn Fn(usize, usize),
+) -> Result<Rounds> {
+    let none = vec![[Vec::new(), Vec::new()]; tests.len()];
+    let mut found = Rounds { own: none.clone(), theirs: none, memory_of_llama: None };
+    let all = options.repeats * (2 * tests.len() + usize::from(llama.is_some()));
+    let mut done = 0;
+    let mut one_more = || {
+        done += 1;
+        progress(done, all);
+    };
+    for _ in 0..options.repeats {
+        for ((what, n), own) in tests.iter().zip(&mut found.own) {
+            for (traced, own) in own.iter_mut().enumerate() {
+                own.push(measure(engine, model, what, *n, traced == 1)?);
+                one_more();
+            }
+        }
+        let Some(llama) = llama else { continue };
+        let (figures, memory) = llama.measure(model.gguf.path(), options)?;
+        one_more();
+        found.memory_of_llama = memory;
+        for ((what, n), theirs) in tests.iter().zip(&mut found.theirs) {
+            for (tapped, theirs) in theirs.iter_mut().enumerate() {
+                theirs.extend(figures.iter().filter(|f| f.is(what, *n, tapped == 1)).map(|f| f.speed));
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// Positions in the cache at the end of one measurement.
