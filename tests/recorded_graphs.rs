@@ -87,6 +87,39 @@ fn a_file_that_was_edited_after_the_recording_is_named_by_an_audit() {
     }
 }
 
+#[test]
+fn a_dump_whose_manifest_names_another_text_is_refused() {
+    let case = Case::new("qwen2-dense");
+    let (dump, model) = (case.dump(), case.model());
+    let file = dump.join("manifest.json");
+    let own: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let with = |edit: &dyn Fn(&mut serde_json::Value)| {
+        let mut manifest = own.clone();
+        edit(&mut manifest);
+        std::fs::write(&file, manifest.to_string()).unwrap();
+        let audit = flat(&parity(&["audit", told(&dump), "-m", told(&model)], 2));
+        let diff = flat(&parity(&["diff", told(&dump), told(&dump)], 2));
+        assert!(diff.contains("than its manifest names"), "{diff}");
+        audit
+    };
+    let first = own["tokens"][0].as_u64().unwrap();
+    let text = with(&|manifest| manifest["tokens"][0] = (first + 1).into());
+    assert!(text.contains("step 0 computed other tokens than its manifest names"), "{text}");
+    let said = format!("expected: {} in row 0, as the manifest has it found: {first} in what", first + 1);
+    assert!(text.contains(&said), "{text}");
+    // The same tokens, one position further on.
+    let text = with(&|manifest| {
+        let tokens = manifest["tokens"].as_array_mut().unwrap();
+        tokens.insert(0, first.into());
+        for position in manifest["steps"][0]["positions"].as_array_mut().unwrap() {
+            *position = (position.as_u64().unwrap() + 1).into();
+        }
+    });
+    assert!(text.contains("step 0 computed other positions than its manifest names"), "{text}");
+    std::fs::write(&file, own.to_string()).unwrap();
+    parity(&["audit", told(&dump), "-m", told(&model)], 0);
+}
+
 /// A header with twice as many heads of half the width.
 fn halved(head: &[u8], architecture: &str, heads: u32) -> Vec<u8> {
     let mut head = head.to_vec();

@@ -13,6 +13,7 @@ use parity_dump::seen::SeenPart;
 use parity_dump::{Dump, DumpError};
 
 mod graphs;
+pub mod inputs;
 mod kept;
 
 pub use graphs::Graphs;

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use parity_dump::manifest::{ModelInfo, Producer};
 use parity_dump::{Checkpoint, Dump};
 
+use crate::dump::inputs;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::numerics::Numerics;
@@ -131,9 +132,10 @@ impl Options {
 /// Opens a dump, of parity's own format or another.
 ///
 /// # Errors
-/// What is no dump, or does not fit the map.
+/// What is no dump, does not fit the map, or says of itself that it is of another text.
 pub fn open(path: &Path, options: &Options) -> Result<Dump> {
     let dump = each_position_once(opened(path, options)?, path)?;
+    inputs::refuse_others(&dump)?;
     if let Some(model) = options.model.as_ref().filter(|_| dump.manifest().graphs.is_empty()) {
         shards::refuse_one_rank(&dump, &Widths::of(&Gguf::open(model)?)?)?;
     }

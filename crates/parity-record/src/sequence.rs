@@ -50,8 +50,8 @@ impl Sequences {
             return Pass::Skip;
         }
         let restarts = self.passes > 0 && first < self.tokens.len();
-        let warm_up =
-            self.current == 0 && self.passes == 1 && first == 0 && self.tokens.len() <= WARM_UP_TOKENS;
+        // In one pass, or token by token where a program computes so few at once.
+        let warm_up = self.current == 0 && first == 0 && self.tokens.len() <= WARM_UP_TOKENS;
         if restarts && !warm_up {
             self.current += 1;
         }
@@ -94,6 +94,13 @@ mod tests {
         assert_eq!(pass(&mut sequences, 0, 7), Pass::StartAgain);
         assert_eq!(pass(&mut sequences, 7, 1), Pass::Continue);
         assert_eq!(sequences.seen(), 1);
+        let mut one_by_one = Sequences::new(0);
+        for (first, then) in
+            [(0, Pass::Continue), (1, Pass::Continue), (0, Pass::StartAgain), (1, Pass::Continue)]
+        {
+            assert_eq!(pass(&mut one_by_one, first, 1), then);
+        }
+        assert_eq!(one_by_one.seen(), 1);
     }
 
     #[test]
