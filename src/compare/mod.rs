@@ -2,11 +2,15 @@
 //!
 //! Which of two differing sides is wrong is for the audit to say.
 
+use std::collections::BTreeSet;
+
 use rayon::prelude::*;
 
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::{Recording, Unfinite};
 use crate::report::{Numbers, Seen, TokenReport};
+use parity_dump::Dump;
+use whole::Whole;
 
 mod fed;
 mod live;
@@ -15,6 +19,7 @@ mod rows;
 mod stats;
 mod tokens;
 mod tolerance;
+mod whole;
 
 pub use live::{Live, LiveOptions, LiveResult};
 pub use partial::Partial;
@@ -71,6 +76,8 @@ pub enum Status {
     MissingReference,
     /// On both sides, but for so many rows that the candidate lacks.
     MissingRows(u64),
+    /// On both sides; but so many of its tensors are not of tokens but of steps, which the other side has not.
+    OtherSteps(u64),
     /// In neither, though the model has it.
     MissingBoth,
     /// On both sides, in these two row shapes.
@@ -111,11 +118,27 @@ pub fn recordings(
     checkpoints: &[Checkpoint],
     tolerances: &Tolerances,
 ) -> Vec<Comparison> {
-    let common = common_positions(candidate.tokens(), reference.tokens());
-    checkpoints
-        .par_iter()
-        .map(|&checkpoint| pair(candidate, reference, checkpoint, common, tolerances))
-        .collect()
+    all([candidate, reference], &Whole::default(), checkpoints, tolerances)
+}
+
+/// As [`recordings`]; what the graphs of the dumps show to belong to a step is compared where both sides have that step.
+pub fn dumps(
+    candidate: &Dump,
+    reference: &Dump,
+    checkpoints: &[Checkpoint],
+    tolerances: &Tolerances,
+) -> Vec<Comparison> {
+    all([candidate, reference], &Whole::of(candidate, reference), checkpoints, tolerances)
+}
+
+fn all(
+    sides: [&dyn Recording; 2],
+    whole: &Whole,
+    checkpoints: &[Checkpoint],
+    tolerances: &Tolerances,
+) -> Vec<Comparison> {
+    let common = common_positions(sides[0].tokens(), sides[1].tokens());
+    checkpoints.par_iter().map(|&checkpoint| pair(sides, whole, checkpoint, common, tolerances)).collect()
 }
 
 /// What the difference of the logits means for tokens; `None` where no row of both was recorded.
@@ -140,8 +163,8 @@ pub fn tokens(candidate: &dyn Recording, reference: &dyn Recording) -> Option<To
 }
 
 fn pair(
-    candidate: &dyn Recording,
-    reference: &dyn Recording,
+    [candidate, reference]: [&dyn Recording; 2],
+    whole: &Whole,
     checkpoint: Checkpoint,
     common: u32,
     tolerances: &Tolerances,
@@ -165,17 +188,13 @@ fn pair(
         let shapes = [candidate, reference].map(|side| shape_of(side, checkpoint));
         return finish_seen(checkpoint, fits, shapes, partial, &tolerance, u64::from(common));
     }
-    let shapes = [candidate.row_shape(checkpoint), reference.row_shape(checkpoint)];
-    let there = [ours.is_empty(), theirs.is_empty()];
-    let status = match Status::of(checkpoint, there, [&shapes[0], &shapes[1]]) {
-        Status::Compared => match theirs.iter().filter(|p| ours.binary_search(p).is_err()).count() {
-            0 => Status::Compared,
-            lacking => Status::MissingRows(lacking as u64),
-        },
-        other => other,
+    let rows = [&ours[..], &theirs[..]];
+    let status = match whole.has(checkpoint) && !ours.is_empty() && !theirs.is_empty() {
+        true => of_steps([candidate, reference], whole, checkpoint, rows),
+        false => of_rows([candidate, reference], checkpoint, rows),
     };
     let mut sums = Accumulator::new(tolerance);
-    if matches!(status, Status::Compared | Status::MissingRows(_)) {
+    if matches!(status, Status::Compared | Status::MissingRows(_) | Status::OtherSteps(_)) {
         let (mut a, mut b) = (Vec::new(), Vec::new());
         let (both, alone): (Vec<u32>, Vec<u32>) = candidate
             .positions(checkpoint)
@@ -188,12 +207,57 @@ fn pair(
         for position in both {
             let ours = candidate.row(checkpoint, position, &mut a);
             let rows = ours.zip(reference.row(checkpoint, position, &mut b));
-            if let Some((a, b)) = rows.filter(|(a, b)| a.len() == b.len()) {
-                sums.row(position, a, b);
+            match rows {
+                Some((a, b)) if a.len() == b.len() => sums.row(position, a, b),
+                // Of another step: it counts as what only one side has.
+                Some((a, _)) => sums.count_unfinite(Unfinite::of(a).total()),
+                None => {}
             }
         }
     }
-    finish(checkpoint, status, shapes[0].clone(), sums, &tolerance, u64::from(common))
+    finish(checkpoint, status, candidate.row_shape(checkpoint), sums, &tolerance, u64::from(common))
+}
+
+/// How rows of tokens can be compared that each side has at such positions.
+fn of_rows(sides: [&dyn Recording; 2], checkpoint: Checkpoint, [ours, theirs]: [&[u32]; 2]) -> Status {
+    let [first, second] = sides.map(|side| side.row_shape(checkpoint));
+    match Status::of(checkpoint, [ours.is_empty(), theirs.is_empty()], [&first, &second]) {
+        Status::Compared => match theirs.iter().filter(|p| ours.binary_search(p).is_err()).count() {
+            0 => Status::Compared,
+            lacking => Status::MissingRows(lacking as u64),
+        },
+        other => other,
+    }
+}
+
+/// As [`of_rows`], of a tensor that belongs to its step: only those of steps that both sides have need one width.
+fn of_steps(
+    sides: [&dyn Recording; 2],
+    whole: &Whole,
+    checkpoint: Checkpoint,
+    [ours, theirs]: [&[u32]; 2],
+) -> Status {
+    let width = |side: &dyn Recording, position: u32| {
+        side.row(checkpoint, position, &mut Vec::new()).map(<[f32]>::len)
+    };
+    let all: BTreeSet<u32> = ours.iter().chain(theirs).copied().collect();
+    let (mut lacking, mut apart) = (0, 0);
+    for position in all {
+        let widths = sides.map(|side| width(side, position));
+        let is_apart = whole.is_apart(checkpoint, position, [ours, theirs]);
+        match widths {
+            [Some(one), Some(other)] if one == other => {}
+            _ if is_apart => apart += 1,
+            [Some(one), Some(other)] => return Status::Shape(vec![one], vec![other]),
+            [None, Some(_)] => lacking += 1,
+            [_, None] => {}
+        }
+    }
+    match (lacking, apart) {
+        (0, 0) => Status::Compared,
+        (0, apart) => Status::OtherSteps(apart),
+        (lacking, _) => Status::MissingRows(lacking),
+    }
 }
 
 /// Shape of one token row, whole or printed; none where there is neither.

@@ -93,13 +93,17 @@ fn on_nodes(candidate: &Dump, reference: &Dump, model: Option<&Model>, options: 
         true => wanted.iter().filter_map(|c| detail(*c, candidate, reference, GRID)).collect(),
         false => Vec::new(),
     };
-    let comparisons = compare::recordings(candidate, reference, &wanted, &options.tolerances);
+    let comparisons = compare::dumps(candidate, reference, &wanted, &options.tolerances);
     let judgement = match model {
         Some(model) => judge(options, model, candidate, reference, &comparisons)?,
         None => Judgement::default(),
     };
     let mut notes = notes(candidate, reference, model);
     notes.extend(matrices_of_one(&options.selection, [("candidate", candidate), ("reference", reference)]));
+    notes.extend(recorded::not_compared(
+        &comparisons,
+        "such were not compared; an audit (-m MODEL) judges them",
+    ));
     let mut gaps = verdict::gaps(tokens_of(candidate), tokens_of(reference));
     gaps.extend(Gap::of_steps("candidate", candidate));
     gaps.extend(Gap::of_steps("reference", reference));

@@ -114,10 +114,13 @@ fn unmeasured(comparison: &Comparison) -> Option<(CheckpointVerdict, Why)> {
         Status::Shape(ours, theirs) => {
             Some((Shape, Why::Shapes { candidate: ours.clone(), reference: theirs.clone() }))
         }
+        Status::OtherSteps(tensors) if comparison.numbers.is_none() => {
+            Some((CheckpointVerdict::Missing, Why::OtherSteps(*tensors)))
+        }
         Status::Compared | Status::MissingRows(_) if comparison.numbers.is_none() => {
             lacks("no token position that both sides have")
         }
-        Status::Compared | Status::MissingRows(_) => None,
+        Status::Compared | Status::MissingRows(_) | Status::OtherSteps(_) => None,
     }
 }
 

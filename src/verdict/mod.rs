@@ -61,6 +61,8 @@ pub enum Why {
     Lacking(&'static str),
     /// So many of the reference's rows are not there.
     LackingRows(u64),
+    /// So many of its tensors are of steps that the other side has not.
+    OtherSteps(u64),
     /// Two shapes of a row.
     Shapes {
         /// The candidate's.
@@ -286,6 +288,10 @@ fn rows_there(parts: &Parts, comparison: &Comparison) -> Judged {
     match comparison.status {
         crate::compare::Status::MissingRows(rows) if judged.verdict.is_healthy() => {
             Judged { verdict: CheckpointVerdict::Missing, why: Why::LackingRows(rows), ..judged }
+        }
+        // Here nobody has judged them by themselves.
+        crate::compare::Status::OtherSteps(tensors) if judged.verdict.is_healthy() => {
+            Judged { verdict: CheckpointVerdict::Missing, why: Why::OtherSteps(tensors), ..judged }
         }
         _ => judged,
     }

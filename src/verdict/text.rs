@@ -2,7 +2,7 @@
 
 use super::{Gap, Why};
 use crate::audit::simulate::Carried;
-use crate::report::words::{number, thousands};
+use crate::report::words::{count, number, thousands};
 use crate::report::{LocalError, Seen};
 
 /// The evidence in one sentence without a full stop.
@@ -18,6 +18,10 @@ pub fn sentence(why: &Why) -> String {
         Why::LackingRows(rows) => {
             format!("{} of the reference's rows are not in the candidate", thousands(*rows))
         }
+        Why::OtherSteps(tensors) => format!(
+            "{} of steps that the other side has not: they have no form in common",
+            count(*tensors as usize, "tensor")
+        ),
         Why::Shapes { candidate, reference } => {
             format!("rows of {candidate:?} in the candidate, {reference:?} in the reference")
         }

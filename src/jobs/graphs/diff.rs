@@ -12,8 +12,8 @@ use crate::jobs::diff::Options;
 use crate::jobs::{notes_of, path_of};
 use crate::report::{Report, Verdict};
 use crate::verdict::recorded::{
-    Known, assemble, entries, is_left_out, left_out, not_looked_at, notes, refuse_gaps, refuse_other_graph,
-    tried,
+    Known, assemble, entries, is_left_out, left_out, not_compared, not_looked_at, notes, refuse_gaps,
+    refuse_other_graph, tried,
 };
 use crate::verdict::{self, Gap};
 use parity_dump::Dump;
@@ -51,7 +51,7 @@ pub fn diff(sides: &Sides<'_>, by: &ByGraph<'_>, rows: AuditRows, options: &Opti
         true => recorded::audit(&our_values, &our_graphs, by.gguf, &how)?,
         false => of_other_steps(candidate),
     };
-    let comparisons = compare::recordings(candidate, reference, &all, &options.tolerances);
+    let comparisons = compare::dumps(candidate, reference, &all, &options.tolerances);
     let shown = all.iter().zip(&comparisons);
     let shown = shown.filter(|(id, _)| {
         !is_left_out(**id, &ours, &our_values, selection)
@@ -85,6 +85,7 @@ pub fn diff(sides: &Sides<'_>, by: &ByGraph<'_>, rows: AuditRows, options: &Opti
     };
     let unseen = [unseen(&ours, &our_values), unseen(&theirs, &their_values)];
     report.notes.extend(what_is_left_out(sides, &unseen, &all));
+    report.notes.extend(not_compared(&comparisons, "such were judged by themselves"));
     report.notes.extend(notes("the candidate", &our_graphs, &ours, our_values.declared()));
     report.notes.extend(notes("the reference", &graphs, &theirs, their_values.declared()));
     by.weigh_wiring(&of_reference, &mut report);

@@ -43,6 +43,7 @@ pub fn matching(a: &Wiring, b: &Wiring, namesakes: &dyn Fn(usize, usize) -> bool
     let mut found = Matching { there: vec![None; a.nodes.len()], back: vec![None; b.nodes.len()] };
     let spread = |found: &mut Matching, fits: &Fits| found.spread(a, b, namesakes, fits);
     found.anchor(a, b);
+    found.alone(a, b, namesakes);
     spread(&mut found, &|x, y, score| x.op == y.op && score.sum() > 0);
     // What stands beside something inserted or left out agrees on one side only.
     spread(&mut found, &|x, y, score| x.op == y.op && score.read.max(score.readers) > 0);
@@ -81,6 +82,24 @@ impl Matching {
             && a.nodes[x].op == b.nodes[y].op
         {
             self.set(x, y);
+        }
+    }
+
+    /// Nodes that stand alone, such as the one that clears a recurrent state in place before anything reads it: they have
+    /// no neighbours to be told by, so their names tell. Of as many with one name the first is the first.
+    fn alone(&mut self, a: &Wiring, b: &Wiring, namesakes: &dyn Fn(usize, usize) -> bool) {
+        let lone = |wiring: &Wiring, taken: &[Option<usize>]| -> Vec<usize> {
+            let nodes = wiring.nodes.iter().enumerate();
+            let lone = nodes.filter(|(place, node)| taken[*place].is_none() && node.stands_alone());
+            lone.map(|(place, _)| place).collect()
+        };
+        let others = lone(b, &self.back);
+        for x in lone(a, &self.there) {
+            let is_it =
+                |&&y: &&usize| self.back[y].is_none() && a.nodes[x].op == b.nodes[y].op && namesakes(x, y);
+            if let Some(&y) = others.iter().find(is_it) {
+                self.set(x, y);
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use parity_graph::graph::element_size;
 use parity_graph::known::is_weight;
 use parity_graph::params::{Field, Kind as WordKind, fields};
 use parity_graph::{Graph, Id, Op};
@@ -89,6 +90,12 @@ impl Node {
             From::Weight(name) => Some(name.as_str()),
             _ => None,
         })
+    }
+
+    /// Whether it has no neighbours: it reads inputs and caches alone, and no node reads it.
+    pub fn stands_alone(&self) -> bool {
+        let input = |source: &Source| matches!(source.from, From::Input(_));
+        self.readers.is_empty() && self.sources.iter().flatten().all(input)
     }
 }
 
@@ -300,8 +307,33 @@ fn part(graph: &Graph, id: Id, src: Id) -> Option<(usize, [usize; 2])> {
         return None;
     }
     let start = |view: Option<parity_graph::View>| view.map_or(0, |view| view.offset);
+    let offset = start(tensor.view).saturating_sub(start(from.view));
+    let (offset, [some, all]) = of_one_token(graph, src, offset, some).unwrap_or((offset, [some, all]));
     let divisor = gcd(some, all);
-    Some((start(tensor.view).saturating_sub(start(from.view)), [some / divisor, all / divisor]))
+    Some((offset, [some / divisor, all / divisor]))
+}
+
+/// What of a scan is read, as in a step of one token: its output, one behind the other for all tokens, lies in front of
+/// the states, so that of more tokens the same parts are other shares. `None` of anything else.
+fn of_one_token(graph: &Graph, scan: Id, offset: usize, some: usize) -> Option<(usize, [usize; 2])> {
+    let slot = match graph.get(scan).op {
+        Op::SsmScan => 1,
+        Op::GatedDeltaNet => 2,
+        _ => return None,
+    };
+    let values = graph.get(graph.src(scan, slot)?);
+    let (output, tokens) = (values.elements(), values.ne[2]);
+    let states = graph.get(scan).elements().checked_sub(output)?;
+    let of_one = output.checked_div(tokens)?;
+    let bytes = |elements: usize| elements.checked_mul(element_size(&graph.get(scan).dtype)?);
+    let all = of_one + states;
+    match offset.checked_sub(bytes(output)?) {
+        Some(behind) => Some((bytes(of_one)?.checked_add(behind)?, [some, all])),
+        None if offset == 0 && some.is_multiple_of(tokens) && some <= output => {
+            Some((0, [some / tokens, all]))
+        }
+        None => None,
+    }
 }
 
 fn gcd(a: usize, b: usize) -> usize {

@@ -148,6 +148,9 @@ fn compared(
         // One of them was recorded in another form, such as the experts that were chosen of an order of all.
         return (V::Match, format!("{}; so is the reference's: they have no form in common", alone(local)));
     }
+    if let (Status::OtherSteps(_), None) = (&comparison.status, &comparison.numbers) {
+        return (V::Match, format!("{}; so is the reference's: they have no step in common", alone(local)));
+    }
     let Some(numbers) = &comparison.numbers else {
         return (V::Missing, "no token position that both sides have".to_owned());
     };

@@ -17,6 +17,7 @@ use super::{Gap, spoken};
 use crate::audit::local::HEALTHY;
 use crate::audit::recorded::{Finding, Findings, Judged, Steps};
 use crate::checkpoint::{Checkpoint, Kind};
+use crate::compare::{Comparison, Status};
 use crate::error::Result;
 use crate::report::words::count;
 use crate::report::{CheckpointVerdict, FirstDivergence, Report, Tried, Verdict};
@@ -182,6 +183,18 @@ pub fn not_looked_at(side: &str, recorded: &[Checkpoint], nodes: &[Checkpoint]) 
     let others = recorded.iter().filter(|id| !nodes.contains(id));
     said_of(others, ["tensor", "is", "are"], |tensors, are| {
         format!("{tensors} of {side} {are} no node's result in the graph, and nobody looked at them")
+    })
+}
+
+/// That tensors which belong to a step, such as a scan's output with its state, were not compared, where the sides were
+/// computed in different steps; `instead` is what was done with them.
+pub fn not_compared(comparisons: &[Comparison], instead: &str) -> Option<String> {
+    let others = |comparison: &&Comparison| matches!(comparison.status, Status::OtherSteps(_));
+    let ids = comparisons.iter().filter(others).map(|comparison| &comparison.checkpoint);
+    said_of(ids, ["node", "has", "have"], |nodes, have| {
+        format!(
+            "{nodes} {have} one tensor for a step, and the sides were computed in different steps: {instead}"
+        )
     })
 }
 

@@ -1,0 +1,88 @@
+//! Tensors that belong to a step and not to its tokens: a scan's output and state in one, a state that is cleared.
+//!
+//! Such a tensor is one row of its step, and its width may depend on how many tokens the step has. In a run of other
+//! steps it is another tensor, however healthy both are.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::checkpoint::Checkpoint;
+use crate::dump::{Graphs, Recording};
+use parity_dump::Dump;
+use parity_graph::{Graph, axis, known, label};
+
+/// Which tensors of two recordings belong to their steps, as their graphs tell.
+#[derive(Clone, Debug, Default)]
+pub struct Whole {
+    candidate: Side,
+    reference: Side,
+}
+
+/// The steps of one recording.
+#[derive(Clone, Debug, Default)]
+struct Side {
+    /// By step: its positions.
+    steps: Vec<Vec<u32>>,
+    /// By position: the last step that computed it.
+    step_of: HashMap<u32, usize>,
+    /// By step: the nodes without token rows.
+    nodes: Vec<HashSet<Checkpoint>>,
+}
+
+impl Whole {
+    /// Of two dumps; nothing of a dump without a graph that can be read.
+    pub fn of(candidate: &Dump, reference: &Dump) -> Whole {
+        Whole { candidate: Side::of(candidate), reference: Side::of(reference) }
+    }
+
+    /// Whether a checkpoint has no token rows in some step of either side.
+    pub fn has(&self, checkpoint: Checkpoint) -> bool {
+        let sides = [&self.candidate, &self.reference];
+        sides.iter().any(|side| side.nodes.iter().any(|nodes| nodes.contains(&checkpoint)))
+    }
+
+    /// Whether what either side has of a checkpoint at `position` is a tensor of a step that the other side has not.
+    /// `rows` are the positions that each side has recorded: what a side computed and did not record is missing.
+    pub fn is_apart(&self, checkpoint: Checkpoint, position: u32, rows: [&[u32]; 2]) -> bool {
+        let sides = [&self.candidate, &self.reference];
+        let steps = sides.map(|side| side.step_of.get(&position).copied());
+        let [Some(ours), Some(theirs)] = steps else { return false };
+        if self.candidate.steps[ours] == self.reference.steps[theirs] {
+            return false;
+        }
+        let of_step = sides.iter().zip([ours, theirs]).zip(rows);
+        let whole = of_step.filter(|((side, step), _)| side.nodes[*step].contains(&checkpoint));
+        let alone: Vec<bool> = whole.map(|((side, step), rows)| side.is_one_row(step, rows)).collect();
+        !alone.is_empty() && alone.iter().all(|alone| *alone)
+    }
+}
+
+impl Side {
+    fn of(dump: &Dump) -> Side {
+        // A graph that cannot be read tells nothing here; who needs it says so.
+        let graphs = Graphs::read(dump).unwrap_or_default();
+        let of_graph: Vec<HashSet<Checkpoint>> = graphs.all().iter().map(nodes).collect();
+        let mut side = Side::default();
+        for (number, step) in Recording::manifest(dump).steps.iter().enumerate() {
+            side.step_of.extend(step.positions.iter().map(|&position| (position, number)));
+            side.steps.push(step.positions.clone());
+            let graph = graphs.index_of_step(number).and_then(|graph| of_graph.get(graph));
+            side.nodes.push(graph.cloned().unwrap_or_default());
+        }
+        side
+    }
+
+    /// Whether of a step the row of its last token is recorded, and no other.
+    fn is_one_row(&self, step: usize, rows: &[u32]) -> bool {
+        let positions = &self.steps[step];
+        let recorded = positions.iter().filter(|position| rows.binary_search(position).is_ok());
+        recorded.eq(positions.iter().max())
+    }
+}
+
+/// The nodes of a graph that have a name of its own and no token rows.
+fn nodes(graph: &Graph) -> HashSet<Checkpoint> {
+    let known = known::find(graph);
+    let (labels, axes) = (label::labels_of(graph, &known), axis::token_axes_of(graph, &known));
+    let without_rows = graph.computed().filter(|&id| axes[id].is_none());
+    without_rows.filter_map(|id| labels[id]).filter(|id| !id.kind().is_fixed()).collect()
+}
