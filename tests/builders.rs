@@ -344,7 +344,7 @@ impl Conductor<f64> for Last {
         let value = own(node, args);
         match &value {
             Ok(values) => self.0 = values.data.clone(),
-            Err(unknown) => panic!("{}: {}", node.program.names[node.id], unknown.0),
+            Err(unknown) => panic!("{}: {}", node.program.names[node.id], unknown.reason),
         }
         Ok(value)
     }

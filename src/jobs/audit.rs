@@ -77,6 +77,7 @@ fn on_nodes(dump: &Dump, model: &Model, options: &Options) -> Result<Report> {
     let recordings: [&dyn Recording; 1] = [dump];
     let audits = audit::audit(&recordings, &model.gguf, &model.graph, &how)?;
     let wanted = model.graph.checkpoints().filter(|checkpoint| wants(*checkpoint));
+    let rows = Gap::of_rows("dump", dump, model.graph.checkpoints().filter(|id| wants(*id)));
     let comparisons: Vec<Comparison> =
         wanted.map(|c| Comparison::alone(c, Recording::row_shape(dump, c))).collect();
     let mut report = verdict::assemble(Parts {
@@ -84,7 +85,7 @@ fn on_nodes(dump: &Dump, model: &Model, options: &Options) -> Result<Report> {
         comparisons,
         candidate: verdict::side(dump, path_of(dump)),
         notes: notes_of(dump, "dump"),
-        gaps: Gap::of_steps("dump", dump).into_iter().collect(),
+        gaps: Gap::of_steps("dump", dump).into_iter().chain(rows).collect(),
         allow_missing: options.allow_missing,
         ..Parts::default()
     });

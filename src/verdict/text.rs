@@ -178,5 +178,8 @@ pub fn gap(gap: &Gap) -> String {
         Gap::Unrecorded(side, rows, tokens) => {
             format!("the {side} has rows at {rows} of its {tokens} tokens: nothing is known of the others")
         }
+        Gap::Rows(side, id, [rows, all]) => {
+            format!("the {side} has {rows} of {all} rows of {id}: nothing is known of the others")
+        }
     }
 }

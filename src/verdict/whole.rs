@@ -18,6 +18,8 @@ pub enum Gap {
     FewerTokens([usize; 2]),
     /// A side has rows at only so many of its tokens: the side, and the two numbers.
     Unrecorded(&'static str, usize, usize),
+    /// A side has rows of a checkpoint at only so many of the positions of its steps: the side, which, and the two numbers.
+    Rows(&'static str, Checkpoint, [usize; 2]),
 }
 
 impl Gap {
@@ -42,12 +44,32 @@ impl Gap {
     /// Tokens of a recording that none of its steps has a row of.
     pub fn of_steps(side: &'static str, recording: &dyn Recording) -> Option<Gap> {
         let tokens = recording.tokens().len();
-        let steps = &recording.manifest().steps;
-        let mut positions: Vec<u32> = steps.iter().flat_map(|step| step.positions.iter().copied()).collect();
-        positions.sort_unstable();
-        positions.dedup();
-        (positions.len() < tokens).then_some(Gap::Unrecorded(side, positions.len(), tokens))
+        let positions = stepped(recording);
+        (positions < tokens).then_some(Gap::Unrecorded(side, positions, tokens))
     }
+
+    /// Rows that an audited recording, which brings no graph, lacks of what it has otherwise: nothing says that they were not
+    /// computed. Attention matrices are recorded as somebody asks for them.
+    pub fn of_rows(
+        side: &'static str,
+        recording: &dyn Recording,
+        wanted: impl Iterator<Item = Checkpoint>,
+    ) -> Vec<Gap> {
+        let all = stepped(recording);
+        let wanted = wanted.filter(|id| id.kind().is_fixed() && !id.kind().is_optional());
+        let rows = wanted.map(|id| (id, recording.positions(id).len()));
+        let lacking = rows.filter(|(_, rows)| (1..all).contains(rows));
+        lacking.map(|(id, rows)| Gap::Rows(side, id, [rows, all])).collect()
+    }
+}
+
+/// How many positions the steps of a recording compute.
+fn stepped(recording: &dyn Recording) -> usize {
+    let steps = &recording.manifest().steps;
+    let mut positions: Vec<u32> = steps.iter().flat_map(|step| step.positions.iter().copied()).collect();
+    positions.sort_unstable();
+    positions.dedup();
+    positions.len()
 }
 
 /// Gaps in words: those that stand in the way of parity, and those that were accepted.

@@ -116,7 +116,7 @@ impl Conductor<f64> for Recorder<'_> {
     ) -> Result<Value<f64>> {
         let mut value = own(node, args);
         let Some(id) = self.labelled.labels[node.id] else { return Ok(value) };
-        let values = value.as_mut().unwrap_or_else(|unknown| panic!("{id}: {}", unknown.0));
+        let values = value.as_mut().unwrap_or_else(|unknown| panic!("{id}: {}", unknown.reason));
         if let Some(wrong) = args.ok().and_then(|args| (self.mistake)(id, args)) {
             values.data = wrong;
         }

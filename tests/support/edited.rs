@@ -55,6 +55,31 @@ pub fn edit(dump: &Path, edit: impl Fn(&str, &[usize], &mut Vec<f32>) -> bool) {
     std::fs::write(&path, serialize(views, None).unwrap()).unwrap();
 }
 
+/// Keeps the tensors of a step's file whose names `keeps` accepts.
+pub fn keep(path: &Path, keeps: impl Fn(&str) -> bool) {
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let kept = file.iter().filter(|(name, _)| keeps(name));
+    let bytes = serialize(kept, None).unwrap();
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// Keeps the last row of a tensor (T, …) of a step's file.
+pub fn keep_last_row(path: &Path, tensor: &str) {
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let kept = file.iter().map(|(name, view)| {
+        let (mut shape, mut data) = (view.shape().to_vec(), view.data());
+        if name == tensor {
+            data = &data[data.len() - data.len() / shape[0]..];
+            shape[0] = 1;
+        }
+        (name, TensorView::new(view.dtype(), shape, data).unwrap())
+    });
+    let bytes = serialize(kept, None).unwrap();
+    std::fs::write(path, bytes).unwrap();
+}
+
 /// Takes away what a dump says of its arithmetic.
 pub fn undeclare(dump: &Path) {
     let path = dump.join("manifest.json");

@@ -48,6 +48,10 @@ pub struct Finding {
     pub judged: usize,
     /// What is missing in a step where it could not be judged.
     pub undecided: Option<String>,
+    /// What of steps that the recording lacks it reads, where that kept it from being judged in a step.
+    pub lost: Option<String>,
+    /// Whether it was not recorded where what it reads is of such steps.
+    pub is_behind_lost: bool,
     /// In how many steps it was computed and not recorded.
     pub unrecorded: usize,
     /// Shape of one recorded row.
@@ -170,6 +174,11 @@ impl Finding {
     /// Notes a step in which it could not be judged; the first reason is kept.
     pub fn cannot(&mut self, why: &str) {
         self.undecided.get_or_insert_with(|| why.to_owned());
+    }
+
+    /// Notes a step in which it could not be judged since it reads what is lost; the last one tells all of that.
+    pub fn lost(&mut self, what: &str) {
+        self.lost = Some(what.to_owned());
     }
 
     /// Takes back whatever was found, and says what judging it would need.

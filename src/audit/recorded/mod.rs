@@ -13,6 +13,7 @@ mod common;
 mod devices;
 mod found;
 mod labelled;
+mod lost;
 mod named;
 mod narrow;
 mod narrowed;
@@ -149,6 +150,8 @@ struct Auditor<'a> {
     kept: Vec<Storage>,
     assumed: &'a Assumed,
     rows: AuditRows,
+    /// Positions before the step's last that nothing was recorded of.
+    lost: &'a [std::ops::Range<u32>],
     diagnose: Diagnose<'a>,
     findings: &'a mut Findings,
     devices: &'a mut Devices,
@@ -160,6 +163,8 @@ impl Conductor<f64> for Auditor<'_> {
         node: &Node<'_>,
         args: std::result::Result<&Args<'_, f64>, &Unknown>,
     ) -> Result<Value<f64>> {
+        let lost = lost::read_by(self.lost, (self.steps, self.step), self.labelled, node.id);
+        let args = lost.as_ref().map_or(args, Err);
         let (steps, kept) = (self.steps, (self.kept[node.id], &self.assumed.unseen));
         let across = || bridge::across(steps, node, args, kept);
         let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
@@ -170,8 +175,13 @@ impl Conductor<f64> for Auditor<'_> {
             .tensor(self.step, checkpoint)
             .or_else(|| choice::order(self.steps, self.step, node, checkpoint, args));
         let Some(recorded) = there else {
-            self.findings.at(checkpoint).unrecorded += 1;
-            return Ok(across().map_err(|_| Unknown::new(checkpoint.to_string())));
+            let own = across();
+            let is_lost = own.as_ref().is_err_and(|unknown| unknown.is_lost);
+            let finding = self.findings.at(checkpoint);
+            finding.unrecorded += 1;
+            finding.is_behind_lost |= is_lost;
+            let named = |why| if is_lost { why } else { Unknown::new(checkpoint.to_string()) };
+            return Ok(own.map_err(named));
         };
         let rows = self.labelled.axes[node.id].map(|axis| node.program.graph.get(node.id).shape()[axis]);
         let partial = Partial::of(&recorded, rows, &self.steps.positions(self.step));
@@ -258,7 +268,8 @@ impl Auditor<'_> {
                     finding.unit = finding.unit.max(bounds::storage_unit(kept));
                 }
             }
-            Err(unknown) => finding.cannot(&unknown.0),
+            Err(unknown) if unknown.is_lost => finding.lost(&unknown.reason),
+            Err(unknown) => finding.cannot(&unknown.reason),
         }
     }
 }

@@ -15,7 +15,7 @@ use super::found::Finding;
 use super::named::Names;
 use super::suspect::Suspect;
 use super::{
-    Auditor, Diagnose, Findings, How, Labelled, Steps, attentions, classes, narrow, order, simulate,
+    Auditor, Diagnose, Findings, How, Labelled, Steps, attentions, classes, lost, narrow, order, simulate,
 };
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::{Checkpoint, Kind};
@@ -122,9 +122,20 @@ impl Passes<'_> {
         for &(step, labelled) in graphs {
             let (findings, devices) = (&mut findings, &mut devices);
             let kept = classes::kept(steps, (step, labelled), &of_f32, assumed.kept);
-            let rows = how.rows;
-            let mut auditor =
-                Auditor { step, steps, labelled, gguf, kept, assumed, rows, diagnose, findings, devices };
+            let (rows, lost) = (how.rows, &lost::before(steps, step)[..]);
+            let mut auditor = Auditor {
+                step,
+                steps,
+                labelled,
+                gguf,
+                kept,
+                assumed,
+                rows,
+                lost,
+                diagnose,
+                findings,
+                devices,
+            };
             machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
         }
         devices.excuse(&mut findings);

@@ -16,7 +16,7 @@ use super::found::most;
 use super::narrowed::Narrowed;
 use super::passes::APART;
 use super::{Labelled, Steps, choice};
-use super::{attentions, narrow};
+use super::{attentions, lost, narrow};
 use crate::arithmetic::Arithmetic;
 use crate::audit::bounds::{CONFIDENCE, UNIT_F32, storage_unit};
 use crate::audit::local::HEALTHY;
@@ -120,7 +120,9 @@ pub fn simulate(
             let mut rows = Rows::new();
             for &(step, labelled) in graphs {
                 let (cached, rows) = (&cached, &mut rows);
-                let mut disturbed = Disturbed { step, steps, labelled, arithmetic, how, cached, open, rows };
+                let lost = &lost::before(steps, step)[..];
+                let mut disturbed =
+                    Disturbed { step, steps, labelled, lost, arithmetic, how, cached, open, rows };
                 machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut disturbed)?;
             }
             Ok(rows)
@@ -227,6 +229,7 @@ struct Disturbed<'a> {
     step: usize,
     steps: &'a dyn Steps,
     labelled: &'a Labelled,
+    lost: &'a [std::ops::Range<u32>],
     arithmetic: Arithmetic,
     how: Run,
     cached: &'a RefCell<Cached>,
@@ -240,6 +243,8 @@ impl Conductor<f64> for Disturbed<'_> {
         node: &Node<'_>,
         args: std::result::Result<&Args<'_, f64>, &Unknown>,
     ) -> Result<Value<f64>> {
+        let lost = lost::read_by(self.lost, (self.steps, self.step), self.labelled, node.id);
+        let args = lost.as_ref().map_or(args, Err);
         let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
             return Ok(self.own(node, args, false).map(Into::into));
         };

@@ -16,12 +16,22 @@ use crate::scalar::Scalar;
 
 /// Why values are not known: a sentence about the first node or leaf that they would come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unknown(pub Rc<str>);
+pub struct Unknown {
+    /// The sentence.
+    pub reason: Rc<str>,
+    /// Whether it is about positions whose steps a recording lacks altogether.
+    pub is_lost: bool,
+}
 
 impl Unknown {
     /// With this reason.
     pub fn new(reason: impl Into<Rc<str>>) -> Unknown {
-        Unknown(reason.into())
+        Unknown { reason: reason.into(), is_lost: false }
+    }
+
+    /// With this reason, which is that steps were not recorded.
+    pub fn lost(reason: impl Into<Rc<str>>) -> Unknown {
+        Unknown { reason: reason.into(), is_lost: true }
     }
 
     /// An op that nobody wrote a rule for.

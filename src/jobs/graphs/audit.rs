@@ -54,7 +54,10 @@ pub fn audit(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report>
     report.notes.extend(not_looked_at("the dump", &Recording::checkpoints(dump), &all));
     report.notes.extend(notes("the recording", &graphs, &findings, judged.declared()));
     by.weigh_wiring(&own, &mut report);
-    let gaps: Vec<Gap> = Gap::of_steps("dump", dump).into_iter().collect();
+    // The rows that a graph brought along has are those that were computed.
+    let built = all.iter().copied().filter(|id| own.are_built() && shown(*id));
+    let gaps: Vec<Gap> =
+        Gap::of_steps("dump", dump).into_iter().chain(Gap::of_rows("dump", dump, built)).collect();
     refuse_gaps(&mut report, &gaps, *allow_missing);
     Ok(report)
 }

@@ -168,7 +168,7 @@ impl<'a, S: Number> Runner<'a, S> {
         let sight = recorded::Sight { looked_at: &|_| true, carried: &[], row: None };
         let held = match recorded::judge_sampled(rule, &args, &values, &sight, &tried, rows) {
             Ok(held) => held,
-            Err(unknown) => return self.out.findings.at(id).cannot(&unknown.0),
+            Err(unknown) => return self.out.findings.at(id).cannot(&unknown.reason),
         };
         if !held.is_healthy() || held.nonfinite > 0 {
             let others = |id: Id| self.other(id);
@@ -254,7 +254,7 @@ impl<S: Number> Conductor<S> for Runner<'_, S> {
         let mut values = match self.computed(node, id, args) {
             Ok(values) => values.data,
             Err(unknown) => {
-                self.out.findings.at(id).cannot(&unknown.0);
+                self.out.findings.at(id).cannot(&unknown.reason);
                 return Ok(Err(unknown));
             }
         };

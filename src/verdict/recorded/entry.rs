@@ -85,14 +85,30 @@ fn judge(known: &Known<'_>, before: Before) -> (V, String) {
     if let Some(needs) = &own.undecided {
         return (V::Undecided, format!("to judge it, the recording needs {needs}"));
     }
-    let Some(audit) = audit else { return (V::Missing, "not recorded".to_owned()) };
-    if let Some(blind) = blind(own) {
+    if let Some(blind) = audit.as_ref().and_then(|_| blind(own)) {
         return (V::Undecided, blind);
     }
+    if let Some(what) = &own.lost {
+        return unread(what, known.comparison);
+    }
+    let Some(audit) = audit else { return (V::Missing, "not recorded".to_owned()) };
     let Some(comparison) = known.comparison else {
         return (V::Match, format!("{}{}", alone(&audit.local), remarks(own)));
     };
     compared(comparison, own, &audit.local, known.reference, before)
+}
+
+/// A node that reads what is lost of its recording: a gap, unless it differs from a reference, which nothing explains then.
+fn unread(what: &str, comparison: Option<&Comparison>) -> (V, String) {
+    let text = format!("{what}, which it reads, were not recorded");
+    let open = comparison.filter(|comparison| comparison.within_tolerance != Some(true));
+    let numbers = open.and_then(|comparison| comparison.numbers.as_ref());
+    match numbers.filter(|numbers| numbers.abs_err_max != 0.0) {
+        Some(numbers) => {
+            (V::Undecided, format!("{text}, and it differs from the reference by {:.1e}", numbers.rel_l2))
+        }
+        None => (V::Missing, text),
+    }
 }
 
 /// The name of a mistake behind what it explains.
@@ -127,6 +143,9 @@ fn compared(
             return (V::Beyond, "beyond the tolerance given, though its local error is rounding".to_owned());
         }
         None => {}
+    }
+    if let Some(what) = reference.and_then(|finding| finding.lost.as_ref()) {
+        return (V::Missing, format!("{what}, which the reference reads, were not recorded"));
     }
     let (reference, theirs) = match reference.map(|finding| (finding, finding.audit())) {
         None | Some((_, None)) => {
@@ -219,6 +238,8 @@ pub struct Answers {
     hidden: Option<Checkpoint>,
     /// How many passed by the tolerance that a user gave.
     tolerated: usize,
+    /// Those that were not judged in every step since they read what is lost of a recording, and why.
+    lost: Vec<(Checkpoint, String)>,
 }
 
 /// Answers for all ids, in execution order, of which those that are not `shown` are left out. What is shown may inherit
@@ -234,6 +255,10 @@ pub fn entries<'a>(known: impl Iterator<Item = Known<'a>>, shown: &dyn Fn(Checkp
         if !shown(entry.id) {
             out.hidden = out.hidden.or(at_fault);
             continue;
+        }
+        let lost = [known.candidate, known.reference].into_iter().flatten().any(|side| side.lost.is_some());
+        if lost && entry.verdict == V::Missing {
+            out.lost.push((entry.id, entry.evidence.clone().unwrap_or_default()));
         }
         let tolerance = known.comparison.and_then(|comparison| comparison.within_tolerance);
         out.tolerated += usize::from(tolerance == Some(true) && entry.verdict == V::Match);
@@ -268,8 +293,18 @@ fn unseen(entries: &[Entry]) -> Option<String> {
 /// Ids that are named in a sentence.
 const NAMED_MAX: usize = 4;
 
+/// Nodes that read what is lost of a recording, in words, if there are any.
+fn not_judged(lost: &[(Checkpoint, String)]) -> Option<String> {
+    let (_, why) = lost.first()?;
+    let ids: Vec<String> = lost.iter().take(NAMED_MAX).map(|(id, _)| id.to_string()).collect();
+    let more = if lost.len() > NAMED_MAX { ", …" } else { "" };
+    let nodes = count(lost.len(), "node");
+    Some(format!("{nodes} could not be judged in every step: {}{more} ({why})", ids.join(", ")))
+}
+
 /// The answer of the whole, and why where it is undecided.
-fn answer(entries: &[Entry], hidden: Option<Checkpoint>, allow_missing: bool) -> (Verdict, Option<String>) {
+fn answer(answers: &Answers, allow_missing: bool) -> (Verdict, Option<String>) {
+    let Answers { entries, hidden, lost, .. } = answers;
     let of = |verdict: V| entries.iter().filter(move |entry| entry.verdict == verdict);
     let first = entries.iter().find(|entry| entry.verdict.is_fault());
     let audited = entries.iter().any(|entry| entry.local.candidate.is_some());
@@ -290,6 +325,8 @@ fn answer(entries: &[Entry], hidden: Option<Checkpoint>, allow_missing: bool) ->
         (Verdict::Undecided, Some(refuted(entry)))
     } else if !audited {
         (Verdict::Undecided, Some("no node could be computed again from what was recorded".to_owned()))
+    } else if let Some(text) = not_judged(lost).filter(|_| !allow_missing) {
+        (Verdict::Undecided, Some(format!("{text}; --allow-missing accepts it")))
     } else if missing > 0 && !allow_missing {
         let text = format!(
             "{} not recorded: {}; --allow-missing accepts it",
@@ -309,15 +346,16 @@ fn answer(entries: &[Entry], hidden: Option<Checkpoint>, allow_missing: bool) ->
 
 /// Puts the report together: verdict, first divergence, coverage.
 pub fn assemble(
-    Answers { entries, hidden, tolerated }: Answers,
+    answers: Answers,
     graphs: &[(usize, &Labelled)],
     tried: &dyn Fn(Checkpoint) -> Vec<Tried>,
     allow_missing: bool,
     [rows_audited, rows_screened]: [u64; 2],
 ) -> Report {
+    let (verdict, reason) = answer(&answers, allow_missing);
+    let Answers { entries, tolerated, lost, .. } = answers;
     let of = |verdict: V| entries.iter().filter(move |entry| entry.verdict == verdict);
     let first = entries.iter().find(|entry| entry.verdict.is_fault());
-    let (verdict, reason) = answer(&entries, hidden, allow_missing);
     let first_divergence = first.map(|entry| FirstDivergence {
         checkpoint: entry.id,
         layer: entry.layer,
@@ -346,5 +384,7 @@ pub fn assemble(
     let basis = || within_tolerance(tolerated, &coverage, &entries).or_else(|| unseen(&entries));
     let reason = reason.or_else(|| if verdict == Verdict::Parity { basis() } else { None });
     let origins = of(V::Origin).map(|entry| entry.id).collect();
-    Report { verdict, reason, first_divergence, origins, coverage, checkpoints: entries, ..Report::default() }
+    let notes = not_judged(&lost).filter(|_| allow_missing).into_iter().collect();
+    let checkpoints = entries;
+    Report { verdict, reason, first_divergence, origins, coverage, checkpoints, notes, ..Report::default() }
 }

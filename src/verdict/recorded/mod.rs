@@ -153,11 +153,13 @@ pub fn tried(findings: &Findings, id: Checkpoint) -> Vec<Tried> {
 /// that was neither recorded nor asked for by name, where nodes behind it were judged across it. Only a recording with a
 /// graph can be asked for nodes that have no name but its own.
 pub fn is_left_out(id: Checkpoint, findings: &Findings, graphs: &Judged<'_>, selection: &Selection) -> bool {
-    let unseen =
-        findings.nodes.get(&id).is_none_or(|finding| finding.judged == 0 && finding.undecided.is_none());
+    let finding = findings.nodes.get(&id);
+    let unseen = finding
+        .is_none_or(|finding| finding.judged == 0 && finding.undecided.is_none() && finding.lost.is_none());
+    let is_crossed = findings.is_bridged(id) || finding.is_some_and(|finding| finding.is_behind_lost);
     let exposed = graphs.is_own_graph() && !id.kind().is_optional();
     let asked = selection.names(id) && (graphs.is_own_graph() || id.kind().is_fixed());
-    !exposed && !asked && unseen && findings.is_bridged(id)
+    !exposed && !asked && unseen && is_crossed
 }
 
 /// What parity rests on where nodes were left out that a side could have recorded, since it does in other layers or the
