@@ -188,11 +188,7 @@ fn a_map_splits_turns_scales_and_takes_rows() {
         command.arg("--names").arg(&map);
         command
     };
-    // Rows that the file lacks are a gap.
-    with(text).assert().code(2).stdout(contains("rows of logits"));
-    let mut accepted = with(text);
-    accepted.arg("--allow-missing");
-    { accepted }.assert().code(0).stdout(contains("PARITY").and(contains("nothing.{n}")));
+    with(text).assert().code(0).stdout(contains("PARITY").and(contains("nothing.{n}")));
     let wrong = with(&text.replace("0..H*E\"", "0..H*E*E\""));
     { wrong }
         .assert()
