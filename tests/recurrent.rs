@@ -205,7 +205,7 @@ impl Conductor<f64> for Recorder<'_> {
     ) -> Result<Value<f64>> {
         let mut value = own(node, args);
         let Some(id) = self.labelled.labels[node.id] else { return Ok(value) };
-        let values = value.as_mut().unwrap_or_else(|unknown| panic!("{id}: {}", unknown.0));
+        let values = value.as_mut().unwrap_or_else(|unknown| panic!("{id}: {}", unknown.reason));
         values.data.iter_mut().for_each(|x| *x = f64::from(*x as f32));
         let mut written = values.data.clone();
         if id.to_string() == SCAN {

@@ -204,7 +204,7 @@ fn what_is_not_known_is_named_and_goes_on_by_itself() {
     let (program, _) = draft.finish();
     let gguf = model();
     let seen = run(&mut Machine::new(&gguf, Arithmetic::EXACT), &program, &[("x", &[1.0, 2.0])]);
-    let why = |name: &str| seen.0[name].clone().unwrap_err().0;
+    let why = |name: &str| seen.0[name].clone().unwrap_err().reason;
     assert!(why("masked").contains("mask, which was not recorded"));
     assert!(why("strange").contains("RWKV_WKV7"));
     assert!(why("both").contains("RWKV_WKV7"));
