@@ -129,6 +129,16 @@ fn place(own: &Finding) -> String {
     }
 }
 
+/// What two healthy sides lack to be compared.
+fn not_in_common(comparison: &Comparison) -> Option<&'static str> {
+    match (&comparison.status, &comparison.numbers) {
+        // One of them was recorded in another form, such as the experts that were chosen of an order of all.
+        (Status::MissingReference | Status::MissingCandidate, _) => Some("form"),
+        (Status::OtherSteps(_), None) => Some("step"),
+        _ => None,
+    }
+}
+
 /// A healthy candidate beside its reference.
 fn compared(
     comparison: &Comparison,
@@ -163,12 +173,8 @@ fn compared(
     if let Some(needs) = &reference.undecided {
         return (V::Undecided, format!("to judge the reference, its recording needs {needs}"));
     }
-    if matches!(comparison.status, Status::MissingReference | Status::MissingCandidate) {
-        // One of them was recorded in another form, such as the experts that were chosen of an order of all.
-        return (V::Match, format!("{}; so is the reference's: they have no form in common", alone(local)));
-    }
-    if let (Status::OtherSteps(_), None) = (&comparison.status, &comparison.numbers) {
-        return (V::Match, format!("{}; so is the reference's: they have no step in common", alone(local)));
+    if let Some(what) = not_in_common(comparison) {
+        return (V::Match, format!("{}; so is the reference's: they have no {what} in common", alone(local)));
     }
     let Some(numbers) = &comparison.numbers else {
         return (V::Missing, "no token position that both sides have".to_owned());
