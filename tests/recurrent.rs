@@ -5,10 +5,12 @@
 mod gguf_writer;
 mod graphs;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gguf_writer::GgufWriter;
+use graphs::record::leaves;
 use graphs::values;
 use parity::arithmetic::Arithmetic;
 use parity::audit::recorded::Labelled;
@@ -18,7 +20,7 @@ use parity::gguf::{DType, Gguf, Value as Metadata};
 use parity::ops::Args;
 use parity_dump::manifest::ModelInfo;
 use parity_dump::{Element, Producer, Writer};
-use parity_graph::{Graph, Leaf, label, text};
+use parity_graph::text;
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
@@ -140,11 +142,12 @@ impl Case {
             let positions: Vec<u32> = (first as u32..(first + count) as u32).collect();
             writer.begin_step(tokens, &positions, graph.tensors.len()).unwrap();
             writer.step_graph(number);
-            leaves(&mut writer, &graph, tokens);
+            let given = given(tokens);
+            leaves(&mut writer, &graph, &given);
             let labelled = Labelled::new(graph).unwrap();
             let last = (first + count) as u32 - 1;
             let mut recorder = Recorder { step, last, labelled: &labelled, writer: &mut writer, how };
-            let input = |id| given(&labelled.program.graph.get(id).name, tokens);
+            let input = |id| given.get(&labelled.program.graph.get(id).name).cloned();
             machine.step(&labelled.program, &input, &mut recorder).unwrap();
             writer.end_step().unwrap();
             first += count;
@@ -169,23 +172,10 @@ impl Case {
     }
 }
 
-/// What an input holds; nothing of what is no input.
-fn given(name: &str, tokens: &[u32]) -> Option<Vec<f64>> {
-    match name {
-        "inp_tokens" => Some(tokens.iter().map(|&token| f64::from(token)).collect()),
-        "rs_s_copy" => Some(vec![0.0]),
-        _ => None,
-    }
-}
-
-fn leaves(writer: &mut Writer, graph: &Graph, tokens: &[u32]) {
-    for (id, name) in label::leaf_names(graph).into_iter().enumerate() {
-        let (Some(name), Some(Leaf::Input)) = (name, graph.leaf(id)) else { continue };
-        let values = given(&graph.get(id).name, tokens).unwrap();
-        let bytes: Vec<u8> = values.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect();
-        writer.begin_leaf(&name, "I32", &[values.len()], bytes.len());
-        writer.append(&bytes).unwrap();
-    }
+/// What the inputs hold.
+fn given(tokens: &[u32]) -> BTreeMap<String, Vec<f64>> {
+    let tokens = tokens.iter().map(|&token| f64::from(token)).collect();
+    BTreeMap::from([("inp_tokens".to_owned(), tokens), ("rs_s_copy".to_owned(), vec![0.0])])
 }
 
 /// Goes on with what it writes.

@@ -80,7 +80,8 @@ fn record_in(
     writer.finish().unwrap();
 }
 
-fn leaves(writer: &mut Writer, graph: &Graph, given: &BTreeMap<String, Vec<f64>>) {
+/// Writes what the inputs of a step hold, by the names that they have in its graph.
+pub fn leaves(writer: &mut Writer, graph: &Graph, given: &BTreeMap<String, Vec<f64>>) {
     for (id, name) in label::leaf_names(graph).into_iter().enumerate() {
         let (Some(name), Some(Leaf::Input)) = (name, graph.leaf(id)) else { continue };
         let tensor = graph.get(id);

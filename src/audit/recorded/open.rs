@@ -147,14 +147,6 @@ impl Steps for Judged<'_> {
         if let Some(built) = self.built.get(step) {
             return built.get(name.split('#').next()?).cloned();
         }
-        let leaf = self.inputs.leaf(step, name)?;
-        let numbers = |size: usize, read: fn(&[u8]) -> f64| leaf.bytes.chunks_exact(size).map(read).collect();
-        Some(match leaf.dtype {
-            "F32" => numbers(4, |b| f64::from(f32::from_le_bytes(b.try_into().unwrap_or_default()))),
-            "F16" => numbers(2, |b| f64::from(half::f16::from_le_bytes(b.try_into().unwrap_or_default()))),
-            "I32" => numbers(4, |b| f64::from(i32::from_le_bytes(b.try_into().unwrap_or_default()))),
-            "I64" => numbers(8, |b| i64::from_le_bytes(b.try_into().unwrap_or_default()) as f64),
-            _ => return None,
-        })
+        dump::inputs::numbers(self.inputs.leaf(step, name)?)
     }
 }
