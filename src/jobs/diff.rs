@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashSet};
 
 use indexmap::IndexSet;
 
-use super::graphs::{self, ByGraph, JudgedBy, Sides};
-use super::{head_rows, is_sharper_by_tensor, matrices_of_one, notes_of, path_of, tokens_of, with_matrices};
+use super::graphs::{self, ByGraph, Sides};
+use super::{head_rows, matrices_of_one, notes_of, path_of, tokens_of, with_matrices};
 use crate::audit::{self, AuditRows};
 use crate::checkpoint::{Checkpoint, usual_order};
 use crate::compare::{self, Comparison, Tolerances};
@@ -61,21 +61,16 @@ pub fn diff(
     }
     let (candidate, reference) = (&*candidate, &*reference);
     let sides = Sides { candidate, reference };
-    let mut report = match (JudgedBy::of(file, &[candidate, reference])?, options.audit) {
-        (JudgedBy::Graphs(by), Some(rows)) => graphs::diff(&sides, &by, rows, options)?,
-        (JudgedBy::Graphs(by), None) => {
+    let by = ByGraph::of_dumps(file, &[candidate, reference])?;
+    let mut report = match options.audit {
+        Some(rows) if !is_partial(reference) => graphs::diff(&sides, &by, rows, options)?,
+        Some(_) => on_nodes(candidate, reference, Some(file.nodes()?), options)?,
+        None => {
             let mut report = on_nodes(candidate, reference, None, options)?;
             let recorded = by.graphs(reference).or_else(|_| by.graphs(candidate))?;
             by.weigh_wiring(&recorded, &mut report);
             report
         }
-        (JudgedBy::Nodes(model), Some(rows)) if !is_partial(reference) => {
-            let sharper = is_sharper_by_tensor(candidate, &rows.positions(&candidate.manifest().steps));
-            let whole = || on_nodes(candidate, reference, Some(model), options);
-            let by_tensor = || graphs::diff(&sides, &ByGraph::of(file)?, rows, options);
-            recorded::explained(sharper, whole, by_tensor)?
-        }
-        (JudgedBy::Nodes(model), _) => on_nodes(candidate, reference, Some(model), options)?,
     };
     report.notes.extend(orders);
     verdict::weigh(&mut report, candidate, file)?;

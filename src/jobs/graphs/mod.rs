@@ -16,7 +16,7 @@ use crate::gguf::Gguf;
 use crate::model::builders::{Cache, Shape};
 use crate::model::config::Architecture;
 use crate::model::file::ModelFile;
-use crate::model::{self, Model, builders};
+use crate::model::{self, builders};
 use crate::report::Report;
 use crate::verdict::recorded::weigh_wiring;
 use parity_dump::Dump;
@@ -31,37 +31,6 @@ pub struct ByGraph<'a> {
     refused: Option<String>,
 }
 
-/// What dumps of a model are judged by.
-pub enum JudgedBy<'a> {
-    /// The nodes that parity's engines execute.
-    Nodes(&'a Model),
-    /// Graphs that the dumps bring, or that are built.
-    Graphs(ByGraph<'a>),
-}
-
-impl<'a> JudgedBy<'a> {
-    /// Parity's own nodes where one of the dumps brings no graph, otherwise the graphs.
-    ///
-    /// # Errors
-    /// A dump of another model; why there are no nodes of parity's own, where there is no graph either.
-    pub fn of(file: &'a ModelFile, dumps: &[&Dump]) -> Result<JudgedBy<'a>> {
-        for dump in dumps {
-            model::refuse_other(file.gguf(), dump.path(), &dump.manifest().model)?;
-        }
-        let bring = || dumps.iter().map(|dump| !dump.manifest().graphs.is_empty());
-        let by_graph = ByGraph::of(file)?;
-        match file {
-            ModelFile::Nodes(model) if !bring().all(|brings| brings) => Ok(JudgedBy::Nodes(model)),
-            ModelFile::Refused(_, refused)
-                if !bring().any(|b| b) && !builders::knows(by_graph.architecture) =>
-            {
-                Err(refused.clone())
-            }
-            _ => Ok(JudgedBy::Graphs(by_graph)),
-        }
-    }
-}
-
 impl<'a> ByGraph<'a> {
     /// Of a file, whether or not it has nodes of parity's own.
     ///
@@ -71,6 +40,22 @@ impl<'a> ByGraph<'a> {
         let gguf = file.gguf();
         let architecture = gguf.str("general.architecture")?.unwrap_or("an unnamed architecture");
         Ok(ByGraph { gguf, architecture, refused: file.refused() })
+    }
+
+    /// Of a file, to judge dumps of it.
+    ///
+    /// # Errors
+    /// A dump of another model; an architecture that nobody builds, where no dump brings a graph.
+    pub fn of_dumps(file: &'a ModelFile, dumps: &[&Dump]) -> Result<ByGraph<'a>> {
+        for dump in dumps {
+            model::refuse_other(file.gguf(), dump.path(), &dump.manifest().model)?;
+        }
+        let by = ByGraph::of(file)?;
+        let brings = dumps.iter().any(|dump| !dump.manifest().graphs.is_empty());
+        match file {
+            ModelFile::Refused(_, refused) if !brings && !by.is_built() => Err(refused.clone()),
+            _ => Ok(by),
+        }
     }
 
     /// For a model that parity's engines refuse, to be executed op by op.
