@@ -13,4 +13,10 @@ impl Dump {
         self.orders.apply(recorded, &mut values);
         Some((part.shape.clone(), positions, values))
     }
+
+    /// How many rows of a checkpoint a step has, without reading them; `None` where it has no tensor of it.
+    pub fn rows_in_step(&self, step: usize, checkpoint: Checkpoint) -> Option<usize> {
+        self.tensors.get(&checkpoint)?.parts.iter().find(|part| part.step == step)?;
+        Some(self.rows_of(checkpoint, &self.manifest.steps.get(step)?.positions).len())
+    }
 }

@@ -17,6 +17,7 @@ mod lost;
 mod named;
 mod narrow;
 mod narrowed;
+mod needed;
 mod node;
 mod open;
 mod order;
@@ -75,6 +76,17 @@ pub trait Steps {
     /// What was recorded of a node.
     fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor>;
 
+    /// How many token rows of a node were recorded; `None` where it was not.
+    fn rows(&self, step: usize, checkpoint: Checkpoint) -> Option<usize> {
+        Some(self.tensor(step, checkpoint)?.positions.len())
+    }
+
+    /// What nodes behind it read in place of what was recorded of a node, where its producer was given values of somebody
+    /// else's: a run of nodes in isolation.
+    fn fed(&self, _step: usize, _checkpoint: Checkpoint) -> Option<Tensor> {
+        None
+    }
+
     /// The values of a leaf that is neither a weight nor a state.
     fn leaf(&self, step: usize, name: &str) -> Option<Vec<f64>>;
 
@@ -94,6 +106,8 @@ pub trait Steps {
 pub struct How<'a> {
     /// Token rows of matmuls with weights that are computed again in full; of anything else all are.
     pub rows: AuditRows,
+    /// The nodes that are judged; others are taken as they were recorded.
+    pub wants: &'a dyn Fn(Checkpoint) -> bool,
     /// Names what is wrong.
     pub diagnose: Diagnose<'a>,
 }
@@ -155,6 +169,7 @@ struct Auditor<'a> {
     diagnose: Diagnose<'a>,
     findings: &'a mut Findings,
     devices: &'a mut Devices,
+    wants: &'a dyn Fn(Checkpoint) -> bool,
 }
 
 impl Conductor<f64> for Auditor<'_> {
@@ -198,7 +213,12 @@ impl Conductor<f64> for Auditor<'_> {
         let values = arranged.of_node(&whole.values, beyond);
         let lacks = |element: usize| partial.as_ref().is_some_and(|p| p.lacks(arranged.position(element)));
         let looked_at = |element: usize| arranged.is_recorded(element) && !lacks(element);
-        self.judge(node, checkpoint, args, (&values, &recorded), &arranged, &looked_at);
+        if (self.wants)(checkpoint) {
+            self.judge(node, checkpoint, args, (&values, &recorded), &arranged, &looked_at);
+        }
+        if let Some(fed) = self.steps.fed(self.step, checkpoint).filter(|_| partial.is_none()) {
+            return Ok(Ok(arranged.of_node(&fed.values, beyond).into()));
+        }
         match &partial {
             None => Ok(Ok(values.into())),
             // Rows that were not recorded are computed again, for what reads them.

@@ -98,7 +98,7 @@ impl Graphs {
     /// `inputs`, which brought the graphs.
     pub fn judged<'a>(&'a self, values: &'a Dump, inputs: &'a Dump) -> Judged<'a> {
         let own = self.inputs.is_empty() && std::ptr::eq(values, inputs);
-        Judged { values, inputs, built: &self.inputs, own }
+        Judged { values, inputs, built: &self.inputs, own, fed: None }
     }
 
     /// Whether they were built of the model file.
@@ -123,6 +123,15 @@ pub struct Judged<'a> {
     inputs: &'a Dump,
     built: &'a [Values],
     own: bool,
+    fed: Option<&'a Dump>,
+}
+
+impl<'a> Judged<'a> {
+    /// Whose nodes were each given what `source` holds of their inputs, in place of what they were recorded to give.
+    #[must_use]
+    pub fn isolated(self, source: &'a Dump) -> Judged<'a> {
+        Judged { fed: Some(source), ..self }
+    }
 }
 
 impl Steps for Judged<'_> {
@@ -141,6 +150,31 @@ impl Steps for Judged<'_> {
     fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
         let (shape, positions, values) = self.values.in_step(step, checkpoint)?;
         Some(Tensor { shape, positions, values })
+    }
+
+    fn rows(&self, step: usize, checkpoint: Checkpoint) -> Option<usize> {
+        self.values.rows_in_step(step, checkpoint)
+    }
+
+    fn fed(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
+        let fed = self.fed?;
+        let mut tensor = self.tensor(step, checkpoint)?;
+        let (mut buffer, rows) = (Vec::new(), tensor.positions.len());
+        for (row, position) in tensor.positions.iter().enumerate() {
+            let Some(theirs) = Recording::row(fed, checkpoint, *position, &mut buffer) else { continue };
+            // Heads of an attention matrix stand before its rows, each with what its token can see.
+            let (heads, width) = match (checkpoint.kind().is_optional(), &tensor.shape[..]) {
+                (true, &[heads, _, cached]) => (heads, cached),
+                _ => (1, tensor.values.len() / rows),
+            };
+            let seen = theirs.len() / heads.max(1);
+            if seen <= width && (heads > 1 || seen == width || checkpoint.kind().is_optional()) {
+                for (head, theirs) in theirs.chunks(seen.max(1)).enumerate() {
+                    tensor.values[(head * rows + row) * width..][..seen].copy_from_slice(theirs);
+                }
+            }
+        }
+        Some(tensor)
     }
 
     fn leaf(&self, step: usize, name: &str) -> Option<Vec<f64>> {

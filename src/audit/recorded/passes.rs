@@ -13,6 +13,7 @@ use super::bridge::Unseen;
 use super::devices::Devices;
 use super::found::Finding;
 use super::named::Names;
+use super::needed::needed;
 use super::suspect::Suspect;
 use super::{
     Auditor, Diagnose, Findings, How, Labelled, Steps, attentions, classes, lost, narrow, order, simulate,
@@ -119,7 +120,7 @@ impl Passes<'_> {
         let mut findings = Findings { order: order(graphs, &|_| true), nodes: IndexMap::new() };
         let mut devices = Devices::default();
         let of_f32 = classes::of_f32(steps, graphs, assumed.kept);
-        for &(step, labelled) in graphs {
+        for (&(step, labelled), needed) in graphs.iter().zip(needed(steps, graphs, how.wants)) {
             let (findings, devices) = (&mut findings, &mut devices);
             let kept = classes::kept(steps, (step, labelled), &of_f32, assumed.kept);
             let (rows, lost) = (how.rows, &lost::before(steps, step)[..]);
@@ -135,8 +136,12 @@ impl Passes<'_> {
                 diagnose,
                 findings,
                 devices,
+                wants: how.wants,
             };
-            machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut auditor)?;
+            let input = |id| labelled.input(steps, step, id);
+            machine.step_of(&labelled.program, &|id| needed[id], &input, &mut auditor)?;
+            let unseen = labelled.nodes().filter(|(node, id)| !needed[*node] && (how.wants)(*id));
+            unseen.for_each(|(_, id)| auditor.findings.at(id).unrecorded += 1);
         }
         devices.excuse(&mut findings);
         Ok(findings)

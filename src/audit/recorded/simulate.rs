@@ -14,6 +14,7 @@ use parity_graph::Op;
 
 use super::found::most;
 use super::narrowed::Narrowed;
+use super::needed::needed;
 use super::passes::APART;
 use super::{Labelled, Steps, choice};
 use super::{attentions, lost, narrow};
@@ -109,6 +110,7 @@ pub fn simulate(
     let tried: Vec<Arithmetic> = tried.chain(attentions::with_operands(steps.declared())).collect();
     let with = |cache: Storage| tried.iter().map(move |one| with_cache(*one, cache)).collect::<Vec<_>>();
     let tried: IndexSet<Arithmetic> = attentions::caches(steps).into_iter().flat_map(with).collect();
+    let needed = needed(steps, graphs, &|id| open.contains(&id));
     for arithmetic in tried {
         let is_settled = |found: &Simulated| is_explained(found) && found.band <= found.most();
         if open.iter().all(|id| best.get(id).is_some_and(is_settled)) {
@@ -118,12 +120,13 @@ pub fn simulate(
         let run = |how: Run| -> Result<Rows> {
             let mut machine: Machine<'_, f64> = Machine::new(gguf, arithmetic).rounding(steps.is_own_graph());
             let mut rows = Rows::new();
-            for &(step, labelled) in graphs {
+            for (&(step, labelled), needed) in graphs.iter().zip(&needed) {
                 let (cached, rows) = (&cached, &mut rows);
                 let lost = &lost::before(steps, step)[..];
                 let mut disturbed =
                     Disturbed { step, steps, labelled, lost, arithmetic, how, cached, open, rows };
-                machine.step(&labelled.program, &|id| labelled.input(steps, step, id), &mut disturbed)?;
+                let input = |id| labelled.input(steps, step, id);
+                machine.step_of(&labelled.program, &|id| needed[id], &input, &mut disturbed)?;
             }
             Ok(rows)
         };

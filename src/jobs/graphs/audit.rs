@@ -28,7 +28,7 @@ pub fn audit(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report>
     if selected.is_empty() {
         return Err(nothing_selected(dump));
     }
-    let how = How { rows: *rows, diagnose: &diagnose };
+    let how = How { rows: *rows, wants: &|_| true, diagnose: &diagnose };
     let findings = recorded::audit(&judged, &graphs, by.gguf, &how)?;
     let shown = |id: Checkpoint| selected.contains(&id);
     let (unseen, seen): (Vec<Checkpoint>, Vec<Checkpoint>) =

@@ -45,7 +45,7 @@ pub fn diff(sides: &Sides<'_>, by: &ByGraph<'_>, rows: AuditRows, options: &Opti
     };
     let all = recorded::order(&our_graphs.iter().chain(&graphs).copied().collect::<Vec<_>>(), &|_| true);
     let selected = selection.of_graph(all.iter().copied());
-    let how = How { rows, diagnose: &diagnose };
+    let how = How { rows, wants: &|_| true, diagnose: &diagnose };
     let theirs = recorded::audit(&their_values, &graphs, by.gguf, &how)?;
     let ours = match own.is_some() || are_of_the_same_steps(sides) {
         true => recorded::audit(&our_values, &our_graphs, by.gguf, &how)?,

@@ -58,7 +58,7 @@ pub fn run(by: &ByGraph<'_>, options: &RunOptions, progress: Progress<'_>) -> Re
     let of_reference = reference.as_ref().map(|dump| by.graphs(dump)).transpose()?;
     let theirs = match (&reference, &of_reference, options.audit) {
         (Some(dump), Some(graphs), Some(rows)) => {
-            let how = How { rows, diagnose: &diagnose };
+            let how = How { rows, wants: &|_| true, diagnose: &diagnose };
             recorded::audit(&graphs.judged(dump, dump), &graphs.steps(), by.gguf, &how)?
         }
         _ => Findings::default(),
