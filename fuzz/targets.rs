@@ -1,6 +1,6 @@
 //! What each parser must do with arbitrary bytes: an error, or something that is as it says. Never a panic.
 //!
-//! `fuzz_targets/` hand these functions to cargo-fuzz; `tests/fuzz.rs` runs them over a corpus and mutations of it.
+//! `fuzz_targets/` hand these functions to cargo-fuzz; `tests/files/fuzz.rs` runs them over a corpus and mutations of it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

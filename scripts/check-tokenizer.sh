@@ -25,4 +25,4 @@ for model in "$@"; do
 done
 cd "$(dirname "$0")/.."
 # shellcheck disable=SC2086 # one argument per test
-exec cargo test --release --test tokenizer -- --ignored --nocapture $checks
+exec cargo test --release --test files -- --ignored --nocapture $checks

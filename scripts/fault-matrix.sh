@@ -10,4 +10,4 @@ if [ $# -gt 0 ]; then
     PARITY_REAL_MODEL=$(realpath "$1")
     export PARITY_REAL_MODEL
 fi
-exec cargo test --release --test faults_matrix -- --ignored --nocapture --test-threads 1
+exec cargo test --release --test faults matrix:: -- --ignored --nocapture --test-threads 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fuzzes every parser (fuzz/targets.rs) with libFuzzer under AddressSanitizer, each for so many seconds of CPU time,
-# beginning with the files that tests/fuzz.rs mutates.
+# beginning with the files that tests/files/fuzz.rs mutates.
 #
 #   scripts/fuzz.sh [SECONDS] [docs/reliability.md]
 #
@@ -27,7 +27,7 @@ if [ -z "$binaries" ]; then
   cargo fuzz --version >/dev/null 2>&1 || lacks "cargo-fuzz: cargo install cargo-fuzz"
   command -v c++ >/dev/null || lacks "a C++ compiler"
   # The test keeps what it begins with.
-  PARITY_FUZZ_SECONDS=1 cargo test --release --quiet --test fuzz >/dev/null
+  PARITY_FUZZ_SECONDS=1 cargo test --release --quiet --test files fuzz:: >/dev/null
   build=$PWD/target/fuzz/build
   cargo +nightly fuzz build --target-dir "$build"
   binaries=$build/$(rustc -vV | sed -n 's/^host: //p')/release

@@ -29,9 +29,9 @@ pub fn arithmetics() -> &'static [&'static str] {
 /// Tests that run on the driver, how many there are, when its events are marked, what graphs it makes, and whether what
 /// computes is as late as the rest or ahead of it.
 const RUNS: [(&str, usize, [&str; 3]); 5] = [
-    ("gpu::held::what_is", 2, ["late", "", ""]),
-    ("gpu::held::what_is", 2, ["", "none", "eager"]),
-    ("gpu::cards::two_gpus", 1, ["late", "", ""]),
+    ("held::what_is", 2, ["late", "", ""]),
+    ("held::what_is", 2, ["", "none", "eager"]),
+    ("cards::two_gpus", 1, ["late", "", ""]),
     ("the_gpu_chooses_the_tokens", 1, ["late", "", ""]),
     ("the_gpu_chooses_the_tokens", 1, ["", "none", "eager"]),
 ];

@@ -1,7 +1,5 @@
 //! Dumps of our own engine with something else in their place: left out, exchanged, or not declared.
 
-#![allow(dead_code)]
-
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;

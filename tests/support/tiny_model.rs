@@ -3,7 +3,7 @@
 use parity::gguf::{Array, DType, Value};
 use parity::random;
 
-use crate::gguf_writer::GgufWriter;
+use super::gguf_writer::GgufWriter;
 
 pub const LAYERS: usize = 3;
 pub const MODEL: usize = 64;

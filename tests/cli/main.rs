@@ -1,0 +1,9 @@
+//! The program as a user runs it.
+
+mod cli;
+mod edges;
+mod first_minute;
+mod inspect;
+mod inspect_against;
+#[path = "../support/lib.rs"]
+mod support;

@@ -1,0 +1,11 @@
+//! Mistakes: injected, found and named, or found and named in none.
+
+mod graph_others;
+mod inject;
+mod matrix;
+mod property;
+mod stories;
+mod strange;
+#[path = "../support/lib.rs"]
+mod support;
+mod unseen;

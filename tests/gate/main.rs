@@ -1,0 +1,7 @@
+//! Suites: how they are read, run, sharded, compared and told.
+
+mod cli;
+mod gate;
+mod graphs;
+#[path = "../support/lib.rs"]
+mod support;

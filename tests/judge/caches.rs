@@ -1,0 +1,79 @@
+//! Caches of other types are a choice of the run and not of the model file: whatever they are, a healthy recording is at
+//! parity, and a mistake in one is not.
+
+use std::path::Path;
+
+use parity::model::builders::{Shape, build};
+use parity::model::diff::diff;
+
+use crate::support::graphs::record::{record, record_with};
+use crate::support::graphs::{fill, head, hollow, recorded};
+
+/// Graphs of llama.cpp 0.5.0 with `-ctk`, `-ctv` and flash attention: block-quantised caches are rotated.
+const CACHES: [(&str, &str); 3] =
+    [("qwen2-dense", "-f32-cache"), ("qwen2-dense", "-q8_0-cache"), ("gemma3-dense", "-q4_1-cache")];
+
+fn audit(dump: &Path, model: &Path, code: i32) -> String {
+    let mut command = assert_cmd::Command::cargo_bin("parity").unwrap();
+    let done = command.arg("audit").arg(dump).arg("-m").arg(model).assert().code(code);
+    let text = String::from_utf8(done.get_output().stdout.clone()).unwrap();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn the_type_of_a_cache_is_no_wiring() {
+    for (model, kind) in CACHES {
+        let graph = recorded(model, kind);
+        let built = build(&hollow(&head(model)), Shape::of(&graph)).unwrap();
+        let found = diff(&graph, &built.graph);
+        assert!(found.is_equal(), "{model}{kind}\n{found}");
+    }
+}
+
+#[test]
+fn a_rotation_that_is_left_out_on_one_side_is_named() {
+    let graph = recorded("qwen2-dense", "-q8_0-cache");
+    let rotated = |id: &usize| graph.get(*id).op == parity_graph::Op::MulMat && graph.get(*id).ne[0] == 128;
+    let keys = graph.computed().filter(rotated).nth(1).unwrap();
+    let mut edited = graph.clone();
+    let from = graph.src(keys, 1).unwrap();
+    for slot in edited.tensors.iter_mut().flat_map(|tensor| tensor.srcs.iter_mut().flatten()) {
+        if *slot == keys {
+            *slot = from;
+        }
+    }
+    edited.tensors[keys].computed = false;
+    let built = build(&hollow(&head("qwen2-dense")), Shape::of(&graph)).unwrap();
+    let found = diff(&edited, &built.graph);
+    assert!(!found.is_equal() && found.to_string().contains("missing"), "{found}");
+}
+
+#[test]
+fn a_healthy_recording_with_any_cache_is_at_parity() {
+    for (model, kind) in CACHES {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, dump) = (folder.path().join("model.gguf"), folder.path().join("dump"));
+        fill(&head(model), &file);
+        record(&file, &recorded(model, kind), &dump);
+        let text = audit(&dump, &file, 0);
+        assert!(text.contains("PARITY") && text.contains("the wiring is the model file's"), "{kind}: {text}");
+    }
+}
+
+#[test]
+fn a_mistake_in_front_of_a_quantised_cache_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, dump) = (folder.path().join("model.gguf"), folder.path().join("dump"));
+    fill(&head("qwen2-dense"), &file);
+    // Values are passed on as they are, in the order of the cache.
+    let graph = recorded("qwen2-dense", "-q8_0-cache");
+    record_with(&file, &graph, &dump, &|id, args| {
+        (id.to_string() == "blk.1.flash_attn_ext").then(|| {
+            let mut values: Vec<f64> =
+                args.get(2).unwrap().values().iter().map(|x| f64::from(*x as f32)).collect();
+            values.truncate(args.elements());
+            values
+        })
+    });
+    assert!(audit(&dump, &file, 1).contains("DIVERGES at blk.1.flash_attn_ext"));
+}

@@ -1,0 +1,294 @@
+//! Dumps of other weights than the file's, and of rows in another order: one answer each, and none of a single bug.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use parity::checkpoint::Kind;
+use parity::dump::{Kept, Recording};
+use parity::faults::inject::inject;
+use parity::faults::{Argument, Site, catalogue};
+use parity::gguf::{DType, Gguf, Value};
+use parity::model::Model;
+use parity::model::graph::Graph;
+use parity_dump::{Producer, Writer};
+use serde_json::Value as Json;
+
+use crate::support::gguf_writer::GgufWriter;
+use crate::support::runs::{Random, run};
+use crate::support::tiny_model;
+use crate::support::tiny_model::{HEAD_WIDTH, VOCAB, change, tiny_qwen2};
+
+const PROMPT: usize = 20;
+const TOKENS: usize = 24;
+const SAID: &str = "these are not this file's weights";
+
+/// Writes what was kept as a foreign engine would: nothing is declared, rows of heads may be in halves.
+fn write(kept: &Kept, folder: &Path, halves: bool) {
+    let producer = Producer { name: "engine".into(), ..Producer::default() };
+    let mut writer = Writer::create(folder, producer, Default::default()).unwrap();
+    for step in &kept.manifest().steps {
+        let tokens: Vec<u32> = step.positions.iter().map(|p| kept.tokens()[*p as usize]).collect();
+        let checkpoints = kept.checkpoints();
+        writer.begin_step(&tokens, &step.positions, checkpoints.len()).unwrap();
+        for checkpoint in checkpoints {
+            let mut rows = kept.gather(checkpoint, &step.positions).unwrap();
+            let kinds = [Kind::QProj, Kind::KProj, Kind::Q, Kind::K, Kind::QRope, Kind::KRope];
+            if halves && kinds.contains(&checkpoint.kind()) {
+                for head in rows.data.chunks_exact_mut(HEAD_WIDTH) {
+                    let pairs = head.to_vec();
+                    let from = |at: usize| pairs[at % (HEAD_WIDTH / 2) * 2 + at / (HEAD_WIDTH / 2)];
+                    head.iter_mut().enumerate().for_each(|(at, value)| *value = from(at));
+                }
+            }
+            let mut shape = vec![step.positions.len()];
+            shape.extend(kept.row_shape(checkpoint));
+            writer.tensor_f32(checkpoint, &shape, &rows.data).unwrap();
+        }
+        writer.end_step().unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+/// Exit code and report of an audit.
+fn audit(kept: &Kept, halves: bool, model: &Path) -> (i32, Json) {
+    let folder = tempfile::tempdir().unwrap();
+    let dump = folder.path().join("dump");
+    write(kept, &dump, halves);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
+    let output =
+        command.arg("audit").arg(&dump).arg("-m").arg(model).args(["--format", "json"]).output().unwrap();
+    let report = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+    (output.status.code().unwrap(), report)
+}
+
+fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("reference-dumps/models/qwen2-tiny-py-F16.gguf")
+}
+
+/// A copy of the shipped model in which `spoil` changes matrices: name, columns, values.
+fn other(folder: &Path, spoil: impl Fn(&str, usize, &mut [f32])) -> Model {
+    let gguf = Gguf::open(&tiny()).unwrap();
+    let mut bytes = std::fs::read(tiny()).unwrap();
+    for info in gguf.tensors() {
+        let mut values: Vec<f32> = gguf.tensor(&info.name).unwrap().decode();
+        spoil(&info.name, info.cols(), &mut values);
+        let stored: Vec<u8> = match info.dtype {
+            DType::F16 => values.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect(),
+            DType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            dtype => panic!("{dtype}"),
+        };
+        bytes[info.offset..info.offset + info.byte_len].copy_from_slice(&stored);
+    }
+    let path = folder.join("other.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    Model::open(&path).unwrap()
+}
+
+fn kept(model: &Model, graph: &Graph, seed: u64) -> Kept {
+    let tokens = Random(seed).tokens(TOKENS, model.config.dims.vocab);
+    run(model, graph, &tokens, PROMPT, false)
+}
+
+fn is_product(name: &str) -> bool {
+    name.starts_with("blk.") && name.ends_with(".weight") && !name.contains("norm")
+}
+
+#[track_caller]
+fn says(spoil: impl Fn(&str, usize, &mut [f32]), parts: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let model = other(folder.path(), spoil);
+    let (code, report) = audit(&kept(&model, &model.graph, 11), false, &tiny());
+    let reason = report["reason"].as_str().unwrap_or_default();
+    assert_eq!(code, 1);
+    for part in parts {
+        assert!(reason.contains(part), "{reason:?} has not {part:?}; {:?}", report["first_divergence"]);
+    }
+    assert_eq!(
+        (&report["first_divergence"], report["origins"].as_array().map(Vec::len)),
+        (&Json::Null, Some(0))
+    );
+}
+
+#[test]
+fn another_models_weights_are_one_answer() {
+    // The same numbers in another order: as large, and nobody's.
+    says(
+        |_, _, values| values.reverse(),
+        &[SAID, "29 of 29 weight matmuls differ", "embed and the norms too"],
+    );
+}
+
+#[test]
+fn weights_in_int8_are_one_answer() {
+    let int8 = |name: &str, cols: usize, values: &mut [f32]| {
+        if is_product(name) {
+            for row in values.chunks_exact_mut(cols) {
+                let step = row.iter().fold(0f32, |max, x| max.max(x.abs())) / 127.0;
+                row.iter_mut().for_each(|x| *x = (*x / step).round() * step);
+            }
+        }
+    };
+    // The output matrix is the table of embeddings: nine of ten is enough.
+    says(int8, &[SAID, "as it stores them", "28 of 29", "in no direction more than in another", "int8"]);
+}
+
+#[test]
+fn an_adapter_in_the_weights_is_one_answer() {
+    const RANK: usize = 3;
+    let adapter = |name: &str, cols: usize, values: &mut [f32]| {
+        if is_product(name) {
+            let size = (values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32).sqrt();
+            let mut random = Random(name.len() as u64 + cols as u64);
+            let mut number = || random.below(2001) as f32 / 1000.0 - 1.0;
+            let rows = values.len() / cols;
+            for _ in 0..RANK {
+                let (a, b): (Vec<f32>, Vec<f32>) =
+                    ((0..rows).map(|_| number()).collect(), (0..cols).map(|_| number()).collect());
+                for (row, a) in values.chunks_exact_mut(cols).zip(&a) {
+                    row.iter_mut().zip(&b).for_each(|(x, b)| *x += 0.1 * size * a * b);
+                }
+            }
+        }
+    };
+    says(adapter, &[SAID, "as it stores them", "28 of 29", "of rank", "LoRA"]);
+}
+
+#[test]
+fn a_single_bug_is_never_taken_for_other_weights() {
+    let model = Model::open(&tiny()).unwrap();
+    for spec in [
+        "linear.transposed",
+        "linear.wrong_layer",
+        "linear.no_bias",
+        "linear.bf16_input@0..3",
+        "norm.no_weight",
+        "norm.wrong_layer",
+        "embed.row_shift",
+        "rope.base",
+        "attn.no_scale",
+        "ffn.gelu",
+        "data.scaled=1.01@blk.1.ffn_out",
+        "residual.twice",
+        "logits.untied",
+    ] {
+        let mut graph = model.graph.clone();
+        let Ok(_) = inject(&mut graph, &[spec.parse().unwrap()], &model) else { continue };
+        let (code, report) = audit(&kept(&model, &graph, 12), false, &tiny());
+        assert_eq!(code, 1, "{spec}");
+        assert!(
+            !report["reason"].as_str().unwrap_or_default().contains(SAID),
+            "{spec}: {}",
+            report["reason"]
+        );
+        assert!(report["first_divergence"]["checkpoint"].is_string(), "{spec}");
+    }
+}
+
+/// A llama model in a file.
+fn llama(folder: &Path) -> (PathBuf, Model) {
+    let mut file: GgufWriter = tiny_qwen2();
+    for (key, value) in &mut file.metadata {
+        *key = key.replace("qwen2.", "llama.");
+        if key == "general.architecture" {
+            *value = Value::String("llama".into());
+        }
+    }
+    file.tensors.retain(|(name, ..)| !name.ends_with(".bias"));
+    // Scores of some size, so that attention is no mean of all rows.
+    for layer in 0..tiny_model::LAYERS {
+        change(&mut file, &format!("blk.{layer}.attn_q.weight"), |_, w| 8.0 * w);
+    }
+    let path = folder.join("llama.gguf");
+    std::fs::write(&path, file.bytes()).unwrap();
+    let model = Model::open(&path).unwrap();
+    (path, model)
+}
+
+#[test]
+fn rows_in_hugging_faces_order_are_no_bug_and_hide_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, model) = llama(folder.path());
+    let tokens = Random(13).tokens(TOKENS, VOCAB);
+    let noted = |report: &Json| {
+        let notes = report["notes"].as_array().cloned().unwrap_or_default();
+        notes.iter().any(|note| {
+            note.as_str().unwrap_or_default().contains("Hugging Face order: compared after reordering")
+        })
+    };
+    for halves in [false, true] {
+        let (code, report) = audit(&run(&model, &model.graph, &tokens, PROMPT, false), halves, &path);
+        assert_eq!((code, noted(&report)), (0, halves), "{}", report["reason"]);
+    }
+    // Beneath it: RoPE with another base, and turned in pairs as if the rows were the file's.
+    let mut base = model.graph.clone();
+    inject(&mut base, &["rope.base=500000".parse().unwrap()], &model).unwrap();
+    let mut pairs = model.graph.clone();
+    let fault = catalogue::find("rope.interleaved").unwrap();
+    for node in
+        pairs.nodes.iter_mut().filter(|node| matches!(node.checkpoint.kind(), Kind::QRope | Kind::KRope))
+    {
+        (fault.change)(&Site { model: &model }, node, &Argument::Tensor("halves".into())).unwrap();
+    }
+    for (graph, name) in [(base, "rope.base"), (pairs, "rope.interleaved")] {
+        let (code, report) = audit(&run(&model, &graph, &tokens, PROMPT, false), true, &path);
+        let first = &report["first_divergence"];
+        assert_eq!((code, noted(&report)), (1, true));
+        assert_eq!(first["checkpoint"], "blk.0.q_rope", "{name}");
+        assert_eq!(first["diagnosis"][0]["fault"], name, "{first}");
+    }
+    // Of one layer it is a bug: its weights are not permuted.
+    let mut one = model.graph.clone();
+    inject(&mut one, &["linear.qk_permuted=-1@1".parse().unwrap()], &model).unwrap();
+    let (code, report) = audit(&run(&model, &one, &tokens, PROMPT, false), false, &path);
+    assert_eq!((code, noted(&report)), (1, false));
+    assert_eq!(report["first_divergence"]["diagnosis"][0]["fault"], "linear.qk_permuted");
+}
+
+/// One file with the rows of all steps, whose metadata may say where they begin.
+fn single(kept: &Kept, path: &Path, steps: bool) {
+    use safetensors::tensor::{Dtype, TensorView};
+    let positions: Vec<u32> = (0..kept.tokens().len() as u32).collect();
+    let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
+    for checkpoint in kept.checkpoints() {
+        let mut shape = vec![positions.len()];
+        shape.extend(kept.row_shape(checkpoint));
+        let values = bytes(&kept.gather(checkpoint, &positions).unwrap().data);
+        tensors.push((checkpoint.to_string(), Dtype::F32, shape, values));
+    }
+    let tokens: Vec<u8> = kept.tokens().iter().flat_map(|token| token.to_le_bytes()).collect();
+    tensors.push(("tokens".into(), Dtype::U32, vec![positions.len()], tokens));
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+        (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    });
+    let counts: Vec<usize> = kept.manifest().steps.iter().map(|step| step.positions.len()).collect();
+    let metadata = steps.then(|| [("steps".to_owned(), format!("{counts:?}"))].into_iter().collect());
+    std::fs::write(path, safetensors::serialize(views, metadata).unwrap()).unwrap();
+}
+
+#[test]
+fn mistakes_of_decoding_are_named_in_a_single_file_that_says_its_steps() {
+    let model = Model::open(&tiny()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for (spec, place, name) in [
+        ("attn.stale_cache=unread@1", "blk.1.attn_ctx", "attn.stale_cache"),
+        ("attn.self_only@2", "blk.2.attn_ctx", "attn.self_only"),
+        ("rope.position_in_step@1", "blk.1.q_rope", "rope.position_in_step"),
+    ] {
+        let mut graph = model.graph.clone();
+        inject(&mut graph, &[spec.parse().unwrap()], &model).unwrap();
+        let kept = kept(&model, &graph, 14);
+        for steps in [true, false] {
+            let path = folder.path().join("one.safetensors");
+            single(&kept, &path, steps);
+            let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
+            let output =
+                command.arg("audit").arg(&path).arg("-m").arg(tiny()).args(["--format", "json"]).output();
+            let report: Json = serde_json::from_slice(&output.unwrap().stdout).unwrap();
+            let first = &report["first_divergence"];
+            assert_eq!(first["checkpoint"], place, "{spec}");
+            assert_eq!(first["diagnosis"][0]["fault"] == name, steps, "{spec}, steps {steps}: {first}");
+        }
+    }
+}

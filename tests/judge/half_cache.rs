@@ -1,0 +1,126 @@
+//! Engines that compute in f32 and keep keys and values in f16, of which a dump shows neither: healthy ones are at parity,
+//! and what is wrong in their attention is found, in the prompt and in decode steps.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use parity_dump::checkpoint::Kind;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::subset;
+
+const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
+const TOKENS: &str = "312,863,2039,1444,1518,285,314,511,435,408,280,285";
+
+/// What engines declare of such a cache.
+const DECLARED: [Option<&str>; 3] = [Some("f32 kv=f16"), Some("f32"), None];
+
+fn parity(args: &[&str]) -> (i32, Value) {
+    let done = Command::new(env!("CARGO_BIN_EXE_parity")).args(args).output().unwrap();
+    let text = String::from_utf8_lossy(&done.stdout);
+    (done.status.code().unwrap(), serde_json::from_str(&text).unwrap_or(Value::Null))
+}
+
+/// A run of our engine with such a cache: a prompt, and three decode steps.
+fn made(fault: Option<&str>) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let dump = folder.path().join("whole");
+    let to = dump.to_str().unwrap();
+    let run = ["run", "-m", MODEL, "--device", "cpu", "--tokens", TOKENS, "-n", "3", "--no-audit"];
+    let how = ["--numerics", "f32 kv=f16", "--dump", to];
+    let fault: Vec<&str> = fault.map_or_else(Vec::new, |fault| vec!["--inject", fault]);
+    parity(&[&run[..], &how[..], &fault[..]].concat());
+    (folder, dump)
+}
+
+/// What an audit says of those of its tensors that `some` names, declared as that: exit code, the first checkpoint that is
+/// wrong, and the notes.
+fn audited(whole: &Path, declared: Option<&str>, some: &dyn Fn(Kind) -> bool) -> (i32, String, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let dump = folder.path().join("dump");
+    subset::copy(whole, &dump, declared, some);
+    let (code, report) =
+        parity(&["audit", dump.to_str().unwrap(), "-m", MODEL, "--allow-missing", "--format", "json"]);
+    let first = report["first_divergence"]["checkpoint"].as_str().unwrap_or_default().to_owned();
+    let notes = report["notes"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    (code, first, notes.collect::<Vec<_>>().join("\n"))
+}
+
+/// The context and all that follows.
+fn from_context(kind: Kind) -> bool {
+    kind == Kind::AttnCtx || from_output(kind)
+}
+
+/// The projected context and all that follows.
+fn from_output(kind: Kind) -> bool {
+    use Kind::*;
+    matches!(kind, AttnOut | AttnResidual | FfnNorm | FfnOut) || of_layers(kind)
+}
+
+/// One tensor of each layer.
+fn of_layers(kind: Kind) -> bool {
+    matches!(kind, Kind::Embed | Kind::LayerOut | Kind::FinalNorm | Kind::Logits)
+}
+
+type Some<'a> = &'a dyn Fn(Kind) -> bool;
+
+const SUBSETS: [(&str, Some<'static>); 3] =
+    [("attn_ctx", &from_context), ("attn_out", &from_output), ("layer_out", &of_layers)];
+
+#[test]
+fn a_healthy_one_is_at_parity_and_told_what_its_cache_was_taken_to_be() {
+    let (_folder, whole) = made(None);
+    for (name, some) in SUBSETS {
+        for declared in DECLARED {
+            let (code, first, notes) = audited(&whole, declared, some);
+            assert_eq!((code, first.as_str()), (0, ""), "{name}, {declared:?}: {notes}");
+            let said = notes.contains("keys and values in f16");
+            assert_eq!(said, declared != Some("f32 kv=f16"), "{name}, {declared:?}: {notes}");
+        }
+    }
+}
+
+#[test]
+fn logits_alone_are_at_parity_where_the_cache_is_declared_and_the_answer_says_what_it_does_not_see() {
+    let (_folder, whole) = made(None);
+    let (code, first, notes) = audited(&whole, Some("f32 kv=f16"), &|kind| kind == Kind::Logits);
+    assert_eq!((code, first.as_str()), (0, ""), "{notes}");
+    for fault in ["attn.no_scale@2", "rope.base@1", "ffn.gelu@3"] {
+        let (_folder, wrong) = made(Some(fault));
+        let (code, first, notes) = audited(&wrong, Some("f32 kv=f16"), &|kind| kind == Kind::Logits);
+        assert_eq!((code, first.as_str()), (1, "logits"), "{fault}: {notes}");
+    }
+}
+
+#[test]
+fn rotations_behind_a_cache_are_named() {
+    for fault in ["rope.base@1", "rope.none@1", "linear.no_bias@blk.1.q"] {
+        let (_folder, whole) = made(Some(fault));
+        let folder = tempfile::tempdir().unwrap();
+        let dump = folder.path().join("dump");
+        subset::copy(&whole, &dump, Some("f32 kv=f16"), &from_context);
+        let audit = ["audit", dump.to_str().unwrap(), "-m", MODEL, "--allow-missing", "--format", "json"];
+        let (code, report) = parity(&audit);
+        let found = &report["first_divergence"];
+        let named = fault.split('@').next().unwrap();
+        assert_eq!((code, found["checkpoint"].as_str()), (1, Some("blk.1.attn_ctx")), "{fault}");
+        assert_eq!(found["diagnosis"][0]["fault"], named, "{fault}");
+    }
+}
+
+#[test]
+fn a_mistake_in_attention_is_found_where_the_cache_explains_none_of_it() {
+    // In decode steps alone, and in all.
+    for fault in ["attn.stale_cache@1", "attn.no_scale@2", "attn.kv_head@1"] {
+        let (_folder, whole) = made(Some(fault));
+        let layer = if fault.contains("@1") { 1 } else { 2 };
+        for (name, some) in SUBSETS {
+            for declared in [Some("f32 kv=f16"), None] {
+                let (code, first, notes) = audited(&whole, declared, some);
+                let expected = format!("blk.{layer}.{name}");
+                assert_eq!((code, first), (1, expected), "{fault}, {declared:?}: {notes}");
+            }
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! What an audit and a diff answer: recordings of llama.cpp and of other engines, healthy, wrong, incomplete, foreign.
+
+mod attentions;
+mod audit;
+mod backends;
+mod caches;
+mod cuda_caches;
+mod declared;
+mod foreign_weights;
+mod gaps;
+mod graph_runs;
+mod half_cache;
+mod lost_steps;
+mod matrices;
+mod narrow_engines;
+mod order;
+mod precision;
+mod recorded_graphs;
+mod recorded_weights;
+mod recurrent;
+mod spoiled;
+#[path = "../support/lib.rs"]
+mod support;
+mod verdicts;

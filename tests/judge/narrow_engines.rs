@@ -1,0 +1,83 @@
+//! Engines that keep everything in f16 or bf16 and round more than results: healthy ones are not accused, and what is wrong
+//! in them is found. What they round is written down here as they do it, and not as parity allows for it.
+
+use half::{bf16, f16};
+use parity::checkpoint::Checkpoint;
+use parity::ops::Args;
+use parity_dump::Element;
+use serde_json::Value;
+
+use crate::support::graphs::record::{Mistake, record_as};
+use crate::support::graphs::{fill_with, head, recorded};
+
+/// To the nearest number of a type.
+type Round = fn(f32) -> f32;
+
+/// What an audit says of an engine whose nodes are `mistake`'s where it has any: exit code, and the first checkpoint that
+/// is wrong.
+fn audited(kept: Element, mistake: Mistake<'_>) -> (i32, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, dump) = (folder.path().join("model.gguf"), folder.path().join("dump"));
+    let half: Round = |x| f16::from_f32(x).to_f32();
+    let brain: Round = |x| bf16::from_f32(x).to_f32();
+    fill_with(&head("qwen2-dense"), &model, if kept == Element::F16 { half } else { brain });
+    record_as(&model, &recorded("qwen2-dense", ""), &dump, kept, mistake);
+    let mut command = assert_cmd::Command::cargo_bin("parity").unwrap();
+    let done = command
+        .arg("audit")
+        .arg(&dump)
+        .arg("-m")
+        .arg(&model)
+        .args(["--allow-missing", "--format", "json"])
+        .output()
+        .unwrap();
+    let report: Value = serde_json::from_slice(&done.stdout).unwrap();
+    let first = report["first_divergence"]["checkpoint"].as_str().unwrap_or_default().to_owned();
+    (done.status.code().unwrap(), first)
+}
+
+/// A row divided by the root of its mean square and an epsilon, as `rms_norm` of candle-nn has it: mean and root in f32,
+/// the root rounded, and every quotient.
+fn divided(args: &Args<'_, f64>, epsilon: impl Fn(f32) -> f32, round: Round) -> Vec<f64> {
+    let x: Vec<f32> = args.get(0).unwrap().values().iter().map(|x| *x as f32).collect();
+    let mut out = Vec::new();
+    for row in x.chunks(args.shape[3]) {
+        let mean = row.iter().map(|x| x * x).sum::<f32>() / row.len() as f32;
+        let root = round((mean + epsilon(mean)).sqrt());
+        out.extend(row.iter().map(|x| f64::from(round(x / root))));
+    }
+    out
+}
+
+fn is_norm(id: Checkpoint) -> bool {
+    let name = id.to_string();
+    name == "norm" || name.ends_with(".norm") || name.ends_with(".norm#2")
+}
+
+#[test]
+fn a_norm_may_round_its_root() {
+    let kinds: [(Element, Round); 2] =
+        [(Element::F16, |x| f16::from_f32(x).to_f32()), (Element::Bf16, |x| bf16::from_f32(x).to_f32())];
+    for (kept, round) in kinds {
+        let healthy =
+            audited(kept, &|id, args| is_norm(id).then(|| divided(args, |_| args.params.float(0), round)));
+        assert_eq!(healthy, (0, String::new()), "{kept:?}");
+    }
+}
+
+#[test]
+fn what_is_wrong_in_such_a_norm_is_found() {
+    let round: Round = |x| f16::from_f32(x).to_f32();
+    // An epsilon of a hundredth of the mean square: ten steps of f16.
+    let epsilon = audited(Element::F16, &|id, args| {
+        let wrong = id.to_string() == "blk.1.norm";
+        is_norm(id)
+            .then(|| divided(args, |mean| if wrong { mean / 100.0 } else { args.params.float(0) }, round))
+    });
+    assert_eq!(epsilon, (1, "blk.1.attn_norm".to_owned()));
+    let no_weight = audited(Element::F16, &|id, args| match id.to_string().as_str() {
+        "blk.1.ffn_norm" => Some(args.get(0).unwrap().values().into_owned()),
+        _ => is_norm(id).then(|| divided(args, |_| args.params.float(0), round)),
+    });
+    assert_eq!(no_weight, (1, "blk.1.ffn_norm".to_owned()));
+}

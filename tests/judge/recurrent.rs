@@ -1,0 +1,301 @@
+//! Recordings of a recurrent model, whose scan has output and state in one tensor: beside themselves, beside runs of other
+//! steps, and beside what is really another graph, another value or another tensor.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use parity::arithmetic::Arithmetic;
+use parity::audit::recorded::Labelled;
+use parity::engine::machine::{Conductor, Machine, Node, Unknown, Value, own};
+use parity::error::Result;
+use parity::gguf::{DType, Gguf, Value as Metadata};
+use parity::ops::Args;
+use parity_dump::manifest::ModelInfo;
+use parity_dump::{Element, Producer, Writer};
+use parity_graph::text;
+use serde_json::Value as Json;
+use tempfile::TempDir;
+
+use crate::support::gguf_writer::GgufWriter;
+use crate::support::graphs::record::leaves;
+use crate::support::graphs::values;
+
+/// Weights by name, slowest axis first.
+const WEIGHTS: [(&str, [usize; 2]); 11] = [
+    ("token_embd.weight", [8, 4]),
+    ("blk.0.attn_norm.weight", [1, 4]),
+    ("blk.0.ssm_in.weight", [4, 4]),
+    ("blk.0.ssm_x.weight", [4, 4]),
+    ("blk.0.ssm_dt.weight", [4, 4]),
+    ("blk.0.ssm_dt.bias", [1, 4]),
+    ("blk.0.ssm_a", [4, 2]),
+    ("blk.0.ssm_d", [1, 4]),
+    ("blk.0.ssm_out.weight", [4, 4]),
+    ("output_norm.weight", [1, 4]),
+    ("output.weight", [8, 4]),
+];
+const TOKENS: [u32; 6] = [3, 1, 7, 2, 5, 6];
+const SCAN: &str = "blk.0.ssm_scan";
+
+/// The graph of a step of `n` tokens, as llama.cpp has it of mamba; the first step clears the state.
+fn graph_text(n: usize, first: bool) -> String {
+    let (cleared, idle) = if first { ("8", "") } else { ("0", " idle") };
+    let (scan, state, all) = (4 * n + 8, 16 * n, 16 * n);
+    let mut out = format!(
+        "graph 26 of 40 on=CPU
+GET_ROWS f32 4,{n} < 26 27 : embd
+RESHAPE f32 8 view=28 < 28 : cache_s_l0 (reshaped)
+VIEW f32 {cleared} view=28{idle} < 1 : cache_s_l0 (reshaped) (view)
+SCALE f32 {cleared} view=28{idle} < 2 : cache_s_l0 (reshaped) (view) (view)
+RESHAPE f32 2,1,4 view=28 < 1 : cache_s_l0 (reshaped) (reshaped)
+RMS_NORM f32 4,{n} eps=1e-05 < 0 : norm-0
+MUL f32 4,{n} < 5 30 : attn_norm-0
+MUL_MAT f32 4,{n} < 31 6 : node_7
+RESHAPE f32 1,4,{n} view=7 < 7 : node_7 (reshaped)
+MUL_MAT f32 4,{n} < 32 7 : node_9
+VIEW f32 2,1,{n} nb=4,8,16,{all} view=9 < 9 : node_9 (view)
+VIEW f32 2,1,{n} nb=4,8,16,{all} bytes=8 view=9+8 < 9 : node_9 (view)
+MUL_MAT f32 4,{n} < 33 7 : node_12
+ADD f32 4,{n} < 12 34 : node_13
+SSM_SCAN f32 {scan} snapshots=1 < 4 8 13 35 10 11 29 : node_14
+VIEW f32 8 bytes={state} view=14+{state} < 14 : node_14 (view)
+VIEW f32 8 view=28 < 28 : cache_s_l0 (view)
+CPY f32 8 view=28 < 15 16 : cache_s_l0 (view) (copy of node_14 (view))
+VIEW f32 4,{n} view=14 < 14 : node_14 (view)
+MUL f32 4,{n} < 7 36 : node_19
+ADD f32 4,{n} < 18 19 : node_20
+MUL_MAT f32 4,{n} < 37 20 : node_21
+ADD f32 4,{n} < 21 0 : l_out-0
+RMS_NORM f32 4,{n} eps=1e-05 < 22 : norm
+MUL f32 4,{n} < 23 38 : result_norm
+MUL_MAT f32 8,{n} < 39 24 : result_output
+NONE f32 4,8 : token_embd.weight
+NONE i32 {n} : inp_tokens
+NONE f32 8 : cache_s_l0
+NONE i32 1 : rs_s_copy
+"
+    );
+    for (name, [rows, columns]) in &WEIGHTS[1..] {
+        let extents = if *rows == 1 { columns.to_string() } else { format!("{columns},{rows}") };
+        out += &format!("NONE f32 {extents} : {name}\n");
+    }
+    out
+}
+
+/// How a recording is made.
+struct How<'a> {
+    /// Tokens of each step.
+    steps: &'a [usize],
+    /// What the text of a graph becomes.
+    text: &'a dyn Fn(String) -> String,
+    /// What is done to the recorded scan of a step.
+    scan: &'a dyn Fn(usize, &mut Vec<f64>),
+}
+
+impl<'a> How<'a> {
+    fn healthy(steps: &'a [usize]) -> Self {
+        How { steps, text: &|text| text, scan: &|_, _| {} }
+    }
+}
+
+struct Case(TempDir);
+
+impl Case {
+    fn new() -> Case {
+        let case = Case(tempfile::tempdir().unwrap());
+        let mut file = GgufWriter::new().with("general.architecture", Metadata::String("mamba".to_owned()));
+        for (name, [rows, columns]) in WEIGHTS {
+            let shape = if rows == 1 { vec![columns] } else { vec![rows, columns] };
+            file.tensors.push((name.to_owned(), DType::F32, shape, values(name, rows * columns)));
+        }
+        std::fs::write(case.model(), file.bytes()).unwrap();
+        case
+    }
+
+    fn model(&self) -> PathBuf {
+        self.0.path().join("model.gguf")
+    }
+
+    fn record(&self, name: &str, how: &How<'_>) -> PathBuf {
+        let (dump, gguf) = (self.0.path().join(name), Gguf::open(&self.model()).unwrap());
+        let producer =
+            Producer { name: "llama.cpp".to_owned(), backend: Some("cpu".to_owned()), ..Producer::default() };
+        let info = ModelInfo { file: Some("model.gguf".to_owned()), ..ModelInfo::default() };
+        let mut writer = Writer::create(&dump, producer, info).unwrap();
+        let mut machine = Machine::<f64>::new(&gguf, Arithmetic::EXACT);
+        let (mut first, mut numbers) = (0, Vec::new());
+        for (step, &count) in how.steps.iter().enumerate() {
+            let text = (how.text)(graph_text(count, step == 0));
+            let number = match numbers.iter().position(|known| *known == text) {
+                Some(number) => number,
+                None => {
+                    numbers.push(text.clone());
+                    writer.graph(&text).unwrap()
+                }
+            };
+            let graph = text::read(&text).unwrap().remove(0);
+            let tokens = &TOKENS[first..first + count];
+            let positions: Vec<u32> = (first as u32..(first + count) as u32).collect();
+            writer.begin_step(tokens, &positions, graph.tensors.len()).unwrap();
+            writer.step_graph(number);
+            let given = given(tokens);
+            leaves(&mut writer, &graph, &given);
+            let labelled = Labelled::new(graph).unwrap();
+            let last = (first + count) as u32 - 1;
+            let mut recorder = Recorder { step, last, labelled: &labelled, writer: &mut writer, how };
+            let input = |id| given.get(&labelled.program.graph.get(id).name).cloned();
+            machine.step(&labelled.program, &input, &mut recorder).unwrap();
+            writer.end_step().unwrap();
+            first += count;
+        }
+        writer.finish().unwrap();
+        dump
+    }
+
+    /// Exit status and report of a diff of two recordings.
+    fn diff(&self, [one, other]: [&Path; 2], more: &[&str]) -> (i32, Json) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
+        command.env("PARITY_LLAMA", "none").arg("diff").args([one, other]).args(more);
+        let done = command.args(["--format", "json"]).output().unwrap();
+        let report = serde_json::from_slice(&done.stdout);
+        let report = report.unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&done.stderr)));
+        (done.status.code().unwrap(), report)
+    }
+
+    /// As [`Case::diff`], both sides audited.
+    fn audited(&self, sides: [&Path; 2]) -> (i32, Json) {
+        self.diff(sides, &["-m", self.model().to_str().unwrap()])
+    }
+}
+
+/// What the inputs hold.
+fn given(tokens: &[u32]) -> BTreeMap<String, Vec<f64>> {
+    let tokens = tokens.iter().map(|&token| f64::from(token)).collect();
+    BTreeMap::from([("inp_tokens".to_owned(), tokens), ("rs_s_copy".to_owned(), vec![0.0])])
+}
+
+/// Goes on with what it writes.
+struct Recorder<'a> {
+    step: usize,
+    last: u32,
+    labelled: &'a Labelled,
+    writer: &'a mut Writer,
+    how: &'a How<'a>,
+}
+
+impl Conductor<f64> for Recorder<'_> {
+    fn value(
+        &mut self,
+        node: &Node<'_>,
+        args: std::result::Result<&Args<'_, f64>, &Unknown>,
+    ) -> Result<Value<f64>> {
+        let mut value = own(node, args);
+        let Some(id) = self.labelled.labels[node.id] else { return Ok(value) };
+        let values = value.as_mut().unwrap_or_else(|unknown| panic!("{id}: {}", unknown.reason));
+        values.data.iter_mut().for_each(|x| *x = f64::from(*x as f32));
+        let mut written = values.data.clone();
+        if id.to_string() == SCAN {
+            (self.how.scan)(self.step, &mut written);
+        }
+        // Token rows lie one behind the other; what has none is one row, of the last token.
+        let rows = self.labelled.axes[node.id].map(|axis| node.program.graph.get(node.id).shape()[axis]);
+        let extents = [rows.unwrap_or(1), written.len() / rows.unwrap_or(1)];
+        let bytes: Vec<u8> = written.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
+        let last = [self.last];
+        let rows = Some(&last[..]).filter(|_| rows.is_none());
+        self.writer.tensor(id, Element::F32, &extents, &bytes, rows).unwrap();
+        Ok(value)
+    }
+}
+
+fn verdict((code, report): &(i32, Json)) -> (i32, &str) {
+    (*code, report["verdict"].as_str().unwrap())
+}
+
+fn reason((_, report): &(i32, Json)) -> &str {
+    report["reason"].as_str().unwrap_or_default()
+}
+
+#[test]
+fn a_recording_has_the_graph_that_it_has() {
+    let case = Case::new();
+    let own = case.record("own", &How::healthy(&[5, 1]));
+    for found in [case.audited([&own, &own]), case.diff([&own, &own], &[])] {
+        assert_eq!(verdict(&found), (0, "parity"), "{}", reason(&found));
+    }
+}
+
+#[test]
+fn a_state_that_is_cleared_otherwise_is_another_graph() {
+    let case = Case::new();
+    let own = case.record("own", &How::healthy(&[5, 1]));
+    // The state is 0 before: the values are the same.
+    let scaled = |text: String| text.replace("SCALE f32 8 view=28 <", "SCALE f32 8 scale=0.5 view=28 <");
+    let kept = |text: String| text.replace("SCALE f32 8 view=28 <", "SCALE f32 8 view=28 idle <");
+    let edits: [(&dyn Fn(String) -> String, &str); 2] =
+        [(&scaled, "scale"), (&kept, "(SCALE) is missing in the candidate's graph")];
+    for (place, (text, expected)) in edits.into_iter().enumerate() {
+        let other = case.record(&format!("other{place}"), &How { text, ..How::healthy(&[5, 1]) });
+        let found = case.audited([&other, &own]);
+        let said = found.1.to_string();
+        let all = ["the graphs of the two sides are not the same", expected];
+        assert!(verdict(&found).0 == 2 && all.iter().all(|text| said.contains(text)), "{said}");
+    }
+}
+
+#[test]
+fn a_healthy_run_of_other_steps_is_not_accused_of_the_shape_of_its_scan() {
+    let case = Case::new();
+    let (whole, parts) =
+        (case.record("whole", &How::healthy(&[5, 1])), case.record("parts", &How::healthy(&[3, 2, 1])));
+    for sides in [[&*whole, &*parts], [&*parts, &*whole]] {
+        let found = case.audited(sides);
+        assert_eq!(verdict(&found), (0, "parity"), "{}", reason(&found));
+        assert!(found.1["notes"].to_string().contains("computed in different steps"), "{}", found.1["notes"]);
+        // Nobody has looked at the scans of those steps.
+        let found = case.diff(sides, &[]);
+        assert_eq!(verdict(&found), (2, "undecided"), "{}", found.1);
+        assert!(reason(&found).contains("missing"), "{}", reason(&found));
+        // The state between two steps was rounded to f32: the values differ by that.
+        let found = case.diff(sides, &["--allow-missing", "--nmse", "1e-9"]);
+        assert_eq!(verdict(&found), (0, "parity"), "{}", found.1);
+    }
+}
+
+#[test]
+fn an_edited_scan_is_found_in_the_same_steps_and_in_others() {
+    let case = Case::new();
+    let (whole, parts) =
+        (case.record("whole", &How::healthy(&[5, 1])), case.record("parts", &How::healthy(&[3, 2, 1])));
+    // A value of the output, one of the state, and one of the last step, which all runs have.
+    for (place, (at, element)) in [(0, 6), (0, 22), (1, 2)].into_iter().enumerate() {
+        let edit = |step: usize, values: &mut Vec<f64>| {
+            if step == at {
+                values[element] += 0.25;
+            }
+        };
+        let how = How { scan: &edit, ..How::healthy(&[5, 1]) };
+        let edited = case.record(&format!("edited{place}"), &how);
+        for other in [&whole, &parts] {
+            let found = case.audited([&edited, other]);
+            assert_eq!(verdict(&found), (1, "divergence"), "{at} {element}: {}", reason(&found));
+            assert_eq!(found.1["first_divergence"]["checkpoint"], SCAN);
+        }
+        let found = case.diff([&edited, &whole], &["--allow-missing"]);
+        assert_eq!(verdict(&found).0, 2, "{at} {element}: {}", found.1);
+    }
+}
+
+#[test]
+fn a_scan_of_another_shape_in_the_same_step_is_told() {
+    let case = Case::new();
+    let own = case.record("own", &How::healthy(&[3, 2, 1]));
+    // Not of the first step, whose shape is that of all others as a rule.
+    let longer = |step: usize, values: &mut Vec<f64>| values.resize(values.len() + 2 * (step % 2), 0.0);
+    let other = case.record("other", &How { scan: &longer, ..How::healthy(&[3, 2, 1]) });
+    for found in [case.audited([&other, &own]), case.diff([&other, &own], &[])] {
+        assert_eq!(verdict(&found), (1, "divergence"), "{}", reason(&found));
+        assert_eq!(found.1["first_divergence"]["verdict"], "shape");
+    }
+}

@@ -1,0 +1,7 @@
+//! Recording: llama.cpp, other engines, and what they are told.
+
+mod builtin;
+mod engines;
+mod preload;
+#[path = "../support/lib.rs"]
+mod support;

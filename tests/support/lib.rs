@@ -1,0 +1,13 @@
+//! What several tests use.
+
+#![allow(dead_code, reason = "each binary of tests takes a part of it")]
+
+pub mod dumps;
+pub mod edited;
+pub mod files;
+pub mod fixture;
+pub mod gguf_writer;
+pub mod graphs;
+pub mod runs;
+pub mod subset;
+pub mod tiny_model;
