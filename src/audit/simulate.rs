@@ -11,6 +11,7 @@ use indexmap::IndexSet;
 
 use super::bounds::{self, ANGLE_ROUNDINGS, CONFIDENCE, UNIT_F32, Units, storage_unit};
 use super::judge::{PLAIN, half_steps_unfollowed};
+use super::recorded::{Carried, OwnDistance};
 use crate::arithmetic::round::{self, AttentionRounding};
 use crate::checkpoint::Checkpoint;
 use crate::dense::Rows;
@@ -30,50 +31,6 @@ use crate::tensor::Matrix;
 const STEP: usize = 64;
 /// Roundings of an elementwise operation.
 const OWN_ROUNDINGS: f64 = 4.0;
-/// The faintest mistake of the catalogue that is none of rounding, a wrong epsilon in one norm, moves the logits of the
-/// models that ship with parity by this much; the next ones by 8e-3 and more (`docs/verdicts.md`).
-const FAINTEST: f64 = 5.6e-4;
-/// The next ones.
-const NEXT: f64 = 8e-3;
-/// A band up to which such a mistake stands out.
-pub const SHARP: f64 = FAINTEST / 2.0;
-/// A band up to which all but that one do.
-pub const SHARP_ENOUGH: f64 = NEXT / 2.0;
-
-/// What rounding carries up to a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Carried {
-    /// The candidate against the exact forward pass; `None` where it has none of the simulated rows.
-    pub candidate: Option<OwnDistance>,
-    /// How far rounding explains the two sides to be apart, relative to the exact pass.
-    pub apart: f64,
-    /// Root mean square of the exact values.
-    pub size: f64,
-}
-
-/// How far a recording is from the exact forward pass, at the row where that exceeds rounding most.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct OwnDistance {
-    /// ‖recorded - exact‖ / ‖exact‖
-    pub distance: f64,
-    /// What rounding explains of it.
-    pub band: f64,
-    /// The first over the second.
-    pub over: f64,
-}
-
-impl Carried {
-    /// What is not seen: the band of whatever is judged most sharply.
-    pub fn band(&self) -> f64 {
-        self.candidate.map_or(self.apart, |own| own.band)
-    }
-
-    /// Whether mistakes would show.
-    pub fn is_sharp(&self) -> bool {
-        self.band() <= SHARP
-    }
-}
-
 /// Simulates the forward pass of the first recording's tokens up to the last of `checkpoints`, and looks at all rows that
 /// it has of these. `sides` is the arithmetic of candidate and reference, or of the candidate alone.
 ///

@@ -1,7 +1,7 @@
 //! The answer for one checkpoint from its evidence: a verdict, and why, as data.
 
 use super::Why;
-use crate::audit::simulate::Carried;
+use crate::audit::recorded::Carried;
 use crate::audit::{Missing, NodeAudit};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};

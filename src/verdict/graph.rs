@@ -6,7 +6,8 @@ use indexmap::IndexMap;
 
 use super::checkpoint::{Evidence, Source, judge as judge_one};
 use super::{Judged, Judgement, Why, named};
-use crate::audit::simulate::{Carried, simulate};
+use crate::audit::recorded::Carried;
+use crate::audit::simulate::simulate;
 use crate::audit::{Audits, NodeAudit};
 use crate::checkpoint::Checkpoint;
 use crate::compare::Comparison;

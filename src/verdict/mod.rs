@@ -30,7 +30,7 @@ pub use weights::weigh;
 pub use whole::{Gap, gaps, refuted, spoken, within_tolerance};
 
 use crate::audit::case::Missing;
-use crate::audit::simulate::{Carried, OwnDistance};
+use crate::audit::recorded::{Carried, OwnDistance};
 
 /// The answer for one checkpoint.
 #[derive(Clone, Debug, PartialEq)]

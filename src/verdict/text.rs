@@ -1,7 +1,7 @@
 //! Answers in words.
 
 use super::{Gap, Why};
-use crate::audit::simulate::Carried;
+use crate::audit::recorded::Carried;
 use crate::report::words::{count, number, thousands};
 use crate::report::{LocalError, Seen};
 

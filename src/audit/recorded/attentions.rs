@@ -98,7 +98,7 @@ fn rounded_attentions(declared: Option<Numerics>) -> Vec<Hypothesis> {
 }
 
 /// f32 but for the operands of all products, those of attention too.
-fn attention(narrow: Narrow) -> Arithmetic {
+pub fn attention(narrow: Narrow) -> Arithmetic {
     Arithmetic { flash: Flash::Rounded(narrow, Weights::Divided, Scaled::Scores), ..products(narrow) }
 }
 

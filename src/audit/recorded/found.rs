@@ -12,7 +12,7 @@ use super::simulate::Simulated;
 use crate::audit::NodeAudit;
 use crate::audit::bounds::UNIT_F32;
 use crate::audit::local::HEALTHY;
-use crate::audit::simulate::{SHARP, SHARP_ENOUGH};
+use crate::audit::recorded::{SHARP, SHARP_ENOUGH};
 use crate::checkpoint::Checkpoint;
 use crate::report::{Diagnosis, LocalError, Tried};
 

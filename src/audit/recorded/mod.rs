@@ -7,6 +7,7 @@
 
 mod attentions;
 mod bridge;
+mod carried;
 mod choice;
 mod classes;
 mod common;
@@ -22,6 +23,7 @@ mod node;
 mod open;
 mod order;
 mod passes;
+mod prompt;
 mod rows;
 mod sample;
 mod screen;
@@ -43,6 +45,7 @@ use crate::numerics::{Numerics, Storage};
 use crate::ops::Args;
 
 pub use attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
+pub use carried::{Carried, OwnDistance, SHARP, SHARP_ENOUGH, Simulated, carried, simulated};
 pub use found::{Finding, MISTAKES_SHOW, NearTie};
 pub use labelled::Labelled;
 pub use named::{Named, Names};
@@ -51,6 +54,7 @@ pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
 pub use open::{Graphs, Judged};
 pub use order::order;
 pub use passes::audit;
+pub use prompt::Prompt;
 pub use rows::Arrangement;
 use suspect::Replayed;
 pub use suspect::{Injected, Replay, Suspect};

@@ -70,11 +70,11 @@ impl Simulated {
 
 /// What is rounded to the type of a cache, by step, node and slot: its exact values, and how far at most disturbed ones lie
 /// from them.
-type Cached = HashMap<(usize, usize, usize), (Vec<f64>, Vec<f64>)>;
+pub type Cached = HashMap<(usize, usize, usize), (Vec<f64>, Vec<f64>)>;
 
 /// One execution of the stretch.
 #[derive(Clone, Copy)]
-enum Run {
+pub enum Run {
     /// As it is.
     Exact,
     /// With every result disturbed; a seed.
@@ -85,7 +85,7 @@ enum Run {
 }
 
 /// Rows of a node, by (step, id).
-type Rows = IndexMap<(usize, Checkpoint), Vec<f64>>;
+pub type Rows = IndexMap<(usize, Checkpoint), Vec<f64>>;
 
 /// Simulates what lies before `open` nodes, for an engine that keeps its values in `kept`; of the arithmetics that it may
 /// have, the one that explains most.
@@ -228,16 +228,16 @@ fn weigh(steps: &dyn Steps, id: Checkpoint, exact: &Rows, runs: &[Rows]) -> Opti
 }
 
 /// Goes on with what was recorded, and with disturbed values of what was not.
-struct Disturbed<'a> {
-    step: usize,
-    steps: &'a dyn Steps,
-    labelled: &'a Labelled,
-    lost: &'a [std::ops::Range<u32>],
-    arithmetic: Arithmetic,
-    how: Run,
-    cached: &'a RefCell<Cached>,
-    open: &'a IndexSet<Checkpoint>,
-    rows: &'a mut Rows,
+pub struct Disturbed<'a> {
+    pub step: usize,
+    pub steps: &'a dyn Steps,
+    pub labelled: &'a Labelled,
+    pub lost: &'a [std::ops::Range<u32>],
+    pub arithmetic: Arithmetic,
+    pub how: Run,
+    pub cached: &'a RefCell<Cached>,
+    pub open: &'a IndexSet<Checkpoint>,
+    pub rows: &'a mut Rows,
 }
 
 impl Conductor<f64> for Disturbed<'_> {
@@ -273,7 +273,7 @@ impl Conductor<f64> for Disturbed<'_> {
 
 impl Disturbed<'_> {
     /// A node's own values, disturbed where that is asked for.
-    fn own(
+    pub fn own(
         &self,
         node: &Node<'_>,
         args: std::result::Result<&Args<'_, f64>, &Unknown>,

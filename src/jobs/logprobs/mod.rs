@@ -5,19 +5,20 @@
 
 mod rows;
 
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use crate::audit::bounds::CONFIDENCE;
 use crate::audit::case::Missing;
-use crate::audit::simulate::{self, Carried, OwnDistance};
+use crate::audit::recorded::{Carried, OwnDistance, Prompt, simulated};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::compare::{Accumulator, Comparison, Tolerance, common_positions};
 use crate::dump::Recording;
 use crate::error::{Error, Result};
 use crate::foreign::logprobs::LogProbs;
-use crate::model::Model;
-use crate::model::file::ModelFile;
+use crate::gguf::Gguf;
+use crate::model::builders;
 use crate::numerics::Numerics;
+use crate::ops::bound::CONFIDENCE;
 use crate::report::words::number;
 use crate::report::{CheckpointVerdict, Local, LocalError, Report, Seen, Side};
 use crate::verdict::{self, Gap, Judged, Parts, Why};
@@ -43,15 +44,16 @@ pub struct Options {
 /// # Errors
 /// Neither a model nor a recording, tokens that nobody says, another vocabulary, a weight that cannot be read.
 pub fn judge(said: &LogProbs, reference: Option<&Dump>, options: &Options) -> Result<Report> {
-    let file = options.model.as_deref().map(ModelFile::open).transpose()?;
-    let model = file.as_ref().and_then(|file| file.nodes().ok());
+    let gguf = options.model.as_deref().map(Gguf::open).transpose()?;
+    let architecture = gguf.as_ref().map(|gguf| gguf.str("general.architecture")).transpose()?.flatten();
+    let model = gguf.as_ref().filter(|_| architecture.is_some_and(builders::knows));
     if model.is_none() && reference.is_none() {
         let found = options.model.as_deref().map_or("none".to_owned(), |path| path.display().to_string());
         return Err(Error::file(
             &said.path,
             format!("{} are judged by what the model computes", said.format),
         )
-        .expected("the model of an architecture that parity's engines run, or a recording to compare with")
+        .expected("the model of an architecture that parity builds, or a recording to compare with")
         .found(found)
         .hint("-m MODEL.gguf; or parity diff THIS RECORDING"));
     }
@@ -160,15 +162,23 @@ impl Against {
 }
 
 /// In the sharpest arithmetic that explains it, or the coarsest.
-fn exact(said: &Said<'_>, model: &Model, declared: Option<Numerics>) -> Result<Against> {
+fn exact(said: &Said<'_>, gguf: &Gguf, declared: Option<Numerics>) -> Result<Against> {
     let known = said.source.arithmetics.iter().filter_map(|words| words.parse().ok());
     let arithmetics: Vec<Numerics> = declared.map_or_else(|| known.collect(), |declared| vec![declared]);
-    let positions: Vec<u32> = said.rows.iter().map(|row| row.position).collect();
-    let base = simulate::rows(model, &said.tokens, logits(), &positions, None)?;
+    let first = said.rows.first().map_or(0, |row| row.position as usize);
+    let prompt = Prompt::new(gguf, &said.tokens, true, first)?;
+    let pass = |numerics: Option<Numerics>| -> Result<Vec<Vec<f64>>> {
+        let (mut found, ids) = (HashMap::new(), HashSet::from([logits()]));
+        simulated(&prompt, &prompt.steps(), gguf, &[numerics], &ids, &mut |row| {
+            found.extend(row.passes.into_iter().map(|values| (row.position, values)));
+            Ok(())
+        })?;
+        Ok(said.rows.iter().map(|row| found.remove(&row.position).unwrap_or_default()).collect())
+    };
+    let base = pass(None)?;
     let (mut found, mut refuted) = (None, Vec::new());
     for numerics in arithmetics {
-        let disturbed = simulate::rows(model, &said.tokens, logits(), &positions, Some(numerics))?;
-        let against = distance(said, &base, &disturbed, numerics)?;
+        let against = distance(said, &base, &pass(Some(numerics))?, numerics)?;
         let over = against.own.over;
         found = Some(against);
         if over <= 1.0 {

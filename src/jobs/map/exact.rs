@@ -3,12 +3,11 @@
 use parity_graph::Id;
 
 use crate::arithmetic::Arithmetic;
-use crate::audit::recorded::{Labelled, Steps, Tensor};
+use crate::audit::recorded::{Labelled, Prompt, Tensor};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::engine::machine::{Conductor, Machine, Node, Unknown, Value, own};
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::model::builders::{self, Cache, Shape, Values};
 use crate::ops::Args;
 
 /// A node's exact values.
@@ -33,35 +32,15 @@ impl Exact {
 /// # Errors
 /// An architecture without a builder, a token beyond the vocabulary.
 pub fn exact(gguf: &Gguf, tokens: &[u32]) -> Result<Vec<Exact>> {
-    let shape = Shape::step(0, tokens.len(), tokens.len(), false, Cache::F32);
-    let built = builders::build(gguf, shape)?;
-    let inputs = Inputs(builders::inputs(&built, tokens, 0)?);
-    let labelled = Labelled::new(built.graph)?;
-    let mut kept = Kept { labelled: &labelled, rows: tokens.len(), found: Vec::new() };
+    let prompt = Prompt::new(gguf, tokens, false, 0)?;
     let mut machine: Machine<'_, f64> = Machine::new(gguf, Arithmetic::EXACT);
-    machine.step(&labelled.program, &|id| labelled.input(&inputs, 0, id), &mut kept)?;
-    Ok(kept.found)
-}
-
-/// The inputs of a built graph, and nothing recorded.
-struct Inputs(Values);
-
-impl Steps for Inputs {
-    fn tensor(&self, _step: usize, _checkpoint: Checkpoint) -> Option<Tensor> {
-        None
+    let mut found = Vec::new();
+    for (step, labelled) in prompt.steps() {
+        let mut kept = Kept { labelled, rows: tokens.len(), found: std::mem::take(&mut found) };
+        machine.step(&labelled.program, &|id| labelled.input(&prompt, step, id), &mut kept)?;
+        found = kept.found;
     }
-
-    fn leaf(&self, _step: usize, name: &str) -> Option<Vec<f64>> {
-        self.0.get(name.split('#').next()?).cloned()
-    }
-
-    fn positions(&self, _step: usize) -> Vec<u32> {
-        Vec::new()
-    }
-
-    fn is_own_graph(&self) -> bool {
-        false
-    }
+    Ok(found)
 }
 
 /// Keeps what every node with an id comes to.

@@ -1,8 +1,8 @@
 //! The answer for one id, and for the whole, from what audits and comparisons found.
 
 use super::remarks;
+use crate::audit::recorded::SHARP;
 use crate::audit::recorded::{Finding, Labelled, MISTAKES_SHOW};
-use crate::audit::simulate::SHARP;
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
 use crate::report::words::{count, number};

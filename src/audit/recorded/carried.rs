@@ -1,0 +1,303 @@
+//! What rounding carries from the tokens to a node with nothing recorded in between: simulated.
+//!
+//! The graph is executed from the tokens once exactly, and once for each side with every node's result disturbed at random
+//! by what that side's arithmetic rounds (see `simulate.rs`). How far the disturbed passes are from the exact one is what
+//! rounding carries up to there.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+
+use indexmap::IndexSet;
+use parity_graph::{Id, Op};
+
+use super::simulate::{Cached, Disturbed, Rows, Run};
+use super::{Labelled, Steps, Tensor, attentions, hypotheses, lost};
+use crate::arithmetic::{Arithmetic, Flash, Narrow, Scaled, Weights};
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::engine::machine::{Conductor, Machine, Node, Unknown, Value};
+use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::numerics::{Numerics, Products, Storage};
+use crate::ops::Args;
+use crate::ops::bound::CONFIDENCE;
+
+/// The faintest mistake of the catalogue that is none of rounding, a wrong epsilon in one norm, moves the logits of the
+/// models that ship with parity by this much; the next ones by 8e-3 and more (`docs/verdicts.md`).
+const FAINTEST: f64 = 5.6e-4;
+/// The next ones.
+const NEXT: f64 = 8e-3;
+/// A band up to which such a mistake stands out.
+pub const SHARP: f64 = FAINTEST / 2.0;
+/// A band up to which all but that one do.
+pub const SHARP_ENOUGH: f64 = NEXT / 2.0;
+
+/// What rounding carries up to a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Carried {
+    /// The candidate against the exact forward pass; `None` where it has none of the simulated rows.
+    pub candidate: Option<OwnDistance>,
+    /// How far rounding explains the two sides to be apart, relative to the exact pass.
+    pub apart: f64,
+    /// Root mean square of the exact values.
+    pub size: f64,
+}
+
+/// How far a recording is from the exact forward pass, at the row where that exceeds rounding most.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OwnDistance {
+    /// ‖recorded - exact‖ / ‖exact‖
+    pub distance: f64,
+    /// What rounding explains of it.
+    pub band: f64,
+    /// The first over the second.
+    pub over: f64,
+}
+
+impl Carried {
+    /// What is not seen: the band of whatever is judged most sharply.
+    pub fn band(&self) -> f64 {
+        self.candidate.map_or(self.apart, |own| own.band)
+    }
+
+    /// Whether mistakes would show.
+    pub fn is_sharp(&self) -> bool {
+        self.band() <= SHARP
+    }
+}
+
+/// What rounding carries from the tokens of a candidate to each of `ids`, over all rows that its graphs compute of them.
+///
+/// `steps` is the candidate with the inputs of its `graphs` (`Graphs::judged`): of what it recorded nothing but these
+/// rows is looked at, as the candidate's distance from the exact pass. `sides` is the arithmetic of candidate and
+/// reference, or of the candidate alone. An id whose inputs are not known, and attention matrices, are left out.
+///
+/// # Errors
+/// Those of the machine.
+pub fn carried(
+    steps: &dyn Steps,
+    graphs: &[(usize, &Labelled)],
+    gguf: &Gguf,
+    sides: &[Numerics],
+    ids: &HashSet<Checkpoint>,
+) -> Result<HashMap<Checkpoint, Carried>> {
+    let different: IndexSet<Numerics> = sides.iter().copied().collect();
+    let passes: Vec<Option<Numerics>> =
+        std::iter::once(None).chain(different.iter().copied().map(Some)).collect();
+    let mut rows: HashMap<Checkpoint, Vec<Row>> = HashMap::new();
+    simulated(steps, graphs, gguf, &passes, ids, &mut |row| {
+        let Some((exact, disturbed)) = row.passes.split_first() else { return Ok(()) };
+        let spread = |side: &Numerics| Some(apart(&disturbed[different.get_index_of(side)?], exact));
+        let found = Row {
+            distance: row.recorded.map(|recorded| apart(&recorded, exact)),
+            spreads: sides.iter().filter_map(spread).collect(),
+            square: exact.iter().map(|x| x * x).sum(),
+            width: exact.len(),
+        };
+        rows.entry(row.id).or_default().push(found);
+        Ok(())
+    })?;
+    Ok(rows.iter().map(|(id, rows)| (*id, weigh(rows))).collect())
+}
+
+/// One row of a node.
+pub struct Simulated {
+    /// Which node.
+    pub id: Checkpoint,
+    /// Of which token.
+    pub position: u32,
+    /// As it was recorded, where it was.
+    pub recorded: Option<Vec<f64>>,
+    /// By pass.
+    pub passes: Vec<Vec<f64>>,
+}
+
+/// Executes graphs from the tokens, once for each of `passes`: exactly, or disturbed as an arithmetic rounds; `see` is
+/// shown every row of the nodes `ids`. All passes go step by step, so that no more than the rows of one are in memory.
+///
+/// # Errors
+/// Those of the machine and of `see`.
+pub fn simulated(
+    steps: &dyn Steps,
+    graphs: &[(usize, &Labelled)],
+    gguf: &Gguf,
+    passes: &[Option<Numerics>],
+    ids: &HashSet<Checkpoint>,
+    see: &mut dyn FnMut(Simulated) -> Result<()>,
+) -> Result<()> {
+    let machine = |_: &Option<Numerics>| Machine::<f64>::new(gguf, Arithmetic::EXACT).rounding(false);
+    let mut machines: Vec<Machine<'_, f64>> = passes.iter().map(machine).collect();
+    for &(step, labelled) in graphs {
+        let Some((last, _)) = labelled.nodes().filter(|(_, id)| ids.contains(id)).last() else { continue };
+        let lost = &lost::before(steps, step)[..];
+        let mut all: Vec<Vec<Found>> = Vec::with_capacity(passes.len());
+        for (number, (machine, numerics)) in machines.iter_mut().zip(passes).enumerate() {
+            let (cached, open, mut rows) = (RefCell::new(Cached::new()), IndexSet::new(), Rows::new());
+            let how = numerics.map_or(Run::Exact, |_| Run::Disturbed(number as u64));
+            let (arithmetic, cached, open, rows) = (Arithmetic::EXACT, &cached, &open, &mut rows);
+            let disturbed = Disturbed { step, steps, labelled, lost, arithmetic, how, cached, open, rows };
+            let mut watch = Watch { disturbed, numerics: *numerics, ids, found: Vec::new() };
+            machine.step_until(&labelled.program, last, &|id| labelled.input(steps, step, id), &mut watch)?;
+            all.push(watch.found);
+        }
+        show(steps, step, all, see)?;
+    }
+    Ok(())
+}
+
+/// A node's values in the order of a dump, row by row.
+struct Found {
+    id: Checkpoint,
+    positions: Vec<u32>,
+    values: Vec<f64>,
+}
+
+/// Shows the rows of one step, of nodes that all passes have.
+fn show(
+    steps: &dyn Steps,
+    step: usize,
+    mut all: Vec<Vec<Found>>,
+    see: &mut dyn FnMut(Simulated) -> Result<()>,
+) -> Result<()> {
+    let Some((first, others)) = all.split_first_mut() else { return Ok(()) };
+    for found in first {
+        let of_others: Option<Vec<&Found>> =
+            others.iter().map(|pass| pass.iter().find(|other| other.id == found.id)).collect();
+        let Some(of_others) = of_others else { continue };
+        let recorded = steps.tensor(step, found.id);
+        let width = found.values.len() / found.positions.len().max(1);
+        for (number, &position) in found.positions.iter().enumerate() {
+            let row = |values: &[f64]| values[number * width..][..width].to_vec();
+            let recorded = recorded.as_ref().and_then(|tensor| {
+                let at = tensor.positions.iter().position(|known| *known == position)?;
+                let values = tensor.values.get(at * width..)?.get(..width)?;
+                Some(values.iter().map(|&x| f64::from(x)).collect())
+            });
+            let own = std::iter::once(row(&found.values));
+            let passes = own.chain(of_others.iter().map(|other| row(&other.values))).collect();
+            see(Simulated { id: found.id, position, recorded, passes })?;
+        }
+    }
+    Ok(())
+}
+
+/// Goes on with disturbed values, and keeps the rows that are asked for.
+struct Watch<'a> {
+    disturbed: Disturbed<'a>,
+    numerics: Option<Numerics>,
+    ids: &'a HashSet<Checkpoint>,
+    found: Vec<Found>,
+}
+
+impl Conductor<f64> for Watch<'_> {
+    fn value(
+        &mut self,
+        node: &Node<'_>,
+        args: std::result::Result<&Args<'_, f64>, &Unknown>,
+    ) -> Result<Value<f64>> {
+        let Disturbed { lost, steps, step, labelled, .. } = self.disturbed;
+        let lost = lost::read_by(lost, (steps, step), labelled, node.id);
+        let args = lost.as_ref().map_or(args, Err);
+        let id = labelled.labels.get(node.id).copied().flatten();
+        if let (Some(numerics), Ok(args)) = (&self.numerics, args) {
+            self.disturbed.arithmetic = arithmetic(numerics, id, &node.program.graph.get(node.id).op, args);
+        }
+        let own = self.disturbed.own(node, args, id.is_some());
+        if let (Some(id), Ok(values)) = (id.filter(|id| self.ids.contains(id)), &own) {
+            self.found.extend(rows((steps, step), labelled, (node.id, id), values));
+        }
+        Ok(own.map(Into::into))
+    }
+}
+
+/// The values of a node in the order of a dump; `None` of a matrix, and of what has no token rows.
+fn rows(
+    (steps, step): (&dyn Steps, usize),
+    labelled: &Labelled,
+    (node, id): (Id, Checkpoint),
+    values: &[f64],
+) -> Option<Found> {
+    if id.kind().is_optional() {
+        return None;
+    }
+    let positions = steps.positions(step);
+    // Logits may be of the last tokens alone.
+    let axis = labelled.axes.get(node).copied().flatten();
+    let count = axis.map_or(positions.len(), |axis| labelled.program.graph.get(node).shape()[axis]);
+    let recorded = steps.tensor(step, id).map(|tensor| tensor.positions);
+    let last = || positions[positions.len().saturating_sub(count)..].to_vec();
+    let positions = recorded.filter(|recorded| recorded.len() == count).unwrap_or_else(last);
+    let shape = vec![positions.len(), values.len() / positions.len().max(1)];
+    let like = Tensor { shape, positions, values: vec![0.0; values.len()] };
+    let values = labelled.arrange(node, id, &like)?.of_rows(values);
+    Some(Found { id, positions: like.positions, values })
+}
+
+/// What a producer that declares `numerics` computes a node in.
+fn arithmetic(numerics: &Numerics, id: Option<Checkpoint>, op: &Op, args: &Args<'_, f64>) -> Arithmetic {
+    let usual =
+        |backend| hypotheses(op, backend, args).first().map_or(Arithmetic::EXACT, |one| one.arithmetic);
+    let one = match numerics.products {
+        Products::F32 | Products::F64 => Arithmetic::EXACT,
+        Products::F16 => attentions::attention(Narrow::F16),
+        Products::Bf16 => attentions::attention(Narrow::Bf16),
+        Products::LlamaCpu => usual(None),
+        Products::LlamaCuda => usual(Some(CUDA)),
+    };
+    let is_llama = matches!(numerics.products, Products::LlamaCpu | Products::LlamaCuda);
+    // Attention in two products rounds both operands to the type of the cache; in one it has no cache of f32.
+    let rounded = |kept| Flash::Rounded(kept, Weights::Divided, Scaled::Scores);
+    let (flash, cache) = match (is_llama, numerics.flash, numerics.kv) {
+        (true, false, Storage::F32) => (Flash::Exact, numerics.kv),
+        (true, false, Storage::F16) => (rounded(Narrow::F16), numerics.kv),
+        (true, false, Storage::Bf16) => (rounded(Narrow::Bf16), numerics.kv),
+        (true, true, Storage::F32) => (one.flash, Storage::F16),
+        _ => (one.flash, numerics.kv),
+    };
+    let kept = numerics.storage_of(id.map_or(Kind::Embed, Checkpoint::kind));
+    Arithmetic { flash, cache, narrow: kept, ..one }
+}
+
+/// A buffer of CUDA's.
+const CUDA: &str = "CUDA0";
+
+/// What the passes say of one row.
+struct Row {
+    /// How far the recorded row is from the exact one; `None` where it was not recorded.
+    distance: Option<f64>,
+    /// How far the disturbed one of each side is.
+    spreads: Vec<f64>,
+    /// Sum of the squares of the exact values.
+    square: f64,
+    width: usize,
+}
+
+/// What the passes say of one checkpoint.
+fn weigh(rows: &[Row]) -> Carried {
+    let spread = |row: &Row| row.spreads.first().copied().unwrap_or(0.0);
+    let mean = (rows.iter().map(|row| spread(row).powi(2)).sum::<f64>() / rows.len().max(1) as f64).sqrt();
+    let sides = rows.iter().map(|row| row.spreads.len()).max().unwrap_or(0);
+    let largest = |side: usize| rows.iter().fold(0.0f64, |max, row| max.max(row.spreads[side]));
+    let apart_squared: f64 = (0..sides).map(|side| largest(side).powi(2)).sum();
+    let mut own: Option<OwnDistance> = None;
+    for (row, distance) in rows.iter().filter_map(|row| Some((row, row.distance?))) {
+        let band = CONFIDENCE * spread(row).max(mean);
+        let over = if distance == 0.0 { 0.0 } else { distance / band };
+        // A NaN is the worst, and stays it.
+        if own.is_none_or(|worst| !worst.over.is_nan() && !(over <= worst.over)) {
+            own = Some(OwnDistance { distance, band, over });
+        }
+    }
+    let values: usize = rows.iter().map(|row| row.width).sum();
+    let size = (rows.iter().map(|row| row.square).sum::<f64>() / values.max(1) as f64).sqrt();
+    Carried { candidate: own, apart: CONFIDENCE * apart_squared.sqrt(), size }
+}
+
+/// ‖a - b‖ / ‖b‖; NaN where the rows are not of one width.
+fn apart(a: &[f64], b: &[f64]) -> f64 {
+    if a.len() != b.len() || a.is_empty() {
+        return f64::NAN;
+    }
+    let square = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let difference = square(&mut a.iter().zip(b).map(|(a, b)| a - b));
+    if difference == 0.0 { 0.0 } else { difference / square(&mut b.iter().copied()) }
+}
