@@ -8,30 +8,19 @@ use predicates::prelude::*;
 use predicates::str::contains;
 use serde_json::Value;
 
+use crate::support::program::{parity, report as json};
+
 /// A prompt that has a shipped reference.
 const PROMPT: &str = "def read_lines(path):";
 
-fn parity() -> Command {
-    let mut command = Command::cargo_bin("parity").unwrap();
-    command.current_dir(env!("CARGO_MANIFEST_DIR"));
-    // Nothing outside of the repository may answer: no stored recording, no llama.cpp of the machine's.
-    command.env("PARITY_LLAMA", "none").env("PARITY_CACHE", "/nonexistent").env_remove("GITHUB_ACTIONS");
-    command
-}
-
 fn run(args: &[&str]) -> Command {
-    let mut command = parity();
+    let mut command = parity(&[]);
     command.args(["run", "--device", "cpu"]).args(args);
     command
 }
 
 fn f16() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("reference-dumps/models/qwen2-tiny-py-F16.gguf")
-}
-
-fn json(command: &mut Command, code: i32) -> Value {
-    let output = command.args(["--format", "json"]).assert().code(code).get_output().stdout.clone();
-    serde_json::from_slice(&output).expect("standard output is one JSON document")
 }
 
 /// Writes the candidate's dump of [`PROMPT`] with two decode steps; without an audit there is no parity.
@@ -109,13 +98,13 @@ fn a_dump_is_at_parity_with_itself_and_a_corrupted_one_is_not() {
     let (good, bad) = (dir.path().join("good"), dir.path().join("bad"));
     dump(&good, &[]);
     dump(&bad, &["data.nan@blk.1.v"]);
-    parity().arg("diff").args([&good, &good]).assert().code(0).stdout(contains("PARITY"));
-    let report = json(parity().arg("diff").args([&bad, &good]), 1);
+    parity(&[]).arg("diff").args([&good, &good]).assert().code(0).stdout(contains("PARITY"));
+    let report = json(parity(&[]).arg("diff").args([&bad, &good]), 1);
     assert_eq!(report["first_divergence"]["checkpoint"], "blk.1.v");
     assert_eq!(report["first_divergence"]["verdict"], "nonfinite");
-    parity().arg("diff").args([&bad, &bad]).assert().code(1);
-    parity().arg("audit").arg(&good).assert().code(0);
-    parity().arg("audit").arg(&bad).assert().code(1).stdout(contains("blk.1.v"));
+    parity(&[]).arg("diff").args([&bad, &bad]).assert().code(1);
+    parity(&[]).arg("audit").arg(&good).assert().code(0);
+    parity(&[]).arg("audit").arg(&bad).assert().code(1).stdout(contains("blk.1.v"));
 }
 
 #[test]
@@ -133,10 +122,10 @@ fn a_missing_checkpoint_never_passes_unless_it_is_accepted() {
     let (whole, part) = (dir.path().join("whole"), dir.path().join("part"));
     dump(&whole, &[]);
     run(&["-p", PROMPT, "-n", "2", "--no-audit", "--layer", "0", "--dump"]).arg(&part).assert().code(2);
-    parity().arg("diff").args([&part, &whole]).assert().code(2).stdout(contains("missing"));
-    parity().arg("diff").args([&part, &whole]).arg("--allow-missing").assert().code(0);
-    parity().arg("diff").args([&part, &whole]).args(["--layer", "0"]).assert().code(0);
-    parity().arg("diff").args([&part, &whole]).args(["--layer", "3"]).assert().code(2);
+    parity(&[]).arg("diff").args([&part, &whole]).assert().code(2).stdout(contains("missing"));
+    parity(&[]).arg("diff").args([&part, &whole]).arg("--allow-missing").assert().code(0);
+    parity(&[]).arg("diff").args([&part, &whole]).args(["--layer", "0"]).assert().code(0);
+    parity(&[]).arg("diff").args([&part, &whole]).args(["--layer", "3"]).assert().code(2);
 }
 
 #[test]
@@ -240,7 +229,7 @@ fn what_was_computed_in_isolation_is_no_dump() {
 fn the_self_test_foretells_what_an_audit_sees() {
     let dir = tempfile::tempdir().unwrap();
     dump(&dir.path().join("dump"), &[]);
-    let mut command = parity();
+    let mut command = parity(&[]);
     command.arg("audit").arg(dir.path().join("dump")).arg("--self-test");
     let found = json(&mut command, 0);
     assert_eq!(found["schema"], "parity-sensitivity/1");
@@ -277,7 +266,7 @@ fn rows_that_the_candidate_lacks_are_no_parity_unless_they_are_accepted() {
     // The short one has fewer tokens: what it has agrees, and of the others nothing is known.
     let diff = |more: &[&str], code| {
         let said = contains("5 tokens and the reference 7");
-        parity().arg("diff").args([&short, &whole]).args(more).assert().code(code).stdout(said);
+        parity(&[]).arg("diff").args([&short, &whole]).args(more).assert().code(code).stdout(said);
     };
     diff(&[], 2);
     diff(&["--allow-missing"], 0);
@@ -288,7 +277,7 @@ fn rows_that_the_candidate_lacks_are_no_parity_unless_they_are_accepted() {
     whole_manifest["steps"].as_array_mut().unwrap().truncate(1);
     fs::write(manifest(&short), whole_manifest.to_string()).unwrap();
     let diff = || {
-        let mut command = parity();
+        let mut command = parity(&[]);
         command.arg("diff").args([&short, &whole]);
         command
     };
@@ -308,7 +297,7 @@ fn an_audit_beside_a_reference_that_shares_no_token_compares_nothing() {
 fn bench_measures_what_it_is_asked_for_and_draws_it() {
     let folder = tempfile::tempdir().unwrap();
     let bench = |more: &[&str]| {
-        let mut command = parity();
+        let mut command = parity(&[]);
         command.args(["bench", "--device", "cpu", "--prefill", "3,5", "--context", "4", "--repeats", "1"]);
         command.args(more);
         command

@@ -3,24 +3,17 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use assert_cmd::Command;
 use predicates::prelude::*;
 use predicates::str::contains;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::support::program::{parity, report};
+
 const PROMPT: &str = "def read_lines(path):";
 const F16: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
 const Q4: &str = "reference-dumps/models/qwen2-tiny-py-Q4_K_M.gguf";
-
-fn parity(args: &[&str]) -> Command {
-    let mut command = Command::cargo_bin("parity").unwrap();
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(args);
-    command.env("PARITY_LLAMA", "none").env("PARITY_CACHE", "/nonexistent");
-    command.env_remove("GITHUB_ACTIONS").env_remove("PARITY_MODELS");
-    command
-}
 
 /// A dump of [`PROMPT`] in a folder of its own.
 fn dump(args: &[&str]) -> (TempDir, String) {
@@ -29,11 +22,6 @@ fn dump(args: &[&str]) -> (TempDir, String) {
     let run = ["run", "--device", "cpu", "-p", PROMPT, "--no-audit", "--dump", &path];
     parity(&run).args(args).assert().failure();
     (dir, path)
-}
-
-fn report(command: &mut Command, code: i32) -> Value {
-    let output = command.args(["--format", "json"]).assert().code(code).get_output().stdout.clone();
-    serde_json::from_slice(&output).expect("standard output is one JSON document")
 }
 
 fn checkpoint<'a>(report: &'a Value, id: &str) -> &'a Value {

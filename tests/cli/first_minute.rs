@@ -11,15 +11,16 @@ use assert_cmd::Command;
 use predicates::prelude::*;
 use predicates::str::contains;
 
+use crate::support::program;
+
 const PROMPT: &str = "def read_lines(path):";
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// The program with nothing of this machine's settings.
 fn parity(args: &[&str]) -> Command {
-    let mut command = Command::cargo_bin("parity").unwrap();
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(args);
-    command.env("PARITY_LLAMA", "none").env("PARITY_CACHE", "/nonexistent").env("HOME", "/nonexistent");
-    for variable in ["GITHUB_ACTIONS", "PARITY_CONFIG", "XDG_CONFIG_HOME", "PARITY_MODELS", "PARITY_MEMORY"] {
+    let mut command = program::parity(args);
+    command.env("HOME", "/nonexistent");
+    for variable in ["PARITY_CONFIG", "XDG_CONFIG_HOME", "PARITY_MEMORY"] {
         command.env_remove(variable);
     }
     command.timeout(std::time::Duration::from_secs(120));

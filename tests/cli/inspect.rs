@@ -8,6 +8,7 @@ use parity::inspect::{Finding, Inspection, Level, inspect};
 use parity_dump::{Producer, Writer};
 
 use crate::support::gguf_writer::GgufWriter;
+use crate::support::program::parity;
 use crate::support::tiny_model::{
     FFN, HEAD_WIDTH, LAYERS, MODEL, TOKENS, VOCAB, change, set, tensor, tiny_qwen2, values,
 };
@@ -276,20 +277,16 @@ fn what_is_neither_is_an_error() {
     assert!(inspect(&path).unwrap_err().to_string().contains("is not a GGUF file"));
 }
 
-fn parity() -> assert_cmd::Command {
-    assert_cmd::Command::cargo_bin("parity").unwrap()
-}
-
 const MODEL_FILE: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/reference-dumps/models/qwen2-tiny-py-Q4_K_M.gguf");
 
 #[test]
 fn the_command_prints_text_json_and_tokens() {
-    let text = parity().args(["inspect", MODEL_FILE]).assert().success().get_output().stdout.clone();
+    let text = parity(&[]).args(["inspect", MODEL_FILE]).assert().success().get_output().stdout.clone();
     let text = String::from_utf8(text).unwrap();
     assert!(text.contains("nothing looks wrong") && text.contains("[256, 4096]"), "{text}");
     let args = ["inspect", MODEL_FILE, "-p", "def read_lines(path):", "--format", "json"];
-    let json = parity().args(args).assert().success().get_output().stdout.clone();
+    let json = parity(&[]).args(args).assert().success().get_output().stdout.clone();
     let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
     assert_eq!(json["tokens"], serde_json::json!([312, 863, 2039, 1444, 1518]));
     assert_eq!(json["kind"], "model");
@@ -301,7 +298,7 @@ fn the_command_prints_text_json_and_tokens() {
 #[test]
 fn the_command_writes_the_values_of_a_tensor() {
     let args = ["inspect", MODEL_FILE, "--raw-f32", "blk.1.attn_v.weight"];
-    let bytes = parity().args(args).assert().success().get_output().stdout.clone();
+    let bytes = parity(&[]).args(args).assert().success().get_output().stdout.clone();
     let values: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
     let gguf = parity::gguf::Gguf::open(Path::new(MODEL_FILE)).unwrap();
     assert_eq!(values, gguf.require_tensor("blk.1.attn_v.weight", &[64, 256]).unwrap().decode::<f32>());
@@ -309,8 +306,8 @@ fn the_command_writes_the_values_of_a_tensor() {
 
 #[test]
 fn the_command_cannot_judge_what_is_not_there() {
-    let absent = parity().args(["inspect", "absent.gguf"]).assert().code(2).get_output().stderr.clone();
+    let absent = parity(&[]).args(["inspect", "absent.gguf"]).assert().code(2).get_output().stderr.clone();
     assert!(String::from_utf8(absent).unwrap().contains("absent.gguf"));
-    let tensor = parity().args(["inspect", MODEL_FILE, "--raw-f32", "none"]).assert().code(2);
+    let tensor = parity(&[]).args(["inspect", MODEL_FILE, "--raw-f32", "none"]).assert().code(2);
     assert!(String::from_utf8(tensor.get_output().stderr.clone()).unwrap().contains("lacks tensor `none`"));
 }

@@ -2,22 +2,19 @@
 //! architecture: whatever their cache is in, and that of the graph.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde_json::{Value, json};
 
 use crate::support::graphs::record::record;
 use crate::support::graphs::{fill, head, recorded, renamed};
+use crate::support::program::answer;
 
 const MODEL: &str = "qwen3moe-moe";
 /// Those of tests/support/graphs/record.rs.
 const TOKENS: &str = "1,17,33,42,5,99,101,7,64,12,88,3";
 
 fn parity(args: &[&str]) -> (i32, Value) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
-    let done = command.env("PARITY_LLAMA", "none").args(args).args(["--format", "json"]).output().unwrap();
-    let text = String::from_utf8_lossy(&done.stdout);
-    (done.status.code().unwrap(), serde_json::from_str(&text).unwrap_or(Value::Null))
+    answer(&[args, &["--format", "json"]].concat())
 }
 
 /// Makes a dump one that brings no graph and declares nothing.

@@ -6,13 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parity::faults::catalogue;
 use parity::random::{GAMMA, mixed};
 use safetensors::SafeTensors;
-use serde_json::Value;
+
+use crate::support::program::{answer, output};
 
 /// Mistakes that are tried without PROPERTIES.
 const IN_CI: usize = 120;
@@ -25,11 +25,6 @@ const RUNS: [(&str, &[&str]); 2] = [
     ("reference-dumps/models/qwen2-tiny-py-Q4_K_M.gguf", &["f32", "llama-cpu"]),
 ];
 const TOKENS: &str = "3,76,149,222,5,78,151,224,17,80,153,226,19,92,155,228,21,94,167,230";
-
-fn parity(args: &[&str]) -> (i32, String) {
-    let done = Command::new(env!("CARGO_BIN_EXE_parity")).args(args).output().unwrap();
-    (done.status.code().unwrap(), String::from_utf8([&done.stdout[..], &done.stderr[..]].concat()).unwrap())
-}
 
 /// A healthy run, and what its audit says that it cannot see: by checkpoint the names of mistakes.
 struct Healthy {
@@ -45,7 +40,7 @@ fn run(model: &str, numerics: &str, dump: &Path, inject: Option<&str>) -> bool {
     let mut args = vec!["run", "-m", model, "--device", "cpu", "--tokens", TOKENS, "--dump", dump];
     args.extend(["--numerics", numerics]);
     args.extend(inject.iter().flat_map(|fault| ["--inject", fault]));
-    parity(&args);
+    output(&args);
     Path::new(dump).join("manifest.json").exists()
 }
 
@@ -54,13 +49,9 @@ fn healthy(folder: &Path, model: &'static str, numerics: &'static str) -> Health
     let dump = folder.join(name);
     assert!(run(model, numerics, &dump, None), "{model} {numerics}");
     let path = dump.to_str().unwrap();
-    let (code, text) = parity(&["audit", path, "-m", model]);
+    let (code, text) = output(&["audit", path, "-m", model]);
     assert_eq!(code, 0, "{model} in {numerics} is healthy\n{text}");
-    let done = Command::new(env!("CARGO_BIN_EXE_parity"))
-        .args(["audit", path, "-m", model, "--self-test", "--format", "json"])
-        .output()
-        .unwrap();
-    let told: Value = serde_json::from_slice(&done.stdout).unwrap();
+    let (_, told) = answer(&["audit", path, "-m", model, "--self-test", "--format", "json"]);
     let mut unseen: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for node in told["nodes"].as_array().unwrap() {
         let names = node["unseen"].as_array().unwrap().iter();
@@ -136,7 +127,7 @@ fn what_passes_does_not_pass_with_a_mistake() {
             if run(run_of.model, run_of.numerics, &dump, Some(&spec)) {
                 if values(&dump) != values(&run_of.dump) {
                     injected.fetch_add(1, Ordering::Relaxed);
-                    let (code, answer) = parity(&["audit", dump.to_str().unwrap(), "-m", run_of.model]);
+                    let (code, answer) = output(&["audit", dump.to_str().unwrap(), "-m", run_of.model]);
                     if code == 0 && !is_said_to_be_blind(&answer, id, &run_of.dump, &dump) {
                         passed.push(format!("{} {} {spec}", run_of.model, run_of.numerics));
                     }

@@ -1,16 +1,13 @@
 //! The stories of the field, each in one command: what people hunted for days is the first line of the answer.
 
-use std::process::Command;
+use crate::support::program::{flat, parity};
 
 /// Runs `parity run` on a recorded prompt with a mistake injected; standard output.
 fn answer(inject: &str) -> String {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
-    command.current_dir(env!("CARGO_MANIFEST_DIR"));
-    command.args(["run", "-p", "def read_lines(path):", "-n", "2", "--inject", inject]);
+    let mut command = parity(&["run", "-p", "def read_lines(path):", "-n", "2", "--inject", inject]);
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{inject}: {}", String::from_utf8_lossy(&output.stderr));
-    // A terminal's width breaks lines; the words are what counts.
-    String::from_utf8_lossy(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ")
+    flat(&String::from_utf8_lossy(&output.stdout))
 }
 
 #[test]
@@ -44,9 +41,7 @@ fn the_stories_of_the_field_come_out_in_one_command_each() {
 
 #[test]
 fn every_one_of_several_wrong_nodes_is_named() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
-    command.current_dir(env!("CARGO_MANIFEST_DIR"));
-    command.args(["run", "-p", "def read_lines(path):", "--format", "json"]);
+    let mut command = parity(&["run", "-p", "def read_lines(path):", "--format", "json"]);
     let nodes = ["blk.0.q", "blk.0.k", "blk.0.v", "blk.1.q", "blk.1.k", "blk.1.v"];
     command.args(nodes.iter().flat_map(|node| ["--inject".to_owned(), format!("linear.no_bias@{node}")]));
     let report: serde_json::Value = serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
@@ -61,7 +56,7 @@ fn every_one_of_several_wrong_nodes_is_named() {
 
 #[test]
 fn the_catalogue_is_listed() {
-    let run = |args: &[&str]| Command::new(env!("CARGO_BIN_EXE_parity")).args(args).output().unwrap();
+    let run = |args: &[&str]| parity(args).output().unwrap();
     let table = run(&["faults"]);
     assert!(table.status.success());
     let text = String::from_utf8(table.stdout).unwrap();

@@ -10,9 +10,10 @@ use predicates::prelude::*;
 use predicates::str::contains;
 use tempfile::TempDir;
 
-use crate::support::dumps::{as_hf, healthy, nameless, parity, tensors, tokens};
+use crate::support::dumps::{as_hf, healthy, nameless, tensors, tokens};
 use crate::support::files;
 use crate::support::files::{Tensor, npy, npz, safetensors, torch};
+use crate::support::program::parity;
 
 pub const F16: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
 

@@ -8,12 +8,12 @@ use predicates::prelude::*;
 use predicates::str::contains;
 use tempfile::TempDir;
 
+use crate::support::program;
+
 const PROMPT: &str = "def read_lines(path):";
 
 fn parity(args: &[&str]) -> Command {
-    let mut command = Command::cargo_bin("parity").unwrap();
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(args);
-    command.env("PARITY_LLAMA", "none").env("PARITY_CACHE", "/nonexistent").env_remove("GITHUB_ACTIONS");
+    let mut command = program::parity(args);
     command.timeout(std::time::Duration::from_secs(120));
     command
 }

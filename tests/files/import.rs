@@ -4,13 +4,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use assert_cmd::Command;
 use parity::record::import::text::{PrintedNode, Printout, parse};
 use parity::record::import::{ImportOptions, Imported, import, seen};
 use parity_dump::{Checkpoint, Dump, Kind};
 use predicates::prelude::*;
 use predicates::str::contains;
 use proptest::prelude::*;
+
+use crate::support::program::parity;
 
 /// Printed by llama.cpp 0.5.0 for `def read` with the tiny Qwen2, nodes of the cache left out.
 const PRINTED: &str = "tests/data/eval-callback.txt";
@@ -295,12 +296,6 @@ fn windows_of_a_fused_product_are_put_in_their_places() {
         let values: Vec<f32> = seen.values.iter().flatten().copied().collect();
         assert_eq!(values, expected, "{kind:?}");
     }
-}
-
-fn parity(args: &[&str]) -> Command {
-    let mut command = Command::cargo_bin("parity").unwrap();
-    command.current_dir(root()).env("PARITY_LLAMA", "none").env("PARITY_CACHE", "/nonexistent").args(args);
-    command
 }
 
 #[test]

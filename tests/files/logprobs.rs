@@ -11,7 +11,8 @@ use predicates::str::contains;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::dumps::{healthy, parity, tensors, tokens};
+use crate::support::dumps::{healthy, tensors, tokens};
+use crate::support::program::parity;
 
 const F16: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
 /// llama.cpp 0.5.0's `llama-perplexity -c 10 -b 10 --chunks 2 --save-all-logits` of [`F16`] on the CPU, and with

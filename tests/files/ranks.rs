@@ -9,9 +9,10 @@ use predicates::str::contains;
 
 use super::foreign::{F16, audit, folder};
 use crate::support::dumps::{
-    Sums, as_hf, healthy, parity, tensors, tokens, two_ranks, two_ranks_unsummed, with_fault,
+    Sums, as_hf, healthy, tensors, tokens, two_ranks, two_ranks_unsummed, with_fault,
 };
 use crate::support::files::{Tensor, npz, safetensors};
+use crate::support::program::parity;
 
 #[test]
 fn ranks_are_put_together() {

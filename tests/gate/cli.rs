@@ -5,15 +5,14 @@ use std::path::{Path, PathBuf};
 use assert_cmd::Command;
 use tempfile::TempDir;
 
+use crate::support::program;
+
 const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
 const EPOCH: &str = "1795219200";
 
 fn parity() -> Command {
-    let mut command = Command::cargo_bin("parity").unwrap();
-    command
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .env("SOURCE_DATE_EPOCH", EPOCH)
-        .env_remove("GITHUB_ACTIONS");
+    let mut command = program::parity(&[]);
+    command.env("SOURCE_DATE_EPOCH", EPOCH);
     command
 }
 

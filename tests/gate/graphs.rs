@@ -7,6 +7,7 @@ use tempfile::TempDir;
 
 use crate::support::graphs::record::{record, record_with};
 use crate::support::graphs::{fill, head, recorded, renamed};
+use crate::support::program::parity;
 
 /// Models that parity's engines have no nodes for.
 const MODELS: [&str; 4] = ["qwen3moe-moe", "gemma3-dense", "gpt-oss-moe", "llama-moe"];
@@ -33,11 +34,8 @@ impl Folder {
         let models: String = models.iter().map(|name| format!("\"{name}\" = \"{name}.gguf\"\n")).collect();
         std::fs::write(self.path("suite.toml"), format!("name = \"graphs\"\n[models]\n{models}{cases}"))
             .unwrap();
-        let mut command = assert_cmd::Command::cargo_bin("parity").unwrap();
-        command
-            .env("PARITY_LLAMA", "none")
-            .env("PARITY_CACHE", self.path("cache"))
-            .env_remove("GITHUB_ACTIONS");
+        let mut command = parity(&[]);
+        command.env("PARITY_CACHE", self.path("cache"));
         let done = command.arg("gate").arg(self.path("suite.toml")).output().unwrap();
         let text = String::from_utf8([&done.stdout[..], &done.stderr[..]].concat()).unwrap();
         (done.status.code().unwrap(), text)

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use crate::support::graphs::record::{Mistake, record_with};
 use crate::support::graphs::{fill_with, head};
+use crate::support::program::{Audited, audit};
 use crate::support::subset;
 
 /// To the nearest number of a type, or towards zero.
@@ -104,15 +105,10 @@ fn audited(
     record_with(&model, &graph, &whole, mistake);
     subset::copy(&whole, &dump, declared, some);
     without_graph(&dump.join("manifest.json"));
-    let mut command = assert_cmd::Command::cargo_bin("parity").unwrap();
-    let done = command.arg("audit").arg(&dump).arg("-m").arg(&model);
-    let done = done.args(["--allow-missing", "--format", "json"]).output().unwrap();
-    let report: Value = serde_json::from_slice(&done.stdout).unwrap_or_else(|_| panic!("{done:?}"));
-    let first = report["first_divergence"]["checkpoint"].as_str().unwrap_or_default().to_owned();
-    let notes = report["notes"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let Audited { code, first, notes, report, .. } = audit(&dump, &model, &["--allow-missing"]);
     let faults = report["first_divergence"]["diagnosis"].as_array().into_iter().flatten();
-    let words = notes.chain(faults.filter_map(|one| one["fault"].as_str()));
-    (done.status.code().unwrap(), first, words.collect::<Vec<_>>().join("\n"))
+    let faults = faults.filter_map(|one| one["fault"].as_str());
+    (code, first, [&*notes].into_iter().chain(faults).collect::<Vec<_>>().join("\n"))
 }
 
 fn without_graph(manifest: &Path) {

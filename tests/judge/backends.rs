@@ -3,9 +3,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use parity_dump::Dump;
+
+use crate::support::program;
 
 /// What a mistake in a product has to exceed to be seen, as a share of its values: a hundredth of what others have to
 /// tolerate in these arithmetics (2e-3 to 2e-2).
@@ -48,17 +49,9 @@ fn recordings() -> [(PathBuf, PathBuf, &'static [&'static str]); 3] {
     ]
 }
 
-fn audit(dump: &Path, model: &Path) -> (Output, serde_json::Value) {
-    let output = Command::new(env!("CARGO_BIN_EXE_parity"))
-        .arg("audit")
-        .arg(dump)
-        .arg("-m")
-        .arg(model)
-        .args(["--layer", "0", "--allow-missing", "--format", "json"])
-        .output()
-        .unwrap();
-    let report = serde_json::from_slice(&output.stdout).unwrap_or_default();
-    (output, report)
+fn audit(dump: &Path, model: &Path) -> (i32, serde_json::Value) {
+    let audited = program::audit(dump, model, &["--layer", "0", "--allow-missing"]);
+    (audited.code, audited.report)
 }
 
 #[test]
@@ -76,8 +69,8 @@ fn an_answer_says_what_nobody_tested() {
             };
             fs::write(to.join(entry.file_name()), bytes).unwrap();
         }
-        let (output, report) = audit(&to, &data("random-64-8-2.gguf"));
-        assert_eq!(output.status.code(), Some(code), "{name}: {}", report["origins"]);
+        let (found, report) = audit(&to, &data("random-64-8-2.gguf"));
+        assert_eq!(found, code, "{name}: {}", report["origins"]);
         let notes = report["notes"].to_string();
         assert!(notes.contains(&format!("was computed on {name}, and judged by")), "{notes}");
         assert!(notes.contains("not tested"), "{notes}");
@@ -89,8 +82,8 @@ fn an_answer_says_what_nobody_tested() {
 #[test]
 fn devices_are_followed_to_f32_rounding() {
     for (dump, model, says) in recordings() {
-        let (output, report) = audit(&dump, &model);
-        assert_eq!(output.status.code(), Some(0), "{}: {}", dump.display(), report["origins"]);
+        let (code, report) = audit(&dump, &model);
+        assert_eq!(code, 0, "{}: {}", dump.display(), report["origins"]);
         let notes = report["notes"].to_string();
         says.iter().for_each(|words| assert!(notes.contains(words), "{}: {notes}", dump.display()));
         let mut products = 0;
@@ -140,14 +133,10 @@ fn a_spoiled_value_is_found_at_its_node() {
             let name = format!("{}-{id}", dump.file_name().unwrap().to_string_lossy());
             let into = folder.path().join(name);
             spoiled(&dump, &into, id, SEEN);
-            let (output, report) = audit(&into, &model);
+            let (code, report) = audit(&into, &model);
             // What reads it was computed from other values than were recorded, and is accused as well, which is right.
             let origins = report["origins"].to_string();
-            assert!(
-                output.status.code() == Some(1) && origins.contains(id),
-                "{id} of {}: {origins}",
-                dump.display()
-            );
+            assert!(code == 1 && origins.contains(id), "{id} of {}: {origins}", dump.display());
         }
     }
 }

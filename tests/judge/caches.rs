@@ -8,16 +8,15 @@ use parity::model::diff::diff;
 
 use crate::support::graphs::record::{record, record_with};
 use crate::support::graphs::{fill, head, hollow, recorded};
+use crate::support::program::{flat, parity};
 
 /// Graphs of llama.cpp 0.5.0 with `-ctk`, `-ctv` and flash attention: block-quantised caches are rotated.
 const CACHES: [(&str, &str); 3] =
     [("qwen2-dense", "-f32-cache"), ("qwen2-dense", "-q8_0-cache"), ("gemma3-dense", "-q4_1-cache")];
 
 fn audit(dump: &Path, model: &Path, code: i32) -> String {
-    let mut command = assert_cmd::Command::cargo_bin("parity").unwrap();
-    let done = command.arg("audit").arg(dump).arg("-m").arg(model).assert().code(code);
-    let text = String::from_utf8(done.get_output().stdout.clone()).unwrap();
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    let done = parity(&["audit", "-m"]).arg(model).arg(dump).assert().code(code);
+    flat(&String::from_utf8(done.get_output().stdout.clone()).unwrap())
 }
 
 #[test]

@@ -4,9 +4,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use parity_dump::Dump;
+
+use crate::support::program;
 
 /// Dump, the node that attends, and what the answer says of its arithmetic: keys of two types without flash attention or
 /// with it, in kernels on integers or converted, within 256 positions and beyond.
@@ -34,15 +35,9 @@ fn data(name: &str) -> PathBuf {
 }
 
 fn audit(dump: &Path, node: &str) -> (Option<i32>, serde_json::Value) {
-    let output = Command::new(env!("CARGO_BIN_EXE_parity"))
-        .arg("audit")
-        .arg(dump)
-        .arg("-m")
-        .arg(data("random-64-8-2.gguf"))
-        .args(["--checkpoint", node, "--allow-missing", "--audit-rows", "all", "--format", "json"])
-        .output()
-        .unwrap();
-    (output.status.code(), serde_json::from_slice(&output.stdout).unwrap_or_default())
+    let more = ["--checkpoint", node, "--allow-missing", "--audit-rows", "all"];
+    let audited = program::audit(dump, &data("random-64-8-2.gguf"), &more);
+    (Some(audited.code), audited.report)
 }
 
 /// A copy of a dump.

@@ -1,18 +1,13 @@
 //! What a dump declares of its arithmetic, and what it was computed in all the same.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
+use crate::support::program::answer;
 
-fn parity(args: &[&str]) -> (i32, Value) {
-    let done = Command::new(env!("CARGO_BIN_EXE_parity")).args(args).output().unwrap();
-    let text = String::from_utf8_lossy(&done.stdout);
-    (done.status.code().unwrap(), serde_json::from_str(&text).unwrap_or(Value::Null))
-}
+const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
 
 /// A dump of an engine that computes in f32 and declares something else.
 fn declaring(words: &str, fault: &[&str]) -> (TempDir, PathBuf) {
@@ -20,7 +15,7 @@ fn declaring(words: &str, fault: &[&str]) -> (TempDir, PathBuf) {
     let dump = folder.path().join("dump");
     let run = ["run", "-m", MODEL, "--device", "cpu", "--tokens", "312,863,2039,1444,1518", "-n", "2"];
     let how = ["--no-audit", "--numerics", "f32", "--dump", dump.to_str().unwrap()];
-    parity(&[&run[..], &how[..], fault].concat());
+    answer(&[&run[..], &how[..], fault].concat());
     let manifest = dump.join("manifest.json");
     let mut content: Value = serde_json::from_slice(&std::fs::read(&manifest).unwrap()).unwrap();
     content["producer"] = json!({ "name": "llama.cpp", "numerics": words });
@@ -29,7 +24,7 @@ fn declaring(words: &str, fault: &[&str]) -> (TempDir, PathBuf) {
 }
 
 fn judged(how: &[&str], dump: &Path) -> (i32, Value) {
-    parity(&[how, &[dump.to_str().unwrap(), "-m", MODEL, "--format", "json"]].concat())
+    answer(&[how, &[dump.to_str().unwrap(), "-m", MODEL, "--format", "json"]].concat())
 }
 
 /// llama.cpp's library for Sapphire Rapids multiplies weights in f16 with activations in f32, where those for other

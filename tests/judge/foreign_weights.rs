@@ -14,6 +14,7 @@ use parity_dump::{Producer, Writer};
 use serde_json::Value as Json;
 
 use crate::support::gguf_writer::GgufWriter;
+use crate::support::program;
 use crate::support::runs::{Random, run};
 use crate::support::tiny_model;
 use crate::support::tiny_model::{HEAD_WIDTH, VOCAB, change, tiny_qwen2};
@@ -54,12 +55,8 @@ fn audit(kept: &Kept, halves: bool, model: &Path) -> (i32, Json) {
     let folder = tempfile::tempdir().unwrap();
     let dump = folder.path().join("dump");
     write(kept, &dump, halves);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
-    let output =
-        command.arg("audit").arg(&dump).arg("-m").arg(model).args(["--format", "json"]).output().unwrap();
-    let report = serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
-    (output.status.code().unwrap(), report)
+    let audited = program::audit(&dump, model, &[]);
+    (audited.code, audited.report)
 }
 
 fn tiny() -> PathBuf {

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 use crate::support::graphs::record::record;
 use crate::support::graphs::{fill, head, recorded, renamed};
+use crate::support::program;
 
 /// Models with a builder that parity's engines have no nodes for: name, architecture.
 const MODELS: [(&str, &str); 4] = [
@@ -45,9 +46,8 @@ impl Case {
 
     /// Exit code and everything that was printed.
     fn parity(&self, words: &str) -> (i32, String) {
-        let mut command = assert_cmd::Command::cargo_bin("parity").unwrap();
-        // Nothing is recorded on the way, and nothing that somebody else recorded is found.
-        command.env("PARITY_LLAMA", "none").env("PARITY_CACHE", self.path("cache"));
+        let mut command = program::parity(&[]);
+        command.env("PARITY_CACHE", self.path("cache"));
         let model = self.model();
         let args = words.split(' ').map(|word| match word.strip_prefix('%') {
             Some("") => model.clone(),

@@ -2,12 +2,11 @@
 //! and what is wrong in their attention is found, in the prompt and in decode steps.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use parity_dump::checkpoint::Kind;
-use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::support::program::{answer, audit};
 use crate::support::subset;
 
 const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
@@ -15,12 +14,6 @@ const TOKENS: &str = "312,863,2039,1444,1518,285,314,511,435,408,280,285";
 
 /// What engines declare of such a cache.
 const DECLARED: [Option<&str>; 3] = [Some("f32 kv=f16"), Some("f32"), None];
-
-fn parity(args: &[&str]) -> (i32, Value) {
-    let done = Command::new(env!("CARGO_BIN_EXE_parity")).args(args).output().unwrap();
-    let text = String::from_utf8_lossy(&done.stdout);
-    (done.status.code().unwrap(), serde_json::from_str(&text).unwrap_or(Value::Null))
-}
 
 /// A run of our engine with such a cache: a prompt, and three decode steps.
 fn made(fault: Option<&str>) -> (TempDir, PathBuf) {
@@ -30,7 +23,7 @@ fn made(fault: Option<&str>) -> (TempDir, PathBuf) {
     let run = ["run", "-m", MODEL, "--device", "cpu", "--tokens", TOKENS, "-n", "3", "--no-audit"];
     let how = ["--numerics", "f32 kv=f16", "--dump", to];
     let fault: Vec<&str> = fault.map_or_else(Vec::new, |fault| vec!["--inject", fault]);
-    parity(&[&run[..], &how[..], &fault[..]].concat());
+    answer(&[&run[..], &how[..], &fault[..]].concat());
     (folder, dump)
 }
 
@@ -40,11 +33,8 @@ fn audited(whole: &Path, declared: Option<&str>, some: &dyn Fn(Kind) -> bool) ->
     let folder = tempfile::tempdir().unwrap();
     let dump = folder.path().join("dump");
     subset::copy(whole, &dump, declared, some);
-    let (code, report) =
-        parity(&["audit", dump.to_str().unwrap(), "-m", MODEL, "--allow-missing", "--format", "json"]);
-    let first = report["first_divergence"]["checkpoint"].as_str().unwrap_or_default().to_owned();
-    let notes = report["notes"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    (code, first, notes.collect::<Vec<_>>().join("\n"))
+    let audited = audit(&dump, Path::new(MODEL), &["--allow-missing"]);
+    (audited.code, audited.first, audited.notes)
 }
 
 /// The context and all that follows.
@@ -100,12 +90,9 @@ fn rotations_behind_a_cache_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let dump = folder.path().join("dump");
         subset::copy(&whole, &dump, Some("f32 kv=f16"), &from_context);
-        let audit = ["audit", dump.to_str().unwrap(), "-m", MODEL, "--allow-missing", "--format", "json"];
-        let (code, report) = parity(&audit);
-        let found = &report["first_divergence"];
+        let found = audit(&dump, Path::new(MODEL), &["--allow-missing"]);
         let named = fault.split('@').next().unwrap();
-        assert_eq!((code, found["checkpoint"].as_str()), (1, Some("blk.1.attn_ctx")), "{fault}");
-        assert_eq!(found["diagnosis"][0]["fault"], named, "{fault}");
+        assert_eq!((found.code, &*found.first, &*found.fault), (1, "blk.1.attn_ctx", named), "{fault}");
     }
 }
 

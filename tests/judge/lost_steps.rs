@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::support::edited;
-use crate::support::edited::{MODEL, audited, made, parity, undeclare};
+use crate::support::edited::{MODEL, audited, made, undeclare};
+use crate::support::program::answer;
 
 const TOKENS: usize = 6;
 
@@ -63,7 +64,7 @@ fn the_last_step_is_read_by_nobody() {
     lose(&dump, TOKENS as u64 - 1);
     assert_eq!(audited(&dump, &["--allow-missing"]).0, 0);
     let (_, report) =
-        parity(&["audit", dump.to_str().unwrap(), "-m", MODEL, "--format", "json", "--allow-missing"]);
+        answer(&["audit", dump.to_str().unwrap(), "-m", MODEL, "--format", "json", "--allow-missing"]);
     assert!(!report["notes"].to_string().contains("keys and values"), "{}", report["notes"]);
 }
 
@@ -87,9 +88,9 @@ fn beside_a_whole_recording_lost_steps_are_a_gap_on_either_side() {
     lose(&dump, 0);
     for [a, b] in [[&dump, &whole], [&whole, &dump]] {
         let diff = ["diff", a.to_str().unwrap(), b.to_str().unwrap(), "-m", MODEL, "--format", "json"];
-        let (code, report) = parity(&diff);
+        let (code, report) = answer(&diff);
         assert_eq!((code, &report["verdict"]), (2, &json!("undecided")), "{}", report["reason"]);
-        let (code, report) = parity(&[&diff[..], &["--allow-missing"]].concat());
+        let (code, report) = answer(&[&diff[..], &["--allow-missing"]].concat());
         assert_eq!((code, &report["verdict"]), (0, &json!("parity")), "{}", report["reason"]);
     }
 }
@@ -101,7 +102,7 @@ fn what_differs_where_nothing_is_judged_is_undecided() {
     let (_second, dump) = stepped(&["--inject", "attn.no_scale@1"]);
     lose(&dump, 0);
     let [dump, whole] = [&dump, &whole].map(|path| path.to_str().unwrap());
-    let (code, report) = parity(&["diff", dump, whole, "-m", MODEL, "--format", "json", "--allow-missing"]);
+    let (code, report) = answer(&["diff", dump, whole, "-m", MODEL, "--format", "json", "--allow-missing"]);
     assert_eq!((code, &report["verdict"]), (2, &json!("undecided")), "{}", report["reason"]);
 }
 

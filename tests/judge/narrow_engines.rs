@@ -5,10 +5,10 @@ use half::{bf16, f16};
 use parity::checkpoint::Checkpoint;
 use parity::ops::Args;
 use parity_dump::Element;
-use serde_json::Value;
 
 use crate::support::graphs::record::{Mistake, record_as};
 use crate::support::graphs::{fill_with, head, recorded};
+use crate::support::program::audit;
 
 /// To the nearest number of a type.
 type Round = fn(f32) -> f32;
@@ -22,18 +22,8 @@ fn audited(kept: Element, mistake: Mistake<'_>) -> (i32, String) {
     let brain: Round = |x| bf16::from_f32(x).to_f32();
     fill_with(&head("qwen2-dense"), &model, if kept == Element::F16 { half } else { brain });
     record_as(&model, &recorded("qwen2-dense", ""), &dump, kept, mistake);
-    let mut command = assert_cmd::Command::cargo_bin("parity").unwrap();
-    let done = command
-        .arg("audit")
-        .arg(&dump)
-        .arg("-m")
-        .arg(&model)
-        .args(["--allow-missing", "--format", "json"])
-        .output()
-        .unwrap();
-    let report: Value = serde_json::from_slice(&done.stdout).unwrap();
-    let first = report["first_divergence"]["checkpoint"].as_str().unwrap_or_default().to_owned();
-    (done.status.code().unwrap(), first)
+    let audited = audit(&dump, &model, &["--allow-missing"]);
+    (audited.code, audited.first)
 }
 
 /// A row divided by the root of its mean square and an epsilon, as `rms_norm` of candle-nn has it: mean and root in f32,

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::support::graphs::record::{record, record_some, record_with};
 use crate::support::graphs::{fill, head, recorded};
+use crate::support::program::audit;
 
 /// What a node's values are by mistake; `None` of a node without one.
 type Mistake<'a> = &'a dyn Fn(Checkpoint, &Args<'_, f64>) -> Option<Vec<f64>>;
@@ -24,14 +25,8 @@ fn audited(mistake: Mistake<'_>) -> (i32, String, String) {
     let (model, dump) = (folder.path().join("model.gguf"), folder.path().join("dump"));
     fill(&head("qwen2-dense"), &model);
     record_with(&model, &recorded("qwen2-dense", ""), &dump, mistake);
-    let mut command = assert_cmd::Command::cargo_bin("parity").unwrap();
-    let done =
-        command.arg("audit").arg(&dump).arg("-m").arg(&model).args(["--format", "json"]).output().unwrap();
-    let report: Value = serde_json::from_slice(&done.stdout).unwrap();
-    let first = &report["first_divergence"];
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let name = text(&first["diagnosis"][0]["fault"]);
-    (done.status.code().unwrap(), text(&first["checkpoint"]), name)
+    let audited = audit(&dump, &model, &[]);
+    (audited.code, audited.first, audited.fault)
 }
 
 fn at(id: &str, change: impl Fn(&Args<'_, f64>) -> Vec<f64>) -> (i32, String, String) {

@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use crate::support::graphs::record::record;
 use crate::support::graphs::{fill, head, recorded, with_f32, with_u32};
+use crate::support::program::{flat, output};
 
 /// A model file, and a recording of it.
 struct Case {
@@ -43,18 +44,13 @@ impl Case {
 }
 
 fn parity(args: &[&str], code: i32) -> String {
-    let done = assert_cmd::Command::cargo_bin("parity").unwrap().args(args).assert().code(code);
-    let output = done.get_output();
-    String::from_utf8([&output.stdout[..], &output.stderr[..]].concat()).unwrap()
+    let (found, text) = output(args);
+    assert_eq!(found, code, "{args:?}: {text}");
+    text
 }
 
 fn told(path: &Path) -> &str {
     path.to_str().unwrap()
-}
-
-/// Text without the breaks of a terminal's lines.
-fn flat(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[test]

@@ -1,18 +1,17 @@
 //! Recordings of a model whose weights are in another place than in the file: the answer names which ones.
 
 use std::path::Path;
-use std::process::Command;
 
 use parity::checkpoint::Checkpoint;
 use parity::gguf::{Gguf, Value as Metadata};
 use parity::model::builders::{Cache, Shape, build};
 use parity_graph::Graph;
-use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::support::gguf_writer::GgufWriter;
 use crate::support::graphs::record::{record, record_some};
 use crate::support::graphs::{head, hollow, values};
+use crate::support::program::audit;
 
 const MODEL: &str = "qwen3moe-moe";
 /// Of which each token goes to two.
@@ -84,20 +83,10 @@ fn exchanged(gguf: &Gguf, bytes: &mut [u8], name: &str, [a, b]: [usize; 2]) {
 }
 
 /// Exit code, and place, mistake and sentence of the first divergence.
-fn audited(folder: &Path, dump: &Path) -> (Option<i32>, [String; 3]) {
-    let model = folder.join("right/model.gguf");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
-    let done = command
-        .args(["audit", "--allow-missing", "--format", "json", "-m"])
-        .arg(model)
-        .arg(dump)
-        .output()
-        .unwrap();
-    let report: Value = serde_json::from_slice(&done.stdout).unwrap_or_default();
-    let first = &report["first_divergence"];
-    let named = &first["diagnosis"][0];
-    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    (done.status.code(), [word(&first["checkpoint"]), word(&named["fault"]), word(&named["text"])])
+fn audited(folder: &Path, dump: &Path) -> (i32, [String; 3]) {
+    let audited = audit(dump, &folder.join("right/model.gguf"), &["--allow-missing"]);
+    let text = audited.report["first_divergence"]["diagnosis"][0]["text"].as_str();
+    (audited.code, [audited.first, audited.fault, text.unwrap_or_default().to_owned()])
 }
 
 #[test]
@@ -106,7 +95,7 @@ fn experts_that_are_exchanged_are_named_where_their_product_was_recorded() {
     let (dump, wrong) = (folder.path().join("dump"), folder.path().join("wrong/model.gguf"));
     record(&wrong, &graph(&wrong), &dump);
     let (code, [place, fault, text]) = audited(folder.path(), &dump);
-    assert_eq!((code, &*place, &*fault), (Some(1), "blk.1.ffn_up_exps", "moe.expert_index"), "{text}");
+    assert_eq!((code, &*place, &*fault), (1, "blk.1.ffn_up_exps", "moe.expert_index"), "{text}");
     assert_eq!(text, "experts 0 and 1 are exchanged in blk.1.ffn_up_exps.weight");
 }
 
@@ -126,7 +115,7 @@ fn experts_that_are_exchanged_are_named_where_only_their_sum_was_recorded() {
         let (dump, wrong) = (folder.path().join("dump"), folder.path().join("wrong/model.gguf"));
         record_some(&wrong, &graph(&wrong), &dump, &|_, _| None, &is_shown);
         let (code, [place, fault, text]) = audited(folder.path(), &dump);
-        assert_eq!((code, &*place, &*fault), (Some(1), "blk.1.ffn_moe_out", "moe.expert_index"), "{text}");
+        assert_eq!((code, &*place, &*fault), (1, "blk.1.ffn_moe_out", "moe.expert_index"), "{text}");
         assert!(text.starts_with("experts 0 and 1 are exchanged in blk.1.ffn_"), "{text}");
         assert!(text.ends_with(unseen) && matrices.iter().all(|one| text.contains(one)), "{text}");
     }
@@ -137,7 +126,7 @@ fn a_choice_of_experts_that_rounding_cannot_change_need_not_be_recorded() {
     let folder = files(|_, _| {});
     let (dump, right) = (folder.path().join("dump"), folder.path().join("right/model.gguf"));
     record_some(&right, &graph(&right), &dump, &|_, _| None, &is_shown);
-    assert_eq!(audited(folder.path(), &dump).0, Some(0));
+    assert_eq!(audited(folder.path(), &dump).0, 0);
 }
 
 #[test]
@@ -151,5 +140,5 @@ fn any_other_layers_weight_is_named() {
     let (dump, wrong) = (folder.path().join("dump"), folder.path().join("wrong/model.gguf"));
     record(&wrong, &graph(&wrong), &dump);
     let (code, [place, fault, text]) = audited(folder.path(), &dump);
-    assert_eq!((code, &*place, &*fault), (Some(1), "blk.0.attn_out", "linear.wrong_layer"), "{text}");
+    assert_eq!((code, &*place, &*fault), (1, "blk.0.attn_out", "linear.wrong_layer"), "{text}");
 }

@@ -3,23 +3,20 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use parity::arithmetic::Arithmetic;
-use parity::audit::recorded::Labelled;
-use parity::engine::machine::{Conductor, Machine, Node, Unknown, Value, own};
-use parity::error::Result;
+use parity::checkpoint::Checkpoint;
+use parity::engine::machine::Machine;
 use parity::gguf::{DType, Gguf, Value as Metadata};
-use parity::ops::Args;
-use parity_dump::manifest::ModelInfo;
-use parity_dump::{Element, Producer, Writer};
+use parity_dump::Element;
 use parity_graph::text;
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
 use crate::support::gguf_writer::GgufWriter;
-use crate::support::graphs::record::leaves;
+use crate::support::graphs::record::{self, Step};
 use crate::support::graphs::values;
+use crate::support::program::parity;
 
 /// Weights by name, slowest axis first.
 const WEIGHTS: [(&str, [usize; 2]); 11] = [
@@ -119,10 +116,7 @@ impl Case {
 
     fn record(&self, name: &str, how: &How<'_>) -> PathBuf {
         let (dump, gguf) = (self.0.path().join(name), Gguf::open(&self.model()).unwrap());
-        let producer =
-            Producer { name: "llama.cpp".to_owned(), backend: Some("cpu".to_owned()), ..Producer::default() };
-        let info = ModelInfo { file: Some("model.gguf".to_owned()), ..ModelInfo::default() };
-        let mut writer = Writer::create(&dump, producer, info).unwrap();
+        let mut writer = record::writer(&self.model(), &dump, "llama.cpp");
         let mut machine = Machine::<f64>::new(&gguf, Arithmetic::EXACT);
         let (mut first, mut numbers) = (0, Vec::new());
         for (step, &count) in how.steps.iter().enumerate() {
@@ -136,17 +130,16 @@ impl Case {
             };
             let graph = text::read(&text).unwrap().remove(0);
             let tokens = &TOKENS[first..first + count];
-            let positions: Vec<u32> = (first as u32..(first + count) as u32).collect();
-            writer.begin_step(tokens, &positions, graph.tensors.len()).unwrap();
-            writer.step_graph(number);
-            let given = given(tokens);
-            leaves(&mut writer, &graph, &given);
-            let labelled = Labelled::new(graph).unwrap();
-            let last = (first + count) as u32 - 1;
-            let mut recorder = Recorder { step, last, labelled: &labelled, writer: &mut writer, how };
-            let input = |id| given.get(&labelled.program.graph.get(id).name).cloned();
-            machine.step(&labelled.program, &input, &mut recorder).unwrap();
-            writer.end_step().unwrap();
+            let scan = |id: Checkpoint, values: &mut Vec<f64>| {
+                if id.to_string() == SCAN {
+                    (how.scan)(step, values);
+                }
+            };
+            let (number, given) = (Some(number), given(tokens));
+            let of_step = Step { tokens, first, graph: &graph, number, given: &given };
+            let how =
+                record::How { kept: Element::F32, mistake: &|_, _| None, some: &|_| true, written: &scan };
+            of_step.record(&mut machine, &mut writer, &how);
             first += count;
         }
         writer.finish().unwrap();
@@ -155,9 +148,7 @@ impl Case {
 
     /// Exit status and report of a diff of two recordings.
     fn diff(&self, [one, other]: [&Path; 2], more: &[&str]) -> (i32, Json) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
-        command.env("PARITY_LLAMA", "none").arg("diff").args([one, other]).args(more);
-        let done = command.args(["--format", "json"]).output().unwrap();
+        let done = parity(&["diff", "--format", "json"]).args([one, other]).args(more).output().unwrap();
         let report = serde_json::from_slice(&done.stdout);
         let report = report.unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&done.stderr)));
         (done.status.code().unwrap(), report)
@@ -173,40 +164,6 @@ impl Case {
 fn given(tokens: &[u32]) -> BTreeMap<String, Vec<f64>> {
     let tokens = tokens.iter().map(|&token| f64::from(token)).collect();
     BTreeMap::from([("inp_tokens".to_owned(), tokens), ("rs_s_copy".to_owned(), vec![0.0])])
-}
-
-/// Goes on with what it writes.
-struct Recorder<'a> {
-    step: usize,
-    last: u32,
-    labelled: &'a Labelled,
-    writer: &'a mut Writer,
-    how: &'a How<'a>,
-}
-
-impl Conductor<f64> for Recorder<'_> {
-    fn value(
-        &mut self,
-        node: &Node<'_>,
-        args: std::result::Result<&Args<'_, f64>, &Unknown>,
-    ) -> Result<Value<f64>> {
-        let mut value = own(node, args);
-        let Some(id) = self.labelled.labels[node.id] else { return Ok(value) };
-        let values = value.as_mut().unwrap_or_else(|unknown| panic!("{id}: {}", unknown.reason));
-        values.data.iter_mut().for_each(|x| *x = f64::from(*x as f32));
-        let mut written = values.data.clone();
-        if id.to_string() == SCAN {
-            (self.how.scan)(self.step, &mut written);
-        }
-        // Token rows lie one behind the other; what has none is one row, of the last token.
-        let rows = self.labelled.axes[node.id].map(|axis| node.program.graph.get(node.id).shape()[axis]);
-        let extents = [rows.unwrap_or(1), written.len() / rows.unwrap_or(1)];
-        let bytes: Vec<u8> = written.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
-        let last = [self.last];
-        let rows = Some(&last[..]).filter(|_| rows.is_none());
-        self.writer.tensor(id, Element::F32, &extents, &bytes, rows).unwrap();
-        Ok(value)
-    }
 }
 
 fn verdict((code, report): &(i32, Json)) -> (i32, &str) {

@@ -10,13 +10,14 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 use parity::random::{GAMMA, mixed};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use serde_json::Value;
+
+use crate::support::program::output;
 
 const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
 /// Spoilings without SPOILINGS.
@@ -36,12 +37,6 @@ impl Random {
     fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
-}
-
-fn parity(args: &[&str]) -> (i32, String) {
-    let done = Command::new(env!("CARGO_BIN_EXE_parity")).args(args).output().unwrap();
-    let text = [&done.stdout[..], &done.stderr[..]].concat();
-    (done.status.code().unwrap(), String::from_utf8(text).unwrap())
 }
 
 /// One tensor of a step file.
@@ -114,7 +109,7 @@ fn steps(dump: &Path) -> Vec<PathBuf> {
 fn made(folder: &Path, tokens: usize, dtype: Dtype) -> PathBuf {
     let dump = folder.join(format!("{tokens}-{dtype:?}"));
     let ids: Vec<String> = (1..=tokens).map(|i| (3 + (i * 73 + i / 7 * 11) % 290).to_string()).collect();
-    let (code, text) = parity(&[
+    let (code, text) = output(&[
         "run",
         "-m",
         MODEL,
@@ -187,7 +182,7 @@ fn what_is_spoilt_is_never_at_parity() {
     let others = std::env::var("SPOILED_DUMPS").unwrap_or_default();
     dumps.extend(others.split(':').filter(|path| !path.is_empty()).map(PathBuf::from));
     let audit = |dump: &Path| {
-        parity(&["audit", dump.to_str().unwrap(), "-m", MODEL, "--allow-missing", "--threads", "1"])
+        output(&["audit", dump.to_str().unwrap(), "-m", MODEL, "--allow-missing", "--threads", "1"])
     };
     for dump in &dumps {
         let (code, text) = audit(dump);

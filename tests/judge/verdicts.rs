@@ -12,18 +12,12 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::support::program::{flat, parity, report};
+
 const PROMPT: &str = "def read_lines(path):";
 const F16: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
 const Q4: &str = "reference-dumps/models/qwen2-tiny-py-Q4_K_M.gguf";
 const REFERENCE: &str = "reference-dumps/qwen2-tiny-py-F16/read_lines";
-
-fn parity(args: &[&str]) -> Command {
-    let mut command = Command::cargo_bin("parity").unwrap();
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(args);
-    command.env("PARITY_LLAMA", "none").env("PARITY_CACHE", "/nonexistent");
-    command.env_remove("GITHUB_ACTIONS").env_remove("PARITY_MODELS");
-    command
-}
 
 /// A dump of the tiny model in a folder of its own.
 fn dump(args: &[&str]) -> (TempDir, String) {
@@ -40,18 +34,12 @@ fn long(tokens: u32) -> String {
     ids.join(",")
 }
 
-fn report(command: &mut Command, code: i32) -> Value {
-    let output = command.args(["--format", "json"]).assert().code(code).get_output().stdout.clone();
-    serde_json::from_slice(&output).expect("standard output is one JSON document")
-}
-
 fn entry<'a>(report: &'a Value, id: &str) -> &'a Value {
     report["checkpoints"].as_array().unwrap().iter().find(|entry| entry["id"] == id).unwrap()
 }
 
 fn spaced(command: &mut Command, code: i32) -> String {
-    let output = command.assert().code(code).get_output().stdout.clone();
-    String::from_utf8(output).unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
+    flat(&String::from_utf8(command.assert().code(code).get_output().stdout.clone()).unwrap())
 }
 
 /// Of a tensor: its name, width and values.

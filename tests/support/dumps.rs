@@ -4,21 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use assert_cmd::Command;
 use indexmap::IndexMap;
 use parity_dump::{Checkpoint, Dump, Kind, Producer, Writer};
 
 use super::files::Tensor;
+use super::program::parity;
 
 const PROMPT: &str = "def read_lines(path):";
-
-pub fn parity(args: &[&str]) -> Command {
-    let mut command = Command::cargo_bin("parity").unwrap();
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(args);
-    command.env("PARITY_LLAMA", "none").env("PARITY_CACHE", "/nonexistent");
-    command.env_remove("GITHUB_ACTIONS").env_remove("PARITY_MODELS");
-    command
-}
 
 /// What parity's own engine computes of [`PROMPT`], as a dump of one pass.
 pub fn healthy() -> &'static Path {

@@ -2,34 +2,26 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::process::Command;
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use serde_json::Value;
 
+use super::program::{answer, audit};
+
 /// The model that they are of.
 pub const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
-
-/// Exit code and report of the program.
-pub fn parity(args: &[&str]) -> (i32, Value) {
-    let done = Command::new(env!("CARGO_BIN_EXE_parity")).args(args).output().unwrap();
-    let text = String::from_utf8_lossy(&done.stdout);
-    (done.status.code().unwrap(), serde_json::from_str(&text).unwrap_or(Value::Null))
-}
 
 /// A run of so many tokens in one step.
 pub fn made(dump: &Path, tokens: usize, how: &[&str]) {
     let ids: Vec<String> = (0..tokens).map(|i| (10 + i * 37 % 3000).to_string()).collect();
     let run = ["run", "-m", MODEL, "--device", "cpu", "--no-audit", "--tokens", &ids.join(",")];
-    parity(&[&run[..], &["--dump", dump.to_str().unwrap()], how].concat());
+    answer(&[&run[..], &["--dump", dump.to_str().unwrap()], how].concat());
 }
 
 /// Exit code, first wrong checkpoint and reason of an audit.
 pub fn audited(dump: &Path, flags: &[&str]) -> (i32, String, Value) {
-    let audit = ["audit", dump.to_str().unwrap(), "-m", MODEL, "--format", "json"];
-    let (code, report) = parity(&[&audit[..], flags].concat());
-    let first = report["first_divergence"]["checkpoint"].as_str().unwrap_or_default().to_owned();
-    (code, first, report["reason"].clone())
+    let audited = audit(dump, Path::new(MODEL), flags);
+    (audited.code, audited.first, audited.report["reason"].clone())
 }
 
 /// Keeps the tensors of the only step for which `edit` says so, with what it makes of their values (T, …).

@@ -8,6 +8,7 @@ pub mod files;
 pub mod fixture;
 pub mod gguf_writer;
 pub mod graphs;
+pub mod program;
 pub mod runs;
 pub mod subset;
 pub mod tiny_model;

@@ -56,32 +56,64 @@ fn record_in(
 ) {
     let foreign = kept != Element::F32;
     let tokens: Vec<u32> = vec![1, 17, 33, 42, 5, 99, 101, 7, 64, 12, 88, 3];
-    let positions: Vec<u32> = (0..tokens.len() as u32).collect();
     let gguf = Gguf::open(model).unwrap();
     let given = inputs(&build(&gguf, Shape::of(graph)).unwrap(), &tokens, 0).unwrap();
-    let name = if foreign { "other" } else { "llama.cpp" };
-    let producer = Producer { name: name.to_owned(), backend: Some("cpu".to_owned()), ..Producer::default() };
-    let file = model.file_name().unwrap().to_string_lossy().into_owned();
-    let mut writer =
-        Writer::create(dump, producer, ModelInfo { file: Some(file), ..ModelInfo::default() }).unwrap();
+    let mut writer = writer(model, dump, if foreign { "other" } else { "llama.cpp" });
     let number = (!foreign).then(|| writer.graph(&text::write(graph)).unwrap());
-    writer.begin_step(&tokens, &positions, graph.tensors.len()).unwrap();
-    if let Some(number) = number {
-        writer.step_graph(number);
-        leaves(&mut writer, graph, &given);
-    }
-    let labelled = Labelled::new(graph.clone()).unwrap();
     let mut machine = Machine::<f64>::new(&gguf, Arithmetic::EXACT);
-    let last = tokens.len() as u32 - 1;
-    let mut recorder = Recorder { last, labelled: &labelled, writer: &mut writer, kept, mistake, some };
-    let input = |id| given.get(&labelled.program.graph.get(id).name).cloned();
-    machine.step(&labelled.program, &input, &mut recorder).unwrap();
-    writer.end_step().unwrap();
+    let step = Step { tokens: &tokens, first: 0, graph, number, given: &given };
+    step.record(&mut machine, &mut writer, &How { kept, mistake, some, written: &|_, _| {} });
     writer.finish().unwrap();
 }
 
+/// The writer of a recording by an engine of this name.
+pub fn writer(model: &Path, dump: &Path, name: &str) -> Writer {
+    let producer = Producer { name: name.to_owned(), backend: Some("cpu".to_owned()), ..Producer::default() };
+    let file = model.file_name().unwrap().to_string_lossy().into_owned();
+    Writer::create(dump, producer, ModelInfo { file: Some(file), ..ModelInfo::default() }).unwrap()
+}
+
+/// A step to be recorded.
+pub struct Step<'a> {
+    pub tokens: &'a [u32],
+    /// Position of the first.
+    pub first: usize,
+    pub graph: &'a Graph,
+    /// Of the graph among those of the recording, if it brings any.
+    pub number: Option<usize>,
+    /// What its inputs hold.
+    pub given: &'a BTreeMap<String, Vec<f64>>,
+}
+
+/// How steps are recorded.
+pub struct How<'a> {
+    /// What every value is kept in.
+    pub kept: Element,
+    pub mistake: Mistake<'a>,
+    /// What is written.
+    pub some: &'a dyn Fn(Checkpoint) -> bool,
+    /// What is done to values as they are written, and not to those that the engine goes on with.
+    pub written: &'a dyn Fn(Checkpoint, &mut Vec<f64>),
+}
+
+impl Step<'_> {
+    pub fn record(&self, machine: &mut Machine<'_, f64>, writer: &mut Writer, how: &How<'_>) {
+        let positions: Vec<u32> = (self.first as u32..(self.first + self.tokens.len()) as u32).collect();
+        writer.begin_step(self.tokens, &positions, self.graph.tensors.len()).unwrap();
+        if let Some(number) = self.number {
+            writer.step_graph(number);
+            leaves(writer, self.graph, self.given);
+        }
+        let labelled = Labelled::new(self.graph.clone()).unwrap();
+        let mut recorder = Recorder { positions: &positions, labelled: &labelled, writer, how };
+        let input = |id| self.given.get(&labelled.program.graph.get(id).name).cloned();
+        machine.step(&labelled.program, &input, &mut recorder).unwrap();
+        writer.end_step().unwrap();
+    }
+}
+
 /// Writes what the inputs of a step hold, by the names that they have in its graph.
-pub fn leaves(writer: &mut Writer, graph: &Graph, given: &BTreeMap<String, Vec<f64>>) {
+fn leaves(writer: &mut Writer, graph: &Graph, given: &BTreeMap<String, Vec<f64>>) {
     for (id, name) in label::leaf_names(graph).into_iter().enumerate() {
         let (Some(name), Some(Leaf::Input)) = (name, graph.leaf(id)) else { continue };
         let tensor = graph.get(id);
@@ -100,13 +132,10 @@ pub fn leaves(writer: &mut Writer, graph: &Graph, given: &BTreeMap<String, Vec<f
 
 /// Goes on with what it writes.
 struct Recorder<'a> {
-    /// Position of the last token.
-    last: u32,
+    positions: &'a [u32],
     labelled: &'a Labelled,
     writer: &'a mut Writer,
-    kept: Element,
-    mistake: Mistake<'a>,
-    some: &'a dyn Fn(Checkpoint) -> bool,
+    how: &'a How<'a>,
 }
 
 impl Conductor<f64> for Recorder<'_> {
@@ -118,50 +147,54 @@ impl Conductor<f64> for Recorder<'_> {
         let mut value = own(node, args);
         let Some(id) = self.labelled.labels[node.id] else { return Ok(value) };
         let values = value.as_mut().unwrap_or_else(|unknown| panic!("{id}: {}", unknown.reason));
-        if let Some(wrong) = args.ok().and_then(|args| (self.mistake)(id, args)) {
+        if let Some(wrong) = args.ok().and_then(|args| (self.how.mistake)(id, args)) {
             values.data = wrong;
         }
+        let kept = self.how.kept;
         values.data.iter_mut().for_each(|x| {
-            *x = match self.kept {
+            *x = match kept {
                 Element::F32 => f64::from(*x as f32),
                 Element::F16 => f16::from_f32(*x as f32).to_f64(),
                 Element::Bf16 => bf16::from_f32(*x as f32).to_f64(),
             }
         });
-        if self.kept == Element::F32 || node.program.graph.get(node.id).op != Op::RmsNorm {
-            self.write(node, id, &values.data);
+        let foreign = kept != Element::F32 && node.program.graph.get(node.id).op == Op::RmsNorm;
+        // Attention matrices are left out, as the tap leaves them out.
+        if !foreign && !id.kind().is_optional() && (self.how.some)(id) {
+            let mut written = values.data.clone();
+            (self.how.written)(id, &mut written);
+            self.write(node, id, &written);
         }
         Ok(value)
     }
 }
 
 impl Recorder<'_> {
-    /// Token rows first, as in every dump; attention matrices are left out, as the tap leaves them out.
+    /// Token rows first, as in every dump; what has no axis of tokens is one row, of the last.
     fn write(&mut self, node: &Node<'_>, id: Checkpoint, values: &[f64]) {
-        if id.kind().is_optional() || !(self.some)(id) {
-            return;
-        }
         let shape = node.program.graph.get(node.id).shape();
-        let tokens = self.labelled.axes[node.id];
-        let axis = tokens.unwrap_or(0);
-        let outer: usize = shape[..axis].iter().product();
-        let inner: usize = shape[axis + 1..].iter().product();
+        let element = |x: &f64| match self.how.kept {
+            Element::F32 => (*x as f32).to_le_bytes().to_vec(),
+            Element::F16 => f16::from_f64(*x).to_le_bytes().to_vec(),
+            Element::Bf16 => bf16::from_f64(*x).to_le_bytes().to_vec(),
+        };
         let mut bytes = Vec::new();
-        for row in 0..shape[axis] {
-            for block in 0..outer {
-                let from = (block * shape[axis] + row) * inner;
-                bytes.extend(values[from..from + inner].iter().flat_map(|x| match self.kept {
-                    Element::F32 => (*x as f32).to_le_bytes().to_vec(),
-                    Element::F16 => f16::from_f64(*x).to_le_bytes().to_vec(),
-                    Element::Bf16 => bf16::from_f64(*x).to_le_bytes().to_vec(),
-                }));
+        let mut rows = 1;
+        match self.labelled.axes[node.id] {
+            None => bytes.extend(values.iter().flat_map(element)),
+            Some(axis) => {
+                rows = shape[axis];
+                let outer: usize = shape[..axis].iter().product();
+                let inner = values.len() / rows / outer;
+                for (row, block) in (0..rows).flat_map(|row| (0..outer).map(move |block| (row, block))) {
+                    let from = (block * rows + row) * inner;
+                    bytes.extend(values[from..from + inner].iter().flat_map(element));
+                }
             }
         }
         // Behind the rows that logits are wanted of there is but the last.
-        let last = [self.last];
-        // What has no axis of tokens is one row, of the last.
-        let rows = Some(&last[..]).filter(|_| tokens.is_none() || shape[axis] == 1);
-        let extents = if tokens.is_some() { [shape[axis], outer * inner] } else { [1, values.len()] };
-        self.writer.tensor(id, self.kept, &extents, &bytes, rows).unwrap();
+        let last = &self.positions[self.positions.len() - 1..];
+        let at = Some(last).filter(|_| rows != self.positions.len());
+        self.writer.tensor(id, self.how.kept, &[rows, values.len() / rows], &bytes, at).unwrap();
     }
 }
