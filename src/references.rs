@@ -200,7 +200,7 @@ pub fn record(
     let summary = record::record(&record::Options {
         dir: dir.clone(),
         filter: record::Filter::default(),
-        sequence: 0,
+        sequence: None,
         all_rows: true,
         verify: false,
         graphs: None,

@@ -53,8 +53,10 @@ pub struct Args {
     own_rows: bool,
 
     /// Which of several prompts to record, from 0
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    sequence: usize,
+    ///
+    /// Without it, the first is recorded, and the dump says that it stopped where the program evaluates another.
+    #[arg(long, value_name = "N")]
+    sequence: Option<usize>,
 
     /// Check that recording changes no bit
     ///
@@ -201,14 +203,11 @@ fn text(summary: &Summary) -> String {
         dir.display()
     )];
     if summary.sequences > 1 {
-        let others = summary.sequences - 1;
-        lines.push(format!(
-            "           {others} more token sequences were computed: --sequence N records another"
-        ));
+        lines.push("           more token sequences were computed: --sequence N records another".to_owned());
     }
     lines.extend(unmapped_line(&summary.unmapped));
     if let Some(reason) = &summary.incomplete {
-        lines.push(format!("incomplete {reason}: the steps above are whole"));
+        lines.push(format!("stopped    {reason}: the steps above are whole, what came then is not known"));
     }
     if let Some(program) = summary.program.filter(|program| !program.success()) {
         lines.push(format!("program    {program}"));

@@ -11,7 +11,7 @@ use indexmap::IndexMap;
 use super::{Recording, Unfinite, UnfiniteRows};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::tensor::Matrix;
-use parity_dump::manifest::{Manifest, ModelInfo, Producer, SCHEMA, Step};
+use parity_dump::manifest::{Manifest, ModelInfo, Producer, Step};
 
 /// The rows of a run that an audit reads.
 pub struct Kept {
@@ -30,19 +30,7 @@ struct KeptRows {
 impl Kept {
     /// Nothing yet, of a run of `producer`.
     pub fn new(producer: Producer, model: ModelInfo) -> Kept {
-        let manifest = Manifest {
-            schema: SCHEMA.to_owned(),
-            producer,
-            model,
-            tokens: Vec::new(),
-            prompt: None,
-            steps: Vec::new(),
-            rows: Default::default(),
-            graphs: Vec::new(),
-            unmapped: Vec::new(),
-            provenance: BTreeMap::new(),
-            complete: true,
-        };
+        let manifest = Manifest { complete: true, ..Manifest::new(producer, model) };
         Kept { manifest, rows: IndexMap::new(), unfinite: IndexMap::new() }
     }
 

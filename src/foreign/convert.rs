@@ -91,6 +91,7 @@ pub fn convert(ranks: &[Foreign], map: &Map, widths: &Widths, tokens: Option<&[u
     if ranks.len() > 1 {
         manifest.provenance.insert(RANKS.to_owned(), ranks.len().to_string());
     }
+    manifest.stopped = ranks.iter().find_map(|rank| rank.stopped.clone());
     match ranks.iter().all(|rank| rank.complete) {
         true => writer.finish()?,
         false => drop(writer),

@@ -10,7 +10,7 @@ mod shards;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use parity_dump::manifest::{ModelInfo, Producer};
+use parity_dump::manifest::{ModelInfo, Producer, Stopped};
 use parity_dump::{Checkpoint, Dump};
 
 use crate::dump::inputs;
@@ -60,6 +60,8 @@ pub struct Foreign {
     pub passes: Vec<Pass>,
     /// `false` for an interrupted recording.
     pub complete: bool,
+    /// Where and why it ended early, where it says so.
+    pub stopped: Option<Stopped>,
 }
 
 impl Foreign {
@@ -77,6 +79,7 @@ impl Foreign {
             layout: BTreeMap::new(),
             passes,
             complete: true,
+            stopped: None,
         }
     }
 

@@ -183,7 +183,10 @@ fn listed(positions: &[u32]) -> String {
 fn findings(dump: &Dump, checkpoints: &[CheckpointReport]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let manifest = dump.manifest();
-    if !manifest.complete {
+    if let Some(stopped) = &manifest.stopped {
+        let next = stopped.position.map_or_else(String::new, |next| format!(", before position {next}"));
+        findings.push(Finding::unusual("stopped", format!("the recording ends early{next}: {}", stopped.reason)));
+    } else if !manifest.complete {
         let text = "is false: the recording was interrupted, what follows is what was whole";
         findings.push(Finding::unusual("complete", text));
     }

@@ -100,8 +100,8 @@ fn on_nodes(candidate: &Dump, reference: &Dump, model: Option<&Model>, options: 
         "such were not compared; an audit (-m MODEL) judges them",
     ));
     let mut gaps = verdict::gaps(tokens_of(candidate), tokens_of(reference));
-    gaps.extend(Gap::of_steps("candidate", candidate));
-    gaps.extend(Gap::of_steps("reference", reference));
+    gaps.extend(Gap::of_dump("candidate", candidate));
+    gaps.extend(Gap::of_dump("reference", reference));
     let mut report = verdict::assemble(Parts {
         judgement,
         comparisons,

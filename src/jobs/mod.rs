@@ -26,7 +26,7 @@ use parity_dump::Dump;
 
 /// What a reader must know of a side's dump: an interrupted recording, an arithmetic or names that are not understood.
 fn notes_of(dump: &Dump, side: &str) -> Vec<String> {
-    let interrupted = !dump.manifest().complete;
+    let interrupted = !dump.manifest().is_whole();
     let note = format!("the {side} is an interrupted recording; what is whole in it is looked at");
     let declared = dump.manifest().producer.numerics.as_deref();
     let unknown = declared.filter(|words| words.parse::<Numerics>().is_err()).map(|words| {

@@ -365,6 +365,7 @@ pub fn gaps(options: &RunOptions, ours: &[u32], reference: &Dump) -> Vec<Gap> {
     let whole = options.tokens.is_empty() && options.n_predict.is_none();
     let asked_for = !whole && theirs.starts_with(ours);
     let mut gaps = if asked_for { Vec::new() } else { verdict::gaps(ours, theirs) };
+    gaps.extend(Gap::of_end("reference", reference));
     gaps.extend(Gap::of_steps("reference", reference).filter(|_| whole));
     gaps
 }

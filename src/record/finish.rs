@@ -55,7 +55,7 @@ pub fn finish(options: &Options, program: &Program, report: &Report, status: Exi
         model: report.models.first().map(PathBuf::as_path),
         prompt: prompt(&options.command),
         provenance: provenance(options, status).into_iter().chain(injected(options, report)).collect(),
-        incomplete: report.stopped.clone().or_else(|| status.code().is_none().then(|| ending(status))),
+        incomplete: report.stopped.clone().or_else(|| status.code().is_none().then(|| ended(status))),
         sequences: report.sequences,
         program: Some(status),
     })
@@ -87,10 +87,10 @@ pub fn complete(finished: Finished<'_>) -> Result<Summary> {
     let made =
         [("date", date(SystemTime::now())), ("recorded by", format!("parity {}", env!("CARGO_PKG_VERSION")))];
     manifest.provenance.extend(made.map(|(key, value)| (key.to_owned(), value)));
+    manifest.complete = true;
     if let Some(reason) = &incomplete {
-        manifest.provenance.insert("incomplete".to_owned(), reason.clone());
+        manifest.stop(reason);
     }
-    manifest.complete = incomplete.is_none();
     write(dir, &manifest)?;
     let bytes = |file: &String| fs::metadata(dir.join(file)).map_or(0, |meta| meta.len());
     Ok(Summary {
@@ -105,6 +105,11 @@ pub fn complete(finished: Finished<'_>) -> Result<Summary> {
         program,
         verified: None,
     })
+}
+
+/// That the program ended before its own end.
+fn ended(status: ExitStatus) -> String {
+    format!("the program ended with {}", ending(status))
 }
 
 /// Why there is no dump.

@@ -29,8 +29,9 @@ pub struct Options {
     pub dir: PathBuf,
     /// Which checkpoints.
     pub filter: Filter,
-    /// Which token sequence of the program, counted from 0; warm-ups are not counted.
-    pub sequence: usize,
+    /// Which token sequence of the program alone, counted from 0; warm-ups are not counted. `None` where there should be
+    /// only one.
+    pub sequence: Option<usize>,
     /// Whether every token gets logits, and not only those that the program asks them of.
     pub all_rows: bool,
     /// Whether to run the program once more without recording, and compare its logits.

@@ -65,7 +65,7 @@ impl Session {
         let mut tapped = self.bare(command);
         tapped.env("PARITY_TAP_DIR", absolute(&options.dir));
         tapped.env("PARITY_TAP_FILTER", options.filter.to_string());
-        tapped.env("PARITY_TAP_SEQUENCE", options.sequence.to_string());
+        options.sequence.map(|number| tapped.env("PARITY_TAP_SEQUENCE", number.to_string()));
         tapped.env("PARITY_TAP_ALL_ROWS", if options.all_rows { "1" } else { "0" });
         if let Some(inject) = &options.inject {
             tapped.env("PARITY_TAP_INJECT", inject.to_string());
@@ -94,7 +94,7 @@ impl Session {
         let _ = fs::remove_file(self.folder().join("owner"));
         let mut noted = self.bare(command);
         noted.env("PARITY_TAP_HASHES", hashes);
-        noted.env("PARITY_TAP_SEQUENCE", options.sequence.to_string());
+        options.sequence.map(|number| noted.env("PARITY_TAP_SEQUENCE", number.to_string()));
         noted.env("PARITY_TAP_ALL_ROWS", if all_rows { "1" } else { "0" });
         noted
     }

@@ -1,9 +1,13 @@
 //! Answers in words.
 
+use std::path::Path;
+
 use super::{Gap, Why};
 use crate::audit::recorded::Carried;
 use crate::report::words::{count, number, thousands};
 use crate::report::{LocalError, Seen};
+use crate::text::printable;
+use parity_dump::Stopped;
 
 /// The evidence in one sentence without a full stop.
 pub fn sentence(why: &Why) -> String {
@@ -181,5 +185,23 @@ pub fn gap(gap: &Gap) -> String {
         Gap::Rows(side, id, [rows, all]) => {
             format!("the {side} has {rows} of {all} rows of {id}: nothing is known of the others")
         }
+        Gap::Ended(side, path, last, stopped) => ended(side, path, *last, stopped.as_ref()),
     }
+}
+
+/// That a dump ends early, and what to do.
+fn ended(side: &str, path: &Path, last: Option<usize>, stopped: Option<&Stopped>) -> String {
+    let behind = |step: Option<usize>| match step {
+        Some(step) => format!("after step {step}"),
+        None => "before its first step".to_owned(),
+    };
+    let what = match stopped {
+        Some(Stopped { after_step, position, reason }) => {
+            let position = position.map_or_else(String::new, |next| format!(", before position {next}"));
+            let why = if reason.is_empty() { "it does not say why" } else { reason };
+            format!("stopped {}{position}: {}", behind(*after_step), printable(why))
+        }
+        None => format!("is an interrupted recording, which ends {}", behind(last)),
+    };
+    format!("the {side} {} {what}; nothing is known of what came then: record it again to its end", path.display())
 }

@@ -1,5 +1,7 @@
 //! The answer of the whole.
 
+use std::path::PathBuf;
+
 use indexmap::IndexMap;
 
 use super::{Why, text};
@@ -8,6 +10,7 @@ use crate::checkpoint::Checkpoint;
 use crate::compare::common_positions;
 use crate::dump::Recording;
 use crate::report::{CheckpointVerdict, Coverage, Entry, TokenReport, Verdict, words};
+use parity_dump::{Dump, Stopped};
 
 /// Tokens that there is nothing to say about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,12 +23,14 @@ pub enum Gap {
     Unrecorded(&'static str, usize, usize),
     /// A side has rows of a checkpoint at only so many of the positions of its steps: the side, which, and the two numbers.
     Rows(&'static str, Checkpoint, [usize; 2]),
+    /// A side's dump ends before what it records did: the side, where it lies, behind which step, and why, where it says so.
+    Ended(&'static str, PathBuf, Option<usize>, Option<Stopped>),
 }
 
 impl Gap {
     /// Whether a user can accept it.
-    fn is_acceptable(&self) -> bool {
-        !matches!(self, Gap::OtherTokens(..))
+    pub fn is_acceptable(&self) -> bool {
+        !matches!(self, Gap::OtherTokens(..) | Gap::Ended(..))
     }
 }
 
@@ -41,6 +46,19 @@ pub fn gaps(candidate: &[u32], reference: &[u32]) -> Vec<Gap> {
 }
 
 impl Gap {
+    /// What nobody knows of a side since its dump ends early, or has no rows of some of its tokens.
+    pub fn of_dump(side: &'static str, dump: &Dump) -> Vec<Gap> {
+        Gap::of_end(side, dump).into_iter().chain(Gap::of_steps(side, dump)).collect()
+    }
+
+    /// That a dump ends before what it records did: whatever follows may be wrong.
+    pub fn of_end(side: &'static str, dump: &Dump) -> Option<Gap> {
+        let manifest = dump.manifest();
+        let last = manifest.steps.len().checked_sub(1);
+        let ended = || Gap::Ended(side, dump.path().to_owned(), last, manifest.stopped.clone());
+        (!manifest.is_whole()).then(ended)
+    }
+
     /// Tokens of a recording that none of its steps has a row of.
     pub fn of_steps(side: &'static str, recording: &dyn Recording) -> Option<Gap> {
         let tokens = recording.tokens().len();
@@ -80,7 +98,9 @@ pub fn spoken(gaps: &[Gap], allow_missing: bool) -> (Vec<String>, Vec<String>) {
         true => text::gap(gap) + "; --allow-missing accepts it",
         false => text::gap(gap),
     };
-    (obstacles.iter().map(obstacle).collect(), accepted.into_iter().map(text::gap).collect())
+    // What no flag lifts comes first.
+    let (last, first): (Vec<&Gap>, Vec<&Gap>) = obstacles.into_iter().partition(|gap| gap.is_acceptable());
+    (first.iter().chain(&last).map(obstacle).collect(), accepted.into_iter().map(text::gap).collect())
 }
 
 /// What the answer is made from.

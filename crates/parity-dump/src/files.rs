@@ -6,10 +6,11 @@ use std::path::Path;
 
 use memmap2::Mmap;
 use safetensors::Dtype;
+use serde::Deserialize;
 
 use crate::dtype::Element;
 use crate::error::DumpError;
-use crate::manifest::{MANIFEST_FILE, Manifest, SCHEMA};
+use crate::manifest::{KNOWN, MANIFEST_FILE, Manifest, SCHEMA};
 
 /// Bytes of a manifest, a graph or a list of seen values. A token takes some twenty in all places together.
 pub(crate) const TEXT_BYTES_MAX: u64 = 256 << 20;
@@ -62,11 +63,13 @@ pub(crate) fn read_manifest(dir: &Path) -> Result<Manifest, DumpError> {
             .hint("record one with `parity record`, or `parity run --dump DIR`"));
     }
     let text = read_text(&path, TEXT_BYTES_MAX)?;
-    let manifest: Manifest = serde_json::from_str(&text)
-        .map_err(|e| DumpError::new(&path, format!("is no manifest of a dump: {e}")))?;
-    if manifest.schema != SCHEMA {
-        return Err(DumpError::new(&path, "another dump format").expected_found(SCHEMA, &manifest.schema));
+    let wrong = |e| DumpError::new(&path, format!("is no manifest of a dump: {e}"));
+    let head: Head = serde_json::from_str(&text).map_err(wrong)?;
+    if head.schema != SCHEMA {
+        return Err(DumpError::new(&path, "another dump format").expected_found(SCHEMA, &head.schema));
     }
+    refuse_unknown(&path, &head.requires.unwrap_or_default())?;
+    let manifest: Manifest = serde_json::from_str(&text).map_err(wrong)?;
     if manifest.tokens.len() > POSITIONS_MAX {
         return Err(too_many_tokens(&path, manifest.tokens.len()));
     }
@@ -77,6 +80,25 @@ pub(crate) fn read_manifest(dir: &Path) -> Result<Manifest, DumpError> {
         }
     }
     Ok(manifest)
+}
+
+/// What says whether the rest of a manifest can be read: looked at first, since the rest may have changed its form.
+#[derive(Deserialize)]
+struct Head {
+    schema: String,
+    #[serde(default)]
+    requires: Option<Vec<String>>,
+}
+
+/// Refuses what a dump requires of its readers and this one does not know.
+///
+/// # Errors
+/// The first such thing.
+pub fn refuse_unknown(path: &Path, requires: &[String]) -> Result<(), DumpError> {
+    let Some(unknown) = requires.iter().find(|name| !KNOWN.contains(&name.as_str())) else { return Ok(()) };
+    Err(DumpError::new(path, "was made by a newer parity, and cannot be read rightly without what it requires")
+        .expected_found(format!("nothing required, or one of {KNOWN:?}"), format!("`{unknown}`"))
+        .hint("a newer parity reads it"))
 }
 
 /// More tokens than a dump has.

@@ -43,9 +43,68 @@ pub struct Manifest {
     /// How the dump was made: flags, date, anything worth keeping.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_is_default")]
     pub provenance: BTreeMap<String, String>,
+    /// Where and why the recording ended before what it records did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<Stopped>,
+    /// What a reader must know to read it rightly; see [`KNOWN`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_is_default")]
+    pub requires: Vec<String>,
     /// Written last; `false` in an interrupted recording.
     #[serde(default, deserialize_with = "null_is_default")]
     pub complete: bool,
+}
+
+/// What a manifest may require of its readers, and this one fulfils: nothing so far.
+pub const KNOWN: &[&str] = &[];
+
+/// Where and why a recording ended early.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped {
+    /// Index of the last step that was recorded; null before the first.
+    #[serde(default)]
+    pub after_step: Option<usize>,
+    /// The position that would have been recorded next.
+    #[serde(default)]
+    pub position: Option<u32>,
+    /// Why, as the middle of a sentence.
+    #[serde(default)]
+    pub reason: String,
+}
+
+impl Manifest {
+    /// A dump of nothing yet.
+    pub fn new(producer: Producer, model: ModelInfo) -> Manifest {
+        Manifest {
+            schema: SCHEMA.to_owned(),
+            producer,
+            model,
+            tokens: Vec::new(),
+            prompt: None,
+            steps: Vec::new(),
+            rows: HashMap::new(),
+            graphs: Vec::new(),
+            unmapped: Vec::new(),
+            provenance: BTreeMap::new(),
+            stopped: None,
+            requires: Vec::new(),
+            complete: false,
+        }
+    }
+
+    /// Says that the recording ended behind its last step, for a `reason`; the first that was told counts.
+    pub fn stop(&mut self, reason: &str) {
+        self.complete = false;
+        self.stopped.get_or_insert_with(|| Stopped {
+            after_step: self.steps.len().checked_sub(1),
+            position: u32::try_from(self.tokens.len()).ok(),
+            reason: reason.to_owned(),
+        });
+    }
+
+    /// Whether everything that was to be recorded is there.
+    pub fn is_whole(&self) -> bool {
+        self.complete && self.stopped.is_none()
+    }
 }
 
 fn rows_by_spelling<S: Serializer>(

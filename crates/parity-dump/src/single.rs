@@ -2,7 +2,8 @@
 //!
 //! Tensors are named by checkpoint ids; `tokens` (I32, U32 or I64) is one more tensor, for positions 0 to T-1. What a
 //! manifest says of a folder may stand in the file's `__metadata__`: `producer`, `numerics`, `steps` (as in a manifest,
-//! or the token rows of each forward pass: `[5, 1, 1]`), `rows` and `layout` (`{"q_rope": "HTE"}`).
+//! or the token rows of each forward pass: `[5, 1, 1]`), `rows`, `layout` (`{"q_rope": "HTE"}`), `stopped`, `requires`
+//! and `complete`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -14,8 +15,8 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::DumpError;
-use crate::files::{POSITIONS_MAX, element_of, map_file, too_many_tokens, unreadable};
-use crate::manifest::{Manifest, Producer, SCHEMA, Step};
+use crate::files::{POSITIONS_MAX, element_of, map_file, refuse_unknown, too_many_tokens, unreadable};
+use crate::manifest::{Manifest, ModelInfo, Producer, Step, Stopped};
 use crate::reader::Dump;
 use crate::recorded::Part;
 
@@ -46,22 +47,18 @@ pub(crate) fn open(path: &Path) -> Result<Dump, DumpError> {
     let file_name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let steps: Vec<Step> =
         said.steps.into_iter().map(|positions| Step { file: file_name.clone(), positions }).collect();
+    let producer = Producer {
+        numerics: said.numerics.or(said.producer.numerics),
+        name: if said.producer.name.is_empty() { file_name } else { said.producer.name },
+        ..said.producer
+    };
     let manifest = Manifest {
-        schema: SCHEMA.to_owned(),
-        producer: Producer {
-            numerics: said.numerics.or(said.producer.numerics),
-            name: if said.producer.name.is_empty() { file_name } else { said.producer.name },
-            ..said.producer
-        },
-        model: Default::default(),
         tokens,
-        prompt: None,
         steps: steps.clone(),
         rows: said.rows,
-        graphs: Vec::new(),
-        unmapped: Vec::new(),
-        provenance: BTreeMap::new(),
-        complete: true,
+        stopped: said.stopped,
+        complete: said.complete,
+        ..Manifest::new(producer, ModelInfo::default())
     };
     let mut dump = Dump::from_parts(path, manifest, Vec::new());
     let mut parts: Vec<(Checkpoint, Part)> = Vec::new();
@@ -95,6 +92,10 @@ pub struct Metadata {
     pub steps: Vec<Vec<u32>>,
     /// Letters of the axes, slowest first, by the tensor's name, its id, or the part of the id behind the layer.
     pub layout: BTreeMap<String, String>,
+    /// Whether everything that was to be recorded is there.
+    pub complete: bool,
+    /// Where and why it ended early.
+    pub stopped: Option<Stopped>,
 }
 
 /// Reads the `__metadata__` of a file with `n` tokens.
@@ -104,7 +105,8 @@ pub struct Metadata {
 pub fn said(path: &Path, file: &[u8], n: usize) -> Result<Metadata, DumpError> {
     let said = Said::read(path, file, n)?;
     let producer = Producer { numerics: said.numerics.or(said.producer.numerics), ..said.producer };
-    Ok(Metadata { producer, steps: said.steps, layout: said.layout })
+    let Said { steps, layout, complete, stopped, .. } = said;
+    Ok(Metadata { producer, steps, layout, complete, stopped })
 }
 
 /// Adds a tensor whose rows are those of all steps, one after the other.
@@ -137,6 +139,8 @@ struct Said {
     steps: Vec<Vec<u32>>,
     rows: HashMap<Checkpoint, Vec<u32>>,
     layout: BTreeMap<String, String>,
+    stopped: Option<Stopped>,
+    complete: bool,
 }
 
 /// The steps in `__metadata__`.
@@ -177,6 +181,11 @@ impl Said {
         let (_, header) = SafeTensors::read_metadata(file).map_err(|e| unreadable(path, &e))?;
         let none = HashMap::new();
         let all = header.metadata().as_ref().unwrap_or(&none);
+        let requires = match all.get("requires") {
+            None => Vec::new(),
+            Some(text) => parsed(path, "requires", text, "[\"sequences\"]")?,
+        };
+        refuse_unknown(path, &requires)?;
         let producer = match all.get("producer").map(|text| text.trim()) {
             None => Producer::default(),
             Some(text) if text.starts_with('{') => parsed(path, "producer", text, "{\"name\": …}")?,
@@ -218,7 +227,17 @@ impl Said {
                     shown(layout),
                 ));
         }
-        Ok(Said { producer, numerics: all.get("numerics").cloned(), steps, rows, layout })
+        // A file is written at once: what says nothing is whole.
+        let complete = match all.get("complete") {
+            None => true,
+            Some(text) => parsed(path, "complete", text, "true")?,
+        };
+        let stopped = match all.get("stopped") {
+            None => None,
+            Some(text) => parsed(path, "stopped", text, "{\"after_step\": 3, \"position\": 9, \"reason\": …}")?,
+        };
+        let numerics = all.get("numerics").cloned();
+        Ok(Said { producer, numerics, steps, rows, layout, stopped, complete })
     }
 }
 

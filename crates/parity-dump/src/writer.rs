@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::checkpoint::Checkpoint;
 use crate::dtype::Element;
 use crate::error::DumpError;
-use crate::manifest::{GraphFile, LEAF_PREFIX, MANIFEST_FILE, Manifest, ModelInfo, Producer, SCHEMA, Step};
+use crate::manifest::{GraphFile, LEAF_PREFIX, MANIFEST_FILE, Manifest, ModelInfo, Producer, Step};
 use crate::seen::{self, SEEN_FILE, SeenTensors};
 
 /// Bytes that one tensor's entry takes in a safetensors header at most: name 96, shape and offsets six
@@ -48,20 +48,7 @@ impl Writer {
     pub fn create(dir: &Path, producer: Producer, model: ModelInfo) -> Result<Writer, DumpError> {
         fs::create_dir_all(dir).map_err(|e| failed(dir, "cannot create the folder", &e))?;
         clear(dir)?;
-        let manifest = Manifest {
-            schema: SCHEMA.to_owned(),
-            producer,
-            model,
-            tokens: Vec::new(),
-            prompt: None,
-            steps: Vec::new(),
-            rows: Default::default(),
-            graphs: Vec::new(),
-            unmapped: Vec::new(),
-            provenance: Default::default(),
-            complete: false,
-        };
-        let writer = Writer { dir: dir.to_owned(), manifest, open: None };
+        let writer = Writer { dir: dir.to_owned(), manifest: Manifest::new(producer, model), open: None };
         writer.write_manifest()?;
         Ok(writer)
     }
@@ -229,10 +216,17 @@ impl Writer {
         seen::write(&self.dir, seen)
     }
 
-    /// Marks the dump complete.
+    /// Drops the open step and says that the dump ends here, for a `reason`.
+    pub fn stop(&mut self, reason: &str) -> Result<(), DumpError> {
+        self.discard_step();
+        self.manifest.stop(reason);
+        self.write_manifest()
+    }
+
+    /// Marks the dump complete, unless it stopped.
     pub fn finish(mut self) -> Result<(), DumpError> {
         assert!(self.open.is_none(), "the last step is finished");
-        self.manifest.complete = true;
+        self.manifest.complete = self.manifest.stopped.is_none();
         self.write_manifest()
     }
 

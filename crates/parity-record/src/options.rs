@@ -12,8 +12,8 @@ pub struct Options {
     pub dir: Option<PathBuf>,
     /// Which checkpoints.
     pub filter: Filter,
-    /// Which token sequence, counted from 0.
-    pub sequence: usize,
+    /// Which token sequence alone, counted from 0; `None` where there should be only one.
+    pub sequence: Option<usize>,
     /// File that takes a hash of each row of logits.
     pub hashes: Option<PathBuf>,
     /// File that takes the graph of each pass as text.

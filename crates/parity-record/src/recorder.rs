@@ -6,7 +6,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use parity_dump::{ModelInfo, Producer, Writer};
-use parity_graph::{Graph, text as graph_text};
+use parity_graph::{Graph, Op, text as graph_text};
 
 use crate::api::{RawGraph, RawSched, RawTensor, text};
 use crate::describe::{Described, Reader};
@@ -81,7 +81,12 @@ impl Recorder {
         let described = unsafe { reader.describe(sched, graph) };
         let (number, mapping) = self.analyse(&described.graph);
         // Graphs that shift a cache or encode an image have no embedding of tokens.
-        let Some(tokens) = mapping.known.tokens else { return false };
+        let Some(tokens) = mapping.known.tokens else {
+            if self.sched == Some(sched as usize) && is_shift(&described.graph) {
+                self.sequences.shift();
+            }
+            return false;
+        };
         if self.sched.is_none() && !self.host.claim() {
             self.host.say("another process of this program is being recorded: this one is not");
             self.stopped = true;
@@ -93,13 +98,19 @@ impl Recorder {
         }
         // SAFETY: by the caller's promise.
         let inputs = unsafe { self.inputs(reader, &described, &mapping, tokens) };
+        let pass = match &inputs {
+            Some((tokens, positions)) => self.sequences.pass(tokens, positions),
+            None => self.sequences.unknown(),
+        };
+        self.report_sequences();
+        if let Pass::Lost(why) = &pass {
+            self.stop(why);
+        }
         let Some((tokens, positions)) = inputs else {
             self.say_once("a pass without token ids is not recorded");
             return false;
         };
-        let pass = self.sequences.pass(&tokens, &positions);
-        self.report_sequences();
-        if pass == Pass::Skip {
+        if matches!(pass, Pass::Skip | Pass::Lost(_)) {
             return false;
         }
         self.note_graph(&described.graph);
@@ -260,6 +271,9 @@ impl Recorder {
             self.stopped = true;
             self.host.say(&format!("recording stopped: {reason}"));
             self.host.status("stopped", reason);
+            if let Some(store) = &mut self.store {
+                store.stop(reason);
+            }
         }
         (self.store, self.plan) = (None, None);
     }
@@ -370,6 +384,12 @@ impl Recorder {
             store.no_rows(checkpoint);
         }
     }
+}
+
+/// Whether a graph turns cached keys to other positions: RoPE, and nothing that is computed of weights.
+fn is_shift(graph: &Graph) -> bool {
+    let has = |op: Op| graph.computed().any(|id| graph.get(id).op == op);
+    has(Op::Rope) && !has(Op::MulMat)
 }
 
 /// Graphs that are kept to be recognised.

@@ -59,6 +59,8 @@ enum Job {
     End,
     Discard,
     Edit(Box<dyn FnOnce(&mut Manifest) + Send>),
+    /// The recording ends here, and why.
+    Stop(String),
     /// Says that everything before has been done.
     Done(Sender<()>),
 }
@@ -141,6 +143,12 @@ impl Store {
         self.send(Job::Edit(Box::new(change)));
     }
 
+    /// Drops the open step, and writes into the dump that it ends here and why.
+    pub fn stop(&mut self, reason: &str) {
+        (self.used, self.begins) = (0, Vec::new());
+        self.send(Job::Stop(reason.to_owned()));
+    }
+
     /// Finishes the step, or drops it, and waits until the disk has it.
     pub fn end(&mut self, whole: bool) {
         if whole {
@@ -207,6 +215,11 @@ fn work(
                     note(failure, write_bytes(&mut writer, &buffer[..used], begins), &mut writer);
                 }
                 let _ = give_back.send(buffer);
+            }
+            Job::Stop(reason) => {
+                open = false;
+                // Where this fails, there is only the parent process left to say it.
+                let _ = writer.stop(&reason);
             }
             _ if failure.get().is_some() => {}
             Job::Begin { tokens, positions, tensors } => {

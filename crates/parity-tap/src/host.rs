@@ -41,8 +41,8 @@ pub fn asked() -> Result<Option<Asked>, String> {
         dir: path(DIR),
         filter: value(FILTER).unwrap_or_default().parse()?,
         sequence: match value(SEQUENCE) {
-            Some(number) => number.parse().map_err(|_| format!("{SEQUENCE}={number} is no number"))?,
-            None => 0,
+            Some(number) => Some(number.parse().map_err(|_| format!("{SEQUENCE}={number} is no number"))?),
+            None => None,
         },
         hashes: path(HASHES),
         graphs: path(GRAPHS),

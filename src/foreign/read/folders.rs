@@ -128,9 +128,15 @@ fn passes_in_folders(path: &Path, steps: &[PathBuf]) -> Result<Vec<Foreign>> {
                 return Err(Error::file(folder, "has ranks within ranks"));
             };
             match out.get_mut(rank) {
-                Some(known) => known.passes.append(&mut one.passes),
+                Some(known) => {
+                    known.passes.append(&mut one.passes);
+                    known.complete &= one.complete;
+                    known.stopped = known.stopped.take().or(one.stopped);
+                }
                 None => out.push(Foreign {
                     provenance: one.provenance,
+                    complete: one.complete,
+                    stopped: one.stopped,
                     ..Foreign::new(path, one.format, one.passes)
                 }),
             }
@@ -159,6 +165,7 @@ fn own(path: &Path) -> Result<Foreign> {
     if manifest.schema != SCHEMA {
         return Err(Error::file(&file, "another dump format").expected(SCHEMA).found(&manifest.schema));
     }
+    parity_dump::refuse_unknown(&file, &manifest.requires)?;
     let mut passes = Vec::with_capacity(manifest.steps.len());
     for step in &manifest.steps {
         if step.file.contains(['/', '\\']) {
@@ -180,7 +187,8 @@ fn own(path: &Path) -> Result<Foreign> {
     }
     let mut out = Foreign::new(path, "parity-dump/1", passes);
     (out.producer, out.model, out.prompt) = (manifest.producer, manifest.model, manifest.prompt);
-    (out.provenance, out.complete) = (manifest.provenance, manifest.complete);
+    (out.provenance, out.complete, out.stopped) =
+        (manifest.provenance, manifest.complete, manifest.stopped);
     Ok(out)
 }
 

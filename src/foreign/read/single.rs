@@ -59,8 +59,9 @@ fn told(path: &Path, dump: &mut Foreign) -> Result<()> {
     let is_tokens =
         |array: &&Array| array.dtype.is_integer() && ["tokens", "input_ids"].contains(&array.name.as_str());
     let n = pass.arrays.iter().find(is_tokens).map_or(0, Array::len);
-    let Metadata { producer, steps, layout } = parity_dump::single::said(path, map(path)?.as_slice(), n)?;
-    dump.layout = layout;
+    let said = parity_dump::single::said(path, map(path)?.as_slice(), n)?;
+    let Metadata { producer, steps, .. } = said;
+    (dump.layout, dump.complete, dump.stopped) = (said.layout, said.complete, said.stopped);
     dump.producer.numerics = producer.numerics.clone();
     if !producer.name.is_empty() {
         dump.producer = producer;

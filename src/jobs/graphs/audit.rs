@@ -57,7 +57,7 @@ pub fn audit(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report>
     // The rows that a graph brought along has are those that were computed.
     let built = all.iter().copied().filter(|id| own.are_built() && shown(*id));
     let gaps: Vec<Gap> =
-        Gap::of_steps("dump", dump).into_iter().chain(Gap::of_rows("dump", dump, built)).collect();
+        Gap::of_dump("dump", dump).into_iter().chain(Gap::of_rows("dump", dump, built)).collect();
     refuse_gaps(&mut report, &gaps, *allow_missing);
     Ok(report)
 }

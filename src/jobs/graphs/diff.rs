@@ -90,8 +90,8 @@ pub fn diff(sides: &Sides<'_>, by: &ByGraph<'_>, rows: AuditRows, options: &Opti
     report.notes.extend(notes("the reference", &graphs, &theirs, their_values.declared()));
     by.weigh_wiring(&of_reference, &mut report);
     let mut gaps = verdict::gaps(candidate.tokens(), reference.tokens());
-    gaps.extend(Gap::of_steps("candidate", candidate));
-    gaps.extend(Gap::of_steps("reference", reference));
+    gaps.extend(Gap::of_dump("candidate", candidate));
+    gaps.extend(Gap::of_dump("reference", reference));
     refuse_gaps(&mut report, &gaps, *allow_missing);
     let compared = comparisons.iter().any(|comparison| comparison.numbers.is_some());
     refuse_nothing(&mut report, compared);

@@ -70,7 +70,7 @@ pub fn record(options: &BuiltinOptions) -> Result<Summary> {
     let recording = Recording {
         dir: Some(options.dir.clone()),
         filter: options.filter.clone(),
-        sequence: 0,
+        sequence: None,
         hashes: recorded.clone(),
         graphs: None,
         inject: None,

@@ -26,7 +26,14 @@ use crate::select::Selection;
 /// Tokens that there is nothing to say about are no parity.
 pub fn refuse_gaps(report: &mut Report, gaps: &[Gap], allow_missing: bool) {
     let (obstacles, accepted) = spoken(gaps, allow_missing);
-    if let Some(first) = obstacles.first().filter(|_| report.verdict == Verdict::Parity) {
+    let is_final = gaps.iter().any(|gap| !gap.is_acceptable());
+    let stands = match report.verdict {
+        Verdict::Divergence => true,
+        // Another reason, which a flag may lift, is not the whole truth.
+        Verdict::Undecided => !is_final || has_wrong_reference(report),
+        Verdict::Parity => false,
+    };
+    if let Some(first) = obstacles.first().filter(|_| !stands) {
         report.verdict = Verdict::Undecided;
         report.reason = Some(first.clone());
     }
