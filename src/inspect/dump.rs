@@ -185,7 +185,8 @@ fn findings(dump: &Dump, checkpoints: &[CheckpointReport]) -> Vec<Finding> {
     let manifest = dump.manifest();
     if let Some(stopped) = &manifest.stopped {
         let next = stopped.position.map_or_else(String::new, |next| format!(", before position {next}"));
-        findings.push(Finding::unusual("stopped", format!("the recording ends early{next}: {}", stopped.reason)));
+        findings
+            .push(Finding::unusual("stopped", format!("the recording ends early{next}: {}", stopped.reason)));
     } else if !manifest.complete {
         let text = "is false: the recording was interrupted, what follows is what was whole";
         findings.push(Finding::unusual("complete", text));

@@ -54,7 +54,11 @@ pub fn diff(
     }
     let selection = with_matrices(&options.selection, [&*candidate, &*reference]);
     let options = &Options { selection, ..options.clone() };
-    let Some(file) = file else { return on_nodes(candidate, reference, None, options) };
+    let Some(file) = file else {
+        let mut report = on_nodes(candidate, reference, None, options)?;
+        graphs::weigh_recorded(candidate, reference, &mut report)?;
+        return Ok(report);
+    };
     let mut orders: Vec<String> = Vec::new();
     for (side, dump) in [("candidate", &mut *candidate), ("reference", &mut *reference)] {
         orders.extend(head_rows::settle(dump, file)?.map(|order| format!("{side}: {order}")));
@@ -67,8 +71,7 @@ pub fn diff(
         Some(_) => on_nodes(candidate, reference, Some(file.nodes()?), options)?,
         None => {
             let mut report = on_nodes(candidate, reference, None, options)?;
-            let recorded = by.graphs(reference).or_else(|_| by.graphs(candidate))?;
-            by.weigh_wiring(&recorded, &mut report);
+            by.weigh_wiring_of(candidate, reference, &mut report)?;
             report
         }
     };

@@ -1,6 +1,7 @@
 //! The sentences and number formats that every rendering shares.
 
 use super::{CheckpointVerdict, Entry, Report, Side, TokenReport, Verdict};
+use crate::audit::local::HEALTHY;
 use crate::checkpoint::Checkpoint;
 use crate::text::printable;
 
@@ -133,9 +134,16 @@ pub fn tokens_agree(tokens: Option<&TokenReport>) -> &'static str {
     if tokens.is_some_and(|tokens| tokens.top1_agree >= 1.0) { ", every token agrees" } else { "" }
 }
 
-/// `(rope.base, explains 99.99999 %)`, where a fault was named.
+/// `(rope.base, explains 99.99999 %)`, where a fault was named; `(rope.base)` of a node that computes rightly what its
+/// graph says, which is not what it should say.
 pub fn diagnosis_note(report: &Report) -> Option<String> {
-    let diagnosis = report.first_divergence.as_ref()?.diagnosis.first()?;
+    let first = report.first_divergence.as_ref()?;
+    let diagnosis = first.diagnosis.first()?;
+    let entry = report.checkpoints.iter().find(|entry| entry.id == first.checkpoint);
+    let local = entry.and_then(|entry| entry.local.candidate.as_ref());
+    if first.verdict == CheckpointVerdict::Origin && local.is_some_and(|local| local.over_bound <= HEALTHY) {
+        return Some(diagnosis.fault.clone());
+    }
     Some(format!("{}, explains {}", diagnosis.fault, percent(diagnosis.explains)))
 }
 

@@ -203,5 +203,8 @@ fn ended(side: &str, path: &Path, last: Option<usize>, stopped: Option<&Stopped>
         }
         None => format!("is an interrupted recording, which ends {}", behind(last)),
     };
-    format!("the {side} {} {what}; nothing is known of what came then: record it again to its end", path.display())
+    format!(
+        "the {side} {} {what}; nothing is known of what came then: record it again to its end",
+        path.display()
+    )
 }

@@ -19,6 +19,7 @@ mod recorded_graphs;
 mod recorded_weights;
 mod recurrent;
 mod spoiled;
+mod stopped;
 #[path = "../support/lib.rs"]
 mod support;
 mod verdicts;

@@ -1,9 +1,11 @@
 //! The program, spawned in the repository, with nothing of this machine's to answer for it.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
 use serde_json::Value;
+use tempfile::TempDir;
 
 /// With these arguments: no stored recording, no llama.cpp, and no CI.
 pub fn parity(args: &[&str]) -> Command {
@@ -65,4 +67,46 @@ pub fn audit(dump: &Path, model: &Path, more: &[&str]) -> Audited {
         notes: notes.collect::<Vec<_>>().join("\n"),
         report,
     }
+}
+
+/// A folder of the repository with its files, to be changed.
+pub struct Copied(TempDir);
+
+impl Copied {
+    /// Copies one.
+    pub fn of(folder: &str) -> Copied {
+        let copy = Copied(tempfile::tempdir().unwrap());
+        for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), copy.0.path().join(entry.file_name())).unwrap();
+        }
+        copy
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &str {
+        self.0.path().to_str().unwrap()
+    }
+
+    /// A file of it.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Its manifest.
+    pub fn manifest(&self) -> Value {
+        manifest(self.0.path())
+    }
+
+    /// Changes its manifest.
+    pub fn change(&self, edit: impl FnOnce(&mut Value)) {
+        let mut json = self.manifest();
+        edit(&mut json);
+        fs::write(self.file("manifest.json"), json.to_string()).unwrap();
+    }
+}
+
+/// The manifest of a dump.
+pub fn manifest(dump: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(dump.join("manifest.json")).unwrap()).unwrap()
 }

@@ -96,9 +96,12 @@ struct Head {
 /// The first such thing.
 pub fn refuse_unknown(path: &Path, requires: &[String]) -> Result<(), DumpError> {
     let Some(unknown) = requires.iter().find(|name| !KNOWN.contains(&name.as_str())) else { return Ok(()) };
-    Err(DumpError::new(path, "was made by a newer parity, and cannot be read rightly without what it requires")
-        .expected_found(format!("nothing required, or one of {KNOWN:?}"), format!("`{unknown}`"))
-        .hint("a newer parity reads it"))
+    Err(DumpError::new(
+        path,
+        "was made by a newer parity, and cannot be read rightly without what it requires",
+    )
+    .expected_found(format!("nothing required, or one of {KNOWN:?}"), format!("`{unknown}`"))
+    .hint("a newer parity reads it"))
 }
 
 /// More tokens than a dump has.

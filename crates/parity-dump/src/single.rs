@@ -234,7 +234,9 @@ impl Said {
         };
         let stopped = match all.get("stopped") {
             None => None,
-            Some(text) => parsed(path, "stopped", text, "{\"after_step\": 3, \"position\": 9, \"reason\": …}")?,
+            Some(text) => {
+                parsed(path, "stopped", text, "{\"after_step\": 3, \"position\": 9, \"reason\": …}")?
+            }
         };
         let numerics = all.get("numerics").cloned();
         Ok(Said { producer, numerics, steps, rows, layout, stopped, complete })

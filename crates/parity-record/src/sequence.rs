@@ -114,7 +114,9 @@ impl Sequences {
     fn end(&mut self, first: usize, so_far: usize, shifted: bool) -> Pass {
         self.over = true;
         match (shifted, first) {
-            (true, _) => Pass::Lost("the context was shifted (a larger one, -c N, needs no shift)".to_owned()),
+            (true, _) => {
+                Pass::Lost("the context was shifted (a larger one, -c N, needs no shift)".to_owned())
+            }
             (false, 0) if self.alone => Pass::Skip,
             (false, 0) => Pass::Lost(format!(
                 "the program evaluated another prompt (--sequence {} records this one alone)",
@@ -199,7 +201,9 @@ mod tests {
         }
         let mut batched = Sequences::new(Some(0));
         assert_eq!(pass(&mut batched, 0, 7), Pass::Continue);
-        assert!(matches!(batched.pass(&[1, 2], &[7, 7]), Pass::Lost(why) if why.contains("several sequences")));
+        assert!(
+            matches!(batched.pass(&[1, 2], &[7, 7]), Pass::Lost(why) if why.contains("several sequences"))
+        );
         assert_eq!(pass(&mut batched, 7, 1), Pass::Skip);
         let mut embedded = Sequences::new(None);
         assert_eq!(embedded.unknown(), Pass::Skip);

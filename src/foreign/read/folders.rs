@@ -187,8 +187,7 @@ fn own(path: &Path) -> Result<Foreign> {
     }
     let mut out = Foreign::new(path, "parity-dump/1", passes);
     (out.producer, out.model, out.prompt) = (manifest.producer, manifest.model, manifest.prompt);
-    (out.provenance, out.complete, out.stopped) =
-        (manifest.provenance, manifest.complete, manifest.stopped);
+    (out.provenance, out.complete, out.stopped) = (manifest.provenance, manifest.complete, manifest.stopped);
     Ok(out)
 }
 

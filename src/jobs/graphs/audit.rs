@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::faults::rewritten::diagnose;
 use crate::jobs::audit::Options;
 use crate::jobs::{notes_of, path_of};
+use crate::model::diff::Whose;
 use crate::report::Report;
 use crate::verdict::recorded::{
     Known, assemble, entries, is_left_out, left_out, not_looked_at, notes, refuse_gaps, tried,
@@ -53,7 +54,7 @@ pub fn audit(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report>
     report.notes.extend(left_out("the dump", &unseen, &Recording::checkpoints(dump), &[]));
     report.notes.extend(not_looked_at("the dump", &Recording::checkpoints(dump), &all));
     report.notes.extend(notes("the recording", &graphs, &findings, judged.declared()));
-    by.weigh_wiring(&own, &mut report);
+    by.weigh_wiring(&[(Whose::Recorded, &own)], &mut report);
     // The rows that a graph brought along has are those that were computed.
     let built = all.iter().copied().filter(|id| own.are_built() && shown(*id));
     let gaps: Vec<Gap> =

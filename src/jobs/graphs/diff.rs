@@ -10,10 +10,10 @@ use crate::error::Result;
 use crate::faults::rewritten::diagnose;
 use crate::jobs::diff::Options;
 use crate::jobs::{notes_of, path_of};
+use crate::model::diff::Whose;
 use crate::report::{Report, Verdict};
 use crate::verdict::recorded::{
-    Known, assemble, entries, is_left_out, left_out, not_compared, not_looked_at, notes, refuse_gaps,
-    refuse_other_graph, tried,
+    Known, assemble, entries, is_left_out, left_out, not_compared, not_looked_at, notes, refuse_gaps, tried,
 };
 use crate::verdict::{self, Gap};
 use parity_dump::Dump;
@@ -88,16 +88,14 @@ pub fn diff(sides: &Sides<'_>, by: &ByGraph<'_>, rows: AuditRows, options: &Opti
     report.notes.extend(not_compared(&comparisons, "such were judged by themselves"));
     report.notes.extend(notes("the candidate", &our_graphs, &ours, our_values.declared()));
     report.notes.extend(notes("the reference", &graphs, &theirs, their_values.declared()));
-    by.weigh_wiring(&of_reference, &mut report);
+    let recorded = own.iter().map(|own| (Whose::Candidate, own)).chain([(Whose::Reference, &of_reference)]);
+    by.weigh_wiring(&recorded.collect::<Vec<_>>(), &mut report);
     let mut gaps = verdict::gaps(candidate.tokens(), reference.tokens());
     gaps.extend(Gap::of_dump("candidate", candidate));
     gaps.extend(Gap::of_dump("reference", reference));
     refuse_gaps(&mut report, &gaps, *allow_missing);
     let compared = comparisons.iter().any(|comparison| comparison.numbers.is_some());
     refuse_nothing(&mut report, compared);
-    if let Some(own) = own.as_ref().filter(|own| !own.are_built() && !of_reference.are_built()) {
-        refuse_other_graph(&mut report, own, &of_reference);
-    }
     Ok(report)
 }
 

@@ -10,15 +10,18 @@ pub use diff::{Sides, diff};
 use std::path::Path;
 
 use crate::audit::recorded::Graphs;
+use crate::dump;
 use crate::error::{Error, Result};
 use crate::foreign;
 use crate::gguf::Gguf;
 use crate::model::builders::{Cache, Shape};
 use crate::model::config::Architecture;
+use crate::model::diff::Whose;
 use crate::model::file::ModelFile;
 use crate::model::{self, builders};
 use crate::report::Report;
-use crate::verdict::recorded::weigh_wiring;
+use crate::verdict::describe_recorded;
+use crate::verdict::recorded::{Claim, File, weigh_wiring};
 use parity_dump::Dump;
 
 /// A model file whose dumps are judged by graphs.
@@ -91,15 +94,56 @@ impl<'a> ByGraph<'a> {
         Ok(graphs)
     }
 
-    /// Says of recorded graphs whether they are the model file's, or that nobody knows.
-    pub fn weigh_wiring(&self, graphs: &Graphs, report: &mut Report) {
-        weigh_wiring(report, graphs, self.gguf, self.architecture, self.refused.as_deref());
+    /// Says of the graphs that the sides' nodes are judged by what they compute, and of those that were recorded whether
+    /// they are the model file's and each other's.
+    pub fn weigh_wiring<'b>(&self, sides: &[(Whose, &'b Graphs)], report: &mut Report) {
+        sides.iter().rev().take(1).for_each(|(_, graphs)| describe_recorded(report, graphs));
+        let claim = |&(side, graphs): &(Whose, &'b Graphs)| Claim { side, graphs: graphs.each().collect() };
+        let claims: Vec<Claim<'_>> =
+            sides.iter().filter(|(_, graphs)| !graphs.are_built()).map(claim).collect();
+        if claims.is_empty() {
+            report.notes.push(format!(
+                "no dump brings a graph: judged by the one that parity builds of the file, for {}",
+                self.architecture
+            ));
+        }
+        let (gguf, architecture, refused) = (self.gguf, self.architecture, self.refused.as_deref());
+        weigh_wiring(report, &claims, Some(&File { gguf, architecture, refused }));
+    }
+
+    /// The same of two dumps of which no node is judged.
+    ///
+    /// # Errors
+    /// Neither has a graph that can be read or built.
+    pub fn weigh_wiring_of(&self, candidate: &Dump, reference: &Dump, report: &mut Report) -> Result<()> {
+        match (self.graphs(candidate), self.graphs(reference)) {
+            (Ok(ours), Ok(theirs)) => {
+                self.weigh_wiring(&[(Whose::Candidate, &ours), (Whose::Reference, &theirs)], report);
+            }
+            (Ok(ours), Err(_)) => self.weigh_wiring(&[(Whose::Candidate, &ours)], report),
+            (Err(_), theirs) => self.weigh_wiring(&[(Whose::Reference, &theirs?)], report),
+        }
+        Ok(())
     }
 
     /// Whether there is a graph for new prompts of its architecture.
     pub fn is_built(&self) -> bool {
         builders::knows(self.architecture)
     }
+}
+
+/// Says of two dumps without their model file whether the graphs that they bring are the same.
+///
+/// # Errors
+/// A graph that cannot be read.
+pub fn weigh_recorded(candidate: &Dump, reference: &Dump, report: &mut Report) -> Result<()> {
+    let [ours, theirs] = [dump::Graphs::read(candidate)?, dump::Graphs::read(reference)?];
+    if !ours.all().is_empty() && !theirs.all().is_empty() {
+        let sides = [(Whose::Candidate, &ours), (Whose::Reference, &theirs)];
+        let claims = sides.map(|(side, graphs)| Claim { side, graphs: graphs.all().iter().collect() });
+        weigh_wiring(report, &claims, None);
+    }
+    Ok(())
 }
 
 /// What is refused of a selection that nothing of a recording fits.

@@ -27,7 +27,7 @@ use crate::engine::machine::{Machine, Number};
 use crate::error::{Error, Result};
 use crate::faults::mistake::Mistake;
 use crate::faults::rewritten::diagnose;
-use crate::model;
+use crate::model::{self, diff::Whose};
 use crate::numerics::Products;
 use crate::record::import::is_partial;
 use crate::report::{Report, Side, Verdict};
@@ -176,7 +176,7 @@ fn report(run: &Run<'_>, of_reference: Option<&Graphs>, theirs: &Findings, ours:
             if !planned.is_built() {
                 report.notes.extend(notes_of(dump, "reference"));
             }
-            by.weigh_wiring(graphs, &mut report);
+            by.weigh_wiring(&[(Whose::Reference, graphs)], &mut report);
             refuse_gaps(&mut report, &gaps(options, &tokens, dump), options.allow_missing);
         }
         _ => {

@@ -7,18 +7,22 @@
 
 mod matching;
 mod names;
+mod parameter;
 mod wiring;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use parity_graph::{Graph, Id};
 
 use matching::{Matching, matching};
-use names::{Name, names};
+use names::names;
 use wiring::{From, Node, Source, Wiring, reduce};
 
+pub use names::Name;
+pub use parameter::Parameter;
 pub use wiring::Number;
+pub use words::{Aspect, Group, Whose, grouped, sentence};
 
 /// One thing that the recorded graph and the model file do not agree in.
 #[derive(Clone, Debug)]
@@ -27,8 +31,8 @@ pub enum Difference {
     Number {
         /// Which node.
         node: Name,
-        /// Which number, in words.
-        word: &'static str,
+        /// Which number.
+        parameter: Parameter,
         /// In the recorded graph.
         recorded: Number,
         /// By the model file.
@@ -47,6 +51,8 @@ pub enum Difference {
     Source {
         /// Which node.
         node: Name,
+        /// Which of its sources.
+        slot: usize,
         /// In the recorded graph; `None` where it reads nothing there.
         recorded: Option<String>,
         /// By the model file.
@@ -103,16 +109,22 @@ pub fn diff(recorded: &Graph, built: &Graph) -> Diff {
     Diff { nodes: a.nodes.len(), differences: found.into_iter().map(|(_, difference)| difference).collect() }
 }
 
-/// Heads of the queries and of the keys of each attention of a graph, where these are told apart.
-pub fn heads(graph: &Graph) -> BTreeSet<[i64; 2]> {
-    let number = |node: &Node, word: &str| {
-        node.numbers.iter().find_map(|(known, number)| match number {
-            Number::Int(number) if *known == word => Some(*number),
-            _ => None,
-        })
+/// What a graph has other numbers of heads of than `file`, which says those of the queries and of the keys: in the first
+/// attention that tells them apart.
+pub fn other_heads(graph: &Graph, file: [i64; 2]) -> Vec<Difference> {
+    let wiring = reduce(graph);
+    let called = names(graph, &wiring);
+    let said = [(parameter::QUERY_HEADS, file[0]), (parameter::KEY_HEADS, file[1])];
+    let of = |(node, name): (&Node, &Name)| -> Vec<Difference> {
+        let differs = said.iter().filter_map(|(parameter, file)| {
+            let (_, recorded) = node.numbers.iter().find(|(known, _)| known == parameter)?;
+            let (parameter, recorded, built) = (*parameter, *recorded, Number::Int(*file));
+            let node = name.clone();
+            (!recorded.same(built)).then_some(Difference::Number { node, parameter, recorded, built })
+        });
+        differs.collect()
     };
-    let attention = |node: &Node| Some([number(node, "query heads")?, number(node, "key heads")?]);
-    reduce(graph).nodes.iter().filter_map(attention).collect()
+    wiring.nodes.iter().zip(&called).map(of).find(|found| !found.is_empty()).unwrap_or_default()
 }
 
 /// Which input of the recorded graph is which of the built one: each is bound to the one that it stands for most often.
@@ -140,6 +152,9 @@ fn inputs(a: &Wiring, b: &Wiring, matched: &Matching) -> BTreeMap<Id, Id> {
     bound
 }
 
+/// A slot, and what either graph's node reads there.
+type Pairing<'a> = (usize, Option<&'a Source>, Option<&'a Source>);
+
 /// Two graphs with what is known of how they correspond.
 struct Pair<'a> {
     recorded: &'a Graph,
@@ -162,28 +177,29 @@ impl Pair<'_> {
             let (recorded, built) = (one.op.name().to_owned(), other.op.name().to_owned());
             found.push(Difference::Op { node: node(), recorded, built });
         }
-        for (word, built) in &other.numbers {
-            let recorded = one.numbers.iter().find(|(known, _)| known == word).map(|(_, number)| *number);
-            if let Some(recorded) = recorded.filter(|recorded| !recorded.same(*built)) {
-                found.push(Difference::Number { node: node(), word, recorded, built: *built });
+        for &(parameter, built) in &other.numbers {
+            let recorded =
+                one.numbers.iter().find(|(known, _)| *known == parameter).map(|(_, number)| *number);
+            if let Some(recorded) = recorded.filter(|recorded| !recorded.same(built)) {
+                found.push(Difference::Number { node: node(), parameter, recorded, built });
             }
         }
-        for (recorded, built) in self.sources(one, other) {
+        for (slot, recorded, built) in self.sources(one, other) {
             let recorded = recorded.map(|source| show(self.recorded, self.called[0], source));
             let built = built.map(|source| show(self.built, self.called[1], source));
-            found.push(Difference::Source { node: node(), recorded, built });
+            found.push(Difference::Source { node: node(), slot, recorded, built });
         }
         found
     }
 
     /// Pairs of sources that are not the same.
-    fn sources<'s>(&self, one: &'s Node, other: &'s Node) -> Vec<(Option<&'s Source>, Option<&'s Source>)> {
+    fn sources<'s>(&self, one: &'s Node, other: &'s Node) -> Vec<Pairing<'s>> {
         let slots = one.sources.len().max(other.sources.len());
         let at = |node: &'s Node, slot: usize| node.sources.get(slot).and_then(Option::as_ref);
-        let pairs = (0..slots).map(|slot| (at(one, slot), at(other, slot)));
-        let same = |pair: &(Option<&Source>, Option<&Source>)| match *pair {
-            (Some(one), Some(other)) => self.same(one, other),
-            (None, None) => true,
+        let pairs = (0..slots).map(|slot| (slot, at(one, slot), at(other, slot)));
+        let same = |pair: &Pairing<'_>| match *pair {
+            (_, Some(one), Some(other)) => self.same(one, other),
+            (_, None, None) => true,
             _ => false,
         };
         let straight: Vec<_> = pairs.filter(|pair| !same(pair)).collect();
@@ -191,7 +207,7 @@ impl Pair<'_> {
             return straight;
         }
         let crossed: Vec<_> = (0..slots)
-            .map(|slot| (at(one, slot), at(other, slots - 1 - slot)))
+            .map(|slot| (slot, at(one, slot), at(other, slots - 1 - slot)))
             .filter(|pair| !same(pair))
             .collect();
         if crossed.len() < straight.len() { crossed } else { straight }
@@ -247,64 +263,4 @@ fn show(graph: &Graph, called: &[Name], source: &Source) -> String {
         text += &format!(" ({some}/{all} from byte {offset})");
     }
     text
-}
-
-impl Diff {
-    /// Whether the recorded graph is what the model file asks for.
-    pub fn is_equal(&self) -> bool {
-        self.differences.is_empty()
-    }
-
-    /// What was found, in plain sentences: one of equal wiring, else one for each thing that differs. What differs in
-    /// the same way in several nodes or layers is said once.
-    pub fn sentences(&self) -> Vec<String> {
-        if self.is_equal() {
-            return vec![format!(
-                "wiring: all {} nodes of the graph are those that the file asks for",
-                self.nodes
-            )];
-        }
-        let mut groups: Vec<(String, Vec<&Name>)> = Vec::new();
-        for difference in &self.differences {
-            let (node, text) = difference.parts();
-            match groups.iter_mut().find(|(known, _)| *known == text) {
-                Some((_, nodes)) => nodes.push(node),
-                None => groups.push((text, vec![node])),
-            }
-        }
-        groups.into_iter().map(|(text, nodes)| text.replacen('@', &names::list(&nodes, &text), 1)).collect()
-    }
-}
-
-impl Difference {
-    /// The node, and the sentence with `@` where it is named. Numbers of RoPE and of attention are the same in all
-    /// nodes of a layer: there the layer is enough.
-    fn parts(&self) -> (&Name, String) {
-        let absent = || "nothing".to_owned();
-        match self {
-            Difference::Number { node, word, recorded, built } => {
-                (node, format!("@: {word} {recorded} in the graph, {built} in the file"))
-            }
-            Difference::Op { node, recorded, built } => {
-                (node, format!("@ is {recorded} in the graph, {built} in the file"))
-            }
-            Difference::Source { node, recorded, built } => {
-                let (recorded, built) =
-                    (recorded.clone().unwrap_or_else(absent), built.clone().unwrap_or_else(absent));
-                (node, format!("@ reads {recorded} in the graph, {built} in the file"))
-            }
-            Difference::Missing { node, op } => {
-                (node, format!("@ ({op}) is missing in the graph: the file asks for it"))
-            }
-            Difference::Extra { node, op } => {
-                (node, format!("@ ({op}) is extra in the graph: the file does not ask for it"))
-            }
-        }
-    }
-}
-
-impl fmt::Display for Diff {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.sentences().join("\n"))
-    }
 }

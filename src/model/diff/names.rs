@@ -4,6 +4,8 @@ use std::fmt;
 
 use parity_graph::{Graph, Op, known, label};
 
+use crate::checkpoint::Checkpoint;
+
 use super::wiring::{Node, Wiring};
 
 /// A node's name.
@@ -13,6 +15,13 @@ pub struct Name {
     pub layer: Option<u32>,
     /// Within it.
     pub name: String,
+}
+
+impl Name {
+    /// The checkpoint that it is.
+    pub fn checkpoint(&self) -> Option<Checkpoint> {
+        self.to_string().parse().ok()
+    }
 }
 
 impl fmt::Display for Name {
@@ -48,20 +57,16 @@ pub fn names(graph: &Graph, wiring: &Wiring) -> Vec<Name> {
     wiring.nodes.iter().map(called).collect()
 }
 
-/// Several nodes of which one thing is said. Numbers of RoPE and of attention belong to the layer: it is enough.
-pub fn list(nodes: &[&Name], text: &str) -> String {
-    let of_layer =
-        ["@: RoPE", "@: YaRN", "@: attention", "@: ALiBi"].iter().any(|start| text.starts_with(start));
+/// Several nodes of which one thing is said; where it is the same in all nodes of a layer, the layer is enough.
+pub fn list(nodes: &[Name], of_layer: bool) -> String {
     let mut layers: Vec<u32> = nodes.iter().filter_map(|node| node.layer).collect();
-    layers.dedup();
-    let first = nodes[0];
-    let alike = nodes.iter().all(|node| node.layer.is_some() && node.name == first.name);
-    if !nodes.iter().all(|node| node.layer.is_some()) || !(of_layer || alike) {
-        return nodes.iter().map(|node| node.to_string()).collect::<Vec<_>>().join(", ");
+    let alike = nodes.iter().all(|node| node.layer.is_some() && node.name == nodes[0].name);
+    if layers.len() < nodes.len() || !(of_layer || alike) {
+        return nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     }
     layers.sort_unstable();
     layers.dedup();
-    let name = if of_layer { String::new() } else { format!(".{}", first.name) };
+    let name = if of_layer { String::new() } else { format!(".{}", nodes[0].name) };
     let runs: Vec<String> = layers
         .chunk_by(|a, b| a + 1 == *b)
         .map(|run| match run {

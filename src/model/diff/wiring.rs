@@ -5,8 +5,10 @@ use std::collections::BTreeSet;
 
 use parity_graph::graph::element_size;
 use parity_graph::known::is_weight;
-use parity_graph::params::{Field, Kind as WordKind, fields};
+use parity_graph::params::{Kind as WordKind, fields};
 use parity_graph::{Graph, Id, Op};
+
+use super::parameter::{HEADS, KEY_HEADS, NORM_WIDTH, Parameter, QUERY_HEADS, ROPE_WIDTH, parameter};
 
 /// A number that fixes what a node computes.
 #[derive(Clone, Copy, Debug)]
@@ -70,8 +72,8 @@ pub struct Node {
     pub id: Id,
     /// What it computes; attention is [`Op::FlashAttn`] in whichever form.
     pub op: Op,
-    /// The numbers that fix it, in words.
-    pub numbers: Vec<(&'static str, Number)>,
+    /// The numbers that fix it.
+    pub numbers: Vec<(Parameter, Number)>,
     /// By slot.
     pub sources: Vec<Option<Source>>,
     /// Who reads it, and in which slot.
@@ -107,31 +109,6 @@ pub struct Wiring {
 
 /// Words that change nothing of what is computed: how it is to be rounded, or what the op's name says already.
 const SILENT: [&str; 6] = ["prec", "hint", "prec_src1", "n_kv_max", "unary", "glu"];
-
-/// A word of `op_params` in the words of a report.
-fn phrase(op: &Op, field: &Field) -> &'static str {
-    match (op, field.name) {
-        (Op::Norm | Op::RmsNorm, "eps") => "epsilon",
-        (Op::Rope | Op::RopeBack, name) => match name {
-            "n_dims" => "RoPE columns",
-            "mode" => "RoPE mode",
-            "n_ctx_orig" => "RoPE original context",
-            "freq_base" => "RoPE base",
-            "freq_scale" => "RoPE scale",
-            "ext_factor" => "YaRN share",
-            "attn_factor" => "YaRN factor",
-            "beta_fast" => "YaRN fast limit",
-            "beta_slow" => "YaRN slow limit",
-            name => name,
-        },
-        (Op::FlashAttn, "scale") => "attention scale",
-        (Op::FlashAttn, "max_bias") => "ALiBi slope",
-        (Op::FlashAttn, "softcap") => "attention soft cap",
-        (Op::SwigluOai | Op::SwigluClamp, "alpha") => "slope of the gate",
-        (Op::SwigluOai | Op::SwigluClamp, "limit") => "limit of the gate",
-        (_, name) => name,
-    }
-}
 
 /// Reduces a graph.
 pub fn reduce(graph: &Graph) -> Wiring {
@@ -220,7 +197,7 @@ fn attention_slots(graph: &Graph, context: Id, scores: Id, probs: Id) -> Vec<Opt
     slots
 }
 
-fn numbers(graph: &Graph, id: Id, op: &Op, slots: &[Option<Id>]) -> Vec<(&'static str, Number)> {
+fn numbers(graph: &Graph, id: Id, op: &Op, slots: &[Option<Id>]) -> Vec<(Parameter, Number)> {
     let tensor = graph.get(id);
     // Attention in three nodes has the words of SOFT_MAX, of which FLASH_ATTN_EXT has the first two.
     let mut numbers: Vec<_> = fields(op)
@@ -231,16 +208,16 @@ fn numbers(graph: &Graph, id: Id, op: &Op, slots: &[Option<Id>]) -> Vec<(&'stati
                 WordKind::Int => Number::Int(i64::from(tensor.params.int(field.word))),
                 WordKind::Float => Number::Float(tensor.params.float(field.word)),
             };
-            (phrase(op, field), number)
+            (parameter(op, field), number)
         })
         .collect();
     let extent = |id: Id, axis: usize| Number::Int(graph.get(id).ne[axis] as i64);
     match op {
-        Op::Rope | Op::RopeBack => numbers.extend([("head width", extent(id, 0)), ("heads", extent(id, 1))]),
-        Op::RmsNorm | Op::Norm => numbers.push(("width of the norm", extent(id, 0))),
+        Op::Rope | Op::RopeBack => numbers.extend([(ROPE_WIDTH, extent(id, 0)), (HEADS, extent(id, 1))]),
+        Op::RmsNorm | Op::Norm => numbers.push((NORM_WIDTH, extent(id, 0))),
         Op::FlashAttn => {
             if let [Some(q), Some(k), ..] = slots {
-                numbers.extend([("query heads", extent(*q, 2)), ("key heads", extent(*k, 2))]);
+                numbers.extend([(QUERY_HEADS, extent(*q, 2)), (KEY_HEADS, extent(*k, 2))]);
             }
         }
         _ => {}

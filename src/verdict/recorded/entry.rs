@@ -7,8 +7,8 @@ use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
 use crate::report::words::{count, number};
 use crate::report::{
-    CheckpointVerdict as V, Coverage, Diagnosis, Entry, FirstDivergence, Local, LocalError, Report, Tried,
-    Verdict,
+    CheckpointVerdict as V, Coverage, Diagnosis, Entry, FirstDivergence, Local, LocalError, Numbers, Report,
+    Tried, Verdict,
 };
 use crate::verdict::text::alone;
 use crate::verdict::{refuted, within_tolerance};
@@ -30,7 +30,7 @@ pub struct Known<'a> {
 /// What is known of the ids before one.
 #[derive(Clone, Copy, Default)]
 struct Before {
-    /// The first that is at fault.
+    /// The first that is at fault on either side.
     faulty: Option<Checkpoint>,
     /// The first that was not looked at.
     unseen: Option<Checkpoint>,
@@ -139,6 +139,12 @@ fn not_in_common(comparison: &Comparison) -> Option<&'static str> {
     }
 }
 
+/// Whether two sides are no farther from each other than rounding leaves either of them from exact arithmetic.
+pub(super) fn is_explained(numbers: &Numbers, ours: &LocalError, theirs: Option<&LocalError>) -> bool {
+    let band = |local: &LocalError| local.bound_rel_l2.unwrap_or(0.0) + local.rel_l2;
+    numbers.rel_l2 <= band(ours) + theirs.map_or(0.0, band)
+}
+
 /// A healthy candidate beside its reference.
 fn compared(
     comparison: &Comparison,
@@ -188,9 +194,8 @@ fn compared(
         theirs.rel_l2,
         remarks(own)
     );
-    let band = |local: &LocalError| local.bound_rel_l2.unwrap_or(0.0) + local.rel_l2;
     match (before.faulty, before.unseen) {
-        _ if numbers.rel_l2 <= band(local) + band(&theirs) => (V::Match, witnesses),
+        _ if is_explained(numbers, local, Some(&theirs)) => (V::Match, witnesses),
         (Some(faulty), _) => {
             (V::Inherited, format!("{}; what it differs by comes from {faulty} or before it", alone(local)))
         }
@@ -256,7 +261,8 @@ pub fn entries<'a>(known: impl Iterator<Item = Known<'a>>, shown: &dyn Fn(Checkp
         let entry = entry(&known, before);
         let at_fault = entry.verdict.is_fault().then_some(entry.id);
         let unseen = matches!(entry.verdict, V::Missing | V::Undecided) && !known.across;
-        before.faulty = before.faulty.or(at_fault);
+        let of_either = at_fault.or((entry.verdict == V::Reference).then_some(entry.id));
+        before.faulty = before.faulty.or(of_either);
         before.unseen = before.unseen.or(unseen.then_some(entry.id));
         if !shown(entry.id) {
             out.hidden = out.hidden.or(at_fault);

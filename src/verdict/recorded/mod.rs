@@ -9,7 +9,7 @@ mod wiring;
 
 pub use computed::notes;
 pub use entry::{Known, assemble, entries};
-pub use wiring::{refuse_other_graph, weigh_wiring};
+pub use wiring::{Claim, File, weigh_wiring};
 
 use std::collections::HashSet;
 

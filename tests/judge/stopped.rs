@@ -1,18 +1,21 @@
 //! A recording that ended early is undecided, whatever flags are given; what is wrong in it is wrong.
 
 use std::fs;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::{Copied, MODELS, manifest, parity, said};
+use crate::support::program::{Copied, flat, manifest, output};
 
+const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
 const REFERENCE: &str = "reference-dumps/qwen2-tiny-py-F16/read_lines";
 const TOLERANT: [&str; 5] = ["--allow-missing", "--rtol", "1e9", "--atol", "1e9"];
 
-fn model() -> String {
-    format!("{MODELS}/qwen2-tiny-py-F16.gguf")
+/// Exit code, and what was said without breaks of lines.
+fn said(args: &[&str]) -> (i32, String) {
+    let (code, text) = output(args);
+    (code, flat(&text))
 }
 
 /// The shipped recording, which says that it stopped.
@@ -36,19 +39,19 @@ fn undecided(args: &[&str], dump: &Copied, words: &[&str]) {
 
 #[test]
 fn a_recording_that_stopped_is_undecided_everywhere() {
-    let (dump, model) = (shifted(), model());
+    let dump = shifted();
     let words = ["stopped after step 8, before position 15: the context was shifted", "record it again"];
     let path = dump.path();
-    undecided(&["audit", path, "-m", &model], &dump, &words);
-    undecided(&["audit", path, "-m", &model, "--allow-missing"], &dump, &words);
+    undecided(&["audit", path, "-m", MODEL], &dump, &words);
+    undecided(&["audit", path, "-m", MODEL, "--allow-missing"], &dump, &words);
     for (candidate, reference) in [(path, REFERENCE), (REFERENCE, path)] {
-        undecided(&["diff", candidate, reference, "-m", &model], &dump, &words);
+        undecided(&["diff", candidate, reference, "-m", MODEL], &dump, &words);
         undecided(&["diff", candidate, reference], &dump, &words);
-        let tolerant = [&["diff", candidate, reference, "-m", &model][..], &TOLERANT].concat();
+        let tolerant = [&["diff", candidate, reference, "-m", MODEL][..], &TOLERANT].concat();
         undecided(&tolerant, &dump, &words);
         undecided(&[&tolerant[..], &["--no-audit"]].concat(), &dump, &words);
     }
-    let run = ["run", "--device", "cpu", "-m", &model, "--reference", path];
+    let run = ["run", "--device", "cpu", "-m", MODEL, "--reference", path];
     undecided(&run, &dump, &words);
     undecided(&[&run[..], &TOLERANT].concat(), &dump, &words);
     undecided(&[&run[..], &["-p", "def read_lines(path):"]].concat(), &dump, &words);
@@ -62,23 +65,23 @@ fn one_without_a_reason_is_undecided_too() {
             m["complete"] = complete;
             m["stopped"] = stopped.into();
         });
-        undecided(&["audit", dump.path(), "-m", &model()], &dump, &["step 8", "record it again"]);
+        undecided(&["audit", dump.path(), "-m", MODEL], &dump, &["step 8", "record it again"]);
     }
 }
 
 #[test]
 fn what_is_wrong_in_one_is_wrong() {
     let dump = shifted();
-    let run = ["run", "--device", "cpu", "-m", &model(), "-p", "def read_lines(path):", "--no-audit"];
+    let run = ["run", "--device", "cpu", "-m", MODEL, "-p", "def read_lines(path):", "--no-audit"];
     let faulty = dump.path();
     let _ = said(&[&run[..], &["--dump", faulty, "--force", "--inject", "rope.base@1"]].concat());
     dump.change(|m| m["complete"] = json!(false));
     for args in [vec!["audit", faulty], vec!["diff", faulty, REFERENCE]] {
-        let (code, text) = said(&[&args[..], &["-m", &model()]].concat());
+        let (code, text) = said(&[&args[..], &["-m", MODEL]].concat());
         assert_eq!(code, 1, "{args:?}: {text}");
         assert!(text.contains("interrupted recording"), "{text}");
     }
-    let (code, text) = said(&["diff", REFERENCE, faulty, "-m", &model()]);
+    let (code, text) = said(&["diff", REFERENCE, faulty, "-m", MODEL]);
     assert_eq!(code, 2, "{text}");
 }
 
@@ -88,7 +91,7 @@ fn no_gate_lets_one_pass() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let suite = folder.path().join("suite.toml");
     let gate = |case: &str| {
-        let head = format!("name = \"test\"\n[models]\ntiny = {:?}\n", root.join(model()));
+        let head = format!("name = \"test\"\n[models]\ntiny = {:?}\n", root.join(MODEL));
         fs::write(&suite, format!("{head}[[case]]\nname = \"it\"\nmodel = \"tiny\"\n{case}\n")).unwrap();
         said(&["gate", suite.to_str().unwrap()])
     };
@@ -97,7 +100,9 @@ fn no_gate_lets_one_pass() {
     for case in [
         format!("dump = {path:?}\nallow = [\"missing-checkpoints\"]"),
         format!("dump = {whole:?}\nreference = {path:?}\n{waiver}"),
-        format!("dump = {path:?}\nreference = {whole:?}\ntolerance = [{{ checkpoint = \"*\", rtol = 1e9, atol = 1e9 }}]"),
+        format!(
+            "dump = {path:?}\nreference = {whole:?}\ntolerance = [{{ checkpoint = \"*\", rtol = 1e9, atol = 1e9 }}]"
+        ),
         format!("reference = {path:?}"),
     ] {
         let (code, text) = gate(&case);
@@ -110,8 +115,9 @@ fn no_gate_lets_one_pass() {
 fn a_run_that_is_killed_leaves_one() {
     let folder = tempfile::tempdir().unwrap();
     let dump = folder.path().join("dump");
-    let (path, model) = (dump.to_str().unwrap(), model());
-    let mut command = parity(&["run", "--device", "cpu", "-m", &model, "--tokens", "1,2,3", "-n", "400"]);
+    let path = dump.to_str().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(["run", "--device", "cpu", "-m", MODEL, "--tokens", "1,2,3", "-n", "400"]);
     command.args(["--no-audit", "--dump", path]).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
     let started = Instant::now();
@@ -123,7 +129,7 @@ fn a_run_that_is_killed_leaves_one() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(manifest(&dump)["complete"], json!(false));
-    let (code, text) = said(&["audit", path, "-m", &model, "--allow-missing"]);
+    let (code, text) = said(&["audit", path, "-m", MODEL, "--allow-missing"]);
     assert_eq!(code, 2, "{text}");
     let last = format!("interrupted recording, which ends after step {}", steps() - 1);
     assert!(text.contains(&last) && text.contains(path), "{text}");
@@ -137,7 +143,9 @@ fn what_a_newer_parity_requires_is_not_guessed() {
         m["requires"] = json!(["sequences"]);
         m["steps"] = json!({"of": "another form"});
     });
-    for args in [vec!["audit", dump.path()], vec!["diff", dump.path(), REFERENCE], vec!["inspect", dump.path()]] {
+    for args in
+        [vec!["audit", dump.path()], vec!["diff", dump.path(), REFERENCE], vec!["inspect", dump.path()]]
+    {
         let (code, text) = said(&args);
         assert_eq!(code, 2, "{args:?}: {text}");
         assert!(text.contains("made by a newer parity") && text.contains("`sequences`"), "{text}");
