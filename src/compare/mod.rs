@@ -12,16 +12,13 @@ use crate::report::{Numbers, Seen, TokenReport};
 use parity_dump::Dump;
 use whole::Whole;
 
-mod fed;
-mod live;
+pub mod fed;
 mod partial;
-mod rows;
 mod stats;
 mod tokens;
 mod tolerance;
 mod whole;
 
-pub use live::{Live, LiveOptions, LiveResult};
 pub use partial::Partial;
 pub use stats::{Accumulator, index};
 pub use tokens::{TokenSums, argmax};

@@ -1,15 +1,23 @@
-//! One dump against exact arithmetic.
+//! One dump against exact arithmetic, on the graph that it brings or that is built for it.
 
-use super::graphs::{self, ByGraph};
-use super::{head_rows, with_matrices};
+use super::graphs::{ByGraph, nothing_selected};
+use super::{head_rows, notes_of, path_of, with_matrices};
 use crate::audit::AuditRows;
+use crate::audit::recorded::{self, How, Steps};
+use crate::checkpoint::Checkpoint;
+use crate::dump::Recording;
 use crate::error::Result;
+use crate::faults::rewritten::diagnose;
+use crate::model::diff::Whose;
 use crate::model::file::ModelFile;
 use crate::report::Report;
 use crate::report::sensitivity::Sensitivity;
 use crate::select::Selection;
 use crate::sensitivity;
-use crate::verdict;
+use crate::verdict::recorded::{
+    Known, assemble, entries, is_left_out, left_out, not_looked_at, notes, refuse_gaps, tried,
+};
+use crate::verdict::{self, Gap};
 use parity_dump::Dump;
 
 /// What is audited.
@@ -26,13 +34,13 @@ pub struct Options {
 /// Audits a dump of a model; its queries and keys are read in the file's order afterwards.
 ///
 /// # Errors
-/// Another model's dump, a weight that cannot be read, a model that nothing can be said of.
+/// Another model's dump, a graph that cannot be read, a selection that nothing of the dump fits.
 pub fn audit(dump: &mut Dump, file: &ModelFile, options: &Options) -> Result<Report> {
     let order = head_rows::settle(dump, file)?;
     let selection = with_matrices(&options.selection, [&*dump]);
     let options = &Options { selection, ..options.clone() };
     let by = ByGraph::of_dumps(file, &[&*dump])?;
-    let mut report = graphs::audit(dump, &by, options)?;
+    let mut report = judged(dump, &by, options)?;
     report.notes.extend(order);
     verdict::weigh(&mut report, dump, file)?;
     verdict::name_models(&mut report, file.gguf());
@@ -55,4 +63,48 @@ pub fn self_test(
     let wanted = options.selection.among(model.graph.checkpoints());
     let positions = options.rows.positions(&dump.manifest().steps);
     sensitivity::measure(dump, model, &positions, &|checkpoint| wanted.contains(&checkpoint), progress)
+}
+
+/// The answer for a dump by itself.
+///
+/// # Errors
+/// A selection that nothing of the dump fits.
+pub fn judged(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report> {
+    let Options { selection, rows, allow_missing } = options;
+    let own = by.graphs(dump)?;
+    let (graphs, judged) = (own.steps(), own.judged(dump, dump));
+    let all = recorded::order(&graphs, &|_| true);
+    let selected = selection.of_graph(all.iter().copied());
+    if selected.is_empty() {
+        return Err(nothing_selected(dump));
+    }
+    let shown = |id: Checkpoint| selected.contains(&id);
+    let how = How { rows: *rows, wants: &shown, diagnose: &diagnose };
+    let findings = recorded::audit(&judged, &graphs, by.gguf, &how)?;
+    let (unseen, seen): (Vec<Checkpoint>, Vec<Checkpoint>) =
+        all.iter().partition(|id| is_left_out(**id, &findings, &judged, selection));
+    let known = seen.into_iter().map(|id| Known {
+        id,
+        comparison: None,
+        candidate: findings.nodes.get(&id),
+        reference: None,
+        across: findings.is_bridged(id),
+        carried: None,
+    });
+    let found = entries(known, &shown, &recorded::reads(&graphs));
+    let tried = |id: Checkpoint| tried(&findings, id);
+    let mut report = assemble(found, &graphs, &tried, *allow_missing, findings.rows());
+    report.candidate = verdict::side(dump, path_of(dump));
+    report.notes.extend(notes_of(dump, "dump"));
+    let unseen: Vec<_> = unseen.into_iter().filter(|id| shown(*id)).collect();
+    report.notes.extend(left_out("the dump", &unseen, &Recording::checkpoints(dump), &[]));
+    report.notes.extend(not_looked_at("the dump", &Recording::checkpoints(dump), &all));
+    report.notes.extend(notes("the recording", &graphs, &findings, judged.declared()));
+    by.weigh_wiring(&[(Whose::Recorded, &own)], &mut report);
+    // The rows that a graph brought along has are those that were computed.
+    let built = all.iter().copied().filter(|id| own.are_built() && shown(*id));
+    let gaps: Vec<Gap> =
+        Gap::of_dump("dump", dump).into_iter().chain(Gap::of_rows("dump", dump, built)).collect();
+    refuse_gaps(&mut report, &gaps, *allow_missing);
+    Ok(report)
 }

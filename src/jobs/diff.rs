@@ -1,24 +1,31 @@
-//! Two dumps, compared; with their model both are audited.
+//! Two dumps, compared; with their model both are audited, each on the graph that it brings or that is built for it.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashMap;
 
-use indexmap::IndexSet;
-
-use super::graphs::{self, ByGraph, Sides};
+use super::graphs::{self, ByGraph};
 use super::{head_rows, matrices_of_one, notes_of, path_of, tokens_of, with_matrices};
-use crate::audit::{self, AuditRows};
+use crate::audit::AuditRows;
+use crate::audit::recorded::{self, Carried, carried, Findings, Graphs, How, Judged, Steps};
 use crate::checkpoint::{Checkpoint, usual_order};
-use crate::compare::{self, Comparison, Tolerances};
+use crate::compare::{self, Tolerances};
 use crate::dump::Recording;
 use crate::error::{Error, Result};
+use crate::faults::rewritten::diagnose;
 use crate::faults::tokens::{self, Vocabulary};
+use crate::gguf::Gguf;
+use crate::model::diff::Whose;
 use crate::model::file::ModelFile;
-use crate::model::{Model, spelt};
+use crate::model::spelt;
+use crate::numerics::{Numerics, Products, Storage};
 use crate::record::import::is_partial;
-use crate::report::Report;
-use crate::report::detail::{GRID, detail};
+use crate::report::detail::{Detail, GRID, detail};
+use crate::report::{Report, Verdict};
 use crate::select::Selection;
-use crate::verdict::{self, Gap, Judgement, Parts, recorded};
+use crate::verdict::recorded::{
+    Known, assemble, entries, is_left_out, left_out, not_compared, not_looked_at, notes as arithmetic_notes,
+    refuse_gaps, tried,
+};
+use crate::verdict::{self, Gap, Parts};
 use parity_dump::Dump;
 
 /// What is compared, and how it is judged.
@@ -34,6 +41,17 @@ pub struct Options {
     pub pictures: bool,
     /// Token rows that both sides are audited at; no audit where absent.
     pub audit: Option<AuditRows>,
+}
+
+/// The two sides.
+#[derive(Clone, Copy)]
+pub struct Sides<'a> {
+    /// The side that is judged.
+    pub candidate: &'a Dump,
+    /// The side that it is compared with.
+    pub reference: &'a Dump,
+    /// Whether every node of the candidate was given the reference's values.
+    pub isolated: bool,
 }
 
 /// Compares a candidate with a reference; queries and keys of both are read in the model file's order afterwards.
@@ -54,59 +72,48 @@ pub fn diff(
     }
     let selection = with_matrices(&options.selection, [&*candidate, &*reference]);
     let options = &Options { selection, ..options.clone() };
+    let mut orders: Vec<String> = Vec::new();
+    if let Some(file) = file {
+        for (side, dump) in [("candidate", &mut *candidate), ("reference", &mut *reference)] {
+            orders.extend(head_rows::settle(dump, file)?.map(|order| format!("{side}: {order}")));
+        }
+    }
+    let sides = Sides { candidate, reference, isolated: false };
+    let mut gaps = verdict::gaps(tokens_of(sides.candidate), tokens_of(sides.reference));
+    gaps.extend(Gap::of_dump("candidate", sides.candidate));
+    gaps.extend(Gap::of_dump("reference", sides.reference));
     let Some(file) = file else {
-        let mut report = on_nodes(candidate, reference, None, options)?;
-        graphs::weigh_recorded(candidate, reference, &mut report)?;
+        let mut report = by_numbers(&sides, None, gaps, options);
+        graphs::weigh_recorded(sides.candidate, sides.reference, &mut report)?;
         return Ok(report);
     };
-    let mut orders: Vec<String> = Vec::new();
-    for (side, dump) in [("candidate", &mut *candidate), ("reference", &mut *reference)] {
-        orders.extend(head_rows::settle(dump, file)?.map(|order| format!("{side}: {order}")));
-    }
-    let (candidate, reference) = (&*candidate, &*reference);
-    let sides = Sides { candidate, reference };
-    let by = ByGraph::of_dumps(file, &[candidate, reference])?;
+    let by = ByGraph::of_dumps(file, &[sides.candidate, sides.reference])?;
     let mut report = match options.audit {
-        Some(rows) if !is_partial(reference) => graphs::diff(&sides, &by, rows, options)?,
-        Some(_) => on_nodes(candidate, reference, Some(file.nodes()?), options)?,
+        Some(rows) => judged(&sides, &by, rows, gaps, options)?,
         None => {
-            let mut report = on_nodes(candidate, reference, None, options)?;
-            by.weigh_wiring_of(candidate, reference, &mut report)?;
+            let mut report = by_numbers(&sides, Some(file.gguf()), gaps, options);
+            by.weigh_wiring_of(sides.candidate, sides.reference, &mut report)?;
             report
         }
     };
     report.notes.extend(orders);
-    verdict::weigh(&mut report, candidate, file)?;
+    verdict::weigh(&mut report, sides.candidate, file)?;
     verdict::name_models(&mut report, file.gguf());
     Ok(report)
 }
 
-/// By the nodes of parity's engines, or without a model.
-fn on_nodes(candidate: &Dump, reference: &Dump, model: Option<&Model>, options: &Options) -> Result<Report> {
-    let wanted = wanted(candidate, reference, model, &options.selection);
-    if let Some(model) = model.filter(|_| wanted.is_empty()) {
-        return Err(options.selection.refused(model.graph.checkpoints(), model.config.dims.layers));
-    }
-    let details = match options.pictures {
-        true => wanted.iter().filter_map(|c| detail(*c, candidate, reference, GRID)).collect(),
-        false => Vec::new(),
-    };
+/// What numbers alone say.
+pub fn by_numbers(sides: &Sides<'_>, gguf: Option<&Gguf>, gaps: Vec<Gap>, options: &Options) -> Report {
+    let Sides { candidate, reference, .. } = *sides;
+    let recorded = candidate.checkpoints().chain(reference.checkpoints());
+    let all = recorded.chain(candidate.seen_checkpoints()).chain(reference.seen_checkpoints());
+    let wanted = options.selection.among(usual_order(all).into_iter());
+    let wanted: Vec<Checkpoint> = wanted.into_iter().collect();
     let comparisons = compare::dumps(candidate, reference, &wanted, &options.tolerances);
-    let judgement = match model {
-        Some(model) => judge(options, model, candidate, reference, &comparisons)?,
-        None => Judgement::default(),
-    };
-    let mut notes = notes(candidate, reference, model);
+    let mut notes = notes(candidate, reference, gguf);
     notes.extend(matrices_of_one(&options.selection, [("candidate", candidate), ("reference", reference)]));
-    notes.extend(recorded::not_compared(
-        &comparisons,
-        "such were not compared; an audit (-m MODEL) judges them",
-    ));
-    let mut gaps = verdict::gaps(tokens_of(candidate), tokens_of(reference));
-    gaps.extend(Gap::of_dump("candidate", candidate));
-    gaps.extend(Gap::of_dump("reference", reference));
+    notes.extend(not_compared(&comparisons, "such were not compared; an audit (-m MODEL) judges them"));
     let mut report = verdict::assemble(Parts {
-        judgement,
         comparisons,
         tokens: compare::tokens(candidate, reference),
         notes,
@@ -114,52 +121,180 @@ fn on_nodes(candidate: &Dump, reference: &Dump, model: Option<&Model>, options: 
         reference: Some(verdict::side(reference, path_of(reference))),
         gaps,
         allow_missing: options.allow_missing,
+        ..Parts::default()
     });
-    report.details = details;
-    if let Some(model) = model {
-        verdict::describe(&mut report, &model.graph);
+    report.details = pictures(sides, &wanted, options);
+    report
+}
+
+/// Pictures of the differences, where somebody wants them.
+fn pictures(sides: &Sides<'_>, ids: &[Checkpoint], options: &Options) -> Vec<Detail> {
+    let ids = ids.iter().filter(|_| options.pictures);
+    ids.filter_map(|id| detail(*id, sides.candidate, sides.reference, GRID)).collect()
+}
+
+/// A side with the graphs that it is judged by and what was found.
+struct Side<'a> {
+    graphs: &'a Graphs,
+    values: Judged<'a>,
+    findings: Findings,
+}
+
+impl<'a> Side<'a> {
+    /// `dump` judged by the graphs of `owner`, which is itself where it brings some or some are built for it.
+    fn new(dump: &'a Dump, owner: (&'a Dump, &'a Graphs), fed: Option<&'a Dump>) -> Side<'a> {
+        let (inputs, graphs) = owner;
+        let values = graphs.judged(dump, inputs);
+        let values = match fed {
+            Some(fed) => values.isolated(fed),
+            None => values,
+        };
+        Side { graphs, values, findings: Findings::default() }
     }
+
+    fn audit(&mut self, gguf: &Gguf, how: &How<'_>) -> Result<()> {
+        self.findings = recorded::audit(&self.values, &self.graphs.steps(), gguf, how)?;
+        Ok(())
+    }
+}
+
+/// Compares, and judges both sides at so many `rows`. A dump without graphs of an architecture that nobody builds is judged
+/// by the other side's, where it was computed in the same steps.
+///
+/// # Errors
+/// A graph of the candidate that cannot be read.
+pub fn judged(
+    sides: &Sides<'_>,
+    by: &ByGraph<'_>,
+    rows: AuditRows,
+    gaps: Vec<Gap>,
+    options: &Options,
+) -> Result<Report> {
+    let Sides { candidate, reference, isolated } = *sides;
+    let Options { selection, allow_missing, .. } = options;
+    let (own, other) = (by.graphs(candidate), by.graphs(reference));
+    let ours = own.as_ref().map(|own| (candidate, own));
+    let theirs = other.as_ref().map(|other| (reference, other));
+    let of_candidate = ours.clone().or_else(|_| theirs.clone()).map_err(Clone::clone)?;
+    let of_reference = theirs.clone().or_else(|_| ours.clone()).map_err(Clone::clone)?;
+    let mut ours_side = Side::new(candidate, of_candidate, Some(reference).filter(|_| isolated));
+    let mut theirs_side = Side::new(reference, of_reference, None);
+    let all_graphs: Vec<_> = [&ours_side, &theirs_side].iter().flat_map(|side| side.graphs.steps()).collect();
+    let all = recorded::order(&all_graphs, &|_| true);
+    let selected = selection.of_graph(all.iter().copied());
+    let wants = |id: Checkpoint| selected.contains(&id);
+    let how = How { rows, wants: &wants, diagnose: &diagnose };
+    let same_steps = are_of_the_same_steps(sides);
+    for (side, dump, is_own) in
+        [(&mut ours_side, candidate, own.is_ok()), (&mut theirs_side, reference, other.is_ok())]
+    {
+        match is_own || same_steps {
+            // Of values that were only printed nothing can be computed again.
+            _ if is_partial(dump) => {}
+            true => side.audit(by.gguf, &how)?,
+            false => side.findings = of_other_steps(dump),
+        }
+    }
+    let (ours, theirs) = (&ours_side.findings, &theirs_side.findings);
+    let comparisons = compare::dumps(candidate, reference, &all, &options.tolerances);
+    let is_left_out = |id: Checkpoint| {
+        [&ours_side, &theirs_side].iter().any(|side| is_left_out(id, &side.findings, &side.values, selection))
+    };
+    let reads = recorded::reads(&all_graphs);
+    let answers = |carried: &HashMap<Checkpoint, Carried>| {
+        let shown = all.iter().zip(&comparisons).filter(|(id, _)| !is_left_out(**id));
+        let known = shown.map(|(id, comparison)| Known {
+            id: *id,
+            comparison: Some(comparison),
+            candidate: ours.nodes.get(id),
+            reference: theirs.nodes.get(id),
+            across: ours.is_bridged(*id),
+            carried: carried.get(id),
+        });
+        entries(known, &wants, &reads)
+    };
+    let mut found = answers(&HashMap::new());
+    if !found.open.is_empty() && !isolated {
+        let arithmetics = [candidate, reference].map(numerics_of);
+        let steps = ours_side.graphs.steps();
+        found = answers(&carried(&ours_side.values, &steps, by.gguf, &arithmetics, &found.open)?);
+    }
+    let ([ours_in_full, ours_screened], [in_full, screened]) = (ours.rows(), theirs.rows());
+    let counted = [ours_in_full + in_full, ours_screened + screened];
+    let tried = |id: Checkpoint| tried(ours, id);
+    let mut report = assemble(found, &all_graphs, &tried, *allow_missing, counted);
+    report.tokens = compare::tokens(candidate, reference);
+    report.candidate = verdict::side(candidate, path_of(candidate));
+    report.reference = Some(verdict::side(reference, path_of(reference)));
+    report.notes.extend(notes(candidate, reference, Some(by.gguf)));
+    let unseen = [&ours_side, &theirs_side].map(|side| -> Vec<Checkpoint> {
+        let left_out = |id: &&Checkpoint| {
+            wants(**id) && self::is_left_out(**id, &side.findings, &side.values, selection)
+        };
+        all.iter().filter(left_out).copied().collect()
+    });
+    report.notes.extend(what_is_left_out(sides, &unseen, &all));
+    report.notes.extend(not_compared(&comparisons, "such were judged by themselves"));
+    for (name, side) in [("the candidate", &ours_side), ("the reference", &theirs_side)] {
+        let declared = side.values.declared();
+        report.notes.extend(arithmetic_notes(name, &side.graphs.steps(), &side.findings, declared));
+    }
+    report.details = pictures(sides, &selected.iter().copied().collect::<Vec<_>>(), options);
+    let mut claims = vec![(Whose::Candidate, ours_side.graphs)];
+    claims.extend((!is_partial(reference)).then_some((Whose::Reference, theirs_side.graphs)));
+    by.weigh_wiring(&claims, &mut report);
+    refuse_gaps(&mut report, &gaps, *allow_missing);
+    refuse_nothing(&mut report, comparisons.iter().any(|comparison| comparison.numbers.is_some()));
     Ok(report)
 }
 
-/// The selected checkpoints of either dump, and of the model where it is given.
-fn wanted(
-    candidate: &Dump,
-    reference: &Dump,
-    model: Option<&Model>,
-    selection: &Selection,
-) -> Vec<Checkpoint> {
-    // In the order of the model's graph; without one, in the usual order.
-    let mut all: IndexSet<Checkpoint> = model.iter().flat_map(|model| model.graph.checkpoints()).collect();
-    let recorded = candidate.checkpoints().chain(reference.checkpoints());
-    all.extend(usual_order(recorded.chain(candidate.seen_checkpoints()).chain(reference.seen_checkpoints())));
-    selection.among(all.into_iter()).into_iter().collect()
+/// What a producer computes in: what it declares; of llama.cpp's recordings, and of what they print, what is usual there.
+fn numerics_of(dump: &Dump) -> Numerics {
+    let usual = Numerics { products: Products::LlamaCpu, kv: Storage::F16, ..Numerics::default() };
+    let declared = dump.manifest().producer.numerics.as_deref().and_then(|words| words.parse().ok());
+    let is_llama = is_partial(dump) || !dump.manifest().graphs.is_empty();
+    declared.unwrap_or(if is_llama { usual } else { Numerics::default() })
 }
 
-/// Audits both sides, unless told not to: at a sample of the common rows, and at rows that stand out.
-fn judge(
-    options: &Options,
-    model: &Model,
-    candidate: &Dump,
-    reference: &Dump,
-    comparisons: &[Comparison],
-) -> Result<Judgement> {
-    let Some(rows) = options.audit else { return Ok(Judgement::default()) };
-    let mut positions: BTreeSet<u32> = rows.positions(&candidate.manifest().steps).into_iter().collect();
-    let common = compare::common_positions(tokens_of(candidate), tokens_of(reference));
-    positions.retain(|position| *position < common);
-    positions.extend(verdict::outliers(comparisons, &positions).into_values());
-    let positions: Vec<u32> = positions.into_iter().collect();
-    let wanted: HashSet<Checkpoint> = comparisons.iter().map(|comparison| comparison.checkpoint).collect();
-    let wants = |checkpoint: Checkpoint| wanted.contains(&checkpoint);
-    let how = audit::Options { positions: &positions, wants: &wants, isolated: false };
-    let sides: &[&dyn Recording] = if is_partial(reference) { &[candidate] } else { &[candidate, reference] };
-    let audits = audit::audit(sides, &model.gguf, &model.graph, &how)?;
-    verdict::judge(model, sides, comparisons, Some(&audits))
+/// Nothing compared is no parity.
+fn refuse_nothing(report: &mut Report, compared: bool) {
+    if !compared && report.verdict == Verdict::Parity {
+        report.verdict = Verdict::Undecided;
+        report.reason = Some("nothing was compared".to_owned());
+    }
+}
+
+/// What either side could have recorded, of the nodes that were judged by what comes after; and what it has recorded
+/// beside the results of `nodes`.
+fn what_is_left_out(sides: &Sides<'_>, unseen: &[Vec<Checkpoint>; 2], nodes: &[Checkpoint]) -> Vec<String> {
+    let [ours, theirs] = [sides.candidate, sides.reference].map(Recording::checkpoints);
+    let candidate = left_out("the candidate", &unseen[0], &ours, &theirs);
+    let reference = left_out("the reference", &unseen[1], &theirs, &ours);
+    let others = [("the candidate", &ours), ("the reference", &theirs)];
+    let others = others.into_iter().filter_map(|(side, recorded)| not_looked_at(side, recorded, nodes));
+    candidate.into_iter().chain(reference).chain(others).collect()
+}
+
+/// Whether both sides computed the same tokens in the same steps.
+fn are_of_the_same_steps(sides: &Sides<'_>) -> bool {
+    let positions = |dump: &Dump| -> Vec<Vec<u32>> {
+        dump.manifest().steps.iter().map(|step| step.positions.clone()).collect()
+    };
+    positions(sides.candidate) == positions(sides.reference)
+        && sides.candidate.tokens() == sides.reference.tokens()
+}
+
+/// Nothing can be said of nodes whose steps nobody has a graph of.
+fn of_other_steps(candidate: &Dump) -> Findings {
+    let mut findings = Findings::default();
+    for id in Recording::checkpoints(candidate) {
+        findings.at(id).cannot("the graph of its own steps: the sides were computed in different ones");
+    }
+    findings
 }
 
 /// What a reader must know of the two dumps.
-fn notes(candidate: &Dump, reference: &Dump, model: Option<&Model>) -> Vec<String> {
+fn notes(candidate: &Dump, reference: &Dump, gguf: Option<&Gguf>) -> Vec<String> {
     let mut notes = notes_of(candidate, "candidate");
     notes.extend(notes_of(reference, "reference"));
     let [ours, theirs] = [candidate, reference].map(|dump| &dump.manifest().model);
@@ -174,8 +309,8 @@ fn notes(candidate: &Dump, reference: &Dump, model: Option<&Model>) -> Vec<Strin
     let common = compare::common_positions(ours, theirs) as usize;
     if common < ours.len().min(theirs.len()) {
         notes.push(format!("only the {common} tokens that both sides have in common are compared"));
-        match model {
-            Some(model) => notes.extend(tokens::said(ours, theirs, &model.gguf)),
+        match gguf {
+            Some(gguf) => notes.extend(tokens::said(ours, theirs, gguf)),
             None => notes.extend(tokens::sentences(tokens::diagnose(ours, theirs, Vocabulary::default()))),
         }
     }

@@ -3,8 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use super::plan::RunPlan;
-use super::run::RunOptions;
+use super::run::{RunOptions, RunPlan};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dense::attention::TILE_ROWS;
 use crate::error::{Error, Result};
@@ -12,12 +11,9 @@ use crate::memory;
 use crate::model::Model;
 use crate::model::graph::Op;
 use crate::numerics::Products;
-use parity_dump::Dump;
 
-/// Bytes of a value that is kept or compared: f32.
+/// Bytes of a value that is written down: f32.
 const KEPT_BYTES: u64 = 4;
-/// Bytes of a value that the audit computes: f64.
-const AUDIT_BYTES: u64 = 8;
 /// Copies of attention's matrix that are alive at once: as computed, and rounded or in the order of its shape.
 const COPIES: u64 = 2;
 
@@ -82,17 +78,12 @@ const HINT: &str = "a shorter prompt or a smaller -n, --chunk N, fewer checkpoin
 ///
 /// # Errors
 /// Names what most of the memory is for.
-pub fn memory(model: &Model, options: &RunOptions, plan: &RunPlan, reference: Option<&Dump>) -> Result<()> {
-    memory::require("parity run", &estimate(model, options, plan, reference), HINT)
+pub fn memory(model: &Model, options: &RunOptions, plan: &RunPlan) -> Result<()> {
+    memory::require("parity run", &estimate(model, options, plan), HINT)
 }
 
 /// What a run needs memory for, in bytes: an upper bound of what the largest step holds at once.
-fn estimate(
-    model: &Model,
-    options: &RunOptions,
-    plan: &RunPlan,
-    reference: Option<&Dump>,
-) -> Vec<(&'static str, u64)> {
+fn estimate(model: &Model, options: &RunOptions, plan: &RunPlan) -> Vec<(&'static str, u64)> {
     let dims = &model.config.dims;
     let positions = plan.n_rows() as u64;
     let rows = plan.steps.iter().map(|step| step.len()).max().unwrap_or(0) as u64;
@@ -102,8 +93,7 @@ fn estimate(
         Kind::Logits | Kind::AttnScores | Kind::AttnProbs => 0,
         kind => dims.width(kind, 0) as u64,
     };
-    let looked_at: HashSet<Checkpoint> = plan.compared.union(&plan.audited).copied().collect();
-    let inside = looked_at.iter().any(|checkpoint| checkpoint.kind().is_optional());
+    let inside = plan.wanted.iter().any(|checkpoint| checkpoint.kind().is_optional());
     let cache = 2 * dims.layers as u64 * dims.width(Kind::V, 0) as u64 * positions;
     let heads = dims.heads as u64;
     let matrix = match inside {
@@ -111,34 +101,19 @@ fn estimate(
         true => 2 * heads * rows * positions,
         false => heads.min(rayon::current_num_threads() as u64) * rows.min(TILE_ROWS as u64) * positions,
     };
-    let sample = plan.sample.len() as u64;
-    let audited: u64 = plan.audited.iter().map(width).sum();
-    // Of one layer at a time, whole attention of the sampled rows.
-    let audit = cache / (dims.layers as u64).max(1) + COPIES * sample * heads * positions;
-    let audit = if options.audit.is_some() { audit * AUDIT_BYTES } else { 0 };
-    let logits = rows.saturating_sub(first_logits(options, reference) as u64) * dims.vocab as u64;
+    let logits = rows * dims.vocab as u64;
     let has_logits = plan.graph.nodes.iter().any(|node| node.checkpoint.kind() == Kind::Logits);
     vec![
         ("keys and values of all positions", cache.saturating_mul(bytes + KEPT_BYTES)),
         ("attention of a step", matrix.saturating_mul(COPIES * bytes)),
         ("activations of a step", live_widths(plan, width).saturating_mul(rows * bytes)),
         ("logits of a step", if has_logits { logits.saturating_mul(bytes) } else { 0 }),
-        ("rows that are audited", sample.saturating_mul(audited * KEPT_BYTES).saturating_add(audit)),
     ]
-}
-
-/// Rows of the first step whose logits nobody looks at.
-fn first_logits(options: &RunOptions, reference: Option<&Dump>) -> u32 {
-    let recorded = reference.and_then(|dump| dump.get(Checkpoint::global(Kind::Logits)));
-    let first = recorded.and_then(|recorded| recorded.positions().next());
-    first.filter(|_| options.dump.is_none()).unwrap_or(0)
 }
 
 /// The most columns of activations that are alive at once: outputs that a later node reads.
 fn live_widths(plan: &RunPlan, width: impl Fn(&Checkpoint) -> u64) -> u64 {
-    let graph = plan
-        .graph
-        .fused(|checkpoint| plan.compared.contains(&checkpoint) || plan.audited.contains(&checkpoint));
+    let graph = plan.graph.fused(|checkpoint| plan.wanted.contains(&checkpoint));
     let mut last: HashMap<Checkpoint, usize> = HashMap::new();
     for (index, node) in graph.nodes.iter().enumerate() {
         last.extend(node.inputs.iter().map(|input| (*input, index)));

@@ -5,13 +5,12 @@ pub mod bench;
 pub mod diff;
 pub mod doctor;
 pub mod explain;
+mod graph_limits;
 mod graphs;
 mod head_rows;
 mod limits;
 pub mod logprobs;
-pub mod machine;
 pub mod map;
-mod plan;
 pub mod run;
 
 use indexmap::IndexSet;
@@ -51,13 +50,6 @@ fn with_matrices<'a>(selection: &Selection, dumps: impl IntoIterator<Item = &'a 
     let everywhere = |id| dumps.iter().all(|dump| Recording::checkpoints(*dump).contains(&id));
     let all: Vec<Checkpoint> = all.into_iter().collect();
     selection.and_unnamed(&all, |id| everywhere(id) || dumps.iter().any(|dump| is_odd(dump, id)))
-}
-
-/// Whether a dump is told more exactly tensor by tensor: its values are of a narrow type, or it holds attention matrices,
-/// which are judged in all their rows there.
-fn is_sharper_by_tensor(dump: &Dump, positions: &[u32]) -> bool {
-    let matrices = || Recording::checkpoints(dump).iter().any(|id| id.kind().is_optional());
-    crate::audit::is_narrow(dump, positions) || matrices()
 }
 
 /// Of two dumps: that nobody looked at the attention matrices that one of them alone has.

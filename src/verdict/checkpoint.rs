@@ -191,7 +191,7 @@ fn healthy(
 
 /// What a simulation of the nodes before says: both the candidate's distance from the exact forward pass and that
 /// of the two sides have to be rounding, and rounding has to be small enough for mistakes to show.
-fn by_carried(carried: &Carried, comparison: &Comparison, open: Why) -> (CheckpointVerdict, Why) {
+pub fn by_carried(carried: &Carried, comparison: &Comparison, open: Why) -> (CheckpointVerdict, Why) {
     // A few printed values may be small ones: they are measured by the size of all.
     let distance = |numbers: &Numbers| match comparison.seen {
         Some(_) => numbers.rmse / carried.size,

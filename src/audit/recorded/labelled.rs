@@ -1,11 +1,27 @@
 //! A graph beside a dump: under which id each node is recorded, and how its rows lie there.
 
+use std::collections::HashMap;
+
 use parity_graph::{Graph, Id, axis, label};
 
 use super::{Arrangement, Steps, Tensor};
 use crate::checkpoint::Checkpoint;
 use crate::engine::machine::Program;
 use crate::error::Result;
+
+/// By node: the nodes that it reads, through whatever only moves values, and through memory that others write.
+pub type Reads = HashMap<Checkpoint, Vec<Checkpoint>>;
+
+/// What the nodes of several graphs read.
+pub fn reads(graphs: &[(usize, &Labelled)]) -> Reads {
+    let mut out = Reads::new();
+    for (i, (_, labelled)) in graphs.iter().enumerate() {
+        if !graphs[..i].iter().any(|(_, known)| std::ptr::eq(*known, *labelled)) {
+            labelled.note_reads(&mut out);
+        }
+    }
+    out
+}
 
 /// A graph with the names of its nodes in a dump.
 pub struct Labelled {
@@ -75,6 +91,40 @@ impl Labelled {
             }
         }
         out
+    }
+
+    /// Adds what each node reads.
+    fn note_reads(&self, out: &mut Reads) {
+        let graph = &self.program.graph;
+        // By tensor: the nodes whose values it holds. By memory: those whose values nodes wrote into it so far.
+        let mut holds: Vec<Vec<Checkpoint>> = vec![Vec::new(); graph.tensors.len()];
+        for id in graph.computed() {
+            let mut read: Vec<Checkpoint> = Vec::new();
+            for source in graph.sources(id).filter(|&source| source != id) {
+                let written = holds[source].iter().chain(&holds[graph.root(source)]);
+                for from in written {
+                    if !read.contains(from) {
+                        read.push(*from);
+                    }
+                }
+            }
+            let own = match self.labels.get(id).copied().flatten() {
+                Some(label) => {
+                    let known = out.entry(label).or_default();
+                    known.extend(read.iter().filter(|from| **from != label));
+                    known.dedup();
+                    vec![label]
+                }
+                None => read,
+            };
+            let root = graph.root(id);
+            if root != id && !graph.get(id).op.is_view() {
+                let more: Vec<Checkpoint> =
+                    own.iter().filter(|from| !holds[root].contains(from)).copied().collect();
+                holds[root].extend(more);
+            }
+            holds[id] = own;
+        }
     }
 
     /// Elements of a token's row of a node, where they lie side by side in it.

@@ -47,7 +47,7 @@ use crate::ops::Args;
 pub use attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
 pub use carried::{Carried, OwnDistance, SHARP, SHARP_ENOUGH, Simulated, carried, simulated};
 pub use found::{Finding, MISTAKES_SHOW, NearTie};
-pub use labelled::Labelled;
+pub use labelled::{Labelled, Reads, reads};
 pub use named::{Named, Names};
 pub use narrow::{PRODUCTS, products};
 pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
@@ -223,7 +223,9 @@ impl Conductor<f64> for Auditor<'_> {
         if let Some(fed) = self.steps.fed(self.step, checkpoint).filter(|_| partial.is_none()) {
             return Ok(Ok(arranged.of_node(&fed.values, beyond).into()));
         }
+        let is_read = node.program.is_used_after(node.program.graph.root(node.id), node.id);
         match &partial {
+            Some(_) if !is_read => Ok(Ok(values.into())),
             None => Ok(Ok(values.into())),
             // Rows that were not recorded are computed again, for what reads them.
             Some(_) => Ok(across().map(|own| choice::filled(own, &values, lacks))),

@@ -1,17 +1,19 @@
 //! The answer for one id, and for the whole, from what audits and comparisons found.
 
+use std::collections::{HashMap, HashSet};
+
 use super::remarks;
-use crate::audit::recorded::SHARP;
-use crate::audit::recorded::{Finding, Labelled, MISTAKES_SHOW};
+use crate::audit::recorded::{Carried, Finding, Labelled, MISTAKES_SHOW, Reads, SHARP};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
 use crate::report::words::{count, number};
 use crate::report::{
-    CheckpointVerdict as V, Coverage, Diagnosis, Entry, FirstDivergence, Local, LocalError, Numbers, Report,
+    CheckpointVerdict as V, Coverage, Diagnosis, Entry, FirstDivergence, Local, LocalError, Numbers, Report, Seen,
     Tried, Verdict,
 };
-use crate::verdict::text::alone;
-use crate::verdict::{refuted, within_tolerance};
+use crate::verdict::checkpoint::by_carried;
+use crate::verdict::text::{self, alone};
+use crate::verdict::{Why, refuted, within_tolerance};
 
 /// Everything that is known of one id.
 pub struct Known<'a> {
@@ -25,6 +27,8 @@ pub struct Known<'a> {
     pub reference: Option<&'a Finding>,
     /// Whether nodes behind it were judged across it, where it was not recorded itself.
     pub across: bool,
+    /// What rounding carries up to it from the tokens, where that was simulated.
+    pub carried: Option<&'a Carried>,
 }
 
 /// What is known of the ids before one.
@@ -37,8 +41,16 @@ struct Before {
 }
 
 /// The answer for one id.
-fn entry(known: &Known<'_>, before: Before) -> Entry {
-    let (verdict, evidence) = judge(known, before);
+fn entry(known: &Known<'_>, before: Before) -> (Entry, bool) {
+    let Judged { mut verdict, mut evidence, open } = judge(known, before);
+    let seen = known.comparison.and_then(|comparison| comparison.seen);
+    if let Some(seen) = &seen {
+        evidence += &text::seen_in_part(seen);
+        let other_sum = seen.sum.is_some_and(|sum| !(sum.over() <= 1.0));
+        if other_sum && verdict == V::Match {
+            verdict = V::Undecided;
+        }
+    }
     let numbers = known.comparison.and_then(|comparison| comparison.numbers.clone());
     let rows = match known.comparison {
         Some(comparison) => comparison.rows_compared,
@@ -46,7 +58,7 @@ fn entry(known: &Known<'_>, before: Before) -> Entry {
     };
     let row_shape = known.comparison.map(|comparison| &comparison.row_shape);
     let row_shape = row_shape.or(known.candidate.map(|finding| &finding.row_shape)).into_iter().flatten();
-    Entry {
+    let entry = Entry {
         id: known.id,
         layer: known.id.layer_index(),
         verdict,
@@ -57,9 +69,24 @@ fn entry(known: &Known<'_>, before: Before) -> Entry {
         diagnosis: if verdict == V::Reference { known.reference } else { known.candidate }
             .map_or_else(Vec::new, |finding| finding.diagnosis().0.to_vec()),
         shape: std::iter::once(rows as usize).chain(row_shape.copied()).collect(),
-        seen: None,
+        seen,
         op: None,
         inputs: Vec::new(),
+    };
+    (entry, open)
+}
+
+/// An answer in words.
+struct Judged {
+    verdict: V,
+    evidence: String,
+    /// Whether what rounding carries up to the node, which was not looked at, would settle it.
+    open: bool,
+}
+
+impl From<(V, String)> for Judged {
+    fn from((verdict, evidence): (V, String)) -> Judged {
+        Judged { verdict, evidence, open: false }
     }
 }
 
@@ -67,35 +94,34 @@ fn local(finding: Option<&Finding>) -> Option<LocalError> {
     finding.and_then(Finding::audit).map(|audit| audit.local)
 }
 
-fn judge(known: &Known<'_>, before: Before) -> (V, String) {
-    let Some(own) = known.candidate else { return (V::Missing, "not recorded".to_owned()) };
+fn judge(known: &Known<'_>, before: Before) -> Judged {
+    let Some(own) = known.candidate else { return (V::Missing, "not recorded".to_owned()).into() };
     let audit = own.audit();
     if let Some(audit) = audit.as_ref().filter(|_| !own.is_healthy()) {
         return match audit.nonfinite {
             0 => (V::Origin, format!("its local error is {}: {}", beyond(&audit.local), place(own))),
             n => (V::Nonfinite, format!("{n} NaN or Inf that its recorded inputs do not explain")),
-        };
+        }
+        .into();
     }
     if let Some(Status::Shape(ours, theirs)) = known.comparison.map(|comparison| &comparison.status) {
-        return (V::Shape, format!("rows of {ours:?} in the candidate, {theirs:?} in the reference"));
+        return (V::Shape, format!("rows of {ours:?} in the candidate, {theirs:?} in the reference")).into();
     }
     if own.unrecorded > 0 {
-        return (V::Missing, format!("not recorded in {}", count(own.unrecorded, "step")));
+        return (V::Missing, format!("not recorded in {}", count(own.unrecorded, "step"))).into();
     }
-    if let Some(needs) = &own.undecided {
-        return (V::Undecided, format!("to judge it, the recording needs {needs}"));
-    }
-    if let Some(blind) = audit.as_ref().and_then(|_| blind(own)) {
-        return (V::Undecided, blind);
+    let open = own.undecided.as_ref().map(|needs| format!("to judge it, the recording needs {needs}"));
+    if let Some(why) = open.or_else(|| audit.as_ref().and_then(|_| blind(own))) {
+        return (V::Undecided, why).into();
     }
     if let Some(what) = &own.lost {
-        return unread(what, known.comparison);
+        return unread(what, known.comparison).into();
     }
-    let Some(audit) = audit else { return (V::Missing, "not recorded".to_owned()) };
+    let Some(audit) = audit else { return (V::Missing, "not recorded".to_owned()).into() };
     let Some(comparison) = known.comparison else {
-        return (V::Match, format!("{}{}", alone(&audit.local), remarks(own)));
+        return (V::Match, format!("{}{}", alone(&audit.local), remarks(own))).into();
     };
-    compared(comparison, own, &audit.local, known.reference, before)
+    compared(known, comparison, own, &audit.local, before)
 }
 
 /// A node that reads what is lost of its recording: a gap, unless it differs from a reference, which nothing explains then.
@@ -147,46 +173,36 @@ pub(super) fn is_explained(numbers: &Numbers, ours: &LocalError, theirs: Option<
 
 /// A healthy candidate beside its reference.
 fn compared(
+    known: &Known<'_>,
     comparison: &Comparison,
     own: &Finding,
     local: &LocalError,
-    reference: Option<&Finding>,
     before: Before,
-) -> (V, String) {
+) -> Judged {
     match comparison.within_tolerance {
-        Some(true) => return (V::Match, "within the tolerance given".to_owned()),
+        Some(true) => return (V::Match, "within the tolerance given".to_owned()).into(),
         Some(false) => {
-            return (V::Beyond, "beyond the tolerance given, though its local error is rounding".to_owned());
+            let text = "beyond the tolerance given, though its local error is rounding".to_owned();
+            return (V::Beyond, text).into();
         }
         None => {}
     }
-    if let Some(what) = reference.and_then(|finding| finding.lost.as_ref()) {
-        return (V::Missing, format!("{what}, which the reference reads, were not recorded"));
+    if comparison.seen.is_some() {
+        return printed(known, comparison, local, before);
     }
-    let (reference, theirs) = match reference.map(|finding| (finding, finding.audit())) {
-        None | Some((_, None)) => {
-            let why = reference.and_then(|finding| finding.undecided.as_deref()).unwrap_or("its values");
-            return (V::Undecided, format!("the reference lacks {why}"));
-        }
-        Some((finding, Some(audit))) => (finding, audit.local),
+    let theirs = match witness(known.reference) {
+        Ok(theirs) => theirs,
+        Err(answer) => return answer.into(),
     };
-    if !reference.is_healthy() {
-        let named = reference.diagnosis().0.first();
-        let text =
-            format!("the reference's local error is {}: it is wrong{}", beyond(&theirs), called(named));
-        return (V::Reference, text);
-    }
-    if let Some(needs) = &reference.undecided {
-        return (V::Undecided, format!("to judge the reference, its recording needs {needs}"));
-    }
     if let Some(what) = not_in_common(comparison) {
-        return (V::Match, format!("{}; so is the reference's: they have no {what} in common", alone(local)));
+        let text = format!("{}; so is the reference's: they have no {what} in common", alone(local));
+        return (V::Match, text).into();
     }
     let Some(numbers) = &comparison.numbers else {
-        return (V::Missing, "no token position that both sides have".to_owned());
+        return (V::Missing, "no token position that both sides have".to_owned()).into();
     };
     if let Status::MissingRows(rows) = comparison.status {
-        return (V::Missing, format!("{} of the reference's rows are not in the candidate", rows));
+        return (V::Missing, format!("{} of the reference's rows are not in the candidate", rows)).into();
     }
     let witnesses = format!(
         "the candidate is {:.1e} from exact arithmetic here, the reference {:.1e}{}",
@@ -195,22 +211,68 @@ fn compared(
         remarks(own)
     );
     match (before.faulty, before.unseen) {
-        _ if is_explained(numbers, local, Some(&theirs)) => (V::Match, witnesses),
+        _ if is_explained(numbers, local, Some(&theirs)) => (V::Match, witnesses).into(),
         (Some(faulty), _) => {
-            (V::Inherited, format!("{}; what it differs by comes from {faulty} or before it", alone(local)))
+            let text = format!("{}; what it differs by comes from {faulty} or before it", alone(local));
+            (V::Inherited, text).into()
         }
-        (None, Some(unseen)) => {
-            let text = format!(
-                "{}; it differs from the reference by more than that, and {unseen} before it was not looked at",
-                alone(local)
-            );
-            (V::Undecided, text)
+        (None, Some(_)) => carried_on(known, comparison, local, numbers.rel_l2),
+        (None, None) => {
+            let text = "every node before it is healthy: the distance is rounding, carried on";
+            (V::Match, format!("{witnesses}; {text}")).into()
         }
-        (None, None) => (
-            V::Match,
-            format!("{witnesses}; every node before it is healthy: the distance is rounding, carried on"),
-        ),
     }
+}
+
+/// The reference's local error, where it was judged and is healthy; otherwise what that says of the node.
+fn witness(reference: Option<&Finding>) -> Result<LocalError, (V, String)> {
+    if let Some(what) = reference.and_then(|finding| finding.lost.as_ref()) {
+        return Err((V::Missing, format!("{what}, which the reference reads, were not recorded")));
+    }
+    let (reference, theirs) = match reference.map(|finding| (finding, finding.audit())) {
+        None | Some((_, None)) => {
+            let why = reference.and_then(|finding| finding.undecided.as_deref()).unwrap_or("its values");
+            return Err((V::Undecided, format!("the reference lacks {why}")));
+        }
+        Some((finding, Some(audit))) => (finding, audit.local),
+    };
+    if !reference.is_healthy() {
+        let named = called(reference.diagnosis().0.first());
+        let text = format!("the reference's local error is {}: it is wrong{named}", beyond(&theirs));
+        return Err((V::Reference, text));
+    }
+    match &reference.undecided {
+        Some(needs) => Err((V::Undecided, format!("to judge the reference, its recording needs {needs}"))),
+        None => Ok(theirs),
+    }
+}
+
+/// A healthy candidate beside values that were only printed, of which nothing can be computed again.
+fn printed(known: &Known<'_>, comparison: &Comparison, local: &LocalError, before: Before) -> Judged {
+    let Some(numbers) = &comparison.numbers else {
+        return (V::Missing, "no token position that both sides have".to_owned()).into();
+    };
+    let within = numbers.rel_l2 <= local.bound_rel_l2.unwrap_or(0.0) + local.rel_l2;
+    match before.faulty.filter(|_| !within) {
+        Some(faulty) => {
+            let text = format!("{}; what it differs by comes from {faulty} or before it", alone(local));
+            (V::Inherited, text).into()
+        }
+        None if numbers.rel_l2 > 0.0 => carried_on(known, comparison, local, numbers.rel_l2),
+        None => (V::Match, alone(local)).into(),
+    }
+}
+
+/// A healthy node that differs by more than local errors: nodes before it were not looked at, and what rounding carries
+/// through them decides.
+fn carried_on(known: &Known<'_>, comparison: &Comparison, local: &LocalError, distance: f64) -> Judged {
+    let unseen = Why::Unseen { distance };
+    let (verdict, why) = match known.carried {
+        Some(carried) => by_carried(carried, comparison, unseen),
+        None => (V::Undecided, unseen),
+    };
+    let evidence = format!("{}; it {}", alone(local), text::carried_on(&why).unwrap_or_default());
+    Judged { verdict, evidence, open: known.carried.is_none() }
 }
 
 /// Why nothing can be said of a node that was judged across others: what rounding explains of those is as much as
@@ -251,23 +313,54 @@ pub struct Answers {
     tolerated: usize,
     /// Those that were not judged in every step since they read what is lost of a recording, and why.
     lost: Vec<(Checkpoint, String)>,
+    /// Those that what rounding carries from the tokens would settle.
+    pub open: HashSet<Checkpoint>,
+    /// Token rows that were compared, and those that a complete pair of dumps would have.
+    rows: [u64; 2],
 }
 
 /// Answers for all ids, in execution order, of which those that are not `shown` are left out. What is shown may inherit
-/// from what is not.
-pub fn entries<'a>(known: impl Iterator<Item = Known<'a>>, shown: &dyn Fn(Checkpoint) -> bool) -> Answers {
-    let (mut before, mut out) = (Before::default(), Answers::default());
-    for known in known {
-        let entry = entry(&known, before);
+/// from what is not: from what it `reads`, however far back.
+pub fn entries<'a>(
+    known: impl Iterator<Item = Known<'a>>,
+    shown: &dyn Fn(Checkpoint) -> bool,
+    reads: &Reads,
+) -> Answers {
+    let mut out = Answers::default();
+    // By node: what is known of itself and of all that it comes from.
+    let mut behind: HashMap<Checkpoint, Before> = HashMap::new();
+    let all: Vec<Known<'_>> = known.collect();
+    let place: HashMap<Checkpoint, usize> = all.iter().enumerate().map(|(i, known)| (known.id, i)).collect();
+    for known in all {
+        let mut before = Before::default();
+        let (mut open, mut seen) = (vec![known.id], HashSet::new());
+        while let Some(reader) = open.pop() {
+            for input in reads.get(&reader).into_iter().flatten().filter(|input| seen.insert(**input)) {
+                match behind.get(input) {
+                    Some(input) => {
+                        before.faulty = first(&place, before.faulty, input.faulty);
+                        before.unseen = first(&place, before.unseen, input.unseen);
+                    }
+                    // Left out: it is looked through.
+                    None if !place.contains_key(input) => open.push(*input),
+                    None => {}
+                }
+            }
+        }
+        let (entry, open) = entry(&known, before);
         let at_fault = entry.verdict.is_fault().then_some(entry.id);
         let unseen = matches!(entry.verdict, V::Missing | V::Undecided) && !known.across;
-        let of_either = at_fault.or((entry.verdict == V::Reference).then_some(entry.id));
-        before.faulty = before.faulty.or(of_either);
+        before.faulty = before.faulty.or(at_fault);
         before.unseen = before.unseen.or(unseen.then_some(entry.id));
+        behind.insert(entry.id, before);
         if !shown(entry.id) {
             out.hidden = out.hidden.or(at_fault);
             continue;
         }
+        out.open.extend(open.then_some(entry.id));
+        let of = |rows: fn(&Comparison) -> u64| known.comparison.map_or(0, rows);
+        out.rows[0] += of(|comparison| comparison.rows_compared);
+        out.rows[1] += of(|comparison| comparison.rows_expected);
         let lost = [known.candidate, known.reference].into_iter().flatten().any(|side| side.lost.is_some());
         if lost && entry.verdict == V::Missing {
             out.lost.push((entry.id, entry.evidence.clone().unwrap_or_default()));
@@ -300,6 +393,15 @@ fn unseen(entries: &[Entry]) -> Option<String> {
         ),
         false => format!("{explained}, which may be all of {}: a mistake there would not be seen", entry.id),
     })
+}
+
+/// The one of two ids that stands first.
+fn first(
+    place: &HashMap<Checkpoint, usize>,
+    a: Option<Checkpoint>,
+    b: Option<Checkpoint>,
+) -> Option<Checkpoint> {
+    a.into_iter().chain(b).min_by_key(|id| place.get(id))
 }
 
 /// Ids that are named in a sentence.
@@ -365,7 +467,7 @@ pub fn assemble(
     [rows_audited, rows_screened]: [u64; 2],
 ) -> Report {
     let (verdict, reason) = answer(&answers, allow_missing);
-    let Answers { entries, tolerated, lost, .. } = answers;
+    let Answers { entries, tolerated, lost, rows: [rows_compared, rows_expected], .. } = answers;
     let of = |verdict: V| entries.iter().filter(move |entry| entry.verdict == verdict);
     let first = entries.iter().find(|entry| entry.verdict.is_fault());
     let first_divergence = first.map(|entry| FirstDivergence {
@@ -387,11 +489,11 @@ pub fn assemble(
         checkpoints_compared: numbers().count(),
         checkpoints_missing: of(V::Missing).count(),
         elements_compared: numbers().map(|numbers| numbers.n).sum(),
-        rows_compared: numbers().map(|numbers| numbers.row_rel_l2.len() as u64).sum(),
-        rows_expected: numbers().map(|numbers| numbers.row_rel_l2.len() as u64).sum(),
+        rows_compared,
+        rows_expected,
         rows_audited: Some(rows_audited),
         rows_screened: Some(rows_screened),
-        seen: None,
+        seen: seen(&entries),
     };
     let basis = || within_tolerance(tolerated, &coverage, &entries).or_else(|| unseen(&entries));
     let reason = reason.or_else(|| if verdict == Verdict::Parity { basis() } else { None });
@@ -399,4 +501,11 @@ pub fn assemble(
     let notes = not_judged(&lost).filter(|_| allow_missing).into_iter().collect();
     let checkpoints = entries;
     Report { verdict, reason, first_divergence, origins, coverage, checkpoints, notes, ..Report::default() }
+}
+
+/// How much was seen of all nodes of which a side was only printed.
+fn seen(entries: &[Entry]) -> Option<Seen> {
+    let parts = || entries.iter().filter_map(|entry| entry.seen);
+    parts().next()?;
+    Some(Seen { values: parts().map(|s| s.values).sum(), of: parts().map(|s| s.of).sum(), sum: None })
 }

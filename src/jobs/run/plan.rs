@@ -1,28 +1,25 @@
 //! What a run computes: its tokens, its steps, and the checkpoints and rows that are looked at.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::ops::Range;
 
-use indexmap::IndexSet;
-
-use super::limits::{self, Room};
-use super::run::{RunOptions, healthy_inputs};
+use super::RunOptions;
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::gguf::Gguf;
+use crate::jobs::limits::{self, Room};
 use crate::model::Model;
 use crate::model::graph::Graph;
 use parity_dump::Dump;
 
-/// The steps of a run and what is looked at.
+/// The steps of a run by parity's own kernels, and what of them is written down.
 pub struct RunPlan {
     pub graph: Graph,
     /// Tokens that are known beforehand; later ones are sampled greedily.
     pub tokens: Vec<u32>,
     pub steps: Vec<Range<usize>>,
-    pub compared: IndexSet<Checkpoint>,
-    pub audited: IndexSet<Checkpoint>,
-    pub sample: BTreeSet<u32>,
+    /// What is judged, and what that reads.
+    pub wanted: HashSet<Checkpoint>,
     pub notes: Vec<String>,
 }
 
@@ -34,20 +31,20 @@ impl RunPlan {
         reference: Option<&Dump>,
     ) -> Result<RunPlan> {
         let n_layers = model.config.dims.layers;
-        let selection = super::with_matrices(&options.selection, reference);
-        let wanted = |checkpoint: &Checkpoint| selection.wants(*checkpoint, n_layers);
-        let compared: IndexSet<Checkpoint> = graph.checkpoints().filter(wanted).collect();
+        let selected = |checkpoint: &Checkpoint| options.selection.wants(*checkpoint, n_layers);
+        let mut wanted: HashSet<Checkpoint> = graph.checkpoints().filter(selected).collect();
         let last = graph
-            .last_of(|id| compared.contains(&id))
+            .last_of(|id| wanted.contains(&id))
             .ok_or_else(|| options.selection.refused(graph.checkpoints(), n_layers))?;
-        let audited =
-            if options.audit.is_some() { healthy_inputs(model, &compared) } else { compared.clone() };
+        let healthy = model.graph.fused(|checkpoint| wanted.contains(&checkpoint));
+        let judged = healthy.nodes.iter().filter(|node| wanted.contains(&node.checkpoint));
+        let read: Vec<Checkpoint> = judged.flat_map(|node| node.inputs.iter().copied()).collect();
+        wanted.extend(read);
         let (tokens, steps, notes) = steps(&model.gguf, Room::of(model), options, reference)?;
         // Greedy decoding needs the logits even where they are not looked at.
         let sampled = steps.last().is_some_and(|step| step.end > tokens.len());
         let end = if sampled { graph.last_of(|_| true).unwrap_or(last) } else { last };
-        let sample = options.audit.map_or(BTreeSet::new(), |rows| rows.sample(&steps));
-        Ok(RunPlan { graph: graph.until(end), tokens, steps, compared, audited, sample, notes })
+        Ok(RunPlan { graph: graph.until(end), tokens, steps, wanted, notes })
     }
 
     /// Token positions of the whole run.
@@ -57,7 +54,7 @@ impl RunPlan {
 
     /// Outputs that the probe will see, for the progress bar.
     pub fn n_outputs(&self) -> usize {
-        self.audited.union(&self.compared).count() * self.steps.len()
+        self.wanted.len() * self.steps.len()
     }
 }
 
@@ -68,7 +65,6 @@ pub type Steps = (Vec<u32>, Vec<Range<usize>>, Vec<String>);
 pub fn steps(gguf: &Gguf, room: Room<'_>, options: &RunOptions, reference: Option<&Dump>) -> Result<Steps> {
     let (tokens, steps, mut notes) = ranges(room, options, reference)?;
     if let Some(reference) = reference {
-        notes.extend(super::notes_of(reference, "reference"));
         let ours = if options.tokens.is_empty() { &tokens } else { &options.tokens };
         let theirs = reference.tokens();
         if !theirs.starts_with(ours) {

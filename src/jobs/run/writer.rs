@@ -5,13 +5,76 @@ use std::path::Path;
 
 use half::f16;
 use parity_dump::manifest::{ModelInfo, Producer};
-use parity_dump::{Element, Writer};
+use parity_dump::{Dump, Element, Writer};
 use parity_graph::{Id, text};
+use parity_record::map::Capture;
 
-use super::pairs::Rows;
 use super::steps::Prepared;
+use crate::checkpoint::Checkpoint;
+use crate::dump::Recording;
 use crate::error::Result;
-use crate::jobs::run::RunOptions;
+use super::RunOptions;
+
+/// The values of a node as a dump has them: token rows first, attention matrices as (H, T, S).
+pub struct Rows<'a> {
+    /// Which node.
+    pub id: Checkpoint,
+    /// Position of each row.
+    pub positions: &'a [u32],
+    /// Slowest axis first.
+    pub shape: &'a [usize],
+    /// In that shape.
+    pub values: &'a [f32],
+}
+
+impl<'a> Rows<'a> {
+    /// Of a node that is shown as `capture` says.
+    pub fn new(id: Checkpoint, capture: &'a Capture, positions: &'a [u32], values: &'a [f32]) -> Rows<'a> {
+        Rows { id, positions, shape: &capture.shape, values }
+    }
+
+    /// Where the elements of a row begin, and how many lie there: of a matrix (H, T, S) one piece for each head, cut to
+    /// the positions that the row's token can see.
+    fn pieces(&self, row: usize) -> Vec<std::ops::Range<usize>> {
+        let piece = |start: usize, width: usize| start..start + width;
+        match (self.id.kind().is_optional(), self.shape) {
+            (true, &[heads, rows, cached]) => {
+                let seen = cached.min(self.positions[row] as usize + 1);
+                (0..heads).map(|head| piece((head * rows + row) * cached, seen)).collect()
+            }
+            _ => {
+                let width = self.values.len() / self.positions.len().max(1);
+                vec![piece(row * width, width)]
+            }
+        }
+    }
+
+    /// The last row of what is no matrix.
+    pub fn last(&self) -> Option<&'a [f32]> {
+        let width = self.values.len() / self.positions.len().max(1);
+        self.values.get(self.values.len().checked_sub(width)?..)
+    }
+
+    /// Puts the reference's rows into `theirs`, laid out as these, and 1 into `known` wherever one stands.
+    pub fn take(&self, dump: &Dump, common: u32, theirs: &mut [f32], known: &mut [f32]) {
+        let mut buffer = Vec::new();
+        for (row, &position) in self.positions.iter().enumerate().filter(|(_, position)| **position < common)
+        {
+            let Some(values) = Recording::row(dump, self.id, position, &mut buffer) else { continue };
+            let pieces = self.pieces(row);
+            if values.len() != pieces.iter().map(ExactSizeIterator::len).sum::<usize>() {
+                continue;
+            }
+            let mut rest = values;
+            for piece in pieces {
+                let (first, after) = rest.split_at(piece.len());
+                theirs[piece.clone()].copy_from_slice(first);
+                known[piece].fill(1.0);
+                rest = after;
+            }
+        }
+    }
+}
 
 /// A dump that is being written.
 pub struct Sink {

@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 use crate::faults::inject_graph::{Injected, Spec, injected, refuse_uninjected};
 use crate::jobs::graphs::ByGraph;
 use crate::jobs::limits::Room;
-use crate::jobs::plan;
-use crate::jobs::run::RunOptions;
+use super::plan;
+use super::RunOptions;
 use crate::model::builders::{self, Built, Cache, Shape, Values};
 use crate::numerics::{Numerics, Storage};
 
@@ -169,8 +169,8 @@ pub struct Planned<'a> {
     pub steps: Vec<Step>,
     /// Tokens that are known beforehand.
     pub tokens: &'a [u32],
-    /// What is compared and shown.
-    pub selected: IndexSet<Checkpoint>,
+    /// What is written down: what is judged, and what that reads.
+    pub written: IndexSet<Checkpoint>,
     /// Nodes that are computed in all steps together.
     pub n_nodes: usize,
     /// What a reader must know.
@@ -225,7 +225,11 @@ impl<'a> Planned<'a> {
             |graph: &Prepared<'_>| graph.labelled.nodes().filter(|(id, _)| *id <= graph.last).count();
         let n_nodes = steps.iter().map(|step| computed(&graphs[step.graph])).sum();
         let (built, tokens) = (&source.built, &source.tokens);
-        Ok(Planned { source: &source.graphs, built, graphs, steps, tokens, selected, n_nodes, notes })
+        let mut written = selected.clone();
+        for labelled in source.graphs.labelled() {
+            written.extend(selected.iter().flat_map(|id| labelled.inputs(*id)));
+        }
+        Ok(Planned { source: &source.graphs, built, graphs, steps, tokens, written, n_nodes, notes })
     }
 
     /// The graph of each step.
@@ -235,14 +239,6 @@ impl<'a> Planned<'a> {
             .enumerate()
             .map(|(number, step)| (number, self.graphs[step.graph].labelled))
             .collect()
-    }
-
-    /// Whether a node is computed in some step.
-    pub fn is_computed(&self, checkpoint: Checkpoint) -> bool {
-        let computed = |graph: &Prepared<'_>| {
-            graph.labelled.nodes().any(|(id, known)| known == checkpoint && id <= graph.last)
-        };
-        self.graphs.iter().any(computed)
     }
 
     /// The arithmetic of the run: keys and values are kept as its graphs say.

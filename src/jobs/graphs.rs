@@ -1,14 +1,8 @@
 //! Dumps that are judged node by node on a graph: the one that they bring, or the one that is built of the model file.
 
-mod audit;
-mod diff;
-pub mod limits;
-
-pub use audit::audit;
-pub use diff::{Sides, diff};
-
 use std::path::Path;
 
+use super::graph_limits;
 use crate::audit::recorded::Graphs;
 use crate::dump;
 use crate::error::{Error, Result};
@@ -90,7 +84,7 @@ impl<'a> ByGraph<'a> {
             true => Graphs::built(dump, self.gguf),
             false => Graphs::open(dump),
         }?;
-        limits::check(dump.path(), &graphs.steps(), self.gguf, limits::Work::Audit)?;
+        graph_limits::check(dump.path(), &graphs.steps(), self.gguf, graph_limits::Work::Audit)?;
         Ok(graphs)
     }
 
@@ -147,7 +141,7 @@ pub fn weigh_recorded(candidate: &Dump, reference: &Dump, report: &mut Report) -
 }
 
 /// What is refused of a selection that nothing of a recording fits.
-fn nothing_selected(dump: &Dump) -> Error {
+pub fn nothing_selected(dump: &Dump) -> Error {
     Error::new("--layer, --checkpoint", "no node of this recording is selected")
         .expected("a layer of it, or a pattern such as 'blk.0.*'")
         .hint(format!("parity inspect {} lists its nodes", dump.path().display()))
