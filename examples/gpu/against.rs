@@ -11,8 +11,9 @@ use parity::engine::cpu::CpuEngine;
 use parity::engine::device::Device;
 use parity::engine::{Batch, Engine};
 use parity::foreign;
-use parity::jobs::run::{RunOptions, on_nodes};
+use parity::jobs::run::{RunOptions, run};
 use parity::model::Model;
+use parity::model::file::ModelFile;
 use parity::numerics::Numerics;
 use parity::report::{CheckpointVerdict, Report};
 use parity_dump::Dump;
@@ -25,7 +26,8 @@ const CPU_TIMES: f64 = 2.0;
 
 /// Holds the GPU engine against recordings; an error where one of the criteria is missed.
 pub fn against(out: &str, path: &str, references: &[&str]) -> Outcome {
-    let model = Model::open(Path::new(path))?;
+    let file = ModelFile::open(Path::new(path))?;
+    let model = file.nodes()?;
     let (mut body, mut failures) = (json!({}), Vec::new());
     for path in references {
         let reference = foreign::open(Path::new(path), &foreign::Options::default())?;
@@ -38,7 +40,7 @@ pub fn against(out: &str, path: &str, references: &[&str]) -> Outcome {
         // A recording of a few checkpoints, such as the logits of a long text, says what the text is.
         let is_whole = reference.checkpoints().count() == expected;
         for numerics in GPU_NUMERICS.into_iter().filter(|_| is_whole) {
-            let report = judged(&model, path, numerics)?;
+            let report = judged(&file, path, numerics)?;
             let sides = sides(&report);
             let clean = sides["origins"] == json!([]) && sides["exit"] == json!(0);
             println!("{name} {numerics}: {sides}");
@@ -48,19 +50,19 @@ pub fn against(out: &str, path: &str, references: &[&str]) -> Outcome {
             entry[numerics] = sides;
         }
         if is_whole {
-            entry["distance"] = distances(&model, &reference, &name, &mut failures)?;
+            entry["distance"] = distances(model, &reference, &name, &mut failures)?;
         }
-        entry["greedy"] = greedy(&model, &reference)?;
+        entry["greedy"] = greedy(model, &reference)?;
         println!("{name} greedy: {}", entry["greedy"]);
         body[&name] = entry;
     }
     body["failures"] = json!(failures);
-    write(out, &model, body)?;
+    write(out, model, body)?;
     if failures.is_empty() { Ok(()) } else { Err(failures.join("; ").into()) }
 }
 
 /// What `parity run --device cuda --audit-rows all` finds.
-fn judged(model: &Model, reference: &str, numerics: &str) -> Result<Report, Box<dyn std::error::Error>> {
+fn judged(file: &ModelFile, reference: &str, numerics: &str) -> Result<Report, Box<dyn std::error::Error>> {
     let options = RunOptions {
         reference: Some(reference.into()),
         device: Device::Cuda(vec![0]),
@@ -68,7 +70,7 @@ fn judged(model: &Model, reference: &str, numerics: &str) -> Result<Report, Box<
         audit: Some(AuditRows::All),
         ..RunOptions::default()
     };
-    Ok(on_nodes(model, &model.graph, &options, &|_, _| ())?)
+    Ok(run(file, &options, &|_, _| ())?)
 }
 
 /// The report in few numbers. The audit of the GPU's side is `over_bound`: 1 is what rounding explains.

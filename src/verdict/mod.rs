@@ -7,29 +7,24 @@ use indexmap::IndexMap;
 use crate::checkpoint::Checkpoint;
 use crate::compare::Comparison;
 use crate::dump::{Recording, Unfinite};
-use crate::faults::diagnose::Diagnosed;
 use crate::gguf::Gguf;
 use crate::report::{
-    CheckpointVerdict, Coverage, Diagnosis, DifferenceParts, Entry, FirstDivergence, Local, LocalError,
-    Report, SCHEMA, Seen, Side, TokenReport, Verdict,
+    CheckpointVerdict, Coverage, Entry, FirstDivergence, Local, Report, SCHEMA, Seen, Side, TokenReport,
+    Verdict,
 };
 
 mod bracket;
-mod checkpoint;
-mod graph;
-mod named;
 mod nodes;
+mod numbers;
 pub mod recorded;
 mod text;
 mod weights;
 mod whole;
 
-pub use graph::{judge, outliers};
-pub use nodes::{describe, describe_recorded};
+pub use nodes::describe_recorded;
 pub use weights::weigh;
 pub use whole::{Gap, gaps, refuted, spoken, within_tolerance};
 
-use crate::audit::case::Missing;
 use crate::audit::recorded::{Carried, OwnDistance};
 
 /// The answer for one checkpoint.
@@ -41,8 +36,6 @@ pub struct Judged {
     pub why: Why,
     /// Both sides' local errors.
     pub local: Local,
-    /// Where the distance comes from.
-    pub parts: Option<DifferenceParts>,
 }
 
 /// What an answer rests on.
@@ -54,8 +47,6 @@ pub enum Why {
     Tolerance {
         /// Whether it holds.
         within: bool,
-        /// Whether the node is known to be healthy.
-        audited: bool,
     },
     /// What is not there.
     Lacking(&'static str),
@@ -70,15 +61,6 @@ pub enum Why {
         /// The reference's.
         reference: Vec<usize>,
     },
-    /// A row that is not as wide as the model's.
-    Width {
-        /// Whose.
-        side: &'static str,
-        /// Its shape.
-        shape: Vec<usize>,
-        /// The model's width.
-        expected: usize,
-    },
     /// NaN and Inf in the candidate.
     Nonfinite {
         /// How many.
@@ -86,36 +68,12 @@ pub enum Why {
         /// Where they come from, in words.
         from: &'static str,
     },
-    /// The candidate's inputs hold some, its output does not.
-    NonfiniteInputs,
     /// So many NaN and Inf in the reference alone.
     ReferenceNonfinite(u64),
-    /// The candidate's local error is beyond its bound; a node that was computed from what it should have been.
-    BeyondBound(LocalError, Option<Checkpoint>),
-    /// The reference's is.
-    ReferenceBeyondBound(LocalError),
     /// The output alone is known, and farther from an exact forward pass than rounding explains.
     BeyondPass(OwnDistance),
-    /// The candidate's local error is rounding, and there is nothing to compare it with.
-    Local(LocalError),
-    /// Local errors of both sides are rounding.
-    Witnesses {
-        /// The candidate's.
-        candidate: LocalError,
-        /// The reference's, where it was audited.
-        reference: Option<LocalError>,
-        /// Whether the distance is more than these: rounding of healthy nodes before it.
-        carried: bool,
-    },
-    /// The local error is rounding; the distance comes from a node before it.
-    Inherited {
-        /// The candidate's local error.
-        local: LocalError,
-        /// The first one that is not healthy.
-        from: Checkpoint,
-    },
-    /// It could not be audited: what the recording would have to hold.
-    Needs(Missing),
+    /// Nothing that it is computed from is known.
+    Alone,
     /// The sides differ, and nothing was audited.
     Differs,
     /// There is no row of it.
@@ -164,10 +122,6 @@ pub struct Parts {
 pub struct Judgement {
     /// By checkpoint: all that were compared.
     pub judged: IndexMap<Checkpoint, Judged>,
-    /// The mistakes behind the candidate's first faulty nodes.
-    pub named: IndexMap<Checkpoint, Diagnosed>,
-    /// Those behind the reference's.
-    pub named_reference: IndexMap<Checkpoint, Diagnosis>,
     /// What a reader must know of the sides' arithmetic.
     pub notes: Vec<String>,
     /// Token rows whose local error was computed; `None` without an audit.
@@ -214,15 +168,14 @@ pub fn assemble(parts: Parts) -> Report {
     }
     let first = entries.iter().find(|entry| entry.verdict.is_fault());
     let first_divergence = first.map(|entry| {
-        let named = parts.judgement.named.get(&entry.id).cloned().unwrap_or_default();
         FirstDivergence {
             checkpoint: entry.id,
             layer: entry.layer,
             verdict: entry.verdict,
-            inputs: named.inputs,
-            diagnosis: named.diagnosis,
-            residual: named.residual,
-            tried: named.tried,
+            inputs: Vec::new(),
+            diagnosis: Vec::new(),
+            residual: None,
+            tried: Vec::new(),
             reproduce: None,
         }
     });
@@ -284,7 +237,7 @@ fn seen(comparisons: &[Comparison]) -> Option<Seen> {
 /// The answer for a checkpoint; where the candidate lacks rows nothing healthy, since nobody knows of those.
 fn rows_there(parts: &Parts, comparison: &Comparison) -> Judged {
     let known = parts.judgement.judged.get(&comparison.checkpoint).cloned();
-    let judged = known.unwrap_or_else(|| graph::by_numbers(comparison));
+    let judged = known.unwrap_or_else(|| numbers::by_numbers(comparison));
     match comparison.status {
         crate::compare::Status::MissingRows(rows) if judged.verdict.is_healthy() => {
             Judged { verdict: CheckpointVerdict::Missing, why: Why::LackingRows(rows), ..judged }
@@ -299,21 +252,8 @@ fn rows_there(parts: &Parts, comparison: &Comparison) -> Judged {
 
 fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
     let checkpoint = comparison.checkpoint;
-    let Judged { mut verdict, why, local, parts: difference } = rows_there(parts, comparison);
+    let Judged { mut verdict, why, local } = rows_there(parts, comparison);
     let mut evidence = text::sentence(&why);
-    let named = parts.judgement.named.get(&checkpoint).map_or(&[][..], |named| &named.diagnosis);
-    let best = match verdict {
-        CheckpointVerdict::Origin | CheckpointVerdict::Nonfinite => named.first(),
-        CheckpointVerdict::Reference => parts.judgement.named_reference.get(&checkpoint),
-        _ => None,
-    };
-    let diagnosis = match verdict {
-        CheckpointVerdict::Reference => best.cloned().into_iter().collect(),
-        _ => named.to_vec(),
-    };
-    if let Some(best) = best {
-        evidence += &format!(": {} ({})", best.text, best.fault);
-    }
     if let Some(seen) = &comparison.seen {
         evidence += &text::seen_in_part(seen);
         let other_sum = seen.sum.is_some_and(|sum| !(sum.over() <= 1.0));
@@ -330,8 +270,8 @@ fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
         evidence: Some(evidence),
         numbers: comparison.numbers.clone(),
         local,
-        parts: difference,
-        diagnosis,
+        parts: None,
+        diagnosis: Vec::new(),
         shape,
         seen: comparison.seen,
         op: None,

@@ -13,11 +13,8 @@ use parity_dump::Stopped;
 pub fn sentence(why: &Why) -> String {
     match why {
         Why::Equal => "equal".to_owned(),
-        Why::Tolerance { within: true, .. } => "within the tolerance given".to_owned(),
-        Why::Tolerance { audited: true, .. } => {
-            "beyond the tolerance given, though its local error is rounding".to_owned()
-        }
-        Why::Tolerance { .. } => "beyond the tolerance given".to_owned(),
+        Why::Tolerance { within: true } => "within the tolerance given".to_owned(),
+        Why::Tolerance { within: false } => "beyond the tolerance given".to_owned(),
         Why::Lacking(what) => (*what).to_owned(),
         Why::LackingRows(rows) => {
             format!("{} of the reference's rows are not in the candidate", thousands(*rows))
@@ -29,40 +26,15 @@ pub fn sentence(why: &Why) -> String {
         Why::Shapes { candidate, reference } => {
             format!("rows of {candidate:?} in the candidate, {reference:?} in the reference")
         }
-        Why::Width { side, shape, expected } => {
-            format!("rows of {shape:?} in the {side}, the model's are {expected} wide")
-        }
         Why::Nonfinite { count, from } => format!("{count}; {from}"),
-        Why::NonfiniteInputs => "its inputs hold NaN or Inf, so that nothing can be said of it".to_owned(),
         Why::ReferenceNonfinite(count) => format!("{} NaN or Inf in the reference alone", thousands(*count)),
-        Why::BeyondBound(local, None) => {
-            format!("its local error is {}: the bug is in this node", beyond(local))
-        }
-        Why::BeyondBound(local, Some(reader)) => format!(
-            "its local error is {}, but {reader} was computed from what it should be: the dump is wrong here, the \
-             engine is not",
-            beyond(local)
-        ),
         Why::BeyondPass(own) => format!(
             "it is {} from an exact forward pass of the model, {} times what rounding explains: the bug is here or in any \
              node before, none of which is known",
             number(own.distance),
             number(own.over)
         ),
-        Why::ReferenceBeyondBound(local) => format!(
-            "the reference's local error is {}: it is wrong, or not what it is taken for",
-            beyond(local)
-        ),
-        Why::Local(local) => alone(local),
-        Why::Witnesses { candidate, reference, carried: false } => witnesses(candidate, reference.as_ref()),
-        Why::Witnesses { candidate, reference, carried: true } => format!(
-            "{}; no node before it is faulty: the distance is rounding, carried on",
-            witnesses(candidate, reference.as_ref())
-        ),
-        Why::Inherited { local, from } => {
-            format!("{}; its difference comes from {from} or from before it", alone(local))
-        }
-        Why::Needs(what) => format!("to judge it, the recording needs {what}"),
+        Why::Alone => "to judge it, the recording needs what it is computed from".to_owned(),
         Why::Differs => "the sides differ; nothing says whether this node or its input is wrong".to_owned(),
         Why::NotRecorded => "not recorded".to_owned(),
         Why::Unseen { .. } => {
@@ -109,18 +81,6 @@ fn simulated(carried: &Carried, distance: Option<f64>, sharp: bool) -> String {
     format!("{}{blind}", parts.join("; it "))
 }
 
-/// "the candidate is 4.0e-7 from exact arithmetic here, the reference 1.3e-2".
-fn witnesses(candidate: &LocalError, reference: Option<&LocalError>) -> String {
-    match reference {
-        Some(reference) => format!(
-            "the candidate is {:.1e} from exact arithmetic here, the reference {:.1e}",
-            candidate.from_exact(),
-            reference.from_exact()
-        ),
-        None => alone(candidate),
-    }
-}
-
 /// A local error that rounding explains.
 pub(super) fn alone(local: &LocalError) -> String {
     format!(
@@ -128,16 +88,6 @@ pub(super) fn alone(local: &LocalError) -> String {
         local.rel_l2,
         100.0 * local.over_bound
     )
-}
-
-fn beyond(local: &LocalError) -> String {
-    let at: Vec<String> = local.worst.iter().map(ToString::to_string).collect();
-    let times = if local.over_bound.is_finite() {
-        format!("{:.1e} times what rounding explains", local.over_bound)
-    } else {
-        "beyond any bound".to_owned()
-    };
-    format!("{times}, worst at [{}]", at.join(", "))
 }
 
 /// How much was seen of a checkpoint that was only printed, and whether the sum agrees: goes on a sentence.

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use indexmap::IndexMap;
 
 use super::{Why, text};
 use crate::audit::local::HEALTHY;
@@ -208,33 +207,15 @@ impl Whole<'_> {
                 entry.id,
                 text::carried_on(why).unwrap_or_default()
             )),
-            _ if audited => Some(format!("{checkpoints} could not be judged{}", self.would_decide())),
+            _ if audited => Some(format!("{checkpoints} could not be judged")),
             _ if self.coverage.rows_audited.is_some() => Some(format!(
-                "{checkpoints} could not be judged, since what the nodes read was not recorded{}; --rtol, --atol or \
+                "{checkpoints} could not be judged, since what the nodes read was not recorded; --rtol, --atol or \
                  --nmse would decide",
-                self.would_decide()
             )),
             _ => Some(format!(
                 "{open} checkpoints differ and nothing says by how much they may; an audit (-m MODEL, no \
                  --no-audit) or --rtol, --atol, --nmse would"
             )),
-        }
-    }
-
-    /// The one tensor whose recording would decide the most of what is open.
-    fn would_decide(&self) -> String {
-        let open =
-            self.entries.iter().zip(self.whys).filter(|(e, _)| e.verdict == CheckpointVerdict::Undecided);
-        let needs = open.filter_map(|(_, why)| match why {
-            Why::Needs(missing) => missing.tensor(),
-            _ => None,
-        });
-        let mut counts: IndexMap<Checkpoint, usize> = IndexMap::new();
-        needs.for_each(|id| *counts.entry(id).or_default() += 1);
-        // Of those that decide as many, the first.
-        match counts.into_iter().rev().max_by_key(|(_, count)| *count) {
-            Some((id, _)) => format!("; record {id} as well"),
-            None => String::new(),
         }
     }
 

@@ -10,13 +10,13 @@ use parity::engine::device::{self, Device};
 use parity::engine::{Batch, Engine, Probe, Values};
 use parity::error::Result;
 use parity::faults::inject::inject;
-use parity::jobs::run::{RunOptions, on_nodes};
+use parity::jobs::run::RunOptions;
 use parity::model::Model;
 use parity::model::graph::Graph;
 use parity::report::{Report, Verdict};
 
 use super::emulated::{arithmetics, is_emulated};
-use crate::{NUMERICS, has_gpu, of_cpu, tiny, tokens};
+use crate::{NUMERICS, has_gpu, judged, of_cpu, tiny, tokens};
 
 /// Whether there are two GPUs; said where not, and an error where `PARITY_REQUIRE_GPUS` asks for as many.
 fn has_two_gpus() -> bool {
@@ -102,14 +102,14 @@ fn same_bits(model: &Model, graph: &Graph, gpus: &[usize], what: &str) {
 }
 
 /// The same run on one GPU and on these: the same numbers in every report.
-fn same_reports(model: &Model, gpus: &[usize]) {
+fn same_reports(gpus: &[usize]) {
     let folder = tempfile::tempdir().unwrap();
-    let options = of_cpu(model, &folder.path().join("reference"));
+    let options = of_cpu(&folder.path().join("reference"));
     let on = |device: Vec<usize>, numerics: &str, isolated: bool| -> Report {
         let device = Device::Cuda(device);
         let numerics = numerics.parse().unwrap();
         let options = RunOptions { device, numerics, isolated, ..options.clone() };
-        on_nodes(model, &model.graph, &options, &|_, _| ()).unwrap()
+        judged(&options)
     };
     for numerics in NUMERICS {
         for isolated in [false, true] {
@@ -139,7 +139,7 @@ fn check(gpus: &[usize]) {
     let mut graph = model.graph.clone();
     inject(&mut graph, &["ffn.gelu@0".parse().unwrap(), "ffn.gelu@3".parse().unwrap()], &model).unwrap();
     same_bits(&model, &graph, gpus, "ffn.gelu");
-    same_reports(&model, gpus);
+    same_reports(gpus);
 }
 
 #[test]

@@ -16,10 +16,10 @@ use parity::engine::cuda::{CudaEngine, count, supported};
 use parity::engine::device::Device;
 use parity::engine::{Batch, Engine, Probe, Values};
 use parity::error::Result;
-use parity::faults::inject::inject;
-use parity::jobs::run::{RunOptions, on_nodes};
+use parity::jobs::run::{RunOptions, run};
 use parity::model::Model;
-use parity::model::graph::{Graph, Op};
+use parity::model::file::ModelFile;
+use parity::model::graph::Op;
 use parity::report::{CheckpointVerdict, Report, Verdict};
 use parity::select::Selection;
 
@@ -31,7 +31,11 @@ fn root() -> PathBuf {
 }
 
 fn tiny() -> Model {
-    Model::open(&root().join("reference-dumps/models/qwen2-tiny-py-Q4_K_M.gguf")).unwrap()
+    Model::open(&path()).unwrap()
+}
+
+fn path() -> PathBuf {
+    root().join("reference-dumps/models/qwen2-tiny-py-Q4_K_M.gguf")
 }
 
 /// Whether there is a GPU; said where not, and an error where `PARITY_REQUIRE_GPU=1`.
@@ -175,16 +179,15 @@ fn the_gpu_chooses_the_tokens() {
     }
 }
 
-fn judged(model: &Model, options: RunOptions) -> Report {
-    on_nodes(model, &model.graph, &options, &|_, _| ()).unwrap()
+fn judged(options: &RunOptions) -> Report {
+    run(&ModelFile::open(&path()).unwrap(), options, &|_, _| ()).unwrap()
 }
 
 #[test]
-fn comparisons_on_the_gpu_have_the_hosts_numbers() {
+fn a_run_on_the_gpu_is_at_parity_with_the_cpus_and_says_the_same_twice() {
     if !has_gpu() {
         return;
     }
-    let model = tiny();
     let folder = tempfile::tempdir().unwrap();
     let reference = folder.path().join("reference");
     let of_cpu = RunOptions {
@@ -193,7 +196,7 @@ fn comparisons_on_the_gpu_have_the_hosts_numbers() {
         device: Device::Cpu,
         ..RunOptions::default()
     };
-    judged(&model, of_cpu);
+    judged(&of_cpu);
     for numerics in NUMERICS {
         let options = RunOptions {
             reference: Some(reference.clone()),
@@ -202,28 +205,19 @@ fn comparisons_on_the_gpu_have_the_hosts_numbers() {
             audit: Some(Default::default()),
             ..RunOptions::default()
         };
-        // Pictures need the values, which are then compared on the host.
-        let on_host = judged(&model, RunOptions { pictures: true, ..options.clone() });
-        let on_gpu = judged(&model, options);
-        assert_eq!((on_gpu.verdict, on_host.verdict), (Verdict::Parity, Verdict::Parity), "{numerics}");
-        assert_eq!(on_gpu.coverage, on_host.coverage);
-        for (a, b) in on_gpu.checkpoints.iter().zip(&on_host.checkpoints) {
-            let (a, b) = (a.numbers.as_ref().unwrap(), b.numbers.as_ref().unwrap());
-            assert_eq!((a.abs_err_max, &a.worst, a.n), (b.abs_err_max, &b.worst, b.n));
-            assert_eq!((a.sign_positive, a.tolerance_needed), (b.sign_positive, b.tolerance_needed));
-            // Sums in f64 in another order.
-            approx::assert_relative_eq!(a.rel_l2, b.rel_l2, max_relative = 1e-12);
-            assert_eq!(a.row_rel_l2.len(), b.row_rel_l2.len());
-        }
+        let (first, again) = (judged(&options), judged(&options));
+        assert_eq!(first.verdict, Verdict::Parity, "{numerics}");
+        assert_eq!(first.coverage, again.coverage);
+        assert_eq!(first.checkpoints, again.checkpoints);
     }
 }
 
-fn isolated(model: &Model, graph: &Graph, options: &RunOptions) -> Report {
-    on_nodes(model, graph, &RunOptions { isolated: true, ..options.clone() }, &|_, _| ()).unwrap()
+fn isolated(options: &RunOptions) -> Report {
+    judged(&RunOptions { isolated: true, ..options.clone() })
 }
 
 /// The CPU's values of a prompt and three decode steps, attention matrices included, in a folder.
-fn of_cpu(model: &Model, folder: &Path) -> RunOptions {
+fn of_cpu(folder: &Path) -> RunOptions {
     let options = RunOptions {
         tokens: tokens(40),
         n_predict: Some(3),
@@ -232,7 +226,7 @@ fn of_cpu(model: &Model, folder: &Path) -> RunOptions {
         selection: Selection::new(None, &["*".to_owned()]).unwrap(),
         ..RunOptions::default()
     };
-    judged(model, options);
+    judged(&options);
     RunOptions {
         reference: Some(folder.to_owned()),
         device: Device::Cuda(vec![0]),
@@ -246,20 +240,18 @@ fn in_isolation_nothing_is_inherited_on_the_gpu() {
     if !has_gpu() {
         return;
     }
-    let model = tiny();
     let folder = tempfile::tempdir().unwrap();
-    let on_gpu = of_cpu(&model, &folder.path().join("reference"));
+    let on_gpu = of_cpu(&folder.path().join("reference"));
     // The first is computed by the host, the second by a kernel on other angles.
     for (fault, wrong) in
         [("ffn.gelu@0", vec!["blk.0.ffn_act"]), ("rope.base=10000@blk.0.k_rope", vec!["blk.0.k_rope"])]
     {
-        let mut graph = model.graph.clone();
-        inject(&mut graph, &[fault.parse().unwrap()], &model).unwrap();
         for numerics in NUMERICS {
             let options = RunOptions { numerics: numerics.parse().unwrap(), ..on_gpu.clone() };
-            let healthy = isolated(&model, &model.graph, &options);
+            let mistaken = RunOptions { inject: vec![fault.parse().unwrap()], ..options.clone() };
+            let healthy = isolated(&options);
             assert_eq!(healthy.verdict, Verdict::Parity, "{numerics}");
-            let injected = isolated(&model, &graph, &options);
+            let injected = isolated(&mistaken);
             let ids = |ids: &[Checkpoint]| -> Vec<String> { ids.iter().map(ToString::to_string).collect() };
             assert_eq!(ids(&injected.origins), wrong, "{fault} in {numerics}");
             for (a, b) in injected.checkpoints.iter().zip(&healthy.checkpoints) {
@@ -272,7 +264,7 @@ fn in_isolation_nothing_is_inherited_on_the_gpu() {
                 assert_eq!(a_numbers.abs_err_max, b_numbers.abs_err_max, "{}", a.id);
             }
             // Without it, what comes after inherits.
-            let whole = on_nodes(&model, &graph, &options, &|_, _| ()).unwrap();
+            let whole = judged(&mistaken);
             assert!(whole.checkpoints.iter().any(|entry| entry.verdict == CheckpointVerdict::Inherited));
         }
     }
@@ -287,11 +279,11 @@ fn an_isolated_gpu_computes_what_the_isolated_cpu_does() {
     }
     let model = tiny();
     let folder = tempfile::tempdir().unwrap();
-    let on_gpu = of_cpu(&model, &folder.path().join("reference"));
+    let on_gpu = of_cpu(&folder.path().join("reference"));
     let on_cpu = RunOptions { device: Device::Cpu, ..on_gpu.clone() };
-    let own = isolated(&model, &model.graph, &on_cpu);
+    let own = isolated(&on_cpu);
     assert!(own.checkpoints.iter().all(|entry| entry.numbers.as_ref().unwrap().abs_err_max == 0.0));
-    let theirs = isolated(&model, &model.graph, &on_gpu);
+    let theirs = isolated(&on_gpu);
     let mut sums = 0;
     for entry in &theirs.checkpoints {
         let numbers = entry.numbers.as_ref().unwrap();
@@ -304,7 +296,7 @@ fn an_isolated_gpu_computes_what_the_isolated_cpu_does() {
     assert!(sums > 0 && theirs.verdict == Verdict::Parity);
     // The inside of attention is fed too, where it is looked at.
     let inside = RunOptions { selection: Selection::new(None, &["*".to_owned()]).unwrap(), ..on_gpu };
-    let inside = isolated(&model, &model.graph, &inside);
+    let inside = isolated(&inside);
     assert_eq!(inside.verdict, Verdict::Parity);
     assert!(inside.checkpoints.iter().any(|entry| entry.id.kind() == Kind::AttnProbs));
     assert!(inside.notes.iter().any(|note| note.contains("the host computed")), "{:?}", inside.notes);
@@ -315,8 +307,7 @@ fn auto_takes_the_gpu() {
     if !has_gpu() {
         return;
     }
-    let model = tiny();
-    let report = judged(&model, RunOptions { tokens: tokens(5), ..RunOptions::default() });
+    let report = judged(&RunOptions { tokens: tokens(5), ..RunOptions::default() });
     assert_eq!(report.candidate.producer.backend.as_deref(), Some("cuda"));
     assert!(report.candidate.producer.device.is_some_and(|device| !device.is_empty()));
 }

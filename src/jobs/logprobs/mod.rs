@@ -8,7 +8,6 @@ mod rows;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use crate::audit::case::Missing;
 use crate::audit::recorded::{Carried, OwnDistance, Prompt, simulated};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::compare::{Accumulator, Comparison, Tolerance, common_positions};
@@ -246,10 +245,10 @@ fn verdict_of(against: Option<&Against>, comparison: &Comparison) -> Judged {
         (Some(_), Some(carried)) => {
             let sharp = carried.is_sharp();
             let why =
-                Why::Carried { carried, distance: None, sharp, local: Box::new(Why::Needs(Missing::Before)) };
+                Why::Carried { carried, distance: None, sharp, local: Box::new(Why::Alone) };
             (if sharp { Match } else { Undecided }, why)
         }
         _ => (Undecided, distance.map_or(Why::NotRecorded, |_| Why::Differs)),
     };
-    Judged { verdict, why, local: Local { candidate: local, reference: None }, parts: None }
+    Judged { verdict, why, local: Local { candidate: local, reference: None } }
 }

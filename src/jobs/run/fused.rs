@@ -16,6 +16,10 @@ use crate::faults::mistake::Mistake;
 use crate::jobs::limits;
 use crate::model::Model;
 
+/// What a reader must know of isolation on a GPU.
+const ATTENTION_ON_HOST: &str = "isolated: the attention kernel computes scores, probabilities and context in one launch \
+     and cannot be fed between them, so where its inside is looked at the host computed all three";
+
 /// Executes the steps of a run into a dump at `dir`.
 ///
 /// # Errors
@@ -43,9 +47,13 @@ pub(super) fn execute(
         Recorder { writer, wanted, fed, progress, n_expected, n_recorded, first_logits, rows };
     steps(engine.as_mut(), &plan, &mut recorder)?;
     recorder.writer.finish()?;
-    let injected = injected.into_iter();
-    let injected = injected.map(|fault| format!("{} was injected: {}", fault.fault, fault.sentence));
-    Ok(Executed { notes: plan.notes.into_iter().chain(injected).collect() })
+    let mut notes = plan.notes;
+    notes.extend(injected.into_iter().map(|fault| format!("{} was injected: {}", fault.fault, fault.sentence)));
+    let looks_inside = plan.wanted.iter().any(|id| id.kind().is_optional());
+    if options.isolated && looks_inside && engine.producer().backend.as_deref() == Some("cuda") {
+        notes.push(ATTENTION_ON_HOST.to_owned());
+    }
+    Ok(Executed { notes })
 }
 
 /// Runs the steps; a token that is not known beforehand is the most likely one.

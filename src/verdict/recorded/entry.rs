@@ -11,7 +11,7 @@ use crate::report::{
     CheckpointVerdict as V, Coverage, Diagnosis, Entry, FirstDivergence, Local, LocalError, Numbers, Report, Seen,
     Tried, Verdict,
 };
-use crate::verdict::checkpoint::by_carried;
+use crate::verdict::numbers::by_carried;
 use crate::verdict::text::{self, alone};
 use crate::verdict::{Why, refuted, within_tolerance};
 
@@ -190,7 +190,7 @@ fn compared(
     if comparison.seen.is_some() {
         return printed(known, comparison, local, before);
     }
-    let theirs = match witness(known.reference) {
+    let theirs = match witness(known.reference, &comparison.status) {
         Ok(theirs) => theirs,
         Err(answer) => return answer.into(),
     };
@@ -225,14 +225,17 @@ fn compared(
 }
 
 /// The reference's local error, where it was judged and is healthy; otherwise what that says of the node.
-fn witness(reference: Option<&Finding>) -> Result<LocalError, (V, String)> {
+fn witness(reference: Option<&Finding>, status: &Status) -> Result<LocalError, (V, String)> {
     if let Some(what) = reference.and_then(|finding| finding.lost.as_ref()) {
         return Err((V::Missing, format!("{what}, which the reference reads, were not recorded")));
     }
     let (reference, theirs) = match reference.map(|finding| (finding, finding.audit())) {
         None | Some((_, None)) => {
-            let why = reference.and_then(|finding| finding.undecided.as_deref()).unwrap_or("its values");
-            return Err((V::Undecided, format!("the reference lacks {why}")));
+            let why = reference.and_then(|finding| finding.undecided.as_deref());
+            return Err(match (why, status) {
+                (None, Status::MissingReference) => (V::Missing, "not in the reference".to_owned()),
+                (why, _) => (V::Undecided, format!("the reference lacks {}", why.unwrap_or("its values"))),
+            });
         }
         Some((finding, Some(audit))) => (finding, audit.local),
     };
