@@ -3,20 +3,20 @@
 
 use std::path::Path;
 
-use parity::audit::{self, audit};
+use parity::audit::AuditRows;
 use parity::checkpoint::Checkpoint;
-use parity::compare::{self, Accumulator, Tolerances};
-use parity::dump::{Kept, Recording};
+use parity::compare::Accumulator;
 use parity::engine::cuda::CudaEngine;
+use parity::engine::device::Device;
 use parity::engine::{Asked, Batch, Engine, Probe, RowStats, Values};
-use parity::model::Model;
+use parity::jobs::diff;
+use parity::jobs::run::{RunOptions, run};
+use parity::model::file::ModelFile;
 use parity::report::{Report, Verdict};
-use parity::verdict::{self, Parts};
+use parity_dump::Dump;
 use serde_json::{Value, json};
 
-use crate::common::{
-    Collect, Count, GPU_NUMERICS, Outcome, gpu, keep, nothing, prompt_and_steps, tokens, write,
-};
+use crate::common::{Collect, Count, GPU_NUMERICS, Outcome, gpu, nothing, tokens, write};
 
 /// Tokens of the prompt, and of everything.
 const PROMPT: usize = 200;
@@ -26,10 +26,11 @@ const SHORT: usize = 5;
 
 /// All of it, for every arithmetic; an error where something differs.
 pub fn steps(out: &str, path: &str, runs: usize) -> Outcome {
-    let model = Model::open(Path::new(path))?;
+    let file = ModelFile::open(Path::new(path))?;
+    let model = file.nodes()?;
     let (mut body, mut failures) = (json!({}), Vec::new());
     for numerics in GPU_NUMERICS {
-        let mut engine = gpu(&model, &model.graph, numerics)?;
+        let mut engine = gpu(model, &model.graph, numerics)?;
         let reruns = rerun(&mut engine, runs)?;
         if reruns["runs_with_other_logits_bits"] != json!(0) {
             failures.push(format!("{numerics}: logits bits differ"));
@@ -40,11 +41,7 @@ pub fn steps(out: &str, path: &str, runs: usize) -> Outcome {
         engine.step(&Batch { tokens: &tokens, first: 0 }, &mut found)?;
         let compared = on_device(&mut engine, &found, &tokens)?;
 
-        engine.reset();
-        let decode = keep(&mut engine, &model, &tokens, &prompt_and_steps(PROMPT, END))?;
-        engine.reset();
-        let prefill = keep(&mut engine, &model, &tokens, &prompt_and_steps(END, END))?;
-        let report = against(&model, &decode, &prefill)?;
+        let report = against(&file, numerics)?;
         if report.verdict != Verdict::Parity {
             failures.push(format!("{numerics}: decode and prefill are not within their bounds"));
         }
@@ -55,7 +52,7 @@ pub fn steps(out: &str, path: &str, runs: usize) -> Outcome {
         });
     }
     body["failures"] = json!(failures);
-    write(out, &model, body)?;
+    write(out, model, body)?;
     if failures.is_empty() { Ok(()) } else { Err(failures.join("; ").into()) }
 }
 
@@ -90,22 +87,26 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Decode compared with prefill: every row of the decoded positions, both sides audited there.
-fn against(model: &Model, decode: &Kept, prefill: &Kept) -> Result<Report, Box<dyn std::error::Error>> {
-    let positions: Vec<u32> = (PROMPT as u32..END as u32).collect();
-    let wanted: Vec<Checkpoint> = decode.checkpoints();
-    let comparisons = compare::recordings(decode, prefill, &wanted, &Tolerances::default());
-    let options = audit::Options { positions: &positions, wants: &|_| true, isolated: false };
-    let sides: [&dyn Recording; 2] = [decode, prefill];
-    let audits = audit(&sides, &model.gguf, &model.graph, &options)?;
-    Ok(verdict::assemble(Parts {
-        judgement: verdict::judge(model, &sides, &comparisons, Some(&audits))?,
-        comparisons,
-        tokens: compare::tokens(decode, prefill),
-        candidate: verdict::side(decode, None),
-        reference: Some(verdict::side(prefill, None)),
-        ..Parts::default()
-    }))
+/// Decode compared with prefill, both sides audited: a prompt with greedy decode steps, and all of its tokens at once.
+fn against(file: &ModelFile, numerics: &str) -> Result<Report, Box<dyn std::error::Error>> {
+    let folder = tempfile::tempdir()?;
+    let computed = |name: &str, tokens: Vec<u32>, n_predict: usize| -> Result<Dump, Box<dyn std::error::Error>> {
+        let dump = folder.path().join(name);
+        let options = RunOptions {
+            tokens,
+            n_predict: Some(n_predict),
+            dump: Some(dump.clone()),
+            device: Device::Cuda(vec![0]),
+            numerics: numerics.parse()?,
+            ..RunOptions::default()
+        };
+        run(file, &options, &|_, _| ())?;
+        Ok(Dump::open(&dump)?)
+    };
+    let mut decode = computed("decode", tokens(PROMPT), END - PROMPT)?;
+    let mut prefill = computed("prefill", decode.tokens().to_vec(), 0)?;
+    let options = diff::Options { audit: Some(AuditRows::default()), ..diff::Options::default() };
+    Ok(diff::diff(&mut decode, &mut prefill, Some(file), &options)?)
 }
 
 /// The two sides' largest share of their bounds, and the largest difference of any row.

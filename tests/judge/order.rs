@@ -1,14 +1,16 @@
 //! What is computed before what is the graph's business: a graph in another order is run, cut, audited and judged in it.
 
+use std::path::Path;
+
 use indexmap::IndexSet;
-use parity::audit::{AuditRows, Options, audit};
+use parity::audit::AuditRows;
 use parity::checkpoint::{Checkpoint, Kind, usual_order};
-use parity::compare::{self, Tolerances};
-use parity::dump::{Kept, Recording};
-use parity::faults::inject::inject;
+use parity::dump::Recording;
+use parity::engine::device::Device;
+use parity::jobs::run::{RunOptions, run as run_report};
 use parity::model::Model;
+use parity::model::file::ModelFile;
 use parity::report::Report;
-use parity::verdict::{self, Parts};
 
 use crate::support::runs::{model, run};
 
@@ -58,31 +60,34 @@ fn a_graph_is_cut_where_it_stands_and_not_where_a_name_would() {
     }
 }
 
-/// The report of `candidate` against a healthy run of the same graph.
-fn judged(model: &Model, candidate: &Kept) -> Report {
-    let reference = run(model, &model.graph, &TOKENS, TOKENS.len(), false);
-    let ids: Vec<Checkpoint> = model.graph.checkpoints().filter(|id| !id.kind().is_optional()).collect();
-    let comparisons = compare::recordings(candidate, &reference, &ids, &Tolerances::default());
-    let sides: [&dyn Recording; 2] = [candidate, &reference];
-    let positions = AuditRows::All.positions(&candidate.manifest().steps);
-    let wants = |id: Checkpoint| !id.kind().is_optional();
-    let how = Options { positions: &positions, wants: &wants, isolated: false };
-    let audits = audit(&sides, &model.gguf, &model.graph, &how).unwrap();
-    let judgement = verdict::judge(model, &sides, &comparisons, Some(&audits)).unwrap();
-    verdict::assemble(Parts { judgement, comparisons, ..Parts::default() })
+/// The report of a run with these mistakes against a healthy one.
+fn judged(mistakes: &[&str]) -> Report {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("reference-dumps/models/qwen2-tiny-py-F16.gguf");
+    let file = ModelFile::open(&path).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (healthy, tokens) = (folder.path().join("healthy"), TOKENS.to_vec());
+    let of_reference =
+        RunOptions { tokens, dump: Some(healthy.clone()), device: Device::Cpu, ..RunOptions::default() };
+    run_report(&file, &of_reference, &|_, _| ()).unwrap();
+    let options = RunOptions {
+        reference: Some(healthy),
+        device: Device::Cpu,
+        audit: Some(AuditRows::All),
+        inject: mistakes.iter().map(|spec| spec.parse().unwrap()).collect(),
+        ..RunOptions::default()
+    };
+    run_report(&file, &options, &|_, _| ()).unwrap()
 }
 
 #[test]
 fn of_two_mistakes_the_first_is_the_one_that_is_computed_first() {
-    let model = values_first();
-    let mut graph = model.graph.clone();
-    // In the order in which ids are listed, the query stands before the value.
-    let specs = ["linear.no_bias@blk.0.q", "linear.no_bias@blk.0.v"].map(|spec| spec.parse().unwrap());
-    inject(&mut graph, &specs, &model).unwrap();
-    let report = judged(&model, &run(&model, &graph, &TOKENS, TOKENS.len(), false));
-    assert_eq!(report.origins, ["blk.0.v", "blk.0.q"].map(id));
+    // llama.cpp's graph computes values before keys; in the order in which ids are listed keys stand first.
+    let ids = ["blk.0.k", "blk.0.v"].map(id);
+    assert_eq!(usual_order(ids.into_iter()), ids);
+    let report = judged(&["linear.no_bias@blk.0.k", "linear.no_bias@blk.0.v"]);
+    assert_eq!(report.origins, ["blk.0.v", "blk.0.k"].map(id));
     assert_eq!(report.first_divergence.unwrap().checkpoint, id("blk.0.v"));
     let entry = |at: &str| report.checkpoints.iter().find(|entry| entry.id == id(at)).unwrap();
     let evidence = entry("blk.0.attn_ctx").evidence.clone().unwrap();
-    assert!(evidence.contains("blk.0.v") && !evidence.contains("blk.0.q"), "{evidence}");
+    assert!(evidence.contains("blk.0.v") && !evidence.contains("blk.0.k"), "{evidence}");
 }
