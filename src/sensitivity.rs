@@ -1,61 +1,94 @@
 //! What an audit of a recording can see: every mistake of the catalogue, injected at every node.
 
-use crate::audit::case::{Case, gather};
-use crate::audit::local::HEALTHY;
-use crate::audit::{Context, declared, graph_of, rows};
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
+
+use indexmap::IndexMap;
+use parity_graph::fault;
+
+use crate::arithmetic::Hypothesis;
+use crate::audit::recorded::{
+    AuditRows, Finding, How, Labelled, Names, Sight, Steps, Suspect, Tokens, audit, judge, order,
+};
 use crate::checkpoint::Checkpoint;
-use crate::dump::Recording;
+use crate::engine::machine::compute;
 use crate::error::Result;
-use crate::faults::diagnose::{Lab, Prediction};
-use crate::faults::{Argument, Fault, Site, catalogue};
-use crate::model::Model;
+use crate::faults::rewritten::changed;
+use crate::gguf::Gguf;
+use crate::ops::bound::HEALTHY;
+use crate::ops::{Args, Check, Rule};
 use crate::report::sensitivity::{Injected, Node, SCHEMA, Sensitivity};
 
 /// Rows from the start of the run that are looked at besides the sample: mistakes that take one row for
 /// another show in rows that follow one another.
 const ROWS_FIRST: u32 = 4;
 
+/// The graphs of a recording with what it holds.
+#[derive(Clone, Copy)]
+pub struct Recorded<'a> {
+    /// Its values.
+    pub steps: &'a dyn Steps,
+    /// By step.
+    pub graphs: &'a [(usize, &'a Labelled)],
+    /// The model.
+    pub gguf: &'a Gguf,
+}
+
 /// Injects every mistake at every wanted node of a recording, one at a time, in the rows at `positions`. The
 /// recorded output, moved by what the mistake changes in exact arithmetic, is judged as an audit judges it.
 ///
 /// # Errors
-/// A weight that cannot be read, or inputs that do not have the model's shape.
+/// Those of an audit.
 pub fn measure(
-    recording: &dyn Recording,
-    model: &Model,
+    of: Recorded<'_>,
     positions: &[u32],
     wants: &dyn Fn(Checkpoint) -> bool,
     progress: &dyn Fn(usize, usize),
 ) -> Result<Sensitivity> {
+    let Recorded { steps, graphs, gguf } = of;
+    let last = graphs.iter().flat_map(|(step, _)| steps.positions(*step)).max().map_or(0, |last| last + 1);
     let mut positions = positions.to_vec();
-    positions.extend(0..ROWS_FIRST.min(recording.tokens().len() as u32));
+    positions.extend(0..ROWS_FIRST.min(last));
     positions.sort_unstable();
     positions.dedup();
-    let declared = declared::of(recording, &positions);
-    let graph = graph_of(&model.graph, recording, wants);
-    let context = Context {
-        gguf: &model.gguf,
-        graph: &graph,
-        recording,
-        numerics: declared.numerics,
-        recorded_unit: declared.recorded_unit,
-        fed: None,
-    };
-    let wanted: Vec<_> = graph.nodes.iter().filter(|node| wants(node.checkpoint)).collect();
-    let mut nodes = Vec::with_capacity(wanted.len());
-    for (done, node) in wanted.iter().enumerate() {
-        progress(done, wanted.len());
-        let own = rows::of_checkpoint(&positions, &recording.positions(node.checkpoint));
-        if own.is_empty() {
-            nodes.push(undecided(node.checkpoint, "its own rows".to_owned()));
-            continue;
+    let ids = order(graphs, wants);
+    let measured: RefCell<HashMap<Checkpoint, IndexMap<usize, Measured>>> = RefCell::default();
+    let look = |step: usize, id: Checkpoint, suspect: &Suspect<'_>| {
+        let some: BTreeSet<usize> = steps
+            .positions(step)
+            .iter()
+            .enumerate()
+            .filter_map(|(token, position)| positions.binary_search(position).is_ok().then_some(token))
+            .collect();
+        let is_known = measured.borrow().get(&id).is_some_and(|steps| steps.contains_key(&step));
+        if some.is_empty() || is_known || !suspect.held.is_healthy() {
+            return;
         }
-        nodes.push(match gather(&context, node, &own)? {
-            Ok(case) => node_of(&Lab { context: &context, site: Site { model }, case: &case })?,
-            Err(missing) => undecided(node.checkpoint, missing.to_string()),
-        });
-    }
+        if let Some(found) = Measured::of(suspect, &some, steps.positions(step).len()) {
+            measured.borrow_mut().entry(id).or_default().insert(step, found);
+            progress(measured.borrow().len(), ids.len());
+        }
+    };
+    let silent = |_: &Suspect<'_>| Names::default();
+    let how = How { rows: AuditRows::default(), wants, diagnose: &silent, look: Some(&look) };
+    let findings = audit(steps, graphs, gguf, &how)?;
+    let measured = measured.into_inner();
+    let nodes = ids.iter().map(|&id| match (findings.nodes.get(&id), measured.get(&id)) {
+        (Some(finding), Some(steps)) if !finding.is_wrong() => node_of(id, steps),
+        (finding, _) => undecided(id, missing(finding)),
+    });
+    let nodes = nodes.collect();
     Ok(Sensitivity { schema: SCHEMA, positions, nodes })
+}
+
+/// What a node would have to have for anything to be injected.
+fn missing(finding: Option<&Finding>) -> String {
+    match finding {
+        Some(finding) if finding.is_wrong() => "a healthy node: this one has a fault already".to_owned(),
+        Some(Finding { judged: 0, undecided: Some(why), .. }) => why.clone(),
+        Some(finding) if finding.judged > 0 => "an explanation".to_owned(),
+        _ => "its own rows".to_owned(),
+    }
 }
 
 fn undecided(id: Checkpoint, missing: String) -> Node {
@@ -63,27 +96,26 @@ fn undecided(id: Checkpoint, missing: String) -> Node {
     Node { id, undecided, rounding: None, scale: None, injected: 0, faintest: None, unseen: Vec::new() }
 }
 
-/// Injects every mistake that has a place in the node.
-fn node_of(lab: &Lab<'_>) -> Result<Node> {
-    let case = lab.case;
-    let checkpoint = case.node.checkpoint;
-    let Some(healthy) = lab.predict(&case.node)?.filter(|healthy| !healthy.is_empty()) else {
-        return Ok(undecided(checkpoint, "an explanation".to_owned()));
+/// What is seen of a node in any of its steps.
+fn node_of(id: Checkpoint, steps: &IndexMap<usize, Measured>) -> Node {
+    let least = |of: fn(&Measured) -> f64| {
+        let least = steps.values().map(of).fold(f64::INFINITY, f64::min);
+        Some(least).filter(|least| least.is_finite())
     };
-    let own = over_bound(case, &healthy, None);
-    if !own.is_some_and(|own| own <= HEALTHY) {
-        return Ok(undecided(checkpoint, "a healthy node: this one has a fault already".to_owned()));
+    let mut node = Node { undecided: None, ..undecided(id, String::new()) };
+    (node.rounding, node.scale) = (least(|step| step.rounding), least(|step| step.scale));
+    let mut faults: IndexMap<&str, Option<f64>> = IndexMap::new();
+    for (fault, over) in steps.values().flat_map(|step| &step.faults) {
+        let known = faults.entry(fault).or_insert(*over);
+        *known = match (*known, *over) {
+            (Some(a), Some(b)) => Some(if b <= a { a } else { b }),
+            (a, b) => a.or(b),
+        };
     }
-    let mut node = Node { undecided: None, ..undecided(checkpoint, String::new()) };
-    let best = &healthy[0];
-    let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
-    node.rounding = Some(norm(&best.bound.data) / norm(&best.value.data)).filter(|ratio| ratio.is_finite());
-    let largest = best.value.data.iter().zip(&best.bound.data).map(|(x, bound)| x.abs() / bound);
-    node.scale = Some(1.0 / largest.fold(0.0, f64::max)).filter(|scale| scale.is_finite());
-    for fault in catalogue::all() {
-        let Some(injected) = inject(lab, &healthy, fault)? else { continue };
-        node.injected += 1;
-        match injected.over_bound {
+    node.injected = faults.len();
+    for (fault, over_bound) in faults {
+        let injected = Injected { fault: fault.to_owned(), over_bound };
+        match over_bound {
             // `!(..)`, so that a NaN is seen.
             Some(over) if !(over <= HEALTHY) => {
                 let least = node.faintest.as_ref().and_then(|known| known.over_bound);
@@ -94,48 +126,84 @@ fn node_of(lab: &Lab<'_>) -> Result<Node> {
             _ => node.unseen.push(injected),
         }
     }
-    Ok(node)
+    node
 }
 
-/// One mistake, with its default argument; `None` where the node has no place for it.
-fn inject(lab: &Lab<'_>, healthy: &[Prediction], fault: &'static Fault) -> Result<Option<Injected>> {
-    let Some(argument) = (fault.default)(&lab.site, &lab.case.node) else { return Ok(None) };
-    let mut node = lab.case.node.clone();
-    if (fault.change)(&lab.site, &mut node, &argument).is_none() || node == lab.case.node {
-        return Ok(None);
+/// What is seen of a node in a step.
+struct Measured {
+    /// ‖bound‖ / ‖output‖
+    rounding: f64,
+    /// The least factor less 1 that is seen.
+    scale: f64,
+    /// By mistake: the largest error over its bound; `None` where the rows do not decide it.
+    faults: Vec<(String, Option<f64>)>,
+}
+
+impl Measured {
+    /// Of a node that is healthy: of products and attention only `some` of the tokens.
+    fn of(suspect: &Suspect<'_>, some: &BTreeSet<usize>, tokens: usize) -> Option<Measured> {
+        let rule = suspect.node.rule?;
+        let crosses = suspect.sight.carried.iter().any(Option::is_some);
+        let apart = Tokens::of(rule, suspect.args, suspect.recorded);
+        let apart = apart.filter(|apart| !crosses && apart.count() == tokens && some.len() < tokens);
+        let Some(apart) = apart else {
+            return Measured::on(suspect, rule, suspect.args, suspect.recorded, suspect.sight);
+        };
+        let inner = apart.inner();
+        let there: BTreeSet<usize> =
+            some.iter().copied().filter(|token| (suspect.sight.looked_at)(token * inner)).collect();
+        let recorded: Vec<f64> =
+            there.iter().flat_map(|token| &suspect.recorded[token * inner..][..inner]).copied().collect();
+        let sight = Sight { looked_at: &|_| true, carried: &[], row: Some(inner) };
+        apart.with(&there, |args| Measured::on(suspect, rule, args, &recorded, &sight))
     }
-    let fault = match &argument {
-        Argument::None | Argument::Order(_) => fault.name.to_owned(),
-        argument => format!("{}={argument}", fault.name),
-    };
-    let injected = lab.predict_from(healthy, &node)?;
-    let over_bound = injected.and_then(|injected| over_bound(lab.case, healthy, Some(&injected)));
-    Ok(Some(Injected { fault, over_bound }))
-}
 
-/// max |recorded + injected - 2 healthy| / bound over the rows that are decided, by the arithmetic that explains
-/// it best; without a mistake max |recorded - healthy| / bound. `None` where no row is decided.
-fn over_bound(case: &Case, healthy: &[Prediction], injected: Option<&[Prediction]>) -> Option<f64> {
-    let mut best: Option<f64> = None;
-    for (i, judge) in healthy.iter().enumerate() {
-        let injected = injected.map(|injected| injected.get(i).unwrap_or(&injected[0]));
-        let mut worst: Option<f64> = None;
-        for t in 0..judge.value.rows {
-            if injected.is_some_and(|injected| !injected.known[t]) {
+    fn on(
+        suspect: &Suspect<'_>,
+        rule: &Rule,
+        args: &Args<'_, f64>,
+        recorded: &[f64],
+        sight: &Sight<'_>,
+    ) -> Option<Measured> {
+        let held = |one: &Hypothesis| {
+            let held = judge(rule, args, recorded, sight, &[*one]).ok()?;
+            held.is_healthy().then_some((*one, held))
+        };
+        let (one, own) = suspect.tried.iter().find_map(held)?;
+        let args = &Args { arithmetic: &one.arithmetic, sources: args.sources.clone(), ..*args };
+        let exact = compute::<f64>(rule, args).ok()?;
+        let over = |values: &[f64], tried: &[Hypothesis]| {
+            let moved = match rule.check {
+                Check::Choice(_) => values.to_vec(),
+                _ => moved(recorded, &exact, values),
+            };
+            judge(rule, args, &moved, sight, tried).ok().map(|held| held.over)
+        };
+        let twice: Vec<f64> = exact.iter().map(|x| 2.0 * x).collect();
+        let mut faults: Vec<(String, Option<f64>)> = Vec::new();
+        let graph = &suspect.node.program.graph;
+        for mistake in fault::at(graph, suspect.node.id) {
+            // A node may have several of one name: the first is what is injected where nothing else is said.
+            if faults.iter().any(|(name, _)| name == mistake.name) {
                 continue;
             }
-            for c in 0..judge.value.cols {
-                let exact = judge.value.row(t)[c];
-                let change = injected.map_or(0.0, |injected| injected.value.row(t)[c] - exact);
-                let error = (case.recorded.row(t)[c] - exact + change).abs();
-                let over = if error == 0.0 { 0.0 } else { error / judge.bound.row(t)[c] };
-                worst = Some(if over.is_nan() { f64::INFINITY } else { worst.unwrap_or(0.0).max(over) });
-            }
+            let values = changed(suspect, args, &mistake.rewrite.change);
+            let values = values.filter(|values| values.len() == exact.len());
+            faults.push((mistake.name.to_owned(), values.and_then(|values| over(&values, suspect.tried))));
         }
-        best = match (best, worst) {
-            (Some(best), Some(worst)) => Some(best.min(worst)),
-            (best, worst) => best.or(worst),
-        };
+        Some(Measured {
+            rounding: (own.squares[2] / own.squares[1]).sqrt(),
+            scale: over(&twice, &[one]).map_or(f64::INFINITY, |over| 1.0 / over),
+            faults,
+        })
     }
-    best
+}
+
+/// What is recorded where a mistake makes `wrong` of what is `exact`.
+fn moved(recorded: &[f64], exact: &[f64], wrong: &[f64]) -> Vec<f64> {
+    let one = |((recorded, exact), wrong): ((&f64, &f64), &f64)| match wrong == exact {
+        true => *recorded,
+        false => recorded + (wrong - exact),
+    };
+    recorded.iter().zip(exact).zip(wrong).map(one).collect()
 }

@@ -10,7 +10,7 @@ use crate::numerics::{Numerics, Products, Storage};
 pub use crate::ops::bound::{
     ANGLE_ROUNDINGS, CONFIDENCE, DECODE_ROUNDINGS, EXP_ROUNDINGS, FAST_EXP_ARGUMENT, FAST_TRIG,
     GLU_ROUNDINGS, NORMALISE_ROUNDINGS, ROPE_ROUNDINGS, SCORE_ROUNDINGS, SINCOS_ROUNDINGS, SUBNORMAL_F16,
-    TINY_F32, UNIT_BF16, UNIT_F16, UNIT_F32, accumulation,
+    TINY_F32, UNIT_BF16, UNIT_F16, UNIT_F32, accumulation, storage_unit,
 };
 use crate::scalar::Scalar;
 use crate::tensor::{Matrix, View};
@@ -51,15 +51,6 @@ impl Units {
     fn storage_operation(&self, roundings: f64) -> f64 {
         let narrow = self.storage > <f32 as Scalar>::UNIT_ROUNDOFF;
         if narrow { self.storage * roundings } else { self.storage }
-    }
-}
-
-/// Unit roundoff of a storage type.
-pub fn storage_unit(storage: Storage) -> f64 {
-    match storage {
-        Storage::F32 => <f32 as Scalar>::UNIT_ROUNDOFF,
-        Storage::F16 => UNIT_F16,
-        Storage::Bf16 => UNIT_BF16,
     }
 }
 

@@ -2,11 +2,9 @@
 
 use super::case::Case;
 use super::judge::Explained;
+use crate::ops::bound::HEALTHY;
 use crate::report::LocalError;
 use crate::tensor::Matrix;
-
-/// Above this share of its bound an error is more than rounding.
-pub const HEALTHY: f64 = 1.0;
 
 /// What an audit found at one node.
 #[derive(Clone, Debug)]

@@ -15,11 +15,9 @@ pub mod local;
 mod masked;
 pub mod parts;
 pub mod recorded;
-pub mod rows;
 mod screen;
 mod screen_attention;
 mod side;
-mod signed_sum;
 pub mod simulate;
 
 use std::collections::HashMap;
@@ -39,7 +37,7 @@ use crate::tensor::Matrix;
 
 pub use case::{Case, Context, Missing};
 pub use local::NodeAudit;
-pub use rows::AuditRows;
+pub use recorded::AuditRows;
 pub use side::graph_of;
 
 use side::Side;

@@ -15,7 +15,8 @@ use rayon::prelude::*;
 
 use super::bounds::{self, Units};
 use super::case::{Context, gather};
-use super::signed_sum::{SignedSum, explained};
+use super::recorded::screen::ATTENTION_MAX;
+use super::recorded::signed_sum::{SignedSum, explained};
 use super::{NODES_AT_ONCE, judge, local, screen_attention};
 use crate::arithmetic::round::{self, Rounding, Tie};
 use crate::checkpoint::Checkpoint;
@@ -34,8 +35,6 @@ const ROWS_MAX: usize = 8;
 pub const SEEN: f32 = 1.0 / 1024.0;
 /// The same in roundings of a producer that stores less than f32.
 pub const SEEN_ROUNDINGS: f32 = 16.0;
-/// Tokens up to which attention is computed again in full: its cost grows with their square.
-pub const ATTENTION_MAX: usize = 128;
 
 /// What a screening saw.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -178,7 +177,7 @@ fn products(context: &Context<'_>, node: &Node, weight: &Weight<'_>, rows: &[u32
     let declared = Rounding::of(products, weight.dtype());
     let follows = context.recorded_unit == 0.0 && products != Products::LlamaCuda;
     let rounding = if follows { declared } else { Rounding::None };
-    let units = Units::of(&context.numerics);
+    let kept = context.numerics.storage;
     in_parts(rows, |part| {
         let x = context.of_input(node.inputs[0]).recording.gather(node.inputs[0], part);
         let Some(x) = x.filter(|x| x.cols == weight.cols()) else { return Ok(Screened::default()) };
@@ -192,7 +191,7 @@ fn products(context: &Context<'_>, node: &Node, weight: &Weight<'_>, rows: &[u32
             let ties: Vec<&Tie> = rounded.ties.iter().filter(|tie| tie.row == *t).collect();
             let x = rounded.values.row(*t);
             !recorded.is_some_and(|recorded| {
-                sums.iter().any(|sums| explained(sums, x, excess, &ties, recorded, steps, &units))
+                sums.iter().any(|sums| explained(sums, x, excess, &ties, recorded, steps, kept))
             })
         };
         let suspects = (0..part.len()).filter(&mut suspicious).map(|t| part[t]).collect();

@@ -7,17 +7,15 @@ use rayon::prelude::*;
 
 use super::bounds::storage_unit;
 use super::case::Context;
+use super::recorded::screen::ALL_HEADS_MAX;
+use super::recorded::signed_sum::{dot, factor};
 use super::screen::{SEEN, SEEN_ROUNDINGS, Screened};
-use super::signed_sum::{dot, factor};
 use crate::arithmetic::round::AttentionRounding;
 use crate::dense::Rows;
 use crate::dense::attention::{kv_head, limited, visible};
 use crate::model::graph::{Attention, Node};
 use crate::numerics::Storage;
 use crate::tensor::Matrix;
-
-/// Tokens up to which every head of a row is looked at; of longer texts as many fewer, in turn from row to row.
-pub const ALL_HEADS_MAX: usize = 512;
 
 /// Screens `rows` of a fused attention.
 pub fn screen(context: &Context<'_>, node: &Node, op: &Attention, rows: &[u32]) -> Screened {

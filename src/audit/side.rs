@@ -8,7 +8,8 @@ use rayon::prelude::*;
 
 use super::case::{self, Case, Context, Missing};
 use super::local::NodeAudit;
-use super::{Audit, Options, audit_node, audit_nodes, declared, masked, rows, screen};
+use super::{Audit, Options, audit_node, audit_nodes, declared, masked, screen};
+use crate::audit::recorded::audit_rows;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::{Recording, UnfiniteRows};
 use crate::error::Result;
@@ -151,7 +152,7 @@ impl<'a> Side<'a> {
         let recorded = self.recording.positions(checkpoint);
         let mut positions = match &self.only {
             Some(only) => only.get(&checkpoint).cloned().unwrap_or_default(),
-            None => rows::of_checkpoint(&self.audit.positions, &recorded),
+            None => audit_rows::of_checkpoint(&self.audit.positions, &recorded),
         };
         positions.retain(|position| recorded.binary_search(position).is_ok());
         let Some(node) = self.audit.graph.node(checkpoint) else { return Ok(None) };

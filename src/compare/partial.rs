@@ -4,8 +4,8 @@
 //! these that comes closest: a difference is what printing does not explain.
 
 use super::{Accumulator, Tolerance};
-use crate::audit::bounds::{CONFIDENCE, UNIT_F32};
 use crate::checkpoint::Checkpoint;
+use crate::ops::bound::{CONFIDENCE, UNIT_F32};
 use crate::report::{Seen, SumCheck};
 use parity_dump::seen::SeenPart;
 

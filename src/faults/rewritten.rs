@@ -222,6 +222,11 @@ pub(super) fn under<T>(
     see(rewrite(&node.program.graph.get(node.id).op, args, change, other, &mut scratch)?)
 }
 
+/// What a node comes to under a change of what it reads, `args`: all of its rows or some.
+pub fn changed(suspect: &Suspect<'_>, args: &Args<'_, f64>, change: &Change) -> Option<Vec<f64>> {
+    under(suspect, suspect.node, args, change, |rewritten| rewritten.values().ok())
+}
+
 /// What a mistake accounts for.
 struct Explained {
     /// Share of the squared error.

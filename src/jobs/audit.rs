@@ -13,7 +13,7 @@ use crate::model::file::ModelFile;
 use crate::report::Report;
 use crate::report::sensitivity::Sensitivity;
 use crate::select::Selection;
-use crate::sensitivity;
+use crate::sensitivity::{self, Recorded};
 use crate::verdict::recorded::{
     Known, assemble, entries, is_left_out, left_out, not_looked_at, notes, refuse_gaps, tried,
 };
@@ -36,13 +36,13 @@ pub struct Options {
 /// # Errors
 /// Another model's dump, a graph that cannot be read, a selection that nothing of the dump fits.
 pub fn audit(dump: &mut Dump, file: &ModelFile, options: &Options) -> Result<Report> {
-    let order = head_rows::settle(dump, file)?;
+    let order = head_rows::settle(dump, file.gguf())?;
     let selection = with_matrices(&options.selection, [&*dump]);
     let options = &Options { selection, ..options.clone() };
     let by = ByGraph::of_dumps(file, &[&*dump])?;
     let mut report = judged(dump, &by, options)?;
     report.notes.extend(order);
-    verdict::weigh(&mut report, dump, file)?;
+    verdict::weigh(&mut report, dump, file.gguf())?;
     verdict::name_models(&mut report, file.gguf());
     Ok(report)
 }
@@ -50,19 +50,21 @@ pub fn audit(dump: &mut Dump, file: &ModelFile, options: &Options) -> Result<Rep
 /// What an audit of the dump can see: mistakes made on purpose, one at a time.
 ///
 /// # Errors
-/// A model that parity has no nodes for, another model's dump, a weight that cannot be read.
+/// Another model's dump, a model that nothing can be said of.
 pub fn self_test(
     dump: &mut Dump,
     file: &ModelFile,
     options: &Options,
     progress: &dyn Fn(usize, usize),
 ) -> Result<Sensitivity> {
-    head_rows::settle(dump, file)?;
-    let model = file.nodes()?;
-    model.refuse_other(dump.path(), &dump.manifest().model)?;
-    let wanted = options.selection.among(model.graph.checkpoints());
+    head_rows::settle(dump, file.gguf())?;
+    let by = ByGraph::of_dumps(file, &[&*dump])?;
+    let graphs = by.graphs(dump)?;
+    let (judged, steps) = (graphs.judged(dump, dump), graphs.steps());
+    let wanted = options.selection.of_graph(recorded::order(&steps, &|_| true).into_iter());
     let positions = options.rows.positions(&dump.manifest().steps);
-    sensitivity::measure(dump, model, &positions, &|checkpoint| wanted.contains(&checkpoint), progress)
+    let of = Recorded { steps: &judged, graphs: &steps, gguf: file.gguf() };
+    sensitivity::measure(of, &positions, &|checkpoint| wanted.contains(&checkpoint), progress)
 }
 
 /// The answer for a dump by itself.
@@ -79,7 +81,7 @@ pub fn judged(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report
         return Err(nothing_selected(dump));
     }
     let shown = |id: Checkpoint| selected.contains(&id);
-    let how = How { rows: *rows, wants: &shown, diagnose: &diagnose };
+    let how = How { rows: *rows, wants: &shown, diagnose: &diagnose, look: None };
     let findings = recorded::audit(&judged, &graphs, by.gguf, &how)?;
     let (unseen, seen): (Vec<Checkpoint>, Vec<Checkpoint>) =
         all.iter().partition(|id| is_left_out(**id, &findings, &judged, selection));

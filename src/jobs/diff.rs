@@ -75,7 +75,7 @@ pub fn diff(
     let mut orders: Vec<String> = Vec::new();
     if let Some(file) = file {
         for (side, dump) in [("candidate", &mut *candidate), ("reference", &mut *reference)] {
-            orders.extend(head_rows::settle(dump, file)?.map(|order| format!("{side}: {order}")));
+            orders.extend(head_rows::settle(dump, file.gguf())?.map(|order| format!("{side}: {order}")));
         }
     }
     let sides = Sides { candidate, reference, isolated: false };
@@ -97,7 +97,7 @@ pub fn diff(
         }
     };
     report.notes.extend(orders);
-    verdict::weigh(&mut report, sides.candidate, file)?;
+    verdict::weigh(&mut report, sides.candidate, file.gguf())?;
     verdict::name_models(&mut report, file.gguf());
     Ok(report)
 }
@@ -183,7 +183,7 @@ pub fn judged(
     let all = recorded::order(&all_graphs, &|_| true);
     let selected = selection.of_graph(all.iter().copied());
     let wants = |id: Checkpoint| selected.contains(&id);
-    let how = How { rows, wants: &wants, diagnose: &diagnose };
+    let how = How { rows, wants: &wants, diagnose: &diagnose, look: None };
     let same_steps = are_of_the_same_steps(sides);
     for (side, dump, is_own) in
         [(&mut ours_side, candidate, own.is_ok()), (&mut theirs_side, reference, other.is_ok())]

@@ -80,10 +80,7 @@ impl<'a> ByGraph<'a> {
     /// # Errors
     /// A graph that cannot be read, or that there is not enough memory for; an architecture without a builder.
     pub fn graphs(&self, dump: &Dump) -> Result<Graphs> {
-        let graphs = match dump.manifest().graphs.is_empty() {
-            true => Graphs::built(dump, self.gguf),
-            false => Graphs::open(dump),
-        }?;
+        let graphs = Graphs::of_dump(dump, self.gguf)?;
         graph_limits::check(dump.path(), &graphs.steps(), self.gguf, graph_limits::Work::Audit)?;
         Ok(graphs)
     }

@@ -3,16 +3,15 @@
 //! Conversion to GGUF reorders the rows of q and k of the `llama` architecture, because llama.cpp turns neighbours. An
 //! engine that loads the Hugging Face weights and turns halves computes the same attention from other rows.
 
-use crate::audit::Context;
-use crate::audit::case::gather;
-use crate::audit::judge::PLAIN;
+use std::collections::BTreeSet;
+
+use crate::audit::recorded::{Graphs, exact};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::error::Result;
-use crate::model::file::ModelFile;
+use crate::gguf::Gguf;
 use crate::model::graph::Pairing;
-use crate::model::{Model, builders};
-use crate::numerics::Numerics;
+use crate::model::{builders, refuse_other};
 use crate::tensor::Matrix;
 use parity_dump::Dump;
 
@@ -30,24 +29,29 @@ const NOTE: &str = "rows of q and k are in Hugging Face order: compared after re
 ///
 /// # Errors
 /// A weight that cannot be read.
-pub fn settle(dump: &mut Dump, file: &ModelFile) -> Result<Option<String>> {
-    let ModelFile::Nodes(model) = file else { return Ok(None) };
-    if !dump.manifest().graphs.is_empty() {
+pub fn settle(dump: &mut Dump, gguf: &Gguf) -> Result<Option<String>> {
+    let architecture = gguf.str("general.architecture")?.unwrap_or_default();
+    if !dump.manifest().graphs.is_empty() || builders::pairing(architecture) != Some(Pairing::Interleaved) {
         return Ok(None);
     }
-    let pairs = builders::pairing(model.config.architecture.name()) == Some(Pairing::Interleaved);
-    if !pairs || model.refuse_other(dump.path(), &dump.manifest().model).is_err() {
+    let Ok(graphs) = Graphs::built(dump, gguf) else { return Ok(None) };
+    if refuse_other(gguf, dump.path(), &dump.manifest().model).is_err() {
         return Ok(None);
     }
+    let nodes: Vec<_> =
+        graphs.labelled().iter().flat_map(|graph| graph.nodes().map(move |node| (graph, node))).collect();
+    let layers =
+        nodes.iter().filter_map(|(_, (_, id))| id.layer_index()).max().map_or(0, |last| last as usize + 1);
+    let keys = nodes.iter().find(|(_, (_, id))| id.kind() == Kind::KRope);
+    let width = keys.map_or(0, |(graph, (node, _))| graph.program.graph.get(*node).shape()[3]);
     let (mut as_filed, mut reordered) = (0, 0);
-    let layers = model.config.dims.layers;
     for layer in (0..layers).step_by(layers.div_ceil(LAYERS_MAX).max(1)) {
         for kinds in [[Kind::QProj, Kind::Q, Kind::QRope], [Kind::KProj, Kind::K, Kind::KRope]] {
             let found = kinds.into_iter().map(|kind| Checkpoint::layer(kind, layer as u32));
             for checkpoint in
                 found.filter(|checkpoint| !Recording::positions(dump, *checkpoint).is_empty()).take(1)
             {
-                match order(dump, model, checkpoint)? {
+                match order(dump, (&graphs, gguf), checkpoint, width)? {
                     Some(Order::AsFiled) => as_filed += 1,
                     Some(Order::Halves) => reordered += 1,
                     None => {}
@@ -59,9 +63,7 @@ pub fn settle(dump: &mut Dump, file: &ModelFile) -> Result<Option<String>> {
         return Ok(None);
     }
     let concerned = [Kind::QProj, Kind::Q, Kind::QRope, Kind::KProj, Kind::K, Kind::KRope];
-    dump.read_halves_as_pairs(model.config.dims.head_width, |checkpoint| {
-        concerned.contains(&checkpoint.kind())
-    });
+    dump.read_halves_as_pairs(width, |checkpoint| concerned.contains(&checkpoint.kind()));
     Ok(Some(NOTE.to_owned()))
 }
 
@@ -71,25 +73,22 @@ enum Order {
     Halves,
 }
 
-/// The order of one tensor; `None` where its values are near neither. What is turned shows it at position 0, where
-/// nothing turns.
-fn order(dump: &Dump, model: &Model, checkpoint: Checkpoint) -> Result<Option<Order>> {
-    let turned = matches!(checkpoint.kind(), Kind::QRope | Kind::KRope);
+/// The order of one tensor; `None` where its values are near neither. What is rotated shows it at position 0, where
+/// nothing is.
+fn order(
+    dump: &Dump,
+    (graphs, gguf): (&Graphs, &Gguf),
+    checkpoint: Checkpoint,
+    width: usize,
+) -> Result<Option<Order>> {
+    let rotated = matches!(checkpoint.kind(), Kind::QRope | Kind::KRope);
     let recorded = Recording::positions(dump, checkpoint);
-    let position = if turned { recorded.first().filter(|first| **first == 0) } else { recorded.last() };
-    let context = Context {
-        gguf: &model.gguf,
-        graph: &model.graph,
-        recording: dump,
-        numerics: Numerics::default(),
-        recorded_unit: 0.0,
-        fed: None,
-    };
-    let Some((node, &position)) = model.graph.node(checkpoint).zip(position) else { return Ok(None) };
-    let Ok(case) = gather(&context, node, &[position])? else { return Ok(None) };
-    let exact = case.execute(&case.node, &model.gguf, &PLAIN)?;
-    let width = model.config.dims.head_width;
-    Ok(match (near(&case.recorded, &exact), near(&case.recorded, &in_halves(&exact, width))) {
+    let position = if rotated { recorded.first().filter(|first| **first == 0) } else { recorded.last() };
+    let Some(&position) = position else { return Ok(None) };
+    let (steps, positions) = (graphs.judged(dump, dump), BTreeSet::from([position]));
+    let Some(rows) = exact(&steps, &graphs.steps(), gguf, checkpoint, &positions)? else { return Ok(None) };
+    let halves = in_halves(&rows.exact, width);
+    Ok(match (near(&rows.recorded, &rows.exact), near(&rows.recorded, &halves)) {
         (true, false) => Some(Order::AsFiled),
         (false, true) => Some(Order::Halves),
         _ => None,

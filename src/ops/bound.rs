@@ -2,6 +2,7 @@
 
 use crate::arithmetic::{Arithmetic, Functions, Narrow, Sums};
 use crate::gguf::DType;
+use crate::numerics::Storage;
 use crate::scalar::Scalar;
 
 /// Unit roundoff of f32: half the distance from 1 to the next number.
@@ -50,6 +51,18 @@ pub const FAST_EXP_ARGUMENT: f64 = 2.0;
 pub const QUOTIENT_ROUNDINGS: f64 = 5.0;
 /// `__tanhf(x)` is within 2^-11 of itself (the same table).
 pub const FAST_TANH: f64 = 1.0 / 2048.0;
+
+/// Above this share of its bound an error is more than rounding.
+pub const HEALTHY: f64 = 1.0;
+
+/// Unit roundoff of a type that values are kept in.
+pub fn storage_unit(kept: Storage) -> f64 {
+    match kept {
+        Storage::F32 => UNIT_F32,
+        Storage::F16 => UNIT_F16,
+        Storage::Bf16 => UNIT_BF16,
+    }
+}
 
 /// A sum of `terms` numbers, one after the other: every addition rounds the sum so far, so that the error is u
 /// times those sums in quadrature. Relative to the largest of them.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use comfy_table::Table;
+use indexmap::IndexMap;
 use serde::Serialize;
 
 use super::table::Terminal;
@@ -74,7 +75,7 @@ pub fn render(sensitivity: &Sensitivity, layout: &Terminal) -> String {
     lines.push(String::new());
     lines.extend(table(sensitivity));
     lines.push(String::new());
-    for line in unseen(sensitivity) {
+    for line in undecided(sensitivity).into_iter().chain(unseen(sensitivity)) {
         lines.extend(words::wrap(&line, layout.width));
     }
     lines.push(String::new());
@@ -85,15 +86,10 @@ fn table(sensitivity: &Sensitivity) -> Vec<String> {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING).force_no_tty();
     table.set_header(["node", "rounding", "scale", "seen", "faintest seen", "error/bound"]);
-    for node in &sensitivity.nodes {
+    for node in sensitivity.nodes.iter().filter(|node| node.undecided.is_none()) {
         let dash = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), number);
-        let (seen, faintest) = match (&node.undecided, &node.faintest) {
-            (Some(missing), _) => ("–".to_owned(), format!("needs {missing}")),
-            (None, faintest) => (
-                format!("{}/{}", node.injected - node.unseen.len(), node.injected),
-                faintest.as_ref().map_or("–".to_owned(), |injected| injected.fault.clone()),
-            ),
-        };
+        let seen = format!("{}/{}", node.injected - node.unseen.len(), node.injected);
+        let faintest = node.faintest.as_ref().map_or("–".to_owned(), |injected| injected.fault.clone());
         let over = node.faintest.as_ref().and_then(|injected| injected.over_bound);
         table.add_row([
             node.id.to_string(),
@@ -108,6 +104,21 @@ fn table(sensitivity: &Sensitivity) -> Vec<String> {
         column.set_padding((0, 2));
     }
     table.lines().map(|line| line.trim_end().to_owned()).collect()
+}
+
+/// Nodes in which nothing could be injected, by what they lack.
+fn undecided(sensitivity: &Sensitivity) -> Vec<String> {
+    let mut by_reason: IndexMap<&str, Vec<Checkpoint>> = IndexMap::new();
+    for node in &sensitivity.nodes {
+        if let Some(missing) = &node.undecided {
+            by_reason.entry(missing).or_default().push(node.id);
+        }
+    }
+    let line = |(missing, ids): (&str, Vec<Checkpoint>)| {
+        let more = if ids.len() > 1 { ", …" } else { "" };
+        format!("not injected: {} ({}{more}): needs {missing}", words::count(ids.len(), "node"), ids[0])
+    };
+    by_reason.into_iter().map(line).collect()
 }
 
 /// What is not seen, by mistake: at how many nodes, and how near it comes.

@@ -4,20 +4,17 @@
 //! kernel is common to all of these. Where the products alone differ, each by as much, what is multiplied was rounded
 //! otherwise, or an adapter was added.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::audit::Context;
-use crate::audit::case::gather;
-use crate::audit::judge;
+use crate::audit::recorded::{Graphs, exact};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::error::Result;
-use crate::model::Model;
-use crate::model::file::ModelFile;
-use crate::numerics::Numerics;
+use crate::gguf::Gguf;
 use crate::report::words::number;
 use crate::report::{CheckpointVerdict, Entry, Report, Verdict};
 use crate::tensor::Matrix;
+use parity_dump::Dump;
 
 /// Products with weights that must have been judged for anything to be said of all.
 const PRODUCTS_MIN: usize = 8;
@@ -88,7 +85,7 @@ impl Count {
 ///
 /// # Errors
 /// A weight that cannot be read.
-pub fn weigh(report: &mut Report, recording: &dyn Recording, file: &ModelFile) -> Result<()> {
+pub fn weigh(report: &mut Report, dump: &Dump, gguf: &Gguf) -> Result<()> {
     if report.verdict != Verdict::Divergence {
         return Ok(());
     }
@@ -118,7 +115,7 @@ pub fn weigh(report: &mut Report, recording: &dyn Recording, file: &ModelFile) -
     let too = [("embed", table.is_wrong()), ("the norms", norms.is_wrong())];
     let too: Vec<&str> = too.into_iter().filter_map(|(name, is)| is.then_some(name)).collect();
     let text = if as_stored {
-        let Some(how) = faint(products, recording, file.nodes().ok())? else { return Ok(()) };
+        let Some(how) = faint(products, dump, gguf)? else { return Ok(()) };
         format!("these are not this file's weights as it stores them: {counted} differ, {how}")
     } else if too.is_empty() {
         return Ok(());
@@ -132,7 +129,7 @@ pub fn weigh(report: &mut Report, recording: &dyn Recording, file: &ModelFile) -
 }
 
 /// What errors of products alone, and of all of them, look like; nothing where they are large or of many sizes.
-fn faint(products: &Count, recording: &dyn Recording, model: Option<&Model>) -> Result<Option<String>> {
+fn faint(products: &Count, dump: &Dump, gguf: &Gguf) -> Result<Option<String>> {
     let errors = || products.wrong.iter().map(|(_, error)| *error);
     let (least, most) = (errors().fold(f64::INFINITY, f64::min), errors().fold(0.0, f64::max));
     if !(most <= FAINT && most <= SPREAD * least) {
@@ -140,10 +137,11 @@ fn faint(products: &Count, recording: &dyn Recording, model: Option<&Model>) -> 
     }
     let size = format!("each by {} to {} of its values", number(least), number(most));
     let step = products.wrong.len().div_ceil(TAKEN_APART_MAX).max(1);
+    let graphs = Graphs::of_dump(dump, gguf).ok();
     let mut ranks: Vec<(usize, usize)> = Vec::new();
     for (checkpoint, _) in products.wrong.iter().step_by(step) {
-        if let Some(model) = model {
-            ranks.extend(rank(recording, model, *checkpoint)?);
+        if let Some(graphs) = &graphs {
+            ranks.extend(rank(dump, graphs, gguf, *checkpoint)?);
         }
     }
     // An error that any weight makes has the directions of what it is multiplied with, that of a low rank fewer.
@@ -164,24 +162,16 @@ fn faint(products: &Count, recording: &dyn Recording, model: Option<&Model>) -> 
 }
 
 /// Rank of the error of a product, and of what is multiplied: directions that hold nearly all of the squares.
-fn rank(recording: &dyn Recording, model: &Model, checkpoint: Checkpoint) -> Result<Option<(usize, usize)>> {
+fn rank(dump: &Dump, graphs: &Graphs, gguf: &Gguf, checkpoint: Checkpoint) -> Result<Option<(usize, usize)>> {
     const ROWS_MAX: usize = 64;
-    let context = Context {
-        gguf: &model.gguf,
-        graph: &model.graph,
-        recording,
-        numerics: Numerics::default(),
-        recorded_unit: 0.0,
-        fed: None,
-    };
-    let mut positions = recording.positions(checkpoint);
-    positions.truncate(ROWS_MAX);
-    let Some(node) = model.graph.node(checkpoint) else { return Ok(None) };
-    let Ok(case) = gather(&context, node, &positions)? else { return Ok(None) };
-    let exact = case.execute(&case.node, &model.gguf, &judge::PLAIN)?;
-    let error: Vec<f64> = case.recorded.data.iter().zip(&exact.data).map(|(a, b)| a - b).collect();
-    let Some(input) = case.inputs.first() else { return Ok(None) };
-    let ranks = (directions(&Matrix::new(exact.rows, exact.cols, error)), directions(&input.value));
+    let positions: BTreeSet<u32> =
+        Recording::positions(dump, checkpoint).into_iter().take(ROWS_MAX).collect();
+    let steps = graphs.judged(dump, dump);
+    let Some(rows) = exact(&steps, &graphs.steps(), gguf, checkpoint, &positions)? else { return Ok(None) };
+    let Some(input) = &rows.multiplied else { return Ok(None) };
+    let error = rows.recorded.data.iter().zip(&rows.exact.data).map(|(a, b)| a - b).collect();
+    let error = Matrix::new(rows.exact.rows, rows.exact.cols, error);
+    let ranks = (directions(&error), directions(input));
     Ok(Some(ranks).filter(|(rank, of)| *rank > 0 && *of >= DIRECTIONS_MIN))
 }
 

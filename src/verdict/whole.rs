@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 
 use super::{Why, text};
-use crate::audit::local::HEALTHY;
 use crate::checkpoint::Checkpoint;
 use crate::compare::common_positions;
 use crate::dump::Recording;
+use crate::ops::bound::HEALTHY;
 use crate::report::{CheckpointVerdict, Coverage, Entry, TokenReport, Verdict, words};
 use parity_dump::{Dump, Stopped};
 

@@ -15,9 +15,9 @@ use std::ops::Range;
 use parity_graph::Op;
 
 use super::narrow;
-use crate::audit::bounds::{CONFIDENCE, storage_unit};
 use crate::numerics::Storage;
 use crate::ops::Args;
+use crate::ops::bound::{CONFIDENCE, storage_unit};
 use crate::ops::source::Data;
 
 /// What is known of the values of a node.

@@ -10,10 +10,10 @@ use super::node::Held;
 use super::rows::Arrangement;
 use super::simulate::Simulated;
 use crate::audit::NodeAudit;
-use crate::audit::bounds::UNIT_F32;
-use crate::audit::local::HEALTHY;
 use crate::audit::recorded::{SHARP, SHARP_ENOUGH};
 use crate::checkpoint::Checkpoint;
+use crate::ops::bound::HEALTHY;
+use crate::ops::bound::UNIT_F32;
 use crate::report::{Diagnosis, LocalError, Tried};
 
 /// Most mistakes move a node by a tenth or more (`docs/verdicts.md`): half of that may be rounding in an engine whose type

@@ -6,12 +6,14 @@
 //! undecided what depends on it, by name.
 
 mod attentions;
+pub(crate) mod audit_rows;
 mod bridge;
 mod carried;
 mod choice;
 mod classes;
 mod common;
 mod devices;
+mod exact;
 mod found;
 mod labelled;
 mod lost;
@@ -26,7 +28,8 @@ mod passes;
 mod prompt;
 mod rows;
 mod sample;
-mod screen;
+pub(crate) mod screen;
+pub(crate) mod signed_sum;
 mod simulate;
 mod suspect;
 
@@ -36,16 +39,18 @@ mod tests;
 use indexmap::IndexMap;
 use parity_graph::Id;
 
-use crate::audit::{AuditRows, bounds};
 use crate::checkpoint::Checkpoint;
 use crate::engine::machine::{Conductor, Node, Unknown, Value, own};
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::{Numerics, Storage};
 use crate::ops::Args;
+use crate::ops::bound::storage_unit;
 
 pub use attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
+pub use audit_rows::AuditRows;
 pub use carried::{Carried, OwnDistance, SHARP, SHARP_ENOUGH, Simulated, carried, simulated};
+pub use exact::{Exact, exact};
 pub use found::{Finding, MISTAKES_SHOW, NearTie};
 pub use labelled::{Labelled, Reads, reads};
 pub use named::{Named, Names};
@@ -62,7 +67,7 @@ pub use suspect::{Injected, Replay, Suspect};
 use devices::Devices;
 use passes::Assumed;
 use rows::Partial;
-pub use sample::judge_sampled;
+pub use sample::{Tokens, judge_sampled};
 
 /// What was recorded of one node in one step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -114,7 +119,12 @@ pub struct How<'a> {
     pub wants: &'a dyn Fn(Checkpoint) -> bool,
     /// Names what is wrong.
     pub diagnose: Diagnose<'a>,
+    /// Looks at every node that was judged.
+    pub look: Option<Look<'a>>,
 }
+
+/// Looks at what was judged of a node in a step, healthy or not.
+pub type Look<'a> = &'a dyn Fn(usize, Checkpoint, &Suspect<'_>);
 
 /// Names the mistakes that explain a node's output, or says what was tried.
 pub type Diagnose<'a> = &'a dyn Fn(&Suspect<'_>) -> Names;
@@ -171,6 +181,7 @@ struct Auditor<'a> {
     /// Positions before the step's last that nothing was recorded of.
     lost: &'a [std::ops::Range<u32>],
     diagnose: Diagnose<'a>,
+    look: Option<Look<'a>>,
     findings: &'a mut Findings,
     devices: &'a mut Devices,
     wants: &'a dyn Fn(Checkpoint) -> bool,
@@ -267,9 +278,9 @@ impl Auditor<'_> {
                     let backend = tensor.backend.as_deref();
                     self.devices.note(checkpoint, backend, (rule, args), (values, &sight), held);
                 }
-                if let Some(held) = held.as_ref().ok().filter(|held| !held.is_healthy())
-                    && (named < DIAGNOSED_MAX || finding.is_diagnosed())
-                {
+                let wants_name = named < DIAGNOSED_MAX || finding.is_diagnosed();
+                let is_named = |held: &Held| wants_name && !held.is_healthy();
+                if let Some(held) = held.as_ref().ok().filter(|held| self.look.is_some() || is_named(held)) {
                     let others = |id: Id| self.labelled.values(self.steps, self.step, id);
                     let (recorded, gguf) = (values, self.gguf);
                     let Auditor { step, steps, labelled, ref kept, assumed, .. } = *self;
@@ -278,7 +289,10 @@ impl Auditor<'_> {
                     let (sight, tried, others) = (&sight, &tried[..], &others);
                     let suspect = Suspect { node, args, recorded, sight, held, tried, gguf, others, replay };
                     // What earlier steps left in a cache is not computed again: a name stands on the steps before that.
-                    if !(suspect.replay.is_none() && finding.is_named_out_of_sight()) {
+                    if let Some(look) = self.look {
+                        look(self.step, checkpoint, &suspect);
+                    }
+                    if is_named(held) && !(suspect.replay.is_none() && finding.is_named_out_of_sight()) {
                         finding.diagnosed((self.diagnose)(&suspect));
                     }
                 }
@@ -291,7 +305,7 @@ impl Auditor<'_> {
                 let through = node.carried.iter().flatten().flat_map(|carried| &carried.through);
                 finding.bridged.extend(through.filter_map(|&id| self.labelled.labels[id]));
                 if !finding.bridged.is_empty() {
-                    finding.unit = finding.unit.max(bounds::storage_unit(kept));
+                    finding.unit = finding.unit.max(storage_unit(kept));
                 }
             }
             Err(unknown) if unknown.is_lost => finding.lost(&unknown.reason),

@@ -20,8 +20,10 @@ pub fn needed(
     let mut states: HashSet<&str> = HashSet::new();
     loop {
         let known = states.len();
-        let found: Vec<Vec<bool>> =
-            graphs.iter().map(|&(step, labelled)| of_step(steps, step, labelled, wants, &mut states)).collect();
+        let found: Vec<Vec<bool>> = graphs
+            .iter()
+            .map(|&(step, labelled)| of_step(steps, step, labelled, wants, &mut states))
+            .collect();
         // What a later step reads of a cache or a state an earlier one wrote.
         if states.len() == known {
             return found;

@@ -10,11 +10,11 @@ use super::narrowed::Narrowed;
 pub use crate::arithmetic::Hypothesis;
 use crate::arithmetic::backend::{Backend, Product, Queries};
 use crate::arithmetic::{Arithmetic, Flash};
-use crate::audit::bounds::storage_unit;
-use crate::audit::local::HEALTHY;
 use crate::engine::machine::{Carried, Unknown};
 use crate::gguf::DType;
 use crate::numerics::Storage;
+use crate::ops::bound::HEALTHY;
+use crate::ops::bound::storage_unit;
 use crate::ops::{Args, Check, Choice, Rule};
 
 /// What a node may have been computed in by `backend`, the likeliest first. Of a backend that is not known all that are

@@ -21,6 +21,14 @@ pub struct Graphs {
 }
 
 impl Graphs {
+    /// The graphs that a dump brings, or those that are built for its steps.
+    ///
+    /// # Errors
+    /// A graph that cannot be read, an architecture without a builder.
+    pub fn of_dump(dump: &Dump, gguf: &Gguf) -> Result<Graphs> {
+        if dump.manifest().graphs.is_empty() { Graphs::built(dump, gguf) } else { Graphs::open(dump) }
+    }
+
     /// Reads the graphs that a dump lists.
     ///
     /// # Errors

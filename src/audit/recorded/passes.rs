@@ -134,6 +134,7 @@ impl Passes<'_> {
                 rows,
                 lost,
                 diagnose,
+                look: how.look,
                 findings,
                 devices,
                 wants: how.wants,

@@ -5,11 +5,10 @@ use std::collections::BTreeSet;
 
 use parity_graph::Op;
 
+use super::audit_rows::AuditRows;
 use super::node::{Held, Hypothesis, Sight, judge};
-use super::screen;
+use super::screen::{self, ATTENTION_MAX};
 use crate::arithmetic::Arithmetic;
-use crate::audit::AuditRows;
-use crate::audit::screen::ATTENTION_MAX;
 use crate::engine::machine::Unknown;
 use crate::numerics::Storage;
 use crate::ops::source::Data;
@@ -105,6 +104,20 @@ pub struct Tokens<'b, 'a> {
     pub recorded: &'b [f64],
     axis: usize,
     slots: &'static [(usize, usize)],
+}
+
+impl<'b, 'a> Tokens<'b, 'a> {
+    /// Those of a product with a weight, or of attention; `None` of any other node.
+    pub fn of(rule: &'b Rule, args: &'b Args<'a, f64>, recorded: &'b [f64]) -> Option<Tokens<'b, 'a>> {
+        let ((axis, slots), _) = axes(&rule.op, args)?;
+        let alone = args.shape[..axis].iter().product::<usize>() == 1;
+        alone.then_some(Tokens { rule, args, recorded, axis, slots })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.args.shape[self.axis]
+    }
 }
 
 impl Tokens<'_, '_> {

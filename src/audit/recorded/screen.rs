@@ -1,7 +1,7 @@
 //! Which tokens of a node are worth a look, by signed sums of their values.
 //!
 //! A row of a product costs as much as all of its outputs, and to see what rounding explains of it costs that once
-//! more; a signed sum of its outputs (`audit/signed_sum.rs`) costs one output. A row of attention costs its scores and
+//! more; a signed sum of its outputs (`signed_sum.rs`) costs one output. A row of attention costs its scores and
 //! its values, and its bound both once more; two signed sums of each head (`ops/flash/signed.rs`) cost its scores.
 
 use std::collections::BTreeSet;
@@ -13,17 +13,20 @@ use super::narrow;
 use super::narrowed::Narrowed;
 use super::node::Hypothesis;
 use super::sample::Tokens;
+use super::signed_sum::{SignedSum, explained, factor, is_to_scale};
 use crate::arithmetic::Arithmetic;
 use crate::arithmetic::round::Tie;
-use crate::audit::bounds::Units;
-use crate::audit::screen_attention::ALL_HEADS_MAX;
-use crate::audit::signed_sum::{SignedSum, explained, factor, is_to_scale};
 use crate::engine::machine::compute;
-use crate::numerics::{Numerics, Storage};
+use crate::numerics::Storage;
+use crate::ops::bound::storage_unit;
 use crate::ops::flash::{SUMS, Signed};
 use crate::ops::source::Data;
 use crate::ops::{Args, Check, Problem, Rule};
 
+/// Tokens up to which attention is computed again in full: its cost grows with their square.
+pub const ATTENTION_MAX: usize = 128;
+/// Tokens up to which every head of a row is looked at; of longer texts as many fewer, in turn from row to row.
+pub const ALL_HEADS_MAX: usize = 512;
 /// By how much more than in the sample rounding may move the signed sum of another row of attention, whose scores may be
 /// larger: what is beyond is only looked at more closely.
 const LARGER: f64 = 4.0;
@@ -107,7 +110,6 @@ fn of_product(
     let m = tokens.args.shape[3];
     let rows_of_token = tokens.inner() / m.max(1);
     let kept = arithmetic.narrow;
-    let units = Units::of(&Numerics { storage: kept, ..Numerics::default() });
     let mut suspects = BTreeSet::new();
     for meeting in &problem.meetings {
         let pairs: Vec<(usize, usize)> =
@@ -122,7 +124,7 @@ fn of_product(
             sums.extend((1..DRAWS).flat_map(|draw| SignedSum::drawn(weight, matrix.clone(), kept, draw)));
         }
         let odd = pairs.par_iter().filter(|(x, row)| {
-            !is_explained(&problem, [&sums[..own], &sums], *x, &tokens.recorded[row * m..][..m], &units)
+            !is_explained(&problem, [&sums[..own], &sums], *x, &tokens.recorded[row * m..][..m], kept)
         });
         suspects.extend(odd.map(|(_, row)| row / rows_of_token).collect::<Vec<_>>());
     }
@@ -135,13 +137,13 @@ fn is_explained(
     [first, all]: [&[SignedSum]; 2],
     x: usize,
     recorded: &[f64],
-    units: &Units,
+    kept: Storage,
 ) -> bool {
     let single = |values: &[f64]| -> Vec<f32> { values.iter().map(|&value| value as f32).collect() };
     let rounded = &problem.x;
     let excess = if rounded.sums.cols > 0 { single(rounded.sums.row(x)) } else { Vec::new() };
     let ties: Vec<&Tie> = rounded.ties.iter().filter(|tie| tie.row == x).collect();
     let (x, recorded) = (single(rounded.values.row(x)), single(recorded));
-    explained(first, &x, &excess, &ties, &recorded, &[], units)
-        && (all.len() == first.len() || is_to_scale(all, &x, &excess, &recorded, units.storage))
+    explained(first, &x, &excess, &ties, &recorded, &[], kept)
+        && (all.len() == first.len() || is_to_scale(all, &x, &excess, &recorded, storage_unit(kept)))
 }

@@ -19,13 +19,13 @@ use super::passes::APART;
 use super::{Labelled, Steps, choice};
 use super::{attentions, lost, narrow};
 use crate::arithmetic::Arithmetic;
-use crate::audit::bounds::{CONFIDENCE, UNIT_F32, storage_unit};
-use crate::audit::local::HEALTHY;
 use crate::checkpoint::Checkpoint;
 use crate::engine::machine::{Conductor, Machine, Node, Unknown, Value, compute};
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::{Numerics, Products, Storage};
+use crate::ops::bound::HEALTHY;
+use crate::ops::bound::{CONFIDENCE, UNIT_F32, storage_unit};
 use crate::ops::{Args, Check};
 use crate::random;
 

@@ -114,7 +114,7 @@ pub fn diagnose_case(context: &Context<'_>, model: &Model, case: &Case) -> Resul
     let lab = Lab { context, site: Site { model }, case };
     let Some(healthy) = lab.predict(&case.node)? else { return Ok(Diagnosed::default()) };
     let Some(healthy) = nearest(&lab, healthy) else { return Ok(Diagnosed::default()) };
-    if over_bound(&lab, &healthy) <= crate::audit::local::HEALTHY {
+    if over_bound(&lab, &healthy) <= crate::ops::bound::HEALTHY {
         return Ok(Diagnosed::default());
     }
     let base = Base::new(&lab, case.node.clone(), healthy.value, healthy.bound);

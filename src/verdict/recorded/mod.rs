@@ -14,11 +14,11 @@ pub use wiring::{Claim, File, weigh_wiring};
 use std::collections::HashSet;
 
 use super::{Gap, spoken};
-use crate::audit::local::HEALTHY;
 use crate::audit::recorded::{Finding, Findings, Judged, Steps};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::compare::{Comparison, Status};
 use crate::error::Result;
+use crate::ops::bound::HEALTHY;
 use crate::report::words::count;
 use crate::report::{CheckpointVerdict, FirstDivergence, Report, Tried, Verdict};
 use crate::select::Selection;

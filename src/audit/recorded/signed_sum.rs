@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::bounds::{self, CONFIDENCE, Units};
 use crate::arithmetic::product::group_sums;
 use crate::arithmetic::round::{self, Tie};
 use crate::gguf::{self, TensorRef};
 use crate::numerics::Storage;
+use crate::ops::bound::{CONFIDENCE, SUBNORMAL_F16, TINY_F32, UNIT_F32, accumulation, storage_unit};
 use crate::random;
 use crate::scalar::{Scalar, in_lanes, vectorized};
 use crate::tensor::Matrix;
@@ -148,13 +148,13 @@ impl SignedSum {
         f64::from(signed.weights[tie.col]) * tie.value + minimum * tie.sum
     }
 
-    /// Whether rounding explains an error: the bounds of the outputs, [`bounds::linear`], in quadrature, since each
+    /// Whether rounding explains an error: the bounds of the outputs in quadrature, since each
     /// is as many standard deviations of an independent error; and what the activations may be off by.
     pub fn explains(
         &self,
         r: usize,
         error: f64,
-        units: &Units,
+        kept: Storage,
         x: &[f32],
         steps: &[f64],
         recorded: &[f32],
@@ -164,10 +164,11 @@ impl SignedSum {
             #[inline(always)]
             || in_lanes(outputs, |y, _| f64::from(y) * f64::from(y)),
         );
-        let factor = LARGEST[r] * bounds::accumulation(x.len(), units.accumulator);
-        let tiny = (x.len() as f64).sqrt() * bounds::TINY_F32;
-        let of_size = (factor + LARGEST[r] * units.storage) * squares.sqrt()
-            + LARGEST[r] * (units.subnormal + tiny) * (outputs.len() as f64).sqrt();
+        let factor = LARGEST[r] * accumulation(x.len(), UNIT_F32);
+        let subnormal = if kept == Storage::F16 { SUBNORMAL_F16 } else { 0.0 };
+        let tiny = (x.len() as f64).sqrt() * TINY_F32;
+        let of_size = (factor + LARGEST[r] * storage_unit(kept)) * squares.sqrt()
+            + LARGEST[r] * (subnormal + tiny) * (outputs.len() as f64).sqrt();
         let off = steps.iter().zip(&self.signed[r].weights).map(|(step, w)| (step * f64::from(*w)).powi(2));
         let of_size = of_size + CONFIDENCE * off.sum::<f64>().sqrt();
         // What is infinite explains nothing. The terms need not be looked at where what the outputs allow is enough.
@@ -194,7 +195,7 @@ pub fn explained(
     ties: &[&Tie],
     recorded: &[f32],
     steps: &[f64],
-    units: &Units,
+    kept: Storage,
 ) -> bool {
     if ties.len() > TIES_MAX || recorded.len() != sums.last().map_or(0, |sum| sum.outputs.end) {
         return false;
@@ -206,7 +207,7 @@ pub fn explained(
             ties.iter().enumerate().filter(|(i, _)| sides >> i & 1 == 1).map(|(_, tie)| tie).collect();
         sums.iter().zip(&errors).all(|(sum, errors)| {
             let moved = |r: usize| chosen.iter().map(|tie| sum.moved(r, tie)).sum::<f64>();
-            (0..2).all(|r| sum.explains(r, (errors[r] - moved(r)).abs(), units, x, steps, recorded))
+            (0..2).all(|r| sum.explains(r, (errors[r] - moved(r)).abs(), kept, x, steps, recorded))
         })
     })
 }
