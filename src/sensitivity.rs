@@ -13,6 +13,7 @@ use crate::audit::recorded::{
 use crate::checkpoint::Checkpoint;
 use crate::engine::machine::compute;
 use crate::error::Result;
+use crate::faults::between::unlike;
 use crate::faults::rewritten::changed;
 use crate::gguf::Gguf;
 use crate::ops::bound::HEALTHY;
@@ -74,7 +75,7 @@ pub fn measure(
     let findings = audit(steps, graphs, gguf, &how)?;
     let measured = measured.into_inner();
     let nodes = ids.iter().map(|&id| match (findings.nodes.get(&id), measured.get(&id)) {
-        (Some(finding), Some(steps)) if !finding.is_wrong() => node_of(id, steps),
+        (Some(finding), Some(steps)) if !finding.is_wrong() => node_of(id, finding, steps),
         (finding, _) => undecided(id, missing(finding)),
     });
     let nodes = nodes.collect();
@@ -97,13 +98,13 @@ fn undecided(id: Checkpoint, missing: String) -> Node {
 }
 
 /// What is seen of a node in any of its steps.
-fn node_of(id: Checkpoint, steps: &IndexMap<usize, Measured>) -> Node {
-    let least = |of: fn(&Measured) -> f64| {
-        let least = steps.values().map(of).fold(f64::INFINITY, f64::min);
-        Some(least).filter(|least| least.is_finite())
-    };
+fn node_of(id: Checkpoint, finding: &Finding, steps: &IndexMap<usize, Measured>) -> Node {
     let mut node = Node { undecided: None, ..undecided(id, String::new()) };
-    (node.rounding, node.scale) = (least(|step| step.rounding), least(|step| step.scale));
+    node.rounding = finding.band();
+    // Where nodes before it were not recorded the worst case may be simulated: then no element is looked at alone.
+    let scales = steps.values().map(|step| if step.crosses { f64::INFINITY } else { step.scale });
+    let least = scales.fold(f64::INFINITY, f64::min).min(node.rounding.unwrap_or(f64::INFINITY));
+    node.scale = Some(least).filter(|least| least.is_finite());
     let mut faults: IndexMap<&str, Option<f64>> = IndexMap::new();
     for (fault, over) in steps.values().flat_map(|step| &step.faults) {
         let known = faults.entry(fault).or_insert(*over);
@@ -131,8 +132,8 @@ fn node_of(id: Checkpoint, steps: &IndexMap<usize, Measured>) -> Node {
 
 /// What is seen of a node in a step.
 struct Measured {
-    /// ‖bound‖ / ‖output‖
-    rounding: f64,
+    /// Whether nodes before it were not recorded.
+    crosses: bool,
     /// The least factor less 1 that is seen.
     scale: f64,
     /// By mistake: the largest error over its bound; `None` where the rows do not decide it.
@@ -191,11 +192,17 @@ impl Measured {
             let values = values.filter(|values| values.len() == exact.len());
             faults.push((mistake.name.to_owned(), values.and_then(|values| over(&values, suspect.tried))));
         }
-        Some(Measured {
-            rounding: (own.squares[2] / own.squares[1]).sqrt(),
-            scale: over(&twice, &[one]).map_or(f64::INFINITY, |over| 1.0 / over),
-            faults,
-        })
+        for (mistake, over) in unlike(suspect) {
+            if !faults.iter().any(|(name, _)| name == mistake.name) {
+                faults.push((mistake.name.to_owned(), Some(over)));
+            }
+        }
+        let scale = match own.squares[2] {
+            // Nothing is rounded: every bit counts.
+            0.0 => 0.0,
+            _ => over(&twice, &[one]).map_or(f64::INFINITY, |over| 1.0 / over),
+        };
+        Some(Measured { crosses: sight.carried.iter().any(Option::is_some), scale, faults })
     }
 }
 

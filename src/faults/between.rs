@@ -53,6 +53,25 @@ pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
     out
 }
 
+/// How many times its bound a healthy node is from what each mistake comes to that can be made in the one node before it
+/// which was not recorded.
+pub fn unlike(suspect: &Suspect<'_>) -> Vec<(Fault, f64)> {
+    let Some(replay) = suspect.replay.as_ref().filter(|replay| replay.through.len() == 1) else {
+        return Vec::new();
+    };
+    let faults = fault::at(&suspect.node.program.graph, replay.through[0]);
+    let affordable = WORK_MAX / replay.work().max(1);
+    let over = |fault: Fault| {
+        let injected = |node: &Node<'_>, args: &Args<'_, f64>| {
+            let is_it = fault.rewrite.node == node.id;
+            is_it.then(|| with_mistake(suspect, replay, node, args, &fault.rewrite.change))
+        };
+        let held = replay.held(suspect, &injected)?;
+        Some((fault, held.over))
+    };
+    faults.into_iter().take(affordable).filter_map(over).collect()
+}
+
 fn with_mistake(
     suspect: &Suspect<'_>,
     replay: &Replay<'_>,

@@ -11,7 +11,7 @@ use crate::model::Model;
 use crate::model::graph::{Node, Rope};
 use crate::report::Tried;
 
-mod between;
+pub mod between;
 pub mod catalogue;
 pub mod diagnose;
 mod guessed;

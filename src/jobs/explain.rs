@@ -1,194 +1,211 @@
-//! One checkpoint of a report in sentences: what the node computes, what was found, which code to look at.
+//! One checkpoint in sentences: what the node computes, what rounding explains of it, which mistakes are known of it; and
+//! of a report what was found, and which code to look at.
+//!
+//! What an op computes and what rounding explains stands in the op's own file (`ops`), mistakes in the catalogue.
 
+use std::path::{Path, PathBuf};
+
+use parity_graph::params::{Kind, fields};
+use parity_graph::{Id, fault};
+
+use crate::audit::recorded::{Graphs, Labelled, Prompt};
 use crate::error::{Error, Result};
+use crate::faults::catalogue;
+use crate::foreign;
+use crate::gguf::Gguf;
+use crate::ops::{Rule, rules};
+use crate::references;
 use crate::report::words::{self, number, precise};
 use crate::report::{CheckpointVerdict, Entry, LocalError, Report};
 use crate::select;
 
-/// What an op computes, and where llama.cpp does.
-struct OpText {
-    /// As ggml calls it.
-    op: &'static str,
-    /// What it computes of its sources.
-    computes: &'static str,
-    /// Function of ggml's CPU backend.
-    cpu: &'static str,
-    /// File of its CUDA backend.
-    cuda: &'static str,
-    /// What people get wrong in it.
-    traps: &'static str,
+/// Files of llama.cpp's CUDA backend (ggml/src/ggml-cuda) that compute an op; of others the names say it.
+const CUDA: [(&str, &str); 18] = [
+    ("GET_ROWS", "getrows.cu"),
+    ("RMS_NORM", "norm.cu"),
+    ("NORM", "norm.cu"),
+    ("MUL_MAT", "mmq.cu, mmvq.cu, mmf.cu"),
+    ("MUL_MAT_ID", "mmq.cu, mmvq.cu (ids)"),
+    ("ADD", "binbcast.cu"),
+    ("SUB", "binbcast.cu"),
+    ("MUL", "binbcast.cu"),
+    ("DIV", "binbcast.cu"),
+    ("ROPE", "rope.cu"),
+    ("SOFT_MAX", "softmax.cu"),
+    ("FLASH_ATTN_EXT", "fattn.cu, fattn-tile.cu, fattn-mma-f16.cuh"),
+    ("SWIGLU", "unary.cu (ggml_cuda_op_swiglu)"),
+    ("SSM_SCAN", "ssm-scan.cu"),
+    ("SSM_CONV", "ssm-conv.cu"),
+    ("ARGSORT", "argsort.cu"),
+    ("SCALE", "scale.cu"),
+    ("CONCAT", "concat.cu"),
+];
+
+/// Where a node stands: in a recording's graph, or in the one that is built of a model file.
+#[derive(Default)]
+pub struct Place {
+    /// The model file.
+    pub model: Option<PathBuf>,
+    /// A recording that brings its graph.
+    pub recording: Option<PathBuf>,
 }
 
-const OPS: [OpText; 17] = [
-    OpText {
-        op: "GET_ROWS",
-        computes: "picks one row of a table for each token: y[t] = table[token[t]]",
-        cpu: "ggml_compute_forward_get_rows",
-        cuda: "getrows.cu",
-        traps: "the table read transposed, token ids off by one, a row decoded as another type",
-    },
-    OpText {
-        op: "RMS_NORM",
-        computes: "divides each row by its root mean square and multiplies by a weight: y = x / sqrt(mean(x²) + eps) · w",
-        cpu: "ggml_compute_forward_rms_norm",
-        cuda: "norm.cu",
-        traps: "the epsilon, the weight left out or applied twice, a sum over the wrong axis, a mean taken away as in LayerNorm",
-    },
-    OpText {
-        op: "NORM",
-        computes: "subtracts the mean of each row and divides by its standard deviation",
-        cpu: "ggml_compute_forward_norm",
-        cuda: "norm.cu",
-        traps: "the epsilon, a biased variance for an unbiased one",
-    },
-    OpText {
-        op: "MUL_MAT",
-        computes: "multiplies each row by a matrix: y[o] = Σ_i w[o, i] · x[i]",
-        cpu: "ggml_compute_forward_mul_mat",
-        cuda: "mmq.cu, mmvq.cu, mmf.cu",
-        traps: "a transposed or a wrong weight, a tile's edge left out, blocks of the weight decoded wrongly, sums in f16",
-    },
-    OpText {
-        op: "MUL_MAT_ID",
-        computes: "multiplies each row by the matrices of the experts that were chosen for it",
-        cpu: "ggml_compute_forward_mul_mat_id",
-        cuda: "mmq.cu, mmvq.cu (ids)",
-        traps: "experts in another order, the rows of one expert written to those of another",
-    },
-    OpText {
-        op: "ADD",
-        computes: "adds two tensors: a bias to each row, or the input of a block to its output",
-        cpu: "ggml_compute_forward_add (binary-ops.cpp)",
-        cuda: "binbcast.cu",
-        traps: "the bias or the residual left out, added twice, or taken from another place",
-    },
-    OpText {
-        op: "MUL",
-        computes: "multiplies two tensors element by element",
-        cpu: "ggml_compute_forward_mul (binary-ops.cpp)",
-        cuda: "binbcast.cu",
-        traps: "the factor of another layer, broadcasting over the wrong axis",
-    },
-    OpText {
-        op: "ROPE",
-        computes: "rotates pairs of columns of each head by an angle that grows with the token's position and falls with the \
-                   column: position · base^(-2i/d)",
-        cpu: "ggml_compute_forward_rope",
-        cuda: "rope.cu",
-        traps: "the base, neighbours for halves as pairs, positions that start anew, the share of columns, the scaling of long contexts",
-    },
-    OpText {
-        op: "SOFT_MAX",
-        computes: "scales and masks the scores of each head and makes them probabilities: exp(s - max) / Σ exp(s - max)",
-        cpu: "ggml_compute_forward_soft_max",
-        cuda: "softmax.cu",
-        traps: "the scale, the mask, a row without its maximum subtracted",
-    },
-    OpText {
-        op: "FLASH_ATTN_EXT",
-        computes: "attention in one pass: softmax(scale · q·kᵀ + mask) · v for each head, tile by tile",
-        cpu: "ggml_compute_forward_flash_attn_ext",
-        cuda: "fattn.cu, fattn-tile.cu, fattn-mma-f16.cuh",
-        traps: "the scale, the mask, which key/value head a query head reads, the last tile, sums in f16",
-    },
-    OpText {
-        op: "ATTENTION",
-        computes: "attention: softmax(scale · q·kᵀ + mask) · v for each head, the heads side by side",
-        cpu: "ggml_compute_forward_soft_max between two ggml_compute_forward_mul_mat",
-        cuda: "fattn.cu, softmax.cu",
-        traps: "the scale, the mask, which key/value head a query head reads, the order of the heads, an old row of the cache",
-    },
-    OpText {
-        op: "SWIGLU",
-        computes: "gates the feed-forward part: silu(gate) · up, with silu(x) = x / (1 + e^-x)",
-        cpu: "ggml_compute_forward_swiglu",
-        cuda: "unary.cu (ggml_cuda_op_swiglu)",
-        traps: "gate and up exchanged, GELU for SiLU",
-    },
-    OpText {
-        op: "SSM_SCAN",
-        computes: "runs the recurrence of a state-space layer over the tokens: h = exp(dt·A)·h + dt·B·x, y = C·h",
-        cpu: "ggml_compute_forward_ssm_scan",
-        cuda: "ssm-scan.cu",
-        traps: "a state that is not carried over, the sequence's state of another slot",
-    },
-    OpText {
-        op: "SSM_CONV",
-        computes: "a causal convolution over the last tokens of each column",
-        cpu: "ggml_compute_forward_ssm_conv",
-        cuda: "ssm-conv.cu",
-        traps: "the window off by one, its first tokens not taken from the state",
-    },
-    OpText {
-        op: "ARGSORT",
-        computes: "sorts the scores of each row: which experts are chosen",
-        cpu: "ggml_compute_forward_argsort",
-        cuda: "argsort.cu",
-        traps: "the direction, ties",
-    },
-    OpText {
-        op: "SCALE",
-        computes: "multiplies by a constant and adds another",
-        cpu: "ggml_compute_forward_scale",
-        cuda: "scale.cu",
-        traps: "the constant of another model",
-    },
-    OpText {
-        op: "CONCAT",
-        computes: "puts two tensors one behind the other",
-        cpu: "ggml_compute_forward_concat",
-        cuda: "concat.cu",
-        traps: "the axis, the order",
-    },
-];
+/// A node in its graph.
+struct Found {
+    labelled: Labelled,
+    node: Id,
+}
+
+impl Place {
+    /// The graphs that a node may stand in: with attention in one node, and in three.
+    fn graphs(&self) -> Result<Vec<Labelled>> {
+        if let Some(path) = &self.recording {
+            let dump = foreign::open(path, &foreign::Options::default())?;
+            return Ok(Graphs::open(&dump)?.into_labelled());
+        }
+        let model = self.model.clone().map_or_else(references::default_model, Ok)?;
+        let gguf = Gguf::open(&model)?;
+        let built = |flash| Prompt::new(&gguf, &[0], flash, 0).map(Prompt::into_labelled);
+        Ok(built(true)?.into_iter().chain(built(false)?).collect())
+    }
+
+    /// Finds a node.
+    fn find(&self, checkpoint: &str) -> Result<Found> {
+        let mut ids: Vec<String> = Vec::new();
+        for labelled in self.graphs()? {
+            let found = labelled.nodes().find(|(_, id)| id.to_string() == checkpoint).map(|(node, _)| node);
+            if let Some(node) = found {
+                return Ok(Found { labelled, node });
+            }
+            ids.extend(labelled.nodes().map(|(_, id)| id.to_string()));
+        }
+        Err(unknown(
+            checkpoint,
+            "the graph has no such checkpoint",
+            &ids,
+            "parity inspect lists a recording's",
+        ))
+    }
+}
+
+/// An id that is not there, and one like it that is.
+fn unknown(checkpoint: &str, what: &str, ids: &[String], hint: &str) -> Error {
+    let some = ids[..ids.len().min(SHOWN)].join(", ");
+    let count = words::count(ids.len(), "checkpoint");
+    let error = Error::new(checkpoint, what).expected(format!("one of {count}, e.g. {some}"));
+    match select::alike(checkpoint, ids) {
+        Some(meant) => error.hint(format!("parity explain {meant}; {hint}")),
+        None => error.hint(hint),
+    }
+}
+
+/// Explains a node of a graph, in paragraphs of whole sentences.
+///
+/// # Errors
+/// An architecture that nobody builds, where no recording brings a graph; a node that the graph does not have.
+pub fn of_graph(place: &Place, checkpoint: &str) -> Result<Vec<String>> {
+    let found = place.find(checkpoint)?;
+    let Found { labelled, node } = &found;
+    let id = labelled.labels[*node].ok_or_else(|| Error::new(checkpoint, "has no id"))?;
+    let tensor = labelled.program.graph.get(*node);
+    let inputs: Vec<String> = labelled.inputs(id).iter().map(ToString::to_string).collect();
+    let op = tensor.op.name();
+    let mut paragraphs = vec![computes(checkpoint, id.layer_index(), Some(op), &inputs)];
+    paragraphs.extend(found.numbers());
+    paragraphs.extend(rule_of(op).map(bound));
+    paragraphs.push(found.mistakes(checkpoint));
+    paragraphs.push(code(op));
+    Ok(paragraphs)
+}
+
+impl Found {
+    /// The numbers and weights that the node has in this model.
+    fn numbers(&self) -> Option<String> {
+        let graph = &self.labelled.program.graph;
+        let tensor = graph.get(self.node);
+        let params = fields(&tensor.op).iter().map(|field| match field.kind {
+            Kind::Int => format!("{} {}", field.name, tensor.params.int(field.word)),
+            Kind::Float => format!("{} {}", field.name, tensor.params.float(field.word)),
+        });
+        let leaves = graph.sources(self.node).map(|source| graph.origin(source));
+        let leaves = leaves.filter(|leaf| graph.is_leaf(*leaf) && !graph.get(*leaf).name.is_empty());
+        let leaves = leaves.map(|leaf| format!("{} ({})", graph.get(leaf).name, graph.get(leaf).dtype));
+        let all: Vec<String> = leaves.chain(params).collect();
+        (!all.is_empty()).then(|| format!("Here it has {}.", all.join(", ")))
+    }
+
+    /// The mistakes that have a place in the node.
+    fn mistakes(&self, checkpoint: &str) -> String {
+        let all = fault::at(&self.labelled.program.graph, self.node);
+        let Some(first) = all.first() else {
+            return "No mistake of the catalogue has a place in it.".to_owned();
+        };
+        let known: Vec<String> = all.iter().map(|fault| format!("{} ({})", fault.name, fault.text)).collect();
+        format!(
+            "Mistakes that are known of it: {}. `parity run --inject {}@{checkpoint}` makes the first.",
+            known.join("; "),
+            first.name
+        )
+    }
+}
+
+/// The rule of an op by its name.
+fn rule_of(op: &str) -> Option<&'static Rule> {
+    rules().find(|rule| rule.op.name() == op)
+}
+
+/// What rounding explains.
+fn bound(rule: &Rule) -> String {
+    format!("Rounding explains {} (docs/bounds.md).", rule.explained)
+}
+
+/// Where llama.cpp computes an op.
+fn code(op: &str) -> String {
+    let cuda = CUDA.iter().find(|(known, _)| *known == op);
+    let cuda =
+        cuda.map_or(String::new(), |(_, files)| format!(", on NVIDIA GPUs in {files} (ggml/src/ggml-cuda)"));
+    format!(
+        "llama.cpp computes it in ggml_compute_forward_{} (ggml/src/ggml-cpu){cuda}.",
+        op.trim_end_matches("_EXT").to_ascii_lowercase()
+    )
+}
 
 /// Explains one checkpoint of a report, in paragraphs of whole sentences.
 ///
 /// # Errors
 /// A checkpoint that the report does not have.
-pub fn explain(report: &Report, checkpoint: &str) -> Result<Vec<String>> {
+pub fn explain(report: &Report, place: &Place, checkpoint: &str) -> Result<Vec<String>> {
     let entry =
         report.checkpoints.iter().find(|entry| entry.id.to_string() == checkpoint).ok_or_else(|| {
             let ids: Vec<String> = report.checkpoints.iter().map(|entry| entry.id.to_string()).collect();
-            let some = ids[..ids.len().min(SHOWN)].join(", ");
-            let count = words::count(ids.len(), "checkpoint");
-            let error = Error::new(checkpoint, "the report has no such checkpoint");
-            let error = error.expected(format!("one of {count}, e.g. {some}"));
-            match select::alike(checkpoint, &ids) {
-                Some(meant) => error.hint(format!("parity explain {meant}; report.csv lists them all")),
-                None => error.hint("report.csv lists them all"),
-            }
+            unknown(checkpoint, "the report has no such checkpoint", &ids, "report.csv lists them all")
         })?;
-    let mut paragraphs = vec![computes(entry), verdict(entry)];
+    let inputs: Vec<String> = entry.inputs.iter().map(ToString::to_string).collect();
+    let mut paragraphs = vec![computes(checkpoint, entry.layer, entry.op.as_deref(), &inputs)];
+    paragraphs.extend(entry.op.as_deref().and_then(rule_of).map(bound));
+    paragraphs.push(verdict(entry));
     paragraphs.extend(difference(report, entry));
     paragraphs.extend(sides(report, entry));
     paragraphs.extend(diagnosis(report, entry));
-    paragraphs.extend(look_at(report, entry));
+    paragraphs.extend(look_at(report, place, entry));
     Ok(paragraphs)
 }
 
 /// Checkpoints that an error names.
 const SHOWN: usize = 3;
 
-fn text_of(entry: &Entry) -> Option<&'static OpText> {
-    let op = entry.op.as_deref()?;
-    OPS.iter().find(|text| text.op == op)
-}
-
-fn computes(entry: &Entry) -> String {
-    let place = match entry.layer {
-        Some(layer) => format!("{} is a node of layer {layer}.", entry.id),
-        None => format!("{} is a node outside of the layers.", entry.id),
+/// What a node computes of which others.
+fn computes(checkpoint: &str, layer: Option<u32>, op: Option<&str>, inputs: &[String]) -> String {
+    let place = match layer {
+        Some(layer) => format!("{checkpoint} is a node of layer {layer}."),
+        None => format!("{checkpoint} is a node outside of the layers."),
     };
-    let reads = match &entry.inputs[..] {
+    let reads = match inputs {
         [] => String::new(),
-        inputs => {
-            let names: Vec<String> = inputs.iter().map(ToString::to_string).collect();
-            format!(" It reads {}.", names.join(", "))
-        }
+        inputs => format!(" It reads {}.", inputs.join(", ")),
     };
-    let what = match (text_of(entry), &entry.op) {
-        (Some(text), _) => format!(" It {}.", text.computes),
+    let what = match (op.and_then(rule_of), op) {
+        (Some(rule), _) => format!(" It computes {} (ggml's op {}).", rule.formula, rule.op.name()),
         (None, Some(op)) => format!(" It is computed by ggml's op {op}."),
         (None, None) => " The report does not say what computes it.".to_owned(),
     };
@@ -296,34 +313,17 @@ fn diagnosis(report: &Report, entry: &Entry) -> Option<String> {
     Some(format!("No mistake that parity knows explains the error: {residual}.{tried}"))
 }
 
-/// Which code computes this.
-fn look_at(report: &Report, entry: &Entry) -> Vec<String> {
-    let Some(text) = text_of(entry) else {
-        return entry
-            .op
-            .iter()
-            .map(|op| {
-                format!(
-                    "llama.cpp computes it in ggml_compute_forward_{} (ggml/src/ggml-cpu/ops.cpp).",
-                    op.to_ascii_lowercase()
-                )
-            })
-            .collect();
-    };
-    let engine = &report.candidate.producer.name;
-    let faulty = entry.verdict.is_fault() || entry.verdict == CheckpointVerdict::Reference;
-    let mut out = vec![format!(
-        "llama.cpp computes it in {} (ggml/src/ggml-cpu), on NVIDIA GPUs in {} (ggml/src/ggml-cuda).",
-        text.cpu, text.cuda
-    )];
-    if faulty {
-        let whose = if entry.verdict == CheckpointVerdict::Reference {
-            "the reference's".to_owned()
-        } else {
-            format!("{engine}'s")
+/// Which code computes this, and what goes wrong there.
+fn look_at(report: &Report, place: &Place, entry: &Entry) -> Vec<String> {
+    let Some(op) = entry.op.as_deref() else { return Vec::new() };
+    let mut out = vec![code(op)];
+    if entry.verdict.is_fault() || entry.verdict == CheckpointVerdict::Reference {
+        let whose = match entry.verdict {
+            CheckpointVerdict::Reference => "the reference's".to_owned(),
+            _ => format!("{}'s", report.candidate.producer.name),
         };
-        out[0] = format!("Look at {whose} kernel for {}. {}", text.op, out[0]);
-        out.push(format!("What goes wrong there: {}.", text.traps));
+        out[0] = format!("Look at {whose} kernel for {op}. {}", out[0]);
+        out.extend(goes_wrong(report, place, entry, op));
     } else if entry.verdict == CheckpointVerdict::Inherited {
         let first = report.first_divergence.as_ref().map(|first| format!(", first at {}", first.checkpoint));
         out.push(format!(
@@ -332,4 +332,24 @@ fn look_at(report: &Report, entry: &Entry) -> Vec<String> {
         ));
     }
     out
+}
+
+/// The mistakes that are known of a node: in its graph, where that is at hand, or of its op.
+fn goes_wrong(report: &Report, place: &Place, entry: &Entry, op: &str) -> Option<String> {
+    let checkpoint = entry.id.to_string();
+    let recorded = report.candidate.path.as_deref().map(PathBuf::from);
+    let recorded = Place { recording: place.recording.clone().or(recorded), model: None };
+    let of_model = || {
+        let made_with = references::model_of(Path::new(&checkpoint), &report.candidate.model).ok();
+        let model = Some(place.model.clone().or(made_with)?);
+        Place { model, recording: None }.find(&checkpoint).ok()
+    };
+    if let Some(found) =
+        recorded.recording.is_some().then(|| recorded.find(&checkpoint).ok()).flatten().or_else(of_model)
+    {
+        return Some(found.mistakes(&checkpoint));
+    }
+    let of_op = catalogue::of_recordings().filter(|entry| entry.ops.iter().any(|known| known.name() == op));
+    let known: Vec<String> = of_op.map(|entry| format!("{} ({})", entry.name, entry.summary)).collect();
+    (!known.is_empty()).then(|| format!("Mistakes that are known of this op: {}.", known.join("; ")))
 }

@@ -8,7 +8,8 @@ use super::Rule;
 use super::unary::{self, Setting, Unary};
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = unary::rule::<Abs>(Op::Abs, "the absolute value");
+pub const RULE: Rule =
+    unary::rule::<Abs>(Op::Abs, "the absolute value: |x|", "nothing: every bit is the source's");
 
 enum Abs {}
 

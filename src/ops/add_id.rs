@@ -15,7 +15,8 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = Rule {
     op: Op::AddId,
-    formula: "the sum with rows picked by index",
+    formula: "the sum with rows picked by index: y[t, e] = x[t, e] + b[index[t, e]]",
+    explained: "one rounding of the result in f32",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Bound(bound),

@@ -11,7 +11,8 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = Rule {
     op: Op::Arange,
-    formula: "an arithmetic sequence",
+    formula: "an arithmetic sequence: start + step·i",
+    explained: "nothing",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Exact,

@@ -14,6 +14,7 @@ use crate::scalar::Scalar;
 pub const RULE: Rule = Rule {
     op: Op::Argsort,
     formula: "the indices of each row in the order of its values",
+    explained: "another order of values that are equal, or that differ by no more than rounding moved them",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Choice(choice),

@@ -22,6 +22,7 @@ pub(super) const fn rule<F: Binary>(op: Op, formula: &'static str) -> Rule {
     Rule {
         op,
         formula,
+        explained: "one rounding of the result in f32; of a quotient on a GPU up to five",
         single: compute::<F, f32>,
         double: compute::<F, f64>,
         check: Check::Bound(bound),

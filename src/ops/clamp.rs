@@ -9,7 +9,11 @@ use super::Rule;
 use super::unary::{self, Setting, Unary, monotone};
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = unary::rule::<Clamp>(Op::Clamp, "a value within two limits");
+pub const RULE: Rule = unary::rule::<Clamp>(
+    Op::Clamp,
+    "a value within two limits: max(min(x, max), min)",
+    "nothing: every bit is the source's or a limit's",
+);
 
 enum Clamp {}
 

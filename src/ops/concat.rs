@@ -10,7 +10,12 @@ use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = movement::rule::<Concat>(Op::Concat, "two tensors one behind the other", Check::Exact);
+pub const RULE: Rule = movement::rule::<Concat>(
+    Op::Concat,
+    "two tensors one behind the other, along one axis",
+    movement::MOVED,
+    Check::Exact,
+);
 
 enum Concat {}
 

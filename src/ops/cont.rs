@@ -10,7 +10,7 @@ use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = movement::rule::<Cont>(Op::Cont, "a contiguous copy", Check::Exact);
+pub const RULE: Rule = movement::rule::<Cont>(Op::Cont, "a contiguous copy", movement::MOVED, Check::Exact);
 
 enum Cont {}
 

@@ -11,8 +11,12 @@ use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
-pub const RULE: Rule =
-    movement::rule::<Cpy>(Op::Cpy, "a copy into given memory, converted to its type", Check::Exact);
+pub const RULE: Rule = movement::rule::<Cpy>(
+    Op::Cpy,
+    "a copy into given memory, converted to its type",
+    movement::MOVED,
+    Check::Exact,
+);
 
 enum Cpy {}
 

@@ -10,7 +10,10 @@ use super::Rule;
 use super::binary::{self, Binary};
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = binary::rule::<Div>(Op::Div, "the quotient of two tensors, element by element");
+pub const RULE: Rule = binary::rule::<Div>(
+    Op::Div,
+    "one tensor divided by another, element by element: a / b, where b repeats to the shape of a",
+);
 
 enum Div {}
 

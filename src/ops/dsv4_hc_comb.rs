@@ -14,7 +14,9 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = Rule {
     op: Op::Dsv4HcComb,
-    formula: "the doubly stochastic weights that mix the streams of hyper-connections",
+    formula: "the doubly stochastic weights that mix the streams of hyper-connections: a softmax of each \
+        row, then columns and rows divided by their sums in turn",
+    explained: "the error of each softmax, and the roundings of each sum and quotient of all the turns",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Bound(bound),

@@ -13,7 +13,9 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = Rule {
     op: Op::Dsv4HcPost,
-    formula: "a layer's output spread over the streams of hyper-connections, which are mixed",
+    formula: "a layer's output spread over the streams of hyper-connections, which are mixed: y[j] = \
+        x·post[j] + Σ_i residual[i]·comb[i, j]",
+    explained: "the roundings of the products and of their sum, in quadrature",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Bound(bound),

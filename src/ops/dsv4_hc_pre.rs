@@ -12,7 +12,9 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = Rule {
     op: Op::Dsv4HcPre,
-    formula: "the weighted sum of the streams of hyper-connections",
+    formula: "the weighted sum of the streams of hyper-connections: scale · Σ_h x[h]·w[h]",
+    explained: "the roundings of the products and of their sum, in quadrature, and of the sigmoid where the \
+        weights go through one",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Bound(bound),

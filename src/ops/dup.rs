@@ -10,7 +10,7 @@ use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = movement::rule::<Dup>(Op::Dup, "a copy", Check::Exact);
+pub const RULE: Rule = movement::rule::<Dup>(Op::Dup, "a copy", movement::MOVED, Check::Exact);
 
 enum Dup {}
 

@@ -10,7 +10,12 @@ use super::bound::{TINY_F32, exponential};
 use super::unary::{self, Setting, Unary, monotone};
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = unary::rule::<Exp>(Op::Exp, "e to the power of a value");
+pub const RULE: Rule = unary::rule::<Exp>(
+    Op::Exp,
+    "e to the power of a value: e^x",
+    "a few units u = 2^-24 of the exponential itself, and |x|·u more where it goes through exp2, relative \
+     to the result",
+);
 
 enum Exp {}
 

@@ -12,6 +12,7 @@ use crate::scalar::Scalar;
 pub const RULE: Rule = Rule {
     op: Op::Fill,
     formula: "one value everywhere",
+    explained: "nothing",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Exact,

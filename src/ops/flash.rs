@@ -38,7 +38,11 @@ use crate::scalar::Scalar;
 /// Scale, soft cap, ALiBi, mask and sinks.
 pub const RULE: Rule = Rule {
     op: Op::FlashAttn,
-    formula: "attention: the mean of the values, weighted by the softmax of scaled, masked scores",
+    formula: "attention: softmax(scale·q·kᵀ + mask)·v for each head, with a soft cap, sinks or ALiBi where \
+        the model has them",
+    explained: "the error of each score by its share of the weights (the product's, all terms in \
+        quadrature, the scale's, the exponential's) and that of the sum of values; where a kernel rounds \
+        queries, weights or sums to f16, that is followed, or bounded step by step",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Bound(explain::bound),

@@ -18,7 +18,9 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = Rule {
     op: Op::GatedDeltaNet,
-    formula: "the gated delta rule, and its last states",
+    formula: "the gated delta rule, token by token, and its last states: S = e^gate·S, S = S + k·(β·(v - \
+        S·k))ᵀ, y = S·q/√d",
+    explained: "the roundings of every token's products and sums in f32, carried on through the states",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Bound(explain::bound),

@@ -13,7 +13,11 @@ use super::glu::{self, Gated, product_carry};
 use super::unary::Setting;
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = glu::rule::<Geglu>(Op::Geglu, "the GELU of the gate times up");
+pub const RULE: Rule = glu::rule::<Geglu>(
+    Op::Geglu,
+    "the GELU of the gate times up: gelu(gate) · up",
+    "the error of the GELU times up, and one rounding of the product",
+);
 
 enum Geglu {}
 

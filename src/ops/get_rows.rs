@@ -12,7 +12,13 @@ use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = movement::rule::<GetRows>(Op::GetRows, "rows picked by index", Check::Bound(bound));
+pub const RULE: Rule = movement::rule::<GetRows>(
+    Op::GetRows,
+    "rows of a table picked by index: y[t] = table[index[t]]",
+    "nothing of a table in floating point; of blocks three roundings of their decoder, of values up to the \
+     row's largest",
+    Check::Bound(bound),
+);
 
 enum GetRows {}
 

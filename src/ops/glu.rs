@@ -25,10 +25,11 @@ pub(super) trait Gated {
 }
 
 /// The rule of such an op.
-pub(super) const fn rule<F: Gated>(op: Op, formula: &'static str) -> Rule {
+pub(super) const fn rule<F: Gated>(op: Op, formula: &'static str, explained: &'static str) -> Rule {
     Rule {
         op,
         formula,
+        explained,
         single: compute::<F, f32>,
         double: compute::<F, f64>,
         check: Check::Bound(bound::<F>),

@@ -14,7 +14,10 @@ use crate::scalar::{Scalar, in_lanes, vectorized};
 
 pub const RULE: Rule = Rule {
     op: Op::LightningIndexer,
-    formula: "the weighted sum over heads of the positive part of query times key, plus the mask",
+    formula: "the weighted sum over heads of the positive part of query times key, plus the mask: Σ_h \
+        max(0, q[h]·k)·w[h] + mask",
+    explained: "the roundings of each head's product, all terms in quadrature, of the products with the \
+        weights and of the sum over heads",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Bound(bound),

@@ -86,8 +86,10 @@ use crate::scalar::Scalar;
 pub struct Rule {
     /// Which op.
     pub op: Op,
-    /// What it computes, in one sentence, for a report.
+    /// What it computes, for a report: `It computes …`.
     pub formula: &'static str,
+    /// What its bound is made of, for a report: `Rounding explains …`.
+    pub explained: &'static str,
     /// The result in f32, contiguous, in the shape of [`Args::shape`].
     pub single: fn(&Args<'_, f32>) -> Result<Vec<f32>>,
     /// The result in f64.

@@ -28,11 +28,20 @@ pub(super) trait Movement {
     fn index(args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Option<[usize; 3]>;
 }
 
+/// What rounding explains of what is only moved.
+pub(super) const MOVED: &str = "nothing: every bit is the source's, converted to the result's type";
+
 /// The rule of such an op.
-pub(super) const fn rule<M: Movement>(op: Op, formula: &'static str, check: Check) -> Rule {
+pub(super) const fn rule<M: Movement>(
+    op: Op,
+    formula: &'static str,
+    explained: &'static str,
+    check: Check,
+) -> Rule {
     Rule {
         op,
         formula,
+        explained,
         single: compute::<M, f32>,
         double: compute::<M, f64>,
         check,

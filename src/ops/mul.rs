@@ -9,7 +9,10 @@ use super::Rule;
 use super::binary::{self, Binary};
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = binary::rule::<Mul>(Op::Mul, "the product of two tensors, element by element");
+pub const RULE: Rule = binary::rule::<Mul>(
+    Op::Mul,
+    "two tensors multiplied element by element: a · b, where b repeats to the shape of a",
+);
 
 enum Mul {}
 

@@ -13,7 +13,10 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = Rule {
     op: Op::MulMatId,
-    formula: "the matmul of activations with the experts that were chosen for them",
+    formula: "the matmul of rows with the matrices of the experts that were chosen for them: y[o] = Σ_i \
+        w[expert, o, i]·x[i]",
+    explained: "4·√n·u (u = 2^-24, n terms) of the square root of Σ (w·x)² and of the result; what a kernel \
+        rounds the rows to on purpose is followed",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Settled { bound, settle },

@@ -16,7 +16,10 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = Rule {
     op: Op::Norm,
-    formula: "each row less its mean, divided by the root of its variance plus epsilon",
+    formula: "each row less its mean, divided by the root of its variance plus epsilon: (x - mean(x)) / \
+        √(var(x) + eps)",
+    explained: "half the error of the variance's sum and a few roundings, relative to the result, and the \
+        rounding of the mean, which shifts the row",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Bound(bound),

@@ -17,6 +17,7 @@ use crate::scalar::Scalar;
 pub const RULE: Rule = Rule {
     op: Op::Pool2d,
     formula: "the maximum or the mean of windows of a plane",
+    explained: "nothing of a maximum; of a mean the roundings of its sum, all terms in quadrature",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Bound(bound),

@@ -12,7 +12,11 @@ use super::glu::{self, Gated, product_carry};
 use super::unary::{Setting, monotone};
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = glu::rule::<Reglu>(Op::Reglu, "the positive part of the gate times up");
+pub const RULE: Rule = glu::rule::<Reglu>(
+    Op::Reglu,
+    "the positive part of the gate times up: max(gate, 0) · up",
+    "one rounding of the product",
+);
 
 enum Reglu {}
 

@@ -8,7 +8,11 @@ use super::Rule;
 use super::unary::{self, Setting, Unary, monotone};
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = unary::rule::<Relu>(Op::Relu, "the larger of a value and zero");
+pub const RULE: Rule = unary::rule::<Relu>(
+    Op::Relu,
+    "the larger of a value and zero: max(x, 0)",
+    "nothing: every bit is the source's",
+);
 
 enum Relu {}
 

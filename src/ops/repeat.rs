@@ -9,7 +9,8 @@ use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = movement::rule::<Repeat>(Op::Repeat, "a tensor tiled", Check::Exact);
+pub const RULE: Rule =
+    movement::rule::<Repeat>(Op::Repeat, "a tensor tiled to a larger shape", movement::MOVED, Check::Exact);
 
 enum Repeat {}
 

@@ -22,7 +22,10 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = Rule {
     op: Op::Rope,
-    formula: "pairs of channels rotated by an angle that grows with the position",
+    formula: "pairs of channels (x0, x1) of each head rotated by an angle that grows with the position: y0 \
+        = x0·cos a - x1·sin a, y1 = x0·sin a + x1·cos a, with a = position · base^(-2i/n) for pair i of n/2",
+    explained: "8·u·(|x0| + |x1|), u = 2^-24, for sine, cosine, the products and their sum; and, but for \
+        llama.cpp's CPU, whose steps are followed, (4 + 2i)·u·a for the angle",
     single: |args| compute(args, 1.0),
     double: |args| compute(args, 1.0),
     check: Check::Bound(bound),

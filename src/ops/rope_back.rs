@@ -8,7 +8,10 @@ use super::{Check, Rule, rope};
 
 pub const RULE: Rule = Rule {
     op: Op::RopeBack,
-    formula: "pairs of channels rotated backwards by an angle that grows with the position",
+    formula: "pairs of channels (x0, x1) rotated backwards by an angle that grows with the position: y0 = \
+        x0·cos a + x1·sin a, y1 = x1·cos a - x0·sin a",
+    explained: "as much as of ROPE: 8·u·(|x0| + |x1|), u = 2^-24, and the angle's own error where its steps \
+        are not followed",
     single: |args| rope::compute(args, -1.0),
     double: |args| rope::compute(args, -1.0),
     check: Check::Bound(rope::bound),

@@ -11,7 +11,11 @@ use super::bound::{TINY_F32, UNIT_F32};
 use super::unary::{self, Setting, Unary};
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = unary::rule::<Scale>(Op::Scale, "a value times a factor, plus an offset");
+pub const RULE: Rule = unary::rule::<Scale>(
+    Op::Scale,
+    "a value times a factor, plus an offset: scale·x + bias",
+    "one rounding of the product and one of the sum",
+);
 
 enum Scale {}
 

@@ -11,7 +11,12 @@ use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = movement::rule::<SetRows>(Op::SetRows, "rows written by index", Check::Exact);
+pub const RULE: Rule = movement::rule::<SetRows>(
+    Op::SetRows,
+    "rows written into a tensor at given indices, converted to its type",
+    movement::MOVED,
+    Check::Exact,
+);
 
 enum SetRows {}
 

@@ -8,7 +8,7 @@ use super::Rule;
 use super::unary::{self, Setting, Unary, monotone};
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = unary::rule::<Sgn>(Op::Sgn, "the sign");
+pub const RULE: Rule = unary::rule::<Sgn>(Op::Sgn, "the sign of a value: -1, 0 or 1", "nothing");
 
 enum Sgn {}
 

@@ -9,7 +9,11 @@ use super::bound::{TINY_F32, UNIT_F32, exponential};
 use super::unary::{self, Setting, Unary, monotone};
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = unary::rule::<Sigmoid>(Op::Sigmoid, "one over one plus e to minus the value");
+pub const RULE: Rule = unary::rule::<Sigmoid>(
+    Op::Sigmoid,
+    "1 / (1 + e^-x)",
+    "the error of the exponential by its share of 1 + e^-x, and the roundings of the sum and the quotient",
+);
 
 enum Sigmoid {}
 

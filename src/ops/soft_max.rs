@@ -18,7 +18,10 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = Rule {
     op: Op::SoftMax,
-    formula: "the softmax of scaled scores with mask and sinks",
+    formula: "the softmax of scaled scores with mask and sinks: e^(z - M) / Σ e^(z - M), z = scale·x + \
+        mask, M the largest z",
+    explained: "the error of each exponential, that of its share of all, and the roundings of the sum, its \
+        inverse and the product with it, relative to the result",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Bound(bound),

@@ -11,8 +11,12 @@ use super::unary::{self, Setting, Unary, monotone};
 use crate::arithmetic::{self, Arithmetic};
 use crate::scalar::Scalar;
 
-pub const RULE: Rule =
-    unary::rule::<Softplus>(Op::Softplus, "the logarithm of one plus e to the power of a value");
+pub const RULE: Rule = unary::rule::<Softplus>(
+    Op::Softplus,
+    "log(1 + e^x)",
+    "the errors of the exponential and of the logarithm, and where llama.cpp's CPU rounds 1 + e^x to f32, \
+     that",
+);
 
 enum Softplus {}
 

@@ -9,7 +9,8 @@ use super::bound::{TINY_F32, UNIT_F32};
 use super::unary::{self, Setting, Unary};
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = unary::rule::<Sqr>(Op::Sqr, "the square");
+pub const RULE: Rule =
+    unary::rule::<Sqr>(Op::Sqr, "the square of a value: x²", "one rounding of the result in f32");
 
 enum Sqr {}
 

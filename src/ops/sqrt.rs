@@ -10,7 +10,8 @@ use super::bound::UNIT_F32;
 use super::unary::{self, Setting, Unary, monotone};
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = unary::rule::<Sqrt>(Op::Sqrt, "the square root");
+pub const RULE: Rule =
+    unary::rule::<Sqrt>(Op::Sqrt, "the square root of a value: √x", "one rounding of the result in f32");
 
 enum Sqrt {}
 

@@ -12,7 +12,8 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = Rule {
     op: Op::SsmConv,
-    formula: "a short convolution along the tokens, channel by channel",
+    formula: "a short causal convolution along the tokens, channel by channel: y[t] = Σ_j w[j]·x[t + j]",
+    explained: "the roundings of the products and of their sum, all terms in quadrature",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Bound(bound),

@@ -19,7 +19,10 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = Rule {
     op: Op::SsmScan,
-    formula: "the selective scan of a state-space model, and its last states",
+    formula: "the selective scan of a state-space model, token by token, and its last states: h = \
+        e^(dt·A)·h + dt·B·x, y = C·h",
+    explained: "the roundings of every token's products, sums and exponentials in f32, carried on through \
+        the states",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Bound(explain::bound),

@@ -15,6 +15,8 @@ use crate::scalar::Scalar;
 pub const RULE: Rule = Rule {
     op: Op::SumRows,
     formula: "the sum of each row",
+    explained: "one rounding of a sum kept in f64; 4·√n·u (u = 2^-24) of the root of the sum of squares in \
+        f32",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Bound(bound),

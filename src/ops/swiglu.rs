@@ -14,7 +14,12 @@ use super::silu::{silu, silu_carry, silu_rounding};
 use super::unary::Setting;
 use crate::scalar::Scalar;
 
-pub const RULE: Rule = glu::rule::<Swiglu>(Op::Swiglu, "the SiLU of the gate times up");
+pub const RULE: Rule = glu::rule::<Swiglu>(
+    Op::Swiglu,
+    "the SiLU of the gate times up: gate / (1 + e^-gate) · up",
+    "the error of the SiLU times up (the exponential's, by its share of 1 + e^-gate, and three roundings), \
+     and one rounding of the product",
+);
 
 enum Swiglu {}
 

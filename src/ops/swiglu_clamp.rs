@@ -15,7 +15,9 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = glu::rule::<SwigluClamp>(
     Op::SwigluClamp,
-    "the SiLU of the gate, limited from above, times up within two limits",
+    "the SiLU of the gate, limited from above, times up within two limits: silu(min(gate, limit)) · \
+     clamp(up, -limit, limit)",
+    "the error of the SiLU times up, and one rounding of the product",
 );
 
 enum SwigluClamp {}

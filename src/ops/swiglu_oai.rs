@@ -16,7 +16,10 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = glu::rule::<SwigluOai>(
     Op::SwigluOai,
-    "gpt-oss' gate: limited, times the sigmoid of alpha times itself, times up + 1",
+    "gpt-oss' gate: g / (1 + e^(-alpha·g)) · (u + 1), with g = min(gate, limit), u = clamp(up, -limit, \
+     limit)",
+    "the error of the exponential by its share of the sum, and the roundings of the sums, the quotient and \
+     the product",
 );
 
 enum SwigluOai {}

@@ -13,7 +13,8 @@ use crate::scalar::Scalar;
 
 pub const RULE: Rule = Rule {
     op: Op::TopK,
-    formula: "the indices of the largest values of each row",
+    formula: "the indices of the k largest values of each row, in no order",
+    explained: "another choice among values that differ by no more than rounding moved them",
     single: compute::<f32>,
     double: compute::<f64>,
     check: Check::Choice(choice),

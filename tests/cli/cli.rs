@@ -258,6 +258,17 @@ fn the_self_test_foretells_what_an_audit_sees() {
 }
 
 #[test]
+fn what_a_dump_lacks_is_one_line_of_its_self_test() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("dump");
+    run(&["-p", PROMPT, "--checkpoint", "logits", "--no-audit", "--dump"]).arg(&path).assert().failure();
+    let told = parity().arg("audit").arg(&path).arg("--self-test").output().unwrap();
+    let text = String::from_utf8(told.stdout).unwrap();
+    assert_eq!(text.lines().filter(|line| line.contains("its own rows")).count(), 1, "{text}");
+    assert!(text.lines().count() < 20 && text.contains("not injected: "), "{text}");
+}
+
+#[test]
 fn rows_that_the_candidate_lacks_are_no_parity_unless_they_are_accepted() {
     let dir = tempfile::tempdir().unwrap();
     let (whole, short) = (dir.path().join("whole"), dir.path().join("short"));

@@ -174,3 +174,20 @@ fn a_report_is_explained_in_sentences() {
     meant("q_rope").stderr(contains("parity explain blk.0.q_rope"));
     parity(&["explain", "--in", "/nonexistent"]).assert().code(2);
 }
+
+#[test]
+fn a_node_is_explained_without_a_report() {
+    let rope = contains("blk.2.q_rope is a node of layer 2")
+        .and(contains("y0 = x0·cos a"))
+        .and(contains("Rounding explains 8·u"))
+        .and(contains("It reads blk.2.q."))
+        .and(contains("freq_base 1000000"))
+        .and(contains("rope.base (RoPE base is 10000"))
+        .and(contains("--inject"));
+    parity(&["explain", "blk.2.q_rope"]).assert().code(0).stdout(rope);
+    let inside = contains("softmax").and(contains("scale"));
+    parity(&["explain", "blk.0.attn_probs"]).assert().code(0).stdout(inside);
+    let recorded = ["explain", "blk.0.attn_out", "--of", "tests/data/backends/cuda-Q4_K_M"];
+    parity(&recorded).assert().code(0).stdout(contains("blk.0.attn_output.weight").and(contains("4·√n·u")));
+    parity(&["explain", "blk.2.qrope"]).assert().code(2).stderr(contains("parity explain blk.2.q_rope"));
+}

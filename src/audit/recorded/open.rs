@@ -92,6 +92,11 @@ impl Graphs {
         Ok(Graphs { graphs, of_steps, inputs: Vec::new() })
     }
 
+    /// Each graph once, with its names, for good.
+    pub fn into_labelled(self) -> Vec<Labelled> {
+        self.graphs
+    }
+
     /// Each graph once, with its names.
     pub fn labelled(&self) -> &[Labelled] {
         &self.graphs

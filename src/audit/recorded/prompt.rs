@@ -42,6 +42,11 @@ impl Prompt {
         Ok(Prompt { graphs, steps })
     }
 
+    /// Each graph once.
+    pub fn into_labelled(self) -> Vec<Labelled> {
+        self.graphs
+    }
+
     /// The graph of each step, in order.
     pub fn steps(&self) -> Vec<(usize, &Labelled)> {
         self.steps.iter().enumerate().map(|(step, of)| (step, &self.graphs[of.0])).collect()
