@@ -1,7 +1,7 @@
 //! The sentences and number formats that every rendering shares.
 
 use super::{CheckpointVerdict, Entry, Report, Side, TokenReport, Verdict};
-use crate::audit::local::HEALTHY;
+use crate::ops::bound::HEALTHY;
 use crate::checkpoint::Checkpoint;
 use crate::text::printable;
 
