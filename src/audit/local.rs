@@ -2,37 +2,10 @@
 
 use super::case::Case;
 use super::judge::Explained;
+use super::recorded::NodeAudit;
 use crate::ops::bound::HEALTHY;
 use crate::report::LocalError;
 use crate::tensor::Matrix;
-
-/// What an audit found at one node.
-#[derive(Clone, Debug)]
-pub struct NodeAudit {
-    /// Distance from exact arithmetic.
-    pub local: LocalError,
-    /// NaN and Inf in the rows looked at.
-    pub nonfinite: u64,
-    /// Whether the inputs hold NaN or Inf already: then the output's say nothing about this node.
-    pub nonfinite_inputs: bool,
-    /// Token rows where the error is beyond its bound, by position.
-    pub rows_beyond: Vec<u32>,
-    /// Columns where it is.
-    pub columns_beyond: Vec<usize>,
-}
-
-impl NodeAudit {
-    /// Whether rounding explains the node's output.
-    pub fn is_healthy(&self) -> bool {
-        self.nonfinite_inputs || self.local.over_bound <= HEALTHY
-    }
-
-    /// What rounding at this node explains of a distance, relative to its output.
-    pub fn band(&self) -> f64 {
-        // Where no bound could be taken of it, nothing is explained.
-        self.local.bound_rel_l2.unwrap_or(0.0) + self.local.from_exact()
-    }
-}
 
 /// Judges a case by the explanation that fits best: the declared arithmetic may be one of several.
 pub fn judge(

@@ -36,8 +36,8 @@ use crate::report::DifferenceParts;
 use crate::tensor::Matrix;
 
 pub use case::{Case, Context, Missing};
-pub use local::NodeAudit;
 pub use recorded::AuditRows;
+pub use recorded::NodeAudit;
 pub use side::graph_of;
 
 use side::Side;

@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
+use indexmap::IndexMap;
 use parity_graph::params::{Kind, fields};
 use parity_graph::{Id, fault};
 
@@ -140,7 +141,10 @@ impl Found {
         let Some(first) = all.first() else {
             return "No mistake of the catalogue has a place in it.".to_owned();
         };
-        let known: Vec<String> = all.iter().map(|fault| format!("{} ({})", fault.name, fault.text)).collect();
+        let mut by_name: IndexMap<&str, Vec<&str>> = IndexMap::new();
+        all.iter().for_each(|fault| by_name.entry(fault.name).or_default().push(&fault.text));
+        let known: Vec<String> =
+            by_name.iter().map(|(name, texts)| format!("{name} ({})", texts.join(", or "))).collect();
         format!(
             "Mistakes that are known of it: {}. `parity run --inject {}@{checkpoint}` makes the first.",
             known.join("; "),

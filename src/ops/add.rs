@@ -9,8 +9,11 @@ use super::Rule;
 use super::binary::{self, Binary};
 use crate::scalar::Scalar;
 
-pub const RULE: Rule =
-    binary::rule::<Add>(Op::Add, "the sum of two tensors: a + b, where b repeats to the shape of a");
+pub const RULE: Rule = binary::rule::<Add>(
+    Op::Add,
+    "the sum of two tensors: a + b, where b repeats to the shape of a",
+    binary::ONCE,
+);
 
 enum Add {}
 

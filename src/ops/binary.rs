@@ -17,12 +17,15 @@ pub(super) trait Binary {
     fn carry(slot: usize, a: f64, b: f64, y: f64, e: f64) -> f64;
 }
 
+/// What rounding explains of a sum, a difference or a product.
+pub(super) const ONCE: &str = "one rounding of the result in f32";
+
 /// The rule of such an op.
-pub(super) const fn rule<F: Binary>(op: Op, formula: &'static str) -> Rule {
+pub(super) const fn rule<F: Binary>(op: Op, formula: &'static str, explained: &'static str) -> Rule {
     Rule {
         op,
         formula,
-        explained: "one rounding of the result in f32; of a quotient on a GPU up to five",
+        explained,
         single: compute::<F, f32>,
         double: compute::<F, f64>,
         check: Check::Bound(bound),

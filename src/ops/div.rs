@@ -13,6 +13,7 @@ use crate::scalar::Scalar;
 pub const RULE: Rule = binary::rule::<Div>(
     Op::Div,
     "one tensor divided by another, element by element: a / b, where b repeats to the shape of a",
+    "one rounding of the quotient in f32; on a GPU up to five",
 );
 
 enum Div {}

@@ -12,6 +12,7 @@ use crate::scalar::Scalar;
 pub const RULE: Rule = binary::rule::<Mul>(
     Op::Mul,
     "two tensors multiplied element by element: a · b, where b repeats to the shape of a",
+    binary::ONCE,
 );
 
 enum Mul {}

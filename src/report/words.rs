@@ -1,8 +1,8 @@
 //! The sentences and number formats that every rendering shares.
 
 use super::{CheckpointVerdict, Entry, Report, Side, TokenReport, Verdict};
-use crate::ops::bound::HEALTHY;
 use crate::checkpoint::Checkpoint;
+use crate::ops::bound::HEALTHY;
 use crate::text::printable;
 
 impl Verdict {

@@ -262,7 +262,7 @@ fn what_a_dump_lacks_is_one_line_of_its_self_test() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("dump");
     run(&["-p", PROMPT, "--checkpoint", "logits", "--no-audit", "--dump"]).arg(&path).assert().failure();
-    let told = parity().arg("audit").arg(&path).arg("--self-test").output().unwrap();
+    let told = parity(&["audit"]).arg(&path).arg("--self-test").output().unwrap();
     let text = String::from_utf8(told.stdout).unwrap();
     assert_eq!(text.lines().filter(|line| line.contains("its own rows")).count(), 1, "{text}");
     assert!(text.lines().count() < 20 && text.contains("not injected: "), "{text}");

@@ -117,7 +117,9 @@ fn a_run_that_is_killed_leaves_one() {
     let dump = folder.path().join("dump");
     let path = dump.to_str().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(["run", "--device", "cpu", "-m", MODEL, "--tokens", "1,2,3", "-n", "400"]);
+    command
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["run", "--device", "cpu", "-m", MODEL, "--tokens", "1,2,3", "-n", "400"]);
     command.args(["--no-audit", "--dump", path]).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
     let started = Instant::now();

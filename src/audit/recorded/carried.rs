@@ -301,3 +301,74 @@ fn apart(a: &[f64], b: &[f64]) -> f64 {
     let difference = square(&mut a.iter().zip(b).map(|(a, b)| a - b));
     if difference == 0.0 { 0.0 } else { difference / square(&mut b.iter().copied()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
+    use super::super::Prompt;
+    use super::*;
+
+    const TOKENS: [u32; 6] = [3, 9, 27, 81, 243, 5];
+
+    /// A prompt of which some rows of the logits were recorded.
+    struct Said(Prompt, BTreeMap<u32, Vec<f32>>);
+
+    impl Steps for Said {
+        fn tensor(&self, step: usize, id: Checkpoint) -> Option<Tensor> {
+            let positions: Vec<u32> =
+                self.positions(step).into_iter().filter(|p| self.1.contains_key(p)).collect();
+            let values: Vec<f32> = positions.iter().flat_map(|position| self.1[position].clone()).collect();
+            let shape = vec![positions.len(), values.len() / positions.len().max(1)];
+            (id.kind() == Kind::Logits).then_some(Tensor { shape, positions, values })
+        }
+
+        fn leaf(&self, step: usize, name: &str) -> Option<Vec<f64>> {
+            self.0.leaf(step, name)
+        }
+
+        fn positions(&self, step: usize) -> Vec<u32> {
+            self.0.positions(step)
+        }
+
+        fn is_own_graph(&self) -> bool {
+            false
+        }
+    }
+
+    /// What is carried to logits that are exact but for a factor, for a producer of this arithmetic.
+    fn found(factor: f64, numerics: &str) -> Carried {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("reference-dumps/models/qwen2-tiny-py-F16.gguf");
+        let gguf = Gguf::open(&path).unwrap();
+        let ids = HashSet::from([Checkpoint::global(Kind::Logits)]);
+        let mut said = Said(Prompt::new(&gguf, &TOKENS, true, 2).unwrap(), BTreeMap::new());
+        let mut rows = BTreeMap::new();
+        simulated(&said.0, &said.0.steps(), &gguf, &[None], &ids, &mut |row| {
+            assert!(row.recorded.is_none());
+            rows.insert(row.position, row.passes[0].iter().map(|x| (factor * x) as f32).collect());
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(rows.keys().copied().collect::<Vec<u32>>(), [2, 3, 4, 5], "logits of the rows asked for");
+        said.1 = rows;
+        let sides = [numerics.parse().unwrap(), Numerics::default()];
+        carried(&said, &said.0.steps(), &gguf, &sides, &ids).unwrap()[&Checkpoint::global(Kind::Logits)]
+    }
+
+    #[test]
+    fn what_rounding_carries_is_as_wide_as_the_arithmetic_is_coarse() {
+        let single = found(1.0, "f32");
+        assert!(single.is_sharp() && single.candidate.unwrap().over < 1.0, "{single:?}");
+        let half = found(1.0, "f16");
+        assert!(half.band() > 20.0 * single.band() && half.apart > single.apart, "{half:?} {single:?}");
+        assert!(found(1.0, "llama-cpu kv=f16 flash=on").band() > single.band());
+    }
+
+    #[test]
+    fn more_than_that_is_beyond() {
+        assert!(!(found(1.001, "f32").candidate.unwrap().over <= 1.0));
+        assert!(!(found(f64::NAN, "f32").candidate.unwrap().over <= 1.0), "a NaN never passes");
+    }
+}

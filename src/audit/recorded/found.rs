@@ -5,16 +5,42 @@ use std::collections::BTreeSet;
 use indexmap::IndexSet;
 
 use super::attentions;
+use super::carried::{SHARP, SHARP_ENOUGH};
 use super::named::{Agreed, Names};
 use super::node::Held;
 use super::rows::Arrangement;
 use super::simulate::Simulated;
-use crate::audit::NodeAudit;
-use crate::audit::recorded::{SHARP, SHARP_ENOUGH};
 use crate::checkpoint::Checkpoint;
-use crate::ops::bound::HEALTHY;
-use crate::ops::bound::UNIT_F32;
+use crate::ops::bound::{HEALTHY, UNIT_F32};
 use crate::report::{Diagnosis, LocalError, Tried};
+
+/// What an audit found at one node.
+#[derive(Clone, Debug)]
+pub struct NodeAudit {
+    /// Distance from exact arithmetic.
+    pub local: LocalError,
+    /// NaN and Inf in the rows looked at.
+    pub nonfinite: u64,
+    /// Whether the inputs hold NaN or Inf already: then the output's say nothing about this node.
+    pub nonfinite_inputs: bool,
+    /// Token rows where the error is beyond its bound, by position.
+    pub rows_beyond: Vec<u32>,
+    /// Columns where it is.
+    pub columns_beyond: Vec<usize>,
+}
+
+impl NodeAudit {
+    /// Whether rounding explains the node's output.
+    pub fn is_healthy(&self) -> bool {
+        self.nonfinite_inputs || self.local.over_bound <= HEALTHY
+    }
+
+    /// What rounding at this node explains of a distance, relative to its output.
+    pub fn band(&self) -> f64 {
+        // Where no bound could be taken of it, nothing is explained.
+        self.local.bound_rel_l2.unwrap_or(0.0) + self.local.from_exact()
+    }
+}
 
 /// Most mistakes move a node by a tenth or more (`docs/verdicts.md`): half of that may be rounding in an engine whose type
 /// is narrower than f32, between two recorded nodes. The answer says that less than this is not seen.
