@@ -90,19 +90,20 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// Decode compared with prefill, both sides audited: a prompt with greedy decode steps, and all of its tokens at once.
 fn against(file: &ModelFile, numerics: &str) -> Result<Report, Box<dyn std::error::Error>> {
     let folder = tempfile::tempdir()?;
-    let computed = |name: &str, tokens: Vec<u32>, n_predict: usize| -> Result<Dump, Box<dyn std::error::Error>> {
-        let dump = folder.path().join(name);
-        let options = RunOptions {
-            tokens,
-            n_predict: Some(n_predict),
-            dump: Some(dump.clone()),
-            device: Device::Cuda(vec![0]),
-            numerics: numerics.parse()?,
-            ..RunOptions::default()
+    let computed =
+        |name: &str, tokens: Vec<u32>, n_predict: usize| -> Result<Dump, Box<dyn std::error::Error>> {
+            let dump = folder.path().join(name);
+            let options = RunOptions {
+                tokens,
+                n_predict: Some(n_predict),
+                dump: Some(dump.clone()),
+                device: Device::Cuda(vec![0]),
+                numerics: numerics.parse()?,
+                ..RunOptions::default()
+            };
+            run(file, &options, &|_, _| ())?;
+            Ok(Dump::open(&dump)?)
         };
-        run(file, &options, &|_, _| ())?;
-        Ok(Dump::open(&dump)?)
-    };
     let mut decode = computed("decode", tokens(PROMPT), END - PROMPT)?;
     let mut prefill = computed("prefill", decode.tokens().to_vec(), 0)?;
     let options = diff::Options { audit: Some(AuditRows::default()), ..diff::Options::default() };

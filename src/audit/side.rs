@@ -7,7 +7,7 @@ use indexmap::{IndexMap, IndexSet};
 use rayon::prelude::*;
 
 use super::case::{self, Case, Context, Missing};
-use super::local::NodeAudit;
+use super::recorded::NodeAudit;
 use super::{Audit, Options, audit_node, audit_nodes, declared, masked, screen};
 use crate::audit::recorded::audit_rows;
 use crate::checkpoint::{Checkpoint, Kind};

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::graphs::{self, ByGraph};
 use super::{head_rows, matrices_of_one, notes_of, path_of, tokens_of, with_matrices};
 use crate::audit::AuditRows;
-use crate::audit::recorded::{self, Carried, carried, Findings, Graphs, How, Judged, Steps};
+use crate::audit::recorded::{self, Carried, Findings, Graphs, How, Judged, Steps, carried};
 use crate::checkpoint::{Checkpoint, usual_order};
 use crate::compare::{self, Tolerances};
 use crate::dump::Recording;

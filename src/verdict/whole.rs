@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-
 use super::{Why, text};
 use crate::checkpoint::Checkpoint;
 use crate::compare::common_positions;

@@ -244,8 +244,7 @@ fn verdict_of(against: Option<&Against>, comparison: &Comparison) -> Judged {
         _ if equal => (Match, Why::Equal),
         (Some(_), Some(carried)) => {
             let sharp = carried.is_sharp();
-            let why =
-                Why::Carried { carried, distance: None, sharp, local: Box::new(Why::Alone) };
+            let why = Why::Carried { carried, distance: None, sharp, local: Box::new(Why::Alone) };
             (if sharp { Match } else { Undecided }, why)
         }
         _ => (Undecided, distance.map_or(Why::NotRecorded, |_| Why::Differs)),

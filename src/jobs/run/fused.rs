@@ -43,12 +43,13 @@ pub(super) fn execute(
     let n_expected = plan.n_outputs();
     let first_logits = reference.filter(|_| options.dump.is_none()).map_or(0, first_logits);
     let (wanted, n_recorded, rows) = (&plan.wanted, 0, 0);
-    let mut recorder =
-        Recorder { writer, wanted, fed, progress, n_expected, n_recorded, first_logits, rows };
+    let mut recorder = Recorder { writer, wanted, fed, progress, n_expected, n_recorded, first_logits, rows };
     steps(engine.as_mut(), &plan, &mut recorder)?;
     recorder.writer.finish()?;
     let mut notes = plan.notes;
-    notes.extend(injected.into_iter().map(|fault| format!("{} was injected: {}", fault.fault, fault.sentence)));
+    notes.extend(
+        injected.into_iter().map(|fault| format!("{} was injected: {}", fault.fault, fault.sentence)),
+    );
     let looks_inside = plan.wanted.iter().any(|id| id.kind().is_optional());
     if options.isolated && looks_inside && engine.producer().backend.as_deref() == Some("cuda") {
         notes.push(ATTENTION_ON_HOST.to_owned());

@@ -100,7 +100,9 @@ pub fn run(file: &ModelFile, options: &RunOptions, progress: Progress<'_>) -> Re
     let options = &RunOptions { selection, ..options.clone() };
     let folder = Folder::of(options)?;
     let executed = match file {
-        ModelFile::Nodes(model) => fused::execute(model, options, reference.as_ref(), folder.path(), progress)?,
+        ModelFile::Nodes(model) => {
+            fused::execute(model, options, reference.as_ref(), folder.path(), progress)?
+        }
         ModelFile::Refused(..) => {
             op_by_op::execute(&by, room, options, reference.as_ref(), folder.path(), progress)?
         }
@@ -140,7 +142,8 @@ fn beside(candidate: &Dump, reference: &Dump, by: &ByGraph<'_>, options: &RunOpt
 /// The candidate by itself: nothing was compared.
 fn alone(candidate: &Dump, by: &ByGraph<'_>, options: &RunOptions) -> Result<Report> {
     let rows = options.audit.unwrap_or_default();
-    let how = audit::Options { selection: options.selection.clone(), rows, allow_missing: options.allow_missing };
+    let how =
+        audit::Options { selection: options.selection.clone(), rows, allow_missing: options.allow_missing };
     let mut report = audit::judged(candidate, by, &how)?;
     if report.verdict != Verdict::Divergence {
         report.verdict = Verdict::Undecided;

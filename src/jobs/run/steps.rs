@@ -8,6 +8,8 @@ use parity_graph::rewrite::Change;
 use parity_graph::{Graph, Id, fault};
 use parity_record::map::{Capture, LeafCapture, map};
 
+use super::RunOptions;
+use super::plan;
 use crate::audit::recorded::{Graphs, Labelled};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
@@ -15,8 +17,6 @@ use crate::error::{Error, Result};
 use crate::faults::inject_graph::{Injected, Spec, injected, refuse_uninjected};
 use crate::jobs::graphs::ByGraph;
 use crate::jobs::limits::Room;
-use super::plan;
-use super::RunOptions;
 use crate::model::builders::{self, Built, Cache, Shape, Values};
 use crate::numerics::{Numerics, Storage};
 

@@ -9,11 +9,11 @@ use parity_dump::{Dump, Element, Writer};
 use parity_graph::{Id, text};
 use parity_record::map::Capture;
 
+use super::RunOptions;
 use super::steps::Prepared;
 use crate::checkpoint::Checkpoint;
 use crate::dump::Recording;
 use crate::error::Result;
-use super::RunOptions;
 
 /// The values of a node as a dump has them: token rows first, attention matrices as (H, T, S).
 pub struct Rows<'a> {

@@ -8,8 +8,8 @@ use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
 use crate::report::words::{count, number};
 use crate::report::{
-    CheckpointVerdict as V, Coverage, Diagnosis, Entry, FirstDivergence, Local, LocalError, Numbers, Report, Seen,
-    Tried, Verdict,
+    CheckpointVerdict as V, Coverage, Diagnosis, Entry, FirstDivergence, Local, LocalError, Numbers, Report,
+    Seen, Tried, Verdict,
 };
 use crate::verdict::numbers::by_carried;
 use crate::verdict::text::{self, alone};
