@@ -65,6 +65,7 @@ fn against(
         worst: index(case.positions.get(worst.row).copied().unwrap_or(0), worst.column, row_shape),
         rows: exact.rows as u64,
         bridged: case.bridged.clone(),
+        arithmetic: Vec::new(),
     };
     NodeAudit {
         local,

@@ -125,6 +125,9 @@ impl<'a> Judgement<'a> {
         if let Some(first) = faults.first() {
             self.problem(ProblemKind::Divergence, sentence(report, first, faults.len()));
         }
+        if self.is_unlisted(report) {
+            self.problem(ProblemKind::Divergence, words::because(report));
+        }
         if missing > 0 {
             let text = format!("{} missing on a side", words::count(missing, "checkpoint"));
             self.problem(ProblemKind::MissingCheckpoints, text);
@@ -149,6 +152,16 @@ impl<'a> Judgement<'a> {
             };
             self.problem(kind, words::because(report));
         }
+    }
+
+    /// Whether the divergence is none of the checkpoints that are listed, as a node that a graph lacks.
+    fn is_unlisted(&mut self, report: &Report) -> bool {
+        let Some(first) = report.first_divergence.as_ref().filter(|_| report.verdict == Verdict::Divergence)
+        else {
+            return false;
+        };
+        let is_listed = report.checkpoints.iter().any(|entry| entry.id == first.checkpoint);
+        !is_listed && !self.waives_checkpoint(&first.checkpoint.to_string())
     }
 
     /// Whether a waiver that still holds covers the checkpoint.

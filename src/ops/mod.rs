@@ -149,6 +149,21 @@ pub enum Needed {
     All,
 }
 
+/// How many elements of a result are ever written, from the first on: a scan that keeps more states than it has tokens
+/// leaves the memory of the others as it was.
+pub fn written(op: &Op, args: &Args<'_, f64>) -> usize {
+    let slot = match op {
+        Op::SsmScan => 1,
+        Op::GatedDeltaNet => 2,
+        _ => return args.elements(),
+    };
+    let Some(values) = args.get(slot) else { return args.elements() };
+    let [s, t, h, d] = values.shape();
+    let kept = usize::try_from(args.params.int(0)).unwrap_or(0).max(1);
+    let states = args.elements().saturating_sub(s * t * h * d);
+    args.elements() - states / kept * kept.saturating_sub(t)
+}
+
 /// Every rule. A new op is one file and one line here.
 static RULES: &[&Rule] = &[
     &abs::RULE,

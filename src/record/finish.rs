@@ -87,10 +87,11 @@ pub fn complete(finished: Finished<'_>) -> Result<Summary> {
     let made =
         [("date", date(SystemTime::now())), ("recorded by", format!("parity {}", env!("CARGO_PKG_VERSION")))];
     manifest.provenance.extend(made.map(|(key, value)| (key.to_owned(), value)));
-    manifest.complete = true;
     if let Some(reason) = &incomplete {
         manifest.stop(reason);
     }
+    manifest.complete = manifest.stopped.is_none();
+    let incomplete = manifest.stopped.as_ref().map(|stopped| stopped.reason.clone());
     write(dir, &manifest)?;
     let bytes = |file: &String| fs::metadata(dir.join(file)).map_or(0, |meta| meta.len());
     Ok(Summary {
@@ -213,7 +214,40 @@ fn write(dir: &Path, manifest: &Manifest) -> Result<()> {
 mod tests {
     use std::time::Duration;
 
+    use parity_dump::{Checkpoint, Element, Producer, Writer};
+
     use super::*;
+
+    #[test]
+    fn a_program_that_is_killed_leaves_a_recording_that_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = Writer::create(folder.path(), Producer::default(), ModelInfo::default()).unwrap();
+        let embed: Checkpoint = "embed".parse().unwrap();
+        writer.begin_step(&[3, 1], &[0, 1], 1).unwrap();
+        writer.tensor(embed, Element::F32, &[2, 1], &[0; 8], None).unwrap();
+        writer.end_step().unwrap();
+        drop(writer);
+        let finished = |incomplete: Option<&str>| Finished {
+            dir: folder.path(),
+            filter: &Filter::default(),
+            model: None,
+            prompt: None,
+            provenance: Vec::new(),
+            incomplete: incomplete.map(str::to_owned),
+            sequences: 1,
+            program: None,
+        };
+        let summary = complete(finished(Some("the program ended with signal 9"))).unwrap();
+        assert_eq!(summary.incomplete.as_deref(), Some("the program ended with signal 9"));
+        let manifest = Dump::open(folder.path()).unwrap().manifest().clone();
+        let stopped = manifest.stopped.clone().unwrap();
+        assert!(!manifest.complete && stopped.reason.contains("signal 9"), "{stopped:?}");
+        assert_eq!((stopped.after_step, stopped.position), (Some(0), Some(2)));
+        // What the recorder said itself stays, whatever the program did then.
+        assert_eq!(complete(finished(None)).unwrap().incomplete, summary.incomplete);
+        let again = Dump::open(folder.path()).unwrap().manifest().clone();
+        assert!(!again.is_whole() && again.stopped == Some(stopped), "{again:?}");
+    }
 
     #[test]
     fn days_are_those_of_the_calendar() {

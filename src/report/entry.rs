@@ -143,6 +143,9 @@ pub struct LocalError {
     /// Nodes that were bridged because a checkpoint between was not recorded.
     #[serde(default)]
     pub bridged: Vec<Checkpoint>,
+    /// Every arithmetic that explains it in some step, where these were looked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub arithmetic: Vec<String>,
 }
 
 impl LocalError {

@@ -149,7 +149,7 @@ fn ended(side: &str, path: &Path, last: Option<usize>, stopped: Option<&Stopped>
         Some(Stopped { after_step, position, reason }) => {
             let position = position.map_or_else(String::new, |next| format!(", before position {next}"));
             let why = if reason.is_empty() { "it does not say why" } else { reason };
-            format!("stopped {}{position}: {}", behind(*after_step), printable(why))
+            format!("stopped {}{position}: {}", behind(after_step.or(last)), printable(why))
         }
         None => format!("is an interrupted recording, which ends {}", behind(last)),
     };

@@ -1,5 +1,6 @@
 //! What an audit and a diff answer: recordings of llama.cpp and of other engines, healthy, wrong, incomplete, foreign.
 
+mod agreement;
 mod attentions;
 mod audit;
 mod backends;
@@ -23,3 +24,4 @@ mod stopped;
 #[path = "../support/lib.rs"]
 mod support;
 mod verdicts;
+mod wiring;

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::support::gguf_writer::GgufWriter;
 use crate::support::graphs::record::{self, Step};
 use crate::support::graphs::values;
-use crate::support::program::parity;
+use crate::support::program::{answer, parity};
 
 /// Weights by name, slowest axis first.
 const WEIGHTS: [(&str, [usize; 2]); 11] = [
@@ -154,6 +154,11 @@ impl Case {
         (done.status.code().unwrap(), report)
     }
 
+    /// Exit status and report of an audit of one.
+    fn audit(&self, dump: &Path) -> (i32, Json) {
+        answer(&["audit", dump.to_str().unwrap(), "-m", self.model().to_str().unwrap(), "--format", "json"])
+    }
+
     /// As [`Case::diff`], both sides audited.
     fn audited(&self, sides: [&Path; 2]) -> (i32, Json) {
         self.diff(sides, &["-m", self.model().to_str().unwrap()])
@@ -190,14 +195,59 @@ fn a_state_that_is_cleared_otherwise_is_another_graph() {
     // The state is 0 before: the values are the same.
     let scaled = |text: String| text.replace("SCALE f32 8 view=28 <", "SCALE f32 8 scale=0.5 view=28 <");
     let kept = |text: String| text.replace("SCALE f32 8 view=28 <", "SCALE f32 8 view=28 idle <");
-    let edits: [(&dyn Fn(String) -> String, &str); 2] =
-        [(&scaled, "scale"), (&kept, "(SCALE) is missing in the candidate's graph")];
-    for (place, (text, expected)) in edits.into_iter().enumerate() {
+    let edits: [(&dyn Fn(String) -> String, i32, &str); 2] = [
+        (&scaled, 1, "scale 0.5 in the candidate, 0 in the reference"),
+        // What is left out may be another form of the same.
+        (&kept, 2, "(SCALE) is in the reference and not in the candidate"),
+    ];
+    for (place, (text, code, expected)) in edits.into_iter().enumerate() {
         let other = case.record(&format!("other{place}"), &How { text, ..How::healthy(&[5, 1]) });
         let found = case.audited([&other, &own]);
         let said = found.1.to_string();
-        let all = ["the graphs of the two sides are not the same", expected];
-        assert!(verdict(&found).0 == 2 && all.iter().all(|text| said.contains(text)), "{said}");
+        assert!(verdict(&found).0 == code && said.contains(expected), "{said}");
+        let unsettled = ["the graphs of the two sides are not the same", "parity has no graph of its own"];
+        assert!(said.contains(unsettled[usize::from(code == 1)]), "{said}");
+    }
+}
+
+/// The text of a graph whose scan keeps its last three states.
+fn snapshots(n: usize, text: &str) -> String {
+    let kept = |states: usize| format!("SSM_SCAN f32 {} snapshots={states}", 4 * n + 8 * states);
+    assert!(text.contains(&kept(1)));
+    text.replace(&kept(1), &kept(3))
+}
+
+#[test]
+fn states_that_nobody_has_written_yet_are_not_judged() {
+    let case = Case::new();
+    let text = |text: String| {
+        let tokens = if text.contains("GET_ROWS f32 4,5") { 5 } else { 1 };
+        snapshots(tokens, &text)
+    };
+    // A step of one token has two states fewer than there is room for.
+    for garbage in [0.25, -1e30, f64::NAN] {
+        let unwritten = |step: usize, values: &mut Vec<f64>| {
+            if step == 1 {
+                values[4 + 8..].fill(garbage);
+            }
+        };
+        let how = How { text: &text, scan: &unwritten, ..How::healthy(&[5, 1]) };
+        let own = case.record(&format!("own{garbage}"), &how);
+        for found in [case.audited([&own, &own]), case.audit(&own)] {
+            assert_eq!(verdict(&found), (0, "parity"), "{garbage}: {}", reason(&found));
+        }
+    }
+    // The states that are there are judged: the last one and the two before it.
+    for element in [20, 20 + 8, 20 + 2 * 8 + 7] {
+        let wrong = |step: usize, values: &mut Vec<f64>| {
+            if step == 0 {
+                values[element] += 0.25;
+            }
+        };
+        let how = How { text: &text, scan: &wrong, ..How::healthy(&[5, 1]) };
+        let found = case.audit(&case.record(&format!("wrong{element}"), &how));
+        assert_eq!(verdict(&found), (1, "divergence"), "{element}: {}", reason(&found));
+        assert_eq!(found.1["first_divergence"]["checkpoint"], SCAN);
     }
 }
 

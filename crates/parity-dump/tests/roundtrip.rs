@@ -158,6 +158,24 @@ fn an_interrupted_dump_keeps_its_finished_steps() {
 }
 
 #[test]
+fn a_dump_that_stopped_says_where_and_is_never_complete() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = Writer::create(dir.path(), producer(), Default::default()).unwrap();
+    writer.begin_step(&[5, 6], &[0, 1], 1).unwrap();
+    writer.tensor_f32(Q, &[2, 1, 2], &[0., 1., 2., 3.]).unwrap();
+    writer.end_step().unwrap();
+    writer.begin_step(&[7], &[2], 1).unwrap();
+    writer.stop("the context was shifted").unwrap();
+    let stopped = || Dump::open(dir.path()).unwrap().manifest().stopped.clone().unwrap();
+    assert_eq!((stopped().after_step, stopped().position), (Some(0), Some(3)));
+    // The first reason counts.
+    writer.stop("the disk is full").unwrap();
+    writer.finish().unwrap();
+    assert_eq!(stopped().reason, "the context was shifted");
+    assert!(!Dump::open(dir.path()).unwrap().manifest().complete);
+}
+
+#[test]
 fn a_folder_with_other_files_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("thesis.tex"), "years of work").unwrap();

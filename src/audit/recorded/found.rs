@@ -228,6 +228,7 @@ impl Finding {
             worst: self.worst.clone(),
             rows: self.rows,
             bridged: self.bridged.iter().copied().collect(),
+            arithmetic: self.computed_in.iter().map(ToString::to_string).collect(),
         };
         (self.judged > 0).then(|| NodeAudit {
             local,

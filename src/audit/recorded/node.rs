@@ -183,12 +183,13 @@ fn by_values(
     if let Some(carried) = &carried {
         bound.iter_mut().zip(carried).for_each(|(bound, carried)| *bound += carried);
     }
+    let written = crate::ops::written(&rule.op, args);
     let elements = recorded.par_chunks(CHUNK).zip(exact.par_chunks(CHUNK)).zip(bound.par_chunks(CHUNK));
     let parts = elements.enumerate().map(|(chunk, ((recorded, exact), bound))| {
         let mut held = nothing();
         for (i, ((&recorded, &exact), &bound)) in recorded.iter().zip(exact).zip(bound).enumerate() {
             let index = chunk * CHUNK + i;
-            if (sight.looked_at)(index) {
+            if index < written && (sight.looked_at)(index) {
                 element(&mut held, index, recorded, exact, bound);
             }
         }

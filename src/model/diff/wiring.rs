@@ -107,8 +107,9 @@ pub struct Wiring {
     pub nodes: Vec<Node>,
 }
 
-/// Words that change nothing of what is computed: how it is to be rounded, or what the op's name says already.
-const SILENT: [&str; 6] = ["prec", "hint", "prec_src1", "n_kv_max", "unary", "glu"];
+/// Words that change nothing of what is computed: how it is to be rounded, what the op's name says already, or how many
+/// states of a scan are kept beside the last.
+const SILENT: [&str; 7] = ["prec", "hint", "prec_src1", "n_kv_max", "unary", "glu", "snapshots"];
 
 /// Reduces a graph.
 pub fn reduce(graph: &Graph) -> Wiring {
@@ -290,8 +291,8 @@ fn part(graph: &Graph, id: Id, src: Id) -> Option<(usize, [usize; 2])> {
     Some((offset, [some / divisor, all / divisor]))
 }
 
-/// What of a scan is read, as in a step of one token: its output, one behind the other for all tokens, lies in front of
-/// the states, so that of more tokens the same parts are other shares. `None` of anything else.
+/// What of a scan is read, as in a step of one token that keeps one state: its output, one behind the other for all tokens,
+/// lies in front of the states, so that of more tokens or states the same parts are other shares. `None` of anything else.
 fn of_one_token(graph: &Graph, scan: Id, offset: usize, some: usize) -> Option<(usize, [usize; 2])> {
     let slot = match graph.get(scan).op {
         Op::SsmScan => 1,
@@ -300,7 +301,8 @@ fn of_one_token(graph: &Graph, scan: Id, offset: usize, some: usize) -> Option<(
     };
     let values = graph.get(graph.src(scan, slot)?);
     let (output, tokens) = (values.elements(), values.ne[2]);
-    let states = graph.get(scan).elements().checked_sub(output)?;
+    let kept = usize::try_from(graph.get(scan).params.int(0)).unwrap_or(0).max(1);
+    let states = graph.get(scan).elements().checked_sub(output)? / kept;
     let of_one = output.checked_div(tokens)?;
     let bytes = |elements: usize| elements.checked_mul(element_size(&graph.get(scan).dtype)?);
     let all = of_one + states;

@@ -96,14 +96,17 @@ impl Difference {
 
 /// One sentence of a node, which stands before it: what each side has. Sides that have the same are named together.
 pub fn sentence(aspect: &Aspect, has: &[(Whose, Option<String>)]) -> String {
-    let mut groups: Vec<(Option<&str>, Vec<String>)> = Vec::new();
+    let mut groups: Vec<(Option<&str>, Vec<Whose>)> = Vec::new();
     for (side, value) in has {
         match groups.iter_mut().find(|(known, _)| *known == value.as_deref()) {
-            Some((_, sides)) => sides.push(side.to_string()),
-            None => groups.push((value.as_deref(), vec![side.to_string()])),
+            Some((_, sides)) => sides.push(*side),
+            None => groups.push((value.as_deref(), vec![*side])),
         }
     }
-    let of_group = |(value, sides): &(Option<&str>, Vec<String>)| {
+    // What is not the file's comes first.
+    groups.sort_by_key(|(_, sides)| sides.contains(&Whose::File));
+    let of_group = |(value, sides): &(Option<&str>, Vec<Whose>)| {
+        let sides: Vec<String> = sides.iter().map(ToString::to_string).collect();
         format!("{} in {}", value.unwrap_or("nothing"), sides.join(" and in "))
     };
     let told = || groups.iter().map(of_group).collect::<Vec<_>>().join(", ");

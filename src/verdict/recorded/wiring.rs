@@ -198,9 +198,10 @@ fn between(report: &mut Report, candidate: &Claim<'_>, reference: &Claim<'_>, un
     if let Some(first) = all.iter().find(|one| one.aspect.decides()) {
         return accuse(report, first, &format!("; {unsettled}"));
     }
-    if report.verdict == Verdict::Parity {
-        report.verdict = Verdict::Undecided;
-        report.reason = Some(format!("the graphs of the two sides are not the same: {}", first.said()));
+    let text = format!("the graphs of the two sides are not the same: {}", first.said());
+    match report.verdict {
+        Verdict::Parity => (report.verdict, report.reason) = (Verdict::Undecided, Some(text)),
+        Verdict::Divergence | Verdict::Undecided => report.notes.push(text),
     }
 }
 

@@ -1,0 +1,138 @@
+//! Whatever is asked of a recording, its nodes have the same local error, in the same arithmetic, and are as healthy.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::program::answer;
+
+/// Above it a local error is none of rounding.
+const HEALTHY: f64 = 1.0;
+
+/// A recording of the repository, or a copy of one without its graphs.
+struct Recording {
+    path: PathBuf,
+    model: String,
+    _copy: Option<TempDir>,
+}
+
+impl Recording {
+    fn path(&self) -> &str {
+        self.path.to_str().unwrap()
+    }
+}
+
+fn manifest(dump: &Path) -> Option<Value> {
+    serde_json::from_str(&fs::read_to_string(dump.join("manifest.json")).ok()?).ok()
+}
+
+/// Every dump below a folder of the repository, with the path of its model among `models`.
+fn below(folder: &Path, models: &[PathBuf], found: &mut Vec<Recording>) {
+    for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir())
+    {
+        let Some(manifest) = manifest(&entry) else {
+            below(&entry, models, found);
+            continue;
+        };
+        let file = manifest["model"]["file"].as_str().unwrap();
+        let model =
+            models.iter().find(|path| path.ends_with(file)).unwrap_or_else(|| panic!("{file} is not here"));
+        let model = model.to_str().unwrap().to_owned();
+        if manifest["graphs"].is_array() {
+            found.push(without_graphs(&entry, manifest, &model));
+        }
+        found.push(Recording { path: entry, model, _copy: None });
+    }
+}
+
+/// A copy that brings no graph.
+fn without_graphs(dump: &Path, mut manifest: Value, model: &str) -> Recording {
+    let copy = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(dump).unwrap().map(|entry| entry.unwrap()) {
+        fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+    }
+    manifest.as_object_mut().unwrap().remove("graphs");
+    fs::write(copy.path().join("manifest.json"), manifest.to_string()).unwrap();
+    Recording { path: copy.path().to_owned(), model: model.to_owned(), _copy: Some(copy) }
+}
+
+fn recordings() -> Vec<Recording> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = ["reference-dumps", "tests/data"].map(|folder| root.join(folder));
+    let mut models = Vec::new();
+    for folder in ["reference-dumps/models", "tests/data/backends"] {
+        let files = fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        models.extend(files.filter(|path| path.extension().is_some_and(|extension| extension == "gguf")));
+    }
+    let mut found = Vec::new();
+    folders.iter().for_each(|folder| below(folder, &models, &mut found));
+    // Of other engines, in their own formats.
+    for name in ["perplexity-tiny.safetensors", "typed.pt"] {
+        let path = root.join("tests/data/foreign").join(name);
+        let model = root.join("reference-dumps/models/qwen2-tiny-py-F16.gguf");
+        found.push(Recording { path, model: model.to_str().unwrap().to_owned(), _copy: None });
+    }
+    found.sort_by(|one, other| one.path.cmp(&other.path));
+    found
+}
+
+/// What is said of a node by itself: its local error as it is written, and whether it is healthy.
+#[derive(Debug, PartialEq)]
+struct Said {
+    rel_l2: Value,
+    over_bound: Value,
+    arithmetic: Value,
+    is_healthy: bool,
+}
+
+/// What a report says of the nodes of a side.
+fn said(report: &Value, side: &str) -> BTreeMap<String, Said> {
+    let entries = report["checkpoints"].as_array().unwrap();
+    let of = |entry: &Value| {
+        let local = &entry["local"][side];
+        let over = local["over_bound"].as_f64().unwrap_or(f64::NAN);
+        let said = Said {
+            rel_l2: local["rel_l2"].clone(),
+            over_bound: local["over_bound"].clone(),
+            arithmetic: local["arithmetic"].clone(),
+            is_healthy: over <= HEALTHY,
+        };
+        local.is_object().then(|| (entry["id"].as_str().unwrap().to_owned(), said))
+    };
+    entries.iter().filter_map(of).collect()
+}
+
+/// What the report of a command says of a side.
+fn asked(args: &[&str], side: &str) -> BTreeMap<String, Said> {
+    let (code, report) = answer(&[args, &["--allow-missing", "--format", "json"]].concat());
+    assert!(report.is_object(), "{args:?}: {code}");
+    said(&report, side)
+}
+
+#[test]
+fn audit_and_both_orders_of_a_diff_say_the_same_of_every_recording() {
+    let all = recordings();
+    assert!(all.len() >= 20, "{}", all.len());
+    let mut judged = 0;
+    for (place, one) in all.iter().enumerate() {
+        let model = ["-m", &one.model];
+        let alone = asked(&[&["audit", one.path()], &model[..]].concat(), "candidate");
+        judged += alone.len();
+        // Another recording of the model: as many as there are, each is the other of one.
+        let others = all[place + 1..].iter().chain(&all[..place]);
+        let Some(other) = others.into_iter().find(|other| other.model == one.model) else { continue };
+        let first = asked(&[&["diff", one.path(), other.path()], &model[..]].concat(), "candidate");
+        let second = asked(&[&["diff", other.path(), one.path()], &model[..]].concat(), "reference");
+        for (diff, found) in [("candidate", &first), ("reference", &second)] {
+            let what = format!("{} as {diff} beside {}", one.path(), other.path());
+            for (id, said) in found {
+                assert_eq!(alone.get(id), Some(said), "{what}: {id}");
+            }
+        }
+        assert_eq!(first.keys().collect::<Vec<_>>(), second.keys().collect::<Vec<_>>(), "{}", one.path());
+    }
+    assert!(judged > 600, "{judged}");
+}
