@@ -227,9 +227,10 @@ mod tests {
         writer.tensor(embed, Element::F32, &[2, 1], &[0; 8], None).unwrap();
         writer.end_step().unwrap();
         drop(writer);
+        let filter = Filter::default();
         let finished = |incomplete: Option<&str>| Finished {
             dir: folder.path(),
-            filter: &Filter::default(),
+            filter: &filter,
             model: None,
             prompt: None,
             provenance: Vec::new(),
