@@ -240,9 +240,10 @@ pub fn judged(
         report.notes.extend(arithmetic_notes(name, &side.graphs.steps(), &side.findings, declared));
     }
     report.details = pictures(sides, &selected.iter().copied().collect::<Vec<_>>(), options);
-    let mut claims = vec![(Whose::Candidate, ours_side.graphs)];
-    claims.extend((!is_partial(reference)).then_some((Whose::Reference, theirs_side.graphs)));
-    by.weigh_wiring(&claims, &mut report);
+    let claims = own.iter().map(|own| (Whose::Candidate, own));
+    let claims =
+        claims.chain(other.iter().filter(|_| !is_partial(reference)).map(|other| (Whose::Reference, other)));
+    by.weigh_wiring(&claims.collect::<Vec<_>>(), &mut report);
     refuse_gaps(&mut report, &gaps, *allow_missing);
     refuse_nothing(&mut report, comparisons.iter().any(|comparison| comparison.numbers.is_some()));
     Ok(report)

@@ -113,7 +113,7 @@ fn asked(args: &[&str], side: &str) -> BTreeMap<String, Said> {
 }
 
 #[test]
-fn audit_and_both_orders_of_a_diff_say_the_same_of_every_recording() {
+fn every_command_says_the_same_of_every_recording() {
     let all = recordings();
     assert!(all.len() >= 20, "{}", all.len());
     let mut judged = 0;
@@ -126,8 +126,11 @@ fn audit_and_both_orders_of_a_diff_say_the_same_of_every_recording() {
         let Some(other) = others.into_iter().find(|other| other.model == one.model) else { continue };
         let first = asked(&[&["diff", one.path(), other.path()], &model[..]].concat(), "candidate");
         let second = asked(&[&["diff", other.path(), one.path()], &model[..]].concat(), "reference");
-        for (diff, found) in [("candidate", &first), ("reference", &second)] {
-            let what = format!("{} as {diff} beside {}", one.path(), other.path());
+        // A run of the same tokens, in the same steps.
+        let run = ["run", "--device", "cpu", "--reference", one.path()];
+        let third = asked(&[&run[..], &model[..]].concat(), "reference");
+        for (role, found) in [("candidate", &first), ("reference", &second), ("reference of a run", &third)] {
+            let what = format!("{} as {role} beside {}", one.path(), other.path());
             for (id, said) in found {
                 assert_eq!(alone.get(id), Some(said), "{what}: {id}");
             }

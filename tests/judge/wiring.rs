@@ -108,6 +108,14 @@ fn a_reference_that_is_not_the_files_is_wrong_itself() {
     assert!(report["first_divergence"].is_null(), "{report}");
     assert_eq!(entry(&report, FIRST)["verdict"], "reference");
     no_match_differs(&report);
+    // So it is beside a run, whose graph is built of the file.
+    let (dump, model) = (other.to_str().unwrap(), case.model());
+    let args = ["run", "--device", "cpu", "--reference", dump, "-m", model.to_str().unwrap()];
+    for more in [&[][..], &["--no-audit", "--rtol", "1e9", "--atol", "1e9"]] {
+        let (code, text) = output(&[&args[..], more].concat());
+        let text = flat(&text);
+        assert!(code == 2 && text.contains("RoPE base 777 in the reference, 10000 in the file"), "{code}: {text}");
+    }
     // Both are: that is a divergence, whatever is the same on both sides.
     let (code, text, report) = case.diff([&other, &other], &[]);
     assert_eq!(code, 1, "{text}");

@@ -135,7 +135,11 @@ fn beside(candidate: &Dump, reference: &Dump, by: &ByGraph<'_>, options: &RunOpt
     };
     match options.audit {
         Some(rows) => diff::judged(&sides, by, rows, gaps, &how),
-        None => Ok(diff::by_numbers(&sides, Some(by.gguf), gaps, &how)),
+        None => {
+            let mut report = diff::by_numbers(&sides, Some(by.gguf), gaps, &how);
+            by.weigh_wiring_of(candidate, reference, &mut report)?;
+            Ok(report)
+        }
     }
 }
 
