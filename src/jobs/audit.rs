@@ -41,6 +41,7 @@ pub fn audit(dump: &mut Dump, file: &ModelFile, options: &Options) -> Result<Rep
     let options = &Options { selection, ..options.clone() };
     let by = ByGraph::of_dumps(file, &[&*dump])?;
     let mut report = judged(dump, &by, options)?;
+    report.notes.extend(by.note_of(&[&*dump]));
     report.notes.extend(order);
     verdict::weigh(&mut report, dump, file.gguf())?;
     verdict::name_models(&mut report, file.gguf());

@@ -96,6 +96,7 @@ pub fn diff(
             report
         }
     };
+    report.notes.extend(by.note_of(&[sides.candidate, sides.reference]));
     report.notes.extend(orders);
     verdict::weigh(&mut report, sides.candidate, file.gguf())?;
     verdict::name_models(&mut report, file.gguf());

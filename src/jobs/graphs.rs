@@ -92,14 +92,17 @@ impl<'a> ByGraph<'a> {
         let claim = |&(side, graphs): &(Whose, &'b Graphs)| Claim { side, graphs: graphs.each().collect() };
         let claims: Vec<Claim<'_>> =
             sides.iter().filter(|(_, graphs)| !graphs.are_built()).map(claim).collect();
-        if claims.is_empty() {
-            report.notes.push(format!(
-                "no dump brings a graph: judged by the one that parity builds of the file, for {}",
-                self.architecture
-            ));
-        }
         let (gguf, architecture, refused) = (self.gguf, self.architecture, self.refused.as_deref());
         weigh_wiring(report, &claims, Some(&File { gguf, architecture, refused }));
+    }
+
+    /// What a reader must know of dumps of which none brings a graph.
+    pub fn note_of(&self, dumps: &[&Dump]) -> Option<String> {
+        let none = dumps.iter().all(|dump| dump.manifest().graphs.is_empty());
+        none.then(|| {
+            let built = "no dump brings a graph: judged by the one that parity builds of the file, for";
+            format!("{built} {}", self.architecture)
+        })
     }
 
     /// The same of two dumps of which no node is judged.

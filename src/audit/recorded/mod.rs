@@ -55,6 +55,7 @@ pub use found::{Finding, MISTAKES_SHOW, NearTie, NodeAudit};
 pub use labelled::{Labelled, Reads, reads};
 pub use named::{Named, Names};
 pub use narrow::{PRODUCTS, products};
+pub use needed::needed;
 pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
 pub use open::{Graphs, Judged};
 pub use order::order;

@@ -1,20 +1,22 @@
 //! Executes a model by parity's own kernels, on the CPU or on GPUs, and writes down what they compute.
 
-use std::collections::HashSet;
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use parity_dump::{Dump, Element, Writer};
 
+use super::mistakes::Mistakes;
 use super::plan::RunPlan;
+use super::steps::{self, Form, Planned};
 use super::{Executed, Progress, RunOptions};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::compare::{argmax, fed};
 use crate::engine::{Batch, Engine, Probe, Values, device};
 use crate::error::{Error, Result};
-use crate::faults::inject;
 use crate::faults::mistake::Mistake;
-use crate::jobs::limits;
 use crate::model::Model;
+use crate::model::builders::Cache;
 
 /// What a reader must know of isolation on a GPU.
 const ATTENTION_ON_HOST: &str = "isolated: the attention kernel computes scores, probabilities and context in one launch \
@@ -31,26 +33,43 @@ pub(super) fn execute(
     dir: &Path,
     progress: Progress<'_>,
 ) -> Result<Executed> {
-    let specs = options.inject.iter().map(Mistake::in_nodes).collect::<Result<Vec<_>>>()?;
-    let mut graph = model.graph.clone();
-    let injected = inject::inject(&mut graph, &specs, model)?;
-    let plan = RunPlan::new(model, &graph, options, reference)?;
-    limits::memory(model, options, &plan)?;
+    let plan = RunPlan::new(model, options, reference)?;
+    super::limits::memory(model, options, &plan)?;
+    let mistakes = options.inject.iter().map(Mistake::in_graphs).collect::<Result<Vec<_>>>()?;
+    // Attention in its parts where it is looked into; keys and values as they are.
+    let flash = !plan.wanted.iter().any(|id| id.kind().is_optional());
+    let form = Form { flash, cache: Cache::F32 };
+    let source = match mistakes.is_empty() {
+        true => None,
+        false => Some(steps::built(&model.gguf, &plan.tokens, &plan.steps, &form)?),
+    };
+    let planned = source.as_ref().map(|source| Planned::new(source, &mistakes, options)).transpose()?;
+    let exposed = plan.graph.fused(|id| plan.wanted.contains(&id)).checkpoints().collect();
+    let made = planned.as_ref().map(|planned| Mistakes::new(planned, &model.gguf, &exposed));
+    let mut wanted = plan.wanted.clone();
+    wanted.extend(made.iter().flat_map(Mistakes::read));
     let mut engine = device::open(&options.device, model, plan.graph.clone(), options.numerics)?;
     let mut writer = Writer::create(dir, engine.producer(), model.info())?;
     writer.manifest_mut().prompt.clone_from(&options.prompt);
-    let fed = reference.filter(|_| options.isolated);
-    let n_expected = plan.n_outputs();
-    let first_logits = reference.filter(|_| options.dump.is_none()).map_or(0, first_logits);
-    let (wanted, n_recorded, rows) = (&plan.wanted, 0, 0);
-    let mut recorder = Recorder { writer, wanted, fed, progress, n_expected, n_recorded, first_logits, rows };
-    steps(engine.as_mut(), &plan, &mut recorder)?;
+    let mut recorder = Recorder {
+        writer,
+        wanted: &wanted,
+        fed: reference.filter(|_| options.isolated),
+        mistakes: made,
+        mistaken: HashMap::new(),
+        progress,
+        n_expected: wanted.len() * plan.steps.len(),
+        n_recorded: 0,
+        first_logits: reference
+            .filter(|_| options.dump.is_none() && mistakes.is_empty())
+            .map_or(0, first_logits),
+        rows: 0,
+    };
+    all_steps(engine.as_mut(), &plan, &mut recorder)?;
     recorder.writer.finish()?;
     let mut notes = plan.notes;
-    notes.extend(
-        injected.into_iter().map(|fault| format!("{} was injected: {}", fault.fault, fault.sentence)),
-    );
-    let looks_inside = plan.wanted.iter().any(|id| id.kind().is_optional());
+    notes.extend(planned.iter().flat_map(|planned| planned.notes.clone()));
+    let looks_inside = !flash;
     if options.isolated && looks_inside && engine.producer().backend.as_deref() == Some("cuda") {
         notes.push(ATTENTION_ON_HOST.to_owned());
     }
@@ -58,10 +77,10 @@ pub(super) fn execute(
 }
 
 /// Runs the steps; a token that is not known beforehand is the most likely one.
-fn steps(engine: &mut dyn Engine, plan: &RunPlan, recorder: &mut Recorder<'_>) -> Result<()> {
+fn all_steps(engine: &mut dyn Engine, plan: &RunPlan, recorder: &mut Recorder<'_>) -> Result<()> {
     let mut tokens = plan.tokens.clone();
     let mut logits: Option<Vec<f32>> = None;
-    for step in &plan.steps {
+    for (number, step) in plan.steps.iter().enumerate() {
         if step.end > tokens.len() {
             let next = logits.as_deref().and_then(argmax).ok_or_else(|| {
                 Error::new("logits", "no token can be sampled").expected("finite logits").found("NaN only")
@@ -70,8 +89,13 @@ fn steps(engine: &mut dyn Engine, plan: &RunPlan, recorder: &mut Recorder<'_>) -
         }
         let batch = Batch { tokens: &tokens[step.clone()], first: step.start };
         recorder.rows = batch.tokens.len();
-        recorder.writer.begin_step(batch.tokens, &batch.positions(), plan.wanted.len())?;
+        recorder.mistaken.clear();
+        recorder.mistakes.iter_mut().for_each(|mistakes| mistakes.begin(number, batch.tokens));
+        recorder.writer.begin_step(batch.tokens, &batch.positions(), recorder.wanted.len())?;
         logits = engine.step(&batch, recorder)?;
+        let mistaken = recorder.mistaken.get(&Checkpoint::global(Kind::Logits));
+        let last = mistaken.and_then(|values| values.get(values.len() - values.len() / recorder.rows..));
+        logits = last.map(<[f32]>::to_vec).or(logits);
         recorder.writer.end_step()?;
     }
     Ok(())
@@ -93,6 +117,10 @@ struct Recorder<'a> {
     wanted: &'a HashSet<Checkpoint>,
     /// Whose values the engine goes on with, where its nodes are looked at in isolation.
     fed: Option<&'a Dump>,
+    /// What is computed wrongly on purpose.
+    mistakes: Option<Mistakes<'a>>,
+    /// What that came to in this step, by the nodes that it reaches first.
+    mistaken: HashMap<Checkpoint, Vec<f32>>,
     progress: Progress<'a>,
     n_expected: usize,
     n_recorded: usize,
@@ -114,11 +142,20 @@ impl Probe for Recorder<'_> {
         shape: &[usize],
         values: Values<'_>,
     ) -> Result<()> {
-        let bytes: Vec<u8> = match values {
-            Values::F32(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-            Values::F16(values) => values.iter().flat_map(|value| value.to_f32().to_le_bytes()).collect(),
-            Values::F64(values) => values.iter().flat_map(|&value| (value as f32).to_le_bytes()).collect(),
+        let mut values: Cow<'_, [f32]> = match values {
+            Values::F32(values) => values.into(),
+            Values::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
+            Values::F64(values) => values.iter().map(|&value| value as f32).collect(),
         };
+        if let Some(mistakes) = &mut self.mistakes {
+            mistakes.take(checkpoint, shape, &values);
+            if let Some(mistaken) = mistakes.values(checkpoint)? {
+                mistakes.take(checkpoint, shape, &mistaken);
+                self.mistaken.insert(checkpoint, mistaken.clone());
+                values = mistaken.into();
+            }
+        }
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         let positions = batch.positions();
         let some = Some(&positions[..]).filter(|_| batch.tokens.len() < self.rows);
         self.writer.tensor(checkpoint, Element::F32, shape, &bytes, some)?;
@@ -132,10 +169,31 @@ impl Probe for Recorder<'_> {
     }
 
     fn feeds(&self) -> bool {
-        self.fed.is_some()
+        self.fed.is_some() || self.mistakes.is_some()
     }
 
     fn fed(&mut self, checkpoint: Checkpoint, batch: &Batch<'_>, width: usize) -> Option<Vec<f32>> {
-        fed::rows(self.fed?, checkpoint, batch, width)
+        let Some(reference) = self.fed else {
+            let mistaken = self.mistaken.get(&checkpoint)?;
+            // What a dump has heads first an engine has rows first.
+            return match checkpoint.kind().is_optional() {
+                true => Some(rows_first(mistaken, batch, width)),
+                false => Some(mistaken.clone()),
+            };
+        };
+        let rows = fed::rows(reference, checkpoint, batch, width)?;
+        if let Some(mistakes) = self.mistakes.as_mut().filter(|_| !checkpoint.kind().is_optional()) {
+            mistakes.feed(checkpoint, &rows);
+        }
+        Some(rows)
     }
+}
+
+/// (H, T, S) values as (T, H·S).
+fn rows_first(values: &[f32], batch: &Batch<'_>, width: usize) -> Vec<f32> {
+    let (rows, cached) = (batch.tokens.len(), batch.first + batch.tokens.len());
+    let row = |t: usize| {
+        (0..width / cached.max(1)).flat_map(move |head| &values[(head * rows + t) * cached..][..cached])
+    };
+    (0..rows).flat_map(row).copied().collect()
 }

@@ -4,6 +4,7 @@
 //! judge reads nothing but what was written down: what it says of a run it says of the dump that `--dump` keeps.
 
 mod fused;
+mod mistakes;
 mod op_by_op;
 mod plan;
 mod steps;

@@ -8,9 +8,9 @@ use std::path::Path;
 use parity_dump::Dump;
 use parity_dump::manifest::Producer;
 use parity_graph::Id;
-use parity_graph::rewrite::Change;
 use parity_record::map::Capture;
 
+use super::mistakes::computed;
 use super::steps::{self, Planned, Prepared};
 use super::writer::{Rows, Sink};
 use super::{Executed, Progress, RunOptions};
@@ -22,7 +22,6 @@ use crate::engine::device::Device;
 use crate::engine::machine::{Conductor, Machine, Node, Number, Unknown, Value, own};
 use crate::error::{Error, Result};
 use crate::faults::mistake::Mistake;
-use crate::faults::rewritten::{Scratch, other, rewrite};
 use crate::jobs::graph_limits::{Work, check as check_memory};
 use crate::jobs::graphs::ByGraph;
 use crate::jobs::limits::Room;
@@ -167,32 +166,6 @@ struct Runner<'a, S> {
 }
 
 impl<'a, S: Number> Runner<'a, S> {
-    /// The node's values, with the mistake that is injected into it, if any.
-    fn computed(
-        &self,
-        node: &Node<'_>,
-        id: Checkpoint,
-        args: std::result::Result<&Args<'_, S>, &Unknown>,
-    ) -> Value<S> {
-        let Some(injected) = self.graph.injected.iter().find(|injected| injected.checkpoint == id) else {
-            return own(node, args);
-        };
-        let args = args.map_err(Clone::clone)?;
-        let (graph, change) = (&node.program.graph, &injected.fault.rewrite.change);
-        let of_node =
-            |id: Id| -> Option<Vec<S>> { Some(self.other(id)?.into_iter().map(S::from_f64).collect()) };
-        let no_place = || Unknown::new(format!("a place for {} in {id}", injected.fault.name));
-        let other = match change {
-            Change::Source { with: Some(with), .. } => {
-                Some(other(graph, self.run.by.gguf, *with, &of_node).ok_or_else(no_place)?)
-            }
-            _ => None,
-        };
-        let mut scratch = Scratch::default();
-        let rewritten = rewrite(&graph.get(node.id).op, args, change, other, &mut scratch);
-        rewritten.ok_or_else(no_place)?.values().map(Into::into)
-    }
-
     /// Values of a tensor that a node does not read.
     fn other(&self, id: Id) -> Option<Vec<f64>> {
         self.kept.get(&id).cloned().or_else(|| (self.inputs)(id))
@@ -262,7 +235,8 @@ impl<S: Number> Conductor<S> for Runner<'_, S> {
         };
         *self.done += 1;
         (self.run.progress)(*self.done, self.run.planned.n_nodes);
-        let mut values = match self.computed(node, id, args) {
+        let others = |id: Id| self.other(id);
+        let mut values = match computed(&self.graph.injected, self.run.by.gguf, node, args, &others) {
             Ok(values) => values.data,
             Err(unknown) => return Ok(Err(unknown)),
         };

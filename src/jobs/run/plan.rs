@@ -24,19 +24,15 @@ pub struct RunPlan {
 }
 
 impl RunPlan {
-    pub fn new(
-        model: &Model,
-        graph: &Graph,
-        options: &RunOptions,
-        reference: Option<&Dump>,
-    ) -> Result<RunPlan> {
+    pub fn new(model: &Model, options: &RunOptions, reference: Option<&Dump>) -> Result<RunPlan> {
+        let graph = &model.graph;
         let n_layers = model.config.dims.layers;
         let selected = |checkpoint: &Checkpoint| options.selection.wants(*checkpoint, n_layers);
         let mut wanted: HashSet<Checkpoint> = graph.checkpoints().filter(selected).collect();
         let last = graph
             .last_of(|id| wanted.contains(&id))
             .ok_or_else(|| options.selection.refused(graph.checkpoints(), n_layers))?;
-        let healthy = model.graph.fused(|checkpoint| wanted.contains(&checkpoint));
+        let healthy = graph.fused(|checkpoint| wanted.contains(&checkpoint));
         let judged = healthy.nodes.iter().filter(|node| wanted.contains(&node.checkpoint));
         let read: Vec<Checkpoint> = judged.flat_map(|node| node.inputs.iter().copied()).collect();
         wanted.extend(read);
@@ -50,11 +46,6 @@ impl RunPlan {
     /// Token positions of the whole run.
     pub fn n_rows(&self) -> usize {
         self.steps.last().map_or(0, |step| step.end)
-    }
-
-    /// Outputs that the probe will see, for the progress bar.
-    pub fn n_outputs(&self) -> usize {
-        self.wanted.len() * self.steps.len()
     }
 }
 

@@ -1,6 +1,7 @@
 //! What is executed: steps, the graph of each, the inputs of its leaves, and which nodes are looked at.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 
 use indexmap::IndexSet;
 use parity_dump::Dump;
@@ -15,6 +16,7 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::error::{Error, Result};
 use crate::faults::inject_graph::{Injected, Spec, injected, refuse_uninjected};
+use crate::gguf::Gguf;
 use crate::jobs::graphs::ByGraph;
 use crate::jobs::limits::Room;
 use crate::model::builders::{self, Built, Cache, Shape, Values};
@@ -88,26 +90,35 @@ pub fn graphs(
     }
     let (tokens, steps, notes) = plan::steps(by.gguf, room, options, reference)?;
     let form = Form::of(options, reference)?;
+    Ok(Source { notes, ..built(by.gguf, &tokens, &steps, &form)? })
+}
+
+/// The graphs that are built for given steps of a run.
+///
+/// # Errors
+/// An architecture without a builder, a token beyond the vocabulary.
+pub fn built(gguf: &Gguf, tokens: &[u32], steps: &[Range<usize>], form: &Form) -> Result<Source> {
     let context = steps.last().map_or(0, |step| step.end);
     let (mut built, mut of_steps): (Vec<Built>, Vec<usize>) = (Vec::new(), Vec::new());
-    for step in &steps {
+    for step in steps {
         let shape = Shape::step(step.start, step.len(), context, form.flash, form.cache);
         of_steps.push(built.iter().position(|known| known.shape == shape).unwrap_or(built.len()));
         if of_steps.last() == Some(&built.len()) {
-            built.push(builders::build(by.gguf, shape)?);
+            built.push(builders::build(gguf, shape)?);
         }
     }
     // Before anything is written.
-    built.first().map_or(Ok(()), |built| builders::known(built, &tokens))?;
+    built.first().map_or(Ok(()), |built| builders::known(built, tokens))?;
     let graphs = Graphs::of(built.iter().map(|built| built.graph.clone()), of_steps)?;
-    let steps = steps.into_iter().map(|step| step.map(|position| position as u32).collect()).collect();
-    Ok(Source { graphs, built, tokens, steps, notes })
+    let positions = |step: &Range<usize>| step.clone().map(|position| position as u32).collect();
+    let steps = steps.iter().map(positions).collect();
+    Ok(Source { graphs, built, tokens: tokens.to_vec(), steps, notes: Vec::new() })
 }
 
 /// In which form attention is computed and cached.
-struct Form {
-    flash: bool,
-    cache: Cache,
+pub struct Form {
+    pub flash: bool,
+    pub cache: Cache,
 }
 
 impl Form {
