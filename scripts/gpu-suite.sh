@@ -33,7 +33,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir -p "$out"
 failed=()
 PARITY_COMMIT=${PARITY_COMMIT:-$(git describe --always --dirty --abbrev=40 2>/dev/null)}
-export PARITY_COMMIT PARITY_REQUIRE_GPU=1 PARITY_KERNELS_ON=cuda
+export PARITY_COMMIT PARITY_REQUIRE_GPU=1 PARITY_KERNELS_ON=cuda PARITY_TESTS=all
 
 wants() { # part
     [[ " ${PARTS:-tests recordings itself errors sanitizer speed context profile cards} " == *" $1 "* ]]

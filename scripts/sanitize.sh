@@ -13,5 +13,5 @@ filters=("$@")
 [ $# -gt 0 ] || filters=(fuzz:: gguf:: dequant:: engine::)
 export RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=target/sanitize
 # The program under test hands out memory by an allocator of its own, on top of the sanitizer's.
-export ASAN_OPTIONS=detect_leaks=0
+export ASAN_OPTIONS=detect_leaks=0 PARITY_TESTS=all
 exec cargo +nightly test --target x86_64-unknown-linux-gnu --test files --test engine -- "${filters[@]}"

@@ -15,6 +15,7 @@ use parity::gguf::{Array, DType, Value};
 use parity::random::{GAMMA, mixed};
 
 use crate::support::gguf_writer::GgufWriter;
+use crate::support::samples::is_all;
 
 /// Numbers that look random.
 struct Random(u64);
@@ -254,7 +255,7 @@ fn run((name, target): targets::Target, time: Duration, seed: u64) -> (usize, Op
     let started = Instant::now();
     let mut runs = 0;
     let mut pool = corpus.clone();
-    while runs < corpus.len() || started.elapsed() < time {
+    while runs <= corpus.len() || started.elapsed() < time {
         let input = match corpus.get(runs) {
             Some(whole) => whole.clone(),
             None => mutate(&pool[random.below(pool.len())], &corpus[random.below(corpus.len())], &mut random),
@@ -281,7 +282,9 @@ fn no_parser_panics() {
     let number = |variable: &str, otherwise: u64| -> u64 {
         std::env::var(variable).ok().map_or(otherwise, |text| text.parse().unwrap())
     };
-    let time = Duration::from_millis(1000 * number("PARITY_FUZZ_SECONDS", 2));
+    let otherwise = if is_all() { 2000 } else { 300 };
+    let time = std::env::var("PARITY_FUZZ_SECONDS")
+        .map_or(Duration::from_millis(otherwise), |text| Duration::from_secs(text.parse().unwrap()));
     let (seed, only) = (number("PARITY_FUZZ_SEED", 1), std::env::var("PARITY_FUZZ_TARGET").ok());
     let chosen =
         targets::TARGETS.into_iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name));

@@ -2,8 +2,9 @@
 //! with a held reference is that of the step also where events of a graph are marked late, and where no graph can be made;
 //! two GPUs have the bits of one; and tokens that the GPU chooses are those that the host would.
 
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
+use crate::samples::sample;
 use crate::{NUMERICS, cxx, root};
 
 /// Set for tests that run on it: each launch takes long.
@@ -28,12 +29,14 @@ pub fn arithmetics() -> &'static [&'static str] {
 
 /// Tests that run on the driver, how many there are, when its events are marked, what graphs it makes, and whether what
 /// computes is as late as the rest or ahead of it.
-const RUNS: [(&str, usize, [&str; 3]); 5] = [
-    ("held::what_is", 2, ["late", "", ""]),
-    ("held::what_is", 2, ["", "none", "eager"]),
+const RUNS: [(&str, usize, [&str; 3]); 7] = [
+    ("held::what_is_found", 1, ["late", "", ""]),
+    ("held::what_is_found", 1, ["", "none", "eager"]),
+    ("held::what_is_not_compared", 1, ["late", "", ""]),
+    ("held::what_is_not_compared", 1, ["", "none", "eager"]),
     ("cards::two_gpus", 1, ["late", "", ""]),
-    ("the_gpu_chooses_the_tokens", 1, ["late", "", ""]),
     ("the_gpu_chooses_the_tokens", 1, ["", "none", "eager"]),
+    ("the_gpu_chooses_the_tokens", 1, ["late", "", ""]),
 ];
 
 #[test]
@@ -47,7 +50,8 @@ fn on_a_driver_that_is_late() {
     let folder = tempfile::tempdir().unwrap();
     cxx::library(&root().join("kernels/host/driver.cpp"), &folder.path().join("libcuda.so"))
         .unwrap_or_else(|error| panic!("the driver does not compile for the host:\n{error}"));
-    let children = RUNS.map(|(tests, _, [events, graphs, streams])| {
+    let runs = sample("tests on the driver", 3, RUNS);
+    let run = |(tests, _, [events, graphs, streams]): &(&str, usize, [&str; 3])| {
         Command::new(std::env::current_exe().unwrap())
             .args(["--test-threads=1", "--nocapture", tests])
             .env(VARIABLE, "1")
@@ -61,8 +65,9 @@ fn on_a_driver_that_is_late() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap()
-    });
-    for ((tests, n, [events, graphs, streams]), child) in RUNS.into_iter().zip(children) {
+    };
+    let children: Vec<Child> = runs.iter().map(run).collect();
+    for ((tests, n, [events, graphs, streams]), child) in runs.into_iter().zip(children) {
         let run = child.wait_with_output().unwrap();
         let said =
             format!("{}{}", String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));

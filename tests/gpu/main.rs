@@ -7,6 +7,8 @@ mod cards;
 mod cxx;
 mod emulated;
 mod held;
+#[path = "../support/samples.rs"]
+mod samples;
 
 use std::path::{Path, PathBuf};
 
@@ -142,7 +144,8 @@ fn the_gpu_chooses_the_tokens() {
     if !has_gpu() {
         return;
     }
-    let (model, steps) = (tiny(), if is_emulated() { 5 } else { 9 });
+    let rounds = if is_emulated() { 5 } else { 9 };
+    let (model, steps) = (tiny(), samples::sample("decode steps", 3, 0..rounds).len());
     for &numerics in arithmetics() {
         let mut engine = engine(&model, numerics);
         let prompt = tokens(6);

@@ -1,6 +1,7 @@
 //! Dumps that leave nodes out: what they have is looked at in every row, whatever it is computed from.
 
 use crate::support::edited::{audited, edit, made, undeclare};
+use crate::support::samples::sample;
 
 const TOKENS: usize = 40;
 /// A row that no sample holds, and in whose place the next one stands.
@@ -57,12 +58,12 @@ fn hidden_states_and_logits_alone_are_looked_at_in_every_row() {
 /// Products that were not recorded are computed as those that were.
 #[test]
 fn operands_that_are_rounded_are_so_where_nobody_recorded_it() {
-    for (left_out, at) in
-        [("q_proj", "blk.2.q"), ("ffn_gate", "blk.2.ffn_act"), ("ffn_out", "blk.2.layer_out")]
-    {
+    let left_out = [("q_proj", "blk.2.q"), ("ffn_gate", "blk.2.ffn_act"), ("ffn_out", "blk.2.layer_out")];
+    let arithmetics = ["bf16", "bf16 storage=f32 kv=bf16"];
+    let cases = left_out.into_iter().flat_map(|case| arithmetics.map(|numerics| (case, numerics)));
+    for ((left_out, at), numerics) in sample("nodes and arithmetics", 2, cases) {
         let keeps = |name: &str| !name.ends_with(left_out);
-        both_of(&["--numerics", "bf16"], &keeps, at, &["--allow-missing"]);
-        both_of(&["--numerics", "bf16 storage=f32 kv=bf16"], &keeps, at, &["--allow-missing"]);
+        both_of(&["--numerics", numerics], &keeps, at, &["--allow-missing"]);
     }
 }
 

@@ -7,6 +7,7 @@ use parity_dump::checkpoint::Kind;
 use tempfile::TempDir;
 
 use crate::support::program::{answer, audit};
+use crate::support::samples::sample;
 use crate::support::subset;
 
 const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
@@ -61,13 +62,12 @@ const SUBSETS: [(&str, Some<'static>); 3] =
 #[test]
 fn a_healthy_one_is_at_parity_and_told_what_its_cache_was_taken_to_be() {
     let (_folder, whole) = made(None);
-    for (name, some) in SUBSETS {
-        for declared in DECLARED {
-            let (code, first, notes) = audited(&whole, declared, some);
-            assert_eq!((code, first.as_str()), (0, ""), "{name}, {declared:?}: {notes}");
-            let said = notes.contains("keys and values in f16");
-            assert_eq!(said, declared != Some("f32 kv=f16"), "{name}, {declared:?}: {notes}");
-        }
+    let cases = SUBSETS.into_iter().flat_map(|subset| DECLARED.map(|declared| (subset, declared)));
+    for ((name, some), declared) in sample("subsets and declarations", 4, cases) {
+        let (code, first, notes) = audited(&whole, declared, some);
+        assert_eq!((code, first.as_str()), (0, ""), "{name}, {declared:?}: {notes}");
+        let said = notes.contains("keys and values in f16");
+        assert_eq!(said, declared != Some("f32 kv=f16"), "{name}, {declared:?}: {notes}");
     }
 }
 
@@ -76,7 +76,7 @@ fn logits_alone_are_at_parity_where_the_cache_is_declared_and_the_answer_says_wh
     let (_folder, whole) = made(None);
     let (code, first, notes) = audited(&whole, Some("f32 kv=f16"), &|kind| kind == Kind::Logits);
     assert_eq!((code, first.as_str()), (0, ""), "{notes}");
-    for fault in ["attn.no_scale@2", "rope.base@1", "ffn.gelu@3"] {
+    for fault in sample("mistakes", 1, ["attn.no_scale@2", "rope.base@1", "ffn.gelu@3"]) {
         let (_folder, wrong) = made(Some(fault));
         let (code, first, notes) = audited(&wrong, Some("f32 kv=f16"), &|kind| kind == Kind::Logits);
         assert_eq!((code, first.as_str()), (1, "logits"), "{fault}: {notes}");
@@ -85,7 +85,7 @@ fn logits_alone_are_at_parity_where_the_cache_is_declared_and_the_answer_says_wh
 
 #[test]
 fn rotations_behind_a_cache_are_named() {
-    for fault in ["rope.base@1", "rope.none@1", "linear.no_bias@blk.1.q"] {
+    for fault in sample("mistakes", 1, ["rope.base@1", "rope.none@1", "linear.no_bias@blk.1.q"]) {
         let (_folder, whole) = made(Some(fault));
         let folder = tempfile::tempdir().unwrap();
         let dump = folder.path().join("dump");
@@ -102,12 +102,11 @@ fn a_mistake_in_attention_is_found_where_the_cache_explains_none_of_it() {
     for fault in ["attn.stale_cache@1", "attn.no_scale@2", "attn.kv_head@1"] {
         let (_folder, whole) = made(Some(fault));
         let layer = if fault.contains("@1") { 1 } else { 2 };
-        for (name, some) in SUBSETS {
-            for declared in [Some("f32 kv=f16"), None] {
-                let (code, first, notes) = audited(&whole, declared, some);
-                let expected = format!("blk.{layer}.{name}");
-                assert_eq!((code, first), (1, expected), "{fault}, {declared:?}: {notes}");
-            }
+        let cases = SUBSETS.into_iter().flat_map(|some| [Some("f32 kv=f16"), None].map(|how| (some, how)));
+        for ((name, some), declared) in sample("subsets and declarations", 2, cases) {
+            let (code, first, notes) = audited(&whole, declared, some);
+            let expected = format!("blk.{layer}.{name}");
+            assert_eq!((code, first), (1, expected), "{fault}, {declared:?}: {notes}");
         }
     }
 }

@@ -14,6 +14,7 @@ use parity::numerics::Storage;
 use crate::data::{Memory, Random, RandomWeight};
 use crate::host::{self, Kernels};
 use crate::linear::{alone, data_for, plain};
+use crate::samples::sample;
 
 /// What waits for other threads of a block or of a cluster, for products of warpgroups, and for what a step needs.
 const WAITS: [&str; 5] =
@@ -230,57 +231,70 @@ fn mutant(folder: &Path, subject: &Subject, (at, wait): (usize, &str)) {
     fs::write(folder.join(subject.file), without).unwrap();
 }
 
-#[test]
-fn every_barrier_is_needed_and_seen_to_be() {
+/// Without any one of the waits of a file, or some of them in a sample, one of its kernels gives other results.
+fn needs_its_waits(subjects: &[Subject]) {
     let Some(kernels) = host::kernels() else { return };
     if matches!(kernels, Kernels::Gpu) {
         return; // mutants are for the CPU; on a GPU the race checker looks for missing barriers
     }
-    let subjects = [
-        norm(),
-        linear("linear_row.cu", LinearKernel::Row, Storage::F32),
-        linear("linear_tile.cu", LinearKernel::Tile, Storage::F32),
-        linear("linear_split.cu", LinearKernel::Split, Storage::F32),
-        linear("linear_mma.cu", LinearKernel::Tile, Storage::F16),
-        linear("linear_few.cu", LinearKernel::Few, Storage::F16),
-        linear_one(),
-        linear("linear_wide.cu", LinearKernel::Wide, Storage::F16),
-        warpgroups(1),
-        warpgroups(21),
-        stats(),
-        attention("attention.cu", AttentionKernel::Tile, Storage::F32),
-        attention_few(),
-        attention("attention_mma.cu", AttentionKernel::Mma, Storage::F16),
-        next_token(),
-    ];
-    let files: Vec<&str> = subjects.iter().map(|subject| subject.file).collect();
-    for entry in fs::read_dir(host::folder()).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_str().unwrap();
-        let has_barrier =
-            path.is_file() && fs::read_to_string(&path).is_ok_and(|text| !waits(&text).is_empty());
-        assert!(!has_barrier || files.contains(&name), "no test takes the barriers of {name} out");
+    let file = subjects[0].file;
+    let healthy: Vec<Vec<u8>> = subjects.iter().map(|subject| subject.result(kernels, 0).unwrap()).collect();
+    let unlike = |kernels: &Kernels, seed: u32| {
+        let unlike =
+            |(subject, healthy): (&Subject, _)| subject.result(kernels, seed).as_ref() != Ok(healthy);
+        subjects.iter().zip(&healthy).any(unlike)
+    };
+    for seed in sample("orders of the threads", 2, SEEDS) {
+        assert!(!unlike(kernels, seed), "{file}, order {seed}");
     }
-    for subjects in subjects.chunk_by(|one, next| one.file == next.file) {
-        let healthy: Vec<Vec<u8>> =
-            subjects.iter().map(|subject| subject.result(kernels, 0).unwrap()).collect();
-        let unlike = |kernels: &Kernels, seed: u32| {
-            let unlike =
-                |(subject, healthy): (&Subject, _)| subject.result(kernels, seed).as_ref() != Ok(healthy);
-            subjects.iter().zip(&healthy).any(unlike)
-        };
-        let file = subjects[0].file;
-        for seed in SEEDS {
-            assert!(!unlike(kernels, seed), "{file}, order {seed}");
-        }
-        let text = fs::read_to_string(host::folder().join(file)).unwrap();
-        for (at, wait) in waits(&text) {
-            let folder = tempfile::tempdir().unwrap();
-            mutant(folder.path(), &subjects[0], (at, wait));
-            let kernels = Kernels::build(folder.path(), &folder.path().join("kernels.so")).unwrap();
-            let seen = SEEDS.into_iter().any(|seed| unlike(&kernels, seed));
-            let line = text[..at].lines().count();
-            assert!(seen, "{file}:{line} without `{wait}` gives the same results");
-        }
+    let text = fs::read_to_string(host::folder().join(file)).unwrap();
+    for (at, wait) in sample("waits", 1, waits(&text)) {
+        let folder = tempfile::tempdir().unwrap();
+        mutant(folder.path(), &subjects[0], (at, wait));
+        let kernels = Kernels::build(folder.path(), &folder.path().join("kernels.so")).unwrap();
+        let seen = SEEDS.into_iter().any(|seed| unlike(&kernels, seed));
+        let line = text[..at].lines().count();
+        assert!(seen, "{file}:{line} without `{wait}` gives the same results");
     }
+}
+
+/// A test of each file whose kernels wait, and one that there is no other such file.
+macro_rules! files {
+    ($($name:ident: $file:literal [$($subject:expr),+];)+) => {
+        $(#[test]
+        fn $name() {
+            let subjects = [$($subject),+];
+            assert!(subjects.iter().all(|subject| subject.file == $file));
+            needs_its_waits(&subjects);
+        })+
+
+        #[test]
+        fn every_file_that_waits_is_here() {
+            let files = [$($file),+];
+            for entry in fs::read_dir(host::folder()).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.file_name().unwrap().to_str().unwrap();
+                let waits =
+                    path.is_file() && fs::read_to_string(&path).is_ok_and(|text| !waits(&text).is_empty());
+                assert!(!waits || files.contains(&name), "no test takes the barriers of {name} out");
+            }
+        }
+    };
+}
+
+files! {
+    sums_of_a_block_wait: "common.cuh" [norm()];
+    linear_row_waits: "linear_row.cu" [linear("linear_row.cu", LinearKernel::Row, Storage::F32)];
+    linear_tile_waits: "linear_tile.cu" [linear("linear_tile.cu", LinearKernel::Tile, Storage::F32)];
+    linear_split_waits: "linear_split.cu" [linear("linear_split.cu", LinearKernel::Split, Storage::F32)];
+    linear_mma_waits: "linear_mma.cu" [linear("linear_mma.cu", LinearKernel::Tile, Storage::F16)];
+    linear_few_waits: "linear_few.cu" [linear("linear_few.cu", LinearKernel::Few, Storage::F16)];
+    linear_one_waits: "linear_one.cu" [linear_one()];
+    linear_wide_waits: "linear_wide.cu" [linear("linear_wide.cu", LinearKernel::Wide, Storage::F16)];
+    linear_warpgroup_waits: "linear_warpgroup.cu" [warpgroups(1), warpgroups(21)];
+    stats_wait: "stats.cu" [stats()];
+    attention_waits: "attention.cu" [attention("attention.cu", AttentionKernel::Tile, Storage::F32)];
+    attention_few_waits: "attention_few.cu" [attention_few()];
+    attention_mma_waits: "attention_mma.cu" [attention("attention_mma.cu", AttentionKernel::Mma, Storage::F16)];
+    next_waits: "next.cu" [next_token()];
 }

@@ -12,6 +12,8 @@ mod fused;
 mod host;
 mod linear;
 mod ops;
+#[path = "../support/samples.rs"]
+mod samples;
 mod stats;
 mod warpgroups;
 
@@ -20,17 +22,20 @@ use half::f16;
 use parity::engine::cuda::calls::Call;
 use parity::numerics::Storage;
 
-/// Orders of the threads that every kernel is run in: as numbered, and three shuffled.
-const SEEDS: [u32; 4] = [0, 1, 2, 3];
 /// Bytes of shared memory of a block, as most GPUs have it.
 const SHARED: usize = 99 << 10;
 /// Rounding unit of f32.
 const U32: f64 = f32::EPSILON as f64 / 2.0;
 
+/// Orders of the threads that every kernel is run in: as numbered, and three shuffled, or one in a sample.
+fn seeds() -> Vec<u32> {
+    samples::sample("orders of the threads", 2, [0, 1, 2, 3])
+}
+
 /// Runs a call in all orders and returns what it wrote to `out`, which must be the same bits in all of them.
 fn run(kernels: &host::Kernels, calls: &[Call], out: &Memory, storage: Storage) -> Vec<f32> {
     let mut first: Option<Vec<u8>> = None;
-    for seed in SEEDS {
+    for seed in seeds() {
         for call in calls {
             kernels.run(call, seed).unwrap_or_else(|error| panic!("{}, order {seed}: {error}", call.kernel));
         }

@@ -10,5 +10,6 @@ pub mod gguf_writer;
 pub mod graphs;
 pub mod program;
 pub mod runs;
+pub mod samples;
 pub mod subset;
 pub mod tiny_model;
