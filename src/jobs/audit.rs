@@ -93,6 +93,7 @@ pub fn judged(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report
         reference: None,
         across: findings.is_bridged(id),
         carried: None,
+        unfinite: findings.unfinite(id, dump),
     });
     let found = entries(known, &shown, &recorded::reads(&graphs));
     let tried = |id: Checkpoint| tried(&findings, id);

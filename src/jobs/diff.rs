@@ -211,6 +211,7 @@ pub fn judged(
             reference: theirs.nodes.get(id),
             across: ours.is_bridged(*id),
             carried: carried.get(id),
+            unfinite: ours.unfinite(*id, candidate),
         });
         entries(known, &wants, &reads)
     };
@@ -245,8 +246,8 @@ pub fn judged(
     let claims =
         claims.chain(other.iter().filter(|_| !is_partial(reference)).map(|other| (Whose::Reference, other)));
     by.weigh_wiring(&claims.collect::<Vec<_>>(), &mut report);
-    refuse_gaps(&mut report, &gaps, *allow_missing);
     refuse_nothing(&mut report, comparisons.iter().any(|comparison| comparison.numbers.is_some()));
+    refuse_gaps(&mut report, &gaps, *allow_missing);
     Ok(report)
 }
 
@@ -260,7 +261,7 @@ fn numerics_of(dump: &Dump) -> Numerics {
 
 /// Nothing compared is no parity.
 fn refuse_nothing(report: &mut Report, compared: bool) {
-    if !compared && report.verdict == Verdict::Parity {
+    if !compared && report.verdict != Verdict::Divergence {
         report.verdict = Verdict::Undecided;
         report.reason = Some("nothing was compared".to_owned());
     }

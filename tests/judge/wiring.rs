@@ -114,7 +114,10 @@ fn a_reference_that_is_not_the_files_is_wrong_itself() {
     for more in [&[][..], &["--no-audit", "--rtol", "1e9", "--atol", "1e9"]] {
         let (code, text) = output(&[&args[..], more].concat());
         let text = flat(&text);
-        assert!(code == 2 && text.contains("RoPE base 777 in the reference, 10000 in the file"), "{code}: {text}");
+        assert!(
+            code == 2 && text.contains("RoPE base 777 in the reference, 10000 in the file"),
+            "{code}: {text}"
+        );
     }
     // Both are: that is a divergence, whatever is the same on both sides.
     let (code, text, report) = case.diff([&other, &other], &[]);

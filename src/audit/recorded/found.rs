@@ -239,6 +239,11 @@ impl Finding {
         })
     }
 
+    /// Whether it has NaN or Inf that exact arithmetic does not have.
+    pub fn has_nonfinite(&self) -> bool {
+        self.nonfinite > 0
+    }
+
     /// Token rows that were screened.
     pub fn rows_screened(&self) -> u64 {
         self.screened

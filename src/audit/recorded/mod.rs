@@ -40,6 +40,7 @@ use indexmap::IndexMap;
 use parity_graph::Id;
 
 use crate::checkpoint::Checkpoint;
+use crate::dump::{Recording, Unfinite};
 use crate::engine::machine::{Conductor, Node, Unknown, Value, own};
 use crate::error::Result;
 use crate::gguf::Gguf;
@@ -151,6 +152,13 @@ impl Findings {
     /// Whether nodes behind an id were judged across it.
     pub fn is_bridged(&self, checkpoint: Checkpoint) -> bool {
         self.nodes.values().any(|finding| finding.bridged.contains(&checkpoint))
+    }
+
+    /// NaN and Inf in all rows of a node, where those that were judged have some.
+    pub fn unfinite(&self, checkpoint: Checkpoint, dump: &dyn Recording) -> Unfinite {
+        let finding = self.nodes.get(&checkpoint);
+        let some = finding.is_some_and(|finding| finding.explained_nonfinite > 0 || finding.has_nonfinite());
+        if some { dump.unfinite(checkpoint).count } else { Unfinite::default() }
     }
 
     /// How many nodes are wrong.

@@ -67,8 +67,7 @@ pub(super) fn execute(
     };
     all_steps(engine.as_mut(), &plan, &mut recorder)?;
     recorder.writer.finish()?;
-    let mut notes = plan.notes;
-    notes.extend(planned.iter().flat_map(|planned| planned.notes.clone()));
+    let mut notes: Vec<String> = planned.iter().flat_map(|planned| planned.notes.clone()).collect();
     let looks_inside = !flash;
     if options.isolated && looks_inside && engine.producer().backend.as_deref() == Some("cuda") {
         notes.push(ATTENTION_ON_HOST.to_owned());

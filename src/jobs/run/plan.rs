@@ -6,7 +6,6 @@ use std::ops::Range;
 use super::RunOptions;
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::gguf::Gguf;
 use crate::jobs::limits::{self, Room};
 use crate::model::Model;
 use crate::model::graph::Graph;
@@ -20,7 +19,6 @@ pub struct RunPlan {
     pub steps: Vec<Range<usize>>,
     /// What is judged, and what that reads.
     pub wanted: HashSet<Checkpoint>,
-    pub notes: Vec<String>,
 }
 
 impl RunPlan {
@@ -36,11 +34,11 @@ impl RunPlan {
         let judged = healthy.nodes.iter().filter(|node| wanted.contains(&node.checkpoint));
         let read: Vec<Checkpoint> = judged.flat_map(|node| node.inputs.iter().copied()).collect();
         wanted.extend(read);
-        let (tokens, steps, notes) = steps(&model.gguf, Room::of(model), options, reference)?;
+        let (tokens, steps) = steps(Room::of(model), options, reference)?;
         // Greedy decoding needs the logits even where they are not looked at.
         let sampled = steps.last().is_some_and(|step| step.end > tokens.len());
         let end = if sampled { graph.last_of(|_| true).unwrap_or(last) } else { last };
-        Ok(RunPlan { graph: graph.until(end), tokens, steps, wanted, notes })
+        Ok(RunPlan { graph: graph.until(end), tokens, steps, wanted })
     }
 
     /// Token positions of the whole run.
@@ -49,24 +47,15 @@ impl RunPlan {
     }
 }
 
-/// Tokens, steps, and what a reader must know about them.
-pub type Steps = (Vec<u32>, Vec<Range<usize>>, Vec<String>);
-
-/// What is run: the prompt, and the reference's steps where there are any.
-pub fn steps(gguf: &Gguf, room: Room<'_>, options: &RunOptions, reference: Option<&Dump>) -> Result<Steps> {
-    let (tokens, steps, mut notes) = ranges(room, options, reference)?;
-    if let Some(reference) = reference {
-        let ours = if options.tokens.is_empty() { &tokens } else { &options.tokens };
-        let theirs = reference.tokens();
-        if !theirs.starts_with(ours) {
-            notes.extend(crate::faults::tokens::said(ours, theirs, gguf));
-        }
-    }
-    Ok((tokens, steps, notes))
-}
-
-fn ranges(room: Room<'_>, options: &RunOptions, reference: Option<&Dump>) -> Result<Steps> {
-    let mut notes = Vec::new();
+/// Tokens and steps of a run: the prompt, and the reference's steps where there are any.
+///
+/// # Errors
+/// More positions than the model or the memory has.
+pub fn steps(
+    room: Room<'_>,
+    options: &RunOptions,
+    reference: Option<&Dump>,
+) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
     let mut tokens = options.tokens.clone();
     let mut steps: Vec<Range<usize>> = Vec::new();
     if let Some(reference) = reference {
@@ -82,10 +71,6 @@ fn ranges(room: Room<'_>, options: &RunOptions, reference: Option<&Dump>) -> Res
         if follows {
             tokens = known[..total.min(known.len())].to_vec();
             steps = contiguous(reference, tokens.len());
-        } else {
-            notes.push(
-                "the reference was made with other tokens; only their common beginning is compared".into(),
-            );
         }
         extend(&mut steps, prompt, total);
     } else {
@@ -96,7 +81,7 @@ fn ranges(room: Room<'_>, options: &RunOptions, reference: Option<&Dump>) -> Res
     if let Some(chunk) = options.chunk {
         steps = steps.into_iter().flat_map(|step| pieces(step, chunk.max(1))).collect();
     }
-    Ok((tokens, steps, notes))
+    Ok((tokens, steps))
 }
 
 /// Positions of the prompt: all before the trailing steps of one token.

@@ -31,7 +31,6 @@ pub struct Source {
     tokens: Vec<u32>,
     /// Positions of each step.
     steps: Vec<Vec<u32>>,
-    notes: Vec<String>,
 }
 
 /// What bounds the positions: nothing but what was recorded, where a recording's own graph is executed.
@@ -86,11 +85,11 @@ pub fn graphs(
         let graphs = by.graphs(dump)?;
         let positions = dump.manifest().steps.iter().map(|step| step.positions.clone());
         let (tokens, steps) = (dump.tokens().to_vec(), positions.collect());
-        return Ok(Source { graphs, built: Vec::new(), tokens, steps, notes: Vec::new() });
+        return Ok(Source { graphs, built: Vec::new(), tokens, steps });
     }
-    let (tokens, steps, notes) = plan::steps(by.gguf, room, options, reference)?;
+    let (tokens, steps) = plan::steps(room, options, reference)?;
     let form = Form::of(options, reference)?;
-    Ok(Source { notes, ..built(by.gguf, &tokens, &steps, &form)? })
+    built(by.gguf, &tokens, &steps, &form)
 }
 
 /// The graphs that are built for given steps of a run.
@@ -112,7 +111,7 @@ pub fn built(gguf: &Gguf, tokens: &[u32], steps: &[Range<usize>], form: &Form) -
     let graphs = Graphs::of(built.iter().map(|built| built.graph.clone()), of_steps)?;
     let positions = |step: &Range<usize>| step.clone().map(|position| position as u32).collect();
     let steps = steps.iter().map(positions).collect();
-    Ok(Source { graphs, built, tokens: tokens.to_vec(), steps, notes: Vec::new() })
+    Ok(Source { graphs, built, tokens: tokens.to_vec(), steps })
 }
 
 /// In which form attention is computed and cached.
@@ -224,7 +223,7 @@ impl<'a> Planned<'a> {
         let graphs = graphs.collect::<Result<Vec<_>>>()?;
         let all: Vec<&Injected> = graphs.iter().flat_map(|graph| &graph.injected).collect();
         refuse_uninjected(mistakes, source.graphs.labelled().iter(), &all)?;
-        let mut notes = source.notes.clone();
+        let mut notes = Vec::new();
         for (number, _) in mistakes.iter().enumerate() {
             let first = all.iter().find(|one| one.spec == number);
             notes.extend(first.map(|one| format!("{} was injected: {}", one.fault.name, one.fault.text)));

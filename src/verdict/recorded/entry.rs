@@ -6,11 +6,13 @@ use super::remarks;
 use crate::audit::recorded::{Carried, Finding, Labelled, MISTAKES_SHOW, Reads, SHARP};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Comparison, Status};
+use crate::dump::Unfinite;
 use crate::report::words::{count, number};
 use crate::report::{
     CheckpointVerdict as V, Coverage, Diagnosis, Entry, FirstDivergence, Local, LocalError, Numbers, Report,
     Seen, Tried, Verdict,
 };
+use crate::verdict::bracket;
 use crate::verdict::numbers::by_carried;
 use crate::verdict::text::{self, alone};
 use crate::verdict::{Why, refuted, within_tolerance};
@@ -29,6 +31,8 @@ pub struct Known<'a> {
     pub across: bool,
     /// What rounding carries up to it from the tokens, where that was simulated.
     pub carried: Option<&'a Carried>,
+    /// NaN and Inf in all rows that the candidate has of it.
+    pub unfinite: Unfinite,
 }
 
 /// What is known of the ids before one.
@@ -41,8 +45,8 @@ struct Before {
 }
 
 /// The answer for one id.
-fn entry(known: &Known<'_>, before: Before) -> (Entry, bool) {
-    let Judged { mut verdict, mut evidence, open } = judge(known, before);
+fn entry(known: &Known<'_>, before: Before) -> (Entry, bool, Option<String>) {
+    let Judged { mut verdict, mut evidence, open, carried } = judge(known, before);
     let seen = known.comparison.and_then(|comparison| comparison.seen);
     if let Some(seen) = &seen {
         evidence += &text::seen_in_part(seen);
@@ -73,7 +77,7 @@ fn entry(known: &Known<'_>, before: Before) -> (Entry, bool) {
         op: None,
         inputs: Vec::new(),
     };
-    (entry, open)
+    (entry, open, carried)
 }
 
 /// An answer in words.
@@ -82,11 +86,13 @@ struct Judged {
     evidence: String,
     /// Whether what rounding carries up to the node, which was not looked at, would settle it.
     open: bool,
+    /// What that says, where it is known.
+    carried: Option<String>,
 }
 
 impl From<(V, String)> for Judged {
     fn from((verdict, evidence): (V, String)) -> Judged {
-        Judged { verdict, evidence, open: false }
+        Judged { verdict, evidence, open: false, carried: None }
     }
 }
 
@@ -100,7 +106,7 @@ fn judge(known: &Known<'_>, before: Before) -> Judged {
     if let Some(audit) = audit.as_ref().filter(|_| !own.is_healthy()) {
         return match audit.nonfinite {
             0 => (V::Origin, format!("its local error is {}: {}", beyond(&audit.local), place(own))),
-            n => (V::Nonfinite, format!("{n} NaN or Inf that its recorded inputs do not explain")),
+            _ => (V::Nonfinite, format!("{}; its recorded inputs do not explain them", known.unfinite)),
         }
         .into();
     }
@@ -118,10 +124,32 @@ fn judge(known: &Known<'_>, before: Before) -> Judged {
         return unread(what, known.comparison).into();
     }
     let Some(audit) = audit else { return (V::Missing, "not recorded".to_owned()).into() };
+    if let Some(answer) = nonfinite(known, before) {
+        return answer.into();
+    }
     let Some(comparison) = known.comparison else {
         return (V::Match, format!("{}{}", alone(&audit.local), remarks(own))).into();
     };
     compared(known, comparison, own, &audit.local, before)
+}
+
+/// NaN and Inf that exact arithmetic has too, since what the node reads holds some: the fault is before it. Inf alone may be
+/// a mask, unless the reference has none.
+fn nonfinite(known: &Known<'_>, before: Before) -> Option<(V, String)> {
+    let numbers = known.comparison.and_then(|comparison| comparison.numbers.as_ref());
+    let more = numbers.is_some_and(|numbers| numbers.nonfinite.candidate > numbers.nonfinite.reference);
+    if known.unfinite.nan == 0 && !more {
+        return None;
+    }
+    let count = known.unfinite;
+    Some(match before {
+        Before { faulty: Some(_), .. } => (V::Inherited, format!("{count}; they come from before it")),
+        Before { unseen: Some(_), .. } => {
+            (V::Nonfinite, format!("{count}; its inputs, which were not looked at, hold some already"))
+        }
+        _ if more => (V::Nonfinite, format!("{count}, as in exact arithmetic; the reference has fewer")),
+        _ => return None,
+    })
 }
 
 /// A node that reads what is lost of its recording: a gap, unless it differs from a reference, which nothing explains then.
@@ -274,8 +302,9 @@ fn carried_on(known: &Known<'_>, comparison: &Comparison, local: &LocalError, di
         Some(carried) => by_carried(carried, comparison, unseen),
         None => (V::Undecided, unseen),
     };
-    let evidence = format!("{}; it {}", alone(local), text::carried_on(&why).unwrap_or_default());
-    Judged { verdict, evidence, open: known.carried.is_none() }
+    let carried = text::carried_on(&why).unwrap_or_default();
+    let evidence = format!("{}; it {carried}", alone(local));
+    Judged { verdict, evidence, open: known.carried.is_none(), carried: Some(carried) }
 }
 
 /// Why nothing can be said of a node that was judged across others: what rounding explains of those is as much as
@@ -320,6 +349,8 @@ pub struct Answers {
     pub open: HashSet<Checkpoint>,
     /// Token rows that were compared, and those that a complete pair of dumps would have.
     rows: [u64; 2],
+    /// The first that passes by what rounding carries from the tokens, and what that says.
+    carried: Option<(Checkpoint, String)>,
 }
 
 /// Answers for all ids, in execution order, of which those that are not `shown` are left out. What is shown may inherit
@@ -350,7 +381,7 @@ pub fn entries<'a>(
                 }
             }
         }
-        let (entry, open) = entry(&known, before);
+        let (entry, open, carried) = entry(&known, before);
         let at_fault = entry.verdict.is_fault().then_some(entry.id);
         let unseen = matches!(entry.verdict, V::Missing | V::Undecided) && !known.across;
         before.faulty = before.faulty.or(at_fault);
@@ -361,6 +392,9 @@ pub fn entries<'a>(
             continue;
         }
         out.open.extend(open.then_some(entry.id));
+        if let Some(carried) = carried.filter(|_| entry.verdict == V::Match && out.carried.is_none()) {
+            out.carried = Some((entry.id, carried));
+        }
         let of = |rows: fn(&Comparison) -> u64| known.comparison.map_or(0, rows);
         out.rows[0] += of(|comparison| comparison.rows_compared);
         out.rows[1] += of(|comparison| comparison.rows_expected);
@@ -469,8 +503,15 @@ pub fn assemble(
     allow_missing: bool,
     [rows_audited, rows_screened]: [u64; 2],
 ) -> Report {
-    let (verdict, reason) = answer(&answers, allow_missing);
-    let Answers { entries, tolerated, lost, rows: [rows_compared, rows_expected], .. } = answers;
+    let (verdict, mut reason) = answer(&answers, allow_missing);
+    let Answers { mut entries, tolerated, lost, rows: [rows_compared, rows_expected], carried, .. } = answers;
+    if let Some((at, text)) = bracket::bracket(&entries, true) {
+        *entries[at].evidence.get_or_insert_default() += &format!("; {text}");
+        reason
+            .iter_mut()
+            .filter(|_| verdict == Verdict::Undecided)
+            .for_each(|reason| *reason += &format!("; {text}"));
+    }
     let of = |verdict: V| entries.iter().filter(move |entry| entry.verdict == verdict);
     let first = entries.iter().find(|entry| entry.verdict.is_fault());
     let first_divergence = first.map(|entry| FirstDivergence {
@@ -498,7 +539,18 @@ pub fn assemble(
         rows_screened: Some(rows_screened),
         seen: seen(&entries),
     };
-    let basis = || within_tolerance(tolerated, &coverage, &entries).or_else(|| unseen(&entries));
+    let looked_at = of(V::Match).count();
+    let carried = carried.map(|(id, limit)| {
+        let looked_at = count(looked_at, "checkpoint");
+        format!("{looked_at} within what rounding explains, as far as they were looked at; {id} {limit}")
+    });
+    let basis = || {
+        let tolerated = within_tolerance(tolerated, &coverage, &entries);
+        tolerated
+            .or_else(|| Some(text::seen_alone(coverage.seen.as_ref()?)))
+            .or(carried)
+            .or_else(|| unseen(&entries))
+    };
     let reason = reason.or_else(|| if verdict == Verdict::Parity { basis() } else { None });
     let origins = of(V::Origin).map(|entry| entry.id).collect();
     let notes = not_judged(&lost).filter(|_| allow_missing).into_iter().collect();
