@@ -18,7 +18,6 @@ pub mod recorded;
 mod screen;
 mod screen_attention;
 mod side;
-pub mod simulate;
 
 use std::collections::HashMap;
 

@@ -9,7 +9,7 @@ use indexmap::IndexMap;
 use parity_graph::params::{Kind, fields};
 use parity_graph::{Id, fault};
 
-use crate::audit::recorded::{Graphs, Labelled, Prompt};
+use crate::audit::recorded::{Graphs, Labelled, Prompt, reads};
 use crate::error::{Error, Result};
 use crate::faults::catalogue;
 use crate::foreign;
@@ -109,7 +109,8 @@ pub fn of_graph(place: &Place, checkpoint: &str) -> Result<Vec<String>> {
     let Found { labelled, node } = &found;
     let id = labelled.labels[*node].ok_or_else(|| Error::new(checkpoint, "has no id"))?;
     let tensor = labelled.program.graph.get(*node);
-    let inputs: Vec<String> = labelled.inputs(id).iter().map(ToString::to_string).collect();
+    let reads = reads(&[(0, labelled)]);
+    let inputs: Vec<String> = reads.get(&id).into_iter().flatten().map(ToString::to_string).collect();
     let op = tensor.op.name();
     let mut paragraphs = vec![computes(checkpoint, id.layer_index(), Some(op), &inputs)];
     paragraphs.extend(found.numbers());
@@ -153,8 +154,9 @@ impl Found {
     }
 }
 
-/// The rule of an op by its name.
+/// The rule of an op by its name. In older reports attention is one op of no graph.
 fn rule_of(op: &str) -> Option<&'static Rule> {
+    let op = if op == "ATTENTION" { "FLASH_ATTN_EXT" } else { op };
     rules().find(|rule| rule.op.name() == op)
 }
 

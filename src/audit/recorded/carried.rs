@@ -7,9 +7,10 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use indexmap::IndexSet;
+use indexmap::{IndexMap, IndexSet};
 use parity_graph::{Id, Op};
 
+use super::found::SHARP;
 use super::simulate::{Cached, Disturbed, Rows, Run};
 use super::{Labelled, Steps, Tensor, attentions, hypotheses, lost};
 use crate::arithmetic::{Arithmetic, Flash, Narrow, Scaled, Weights};
@@ -20,16 +21,6 @@ use crate::gguf::Gguf;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::Args;
 use crate::ops::bound::CONFIDENCE;
-
-/// The faintest mistake of the catalogue that is none of rounding, a wrong epsilon in one norm, moves the logits of the
-/// models that ship with parity by this much; the next ones by 8e-3 and more (`docs/verdicts.md`).
-const FAINTEST: f64 = 5.6e-4;
-/// The next ones.
-const NEXT: f64 = 8e-3;
-/// A band up to which such a mistake stands out.
-pub const SHARP: f64 = FAINTEST / 2.0;
-/// A band up to which all but that one do.
-pub const SHARP_ENOUGH: f64 = NEXT / 2.0;
 
 /// What rounding carries up to a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -83,63 +74,68 @@ pub fn carried(
     let different: IndexSet<Numerics> = sides.iter().copied().collect();
     let passes: Vec<Option<Numerics>> =
         std::iter::once(None).chain(different.iter().copied().map(Some)).collect();
-    let mut rows: HashMap<Checkpoint, Vec<Row>> = HashMap::new();
+    let mut rows: IndexMap<(Checkpoint, u32), Row> = IndexMap::new();
     simulated(steps, graphs, gguf, &passes, ids, &mut |row| {
-        let Some((exact, disturbed)) = row.passes.split_first() else { return Ok(()) };
-        let spread = |side: &Numerics| Some(apart(&disturbed[different.get_index_of(side)?], exact));
-        let found = Row {
-            distance: row.recorded.map(|recorded| apart(&recorded, exact)),
-            spreads: sides.iter().filter_map(spread).collect(),
-            square: exact.iter().map(|x| x * x).sum(),
-            width: exact.len(),
-        };
-        rows.entry(row.id).or_default().push(found);
-        Ok(())
+        let known = rows.entry((row.id, row.position)).or_insert_with(|| Row {
+            distance: row.recorded.as_deref().map(|recorded| apart(recorded, row.values)),
+            spreads: Vec::new(),
+            square: row.values.iter().map(|x| x * x).sum(),
+            width: row.values.len(),
+        });
+        known.spreads.extend(row.exact.map(|exact| apart(row.values, exact)));
     })?;
-    Ok(rows.iter().map(|(id, rows)| (*id, weigh(rows))).collect())
+    let mut found: HashMap<Checkpoint, Vec<Row>> = HashMap::new();
+    for ((id, _), row) in rows.into_iter().filter(|(_, row)| row.spreads.len() == different.len()) {
+        let spread = |side: &Numerics| row.spreads.get(different.get_index_of(side)?).copied();
+        let spreads = sides.iter().filter_map(spread).collect();
+        found.entry(id).or_default().push(Row { spreads, ..row });
+    }
+    Ok(found.iter().map(|(id, rows)| (*id, weigh(rows))).collect())
 }
 
-/// One row of a node.
-pub struct Simulated {
+/// One row of a node in one pass.
+pub struct Simulated<'a> {
     /// Which node.
     pub id: Checkpoint,
     /// Of which token.
     pub position: u32,
     /// As it was recorded, where it was.
     pub recorded: Option<Vec<f64>>,
-    /// By pass.
-    pub passes: Vec<Vec<f64>>,
+    /// What the pass comes to.
+    pub values: &'a [f64],
+    /// What the first pass does; `None` of that itself.
+    pub exact: Option<&'a [f64]>,
 }
 
 /// Executes graphs from the tokens, once for each of `passes`: exactly, or disturbed as an arithmetic rounds; `see` is
-/// shown every row of the nodes `ids`. All passes go step by step, so that no more than the rows of one are in memory.
+/// shown every row of the nodes `ids`, pass by pass. All passes go step by step, so that no more than the rows of one pass
+/// and of one step are in memory.
 ///
 /// # Errors
-/// Those of the machine and of `see`.
+/// Those of the machine.
 pub fn simulated(
     steps: &dyn Steps,
     graphs: &[(usize, &Labelled)],
     gguf: &Gguf,
     passes: &[Option<Numerics>],
     ids: &HashSet<Checkpoint>,
-    see: &mut dyn FnMut(Simulated) -> Result<()>,
+    see: &mut dyn FnMut(Simulated<'_>),
 ) -> Result<()> {
     let machine = |_: &Option<Numerics>| Machine::<f64>::new(gguf, Arithmetic::EXACT).rounding(false);
     let mut machines: Vec<Machine<'_, f64>> = passes.iter().map(machine).collect();
     for &(step, labelled) in graphs {
         let Some((last, _)) = labelled.nodes().filter(|(_, id)| ids.contains(id)).last() else { continue };
         let lost = &lost::before(steps, step)[..];
-        let mut all: Vec<Vec<Found>> = Vec::with_capacity(passes.len());
+        let mut first: HashMap<Checkpoint, Found> = HashMap::new();
         for (number, (machine, numerics)) in machines.iter_mut().zip(passes).enumerate() {
             let (cached, open, mut rows) = (RefCell::new(Cached::new()), IndexSet::new(), Rows::new());
             let how = numerics.map_or(Run::Exact, |_| Run::Disturbed(number as u64));
             let (arithmetic, cached, open, rows) = (Arithmetic::EXACT, &cached, &open, &mut rows);
             let disturbed = Disturbed { step, steps, labelled, lost, arithmetic, how, cached, open, rows };
-            let mut watch = Watch { disturbed, numerics: *numerics, ids, found: Vec::new() };
+            let (first, is_first) = (&mut first, number == 0);
+            let mut watch = Watch { disturbed, numerics: *numerics, ids, first, is_first, see };
             machine.step_until(&labelled.program, last, &|id| labelled.input(steps, step, id), &mut watch)?;
-            all.push(watch.found);
         }
-        show(steps, step, all, see)?;
     }
     Ok(())
 }
@@ -151,41 +147,40 @@ struct Found {
     values: Vec<f64>,
 }
 
-/// Shows the rows of one step, of nodes that all passes have.
-fn show(
-    steps: &dyn Steps,
-    step: usize,
-    mut all: Vec<Vec<Found>>,
-    see: &mut dyn FnMut(Simulated) -> Result<()>,
-) -> Result<()> {
-    let Some((first, others)) = all.split_first_mut() else { return Ok(()) };
-    for found in first {
-        let of_others: Option<Vec<&Found>> =
-            others.iter().map(|pass| pass.iter().find(|other| other.id == found.id)).collect();
-        let Some(of_others) = of_others else { continue };
-        let recorded = steps.tensor(step, found.id);
+/// Goes on with disturbed values, and shows the rows that are asked for.
+struct Watch<'a> {
+    disturbed: Disturbed<'a>,
+    numerics: Option<Numerics>,
+    ids: &'a HashSet<Checkpoint>,
+    /// What the first pass came to in this step.
+    first: &'a mut HashMap<Checkpoint, Found>,
+    is_first: bool,
+    see: &'a mut dyn FnMut(Simulated<'_>),
+}
+
+impl Watch<'_> {
+    /// Shows the rows of a node; of another pass than the first those that the first has.
+    fn show(&mut self, found: Found) {
+        let Disturbed { steps, step, .. } = self.disturbed;
+        let first = self.first.get(&found.id);
+        let recorded = steps.tensor(step, found.id).filter(|_| self.is_first);
         let width = found.values.len() / found.positions.len().max(1);
         for (number, &position) in found.positions.iter().enumerate() {
-            let row = |values: &[f64]| values[number * width..][..width].to_vec();
+            let row = number * width..(number + 1) * width;
             let recorded = recorded.as_ref().and_then(|tensor| {
                 let at = tensor.positions.iter().position(|known| *known == position)?;
                 let values = tensor.values.get(at * width..)?.get(..width)?;
                 Some(values.iter().map(|&x| f64::from(x)).collect())
             });
-            let own = std::iter::once(row(&found.values));
-            let passes = own.chain(of_others.iter().map(|other| row(&other.values))).collect();
-            see(Simulated { id: found.id, position, recorded, passes })?;
+            let exact = first.and_then(|first| first.values.get(row.clone()));
+            if self.is_first || exact.is_some() {
+                (self.see)(Simulated { id: found.id, position, recorded, values: &found.values[row], exact });
+            }
+        }
+        if self.is_first {
+            self.first.insert(found.id, found);
         }
     }
-    Ok(())
-}
-
-/// Goes on with disturbed values, and keeps the rows that are asked for.
-struct Watch<'a> {
-    disturbed: Disturbed<'a>,
-    numerics: Option<Numerics>,
-    ids: &'a HashSet<Checkpoint>,
-    found: Vec<Found>,
 }
 
 impl Conductor<f64> for Watch<'_> {
@@ -202,8 +197,10 @@ impl Conductor<f64> for Watch<'_> {
             self.disturbed.arithmetic = arithmetic(numerics, id, &node.program.graph.get(node.id).op, args);
         }
         let own = self.disturbed.own(node, args, id.is_some());
-        if let (Some(id), Ok(values)) = (id.filter(|id| self.ids.contains(id)), &own) {
-            self.found.extend(rows((steps, step), labelled, (node.id, id), values));
+        if let (Some(id), Ok(values)) = (id.filter(|id| self.ids.contains(id)), &own)
+            && let Some(found) = rows((steps, step), labelled, (node.id, id), values)
+        {
+            self.show(found);
         }
         Ok(own.map(Into::into))
     }
@@ -347,8 +344,7 @@ mod tests {
         let mut rows = BTreeMap::new();
         simulated(&said.0, &said.0.steps(), &gguf, &[None], &ids, &mut |row| {
             assert!(row.recorded.is_none());
-            rows.insert(row.position, row.passes[0].iter().map(|x| (factor * x) as f32).collect());
-            Ok(())
+            rows.insert(row.position, row.values.iter().map(|x| (factor * x) as f32).collect());
         })
         .unwrap();
         assert_eq!(rows.keys().copied().collect::<Vec<u32>>(), [2, 3, 4, 5], "logits of the rows asked for");

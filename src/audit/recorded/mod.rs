@@ -50,9 +50,9 @@ use crate::ops::bound::storage_unit;
 
 pub use attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
 pub use audit_rows::AuditRows;
-pub use carried::{Carried, OwnDistance, SHARP, SHARP_ENOUGH, Simulated, carried, simulated};
+pub use carried::{Carried, OwnDistance, Simulated, carried, simulated};
 pub use exact::{Exact, exact};
-pub use found::{Finding, MISTAKES_SHOW, NearTie, NodeAudit};
+pub use found::{Finding, MISTAKES_SHOW, NearTie, NodeAudit, SHARP};
 pub use labelled::{Labelled, Reads, reads};
 pub use named::{Named, Names};
 pub use narrow::{PRODUCTS, products};

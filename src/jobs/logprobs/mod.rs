@@ -169,8 +169,7 @@ fn exact(said: &Said<'_>, gguf: &Gguf, declared: Option<Numerics>) -> Result<Aga
     let pass = |numerics: Option<Numerics>| -> Result<Vec<Vec<f64>>> {
         let (mut found, ids) = (HashMap::new(), HashSet::from([logits()]));
         simulated(&prompt, &prompt.steps(), gguf, &[numerics], &ids, &mut |row| {
-            found.extend(row.passes.into_iter().map(|values| (row.position, values)));
-            Ok(())
+            found.insert(row.position, row.values.to_vec());
         })?;
         Ok(said.rows.iter().map(|row| found.remove(&row.position).unwrap_or_default()).collect())
     };
