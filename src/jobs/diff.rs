@@ -52,6 +52,8 @@ pub struct Sides<'a> {
     pub reference: &'a Dump,
     /// Whether every node of the candidate was given the reference's values.
     pub isolated: bool,
+    /// Whether the candidate executed the reference's graph: then it claims nothing of its own.
+    pub borrowed: bool,
 }
 
 /// Compares a candidate with a reference; queries and keys of both are read in the model file's order afterwards.
@@ -78,7 +80,7 @@ pub fn diff(
             orders.extend(head_rows::settle(dump, file.gguf())?.map(|order| format!("{side}: {order}")));
         }
     }
-    let sides = Sides { candidate, reference, isolated: false };
+    let sides = Sides { candidate, reference, isolated: false, borrowed: false };
     let mut gaps = verdict::gaps(tokens_of(sides.candidate), tokens_of(sides.reference));
     gaps.extend(Gap::of_dump("candidate", sides.candidate));
     gaps.extend(Gap::of_dump("reference", sides.reference));
@@ -171,7 +173,7 @@ pub fn judged(
     gaps: Vec<Gap>,
     options: &Options,
 ) -> Result<Report> {
-    let Sides { candidate, reference, isolated } = *sides;
+    let Sides { candidate, reference, isolated, borrowed } = *sides;
     let Options { selection, allow_missing, .. } = options;
     let (own, other) = (by.graphs(candidate), by.graphs(reference));
     let ours = own.as_ref().map(|own| (candidate, own));
@@ -242,7 +244,7 @@ pub fn judged(
         report.notes.extend(arithmetic_notes(name, &side.graphs.steps(), &side.findings, declared));
     }
     report.details = pictures(sides, &selected.iter().copied().collect::<Vec<_>>(), options);
-    let claims = own.iter().map(|own| (Whose::Candidate, own));
+    let claims = own.iter().filter(|_| !borrowed).map(|own| (Whose::Candidate, own));
     let claims =
         claims.chain(other.iter().filter(|_| !is_partial(reference)).map(|other| (Whose::Reference, other)));
     by.weigh_wiring(&claims.collect::<Vec<_>>(), &mut report);

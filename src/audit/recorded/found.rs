@@ -101,6 +101,10 @@ pub struct Finding {
     pub explained_nonfinite: u64,
     /// Nodes that were not recorded and computed again for it.
     pub bridged: IndexSet<Checkpoint>,
+    /// A row that is not as wide as the graph's: its shape, and that width.
+    pub misshapen: Option<(Vec<usize>, usize)>,
+    /// A node that reads it and was computed from what it should be, where it is wrong.
+    pub contradicted_by: Option<Checkpoint>,
     /// Mistakes that explain it in every step in which rounding does not; `None` where it was never suspicious.
     diagnosis: Option<Agreed>,
     squares: [f64; 3],

@@ -25,6 +25,7 @@ mod node;
 mod open;
 mod order;
 mod passes;
+mod past_faults;
 mod prompt;
 mod rows;
 mod sample;
@@ -60,7 +61,7 @@ pub use needed::needed;
 pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
 pub use open::{Graphs, Judged};
 pub use order::order;
-pub use passes::audit;
+pub use past_faults::audit;
 pub use prompt::Prompt;
 pub use rows::Arrangement;
 use suspect::Replayed;
@@ -227,7 +228,13 @@ impl Conductor<f64> for Auditor<'_> {
         let whole = partial.as_ref().map_or(&recorded, |partial| &partial.tensor);
         let Some(arranged) = self.labelled.arrange(node.id, checkpoint, whole) else {
             let found = format!("{checkpoint} in its graph's shape: {:?} is recorded", recorded.shape);
-            self.findings.at(checkpoint).cannot(&found);
+            let finding = self.findings.at(checkpoint);
+            finding.cannot(&found);
+            let expected = node.program.graph.get(node.id).elements() / rows.unwrap_or(1).max(1);
+            let width = recorded.shape.iter().skip(1).product::<usize>();
+            if rows.is_some() && !checkpoint.kind().is_optional() && width != expected {
+                finding.misshapen = Some((recorded.shape.get(1..).unwrap_or_default().to_vec(), expected));
+            }
             return Ok(Err(Unknown::new(found)));
         };
         // What was cut of a matrix is masked: whatever stands there, nothing that follows reads it.

@@ -28,8 +28,9 @@ use crate::error::{Error, Result};
 use crate::faults::mistake::Mistake;
 use crate::foreign;
 use crate::gguf::Gguf;
+use crate::model;
+use crate::model::diff::Whose;
 use crate::model::file::ModelFile;
-use crate::model::{self};
 use crate::numerics::Numerics;
 use crate::record::import::is_partial;
 use crate::references;
@@ -82,6 +83,8 @@ pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 struct Executed {
     /// What a reader must know.
     notes: Vec<String>,
+    /// Whether the graph that was executed is the reference's.
+    borrowed: bool,
 }
 
 /// Runs a model and reports.
@@ -110,7 +113,11 @@ pub fn run(file: &ModelFile, options: &RunOptions, progress: Progress<'_>) -> Re
     };
     let candidate = Dump::open(folder.path())?;
     let mut report = match &reference {
-        Some(reference) => beside(&candidate, reference, &by, options)?,
+        Some(reference) => {
+            let isolated = options.isolated;
+            let sides = Sides { candidate: &candidate, reference, isolated, borrowed: executed.borrowed };
+            beside(&sides, &by, options)?
+        }
         None => alone(&candidate, &by, options)?,
     };
     report.candidate.path = options.dump.as_ref().map(|dir| dir.display().to_string());
@@ -124,9 +131,8 @@ pub fn run(file: &ModelFile, options: &RunOptions, progress: Progress<'_>) -> Re
 }
 
 /// The candidate beside the reference.
-fn beside(candidate: &Dump, reference: &Dump, by: &ByGraph<'_>, options: &RunOptions) -> Result<Report> {
-    let sides = Sides { candidate, reference, isolated: options.isolated };
-    let gaps = gaps(options, super::tokens_of(candidate), reference);
+fn beside(sides: &Sides<'_>, by: &ByGraph<'_>, options: &RunOptions) -> Result<Report> {
+    let gaps = gaps(options, super::tokens_of(sides.candidate), sides.reference);
     let how = diff::Options {
         selection: options.selection.clone(),
         tolerances: options.tolerances.clone(),
@@ -135,10 +141,13 @@ fn beside(candidate: &Dump, reference: &Dump, by: &ByGraph<'_>, options: &RunOpt
         audit: options.audit,
     };
     match options.audit {
-        Some(rows) => diff::judged(&sides, by, rows, gaps, &how),
+        Some(rows) => diff::judged(sides, by, rows, gaps, &how),
         None => {
-            let mut report = diff::by_numbers(&sides, Some(by.gguf), gaps, &how);
-            by.weigh_wiring_of(candidate, reference, &mut report)?;
+            let mut report = diff::by_numbers(sides, Some(by.gguf), gaps, &how);
+            match sides.borrowed {
+                true => by.weigh_wiring(&[(Whose::Reference, &by.graphs(sides.reference)?)], &mut report),
+                false => by.weigh_wiring_of(sides.candidate, sides.reference, &mut report)?,
+            }
             Ok(report)
         }
     }

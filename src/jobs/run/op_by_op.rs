@@ -63,7 +63,7 @@ pub(super) fn execute(
         Products::F64 => all_steps(&run, Machine::<f64>::new(by.gguf, arithmetic), dir)?,
         _ => all_steps(&run, Machine::<f32>::new(by.gguf, arithmetic), dir)?,
     };
-    let mut executed = Executed { notes: planned.notes.clone() };
+    let mut executed = Executed { notes: planned.notes.clone(), borrowed: !planned.is_built() };
     executed.notes.extend(notes);
     if planned.is_built() && reference.is_none() {
         let built = format!("the graph is the one that parity builds of the file, for {}", by.architecture);

@@ -105,13 +105,17 @@ fn judge(known: &Known<'_>, before: Before) -> Judged {
     let audit = own.audit();
     if let Some(audit) = audit.as_ref().filter(|_| !own.is_healthy()) {
         return match audit.nonfinite {
-            0 => (V::Origin, format!("its local error is {}: {}", beyond(&audit.local), place(own))),
+            0 => (V::Origin, format!("its local error is {}{}", beyond(&audit.local), place(own))),
             _ => (V::Nonfinite, format!("{}; its recorded inputs do not explain them", known.unfinite)),
         }
         .into();
     }
     if let Some(Status::Shape(ours, theirs)) = known.comparison.map(|comparison| &comparison.status) {
         return (V::Shape, format!("rows of {ours:?} in the candidate, {theirs:?} in the reference")).into();
+    }
+    if let Some((shape, expected)) = &own.misshapen {
+        return (V::Shape, format!("rows of {shape:?} in the candidate, the model's are {expected} wide"))
+            .into();
     }
     if own.unrecorded > 0 {
         return (V::Missing, format!("not recorded in {}", count(own.unrecorded, "step"))).into();
@@ -172,13 +176,17 @@ fn called(named: Option<&Diagnosis>) -> String {
 
 /// Where the bug of a node is.
 fn place(own: &Finding) -> String {
+    if let Some(reader) = own.contradicted_by {
+        let engine = "the dump is wrong here, the engine is not";
+        return format!(", but {reader} was computed from what it should be: {engine}");
+    }
     match own.bridged.first().zip(own.bridged.last()) {
-        None => "the bug is in this node".to_owned(),
+        None => ": the bug is in this node".to_owned(),
         Some((first, last)) if first == last => {
-            format!("the bug is in this node or in {first}, which was not recorded")
+            format!(": the bug is in this node or in {first}, which was not recorded")
         }
         Some((first, last)) => {
-            format!("the bug is in this node or before it, from {first} to {last}, which were not recorded")
+            format!(": the bug is in this node or before it, from {first} to {last}, which were not recorded")
         }
     }
 }
@@ -207,18 +215,25 @@ fn compared(
     local: &LocalError,
     before: Before,
 ) -> Judged {
-    match comparison.within_tolerance {
-        Some(true) => return (V::Match, "within the tolerance given".to_owned()).into(),
-        Some(false) => {
-            let text = "beyond the tolerance given, though its local error is rounding".to_owned();
-            return (V::Beyond, text).into();
-        }
-        None => {}
+    if comparison.within_tolerance == Some(true) {
+        return (V::Match, "within the tolerance given".to_owned()).into();
+    }
+    let theirs = witness(known.reference, &comparison.status);
+    if let Err(answer @ (V::Reference, _)) = theirs {
+        return answer.into();
+    }
+    if comparison.within_tolerance == Some(false) {
+        // What a healthy node got from a faulty one, be it the reference's, is no divergence of its own.
+        return match before.faulty {
+            Some(faulty) => inherited(local, faulty).into(),
+            None => (V::Beyond, "beyond the tolerance given, though its local error is rounding".to_owned())
+                .into(),
+        };
     }
     if comparison.seen.is_some() {
         return printed(known, comparison, local, before);
     }
-    let theirs = match witness(known.reference, &comparison.status) {
+    let theirs = match theirs {
         Ok(theirs) => theirs,
         Err(answer) => return answer.into(),
     };
@@ -240,16 +255,18 @@ fn compared(
     );
     match (before.faulty, before.unseen) {
         _ if is_explained(numbers, local, Some(&theirs)) => (V::Match, witnesses).into(),
-        (Some(faulty), _) => {
-            let text = format!("{}; what it differs by comes from {faulty} or before it", alone(local));
-            (V::Inherited, text).into()
-        }
+        (Some(faulty), _) => inherited(local, faulty).into(),
         (None, Some(_)) => carried_on(known, comparison, local, numbers.rel_l2),
         (None, None) => {
             let text = "every node before it is healthy: the distance is rounding, carried on";
             (V::Match, format!("{witnesses}; {text}")).into()
         }
     }
+}
+
+/// A healthy node behind a faulty one.
+fn inherited(local: &LocalError, faulty: Checkpoint) -> (V, String) {
+    (V::Inherited, format!("{}; what it differs by comes from {faulty} or before it", alone(local)))
 }
 
 /// The reference's local error, where it was judged and is healthy; otherwise what that says of the node.
@@ -285,10 +302,7 @@ fn printed(known: &Known<'_>, comparison: &Comparison, local: &LocalError, befor
     };
     let within = numbers.rel_l2 <= local.bound_rel_l2.unwrap_or(0.0) + local.rel_l2;
     match before.faulty.filter(|_| !within) {
-        Some(faulty) => {
-            let text = format!("{}; what it differs by comes from {faulty} or before it", alone(local));
-            (V::Inherited, text).into()
-        }
+        Some(faulty) => inherited(local, faulty).into(),
         None if numbers.rel_l2 > 0.0 => carried_on(known, comparison, local, numbers.rel_l2),
         None => (V::Match, alone(local)).into(),
     }
@@ -383,8 +397,9 @@ pub fn entries<'a>(
         }
         let (entry, open, carried) = entry(&known, before);
         let at_fault = entry.verdict.is_fault().then_some(entry.id);
+        let is_wrong = entry.verdict.is_fault() || entry.verdict == V::Reference;
         let unseen = matches!(entry.verdict, V::Missing | V::Undecided) && !known.across;
-        before.faulty = before.faulty.or(at_fault);
+        before.faulty = before.faulty.or(is_wrong.then_some(entry.id));
         before.unseen = before.unseen.or(unseen.then_some(entry.id));
         behind.insert(entry.id, before);
         if !shown(entry.id) {

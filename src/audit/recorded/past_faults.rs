@@ -1,0 +1,88 @@
+//! Past faults: a dump may be wrong where its engine is not, by a copy that went wrong. What reads such a node was computed
+//! from what it should be, and looks wrong beside what was recorded.
+//!
+//! So what reads a wrong node, and is wrong too, is judged once more as if that node had not been recorded. Where rounding
+//! then explains it, it is no fault of its own.
+
+use std::collections::HashSet;
+
+use super::{Findings, How, Labelled, Names, Steps, Tensor, passes, reads};
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::numerics::Numerics;
+
+/// Audits a recording: see [`passes::audit`].
+///
+/// # Errors
+/// None that concerns a single node: that is undecided.
+pub fn audit(
+    steps: &dyn Steps,
+    graphs: &[(usize, &Labelled)],
+    gguf: &Gguf,
+    how: &How<'_>,
+) -> Result<Findings> {
+    let mut findings = passes::audit(steps, graphs, gguf, how)?;
+    let wrong: HashSet<Checkpoint> =
+        findings.nodes.iter().filter(|(_, finding)| finding.is_wrong()).map(|(id, _)| *id).collect();
+    let reads = reads(graphs);
+    let wrong_inputs = |id: &Checkpoint| -> Vec<Checkpoint> {
+        reads.get(id).into_iter().flatten().copied().filter(|input| wrong.contains(input)).collect()
+    };
+    let readers: HashSet<Checkpoint> =
+        wrong.iter().copied().filter(|id| !wrong_inputs(id).is_empty()).collect();
+    if readers.is_empty() {
+        return Ok(findings);
+    }
+    let hidden = readers.iter().flat_map(wrong_inputs).collect();
+    let silent = |_: &super::Suspect<'_>| Names::default();
+    let wants = |id: Checkpoint| readers.contains(&id);
+    let how = How { rows: how.rows, wants: &wants, diagnose: &silent, look: None };
+    let mut past = passes::audit(&Hiding { steps, hidden: &hidden }, graphs, gguf, &how)?;
+    for reader in &readers {
+        let Some(found) = past.nodes.swap_remove(reader) else { continue };
+        if found.judged > 0 && found.is_healthy() && !found.is_blind() {
+            for input in wrong_inputs(reader) {
+                findings.at(input).contradicted_by.get_or_insert(*reader);
+            }
+            findings.nodes.insert(*reader, found);
+        }
+    }
+    Ok(findings)
+}
+
+/// A recording without some of its nodes.
+struct Hiding<'a> {
+    steps: &'a dyn Steps,
+    hidden: &'a HashSet<Checkpoint>,
+}
+
+impl Steps for Hiding<'_> {
+    fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
+        self.steps.tensor(step, checkpoint).filter(|_| !self.hidden.contains(&checkpoint))
+    }
+
+    fn rows(&self, step: usize, checkpoint: Checkpoint) -> Option<usize> {
+        self.steps.rows(step, checkpoint).filter(|_| !self.hidden.contains(&checkpoint))
+    }
+
+    fn fed(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
+        self.steps.fed(step, checkpoint)
+    }
+
+    fn leaf(&self, step: usize, name: &str) -> Option<Vec<f64>> {
+        self.steps.leaf(step, name)
+    }
+
+    fn positions(&self, step: usize) -> Vec<u32> {
+        self.steps.positions(step)
+    }
+
+    fn is_own_graph(&self) -> bool {
+        self.steps.is_own_graph()
+    }
+
+    fn declared(&self) -> Option<Numerics> {
+        self.steps.declared()
+    }
+}
