@@ -248,8 +248,8 @@ pub fn judged(
     let claims =
         claims.chain(other.iter().filter(|_| !is_partial(reference)).map(|other| (Whose::Reference, other)));
     by.weigh_wiring(&claims.collect::<Vec<_>>(), &mut report);
-    refuse_nothing(&mut report, comparisons.iter().any(|comparison| comparison.numbers.is_some()));
     refuse_gaps(&mut report, &gaps, *allow_missing);
+    refuse_nothing(&mut report, comparisons.iter().any(|comparison| comparison.numbers.is_some()));
     Ok(report)
 }
 

@@ -31,7 +31,9 @@ impl RunPlan {
             .last_of(|id| wanted.contains(&id))
             .ok_or_else(|| options.selection.refused(graph.checkpoints(), n_layers))?;
         let healthy = graph.fused(|checkpoint| wanted.contains(&checkpoint));
-        let judged = healthy.nodes.iter().filter(|node| wanted.contains(&node.checkpoint));
+        // Without an audit nobody reads what they are computed from.
+        let is_judged = |id: Checkpoint| options.audit.is_some() && wanted.contains(&id);
+        let judged = healthy.nodes.iter().filter(|node| is_judged(node.checkpoint));
         let read: Vec<Checkpoint> = judged.flat_map(|node| node.inputs.iter().copied()).collect();
         wanted.extend(read);
         let (tokens, steps) = steps(Room::of(model), options, reference)?;

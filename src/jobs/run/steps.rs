@@ -236,7 +236,7 @@ impl<'a> Planned<'a> {
         let n_nodes = steps.iter().map(|step| computed(&graphs[step.graph])).sum();
         let (built, tokens) = (&source.built, &source.tokens);
         let mut written = selected.clone();
-        for labelled in source.graphs.labelled() {
+        for labelled in source.graphs.labelled().iter().filter(|_| options.audit.is_some()) {
             written.extend(selected.iter().flat_map(|id| labelled.inputs(*id)));
         }
         Ok(Planned { source: &source.graphs, built, graphs, steps, tokens, written, n_nodes, notes })

@@ -17,10 +17,8 @@ use super::{Gap, spoken};
 use crate::audit::recorded::{Finding, Findings, Judged, Steps};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::compare::{Comparison, Status};
-use crate::error::Result;
-use crate::ops::bound::HEALTHY;
 use crate::report::words::count;
-use crate::report::{CheckpointVerdict, FirstDivergence, Report, Tried, Verdict};
+use crate::report::{CheckpointVerdict, Report, Tried, Verdict};
 use crate::select::Selection;
 
 /// Tokens that there is nothing to say about are no parity.
@@ -41,114 +39,9 @@ pub fn refuse_gaps(report: &mut Report, gaps: &[Gap], allow_missing: bool) {
     report.gaps = obstacles;
 }
 
-/// The answer of two ways to judge a dump: as a whole, in the arithmetic that it declares or that all its values show, and
-/// tensor by tensor. What is not at parity as a whole may be so tensor by tensor: then that is the answer, and where it is
-/// not, it tells better where the first mistake is. Of values in a `narrow` type, which may have been rounded only when they
-/// were recorded, each tensor shows by itself how exactly it was computed: they are judged so first.
-///
-/// # Errors
-/// Those of the whole.
-pub fn explained(
-    narrow: bool,
-    whole: impl FnOnce() -> Result<Report>,
-    by_tensor: impl FnOnce() -> Result<Report>,
-) -> Result<Report> {
-    if narrow {
-        return match by_tensor() {
-            Ok(found) if found.verdict == Verdict::Parity => Ok(found),
-            Ok(found) => Ok(sharper(whole()?, found)),
-            Err(_) => whole(),
-        };
-    }
-    let whole = whole()?;
-    if whole.verdict == Verdict::Parity || has_wrong_reference(&whole) {
-        return Ok(whole);
-    }
-    Ok(match by_tensor() {
-        Ok(found) => sharper(whole, found),
-        Err(_) => whole,
-    })
-}
-
 /// A reference that is wrong stays wrong in any arithmetic of the candidate.
 fn has_wrong_reference(report: &Report) -> bool {
     report.checkpoints.iter().any(|entry| entry.verdict == CheckpointVerdict::Reference)
-}
-
-/// The answer of two that says more.
-fn sharper(whole: Report, by_tensor: Report) -> Report {
-    match (whole.verdict, by_tensor.verdict) {
-        _ if has_wrong_reference(&whole) => whole,
-        // What the declared arithmetic explains is no mistake, whatever another one says of it.
-        (Verdict::Divergence | Verdict::Undecided, Verdict::Divergence)
-            if accuses_healthy(&by_tensor, &whole) =>
-        {
-            whole
-        }
-        (Verdict::Parity, Verdict::Undecided) => whole,
-        // Nothing that was accused is wrong by itself: what keeps it from parity is missing, not wrong.
-        (Verdict::Divergence, Verdict::Undecided) if is_cleared(&whole, &by_tensor) => by_tensor,
-        (Verdict::Divergence, Verdict::Divergence | Verdict::Undecided) => both(whole, by_tensor),
-        _ => by_tensor,
-    }
-}
-
-/// Whether a report found a node of the candidate within what rounding explains.
-fn is_healthy(report: &Report, id: Checkpoint) -> bool {
-    let entry = report.checkpoints.iter().find(|entry| entry.id == id);
-    entry.and_then(|entry| entry.local.candidate.as_ref()).is_some_and(|local| local.over_bound <= HEALTHY)
-}
-
-/// Whether the node that one report accuses first was judged and is healthy in the other.
-fn accuses_healthy(report: &Report, other: &Report) -> bool {
-    report.first_divergence.as_ref().is_some_and(|first| is_healthy(other, first.checkpoint))
-}
-
-/// Whether everything that one report accuses was judged and is healthy in the other.
-fn is_cleared(report: &Report, other: &Report) -> bool {
-    let mut accused = report.checkpoints.iter().filter(|entry| entry.verdict.is_fault());
-    !other.checkpoints.iter().any(|entry| entry.verdict.is_fault())
-        && accused.all(|entry| is_healthy(other, entry.id))
-}
-
-/// One answer of two that found no parity: the names that either knows, at the nodes that were found tensor by tensor.
-fn both(mut whole: Report, mut by_tensor: Report) -> Report {
-    let (Some(of_whole), Some(first)) = (&mut whole.first_divergence, &mut by_tensor.first_divergence) else {
-        return whole;
-    };
-    if of_whole.checkpoint == first.checkpoint {
-        if of_whole.diagnosis.is_empty() || tells_the_type(of_whole, first) {
-            of_whole.diagnosis = std::mem::take(&mut first.diagnosis);
-        }
-        lend_names(&by_tensor, &mut whole);
-        return whole;
-    }
-    let named = whole.checkpoints.iter().find(|entry| entry.id == first.checkpoint);
-    if let Some(named) = named.filter(|_| first.diagnosis.is_empty()) {
-        first.diagnosis.clone_from(&named.diagnosis);
-    }
-    lend_names(&whole, &mut by_tensor);
-    by_tensor
-}
-
-/// Names what one answer has no name for and the other has.
-fn lend_names(known: &Report, report: &mut Report) {
-    for entry in
-        report.checkpoints.iter_mut().filter(|entry| entry.verdict.is_fault() && entry.diagnosis.is_empty())
-    {
-        let named = known.checkpoints.iter().find(|other| other.id == entry.id && other.verdict.is_fault());
-        entry.diagnosis = named.map_or_else(Vec::new, |other| other.diagnosis.clone());
-    }
-}
-
-/// Whether one answer says that a product's input was rounded, and the other to which types all its operands were: f16 and
-/// TF32 round most inputs alike.
-fn tells_the_type(of_whole: &FirstDivergence, by_tensor: &FirstDivergence) -> bool {
-    let all = |divergence: &FirstDivergence, of: &dyn Fn(&str) -> bool| {
-        !divergence.diagnosis.is_empty() && divergence.diagnosis.iter().all(|item| of(&item.fault))
-    };
-    let rounded = |fault: &str| fault.starts_with("linear.") && fault.ends_with("_input");
-    all(of_whole, &rounded) && all(by_tensor, &|fault| fault.starts_with("precision."))
 }
 
 /// What was tried on a node that no known mistake explains.
