@@ -15,7 +15,7 @@ use crate::report::sensitivity::Sensitivity;
 use crate::select::Selection;
 use crate::sensitivity::{self, Recorded};
 use crate::verdict::recorded::{
-    Known, assemble, entries, is_left_out, left_out, not_looked_at, notes, refuse_gaps, tried,
+    Known, assemble, entries, is_left_out, left_out, not_looked_at, notes, refuse_gaps, tried, weigh_masks,
 };
 use crate::verdict::{self, Gap};
 use parity_dump::Dump;
@@ -109,6 +109,7 @@ pub fn judged(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report
     let built = all.iter().copied().filter(|id| own.are_built() && shown(*id));
     let gaps: Vec<Gap> =
         Gap::of_dump("dump", dump).into_iter().chain(Gap::of_rows("dump", dump, built)).collect();
+    weigh_masks(&mut report, &[(Whose::Recorded, dump)], Some(by.gguf));
     refuse_gaps(&mut report, &gaps, *allow_missing);
     Ok(report)
 }

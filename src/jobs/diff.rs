@@ -23,7 +23,7 @@ use crate::report::{Report, Verdict};
 use crate::select::Selection;
 use crate::verdict::recorded::{
     Known, assemble, entries, is_left_out, left_out, not_compared, not_looked_at, notes as arithmetic_notes,
-    refuse_gaps, tried,
+    refuse_gaps, tried, weigh_masks,
 };
 use crate::verdict::{self, Gap, Parts};
 use parity_dump::Dump;
@@ -248,6 +248,8 @@ pub fn judged(
     let claims =
         claims.chain(other.iter().filter(|_| !is_partial(reference)).map(|other| (Whose::Reference, other)));
     by.weigh_wiring(&claims.collect::<Vec<_>>(), &mut report);
+    let masked = [(Whose::Candidate, candidate), (Whose::Reference, reference)];
+    weigh_masks(&mut report, &masked[usize::from(borrowed)..], Some(by.gguf));
     refuse_gaps(&mut report, &gaps, *allow_missing);
     refuse_nothing(&mut report, comparisons.iter().any(|comparison| comparison.numbers.is_some()));
     Ok(report)

@@ -15,7 +15,7 @@ use crate::model::file::ModelFile;
 use crate::model::{self, builders};
 use crate::report::Report;
 use crate::verdict::describe_recorded;
-use crate::verdict::recorded::{Claim, File, weigh_wiring};
+use crate::verdict::recorded::{Claim, File, weigh_masks, weigh_wiring};
 use parity_dump::Dump;
 
 /// A model file whose dumps are judged by graphs.
@@ -117,6 +117,8 @@ impl<'a> ByGraph<'a> {
             (Ok(ours), Err(_)) => self.weigh_wiring(&[(Whose::Candidate, &ours)], report),
             (Err(_), theirs) => self.weigh_wiring(&[(Whose::Reference, &theirs?)], report),
         }
+        let both = [(Whose::Candidate, candidate), (Whose::Reference, reference)];
+        weigh_masks(report, &both, Some(self.gguf));
         Ok(())
     }
 
@@ -136,6 +138,7 @@ pub fn weigh_recorded(candidate: &Dump, reference: &Dump, report: &mut Report) -
         let sides = [(Whose::Candidate, &ours), (Whose::Reference, &theirs)];
         let claims = sides.map(|(side, graphs)| Claim { side, graphs: graphs.all().iter().collect() });
         weigh_wiring(report, &claims, None);
+        weigh_masks(report, &[(Whose::Candidate, candidate), (Whose::Reference, reference)], None);
     }
     Ok(())
 }

@@ -3,13 +3,17 @@
 
 use std::path::{Path, PathBuf};
 
-use parity::model::builders::{Cache, Shape, build};
+use parity::arithmetic::Arithmetic;
+use parity::engine::machine::Machine;
+use parity::gguf::Gguf;
+use parity::model::builders::{Cache, Shape, build, inputs};
+use parity_dump::Element;
 use parity_graph::params::field;
-use parity_graph::{Graph, Op};
+use parity_graph::{Graph, Op, text};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::graphs::record::record;
+use crate::support::graphs::record::{self, How, Step, record};
 use crate::support::graphs::{fill, filled, head, recorded};
 use crate::support::program::{answer, flat, output};
 
@@ -179,6 +183,46 @@ fn another_source_is_the_divergence_under_the_node_that_reads_it() {
     assert!(text.contains(first), "{text}");
     assert_eq!(entry(&report, "blk.1.ffn_norm")["verdict"], "origin");
     no_match_differs(&report);
+}
+
+#[test]
+fn a_mask_that_shows_other_cells_is_the_divergence() {
+    let case = Case::new();
+    let (gguf, graph) = (Gguf::open(&case.model()).unwrap(), recorded(MODEL, ""));
+    let tokens: Vec<u32> = (1..=12).collect();
+    let record = |name: &str, edit: &dyn Fn(&mut [f64], usize)| {
+        let dump = case.0.path().join(name);
+        let mut given = inputs(&build(&gguf, Shape::of(&graph)).unwrap(), &tokens, 0).unwrap();
+        let mask = graph.tensors.iter().find(|tensor| tensor.name == "attn_inp_kq_mask").unwrap();
+        edit(given.get_mut(&mask.name).unwrap(), mask.ne[0]);
+        let mut writer = record::writer(&case.model(), &dump, "llama.cpp");
+        let number = Some(writer.graph(&text::write(&graph)).unwrap());
+        let step = Step { tokens: &tokens, first: 0, graph: &graph, number, given: &given };
+        let how = How { kept: Element::F32, mistake: &|_, _| None, some: &|_| true, written: &|_, _| {} };
+        step.record(&mut Machine::<f64>::new(&gguf, Arithmetic::EXACT), &mut writer, &how);
+        writer.finish().unwrap();
+        dump
+    };
+    let own = record("own", &|_, _| {});
+    let other = record("other", &|mask, cells| mask[5 * cells + 6] = 0.0);
+    let (code, text, report) = case.diff([&other, &own], &[]);
+    assert_eq!(code, 1, "{text}");
+    let first =
+        "DIVERGES at blk.0.attn_ctx: it shows position 5 cells 0..7 in the candidate, cells 0..6 in the file";
+    assert!(text.contains(first), "{text}");
+    no_match_differs(&report);
+    let (code, text, report) = case.diff([&own, &other], &[]);
+    assert!(code == 2 && text.contains("the reference itself is wrong at blk.0.attn_ctx"), "{code}: {text}");
+    no_match_differs(&report);
+    // Without the file nothing settles it.
+    let sides = [&other, &own].map(|side| side.to_str().unwrap());
+    let (code, text) = output(&["diff", sides[0], sides[1], "--rtol", "1e9", "--atol", "1e9"]);
+    assert!(code == 1 && flat(&text).contains("nothing settles which is right"), "{code}: {text}");
+    let (code, text) = output(&["audit", sides[0], "-m", case.model().to_str().unwrap()]);
+    let first = "it shows position 5 cells 0..7 in the graph, cells 0..6 in the file";
+    assert!(code == 1 && flat(&text).contains(first), "{code}: {text}");
+    let (code, text, _) = case.diff([&own, &own], &[]);
+    assert_eq!(code, 0, "{text}");
 }
 
 #[test]

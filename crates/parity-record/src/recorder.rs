@@ -105,12 +105,13 @@ impl Recorder {
         self.report_sequences();
         if let Pass::Lost(why) = &pass {
             self.stop(why);
+            return false;
         }
         let Some((tokens, positions)) = inputs else {
             self.say_once("a pass without token ids is not recorded");
             return false;
         };
-        if matches!(pass, Pass::Skip | Pass::Lost(_)) {
+        if pass == Pass::Skip {
             return false;
         }
         self.note_graph(&described.graph);

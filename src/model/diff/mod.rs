@@ -13,7 +13,7 @@ mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use parity_graph::{Graph, Id};
+use parity_graph::{Graph, Id, Op};
 
 use matching::{Matching, matching};
 use names::names;
@@ -107,6 +107,18 @@ pub fn diff(recorded: &Graph, built: &Graph) -> Diff {
     }
     found.sort_by_key(|(place, _)| *place);
     Diff { nodes: a.nodes.len(), differences: found.into_iter().map(|(_, difference)| difference).collect() }
+}
+
+/// The attentions of a graph, in order, each with the input that masks it.
+pub fn masks(graph: &Graph) -> Vec<(Name, Id)> {
+    const MASK: usize = 3;
+    let wiring = reduce(graph);
+    let called = names(graph, &wiring);
+    let of = |(node, name): (&Node, Name)| match node.sources.get(MASK)?.as_ref()?.from {
+        From::Input(mask) if node.op == Op::FlashAttn => Some((name, mask)),
+        _ => None,
+    };
+    wiring.nodes.iter().zip(called).filter_map(of).collect()
 }
 
 /// What a graph has other numbers of heads of than `file`, which says those of the queries and of the keys: in the first

@@ -40,6 +40,8 @@ pub enum Aspect {
     Source(usize),
     /// Whether it is there; its op by ggml's name.
     Node(String),
+    /// Which cells of the cache its mask shows to the token at a position.
+    Mask(u32),
 }
 
 impl Aspect {
@@ -114,6 +116,7 @@ pub fn sentence(aspect: &Aspect, has: &[(Whose, Option<String>)]) -> String {
         Aspect::Number(parameter) => format!("{} {}", parameter.words, told()),
         Aspect::Op => format!("is {}", told()),
         Aspect::Source(_) => format!("reads {}", told()),
+        Aspect::Mask(position) => format!("shows position {position} {}", told()),
         Aspect::Node(op) => {
             let those = |there: bool| {
                 let sides =

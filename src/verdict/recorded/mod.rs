@@ -5,10 +5,12 @@
 
 mod computed;
 mod entry;
+mod masks;
 mod wiring;
 
 pub use computed::notes;
 pub use entry::{Known, assemble, entries};
+pub use masks::weigh_masks;
 pub use wiring::{Claim, File, weigh_wiring};
 
 use std::collections::HashSet;

@@ -37,10 +37,10 @@ const OPTIONS_SAID: &str = "wiring: options of the run set this too (--rope-freq
     the metadata is misread";
 
 /// One thing that not all sides agree in.
-struct Differs {
-    node: Name,
-    aspect: Aspect,
-    has: Vec<(Whose, Option<String>)>,
+pub(super) struct Differs {
+    pub node: Name,
+    pub aspect: Aspect,
+    pub has: Vec<(Whose, Option<String>)>,
 }
 
 /// What the comparison of one side's graphs with those of the file found.
@@ -231,7 +231,7 @@ impl Differs {
 }
 
 /// The candidate's graph is wired otherwise than it should be: that is the divergence, unless its values are wrong before.
-fn accuse(report: &mut Report, first: &Differs, unsettled: &str) {
+pub(super) fn accuse(report: &mut Report, first: &Differs, unsettled: &str) {
     let said = first.said_of_it() + unsettled;
     report.verdict = Verdict::Divergence;
     report.reason = None;
@@ -274,7 +274,7 @@ fn accuse(report: &mut Report, first: &Differs, unsettled: &str) {
 }
 
 /// The reference alone is wired otherwise than the file says.
-fn refute(report: &mut Report, first: &Differs) {
+pub(super) fn refute(report: &mut Report, first: &Differs) {
     let wrong = |said: String| format!("the reference itself is wrong at {}: {said}", first.node);
     let mut reason = wrong(first.said_of_it());
     let id = first.node.checkpoint();
