@@ -218,6 +218,12 @@ impl Differs {
         format!("{it}{}", sentence(&self.aspect, &self.has))
     }
 
+    /// Whether candidate and reference differ in it, and not both from the file alike.
+    fn tells_sides_apart(&self) -> bool {
+        let own = |side: Whose| self.has.iter().find(|(known, _)| *known == side).map(|(_, value)| value);
+        own(Whose::Candidate) != own(Whose::Reference)
+    }
+
     /// The fault that it is, where the catalogue has a name for it.
     fn diagnosis(&self) -> Vec<Diagnosis> {
         let of = |fault: &str| Diagnosis {
@@ -270,7 +276,9 @@ pub(super) fn accuse(report: &mut Report, first: &Differs, unsettled: &str) {
     if own.is_none() {
         report.origins.insert(0, id);
     }
-    inherit(report, own, id);
+    if first.tells_sides_apart() {
+        inherit(report, own, id);
+    }
 }
 
 /// The reference alone is wired otherwise than the file says.
