@@ -131,6 +131,8 @@ fn a_reference_that_is_not_the_files_is_wrong_itself() {
         "{text}"
     );
     assert_eq!(report["first_divergence"]["checkpoint"], FIRST);
+    // What comes then is the same on both sides.
+    assert_eq!(entry(&report, "blk.0.attn_out")["verdict"], "match");
 }
 
 #[test]
