@@ -23,6 +23,8 @@ pub enum Products {
     LlamaCpu,
     /// llama.cpp on CUDA: activations rounded to Q8_1 for quantised weights.
     LlamaCuda,
+    /// llama.cpp on Vulkan: operands rounded to f16, sums in f16, in passes of many rows.
+    LlamaVulkan,
     /// f64 throughout.
     F64,
 }
@@ -71,12 +73,13 @@ impl Numerics {
     }
 }
 
-const PRODUCTS: [(Products, &str); 6] = [
+const PRODUCTS: [(Products, &str); 7] = [
     (Products::F32, "f32"),
     (Products::F16, "f16"),
     (Products::Bf16, "bf16"),
     (Products::LlamaCpu, "llama-cpu"),
     (Products::LlamaCuda, "llama-cuda"),
+    (Products::LlamaVulkan, "llama-vulkan"),
     (Products::F64, "f64"),
 ];
 const STORAGE: [(Storage, &str); 3] = [(Storage::F32, "f32"), (Storage::F16, "f16"), (Storage::Bf16, "bf16")];
@@ -109,7 +112,7 @@ impl FromStr for Numerics {
         let products = words.next().unwrap_or_default();
         let mut numerics = Numerics {
             products: parsed(&PRODUCTS, products).ok_or_else(|| {
-                format!("`{products}` is no arithmetic that parity knows: f32, f64, f16, bf16, llama-cpu, llama-cuda")
+                format!("`{products}` is no arithmetic that parity knows: f32, f64, f16, bf16, llama-cpu, llama-cuda, llama-vulkan")
             })?,
             ..Numerics::default()
         };
@@ -135,7 +138,7 @@ mod tests {
 
     #[test]
     fn spelling_round_trips() {
-        for text in ["f32", "f64", "bf16 storage=bf16 kv=bf16", "llama-cpu kv=f16 flash=on"] {
+        for text in ["f32", "f64", "bf16 storage=bf16 kv=bf16", "llama-cpu kv=f16 flash=on", "llama-vulkan kv=f16"] {
             assert_eq!(text.parse::<Numerics>().unwrap().to_string(), text);
         }
         assert!("f33".parse::<Numerics>().is_err());

@@ -41,7 +41,7 @@ impl AttentionRounding {
             }
             Products::LlamaCpu => vec![cast(numerics.kv)],
             // Its kernels differ in what they convert; all sum in f32 but for f16 accumulators on request.
-            Products::LlamaCuda => vec![cast(numerics.kv), uncast],
+            Products::LlamaCuda | Products::LlamaVulkan => vec![cast(numerics.kv), uncast],
             Products::F16 => vec![uncast, cast(Storage::F16)],
             Products::Bf16 => vec![uncast, cast(Storage::Bf16)],
             Products::F32 | Products::F64 => vec![uncast],

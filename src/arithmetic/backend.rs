@@ -7,7 +7,7 @@ pub use attention::{Queries, VECTOR_ROWS};
 
 use super::{Arithmetic, Flash, Functions, HalfSums, Integers, Narrow, Operands, Softmax, Vector};
 use crate::gguf::DType;
-use crate::numerics::Storage;
+use crate::numerics::{Products, Storage};
 
 /// An arithmetic with what it is called in a report.
 #[derive(Clone, Copy, Debug)]
@@ -19,18 +19,26 @@ pub struct Hypothesis {
 }
 
 impl Hypothesis {
-    /// Whether a signed sum of outputs shows what it does not explain: of a product sums must be of decoded weights and
-    /// in f32, of attention rows must be computed one by one, with a softmax in f32.
+    /// Whether a signed sum of the outputs of attention shows what it does not explain: rows must be computed one by one,
+    /// with a softmax in f32.
     pub fn is_screened(&self) -> bool {
-        let Arithmetic { operands, flash, softmax, .. } = &self.arithmetic;
-        matches!(operands, Operands::Exact | Operands::VecDot | Operands::Candle)
-            && !matches!(flash, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(_))
-            && *softmax == Softmax::F32
+        !matches!(self.arithmetic.flash, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(_))
+            && self.arithmetic.softmax == Softmax::F32
+    }
+
+    /// Whether sums of products are followed step by step, which costs many times as much as to bound them.
+    pub fn is_followed_by_steps(&self) -> bool {
+        matches!(self.arithmetic.operands, Operands::Half(_))
+    }
+
+    /// Whether sums of products are bounded in whatever order.
+    pub fn is_unordered(&self) -> bool {
+        self.arithmetic.operands == Operands::Unordered
     }
 }
 
 /// A backend other than the CPU whose kernels are followed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Backend {
     /// NVIDIA's cards, and AMD's by the same sources (HIP).
     Cuda,
@@ -75,6 +83,8 @@ const UNTESTED: [(&str, &str); 7] = [
     ("CANN", BY_CPU),
     ("OpenCL", BY_CPU),
 ];
+/// What nodes are said to be computed in whose sums are bounded in any order.
+const IN_ANY_ORDER: &str = "f16 operands, f16 sums in any order";
 /// What nodes of a backend are judged by whose kernels are not followed.
 const BY_CPU: &str = "llama.cpp's CPU kernels and f32";
 
@@ -89,6 +99,15 @@ pub fn untested(name: &str) -> Option<(&'static str, &'static str)> {
 }
 
 impl Backend {
+    /// The name of a buffer of the backend that a producer declares.
+    pub fn declared(products: Products) -> Option<&'static str> {
+        match products {
+            Products::LlamaCuda => Some("CUDA0"),
+            Products::LlamaVulkan => Some("Vulkan0"),
+            _ => None,
+        }
+    }
+
     /// The backend of a buffer's name, such as `CUDA0`; `None` of the CPU and of what is not followed.
     pub fn of(name: &str) -> Option<Backend> {
         match stem(name) {
@@ -102,11 +121,11 @@ impl Backend {
     pub fn any_order(attention: bool) -> Hypothesis {
         let (operands, flash) = match attention {
             true => (Operands::Exact, Flash::NativeF16),
-            false => (Operands::Half(HalfSums::Any), Flash::Exact),
+            false => (Operands::Unordered, Flash::Exact),
         };
         let functions = Functions::FastMath;
         Hypothesis {
-            name: "sums in f16 in any order",
+            name: IN_ANY_ORDER,
             arithmetic: Arithmetic { operands, flash, functions, ..Arithmetic::EXACT },
         }
     }
@@ -176,7 +195,7 @@ fn vulkan(product: &Product) -> Vec<Operands> {
     let many = if wide {
         vec![Operands::Both(narrow)]
     } else {
-        vec![half(false), half(true), Operands::Both(narrow)]
+        vec![half(false), half(true), Operands::Both(narrow), Operands::Unordered]
     };
     let few = if product.batched { 1 } else { VULKAN_FEW };
     match product.rows <= few {
@@ -185,7 +204,8 @@ fn vulkan(product: &Product) -> Vec<Operands> {
     }
 }
 
-/// `ggml_cuda_mul_mat`
+/// `ggml_cuda_mul_mat`. Of what may go to cuBLAS nobody knows the order: it is not followed but bounded where none of those
+/// that are known fits.
 fn cuda(product: &Product) -> Vec<Operands> {
     let (few, many) = (Operands::Blocks(Integers::Few), Operands::Blocks(Integers::Many));
     let exact = Operands::Exact;
@@ -207,19 +227,22 @@ fn cuda(product: &Product) -> Vec<Operands> {
             let mut out = match (rows, product.precise) {
                 (1, true) => vec![exact, tf32],
                 (_, true) => vec![tf32, matrix, cut, exact],
-                (1, false) => vec![vector, exact, matrix],
+                (1, false) => vec![vector, exact, matrix, Operands::Unordered],
                 (..=CUDA_SOME, false) => vec![matrix],
                 _ => Vec::new(),
             };
             if rows > 1 && !product.precise {
                 out.extend(parts());
                 out.extend((rows > CUDA_SOME).then_some(matrix));
-                out.push(exact);
+                out.extend([exact, Operands::Unordered]);
             }
             out
         }
         _ if rows <= CUDA_FEW => vec![few, many, exact],
-        _ => [many, few].into_iter().chain(parts()).chain([Operands::Both(Narrow::F16), exact]).collect(),
+        _ => {
+            let others = [Operands::Both(Narrow::F16), exact, Operands::Unordered];
+            [many, few].into_iter().chain(parts()).chain(others).collect()
+        }
     }
 }
 
@@ -248,6 +271,7 @@ fn name(operands: Operands) -> &'static str {
         Operands::Both(Narrow::Tf32Cut) => "matmuls with operands cut off to TF32, f32 sums",
         Operands::Blocks(_) => "matmuls with Q8_1 activations, f32 sums",
         Operands::Half(_) => "matmuls with f16 operands, f16 sums",
+        Operands::Unordered => IN_ANY_ORDER,
     }
 }
 

@@ -57,6 +57,8 @@ pub enum Operands {
     Blocks(Integers),
     /// Both sides to f16, sums in f16.
     Half(HalfSums),
+    /// The same in an order that nobody knows: what it rounds is bounded.
+    Unordered,
 }
 
 /// A type with fewer bits than f32 that single values are rounded to.
@@ -97,8 +99,6 @@ pub enum HalfSums {
     },
     /// CUDA's mmvf: so many threads, each with a sum over even and one over odd columns; the rest in f32.
     Threads(usize),
-    /// In any order: what it rounds is bounded.
-    Any,
     /// Matrix units: groups of 16 columns are added to the sum and rounded. The columns may be cut into equal parts,
     /// which are added up in f16 or in f32; the result is rounded to f16.
     Groups {
@@ -296,7 +296,7 @@ impl Arithmetic {
 
     /// Whether a device's roundings are followed.
     pub fn is_of_a_device(&self) -> bool {
-        matches!(self.operands, Operands::Both(_) | Operands::Blocks(_) | Operands::Half(_))
+        !matches!(self.operands, Operands::Exact | Operands::VecDot | Operands::Candle)
             || matches!(self.flash, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(_) | Flash::Rounded(..))
     }
 }

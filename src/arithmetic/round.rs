@@ -71,7 +71,7 @@ impl Rounding {
             },
             // ggml-cuda/quantize.cu: blocks of 32 whatever the weight; its kernels keep d in f16 or in f32,
             // so that this is followed by a bound and not step by step.
-            Products::LlamaCuda => Rounding::None,
+            Products::LlamaCuda | Products::LlamaVulkan => Rounding::None,
         }
     }
 

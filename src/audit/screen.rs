@@ -16,7 +16,7 @@ use rayon::prelude::*;
 use super::bounds::{self, Units};
 use super::case::{Context, gather};
 use super::recorded::screen::ATTENTION_MAX;
-use super::recorded::signed_sum::{SignedSum, explained};
+use super::recorded::signed_sum::{Rounds, SignedSum, explained};
 use super::{NODES_AT_ONCE, judge, local, screen_attention};
 use crate::arithmetic::round::{self, Rounding, Tie};
 use crate::checkpoint::Checkpoint;
@@ -177,7 +177,7 @@ fn products(context: &Context<'_>, node: &Node, weight: &Weight<'_>, rows: &[u32
     let declared = Rounding::of(products, weight.dtype());
     let follows = context.recorded_unit == 0.0 && products != Products::LlamaCuda;
     let rounding = if follows { declared } else { Rounding::None };
-    let kept = context.numerics.storage;
+    let rounds = Rounds::of(context.numerics.storage);
     in_parts(rows, |part| {
         let x = context.of_input(node.inputs[0]).recording.gather(node.inputs[0], part);
         let Some(x) = x.filter(|x| x.cols == weight.cols()) else { return Ok(Screened::default()) };
@@ -191,7 +191,7 @@ fn products(context: &Context<'_>, node: &Node, weight: &Weight<'_>, rows: &[u32
             let ties: Vec<&Tie> = rounded.ties.iter().filter(|tie| tie.row == *t).collect();
             let x = rounded.values.row(*t);
             !recorded.is_some_and(|recorded| {
-                sums.iter().any(|sums| explained(sums, x, excess, &ties, recorded, steps, kept))
+                sums.iter().any(|sums| explained(sums, x, excess, &ties, recorded, steps, &rounds))
             })
         };
         let suspects = (0..part.len()).filter(&mut suspicious).map(|t| part[t]).collect();

@@ -118,8 +118,8 @@ pub fn rewrite<'a, S: Number>(
         }
         Change::ResultEdit(edit) => edited = Some(*edit),
     }
-    let Args { name, shape, dtype, arithmetic, .. } = *args;
-    let args = Args { name, params: &scratch.params, sources, shape, dtype, arithmetic };
+    let Args { name, shape, dtype, arithmetic, tokens, .. } = *args;
+    let args = Args { name, params: &scratch.params, sources, shape, dtype, arithmetic, tokens };
     Some(Rewritten::Computed(rule(&op)?, args, edited))
 }
 

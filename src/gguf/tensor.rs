@@ -79,6 +79,16 @@ impl<'a> TensorRef<'a> {
         &self.bytes[rows.start * len..rows.end * len]
     }
 
+    /// Some rows alone: what describes a matrix of them, and their bytes.
+    ///
+    /// # Panics
+    /// If there are fewer rows (a mistake in the caller, not in data).
+    pub fn gathered(&self, rows: &[usize]) -> (TensorInfo, Vec<u8>) {
+        let bytes: Vec<u8> = rows.iter().flat_map(|&row| self.row_bytes(row..row + 1)).copied().collect();
+        let shape = vec![rows.len(), self.cols()];
+        (TensorInfo { shape, byte_len: bytes.len(), ..self.info.clone() }, bytes)
+    }
+
     /// Decodes some rows into `out`, (rows, cols), on this thread.
     ///
     /// # Panics

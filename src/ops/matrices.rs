@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::bound::{TINY_F32, UNIT_F32, accumulation};
+use super::bound::{SUBNORMAL_F16, TINY_F32, UNIT_F16, UNIT_F32, accumulation};
 use super::source::{Args, Data, Source};
 use crate::arithmetic::cache_blocks;
 use crate::arithmetic::cuda_blocks::{Blocks, Form};
@@ -59,8 +59,10 @@ pub struct Problem<'b, 'a, S> {
     weights: Option<Narrow>,
     /// How a kernel on integers multiplies the matrices.
     form: Option<Form>,
-    /// In what order sums are kept in f16, where they are.
+    /// In what order sums are kept in f16, where that is followed.
     half_sums: Option<HalfSums>,
+    /// Whether sums are kept in f16 in an order that nobody knows.
+    unordered: bool,
     /// What weights are read in.
     pub narrow: Storage,
     /// Every row of the result is in one of them.
@@ -108,7 +110,9 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
             Operands::Half(sums) => {
                 (rounding, weights, half_sums) = (Rounding::F16, Some(Narrow::F16), Some(sums));
             }
+            Operands::Unordered => (rounding, weights) = (Rounding::F16, Some(Narrow::F16)),
         }
+        let unordered = args.arithmetic.operands == Operands::Unordered;
         let [a, b, c, k] = other.shape();
         let values = other.values();
         let x = match rounding {
@@ -122,7 +126,7 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
         };
         let rows = args.shape[..3].iter().product();
         let narrow = args.arithmetic.narrow;
-        Ok(Problem { weight, x, rounding, weights, form, half_sums, narrow, meetings, rows })
+        Ok(Problem { weight, x, rounding, weights, form, half_sums, unordered, narrow, meetings, rows })
     }
 
     /// Outputs of one matrix.
@@ -133,7 +137,7 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
     /// (rows, m)
     pub fn compute(&self) -> Vec<S> {
         if let Some(sums) = self.half_sums {
-            return self.in_half(sums, None).into_iter().map(|sum| S::from_f64(sum.value)).collect();
+            return self.values_in_half(sums);
         }
         if self.form.is_some_and(|form| form.half_products) {
             return self.in_half_products();
@@ -156,8 +160,23 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
         out
     }
 
-    /// Rows of a matrix in any precision.
-    fn read<T: Scalar>(&self, matrix: usize, rows: Range<usize>, out: &mut [T]) {
+    /// Whether sums are kept in f16 in an order that nobody knows.
+    pub fn is_unordered(&self) -> bool {
+        self.unordered
+    }
+
+    /// Whether an output is a sum of products, so that sums of outputs are too.
+    pub fn is_linear(&self) -> bool {
+        self.half_sums.is_none() && !self.form.is_some_and(|form| form.half_products)
+    }
+
+    /// Whether what meets minima is summed apart from the quants, and known.
+    pub fn is_apart(&self) -> bool {
+        self.form.is_some_and(|form| form.group.is_some())
+    }
+
+    /// Rows of a matrix in any precision, as the arithmetic has them.
+    pub fn read<T: Scalar>(&self, matrix: usize, rows: Range<usize>, out: &mut [T]) {
         let [_, b, c, k] = self.weight.shape();
         match &self.weight.data {
             Data::Weight(weight) => {
@@ -184,13 +203,13 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
     }
 
     /// Columns that share one minimum, where rows hold what meets it.
-    fn group(&self) -> Option<usize> {
+    pub fn group(&self) -> Option<usize> {
         self.form.map_or_else(|| gguf::minimum_group(self.weight.dtype), |form| form.group)
     }
 
     /// The minima of each group of columns. Of values that are decoded already they are found among the values: caches
     /// are quantised so that they are.
-    fn minima<T: Scalar>(&self, matrix: usize, rows: Range<usize>, group: usize, out: &mut [T]) {
+    pub fn minima<T: Scalar>(&self, matrix: usize, rows: Range<usize>, group: usize, out: &mut [T]) {
         match &self.weight.data {
             Data::Weight(weight) => {
                 let first = matrix * self.outputs();
@@ -319,9 +338,14 @@ impl Problem<'_, '_, f64> {
             let cancelled = self.run(met.view(), squares, |value, _| value);
             terms.iter_mut().zip(cancelled).for_each(|(terms, c)| *terms = (*terms * *terms + c).sqrt());
         }
-        let factor = accumulation(self.x.values.cols, UNIT_F32);
+        let k = self.x.values.cols;
+        let (factor, least) = match self.unordered {
+            // Product and sum of every term.
+            true => (accumulation(2 * k, UNIT_F16), k as f64 * SUBNORMAL_F16),
+            false => (accumulation(k, UNIT_F32), TINY_F32),
+        };
         let bound =
-            |(terms, exact): (f64, &f64)| factor * (terms + exact.abs()) + UNIT_F32 * exact.abs() + TINY_F32;
+            |(terms, exact): (f64, &f64)| factor * (terms + exact.abs()) + UNIT_F32 * exact.abs() + least;
         terms.into_iter().zip(exact).map(bound).collect()
     }
 }

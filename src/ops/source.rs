@@ -23,6 +23,8 @@ pub struct Args<'a, S> {
     pub dtype: DType,
     /// Which roundings of the producer are followed.
     pub arithmetic: &'a Arithmetic,
+    /// Where only some tokens are looked at: which they are, and of how many. What a kernel does depends on a row's place.
+    pub tokens: Option<(&'a [usize], usize)>,
 }
 
 /// One source.

@@ -13,6 +13,7 @@ use parity_graph::{Id, Op};
 use super::found::SHARP;
 use super::simulate::{Cached, Disturbed, Rows, Run};
 use super::{Labelled, Steps, Tensor, attentions, hypotheses, lost};
+use crate::arithmetic::backend::Backend;
 use crate::arithmetic::{Arithmetic, Flash, Narrow, Scaled, Weights};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::engine::machine::{Conductor, Machine, Node, Unknown, Value};
@@ -237,10 +238,12 @@ fn arithmetic(numerics: &Numerics, id: Option<Checkpoint>, op: &Op, args: &Args<
         Products::F32 | Products::F64 => Arithmetic::EXACT,
         Products::F16 => attentions::attention(Narrow::F16),
         Products::Bf16 => attentions::attention(Narrow::Bf16),
-        Products::LlamaCpu => usual(None),
-        Products::LlamaCuda => usual(Some(CUDA)),
+        Products::LlamaCpu | Products::LlamaCuda | Products::LlamaVulkan => {
+            usual(Backend::declared(numerics.products))
+        }
     };
-    let is_llama = matches!(numerics.products, Products::LlamaCpu | Products::LlamaCuda);
+    let is_llama =
+        matches!(numerics.products, Products::LlamaCpu | Products::LlamaCuda | Products::LlamaVulkan);
     // Attention in two products rounds both operands to the type of the cache; in one it has no cache of f32.
     let rounded = |kept| Flash::Rounded(kept, Weights::Divided, Scaled::Scores);
     let (flash, cache) = match (is_llama, numerics.flash, numerics.kv) {
@@ -253,9 +256,6 @@ fn arithmetic(numerics: &Numerics, id: Option<Checkpoint>, op: &Op, args: &Args<
     let kept = numerics.storage_of(id.map_or(Kind::Embed, Checkpoint::kind));
     Arithmetic { flash, cache, narrow: kept, ..one }
 }
-
-/// A buffer of CUDA's.
-const CUDA: &str = "CUDA0";
 
 /// What the passes say of one row.
 struct Row {

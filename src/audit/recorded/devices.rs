@@ -11,9 +11,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use parity_graph::Op;
 
-use super::node::{Held, Sight, judge};
+use super::node::{Held, Hypothesis, Sight, judge};
 use super::{Checkpoint, Findings};
-use crate::arithmetic::Narrow;
+use crate::arithmetic::{Arithmetic, Narrow};
 use crate::arithmetic::backend::{Backend, VECTOR_ROWS, untested};
 use crate::gguf::DType;
 use crate::ops::{Args, Rule, Source, Strided};
@@ -57,10 +57,17 @@ fn is_in_blocks(args: &Args<'_, f64>, slot: usize) -> bool {
     args.get(slot).is_some_and(|source| source.dtype.block_len() > 1)
 }
 
+/// What kernels are chosen by: backend, type and extents of the matrix, rows.
+type Product = (Backend, DType, [usize; 4], usize);
+
 /// What was seen of the kernels of devices.
 #[derive(Default)]
 pub struct Devices {
     followed: BTreeSet<Class>,
+    /// What products were recognised to be computed in.
+    recognised: HashMap<Product, Arithmetic>,
+    /// Nodes that sums in any order alone explain, and how far they are from the nearest order that is known.
+    unordered: Vec<(Checkpoint, Class, f64)>,
     /// With what may speak against them: nothing where the backend is not tested.
     excused: HashMap<Checkpoint, Option<Class>>,
     accused: HashSet<Checkpoint>,
@@ -83,7 +90,15 @@ impl Devices {
             return;
         }
         if held.is_healthy() {
-            self.followed.extend(class.filter(|_| held.followed));
+            match (held.otherwise, class) {
+                // In which order cuBLAS adds up depends on more than is known.
+                (Some(_), Some((Backend::Cuda, _))) if is_in_f16(args) => {}
+                (Some(otherwise), Some(class)) => self.unordered.push((checkpoint, class, otherwise)),
+                (_, class) => self.followed.extend(class.filter(|_| held.followed)),
+            }
+            if let (Some(product), Some(under)) = (product(backend, args), held.under) {
+                self.recognised.insert(product, under);
+            }
             return;
         }
         let any_order = match kind {
@@ -100,8 +115,27 @@ impl Devices {
         }
     }
 
-    /// Takes back what was found of nodes whose kernels are not followed.
+    /// What is tried of a node: what another one of its shape was recognised to be computed in comes first.
+    pub fn likely(
+        &self,
+        backend: Option<&str>,
+        args: &Args<'_, f64>,
+        mut tried: Vec<Hypothesis>,
+    ) -> Vec<Hypothesis> {
+        let known = product(backend, args).and_then(|product| self.recognised.get(&product));
+        if let Some(at) = tried.iter().position(|one| Some(&one.arithmetic) == known) {
+            tried[..=at].rotate_right(1);
+        }
+        tried
+    }
+
+    /// Takes back what was found of nodes whose kernels are not followed, and that others are healthy whose kernels are.
     pub fn excuse(self, findings: &mut Findings) {
+        for (checkpoint, class, otherwise) in self.unordered {
+            if self.followed.contains(&class) {
+                findings.at(checkpoint).is_other_kernel(otherwise);
+            }
+        }
         for (checkpoint, class) in self.excused {
             if !class.is_some_and(|class| self.followed.contains(&class))
                 && !self.accused.contains(&checkpoint)
@@ -119,6 +153,17 @@ impl Devices {
             }
         }
     }
+}
+
+/// Whether a product is of a matrix in f16.
+fn is_in_f16(args: &Args<'_, f64>) -> bool {
+    args.get(0).is_some_and(|weight| weight.dtype == DType::F16)
+}
+
+/// By what a device chooses a kernel for a node.
+fn product(backend: Option<&str>, args: &Args<'_, f64>) -> Option<Product> {
+    let weight = args.get(0)?;
+    Some((backend.and_then(Backend::of)?, weight.dtype, weight.shape(), args.get(1)?.shape()[2]))
 }
 
 /// Keys and values in blocks as kernels on f16 convert them, by slot.

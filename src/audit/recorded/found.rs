@@ -151,6 +151,21 @@ impl Finding {
         }));
     }
 
+    /// Notes that its kernel would be another one than that of all nodes of its kind, which is known.
+    pub fn is_other_kernel(&mut self, over: f64) {
+        self.over = self.over.max(over);
+    }
+
+    /// Whether rows of these positions are beyond their bounds.
+    pub fn is_beyond_in(&self, positions: &[u32]) -> bool {
+        positions.iter().any(|position| self.rows_beyond.contains(position))
+    }
+
+    /// Takes the names of what is wrong with it.
+    pub fn named_as(&mut self, other: Finding) {
+        self.diagnosis = other.diagnosis.or(self.diagnosis.take());
+    }
+
     /// Adds what a diagnosis says of it in a step.
     pub fn diagnosed(&mut self, names: Names) {
         self.diagnosis = Some(Agreed::with(self.diagnosis.take(), names));
@@ -159,11 +174,6 @@ impl Finding {
     /// Whether the mistakes that explain it are in nodes before it that were not recorded.
     pub fn is_named_out_of_sight(&self) -> bool {
         self.diagnosis.as_ref().is_some_and(|agreed| agreed.out_of_sight)
-    }
-
-    /// Whether a diagnosis was tried.
-    pub fn is_diagnosed(&self) -> bool {
-        self.diagnosis.is_some()
     }
 
     /// Mistakes that explain it, the likeliest first, and what was tried where there are none.

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use parity_graph::{Graph, Id, axis, label};
+use parity_dump::checkpoint::Kind;
+use parity_graph::{Graph, Id, Op, axis, label};
 
 use super::{Arrangement, Steps, Tensor};
 use crate::checkpoint::Checkpoint;
@@ -57,6 +58,20 @@ impl Labelled {
             named.map(|(tensor, label)| label.map_or_else(|| tensor.name.clone(), |id| id.to_string()));
         let names = names.collect();
         Ok(Labelled { program: Program::new(graph, names)?, labels, axes, leaves })
+    }
+
+    /// Takes what is multiplied by the output's weight for the logits, without its bias.
+    #[must_use]
+    pub fn with_logits_before_bias(mut self) -> Labelled {
+        let graph = &self.program.graph;
+        let logits = Checkpoint::global(Kind::Logits);
+        let sum = self.labels.iter().position(|label| *label == Some(logits));
+        let product = sum.filter(|&sum| graph.get(sum).op == Op::Add).and_then(|sum| graph.src(sum, 0));
+        if let (Some(sum), Some(product)) = (sum, product.filter(|&id| graph.get(id).op == Op::MulMat)) {
+            self.labels[sum] = None;
+            self.labels[product] = Some(logits);
+        }
+        self
     }
 
     /// What a recording holds of a leaf.

@@ -16,6 +16,7 @@ mod devices;
 mod exact;
 mod found;
 mod labelled;
+mod likely;
 mod lost;
 mod named;
 mod narrow;
@@ -27,12 +28,14 @@ mod order;
 mod passes;
 mod past_faults;
 mod prompt;
+mod pending;
 mod rows;
 mod sample;
 pub(crate) mod screen;
 pub(crate) mod signed_sum;
 mod simulate;
 mod suspect;
+mod together;
 
 #[cfg(test)]
 mod tests;
@@ -40,6 +43,7 @@ mod tests;
 use indexmap::IndexMap;
 use parity_graph::Id;
 
+use crate::arithmetic::backend::Backend;
 use crate::checkpoint::Checkpoint;
 use crate::dump::{Recording, Unfinite};
 use crate::engine::machine::{Conductor, Node, Unknown, Value, own};
@@ -47,7 +51,7 @@ use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::{Numerics, Storage};
 use crate::ops::Args;
-use crate::ops::bound::storage_unit;
+use crate::ops::bound::{UNIT_F16, storage_unit};
 
 pub use attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
 pub use audit_rows::AuditRows;
@@ -69,6 +73,7 @@ pub use suspect::{Injected, Replay, Suspect};
 
 use devices::Devices;
 use passes::Assumed;
+use pending::Pending;
 use rows::Partial;
 pub use sample::{Tokens, judge_sampled};
 
@@ -132,9 +137,6 @@ pub type Look<'a> = &'a dyn Fn(usize, Checkpoint, &Suspect<'_>);
 /// Names the mistakes that explain a node's output, or says what was tried.
 pub type Diagnose<'a> = &'a dyn Fn(&Suspect<'_>) -> Names;
 
-/// Nodes that are diagnosed: the later ones are mostly the same mistake in other layers.
-const DIAGNOSED_MAX: usize = 8;
-
 /// What an audit of a recording with its graph found.
 #[derive(Debug, Default)]
 pub struct Findings {
@@ -190,8 +192,11 @@ struct Auditor<'a> {
     rows: AuditRows,
     /// Positions before the step's last that nothing was recorded of.
     lost: &'a [std::ops::Range<u32>],
-    diagnose: Diagnose<'a>,
+    /// Where nodes are judged once more for the names of what is wrong with them.
+    diagnose: Option<Diagnose<'a>>,
     look: Option<Look<'a>>,
+    /// Rows that wait for those of other steps, where there are other steps.
+    pending: Option<&'a mut Pending>,
     findings: &'a mut Findings,
     devices: &'a mut Devices,
     wants: &'a dyn Fn(Checkpoint) -> bool,
@@ -244,8 +249,10 @@ impl Conductor<f64> for Auditor<'_> {
         let values = arranged.of_node(&whole.values, beyond);
         let lacks = |element: usize| partial.as_ref().is_some_and(|p| p.lacks(arranged.position(element)));
         let looked_at = |element: usize| arranged.is_recorded(element) && !lacks(element);
+        let looked_at: &(dyn Fn(usize) -> bool + Sync) =
+            if partial.is_none() && arranged.is_whole() { &|_| true } else { &looked_at };
         if (self.wants)(checkpoint) {
-            self.judge(node, checkpoint, args, (&values, &recorded), &arranged, &looked_at);
+            self.judge(node, checkpoint, args, (&values, &recorded), &arranged, looked_at);
         }
         if let Some(fed) = self.steps.fed(self.step, checkpoint).filter(|_| partial.is_none()) {
             return Ok(Ok(arranged.of_node(&fed.values, beyond).into()));
@@ -271,7 +278,6 @@ impl Auditor<'_> {
         arranged: &Arrangement,
         looked_at: &(dyn Fn(usize) -> bool + Sync),
     ) {
-        let named = self.findings.nodes.values().filter(|finding| finding.is_diagnosed()).count();
         let (tensor, kept) = (node.program.graph.get(node.id), self.kept[node.id]);
         let any_attention = self.assumed.may_be_any(checkpoint.kind());
         let mut tried = args.map_or_else(
@@ -283,6 +289,15 @@ impl Auditor<'_> {
         }
         let finding = self.findings.at(checkpoint);
         finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
+        if let (Some(pending), Ok(args)) = (&mut self.pending, args)
+            && values.len() == recorded.values.len()
+            && pending.takes(node, checkpoint, args, recorded, &tried)
+        {
+            return;
+        }
+        if let Ok(args) = args {
+            tried = self.devices.likely(tensor.backend.as_deref(), args, tried);
+        }
         let held = match (args, node.rule) {
             (Err(unknown), _) => Err(unknown.clone()),
             (Ok(args), None) => Err(Unknown::no_rule(args.name, &tensor.op)),
@@ -294,38 +309,56 @@ impl Auditor<'_> {
                     let backend = tensor.backend.as_deref();
                     self.devices.note(checkpoint, backend, (rule, args), (values, &sight), held);
                 }
-                let wants_name = named < DIAGNOSED_MAX || finding.is_diagnosed();
-                let is_named = |held: &Held| wants_name && !held.is_healthy();
-                if let Some(held) = held.as_ref().ok().filter(|held| self.look.is_some() || is_named(held)) {
-                    let others = |id: Id| self.labelled.values(self.steps, self.step, id);
-                    let (recorded, gguf) = (values, self.gguf);
-                    let Auditor { step, steps, labelled, ref kept, assumed, .. } = *self;
-                    let replayed = Replayed { step, steps, labelled, gguf, kept, unseen: &assumed.unseen };
-                    let replay = Replay::of(node, replayed, &tried);
-                    let (sight, tried, others) = (&sight, &tried[..], &others);
-                    let suspect = Suspect { node, args, recorded, sight, held, tried, gguf, others, replay };
-                    // What earlier steps left in a cache is not computed again: a name stands on the steps before that.
-                    if let Some(look) = self.look {
-                        look(self.step, checkpoint, &suspect);
-                    }
-                    if is_named(held) && !(suspect.replay.is_none() && finding.is_named_out_of_sight()) {
-                        finding.diagnosed((self.diagnose)(&suspect));
-                    }
+                if let Ok(held) = &held {
+                    self.name(node, checkpoint, args, (values, &sight), (held, &tried));
                 }
                 held
             }
         };
+        let finding = self.findings.at(checkpoint);
         match held {
             Ok(held) => {
                 finding.add(held, arranged, recorded.positions.len());
                 let through = node.carried.iter().flatten().flat_map(|carried| &carried.through);
                 finding.bridged.extend(through.filter_map(|&id| self.labelled.labels[id]));
                 if !finding.bridged.is_empty() {
-                    finding.unit = finding.unit.max(storage_unit(kept));
+                    // Kernels of a device round operands, and sums, to f16.
+                    let device = tensor.backend.as_deref().and_then(Backend::of);
+                    finding.unit = finding.unit.max(device.map_or(storage_unit(kept), |_| UNIT_F16));
                 }
             }
             Err(unknown) if unknown.is_lost => finding.lost(&unknown.reason),
             Err(unknown) => finding.cannot(&unknown.reason),
+        }
+    }
+
+    /// Names what is wrong with a node, where names are wanted and something is.
+    fn name(
+        &mut self,
+        node: &Node<'_>,
+        checkpoint: Checkpoint,
+        args: &Args<'_, f64>,
+        (recorded, sight): (&[f64], &Sight<'_>),
+        (held, tried): (&Held, &[Hypothesis]),
+    ) {
+        let diagnose = self.diagnose.filter(|_| !held.is_healthy());
+        if diagnose.is_none() && self.look.is_none() {
+            return;
+        }
+        let Auditor { step, steps, labelled, gguf, ref kept, assumed, .. } = *self;
+        let others = |id: Id| labelled.values(steps, step, id);
+        let replayed = Replayed { step, steps, labelled, gguf, kept, unseen: &assumed.unseen };
+        let (replay, others) = (Replay::of(node, replayed, tried), &others);
+        let suspect = Suspect { node, args, recorded, sight, held, tried, gguf, others, replay };
+        if let Some(look) = self.look {
+            look(step, checkpoint, &suspect);
+        }
+        let finding = self.findings.at(checkpoint);
+        // What earlier steps left in a cache is not computed again: a name stands on the steps before that.
+        if let Some(diagnose) = diagnose
+            && !(suspect.replay.is_none() && finding.is_named_out_of_sight())
+        {
+            finding.diagnosed(diagnose(&suspect));
         }
     }
 }

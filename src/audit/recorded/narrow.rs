@@ -142,7 +142,7 @@ fn is_mask(op: &Op, slot: usize) -> bool {
 
 /// Whether every finite value is a number of a type.
 pub fn holds(kept: Storage, values: &[f32]) -> bool {
-    values.iter().all(|&x| kept.holds(x))
+    kept == Storage::F32 || values.iter().all(|&x| kept.holds(x))
 }
 
 /// The narrow type that the values of some node show an engine to use; f32 where none does.
@@ -183,7 +183,7 @@ pub const PRODUCTS: [(&str, Narrow); 4] = [
 pub fn operands(declared: Option<Numerics>) -> Vec<(&'static str, Narrow)> {
     let may = |narrow: Narrow| match declared.map(|numerics| numerics.products) {
         None => true,
-        Some(Products::F16 | Products::LlamaCuda) => narrow == Narrow::F16,
+        Some(Products::F16 | Products::LlamaCuda | Products::LlamaVulkan) => narrow == Narrow::F16,
         Some(Products::Bf16) => narrow == Narrow::Bf16,
         Some(Products::LlamaCpu | Products::F32 | Products::F64) => false,
     };

@@ -5,11 +5,14 @@ use rayon::prelude::*;
 
 use super::bridge::carry;
 use super::common;
+use super::likely::likely;
 use super::narrow;
 use super::narrowed::Narrowed;
+use super::sample::{Tokens, attention};
+use super::together;
 pub use crate::arithmetic::Hypothesis;
 use crate::arithmetic::backend::{Backend, Product, Queries};
-use crate::arithmetic::{Arithmetic, Flash};
+use crate::arithmetic::{Arithmetic, Flash, Operands};
 use crate::engine::machine::{Carried, Unknown};
 use crate::gguf::DType;
 use crate::numerics::Storage;
@@ -79,6 +82,8 @@ pub struct Held {
     pub computed_in: Option<&'static str>,
     /// Whether that rounds on purpose, as a device does.
     pub followed: bool,
+    /// That arithmetic, or the one that comes nearest.
+    pub under: Option<Arithmetic>,
     /// Σ (recorded - exact)², Σ exact², Σ bound², over finite elements.
     pub squares: [f64; 3],
     /// Largest error over its bound; NaN where the bound explains nothing.
@@ -97,6 +102,8 @@ pub struct Held {
     pub screened: usize,
     /// Unit roundoff of the type that values were taken to be kept in.
     pub unit: f64,
+    /// Where sums in any order explain it alone: how far the nearest kernel whose order is known is, over its bound.
+    pub otherwise: Option<f64>,
 }
 
 impl Held {
@@ -128,6 +135,26 @@ pub fn judge(
     sight: &Sight<'_>,
     tried: &[Hypothesis],
 ) -> Result<Held, Unknown> {
+    if let Some(tokens) = Tokens::judged(rule, args, recorded, sight) {
+        let there = tokens.looked_at(sight);
+        if rule.op == Op::FlashAttn {
+            return attention(&tokens, sight, &there, tried, usize::MAX);
+        }
+        if let Some(likely) = likely(&tokens, &there, tried) {
+            return tokens.whole(sight, tried, Some(&likely));
+        }
+    }
+    judge_each(rule, args, recorded, sight, tried)
+}
+
+/// As [`judge`], each of `tried` in full.
+pub(super) fn judge_each(
+    rule: &Rule,
+    args: &Args<'_, f64>,
+    recorded: &[f64],
+    sight: &Sight<'_>,
+    tried: &[Hypothesis],
+) -> Result<Held, Unknown> {
     let mut best: Option<Held> = None;
     for Hypothesis { name, arithmetic } in tried {
         let narrowed = Narrowed::of(&rule.op, args, arithmetic);
@@ -142,6 +169,7 @@ pub fn judge(
         held.arithmetic = tried.first().filter(|usual| usual.name != *name).map(|_| *name);
         held.computed_in = Some(*name);
         held.followed = arithmetic.is_of_a_device();
+        held.under = Some(*arithmetic);
         held.unit = storage_unit(arithmetic.narrow);
         if held.is_healthy() {
             return Ok(held);
@@ -196,6 +224,12 @@ fn by_values(
         held
     });
     let mut held = parts.collect::<Vec<Held>>().into_iter().fold(nothing(), joined);
+    if args.arithmetic.operands == Operands::Unordered {
+        let values = together::Values { recorded, exact: &exact, bound: &bound, width: args.shape[3] };
+        for (element, over) in together::factors(&values, sight.looked_at) {
+            note(&mut held, element, over);
+        }
+    }
     if let Some((width, own)) = width.zip(own) {
         let values = common::Values { recorded, exact: &exact, own: &own, carried: carried.as_deref() };
         for (row, over) in common::factors(&rule.op, args, &values, width).into_iter().enumerate() {
@@ -209,6 +243,17 @@ fn by_values(
 
 /// Elements that one thread looks at: a fixed number, so that sums do not depend on how many threads there are.
 const CHUNK: usize = 1 << 15;
+
+/// What was found of a part, beside what was found of the whole by a wider bound: the larger of both is shown.
+pub(super) fn with_worst(mut part: Held, whole: Held) -> Held {
+    part.beyond.extend(whole.beyond);
+    part.nonfinite = whole.nonfinite;
+    part.explained_nonfinite = whole.explained_nonfinite;
+    if !(whole.over <= part.over) && !part.over.is_nan() {
+        (part.over, part.worst) = (whole.over, whole.worst);
+    }
+    part
+}
 
 /// Two parts of one result, in their order.
 fn joined(mut held: Held, part: Held) -> Held {
@@ -227,6 +272,7 @@ fn nothing() -> Held {
         arithmetic: None,
         computed_in: None,
         followed: false,
+        under: None,
         squares: [0.0; 3],
         over: 0.0,
         worst: 0,
@@ -236,11 +282,18 @@ fn nothing() -> Held {
         near_ties: Vec::new(),
         screened: 0,
         unit: storage_unit(Storage::F32),
+        otherwise: None,
     }
 }
 
 /// Adds one element.
 fn element(held: &mut Held, index: usize, recorded: f64, exact: f64, bound: f64) {
+    let off = recorded - exact;
+    if off.is_finite() && bound.is_finite() && off.abs() <= held.over.min(HEALTHY) * bound {
+        let [errors, values, bounds] = &mut held.squares;
+        (*errors, *values, *bounds) = (*errors + off * off, *values + exact * exact, *bounds + bound * bound);
+        return;
+    }
     let same = recorded == exact || recorded.is_nan() && exact.is_nan();
     if !recorded.is_finite() {
         *(if same { &mut held.explained_nonfinite } else { &mut held.nonfinite }) += 1;

@@ -1,23 +1,30 @@
 //! The graphs that a dump is judged by: those that it brings, or those that are built from the model file.
 
 use super::{Labelled, Steps, Tensor};
+use crate::arithmetic::backend::Backend;
 use crate::checkpoint::Checkpoint;
 use crate::dump;
 use crate::dump::Recording;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::builders::{self, Cache, Shape, Values};
-use crate::numerics::Numerics;
+use crate::numerics::{Numerics, Storage};
 use parity_dump::Dump;
 use parity_graph::Graph;
 
+/// The producer of dumps that recordings of llama.cpp are.
+const LLAMA_CPP: &str = "llama.cpp";
+
 /// The graphs of a dump's steps, each once, with the names that their nodes have in it.
+#[derive(Default)]
 pub struct Graphs {
     graphs: Vec<Labelled>,
     /// By step.
     of_steps: Vec<usize>,
     /// By step, what the inputs of graphs hold that were built; nothing of graphs that a dump brings.
     inputs: Vec<Values>,
+    /// Whether they are those of the backend of llama.cpp that computed the dump, as it declares.
+    declared: bool,
 }
 
 impl Graphs {
@@ -44,11 +51,12 @@ impl Graphs {
         });
         let of_steps = of_steps.collect::<Result<_>>()?;
         let graphs = read.all().iter().map(|graph| Labelled::new(graph.clone())).collect::<Result<_>>()?;
-        Ok(Graphs { graphs, of_steps, inputs: Vec::new() })
+        Ok(Graphs { graphs, of_steps, ..Graphs::default() })
     }
 
     /// Builds the graphs of a dump's steps from the model file, for an architecture that parity knows. Attention is one
-    /// node, unless the dump holds scores or probabilities; keys and values are cached as they are.
+    /// node, unless the dump holds scores or probabilities; keys and values are cached as they are. What declares a backend of
+    /// llama.cpp computed llama.cpp's graph: on that backend, with the cache and the attention that it declares.
     ///
     /// # Errors
     /// An architecture without a builder, steps of positions that do not follow one another, tokens beyond the
@@ -57,7 +65,15 @@ impl Graphs {
         let manifest = dump.manifest();
         let inside = Recording::checkpoints(dump).iter().any(|id| id.kind().is_optional());
         let context = manifest.tokens.len();
-        let mut out = Graphs { graphs: Vec::new(), of_steps: Vec::new(), inputs: Vec::new() };
+        let numerics = manifest.producer.numerics.as_deref().and_then(|words| words.parse::<Numerics>().ok());
+        let backend = numerics.and_then(|numerics| Backend::declared(numerics.products));
+        let of_llama = numerics.filter(|_| backend.is_some());
+        let flash = !inside && of_llama.is_none_or(|numerics| numerics.flash);
+        let cache = match of_llama.map(|numerics| numerics.kv) {
+            Some(Storage::F16) => Cache::F16,
+            _ => Cache::F32,
+        };
+        let mut out = Graphs { declared: backend.is_some(), ..Graphs::default() };
         let mut shapes: Vec<Shape> = Vec::new();
         for (number, step) in manifest.steps.iter().enumerate() {
             let first = step.positions.first().map_or(0, |first| *first as usize);
@@ -70,14 +86,21 @@ impl Graphs {
                     .found(format!("{} positions from {first}, {context} tokens", step.positions.len()))
                     .hint("one step for each forward pass, in the order of their positions"));
             };
-            let shape = Shape::step(first, tokens.len(), context, !inside, Cache::F32);
-            let built = builders::build(gguf, shape)?;
+            let shape = Shape::step(first, tokens.len(), context, flash, cache);
+            let mut built = builders::build(gguf, shape)?;
             out.inputs.push(builders::inputs(&built, tokens, first)?);
             let known = shapes.iter().position(|known| *known == shape);
             out.of_steps.push(known.unwrap_or(shapes.len()));
             if known.is_none() {
                 shapes.push(shape);
-                out.graphs.push(Labelled::new(built.graph)?);
+                let tensors = built.graph.tensors.iter_mut().filter(|tensor| tensor.computed);
+                tensors.for_each(|tensor| tensor.backend = backend.map(str::to_owned));
+                let labelled = Labelled::new(built.graph)?;
+                // What recorded no graph took the product for the logits.
+                out.graphs.push(match manifest.producer.name == LLAMA_CPP {
+                    true => labelled.with_logits_before_bias(),
+                    false => labelled,
+                });
             }
         }
         Ok(out)
@@ -89,7 +112,7 @@ impl Graphs {
     /// A graph that does not fit together.
     pub fn of(graphs: impl Iterator<Item = Graph>, of_steps: Vec<usize>) -> Result<Graphs> {
         let graphs = graphs.map(Labelled::new).collect::<Result<_>>()?;
-        Ok(Graphs { graphs, of_steps, inputs: Vec::new() })
+        Ok(Graphs { graphs, of_steps, ..Graphs::default() })
     }
 
     /// Each graph once, with its names, for good.
@@ -110,7 +133,7 @@ impl Graphs {
     /// What `values` holds, with the inputs of these graphs: those that were built, or those that were recorded in
     /// `inputs`, which brought the graphs.
     pub fn judged<'a>(&'a self, values: &'a Dump, inputs: &'a Dump) -> Judged<'a> {
-        let own = self.inputs.is_empty() && std::ptr::eq(values, inputs);
+        let own = (self.inputs.is_empty() || self.declared) && std::ptr::eq(values, inputs);
         Judged { values, inputs, built: &self.inputs, own, fed: None }
     }
 

@@ -12,9 +12,8 @@ use indexmap::{IndexMap, IndexSet};
 use super::bridge::Unseen;
 use super::devices::Devices;
 use super::found::Finding;
-use super::named::Names;
 use super::needed::needed;
-use super::suspect::Suspect;
+use super::pending::Pending;
 use super::{
     Auditor, Diagnose, Findings, How, Labelled, Steps, attentions, classes, lost, narrow, order, simulate,
 };
@@ -83,7 +82,9 @@ pub fn audit(
     let unseen = Unseen { attention: usual, products: None };
     let mut assumed = Assumed { rounds: true, kept, shown, unseen, any_attention: none };
     if steps.is_own_graph() {
-        return passes.run(&assumed, how.diagnose);
+        let mut findings = passes.run(&assumed, how.wants)?;
+        passes.name(&assumed, &mut findings)?;
+        return Ok(findings);
     }
     assumed.shown = narrow::shown(steps, graphs);
     let mut findings = passes.in_f32(&mut assumed)?;
@@ -96,9 +97,12 @@ pub fn audit(
     }
     assumed.kept = assumed.shown;
     if !is_explained {
-        let sharp = std::mem::replace(&mut findings, passes.run(&assumed, how.diagnose)?);
-        let sharp = sharp.nodes.into_iter().filter(|(_, finding)| finding.judged > 0 && finding.is_healthy());
-        findings.nodes.extend(sharp);
+        let sharp = |id: &Checkpoint| {
+            findings.nodes.get(id).is_some_and(|finding| finding.judged > 0 && finding.is_healthy())
+        };
+        let coarse = passes.run(&assumed, &|id| (how.wants)(id) && !sharp(&id))?;
+        findings.nodes.extend(coarse.nodes);
+        passes.name(&assumed, &mut findings)?;
     }
     let open = open(&findings);
     for (id, simulated) in simulate::simulate(steps, graphs, gguf, assumed.kept, &open)? {
@@ -107,21 +111,60 @@ pub fn audit(
     Ok(findings)
 }
 
-/// Names nothing.
-fn silent(_: &Suspect<'_>) -> Names {
-    Names::default()
-}
+/// Nodes that are diagnosed: the later ones are mostly the same mistake in other layers.
+const DIAGNOSED_MAX: usize = 8;
+/// Steps of a node that are diagnosed: the later ones are mostly alike.
+const DIAGNOSED_STEPS_MAX: usize = 4;
+
+/// Which nodes a pass judges.
+type Wants<'b> = &'b dyn Fn(Checkpoint) -> bool;
 
 impl Passes<'_> {
-    fn run(&self, assumed: &Assumed, diagnose: Diagnose<'_>) -> Result<Findings> {
+    /// Judges some nodes, and names nothing.
+    fn run(&self, assumed: &Assumed, wants: Wants<'_>) -> Result<Findings> {
+        self.judge(assumed, wants, &|_, _| true, None)
+    }
+
+    /// Names what is wrong with the first of the nodes that are, each in the first steps in which it is.
+    fn name(&self, assumed: &Assumed, findings: &mut Findings) -> Result<()> {
+        let mut named: HashSet<(usize, Checkpoint)> = HashSet::new();
+        let is_wrong = |id: &&Checkpoint| findings.nodes.get(*id).is_some_and(Finding::is_wrong);
+        let wrong: Vec<Checkpoint> =
+            findings.order.iter().filter(is_wrong).take(DIAGNOSED_MAX).copied().collect();
+        for id in &wrong {
+            let is_beyond = |step: &usize| findings.nodes[id].is_beyond_in(&self.steps.positions(*step));
+            let there = self.graphs.iter().map(|(step, _)| *step).filter(is_beyond);
+            named.extend(there.take(DIAGNOSED_STEPS_MAX).map(|step| (step, *id)));
+        }
+        if named.is_empty() {
+            return Ok(());
+        }
+        let (wants, in_step) = (|id| wrong.contains(&id), |step, id| named.contains(&(step, id)));
+        let of_names = self.judge(assumed, &wants, &in_step, Some(self.how.diagnose))?;
+        for (id, finding) in of_names.nodes {
+            findings.at(id).named_as(finding);
+        }
+        Ok(())
+    }
+
+    /// A pass over all steps in which any node is looked at; with a diagnosis, rows of different steps stand by themselves.
+    fn judge(
+        &self,
+        assumed: &Assumed,
+        wants: Wants<'_>,
+        in_step: &dyn Fn(usize, Checkpoint) -> bool,
+        diagnose: Option<Diagnose<'_>>,
+    ) -> Result<Findings> {
         let Passes { steps, graphs, gguf, how } = *self;
         let mut machine: Machine<'_, f64> =
             Machine::new(gguf, Arithmetic::LLAMA_CPU).rounding(assumed.rounds);
         let mut findings = Findings { order: order(graphs, &|_| true), nodes: IndexMap::new() };
         let mut devices = Devices::default();
+        let mut pending = Pending::default();
         let of_f32 = classes::of_f32(steps, graphs, assumed.kept);
-        for (&(step, labelled), needed) in graphs.iter().zip(needed(steps, graphs, how.wants)) {
-            let (findings, devices) = (&mut findings, &mut devices);
+        for (&(step, labelled), needed) in graphs.iter().zip(needed(steps, graphs, wants)) {
+            let (findings, devices, pending) = (&mut findings, &mut devices, &mut pending);
+            let here = |id: Checkpoint| wants(id) && in_step(step, id);
             let kept = classes::kept(steps, (step, labelled), &of_f32, assumed.kept);
             let (rows, lost) = (how.rows, &lost::before(steps, step)[..]);
             let mut auditor = Auditor {
@@ -135,15 +178,21 @@ impl Passes<'_> {
                 lost,
                 diagnose,
                 look: how.look,
+                pending: Some(&mut *pending)
+                    .filter(|_| diagnose.is_none() && how.look.is_none() && graphs.len() > 1),
                 findings,
                 devices,
-                wants: how.wants,
+                wants: &here,
             };
             let input = |id| labelled.input(steps, step, id);
             machine.step_of(&labelled.program, &|id| needed[id], &input, &mut auditor)?;
-            let unseen = labelled.nodes().filter(|(node, id)| !needed[*node] && (how.wants)(*id));
+            let unseen = labelled.nodes().filter(|(node, id)| !needed[*node] && wants(*id));
             unseen.for_each(|(_, id)| auditor.findings.at(id).unrecorded += 1);
+            if pending.is_full() {
+                pending.judge(gguf, how.rows, findings, devices);
+            }
         }
+        pending.judge(gguf, how.rows, &mut findings, &mut devices);
         devices.excuse(&mut findings);
         Ok(findings)
     }
@@ -152,13 +201,17 @@ impl Passes<'_> {
     /// noted.
     fn in_f32(&self, assumed: &mut Assumed) -> Result<Findings> {
         assumed.rounds = false;
-        let mut findings = self.run(assumed, &silent)?;
+        let mut findings = self.run(assumed, self.how.wants)?;
         // Another producer's memory may be of the graph's types all the same.
         if findings.wrong() > 0 {
             let rounding = Assumed { rounds: true, ..assumed.clone() };
-            let rounded = self.run(&rounding, &silent)?;
-            if rounded.wrong() < findings.wrong() {
-                (*assumed, findings) = (rounding, rounded);
+            // Where it explains no more of what is wrong, it does not explain more of all.
+            let is_wrong = |id: Checkpoint| findings.nodes.get(&id).is_some_and(Finding::is_wrong);
+            if self.run(&rounding, &is_wrong)?.wrong() < findings.wrong() {
+                let rounded = self.run(&rounding, self.how.wants)?;
+                if rounded.wrong() < findings.wrong() {
+                    (*assumed, findings) = (rounding, rounded);
+                }
             }
         }
         self.products(assumed, &mut findings)?;
@@ -210,7 +263,9 @@ impl Passes<'_> {
         tried: &Assumed,
         name: &'static str,
     ) -> Result<HashSet<Kind>> {
-        let kinds = findings.take_explained(self.run(tried, &silent)?, name);
+        let is_wrong = |id: Checkpoint| findings.nodes.get(&id).is_some_and(Finding::is_wrong);
+        let other = self.run(tried, &is_wrong)?;
+        let kinds = findings.take_explained(other, name);
         if !kinds.is_empty() {
             assumed.unseen = tried.unseen;
         }

@@ -60,6 +60,12 @@ impl Arrangement {
         fits.then_some(Arrangement { shape, strides, recorded: extents, axis, positions, matrix })
     }
 
+    /// Of rows of several steps, one behind the other along an axis in front of which there is nothing.
+    pub fn of_tokens(shape: [usize; 4], axis: usize, positions: Vec<u32>) -> Arrangement {
+        let strides = contiguous(shape);
+        Arrangement { shape, strides, recorded: shape, axis: Some(axis), positions, matrix: false }
+    }
+
     /// The recorded values in the order of the node; `beyond` gives what was cut.
     pub fn of_node(&self, recorded: &[f32], beyond: impl Fn(usize) -> f64) -> Vec<f64> {
         if self.strides == contiguous(self.shape) && self.recorded == self.shape {
@@ -133,9 +139,14 @@ impl Arrangement {
         (self.shape.iter().product::<usize>() / self.positions.len().max(1)).max(1)
     }
 
+    /// Whether all elements of the node were recorded.
+    pub fn is_whole(&self) -> bool {
+        self.recorded[3] == self.shape[3]
+    }
+
     /// Whether an element of the node was recorded.
     pub fn is_recorded(&self, element: usize) -> bool {
-        self.recorded[3] == self.shape[3] || self.coordinates(element)[3] < self.recorded[3]
+        self.is_whole() || self.coordinates(element)[3] < self.recorded[3]
     }
 
     /// Coordinates of an element of the node as a dump has them, the token row by its position.

@@ -5,22 +5,22 @@
 //! its values, and its bound both once more; two signed sums of each head (`ops/flash/signed.rs`) cost its scores.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use parity_graph::Op;
 use rayon::prelude::*;
 
 use super::narrow;
 use super::narrowed::Narrowed;
-use super::node::Hypothesis;
 use super::sample::Tokens;
-use super::signed_sum::{SignedSum, explained, factor, is_to_scale};
-use crate::arithmetic::Arithmetic;
+use super::signed_sum::{Rows, Rounds, SignedSum, explained, factor, is_to_scale};
 use crate::arithmetic::round::Tie;
+use crate::arithmetic::{Arithmetic, Flash, Hypothesis};
 use crate::engine::machine::compute;
 use crate::numerics::Storage;
 use crate::ops::bound::storage_unit;
 use crate::ops::flash::{SUMS, Signed};
-use crate::ops::source::Data;
+use crate::ops::bound::UNIT_F16;
 use crate::ops::{Args, Check, Problem, Rule};
 
 /// Tokens up to which attention is computed again in full: its cost grows with their square.
@@ -35,16 +35,22 @@ const LARGER: f64 = 4.0;
 /// them: together they show a factor of three roundings in 999 of 1000 rows, see [`is_to_scale`].
 const DRAWS: usize = 4;
 
+/// Of sums in f16 in any order product and sum of every term are rounded.
+const UNORDERED_ROUNDINGS: f64 = 2.0;
+/// An error that is uniform within a unit comes to so much less of it: √3 times as little.
+const UNIFORM: f64 = 1.732_050_807_568_877_2;
+
 /// Those of `some` tokens whose signed sums an arithmetic does not explain, which explains the `sample`; all where sums
-/// cannot be told.
+/// cannot be told. The values of the sample are `off` by so much of themselves.
 pub fn suspects(
     tokens: &Tokens<'_, '_>,
     [sample, some]: [&BTreeSet<usize>; 2],
-    followed: &Hypothesis,
+    arithmetic: &Arithmetic,
+    off: f64,
 ) -> Vec<usize> {
     let found = match tokens.rule.op {
-        Op::FlashAttn => of_attention(tokens, [sample, some], &followed.arithmetic),
-        _ => of_product(tokens, some, &followed.arithmetic),
+        Op::FlashAttn => of_attention(tokens, [sample, some], arithmetic),
+        _ => of_product(tokens, some, arithmetic, off),
     };
     found.unwrap_or_else(|| some.iter().copied().collect())
 }
@@ -56,13 +62,17 @@ fn of_attention(
     [sample, some]: [&BTreeSet<usize>; 2],
     arithmetic: &Arithmetic,
 ) -> Option<Vec<usize>> {
+    // Of a kernel on a device sums in f16 are bounded in any order: they are followed in the sample.
+    let followed = Hypothesis { name: "", arithmetic: *arithmetic }.is_screened();
+    let kernel = |flash| if followed { *arithmetic } else { Arithmetic { flash, ..*arithmetic } };
+    let (arithmetic, bounded) = (&kernel(Flash::Exact), &kernel(Flash::NativeF16));
     let narrowed = Narrowed::of(&tokens.rule.op, tokens.args, arithmetic);
     let args = Args { arithmetic, sources: narrowed.sources(tokens.args), ..*tokens.args };
     let [_, _, heads, width] = args.shape;
     let factors: [Vec<f64>; SUMS] =
         std::array::from_fn(|r| (0..width).map(|column| f64::from(factor(r, column))).collect());
     let signed = Signed::new(&args, &factors).ok()?;
-    let bounds = tokens.with(sample, |args| bounds(tokens.rule, args, arithmetic))?;
+    let bounds = tokens.with(sample, |args| bounds(tokens.rule, args, bounded))?;
     let mut shares = vec![0.0f64; heads];
     for (token, row) in sample.iter().zip(bounds.chunks_exact((heads * width).max(1))) {
         for (head, bounds) in row.chunks_exact(width.max(1)).enumerate() {
@@ -103,13 +113,20 @@ fn of_product(
     tokens: &Tokens<'_, '_>,
     some: &BTreeSet<usize>,
     arithmetic: &Arithmetic,
+    off: f64,
 ) -> Option<Vec<usize>> {
-    let Data::Weight(weight) = tokens.args.get(0)?.data else { return None };
     let args = Args { arithmetic, sources: tokens.args.sources.clone(), ..*tokens.args };
-    let problem = crate::ops::problem(&tokens.rule.op, &args).ok()?;
+    let problem = crate::ops::problem(&tokens.rule.op, &args).ok().filter(Problem::is_linear)?;
     let m = tokens.args.shape[3];
     let rows_of_token = tokens.inner() / m.max(1);
     let kept = arithmetic.narrow;
+    let mut rounds = Rounds::of(kept);
+    // A factor of a row hides in what is rounded of each value where that is more than f32 rounds.
+    let mut common = (kept != Storage::F32).then_some(storage_unit(kept));
+    if problem.is_unordered() {
+        rounds.accumulator = UNORDERED_ROUNDINGS.sqrt() * UNIT_F16;
+        common = Some(UNIFORM * off);
+    }
     let mut suspects = BTreeSet::new();
     for meeting in &problem.meetings {
         let pairs: Vec<(usize, usize)> =
@@ -117,14 +134,20 @@ fn of_product(
         if pairs.is_empty() {
             continue;
         }
-        let matrix = meeting.matrix * m..(meeting.matrix + 1) * m;
-        let mut sums = SignedSum::all(weight, matrix.clone(), kept);
+        let group = problem.group().unwrap_or(0);
+        let read = |rows: Range<usize>, out: &mut [f32]| problem.read(meeting.matrix, rows, out);
+        let minima =
+            |rows: Range<usize>, out: &mut [f64]| problem.minima(meeting.matrix, rows, group, out);
+        let (cols, apart) = (problem.x.values.cols, problem.is_apart());
+        let rows = Rows { count: m, cols, group, apart, read: &read, minima: &minima };
+        let mut sums = SignedSum::of(&rows, 0);
         let own = sums.len();
-        if kept != Storage::F32 {
-            sums.extend((1..DRAWS).flat_map(|draw| SignedSum::drawn(weight, matrix.clone(), kept, draw)));
+        if common.is_some() {
+            sums.extend((1..DRAWS).flat_map(|draw| SignedSum::of(&rows, draw)));
         }
         let odd = pairs.par_iter().filter(|(x, row)| {
-            !is_explained(&problem, [&sums[..own], &sums], *x, &tokens.recorded[row * m..][..m], kept)
+            let recorded = &tokens.recorded[row * m..][..m];
+            !is_explained(&problem, [&sums[..own], &sums], *x, recorded, (&rounds, common))
         });
         suspects.extend(odd.map(|(_, row)| row / rows_of_token).collect::<Vec<_>>());
     }
@@ -137,13 +160,13 @@ fn is_explained(
     [first, all]: [&[SignedSum]; 2],
     x: usize,
     recorded: &[f64],
-    kept: Storage,
+    (rounds, common): (&Rounds, Option<f64>),
 ) -> bool {
     let single = |values: &[f64]| -> Vec<f32> { values.iter().map(|&value| value as f32).collect() };
     let rounded = &problem.x;
     let excess = if rounded.sums.cols > 0 { single(rounded.sums.row(x)) } else { Vec::new() };
     let ties: Vec<&Tie> = rounded.ties.iter().filter(|tie| tie.row == x).collect();
     let (x, recorded) = (single(rounded.values.row(x)), single(recorded));
-    explained(first, &x, &excess, &ties, &recorded, &[], kept)
-        && (all.len() == first.len() || is_to_scale(all, &x, &excess, &recorded, storage_unit(kept)))
+    explained(first, &x, &excess, &ties, &recorded, &[], rounds)
+        && common.is_none_or(|unit| is_to_scale(all, &x, &excess, &recorded, unit))
 }

@@ -34,6 +34,40 @@ pub struct SignedSum {
     minima_squares: Vec<f64>,
     /// Columns that share a minimum; 0 where there are none.
     group: usize,
+    /// Whether what meets minima is summed apart from the quants.
+    apart: bool,
+}
+
+/// A matrix as its producer multiplies it.
+pub struct Rows<'a> {
+    /// How many rows it has.
+    pub count: usize,
+    /// (I,) of each.
+    pub cols: usize,
+    /// Columns that share a minimum; 0 where there are none.
+    pub group: usize,
+    /// Whether what meets minima is summed apart from the quants, and given.
+    pub apart: bool,
+    /// Writes some rows.
+    pub read: &'a (dyn Fn(Range<usize>, &mut [f32]) + Sync),
+    /// Writes their minima, (rows, I/group).
+    pub minima: &'a (dyn Fn(Range<usize>, &mut [f64]) + Sync),
+}
+
+/// What a producer rounds of outputs.
+#[derive(Clone, Copy)]
+pub struct Rounds {
+    /// The unit roundoff of the type that sums are kept in.
+    pub accumulator: f64,
+    /// The type that outputs are kept in.
+    pub kept: Storage,
+}
+
+impl Rounds {
+    /// Sums in f32.
+    pub fn of(kept: Storage) -> Rounds {
+        Rounds { accumulator: UNIT_F32, kept }
+    }
 }
 
 /// The sum by one r.
@@ -66,24 +100,31 @@ impl SignedSum {
         storage: Storage,
         draw: usize,
     ) -> Vec<SignedSum> {
-        let starts: Vec<usize> = (0..matrix.len()).step_by(OUTPUTS).collect();
-        let end = |start: usize| (start + OUTPUTS).min(matrix.len());
-        let sum = |start: usize| SignedSum::new(weight, matrix.start, start..end(start), storage, draw);
-        starts.into_par_iter().map(sum).collect()
+        let first = matrix.start;
+        let dtype = weight.info.dtype;
+        let of_file = |rows: &Range<usize>| first + rows.start..first + rows.end;
+        let read = |rows: Range<usize>, out: &mut [f32]| {
+            weight.decode_rows(of_file(&rows), out);
+            round::store(storage, out);
+        };
+        let minima = |rows: Range<usize>, out: &mut [f64]| {
+            out.copy_from_slice(&gguf::minima::<f64>(dtype, weight.row_bytes(of_file(&rows))));
+        };
+        let (count, group) = (matrix.len(), gguf::minimum_group(dtype).unwrap_or(0));
+        let rows = Rows { count, cols: weight.cols(), group, apart: false, read: &read, minima: &minima };
+        SignedSum::of(&rows, draw)
     }
 
-    /// Of some outputs of the matrix whose first row is `first`.
-    fn new(
-        weight: TensorRef<'_>,
-        first: usize,
-        outputs: Range<usize>,
-        storage: Storage,
-        draw: usize,
-    ) -> SignedSum {
-        let cols = weight.cols();
-        let dtype = weight.info.dtype;
-        let group = gguf::minimum_group(dtype).unwrap_or(0);
-        let of_file = first + outputs.start..first + outputs.end;
+    /// Of all rows of a matrix, by the so manyth draw of both r.
+    pub fn of(rows: &Rows<'_>, draw: usize) -> Vec<SignedSum> {
+        let starts: Vec<usize> = (0..rows.count).step_by(OUTPUTS).collect();
+        let end = |start: usize| (start + OUTPUTS).min(rows.count);
+        starts.into_par_iter().map(|start| SignedSum::new(rows, start..end(start), draw)).collect()
+    }
+
+    /// Of some outputs.
+    fn new(matrix: &Rows<'_>, outputs: Range<usize>, draw: usize) -> SignedSum {
+        let Rows { cols, group, apart, .. } = *matrix;
         let factors = |r: usize| outputs.clone().map(|o| factor(2 * draw + r, o)).collect();
         let signed = [0, 1].map(|r| Signed { factors: factors(r), ..Signed::default() });
         let mut sum = SignedSum {
@@ -92,14 +133,14 @@ impl SignedSum {
             squares: vec![0.0; cols],
             minima_squares: Vec::new(),
             group,
+            apart,
         };
         let mut weights = [vec![0f64; cols], vec![0f64; cols]];
         f32::with_scratch(ADDED * cols, |rows| {
             for start in (0..outputs.len()).step_by(ADDED) {
                 let end = (start + ADDED).min(outputs.len());
                 let rows = &mut rows[..(end - start) * cols];
-                weight.decode_rows(of_file.start + start..of_file.start + end, rows);
-                round::store(storage, rows);
+                (matrix.read)(outputs.start + start..outputs.start + end, rows);
                 let factors = [0, 1].map(|r| &sum.signed[r].factors[start..end]);
                 vectorized(
                     #[inline(always)]
@@ -111,7 +152,8 @@ impl SignedSum {
             signed.weights = weights.iter().map(|&w| w as f32).collect();
         }
         if let Some(groups) = cols.checked_div(group) {
-            let minima: Vec<f64> = gguf::minima(dtype, weight.row_bytes(of_file));
+            let mut minima = vec![0.0; outputs.len() * groups];
+            (matrix.minima)(outputs.clone(), &mut minima);
             sum.minima_squares = vec![0.0; groups];
             sum.signed.iter_mut().for_each(|signed| signed.minima = vec![0.0; groups]);
             for (o, minima) in minima.chunks_exact(groups.max(1)).enumerate() {
@@ -154,8 +196,8 @@ impl SignedSum {
         &self,
         r: usize,
         error: f64,
-        kept: Storage,
-        x: &[f32],
+        rounds: &Rounds,
+        (x, excess): (&[f32], &[f32]),
         steps: &[f64],
         recorded: &[f32],
     ) -> bool {
@@ -164,22 +206,26 @@ impl SignedSum {
             #[inline(always)]
             || in_lanes(outputs, |y, _| f64::from(y) * f64::from(y)),
         );
-        let factor = LARGEST[r] * accumulation(x.len(), UNIT_F32);
-        let subnormal = if kept == Storage::F16 { SUBNORMAL_F16 } else { 0.0 };
+        let factor = LARGEST[r] * accumulation(x.len(), rounds.accumulator);
+        let subnormal = if rounds.kept == Storage::F16 { SUBNORMAL_F16 } else { 0.0 };
         let tiny = (x.len() as f64).sqrt() * TINY_F32;
-        let of_size = (factor + LARGEST[r] * storage_unit(kept)) * squares.sqrt()
+        let of_size = (factor + LARGEST[r] * storage_unit(rounds.kept)) * squares.sqrt()
             + LARGEST[r] * (subnormal + tiny) * (outputs.len() as f64).sqrt();
         let off = steps.iter().zip(&self.signed[r].weights).map(|(step, w)| (step * f64::from(*w)).powi(2));
         let of_size = of_size + CONFIDENCE * off.sum::<f64>().sqrt();
         // What is infinite explains nothing. The terms need not be looked at where what the outputs allow is enough.
         let within = |bound: f64| bound.is_finite() && error <= bound;
-        within(of_size) || within(of_size + factor * self.terms(x))
+        within(of_size) || within(of_size + factor * self.terms(x, excess))
     }
 
     /// All terms of the outputs in quadrature, and what cancels between minima and quants.
-    fn terms(&self, x: &[f32]) -> f64 {
+    fn terms(&self, x: &[f32], excess: &[f32]) -> f64 {
         let x = Matrix::new(1, x.len(), x.iter().map(|&x| f64::from(x)).collect());
-        let met = if self.group > 0 { group_sums(&x, self.group).data } else { Vec::new() };
+        let met = match self.apart {
+            true => excess.iter().copied().map(f64::from).collect(),
+            false if self.group > 0 => group_sums(&x, self.group).data,
+            false => Vec::new(),
+        };
         let cancelled: f64 = self.minima_squares.iter().zip(&met).map(|(w, met)| w * met * met).sum();
         let terms: f64 = self.squares.iter().zip(&x.data).map(|(w, x)| f64::from(*w) * x * x).sum();
         (terms + cancelled).sqrt()
@@ -195,7 +241,7 @@ pub fn explained(
     ties: &[&Tie],
     recorded: &[f32],
     steps: &[f64],
-    kept: Storage,
+    rounds: &Rounds,
 ) -> bool {
     if ties.len() > TIES_MAX || recorded.len() != sums.last().map_or(0, |sum| sum.outputs.end) {
         return false;
@@ -207,7 +253,7 @@ pub fn explained(
             ties.iter().enumerate().filter(|(i, _)| sides >> i & 1 == 1).map(|(_, tie)| tie).collect();
         sums.iter().zip(&errors).all(|(sum, errors)| {
             let moved = |r: usize| chosen.iter().map(|tie| sum.moved(r, tie)).sum::<f64>();
-            (0..2).all(|r| sum.explains(r, (errors[r] - moved(r)).abs(), kept, x, steps, recorded))
+            (0..2).all(|r| sum.explains(r, (errors[r] - moved(r)).abs(), rounds, (x, excess), steps, recorded))
         })
     })
 }

@@ -260,7 +260,7 @@ impl<'a, S: Number> Machine<'a, S> {
             let of_type = || Unknown::new(format!("the type {} of {name}", tensor.dtype));
             let dtype = dtype(tensor).ok_or_else(of_type)?;
             let (params, shape) = (&tensor.params, tensor.shape());
-            Ok(Args { name, params, sources, shape, dtype, arithmetic: &self.arithmetic })
+            Ok(Args { name, params, sources, shape, dtype, arithmetic: &self.arithmetic, tokens: None })
         });
         let carried = slots().map(|slot| carried(program, slot?, memory)).collect();
         let node = Node { id, program, rule: rule(&tensor.op), carried };

@@ -31,6 +31,8 @@ pub struct Attention<'b, 'a, S> {
     sinks: Option<Vec<f64>>,
     /// (B, H, N)
     pub shape: [usize; 3],
+    /// Which of how many queries these are, where they are not all.
+    tokens: Option<(&'a [usize], usize)>,
     pub scale: f64,
     /// What queries and keys are multiplied by before they are rounded to a narrow type.
     pub before: Factors,
@@ -125,6 +127,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             mask,
             sinks,
             shape: [b, h, n],
+            tokens: args.tokens,
             scale,
             before,
             max_bias: f64::from(args.params.float(1)),
@@ -132,6 +135,11 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             kind,
             softmax: args.arithmetic.softmax,
         })
+    }
+
+    /// The place of a query among all, and how many these are.
+    pub fn place(&self, n: usize) -> (usize, usize) {
+        self.tokens.map_or((n, self.shape[2]), |(order, all)| (order[n], all))
     }
 
     /// Which row of the queries.

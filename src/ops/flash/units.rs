@@ -36,7 +36,8 @@ impl<S: Scalar> Attention<'_, '_, S> {
     fn cuts(&self, [b, h, n]: [usize; 3], units: Units) -> Vec<(usize, usize)> {
         let batches = self.k.shape()[2].div_ceil(units.batch);
         let Some(blocks) = units.blocks else { return (0..batches).map(|at| (at, at + 1)).collect() };
-        let [sequences, heads, queries] = self.shape;
+        let (sequences, heads) = (self.shape[0], self.shape[1]);
+        let (n, queries) = self.place(n);
         let kv = self.k.shape()[1];
         let (tiles, groups) = (queries.div_ceil(units.queries), (heads / kv).div_ceil(units.heads));
         let tile = ((b * kv + h / (heads / kv)) * groups + h % (heads / kv) / units.heads) * tiles

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::super::bound::{SUBNORMAL_F16, TINY_F32, UNIT_F16, UNIT_F32, accumulation};
+use super::super::bound::{TINY_F32, UNIT_F32, accumulation};
 use super::Problem;
 use crate::arithmetic::HalfSums;
 use crate::arithmetic::narrow::half;
@@ -47,12 +47,36 @@ pub(super) struct Between<'b> {
 impl<S: Scalar> Problem<'_, '_, S> {
     /// (rows, m); where activations are only known to be `between`, the sums are as well.
     pub(super) fn in_half(&self, sums: HalfSums, between: Option<&Between<'_>>) -> Vec<Sum> {
+        self.in_tiles(|columns, x, row| {
+            let between = between.map(|x| (x.low.row(row), x.high.row(row)));
+            tile(sums, self.run_length(), columns, x, between)
+        })
+    }
+
+    /// The values of [`Problem::in_half`] alone.
+    pub(super) fn values_in_half(&self, sums: HalfSums) -> Vec<S> {
+        let run = self.run_length();
+        self.in_tiles(|columns, x, _| {
+            let product = |k: usize, lane: usize| columns[k][lane] * x[k];
+            in_order(sums, run, x.len(), product, 0.0).0.map(S::from_f64)
+        })
+    }
+
+    /// Terms that Vulkan's kernel takes from the last to the first.
+    fn run_length(&self) -> usize {
+        if self.weight.dtype == DType::F16 { 4 } else { 2 }
+    }
+
+    /// (rows, m), of outputs side by side: of their columns of the matrix, and of a row with its number.
+    fn in_tiles<T: Copy + Default + Send>(
+        &self,
+        of_tile: impl Fn(&[[f64; LANES]], &[f64], usize) -> [T; LANES] + Sync,
+    ) -> Vec<T> {
         let (m, k) = (self.outputs(), self.x.values.cols);
-        let run = if self.weight.dtype == DType::F16 { 4 } else { 2 };
-        let mut out = vec![Sum::default(); self.rows * m];
+        let mut out = vec![T::default(); self.rows * m];
         for meeting in &self.meetings {
             let tiles: Vec<usize> = (0..m).step_by(LANES).collect();
-            let rows: Vec<Vec<[Sum; LANES]>> = tiles
+            let rows: Vec<Vec<[T; LANES]>> = tiles
                 .par_iter()
                 .map(|&start| {
                     let end = (start + LANES).min(m);
@@ -65,16 +89,15 @@ impl<S: Scalar> Problem<'_, '_, S> {
                     }
                     let of = |row: usize| {
                         let x: Vec<f64> = self.x.values.row(row).iter().map(|x| x.to_f64()).collect();
-                        let between = between.map(|x| (x.low.row(row), x.high.row(row)));
-                        tile(sums, run, &columns, &x, between)
+                        of_tile(&columns, &x, row)
                     };
                     meeting.pairs.iter().map(|(row, _)| of(*row)).collect()
                 })
                 .collect();
             for (start, rows) in tiles.into_iter().zip(rows) {
                 let end = (start + LANES).min(m);
-                for ((_, row), sums) in meeting.pairs.iter().zip(rows) {
-                    out[row * m + start..row * m + end].copy_from_slice(&sums[..end - start]);
+                for ((_, row), values) in meeting.pairs.iter().zip(rows) {
+                    out[row * m + start..row * m + end].copy_from_slice(&values[..end - start]);
                 }
             }
         }
@@ -111,13 +134,10 @@ fn tile(
     };
     let factor = match sums {
         HalfSums::Threads(threads) => accumulation(2 * threads, UNIT_F32),
-        // Product and sum of every term.
-        HalfSums::Any => accumulation(2 * x.len(), UNIT_F16),
         HalfSums::Running { .. } | HalfSums::Plain { .. } | HalfSums::Groups { .. } => 0.0,
     };
-    let least = if sums == HalfSums::Any { x.len() as f64 * SUBNORMAL_F16 } else { 0.0 };
     std::array::from_fn(|lane| {
-        let slack = factor * (squares[lane].sqrt() + values[lane].abs()) + least;
+        let slack = factor * (squares[lane].sqrt() + values[lane].abs());
         Sum { value: values[lane], low: low[lane], high: high[lane], slack }
     })
 }
@@ -137,24 +157,9 @@ fn in_order(
             HalfSums::Running { fused } => (running(run, terms, product, fused), [0.0; LANES]),
             HalfSums::Plain { fused } => (running(1, terms, product, fused), [0.0; LANES]),
             HalfSums::Threads(threads) => threaded(terms, product, threads),
-            HalfSums::Any => unordered(terms, product),
             HalfSums::Groups { parts, narrow } => (grouped(terms, product, parts, narrow, cut), [0.0; LANES]),
         },
     )
-}
-
-/// All terms as they are, and their squares.
-#[inline(always)]
-fn unordered(terms: usize, product: impl Fn(usize, usize) -> f64) -> ([f64; LANES], [f64; LANES]) {
-    let (mut sums, mut squares) = ([0f64; LANES], [0f64; LANES]);
-    for k in 0..terms {
-        for lane in 0..LANES {
-            let product = product(k, lane);
-            sums[lane] += product;
-            squares[lane] += product * product;
-        }
-    }
-    (sums, squares)
 }
 
 /// One term after the other, from the last to the first of every `run`.

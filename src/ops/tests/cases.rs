@@ -80,6 +80,7 @@ impl Case {
             shape: self.result.shape,
             dtype: self.result.dtype,
             arithmetic,
+            tokens: None,
         })
     }
 

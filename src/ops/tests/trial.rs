@@ -168,6 +168,7 @@ impl Trial {
             shape: self.shape,
             dtype: DType::F32,
             arithmetic: &self.arithmetic,
+            tokens: None,
         })
     }
 

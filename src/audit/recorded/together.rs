@@ -1,0 +1,181 @@
+//! What errors of sums have in common whose order nobody knows.
+//!
+//! In any order sums in f16 may be off by several per cent, and a factor of 1.005 hides in each of them. But their roundings
+//! are independent of one another, and a factor f, or an offset, is common: to all outputs, to a row, to some columns side by
+//! side (a head), or to one column. With errors e, exact values y and bounds b it is Σ e·y/b² over Σ y²/b². If roundings alone
+//! are at work, each e has either sign alike, so that Σ e·y/b² is within `DEVIATIONS` times the root of Σ (e·y/b²)²: whatever
+//! the sizes of the errors are, once that many are looked at that they could all point one way. Of a few columns that cannot
+//! be told from their own errors: what all errors of the node come to, each over its bound, stands for theirs, and columns are
+//! `ALIKE` in that. Rows that were recorded alike were rounded alike, and count as one.
+
+use std::collections::HashSet;
+
+use crate::ops::bound::CONFIDENCE;
+
+/// [`CONFIDENCE`] roundings that are uniform in ± 1 are so many standard deviations: √3 each.
+const DEVIATIONS: f64 = CONFIDENCE * 1.732_050_807_568_877_2;
+/// By how much errors of columns, over their bounds, may be larger than those of the whole node.
+const ALIKE: f64 = 2.0;
+/// Values from which their own errors say how large these are: a common factor makes the root of their number of it.
+const OWN: usize = 64;
+/// Columns side by side that are looked at together: heads are multiples of it.
+const BESIDE: usize = 32;
+
+/// What is known of a node's values, row by row of `width`.
+pub struct Values<'a> {
+    /// As they were recorded.
+    pub recorded: &'a [f64],
+    /// Exact ones.
+    pub exact: &'a [f64],
+    /// Up to how much each may be off.
+    pub bound: &'a [f64],
+    /// Elements of a row.
+    pub width: usize,
+}
+
+/// Sums over some values.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    count: usize,
+    /// Σ (e/b)²
+    errors: f64,
+    /// Of a factor and of an offset, w = y/b and 1/b: Σ e/b·w, Σ (e/b·w)², Σ w².
+    of: [[f64; 3]; 2],
+    first: usize,
+}
+
+impl Sums {
+    fn add(&mut self, element: usize, error: f64, by: [f64; 2]) {
+        if self.count == 0 {
+            self.first = element;
+        }
+        self.count += 1;
+        self.errors += error * error;
+        for (sums, w) in self.of.iter_mut().zip(by) {
+            let along = error * w;
+            sums[0] += along;
+            sums[1] += along * along;
+            sums[2] += w * w;
+        }
+    }
+
+    /// What is common, over what independent roundings come to: by what these values are off themselves, or by what values
+    /// of the node are, over their bounds.
+    fn over(&self, of_node: f64) -> f64 {
+        let ratio = |[common, own, weights]: [f64; 3]| {
+            let spread = match self.count >= OWN {
+                true => own.sqrt(),
+                // What rounding may be in any order is enough in any case.
+                false => (ALIKE * of_node).min(1.0 / DEVIATIONS) * weights.sqrt(),
+            };
+            if common == 0.0 { 0.0 } else { common.abs() / (DEVIATIONS * spread) }
+        };
+        self.of.into_iter().map(ratio).fold(0.0, f64::max)
+    }
+}
+
+/// What values have in common over what rounding explains of it: of the whole, by row, by columns. Each with an element
+/// where it is. Only what is `looked_at` counts.
+pub fn factors(values: &Values<'_>, looked_at: &dyn Fn(usize) -> bool) -> Vec<(usize, f64)> {
+    let Values { recorded, exact, bound, width } = *values;
+    if width == 0 {
+        return Vec::new();
+    }
+    let mut seen = HashSet::new();
+    let mut node = Sums::default();
+    let mut rows = Vec::new();
+    let mut columns = vec![Sums::default(); width];
+    let mut beside = vec![Sums::default(); width.div_ceil(BESIDE)];
+    for (row, own) in recorded.chunks_exact(width).enumerate() {
+        if !seen.insert(own.iter().map(|value| value.to_bits()).collect::<Vec<u64>>()) {
+            continue;
+        }
+        let mut of_row = Sums::default();
+        for (column, &recorded) in own.iter().enumerate() {
+            let element = row * width + column;
+            let (y, b) = (exact[element], bound[element]);
+            let (error, by) = ((recorded - y) / b, [y / b, 1.0 / b]);
+            if !looked_at(element) || !(error.is_finite() && by[0].is_finite() && by[1].is_finite()) {
+                continue;
+            }
+            for sums in [&mut node, &mut of_row, &mut columns[column], &mut beside[column / BESIDE]] {
+                sums.add(element, error, by);
+            }
+        }
+        rows.push(of_row);
+    }
+    let of_node = (node.errors / node.count.max(1) as f64).sqrt();
+    let all = std::iter::once(node).chain(rows).chain(beside).chain(columns);
+    all.filter(|sums| sums.count > 0).map(|sums| (sums.first, sums.over(of_node))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random;
+
+    /// Uniform in [-1, 1).
+    fn draw(seed: usize, i: usize) -> f64 {
+        let bits = random::mixed((seed as u64).wrapping_mul(random::GAMMA) ^ random::mixed(i as u64 + 1));
+        (bits >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+
+    /// (exact, bound, recorded) of `rows` of `width`, with errors of a fiftieth of the bounds, times `f` of an element.
+    fn node(seed: usize, [rows, width]: [usize; 2], f: impl Fn(usize) -> f64) -> [Vec<f64>; 3] {
+        let exact: Vec<f64> = (0..rows * width).map(|i| draw(seed, i) + draw(seed + 7, i)).collect();
+        let bound: Vec<f64> = exact.iter().map(|y| 0.08 * (0.8 + y.abs())).collect();
+        // Errors of columns and rows are alike within a factor of two.
+        let size = |i: usize| (0.7 + 0.6 * ((i % width) % 2) as f64) * (0.7 + 0.6 * ((i / width) % 2) as f64);
+        let recorded = exact.iter().zip(&bound).enumerate();
+        let recorded = recorded.map(|(i, (y, b))| y * f(i) + b * size(i) * draw(seed + 99, i) / 50.0).collect();
+        [exact, bound, recorded]
+    }
+
+    fn worst([exact, bound, recorded]: &[Vec<f64>; 3], width: usize) -> (usize, f64) {
+        let values = Values { recorded, exact, bound, width };
+        factors(&values, &|_| true).into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap()
+    }
+
+    #[test]
+    fn independent_roundings_have_nothing_in_common() {
+        for seed in 0..200 {
+            for shape in [[1, 128], [2, 64], [17, 128], [40, 256], [64, 96], [5, 8], [3, 1]] {
+                let (_, over) = worst(&node(1000 * seed + 3, shape, |_| 1.0), shape[1]);
+                assert!(over <= 1.0, "{shape:?}: {over}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_that_are_alike_count_as_one() {
+        let [exact, bound, recorded] = node(5, [1, 64], |_| 1.0);
+        let many = [exact, bound, recorded].map(|row| row.repeat(400));
+        assert!(worst(&many, 64).1 <= 1.0);
+    }
+
+    #[test]
+    fn a_factor_is_found_far_below_the_bound_of_a_value() {
+        let shape @ [rows, width] = [40, 128];
+        for seed in 0..20 {
+            let all = |_| 1.005;
+            let row = |i: usize| if i / width == 17 { 1.005 } else { 1.0 };
+            let head = |i: usize| if (64..96).contains(&(i % width)) { 1.005 } else { 1.0 };
+            let column = |i: usize| if i % width == 77 { 1.005 } else { 1.0 };
+            let found = worst(&node(seed, shape, all), width);
+            assert!(found.1 > 1.0, "all: {found:?}");
+            let found = worst(&node(seed, shape, row), width);
+            assert!(found.1 > 1.0 && found.0 == 17 * width, "row: {found:?}");
+            let found = worst(&node(seed, shape, head), width);
+            assert!(found.1 > 1.0, "head: {found:?}");
+            let found = worst(&node(seed, [4 * rows, width], column), width);
+            assert!(found.1 > 1.0 && found.0 == 77, "column: {found:?}");
+        }
+    }
+
+    #[test]
+    fn an_offset_is_found() {
+        let mut node = node(8, [40, 128], |_| 1.0);
+        node[2].iter_mut().for_each(|value| *value += 0.004);
+        assert!(worst(&node, 128).1 > 1.0);
+    }
+}
