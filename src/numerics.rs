@@ -138,7 +138,9 @@ mod tests {
 
     #[test]
     fn spelling_round_trips() {
-        for text in ["f32", "f64", "bf16 storage=bf16 kv=bf16", "llama-cpu kv=f16 flash=on", "llama-vulkan kv=f16"] {
+        for text in
+            ["f32", "f64", "bf16 storage=bf16 kv=bf16", "llama-cpu kv=f16 flash=on", "llama-vulkan kv=f16"]
+        {
             assert_eq!(text.parse::<Numerics>().unwrap().to_string(), text);
         }
         assert!("f33".parse::<Numerics>().is_err());

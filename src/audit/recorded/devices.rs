@@ -13,8 +13,8 @@ use parity_graph::Op;
 
 use super::node::{Held, Hypothesis, Sight, judge};
 use super::{Checkpoint, Findings};
-use crate::arithmetic::{Arithmetic, Narrow};
 use crate::arithmetic::backend::{Backend, VECTOR_ROWS, untested};
+use crate::arithmetic::{Arithmetic, Narrow};
 use crate::gguf::DType;
 use crate::ops::{Args, Rule, Source, Strided};
 

@@ -80,12 +80,14 @@ impl Pending {
         let reads = node.carried.iter().all(Option::is_none) && !tried.is_empty();
         let weight = args.get(0).filter(|source| matches!(source.data, Data::Weight(_)));
         let name = node.program.graph.src(node.id, 0).map(|id| &node.program.graph.get(id).name);
-        let (true, Some(name), Some(_)) = (is_alone && is_whole && reads && rows <= ROWS_MAX, name, weight) else {
+        let (true, Some(name), Some(_)) = (is_alone && is_whole && reads && rows <= ROWS_MAX, name, weight)
+        else {
             return false;
         };
         let mut sources: Vec<Option<Rows>> = Vec::new();
         for (slot, source) in args.sources.iter().enumerate() {
-            let Some(source) = source.as_ref().filter(|_| slots.iter().any(|(known, _)| *known == slot)) else {
+            let Some(source) = source.as_ref().filter(|_| slots.iter().any(|(known, _)| *known == slot))
+            else {
                 sources.push(None);
                 continue;
             };
@@ -192,7 +194,11 @@ impl Waiting {
                 let backend = self.backend.as_deref();
                 devices.note(checkpoint, backend, (self.rule, &args), (&recorded, &sight), &held);
                 let count = self.positions.len();
-                findings.at(checkpoint).add(held, &Arrangement::of_tokens(shape, axis, self.positions), count);
+                findings.at(checkpoint).add(
+                    held,
+                    &Arrangement::of_tokens(shape, axis, self.positions),
+                    count,
+                );
             }
             Err(unknown) => findings.at(checkpoint).cannot(&unknown.reason),
         }

@@ -13,14 +13,14 @@ use rayon::prelude::*;
 use super::narrow;
 use super::narrowed::Narrowed;
 use super::sample::Tokens;
-use super::signed_sum::{Rows, Rounds, SignedSum, explained, factor, is_to_scale};
+use super::signed_sum::{Rounds, Rows, SignedSum, explained, factor, is_to_scale};
 use crate::arithmetic::round::Tie;
 use crate::arithmetic::{Arithmetic, Flash, Hypothesis};
 use crate::engine::machine::compute;
 use crate::numerics::Storage;
+use crate::ops::bound::UNIT_F16;
 use crate::ops::bound::storage_unit;
 use crate::ops::flash::{SUMS, Signed};
-use crate::ops::bound::UNIT_F16;
 use crate::ops::{Args, Check, Problem, Rule};
 
 /// Tokens up to which attention is computed again in full: its cost grows with their square.
@@ -136,8 +136,7 @@ fn of_product(
         }
         let group = problem.group().unwrap_or(0);
         let read = |rows: Range<usize>, out: &mut [f32]| problem.read(meeting.matrix, rows, out);
-        let minima =
-            |rows: Range<usize>, out: &mut [f64]| problem.minima(meeting.matrix, rows, group, out);
+        let minima = |rows: Range<usize>, out: &mut [f64]| problem.minima(meeting.matrix, rows, group, out);
         let (cols, apart) = (problem.x.values.cols, problem.is_apart());
         let rows = Rows { count: m, cols, group, apart, read: &read, minima: &minima };
         let mut sums = SignedSum::of(&rows, 0);

@@ -253,7 +253,8 @@ pub fn explained(
             ties.iter().enumerate().filter(|(i, _)| sides >> i & 1 == 1).map(|(_, tie)| tie).collect();
         sums.iter().zip(&errors).all(|(sum, errors)| {
             let moved = |r: usize| chosen.iter().map(|tie| sum.moved(r, tie)).sum::<f64>();
-            (0..2).all(|r| sum.explains(r, (errors[r] - moved(r)).abs(), rounds, (x, excess), steps, recorded))
+            (0..2)
+                .all(|r| sum.explains(r, (errors[r] - moved(r)).abs(), rounds, (x, excess), steps, recorded))
         })
     })
 }

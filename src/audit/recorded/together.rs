@@ -127,7 +127,8 @@ mod tests {
         // Errors of columns and rows are alike within a factor of two.
         let size = |i: usize| (0.7 + 0.6 * ((i % width) % 2) as f64) * (0.7 + 0.6 * ((i / width) % 2) as f64);
         let recorded = exact.iter().zip(&bound).enumerate();
-        let recorded = recorded.map(|(i, (y, b))| y * f(i) + b * size(i) * draw(seed + 99, i) / 50.0).collect();
+        let recorded =
+            recorded.map(|(i, (y, b))| y * f(i) + b * size(i) * draw(seed + 99, i) / 50.0).collect();
         [exact, bound, recorded]
     }
 

@@ -59,7 +59,8 @@ impl Made {
         let tried: Vec<Hypothesis> = Backend::Cuda.products(&product);
         let byte_len = self.weight.len();
         let info = TensorInfo { name: "w".into(), dtype: weight, shape, offset: 0, byte_len, shard: 0 };
-        let matrix = Source { dtype: weight, data: Data::Weight(TensorRef { info: &info, bytes: &self.weight }) };
+        let matrix =
+            Source { dtype: weight, data: Data::Weight(TensorRef { info: &info, bytes: &self.weight }) };
         let x = Strided::whole(&self.x, [1, 1, ROWS, COLUMNS]);
         let args = Args {
             name: "y",
