@@ -178,8 +178,8 @@ pub fn judged(
     let (own, other) = (by.graphs(candidate), by.graphs(reference));
     let ours = own.as_ref().map(|own| (candidate, own));
     let theirs = other.as_ref().map(|other| (reference, other));
-    let of_candidate = ours.clone().or_else(|_| theirs.clone()).map_err(Clone::clone)?;
-    let of_reference = theirs.clone().or_else(|_| ours.clone()).map_err(Clone::clone)?;
+    let of_candidate = ours.or(theirs).map_err(Clone::clone)?;
+    let of_reference = theirs.or(ours).map_err(Clone::clone)?;
     let mut ours_side = Side::new(candidate, of_candidate, Some(reference).filter(|_| isolated));
     let mut theirs_side = Side::new(reference, of_reference, None);
     let all_graphs: Vec<_> = [&ours_side, &theirs_side].iter().flat_map(|side| side.graphs.steps()).collect();
