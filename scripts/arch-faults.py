@@ -56,7 +56,7 @@ def choose(dump, name):
     chosen, names = [], {}
     # As many different mistakes as there are, then the same ones elsewhere.
     for spell, text in sorted(lines, key=lambda line: lines.index(line)):
-        fault = spell.split("@")[0].split("#")[0]
+        fault = spell.split("@")[0].split("=")[0]
         names[fault] = names.get(fault, 0) + 1
         chosen.append((names[fault], spell, text))
     chosen.sort(key=lambda entry: entry[0])
@@ -77,7 +77,7 @@ def one(model, healthy, spell, work):
     if made.returncode != 0:
         lines = [line for line in made.stderr.splitlines() if "parity" in line or line.startswith("error")]
         return "not-injected", " ".join(lines[-2:])[:160]
-    fault, node = spell.split("#")[0].split("@")[0], spell.split("@")[1]
+    fault, node = spell.split("=")[0].split("@")[0], spell.split("@")[1]
     report, problem = audit(dump, model)
     if report is None:
         return "undecided", problem[:160]

@@ -108,29 +108,15 @@ class Producer:
     def mistakes(self):
         """(fault, node) of what is tried."""
         draw = random.Random(self.name)
-        if self.is_real:
-            listed = call("faults", "--of", self.healthy).stdout.splitlines()
-            places = collections.defaultdict(list)
-            for line in listed:
-                spell = line.split("\t")[0]
-                layer = spell.split("@")[1].split(".")[1] if "@blk." in spell else ""
-                if layer == "" or int(layer) in LAYERS:
-                    places[spell.split("#")[0].split("@")[0], layer].append(spell)
-            chosen = [draw.choice(spells) for spells in places.values()]
-            return [(spell, spell.split("@")[1]) for spell in chosen if draw.random() < self.given.share]
-        chosen = []
-        for fault in json.loads(call("faults", "--format", "json").stdout):
-            kinds = [kind for kind in fault["nodes"] if not kind.startswith(("attn_scores", "attn_probs"))]
-            if not kinds or "parity run" not in (fault["made_by"] or ""):
-                continue
-            for layer in LAYERS:
-                kind = draw.choice(kinds)
-                outside = kind in ("embed", "final_norm", "logits")
-                node = kind if outside else f"blk.{layer}.{kind}"
-                spell = f"{fault['name']}@{node}"
-                if draw.random() < self.given.share and (spell, node) not in chosen:
-                    chosen.append((spell, node))
-        return chosen
+        listed = call("faults", "--of", self.healthy if self.is_real else self.model).stdout.splitlines()
+        places = collections.defaultdict(list)
+        for line in listed:
+            spell = line.split("\t")[0]
+            layer = spell.split("@")[1].split(".")[1] if "@blk." in spell else ""
+            if layer == "" or int(layer) in LAYERS:
+                places[spell.split("@")[0].split("=")[0], layer].append(spell)
+        chosen = [draw.choice(spells) for spells in places.values()]
+        return [(spell, spell.split("@")[1]) for spell in chosen if draw.random() < self.given.share]
 
     def first_changed(self, dump):
         """The node whose values differ first from the healthy run's, in the order of execution; None where none does."""
@@ -166,7 +152,7 @@ class Producer:
             if code == 1:
                 return ("located", "") if first == node else ("elsewhere", f"{first}, and not {node}")
             if code == 0:
-                fault = spell.split("@")[0].split("#")[0]
+                fault = spell.split("@")[0].split("=")[0]
                 return "declared" if self.is_declared(fault, node, steps, report) else "PASSED", node
             return "undecided", f"{node}: {report.get('reason')}"
         finally:

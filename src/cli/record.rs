@@ -80,12 +80,12 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "command")]
     graphs: Option<PathBuf>,
 
-    /// Make llama.cpp compute one node wrongly
+    /// Make llama.cpp compute with a mistake
     ///
-    /// A test of what parity says: FAULT@CHECKPOINT, for example rope.base@blk.1.q_rope. `parity faults --of DUMP` lists
-    /// what can be injected. The recorded graph stays the healthy one.
+    /// A test of what parity says, written as for `parity run`: rope.base=10000@blk.1.q_rope. `parity faults --of DUMP`
+    /// lists what can be injected. The recorded graph stays the healthy one.
     #[arg(long, value_name = "FAULT", requires = "command")]
-    inject: Option<parity_record::Wanted>,
+    inject: Option<String>,
 
     /// The llama.cpp program and its arguments
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "PromptArgs")]
@@ -136,7 +136,7 @@ fn record_program(args: &Args, filter: Filter) -> Result<Summary> {
         all_rows: !args.own_rows,
         verify: args.verify,
         graphs: args.graphs.clone(),
-        inject: args.inject.clone(),
+        inject: args.inject.as_deref().map(super::shared::mistake).transpose()?,
         quiet: false,
         command: args.command.clone(),
     })

@@ -73,8 +73,8 @@ pub struct Args {
     chunk: Option<usize>,
     /// Inject a fault, a mistake made on purpose
     ///
-    /// To see what parity says of it: FAULT, FAULT=VALUE, and @LAYER or @CHECKPOINT behind either. `parity faults` lists
-    /// them. The flag may be repeated.
+    /// To see what parity says of it: FAULT or FAULT=VALUE, and @LAYER, @FIRST..LAST or @CHECKPOINT behind either; without
+    /// a place it is made everywhere. `parity faults` lists them. The flag may be repeated.
     #[arg(help_heading = "Engine", long, value_name = "FAULT")]
     inject: Vec<String>,
     /// Threads [default: all cores]
@@ -157,7 +157,7 @@ pub fn main(args: &Args) -> Outcome {
         pictures: folder.is_some(),
         isolated: args.isolate,
         audit: args.audit.rows(),
-        inject: args.inject.iter().map(|text| text.parse()).collect::<Result<_>>()?,
+        inject: args.inject.iter().map(|text| shared::mistake(text)).collect::<Result<_>>()?,
     };
     let progress = Progress::new("running");
     let report = run(&file, &options, &|done, all| progress.set(done, all))?;

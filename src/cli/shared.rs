@@ -1,15 +1,18 @@
 //! Flags that several commands share.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
 use parity_dump::Dump;
 use parity_dump::manifest::MANIFEST_FILE;
+use parity_graph::fault::Wanted;
 
 use crate::audit::AuditRows;
 use crate::compare::{Tolerance, Tolerances};
 use crate::error::{Error, Result};
+use crate::faults::injected::parse;
 use crate::foreign;
 use crate::hub;
 use crate::model::file::ModelFile;
@@ -214,4 +217,16 @@ pub fn room_for_a_dump(flag: &str, dir: &Path, force: bool) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(unwritable)?;
     tempfile::NamedTempFile::new_in(dir).map_err(unwritable)?;
     new.into_iter().try_for_each(std::fs::remove_dir).map_err(unwritable)
+}
+
+/// A mistake as it is typed; says what will not be understood any more.
+///
+/// # Errors
+/// Says what is not understood.
+pub fn mistake(text: &str) -> Result<Wanted> {
+    let wanted = parse(text)?;
+    if let Some(warning) = wanted.warning() {
+        let _ = writeln!(std::io::stderr(), "warning: {warning}");
+    }
+    Ok(wanted)
 }

@@ -4,12 +4,11 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use parity_graph::fault::{self, Fault};
+use parity_graph::fault::{self, Fault, Scene};
 use parity_graph::rewrite::{Change, Rewrite};
 use parity_graph::{Graph, Id, Op};
 
-use super::guessed;
-use super::rewritten::{Rewritten, carried, told, under};
+use super::diagnosis::{carried, told, under};
 use crate::audit::recorded::{Held, Named, Replay, Suspect};
 use crate::engine::machine::{Node, Unknown, Value, Values};
 use crate::ops::Args;
@@ -44,10 +43,11 @@ pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
         let Held { squares: [left, ..], nonfinite, .. } = held;
         let explains = 1.0 - left / suspect.held.squares[0];
         if held.is_healthy() && nonfinite == 0 && explains >= EXPLAINS_MIN {
-            let mut diagnosis = told(&hypothesis.fault, explains);
+            let mut diagnosis = told(suspect, &hypothesis.fault, explains);
             diagnosis.text += &out_of_sight(replay, &hypothesis.nodes);
             // What comes to the same leaves the same.
-            out.push(Named { diagnosis, left, values: left.to_bits() });
+            let spelling = hypothesis.fault.spelling();
+            out.push(Named { diagnosis, spelling, left, values: left.to_bits() });
         }
     }
     out
@@ -80,18 +80,15 @@ fn with_mistake(
     change: &Change,
 ) -> Value<f64> {
     let value = under(suspect, node, args, change, |rewritten| {
-        Some(match rewritten {
-            Rewritten::Passed(data) => {
-                let slot = if let Change::Bypass { slot } = change { *slot } else { return None };
-                Ok(Values { data, carried: node.carried.get(slot).cloned().flatten() })
-            }
-            Rewritten::Computed(rule, args, None) => {
-                let Node { id, program, .. } = *node;
-                let node = Node { id, program, rule: Some(rule), carried: carried(change, &node.carried) };
-                replay.across(&node, Ok(&args))
-            }
-            Rewritten::Computed(_, _, Some(_)) => return None,
-        })
+        if let Some((values, slot)) = rewritten.is_passed() {
+            let carried = node.carried.get(slot?).cloned().flatten();
+            return Some(Ok(Values { data: values.to_vec(), carried }));
+        }
+        let by_rule = rewritten.is_by_rule();
+        let (rule, args) = (crate::ops::rule(rewritten.op()).filter(|_| by_rule)?, rewritten.args(args));
+        let Node { id, program, .. } = *node;
+        let node = Node { id, program, rule: Some(rule), carried: carried(change, &node.carried) };
+        Some(replay.across(&node, Ok(&args)))
     });
     value.unwrap_or_else(|| Err(Unknown::new(args.name)))
 }
@@ -107,8 +104,11 @@ fn out_of_sight(replay: &Replay<'_>, nodes: &[Rewrite]) -> String {
 fn hypotheses(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Hypothesis> {
     let graph = &suspect.node.program.graph;
     let mut out: Vec<Hypothesis> = Vec::new();
+    let scene = Scene::new(graph);
+    // What happens to a result, nobody sees there.
+    let specific = || fault::entries().filter(|entry| !entry.ops.is_empty());
     for &id in &replay.through {
-        let faults = fault::at(graph, id).into_iter().chain(fault::other_layers(graph, id));
+        let faults = specific().flat_map(|entry| entry.all_at(&scene, id));
         out.extend(faults.map(|fault| Hypothesis { nodes: vec![fault.rewrite.clone()], fault }));
     }
     out.extend(of_all_rotations(graph, &replay.through));
@@ -120,7 +120,7 @@ fn hypotheses(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Hypothesis> {
     for pair in pairs(suspect, replay, &products) {
         for group in &groups {
             let of_each: Vec<Vec<Fault>> =
-                group.iter().map(|&product| guessed::experts(graph, product, pair)).collect();
+                group.iter().map(|&product| fault::experts(graph, product, pair)).collect();
             let Some(first) = of_each.first() else { continue };
             for (way, fault) in first.iter().enumerate() {
                 let nodes =

@@ -1,64 +1,23 @@
-//! Mistakes of which a graph has too many to try them all: which layer's weights, which experts'.
+//! Mistakes of which a graph has too many to try them all: which experts' weights.
 //!
 //! The values say which ones are worth it: a wrong row of a product with an expert is computed with each other expert,
 //! and what comes nearest is tried on the whole node.
 
 use std::collections::BTreeSet;
 
+use parity_graph::Op;
 use parity_graph::fault::{self, Fault};
-use parity_graph::rewrite::{Change, Edit, Rewrite};
-use parity_graph::{Graph, Id, Op};
 
 use crate::audit::recorded::Suspect;
 use crate::engine::machine::compute;
 use crate::ops::source::Data;
 use crate::ops::{Args, Source, Strided};
 
-/// The fault of the catalogue.
-const EXPERT_INDEX: &str = "moe.expert_index";
-/// Multiplications that all other layers together may cost.
-const WORK_MAX: usize = 1 << 35;
 /// Share of the squared error of a row that another expert's weights account for.
 const PROMISING: f64 = 0.9;
 
-/// Mistakes of a node that are not among those of its graph.
-pub fn guesses(suspect: &Suspect<'_>) -> Vec<Fault> {
-    let graph = &suspect.node.program.graph;
-    let mut out = experts_of_rows(suspect);
-    let layers = fault::other_layers(graph, suspect.node.id);
-    let width = suspect.args.get(0).map_or(1, |weight| weight.shape()[3]);
-    let work = suspect.args.elements().saturating_mul(width).saturating_mul(layers.len());
-    if work <= WORK_MAX {
-        out.extend(layers);
-    }
-    out
-}
-
-/// Two experts exchanged, and one read for another, in a product with the weights of experts.
-pub fn experts(graph: &Graph, product: Id, [a, b]: [usize; 2]) -> Vec<Fault> {
-    let Some(weight) = graph.src(product, 0).map(|id| &graph.get(id).name) else { return Vec::new() };
-    let number = |expert: usize| i32::try_from(expert).unwrap_or(i32::MAX);
-    let (first, second) = (a.min(b), a.max(b));
-    let ways = [
-        (
-            Edit::Exchange(number(first), number(second)),
-            format!("experts {first} and {second} are exchanged in {weight}"),
-        ),
-        (
-            Edit::Replace(number(a), number(b)),
-            format!("expert {a} is computed with the weights of expert {b} of {weight}"),
-        ),
-    ];
-    let fault = |(edit, text)| Fault {
-        name: EXPERT_INDEX,
-        text,
-        rewrite: Rewrite { node: product, change: Change::SourceEdit { slot: 2, edit } },
-    };
-    ways.map(fault).to_vec()
-}
-
 /// For each expert whose rows are wrong, the one whose weights come to them.
-fn experts_of_rows(suspect: &Suspect<'_>) -> Vec<Fault> {
+pub fn guesses(suspect: &Suspect<'_>) -> Vec<Fault> {
     let Suspect { node, args, recorded, held, .. } = *suspect;
     let graph = &node.program.graph;
     let (Op::MulMatId, Some(ids)) = (&graph.get(node.id).op, args.get(2)) else { return Vec::new() };
@@ -72,7 +31,7 @@ fn experts_of_rows(suspect: &Suspect<'_>) -> Vec<Fault> {
         }
         let wanted = &recorded[row * width..(row + 1) * width];
         if let Some(other) = expert_of(args, row, wanted).filter(|other| *other != own) {
-            out.extend(experts(graph, node.id, [own, other]));
+            out.extend(fault::experts(graph, node.id, [own, other]));
         }
     }
     let mut told = BTreeSet::new();

@@ -13,13 +13,15 @@ use crate::report::Tried;
 
 pub mod between;
 pub mod catalogue;
+mod described;
 pub mod diagnose;
+pub mod diagnosis;
 mod guessed;
 pub mod inject;
-pub mod inject_graph;
-pub mod mistake;
+pub mod injected;
 mod precision;
 pub mod rewritten;
+mod sample;
 pub mod tokens;
 
 /// One mistake that people make.

@@ -6,7 +6,6 @@
 
 use parity_graph::{Id, Op};
 
-use super::catalogue::precision;
 use crate::arithmetic::round::store;
 use crate::arithmetic::{Angles, Arithmetic, Flash, HalfSums, Narrow, Operands, Scaled, Softmax, Weights};
 use crate::audit::recorded::products;
@@ -17,6 +16,7 @@ use crate::ops::bound::storage_unit;
 use crate::ops::source::Data;
 use crate::ops::{Args, Source};
 use crate::report::Diagnosis;
+use parity_graph::fault::find;
 
 /// Share of the squared error that a rounding accounts for, see above.
 const EXPLAINS_MIN: f64 = 0.9;
@@ -56,7 +56,7 @@ pub fn coarser(suspect: &Suspect<'_>) -> Vec<Named> {
 }
 
 fn named(suspect: &Suspect<'_>, name: &str, values: &[f64]) -> Option<Named> {
-    let entry = precision::find(name)?;
+    let entry = find(name)?;
     let Suspect { recorded, sight, held, .. } = *suspect;
     let pairs = recorded.iter().zip(values).enumerate().filter(|(i, _)| (sight.looked_at)(*i));
     let left: f64 = pairs.map(|(_, (recorded, own))| (recorded - own).powi(2)).sum();
@@ -64,7 +64,7 @@ fn named(suspect: &Suspect<'_>, name: &str, values: &[f64]) -> Option<Named> {
     (values.len() == recorded.len() && explains >= EXPLAINS_MIN).then(|| {
         let (text, fix) = (entry.summary.to_owned(), Some(entry.fix.to_owned()));
         let diagnosis = Diagnosis { fault: entry.name.to_owned(), explains, text, fix };
-        Named { diagnosis, left, values: 0 }
+        Named { diagnosis, spelling: entry.name.to_owned(), left, values: 0 }
     })
 }
 

@@ -13,6 +13,7 @@ use crate::checkpoint::Checkpoint;
 use crate::compare::{Tolerance, Tolerances};
 use crate::engine::device::Device;
 use crate::error::Error;
+use crate::faults::injected::parse;
 use crate::numerics::Numerics;
 use crate::report::Verdict;
 use crate::select::{self, Layers, Selection};
@@ -165,7 +166,7 @@ impl Definition {
                 _ => Ok(Setting::Chunk(*chunk)),
             })?,
             axis("inject", &self.inject, |fault| {
-                fault.parse().map(Setting::Inject).map_err(|e: Error| e.to_string())
+                parse(fault).map(Setting::Inject).map_err(|e: Error| e.to_string())
             })?,
         ];
         Ok(Family {

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use super::suite::{Case, Input};
 use crate::engine::device::Device;
-use crate::faults::mistake::Mistake;
 use crate::numerics::Numerics;
 
 /// Stands in `fault` for the name of the fault that the case injects.
@@ -28,7 +27,7 @@ pub(super) enum Setting {
     Device(Device),
     Numerics(Numerics),
     Chunk(usize),
-    Inject(Mistake),
+    Inject(parity_graph::fault::Wanted),
 }
 
 impl Setting {
@@ -41,7 +40,7 @@ impl Setting {
             Setting::Chunk(chunk) => case.chunk = Some(*chunk),
             Setting::Inject(mistake) => {
                 if case.expect.fault.as_deref().is_some_and(|fault| AS_INJECTED.contains(&fault)) {
-                    case.expect.fault = Some(mistake.fault().to_owned());
+                    case.expect.fault = Some(mistake.fault.clone());
                 }
                 case.inject = vec![mistake.clone()];
             }

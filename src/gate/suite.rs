@@ -13,7 +13,6 @@ use crate::checkpoint::Checkpoint;
 use crate::compare::Tolerances;
 use crate::engine::device::Device;
 use crate::error::{Error, Result};
-use crate::faults::mistake::Mistake;
 use crate::files;
 use crate::numerics::Numerics;
 use crate::report::Verdict;
@@ -61,7 +60,7 @@ pub struct Case {
     /// Tolerances of the case.
     pub tolerances: Tolerances,
     /// Faults to inject.
-    pub inject: Vec<Mistake>,
+    pub inject: Vec<parity_graph::fault::Wanted>,
     /// What is to come of it.
     pub expect: Expect,
     /// What may differ.

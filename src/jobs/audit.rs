@@ -7,7 +7,7 @@ use crate::audit::recorded::{self, How, Steps};
 use crate::checkpoint::Checkpoint;
 use crate::dump::Recording;
 use crate::error::Result;
-use crate::faults::rewritten::diagnose;
+use crate::faults::diagnosis::diagnose;
 use crate::model::diff::Whose;
 use crate::model::file::ModelFile;
 use crate::report::Report;

@@ -10,7 +10,7 @@ use crate::checkpoint::{Checkpoint, usual_order};
 use crate::compare::{self, Tolerances};
 use crate::dump::Recording;
 use crate::error::{Error, Result};
-use crate::faults::rewritten::diagnose;
+use crate::faults::diagnosis::diagnose;
 use crate::faults::tokens::{self, Vocabulary};
 use crate::gguf::Gguf;
 use crate::model::diff::Whose;

@@ -11,7 +11,6 @@ use parity_graph::{Id, fault};
 
 use crate::audit::recorded::{Graphs, Labelled, Prompt, reads};
 use crate::error::{Error, Result};
-use crate::faults::catalogue;
 use crate::foreign;
 use crate::gguf::Gguf;
 use crate::ops::{Rule, rules};
@@ -143,7 +142,12 @@ impl Found {
             return "No mistake of the catalogue has a place in it.".to_owned();
         };
         let mut by_name: IndexMap<&str, Vec<&str>> = IndexMap::new();
-        all.iter().for_each(|fault| by_name.entry(fault.name).or_default().push(&fault.text));
+        for fault in &all {
+            let texts = by_name.entry(fault.name).or_default();
+            if texts.len() < TEXTS {
+                texts.push(&fault.text);
+            }
+        }
         let known: Vec<String> =
             by_name.iter().map(|(name, texts)| format!("{name} ({})", texts.join(", or "))).collect();
         format!(
@@ -153,6 +157,9 @@ impl Found {
         )
     }
 }
+
+/// Values of one mistake that are told.
+const TEXTS: usize = 3;
 
 /// The rule of an op by its name. In older reports attention is one op of no graph.
 fn rule_of(op: &str) -> Option<&'static Rule> {
@@ -355,7 +362,7 @@ fn goes_wrong(report: &Report, place: &Place, entry: &Entry, op: &str) -> Option
     {
         return Some(found.mistakes(&checkpoint));
     }
-    let of_op = catalogue::of_recordings().filter(|entry| entry.ops.iter().any(|known| known.name() == op));
+    let of_op = fault::entries().filter(|entry| entry.ops.iter().any(|known| known.name() == op));
     let known: Vec<String> = of_op.map(|entry| format!("{} ({})", entry.name, entry.summary)).collect();
     (!known.is_empty()).then(|| format!("Mistakes that are known of this op: {}.", known.join("; ")))
 }

@@ -1,5 +1,7 @@
 //! Injected mistakes in data: what a node reads or writes, changed on the way, and how the bytes of a weight are read.
 
+pub use parity_graph::rewrite::Misreading;
+
 use crate::model::graph::{Rope, WeightRef};
 use crate::numerics::Storage;
 
@@ -24,23 +26,6 @@ pub enum Reading {
     Unfilled,
     /// Its blocks are decoded wrongly.
     Misread(Misreading),
-}
-
-/// Mistakes in decoding the blocks of a weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Misreading {
-    /// Low and high nibble of every byte exchanged.
-    NibblesSwapped,
-    /// Byte i taken for values 2i and 2i + 1.
-    NibblesInSequence,
-    /// Minimum (or the constant offset of the quants) left out.
-    NoMinimum,
-    /// The scale of the following block used.
-    NeighbourScale,
-    /// The two high bits of the packed 6-bit scales and minima left out.
-    LowScaleBits,
-    /// F16 bits taken for BF16, or the reverse.
-    OtherHalf,
 }
 
 /// A change of what goes into a node or comes out of it.

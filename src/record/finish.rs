@@ -46,7 +46,7 @@ pub fn finish(options: &Options, program: &Program, report: &Report, status: Exi
     }
     if let Some(inject) = options.inject.as_ref().filter(|_| report.injected.is_none()) {
         return Err(Error::new("--inject", format!("no node has a place for {inject}"))
-            .expected("FAULT@CHECKPOINT of a recorded node, such as rope.base@blk.1.q_rope")
+            .expected("FAULT, or FAULT@CHECKPOINT of a recorded node, such as rope.base@blk.1.q_rope")
             .hint("parity inspect shows the checkpoints of a recording"));
     }
     complete(Finished {

@@ -1,5 +1,6 @@
 //! Mistakes: injected, found and named, or found and named in none.
 
+mod catalogue;
 mod graph_others;
 mod inject;
 mod matrix;

@@ -8,6 +8,7 @@ pub mod files;
 pub mod fixture;
 pub mod gguf_writer;
 pub mod graphs;
+pub mod injected;
 pub mod program;
 pub mod runs;
 pub mod samples;

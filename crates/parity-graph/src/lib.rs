@@ -18,6 +18,7 @@ pub mod axis;
 pub mod label;
 pub mod weights;
 
+pub mod edit;
 pub mod reads;
 pub mod rewrite;
 

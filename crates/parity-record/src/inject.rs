@@ -6,11 +6,10 @@
 //! Sources are edited in a copy: weights lie in memory that must not be written. A device reads its own memory alone:
 //! there they are edited where they lie, and put back.
 
-use std::fmt;
-use std::str::FromStr;
+use std::ops::Range;
 
-use parity_dump::Checkpoint;
-use parity_graph::fault::{self, Fault};
+use parity_graph::edit::unwritten;
+use parity_graph::fault::{Fault, Scene, Wanted};
 use parity_graph::rewrite::{Change, Edit};
 use parity_graph::{Graph, Id, Leaf, MAX_SRC, Op, label, params};
 
@@ -18,51 +17,6 @@ use crate::api::{RawTensor, text};
 use crate::describe::{Described, Reader};
 use crate::layout::TENSOR_BYTES;
 use crate::values::Values;
-
-/// Which mistake is wanted: `rope.base@blk.3.q_rope`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// Name in the catalogue.
-    pub fault: String,
-    /// The checkpoint of the node.
-    pub checkpoint: String,
-    /// Which of the node's faults of that name, counted from 0: `rope.base#1@…`.
-    pub variant: usize,
-}
-
-impl FromStr for Wanted {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Wanted, String> {
-        let wrong = || format!("`{text}` is no mistake at a checkpoint, such as rope.base@blk.3.q_rope");
-        let (fault, checkpoint) = text.split_once('@').ok_or_else(wrong)?;
-        let (fault, variant) = match fault.split_once('#') {
-            Some((fault, variant)) => (fault, variant.parse().map_err(|_| wrong())?),
-            None => (fault, 0),
-        };
-        if fault.is_empty() || checkpoint.is_empty() {
-            return Err(wrong());
-        }
-        Ok(Wanted { fault: fault.to_owned(), checkpoint: checkpoint.to_owned(), variant })
-    }
-}
-
-impl fmt::Display for Wanted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Wanted { fault, checkpoint, variant } = self;
-        match variant {
-            0 => write!(f, "{fault}@{checkpoint}"),
-            variant => write!(f, "{fault}#{variant}@{checkpoint}"),
-        }
-    }
-}
-
-impl Wanted {
-    /// The mistake at node `id`, if the node has a place for it.
-    pub fn find(&self, graph: &Graph, id: Id) -> Option<Fault> {
-        fault::at(graph, id).into_iter().filter(|fault| fault.name == self.fault).nth(self.variant)
-    }
-}
 
 /// A mistake in a graph that is about to be computed.
 pub struct Injection {
@@ -79,14 +33,19 @@ pub struct Injection {
     on_device: bool,
     /// Sources that were edited where they lie, with what was there.
     edited: Vec<(RawTensor, Vec<u8>)>,
-    passed: Option<Vec<f64>>,
-    /// What is read instead of a source, where it is no weight.
-    other: Option<Other>,
+    /// What the result becomes, and in which columns of rows of so many elements.
+    passed: Option<(Vec<f64>, Option<Part>)>,
+    /// What is read besides the sources, where it is no weight.
+    others: Vec<Other>,
 }
+
+/// Elements of a row, and some of its columns.
+type Part = (usize, Range<usize>);
 
 /// A tensor that the node does not read in the healthy graph: by the time when the node is computed its memory may
 /// hold another one, so its values are kept as soon as there are any.
 struct Other {
+    id: Id,
     tensor: RawTensor,
     /// Whether a node computes it.
     computed: bool,
@@ -99,6 +58,30 @@ unsafe impl Send for Injection {}
 /// Backends that compute in the memory of the host.
 const HOSTS: [&str; 2] = ["CPU", "BLAS"];
 
+/// Why a change cannot be made in llama.cpp's own graph, where it cannot.
+fn refusal(change: &Change) -> Option<&'static str> {
+    match change {
+        Change::Misread { .. } => Some("blocks are decoded within its kernels"),
+        Change::After { .. } => Some("an op would have to be inserted"),
+        Change::Scores(_) => Some("its kernel of attention keeps the scores to itself"),
+        Change::Part { change, .. } => match **change {
+            Change::Bypass { .. } | Change::Pass(_) => None,
+            _ => Some("a node is computed as a whole"),
+        },
+        Change::All(changes) => changes.iter().find_map(refusal),
+        _ => None,
+    }
+}
+
+/// The edits of the result.
+fn result_edits(change: &Change, out: &mut Vec<Edit>) {
+    match change {
+        Change::ResultEdit(edit) => out.push(edit.clone()),
+        Change::All(changes) => changes.iter().for_each(|change| result_edits(change, out)),
+        _ => {}
+    }
+}
+
 /// A tensor whose values were edited in a copy.
 struct Copied {
     _tensor: Box<[u8; TENSOR_BYTES]>,
@@ -107,17 +90,21 @@ struct Copied {
 
 impl Injection {
     /// Prepares a mistake in the graph that these tensors make up.
-    fn new(graph: &Graph, address: &[RawTensor], fault: Fault) -> Injection {
+    fn new(graph: &Graph, address: &[RawTensor], fault: Fault) -> Result<Injection, String> {
+        if let Some(why) = refusal(&fault.rewrite.change) {
+            return Err(format!("{} is not made in llama.cpp's own graph: {why}", fault.name));
+        }
         let id = fault.rewrite.node;
-        let other = match fault.rewrite.change {
-            Change::Source { with: Some(id), .. } if graph.leaf(id) != Some(Leaf::Weight) => {
-                Some(Other { tensor: address[id], computed: !graph.is_leaf(id), bytes: None })
-            }
-            _ => None,
-        };
+        let others = fault.rewrite.change.others().into_iter();
+        let others = others.filter(|&id| graph.leaf(id) != Some(Leaf::Weight)).map(|id| Other {
+            id,
+            tensor: address[id],
+            computed: !graph.is_leaf(id),
+            bytes: None,
+        });
         let on_device = graph.get(id).backend.as_deref().is_some_and(|name| !HOSTS.contains(&name));
-        Injection {
-            other,
+        Ok(Injection {
+            others: others.collect(),
             on_device,
             edited: Vec::new(),
             node: address[id],
@@ -127,16 +114,20 @@ impl Injection {
             undo: Vec::new(),
             copies: Vec::new(),
             passed: None,
-        }
+        })
     }
 
-    /// The mistake that is wanted, prepared in a graph; `None` where no node of it has a place for it.
-    pub fn find(wanted: &Wanted, described: &Described) -> Option<Injection> {
+    /// The mistake that is wanted, prepared in each node of a graph that has a place for it.
+    ///
+    /// # Errors
+    /// Why it cannot be made in llama.cpp's own graph.
+    pub fn find(wanted: &Wanted, described: &Described) -> Result<Vec<Injection>, String> {
         let graph = &described.graph;
-        let is_node =
-            |label: &Option<Checkpoint>| label.is_some_and(|id| id.to_string() == wanted.checkpoint);
-        let id = label::labels(graph).iter().position(is_node)?;
-        Some(Injection::new(graph, &described.address, wanted.find(graph, id)?))
+        let scene = Scene::new(graph);
+        let labels = label::labels(graph);
+        let nodes = (0..graph.nodes).filter(|&id| labels[id].is_some_and(|label| wanted.is_at(label)));
+        let faults = nodes.filter_map(|id| wanted.find(&scene, id));
+        faults.map(|fault| Injection::new(graph, &described.address, fault)).collect()
     }
 
     /// Whether a node that is about to be computed has to be computed apart for the mistake; makes it where it is
@@ -150,12 +141,12 @@ impl Injection {
     pub unsafe fn asked(&mut self, reader: Reader<'_>, tensor: RawTensor) -> Result<bool, String> {
         // What the program fills in is there before anything is computed.
         // SAFETY: by the caller's promise.
-        unsafe { self.keep(reader, false)? };
+        unsafe { self.keep(reader, None)? };
         if self.node == tensor {
             // SAFETY: by the caller's promise; what the node reads has been computed.
             unsafe { self.make(reader)? };
         }
-        let other = self.other.as_ref().is_some_and(|other| other.tensor == tensor);
+        let other = self.others.iter().any(|other| other.tensor == tensor);
         Ok(self.node == tensor || self.before == Some(tensor) || other)
     }
 
@@ -169,23 +160,36 @@ impl Injection {
     pub unsafe fn computed(&mut self, reader: Reader<'_>, tensor: RawTensor) -> Result<(), String> {
         // SAFETY: by the caller's promise.
         unsafe {
-            if self.other.as_ref().is_some_and(|other| other.tensor == tensor) {
-                self.keep(reader, true)?;
+            if self.others.iter().any(|other| other.tensor == tensor) {
+                self.keep(reader, Some(tensor))?;
             }
             if self.node == tensor { self.finish(reader) } else { Ok(()) }
         }
     }
 
-    /// Keeps the values of what is read instead of a source; `computed` says whether a node has just computed them.
-    unsafe fn keep(&mut self, reader: Reader<'_>, computed: bool) -> Result<(), String> {
-        let Some(other) = self.other.as_mut().filter(|other| other.computed == computed) else {
-            return Ok(());
+    /// Keeps the values of what is read besides the sources; `computed` is the node that has just computed them, if
+    /// one does.
+    unsafe fn keep(&mut self, reader: Reader<'_>, computed: Option<RawTensor>) -> Result<(), String> {
+        let missing = |other: &&mut Other| {
+            let is_it = computed.map_or(!other.computed, |tensor| other.tensor == tensor);
+            is_it && other.bytes.is_none()
         };
-        if other.bytes.is_none() {
+        for other in self.others.iter_mut().filter(missing) {
             // SAFETY: by the caller's promise.
             other.bytes = Some(unsafe { Values::read(reader, other.tensor)? }.bytes);
         }
         Ok(())
+    }
+
+    /// A tensor that is read besides the sources, with its values where it is no weight.
+    fn other(&mut self, id: Id) -> Result<(RawTensor, Option<Vec<u8>>), String> {
+        match self.others.iter().find(|other| other.id == id) {
+            Some(other) => {
+                let bytes = other.bytes.clone().ok_or("what it reads instead was not computed before it")?;
+                Ok((other.tensor, Some(bytes)))
+            }
+            None => Ok((self.address[id], None)),
+        }
     }
 
     /// What is injected, in a sentence.
@@ -201,41 +205,78 @@ impl Injection {
     /// # Safety
     /// The tensors are alive, with their data set.
     unsafe fn make(&mut self, reader: Reader<'_>) -> Result<(), String> {
+        let change = self.fault.rewrite.change.clone();
+        // SAFETY: by the caller's promise.
+        unsafe { self.change(reader, &change) }
+    }
+
+    unsafe fn change(&mut self, reader: Reader<'_>, change: &Change) -> Result<(), String> {
         let layout = reader.layout;
-        match self.fault.rewrite.change.clone() {
+        match change {
             // SAFETY: by the caller's promise the tensor is alive; it is itself in memory of the host.
-            Change::Words(words) => unsafe { self.words(reader, &words) },
+            Change::Words(words) => unsafe { self.words(reader, words) },
             // SAFETY: as above.
             Change::Op(op, words) => unsafe {
-                let number =
-                    number_of(reader, &op).ok_or_else(|| format!("this llama.cpp has no op {op}"))?;
+                let number = number_of(reader, op).ok_or_else(|| format!("this llama.cpp has no op {op}"))?;
                 self.put(layout.op, &number.to_ne_bytes());
-                self.words(reader, &words);
+                self.words(reader, words);
             },
             // SAFETY: by the caller's promise; the slot is one of the ten that a tensor has.
-            Change::Source { slot, .. } if let Some(other) = self.other.take() => unsafe {
-                let bytes = other.bytes.ok_or("what it reads instead was not computed before it")?;
-                self.lead(reader, slot, other.tensor, bytes)?;
+            Change::Source { slot, with: Some(with) } => unsafe {
+                match self.other(*with)? {
+                    (tensor, Some(bytes)) => self.lead(reader, *slot, tensor, bytes)?,
+                    (tensor, None) => self.point(reader, *slot, tensor),
+                }
             },
             // SAFETY: as above; the slot is one of the ten that a tensor has.
-            Change::Source { slot, with } => unsafe {
-                let other = with.map_or(std::ptr::null_mut(), |id| self.address[id]);
-                self.put(layout.src + slot * size_of::<RawTensor>(), &(other as usize).to_ne_bytes());
+            Change::Source { slot, with: None } => unsafe {
+                self.point(reader, *slot, std::ptr::null_mut());
             },
             // SAFETY: as above.
             Change::Exchange(a, b) => unsafe {
-                let (first, second) = (reader.source_in(self.node, a), reader.source_in(self.node, b));
-                self.put(layout.src + a * size_of::<RawTensor>(), &(second as usize).to_ne_bytes());
-                self.put(layout.src + b * size_of::<RawTensor>(), &(first as usize).to_ne_bytes());
+                let (first, second) = (reader.source_in(self.node, *a), reader.source_in(self.node, *b));
+                self.point(reader, *a, second);
+                self.point(reader, *b, first);
             },
             // SAFETY: as above.
-            Change::SourceEdit { slot, edit } => unsafe { self.edit_source(reader, slot, edit)? },
+            Change::SourceEdit { slot, edit } => unsafe { self.edit_source(reader, *slot, edit)? },
+            // SAFETY: as above.
+            Change::Unwritten { slots, mask, held } => unsafe {
+                let mask = Values::read(reader, reader.source_in(self.node, *mask))?;
+                let seen = mask.numbers()?;
+                for &slot in slots {
+                    let edit = |ne: &mut [usize; 4], numbers: &mut Vec<f64>| {
+                        unwritten(*ne, numbers, (mask.ne[0], &seen), *held);
+                    };
+                    self.edited_source(reader, slot, &edit)?;
+                }
+            },
             // SAFETY: as above.
             Change::Bypass { slot } => unsafe {
-                let values = Values::read(reader, reader.source_in(self.node, slot))?;
-                self.passed = Some(values.numbers()?);
+                let values = Values::read(reader, reader.source_in(self.node, *slot))?;
+                self.passed = Some((values.numbers()?, None));
             },
-            Change::ResultEdit(_) => {}
+            Change::Pass(with) => {
+                let (tensor, bytes) = self.other(*with)?;
+                // SAFETY: as above.
+                let mut values = unsafe { Values::read(reader, tensor)? };
+                values.bytes = bytes.unwrap_or(values.bytes);
+                self.passed = Some((values.numbers()?, None));
+            }
+            Change::Part { row, columns, change } => {
+                // SAFETY: as above.
+                unsafe { self.change(reader, change)? };
+                if let Some((_, part)) = &mut self.passed {
+                    *part = Some((*row, columns.clone()));
+                }
+            }
+            Change::All(changes) => {
+                for change in changes {
+                    // SAFETY: as above.
+                    unsafe { self.change(reader, change)? };
+                }
+            }
+            Change::ResultEdit(_) | Change::Misread { .. } | Change::After { .. } | Change::Scores(_) => {}
         }
         Ok(())
     }
@@ -259,25 +300,38 @@ impl Injection {
             // SAFETY: bytes that were read from there.
             unsafe { (reader.api.tensor_set)(source, bytes.as_ptr().cast(), 0, bytes.len()) };
         }
-        let edit = match (&self.fault.rewrite.change, self.passed.take()) {
-            (_, Some(passed)) => Some(passed),
-            (Change::ResultEdit(edit), None) => {
-                // SAFETY: by the caller's promise.
-                let values = unsafe { Values::read(reader, self.node)? };
-                let mut numbers = values.numbers()?;
-                edit.apply(values.ne[0], &mut numbers);
-                Some(numbers)
-            }
-            _ => None,
-        };
-        let Some(numbers) = edit else { return Ok(()) };
+        let mut edits = Vec::new();
+        result_edits(&self.fault.rewrite.change, &mut edits);
+        if edits.is_empty() && self.passed.is_none() {
+            return Ok(());
+        }
         // SAFETY: by the caller's promise.
+        let mut values = unsafe { Values::read(reader, self.node)? };
+        let mut numbers = values.numbers()?;
+        match self.passed.take() {
+            Some((passed, Some((row, columns)))) => {
+                let within = |i: &usize| columns.contains(&(i % row.max(1)));
+                (0..numbers.len().min(passed.len())).filter(within).for_each(|i| numbers[i] = passed[i]);
+            }
+            Some((passed, None)) => numbers = passed,
+            None => {}
+        }
+        let mut ne = values.ne;
+        edits.iter().for_each(|edit| edit.apply(&mut ne, &mut numbers));
+        values.set(&numbers)?;
+        // SAFETY: as many bytes as were read from there.
         unsafe {
-            let mut values = Values::read(reader, self.node)?;
-            values.set(&numbers)?;
             (reader.api.tensor_set)(self.node, values.bytes.as_ptr().cast(), 0, values.bytes.len());
         }
         Ok(())
+    }
+
+    /// Another tensor in a slot.
+    unsafe fn point(&mut self, reader: Reader<'_>, slot: usize, tensor: RawTensor) {
+        // SAFETY: by the caller's promise; the slot is one of the ten that a tensor has.
+        unsafe {
+            self.put(reader.layout.src + slot * size_of::<RawTensor>(), &(tensor as usize).to_ne_bytes());
+        }
     }
 
     unsafe fn words(&mut self, reader: Reader<'_>, words: &[(usize, u32)]) {
@@ -298,13 +352,27 @@ impl Injection {
     }
 
     /// Lets the node read an edited copy of a source.
-    unsafe fn edit_source(&mut self, reader: Reader<'_>, slot: usize, edit: Edit) -> Result<(), String> {
+    unsafe fn edit_source(&mut self, reader: Reader<'_>, slot: usize, edit: &Edit) -> Result<(), String> {
+        // SAFETY: by the caller's promise.
+        unsafe { self.edited_source(reader, slot, &|ne, numbers| edit.apply(ne, numbers)) }
+    }
+
+    unsafe fn edited_source(
+        &mut self,
+        reader: Reader<'_>,
+        slot: usize,
+        edit: &dyn Fn(&mut [usize; 4], &mut Vec<f64>),
+    ) -> Result<(), String> {
         // SAFETY: by the caller's promise.
         unsafe {
             let source = reader.source_in(self.node, slot);
             let mut values = Values::read(reader, source)?;
             let mut numbers = values.numbers()?;
-            edit.apply(values.ne[0], &mut numbers);
+            let mut ne = values.ne;
+            edit(&mut ne, &mut numbers);
+            if ne != values.ne {
+                return Err("a source of llama.cpp's own graph keeps its number of heads".to_owned());
+            }
             values.set(&numbers)?;
             self.lead(reader, slot, source, values.bytes)
         }

@@ -21,7 +21,7 @@ pub mod store;
 
 mod inject;
 mod values;
-pub use inject::Wanted;
+pub use parity_graph::fault::Wanted;
 
 mod options;
 pub mod recorder;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::filter::Filter;
-use crate::inject::Wanted;
+use parity_graph::fault::Wanted;
 
 /// What is to be recorded.
 #[derive(Clone, Debug, Default)]

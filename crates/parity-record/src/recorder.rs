@@ -29,7 +29,7 @@ pub struct Recorder {
     /// The context whose passes are recorded.
     sched: Option<usize>,
     plan: Option<PassPlan>,
-    injection: Option<Injection>,
+    injections: Vec<Injection>,
     /// Graphs seen so far, with what they hold: most passes compute one of a few.
     graphs: Vec<(Graph, Arc<Mapping>)>,
     /// Number of each of them in the dump, where it has it.
@@ -58,7 +58,7 @@ impl Recorder {
             hashes: None,
             sched: None,
             plan: None,
-            injection: None,
+            injections: Vec::new(),
             graphs: Vec::new(),
             written: Vec::new(),
             graphs_written: 0,
@@ -131,10 +131,10 @@ impl Recorder {
         self.start_step(&plan, number);
         // SAFETY: as above.
         unsafe { self.record_leaves(reader, &described, &plan) };
-        self.injection = self.injection(&described);
+        self.injections = self.injections(&described);
         let wanted = self.store.is_some() && !plan.wanted.is_empty();
         self.plan = Some(plan);
-        wanted || self.injection.is_some()
+        wanted || !self.injections.is_empty()
     }
 
     /// Number of a graph, and what it holds: found out once for each of the graphs that come again and again.
@@ -178,29 +178,39 @@ impl Recorder {
     /// # Safety
     /// As for [`Recorder::computed`], right before the computation.
     pub unsafe fn wants(&mut self, reader: Reader<'_>, tensor: RawTensor) -> bool {
-        // SAFETY: by the caller's promise.
-        match self
-            .injection
-            .as_mut()
+        let mut apart = false;
+        for injection in &mut self.injections {
             // SAFETY: by the caller's promise `tensor` is a tensor of the graph that is being computed.
-            .map_or(Ok(false), |injection| unsafe { injection.asked(reader, tensor) })
-        {
-            Ok(false) => {}
-            Ok(true) => return !self.stopped,
-            Err(reason) => self.stop(&format!("the mistake cannot be injected: {reason}")),
+            match unsafe { injection.asked(reader, tensor) } {
+                Ok(asked) => apart |= asked,
+                Err(reason) => {
+                    self.stop(&format!("the mistake cannot be injected: {reason}"));
+                    return false;
+                }
+            }
+        }
+        if apart {
+            return !self.stopped;
         }
         !self.stopped && self.plan.as_ref().is_some_and(|plan| plan.wanted.contains_key(&tensor))
     }
 
     /// Prepares the mistake that is wanted, if any.
-    fn injection(&mut self, described: &Described) -> Option<Injection> {
-        let wanted = self.options.inject.as_ref()?;
-        let found = Injection::find(wanted, described);
-        match &found {
-            Some(injection) => self.host.status("injected", injection.text()),
-            None => self.say_once(&format!("{wanted}: no node of this graph has a place for it")),
+    fn injections(&mut self, described: &Described) -> Vec<Injection> {
+        let Some(wanted) = self.options.inject.as_ref() else { return Vec::new() };
+        match Injection::find(wanted, described) {
+            Ok(found) => {
+                match found.first() {
+                    Some(first) => self.host.status("injected", first.text()),
+                    None => self.say_once(&format!("{wanted}: no node of this graph has a place for it")),
+                }
+                found
+            }
+            Err(reason) => {
+                self.stop(&reason);
+                Vec::new()
+            }
         }
-        found
     }
 
     /// Takes the values of a node that has just been computed.
@@ -208,10 +218,12 @@ impl Recorder {
     /// # Safety
     /// The reader's library made `tensor`, and has just computed it.
     pub unsafe fn computed(&mut self, reader: Reader<'_>, tensor: RawTensor) {
-        if let Some(injection) = self.injection.as_mut()
+        let mut failed = None;
+        for injection in &mut self.injections {
             // SAFETY: by the caller's promise.
-            && let Err(reason) = unsafe { injection.computed(reader, tensor) }
-        {
+            failed = failed.or(unsafe { injection.computed(reader, tensor) }.err());
+        }
+        if let Some(reason) = failed {
             self.stop(&format!("the mistake cannot be injected: {reason}"));
         }
         let (Some(store), Some(plan)) = (&mut self.store, &mut self.plan) else { return };
@@ -242,7 +254,7 @@ impl Recorder {
     /// As for [`Recorder::begin`], after the computation.
     pub unsafe fn end(&mut self, reader: Reader<'_>, sched: RawSched, whole: bool) {
         let Some(plan) = self.plan.take() else { return };
-        self.injection = None;
+        self.injections.clear();
         if let Some(store) = &mut self.store {
             let missed: Vec<String> =
                 plan.wanted.values().flatten().map(|&i| plan.planned[i].checkpoint.to_string()).collect();

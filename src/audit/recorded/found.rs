@@ -181,6 +181,16 @@ impl Finding {
         self.diagnosis.as_ref().map_or((&[], &[]), Agreed::names)
     }
 
+    /// The mistakes that explain the steps so far, as they are injected.
+    pub fn spellings(&self) -> Vec<String> {
+        self.diagnosis.as_ref().map_or_else(Vec::new, Agreed::spellings)
+    }
+
+    /// What its error looks like, where no mistake explains it.
+    pub fn residual(&self) -> Option<String> {
+        self.diagnosis.as_ref().and_then(Agreed::residual).map(str::to_owned)
+    }
+
     /// Takes what a simulation says of it in place of the worst case.
     pub fn settle(&mut self, simulated: Simulated) {
         let Simulated { distance, band, over, position, unit, cache, declares_cache, known } = simulated;

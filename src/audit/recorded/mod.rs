@@ -62,7 +62,7 @@ pub use labelled::{Labelled, Reads, reads};
 pub use named::{Named, Names};
 pub use narrow::{PRODUCTS, products};
 pub use needed::needed;
-pub use node::{Held, Hypothesis, Sight, hypotheses, judge};
+pub use node::{Held, Hypothesis, Sight, expected, hypotheses, judge};
 pub use open::{Graphs, Judged};
 pub use order::order;
 pub use past_faults::audit;
@@ -310,7 +310,7 @@ impl Auditor<'_> {
                     self.devices.note(checkpoint, backend, (rule, args), (values, &sight), held);
                 }
                 if let Ok(held) = &held {
-                    self.name(node, checkpoint, args, (values, &sight), (held, &tried));
+                    self.name(node, checkpoint, args, (values, &sight), (held, &tried), arranged);
                 }
                 held
             }
@@ -340,6 +340,7 @@ impl Auditor<'_> {
         args: &Args<'_, f64>,
         (recorded, sight): (&[f64], &Sight<'_>),
         (held, tried): (&Held, &[Hypothesis]),
+        arranged: &Arrangement,
     ) {
         let diagnose = self.diagnose.filter(|_| !held.is_healthy());
         if diagnose.is_none() && self.look.is_none() {
@@ -349,7 +350,10 @@ impl Auditor<'_> {
         let others = |id: Id| labelled.values(steps, step, id);
         let replayed = Replayed { step, steps, labelled, gguf, kept, unseen: &assumed.unseen };
         let (replay, others) = (Replay::of(node, replayed, tried), &others);
-        let suspect = Suspect { node, args, recorded, sight, held, tried, gguf, others, replay };
+        let known = self.findings.at(checkpoint).spellings();
+        let position = &|element| arranged.position(element);
+        let suspect =
+            Suspect { node, args, recorded, known, position, sight, held, tried, gguf, others, replay };
         if let Some(look) = self.look {
             look(step, checkpoint, &suspect);
         }

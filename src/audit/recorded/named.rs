@@ -9,6 +9,8 @@ use crate::report::{Diagnosis, Tried};
 pub struct Named {
     /// Its name, and what it is.
     pub diagnosis: Diagnosis,
+    /// As it is injected, where it can be: `rope.base=10000`.
+    pub spelling: String,
     /// Squared error that it leaves.
     pub left: f64,
     /// A digest of the values that it comes to: two mistakes that come to the same in every step are one to us.
@@ -22,6 +24,8 @@ pub struct Names {
     pub found: Vec<Named>,
     /// What was tried where there are none.
     pub tried: Vec<Tried>,
+    /// What the error looks like where there are none.
+    pub residual: Option<String>,
     /// Whether they are mistakes in nodes before it that were not recorded.
     pub out_of_sight: bool,
 }
@@ -32,6 +36,7 @@ pub struct Agreed {
     /// With the digests of each step.
     found: Vec<(Named, Vec<u64>)>,
     tried: Vec<Tried>,
+    residual: Option<String>,
     named: Vec<Diagnosis>,
     /// Whether the mistakes are in nodes before it that were not recorded.
     pub out_of_sight: bool,
@@ -41,11 +46,11 @@ impl Agreed {
     /// Adds a step to what the ones before it agreed in: a mistake must explain all.
     #[must_use]
     pub fn with(known: Option<Agreed>, names: Names) -> Agreed {
-        let Names { found, tried, out_of_sight } = names;
+        let Names { found, tried, residual, out_of_sight } = names;
         let Some(mut agreed) = known else {
             let found = found.into_iter().map(|named| (named.values, named));
             let found = found.map(|(values, named)| (named, vec![values])).collect();
-            return Agreed { found, tried, named: Vec::new(), out_of_sight }.ranked();
+            return Agreed { found, tried, residual, named: Vec::new(), out_of_sight }.ranked();
         };
         agreed.found.retain_mut(|(known, values)| {
             let same = |a: &Named| {
@@ -59,20 +64,40 @@ impl Agreed {
         if agreed.tried.is_empty() {
             agreed.tried = tried;
         }
+        agreed.residual = agreed.residual.or(residual);
         agreed.ranked()
     }
 
-    /// One of those that come to the same values, the more specific one; what leaves least comes first.
+    /// One of those that come to the same values, the more specific one, with the names of the others; what leaves least
+    /// comes first.
     fn ranked(mut self) -> Agreed {
-        let mut kept: Vec<&(Named, Vec<u64>)> = Vec::new();
-        for entry in &self.found {
-            if kept.iter().all(|(_, values)| *values != entry.1) {
-                kept.push(entry);
+        let mut kept: Vec<(&Named, &Vec<u64>, Vec<&str>)> = Vec::new();
+        for (named, values) in &self.found {
+            match kept.iter_mut().find(|(_, known, _)| *known == values) {
+                Some((.., others)) => others.push(&named.diagnosis.fault),
+                None => kept.push((named, values, Vec::new())),
             }
         }
-        kept.sort_by(|(a, _), (b, _)| a.left.partial_cmp(&b.left).unwrap_or(Ordering::Equal));
-        self.named = kept.into_iter().map(|(named, _)| named.diagnosis.clone()).collect();
+        kept.sort_by(|(a, ..), (b, ..)| a.left.partial_cmp(&b.left).unwrap_or(Ordering::Equal));
+        let told = |(named, _, others): (&Named, &Vec<u64>, Vec<&str>)| {
+            let mut diagnosis = named.diagnosis.clone();
+            if !others.is_empty() {
+                diagnosis.text += &format!(" (indistinguishable here from {})", others.join(", "));
+            }
+            diagnosis
+        };
+        self.named = kept.into_iter().map(told).collect();
         self
+    }
+
+    /// The mistakes that explain the steps so far, as they are injected.
+    pub fn spellings(&self) -> Vec<String> {
+        self.found.iter().map(|(named, _)| named.spelling.clone()).collect()
+    }
+
+    /// What the error looks like, where no mistake explains it.
+    pub fn residual(&self) -> Option<&str> {
+        self.residual.as_deref().filter(|_| self.named.is_empty())
     }
 
     /// The mistakes, the likeliest first, and what was tried where there are none.
@@ -88,7 +113,7 @@ mod tests {
     fn names(found: &[(&str, f64, u64)]) -> Names {
         let named = |&(fault, left, values): &(&str, f64, u64)| {
             let diagnosis = Diagnosis { fault: fault.into(), explains: 1.0, text: fault.into(), fix: None };
-            Named { diagnosis, left, values }
+            Named { diagnosis, spelling: fault.into(), left, values }
         };
         Names { found: found.iter().map(named).collect(), ..Names::default() }
     }

@@ -182,15 +182,37 @@ pub(super) fn judge_each(
     best.ok_or_else(|| Unknown::new("an arithmetic"))
 }
 
-fn by_values(
+/// What a node comes to in an arithmetic, and how far rounding explains that a recorded one is off.
+///
+/// # Errors
+/// What the rule refuses.
+pub fn expected(
+    rule: &Rule,
+    args: &Args<'_, f64>,
+    recorded: &[f64],
+    sight: &Sight<'_>,
+    Hypothesis { arithmetic, .. }: &Hypothesis,
+) -> Result<(Vec<f64>, Vec<f64>), Unknown> {
+    let narrowed = Narrowed::of(&rule.op, args, arithmetic);
+    let carried = narrowed.carried(&rule.op, args, arithmetic, sight.carried);
+    let args = &Args { arithmetic, sources: narrowed.sources(args), ..*args };
+    let (exact, mut bound) = computed(rule, &rule.check, args, recorded)?;
+    narrow::widen(rule, args, &exact, &mut bound);
+    if let Some(carried) = carry(rule, args, &exact, &carried) {
+        bound.iter_mut().zip(carried).for_each(|(bound, carried)| *bound += carried);
+    }
+    Ok((exact, bound))
+}
+
+/// The exact result, and the bound of its rule.
+fn computed(
     rule: &Rule,
     check: &Check,
     args: &Args<'_, f64>,
     recorded: &[f64],
-    sight: &Sight<'_>,
-) -> Result<Held, Unknown> {
+) -> Result<(Vec<f64>, Vec<f64>), Unknown> {
     let mut exact = crate::engine::machine::compute::<f64>(rule, args)?;
-    let mut bound = match check {
+    let bound = match check {
         Check::Exact | Check::Choice(_) => vec![0.0; exact.len()],
         Check::Bound(bound) => bound(args, &exact),
         Check::Settled { bound, settle } => {
@@ -201,6 +223,17 @@ fn by_values(
     if exact.len() != recorded.len() || bound.len() != recorded.len() {
         return Err(Unknown::new(format!("as many elements of {} as are recorded", args.name)));
     }
+    Ok((exact, bound))
+}
+
+fn by_values(
+    rule: &Rule,
+    check: &Check,
+    args: &Args<'_, f64>,
+    recorded: &[f64],
+    sight: &Sight<'_>,
+) -> Result<Held, Unknown> {
+    let (exact, mut bound) = computed(rule, check, args, recorded)?;
     let width = sight.row.filter(|_| common::is_known(&rule.op, args));
     let mut own = width.map(|_| bound.clone());
     narrow::widen(rule, args, &exact, &mut bound);

@@ -22,6 +22,10 @@ pub struct Suspect<'a> {
     pub args: &'a Args<'a, f64>,
     /// Its recorded values, contiguous in the shape of `args`.
     pub recorded: &'a [f64],
+    /// What explains it in the steps before, as it is injected.
+    pub known: Vec<String>,
+    /// The position of the token that an element belongs to.
+    pub position: &'a dyn Fn(usize) -> u32,
     /// See [`Sight`].
     pub sight: &'a Sight<'a>,
     /// What was found.

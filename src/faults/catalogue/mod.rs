@@ -1,7 +1,6 @@
 //! The catalogue: one entry per mistake, by the part of the model that it sits in.
 //!
-//! A new fault of the built graphs is one entry here; the injected tests run over all of them. One of recorded graphs is
-//! one of a family in `parity_graph::fault`, and one entry in `graphs`.
+//! Of the fused nodes: the catalogue of graphs is `parity_graph::fault`.
 
 use super::{Argument, Fault, Home, Parameter, ParameterKind, Site, diagnose};
 use crate::model::edit::{Change, Edit};
@@ -12,11 +11,9 @@ mod attention_limits;
 mod data;
 mod embed;
 mod feed_forward;
-pub mod graphs;
 mod linear;
 mod logits;
 mod norm;
-pub mod precision;
 mod quant;
 mod ranks;
 mod residual;
@@ -53,17 +50,6 @@ pub fn all() -> impl Iterator<Item = &'static Fault> {
 /// The fault of a name.
 pub fn find(name: &str) -> Option<&'static Fault> {
     all().find(|fault| fault.name == name)
-}
-
-/// All that only recorded graphs have a place for, and those that are recognised and never injected.
-pub fn of_recordings() -> impl Iterator<Item = &'static graphs::Entry> {
-    graphs::ENTRIES.iter().chain(precision::ENTRIES)
-}
-
-/// How to mend a fault of a recorded graph; both kinds share some names.
-pub fn fix(name: &str) -> Option<&'static str> {
-    let recorded = of_recordings().find(|entry| entry.name == name).map(|entry| entry.fix);
-    recorded.or_else(|| find(name).map(|fault| fault.fix))
 }
 
 /// What most entries have in common; every entry gives its own name, texts, home, change and sentence.

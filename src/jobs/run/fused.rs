@@ -14,7 +14,6 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::compare::{argmax, fed};
 use crate::engine::{Batch, Engine, Probe, Values, device};
 use crate::error::{Error, Result};
-use crate::faults::mistake::Mistake;
 use crate::model::Model;
 use crate::model::builders::Cache;
 
@@ -35,7 +34,7 @@ pub(super) fn execute(
 ) -> Result<Executed> {
     let plan = RunPlan::new(model, options, reference)?;
     super::limits::memory(model, options, &plan)?;
-    let mistakes = options.inject.iter().map(Mistake::in_graphs).collect::<Result<Vec<_>>>()?;
+    let mistakes = &options.inject;
     // Attention in its parts where it is looked into; keys and values as they are.
     let flash = !plan.wanted.iter().any(|id| id.kind().is_optional());
     let form = Form { flash, cache: Cache::F32 };
@@ -43,7 +42,7 @@ pub(super) fn execute(
         true => None,
         false => Some(steps::built(&model.gguf, &plan.tokens, &plan.steps, &form)?),
     };
-    let planned = source.as_ref().map(|source| Planned::new(source, &mistakes, options)).transpose()?;
+    let planned = source.as_ref().map(|source| Planned::new(source, mistakes, options)).transpose()?;
     let exposed = plan.graph.fused(|id| plan.wanted.contains(&id)).checkpoints().collect();
     let made = planned.as_ref().map(|planned| Mistakes::new(planned, &model.gguf, &exposed));
     let mut wanted = plan.wanted.clone();

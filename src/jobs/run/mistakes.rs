@@ -13,8 +13,8 @@ use crate::audit::recorded::{Labelled, Steps, Tensor, needed};
 use crate::checkpoint::Checkpoint;
 use crate::engine::machine::{Conductor, Machine, Node, Number, Unknown, Value, own};
 use crate::error::{Error, Result};
-use crate::faults::inject_graph::Injected;
-use crate::faults::rewritten::{Scratch, other, rewrite};
+use crate::faults::injected::Injected;
+use crate::faults::rewritten::{Other, other, rewrite};
 use crate::gguf::Gguf;
 use crate::ops::Args;
 
@@ -27,22 +27,16 @@ pub fn computed<S: Number>(
     args: std::result::Result<&Args<'_, S>, &Unknown>,
     others: &dyn Fn(Id) -> Option<Vec<f64>>,
 ) -> Value<S> {
-    let Some(injected) = injected.iter().find(|injected| injected.fault.rewrite.node == node.id) else {
-        return own(node, args);
-    };
+    let here = || injected.iter().filter(|injected| injected.fault.rewrite.node == node.id);
+    let Some(first) = here().next() else { return own(node, args) };
     let args = args.map_err(Clone::clone)?;
-    let (graph, change) = (&node.program.graph, &injected.fault.rewrite.change);
+    let graph = &node.program.graph;
+    let change = Change::All(here().map(|one| one.fault.rewrite.change.clone()).collect());
     let of_node = |id: Id| -> Option<Vec<S>> { Some(others(id)?.into_iter().map(S::from_f64).collect()) };
-    let no_place = || Unknown::new(format!("a place for {} in {}", injected.fault.name, args.name));
-    let other = match change {
-        Change::Source { with: Some(with), .. } => {
-            Some(other(graph, gguf, *with, &of_node).ok_or_else(no_place)?)
-        }
-        _ => None,
-    };
-    let mut scratch = Scratch::default();
-    let rewritten = rewrite(&graph.get(node.id).op, args, change, other, &mut scratch);
-    rewritten.ok_or_else(no_place)?.values().map(Into::into)
+    let others = |id: Id| -> Option<Other<'_, S>> { other(graph, gguf, id, &of_node) };
+    let rewritten = rewrite(&graph.get(node.id).op, args, &change, &others);
+    let no_place = || Unknown::new(format!("a place for {} in {}", first.fault.name, args.name));
+    rewritten.ok_or_else(no_place)?.values(args).map(Into::into)
 }
 
 /// What an engine that knows nothing of mistakes gives, and what becomes of it.

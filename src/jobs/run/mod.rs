@@ -25,7 +25,6 @@ use crate::audit::AuditRows;
 use crate::compare::Tolerances;
 use crate::engine::device::Device;
 use crate::error::{Error, Result};
-use crate::faults::mistake::Mistake;
 use crate::foreign;
 use crate::gguf::Gguf;
 use crate::model;
@@ -72,7 +71,7 @@ pub struct RunOptions {
     /// Token rows that both sides are audited at; no audit where absent.
     pub audit: Option<AuditRows>,
     /// Mistakes that are made on purpose.
-    pub inject: Vec<Mistake>,
+    pub inject: Vec<parity_graph::fault::Wanted>,
 }
 
 /// Tells how far a run is: checkpoints computed so far, of how many.

@@ -21,7 +21,6 @@ use crate::compare::{argmax, common_positions};
 use crate::engine::device::Device;
 use crate::engine::machine::{Conductor, Machine, Node, Number, Unknown, Value, own};
 use crate::error::{Error, Result};
-use crate::faults::mistake::Mistake;
 use crate::jobs::graph_limits::{Work, check as check_memory};
 use crate::jobs::graphs::ByGraph;
 use crate::jobs::limits::Room;
@@ -53,9 +52,9 @@ pub(super) fn execute(
     progress: Progress<'_>,
 ) -> Result<Executed> {
     let arithmetic = arithmetic(options)?;
-    let mistakes = options.inject.iter().map(Mistake::in_graphs).collect::<Result<Vec<_>>>()?;
+    let mistakes = &options.inject;
     let graphs = steps::graphs(by, room, options, reference)?;
-    let planned = Planned::new(&graphs, &mistakes, options)?;
+    let planned = Planned::new(&graphs, mistakes, options)?;
     let recorded_graphs = reference.filter(|_| !planned.is_built()).map(Dump::path);
     check_memory(recorded_graphs.unwrap_or(by.gguf.path()), &planned.of_steps(), by.gguf, Work::Run)?;
     let run = Run { by, options, reference, planned: &planned, progress };

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use indexmap::IndexSet;
 use parity_dump::Dump;
-use parity_graph::rewrite::Change;
-use parity_graph::{Graph, Id, fault};
+use parity_graph::fault::Wanted;
+use parity_graph::{Graph, Id};
 use parity_record::map::{Capture, LeafCapture, map};
 
 use super::RunOptions;
@@ -15,7 +15,7 @@ use crate::audit::recorded::{Graphs, Labelled};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::error::{Error, Result};
-use crate::faults::inject_graph::{Injected, Spec, injected, refuse_uninjected};
+use crate::faults::injected::{Injected, injected, refuse_uninjected};
 use crate::gguf::Gguf;
 use crate::jobs::graphs::ByGraph;
 use crate::jobs::limits::Room;
@@ -192,7 +192,7 @@ impl<'a> Planned<'a> {
     ///
     /// # Errors
     /// A selection that nothing fits, a mistake that no node has a place for.
-    pub fn new(source: &'a Source, mistakes: &[Spec], options: &RunOptions) -> Result<Planned<'a>> {
+    pub fn new(source: &'a Source, mistakes: &[Wanted], options: &RunOptions) -> Result<Planned<'a>> {
         let ids = source.graphs.labelled().iter().flat_map(Labelled::nodes).map(|(_, id)| id);
         let ids: IndexSet<Checkpoint> = ids.collect();
         let layers = ids.iter().filter_map(|id| id.layer_index()).max().map_or(0, |last| last as usize + 1);
@@ -210,17 +210,18 @@ impl<'a> Planned<'a> {
             let graph = &labelled.program.graph;
             let mapping = map(graph);
             let captures = mapping.captures.into_iter().map(|capture| (capture.checkpoint, capture));
-            Ok(Prepared {
+            let injected = injected(labelled, mistakes);
+            Prepared {
                 labelled,
                 captures: captures.collect(),
                 leaves: mapping.leaves,
-                injected: injected(labelled, mistakes)?,
-                read_elsewhere: if mistakes.is_empty() { BTreeSet::new() } else { read_elsewhere(graph) },
+                read_elsewhere: read_elsewhere(graph, &injected),
+                injected,
                 // Where nothing is looked at, as in a piece of a prompt without logits, caches are still filled.
                 last: last.unwrap_or(graph.nodes),
-            })
+            }
         });
-        let graphs = graphs.collect::<Result<Vec<_>>>()?;
+        let graphs: Vec<Prepared<'_>> = graphs.collect();
         let all: Vec<&Injected> = graphs.iter().flat_map(|graph| &graph.injected).collect();
         refuse_uninjected(mistakes, source.graphs.labelled().iter(), &all)?;
         let mut notes = Vec::new();
@@ -288,14 +289,10 @@ impl<'a> Planned<'a> {
     }
 }
 
-/// Nodes that some mistake reads in place of a source.
-fn read_elsewhere(graph: &Graph) -> BTreeSet<Id> {
-    let faults = graph.computed().flat_map(|id| fault::at(graph, id));
-    let other = faults.filter_map(|fault| match fault.rewrite.change {
-        Change::Source { with: Some(id), .. } => Some(graph.origin(id)),
-        _ => None,
-    });
-    other.filter(|&id| !graph.is_leaf(id)).collect()
+/// Nodes that a mistake reads besides the sources of its own.
+fn read_elsewhere(graph: &Graph, injected: &[Injected]) -> BTreeSet<Id> {
+    let others = injected.iter().flat_map(|one| one.fault.rewrite.change.others());
+    others.map(|id| graph.origin(id)).filter(|&id| !graph.is_leaf(id)).collect()
 }
 
 /// What the leaves of one step hold.

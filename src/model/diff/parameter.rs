@@ -76,7 +76,7 @@ mod tests {
         for op in Op::all() {
             for field in parity_graph::params::fields(&op) {
                 let fault = parameter(&op, field).fault;
-                let is_known = |fault| crate::faults::catalogue::fix(fault).is_some();
+                let is_known = |fault| parity_graph::fault::find(fault).is_some();
                 assert!(fault.is_none_or(is_known), "{op} {}: {fault:?}", field.name);
             }
         }

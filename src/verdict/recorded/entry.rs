@@ -514,7 +514,7 @@ fn answer(answers: &Answers, allow_missing: bool) -> (Verdict, Option<String>) {
 pub fn assemble(
     answers: Answers,
     graphs: &[(usize, &Labelled)],
-    tried: &dyn Fn(Checkpoint) -> Vec<Tried>,
+    tried: &dyn Fn(Checkpoint) -> (Vec<Tried>, Option<String>),
     allow_missing: bool,
     [rows_audited, rows_screened]: [u64; 2],
 ) -> Report {
@@ -529,6 +529,7 @@ pub fn assemble(
     }
     let of = |verdict: V| entries.iter().filter(move |entry| entry.verdict == verdict);
     let first = entries.iter().find(|entry| entry.verdict.is_fault());
+    let unnamed = first.map_or_else(Default::default, |entry| tried(entry.id));
     let first_divergence = first.map(|entry| FirstDivergence {
         checkpoint: entry.id,
         layer: entry.layer,
@@ -539,8 +540,8 @@ pub fn assemble(
             .find(|ids| !ids.is_empty())
             .unwrap_or_default(),
         diagnosis: entry.diagnosis.clone(),
-        residual: None,
-        tried: tried(entry.id),
+        residual: unnamed.1.clone(),
+        tried: unnamed.0.clone(),
         reproduce: None,
     });
     let numbers = || entries.iter().filter_map(|entry| entry.numbers.as_ref());

@@ -47,8 +47,9 @@ fn has_wrong_reference(report: &Report) -> bool {
 }
 
 /// What was tried on a node that no known mistake explains.
-pub fn tried(findings: &Findings, id: Checkpoint) -> Vec<Tried> {
-    findings.nodes.get(&id).map_or_else(Vec::new, |finding| finding.diagnosis().1.to_vec())
+pub fn tried(findings: &Findings, id: Checkpoint) -> (Vec<Tried>, Option<String>) {
+    let of = |finding: &Finding| (finding.diagnosis().1.to_vec(), finding.residual());
+    findings.nodes.get(&id).map_or_else(Default::default, of)
 }
 
 /// Whether an id is left out of a report: an attention matrix, or any node of an engine that computed another graph,

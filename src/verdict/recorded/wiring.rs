@@ -3,7 +3,6 @@
 
 use super::entry::is_explained;
 use crate::checkpoint::Checkpoint;
-use crate::faults::catalogue;
 use crate::gguf::Gguf;
 use crate::model::builders::{self, Shape};
 use crate::model::diff::{self, Aspect, Difference, Group, Name, Whose, grouped, sentence};
@@ -230,7 +229,7 @@ impl Differs {
             fault: fault.to_owned(),
             explains: 1.0,
             text: self.said_of_it(),
-            fix: catalogue::fix(fault).map(str::to_owned),
+            fix: parity_graph::fault::find(fault).map(|entry| entry.fix.to_owned()),
         };
         self.aspect.fault().map(of).into_iter().collect()
     }

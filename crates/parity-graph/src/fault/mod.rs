@@ -1,144 +1,315 @@
 //! Mistakes that people make, as rewrites of a node: what is injected into a graph, and what is tried on a node
 //! whose output is wrong.
 //!
-//! A fault is found from the graph alone: the node's op, its parameters, where its sources come from. The families
-//! are those of the names before the dot.
+//! A mistake is one [`Entry`]: what people are told of it, the node rewritten for a value, and how the value is found
+//! from the recorded numbers of a wrong node. Where it fits is found from the graph alone: the node's op, its parameters,
+//! where its sources come from. A new mistake is one entry in the table of its family.
 
 mod attention;
+mod data;
+mod embed;
+mod evidence;
+mod feed_forward;
+mod heads;
 mod linear;
+mod mask;
 mod moe;
 mod norm;
-mod pointwise;
+mod precision;
+mod quant;
+mod ranks;
+mod residual;
 mod rope;
+mod scaling;
+mod site;
 mod state;
+mod wanted;
 
-pub use linear::other_layers;
+pub use evidence::Evidence;
+pub use moe::experts;
+pub use site::Scene;
+pub use wanted::{Place, Wanted};
 
-use crate::graph::{Graph, Id, Tensor};
-use crate::known::is_weight;
+use std::fmt;
+
+use crate::graph::{Graph, Id};
 use crate::op::Op;
-use crate::params::field;
-use crate::rewrite::{Change, Edit, Rewrite};
-use crate::weights::layer_weight;
+use crate::rewrite::{Change, Rewrite};
+
+pub(crate) use site::Site;
 
 /// One mistake at one node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
     /// Its name in the catalogue, e.g. `rope.base`.
     pub name: &'static str,
+    /// With which value, as `--inject` takes it.
+    pub argument: Argument,
     /// What is wrong, in a sentence: `RoPE base is 10000, the graph says 1000000`.
     pub text: String,
     /// The node computed wrongly.
     pub rewrite: Rewrite,
 }
 
-/// A node and what the families look at.
-#[derive(Clone, Copy)]
-pub(crate) struct Site<'g> {
-    pub graph: &'g Graph,
-    pub id: Id,
+/// The value of a mistake.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Argument {
+    /// It has none, or none was given.
+    None,
+    /// A number.
+    Number(f64),
+    /// A tensor of the file, a checkpoint, one of several forms.
+    Name(String),
+    /// Place i takes what place `order[i]` held.
+    Order(Vec<u32>),
 }
 
-/// The mistakes that can be made at a node, the likeliest first.
-pub fn at(graph: &Graph, id: Id) -> Vec<Fault> {
-    let site = Site { graph, id };
-    if graph.is_leaf(id) || !site.tensor().computed {
-        return Vec::new();
+impl Argument {
+    /// As a user writes it.
+    pub fn parse(text: &str) -> Argument {
+        if let Some(number) = text.parse().ok().filter(|number: &f64| number.is_finite()) {
+            return Argument::Number(number);
+        }
+        let order: Option<Vec<u32>> = text.split(',').map(|part| part.parse().ok()).collect();
+        match order {
+            Some(order) if order.len() > 1 => Argument::Order(order),
+            _ => Argument::Name(text.to_owned()),
+        }
     }
-    let mut faults = Vec::new();
-    for family in [
-        norm::faults,
-        linear::faults,
-        rope::faults,
-        attention::faults,
-        moe::faults,
-        pointwise::faults,
-        state::faults,
-    ] {
-        family(site, &mut faults);
+
+    fn name(text: &str) -> Argument {
+        Argument::Name(text.to_owned())
     }
-    faults
+
+    fn numbers(numbers: impl IntoIterator<Item = f64>) -> Vec<Argument> {
+        numbers.into_iter().map(Argument::Number).collect()
+    }
+
+    /// The number, where it is one.
+    pub fn number(&self) -> Option<f64> {
+        if let Argument::Number(number) = self { Some(*number) } else { None }
+    }
+
+    /// The number as a whole number, where it is one.
+    fn integer(&self) -> Option<i32> {
+        let whole = self.number().filter(|n| n.fract() == 0.0 && n.abs() <= f64::from(i32::MAX));
+        whole.map(|n| n as i32)
+    }
+
+    fn text(&self) -> Option<&str> {
+        if let Argument::Name(name) = self { Some(name) } else { None }
+    }
 }
 
-impl<'g> Site<'g> {
-    pub fn tensor(self) -> &'g Tensor {
-        self.graph.get(self.id)
+impl fmt::Display for Argument {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Argument::None => Ok(()),
+            Argument::Number(number) => f.write_str(&spell(*number)),
+            Argument::Name(name) => f.write_str(name),
+            Argument::Order(order) => f.write_str(&spell_order(order)),
+        }
+    }
+}
+
+impl Fault {
+    /// As `--inject` takes it, without a place.
+    pub fn spelling(&self) -> String {
+        match &self.argument {
+            Argument::None => self.name.to_owned(),
+            argument => format!("{}={argument}", self.name),
+        }
+    }
+}
+
+/// What a mistake makes of a node, and a sentence that says so; nothing where the node has no place for it.
+type Made = Option<(Change, String)>;
+
+/// One mistake that people make.
+pub struct Entry {
+    /// E.g. `rope.base`.
+    pub name: &'static str,
+    /// What goes wrong, one line.
+    pub summary: &'static str,
+    /// Where in an engine people make it.
+    pub place: &'static str,
+    /// How to mend it.
+    pub fix: &'static str,
+    /// What its value is, where it takes one.
+    pub parameter: Option<&'static str>,
+    /// Why it may leave no trace in a run, where that can be.
+    pub silent: Option<&'static str>,
+    /// Whether it is only recognised, and never injected.
+    pub recognised: bool,
+    /// Whether it is nothing but a rounding, which other arithmetic than the mistake's may be too.
+    pub rounds: bool,
+    /// The ops that may have a place for it; any where there are none.
+    pub ops: &'static [Op],
+    /// The values that are tried without having looked at any number, the likeliest first: the first is what is injected
+    /// where none is given.
+    values: fn(Site<'_>) -> Vec<Argument>,
+    /// The node rewritten for a value.
+    make: fn(Site<'_>, &Argument) -> Made,
+    /// The values that the numbers of a wrong node speak for, the likeliest first.
+    guess: Option<Guess>,
+}
+
+type Guess = fn(Site<'_>, &Evidence<'_>) -> Vec<Argument>;
+
+/// What most entries have in common.
+const PLAIN: Entry = Entry {
+    name: "",
+    summary: "",
+    place: "",
+    fix: "",
+    parameter: None,
+    silent: None,
+    recognised: false,
+    rounds: false,
+    ops: &[],
+    values: |_| vec![Argument::None],
+    make: |_, _| None,
+    guess: None,
+};
+
+/// An entry without a value.
+const fn plain(
+    name: &'static str,
+    ops: &'static [Op],
+    [summary, place, fix]: [&'static str; 3],
+    make: fn(Site<'_>, &Argument) -> Made,
+) -> Entry {
+    Entry { name, summary, place, fix, ops, make, ..PLAIN }
+}
+
+impl Entry {
+    /// The mistake at a node; `None` where the node has no place for it with this value.
+    pub fn at(&self, scene: &Scene<'_>, id: Id, argument: &Argument) -> Option<Fault> {
+        let site = scene.site(id)?;
+        if !(self.ops.is_empty() || self.ops.contains(site.op())) {
+            return None;
+        }
+        let argument = match argument {
+            Argument::None => (self.values)(site).into_iter().next()?,
+            given => given.clone(),
+        };
+        self.of(site, argument)
     }
 
-    pub fn op(self) -> &'g Op {
-        &self.tensor().op
+    /// The mistake at a node with each of the values that are tried without having looked at any number.
+    pub fn all_at(&self, scene: &Scene<'_>, id: Id) -> Vec<Fault> {
+        match scene.site(id).filter(|site| self.ops.is_empty() || self.ops.contains(site.op())) {
+            Some(site) => self.made((self.values)(site), site),
+            None => Vec::new(),
+        }
     }
 
-    /// The tensor in a slot.
-    pub fn src(self, slot: usize) -> Option<&'g Tensor> {
-        self.graph.src(self.id, slot).map(|id| self.graph.get(id))
+    /// The mistake at a wrong node with each of the values that its numbers speak for.
+    pub fn guessed(&self, scene: &Scene<'_>, id: Id, evidence: &Evidence<'_>) -> Vec<Fault> {
+        let site = scene.site(id).filter(|site| self.ops.is_empty() || self.ops.contains(site.op()));
+        match self.guess.zip(site) {
+            Some((guess, site)) => self.made(guess(site, evidence), site),
+            None => Vec::new(),
+        }
     }
 
-    /// The slot whose tensor is a weight, seen through views and copies, with the weight's name.
-    pub fn weight(self) -> Option<(usize, Id)> {
-        (0..self.tensor().srcs.len()).find_map(|slot| {
-            let origin = self.graph.origin(self.graph.src(self.id, slot)?);
-            let leaf = self.graph.is_leaf(origin) && is_weight(&self.graph.get(origin).name);
-            leaf.then_some((slot, origin))
+    fn made(&self, arguments: Vec<Argument>, site: Site<'_>) -> Vec<Fault> {
+        let mut out: Vec<Fault> = Vec::new();
+        for fault in arguments.into_iter().filter_map(|argument| self.of(site, argument)) {
+            if out.iter().all(|known| known.rewrite != fault.rewrite) {
+                out.push(fault);
+            }
+        }
+        out
+    }
+
+    fn of(&self, site: Site<'_>, argument: Argument) -> Option<Fault> {
+        let (change, text) = (self.make)(site, &argument)?;
+        // What has no name of its own nobody keeps.
+        let origins = change.others().into_iter().map(|id| site.graph.origin(id));
+        let mut kept = origins.map(|id| site.graph.is_leaf(id) || site.graph.is_arithmetic(id));
+        kept.all(|kept| kept).then(|| Fault {
+            name: self.name,
+            argument,
+            text,
+            rewrite: Rewrite { node: site.id, change },
         })
     }
+}
 
-    /// Where the values of a slot come from: views and copies are walked through.
-    pub fn origin(self, slot: usize) -> Option<Id> {
-        self.graph.src(self.id, slot).map(|id| self.graph.origin(id))
+/// Other names of entries: mistakes that are one and the same rewrite of a graph.
+pub const ALIASES: [(&str, &str); 2] = [("rope.no_freqs", "rope.factors"), ("ffn.act_on_up", "ffn.swapped")];
+
+/// The catalogue, by part of the model; of what comes to the same the more specific one first.
+pub fn entries() -> impl Iterator<Item = &'static Entry> {
+    [
+        norm::ENTRIES,
+        linear::ENTRIES,
+        quant::ENTRIES,
+        embed::ENTRIES,
+        rope::ENTRIES,
+        scaling::ENTRIES,
+        attention::ENTRIES,
+        heads::ENTRIES,
+        mask::ENTRIES,
+        moe::ENTRIES,
+        feed_forward::ENTRIES,
+        residual::ENTRIES,
+        state::ENTRIES,
+        ranks::ENTRIES,
+        data::ENTRIES,
+        precision::ENTRIES,
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// The entry of a name, or of what it is another name of.
+pub fn find(name: &str) -> Option<&'static Entry> {
+    let own = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, own)| own);
+    entries().find(|entry| entry.name == own)
+}
+
+/// The mistakes that can be made at a node, with the values that are tried without having looked at any number.
+pub fn at(graph: &Graph, id: Id) -> Vec<Fault> {
+    at_node(&Scene::new(graph), id)
+}
+
+/// [`at`], for several nodes of one graph.
+pub fn at_node(scene: &Scene<'_>, id: Id) -> Vec<Fault> {
+    entries().flat_map(|entry| entry.all_at(scene, id)).collect()
+}
+
+/// A number as people write it: `10000`, `0.08838835`, `1e-5`.
+pub fn spell(number: f64) -> String {
+    let magnitude = number.abs();
+    if number == number.trunc() && magnitude < 1e9 {
+        return format!("{number:.0}");
     }
-
-    /// The op that computed the values of a slot.
-    pub fn origin_op(self, slot: usize) -> Option<&'g Op> {
-        self.origin(slot).map(|id| &self.graph.get(id).op)
+    if (1e-3..1e6).contains(&magnitude) {
+        // Seven significant digits: what an f32 holds.
+        let decimals = (6 - magnitude.log10().floor() as i32).max(0) as usize;
+        let text = format!("{number:.decimals$}");
+        return text.trim_end_matches('0').trim_end_matches('.').to_owned();
     }
-
-    pub fn fault(self, name: &'static str, text: impl Into<String>, change: Change) -> Fault {
-        Fault { name, text: text.into(), rewrite: Rewrite { node: self.id, change } }
-    }
-
-    /// A float parameter by its name.
-    pub fn float(self, name: &str) -> f32 {
-        field(self.op(), name).map_or(0.0, |field| self.tensor().params.float(field.word))
-    }
-
-    /// An integer parameter by its name.
-    pub fn int(self, name: &str) -> i32 {
-        field(self.op(), name).map_or(0, |field| self.tensor().params.int(field.word))
-    }
-
-    /// Another value of a float parameter.
-    pub fn with_float(self, name: &str, value: f32) -> Change {
-        let word = field(self.op(), name).map_or(0, |field| field.word);
-        Change::Words(vec![(word, value.to_bits())])
-    }
-
-    /// Another value of an integer parameter.
-    pub fn with_int(self, name: &str, value: i32) -> Change {
-        let word = field(self.op(), name).map_or(0, |field| field.word);
-        Change::Words(vec![(word, value as u32)])
-    }
-
-    /// A source edited before it is read.
-    pub fn edit(self, slot: usize, edit: Edit) -> Change {
-        Change::SourceEdit { slot, edit }
-    }
-
-    /// Whether the llama.cpp name of the node or of its first source speaks of this.
-    pub fn is_called(self, part: &str) -> bool {
-        self.tensor().name.contains(part)
+    let text = format!("{number:.6e}");
+    match text.split_once('e') {
+        Some((digits, exponent)) => {
+            format!("{}e{exponent}", digits.trim_end_matches('0').trim_end_matches('.'))
+        }
+        None => text,
     }
 }
 
-/// Other layers' weights of the same kind, type and shape: `blk.1.attn_q.weight` for `blk.0.attn_q.weight`.
-pub(crate) fn weights_of_other_layers(graph: &Graph, weight: Id) -> impl Iterator<Item = Id> + '_ {
-    let own = graph.get(weight);
-    let place = layer_weight(&own.name);
-    let same = move |other: &Tensor| {
-        let there = place.zip(layer_weight(&other.name));
-        there.is_some_and(|((layer, rest), (number, name))| number != layer && name == rest)
-            && other.ne == own.ne
-            && other.dtype == own.dtype
-    };
-    (graph.nodes..graph.tensors.len()).filter(move |&id| same(graph.get(id)))
+fn spell_order(order: &[u32]) -> String {
+    order.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// `one position`, `3 positions`.
+fn count(n: usize, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
+fn when(holds: bool) -> Option<()> {
+    holds.then_some(())
 }

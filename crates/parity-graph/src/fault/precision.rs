@@ -1,16 +1,14 @@
-//! Nodes that are computed in a coarser type than the rest of their engine: what people are told of them. How each is
-//! recognised is in `faults/precision.rs`.
+//! Nodes that are computed in a coarser type than the rest of their engine: what people are told of them. They are
+//! recognised from arithmetic, and never injected.
 
-use parity_graph::Op;
-
-use super::graphs::{Entry, entry};
+use super::{Entry, PLAIN};
+use crate::op::Op;
 
 const PRODUCTS: &[Op] = &[Op::MulMat, Op::MulMatId, Op::FlashAttn];
 const SUMS: &[Op] = &[Op::MulMat, Op::MulMatId];
 const ROPE: &[Op] = &[Op::Rope];
 const ATTENTION: &[Op] = &[Op::FlashAttn, Op::SoftMax];
 const NORMS: &[Op] = &[Op::RmsNorm, Op::Mul];
-
 const COARSE_ANGLES: &str = "a table of sines and cosines in the type of the activations";
 const IN_F32: &str =
     "compute positions, frequencies, angles, sines and cosines in f32, and round the rotated values";
@@ -23,7 +21,7 @@ const COARSE_NORM: &str =
 const NORM_IN_F32: &str = "square, average and divide in f32, and round the result";
 
 /// All of them.
-pub const ENTRIES: &[Entry] = &[
+pub(super) const ENTRIES: &[Entry] = &[
     entry(
         "precision.tf32",
         PRODUCTS,
@@ -98,7 +96,12 @@ pub const ENTRIES: &[Entry] = &[
     entry("precision.f16_norm", NORMS, "the norm is computed in f16", COARSE_NORM, NORM_IN_F32),
 ];
 
-/// The entry of a name.
-pub fn find(name: &str) -> Option<&'static Entry> {
-    ENTRIES.iter().find(|entry| entry.name == name)
+const fn entry(
+    name: &'static str,
+    ops: &'static [Op],
+    summary: &'static str,
+    place: &'static str,
+    fix: &'static str,
+) -> Entry {
+    Entry { name, summary, place, fix, ops, recognised: true, values: |_| Vec::new(), ..PLAIN }
 }

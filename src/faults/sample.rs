@@ -1,0 +1,257 @@
+//! A wrong node at a few of its rows and columns: how much of its error does a mistake account for there? What costs a
+//! pass over a weight, or all of attention, is computed in full only where that is promising.
+
+use parity_graph::rewrite::{Change, Edit, Misreading};
+use parity_graph::{Id, Op};
+
+use super::rewritten::{Other, other, rewrite};
+use crate::audit::recorded::Suspect;
+use crate::engine::machine::compute;
+use crate::gguf::DType;
+use crate::model::misread;
+use crate::ops::source::Data;
+use crate::ops::{Args, Source, Strided};
+
+/// Rows of a sample: those with the largest errors, and both ends.
+const ROWS: usize = 4;
+/// Columns of a product's sample: half of them those with the largest errors.
+const COLUMNS: usize = 48;
+/// Elements up to which a node is looked at as a whole where it cannot be cut.
+const WHOLE_MAX: usize = 1 << 20;
+
+/// A source cut to what the sample needs of it.
+struct Part {
+    dtype: DType,
+    values: Vec<f64>,
+    shape: [usize; 4],
+    /// The axis along which it was cut to the rows of the sample.
+    rows_along: Option<usize>,
+}
+
+/// See the module.
+pub struct Sample<'s, 'a> {
+    suspect: &'s Suspect<'a>,
+    exact: &'s [f64],
+    /// Token rows, and for a product the columns of its result.
+    rows: Vec<usize>,
+    columns: Option<Vec<usize>>,
+    sources: Vec<Option<Part>>,
+    shape: [usize; 4],
+    /// Elements of the node that the sample's are.
+    picks: Vec<usize>,
+    /// Squared error there.
+    pub error: f64,
+}
+
+/// Along which axes the tokens of a node lie: of its result, and by slot of its sources.
+fn token_axes(op: &Op, args: &Args<'_, f64>) -> Option<(usize, &'static [(usize, usize)])> {
+    let [a, b, ..] = args.shape;
+    match op {
+        Op::FlashAttn if a == 1 => Some((1, &[(0, 2), (3, 2)])),
+        Op::SoftMax if a == 1 && args.get(1).is_some() => Some((2, &[(0, 2), (1, 2)])),
+        Op::Rope if a == 1 => Some((1, &[(0, 1), (1, 3)])),
+        Op::MulMat if a * b == 1 => Some((2, &[(1, 2)])),
+        _ => None,
+    }
+}
+
+impl<'s, 'a> Sample<'s, 'a> {
+    /// Of a node that should have come to `exact`; `None` where nothing smaller than the whole can be looked at.
+    pub fn of(suspect: &'s Suspect<'a>, exact: &'s [f64]) -> Option<Sample<'s, 'a>> {
+        let args = suspect.args;
+        let op = &suspect.node.program.graph.get(suspect.node.id).op;
+        let error = |i: usize| {
+            let error = (suspect.recorded[i] - exact[i]).abs();
+            if error.is_finite() && (suspect.sight.looked_at)(i) { error } else { 0.0 }
+        };
+        let weighted = args.get(0).is_some_and(|source| matches!(source.data, Data::Weight(_)));
+        let axes = token_axes(op, args).filter(|_| *op != Op::MulMat || weighted);
+        if axes.is_none() && args.elements() > WHOLE_MAX {
+            return None;
+        }
+        let (axis, cut) = axes.unwrap_or((0, &[]));
+        let tokens = args.shape[axis];
+        let within: usize = args.shape[axis + 1..].iter().product();
+        let outer: usize = args.shape[..axis].iter().product();
+        let at = |o: usize, t: usize, i: usize| (o * tokens + t) * within + i;
+        let looked_at = |t: usize| (0..outer).any(|o| (suspect.sight.looked_at)(at(o, t, 0)));
+        let of_row = |t: usize| {
+            (0..outer)
+                .flat_map(|o| (0..within).map(move |i| (o, i)))
+                .map(|(o, i)| error(at(o, t, i)))
+                .sum::<f64>()
+        };
+        let mut rows: Vec<usize> = (0..tokens).filter(|&t| looked_at(t)).collect();
+        if axes.is_some() && rows.len() > ROWS {
+            let sums: Vec<f64> = (0..tokens).map(of_row).collect();
+            let ends = [*rows.first()?, *rows.last()?];
+            rows.sort_by(|a, b| sums[*b].total_cmp(&sums[*a]));
+            rows.truncate(ROWS / 2);
+            rows.extend(ends);
+        }
+        // The first row of a step tells what was there before it.
+        rows.extend(axes.filter(|_| *op != Op::MulMat).map(|_| 0));
+        rows.sort_unstable();
+        rows.dedup();
+        let columns = (*op == Op::MulMat && axes.is_some())
+            .then(|| columns(args.shape[3], &|c| rows.iter().map(|&t| error(at(0, t, c))).sum::<f64>()));
+        let mut shape = args.shape;
+        if axes.is_some() {
+            shape[axis] = rows.len();
+        }
+        if let Some(columns) = &columns {
+            shape[3] = columns.len();
+        }
+        let picked = |o: usize, t: usize| match &columns {
+            Some(columns) => columns.iter().map(|&c| at(o, t, c)).collect::<Vec<usize>>(),
+            None => (0..within).map(|i| at(o, t, i)).collect(),
+        };
+        let picks = match axes {
+            Some(_) => (0..outer)
+                .flat_map(|o| rows.iter().flat_map(move |&t| [(o, t)]))
+                .flat_map(|(o, t)| picked(o, t))
+                .collect(),
+            None => (0..args.elements()).collect::<Vec<usize>>(),
+        };
+        let sources = args.sources.iter().enumerate().map(|(slot, source)| {
+            let source = source.as_ref()?;
+            let along = cut.iter().find(|(cut, _)| *cut == slot).map(|(_, axis)| *axis);
+            let along = along.filter(|axis| source.shape()[*axis] == tokens);
+            Some(part(source, along.map(|axis| (axis, &rows[..])), columns.as_deref().filter(|_| slot == 0)))
+        });
+        let sources = sources.collect();
+        let seen = |i: &&usize| (suspect.sight.looked_at)(**i);
+        let all: f64 = picks.iter().filter(seen).map(|&i| error(i).powi(2)).sum();
+        Some(Sample { suspect, exact, rows, columns, sources, shape, picks, error: all })
+    }
+
+    /// Squared distance of what was recorded from the node under a change; `None` where the change does not fit a sample.
+    pub fn distance(&self, change: &Change) -> Option<f64> {
+        let Suspect { node, args, recorded, sight, .. } = *self.suspect;
+        let op = &node.program.graph.get(node.id).op;
+        if change.is_of_result() {
+            let others = |_: Id| None;
+            let rewritten = rewrite(op, args, change, &others)?;
+            let values = rewritten.finished(self.exact.to_vec(), args).ok()?;
+            let seen = recorded.iter().zip(&values).enumerate().filter(|(i, _)| (sight.looked_at)(*i));
+            return Some(seen.map(|(_, (a, b))| (a - b).powi(2)).sum());
+        }
+        if !self.fits(change) {
+            return None;
+        }
+        let arithmetic = self.suspect.tried.first().map_or(args.arithmetic, |first| &first.arithmetic);
+        let sources = self.sources.iter().map(|part| part.as_ref().map(source)).collect();
+        let small = Args { sources, shape: self.shape, arithmetic, ..*args };
+        let others = |id: Id| self.other(id, change);
+        let values = rewrite(op, &small, change, &others)?.values(&small).ok()?;
+        let seen = self.picks.iter().zip(&values).filter(|(i, _)| (sight.looked_at)(**i));
+        Some(seen.map(|(&i, value)| (recorded[i] - value).powi(2)).sum())
+    }
+
+    /// Whether a change is the same for some rows and columns as for all.
+    fn fits(&self, change: &Change) -> bool {
+        let whole_rows = self.columns.is_none();
+        match change {
+            Change::After { .. } | Change::Part { .. } => false,
+            Change::SourceEdit { slot: 0, .. } | Change::Misread { .. } | Change::Exchange(..) => whole_rows,
+            Change::ResultEdit(Edit::Columns(_) | Edit::SetColumns { .. }) => whole_rows,
+            Change::ResultEdit(edit) => edit.is_by_element(),
+            Change::All(changes) => changes.iter().all(|change| self.fits(change)),
+            _ => true,
+        }
+    }
+
+    /// A tensor that is read besides the sources, cut as the source is whose place it takes.
+    fn other<'b>(&self, id: Id, change: &Change) -> Option<Other<'b, f64>> {
+        let Suspect { node, gguf, others, .. } = *self.suspect;
+        let slot = place_of(change, id);
+        let own = slot.and_then(|slot| self.sources.get(slot)?.as_ref());
+        let whole = match other(&node.program.graph, gguf, id, others)? {
+            Other::Weight(weight) => Source { dtype: weight.info.dtype, data: Data::Weight(weight) },
+            Other::Values(values, shape) => {
+                let source = Source { dtype: DType::F32, data: Data::Values(Strided::whole(&values, shape)) };
+                let part = part(&source, own.and_then(|own| Some((own.rows_along?, &self.rows[..]))), None);
+                return Some(Other::Values(part.values, part.shape));
+            }
+        };
+        let columns = self.columns.as_deref().filter(|_| slot == Some(0));
+        let part = part(&whole, None, columns);
+        Some(Other::Values(part.values, part.shape))
+    }
+
+    /// Squared distance where some blocks of a weight are misread.
+    pub fn misread(&self, how: Misreading) -> Option<f64> {
+        let (args, columns) = (self.suspect.args, self.columns.as_ref()?);
+        let Data::Weight(weight) = &args.get(0)?.data else { return None };
+        let op = &self.suspect.node.program.graph.get(self.suspect.node.id).op;
+        let width = args.get(0)?.shape()[3];
+        let mut values = vec![0.0; columns.len() * width];
+        for (row, &column) in values.chunks_exact_mut(width).zip(columns) {
+            misread::decode_rows(how, weight, column..column + 1, row);
+        }
+        let first = Source {
+            dtype: weight.info.dtype,
+            data: Data::Values(Strided::whole(&values, [1, 1, columns.len(), width])),
+        };
+        let rest = self.sources.iter().skip(1).map(|part| part.as_ref().map(source));
+        let small =
+            Args { sources: [Some(first)].into_iter().chain(rest).collect(), shape: self.shape, ..*args };
+        let values = compute::<f64>(crate::ops::rule(op)?, &small).ok()?;
+        Some(
+            self.picks
+                .iter()
+                .zip(&values)
+                .map(|(&i, value)| (self.suspect.recorded[i] - value).powi(2))
+                .sum(),
+        )
+    }
+}
+
+/// The slot in which a change reads another tensor.
+fn place_of(change: &Change, id: Id) -> Option<usize> {
+    match change {
+        Change::Source { slot, with: Some(with) } if *with == id => Some(*slot),
+        Change::All(changes) => changes.iter().find_map(|change| place_of(change, id)),
+        _ => None,
+    }
+}
+
+/// Columns of a sample: those with the largest errors, and some over all.
+fn columns(width: usize, error: &dyn Fn(usize) -> f64) -> Vec<usize> {
+    let mut columns: Vec<usize> = (0..width).collect();
+    if width > COLUMNS {
+        let sums: Vec<f64> = columns.iter().map(|&c| error(c)).collect();
+        columns.select_nth_unstable_by(COLUMNS / 2, |a, b| sums[*b].total_cmp(&sums[*a]));
+        columns.truncate(COLUMNS / 2);
+        let step = width / (COLUMNS / 2);
+        columns.extend((0..COLUMNS / 2).map(|i| (i * step + i).min(width - 1)));
+        columns.sort_unstable();
+        columns.dedup();
+    }
+    columns
+}
+
+fn source(part: &Part) -> Source<'_, f64> {
+    Source { dtype: part.dtype, data: Data::Values(Strided::whole(&part.values, part.shape)) }
+}
+
+/// A source at some rows along an axis, or at some rows of a matrix.
+fn part(source: &Source<'_, f64>, rows: Option<(usize, &[usize])>, columns: Option<&[usize]>) -> Part {
+    let (dtype, mut shape) = (source.dtype, source.shape());
+    if let Some(columns) = columns {
+        let values = columns.iter().flat_map(|&c| source.row([0, 0, c]).into_owned()).collect();
+        shape[2] = columns.len();
+        return Part { dtype, values, shape, rows_along: None };
+    }
+    let values = source.values();
+    let Some((axis, rows)) = rows else {
+        return Part { dtype, values: values.into_owned(), shape, rows_along: None };
+    };
+    let within: usize = shape[axis + 1..].iter().product();
+    let blocks = values.chunks_exact((within * shape[axis]).max(1));
+    let picked =
+        blocks.flat_map(|block| rows.iter().flat_map(move |&row| &block[row * within..(row + 1) * within]));
+    let values = picked.copied().collect();
+    shape[axis] = rows.len();
+    Part { dtype, values, shape, rows_along: Some(axis) }
+}
