@@ -11,7 +11,7 @@ use parity_dump::checkpoint::Kind;
 use tidy::source::{Source, files};
 
 /// Lines of a file, tests included.
-const FILE_LINES_MAX: usize = 400;
+const FILE_LINES_MAX: usize = 450;
 /// Lines of a function, from `fn` to its brace.
 const FUNCTION_LINES_MAX: usize = 70;
 
@@ -23,7 +23,11 @@ const TENSORS: &str = "crates/parity-graph/src/weights.rs";
 const CUDA: &str = "src/engine/cuda";
 
 /// Longer files: path, reason.
-const LONG_FILES: &[(&str, &str)] = &[];
+const LONG_FILES: &[(&str, &str)] = &[
+    ("crates/parity-graph/src/edit.rs", "one table: every edit of values beside how it is applied"),
+    ("crates/parity-record/src/inject.rs", "every change of a node, as llama.cpp's own graph is given it or refused it"),
+    ("src/faults/diagnosis.rs", "one search: mistakes are screened, fitted and told apart on the same few rows"),
+];
 
 /// Longer functions: path, name, reason.
 const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[];

@@ -247,7 +247,8 @@ impl<'a, S: Number> Rewritten<'a, S> {
                     let sources = [Some(first)].into_iter().chain(others).collect();
                     let Args { name, dtype, arithmetic, .. } = *like;
                     let tokens = None;
-                    values = compute(rule, &Args { name, params, sources, shape, dtype, arithmetic, tokens })?;
+                    values =
+                        compute(rule, &Args { name, params, sources, shape, dtype, arithmetic, tokens })?;
                 }
             }
         }

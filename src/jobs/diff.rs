@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::graphs::{self, ByGraph};
 use super::{head_rows, matrices_of_one, notes_of, path_of, tokens_of, with_matrices};
 use crate::audit::AuditRows;
-use crate::audit::recorded::{self, Carried, Findings, Graphs, How, Judged, Steps, carried};
+use crate::audit::recorded::{self, Carried, Findings, Graphs, How, Judged, Reads, Steps, carried};
 use crate::checkpoint::{Checkpoint, usual_order};
 use crate::compare::{self, Tolerances};
 use crate::dump::Recording;
@@ -203,7 +203,8 @@ pub fn judged(
     let is_left_out = |id: Checkpoint| {
         [&ours_side, &theirs_side].iter().any(|side| is_left_out(id, &side.findings, &side.values, selection))
     };
-    let reads = recorded::reads(&all_graphs);
+    // In isolation nothing comes from another node.
+    let reads = if isolated { Reads::new() } else { recorded::reads(&all_graphs) };
     let answers = |carried: &HashMap<Checkpoint, Carried>| {
         let shown = all.iter().zip(&comparisons).filter(|(id, _)| !is_left_out(**id));
         let known = shown.map(|(id, comparison)| Known {
@@ -227,23 +228,11 @@ pub fn judged(
     let counted = [ours_in_full + in_full, ours_screened + screened];
     let tried = |id: Checkpoint| tried(ours, id);
     let mut report = assemble(found, &all_graphs, &tried, *allow_missing, counted);
-    report.tokens = compare::tokens(candidate, reference);
-    report.candidate = verdict::side(candidate, path_of(candidate));
-    report.reference = Some(verdict::side(reference, path_of(reference)));
+    let asked: Vec<Checkpoint> = all.iter().copied().filter(|id| wants(*id)).collect();
+    tell(&mut report, sides, [&ours_side, &theirs_side], (&all, &asked), selection);
     report.notes.extend(notes(candidate, reference, Some(by.gguf)));
-    let unseen = [&ours_side, &theirs_side].map(|side| -> Vec<Checkpoint> {
-        let left_out = |id: &&Checkpoint| {
-            wants(**id) && self::is_left_out(**id, &side.findings, &side.values, selection)
-        };
-        all.iter().filter(left_out).copied().collect()
-    });
-    report.notes.extend(what_is_left_out(sides, &unseen, &all));
     report.notes.extend(not_compared(&comparisons, "such were judged by themselves"));
-    for (name, side) in [("the candidate", &ours_side), ("the reference", &theirs_side)] {
-        let declared = side.values.declared();
-        report.notes.extend(arithmetic_notes(name, &side.graphs.steps(), &side.findings, declared));
-    }
-    report.details = pictures(sides, &selected.iter().copied().collect::<Vec<_>>(), options);
+    report.details = pictures(sides, &asked, options);
     let claims = own.iter().filter(|_| !borrowed).map(|own| (Whose::Candidate, own));
     let claims =
         claims.chain(other.iter().filter(|_| !is_partial(reference)).map(|other| (Whose::Reference, other)));
@@ -253,6 +242,30 @@ pub fn judged(
     refuse_gaps(&mut report, &gaps, *allow_missing);
     refuse_nothing(&mut report, comparisons.iter().any(|comparison| comparison.numbers.is_some()));
     Ok(report)
+}
+
+/// Says who the sides are, what their tokens come to, what of the nodes `asked` for was left out, and in which arithmetic
+/// each side computes.
+fn tell(
+    report: &mut Report,
+    sides: &Sides<'_>,
+    judged: [&Side<'_>; 2],
+    (all, asked): (&[Checkpoint], &[Checkpoint]),
+    selection: &Selection,
+) {
+    let Sides { candidate, reference, .. } = *sides;
+    report.tokens = compare::tokens(candidate, reference);
+    report.candidate = verdict::side(candidate, path_of(candidate));
+    report.reference = Some(verdict::side(reference, path_of(reference)));
+    let unseen = judged.map(|side| -> Vec<Checkpoint> {
+        let left_out = |id: &&Checkpoint| is_left_out(**id, &side.findings, &side.values, selection);
+        asked.iter().filter(left_out).copied().collect()
+    });
+    report.notes.extend(what_is_left_out(sides, &unseen, all));
+    for (name, side) in ["the candidate", "the reference"].into_iter().zip(judged) {
+        let declared = side.values.declared();
+        report.notes.extend(arithmetic_notes(name, &side.graphs.steps(), &side.findings, declared));
+    }
 }
 
 /// What a producer computes in: what it declares; of llama.cpp's recordings, and of what they print, what is usual there.

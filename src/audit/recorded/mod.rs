@@ -315,10 +315,22 @@ impl Auditor<'_> {
                 held
             }
         };
+        self.add(node, checkpoint, held, (arranged, recorded.positions.len()));
+    }
+
+    /// Adds what was found of a node in this step, of which so many rows were recorded.
+    fn add(
+        &mut self,
+        node: &Node<'_>,
+        checkpoint: Checkpoint,
+        held: std::result::Result<Held, Unknown>,
+        (arranged, rows): (&Arrangement, usize),
+    ) {
+        let (tensor, kept) = (node.program.graph.get(node.id), self.kept[node.id]);
         let finding = self.findings.at(checkpoint);
         match held {
             Ok(held) => {
-                finding.add(held, arranged, recorded.positions.len());
+                finding.add(held, arranged, rows);
                 let through = node.carried.iter().flatten().flat_map(|carried| &carried.through);
                 finding.bridged.extend(through.filter_map(|&id| self.labelled.labels[id]));
                 if !finding.bridged.is_empty() {

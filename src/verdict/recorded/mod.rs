@@ -6,11 +6,13 @@
 mod computed;
 mod entry;
 mod masks;
+mod whole;
 mod wiring;
 
 pub use computed::notes;
-pub use entry::{Known, assemble, entries};
+pub use entry::Known;
 pub use masks::weigh_masks;
+pub use whole::{assemble, entries};
 pub use wiring::{Claim, File, weigh_wiring};
 
 use std::collections::HashSet;

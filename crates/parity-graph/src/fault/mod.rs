@@ -145,8 +145,8 @@ pub struct Entry {
     pub rounds: bool,
     /// The ops that may have a place for it; any where there are none.
     pub ops: &'static [Op],
-    /// The values that are tried without having looked at any number, the likeliest first: the first is what is injected
-    /// where none is given.
+    /// The values that are tried without having looked at any number, the likeliest first: the first that fits is what is
+    /// injected where none is given.
     values: fn(Site<'_>) -> Vec<Argument>,
     /// The node rewritten for a value.
     make: fn(Site<'_>, &Argument) -> Made,
@@ -189,11 +189,11 @@ impl Entry {
         if !(self.ops.is_empty() || self.ops.contains(site.op())) {
             return None;
         }
-        let argument = match argument {
-            Argument::None => (self.values)(site).into_iter().next()?,
-            given => given.clone(),
-        };
-        self.of(site, argument)
+        match argument {
+            // The first that is not what the model has.
+            Argument::None => (self.values)(site).into_iter().find_map(|value| self.of(site, value)),
+            given => self.of(site, given.clone()),
+        }
     }
 
     /// The mistake at a node with each of the values that are tried without having looked at any number.
