@@ -25,8 +25,14 @@ const CUDA: &str = "src/engine/cuda";
 /// Longer files: path, reason.
 const LONG_FILES: &[(&str, &str)] = &[
     ("crates/parity-graph/src/edit.rs", "one table: every edit of values beside how it is applied"),
-    ("crates/parity-record/src/inject.rs", "every change of a node, as llama.cpp's own graph is given it or refused it"),
-    ("src/faults/diagnosis.rs", "one search: mistakes are screened, fitted and told apart on the same few rows"),
+    (
+        "crates/parity-record/src/inject.rs",
+        "every change of a node, as llama.cpp's own graph is given it or refused it",
+    ),
+    (
+        "src/faults/diagnosis.rs",
+        "one search: mistakes are screened, fitted and told apart on the same few rows",
+    ),
 ];
 
 /// Longer functions: path, name, reason.

@@ -95,9 +95,10 @@ pub fn judged(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report
         carried: None,
         unfinite: findings.unfinite(id, dump),
     });
-    let found = entries(known, &shown, &recorded::reads(&graphs));
+    let reads = recorded::reads(&graphs);
+    let found = entries(known, &shown, &reads);
     let tried = |id: Checkpoint| tried(&findings, id);
-    let mut report = assemble(found, &graphs, &tried, *allow_missing, findings.rows());
+    let mut report = assemble(found, &reads, &tried, *allow_missing, findings.rows());
     report.candidate = verdict::side(dump, path_of(dump));
     report.notes.extend(notes_of(dump, "dump"));
     let unseen: Vec<_> = unseen.into_iter().filter(|id| shown(*id)).collect();

@@ -7,7 +7,7 @@ use super::{head_rows, matrices_of_one, notes_of, path_of, tokens_of, with_matri
 use crate::audit::AuditRows;
 use crate::audit::recorded::{self, Carried, Findings, Graphs, How, Judged, Reads, Steps, carried};
 use crate::checkpoint::{Checkpoint, usual_order};
-use crate::compare::{self, Tolerances};
+use crate::compare::{self, Comparison, Tolerances};
 use crate::dump::Recording;
 use crate::error::{Error, Result};
 use crate::faults::diagnosis::diagnose;
@@ -203,31 +203,29 @@ pub fn judged(
     let is_left_out = |id: Checkpoint| {
         [&ours_side, &theirs_side].iter().any(|side| is_left_out(id, &side.findings, &side.values, selection))
     };
+    let reads = recorded::reads(&all_graphs);
     // In isolation nothing comes from another node.
-    let reads = if isolated { Reads::new() } else { recorded::reads(&all_graphs) };
-    let answers = |carried: &HashMap<Checkpoint, Carried>| {
+    let before = if isolated { &Reads::new() } else { &reads };
+    let of = |carried: &HashMap<Checkpoint, Carried>| {
         let shown = all.iter().zip(&comparisons).filter(|(id, _)| !is_left_out(**id));
-        let known = shown.map(|(id, comparison)| Known {
-            id: *id,
-            comparison: Some(comparison),
-            candidate: ours.nodes.get(id),
-            reference: theirs.nodes.get(id),
-            across: ours.is_bridged(*id),
-            carried: carried.get(id),
-            unfinite: ours.unfinite(*id, candidate),
-        });
-        entries(known, &wants, &reads)
+        entries(
+            shown.map(|(id, comparison)| {
+                known(id, comparison, [&ours_side, &theirs_side], (candidate, carried))
+            }),
+            &wants,
+            before,
+        )
     };
-    let mut found = answers(&HashMap::new());
+    let mut found = of(&HashMap::new());
     if !found.open.is_empty() && !isolated {
         let arithmetics = [candidate, reference].map(numerics_of);
         let steps = ours_side.graphs.steps();
-        found = answers(&carried(&ours_side.values, &steps, by.gguf, &arithmetics, &found.open)?);
+        found = of(&carried(&ours_side.values, &steps, by.gguf, &arithmetics, &found.open)?);
     }
     let ([ours_in_full, ours_screened], [in_full, screened]) = (ours.rows(), theirs.rows());
     let counted = [ours_in_full + in_full, ours_screened + screened];
     let tried = |id: Checkpoint| tried(ours, id);
-    let mut report = assemble(found, &all_graphs, &tried, *allow_missing, counted);
+    let mut report = assemble(found, &reads, &tried, *allow_missing, counted);
     let asked: Vec<Checkpoint> = all.iter().copied().filter(|id| wants(*id)).collect();
     tell(&mut report, sides, [&ours_side, &theirs_side], (&all, &asked), selection);
     report.notes.extend(notes(candidate, reference, Some(by.gguf)));
@@ -242,6 +240,24 @@ pub fn judged(
     refuse_gaps(&mut report, &gaps, *allow_missing);
     refuse_nothing(&mut report, comparisons.iter().any(|comparison| comparison.numbers.is_some()));
     Ok(report)
+}
+
+/// Everything that is known of one node.
+fn known<'a>(
+    id: &Checkpoint,
+    comparison: &'a Comparison,
+    [ours, theirs]: [&'a Side<'_>; 2],
+    (candidate, carried): (&Dump, &'a HashMap<Checkpoint, Carried>),
+) -> Known<'a> {
+    Known {
+        id: *id,
+        comparison: Some(comparison),
+        candidate: ours.findings.nodes.get(id),
+        reference: theirs.findings.nodes.get(id),
+        across: ours.findings.is_bridged(*id),
+        carried: carried.get(id),
+        unfinite: ours.findings.unfinite(*id, candidate),
+    }
 }
 
 /// Says who the sides are, what their tokens come to, what of the nodes `asked` for was left out, and in which arithmetic

@@ -131,16 +131,23 @@ fn unseen(sensitivity: &Sensitivity) -> Vec<String> {
         }
     }
     let mut lines = Vec::new();
+    // Mistakes that are not seen at one and the same node are one line.
+    let mut of_one: BTreeMap<String, (Vec<&str>, f64)> = BTreeMap::new();
     for (name, nodes) in by_name {
         let (decided, open): (Vec<_>, Vec<_>) = nodes.into_iter().partition(|(_, over)| over.is_some());
-        if let Some((first, _)) = decided.first() {
-            let most = decided.iter().filter_map(|(_, over)| *over).fold(0.0, f64::max);
-            lines.push(format!(
-                "not seen: {name} at {} ({first}{}): {} of what rounding explains at most",
+        let most = decided.iter().filter_map(|(_, over)| *over).fold(0.0, f64::max);
+        match &decided[..] {
+            [] => {}
+            [(only, _)] => {
+                let (names, worst) = of_one.entry(only.to_string()).or_default();
+                names.push(name);
+                *worst = worst.max(most);
+            }
+            [(first, _), ..] => lines.push(format!(
+                "not seen: {name} at {} ({first}, …): {} of what rounding explains at most",
                 words::count(decided.len(), "node"),
-                if decided.len() > 1 { ", …" } else { "" },
                 number(most),
-            ));
+            )),
         }
         if let Some((first, _)) = open.first() {
             lines.push(format!(
@@ -151,5 +158,9 @@ fn unseen(sensitivity: &Sensitivity) -> Vec<String> {
             ));
         }
     }
+    lines.extend(of_one.into_iter().map(|(node, (names, most))| {
+        let most = number(most);
+        format!("not seen: {} at 1 node ({node}): {most} of what rounding explains at most", names.join(", "))
+    }));
     lines
 }

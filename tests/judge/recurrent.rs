@@ -195,7 +195,8 @@ fn a_state_that_is_cleared_otherwise_is_another_graph() {
     // The state is 0 before: the values are the same.
     let scaled = |text: String| text.replace("SCALE f32 8 view=28 <", "SCALE f32 8 scale=0.5 view=28 <");
     let kept = |text: String| text.replace("SCALE f32 8 view=28 <", "SCALE f32 8 view=28 idle <");
-    let edits: [(&dyn Fn(String) -> String, i32, &str); 2] = [
+    type Edit<'a> = (&'a dyn Fn(String) -> String, i32, &'a str);
+    let edits: [Edit<'_>; 2] = [
         (&scaled, 1, "scale 0.5 in the candidate, 0 in the reference"),
         // What is left out may be another form of the same.
         (&kept, 2, "(SCALE) is in the reference and not in the candidate"),

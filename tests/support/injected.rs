@@ -61,7 +61,7 @@ pub fn run_with(
     strange: Strange<'_>,
     shown: &dyn Fn(Checkpoint) -> bool,
 ) -> Option<(Ran, Vec<Checkpoint>)> {
-    let mut spans = vec![0..how.prompt];
+    let mut spans: Vec<std::ops::Range<usize>> = std::iter::once(0..how.prompt).collect();
     spans.extend((how.prompt..how.tokens.len()).map(|start| start..start + 1));
     let context = how.tokens.len();
     let built = spans.iter().map(|span| {

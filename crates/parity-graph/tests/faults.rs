@@ -46,7 +46,7 @@ fn fits(graph: &Graph, id: Id, change: &Change, at: &str) {
             assert_eq!(ne.iter().product::<usize>(), graph.get(id).elements(), "{at}");
         }
         Change::Part { row, columns, change } => {
-            assert!(columns.end <= *row && graph.get(id).elements() % row == 0, "{at}");
+            assert!(columns.end <= *row && graph.get(id).elements().is_multiple_of(*row), "{at}");
             fits(graph, id, change, at);
         }
         Change::All(changes) => changes.iter().for_each(|change| fits(graph, id, change, at)),

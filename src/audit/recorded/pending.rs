@@ -104,7 +104,7 @@ impl Pending {
         let waiting = self.nodes.entry(key).or_insert_with(|| Waiting {
             rule,
             name: args.name.to_owned(),
-            params: args.params.clone(),
+            params: *args.params,
             weight: name.clone(),
             backend: tensor.backend.clone(),
             dtype: args.dtype,

@@ -53,6 +53,7 @@ pub(super) fn execute(
     let mut recorder = Recorder {
         writer,
         wanted: &wanted,
+        written: &plan.wanted,
         fed: reference.filter(|_| options.isolated),
         mistakes: made,
         mistaken: HashMap::new(),
@@ -112,7 +113,9 @@ fn first_logits(reference: &Dump) -> usize {
 /// A probe that writes down what an engine shows it.
 struct Recorder<'a> {
     writer: Writer,
+    /// What the engine shows: what is written down, and what nodes with mistakes read.
     wanted: &'a HashSet<Checkpoint>,
+    written: &'a HashSet<Checkpoint>,
     /// Whose values the engine goes on with, where its nodes are looked at in isolation.
     fed: Option<&'a Dump>,
     /// What is computed wrongly on purpose.
@@ -153,10 +156,12 @@ impl Probe for Recorder<'_> {
                 values = mistaken.into();
             }
         }
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        let positions = batch.positions();
-        let some = Some(&positions[..]).filter(|_| batch.tokens.len() < self.rows);
-        self.writer.tensor(checkpoint, Element::F32, shape, &bytes, some)?;
+        if self.written.contains(&checkpoint) {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let positions = batch.positions();
+            let some = Some(&positions[..]).filter(|_| batch.tokens.len() < self.rows);
+            self.writer.tensor(checkpoint, Element::F32, shape, &bytes, some)?;
+        }
         self.n_recorded += 1;
         (self.progress)(self.n_recorded, self.n_expected);
         Ok(())

@@ -74,8 +74,8 @@ mod tests {
     #[test]
     fn faults_are_those_of_the_catalogue() {
         for op in Op::all() {
-            for field in parity_graph::params::fields(&op) {
-                let fault = parameter(&op, field).fault;
+            for field in parity_graph::params::fields(op) {
+                let fault = parameter(op, field).fault;
                 let is_known = |fault| parity_graph::fault::find(fault).is_some();
                 assert!(fault.is_none_or(is_known), "{op} {}: {fault:?}", field.name);
             }

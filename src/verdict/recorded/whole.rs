@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::entry::{Before, Known, entry};
-use crate::audit::recorded::{Labelled, MISTAKES_SHOW, Reads, SHARP};
+use crate::audit::recorded::{MISTAKES_SHOW, Reads, SHARP};
 use crate::checkpoint::Checkpoint;
 use crate::compare::Comparison;
 use crate::report::words::count;
@@ -175,7 +175,7 @@ fn answer(answers: &Answers, allow_missing: bool) -> (Verdict, Option<String>) {
 /// Puts the report together: verdict, first divergence, coverage.
 pub fn assemble(
     answers: Answers,
-    graphs: &[(usize, &Labelled)],
+    reads: &Reads,
     tried: &dyn Fn(Checkpoint) -> (Vec<Tried>, Option<String>),
     allow_missing: bool,
     [rows_audited, rows_screened]: [u64; 2],
@@ -196,11 +196,7 @@ pub fn assemble(
         checkpoint: entry.id,
         layer: entry.layer,
         verdict: entry.verdict,
-        inputs: graphs
-            .iter()
-            .map(|(_, graph)| graph.inputs(entry.id))
-            .find(|ids| !ids.is_empty())
-            .unwrap_or_default(),
+        inputs: reads.get(&entry.id).cloned().unwrap_or_default(),
         diagnosis: entry.diagnosis.clone(),
         residual: unnamed.1.clone(),
         tried: unnamed.0.clone(),

@@ -229,7 +229,8 @@ pub(super) fn columns(argument: &Argument, row: usize) -> Option<Range<usize>> {
 pub(super) fn in_words(site: Site<'_>, columns: &Range<usize>) -> String {
     let [width, heads, ..] = site.tensor().ne;
     let whole = heads > 1 && site.row() == Some(width * heads);
-    let (what, unit) = match whole && columns.start % width == 0 && columns.end % width == 0 {
+    let (what, unit) = match whole && columns.start.is_multiple_of(width) && columns.end.is_multiple_of(width)
+    {
         true => ("head", width),
         false => ("column", 1),
     };

@@ -221,16 +221,16 @@ fn wrong_reads(site: Site<'_>, evidence: &Evidence<'_>) -> Vec<Argument> {
         made.map_or(f64::INFINITY, |(change, _)| (evidence.distance)(&change))
     };
     let mut least = (evidence.distance)(&Change::All(Vec::new()));
-    for head in 0..h {
+    for (head, &right) in own.iter().enumerate() {
         // Heads do not mix: each is found apart from the others.
-        for other in (0..k as u32).filter(|other| *other != own[head]) {
+        for other in (0..k as u32).filter(|other| *other != right) {
             for places in [&[head, h + head][..], &[head], &[h + head]] {
                 let mut tried = read.clone();
                 places.iter().for_each(|&place| tried[place] = other);
                 [head, h + head]
                     .iter()
                     .filter(|place| !places.contains(place))
-                    .for_each(|&p| tried[p] = own[head]);
+                    .for_each(|&p| tried[p] = right);
                 let distance = distance(&tried);
                 if distance < NEARER.max(1.0 - 1.0 / h as f64) * least {
                     (least, read) = (distance, tried);

@@ -228,7 +228,7 @@ impl Entry {
         // What has no name of its own nobody keeps.
         let origins = change.others().into_iter().map(|id| site.graph.origin(id));
         let mut kept = origins.map(|id| site.graph.is_leaf(id) || site.graph.is_arithmetic(id));
-        kept.all(|kept| kept).then(|| Fault {
+        kept.all(|kept| kept).then_some(Fault {
             name: self.name,
             argument,
             text,

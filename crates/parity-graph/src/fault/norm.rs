@@ -23,7 +23,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "where the mean square of the input is above about 1e6 times the difference of the epsilons",
         ),
         ops: NORMS,
-        values: |_| Argument::numbers([1e-5, 1e-6, 1e-8, 1e-12]),
+        values: |_| Argument::numbers([1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-4, 1e-2, 1e-7, 0.0]),
         make: |site, argument| {
             let (eps, own) = (argument.number()? as f32, site.float("eps"));
             when(eps >= 0.0 && eps != own)?;

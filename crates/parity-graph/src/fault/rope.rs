@@ -78,7 +78,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         ops: ROPE,
         values: |_| vec![Argument::name("all")],
         make: none,
-        guess: Some(|site, evidence| super::data::wrong_columns(site, evidence)),
+        guess: Some(super::data::wrong_columns),
         ..PLAIN
     },
     Entry {
