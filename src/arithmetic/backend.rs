@@ -195,13 +195,20 @@ fn vulkan(product: &Product) -> Vec<Operands> {
     let many = if wide {
         vec![Operands::Both(narrow)]
     } else {
-        vec![half(false), half(true), Operands::Both(narrow), Operands::Unordered]
+        let unordered = in_any_order(product);
+        [half(false), half(true), Operands::Both(narrow)].into_iter().chain(unordered).collect()
     };
     let few = if product.batched { 1 } else { VULKAN_FEW };
     match product.rows <= few {
         true => [Operands::Exact].into_iter().chain(many).collect(),
         false => many.into_iter().chain([Operands::Exact]).collect(),
     }
+}
+
+/// Sums in f16 in whatever order, of products with weights. Those of attention, of which each head is a matrix, are short
+/// enough for the orders that are known: a bound in any order would hide single values of them.
+fn in_any_order(product: &Product) -> Option<Operands> {
+    (!product.batched).then_some(Operands::Unordered)
 }
 
 /// `ggml_cuda_mul_mat`. Of what may go to cuBLAS nobody knows the order: it is not followed but bounded where none of those
@@ -227,20 +234,20 @@ fn cuda(product: &Product) -> Vec<Operands> {
             let mut out = match (rows, product.precise) {
                 (1, true) => vec![exact, tf32],
                 (_, true) => vec![tf32, matrix, cut, exact],
-                (1, false) => vec![vector, exact, matrix, Operands::Unordered],
+                (1, false) => [vector, exact, matrix].into_iter().chain(in_any_order(product)).collect(),
                 (..=CUDA_SOME, false) => vec![matrix],
                 _ => Vec::new(),
             };
             if rows > 1 && !product.precise {
                 out.extend(parts());
                 out.extend((rows > CUDA_SOME).then_some(matrix));
-                out.extend([exact, Operands::Unordered]);
+                out.extend(std::iter::once(exact).chain(in_any_order(product)));
             }
             out
         }
         _ if rows <= CUDA_FEW => vec![few, many, exact],
         _ => {
-            let others = [Operands::Both(Narrow::F16), exact, Operands::Unordered];
+            let others = [Operands::Both(Narrow::F16), exact].into_iter().chain(in_any_order(product));
             [many, few].into_iter().chain(parts()).chain(others).collect()
         }
     }

@@ -159,6 +159,11 @@ impl<'s, 'a> Trial<'s, 'a> {
                 found.extend(named);
             }
         }
+        // What was right in a step before is no mistake that every step has.
+        let is_later = |named: &Named| fault::find(&named.diagnosis.fault).is_some_and(|entry| entry.later);
+        if self.suspect.was_healthy && found.iter().any(is_later) {
+            found.retain(is_later);
+        }
         found
     }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::graphs::{self, ByGraph};
 use super::{head_rows, matrices_of_one, notes_of, path_of, tokens_of, with_matrices};
 use crate::audit::AuditRows;
-use crate::audit::recorded::{self, Carried, Findings, Graphs, How, Judged, Reads, Steps, carried};
+use crate::audit::recorded::{self, Carried, Fed, Findings, Graphs, How, Judged, Reads, Steps, carried};
 use crate::checkpoint::{Checkpoint, usual_order};
 use crate::compare::{self, Comparison, Tolerances};
 use crate::dump::Recording;
@@ -50,8 +50,8 @@ pub struct Sides<'a> {
     pub candidate: &'a Dump,
     /// The side that it is compared with.
     pub reference: &'a Dump,
-    /// Whether every node of the candidate was given the reference's values.
-    pub isolated: bool,
+    /// The nodes in place of whose values the candidate was given the reference's.
+    pub fed: &'a Fed,
     /// Whether the candidate executed the reference's graph: then it claims nothing of its own.
     pub borrowed: bool,
 }
@@ -80,7 +80,7 @@ pub fn diff(
             orders.extend(head_rows::settle(dump, file.gguf())?.map(|order| format!("{side}: {order}")));
         }
     }
-    let sides = Sides { candidate, reference, isolated: false, borrowed: false };
+    let sides = Sides { candidate, reference, fed: &Fed::Nothing, borrowed: false };
     let mut gaps = verdict::gaps(tokens_of(sides.candidate), tokens_of(sides.reference));
     gaps.extend(Gap::of_dump("candidate", sides.candidate));
     gaps.extend(Gap::of_dump("reference", sides.reference));
@@ -145,11 +145,11 @@ struct Side<'a> {
 
 impl<'a> Side<'a> {
     /// `dump` judged by the graphs of `owner`, which is itself where it brings some or some are built for it.
-    fn new(dump: &'a Dump, owner: (&'a Dump, &'a Graphs), fed: Option<&'a Dump>) -> Side<'a> {
+    fn new(dump: &'a Dump, owner: (&'a Dump, &'a Graphs), fed: Option<(&'a Dump, &'a Fed)>) -> Side<'a> {
         let (inputs, graphs) = owner;
         let values = graphs.judged(dump, inputs);
         let values = match fed {
-            Some(fed) => values.isolated(fed),
+            Some((source, fed)) => values.fed(source, fed),
             None => values,
         };
         Side { graphs, values, findings: Findings::default() }
@@ -173,14 +173,15 @@ pub fn judged(
     gaps: Vec<Gap>,
     options: &Options,
 ) -> Result<Report> {
-    let Sides { candidate, reference, isolated, borrowed } = *sides;
+    let Sides { candidate, reference, fed, borrowed } = *sides;
+    let isolated = matches!(fed, Fed::Everything);
     let Options { selection, allow_missing, .. } = options;
     let (own, other) = (by.graphs(candidate), by.graphs(reference));
     let ours = own.as_ref().map(|own| (candidate, own));
     let theirs = other.as_ref().map(|other| (reference, other));
     let of_candidate = ours.or(theirs).map_err(Clone::clone)?;
     let of_reference = theirs.or(ours).map_err(Clone::clone)?;
-    let mut ours_side = Side::new(candidate, of_candidate, Some(reference).filter(|_| isolated));
+    let mut ours_side = Side::new(candidate, of_candidate, Some((reference, fed)));
     let mut theirs_side = Side::new(reference, of_reference, None);
     let all_graphs: Vec<_> = [&ours_side, &theirs_side].iter().flat_map(|side| side.graphs.steps()).collect();
     let all = recorded::order(&all_graphs, &|_| true);

@@ -63,7 +63,7 @@ pub use named::{Named, Names};
 pub use narrow::{PRODUCTS, products};
 pub use needed::needed;
 pub use node::{Held, Hypothesis, Sight, expected, hypotheses, judge};
-pub use open::{Graphs, Judged};
+pub use open::{Fed, Graphs, Judged};
 pub use order::order;
 pub use past_faults::audit;
 pub use prompt::Prompt;
@@ -362,10 +362,23 @@ impl Auditor<'_> {
         let others = |id: Id| labelled.values(steps, step, id);
         let replayed = Replayed { step, steps, labelled, gguf, kept, unseen: &assumed.unseen };
         let (replay, others) = (Replay::of(node, replayed, tried), &others);
-        let known = self.findings.at(checkpoint).spellings();
+        let finding = self.findings.at(checkpoint);
+        let (known, was_healthy) = (finding.spellings(), finding.judged > 0 && finding.is_healthy());
         let position = &|element| arranged.position(element);
-        let suspect =
-            Suspect { node, args, recorded, known, position, sight, held, tried, gguf, others, replay };
+        let suspect = Suspect {
+            node,
+            args,
+            recorded,
+            known,
+            position,
+            sight,
+            was_healthy,
+            held,
+            tried,
+            gguf,
+            others,
+            replay,
+        };
         if let Some(look) = self.look {
             look(step, checkpoint, &suspect);
         }

@@ -258,7 +258,9 @@ fn by_values(
     });
     let mut held = parts.collect::<Vec<Held>>().into_iter().fold(nothing(), joined);
     if args.arithmetic.operands == Operands::Unordered {
-        let values = together::Values { recorded, exact: &exact, bound: &bound, width: args.shape[3] };
+        let terms = args.get(1).map_or(0, |x| x.shape()[3]);
+        let width = args.shape[3];
+        let values = together::Values { recorded, exact: &exact, bound: &bound, width, terms };
         for (element, over) in together::factors(&values, sight.looked_at) {
             note(&mut held, element, over);
         }

@@ -1,5 +1,7 @@
 //! The graphs that a dump is judged by: those that it brings, or those that are built from the model file.
 
+use std::collections::HashSet;
+
 use super::{Labelled, Steps, Tensor};
 use crate::arithmetic::backend::Backend;
 use crate::checkpoint::Checkpoint;
@@ -159,14 +161,26 @@ pub struct Judged<'a> {
     inputs: &'a Dump,
     built: &'a [Values],
     own: bool,
-    fed: Option<&'a Dump>,
+    fed: Option<(&'a Dump, &'a Fed)>,
+}
+
+/// The nodes in place of whose values others were given those of somebody else's recording.
+#[derive(Clone, Debug, Default)]
+pub enum Fed {
+    /// None.
+    #[default]
+    Nothing,
+    /// These: choices of experts that were followed.
+    Some(HashSet<Checkpoint>),
+    /// All: nodes are looked at in isolation.
+    Everything,
 }
 
 impl<'a> Judged<'a> {
-    /// Whose nodes were each given what `source` holds of their inputs, in place of what they were recorded to give.
+    /// Whose nodes were given what `source` holds of some, in place of what these were recorded to give.
     #[must_use]
-    pub fn isolated(self, source: &'a Dump) -> Judged<'a> {
-        Judged { fed: Some(source), ..self }
+    pub fn fed(self, source: &'a Dump, fed: &'a Fed) -> Judged<'a> {
+        Judged { fed: Some((source, fed)), ..self }
     }
 }
 
@@ -193,7 +207,15 @@ impl Steps for Judged<'_> {
     }
 
     fn fed(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
-        let fed = self.fed?;
+        let (fed, which) = self.fed?;
+        let is_fed = match which {
+            Fed::Nothing => false,
+            Fed::Some(ids) => ids.contains(&checkpoint),
+            Fed::Everything => true,
+        };
+        if !is_fed {
+            return None;
+        }
         let mut tensor = self.tensor(step, checkpoint)?;
         let (mut buffer, rows) = (Vec::new(), tensor.positions.len());
         for (row, position) in tensor.positions.iter().enumerate() {

@@ -28,6 +28,8 @@ pub struct Suspect<'a> {
     pub position: &'a dyn Fn(usize) -> u32,
     /// See [`Sight`].
     pub sight: &'a Sight<'a>,
+    /// Whether rounding explains it in steps before.
+    pub was_healthy: bool,
     /// What was found.
     pub held: &'a Held,
     /// What it may have been computed in.

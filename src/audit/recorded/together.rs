@@ -10,7 +10,7 @@
 
 use std::collections::HashSet;
 
-use crate::ops::bound::CONFIDENCE;
+use crate::ops::bound::{CONFIDENCE, UNIT_F32};
 
 /// [`CONFIDENCE`] roundings that are uniform in ± 1 are so many standard deviations: √3 each.
 const DEVIATIONS: f64 = CONFIDENCE * 1.732_050_807_568_877_2;
@@ -31,7 +31,13 @@ pub struct Values<'a> {
     pub bound: &'a [f64],
     /// Elements of a row.
     pub width: usize,
+    /// Terms of each sum.
+    pub terms: usize,
 }
+
+/// By how much each of the additions of a sum may be cut off, relative: matrix units cut what they add up in f32, and to the
+/// same side, which is a factor that all sums have in common.
+const CUT: f64 = 2.0 * UNIT_F32;
 
 /// Sums over some values.
 #[derive(Clone, Copy, Default)]
@@ -39,8 +45,8 @@ struct Sums {
     count: usize,
     /// Σ (e/b)²
     errors: f64,
-    /// Of a factor and of an offset, w = y/b and 1/b: Σ e/b·w, Σ (e/b·w)², Σ w².
-    of: [[f64; 3]; 2],
+    /// Of a factor and of an offset, w = y/b and 1/b: Σ e/b·w, Σ (e/b·w)², Σ w², Σ |y/b·w|.
+    of: [[f64; 4]; 2],
     first: usize,
 }
 
@@ -56,19 +62,21 @@ impl Sums {
             sums[0] += along;
             sums[1] += along * along;
             sums[2] += w * w;
+            sums[3] += (by[0] * w).abs();
         }
     }
 
-    /// What is common, over what independent roundings come to: by what these values are off themselves, or by what values
+    /// What is common beyond what additions may be `cut`, over what independent roundings come to: by what these values are off themselves, or by what values
     /// of the node are, over their bounds.
-    fn over(&self, of_node: f64) -> f64 {
-        let ratio = |[common, own, weights]: [f64; 3]| {
+    fn over(&self, of_node: f64, cut: f64) -> f64 {
+        let ratio = |[common, own, weights, sizes]: [f64; 4]| {
+            let common = (common.abs() - cut * sizes).max(0.0);
             let spread = match self.count >= OWN {
                 true => own.sqrt(),
                 // What rounding may be in any order is enough in any case.
                 false => (ALIKE * of_node).min(1.0 / DEVIATIONS) * weights.sqrt(),
             };
-            if common == 0.0 { 0.0 } else { common.abs() / (DEVIATIONS * spread) }
+            if common == 0.0 { 0.0 } else { common / (DEVIATIONS * spread) }
         };
         self.of.into_iter().map(ratio).fold(0.0, f64::max)
     }
@@ -77,7 +85,7 @@ impl Sums {
 /// What values have in common over what rounding explains of it: of the whole, by row, by columns. Each with an element
 /// where it is. Only what is `looked_at` counts.
 pub fn factors(values: &Values<'_>, looked_at: &dyn Fn(usize) -> bool) -> Vec<(usize, f64)> {
-    let Values { recorded, exact, bound, width } = *values;
+    let Values { recorded, exact, bound, width, terms } = *values;
     if width == 0 {
         return Vec::new();
     }
@@ -105,8 +113,9 @@ pub fn factors(values: &Values<'_>, looked_at: &dyn Fn(usize) -> bool) -> Vec<(u
         rows.push(of_row);
     }
     let of_node = (node.errors / node.count.max(1) as f64).sqrt();
+    let cut = CUT * terms as f64;
     let all = std::iter::once(node).chain(rows).chain(beside).chain(columns);
-    all.filter(|sums| sums.count > 0).map(|sums| (sums.first, sums.over(of_node))).collect()
+    all.filter(|sums| sums.count > 0).map(|sums| (sums.first, sums.over(of_node, cut))).collect()
 }
 
 #[cfg(test)]
@@ -133,7 +142,7 @@ mod tests {
     }
 
     fn worst([exact, bound, recorded]: &[Vec<f64>; 3], width: usize) -> (usize, f64) {
-        let values = Values { recorded, exact, bound, width };
+        let values = Values { recorded, exact, bound, width, terms: 0 };
         factors(&values, &|_| true).into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap()
     }
 
@@ -171,6 +180,17 @@ mod tests {
             let found = worst(&node(seed, [4 * rows, width], column), width);
             assert!(found.1 > 1.0 && found.0 == 77, "column: {found:?}");
         }
+    }
+
+    #[test]
+    fn what_matrix_units_cut_off_is_no_factor() {
+        let [exact, bound, _] = node(9, [5, 512], |_| 1.0);
+        let recorded: Vec<f64> = exact.iter().map(|y| y * (1.0 - 0.5 * CUT * 64.0)).collect();
+        let over = |terms| {
+            let values = Values { recorded: &recorded, exact: &exact, bound: &bound, width: 512, terms };
+            factors(&values, &|_| true).into_iter().fold(0.0, |most, (_, over)| f64::max(most, over))
+        };
+        assert!(over(64) <= 1.0 && over(0) > 1.0, "{} {}", over(64), over(0));
     }
 
     #[test]

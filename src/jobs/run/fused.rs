@@ -72,7 +72,7 @@ pub(super) fn execute(
     if options.isolated && looks_inside && engine.producer().backend.as_deref() == Some("cuda") {
         notes.push(ATTENTION_ON_HOST.to_owned());
     }
-    Ok(Executed { notes, borrowed: false })
+    Ok(Executed { notes, ..Executed::default() })
 }
 
 /// Runs the steps; a token that is not known beforehand is the most likely one.

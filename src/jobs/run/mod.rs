@@ -12,6 +12,7 @@ mod writer;
 
 pub(super) use plan::RunPlan;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use parity_dump::Dump;
@@ -22,6 +23,8 @@ use super::graphs::ByGraph;
 use super::limits::{self, Room};
 use super::{audit, with_matrices};
 use crate::audit::AuditRows;
+use crate::audit::recorded::Fed;
+use crate::checkpoint::Checkpoint;
 use crate::compare::Tolerances;
 use crate::engine::device::Device;
 use crate::error::{Error, Result};
@@ -84,6 +87,8 @@ struct Executed {
     notes: Vec<String>,
     /// Whether the graph that was executed is the reference's.
     borrowed: bool,
+    /// Choices of the reference's that were followed.
+    followed: HashSet<Checkpoint>,
 }
 
 /// Runs a model and reports.
@@ -113,8 +118,8 @@ pub fn run(file: &ModelFile, options: &RunOptions, progress: Progress<'_>) -> Re
     let candidate = Dump::open(folder.path())?;
     let mut report = match &reference {
         Some(reference) => {
-            let isolated = options.isolated;
-            let sides = Sides { candidate: &candidate, reference, isolated, borrowed: executed.borrowed };
+            let fed = if options.isolated { Fed::Everything } else { Fed::Some(executed.followed) };
+            let sides = Sides { candidate: &candidate, reference, fed: &fed, borrowed: executed.borrowed };
             beside(&sides, &by, options)?
         }
         None => alone(&candidate, &by, options)?,

@@ -1,7 +1,7 @@
 //! Executes a graph op by op, whatever the architecture: one that is built of the file, or the one that the reference
 //! brings, in the reference's own steps; and writes down what it computes, with the graph, as a recording of llama.cpp has it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::marker::PhantomData;
 use std::path::Path;
 
@@ -58,12 +58,13 @@ pub(super) fn execute(
     let recorded_graphs = reference.filter(|_| !planned.is_built()).map(Dump::path);
     check_memory(recorded_graphs.unwrap_or(by.gguf.path()), &planned.of_steps(), by.gguf, Work::Run)?;
     let run = Run { by, options, reference, planned: &planned, progress };
-    let notes = match options.numerics.products {
+    let told = match options.numerics.products {
         Products::F64 => all_steps(&run, Machine::<f64>::new(by.gguf, arithmetic), dir)?,
         _ => all_steps(&run, Machine::<f32>::new(by.gguf, arithmetic), dir)?,
     };
-    let mut executed = Executed { notes: planned.notes.clone(), borrowed: !planned.is_built() };
-    executed.notes.extend(notes);
+    let (followed_notes, followed) = told;
+    let notes = planned.notes.iter().cloned().chain(followed_notes).collect();
+    let mut executed = Executed { notes, borrowed: !planned.is_built(), followed };
     if planned.is_built() && reference.is_none() {
         let built = format!("the graph is the one that parity builds of the file, for {}", by.architecture);
         executed.notes.push(built);
@@ -97,11 +98,14 @@ fn producer(run: &Run<'_>) -> Producer {
     }
 }
 
-/// Runs the steps; a token that is not known beforehand is the most likely one. What a reader must know of them.
-fn all_steps<S: Number>(run: &Run<'_>, mut machine: Machine<'_, S>, dir: &Path) -> Result<Vec<String>> {
+/// What a reader must know of a run, and the choices of the reference's that were followed.
+type Told = (Vec<String>, HashSet<Checkpoint>);
+
+/// Runs the steps; a token that is not known beforehand is the most likely one.
+fn all_steps<S: Number>(run: &Run<'_>, mut machine: Machine<'_, S>, dir: &Path) -> Result<Told> {
     let mut sink = Sink::new(dir, producer(run), model::info(run.by.gguf), run.options)?;
     let mut tokens = run.planned.tokens.to_vec();
-    let (mut logits, mut notes, mut done): (Option<Vec<f32>>, _, _) = (None, Vec::new(), 0);
+    let (mut logits, mut told, mut done): (Option<Vec<f32>>, Told, _) = (None, Told::default(), 0);
     for (number, step) in run.planned.steps.iter().enumerate() {
         let sampled = step.positions.last().is_some_and(|last| *last as usize == tokens.len());
         if sampled && run.planned.is_built() {
@@ -130,7 +134,7 @@ fn all_steps<S: Number>(run: &Run<'_>, mut machine: Machine<'_, S>, dir: &Path) 
             common,
             inputs: &input,
             sink: &mut sink,
-            notes: &mut notes,
+            told: &mut told,
             done: &mut done,
             kept: BTreeMap::new(),
             logits: None,
@@ -141,7 +145,7 @@ fn all_steps<S: Number>(run: &Run<'_>, mut machine: Machine<'_, S>, dir: &Path) 
         sink.end()?;
     }
     sink.finish()?;
-    Ok(notes)
+    Ok(told)
 }
 
 /// Executes one step: each node computed, with a mistake where one is injected, and written down.
@@ -155,7 +159,7 @@ struct Runner<'a, S> {
     common: u32,
     inputs: &'a dyn Fn(Id) -> Option<Vec<f64>>,
     sink: &'a mut Sink,
-    notes: &'a mut Vec<String>,
+    told: &'a mut Told,
     /// Nodes that were computed so far.
     done: &'a mut usize,
     /// Values of nodes that a mistake elsewhere may read.
@@ -210,11 +214,13 @@ impl<'a, S: Number> Runner<'a, S> {
         changed
     }
 
-    /// Goes on with the choice that was recorded, and writes down that: where scores differ by rounding alone both are
-    /// right, the audit judges either, and values of another choice could not be compared.
+    /// Goes on with the choice that was recorded: where scores differ by rounding alone both are right, and values of
+    /// another choice could not be compared. What is written down is the node's own choice, and is judged.
     fn follow(&mut self, id: Checkpoint, changed: usize, of: usize) {
         if changed > 0 {
-            self.notes.push(format!(
+            let (notes, followed) = &mut *self.told;
+            followed.insert(id);
+            notes.push(format!(
                 "{id} chose otherwise than the reference in {changed} of {of} places (step {}); what follows goes by \
                  the reference's choice, which its audit judges",
                 self.step
@@ -243,7 +249,7 @@ impl<S: Number> Conductor<S> for Runner<'_, S> {
         let laid = |values: &[S]| -> Vec<f32> {
             at.of_rows(&values.iter().map(|value| value.to_f32()).collect::<Vec<f32>>())
         };
-        let mut shown = laid(&values);
+        let shown = laid(&values);
         // A choice that a mistake was injected into is not mended.
         let is_choice = node.rule.is_some_and(|rule| matches!(rule.check, Check::Choice(_)))
             && !self.graph.injected.iter().any(|injected| injected.checkpoint == id);
@@ -252,7 +258,6 @@ impl<S: Number> Conductor<S> for Runner<'_, S> {
             let (changed, of) = (self.feed(&own, &at, &mut values), values.len());
             if is_choice {
                 self.follow(id, changed, of);
-                shown = laid(&values);
             }
         }
         let rows = Rows::new(id, capture, at.positions(), &shown);

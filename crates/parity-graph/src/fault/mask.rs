@@ -65,6 +65,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         silent: IN_DECODE,
+        later: true,
         ..plain(
             "attn.self_only",
             ATTENTION,
@@ -86,6 +87,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         fix: "write the step's keys and values before attention reads the cache",
         parameter: Some("slots"),
         silent: IN_DECODE,
+        later: true,
         ops: ATTENTION,
         values: |_| ["zero", "held", "unread"].map(Argument::name).into(),
         make: stale,

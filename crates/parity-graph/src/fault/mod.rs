@@ -139,6 +139,8 @@ pub struct Entry {
     pub parameter: Option<&'static str>,
     /// Why it may leave no trace in a run, where that can be.
     pub silent: Option<&'static str>,
+    /// Whether it leaves the first step as it is.
+    pub later: bool,
     /// Whether it is only recognised, and never injected.
     pub recognised: bool,
     /// Whether it is nothing but a rounding, which other arithmetic than the mistake's may be too.
@@ -164,6 +166,7 @@ const PLAIN: Entry = Entry {
     fix: "",
     parameter: None,
     silent: None,
+    later: false,
     recognised: false,
     rounds: false,
     ops: &[],

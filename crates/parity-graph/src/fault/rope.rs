@@ -134,6 +134,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         silent: IN_DECODE,
+        later: true,
         ..plain(
             "rope.position_in_step",
             ROPE,
@@ -155,6 +156,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         fix: "the first decoded token's position is the number of tokens before it",
         parameter: Some("positions"),
         silent: IN_DECODE,
+        later: true,
         ops: ROPE,
         values: |_| Argument::numbers([1.0, -1.0]),
         make: |_, argument| {
