@@ -75,6 +75,14 @@ impl<'s, 'a> Trial<'s, 'a> {
     }
 
     fn names(&self) -> Names {
+        // Of a single row, which a decode step has, a factor explains much that is none.
+        if self.suspect.is_known_out_of_sight {
+            let found = between::found(self.suspect);
+            let is_known = |named: &Named| self.suspect.known.contains(&named.spelling);
+            if found.iter().any(is_known) {
+                return Names { found, out_of_sight: true, ..Names::default() };
+            }
+        }
         let mut tried: Vec<Attempt> = Vec::new();
         let sample = Sample::of(self.suspect, &self.base.exact);
         let distance = |change: &Change| {

@@ -40,6 +40,8 @@ mod together;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
+
 use indexmap::IndexMap;
 use parity_graph::Id;
 
@@ -137,6 +139,14 @@ pub type Look<'a> = &'a dyn Fn(usize, Checkpoint, &Suspect<'_>);
 /// Names the mistakes that explain a node's output, or says what was tried.
 pub type Diagnose<'a> = &'a dyn Fn(&Suspect<'_>) -> Names;
 
+/// How nodes are named that are wrong.
+#[derive(Clone, Copy)]
+struct Naming<'a> {
+    diagnose: Diagnose<'a>,
+    /// Those that rounding explains in the first step: what makes every step wrong is not their mistake.
+    later: &'a HashSet<Checkpoint>,
+}
+
 /// What an audit of a recording with its graph found.
 #[derive(Debug, Default)]
 pub struct Findings {
@@ -193,7 +203,7 @@ struct Auditor<'a> {
     /// Positions before the step's last that nothing was recorded of.
     lost: &'a [std::ops::Range<u32>],
     /// Where nodes are judged once more for the names of what is wrong with them.
-    diagnose: Option<Diagnose<'a>>,
+    naming: Option<Naming<'a>>,
     look: Option<Look<'a>>,
     /// Rows that wait for those of other steps, where there are other steps.
     pending: Option<&'a mut Pending>,
@@ -354,8 +364,8 @@ impl Auditor<'_> {
         (held, tried): (&Held, &[Hypothesis]),
         arranged: &Arrangement,
     ) {
-        let diagnose = self.diagnose.filter(|_| !held.is_healthy());
-        if diagnose.is_none() && self.look.is_none() {
+        let naming = self.naming.filter(|_| !held.is_healthy());
+        if naming.is_none() && self.look.is_none() {
             return;
         }
         let Auditor { step, steps, labelled, gguf, ref kept, assumed, .. } = *self;
@@ -363,13 +373,15 @@ impl Auditor<'_> {
         let replayed = Replayed { step, steps, labelled, gguf, kept, unseen: &assumed.unseen };
         let (replay, others) = (Replay::of(node, replayed, tried), &others);
         let finding = self.findings.at(checkpoint);
-        let (known, was_healthy) = (finding.spellings(), finding.judged > 0 && finding.is_healthy());
+        let (known, is_known_out_of_sight) = (finding.spellings(), finding.is_named_out_of_sight());
+        let was_healthy = naming.is_some_and(|naming| naming.later.contains(&checkpoint));
         let position = &|element| arranged.position(element);
         let suspect = Suspect {
             node,
             args,
             recorded,
             known,
+            is_known_out_of_sight,
             position,
             sight,
             was_healthy,
@@ -384,10 +396,10 @@ impl Auditor<'_> {
         }
         let finding = self.findings.at(checkpoint);
         // What earlier steps left in a cache is not computed again: a name stands on the steps before that.
-        if let Some(diagnose) = diagnose
-            && !(suspect.replay.is_none() && finding.is_named_out_of_sight())
+        if let Some(naming) = naming
+            && !(suspect.replay.is_none() && is_known_out_of_sight)
         {
-            finding.diagnosed(diagnose(&suspect));
+            finding.diagnosed((naming.diagnose)(&suspect));
         }
     }
 }

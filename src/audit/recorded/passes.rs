@@ -15,7 +15,7 @@ use super::found::Finding;
 use super::needed::needed;
 use super::pending::Pending;
 use super::{
-    Auditor, Diagnose, Findings, How, Labelled, Steps, attentions, classes, lost, narrow, order, simulate,
+    Auditor, Findings, How, Labelled, Naming, Steps, attentions, classes, lost, narrow, order, simulate,
 };
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::{Checkpoint, Kind};
@@ -127,20 +127,26 @@ impl Passes<'_> {
 
     /// Names what is wrong with the first of the nodes that are, each in the first steps in which it is.
     fn name(&self, assumed: &Assumed, findings: &mut Findings) -> Result<()> {
-        let mut named: HashSet<(usize, Checkpoint)> = HashSet::new();
+        let (mut named, mut later) = (HashSet::<(usize, Checkpoint)>::new(), HashSet::new());
         let is_wrong = |id: &&Checkpoint| findings.nodes.get(*id).is_some_and(Finding::is_wrong);
         let wrong: Vec<Checkpoint> =
             findings.order.iter().filter(is_wrong).take(DIAGNOSED_MAX).copied().collect();
         for id in &wrong {
             let is_beyond = |step: &usize| findings.nodes[id].is_beyond_in(&self.steps.positions(*step));
-            let there = self.graphs.iter().map(|(step, _)| *step).filter(is_beyond);
-            named.extend(there.take(DIAGNOSED_STEPS_MAX).map(|step| (step, *id)));
+            let has_it = |(_, labelled): &&(usize, &Labelled)| labelled.nodes().any(|(_, node)| node == *id);
+            let there: Vec<usize> = self.graphs.iter().filter(has_it).map(|(step, _)| *step).collect();
+            if there.first().is_some_and(|first| !is_beyond(first)) {
+                later.insert(*id);
+            }
+            let beyond = there.into_iter().filter(is_beyond);
+            named.extend(beyond.take(DIAGNOSED_STEPS_MAX).map(|step| (step, *id)));
         }
         if named.is_empty() {
             return Ok(());
         }
         let (wants, in_step) = (|id| wrong.contains(&id), |step, id| named.contains(&(step, id)));
-        let of_names = self.judge(assumed, &wants, &in_step, Some(self.how.diagnose))?;
+        let naming = Naming { diagnose: self.how.diagnose, later: &later };
+        let of_names = self.judge(assumed, &wants, &in_step, Some(naming))?;
         for (id, finding) in of_names.nodes {
             findings.at(id).named_as(finding);
         }
@@ -153,7 +159,7 @@ impl Passes<'_> {
         assumed: &Assumed,
         wants: Wants<'_>,
         in_step: &dyn Fn(usize, Checkpoint) -> bool,
-        diagnose: Option<Diagnose<'_>>,
+        naming: Option<Naming<'_>>,
     ) -> Result<Findings> {
         let Passes { steps, graphs, gguf, how } = *self;
         let mut machine: Machine<'_, f64> =
@@ -176,10 +182,10 @@ impl Passes<'_> {
                 assumed,
                 rows,
                 lost,
-                diagnose,
+                naming,
                 look: how.look,
                 pending: Some(&mut *pending)
-                    .filter(|_| diagnose.is_none() && how.look.is_none() && graphs.len() > 1),
+                    .filter(|_| naming.is_none() && how.look.is_none() && graphs.len() > 1),
                 findings,
                 devices,
                 wants: &here,

@@ -24,11 +24,13 @@ pub struct Suspect<'a> {
     pub recorded: &'a [f64],
     /// What explains it in the steps before, as it is injected.
     pub known: Vec<String>,
+    /// Whether those are mistakes in nodes before it that were not recorded.
+    pub is_known_out_of_sight: bool,
     /// The position of the token that an element belongs to.
     pub position: &'a dyn Fn(usize) -> u32,
     /// See [`Sight`].
     pub sight: &'a Sight<'a>,
-    /// Whether rounding explains it in steps before.
+    /// Whether rounding explains it in the first step.
     pub was_healthy: bool,
     /// What was found.
     pub held: &'a Held,
