@@ -173,7 +173,7 @@ pub fn judged(
     gaps: Vec<Gap>,
     options: &Options,
 ) -> Result<Report> {
-    let Sides { candidate, reference, fed, borrowed } = *sides;
+    let Sides { candidate, reference, fed, .. } = *sides;
     let isolated = matches!(fed, Fed::Everything);
     let Options { selection, allow_missing, .. } = options;
     let (own, other) = (by.graphs(candidate), by.graphs(reference));
@@ -232,15 +232,26 @@ pub fn judged(
     report.notes.extend(notes(candidate, reference, Some(by.gguf)));
     report.notes.extend(not_compared(&comparisons, "such were judged by themselves"));
     report.details = pictures(sides, &asked, options);
-    let claims = own.iter().filter(|_| !borrowed).map(|own| (Whose::Candidate, own));
-    let claims =
-        claims.chain(other.iter().filter(|_| !is_partial(reference)).map(|other| (Whose::Reference, other)));
-    by.weigh_wiring(&claims.collect::<Vec<_>>(), &mut report);
-    let masked = [(Whose::Candidate, candidate), (Whose::Reference, reference)];
-    weigh_masks(&mut report, &masked[usize::from(borrowed)..], Some(by.gguf));
+    weigh_claims(&mut report, sides, by, [own.as_ref().ok(), other.as_ref().ok()]);
     refuse_gaps(&mut report, &gaps, *allow_missing);
     refuse_nothing(&mut report, comparisons.iter().any(|comparison| comparison.numbers.is_some()));
     Ok(report)
+}
+
+/// Weighs what the sides' own graphs say of how they are wired, and their masks; who borrowed a graph claims nothing by it.
+fn weigh_claims(
+    report: &mut Report,
+    sides: &Sides<'_>,
+    by: &ByGraph<'_>,
+    [own, other]: [Option<&Graphs>; 2],
+) {
+    let Sides { candidate, reference, borrowed, .. } = *sides;
+    let own = own.filter(|_| !borrowed).map(|own| (Whose::Candidate, own));
+    let other = other.filter(|_| !is_partial(reference)).map(|other| (Whose::Reference, other));
+    let claims: Vec<_> = own.into_iter().chain(other).collect();
+    by.weigh_wiring(&claims, report);
+    let masked = [(Whose::Candidate, candidate), (Whose::Reference, reference)];
+    weigh_masks(report, &masked[usize::from(borrowed)..], Some(by.gguf));
 }
 
 /// Everything that is known of one node.
