@@ -126,8 +126,11 @@ impl Labelled {
             let own = match self.labels.get(id).copied().flatten() {
                 Some(label) => {
                     let known = out.entry(label).or_default();
-                    known.extend(read.iter().filter(|from| **from != label));
-                    known.dedup();
+                    for from in read {
+                        if from != label && !known.contains(&from) {
+                            known.push(from);
+                        }
+                    }
                     vec![label]
                 }
                 None => read,
