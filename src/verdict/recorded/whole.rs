@@ -15,6 +15,8 @@ use crate::verdict::{bracket, refuted, text, within_tolerance};
 pub struct Answers {
     /// One for each, in execution order.
     entries: Vec<Entry>,
+    /// All ids that something is known of, shown or not.
+    known: HashSet<Checkpoint>,
     /// Of the ids that are not shown, the first that is at fault.
     hidden: Option<Checkpoint>,
     /// How many passed by the tolerance that a user gave.
@@ -82,6 +84,19 @@ pub fn entries<'a>(
         let tolerance = known.comparison.and_then(|comparison| comparison.within_tolerance);
         out.tolerated += usize::from(tolerance == Some(true) && entry.verdict == V::Match);
         out.entries.push(entry);
+    }
+    out.known = place.into_keys().collect();
+    out
+}
+
+/// What a node reads of what something is `known` of: what was left out is looked through.
+fn inputs(of: Checkpoint, reads: &Reads, known: &HashSet<Checkpoint>) -> Vec<Checkpoint> {
+    let (mut out, mut open, mut seen) = (Vec::new(), vec![of], HashSet::new());
+    while let Some(reader) = open.pop() {
+        for input in reads.get(&reader).into_iter().flatten().filter(|input| seen.insert(**input)) {
+            let list = if known.contains(input) { &mut out } else { &mut open };
+            list.push(*input);
+        }
     }
     out
 }
@@ -181,7 +196,8 @@ pub fn assemble(
     [rows_audited, rows_screened]: [u64; 2],
 ) -> Report {
     let (verdict, mut reason) = answer(&answers, allow_missing);
-    let Answers { mut entries, tolerated, lost, rows: [rows_compared, rows_expected], carried, .. } = answers;
+    let Answers { mut entries, known, tolerated, lost, carried, rows, .. } = answers;
+    let [rows_compared, rows_expected] = rows;
     if let Some((at, text)) = bracket::bracket(&entries, true) {
         *entries[at].evidence.get_or_insert_default() += &format!("; {text}");
         reason
@@ -196,7 +212,7 @@ pub fn assemble(
         checkpoint: entry.id,
         layer: entry.layer,
         verdict: entry.verdict,
-        inputs: reads.get(&entry.id).cloned().unwrap_or_default(),
+        inputs: inputs(entry.id, reads, &known),
         diagnosis: entry.diagnosis.clone(),
         residual: unnamed.1.clone(),
         tried: unnamed.0.clone(),
