@@ -77,7 +77,9 @@ fn on_a_driver_that_is_late() {
         );
         // What was tested is what was meant: the driver tells how much it did.
         assert!(said.contains(" copies between GPUs"), "{tests} ran on another driver: {said}");
-        assert_eq!(said.contains(" 0 graphs"), graphs == "none", "{said}");
+        // A step that also copies values to the host is no graph.
+        let is_graph = graphs != "none" && !tests.contains("what_is_not_compared");
+        assert_eq!(said.contains(" 0 graphs"), !is_graph, "{said}");
         assert_eq!(said.contains(" 0 copies"), !tests.contains("two_gpus"), "{said}");
     }
 }
