@@ -17,7 +17,7 @@ use crate::ops::Args;
 const WORK_MAX: usize = 1 << 35;
 /// Share of the squared error that a mistake out of sight has to account for: where much lies between, rounding alone
 /// explains a lot.
-const EXPLAINS_MIN: f64 = 0.9;
+pub(super) const EXPLAINS_MIN: f64 = 0.9;
 
 /// One mistake, in one node or in several that one piece of code or one part of the file serves.
 struct Hypothesis {
@@ -72,7 +72,7 @@ pub fn unlike(suspect: &Suspect<'_>) -> Vec<(Fault, f64)> {
     faults.into_iter().take(affordable).filter_map(over).collect()
 }
 
-fn with_mistake(
+pub(super) fn with_mistake(
     suspect: &Suspect<'_>,
     replay: &Replay<'_>,
     node: &Node<'_>,

@@ -9,7 +9,7 @@ use parity_graph::rewrite::{Change, Edit};
 use super::described::{Rows, describe, recognised};
 use super::rewritten::{Other, Rewritten, other, rewrite};
 use super::sample::Sample;
-use super::{between, guessed, precision};
+use super::{between, guessed, precision, ranks};
 use crate::audit::recorded::{Held, Named, Names, Sight, Suspect, expected, hypotheses, judge};
 use crate::engine::machine::{Carried, Node};
 use crate::ops::source::Data;
@@ -99,6 +99,7 @@ impl<'s, 'a> Trial<'s, 'a> {
             distance: &distance,
         };
         let mut found = self.singles(&evidence, sample.as_ref(), &mut tried, false);
+        ranks::prefer(self.suspect, &mut found);
         if found.is_empty() {
             found = self.all(guessed::guesses(self.suspect), &mut tried);
         }
@@ -112,6 +113,9 @@ impl<'s, 'a> Trial<'s, 'a> {
         }
         if found.is_empty() {
             found = self.singles(&evidence, sample.as_ref(), &mut tried, true);
+        }
+        if found.is_empty() {
+            found = ranks::unsummed(self.suspect);
         }
         if found.is_empty() {
             found = between::found(self.suspect);

@@ -20,6 +20,7 @@ mod guessed;
 pub mod inject;
 pub mod injected;
 mod precision;
+mod ranks;
 pub mod rewritten;
 mod sample;
 pub mod tokens;

@@ -119,6 +119,11 @@ pub trait Steps {
     fn declared(&self) -> Option<Numerics> {
         None
     }
+
+    /// Of how many ranks of a tensor-parallel engine it was put together, where it was.
+    fn ranks(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// How an audit is made.
@@ -390,6 +395,7 @@ impl Auditor<'_> {
             gguf,
             others,
             replay,
+            replayed,
         };
         if let Some(look) = self.look {
             look(step, checkpoint, &suspect);

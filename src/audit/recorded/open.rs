@@ -8,6 +8,7 @@ use crate::checkpoint::Checkpoint;
 use crate::dump;
 use crate::dump::Recording;
 use crate::error::{Error, Result};
+use crate::foreign::RANKS;
 use crate::gguf::Gguf;
 use crate::model::builders::{self, Cache, Shape, Values};
 use crate::numerics::{Numerics, Storage};
@@ -195,6 +196,10 @@ impl Steps for Judged<'_> {
 
     fn declared(&self) -> Option<Numerics> {
         self.values.manifest().producer.numerics.as_deref()?.parse().ok()
+    }
+
+    fn ranks(&self) -> Option<usize> {
+        self.values.manifest().provenance.get(RANKS)?.parse().ok()
     }
 
     fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {

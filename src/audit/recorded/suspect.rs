@@ -42,6 +42,20 @@ pub struct Suspect<'a> {
     pub others: &'a dyn Fn(Id) -> Option<Vec<f64>>,
     /// The nodes before it that were not recorded; `None` where there are none.
     pub replay: Option<Replay<'a>>,
+    pub(super) replayed: Replayed<'a>,
+}
+
+impl<'a> Suspect<'a> {
+    /// A recorded node before it, computed again as if it had not been recorded.
+    pub fn again(&self, id: Id) -> Option<Replay<'a>> {
+        let replay = Replay::through(self.node, BTreeSet::from([id]), self.replayed, self.tried)?;
+        Some(Replay { again: Some(id), ..replay })
+    }
+
+    /// Of how many ranks of a tensor-parallel engine the recording was put together, where it was.
+    pub fn ranks(&self) -> Option<usize> {
+        self.replayed.steps.ranks()
+    }
 }
 
 /// What a replay is made of.
@@ -64,6 +78,8 @@ pub struct Replay<'a> {
     suspect: Id,
     /// The nodes that are computed again, in order.
     pub through: Vec<Id>,
+    /// The one of them that was recorded, if one was.
+    again: Option<Id>,
     /// What is executed: these, what they read, and the suspect.
     some: BTreeSet<Id>,
     tried: &'a [Hypothesis],
@@ -76,14 +92,20 @@ impl<'a> Replay<'a> {
     /// What lies between the recorded nodes and `node`, which may have been computed in `tried`. `None` where everything
     /// that it reads was recorded, and where a cache or a state lies between in which earlier steps left something.
     pub(super) fn of(node: &Node<'_>, of: Replayed<'a>, tried: &'a [Hypothesis]) -> Option<Replay<'a>> {
-        let program = &of.labelled.program;
         let through: BTreeSet<Id> =
             node.carried.iter().flatten().flat_map(|carried| carried.through.iter().copied()).collect();
         // What was recorded in part is nobody's to compute with a mistake.
         let whole = through.iter().all(|&id| of.recorded(id).is_none());
-        if through.is_empty() || !whole {
-            return None;
-        }
+        if through.is_empty() || !whole { None } else { Replay::through(node, through, of, tried) }
+    }
+
+    fn through(
+        node: &Node<'_>,
+        through: BTreeSet<Id>,
+        of: Replayed<'a>,
+        tried: &'a [Hypothesis],
+    ) -> Option<Replay<'a>> {
+        let program = &of.labelled.program;
         let (mut some, mut open) = (BTreeSet::from([node.id]), vec![node.id]);
         while let Some(id) = open.pop() {
             for source in program.graph.sources(id).filter(|&source| source != id) {
@@ -100,7 +122,8 @@ impl<'a> Replay<'a> {
                 }
             }
         }
-        Some(Replay { of, suspect: node.id, through: through.into_iter().collect(), some, tried })
+        let through = through.into_iter().collect();
+        Some(Replay { of, suspect: node.id, through, again: None, some, tried })
     }
 
     /// Along which axis of the suspect, slowest first, its token rows lie.
@@ -169,6 +192,9 @@ impl Replayer<'_, '_> {
     ) -> Option<Vec<f64>> {
         let Replayed { step, steps, labelled, .. } = self.replay.of;
         let checkpoint = labelled.labels.get(node.id).copied().flatten()?;
+        if self.replay.again == Some(node.id) {
+            return None;
+        }
         let recorded = steps.tensor(step, checkpoint);
         let recorded = recorded.or_else(|| choice::order(steps, step, node, checkpoint, args))?;
         Some(labelled.arrange(node.id, checkpoint, &recorded)?.of_node(&recorded.values, |_| f64::NAN))
