@@ -1,6 +1,7 @@
 //! Names the mistake in a wrong node: tries what people do wrong on what the node itself read, and keeps what reproduces
 //! its output to the node's rounding.
 
+use std::cell::OnceCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use parity_graph::fault::{self, Argument, Entry, Evidence, Fault, Scene};
@@ -10,7 +11,7 @@ use super::described::{Rows, describe, recognised};
 use super::rewritten::{Other, Rewritten, other, rewrite};
 use super::sample::Sample;
 use super::{between, guessed, precision, ranks};
-use crate::audit::recorded::{Held, Named, Names, Sight, Suspect, expected, hypotheses, judge};
+use crate::audit::recorded::{Held, Hypothesis, Named, Names, Sight, Suspect, expected, hypotheses, judge};
 use crate::engine::machine::{Carried, Node};
 use crate::ops::source::Data;
 use crate::ops::{Args, rule};
@@ -28,6 +29,8 @@ const PARTIAL: f64 = 0.3;
 const PARTIAL_MAX: usize = 4;
 /// Values of a weight that is changed as a whole, at most.
 const WEIGHT_MAX: usize = 1 << 26;
+/// What a node may have been computed in besides the likeliest, at most: each costs a computation of it.
+const OTHERS_MAX: usize = 7;
 /// Multiplications up to which a node is computed in full for every pair of mistakes.
 const PAIR_WORK_MAX: usize = 1 << 26;
 
@@ -44,10 +47,22 @@ struct Base {
     bound: Vec<f64>,
 }
 
+impl Base {
+    fn of(suspect: &Suspect<'_>, hypothesis: &Hypothesis) -> Option<Base> {
+        let Suspect { node, args, recorded, sight, .. } = *suspect;
+        let (exact, bound) = expected(node.rule?, args, recorded, sight, hypothesis).ok()?;
+        Some(Base { exact, bound })
+    }
+}
+
 struct Trial<'s, 'a> {
     suspect: &'s Suspect<'a>,
     scene: Scene<'s>,
+    /// In what comes nearest of all that the node may have been computed in, which is `tried[nearest]`.
     base: Base,
+    nearest: usize,
+    /// In each of the others, for mistakes that nearly explain it.
+    others: Vec<OnceCell<Option<Base>>>,
 }
 
 /// A mistake, and what it accounts for.
@@ -68,10 +83,27 @@ struct Explained {
 
 impl<'s, 'a> Trial<'s, 'a> {
     fn new(suspect: &'s Suspect<'a>) -> Option<Trial<'s, 'a>> {
-        let Suspect { node, args, recorded, sight, tried, .. } = *suspect;
-        let (exact, bound) = expected(node.rule?, args, recorded, sight, tried.first()?).ok()?;
-        let scene = Scene::new(&node.program.graph);
-        Some(Trial { suspect, scene, base: Base { exact, bound } })
+        let scene = Scene::new(&suspect.node.program.graph);
+        let is_nearest = |one: &Hypothesis| suspect.held.under == Some(one.arithmetic);
+        let nearest = suspect.tried.iter().position(is_nearest).unwrap_or_default();
+        let base = Base::of(suspect, suspect.tried.get(nearest)?)?;
+        let others = suspect.tried.iter().skip(1).take(OTHERS_MAX).map(|_| OnceCell::new()).collect();
+        Some(Trial { suspect, scene, base, nearest, others })
+    }
+
+    /// What the node may have been computed in, the nearest first.
+    fn hypothesis(&self, at: usize) -> Option<&Hypothesis> {
+        match at {
+            0 => self.suspect.tried.get(self.nearest),
+            at if at <= self.nearest => self.suspect.tried.get(at - 1),
+            at => self.suspect.tried.get(at),
+        }
+    }
+
+    /// What the node should have come to in that.
+    fn base(&self, at: usize) -> Option<&Base> {
+        let Some(other) = at.checked_sub(1) else { return Some(&self.base) };
+        self.others.get(other)?.get_or_init(|| Base::of(self.suspect, self.hypothesis(at)?)).as_ref()
     }
 
     fn names(&self) -> Names {
@@ -251,7 +283,7 @@ impl<'s, 'a> Trial<'s, 'a> {
                     let both = Change::All(vec![own.clone(), change.clone()]);
                     sample.and_then(|sample| sample.distance(&both)).unwrap_or(f64::INFINITY)
                 };
-                let Some(base) = self.under(own) else { break };
+                let Some(base) = self.under(own, 0) else { break };
                 let evidence = Evidence {
                     recorded: self.suspect.recorded,
                     exact: &base.exact,
@@ -333,54 +365,45 @@ impl<'s, 'a> Trial<'s, 'a> {
 
     /// What the node should come to with a mistake in it, and how far rounding explains that it is off: what moves the
     /// result by as much as its bound moves the edited one by that.
-    fn under(&self, change: &Change) -> Option<Base> {
-        let Base { exact, bound } = &self.base;
+    fn under(&self, change: &Change, at: usize) -> Option<Base> {
+        let Base { exact, bound } = self.base(at)?;
         if let Change::Scores(_) = change {
             let exact = self.with(change, |rewritten| rewritten.values(self.suspect.args).ok())?;
-            let bound = self.alike(&exact);
+            let bound = self.alike(&exact, self.base(at)?);
             return Some(Base { exact, bound });
         }
-        let shifted = |sign: f64| -> Vec<f64> {
-            exact.iter().zip(bound).map(|(exact, bound)| exact + sign * bound).collect()
-        };
-        let [value, above, below] = match self.with(change, |one| Some(one.is_by_rule()))? {
-            true => return self.by_rule(change),
-            false if is_after(change) => {
-                [exact.clone(), shifted(1.0), shifted(-1.0)].map(|values| self.finished(change, values))
-            }
-            false => {
-                let values = self.with(change, |rewritten| rewritten.values(self.suspect.args).ok());
-                let moved = |sign: f64| {
-                    let by = values.as_ref()?.iter().zip(bound).map(|(value, bound)| value + sign * bound);
-                    Some(by.collect::<Vec<f64>>())
-                };
-                [values.clone(), moved(1.0), moved(-1.0)]
-            }
-        };
-        let (value, above, below) = (value?, above?, below?);
         let unit = SLACK * crate::ops::bound::UNIT_F32;
-        let bound = value.iter().zip(above.iter().zip(&below)).map(|(value, (above, below))| {
-            // A NaN or Inf moves by nothing.
-            let moved = (above - value).abs().max((below - value).abs());
-            if moved.is_nan() { 0.0 } else { moved + unit * value.abs() }
-        });
-        let bound = bound.collect();
-        Some(Base { exact: value, bound })
+        if is_after(change) {
+            let behind =
+                |one: Rewritten<'_, f64>| one.behind(exact.clone(), bound.clone(), self.suspect.args);
+            let (exact, mut bound) = self.with(change, |one| behind(one).ok())?;
+            bound.iter_mut().zip(&exact).for_each(|(bound, value)| *bound += unit * finite(*value));
+            return Some(Base { exact, bound });
+        }
+        if self.with(change, |one| Some(one.is_by_rule()))? {
+            return self.by_rule(change, at);
+        }
+        // What is passed on is off by as much as the node's own values.
+        let exact = self.with(change, |rewritten| rewritten.values(self.suspect.args).ok())?;
+        let bound =
+            exact.iter().zip(bound).map(|(value, bound)| finite(bound + unit * value.abs())).collect();
+        Some(Base { exact, bound })
     }
 
-    fn by_rule(&self, change: &Change) -> Option<Base> {
-        let Suspect { args, recorded, sight, tried, .. } = *self.suspect;
+    fn by_rule(&self, change: &Change, at: usize) -> Option<Base> {
+        let Suspect { args, recorded, sight, .. } = *self.suspect;
         let (exact, bound) = self.with(change, |rewritten| {
-            expected(rule(rewritten.op())?, &rewritten.args(args), recorded, sight, tried.first()?).ok()
+            let hypothesis = self.hypothesis(at)?;
+            expected(rule(rewritten.op())?, &rewritten.args(args), recorded, sight, hypothesis).ok()
         })?;
         Some(Base { exact, bound })
     }
 
     /// Bounds in proportion to the values of each row as they are for the node without a mistake.
-    fn alike(&self, values: &[f64]) -> Vec<f64> {
+    fn alike(&self, values: &[f64], base: &Base) -> Vec<f64> {
         let row = self.suspect.args.shape[3].max(1);
         let size = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
-        let rows = values.chunks(row).zip(self.base.exact.chunks(row)).zip(self.base.bound.chunks(row));
+        let rows = values.chunks(row).zip(base.exact.chunks(row)).zip(base.bound.chunks(row));
         rows.flat_map(|((values, exact), bound)| {
             let grown = size(values) / size(exact).max(f64::MIN_POSITIVE);
             bound.iter().map(move |bound| SLACK * bound * grown).collect::<Vec<f64>>()
@@ -421,7 +444,7 @@ impl<'s, 'a> Trial<'s, 'a> {
         })?;
         let (left, whole) = match by_rule {
             Some(known) => known,
-            None => self.beside(&self.under(change)?),
+            None => self.in_any(change)?,
         };
         let explains = match self.suspect.held.squares[0] {
             all if all > 0.0 => 1.0 - left / all,
@@ -430,6 +453,19 @@ impl<'s, 'a> Trial<'s, 'a> {
             _ => 0.0,
         };
         Some(Explained { explains, left, whole })
+    }
+
+    /// As [`Trial::beside`], in the first of what the node may have been computed in that explains it with a mistake, where
+    /// that is near.
+    fn in_any(&self, change: &Change) -> Option<(f64, bool)> {
+        let (left, whole) = self.beside(&self.under(change, 0)?);
+        let Held { squares: [all, ..], nonfinite, .. } = *self.suspect.held;
+        let near = nonfinite > 0 || 1.0 - left / all >= PROMISING;
+        if whole || !near {
+            return Some((left, whole));
+        }
+        let others = (1..=self.others.len()).filter_map(|at| Some(self.beside(&self.under(change, at)?)));
+        Some(others.into_iter().find(|(_, whole)| *whole).unwrap_or((left, whole)))
     }
 
     /// The squared differences of what was recorded from what a mistake comes to, and whether bounds explain each.
@@ -460,6 +496,11 @@ fn is_too_large(args: &Args<'_, f64>, change: &Change) -> bool {
         let elements: usize = source.shape().iter().product();
         matches!(source.data, Data::Weight(_)) && elements > WEIGHT_MAX
     })
+}
+
+/// The size of a value; a NaN or Inf moves by nothing.
+fn finite(value: f64) -> f64 {
+    if value.is_finite() { value.abs() } else { 0.0 }
 }
 
 /// Whether a mistake can happen to any value.

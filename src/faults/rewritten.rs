@@ -8,7 +8,7 @@ use crate::engine::machine::{Number, Unknown, compute};
 use crate::gguf::{DType, Gguf, TensorRef};
 use crate::model::misread;
 use crate::ops::source::Data;
-use crate::ops::{Args, Source, Strided, rule};
+use crate::ops::{Args, Check, Rule, Source, Strided, rule};
 use crate::scalar::Scalar;
 
 /// What a rewrite reads besides the node's own sources.
@@ -48,7 +48,85 @@ pub struct Rewritten<'a, S> {
 
 enum After<'a, S> {
     Edit(Edit),
-    Op { op: Op, params: Params, ne: [usize; 4], sources: Vec<Option<Made<'a, S>>> },
+    Op(Inserted<'a, S>),
+}
+
+/// An op that reads the result, and other values besides.
+struct Inserted<'a, S> {
+    op: Op,
+    params: Params,
+    ne: [usize; 4],
+    sources: Vec<Option<Made<'a, S>>>,
+}
+
+impl<S: Number> Inserted<'_, S> {
+    /// What `see` makes of its rule and of what it reads.
+    fn with<T>(
+        &self,
+        values: &[S],
+        like: &Args<'_, S>,
+        see: impl FnOnce(&Rule, &Args<'_, S>) -> Result<T, Unknown>,
+    ) -> Result<T, Unknown> {
+        let Inserted { op, params, ne: [a, b, c, d], sources } = self;
+        let rule = rule(op).ok_or_else(|| Unknown::no_rule(like.name, op))?;
+        let shape = [*d, *c, *b, *a];
+        if values.len() != shape.iter().product::<usize>() {
+            return Err(Unknown::new(format!("as many elements of {} as {op} reads", like.name)));
+        }
+        let first = Source { dtype: DType::F32, data: Data::Values(Strided::whole(values, shape)) };
+        let others = sources.iter().map(|source| source.as_ref().map(made));
+        let sources = [Some(first)].into_iter().chain(others).collect();
+        let Args { name, dtype, arithmetic, .. } = *like;
+        see(rule, &Args { name, params, sources, shape, dtype, arithmetic, tokens: None })
+    }
+}
+
+fn edited<S: Number>(edit: &Edit, values: &[S], [d, c, b, a]: [usize; 4]) -> Vec<S> {
+    let mut wide: Vec<f64> = values.iter().map(|value| value.to_f64()).collect();
+    edit.apply(&mut [a, b, c, d], &mut wide);
+    wide.into_iter().map(S::from_f64).collect()
+}
+
+impl Rewritten<'_, f64> {
+    /// What becomes of the values of the node itself where nothing but what comes behind it is changed, and of how far
+    /// each may be off: an op that was inserted carries that on and rounds besides.
+    ///
+    /// # Errors
+    /// What the rule of an inserted op refuses.
+    pub fn behind(
+        &self,
+        mut values: Vec<f64>,
+        mut error: Vec<f64>,
+        like: &Args<'_, f64>,
+    ) -> Result<(Vec<f64>, Vec<f64>), Unknown> {
+        for after in &self.after {
+            (values, error) = match after {
+                After::Edit(edit) => {
+                    let at = |sign: f64| -> Vec<f64> {
+                        let moved = values.iter().zip(&error).map(|(value, error)| value + sign * error);
+                        edited(edit, &moved.collect::<Vec<f64>>(), like.shape)
+                    };
+                    let [value, above, below] = [0.0, 1.0, -1.0].map(at);
+                    let moved = value.iter().zip(above.iter().zip(&below)).map(|(value, (above, below))| {
+                        // A NaN or Inf moves by nothing.
+                        let moved = (above - value).abs().max((below - value).abs());
+                        if moved.is_nan() { 0.0 } else { moved }
+                    });
+                    let moved = moved.collect();
+                    (value, moved)
+                }
+                After::Op(inserted) => inserted.with(&values, like, |rule, args| {
+                    let exact = compute(rule, args)?;
+                    let mut off = (rule.carry)(args, &exact, 0, &error);
+                    if let Check::Bound(bound) | Check::Settled { bound, .. } = &rule.check {
+                        off.iter_mut().zip(bound(args, &exact)).for_each(|(off, own)| *off += own);
+                    }
+                    Ok((exact, off))
+                })?,
+            };
+        }
+        Ok((values, error))
+    }
 }
 
 /// The node under a change; `None` where the change has no place in it.
@@ -129,7 +207,7 @@ impl<'a, S: Number> Rewritten<'a, S> {
                     src.map(|id| self.other(id, None, others)).map_or(Some(None), |m| m.map(Some))
                 };
                 let sources = srcs.iter().map(of).collect::<Option<Vec<_>>>()?;
-                self.after.push(After::Op { op: op.clone(), params: *params, ne: *ne, sources });
+                self.after.push(After::Op(Inserted { op: op.clone(), params: *params, ne: *ne, sources }));
             }
             Change::Scores(scores) => self.scores = Some(*scores),
             Change::Part { row, columns, change } => {
@@ -228,29 +306,10 @@ impl<'a, S: Number> Rewritten<'a, S> {
     /// What the rule of an inserted op refuses.
     pub fn finished(&self, mut values: Vec<S>, like: &Args<'_, S>) -> Result<Vec<S>, Unknown> {
         for after in &self.after {
-            match after {
-                After::Edit(edit) => {
-                    let [d, c, b, a] = like.shape;
-                    let mut wide: Vec<f64> = values.iter().map(|value| value.to_f64()).collect();
-                    edit.apply(&mut [a, b, c, d], &mut wide);
-                    values = wide.into_iter().map(S::from_f64).collect();
-                }
-                After::Op { op, params, ne: [a, b, c, d], sources } => {
-                    let rule = rule(op).ok_or_else(|| Unknown::no_rule(like.name, op))?;
-                    let shape = [*d, *c, *b, *a];
-                    if values.len() != shape.iter().product::<usize>() {
-                        return Err(Unknown::new(format!("as many elements of {} as {op} reads", like.name)));
-                    }
-                    let first =
-                        Source { dtype: DType::F32, data: Data::Values(Strided::whole(&values, shape)) };
-                    let others = sources.iter().map(|source| source.as_ref().map(made));
-                    let sources = [Some(first)].into_iter().chain(others).collect();
-                    let Args { name, dtype, arithmetic, .. } = *like;
-                    let tokens = None;
-                    values =
-                        compute(rule, &Args { name, params, sources, shape, dtype, arithmetic, tokens })?;
-                }
-            }
+            values = match after {
+                After::Edit(edit) => edited(edit, &values, like.shape),
+                After::Op(inserted) => inserted.with(&values, like, compute)?,
+            };
         }
         if let Some((own, row, columns)) = &self.part {
             let right = |i: &usize| !columns.contains(&(i % (*row).max(1)));

@@ -9,6 +9,7 @@ use parity_graph::fault::{ALIASES, Entry, entries, find};
 use crate::support::graphs::filled;
 use crate::support::injected::{Made, Ran, run, specs};
 use crate::support::runs::{Random, model};
+use crate::support::samples::sample;
 
 /// What people wrote in scripts and suites.
 const NAMES: &str = include_str!("names.txt");
@@ -17,6 +18,8 @@ const BUILT: [&str; 4] = ["gemma3-dense", "qwen3moe-moe", "gpt-oss-moe", "llama-
 /// Tokens of a run: a prompt and three decode steps.
 const PROMPT: usize = 6;
 const TOKENS: usize = 9;
+/// Mistakes and places of a model in the quick tests.
+const MISTAKES: usize = 60;
 /// Tokens that every one of these models knows.
 const VOCABULARY: usize = 128;
 
@@ -35,6 +38,16 @@ fn every_name_that_was_ever_printed_is_in_the_catalogue() {
         );
     }
 }
+
+/// What happens to any value, and the name of the same where a node has one of its own: both are one mistake.
+const SAME: [(&str, &str); 5] = [
+    ("data.zero", "embed.scaled"),
+    ("data.sign", "embed.scaled"),
+    ("data.scaled", "embed.scaled"),
+    ("data.zero", "logits.untied"),
+    // Of a table in F16, which the rows of the embedding are copies of.
+    ("data.f16_as_bf16", "quant.half_type"),
+];
 
 /// How one injected mistake came out.
 #[derive(Debug, PartialEq)]
@@ -69,6 +82,7 @@ fn judged(entry: &Entry, ran: &Ran, nodes: &[Checkpoint]) -> Outcome {
         [] => Outcome::Unnamed(format!("{:?}", tried.first())),
         [first, ..] if *first == entry.name => Outcome::Named,
         names if names.contains(&entry.name) => Outcome::Among,
+        [first] if SAME.contains(&(entry.name, first)) => Outcome::Among,
         _ if found[0].text.contains(&format!("indistinguishable here from {}", entry.name)) => Outcome::Among,
         names => Outcome::Wrong(format!("{}: {}", names.join(", "), found[0].text)),
     }
@@ -79,26 +93,25 @@ fn of_every_mistake(open: &dyn Fn() -> Gguf, name: &str, places: &[&str], flash:
     let mut failures = Vec::new();
     let (mut named, mut among, mut silent) = (0, 0, 0);
     let only = std::env::var("PARITY_ONLY").unwrap_or_default();
-    for entry in entries().filter(|entry| !entry.recognised && entry.name.contains(&only)) {
-        for place in places {
-            let spec = format!("{}{place}", entry.name);
-            let tokens = random.tokens(TOKENS, VOCABULARY);
-            let how = Made { tokens: &tokens, prompt: PROMPT, flash };
-            let one = || {
-                let (ran, nodes) = run(open(), &how, &specs(&[&spec]))?;
-                Some(judged(entry, &ran, &nodes))
-            };
-            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
-            let Some(outcome) = outcome.unwrap_or_else(|_| Some(Outcome::Unnamed("panics".to_owned())))
-            else {
-                continue;
-            };
-            match outcome {
-                Outcome::Named => named += 1,
-                Outcome::Among => among += 1,
-                Outcome::Silent => silent += 1,
-                other => failures.push(format!("{name} {spec}: {other:?}")),
-            }
+    let cases = entries().filter(|entry| !entry.recognised && entry.name.contains(&only));
+    let cases = cases.flat_map(|entry| places.iter().map(move |place| (entry, place)));
+    for (entry, place) in sample("mistakes and places", MISTAKES, cases) {
+        let spec = format!("{}{place}", entry.name);
+        let tokens = random.tokens(TOKENS, VOCABULARY);
+        let how = Made { tokens: &tokens, prompt: PROMPT, flash };
+        let one = || {
+            let (ran, nodes) = run(open(), &how, &specs(&[&spec]))?;
+            Some(judged(entry, &ran, &nodes))
+        };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(one));
+        let Some(outcome) = outcome.unwrap_or_else(|_| Some(Outcome::Unnamed("panics".to_owned()))) else {
+            continue;
+        };
+        match outcome {
+            Outcome::Named => named += 1,
+            Outcome::Among => among += 1,
+            Outcome::Silent => silent += 1,
+            other => failures.push(format!("{name} {spec}: {other:?}")),
         }
     }
     println!(

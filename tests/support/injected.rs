@@ -211,9 +211,18 @@ impl Conductor<f32> for Recorder<'_> {
             } else {
                 self.step.positions.last().copied().into_iter().collect()
             };
-            let shape =
-                if tokens.is_some() { vec![shape[axis], outer * inner] } else { vec![1, values.len()] };
-            self.step.tensors.insert(id, Tensor { shape, positions, values: laid });
+            // Matrices of attention are recorded as the graph has them: (H, T, S).
+            let tensor = match id.kind().is_optional() {
+                true => {
+                    let positions = self.step.positions.clone();
+                    Tensor { shape: shape[1..].to_vec(), positions, values: values.clone() }
+                }
+                false if tokens.is_some() => {
+                    Tensor { shape: vec![shape[axis], outer * inner], positions, values: laid }
+                }
+                false => Tensor { shape: vec![1, values.len()], positions, values: laid },
+            };
+            self.step.tensors.insert(id, tensor);
         }
         Ok(Ok(values.into()))
     }

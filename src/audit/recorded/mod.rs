@@ -381,6 +381,9 @@ impl Auditor<'_> {
         let (known, is_known_out_of_sight) = (finding.spellings(), finding.is_named_out_of_sight());
         let was_healthy = naming.is_some_and(|naming| naming.later.contains(&checkpoint));
         let position = &|element| arranged.position(element);
+        // Mistakes are tried in what comes nearest of all that it may have been computed in.
+        let arithmetic = held.under.as_ref().unwrap_or(args.arithmetic);
+        let args = &Args { arithmetic, sources: args.sources.clone(), ..*args };
         let suspect = Suspect {
             node,
             args,

@@ -161,6 +161,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     ),
     Entry {
         rounds: true,
+        silent: Some("where all values are numbers of f16 already, as rows of a table in F16 are"),
         ..plain(
             "data.f16_rounded",
             &[],

@@ -44,19 +44,22 @@ pub(super) const ENTRIES: &[Entry] = &[
         ["ReLU is used for the model's activation", "an activation chosen by its place in a list", FIX],
         |site, _| activation(site, "ReLU", (Op::Reglu, REGLU), (Op::Relu, RELU)),
     ),
-    plain(
-        "ffn.clamp",
-        &[Op::SwigluOai, Op::SwigluClamp],
-        [
-            "gate and up are not limited",
-            "the limit of gpt-oss' SwiGLU forgotten: only large activations show it",
-            "limit the gate from above, up from both sides",
-        ],
-        |site, _| {
-            let text = format!("gate and up are not limited to {}", site.float("limit"));
-            made(site.with_float("limit", f32::MAX), text)
-        },
-    ),
+    Entry {
+        silent: Some("where no activation is beyond the limit"),
+        ..plain(
+            "ffn.clamp",
+            &[Op::SwigluOai, Op::SwigluClamp],
+            [
+                "gate and up are not limited",
+                "the limit of gpt-oss' SwiGLU forgotten: only large activations show it",
+                "limit the gate from above, up from both sides",
+            ],
+            |site, _| {
+                let text = format!("gate and up are not limited to {}", site.float("limit"));
+                made(site.with_float("limit", f32::MAX), text)
+            },
+        )
+    },
     plain(
         "ffn.alpha",
         &[Op::SwigluOai],

@@ -118,6 +118,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         place: "i - j < window written as i - j <= window, or the reverse",
         fix: "a window of W sees W positions, the token's own among them",
         parameter: Some("by"),
+        silent: Some("in rows that the window holds all of"),
         ops: ATTENTION,
         values: |_| Argument::numbers([1.0, -1.0]),
         make: |site, argument| {

@@ -43,20 +43,23 @@ pub(super) const ENTRIES: &[Entry] = &[
         make: routing,
         ..PLAIN
     },
-    plain(
-        "moe.no_renorm",
-        &[Op::Div],
-        [
-            "the weights of the chosen experts are not renormalised",
-            "norm_topk_prob not read",
-            "divide the chosen weights by their sum",
-        ],
-        |site, _| {
-            when(site.origin_op(1).is_some_and(|op| matches!(op, Op::Clamp | Op::SumRows)))?;
-            let text = "the weights of the chosen experts are not renormalised";
-            made(Change::Bypass { slot: 0 }, text)
-        },
-    ),
+    Entry {
+        silent: Some("where the weights of the chosen experts add up to 1 already"),
+        ..plain(
+            "moe.no_renorm",
+            &[Op::Div],
+            [
+                "the weights of the chosen experts are not renormalised",
+                "norm_topk_prob not read",
+                "divide the chosen weights by their sum",
+            ],
+            |site, _| {
+                when(site.origin_op(1).is_some_and(|op| matches!(op, Op::Clamp | Op::SumRows)))?;
+                let text = "the weights of the chosen experts are not renormalised";
+                made(Change::Bypass { slot: 0 }, text)
+            },
+        )
+    },
     Entry {
         name: "moe.expert_index",
         summary: "another expert's weights are read",
