@@ -85,10 +85,10 @@ pub(super) fn with_mistake(
             return Some(Ok(Values { data: values.to_vec(), carried }));
         }
         let by_rule = rewritten.is_by_rule();
-        let (rule, args) = (crate::ops::rule(rewritten.op()).filter(|_| by_rule)?, rewritten.args(args));
+        let rule = crate::ops::rule(rewritten.op()).filter(|_| by_rule)?;
         let Node { id, program, .. } = *node;
-        let node = Node { id, program, rule: Some(rule), carried: carried(change, &node.carried) };
-        Some(replay.across(&node, Ok(&args)))
+        let node = Node { id, program, rule: Some(rule), carried: carried(change, args, &node.carried) };
+        Some(replay.across(&node, Ok(&rewritten.args(args))))
     });
     value.unwrap_or_else(|| Err(Unknown::new(args.name)))
 }

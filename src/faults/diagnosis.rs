@@ -14,7 +14,7 @@ use super::{between, guessed, precision, ranks};
 use crate::audit::recorded::{Held, Hypothesis, Named, Names, Sight, Suspect, expected, hypotheses, judge};
 use crate::engine::machine::{Carried, Node};
 use crate::ops::source::Data;
-use crate::ops::{Args, rule};
+use crate::ops::{Args, Source, rule};
 use crate::report::{Diagnosis, Tried};
 
 /// A value that is passed on unchanged is rounded at most once.
@@ -392,6 +392,7 @@ impl<'s, 'a> Trial<'s, 'a> {
 
     fn by_rule(&self, change: &Change, at: usize) -> Option<Base> {
         let Suspect { args, recorded, sight, .. } = *self.suspect;
+        let sight = &Sight { carried: &carried(change, args, sight.carried), ..*sight };
         let (exact, bound) = self.with(change, |rewritten| {
             let hypothesis = self.hypothesis(at)?;
             expected(rule(rewritten.op())?, &rewritten.args(args), recorded, sight, hypothesis).ok()
@@ -416,7 +417,7 @@ impl<'s, 'a> Trial<'s, 'a> {
             return None;
         }
         let Suspect { node, args, recorded, sight, .. } = *self.suspect;
-        let carried = carried(change, sight.carried);
+        let carried = carried(change, args, sight.carried);
         let by_rule = self.with(change, |rewritten| {
             if let Some((values, slot)) = rewritten.is_passed() {
                 let off = slot.and_then(|slot| carried.get(slot)?.as_ref());
@@ -576,8 +577,13 @@ fn passed(
     (left, whole)
 }
 
-/// How far sources that were computed again may be off, where a change reads them too; nothing where that is not known.
-pub(super) fn carried(change: &Change, known: &[Option<Carried>]) -> Vec<Option<Carried>> {
+/// How far sources that were computed again may be off, where a change reads them too; nothing where that is not known. As
+/// many errors as the values that the change makes of a source.
+pub(super) fn carried(
+    change: &Change,
+    args: &Args<'_, f64>,
+    known: &[Option<Carried>],
+) -> Vec<Option<Carried>> {
     let mut out = known.to_vec();
     match change {
         Change::Exchange(a, b) => {
@@ -590,12 +596,22 @@ pub(super) fn carried(change: &Change, known: &[Option<Carried>]) -> Vec<Option<
                 carried.error.iter_mut().for_each(|error| *error *= f64::from(factor.abs()));
             }
         }
+        // Errors lie where their values do.
+        Change::SourceEdit { slot, edit: edit @ Edit::Gather { .. } } => {
+            let shape = args.get(*slot).map(Source::shape);
+            if let (Some([d, c, b, a]), Some(carried)) = (shape, out.get_mut(*slot)) {
+                let (mut ne, whole) = ([a, b, c, d], a * b * c * d);
+                *carried = carried.take().filter(|carried| carried.error.len() == whole);
+                carried.iter_mut().for_each(|carried| edit.apply(&mut ne, &mut carried.error));
+            }
+        }
         Change::Source { slot, .. } | Change::SourceEdit { slot, .. } | Change::Misread { slot, .. } => {
             out.get_mut(*slot).into_iter().for_each(|carried| *carried = None);
         }
         Change::All(changes) => {
-            changes.iter().for_each(|change| out = carried(change, &out));
+            changes.iter().for_each(|change| out = carried(change, args, &out));
         }
+        Change::Part { change, .. } => out = carried(change, args, &out),
         _ => {}
     }
     out

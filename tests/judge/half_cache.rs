@@ -84,8 +84,9 @@ fn logits_alone_are_at_parity_where_the_cache_is_declared_and_the_answer_says_wh
 }
 
 #[test]
-fn rotations_behind_a_cache_are_named() {
-    for fault in sample("mistakes", 1, ["rope.base@1", "rope.none@1", "linear.no_bias@blk.1.q"]) {
+fn mistakes_behind_a_cache_are_named() {
+    let faults = ["rope.base@1", "attn.kv_head@1", "rope.none@1", "linear.no_bias@blk.1.q"];
+    for fault in sample("mistakes", 2, faults) {
         let (_folder, whole) = made(Some(fault));
         let folder = tempfile::tempdir().unwrap();
         let dump = folder.path().join("dump");

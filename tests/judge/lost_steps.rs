@@ -70,7 +70,7 @@ fn the_last_step_is_read_by_nobody() {
 
 #[test]
 fn a_mistake_elsewhere_is_found_though_steps_are_lost() {
-    for (fault, at) in [("ffn.swapped@1", "blk.1.ffn_gate"), ("attn.no_scale@1", "blk.1.attn_ctx")] {
+    for (fault, at) in [("ffn.swapped@1", "blk.1.ffn_act"), ("attn.no_scale@1", "blk.1.attn_ctx")] {
         let (_folder, dump) = stepped(&["--inject", fault]);
         // Attention before the lost step is judged: with a scale that is left out it is wrong there.
         lose(&dump, 4);

@@ -48,10 +48,12 @@ fn a_wrong_row_of_weights_is_found_where_scores_were_not_recorded() {
 #[test]
 fn a_cache_in_f16_is_found_where_matrices_were_recorded_and_what_they_lead_to_was_not() {
     let folder = tempfile::tempdir().unwrap();
-    let wrong = "attn.wrong_kv_head@blk.1.attn_ctx";
-    for (name, fault, wanted) in
-        [("healthy", None, (0, "")), ("wrong", Some(wrong), (1, "blk.1.attn_scores"))]
-    {
+    // Keys are of the scores, values of the context, which is seen in what it leads to.
+    for (name, fault, wanted) in [
+        ("healthy", None, (0, "")),
+        ("keys", Some("attn.wrong_kv_head@blk.1.attn_scores"), (1, "blk.1.attn_scores")),
+        ("values", Some("attn.wrong_kv_head@blk.1.attn_ctx"), (1, "blk.1.attn_out")),
+    ] {
         let dump = folder.path().join(name);
         let mut how = [&WITH_MATRICES[..], &["--numerics", "f32 kv=f16"]].concat();
         how.extend(fault.into_iter().flat_map(|fault| ["--inject", fault]));

@@ -133,9 +133,24 @@ fn a_wrong_value_is_one_origin_at_its_place() {
     let findings = found(&held);
     let audit = at(&findings, "norm").audit().unwrap();
     assert!(!audit.is_healthy() && audit.local.worst == [2, 1] && audit.rows_beyond == [2], "{audit:?}");
-    // What follows was computed from other values than were recorded, which exact arithmetic gives: it is no second origin.
     assert!(at(&findings, "sum").is_healthy());
+    // What follows was computed from the value that it should be: it is no fault of its own, and says that the dump is wrong.
     assert!(at(&findings, "after").is_healthy());
+    assert_eq!(at(&findings, "norm").contradicted_by, Some("blk.0.after".parse().unwrap()));
+    // What was computed from the wrong value contradicts nothing, and what is neither is a second origin.
+    for (off, is_healthy) in [(0.0, true), (1e-4, false)] {
+        let mut held = healthy();
+        let norm = held.0.get_mut(&(0, "blk.0.norm".to_owned())).unwrap();
+        norm.values[2 * 4 + 1] *= 1.0 + 1e-4;
+        let wrong = norm.values[2 * 4 + 1];
+        let strange = held.0[&(0, "blk.0.strange".to_owned())].values[2 * 4 + 1];
+        held.0.get_mut(&(0, "blk.0.after".to_owned())).unwrap().values[2 * 4 + 1] =
+            (strange + wrong) * (1.0 + off);
+        let findings = found(&held);
+        let (norm, after) = (at(&findings, "norm"), at(&findings, "after"));
+        assert_eq!((norm.is_healthy(), after.is_healthy()), (false, is_healthy));
+        assert_eq!((norm.contradicted_by, after.contradicted_by), (None, None));
+    }
 }
 
 #[test]
