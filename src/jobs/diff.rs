@@ -188,17 +188,8 @@ pub fn judged(
     let selected = selection.of_graph(all.iter().copied());
     let wants = |id: Checkpoint| selected.contains(&id);
     let how = How { rows, wants: &wants, diagnose: &diagnose, look: None };
-    let same_steps = are_of_the_same_steps(sides);
-    for (side, dump, is_own) in
-        [(&mut ours_side, candidate, own.is_ok()), (&mut theirs_side, reference, other.is_ok())]
-    {
-        match is_own || same_steps {
-            // Of values that were only printed nothing can be computed again.
-            _ if is_partial(dump) => {}
-            true => side.audit(by.gguf, &how)?,
-            false => side.findings = of_other_steps(dump),
-        }
-    }
+    let owners = [(&mut ours_side, candidate, own.is_ok()), (&mut theirs_side, reference, other.is_ok())];
+    audit_all(owners, are_of_the_same_steps(sides), by.gguf, &how)?;
     let (ours, theirs) = (&ours_side.findings, &theirs_side.findings);
     let comparisons = compare::dumps(candidate, reference, &all, &options.tolerances);
     let is_left_out = |id: Checkpoint| {
@@ -236,6 +227,24 @@ pub fn judged(
     refuse_gaps(&mut report, &gaps, *allow_missing);
     refuse_nothing(&mut report, comparisons.iter().any(|comparison| comparison.numbers.is_some()));
     Ok(report)
+}
+
+/// Audits each side by its own graphs, or by the other's where both computed the same steps.
+fn audit_all(
+    sides: [(&mut Side<'_>, &Dump, bool); 2],
+    same_steps: bool,
+    gguf: &Gguf,
+    how: &How<'_>,
+) -> Result<()> {
+    for (side, dump, is_own) in sides {
+        match is_own || same_steps {
+            // Of values that were only printed nothing can be computed again.
+            _ if is_partial(dump) => {}
+            true => side.audit(gguf, how)?,
+            false => side.findings = of_other_steps(dump),
+        }
+    }
+    Ok(())
 }
 
 /// Weighs what the sides' own graphs say of how they are wired, and their masks; who borrowed a graph claims nothing by it.

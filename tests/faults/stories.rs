@@ -44,7 +44,8 @@ fn the_stories_of_the_field_come_out_in_one_command_each() {
 #[test]
 fn every_one_of_several_wrong_nodes_is_named() {
     let mut command = parity(&["run", "-p", "def read_lines(path):", "--format", "json"]);
-    let nodes = ["blk.0.q", "blk.0.k", "blk.0.v", "blk.1.q", "blk.1.k", "blk.1.v"];
+    // In the order in which llama.cpp's graph has them.
+    let nodes = ["blk.0.q", "blk.0.v", "blk.0.k", "blk.1.q", "blk.1.v", "blk.1.k"];
     command.args(nodes.iter().flat_map(|node| ["--inject".to_owned(), format!("linear.no_bias@{node}")]));
     let report: serde_json::Value = serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
     let entries = report["checkpoints"].as_array().unwrap();

@@ -65,7 +65,9 @@ impl<'a> Mistakes<'a> {
     pub fn read(&self) -> HashSet<Checkpoint> {
         let all = self.planned.graphs.iter().zip(&self.reached);
         all.flat_map(|(graph, ids)| {
-            ids.iter().copied().chain(ids.iter().flat_map(|id| graph.labelled.inputs(*id)))
+            let inputs = ids.iter().flat_map(|id| graph.labelled.inputs(*id));
+            let elsewhere = graph.read_elsewhere.iter().filter_map(|&id| graph.labelled.labels[id]);
+            ids.iter().copied().chain(inputs).chain(elsewhere)
         })
         .collect()
     }
@@ -206,7 +208,13 @@ impl Conductor<f32> for Host<'_> {
         {
             return Ok(Ok(given.into()));
         }
-        let others = |id: Id| self.kept.get(&id).cloned().or_else(|| (self.input)(id));
+        // What the engine gave is there, whether this node needs it or not.
+        let elsewhere = |id: Id| -> Option<Vec<f64>> {
+            let values = self.given(labelled, id, labelled.labels.get(id).copied().flatten()?)?;
+            Some(values.into_iter().map(f64::from).collect())
+        };
+        let kept = |id: Id| self.kept.get(&id).cloned().or_else(|| elsewhere(id));
+        let others = |id: Id| kept(id).or_else(|| (self.input)(id));
         let value = computed(&self.graph.injected, self.gguf, node, args, &others);
         if let (true, Some(tensor)) = (is_asked, self.given.tensors.get(&self.id)) {
             let laid = |values: &[f32]| Some(labelled.arrange(node.id, self.id, tensor)?.of_rows(values));
