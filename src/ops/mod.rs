@@ -38,7 +38,9 @@ mod fill;
 pub mod flash;
 mod gated_delta_net;
 mod geglu;
+mod geglu_erf;
 mod gelu;
+mod gelu_erf;
 mod get_rows;
 mod lightning_indexer;
 mod mul;
@@ -185,7 +187,9 @@ static RULES: &[&Rule] = &[
     &flash::RULE,
     &gated_delta_net::RULE,
     &geglu::RULE,
+    &geglu_erf::RULE,
     &gelu::RULE,
+    &gelu_erf::RULE,
     &get_rows::RULE,
     &lightning_indexer::RULE,
     &mul::RULE,

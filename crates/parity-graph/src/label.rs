@@ -145,6 +145,7 @@ pub(crate) fn is_pointwise(op: &Op) -> bool {
             | Op::Relu
             | Op::Sigmoid
             | Op::Gelu
+            | Op::GeluErf
             | Op::Silu
             | Op::Exp
             | Op::Softplus

@@ -76,6 +76,8 @@ ops! {
     Sigmoid = "SIGMOID",
     /// The tanh form of GELU.
     Gelu = "GELU",
+    /// GELU with the error function.
+    GeluErf = "GELU_ERF",
     /// x/(1 + e^-x)
     Silu = "SILU",
     /// e^x
@@ -86,6 +88,8 @@ ops! {
     Reglu = "REGLU",
     /// gelu(gate)·up
     Geglu = "GEGLU",
+    /// gelu(gate)·up, with the error function.
+    GegluErf = "GEGLU_ERF",
     /// silu(gate)·up
     Swiglu = "SWIGLU",
     /// gpt-oss' clamped variant, up + 1.

@@ -73,10 +73,11 @@ pub fn fields(op: &Op) -> &'static [Field] {
         | Op::Relu
         | Op::Sigmoid
         | Op::Gelu
+        | Op::GeluErf
         | Op::Silu
         | Op::Exp
         | Op::Softplus => UNARY,
-        Op::Reglu | Op::Geglu | Op::Swiglu | Op::SwigluOai | Op::SwigluClamp => GLU,
+        Op::Reglu | Op::Geglu | Op::GegluErf | Op::Swiglu | Op::SwigluOai | Op::SwigluClamp => GLU,
         Op::View => const { &[int(0, "bytes"), int(1, "bytes_high")] },
         Op::Permute => PERMUTE,
         Op::Concat => const { &[int(0, "dim")] },

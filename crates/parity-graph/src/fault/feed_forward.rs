@@ -1,7 +1,7 @@
 //! Gated activations and activations.
 
 use super::site::made;
-use super::{Argument, Entry, Made, Site, plain, when};
+use super::{Argument, Entry, Made, PLAIN, Site, plain, when};
 use crate::op::Op;
 use crate::rewrite::Change;
 
@@ -9,25 +9,37 @@ use crate::rewrite::Change;
 const REGLU: u32 = 0;
 const GEGLU: u32 = 1;
 const SWIGLU: u32 = 2;
+const GEGLU_ERF: u32 = 4;
 /// `GGML_UNARY_OP_*`
 const RELU: u32 = 6;
 const GELU: u32 = 8;
 const SILU: u32 = 10;
+const GELU_ERF: u32 = 14;
 
 const FIX: &str = "use the activation of the architecture";
 
 /// All of them.
 pub(super) const ENTRIES: &[Entry] = &[
-    plain(
-        "ffn.gelu",
-        &[Op::Swiglu, Op::Reglu, Op::Silu, Op::Relu],
-        [
-            "GELU is used for the model's activation",
-            "the activation of another architecture (Gemma, GPT-2)",
-            FIX,
-        ],
-        |site, _| activation(site, "GELU", (Op::Geglu, GEGLU), (Op::Gelu, GELU)),
-    ),
+    Entry {
+        name: "ffn.gelu",
+        summary: "GELU, or another form of it, is used for the model's activation",
+        place: "the activation of another architecture (Gemma, GPT-2)",
+        fix: FIX,
+        parameter: Some("form"),
+        ops: &[Op::Swiglu, Op::Reglu, Op::Geglu, Op::GegluErf, Op::Silu, Op::Relu, Op::Gelu, Op::GeluErf],
+        values: |_| ["tanh", "erf"].map(|form| Argument::Name(form.to_owned())).to_vec(),
+        make: |site, argument| match argument.text() {
+            Some("erf") => activation(
+                site,
+                "GELU with the error function",
+                (Op::GegluErf, GEGLU_ERF),
+                (Op::GeluErf, GELU_ERF),
+            ),
+            None | Some("tanh") => activation(site, "GELU", (Op::Geglu, GEGLU), (Op::Gelu, GELU)),
+            Some(_) => None,
+        },
+        ..PLAIN
+    },
     plain(
         "ffn.silu",
         &[Op::Geglu, Op::Reglu, Op::Gelu],
@@ -125,15 +137,17 @@ pub(super) const ENTRIES: &[Entry] = &[
 fn called(op: &Op) -> &'static str {
     match op {
         Op::Geglu | Op::Gelu => "GELU",
+        Op::GegluErf | Op::GeluErf => "GELU with the error function",
         Op::Reglu | Op::Relu => "ReLU",
         _ => "SiLU",
     }
 }
 
 fn activation(site: Site<'_>, name: &str, (glu, of_glu): (Op, u32), (unary, of_unary): (Op, u32)) -> Made {
+    when(*site.op() != glu && *site.op() != unary)?;
     let text = format!("{name} for {}", called(site.op()));
     match site.op() {
-        Op::Swiglu | Op::Geglu | Op::Reglu => made(Change::Op(glu, vec![(0, of_glu)]), text),
+        Op::Swiglu | Op::Geglu | Op::GegluErf | Op::Reglu => made(Change::Op(glu, vec![(0, of_glu)]), text),
         _ => made(Change::Op(unary, vec![(0, of_unary)]), text),
     }
 }
