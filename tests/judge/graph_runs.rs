@@ -216,12 +216,15 @@ fn a_mistake_without_a_reference_is_found_too() {
 fn what_cannot_be_injected_is_refused() {
     let case = Case::new("qwen3moe-moe");
     for (mistake, says) in [
-        ("moe.top_k@blk.0.attn_norm", "one of norm.no_weight"),
-        ("moe.topk", "e.g. moe.top_k"),
-        ("rope.base=5@0", "a name without a value"),
-        ("rope.base#x", "a number after `#`"),
-        ("rope.base@7", "e.g. rope.base@blk.0.q_rope"),
-        ("rope.base@", "a layer (3), layers (0..3) or a checkpoint"),
+        ("moe.top_k@blk.0.attn_norm", "one of norm.none, norm.no_weight"),
+        ("moe.topk", "did you mean moe.top_k"),
+        ("rope.base=x@0", "another base than the model's"),
+        ("rope.sign=5@0", "`rope.sign` takes no value"),
+        ("rope.base=@0", "a value is expected after `=`"),
+        ("rope.base#x", "a number is expected after `#`"),
+        ("rope.base@7", "layers 0 to 1"),
+        ("rope.base@", "a layer or a checkpoint is expected after `@`"),
+        ("data.f16_overflow@blk.9.v", "blk.9.v, which the graph has not"),
     ] {
         let (code, text) =
             case.parity(&format!("run -m % --tokens {PROMPT} --inject {mistake} --dump %none"));
@@ -229,9 +232,24 @@ fn what_cannot_be_injected_is_refused() {
         assert!(text.contains(says), "{mistake}: {text}");
         assert!(!case.path("none").exists(), "{mistake}");
     }
-    let twice = format!("run -m % --tokens {PROMPT} --inject rope.sign@0 --inject rope.base@0");
-    let (code, text) = case.parity(&twice);
-    assert!(code == 2 && text.contains("a second mistake in one node"), "{text}");
+}
+
+#[test]
+fn mistakes_have_values_and_one_node_may_have_two() {
+    let case = Case::new("qwen3moe-moe");
+    let notes = |mistakes: &str| {
+        let report = case.report(&format!("run -m % --tokens {PROMPT} {mistakes}"), 1);
+        assert_eq!(first(&report).0, "blk.0.q_rope", "{mistakes}");
+        report
+    };
+    let one = notes("--inject rope.base=5@0");
+    assert_eq!(first(&one).1, ["rope.base"], "{one}");
+    assert!(one["notes"].to_string().contains("rope.base was injected: RoPE base is 5,"), "{one}");
+    let two = notes("--inject rope.sign@0 --inject rope.base@0");
+    assert_eq!(first(&two).1, ["rope.sign + rope.base"], "{two}");
+    for name in ["rope.sign", "rope.base"] {
+        assert!(two["notes"].to_string().contains(&format!("{name} was injected")), "{two}");
+    }
 }
 
 /// A model of an architecture that nobody has a builder for, and a recording of it.
