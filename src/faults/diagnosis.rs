@@ -195,6 +195,8 @@ impl<'s, 'a> Trial<'s, 'a> {
                 break;
             }
             let wanted = |entry: &&Entry| is_general(entry) == general && entry.rounds == coarser;
+            // How far a rounding brings a node tells nothing before what it is computed in is known.
+            let sample = sample.filter(|_| !coarser);
             for entry in fault::entries().filter(wanted) {
                 let known = self.known(entry).chain(entry.all_at(&self.scene, id)).collect();
                 let named = self
@@ -367,8 +369,13 @@ impl<'s, 'a> Trial<'s, 'a> {
     /// result by as much as its bound moves the edited one by that.
     fn under(&self, change: &Change, at: usize) -> Option<Base> {
         let Base { exact, bound } = self.base(at)?;
+        let Args { params, shape, name, dtype, tokens, ref sources, .. } = *self.suspect.args;
+        let arithmetic = &self.hypothesis(at)?.arithmetic;
+        let args = &Args { params, shape, name, dtype, tokens, sources: sources.clone(), arithmetic };
+        let values =
+            || under(self.suspect, self.suspect.node, args, change, |rewritten| rewritten.values(args).ok());
         if let Change::Scores(_) = change {
-            let exact = self.with(change, |rewritten| rewritten.values(self.suspect.args).ok())?;
+            let exact = values()?;
             let bound = self.alike(&exact, self.base(at)?);
             return Some(Base { exact, bound });
         }
@@ -384,7 +391,7 @@ impl<'s, 'a> Trial<'s, 'a> {
             return self.by_rule(change, at);
         }
         // What is passed on is off by as much as the node's own values.
-        let exact = self.with(change, |rewritten| rewritten.values(self.suspect.args).ok())?;
+        let exact = values()?;
         let bound =
             exact.iter().zip(bound).map(|(value, bound)| finite(bound + unit * value.abs())).collect();
         Some(Base { exact, bound })
@@ -400,14 +407,16 @@ impl<'s, 'a> Trial<'s, 'a> {
         Some(Base { exact, bound })
     }
 
-    /// Bounds in proportion to the values of each row as they are for the node without a mistake.
+    /// Bounds in proportion to the values of each row as they are for the node without a mistake, and the roundings of each
+    /// value itself.
     fn alike(&self, values: &[f64], base: &Base) -> Vec<f64> {
         let row = self.suspect.args.shape[3].max(1);
         let size = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
         let rows = values.chunks(row).zip(base.exact.chunks(row)).zip(base.bound.chunks(row));
         rows.flat_map(|((values, exact), bound)| {
             let grown = size(values) / size(exact).max(f64::MIN_POSITIVE);
-            bound.iter().map(move |bound| SLACK * bound * grown).collect::<Vec<f64>>()
+            let own = values.iter().map(|value| SLACK * crate::ops::bound::UNIT_F32 * finite(*value));
+            bound.iter().zip(own).map(move |(bound, own)| SLACK * bound * grown + own).collect::<Vec<f64>>()
         })
         .collect()
     }
@@ -457,11 +466,11 @@ impl<'s, 'a> Trial<'s, 'a> {
     }
 
     /// As [`Trial::beside`], in the first of what the node may have been computed in that explains it with a mistake, where
-    /// that is near.
+    /// that may be near.
     fn in_any(&self, change: &Change) -> Option<(f64, bool)> {
         let (left, whole) = self.beside(&self.under(change, 0)?);
         let Held { squares: [all, ..], nonfinite, .. } = *self.suspect.held;
-        let near = nonfinite > 0 || 1.0 - left / all >= PROMISING;
+        let near = nonfinite > 0 || 1.0 - left / all >= PARTIAL;
         if whole || !near {
             return Some((left, whole));
         }
