@@ -1,6 +1,6 @@
 //! Two dumps, compared; with their model both are audited, each on the graph that it brings or that is built for it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::graphs::{self, ByGraph};
 use super::{head_rows, matrices_of_one, notes_of, path_of, tokens_of, with_matrices};
@@ -140,6 +140,8 @@ fn pictures(sides: &Sides<'_>, ids: &[Checkpoint], options: &Options) -> Vec<Det
 struct Side<'a> {
     graphs: &'a Graphs,
     values: Judged<'a>,
+    /// The nodes that its graphs have.
+    nodes: HashSet<Checkpoint>,
     findings: Findings,
 }
 
@@ -152,7 +154,8 @@ impl<'a> Side<'a> {
             Some((source, fed)) => values.fed(source, fed),
             None => values,
         };
-        Side { graphs, values, findings: Findings::default() }
+        let nodes = recorded::order(&graphs.steps(), &|_| true).into_iter().collect();
+        Side { graphs, values, nodes, findings: Findings::default() }
     }
 
     fn audit(&mut self, gguf: &Gguf, how: &How<'_>) -> Result<()> {
@@ -192,8 +195,10 @@ pub fn judged(
     audit_all(owners, are_of_the_same_steps(sides), by.gguf, &how)?;
     let (ours, theirs) = (&ours_side.findings, &theirs_side.findings);
     let comparisons = compare::dumps(candidate, reference, &all, &options.tolerances);
+    let both = [&ours_side, &theirs_side];
     let is_left_out = |id: Checkpoint| {
-        [&ours_side, &theirs_side].iter().any(|side| is_left_out(id, &side.findings, &side.values, selection))
+        both.iter().any(|side| is_left_out(id, &side.findings, &side.values, selection))
+            || is_within_another(id, both, selection)
     };
     let reads = recorded::reads(&all_graphs);
     // In isolation nothing comes from another node.
@@ -227,6 +232,19 @@ pub fn judged(
     refuse_gaps(&mut report, &gaps, *allow_missing);
     refuse_nothing(&mut report, comparisons.iter().any(|comparison| comparison.numbers.is_some()));
     Ok(report)
+}
+
+/// Whether one side alone has such a node, healthy and not asked for by name: the other computes it within another one, as a
+/// fused activation does, and has nothing to record.
+fn is_within_another(id: Checkpoint, [ours, theirs]: [&Side<'_>; 2], selection: &Selection) -> bool {
+    let lacks = |side: &Side<'_>| !side.nodes.contains(&id);
+    let owner = match (lacks(ours), lacks(theirs)) {
+        (true, false) => theirs,
+        (false, true) => ours,
+        _ => return false,
+    };
+    let is_healthy = owner.findings.nodes.get(&id).is_none_or(|finding| !finding.is_wrong());
+    is_healthy && !selection.names(id)
 }
 
 /// Audits each side by its own graphs, or by the other's where both computed the same steps.
