@@ -6,7 +6,7 @@ use super::graphs::{self, ByGraph};
 use super::{head_rows, matrices_of_one, notes_of, path_of, tokens_of, with_matrices};
 use crate::audit::AuditRows;
 use crate::audit::recorded::{self, Carried, Fed, Findings, Graphs, How, Judged, Reads, Steps, carried};
-use crate::checkpoint::{Checkpoint, usual_order};
+use crate::checkpoint::{Checkpoint, Kind, usual_order};
 use crate::compare::{self, Comparison, Tolerances};
 use crate::dump::Recording;
 use crate::error::{Error, Result};
@@ -140,8 +140,8 @@ fn pictures(sides: &Sides<'_>, ids: &[Checkpoint], options: &Options) -> Vec<Det
 struct Side<'a> {
     graphs: &'a Graphs,
     values: Judged<'a>,
-    /// The nodes that its graphs have.
-    nodes: HashSet<Checkpoint>,
+    /// The kinds of nodes that its graphs have.
+    kinds: HashSet<Kind>,
     findings: Findings,
 }
 
@@ -154,8 +154,9 @@ impl<'a> Side<'a> {
             Some((source, fed)) => values.fed(source, fed),
             None => values,
         };
-        let nodes = recorded::order(&graphs.steps(), &|_| true).into_iter().collect();
-        Side { graphs, values, nodes, findings: Findings::default() }
+        let nodes = recorded::order(&graphs.steps(), &|_| true);
+        let kinds = nodes.iter().map(|id| id.kind()).collect();
+        Side { graphs, values, kinds, findings: Findings::default() }
     }
 
     fn audit(&mut self, gguf: &Gguf, how: &How<'_>) -> Result<()> {
@@ -234,10 +235,10 @@ pub fn judged(
     Ok(report)
 }
 
-/// Whether one side alone has such a node, healthy and not asked for by name: the other computes it within another one, as a
-/// fused activation does, and has nothing to record.
+/// Whether one side alone has nodes of this kind, in any layer, and this one is healthy and not asked for by name: the other
+/// computes it within another one, as a fused activation does, and has nothing to record.
 fn is_within_another(id: Checkpoint, [ours, theirs]: [&Side<'_>; 2], selection: &Selection) -> bool {
-    let lacks = |side: &Side<'_>| !side.nodes.contains(&id);
+    let lacks = |side: &Side<'_>| !side.kinds.contains(&id.kind());
     let owner = match (lacks(ours), lacks(theirs)) {
         (true, false) => theirs,
         (false, true) => ours,
