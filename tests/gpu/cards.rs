@@ -115,7 +115,12 @@ fn same_reports(gpus: &[usize]) {
         for isolated in [false, true] {
             let one = on(vec![gpus[0]], numerics, isolated);
             let several = on(gpus.to_vec(), numerics, isolated);
-            assert_eq!((one.verdict, several.verdict), (Verdict::Parity, Verdict::Parity), "{numerics}");
+            let origins = &one.origins;
+            assert_eq!(
+                (one.verdict, several.verdict),
+                (Verdict::Parity, Verdict::Parity),
+                "{numerics}: {origins:?}"
+            );
             assert_eq!(one.coverage, several.coverage);
             for (a, b) in one.checkpoints.iter().zip(&several.checkpoints) {
                 let (a_numbers, b_numbers) = (a.numbers.as_ref().unwrap(), b.numbers.as_ref().unwrap());

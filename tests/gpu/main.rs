@@ -253,7 +253,8 @@ fn in_isolation_nothing_is_inherited_on_the_gpu() {
             let options = RunOptions { numerics: numerics.parse().unwrap(), ..on_gpu.clone() };
             let mistaken = RunOptions { inject: vec![fault.parse().unwrap()], ..options.clone() };
             let healthy = isolated(&options);
-            assert_eq!(healthy.verdict, Verdict::Parity, "{numerics}");
+            let origins = &healthy.origins;
+            assert_eq!(healthy.verdict, Verdict::Parity, "{numerics}: {origins:?} {:?}", healthy.reason);
             let injected = isolated(&mistaken);
             let ids = |ids: &[Checkpoint]| -> Vec<String> { ids.iter().map(ToString::to_string).collect() };
             assert_eq!(ids(&injected.origins), wrong, "{fault} in {numerics}");

@@ -1,14 +1,17 @@
 //! Engines that keep everything in f16 or bf16 and round more than results: healthy ones are not accused, and what is wrong
 //! in them is found. What they round is written down here as they do it, and not as parity allows for it.
 
+use std::path::Path;
+
 use half::{bf16, f16};
 use parity::checkpoint::Checkpoint;
 use parity::ops::Args;
 use parity_dump::Element;
 
+use crate::support::edited::undeclare;
 use crate::support::graphs::record::{Mistake, record_as};
 use crate::support::graphs::{fill_with, head, recorded};
-use crate::support::program::audit;
+use crate::support::program::{answer, audit};
 
 /// To the nearest number of a type.
 type Round = fn(f32) -> f32;
@@ -70,4 +73,29 @@ fn what_is_wrong_in_such_a_norm_is_found() {
         _ => is_norm(id).then(|| divided(args, |_| args.params.float(0), round)),
     });
     assert_eq!(no_weight, (1, "blk.1.ffn_norm".to_owned()));
+}
+
+#[test]
+fn a_prefill_and_decode_steps_may_be_computed_by_kernels_that_round_weights_otherwise() {
+    const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-Q4_K_M.gguf";
+    let folder = tempfile::tempdir().unwrap();
+    let made = |name: &str, numerics: &str, mistake: &[&str]| {
+        let dump = folder.path().join(name);
+        let run =
+            ["run", "-m", MODEL, "--device", "cpu", "--no-audit", "--tokens", "10,47,84,121,158,195,232,269"];
+        let how = ["-n", "3", "--numerics", numerics, "--dump", dump.to_str().unwrap()];
+        answer(&[&run[..], &how, mistake].concat());
+        dump
+    };
+    // The first step of the one, which rounds weights to f16, and the decode steps of the other, which does not.
+    let narrow = made("narrow", "f16", &[]);
+    for (name, mistake, wanted) in
+        [("healthy", &[][..], (0, "")), ("wrong", &["--inject", "data.scaled=1.001@logits"], (1, "logits"))]
+    {
+        let dump = made(name, "f32", mistake);
+        std::fs::copy(narrow.join("step-0000.safetensors"), dump.join("step-0000.safetensors")).unwrap();
+        undeclare(&dump);
+        let found = audit(&dump, Path::new(MODEL), &["--checkpoint", "logits"]);
+        assert_eq!((found.code, &found.first[..]), wanted, "{name}: {}", found.report["reason"]);
+    }
 }

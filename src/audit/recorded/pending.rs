@@ -1,7 +1,9 @@
 //! Rows of products with weights that wait for those of later steps: a weight is decoded once for all of them.
 //!
 //! A decode step has one row, and to judge it costs a pass over the weight; so it does for fifty. Rows that may have been
-//! computed in the same arithmetics are judged together, as if they were of one step.
+//! computed in the same arithmetics are judged together, as if they were of one step: rows of steps of one size, since by
+//! that an engine chooses its kernel. (All sizes were judged together, and an engine accused that rounds weights to f16 in
+//! its prefill and not in its decode steps.)
 
 use indexmap::IndexMap;
 use parity_graph::{Op, Params};
@@ -23,10 +25,10 @@ const ROWS_MAX: usize = 64;
 /// Bytes from which nothing waits any longer.
 const BYTES_MAX: usize = 256 << 20;
 
-/// What waits, by node and by what it may have been computed in.
+/// What waits, by node, by the rows of a step and by what they may have been computed in.
 #[derive(Default)]
 pub struct Pending {
-    nodes: IndexMap<(Checkpoint, Vec<Arithmetic>), Waiting>,
+    nodes: IndexMap<(Checkpoint, usize, Vec<Arithmetic>), Waiting>,
     bytes: usize,
 }
 
@@ -100,7 +102,7 @@ impl Pending {
         }
         let read: usize = sources.iter().flatten().map(|rows| rows.values.len()).sum();
         self.bytes += size_of::<f32>() * (read + recorded.values.len());
-        let key = (checkpoint, tried.iter().map(|one| one.arithmetic).collect());
+        let key = (checkpoint, rows, tried.iter().map(|one| one.arithmetic).collect());
         let waiting = self.nodes.entry(key).or_insert_with(|| Waiting {
             rule,
             name: args.name.to_owned(),
@@ -136,7 +138,7 @@ impl Pending {
 
     /// Judges what waits.
     pub fn judge(&mut self, gguf: &Gguf, rows: AuditRows, findings: &mut Findings, devices: &mut Devices) {
-        for ((checkpoint, _), waiting) in std::mem::take(&mut self.nodes) {
+        for ((checkpoint, ..), waiting) in std::mem::take(&mut self.nodes) {
             waiting.judge(checkpoint, gguf, rows, findings, devices);
         }
         self.bytes = 0;
