@@ -46,6 +46,27 @@ fn gelu_comes_from_a_table_of_f16_up_to_ten() {
 }
 
 #[test]
+fn gelu_with_the_error_function_is_no_tanh_form_and_its_bound_holds_the_formula_in_f32() {
+    let xs: Vec<f64> = (-24..=24).map(|i| f64::from(i) / 4.0).collect();
+    let of_erf = case(Op::GeluErf, &[], vec![row(&xs)], [1, 1, 1, xs.len()]);
+    let y = of_erf.double(&Arithmetic::EXACT);
+    // x·Φ(x), Φ(1) of tables; the tanh form is 1.5e-4 from it there.
+    assert!((y[28] - 0.841_344_746_068_543).abs() < 1e-14, "{}", y[28]);
+    assert_eq!(y, of(Op::GeluErf, &xs), "no table");
+    let form = case(Op::Gelu, &[], vec![row(&xs)], [1, 1, 1, xs.len()]).double(&Arithmetic::EXACT);
+    assert!((form[28] - y[28]).abs() > 1e-4, "{}", form[28]);
+    let gated = case(Op::GegluErf, &[], vec![row(&xs), row(&xs)], [1, 1, 1, xs.len()]);
+    let gated = gated.double(&Arithmetic::EXACT);
+    for ((x, y), gated) in xs.iter().zip(&y).zip(gated) {
+        assert_eq!(gated, x * y);
+        let x = *x as f32;
+        let single = 0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2));
+        let (off, bound) = ((f64::from(single) - y).abs(), crate::ops::gelu_erf::rounding(f64::from(x)));
+        assert!(off <= bound, "{x}: {off:e} of {bound:e}");
+    }
+}
+
+#[test]
 fn a_fill_by_scale_and_bias_leaves_nan_of_infinities() {
     let words = [(0, 0.0), (1, f32::NEG_INFINITY)];
     let y = case(Op::Scale, &words, vec![row(&[1.0, f64::INFINITY])], [1, 1, 1, 2]);

@@ -10,11 +10,11 @@ const REGLU: u32 = 0;
 const GEGLU: u32 = 1;
 const SWIGLU: u32 = 2;
 const GEGLU_ERF: u32 = 4;
-/// `GGML_UNARY_OP_*`
+/// `GGML_UNARY_OP_*`, as of 2026.
 const RELU: u32 = 6;
 const GELU: u32 = 8;
 const SILU: u32 = 10;
-const GELU_ERF: u32 = 14;
+const GELU_ERF: u32 = 16;
 
 const FIX: &str = "use the activation of the architecture";
 
@@ -42,7 +42,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     plain(
         "ffn.silu",
-        &[Op::Geglu, Op::Reglu, Op::Gelu],
+        &[Op::Geglu, Op::GegluErf, Op::Reglu, Op::Gelu, Op::GeluErf],
         [
             "SiLU is used for the model's activation",
             "the default of Llama for an architecture with GELU or ReLU",
@@ -52,7 +52,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     ),
     plain(
         "ffn.relu",
-        &[Op::Swiglu, Op::Geglu, Op::Gelu],
+        &[Op::Swiglu, Op::Geglu, Op::GegluErf, Op::Gelu, Op::GeluErf],
         ["ReLU is used for the model's activation", "an activation chosen by its place in a list", FIX],
         |site, _| activation(site, "ReLU", (Op::Reglu, REGLU), (Op::Relu, RELU)),
     ),
@@ -96,7 +96,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     ),
     plain(
         "ffn.swapped",
-        &[Op::Swiglu, Op::Geglu, Op::Reglu, Op::SwigluOai, Op::SwigluClamp],
+        &[Op::Swiglu, Op::Geglu, Op::GegluErf, Op::Reglu, Op::SwigluOai, Op::SwigluClamp],
         [
             "gate and up change places: the activation is applied to up",
             "a fused gate/up tensor split in the wrong order, w1 and w3 of Llama mixed up, or the arguments of a fused \
@@ -113,7 +113,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     ),
     plain(
         "ffn.no_up",
-        &[Op::Swiglu, Op::Geglu, Op::Reglu],
+        &[Op::Swiglu, Op::Geglu, Op::GegluErf, Op::Reglu],
         [
             "the gate is not multiplied by up",
             "the feed-forward part of a model without gating",
@@ -157,6 +157,7 @@ fn no_up(site: Site<'_>, _: &Argument) -> Made {
     when(site.src(1).is_some() && site.int("swapped") == 0)?;
     let (op, number) = match site.op() {
         Op::Geglu => (Op::Gelu, GELU),
+        Op::GegluErf => (Op::GeluErf, GELU_ERF),
         Op::Reglu => (Op::Relu, RELU),
         _ => (Op::Silu, SILU),
     };
