@@ -58,11 +58,12 @@ impl Base {
 struct Trial<'s, 'a> {
     suspect: &'s Suspect<'a>,
     scene: Scene<'s>,
-    /// In what comes nearest of all that the node may have been computed in, which is `tried[nearest]`.
+    /// What comes nearest of all that the node may have been computed in.
+    nearest: &'s Hypothesis,
+    /// In that.
     base: Base,
-    nearest: usize,
     /// In each of the others, for mistakes that nearly explain it.
-    others: Vec<OnceCell<Option<Base>>>,
+    others: Vec<(&'s Hypothesis, OnceCell<Option<Base>>)>,
 }
 
 /// A mistake, and what it accounts for.
@@ -84,36 +85,25 @@ struct Explained {
 impl<'s, 'a> Trial<'s, 'a> {
     fn new(suspect: &'s Suspect<'a>) -> Option<Trial<'s, 'a>> {
         let scene = Scene::new(&suspect.node.program.graph);
-        let is_nearest = |one: &Hypothesis| suspect.held.under == Some(one.arithmetic);
-        let nearest = suspect.tried.iter().position(is_nearest).unwrap_or_default();
-        let base = Base::of(suspect, suspect.tried.get(nearest)?)?;
-        let others = suspect.tried.iter().skip(1).take(OTHERS_MAX).map(|_| OnceCell::new()).collect();
-        Some(Trial { suspect, scene, base, nearest, others })
+        let is_nearest = |one: &&Hypothesis| suspect.held.under == Some(one.arithmetic);
+        let nearest = suspect.tried.iter().find(is_nearest).or(suspect.tried.first())?;
+        let others = suspect.tried.iter().filter(|one| !std::ptr::eq(*one, nearest)).take(OTHERS_MAX);
+        let others = others.map(|one| (one, OnceCell::new())).collect();
+        Some(Trial { suspect, scene, nearest, base: Base::of(suspect, nearest)?, others })
     }
 
-    /// What the node may have been computed in, the nearest first.
-    fn hypothesis(&self, at: usize) -> Option<&Hypothesis> {
-        match at {
-            0 => self.suspect.tried.get(self.nearest),
-            at if at <= self.nearest => self.suspect.tried.get(at - 1),
-            at => self.suspect.tried.get(at),
-        }
-    }
-
-    /// What the node should have come to in that.
-    fn base(&self, at: usize) -> Option<&Base> {
-        let Some(other) = at.checked_sub(1) else { return Some(&self.base) };
-        self.others.get(other)?.get_or_init(|| Base::of(self.suspect, self.hypothesis(at)?)).as_ref()
+    /// What the node may have been computed in, the nearest first, and what it should have come to in that.
+    fn base(&self, at: usize) -> Option<(&Hypothesis, &Base)> {
+        let Some(other) = at.checked_sub(1) else { return Some((self.nearest, &self.base)) };
+        let (hypothesis, base) = self.others.get(other)?;
+        Some((hypothesis, base.get_or_init(|| Base::of(self.suspect, hypothesis)).as_ref()?))
     }
 
     fn names(&self) -> Names {
         // Of a single row, which a decode step has, a factor explains much that is none.
-        if self.suspect.is_known_out_of_sight {
-            let found = between::found(self.suspect);
-            let is_known = |named: &Named| self.suspect.known.contains(&named.spelling);
-            if found.iter().any(is_known) {
-                return Names { found, out_of_sight: true, ..Names::default() };
-            }
+        let behind = self.suspect.is_known_out_of_sight.then(|| between::found(self.suspect));
+        if behind.iter().flatten().any(|named| self.suspect.known.contains(&named.spelling)) {
+            return Names { found: behind.unwrap_or_default(), out_of_sight: true, ..Names::default() };
         }
         let mut tried: Vec<Attempt> = Vec::new();
         let sample = Sample::of(self.suspect, &self.base.exact);
@@ -150,7 +140,7 @@ impl<'s, 'a> Trial<'s, 'a> {
             found = ranks::unsummed(self.suspect);
         }
         if found.is_empty() {
-            found = between::found(self.suspect);
+            found = behind.unwrap_or_else(|| between::found(self.suspect));
             if !found.is_empty() {
                 return Names { found, out_of_sight: true, ..Names::default() };
             }
@@ -368,27 +358,26 @@ impl<'s, 'a> Trial<'s, 'a> {
     /// What the node should come to with a mistake in it, and how far rounding explains that it is off: what moves the
     /// result by as much as its bound moves the edited one by that.
     fn under(&self, change: &Change, at: usize) -> Option<Base> {
-        let Base { exact, bound } = self.base(at)?;
+        let (hypothesis, base) = self.base(at)?;
+        let (Base { exact, bound }, arithmetic) = (base, &hypothesis.arithmetic);
         let Args { params, shape, name, dtype, tokens, ref sources, .. } = *self.suspect.args;
-        let arithmetic = &self.hypothesis(at)?.arithmetic;
         let args = &Args { params, shape, name, dtype, tokens, sources: sources.clone(), arithmetic };
         let values =
             || under(self.suspect, self.suspect.node, args, change, |rewritten| rewritten.values(args).ok());
         if let Change::Scores(_) = change {
             let exact = values()?;
-            let bound = self.alike(&exact, self.base(at)?);
+            let bound = self.alike(&exact, base);
             return Some(Base { exact, bound });
         }
         let unit = SLACK * crate::ops::bound::UNIT_F32;
         if is_after(change) {
-            let behind =
-                |one: Rewritten<'_, f64>| one.behind(exact.clone(), bound.clone(), self.suspect.args);
-            let (exact, mut bound) = self.with(change, |one| behind(one).ok())?;
+            let behind = |one: Rewritten<'_, f64>| one.behind(exact.clone(), bound.clone(), args).ok();
+            let (exact, mut bound) = under(self.suspect, self.suspect.node, args, change, behind)?;
             bound.iter_mut().zip(&exact).for_each(|(bound, value)| *bound += unit * finite(*value));
             return Some(Base { exact, bound });
         }
         if self.with(change, |one| Some(one.is_by_rule()))? {
-            return self.by_rule(change, at);
+            return self.by_rule(change, hypothesis);
         }
         // What is passed on is off by as much as the node's own values.
         let exact = values()?;
@@ -397,11 +386,10 @@ impl<'s, 'a> Trial<'s, 'a> {
         Some(Base { exact, bound })
     }
 
-    fn by_rule(&self, change: &Change, at: usize) -> Option<Base> {
+    fn by_rule(&self, change: &Change, hypothesis: &Hypothesis) -> Option<Base> {
         let Suspect { args, recorded, sight, .. } = *self.suspect;
         let sight = &Sight { carried: &carried(change, args, sight.carried), ..*sight };
         let (exact, bound) = self.with(change, |rewritten| {
-            let hypothesis = self.hypothesis(at)?;
             expected(rule(rewritten.op())?, &rewritten.args(args), recorded, sight, hypothesis).ok()
         })?;
         Some(Base { exact, bound })
