@@ -5,9 +5,11 @@ use std::collections::{HashMap, HashSet};
 use super::graphs::{self, ByGraph};
 use super::{head_rows, matrices_of_one, notes_of, path_of, tokens_of, with_matrices};
 use crate::audit::AuditRows;
-use crate::audit::recorded::{self, Carried, Fed, Findings, Graphs, How, Judged, Reads, Steps, carried};
+use crate::audit::recorded::{
+    self, Carried, Fed, Finding, Findings, Graphs, How, Judged, Reads, Steps, carried,
+};
 use crate::checkpoint::{Checkpoint, Kind, usual_order};
-use crate::compare::{self, Comparison, Tolerances};
+use crate::compare::{self, Comparison, Status, Tolerances};
 use crate::dump::Recording;
 use crate::error::{Error, Result};
 use crate::faults::diagnosis::diagnose;
@@ -197,15 +199,16 @@ pub fn judged(
     let (ours, theirs) = (&ours_side.findings, &theirs_side.findings);
     let comparisons = compare::dumps(candidate, reference, &all, &options.tolerances);
     let both = [&ours_side, &theirs_side];
-    let is_left_out = |id: Checkpoint| {
+    let is_left_out = |comparison: &Comparison| {
+        let id = comparison.checkpoint;
         both.iter().any(|side| is_left_out(id, &side.findings, &side.values, selection))
-            || is_within_another(id, both, selection)
+            || is_within_another(comparison, both, selection)
     };
     let reads = recorded::reads(&all_graphs);
     // In isolation nothing comes from another node.
     let before = if isolated { &Reads::new() } else { &reads };
     let of = |carried: &HashMap<Checkpoint, Carried>| {
-        let shown = all.iter().zip(&comparisons).filter(|(id, _)| !is_left_out(**id));
+        let shown = all.iter().zip(&comparisons).filter(|(_, comparison)| !is_left_out(comparison));
         entries(
             shown.map(|(id, comparison)| {
                 known(id, comparison, [&ours_side, &theirs_side], (candidate, carried))
@@ -235,17 +238,21 @@ pub fn judged(
     Ok(report)
 }
 
-/// Whether one side alone has nodes of this kind, in any layer, and this one is healthy and not asked for by name: the other
-/// computes it within another one, as a fused activation does, and has nothing to record.
-fn is_within_another(id: Checkpoint, [ours, theirs]: [&Side<'_>; 2], selection: &Selection) -> bool {
-    let lacks = |side: &Side<'_>| !side.kinds.contains(&id.kind());
-    let owner = match (lacks(ours), lacks(theirs)) {
-        (true, false) => theirs,
-        (false, true) => ours,
+/// Whether a value that one side lacks is of a kind of nodes that its graphs have nowhere, and healthy on the other side: it
+/// is computed within another node there, as in a fused activation. Not where it was asked for by name.
+fn is_within_another(comparison: &Comparison, [ours, theirs]: [&Side<'_>; 2], selection: &Selection) -> bool {
+    let id = comparison.checkpoint;
+    let (lacking, owner) = match comparison.status {
+        Status::MissingCandidate => (ours, theirs),
+        Status::MissingReference => (theirs, ours),
         _ => return false,
     };
-    let is_healthy = owner.findings.nodes.get(&id).is_none_or(|finding| !finding.is_wrong());
-    is_healthy && !selection.names(id)
+    let is_healthy = |finding: &Finding| {
+        finding.judged > 0 && finding.undecided.is_none() && finding.lost.is_none() && finding.is_healthy()
+    };
+    !lacking.kinds.contains(&id.kind())
+        && owner.findings.nodes.get(&id).is_some_and(is_healthy)
+        && !selection.names(id)
 }
 
 /// Audits each side by its own graphs, or by the other's where both computed the same steps.
