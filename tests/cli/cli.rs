@@ -211,6 +211,23 @@ fn the_inside_of_attention_is_fed_too() {
 }
 
 #[test]
+fn an_engine_that_keeps_narrow_values_is_given_narrow_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("dump");
+    run(&["-p", PROMPT, "-n", "2", "--no-audit", "--dump"]).arg(&folder).assert().failure();
+    for numerics in ["f16 storage=f16 kv=f16", "bf16 storage=bf16 kv=bf16"] {
+        let isolated = || {
+            let mut command = run(&["--numerics", numerics, "--isolate", "--reference"]);
+            command.arg(&folder);
+            command
+        };
+        assert_eq!(json(&mut isolated(), 0)["origins"], serde_json::json!([]), "{numerics}");
+        let report = json(isolated().args(["--inject", "ffn.gelu@2"]), 1);
+        assert_eq!(report["origins"], serde_json::json!(["blk.2.ffn_act"]), "{numerics}");
+    }
+}
+
+#[test]
 fn isolation_needs_a_reference() {
     let mut command = run(&["--tokens", "9,8,7", "--isolate"]);
     command.assert().code(2).stderr(contains("no inputs to feed").and(contains("parity record")));

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use super::{Labelled, Steps, Tensor};
 use crate::arithmetic::backend::Backend;
+use crate::arithmetic::round::store;
 use crate::checkpoint::Checkpoint;
 use crate::dump;
 use crate::dump::Recording;
@@ -237,6 +238,9 @@ impl Steps for Judged<'_> {
                 }
             }
         }
+        // An engine keeps what it is given as it keeps its own values.
+        let storage = self.declared().map(|numerics| numerics.storage_of(checkpoint.kind()));
+        storage.into_iter().for_each(|storage| store(storage, &mut tensor.values));
         Some(tensor)
     }
 
