@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 
 use parity::checkpoint::Checkpoint;
 use parity::compare::Tolerances;
-use parity::faults::inject::Spec;
+use parity::engine::fused::Model;
 use parity::gate::suite::Suite;
 use parity::gguf::{DType, Gguf, decode, parse};
-use parity::model::Model;
 use parity::numerics::Numerics;
 use parity::record::import::{Printed, seen, text};
 use parity::select::Layers;
 use parity::tokenizer::Tokenizer;
 use parity_dump::Dump;
+use parity_graph::fault::Wanted;
 
 /// A parser by name.
 pub type Target = (&'static str, fn(&[u8]));
@@ -297,7 +297,7 @@ pub fn words(bytes: &[u8]) {
             assert_eq!(numerics.to_string().parse::<Numerics>(), Ok(numerics));
         }
         let _ = word.parse::<Layers>().map(|layers| assert!(layers.first <= layers.last));
-        let _ = word.parse::<Spec>();
+        let _ = word.parse::<Wanted>();
         let _ = word.parse::<parity::engine::device::Device>();
         let _ = word.parse::<parity::audit::AuditRows>();
     }

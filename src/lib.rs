@@ -28,8 +28,6 @@ pub mod tokenizer;
 
 pub mod model;
 
-pub mod dense;
-
 pub mod engine;
 
 pub mod dump;

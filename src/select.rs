@@ -193,11 +193,6 @@ impl Selection {
     pub fn is_all(&self) -> bool {
         self.layers.is_none() && self.globs.is_none()
     }
-
-    /// The layers that were named.
-    pub fn layers(&self) -> Option<Layers> {
-        self.layers
-    }
 }
 
 /// Layers of a model that has these checkpoints.

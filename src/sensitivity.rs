@@ -7,11 +7,11 @@ use indexmap::IndexMap;
 use parity_graph::fault;
 
 use crate::arithmetic::Hypothesis;
-use crate::audit::recorded::{
+use crate::audit::{
     AuditRows, Finding, How, Labelled, Names, Sight, Steps, Suspect, Tokens, audit, judge, order,
 };
 use crate::checkpoint::Checkpoint;
-use crate::engine::machine::compute;
+use crate::engine::op_by_op::compute;
 use crate::error::Result;
 use crate::faults::between::unlike;
 use crate::faults::diagnosis::changed;

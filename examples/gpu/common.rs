@@ -2,11 +2,10 @@
 
 use indexmap::IndexMap;
 use parity::checkpoint::{Checkpoint, Kind};
-use parity::dump::Kept;
 use parity::engine::cuda::{CudaEngine, supported};
+use parity::engine::fused::Model;
+use parity::engine::fused::graph::Graph;
 use parity::engine::{Batch, Engine, Probe, Values};
-use parity::model::Model;
-use parity::model::graph::Graph;
 use parity::numerics::Numerics;
 use serde_json::{Value, json};
 
@@ -90,54 +89,6 @@ pub fn in_f32(values: Values<'_>) -> Vec<f32> {
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
-}
-
-/// Keeps every row of every checkpoint but the attention matrices, for an audit.
-pub struct Keep {
-    pub kept: Kept,
-}
-
-impl Keep {
-    pub fn new(engine: &dyn Engine, model: &Model) -> Keep {
-        Keep { kept: Kept::new(engine.producer(), model.info()) }
-    }
-}
-
-impl Probe for Keep {
-    fn wants(&self, checkpoint: Checkpoint) -> bool {
-        !checkpoint.kind().is_optional()
-    }
-
-    fn record(
-        &mut self,
-        checkpoint: Checkpoint,
-        batch: &Batch<'_>,
-        shape: &[usize],
-        values: Values<'_>,
-    ) -> parity::error::Result<()> {
-        let values = in_f32(values);
-        let width = values.len() / batch.tokens.len();
-        for (t, row) in values.chunks_exact(width).enumerate() {
-            self.kept.keep(checkpoint, &shape[1..], (batch.first + t) as u32, row);
-        }
-        Ok(())
-    }
-}
-
-/// Runs `tokens` in `steps`, each a range of positions, and keeps every row.
-pub fn keep(
-    engine: &mut dyn Engine,
-    model: &Model,
-    tokens: &[u32],
-    steps: &[std::ops::Range<usize>],
-) -> parity::error::Result<Kept> {
-    let mut probe = Keep::new(engine, model);
-    for step in steps {
-        let batch = Batch { tokens: &tokens[step.clone()], first: step.start };
-        probe.kept.add_step(batch.tokens, batch.first);
-        engine.step(&batch, &mut probe)?;
-    }
-    Ok(probe.kept)
 }
 
 /// A prompt in one step, then one step for each later position.

@@ -9,9 +9,9 @@ use indexmap::IndexMap;
 use parity::checkpoint::Checkpoint;
 use parity::compare::Accumulator;
 use parity::engine::cuda::CudaEngine;
+use parity::engine::fused::Model;
 use parity::engine::{Asked, Batch, Engine, Probe, ReferenceId, RowStats, Values};
 use parity::error::Error;
-use parity::model::Model;
 use serde_json::{Value, json};
 
 use crate::common::{Outcome, gpu, in_f32, median, nothing, tokens, write};

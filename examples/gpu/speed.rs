@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use parity::checkpoint::Kind;
 use parity::engine::cuda::CudaEngine;
+use parity::engine::fused::Model;
 use parity::engine::{Batch, Engine};
 use parity::error::Error;
-use parity::model::Model;
 use serde_json::{Value, json};
 
 use crate::common::{Count, GPU_NUMERICS, Outcome, gpu, median, nothing, prompt_and_steps, tokens, write};

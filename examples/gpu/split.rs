@@ -4,8 +4,8 @@ use std::path::Path;
 
 use parity::checkpoint::Kind;
 use parity::engine::cuda::{Cards, count, supported};
+use parity::engine::fused::Model;
 use parity::engine::{Batch, Engine};
-use parity::model::Model;
 use parity::numerics::Numerics;
 use serde_json::{Value, json};
 

@@ -210,18 +210,6 @@ pub fn weight_storage(products: Products) -> Storage {
     }
 }
 
-/// Whether a producer's matrix units may also take quants as they are, which are f16 numbers, and scale the sums of blocks
-/// in f32: its weights are not rounded then.
-pub fn may_scale_sums(products: Products, dtype: DType) -> bool {
-    products == Products::F16 && !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
-}
-
-/// Whether a producer's kernels may also take activations as they are: llama.cpp's library for Sapphire Rapids multiplies
-/// weights in f16 with activations in f32, where those for other processors round these to f16.
-pub fn may_leave_activations(products: Products, dtype: DType) -> bool {
-    products == Products::LlamaCpu && dtype == DType::F16
-}
-
 /// Block `b` of one row in place: `quantize_row_q8_0`, `_q8_1` (ggml-cpu/arch/x86/quants.c) and
 /// `quantize_row_q8_K_ref` (ggml-quants.c). The reference versions of the first two round halves away from
 /// zero and divide by d; both differences, like a fused multiply-add in the third, show only at ties. The

@@ -1,170 +1,206 @@
-//! Inputs that a recording lacks, computed from the nearest checkpoints that it has.
+//! Across nodes that were not recorded: computed again, with how far the producer's values may be from that.
 //!
-//! Several nodes then stand as one. The rounding that the producer made inside of them is not known value by
-//! value; its bound is carried on to where it is needed.
+//! What rounding explains of an unrecorded node, and what the errors of its sources come to, is carried on through
+//! every node up to the next one that was recorded, whose bound it widens.
 
-use super::bounds;
-use super::case::{Case, Context, Input, Missing, output};
-use super::judge;
-use crate::checkpoint::Checkpoint;
-use crate::error::Result;
-use crate::model::graph::{Node, Op};
-use crate::tensor::Matrix;
+use parity_graph::{Op, Tensor};
 
-/// Nodes that may stand as one: beyond, what rounding explains says little any more.
-const BRIDGED_MAX: usize = 8;
+use super::Steps;
+use super::chosen_experts;
+use super::node::hypotheses;
+use super::stored::Narrowed;
+use super::{attentions, storage_types};
+use crate::arithmetic::backend::Backend;
+use crate::arithmetic::{Arithmetic, Flash, Narrow, Sums, round};
+use crate::engine::op_by_op::{Carried, Node, Unknown, Value, Values, compute};
+use crate::numerics::Storage;
+use crate::ops::{Args, Check, Rule};
 
-/// Rows of `checkpoint`, recorded or computed. `bridged` grows by what was computed.
-pub fn input(
-    context: &Context<'_>,
-    checkpoint: Checkpoint,
-    positions: &[u32],
-    cached: u32,
-    bridged: &mut Vec<Checkpoint>,
-) -> Result<std::result::Result<Input, Missing>> {
-    let Some(node) = context.graph.node(checkpoint) else {
-        return Ok(Err(Missing::Tensor(checkpoint)));
-    };
-    if let Some(value) = output(context, node, positions, cached) {
-        let unit = context.recorded_unit;
-        let bound = (unit > 0.0).then(|| bounds::map(&value, |x| unit * x.abs()));
-        return Ok(Ok(Input { value, bound, independent: true }));
-    }
-    let spans_attention = matches!(node.op, Op::Attention(_) | Op::Softmax(_) | Op::Context(_));
-    if spans_attention || bridged.len() >= BRIDGED_MAX {
-        return Ok(Err(Missing::Rows(checkpoint, spell(positions))));
-    }
-    bridged.push(checkpoint);
-    let case = match unrecorded(context, node, positions, cached, bridged)? {
-        Ok(case) => case,
-        Err(missing) => return Ok(Err(missing)),
-    };
-    let exact = judge::explain(context, &case)?.into_iter().next();
-    let input = exact.map(|e| Input { value: e.exact, bound: Some(e.bound), independent: false });
-    Ok(input.ok_or(Missing::Tensor(checkpoint)))
+/// What nodes that were not recorded are taken to be computed in, where nothing shows it but what follows them.
+#[derive(Clone, Copy)]
+pub struct Unseen {
+    /// What attention multiplies.
+    pub attention: Arithmetic,
+    /// The type that operands of products with weights are rounded to; `None`: as llama.cpp has them, or not at all.
+    pub products: Option<Narrow>,
 }
 
-/// A node whose output is not looked at, with its inputs at `positions`, recorded or computed.
-pub fn unrecorded(
-    context: &Context<'_>,
-    node: &Node,
-    positions: &[u32],
-    cached: u32,
-    bridged: &mut Vec<Checkpoint>,
-) -> Result<std::result::Result<Case, Missing>> {
-    let mut inputs = Vec::with_capacity(node.inputs.len());
-    let all: Vec<u32> = (0..cached).collect();
-    for (index, &from) in node.inputs.iter().enumerate() {
-        let wanted = if node.op.reads_cache(index) { &all } else { positions };
-        match input(context, from, wanted, cached, bridged)? {
-            Ok(input) => inputs.push(input),
-            Err(missing) => return Ok(Err(missing)),
+/// What errors of the sources come to in the result, for each of its values; `None` where there are none.
+pub fn carry(
+    rule: &Rule,
+    args: &Args<'_, f64>,
+    exact: &[f64],
+    sources: &[Option<Carried>],
+) -> Option<Vec<f64>> {
+    let mut sum: Option<Vec<f64>> = None;
+    for (slot, carried) in sources.iter().enumerate() {
+        let Some(carried) = carried else { continue };
+        let moved = (rule.carry)(args, exact, slot, &carried.error);
+        match &mut sum {
+            Some(sum) => sum.iter_mut().zip(moved).for_each(|(sum, error)| *sum += error),
+            None => sum = Some(moved),
         }
     }
-    let Some(tokens) =
-        positions.iter().map(|&p| context.recording.tokens().get(p as usize).copied()).collect()
-    else {
-        return Ok(Err(Missing::Tokens));
+    sum
+}
+
+/// The nodes that sources were computed again through, each once.
+fn through(sources: &[Option<Carried>]) -> Vec<usize> {
+    let mut through: Vec<usize> =
+        sources.iter().flatten().flat_map(|carried| carried.through.clone()).collect();
+    through.sort_unstable();
+    through.dedup();
+    through
+}
+
+/// A movement: its values, and the errors that are moved with them.
+pub fn moved(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown>) -> Value<f64> {
+    let mut values = crate::engine::op_by_op::own(node, args)?;
+    if let (Ok(args), Some(rule)) = (args, node.rule) {
+        let error = carry(rule, args, &values.data, &node.carried);
+        values.carried = error.map(|error| Carried { error, through: through(&node.carried) });
+    }
+    Ok(values)
+}
+
+/// A node that was not recorded: its exact values, and up to how far those of a producer that keeps them in `kept` may
+/// be from them.
+///
+/// # Errors
+/// Where nothing can be said of it: its sources are not known, it has no rule, or rounding decides what it chooses.
+pub fn across(
+    steps: &dyn Steps,
+    node: &Node<'_>,
+    args: std::result::Result<&Args<'_, f64>, &Unknown>,
+    (kept, unseen): (Storage, &Unseen),
+) -> Value<f64> {
+    let args = args.map_err(Clone::clone)?;
+    let rule = node.rule.ok_or_else(|| Unknown::no_rule(args.name, &node.program.graph.get(node.id).op))?;
+    let bound = match &rule.check {
+        Check::Bound(bound) | Check::Settled { bound, .. } => Some(bound),
+        Check::Exact => None,
+        Check::Choice(_) => {
+            let data = chosen_experts::settled(node, args).ok_or_else(|| Unknown::new(args.name))?;
+            let carried = Carried { error: vec![0.0; data.len()], through: with(node) };
+            return Ok(Values { data, carried: Some(carried) });
+        }
     };
-    Ok(Ok(Case {
-        node: node.clone(),
-        tokens,
-        positions: positions.to_vec(),
-        steps: positions.iter().map(|&position| context.recording.step(position)).collect(),
-        inputs,
-        recorded: Matrix::default(),
-        bridged: Vec::new(),
-    }))
-}
-
-/// What a bound of the inputs becomes at the output of an op but for matmuls and whole attention, to first order.
-pub fn carried(context: &Context<'_>, case: &Case, exact: &Matrix<f64>) -> Option<Matrix<f64>> {
-    let bound = |index: usize| case.inputs.get(index).and_then(|input| input.bound.as_ref());
-    if (0..case.inputs.len()).all(|index| bound(index).is_none()) {
-        return None;
-    }
-    let x = |index: usize| &case.inputs[index].value;
-    let zero = |index: usize| Matrix::zeros(x(index).rows, x(index).cols);
-    let own = |index: usize| bound(index).cloned().unwrap_or_else(|| zero(index));
-    Some(match &case.node.op {
-        Op::Bias { .. } => own(0),
-        Op::Add { .. } => bounds::zip(&own(0), &own(1), |a, b| a + b),
-        Op::Norm(norm) => through_norm(norm.width, x(0), &own(0), exact),
-        Op::Rope(rope) => through_rotation(rope.head_width, &own(0)),
-        Op::Glu(_) => {
-            // |silu(x)| is at most |x|.
-            let gate = bounds::zip(&own(0), x(1), |error, up| SILU_SLOPE * error * up.abs());
-            let up = bounds::zip(&own(1), x(0), |error, gate| error * gate.abs());
-            bounds::zip(&gate, &up, |a, b| a + b)
-        }
-        Op::Scores(_) | Op::Context(_) => return through_heads(context, case, &[own(0), own(1)]),
-        Op::Softmax(op) => through_softmax(op.heads, op.scale, &own(0), exact),
-        // Matmuls and whole attention have it in their own bounds; the embedding has no input.
-        _ => return None,
-    })
-}
-
-/// Scores and context are linear in both inputs: what errors of one of them meet of the other.
-fn through_heads(context: &Context<'_>, case: &Case, own: &[Matrix<f64>; 2]) -> Option<Matrix<f64>> {
-    let size: Vec<Matrix<f64>> =
-        case.inputs.iter().map(|input| bounds::map(&input.value, f64::abs)).collect();
-    let met = |a: &Matrix<f64>, b: &Matrix<f64>| {
-        let values = [a.view(), b.view()];
-        let inputs = crate::dense::Inputs { rows: case.rows(), values: &values };
-        crate::dense::execute(&case.node, context.gguf, inputs, &judge::PLAIN).ok()
+    // An engine of a narrower type has its cache in that: below.
+    let attention = if kept == Storage::F32 { &unseen.attention } else { &Arithmetic::EXACT };
+    let narrowed = Narrowed::of(&rule.op, args, attention);
+    let carried = narrowed.carried(&rule.op, args, attention, &node.carried);
+    let args = &Args { sources: narrowed.sources(args), ..*args };
+    let tensor = node.program.graph.get(node.id);
+    let products = unseen.products.filter(|_| storage_types::is_product(&rule.op, args));
+    let arithmetics = match products {
+        Some(narrow) => vec![storage_types::products(narrow)],
+        None if attentions::reads_cache(&rule.op, args) && attention.is_of_a_device() => vec![*attention],
+        None => followed(steps, tensor, args),
     };
-    let [first, second] = [met(&own[0], &size[1])?, met(&size[0], &own[1])?];
-    Some(bounds::zip(&first, &second, |a, b| a + b))
+    let under = |arithmetic| Args { arithmetic, sources: args.sources.clone(), ..*args };
+    let cpu = under(&arithmetics[0]);
+    let data = compute::<f64>(rule, &cpu)?;
+    // llama.cpp adds rows up in f64; in which order and type another engine does is not known.
+    let sums = if tensor.backend.is_none() { Sums::Single } else { cpu.arithmetic.sums };
+    let sums = Arithmetic { sums, ..*cpu.arithmetic };
+    let in_any_order = under(&sums);
+    let mut error = bound.map_or_else(|| vec![0.0; data.len()], |bound| bound(&in_any_order, &data));
+    let differ = |error: &mut [f64], other: &[f64]| {
+        error.iter_mut().zip(data.iter().zip(other)).for_each(|(error, (a, b))| *error += apart(*a, *b));
+    };
+    let others = furthest(rule, args, &arithmetics[1..], &data)?;
+    error.iter_mut().zip(others).for_each(|(error, other)| *error += other);
+    // An engine that is not llama.cpp may round activations as candle does.
+    if tensor.backend.is_none() && products.is_none() && matches!(rule.op, Op::MulMat | Op::MulMatId) {
+        differ(&mut error, &compute::<f64>(rule, &under(&storage_types::CANDLE))?);
+    }
+    if kept != Storage::F32 {
+        let first = node.carried.iter().all(Option::is_none);
+        in_narrow(rule, args, (kept, first), &data, &mut error)?;
+    }
+    if let Some(carried) = carry(rule, &cpu, &data, &carried) {
+        error.iter_mut().zip(carried).for_each(|(error, carried)| *error += carried);
+    }
+    Ok(Values { data, carried: Some(Carried { error, through: with(node) }) })
 }
 
-/// p = softmax(scale·z): an error e of a score moves its probability by p·e, and all of them by p·Σ p·e.
-fn through_softmax(heads: usize, scale: f64, own: &Matrix<f64>, p: &Matrix<f64>) -> Matrix<f64> {
-    let mut out = Matrix::zeros(p.rows, p.cols);
-    let cached = (p.cols / heads.max(1)).max(1);
-    let of_heads = out.data.chunks_exact_mut(cached).zip(own.data.chunks_exact(cached));
-    for ((out, own), p) in of_heads.zip(p.data.chunks_exact(cached)) {
-        let common: f64 = own.iter().zip(p).map(|(e, p)| scale * e * p).sum();
-        for ((out, e), p) in out.iter_mut().zip(own).zip(p) {
-            *out = (scale * e + common) * p;
+/// Adds what a producer that keeps its values in `kept` may round; where what a node reads was recorded it is the `first` of
+/// those that were not.
+fn in_narrow(
+    rule: &Rule,
+    args: &Args<'_, f64>,
+    (kept, first): (Storage, bool),
+    data: &[f64],
+    error: &mut [f64],
+) -> std::result::Result<(), Unknown> {
+    let arithmetic = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
+    let narrowed = Narrowed::of(&rule.op, args, &arithmetic);
+    let rounded = Args { arithmetic: &arithmetic, sources: narrowed.sources(args), ..*args };
+    let third = compute::<f64>(rule, &rounded)?;
+    match storage_types::is_one_step(&rule.op) && first {
+        // Of recorded values it is known which are numbers of that type already.
+        true => {
+            let mut stored = third.clone();
+            round::store(kept, &mut stored);
+            error.iter_mut().zip(stored.iter().zip(&third)).for_each(|(error, (stored, exact))| {
+                *error += if stored == exact { 0.0 } else { storage_types::rounding(kept, *exact) };
+            });
+            storage_types::add_roots(kept, &rule.op, &rounded, &third, error);
+        }
+        false => storage_types::widen(rule, &rounded, data, error),
+    }
+    error.iter_mut().zip(data.iter().zip(&third)).for_each(|(error, (a, b))| *error += apart(*a, *b));
+    storage_types::add_lost(kept, rule, &rounded, data, error);
+    Ok(())
+}
+
+/// How far two values are apart; where both are the same infinity nothing differs.
+fn apart(a: f64, b: f64) -> f64 {
+    if a == b { 0.0 } else { (a - b).abs() }
+}
+
+/// How far from `data` a node's values are in other arithmetics, the furthest of each.
+fn furthest(
+    rule: &Rule,
+    args: &Args<'_, f64>,
+    others: &[Arithmetic],
+    data: &[f64],
+) -> std::result::Result<Vec<f64>, Unknown> {
+    let mut furthest = vec![0.0; data.len()];
+    for arithmetic in others {
+        let other = compute::<f64>(rule, &Args { arithmetic, sources: args.sources.clone(), ..*args })?;
+        for (furthest, (a, b)) in furthest.iter_mut().zip(data.iter().zip(&other)) {
+            let own = apart(*a, *b);
+            *furthest = if own <= *furthest { *furthest } else { own };
         }
     }
-    out
+    Ok(furthest)
 }
 
-/// The largest |silu'|: silu'(x) = σ(x)·(1 + x·(1 - σ(x))) has its maximum, 1.09984, at x = 2.3994.
-const SILU_SLOPE: f64 = 1.1;
-
-/// y = s·w·x with s = 1/rms(x): an error of x shows at its own place and, through s, in proportion to y.
-fn through_norm(width: usize, x: &Matrix<f64>, bound: &Matrix<f64>, y: &Matrix<f64>) -> Matrix<f64> {
-    let mut out = Matrix::zeros(y.rows, y.cols);
-    let groups = out.data.chunks_exact_mut(width).zip(x.data.chunks_exact(width));
-    for ((out, x), (bound, y)) in groups.zip(bound.data.chunks_exact(width).zip(y.data.chunks_exact(width))) {
-        let square: f64 = x.iter().map(|x| x * x).sum();
-        let moved: f64 = x.iter().zip(bound).map(|(x, b)| x.abs() * b).sum();
-        let common = moved / square.max(f64::MIN_POSITIVE);
-        for (((out, x), b), y) in out.iter_mut().zip(x).zip(bound).zip(y) {
-            let own = if *x != 0.0 { b * (y / x).abs() } else { 0.0 };
-            *out = own + common * y.abs();
+/// The arithmetics that a node's producer may have followed, the likeliest first. Which of them is not seen where the
+/// node was not recorded: all are allowed for.
+fn followed(steps: &dyn Steps, tensor: &Tensor, args: &Args<'_, f64>) -> Vec<Arithmetic> {
+    let tried = hypotheses(&tensor.op, tensor.backend.as_deref(), args);
+    let mut tried = tried.into_iter().map(|one| one.arithmetic);
+    // A producer may declare that it rounds no operand.
+    let plain = storage_types::is_declared_plain(steps, &tensor.op, args);
+    let likeliest = tried.next().filter(|_| !plain).unwrap_or(Arithmetic::EXACT);
+    let others: Vec<Arithmetic> = match tensor.backend.as_deref().and_then(Backend::of) {
+        // How CUDA's attention is cut depends on the card, and what meets a cache in blocks on the build.
+        Some(Backend::Cuda) if tensor.op == Op::FlashAttn => {
+            let sums = |flash: &Flash| matches!((likeliest.flash, flash), (Flash::Units(_), Flash::Units(_)));
+            tried.filter(|one| sums(&one.flash) || matches!(one.flash, Flash::Vector(_))).collect()
         }
-    }
-    out
+        // Of a device the shape says else which kernel it was.
+        Some(_) => Vec::new(),
+        None => vec![Arithmetic::EXACT],
+    };
+    [likeliest].into_iter().chain(others.into_iter().filter(|other| *other != likeliest)).collect()
 }
 
-/// A turn mixes two columns of a head, whichever they are: each gets at most the sum over the head's largest two.
-fn through_rotation(head_width: usize, bound: &Matrix<f64>) -> Matrix<f64> {
-    let mut out = bound.clone();
-    for head in out.data.chunks_exact_mut(head_width.max(1)) {
-        let largest = head.iter().fold(0.0f64, |max, b| max.max(*b));
-        head.fill(2.0 * largest);
-    }
-    out
-}
-
-/// Positions in words.
-fn spell(positions: &[u32]) -> String {
-    match positions {
-        [] => "no position".to_owned(),
-        [one] => format!("position {one}"),
-        [first, .., last] => format!("positions {first} to {last}"),
-    }
+/// The nodes that a node's sources were computed again through, and itself.
+fn with(node: &Node<'_>) -> Vec<usize> {
+    let mut through = through(&node.carried);
+    through.push(node.id);
+    through
 }

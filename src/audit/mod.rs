@@ -1,351 +1,409 @@
-//! Exact arithmetic decides what is rounding and what is a bug.
+//! The audit of a recording that brings its graph: every node that computes, whatever the architecture.
 //!
-//! Every node whose inputs a recording holds is computed again in f64 from those inputs, with the model's own
-//! weights, and compared with the recorded output: the local error. What rounding explains of it follows from
-//! the arithmetic that the producer declares ([`bounds`]).
+//! A machine in f64 walks the recorded graph step by step. Each node is computed from what was *recorded* of the
+//! nodes before it, judged, and then replaced by what was recorded of itself: so views, copies, caches and states
+//! are exact, and an error never spreads. What is not recorded, and an op that nobody wrote a rule for, leaves
+//! undecided what depends on it, by name.
 
-mod attention;
-pub mod bounds;
-pub mod bridge;
-pub mod case;
-pub mod declared;
-pub mod judge;
-mod linear;
-pub mod local;
-mod masked;
-pub mod parts;
-pub mod recorded;
-mod screen;
-mod screen_attention;
-mod side;
+mod attentions;
+pub(crate) mod audit_rows;
+mod bridge;
+mod carried;
+mod chosen_experts;
+mod devices;
+mod exact;
+mod factor_of_row;
+mod finding;
+mod graphs;
+mod kinds;
+mod labelled;
+mod likely;
+mod lost_steps;
+mod named;
+mod needed;
+mod node;
+mod order;
+mod passes;
+mod past_faults;
+mod pending;
+mod prompt;
+mod rows;
+mod sample;
+pub(crate) mod screen;
+pub(crate) mod signed_sum;
+mod simulate;
+mod storage_types;
+mod stored;
+mod suspect;
+mod together;
 
-use std::collections::HashMap;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
 
 use indexmap::IndexMap;
-use rayon::prelude::*;
+use parity_graph::Id;
 
+use crate::arithmetic::backend::Backend;
 use crate::checkpoint::Checkpoint;
-use crate::dump::{Recording, UnfiniteRows};
+use crate::dump::{Recording, Unfinite};
+use crate::engine::op_by_op::{Conductor, Node, Unknown, Value, own};
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::model::graph::{Graph, Op};
-use crate::model::weights::Weight;
-use crate::numerics::Numerics;
-use crate::report::DifferenceParts;
-use crate::tensor::Matrix;
+use crate::numerics::{Numerics, Storage};
+use crate::ops::Args;
+use crate::ops::bound::{UNIT_F16, storage_unit};
 
-pub use case::{Case, Context, Missing};
-pub use recorded::AuditRows;
-pub use recorded::NodeAudit;
-pub use side::graph_of;
+pub use attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
+pub use audit_rows::AuditRows;
+pub use carried::{Carried, OwnDistance, Simulated, carried, simulated};
+pub use exact::{Exact, exact};
+pub use finding::{Finding, MISTAKES_SHOW, NearTie, NodeAudit, SHARP};
+pub use graphs::{Fed, Graphs, Judged};
+pub use labelled::{Labelled, Reads, reads};
+pub use named::{Named, Names};
+pub use needed::needed;
+pub use node::{Held, Hypothesis, Sight, expected, hypotheses, judge};
+pub use order::order;
+pub use past_faults::audit;
+pub use prompt::Prompt;
+pub use rows::Arrangement;
+pub use storage_types::{PRODUCTS, products};
+use suspect::Replayed;
+pub use suspect::{Injected, Replay, Suspect};
 
-use side::Side;
+use devices::Devices;
+use passes::Assumed;
+use pending::Pending;
+use rows::Partial;
+pub use sample::{Tokens, judge_sampled};
 
-/// What is audited.
-pub struct Options<'a> {
-    /// Positions of the token rows: see [`AuditRows::positions`].
-    pub positions: &'a [u32],
-    /// Checkpoints.
-    pub wants: &'a (dyn Fn(Checkpoint) -> bool + Sync),
-    /// Whether the first recording was made in isolation: from the second one's values.
-    pub isolated: bool,
-}
-
-/// What was found at a node, or what the recording would need.
-type Found = std::result::Result<NodeAudit, Missing>;
-
-/// One recording against exact arithmetic.
-#[derive(Clone, Debug)]
-pub struct Audit {
-    /// The arithmetic it is judged by.
-    pub numerics: Numerics,
-    /// A sentence where that was not declared.
-    pub inferred: Option<String>,
-    /// See [`Context::recorded_unit`].
-    pub recorded_unit: f64,
-    /// Positions that were sampled.
+/// What was recorded of one node in one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tensor {
+    /// (T, …) or, without token rows, (1, elements).
+    pub shape: Vec<usize>,
+    /// Position of each row.
     pub positions: Vec<u32>,
-    /// Rows that were screened besides, over all nodes: see [`screen`].
-    pub screened: u64,
-    /// Its nodes: attention in one where its inside is not looked at itself.
-    pub graph: Graph,
-    /// Faulty nodes whose readers were computed from other values than were recorded, each with one of these readers:
-    /// the recording is wrong there, and the engine may be right.
-    pub contradicted: IndexMap<Checkpoint, Checkpoint>,
-    /// NaN and Inf, in all rows of what was recorded.
-    pub unfinite: HashMap<Checkpoint, UnfiniteRows>,
-    /// What was found at each node that the recording has the output of.
-    pub nodes: IndexMap<Checkpoint, Found>,
+    /// Row by row.
+    pub values: Vec<f32>,
 }
 
-impl Audit {
-    /// Nodes whose error is more than rounding, in execution order.
-    pub fn origins(&self) -> impl Iterator<Item = Checkpoint> + '_ {
-        let faulty = |node: &Found| node.as_ref().is_ok_and(|n| !n.is_healthy());
-        self.graph.checkpoints().filter(move |checkpoint| self.nodes.get(checkpoint).is_some_and(faulty))
+/// What a recording holds, step by step.
+pub trait Steps {
+    /// What was recorded of a node.
+    fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor>;
+
+    /// How many token rows of a node were recorded; `None` where it was not.
+    fn rows(&self, step: usize, checkpoint: Checkpoint) -> Option<usize> {
+        Some(self.tensor(step, checkpoint)?.positions.len())
     }
 
-    /// Adds what was found at other rows: of each node the worse finding counts.
-    fn merge(&mut self, other: Audit) {
-        for (checkpoint, node) in other.nodes {
-            let faulty = node.as_ref().is_ok_and(|node| !node.is_healthy());
-            let better = match self.nodes.get(&checkpoint) {
-                None => node.is_ok(),
-                Some(Ok(known)) => faulty && known.is_healthy(),
-                Some(Err(_)) => faulty,
-            };
-            if better {
-                self.nodes.insert(checkpoint, node);
-            }
-        }
+    /// What nodes behind it read in place of what was recorded of a node, where its producer was given values of somebody
+    /// else's: a run of nodes in isolation.
+    fn fed(&self, _step: usize, _checkpoint: Checkpoint) -> Option<Tensor> {
+        None
     }
 
-    /// Adds what was found at rows that nobody else looks at: where that is nothing, nothing can be said of the node.
-    fn add(&mut self, other: Audit) {
-        for (checkpoint, node) in other.nodes {
-            match (self.nodes.get_mut(&checkpoint), &node) {
-                (Some(Ok(known)), Ok(more)) if more.is_healthy() || !known.is_healthy() => {
-                    known.local.rows += more.local.rows;
-                }
-                (Some(Ok(known)), Err(_)) if !known.is_healthy() => {}
-                _ => {
-                    self.nodes.insert(checkpoint, node);
-                }
-            }
-        }
+    /// The values of a leaf that is neither a weight nor a state.
+    fn leaf(&self, step: usize, name: &str) -> Option<Vec<f64>>;
+
+    /// Positions of the tokens of a step.
+    fn positions(&self, step: usize) -> Vec<u32>;
+
+    /// Whether the graph that it is judged by is the one that its producer computed.
+    fn is_own_graph(&self) -> bool;
+
+    /// What its producer says that it computes in.
+    fn declared(&self) -> Option<Numerics> {
+        None
     }
 
-    /// Token rows whose local error was computed, over all nodes.
-    pub fn rows_audited(&self) -> u64 {
-        self.nodes.values().filter_map(|node| node.as_ref().ok()).map(|node| node.local.rows).sum()
+    /// Of how many ranks of a tensor-parallel engine it was put together, where it was.
+    fn ranks(&self) -> Option<usize> {
+        None
     }
 }
 
-/// Audits of one recording, or of a candidate and a reference, and where their distance comes from.
-pub struct Audits {
-    /// In the order of the recordings.
-    pub sides: Vec<Audit>,
-    /// Of each checkpoint whose nodes could be computed on both sides at the same rows.
-    pub parts: IndexMap<Checkpoint, DifferenceParts>,
-    /// See [`Options::isolated`].
-    pub isolated: bool,
+/// How an audit is made.
+pub struct How<'a> {
+    /// Token rows of matmuls with weights that are computed again in full; of anything else all are.
+    pub rows: AuditRows,
+    /// The nodes that are judged; others are taken as they were recorded.
+    pub wants: &'a dyn Fn(Checkpoint) -> bool,
+    /// Names what is wrong.
+    pub diagnose: Diagnose<'a>,
+    /// Looks at every node that was judged.
+    pub look: Option<Look<'a>>,
 }
 
-impl Audits {
-    /// Positions at which an output of the first side is beyond what rounding explains.
-    pub fn rows_beyond(&self) -> Vec<u32> {
-        let nodes = self.sides.first().into_iter().flat_map(|side| side.nodes.values());
-        nodes
-            .filter_map(|node| node.as_ref().ok())
-            .flat_map(|node| node.rows_beyond.iter().copied())
-            .collect()
+/// Looks at what was judged of a node in a step, healthy or not.
+pub type Look<'a> = &'a dyn Fn(usize, Checkpoint, &Suspect<'_>);
+
+/// Names the mistakes that explain a node's output, or says what was tried.
+pub type Diagnose<'a> = &'a dyn Fn(&Suspect<'_>) -> Names;
+
+/// How nodes are named that are wrong.
+#[derive(Clone, Copy)]
+struct Naming<'a> {
+    diagnose: Diagnose<'a>,
+    /// Those that rounding explains in the first step: what makes every step wrong is not their mistake.
+    later: &'a HashSet<Checkpoint>,
+}
+
+/// What an audit of a recording with its graph found.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// Ids in the order in which they are executed, of all graphs.
+    pub order: Vec<Checkpoint>,
+    /// By id.
+    pub nodes: IndexMap<Checkpoint, Finding>,
+}
+
+impl Findings {
+    /// Whether nodes behind an id were judged across it.
+    pub fn is_bridged(&self, checkpoint: Checkpoint) -> bool {
+        self.nodes.values().any(|finding| finding.bridged.contains(&checkpoint))
     }
 
-    /// Adds what was found at other rows: of each node the worse finding counts.
-    pub fn merge(&mut self, other: Audits) {
-        self.sides.iter_mut().zip(other.sides).for_each(|(side, other)| side.merge(other));
+    /// NaN and Inf in all rows of a node, where those that were judged have some.
+    pub fn unfinite(&self, checkpoint: Checkpoint, dump: &dyn Recording) -> Unfinite {
+        let finding = self.nodes.get(&checkpoint);
+        let some = finding.is_some_and(|finding| finding.explained_nonfinite > 0 || finding.has_nonfinite());
+        if some { dump.unfinite(checkpoint).count } else { Unfinite::default() }
     }
 
-    /// Token rows that were screened, over all nodes and sides.
-    pub fn rows_screened(&self) -> u64 {
-        self.sides.iter().map(|side| side.screened).sum()
+    /// How many nodes are wrong.
+    fn wrong(&self) -> usize {
+        self.nodes.values().filter(|finding| finding.is_wrong()).count()
     }
 
-    /// Token rows whose local error was computed, over all nodes and sides.
-    pub fn rows_audited(&self) -> u64 {
-        self.sides.iter().map(Audit::rows_audited).sum()
+    pub(crate) fn at(&mut self, checkpoint: Checkpoint) -> &mut Finding {
+        self.nodes.entry(checkpoint).or_default()
     }
 
-    /// What a reader must know of the sides' arithmetic.
-    pub fn notes(&self) -> Vec<String> {
-        let names = ["candidate", "reference"];
-        let inferred =
-            self.sides.iter().zip(names).filter_map(|(side, name)| Some((name, side.inferred.as_ref()?)));
-        inferred.map(|(name, sentence)| format!("{name}: {sentence}")).collect()
+    /// Token rows that were computed again, over all nodes, and those that were screened instead.
+    pub fn rows(&self) -> [u64; 2] {
+        let audited = self.nodes.values().filter_map(|node| Some(node.audit()?.local.rows)).sum();
+        [audited, self.nodes.values().map(Finding::rows_screened).sum()]
     }
 }
 
-/// Whether all values of a recording, in the rows at `positions`, are numbers of a type narrower than f32.
-pub fn is_narrow(recording: &dyn Recording, positions: &[u32]) -> bool {
-    declared::of(recording, positions).recorded_unit > 0.0
+/// Judges every node and goes on with what was recorded of it.
+struct Auditor<'a> {
+    step: usize,
+    steps: &'a dyn Steps,
+    labelled: &'a Labelled,
+    gguf: &'a Gguf,
+    /// By tensor: what its values show the producer to keep them in.
+    kept: Vec<Storage>,
+    assumed: &'a Assumed,
+    rows: AuditRows,
+    /// Positions before the step's last that nothing was recorded of.
+    lost: &'a [std::ops::Range<u32>],
+    /// Where nodes are judged once more for the names of what is wrong with them.
+    naming: Option<Naming<'a>>,
+    look: Option<Look<'a>>,
+    /// Rows that wait for those of other steps, where there are other steps.
+    pending: Option<&'a mut Pending>,
+    findings: &'a mut Findings,
+    devices: &'a mut Devices,
+    wants: &'a dyn Fn(Checkpoint) -> bool,
 }
 
-/// Audits recordings of one model. Products with the same weight share its decoding.
-///
-/// # Errors
-/// A weight that cannot be read, or inputs that do not have the model's shape. What a recording lacks is no
-/// error: the node is [`Missing`] what would be needed.
-pub fn audit(
-    recordings: &[&dyn Recording],
-    gguf: &Gguf,
-    graph: &Graph,
-    options: &Options<'_>,
-) -> Result<Audits> {
-    let mut sides: Vec<Side<'_>> =
-        recordings.iter().map(|recording| Side::new(*recording, graph, options)).collect();
-    if options.isolated
-        && let [candidate, reference] = &mut sides[..]
-    {
-        candidate.fed = Some(reference.recording);
-    }
-    let mut parts = audit_nodes(&mut sides, gguf, graph, options)?;
-    // Values of a narrow type may be those that the engine went on with, or have been rounded when they were recorded,
-    // whatever is declared: the sharper reading counts unless the other explains most of what it leaves.
-    let mut sharp: Vec<Option<IndexMap<Checkpoint, Found>>> = Vec::new();
-    for side in &mut sides {
-        let open = side.stored_unit > 0.0 && side.audit.origins().nth(1).is_some();
-        sharp.push(open.then(|| side.audit.nodes.clone()));
-        side.audit.recorded_unit = if open { side.stored_unit } else { 0.0 };
-    }
-    if sharp.iter().any(Option::is_some) {
-        parts = audit_nodes(&mut sides, gguf, graph, options)?;
-    }
-    let faulty = |nodes: &IndexMap<Checkpoint, Found>| {
-        nodes.values().filter(|node| node.as_ref().is_ok_and(|node| !node.is_healthy())).count()
-    };
-    for (side, sharp) in sides.iter_mut().zip(sharp) {
-        if let Some(sharp) = sharp.filter(|sharp| 2 * faulty(&side.audit.nodes) > faulty(sharp)) {
-            side.audit.nodes = sharp;
-            side.audit.recorded_unit = 0.0;
-        }
-    }
-    for side in &mut sides {
-        side.screen(gguf, graph, options)?;
-        side.look_past_faults(gguf, graph, options)?;
-    }
-    let sides = sides.into_iter().map(|side| side.audit).collect();
-    Ok(Audits { sides, parts, isolated: options.isolated })
-}
-
-/// Audits the wanted nodes on all sides; the parts of the difference where there are two.
-fn audit_nodes(
-    sides: &mut [Side<'_>],
-    gguf: &Gguf,
-    graph: &Graph,
-    options: &Options<'_>,
-) -> Result<IndexMap<Checkpoint, DifferenceParts>> {
-    let wanted = graph.nodes.iter().map(|node| node.checkpoint).filter(|c| (options.wants)(*c));
-    let wanted: Vec<Checkpoint> = wanted.collect();
-    let mut parts = IndexMap::new();
-    for some in wanted.chunks(NODES_AT_ONCE) {
-        let found: Vec<NodeFindings> =
-            some.par_iter().map(|checkpoint| audit_node(sides, gguf, *checkpoint)).collect::<Result<_>>()?;
-        for (checkpoint, node) in some.iter().zip(found) {
-            for (side, found) in sides.iter_mut().zip(node.sides) {
-                found.map(|found| side.audit.nodes.insert(*checkpoint, found));
-            }
-            node.parts.map(|of_node| parts.insert(*checkpoint, of_node));
-        }
-    }
-    Ok(parts)
-}
-
-/// Nodes that are looked at at the same time: the small ones keep no core waiting, and the values of so many are
-/// in memory.
-const NODES_AT_ONCE: usize = 4;
-
-/// What was found at one node.
-#[derive(Default)]
-struct NodeFindings {
-    /// By side; `None` where the output was not recorded.
-    sides: Vec<Option<Found>>,
-    parts: Option<DifferenceParts>,
-}
-
-/// What the parts of a difference need of one side at one node.
-pub struct Exact {
-    /// The case.
-    pub case: Case,
-    /// Its output without anybody's rounding, (T, width).
-    pub plain: Matrix<f64>,
-}
-
-/// Audits one node on all sides.
-fn audit_node(sides: &[Side<'_>], gguf: &Gguf, checkpoint: Checkpoint) -> Result<NodeFindings> {
-    let mut cases: Vec<Option<Case>> = Vec::with_capacity(sides.len());
-    let mut found = NodeFindings::default();
-    for side in sides {
-        let (case, missing) = match side.case(gguf, checkpoint)? {
-            Some(Ok(case)) => (Some(case), None),
-            Some(Err(missing)) => (None, Some(Err(missing))),
-            None => (None, None),
+impl Conductor<f64> for Auditor<'_> {
+    fn value(
+        &mut self,
+        node: &Node<'_>,
+        args: std::result::Result<&Args<'_, f64>, &Unknown>,
+    ) -> Result<Value<f64>> {
+        let lost = lost_steps::read_by(self.lost, (self.steps, self.step), self.labelled, node.id);
+        let args = lost.as_ref().map_or(args, Err);
+        let (steps, kept) = (self.steps, (self.kept[node.id], &self.assumed.unseen));
+        let across = || bridge::across(steps, node, args, kept);
+        let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
+            return Ok(bridge::moved(node, args));
         };
-        cases.push(case);
-        found.sides.push(missing);
-    }
-    let Some(node) = cases.iter().flatten().map(|case| case.node.clone()).next() else {
-        return Ok(found);
-    };
-    let explained = match &node.op {
-        Op::Linear { weight, .. } => explain_products(sides, gguf, &Weight::find(gguf, weight)?, &cases),
-        _ => explain_each(sides, gguf, &cases)?,
-    };
-    let mut exact = Vec::with_capacity(sides.len());
-    for (((side, found), case), explained) in sides.iter().zip(&mut found.sides).zip(cases).zip(explained) {
-        let Some((case, (explained, plain))) = case.zip(explained) else { continue };
-        let row_shape = row_shape(side, &case);
-        let node = local::judge(&case, &explained, plain.as_ref(), &row_shape);
-        *found = Some(node.ok_or(Missing::Explanation));
-        let plain = plain.or_else(|| explained.into_iter().next().map(|first| first.exact));
-        exact.extend(plain.map(|plain| Exact { case, plain }));
-    }
-    if let [candidate, reference] = &exact[..] {
-        found.parts = parts::of(candidate, reference);
-    }
-    Ok(found)
-}
-
-/// Shape of one row as the audit computes it.
-fn row_shape(side: &Side<'_>, case: &Case) -> Vec<usize> {
-    let cached = case.positions.iter().max().map_or(0, |&last| last as usize + 1);
-    let mut shape = side.audit.graph.dims.shape(case.node.checkpoint.kind(), 1, cached);
-    let token_axis = usize::from(case.node.checkpoint.kind().is_optional());
-    shape.remove(token_axis);
-    shape
-}
-
-type Explanation = (Vec<judge::Explained>, Option<Matrix<f64>>);
-
-/// All sides' products with one weight.
-fn explain_products(
-    sides: &[Side<'_>],
-    gguf: &Gguf,
-    weight: &Weight<'_>,
-    cases: &[Option<Case>],
-) -> Vec<Option<Explanation>> {
-    let mut jobs = Vec::new();
-    let mut pending = Vec::with_capacity(cases.len());
-    for (side, case) in sides.iter().zip(cases) {
-        pending.push(case.as_ref().map(|case| {
-            let mut pending = judge::Pending::new(&side.context(gguf), case, weight);
-            let start = jobs.len();
-            jobs.append(&mut pending.jobs);
-            (pending, start..jobs.len())
-        }));
-    }
-    let out = linear::products(weight, &jobs);
-    let mut explained = Vec::with_capacity(cases.len());
-    for (pending, case) in pending.into_iter().zip(cases) {
-        explained.push(pending.zip(case.as_ref()).map(|((pending, range), case)| {
-            let (explained, plain) = pending.finish(case, &jobs[range.start].columns, &out[range]);
-            (vec![explained], plain)
-        }));
-    }
-    explained
-}
-
-/// Every side on its own.
-fn explain_each(sides: &[Side<'_>], gguf: &Gguf, cases: &[Option<Case>]) -> Result<Vec<Option<Explanation>>> {
-    let mut out = Vec::with_capacity(cases.len());
-    for (side, case) in sides.iter().zip(cases) {
-        let Some(case) = case else {
-            out.push(None);
-            continue;
+        let there = self
+            .steps
+            .tensor(self.step, checkpoint)
+            .or_else(|| chosen_experts::order(self.steps, self.step, node, checkpoint, args));
+        let Some(recorded) = there else {
+            let own = across();
+            let is_lost = own.as_ref().is_err_and(|unknown| unknown.is_lost);
+            let finding = self.findings.at(checkpoint);
+            finding.unrecorded += 1;
+            finding.is_behind_lost |= is_lost;
+            let named = |why| if is_lost { why } else { Unknown::new(checkpoint.to_string()) };
+            return Ok(own.map_err(named));
         };
-        let explained = judge::explain(&side.context(gguf), case)?;
-        let emulated = explained.iter().any(|explained| explained.emulated);
-        let plain = emulated.then(|| case.execute(&case.node, gguf, &judge::PLAIN)).transpose()?;
-        out.push(Some((explained, plain)));
+        let rows = self.labelled.axes[node.id].map(|axis| node.program.graph.get(node.id).shape()[axis]);
+        let partial = Partial::of(&recorded, rows, &self.steps.positions(self.step));
+        let whole = partial.as_ref().map_or(&recorded, |partial| &partial.tensor);
+        let Some(arranged) = self.labelled.arrange(node.id, checkpoint, whole) else {
+            let found = format!("{checkpoint} in its graph's shape: {:?} is recorded", recorded.shape);
+            let finding = self.findings.at(checkpoint);
+            finding.cannot(&found);
+            let expected = node.program.graph.get(node.id).elements() / rows.unwrap_or(1).max(1);
+            let width = recorded.shape.iter().skip(1).product::<usize>();
+            if rows.is_some() && !checkpoint.kind().is_optional() && width != expected {
+                finding.misshapen = Some((recorded.shape.get(1..).unwrap_or_default().to_vec(), expected));
+            }
+            return Ok(Err(Unknown::new(found)));
+        };
+        // What was cut of a matrix is masked: whatever stands there, nothing that follows reads it.
+        let own_values = || own(node, args).map(|values| values.data).unwrap_or_default();
+        let cut = std::cell::OnceCell::new();
+        let beyond = |element: usize| cut.get_or_init(own_values).get(element).copied().unwrap_or_default();
+        let values = arranged.of_node(&whole.values, beyond);
+        let lacks = |element: usize| partial.as_ref().is_some_and(|p| p.lacks(arranged.position(element)));
+        let looked_at = |element: usize| arranged.is_recorded(element) && !lacks(element);
+        let looked_at: &(dyn Fn(usize) -> bool + Sync) =
+            if partial.is_none() && arranged.is_whole() { &|_| true } else { &looked_at };
+        if (self.wants)(checkpoint) {
+            self.judge(node, checkpoint, args, (&values, &recorded), &arranged, looked_at);
+        }
+        if let Some(fed) = self.steps.fed(self.step, checkpoint).filter(|_| partial.is_none()) {
+            return Ok(Ok(arranged.of_node(&fed.values, beyond).into()));
+        }
+        let is_read = node.program.is_used_after(node.program.graph.root(node.id), node.id);
+        match &partial {
+            Some(_) if !is_read => Ok(Ok(values.into())),
+            None => Ok(Ok(values.into())),
+            // Rows that were not recorded are computed again, for what reads them.
+            Some(_) => Ok(across().map(|own| chosen_experts::filled(own, &values, lacks))),
+        }
     }
-    Ok(out)
+}
+
+impl Auditor<'_> {
+    /// Notes what is found of a node whose `values` were recorded.
+    fn judge(
+        &mut self,
+        node: &Node<'_>,
+        checkpoint: Checkpoint,
+        args: std::result::Result<&Args<'_, f64>, &Unknown>,
+        (values, recorded): (&[f64], &Tensor),
+        arranged: &Arrangement,
+        looked_at: &(dyn Fn(usize) -> bool + Sync),
+    ) {
+        let (tensor, kept) = (node.program.graph.get(node.id), self.kept[node.id]);
+        let any_attention = self.assumed.may_be_any(checkpoint.kind());
+        let mut tried = args.map_or_else(
+            |_| Vec::new(),
+            |args| storage_types::tried(self.steps, (kept, any_attention), tensor, args, &recorded.values),
+        );
+        if self.assumed.is_hopeless(kept, &recorded.values) {
+            tried.truncate(1);
+        }
+        let finding = self.findings.at(checkpoint);
+        finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
+        if let (Some(pending), Ok(args)) = (&mut self.pending, args)
+            && values.len() == recorded.values.len()
+            && pending.takes(node, checkpoint, args, recorded, &tried)
+        {
+            return;
+        }
+        if let Ok(args) = args {
+            tried = self.devices.likely(tensor.backend.as_deref(), args, tried);
+        }
+        let held = match (args, node.rule) {
+            (Err(unknown), _) => Err(unknown.clone()),
+            (Ok(args), None) => Err(Unknown::no_rule(args.name, &tensor.op)),
+            (Ok(args), Some(rule)) => {
+                let row = self.labelled.row_of(node.id);
+                let sight = Sight { looked_at, carried: &node.carried, row };
+                let held = judge_sampled(rule, args, values, &sight, &tried, self.rows);
+                if let Ok(held) = &held {
+                    let backend = tensor.backend.as_deref();
+                    self.devices.note(checkpoint, backend, (rule, args), (values, &sight), held);
+                }
+                if let Ok(held) = &held {
+                    self.name(node, checkpoint, args, (values, &sight), (held, &tried), arranged);
+                }
+                held
+            }
+        };
+        self.add(node, checkpoint, held, (arranged, recorded.positions.len()));
+    }
+
+    /// Adds what was found of a node in this step, of which so many rows were recorded.
+    fn add(
+        &mut self,
+        node: &Node<'_>,
+        checkpoint: Checkpoint,
+        held: std::result::Result<Held, Unknown>,
+        (arranged, rows): (&Arrangement, usize),
+    ) {
+        let (tensor, kept) = (node.program.graph.get(node.id), self.kept[node.id]);
+        let finding = self.findings.at(checkpoint);
+        match held {
+            Ok(held) => {
+                finding.add(held, arranged, rows);
+                let through = node.carried.iter().flatten().flat_map(|carried| &carried.through);
+                finding.bridged.extend(through.filter_map(|&id| self.labelled.labels[id]));
+                if !finding.bridged.is_empty() {
+                    // Kernels of a device round operands, and sums, to f16.
+                    let device = tensor.backend.as_deref().and_then(Backend::of);
+                    finding.unit = finding.unit.max(device.map_or(storage_unit(kept), |_| UNIT_F16));
+                }
+            }
+            Err(unknown) if unknown.is_lost => finding.lost(&unknown.reason),
+            Err(unknown) => finding.cannot(&unknown.reason),
+        }
+    }
+
+    /// Names what is wrong with a node, where names are wanted and something is.
+    fn name(
+        &mut self,
+        node: &Node<'_>,
+        checkpoint: Checkpoint,
+        args: &Args<'_, f64>,
+        (recorded, sight): (&[f64], &Sight<'_>),
+        (held, tried): (&Held, &[Hypothesis]),
+        arranged: &Arrangement,
+    ) {
+        let naming = self.naming.filter(|_| !held.is_healthy());
+        if naming.is_none() && self.look.is_none() {
+            return;
+        }
+        let Auditor { step, steps, labelled, gguf, ref kept, assumed, .. } = *self;
+        let others = |id: Id| labelled.values(steps, step, id);
+        let replayed = Replayed { step, steps, labelled, gguf, kept, unseen: &assumed.unseen };
+        let (replay, others) = (Replay::of(node, replayed, tried), &others);
+        let finding = self.findings.at(checkpoint);
+        let (known, is_known_out_of_sight) = (finding.spellings(), finding.is_named_out_of_sight());
+        let was_healthy = naming.is_some_and(|naming| naming.later.contains(&checkpoint));
+        let position = &|element| arranged.position(element);
+        // Mistakes are tried in what comes nearest of all that it may have been computed in.
+        let arithmetic = held.under.as_ref().unwrap_or(args.arithmetic);
+        let args = &Args { arithmetic, sources: args.sources.clone(), ..*args };
+        let suspect = Suspect {
+            node,
+            args,
+            recorded,
+            known,
+            is_known_out_of_sight,
+            position,
+            sight,
+            was_healthy,
+            held,
+            tried,
+            gguf,
+            others,
+            replay,
+            replayed,
+        };
+        if let Some(look) = self.look {
+            look(step, checkpoint, &suspect);
+        }
+        let finding = self.findings.at(checkpoint);
+        // What earlier steps left in a cache is not computed again: a name stands on the steps before that.
+        if let Some(naming) = naming
+            && !(suspect.replay.is_none() && is_known_out_of_sight)
+        {
+            finding.diagnosed((naming.diagnose)(&suspect));
+        }
+    }
 }

@@ -1,210 +1,171 @@
-//! Looks at every row that a sample leaves out, cheaply: which of them should be audited as well?
+//! Which tokens of a node are worth a look, by signed sums of their values.
 //!
-//! Elementwise nodes are computed again in f32. A matmul Y = X·Wᵀ is checked by two signed sums of
-//! its columns, Y·r = X·(Wᵀ·r) (R. Freivalds, "Probabilistic machines can use less running
-//! time", 1977): Wᵀ·r is computed once, so that a row costs what one of its outputs does. The second r has factors
-//! of many sizes, so that no two columns can be exchanged unseen. Attention is computed again in full where the
-//! recording is short, as such a sum in f32 where it is long ([`super::screen_attention`]). A suspicion is no finding:
-//! the row is audited.
+//! A row of a product costs as much as all of its outputs, and to see what rounding explains of it costs that once
+//! more; a signed sum of its outputs (`signed_sum.rs`) costs one output. A row of attention costs its scores and
+//! its values, and its bound both once more; two signed sums of each head (`ops/flash/signed.rs`) cost its scores.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use indexmap::IndexMap;
+use parity_graph::Op;
 use rayon::prelude::*;
 
-use super::bounds::{self, Units};
-use super::case::{Context, gather};
-use super::recorded::screen::ATTENTION_MAX;
-use super::recorded::signed_sum::{Rounds, SignedSum, explained};
-use super::{NODES_AT_ONCE, judge, local, screen_attention};
-use crate::arithmetic::round::{self, Rounding, Tie};
-use crate::checkpoint::Checkpoint;
-use crate::dense::{self, Inputs, Rows};
-use crate::error::Result;
-use crate::model::graph::{Node, Op};
-use crate::model::weights::Weight;
-use crate::numerics::{Products, Storage};
-use crate::scalar::{in_lanes, vectorized};
-use crate::tensor::{Matrix, View};
+use super::sample::Tokens;
+use super::signed_sum::{Rounds, Rows, SignedSum, explained, factor, is_to_scale};
+use super::storage_types;
+use super::stored::Narrowed;
+use crate::arithmetic::round::Tie;
+use crate::arithmetic::{Arithmetic, Flash, Hypothesis};
+use crate::engine::op_by_op::compute;
+use crate::numerics::Storage;
+use crate::ops::bound::UNIT_F16;
+use crate::ops::bound::storage_unit;
+use crate::ops::flash::{SUMS, Signed};
+use crate::ops::{Args, Check, Problem, Rule};
 
-/// Rows that are looked at together: small enough that those of the logits stay in a core's cache.
-const ROWS_MAX: usize = 8;
-/// Share of an elementwise result, and of its row's root mean square, that is seen: far above the roundings of
-/// f32, far below a wrong exponent.
-pub const SEEN: f32 = 1.0 / 1024.0;
-/// The same in roundings of a producer that stores less than f32.
-pub const SEEN_ROUNDINGS: f32 = 16.0;
+/// Tokens up to which attention is computed again in full: its cost grows with their square.
+pub const ATTENTION_MAX: usize = 128;
+/// Tokens up to which every head of a row is looked at; of longer texts as many fewer, in turn from row to row.
+pub const ALL_HEADS_MAX: usize = 512;
+/// By how much more than in the sample rounding may move the signed sum of another row of attention, whose scores may be
+/// larger: what is beyond is only looked at more closely.
+const LARGER: f64 = 4.0;
 
-/// What a screening saw.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Screened {
-    /// Rows that were looked at.
-    pub rows: u64,
-    /// Positions whose rows rounding may not explain.
-    pub suspects: BTreeSet<u32>,
-    /// Positions whose rows could not be looked at: what they are computed from was not recorded.
-    pub left: Vec<u32>,
-}
+/// Pairs of signed sums of a row that is stored in a narrow type, whose roundings hide a factor of the whole row in each of
+/// them: together they show a factor of three roundings in 999 of 1000 rows, see [`is_to_scale`].
+const DRAWS: usize = 4;
 
-impl Screened {
-    pub fn new(rows: usize, suspects: BTreeSet<u32>) -> Screened {
-        Screened { rows: rows as u64, suspects, left: Vec::new() }
-    }
+/// Of sums in f16 in any order product and sum of every term are rounded.
+const UNORDERED_ROUNDINGS: f64 = 2.0;
+/// An error that is uniform within a unit comes to so much less of it: √3 times as little.
+const UNIFORM: f64 = 1.732_050_807_568_877_2;
 
-    fn merge(mut self, other: Screened) -> Screened {
-        self.rows += other.rows;
-        self.suspects.extend(other.suspects);
-        self
-    }
-}
-
-/// What the screening of each node saw, in execution order.
-pub type ByNode = IndexMap<Checkpoint, Screened>;
-
-/// Screens all rows of a recording that are not in `audited`, at the wanted checkpoints.
-///
-/// # Errors
-/// A weight that cannot be read, or inputs that do not have the model's shape.
-pub fn screen(
-    context: &Context<'_>,
-    audited: &[u32],
-    wants: &(dyn Fn(Checkpoint) -> bool + Sync),
-) -> Result<ByNode> {
-    let nodes: Vec<&Node> = context.graph.nodes.iter().filter(|node| wants(node.checkpoint)).collect();
-    let mut all = ByNode::new();
-    for some in nodes.chunks(NODES_AT_ONCE) {
-        let found = some.par_iter().map(|node| Ok((node.checkpoint, screen_node(context, audited, node)?)));
-        all.extend(found.collect::<Result<Vec<_>>>()?);
-    }
-    Ok(all)
-}
-
-fn screen_node(context: &Context<'_>, audited: &[u32], node: &Node) -> Result<Screened> {
-    let mut rows = context.recording.positions(node.checkpoint);
-    rows.retain(|position| audited.binary_search(position).is_err());
-    let inputs_there = node.inputs.iter().all(|input| {
-        let there = context.of_input(*input).recording.positions(*input);
-        rows.iter().all(|position| there.binary_search(position).is_ok())
-    });
-    if rows.is_empty() {
-        return Ok(Screened::default());
-    }
-    let found = if inputs_there { look(context, node, &rows)? } else { Screened::default() };
-    let is_left = found.rows < rows.len() as u64 && !context.recording.is_sample();
-    let left = if is_left { rows } else { Vec::new() };
-    Ok(Screened { left, ..found })
-}
-
-/// Rows of a node whose inputs were recorded.
-fn look(context: &Context<'_>, node: &Node, rows: &[u32]) -> Result<Screened> {
-    match &node.op {
-        Op::Linear { weight, .. } => products(context, node, &Weight::find(context.gguf, weight)?, rows),
-        Op::Attention(op) if context.recording.tokens().len() > ATTENTION_MAX => {
-            Ok(screen_attention::screen(context, node, op, rows))
-        }
-        Op::Attention(_) | Op::Scores(_) | Op::Softmax(_) | Op::Context(_) => {
-            in_parts(rows, |part| exactly(context, node, part))
-        }
-        // How exact an angle is depends on the position: that is the audit's business.
-        Op::Rope(_) => in_parts(rows, |part| exactly(context, node, part)),
-        _ => in_parts(rows, |part| elementwise(context, node, part)),
-    }
-}
-
-fn in_parts(rows: &[u32], look: impl Fn(&[u32]) -> Result<Screened> + Sync + Send) -> Result<Screened> {
-    let parts = rows.par_chunks(ROWS_MAX).map(look);
-    parts.try_reduce(Screened::default, |a, b| Ok(a.merge(b)))
-}
-
-/// A part of the rows of an elementwise node, computed again as an engine does.
-fn elementwise(context: &Context<'_>, node: &Node, rows: &[u32]) -> Result<Screened> {
-    let recording = context.recording;
-    let tokens: Option<Vec<u32>> =
-        rows.iter().map(|&position| recording.tokens().get(position as usize).copied()).collect();
-    let inputs: Option<Vec<Matrix<f32>>> =
-        node.inputs.iter().map(|input| context.of_input(*input).recording.gather(*input, rows)).collect();
-    let recorded = recording.gather(node.checkpoint, rows);
-    let (Some(tokens), Some(inputs), Some(recorded)) = (tokens, inputs, recorded) else {
-        return Ok(Screened::default());
+/// Those of `some` tokens whose signed sums an arithmetic does not explain, which explains the `sample`; all where sums
+/// cannot be told. The values of the sample are `off` by so much of themselves.
+pub fn suspects(
+    tokens: &Tokens<'_, '_>,
+    [sample, some]: [&BTreeSet<usize>; 2],
+    arithmetic: &Arithmetic,
+    off: f64,
+) -> Vec<usize> {
+    let found = match tokens.rule.op {
+        Op::FlashAttn => of_attention(tokens, [sample, some], arithmetic),
+        _ => of_product(tokens, some, arithmetic, off),
     };
-    let steps: Vec<Range<u32>> = rows.iter().map(|&position| recording.step(position)).collect();
-    let values: Vec<View<'_, f32>> = inputs.iter().map(Matrix::view).collect();
-    let inputs = Inputs { rows: Rows { tokens: &tokens, positions: rows, steps: &steps }, values: &values };
-    let again = dense::execute(node, context.gguf, inputs, &context.numerics)?;
-    let unit = Units::of(&context.numerics).storage.max(context.recorded_unit) as f32;
-    let share = SEEN.max(SEEN_ROUNDINGS * unit);
-    let odd = |t: &usize| {
-        let (a, b) = (recorded.row(*t), again.row(*t));
-        a.len() != b.len()
-            || vectorized(
-                #[inline(always)]
-                || differs(a, b, share),
-            )
-    };
-    let suspects = (0..recorded.rows).filter(odd).map(|t| rows[t]).collect();
-    Ok(Screened::new(rows.len(), suspects))
+    found.unwrap_or_else(|| some.iter().copied().collect())
 }
 
-/// Whether an element is further away than a share of what it should be and of the row's root mean square.
-#[inline(always)]
-fn differs(a: &[f32], b: &[f32], share: f32) -> bool {
-    let rms = (in_lanes(b, |b, _| f64::from(b) * f64::from(b)) / b.len().max(1) as f64).sqrt() as f32;
-    let mut within = rms.is_finite();
-    for (a, b) in a.iter().zip(b) {
-        within &= (a - b).abs() <= share * (b.abs() + rms) + f32::MIN_POSITIVE;
+/// As [`suspects`], of attention: a sum is held to the share of its size that rounding explains in the sample, head by head,
+/// since a head of large scores rounds more than others.
+fn of_attention(
+    tokens: &Tokens<'_, '_>,
+    [sample, some]: [&BTreeSet<usize>; 2],
+    arithmetic: &Arithmetic,
+) -> Option<Vec<usize>> {
+    // Of a kernel on a device sums in f16 are bounded in any order: they are followed in the sample.
+    let followed = Hypothesis { name: "", arithmetic: *arithmetic }.is_screened();
+    let kernel = |flash| if followed { *arithmetic } else { Arithmetic { flash, ..*arithmetic } };
+    let (arithmetic, bounded) = (&kernel(Flash::Exact), &kernel(Flash::NativeF16));
+    let narrowed = Narrowed::of(&tokens.rule.op, tokens.args, arithmetic);
+    let args = Args { arithmetic, sources: narrowed.sources(tokens.args), ..*tokens.args };
+    let [_, _, heads, width] = args.shape;
+    let factors: [Vec<f64>; SUMS] =
+        std::array::from_fn(|r| (0..width).map(|column| f64::from(factor(r, column))).collect());
+    let signed = Signed::new(&args, &factors).ok()?;
+    let bounds = tokens.with(sample, |args| bounds(tokens.rule, args, bounded))?;
+    let mut shares = vec![0.0f64; heads];
+    for (token, row) in sample.iter().zip(bounds.chunks_exact((heads * width).max(1))) {
+        for (head, bounds) in row.chunks_exact(width.max(1)).enumerate() {
+            for (sum, factors) in signed.of([0, head, *token]).iter().zip(&factors) {
+                let squares = bounds.iter().zip(factors).map(|(bound, factor)| (bound * factor).powi(2));
+                shares[head] = shares[head].max(LARGER * squares.sum::<f64>().sqrt() / sum.whole());
+            }
+        }
     }
-    // A NaN is not within.
-    !within
-}
-
-/// A part of the rows of a node, computed again as an audit does.
-fn exactly(context: &Context<'_>, node: &Node, rows: &[u32]) -> Result<Screened> {
-    let Ok(case) = gather(context, node, rows)? else { return Ok(Screened::default()) };
-    let explained = judge::explain(context, &case)?;
-    let audit = local::judge(&case, &explained, None, &[case.recorded.cols]);
-    let suspects = audit.into_iter().flat_map(|audit| audit.rows_beyond).collect();
-    Ok(Screened::new(rows.len(), suspects))
-}
-
-/// The rows of a matmul. Where the producer's rounding of its inputs can be followed it is, else it is allowed for.
-fn products(context: &Context<'_>, node: &Node, weight: &Weight<'_>, rows: &[u32]) -> Result<Screened> {
-    let products = context.numerics.products;
-    let mut sums = vec![SignedSum::all(weight.stored(), 0..weight.rows(), round::weight_storage(products))];
-    if round::may_scale_sums(products, weight.dtype()) {
-        sums.push(SignedSum::all(weight.stored(), 0..weight.rows(), Storage::F32));
-    }
-    let declared = Rounding::of(products, weight.dtype());
-    let follows = context.recorded_unit == 0.0 && products != Products::LlamaCuda;
-    let rounding = if follows { declared } else { Rounding::None };
-    let rounds = Rounds::of(context.numerics.storage);
-    in_parts(rows, |part| {
-        let x = context.of_input(node.inputs[0]).recording.gather(node.inputs[0], part);
-        let Some(x) = x.filter(|x| x.cols == weight.cols()) else { return Ok(Screened::default()) };
-        let rounded = round::activations(rounding, x.view());
-        let steps = if follows { None } else { Some(steps(context, weight, &x)) };
-        let mut buffer = Vec::new();
-        let mut suspicious = |t: &usize| {
-            let recorded = context.recording.row(node.checkpoint, part[*t], &mut buffer);
-            let steps = steps.as_ref().map_or(&[][..], |steps| steps.row(*t));
-            let excess = if rounded.sums.cols > 0 { rounded.sums.row(*t) } else { &[] };
-            let ties: Vec<&Tie> = rounded.ties.iter().filter(|tie| tie.row == *t).collect();
-            let x = rounded.values.row(*t);
-            !recorded.is_some_and(|recorded| {
-                sums.iter().any(|sums| explained(sums, x, excess, &ties, recorded, steps, &rounds))
+    let looked_at = (heads * ALL_HEADS_MAX / args.get(1)?.shape()[2].max(1)).clamp(1, heads.max(1));
+    let is_odd = |token: usize| {
+        (0..looked_at).map(|i| (token * looked_at + i) % heads).any(|head| {
+            let row = &tokens.recorded[(token * heads + head) * width..][..width];
+            signed.of([0, head, token]).iter().zip(&factors).any(|(sum, factors)| {
+                let found: f64 = row.iter().zip(factors).map(|(value, factor)| value * factor).sum();
+                // A NaN is not within.
+                !((found - sum.expected).abs() <= shares[head] * sum.whole())
             })
-        };
-        let suspects = (0..part.len()).filter(&mut suspicious).map(|t| part[t]).collect();
-        Ok(Screened::new(part.len(), suspects))
-    })
+        })
+    };
+    let some: Vec<usize> = some.iter().copied().collect();
+    Some(some.into_par_iter().filter(|token| is_odd(*token)).collect())
 }
 
-/// By how much each activation (T, I) may be off from what the producer multiplied.
-fn steps(context: &Context<'_>, weight: &Weight<'_>, x: &Matrix<f32>) -> Matrix<f64> {
-    let wide = Matrix::new(x.rows, x.cols, x.data.iter().map(|&x| f64::from(x)).collect());
-    let recorded = bounds::map(&wide, |x| context.recorded_unit * x.abs());
-    match judge::half_steps_unfollowed(context.numerics.products, weight.dtype(), &wide) {
-        Some(steps) => bounds::zip(&recorded, &steps, |a, b| a + b),
-        None => recorded,
+/// What rounding explains of a node's elements.
+fn bounds(rule: &Rule, args: &Args<'_, f64>, arithmetic: &Arithmetic) -> Option<Vec<f64>> {
+    let Check::Bound(bound) = &rule.check else { return None };
+    let narrowed = Narrowed::of(&rule.op, args, arithmetic);
+    let args = Args { arithmetic, sources: narrowed.sources(args), ..*args };
+    let exact = compute::<f64>(rule, &args).ok()?;
+    let mut bounds = bound(&args, &exact);
+    storage_types::widen(rule, &args, &exact, &mut bounds);
+    Some(bounds)
+}
+
+/// As [`suspects`], of a product; `None` where its sums cannot be told.
+fn of_product(
+    tokens: &Tokens<'_, '_>,
+    some: &BTreeSet<usize>,
+    arithmetic: &Arithmetic,
+    off: f64,
+) -> Option<Vec<usize>> {
+    let args = Args { arithmetic, sources: tokens.args.sources.clone(), ..*tokens.args };
+    let problem = crate::ops::problem(&tokens.rule.op, &args).ok().filter(Problem::is_linear)?;
+    let m = tokens.args.shape[3];
+    let rows_of_token = tokens.inner() / m.max(1);
+    let kept = arithmetic.narrow;
+    let mut rounds = Rounds::of(kept);
+    // A factor of a row hides in what is rounded of each value where that is more than f32 rounds.
+    let mut common = (kept != Storage::F32).then_some(storage_unit(kept));
+    if problem.is_unordered() {
+        rounds.accumulator = UNORDERED_ROUNDINGS.sqrt() * UNIT_F16;
+        common = Some(UNIFORM * off);
     }
+    let mut suspects = BTreeSet::new();
+    for meeting in &problem.meetings {
+        let pairs: Vec<(usize, usize)> =
+            meeting.pairs.iter().copied().filter(|(_, row)| some.contains(&(row / rows_of_token))).collect();
+        if pairs.is_empty() {
+            continue;
+        }
+        let group = problem.group().unwrap_or(0);
+        let read = |rows: Range<usize>, out: &mut [f32]| problem.read(meeting.matrix, rows, out);
+        let minima = |rows: Range<usize>, out: &mut [f64]| problem.minima(meeting.matrix, rows, group, out);
+        let (cols, apart) = (problem.x.values.cols, problem.is_apart());
+        let rows = Rows { count: m, cols, group, apart, read: &read, minima: &minima };
+        let mut sums = SignedSum::of(&rows, 0);
+        let own = sums.len();
+        if common.is_some() {
+            sums.extend((1..DRAWS).flat_map(|draw| SignedSum::of(&rows, draw)));
+        }
+        let odd = pairs.par_iter().filter(|(x, row)| {
+            let recorded = &tokens.recorded[row * m..][..m];
+            !is_explained(&problem, [&sums[..own], &sums], *x, recorded, (&rounds, common))
+        });
+        suspects.extend(odd.map(|(_, row)| row / rows_of_token).collect::<Vec<_>>());
+    }
+    Some(suspects.into_iter().collect())
+}
+
+/// Whether rounding explains the sums of the first draw, and what all of them have in common.
+fn is_explained(
+    problem: &Problem<'_, '_, f64>,
+    [first, all]: [&[SignedSum]; 2],
+    x: usize,
+    recorded: &[f64],
+    (rounds, common): (&Rounds, Option<f64>),
+) -> bool {
+    let single = |values: &[f64]| -> Vec<f32> { values.iter().map(|&value| value as f32).collect() };
+    let rounded = &problem.x;
+    let excess = if rounded.sums.cols > 0 { single(rounded.sums.row(x)) } else { Vec::new() };
+    let ties: Vec<&Tie> = rounded.ties.iter().filter(|tie| tie.row == x).collect();
+    let (x, recorded) = (single(rounded.values.row(x)), single(recorded));
+    explained(first, &x, &excess, &ties, &recorded, &[], rounds)
+        && common.is_none_or(|unit| is_to_scale(all, &x, &excess, &recorded, unit))
 }

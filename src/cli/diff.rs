@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use super::Outcome;
 use super::output::OutputArgs;
 use super::shared::{self, AuditArgs, ForeignArgs, ModelArgs, SelectArgs, ToleranceArgs};
+use crate::engine::fused::file::ModelFile;
 use crate::foreign;
 use crate::jobs::diff::{Options, diff};
 use crate::jobs::logprobs;
-use crate::model::file::ModelFile;
 use crate::numerics::Numerics;
 
 const EXAMPLES: &str = "\

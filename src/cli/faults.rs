@@ -10,11 +10,11 @@ use serde::Serialize;
 
 use super::output::print;
 use super::{Outcome, Verdict, exit_code};
-use crate::audit::recorded::Graphs;
+use crate::audit::Graphs;
+use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
 use crate::foreign;
 use crate::model::builders::{self, Cache, Shape};
-use crate::model::file::ModelFile;
 
 const EXAMPLES: &str = "\
 Examples:

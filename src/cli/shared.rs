@@ -11,11 +11,11 @@ use parity_graph::fault::Wanted;
 
 use crate::audit::AuditRows;
 use crate::compare::{Tolerance, Tolerances};
+use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
 use crate::faults::injected::parse;
 use crate::foreign;
 use crate::hub;
-use crate::model::file::ModelFile;
 use crate::numerics::Numerics;
 use crate::references;
 use crate::select::{Layers, Selection};

@@ -108,17 +108,8 @@ pub fn common_positions(candidate: &[u32], reference: &[u32]) -> u32 {
     candidate.iter().zip(reference).take_while(|(a, b)| a == b).count() as u32
 }
 
-/// Compares every wanted checkpoint of two recordings, all cores, in execution order.
-pub fn recordings(
-    candidate: &dyn Recording,
-    reference: &dyn Recording,
-    checkpoints: &[Checkpoint],
-    tolerances: &Tolerances,
-) -> Vec<Comparison> {
-    all([candidate, reference], &Whole::default(), checkpoints, tolerances)
-}
-
-/// As [`recordings`]; what the graphs of the dumps show to belong to a step is compared where both sides have that step.
+/// Compares every wanted checkpoint of two dumps, all cores, in execution order. What their graphs show to belong to a step
+/// is compared where both sides have that step.
 pub fn dumps(
     candidate: &Dump,
     reference: &Dump,

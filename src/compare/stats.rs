@@ -116,27 +116,6 @@ impl Accumulator {
         self.beyond += a.iter().zip(b).filter(|&(&a, &b)| !within(a, b)).count() as u64;
     }
 
-    /// Adds the rows of another accumulator of the same pair.
-    pub fn merge(&mut self, other: Accumulator) {
-        self.n += other.n;
-        self.sum_abs += other.sum_abs;
-        self.sum_square += other.sum_square;
-        self.sum_aa += other.sum_aa;
-        self.sum_bb += other.sum_bb;
-        self.sum_ab += other.sum_ab;
-        self.positive += other.positive;
-        self.differing += other.differing;
-        self.beyond += other.beyond;
-        self.rtol_needed = self.rtol_needed.max(other.rtol_needed);
-        self.nonfinite.candidate += other.nonfinite.candidate;
-        self.nonfinite.reference += other.nonfinite.reference;
-        let larger = |worst: &WorstElement| self.worst.is_none_or(|own| worst.difference > own.difference);
-        if let Some(worst) = other.worst.filter(larger) {
-            self.worst = Some(worst);
-        }
-        self.rows.extend(other.rows);
-    }
-
     /// Token rows so far.
     pub fn n_rows(&self) -> usize {
         self.rows.len()
@@ -312,7 +291,6 @@ fn row_sums(a: &[f32], b: &[f32]) -> RowStats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     fn numbers(a: &[f32], b: &[f32]) -> Numbers {
         let mut sums = Accumulator::new(Tolerance::default());
@@ -346,27 +324,5 @@ mod tests {
         let n = numbers(&[1.0, 0.0], &[0.0, 0.0]);
         assert!(n.rel_l2 > 1e100 && n.rel_l2.is_finite());
         assert_eq!((n.cosine, n.tolerance_needed.rtol), (None, None));
-    }
-
-    proptest! {
-        #[test]
-        fn merging_rows_in_any_split_gives_the_same_numbers(
-            rows in prop::collection::vec(prop::collection::vec((-1e3f32..1e3, -1e3f32..1e3), 11), 1..6),
-            split in 0usize..6,
-        ) {
-            let mut whole = Accumulator::new(Tolerance::default());
-            let mut halves = [whole.clone(), whole.clone()];
-            for (t, row) in rows.iter().enumerate() {
-                let (a, b): (Vec<f32>, Vec<f32>) = row.iter().copied().unzip();
-                whole.row(t as u32, &a, &b);
-                halves[usize::from(t >= split)].row(t as u32, &a, &b);
-            }
-            let [mut first, second] = halves;
-            first.merge(second);
-            let (whole, merged) = (whole.numbers(&[11]).unwrap(), first.numbers(&[11]).unwrap());
-            approx::assert_relative_eq!(whole.rel_l2, merged.rel_l2, max_relative = 1e-12);
-            prop_assert_eq!(whole.worst, merged.worst);
-            prop_assert_eq!(whole.row_rel_l2, merged.row_rel_l2);
-        }
     }
 }

@@ -74,10 +74,6 @@ impl Recording for Kept {
         &self.manifest
     }
 
-    fn is_sample(&self) -> bool {
-        true
-    }
-
     fn checkpoints(&self) -> Vec<Checkpoint> {
         self.rows.keys().copied().collect()
     }

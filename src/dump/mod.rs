@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::ops::Range;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
@@ -115,12 +114,6 @@ pub trait Recording: Sync {
     /// Shape of one token row, e.g. [H, E].
     fn row_shape(&self, checkpoint: Checkpoint) -> Vec<usize>;
 
-    /// Whether rows may be there only because others are computed from them, as the keys and values of a run of which a
-    /// sample is kept.
-    fn is_sample(&self) -> bool {
-        false
-    }
-
     /// What is known of a checkpoint that was only printed, step by step.
     fn seen(&self, _checkpoint: Checkpoint) -> &[SeenPart] {
         &[]
@@ -146,15 +139,6 @@ pub trait Recording: Sync {
     /// Who computed the values.
     fn producer(&self) -> &Producer {
         &self.manifest().producer
-    }
-
-    /// Positions of the step that `position` was computed in.
-    fn step(&self, position: u32) -> Range<u32> {
-        let steps = &self.manifest().steps;
-        let step = steps.iter().rev().find(|step| step.positions.contains(&position));
-        let start = step.and_then(|step| step.positions.iter().min()).copied().unwrap_or(position);
-        let last = step.and_then(|step| step.positions.iter().max()).copied().unwrap_or(position);
-        start..last + 1
     }
 }
 

@@ -7,10 +7,10 @@ use std::time::Instant;
 use rayon::prelude::*;
 
 use super::Engine;
-use super::cpu::CpuEngine;
+use super::fused::cpu::CpuEngine;
+use crate::engine::fused::Model;
+use crate::engine::fused::graph::Graph;
 use crate::error::Result;
-use crate::model::Model;
-use crate::model::graph::Graph;
 use crate::numerics::{Numerics, Products};
 
 /// Where a graph is executed.

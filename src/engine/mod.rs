@@ -1,4 +1,4 @@
-//! Executes a graph and shows every output to a probe.
+//! Executes a model: by fused kernels on the CPU or on GPUs, which show every output to a probe, or any graph op by op.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,11 +6,11 @@ use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use parity_dump::manifest::Producer;
 
-pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod device;
-pub mod machine;
+pub mod fused;
+pub mod op_by_op;
 
 /// Consecutive token positions that are computed in one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Values of one checkpoint, row-major, shape by [`crate::model::graph::Dims::shape`].
+/// Values of one checkpoint, row-major, shape by [`crate::engine::fused::graph::Dims::shape`].
 #[derive(Clone, Copy, Debug)]
 pub enum Values<'a> {
     /// As engines compute.
@@ -165,7 +165,7 @@ pub trait Probe {
     }
 }
 
-/// Something that executes a [`crate::model::graph::Graph`] and keeps the keys and values of earlier steps.
+/// Something that executes a [`crate::engine::fused::graph::Graph`] and keeps the keys and values of earlier steps.
 pub trait Engine {
     /// Who computes: name, version, device, numerics.
     fn producer(&self) -> Producer;

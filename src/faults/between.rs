@@ -9,8 +9,8 @@ use parity_graph::rewrite::{Change, Rewrite};
 use parity_graph::{Graph, Id, Op};
 
 use super::diagnosis::{carried, told, under};
-use crate::audit::recorded::{Held, Named, Replay, Suspect};
-use crate::engine::machine::{Node, Unknown, Value, Values};
+use crate::audit::{Held, Named, Replay, Suspect};
+use crate::engine::op_by_op::{Node, Unknown, Value, Values};
 use crate::ops::Args;
 
 /// Multiplications that all hypotheses about one node may cost.

@@ -3,7 +3,7 @@
 
 use parity_graph::fault::Evidence;
 
-use crate::audit::recorded::Suspect;
+use crate::audit::Suspect;
 use crate::ops::source::Data;
 
 /// A wrong node as rows of tokens.

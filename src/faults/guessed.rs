@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use parity_graph::Op;
 use parity_graph::fault::{self, Fault};
 
-use crate::audit::recorded::Suspect;
-use crate::engine::machine::compute;
+use crate::audit::Suspect;
+use crate::engine::op_by_op::compute;
 use crate::ops::source::Data;
 use crate::ops::{Args, Source, Strided};
 

@@ -5,7 +5,7 @@
 use parity_graph::Id;
 use parity_graph::fault::{Fault, Place, Scene, Wanted, at_node, find};
 
-use crate::audit::recorded::Labelled;
+use crate::audit::Labelled;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 

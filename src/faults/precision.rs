@@ -8,9 +8,9 @@ use parity_graph::{Id, Op};
 
 use crate::arithmetic::round::store;
 use crate::arithmetic::{Angles, Arithmetic, Flash, HalfSums, Narrow, Operands, Scaled, Softmax, Weights};
-use crate::audit::recorded::products;
-use crate::audit::recorded::{Named, Suspect};
-use crate::engine::machine::compute;
+use crate::audit::products;
+use crate::audit::{Named, Suspect};
+use crate::engine::op_by_op::compute;
 use crate::numerics::Storage;
 use crate::ops::bound::storage_unit;
 use crate::ops::source::Data;

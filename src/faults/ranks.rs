@@ -6,8 +6,8 @@ use parity_graph::fault::{self, Argument, Fault, Scene};
 
 use super::between::{EXPLAINS_MIN, with_mistake};
 use super::diagnosis::told;
-use crate::audit::recorded::{Named, Suspect};
-use crate::engine::machine::Node;
+use crate::audit::{Named, Suspect};
+use crate::engine::op_by_op::Node;
 use crate::ops::Args;
 
 /// The summand of a rank that is not in a sum.

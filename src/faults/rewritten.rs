@@ -4,9 +4,9 @@ use parity_graph::edit::unwritten;
 use parity_graph::rewrite::{Change, Edit, Scores};
 use parity_graph::{Graph, Id, Op, Params};
 
-use crate::engine::machine::{Number, Unknown, compute};
+use crate::engine::op_by_op::{Number, Unknown, compute};
+use crate::gguf::misread;
 use crate::gguf::{DType, Gguf, TensorRef};
-use crate::model::misread;
 use crate::ops::source::Data;
 use crate::ops::{Args, Check, Rule, Source, Strided, rule};
 use crate::scalar::Scalar;

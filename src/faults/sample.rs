@@ -5,10 +5,10 @@ use parity_graph::rewrite::{Change, Edit, Misreading};
 use parity_graph::{Id, Op};
 
 use super::rewritten::{Other, other, rewrite};
-use crate::audit::recorded::Suspect;
-use crate::engine::machine::compute;
+use crate::audit::Suspect;
+use crate::engine::op_by_op::compute;
 use crate::gguf::DType;
-use crate::model::misread;
+use crate::gguf::misread;
 use crate::ops::source::Data;
 use crate::ops::{Args, Source, Strided};
 

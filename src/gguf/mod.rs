@@ -2,6 +2,7 @@
 
 mod blocks;
 mod dtype;
+pub mod misread;
 mod parse;
 mod split;
 mod tensor;
@@ -139,6 +140,17 @@ impl Gguf {
         let info = self.tensors.get(name)?;
         let bytes = &self.maps[info.shard][info.offset..info.offset + info.byte_len];
         Some(TensorRef { info, bytes })
+    }
+
+    /// A weight that a graph reads.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn weight(&self, name: &str) -> Result<TensorRef<'_>> {
+        self.tensor(name).ok_or_else(|| {
+            self.error(format!("no tensor {name}"))
+                .hint(format!("parity inspect {} lists the tensors", self.path.display()))
+        })
     }
 
     /// A tensor that can be decoded and has this shape (slowest axis first), or an error.

@@ -3,8 +3,8 @@
 use super::Finding;
 use super::checks::by_suffix;
 use super::model::{Dims, TensorReport};
+use crate::engine::fused::config::Architecture;
 use crate::gguf::Gguf;
-use crate::model::config::Architecture;
 use parity_graph::weights::{self, BIAS, Name, WEIGHT};
 
 /// Keys under `{arch}.` without which no engine can compute.

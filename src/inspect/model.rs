@@ -9,11 +9,11 @@ use super::Finding;
 use super::checks;
 use super::layout::{self, Spread};
 use super::stats::{self, Stats};
+use crate::engine::fused::file::ModelFile;
+use crate::engine::fused::graph::Pairing;
 use crate::error::Result;
 use crate::gguf::{Array, DType, Gguf, Value};
 use crate::model::builders::{self, Cache, Shape};
-use crate::model::file::ModelFile;
-use crate::model::graph::Pairing;
 use parity_graph::weights;
 
 /// What a GGUF model holds.

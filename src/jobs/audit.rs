@@ -3,21 +3,21 @@
 use super::graphs::{ByGraph, nothing_selected};
 use super::{head_rows, notes_of, path_of, with_matrices};
 use crate::audit::AuditRows;
-use crate::audit::recorded::{self, How, Steps};
+use crate::audit::{self, How, Steps};
 use crate::checkpoint::Checkpoint;
 use crate::dump::Recording;
+use crate::engine::fused::file::ModelFile;
 use crate::error::Result;
 use crate::faults::diagnosis::diagnose;
 use crate::model::diff::Whose;
-use crate::model::file::ModelFile;
 use crate::report::Report;
 use crate::report::sensitivity::Sensitivity;
 use crate::select::Selection;
 use crate::sensitivity::{self, Recorded};
-use crate::verdict::recorded::{
+use crate::verdict::{self, Gap};
+use crate::verdict::{
     Known, assemble, entries, is_left_out, left_out, not_looked_at, notes, refuse_gaps, tried, weigh_masks,
 };
-use crate::verdict::{self, Gap};
 use parity_dump::Dump;
 
 /// What is audited.
@@ -62,7 +62,7 @@ pub fn self_test(
     let by = ByGraph::of_dumps(file, &[&*dump])?;
     let graphs = by.graphs(dump)?;
     let (judged, steps) = (graphs.judged(dump, dump), graphs.steps());
-    let wanted = options.selection.of_graph(recorded::order(&steps, &|_| true).into_iter());
+    let wanted = options.selection.of_graph(audit::order(&steps, &|_| true).into_iter());
     let positions = options.rows.positions(&dump.manifest().steps);
     let of = Recorded { steps: &judged, graphs: &steps, gguf: file.gguf() };
     sensitivity::measure(of, &positions, &|checkpoint| wanted.contains(&checkpoint), progress)
@@ -76,14 +76,14 @@ pub fn judged(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report
     let Options { selection, rows, allow_missing } = options;
     let own = by.graphs(dump)?;
     let (graphs, judged) = (own.steps(), own.judged(dump, dump));
-    let all = recorded::order(&graphs, &|_| true);
+    let all = audit::order(&graphs, &|_| true);
     let selected = selection.of_graph(all.iter().copied());
     if selected.is_empty() {
         return Err(nothing_selected(dump));
     }
     let shown = |id: Checkpoint| selected.contains(&id);
     let how = How { rows: *rows, wants: &shown, diagnose: &diagnose, look: None };
-    let findings = recorded::audit(&judged, &graphs, by.gguf, &how)?;
+    let findings = audit::audit(&judged, &graphs, by.gguf, &how)?;
     let (unseen, seen): (Vec<Checkpoint>, Vec<Checkpoint>) =
         all.iter().partition(|id| is_left_out(**id, &findings, &judged, selection));
     let known = seen.into_iter().map(|id| Known {
@@ -95,7 +95,7 @@ pub fn judged(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report
         carried: None,
         unfinite: findings.unfinite(id, dump),
     });
-    let reads = recorded::reads(&graphs);
+    let reads = audit::reads(&graphs);
     let found = entries(known, &shown, &reads);
     let tried = |id: Checkpoint| tried(&findings, id);
     let mut report = assemble(found, &reads, &tried, *allow_missing, findings.rows());

@@ -9,9 +9,9 @@ use serde::Serialize;
 
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::engine::device::{self, Device};
+use crate::engine::fused::Model;
 use crate::engine::{Batch, Engine, Probe, Values};
 use crate::error::{Error, Result};
-use crate::model::Model;
 use crate::numerics::Numerics;
 
 /// Measures the shared libraries of any llama.cpp; compiled where it is asked for.
@@ -275,7 +275,7 @@ fn measure(engine: &mut dyn Engine, model: &Model, what: &str, n: usize, traced:
 fn weight_bytes(model: &Model) -> usize {
     let mut names: Vec<&str> = (model.graph.nodes.iter())
         .filter_map(|node| match &node.op {
-            crate::model::graph::Op::Linear { weight, .. } => Some(weight.name.as_str()),
+            crate::engine::fused::graph::Op::Linear { weight, .. } => Some(weight.as_str()),
             _ => None,
         })
         .collect();

@@ -5,29 +5,28 @@ use std::collections::{HashMap, HashSet};
 use super::graphs::{self, ByGraph};
 use super::{head_rows, matrices_of_one, notes_of, path_of, tokens_of, with_matrices};
 use crate::audit::AuditRows;
-use crate::audit::recorded::{
-    self, Carried, Fed, Finding, Findings, Graphs, How, Judged, Reads, Steps, carried,
-};
+use crate::audit::{self, Carried, Fed, Finding, Findings, Graphs, How, Judged, Reads, Steps, carried};
 use crate::checkpoint::{Checkpoint, Kind, usual_order};
 use crate::compare::{self, Comparison, Status, Tolerances};
 use crate::dump::Recording;
+use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
 use crate::faults::diagnosis::diagnose;
 use crate::faults::tokens::{self, Vocabulary};
 use crate::gguf::Gguf;
 use crate::model::diff::Whose;
-use crate::model::file::ModelFile;
 use crate::model::spelt;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::record::import::is_partial;
 use crate::report::detail::{Detail, GRID, detail};
 use crate::report::{Report, Verdict};
 use crate::select::Selection;
-use crate::verdict::recorded::{
+use crate::verdict::numbers::{self, Parts};
+use crate::verdict::{self, Gap};
+use crate::verdict::{
     Known, assemble, entries, is_left_out, left_out, not_compared, not_looked_at, notes as arithmetic_notes,
     refuse_gaps, tried, weigh_masks,
 };
-use crate::verdict::{self, Gap, Parts};
 use parity_dump::Dump;
 
 /// What is compared, and how it is judged.
@@ -118,7 +117,7 @@ pub fn by_numbers(sides: &Sides<'_>, gguf: Option<&Gguf>, gaps: Vec<Gap>, option
     let mut notes = notes(candidate, reference, gguf);
     notes.extend(matrices_of_one(&options.selection, [("candidate", candidate), ("reference", reference)]));
     notes.extend(not_compared(&comparisons, "such were not compared; an audit (-m MODEL) judges them"));
-    let mut report = verdict::assemble(Parts {
+    let mut report = numbers::assemble(Parts {
         comparisons,
         tokens: compare::tokens(candidate, reference),
         notes,
@@ -156,13 +155,13 @@ impl<'a> Side<'a> {
             Some((source, fed)) => values.fed(source, fed),
             None => values,
         };
-        let nodes = recorded::order(&graphs.steps(), &|_| true);
+        let nodes = audit::order(&graphs.steps(), &|_| true);
         let kinds = nodes.iter().map(|id| id.kind()).collect();
         Side { graphs, values, kinds, findings: Findings::default() }
     }
 
     fn audit(&mut self, gguf: &Gguf, how: &How<'_>) -> Result<()> {
-        self.findings = recorded::audit(&self.values, &self.graphs.steps(), gguf, how)?;
+        self.findings = audit::audit(&self.values, &self.graphs.steps(), gguf, how)?;
         Ok(())
     }
 }
@@ -190,7 +189,7 @@ pub fn judged(
     let mut ours_side = Side::new(candidate, of_candidate, Some((reference, fed)));
     let mut theirs_side = Side::new(reference, of_reference, None);
     let all_graphs: Vec<_> = [&ours_side, &theirs_side].iter().flat_map(|side| side.graphs.steps()).collect();
-    let all = recorded::order(&all_graphs, &|_| true);
+    let all = audit::order(&all_graphs, &|_| true);
     let selected = selection.of_graph(all.iter().copied());
     let wants = |id: Checkpoint| selected.contains(&id);
     let how = How { rows, wants: &wants, diagnose: &diagnose, look: None };
@@ -204,7 +203,7 @@ pub fn judged(
         both.iter().any(|side| is_left_out(id, &side.findings, &side.values, selection))
             || is_within_another(comparison, both, selection)
     };
-    let reads = recorded::reads(&all_graphs);
+    let reads = audit::reads(&all_graphs);
     // In isolation nothing comes from another node.
     let before = if isolated { &Reads::new() } else { &reads };
     let of = |carried: &HashMap<Checkpoint, Carried>| {

@@ -9,7 +9,7 @@ use indexmap::IndexMap;
 use parity_graph::params::{Kind, fields};
 use parity_graph::{Id, fault};
 
-use crate::audit::recorded::{Graphs, Labelled, Prompt, reads};
+use crate::audit::{Graphs, Labelled, Prompt, reads};
 use crate::error::{Error, Result};
 use crate::foreign;
 use crate::gguf::Gguf;

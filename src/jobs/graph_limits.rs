@@ -4,8 +4,8 @@ use std::path::Path;
 
 use parity_graph::{Id, Op};
 
-use crate::audit::recorded::Labelled;
-use crate::engine::machine::{Program, dtype};
+use crate::audit::Labelled;
+use crate::engine::op_by_op::{Program, dtype};
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::memory;

@@ -3,19 +3,18 @@
 use std::path::Path;
 
 use super::graph_limits;
-use crate::audit::recorded::Graphs;
+use crate::audit::Graphs;
 use crate::dump;
+use crate::engine::fused::config::Architecture;
+use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
 use crate::foreign;
 use crate::gguf::Gguf;
 use crate::model::builders::{Cache, Shape};
-use crate::model::config::Architecture;
 use crate::model::diff::Whose;
-use crate::model::file::ModelFile;
 use crate::model::{self, builders};
 use crate::report::Report;
-use crate::verdict::describe_recorded;
-use crate::verdict::recorded::{Claim, File, weigh_masks, weigh_wiring};
+use crate::verdict::{Claim, File, describe_recorded, weigh_masks, weigh_wiring};
 use parity_dump::Dump;
 
 /// A model file whose dumps are judged by graphs.

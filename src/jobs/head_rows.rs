@@ -5,12 +5,12 @@
 
 use std::collections::BTreeSet;
 
-use crate::audit::recorded::{Graphs, exact};
+use crate::audit::{Graphs, exact};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
+use crate::engine::fused::graph::Pairing;
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::model::graph::Pairing;
 use crate::model::{builders, refuse_other};
 use crate::tensor::Matrix;
 use parity_dump::Dump;

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use super::run::{RunOptions, RunPlan};
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::dense::attention::TILE_ROWS;
+use crate::engine::fused::Model;
+use crate::engine::fused::TILE_ROWS;
+use crate::engine::fused::graph::Op;
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::model::Model;
-use crate::model::graph::Op;
 use crate::numerics::Products;
 
 /// Bytes of a value that is written down: f32.

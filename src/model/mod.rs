@@ -1,4 +1,4 @@
-//! What is to be computed: configuration, graph and weights of one model.
+//! What is to be computed: the graph of a model file, as data, and which file it is.
 
 use std::path::Path;
 
@@ -8,56 +8,8 @@ use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use parity_dump::manifest::ModelInfo;
 
-pub mod config;
-pub mod diff;
-pub mod edit;
-pub mod file;
-pub mod graph;
-pub mod weights;
-
 pub mod builders;
-mod lower;
-pub mod misread;
-
-use config::Config;
-use file::ModelFile;
-use graph::Graph;
-
-/// A model file and the graph that runs it.
-pub struct Model {
-    /// The file.
-    pub gguf: Gguf,
-    /// Its hyperparameters.
-    pub config: Config,
-    /// Its forward pass; faults are injected in a copy of it.
-    pub graph: Graph,
-}
-
-impl Model {
-    /// Opens a model and builds its graph.
-    ///
-    /// # Errors
-    /// Names the file and what is wrong with it, or what of it is not supported.
-    pub fn open(path: &Path) -> Result<Model> {
-        match ModelFile::open(path)? {
-            ModelFile::Nodes(model) => Ok(*model),
-            ModelFile::Refused(_, refused) => Err(refused),
-        }
-    }
-
-    /// What a dump says of the model it was made with.
-    pub fn info(&self) -> ModelInfo {
-        info(&self.gguf)
-    }
-
-    /// Refuses a dump that was made with another model, where both fingerprints are known.
-    ///
-    /// # Errors
-    /// Names the dump and both models.
-    pub fn refuse_other(&self, dump: &Path, made_with: &ModelInfo) -> Result<()> {
-        refuse_other(&self.gguf, dump, made_with)
-    }
-}
+pub mod diff;
 
 /// What a dump says of the model file that it was made with.
 pub fn info(gguf: &Gguf) -> ModelInfo {

@@ -9,7 +9,7 @@ use super::bound::{TINY_F32, UNIT_F32, finite, storage};
 use super::convert::convert;
 use super::movement::index;
 use super::source::rows;
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
@@ -21,7 +21,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Bound(bound),
     carry,
-    rows: needed,
 };
 
 fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
@@ -68,14 +67,5 @@ fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec
             })
             .collect(),
         _ => vec![0.0; exact.len()],
-    }
-}
-
-fn needed(args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed {
-    match slot {
-        0 => Needed::Row(row),
-        1 => picked(args, row).map_or(Needed::Nothing, |picked| Needed::Row([0, 0, picked])),
-        2 => Needed::Row([0, 0, row[1]]),
-        _ => Needed::Nothing,
     }
 }

@@ -7,7 +7,7 @@ use parity_graph::Op;
 
 use super::order::{choices, sorted};
 use super::source::rows;
-use super::{Args, Check, Choice, Needed, Rule};
+use super::{Args, Check, Choice, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
@@ -19,7 +19,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Choice(choice),
     carry,
-    rows: needed,
 };
 
 fn is_descending<S>(args: &Args<'_, S>) -> bool {
@@ -49,10 +48,6 @@ fn choice(args: &Args<'_, f64>, recorded: &[f64]) -> Vec<Choice> {
 /// An order is no number that moves.
 fn carry(_args: &Args<'_, f64>, exact: &[f64], _slot: usize, _error: &[f64]) -> Vec<f64> {
     vec![0.0; exact.len()]
-}
-
-fn needed(_args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed {
-    if slot == 0 { Needed::Row(row) } else { Needed::Nothing }
 }
 
 #[cfg(test)]
@@ -94,11 +89,5 @@ mod tests {
         assert_eq!(choices(&ascending, &own.double()).len(), 2);
         let infinite = [3.0, 1.0, 2.0, 0.0, 0.0, 1.0, 2.0, 3.0];
         assert_eq!(choices(&own, &infinite)[0].margin, f64::INFINITY);
-    }
-
-    #[test]
-    fn a_row_needs_its_own() {
-        let mut numbers = Numbers::new(1);
-        trial([2, 2, 3, 20], numbers.many(240), 1).assert_needs(0, &[1.0, 3.0]);
     }
 }

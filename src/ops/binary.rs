@@ -5,7 +5,7 @@ use parity_graph::Op;
 use super::bound::{TINY_F32, UNIT_F32, finite, quotient, storage};
 use super::convert::{convert, spread};
 use super::source::rows;
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
@@ -30,7 +30,6 @@ pub(super) const fn rule<F: Binary>(op: Op, formula: &'static str, explained: &'
         double: compute::<F, f64>,
         check: Check::Bound(bound),
         carry: carry::<F>,
-        rows: needed,
     }
 }
 
@@ -77,10 +76,4 @@ fn carry<F: Binary>(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f
         out.push(finite(y, spread(args.dtype, F::value(a, b), F::carry(slot, a, b, y, e))));
     });
     if done.is_ok() { out } else { vec![0.0; exact.len()] }
-}
-
-fn needed(args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed {
-    args.get(slot).filter(|_| slot < 2).map_or(Needed::Nothing, |source| {
-        Needed::Row(std::array::from_fn(|axis| row[axis] % source.shape()[axis].max(1)))
-    })
 }

@@ -31,8 +31,6 @@ pub const EXP_ROUNDINGS: f64 = 4.0;
 pub const LOG_ROUNDINGS: f64 = 4.0;
 /// tanh in units of u: glibc's `tanhf` is within 2 ulp.
 pub const TANH_ROUNDINGS: f64 = 4.0;
-/// The sum with 1, the quotient and the product with up, and the output's own.
-pub const GLU_ROUNDINGS: f64 = 4.0;
 /// A score is scaled, masked, and the maximum is subtracted from it.
 pub const SCORE_ROUNDINGS: f64 = 3.0;
 /// The sum's inverse and the product with it.

@@ -59,10 +59,6 @@ impl Movement for Concat {
         }
         Ok(())
     }
-
-    fn index(_args: &Args<'_, f64>, _slot: usize, _row: [usize; 3]) -> Option<[usize; 3]> {
-        None
-    }
 }
 
 /// The axis, slowest first.

@@ -8,7 +8,7 @@
 use parity_graph::Op;
 
 use super::bound::{TINY_F32, UNIT_F32};
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
@@ -21,7 +21,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Bound(bound),
     carry,
-    rows: needed,
 };
 
 /// Streams.
@@ -144,14 +143,6 @@ fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec
     relative.iter().zip(exact).map(|(relative, y)| relative * y.abs()).collect()
 }
 
-fn needed(_args: &Args<'_, f64>, slot: usize, [_, t, _]: [usize; 3]) -> Needed {
-    match slot {
-        0 => Needed::Row([0, 0, t]),
-        1 | 2 => Needed::All,
-        _ => Needed::Nothing,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use parity_graph::Op;
@@ -228,12 +219,11 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_carried_and_rows_are_named() {
+    fn errors_are_carried() {
         let mut own = trial(2);
         own.given[1] = Some(Given::new([1, 1, 1, 3], vec![0.5, 0.25, 1.75]));
         for slot in 0..3 {
             own.assert_carries(slot, 1e-4, 40.0);
         }
-        own.assert_needs(0, &[3.0, -1.0]);
     }
 }

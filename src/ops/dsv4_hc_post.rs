@@ -7,7 +7,7 @@
 use parity_graph::Op;
 
 use super::bound::{TINY_F32, UNIT_F32, accumulation};
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
@@ -20,7 +20,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Bound(bound),
     carry,
-    rows: needed,
 };
 
 /// Two factors of a term, and the slot and place of each.
@@ -83,16 +82,6 @@ fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec
     each(args, of).unwrap_or_else(|_| vec![0.0; exact.len()])
 }
 
-fn needed(args: &Args<'_, f64>, slot: usize, [_, t, j]: [usize; 3]) -> Needed {
-    let streams = || Needed::Rows((0..args.shape[2]).map(|i| [0, t, i]).collect());
-    match slot {
-        0 | 2 => Needed::Row([0, 0, t]),
-        1 if args.get(3).is_none() => Needed::Row([0, t, j]),
-        1 | 3 => streams(),
-        _ => Needed::Nothing,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use parity_graph::Op;
@@ -138,11 +127,10 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_carried_and_rows_are_named() {
+    fn errors_are_carried() {
         for (mixed, slots) in [(false, 3), (true, 4)] {
             for slot in 0..slots {
                 trial(mixed).assert_carries(slot, 1e-3, 4.0);
-                trial(mixed).assert_needs(slot, &[9.0, -3.0]);
             }
         }
     }

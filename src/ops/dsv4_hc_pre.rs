@@ -6,7 +6,7 @@
 use parity_graph::Op;
 
 use super::bound::{TINY_F32, UNIT_F32, accumulation};
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
@@ -19,7 +19,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Bound(bound),
     carry,
-    rows: needed,
 };
 
 /// exp in units of u (within 2 ulp), the sum with 1 and the quotient.
@@ -102,17 +101,6 @@ fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec
     each(args, of).unwrap_or_else(|_| vec![0.0; exact.len()])
 }
 
-fn needed(args: &Args<'_, f64>, slot: usize, [_, _, t]: [usize; 3]) -> Needed {
-    let Some(source) = args.get(slot) else { return Needed::Nothing };
-    let streams = || Needed::Rows((0..source.shape()[2]).map(|h| [0, t, h]).collect());
-    match slot {
-        0 => streams(),
-        1 if is_gated(args) => streams(),
-        1 => Needed::Row([0, 0, t]),
-        _ => Needed::Nothing,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use parity_graph::Op;
@@ -156,11 +144,10 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_carried_and_rows_are_named() {
+    fn errors_are_carried() {
         for gated in [false, true] {
             for slot in [0, 1] {
                 trial(gated).assert_carries(slot, 1e-3, 4.0);
-                trial(gated).assert_needs(slot, &[9.0, -3.0]);
             }
         }
     }

@@ -27,8 +27,4 @@ impl Movement for Dup {
     ) -> Result<()> {
         in_order(args, row, read, out)
     }
-
-    fn index(_args: &Args<'_, f64>, _slot: usize, _row: [usize; 3]) -> Option<[usize; 3]> {
-        None
-    }
 }

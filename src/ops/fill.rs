@@ -5,7 +5,7 @@
 use parity_graph::Op;
 
 use super::convert::convert;
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
@@ -17,7 +17,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Exact,
     carry: |_args, exact, _slot, _error| vec![0.0; exact.len()],
-    rows: |_args, _slot, _row| Needed::Nothing,
 };
 
 fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {

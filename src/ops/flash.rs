@@ -26,13 +26,11 @@ mod vector;
 use parity_graph::Op;
 use rayon::prelude::*;
 
-pub use self::signed::{SUMS, Signed, Sum};
+pub use self::signed::{SUMS, Signed};
 
 use self::row::Attention;
-use super::{Args, Check, Needed, Rule};
-use crate::arithmetic::Flash;
+use super::{Args, Check, Rule};
 use crate::error::Result;
-use crate::gguf::DType;
 use crate::scalar::Scalar;
 
 /// Scale, soft cap, ALiBi, mask and sinks.
@@ -47,36 +45,7 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Bound(explain::bound),
     carry: carry::carry,
-    rows: needed,
 };
-
-/// Queries from which llama.cpp computes in tiles (`GGML_FA_TILE_Q`).
-const TILE_QUERIES: usize = 64;
-/// Cached positions from which it splits a single query over its threads.
-const SPLIT_POSITIONS: usize = 512;
-/// Threads that are tried: how many a program ran is not recorded.
-const THREADS_MAX: usize = 64;
-
-/// The ways in which llama.cpp's CPU kernels may have computed N queries over M cached positions.
-pub fn hypotheses(n: usize, m: usize, k: DType, v: DType) -> Vec<Flash> {
-    let tiles = k == v && matches!(k, DType::F16 | DType::F32);
-    let mut out = Vec::new();
-    if tiles && n >= TILE_QUERIES {
-        out.push(Flash::Exact);
-    }
-    if k == DType::F32 && v == DType::F32 {
-        // Nothing is rounded on purpose.
-        return vec![Flash::Exact];
-    }
-    out.push(Flash::ByRow);
-    if tiles && n == 1 && m >= SPLIT_POSITIONS {
-        out.extend((2..=THREADS_MAX).map(Flash::Split));
-    }
-    if k == DType::F16 || v == DType::F16 {
-        out.push(Flash::NativeF16);
-    }
-    out
-}
 
 fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
     let attention = Attention::new(args)?;
@@ -88,23 +57,6 @@ fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
         out.iter_mut().zip(exact).for_each(|(out, y)| *out = S::from_f64(y));
     });
     Ok(out)
-}
-
-fn needed(args: &Args<'_, f64>, slot: usize, [b, n, h]: [usize; 3]) -> Needed {
-    let (Some(source), [batches, _, heads, _]) = (args.get(slot), args.shape) else { return Needed::Nothing };
-    let [sb, sh, _, _] = source.shape();
-    match slot {
-        0 => Needed::Row([b, h, n]),
-        1 | 2 => {
-            let Ok(attention) = Attention::new(args) else { return Needed::All };
-            let (own_b, own_h) = (b / (batches / sb.max(1)).max(1), h / (heads / sh.max(1)).max(1));
-            let seen = attention.visible(b, h, n).into_iter();
-            Needed::Rows(seen.map(|(m, _)| [own_b, own_h, m]).collect())
-        }
-        3 => Needed::Row([b % sb.max(1), h % sh.max(1), n]),
-        4 => Needed::Row([0, 0, 0]),
-        _ => Needed::Nothing,
-    }
 }
 
 #[cfg(test)]

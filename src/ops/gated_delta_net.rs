@@ -12,7 +12,7 @@ mod explain;
 use parity_graph::Op;
 use rayon::prelude::*;
 
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
@@ -25,7 +25,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Bound(explain::bound),
     carry: explain::carry,
-    rows: needed,
 };
 
 /// The sources in logical order, and their extents.
@@ -166,17 +165,6 @@ impl Net {
 fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
     let net = Net::new(args)?;
     Ok(net.assemble(0.0, |s, h| net.run(s, h)).into_iter().map(S::from_f64).collect())
-}
-
-/// The first S·T rows are tokens: each needs those of its sequence up to itself. States need everything.
-fn needed(args: &Args<'_, f64>, slot: usize, [_, _, row]: [usize; 3]) -> Needed {
-    let (Some(source), Some(v)) = (args.get(slot), args.get(2)) else { return Needed::Nothing };
-    let [s, t, _, _] = v.shape();
-    if slot > 4 || row >= s * t || args.shape[3] != v.shape()[2] * v.shape()[3] {
-        return Needed::All;
-    }
-    let heads = source.shape()[2];
-    Needed::Rows((0..=row % t).flat_map(|token| (0..heads).map(move |h| [row / t, token, h])).collect())
 }
 
 #[cfg(test)]

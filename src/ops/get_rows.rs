@@ -42,10 +42,6 @@ impl Movement for GetRows {
         out.extend_from_slice(&read(0, [a, b, picked]));
         Ok(())
     }
-
-    fn index(_args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Option<[usize; 3]> {
-        (slot == 1).then_some([0, row[0], row[1]])
-    }
 }
 
 /// Nothing where the table is floating point; a decoder's roundings of values up to the row's largest for blocks.

@@ -7,7 +7,7 @@ use super::bound::{finite, storage};
 use super::convert::{convert, spread};
 use super::source::{Args, rows};
 use super::unary::Setting;
-use super::{Check, Needed, Rule};
+use super::{Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
@@ -34,7 +34,6 @@ pub(super) const fn rule<F: Gated>(op: Op, formula: &'static str, explained: &'s
         double: compute::<F, f64>,
         check: Check::Bound(bound::<F>),
         carry: carry::<F>,
-        rows: needed,
     }
 }
 
@@ -110,8 +109,4 @@ fn carry<F: Gated>(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f6
         finite(y, spread(args.dtype, F::value(setting, gate, up), moved))
     });
     moved.unwrap_or_else(|_| vec![0.0; exact.len()])
-}
-
-fn needed(args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed {
-    if slot < 2 && args.get(slot).is_some() { Needed::Row(row) } else { Needed::Nothing }
 }

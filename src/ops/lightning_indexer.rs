@@ -8,7 +8,7 @@ use parity_graph::Op;
 use rayon::prelude::*;
 
 use super::bound::{TINY_F32, UNIT_F32, accumulation};
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::{Scalar, in_lanes, vectorized};
 
@@ -22,7 +22,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Bound(bound),
     carry,
-    rows: needed,
 };
 
 /// What one query and one position come to.
@@ -143,18 +142,6 @@ fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec
     each(args, of).unwrap_or_else(|_| vec![0.0; exact.len()])
 }
 
-fn needed(args: &Args<'_, f64>, slot: usize, [s, _, t]: [usize; 3]) -> Needed {
-    let Some(source) = args.get(slot) else { return Needed::Nothing };
-    let [repeated, extent, heads, _] = source.shape();
-    match slot {
-        0 => Needed::Rows((0..heads).map(|h| [s, t, h]).collect()),
-        1 => Needed::Rows((0..extent).map(|m| [s, m, 0]).collect()),
-        2 => Needed::Row([s, 0, t]),
-        3 => Needed::Row([s % repeated.max(1), 0, t]),
-        _ => Needed::Nothing,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use parity_graph::Op;
@@ -208,13 +195,10 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_carried_and_rows_are_named() {
+    fn errors_are_carried() {
         let own = trial();
         for slot in 0..3 {
             own.assert_carries(slot, 1e-3, 12.0);
-        }
-        for slot in 0..4 {
-            own.assert_needs(slot, &[0.5, -0.25]);
         }
     }
 }

@@ -1,9 +1,8 @@
 //! What each op of a recorded graph computes: one file per op, one rule each, and a table of all.
 //!
 //! A rule reads its sources through strides, as ggml's kernels do, and computes the whole result in f32, as an
-//! engine would, or in f64, as the judge does. It says what rounding explains of a result (`bound`), how an error of
-//! a source carries on (`carry`), and which rows of its sources a row of the result needs (`rows`). An op without a
-//! rule is undecided by name; everything around it is still judged.
+//! engine would, or in f64, as the judge does. It says what rounding explains of a result (`bound`), and how an error
+//! of a source carries on (`carry`). An op without a rule is undecided by name; everything around it is still judged.
 //!
 //! Shapes are slowest axis first and always have four axes: ggml's `ne` reversed.
 
@@ -76,7 +75,7 @@ mod top_k;
 #[path = "tests/trial.rs"]
 mod trial;
 
-pub use matrices::{Meeting, Problem};
+pub use matrices::Problem;
 pub use source::{Args, Source, Strided};
 
 use parity_graph::Op;
@@ -101,8 +100,6 @@ pub struct Rule {
     /// How far an error of source `slot` of up to `error` (absolute, contiguous in the source's shape, not
     /// negative) moves each element of the result.
     pub carry: Carry,
-    /// Which rows of source `slot` the row (a, b, c) of the result needs.
-    pub rows: fn(&Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed,
 }
 
 /// `(args, exact, slot, error)`: see [`Rule::carry`].
@@ -136,19 +133,6 @@ pub struct Choice {
     pub margin: f64,
     /// Up to what margin rounding of the scores explains another choice.
     pub near: f64,
-}
-
-/// What a row of a result needs of a source. Rows are those of the fastest axis, numbered by the three others.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Needed {
-    /// Nothing.
-    Nothing,
-    /// One row.
-    Row([usize; 3]),
-    /// These rows.
-    Rows(Vec<[usize; 3]>),
-    /// All of it.
-    All,
 }
 
 /// How many elements of a result are ever written, from the first on: a scan that keeps more states than it has tokens

@@ -6,14 +6,14 @@ use parity_graph::Op;
 
 use super::convert::{convert, is_convertible, spread};
 use super::source::rows;
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::error::{Error, Result};
 use crate::scalar::Scalar;
 
 /// Gives row (a, b, c) of the source in a slot.
 pub(super) type Read<'r, 'd, T> = &'r mut dyn FnMut(usize, [usize; 3]) -> Cow<'d, [T]>;
 
-/// A movement. The same function moves values, their errors, and (to learn which rows are needed) nothing.
+/// A movement. The same function moves values and their errors.
 pub(super) trait Movement {
     /// That the sources fit.
     fn check<S: Scalar>(args: &Args<'_, S>) -> Result<()>;
@@ -24,8 +24,6 @@ pub(super) trait Movement {
         read: Read<'_, '_, T>,
         out: &mut Vec<T>,
     ) -> Result<()>;
-    /// Rows of a slot that are not moved but say what is: indices.
-    fn index(args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Option<[usize; 3]>;
 }
 
 /// What rounding explains of what is only moved.
@@ -46,7 +44,6 @@ pub(super) const fn rule<M: Movement>(
         double: compute::<M, f64>,
         check,
         carry: carry::<M>,
-        rows: needed::<M>,
     }
 }
 
@@ -96,30 +93,6 @@ pub(super) fn carry<M: Movement>(
     let errors = moved::<M, f64, f64>(args, &mut { errors });
     let (Ok(values), Ok(errors)) = (values, errors) else { return nothing };
     values.iter().zip(errors).map(|(&value, e)| spread(args.dtype, value, e)).collect()
-}
-
-/// The rows that are asked for when a row of the result is put together.
-pub(super) fn needed<M: Movement>(args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed {
-    let Some(source) = args.get(slot) else { return Needed::Nothing };
-    if let Some(row) = M::index(args, slot, row) {
-        return Needed::Row(row);
-    }
-    let width = source.shape()[3];
-    let mut asked: Vec<[usize; 3]> = Vec::new();
-    let mut read = |from: usize, row: [usize; 3]| {
-        if from == slot && !asked.contains(&row) {
-            asked.push(row);
-        }
-        let width = if from == slot { width } else { args.get(from).map_or(0, |source| source.shape()[3]) };
-        Cow::Owned(vec![0.0f32; width])
-    };
-    // What does not fit moves nothing: the error comes from computing it.
-    let fits = M::check(args).and_then(|()| M::row::<f64, f32>(args, row, &mut read, &mut Vec::new()));
-    match (fits, asked.as_slice()) {
-        (Err(_), _) | (_, []) => Needed::Nothing,
-        (_, [one]) => Needed::Row(*one),
-        _ => Needed::Rows(asked),
-    }
 }
 
 /// An index that must lie below `count`.

@@ -10,7 +10,7 @@ use parity_graph::Op;
 
 use super::bound::{CONFIDENCE, TINY_F32, UNIT_F32};
 use super::matrices::{Meeting, Problem};
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
@@ -24,7 +24,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Settled { bound, settle },
     carry,
-    rows: needed,
 };
 
 /// Word that holds the hint, and its only value.
@@ -90,23 +89,6 @@ fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec
         (Ok(problem), _) if slot == 0 => problem.carry_matrices(error),
         (Ok(problem), Some(x)) if slot == 1 => problem.carry_rows(&x.values(), error),
         _ => vec![0.0; exact.len()],
-    }
-}
-
-fn needed(args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed {
-    match (slot, args.get(0)) {
-        (1, _) => Needed::Row(row),
-        (0, Some(_)) if is_hadamard(args) => Needed::Nothing,
-        (0, Some(weight)) => {
-            let [a3, a2, m, _] = weight.shape();
-            if a3 * a2 == 1 {
-                return Needed::All;
-            }
-            let shared = |axis: usize, a: usize| row[axis] / (args.shape[axis] / a.max(1)).max(1);
-            let (i3, i2) = (shared(0, a3), shared(1, a2));
-            Needed::Rows((0..m).map(|i| [i3, i2, i]).collect())
-        }
-        _ => Needed::Nothing,
     }
 }
 

@@ -7,7 +7,7 @@
 use parity_graph::Op;
 
 use super::matrices::{Meeting, Problem};
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::error::{Error, Result};
 use crate::scalar::Scalar;
 
@@ -21,7 +21,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Settled { bound, settle },
     carry,
-    rows: needed,
 };
 
 fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
@@ -77,22 +76,6 @@ fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec
         (Ok(problem), _) if slot == 0 => problem.carry_matrices(error),
         (Ok(problem), Some(x)) if slot == 1 => problem.carry_rows(&x.values(), error),
         _ => vec![0.0; exact.len()],
-    }
-}
-
-fn needed(args: &Args<'_, f64>, slot: usize, [_, t, e]: [usize; 3]) -> Needed {
-    match (slot, args.get(slot)) {
-        (0, Some(weights)) => {
-            let [_, experts, m, _] = weights.shape();
-            let chosen = args.get(2).map(|ids| ids.row([0, 0, t]));
-            match chosen.and_then(|ids| ids.get(e).and_then(|id| index(*id, experts))) {
-                Some(expert) => Needed::Rows((0..m).map(|i| [0, expert, i]).collect()),
-                None => Needed::All,
-            }
-        }
-        (1, Some(x)) => Needed::Row([0, t, e % x.shape()[2].max(1)]),
-        (2, Some(_)) => Needed::Row([0, 0, t]),
-        _ => Needed::Nothing,
     }
 }
 

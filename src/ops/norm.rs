@@ -9,7 +9,7 @@ use parity_graph::Op;
 use super::bound::{GROUP, TINY_F32, UNIT_F32, accumulation, finite, row_sum, storage};
 use super::convert::convert;
 use super::source::rows;
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::arithmetic::Sums;
 use crate::error::Result;
 use crate::scalar::Scalar;
@@ -24,7 +24,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Bound(bound),
     carry,
-    rows: needed,
 };
 
 /// Of the variance, each of which the root halves: the difference (twice, in its square), the square, the quotient,
@@ -102,8 +101,4 @@ fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec
         out.extend(y.iter().zip(e).map(|(&y, e)| finite(y, scale * (e + mean + y.abs() * along))));
     }
     out
-}
-
-fn needed(_args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed {
-    if slot == 0 { Needed::Row(row) } else { Needed::Nothing }
 }

@@ -10,7 +10,7 @@ use parity_graph::Op;
 use super::bound::{TINY_F32, UNIT_F32, accumulation, finite, storage};
 use super::convert::convert;
 use super::source::rows;
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
@@ -22,7 +22,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Bound(bound),
     carry,
-    rows: needed,
 };
 
 /// A mean instead of a maximum.
@@ -134,14 +133,4 @@ fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec
         }
     }
     out
-}
-
-fn needed(args: &Args<'_, f64>, slot: usize, [i, j, k]: [usize; 3]) -> Needed {
-    match args.get(slot) {
-        Some(source) if slot == 0 => {
-            let rows = Axis::of(args, 1).window(k, source.shape()[2]);
-            Needed::Rows(rows.map(|row| [i, j, row]).collect())
-        }
-        _ => Needed::Nothing,
-    }
 }

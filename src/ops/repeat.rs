@@ -34,8 +34,4 @@ impl Movement for Repeat {
         (0..args.shape[3] / shape[3]).for_each(|_| out.extend_from_slice(&tile));
         Ok(())
     }
-
-    fn index(_args: &Args<'_, f64>, _slot: usize, _row: [usize; 3]) -> Option<[usize; 3]> {
-        None
-    }
 }

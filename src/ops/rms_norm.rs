@@ -8,7 +8,7 @@ use parity_graph::Op;
 use super::bound::{TINY_F32, UNIT_F32, finite, row_sum, storage};
 use super::convert::convert;
 use super::source::rows;
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
@@ -21,7 +21,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Bound(bound),
     carry,
-    rows: needed,
 };
 
 /// The squares are rounded, the mean and the sum with epsilon, half of which the root lets through; then the root, the
@@ -76,8 +75,4 @@ fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec
         out.extend(y.iter().zip(e).map(|(&y, e)| finite(y, scale * (e + y.abs() * along))));
     }
     out
-}
-
-fn needed(_args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed {
-    if slot == 0 { Needed::Row(row) } else { Needed::Nothing }
 }

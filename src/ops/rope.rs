@@ -15,7 +15,7 @@ use super::bound::{
 use super::convert::convert;
 use super::rope_angles::{PLANES, Rope, Rotation, stored};
 use super::source::rows;
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::arithmetic::{Angles, Functions};
 use crate::error::Result;
 use crate::scalar::Scalar;
@@ -30,7 +30,6 @@ pub const RULE: Rule = Rule {
     double: |args| compute(args, 1.0),
     check: Check::Bound(bound),
     carry,
-    rows: needed,
 };
 
 /// Steps of YaRN in f32 that a compiler may fuse: two products and their sum.
@@ -164,12 +163,4 @@ pub(super) fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f
         }
     }
     out
-}
-
-pub(super) fn needed(args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed {
-    match (slot, args.get(slot)) {
-        (0, Some(_)) => Needed::Row(row),
-        (1 | 2, Some(_)) => Needed::Row([0; 3]),
-        _ => Needed::Nothing,
-    }
 }

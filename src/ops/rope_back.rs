@@ -16,5 +16,4 @@ pub const RULE: Rule = Rule {
     double: |args| rope::compute(args, -1.0),
     check: Check::Bound(rope::bound),
     carry: rope::carry,
-    rows: rope::needed,
 };

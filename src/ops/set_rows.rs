@@ -50,9 +50,4 @@ impl Movement for SetRows {
         out.extend_from_slice(&read(2, row));
         Ok(())
     }
-
-    fn index(args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Option<[usize; 3]> {
-        let [_, c2, c1, _] = args.get(1).filter(|_| slot == 1)?.shape();
-        Some([0, row[0] % c2.max(1), row[1] % c1.max(1)])
-    }
 }

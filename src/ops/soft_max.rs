@@ -11,7 +11,7 @@ use parity_graph::Op;
 use super::bound::{GROUP, NORMALISE_ROUNDINGS, TINY_F32, UNIT_F32, exponential, finite, row_sum, storage};
 use super::convert::convert;
 use super::source::rows;
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::arithmetic::round::store;
 use crate::error::Result;
 use crate::scalar::Scalar;
@@ -26,7 +26,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Bound(bound),
     carry,
-    rows: needed,
 };
 
 /// One row of scores with what belongs to it.
@@ -175,13 +174,4 @@ fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec
         }));
     }
     out
-}
-
-fn needed(args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed {
-    match (slot, args.get(slot)) {
-        (0, Some(_)) => Needed::Row(row),
-        (1, Some(mask)) => Needed::Row(mask_row(mask.shape(), row)),
-        (2, Some(_)) => Needed::Row([0; 3]),
-        _ => Needed::Nothing,
-    }
 }

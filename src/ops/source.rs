@@ -81,12 +81,6 @@ impl<'a, S: Scalar> Strided<'a, S> {
         self.data[self.offset + a * sa + b * sb + c * sc + d * sd]
     }
 
-    /// Element (a, b, c, d) of a tensor that is repeated as often as needed: modulo in every axis.
-    #[inline]
-    pub fn repeated(&self, index: [usize; 4]) -> S {
-        self.at(std::array::from_fn(|axis| index[axis] % self.shape[axis]))
-    }
-
     /// Row (a, b, c), borrowed where its elements lie side by side.
     pub fn row(&self, [a, b, c]: [usize; 3]) -> Cow<'a, [S]> {
         let start = self.offset + a * self.strides[0] + b * self.strides[1] + c * self.strides[2];

@@ -6,7 +6,7 @@
 use parity_graph::Op;
 
 use super::bound::{TINY_F32, UNIT_F32, accumulation};
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
@@ -18,7 +18,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Bound(bound),
     carry,
-    rows: needed,
 };
 
 fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
@@ -70,15 +69,6 @@ fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec
     }
 }
 
-/// Rows of the sources lie along the tokens: a row of the result needs a part of each channel's.
-fn needed(args: &Args<'_, f64>, slot: usize, [_, s, _]: [usize; 3]) -> Needed {
-    match slot {
-        0 => Needed::Rows((0..args.shape[3]).map(|c| [0, s, c]).collect()),
-        1 => Needed::All,
-        _ => Needed::Nothing,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use parity_graph::Op;
@@ -108,10 +98,9 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_carried_and_rows_are_named() {
+    fn errors_are_carried() {
         let own = trial();
         own.assert_carries(0, 1e-3, 4.0);
         own.assert_carries(1, 1e-3, 4.0);
-        own.assert_needs(0, &[1e3, -2.0]);
     }
 }

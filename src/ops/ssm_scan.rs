@@ -12,7 +12,7 @@ mod explain;
 use parity_graph::Op;
 use rayon::prelude::*;
 
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::arithmetic::Softplus;
 use crate::error::{Error, Result};
 use crate::scalar::Scalar;
@@ -27,7 +27,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Bound(explain::bound),
     carry: explain::carry,
-    rows: needed,
 };
 
 /// From here on softplus is x itself.
@@ -215,11 +214,6 @@ fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
         })
         .collect();
     Ok(scan.assemble(&parts, 0.0).into_iter().map(S::from_f64).collect())
-}
-
-/// The result is one row.
-fn needed(args: &Args<'_, f64>, slot: usize, _row: [usize; 3]) -> Needed {
-    if args.get(slot).is_some() { Needed::All } else { Needed::Nothing }
 }
 
 #[cfg(test)]

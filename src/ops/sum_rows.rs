@@ -7,7 +7,7 @@ use parity_graph::Op;
 use super::bound::{TINY_F32, UNIT_F32, accumulation, finite, storage};
 use super::convert::convert;
 use super::source::rows;
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::arithmetic::Sums;
 use crate::error::Result;
 use crate::scalar::Scalar;
@@ -21,7 +21,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Bound(bound),
     carry,
-    rows: needed,
 };
 
 fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
@@ -55,8 +54,4 @@ fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec
         Some(x) if slot == 0 => error.chunks(x.shape()[3].max(1)).map(|row| row.iter().sum()).collect(),
         _ => vec![0.0; exact.len()],
     }
-}
-
-fn needed(_args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed {
-    if slot == 0 { Needed::Row(row) } else { Needed::Nothing }
 }

@@ -7,7 +7,7 @@ use parity_graph::Op;
 
 use super::order::{choices, sorted};
 use super::source::rows;
-use super::{Args, Check, Choice, Needed, Rule};
+use super::{Args, Check, Choice, Rule};
 use crate::error::Result;
 use crate::scalar::Scalar;
 
@@ -19,7 +19,6 @@ pub const RULE: Rule = Rule {
     double: compute::<f64>,
     check: Check::Choice(choice),
     carry,
-    rows: needed,
 };
 
 fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
@@ -51,10 +50,6 @@ fn choice(args: &Args<'_, f64>, recorded: &[f64]) -> Vec<Choice> {
 /// A choice is no number that moves.
 fn carry(_args: &Args<'_, f64>, exact: &[f64], _slot: usize, _error: &[f64]) -> Vec<f64> {
     vec![0.0; exact.len()]
-}
-
-fn needed(_args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed {
-    if slot == 0 { Needed::Row(row) } else { Needed::Nothing }
 }
 
 #[cfg(test)]

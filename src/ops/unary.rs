@@ -5,7 +5,7 @@ use parity_graph::{Op, Params};
 use super::bound::{finite, storage};
 use super::convert::{convert, spread};
 use super::source::rows;
-use super::{Args, Check, Needed, Rule};
+use super::{Args, Check, Rule};
 use crate::arithmetic::Arithmetic;
 use crate::error::Result;
 use crate::scalar::Scalar;
@@ -45,7 +45,6 @@ pub(super) const fn rule<F: Unary>(op: Op, formula: &'static str, explained: &'s
         double: compute::<F, f64>,
         check: Check::Bound(bound::<F>),
         carry: carry::<F>,
-        rows: needed,
     }
 }
 
@@ -87,8 +86,4 @@ fn carry<F: Unary>(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f6
         finite(y, spread(args.dtype, F::value(setting, x), moved))
     };
     x.values().iter().zip(exact).zip(error).map(carried).collect()
-}
-
-fn needed(_args: &Args<'_, f64>, slot: usize, row: [usize; 3]) -> Needed {
-    if slot == 0 { Needed::Row(row) } else { Needed::Nothing }
 }

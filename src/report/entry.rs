@@ -148,13 +148,6 @@ pub struct LocalError {
     pub arithmetic: Vec<String>,
 }
 
-impl LocalError {
-    /// Distance from exact arithmetic without anybody's rounding.
-    pub fn from_exact(&self) -> f64 {
-        self.rel_l2_plain.unwrap_or(self.rel_l2)
-    }
-}
-
 /// The parts of the difference between candidate and reference, each relative to ‖reference‖.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DifferenceParts {

@@ -2,41 +2,34 @@
 //!
 //! Answers are data until the report is put together: a verdict and [`Why`], which `text` puts into a sentence.
 
-use indexmap::IndexMap;
-
-use crate::checkpoint::Checkpoint;
-use crate::compare::Comparison;
+use crate::audit::{Carried, OwnDistance};
 use crate::dump::{Recording, Unfinite};
 use crate::gguf::Gguf;
-use crate::report::{
-    CheckpointVerdict, Coverage, Entry, FirstDivergence, Local, Report, SCHEMA, Seen, Side, TokenReport,
-    Verdict,
-};
+use crate::report::{Report, Side};
 
 mod bracket;
+mod computed;
+mod entry;
+mod gap;
+mod left_out;
+mod masks;
 mod nodes;
-mod numbers;
-pub mod recorded;
+pub mod numbers;
 mod text;
 mod weights;
 mod whole;
+mod whole_of_numbers;
+mod wiring;
 
+pub use computed::notes;
+pub use entry::Known;
+pub use gap::{Gap, gaps, refuse_gaps, spoken};
+pub use left_out::{is_left_out, left_out, not_compared, not_looked_at, tried};
+pub use masks::weigh_masks;
 pub use nodes::describe_recorded;
 pub use weights::weigh;
-pub use whole::{Gap, gaps, refuted, spoken, within_tolerance};
-
-use crate::audit::recorded::{Carried, OwnDistance};
-
-/// The answer for one checkpoint.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Judged {
-    /// The answer.
-    pub verdict: CheckpointVerdict,
-    /// What it rests on.
-    pub why: Why,
-    /// Both sides' local errors.
-    pub local: Local,
-}
+pub use whole::{assemble, entries};
+pub use wiring::{Claim, File, weigh_wiring};
 
 /// What an answer rests on.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,40 +89,6 @@ pub enum Why {
     },
 }
 
-/// Everything that a report is put together from.
-#[derive(Default)]
-pub struct Parts {
-    /// The numbers, in execution order.
-    pub comparisons: Vec<Comparison>,
-    /// The answers.
-    pub judgement: Judgement,
-    /// From logits to tokens.
-    pub tokens: Option<TokenReport>,
-    /// The side that is judged.
-    pub candidate: Side,
-    /// The side that it is compared with.
-    pub reference: Option<Side>,
-    /// What a reader must know of the inputs.
-    pub notes: Vec<String>,
-    /// Rows that there is nothing to say about, though one side has tokens there.
-    pub gaps: Vec<Gap>,
-    /// Whether what a side lacks is no obstacle to parity.
-    pub allow_missing: bool,
-}
-
-/// The answers for all checkpoints.
-#[derive(Default)]
-pub struct Judgement {
-    /// By checkpoint: all that were compared.
-    pub judged: IndexMap<Checkpoint, Judged>,
-    /// What a reader must know of the sides' arithmetic.
-    pub notes: Vec<String>,
-    /// Token rows whose local error was computed; `None` without an audit.
-    pub rows_audited: Option<u64>,
-    /// Token rows that were screened besides, where there was an audit.
-    pub rows_screened: Option<u64>,
-}
-
 /// Where a recording comes from.
 pub fn side(recording: &dyn Recording, path: Option<String>) -> Side {
     let manifest = recording.manifest();
@@ -153,127 +112,6 @@ pub fn name_models(report: &mut Report, gguf: &Gguf) {
             model.file.clone_from(&file);
             model.architecture = model.architecture.take().or(architecture.map(str::to_owned));
         }
-    }
-}
-
-/// Puts the report together.
-pub fn assemble(parts: Parts) -> Report {
-    let coverage = coverage(&parts);
-    let whys: Vec<Why> = parts.comparisons.iter().map(|c| rows_there(&parts, c).why).collect();
-    let mut entries: Vec<Entry> =
-        parts.comparisons.iter().map(|comparison| entry(&parts, comparison)).collect();
-    let bracket = bracket::bracket(&entries, parts.judgement.rows_audited.is_some());
-    if let Some((at, text)) = &bracket {
-        *entries[*at].evidence.get_or_insert_default() += &format!("; {text}");
-    }
-    let first = entries.iter().find(|entry| entry.verdict.is_fault());
-    let first_divergence = first.map(|entry| FirstDivergence {
-        checkpoint: entry.id,
-        layer: entry.layer,
-        verdict: entry.verdict,
-        inputs: Vec::new(),
-        diagnosis: Vec::new(),
-        residual: None,
-        tried: Vec::new(),
-        reproduce: None,
-    });
-    let origins = entries.iter().filter(|e| e.verdict == CheckpointVerdict::Origin).map(|e| e.id).collect();
-    let whole = whole::Whole {
-        entries: &entries,
-        whys: &whys,
-        coverage: &coverage,
-        alone: parts.reference.is_none(),
-        gaps: &parts.gaps,
-        allow_missing: parts.allow_missing,
-        tokens: parts.tokens.as_ref(),
-    };
-    let (verdict, mut reason) = whole.verdict();
-    if verdict == Verdict::Undecided {
-        reason.iter_mut().zip(&bracket).for_each(|(reason, (_, text))| *reason += &format!("; {text}"));
-    }
-    let (obstacles, accepted) = whole::spoken(&parts.gaps, parts.allow_missing);
-    let notes = parts.notes.into_iter().chain(parts.judgement.notes).chain(accepted).collect();
-    Report {
-        schema: SCHEMA.to_owned(),
-        verdict,
-        reason,
-        first_divergence,
-        origins,
-        gaps: obstacles,
-        coverage,
-        checkpoints: entries,
-        tokens: parts.tokens,
-        candidate: parts.candidate,
-        reference: parts.reference,
-        notes,
-        ..Report::default()
-    }
-}
-
-fn coverage(parts: &Parts) -> Coverage {
-    let comparisons = &parts.comparisons;
-    let numbers = || comparisons.iter().filter_map(|c| c.numbers.as_ref());
-    Coverage {
-        checkpoints_compared: numbers().count(),
-        checkpoints_missing: comparisons.iter().filter(|c| c.status.is_missing()).count(),
-        elements_compared: numbers().map(|n| n.n).sum(),
-        rows_compared: comparisons.iter().map(|c| c.rows_compared).sum(),
-        rows_expected: comparisons.iter().map(|c| c.rows_expected).sum(),
-        rows_audited: parts.judgement.rows_audited,
-        seen: seen(comparisons),
-        rows_screened: parts.judgement.rows_screened,
-    }
-}
-
-/// How much was seen of all checkpoints of which a side was only printed.
-fn seen(comparisons: &[Comparison]) -> Option<Seen> {
-    let parts = || comparisons.iter().filter_map(|comparison| comparison.seen);
-    parts().next()?;
-    Some(Seen { values: parts().map(|s| s.values).sum(), of: parts().map(|s| s.of).sum(), sum: None })
-}
-
-/// The answer for a checkpoint; where the candidate lacks rows nothing healthy, since nobody knows of those.
-fn rows_there(parts: &Parts, comparison: &Comparison) -> Judged {
-    let known = parts.judgement.judged.get(&comparison.checkpoint).cloned();
-    let judged = known.unwrap_or_else(|| numbers::by_numbers(comparison));
-    match comparison.status {
-        crate::compare::Status::MissingRows(rows) if judged.verdict.is_healthy() => {
-            Judged { verdict: CheckpointVerdict::Missing, why: Why::LackingRows(rows), ..judged }
-        }
-        // Here nobody has judged them by themselves.
-        crate::compare::Status::OtherSteps(tensors) if judged.verdict.is_healthy() => {
-            Judged { verdict: CheckpointVerdict::Missing, why: Why::OtherSteps(tensors), ..judged }
-        }
-        _ => judged,
-    }
-}
-
-fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
-    let checkpoint = comparison.checkpoint;
-    let Judged { mut verdict, why, local } = rows_there(parts, comparison);
-    let mut evidence = text::sentence(&why);
-    if let Some(seen) = &comparison.seen {
-        evidence += &text::seen_in_part(seen);
-        let other_sum = seen.sum.is_some_and(|sum| !(sum.over() <= 1.0));
-        if other_sum && verdict == CheckpointVerdict::Match {
-            verdict = CheckpointVerdict::Undecided;
-        }
-    }
-    let mut shape = vec![comparison.rows_compared as usize];
-    shape.extend_from_slice(&comparison.row_shape);
-    Entry {
-        id: checkpoint,
-        layer: checkpoint.layer_index(),
-        verdict,
-        evidence: Some(evidence),
-        numbers: comparison.numbers.clone(),
-        local,
-        parts: None,
-        diagnosis: Vec::new(),
-        shape,
-        seen: comparison.seen,
-        op: None,
-        inputs: Vec::new(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::audit::recorded::Graphs;
+use crate::audit::Graphs;
 use crate::checkpoint::Checkpoint;
 use crate::report::Report;
 

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use super::{Gap, Why};
-use crate::audit::recorded::Carried;
+use crate::audit::Carried;
+use crate::ops::bound::HEALTHY;
 use crate::report::words::{count, number, thousands};
-use crate::report::{LocalError, Seen};
+use crate::report::{CheckpointVerdict, Coverage, Entry, LocalError, Seen};
 use crate::text::printable;
 use parity_dump::Stopped;
 
@@ -157,4 +158,37 @@ fn ended(side: &str, path: &Path, last: Option<usize>, stopped: Option<&Stopped>
         "the {side} {} {what}; nothing is known of what came then: record it again to its end",
         path.display()
     )
+}
+
+/// What is wrong with the reference.
+pub fn refuted(entry: &Entry) -> String {
+    let named = entry.diagnosis.first();
+    let named = named.map_or_else(String::new, |best| format!(": {} ({})", best.text, best.fault));
+    format!("the reference itself is wrong at {}{named}", entry.id)
+}
+
+/// What an answer claims where so many checkpoints passed by the tolerance that a user gave; and what that accepted of the
+/// reference, or that nobody looked.
+pub fn within_tolerance(tolerated: usize, coverage: &Coverage, entries: &[Entry]) -> Option<String> {
+    if tolerated == 0 {
+        return None;
+    }
+    let rest = match coverage.checkpoints_compared.saturating_sub(tolerated) {
+        0 => String::new(),
+        rest => format!(", {rest} within what rounding explains"),
+    };
+    let is_wrong = |entry: &&Entry| {
+        let reference = entry.local.reference.as_ref();
+        entry.verdict == CheckpointVerdict::Match
+            && reference.is_some_and(|local| !(local.over_bound <= HEALTHY))
+    };
+    let but = match entries.iter().find(is_wrong) {
+        Some(entry) => {
+            format!("; the reference itself is wrong at {}, which the tolerance accepts", entry.id)
+        }
+        None if coverage.rows_audited.is_none() => "; neither side was judged by itself".to_owned(),
+        None => String::new(),
+    };
+    let given = count(tolerated, "checkpoint");
+    Some(format!("{given} within the tolerance given{rest}{but}"))
 }

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::audit::recorded::{Graphs, exact};
+use crate::audit::{Graphs, exact};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::error::Result;

@@ -1,244 +1,257 @@
-//! The answer of the whole.
+//! The answers for all ids, and for the whole.
 
-use std::path::PathBuf;
+use std::collections::{HashMap, HashSet};
 
-use super::{Why, text};
+use super::bracket::bracket;
+use super::entry::{Before, Known, entry};
+use super::text::{self, refuted, within_tolerance};
+use crate::audit::{MISTAKES_SHOW, Reads, SHARP};
 use crate::checkpoint::Checkpoint;
-use crate::compare::common_positions;
-use crate::dump::Recording;
-use crate::ops::bound::HEALTHY;
-use crate::report::{CheckpointVerdict, Coverage, Entry, TokenReport, Verdict, words};
-use parity_dump::{Dump, Stopped};
+use crate::compare::Comparison;
+use crate::report::words::count;
+use crate::report::{CheckpointVerdict as V, Coverage, Entry, FirstDivergence, Report, Seen, Tried, Verdict};
 
-/// Tokens that there is nothing to say about.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Gap {
-    /// The sides' tokens differ behind so many; the numbers of each.
-    OtherTokens(usize, [usize; 2]),
-    /// One side ends before the other: the numbers of tokens of each.
-    FewerTokens([usize; 2]),
-    /// A side has rows at only so many of its tokens: the side, and the two numbers.
-    Unrecorded(&'static str, usize, usize),
-    /// A side has rows of a checkpoint at only so many of the positions of its steps: the side, which, and the two numbers.
-    Rows(&'static str, Checkpoint, [usize; 2]),
-    /// A side's dump ends before what it records did: the side, where it lies, behind which step, and why, where it says so.
-    Ended(&'static str, PathBuf, Option<usize>, Option<Stopped>),
+/// The answers for all ids that are shown.
+#[derive(Default)]
+pub struct Answers {
+    /// One for each, in execution order.
+    entries: Vec<Entry>,
+    /// All ids that something is known of, shown or not.
+    known: HashSet<Checkpoint>,
+    /// Of the ids that are not shown, the first that is at fault.
+    hidden: Option<Checkpoint>,
+    /// How many passed by the tolerance that a user gave.
+    tolerated: usize,
+    /// Those that were not judged in every step since they read what is lost of a recording, and why.
+    lost: Vec<(Checkpoint, String)>,
+    /// Those that what rounding carries from the tokens would settle.
+    pub open: HashSet<Checkpoint>,
+    /// Token rows that were compared, and those that a complete pair of dumps would have.
+    rows: [u64; 2],
+    /// The first that passes by what rounding carries from the tokens, and what that says.
+    carried: Option<(Checkpoint, String)>,
 }
 
-impl Gap {
-    /// Whether a user can accept it.
-    pub fn is_acceptable(&self) -> bool {
-        !matches!(self, Gap::OtherTokens(..) | Gap::Ended(..))
+/// Answers for all ids, in execution order, of which those that are not `shown` are left out. What is shown may inherit
+/// from what is not: from what it `reads`, however far back.
+pub fn entries<'a>(
+    known: impl Iterator<Item = Known<'a>>,
+    shown: &dyn Fn(Checkpoint) -> bool,
+    reads: &Reads,
+) -> Answers {
+    let mut out = Answers::default();
+    // By node: what is known of itself and of all that it comes from.
+    let mut behind: HashMap<Checkpoint, Before> = HashMap::new();
+    let all: Vec<Known<'_>> = known.collect();
+    let place: HashMap<Checkpoint, usize> = all.iter().enumerate().map(|(i, known)| (known.id, i)).collect();
+    for known in all {
+        let mut before = Before::default();
+        let (mut open, mut seen) = (vec![known.id], HashSet::new());
+        while let Some(reader) = open.pop() {
+            for input in reads.get(&reader).into_iter().flatten().filter(|input| seen.insert(**input)) {
+                match behind.get(input) {
+                    Some(input) => {
+                        before.faulty = first(&place, before.faulty, input.faulty);
+                        before.unseen = first(&place, before.unseen, input.unseen);
+                    }
+                    // Left out: it is looked through.
+                    None if !place.contains_key(input) => open.push(*input),
+                    None => {}
+                }
+            }
+        }
+        let (entry, open, carried) = entry(&known, before);
+        let at_fault = entry.verdict.is_fault().then_some(entry.id);
+        let is_wrong = entry.verdict.is_fault() || entry.verdict == V::Reference;
+        let unseen = matches!(entry.verdict, V::Missing | V::Undecided) && !known.across;
+        before.faulty = before.faulty.or(is_wrong.then_some(entry.id));
+        before.unseen = before.unseen.or(unseen.then_some(entry.id));
+        behind.insert(entry.id, before);
+        if !shown(entry.id) {
+            out.hidden = out.hidden.or(at_fault);
+            continue;
+        }
+        out.open.extend(open.then_some(entry.id));
+        if let Some(carried) = carried.filter(|_| entry.verdict == V::Match && out.carried.is_none()) {
+            out.carried = Some((entry.id, carried));
+        }
+        let of = |rows: fn(&Comparison) -> u64| known.comparison.map_or(0, rows);
+        out.rows[0] += of(|comparison| comparison.rows_compared);
+        out.rows[1] += of(|comparison| comparison.rows_expected);
+        let lost = [known.candidate, known.reference].into_iter().flatten().any(|side| side.lost.is_some());
+        if lost && entry.verdict == V::Missing {
+            out.lost.push((entry.id, entry.evidence.clone().unwrap_or_default()));
+        }
+        let tolerance = known.comparison.and_then(|comparison| comparison.within_tolerance);
+        out.tolerated += usize::from(tolerance == Some(true) && entry.verdict == V::Match);
+        out.entries.push(entry);
     }
+    out.known = place.into_keys().collect();
+    out
 }
 
-/// What is not compared of the tokens of candidate and reference.
-pub fn gaps(candidate: &[u32], reference: &[u32]) -> Vec<Gap> {
-    let common = common_positions(candidate, reference) as usize;
-    let both = [candidate.len(), reference.len()];
-    match common < candidate.len().min(reference.len()) {
-        true => vec![Gap::OtherTokens(common, both)],
-        false if both[0] != both[1] => vec![Gap::FewerTokens(both)],
-        false => Vec::new(),
+/// What a node reads of what something is `known` of: what was left out is looked through.
+fn inputs(of: Checkpoint, reads: &Reads, known: &HashSet<Checkpoint>) -> Vec<Checkpoint> {
+    let (mut out, mut open, mut seen) = (Vec::new(), vec![of], HashSet::new());
+    while let Some(reader) = open.pop() {
+        for input in reads.get(&reader).into_iter().flatten().filter(|input| seen.insert(**input)) {
+            let list = if known.contains(input) { &mut out } else { &mut open };
+            list.push(*input);
+        }
     }
+    out
 }
 
-impl Gap {
-    /// What nobody knows of a side since its dump ends early, or has no rows of some of its tokens.
-    pub fn of_dump(side: &'static str, dump: &Dump) -> Vec<Gap> {
-        Gap::of_end(side, dump).into_iter().chain(Gap::of_steps(side, dump)).collect()
-    }
-
-    /// That a dump ends before what it records did: whatever follows may be wrong.
-    pub fn of_end(side: &'static str, dump: &Dump) -> Option<Gap> {
-        let manifest = dump.manifest();
-        let last = manifest.steps.len().checked_sub(1);
-        let ended = || Gap::Ended(side, dump.path().to_owned(), last, manifest.stopped.clone());
-        (!manifest.is_whole()).then(ended)
-    }
-
-    /// Tokens of a recording that none of its steps has a row of.
-    pub fn of_steps(side: &'static str, recording: &dyn Recording) -> Option<Gap> {
-        let tokens = recording.tokens().len();
-        let positions = stepped(recording);
-        (positions < tokens).then_some(Gap::Unrecorded(side, positions, tokens))
-    }
-
-    /// Rows that an audited recording, which brings no graph, lacks of what it has otherwise: nothing says that they were not
-    /// computed. Attention matrices are recorded as somebody asks for them.
-    pub fn of_rows(
-        side: &'static str,
-        recording: &dyn Recording,
-        wanted: impl Iterator<Item = Checkpoint>,
-    ) -> Vec<Gap> {
-        let all = stepped(recording);
-        let wanted = wanted.filter(|id| id.kind().is_fixed() && !id.kind().is_optional());
-        let rows = wanted.map(|id| (id, recording.positions(id).len()));
-        let lacking = rows.filter(|(_, rows)| (1..all).contains(rows));
-        lacking.map(|(id, rows)| Gap::Rows(side, id, [rows, all])).collect()
-    }
-}
-
-/// How many positions the steps of a recording compute.
-fn stepped(recording: &dyn Recording) -> usize {
-    let steps = &recording.manifest().steps;
-    let mut positions: Vec<u32> = steps.iter().flat_map(|step| step.positions.iter().copied()).collect();
-    positions.sort_unstable();
-    positions.dedup();
-    positions.len()
-}
-
-/// Gaps in words: those that stand in the way of parity, and those that were accepted.
-pub fn spoken(gaps: &[Gap], allow_missing: bool) -> (Vec<String>, Vec<String>) {
-    let (accepted, obstacles): (Vec<&Gap>, Vec<&Gap>) =
-        gaps.iter().partition(|gap| allow_missing && gap.is_acceptable());
-    let obstacle = |gap: &&Gap| match gap.is_acceptable() {
-        true => text::gap(gap) + "; --allow-missing accepts it",
-        false => text::gap(gap),
+/// What parity does not see, where an engine's type, or what it does not show, makes that more than rounding of f32.
+fn unseen(entries: &[Entry]) -> Option<String> {
+    // What was crossed to a node widens what rounding explains there; so do scores in a narrow type that are so large that
+    // they say nothing of their weights.
+    let wide = |entry: &Entry| {
+        let local = entry.local.candidate.as_ref()?;
+        let limit = if local.bridged.is_empty() { MISTAKES_SHOW } else { SHARP };
+        local.bound_rel_l2.filter(|band| *band > limit)
     };
-    // What no flag lifts comes first.
-    let (last, first): (Vec<&Gap>, Vec<&Gap>) = obstacles.into_iter().partition(|gap| gap.is_acceptable());
-    (first.iter().chain(&last).map(obstacle).collect(), accepted.into_iter().map(text::gap).collect())
-}
-
-/// What the answer is made from.
-pub struct Whole<'a> {
-    pub entries: &'a [Entry],
-    /// In the order of the entries.
-    pub whys: &'a [Why],
-    pub coverage: &'a Coverage,
-    /// Whether one recording was audited by itself.
-    pub alone: bool,
-    pub gaps: &'a [Gap],
-    pub allow_missing: bool,
-    pub tokens: Option<&'a TokenReport>,
-}
-
-/// What is wrong with the reference.
-pub fn refuted(entry: &Entry) -> String {
-    let named = entry.diagnosis.first();
-    let named = named.map_or_else(String::new, |best| format!(": {} ({})", best.text, best.fault));
-    format!("the reference itself is wrong at {}{named}", entry.id)
-}
-
-/// What an answer claims where so many checkpoints passed by the tolerance that a user gave; and what that accepted of the
-/// reference, or that nobody looked.
-pub fn within_tolerance(tolerated: usize, coverage: &Coverage, entries: &[Entry]) -> Option<String> {
-    if tolerated == 0 {
-        return None;
-    }
-    let rest = match coverage.checkpoints_compared.saturating_sub(tolerated) {
-        0 => String::new(),
-        rest => format!(", {rest} within what rounding explains"),
-    };
-    let is_wrong = |entry: &&Entry| {
-        let reference = entry.local.reference.as_ref();
-        entry.verdict == CheckpointVerdict::Match
-            && reference.is_some_and(|local| !(local.over_bound <= HEALTHY))
-    };
-    let but = match entries.iter().find(is_wrong) {
-        Some(entry) => {
-            format!("; the reference itself is wrong at {}, which the tolerance accepts", entry.id)
-        }
-        None if coverage.rows_audited.is_none() => "; neither side was judged by itself".to_owned(),
-        None => String::new(),
-    };
-    let given = words::count(tolerated, "checkpoint");
-    Some(format!("{given} within the tolerance given{rest}{but}"))
-}
-
-impl Whole<'_> {
-    fn count(&self, verdict: CheckpointVerdict) -> usize {
-        self.entries.iter().filter(|entry| entry.verdict == verdict).count()
-    }
-
-    /// The answer, and why where it is undecided; what limits it, or what it rests on, where it is parity.
-    pub fn verdict(&self) -> (Verdict, Option<String>) {
-        if self.entries.iter().any(|entry| entry.verdict.is_fault()) {
-            return (Verdict::Divergence, None);
-        }
-        match self.obstacle() {
-            Some(reason) => (Verdict::Undecided, Some(reason)),
-            None => (Verdict::Parity, self.basis()),
-        }
-    }
-
-    /// What stands in the way of parity.
-    fn obstacle(&self) -> Option<String> {
-        let coverage = self.coverage;
-        let audited = self.entries.iter().any(|entry| entry.local.candidate.is_some());
-        let simulated = self.whys.iter().any(|why| matches!(why, Why::Carried { .. }));
-        if coverage.checkpoints_compared == 0 && !(self.alone && (audited || simulated)) {
-            let reason = match self.alone && coverage.rows_audited.is_some() {
-                true => "no checkpoint could be computed again: what the nodes read was not recorded",
-                false => "nothing was compared",
-            };
-            return Some(reason.to_owned());
-        }
-        if let Some(entry) = self.entries.iter().find(|e| e.verdict == CheckpointVerdict::Reference) {
-            return Some(refuted(entry));
-        }
-        let (gaps, _) = spoken(self.gaps, self.allow_missing);
-        if let Some(gap) = gaps.into_iter().next() {
-            return Some(gap);
-        }
-        let missing = self.count(CheckpointVerdict::Missing);
-        if missing > 0 && !self.allow_missing {
-            return Some(format!(
-                "{} missing on a side; --layer or --checkpoint narrows the comparison, --allow-missing accepts it",
-                words::count(missing, "checkpoint")
-            ));
-        }
-        self.open(audited)
-    }
-
-    /// Checkpoints that could not be judged.
-    fn open(&self, audited: bool) -> Option<String> {
-        let open = self.count(CheckpointVerdict::Undecided);
-        let checkpoints = words::count(open, "checkpoint");
-        let is_open = |(entry, _): &(&Entry, &Why)| entry.verdict == CheckpointVerdict::Undecided;
-        let mut undecided = self.entries.iter().zip(self.whys).filter(is_open);
-        let blind = undecided.find(|(_, why)| matches!(why, Why::Carried { .. } | Why::Unseen { .. }));
-        match (open, blind) {
-            (0, _) => None,
-            (_, Some((entry, why))) => Some(format!(
-                "{checkpoints} could not be judged; {} {}",
-                entry.id,
-                text::carried_on(why).unwrap_or_default()
-            )),
-            _ if audited => Some(format!("{checkpoints} could not be judged")),
-            _ if self.coverage.rows_audited.is_some() => Some(format!(
-                "{checkpoints} could not be judged, since what the nodes read was not recorded; --rtol, --atol or \
-                 --nmse would decide",
-            )),
-            _ => Some(format!(
-                "{open} checkpoints differ and nothing says by how much they may; an audit (-m MODEL, no \
-                 --no-audit) or --rtol, --atol, --nmse would"
-            )),
-        }
-    }
-
-    /// What parity rests on where that is not an audit of everything.
-    fn basis(&self) -> Option<String> {
-        let compared = words::count(self.coverage.checkpoints_compared, "checkpoint");
-        let tokens = words::tokens_agree(self.tokens);
-        let tolerated = self.whys.iter().filter(|why| matches!(why, Why::Tolerance { .. })).count();
-        if let Some(said) = within_tolerance(tolerated, self.coverage, self.entries) {
-            return Some(said + tokens);
-        }
-        if let Some(seen) = &self.coverage.seen {
-            return Some(text::seen_alone(seen));
-        }
-        if self.coverage.rows_audited.is_none() {
-            return Some(format!("{compared} equal{tokens}"));
-        }
-        let mut all = self.entries.iter().zip(self.whys);
-        let (entry, limit) = all.find_map(|(entry, why)| Some((entry, text::carried_on(why)?)))?;
-        let looked_at = self.entries.iter().filter(|entry| entry.verdict == CheckpointVerdict::Match).count();
-        let looked_at = words::count(looked_at, "checkpoint");
-        Some(format!(
-            "{looked_at} within what rounding explains, as far as they were looked at; {} {limit}",
+    let bands = entries.iter().filter_map(|entry| Some((entry, wide(entry)?)));
+    let (entry, band) = bands.max_by(|a, b| a.1.total_cmp(&b.1))?;
+    let explained = format!("{} within what rounding explains", count(entries.len(), "node"));
+    // A mistake may lead from one end of what rounding explains to the other.
+    let limit = 2.0 * band;
+    Some(match limit < 1.0 {
+        true => format!(
+            "{explained}; a mistake that moves {} by less than {limit:.0e} would not be seen",
             entry.id
-        ))
+        ),
+        false => format!("{explained}, which may be all of {}: a mistake there would not be seen", entry.id),
+    })
+}
+
+/// The one of two ids that stands first.
+fn first(
+    place: &HashMap<Checkpoint, usize>,
+    a: Option<Checkpoint>,
+    b: Option<Checkpoint>,
+) -> Option<Checkpoint> {
+    a.into_iter().chain(b).min_by_key(|id| place.get(id))
+}
+
+/// Ids that are named in a sentence.
+const NAMED_MAX: usize = 4;
+
+/// Nodes that read what is lost of a recording, in words, if there are any.
+fn not_judged(lost: &[(Checkpoint, String)]) -> Option<String> {
+    let (_, why) = lost.first()?;
+    let ids: Vec<String> = lost.iter().take(NAMED_MAX).map(|(id, _)| id.to_string()).collect();
+    let more = if lost.len() > NAMED_MAX { ", …" } else { "" };
+    let nodes = count(lost.len(), "node");
+    Some(format!("{nodes} could not be judged in every step: {}{more} ({why})", ids.join(", ")))
+}
+
+/// The answer of the whole, and why where it is undecided.
+fn answer(answers: &Answers, allow_missing: bool) -> (Verdict, Option<String>) {
+    let Answers { entries, hidden, lost, .. } = answers;
+    let of = |verdict: V| entries.iter().filter(move |entry| entry.verdict == verdict);
+    let first = entries.iter().find(|entry| entry.verdict.is_fault());
+    let audited = entries.iter().any(|entry| entry.local.candidate.is_some());
+    let some = |verdict: V| {
+        let ids: Vec<String> = of(verdict).take(NAMED_MAX).map(|entry| entry.id.to_string()).collect();
+        let more = if of(verdict).count() > NAMED_MAX { ", …" } else { "" };
+        ids.join(", ") + more
+    };
+    let (missing, undecided) = (of(V::Missing).count(), of(V::Undecided).count());
+    if first.is_some() {
+        (Verdict::Divergence, None)
+    } else if let Some(id) = hidden {
+        let text = format!(
+            "{id}, which is not among the nodes that were asked for, is at fault: look at it as well"
+        );
+        (Verdict::Undecided, Some(text))
+    } else if let Some(entry) = of(V::Reference).next() {
+        (Verdict::Undecided, Some(refuted(entry)))
+    } else if !audited {
+        (Verdict::Undecided, Some("no node could be computed again from what was recorded".to_owned()))
+    } else if let Some(text) = not_judged(lost).filter(|_| !allow_missing) {
+        (Verdict::Undecided, Some(format!("{text}; --allow-missing accepts it")))
+    } else if missing > 0 && !allow_missing {
+        let text = format!(
+            "{} not recorded: {}; --allow-missing accepts it",
+            count(missing, "node"),
+            some(V::Missing)
+        );
+        (Verdict::Undecided, Some(text))
+    } else if let Some(entry) = of(V::Undecided).next() {
+        let why = entry.evidence.clone().unwrap_or_default();
+        let text =
+            format!("{} could not be judged: {} ({why})", count(undecided, "node"), some(V::Undecided));
+        (Verdict::Undecided, Some(text))
+    } else {
+        (Verdict::Parity, None)
     }
+}
+
+/// Puts the report together: verdict, first divergence, coverage.
+pub fn assemble(
+    answers: Answers,
+    reads: &Reads,
+    tried: &dyn Fn(Checkpoint) -> (Vec<Tried>, Option<String>),
+    allow_missing: bool,
+    [rows_audited, rows_screened]: [u64; 2],
+) -> Report {
+    let (verdict, mut reason) = answer(&answers, allow_missing);
+    let Answers { mut entries, known, tolerated, lost, carried, rows, .. } = answers;
+    let [rows_compared, rows_expected] = rows;
+    if let Some((at, text)) = bracket(&entries, true) {
+        *entries[at].evidence.get_or_insert_default() += &format!("; {text}");
+        reason
+            .iter_mut()
+            .filter(|_| verdict == Verdict::Undecided)
+            .for_each(|reason| *reason += &format!("; {text}"));
+    }
+    let of = |verdict: V| entries.iter().filter(move |entry| entry.verdict == verdict);
+    let first = entries.iter().find(|entry| entry.verdict.is_fault());
+    let unnamed = first.map_or_else(Default::default, |entry| tried(entry.id));
+    let first_divergence = first.map(|entry| FirstDivergence {
+        checkpoint: entry.id,
+        layer: entry.layer,
+        verdict: entry.verdict,
+        inputs: inputs(entry.id, reads, &known),
+        diagnosis: entry.diagnosis.clone(),
+        residual: unnamed.1.clone(),
+        tried: unnamed.0.clone(),
+        reproduce: None,
+    });
+    let numbers = || entries.iter().filter_map(|entry| entry.numbers.as_ref());
+    let coverage = Coverage {
+        checkpoints_compared: numbers().count(),
+        checkpoints_missing: of(V::Missing).count(),
+        elements_compared: numbers().map(|numbers| numbers.n).sum(),
+        rows_compared,
+        rows_expected,
+        rows_audited: Some(rows_audited),
+        rows_screened: Some(rows_screened),
+        seen: seen(&entries),
+    };
+    let looked_at = of(V::Match).count();
+    let carried = carried.map(|(id, limit)| {
+        let looked_at = count(looked_at, "checkpoint");
+        format!("{looked_at} within what rounding explains, as far as they were looked at; {id} {limit}")
+    });
+    let basis = || {
+        let tolerated = within_tolerance(tolerated, &coverage, &entries);
+        tolerated
+            .or_else(|| Some(text::seen_alone(coverage.seen.as_ref()?)))
+            .or(carried)
+            .or_else(|| unseen(&entries))
+    };
+    let reason = reason.or_else(|| if verdict == Verdict::Parity { basis() } else { None });
+    let origins = of(V::Origin).map(|entry| entry.id).collect();
+    let notes = not_judged(&lost).filter(|_| allow_missing).into_iter().collect();
+    let checkpoints = entries;
+    Report { verdict, reason, first_divergence, origins, coverage, checkpoints, notes, ..Report::default() }
+}
+
+/// How much was seen of all nodes of which a side was only printed.
+fn seen(entries: &[Entry]) -> Option<Seen> {
+    let parts = || entries.iter().filter_map(|entry| entry.seen);
+    parts().next()?;
+    Some(Seen { values: parts().map(|s| s.values).sum(), of: parts().map(|s| s.of).sum(), sum: None })
 }

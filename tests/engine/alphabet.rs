@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::path::Path;
 
 use parity::checkpoint::{Checkpoint, Kind};
-use parity::dense::{Inputs, Rows, execute};
-use parity::model::Model;
-use parity::model::graph::{
+use parity::engine::fused::Model;
+use parity::engine::fused::graph::{
     Anchor, Attention, BySteps, Edge, Mask, Node, Op, Pairing, Position, Rope, ScoreLimit,
 };
+use parity::engine::fused::{Inputs, Rows, execute};
 use parity::numerics::Numerics;
 use parity::tensor::Matrix;
 

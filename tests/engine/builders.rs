@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use parity::arithmetic::Arithmetic;
-use parity::engine::machine::{Conductor, Machine, Node, Program, Value, own};
+use parity::engine::op_by_op::{Conductor, Machine, Node, Program, Value, own};
 use parity::error::Result;
 use parity::gguf::Gguf;
 use parity::model::builders::{Built, Cache, Shape, build, inputs};
@@ -338,7 +338,7 @@ impl Conductor<f64> for Last {
     fn value(
         &mut self,
         node: &Node<'_>,
-        args: std::result::Result<&Args<'_, f64>, &parity::engine::machine::Unknown>,
+        args: std::result::Result<&Args<'_, f64>, &parity::engine::op_by_op::Unknown>,
     ) -> Result<Value<f64>> {
         let value = own(node, args);
         match &value {

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use indexmap::IndexMap;
 use parity::checkpoint::{Checkpoint, Kind};
-use parity::engine::cpu::{AsValues, CpuEngine};
+use parity::engine::fused::Model;
+use parity::engine::fused::cpu::{AsValues, CpuEngine};
 use parity::engine::{Batch, Engine, Probe, Values};
 use parity::error::Result;
-use parity::model::Model;
 use parity::numerics::Numerics;
 
 const TOKENS: [u32; 9] = [312, 863, 2039, 1444, 1518, 285, 314, 511, 435];

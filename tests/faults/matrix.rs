@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use parity::checkpoint::{Checkpoint, Kind};
+use parity::engine::fused::Model;
 use parity::faults::inject::{Injected, inject};
 use parity::faults::{Argument, Fault, ParameterKind, Site, catalogue};
-use parity::model::Model;
 
 use crate::support::runs::{Random, audit_all, diagnose_at, model, run, run_some};
 

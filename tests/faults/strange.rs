@@ -1,7 +1,7 @@
 //! Mistakes that are in no catalogue: located at their node, and given no name.
 
 use parity::checkpoint::{Checkpoint, Kind};
-use parity::model::Model;
+use parity::engine::fused::Model;
 use parity::tensor::{Matrix, View};
 
 use crate::support::runs::{Random, audit_all, diagnose_at, model, run_strange};

@@ -3,8 +3,8 @@
 use parity::audit::{self, AuditRows};
 use parity::checkpoint::Checkpoint;
 use parity::dump::{Kept, Recording};
+use parity::engine::fused::Model;
 use parity::faults::inject::inject;
-use parity::model::Model;
 
 use crate::support::runs::{Random, diagnose_at, model, run_some};
 

@@ -16,12 +16,12 @@ use emulated::{arithmetics, is_emulated};
 use parity::checkpoint::{Checkpoint, Kind};
 use parity::engine::cuda::{CudaEngine, count, supported};
 use parity::engine::device::Device;
+use parity::engine::fused::Model;
+use parity::engine::fused::file::ModelFile;
+use parity::engine::fused::graph::Op;
 use parity::engine::{Batch, Engine, Probe, Values};
 use parity::error::Result;
 use parity::jobs::run::{RunOptions, run};
-use parity::model::Model;
-use parity::model::file::ModelFile;
-use parity::model::graph::Op;
 use parity::report::{CheckpointVerdict, Report, Verdict};
 use parity::select::Selection;
 

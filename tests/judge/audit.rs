@@ -7,9 +7,9 @@ use half::bf16;
 use parity::audit::{Audit, AuditRows, Audits, Options, audit};
 use parity::checkpoint::{Checkpoint, Kind};
 use parity::dump::{Kept, Recording};
+use parity::engine::fused::Model;
+use parity::engine::fused::graph::Op;
 use parity::faults::inject::inject;
-use parity::model::Model;
-use parity::model::graph::Op;
 use parity_dump::Dump;
 use parity_dump::manifest::Producer;
 

@@ -5,11 +5,11 @@ use std::process::Command;
 
 use parity::checkpoint::Kind;
 use parity::dump::{Kept, Recording};
+use parity::engine::fused::Model;
+use parity::engine::fused::graph::Graph;
 use parity::faults::inject::inject;
 use parity::faults::{Argument, Site, catalogue};
 use parity::gguf::{DType, Gguf, Value};
-use parity::model::Model;
-use parity::model::graph::Graph;
 use parity_dump::{Producer, Writer};
 use serde_json::Value as Json;
 

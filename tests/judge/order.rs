@@ -7,9 +7,9 @@ use parity::audit::AuditRows;
 use parity::checkpoint::{Checkpoint, Kind, usual_order};
 use parity::dump::Recording;
 use parity::engine::device::Device;
+use parity::engine::fused::Model;
+use parity::engine::fused::file::ModelFile;
 use parity::jobs::run::{RunOptions, run as run_report};
-use parity::model::Model;
-use parity::model::file::ModelFile;
 use parity::report::Report;
 
 use crate::support::runs::{model, run};

@@ -184,7 +184,7 @@ fn attending_in_f16(base: f32, some: &dyn Fn(Checkpoint) -> bool) -> (Option<i32
         }
         let args = Args { params: &params, sources: args.sources.clone(), ..*args };
         let rule = rule(&op).filter(|_| is_half)?;
-        let values = parity::engine::machine::compute::<f64>(rule, &args).unwrap();
+        let values = parity::engine::op_by_op::compute::<f64>(rule, &args).unwrap();
         Some(values.iter().map(|x| f16::from_f64(*x).to_f64()).collect())
     };
     record_some(&model, &graph, &ours, &halves, some);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use parity::arithmetic::Arithmetic;
 use parity::checkpoint::Checkpoint;
-use parity::engine::machine::Machine;
+use parity::engine::op_by_op::Machine;
 use parity::gguf::{DType, Gguf, Value as Metadata};
 use parity_dump::Element;
 use parity_graph::text;

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use parity::arithmetic::Arithmetic;
-use parity::engine::machine::Machine;
+use parity::engine::op_by_op::Machine;
 use parity::gguf::Gguf;
 use parity::model::builders::{Cache, Shape, build, inputs};
 use parity_dump::Element;

@@ -1,7 +1,7 @@
 //! The attention kernels against f64: head widths, masks, storing the inside, NaN.
 
 use parity::engine::cuda::calls::{self, AttentionData, AttentionKernel};
-use parity::model::graph::{Anchor, Attention, BySteps, Edge, Mask};
+use parity::engine::fused::graph::{Anchor, Attention, BySteps, Edge, Mask};
 use parity::numerics::Storage;
 
 use crate::data::{Memory, Random};
@@ -121,7 +121,7 @@ fn attentions() {
         group: heads / kv_heads,
         mask: BySteps::all(Mask::CAUSAL),
         softmax: true,
-        limit: parity::model::graph::ScoreLimit::None,
+        limit: parity::engine::fused::graph::ScoreLimit::None,
     };
     let (f32s, f16s) = (Storage::F32, Storage::F16);
     let case = |op, rows, first, storage, kv| AttentionCase { op, rows, first, storage, kv }.check();
@@ -180,7 +180,7 @@ fn masked_nan_stays_out() {
         group: 1,
         mask: BySteps::all(Mask::CAUSAL),
         softmax: true,
-        limit: parity::model::graph::ScoreLimit::None,
+        limit: parity::engine::fused::graph::ScoreLimit::None,
     };
     for (rows, strange, storage) in [
         (12, 7, Storage::F32),
@@ -227,7 +227,7 @@ fn room_in_the_cache_changes_nothing() {
         group: 2,
         mask: BySteps::all(Mask::CAUSAL),
         softmax: true,
-        limit: parity::model::graph::ScoreLimit::None,
+        limit: parity::engine::fused::graph::ScoreLimit::None,
     };
     let first = 600;
     let mut random = Random(8);

@@ -7,8 +7,8 @@ use parity::engine::RowStats;
 use parity::engine::cuda::calls::{
     self, AttentionData, AttentionKernel, Call, LinearData, LinearKernel, NormFirst, NormShape, StatsPair,
 };
+use parity::engine::fused::graph::{Attention, BySteps, Mask, NormStyle};
 use parity::gguf::DType;
-use parity::model::graph::{Attention, BySteps, Mask, NormStyle};
 use parity::numerics::Storage;
 
 use crate::data::{Memory, Random, RandomWeight};
@@ -129,7 +129,7 @@ fn attention(file: &'static str, kernel: AttentionKernel, storage: Storage) -> S
         group: 1,
         mask: BySteps::all(Mask::CAUSAL),
         softmax: true,
-        limit: parity::model::graph::ScoreLimit::None,
+        limit: parity::engine::fused::graph::ScoreLimit::None,
     };
     let x = Memory::stored(&Random(5).values(rows * 32), storage);
     let matrices = [0; 2].map(|_| Memory::room(rows * rows, Storage::F32));
@@ -171,7 +171,7 @@ fn attention_few() -> Subject {
         group: 1,
         mask: BySteps::all(Mask::CAUSAL),
         softmax: true,
-        limit: parity::model::graph::ScoreLimit::None,
+        limit: parity::engine::fused::graph::ScoreLimit::None,
     };
     let cached = [301, 41];
     let x = Memory::stored(&Random(5).values(cached[0] * 64), Storage::F16);

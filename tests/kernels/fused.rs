@@ -3,8 +3,8 @@
 use parity::engine::cuda::calls::{
     self, Follow, LinearData, LinearKernel, LinearPart, NormFirst, Pairs, RopeData, RopePart, TensorCores,
 };
+use parity::engine::fused::graph::{BySteps, Glu, Pairing, Position, Rope};
 use parity::gguf::DType;
-use parity::model::graph::{BySteps, Glu, Pairing, Position, Rope};
 use parity::numerics::Storage;
 
 use crate::data::{Memory, Random, RandomWeight};

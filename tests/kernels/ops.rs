@@ -1,7 +1,7 @@
 //! The other kernels: norm, bias, RoPE, cache, residual sum, gated activation.
 
 use parity::engine::cuda::calls::{self, NormShape, RopeData, RopePart};
-use parity::model::graph::{Activation, Anchor, BySteps, Glu, NormStyle, Pairing, Position, Rope};
+use parity::engine::fused::graph::{Activation, Anchor, BySteps, Glu, NormStyle, Pairing, Position, Rope};
 use parity::numerics::Storage;
 
 use crate::data::{Memory, Random};

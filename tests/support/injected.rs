@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 
 use parity::arithmetic::Arithmetic;
-use parity::audit::recorded::{AuditRows, Findings, Graphs, How, Labelled, Steps, Tensor, audit};
+use parity::audit::{AuditRows, Findings, Graphs, How, Labelled, Steps, Tensor, audit};
 use parity::checkpoint::Checkpoint;
-use parity::engine::machine::{Conductor, Machine, Node, Unknown, Value, own};
+use parity::engine::op_by_op::{Conductor, Machine, Node, Unknown, Value, own};
 use parity::error::Result;
 use parity::faults::diagnosis::diagnose;
 use parity::faults::injected::{Injected, injected, parse};

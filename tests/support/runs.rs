@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use parity::audit::{self, Audit, AuditRows, Context};
 use parity::checkpoint::Checkpoint;
-use parity::dense::{self, Inputs, Rows};
 use parity::dump::{Kept, Recording};
-use parity::engine::cpu::CpuEngine;
+use parity::engine::fused::Model;
+use parity::engine::fused::cpu::CpuEngine;
+use parity::engine::fused::graph::Graph;
+use parity::engine::fused::{self, Inputs, Rows};
 use parity::engine::{Batch, Engine, Probe, Values};
 use parity::error::Result;
 use parity::faults::diagnose::{Diagnosed, diagnose};
-use parity::model::Model;
-use parity::model::graph::Graph;
 use parity::numerics::Numerics;
 use parity::random;
 use parity::tensor::{Matrix, View};

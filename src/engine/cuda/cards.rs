@@ -7,10 +7,10 @@ use super::device::{Device, error};
 use super::link::Link;
 use super::{CudaEngine, Planned};
 use crate::checkpoint::Checkpoint;
+use crate::engine::fused::graph::Graph;
 use crate::engine::{Batch, Engine, Probe};
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::model::graph::Graph;
 use crate::numerics::Numerics;
 use parity_dump::manifest::Producer;
 
@@ -29,8 +29,8 @@ impl<'m> Cards<'m> {
     /// # Errors
     /// A GPU that is not there, fewer layers than GPUs, layers that cannot be told apart, not enough memory.
     pub fn new(gguf: &'m Gguf, graph: Graph, ordinals: &[usize], numerics: Numerics) -> Result<Self> {
-        let size = |name: &str| gguf.tensor(name).map_or(0, |tensor| tensor.bytes.len());
-        let parts = cut::parts(graph, ordinals.len(), |weight| size(&weight.name))?;
+        let size = |weight: &str| gguf.tensor(weight).map_or(0, |tensor| tensor.bytes.len());
+        let parts = cut::parts(graph, ordinals.len(), size)?;
         let devices: Vec<Device> =
             ordinals.iter().map(|&ordinal| Device::open(ordinal)).collect::<Result<_>>()?;
         let stage = |(part, device): (Part, Device)| CudaEngine::of_part(gguf, part, device, numerics);

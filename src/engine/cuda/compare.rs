@@ -9,9 +9,9 @@ use super::device::{Buffer, Device, address_of};
 use super::held::{Held, Step};
 use super::modules::Modules;
 use super::plan::Output;
+use crate::engine::fused::graph::Dims;
 use crate::engine::{Batch, Probe, RowStats, Values};
 use crate::error::Result;
-use crate::model::graph::Dims;
 use crate::numerics::Storage;
 
 /// The comparisons of one engine.

@@ -10,11 +10,11 @@ use super::calls::Address;
 use super::device::{Buffer, Device, error};
 use super::layout::{Layout, Place};
 use crate::checkpoint::Checkpoint;
-use crate::dense::{self, Inputs, Rows};
+use crate::engine::fused::graph::{Graph, Node};
+use crate::engine::fused::{self, Inputs, Rows};
 use crate::engine::{Batch, Probe, Values};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
-use crate::model::graph::{Graph, Node};
 use crate::numerics::{Numerics, Storage};
 use crate::tensor::{Matrix, View};
 
@@ -55,7 +55,7 @@ impl Host<'_> {
         }
         let values: Vec<View<'_, f32>> = inputs.iter().map(Matrix::view).collect();
         let rows = Rows { tokens: batch.tokens, positions: &positions, steps: &steps };
-        let out = dense::execute(node, self.gguf, Inputs { rows, values: &values }, self.numerics)?;
+        let out = fused::execute(node, self.gguf, Inputs { rows, values: &values }, self.numerics)?;
         if !node.checkpoint.kind().is_optional() {
             return self.upload(node.checkpoint, &out);
         }

@@ -39,9 +39,9 @@ use cudarc::driver::CudaGraph;
 
 use super::{Batch, Engine, Probe};
 use crate::checkpoint::Checkpoint;
+use crate::engine::fused::graph::{Graph, Op};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
-use crate::model::graph::{Graph, Op};
 use crate::numerics::{Numerics, Products, Storage};
 use calls::{Call, LinearKernel, TensorCores};
 use compare::Compare;

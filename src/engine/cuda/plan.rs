@@ -11,7 +11,7 @@ use super::ropes::Tables;
 use super::schedule::{Task, gpu_attention};
 use super::weights::Weights;
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::model::graph::{Attention, Graph, Node, Op};
+use crate::engine::fused::graph::{Attention, Graph, Node, Op};
 use crate::numerics::Numerics;
 
 /// What a plan is made for. The same key gives the same plan.

@@ -6,8 +6,8 @@ use super::plan::Builder;
 use super::schedule::{LinearNodes, LinearTask, Task};
 use super::weights::Weights;
 use crate::checkpoint::Kind;
+use crate::engine::fused::graph::{Glu, Node, Op};
 use crate::gguf::DType;
-use crate::model::graph::{Glu, Node, Op};
 
 /// Which of the launches of matrix products that follow one has its weights brought nearer by it.
 const LAUNCHES_AHEAD: usize = 2;

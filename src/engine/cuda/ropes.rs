@@ -6,17 +6,16 @@ use rayon::prelude::*;
 
 use super::calls::Address;
 use super::device::{Buffer, Device};
+use crate::engine::fused::graph::{Anchor, Position, Rope};
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::model::graph::{Anchor, Position, Rope, WeightRef};
-use crate::model::weights::Weight;
 
 /// What a table depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     base_bits: u64,
     dims: usize,
-    freqs: Option<WeightRef>,
+    freqs: Option<String>,
     /// Position of entry p: `shift + p·step.0/step.1`.
     shift: i64,
     step: (u32, u32),
@@ -42,7 +41,7 @@ impl Key {
     /// (positions, dims/2, 2): cosine, sine.
     fn table(&self, positions: usize, gguf: &Gguf) -> Result<Vec<f32>> {
         let freqs: Vec<f64> = match &self.freqs {
-            Some(freqs) => Weight::find(gguf, freqs)?.decode(),
+            Some(freqs) => gguf.weight(freqs)?.decode(),
             None => Vec::new(),
         };
         let (base, half) = (f64::from_bits(self.base_bits), self.dims / 2);

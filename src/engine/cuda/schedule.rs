@@ -12,7 +12,7 @@ use super::plan::Key;
 use super::ropes::Tables;
 use super::weights::Weights;
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::model::graph::{Anchor, Attention, Glu, Graph, Node, Norm, NormStyle, Op, Rope};
+use crate::engine::fused::graph::{Anchor, Attention, Glu, Graph, Node, Norm, NormStyle, Op, Rope};
 use crate::numerics::Storage;
 
 /// Nodes that are looked at for more of the same: a layer has 25 at most.
@@ -89,7 +89,7 @@ pub struct Ability<'a> {
 /// The merged attention of a node that a kernel computes.
 pub fn gpu_attention(node: &Node) -> Option<&Attention> {
     match &node.op {
-        Op::Attention(op) if node.edits.is_empty() && calls::has_attention(op) => Some(op),
+        Op::Attention(op) if calls::has_attention(op) => Some(op),
         _ => None,
     }
 }
@@ -116,7 +116,7 @@ impl Ability<'_> {
     fn computes(&self, node: &Node) -> bool {
         let width = self.width(node.checkpoint);
         let inputs: Vec<usize> = node.inputs.iter().map(|input| self.width(*input)).collect();
-        if !node.edits.is_empty() || node.checkpoint.kind().is_optional() {
+        if node.checkpoint.kind().is_optional() {
             return false;
         }
         match &node.op {

@@ -15,8 +15,8 @@ use super::readback::{Reading, Ring};
 use super::schedule::Task;
 use super::{Batch, CudaEngine, Planned, Probe};
 use crate::engine::Values;
+use crate::engine::fused::graph::{Dims, Node};
 use crate::error::{Error, Result};
-use crate::model::graph::{Dims, Node};
 
 /// A step that is computed before it is prepared.
 pub(super) fn unplanned() -> Error {

@@ -4,11 +4,9 @@ use std::collections::HashMap;
 
 use super::calls::{Address, Weight, block_bytes, on_device};
 use super::device::{Buffer, Device};
+use crate::engine::fused::graph::{Graph, Node, Op};
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::model::edit::Reading;
-use crate::model::graph::{Graph, Node, Op, WeightRef};
-use crate::model::weights;
 
 /// Alignment of every tensor; vector loads need 16.
 const ALIGNMENT: usize = 256;
@@ -22,7 +20,7 @@ pub struct Weights {
 }
 
 /// What of a node is uploaded, if the GPU can read it: `true` for a matrix.
-fn uploaded(node: &Node) -> Option<(&WeightRef, bool)> {
+fn uploaded(node: &Node) -> Option<(&str, bool)> {
     let (weight, is_matrix) = match &node.op {
         Op::Embed { table } => (table, true),
         Op::Linear { weight, .. } => (weight, true),
@@ -30,20 +28,20 @@ fn uploaded(node: &Node) -> Option<(&WeightRef, bool)> {
         Op::Bias { bias: Some(bias), .. } => (bias, false),
         _ => return None,
     };
-    (weight.reading == Reading::AsStored).then_some((weight, is_matrix))
+    Some((weight, is_matrix))
 }
 
 impl Weights {
     /// Uploads what the nodes of `graph` read.
     pub fn upload(device: &Device, gguf: &Gguf, graph: &Graph) -> Result<Weights> {
-        let mut wanted: Vec<(&WeightRef, bool)> = graph.nodes.iter().filter_map(uploaded).collect();
-        wanted.sort_by(|a, b| (&a.0.name, a.1).cmp(&(&b.0.name, b.1)));
+        let mut wanted: Vec<(&str, bool)> = graph.nodes.iter().filter_map(uploaded).collect();
+        wanted.sort_unstable();
         wanted.dedup();
 
         let mut bytes = 0;
         for (weight, is_matrix) in &wanted {
-            let weight = weights::Weight::find(gguf, weight)?;
-            let (stored, dtype) = (weight.stored().bytes.len(), weight.dtype());
+            let weight = gguf.weight(weight)?;
+            let (stored, dtype) = (weight.bytes.len(), weight.info.dtype);
             let size = if *is_matrix {
                 stored / dtype.block_bytes() * block_bytes(dtype)
             } else {
@@ -55,18 +53,18 @@ impl Weights {
         device.clear(&memory)?; // kernels read whole words, beyond the last bytes of a tensor
         let (mut matrices, mut vectors) = (HashMap::new(), HashMap::new());
         let mut address = memory.address;
-        for (reference, is_matrix) in wanted {
-            let weight = weights::Weight::find(gguf, reference)?;
+        for (name, is_matrix) in wanted {
+            let weight = gguf.weight(name)?;
             let size = if is_matrix {
-                let blocks = on_device(weight.stored().bytes, weight.dtype());
+                let blocks = on_device(weight.bytes, weight.info.dtype);
                 device.upload(&blocks, address)?;
-                let (dtype, outputs, columns) = (weight.dtype(), weight.rows(), weight.cols());
-                matrices.insert(reference.name.clone(), Weight { address, dtype, outputs, columns });
+                let (dtype, outputs, columns) = (weight.info.dtype, weight.rows(), weight.cols());
+                matrices.insert(name.to_owned(), Weight { address, dtype, outputs, columns });
                 blocks.len()
             } else {
                 let values: Vec<f32> = weight.decode();
                 device.upload(&values, address)?;
-                vectors.insert(reference.name.clone(), (address, values.len()));
+                vectors.insert(name.to_owned(), (address, values.len()));
                 4 * values.len()
             };
             address += size.next_multiple_of(ALIGNMENT) as Address;
@@ -76,16 +74,14 @@ impl Weights {
     }
 
     /// A matrix that kernels can read: as stored, rows of a multiple of 8.
-    pub fn matrix(&self, weight: &WeightRef) -> Option<Weight> {
-        let readable = weight.reading == Reading::AsStored;
-        let matrix = *self.matrices.get(&weight.name).filter(|_| readable)?;
+    pub fn matrix(&self, weight: &str) -> Option<Weight> {
+        let matrix = *self.matrices.get(weight)?;
         (matrix.columns % 8 == 0).then_some(matrix)
     }
 
     /// A vector of `len` values.
-    pub fn vector(&self, weight: &WeightRef, len: usize) -> Option<Address> {
-        let readable = weight.reading == Reading::AsStored;
-        let (address, found) = *self.vectors.get(&weight.name).filter(|_| readable)?;
+    pub fn vector(&self, weight: &str, len: usize) -> Option<Address> {
+        let (address, found) = *self.vectors.get(weight)?;
         (found == len).then_some(address)
     }
 }

@@ -8,7 +8,7 @@ mod rows;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use crate::audit::recorded::{Carried, OwnDistance, Prompt, simulated};
+use crate::audit::{Carried, OwnDistance, Prompt, simulated};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::compare::{Accumulator, Comparison, Tolerance, common_positions};
 use crate::dump::Recording;
@@ -20,7 +20,8 @@ use crate::numerics::Numerics;
 use crate::ops::bound::CONFIDENCE;
 use crate::report::words::number;
 use crate::report::{CheckpointVerdict, Local, LocalError, Report, Seen, Side};
-use crate::verdict::{self, Gap, Judged, Parts, Why};
+use crate::verdict::numbers::{self, Judged, Parts};
+use crate::verdict::{self, Gap, Why};
 use parity_dump::Dump;
 use parity_dump::manifest::{ModelInfo, Producer};
 use rows::{Said, Words};
@@ -77,7 +78,7 @@ pub fn judge(said: &LogProbs, reference: Option<&Dump>, options: &Options) -> Re
     }
     parts.judgement.judged.insert(logits(), judged);
     parts.comparisons = vec![comparison];
-    Ok(verdict::assemble(parts))
+    Ok(numbers::assemble(parts))
 }
 
 fn logits() -> Checkpoint {

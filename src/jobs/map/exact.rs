@@ -3,9 +3,9 @@
 use parity_graph::Id;
 
 use crate::arithmetic::Arithmetic;
-use crate::audit::recorded::{Labelled, Prompt, Tensor};
+use crate::audit::{Labelled, Prompt, Tensor};
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::engine::machine::{Conductor, Machine, Node, Unknown, Value, own};
+use crate::engine::op_by_op::{Conductor, Machine, Node, Unknown, Value, own};
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::ops::Args;

@@ -12,9 +12,9 @@ use super::steps::{self, Form, Planned};
 use super::{Executed, Progress, RunOptions};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::compare::{argmax, fed};
+use crate::engine::fused::Model;
 use crate::engine::{Batch, Engine, Probe, Values, device};
 use crate::error::{Error, Result};
-use crate::model::Model;
 use crate::model::builders::Cache;
 
 /// What a reader must know of isolation on a GPU.

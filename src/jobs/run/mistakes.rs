@@ -9,9 +9,9 @@ use parity_graph::Id;
 use parity_graph::rewrite::Change;
 
 use super::steps::{Planned, Prepared};
-use crate::audit::recorded::{Labelled, Steps, Tensor, needed};
+use crate::audit::{Labelled, Steps, Tensor, needed};
 use crate::checkpoint::Checkpoint;
-use crate::engine::machine::{Conductor, Machine, Node, Number, Unknown, Value, own};
+use crate::engine::op_by_op::{Conductor, Machine, Node, Number, Unknown, Value, own};
 use crate::error::{Error, Result};
 use crate::faults::injected::Injected;
 use crate::faults::rewritten::{Other, other, rewrite};

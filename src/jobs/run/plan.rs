@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use super::RunOptions;
 use crate::checkpoint::Checkpoint;
+use crate::engine::fused::Model;
+use crate::engine::fused::graph::Graph;
 use crate::error::Result;
 use crate::jobs::limits::{self, Room};
-use crate::model::Model;
-use crate::model::graph::Graph;
 use parity_dump::Dump;
 
 /// The steps of a run by parity's own kernels, and what of them is written down.

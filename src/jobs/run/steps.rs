@@ -11,7 +11,7 @@ use parity_record::map::{Capture, LeafCapture, map};
 
 use super::RunOptions;
 use super::plan;
-use crate::audit::recorded::{Graphs, Labelled};
+use crate::audit::{Graphs, Labelled};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::error::{Error, Result};

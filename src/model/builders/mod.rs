@@ -18,9 +18,9 @@ mod sketch;
 
 use parity_graph::Graph;
 
+use crate::engine::fused::graph::Pairing;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
-use crate::model::graph::Pairing;
 
 pub use facts::Facts;
 pub use inputs::{CAUSAL_MASK, Values, inputs, known};

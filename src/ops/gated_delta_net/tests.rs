@@ -88,14 +88,11 @@ fn the_kernel_is_explained() {
 }
 
 #[test]
-fn errors_are_carried_and_rows_are_named() {
+fn errors_are_carried() {
     for per_channel in [false, true] {
         let own = trial(per_channel, 4, 2);
         for slot in 0..6 {
             own.assert_carries(slot, 1e-4, 60.0);
-        }
-        for slot in 0..5 {
-            own.assert_needs(slot, &[0.5, -0.25]);
         }
     }
 }

@@ -111,7 +111,6 @@ fn the_hadamard_hint_replaces_the_matrix() {
     }
     hinted.assert_single_within_bound();
     hinted.assert_carries(1, 1e-3, 12.0);
-    hinted.assert_needs(1, &[1e3, -7.0]);
     let exact = hinted.double();
     // Sharp: some ten roundings of a value.
     assert!(hinted.bound(&exact).iter().all(|b| *b < 2e-6));
@@ -214,14 +213,13 @@ fn a_tie_is_settled_by_what_was_recorded() {
 }
 
 #[test]
-fn errors_are_carried_and_rows_are_named() {
+fn errors_are_carried() {
     let mut numbers = Numbers::new(7);
     let w = Given::random(&mut numbers, [1, 2, 4, 16]).laid_out([0, 2, 1, 3]);
     let x = Given::random(&mut numbers, [1, 6, 3, 16]);
     let own = trial(w.clone(), x.clone());
     for slot in [0, 1] {
         own.assert_carries(slot, 1e-4, 8.0);
-        own.assert_needs(slot, &[1e4, -1e7, 3.0]);
     }
     let mut f16s = trial(w.held_as(DType::F16), x);
     f16s.assert_carries(0, 1e-4, 8.0);

@@ -6,7 +6,6 @@ use parity_graph::Op;
 
 use super::cases::{Case, ratio, recorded};
 use crate::arithmetic::Arithmetic;
-use crate::ops::Needed;
 use crate::ops::source::rows;
 use crate::scalar::Scalar;
 
@@ -163,45 +162,6 @@ fn no_bound_and_no_carried_error_is_nan() {
                 let carried = case.with(&arithmetic, |args| (case.rule().carry)(args, &exact, slot, &error));
                 assert!(carried.iter().all(|&e| e >= 0.0), "{} slot {slot}", case.op);
             }
-        }
-    }
-}
-
-#[test]
-fn a_row_depends_on_nothing_but_the_rows_it_is_said_to_need() {
-    let mut random = Random(11);
-    for case in recorded() {
-        let exact = case.double(&Arithmetic::LLAMA_CPU);
-        let width = case.result.shape[3];
-        for (number, row) in rows(case.result.shape).enumerate() {
-            let mut other = case.clone();
-            for slot in 0..case.sources.len() {
-                let Some(source) = &case.sources[slot] else { continue };
-                let needed = case.with(&Arithmetic::LLAMA_CPU, |args| (case.rule().rows)(args, slot, row));
-                let mut values = source.compact().data;
-                let whole = !matches!(source.dtype.name(), "F32" | "F16");
-                for (at, values) in rows(source.shape).zip(values.chunks_mut(source.shape[3])) {
-                    let kept = match &needed {
-                        Needed::Nothing => false,
-                        Needed::Row(row) => *row == at,
-                        Needed::Rows(rows) => rows.contains(&at),
-                        Needed::All => true,
-                    };
-                    if !kept {
-                        // Indices stay in range; 0 is in range of everything.
-                        let value = if whole { 0.0 } else { 5.0 * random.next() };
-                        values.fill(value);
-                    }
-                }
-                other = other.replaced(slot, values);
-            }
-            let own = number * width..(number + 1) * width;
-            let other = other.double(&Arithmetic::LLAMA_CPU);
-            assert!(
-                exact[own.clone()].iter().zip(&other[own]).all(|(&a, &b)| same(a, b)),
-                "{}: row {row:?} needs more",
-                case.op
-            );
         }
     }
 }

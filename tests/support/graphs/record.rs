@@ -5,9 +5,9 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use parity::arithmetic::Arithmetic;
-use parity::audit::recorded::Labelled;
+use parity::audit::Labelled;
 use parity::checkpoint::Checkpoint;
-use parity::engine::machine::{Conductor, Machine, Node, Unknown, Value, own};
+use parity::engine::op_by_op::{Conductor, Machine, Node, Unknown, Value, own};
 use parity::error::Result;
 use parity::gguf::Gguf;
 use parity::model::builders::{Shape, build, inputs};

@@ -1,7 +1,7 @@
 //! The attention kernels.
 
 use super::{Address, Call, ROWS_MAX_UNTILED, THREADS, name_of};
-use crate::model::graph::{Anchor, Attention, Edge, Mask, ScoreLimit};
+use crate::engine::fused::graph::{Anchor, Attention, Edge, Mask, ScoreLimit};
 use crate::numerics::Storage;
 
 /// Head widths up to which the kernels are built.

@@ -7,7 +7,7 @@ pub use few::{few_chunk, together};
 pub use warpgroup::TensorMap;
 
 use super::{Address, Call, ROWS_MAX_FEW, ROWS_MAX_UNTILED, THREADS, Weight, name_of};
-use crate::model::graph::Pairing;
+use crate::engine::fused::graph::Pairing;
 use crate::numerics::Storage;
 
 /// Weights that one launch multiplies with.

@@ -6,8 +6,8 @@
 use std::borrow::Cow;
 use std::mem::{MaybeUninit, size_of};
 
+use crate::engine::fused::graph::{Glu, NormStyle};
 use crate::gguf::DType;
-use crate::model::graph::{Glu, NormStyle};
 use crate::numerics::Storage;
 
 mod attention;

@@ -1,7 +1,7 @@
 //! The rotary embedding kernel.
 
 use super::{Address, Call, THREADS, name_of};
-use crate::model::graph::{Anchor, Pairing, Rope};
+use crate::engine::fused::graph::{Anchor, Pairing, Rope};
 use crate::numerics::Storage;
 
 /// Tensors that turn in one launch.

@@ -1,0 +1,158 @@
+//! How engines that bring no graph compute attention, which nobody sees where keys, values or attention were not recorded.
+
+use parity_graph::Op;
+
+use super::Steps;
+use super::node::{self, Hypothesis};
+use super::storage_types::{operands, products};
+use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands, Scaled, Weights};
+use crate::checkpoint::Kind;
+use crate::numerics::{Numerics, Products, Storage};
+use crate::ops::Args;
+use crate::ops::source::Data;
+
+/// f32 but for keys and values, which lie in a cache of this type.
+pub fn cached(cache: Storage) -> Arithmetic {
+    Arithmetic { cache, ..Arithmetic::EXACT }
+}
+
+/// What keys and values in a cache of this type are called.
+pub fn name_of_cache(cache: Storage) -> &'static str {
+    match cache {
+        Storage::F32 => "keys and values in f32",
+        Storage::F16 => "keys and values in f16",
+        Storage::Bf16 => "keys and values in bf16",
+    }
+}
+
+/// The types that an engine's keys and values may be cached in, the likeliest first: what it declares, and the other of
+/// those that engines have for values of f32.
+pub fn caches(steps: &dyn Steps) -> Vec<Storage> {
+    if steps.is_own_graph() {
+        return vec![Storage::F32];
+    }
+    match steps.declared().map_or(Storage::F32, |numerics| numerics.kv) {
+        Storage::F32 => vec![Storage::F32, Storage::F16],
+        declared => vec![declared, Storage::F32],
+    }
+}
+
+/// Attention with operands of its products in narrow types, what rounds least first.
+pub const ATTENTIONS: [(&str, Narrow); 4] = [
+    ("attention with f16 operands", Narrow::F16),
+    ("attention with TF32 operands", Narrow::Tf32),
+    ("attention with TF32 operands, cut", Narrow::Tf32Cut),
+    ("attention with bf16 operands", Narrow::Bf16),
+];
+
+/// What llama.cpp's attention does with keys and values in f16, where no graph says that they are.
+pub const LLAMA_ATTENTION: &str = "attention as llama.cpp has it, keys and values in f16";
+
+/// What the attention of an engine that brings no graph may be computed in, the likeliest first: its keys and values cached
+/// in the type that it declares, or in those that engines of f32 have; as llama.cpp does it; with operands of its products
+/// rounded.
+pub fn attentions(steps: &dyn Steps) -> Vec<Hypothesis> {
+    let named = |kv| Hypothesis { name: name_of_cache(kv), arithmetic: cached(kv) };
+    let cached = caches(steps).into_iter().map(named);
+    if steps.is_own_graph() {
+        return cached.collect();
+    }
+    let declared = steps.declared();
+    // Which of its kernels it was is seen where it was recorded; elsewhere what the coarsest may round is allowed for.
+    let coarsest = Arithmetic { flash: Flash::NativeF16, ..products(Narrow::F16) };
+    let llama = Arithmetic { cache: Storage::F16, ..coarsest };
+    let mut more = rounded_attentions(declared);
+    if is_as_llama(declared) {
+        // What it rounds lies between f16 operands and bf16 ones.
+        more.insert(more.len().saturating_sub(1), Hypothesis { name: LLAMA_ATTENTION, arithmetic: llama });
+    }
+    cached.chain(more).collect()
+}
+
+/// What an engine may compute in, whatever it keeps values in, when it rounds operands of products: those of weights, of
+/// attention, or of both.
+pub fn with_operands(declared: Option<Numerics>) -> Vec<Arithmetic> {
+    let each = |(_, narrow)| {
+        // What is cut off weights lies on one side, and differs with what is cut.
+        let undivided = (narrow == Narrow::Tf32Cut).then_some(Weights::Undivided);
+        let kinds = [Some(Weights::Divided), undivided].into_iter().flatten();
+        let attentions = kinds.flat_map(move |when| {
+            [Arithmetic::EXACT, products(narrow)]
+                .map(|one| Arithmetic { flash: Flash::Rounded(narrow, when, Scaled::Scores), ..one })
+        });
+        std::iter::once(products(narrow)).chain(attentions)
+    };
+    operands(declared).into_iter().flat_map(each).collect()
+}
+
+/// Whether an engine may have llama.cpp's attention.
+fn is_as_llama(declared: Option<Numerics>) -> bool {
+    declared.is_none_or(|numerics| matches!(numerics.products, Products::LlamaCpu | Products::LlamaCuda))
+}
+
+/// Attention with operands of its products in types that an engine may round them to.
+fn rounded_attentions(declared: Option<Numerics>) -> Vec<Hypothesis> {
+    let may = operands(declared);
+    let all = ATTENTIONS.into_iter().filter(|(_, narrow)| may.iter().any(|(_, one)| one == narrow));
+    all.map(|(name, narrow)| Hypothesis { name, arithmetic: attention(narrow) }).collect()
+}
+
+/// f32 but for the operands of all products, those of attention too.
+pub fn attention(narrow: Narrow) -> Arithmetic {
+    Arithmetic { flash: Flash::Rounded(narrow, Weights::Divided, Scaled::Scores), ..products(narrow) }
+}
+
+/// What attention, or one of its products, may be computed in: as [`attentions`] has it for all of them, and by every kernel
+/// of llama.cpp.
+pub fn of_cache(steps: &dyn Steps, any: bool, op: &Op, args: &Args<'_, f64>) -> Vec<Hypothesis> {
+    let declared = steps.declared();
+    let in_half = |one: Hypothesis| Hypothesis {
+        name: LLAMA_ATTENTION,
+        arithmetic: Arithmetic { cache: Storage::F16, ..one.arithmetic },
+    };
+    let kernels =
+        node::on_cpu(op, args).into_iter().filter(|_| *op == Op::FlashAttn && is_as_llama(declared));
+    let kernels = kernels.filter(|one| one.arithmetic.flash != Flash::Exact).map(in_half);
+    // Of llama.cpp's kernels the one that was taken is followed: more exactly than operands that are only bounded.
+    let all = attentions(steps).into_iter().filter(|one| one.arithmetic.flash != Flash::NativeF16);
+    let (cached, rounded): (Vec<_>, Vec<_>) = all.partition(|one| one.arithmetic.operands == Operands::Exact);
+    let before = if *op == Op::FlashAttn { scaled_before(&rounded) } else { Vec::new() };
+    match any {
+        true => cached.into_iter().chain(kernels).chain(rounded).chain(before).collect(),
+        false => cached.into_iter().take(1).collect(),
+    }
+}
+
+/// The same with the scale in what is rounded. Where it is a power of two, nothing else comes of it but for its root.
+fn scaled_before(rounded: &[Hypothesis]) -> Vec<Hypothesis> {
+    let before = |one: &Hypothesis, scaled| match one.arithmetic.flash {
+        Flash::Rounded(narrow, when, _) => {
+            let arithmetic = Arithmetic { flash: Flash::Rounded(narrow, when, scaled), ..one.arithmetic };
+            Some(Hypothesis { name: one.name, arithmetic })
+        }
+        _ => None,
+    };
+    let kinds = [Scaled::Queries, Scaled::Both].into_iter();
+    kinds.flat_map(|scaled| rounded.iter().filter_map(move |one| before(one, scaled))).collect()
+}
+
+/// The arithmetic of a node where attention alone rounds its operands, and its products stand by themselves.
+pub fn of_product(one: &Arithmetic, op: &Op, args: &Args<'_, f64>) -> Arithmetic {
+    match one.flash {
+        Flash::Rounded(narrow, ..) if reads_cache(op, args) => {
+            Arithmetic { operands: Operands::Both(narrow), ..*one }
+        }
+        _ => *one,
+    }
+}
+
+/// Whether nodes of a kind are attention, or lie within it.
+pub fn attends(kind: Kind) -> bool {
+    kind == Kind::AttnCtx || kind.is_optional()
+}
+
+/// Whether a node reads keys or values: attention, or one of its products.
+pub fn reads_cache(op: &Op, args: &Args<'_, f64>) -> bool {
+    let values = || args.get(0).is_some_and(|source| matches!(source.data, Data::Values(_)));
+    *op == Op::FlashAttn || *op == Op::MulMat && values()
+}

@@ -1,0 +1,54 @@
+//! In which type nodes may be kept: in that of their class.
+//!
+//! An engine computes nodes of one kind alike in all layers. Where the values of most nodes of a kind need f32, one whose
+//! values are numbers of a narrower type is no arithmetic of the engine but a mistake in this node: it is judged in f32 like
+//! the others, and so is what was not recorded before it.
+
+use std::collections::{HashMap, HashSet};
+
+use super::{Labelled, Steps, storage_types};
+use crate::numerics::Storage;
+use parity_dump::checkpoint::Kind;
+
+/// The kinds of nodes that most need f32 for, of a recording of which some values are numbers of the type `kept`.
+pub fn of_f32(steps: &dyn Steps, graphs: &[(usize, &Labelled)], kept: Storage) -> HashSet<Kind> {
+    let mut counts: HashMap<Kind, [usize; 2]> = HashMap::new();
+    for (step, labelled) in graphs.iter().filter(|_| kept != Storage::F32) {
+        for (_, checkpoint) in labelled.nodes() {
+            let Some(recorded) = steps.tensor(*step, checkpoint) else { continue };
+            let [narrow, all] = counts.entry(checkpoint.kind()).or_default();
+            *narrow += usize::from(storage_types::holds(kept, &recorded.values));
+            *all += 1;
+        }
+    }
+    counts.into_iter().filter(|(_, [narrow, all])| 2 * narrow < *all).map(|(kind, _)| kind).collect()
+}
+
+/// By tensor of a step's graph: the type that it is taken to be kept in. What was not recorded is as what reads it.
+pub fn kept(
+    steps: &dyn Steps,
+    (step, labelled): (usize, &Labelled),
+    of_f32: &HashSet<Kind>,
+    kept: Storage,
+) -> Vec<Storage> {
+    let graph = &labelled.program.graph;
+    let mut all = vec![kept; graph.tensors.len()];
+    if of_f32.is_empty() {
+        return all;
+    }
+    let mut read_in_f32 = vec![false; graph.tensors.len()];
+    let mut read_otherwise = vec![false; graph.tensors.len()];
+    for id in (0..graph.tensors.len()).rev() {
+        let label = labelled.labels[id];
+        let in_f32 = match label.filter(|label| steps.tensor(step, *label).is_some()) {
+            Some(label) => of_f32.contains(&label.kind()),
+            None => read_in_f32[id] && !read_otherwise[id],
+        };
+        if in_f32 {
+            all[id] = Storage::F32;
+        }
+        let readers = if in_f32 { &mut read_in_f32 } else { &mut read_otherwise };
+        graph.sources(id).for_each(|source| readers[source] = true);
+    }
+    all
+}

@@ -1,0 +1,160 @@
+//! A graph beside a dump: under which id each node is recorded, and how its rows lie there.
+
+use std::collections::HashMap;
+
+use parity_dump::checkpoint::Kind;
+use parity_graph::{Graph, Id, Op, axis, label};
+
+use super::{Arrangement, Steps, Tensor};
+use crate::checkpoint::Checkpoint;
+use crate::engine::op_by_op::Program;
+use crate::error::Result;
+
+/// By node: the nodes that it reads, through whatever only moves values, and through memory that others write.
+pub type Reads = HashMap<Checkpoint, Vec<Checkpoint>>;
+
+/// What the nodes of several graphs read.
+pub fn reads(graphs: &[(usize, &Labelled)]) -> Reads {
+    let mut out = Reads::new();
+    for (i, (_, labelled)) in graphs.iter().enumerate() {
+        if !graphs[..i].iter().any(|(_, known)| std::ptr::eq(*known, *labelled)) {
+            labelled.note_reads(&mut out);
+        }
+    }
+    out
+}
+
+/// A graph with the names of its nodes in a dump.
+pub struct Labelled {
+    /// Ready to be executed.
+    pub program: Program,
+    /// By tensor: under which id it is recorded.
+    pub labels: Vec<Option<Checkpoint>>,
+    /// By tensor: along which axis its token rows lie.
+    pub axes: Vec<Option<usize>>,
+    /// By tensor: under which name it is recorded, of what no node computes.
+    leaves: Vec<Option<String>>,
+}
+
+impl Labelled {
+    /// Takes a graph and finds its labels and its token axes.
+    ///
+    /// # Errors
+    /// A graph that does not fit together.
+    pub fn new(graph: Graph) -> Result<Labelled> {
+        let (labels, axes, leaves) =
+            (label::labels(&graph), axis::token_axes(&graph), label::leaf_names(&graph));
+        Labelled::of(graph, labels, axes, leaves)
+    }
+
+    pub(super) fn of(
+        graph: Graph,
+        labels: Vec<Option<Checkpoint>>,
+        axes: Vec<Option<usize>>,
+        leaves: Vec<Option<String>>,
+    ) -> Result<Labelled> {
+        let named = graph.tensors.iter().zip(&labels);
+        let names =
+            named.map(|(tensor, label)| label.map_or_else(|| tensor.name.clone(), |id| id.to_string()));
+        let names = names.collect();
+        Ok(Labelled { program: Program::new(graph, names)?, labels, axes, leaves })
+    }
+
+    /// Takes what is multiplied by the output's weight for the logits, without its bias.
+    #[must_use]
+    pub fn with_logits_before_bias(mut self) -> Labelled {
+        let graph = &self.program.graph;
+        let logits = Checkpoint::global(Kind::Logits);
+        let sum = self.labels.iter().position(|label| *label == Some(logits));
+        let product = sum.filter(|&sum| graph.get(sum).op == Op::Add).and_then(|sum| graph.src(sum, 0));
+        if let (Some(sum), Some(product)) = (sum, product.filter(|&id| graph.get(id).op == Op::MulMat)) {
+            self.labels[sum] = None;
+            self.labels[product] = Some(logits);
+        }
+        self
+    }
+
+    /// What a recording holds of a leaf.
+    pub fn input(&self, steps: &dyn Steps, step: usize, leaf: Id) -> Option<Vec<f64>> {
+        steps.leaf(step, self.leaves.get(leaf)?.as_ref()?)
+    }
+
+    /// What a recording holds of any tensor: a node's values, NaN where they were cut, or a leaf's.
+    pub fn values(&self, steps: &dyn Steps, step: usize, id: Id) -> Option<Vec<f64>> {
+        let Some(label) = self.labels.get(id).copied().flatten() else { return self.input(steps, step, id) };
+        let recorded = steps.tensor(step, label)?;
+        Some(self.arrange(id, label, &recorded)?.of_node(&recorded.values, |_| f64::NAN))
+    }
+
+    /// The nodes that are executed and have an id, in order.
+    pub fn nodes(&self) -> impl Iterator<Item = (Id, Checkpoint)> + '_ {
+        self.program.executed().filter_map(|id| Some((id, *self.labels.get(id)?.as_ref()?)))
+    }
+
+    /// The ids that a node reads, through views and whatever else only moves values.
+    pub fn inputs(&self, checkpoint: Checkpoint) -> Vec<Checkpoint> {
+        let Some((id, _)) = self.nodes().find(|(_, known)| *known == checkpoint) else { return Vec::new() };
+        let graph = &self.program.graph;
+        let (mut out, mut seen, mut open) = (Vec::new(), vec![false; graph.tensors.len()], vec![id]);
+        while let Some(user) = open.pop() {
+            for source in graph.sources(user).filter(|&source| source != user) {
+                match self.labels.get(source).copied().flatten() {
+                    Some(label) if !out.contains(&label) => out.push(label),
+                    None if !std::mem::replace(&mut seen[source], true) => open.push(source),
+                    _ => {}
+                }
+            }
+        }
+        out
+    }
+
+    /// Adds what each node reads.
+    fn note_reads(&self, out: &mut Reads) {
+        let graph = &self.program.graph;
+        // By tensor: the nodes whose values it holds. By memory: those whose values nodes wrote into it so far.
+        let mut holds: Vec<Vec<Checkpoint>> = vec![Vec::new(); graph.tensors.len()];
+        for id in graph.computed() {
+            let mut read: Vec<Checkpoint> = Vec::new();
+            for source in graph.sources(id).filter(|&source| source != id) {
+                let written = holds[source].iter().chain(&holds[graph.root(source)]);
+                for from in written {
+                    if !read.contains(from) {
+                        read.push(*from);
+                    }
+                }
+            }
+            let own = match self.labels.get(id).copied().flatten() {
+                Some(label) => {
+                    let known = out.entry(label).or_default();
+                    for from in read {
+                        if from != label && !known.contains(&from) {
+                            known.push(from);
+                        }
+                    }
+                    vec![label]
+                }
+                None => read,
+            };
+            let root = graph.root(id);
+            if root != id && !graph.get(id).op.is_view() {
+                let more: Vec<Checkpoint> =
+                    own.iter().filter(|from| !holds[root].contains(from)).copied().collect();
+                holds[root].extend(more);
+            }
+            holds[id] = own;
+        }
+    }
+
+    /// Elements of a token's row of a node, where they lie side by side in it.
+    pub(super) fn row_of(&self, id: Id) -> Option<usize> {
+        let (axis, shape) = (self.axes.get(id).copied().flatten()?, self.program.graph.get(id).shape());
+        (shape[..axis].iter().product::<usize>() == 1).then(|| shape[axis + 1..].iter().product())
+    }
+
+    /// Arranges what was recorded of a node.
+    pub fn arrange(&self, id: Id, checkpoint: Checkpoint, recorded: &Tensor) -> Option<Arrangement> {
+        let shape = self.program.graph.get(id).shape();
+        let axis = self.axes.get(id).copied().flatten();
+        Arrangement::new(shape, axis, checkpoint.kind().is_optional(), recorded)
+    }
+}

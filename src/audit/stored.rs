@@ -1,0 +1,139 @@
+//! Values of sources in the types that an arithmetic reads them in: weights, and keys and values of a cache.
+
+use std::borrow::Cow;
+
+use parity_graph::Op;
+
+use super::storage_types::{STEPS, is_one_step, is_rounded, narrow};
+use crate::arithmetic::{Arithmetic, Flash, round};
+use crate::engine::op_by_op::Carried;
+use crate::gguf::DType;
+use crate::numerics::Storage;
+use crate::ops::bound::storage;
+use crate::ops::source::Data;
+use crate::ops::{Args, Source, Strided};
+
+/// Values of sources as an arithmetic has them, where that is not as they lie in memory.
+pub struct Narrowed {
+    /// By slot, with their shape.
+    slots: Vec<Option<(Vec<f64>, [usize; 4])>>,
+    /// The type that keys and values have for the kernel of an attention that looks at it.
+    keys: Option<DType>,
+}
+
+impl Narrowed {
+    /// Weights in the type that the engine keeps them in, and what attention reads in that of its cache. Weights of
+    /// products are rounded where they are decoded.
+    pub fn of(op: &Op, args: &Args<'_, f64>, arithmetic: &Arithmetic) -> Narrowed {
+        let rounded = |slot: usize, source: &Source<'_, f64>| -> Option<(Vec<f64>, [usize; 4])> {
+            let kept = kept_in(op, slot, source, arithmetic)?;
+            let mut values = source.values().into_owned();
+            round::store(kept, &mut values);
+            Some((values, source.shape()))
+        };
+        let slots = args.sources.iter().enumerate();
+        let by_type = *op == Op::FlashAttn
+            && matches!(arithmetic.flash, Flash::ByRow | Flash::Split(_) | Flash::NativeF16);
+        let keys = narrow(arithmetic.cache).filter(|_| by_type);
+        Narrowed { slots: slots.map(|(slot, source)| rounded(slot, source.as_ref()?)).collect(), keys }
+    }
+
+    /// By slot, how far these values may be from a producer's where the sources of `args` may be `carried` from what it
+    /// had: a value whose last bits are not known may be rounded to the next number of the type.
+    pub fn carried<'b>(
+        &self,
+        op: &Op,
+        args: &Args<'_, f64>,
+        arithmetic: &Arithmetic,
+        carried: &'b [Option<Carried>],
+    ) -> Cow<'b, [Option<Carried>]> {
+        let mut out = Cow::Borrowed(carried);
+        for (slot, source) in args.sources.iter().enumerate() {
+            let source = source.as_ref().filter(|_| carried.get(slot).is_some_and(Option::is_some));
+            let rounded = self.slots.get(slot).and_then(Option::as_ref);
+            let Some(((source, (rounded, _)), kept)) =
+                source.zip(rounded).and_then(|both| Some((both, kept_in(op, slot, both.0, arithmetic)?)))
+            else {
+                continue;
+            };
+            let Some(Some(Carried { error, .. })) = out.to_mut().get_mut(slot) else { continue };
+            let values = source.values();
+            let moved = |sign: f64| {
+                let ends = values.iter().zip(error.iter()).map(|(value, error)| value + sign * error);
+                let mut ends: Vec<f64> = ends.collect();
+                round::store(kept, &mut ends);
+                ends
+            };
+            let ends = moved(-1.0).into_iter().zip(moved(1.0));
+            let apart = ends.zip(rounded).map(|((low, high), value)| match (high - value, value - low) {
+                (up, down) if up >= down => up,
+                (_, down) => down,
+            });
+            *error = apart.collect();
+        }
+        out
+    }
+
+    /// What is rounded to the type of a cache before it is read, as it is before that: by slot.
+    pub fn cached(op: &Op, args: &Args<'_, f64>, arithmetic: &Arithmetic) -> Vec<(usize, Vec<f64>)> {
+        let of = |(slot, source): (usize, &Option<Source<'_, f64>>)| {
+            let source = source.as_ref().filter(|source| !matches!(source.data, Data::Weight(_)))?;
+            kept_in(op, slot, source, arithmetic)?;
+            Some((slot, source.values().into_owned()))
+        };
+        args.sources.iter().enumerate().filter_map(of).collect()
+    }
+
+    /// Takes other values in the place of those of a slot, rounded to the type of the cache.
+    pub fn put(&mut self, slot: usize, mut values: Vec<f64>, arithmetic: &Arithmetic) {
+        if let Some(Some((own, _))) = self.slots.get_mut(slot) {
+            round::store(arithmetic.cache, &mut values);
+            *own = values;
+        }
+    }
+
+    /// Disturbs what an op of several steps reads by what a narrow type rounds in between; `draw` gives numbers in [-1, 1)
+    /// by slot and element.
+    pub fn disturb(
+        &mut self,
+        op: &Op,
+        args: &Args<'_, f64>,
+        kept: Storage,
+        draw: impl Fn(usize, usize) -> f64,
+    ) {
+        let Some(dtype) = narrow(kept).filter(|_| !is_one_step(op)) else { return };
+        for (slot, (source, narrowed)) in args.sources.iter().zip(&mut self.slots).enumerate() {
+            let Some(source) = source.as_ref().filter(|source| is_rounded(op, slot, source)) else {
+                continue;
+            };
+            let (values, _) = narrowed.get_or_insert_with(|| (source.values().into_owned(), source.shape()));
+            for (i, value) in values.iter_mut().enumerate() {
+                *value += STEPS.sqrt() * storage(dtype, *value) * draw(slot, i);
+            }
+        }
+    }
+
+    /// The sources, with these values in place of their own.
+    pub fn sources<'b>(&'b self, args: &'b Args<'_, f64>) -> Vec<Option<Source<'b, f64>>> {
+        let mut sources = args.replaced(|slot| {
+            let (values, shape) = self.slots.get(slot)?.as_ref()?;
+            Some(Strided::whole(values, *shape))
+        });
+        if let Some(dtype) = self.keys {
+            sources.iter_mut().skip(1).take(2).flatten().for_each(|source| source.dtype = dtype);
+        }
+        sources
+    }
+}
+
+/// The type that an arithmetic rounds a source to before it is read; `None` where it is read as it lies in memory.
+fn kept_in(op: &Op, slot: usize, source: &Source<'_, f64>, arithmetic: &Arithmetic) -> Option<Storage> {
+    let kept = match (op, &source.data) {
+        (Op::FlashAttn, _) if (1..3).contains(&slot) => arithmetic.cache,
+        (Op::MulMat, Data::Values(_)) if slot == 0 => arithmetic.cache,
+        (Op::MulMat | Op::MulMatId | Op::GetRows, _) => Storage::F32,
+        (_, Data::Weight(_)) => arithmetic.narrow,
+        _ => Storage::F32,
+    };
+    Some(kept).filter(|kept| *kept != Storage::F32)
+}

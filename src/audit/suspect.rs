@@ -1,0 +1,228 @@
+//! A node that rounding does not explain, and what was not recorded between it and the recorded ones before it.
+
+use std::collections::BTreeSet;
+
+use parity_graph::{Id, Op};
+
+use super::node::{Held, Hypothesis, Sight, judge};
+use super::{Labelled, Steps, bridge, chosen_experts};
+use crate::arithmetic::Arithmetic;
+use crate::checkpoint::Checkpoint;
+use crate::engine::op_by_op::{Conductor, Machine, Node, Unknown, Value};
+use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::numerics::Storage;
+use crate::ops::Args;
+
+/// A node that rounding does not explain, and everything that a diagnosis looks at.
+pub struct Suspect<'a> {
+    /// The node.
+    pub node: &'a Node<'a>,
+    /// What it read.
+    pub args: &'a Args<'a, f64>,
+    /// Its recorded values, contiguous in the shape of `args`.
+    pub recorded: &'a [f64],
+    /// What explains it in the steps before, as it is injected.
+    pub known: Vec<String>,
+    /// Whether those are mistakes in nodes before it that were not recorded.
+    pub is_known_out_of_sight: bool,
+    /// The position of the token that an element belongs to.
+    pub position: &'a dyn Fn(usize) -> u32,
+    /// See [`Sight`].
+    pub sight: &'a Sight<'a>,
+    /// Whether rounding explains it in the first step.
+    pub was_healthy: bool,
+    /// What was found.
+    pub held: &'a Held,
+    /// What it may have been computed in.
+    pub tried: &'a [Hypothesis],
+    /// The model.
+    pub gguf: &'a Gguf,
+    /// Values of another tensor of the graph, in its shape.
+    pub others: &'a dyn Fn(Id) -> Option<Vec<f64>>,
+    /// The nodes before it that were not recorded; `None` where there are none.
+    pub replay: Option<Replay<'a>>,
+    pub(super) replayed: Replayed<'a>,
+}
+
+impl<'a> Suspect<'a> {
+    /// A recorded node before it, computed again as if it had not been recorded.
+    pub fn again(&self, id: Id) -> Option<Replay<'a>> {
+        let replay = Replay::through(self.node, BTreeSet::from([id]), self.replayed, self.tried)?;
+        Some(Replay { again: Some(id), ..replay })
+    }
+
+    /// Of how many ranks of a tensor-parallel engine the recording was put together, where it was.
+    pub fn ranks(&self) -> Option<usize> {
+        self.replayed.steps.ranks()
+    }
+}
+
+/// What a replay is made of.
+#[derive(Clone, Copy)]
+pub struct Replayed<'a> {
+    pub step: usize,
+    pub steps: &'a dyn Steps,
+    pub labelled: &'a Labelled,
+    pub gguf: &'a Gguf,
+    /// By tensor: the type that it is taken to be kept in.
+    pub kept: &'a [Storage],
+    /// What nodes that were not recorded are taken to be computed in.
+    pub unseen: &'a bridge::Unseen,
+}
+
+/// The nodes between what was recorded and a suspect: computed again from the recorded values before them, with a
+/// mistake in one or in several of them.
+pub struct Replay<'a> {
+    of: Replayed<'a>,
+    suspect: Id,
+    /// The nodes that are computed again, in order.
+    pub through: Vec<Id>,
+    /// The one of them that was recorded, if one was.
+    again: Option<Id>,
+    /// What is executed: these, what they read, and the suspect.
+    some: BTreeSet<Id>,
+    tried: &'a [Hypothesis],
+}
+
+/// What a node of a replay comes to; `None` where nothing is wrong in it.
+pub type Injected<'a> = &'a dyn Fn(&Node<'_>, &Args<'_, f64>) -> Option<Value<f64>>;
+
+impl<'a> Replay<'a> {
+    /// What lies between the recorded nodes and `node`, which may have been computed in `tried`. `None` where everything
+    /// that it reads was recorded, and where a cache or a state lies between in which earlier steps left something.
+    pub(super) fn of(node: &Node<'_>, of: Replayed<'a>, tried: &'a [Hypothesis]) -> Option<Replay<'a>> {
+        let through: BTreeSet<Id> =
+            node.carried.iter().flatten().flat_map(|carried| carried.through.iter().copied()).collect();
+        // What was recorded in part is nobody's to compute with a mistake.
+        let whole = through.iter().all(|&id| of.recorded(id).is_none());
+        if through.is_empty() || !whole { None } else { Replay::through(node, through, of, tried) }
+    }
+
+    fn through(
+        node: &Node<'_>,
+        through: BTreeSet<Id>,
+        of: Replayed<'a>,
+        tried: &'a [Hypothesis],
+    ) -> Option<Replay<'a>> {
+        let program = &of.labelled.program;
+        let (mut some, mut open) = (BTreeSet::from([node.id]), vec![node.id]);
+        while let Some(id) = open.pop() {
+            for source in program.graph.sources(id).filter(|&source| source != id) {
+                let root = program.graph.root(source);
+                if program.is_written(root) {
+                    if of.step > 0 {
+                        return None;
+                    }
+                    open.extend(program.writers(root).filter(|&id| id < node.id && some.insert(id)));
+                }
+                let is_given = !through.contains(&source) && of.recorded(source).is_some();
+                if !program.graph.is_leaf(source) && some.insert(source) && !is_given {
+                    open.push(source);
+                }
+            }
+        }
+        let through = through.into_iter().collect();
+        Some(Replay { of, suspect: node.id, through, again: None, some, tried })
+    }
+
+    /// Along which axis of the suspect, slowest first, its token rows lie.
+    pub fn token_axis(&self) -> Option<usize> {
+        self.of.labelled.axes.get(self.suspect).copied().flatten()
+    }
+
+    /// What a node of it is called in a dump.
+    pub fn name(&self, id: Id) -> Option<Checkpoint> {
+        self.of.labelled.labels.get(id).copied().flatten()
+    }
+
+    /// A node of it, computed again.
+    ///
+    /// # Errors
+    /// See [`bridge::across`].
+    pub fn across(&self, node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown>) -> Value<f64> {
+        bridge::across(self.of.steps, node, args, (self.of.kept[node.id], self.of.unseen))
+    }
+
+    /// Multiplications of the products and of attention that are computed again.
+    pub fn work(&self) -> usize {
+        let graph = &self.of.labelled.program.graph;
+        let extent =
+            |id: Id, slot: usize, axis: usize| graph.src(id, slot).map_or(1, |src| graph.get(src).ne[axis]);
+        let work = |&id: &Id| match graph.get(id).op {
+            Op::MulMat | Op::MulMatId => graph.get(id).elements().saturating_mul(extent(id, 0, 0)),
+            Op::FlashAttn => graph.get(id).elements().saturating_mul(extent(id, 1, 1)),
+            _ => graph.get(id).elements(),
+        };
+        self.through.iter().map(work).fold(0, usize::saturating_add)
+    }
+
+    /// The suspect beside what it comes to with a mistake in what is computed again; `None` where that is not known.
+    pub fn held(&self, suspect: &Suspect<'_>, injected: Injected<'_>) -> Option<Held> {
+        let Replayed { step, steps, labelled, gguf, .. } = self.of;
+        let mut conductor = Replayer { replay: self, suspect, injected, held: None };
+        let mut machine: Machine<'_, f64> =
+            Machine::new(gguf, Arithmetic::LLAMA_CPU).rounding(steps.is_own_graph());
+        let inputs = |id| labelled.input(steps, step, id);
+        machine.step_of(&labelled.program, &|id| self.some.contains(&id), &inputs, &mut conductor).ok()?;
+        conductor.held
+    }
+}
+
+impl Replayed<'_> {
+    /// What was recorded of a node.
+    fn recorded(&self, id: Id) -> Option<super::Tensor> {
+        self.steps.tensor(self.step, self.labelled.labels.get(id).copied().flatten()?)
+    }
+}
+
+struct Replayer<'b, 'a> {
+    replay: &'b Replay<'a>,
+    suspect: &'b Suspect<'b>,
+    injected: Injected<'b>,
+    held: Option<Held>,
+}
+
+impl Replayer<'_, '_> {
+    /// What was recorded of a node that is not computed again: itself, or the experts that were chosen by it.
+    fn given(
+        &self,
+        node: &Node<'_>,
+        args: std::result::Result<&Args<'_, f64>, &Unknown>,
+    ) -> Option<Vec<f64>> {
+        let Replayed { step, steps, labelled, .. } = self.replay.of;
+        let checkpoint = labelled.labels.get(node.id).copied().flatten()?;
+        if self.replay.again == Some(node.id) {
+            return None;
+        }
+        let recorded = steps.tensor(step, checkpoint);
+        let recorded = recorded.or_else(|| chosen_experts::order(steps, step, node, checkpoint, args))?;
+        Some(labelled.arrange(node.id, checkpoint, &recorded)?.of_node(&recorded.values, |_| f64::NAN))
+    }
+}
+
+impl Conductor<f64> for Replayer<'_, '_> {
+    fn value(
+        &mut self,
+        node: &Node<'_>,
+        args: std::result::Result<&Args<'_, f64>, &Unknown>,
+    ) -> Result<Value<f64>> {
+        let Replay { of, suspect, tried, .. } = self.replay;
+        if node.id == *suspect {
+            if let (Some(rule), Ok(args)) = (node.rule, args) {
+                let Sight { looked_at, row, .. } = *self.suspect.sight;
+                let sight = Sight { looked_at, carried: &node.carried, row };
+                self.held = judge(rule, args, self.suspect.recorded, &sight, tried).ok();
+            }
+            return Ok(Err(Unknown::new(of.labelled.program.names[node.id].as_str())));
+        }
+        if let Some(values) = self.given(node, args) {
+            return Ok(Ok(values.into()));
+        }
+        if self.replay.name(node.id).is_none() {
+            return Ok(bridge::moved(node, args));
+        }
+        let injected = args.ok().and_then(|args| (self.injected)(node, args));
+        Ok(injected.unwrap_or_else(|| self.replay.across(node, args)))
+    }
+}

@@ -1,0 +1,166 @@
+//! What a recording was computed in, and what that hides, in one line.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use parity_graph::Op;
+use parity_graph::known::is_weight;
+
+use crate::arithmetic::Narrow;
+use crate::arithmetic::backend::{Backend, untested};
+use crate::audit::{ATTENTIONS, Findings, LLAMA_ATTENTION, Labelled, PRODUCTS, name_of_cache};
+use crate::checkpoint::Checkpoint;
+use crate::numerics::{Numerics, Storage};
+use crate::report::words::{count, number};
+
+/// Nodes that are named.
+const SHOWN_MAX: usize = 6;
+
+/// Nodes that one arithmetic explains.
+struct Class {
+    nodes: usize,
+    /// The widest bound among them, as a share of the node's values, and where it is.
+    blind: Option<(f64, Checkpoint)>,
+}
+
+/// What a reader must know of a side's arithmetic, of which it `declared` what it says of it.
+pub fn notes(
+    side: &str,
+    graphs: &[(usize, &Labelled)],
+    findings: &Findings,
+    declared: Option<Numerics>,
+) -> Vec<String> {
+    let all = [
+        sentence(side, graphs, findings),
+        coarser(side, graphs, findings),
+        other_cache(side, findings, declared),
+    ];
+    all.into_iter().flatten().chain(on_untested(side, graphs)).collect()
+}
+
+/// Of each backend that a side was computed on and that there is no recording of: that nobody tested what it is judged by.
+fn on_untested(side: &str, graphs: &[(usize, &Labelled)]) -> Vec<String> {
+    let tensors = graphs.iter().flat_map(|(_, labelled)| &labelled.program.graph.tensors);
+    let found: BTreeSet<_> =
+        tensors.filter_map(|tensor| tensor.backend.as_deref()).filter_map(untested).collect();
+    let sentence = |(backend, by)| {
+        format!("{side} was computed on {backend}, and judged by {by}: that is not tested (docs/backends.md)")
+    };
+    found.into_iter().map(sentence).collect()
+}
+
+/// Nodes that are explained only by keys and values in another type than was declared, or than values have.
+fn other_cache(side: &str, findings: &Findings, declared: Option<Numerics>) -> Option<String> {
+    let said = declared.map(|numerics| numerics.kv);
+    let types = [Storage::F32, Storage::F16, Storage::Bf16].into_iter();
+    let others = types.filter(|kv| *kv != said.unwrap_or_default());
+    let of = |kv: Storage| {
+        let name = name_of_cache(kv);
+        let is_healthy = |id: &Checkpoint| {
+            let finding = findings.nodes.get(id).filter(|finding| finding.is_healthy());
+            finding.is_some_and(|finding| finding.computed_in.contains(name))
+        };
+        let ids: Vec<Checkpoint> = findings.order.iter().copied().filter(is_healthy).collect();
+        (!ids.is_empty()).then_some((name, ids))
+    };
+    let found: Vec<String> = others
+        .filter_map(of)
+        .map(|(name, ids)| format!("{name}: {} ({})", count(ids.len(), "node"), shown(&ids)))
+        .collect();
+    if found.is_empty() {
+        return None;
+    }
+    let said = match said {
+        None => "which it does not declare".to_owned(),
+        Some(kv) => format!("though it declares {}", name_of_cache(kv)),
+    };
+    Some(format!("{side} was taken to cache {}, {said}: nothing else explains them", found.join("; ")))
+}
+
+/// The first of some nodes, by name.
+fn shown(ids: &[Checkpoint]) -> String {
+    let names = ids.iter().take(SHOWN_MAX).map(ToString::to_string);
+    let more = (ids.len() > SHOWN_MAX).then(|| "…".to_owned());
+    names.chain(more).collect::<Vec<_>>().join(", ")
+}
+
+/// Of a recording that was not all computed in f32 or by llama.cpp's CPU kernels: by arithmetic, how many nodes it
+/// explains and below what a mistake in them is not seen.
+fn sentence(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> Option<String> {
+    let mut tensors = graphs.iter().flat_map(|(_, labelled)| &labelled.program.graph.tensors);
+    let on_device = tensors.any(|tensor| tensor.backend.as_deref().and_then(Backend::of).is_some());
+    let mut names = findings.nodes.values().flat_map(|finding| &finding.computed_in);
+    if !on_device && !names.any(|name| is_coarse(name)) {
+        return None;
+    }
+    let mut classes: BTreeMap<&str, Class> = BTreeMap::new();
+    for id in &findings.order {
+        let Some(finding) = findings.nodes.get(id) else { continue };
+        let bound = finding.audit().and_then(|audit| audit.local.bound_rel_l2);
+        for name in &finding.computed_in {
+            let class = classes.entry(name).or_insert(Class { nodes: 0, blind: None });
+            class.nodes += 1;
+            let wider = |bound: &f64| class.blind.is_none_or(|(widest, _)| *bound > widest);
+            if let Some(bound) = bound.filter(wider) {
+                class.blind = Some((bound, *id));
+            }
+        }
+    }
+    let of = |(name, class): (&&str, &Class)| {
+        let blind = class.blind.filter(|(bound, _)| *bound > 0.0);
+        let blind = blind.map(|(bound, id)| format!(", blind below {} at {id}", number(bound)));
+        format!("{name} ({}{})", count(class.nodes, "node"), blind.unwrap_or_default())
+    };
+    let classes: Vec<String> = classes.iter().map(of).collect();
+    (!classes.is_empty()).then(|| format!("{side} computes with: {}", classes.join("; ")))
+}
+
+/// Whether an arithmetic of an engine that brings no graph is coarser than f32.
+fn is_coarse(name: &str) -> bool {
+    let of_attention = name == LLAMA_ATTENTION || ATTENTIONS.iter().any(|(known, _)| *known == name);
+    of_attention || narrow_product(name).is_some()
+}
+
+/// The fault that a product with operands in a narrower type than others of its kind is.
+fn narrow_product(name: &str) -> Option<&'static str> {
+    let (_, narrow) = PRODUCTS.iter().find(|(known, _)| *known == name)?;
+    Some(match narrow {
+        Narrow::F16 => "precision.f16_operands",
+        Narrow::Bf16 => "precision.bf16_operands",
+        Narrow::Tf32 | Narrow::Tf32Cut => "precision.tf32",
+    })
+}
+
+/// Products with weights that only narrower operands explain, where f32 explains most others of them: a cast that was
+/// meant for all, or for none.
+fn coarser(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> Option<String> {
+    let (mut narrow, mut all) = (Vec::new(), HashSet::new());
+    for (_, labelled) in graphs {
+        let graph = &labelled.program.graph;
+        for (id, checkpoint) in labelled.nodes() {
+            let product = matches!(graph.get(id).op, Op::MulMat | Op::MulMatId);
+            let weight = graph.src(id, 0).is_some_and(|src| is_weight(&graph.get(src).name));
+            let Some(finding) = findings.nodes.get(&checkpoint).filter(|_| product && weight) else {
+                continue;
+            };
+            if finding.judged > 0 && all.insert(checkpoint) {
+                let fault = finding.computed_in.iter().find_map(|name| narrow_product(name));
+                narrow.extend(fault.map(|fault| (checkpoint, fault)));
+            }
+        }
+    }
+    if narrow.is_empty() || 2 * narrow.len() >= all.len() {
+        return None;
+    }
+    let shown = narrow.iter().take(SHOWN_MAX).map(|(id, fault)| format!("{id} ({fault})"));
+    let mut shown: Vec<String> = shown.collect();
+    if narrow.len() > SHOWN_MAX {
+        shown.push("…".to_owned());
+    }
+    Some(format!(
+        "precision: {} of {} of {side} {} explained only by operands in a narrower type, the others by f32: {}",
+        narrow.len(),
+        count(all.len(), "matmul"),
+        if narrow.len() == 1 { "is" } else { "are" },
+        shown.join(", ")
+    ))
+}
