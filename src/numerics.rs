@@ -42,14 +42,18 @@ pub enum Storage {
 }
 
 impl Storage {
+    /// The nearest number of this type.
+    pub fn nearest(self, value: f32) -> f32 {
+        match self {
+            Storage::F32 => value,
+            Storage::F16 => f16::from_f32(value).to_f32(),
+            Storage::Bf16 => bf16::from_f32(value).to_f32(),
+        }
+    }
+
     /// Whether a value is a number of this type; infinities and what is no number are of every type.
     pub fn holds(self, value: f32) -> bool {
-        !value.is_finite()
-            || match self {
-                Storage::F32 => true,
-                Storage::F16 => f16::from_f32(value).to_f32() == value,
-                Storage::Bf16 => bf16::from_f32(value).to_f32() == value,
-            }
+        !value.is_finite() || self.nearest(value) == value
     }
 }
 

@@ -29,6 +29,8 @@ pub struct Graphs {
     inputs: Vec<Values>,
     /// Whether they are those of the backend of llama.cpp that computed the dump, as it declares.
     declared: bool,
+    /// Sentences on ops that were taken for others.
+    known_by_values: Vec<String>,
 }
 
 impl Graphs {
@@ -37,7 +39,10 @@ impl Graphs {
     /// # Errors
     /// A graph that cannot be read, an architecture without a builder.
     pub fn of_dump(dump: &Dump, gguf: &Gguf) -> Result<Graphs> {
-        if dump.manifest().graphs.is_empty() { Graphs::built(dump, gguf) } else { Graphs::open(dump) }
+        match dump.manifest().graphs.is_empty() {
+            true => Graphs::built(dump, gguf),
+            false => Graphs::open(dump)?.with_known_ops(dump, gguf),
+        }
     }
 
     /// Reads the graphs that a dump lists.
@@ -119,6 +124,13 @@ impl Graphs {
         Ok(Graphs { graphs, of_steps, ..Graphs::default() })
     }
 
+    /// Other graphs in place of each, of which `said` is to be said.
+    pub(super) fn replaced(&self, graphs: Vec<Labelled>, said: String) -> Graphs {
+        let mut known_by_values = self.known_by_values.clone();
+        known_by_values.push(said);
+        Graphs { graphs, of_steps: self.of_steps.clone(), known_by_values, ..Graphs::default() }
+    }
+
     /// Each graph once, with its names, for good.
     pub fn into_labelled(self) -> Vec<Labelled> {
         self.graphs
@@ -144,6 +156,11 @@ impl Graphs {
     /// Whether they were built of the model file.
     pub fn are_built(&self) -> bool {
         !self.inputs.is_empty()
+    }
+
+    /// Of ops that nobody knew and that were taken for others by their values: a sentence each.
+    pub fn known_by_values(&self) -> &[String] {
+        &self.known_by_values
     }
 
     /// Every graph once.

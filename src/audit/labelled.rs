@@ -60,6 +60,20 @@ impl Labelled {
         Ok(Labelled { program: Program::new(graph, names)?, labels, axes, leaves })
     }
 
+    /// The same names in a graph in which some nodes became several; `place` says where each tensor stands in that.
+    ///
+    /// # Errors
+    /// A graph that does not fit together.
+    pub(super) fn moved(&self, graph: Graph, place: &[Id]) -> Result<Labelled> {
+        let all = graph.tensors.len();
+        let (mut labels, mut leaves) = (vec![None; all], vec![None; all]);
+        for (id, &at) in place.iter().enumerate() {
+            (labels[at], leaves[at]) = (self.labels[id], self.leaves.get(id).cloned().flatten());
+        }
+        let axes = axis::token_axes(&graph);
+        Labelled::of(graph, labels, axes, leaves)
+    }
+
     /// Takes what is multiplied by the output's weight for the logits, without its bias.
     #[must_use]
     pub fn with_logits_before_bias(mut self) -> Labelled {

@@ -14,6 +14,7 @@ mod devices;
 mod exact;
 mod factor_of_row;
 mod finding;
+mod fused_ops;
 mod graphs;
 mod kinds;
 mod labelled;
@@ -36,6 +37,7 @@ mod storage_types;
 mod stored;
 mod suspect;
 mod together;
+mod vectors;
 
 #[cfg(test)]
 mod tests;
@@ -159,6 +161,8 @@ pub struct Findings {
     pub order: Vec<Checkpoint>,
     /// By id.
     pub nodes: IndexMap<Checkpoint, Finding>,
+    /// The type that the producer keeps weights of norms and biases in, where that is not the file's.
+    pub vectors: Option<Storage>,
 }
 
 impl Findings {
@@ -223,7 +227,9 @@ impl Conductor<f64> for Auditor<'_> {
         let (steps, kept) = (self.steps, (self.kept[node.id], &self.assumed.unseen));
         let across = || bridge::across(steps, node, args, kept);
         let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
-            return Ok(bridge::moved(node, args));
+            // A part of an op that was taken for several computes, though nobody could have recorded it.
+            let computes = node.program.graph.is_arithmetic(node.id);
+            return Ok(if computes { across() } else { bridge::moved(node, args) });
         };
         let there = self
             .steps

@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 
-use indexmap::{IndexMap, IndexSet};
+use indexmap::IndexSet;
 
 use super::bridge::Unseen;
 use super::devices::Devices;
@@ -165,7 +165,7 @@ impl Passes<'_> {
         let Passes { steps, graphs, gguf, how } = *self;
         let mut machine: Machine<'_, f64> =
             Machine::new(gguf, Arithmetic::LLAMA_CPU).rounding(assumed.rounds);
-        let mut findings = Findings { order: order(graphs, &|_| true), nodes: IndexMap::new() };
+        let mut findings = Findings { order: order(graphs, &|_| true), ..Findings::default() };
         let mut devices = Devices::default();
         let mut pending = Pending::default();
         let of_f32 = kinds::of_f32(steps, graphs, assumed.kept);

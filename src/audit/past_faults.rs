@@ -6,13 +6,13 @@
 
 use std::collections::HashSet;
 
-use super::{Findings, How, Labelled, Names, Steps, Tensor, passes, reads};
+use super::{Findings, How, Labelled, Names, Steps, Tensor, passes, reads, vectors};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::Numerics;
 
-/// Audits a recording: see [`passes::audit`].
+/// Audits a recording: see [`passes::audit`]; by the weights as its producer keeps them.
 ///
 /// # Errors
 /// None that concerns a single node: that is undecided.
@@ -22,6 +22,14 @@ pub fn audit(
     gguf: &Gguf,
     how: &How<'_>,
 ) -> Result<Findings> {
+    let Some((storage, rounded)) = vectors::kept(steps, graphs, gguf)? else {
+        return judged(steps, graphs, gguf, how);
+    };
+    let findings = judged(steps, graphs, &rounded, how)?;
+    Ok(Findings { vectors: Some(storage), ..findings })
+}
+
+fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &How<'_>) -> Result<Findings> {
     let mut findings = passes::audit(steps, graphs, gguf, how)?;
     let wrong: HashSet<Checkpoint> =
         findings.nodes.iter().filter(|(_, finding)| finding.is_wrong()).map(|(id, _)| *id).collect();

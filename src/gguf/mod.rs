@@ -8,6 +8,7 @@ mod split;
 mod tensor;
 mod value;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
@@ -20,6 +21,7 @@ pub use tensor::{TensorInfo, TensorRef};
 pub use value::{Array, FromValue, Value, ValueType};
 
 use crate::error::{Error, Result};
+use crate::numerics::Storage;
 
 /// A model file, or the files of a split model.
 #[derive(Debug)]
@@ -30,6 +32,8 @@ pub struct Gguf {
     tensors: IndexMap<String, TensorInfo>,
     /// One map per file.
     maps: Vec<Mmap>,
+    /// Values that are read in place of the file's, by tensor.
+    replaced: HashMap<String, Vec<u8>>,
 }
 
 impl Gguf {
@@ -42,6 +46,7 @@ impl Gguf {
             metadata: IndexMap::new(),
             tensors: IndexMap::new(),
             maps: vec![],
+            replaced: HashMap::new(),
         };
         let first = gguf.add_file(path)?;
         match split::shards(path, &first.metadata)? {
@@ -87,6 +92,27 @@ impl Gguf {
             }
         }
         Ok(())
+    }
+
+    /// The same file, whose vectors in f32 are rounded to a narrower type as they are read; `None` where that changes none.
+    ///
+    /// # Errors
+    /// A file that can no longer be opened.
+    pub fn with_vectors_in(&self, storage: Storage) -> Result<Option<Gguf>> {
+        let mut replaced = HashMap::new();
+        for info in self.tensors().filter(|info| info.is_plain_vector()) {
+            let Some(tensor) = self.tensor(&info.name) else { continue };
+            let mut values: Vec<f32> = tensor.decode();
+            values.iter_mut().for_each(|value| *value = storage.nearest(*value));
+            let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+            if bytes != tensor.bytes {
+                replaced.insert(info.name.clone(), bytes);
+            }
+        }
+        if replaced.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Gguf { replaced, ..Gguf::open(&self.path)? }))
     }
 
     /// The file that was opened.
@@ -138,7 +164,8 @@ impl Gguf {
     /// A tensor of any type and shape.
     pub fn tensor(&self, name: &str) -> Option<TensorRef<'_>> {
         let info = self.tensors.get(name)?;
-        let bytes = &self.maps[info.shard][info.offset..info.offset + info.byte_len];
+        let stored = || &self.maps[info.shard][info.offset..info.offset + info.byte_len];
+        let bytes = self.replaced.get(name).map_or_else(stored, Vec::as_slice);
         Some(TensorRef { info, bytes })
     }
 

@@ -44,6 +44,11 @@ impl TensorInfo {
         self.shape.last().copied().unwrap_or(1)
     }
 
+    /// Whether it is one row in f32, as weights of norms and biases are.
+    pub fn is_plain_vector(&self) -> bool {
+        self.shape.len() == 1 && self.dtype == DType::F32
+    }
+
     /// Bytes of one row.
     pub fn row_len_bytes(&self) -> usize {
         self.cols() / self.dtype.block_len() * self.dtype.block_bytes()

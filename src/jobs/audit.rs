@@ -1,7 +1,7 @@
 //! One dump against exact arithmetic, on the graph that it brings or that is built for it.
 
 use super::graphs::{ByGraph, nothing_selected};
-use super::{head_rows, notes_of, path_of, with_matrices};
+use super::{notes_of, path_of, settle, with_matrices};
 use crate::audit::AuditRows;
 use crate::audit::{self, How, Steps};
 use crate::checkpoint::Checkpoint;
@@ -36,13 +36,13 @@ pub struct Options {
 /// # Errors
 /// Another model's dump, a graph that cannot be read, a selection that nothing of the dump fits.
 pub fn audit(dump: &mut Dump, file: &ModelFile, options: &Options) -> Result<Report> {
-    let order = head_rows::settle(dump, file.gguf())?;
+    let settled = settle(dump, file.gguf())?;
     let selection = with_matrices(&options.selection, [&*dump]);
     let options = &Options { selection, ..options.clone() };
     let by = ByGraph::of_dumps(file, &[&*dump])?;
     let mut report = judged(dump, &by, options)?;
     report.notes.extend(by.note_of(&[&*dump]));
-    report.notes.extend(order);
+    report.notes.extend(settled);
     verdict::weigh(&mut report, dump, file.gguf())?;
     verdict::name_models(&mut report, file.gguf());
     Ok(report)
@@ -58,7 +58,7 @@ pub fn self_test(
     options: &Options,
     progress: &dyn Fn(usize, usize),
 ) -> Result<Sensitivity> {
-    head_rows::settle(dump, file.gguf())?;
+    settle(dump, file.gguf())?;
     let by = ByGraph::of_dumps(file, &[&*dump])?;
     let graphs = by.graphs(dump)?;
     let (judged, steps) = (graphs.judged(dump, dump), graphs.steps());

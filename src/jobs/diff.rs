@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::graphs::{self, ByGraph};
-use super::{head_rows, matrices_of_one, notes_of, path_of, tokens_of, with_matrices};
+use super::{matrices_of_one, notes_of, path_of, settle, tokens_of, with_matrices};
 use crate::audit::AuditRows;
 use crate::audit::{self, Carried, Fed, Finding, Findings, Graphs, How, Judged, Reads, Steps, carried};
 use crate::checkpoint::{Checkpoint, Kind, usual_order};
@@ -75,10 +75,10 @@ pub fn diff(
     }
     let selection = with_matrices(&options.selection, [&*candidate, &*reference]);
     let options = &Options { selection, ..options.clone() };
-    let mut orders: Vec<String> = Vec::new();
+    let mut settled: Vec<String> = Vec::new();
     if let Some(file) = file {
         for (side, dump) in [("candidate", &mut *candidate), ("reference", &mut *reference)] {
-            orders.extend(head_rows::settle(dump, file.gguf())?.map(|order| format!("{side}: {order}")));
+            settled.extend(settle(dump, file.gguf())?.into_iter().map(|said| format!("{side}: {said}")));
         }
     }
     let sides = Sides { candidate, reference, fed: &Fed::Nothing, borrowed: false };
@@ -100,7 +100,7 @@ pub fn diff(
         }
     };
     report.notes.extend(by.note_of(&[sides.candidate, sides.reference]));
-    report.notes.extend(orders);
+    report.notes.extend(settled);
     verdict::weigh(&mut report, sides.candidate, file.gguf())?;
     verdict::name_models(&mut report, file.gguf());
     Ok(report)

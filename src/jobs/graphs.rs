@@ -88,6 +88,11 @@ impl<'a> ByGraph<'a> {
     /// they are the model file's and each other's.
     pub fn weigh_wiring<'b>(&self, sides: &[(Whose, &'b Graphs)], report: &mut Report) {
         sides.iter().rev().take(1).for_each(|(_, graphs)| describe_recorded(report, graphs));
+        for said in sides.iter().flat_map(|(_, graphs)| graphs.known_by_values()) {
+            if !report.notes.contains(said) {
+                report.notes.push(said.clone());
+            }
+        }
         let claim = |&(side, graphs): &(Whose, &'b Graphs)| Claim { side, graphs: graphs.each().collect() };
         let claims: Vec<Claim<'_>> =
             sides.iter().filter(|(_, graphs)| !graphs.are_built()).map(claim).collect();

@@ -2,6 +2,7 @@
 
 pub mod audit;
 pub mod bench;
+mod biases;
 pub mod diff;
 pub mod doctor;
 pub mod explain;
@@ -17,7 +18,9 @@ use indexmap::IndexSet;
 
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
+use crate::error::Result;
 use crate::foreign;
+use crate::gguf::Gguf;
 use crate::numerics::Numerics;
 use crate::report::words;
 use crate::select::Selection;
@@ -36,6 +39,13 @@ fn notes_of(dump: &Dump, side: &str) -> Vec<String> {
     });
     let notes = interrupted.then_some(note).into_iter().chain(unknown);
     notes.chain(foreign::names_not_understood(dump, side)).collect()
+}
+
+/// Reads a dump as its values show it to be meant, whatever order its rows lie in and whatever they are called; what a
+/// report then says of that.
+fn settle(dump: &mut Dump, gguf: &Gguf) -> Result<Vec<String>> {
+    let order = head_rows::settle(dump, gguf)?;
+    Ok(order.into_iter().chain(biases::settle(dump, gguf)?).collect())
 }
 
 /// What is chosen, and attention matrices that were recorded: of all dumps, or with NaN or Inf in one. An infinite score is a

@@ -33,8 +33,22 @@ pub fn notes(
         sentence(side, graphs, findings),
         coarser(side, graphs, findings),
         other_cache(side, findings, declared),
+        narrow_vectors(side, findings),
     ];
     all.into_iter().flatten().chain(on_untested(side, graphs)).collect()
+}
+
+/// That weights of norms and biases are not the file's but rounded, which all that read them show.
+fn narrow_vectors(side: &str, findings: &Findings) -> Option<String> {
+    let storage = match findings.vectors? {
+        Storage::F32 => return None,
+        Storage::F16 => "f16",
+        Storage::Bf16 => "bf16",
+    };
+    Some(format!(
+        "norm weights and biases of {side} are those of the file rounded to {storage}, as all that read them show: it was judged \
+         with them"
+    ))
 }
 
 /// Of each backend that a side was computed on and that there is no recording of: that nobody tested what it is judged by.

@@ -8,7 +8,7 @@ use crate::gguf::Gguf;
 use crate::model::builders::{self, Shape};
 use crate::model::diff::{self, Aspect, Difference, Group, Name, Whose, grouped, sentence};
 use crate::report::{CheckpointVerdict, Diagnosis, FirstDivergence, Report, Verdict};
-use parity_graph::Graph;
+use parity_graph::{Graph, Op};
 
 /// The graphs that one side's recording brings.
 pub struct Claim<'a> {
@@ -80,7 +80,7 @@ fn against_file(report: &mut Report, claims: &[Claim<'_>], file: &File<'_>) -> O
     let compared: Vec<Compared> = claims.iter().map(|claim| of_file(&claim.graphs, file)).collect();
     let unbuilt = compared.iter().find_map(|found| found.unbuilt.clone());
     let all = merged(claims, &compared);
-    let Some(first) = all.first() else {
+    if all.is_empty() {
         if unbuilt.is_none() && !claims.is_empty() {
             let mut chosen: Vec<&str> =
                 compared.iter().flat_map(|found| &found.chosen).map(String::as_str).collect();
@@ -93,9 +93,18 @@ fn against_file(report: &mut Report, claims: &[Claim<'_>], file: &File<'_>) -> O
             ));
         }
         return unbuilt;
-    };
+    }
     tell(report, &all);
     report.notes.extend(unbuilt.map(|why| format!("no graph could be built of the file: {why}")));
+    let unknown = unknown_ops(claims);
+    // What is missing may be within an op that nobody knows.
+    let Some(first) = all.iter().find(|one| unknown.is_empty() || one.aspect.decides()) else {
+        report.notes.push(format!(
+            "wiring: it is not decided by what the file asks for, which may be within what parity does not know: {}",
+            unknown.join(", ")
+        ));
+        return None;
+    };
     let own = |side: Whose| first.has.iter().find(|(known, _)| *known == side).map(|(_, value)| value);
     let is_candidates = |side: &Whose| {
         *side != Whose::Reference && own(*side).is_some_and(|value| Some(value) != own(Whose::File))
@@ -105,6 +114,23 @@ fn against_file(report: &mut Report, claims: &[Claim<'_>], file: &File<'_>) -> O
         false => refute(report, first),
     }
     None
+}
+
+/// The ops of recorded graphs that nobody here knows, by name.
+fn unknown_ops(claims: &[Claim<'_>]) -> Vec<String> {
+    let all = claims
+        .iter()
+        .flat_map(|claim| &claim.graphs)
+        .flat_map(|graph| graph.computed().map(|id| &graph.get(id).op));
+    let mut names: Vec<String> = all
+        .filter_map(|op| match op {
+            Op::Other(name) => Some(name.clone()),
+            _ => None,
+        })
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names
 }
 
 /// What differs between a side's graphs and those of the file, each thing once.

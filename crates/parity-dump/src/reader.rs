@@ -83,6 +83,12 @@ impl Dump {
         (self.path, self.foreign, self.notes) = (path.to_owned(), foreign, notes);
     }
 
+    /// Reads checkpoints as others from here on, where `to` names one.
+    pub fn rename(&mut self, to: impl Fn(Checkpoint) -> Option<Checkpoint>) {
+        let tensors = std::mem::take(&mut self.tensors);
+        self.tensors = tensors.into_iter().map(|(id, recorded)| (to(id).unwrap_or(id), recorded)).collect();
+    }
+
     fn add_file(&mut self, path: &Path, step: usize, positions: &[u32]) -> Result<(), DumpError> {
         let map = map_file(path)?;
         let tensors = SafeTensors::deserialize(&map).map_err(|e| unreadable(path, &e))?;

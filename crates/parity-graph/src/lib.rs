@@ -19,6 +19,7 @@ pub mod label;
 pub mod weights;
 
 pub mod edit;
+pub mod fusion;
 pub mod reads;
 pub mod rewrite;
 

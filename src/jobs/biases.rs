@@ -1,0 +1,83 @@
+//! Whether what a dump calls the product of queries, keys or values holds the bias too.
+//!
+//! Engines name both alike: `blk.0.attn_q` is the product of candle's loader and the sum of tinygrad's, and a hook on a
+//! module of Hugging Face sees the sum. So the values say which it is.
+
+use std::collections::BTreeSet;
+
+use parity_graph::weights;
+
+use crate::audit::{Exact, Graphs, exact};
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::dump::Recording;
+use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::model::refuse_other;
+use parity_dump::Dump;
+
+/// A product, its sum with the bias, and whose weights they are.
+const SUMS: [(Kind, Kind, &str); 3] = [
+    (Kind::QProj, Kind::Q, weights::ATTN_Q),
+    (Kind::KProj, Kind::K, weights::ATTN_K),
+    (Kind::VProj, Kind::V, weights::ATTN_V),
+];
+/// Layers that are looked at, from the first to the last.
+const LAYERS_MAX: usize = 4;
+/// How many times nearer values must be to one reading than to the other: rounding of any type is a small part of a bias,
+/// and what is wrong by as much as the bias itself is near neither.
+const NEARER: f64 = 8.0;
+
+/// Reads what a dump calls a product as the sum with its bias where it is that in all layers that are looked at; the note
+/// that a report then has. Dumps that bring their graph are llama.cpp's, and named by it.
+///
+/// # Errors
+/// A weight that cannot be read.
+pub fn settle(dump: &mut Dump, gguf: &Gguf) -> Result<Option<String>> {
+    let is_own = !dump.manifest().graphs.is_empty();
+    if is_own || refuse_other(gguf, dump.path(), &dump.manifest().model).is_err() {
+        return Ok(None);
+    }
+    let mut settled = Vec::new();
+    for (product, sum, weight) in SUMS {
+        let recorded = Recording::checkpoints(dump);
+        let layers: Vec<u32> =
+            recorded.iter().filter(|id| id.kind() == product).filter_map(|id| id.layer_index()).collect();
+        if layers.is_empty() || recorded.iter().any(|id| id.kind() == sum) {
+            continue;
+        }
+        let Ok(graphs) = Graphs::built(dump, gguf) else { return Ok(None) };
+        let step = layers.len().div_ceil(LAYERS_MAX).max(1);
+        let mut looked_at = 0;
+        let mut are_sums = true;
+        for layer in layers.iter().copied().step_by(step) {
+            let id = Checkpoint::layer(product, layer);
+            let Some(bias) = gguf.tensor(&weights::bias(&weights::in_layer(layer as usize, weight))) else {
+                break;
+            };
+            let Some(position) = Recording::positions(dump, id).last().copied() else { continue };
+            let steps = graphs.judged(dump, dump);
+            let found = exact(&steps, &graphs.steps(), gguf, id, &BTreeSet::from([position]))?;
+            let Some(rows) = found else { continue };
+            looked_at += 1;
+            are_sums &= is_sum(&rows, &bias.decode::<f64>());
+        }
+        if are_sums && looked_at > 0 {
+            dump.rename(|id| (id.kind() == product).then(|| id.sibling(sum)));
+            settled.push(format!("{} as {}", product.name(), sum.name()));
+        }
+    }
+    let said = settled.join(", ");
+    Ok((!said.is_empty())
+        .then(|| format!("values with their bias are read as such, whatever they are called: {said}")))
+}
+
+/// Whether recorded rows are far nearer to the exact ones with a bias than without.
+fn is_sum(rows: &Exact, bias: &[f64]) -> bool {
+    let (mut with, mut without) = (0.0, 0.0);
+    for (at, (recorded, exact)) in rows.recorded.data.iter().zip(&rows.exact.data).enumerate() {
+        let Some(bias) = bias.get(at % rows.exact.cols.max(1)) else { return false };
+        without += (recorded - exact).powi(2);
+        with += (recorded - exact - bias).powi(2);
+    }
+    NEARER * NEARER * with < without
+}
