@@ -93,8 +93,21 @@ fn is_as_llama(declared: Option<Numerics>) -> bool {
 /// Attention with operands of its products in types that an engine may round them to.
 fn rounded_attentions(declared: Option<Numerics>) -> Vec<Hypothesis> {
     let may = operands(declared);
-    let all = ATTENTIONS.into_iter().filter(|(_, narrow)| may.iter().any(|(_, one)| one == narrow));
+    let is_cast = |narrow: &Narrow| declared.and_then(cast) == Some(*narrow);
+    let may = |narrow: &Narrow| may.iter().any(|(_, one)| one == narrow) || is_cast(narrow);
+    let all = ATTENTIONS.into_iter().filter(|(_, narrow)| may(narrow));
     all.map(|(name, narrow)| Hypothesis { name, arithmetic: attention(narrow) }).collect()
+}
+
+/// What llama.cpp's CPU kernels convert queries and weights to where attention is two products: the type of the cache.
+fn cast(declared: Numerics) -> Option<Narrow> {
+    let is_two_products = declared.products == Products::LlamaCpu && !declared.flash;
+    match declared.kv {
+        Storage::F16 => Some(Narrow::F16),
+        Storage::Bf16 => Some(Narrow::Bf16),
+        Storage::F32 => None,
+    }
+    .filter(|_| is_two_products)
 }
 
 /// f32 but for the operands of all products, those of attention too.
