@@ -25,6 +25,8 @@ const READ_LINES: &str = "reference-dumps/qwen2-tiny-py-F16/read_lines";
 const LONG: [usize; 2] = [40, 150];
 /// Nodes that are damaged of each recording in the quick tests.
 const DAMAGED: usize = 8;
+/// Arithmetics of our own engine in the quick tests.
+const ARITHMETICS: usize = 6;
 
 /// The recordings that ship with parity, as paths of the repository, each with its model.
 fn shipped() -> Vec<(String, Gguf)> {
@@ -103,13 +105,22 @@ fn two_mistakes_are_two_origins_and_nothing_else_is() {
     assert_eq!(origins(&audit_all(&dump, &model(F16))), ["blk.0.k_rope", "blk.2.ffn_act"]);
 }
 
+/// What our engine declares of llama.cpp's CPU kernels: their products, a cache, and whether attention is one node.
+const OF_LLAMA: [&str; 6] = [
+    "llama-cpu",
+    "llama-cpu kv=f16",
+    "llama-cpu kv=bf16",
+    "llama-cpu flash=on",
+    "llama-cpu kv=f16 flash=on",
+    "llama-cpu kv=bf16 flash=on",
+];
+
 #[test]
 fn our_engine_rounds_as_it_declares() {
     for file in [F16, Q4] {
         let model = model(file);
-        for numerics in
-            ["f32", "f32 kv=f16", "f16", "f16 storage=f16 kv=f16", "bf16", "llama-cpu", "llama-cpu kv=f16"]
-        {
+        let others = ["f32", "f32 kv=f16", "f16", "f16 storage=f16 kv=f16", "bf16"];
+        for numerics in sample("arithmetics", ARITHMETICS, others.into_iter().chain(OF_LLAMA)) {
             let (_folder, dump) = run(file, &["--numerics", numerics]);
             assert_eq!(program::manifest(&dump)["producer"]["numerics"], numerics);
             let findings = audit_all(&dump, &model);
@@ -118,6 +129,17 @@ fn our_engine_rounds_as_it_declares() {
             let judged = all.iter().filter(|id| findings.nodes[*id].judged > 0).count();
             assert!(judged > 70 && judged == all.len(), "{file} {numerics}: {judged} of {}", all.len());
         }
+    }
+}
+
+#[test]
+fn what_it_declares_hides_no_mistake_of_attention() {
+    let model = model(F16);
+    let faults = ["attn.no_scale@1", "attn.wrong_kv_head@1", "attn.stale_cache@1"];
+    let cases = OF_LLAMA.into_iter().flat_map(|numerics| faults.map(|fault| (numerics, fault)));
+    for (numerics, fault) in sample("arithmetics and mistakes", ARITHMETICS, cases) {
+        let (_folder, dump) = run(F16, &["--numerics", numerics, "--inject", fault]);
+        assert_eq!(origins(&audit_all(&dump, &model)), ["blk.1.attn_ctx"], "{numerics} {fault}");
     }
 }
 
