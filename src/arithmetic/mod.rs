@@ -140,6 +140,8 @@ pub enum Weights {
     Divided,
     /// Before that: the result of the product is divided.
     Undivided,
+    /// Never: queries, keys and values are.
+    Kept,
 }
 
 /// What attention that rounds its operands multiplies by its scale.

@@ -93,8 +93,36 @@ fn is_as_llama(declared: Option<Numerics>) -> bool {
 /// Attention with operands of its products in types that an engine may round them to.
 fn rounded_attentions(declared: Option<Numerics>) -> Vec<Hypothesis> {
     let may = operands(declared);
-    let all = ATTENTIONS.into_iter().filter(|(_, narrow)| may.iter().any(|(_, one)| one == narrow));
-    all.map(|(name, narrow)| Hypothesis { name, arithmetic: attention(narrow) }).collect()
+    let cast = declared.and_then(cast);
+    let is_cast = |narrow: &Narrow| cast.is_some_and(|(to, when)| to == *narrow && when == Weights::Divided);
+    let all = ATTENTIONS
+        .into_iter()
+        .filter(|(_, narrow)| may.iter().any(|(_, one)| one == narrow) || is_cast(narrow))
+        .map(|(name, narrow)| Hypothesis { name, arithmetic: attention(narrow) });
+    let kept = cast.filter(|(_, when)| *when == Weights::Kept);
+    all.chain(kept.map(|(narrow, when)| {
+        let flash = Flash::Rounded(narrow, when, Scaled::Scores);
+        Hypothesis { name: IN_ONE_NODE, arithmetic: Arithmetic { flash, ..products(narrow) } }
+    }))
+    .collect()
+}
+
+/// Attention of an engine that rounds what llama.cpp's CPU kernel does, but for its sums in f16.
+const IN_ONE_NODE: &str = "attention as llama.cpp has it, sums in f32";
+
+/// What llama.cpp's CPU kernels convert the operands of attention to, and when its weights: to the type of the cache where it
+/// is two products, never where it is one node, which has no cache of f32.
+fn cast(declared: Numerics) -> Option<(Narrow, Weights)> {
+    if declared.products != Products::LlamaCpu {
+        return None;
+    }
+    match (declared.kv, declared.flash) {
+        (Storage::F32, false) => None,
+        (Storage::F16, false) => Some((Narrow::F16, Weights::Divided)),
+        (Storage::Bf16, false) => Some((Narrow::Bf16, Weights::Divided)),
+        (Storage::F32 | Storage::F16, true) => Some((Narrow::F16, Weights::Kept)),
+        (Storage::Bf16, true) => Some((Narrow::Bf16, Weights::Kept)),
+    }
 }
 
 /// f32 but for the operands of all products, those of attention too.

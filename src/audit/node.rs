@@ -1,5 +1,7 @@
 //! One recorded node against its rule, under each arithmetic that its producer may have.
 
+use std::cmp::Ordering;
+
 use parity_graph::Op;
 use rayon::prelude::*;
 
@@ -174,8 +176,13 @@ pub(super) fn judge_each(
         if held.is_healthy() {
             return Ok(held);
         }
-        // Of several that do not explain it the one that comes nearest is shown.
-        if best.as_ref().is_none_or(|best| held.over < best.over) {
+        // Of several that do not explain it the one that comes nearest is shown: what explains all but one row of it, however
+        // far that is off.
+        let is_nearer = |best: &Held| match held.beyond.len().cmp(&best.beyond.len()) {
+            Ordering::Equal => held.over < best.over,
+            fewer => fewer == Ordering::Less,
+        };
+        if best.as_ref().is_none_or(is_nearer) {
             best = Some(Held { arithmetic: None, computed_in: None, ..held });
         }
     }

@@ -4,46 +4,51 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use parity::checkpoint::Kind;
-use parity::dump::{Kept, Recording};
-use parity::engine::fused::Model;
-use parity::engine::fused::graph::Graph;
-use parity::faults::inject::inject;
-use parity::faults::{Argument, Site, catalogue};
 use parity::gguf::{DType, Gguf, Value};
-use parity_dump::{Producer, Writer};
+use parity_dump::{Dump, Producer, Writer};
 use serde_json::Value as Json;
+use tempfile::TempDir;
 
+use crate::support::audited::run_of;
 use crate::support::gguf_writer::GgufWriter;
 use crate::support::program;
-use crate::support::runs::{Random, run};
+use crate::support::runs::Random;
 use crate::support::tiny_model;
 use crate::support::tiny_model::{HEAD_WIDTH, VOCAB, change, tiny_qwen2};
 
 const PROMPT: usize = 20;
-const TOKENS: usize = 24;
+const DECODED: &str = "4";
+/// Words of the shipped model.
+const VOCAB_TINY: usize = 4096;
 const SAID: &str = "these are not this file's weights";
 
+/// What our own engine computes of a prompt and some decode steps.
+fn kept(model: &Path, vocab: usize, seed: u64, how: &[&str]) -> (TempDir, PathBuf) {
+    let tokens = Random(seed).tokens(PROMPT, vocab);
+    let (folder, path) = run_of(model.to_str().unwrap(), &tokens, &[&["-n", DECODED], how].concat());
+    assert!(path.join("manifest.json").exists(), "{how:?}");
+    (folder, path)
+}
+
 /// Writes what was kept as a foreign engine would: nothing is declared, rows of heads may be in halves.
-fn write(kept: &Kept, folder: &Path, halves: bool) {
+fn write(kept: &Path, folder: &Path, halves: bool) {
+    let kept = Dump::open(kept).unwrap();
     let producer = Producer { name: "engine".into(), ..Producer::default() };
     let mut writer = Writer::create(folder, producer, Default::default()).unwrap();
-    for step in &kept.manifest().steps {
+    for (number, step) in kept.manifest().steps.iter().enumerate() {
         let tokens: Vec<u32> = step.positions.iter().map(|p| kept.tokens()[*p as usize]).collect();
-        let checkpoints = kept.checkpoints();
-        writer.begin_step(&tokens, &step.positions, checkpoints.len()).unwrap();
-        for checkpoint in checkpoints {
-            let mut rows = kept.gather(checkpoint, &step.positions).unwrap();
+        writer.begin_step(&tokens, &step.positions, kept.checkpoints().count()).unwrap();
+        for checkpoint in kept.checkpoints() {
+            let (shape, _, mut values) = kept.in_step(number, checkpoint).unwrap();
             let kinds = [Kind::QProj, Kind::KProj, Kind::Q, Kind::K, Kind::QRope, Kind::KRope];
             if halves && kinds.contains(&checkpoint.kind()) {
-                for head in rows.data.chunks_exact_mut(HEAD_WIDTH) {
+                for head in values.chunks_exact_mut(HEAD_WIDTH) {
                     let pairs = head.to_vec();
                     let from = |at: usize| pairs[at % (HEAD_WIDTH / 2) * 2 + at / (HEAD_WIDTH / 2)];
                     head.iter_mut().enumerate().for_each(|(at, value)| *value = from(at));
                 }
             }
-            let mut shape = vec![step.positions.len()];
-            shape.extend(kept.row_shape(checkpoint));
-            writer.tensor_f32(checkpoint, &shape, &rows.data).unwrap();
+            writer.tensor_f32(checkpoint, &shape, &values).unwrap();
         }
         writer.end_step().unwrap();
     }
@@ -51,7 +56,7 @@ fn write(kept: &Kept, folder: &Path, halves: bool) {
 }
 
 /// Exit code and report of an audit.
-fn audit(kept: &Kept, halves: bool, model: &Path) -> (i32, Json) {
+fn audit(kept: &Path, halves: bool, model: &Path) -> (i32, Json) {
     let folder = tempfile::tempdir().unwrap();
     let dump = folder.path().join("dump");
     write(kept, &dump, halves);
@@ -64,7 +69,7 @@ fn tiny() -> PathBuf {
 }
 
 /// A copy of the shipped model in which `spoil` changes matrices: name, columns, values.
-fn other(folder: &Path, spoil: impl Fn(&str, usize, &mut [f32])) -> Model {
+fn other(folder: &Path, spoil: impl Fn(&str, usize, &mut [f32])) -> PathBuf {
     let gguf = Gguf::open(&tiny()).unwrap();
     let mut bytes = std::fs::read(tiny()).unwrap();
     for info in gguf.tensors() {
@@ -79,12 +84,7 @@ fn other(folder: &Path, spoil: impl Fn(&str, usize, &mut [f32])) -> Model {
     }
     let path = folder.join("other.gguf");
     std::fs::write(&path, bytes).unwrap();
-    Model::open(&path).unwrap()
-}
-
-fn kept(model: &Model, graph: &Graph, seed: u64) -> Kept {
-    let tokens = Random(seed).tokens(TOKENS, model.config.dims.vocab);
-    run(model, graph, &tokens, PROMPT, false)
+    path
 }
 
 fn is_product(name: &str) -> bool {
@@ -95,7 +95,8 @@ fn is_product(name: &str) -> bool {
 fn says(spoil: impl Fn(&str, usize, &mut [f32]), parts: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let model = other(folder.path(), spoil);
-    let (code, report) = audit(&kept(&model, &model.graph, 11), false, &tiny());
+    let (_folder, dump) = kept(&model, VOCAB_TINY, 11, &[]);
+    let (code, report) = audit(&dump, false, &tiny());
     let reason = report["reason"].as_str().unwrap_or_default();
     assert_eq!(code, 1);
     for part in parts {
@@ -153,7 +154,6 @@ fn an_adapter_in_the_weights_is_one_answer() {
 
 #[test]
 fn a_single_bug_is_never_taken_for_other_weights() {
-    let model = Model::open(&tiny()).unwrap();
     for spec in [
         "linear.transposed",
         "linear.wrong_layer",
@@ -169,9 +169,8 @@ fn a_single_bug_is_never_taken_for_other_weights() {
         "residual.twice",
         "logits.untied",
     ] {
-        let mut graph = model.graph.clone();
-        let Ok(_) = inject(&mut graph, &[spec.parse().unwrap()], &model) else { continue };
-        let (code, report) = audit(&kept(&model, &graph, 12), false, &tiny());
+        let (_folder, dump) = kept(&tiny(), VOCAB_TINY, 12, &["--inject", spec]);
+        let (code, report) = audit(&dump, false, &tiny());
         assert_eq!(code, 1, "{spec}");
         assert!(
             !report["reason"].as_str().unwrap_or_default().contains(SAID),
@@ -183,7 +182,7 @@ fn a_single_bug_is_never_taken_for_other_weights() {
 }
 
 /// A llama model in a file.
-fn llama(folder: &Path) -> (PathBuf, Model) {
+fn llama(folder: &Path) -> PathBuf {
     let mut file: GgufWriter = tiny_qwen2();
     for (key, value) in &mut file.metadata {
         *key = key.replace("qwen2.", "llama.");
@@ -198,60 +197,52 @@ fn llama(folder: &Path) -> (PathBuf, Model) {
     }
     let path = folder.join("llama.gguf");
     std::fs::write(&path, file.bytes()).unwrap();
-    let model = Model::open(&path).unwrap();
-    (path, model)
+    path
 }
 
 #[test]
 fn rows_in_hugging_faces_order_are_no_bug_and_hide_none() {
     let folder = tempfile::tempdir().unwrap();
-    let (path, model) = llama(folder.path());
-    let tokens = Random(13).tokens(TOKENS, VOCAB);
+    let path = llama(folder.path());
+    let kept = |how: &[&str]| kept(&path, VOCAB, 13, how);
     let noted = |report: &Json| {
         let notes = report["notes"].as_array().cloned().unwrap_or_default();
         notes.iter().any(|note| {
             note.as_str().unwrap_or_default().contains("Hugging Face order: compared after reordering")
         })
     };
+    let (_healthy, healthy) = kept(&[]);
     for halves in [false, true] {
-        let (code, report) = audit(&run(&model, &model.graph, &tokens, PROMPT, false), halves, &path);
+        let (code, report) = audit(&healthy, halves, &path);
         assert_eq!((code, noted(&report)), (0, halves), "{}", report["reason"]);
     }
     // Beneath it: RoPE with another base, and turned in pairs as if the rows were the file's.
-    let mut base = model.graph.clone();
-    inject(&mut base, &["rope.base=500000".parse().unwrap()], &model).unwrap();
-    let mut pairs = model.graph.clone();
-    let fault = catalogue::find("rope.interleaved").unwrap();
-    for node in
-        pairs.nodes.iter_mut().filter(|node| matches!(node.checkpoint.kind(), Kind::QRope | Kind::KRope))
-    {
-        (fault.change)(&Site { model: &model }, node, &Argument::Tensor("halves".into())).unwrap();
-    }
-    for (graph, name) in [(base, "rope.base"), (pairs, "rope.interleaved")] {
-        let (code, report) = audit(&run(&model, &graph, &tokens, PROMPT, false), true, &path);
+    for (spec, name) in [("rope.base=500000", "rope.base"), ("rope.interleaved=halves", "rope.interleaved")] {
+        let (_faulty, faulty) = kept(&["--inject", spec]);
+        let (code, report) = audit(&faulty, true, &path);
         let first = &report["first_divergence"];
         assert_eq!((code, noted(&report)), (1, true));
         assert_eq!(first["checkpoint"], "blk.0.q_rope", "{name}");
         assert_eq!(first["diagnosis"][0]["fault"], name, "{first}");
     }
     // Of one layer it is a bug: its weights are not permuted.
-    let mut one = model.graph.clone();
-    inject(&mut one, &["linear.qk_permuted=-1@1".parse().unwrap()], &model).unwrap();
-    let (code, report) = audit(&run(&model, &one, &tokens, PROMPT, false), false, &path);
+    let (_one, one) = kept(&["--inject", "linear.qk_permuted=-1@1"]);
+    let (code, report) = audit(&one, false, &path);
     assert_eq!((code, noted(&report)), (1, false));
     assert_eq!(report["first_divergence"]["diagnosis"][0]["fault"], "linear.qk_permuted");
 }
 
 /// One file with the rows of all steps, whose metadata may say where they begin.
-fn single(kept: &Kept, path: &Path, steps: bool) {
+fn single(kept: &Path, path: &Path, steps: bool) {
     use safetensors::tensor::{Dtype, TensorView};
+    let kept = Dump::open(kept).unwrap();
     let positions: Vec<u32> = (0..kept.tokens().len() as u32).collect();
     let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
     let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
     for checkpoint in kept.checkpoints() {
         let mut shape = vec![positions.len()];
-        shape.extend(kept.row_shape(checkpoint));
-        let values = bytes(&kept.gather(checkpoint, &positions).unwrap().data);
+        shape.extend(kept.get(checkpoint).unwrap().row_shape());
+        let values = bytes(&kept.gather(checkpoint, &positions).unwrap());
         tensors.push((checkpoint.to_string(), Dtype::F32, shape, values));
     }
     let tokens: Vec<u8> = kept.tokens().iter().flat_map(|token| token.to_le_bytes()).collect();
@@ -266,16 +257,13 @@ fn single(kept: &Kept, path: &Path, steps: bool) {
 
 #[test]
 fn mistakes_of_decoding_are_named_in_a_single_file_that_says_its_steps() {
-    let model = Model::open(&tiny()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     for (spec, place, name) in [
         ("attn.stale_cache=unread@1", "blk.1.attn_ctx", "attn.stale_cache"),
         ("attn.self_only@2", "blk.2.attn_ctx", "attn.self_only"),
         ("rope.position_in_step@1", "blk.1.q_rope", "rope.position_in_step"),
     ] {
-        let mut graph = model.graph.clone();
-        inject(&mut graph, &[spec.parse().unwrap()], &model).unwrap();
-        let kept = kept(&model, &graph, 14);
+        let (_kept, kept) = kept(&tiny(), VOCAB_TINY, 14, &["--inject", spec]);
         for steps in [true, false] {
             let path = folder.path().join("one.safetensors");
             single(&kept, &path, steps);

@@ -23,5 +23,6 @@ mod spoiled;
 mod stopped;
 #[path = "../support/lib.rs"]
 mod support;
+mod undeclared;
 mod verdicts;
 mod wiring;

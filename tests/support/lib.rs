@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each binary of tests takes a part of it")]
 
+pub mod audited;
 pub mod dumps;
 pub mod edited;
 pub mod files;

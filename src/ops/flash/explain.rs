@@ -10,7 +10,7 @@ use super::row::{Attention, QueryRow, Seen};
 use super::running::followed;
 use super::sums::Off;
 use crate::arithmetic::round::{Rounding, Tie};
-use crate::arithmetic::{Flash, Narrow};
+use crate::arithmetic::{Flash, Narrow, Weights};
 use crate::scalar::{in_lanes, vectorized};
 
 /// exp in units of u: ggml's `ggml_v_expf` is within 1.95 ulp, an ulp is up to 2u. tanh is no worse.
@@ -157,7 +157,9 @@ fn unfollowed(attention: &Attention<'_, '_, f64>, row: &QueryRow, errors: &[f64]
     let native = attention.kind == Flash::NativeF16 && attention.v.dtype == crate::gguf::DType::F16;
     let narrow = match attention.kind {
         _ if native => narrow_sums(attention, row, &p),
-        Flash::Rounded(narrow, ..) => rounded_weights(attention, row, narrow, &p),
+        Flash::Rounded(narrow, when, _) if when != Weights::Kept => {
+            rounded_weights(attention, row, narrow, &p)
+        }
         _ => vec![0.0; exact.len()],
     };
     let factor = accumulation(row.seen.len(), UNIT_F32);

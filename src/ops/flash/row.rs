@@ -263,7 +263,12 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
             Flash::Lanes(lanes) => return self.on_lanes(row, lanes, None).value,
             Flash::Units(units) => return self.on_units(row, units, None).value,
             Flash::Rounded(narrow, when, _) => {
-                return self.by_softmax(row, when, |weights| narrow.store(weights));
+                let is_rounded = when != Weights::Kept;
+                return self.by_softmax(row, when, |weights| {
+                    if is_rounded {
+                        narrow.store(weights);
+                    }
+                });
             }
             _ if self.softmax != Softmax::F32 => {
                 return self
@@ -290,7 +295,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         store(self.softmax.scores, &mut z);
         let max = z.iter().copied().chain(row.sink).fold(f64::NEG_INFINITY, f64::max);
         let sum = z.iter().copied().chain(row.sink).map(|z| (z - max).exp()).sum::<f64>();
-        let [before, after] = if when == Weights::Divided { [sum, 1.0] } else { [1.0, sum] };
+        let [before, after] = if when == Weights::Undivided { [1.0, sum] } else { [sum, 1.0] };
         let mut weights: Vec<f64> = z.iter().map(|z| (z - max).exp() / before).collect();
         round(&mut weights);
         let mut out = vec![0.0; self.v.shape()[3]];

@@ -1,0 +1,136 @@
+//! Engines that declare nothing and leave nodes out: what stands between was computed all the same, and the values show in
+//! what.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use half::bf16;
+use parity::audit::recorded::Findings;
+use parity::checkpoint::Kind;
+use parity_dump::manifest::Producer;
+use parity_dump::{Dump, Writer};
+use tempfile::TempDir;
+
+use crate::support::audited::{F16, audit_all, id, model, origins, recorded, run};
+use crate::support::program;
+
+/// The same steps with some checkpoints left out, values mapped, and a producer that declares nothing.
+fn foreign(dump: &Path, keep: impl Fn(Kind) -> bool, map: impl Fn(f32) -> f32) -> (TempDir, PathBuf) {
+    let (from, folder) = (Dump::open(dump).unwrap(), tempfile::tempdir().unwrap());
+    let path = folder.path().join("dump");
+    let producer = Producer { name: "other".to_owned(), ..Producer::default() };
+    let mut writer = Writer::create(&path, producer, from.manifest().model.clone()).unwrap();
+    for (number, step) in from.manifest().steps.iter().enumerate() {
+        let tokens: Vec<u32> = step.positions.iter().map(|p| from.tokens()[*p as usize]).collect();
+        writer.begin_step(&tokens, &step.positions, from.checkpoints().count()).unwrap();
+        for checkpoint in from.checkpoints().filter(|checkpoint| keep(checkpoint.kind())) {
+            let (shape, _, mut values) = from.in_step(number, checkpoint).unwrap();
+            values.iter_mut().for_each(|x| *x = map(*x));
+            writer.tensor_f32(checkpoint, &shape, &values).unwrap();
+        }
+        writer.end_step().unwrap();
+    }
+    writer.finish().unwrap();
+    (folder, path)
+}
+
+/// What hooks on the modules of a Python implementation record.
+fn hooked(kind: Kind) -> bool {
+    use Kind::{AttnResidual, FfnAct, KProj, QProj, VProj};
+    !matches!(kind, QProj | KProj | VProj | AttnResidual | FfnAct)
+}
+
+/// The nodes that were crossed to a node, of those that any engine has.
+fn bridged(findings: &Findings, at: &str) -> Vec<String> {
+    let bridged = findings.nodes[&id(at)].bridged.iter();
+    bridged.filter(|id| id.kind().is_fixed()).map(ToString::to_string).collect()
+}
+
+#[test]
+fn nodes_are_bridged_where_a_recording_lacks_what_stands_between() {
+    let gguf = model(F16);
+    let (_whole, whole) = run(F16, &[]);
+    let (_folder, dump) = foreign(&whole, hooked, |x| x);
+    let findings = audit_all(&dump, &gguf);
+    assert_eq!(origins(&findings), Vec::<String>::new());
+    for checkpoint in recorded(&dump, &gguf) {
+        let finding = &findings.nodes[&checkpoint];
+        assert!(finding.judged > 0 && finding.undecided.is_none(), "{checkpoint}: {:?}", finding.undecided);
+    }
+    assert_eq!(bridged(&findings, "blk.1.q"), ["blk.1.q_proj"]);
+    assert_eq!(bridged(&findings, "blk.1.ffn_norm"), ["blk.1.attn_residual"]);
+    assert_eq!(bridged(&findings, "blk.1.ffn_out"), ["blk.1.ffn_act"]);
+
+    // A mistake inside of a bridge shows at its end.
+    let (_faulty, faulty) = run(F16, &["--inject", "ffn.gelu@2"]);
+    let (_folder, dump) = foreign(&faulty, hooked, |x| x);
+    assert_eq!(origins(&audit_all(&dump, &gguf)), ["blk.2.ffn_out"]);
+}
+
+/// Attention too is computed across, between the ends of layers; what rounding explains between them is simulated.
+#[test]
+fn layers_are_bridged_where_their_ends_alone_were_recorded() {
+    let gguf = model(F16);
+    let ends = |kind: Kind| matches!(kind, Kind::Embed | Kind::LayerOut);
+    let (_whole, whole) = run(F16, &[]);
+    let (_folder, dump) = foreign(&whole, ends, |x| x);
+    let findings = audit_all(&dump, &gguf);
+    assert_eq!(origins(&findings), Vec::<String>::new());
+    let finding = &findings.nodes[&id("blk.1.layer_out")];
+    assert!(finding.judged > 0 && finding.undecided.is_none() && !finding.is_blind(), "{finding:?}");
+    assert!(bridged(&findings, "blk.1.layer_out").contains(&"blk.1.attn_ctx".to_owned()), "{finding:?}");
+
+    let (_faulty, faulty) = run(F16, &["--inject", "attn.no_scale@1"]);
+    let (_folder, dump) = foreign(&faulty, ends, |x| x);
+    assert_eq!(origins(&audit_all(&dump, &gguf)), ["blk.1.layer_out"]);
+}
+
+/// What rounding explains across everything in an engine that keeps bf16 would hide mistakes.
+#[test]
+fn what_cannot_be_bridged_says_what_it_needs() {
+    let (_whole, whole) = run(F16, &["--numerics", "bf16 storage=bf16 kv=bf16"]);
+    let (_folder, dump) = foreign(&whole, |kind| kind == Kind::Logits, |x| x);
+    let audited = program::audit(&dump, Path::new(F16), &["--allow-missing"]);
+    let reason = audited.report["reason"].as_str().unwrap_or_default();
+    assert_eq!((audited.code, audited.first.as_str()), (2, ""), "{reason}");
+    assert!(reason.contains("or record final_norm as well"), "{reason}");
+}
+
+/// Every arithmetic that explains a node of a recording, in words.
+fn arithmetics(findings: &Findings) -> BTreeSet<&'static str> {
+    findings.nodes.values().flat_map(|finding| finding.computed_in.iter().copied()).collect()
+}
+
+#[test]
+fn undeclared_arithmetic_is_inferred_from_the_values_and_said() {
+    let gguf = model(F16);
+    let (_whole, whole) = run(F16, &[]);
+    let (_folder, f32s) = foreign(&whole, |_| true, |x| x);
+    let findings = audit_all(&f32s, &gguf);
+    assert_eq!(origins(&findings), Vec::<String>::new());
+    let found = arithmetics(&findings);
+    assert!(found.contains("nothing but f32 rounding"), "{found:?}");
+    assert!(!found.iter().any(|name| name.contains("bf16") || name.contains("operands")), "{found:?}");
+    let audited = program::audit(&f32s, Path::new(F16), &[]);
+    let said = audited.report["checkpoints"].as_array().unwrap().iter();
+    let q_proj = said.into_iter().find(|entry| entry["id"] == "blk.1.q_proj").unwrap();
+    let evidence = q_proj["evidence"].as_str().unwrap();
+    assert!(
+        evidence.contains("another arithmetic than llama.cpp's usual: nothing but f32 rounding"),
+        "{evidence}"
+    );
+
+    let round = |x: f32| bf16::from_f32(x).to_f32();
+    let (_folder, narrow) = foreign(&whole, |_| true, round);
+    let findings = audit_all(&narrow, &gguf);
+    assert_eq!(origins(&findings), Vec::<String>::new(), "values that were rounded when they were written");
+    let found = arithmetics(&findings);
+    assert!(found.contains("values rounded to bf16 when they were recorded"), "{found:?}");
+    let audited = program::audit(&narrow, Path::new(F16), &[]);
+    let said = audited.report.to_string();
+    assert!(said.contains("values rounded to bf16 when they were recorded"), "{said}");
+
+    let (_faulty, faulty) = run(F16, &["--inject", "linear.no_bias@blk.1.k"]);
+    let (_folder, dump) = foreign(&faulty, |_| true, round);
+    assert_eq!(origins(&audit_all(&dump, &gguf)), ["blk.1.k"]);
+}
