@@ -1,29 +1,34 @@
 //! A model in the repository, an engine run kept in memory, and its audit.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use parity::audit::{self, Audit, AuditRows, Context};
+use parity::audit::{self, Audit, AuditRows};
 use parity::checkpoint::Checkpoint;
-use parity::dense::{self, Inputs, Rows};
 use parity::dump::{Kept, Recording};
 use parity::engine::cpu::CpuEngine;
 use parity::engine::{Batch, Engine, Probe, Values};
 use parity::error::Result;
-use parity::faults::diagnose::{Diagnosed, diagnose};
+use parity::gguf::Gguf;
 use parity::model::Model;
 use parity::model::graph::Graph;
 use parity::numerics::Numerics;
 use parity::random;
-use parity::tensor::{Matrix, View};
-use parity_dump::manifest::Producer;
 
-/// A committed model, or one of the folder `PARITY_MODELS`.
-pub fn model(name: &str) -> Option<Model> {
+/// Where a committed model is, or one of the folder `PARITY_MODELS`.
+pub fn path(name: &str) -> Option<PathBuf> {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("reference-dumps/models");
     let folders = [Some(own), std::env::var_os("PARITY_MODELS").map(PathBuf::from)];
-    let path = folders.into_iter().flatten().map(|dir| dir.join(name)).find(|path| path.exists())?;
-    Some(Model::open(&path).unwrap())
+    folders.into_iter().flatten().map(|dir| dir.join(name)).find(|path| path.exists())
+}
+
+/// Its file.
+pub fn gguf(name: &str) -> Option<Gguf> {
+    Some(Gguf::open(&path(name)?).unwrap())
+}
+
+/// The model.
+pub fn model(name: &str) -> Option<Model> {
+    Some(Model::open(&path(name)?).unwrap())
 }
 
 /// Keeps every row of every checkpoint that is wanted.
@@ -119,23 +124,6 @@ pub fn audit_all(model: &Model, kept: &Kept) -> Audit {
     audit::audit(&[kept], &model.gguf, &model.graph, &options).unwrap().sides.remove(0)
 }
 
-/// Diagnoses one node.
-pub fn diagnose_at(model: &Model, kept: &Kept, checkpoint: Checkpoint) -> Diagnosed {
-    let recorded = kept.checkpoints();
-    let graph = model.graph.fused(|checkpoint| recorded.contains(&checkpoint));
-    let numerics = Numerics::default();
-    let context = Context {
-        gguf: &model.gguf,
-        graph: &graph,
-        recording: kept,
-        numerics,
-        recorded_unit: 0.0,
-        fed: None,
-    };
-    assert!(graph.node(checkpoint).is_some());
-    diagnose(&context, model, checkpoint, &[]).unwrap()
-}
-
 /// A small generator.
 pub struct Random(pub u64);
 
@@ -150,53 +138,4 @@ impl Random {
     pub fn tokens(&mut self, count: usize, n: usize) -> Vec<u32> {
         (0..count).map(|_| self.below(n) as u32).collect()
     }
-}
-
-/// What a strange mistake does to a node's output (T, width), given its inputs.
-pub type Strange<'a> = &'a dyn Fn(&mut Matrix<f32>, &[View<'_, f32>], &Model);
-
-/// Runs the healthy graph node by node, with a mistake at one of them that no catalogue knows.
-pub fn run_strange(
-    model: &Model,
-    tokens: &[u32],
-    prompt: usize,
-    at: Checkpoint,
-    strange: Strange<'_>,
-) -> Kept {
-    let graph = model.graph.fused(|_| false);
-    let mut probe = KeepAll { kept: kept_by_test(model), attention: false, layers: &|_| true };
-    let mut cache: HashMap<Checkpoint, Matrix<f32>> = HashMap::new();
-    let mut first = 0;
-    while first < tokens.len() {
-        let end = if first < prompt { prompt } else { first + 1 };
-        let batch = Batch { tokens: &tokens[first..end], first };
-        let positions: Vec<u32> = (first as u32..end as u32).collect();
-        let steps = vec![first as u32..end as u32; end - first];
-        let rows = Rows { tokens: batch.tokens, positions: &positions, steps: &steps };
-        let mut live: HashMap<Checkpoint, Matrix<f32>> = HashMap::new();
-        for node in &graph.nodes {
-            let source = |(index, input): (usize, &Checkpoint)| match node.op.reads_cache(index) {
-                true => cache[input].view(),
-                false => live[input].view(),
-            };
-            let values: Vec<View<'_, f32>> = node.inputs.iter().enumerate().map(source).collect();
-            let inputs = Inputs { rows, values: &values };
-            let mut out = dense::execute(node, &model.gguf, inputs, &Numerics::default()).unwrap();
-            if node.checkpoint == at {
-                strange(&mut out, &values, model);
-            }
-            let shape = graph.dims.shape(node.checkpoint.kind(), out.rows, end);
-            probe.record(node.checkpoint, &batch, &shape, Values::F32(&out.data)).unwrap();
-            cache.entry(node.checkpoint).or_default().append(out.view());
-            live.insert(node.checkpoint, out);
-        }
-        probe.kept.add_step(batch.tokens, first);
-        first = end;
-    }
-    probe.kept
-}
-
-fn kept_by_test(model: &Model) -> Kept {
-    let producer = Producer { name: "test".into(), numerics: Some("f32".into()), ..Producer::default() };
-    Kept::new(producer, model.info())
 }
