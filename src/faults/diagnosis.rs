@@ -152,7 +152,13 @@ impl<'s, 'a> Trial<'s, 'a> {
         let of =
             |attempt: &Attempt| Tried { fault: attempt.fault.name.to_owned(), explains: attempt.explains };
         let tried = super::nearest(tried.iter().map(of).collect());
-        Names { tried, residual: rows.map(|rows| describe(&rows)), ..Names::default() }
+        // In what leaves least: the roundings of another arithmetic hide what an error looks like.
+        let bases = (0..=self.others.len()).filter_map(|at| Some(self.base(at)?.1));
+        let left = |base: &&Base| self.beside(base).0;
+        let least = bases.min_by(|a, b| left(a).total_cmp(&left(b))).unwrap_or(&self.base);
+        let evidence = Evidence { exact: &least.exact, bound: &least.bound, ..evidence };
+        let residual = self.rows(&evidence).map(|rows| describe(&rows));
+        Names { tried, residual, ..Names::default() }
     }
 
     /// The values of a source, where that is no weight that is too large to be looked at.
