@@ -6,7 +6,7 @@ use std::path::Path;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use parity::checkpoint::{Checkpoint, Kind};
-use parity::compare::{Tolerances, recordings};
+use parity::compare::{Tolerances, dumps};
 use parity::engine::fused::Model;
 use parity::engine::fused::cpu::CpuEngine;
 use parity::engine::{Batch, Engine, Probe, Values};
@@ -53,7 +53,7 @@ fn compare_two_dumps(c: &mut Criterion) {
     group.throughput(Throughput::Bytes(2 * 4 * u64::from(LAYERS) * (ROWS * WIDTH) as u64));
     group.sample_size(10);
     group.bench_function("two dumps, all numbers", |b| {
-        b.iter(|| black_box(recordings(&candidate, &reference, &wanted, &Tolerances::default())));
+        b.iter(|| black_box(dumps(&candidate, &reference, &wanted, &Tolerances::default())));
     });
     group.finish();
 }

@@ -115,11 +115,4 @@ mod tests {
         assert_eq!(AuditRows::All.positions(&steps(&[9])).len(), 9);
         assert_eq!(AuditRows::Sample(1).positions(&steps(&[9])), [0]);
     }
-
-    #[test]
-    fn a_tail_of_output_rows_is_audited_where_it_is() {
-        assert_eq!(of_checkpoint(&[0, 5, 9], &[7, 8]), [8]);
-        assert_eq!(of_checkpoint(&[0, 5, 9], &[4, 5, 6]), [5]);
-        assert!(of_checkpoint(&[0], &[]).is_empty());
-    }
 }

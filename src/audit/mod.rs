@@ -405,9 +405,11 @@ impl Auditor<'_> {
             look(step, checkpoint, &suspect);
         }
         let finding = self.findings.at(checkpoint);
-        // What earlier steps left in a cache is not computed again: a name stands on the steps before that.
+        // What earlier steps left in a cache is not computed again: a name stands on the steps before that, but for what
+        // every step but the first has.
+        let is_whole = suspect.replay.as_ref().is_some_and(Replay::is_whole);
         if let Some(naming) = naming
-            && !(suspect.replay.is_none() && is_known_out_of_sight)
+            && (!is_known_out_of_sight || is_whole || was_healthy)
         {
             finding.diagnosed((naming.diagnose)(&suspect));
         }

@@ -8,11 +8,11 @@ use super::node::{Held, Hypothesis, Sight, judge};
 use super::{Labelled, Steps, bridge, chosen_experts};
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::Checkpoint;
-use crate::engine::op_by_op::{Conductor, Machine, Node, Unknown, Value};
+use crate::engine::op_by_op::{Carried, Conductor, Machine, Node, Unknown, Value};
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::Storage;
-use crate::ops::Args;
+use crate::ops::{Args, Rule};
 
 /// A node that rounding does not explain, and everything that a diagnosis looks at.
 pub struct Suspect<'a> {
@@ -49,7 +49,20 @@ impl<'a> Suspect<'a> {
     /// A recorded node before it, computed again as if it had not been recorded.
     pub fn again(&self, id: Id) -> Option<Replay<'a>> {
         let replay = Replay::through(self.node, BTreeSet::from([id]), self.replayed, self.tried)?;
+        let replay = Some(replay).filter(|replay| replay.cached.is_empty())?;
         Some(Replay { again: Some(id), ..replay })
+    }
+
+    /// What was recorded of it beside what a rule makes of other sources, of which `carried` was computed again.
+    pub fn judged(
+        &self,
+        rule: &Rule,
+        args: &Args<'_, f64>,
+        carried: &[Option<Carried>],
+        tried: &[Hypothesis],
+    ) -> Option<Held> {
+        let Sight { looked_at, row, .. } = *self.sight;
+        judge(rule, args, self.recorded, &Sight { looked_at, carried, row }, tried).ok()
     }
 
     /// Of how many ranks of a tensor-parallel engine the recording was put together, where it was.
@@ -82,21 +95,31 @@ pub struct Replay<'a> {
     again: Option<Id>,
     /// What is executed: these, what they read, and the suspect.
     some: BTreeSet<Id>,
+    /// Slots of the suspect that read a cache in which earlier steps left something: they keep what they read, and what
+    /// was written there in this step is none of what is computed again.
+    cached: Vec<usize>,
     tried: &'a [Hypothesis],
 }
 
 /// What a node of a replay comes to; `None` where nothing is wrong in it.
 pub type Injected<'a> = &'a dyn Fn(&Node<'_>, &Args<'_, f64>) -> Option<Value<f64>>;
 
+/// The suspect beside what it reads then, under the first of what it may have been computed in that explains it.
+pub type Judging<'a> = &'a dyn Fn(&Node<'_>, &Args<'_, f64>, &[Hypothesis]) -> Option<Held>;
+
 impl<'a> Replay<'a> {
     /// What lies between the recorded nodes and `node`, which may have been computed in `tried`. `None` where everything
-    /// that it reads was recorded, and where a cache or a state lies between in which earlier steps left something.
+    /// that it reads was recorded, and where a cache or a state that it does not read itself lies between in which earlier
+    /// steps left something.
     pub(super) fn of(node: &Node<'_>, of: Replayed<'a>, tried: &'a [Hypothesis]) -> Option<Replay<'a>> {
         let through: BTreeSet<Id> =
             node.carried.iter().flatten().flat_map(|carried| carried.through.iter().copied()).collect();
         // What was recorded in part is nobody's to compute with a mistake.
         let whole = through.iter().all(|&id| of.recorded(id).is_none());
-        if through.is_empty() || !whole { None } else { Replay::through(node, through, of, tried) }
+        if !whole {
+            return None;
+        }
+        Replay::through(node, through, of, tried).filter(|replay| !replay.through.is_empty())
     }
 
     fn through(
@@ -107,10 +130,19 @@ impl<'a> Replay<'a> {
     ) -> Option<Replay<'a>> {
         let program = &of.labelled.program;
         let (mut some, mut open) = (BTreeSet::from([node.id]), vec![node.id]);
+        let reads_cache = |source: &Option<Id>| {
+            of.step > 0 && source.is_some_and(|source| program.is_written(program.graph.root(source)))
+        };
+        let slots = program.graph.get(node.id).srcs.iter().enumerate();
+        let cached: Vec<usize> =
+            slots.filter(|(_, source)| reads_cache(source)).map(|(slot, _)| slot).collect();
         while let Some(id) = open.pop() {
             for source in program.graph.sources(id).filter(|&source| source != id) {
                 let root = program.graph.root(source);
                 if program.is_written(root) {
+                    if of.step > 0 && id == node.id {
+                        continue;
+                    }
                     if of.step > 0 {
                         return None;
                     }
@@ -122,8 +154,13 @@ impl<'a> Replay<'a> {
                 }
             }
         }
-        let through = through.into_iter().collect();
-        Some(Replay { of, suspect: node.id, through, again: None, some, tried })
+        let through = through.into_iter().filter(|id| some.contains(id)).collect();
+        Some(Replay { of, suspect: node.id, through, again: None, some, cached, tried })
+    }
+
+    /// Whether all that it reads is computed again, what earlier steps left in a cache too.
+    pub fn is_whole(&self) -> bool {
+        self.cached.is_empty()
     }
 
     /// Along which axis of the suspect, slowest first, its token rows lie.
@@ -159,8 +196,21 @@ impl<'a> Replay<'a> {
 
     /// The suspect beside what it comes to with a mistake in what is computed again; `None` where that is not known.
     pub fn held(&self, suspect: &Suspect<'_>, injected: Injected<'_>) -> Option<Held> {
+        let judging = |node: &Node<'_>, args: &Args<'_, f64>, tried: &[Hypothesis]| {
+            suspect.judged(node.rule?, args, &node.carried, tried)
+        };
+        self.held_by(suspect, injected, &judging)
+    }
+
+    /// As [`Replay::held`], where something may be wrong in the suspect too.
+    pub fn held_by(
+        &self,
+        suspect: &Suspect<'_>,
+        injected: Injected<'_>,
+        judging: Judging<'_>,
+    ) -> Option<Held> {
         let Replayed { step, steps, labelled, gguf, .. } = self.of;
-        let mut conductor = Replayer { replay: self, suspect, injected, held: None };
+        let mut conductor = Replayer { replay: self, suspect, injected, judging, held: None };
         let mut machine: Machine<'_, f64> =
             Machine::new(gguf, Arithmetic::LLAMA_CPU).rounding(steps.is_own_graph());
         let inputs = |id| labelled.input(steps, step, id);
@@ -180,10 +230,21 @@ struct Replayer<'b, 'a> {
     replay: &'b Replay<'a>,
     suspect: &'b Suspect<'b>,
     injected: Injected<'b>,
+    judging: Judging<'b>,
     held: Option<Held>,
 }
 
 impl Replayer<'_, '_> {
+    fn judged(&self, node: &Node<'_>, args: &Args<'_, f64>, tried: &[Hypothesis]) -> Option<Held> {
+        let (mut sources, mut carried) = (args.sources.clone(), node.carried.clone());
+        for &slot in &self.replay.cached {
+            *sources.get_mut(slot)? = self.suspect.args.sources.get(slot)?.clone();
+            *carried.get_mut(slot)? = self.suspect.sight.carried.get(slot)?.clone();
+        }
+        let Node { id, program, rule, .. } = *node;
+        (self.judging)(&Node { id, program, rule, carried }, &Args { sources, ..*args }, tried)
+    }
+
     /// What was recorded of a node that is not computed again: itself, or the experts that were chosen by it.
     fn given(
         &self,
@@ -209,11 +270,7 @@ impl Conductor<f64> for Replayer<'_, '_> {
     ) -> Result<Value<f64>> {
         let Replay { of, suspect, tried, .. } = self.replay;
         if node.id == *suspect {
-            if let (Some(rule), Ok(args)) = (node.rule, args) {
-                let Sight { looked_at, row, .. } = *self.suspect.sight;
-                let sight = Sight { looked_at, carried: &node.carried, row };
-                self.held = judge(rule, args, self.suspect.recorded, &sight, tried).ok();
-            }
+            self.held = args.ok().and_then(|args| self.judged(node, args, tried));
             return Ok(Err(Unknown::new(of.labelled.program.names[node.id].as_str())));
         }
         if let Some(values) = self.given(node, args) {

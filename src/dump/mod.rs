@@ -13,10 +13,8 @@ use parity_dump::{Dump, DumpError};
 
 mod graphs;
 pub mod inputs;
-mod kept;
 
 pub use graphs::Graphs;
-pub use kept::Kept;
 
 /// Values that are no finite numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,9 +8,9 @@ use parity_graph::fault::{self, Fault, Scene};
 use parity_graph::rewrite::{Change, Rewrite};
 use parity_graph::{Graph, Id, Op};
 
-use super::diagnosis::{carried, told, under};
-use crate::audit::{Held, Named, Replay, Suspect};
-use crate::engine::op_by_op::{Node, Unknown, Value, Values};
+use super::diagnosis::{carried, prefer_later, told, under};
+use crate::audit::{self, Held, Named, Replay, Suspect};
+use crate::engine::op_by_op::{Carried, Node, Unknown, Value, Values};
 use crate::ops::Args;
 
 /// Multiplications that all hypotheses about one node may cost.
@@ -39,17 +39,26 @@ pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
             let rewrite = hypothesis.nodes.iter().find(|rewrite| rewrite.node == node.id)?;
             Some(with_mistake(suspect, replay, node, args, &rewrite.change))
         };
-        let Some(held) = replay.held(suspect, &injected) else { continue };
+        let own = hypothesis.nodes.iter().find(|rewrite| rewrite.node == suspect.node.id);
+        let judging = |node: &Node<'_>, args: &Args<'_, f64>, tried: &[audit::Hypothesis]| match own {
+            None => suspect.judged(node.rule?, args, &node.carried, tried),
+            Some(Rewrite { change, .. }) => under(suspect, node, args, change, |rewritten| {
+                let rule = crate::ops::rule(rewritten.op()).filter(|_| rewritten.is_by_rule())?;
+                suspect.judged(rule, &rewritten.args(args), &carried(change, args, &node.carried), tried)
+            }),
+        };
+        let Some(held) = replay.held_by(suspect, &injected, &judging) else { continue };
         let Held { squares: [left, ..], nonfinite, .. } = held;
         let explains = 1.0 - left / suspect.held.squares[0];
         if held.is_healthy() && nonfinite == 0 && explains >= EXPLAINS_MIN {
             let mut diagnosis = told(suspect, &hypothesis.fault, explains);
-            diagnosis.text += &out_of_sight(replay, &hypothesis.nodes);
+            diagnosis.text += &out_of_sight(suspect, replay, &hypothesis.nodes);
             // What comes to the same leaves the same.
             let spelling = hypothesis.fault.spelling();
             out.push(Named { diagnosis, spelling, left, values: left.to_bits() });
         }
     }
+    prefer_later(suspect, &mut out);
     out
 }
 
@@ -84,18 +93,26 @@ pub(super) fn with_mistake(
             let carried = node.carried.get(slot?).cloned().flatten();
             return Some(Ok(Values { data: values.to_vec(), carried }));
         }
-        let by_rule = rewritten.is_by_rule();
+        let by_rule = rewritten.is_by_rule_before();
         let rule = crate::ops::rule(rewritten.op()).filter(|_| by_rule)?;
         let Node { id, program, .. } = *node;
         let node = Node { id, program, rule: Some(rule), carried: carried(change, args, &node.carried) };
-        Some(replay.across(&node, Ok(&rewritten.args(args))))
+        let own = replay.across(&node, Ok(&rewritten.args(args)));
+        Some(own.and_then(|Values { data, carried }| {
+            let (error, through) = match carried {
+                Some(Carried { error, through }) => (error, through),
+                None => (vec![0.0; data.len()], Default::default()),
+            };
+            let (data, error) = rewritten.behind(data, error, args)?;
+            Ok(Values { data, carried: Some(Carried { error, through }) })
+        }))
     });
     value.unwrap_or_else(|| Err(Unknown::new(args.name)))
 }
 
-fn out_of_sight(replay: &Replay<'_>, nodes: &[Rewrite]) -> String {
-    let names: Vec<String> =
-        nodes.iter().filter_map(|rewrite| Some(replay.name(rewrite.node)?.to_string())).collect();
+fn out_of_sight(suspect: &Suspect<'_>, replay: &Replay<'_>, nodes: &[Rewrite]) -> String {
+    let unseen = nodes.iter().map(|rewrite| rewrite.node).filter(|&node| node != suspect.node.id);
+    let names: Vec<String> = unseen.filter_map(|node| Some(replay.name(node)?.to_string())).collect();
     let verb = if names.len() == 1 { "was" } else { "were" };
     format!(", in {}, which {verb} not recorded", names.join(" and "))
 }
@@ -111,6 +128,7 @@ fn hypotheses(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Hypothesis> {
         let faults = specific().flat_map(|entry| entry.all_at(&scene, id));
         out.extend(faults.map(|fault| Hypothesis { nodes: vec![fault.rewrite.clone()], fault }));
     }
+    out.extend(of_products_with_bias(suspect, &scene, &replay.through));
     out.extend(of_all_rotations(graph, &replay.through));
     let products: Vec<Id> =
         replay.through.iter().copied().filter(|&id| graph.get(id).op == Op::MulMatId).collect();
@@ -134,6 +152,28 @@ fn hypotheses(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Hypothesis> {
         let nodes: Vec<Id> = one.nodes.iter().map(|rewrite| rewrite.node).collect();
         told.insert((one.fault.text.clone(), nodes))
     });
+    out
+}
+
+/// Mistakes of a matmul and of what adds its bias, which may be the suspect.
+fn of_products_with_bias(suspect: &Suspect<'_>, scene: &Scene<'_>, through: &[Id]) -> Vec<Hypothesis> {
+    let (graph, own) = (&suspect.node.program.graph, suspect.node.id);
+    let reads = |id: Id, product: Id| graph.sources(id).any(|source| graph.origin(source) == product);
+    let products = through.iter().copied().filter(|&id| matches!(graph.get(id).op, Op::MulMat));
+    let sums = |product: Id| {
+        let behind = through.iter().copied().chain([own]);
+        behind.filter(move |&id| graph.get(id).op == Op::Add && reads(id, product))
+    };
+    let mut out = Vec::new();
+    for (product, sum) in products.flat_map(|product| sums(product).map(move |sum| (product, sum))) {
+        for entry in fault::entries().filter(|entry| !entry.ops.is_empty()) {
+            for mut fault in entry.all_at(scene, product) {
+                let Some(of_bias) = entry.at(scene, sum, &fault.argument) else { continue };
+                fault.text = format!("{}; {}", fault.text, of_bias.text);
+                out.push(Hypothesis { nodes: vec![fault.rewrite.clone(), of_bias.rewrite], fault });
+            }
+        }
+    }
     out
 }
 

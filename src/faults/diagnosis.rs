@@ -152,7 +152,13 @@ impl<'s, 'a> Trial<'s, 'a> {
         let of =
             |attempt: &Attempt| Tried { fault: attempt.fault.name.to_owned(), explains: attempt.explains };
         let tried = super::nearest(tried.iter().map(of).collect());
-        Names { tried, residual: rows.map(|rows| describe(&rows)), ..Names::default() }
+        // In what leaves least: the roundings of another arithmetic hide what an error looks like.
+        let bases = (0..=self.others.len()).filter_map(|at| Some(self.base(at)?.1));
+        let left = |base: &&Base| self.beside(base).0;
+        let least = bases.min_by(|a, b| left(a).total_cmp(&left(b))).unwrap_or(&self.base);
+        let evidence = Evidence { exact: &least.exact, bound: &least.bound, ..evidence };
+        let residual = self.rows(&evidence).map(|rows| describe(&rows));
+        Names { tried, residual, ..Names::default() }
     }
 
     /// The values of a source, where that is no weight that is too large to be looked at.
@@ -195,11 +201,7 @@ impl<'s, 'a> Trial<'s, 'a> {
                 found.extend(named);
             }
         }
-        // What was right in a step before is no mistake that every step has.
-        let is_later = |named: &Named| fault::find(&named.diagnosis.fault).is_some_and(|entry| entry.later);
-        if self.suspect.was_healthy && found.iter().any(is_later) {
-            found.retain(is_later);
-        }
+        prefer_later(self.suspect, &mut found);
         found
     }
 
@@ -268,31 +270,42 @@ impl<'s, 'a> Trial<'s, 'a> {
             new
         });
         for first in firsts.into_iter().take(PARTIAL_MAX).filter(|_| work <= PAIR_WORK_MAX) {
-            let id = self.suspect.node.id;
-            for entry in fault::entries().filter(|entry| entry.name != first.fault.name) {
-                let own = &first.fault.rewrite.change;
-                let distance = |change: &Change| {
-                    let both = Change::All(vec![own.clone(), change.clone()]);
-                    sample.and_then(|sample| sample.distance(&both)).unwrap_or(f64::INFINITY)
-                };
-                let Some(base) = self.under(own, 0) else { break };
-                let evidence = Evidence {
-                    recorded: self.suspect.recorded,
-                    exact: &base.exact,
-                    bound: &base.bound,
-                    looked_at: self.suspect.sight.looked_at,
-                    source: &|slot| self.source(slot),
-                    distance: &distance,
-                };
-                let seconds = entry.all_at(&self.scene, id).into_iter();
-                for second in seconds.chain(entry.guessed(&self.scene, id, &evidence)) {
-                    if let Some(named) = self.both(&first.fault, &second, sample) {
-                        return vec![named];
-                    }
+            // A factor is fitted to what the node may have been computed in, each in turn: others are off by a rounding.
+            for at in 0..=self.others.len() {
+                if let Some(named) = self.second(&first.fault, at, sample) {
+                    return vec![named];
                 }
             }
         }
         Vec::new()
+    }
+
+    /// A second mistake besides the first, with values that what the node may have been computed in speaks for.
+    fn second(&self, first: &Fault, at: usize, sample: Option<&Sample<'_, '_>>) -> Option<Named> {
+        let (id, own) = (self.suspect.node.id, &first.rewrite.change);
+        let distance = |change: &Change| {
+            let both = Change::All(vec![own.clone(), change.clone()]);
+            sample.and_then(|sample| sample.distance(&both)).unwrap_or(f64::INFINITY)
+        };
+        let base = self.under(own, at)?;
+        let evidence = Evidence {
+            recorded: self.suspect.recorded,
+            exact: &base.exact,
+            bound: &base.bound,
+            looked_at: self.suspect.sight.looked_at,
+            source: &|slot| self.source(slot),
+            distance: &distance,
+        };
+        let is_nearest = at == 0;
+        let wanted = |entry: &&Entry| entry.name != first.name && (is_nearest || is_general(entry));
+        for entry in fault::entries().filter(wanted) {
+            let known = if is_nearest { entry.all_at(&self.scene, id) } else { Vec::new() };
+            let seconds = known.into_iter().chain(entry.guessed(&self.scene, id, &evidence));
+            if let Some(named) = seconds.into_iter().find_map(|second| self.both(first, &second, sample)) {
+                return Some(named);
+            }
+        }
+        None
     }
 
     fn both(&self, first: &Fault, second: &Fault, sample: Option<&Sample<'_, '_>>) -> Option<Named> {
@@ -369,20 +382,20 @@ impl<'s, 'a> Trial<'s, 'a> {
             let bound = self.alike(&exact, base);
             return Some(Base { exact, bound });
         }
-        let unit = SLACK * crate::ops::bound::UNIT_F32;
         if is_after(change) {
             let behind = |one: Rewritten<'_, f64>| one.behind(exact.clone(), bound.clone(), args).ok();
             let (exact, mut bound) = under(self.suspect, self.suspect.node, args, change, behind)?;
-            bound.iter_mut().zip(&exact).for_each(|(bound, value)| *bound += unit * finite(*value));
+            roundings(&mut bound, &exact);
             return Some(Base { exact, bound });
         }
-        if self.with(change, |one| Some(one.is_by_rule()))? {
+        if self.with(change, |one| Some(one.is_by_rule_before()))? {
             return self.by_rule(change, hypothesis);
         }
         // What is passed on is off by as much as the node's own values.
         let exact = values()?;
-        let bound =
-            exact.iter().zip(bound).map(|(value, bound)| finite(bound + unit * value.abs())).collect();
+        let mut bound = bound.clone();
+        roundings(&mut bound, &exact);
+        bound.iter_mut().for_each(|bound| *bound = finite(*bound));
         Some(Base { exact, bound })
     }
 
@@ -390,7 +403,15 @@ impl<'s, 'a> Trial<'s, 'a> {
         let Suspect { args, recorded, sight, .. } = *self.suspect;
         let sight = &Sight { carried: &carried(change, args, sight.carried), ..*sight };
         let (exact, bound) = self.with(change, |rewritten| {
-            expected(rule(rewritten.op())?, &rewritten.args(args), recorded, sight, hypothesis).ok()
+            let args = &rewritten.args(args);
+            let own = expected(rule(rewritten.op())?, args, recorded, sight, hypothesis).ok()?;
+            if rewritten.is_by_rule() {
+                return Some(own);
+            }
+            let like = &Args { arithmetic: &hypothesis.arithmetic, sources: args.sources.clone(), ..*args };
+            let (exact, mut bound) = rewritten.behind(own.0, own.1, like).ok()?;
+            roundings(&mut bound, &exact);
+            Some((exact, bound))
         })?;
         Some(Base { exact, bound })
     }
@@ -506,6 +527,12 @@ fn is_general(entry: &Entry) -> bool {
     entry.ops.is_empty()
 }
 
+/// Adds a few roundings of each value to how far it may be off.
+fn roundings(bound: &mut [f64], values: &[f64]) {
+    let unit = SLACK * crate::ops::bound::UNIT_F32;
+    bound.iter_mut().zip(values).for_each(|(bound, value)| *bound += unit * finite(*value));
+}
+
 /// Whether nothing but what comes behind the node is changed.
 fn is_after(change: &Change) -> bool {
     match change {
@@ -524,6 +551,14 @@ fn of_model(suspect: &Suspect<'_>, text: &str) -> String {
 pub(super) fn told(suspect: &Suspect<'_>, fault: &Fault, explains: f64) -> Diagnosis {
     let fix = fault::find(fault.name).map(|entry| of_model(suspect, entry.fix));
     Diagnosis { fault: fault.name.to_owned(), explains, text: fault.text.clone(), fix }
+}
+
+/// What was right in a step before is no mistake that every step has.
+pub(super) fn prefer_later(suspect: &Suspect<'_>, found: &mut Vec<Named>) {
+    let is_later = |named: &Named| fault::find(&named.diagnosis.fault).is_some_and(|entry| entry.later);
+    if suspect.was_healthy && found.iter().any(is_later) {
+        found.retain(is_later);
+    }
 }
 
 fn in_itself(name: &str, text: String) -> Named {

@@ -3,7 +3,7 @@
 //! What a mistake changes is in `parity_graph::fault`; here are the nodes that one is made in.
 
 use parity_graph::Id;
-use parity_graph::fault::{Fault, Place, Scene, Wanted, at_node, find};
+use parity_graph::fault::{Argument, Fault, Place, Scene, Wanted, at_node, find};
 
 use crate::audit::Labelled;
 use crate::checkpoint::Checkpoint;
@@ -64,6 +64,16 @@ pub fn refuse_uninjected<'a>(
         graphs.map(|labelled| (labelled, Scene::new(&labelled.program.graph))).collect();
     let nodes =
         || scenes.iter().flat_map(|(labelled, scene)| labelled.nodes().map(move |(id, at)| (scene, id, at)));
+    let entry = find(&spec.fault);
+    let summary = entry.map_or("", |entry| entry.summary);
+    let fits = |&(scene, id, _): &(&Scene<'_>, Id, Checkpoint)| {
+        entry.is_some_and(|entry| !entry.all_at(scene, id).is_empty())
+    };
+    let here = nodes().filter(|(.., at)| spec.is_at(*at)).find(fits);
+    if let Some((.., at)) = here.filter(|_| spec.argument != Argument::None) {
+        let why = format!("the value {}, which {at} has already or cannot take", spec.argument);
+        return Err(error.expected(summary).found(why));
+    }
     let layers = nodes().filter_map(|(.., at)| at.layer_index()).max();
     match (&spec.place, layers) {
         (Place::Layers(first, last), Some(layers)) if first > last || *last > layers => {
@@ -81,11 +91,6 @@ pub fn refuse_uninjected<'a>(
         }
         _ => {}
     }
-    let entry = find(&spec.fault);
-    let summary = entry.map_or("", |entry| entry.summary);
-    let fits = |&(scene, id, _): &(&Scene<'_>, Id, Checkpoint)| {
-        entry.is_some_and(|entry| !entry.all_at(scene, id).is_empty())
-    };
     Err(match nodes().find(fits) {
         Some((.., first)) => error.expected(format!("{summary}: e.g. {}@{first}", spec.fault)),
         None => error.expected(summary),

@@ -88,7 +88,7 @@ fn edited<S: Number>(edit: &Edit, values: &[S], [d, c, b, a]: [usize; 4]) -> Vec
 }
 
 impl Rewritten<'_, f64> {
-    /// What becomes of the values of the node itself where nothing but what comes behind it is changed, and of how far
+    /// What becomes of values that its rule gives where something comes behind it, and of how far
     /// each may be off: an op that was inserted carries that on and rounds besides.
     ///
     /// # Errors
@@ -261,7 +261,12 @@ impl<'a, S: Number> Rewritten<'a, S> {
 
     /// Whether nothing is changed but what the node is told and reads: it can be judged by its rule then.
     pub fn is_by_rule(&self) -> bool {
-        self.passed.is_none() && self.scores.is_none() && self.after.is_empty() && self.part.is_none()
+        self.is_by_rule_before() && self.after.is_empty()
+    }
+
+    /// As [`Rewritten::is_by_rule`], but for what comes behind the node.
+    pub fn is_by_rule_before(&self) -> bool {
+        self.passed.is_none() && self.scores.is_none() && self.part.is_none()
     }
 
     /// The values that are passed on, and the slot that they are of, where that is all.

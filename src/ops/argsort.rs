@@ -54,7 +54,7 @@ fn carry(_args: &Args<'_, f64>, exact: &[f64], _slot: usize, _error: &[f64]) -> 
 mod tests {
     use parity_graph::Op;
 
-    use super::super::trial::{Given, Numbers, Trial};
+    use super::super::trial::{Given, Trial};
     use super::super::{Check, Choice};
 
     fn trial(shape: [usize; 4], values: Vec<f64>, descending: i32) -> Trial {

@@ -1,8 +1,12 @@
 //! Answers from numbers alone.
 
+use super::numbers::{Parts, assemble};
 use super::*;
+use crate::checkpoint::Checkpoint;
 use crate::checkpoint::Kind;
+use crate::compare::Comparison;
 use crate::compare::{Accumulator, Status, Tolerance};
+use crate::report::Verdict;
 
 fn comparison(a: &[f32], b: &[f32]) -> Comparison {
     let mut sums = Accumulator::new(Tolerance::default());

@@ -28,7 +28,7 @@ fn output(kind: Kind, op: Op, step: &Range<u32>, input: Matrix<f64>) -> Matrix<f
     let steps = vec![step.clone(); positions.len()];
     let rows = Rows { tokens: &tokens, positions: &positions, steps: &steps };
     let checkpoint = Checkpoint::layer(kind, 0);
-    let node = Node { checkpoint, op, inputs: vec![checkpoint], edits: Vec::new() };
+    let node = Node { checkpoint, op, inputs: vec![checkpoint] };
     let inputs = Inputs { rows, values: &[input.view()] };
     execute(&node, &model().gguf, inputs, &Numerics::default()).unwrap()
 }

@@ -8,7 +8,7 @@ use parity_graph::fault::{ALIASES, Entry, entries, find};
 
 use crate::support::graphs::filled;
 use crate::support::injected::{Made, Ran, run, specs};
-use crate::support::runs::{Random, model};
+use crate::support::runs::{Random, path};
 use crate::support::samples::sample;
 
 /// What people wrote in scripts and suites.
@@ -51,7 +51,7 @@ const SAME: [(&str, &str); 5] = [
 
 /// How one injected mistake came out.
 #[derive(Debug, PartialEq)]
-enum Outcome {
+pub enum Outcome {
     /// Right node, right name first.
     Named,
     /// Right node; the right name is among several that these data do not tell apart.
@@ -66,7 +66,8 @@ enum Outcome {
     Silent,
 }
 
-fn judged(entry: &Entry, ran: &Ran, nodes: &[Checkpoint]) -> Outcome {
+/// How it came out in a run with it in some nodes.
+pub fn judged(entry: &Entry, ran: &Ran, nodes: &[Checkpoint]) -> Outcome {
     let findings = ran.audit();
     let origins = Ran::origins(&findings);
     if origins.is_empty() && entry.silent.is_some() {
@@ -125,9 +126,7 @@ fn of_every_mistake(open: &dyn Fn() -> Gguf, name: &str, places: &[&str], flash:
 fn every_mistake_is_found_where_it_sits_and_called_by_its_name() {
     let mut failures = Vec::new();
     for name in TINY {
-        let Some(path) = model(name).map(|model| model.gguf.path().to_owned()) else {
-            return eprintln!("SKIP: {name} is not there");
-        };
+        let Some(path) = path(name) else { return eprintln!("SKIP: {name} is not there") };
         let open = || Gguf::open(&path).unwrap();
         failures.extend(of_every_mistake(&open, name, &["@1", "@embed", "@logits", "@blk.2.v"], true));
     }

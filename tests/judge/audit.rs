@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use parity::audit::recorded::{AuditRows, Findings, Graphs, LLAMA_ATTENTION};
+use parity::audit::{AuditRows, Findings, Graphs, LLAMA_ATTENTION};
 use parity::checkpoint::{Checkpoint, Kind};
 use parity::gguf::Gguf;
 use parity_dump::Dump;

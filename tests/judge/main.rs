@@ -7,6 +7,7 @@ mod backends;
 mod caches;
 mod cuda_caches;
 mod declared;
+mod engines;
 mod foreign_weights;
 mod gaps;
 mod graph_runs;

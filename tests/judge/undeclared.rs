@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use half::bf16;
-use parity::audit::recorded::Findings;
+use parity::audit::Findings;
 use parity::checkpoint::Kind;
 use parity_dump::manifest::Producer;
 use parity_dump::{Dump, Writer};

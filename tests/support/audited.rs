@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use parity::audit::recorded::{AuditRows, Findings, Graphs, How, Names, audit, order};
+use parity::audit::{AuditRows, Findings, Graphs, How, Names, audit, order};
 use parity::checkpoint::Checkpoint;
 use parity::gguf::Gguf;
 use parity_dump::Dump;

@@ -12,6 +12,7 @@ use parity::faults::injected::{Injected, injected, parse};
 use parity::faults::rewritten::{Other, other, rewrite};
 use parity::gguf::Gguf;
 use parity::model::builders::{self, Built, Cache, Shape};
+use parity::numerics::Numerics;
 use parity::ops::Args;
 use parity_graph::fault::Wanted;
 use parity_graph::rewrite::Change;
@@ -25,6 +26,7 @@ pub struct Ran {
     gguf: Gguf,
     pub graphs: Graphs,
     steps: Vec<Step>,
+    declared: Option<Numerics>,
 }
 
 #[derive(Default)]
@@ -95,16 +97,24 @@ pub fn run_with(
                 kept: BTreeMap::new(),
             };
             let input = |id| given.get(&labelled.program.graph.get(id).name).cloned();
-            machine.step(&labelled.program, &input, &mut recorder).unwrap();
+            // Nothing reads what comes behind all that is recorded.
+            let last = labelled.nodes().filter(|(_, node)| shown(*node)).map(|(id, _)| id).max().unwrap();
+            machine.step_until(&labelled.program, last, &input, &mut recorder).unwrap();
             steps.push(recorder.step);
         }
     }
     let mut seen = std::collections::BTreeSet::new();
     nodes.retain(|node| seen.insert(node.to_string()));
-    Some((Ran { gguf, graphs, steps }, nodes))
+    Some((Ran { gguf, graphs, steps, declared: None }, nodes))
 }
 
 impl Ran {
+    /// As an engine that says what it computes in.
+    #[must_use]
+    pub fn declaring(self, numerics: &str) -> Ran {
+        Ran { declared: Some(numerics.parse().unwrap()), ..self }
+    }
+
     /// Judges everything.
     pub fn audit(&self) -> Findings {
         let how = How { rows: AuditRows::All, wants: &|_| true, diagnose: &diagnose, look: None };
@@ -133,6 +143,10 @@ impl Steps for Ran {
 
     fn is_own_graph(&self) -> bool {
         true
+    }
+
+    fn declared(&self) -> Option<Numerics> {
+        self.declared
     }
 }
 

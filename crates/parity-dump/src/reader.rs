@@ -244,6 +244,12 @@ impl Dump {
         self.tensors.get(&checkpoint)
     }
 
+    /// First position of the step in which `position` was computed.
+    pub fn step_start(&self, position: u32) -> u32 {
+        let step = self.manifest.steps.iter().rev().find(|step| step.positions.contains(&position));
+        step.and_then(|step| step.positions.iter().min().copied()).unwrap_or(0)
+    }
+
     /// Row `row` of a recorded checkpoint as f32, (width,): see [`Recorded::width`].
     ///
     /// Of attention matrices, (H, S), only the first `position + 1` cached positions of every head are

@@ -137,7 +137,7 @@ impl Change {
     pub fn is_of_result(&self) -> bool {
         match self {
             Change::ResultEdit(_) => true,
-            Change::All(changes) => changes.iter().all(Change::is_of_result),
+            Change::All(changes) => !changes.is_empty() && changes.iter().all(Change::is_of_result),
             _ => false,
         }
     }

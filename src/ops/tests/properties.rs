@@ -6,7 +6,6 @@ use parity_graph::Op;
 
 use super::cases::{Case, ratio, recorded};
 use crate::arithmetic::Arithmetic;
-use crate::ops::source::rows;
 use crate::scalar::Scalar;
 
 /// Numbers from -1 to 1 (a linear congruential generator, Knuth's MMIX constants).

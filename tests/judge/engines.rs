@@ -1,0 +1,79 @@
+//! Dumps of real engines as these made them, healthy and wrong: nothing is declared, and nothing is asked of a user.
+
+use std::path::{Path, PathBuf};
+
+use crate::support::program::{Audited, Copied, audit};
+
+fn model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("reference-dumps/models/qwen2-tiny-py-F16.gguf")
+}
+
+fn audited(name: &str) -> Audited {
+    audit(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/engines").join(name), &model(), &[])
+}
+
+/// ik_llama.cpp fuses a norm with its weight, and an activation with what it gates.
+#[test]
+fn ops_that_nobody_knows_are_known_by_what_they_compute() {
+    let healthy = audited("ik_llama-ok");
+    assert_eq!(healthy.code, 0, "{}", healthy.report["reason"]);
+    for said in [
+        "FUSED_RMS_NORM is known by what it computes: RMS_NORM and MUL give the recorded values of 9 nodes",
+        "FUSED_MUL_UNARY is known by what it computes: SWIGLU gives the recorded values of 4 nodes",
+        "the wiring is the model file's",
+    ] {
+        assert!(healthy.notes.contains(said), "{said}: {}", healthy.notes);
+    }
+}
+
+/// An op whose values no known ones give stays undecided by its name, whatever the file asks for in its place; a wrong node
+/// elsewhere is still found.
+#[test]
+fn an_op_that_is_not_known_by_its_values_is_undecided_by_name() {
+    let copy = Copied::of("tests/data/engines/ik_llama-ok");
+    let other_epsilon = |from: &str, to: &str| {
+        for step in 0..3 {
+            let graph = copy.file(&format!("graph-000{step}.txt"));
+            let text = std::fs::read_to_string(&graph).unwrap();
+            assert!(text.contains(from));
+            std::fs::write(graph, text.replace(from, to)).unwrap();
+        }
+    };
+    // Not the epsilon that was computed with: the values do not show a norm.
+    other_epsilon("w0=0x358637bd", "w0=0x3f800000");
+    let unknown = audit(Path::new(copy.path()), &model(), &[]);
+    assert_eq!(unknown.code, 2, "{}", unknown.report["first_divergence"]);
+    assert!(
+        unknown.report["reason"].as_str().unwrap().contains("a rule for FUSED_RMS_NORM"),
+        "{}",
+        unknown.report["reason"]
+    );
+    assert!(
+        unknown.notes.contains("may be within what parity does not know: FUSED_RMS_NORM"),
+        "{}",
+        unknown.notes
+    );
+    other_epsilon("freq_base=1000000", "freq_base=10000");
+    let wrong = audit(Path::new(copy.path()), &model(), &[]);
+    assert_eq!((wrong.code, wrong.first.as_str(), wrong.fault.as_str()), (1, "blk.0.q_rope", "rope.base"));
+}
+
+/// tinygrad's `blk.N.attn_q` is what candle calls it before the bias, with the bias.
+#[test]
+fn names_with_two_meanings_are_settled_by_values() {
+    let healthy = audited("tinygrad-ok-module_names.safetensors");
+    assert_eq!(healthy.code, 0, "{}", healthy.report["first_divergence"]);
+    assert!(healthy.notes.contains("q_proj as q, k_proj as k, v_proj as v"), "{}", healthy.notes);
+}
+
+/// OpenVINO's reader of GGUF files keeps norm weights, biases and RoPE's frequencies in f16.
+#[test]
+fn vectors_that_a_loader_rounded_are_one_finding_and_hide_no_other() {
+    for name in ["openvino-ok.safetensors", "openvino-theta.safetensors"] {
+        let found = audited(name);
+        let said = "norm weights and biases of the recording are those of the file rounded to f16";
+        assert!(found.notes.contains(said), "{name}: {}", found.notes);
+        let fault = if name.contains("theta") { "rope.base" } else { "precision.f16_frequencies" };
+        assert_eq!((found.first.as_str(), found.fault.as_str()), ("blk.0.q_rope", fault), "{name}");
+    }
+}
