@@ -14,7 +14,7 @@ use crate::checkpoint::Checkpoint;
 use crate::engine::op_by_op::compute;
 use crate::error::Result;
 use crate::faults::between::unlike;
-use crate::faults::diagnosis::changed;
+use crate::faults::changed;
 use crate::gguf::Gguf;
 use crate::ops::bound::HEALTHY;
 use crate::ops::{Args, Check, Rule};

@@ -29,10 +29,6 @@ const LONG_FILES: &[(&str, &str)] = &[
         "crates/parity-record/src/inject.rs",
         "every change of a node, as llama.cpp's own graph is given it or refused it",
     ),
-    (
-        "src/faults/diagnosis.rs",
-        "one search: mistakes are screened, fitted and told apart on the same few rows",
-    ),
 ];
 
 /// Longer functions: path, name, reason.
@@ -60,11 +56,6 @@ const PANICS: &[(&str, &str, &str)] = &[
         "crates/parity-record/src/layout.rs",
         "bytes\"))",
         "slices of constant length: four and eight bytes become an i32 and an i64",
-    ),
-    (
-        "src/audit/judge.rs",
-        "unreachable!(\"explained by their own functions\")",
-        "its one caller has dealt with products and whole attention just before",
     ),
     (
         "crates/parity-dump/src/writer.rs",

@@ -8,7 +8,8 @@ use parity_graph::fault::{self, Fault, Scene};
 use parity_graph::rewrite::{Change, Rewrite};
 use parity_graph::{Graph, Id, Op};
 
-use super::diagnosis::{carried, prefer_later, told, under};
+use super::diagnosis::{prefer_later, told};
+use super::trial::{carried, under};
 use crate::audit::{self, Held, Named, Replay, Suspect};
 use crate::engine::op_by_op::{Carried, Node, Unknown, Value, Values};
 use crate::ops::Args;

@@ -17,6 +17,9 @@ mod ranks;
 pub mod rewritten;
 mod sample;
 pub mod tokens;
+mod trial;
+
+pub use trial::changed;
 
 /// Faults that a report lists where none explains the error.
 const TRIED_MAX: usize = 12;

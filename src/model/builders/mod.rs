@@ -18,7 +18,6 @@ mod sketch;
 
 use parity_graph::Graph;
 
-use crate::engine::fused::graph::Pairing;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 
@@ -28,6 +27,15 @@ pub use shape::{Cache, Kept, Shape};
 
 use blocks::Builder;
 use facts::Family;
+
+/// Which columns of a head form a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairing {
+    /// i and i + dims/2 (NeoX, Qwen2, Hugging Face).
+    Half,
+    /// 2i and 2i + 1 (GPT-J, the `llama` architecture in GGUF).
+    Interleaved,
+}
 
 /// Draws all of one family's graph.
 type Draw = fn(&mut Builder<'_>) -> Result<()>;

@@ -2,6 +2,8 @@
 //!
 //! Parameters are plain numbers, of which a healthy model has some: nothing here is named after a mistake.
 
+pub use crate::model::builders::Pairing;
+
 /// What a node computes. T rows; inputs in the order of [`super::Node::inputs`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
@@ -94,15 +96,6 @@ pub struct Rope {
     pub sign: i32,
     /// How often it is applied.
     pub times: u32,
-}
-
-/// Which columns of a head form a pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pairing {
-    /// i and i + dims/2 (NeoX, Qwen2, Hugging Face).
-    Half,
-    /// 2i and 2i + 1 (GPT-J, the `llama` architecture in GGUF).
-    Interleaved,
 }
 
 /// One thing in the first step of a sequence, and one in those after it: prefill and decode.
