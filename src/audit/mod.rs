@@ -42,7 +42,7 @@ mod vectors;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use indexmap::IndexMap;
 use parity_graph::Id;
@@ -152,6 +152,16 @@ struct Naming<'a> {
     diagnose: Diagnose<'a>,
     /// Those that rounding explains in the first step: what makes every step wrong is not their mistake.
     later: &'a HashSet<Checkpoint>,
+    /// Of nodes whose bounds are too wide to tell mistakes apart: how far from exact arithmetic rounding was simulated to
+    /// leave them, relative.
+    simulated: &'a HashMap<Checkpoint, f64>,
+}
+
+impl Naming<'_> {
+    /// Up to which squared error rounding was simulated to explain a node, where its bound is too wide.
+    fn allowed(&self, checkpoint: Checkpoint, held: &Held) -> Option<f64> {
+        Some(self.simulated.get(&checkpoint)?.powi(2) * held.squares[1])
+    }
 }
 
 /// What an audit of a recording with its graph found.
@@ -370,7 +380,9 @@ impl Auditor<'_> {
         (held, tried): (&Held, &[Hypothesis]),
         arranged: &Arrangement,
     ) {
-        let naming = self.naming.filter(|_| !held.is_healthy());
+        let allowed = self.naming.and_then(|naming| naming.allowed(checkpoint, held));
+        let is_wrong = allowed.map_or(!held.is_healthy(), |allowed| !(held.squares[0] <= allowed));
+        let naming = self.naming.filter(|_| is_wrong);
         if naming.is_none() && self.look.is_none() {
             return;
         }
@@ -395,6 +407,7 @@ impl Auditor<'_> {
             sight,
             was_healthy,
             held,
+            allowed,
             tried,
             gguf,
             others,

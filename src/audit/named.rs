@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use crate::report::words::number;
 use crate::report::{Diagnosis, Tried};
 
 /// A mistake that explains what was recorded of a node.
@@ -13,6 +14,8 @@ pub struct Named {
     pub spelling: String,
     /// Squared error that it leaves.
     pub left: f64,
+    /// What of the node, relative to it, is wrong beside, where rounding does not explain what it leaves; else 0.
+    pub rest: f64,
     /// A digest of the values that it comes to: two mistakes that come to the same in every step are one to us.
     pub values: u64,
 }
@@ -58,6 +61,7 @@ impl Agreed {
             };
             let Some(again) = found.iter().find(|named| same(named)) else { return false };
             known.left += again.left;
+            known.rest = known.rest.max(again.rest);
             values.push(again.values);
             true
         });
@@ -81,6 +85,9 @@ impl Agreed {
         kept.sort_by(|(a, ..), (b, ..)| a.left.partial_cmp(&b.left).unwrap_or(Ordering::Equal));
         let told = |(named, _, others): (&Named, &Vec<u64>, Vec<&str>)| {
             let mut diagnosis = named.diagnosis.clone();
+            if named.rest > 0.0 {
+                diagnosis.text += &format!(", and something else of {}", number(named.rest));
+            }
             if !others.is_empty() {
                 diagnosis.text += &format!(" (indistinguishable here from {})", others.join(", "));
             }
@@ -113,7 +120,7 @@ mod tests {
     fn names(found: &[(&str, f64, u64)]) -> Names {
         let named = |&(fault, left, values): &(&str, f64, u64)| {
             let diagnosis = Diagnosis { fault: fault.into(), explains: 1.0, text: fault.into(), fix: None };
-            Named { diagnosis, spelling: fault.into(), left, values }
+            Named { diagnosis, spelling: fault.into(), left, rest: 0.0, values }
         };
         Names { found: found.iter().map(named).collect(), ..Names::default() }
     }

@@ -5,7 +5,7 @@
 //! engine computes nodes of one kind alike in all layers. One that lies far from the others of its kind, which are explained,
 //! is no arithmetic of the engine but a mistake.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use indexmap::IndexSet;
 
@@ -105,10 +105,13 @@ pub fn audit(
         findings.nodes.extend(coarse.nodes);
         passes.name(&assumed, &mut findings)?;
     }
-    let open = open(&findings);
+    let mut open = open(&findings);
     for (id, simulated) in simulate::simulate(steps, graphs, gguf, assumed.kept, &open)? {
         findings.at(id).settle(simulated);
     }
+    open.retain(|id| findings.nodes[id].is_wrong() && findings.nodes[id].diagnosis().0.is_empty());
+    let bands = open.iter().filter_map(|id| Some((*id, findings.nodes[id].band()?)));
+    passes.name_sharply(&assumed, bands.collect(), &mut findings)?;
     Ok(findings)
 }
 
@@ -128,28 +131,75 @@ impl Passes<'_> {
 
     /// Names what is wrong with the first of the nodes that are, each in the first steps in which it is.
     fn name(&self, assumed: &Assumed, findings: &mut Findings) -> Result<()> {
-        let (mut named, mut later) = (HashSet::<(usize, Checkpoint)>::new(), HashSet::new());
         let is_wrong = |id: &&Checkpoint| findings.nodes.get(*id).is_some_and(Finding::is_wrong);
         let wrong: Vec<Checkpoint> =
             findings.order.iter().filter(is_wrong).take(DIAGNOSED_MAX).copied().collect();
-        for id in &wrong {
-            let is_beyond = |step: &usize| findings.nodes[id].is_beyond_in(&self.steps.positions(*step));
-            let has_it = |(_, labelled): &&(usize, &Labelled)| labelled.nodes().any(|(_, node)| node == *id);
-            let there: Vec<usize> = self.graphs.iter().filter(has_it).map(|(step, _)| *step).collect();
-            if there.first().is_some_and(|first| !is_beyond(first)) {
-                later.insert(*id);
-            }
-            let beyond = there.into_iter().filter(is_beyond);
-            named.extend(beyond.take(DIAGNOSED_STEPS_MAX).map(|step| (step, *id)));
-        }
-        if named.is_empty() {
-            return Ok(());
-        }
-        let (wants, in_step) = (|id| wrong.contains(&id), |step, id| named.contains(&(step, id)));
-        let naming = Naming { diagnose: self.how.diagnose, later: &later };
-        let of_names = self.judge(assumed, &wants, &in_step, Some(naming))?;
+        let is_beyond =
+            |id: Checkpoint, step: usize| findings.nodes[&id].is_beyond_in(&self.steps.positions(step));
+        let of_names = self.named(assumed, &wrong, &HashMap::new(), is_beyond)?;
         for (id, finding) in of_names.nodes {
             findings.at(id).named_as(finding);
+        }
+        Ok(())
+    }
+
+    /// Judges some wrong nodes once more for the names of what is wrong with them, in the first steps in which they are
+    /// beyond what rounding explains.
+    fn named(
+        &self,
+        assumed: &Assumed,
+        wrong: &[Checkpoint],
+        simulated: &HashMap<Checkpoint, f64>,
+        is_beyond: impl Fn(Checkpoint, usize) -> bool,
+    ) -> Result<Findings> {
+        let (mut named, mut later) = (HashSet::<(usize, Checkpoint)>::new(), HashSet::new());
+        for &id in wrong {
+            let has_it = |(_, labelled): &&(usize, &Labelled)| labelled.nodes().any(|(_, node)| node == id);
+            let there: Vec<usize> = self.graphs.iter().filter(has_it).map(|(step, _)| *step).collect();
+            if there.first().is_some_and(|first| !is_beyond(id, *first)) {
+                later.insert(id);
+            }
+            let beyond = there.into_iter().filter(|step| is_beyond(id, *step));
+            named.extend(beyond.take(DIAGNOSED_STEPS_MAX).map(|step| (step, id)));
+        }
+        if named.is_empty() {
+            return Ok(Findings::default());
+        }
+        let (wants, in_step) = (|id| wrong.contains(&id), |step, id| named.contains(&(step, id)));
+        let naming = Naming { diagnose: self.how.diagnose, later: &later, simulated };
+        self.judge(assumed, &wants, &in_step, Some(naming))
+    }
+
+    /// Names what is wrong with nodes whose bounds are too wide to tell one mistake from another, since nothing shows in what
+    /// attention before them was computed: in one arithmetic after the other, each as sharp as if it had been declared, and
+    /// by what rounding was `simulated` to leave.
+    fn name_sharply(
+        &self,
+        assumed: &Assumed,
+        mut simulated: HashMap<Checkpoint, f64>,
+        findings: &mut Findings,
+    ) -> Result<()> {
+        for attention in attentions::attentions(self.steps) {
+            if simulated.is_empty() {
+                break;
+            }
+            let unseen = Unseen { attention: attention.arithmetic, products: None };
+            let sharp = Assumed { unseen, any_attention: None, ..assumed.clone() };
+            let wrong: Vec<Checkpoint> = findings
+                .order
+                .iter()
+                .filter(|id| simulated.contains_key(*id))
+                .take(DIAGNOSED_MAX)
+                .copied()
+                .collect();
+            let mut found = self.named(&sharp, &wrong, &simulated, |_, _| true)?;
+            for id in wrong {
+                let Some(named) = found.nodes.swap_remove(&id) else { continue };
+                if !named.diagnosis().0.is_empty() {
+                    simulated.remove(&id);
+                    findings.at(id).named_as(named);
+                }
+            }
         }
         Ok(())
     }

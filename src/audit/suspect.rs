@@ -34,6 +34,8 @@ pub struct Suspect<'a> {
     pub was_healthy: bool,
     /// What was found.
     pub held: &'a Held,
+    /// The squared error that rounding explains, where bounds are too wide to tell one mistake from another.
+    pub allowed: Option<f64>,
     /// What it may have been computed in.
     pub tried: &'a [Hypothesis],
     /// The model.
@@ -63,6 +65,20 @@ impl<'a> Suspect<'a> {
     ) -> Option<Held> {
         let Sight { looked_at, row, .. } = *self.sight;
         judge(rule, args, self.recorded, &Sight { looked_at, carried, row }, tried).ok()
+    }
+
+    /// Whether rounding explains what a mistake leaves.
+    pub fn is_explained(&self, left: &Held) -> bool {
+        left.nonfinite == 0
+            && match self.allowed {
+                None => left.is_healthy(),
+                Some(allowed) => left.over.is_finite() && left.squares[0] <= allowed,
+            }
+    }
+
+    /// What another node of its graph is called in a dump.
+    pub fn label(&self, id: Id) -> Option<Checkpoint> {
+        self.replayed.labelled.labels.get(id).copied().flatten()
     }
 
     /// Of how many ranks of a tensor-parallel engine the recording was put together, where it was.

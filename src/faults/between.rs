@@ -4,21 +4,25 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use parity_graph::fault::{self, Fault, Scene};
-use parity_graph::rewrite::{Change, Rewrite};
+use parity_graph::fault::{self, Argument, Fault, Scene};
+use parity_graph::rewrite::{Change, Edit, Rewrite};
 use parity_graph::{Graph, Id, Op};
 
 use super::diagnosis::{prefer_later, told};
 use super::trial::{carried, under};
-use crate::audit::{self, Held, Named, Replay, Suspect};
+use crate::audit::{self, Named, Replay, Suspect};
+use crate::checkpoint::Kind;
 use crate::engine::op_by_op::{Carried, Node, Unknown, Value, Values};
 use crate::ops::Args;
 
 /// Multiplications that all hypotheses about one node may cost.
-const WORK_MAX: usize = 1 << 35;
+const WORK_MAX: usize = 1 << 34;
 /// Share of the squared error that a mistake out of sight has to account for: where much lies between, rounding alone
 /// explains a lot.
 pub(super) const EXPLAINS_MIN: f64 = 0.9;
+
+/// An embedding that is multiplied by a constant.
+const SCALED: &str = "embed.scaled";
 
 /// One mistake, in one node or in several that one piece of code or one part of the file serves.
 struct Hypothesis {
@@ -31,9 +35,12 @@ pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
     let Some(replay) = &suspect.replay else { return Vec::new() };
     let mut out = Vec::new();
     let mut work = 0usize;
-    for hypothesis in hypotheses(suspect, replay) {
+    let of_layers = of_all_layers(suspect, &Scene::new(&suspect.node.program.graph), &replay.through);
+    let first = of_layers.len();
+    for (number, hypothesis) in of_layers.into_iter().chain(hypotheses(suspect, replay)).enumerate() {
         work = work.saturating_add(replay.work());
-        if work > WORK_MAX {
+        // What is wrong in all layers alike is one mistake; of single nodes there are as many hypotheses in each.
+        if work > WORK_MAX || number >= first && !out.is_empty() && first > 0 {
             break;
         }
         let injected = |node: &Node<'_>, args: &Args<'_, f64>| {
@@ -49,14 +56,14 @@ pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
             }),
         };
         let Some(held) = replay.held_by(suspect, &injected, &judging) else { continue };
-        let Held { squares: [left, ..], nonfinite, .. } = held;
+        let left = held.squares[0];
         let explains = 1.0 - left / suspect.held.squares[0];
-        if held.is_healthy() && nonfinite == 0 && explains >= EXPLAINS_MIN {
+        if suspect.is_explained(&held) && explains >= EXPLAINS_MIN {
             let mut diagnosis = told(suspect, &hypothesis.fault, explains);
             diagnosis.text += &out_of_sight(suspect, replay, &hypothesis.nodes);
             // What comes to the same leaves the same.
             let spelling = hypothesis.fault.spelling();
-            out.push(Named { diagnosis, spelling, left, values: left.to_bits() });
+            out.push(Named { diagnosis, spelling, left, rest: 0.0, values: left.to_bits() });
         }
     }
     prefer_later(suspect, &mut out);
@@ -130,6 +137,7 @@ fn hypotheses(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Hypothesis> {
         out.extend(faults.map(|fault| Hypothesis { nodes: vec![fault.rewrite.clone()], fault }));
     }
     out.extend(of_products_with_bias(suspect, &scene, &replay.through));
+    out.extend(of_scaled_embedding(graph, &scene, &replay.through));
     out.extend(of_all_rotations(graph, &replay.through));
     let products: Vec<Id> =
         replay.through.iter().copied().filter(|&id| graph.get(id).op == Op::MulMatId).collect();
@@ -156,6 +164,20 @@ fn hypotheses(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Hypothesis> {
     out
 }
 
+/// An embedding that is scaled behind what was recorded of it: of what norms read, which shows in the share of epsilon alone.
+fn of_scaled_embedding(graph: &Graph, scene: &Scene<'_>, through: &[Id]) -> Vec<Hypothesis> {
+    let norms = through.iter().copied().filter(|&id| matches!(graph.get(id).op, Op::RmsNorm | Op::Norm));
+    let scaled = |norm: Id| -> Option<Hypothesis> {
+        let table = graph.origin(graph.src(norm, 0)?);
+        let root = (graph.get(table).ne[0] as f64).sqrt();
+        let mut fault = fault::find(SCALED)?.at(scene, table, &Argument::Number(root))?;
+        fault.text += " behind what was recorded of it";
+        let change = Change::SourceEdit { slot: 0, edit: Edit::Multiply(root as f32) };
+        Some(Hypothesis { nodes: vec![Rewrite { node: norm, change }], fault })
+    };
+    norms.filter_map(scaled).collect()
+}
+
 /// Mistakes of a matmul and of what adds its bias, which may be the suspect.
 fn of_products_with_bias(suspect: &Suspect<'_>, scene: &Scene<'_>, through: &[Id]) -> Vec<Hypothesis> {
     let (graph, own) = (&suspect.node.program.graph, suspect.node.id);
@@ -172,6 +194,33 @@ fn of_products_with_bias(suspect: &Suspect<'_>, scene: &Scene<'_>, through: &[Id
                 let Some(of_bias) = entry.at(scene, sum, &fault.argument) else { continue };
                 fault.text = format!("{}; {}", fault.text, of_bias.text);
                 out.push(Hypothesis { nodes: vec![fault.rewrite.clone(), of_bias.rewrite], fault });
+            }
+        }
+    }
+    out
+}
+
+/// Mistakes in the nodes of one kind in all layers alike, which one piece of code computes: queries and keys together.
+fn of_all_layers(suspect: &Suspect<'_>, scene: &Scene<'_>, through: &[Id]) -> Vec<Hypothesis> {
+    let labels = |id: Id| suspect.label(id).filter(|label| label.layer_index().is_some());
+    let mut kinds: Vec<(Vec<Kind>, Vec<Id>)> = Vec::new();
+    for &id in through {
+        let Some(kind) = labels(id).map(|label| label.kind()) else { continue };
+        let kind = if kind == Kind::KRope { Kind::QRope } else { kind };
+        match kinds.iter_mut().find(|(known, _)| known.contains(&kind)) {
+            Some((_, ids)) => ids.push(id),
+            None => kinds.push((vec![kind], vec![id])),
+        }
+    }
+    let layers =
+        |ids: &[Id]| ids.iter().filter_map(|&id| labels(id)?.layer_index()).collect::<BTreeSet<u32>>().len();
+    let mut out = Vec::new();
+    for (_, ids) in kinds.iter().filter(|(_, ids)| layers(ids) > 1) {
+        for entry in fault::entries().filter(|entry| !entry.ops.is_empty()) {
+            for fault in entry.all_at(scene, ids[0]) {
+                let of = |&id: &Id| Some(entry.at(scene, id, &fault.argument)?.rewrite);
+                let Some(nodes) = ids.iter().map(of).collect::<Option<Vec<Rewrite>>>() else { continue };
+                out.push(Hypothesis { nodes, fault });
             }
         }
     }

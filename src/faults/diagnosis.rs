@@ -9,7 +9,6 @@ use super::sample::Sample;
 use super::trial::{Base, Explained, PARTIAL, PROMISING, Trial, WEIGHT_MAX, finite};
 use super::{between, guessed, precision, ranks};
 use crate::audit::{Named, Names, Suspect};
-use crate::report::words::number;
 use crate::report::{Diagnosis, Tried};
 
 /// First mistakes that a second one is tried with.
@@ -253,7 +252,9 @@ impl<'s, 'a> Trial<'s, 'a> {
         if self.share(&change, sample).is_some_and(|share| share < PROMISING) {
             return None;
         }
-        let explained = self.explained(&change).filter(|explained| explained.whole)?;
+        // Of huge values bounds are huge too: they explain what two mistakes do not come near.
+        let is_near = |explained: &Explained| explained.whole && explained.explains >= PROMISING;
+        let explained = self.explained(&change).filter(is_near)?;
         // A second mistake that leaves nothing of the first is one alone.
         let alone = self.explained(&second.rewrite.change);
         if alone.is_some_and(|alone| alone.left <= explained.left) {
@@ -267,7 +268,7 @@ impl<'s, 'a> Trial<'s, 'a> {
             fix: Some(self.of_model(&format!("{}; {}", fix(first), fix(second)))),
         };
         let spelling = diagnosis.fault.clone();
-        Some(Named { diagnosis, spelling, left: explained.left, values: self.digest(&change) })
+        Some(Named { diagnosis, spelling, left: explained.left, rest: 0.0, values: self.digest(&change) })
     }
 
     /// The one mistake that leaves next to nothing of an error that is otherwise not explained: something small is wrong as
@@ -276,6 +277,10 @@ impl<'s, 'a> Trial<'s, 'a> {
         let left = |one: &Attempt| (1.0 - one.explains).max(0.0).sqrt();
         let best =
             tried.iter().filter(|one| one.explains.is_finite()).min_by(|a, b| left(a).total_cmp(&left(b)))?;
+        // A mistake that explains the steps before is told with the same value.
+        let is_known =
+            |one: &&Attempt| self.suspect.known.contains(&one.fault.spelling()) && left(one) <= REST_MAX;
+        let best = tried.iter().find(is_known).unwrap_or(best);
         let is_other = |one: &&Attempt| one.fault.name != best.fault.name;
         let next = tried.iter().filter(is_other).map(left).fold(1.0, f64::min);
         if !(left(best) <= REST_MAX && REST_APART * left(best) <= next) {
@@ -287,7 +292,7 @@ impl<'s, 'a> Trial<'s, 'a> {
         let size = looked_at.map(|(_, x)| finite(*x).powi(2)).sum::<f64>().sqrt();
         let mut named = self.named(&best.fault, &explained);
         let rest = explained.left.sqrt() / size.max(f64::MIN_POSITIVE);
-        named.diagnosis.text += &format!(", and something else of {}", number(rest));
+        named.rest = rest;
         Some(named)
     }
 
@@ -298,7 +303,7 @@ impl<'s, 'a> Trial<'s, 'a> {
     fn named(&self, fault: &Fault, explained: &Explained) -> Named {
         let diagnosis = told(self.suspect, fault, explained.explains);
         let (spelling, values) = (fault.spelling(), self.digest(&fault.rewrite.change));
-        Named { diagnosis, spelling, left: explained.left, values }
+        Named { diagnosis, spelling, left: explained.left, rest: 0.0, values }
     }
 }
 
@@ -329,5 +334,5 @@ pub(super) fn prefer_later(suspect: &Suspect<'_>, found: &mut Vec<Named>) {
 fn in_itself(name: &str, text: String) -> Named {
     let fix = fault::find(name).map(|entry| entry.fix.to_owned());
     let diagnosis = Diagnosis { fault: name.to_owned(), explains: 1.0, text, fix };
-    Named { diagnosis, spelling: name.to_owned(), left: 0.0, values: 0 }
+    Named { diagnosis, spelling: name.to_owned(), left: 0.0, rest: 0.0, values: 0 }
 }

@@ -64,7 +64,7 @@ fn named(suspect: &Suspect<'_>, name: &str, values: &[f64]) -> Option<Named> {
     (values.len() == recorded.len() && explains >= EXPLAINS_MIN).then(|| {
         let (text, fix) = (entry.summary.to_owned(), Some(entry.fix.to_owned()));
         let diagnosis = Diagnosis { fault: entry.name.to_owned(), explains, text, fix };
-        Named { diagnosis, spelling: entry.name.to_owned(), left, values: 0 }
+        Named { diagnosis, spelling: entry.name.to_owned(), left, rest: 0.0, values: 0 }
     })
 }
 
@@ -157,10 +157,12 @@ enum Order {
     WeightFirst,
     /// Only the row and the result are rounded.
     Ends,
+    /// The row times its scale, rounded; the weight is of the wider type, and so is the result.
+    RowAlone,
 }
 
 impl Order {
-    const ALL: [Order; 3] = [Order::ScaleFirst, Order::WeightFirst, Order::Ends];
+    const ALL: [Order; 4] = [Order::ScaleFirst, Order::WeightFirst, Order::Ends, Order::RowAlone];
 }
 
 /// An RMS norm with its weight, if it has one.
@@ -207,14 +209,18 @@ impl Norm {
         for (row, recorded) in self.x.chunks(self.width).zip(recorded.chunks(self.width)) {
             let row: Vec<f64> = row.iter().map(|x| round(*x)).collect();
             let square = row.iter().map(|x| inner(x * x)).sum::<f64>() / self.width as f64;
-            let scale = inner(1.0 / inner(inner(square) + self.eps).sqrt());
+            let scale = inner(1.0 / inner(inner(square) + inner(self.eps)).sqrt());
             let scaled = |scale: f64| -> Vec<f64> {
                 let of = |(x, w): (&f64, &f64)| match order {
                     Order::ScaleFirst => round(w * round(x * scale)),
                     Order::WeightFirst => round(round(w * x) * scale),
                     Order::Ends => round(w * x * scale),
+                    Order::RowAlone => w * round(x * scale),
                 };
-                row.iter().zip(&weights).map(of).collect()
+                match order {
+                    Order::RowAlone => row.iter().zip(&self.weight).map(of).collect(),
+                    _ => row.iter().zip(&weights).map(of).collect(),
+                }
             };
             let scales = if mean { beside(kept, scale) } else { vec![scale] };
             let left = |values: &Vec<f64>| -> f64 {

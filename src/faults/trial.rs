@@ -173,7 +173,7 @@ impl<'s, 'a> Trial<'s, 'a> {
             let (rule, args) = (rule(rewritten.op())?, rewritten.args(args));
             let sight = Sight { looked_at: sight.looked_at, carried: &carried, row: None };
             let backend = node.program.graph.get(node.id).backend.as_deref();
-            let fits = |held: &Held| held.is_healthy() && held.nonfinite == 0;
+            let fits = |held: &Held| self.suspect.is_explained(held);
             let held = judge(rule, &args, recorded, &sight, &hypotheses(&rule.op, backend, &args)).ok()?;
             let near = 1.0 - held.squares[0] / self.suspect.held.squares[0] >= PROMISING;
             // What is nearly right may be so in an arithmetic of the producer's own.
@@ -186,6 +186,7 @@ impl<'s, 'a> Trial<'s, 'a> {
             Some(known) => known,
             None => self.in_any(change)?,
         };
+        let whole = whole && self.suspect.allowed.is_none_or(|allowed| left <= allowed);
         let explains = match self.suspect.held.squares[0] {
             all if all > 0.0 => 1.0 - left / all,
             // Nothing but NaN and Inf where there should be none, or none where there should be.
@@ -208,6 +209,12 @@ impl<'s, 'a> Trial<'s, 'a> {
         Some(others.into_iter().find(|(_, whole)| *whole).unwrap_or((left, whole)))
     }
 
+    /// Whether a bound explains a difference, which must be a number: that of an infinite value is infinite too. Of a bound
+    /// that is too wide nothing else is asked.
+    fn within(&self, off: f64, bound: f64) -> bool {
+        off.is_finite() && (self.suspect.allowed.is_some() || off <= bound)
+    }
+
     /// The squared differences of what was recorded from what a mistake comes to, and whether bounds explain each.
     pub fn beside(&self, base: &Base) -> (f64, bool) {
         let (mut left, mut whole) = (0.0, true);
@@ -218,7 +225,7 @@ impl<'s, 'a> Trial<'s, 'a> {
                 continue;
             }
             let off = (recorded - exact).abs();
-            whole &= off <= bound;
+            whole &= self.within(off, bound);
             left += if off.is_finite() { off.powi(2) } else { 0.0 };
         }
         (left, whole)

@@ -77,3 +77,23 @@ fn vectors_that_a_loader_rounded_are_one_finding_and_hide_no_other() {
         assert_eq!((found.first.as_str(), found.fault.as_str()), ("blk.0.q_rope", fault), "{name}");
     }
 }
+
+/// Mistakes in what an engine does not show, where nothing shows in what it computes either.
+#[test]
+fn mistakes_of_real_engines_are_named() {
+    for (name, first, fault) in [
+        // Module outputs: neither rotated queries and keys nor the context of attention.
+        ("mlx-theta", "blk.0.attn_out", "rope.base"),
+        ("mlx-gqa", "blk.0.attn_out", "attn.kv_head"),
+        ("jax-norm16", "blk.0.attn_norm", "precision.f16_norm"),
+        // Behind the embedding as it was recorded.
+        ("jax-gemma_scale", "blk.0.attn_norm", "embed.scaled"),
+        // Logits alone: the mistake is in all layers.
+        ("ct2-theta", "logits", "rope.base"),
+    ] {
+        let found = audited(&format!("{name}.safetensors"));
+        assert_eq!((found.first.as_str(), found.fault.as_str()), (first, fault), "{name}");
+    }
+    let late = audited("mlx-shift1.safetensors");
+    assert_eq!((late.code, late.first.as_str()), (1, "blk.0.attn_out"));
+}

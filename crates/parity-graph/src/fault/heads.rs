@@ -238,7 +238,9 @@ fn wrong_reads(site: Site<'_>, evidence: &Evidence<'_>) -> Vec<Argument> {
             }
         }
     }
-    vec![Argument::Order(read)]
+    // Groups counted the other way round have a name of their own.
+    let other_way: Vec<u32> = (0..2 * h).map(|place| (place % h % k) as u32).collect();
+    if read == other_way { Vec::new() } else { vec![Argument::Order(read)] }
 }
 
 /// Which head of the exact context each head of the recorded one is.
