@@ -389,7 +389,9 @@ impl Auditor<'_> {
         let Auditor { step, steps, labelled, gguf, ref kept, assumed, .. } = *self;
         let others = |id: Id| labelled.values(steps, step, id);
         let replayed = Replayed { step, steps, labelled, gguf, kept, unseen: &assumed.unseen };
-        let (replay, others) = (Replay::of(node, replayed, tried), &others);
+        let replay = Replay::of(node, replayed, tried);
+        let replay = replay.map(|replay| replay.in_exact_arithmetic(allowed.is_some()));
+        let others = &others;
         let finding = self.findings.at(checkpoint);
         let (known, is_known_out_of_sight) = (finding.spellings(), finding.is_named_out_of_sight());
         let was_healthy = naming.is_some_and(|naming| naming.later.contains(&checkpoint));

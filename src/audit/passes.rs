@@ -111,7 +111,7 @@ pub fn audit(
     }
     open.retain(|id| findings.nodes[id].is_wrong() && findings.nodes[id].diagnosis().0.is_empty());
     let bands = open.iter().filter_map(|id| Some((*id, findings.nodes[id].band()?)));
-    passes.name_sharply(&assumed, bands.collect(), &mut findings)?;
+    passes.name_simulated(&assumed, &bands.collect(), &mut findings)?;
     Ok(findings)
 }
 
@@ -119,6 +119,9 @@ pub fn audit(
 const DIAGNOSED_MAX: usize = 8;
 /// Steps of a node that are diagnosed: the later ones are mostly alike.
 const DIAGNOSED_STEPS_MAX: usize = 4;
+
+/// The same of a node far behind what was recorded before it: each mistake is computed through all between.
+const SIMULATED_STEPS_MAX: usize = 2;
 
 /// Which nodes a pass judges.
 type Wants<'b> = &'b dyn Fn(Checkpoint) -> bool;
@@ -160,7 +163,8 @@ impl Passes<'_> {
                 later.insert(id);
             }
             let beyond = there.into_iter().filter(|step| is_beyond(id, *step));
-            named.extend(beyond.take(DIAGNOSED_STEPS_MAX).map(|step| (step, id)));
+            let steps_max = if simulated.is_empty() { DIAGNOSED_STEPS_MAX } else { SIMULATED_STEPS_MAX };
+            named.extend(beyond.take(steps_max).map(|step| (step, id)));
         }
         if named.is_empty() {
             return Ok(Findings::default());
@@ -170,36 +174,20 @@ impl Passes<'_> {
         self.judge(assumed, &wants, &in_step, Some(naming))
     }
 
-    /// Names what is wrong with nodes whose bounds are too wide to tell one mistake from another, since nothing shows in what
-    /// attention before them was computed: in one arithmetic after the other, each as sharp as if it had been declared, and
-    /// by what rounding was `simulated` to leave.
-    fn name_sharply(
+    /// Names what is wrong with the first of nodes whose bounds are too wide to tell one mistake from another, since nothing
+    /// shows in what attention before them was computed: by what rounding was `simulated` to leave of each.
+    fn name_simulated(
         &self,
         assumed: &Assumed,
-        mut simulated: HashMap<Checkpoint, f64>,
+        simulated: &HashMap<Checkpoint, f64>,
         findings: &mut Findings,
     ) -> Result<()> {
-        for attention in attentions::attentions(self.steps) {
-            if simulated.is_empty() {
-                break;
-            }
-            let unseen = Unseen { attention: attention.arithmetic, products: None };
-            let sharp = Assumed { unseen, any_attention: None, ..assumed.clone() };
-            let wrong: Vec<Checkpoint> = findings
-                .order
-                .iter()
-                .filter(|id| simulated.contains_key(*id))
-                .take(DIAGNOSED_MAX)
-                .copied()
-                .collect();
-            let mut found = self.named(&sharp, &wrong, &simulated, |_, _| true)?;
-            for id in wrong {
-                let Some(named) = found.nodes.swap_remove(&id) else { continue };
-                if !named.diagnosis().0.is_empty() {
-                    simulated.remove(&id);
-                    findings.at(id).named_as(named);
-                }
-            }
+        let Some(first) = findings.order.iter().find(|id| simulated.contains_key(*id)).copied() else {
+            return Ok(());
+        };
+        let mut found = self.named(assumed, &[first], simulated, |_, _| true)?;
+        if let Some(named) = found.nodes.swap_remove(&first) {
+            findings.at(first).named_as(named);
         }
         Ok(())
     }

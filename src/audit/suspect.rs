@@ -8,7 +8,7 @@ use super::node::{Held, Hypothesis, Sight, judge};
 use super::{Labelled, Steps, bridge, chosen_experts};
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::Checkpoint;
-use crate::engine::op_by_op::{Carried, Conductor, Machine, Node, Unknown, Value};
+use crate::engine::op_by_op::{Carried, Conductor, Machine, Node, Unknown, Value, own};
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::Storage;
@@ -115,6 +115,9 @@ pub struct Replay<'a> {
     /// was written there in this step is none of what is computed again.
     cached: Vec<usize>,
     tried: &'a [Hypothesis],
+    /// Whether nobody asks what rounding explains of it: exact arithmetic alone is carried on then, which is a tenth of the
+    /// work.
+    exact: bool,
 }
 
 /// What a node of a replay comes to; `None` where nothing is wrong in it.
@@ -171,7 +174,13 @@ impl<'a> Replay<'a> {
             }
         }
         let through = through.into_iter().filter(|id| some.contains(id)).collect();
-        Some(Replay { of, suspect: node.id, through, again: None, some, cached, tried })
+        Some(Replay { of, suspect: node.id, through, again: None, some, cached, tried, exact: false })
+    }
+
+    /// The same in exact arithmetic alone, where that is enough.
+    #[must_use]
+    pub(super) fn in_exact_arithmetic(self, exact: bool) -> Replay<'a> {
+        Replay { exact, ..self }
     }
 
     /// Whether all that it reads is computed again, what earlier steps left in a cache too.
@@ -194,7 +203,10 @@ impl<'a> Replay<'a> {
     /// # Errors
     /// See [`bridge::across`].
     pub fn across(&self, node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown>) -> Value<f64> {
-        bridge::across(self.of.steps, node, args, (self.of.kept[node.id], self.of.unseen))
+        match self.exact {
+            true => own(node, args),
+            false => bridge::across(self.of.steps, node, args, (self.of.kept[node.id], self.of.unseen)),
+        }
     }
 
     /// Multiplications of the products and of attention that are computed again.
@@ -227,8 +239,8 @@ impl<'a> Replay<'a> {
     ) -> Option<Held> {
         let Replayed { step, steps, labelled, gguf, .. } = self.of;
         let mut conductor = Replayer { replay: self, suspect, injected, judging, held: None };
-        let mut machine: Machine<'_, f64> =
-            Machine::new(gguf, Arithmetic::LLAMA_CPU).rounding(steps.is_own_graph());
+        let arithmetic = if self.exact { Arithmetic::EXACT } else { Arithmetic::LLAMA_CPU };
+        let mut machine: Machine<'_, f64> = Machine::new(gguf, arithmetic).rounding(steps.is_own_graph());
         let inputs = |id| labelled.input(steps, step, id);
         machine.step_of(&labelled.program, &|id| self.some.contains(&id), &inputs, &mut conductor).ok()?;
         conductor.held
