@@ -17,6 +17,9 @@ use crate::common::{Outcome, tokens, write};
 const PROMPT: usize = 12;
 const STEPS: usize = 3;
 
+/// Where mistakes are injected that can happen to any value.
+const ANY: &str = "ffn_out";
+
 /// Injects each mistake in the first, a middle and the last layer, and where it sits outside of them.
 pub fn faults(out: &str, path: &str) -> Outcome {
     let file = ModelFile::open(Path::new(path))?;
@@ -31,7 +34,12 @@ pub fn faults(out: &str, path: &str) -> Outcome {
             if layer.is_none() && injected > 0 {
                 break;
             }
-            let place = layer.map_or_else(String::new, |layer| format!("@{layer}"));
+            // What can happen to any value happens to one.
+            let place = match layer {
+                Some(layer) if entry.ops.is_empty() => format!("@blk.{layer}.{ANY}"),
+                Some(layer) => format!("@{layer}"),
+                None => String::new(),
+            };
             let spec = format!("{}{place}", entry.name);
             let options = RunOptions {
                 tokens: tokens(PROMPT),
@@ -74,9 +82,12 @@ fn outcome(entry: &Entry, layer: Option<u32>, report: &Report) -> (&'static str,
     let node = report.checkpoints.iter().find(|node| node.id == *first);
     let named: Vec<&str> =
         node.iter().flat_map(|node| &node.diagnosis).map(|found| found.fault.as_str()).collect();
+    let alike = format!("indistinguishable here from {}", entry.name);
+    let mut texts = node.iter().flat_map(|node| &node.diagnosis).map(|found| &found.text);
     let outcome = match named.iter().position(|name| *name == entry.name) {
         Some(0) => "found and named first",
         Some(_) => "found and named among others",
+        None if texts.any(|text| text.contains(&alike)) => "found and named among others",
         None => "found, not named",
     };
     (outcome, json!({ "at": first, "named": named }))

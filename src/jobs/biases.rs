@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use parity_graph::weights;
 
-use crate::audit::{Exact, Graphs, exact};
+use crate::audit::{Graphs, exact};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::error::Result;
@@ -37,31 +37,29 @@ pub fn settle(dump: &mut Dump, gguf: &Gguf) -> Result<Option<String>> {
     if is_own || refuse_other(gguf, dump.path(), &dump.manifest().model).is_err() {
         return Ok(None);
     }
+    let recorded = Recording::checkpoints(dump);
+    let has = |kind: Kind| recorded.iter().any(|id| id.kind() == kind);
+    let concerned: Vec<_> =
+        SUMS.into_iter().filter(|(product, sum, _)| has(*product) && !has(*sum)).collect();
+    if concerned.is_empty() {
+        return Ok(None);
+    }
+    let Ok(graphs) = Graphs::built(dump, gguf) else { return Ok(None) };
     let mut settled = Vec::new();
-    for (product, sum, weight) in SUMS {
-        let recorded = Recording::checkpoints(dump);
-        let layers: Vec<u32> =
-            recorded.iter().filter(|id| id.kind() == product).filter_map(|id| id.layer_index()).collect();
-        if layers.is_empty() || recorded.iter().any(|id| id.kind() == sum) {
-            continue;
-        }
-        let Ok(graphs) = Graphs::built(dump, gguf) else { return Ok(None) };
-        let step = layers.len().div_ceil(LAYERS_MAX).max(1);
-        let mut looked_at = 0;
-        let mut are_sums = true;
-        for layer in layers.iter().copied().step_by(step) {
-            let id = Checkpoint::layer(product, layer);
-            let Some(bias) = gguf.tensor(&weights::bias(&weights::in_layer(layer as usize, weight))) else {
-                break;
-            };
-            let Some(position) = Recording::positions(dump, id).last().copied() else { continue };
-            let steps = graphs.judged(dump, dump);
-            let found = exact(&steps, &graphs.steps(), gguf, id, &BTreeSet::from([position]))?;
-            let Some(rows) = found else { continue };
-            looked_at += 1;
-            are_sums &= is_sum(&rows, &bias.decode::<f64>());
-        }
-        if are_sums && looked_at > 0 {
+    for (product, sum, weight) in concerned {
+        let layers = recorded.iter().filter(|id| id.kind() == product).filter_map(|id| id.layer_index());
+        let layers: Vec<u32> = layers.collect();
+        let every = layers.len().div_ceil(LAYERS_MAX).max(1);
+        let found: Vec<bool> = layers
+            .into_iter()
+            .step_by(every)
+            .filter_map(|layer| {
+                let bias = gguf.tensor(&weights::bias(&weights::in_layer(layer as usize, weight)))?;
+                is_sum(dump, (&graphs, gguf), Checkpoint::layer(product, layer), &bias.decode::<f64>())
+                    .transpose()
+            })
+            .collect::<Result<_>>()?;
+        if !found.is_empty() && found.iter().all(|is_sum| *is_sum) {
             dump.rename(|id| (id.kind() == product).then(|| id.sibling(sum)));
             settled.push(format!("{} as {}", product.name(), sum.name()));
         }
@@ -71,13 +69,25 @@ pub fn settle(dump: &mut Dump, gguf: &Gguf) -> Result<Option<String>> {
         .then(|| format!("values with their bias are read as such, whatever they are called: {said}")))
 }
 
-/// Whether recorded rows are far nearer to the exact ones with a bias than without.
-fn is_sum(rows: &Exact, bias: &[f64]) -> bool {
+/// Whether the last row of a product is far nearer to the exact one with a bias than without; `None` where that is not known.
+fn is_sum(
+    dump: &Dump,
+    (graphs, gguf): (&Graphs, &Gguf),
+    id: Checkpoint,
+    bias: &[f64],
+) -> Result<Option<bool>> {
+    let Some(position) = Recording::positions(dump, id).last().copied() else { return Ok(None) };
+    let steps = graphs.judged(dump, dump);
+    let Some(rows) = exact(&steps, &graphs.steps(), gguf, id, &BTreeSet::from([position]))? else {
+        return Ok(None);
+    };
+    if rows.exact.cols != bias.len() {
+        return Ok(None);
+    }
     let (mut with, mut without) = (0.0, 0.0);
-    for (at, (recorded, exact)) in rows.recorded.data.iter().zip(&rows.exact.data).enumerate() {
-        let Some(bias) = bias.get(at % rows.exact.cols.max(1)) else { return false };
+    for ((recorded, exact), bias) in rows.recorded.data.iter().zip(&rows.exact.data).zip(bias) {
         without += (recorded - exact).powi(2);
         with += (recorded - exact - bias).powi(2);
     }
-    NEARER * NEARER * with < without
+    Ok(Some(NEARER * NEARER * with < without))
 }
