@@ -1,7 +1,5 @@
 //! One recorded node against its rule, under each arithmetic that its producer may have.
 
-use std::cmp::Ordering;
-
 use parity_graph::Op;
 use rayon::prelude::*;
 
@@ -149,6 +147,9 @@ pub fn judge(
     judge_each(rule, args, recorded, sight, tried)
 }
 
+/// How many times more elements another arithmetic must leave unexplained.
+const FEW: usize = 2;
+
 /// As [`judge`], each of `tried` in full.
 pub(super) fn judge_each(
     rule: &Rule,
@@ -177,10 +178,12 @@ pub(super) fn judge_each(
             return Ok(held);
         }
         // Of several that do not explain it the one that comes nearest is shown: what explains all but one row of it, however
-        // far that is off.
-        let is_nearer = |best: &Held| match held.beyond.len().cmp(&best.beyond.len()) {
-            Ordering::Equal => held.over < best.over,
-            fewer => fewer == Ordering::Less,
+        // far that is off. Where either leaves most elements unexplained, how many fall within a bound by chance says nothing.
+        let is_nearer = |best: &Held| match (held.beyond.len(), best.beyond.len()) {
+            (ours, theirs) if FEW * ours < theirs => true,
+            (ours, theirs) if FEW * theirs < ours => false,
+            // The distance decides, and not its share of a bound, which is wider in one arithmetic than in another.
+            _ => held.squares[0] < best.squares[0],
         };
         if best.as_ref().is_none_or(is_nearer) {
             best = Some(Held { arithmetic: None, computed_in: None, ..held });

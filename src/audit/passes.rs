@@ -43,7 +43,8 @@ pub struct Assumed {
 impl Assumed {
     /// Whether values taken for those of f32 are those of a narrower type, which nothing explains that rounds less.
     pub fn is_hopeless(&self, kept: Storage, recorded: &[f32]) -> bool {
-        kept == Storage::F32 && self.shown != Storage::F32 && storage_types::holds(self.shown, recorded)
+        let is_first = self.kept == Storage::F32 && kept == Storage::F32;
+        is_first && self.shown != Storage::F32 && storage_types::holds(self.shown, recorded)
     }
 
     /// Whether recorded nodes of a kind may have been computed in any attention.
