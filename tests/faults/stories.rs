@@ -1,6 +1,6 @@
 //! The stories of the field, each in one command: what people hunted for days is the first line of the answer.
 
-use crate::support::program::{flat, parity};
+use crate::support::program::{answer as answered, flat, parity};
 
 use parity_graph::fault;
 
@@ -91,5 +91,23 @@ fn every_name_of_the_contract_is_in_the_catalogue() {
         data.f16_overflow data.bf16_as_f16";
     for name in names.split_whitespace() {
         assert!(fault::find(name).is_some(), "{name}");
+    }
+}
+
+/// One node's values in a type that no other node's are in: named for what it is, and never held to one arithmetic alone.
+#[test]
+fn values_rounded_behind_a_quantised_weight_are_no_coarser_product() {
+    let model = "reference-dumps/models/qwen2-tiny-py-Q4_K_M.gguf";
+    for fault in ["data.bf16_rounded", "data.f16_as_bf16"] {
+        for numerics in ["f32", "llama-cpu"] {
+            let spec = format!("{fault}@blk.2.ffn_out");
+            let tokens = "100,1119,2138,157,1176,2195,214,1233,2252,271,1290,2309";
+            let run =
+                ["run", "-m", model, "--device", "cpu", "--tokens", tokens, "-n", "3", "--format", "json"];
+            let (code, report) = answered(&[&run[..], &["--numerics", numerics, "--inject", &spec]].concat());
+            let first = &report["first_divergence"];
+            let named = (code, first["checkpoint"].as_str(), first["diagnosis"][0]["fault"].as_str());
+            assert_eq!(named, (1, Some("blk.2.ffn_out"), Some(fault)), "{numerics}");
+        }
     }
 }
