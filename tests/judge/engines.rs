@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::support::program::{Audited, Copied, audit};
+use crate::support::program::{Audited, Copied, answer, audit};
 
 fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("reference-dumps/models/qwen2-tiny-py-F16.gguf")
@@ -64,6 +64,17 @@ fn names_with_two_meanings_are_settled_by_values() {
     let healthy = audited("tinygrad-ok-module_names.safetensors");
     assert_eq!(healthy.code, 0, "{}", healthy.report["first_divergence"]);
     assert!(healthy.notes.contains("q_proj as q, k_proj as k, v_proj as v"), "{}", healthy.notes);
+}
+
+/// And they are settled wherever the recording is read: as the reference of a run as when it is audited.
+#[test]
+fn a_reference_is_read_as_an_audit_reads_it() {
+    let dump = "tests/data/engines/tinygrad-ok-module_names.safetensors";
+    let model = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
+    let (code, report) = answer(&["run", "-m", model, "--reference", dump, "--format", "json"]);
+    assert_eq!((code, report["verdict"].as_str()), (0, Some("parity")), "{}", report["reason"]);
+    let notes = report["notes"].to_string();
+    assert!(notes.contains("q_proj as q, k_proj as k, v_proj as v"), "{notes}");
 }
 
 /// OpenVINO's reader of GGUF files keeps norm weights, biases and RoPE's frequencies in f16.

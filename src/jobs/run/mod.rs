@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use super::diff::{self, Sides};
 use super::graphs::ByGraph;
 use super::limits::{self, Room};
-use super::{audit, with_matrices};
+use super::{audit, settle, with_matrices};
 use crate::audit::AuditRows;
 use crate::audit::Fed;
 use crate::checkpoint::Checkpoint;
@@ -101,7 +101,12 @@ pub fn run(file: &ModelFile, options: &RunOptions, progress: Progress<'_>) -> Re
         ModelFile::Nodes(model) => Room::of(model),
         ModelFile::Refused(..) => steps::room(&by, options)?,
     };
-    let reference = reference(by.gguf, room, options)?;
+    let mut reference = reference(by.gguf, room, options)?;
+    // Before anything is planned: what is looked at is chosen by name, and a name can have two meanings.
+    let settled = match &mut reference {
+        Some(reference) => settle(reference, by.gguf)?,
+        None => Vec::new(),
+    };
     spare_the_reference(options, reference.as_ref())?;
     refuse_isolation(by.gguf.path(), options, reference.as_ref())?;
     let selection = with_matrices(&options.selection, reference.as_ref());
@@ -125,6 +130,7 @@ pub fn run(file: &ModelFile, options: &RunOptions, progress: Progress<'_>) -> Re
         None => alone(&candidate, &by, options)?,
     };
     report.candidate.path = options.dump.as_ref().map(|dir| dir.display().to_string());
+    report.notes.extend(settled.into_iter().map(|said| format!("reference: {said}")));
     report.notes.extend(executed.notes);
     report.notes.extend(unseen_mistake(options, &report));
     if options.isolated {
