@@ -6,6 +6,7 @@ Usage: check_action.py PARITY
 import hashlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -155,14 +156,19 @@ def baselines(check):
     check.say("and is not kept", [] if list(machine.caches.iterdir()) == kept else ["another cache"], machine)
 
 
+def archive_name():
+    version = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
+    return f"parity-{version}-x86_64-unknown-linux-gnu.tar.gz"
+
+
 def release(folder, parity, version):
     """A folder as a release has it, with a program that says which it is."""
     folder.mkdir()
     (folder / "parity").write_text(f"#!/bin/sh\n[ \"$1\" != --version ] || exec echo parity {version}\nexec {parity} \"$@\"\n")
     (folder / "parity").chmod(0o755)
-    name = "parity-x86_64-unknown-linux-gnu.tar.gz"
+    name = archive_name()
     with tarfile.open(folder / name, "w:gz") as archive:
-        archive.add(folder / "parity", "parity-x86_64-unknown-linux-gnu/bin/parity")
+        archive.add(folder / "parity", f"{name.removesuffix('.tar.gz')}/parity")
     digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     (folder / "SHA256SUMS").write_text(f"{digest}  {name}\n")
     return folder
@@ -174,7 +180,7 @@ def releases(check):
     machine = check.new_machine(PARITY_RELEASES=good.as_uri())
     check.act("the program of a release", inputs, 0, "parity", printed=["parity of the release"], machine=machine, program=False)
     bad = release(check.folder / "tampered", check.parity, "of somebody else")
-    with open(bad / "parity-x86_64-unknown-linux-gnu.tar.gz", "ab") as archive:
+    with open(bad / archive_name(), "ab") as archive:
         archive.write(b"\0")
     machine = check.new_machine(PARITY_RELEASES=bad.as_uri())
     check.act("a release that was tampered with", inputs, 2, printed=["is not the file that SHA256SUMS names"],

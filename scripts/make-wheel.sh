@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds a Python wheel with the program and the shipped model in it, and tries it in a fresh environment.
+# Builds a Python wheel with the program and the shipped model in it, and tries it with pip, pipx and uvx
+# (scripts/check-wheel.sh).
 #
 #   scripts/make-wheel.sh [DIR]     default: target/wheels
 #
@@ -20,12 +21,5 @@ cp -r reference-dumps "$data/"
 "$maturin" build --release --out "$out"
 
 wheel=$(ls -t "$out"/*.whl | head -n 1)
-trial=$(mktemp -d)
-trap 'rm -rf "$trial"' EXIT
-python3 -m venv "$trial/venv"
-"$trial/venv/bin/pip" install --quiet "$wheel"
-# Somewhere else, where nothing of the repository is near.
-cd "$trial"
-PARITY_LLAMA=none venv/bin/parity run -p "def read_lines(path):" --layer 0 >answer
-grep PARITY answer
-echo "$wheel: installs and runs"
+scripts/check-wheel.sh "$wheel"
+echo "$wheel"

@@ -24,17 +24,19 @@ fi
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$source/Cargo.toml" | head -n 1)
 case ${RUNNER_OS:-}-${RUNNER_ARCH:-} in
-  Linux-X64) name=parity-x86_64-unknown-linux-gnu.tar.gz ;;
-  Linux-ARM64) name=parity-aarch64-unknown-linux-gnu.tar.gz ;;
-  macOS-ARM64) name=parity-aarch64-apple-darwin.tar.gz ;;
-  macOS-X64) name=parity-x86_64-apple-darwin.tar.gz ;;
-  Windows-X64) name=parity-x86_64-pc-windows-msvc.zip ;;
-  *) name= ;;
+  Linux-X64) target=x86_64-unknown-linux-gnu ;;
+  Linux-ARM64) target=aarch64-unknown-linux-gnu ;;
+  macOS-ARM64) target=aarch64-apple-darwin ;;
+  macOS-X64) target=x86_64-apple-darwin ;;
+  Windows-X64) target=x86_64-pc-windows-msvc ;;
+  *) target= ;;
 esac
+name=parity-$version-$target.tar.gz
+[ "${RUNNER_OS:-}" != Windows ] || name=${name%.tar.gz}.zip
 releases=${PARITY_RELEASES:-${GITHUB_SERVER_URL:-https://github.com}/${ACTION_REPOSITORY:-}/releases/download/v$version}
 folder=${RUNNER_TEMP:?}/parity-$version
 mkdir -p "$folder"
-if [ -n "$name" ] && curl -fsSL --retry 3 -o "$folder/SHA256SUMS" "$releases/SHA256SUMS"; then
+if [ -n "$target" ] && curl -fsSL --retry 3 -o "$folder/SHA256SUMS" "$releases/SHA256SUMS"; then
   curl -fsSL --retry 3 -o "$folder/$name" "$releases/$name"
   # A file that the list does not have, or has otherwise, is not unpacked.
   (cd "$folder" && awk -v name="$name" '$2 == name || $2 == "*" name' SHA256SUMS >expected && [ -s expected ] &&
