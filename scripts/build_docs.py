@@ -17,6 +17,8 @@ LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 # What people look for, and the page that must be among the first answers.
 SEARCHES = {"stale cache": "divergences", "SLURM array": "ci", "Monte Carlo": "bounds", "LD_PRELOAD": "recording"}
 FIRST = 5
+# Pages of the repository that are not on the site.
+BESIDE = ("README.md", "AGENTS.md", "ARCHITECTURE.md", "skills/parity/SKILL.md", "python/README.md", "reference-dumps/README.md")
 
 
 def pages(folder):
@@ -70,6 +72,10 @@ def stage(docs, folder):
     for page in pages(docs):
         placed = source / page.relative_to(docs)
         placed.write_text(rewrite(page.read_text(), page, placed))
+    for page in BESIDE:
+        targets = [target.partition("#")[0] for _, target in LINK.findall((root / page).read_text())]
+        missing += [f"{page}: {target} is not there" for target in targets
+                    if not urllib.parse.urlsplit(target).scheme and not (root / page).parent.joinpath(target).exists()]
     listed = {(docs / target).resolve() for _, target in LINK.findall((docs / "SUMMARY.md").read_text())}
     left_out = [page for page in pages(docs) if page.name != "SUMMARY.md" and page not in listed]
     missing += [f"{page.relative_to(root)} is not in docs/SUMMARY.md" for page in left_out]
@@ -134,6 +140,7 @@ def search(site, chromium):
                 wrong.append(f"search for {words!r}: {wanted} is not among {names}")
         errors = page.errors()
         page.process.terminate()
+        page.process.wait()
     finish(wrong + errors, f"{len(SEARCHES)} searches in Chromium")
 
 

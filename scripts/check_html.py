@@ -312,4 +312,5 @@ def main():
             page.process.wait()
 
 
-main()
+if __name__ == "__main__":
+    main()

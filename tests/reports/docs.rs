@@ -17,7 +17,8 @@ fn pages() -> Vec<PathBuf> {
         entries.filter(|path| path.extension().is_some_and(|end| end == "md")).collect::<Vec<_>>()
     };
     let mut all = [below("docs"), below("docs/engines"), below("skills/parity")].concat();
-    all.extend(["README.md", "python/README.md", "reference-dumps/README.md"].map(|page| root().join(page)));
+    let beside = ["README.md", "AGENTS.md", "python/README.md", "reference-dumps/README.md"];
+    all.extend(beside.map(|page| root().join(page)));
     all
 }
 
@@ -179,7 +180,8 @@ fn sentence(lines: &[&str]) -> String {
 
 /// The lines from the answer up to the blank line behind it.
 fn answer<'a>(lines: &[&'a str]) -> Vec<&'a str> {
-    let first = lines.iter().position(|line| line.starts_with("DIVERGES") || line.starts_with("UNDECIDED"));
+    let is_answer = |line: &&str| ["DIVERGES", "UNDECIDED", "PARITY:"].iter().any(|word| line.starts_with(word));
+    let first = lines.iter().position(is_answer);
     lines[first.unwrap_or(lines.len())..].iter().take_while(|line| !line.trim().is_empty()).copied().collect()
 }
 
@@ -214,7 +216,7 @@ fn examples(page: &str) -> Vec<(Vec<String>, Vec<String>)> {
                 .collect(),
             false => continue,
         };
-        let is_answer = shown.iter().any(|line| line.starts_with("DIVERGES"));
+        let is_answer = shown.iter().any(|line| line.starts_with("DIVERGES") || line.starts_with("PARITY:"));
         out.extend(arguments(command).filter(|args| args[0] == "run" && is_answer).map(|args| (args, shown)));
     }
     out
@@ -222,8 +224,9 @@ fn examples(page: &str) -> Vec<(Vec<String>, Vec<String>)> {
 
 #[test]
 fn the_answers_that_the_pages_show_are_the_programs() {
-    let all: Vec<_> = ["README.md", "docs/divergences.md"].into_iter().flat_map(examples).collect();
-    assert!(all.len() >= 8, "{} examples", all.len());
+    let pages = ["README.md", "docs/README.md", "docs/divergences.md"];
+    let all: Vec<_> = pages.into_iter().flat_map(examples).collect();
+    assert!(all.len() >= 12, "{} examples", all.len());
     for (mut args, shown) in all {
         args.extend(["--device", "cpu"].map(str::to_owned));
         let output = String::from_utf8(parity(&args).stdout).unwrap();
