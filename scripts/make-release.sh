@@ -21,14 +21,17 @@ suffix=
 
 program=${PROGRAM:-}
 if [ -z "$program" ]; then
-  cargo build --profile dist --features release --locked --target "$target" --bin parity
-  program=${CARGO_TARGET_DIR:-target}/$target/dist/parity$suffix
+  # Not `--target` where it is this machine's: what is built for the machine that builds, the tap, lies elsewhere then.
+  cross=() folder=
+  [ "$target" = "$(rustc -vV | sed -n 's/^host: //p')" ] || cross=(--target "$target") folder=$target/
+  cargo build --profile dist --features release --locked ${cross[@]+"${cross[@]}"} --bin parity
+  program=${CARGO_TARGET_DIR:-target}/${folder}dist/parity$suffix
 fi
 
 # What the dynamic linker must have: of the program, and of the tap in it, which was built for itself.
 needs=
 if [[ $target == *linux* ]]; then
-  libraries=$(find "${CARGO_TARGET_DIR:-target}" -path '*/build/*' -name 'libparity_tap*.so' -newer Cargo.lock 2>/dev/null || true)
+  libraries=$(find "$(dirname "$program")/build" -name 'libparity_tap.so' 2>/dev/null || true)
   # shellcheck disable=SC2086
   needs=$(objdump -T "$program" $libraries | grep -o 'GLIBC_2\.[0-9]*' | sort -Vu | tail -n 1)
   if [ -n "${GLIBC_MAX:-}" ] && [ "$(printf '%s\n' "$needs" "GLIBC_$GLIBC_MAX" | sort -V | tail -n 1)" != "GLIBC_$GLIBC_MAX" ]; then
@@ -67,6 +70,11 @@ if [ "${RUN:-1}" = 1 ]; then
     try run -p "def read_lines(path):" --device cpu --inject rope.base=10000@2 >answer 2>log || code=$?
     [ $code -eq 1 ] || { cat answer log; exit 1; }
     grep '^DIVERGES at blk.2.q_rope' answer
+    if [[ $target == *linux* ]]; then
+      # The tap is in it and is loaded: a program that is no llama.cpp then has no graph, and that is what it says.
+      try record -o none -- "$(command -v true)" >answer 2>&1 || true
+      grep 'computed no llama.cpp graph' answer || { cat answer; exit 1; }
+    fi
   )
   ran="run on $(uname -sm)${needs:+ with glibc $(getconf GNU_LIBC_VERSION | cut -d' ' -f2)}: \`--version\`, \`run\`, \`run --inject\`; not run: GPUs, recording of llama.cpp"
 fi
