@@ -137,7 +137,10 @@ def baselines(check):
     check.act("a suite without a baseline yet, on a branch: undecided", inputs, 2, "undecided", printed=["baseline"],
               machine=machine, workspace=check.workspace(files))
     check.say("a branch keeps no baseline", [str(machine.caches)] if machine.caches.exists() else [], machine)
-    machine.branch = "main"
+    machine.branch, machine.event = "main", "pull_request_target"
+    shutil.rmtree(machine.artifacts)
+    check.act("nor does what a fork proposes", inputs, 2, "undecided", machine=machine, workspace=check.workspace(files))
+    machine.event = "push"
     shutil.rmtree(machine.artifacts)
     check.act("the default branch makes the baseline", inputs, 0, "parity", machine=machine, workspace=check.workspace(files))
     kept = list(machine.caches.iterdir())

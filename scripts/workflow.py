@@ -82,7 +82,7 @@ class Machine:
         self.caches, self.artifacts = self.folder / "caches", self.folder / "artifacts"
         self.environment = dict(environment)
         self.printed, self.summary, self.jobs = "", "", 0
-        self.default_branch, self.branch = "main", "main"
+        self.default_branch, self.branch, self.event = "main", "main", "push"
 
     def job(self, steps, workspace, context):
         """Executes steps; returns (whether all succeeded, the outputs of steps)."""
@@ -91,6 +91,7 @@ class Machine:
         temporary.mkdir(parents=True)
         github = {
             "token": "none", "run_id": str(1000 + self.jobs), "run_attempt": "1", "ref_name": self.branch,
+            "event_name": self.event,
             "action_repository": "owner/parity",
             "event": {"repository": {"default_branch": self.default_branch}},
         }

@@ -69,7 +69,7 @@ case $code in
   *) wrong "parity ended with exit code $code" ;;
 esac
 [ ! -f "$REPORT/summary.md" ] || cat "$REPORT/summary.md" >>"$GITHUB_STEP_SUMMARY"
-[ $code -eq 0 ] || accepted=false
+[ "$code" -eq 0 ] || accepted=false
 [ $accepted = false ] || [ -f "$BASELINE" ] || wrong "baseline: $SUITE names another file than $BASELINE"
 {
   echo "exit-code=$code"

@@ -180,7 +180,7 @@ fn sentence(lines: &[&str]) -> String {
 
 /// The lines from the answer up to the blank line behind it.
 fn answer<'a>(lines: &[&'a str]) -> Vec<&'a str> {
-    let is_answer = |line: &&str| ["DIVERGES", "UNDECIDED", "PARITY:"].iter().any(|word| line.starts_with(word));
+    let is_answer = |line: &&str| ["DIVERGES", "UNDECIDED", "PARITY:"].iter().any(|word| line.starts_with(*word));
     let first = lines.iter().position(is_answer);
     lines[first.unwrap_or(lines.len())..].iter().take_while(|line| !line.trim().is_empty()).copied().collect()
 }
