@@ -180,7 +180,8 @@ fn sentence(lines: &[&str]) -> String {
 
 /// The lines from the answer up to the blank line behind it.
 fn answer<'a>(lines: &[&'a str]) -> Vec<&'a str> {
-    let is_answer = |line: &&str| ["DIVERGES", "UNDECIDED", "PARITY:"].iter().any(|word| line.starts_with(*word));
+    let is_answer =
+        |line: &&str| ["DIVERGES", "UNDECIDED", "PARITY:"].iter().any(|word| line.starts_with(*word));
     let first = lines.iter().position(is_answer);
     lines[first.unwrap_or(lines.len())..].iter().take_while(|line| !line.trim().is_empty()).copied().collect()
 }
@@ -210,6 +211,7 @@ fn examples(page: &str) -> Vec<(Vec<String>, Vec<String>)> {
             // The README has the answer in a block of its own.
             false if lines.len() == 1 => blocks
                 .get(place + 1)
+                .filter(|next| !next.lines().nth(1).is_some_and(|line| line.starts_with("$ ")))
                 .into_iter()
                 .flat_map(|next| next.lines().skip(1))
                 .map(str::to_owned)
