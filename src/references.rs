@@ -199,14 +199,10 @@ pub fn record(
     tell(format_args!("no stored reference; recording one with {}", program.display()));
     let summary = record::record(&record::Options {
         dir: dir.clone(),
-        filter: record::Filter::default(),
-        sequence: None,
         all_rows: true,
-        verify: false,
-        graphs: None,
-        inject: None,
-        quiet: true,
+        output: record::Output::Nowhere,
         command: recording_command(&program, model, prompt, n_tokens, n_decode),
+        ..record::Options::default()
     })?;
     if let Some(reason) = summary.incomplete {
         return Err(Error::file(&dir, format!("the recording is not complete: {reason}")));

@@ -31,6 +31,12 @@ pub struct Args {
     /// neither declares it, parity infers it from the values.
     #[arg(long, value_name = "WORDS")]
     numerics: Option<Numerics>,
+    /// Ask for equal bits
+    ///
+    /// The first difference of bits is a divergence, whether or not rounding explains it; parity says what moved it: the
+    /// batch, the kernel, the type of the cache, the choice of experts.
+    #[arg(long)]
+    bitwise: bool,
     /// Arithmetic of the reference
     #[arg(long, value_name = "WORDS")]
     reference_numerics: Option<Numerics>,
@@ -72,6 +78,7 @@ pub fn main(args: &Args) -> Outcome {
         tolerances: args.tolerance.tolerances()?,
         allow_missing: args.select.allow_missing,
         pictures: folder.is_some(),
+        bitwise: args.bitwise,
         audit: args.audit.rows(),
     };
     args.output.deliver(folder, diff(&mut candidate, &mut reference, file.as_ref(), &options)?)

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::report::Verdict;
 use crate::text::tell;
 
+mod ab;
 mod audit;
 mod bench;
 mod diff;
@@ -52,6 +53,8 @@ enum Command {
     Run(run::Args),
     /// Run a llama.cpp program and record its tensors.
     Record(record::Args),
+    /// Compare a llama.cpp program with itself: flags, devices, builds, or the same run again.
+    Ab(ab::Args),
     /// Compare two dumps; with a model (-m), audit both.
     Diff(diff::Args),
     /// Recompute every node of a dump in f64, and say which are wrong.
@@ -83,6 +86,7 @@ impl Command {
     fn threads(&self) -> Option<usize> {
         match self {
             Command::Run(args) => args.threads,
+            Command::Ab(args) => args.threads,
             Command::Audit(args) => args.threads,
             Command::Bench(args) => args.threads,
             Command::Map(args) => args.threads,
@@ -100,6 +104,7 @@ pub fn main() -> ExitCode {
     let outcome = ready.and_then(|()| match cli.command {
         Command::Run(args) => run::main(&args),
         Command::Record(args) => record::main(&args),
+        Command::Ab(args) => ab::main(&args),
         Command::Diff(args) => diff::main(&args),
         Command::Audit(args) => audit::main(&args),
         Command::Bench(args) => bench::main(&args),

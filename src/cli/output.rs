@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::references::quoted;
 use crate::report::files::{Folder, timestamp};
 use crate::report::table::Terminal;
-use crate::report::{Report, github, json, markdown, table};
+use crate::report::{Report, github, json, markdown, table, words};
 use crate::text::{tell, without_commands};
 
 /// How a report is shown and kept.
@@ -47,18 +47,10 @@ impl OutputArgs {
     }
 
     /// Shows and keeps a report; the exit code is that of its verdict.
-    pub fn deliver(&self, folder: Option<Folder>, mut report: Report) -> Outcome {
-        report.created = Some(timestamp());
-        report.command = Some(command_line(&[]));
-        if let Some(first) = &mut report.first_divergence {
-            first.reproduce = Some(reproduce(first.checkpoint));
-        }
+    pub fn deliver(&self, folder: Option<Folder>, report: Report) -> Outcome {
+        let report = finished(report);
         if let Some(folder) = &folder {
-            folder.write(&report)?;
-            tell(format_args!("report: {}", folder.path().join("report.html").display()));
-        }
-        if github::is_active() {
-            tell(github::render(&report, "parity").trim_end());
+            keep(folder, &report)?;
         }
         let text = match self.format {
             ReportFormat::Table => table::render(&report, &Terminal::of_stdout()),
@@ -68,6 +60,57 @@ impl OutputArgs {
         print(&text)?;
         Ok(exit_code(report.verdict))
     }
+
+    /// Shows and keeps reports of several pairs, by name: `whole` makes one document of them, each pair has one line for
+    /// people, and a folder of its own below the one for reports.
+    pub fn deliver_all<T: Serialize>(
+        &self,
+        folder: Option<Folder>,
+        reports: Vec<(String, Report)>,
+        whole: impl FnOnce(Vec<Report>) -> T,
+    ) -> Result<()> {
+        let reports: Vec<(String, Report)> =
+            reports.into_iter().map(|(name, report)| (name, finished(report))).collect();
+        for (name, report) in reports.iter().filter(|_| folder.is_some()) {
+            let below = folder.as_ref().map(|folder| Folder::create(&folder.path().join(name))).transpose()?;
+            below.iter().try_for_each(|below| keep(below, report))?;
+        }
+        let text = match self.format {
+            ReportFormat::Json => json::render(&whole(reports.into_iter().map(|(_, report)| report).collect()))?,
+            ReportFormat::Markdown => {
+                reports.iter().map(|(_, report)| markdown::render(report)).collect::<Vec<_>>().join("\n")
+            }
+            ReportFormat::Table => reports.iter().map(|(name, report)| line(name, report)).collect(),
+        };
+        print(&text)
+    }
+}
+
+/// `b2   PARITY: 75 checkpoints within what rounding explains`, and the sentences of its answer.
+fn line(name: &str, report: &Report) -> String {
+    let answer = words::answer(report);
+    let sentences = report.answer.first().map(|first| format!("; {first}")).unwrap_or_default();
+    format!("{name:<4} {answer}: {}{sentences}\n", words::because(report))
+}
+
+/// A report with what is known of it at its end.
+fn finished(mut report: Report) -> Report {
+    report.created = Some(timestamp());
+    report.command = Some(command_line(&[]));
+    if let Some(first) = &mut report.first_divergence {
+        first.reproduce = Some(reproduce(first.checkpoint));
+    }
+    if github::is_active() {
+        tell(github::render(&report, "parity").trim_end());
+    }
+    report
+}
+
+/// Writes a report into a folder, and says where.
+fn keep(folder: &Folder, report: &Report) -> Result<()> {
+    folder.write(report)?;
+    tell(format_args!("report: {}", folder.path().join("report.html").display()));
+    Ok(())
 }
 
 impl OutputArgs {
@@ -82,12 +125,20 @@ impl OutputArgs {
 
 const DUMP: &str = "--dump";
 const FORCE: &str = "--force";
+/// What stands before the command of a program that parity runs.
+const SEPARATOR: &str = "--";
 
 /// The command line as it can be typed again, without the flags (each with a value) in `without`.
 fn command_line(without: &[&str]) -> String {
     let mut words = vec!["parity".to_owned()];
     let mut args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
     while let Some(arg) = args.next() {
+        // What follows is another program's.
+        if arg == SEPARATOR {
+            words.push(arg);
+            words.extend(args.by_ref().map(|arg| quoted(&arg)));
+            break;
+        }
         let flag = arg.split_once('=').map_or(arg.as_str(), |(flag, _)| flag);
         if flag == FORCE && without.contains(&DUMP) {
             // Says what may happen to a dump that is not written again.
@@ -104,7 +155,12 @@ fn command_line(without: &[&str]) -> String {
 fn reproduce(checkpoint: Checkpoint) -> String {
     let layer = checkpoint.layer_index().map(|layer| format!(" --layer {layer}")).unwrap_or_default();
     let rest = command_line(&["--layer", "--checkpoint", "--report", "--format", DUMP]);
-    format!("{rest}{layer} --checkpoint {checkpoint}")
+    // Before the command of another program, where there is one.
+    let (own, program) = match rest.split_once(&format!(" {SEPARATOR} ")) {
+        Some((own, program)) => (own.to_owned(), format!(" {SEPARATOR} {program}")),
+        None => (rest, String::new()),
+    };
+    format!("{own}{layer} --checkpoint {checkpoint}{program}")
 }
 
 /// Writes to standard output; a reader that went away (`| head`) is no error.

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::memory::size;
 use crate::record::import::{ImportOptions, Imported, import};
-use crate::record::{Options, Summary, record};
+use crate::record::{Observe, Options, Summary, record};
 use crate::report::{Verdict, words};
 use crate::select::Layers;
 
@@ -63,6 +63,21 @@ pub struct Args {
     /// Runs the program again without the recorder, and compares the logits of both runs bit by bit.
     #[arg(long)]
     verify: bool,
+
+    /// How closely to look: none, outputs or nodes
+    ///
+    /// nodes: one by one, with a callback, which makes llama.cpp wait behind each. outputs: the graph runs whole, with
+    /// its nodes kept as outputs, and is read afterwards: fast, and what happens between nodes happens as ever, but for
+    /// fusion. none: the logits alone, of a run that is otherwise as without parity.
+    #[arg(long, value_name = "LEVEL", default_value_t, requires = "command")]
+    observe: Observe,
+
+    /// Keep hashes and norms, not values
+    ///
+    /// A small part of the size. `parity diff` of two such recordings finds the first node whose bits differ; for a
+    /// verdict it needs values.
+    #[arg(long, requires = "command")]
+    hash: bool,
 
     /// Take printed values from this text instead
     ///
@@ -137,8 +152,10 @@ fn record_program(args: &Args, filter: Filter) -> Result<Summary> {
         verify: args.verify,
         graphs: args.graphs.clone(),
         inject: args.inject.as_deref().map(super::shared::mistake).transpose()?,
-        quiet: false,
+        observe: args.observe,
+        hashed: args.hash,
         command: args.command.clone(),
+        ..Options::default()
     })
 }
 

@@ -12,6 +12,7 @@ use crate::report::{Numbers, Seen, TokenReport};
 use parity_dump::Dump;
 use whole::Whole;
 
+pub mod bits;
 pub mod fed;
 mod partial;
 mod stats;

@@ -96,6 +96,7 @@ enum Axis<T> {
 enum Expected {
     Parity,
     Divergence,
+    Identical,
 }
 
 #[derive(Deserialize)]
@@ -181,7 +182,11 @@ impl Definition {
             Some(Expected::Divergence) => Verdict::Divergence,
             _ => Verdict::Parity,
         };
-        let expect = Expect { verdict, at: self.at, fault: self.fault.clone() };
+        let identical = matches!(self.expect, Some(Expected::Identical));
+        if identical && (self.dump.is_none() || self.reference.is_none()) {
+            return Err("expect = \"identical\" compares two recordings: it needs `dump` and `reference`".to_owned());
+        }
+        let expect = Expect { verdict, identical, at: self.at, fault: self.fault.clone() };
         if verdict == Verdict::Parity
             && (self.inject.is_some() || expect.at.is_some() || expect.fault.is_some())
         {

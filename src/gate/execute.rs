@@ -113,7 +113,8 @@ fn judge_dump(case: &Case, path: &Path, file: &ModelFile, pictures: bool) -> Res
         return audit::audit(&mut dump, file, &audit::Options { selection, rows, allow_missing });
     };
     let tolerances = case.tolerances.clone();
-    let how = diff::Options { selection, tolerances, allow_missing, pictures, audit: Some(rows) };
+    let (bitwise, audit) = (case.expect.identical, Some(rows));
+    let how = diff::Options { selection, tolerances, allow_missing, pictures, bitwise, audit };
     diff::diff(&mut dump, &mut foreign::open(reference, &of_model)?, Some(file), &how)
 }
 

@@ -87,6 +87,8 @@ pub enum Input {
 pub struct Expect {
     /// Parity, or the divergence that an injected fault must leave.
     pub verdict: Verdict,
+    /// Whether equal bits are asked for.
+    pub identical: bool,
     /// Where the fault must be found.
     pub at: Option<Checkpoint>,
     /// The name that it must be given.

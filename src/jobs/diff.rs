@@ -2,7 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::bitwise;
 use super::graphs::{self, ByGraph};
+use super::hashed;
 use super::{matrices_of_one, notes_of, path_of, settle, tokens_of, with_matrices};
 use crate::audit::AuditRows;
 use crate::audit::{self, Carried, Fed, Finding, Findings, Graphs, How, Judged, Reads, Steps, carried};
@@ -40,6 +42,8 @@ pub struct Options {
     pub allow_missing: bool,
     /// Whether to draw the differences, for the HTML report.
     pub pictures: bool,
+    /// Whether equal bits are asked for.
+    pub bitwise: bool,
     /// Token rows that both sides are audited at; no audit where absent.
     pub audit: Option<AuditRows>,
 }
@@ -73,6 +77,9 @@ pub fn diff(
             .expected("a whole dump first, printed values second")
             .hint(format!("parity diff DUMP {path}, or parity run -m MODEL --reference {path}")));
     }
+    if candidate.is_hashed() || reference.is_hashed() {
+        return hashed::diff(candidate, reference, options);
+    }
     let selection = with_matrices(&options.selection, [&*candidate, &*reference]);
     let options = &Options { selection, ..options.clone() };
     let mut settled: Vec<String> = Vec::new();
@@ -88,6 +95,9 @@ pub fn diff(
     let Some(file) = file else {
         let mut report = by_numbers(&sides, None, gaps, options);
         graphs::weigh_recorded(sides.candidate, sides.reference, &mut report)?;
+        if options.bitwise {
+            bitwise::weigh(&mut report, sides.candidate, sides.reference)?;
+        }
         return Ok(report);
     };
     let by = ByGraph::of_dumps(file, &[sides.candidate, sides.reference])?;
@@ -103,6 +113,9 @@ pub fn diff(
     report.notes.extend(settled);
     verdict::weigh(&mut report, sides.candidate, file.gguf())?;
     verdict::name_models(&mut report, file.gguf());
+    if options.bitwise {
+        bitwise::weigh(&mut report, sides.candidate, sides.reference)?;
+    }
     Ok(report)
 }
 

@@ -1,13 +1,16 @@
 //! What commands do, without flags or printing: options as meant -> a report.
 
+pub mod ab;
 pub mod audit;
 pub mod bench;
 mod biases;
+mod bitwise;
 pub mod diff;
 pub mod doctor;
 pub mod explain;
 mod graph_limits;
 mod graphs;
+mod hashed;
 mod head_rows;
 mod limits;
 pub mod logprobs;

@@ -1,5 +1,6 @@
 //! What the parent process adds to a dump when the program has ended: the model, the prompt, how it ended.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::process::ExitStatus;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use parity_dump::manifest::MANIFEST_FILE;
-use parity_dump::{Dump, Manifest, ModelInfo};
+use parity_dump::{Checkpoint, Dump, Manifest, ModelInfo};
 
 use super::program::Program;
 use super::tap::Report;
@@ -69,7 +70,7 @@ pub fn complete(finished: Finished<'_>) -> Result<Summary> {
     let Finished { dir, incomplete, program, .. } = finished;
     let dump = Dump::open(dir)?;
     let mut manifest = dump.manifest().clone();
-    let checkpoints: Vec<_> = dump.checkpoints().collect();
+    let checkpoints = recorded(&dump)?;
     if manifest.steps.is_empty() {
         let why = incomplete.or_else(|| program.map(ending)).unwrap_or_else(|| "an early end".to_owned());
         return Err(Error::file(dir, "no forward pass was recorded to its end").found(why));
@@ -99,13 +100,25 @@ pub fn complete(finished: Finished<'_>) -> Result<Summary> {
         steps: manifest.steps.len(),
         tokens: manifest.tokens.len(),
         checkpoints: checkpoints.len(),
-        bytes: manifest.steps.iter().map(|step| bytes(&step.file)).sum(),
+        bytes: manifest.steps.iter().flat_map(|step| step.hashes.iter().chain([&step.file])).map(bytes).sum(),
         sequences: finished.sequences,
         unmapped: manifest.unmapped,
         incomplete,
         program,
+        model: finished.model.map(Path::to_owned),
+        library: None,
+        replaced: Vec::new(),
         verified: None,
     })
+}
+
+/// The checkpoints of a dump, of values or of hashes.
+fn recorded(dump: &Dump) -> Result<HashSet<Checkpoint>> {
+    let mut all: HashSet<Checkpoint> = dump.checkpoints().collect();
+    for step in 0..dump.manifest().steps.len() {
+        all.extend(dump.hashes(step)?.into_iter().map(|hashed| hashed.id));
+    }
+    Ok(all)
 }
 
 /// That the program ended before its own end.
@@ -214,7 +227,7 @@ fn write(dir: &Path, manifest: &Manifest) -> Result<()> {
 mod tests {
     use std::time::Duration;
 
-    use parity_dump::{Checkpoint, Element, Producer, Writer};
+    use parity_dump::{Element, Producer, Writer};
 
     use super::*;
 

@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 pub use parity_record::filter::Filter;
+pub use parity_record::forced::Forced;
+pub use parity_record::kept::Observe;
 
 use crate::error::{Error, Result};
 use program::Program;
@@ -22,8 +24,20 @@ use tap::Session;
 
 pub use verify::Verified;
 
+/// Where a program's own output goes.
+#[derive(Clone, Debug, Default)]
+pub enum Output {
+    /// Where this process's goes.
+    #[default]
+    Inherited,
+    /// Nowhere, and it reads nothing.
+    Nowhere,
+    /// Into a file, and it reads nothing.
+    File(PathBuf),
+}
+
 /// What to record.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Folder of the dump.
     pub dir: PathBuf,
@@ -40,8 +54,16 @@ pub struct Options {
     pub graphs: Option<PathBuf>,
     /// A mistake that llama.cpp is made to make while the recorded graph stays the healthy one: a test aid.
     pub inject: Option<parity_record::Wanted>,
-    /// Whether the program's own output is swallowed.
-    pub quiet: bool,
+    /// How closely is looked.
+    pub observe: Observe,
+    /// Whether hashes and norms are kept in the place of values.
+    pub hashed: bool,
+    /// Tokens of another run, in the place of those that the program chooses.
+    pub forced: Option<Forced>,
+    /// Variables that the program gets beside those of this process.
+    pub environment: Vec<(OsString, OsString)>,
+    /// Where the program's own output goes.
+    pub output: Output,
     /// The program and its arguments.
     pub command: Vec<OsString>,
 }
@@ -67,6 +89,12 @@ pub struct Summary {
     pub incomplete: Option<String>,
     /// How the program ended; `None` of the built-in llama.cpp.
     pub program: Option<ExitStatus>,
+    /// The model, where one was seen.
+    pub model: Option<PathBuf>,
+    /// The library that computed, where one was seen.
+    pub library: Option<PathBuf>,
+    /// Tokens that the program chose where another run's were computed, by position.
+    pub replaced: Vec<(u32, u32)>,
     /// What the second run, without recording, showed.
     pub verified: Option<Verified>,
 }
@@ -87,10 +115,8 @@ pub fn record(options: &Options) -> Result<Summary> {
     let program = Program::find(&options.command)?;
     let session = Session::new()?;
     let hashes = options.verify.then(|| session.folder().join("recorded"));
-    let mut tapped = session.command(&options.command, options, hashes.as_deref());
-    if options.quiet {
-        tapped.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    }
+    let mut tapped = session.command(&options.command, options, hashes.as_deref())?;
+    redirect(&mut tapped, &options.output)?;
     let status = run(tapped, &program)?;
     let report = session.report();
     let recorded = finish::finish(options, &program, &report, status)?;
@@ -98,7 +124,25 @@ pub fn record(options: &Options) -> Result<Summary> {
         Some(recorded) => Some(verify::verify(&session, options, &program, recorded)?),
         None => None,
     };
-    Ok(Summary { verified, ..recorded })
+    let model = report.models.first().cloned();
+    Ok(Summary { verified, model, library: report.library, replaced: report.replaced, ..recorded })
+}
+
+/// Sends a program's output where it belongs.
+fn redirect(command: &mut Command, output: &Output) -> Result<()> {
+    match output {
+        Output::Inherited => {}
+        Output::Nowhere => {
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        }
+        Output::File(path) => {
+            let failed = |e: std::io::Error| Error::file(path, format!("cannot be written: {e}"));
+            let file = std::fs::File::create(path).map_err(failed)?;
+            let both = file.try_clone().map_err(failed)?;
+            command.stdin(Stdio::null()).stdout(file).stderr(both);
+        }
+    }
+    Ok(())
 }
 
 /// Runs a program to its end. Ctrl-C is the program's: what it has computed until then is kept.

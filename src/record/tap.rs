@@ -33,6 +33,10 @@ pub struct Report {
     pub sequences: usize,
     /// The mistake that was injected, in a sentence.
     pub injected: Option<String>,
+    /// The ggml that computed.
+    pub library: Option<PathBuf>,
+    /// Tokens that the program chose where another run's were computed, by position.
+    pub replaced: Vec<(u32, u32)>,
     /// Why recording stopped early.
     pub stopped: Option<String>,
 }
@@ -61,12 +65,27 @@ impl Session {
     }
 
     /// The program with the tap in it: recording, or only noting hashes where `options` say so.
-    pub fn command(&self, command: &[OsString], options: &Options, hashes: Option<&Path>) -> Command {
-        let mut tapped = self.bare(command);
+    ///
+    /// # Errors
+    /// A folder of the system's that cannot be written to.
+    pub fn command(
+        &self,
+        command: &[OsString],
+        options: &Options,
+        hashes: Option<&Path>,
+    ) -> Result<Command> {
+        let mut tapped = self.bare(command, options);
         tapped.env("PARITY_TAP_DIR", absolute(&options.dir));
         tapped.env("PARITY_TAP_FILTER", options.filter.to_string());
         options.sequence.map(|number| tapped.env("PARITY_TAP_SEQUENCE", number.to_string()));
         tapped.env("PARITY_TAP_ALL_ROWS", if options.all_rows { "1" } else { "0" });
+        tapped.env("PARITY_TAP_OBSERVE", options.observe.to_string());
+        tapped.env("PARITY_TAP_HASHED", if options.hashed { "1" } else { "0" });
+        if let Some(forced) = &options.forced {
+            let file = self.folder().join("forced");
+            fs::write(&file, forced.to_string()).map_err(|e| Error::file(&file, format!("cannot be written: {e}")))?;
+            tapped.env("PARITY_TAP_FORCED", file);
+        }
         if let Some(inject) = &options.inject {
             tapped.env("PARITY_TAP_INJECT", inject.to_string());
         }
@@ -78,7 +97,7 @@ impl Session {
         if let Some(hashes) = hashes {
             tapped.env("PARITY_TAP_HASHES", hashes);
         }
-        tapped
+        Ok(tapped)
     }
 
     /// The program as it is, but for a note of its logits taken after each pass: no node is asked for, and
@@ -92,14 +111,14 @@ impl Session {
     ) -> Command {
         // The first run owns the shared folder.
         let _ = fs::remove_file(self.folder().join("owner"));
-        let mut noted = self.bare(command);
+        let mut noted = self.bare(command, options);
         noted.env("PARITY_TAP_HASHES", hashes);
         options.sequence.map(|number| noted.env("PARITY_TAP_SEQUENCE", number.to_string()));
         noted.env("PARITY_TAP_ALL_ROWS", if all_rows { "1" } else { "0" });
         noted
     }
 
-    fn bare(&self, command: &[OsString]) -> Command {
+    fn bare(&self, command: &[OsString], options: &Options) -> Command {
         let mut bare = Command::new(&command[0]);
         bare.args(&command[1..]);
         let mut preload = self.library.clone().into_os_string();
@@ -107,6 +126,7 @@ impl Session {
             preload.push(OsStr::new(":"));
             preload.push(others);
         }
+        bare.envs(options.environment.iter().map(|(key, value)| (key, value)));
         bare.env("LD_PRELOAD", preload).env("PARITY_TAP_SHARED", self.folder());
         bare
     }
@@ -124,6 +144,8 @@ impl Session {
                 }
                 "recording" => report.recording = true,
                 "sequences" => report.sequences = value.parse().unwrap_or(report.sequences),
+                "library" => report.library = Some(value.into()),
+                "replaced" => report.replaced.extend(replaced(value)),
                 "injected" => report.injected = Some(value.to_owned()),
                 "stopped" => report.stopped = Some(value.to_owned()),
                 _ => {}
@@ -131,6 +153,12 @@ impl Session {
         }
         report
     }
+}
+
+/// A position and the token that the program chose there.
+fn replaced(value: &str) -> Option<(u32, u32)> {
+    let (position, token) = value.split_once(' ')?;
+    Some((position.parse().ok()?, token.parse().ok()?))
 }
 
 /// The program may change its folder before it computes.

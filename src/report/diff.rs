@@ -134,7 +134,7 @@ fn rank(verdict: CheckpointVerdict) -> u8 {
         CheckpointVerdict::Undecided => 1,
         CheckpointVerdict::Missing => 2,
         CheckpointVerdict::Reference => 3,
-        CheckpointVerdict::Beyond => 4,
+        CheckpointVerdict::Beyond | CheckpointVerdict::Bits => 4,
         CheckpointVerdict::Origin | CheckpointVerdict::Shape => 5,
         CheckpointVerdict::Nonfinite => 6,
     }

@@ -35,12 +35,26 @@ pub struct Entry {
     /// How much of it was seen, where a side was only printed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen: Option<Seen>,
+    /// Whether the bits of both sides are equal, where that was looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bits: Option<Bits>,
     /// What computes it, in ggml's words; absent where no graph is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub op: Option<String>,
     /// The checkpoints that it is computed from; absent where no graph is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inputs: Vec<Checkpoint>,
+}
+
+/// The bits of both sides, of the rows that both have: 0 and -0 differ, and so do two NaN of other bits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bits {
+    /// Whether all are equal.
+    pub equal: bool,
+    /// Position of the first row with an element that differs; null where none does.
+    pub first_row: Option<u32>,
+    /// How many elements differ; null where hashes alone are known.
+    pub elements: Option<u64>,
 }
 
 /// The numbers of DESIGN section 5 for one pair of tensors a (candidate) and b (reference).

@@ -22,6 +22,9 @@ pub fn render(report: &Report) -> String {
     if let Some(note) = words::diagnosis_note(report) {
         let _ = writeln!(out, "({})", escape(&note));
     }
+    for sentence in &report.answer {
+        let _ = writeln!(out, "\n{}", escape(sentence));
+    }
     if let Some(around) = words::surroundings(report) {
         let _ = writeln!(out, "\n{}", escape(&around));
     }

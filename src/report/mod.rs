@@ -7,6 +7,7 @@ pub mod csv;
 pub mod detail;
 pub mod diff;
 mod entry;
+pub mod finding;
 pub mod files;
 pub mod github;
 pub mod html;
@@ -18,7 +19,8 @@ pub mod table;
 mod tokens;
 pub mod words;
 
-pub use entry::{DifferenceParts, Entry, Local, LocalError, Nonfinite, Numbers, ToleranceNeeded, Worst};
+pub use entry::{Bits, DifferenceParts, Entry, Local, LocalError, Nonfinite, Numbers, ToleranceNeeded, Worst};
+pub use finding::Finding;
 pub use tokens::{Flip, TokenReport, TopToken};
 
 use std::collections::BTreeMap;
@@ -45,6 +47,13 @@ pub struct Report {
     pub first_divergence: Option<FirstDivergence>,
     /// Every node with a fault of its own, in execution order.
     pub origins: Vec<Checkpoint>,
+    /// The answer in sentences, where there is more of it than a verdict: of two runs of one program, which of them is wrong,
+    /// and what each computes with.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub answer: Vec<String>,
+    /// What is wrong, or differs, and is no checkpoint.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub findings: Vec<Finding>,
     /// Tokens that nothing is known of, so that agreement elsewhere is no parity; absent without any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gaps: Vec<String>,
@@ -84,6 +93,8 @@ impl Default for Report {
             reason: None,
             first_divergence: None,
             origins: Vec::new(),
+            answer: Vec::new(),
+            findings: Vec::new(),
             gaps: Vec::new(),
             coverage: Coverage::default(),
             checkpoints: Vec::new(),
@@ -131,6 +142,8 @@ pub enum CheckpointVerdict {
     Shape,
     /// NaN or Inf on a side.
     Nonfinite,
+    /// The first whose bits differ, where equal bits were asked for.
+    Bits,
     /// No evidence either way.
     Undecided,
 }

@@ -104,6 +104,9 @@ fn answer(report: &Report, width: usize, color: bool, out: &mut Vec<String>) {
     for (i, line) in lines.into_iter().enumerate() {
         out.push(if i == 0 { line } else { format!("  {line}") });
     }
+    for sentence in &report.answer {
+        hang("  ", sentence, width, out);
+    }
     if let Some(around) = words::surroundings(report) {
         hang("  ", &around, width, out);
     }

@@ -37,6 +37,7 @@ impl CheckpointVerdict {
             CheckpointVerdict::Missing => "missing",
             CheckpointVerdict::Shape => "shape",
             CheckpointVerdict::Nonfinite => "nonfinite",
+            CheckpointVerdict::Bits => "bits",
             CheckpointVerdict::Undecided => "undecided",
         }
     }
@@ -53,6 +54,7 @@ impl CheckpointVerdict {
             CheckpointVerdict::Beyond => "the difference is beyond the given tolerance",
             CheckpointVerdict::Missing => "one side does not have it",
             CheckpointVerdict::Shape => "the two sides have different shapes",
+            CheckpointVerdict::Bits => "its bits differ, and nothing before it differs in a bit",
             CheckpointVerdict::Nonfinite => "there are NaN or Inf on a side",
             CheckpointVerdict::Undecided => "there is no evidence either way",
         }
@@ -71,17 +73,19 @@ impl CheckpointVerdict {
                 | CheckpointVerdict::Nonfinite
                 | CheckpointVerdict::Shape
                 | CheckpointVerdict::Beyond
+                | CheckpointVerdict::Bits
         )
     }
 
     /// All of them, best first.
-    pub const ALL: [CheckpointVerdict; 9] = [
+    pub const ALL: [CheckpointVerdict; 10] = [
         CheckpointVerdict::Match,
         CheckpointVerdict::Inherited,
         CheckpointVerdict::Origin,
         CheckpointVerdict::Nonfinite,
         CheckpointVerdict::Shape,
         CheckpointVerdict::Beyond,
+        CheckpointVerdict::Bits,
         CheckpointVerdict::Reference,
         CheckpointVerdict::Missing,
         CheckpointVerdict::Undecided,

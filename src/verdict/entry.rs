@@ -56,6 +56,7 @@ pub fn entry(known: &Known<'_>, before: Before) -> (Entry, bool, Option<String>)
     let row_shape = known.comparison.map(|comparison| &comparison.row_shape);
     let row_shape = row_shape.or(known.candidate.map(|finding| &finding.row_shape)).into_iter().flatten();
     let entry = Entry {
+        bits: None,
         id: known.id,
         layer: known.id.layer_index(),
         verdict,

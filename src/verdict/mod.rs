@@ -29,7 +29,7 @@ pub use masks::weigh_masks;
 pub use nodes::describe_recorded;
 pub use weights::weigh;
 pub use whole::{assemble, entries};
-pub use wiring::{Claim, File, weigh_wiring};
+pub use wiring::{Claim, File, apart, weigh_wiring};
 
 /// What an answer rests on.
 #[derive(Clone, Debug, PartialEq)]

@@ -164,6 +164,7 @@ fn entry(parts: &Parts, comparison: &Comparison) -> Entry {
     let mut shape = vec![comparison.rows_compared as usize];
     shape.extend_from_slice(&comparison.row_shape);
     Entry {
+        bits: None,
         id: checkpoint,
         layer: checkpoint.layer_index(),
         verdict,

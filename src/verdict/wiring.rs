@@ -195,7 +195,7 @@ fn tell(report: &mut Report, all: &[Differs]) {
     if groups.len() > SHOWN_MAX {
         report.notes.push(format!("wiring: {} more differences", groups.len() - SHOWN_MAX));
     }
-    let is_option = |aspect: &Aspect| matches!(aspect, Aspect::Number(parameter) if parameter.is_option);
+    let is_option = |aspect: &Aspect| matches!(aspect, Aspect::Number(parameter) if parameter.is_option());
     if groups.first().is_some_and(|group| is_option(&group.aspect)) {
         report.notes.push(OPTIONS_SAID.to_owned());
     }
@@ -203,6 +203,39 @@ fn tell(report: &mut Report, all: &[Differs]) {
 
 /// Compares the graphs of two sides where no file settles which is right.
 fn between(report: &mut Report, candidate: &Claim<'_>, reference: &Claim<'_>, unsettled: &str) {
+    let all = differences(candidate, reference);
+    let Some(first) = all.first() else { return };
+    tell(report, &all);
+    if let Some(first) = all.iter().find(|one| one.aspect.decides()) {
+        return accuse(report, first, &format!("; {unsettled}"));
+    }
+    let text = format!("the graphs of the two sides are not the same: {}", first.said());
+    match report.verdict {
+        Verdict::Parity => (report.verdict, report.reason) = (Verdict::Undecided, Some(text)),
+        Verdict::Divergence | Verdict::Undecided => report.notes.push(text),
+    }
+}
+
+/// Numbers and sources in which the graphs of candidate and reference differ, with what the model file has where a graph can
+/// be built of it; what differs in the same way in several nodes is one.
+pub fn apart(claims: &[Claim<'_>; 2], file: Option<&File<'_>>) -> Vec<Group> {
+    let by_file = |file: &File<'_>| {
+        let compared: Vec<Compared> = claims.iter().map(|claim| of_file(&claim.graphs, file)).collect();
+        merged(claims, &compared)
+    };
+    let known = file.filter(|file| builders::knows(file.architecture)).map(by_file).unwrap_or_default();
+    let mut all = differences(&claims[0], &claims[1]);
+    all.retain(|one| one.aspect.decides());
+    for one in &mut all {
+        if let Some(known) = known.iter().find(|known| known.node == one.node && known.aspect == one.aspect) {
+            one.has.clone_from(&known.has);
+        }
+    }
+    grouped(all.into_iter().map(|one| (one.node, one.aspect, one.has)))
+}
+
+/// What differs between the graphs of two sides, each thing once.
+fn differences(candidate: &Claim<'_>, reference: &Claim<'_>) -> Vec<Differs> {
     let mut all: Vec<Differs> = Vec::new();
     for graph in &candidate.graphs {
         let tokens = |graph: &Graph| Shape::of(graph).tokens;
@@ -218,16 +251,7 @@ fn between(report: &mut Report, candidate: &Claim<'_>, reference: &Claim<'_>, un
             }
         }
     }
-    let Some(first) = all.first() else { return };
-    tell(report, &all);
-    if let Some(first) = all.iter().find(|one| one.aspect.decides()) {
-        return accuse(report, first, &format!("; {unsettled}"));
-    }
-    let text = format!("the graphs of the two sides are not the same: {}", first.said());
-    match report.verdict {
-        Verdict::Parity => (report.verdict, report.reason) = (Verdict::Undecided, Some(text)),
-        Verdict::Divergence | Verdict::Undecided => report.notes.push(text),
-    }
+    all
 }
 
 impl Differs {

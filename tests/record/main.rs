@@ -1,5 +1,6 @@
 //! Recording: llama.cpp, other engines, and what they are told.
 
+mod ab;
 mod builtin;
 mod engines;
 mod preload;

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each binary of tests takes a part of it")]
 
 pub mod audited;
+pub mod driven;
 pub mod dumps;
 pub mod edited;
 pub mod files;

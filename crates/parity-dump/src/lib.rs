@@ -18,6 +18,7 @@ pub mod checkpoint;
 mod dtype;
 mod error;
 mod files;
+pub mod hashes;
 mod leaves;
 pub mod manifest;
 mod orders;

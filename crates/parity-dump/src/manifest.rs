@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::checkpoint::{Checkpoint, by_spelling};
+use crate::hashes::HASHES;
 
 /// The format's name and version.
 pub const SCHEMA: &str = "parity-dump/1";
@@ -49,13 +50,16 @@ pub struct Manifest {
     /// What a reader must know to read it rightly; see [`KNOWN`].
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_is_default")]
     pub requires: Vec<String>,
+    /// How closely was looked: `nodes` (one by one), `outputs` (kept until the whole graph was computed) or `none`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed: Option<String>,
     /// Written last; `false` in an interrupted recording.
     #[serde(default, deserialize_with = "null_is_default")]
     pub complete: bool,
 }
 
-/// What a manifest may require of its readers, and this one fulfils: nothing so far.
-pub const KNOWN: &[&str] = &[];
+/// What a manifest may require of its readers, and this one fulfils.
+pub const KNOWN: &[&str] = &[HASHES];
 
 /// Where and why a recording ended early.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,6 +91,7 @@ impl Manifest {
             provenance: BTreeMap::new(),
             stopped: None,
             requires: Vec::new(),
+            observed: None,
             complete: false,
         }
     }
@@ -166,6 +171,9 @@ pub struct Step {
     pub file: String,
     /// (T,) positions of its rows.
     pub positions: Vec<u32>,
+    /// File of hashes within the folder, `step-NNNN.hashes`, where values were not kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hashes: Option<String>,
 }
 
 /// A field that is null is as one that is not there.

@@ -41,6 +41,8 @@ struct OpenStep {
     rows: Vec<(Checkpoint, Vec<u32>)>,
     /// Index of the graph that computes it.
     graph: Option<usize>,
+    /// Its file of hashes.
+    hashes: Option<String>,
 }
 
 impl Writer {
@@ -83,6 +85,7 @@ impl Writer {
             header_bytes,
             rows,
             graph: None,
+            hashes: None,
         });
         Ok(())
     }
@@ -143,6 +146,16 @@ impl Writer {
     /// Says which graph computes the open step.
     pub fn step_graph(&mut self, index: usize) {
         self.open.as_mut().expect("a step is open").graph = Some(index);
+    }
+
+    /// Writes the hashes of the open step, lines of [`crate::hashes::Hashed`], whose values are not kept.
+    pub fn step_hashes(&mut self, lines: &str) -> Result<(), DumpError> {
+        let name = format!("step-{:04}.hashes", self.manifest.steps.len());
+        let part = self.dir.join(format!("{name}.part"));
+        fs::write(&part, lines).map_err(|e| failed(&part, "cannot write", &e))?;
+        fs::rename(&part, self.dir.join(&name)).map_err(|e| failed(&part, "cannot rename", &e))?;
+        self.open.as_mut().expect("a step is open").hashes = Some(name);
+        Ok(())
     }
 
     /// Appends the next bytes of the tensor that was begun last.
@@ -207,7 +220,7 @@ impl Writer {
         if let Some(graph) = step.graph.and_then(|index| self.manifest.graphs.get_mut(index)) {
             graph.steps.push(self.manifest.steps.len());
         }
-        self.manifest.steps.push(Step { file: name, positions: step.positions });
+        self.manifest.steps.push(Step { file: name, positions: step.positions, hashes: step.hashes });
         self.write_manifest()
     }
 

@@ -14,12 +14,15 @@ pub mod api;
 pub mod describe;
 pub mod layout;
 
+pub mod forced;
 mod hashes;
+mod hashing;
 pub mod plan;
 mod producer;
 pub mod store;
 
 mod inject;
+pub mod kept;
 mod values;
 pub use parity_graph::fault::Wanted;
 

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use crate::filter::Filter;
+use crate::forced::Forced;
+use crate::kept::Observe;
 use parity_graph::fault::Wanted;
 
 /// What is to be recorded.
@@ -14,12 +16,18 @@ pub struct Options {
     pub filter: Filter,
     /// Which token sequence alone, counted from 0; `None` where there should be only one.
     pub sequence: Option<usize>,
+    /// How closely is looked.
+    pub observe: Observe,
+    /// Whether hashes and norms are kept in the place of values.
+    pub hashed: bool,
     /// File that takes a hash of each row of logits.
     pub hashes: Option<PathBuf>,
     /// File that takes the graph of each pass as text.
     pub graphs: Option<PathBuf>,
     /// A mistake that llama.cpp is made to make, as a test aid.
     pub inject: Option<Wanted>,
+    /// Tokens of another run, in the place of those that the program chooses.
+    pub forced: Option<Forced>,
     /// llama.cpp's version.
     pub version: Option<String>,
 }

@@ -5,13 +5,15 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::sync::Arc;
 
-use parity_dump::{ModelInfo, Producer, Writer};
+use parity_dump::{Kind, ModelInfo, Producer, Writer};
 use parity_graph::{Graph, Op, text as graph_text};
 
 use crate::api::{RawGraph, RawSched, RawTensor, text};
 use crate::describe::{Described, Reader};
+use crate::filter::Filter;
 use crate::hashes::Hashes;
 use crate::inject::Injection;
+use crate::kept::{self, Observe};
 use crate::map::{Mapping, map};
 pub use crate::options::{Host, Options};
 use crate::plan::{PassPlan, Planned, indices_as_f32, leaf_dtype};
@@ -30,6 +32,8 @@ pub struct Recorder {
     sched: Option<usize>,
     plan: Option<PassPlan>,
     injections: Vec<Injection>,
+    /// Whether the values of the pass are read when it is computed, and not node by node.
+    keeping: bool,
     /// Graphs seen so far, with what they hold: most passes compute one of a few.
     graphs: Vec<(Graph, Arc<Mapping>)>,
     /// Number of each of them in the dump, where it has it.
@@ -48,7 +52,10 @@ unsafe impl Send for Recorder {}
 
 impl Recorder {
     /// A recording that has not begun.
-    pub fn new(options: Options, host: Box<dyn Host>) -> Recorder {
+    pub fn new(mut options: Options, host: Box<dyn Host>) -> Recorder {
+        if options.observe == Observe::None {
+            options.filter = Filter { layers: None, globs: vec![Kind::Logits.name().to_owned()] };
+        }
         let sequences = Sequences::new(options.sequence);
         Recorder {
             options,
@@ -59,6 +66,7 @@ impl Recorder {
             sched: None,
             plan: None,
             injections: Vec::new(),
+            keeping: false,
             graphs: Vec::new(),
             written: Vec::new(),
             graphs_written: 0,
@@ -97,7 +105,11 @@ impl Recorder {
             return false;
         }
         // SAFETY: by the caller's promise.
-        let inputs = unsafe { self.inputs(reader, &described, &mapping, tokens) };
+        let mut inputs = unsafe { self.inputs(reader, &described, &mapping, tokens) };
+        if let Some(inputs) = &mut inputs {
+            // SAFETY: as above; the leaf holds the tokens.
+            unsafe { self.force(reader, described.address[tokens], inputs) };
+        }
         let pass = match &inputs {
             Some((tokens, positions)) => self.sequences.pass(tokens, positions),
             None => self.sequences.unknown(),
@@ -132,9 +144,77 @@ impl Recorder {
         // SAFETY: as above.
         unsafe { self.record_leaves(reader, &described, &plan) };
         self.injections = self.injections(&described);
+        // SAFETY: as above.
+        self.keeping = unsafe { self.can_keep(reader, &described, &plan) };
         let wanted = self.store.is_some() && !plan.wanted.is_empty();
         self.plan = Some(plan);
-        wanted || !self.injections.is_empty()
+        wanted && !self.keeping || !self.injections.is_empty()
+    }
+
+    /// Marks what is wanted of a graph that is about to get its memory, where it is to be read when the graph is computed;
+    /// what was marked.
+    ///
+    /// # Safety
+    /// The reader's library made the graph.
+    pub unsafe fn mark(&mut self, reader: Reader<'_>, graph: RawGraph) -> Vec<RawTensor> {
+        if self.options.observe != Observe::Outputs || self.options.inject.is_some() || self.stopped {
+            return Vec::new();
+        }
+        // SAFETY: by the caller's promise; a scheduler that has no graph yet is not asked for backends.
+        let described = unsafe { reader.describe(std::ptr::null_mut(), graph) };
+        let mapping = map(&described.graph);
+        let (filter, layers) = (&self.options.filter, mapping.layers());
+        let wanted = |index: usize| filter.wants(mapping.captures[index].checkpoint, layers);
+        // SAFETY: as above.
+        unsafe { kept::mark(reader, &described, &mapping, &wanted) }
+    }
+
+    /// Says that a graph is computed node by node after all, and why.
+    pub fn cannot_keep(&mut self, why: &str) {
+        self.say_once(&format!("computed node by node: {why}"));
+        self.status("observed", &Observe::Nodes.to_string());
+        if let Some(store) = &mut self.store {
+            store.edit(|manifest| manifest.observed = Some(Observe::Nodes.to_string()));
+        }
+    }
+
+    /// Whether all that is wanted of a pass can be read when it is computed.
+    ///
+    /// # Safety
+    /// As for [`Recorder::begin`].
+    unsafe fn can_keep(&mut self, reader: Reader<'_>, described: &Described, plan: &PassPlan) -> bool {
+        if self.options.observe == Observe::Nodes || self.options.inject.is_some() {
+            return false;
+        }
+        let nodes = || (0..described.graph.nodes).filter(|&id| plan.wanted.contains_key(&described.address[id]));
+        let Some(memory) = kept::memory(&described.graph, nodes()) else {
+            self.cannot_keep("a node is written over by a later one, so that it can only be read in between");
+            return false;
+        };
+        // SAFETY: tensors of the graph.
+        let is_kept = |id: &usize| unsafe { kept::is_kept(reader, described.address[*id]) };
+        let all = memory.iter().all(is_kept);
+        if !all {
+            self.cannot_keep("the memory of its graph was laid out before its nodes could be kept");
+        }
+        all
+    }
+
+    /// Reads what was kept of the pass that has just been computed.
+    ///
+    /// # Safety
+    /// As for [`Recorder::begin`], after the computation.
+    unsafe fn read_kept(&mut self, reader: Reader<'_>, sched: RawSched) {
+        let Some(plan) = &self.plan else { return };
+        let mut nodes: Vec<(usize, RawTensor)> =
+            plan.wanted.iter().filter_map(|(node, planned)| Some((*planned.first()?, *node))).collect();
+        nodes.sort_unstable_by_key(|(first, _)| *first);
+        // SAFETY: by the caller's promise.
+        unsafe { (reader.api.sched_synchronize)(sched) };
+        for (_, node) in nodes {
+            // SAFETY: as above; its memory was kept.
+            unsafe { self.computed(reader, node) };
+        }
     }
 
     /// Number of a graph, and what it holds: found out once for each of the graphs that come again and again.
@@ -253,6 +333,10 @@ impl Recorder {
     /// # Safety
     /// As for [`Recorder::begin`], after the computation.
     pub unsafe fn end(&mut self, reader: Reader<'_>, sched: RawSched, whole: bool) {
+        if std::mem::take(&mut self.keeping) && whole {
+            // SAFETY: by the caller's promise.
+            unsafe { self.read_kept(reader, sched) };
+        }
         let Some(plan) = self.plan.take() else { return };
         self.injections.clear();
         if let Some(store) = &mut self.store {
@@ -298,6 +382,19 @@ impl Recorder {
         let text = graph_text::write(graph);
         if let Err(error) = file.and_then(|mut file| file.write_all(text.as_bytes())) {
             self.say_once(&format!("the graph could not be noted in {}: {error}", path.display()));
+        }
+    }
+
+    /// Puts another run's token into a decode step, where that is asked for, and tells the parent process what the program
+    /// had chosen.
+    ///
+    /// # Safety
+    /// `leaf` holds the ids of the tokens of a pass that is about to be computed.
+    unsafe fn force(&self, reader: Reader<'_>, leaf: RawTensor, (tokens, positions): &mut (Vec<u32>, Vec<u32>)) {
+        let Some(forced) = &self.options.forced else { return };
+        // SAFETY: by the caller's promise.
+        if let Some(own) = unsafe { forced.put(reader.api, leaf, tokens, positions) } {
+            self.host.status("replaced", &format!("{} {own}", positions[0]));
         }
     }
 
@@ -356,8 +453,9 @@ impl Recorder {
         // SAFETY: by the caller's promise.
         let backends = unsafe { backends(reader, sched, plan) };
         let producer: Producer = producer::describe(&backends, &mapping.known, self.options.version.clone());
-        let writer = Writer::create(dir, producer, ModelInfo::default()).map_err(|e| e.to_string())?;
-        self.store = Some(Store::new(writer).map_err(|e| format!("no thread to write with: {e}"))?);
+        let mut writer = Writer::create(dir, producer, ModelInfo::default()).map_err(|e| e.to_string())?;
+        writer.manifest_mut().observed = Some(self.options.observe.to_string());
+        self.store = Some(Store::new(writer, self.options.hashed).map_err(|e| format!("no thread to write with: {e}"))?);
         self.host.status("recording", &dir.display().to_string());
         Ok(())
     }

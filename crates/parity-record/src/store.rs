@@ -1,10 +1,14 @@
 //! Values on their way to disk: copied into a bounded set of buffers, written by a thread of its own.
 
+use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
+use parity_dump::hashes::HASHES;
 use parity_dump::{Checkpoint, DumpError, Element, Manifest, Writer};
+
+use crate::hashing::StepHashes;
 
 /// Bytes of one buffer: large enough that a write is worth its system call, small enough to stay in cache.
 pub const BUFFER_BYTES: usize = 2 << 20;
@@ -78,11 +82,11 @@ pub struct Store {
 }
 
 impl Store {
-    /// Starts the thread; it writes through `writer`.
+    /// Starts the thread; it writes through `writer`, hashes in the place of values where `hashed`.
     ///
     /// # Errors
     /// The system's, where there is no thread to be had.
-    pub fn new(writer: Writer) -> std::io::Result<Store> {
+    pub fn new(writer: Writer, hashed: bool) -> std::io::Result<Store> {
         let (jobs, todo) = channel();
         let (give_back, free) = channel();
         let failure = Arc::new(OnceLock::new());
@@ -90,7 +94,7 @@ impl Store {
         let thread = without_signals(|| {
             std::thread::Builder::new()
                 .name("parity-store".to_owned())
-                .spawn(move || work(writer, &todo, &give_back, &noted))
+                .spawn(move || work(Out::new(writer, hashed), &todo, &give_back, &noted))
         })?;
         Ok(Store {
             jobs: Some(jobs),
@@ -199,7 +203,7 @@ impl Drop for Store {
 
 /// The writing thread.
 fn work(
-    mut writer: Writer,
+    mut out: Out,
     todo: &Receiver<Job>,
     give_back: &Sender<Vec<u8>>,
     failure: &OnceLock<DumpError>,
@@ -212,46 +216,110 @@ fn work(
             }
             Job::Bytes { buffer, used, begins } => {
                 if open && failure.get().is_none() {
-                    note(failure, write_bytes(&mut writer, &buffer[..used], begins), &mut writer);
+                    note(failure, out.bytes(&buffer[..used], begins), &mut out.writer);
                 }
                 let _ = give_back.send(buffer);
             }
             Job::Stop(reason) => {
                 open = false;
                 // Where this fails, there is only the parent process left to say it.
-                let _ = writer.stop(&reason);
+                let _ = out.writer.stop(&reason);
             }
             _ if failure.get().is_some() => {}
             Job::Begin { tokens, positions, tensors } => {
-                let begun = writer.begin_step(&tokens, &positions, tensors);
+                // Of hashes the step's own file holds nothing.
+                let tensors = if out.hashes.is_some() { 0 } else { tensors };
+                let begun = out.writer.begin_step(&tokens, &positions, tensors);
+                out.positions = positions;
                 open = begun.is_ok();
-                note(failure, begun, &mut writer);
+                note(failure, begun, &mut out.writer);
             }
-            Job::NoRows(checkpoint) if open => writer.no_rows(checkpoint),
+            Job::NoRows(checkpoint) if open => out.writer.no_rows(checkpoint),
             Job::Graph { number, text } => {
                 // A graph that a dropped step brought along is kept for the next step that it computes.
                 if let Some(text) = text {
-                    let written = writer.graph(&text).map(|_| ());
-                    note(failure, written, &mut writer);
+                    let written = out.writer.graph(&text).map(|_| ());
+                    note(failure, written, &mut out.writer);
                 }
                 if open && failure.get().is_none() {
-                    writer.step_graph(number);
+                    out.writer.step_graph(number);
                 }
             }
             Job::End if open => {
                 open = false;
-                let ended = writer.end_step();
-                note(failure, ended, &mut writer);
+                let ended = out.end();
+                note(failure, ended, &mut out.writer);
             }
             Job::Discard => {
                 open = false;
-                writer.discard_step();
+                out.discard();
             }
-            Job::Edit(change) => change(writer.manifest_mut()),
+            Job::Edit(change) => change(out.writer.manifest_mut()),
             Job::NoRows(_) | Job::End => {}
         }
     }
-    writer.discard_step();
+    out.writer.discard_step();
+}
+
+/// Where values go: into the dump, or through a hash.
+struct Out {
+    writer: Writer,
+    hashes: Option<StepHashes>,
+    /// (T,) positions of the open step.
+    positions: Vec<u32>,
+}
+
+impl Out {
+    fn new(mut writer: Writer, hashed: bool) -> Out {
+        if hashed {
+            writer.manifest_mut().requires.push(HASHES.to_owned());
+        }
+        Out { writer, hashes: hashed.then(StepHashes::default), positions: Vec::new() }
+    }
+
+    fn bytes(&mut self, bytes: &[u8], begins: Vec<(usize, Announced)>) -> Result<(), DumpError> {
+        let mut written = 0;
+        for (at, tensor) in begins {
+            self.append(&bytes[written..at])?;
+            written = at;
+            match (tensor, &mut self.hashes) {
+                (Announced::Checkpoint { checkpoint, element, shape, rows }, Some(hashes)) => {
+                    hashes.begin(checkpoint, element, &shape, rows.as_deref().unwrap_or(&self.positions));
+                }
+                (Announced::Leaf { .. }, Some(hashes)) => hashes.close(),
+                (Announced::Checkpoint { checkpoint, element, shape, rows }, None) => {
+                    self.writer.begin_tensor(checkpoint, element, &shape, rows.as_deref());
+                }
+                (Announced::Leaf { name, dtype, shape, bytes }, None) => {
+                    self.writer.begin_leaf(&name, dtype, &shape, bytes);
+                }
+            }
+        }
+        self.append(&bytes[written..])
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), DumpError> {
+        match &mut self.hashes {
+            Some(hashes) => {
+                hashes.append(bytes);
+                Ok(())
+            }
+            None => self.writer.append(bytes),
+        }
+    }
+
+    fn end(&mut self) -> Result<(), DumpError> {
+        if let Some(hashes) = &mut self.hashes {
+            let lines = hashes.lines().map_err(|e| DumpError::new(Path::new("hashes"), e))?;
+            self.writer.step_hashes(&lines)?;
+        }
+        self.writer.end_step()
+    }
+
+    fn discard(&mut self) {
+        self.hashes = self.hashes.take().map(|_| StepHashes::default());
+        self.writer.discard_step();
+    }
 }
 
 /// Keeps the first failure; the step that it happened in makes room again.
@@ -260,21 +328,6 @@ fn note(failure: &OnceLock<DumpError>, result: Result<(), DumpError>, writer: &m
         writer.discard_step();
         let _ = failure.set(error);
     }
-}
-
-fn write_bytes(writer: &mut Writer, bytes: &[u8], begins: Vec<(usize, Announced)>) -> Result<(), DumpError> {
-    let mut written = 0;
-    for (at, tensor) in begins {
-        writer.append(&bytes[written..at])?;
-        written = at;
-        match tensor {
-            Announced::Checkpoint { checkpoint, element, shape, rows } => {
-                writer.begin_tensor(checkpoint, element, &shape, rows.as_deref());
-            }
-            Announced::Leaf { name, dtype, shape, bytes } => writer.begin_leaf(&name, dtype, &shape, bytes),
-        }
-    }
-    writer.append(&bytes[written..])
 }
 
 /// Runs `start` with all signals blocked, which a thread started by it inherits: the program's signal

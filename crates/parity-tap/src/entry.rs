@@ -5,7 +5,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::{limits, rows, tap};
+use crate::{layout, limits, rows, tap};
 
 /// Makes `$name` an exported function that calls `$implementation` with the return address as one more
 /// argument, in register `$register`.
@@ -27,6 +27,12 @@ with_caller! {
     ggml_backend_sched_graph_compute_async => tap::graph_compute_async, "rdx";
     /// `(sched, graph)`
     ggml_backend_sched_graph_compute => tap::graph_compute, "rdx";
+    /// `(sched, graph)`: memory is laid out for the largest graph.
+    ggml_backend_sched_reserve => layout::reserve, "rdx";
+    /// `(sched, graph, sizes)`: the same, without memory yet.
+    ggml_backend_sched_reserve_size => layout::reserve_size, "rcx";
+    /// `(sched, graph)`: a graph gets its memory.
+    ggml_backend_sched_alloc_graph => layout::alloc_graph, "rdx";
     /// `(file name, two words of parameters)`: a model is opened.
     gguf_init_from_file => tap::gguf_init_from_file, "rcx";
     /// `(context, on)`

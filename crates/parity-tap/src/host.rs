@@ -2,8 +2,9 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use parity_record::forced::Forced;
 use parity_record::recorder::{Host, Options};
 
 /// Folder of the dump.
@@ -18,6 +19,12 @@ const HASHES: &str = "PARITY_TAP_HASHES";
 const GRAPHS: &str = "PARITY_TAP_GRAPHS";
 /// A mistake that llama.cpp is made to make, as [`parity_record::Wanted`] spells it.
 const INJECT: &str = "PARITY_TAP_INJECT";
+/// How closely is looked, as [`parity_record::kept::Observe`] spells it.
+const OBSERVE: &str = "PARITY_TAP_OBSERVE";
+/// `1` keeps hashes and norms in the place of values.
+const HASHED: &str = "PARITY_TAP_HASHED";
+/// File with tokens of another run, as [`parity_record::forced::Forced`] spells them.
+const FORCED: &str = "PARITY_TAP_FORCED";
 /// `0` leaves it to the program which rows it asks logits of.
 const ALL_ROWS: &str = "PARITY_TAP_ALL_ROWS";
 /// Folder that this library and its parent process share while the program runs.
@@ -44,9 +51,12 @@ pub fn asked() -> Result<Option<Asked>, String> {
             Some(number) => Some(number.parse().map_err(|_| format!("{SEQUENCE}={number} is no number"))?),
             None => None,
         },
+        observe: value(OBSERVE).map(|text| text.parse()).transpose()?.unwrap_or_default(),
+        hashed: value(HASHED).is_some_and(|value| value == "1"),
         hashes: path(HASHES),
         graphs: path(GRAPHS),
         inject: value(INJECT).map(|text| text.parse()).transpose()?,
+        forced: path(FORCED).map(|file| read_forced(&file)).transpose()?,
         version: None,
     };
     if options.dir.is_none() && options.hashes.is_none() {
@@ -54,6 +64,12 @@ pub fn asked() -> Result<Option<Asked>, String> {
     }
     let all_rows = value(ALL_ROWS).is_none_or(|value| value != "0");
     Ok(Some(Asked { options, all_rows, shared: path(SHARED) }))
+}
+
+/// The tokens of another run.
+fn read_forced(file: &Path) -> Result<Forced, String> {
+    let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    text.parse()
 }
 
 /// Tells the user through standard error, and the parent process through a file.

@@ -10,5 +10,6 @@ mod host;
 mod tap;
 
 mod entry;
+mod layout;
 mod limits;
 mod rows;

@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use parity_record::api::{Api, RawGraph, RawSched, RawTensor, text};
 use parity_record::describe::Reader;
+use parity_record::kept;
 use parity_record::layout::TensorLayout;
 use parity_record::recorder::Recorder;
 
@@ -104,6 +105,10 @@ fn library(state: &mut State, compute: *mut c_void) -> Option<&'static Library> 
     if let Some(known) = state.libraries.get(&(compute as usize)) {
         return *known;
     }
+    let known_elsewhere = symbols::beside(compute, c"ggml_backend_sched_graph_compute_async");
+    if !known_elsewhere.is_null() && known_elsewhere != compute {
+        return library(state, known_elsewhere);
+    }
     let found = open_library(compute).map(|library| &*Box::leak(Box::new(library)));
     let library = match found {
         Ok(library) => Some(library),
@@ -115,6 +120,9 @@ fn library(state: &mut State, compute: *mut c_void) -> Option<&'static Library> 
     state.libraries.insert(compute as usize, library);
     if let Some(library) = library {
         state.recorder.set_version(version(library));
+        if let Some(path) = symbols::object_of(compute) {
+            state.recorder.status("library", &path.to_string_lossy());
+        }
     }
     library
 }
@@ -206,6 +214,30 @@ unsafe fn compute(name: &'static CStr, sched: RawSched, graph: RawGraph, caller:
         guarded((), || unsafe { after(library, sched, status) });
     }
     status
+}
+
+/// Marks what is to be kept of a graph that is about to get its memory, as `function` of its library lays it out: what was
+/// marked.
+pub unsafe fn mark(function: *mut c_void, graph: RawGraph) -> Vec<RawTensor> {
+    guarded(Vec::new(), || {
+        let Some(mut state) = state() else { return Vec::new() };
+        let Some(library) = library(&mut state, function) else { return Vec::new() };
+        let reader = Reader { api: &library.api, layout: &library.layout };
+        // SAFETY: the program's graph, of this library.
+        unsafe { state.recorder.mark(reader, graph) }
+    })
+}
+
+/// Undoes [`mark`], where there is no memory for what was marked.
+pub unsafe fn unmark(function: *mut c_void, marked: &[RawTensor]) {
+    guarded((), || {
+        let Some(mut state) = state() else { return };
+        let Some(library) = library(&mut state, function) else { return };
+        let reader = Reader { api: &library.api, layout: &library.layout };
+        // SAFETY: what was marked just now.
+        unsafe { kept::unmark(reader, marked) };
+        state.recorder.cannot_keep("there is no memory to keep all of its nodes at once");
+    });
 }
 
 /// Installs our callback where nodes of this graph are wanted. The library, if `after` has to be called.

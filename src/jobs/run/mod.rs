@@ -148,6 +148,7 @@ fn beside(sides: &Sides<'_>, by: &ByGraph<'_>, options: &RunOptions) -> Result<R
         tolerances: options.tolerances.clone(),
         allow_missing: options.allow_missing,
         pictures: options.pictures,
+        bitwise: false,
         audit: options.audit,
     };
     match options.audit {

@@ -12,8 +12,21 @@ pub struct Parameter {
     pub fault: Option<&'static str>,
     /// Whether it is the same in all nodes of a layer, which is then enough to name.
     pub of_layer: bool,
+    /// The key of the model file that holds it, behind the architecture's name.
+    pub key: Option<&'static str>,
+    /// Options of a run that set it as well.
+    pub flags: &'static [&'static str],
+}
+
+impl Parameter {
     /// Whether options of a run set it as well.
-    pub is_option: bool,
+    pub fn is_option(&self) -> bool {
+        !self.flags.is_empty()
+    }
+
+    const fn of_key(self, key: &'static str) -> Parameter {
+        Parameter { key: Some(key), ..self }
+    }
 }
 
 /// Columns of a head that RoPE rotates some of.
@@ -28,31 +41,42 @@ pub const QUERY_HEADS: Parameter = plain("query heads");
 pub const KEY_HEADS: Parameter = plain("key heads");
 
 const fn plain(words: &'static str) -> Parameter {
-    Parameter { words, fault: None, of_layer: false, is_option: false }
+    Parameter { words, fault: None, of_layer: false, key: None, flags: &[] }
 }
 
 const fn layer(words: &'static str, fault: &'static str) -> Parameter {
-    Parameter { words, fault: Some(fault), of_layer: true, is_option: false }
+    Parameter { words, fault: Some(fault), of_layer: true, key: None, flags: &[] }
 }
 
-const fn option(words: &'static str, fault: &'static str) -> Parameter {
-    Parameter { is_option: true, ..layer(words, fault) }
+const fn option(words: &'static str, fault: &'static str, flags: &'static [&'static str]) -> Parameter {
+    Parameter { flags, ..layer(words, fault) }
 }
 
 /// What a word of `op_params` is.
 pub fn parameter(op: &Op, field: &Field) -> Parameter {
     match (op, field.name) {
-        (Op::Norm | Op::RmsNorm, "eps") => Parameter { fault: Some("norm.eps"), ..plain("epsilon") },
+        (Op::Norm | Op::RmsNorm, "eps") => {
+            let of_mean = "attention.layer_norm_epsilon";
+            let key = if *op == Op::Norm { of_mean } else { "attention.layer_norm_rms_epsilon" };
+            Parameter { fault: Some("norm.eps"), ..plain("epsilon") }.of_key(key)
+        }
         (Op::Rope | Op::RopeBack, name) => match name {
-            "n_dims" => layer("RoPE columns", "rope.partial"),
+            "n_dims" => layer("RoPE columns", "rope.partial").of_key("rope.dimension_count"),
             "mode" => layer("RoPE mode", "rope.interleaved"),
-            "n_ctx_orig" => option("RoPE original context", "rope.yarn_ramp"),
-            "freq_base" => option("RoPE base", "rope.base"),
-            "freq_scale" => option("RoPE scale", "rope.scale"),
-            "ext_factor" => option("YaRN share", "rope.yarn"),
-            "attn_factor" => option("YaRN factor", "rope.yarn"),
-            "beta_fast" => option("YaRN fast limit", "rope.yarn_ramp"),
-            "beta_slow" => option("YaRN slow limit", "rope.yarn_ramp"),
+            "n_ctx_orig" => option("RoPE original context", "rope.yarn_ramp", &["--yarn-orig-ctx"])
+                .of_key("rope.scaling.original_context_length"),
+            "freq_base" => {
+                option("RoPE base", "rope.base", &["--rope-freq-base"]).of_key("rope.freq_base")
+            }
+            "freq_scale" => {
+                let flags = &["--rope-freq-scale", "--rope-scale", "--rope-scaling"];
+                option("RoPE scale", "rope.scale", flags).of_key("rope.scaling.factor")
+            }
+            "ext_factor" => option("YaRN share", "rope.yarn", &["--yarn-ext-factor", "--rope-scaling"]),
+            "attn_factor" => option("YaRN factor", "rope.yarn", &["--yarn-attn-factor", "--rope-scaling"])
+                .of_key("rope.scaling.attn_factor"),
+            "beta_fast" => option("YaRN fast limit", "rope.yarn_ramp", &["--yarn-beta-fast"]),
+            "beta_slow" => option("YaRN slow limit", "rope.yarn_ramp", &["--yarn-beta-slow"]),
             "section0" | "section1" | "section2" | "section3" => {
                 Parameter { fault: Some("rope.sections"), ..plain(field.name) }
             }

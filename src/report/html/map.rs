@@ -210,6 +210,7 @@ pub fn mark(verdict: CheckpointVerdict) -> &'static str {
         CheckpointVerdict::Nonfinite => "∞",
         CheckpointVerdict::Shape => "≠",
         CheckpointVerdict::Beyond => "!",
+        CheckpointVerdict::Bits => "b",
         CheckpointVerdict::Reference => "R",
         CheckpointVerdict::Missing => "–",
         CheckpointVerdict::Undecided => "?",

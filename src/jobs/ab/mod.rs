@@ -1,0 +1,106 @@
+//! llama.cpp against itself: runs that differ in a flag, a build or a device, recorded with the same tokens, compared and
+//! judged; or the same run again.
+
+mod answer;
+mod numbers;
+pub mod repeat;
+mod side;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use parity_dump::Dump;
+
+use super::diff::{self, diff};
+use crate::compare::common_positions;
+use crate::engine::fused::file::ModelFile;
+use crate::error::{Error, Result};
+use crate::report::Report;
+
+pub use side::{Recorded, Recording};
+
+/// One run.
+#[derive(Clone, Debug, Default)]
+pub struct Side {
+    /// What it is called: `a`, `b`, `b2`.
+    pub name: String,
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// Variables that it gets beside those of this process.
+    pub environment: Vec<(OsString, OsString)>,
+    /// Folder of the shared libraries that it is to load before others.
+    pub libraries: Option<PathBuf>,
+}
+
+/// What is compared, and how.
+pub struct Options<'a> {
+    /// The runs: the first is what the others are compared with.
+    pub sides: &'a [Side],
+    /// How each is recorded.
+    pub recording: &'a Recording<'a>,
+    /// How they are judged.
+    pub judged: &'a diff::Options,
+}
+
+/// What came of one pair.
+pub struct Pair {
+    /// The side that was compared with the first.
+    pub name: String,
+    /// The first side is its reference.
+    pub report: Report,
+}
+
+/// Records the first run, then every other with its tokens, and compares each of them with it.
+///
+/// # Errors
+/// A program that cannot be recorded, or whose model cannot be read.
+pub fn ab(options: &Options<'_>) -> Result<Vec<Pair>> {
+    let [a, others @ ..] = options.sides else {
+        return Err(Error::new("parity ab", "there is no run to compare"));
+    };
+    let first = side::record(a, options.recording, None)?;
+    let mut pairs = Vec::new();
+    for b in others {
+        let second = side::record(b, options.recording, Some(&first.forced()))?;
+        pairs.push(Pair { name: b.name.clone(), report: compare(&first, &second, options.judged)? });
+    }
+    Ok(pairs)
+}
+
+/// The answer for two runs.
+fn compare(a: &Recorded, b: &Recorded, options: &diff::Options) -> Result<Report> {
+    let [mut reference, mut candidate] = [Dump::open(&a.dir)?, Dump::open(&b.dir)?];
+    let models = [&reference, &candidate].map(|dump| dump.manifest().model.fingerprint.clone());
+    if models[0] != models[1] {
+        return Err(Error::new("parity ab", "the two runs are of two models")
+            .expected(format!("one model file on both sides: {}", a.model.display()))
+            .found(b.model.display())
+            .hint("parity ab compares runs of one file; parity diff compares dumps of two models"));
+    }
+    let file = ModelFile::open(&a.model)?;
+    let prompt = a.forced().from.max(b.forced().from);
+    let common = common_positions(candidate.tokens(), reference.tokens());
+    let mut report = diff(&mut candidate, &mut reference, Some(&file), options)?;
+    let sides = answer::Sides { a, b, reference: &reference, candidate: &candidate, gguf: file.gguf() };
+    match common < prompt {
+        true => answer::of_other_prompts(&mut report, &sides, common),
+        false => answer::of_one_text(&mut report, &sides)?,
+    }
+    Ok(report)
+}
+
+/// Whether a folder can take what is recorded: it has none of the sides yet, or may lose them.
+///
+/// # Errors
+/// Names the dump that is in the way.
+pub fn room(dir: &Path, names: &[String], force: bool) -> Result<()> {
+    for name in names {
+        let side = dir.join(name);
+        if side.join(parity_dump::manifest::MANIFEST_FILE).exists() && !force {
+            return Err(Error::file(&side, "holds a dump already")
+                .expected("a folder that is new or empty")
+                .hint("--force replaces it; -o DIR chooses another folder"));
+        }
+    }
+    std::fs::create_dir_all(dir).map_err(|e| Error::file(dir, format!("cannot be written: {e}")))
+}

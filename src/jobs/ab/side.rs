@@ -1,0 +1,115 @@
+//! One run of a program, recorded.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use parity_dump::Dump;
+
+use super::Side;
+use crate::error::{Error, Result};
+use crate::record::{self, Filter, Forced, Output};
+
+/// How runs are recorded.
+pub struct Recording<'a> {
+    /// Folder that the dumps are written below, each under its side's name.
+    pub dir: &'a Path,
+    /// Whether every token gets logits, and not only those that the programs ask them of.
+    pub all_rows: bool,
+    /// Told of each run before it begins.
+    pub say: &'a dyn Fn(&str),
+}
+
+/// A run that was recorded.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    /// What it is called.
+    pub name: String,
+    /// Its command.
+    pub command: Vec<OsString>,
+    /// Its dump.
+    pub dir: PathBuf,
+    /// Its model file.
+    pub model: PathBuf,
+    /// (T,) tokens.
+    pub tokens: Vec<u32>,
+    /// First position that its program chose the token of.
+    pub prompt: u32,
+    /// Tokens that its program chose where the first side's were computed, by position.
+    pub replaced: Vec<(u32, u32)>,
+}
+
+impl Recorded {
+    /// Its tokens, for another run.
+    pub fn forced(&self) -> Forced {
+        Forced { from: self.prompt, tokens: self.tokens.clone() }
+    }
+}
+
+/// Records a run, with the tokens of another.
+///
+/// # Errors
+/// A program that cannot be recorded, or fails; one that loads other libraries than it was given.
+pub fn record(side: &Side, how: &Recording<'_>, forced: Option<&Forced>) -> Result<Recorded> {
+    let dir = how.dir.join(&side.name);
+    let log = how.dir.join(format!("{}.log", side.name));
+    (how.say)(&format!("recording {}", side.name));
+    let environment =
+        side.environment.iter().cloned().chain(side.libraries.as_deref().map(before_others)).collect();
+    let summary = record::record(&record::Options {
+        dir: dir.clone(),
+        filter: Filter::default(),
+        all_rows: how.all_rows,
+        forced: forced.cloned(),
+        environment,
+        output: Output::File(log.clone()),
+        command: side.command.clone(),
+        ..record::Options::default()
+    });
+    let summary = summary.map_err(|error| {
+        let hint = format!("what the program of side {} said is in {}", side.name, log.display());
+        Error::new(format!("side {}", side.name), error).hint(hint)
+    })?;
+    if let Some(folder) = &side.libraries {
+        are_from(folder, summary.library.as_deref(), &side.name)?;
+    }
+    let model = summary.model.ok_or_else(|| {
+        Error::new(format!("side {}", side.name), "its program opened no model file that was seen")
+    })?;
+    let dump = Dump::open(&dir)?;
+    let (tokens, prompt) = (dump.tokens().to_vec(), prompt(&dump));
+    let (name, command) = (side.name.clone(), side.command.clone());
+    Ok(Recorded { name, command, dir, model, tokens, prompt, replaced: summary.replaced })
+}
+
+/// Where the prompt ends: behind the last step of more than one row. A prompt that was computed token by token looks like
+/// an answer from its second token on.
+fn prompt(dump: &Dump) -> u32 {
+    let steps = &dump.manifest().steps;
+    let behind = steps.iter().rev().find(|step| step.positions.len() > 1).or(steps.first());
+    behind.and_then(|step| step.positions.last()).map_or(0, |last| last + 1)
+}
+
+/// `LD_LIBRARY_PATH` with a folder before what is in it.
+fn before_others(folder: &Path) -> (OsString, OsString) {
+    const PATH: &str = "LD_LIBRARY_PATH";
+    let mut path = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()).into_os_string();
+    if let Some(others) = std::env::var_os(PATH).filter(|others| !others.is_empty()) {
+        path.push(":");
+        path.push(others);
+    }
+    (PATH.into(), path)
+}
+
+/// Refuses a run that did not load the libraries that it was given.
+fn are_from(folder: &Path, loaded: Option<&Path>, name: &str) -> Result<()> {
+    let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    match loaded {
+        Some(loaded) if !whole(loaded).starts_with(whole(folder)) => {
+            Err(Error::new(format!("side {name}"), "its program did not load the libraries that it was given")
+                .expected(format!("a ggml of {}", folder.display()))
+                .found(loaded.display())
+                .hint("a program with an RPATH of its own ignores LD_LIBRARY_PATH: patchelf --remove-rpath, or another program"))
+        }
+        _ => Ok(()),
+    }
+}

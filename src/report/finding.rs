@@ -1,0 +1,19 @@
+//! What is wrong, or differs between two sides, and is no checkpoint: a number of a file or of a run.
+
+use serde::{Deserialize, Serialize};
+
+/// One thing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// Its name, e.g. `config.rope.freq_base`.
+    pub name: String,
+    /// Where it is: a file, a node.
+    #[serde(rename = "where")]
+    pub location: String,
+    /// What the original, the reference or the first side has; null where it has nothing.
+    pub original: Option<String>,
+    /// What the other side has; null where it has nothing.
+    pub converted: Option<String>,
+    /// What follows from it, in a sentence.
+    pub effect: String,
+}

@@ -1,0 +1,221 @@
+//! `parity ab` on a real llama.cpp: SKIP where no shared libraries of one are named (`PARITY_TEST_LLAMA`).
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use parity_dump::Dump;
+use serde_json::Value;
+
+use crate::support::driven::{ANSWER, LIBRARIES, OLDER, PROMPT, driver, libraries, model};
+
+/// `parity ab` with these flags on the driver with these words.
+fn ab(flags: &[&str], words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_parity"));
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).env("PARITY_CACHE", "/nonexistent");
+    command.env_remove("GITHUB_ACTIONS").arg("ab").args(flags);
+    command.arg("--").arg(driver().unwrap()).args(words).output().unwrap()
+}
+
+/// Exit code, standard output as JSON, standard error.
+fn json(flags: &[&str], words: &[&str]) -> (i32, Value, String) {
+    let done = ab(&[&["--format", "json"], flags].concat(), words);
+    let said = String::from_utf8(done.stderr).unwrap();
+    let value = serde_json::from_slice(&done.stdout).unwrap_or(Value::Null);
+    (done.status.code().unwrap(), value, said)
+}
+
+/// Driver words: the libraries, a model, a prefill of five tokens, the prompt.
+fn words<'a>(libraries: &'a str, model: &'a str) -> Vec<&'a str> {
+    [&[libraries, model, "5"], &PROMPT[..]].concat()
+}
+
+fn answer(report: &Value) -> String {
+    let sentences = report["answer"].as_array().expect("an answer").iter();
+    sentences.map(|sentence| sentence.as_str().unwrap()).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn forms_and_types_are_differences_of_arithmetic() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (libraries, model) = (libraries.to_str().unwrap(), model("Q4_K_M"));
+    let words = [&words(libraries, &model)[..], &ANSWER].concat();
+    let dir = tempfile::tempdir().unwrap();
+    let kept = dir.path().to_str().unwrap();
+    let (code, report, said) =
+        json(&["--a-env", "DRIVER_FLASH=off", "--b-env", "DRIVER_FLASH=on", "-o", kept], &words);
+    assert_eq!(code, 0, "{said}{report:#}");
+    let told = answer(&report);
+    assert!(told.contains("both sides are healthy"), "{told}");
+    assert!(told.contains("flash attention where A has attention in three ops"), "{told}");
+    assert!(told.contains("FLASH_ATTN_EXT") && told.contains("SOFT_MAX"), "{told}");
+    assert!(told.contains("the texts "), "{told}");
+    for side in ["a", "b"] {
+        assert_eq!(Dump::open(&dir.path().join(side)).unwrap().tokens().len(), 9);
+    }
+    let again = ab(&["--b-env", "DRIVER_FLASH=on", "-o", kept], &words);
+    assert_eq!(again.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("holds a dump already"));
+    let (code, report, said) = json(&["--b-env", "DRIVER_CACHE=8"], &words);
+    assert_eq!(code, 0, "{said}{report:#}");
+    assert!(answer(&report).contains("keys in q8_0, values in q8_0 where A has keys in f16"), "{report:#}");
+}
+
+#[test]
+fn the_first_sides_tokens_are_computed_by_the_others() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (libraries, model) = (libraries.to_str().unwrap(), model("F16"));
+    let words = words(libraries, &model);
+    let dir = tempfile::tempdir().unwrap();
+    let kept = dir.path().to_str().unwrap();
+    // A's program goes on with other tokens than B's.
+    let (code, report, said) =
+        json(&["--a", "285 314 511 435", "--b", "285 999 999 435", "-o", kept], &words);
+    assert_eq!(code, 0, "{said}{report:#}");
+    let [a, b] = ["a", "b"].map(|side| Dump::open(&dir.path().join(side)).unwrap().tokens().to_vec());
+    assert_eq!((&a[5..], &a), (&[285, 314, 511, 435][..], &b));
+    let told = answer(&report);
+    assert!(told.contains("not its own first choice at 2 positions (the first at position 6)"), "{told}");
+    assert!(told.contains("their values are equal"), "{told}");
+}
+
+#[test]
+fn prompts_of_other_tokens_are_the_finding() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (libraries, model) = (libraries.to_str().unwrap(), model("F16"));
+    let words = [libraries, &model];
+    let (code, report, said) =
+        json(&["--a", "5 312 863 2039 1444 1518 285", "--b", "6 1 312 863 2039 1444 1518 285"], &words);
+    assert_eq!(code, 1, "{said}{report:#}");
+    assert!(report["reason"].as_str().unwrap().contains("the prompts are not the same tokens"), "{report:#}");
+    // What cannot be judged has its recordings kept, and says where.
+    let folder = said.lines().find_map(|line| line.strip_prefix("recordings: ")).expect("a folder");
+    assert!(Path::new(folder).join("a/manifest.json").exists());
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn rows_that_one_program_alone_computed_are_said() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (libraries, model) = (libraries.to_str().unwrap(), model("F16"));
+    let words = words(libraries, &model);
+    let flags = ["--a", "285 314 511", "--b", "285"];
+    let (code, report, said) = json(&flags, &words);
+    assert_eq!(code, 2, "{said}{report:#}");
+    assert!(answer(&report).contains("B's program ended 2 tokens before A's"), "{report:#}");
+    let (code, report, _) = json(&[&flags[..], &["--allow-missing"]].concat(), &words);
+    assert_eq!(code, 0, "{report:#}");
+    for folder in said.lines().filter_map(|line| line.strip_prefix("recordings: ")) {
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[test]
+fn batches_are_shapes_of_the_same_work() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (libraries, model) = (libraries.to_str().unwrap(), model("Q4_K_M"));
+    let words = [&words(libraries, &model)[..], &ANSWER].concat();
+    let flags = ["--b-env", "DRIVER_UBATCH=2", "--b-env", "DRIVER_THREADS=1"];
+    let (code, report, said) = json(&flags, &words);
+    assert_eq!(code, 0, "{said}{report:#}");
+    assert!(answer(&report).contains("rows of each step: 5, 1 x 4 in A, 2 x 2, 1 x 5 in B"), "{report:#}");
+    // Equal bits are another question.
+    let (code, report, _) = json(&[&flags[..], &["--bitwise"]].concat(), &words);
+    let first = &report["first_divergence"];
+    if code == 1 {
+        assert_eq!(first["verdict"], "bits", "{first:#}");
+        assert!(first["residual"].as_str().unwrap().contains("the batch:"), "{first:#}");
+    } else {
+        assert_eq!(code, 0, "{report:#}");
+    }
+}
+
+#[test]
+fn another_number_of_the_model_is_found_with_its_key() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let libraries = libraries.to_str().unwrap();
+    let model = model("F16");
+    let dir = tempfile::tempdir().unwrap();
+    let other = dir.path().join("other.gguf");
+    let bytes = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(&model)).unwrap();
+    std::fs::write(&other, crate::support::graphs::with_f32(bytes, "qwen2.rope.freq_base", 10_000.0)).unwrap();
+    let tokens = [&["5"], &PROMPT[..], &ANSWER].concat();
+    let words = [&[libraries, "{}"], &tokens[..]].concat();
+    let (code, report, said) = json(&["--a", &model, "--b", other.to_str().unwrap()], &words);
+    assert_eq!(code, 1, "{said}{report:#}");
+    let finding = &report["findings"][0];
+    assert_eq!(finding["name"], "config.qwen2.rope.freq_base", "{report:#}");
+    assert_eq!((&finding["original"], &finding["converted"]), (&"1000000".into(), &"10000".into()));
+    assert!(finding["effect"].as_str().unwrap().contains("1000000 by the file"), "{finding:#}");
+    // The other way round it is A that is not the file's: exit code 1 too.
+    let (code, report, _) = json(&["--a", other.to_str().unwrap(), "--b", &model], &words);
+    assert_eq!(code, 1, "{report:#}");
+    for folder in said.lines().filter_map(|line| line.strip_prefix("recordings: ")) {
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[test]
+fn a_matrix_has_a_line_for_each_side_and_the_worst_exit_code() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (libraries, model) = (libraries.to_str().unwrap(), model("F16"));
+    let words = words(libraries, &model);
+    let flags = ["--a", "285 314", "--b", "285 314 511 435", "--b", "285 314 511"];
+    let (code, report, _) = json(&[&flags[..], &["--allow-missing"]].concat(), &words);
+    assert_eq!((code, &report["schema"]), (0, &"parity-ab/1".into()), "{report:#}");
+    assert_eq!(report["pairs"].as_array().unwrap().len(), 2);
+    let table = ab(&[&flags[..], &["--bisect"]].concat(), &words);
+    assert_eq!(table.status.code(), Some(125));
+    let lines = String::from_utf8(table.stdout).unwrap();
+    assert!(lines.starts_with("b    UNDECIDED") && lines.contains("\nb2   UNDECIDED"), "{lines}");
+    for folder in String::from_utf8_lossy(&table.stderr).lines().filter_map(|l| l.strip_prefix("recordings: ")) {
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[test]
+fn two_releases_are_compared() {
+    let Some((new, old)) = libraries(LIBRARIES).zip(libraries(OLDER)) else { return };
+    let model = model("Q4_K_M");
+    let tokens = [&["5"], &PROMPT[..], &ANSWER].concat();
+    let words = [&["{}", &model], &tokens[..]].concat();
+    let (code, report, said) = json(&["--a", old.to_str().unwrap(), "--b", new.to_str().unwrap()], &words);
+    assert_eq!(code, 0, "{said}{report:#}");
+    assert!(answer(&report).contains("where A has llama.cpp"), "{report:#}");
+}
+
+#[test]
+fn the_same_run_again_is_equal_in_every_bit() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (libraries, model) = (libraries.to_str().unwrap(), model("Q4_K_M"));
+    let words = [&words(libraries, &model)[..], &ANSWER].concat();
+    let (code, report, said) = json(&["--repeat", "3"], &words);
+    assert_eq!(code, 0, "{said}{report:#}");
+    assert_eq!((&report["schema"], &report["runs"]), (&"parity-repeat/1".into(), &3.into()));
+    assert_eq!((&report["first"], &report["nodes"]), (&Value::Null, &Value::Array(vec![])));
+    let done = ab(&["--repeat", "1"], &words);
+    assert_eq!(done.status.code(), Some(2));
+}
+
+#[test]
+fn what_cannot_be_run_is_said() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (libraries, model) = (libraries.to_str().unwrap(), model("F16"));
+    let words = words(libraries, &model);
+    for (flags, said) in [
+        (&["--b", ""][..], "--repeat N"),
+        (&["--b", "x \"y"], "a quote that is opened is closed"),
+        (&["--b-env", "X"], "NAME=VALUE"),
+        (&["--b-libs", "/nonexistent"], "a folder of shared libraries"),
+        (&["--b-program", "/nonexistent"], "no such program"),
+        (&["--b", "notatoken /nonexistent.gguf", "--b-libs", "scripts"], "did not load the libraries"),
+    ] {
+        let done = ab(flags, &words);
+        let text = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(2), "{flags:?}: {text}");
+        assert!(text.contains(said), "{flags:?}: {text}");
+        for folder in text.lines().filter_map(|line| line.strip_prefix("recordings: ")) {
+            std::fs::remove_dir_all(folder).unwrap();
+        }
+    }
+}

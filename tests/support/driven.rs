@@ -1,0 +1,49 @@
+//! A real llama.cpp to record: shared libraries of a release, and `scripts/record/driver.c` that evaluates tokens with them.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Folder of the shared libraries of a llama.cpp release.
+pub const LIBRARIES: &str = "PARITY_TEST_LLAMA";
+/// The same of an older release.
+pub const OLDER: &str = "PARITY_TEST_LLAMA_OLDER";
+
+/// Tokens of `def read_lines(path):` and of what the shipped model says after it: prompt and answer.
+pub const PROMPT: [&str; 5] = ["312", "863", "2039", "1444", "1518"];
+pub const ANSWER: [&str; 4] = ["285", "314", "511", "435"];
+
+/// The libraries that an environment variable names; `None` (said) without it, or without a C compiler.
+pub fn libraries(variable: &str) -> Option<PathBuf> {
+    let folder = env::var_os(variable).map(PathBuf::from).filter(|folder| folder.is_dir());
+    if folder.is_none() {
+        eprintln!("SKIP: {variable} names no folder of a llama.cpp's shared libraries (.ci/run has one)");
+    }
+    folder.filter(|_| driver().is_some())
+}
+
+/// The driver, built once for all tests of a process.
+pub fn driver() -> Option<&'static Path> {
+    static BUILT: OnceLock<Option<(tempfile::TempDir, PathBuf)>> = OnceLock::new();
+    let build = || {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("driver");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/record/driver.c");
+        let mut command = Command::new(env::var("CC").unwrap_or_else(|_| "cc".to_owned()));
+        command.args(["-O1", "-o"]).arg(&path).arg(source).arg("-ldl");
+        let Ok(output) = command.output() else {
+            assert!(env::var_os("PARITY_REQUIRE_CXX").is_none_or(|v| v != "1"), "no C compiler");
+            eprintln!("SKIP: no C compiler");
+            return None;
+        };
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Some((dir, path))
+    };
+    BUILT.get_or_init(build).as_ref().map(|(_, path)| path.as_path())
+}
+
+/// The shipped model in a quantisation.
+pub fn model(quant: &str) -> String {
+    format!("reference-dumps/models/qwen2-tiny-py-{quant}.gguf")
+}
