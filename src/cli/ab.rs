@@ -10,18 +10,20 @@ use super::Outcome;
 use super::output::OutputArgs;
 use super::shared::{self, AuditArgs, SelectArgs, ToleranceArgs};
 use crate::error::{Error, Result};
+use crate::jobs::ab::observation::observation;
 use crate::jobs::ab::repeat::repeat;
 use crate::jobs::ab::{Options, Recording, Side, ab, room};
 use crate::jobs::diff;
+use crate::record::{Filter, Observe};
 use crate::report::files::Folder;
 use crate::report::{Report, Verdict};
 use crate::text::tell;
 
 const EXAMPLES: &str = "\
 Examples:
-  parity ab --a \"-fa off\" --b \"-fa on\" -- llama-completion -m model.gguf -p \"Hello\" -n 8 --temp 0 -no-cnv
-  parity ab --b-libs new/lib -- llama-completion -m model.gguf -p \"Hello\" -n 8 --temp 0 -no-cnv
-  parity ab --repeat 5 -- llama-completion -m model.gguf -p \"Hello\" -n 8 --temp 0 -no-cnv";
+  parity ab --a \"-fa off\" --b \"-fa on\" -- llama-completion -m M -p P -n 8
+  parity ab --b-libs new/lib -- llama-completion -m M -p P -n 8
+  parity ab --repeat 5 -- llama-completion -m M -p P -n 8";
 
 /// What `git bisect run` takes for a build that cannot be judged.
 const CANNOT_BE_TESTED: u8 = 125;
@@ -33,7 +35,13 @@ pub struct Args {
     /// Flags of side A, as a shell would split them
     ///
     /// They stand where {} is in the command, or at its end.
-    #[arg(long, value_name = "FLAGS", allow_hyphen_values = true, default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "FLAGS",
+        allow_hyphen_values = true,
+        default_value = "",
+        hide_default_value = true
+    )]
     a: String,
     /// Flags of side B; may be repeated
     ///
@@ -61,14 +69,20 @@ pub struct Args {
     /// Run side A N times, and find the first node whose bits differ
     #[arg(long, value_name = "N", conflicts_with_all = ["b", "b_env", "b_program", "b_libs"])]
     repeat: Option<usize>,
+    /// Find out whether looking at nodes changes the logits of side A
+    #[arg(long, conflicts_with_all = ["b", "b_env", "b_program", "b_libs", "repeat"])]
+    observation: bool,
     /// Keep the recordings: DIR/a, DIR/b, DIR/b2
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Let -o replace recordings
     #[arg(long, requires = "output")]
     force: bool,
+    /// How closely to look: none, outputs or nodes (docs/ab.md)
+    #[arg(long, value_name = "LEVEL", default_value_t, hide_short_help = true)]
+    observe: Observe,
     /// Only the logits that the programs ask for
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     own_rows: bool,
     /// Ask for equal bits
     #[arg(long)]
@@ -121,9 +135,12 @@ fn answer(args: &Args) -> Result<Verdict> {
     let sides = args.sides()?;
     let temporary = match &args.output {
         Some(_) => None,
-        None => Some(tempfile::Builder::new().prefix("parity-ab-").tempdir().map_err(|e| {
-            Error::file(&std::env::temp_dir(), format!("cannot be written to: {e}"))
-        })?),
+        None => Some(
+            tempfile::Builder::new()
+                .prefix("parity-ab-")
+                .tempdir()
+                .map_err(|e| Error::file(&std::env::temp_dir(), format!("cannot be written to: {e}")))?,
+        ),
     };
     let dir = match (&args.output, &temporary) {
         (Some(dir), _) => dir.as_path(),
@@ -141,15 +158,23 @@ fn answer(args: &Args) -> Result<Verdict> {
 
 fn judged(args: &Args, sides: &[Side], dir: &Path, folder: Option<Folder>) -> Result<Verdict> {
     let say = |text: &str| tell(text);
-    let recording = Recording { dir, all_rows: !args.own_rows, say: &say };
+    let (observe, no_text) = (args.observe, args.output_args.no_text());
+    let (filter, all_rows) = (Filter::default(), !args.own_rows);
+    let recording = Recording { dir, filter, all_rows, observe, no_text, say: &say };
     let judged = diff::Options {
         selection: args.select.selection()?,
         tolerances: args.tolerance.tolerances()?,
         allow_missing: args.select.allow_missing,
         pictures: folder.is_some(),
         bitwise: args.bitwise,
+        no_text: args.output_args.no_text(),
         audit: args.audit.rows(),
     };
+    if let (true, [side, ..]) = (args.observation, sides) {
+        let found = observation(side, &recording, &judged)?;
+        args.output_args.show(&found, |_| found.render())?;
+        return Ok(found.verdict());
+    }
     if let (Some(runs), [side, ..]) = (args.repeat, sides) {
         let found = repeat(side, runs, &recording, &judged)?;
         args.output_args.show(&found, |_| found.render())?;
@@ -158,8 +183,7 @@ fn judged(args: &Args, sides: &[Side], dir: &Path, folder: Option<Folder>) -> Re
     let pairs = ab(&Options { sides, recording: &recording, judged: &judged })?;
     let worst = [Verdict::Divergence, Verdict::Undecided];
     let verdict = worst.into_iter().find(|verdict| pairs.iter().any(|pair| pair.report.verdict == *verdict));
-    let mut reports: Vec<(String, Report)> =
-        pairs.into_iter().map(|pair| (pair.name, pair.report)).collect();
+    let mut reports: Vec<(String, Report)> = pairs.into_iter().map(|pair| (pair.name, pair.report)).collect();
     match reports.pop() {
         Some((_, report)) if reports.is_empty() => drop(args.output_args.deliver(folder, report)?),
         last => {
@@ -175,7 +199,7 @@ impl Args {
     /// The runs that were asked for: A first.
     fn sides(&self) -> Result<Vec<Side>> {
         let a = self.side("a", &self.a, &self.a_env, self.a_program.as_deref(), self.a_libs.as_deref())?;
-        if self.repeat.is_some() {
+        if self.repeat.is_some() || self.observation {
             return Ok(vec![a]);
         }
         let n = [self.b.len(), self.b_program.len(), self.b_libs.len(), 1].into_iter().max().unwrap_or(1);

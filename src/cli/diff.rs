@@ -79,6 +79,7 @@ pub fn main(args: &Args) -> Outcome {
         allow_missing: args.select.allow_missing,
         pictures: folder.is_some(),
         bitwise: args.bitwise,
+        no_text: args.output.no_text(),
         audit: args.audit.rows(),
     };
     args.output.deliver(folder, diff(&mut candidate, &mut reference, file.as_ref(), &options)?)

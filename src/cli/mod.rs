@@ -27,6 +27,7 @@ mod record;
 mod record_builtin;
 mod run;
 mod shared;
+mod testcase;
 mod threads;
 
 /// Finds the first tensor where an LLM inference engine leaves llama.cpp, says whether that is rounding or a bug, and
@@ -73,6 +74,8 @@ enum Command {
     Map(map::Args),
     /// Explain a checkpoint of a report: what it computes, what was found, where to look.
     Explain(explain::Args),
+    /// Make of a wrong node a test that upstream can run, and a file to replay.
+    Testcase(testcase::Args),
     /// Show what is here (GPU, llama.cpp, models), and what to install.
     Doctor(doctor::Args),
     /// Print completions for a shell.
@@ -114,6 +117,7 @@ pub fn main() -> ExitCode {
         Command::Inspect(args) => inspect::main(&args),
         Command::Map(args) => map::main(&args),
         Command::Explain(args) => explain::main(&args),
+        Command::Testcase(args) => testcase::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::man(&args),

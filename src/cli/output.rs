@@ -27,6 +27,9 @@ pub struct OutputArgs {
     /// report.html for people, report.json, report.csv, junit.xml and summary.md (docs/report.md).
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
+    /// Leave the prompt and tokens' text out of reports and dumps
+    #[arg(long, hide_short_help = true)]
+    no_text: bool,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
@@ -41,6 +44,11 @@ enum ReportFormat {
 }
 
 impl OutputArgs {
+    /// Whether texts are left out.
+    pub fn no_text(&self) -> bool {
+        self.no_text
+    }
+
     /// The folder for reports, tried before the work begins.
     pub fn folder(&self) -> Result<Option<Folder>> {
         self.report.as_deref().map(Folder::create).transpose()
@@ -48,7 +56,7 @@ impl OutputArgs {
 
     /// Shows and keeps a report; the exit code is that of its verdict.
     pub fn deliver(&self, folder: Option<Folder>, report: Report) -> Outcome {
-        let report = finished(report);
+        let report = self.finished(report);
         if let Some(folder) = &folder {
             keep(folder, &report)?;
         }
@@ -70,13 +78,16 @@ impl OutputArgs {
         whole: impl FnOnce(Vec<Report>) -> T,
     ) -> Result<()> {
         let reports: Vec<(String, Report)> =
-            reports.into_iter().map(|(name, report)| (name, finished(report))).collect();
+            reports.into_iter().map(|(name, report)| (name, self.finished(report))).collect();
         for (name, report) in reports.iter().filter(|_| folder.is_some()) {
-            let below = folder.as_ref().map(|folder| Folder::create(&folder.path().join(name))).transpose()?;
+            let below =
+                folder.as_ref().map(|folder| Folder::create(&folder.path().join(name))).transpose()?;
             below.iter().try_for_each(|below| keep(below, report))?;
         }
         let text = match self.format {
-            ReportFormat::Json => json::render(&whole(reports.into_iter().map(|(_, report)| report).collect()))?,
+            ReportFormat::Json => {
+                json::render(&whole(reports.into_iter().map(|(_, report)| report).collect()))?
+            }
             ReportFormat::Markdown => {
                 reports.iter().map(|(_, report)| markdown::render(report)).collect::<Vec<_>>().join("\n")
             }
@@ -93,17 +104,14 @@ fn line(name: &str, report: &Report) -> String {
     format!("{name:<4} {answer}: {}{sentences}\n", words::because(report))
 }
 
-/// A report with what is known of it at its end.
-fn finished(mut report: Report) -> Report {
-    report.created = Some(timestamp());
-    report.command = Some(command_line(&[]));
-    if let Some(first) = &mut report.first_divergence {
-        first.reproduce = Some(reproduce(first.checkpoint));
+/// Leaves out what tells the text: of tokens, and the commands that had it in them.
+fn without_text(report: &mut Report) {
+    report.tokens.iter_mut().flat_map(|tokens| &mut tokens.top).for_each(|token| token.text = None);
+    let sides = [Some(&mut report.candidate), report.reference.as_mut()];
+    for side in sides.into_iter().flatten() {
+        side.provenance.remove("command");
     }
-    if github::is_active() {
-        tell(github::render(&report, "parity").trim_end());
-    }
-    report
+    report.next.clear();
 }
 
 /// Writes a report into a folder, and says where.
@@ -114,6 +122,22 @@ fn keep(folder: &Folder, report: &Report) -> Result<()> {
 }
 
 impl OutputArgs {
+    /// A report with what is known of it at its end.
+    fn finished(&self, mut report: Report) -> Report {
+        report.created = Some(timestamp());
+        report.command = Some(command_line(&[])).filter(|_| !self.no_text);
+        if let Some(first) = &mut report.first_divergence {
+            first.reproduce = Some(reproduce(first.checkpoint)).filter(|_| !self.no_text);
+        }
+        if self.no_text {
+            without_text(&mut report);
+        }
+        if github::is_active() {
+            tell(github::render(&report, "parity").trim_end());
+        }
+        report
+    }
+
     /// Shows what is no report of a comparison: as `text`, or as it is for programs.
     pub fn show(&self, value: &impl Serialize, text: impl FnOnce(&Terminal) -> String) -> Result<()> {
         print(&match self.format {

@@ -64,6 +64,10 @@ pub struct Args {
     #[arg(long)]
     verify: bool,
 
+    /// Leave the prompt's text out of the dump
+    #[arg(long, requires = "command")]
+    no_text: bool,
+
     /// How closely to look: none, outputs or nodes
     ///
     /// nodes: one by one, with a callback, which makes llama.cpp wait behind each. outputs: the graph runs whole, with
@@ -153,6 +157,7 @@ fn record_program(args: &Args, filter: Filter) -> Result<Summary> {
         graphs: args.graphs.clone(),
         inject: args.inject.as_deref().map(super::shared::mistake).transpose()?,
         observe: args.observe,
+        no_text: args.no_text,
         hashed: args.hash,
         command: args.command.clone(),
         ..Options::default()

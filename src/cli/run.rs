@@ -142,7 +142,7 @@ pub fn main(args: &Args) -> Outcome {
     let file = shared::model_file(path.as_deref())?;
     let (prompt, tokens) = args.prompt.read(file.gguf())?;
     let options = RunOptions {
-        prompt,
+        prompt: prompt.filter(|_| !args.output.no_text()),
         tokens,
         n_predict: args.n_predict,
         reference: args.reference.clone(),
@@ -156,6 +156,7 @@ pub fn main(args: &Args) -> Outcome {
         allow_missing: args.select.allow_missing,
         pictures: folder.is_some(),
         isolated: args.isolate,
+        no_text: args.output.no_text(),
         audit: args.audit.rows(),
         inject: args.inject.iter().map(|text| shared::mistake(text)).collect::<Result<_>>()?,
     };

@@ -20,7 +20,11 @@ pub struct Differing {
 impl Differing {
     /// As a report has it.
     pub fn bits(&self) -> Bits {
-        Bits { equal: self.rows.is_empty(), first_row: self.rows.first().copied(), elements: Some(self.elements) }
+        Bits {
+            equal: self.rows.is_empty(),
+            first_row: self.rows.first().copied(),
+            elements: Some(self.elements),
+        }
     }
 }
 
@@ -34,11 +38,8 @@ pub fn differing(
     let (mut a, mut b) = (Vec::new(), Vec::new());
     let mut found = Differing::default();
     for position in candidate.positions(checkpoint).into_iter().filter(|position| *position < common) {
-        let rows = candidate.row(checkpoint, position, &mut a).zip(reference.row(
-            checkpoint,
-            position,
-            &mut b,
-        ));
+        let rows =
+            candidate.row(checkpoint, position, &mut a).zip(reference.row(checkpoint, position, &mut b));
         let Some((a, b)) = rows else { continue };
         found.compared += 1;
         let apart = a.iter().zip(b).filter(|(a, b)| a.to_bits() != b.to_bits()).count();

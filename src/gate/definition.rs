@@ -184,7 +184,9 @@ impl Definition {
         };
         let identical = matches!(self.expect, Some(Expected::Identical));
         if identical && (self.dump.is_none() || self.reference.is_none()) {
-            return Err("expect = \"identical\" compares two recordings: it needs `dump` and `reference`".to_owned());
+            return Err(
+                "expect = \"identical\" compares two recordings: it needs `dump` and `reference`".to_owned()
+            );
         }
         let expect = Expect { verdict, identical, at: self.at, fault: self.fault.clone() };
         if verdict == Verdict::Parity

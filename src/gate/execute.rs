@@ -114,7 +114,8 @@ fn judge_dump(case: &Case, path: &Path, file: &ModelFile, pictures: bool) -> Res
     };
     let tolerances = case.tolerances.clone();
     let (bitwise, audit) = (case.expect.identical, Some(rows));
-    let how = diff::Options { selection, tolerances, allow_missing, pictures, bitwise, audit };
+    let how =
+        diff::Options { selection, tolerances, allow_missing, pictures, bitwise, no_text: false, audit };
     diff::diff(&mut dump, &mut foreign::open(reference, &of_model)?, Some(file), &how)
 }
 

@@ -26,7 +26,10 @@ pub fn execution_order(dump: &Dump) -> Result<Vec<Checkpoint>> {
 }
 
 /// The first of some checkpoints, in order, whose bits differ: in the first step in which any does.
-pub fn first_of<'a>(all: &'a [(Checkpoint, Differing)], reference: &Dump) -> Option<(Checkpoint, &'a Differing)> {
+pub fn first_of<'a>(
+    all: &'a [(Checkpoint, Differing)],
+    reference: &Dump,
+) -> Option<(Checkpoint, &'a Differing)> {
     let steps = &reference.manifest().steps;
     let step = |position: u32| steps.iter().position(|step| step.positions.contains(&position));
     let differing = all.iter().filter_map(|(id, found)| Some((*id, found, step(*found.rows.first()?))));
@@ -124,14 +127,20 @@ fn moved_by(candidate: &Dump, reference: &Dump, id: Checkpoint, row: u32) -> Res
             causes.push("the choice of experts".to_owned());
         }
         if a.op != b.op || a.params != b.params {
-            causes.push(format!("the kernel: {} in the candidate, {} in the reference", a.op.name(), b.op.name()));
+            causes.push(format!(
+                "the kernel: {} in the candidate, {} in the reference",
+                a.op.name(),
+                b.op.name()
+            ));
         }
         if a.backend != b.backend {
-            let name = |tensor: &Tensor| tensor.backend.clone().unwrap_or_else(|| "an unknown device".to_owned());
+            let name =
+                |tensor: &Tensor| tensor.backend.clone().unwrap_or_else(|| "an unknown device".to_owned());
             causes.push(format!("the device: {} in the candidate, {} in the reference", name(a), name(b)));
         }
         for ((name, a), (_, b)) in ours.sources().iter().zip(&theirs.sources()).filter(|(a, b)| a.1 != b.1) {
-            let what = if name.starts_with("cache_") { "the type of the cache" } else { "the type of a source" };
+            let what =
+                if name.starts_with("cache_") { "the type of the cache" } else { "the type of a source" };
             causes.push(format!("{what}: {name} is {a} in the candidate, {b} in the reference"));
         }
     }

@@ -44,6 +44,8 @@ pub struct Options {
     pub pictures: bool,
     /// Whether equal bits are asked for.
     pub bitwise: bool,
+    /// Whether tokens' text is left out.
+    pub no_text: bool,
     /// Token rows that both sides are audited at; no audit where absent.
     pub audit: Option<AuditRows>,
 }
@@ -127,7 +129,7 @@ pub fn by_numbers(sides: &Sides<'_>, gguf: Option<&Gguf>, gaps: Vec<Gap>, option
     let wanted = options.selection.among(usual_order(all).into_iter());
     let wanted: Vec<Checkpoint> = wanted.into_iter().collect();
     let comparisons = compare::dumps(candidate, reference, &wanted, &options.tolerances);
-    let mut notes = notes(candidate, reference, gguf);
+    let mut notes = notes(candidate, reference, gguf.filter(|_| !options.no_text));
     notes.extend(matrices_of_one(&options.selection, [("candidate", candidate), ("reference", reference)]));
     notes.extend(not_compared(&comparisons, "such were not compared; an audit (-m MODEL) judges them"));
     let mut report = numbers::assemble(Parts {
@@ -241,7 +243,7 @@ pub fn judged(
     let mut report = assemble(found, &reads, &tried, *allow_missing, counted);
     let asked: Vec<Checkpoint> = all.iter().copied().filter(|id| wants(*id)).collect();
     tell(&mut report, sides, [&ours_side, &theirs_side], (&all, &asked), selection);
-    report.notes.extend(notes(candidate, reference, Some(by.gguf)));
+    report.notes.extend(notes(candidate, reference, Some(by.gguf).filter(|_| !options.no_text)));
     report.notes.extend(not_compared(&comparisons, "such were judged by themselves"));
     report.details = pictures(sides, &asked, options);
     weigh_claims(&mut report, sides, by, [own.as_ref().ok(), other.as_ref().ok()]);

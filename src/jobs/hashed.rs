@@ -14,9 +14,7 @@ use crate::compare::common_positions;
 use crate::dump::Graphs;
 use crate::error::{Error, Result};
 use crate::report::words::{count, number};
-use crate::report::{
-    Bits, CheckpointVerdict, Coverage, Entry, FirstDivergence, Local, Report, Verdict,
-};
+use crate::report::{Bits, CheckpointVerdict, Coverage, Entry, FirstDivergence, Local, Report, Verdict};
 use crate::verdict::{self, Gap, refuse_gaps};
 
 /// The rows of a checkpoint, by position, with the step that computed each.

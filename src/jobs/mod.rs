@@ -16,6 +16,7 @@ mod limits;
 pub mod logprobs;
 pub mod map;
 pub mod run;
+pub mod testcase;
 
 use indexmap::IndexSet;
 

@@ -54,7 +54,7 @@ pub fn finish(options: &Options, program: &Program, report: &Report, status: Exi
         dir: &options.dir,
         filter: &options.filter,
         model: report.models.first().map(PathBuf::as_path),
-        prompt: prompt(&options.command),
+        prompt: prompt(&options.command).filter(|_| !options.no_text),
         provenance: provenance(options, status).into_iter().chain(injected(options, report)).collect(),
         incomplete: report.stopped.clone().or_else(|| status.code().is_none().then(|| ended(status))),
         sequences: report.sequences,
@@ -152,6 +152,18 @@ pub fn model_info(path: &Path) -> ModelInfo {
     Gguf::open(path).map_or_else(|_| unread(), |gguf| info(&gguf))
 }
 
+/// A command without the text of its prompt.
+fn without_prompt(command: &[OsString]) -> Vec<OsString> {
+    let is_flag = |word: &OsString| word == "-p" || word == "--prompt";
+    let is_text = |at: usize| at > 0 && is_flag(&command[at - 1]);
+    let with = |(at, word): (usize, &OsString)| match word.to_string_lossy().starts_with("--prompt=") {
+        true => OsString::from("--prompt=…"),
+        false if is_text(at) => OsString::from("…"),
+        false => word.clone(),
+    };
+    command.iter().enumerate().map(with).collect()
+}
+
 /// The text after `-p` or `--prompt`.
 fn prompt(command: &[OsString]) -> Option<String> {
     let flag = command.iter().position(|word| word == "-p" || word == "--prompt")?;
@@ -166,8 +178,8 @@ fn injected(options: &Options, report: &Report) -> Option<(String, String)> {
 
 /// The command without folders, and how it ended.
 fn provenance(options: &Options, status: ExitStatus) -> [(String, String); 3] {
-    let words: Vec<String> = options
-        .command
+    let command = if options.no_text { without_prompt(&options.command) } else { options.command.clone() };
+    let words: Vec<String> = command
         .iter()
         .map(|word| {
             if Path::new(word).is_file() {

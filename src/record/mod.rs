@@ -62,6 +62,8 @@ pub struct Options {
     pub forced: Option<Forced>,
     /// Variables that the program gets beside those of this process.
     pub environment: Vec<(OsString, OsString)>,
+    /// Whether the prompt's text is left out.
+    pub no_text: bool,
     /// Where the program's own output goes.
     pub output: Output,
     /// The program and its arguments.

@@ -68,12 +68,7 @@ impl Session {
     ///
     /// # Errors
     /// A folder of the system's that cannot be written to.
-    pub fn command(
-        &self,
-        command: &[OsString],
-        options: &Options,
-        hashes: Option<&Path>,
-    ) -> Result<Command> {
+    pub fn command(&self, command: &[OsString], options: &Options, hashes: Option<&Path>) -> Result<Command> {
         let mut tapped = self.bare(command, options);
         tapped.env("PARITY_TAP_DIR", absolute(&options.dir));
         tapped.env("PARITY_TAP_FILTER", options.filter.to_string());
@@ -83,7 +78,8 @@ impl Session {
         tapped.env("PARITY_TAP_HASHED", if options.hashed { "1" } else { "0" });
         if let Some(forced) = &options.forced {
             let file = self.folder().join("forced");
-            fs::write(&file, forced.to_string()).map_err(|e| Error::file(&file, format!("cannot be written: {e}")))?;
+            fs::write(&file, forced.to_string())
+                .map_err(|e| Error::file(&file, format!("cannot be written: {e}")))?;
             tapped.env("PARITY_TAP_FORCED", file);
         }
         if let Some(inject) = &options.inject {

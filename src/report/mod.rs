@@ -7,8 +7,8 @@ pub mod csv;
 pub mod detail;
 pub mod diff;
 mod entry;
-pub mod finding;
 pub mod files;
+pub mod finding;
 pub mod github;
 pub mod html;
 pub mod json;
@@ -19,7 +19,9 @@ pub mod table;
 mod tokens;
 pub mod words;
 
-pub use entry::{Bits, DifferenceParts, Entry, Local, LocalError, Nonfinite, Numbers, ToleranceNeeded, Worst};
+pub use entry::{
+    Bits, DifferenceParts, Entry, Local, LocalError, Nonfinite, Numbers, ToleranceNeeded, Worst,
+};
 pub use finding::Finding;
 pub use tokens::{Flip, TokenReport, TopToken};
 

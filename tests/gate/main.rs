@@ -1,5 +1,6 @@
 //! Suites: how they are read, run, sharded, compared and told.
 
+mod bits;
 mod cli;
 mod gate;
 mod graphs;

@@ -138,7 +138,8 @@ fn another_number_of_the_model_is_found_with_its_key() {
     let dir = tempfile::tempdir().unwrap();
     let other = dir.path().join("other.gguf");
     let bytes = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(&model)).unwrap();
-    std::fs::write(&other, crate::support::graphs::with_f32(bytes, "qwen2.rope.freq_base", 10_000.0)).unwrap();
+    std::fs::write(&other, crate::support::graphs::with_f32(bytes, "qwen2.rope.freq_base", 10_000.0))
+        .unwrap();
     let tokens = [&["5"], &PROMPT[..], &ANSWER].concat();
     let words = [&[libraries, "{}"], &tokens[..]].concat();
     let (code, report, said) = json(&["--a", &model, "--b", other.to_str().unwrap()], &words);
@@ -156,6 +157,17 @@ fn another_number_of_the_model_is_found_with_its_key() {
 }
 
 #[test]
+fn weights_of_two_types_are_a_difference_of_arithmetic() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let tokens = [&["5"], &PROMPT[..], &ANSWER].concat();
+    let words = [&[libraries.to_str().unwrap(), "{}"], &tokens[..]].concat();
+    let (code, report, said) = json(&["--a", &model("F16"), "--b", &model("Q8_0")], &words);
+    assert_eq!(code, 0, "{said}{report:#}");
+    assert!(report["reason"].as_str().unwrap().contains("what its own file says"), "{report:#}");
+    assert!(answer(&report).contains("both sides are healthy"), "{report:#}");
+}
+
+#[test]
 fn a_matrix_has_a_line_for_each_side_and_the_worst_exit_code() {
     let Some(libraries) = libraries(LIBRARIES) else { return };
     let (libraries, model) = (libraries.to_str().unwrap(), model("F16"));
@@ -168,7 +180,9 @@ fn a_matrix_has_a_line_for_each_side_and_the_worst_exit_code() {
     assert_eq!(table.status.code(), Some(125));
     let lines = String::from_utf8(table.stdout).unwrap();
     assert!(lines.starts_with("b    UNDECIDED") && lines.contains("\nb2   UNDECIDED"), "{lines}");
-    for folder in String::from_utf8_lossy(&table.stderr).lines().filter_map(|l| l.strip_prefix("recordings: ")) {
+    for folder in
+        String::from_utf8_lossy(&table.stderr).lines().filter_map(|l| l.strip_prefix("recordings: "))
+    {
         std::fs::remove_dir_all(folder).unwrap();
     }
 }
@@ -195,6 +209,53 @@ fn the_same_run_again_is_equal_in_every_bit() {
     assert_eq!((&report["first"], &report["nodes"]), (&Value::Null, &Value::Array(vec![])));
     let done = ab(&["--repeat", "1"], &words);
     assert_eq!(done.status.code(), Some(2));
+}
+
+#[test]
+fn the_side_that_is_wrong_is_named_whichever_it_is() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (libraries, model) = (libraries.to_str().unwrap(), model("Q4_K_M"));
+    let words = [&words(libraries, &model)[..], &ANSWER].concat();
+    for (wrong, other, verdict) in [("b", "A", "origin"), ("a", "B", "reference")] {
+        let (code, report, said) = json(&[&format!("--{wrong}-env"), "DRIVER_NOISE=ffn_norm-1"], &words);
+        assert_eq!(code, 1, "{said}{report:#}");
+        let first = &report["first_divergence"];
+        // What reads the node has another value than was recorded of it.
+        assert!(
+            ["blk.1.ffn_gate", "blk.1.ffn_up"].contains(&first["checkpoint"].as_str().unwrap()),
+            "{first:#}"
+        );
+        assert_eq!(first["verdict"], verdict, "{first:#}");
+        let told = answer(&report);
+        assert!(
+            told.contains(&format!("{} leaves exact arithmetic first at", wrong.to_uppercase())),
+            "{told}"
+        );
+        assert!(told.contains(&format!("{other} is healthy in all")), "{told}");
+        for folder in said.lines().filter_map(|line| line.strip_prefix("recordings: ")) {
+            std::fs::remove_dir_all(folder).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_differs_from_run_to_run_is_found() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (libraries, model) = (libraries.to_str().unwrap(), model("Q4_K_M"));
+    let words = [&words(libraries, &model)[..], &ANSWER].concat();
+    let (code, report, said) = json(&["--repeat", "4", "--a-env", "DRIVER_NOISE=ffn_norm-1"], &words);
+    assert_eq!(code, 1, "{said}{report:#}");
+    let first = report["first"].as_str().unwrap();
+    assert!(["blk.1.ffn_gate", "blk.1.ffn_up"].contains(&first), "{report:#}");
+    let node = &report["nodes"][0];
+    assert_eq!((&node["id"], &node["differs_in"]), (&report["first"], &3.into()), "{report:#}");
+    // The first element is the first row's: of the prompt, and of each decode step.
+    assert_eq!(node["rows"], serde_json::json!([0, 5, 6, 7, 8]), "{report:#}");
+    assert!(node["rel_l2"].as_f64().unwrap() > 1e-3, "{report:#}");
+    assert!(answer(&report).contains("rounding does not explain it"), "{report:#}");
+    for folder in said.lines().filter_map(|line| line.strip_prefix("recordings: ")) {
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }
 
 #[test]

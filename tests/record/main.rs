@@ -3,6 +3,7 @@
 mod ab;
 mod builtin;
 mod engines;
+mod levels;
 mod preload;
 #[path = "../support/lib.rs"]
 mod support;

@@ -94,7 +94,9 @@ fn flags(command: &str) -> Option<BTreeSet<String>> {
 }
 
 /// Commands whose help ends with examples.
-const WITH_EXAMPLES: [&str; 11] = [
+const WITH_EXAMPLES: [&str; 13] = [
+    "ab",
+    "testcase",
     "run",
     "record",
     "diff",

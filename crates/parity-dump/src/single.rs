@@ -45,8 +45,11 @@ pub(crate) fn open(path: &Path) -> Result<Dump, DumpError> {
             .hint("`parity` turns it round; a program of your own permutes the axes before it saves"));
     }
     let file_name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let steps: Vec<Step> =
-        said.steps.into_iter().map(|positions| Step { file: file_name.clone(), positions, hashes: None }).collect();
+    let steps: Vec<Step> = said
+        .steps
+        .into_iter()
+        .map(|positions| Step { file: file_name.clone(), positions, hashes: None })
+        .collect();
     let producer = Producer {
         numerics: said.numerics.or(said.producer.numerics),
         name: if said.producer.name.is_empty() { file_name } else { said.producer.name },

@@ -1,6 +1,6 @@
 //! A live `ggml_cgraph` as plain data.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString};
 
 use parity_graph::graph::{contiguous, element_size, without_copy_marks};
@@ -81,6 +81,20 @@ impl Reader<'_> {
                 backend: None,
             }
         }
+    }
+
+    /// The numbers that the library's own enumeration gives the ops of some tensors, by ggml's description: they move from
+    /// release to release.
+    ///
+    /// # Safety
+    /// Live tensors of the library.
+    pub unsafe fn op_numbers(&self, tensors: &[RawTensor]) -> BTreeMap<String, i32> {
+        let of = |&raw: &RawTensor| {
+            // SAFETY: the layout was measured on this library, and ggml's strings live with it.
+            let (name, number) = unsafe { (text((self.api.op_desc)(raw)), self.field(raw, self.layout.op)) };
+            Some((name?.into_owned(), number))
+        };
+        tensors.iter().filter_map(of).collect()
     }
 
     /// Describes a graph that `sched` is about to compute.

@@ -101,7 +101,8 @@ mod tests {
 
     #[test]
     fn rows_are_hashed_whatever_pieces_they_come_in() {
-        let bytes: Vec<u8> = [3f32, 4.0, 0.0, -0.0, f32::NAN, 1.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+        let bytes: Vec<u8> =
+            [3f32, 4.0, 0.0, -0.0, f32::NAN, 1.0].iter().flat_map(|v| v.to_le_bytes()).collect();
         let lines = |pieces: usize| {
             let mut hashes = StepHashes::default();
             hashes.begin("logits".parse().unwrap(), Element::F32, &[3, 2], &[7, 8, 9]);

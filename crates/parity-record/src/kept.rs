@@ -130,7 +130,7 @@ mod tests {
             params: parity_graph::Params([0; 16]),
             dtype: "f32".to_owned(),
             ne,
-            nb: parity_graph::contiguous("f32", ne),
+            nb: parity_graph::graph::contiguous("f32", ne),
             srcs,
             view,
             computed: true,

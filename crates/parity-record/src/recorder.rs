@@ -136,7 +136,7 @@ impl Recorder {
         let plan =
             unsafe { PassPlan::new(reader, &described, &mapping, &self.options.filter, tokens, positions) };
         // SAFETY: as above.
-        if let Err(reason) = unsafe { self.open(reader, sched, &plan, &mapping) } {
+        if let Err(reason) = unsafe { self.open(reader, sched, &plan, &mapping, &described) } {
             self.stop(&reason);
             return false;
         }
@@ -186,7 +186,8 @@ impl Recorder {
         if self.options.observe == Observe::Nodes || self.options.inject.is_some() {
             return false;
         }
-        let nodes = || (0..described.graph.nodes).filter(|&id| plan.wanted.contains_key(&described.address[id]));
+        let nodes =
+            || (0..described.graph.nodes).filter(|&id| plan.wanted.contains_key(&described.address[id]));
         let Some(memory) = kept::memory(&described.graph, nodes()) else {
             self.cannot_keep("a node is written over by a later one, so that it can only be read in between");
             return false;
@@ -390,7 +391,12 @@ impl Recorder {
     ///
     /// # Safety
     /// `leaf` holds the ids of the tokens of a pass that is about to be computed.
-    unsafe fn force(&self, reader: Reader<'_>, leaf: RawTensor, (tokens, positions): &mut (Vec<u32>, Vec<u32>)) {
+    unsafe fn force(
+        &self,
+        reader: Reader<'_>,
+        leaf: RawTensor,
+        (tokens, positions): &mut (Vec<u32>, Vec<u32>),
+    ) {
         let Some(forced) = &self.options.forced else { return };
         // SAFETY: by the caller's promise.
         if let Some(own) = unsafe { forced.put(reader.api, leaf, tokens, positions) } {
@@ -445,6 +451,7 @@ impl Recorder {
         sched: RawSched,
         plan: &PassPlan,
         mapping: &Mapping,
+        described: &Described,
     ) -> Result<(), String> {
         if let (Some(path), None) = (&self.options.hashes, &self.hashes) {
             self.hashes = Some(Hashes::create(path).map_err(|e| format!("{}: {e}", path.display()))?);
@@ -455,7 +462,13 @@ impl Recorder {
         let producer: Producer = producer::describe(&backends, &mapping.known, self.options.version.clone());
         let mut writer = Writer::create(dir, producer, ModelInfo::default()).map_err(|e| e.to_string())?;
         writer.manifest_mut().observed = Some(self.options.observe.to_string());
-        self.store = Some(Store::new(writer, self.options.hashed).map_err(|e| format!("no thread to write with: {e}"))?);
+        // SAFETY: as above.
+        let numbers = unsafe { reader.op_numbers(&described.address[..described.graph.nodes]) };
+        let numbers: Vec<String> = numbers.iter().map(|(op, number)| format!("{op}={number}")).collect();
+        writer.manifest_mut().provenance.insert("ggml ops".to_owned(), numbers.join(" "));
+        self.store = Some(
+            Store::new(writer, self.options.hashed).map_err(|e| format!("no thread to write with: {e}"))?,
+        );
         self.host.status("recording", &dir.display().to_string());
         Ok(())
     }

@@ -202,12 +202,7 @@ impl Drop for Store {
 }
 
 /// The writing thread.
-fn work(
-    mut out: Out,
-    todo: &Receiver<Job>,
-    give_back: &Sender<Vec<u8>>,
-    failure: &OnceLock<DumpError>,
-) {
+fn work(mut out: Out, todo: &Receiver<Job>, give_back: &Sender<Vec<u8>>, failure: &OnceLock<DumpError>) {
     let mut open = false;
     while let Ok(job) = todo.recv() {
         match job {

@@ -36,16 +36,22 @@ pub struct Sides<'a> {
 }
 
 /// The prompts became other tokens behind `common` of them: that is the finding, whatever the values are.
-pub fn of_other_prompts(report: &mut Report, sides: &Sides<'_>, common: u32) {
+pub fn of_other_prompts(report: &mut Report, sides: &Sides<'_>, common: u32, no_text: bool) {
     let [ours, theirs] = [&sides.b.tokens, &sides.a.tokens];
-    let said = tokens::said(ours, theirs, sides.gguf);
+    let said = match no_text {
+        true => tokens::sentences(tokens::diagnose(ours, theirs, tokens::Vocabulary::default())),
+        false => tokens::said(ours, theirs, sides.gguf),
+    };
     report.verdict = Verdict::Divergence;
     report.first_divergence = None;
     report.reason = Some(format!(
         "the prompts are not the same tokens: the first {common} are{}",
         said.iter().map(|said| format!("; {said}")).collect::<String>()
     ));
-    report.answer.push("A is the reference, B the candidate; rows behind the first token that differs are of other texts".to_owned());
+    report.answer.push(
+        "A is the reference, B the candidate; rows behind the first token that differs are of other texts"
+            .to_owned(),
+    );
 }
 
 /// The answer for runs of one prompt.
@@ -152,7 +158,9 @@ fn both_healthy(report: &Report) -> String {
              {id}, by rel L2 {}",
             number(farthest.rel_l2)
         ),
-        (_, false) => "every node of both sides computes what its own graph says, but the graphs differ".to_owned(),
+        (_, false) => {
+            "every node of both sides computes what its own graph says, but the graphs differ".to_owned()
+        }
         (None, true) => "both sides are healthy, and there was nothing to compare".to_owned(),
     }
 }
@@ -164,11 +172,8 @@ fn computes(sides: &Sides<'_>, a: &[Graph], b: &[Graph]) -> Vec<String> {
         let choices = graphs.first().map_or_else(Vec::new, |graph| {
             Shape::of(graph).choices().split(", ").map(str::to_owned).collect::<Vec<_>>()
         });
-        let version = format!(
-            "{} {}",
-            producer.name,
-            producer.version.as_deref().unwrap_or("of an unknown version")
-        );
+        let version =
+            format!("{} {}", producer.name, producer.version.as_deref().unwrap_or("of an unknown version"));
         let device = format!("on {}", producer.device.as_deref().unwrap_or("an unknown device"));
         [vec![version, device], choices].concat()
     };
@@ -183,7 +188,8 @@ fn computes(sides: &Sides<'_>, a: &[Graph], b: &[Graph]) -> Vec<String> {
         false => told.push(format!("B: {} where A has {}", only(&of_b, &of_a), only(&of_a, &of_b))),
     }
     let ops = |graphs: &[Graph]| -> BTreeSet<String> {
-        let all = graphs.iter().flat_map(|graph| graph.computed().map(|id| graph.get(id).op.name().to_owned()));
+        let all =
+            graphs.iter().flat_map(|graph| graph.computed().map(|id| graph.get(id).op.name().to_owned()));
         all.collect()
     };
     let (ours, theirs) = (ops(b), ops(a));
@@ -196,7 +202,8 @@ fn computes(sides: &Sides<'_>, a: &[Graph], b: &[Graph]) -> Vec<String> {
     if !forms.is_empty() {
         told.push(format!("forms of the same arithmetic: {}", forms.join("; ")));
     }
-    let steps = |dump: &Dump| dump.manifest().steps.iter().map(|step| step.positions.len()).collect::<Vec<_>>();
+    let steps =
+        |dump: &Dump| dump.manifest().steps.iter().map(|step| step.positions.len()).collect::<Vec<_>>();
     let (a, b) = (steps(sides.reference), steps(sides.candidate));
     if a != b {
         told.push(format!("rows of each step: {} in A, {} in B", runs(&a), runs(&b)));
@@ -220,9 +227,13 @@ fn texts(report: &Report, sides: &Sides<'_>) -> Option<String> {
     let answer = sides.a.prompt.saturating_sub(1);
     let (mut a, mut b) = (Vec::new(), Vec::new());
     let mut compared = 0;
-    for position in Recording::positions(sides.candidate, logits).into_iter().filter(|p| (answer..common).contains(p)) {
+    for position in
+        Recording::positions(sides.candidate, logits).into_iter().filter(|p| (answer..common).contains(p))
+    {
         let ours = Recording::row(sides.candidate, logits, position, &mut b);
-        let Some((ours, theirs)) = ours.zip(Recording::row(sides.reference, logits, position, &mut a)) else { continue };
+        let Some((ours, theirs)) = ours.zip(Recording::row(sides.reference, logits, position, &mut a)) else {
+            continue;
+        };
         let Some((own, other)) = argmax(ours).zip(argmax(theirs)) else { continue };
         compared += 1;
         if own == other {
@@ -250,9 +261,8 @@ fn texts(report: &Report, sides: &Sides<'_>) -> Option<String> {
             "the texts part at token {token} of the answer ({other} in A, {own} in B): {what}"
         ));
     }
-    (compared > 0).then(|| {
-        format!("the texts are the same: B's first choice is A's at {}", count(compared, "token"))
-    })
+    (compared > 0)
+        .then(|| format!("the texts are the same: B's first choice is A's at {}", count(compared, "token")))
 }
 
 /// What the programs put in that nobody's logits ask for: a sampler that is not greedy, or another prompt.

@@ -3,8 +3,10 @@
 
 mod answer;
 mod numbers;
+pub mod observation;
 pub mod repeat;
 mod side;
+mod two_files;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -15,6 +17,7 @@ use super::diff::{self, diff};
 use crate::compare::common_positions;
 use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
+use crate::record;
 use crate::report::Report;
 
 pub use side::{Recorded, Recording};
@@ -58,6 +61,10 @@ pub fn ab(options: &Options<'_>) -> Result<Vec<Pair>> {
     let [a, others @ ..] = options.sides else {
         return Err(Error::new("parity ab", "there is no run to compare"));
     };
+    // A program that cannot be recorded is told before minutes of another.
+    for side in options.sides {
+        side.command.first().map(|program| record::can_record(Path::new(program))).transpose()?;
+    }
     let first = side::record(a, options.recording, None)?;
     let mut pairs = Vec::new();
     for b in others {
@@ -70,20 +77,17 @@ pub fn ab(options: &Options<'_>) -> Result<Vec<Pair>> {
 /// The answer for two runs.
 fn compare(a: &Recorded, b: &Recorded, options: &diff::Options) -> Result<Report> {
     let [mut reference, mut candidate] = [Dump::open(&a.dir)?, Dump::open(&b.dir)?];
-    let models = [&reference, &candidate].map(|dump| dump.manifest().model.fingerprint.clone());
-    if models[0] != models[1] {
-        return Err(Error::new("parity ab", "the two runs are of two models")
-            .expected(format!("one model file on both sides: {}", a.model.display()))
-            .found(b.model.display())
-            .hint("parity ab compares runs of one file; parity diff compares dumps of two models"));
-    }
     let file = ModelFile::open(&a.model)?;
-    let prompt = a.forced().from.max(b.forced().from);
+    let models = [&reference, &candidate].map(|dump| dump.manifest().model.fingerprint.clone());
+    let prompt = a.prompt.max(b.prompt);
     let common = common_positions(candidate.tokens(), reference.tokens());
-    let mut report = diff(&mut candidate, &mut reference, Some(&file), options)?;
+    let mut report = match models[0] == models[1] {
+        true => diff(&mut candidate, &mut reference, Some(&file), options)?,
+        false => two_files::compare([b, a], [&mut candidate, &mut reference], options)?,
+    };
     let sides = answer::Sides { a, b, reference: &reference, candidate: &candidate, gguf: file.gguf() };
     match common < prompt {
-        true => answer::of_other_prompts(&mut report, &sides, common),
+        true => answer::of_other_prompts(&mut report, &sides, common, options.no_text),
         false => answer::of_one_text(&mut report, &sides)?,
     }
     Ok(report)

@@ -27,8 +27,7 @@ pub fn finding(group: &Group, gguf: &Gguf, [candidate, reference]: [&[OsString];
     let set = |name: &str, command: &[OsString]| {
         flag_of(command, flags, key.as_deref()).map(|flag| format!("{flag} of {name} sets it"))
     };
-    let by_flag: Vec<String> =
-        [set("A", reference), set("B", candidate)].into_iter().flatten().collect();
+    let by_flag: Vec<String> = [set("A", reference), set("B", candidate)].into_iter().flatten().collect();
     effect.push(match by_flag.is_empty() {
         true => "no flag of either command asks for it".to_owned(),
         false => by_flag.join(", "),
@@ -78,7 +77,8 @@ fn flag_of(command: &[OsString], flags: &[&str], key: Option<&str>) -> Option<St
         _ => words[at].clone(),
     });
     own.or_else(|| {
-        let overridden = words.iter().find(|word| key.is_some_and(|key| word.starts_with(&format!("{key}="))));
+        let overridden =
+            words.iter().find(|word| key.is_some_and(|key| word.starts_with(&format!("{key}="))));
         overridden.map(|word| format!("--override-kv {word}"))
     })
 }

@@ -58,7 +58,10 @@ impl Repeated {
     pub fn render(&self) -> String {
         const SHOWN: usize = 12;
         let mut lines = match self.first {
-            None => vec![format!("IDENTICAL: {} are equal in every bit that was recorded", count(self.runs, "run"))],
+            None => vec![format!(
+                "IDENTICAL: {} are equal in every bit that was recorded",
+                count(self.runs, "run")
+            )],
             Some(first) => vec![format!("DIFFERS at {first}")],
         };
         lines.extend(self.answer.iter().map(|sentence| format!("  {sentence}")));

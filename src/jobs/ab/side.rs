@@ -7,14 +7,21 @@ use parity_dump::Dump;
 
 use super::Side;
 use crate::error::{Error, Result};
-use crate::record::{self, Filter, Forced, Output};
+use crate::record::{self, Filter, Forced, Observe, Output};
 
 /// How runs are recorded.
+#[derive(Clone)]
 pub struct Recording<'a> {
     /// Folder that the dumps are written below, each under its side's name.
     pub dir: &'a Path,
     /// Whether every token gets logits, and not only those that the programs ask them of.
     pub all_rows: bool,
+    /// Which checkpoints.
+    pub filter: Filter,
+    /// How closely is looked.
+    pub observe: Observe,
+    /// Whether the prompt's text is left out.
+    pub no_text: bool,
     /// Told of each run before it begins.
     pub say: &'a dyn Fn(&str),
 }
@@ -57,8 +64,10 @@ pub fn record(side: &Side, how: &Recording<'_>, forced: Option<&Forced>) -> Resu
         side.environment.iter().cloned().chain(side.libraries.as_deref().map(before_others)).collect();
     let summary = record::record(&record::Options {
         dir: dir.clone(),
-        filter: Filter::default(),
+        filter: how.filter.clone(),
         all_rows: how.all_rows,
+        observe: how.observe,
+        no_text: how.no_text,
         forced: forced.cloned(),
         environment,
         output: Output::File(log.clone()),

@@ -71,6 +71,8 @@ pub struct RunOptions {
     pub pictures: bool,
     /// Whether every node is computed from the reference's inputs: each is judged on its own.
     pub isolated: bool,
+    /// Whether tokens' text is left out.
+    pub no_text: bool,
     /// Token rows that both sides are audited at; no audit where absent.
     pub audit: Option<AuditRows>,
     /// Mistakes that are made on purpose.
@@ -149,6 +151,7 @@ fn beside(sides: &Sides<'_>, by: &ByGraph<'_>, options: &RunOptions) -> Result<R
         allow_missing: options.allow_missing,
         pictures: options.pictures,
         bitwise: false,
+        no_text: options.no_text,
         audit: options.audit,
     };
     match options.audit {

@@ -65,9 +65,7 @@ pub fn parameter(op: &Op, field: &Field) -> Parameter {
             "mode" => layer("RoPE mode", "rope.interleaved"),
             "n_ctx_orig" => option("RoPE original context", "rope.yarn_ramp", &["--yarn-orig-ctx"])
                 .of_key("rope.scaling.original_context_length"),
-            "freq_base" => {
-                option("RoPE base", "rope.base", &["--rope-freq-base"]).of_key("rope.freq_base")
-            }
+            "freq_base" => option("RoPE base", "rope.base", &["--rope-freq-base"]).of_key("rope.freq_base"),
             "freq_scale" => {
                 let flags = &["--rope-freq-scale", "--rope-scale", "--rope-scaling"];
                 option("RoPE scale", "rope.scale", flags).of_key("rope.scaling.factor")
