@@ -157,7 +157,7 @@ fn answer(args: &Args) -> Result<Verdict> {
 }
 
 fn judged(args: &Args, sides: &[Side], dir: &Path, folder: Option<Folder>) -> Result<Verdict> {
-    let say = |text: &str| tell(text);
+    let say = |text: &str| tell(format_args!("{text}"));
     let (observe, no_text) = (args.observe, args.output_args.no_text());
     let (filter, all_rows) = (Filter::default(), !args.own_rows);
     let recording = Recording { dir, filter, all_rows, observe, no_text, say: &say };

@@ -16,7 +16,7 @@ use crate::report::{Verdict, json};
 
 const EXAMPLES: &str = "\
 Examples:
-  parity ab --b \"-ngl 99\" -o kept --report out -- llama-completion -m model.gguf -p \"Hello\" -n 8
+  parity ab --b \"-ngl 99\" -o kept --report out -- llama-completion -m M -p P
   parity testcase out blk.2.ffn_norm -m model.gguf -o case
   parity testcase --run case/blk.2.ffn_norm.safetensors";
 

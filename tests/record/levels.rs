@@ -107,13 +107,13 @@ fn a_wrong_node_becomes_a_line_for_upstream_and_a_file_that_proves_it() {
     }
     fs::write(path("broken"), b"nothing").unwrap();
     for (args, said) in [
-        (vec!["testcase", "--run", &path("broken")], "is no test case"),
+        (&["testcase", "--run", &path("broken")][..], "is no test case"),
         (
-            vec!["testcase", &path("report"), "blk.9.q", "-m", &model, "-o", &path("x")],
+            &["testcase", &path("report"), "blk.9.q", "-m", &model, "-o", &path("x")][..],
             "is no checkpoint of this report",
         ),
     ] {
-        let (code, text) = output(&args);
+        let (code, text) = output(args);
         assert_eq!(code, 2, "{text}");
         assert!(text.contains(said), "{text}");
     }

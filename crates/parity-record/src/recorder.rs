@@ -1,5 +1,8 @@
 //! Records the forward passes of one llama.cpp context into a dump.
 
+mod inputs;
+mod looking;
+
 use std::collections::{BTreeSet, HashMap};
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -13,7 +16,7 @@ use crate::describe::{Described, Reader};
 use crate::filter::Filter;
 use crate::hashes::Hashes;
 use crate::inject::Injection;
-use crate::kept::{self, Observe};
+use crate::kept::Observe;
 use crate::map::{Mapping, map};
 pub use crate::options::{Host, Options};
 use crate::plan::{PassPlan, Planned, indices_as_f32, leaf_dtype};
@@ -149,73 +152,6 @@ impl Recorder {
         let wanted = self.store.is_some() && !plan.wanted.is_empty();
         self.plan = Some(plan);
         wanted && !self.keeping || !self.injections.is_empty()
-    }
-
-    /// Marks what is wanted of a graph that is about to get its memory, where it is to be read when the graph is computed;
-    /// what was marked.
-    ///
-    /// # Safety
-    /// The reader's library made the graph.
-    pub unsafe fn mark(&mut self, reader: Reader<'_>, graph: RawGraph) -> Vec<RawTensor> {
-        if self.options.observe != Observe::Outputs || self.options.inject.is_some() || self.stopped {
-            return Vec::new();
-        }
-        // SAFETY: by the caller's promise; a scheduler that has no graph yet is not asked for backends.
-        let described = unsafe { reader.describe(std::ptr::null_mut(), graph) };
-        let mapping = map(&described.graph);
-        let (filter, layers) = (&self.options.filter, mapping.layers());
-        let wanted = |index: usize| filter.wants(mapping.captures[index].checkpoint, layers);
-        // SAFETY: as above.
-        unsafe { kept::mark(reader, &described, &mapping, &wanted) }
-    }
-
-    /// Says that a graph is computed node by node after all, and why.
-    pub fn cannot_keep(&mut self, why: &str) {
-        self.say_once(&format!("computed node by node: {why}"));
-        self.status("observed", &Observe::Nodes.to_string());
-        if let Some(store) = &mut self.store {
-            store.edit(|manifest| manifest.observed = Some(Observe::Nodes.to_string()));
-        }
-    }
-
-    /// Whether all that is wanted of a pass can be read when it is computed.
-    ///
-    /// # Safety
-    /// As for [`Recorder::begin`].
-    unsafe fn can_keep(&mut self, reader: Reader<'_>, described: &Described, plan: &PassPlan) -> bool {
-        if self.options.observe == Observe::Nodes || self.options.inject.is_some() {
-            return false;
-        }
-        let nodes =
-            || (0..described.graph.nodes).filter(|&id| plan.wanted.contains_key(&described.address[id]));
-        let Some(memory) = kept::memory(&described.graph, nodes()) else {
-            self.cannot_keep("a node is written over by a later one, so that it can only be read in between");
-            return false;
-        };
-        // SAFETY: tensors of the graph.
-        let is_kept = |id: &usize| unsafe { kept::is_kept(reader, described.address[*id]) };
-        let all = memory.iter().all(is_kept);
-        if !all {
-            self.cannot_keep("the memory of its graph was laid out before its nodes could be kept");
-        }
-        all
-    }
-
-    /// Reads what was kept of the pass that has just been computed.
-    ///
-    /// # Safety
-    /// As for [`Recorder::begin`], after the computation.
-    unsafe fn read_kept(&mut self, reader: Reader<'_>, sched: RawSched) {
-        let Some(plan) = &self.plan else { return };
-        let mut nodes: Vec<(usize, RawTensor)> =
-            plan.wanted.iter().filter_map(|(node, planned)| Some((*planned.first()?, *node))).collect();
-        nodes.sort_unstable_by_key(|(first, _)| *first);
-        // SAFETY: by the caller's promise.
-        unsafe { (reader.api.sched_synchronize)(sched) };
-        for (_, node) in nodes {
-            // SAFETY: as above; its memory was kept.
-            unsafe { self.computed(reader, node) };
-        }
     }
 
     /// Number of a graph, and what it holds: found out once for each of the graphs that come again and again.
@@ -386,24 +322,6 @@ impl Recorder {
         }
     }
 
-    /// Puts another run's token into a decode step, where that is asked for, and tells the parent process what the program
-    /// had chosen.
-    ///
-    /// # Safety
-    /// `leaf` holds the ids of the tokens of a pass that is about to be computed.
-    unsafe fn force(
-        &self,
-        reader: Reader<'_>,
-        leaf: RawTensor,
-        (tokens, positions): &mut (Vec<u32>, Vec<u32>),
-    ) {
-        let Some(forced) = &self.options.forced else { return };
-        // SAFETY: by the caller's promise.
-        if let Some(own) = unsafe { forced.put(reader.api, leaf, tokens, positions) } {
-            self.host.status("replaced", &format!("{} {own}", positions[0]));
-        }
-    }
-
     fn report_sequences(&mut self) {
         let seen = self.sequences.seen();
         if seen != self.reported {
@@ -416,32 +334,6 @@ impl Recorder {
         if self.said.insert(message.to_owned()) {
             self.host.say(message);
         }
-    }
-
-    /// Tokens and positions of the pass, both (T,).
-    unsafe fn inputs(
-        &self,
-        reader: Reader<'_>,
-        described: &Described,
-        mapping: &Mapping,
-        tokens: usize,
-    ) -> Option<(Vec<u32>, Vec<u32>)> {
-        // SAFETY: leaves of a graph whose inputs are set.
-        let read = |id: usize| unsafe { reader.i32s(described.address[id]) };
-        let unsigned = |values: Vec<i32>| {
-            values
-                .into_iter()
-                .take(mapping.known.rows)
-                .map(|v| u32::try_from(v).ok())
-                .collect::<Option<Vec<u32>>>()
-        };
-        let tokens = unsigned(read(tokens)?)?;
-        let positions = match mapping.known.positions {
-            Some(leaf) => unsigned(read(leaf)?)?,
-            None => self.sequences.following(tokens.len()),
-        };
-        (tokens.len() == mapping.known.rows && positions.len() == mapping.known.rows)
-            .then_some((tokens, positions))
     }
 
     /// Opens what the recording is written to, at its first pass.

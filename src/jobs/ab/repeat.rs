@@ -1,7 +1,7 @@
 //! The same run again and again: the first node whose bits differ.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 
 use parity_dump::Dump;
 use serde::Serialize;
@@ -198,6 +198,6 @@ fn explained(first: &Recorded, other: &Recorded, id: Checkpoint, judged: &diff::
 }
 
 /// Removes a run that was equal to the first.
-fn remove(dir: &PathBuf) -> Result<()> {
+fn remove(dir: &Path) -> Result<()> {
     fs::remove_dir_all(dir).map_err(|e| Error::file(dir, format!("cannot be removed: {e}")))
 }

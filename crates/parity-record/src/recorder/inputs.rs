@@ -1,0 +1,52 @@
+//! What a pass is computed of: its tokens and positions, and another run's token in the place of the program's.
+
+use super::Recorder;
+use crate::api::RawTensor;
+use crate::describe::{Described, Reader};
+use crate::map::Mapping;
+
+impl Recorder {
+    /// Tokens and positions of the pass, both (T,).
+    pub(super) unsafe fn inputs(
+        &self,
+        reader: Reader<'_>,
+        described: &Described,
+        mapping: &Mapping,
+        tokens: usize,
+    ) -> Option<(Vec<u32>, Vec<u32>)> {
+        // SAFETY: leaves of a graph whose inputs are set.
+        let read = |id: usize| unsafe { reader.i32s(described.address[id]) };
+        let unsigned = |values: Vec<i32>| {
+            values
+                .into_iter()
+                .take(mapping.known.rows)
+                .map(|v| u32::try_from(v).ok())
+                .collect::<Option<Vec<u32>>>()
+        };
+        let tokens = unsigned(read(tokens)?)?;
+        let positions = match mapping.known.positions {
+            Some(leaf) => unsigned(read(leaf)?)?,
+            None => self.sequences.following(tokens.len()),
+        };
+        (tokens.len() == mapping.known.rows && positions.len() == mapping.known.rows)
+            .then_some((tokens, positions))
+    }
+
+    /// Puts another run's token into a decode step, where that is asked for, and tells the parent process what the program
+    /// had chosen.
+    ///
+    /// # Safety
+    /// `leaf` holds the ids of the tokens of a pass that is about to be computed.
+    pub(super) unsafe fn force(
+        &self,
+        reader: Reader<'_>,
+        leaf: RawTensor,
+        (tokens, positions): &mut (Vec<u32>, Vec<u32>),
+    ) {
+        let Some(forced) = &self.options.forced else { return };
+        // SAFETY: by the caller's promise.
+        if let Some(own) = unsafe { forced.put(reader.api, leaf, tokens, positions) } {
+            self.host.status("replaced", &format!("{} {own}", positions[0]));
+        }
+    }
+}
