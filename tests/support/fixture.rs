@@ -169,6 +169,7 @@ fn entry(
     };
     let width = width(id, shape);
     Entry {
+        bits: None,
         op: None,
         inputs: Vec::new(),
         diagnosis: Vec::new(),
