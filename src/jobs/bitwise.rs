@@ -8,6 +8,7 @@ use crate::checkpoint::Checkpoint;
 use crate::compare::bits::{self, Differing};
 use crate::dump::{Graphs, Recording};
 use crate::error::Result;
+use crate::model::builders::Shape;
 use crate::report::{CheckpointVerdict, FirstDivergence, Report, Verdict};
 
 /// The checkpoints of a dump in the order in which its graphs compute them; those that no graph has come last.
@@ -89,13 +90,15 @@ struct Computed {
     /// Rows of its step.
     rows: usize,
     node: Option<(Graph, usize)>,
+    /// The form of attention and the types of the cache in its step.
+    choices: Option<String>,
 }
 
 impl Computed {
     fn of(dump: &Dump, id: Checkpoint, row: u32) -> Result<Computed> {
         let steps = &dump.manifest().steps;
         let Some(step) = steps.iter().position(|step| step.positions.contains(&row)) else {
-            return Ok(Computed { rows: 0, node: None });
+            return Ok(Computed { rows: 0, node: None, choices: None });
         };
         let graphs = Graphs::read(dump)?;
         let node = graphs.of_step(step).and_then(|graph| {
@@ -103,7 +106,8 @@ impl Computed {
             let node = graph.computed().find(|node| labels[*node] == Some(id))?;
             Some((graph.clone(), node))
         });
-        Ok(Computed { rows: steps[step].positions.len(), node })
+        let choices = graphs.of_step(step).map(|graph| Shape::of(graph).choices());
+        Ok(Computed { rows: steps[step].positions.len(), node, choices })
     }
 
     fn tensor(&self) -> Option<&Tensor> {
@@ -154,6 +158,13 @@ fn moved_by(candidate: &Dump, reference: &Dump, id: Checkpoint, row: u32) -> Res
     if a != b {
         let told = |version: Option<String>| version.unwrap_or_else(|| "an unknown version".to_owned());
         causes.push(format!("the build: {} in the candidate, {} in the reference", told(a), told(b)));
+    }
+    // A node of another form is no node of both graphs.
+    if let (true, Some(a), Some(b)) = (causes.is_empty(), &ours.choices, &theirs.choices)
+        && a != b
+    {
+        causes
+            .push(format!("the kernel or the type of the cache: {a} in the candidate, {b} in the reference"));
     }
     Ok(match causes.is_empty() {
         false => format!("what moved it is {}", causes.join("; ")),

@@ -161,7 +161,7 @@ fn weights_of_two_types_are_a_difference_of_arithmetic() {
     let Some(libraries) = libraries(LIBRARIES) else { return };
     let tokens = [&["5"], &PROMPT[..], &ANSWER].concat();
     let words = [&[libraries.to_str().unwrap(), "{}"], &tokens[..]].concat();
-    let (code, report, said) = json(&["--a", &model("F16"), "--b", &model("Q8_0")], &words);
+    let (code, report, said) = json(&["--a", &model("F16"), "--b", &model("Q4_K_M")], &words);
     assert_eq!(code, 0, "{said}{report:#}");
     assert!(report["reason"].as_str().unwrap().contains("what its own file says"), "{report:#}");
     assert!(answer(&report).contains("both sides are healthy"), "{report:#}");

@@ -104,11 +104,11 @@ fn accuse_either(report: &mut Report) {
 }
 
 /// The first node of a side whose local error is beyond what rounding explains.
-fn first_wrong<'a>(
-    report: &'a Report,
+fn first_wrong(
+    report: &Report,
     own: CheckpointVerdict,
     local: fn(&Entry) -> Option<&LocalError>,
-) -> Option<&'a Entry> {
+) -> Option<&Entry> {
     report.checkpoints.iter().find(|entry| {
         let beyond = |local: &LocalError| !(local.over_bound <= HEALTHY);
         let nonfinite = entry.verdict == own && local(entry).is_none();
@@ -227,6 +227,8 @@ fn texts(report: &Report, sides: &Sides<'_>) -> Option<String> {
     let answer = sides.a.prompt.saturating_sub(1);
     let (mut a, mut b) = (Vec::new(), Vec::new());
     let mut compared = 0;
+    let models = [sides.candidate, sides.reference].map(|dump| &dump.manifest().model.fingerprint);
+    let other_weights = models[0] != models[1];
     for position in
         Recording::positions(sides.candidate, logits).into_iter().filter(|p| (answer..common).contains(p))
     {
@@ -244,9 +246,10 @@ fn texts(report: &Report, sides: &Sides<'_>) -> Option<String> {
         let margin = f64::from(theirs[other as usize]) - f64::from(theirs[own as usize]);
         let healthy = report.verdict == Verdict::Parity;
         let near = margin <= 2.0 * moved;
+        let by = if other_weights { "other weights" } else { "rounding" };
         let what = match (healthy, near) {
             (true, true) => format!(
-                "a near-tie, {} between A's first two choices; rounding moved the logits of that row by up to {}",
+                "a near-tie, {} between A's first two choices; {by} moved the logits of that row by up to {}",
                 number(margin),
                 number(moved)
             ),
