@@ -157,7 +157,10 @@ fn every_command_and_flag_of_the_pages_exists() {
                 None => wrong.push(format!("{place}: no such command")),
                 Some(flags) => {
                     let own = args[1..].iter().take_while(|word| *word != "--");
-                    let given = own.filter(|word| word.starts_with('-') && word.len() > 1);
+                    // `--a "-fa off"`: what has a blank in it is the value of a flag.
+                    let is_flag =
+                        |word: &&String| word.starts_with('-') && word.len() > 1 && !word.contains(' ');
+                    let given = own.filter(is_flag);
                     let names = given.map(|word| word.split('=').next().unwrap_or_default().to_owned());
                     let unknown = names.filter(|flag| !flags.contains(flag));
                     wrong.extend(unknown.map(|flag| format!("{place}: no flag {flag}")));
