@@ -259,6 +259,22 @@ fn what_differs_from_run_to_run_is_found() {
 }
 
 #[test]
+fn looking_changes_nothing_and_what_differs_by_itself_is_no_matter_of_looking() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (libraries, model) = (libraries.to_str().unwrap(), model("F16"));
+    let words = [&words(libraries, &model)[..], &ANSWER].concat();
+    let (code, found, said) = json(&["--observation"], &words);
+    assert_eq!((code, &found["schema"]), (0, &"parity-observation/1".into()), "{said}{found:#}");
+    assert_eq!((&found["rows"], &found["differing"]), (&9.into(), &serde_json::json!([])), "{found:#}");
+    let (code, found, said) = json(&["--observation", "--a-env", "DRIVER_NOISE=ffn_norm-1"], &words);
+    assert_eq!((code, &found["node"]), (2, &Value::Null), "{said}{found:#}");
+    assert!(answer(&found).contains("two runs that nobody looks at differ too"), "{found:#}");
+    for folder in said.lines().filter_map(|line| line.strip_prefix("recordings: ")) {
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[test]
 fn what_cannot_be_run_is_said() {
     let Some(libraries) = libraries(LIBRARIES) else { return };
     let (libraries, model) = (libraries.to_str().unwrap(), model("F16"));

@@ -30,6 +30,8 @@ pub struct Observation {
     pub rows: usize,
     /// Positions of those that are not the same bits.
     pub differing: Vec<u32>,
+    /// Whether two runs that nobody looks at are equal; looked at where rows differ.
+    pub steady: bool,
     /// The node whose observation changes them; null where looking changes nothing, or no single node was found.
     pub node: Option<Checkpoint>,
     /// What may be one kernel without the observation.
@@ -41,10 +43,11 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// Whether looking changes nothing.
+    /// Whether looking changes nothing; of a run that differs from itself nothing can be said.
     pub fn verdict(&self) -> Verdict {
         match (self.rows, self.differing.is_empty()) {
             (0, _) => Verdict::Undecided,
+            _ if !self.steady => Verdict::Undecided,
             (_, true) => Verdict::Parity,
             (_, false) => Verdict::Divergence,
         }
@@ -55,6 +58,7 @@ impl Observation {
         let head = match self.verdict() {
             Verdict::Parity => "UNCHANGED: looking changes no bit of the logits",
             Verdict::Divergence => "CHANGED: looking changes the logits",
+            Verdict::Undecided if self.rows > 0 => "UNDECIDED: the run differs from itself",
             Verdict::Undecided => "UNDECIDED: no row of logits could be compared",
         };
         let lines: Vec<String> = self.answer.iter().map(|sentence| format!("  {sentence}")).collect();
@@ -76,12 +80,7 @@ struct Looking<'a> {
 /// # Errors
 /// A program that cannot be recorded.
 pub fn observation(side: &Side, how: &Recording<'_>, judged: &diff::Options) -> Result<Observation> {
-    let logits = Filter { layers: None, globs: vec![Kind::Logits.name().to_owned()] };
-    let unseen = record(
-        &named(side, "unseen"),
-        &Recording { observe: Observe::None, filter: logits, ..how.clone() },
-        None,
-    )?;
+    let unseen = record(&named(side, "unseen"), &unseen_by(how), None)?;
     let dump = Dump::open(&unseen.dir)?;
     let mut looking = Looking { side, how, unseen: (unseen, dump), runs: 1 };
     let seen = looking.at("seen", Filter::default())?;
@@ -91,12 +90,19 @@ pub fn observation(side: &Side, how: &Recording<'_>, judged: &diff::Options) -> 
         schema: SCHEMA,
         rows,
         differing,
+        steady: true,
         node: None,
         group: Vec::new(),
         runs: 0,
         answer: vec![format!("{} of logits compared", count(rows, "row"))],
     };
-    if !found.differing.is_empty() {
+    if !found.differing.is_empty() && looking.differs_from_itself()? {
+        found.steady = false;
+        found.answer.push(
+            "two runs that nobody looks at differ too, so that this says nothing of looking: parity ab --repeat finds where"
+                .to_owned(),
+        );
+    } else if !found.differing.is_empty() {
         looking.search(&whole, &mut found)?;
         found.answer.push(which_is_wrong(&seen, judged)?);
     }
@@ -108,7 +114,20 @@ fn named(side: &Side, name: &str) -> Side {
     Side { name: name.to_owned(), ..side.clone() }
 }
 
+/// How a run is recorded of which the logits alone are read.
+fn unseen_by<'a>(how: &Recording<'a>) -> Recording<'a> {
+    let filter = Filter { layers: None, globs: vec![Kind::Logits.name().to_owned()] };
+    Recording { observe: Observe::None, filter, ..how.clone() }
+}
+
 impl Looking<'_> {
+    /// Whether another run that nobody looks at has other logits.
+    fn differs_from_itself(&mut self) -> Result<bool> {
+        self.runs += 1;
+        let again = record(&named(self.side, "again"), &unseen_by(self.how), Some(&self.unseen.0.forced()))?;
+        Ok(!self.apart(&Dump::open(&again.dir)?)?.1.is_empty())
+    }
+
     /// A run of which some nodes are asked for, one by one.
     fn at(&mut self, name: &str, filter: Filter) -> Result<Recorded> {
         self.runs += 1;
