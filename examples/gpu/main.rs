@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ["synth", out, size] => synth::write(out, size),
         _ => Err("gpu against OUT MODEL DUMP… | steps OUT MODEL RUNS | faults OUT MODEL | \
                   speed OUT MODEL [PAIRS LLAMA_BENCH…] | compared OUT MODEL | split OUT MODEL | count | once MODEL NUMERICS ROWS | \
-                  synth OUT 0.5B|1.5B"
+                  synth OUT 0.5B|1.5B|0.5B-F16|1.5B-F16"
             .into()),
     }
 }

@@ -192,10 +192,13 @@ fn fill(tensor: &Tensor, random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// Writes a model: `0.5B` in F16 or `1.5B` quantised as Q4_K_M.
+/// Writes a model: `0.5B` in F16 or `1.5B` quantised as Q4_K_M; `-F16` behind a size writes it in F16, for llama.cpp to
+/// quantise.
 pub fn write(path: &str, size: &str) -> Result<(), Box<dyn std::error::Error>> {
-    let geometries = [SMALL, LARGE];
-    let geometry = geometries.iter().find(|geometry| geometry.name == size).ok_or("a size: 0.5B or 1.5B")?;
+    let (size, float) = size.strip_suffix("-F16").map_or((size, false), |size| (size, true));
+    let found = [SMALL, LARGE].into_iter().find(|geometry| geometry.name == size);
+    let mut geometry = found.ok_or("a size: 0.5B or 1.5B, as it is or with -F16 behind it")?;
+    geometry.quantised &= !float;
     let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
     let (metadata, tensors) = (geometry.metadata(), geometry.tensors());
     let mut head: Vec<u8> = b"GGUF".to_vec();

@@ -47,7 +47,7 @@ int main(int argc, char **argv) {
     if (!init || !defaults || !quantize) return fprintf(stderr, "these libraries are no llama.cpp\n"), 2;
     init();
     params p = defaults();
-    int32_t words[2] = {2, atoi(argv[4])};
+    int32_t words[2] = {0, atoi(argv[4])}; /* as many threads as there are cores */
     memcpy(&p, words, sizeof words);
     return quantize(model, out, &p) != 0;
 }

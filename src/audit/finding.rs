@@ -30,18 +30,14 @@ pub struct NodeAudit {
     pub local: LocalError,
     /// NaN and Inf in the rows looked at.
     pub nonfinite: u64,
-    /// Whether the inputs hold NaN or Inf already: then the output's say nothing about this node.
-    pub nonfinite_inputs: bool,
     /// Token rows where the error is beyond its bound, by position.
     pub rows_beyond: Vec<u32>,
-    /// Columns where it is.
-    pub columns_beyond: Vec<usize>,
 }
 
 impl NodeAudit {
     /// Whether rounding explains the node's output.
     pub fn is_healthy(&self) -> bool {
-        self.nonfinite_inputs || self.local.over_bound <= HEALTHY
+        self.local.over_bound <= HEALTHY
     }
 }
 
@@ -224,6 +220,12 @@ impl Finding {
             && self.band().is_some_and(|band| !(band <= most(self.unit, self.narrow_cache)))
     }
 
+    /// The same node, not judged for want of something.
+    pub fn as_undecided(&self, needs: &str) -> Finding {
+        let undecided = Some(needs.to_owned());
+        Finding { undecided, row_shape: self.row_shape.clone(), ..Finding::default() }
+    }
+
     /// Notes a step in which it could not be judged; the first reason is kept.
     pub fn cannot(&mut self, why: &str) {
         self.undecided.get_or_insert_with(|| why.to_owned());
@@ -260,9 +262,7 @@ impl Finding {
         (self.judged > 0).then(|| NodeAudit {
             local,
             nonfinite: self.nonfinite,
-            nonfinite_inputs: false,
             rows_beyond: self.rows_beyond.iter().copied().collect(),
-            columns_beyond: Vec::new(),
         })
     }
 

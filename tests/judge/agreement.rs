@@ -70,8 +70,12 @@ fn recordings() -> Vec<Recording> {
     let mut found = Vec::new();
     folders.iter().for_each(|folder| below(folder, &models, &mut found));
     // Of other engines, in their own formats.
-    for name in ["perplexity-tiny.safetensors", "typed.pt"] {
-        let path = root.join("tests/data/foreign").join(name);
+    let engines = fs::read_dir(root.join("tests/data/engines")).unwrap().map(|entry| entry.unwrap().path());
+    // Logits alone of a wrong engine take twenty seconds to be named.
+    let whole = engines.filter(|path| path.is_file() && !path.ends_with("ct2-theta.safetensors"));
+    let foreign =
+        ["perplexity-tiny.safetensors", "typed.pt"].map(|name| root.join("tests/data/foreign").join(name));
+    for path in whole.chain(foreign) {
         let model = root.join("reference-dumps/models/qwen2-tiny-py-F16.gguf");
         found.push(Recording { path, model: model.to_str().unwrap().to_owned(), _copy: None });
     }
