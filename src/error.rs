@@ -54,6 +54,12 @@ impl Error {
         self
     }
 
+    /// What is wrong with the subject, and with what was found, in one line.
+    pub fn cause(&self) -> String {
+        let found = self.found.as_ref().map_or_else(String::new, |found| format!(" ({})", printable(found)));
+        format!("{}{found}", printable(&self.message))
+    }
+
     /// The file or checkpoint that the error is about.
     pub fn subject(&self) -> &str {
         &self.subject

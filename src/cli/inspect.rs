@@ -35,9 +35,14 @@ pub struct Args {
     #[arg(short, long, value_name = "TEXT")]
     prompt: Option<String>,
 
-    /// Compare the weights of a GGUF model with the Hugging Face folder that it was converted from
+    /// Compare a GGUF model with the Hugging Face folder that it was converted from: config, tokenizer, chat template,
+    /// generation defaults and weights
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["prompt", "layer", "raw_f32"])]
     against: Option<PathBuf>,
+
+    /// Exit with 1 for notes too: differences by which no logit differs
+    #[arg(long, requires = "against")]
+    strict: bool,
 
     /// List every tensor
     #[arg(long)]
@@ -72,7 +77,7 @@ enum InspectionFormat {
 /// file was made of are a divergence.
 pub fn main(args: &Args) -> Outcome {
     if let Some(folder) = &args.against {
-        return weights(args, folder);
+        return against(args, folder);
     }
     match &args.raw_f32 {
         Some(tensor) => write_raw(args, tensor)?,
@@ -81,8 +86,8 @@ pub fn main(args: &Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The weights of a model against those that it was converted from.
-fn weights(args: &Args, folder: &Path) -> Outcome {
+/// A model against what it was converted from.
+fn against(args: &Args, folder: &Path) -> Outcome {
     if matches!(args.format, InspectionFormat::Dot) {
         return Err(Error::new("--format dot", "is of recordings").expected("table or json with --against"));
     }
@@ -91,7 +96,8 @@ fn weights(args: &Args, folder: &Path) -> Outcome {
         InspectionFormat::Json => json::render(&found)?,
         InspectionFormat::Table | InspectionFormat::Dot => found.to_text(args.all),
     })?;
-    Ok(exit_code(match (found.differs(), found.is_open()) {
+    let differs = found.differs() || (args.strict && found.has_notes());
+    Ok(exit_code(match (differs, found.is_open()) {
         (true, _) => Verdict::Divergence,
         (false, true) => Verdict::Undecided,
         (false, false) => Verdict::Parity,

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::error::Result;
+use crate::inspect::against::{RENDER_TEMPLATE, render_template};
 use crate::report::Verdict;
 use crate::text::tell;
 
@@ -82,6 +83,9 @@ enum Command {
     Completions(manual::CompletionArgs),
     /// Write man pages into a folder.
     Man(manual::ManArgs),
+    /// Render a chat template of another's, apart from everything else.
+    #[command(hide = true, name = RENDER_TEMPLATE)]
+    RenderTemplate,
 }
 
 impl Command {
@@ -121,6 +125,7 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => doctor::main(&args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::man(&args),
+        Command::RenderTemplate => render_template().map(|()| ExitCode::SUCCESS),
     });
     match outcome {
         Ok(code) => code,

@@ -314,12 +314,7 @@ fn diagnosis(report: &Report, entry: &Entry) -> Option<String> {
         ));
     }
     let first = first?;
-    let tried: Vec<String> = first
-        .tried
-        .iter()
-        .take(SHOWN)
-        .map(|tried| format!("{} ({})", tried.fault, words::percent(tried.explains)))
-        .collect();
+    let tried: Vec<String> = first.tried.iter().take(SHOWN).map(words::tried).collect();
     let residual = first.residual.clone().unwrap_or_else(|| "the error looks like none of them".to_owned());
     let tried =
         if tried.is_empty() { String::new() } else { format!(" The nearest were {}.", tried.join(", ")) };

@@ -126,7 +126,7 @@ fn answer(report: &Report, width: usize, color: bool, out: &mut Vec<String>) {
 
 fn tried(first: &super::FirstDivergence) -> String {
     let best = first.tried.iter().take(3);
-    let best: Vec<String> = best.map(|t| format!("{} ({})", t.fault, words::percent(t.explains))).collect();
+    let best: Vec<String> = best.map(words::tried).collect();
     format!("{}; the best of them: {}", words::count(first.tried.len(), "fault"), best.join(", "))
 }
 

@@ -222,6 +222,11 @@ impl Tokenizer {
         self.vocabulary.eos
     }
 
+    /// Whether EOS stands behind every text.
+    pub fn adds_eos(&self) -> bool {
+        self.add_eos && self.vocabulary.eos.is_some()
+    }
+
     /// End of turn.
     pub fn eot(&self) -> Option<u32> {
         self.vocabulary.eot

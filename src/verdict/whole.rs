@@ -243,7 +243,8 @@ pub fn assemble(
             .or_else(|| unseen(&entries))
     };
     let reason = reason.or_else(|| if verdict == Verdict::Parity { basis() } else { None });
-    let origins = of(V::Origin).map(|entry| entry.id).collect();
+    let by_itself = |entry: &&Entry| matches!(entry.verdict, V::Origin | V::Nonfinite);
+    let origins = entries.iter().filter(by_itself).map(|entry| entry.id).collect();
     let notes = not_judged(&lost).filter(|_| allow_missing).into_iter().collect();
     let checkpoints = entries;
     Report { verdict, reason, first_divergence, origins, coverage, checkpoints, notes, ..Report::default() }

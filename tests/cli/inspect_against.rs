@@ -14,7 +14,7 @@ use crate::support::tiny_model::{
 };
 
 /// Tensors of a folder: shape and values.
-type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 const MODULES: [(&str, &str); 9] = [
     ("attn_norm", "input_layernorm"),
@@ -29,7 +29,7 @@ const MODULES: [(&str, &str); 9] = [
 ];
 
 /// What a model was converted from: the values of its file under the names of Hugging Face.
-fn folder_of(model: &mut GgufWriter) -> Tensors {
+pub fn folder_of(model: &mut GgufWriter) -> Tensors {
     let names: Vec<(String, Vec<usize>)> =
         model.tensors.iter().map(|(name, _, shape, _)| (name.clone(), shape.clone())).collect();
     let mut out = Tensors::new();
@@ -49,13 +49,13 @@ fn folder_of(model: &mut GgufWriter) -> Tensors {
 }
 
 /// Rows of heads (2, E/2) as (E/2, 2), as the conversion of the Llama family does it.
-fn pairs(rows: usize, values: &[f32]) -> Vec<f32> {
+pub fn pairs(rows: usize, values: &[f32]) -> Vec<f32> {
     let (cols, half) = (values.len() / rows, HEAD_WIDTH / 2);
     let from = |row: usize| row / HEAD_WIDTH * HEAD_WIDTH + row % 2 * half + row % HEAD_WIDTH / 2;
     (0..rows).flat_map(|row| values[from(row) * cols..(from(row) + 1) * cols].to_vec()).collect()
 }
 
-fn write(path: &Path, tensors: &Tensors) {
+pub fn write(path: &Path, tensors: &Tensors) {
     let bytes: BTreeMap<&String, Vec<u8>> = tensors
         .iter()
         .map(|(name, (_, values))| (name, values.iter().flat_map(|x| x.to_le_bytes()).collect()))

@@ -5,5 +5,7 @@ mod edges;
 mod first_minute;
 mod inspect;
 mod inspect_against;
+mod inspect_carried;
+mod originals;
 #[path = "../support/lib.rs"]
 mod support;

@@ -1,6 +1,7 @@
 //! A model file against the Hugging Face folder that it was converted from: every tensor is paired with what it was
 //! made of, by its name and by its values; how it was rearranged, what storing it cost, and what is not the same weight.
 
+mod carried;
 mod folder;
 mod judge;
 mod measure;
@@ -16,6 +17,8 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
+use carried::Carried;
+pub use carried::{COMMAND as RENDER_TEMPLATE, Difference, render as render_template};
 use folder::Folder;
 use judge::{Finder, Made, Mistake, mistakes};
 use measure::Distance;
@@ -44,6 +47,10 @@ pub struct Comparison {
     pub left_out: Vec<LeftOut>,
     /// Tensors of the folder that were not looked at: of other parts than the text model, or of unknown modules.
     pub unused: Vec<String>,
+    /// What else differs: config.json, the tokenizer, the chat template, generation defaults.
+    pub findings: Vec<Difference>,
+    /// What of these could not be compared, and why.
+    pub not_compared: Vec<String>,
 }
 
 /// One tensor of the file.
@@ -103,8 +110,18 @@ pub struct LeftOut {
 }
 
 impl Comparison {
-    /// Whether something is not the same weight.
+    /// Whether something is not the same weight, or changes logits otherwise.
     pub fn differs(&self) -> bool {
+        self.other_weights() || self.findings.iter().any(|finding| finding.changes_logits)
+    }
+
+    /// Whether something differs that changes no logit.
+    pub fn has_notes(&self) -> bool {
+        self.findings.iter().any(|finding| !finding.changes_logits)
+    }
+
+    /// Whether something is not the same weight.
+    pub fn other_weights(&self) -> bool {
         !self.left_out.is_empty() || self.tensors.iter().any(|pair| pair.verdict == Verdict::Differs)
     }
 
@@ -175,6 +192,7 @@ pub fn compare(model: &Path, against: &Path) -> Result<Comparison> {
         });
     }
     let (left_out, unused) = left_over(&folder, &gguf, &used);
+    let Carried { differences, not_compared } = carried::compare(&gguf, against, &architecture)?;
     Ok(Comparison {
         schema: SCHEMA,
         model: model.display().to_string(),
@@ -183,6 +201,8 @@ pub fn compare(model: &Path, against: &Path) -> Result<Comparison> {
         tensors,
         left_out,
         unused,
+        findings: differences,
+        not_compared,
     })
 }
 

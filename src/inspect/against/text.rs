@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use super::{Comparison, Pair, Verdict, names};
+use super::{Comparison, Difference, Pair, Verdict, names};
 use crate::inspect::text::table;
+use crate::text::printable;
 
 /// Mistakes that are listed.
 const LISTED_MAX: usize = 40;
@@ -14,15 +15,29 @@ pub(super) fn render(found: &Comparison, all: bool) -> String {
     let wrong: Vec<&Pair> = found.tensors.iter().filter(|pair| pair.verdict == Verdict::Differs).collect();
     let open: Vec<&Pair> = found.tensors.iter().filter(|pair| pair.verdict == Verdict::Unpaired).collect();
     let all_tensors = found.tensors.len();
-    let headline = match (wrong.len() + found.left_out.len(), open.len()) {
+    let weights = match (wrong.len() + found.left_out.len(), open.len()) {
         (0, 0) => format!("THE SAME WEIGHTS: {all_tensors} tensors"),
         (0, open) => format!("UNDECIDED: {open} of {all_tensors} tensors have no counterpart"),
         (wrong, _) => format!("NOT THE SAME WEIGHTS: {wrong} of {all_tensors} tensors"),
     };
+    let (grave, notes): (Vec<&Difference>, Vec<&Difference>) =
+        found.findings.iter().partition(|finding| finding.changes_logits);
+    let headline = match grave.first() {
+        Some(first) if !found.other_weights() => {
+            let more = if grave.len() > 1 { format!(" and {} more", grave.len() - 1) } else { String::new() };
+            format!("NOT THE SAME MODEL: {}{more} · {}", first.name, weights.to_lowercase())
+        }
+        _ => weights,
+    };
     let _ = writeln!(out, "{headline}\n\n{} ({})\nagainst {}", found.model, found.architecture, found.folder);
+    findings(&mut out, "", &grave);
     mistakes(&mut out, found, &wrong);
     for pair in &open {
         let _ = writeln!(out, "  {}: nothing of the folder has its name or its values", pair.name);
+    }
+    findings(&mut out, "notes, by which no logit differs:", &notes);
+    for why in &found.not_compared {
+        let _ = writeln!(out, "  not compared: {why}");
     }
     let _ = writeln!(out);
     let header = ["tensor", "type", "made of", "rearranged", "rel L2", "max |a-b|"];
@@ -38,6 +53,19 @@ pub(super) fn render(found: &Comparison, all: bool) -> String {
         let _ = writeln!(out, "\nnot looked at in the folder: {}{more}", some.join(", "));
     }
     out
+}
+
+/// What else differs, three lines each.
+fn findings(out: &mut String, title: &str, found: &[&Difference]) {
+    if found.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "\n{title}");
+    for Difference { name, place, original, converted, effect, .. } in found {
+        let _ =
+            writeln!(out, "  {name}: {}, the original says {}", printable(converted), printable(original));
+        let _ = writeln!(out, "    {effect}\n    in {place}");
+    }
 }
 
 fn mistakes(out: &mut String, found: &Comparison, wrong: &[&Pair]) {
