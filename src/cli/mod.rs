@@ -23,6 +23,7 @@ mod inspect;
 mod manual;
 mod map;
 mod output;
+mod port;
 mod progress;
 mod record;
 mod record_builtin;
@@ -73,6 +74,8 @@ enum Command {
     Inspect(inspect::Args),
     /// Find by values which tensor of a dump is which checkpoint.
     Map(map::Args),
+    /// Compare a conversion with its original: config, tokens, weights, tensors.
+    Port(port::Args),
     /// Explain a checkpoint of a report: what it computes, what was found, where to look.
     Explain(explain::Args),
     /// Make of a wrong node a test that upstream can run, and a file to replay.
@@ -120,6 +123,7 @@ pub fn main() -> ExitCode {
         Command::DiffReports(args) => diff_reports::main(&args),
         Command::Inspect(args) => inspect::main(&args),
         Command::Map(args) => map::main(&args),
+        Command::Port(args) => port::main(&args),
         Command::Explain(args) => explain::main(&args),
         Command::Testcase(args) => testcase::main(&args),
         Command::Doctor(args) => doctor::main(&args),

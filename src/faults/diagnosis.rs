@@ -9,6 +9,7 @@ use super::sample::Sample;
 use super::trial::{Base, Explained, PARTIAL, PROMISING, Trial, WEIGHT_MAX, finite};
 use super::{between, guessed, precision, ranks};
 use crate::audit::{Named, Names, Suspect};
+use crate::report::words::number;
 use crate::report::{Diagnosis, Tried};
 
 /// First mistakes that a second one is tried with.
@@ -305,11 +306,19 @@ impl<'s, 'a> Trial<'s, 'a> {
     }
 
     fn named(&self, fault: &Fault, explained: &Explained) -> Named {
-        let diagnosis = told(self.suspect, fault, explained.explains);
+        let mut diagnosis = told(self.suspect, fault, explained.explains);
+        if fault.name == OVERFLOW {
+            let finite = self.base.exact.iter().filter(|x| x.is_finite());
+            let largest = finite.fold(0.0f64, |largest, x| largest.max(x.abs()));
+            diagnosis.text += &format!("; exact arithmetic reaches {} here", number(largest));
+        }
         let (spelling, values) = (fault.spelling(), self.digest(&fault.rewrite.change));
         Named { diagnosis, spelling, left: explained.left, rest: 0.0, values }
     }
 }
+
+/// Values that are infinite since their type is too narrow.
+pub const OVERFLOW: &str = "data.f16_overflow";
 
 /// Whether a mistake can happen to any value.
 fn is_general(entry: &Entry) -> bool {

@@ -173,7 +173,7 @@ fn opened(path: &Path, options: &Options) -> Result<Dump> {
     let foreign = names.iter().copied().filter(|name| !is_fixed(name));
     let found = match &options.names {
         Some(names) => Some(map_of(names)?),
-        None => built_in::fitting(foreign, &widths)?,
+        None => built_in::fitting(foreign, names.iter().any(|name| is_of_layer(name)), &widths)?,
     };
     let Some(map) = found else {
         let ids = || convert::convert(&ranks, &Map::none(), &widths, options.tokens.as_deref());
@@ -204,6 +204,11 @@ fn is_own(path: &Path) -> bool {
 fn is_understood(dump: &Dump) -> bool {
     let fixed = dump.foreign().is_empty() && dump.checkpoints().all(|id| id.kind().is_fixed());
     fixed || !dump.manifest().graphs.is_empty() || dump.seen_checkpoints().next().is_some()
+}
+
+/// Whether a name is an id of the vocabulary that stands in a layer.
+fn is_of_layer(name: &str) -> bool {
+    name.parse::<Checkpoint>().is_ok_and(|id| id.kind().is_fixed() && id.layer_index().is_some())
 }
 
 fn is_fixed(name: &str) -> bool {

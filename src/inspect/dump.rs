@@ -1,6 +1,6 @@
 //! What a dump holds.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
 use indexmap::IndexMap;
@@ -102,7 +102,7 @@ pub fn inspect(path: &Path) -> Result<DumpInspection> {
         tokens: manifest.tokens.clone(),
         steps: steps.collect(),
         complete: manifest.complete,
-        findings: findings(&dump, &checkpoints),
+        findings: findings(&dump, &checkpoints)?,
         graphs: graphs(&dump)?,
         checkpoints,
         foreign: dump.foreign().to_vec(),
@@ -180,7 +180,7 @@ fn listed(positions: &[u32]) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
-fn findings(dump: &Dump, checkpoints: &[CheckpointReport]) -> Vec<Finding> {
+fn findings(dump: &Dump, checkpoints: &[CheckpointReport]) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     let manifest = dump.manifest();
     if let Some(stopped) = &manifest.stopped {
@@ -204,8 +204,14 @@ fn findings(dump: &Dump, checkpoints: &[CheckpointReport]) -> Vec<Finding> {
             findings.push(Finding::unusual("steps", text));
         }
     }
+    let cleared: HashSet<Checkpoint> =
+        Graphs::read(dump)?.all().iter().flat_map(super::cleared::of_cleared_state).collect();
+    let begins =
+        |position: &u32| manifest.steps.first().is_some_and(|step| step.positions.contains(position));
     for report in checkpoints {
         let id = report.id.to_string();
+        let is_cleared = |position: &u32| cleared.contains(&report.id) && begins(position);
+        let zero: Vec<u32> = report.zero.iter().copied().filter(|position| !is_cleared(position)).collect();
         let mut add = |level, positions: &[u32], what: &str| {
             if !positions.is_empty() {
                 let text = format!("{what} at position {}", listed(positions));
@@ -214,7 +220,7 @@ fn findings(dump: &Dump, checkpoints: &[CheckpointReport]) -> Vec<Finding> {
         };
         let (nan, inf) = (report.stats.nan, report.stats.inf);
         add(Level::Wrong, &report.nonfinite, &format!("holds {nan} NaN and {inf} infinities,"));
-        add(Level::Wrong, &report.zero, "is all zero");
+        add(Level::Wrong, &zero, "is all zero");
         add(Level::Wrong, &report.constant, "has one value throughout");
         if let Some((position, earlier)) = report.repeated.first() {
             let text = format!(
@@ -226,7 +232,7 @@ fn findings(dump: &Dump, checkpoints: &[CheckpointReport]) -> Vec<Finding> {
     }
     findings.extend(uneven(checkpoints));
     findings.sort_by_key(|finding| finding.level);
-    findings
+    Ok(findings)
 }
 
 /// Kinds that some layers have and others lack.

@@ -2,6 +2,7 @@
 
 pub mod against;
 mod checks;
+mod cleared;
 mod dump;
 mod expected;
 mod graph;

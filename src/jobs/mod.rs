@@ -15,6 +15,8 @@ mod head_rows;
 mod limits;
 pub mod logprobs;
 pub mod map;
+mod overflow;
+pub mod port;
 pub mod run;
 pub mod testcase;
 

@@ -1,5 +1,6 @@
 //! What is wrong, or differs between two sides, and is no checkpoint: a number of a file or of a run.
 
+use crate::inspect::against::Difference;
 use serde::{Deserialize, Serialize};
 
 /// One thing.
@@ -16,4 +17,16 @@ pub struct Finding {
     pub converted: Option<String>,
     /// What follows from it, in a sentence.
     pub effect: String,
+}
+
+impl From<&Difference> for Finding {
+    fn from(found: &Difference) -> Finding {
+        Finding {
+            name: found.name.clone(),
+            location: found.place.clone(),
+            original: Some(found.original.clone()),
+            converted: Some(found.converted.clone()),
+            effect: found.effect.clone(),
+        }
+    }
 }

@@ -16,7 +16,7 @@ pub fn render(report: &Report, title: &str) -> String {
         Verdict::Divergence => out += &annotation("error", title, &message(report)),
         Verdict::Undecided => out += &annotation("error", title, &message(report)),
     }
-    for note in &report.notes {
+    for note in &words::notes(report) {
         out += &annotation("notice", title, note);
     }
     out

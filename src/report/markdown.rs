@@ -42,7 +42,7 @@ pub fn render(report: &Report) -> String {
     let _ =
         writeln!(out, "| compared | {} |", words::count(report.coverage.checkpoints_compared, "checkpoint"));
     faults(report, &mut out);
-    for note in &report.notes {
+    for note in &words::notes(report) {
         let _ = writeln!(out, "\n> {}", escape(note));
     }
     out

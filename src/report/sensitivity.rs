@@ -63,6 +63,13 @@ impl Sensitivity {
 /// The text, lines ended by newlines.
 pub fn render(sensitivity: &Sensitivity, layout: &Terminal) -> String {
     let (injected, seen) = sensitivity.counts();
+    if injected == 0 {
+        let lacking = words::count(sensitivity.nodes.len(), "node");
+        let text = format!(
+            "Nothing could be injected: {lacking}, none of which can be computed again from what was recorded. Record whole layers."
+        );
+        return words::wrap(&text, layout.width).join("\n") + "\n";
+    }
     let mut lines = words::wrap(
         &format!(
             "An audit of {} of this dump sees {} of the {} mistakes that were injected into it, one at a time.",

@@ -68,7 +68,7 @@ pub fn render(report: &Report, layout: &Terminal) -> String {
         out.push(String::new());
         out.extend(words::wrap(&tokens_line(tokens), width));
     }
-    for note in &report.notes {
+    for note in &words::notes(report) {
         hang("note: ", note, width, &mut out);
     }
     out.push(String::new());

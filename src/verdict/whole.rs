@@ -208,6 +208,10 @@ pub fn assemble(
     }
     let of = |verdict: V| entries.iter().filter(move |entry| entry.verdict == verdict);
     let first = entries.iter().find(|entry| entry.verdict.is_fault());
+    // What is rounded to a narrow type everywhere, without a declaration, is not what makes values infinite later.
+    let is = |entry: &&Entry, name: &str| entry.diagnosis.first().is_some_and(|best| best.fault == name);
+    let overflow = entries.iter().find(|entry| entry.verdict.is_fault() && is(entry, OVERFLOW));
+    let first = first.map(|first| overflow.filter(|_| is(&first, ROUNDED)).unwrap_or(first));
     let unnamed = first.map_or_else(Default::default, |entry| tried(entry.id));
     let first_divergence = first.map(|entry| FirstDivergence {
         checkpoint: entry.id,
@@ -249,6 +253,10 @@ pub fn assemble(
     let checkpoints = entries;
     Report { verdict, reason, first_divergence, origins, coverage, checkpoints, notes, ..Report::default() }
 }
+
+/// A type that is too narrow, and one that is only narrow.
+const OVERFLOW: &str = crate::faults::diagnosis::OVERFLOW;
+const ROUNDED: &str = "data.f16_rounded";
 
 /// How much was seen of all nodes of which a side was only printed.
 fn seen(entries: &[Entry]) -> Option<Seen> {

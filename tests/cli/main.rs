@@ -7,5 +7,7 @@ mod inspect;
 mod inspect_against;
 mod inspect_carried;
 mod originals;
+mod overflow;
+mod port;
 #[path = "../support/lib.rs"]
 mod support;

@@ -34,12 +34,24 @@ const UNDERSTOOD_MIN: usize = 2;
 ///
 /// # Errors
 /// None of maps that were tested.
-pub fn fitting<'a>(tensors: impl Iterator<Item = &'a str> + Clone, widths: &Widths) -> Result<Option<Map>> {
+///
+/// Where a dump `has_ids` of layers already, its other names may be of its own graph, which has a node called `norm` too:
+/// a map must know names of layers among them.
+pub fn fitting<'a>(
+    tensors: impl Iterator<Item = &'a str> + Clone,
+    has_ids: bool,
+    widths: &Widths,
+) -> Result<Option<Map>> {
     let mut best: Option<(usize, Map)> = None;
     for (name, text) in FILES {
         let map = Map::parse(text, name, true)?;
-        let understood = tensors.clone().filter(|tensor| map.find(tensor, widths).is_some()).count();
-        if understood >= UNDERSTOOD_MIN && best.as_ref().is_none_or(|(most, _)| understood > *most) {
+        let found = || tensors.clone().filter_map(|tensor| map.find(tensor, widths));
+        let understood = found().count();
+        let of_layers = || found().any(|(line, _)| line.pattern.letters().any(|letter| letter == 'n'));
+        if understood >= UNDERSTOOD_MIN
+            && (!has_ids || of_layers())
+            && best.as_ref().is_none_or(|(most, _)| understood > *most)
+        {
             best = Some((understood, map));
         }
     }
@@ -55,7 +67,7 @@ mod tests {
         assert!(names().all(|name| named(name).unwrap().is_ok()));
         assert!(named("other").is_none());
         let fits = |tensors: &[&str]| {
-            fitting(tensors.iter().copied(), &Widths::default()).unwrap().map(|map| map.origin)
+            fitting(tensors.iter().copied(), false, &Widths::default()).unwrap().map(|map| map.origin)
         };
         let layer = ["layers.0.self_attn.o_proj", "layers.0.mlp.down_proj", "layers.0.input_layernorm"];
         assert_eq!(fits(&layer).as_deref(), Some("hf"));
@@ -68,5 +80,7 @@ mod tests {
         assert_eq!(fits(&["blk.0.attn_q", "blk.0.attn_output", "output_norm"]).as_deref(), Some("candle"));
         assert_eq!(fits(&["ffn_inp-0", "l_out-0", "kqv_out-0"]).as_deref(), Some("llama.cpp"));
         assert_eq!(fits(&["a", "b", "blk.0.q"]), None);
+        let own = |tensors: &[&str]| fitting(tensors.iter().copied(), true, &Widths::default()).unwrap();
+        assert!(own(&["norm", "norm.0", "embed_tokens"]).is_none() && own(&layer).is_some());
     }
 }

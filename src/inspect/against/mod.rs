@@ -120,6 +120,25 @@ impl Comparison {
         self.findings.iter().any(|finding| !finding.changes_logits)
     }
 
+    /// All that differs, weights included, in the order of what explains what: settings and tokens, weights, notes.
+    pub fn all(&self) -> Vec<Difference> {
+        let of_weight = |name: &str, made_of: String, wrong: &Wrong| Difference {
+            name: wrong.fault.unwrap_or("weights.differ").to_owned(),
+            place: name.to_owned(),
+            original: made_of,
+            converted: wrong.text.clone(),
+            effect: "every product with this weight differs".to_owned(),
+            changes_logits: true,
+        };
+        let of_tensors = self.tensors.iter().flat_map(|pair| {
+            pair.mistakes.iter().map(move |wrong| of_weight(&pair.name, pair.made_of.join(", "), wrong))
+        });
+        let left_out = self.left_out.iter().map(|out| of_weight(&out.name, "there".to_owned(), &out.wrong));
+        let (grave, notes): (Vec<_>, Vec<_>) =
+            self.findings.iter().cloned().partition(|finding| finding.changes_logits);
+        grave.into_iter().chain(of_tensors).chain(left_out).chain(notes).collect()
+    }
+
     /// Whether something is not the same weight.
     pub fn other_weights(&self) -> bool {
         !self.left_out.is_empty() || self.tensors.iter().any(|pair| pair.verdict == Verdict::Differs)
@@ -134,6 +153,16 @@ impl Comparison {
     pub fn to_text(&self, all: bool) -> String {
         text::render(self, all)
     }
+}
+
+/// The original's own tokens of a text, without those that stand before or behind every text; nothing where its
+/// tokenizer cannot be read.
+///
+/// # Errors
+/// A tokenizer.json that cannot be read.
+pub fn tokens_of_original(folder: &Path, text: &str) -> Result<Option<Vec<u32>>> {
+    let Some((_, tokenizer)) = carried::tokenizer(folder)? else { return Ok(None) };
+    Ok(tokenizer.encode(text, false).ok().map(|encoded| encoded.get_ids().to_vec()))
 }
 
 /// Compares a model file with the folder that it was converted from.

@@ -5,6 +5,7 @@ use super::config::{Config, Converted};
 use super::setting::{Setting, plain};
 use super::table::{Default, FACTS, Fact, Neutral};
 use crate::gguf::TensorRef;
+use parity_graph::weights::{self, weight};
 
 /// Compares every setting of the table, and those that need more than a line.
 pub fn compare(config: &Config, converted: &Converted<'_>, out: &mut Carried) {
@@ -253,7 +254,7 @@ fn activation(config: &Config, converted: &Converted<'_>, out: &mut Carried) {
 fn tied(config: &Config, converted: &Converted<'_>, out: &mut Carried) {
     let Some((key, Setting::Flag(tied))) = config.find(&["tie_word_embeddings"]) else { return };
     let head = |name: &str| converted.gguf.tensor(name);
-    let Some(own) = head("output.weight") else {
+    let Some(own) = head(&weight(weights::OUTPUT)) else {
         if !tied && !converted.is_a(&["gemma", "command-r", "cohere"]) {
             let said = "tied: the file has no output.weight, so llama.cpp multiplies by token_embd.weight"
                 .to_owned();
@@ -266,7 +267,7 @@ fn tied(config: &Config, converted: &Converted<'_>, out: &mut Carried) {
         }
         return;
     };
-    let same = head("token_embd.weight").is_some_and(|table| {
+    let same = head(&weight(weights::TOKEN_EMBD)).is_some_and(|table| {
         let known = own.info.dtype.is_decodable() && table.info.dtype.is_decodable();
         // Types may differ: a sample of rows tells another matrix from one that was rounded otherwise.
         !known || (own.info.shape == table.info.shape && alike(own, table))
@@ -300,147 +301,3 @@ fn alike(a: TensorRef<'_>, b: TensorRef<'_>) -> bool {
     // Half way between equal and unrelated: types of two bits stay above it.
     aa == bb || ab / (aa * bb).sqrt() > 0.5
 }
-
-/// Keys that say nothing of what a model computes, or whose effect the weights show.
-const HARMLESS: &[&str] = &[
-    "architectures",
-    "model_type",
-    "torch_dtype",
-    "dtype",
-    "transformers_version",
-    "use_cache",
-    "initializer_range",
-    "initializer_factor",
-    "_name_or_path",
-    "auto_map",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "unk_token_id",
-    "decoder_start_token_id",
-    "attention_bias",
-    "mlp_bias",
-    "qkv_bias",
-    "bias",
-    "attention_dropout",
-    "hidden_dropout",
-    "hidden_dropout_prob",
-    "resid_pdrop",
-    "embd_pdrop",
-    "attn_pdrop",
-    "classifier_dropout",
-    "embedding_dropout",
-    "pretraining_tp",
-    "vocab_size",
-    "output_attentions",
-    "output_hidden_states",
-    "return_dict",
-    "problem_type",
-    "id2label",
-    "label2id",
-    "task_specific_params",
-    "quantization_config",
-    "_attn_implementation",
-    "attn_implementation",
-    "_flash_attn_2_enabled",
-    "router_aux_loss_coef",
-    "output_router_logits",
-    "router_jitter_noise",
-    "decoder_sparse_step",
-    "mlp_only_layers",
-    "aux_loss_alpha",
-    "seq_aux",
-    "cache_implementation",
-    "max_window_layers",
-    "use_sliding_window",
-    "sliding_window",
-    "sliding_window_pattern",
-    "_sliding_window_pattern",
-    "layer_types",
-    "rope_scaling",
-    "rope_parameters",
-    "vision_config",
-    "audio_config",
-    "text_config",
-    "llm_config",
-    "language_config",
-    "image_token_id",
-    "video_token_id",
-    "vision_start_token_id",
-    "vision_end_token_id",
-    "vision_token_id",
-    "is_llama_config",
-    "rope_interleaved",
-    "num_nextn_predict_layers",
-    "kv_lora_rank",
-    "q_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "ep_size",
-    "moe_layer_freq",
-    "topk_method",
-    "max_length",
-    "max_position_embeddings",
-    "original_max_position_embeddings",
-    "tie_word_embeddings",
-    "attention_type",
-    "embd_layer",
-    "sep_token_id",
-    "unsloth_version",
-    "unsloth_fixed",
-    "swiglu_limit",
-    "rope_ratio",
-    "time_step_rank",
-    "mamba_dt_rank",
-    "linear_num_value_heads",
-    "linear_value_head_dim",
-    "query_pre_attn_scalar",
-    "hidden_act",
-    "hidden_activation",
-    "activation_function",
-];
-
-/// What no comparison here reads.
-pub fn unread(config: &Config, out: &mut Carried) {
-    let known = |key: &str| {
-        let read = FACTS.iter().any(|fact| fact.keys.contains(&key)) || READ_BESIDE.contains(&key);
-        read || HARMLESS.contains(&key)
-    };
-    let said = |key: &&str| config.get(key).is_some_and(|value| !value.is_null());
-    let unread: Vec<&str> = config.keys().filter(|key| !known(key)).filter(said).collect();
-    if !unread.is_empty() {
-        let effect =
-            "nothing of the file is compared with these keys: look up what they mean where one is new to you";
-        let original = unread.join(", ");
-        out.note("config.unread", "config.json".to_owned(), (original, "nothing known".to_owned()), effect);
-    }
-}
-
-/// Keys that are read outside of the table.
-const READ_BESIDE: [&str; 25] = [
-    "intermediate_size",
-    "prefix_dense_intermediate_size",
-    "dense_intermediate_size",
-    "n_inner",
-    "hidden_dim",
-    "ffn_dim",
-    "intermediate_size_mlp",
-    "moe_intermediate_size",
-    "shared_expert_intermediate_size",
-    "scoring_func",
-    "score_function",
-    "score_func",
-    "moe_router_activation",
-    "moe_router_activation_func",
-    "expert_selection_fn",
-    "partial_rotary_factor",
-    "rotary_pct",
-    "rope_pct",
-    "rope_percent",
-    "rotary_dim",
-    "n_ctx",
-    "n_positions",
-    "num_labels",
-    "scale_depth",
-    "dim_model_base",
-];

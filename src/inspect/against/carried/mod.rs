@@ -8,6 +8,7 @@ mod setting;
 mod table;
 mod template;
 mod tokens;
+mod unread;
 mod window;
 
 use std::path::Path;
@@ -20,6 +21,7 @@ use crate::files::{TEXT_BYTES_MAX, read};
 use crate::gguf::Gguf;
 use config::{Config, Converted};
 pub use template::{COMMAND, render};
+pub use tokens::tokenizer;
 
 /// Something that a model file and its original say differently.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -82,7 +84,7 @@ pub fn compare(gguf: &Gguf, folder: &Path, architecture: &str) -> Result<Carried
             facts::compare(&config, &converted, &mut out);
             rope::compare(&config, &converted, &mut out);
             window::compare(&config, &converted, &mut out);
-            facts::unread(&config, &mut out);
+            unread::compare(&config, &mut out);
         }
         None => out.not_compared.push("config.json: not in the folder".to_owned()),
     }

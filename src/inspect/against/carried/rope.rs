@@ -6,6 +6,7 @@ use super::Carried;
 use super::config::{Config, Converted};
 use super::facts::place;
 use super::setting::{Setting, plain};
+use parity_graph::weights::{self, weight};
 
 /// Roundings in f32 between the parameters and a factor of a dimension, on both sides: a power, a quotient, three
 /// steps of the interpolation, and the quotient that is stored.
@@ -22,9 +23,10 @@ pub fn compare(config: &Config, converted: &Converted<'_>, out: &mut Carried) {
         .or_else(|| converted.number("rope.scale_linear"))
         .filter(|factor| *factor != 0.0)
         .unwrap_or(1.0);
+    let has_factors = converted.gguf.tensor(&weight(weights::ROPE_FREQS)).is_some();
     let own_kind = match own.as_str() {
-        "linear" if converted.gguf.tensor("rope_freqs.weight").is_some() => "llama3",
-        "none" if converted.gguf.tensor("rope_freqs.weight").is_some() => "llama3",
+        "linear" if has_factors => "llama3",
+        "none" if has_factors => "llama3",
         "linear" if own_factor == 1.0 => "none",
         other => other,
     };
@@ -54,7 +56,6 @@ pub fn compare(config: &Config, converted: &Converted<'_>, out: &mut Carried) {
             far,
         );
     }
-    let number = |keys: &[&str]| keys.iter().find_map(|key| config.rope.get(*key)?.as_f64());
     match kind.as_str() {
         "linear" | "yarn" => {
             if !Setting::Number(factor).is(&Setting::Number(own_factor)) {
@@ -66,38 +67,30 @@ pub fn compare(config: &Config, converted: &Converted<'_>, out: &mut Carried) {
             }
         }
         "llama3" => factors_of_llama3(config, converted, factor, out),
-        "longrope" => {
-            for (list, tensor) in
-                [("long_factor", "rope_factors_long.weight"), ("short_factor", "rope_factors_short.weight")]
-            {
-                if let Some(Setting::List(wanted)) = config.rope.get(list).and_then(Setting::from_json) {
-                    factors(
-                        converted,
-                        (&format!("config.rope_scaling.{list}"), tensor),
-                        &wanted,
-                        &format!("rope_scaling.{list}"),
-                        out,
-                    );
-                }
-            }
-            original_length(config, converted, out);
-            let given = number(&["attention_factor"]);
-            let lengths = config.number(&["max_position_embeddings"]).zip(original(config));
-            let by_length =
-                lengths.map(|(longer, original)| longer / original).filter(|factor| *factor > 1.0);
-            let by_length = by_length
-                .zip(original(config))
-                .map(|(factor, original)| (1.0 + factor.ln() / original.ln()).sqrt());
-            if let Some(wanted) = given.or(by_length) {
-                magnitude(
-                    converted,
-                    wanted,
-                    converted.number("rope.scaling.attn_factor").unwrap_or(1.0),
-                    out,
-                );
-            }
-        }
+        "longrope" => longrope(config, converted, out),
         _ => {}
+    }
+}
+
+/// LongRoPE: divisors for long and for short texts, and what they are made up for with.
+fn longrope(config: &Config, converted: &Converted<'_>, out: &mut Carried) {
+    let lists = [("long_factor", weights::ROPE_FACTORS_LONG), ("short_factor", weights::ROPE_FACTORS_SHORT)];
+    for (list, tensor) in lists {
+        if let Some(Setting::List(wanted)) = config.rope.get(list).and_then(Setting::from_json) {
+            let name = format!("config.rope_scaling.{list}");
+            let about = (&*name, &*weight(tensor), &*format!("rope_scaling.{list}"));
+            factors(converted, about, &wanted, 1.0, out);
+        }
+    }
+    original_length(config, converted, out);
+    let given = config.rope.get("attention_factor").and_then(|factor| factor.as_f64());
+    let trained = original(config);
+    let by_length = config.number(&["max_position_embeddings"]).zip(trained).and_then(|(longer, trained)| {
+        let factor = longer / trained;
+        (factor > 1.0).then(|| (1.0 + factor.ln() / trained.ln()).sqrt())
+    });
+    if let Some(wanted) = given.or(by_length) {
+        magnitude(converted, wanted, converted.number("rope.scaling.attn_factor").unwrap_or(1.0), out);
     }
 }
 
@@ -193,12 +186,10 @@ fn yarn(config: &Config, converted: &Converted<'_>, factor: f64, out: &mut Carri
     }
     let by_both = number("mscale").filter(|m| *m != 0.0).zip(all).map(|(m, all)| scale(m) / scale(all));
     let wanted = number("attention_factor").or(by_both).unwrap_or_else(|| scale(1.0));
-    magnitude(
-        converted,
-        wanted,
-        scale(1.0) * converted.number("rope.scaling.attn_factor").unwrap_or(1.0),
-        out,
-    );
+    // llama.cpp divides by what a file's own multiplier of the logarithm gives.
+    let divisor = converted.number("rope.scaling.yarn_log_multiplier").map_or(1.0, scale);
+    let more = converted.number("rope.scaling.attn_factor").unwrap_or(1.0);
+    magnitude(converted, wanted, scale(1.0) / divisor * more, out);
 }
 
 const MAGNITUDE: &str = "rotated queries and keys have another length: scores of attention another factor";
@@ -232,15 +223,18 @@ fn factors_of_llama3(config: &Config, converted: &Converted<'_>, factor: f64, ou
             }
         })
         .collect();
-    factors(converted, ("config.rope_scaling.factor", "rope_freqs.weight"), &wanted, "rope_scaling", out);
+    // A rounding of a wave's length moves a divisor between the two limits by so much more.
+    let amplified = 1.0 + factor * high / (high - low);
+    let about = ("config.rope_scaling.factor", &*weight(weights::ROPE_FREQS), "rope_scaling");
+    factors(converted, about, &wanted, amplified, out);
 }
 
 /// A tensor of divisors against those that config.json asks for.
 fn factors(
     converted: &Converted<'_>,
-    (name, tensor): (&str, &str),
+    (name, tensor, key): (&str, &str, &str),
     wanted: &[f64],
-    key: &str,
+    amplified: f64,
     out: &mut Carried,
 ) {
     let place = format!("config.json {key}, {tensor}");
@@ -255,7 +249,7 @@ fn factors(
     };
     let own = found.decode();
     let near = |(own, wanted): (&f32, &f64)| {
-        (f64::from(*own) - wanted).abs() <= ROUNDINGS * f64::from(f32::EPSILON) * wanted.abs()
+        (f64::from(*own) - wanted).abs() <= ROUNDINGS * amplified * f64::from(f32::EPSILON) * wanted.abs()
     };
     let wrong = own.iter().zip(wanted).position(|pair| !near(pair));
     let says = match (own.len() == wanted.len(), wrong) {

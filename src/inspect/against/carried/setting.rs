@@ -67,6 +67,11 @@ impl Setting {
                 a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(*a, *b))
             }
             (Setting::Text(a), Setting::Text(b)) => a == b,
+            // Layers without heads, or without experts, have none of what the others have.
+            (Setting::List(list), Setting::Number(one)) | (Setting::Number(one), Setting::List(list)) => {
+                let mut some = list.iter().filter(|number| **number != 0.0).peekable();
+                some.peek().is_some() && some.all(|number| same(*number, *one))
+            }
             _ => self.number().zip(other.number()).is_some_and(|(a, b)| same(a, b)),
         }
     }

@@ -84,7 +84,7 @@ pub const FACTS: &[Fact] = &[
     ),
     fact(
         "config.num_key_value_heads",
-        &["num_key_value_heads", "n_kv_heads", "n_head_kv", "num_kv_heads"],
+        &["num_key_value_heads", "n_kv_heads", "n_head_kv"],
         "attention.head_count_kv",
         Default::By(heads),
         "queries read other heads of keys and values",

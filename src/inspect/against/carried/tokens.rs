@@ -28,20 +28,28 @@ const DIFFERENT: &str = "the model reads other tokens";
 /// tokenizer_config.json, config.json and generation_config.json.
 type Said<'a> = (&'a Json, Option<&'a Json>, Option<&'a Json>);
 
+/// tokenizer.json, as it is and as a tokenizer; nothing where there is none that can be read.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn tokenizer(folder: &Path) -> Result<Option<(Json, tokenizers::Tokenizer)>> {
+    let path = folder.join("tokenizer.json");
+    if !path.exists() {
+        return Ok(None);
+    }
+    let text = read(&path, TEXT_BYTES_MAX)?;
+    Ok(serde_json::from_str(&text).ok().zip(text.parse().ok()))
+}
+
 /// Compares the tokenizer.
 ///
 /// # Errors
 /// A tokenizer.json that cannot be read.
 pub fn compare(gguf: &Gguf, folder: &Path, said: Said<'_>, out: &mut Carried) -> Result<()> {
-    let path = folder.join("tokenizer.json");
-    if !path.exists() {
-        out.not_compared.push("tokenizer.json: not in the folder".to_owned());
-        return Ok(());
-    }
-    let text = read(&path, TEXT_BYTES_MAX)?;
-    let parsed = serde_json::from_str::<Json>(&text).ok().zip(text.parse::<tokenizers::Tokenizer>().ok());
-    let Some((json, theirs)) = parsed else {
-        out.not_compared.push("tokenizer.json: of a form that cannot be read here".to_owned());
+    let Some((json, theirs)) = tokenizer(folder)? else {
+        let there = folder.join("tokenizer.json").exists();
+        let why = if there { "of a form that cannot be read here" } else { "not in the folder" };
+        out.not_compared.push(format!("tokenizer.json: {why}"));
         return Ok(());
     };
     let Some(own) = gguf.strings("tokenizer.ggml.tokens")? else {
@@ -54,6 +62,10 @@ pub fn compare(gguf: &Gguf, folder: &Path, said: Said<'_>, out: &mut Carried) ->
         );
         return Ok(());
     };
+    if gguf.str("tokenizer.ggml.model")? == Some("bert") {
+        out.not_compared.push("tokenizer.json: WordPiece, whose tokens a file spells otherwise".to_owned());
+        return Ok(());
+    }
     let before = out.differences.len();
     ids(own, &theirs, out);
     added(gguf, &json, own, out)?;
