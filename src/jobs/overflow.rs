@@ -10,19 +10,30 @@ use crate::error::Result;
 use crate::faults::diagnosis::OVERFLOW;
 use crate::gguf::Gguf;
 use crate::report::words::number;
-use crate::report::{CheckpointVerdict, Report};
+use crate::report::{CheckpointVerdict, Diagnosis, Report};
 use parity_dump::Dump;
 
 /// The largest number of f16.
 const F16_MAX: f64 = 65504.0;
+/// What NaN are called that nothing else explains.
+const NAN: &str = "data.nan";
 
-/// Says of the first divergence what an exact pass comes to before it, where it is NaN or Inf and has no name.
+/// Whether an engine that declares this arithmetic may keep values in f16; one that declares nothing may.
+fn may_be_narrow(numerics: Option<&str>) -> bool {
+    numerics
+        .is_none_or(|words| words.split(|c: char| c == '=' || c.is_whitespace()).any(|word| word == "f16"))
+}
+
+/// Names an overflow at the first divergence, where that is NaN or Inf, nothing before it was recorded that says more, and
+/// an exact pass comes to values before it that f16 cannot hold.
 ///
 /// # Errors
 /// Those of the machine that executes the graph.
 pub fn explain(report: &mut Report, dump: &Dump, gguf: &Gguf) -> Result<()> {
     let Some(first) = report.first_divergence.as_mut() else { return Ok(()) };
-    if first.verdict != CheckpointVerdict::Nonfinite || !first.diagnosis.is_empty() {
+    let unnamed = first.diagnosis.first().is_none_or(|best| best.fault == NAN);
+    let whole = first.inputs.is_empty() && may_be_narrow(dump.producer().numerics.as_deref());
+    if first.verdict != CheckpointVerdict::Nonfinite || !unnamed || !whole {
         return Ok(());
     }
     let found = Recording::unfinite(dump, first.checkpoint);
@@ -40,17 +51,13 @@ pub fn explain(report: &mut Report, dump: &Dump, gguf: &Gguf) -> Result<()> {
         *peak = row.values.iter().fold(*peak, |peak, value| peak.max(value.abs()));
     })?;
     let beyond = all.iter().find_map(|id| Some((*id, *peaks.get(id).filter(|peak| !(**peak <= F16_MAX))?)));
-    let most = peaks.values().copied().fold(0.0, f64::max);
-    first.residual = Some(match beyond {
-        Some((id, peak)) => format!(
-            "an exact forward pass reaches {} at {id}, and f16 holds {F16_MAX}: what an engine keeps in f16 is infinite from \
-             there on ({OVERFLOW})",
+    if let Some((id, peak)) = beyond {
+        let text = format!(
+            "an exact forward pass reaches {} at {id}, and f16 holds {F16_MAX}: what is kept in f16 is infinite from there on",
             number(peak)
-        ),
-        None => format!(
-            "there are NaN or Inf, and an exact forward pass reaches {} at most, which f16 holds: it is no overflow",
-            number(most)
-        ),
-    });
+        );
+        let fix = parity_graph::fault::find(OVERFLOW).map(|entry| entry.fix.to_owned());
+        first.diagnosis.insert(0, Diagnosis { fault: OVERFLOW.to_owned(), explains: 1.0, text, fix });
+    }
     Ok(())
 }

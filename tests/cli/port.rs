@@ -43,7 +43,7 @@ fn a_setting_explains_the_rest() {
     );
     for file in ["report.json", "report.html", "summary.md", "junit.xml"] {
         let text = std::fs::read_to_string(folder.join(file)).unwrap();
-        assert!(text.contains("rope_theta") || file == "junit.xml", "{file}: {text}");
+        assert!(text.contains("theta") || file == "junit.xml", "{file}: {text}");
     }
     let text = port(&pair, scratch.path(), &["-p", "the well"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
