@@ -17,7 +17,7 @@ use crate::foreign;
 use crate::gguf::{DType, Gguf};
 use crate::inspect::against::{Difference, compare, tokens_of_original};
 use crate::jobs::{audit, diff};
-use crate::record::{self, Filter};
+use crate::record;
 use crate::references::{self, quoted, recording_command};
 use crate::report::{Finding, Report, Verdict};
 use crate::text::tell;
@@ -157,7 +157,7 @@ fn stored(gguf: &Gguf) -> String {
 fn tensors(
     options: &Options,
     gguf: &Gguf,
-    mut report: Report,
+    report: Report,
     prompt: &str,
     stems: &[PathBuf; 2],
 ) -> Result<Report> {
@@ -225,14 +225,10 @@ fn recorded(options: &Options, gguf: &Gguf, prompt: &str) -> Result<Dump> {
     let dir = options.dir.join(CONVERTED);
     let summary = record::record(&record::Options {
         dir: dir.clone(),
-        filter: Filter::default(),
-        sequence: None,
         all_rows: true,
-        verify: false,
-        graphs: None,
-        inject: None,
-        quiet: true,
+        output: record::Output::Nowhere,
         command: recording_command(&program, &options.converted, prompt, count, 0),
+        ..record::Options::default()
     })?;
     match summary.incomplete {
         Some(reason) => Err(Error::file(&dir, format!("the recording is not complete: {reason}"))),
