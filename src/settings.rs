@@ -30,7 +30,7 @@ const fn foreign(variable: &'static str, meaning: &'static str) -> Setting {
 }
 
 /// Everything that the environment can say.
-pub const ALL: [Setting; 14] = [
+pub const ALL: [Setting; 15] = [
     own(
         "models",
         "PARITY_MODELS",
@@ -68,6 +68,7 @@ pub const ALL: [Setting; 14] = [
         "folder of CUDA kernels, an edited copy of `kernels/`, in place of the built-in ones",
     ),
     foreign(FILE_VARIABLE, "file of settings; `~/.config/parity/config.toml` where it is not set"),
+    foreign("PARITY_API_KEY", "key of the server that `parity guess --url` asks"),
     foreign("HF_HOME", "Hugging Face's cache, for `-hf`; `~/.cache/huggingface` where it is not set"),
     foreign("HF_ENDPOINT", "address of the hub, for `-hf`; `https://huggingface.co` where it is not set"),
     foreign("HF_HUB_OFFLINE", "`1`: `-hf` looks into the cache only"),

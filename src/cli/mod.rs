@@ -19,6 +19,7 @@ mod doctor;
 mod explain;
 mod faults;
 mod gate;
+mod guess;
 mod inspect;
 mod manual;
 mod map;
@@ -66,6 +67,8 @@ enum Command {
     Bench(bench::Args),
     /// List the faults that parity can name and inject.
     Faults(faults::Args),
+    /// Find the mistake behind an output: text, tokens, logits or log-probabilities.
+    Guess(guess::Args),
     /// Run a suite of cases, for CI.
     Gate(gate::Args),
     /// Say what got better or worse between two reports.
@@ -99,6 +102,7 @@ impl Command {
             Command::Ab(args) => args.threads,
             Command::Audit(args) => args.threads,
             Command::Bench(args) => args.threads,
+            Command::Guess(args) => args.threads,
             Command::Map(args) => args.threads,
             _ => None,
         }
@@ -119,6 +123,7 @@ pub fn main() -> ExitCode {
         Command::Audit(args) => audit::main(&args),
         Command::Bench(args) => bench::main(&args),
         Command::Faults(args) => faults::main(&args),
+        Command::Guess(args) => guess::main(&args),
         Command::Gate(args) => gate::main(&args),
         Command::DiffReports(args) => diff_reports::main(&args),
         Command::Inspect(args) => inspect::main(&args),

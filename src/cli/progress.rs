@@ -23,6 +23,14 @@ impl Progress {
         Progress { bar, started: Instant::now() }
     }
 
+    /// `done` of `all` are done, and what the best so far is called.
+    pub fn set_with(&self, done: usize, all: usize, best: &str) {
+        if !best.is_empty() && self.bar.message() != best {
+            self.bar.set_message(best.to_owned());
+        }
+        self.set(done, all);
+    }
+
     /// `done` of `all` are done.
     pub fn set(&self, done: usize, all: usize) {
         if self.bar.is_hidden() && self.started.elapsed() >= PATIENCE {

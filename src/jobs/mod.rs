@@ -9,6 +9,7 @@ pub mod diff;
 pub mod doctor;
 pub mod explain;
 mod graph_limits;
+pub mod guess;
 mod graphs;
 mod hashed;
 mod head_rows;

@@ -120,9 +120,20 @@ impl Tokenizer {
         Ok(tokens)
     }
 
+    /// The same, with special tokens taken for text like any other.
+    pub fn encode_as_text(&self, text: impl AsRef<[u8]>) -> Result<Vec<u32>> {
+        let mut tokens = Vec::new();
+        self.append_fragments(vec![Fragment::Text(text.as_ref())], &mut tokens)?;
+        Ok(tokens)
+    }
+
     fn append(&self, text: &[u8], tokens: &mut Vec<u32>) -> Result<()> {
+        self.append_fragments(self.fragments(text), tokens)
+    }
+
+    fn append_fragments(&self, fragments: Vec<Fragment<'_>>, tokens: &mut Vec<u32>) -> Result<()> {
         let mut after_special = true;
-        for fragment in self.fragments(text) {
+        for fragment in fragments {
             match (fragment, &self.model) {
                 (Fragment::Token(id), _) => tokens.push(id),
                 (Fragment::Text(text), Model::Bpe(bpe)) => {

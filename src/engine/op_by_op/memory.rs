@@ -1,6 +1,6 @@
 //! The memory of an executed graph: one buffer for each tensor that is no view, and what is not known of it.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use parity_graph::Op;
 
@@ -18,19 +18,19 @@ use crate::scalar::Scalar;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unknown {
     /// The sentence.
-    pub reason: Rc<str>,
+    pub reason: Arc<str>,
     /// Whether it is about positions whose steps a recording lacks altogether.
     pub is_lost: bool,
 }
 
 impl Unknown {
     /// With this reason.
-    pub fn new(reason: impl Into<Rc<str>>) -> Unknown {
+    pub fn new(reason: impl Into<Arc<str>>) -> Unknown {
         Unknown { reason: reason.into(), is_lost: false }
     }
 
     /// With this reason, which is that steps were not recorded.
-    pub fn lost(reason: impl Into<Rc<str>>) -> Unknown {
+    pub fn lost(reason: impl Into<Arc<str>>) -> Unknown {
         Unknown { reason: reason.into(), is_lost: true }
     }
 

@@ -6,6 +6,7 @@
 //! and is zero at the start. A [`Conductor`] sees every node that computes and says with which values the machine
 //! goes on: its own, in a run, or recorded ones, in an audit.
 
+mod lanes;
 mod memory;
 mod program;
 mod sources;
@@ -15,6 +16,7 @@ mod store;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use parity_graph::{Id, Op};
 
@@ -24,6 +26,7 @@ use crate::gguf::Gguf;
 use crate::ops::{Args, Rule, Strided, rule};
 use crate::scalar::Scalar;
 
+pub use lanes::{Answer, Lane, Lanes, step as step_lanes};
 pub use memory::Unknown;
 pub use program::{Place, Program, dtype};
 
@@ -129,13 +132,13 @@ pub struct Machine<'a, S> {
     gguf: &'a Gguf,
     arithmetic: Arithmetic,
     /// Leaves that were written, by their keys.
-    states: BTreeMap<String, Buffer<S>>,
+    states: BTreeMap<String, Arc<Buffer<S>>>,
     /// Whether memory of a type holds numbers of that type.
     rounds: bool,
 }
 
-/// The memory of one step: by tensor that is no view.
-type Memory<S> = Vec<Option<Buffer<S>>>;
+/// The memory of one step: by tensor that is no view. What several executions have alike they share.
+type Memory<S> = Vec<Option<Arc<Buffer<S>>>>;
 
 impl<'a, S: Number> Machine<'a, S> {
     /// A machine for the weights of `gguf` whose caches and states are empty.
@@ -188,37 +191,44 @@ impl<'a, S: Number> Machine<'a, S> {
         inputs: Inputs<'_>,
         conductor: &mut dyn Conductor<S>,
     ) -> Result<()> {
-        let graph = &program.graph;
-        let mut memory: Memory<S> = graph.tensors.iter().map(|_| None).collect();
+        let mut memory: Memory<S> = program.graph.tensors.iter().map(|_| None).collect();
         for id in program.executed().filter(|id| some(*id)) {
-            for used in graph.sources(id).chain([id]) {
-                self.load(program, graph.root(used), inputs, &mut memory);
-            }
-            let value = match graph.get(id).op {
-                Op::SetRows => {
-                    set_rows(program, id, &mut memory, self.rounds);
-                    None
-                }
-                Op::Cpy | Op::Cont | Op::Dup => Some(self.copy(program, id, &memory)),
+            self.load_all(program, id, inputs, &mut memory);
+            let value = match program.graph.get(id).op {
+                Op::SetRows | Op::Cpy | Op::Cont | Op::Dup => None,
                 _ => Some(self.node(program, id, &memory, conductor)?),
             };
-            if let Some(value) = value {
-                store(program, id, value, &mut memory, self.rounds);
-            }
-            for used in graph.sources(id).chain([id]) {
-                let root = graph.root(used);
-                let state = memory[root].as_ref().is_some_and(|buffer| buffer.state);
-                if !program.is_used_after(root, id) && !program.is_written(root) && !state {
-                    memory[root] = None;
-                }
-            }
+            self.put(program, id, value, &mut memory);
+            free(program, id, &mut memory);
         }
+        self.keep(program, memory);
+        Ok(())
+    }
+
+    /// Brings what a node reads and writes into memory.
+    fn load_all(&mut self, program: &Program, id: Id, inputs: Inputs<'_>, memory: &mut Memory<S>) {
+        for used in program.graph.sources(id).chain([id]) {
+            self.load(program, program.graph.root(used), inputs, memory);
+        }
+    }
+
+    /// Puts the values of a node where they lie; those of a node that only moves values are found here.
+    fn put(&self, program: &Program, id: Id, value: Option<Value<S>>, memory: &mut Memory<S>) {
+        let value = match (value, &program.graph.get(id).op) {
+            (Some(value), _) => value,
+            (None, Op::SetRows) => return set_rows(program, id, memory, self.rounds),
+            (None, _) => self.copy(program, id, memory),
+        };
+        store(program, id, value, memory, self.rounds);
+    }
+
+    /// Keeps the states of a step for the next.
+    fn keep(&mut self, program: &Program, memory: Memory<S>) {
         for (id, buffer) in memory.into_iter().enumerate() {
             if let Some(buffer) = buffer.filter(|buffer| program.is_written(id) || buffer.state) {
                 self.states.insert(program.key(id).to_owned(), buffer);
             }
         }
-        Ok(())
     }
 
     /// A copy in logical order: the values of its source.
@@ -238,20 +248,45 @@ impl<'a, S: Number> Machine<'a, S> {
         conductor: &mut dyn Conductor<S>,
     ) -> Result<Value<S>> {
         let tensor = program.graph.get(id);
-        // A cast is its own second source.
+        let args = self.args(program, id, memory);
         let slots = || tensor.srcs.iter().map(|slot| slot.filter(|&src| src != id));
-        let sources: std::result::Result<Vec<_>, Unknown> =
-            slots().map(|slot| slot.map(|src| self.source(program, src, memory)).transpose()).collect();
-        let args = sources.and_then(|sources| {
-            let name = &program.names[id];
-            let of_type = || Unknown::new(format!("the type {} of {name}", tensor.dtype));
-            let dtype = dtype(tensor).ok_or_else(of_type)?;
-            let (params, shape) = (&tensor.params, tensor.shape());
-            Ok(Args { name, params, sources, shape, dtype, arithmetic: &self.arithmetic, tokens: None })
-        });
         let carried = slots().map(|slot| carried(program, slot?, memory)).collect();
         let node = Node { id, program, rule: rule(&tensor.op), carried };
         conductor.value(&node, args.as_ref())
+    }
+
+    /// What a node reads.
+    fn args<'b>(
+        &'b self,
+        program: &'b Program,
+        id: Id,
+        memory: &'b Memory<S>,
+    ) -> std::result::Result<Args<'b, S>, Unknown>
+    where
+        'a: 'b,
+    {
+        let tensor = program.graph.get(id);
+        // A cast is its own second source.
+        let slots = tensor.srcs.iter().map(|slot| slot.filter(|&src| src != id));
+        let sources: std::result::Result<Vec<_>, Unknown> =
+            slots.map(|slot| slot.map(|src| self.source(program, src, memory)).transpose()).collect();
+        let name = &program.names[id];
+        let of_type = || Unknown::new(format!("the type {} of {name}", tensor.dtype));
+        let (sources, dtype) = (sources?, dtype(tensor).ok_or_else(of_type)?);
+        let (params, shape) = (&tensor.params, tensor.shape());
+        Ok(Args { name, params, sources, shape, dtype, arithmetic: &self.arithmetic, tokens: None })
+    }
+}
+
+/// Forgets what no node reads any more.
+fn free<S>(program: &Program, id: Id, memory: &mut Memory<S>) {
+    let graph = &program.graph;
+    for used in graph.sources(id).chain([id]) {
+        let root = graph.root(used);
+        let state = memory[root].as_ref().is_some_and(|buffer| buffer.state);
+        if !program.is_used_after(root, id) && !program.is_written(root) && !state {
+            memory[root] = None;
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a node reads: weights, inputs, states, and windows into what was computed before.
 
+use std::sync::Arc;
+
 use parity_graph::Id;
 
 use super::memory::{Buffer, Unknown, is_written};
@@ -27,18 +29,18 @@ impl<'a, S: Number> Machine<'a, S> {
         } else if let Some(values) = inputs(id) {
             Buffer::of(values.into_iter().map(S::from_f64).collect())
         } else if let Some(state) = self.states.remove(program.key(id)) {
-            Buffer { state: true, ..state }
+            Buffer { state: true, ..Arc::unwrap_or_clone(state) }
         } else {
             empty(program, id)
         };
         let (expected, found) = (tensor.elements(), buffer.data.len());
-        memory[id] = Some(match found == expected || buffer.unknown.is_some() {
+        memory[id] = Some(Arc::new(match found == expected || buffer.unknown.is_some() {
             true => buffer,
             false => Buffer::unknown(Unknown::new(format!(
                 "{}, of which {found} elements were found and {expected} are read",
                 tensor.name
             ))),
-        });
+        }));
     }
 
     /// A tensor that is a weight of the file in the file's own shape.
@@ -71,7 +73,7 @@ impl<'a, S: Number> Machine<'a, S> {
         let of_type = || Unknown::new(format!("the layout of {name}, of type {}", tensor.dtype));
         let place = program.place(id).ok_or_else(of_type)?;
         let dtype = dtype(tensor).ok_or_else(of_type)?;
-        let values = match &memory[place.root] {
+        let values = match memory[place.root].as_deref() {
             // Nothing is read of what has no elements.
             None if tensor.elements() == 0 => None,
             None => return Err(Unknown::new(format!("{name}, which is not computed in this step"))),

@@ -1,5 +1,7 @@
 //! Where results go: through the strides of a view into the memory of its root, as its type holds them.
 
+use std::sync::Arc;
+
 use parity_graph::Id;
 
 use super::memory::{Buffer, Unknown, hold};
@@ -30,17 +32,17 @@ pub(super) fn store<S: Scalar>(
     let (place, values) = match value {
         Ok(value) => value,
         Err(unknown) => {
-            memory[root] = Some(Buffer::unknown(unknown));
+            memory[root] = Some(Arc::new(Buffer::unknown(unknown)));
             return;
         }
     };
     if root == id && place.strides == contiguous(place.shape) {
-        memory[root] = Some(Buffer { carried: values.carried, ..Buffer::of(values.data) });
+        memory[root] = Some(Arc::new(Buffer { carried: values.carried, ..Buffer::of(values.data) }));
         return;
     }
     let elements = program.graph.get(root).elements();
     let whole = values.data.len() == elements;
-    let buffer = memory[root].get_or_insert_with(|| Buffer::zeros(elements));
+    let buffer = Arc::make_mut(memory[root].get_or_insert_with(|| Arc::new(Buffer::zeros(elements))));
     if buffer.unknown.is_some() && whole {
         *buffer = Buffer::zeros(elements);
     }
@@ -54,7 +56,7 @@ pub(super) fn store<S: Scalar>(
 pub(super) fn set_rows<S: Number>(program: &Program, id: Id, memory: &mut Memory<S>, rounds: bool) {
     let root = program.graph.root(id);
     if let Err(unknown) = try_set_rows(program, id, memory, rounds) {
-        memory[root] = Some(Buffer::unknown(unknown));
+        memory[root] = Some(Arc::new(Buffer::unknown(unknown)));
     }
 }
 
@@ -86,7 +88,7 @@ fn try_set_rows<S: Number>(
     }
     let [c3, c2, c1, r] = by;
     let fits = [b3, b2, width] == [place.shape[0], place.shape[1], place.shape[3]] && r == n && c3 == 1;
-    let buffer = memory[place.root].as_mut().ok_or_else(odd)?;
+    let buffer = Arc::make_mut(memory[place.root].as_mut().ok_or_else(odd)?);
     if !fits || c2 * c1 == 0 {
         return Err(odd());
     }

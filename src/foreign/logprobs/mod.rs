@@ -1,6 +1,7 @@
 //! Log-probabilities, as servers and `llama-perplexity` give them: the log-softmax of logits, rounded, often of the
 //! likeliest tokens alone. What each value says is an interval; `jobs::logprobs` makes logits of them.
 
+pub mod ask;
 mod perplexity;
 mod server;
 

@@ -9,7 +9,7 @@ mod single;
 mod torch;
 
 pub use folders::folder;
-pub use single::{file, is_safetensors, map};
+pub use single::{file, is_safetensors, logits_of, map};
 
 use std::path::{Path, PathBuf};
 

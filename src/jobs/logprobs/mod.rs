@@ -24,7 +24,7 @@ use crate::verdict::numbers::{self, Judged, Parts};
 use crate::verdict::{self, Gap, Why};
 use parity_dump::Dump;
 use parity_dump::manifest::{ModelInfo, Producer};
-use rows::{Said, Words};
+pub(super) use rows::{Said, Words};
 
 /// How they are judged.
 #[derive(Clone, Debug, Default)]

@@ -10,6 +10,7 @@ mod plan;
 mod steps;
 mod writer;
 
+pub(super) use mistakes::computed;
 pub(super) use plan::RunPlan;
 
 use std::collections::HashSet;

@@ -1,0 +1,195 @@
+//! `parity guess`: the mistake behind an output, where no tensor is there.
+
+use std::io::Read as _;
+use std::path::PathBuf;
+
+use tempfile::NamedTempFile;
+
+use super::progress::Progress;
+use super::run::PromptArgs;
+use super::shared::{self, Format, ModelArgs};
+use super::{Outcome, exit_code, output};
+use crate::error::{Error, Result};
+use crate::files;
+use crate::foreign::logprobs::ask::Question;
+use crate::jobs::guess::{self, Known, Observed, Sampling, guess, observed};
+use crate::report::json;
+use crate::report::table::Terminal;
+
+const EXAMPLES: &str = "\
+Examples:
+  parity guess -m model.gguf -p \"def read_lines(path):\" --text output.txt
+  parity guess -m model.gguf --tokens 1,2,3 --tokens-seen 4,5,6,7
+  parity guess -m model.gguf -p \"Hello\" --logits logits.npy --format json
+  parity guess -m model.gguf -p \"Hello\" --logprobs answer.json
+
+Exit codes: 0 a healthy engine says this, 1 a known mistake explains it, 2 nothing does.";
+
+/// Flags of `parity guess`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    prompt: PromptArgs,
+    #[command(flatten)]
+    seen: SeenArgs,
+    /// Positions of the rows of --logits: A..B
+    ///
+    /// The first position is 0, and B is not among them. Without it they are the last ones of the prompt.
+    #[arg(long, value_name = "A..B", requires = "logits", value_parser = positions)]
+    rows: Option<std::ops::Range<usize>>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// Tokens that the server of --url is asked for
+    #[arg(short, long, value_name = "N", default_value_t = 32, requires = "url", value_parser = few())]
+    n_predict: usize,
+    /// Model that the server of --url is asked for, where it has several
+    #[arg(long, value_name = "NAME", requires = "url")]
+    server_model: Option<String>,
+    /// Threads [default: all cores]
+    #[arg(short, long, value_name = "N", value_parser = shared::at_least_one())]
+    pub threads: Option<usize>,
+    /// Print a table or json
+    #[arg(help_heading = "Output", long, value_enum, default_value_t, hide_possible_values = true)]
+    format: Format,
+}
+
+/// What was seen of the engine.
+#[derive(clap::Args)]
+#[group(required = true, multiple = false)]
+#[command(next_help_heading = "What was seen")]
+struct SeenArgs {
+    /// File with the text behind the prompt, - for standard input
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Token ids behind the prompt: 1,2,3 or @FILE
+    #[arg(long, value_name = "IDS")]
+    tokens_seen: Option<String>,
+    /// File with logits
+    ///
+    /// npy, npz, safetensors, raw f32, llama-debug's, llama-perplexity's; (T, V), or the last rows of the prompt.
+    #[arg(long, value_name = "FILE")]
+    logits: Option<PathBuf>,
+    /// File with log-probabilities: a server's answer
+    #[arg(long, value_name = "FILE")]
+    logprobs: Option<PathBuf>,
+    /// Dump with hidden states
+    ///
+    /// Outputs of layers, in any format of docs/dumps.md.
+    #[arg(long, value_name = "DUMP")]
+    hidden: Option<PathBuf>,
+    /// OpenAI-compatible server: it is asked for a short continuation
+    ///
+    /// POST /v1/completions, with log-probabilities. The key is what PARITY_API_KEY holds.
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+}
+
+/// How the text was sampled.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Sampled text, as llama.cpp's flags")]
+struct SamplingArgs {
+    /// Temperature; at 0 each token was the likeliest one
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = not_negative)]
+    temp: f64,
+    /// Seed: with it every token is known
+    #[arg(long, value_name = "N")]
+    seed: Option<u32>,
+    /// The likeliest N tokens; all at 0
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    top_k: usize,
+    /// The likeliest tokens of this probability together
+    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = not_negative)]
+    top_p: f64,
+    /// Tokens at least P times as likely as the likeliest
+    #[arg(long, value_name = "P", default_value_t = 0.05, value_parser = not_negative)]
+    min_p: f64,
+}
+
+impl SamplingArgs {
+    /// How tokens were drawn, if they were.
+    fn sampling(&self) -> Option<Sampling> {
+        let SamplingArgs { temp: temperature, seed, top_k, top_p, min_p } = *self;
+        (temperature > 0.0).then_some(Sampling { temperature, top_k, top_p, min_p, seed })
+    }
+}
+
+impl Args {
+    /// Asks a server; the file with its answer.
+    fn ask(&self, url: &str, text: Option<&str>, tokens: &[u32]) -> Result<NamedTempFile> {
+        let no_file = |e: std::io::Error| Error::new("a temporary file", format!("cannot be made: {e}"));
+        let file = NamedTempFile::new().map_err(no_file)?;
+        let (model, n_predict) = (self.server_model.as_deref(), self.n_predict);
+        Question { url, model, text, tokens, n_predict }.ask(file.path())?;
+        Ok(file)
+    }
+
+    fn observed(&self) -> Result<Observed> {
+        let sampling = self.sampling.sampling();
+        let seen = &self.seen;
+        Ok(match (&seen.text, &seen.tokens_seen, &seen.logits, &seen.logprobs) {
+            (Some(path), ..) => Observed::Text(text(path)?, sampling),
+            (_, Some(ids), ..) => Observed::Tokens(guess::ids(ids)?, sampling),
+            (_, _, Some(path), _) => Observed::Logits(path.clone(), self.rows.clone()),
+            (.., Some(path)) => Observed::LogProbs(path.clone()),
+            _ => return Err(Error::new("output", "nothing was seen").expected("--text, --tokens-seen, --logits or --logprobs")),
+        })
+    }
+}
+
+/// A server is not asked for more than a short text.
+fn few() -> clap::builder::RangedU64ValueParser<usize> {
+    clap::builder::RangedU64ValueParser::new().range(1..=256)
+}
+
+/// The bytes of a file, or of standard input.
+fn text(path: &std::path::Path) -> Result<Vec<u8>> {
+    if path.as_os_str() != "-" {
+        return Ok(files::read(path, files::TEXT_BYTES_MAX)?.into_bytes());
+    }
+    let mut bytes = Vec::new();
+    let read = std::io::stdin().lock().take(files::TEXT_BYTES_MAX).read_to_end(&mut bytes);
+    read.map_err(|e| Error::new("standard input", format!("cannot be read: {e}")))?;
+    Ok(bytes)
+}
+
+fn not_negative(text: &str) -> std::result::Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number >= 0.0 && number.is_finite() => Ok(number),
+        _ => Err("a number from 0 up".to_owned()),
+    }
+}
+
+fn positions(text: &str) -> std::result::Result<std::ops::Range<usize>, String> {
+    let range = text.split_once("..").and_then(|(a, b)| Some(a.parse().ok()?..b.parse().ok()?));
+    range.filter(|range: &std::ops::Range<usize>| !range.is_empty()).ok_or_else(|| "A..B with A below B".to_owned())
+}
+
+/// Runs the command.
+pub fn main(args: &Args) -> Outcome {
+    let path = args.model.path()?;
+    let file = shared::model_file(path.as_deref())?;
+    let gguf = file.gguf();
+    let (text, prompt) = args.prompt.read(gguf)?;
+    let found = match &args.seen.hidden {
+        Some(dump) => guess::hidden(&file, dump, &prompt)?,
+        None => {
+            let answer = args.seen.url.as_deref().map(|url| args.ask(url, text.as_deref(), &prompt)).transpose()?;
+            let seen = match &answer {
+                Some(answer) => Observed::LogProbs(answer.path().to_owned()),
+                None => args.observed()?,
+            };
+            let read = observed(gguf, &prompt, text.as_deref(), &seen)?;
+            let known = Known { gguf, prompt: read.prompt, text, forced: read.forced };
+            let progress = Progress::new("trying");
+            guess(&known, &*read.evidence, &|done, all, best| progress.set_with(done, all, best))?
+        }
+    };
+    output::print(&match args.format {
+        Format::Json => json::render(&found)?,
+        Format::Table => guess::render(&found, Terminal::of_stdout().width),
+    })?;
+    Ok(exit_code(found.verdict()))
+}

@@ -1,0 +1,67 @@
+//! Logits themselves.
+
+use super::{Evidence, Noise, Score, digest, rms};
+use crate::ops::bound::CONFIDENCE;
+
+/// Independent numbers in the rounding errors of a row, at least: logits are a matmul of one row of as many numbers as
+/// a model is wide, of which all errors of earlier layers are a part.
+pub const INDEPENDENT: f64 = 8.0;
+
+/// Rows of logits.
+pub struct Logits {
+    /// Position of the first.
+    pub first: usize,
+    /// (n, V)
+    pub values: Vec<f32>,
+    /// V
+    pub width: usize,
+}
+
+impl Evidence for Logits {
+    fn kind(&self) -> &'static str {
+        "logits"
+    }
+
+    fn rows(&self) -> usize {
+        self.values.len() / self.width.max(1)
+    }
+
+    fn first(&self) -> usize {
+        self.first
+    }
+
+    fn weigh(&self, logits: &[f32], noise: &Noise) -> Score {
+        let both = logits.chunks(noise.width).zip(self.values.chunks(self.width));
+        let apart = |(a, b): (&[f32], &[f32])| {
+            // A vocabulary that was padded: what both have.
+            rms(a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b)))
+        };
+        of_distances(both.map(apart).collect(), noise, digest(logits, noise.width))
+    }
+}
+
+/// What distances of rows, absolute, say.
+pub fn of_distances(rows: Vec<f64>, noise: &Noise, digest: Vec<f64>) -> Score {
+    let of = |way: usize, times: f64| -> f64 {
+        let one = |(t, distance): (usize, &f64)| {
+            let sigma = times * noise.by_way[way][t];
+            -INDEPENDENT * (sigma.ln() + 0.5 * (distance / sigma).powi(2))
+        };
+        rows.iter().enumerate().map(one).sum()
+    };
+    let (way, log_likelihood, generous) = noise.best(of);
+    // A coarser arithmetic than the likeliest one explains as well what it explains.
+    let widest = |t: usize| noise.by_way.iter().map(|way| way[t]).fold(0.0, f64::max);
+    let hit: Vec<bool> = rows.iter().enumerate().map(|(t, d)| *d <= CONFIDENCE * widest(t)).collect();
+    let size = rms(noise.size.iter().take(rows.len()).copied());
+    Score {
+        hits: hit.iter().filter(|hit| **hit).count(),
+        of: hit.len(),
+        first_miss: hit.iter().position(|hit| !hit),
+        log_likelihood,
+        generous,
+        distance: Some(rms(rows.into_iter()) / size),
+        way,
+        digest,
+    }
+}

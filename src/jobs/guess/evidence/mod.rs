@@ -1,0 +1,163 @@
+//! What was seen of an engine's output, and how well logits explain it. One file per kind.
+
+mod chosen;
+mod drawn;
+mod logits;
+mod said;
+
+pub use chosen::{Chosen, Spelling};
+pub use drawn::{Drawn, Sampling};
+pub use logits::Logits;
+pub use said::SaidRows;
+
+use crate::jobs::guess::hypotheses::{WAYS, Way};
+use crate::ops::bound::CONFIDENCE;
+
+/// How many times more noise than the coarsest arithmetic leaves is tried where nothing known explains a healthy output:
+/// by powers of two, up to logits that say nothing.
+const DOUBLINGS: i32 = 12;
+
+/// What was seen.
+pub trait Evidence: Sync {
+    /// As a reader knows it: `tokens`, `logits`.
+    fn kind(&self) -> &'static str;
+
+    /// Rows of logits that it is about, at positions one behind the other.
+    fn rows(&self) -> usize;
+
+    /// Position of the first of them.
+    fn first(&self) -> usize;
+
+    /// How well the first rows of logits (n, V) explain it.
+    fn weigh(&self, logits: &[f32], noise: &Noise) -> Score;
+}
+
+/// How far the rounding of each arithmetic moves a healthy model's logits.
+pub struct Noise {
+    /// V
+    pub width: usize,
+    /// By arithmetic of [`WAYS`] and row: root mean square over a row, absolute.
+    pub by_way: Vec<Vec<f64>>,
+    /// By row: root mean square of exact logits.
+    pub size: Vec<f64>,
+    /// By arithmetic: how far [`Score::digest`] lies from that of exact arithmetic.
+    pub digests: Vec<f64>,
+}
+
+/// How well logits explain what was seen.
+#[derive(Clone, Debug, Default)]
+pub struct Score {
+    /// Rows that are explained.
+    pub hits: usize,
+    /// Rows that were looked at.
+    pub of: usize,
+    /// Which row is the first that is not.
+    pub first_miss: Option<usize>,
+    /// In the arithmetic that explains it best.
+    pub log_likelihood: f64,
+    /// The same under whatever amount of noise explains it best, up to logits that say nothing.
+    pub generous: f64,
+    /// Relative distance, root mean square over all rows; of numbers alone.
+    pub distance: Option<f64>,
+    /// The arithmetic that explains it best, among [`WAYS`].
+    pub way: usize,
+    /// Some numbers that differ where logits differ.
+    pub digest: Vec<f64>,
+}
+
+impl Score {
+    /// Whether nothing speaks against it.
+    pub fn explains(&self) -> bool {
+        self.of > 0 && self.hits == self.of
+    }
+
+    /// Share of the rows that are explained.
+    pub fn share(&self) -> f64 {
+        self.hits as f64 / self.of.max(1) as f64
+    }
+
+    /// Whether the logits are another's but for rounding in f32.
+    pub fn is_same(&self, other: &Score, noise: &Noise) -> bool {
+        apart(&self.digest, &other.digest) <= CONFIDENCE * noise.digests[0]
+    }
+}
+
+impl Noise {
+    /// Of exact logits (n, V), and those of each arithmetic.
+    pub fn new(width: usize, exact: &[f32], ways: &[Vec<f32>]) -> Noise {
+        let rows = |values: &[f32]| values.chunks(width).map(<[f32]>::to_vec).collect::<Vec<_>>();
+        let exact_rows = rows(exact);
+        let of_way = |way: &Vec<f32>| way.chunks(width).zip(&exact_rows).map(|(a, b)| deviation(a, b)).collect();
+        let mut by_way: Vec<Vec<f64>> = ways.iter().map(of_way).collect();
+        // A row that rounding happens to leave alone is no more exact than the others.
+        for way in &mut by_way {
+            let mean = (way.iter().map(|x| x * x).sum::<f64>() / way.len().max(1) as f64).sqrt();
+            way.iter_mut().for_each(|sigma| *sigma = sigma.max(mean));
+        }
+        let size = exact_rows.iter().map(|row| rms(row.iter().map(|x| f64::from(*x)))).collect();
+        let own = digest(exact, width);
+        let digests = ways.iter().map(|way| apart(&digest(way, width), &own)).collect();
+        Noise { width, by_way, size, digests }
+    }
+
+    /// The amounts of noise that are tried, each by row: of every arithmetic, then ever more of it.
+    pub fn levels(&self) -> impl Iterator<Item = (usize, f64)> {
+        let last = WAYS.len() - 1;
+        (0..WAYS.len()).map(|way| (way, 1.0)).chain((1..=DOUBLINGS).map(move |k| (last, f64::from(k).exp2())))
+    }
+
+    /// The best of all levels: which arithmetic and its log-likelihood, and that of any amount of noise.
+    pub fn best(&self, of: impl Fn(usize, f64) -> f64) -> (usize, f64, f64) {
+        let (mut way, mut own, mut generous) = (0, f64::NEG_INFINITY, f64::NEG_INFINITY);
+        for (number, (at, times)) in self.levels().enumerate() {
+            let found = of(at, times);
+            if number < WAYS.len() && found > own {
+                (way, own) = (at, found);
+            }
+            generous = generous.max(found);
+        }
+        (way, own, generous)
+    }
+}
+
+/// Root mean square of a - b around their mean: what all logits of a row have in common changes nothing.
+fn deviation(a: &[f32], b: &[f32]) -> f64 {
+    let apart = || a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b));
+    let mean = apart().sum::<f64>() / a.len().max(1) as f64;
+    rms(apart().map(|x| x - mean))
+}
+
+pub fn rms(values: impl Iterator<Item = f64>) -> f64 {
+    let (n, sum) = values.fold((0usize, 0.0), |(n, sum), x| (n + 1, sum + x * x));
+    (sum / n.max(1) as f64).sqrt()
+}
+
+/// Numbers of a row's digest.
+const DIGEST: usize = 4;
+
+/// Of each row (V,) some sums with signs of their own.
+pub fn digest(logits: &[f32], width: usize) -> Vec<f64> {
+    let mut out = Vec::with_capacity(logits.len() / width.max(1) * DIGEST);
+    for row in logits.chunks(width.max(1)) {
+        let mut sums = [0.0; DIGEST];
+        for (i, value) in row.iter().enumerate() {
+            let bits = crate::random::mixed(i as u64);
+            for (k, sum) in sums.iter_mut().enumerate() {
+                *sum += if bits >> k & 1 == 0 { f64::from(*value) } else { -f64::from(*value) };
+            }
+        }
+        out.extend(sums);
+    }
+    out
+}
+
+/// Root mean square distance; infinite where one is not finite, or they are of different sizes.
+pub fn apart(a: &[f64], b: &[f64]) -> f64 {
+    let distance = rms(a.iter().zip(b).map(|(a, b)| a - b));
+    if a.len() == b.len() && distance.is_finite() { distance } else { f64::INFINITY }
+}
+
+/// What is tried first, for a reader: `f16`.
+pub fn way_of(score: &Score) -> &'static Way {
+    &WAYS[score.way.min(WAYS.len() - 1)]
+}

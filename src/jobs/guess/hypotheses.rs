@@ -1,0 +1,270 @@
+//! Everything that may have happened to an engine whose output is seen: one list.
+
+use std::collections::BTreeMap;
+
+use parity_graph::Id;
+use parity_graph::fault::{Entry, Fault, Scene, entries};
+use serde::Serialize;
+
+use crate::arithmetic::{Arithmetic, Operands};
+use crate::audit::Labelled;
+use crate::checkpoint::Checkpoint;
+use crate::faults::injected::Injected;
+use crate::numerics::Storage;
+
+/// Values of one mistake that are tried, the likeliest first.
+const VALUES_MAX: usize = 6;
+
+/// An arithmetic that a healthy engine may have.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    /// As a reader knows it.
+    pub name: &'static str,
+    /// What is followed of it.
+    pub arithmetic: Arithmetic,
+    /// What every value between nodes is rounded to.
+    pub kept: Storage,
+    /// What keys and values are rounded to before they are cached.
+    pub cache: Storage,
+    /// Whether single roundings are simulated: of an arithmetic that differs from ours in nothing but its order.
+    pub disturbed: bool,
+}
+
+const PLAIN: Way = Way {
+    name: "f32",
+    arithmetic: Arithmetic::EXACT,
+    kept: Storage::F32,
+    cache: Storage::F32,
+    disturbed: false,
+};
+
+/// What everything is compared with.
+pub const EXACT: Way = PLAIN;
+
+/// Those whose distance from [`EXACT`] says how far rounding moves logits, the sharpest first.
+pub const WAYS: [Way; 4] = [
+    Way { disturbed: true, ..PLAIN },
+    Way {
+        name: "f16",
+        arithmetic: Arithmetic { operands: Operands::Exact, narrow: Storage::F16, ..Arithmetic::EXACT },
+        kept: Storage::F16,
+        cache: Storage::F16,
+        disturbed: false,
+    },
+    Way { name: "llama.cpp's", arithmetic: Arithmetic::LLAMA_CPU, cache: Storage::F16, ..PLAIN },
+    Way {
+        name: "bf16",
+        arithmetic: Arithmetic { operands: Operands::Exact, narrow: Storage::Bf16, ..Arithmetic::EXACT },
+        kept: Storage::Bf16,
+        cache: Storage::Bf16,
+        disturbed: false,
+    },
+];
+
+/// In which layers a mistake is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layers {
+    /// Wherever it has a place.
+    All,
+    /// In the first alone.
+    First,
+    /// In the last alone.
+    Last,
+    /// In the second, the fourth and so on: layers of two kinds in turn.
+    Odd,
+    /// In the first, the third and so on.
+    Even,
+    /// In this one alone.
+    One(u32),
+}
+
+impl Layers {
+    /// Whether a node is in one of them, of so many layers; nodes that are in no layer are not.
+    fn holds(self, node: Checkpoint, layers: u32) -> bool {
+        let Some(layer) = node.layer_index() else { return self == Layers::All };
+        match self {
+            Layers::All => true,
+            Layers::First => layer == 0,
+            Layers::Last => layer + 1 == layers,
+            Layers::Odd => layer % 2 == 1,
+            Layers::Even => layer % 2 == 0,
+            Layers::One(one) => layer == one,
+        }
+    }
+}
+
+/// Which token rows a mistake is made in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rows {
+    /// All.
+    All,
+    /// Those of the prompt: the prefill.
+    Prefill,
+    /// Those behind it: decode steps.
+    Decode,
+}
+
+/// One thing that may have happened.
+pub struct Hypothesis {
+    /// Of the catalogue, `healthy`, or `tokens.*`.
+    pub name: String,
+    /// As `--inject` takes it, where it is a mistake.
+    pub spelling: Option<String>,
+    /// Other names of the same thing on this model.
+    pub aliases: Vec<String>,
+    /// Where it is made.
+    pub layers: Layers,
+    /// In which rows.
+    pub rows: Rows,
+    /// What is wrong, in a sentence.
+    pub text: String,
+    /// What it changes.
+    pub change: Change,
+    /// Which mistake of the catalogue, with which of its values: the same in every graph of a model.
+    pub key: String,
+}
+
+/// What a hypothesis changes.
+pub enum Change {
+    /// Nothing but rounding.
+    Healthy(Way),
+    /// Nodes of the graph.
+    Nodes(BTreeMap<Id, Vec<Injected>>),
+    /// The tokens of the prompt.
+    Tokens(Vec<u32>),
+}
+
+impl Hypothesis {
+    /// A healthy engine.
+    pub fn healthy(way: Way) -> Hypothesis {
+        Hypothesis {
+            name: HEALTHY.to_owned(),
+            spelling: None,
+            aliases: Vec::new(),
+            layers: Layers::All,
+            rows: Rows::All,
+            text: format!("nothing is wrong; the arithmetic is {}", way.name),
+            change: Change::Healthy(way),
+            key: String::new(),
+        }
+    }
+
+    /// Other tokens than the prompt's.
+    pub fn tokens(name: &str, text: String, tokens: Vec<u32>) -> Hypothesis {
+        let change = Change::Tokens(tokens);
+        Hypothesis { name: name.to_owned(), text, change, ..Hypothesis::healthy(EXACT) }
+    }
+
+    /// The mistakes at nodes.
+    pub fn nodes(&self) -> Option<&BTreeMap<Id, Vec<Injected>>> {
+        if let Change::Nodes(nodes) = &self.change { Some(nodes) } else { None }
+    }
+
+    /// Whether it does the same as another one.
+    fn is_same(&self, other: &Hypothesis) -> bool {
+        let (Some(a), Some(b)) = (self.nodes(), other.nodes()) else { return false };
+        let alike = |a: &[Injected], b: &[Injected]| {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.fault.rewrite == b.fault.rewrite)
+        };
+        self.rows == other.rows
+            && a.len() == b.len()
+            && a.iter().zip(b).all(|((x, a), (y, b))| x == y && alike(a, b))
+    }
+}
+
+/// The name of no mistake.
+pub const HEALTHY: &str = "healthy";
+
+/// The catalogue's mistakes in a graph, each with its values, in all layers; those that are the same rewrites are one.
+pub fn everywhere(labelled: &Labelled) -> Vec<Hypothesis> {
+    merged(unmerged(labelled).map(|(_, one)| one).collect())
+}
+
+/// The same, each by itself, by its key.
+pub fn unmerged(labelled: &Labelled) -> impl Iterator<Item = (String, Hypothesis)> {
+    let scene = Scene::new(&labelled.program.graph);
+    // Roundings are a matter of arithmetic, and what leaves the first step as it is needs several.
+    let kinds = entries().filter(|entry| !(entry.recognised || entry.rounds || entry.later));
+    kinds.flat_map(move |entry| of_entry(entry, &scene, labelled)).map(|one| (one.key.clone(), one))
+}
+
+/// One mistake with each of its values, wherever it has a place.
+fn of_entry(entry: &'static Entry, scene: &Scene<'_>, labelled: &Labelled) -> Vec<Hypothesis> {
+    let mut by_value: Vec<BTreeMap<Id, Vec<Injected>>> = Vec::new();
+    for (id, checkpoint) in labelled.nodes() {
+        for (value, fault) in entry.all_at(scene, id).into_iter().take(VALUES_MAX).enumerate() {
+            if by_value.len() <= value {
+                by_value.resize_with(value + 1, BTreeMap::new);
+            }
+            by_value[value].insert(id, vec![Injected { spec: 0, checkpoint, fault }]);
+        }
+    }
+    let all = by_value.into_iter().enumerate();
+    let made = all.filter_map(|(value, nodes)| {
+        of_nodes(nodes, Layers::All, Rows::All, format!("{} {value}", entry.name))
+    });
+    made.collect()
+}
+
+/// Mistakes at nodes as one hypothesis; none where there are no nodes.
+fn of_nodes(
+    nodes: BTreeMap<Id, Vec<Injected>>,
+    layers: Layers,
+    rows: Rows,
+    key: String,
+) -> Option<Hypothesis> {
+    let first: &Fault = &nodes.values().next()?.first()?.fault;
+    Some(Hypothesis {
+        name: first.name.to_owned(),
+        spelling: Some(first.spelling()).filter(|text| text.len() <= SPELLING_MAX),
+        aliases: Vec::new(),
+        layers,
+        rows,
+        text: first.text.clone(),
+        change: Change::Nodes(nodes),
+        key,
+    })
+}
+
+/// Orders of columns are longer than anybody reads.
+const SPELLING_MAX: usize = 80;
+
+/// Hypotheses that do the same as one, in their order.
+pub fn merged(all: Vec<Hypothesis>) -> Vec<Hypothesis> {
+    let mut out: Vec<Hypothesis> = Vec::with_capacity(all.len());
+    for one in all {
+        match out.iter_mut().find(|known| known.is_same(&one)) {
+            Some(known) if known.name != one.name && !known.aliases.contains(&one.name) => {
+                known.aliases.push(one.name);
+            }
+            Some(_) => {}
+            None => out.push(one),
+        }
+    }
+    out
+}
+
+/// A mistake in some of its layers, or in some rows, alone; none where that is all of it, or nothing.
+pub fn part(whole: &Hypothesis, layers: Layers, rows: Rows, n_layers: u32) -> Option<Hypothesis> {
+    let nodes = whole.nodes()?;
+    let kept = |here: &[Injected]| here.iter().all(|one| layers.holds(one.checkpoint, n_layers));
+    let of_part: BTreeMap<Id, Vec<Injected>> =
+        nodes.iter().filter(|(_, here)| kept(here)).map(|(id, here)| (*id, here.iter().map(copied).collect())).collect();
+    if rows == Rows::All && of_part.len() == nodes.len() {
+        return None;
+    }
+    let made = of_nodes(of_part, layers, rows, whole.key.clone())?;
+    Some(Hypothesis { aliases: whole.aliases.clone(), ..made })
+}
+
+/// All of a mistake, once more.
+pub fn all_of(whole: &Hypothesis) -> Option<Hypothesis> {
+    let nodes = whole.nodes()?.iter().map(|(id, here)| (*id, here.iter().map(copied).collect())).collect();
+    of_nodes(nodes, whole.layers, whole.rows, whole.key.clone())
+}
+
+fn copied(one: &Injected) -> Injected {
+    Injected { spec: one.spec, checkpoint: one.checkpoint, fault: one.fault.clone() }
+}

@@ -1,0 +1,168 @@
+//! What was seen, read from files.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use parity_graph::weights::{TOKEN_EMBD, weight};
+
+use super::evidence::{Chosen, Drawn, Evidence, Logits, SaidRows, Sampling, Spelling};
+use crate::error::{Error, Result};
+use crate::files;
+use crate::foreign::array::Array;
+use crate::foreign::logprobs::{self, LogProbs};
+use crate::foreign::read::logits_of;
+use crate::gguf::Gguf;
+use crate::jobs::logprobs::{Said, Words};
+use crate::tokenizer::Tokenizer;
+
+/// What is given.
+#[derive(Clone, Debug)]
+pub enum Observed {
+    /// Text behind the prompt; each token was the likeliest one, or drawn.
+    Text(Vec<u8>, Option<Sampling>),
+    /// Tokens behind the prompt.
+    Tokens(Vec<u32>, Option<Sampling>),
+    /// Logits, of some positions.
+    Logits(PathBuf, Option<Range<usize>>),
+    /// Log-probabilities of a server.
+    LogProbs(PathBuf),
+}
+
+/// What was seen, and the tokens that it is about: those of the prompt, and those behind it.
+pub struct Read {
+    /// What was seen.
+    pub evidence: Box<dyn Evidence>,
+    /// Tokens of the prompt.
+    pub prompt: Vec<u32>,
+    /// Tokens behind it.
+    pub forced: Vec<u32>,
+}
+
+/// Reads what was seen behind `prompt`, which is empty where a file is to say it.
+///
+/// # Errors
+/// A file that is none of these, tokens that nobody says, nothing that was seen.
+pub fn observed(gguf: &Gguf, prompt: &[u32], text: Option<&str>, what: &Observed) -> Result<Read> {
+    match what {
+        Observed::Tokens(tokens, sampling) => chosen(prompt, tokens.clone(), None, *sampling),
+        Observed::Text(seen, sampling) => {
+            let (tokens, spelling) = of_text(gguf, text, seen)?;
+            chosen(prompt, tokens, Some(spelling), *sampling)
+        }
+        Observed::Logits(path, rows) => match logprobs::read(path)? {
+            Some(said) => of_server(gguf, prompt, said),
+            None => of_logits(gguf, prompt, path, rows.clone()),
+        },
+        Observed::LogProbs(path) => match logprobs::read(path)? {
+            Some(said) => of_server(gguf, prompt, said),
+            None => Err(Error::file(path, "holds no log-probabilities")
+                .expected("an answer of a server with \"logprobs\", or what llama-perplexity --save-all-logits writes")
+                .hint("--logits FILE takes logits, --text FILE text")),
+        },
+    }
+}
+
+fn nothing_in_front() -> Error {
+    Error::new("prompt", "nothing stands in front of what was seen")
+        .expected("at least one token")
+        .found("none")
+        .hint("-p PROMPT or --tokens 1,2,3, as the engine was given it")
+}
+
+fn chosen(prompt: &[u32], tokens: Vec<u32>, text: Option<Spelling>, sampling: Option<Sampling>) -> Result<Read> {
+    let last = prompt.len().checked_sub(1).ok_or_else(nothing_in_front)?;
+    if tokens.is_empty() {
+        return Err(Error::new("output", "holds no token").expected("text or tokens behind the prompt").found("none"));
+    }
+    let forced = tokens.clone();
+    let evidence: Box<dyn Evidence> = match sampling {
+        Some(sampling) => Box::new(Drawn { first: last, tokens, sampling }),
+        None => Box::new(Chosen { first: last, tokens, text }),
+    };
+    Ok(Read { evidence, prompt: prompt.to_vec(), forced })
+}
+
+/// The tokens of a text behind a prompt; the prompt itself may stand in front of it, as programs print it.
+fn of_text(gguf: &Gguf, prompt: Option<&str>, seen: &[u8]) -> Result<(Vec<u32>, Spelling)> {
+    let tokenizer = Tokenizer::from_gguf(gguf)?;
+    let behind = prompt.and_then(|prompt| seen.strip_prefix(prompt.as_bytes())).unwrap_or(seen);
+    let behind = behind.strip_suffix(b"\n").unwrap_or(behind);
+    let of: Vec<Vec<u8>> =
+        (0..tokenizer.n_tokens() as u32).map(|id| tokenizer.bytes(id).unwrap_or_default().into_owned()).collect();
+    let tokens = tokenizer.encode_without_bos(behind)?;
+    let (mut starts, mut at) = (Vec::with_capacity(tokens.len()), 0);
+    for token in &tokens {
+        starts.push(at);
+        at += of.get(*token as usize).map_or(0, Vec::len);
+    }
+    Ok((tokens, Spelling { of, text: behind.to_vec(), starts }))
+}
+
+fn of_server(gguf: &Gguf, prompt: &[u32], said: LogProbs) -> Result<Read> {
+    let words = Words::of(Some(gguf.path()))?;
+    let given = (!prompt.is_empty()).then_some(prompt);
+    // It is read once and looked at until the program ends.
+    let said: &'static LogProbs = Box::leak(Box::new(said));
+    let said = Said::new(said, given, &words)?;
+    let tokens = said.tokens.clone();
+    let known = prompt.len().min(tokens.len());
+    let (front, forced) = if known == 0 { (tokens, Vec::new()) } else { (tokens[..known].to_vec(), tokens[known..].to_vec()) };
+    Ok(Read { evidence: Box::new(SaidRows { said }), prompt: front, forced })
+}
+
+fn of_logits(gguf: &Gguf, prompt: &[u32], path: &Path, rows: Option<Range<usize>>) -> Result<Read> {
+    let (tokens, array) = logits_of(path, vocabulary(gguf))?;
+    let prompt = match (prompt.is_empty(), tokens) {
+        (true, Some(tokens)) => tokens,
+        _ => prompt.to_vec(),
+    };
+    let (n, width) = shape(path, &array, vocabulary(gguf))?;
+    if prompt.is_empty() {
+        return Err(nothing_in_front());
+    }
+    let end = prompt.len();
+    let rows = rows.unwrap_or(end.saturating_sub(n)..end);
+    if rows.len() != n || rows.end > end {
+        return Err(Error::file(path, "has another number of rows than there are positions")
+            .expected(format!("{} for positions {}..{} of {end} tokens", rows.len(), rows.start, rows.end))
+            .found(format!("{n} rows of {width}"))
+            .hint("--rows A..B says which positions they are of, the first 0 and B not among them"));
+    }
+    let evidence = Logits { first: rows.start, values: array.values(), width };
+    Ok(Read { evidence: Box::new(evidence), prompt, forced: Vec::new() })
+}
+
+/// V
+fn vocabulary(gguf: &Gguf) -> usize {
+    gguf.tensor(&weight(TOKEN_EMBD)).and_then(|table| table.info.shape.first().copied()).unwrap_or(0)
+}
+
+/// Rows and columns of what may have axes of one in front.
+fn shape(path: &Path, array: &Array, vocabulary: usize) -> Result<(usize, usize)> {
+    let width = array.shape.last().copied().unwrap_or(0);
+    let rows = array.shape.iter().rev().skip(1).product::<usize>();
+    if width < vocabulary || width == 0 || rows == 0 {
+        return Err(Error::file(path, "does not hold logits of this model")
+            .expected(format!("rows of {vocabulary}"))
+            .found(format!("{:?}", array.shape)));
+    }
+    Ok((rows, width))
+}
+
+/// `1,2,3`, or `@FILE` with such numbers in it.
+///
+/// # Errors
+/// What is no number.
+pub fn ids(text: &str) -> Result<Vec<u32>> {
+    let read = match text.strip_prefix('@') {
+        Some(path) => files::read(Path::new(path), files::TEXT_BYTES_MAX)?,
+        None => text.to_owned(),
+    };
+    let parts = read.split(|c: char| c == ',' || c.is_whitespace() || c == '[' || c == ']');
+    let ids = parts.filter(|part| !part.is_empty()).map(|part| {
+        part.parse().map_err(|_| {
+            Error::new("tokens", "holds something that is no token id").expected("numbers: 1,2,3").found(part)
+        })
+    });
+    ids.collect()
+}

@@ -1,0 +1,213 @@
+//! What each hypothesis would say: its logits, several hypotheses at a time.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Mutex;
+
+use parity_graph::{Id, Op};
+
+use super::hypotheses::{Change, EXACT, Hypothesis, Rows, Way};
+use crate::arithmetic::round::{to_bf16, to_f16};
+use crate::audit::Labelled;
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::engine::op_by_op::{Answer, Lane, Lanes, Node, Value, own, step_lanes};
+use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use crate::jobs::run::computed;
+use crate::model::builders::{self, Cache, Shape, Values};
+use crate::numerics::Storage;
+use crate::ops::Args;
+use crate::ops::bound::{CONFIDENCE, UNIT_F32};
+use crate::random;
+
+/// Token rows that are in memory at a time, of all hypotheses together: enough of them that decoding a weight takes no
+/// longer than multiplying it.
+const ROWS: usize = 512;
+/// Logits that are in memory at a time.
+const LOGITS: usize = 1 << 26;
+
+/// A prompt with what was said behind it, ready for any number of hypotheses.
+pub struct Prompt<'a> {
+    gguf: &'a Gguf,
+    /// The graph of one step that computes all of it.
+    pub labelled: Labelled,
+    inputs: Values,
+    /// The node of the logits.
+    logits: Id,
+    /// Tokens in front of the first that was generated.
+    prompt: usize,
+    /// T
+    tokens: usize,
+    /// Rows of logits, the last of the step.
+    pub rows: usize,
+    /// V
+    pub width: usize,
+    /// What feeds a cache.
+    cached: HashSet<Id>,
+}
+
+impl<'a> Prompt<'a> {
+    /// `tokens` from position 0 of which the first `prompt` were given, with logits of the last `rows`.
+    ///
+    /// # Errors
+    /// An architecture without a builder, a token beyond the vocabulary.
+    pub fn new(gguf: &'a Gguf, tokens: &[u32], prompt: usize, rows: usize) -> Result<Prompt<'a>> {
+        let shape = Shape::step(0, tokens.len(), tokens.len(), true, Cache::F32);
+        let built = builders::build(gguf, Shape { outputs: rows, ..shape })?;
+        let inputs = builders::inputs(&built, tokens, 0)?;
+        let labelled = Labelled::new(built.graph)?;
+        let id = Checkpoint::global(Kind::Logits);
+        let logits = labelled.nodes().filter(|(_, label)| *label == id).map(|(node, _)| node).last();
+        let logits = logits.ok_or_else(|| {
+            Error::file(gguf.path(), "has no logits that could be compared").expected("an output matrix")
+        })?;
+        let graph = &labelled.program.graph;
+        let width = graph.get(logits).ne[0];
+        let writers = graph.computed().filter(|&id| graph.get(id).op == Op::SetRows);
+        let cached = writers.filter_map(|id| graph.src(id, 0)).map(|id| graph.origin(id)).collect();
+        Ok(Prompt { gguf, inputs, logits, prompt, tokens: tokens.len(), rows, width, cached, labelled })
+    }
+
+    /// How many hypotheses are computed at a time.
+    pub fn at_once(&self) -> usize {
+        (ROWS / self.tokens).min(LOGITS / (self.rows * self.width)).max(2)
+    }
+
+    /// L
+    pub fn layers(&self) -> u32 {
+        let layers = self.labelled.nodes().filter_map(|(_, id)| id.layer_index());
+        layers.max().map_or(0, |last| last + 1)
+    }
+
+    /// (rows, V) logits of each hypothesis behind those of exact arithmetic; `None` where a hypothesis has none.
+    pub fn logits(&self, hypotheses: &[&Hypothesis]) -> Vec<Option<Vec<f32>>> {
+        let exact = Hypothesis::healthy(EXACT);
+        let all: Vec<&Hypothesis> = std::iter::once(&exact).chain(hypotheses.iter().copied()).collect();
+        let run = Run {
+            prompt: self,
+            elsewhere: all.iter().map(|one| self.read_elsewhere(one)).collect(),
+            kept: all.iter().map(|_| Mutex::new(HashMap::new())).collect(),
+            logits: all.iter().map(|_| Mutex::new(None)).collect(),
+            all,
+        };
+        let mut lanes: Vec<Lane<'_>> =
+            run.all.iter().map(|one| Lane::new(self.gguf, way(one).arithmetic)).collect();
+        let input = |id: Id| self.input(id);
+        step_lanes(&mut lanes, &self.labelled.program, self.logits, &input, &run);
+        run.logits.into_iter().map(|found| found.into_inner().unwrap_or_default()).collect()
+    }
+
+    fn input(&self, leaf: Id) -> Option<Vec<f64>> {
+        self.inputs.get(&self.labelled.program.graph.get(leaf).name).cloned()
+    }
+
+    /// Nodes that mistakes read besides the sources of their own.
+    fn read_elsewhere(&self, one: &Hypothesis) -> HashSet<Id> {
+        let graph = &self.labelled.program.graph;
+        let mistakes = one.nodes().into_iter().flat_map(|nodes| nodes.values().flatten());
+        let others = mistakes.flat_map(|one| one.fault.rewrite.change.others());
+        others.map(|id| graph.origin(id)).filter(|&id| !graph.is_leaf(id)).collect()
+    }
+}
+
+fn way(one: &Hypothesis) -> Way {
+    if let Change::Healthy(way) = one.change { way } else { EXACT }
+}
+
+/// One run of several hypotheses.
+struct Run<'a> {
+    prompt: &'a Prompt<'a>,
+    all: Vec<&'a Hypothesis>,
+    /// By lane.
+    elsewhere: Vec<HashSet<Id>>,
+    kept: Vec<Mutex<HashMap<Id, Vec<f64>>>>,
+    logits: Vec<Mutex<Option<Vec<f32>>>>,
+}
+
+impl Run<'_> {
+    /// Values with a mistake in some rows alone: in the others they are the node's own.
+    fn in_rows(&self, rows: Rows, node: &Node<'_>, args: &Args<'_, f32>, wrong: Value<f32>) -> Value<f32> {
+        let axis = self.prompt.labelled.axes.get(node.id).copied().flatten();
+        let (Some(axis), false) = (axis, rows == Rows::All) else { return wrong };
+        let (mut values, right) = (wrong?, own(node, Ok(args))?);
+        let shape = args.shape;
+        let inner: usize = shape[axis + 1..].iter().product();
+        // The rows of a node are those of the whole step, or its last.
+        let first = self.prompt.tokens.saturating_sub(shape[axis]);
+        for (i, (value, right)) in values.data.iter_mut().zip(&right.data).enumerate() {
+            let position = first + i / inner.max(1) % shape[axis].max(1);
+            let is_behind = position >= self.prompt.prompt;
+            if is_behind != (rows == Rows::Decode) {
+                *value = *right;
+            }
+        }
+        Ok(values)
+    }
+}
+
+impl Lanes for Run<'_> {
+    fn differs(&self, lane: usize, id: Id) -> bool {
+        match &self.all[lane].change {
+            Change::Healthy(_) => lane > 0,
+            Change::Nodes(nodes) => nodes.contains_key(&id),
+            Change::Tokens(_) => false,
+        }
+    }
+
+    fn answer(&self, lane: usize, node: &Node<'_>, args: &Args<'_, f32>) -> Answer {
+        let one = self.all[lane];
+        let Some(here) = one.nodes().and_then(|nodes| nodes.get(&node.id)) else { return Answer::Own };
+        let kept = |id: Id| self.kept[lane].lock().ok()?.get(&id).cloned();
+        let others = |id: Id| kept(id).or_else(|| self.prompt.input(id));
+        let wrong = computed(here, self.prompt.gguf, node, Ok(args), &others);
+        Answer::Given(self.in_rows(one.rows, node, args, wrong))
+    }
+
+    fn wants(&self, lane: usize, id: Id) -> bool {
+        id == self.prompt.logits || self.elsewhere[lane].contains(&id)
+    }
+
+    fn see(&self, lane: usize, id: Id, value: &mut Value<f32>) {
+        let Ok(values) = value else { return };
+        if let Change::Healthy(way) = &self.all[lane].change {
+            self.rounded(*way, id, &mut values.data);
+        }
+        if self.elsewhere[lane].contains(&id)
+            && let Ok(mut kept) = self.kept[lane].lock()
+        {
+            kept.insert(id, values.data.iter().map(|value| f64::from(*value)).collect());
+        }
+        if id == self.prompt.logits
+            && let Ok(mut logits) = self.logits[lane].lock()
+        {
+            *logits = Some(values.data.clone());
+        }
+    }
+}
+
+impl Run<'_> {
+    /// What an arithmetic keeps of the values of a node.
+    fn rounded(&self, way: Way, id: Id, values: &mut [f32]) {
+        store(way.kept, values);
+        if self.prompt.cached.contains(&id) {
+            store(way.cache, values);
+        }
+        if way.disturbed {
+            let size = (values.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / values.len().max(1) as f64).sqrt();
+            // As far as any order of a sum may move it: a bound of section 1 of docs/bounds.md, of its usual size.
+            let unit = CONFIDENCE * UNIT_F32 * size;
+            let seed = random::mixed(id as u64 + 1);
+            for (i, value) in values.iter_mut().enumerate().filter(|(_, value)| value.is_finite()) {
+                let draw = random::unit(random::mixed(seed.wrapping_add((i as u64).wrapping_mul(random::GAMMA))));
+                *value += (unit * draw) as f32;
+            }
+        }
+    }
+}
+
+fn store(kept: Storage, values: &mut [f32]) {
+    match kept {
+        Storage::F32 => {}
+        Storage::F16 => values.iter_mut().for_each(|value| *value = to_f16(*value)),
+        Storage::Bf16 => values.iter_mut().for_each(|value| *value = to_bf16(*value)),
+    }
+}

@@ -1,0 +1,277 @@
+//! The answer as data and as text.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::answer::{Answer, Excluded, Tried, excluded};
+use super::evidence::{Evidence, way_of};
+use super::hypotheses::{HEALTHY, Layers, Rows};
+use super::Known;
+use crate::report::{Diagnosis, Verdict};
+use crate::report::words::{count, number};
+use crate::text::printable;
+
+/// Hypotheses that are listed.
+const LISTED: usize = 20;
+/// Those that people are shown.
+const SHOWN: usize = 5;
+
+const SCHEMA: &str = "parity-guess/1";
+
+/// The answer of `parity guess`, as `--format json` prints it.
+#[derive(Serialize)]
+pub struct Guess {
+    schema: &'static str,
+    /// A name of the catalogue, `healthy`, `tokens.*`; nothing where none explains the output, or several do.
+    pub answer: Option<String>,
+    /// Other names of the same thing on this model.
+    aliases: Vec<String>,
+    /// What was found, in a sentence.
+    text: String,
+    /// What was seen.
+    evidence: Seen,
+    /// Mistakes that a healthy output excludes.
+    excluded: Option<Share>,
+    /// The first row that a healthy engine does not explain.
+    healthy_until: Option<usize>,
+    /// What to type or look at next.
+    next: Vec<String>,
+    /// Best first.
+    hypotheses: Vec<Said>,
+    /// How many were tried.
+    tried: usize,
+}
+
+#[derive(Serialize)]
+struct Seen {
+    kind: &'static str,
+    /// Tokens in front of it.
+    prompt: usize,
+    rows: usize,
+}
+
+#[derive(Serialize)]
+struct Share {
+    count: usize,
+    of: usize,
+}
+
+/// One hypothesis.
+#[derive(Serialize)]
+struct Said {
+    name: String,
+    inject: Option<String>,
+    aliases: Vec<String>,
+    layers: Layers,
+    rows: Rows,
+    /// Of the rows that it was given.
+    share: f64,
+    hits: usize,
+    of: usize,
+    log_likelihood: Option<f64>,
+    distance: Option<f64>,
+    /// The arithmetic in which it explains most.
+    arithmetic: &'static str,
+    text: String,
+}
+
+impl Guess {
+    /// 0 healthy, 1 a mistake explains it, 2 nothing does.
+    pub fn verdict(&self) -> Verdict {
+        match self.answer.as_deref() {
+            Some(HEALTHY) => Verdict::Parity,
+            Some(_) => Verdict::Divergence,
+            None => Verdict::Undecided,
+        }
+    }
+}
+
+/// What an audit of hidden states found.
+pub struct Named {
+    pub answer: Option<String>,
+    pub text: String,
+    pub layer: Option<u32>,
+    pub diagnosis: Vec<Diagnosis>,
+    pub next: Vec<String>,
+}
+
+/// The answer that an audit of hidden states of so many positions gives.
+pub fn of_audit(found: Named, rows: usize) -> Guess {
+    let layers = found.layer.map_or(Layers::All, Layers::One);
+    let of_fault = |one: Diagnosis| Said {
+        name: one.fault,
+        inject: None,
+        aliases: Vec::new(),
+        layers,
+        rows: Rows::All,
+        share: one.explains,
+        hits: rows,
+        of: rows,
+        log_likelihood: None,
+        distance: Some((1.0 - one.explains).max(0.0).sqrt()),
+        arithmetic: "the dump's",
+        text: one.text,
+    };
+    Guess {
+        schema: SCHEMA,
+        answer: found.answer,
+        aliases: Vec::new(),
+        text: found.text,
+        evidence: Seen { kind: "hidden states", prompt: rows, rows },
+        excluded: None,
+        healthy_until: None,
+        next: found.next,
+        tried: found.diagnosis.len(),
+        hypotheses: found.diagnosis.into_iter().map(of_fault).collect(),
+    }
+}
+
+/// Puts an answer into words; `tried` is sorted.
+pub fn said(known: &Known<'_>, evidence: &dyn Evidence, answer: &Answer, tried: &[Tried]) -> Guess {
+    let first: Vec<usize> = match answer {
+        Answer::Mistake(best) => vec![*best],
+        Answer::Several(all) => all.clone(),
+        Answer::Healthy => tried.iter().position(|one| one.hypothesis.name == HEALTHY && one.explains()).into_iter().collect(),
+        Answer::Nothing => Vec::new(),
+    };
+    let others = (0..tried.len()).filter(|i| !first.contains(i));
+    let order: Vec<&Tried> = first.iter().copied().chain(others).map(|i| &tried[i]).collect();
+    let healthy = || tried.iter().filter(|one| one.hypothesis.name == HEALTHY);
+    let best_healthy = healthy().max_by(|a, b| a.score.hits.cmp(&b.score.hits));
+    let named = first.first().map(|&i| &tried[i]);
+    let is_named = matches!(answer, Answer::Mistake(_) | Answer::Healthy);
+    Guess {
+        schema: SCHEMA,
+        answer: named.filter(|_| is_named).map(|one| one.hypothesis.name.clone()),
+        aliases: named.filter(|_| is_named).map(|one| one.hypothesis.aliases.clone()).unwrap_or_default(),
+        text: sentence(answer, tried, evidence),
+        evidence: Seen { kind: evidence.kind(), prompt: known.prompt.len(), rows: evidence.rows() },
+        excluded: (*answer == Answer::Healthy).then(|| excluded(tried)).map(|Excluded { count, of }| Share { count, of }),
+        healthy_until: best_healthy.and_then(|one| one.score.first_miss),
+        next: next(known, answer, tried),
+        hypotheses: order.iter().take(LISTED).map(|one| of_tried(one)).collect(),
+        tried: tried.len(),
+    }
+}
+
+fn of_tried(one: &Tried) -> Said {
+    let (h, score) = (&one.hypothesis, &one.score);
+    Said {
+        name: h.name.clone(),
+        inject: h.spelling.clone(),
+        aliases: h.aliases.clone(),
+        layers: h.layers,
+        rows: h.rows,
+        share: score.share(),
+        hits: score.hits,
+        of: score.of,
+        log_likelihood: Some(score.log_likelihood).filter(|x| x.is_finite()),
+        distance: score.distance.filter(|x| x.is_finite()),
+        arithmetic: way_of(score).name,
+        text: h.text.clone(),
+    }
+}
+
+fn hits(one: &Tried) -> String {
+    format!("{} of {}", one.score.hits, one.score.of)
+}
+
+fn place(one: &Tried) -> String {
+    let layers = match one.hypothesis.layers {
+        Layers::All => String::new(),
+        Layers::First => " in the first layer alone".to_owned(),
+        Layers::Last => " in the last layer alone".to_owned(),
+        Layers::Odd => " in every second layer, from layer 1 on".to_owned(),
+        Layers::Even => " in every second layer, from layer 0 on".to_owned(),
+        Layers::One(layer) => format!(" in layer {layer} alone"),
+    };
+    let rows = match one.hypothesis.rows {
+        Rows::All => "",
+        Rows::Prefill => " in the prefill alone",
+        Rows::Decode => " in decode steps alone",
+    };
+    layers + rows
+}
+
+fn sentence(answer: &Answer, tried: &[Tried], evidence: &dyn Evidence) -> String {
+    let unit = if evidence.kind() == "logits" { "rows" } else { "tokens" };
+    let healthy = tried.iter().filter(|one| one.hypothesis.name == HEALTHY).max_by_key(|one| one.score.hits);
+    let of_healthy = healthy.map(hits).unwrap_or_default();
+    let next = |not: &[usize]| {
+        let mistakes = tried.iter().enumerate();
+        let next = mistakes
+            .filter(|(i, one)| !not.contains(i) && one.hypothesis.name != HEALTHY)
+            .max_by(|a, b| a.1.score.share().total_cmp(&b.1.score.share()));
+        next.map(|(_, one)| format!("; next: {} {}", one.hypothesis.name, hits(one))).unwrap_or_default()
+    };
+    match answer {
+        Answer::Healthy => {
+            let Excluded { count, of } = excluded(tried);
+            format!("HEALTHY: {of_healthy} {unit} are what the model says; {count} of {of} known mistakes would have shown in them")
+        }
+        Answer::Mistake(best) => {
+            let one = &tried[*best];
+            format!(
+                "{}{}: {} (explains {} {unit}; healthy {of_healthy}{})",
+                one.hypothesis.name, place(one), one.hypothesis.text, hits(one), next(&[*best])
+            )
+        }
+        Answer::Several(all) => {
+            let mut names: Vec<&str> = all.iter().map(|&i| tried[i].hypothesis.name.as_str()).collect();
+            names.dedup();
+            format!("UNDECIDED between {}: the output does not tell them apart (healthy {of_healthy} {unit})", names.join(", "))
+        }
+        Answer::Nothing => {
+            let from = healthy.and_then(|one| one.score.first_miss).map_or(String::new(), |row| {
+                format!("; a healthy engine's fails from {} {} on", unit.trim_end_matches('s'), row)
+            });
+            format!("UNDECIDED: none of {} hypotheses explains the output{from}{}", tried.len(), next(&[]))
+        }
+    }
+}
+
+fn next(known: &Known<'_>, answer: &Answer, tried: &[Tried]) -> Vec<String> {
+    let model = known.gguf.path().display();
+    let ids: Vec<String> = known.prompt.iter().map(ToString::to_string).collect();
+    let ids = ids.join(",");
+    match answer {
+        Answer::Mistake(best) => {
+            let spelling = tried[*best].hypothesis.spelling.as_ref();
+            let inject = spelling.map(|s| format!("see it in parity's own engine: parity run -m {model} --tokens {ids} --inject {s}"));
+            inject.into_iter().collect()
+        }
+        Answer::Several(_) => vec![
+            "a longer output, or that of another prompt, may tell them apart".to_owned(),
+        ],
+        Answer::Nothing => vec![
+            "the one tensor to dump next: the layer outputs of the prompt (hidden states), for --hidden; they name the layer".to_owned(),
+        ],
+        Answer::Healthy => Vec::new(),
+    }
+}
+
+/// For people.
+pub fn render(guess: &Guess, width: usize) -> String {
+    let mut out = String::new();
+    let _ = writeln!(out, "{}", printable(&guess.text));
+    if !guess.aliases.is_empty() {
+        let _ = writeln!(out, "  the same on this model: {}", guess.aliases.join(", "));
+    }
+    for line in &guess.next {
+        let _ = writeln!(out, "  next: {}", printable(line));
+    }
+    let _ = writeln!(out, "  {} hypotheses on {} of {}", guess.tried, count(guess.evidence.rows, "row"), guess.evidence.kind);
+    let _ = writeln!(out);
+    let _ = writeln!(out, "{:28} {:>9} {:>10} {:>9}  what is wrong", "hypothesis", "explained", "log-lik.", "distance");
+    for one in guess.hypotheses.iter().take(SHOWN) {
+        let name = one.inject.as_ref().unwrap_or(&one.name);
+        let distance = one.distance.map_or("–".to_owned(), number);
+        let likelihood = one.log_likelihood.map_or("–".to_owned(), |x| format!("{x:.1}"));
+        let explained = format!("{}/{}", one.hits, one.of);
+        let line = format!("{name:28} {explained:>9} {likelihood:>10} {distance:>9}  {}", printable(&one.text));
+        let cut: String = line.chars().take(width.max(60)).collect();
+        let _ = writeln!(out, "{cut}");
+    }
+    out
+}
