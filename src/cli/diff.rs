@@ -8,7 +8,7 @@ use super::shared::{self, AuditArgs, ForeignArgs, ModelArgs, SelectArgs, Toleran
 use crate::engine::fused::file::ModelFile;
 use crate::foreign;
 use crate::jobs::diff::{Options, diff};
-use crate::jobs::logprobs;
+use crate::jobs::logprobs::{self, Beside};
 use crate::numerics::Numerics;
 
 const EXAMPLES: &str = "\
@@ -59,11 +59,18 @@ pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
     let path = args.model.path()?;
     if let Some(said) = foreign::logprobs::read(&args.candidate)? {
-        let untold = foreign::Options { model: path.clone(), ..foreign::Options::default() };
-        let reference = shared::open_declared(&args.reference, &untold, args.reference_numerics)?;
         let (tokens, allow_missing) = (args.foreign.given_tokens(), args.select.allow_missing);
-        let how = logprobs::Options { model: path, tokens, numerics: args.numerics, allow_missing };
-        return args.output.deliver(folder, logprobs::judge(&said, Some(&reference), &how)?);
+        let how = logprobs::Options { model: path.clone(), tokens, numerics: args.numerics, allow_missing };
+        let other = foreign::logprobs::read(&args.reference)?;
+        let report = match &other {
+            Some(other) => logprobs::judge(&said, Some(Beside::Said(other)), &how)?,
+            None => {
+                let untold = foreign::Options { model: path, ..foreign::Options::default() };
+                let reference = shared::open_declared(&args.reference, &untold, args.reference_numerics)?;
+                logprobs::judge(&said, Some(Beside::Recording(&reference)), &how)?
+            }
+        };
+        return args.output.deliver(folder, report);
     }
     let told = args.foreign.options(path.as_deref());
     let untold = foreign::Options { model: path.clone(), ..foreign::Options::default() };

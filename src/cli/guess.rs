@@ -48,6 +48,9 @@ pub struct Args {
     /// Model that the server of --url is asked for, where it has several
     #[arg(long, value_name = "NAME", requires = "url")]
     server_model: Option<String>,
+    /// Where several mistakes explain the output, look for a prompt that tells them apart
+    #[arg(long)]
+    discriminate: bool,
     /// Threads [default: all cores]
     #[arg(short, long, value_name = "N", value_parser = shared::at_least_one())]
     pub threads: Option<usize>,
@@ -134,7 +137,10 @@ impl Args {
             (_, Some(ids), ..) => Observed::Tokens(guess::ids(ids)?, sampling),
             (_, _, Some(path), _) => Observed::Logits(path.clone(), self.rows.clone()),
             (.., Some(path)) => Observed::LogProbs(path.clone()),
-            _ => return Err(Error::new("output", "nothing was seen").expected("--text, --tokens-seen, --logits or --logprobs")),
+            _ => {
+                return Err(Error::new("output", "nothing was seen")
+                    .expected("--text, --tokens-seen, --logits or --logprobs"));
+            }
         })
     }
 }
@@ -164,7 +170,9 @@ fn not_negative(text: &str) -> std::result::Result<f64, String> {
 
 fn positions(text: &str) -> std::result::Result<std::ops::Range<usize>, String> {
     let range = text.split_once("..").and_then(|(a, b)| Some(a.parse().ok()?..b.parse().ok()?));
-    range.filter(|range: &std::ops::Range<usize>| !range.is_empty()).ok_or_else(|| "A..B with A below B".to_owned())
+    range
+        .filter(|range: &std::ops::Range<usize>| !range.is_empty())
+        .ok_or_else(|| "A..B with A below B".to_owned())
 }
 
 /// Runs the command.
@@ -176,7 +184,8 @@ pub fn main(args: &Args) -> Outcome {
     let found = match &args.seen.hidden {
         Some(dump) => guess::hidden(&file, dump, &prompt)?,
         None => {
-            let answer = args.seen.url.as_deref().map(|url| args.ask(url, text.as_deref(), &prompt)).transpose()?;
+            let answer =
+                args.seen.url.as_deref().map(|url| args.ask(url, text.as_deref(), &prompt)).transpose()?;
             let seen = match &answer {
                 Some(answer) => Observed::LogProbs(answer.path().to_owned()),
                 None => args.observed()?,
@@ -184,7 +193,9 @@ pub fn main(args: &Args) -> Outcome {
             let read = observed(gguf, &prompt, text.as_deref(), &seen)?;
             let known = Known { gguf, prompt: read.prompt, text, forced: read.forced };
             let progress = Progress::new("trying");
-            guess(&known, &*read.evidence, &|done, all, best| progress.set_with(done, all, best))?
+            guess(&known, &*read.evidence, args.discriminate, &|done, all, best| {
+                progress.set_with(done, all, best)
+            })?
         }
     };
     output::print(&match args.format {

@@ -1,6 +1,6 @@
 //! From logits to tokens: does the difference change what the model says?
 
-use crate::report::{Flip, TokenReport, TopToken};
+use crate::report::{Chosen, Flip, TokenReport, TopToken};
 use crate::scalar::{self, in_lanes, vectorized};
 
 /// How many of the most likely tokens of a row are compared with each other.
@@ -19,6 +19,7 @@ struct LogitRow {
     top_overlap: usize,
     flip: Option<Flip>,
     top: Vec<TopToken>,
+    chosen: Option<Chosen>,
 }
 
 impl TokenSums {
@@ -35,8 +36,20 @@ impl TokenSums {
             candidate: f64::from(a[token]),
             reference: f64::from(b[token]),
         });
+        let chosen = top_a.first().zip(top_b.first()).map(|(&own, &theirs)| Chosen {
+            position,
+            candidate: own as u32,
+            reference: theirs as u32,
+        });
         let top_overlap = top_a.iter().filter(|token| top_b.contains(token)).count();
-        self.rows.push(LogitRow { position, kl: divergence(b, a), top_overlap, flip, top: top.collect() });
+        self.rows.push(LogitRow {
+            position,
+            kl: divergence(b, a),
+            top_overlap,
+            flip,
+            top: top.collect(),
+            chosen,
+        });
     }
 
     /// Adds the rows of another part of the same pair.
@@ -61,6 +74,7 @@ impl TokenSums {
             top_k,
             first_flip: first_flip.and_then(|row| row.flip.clone()),
             top: shown.map_or(Vec::new(), |row| row.top.clone()),
+            chosen: self.rows.iter().filter_map(|row| row.chosen).collect(),
             kl_rows: self.rows.iter().map(|row| (row.position, row.kl)).collect(),
         })
     }

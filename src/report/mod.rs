@@ -23,7 +23,7 @@ pub use entry::{
     Bits, DifferenceParts, Entry, Local, LocalError, Nonfinite, Numbers, ToleranceNeeded, Worst,
 };
 pub use finding::Finding;
-pub use tokens::{Flip, TokenReport, TopToken};
+pub use tokens::{Chosen, Flip, TokenReport, TopToken};
 
 use std::collections::BTreeMap;
 

@@ -26,9 +26,23 @@ pub struct TokenReport {
     /// The most likely tokens of the last row, or of the first flipped row.
     #[serde(default)]
     pub top: Vec<TopToken>,
+    /// The most likely token of each row, in order of position.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chosen: Vec<Chosen>,
     /// KL of each row by position, nats.
     #[serde(default, deserialize_with = "rows_nan_if_null")]
     pub kl_rows: Vec<(u32, f64)>,
+}
+
+/// What each side would say behind a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Chosen {
+    /// Token position of the row.
+    pub position: u32,
+    /// The candidate's most likely token.
+    pub candidate: u32,
+    /// The reference's.
+    pub reference: u32,
 }
 
 /// A row whose most likely token differs.

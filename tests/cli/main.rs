@@ -3,6 +3,7 @@
 mod cli;
 mod edges;
 mod first_minute;
+mod guess;
 mod inspect;
 mod inspect_against;
 mod inspect_carried;

@@ -246,6 +246,7 @@ fn tokens(shape: Shape, wrong: bool, random: &mut Random) -> TokenReport {
             logit_error: 2.4,
             explained_by_error: true,
         }),
+        chosen: Vec::new(),
         top: [(369, " for"), (284, " ="), (421, " return"), (262, "   "), (2, "<|\"&>")]
             .iter()
             .enumerate()

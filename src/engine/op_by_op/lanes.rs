@@ -95,16 +95,18 @@ fn one(lanes: &mut [Lane<'_>], program: &Program, id: Id, inputs: Inputs<'_>, ho
         true => lanes.iter().map(|_| None).collect(),
         false => values(lanes, program, id, &computing, how),
     };
-    lanes.par_iter_mut().zip(values).zip(&computing).enumerate().for_each(|(number, ((lane, value), computes))| {
-        if *computes {
-            lane.own[root] = true;
-            let value = value.map(|mut value| {
-                how.see(number, id, &mut value);
-                value
-            });
-            lane.machine.put(program, id, value, &mut lane.memory);
-        }
-    });
+    lanes.par_iter_mut().zip(values).zip(&computing).enumerate().for_each(
+        |(number, ((lane, value), computes))| {
+            if *computes {
+                lane.own[root] = true;
+                let value = value.map(|mut value| {
+                    how.see(number, id, &mut value);
+                    value
+                });
+                lane.machine.put(program, id, value, &mut lane.memory);
+            }
+        },
+    );
     let Some((first, others)) = lanes.split_first_mut() else { return };
     for (number, (lane, computes)) in others.iter_mut().zip(&computing[1..]).enumerate() {
         if !computes {
@@ -211,7 +213,8 @@ fn of_group(all: &[&Args<'_, f32>], rule: &Rule) -> Option<Vec<Value<f32>>> {
         rows.extend_from_slice(&args.get(1)?.values());
     }
     let n = rows.len() / k.max(1);
-    let source = Source { dtype: first.get(1)?.dtype, data: Data::Values(Strided::whole(&rows, [1, 1, n, k])) };
+    let source =
+        Source { dtype: first.get(1)?.dtype, data: Data::Values(Strided::whole(&rows, [1, 1, n, k])) };
     let stacked = Args {
         sources: vec![Some(weight.clone()), Some(source)],
         shape: [1, 1, n, m],

@@ -262,19 +262,22 @@ pub fn logits_of(path: &Path, vocabulary: usize) -> Result<(Option<Vec<u32>>, Ar
         (Some(debug), _) => debug.passes.into_iter().next().map(|pass| pass.arrays).unwrap_or_default(),
         (None, Ok(_)) => arrays(path)?.1,
         (None, Err(_)) => {
-            let rows = std::fs::metadata(path).map_or(0, |data| data.len() as usize) / (vocabulary * 4).max(1);
+            let rows =
+                std::fs::metadata(path).map_or(0, |data| data.len() as usize) / (vocabulary * 4).max(1);
             vec![raw(path, "logits", Type::Float(Element::F32), rows.max(1))?]
         }
     };
     let tokens = arrays.iter().find(|array| array.dtype.is_integer()).and_then(Array::integers);
     let tokens = tokens.and_then(|ids| ids.into_iter().map(|id| u32::try_from(id).ok()).collect());
-    let wide = |array: &&Array| !array.dtype.is_integer() && array.shape.last().is_some_and(|n| *n >= vocabulary);
+    let wide =
+        |array: &&Array| !array.dtype.is_integer() && array.shape.last().is_some_and(|n| *n >= vocabulary);
     let called = |name: &str| arrays.iter().filter(wide).find(|array| array.name == name);
     let logits = called("logits").or_else(|| called("result_output")).or_else(|| arrays.iter().find(wide));
     match logits {
         Some(logits) => Ok((tokens, logits.clone())),
         None => {
-            let found: Vec<String> = arrays.iter().map(|array| format!("{} {:?}", array.name, array.shape)).collect();
+            let found: Vec<String> =
+                arrays.iter().map(|array| format!("{} {:?}", array.name, array.shape)).collect();
             Err(Error::file(path, "holds no logits of this model")
                 .expected(format!("an array with rows of {vocabulary}"))
                 .found(found.join(", ")))

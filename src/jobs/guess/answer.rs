@@ -57,9 +57,8 @@ pub fn answer(tried: &mut Vec<Tried>, noise: &Noise) -> Answer {
     let is_healthy = healthy().any(Tried::explains);
     // So many were tried that one of them is likely to be as good by chance.
     let chance = (LIKELIER * mistakes.max(1) as f64).ln();
-    let is_better = |one: &Tried| {
-        !one.is_healthy() && one.explains() && one.score.log_likelihood >= generous + chance
-    };
+    let is_better =
+        |one: &Tried| !one.is_healthy() && one.explains() && one.score.log_likelihood >= generous + chance;
     let order = |one: &Tried| (is_better(one), one.whole, one.score.share(), one.score.log_likelihood);
     tried.sort_by(|a, b| {
         let (a, b) = (order(a), order(b));
@@ -67,9 +66,10 @@ pub fn answer(tried: &mut Vec<Tried>, noise: &Noise) -> Answer {
         (b.0, b.1).cmp(&(a.0, a.1)).then(numbers)
     });
     let good: Vec<usize> = (0..tried.len()).filter(|&i| is_better(&tried[i])).collect();
-    let Some(&best) = good.iter().max_by(|&&a, &&b| {
-        tried[a].score.log_likelihood.total_cmp(&tried[b].score.log_likelihood)
-    }) else {
+    let Some(&best) = good
+        .iter()
+        .max_by(|&&a, &&b| tried[a].score.log_likelihood.total_cmp(&tried[b].score.log_likelihood))
+    else {
         return if is_healthy { Answer::Healthy } else { Answer::Nothing };
     };
     let near = tried[best].score.log_likelihood - LIKELIER.ln();

@@ -42,9 +42,21 @@ fn named(report: &Report) -> Named {
     let text = match (report.verdict, &at, diagnosis.first()) {
         (Verdict::Parity, ..) => "HEALTHY: every hidden state follows from the one before it".to_owned(),
         (_, Some(at), Some(one)) => format!("{}: {} (at {at})", one.fault, one.text),
-        (_, Some(at), None) => format!("UNDECIDED: {at} does not follow from the state before it, and no known mistake explains it"),
-        (_, None, _) => format!("UNDECIDED: {}", report.reason.clone().unwrap_or_else(|| "the states do not say it".to_owned())),
+        (_, Some(at), None) => format!(
+            "UNDECIDED: {at} does not follow from the state before it, and no known mistake explains it"
+        ),
+        (_, None, _) => format!(
+            "UNDECIDED: {}",
+            report.reason.clone().unwrap_or_else(|| "the states do not say it".to_owned())
+        ),
     };
-    let next = at.map(|at| format!("the one tensor to dump next: those between {at} and the layer before it"));
-    Named { answer, text, layer: first.and_then(|first| first.layer), diagnosis, next: next.into_iter().collect() }
+    let next =
+        at.map(|at| format!("the one tensor to dump next: those between {at} and the layer before it"));
+    Named {
+        answer,
+        text,
+        layer: first.and_then(|first| first.layer),
+        diagnosis,
+        next: next.into_iter().collect(),
+    }
 }

@@ -1,14 +1,14 @@
 //! Everything that may have happened to an engine whose output is seen: one list.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use parity_graph::Id;
-use parity_graph::fault::{Entry, Fault, Scene, entries};
+use parity_graph::fault::{Argument, Entry, Fault, Scene, entries, find};
 use serde::Serialize;
 
 use crate::arithmetic::{Arithmetic, Operands};
 use crate::audit::Labelled;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Kind};
 use crate::faults::injected::Injected;
 use crate::numerics::Storage;
 
@@ -246,23 +246,84 @@ pub fn merged(all: Vec<Hypothesis>) -> Vec<Hypothesis> {
     out
 }
 
+/// What mistakes are called that are made in decode steps alone.
+const IN_DECODE: [(&str, &str); 2] =
+    [("rope.position_shift", "rope.decode_shift"), ("rope.position_zero", "rope.position_in_step")];
+
 /// A mistake in some of its layers, or in some rows, alone; none where that is all of it, or nothing.
 pub fn part(whole: &Hypothesis, layers: Layers, rows: Rows, n_layers: u32) -> Option<Hypothesis> {
     let nodes = whole.nodes()?;
     let kept = |here: &[Injected]| here.iter().all(|one| layers.holds(one.checkpoint, n_layers));
-    let of_part: BTreeMap<Id, Vec<Injected>> =
-        nodes.iter().filter(|(_, here)| kept(here)).map(|(id, here)| (*id, here.iter().map(copied).collect())).collect();
+    let of_part: BTreeMap<Id, Vec<Injected>> = nodes
+        .iter()
+        .filter(|(_, here)| kept(here))
+        .map(|(id, here)| (*id, here.iter().map(copied).collect()))
+        .collect();
     if rows == Rows::All && of_part.len() == nodes.len() {
         return None;
     }
     let made = of_nodes(of_part, layers, rows, whole.key.clone())?;
-    Some(Hypothesis { aliases: whole.aliases.clone(), ..made })
+    let mut aliases = whole.aliases.clone();
+    if rows == Rows::Decode {
+        let same = IN_DECODE.iter().filter(|(name, _)| *name == whole.name);
+        aliases.extend(same.map(|(_, other)| (*other).to_owned()));
+    }
+    Some(Hypothesis { aliases, ..made })
 }
 
+/// The same hypotheses in another graph of the same model, whose nodes are others; `None` where one has no place in it.
+pub fn again(labelled: &Labelled, layers: u32, which: &[&Hypothesis]) -> Vec<Option<Hypothesis>> {
+    let mut known: HashMap<String, Hypothesis> = unmerged(labelled).collect();
+    known.extend(skipped(labelled).into_iter().map(|one| (one.key.clone(), one)));
+    let one = |one: &&Hypothesis| {
+        let same = known.get(&one.key)?;
+        match (one.layers == same.layers, one.rows) {
+            (true, Rows::All) => all_of(same),
+            (_, rows) => part(same, one.layers, rows, layers),
+        }
+    };
+    which.iter().map(one).collect()
+}
+
+/// Each layer not run: what it adds to the row that goes through all layers is nothing.
+pub fn skipped(labelled: &Labelled) -> Vec<Hypothesis> {
+    let scene = Scene::new(&labelled.program.graph);
+    let Some(zero) = find(ZERO) else { return Vec::new() };
+    let mut by_layer: BTreeMap<u32, BTreeMap<Id, Vec<Injected>>> = BTreeMap::new();
+    for (id, checkpoint) in labelled.nodes() {
+        let adds = [Kind::AttnOut, Kind::FfnOut].contains(&checkpoint.kind());
+        if let (true, Some(layer), Some(fault)) =
+            (adds, checkpoint.layer_index(), zero.at(&scene, id, &Argument::None))
+        {
+            let nodes = by_layer.entry(layer).or_default();
+            nodes.insert(id, vec![Injected { spec: 0, checkpoint, fault }]);
+        }
+    }
+    // Where one of the two is a node of another name, nothing is skipped.
+    let whole = by_layer.into_iter().filter(|(_, nodes)| nodes.len() == 2);
+    let made = whole.filter_map(|(layer, nodes)| {
+        let one = of_nodes(nodes, Layers::One(layer), Rows::All, format!("{SKIPPED} {layer}"))?;
+        Some(Hypothesis {
+            name: SKIPPED.to_owned(),
+            spelling: None,
+            text: format!("layer {layer} is not run"),
+            ..one
+        })
+    });
+    made.collect()
+}
+
+/// The mistake that makes nothing of a node's output.
+const ZERO: &str = "data.zero";
+/// A layer that is not run.
+const SKIPPED: &str = "layer.skipped";
+
 /// All of a mistake, once more.
-pub fn all_of(whole: &Hypothesis) -> Option<Hypothesis> {
+fn all_of(whole: &Hypothesis) -> Option<Hypothesis> {
     let nodes = whole.nodes()?.iter().map(|(id, here)| (*id, here.iter().map(copied).collect())).collect();
-    of_nodes(nodes, whole.layers, whole.rows, whole.key.clone())
+    let made = of_nodes(nodes, whole.layers, whole.rows, whole.key.clone())?;
+    let (name, spelling, text) = (whole.name.clone(), whole.spelling.clone(), whole.text.clone());
+    Some(Hypothesis { name, spelling, text, ..made })
 }
 
 fn copied(one: &Injected) -> Injected {

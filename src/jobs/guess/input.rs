@@ -69,10 +69,17 @@ fn nothing_in_front() -> Error {
         .hint("-p PROMPT or --tokens 1,2,3, as the engine was given it")
 }
 
-fn chosen(prompt: &[u32], tokens: Vec<u32>, text: Option<Spelling>, sampling: Option<Sampling>) -> Result<Read> {
+fn chosen(
+    prompt: &[u32],
+    tokens: Vec<u32>,
+    text: Option<Spelling>,
+    sampling: Option<Sampling>,
+) -> Result<Read> {
     let last = prompt.len().checked_sub(1).ok_or_else(nothing_in_front)?;
     if tokens.is_empty() {
-        return Err(Error::new("output", "holds no token").expected("text or tokens behind the prompt").found("none"));
+        return Err(Error::new("output", "holds no token")
+            .expected("text or tokens behind the prompt")
+            .found("none"));
     }
     let forced = tokens.clone();
     let evidence: Box<dyn Evidence> = match sampling {
@@ -87,8 +94,9 @@ fn of_text(gguf: &Gguf, prompt: Option<&str>, seen: &[u8]) -> Result<(Vec<u32>, 
     let tokenizer = Tokenizer::from_gguf(gguf)?;
     let behind = prompt.and_then(|prompt| seen.strip_prefix(prompt.as_bytes())).unwrap_or(seen);
     let behind = behind.strip_suffix(b"\n").unwrap_or(behind);
-    let of: Vec<Vec<u8>> =
-        (0..tokenizer.n_tokens() as u32).map(|id| tokenizer.bytes(id).unwrap_or_default().into_owned()).collect();
+    let of: Vec<Vec<u8>> = (0..tokenizer.n_tokens() as u32)
+        .map(|id| tokenizer.bytes(id).unwrap_or_default().into_owned())
+        .collect();
     let tokens = tokenizer.encode_without_bos(behind)?;
     let (mut starts, mut at) = (Vec::with_capacity(tokens.len()), 0);
     for token in &tokens {
@@ -106,7 +114,8 @@ fn of_server(gguf: &Gguf, prompt: &[u32], said: LogProbs) -> Result<Read> {
     let said = Said::new(said, given, &words)?;
     let tokens = said.tokens.clone();
     let known = prompt.len().min(tokens.len());
-    let (front, forced) = if known == 0 { (tokens, Vec::new()) } else { (tokens[..known].to_vec(), tokens[known..].to_vec()) };
+    let (front, forced) =
+        if known == 0 { (tokens, Vec::new()) } else { (tokens[..known].to_vec(), tokens[known..].to_vec()) };
     Ok(Read { evidence: Box::new(SaidRows { said }), prompt: front, forced })
 }
 

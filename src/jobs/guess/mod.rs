@@ -5,6 +5,7 @@
 //! well logits explain it (`evidence`), one list has the hypotheses (`hypotheses`), and `answer` says what follows.
 
 mod answer;
+mod discriminate;
 mod evidence;
 mod hidden;
 mod hypotheses;
@@ -12,8 +13,6 @@ mod input;
 mod passes;
 mod said;
 mod tokens;
-
-use std::collections::HashMap;
 
 pub use answer::Answer;
 pub use evidence::{Evidence, Sampling};
@@ -35,6 +34,9 @@ const STRAY: usize = 1;
 /// Hypotheses that a single layer is looked for with, times layers: beyond, the search takes longer than anybody waits.
 const SINGLE_MAX: usize = 4096;
 
+/// Hypotheses that one prompt is looked for that tells them apart.
+const SEVERAL_MAX: usize = 4;
+
 /// What is known of a run.
 pub struct Known<'a> {
     /// The model.
@@ -50,11 +52,17 @@ pub struct Known<'a> {
 /// Tells how far it is: hypotheses done, of how many, and the best so far.
 pub type Progress<'a> = &'a (dyn Fn(usize, usize, &str) + Sync);
 
-/// Tries every hypothesis.
+/// Tries every hypothesis; where several explain the output, and that is asked for, looks for a prompt that tells them
+/// apart.
 ///
 /// # Errors
 /// An architecture without a builder, tokens beyond the vocabulary.
-pub fn guess(known: &Known<'_>, evidence: &dyn Evidence, progress: Progress<'_>) -> Result<Guess> {
+pub fn guess(
+    known: &Known<'_>,
+    evidence: &dyn Evidence,
+    discriminate: bool,
+    progress: Progress<'_>,
+) -> Result<Guess> {
     let search = Search::new(known, evidence, progress)?;
     let (mut tried, noise) = search.healthy();
     let mut all = hypotheses::everywhere(&search.full.labelled);
@@ -66,14 +74,22 @@ pub fn guess(known: &Known<'_>, evidence: &dyn Evidence, progress: Progress<'_>)
         if found != Answer::Nothing {
             break;
         }
-        let more = stage.of(&whole, search.full.layers());
+        let mut more = stage.of(&whole, search.full.layers());
+        if stage == Stage::Parts {
+            more.extend(hypotheses::skipped(&search.full.labelled));
+        }
         if stage == Stage::Single && more.len() > SINGLE_MAX {
             break;
         }
         tried.extend(search.each(more, &noise)?);
         found = answer::answer(&mut tried, &noise);
     }
-    Ok(said::said(known, evidence, &found, &tried))
+    let mut said = said::said(known, evidence, &found, &tried);
+    if let (Answer::Several(which), true) = (&found, discriminate) {
+        let which: Vec<&Hypothesis> = which.iter().map(|&i| &tried[i].hypothesis).take(SEVERAL_MAX).collect();
+        said.apart(discriminate::apart(known, &which)?, which.len());
+    }
+    Ok(said)
 }
 
 /// What is tried where nothing before explains the output.
@@ -124,12 +140,7 @@ impl<'a> Search<'a> {
     }
 
     /// The first rows of the evidence, behind a prompt.
-    fn prompt(
-        known: &Known<'a>,
-        evidence: &dyn Evidence,
-        prompt: &[u32],
-        rows: usize,
-    ) -> Result<Prompt<'a>> {
+    fn prompt(known: &Known<'a>, evidence: &dyn Evidence, prompt: &[u32], rows: usize) -> Result<Prompt<'a>> {
         let behind = known.forced.iter().copied();
         // Other prompts may be of another length.
         let end = evidence.first() + rows + prompt.len() - known.prompt.len();
@@ -203,19 +214,11 @@ impl<'a> Search<'a> {
         noise: &Noise,
         tell: &mut dyn FnMut(&Tried),
     ) -> (Vec<Hypothesis>, Vec<Tried>) {
-        // The same mistakes in the shorter graph, whose nodes are others.
-        let mut whole: HashMap<String, Hypothesis> = HashMap::new();
-        for (at, one) in hypotheses::unmerged(&few.labelled) {
-            whole.insert(at, one);
-        }
         let (mut open, mut short) = (Vec::new(), Vec::new());
-        let layers = few.layers();
+        // The same mistakes in the shorter graph, whose nodes are others.
+        let shorter = hypotheses::again(&few.labelled, few.layers(), &all.iter().collect::<Vec<_>>());
         let mut queue: Vec<(Hypothesis, Hypothesis)> = Vec::new();
-        for one in all {
-            let shorter = whole.get(&one.key).and_then(|same| match (one.layers, one.rows) {
-                (Layers::All, Rows::All) => hypotheses::all_of(same),
-                (at, rows) => hypotheses::part(same, at, rows, layers),
-            });
+        for (one, shorter) in all.into_iter().zip(shorter) {
             match shorter {
                 Some(shorter) => queue.push((one, shorter)),
                 None => open.push(one),
@@ -242,6 +245,8 @@ impl<'a> Search<'a> {
     fn scores(&self, pass: &Prompt<'_>, batch: &[&Hypothesis], noise: &Noise) -> Vec<Score> {
         let logits = pass.logits(batch).into_iter().skip(1);
         // One that no node has a place for explains nothing.
-        logits.map(|found| found.map(|logits| self.evidence.weigh(&logits, noise)).unwrap_or_default()).collect()
+        logits
+            .map(|found| found.map(|logits| self.evidence.weigh(&logits, noise)).unwrap_or_default())
+            .collect()
     }
 }

@@ -192,12 +192,15 @@ impl Run<'_> {
             store(way.cache, values);
         }
         if way.disturbed {
-            let size = (values.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / values.len().max(1) as f64).sqrt();
+            let size = (values.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>()
+                / values.len().max(1) as f64)
+                .sqrt();
             // As far as any order of a sum may move it: a bound of section 1 of docs/bounds.md, of its usual size.
             let unit = CONFIDENCE * UNIT_F32 * size;
             let seed = random::mixed(id as u64 + 1);
             for (i, value) in values.iter_mut().enumerate().filter(|(_, value)| value.is_finite()) {
-                let draw = random::unit(random::mixed(seed.wrapping_add((i as u64).wrapping_mul(random::GAMMA))));
+                let draw =
+                    random::unit(random::mixed(seed.wrapping_add((i as u64).wrapping_mul(random::GAMMA))));
                 *value += (unit * draw) as f32;
             }
         }

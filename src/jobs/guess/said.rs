@@ -4,12 +4,13 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use super::Known;
 use super::answer::{Answer, Excluded, Tried, excluded};
+use super::discriminate::Apart;
 use super::evidence::{Evidence, way_of};
 use super::hypotheses::{HEALTHY, Layers, Rows};
-use super::Known;
-use crate::report::{Diagnosis, Verdict};
 use crate::report::words::{count, number};
+use crate::report::{Diagnosis, Verdict};
 use crate::text::printable;
 
 /// Hypotheses that are listed.
@@ -37,6 +38,8 @@ pub struct Guess {
     healthy_until: Option<usize>,
     /// What to type or look at next.
     next: Vec<String>,
+    /// A prompt that tells apart what the output does not, where it was asked for and found.
+    discriminate: Option<Apart>,
     /// Best first.
     hypotheses: Vec<Said>,
     /// How many were tried.
@@ -77,6 +80,33 @@ struct Said {
 }
 
 impl Guess {
+    /// Takes a prompt that tells the first so many hypotheses apart, if there is one.
+    pub fn apart(&mut self, found: Option<Apart>, which: usize) {
+        let Some(apart) = found else {
+            self.next = vec![format!(
+                "none of the prompts that were tried tells the first {which} apart; logits may: --logits"
+            )];
+            return;
+        };
+        let says: Vec<String> = apart
+            .says
+            .iter()
+            .map(|one| {
+                format!(
+                    "{} says {}{}",
+                    one.name,
+                    one.token,
+                    one.text.as_ref().map_or(String::new(), |text| format!(" ({text:?})"))
+                )
+            })
+            .collect();
+        let ids: Vec<String> = apart.tokens.iter().map(u32::to_string).collect();
+        let prompt = apart.text.as_ref().map_or(String::new(), |text| format!(" ({text:?})"));
+        self.next =
+            vec![format!("ask it to go on behind tokens {}{prompt}: {}", ids.join(","), says.join(", "))];
+        self.discriminate = Some(apart);
+    }
+
     /// 0 healthy, 1 a mistake explains it, 2 nothing does.
     pub fn verdict(&self) -> Verdict {
         match self.answer.as_deref() {
@@ -122,6 +152,7 @@ pub fn of_audit(found: Named, rows: usize) -> Guess {
         excluded: None,
         healthy_until: None,
         next: found.next,
+        discriminate: None,
         tried: found.diagnosis.len(),
         hypotheses: found.diagnosis.into_iter().map(of_fault).collect(),
     }
@@ -132,7 +163,11 @@ pub fn said(known: &Known<'_>, evidence: &dyn Evidence, answer: &Answer, tried: 
     let first: Vec<usize> = match answer {
         Answer::Mistake(best) => vec![*best],
         Answer::Several(all) => all.clone(),
-        Answer::Healthy => tried.iter().position(|one| one.hypothesis.name == HEALTHY && one.explains()).into_iter().collect(),
+        Answer::Healthy => tried
+            .iter()
+            .position(|one| one.hypothesis.name == HEALTHY && one.explains())
+            .into_iter()
+            .collect(),
         Answer::Nothing => Vec::new(),
     };
     let others = (0..tried.len()).filter(|i| !first.contains(i));
@@ -147,9 +182,12 @@ pub fn said(known: &Known<'_>, evidence: &dyn Evidence, answer: &Answer, tried: 
         aliases: named.filter(|_| is_named).map(|one| one.hypothesis.aliases.clone()).unwrap_or_default(),
         text: sentence(answer, tried, evidence),
         evidence: Seen { kind: evidence.kind(), prompt: known.prompt.len(), rows: evidence.rows() },
-        excluded: (*answer == Answer::Healthy).then(|| excluded(tried)).map(|Excluded { count, of }| Share { count, of }),
+        excluded: (*answer == Answer::Healthy)
+            .then(|| excluded(tried))
+            .map(|Excluded { count, of }| Share { count, of }),
         healthy_until: best_healthy.and_then(|one| one.score.first_miss),
         next: next(known, answer, tried),
+        discriminate: None,
         hypotheses: order.iter().take(LISTED).map(|one| of_tried(one)).collect(),
         tried: tried.len(),
     }
@@ -208,19 +246,28 @@ fn sentence(answer: &Answer, tried: &[Tried], evidence: &dyn Evidence) -> String
     match answer {
         Answer::Healthy => {
             let Excluded { count, of } = excluded(tried);
-            format!("HEALTHY: {of_healthy} {unit} are what the model says; {count} of {of} known mistakes would have shown in them")
+            format!(
+                "HEALTHY: {of_healthy} {unit} are what the model says; {count} of {of} known mistakes would have shown in them"
+            )
         }
         Answer::Mistake(best) => {
             let one = &tried[*best];
             format!(
                 "{}{}: {} (explains {} {unit}; healthy {of_healthy}{})",
-                one.hypothesis.name, place(one), one.hypothesis.text, hits(one), next(&[*best])
+                one.hypothesis.name,
+                place(one),
+                one.hypothesis.text,
+                hits(one),
+                next(&[*best])
             )
         }
         Answer::Several(all) => {
             let mut names: Vec<&str> = all.iter().map(|&i| tried[i].hypothesis.name.as_str()).collect();
             names.dedup();
-            format!("UNDECIDED between {}: the output does not tell them apart (healthy {of_healthy} {unit})", names.join(", "))
+            format!(
+                "UNDECIDED between {}: the output does not tell them apart (healthy {of_healthy} {unit})",
+                names.join(", ")
+            )
         }
         Answer::Nothing => {
             let from = healthy.and_then(|one| one.score.first_miss).map_or(String::new(), |row| {
@@ -242,7 +289,7 @@ fn next(known: &Known<'_>, answer: &Answer, tried: &[Tried]) -> Vec<String> {
             inject.into_iter().collect()
         }
         Answer::Several(_) => vec![
-            "a longer output, or that of another prompt, may tell them apart".to_owned(),
+            "--discriminate looks for a prompt that tells them apart; a longer output may, too".to_owned(),
         ],
         Answer::Nothing => vec![
             "the one tensor to dump next: the layer outputs of the prompt (hidden states), for --hidden; they name the layer".to_owned(),
@@ -261,15 +308,26 @@ pub fn render(guess: &Guess, width: usize) -> String {
     for line in &guess.next {
         let _ = writeln!(out, "  next: {}", printable(line));
     }
-    let _ = writeln!(out, "  {} hypotheses on {} of {}", guess.tried, count(guess.evidence.rows, "row"), guess.evidence.kind);
+    let _ = writeln!(
+        out,
+        "  {} hypotheses on {} of {}",
+        guess.tried,
+        count(guess.evidence.rows, "row"),
+        guess.evidence.kind
+    );
     let _ = writeln!(out);
-    let _ = writeln!(out, "{:28} {:>9} {:>10} {:>9}  what is wrong", "hypothesis", "explained", "log-lik.", "distance");
+    let _ = writeln!(
+        out,
+        "{:28} {:>9} {:>10} {:>9}  what is wrong",
+        "hypothesis", "explained", "log-lik.", "distance"
+    );
     for one in guess.hypotheses.iter().take(SHOWN) {
         let name = one.inject.as_ref().unwrap_or(&one.name);
         let distance = one.distance.map_or("–".to_owned(), number);
         let likelihood = one.log_likelihood.map_or("–".to_owned(), |x| format!("{x:.1}"));
         let explained = format!("{}/{}", one.hits, one.of);
-        let line = format!("{name:28} {explained:>9} {likelihood:>10} {distance:>9}  {}", printable(&one.text));
+        let line =
+            format!("{name:28} {explained:>9} {likelihood:>10} {distance:>9}  {}", printable(&one.text));
         let cut: String = line.chars().take(width.max(60)).collect();
         let _ = writeln!(out, "{cut}");
     }

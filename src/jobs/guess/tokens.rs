@@ -31,19 +31,28 @@ pub fn variants(known: &Known<'_>) -> Result<Vec<Hypothesis>> {
             let text = format!("the prompt begins with token {bos} twice");
             add("tokens.bos_doubled", text, [vec![bos, bos], without].concat());
         } else {
-            let text = format!("token {bos} stands in front of the prompt, which this model does not ask for");
+            let text =
+                format!("token {bos} stands in front of the prompt, which this model does not ask for");
             add("tokens.bos_added", text, [vec![bos], without].concat());
         }
     }
     if let Some(text) = &known.text {
         let of = |text: &str| -> Result<Vec<u32>> { tokenizer.encode(text) };
-        add("tokens.leading_space", "a space stands in front of the prompt".to_owned(), of(&format!(" {text}"))?);
+        add(
+            "tokens.leading_space",
+            "a space stands in front of the prompt".to_owned(),
+            of(&format!(" {text}"))?,
+        );
         add("tokens.line_ends", "a line ends behind the prompt".to_owned(), of(&format!("{text}\n"))?);
         let trimmed = text.trim_end();
         add("tokens.trailing_space", "what is white behind the prompt is cut off".to_owned(), of(trimmed)?);
         let first: Vec<u32> = tokenizer.first().into_iter().collect();
         let plain = [first, tokenizer.encode_as_text(text)?].concat();
-        add("tokens.special_as_text", "special tokens of the prompt are taken for plain text".to_owned(), plain);
+        add(
+            "tokens.special_as_text",
+            "special tokens of the prompt are taken for plain text".to_owned(),
+            plain,
+        );
         for (name, said, turn) in templated(known.gguf, text) {
             add(name, said.to_owned(), of(&turn)?);
         }

@@ -13,6 +13,7 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::compare::{Accumulator, Comparison, Tolerance, common_positions};
 use crate::dump::Recording;
 use crate::error::{Error, Result};
+use crate::faults::tokens;
 use crate::foreign::logprobs::LogProbs;
 use crate::gguf::Gguf;
 use crate::model::builders;
@@ -39,11 +40,20 @@ pub struct Options {
     pub allow_missing: bool,
 }
 
-/// Judges log-probabilities, against a recording where there is one.
+/// What log-probabilities are compared with.
+#[derive(Clone, Copy)]
+pub enum Beside<'a> {
+    /// A recording, which has logits.
+    Recording(&'a Dump),
+    /// Log-probabilities of another engine.
+    Said(&'a LogProbs),
+}
+
+/// Judges log-probabilities, against a recording or others where there are any.
 ///
 /// # Errors
 /// Neither a model nor a recording, tokens that nobody says, another vocabulary, a weight that cannot be read.
-pub fn judge(said: &LogProbs, reference: Option<&Dump>, options: &Options) -> Result<Report> {
+pub fn judge(said: &LogProbs, reference: Option<Beside<'_>>, options: &Options) -> Result<Report> {
     let gguf = options.model.as_deref().map(Gguf::open).transpose()?;
     let architecture = gguf.as_ref().map(|gguf| gguf.str("general.architecture")).transpose()?.flatten();
     let model = gguf.as_ref().filter(|_| architecture.is_some_and(builders::knows));
@@ -66,8 +76,15 @@ pub fn judge(said: &LogProbs, reference: Option<&Dump>, options: &Options) -> Re
         ..Parts::default()
     };
     let mut comparison = Comparison::alone(logits(), vec![said.width().unwrap_or(0)]);
-    if let Some(reference) = reference {
-        comparison = compared(&said, reference, &mut parts)?;
+    match reference {
+        Some(Beside::Recording(reference)) => comparison = compared(&said, reference, &mut parts)?,
+        Some(Beside::Said(other)) => {
+            let other = Said::new(other, options.tokens.as_deref(), &words)?;
+            comparison = beside(&said, &other, &mut parts);
+            parts.reference = Some(side(&other, options));
+            parts.notes.extend(gguf.iter().flat_map(|gguf| tokens::said(&said.tokens, &other.tokens, gguf)));
+        }
+        None => {}
     }
     let against = model.map(|model| exact(&said, model, options.numerics)).transpose()?;
     parts.judgement.rows_audited = against.as_ref().map(|_| said.rows.len() as u64);
@@ -132,6 +149,37 @@ fn compared(said: &Said<'_>, reference: &Dump, parts: &mut Parts) -> Result<Comp
     comparison.numbers = sums.numbers(&shape);
     parts.reference = Some(verdict::side(theirs, Some(reference.path().display().to_string())));
     Ok(comparison)
+}
+
+/// What two engines said of the same tokens behind the same ones, in the columns that both named.
+fn beside(said: &Said<'_>, other: &Said<'_>, parts: &mut Parts) -> Comparison {
+    let common = common_positions(&said.tokens, &other.tokens);
+    if (common as usize) < said.tokens.len().max(other.tokens.len()) {
+        parts.gaps.push(Gap::OtherTokens(common as usize, [said.tokens.len(), other.tokens.len()]));
+    }
+    let mut comparison = Comparison::alone(logits(), vec![said.width().unwrap_or(0)]);
+    let mut sums = Accumulator::new(Tolerance::default());
+    let mut seen = Seen { values: 0, of: 0, sum: None };
+    for row in said.rows.iter().filter(|row| row.position < common) {
+        let Some(theirs) = other.rows.iter().find(|theirs| theirs.position == row.position) else { continue };
+        let theirs: HashMap<usize, f64> = theirs.known.iter().copied().collect();
+        let both = row.known.iter().filter_map(|(column, own)| Some((*column, *own, *theirs.get(column)?)));
+        let both: Vec<(usize, f64, f64)> = both.collect();
+        let columns: Vec<usize> = both.iter().map(|(column, ..)| *column).collect();
+        let (own, theirs): (Vec<f32>, Vec<f32>) =
+            both.iter().map(|(_, own, theirs)| (*own as f32, *theirs as f32)).unzip();
+        if columns.is_empty() {
+            continue;
+        }
+        sums.row_at(row.position, &columns, &own, &theirs);
+        comparison.rows_compared += 1;
+        seen.values += columns.len() as u64;
+        seen.of += row.known.len() as u64;
+    }
+    comparison.rows_expected = said.rows.len() as u64;
+    comparison.seen = Some(seen);
+    comparison.numbers = sums.numbers(&[said.width().unwrap_or(0)]);
+    comparison
 }
 
 /// How far what was said is from an exact forward pass.

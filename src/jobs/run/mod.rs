@@ -7,6 +7,7 @@ mod fused;
 mod mistakes;
 mod op_by_op;
 mod plan;
+mod spoken;
 mod steps;
 mod writer;
 
@@ -136,6 +137,7 @@ pub fn run(file: &ModelFile, options: &RunOptions, progress: Progress<'_>) -> Re
     report.notes.extend(settled.into_iter().map(|said| format!("reference: {said}")));
     report.notes.extend(executed.notes);
     report.notes.extend(unseen_mistake(options, &report));
+    report.notes.extend(spoken::notes(&report, &candidate, by.gguf));
     if options.isolated {
         let what = "isolated: every node read the reference's values, so that nothing is inherited";
         report.notes.push(what.to_owned());

@@ -87,11 +87,17 @@ struct Row {
     largest: f64,
     /// How far the token's falls short of the largest; NaN where that is not known.
     short: f64,
+    /// Where no logit is the largest, they are all alike or one is NaN: whether the token is the one that a search for the
+    /// largest begins with.
+    is_first: Option<bool>,
 }
 
 impl Row {
     /// Logarithm of the token's share of the softmax at a temperature.
     fn log_likelihood(&self, row: &[f32], temperature: f64) -> f64 {
+        if let Some(is_first) = self.is_first {
+            return if is_first { OF_SEARCH.ln() } else { f64::NEG_INFINITY };
+        }
         let scale = 1.0 / temperature.max(f64::MIN_POSITIVE);
         if !(self.short * scale < NOTHING) {
             return f64::NEG_INFINITY;
@@ -103,6 +109,8 @@ impl Row {
     }
 }
 
+/// How often a search for the largest of what has none ends where it began; others end at the last, or fail.
+const OF_SEARCH: f64 = 0.5;
 /// Exponents below this add nothing to a sum of doubles.
 const NOTHING: f64 = 40.0;
 
@@ -123,6 +131,9 @@ impl Chosen {
         {
             own = best.1;
         }
-        Row { own, largest: best.1, short: best.1 - own }
+        let has_none = row.iter().any(|z| z.is_nan()) || row.iter().all(|z| *z == row[0]);
+        let is_first = has_none.then(|| self.tokens[t] == 0);
+        let short = if is_first == Some(true) { 0.0 } else { best.1 - own };
+        Row { own, largest: best.1, short, is_first }
     }
 }

@@ -52,8 +52,10 @@ impl Evidence for Drawn {
         let rows = logits.chunks(noise.width).zip(&self.tokens);
         let seen: Vec<Seen> = rows.map(|(row, token)| Seen::of(row, *token, self.sampling)).collect();
         let floor = (UNTHOUGHT / noise.width as f64).ln();
-        let numbers = self.sampling.seed.map(|seed| Uniform::new(seed).take(seen.len()).collect::<Vec<f64>>());
-        let spread = |way: usize, times: f64, t: usize| times * noise.by_way[way][t] / self.sampling.temperature;
+        let numbers =
+            self.sampling.seed.map(|seed| Uniform::new(seed).take(seen.len()).collect::<Vec<f64>>());
+        let spread =
+            |way: usize, times: f64, t: usize| times * noise.by_way[way][t] / self.sampling.temperature;
         let of = |way: usize, times: f64| -> f64 {
             let one = |(t, seen): (usize, &Seen)| match &numbers {
                 Some(numbers) => seen.at(numbers[t], spread(way, times, t)),
@@ -116,7 +118,11 @@ impl Seen {
         if interval.is_none() {
             own = -(weight(z) / sum).ln();
         }
-        Seen { interval: interval.unwrap_or([1.0, 1.0]), short: if own.is_nan() { f64::NAN } else { short.max(0.0) }, surprise: [own, mean, square - mean * mean] }
+        Seen {
+            interval: interval.unwrap_or([1.0, 1.0]),
+            short: if own.is_nan() { f64::NAN } else { short.max(0.0) },
+            surprise: [own, mean, square - mean * mean],
+        }
     }
 
     /// Whether it is drawn by a number in [0, 1), with probabilities that are off by `spread`, relative.
@@ -131,7 +137,9 @@ impl Seen {
     /// Probability that it is drawn by a number that is off by `spread`.
     fn at(&self, number: f64, spread: f64) -> f64 {
         let [low, high] = self.interval;
-        let below = |x: f64| 0.5 * (1.0 + libm::erf((x - number) / (spread.max(f64::MIN_POSITIVE) * std::f64::consts::SQRT_2)));
+        let below = |x: f64| {
+            0.5 * (1.0 + libm::erf((x - number) / (spread.max(f64::MIN_POSITIVE) * std::f64::consts::SQRT_2)))
+        };
         ((below(high) - below(low)) / (below(1.0) - below(0.0))).max(0.0)
     }
 

@@ -87,7 +87,8 @@ impl Noise {
     pub fn new(width: usize, exact: &[f32], ways: &[Vec<f32>]) -> Noise {
         let rows = |values: &[f32]| values.chunks(width).map(<[f32]>::to_vec).collect::<Vec<_>>();
         let exact_rows = rows(exact);
-        let of_way = |way: &Vec<f32>| way.chunks(width).zip(&exact_rows).map(|(a, b)| deviation(a, b)).collect();
+        let of_way =
+            |way: &Vec<f32>| way.chunks(width).zip(&exact_rows).map(|(a, b)| deviation(a, b)).collect();
         let mut by_way: Vec<Vec<f64>> = ways.iter().map(of_way).collect();
         // A row that rounding happens to leave alone is no more exact than the others.
         for way in &mut by_way {

@@ -1,0 +1,182 @@
+//! The mistake behind an output, where no tensor is there: parity's own engine makes a mistake, and what it then says is
+//! all that `parity guess` is given.
+
+use std::fs;
+use std::path::Path;
+
+use parity_dump::Dump;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::program::parity;
+
+const PROMPT: &str = "def read_lines(path):";
+const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
+
+/// An engine with a mistake, or none, that has said something.
+struct Engine {
+    folder: TempDir,
+    tokens: Vec<u32>,
+    prompt: usize,
+}
+
+impl Engine {
+    fn with(inject: Option<&str>, checkpoint: &str) -> Engine {
+        let folder = TempDir::new().unwrap();
+        let mut command =
+            parity(&["run", "--device", "cpu", "-m", MODEL, "-p", PROMPT, "-n", "24", "--no-audit"]);
+        command.args(["--checkpoint", checkpoint, "--dump"]).arg(folder.path().join("dump"));
+        inject.map(|fault| command.args(["--inject", fault]));
+        command.output().unwrap();
+        let dump = Dump::open(&folder.path().join("dump")).unwrap();
+        let prompt = dump.manifest().steps[0].positions.len();
+        Engine { tokens: dump.tokens().to_vec(), prompt, folder }
+    }
+
+    fn dump(&self) -> std::path::PathBuf {
+        self.folder.path().join("dump")
+    }
+
+    /// (n, V) logits of the first rows.
+    fn logits(&self, rows: usize) -> Vec<Vec<f32>> {
+        let dump = Dump::open(&self.dump()).unwrap();
+        let (logits, mut buffer) = ("logits".parse().unwrap(), Vec::new());
+        let row =
+            |position| parity::dump::Recording::row(&dump, logits, position, &mut buffer).unwrap().to_vec();
+        (0..rows as u32).map(row).collect()
+    }
+
+    fn seen(&self) -> String {
+        ids(&self.tokens[self.prompt..])
+    }
+
+    fn file(&self, name: &str, content: &[u8]) -> String {
+        let path = self.folder.path().join(name);
+        fs::write(&path, content).unwrap();
+        path.display().to_string()
+    }
+}
+
+fn ids(tokens: &[u32]) -> String {
+    tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Exit code and answer.
+fn guess(args: &[&str]) -> (i32, Value) {
+    let out = parity(&["guess", "-m", MODEL, "--format", "json"]).args(args).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let told = serde_json::from_str(&text);
+    (
+        out.status.code().unwrap(),
+        told.unwrap_or_else(|_| String::from_utf8_lossy(&out.stderr).into_owned().into()),
+    )
+}
+
+#[test]
+fn a_mistake_is_named_by_the_tokens_alone() {
+    let engine = Engine::with(Some("rope.base=10000"), "logits");
+    let (code, told) = guess(&["-p", PROMPT, "--tokens-seen", &engine.seen()]);
+    assert_eq!((code, &told["answer"]), (1, &Value::from("rope.base")), "{told}");
+    assert_eq!(told["schema"], "parity-guess/1");
+    let (first, text) = (&told["hypotheses"][0], told["text"].as_str().unwrap());
+    assert_eq!((&first["share"], &first["layers"]), (&Value::from(1.0), &Value::from("all")));
+    assert!(text.contains("RoPE base is 10000") && text.contains("explains 24 of 24"), "{text}");
+}
+
+#[test]
+fn a_healthy_output_is_called_so_with_how_surely() {
+    let engine = Engine::with(None, "logits");
+    let (code, told) = guess(&["-p", PROMPT, "--tokens-seen", &engine.seen()]);
+    assert_eq!((code, &told["answer"]), (0, &Value::from("healthy")), "{told}");
+    assert!(told["excluded"]["count"].as_u64() > Some(90), "{told}");
+    // The same as a text, with the prompt in front of it as programs print it.
+    let gguf = parity::gguf::Gguf::open(Path::new(MODEL)).unwrap();
+    let text = parity::tokenizer::Tokenizer::from_gguf(&gguf).unwrap().decode(&engine.tokens);
+    let path = engine.file("text", format!("{text}\n").as_bytes());
+    let (code, told) = guess(&["-p", PROMPT, "--text", &path]);
+    assert_eq!((code, &told["answer"]), (0, &Value::from("healthy")), "{told}");
+}
+
+#[test]
+fn what_nothing_explains_has_no_name() {
+    let (code, told) = guess(&["-p", PROMPT, "--tokens-seen", "900,17,2222,5,901,18,2223,6,902,19,2224,7"]);
+    assert_eq!((code, &told["answer"]), (2, &Value::Null), "{told}");
+    assert_eq!(told["healthy_until"], 0);
+    assert!(told["next"][0].as_str().unwrap().contains("--hidden"), "{told}");
+}
+
+#[test]
+fn a_mistake_in_one_layer_is_named_by_the_logits_of_the_prompt() {
+    let engine = Engine::with(Some("linear.no_bias@2"), "logits");
+    let rows = engine.logits(engine.prompt);
+    let bytes: Vec<u8> = rows.iter().flatten().flat_map(|z| z.to_le_bytes()).collect();
+    let path = engine.file("logits.f32", &bytes);
+    let (code, told) = guess(&["-p", PROMPT, "--logits", &path]);
+    assert_eq!((code, &told["answer"]), (1, &Value::from("linear.no_bias")), "{told}");
+    assert_eq!(told["hypotheses"][0]["layers"], serde_json::json!({"one": 2}));
+    // The same last row alone.
+    let last = &bytes[bytes.len() / engine.prompt * (engine.prompt - 1)..];
+    let path = engine.file("last.f32", last);
+    assert_eq!(guess(&["-p", PROMPT, "--logits", &path]).0, 1);
+}
+
+#[test]
+fn log_probabilities_of_a_server_name_a_mistake_or_none() {
+    for (inject, expected) in [(None, (0, "healthy")), (Some("attn.no_scale"), (1, "attn.no_scale"))] {
+        let engine = Engine::with(inject, "logits");
+        let rows = engine.logits(engine.tokens.len() - 1);
+        let content: Vec<Value> =
+            (engine.prompt - 1..rows.len()).map(|at| said(&rows[at], engine.tokens[at + 1])).collect();
+        let answer = serde_json::json!({"choices": [{"index": 0, "logprobs": {"content": content}}]});
+        let path = engine.file("answer.json", answer.to_string().as_bytes());
+        let (code, told) = guess(&["-p", PROMPT, "--logprobs", &path]);
+        assert_eq!((code, told["answer"].as_str()), (expected.0, Some(expected.1)), "{told}");
+    }
+}
+
+/// What a server says of one row.
+fn said(row: &[f32], token: u32) -> Value {
+    let sum: f64 = row.iter().map(|z| f64::from(*z).exp()).sum();
+    let one = |id: usize| {
+        let value = f64::from(row[id]) - sum.ln();
+        serde_json::json!({"id": id, "token": "", "logprob": (value * 1e6).round() / 1e6})
+    };
+    let mut order: Vec<usize> = (0..row.len()).collect();
+    order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
+    let mut entry = one(token as usize);
+    entry["top_logprobs"] = order.into_iter().take(10).map(one).collect();
+    entry
+}
+
+#[test]
+fn hidden_states_name_the_layer_and_the_mistake() {
+    let engine = Engine::with(Some("rope.base=10000@2"), "blk.*.layer_out");
+    let (code, told) = guess(&["--hidden", &engine.dump().display().to_string()]);
+    assert_eq!((code, &told["answer"]), (1, &Value::from("rope.base")), "{told}");
+    assert_eq!(told["hypotheses"][0]["layers"], serde_json::json!({"one": 2}));
+    let engine = Engine::with(None, "blk.*.layer_out");
+    let (code, told) = guess(&["--hidden", &engine.dump().display().to_string()]);
+    assert_eq!((code, &told["answer"]), (0, &Value::from("healthy")), "{told}");
+}
+
+#[test]
+fn what_cannot_be_looked_at_is_refused_with_what_was_expected() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("short.f32");
+    fs::write(&path, [0u8; 40]).unwrap();
+    let short = path.display().to_string();
+    for (args, why) in [
+        (vec!["--tokens-seen", "1,2"], "nothing stands in front of what was seen"),
+        (vec!["-p", PROMPT, "--tokens-seen", "1,x"], "no token id"),
+        (vec!["-p", PROMPT, "--tokens-seen", ""], "holds no token"),
+        (vec!["-p", PROMPT, "--tokens-seen", "5000"], "a token beyond the vocabulary"),
+        (vec!["-p", PROMPT, "--logits", &short], "another length"),
+        (vec!["-p", PROMPT, "--logprobs", &short], "no log-probabilities"),
+        (vec!["-p", PROMPT, "--url", "http://127.0.0.1:9"], "did not answer"),
+        (vec!["-p", PROMPT], "required"),
+    ] {
+        let (code, told) = guess(&args);
+        assert_eq!(code, 2, "{args:?}");
+        assert!(told.as_str().unwrap_or_default().contains(why), "{args:?}: {told}");
+    }
+}
