@@ -8,10 +8,11 @@ for from what the engine then says. Prints a line for each mistake, and shares w
 A right answer is the injected mistake's name or one of its aliases; a silent one is no answer where the output is
 healthy's own, and a mistake that moves no token is not counted as missed.
 """
-import argparse, json, math, os, pathlib, resource, struct, subprocess, sys, tempfile, time
+import argparse, json, math, pathlib, re, resource, struct, subprocess, sys, tempfile
 
 ROWS_OF_SERVER = 20
 TOP = 10
+SAYS = 'the candidate says "'
 
 
 def run(command, **how):
@@ -58,18 +59,25 @@ class Case:
         command += ["--dump", str(self.dump), "--force", "--device", args.device]
         if args.evidence != "hidden":
             command += ["-n", str(args.n)]
-        self.ran = run(command + (["--inject", inject] if inject else []))
+        self.ran = run(command + ["--format", "json"] + (["--inject", inject] if inject else []))
         manifest = self.dump / "manifest.json"
         self.ok = self.ran.returncode in (0, 1, 2) and manifest.exists() and not self.ran.stderr.startswith("error")
         self.tokens = json.load(open(manifest))["tokens"] if self.ok else []
+
+    def text(self):
+        """What the report says that it said; its tokens are all but the last, which nothing was computed behind."""
+        said = [note for note in json.loads(self.ran.stdout)["notes"] if note.startswith(SAYS)][0]
+        quoted = said[len(SAYS) : said.rindex('", tokens')]
+        escapes = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
+        spelt = lambda found: chr(int(found[2], 16)) if found[2] else escapes.get(found[1], found[1])
+        return re.sub(r"\\(u\{([0-9a-f]+)\}|.)", spelt, quoted)
 
     def flags(self, args, folder, n_prompt):
         tokens = self.tokens
         if args.evidence == "tokens":
             return ["--tokens", join(tokens[:n_prompt]), "--tokens-seen", join(tokens[n_prompt:])]
         if args.evidence == "text":
-            shown = run([args.parity, "inspect", args.model, "--detokenize", join(tokens[n_prompt:])])
-            (folder / "text").write_text(shown.stdout)
+            (folder / "text").write_bytes(self.text().encode())
             return ["-p", args.prompt, "--text", str(folder / "text")]
         if args.evidence == "logits":
             rows = tensors(self.dump, "logits")[:n_prompt]
@@ -124,7 +132,7 @@ def main():
             if not case.ok:
                 continue
             differs = args.evidence not in ("tokens", "text") or case.tokens != healthy
-            before, began = processor_time(), time.time()
+            before = processor_time()
             found = run([args.parity, "guess", "-m", args.model, "--format", "json", *case.flags(args, folder, n_prompt)])
             spent = processor_time() - before
             if not found.stdout:
@@ -140,7 +148,7 @@ def main():
                 elif answer == "healthy":
                     kind = "healthy" if differs else "same"
                 elif answer is None:
-                    head = [one for one in told["hypotheses"][:4] if one["share"] == 1]
+                    head = [one for one in told["hypotheses"] if one["share"] == 1]
                     kind = "among" if any(right(one) for one in head) else "none"
                 else:
                     kind = "WRONG"

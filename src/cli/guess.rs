@@ -14,7 +14,6 @@ use crate::files;
 use crate::foreign::logprobs::ask::Question;
 use crate::jobs::guess::{self, Known, Observed, Sampling, guess, observed};
 use crate::report::json;
-use crate::report::table::Terminal;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -200,7 +199,7 @@ pub fn main(args: &Args) -> Outcome {
     };
     output::print(&match args.format {
         Format::Json => json::render(&found)?,
-        Format::Table => guess::render(&found, Terminal::of_stdout().width),
+        Format::Table => guess::render(&found),
     })?;
     Ok(exit_code(found.verdict()))
 }

@@ -196,9 +196,14 @@ impl<'a> Search<'a> {
         }
         for hypothesis in of_tokens {
             let Change::Tokens(prompt) = &hypothesis.change else { continue };
-            let pass = Search::prompt(self.known, self.evidence, prompt, self.evidence.rows())?;
-            let logits = pass.logits(&[]).into_iter().next().flatten().unwrap_or_default();
-            let score = self.evidence.weigh(&logits, noise);
+            let rows = self.evidence.rows();
+            // A shorter prompt has no rows for what was seen of its first tokens.
+            let pass = match self.evidence.first() + prompt.len() >= self.known.prompt.len() {
+                true => Some(Search::prompt(self.known, self.evidence, prompt, rows)?),
+                false => None,
+            };
+            let logits = pass.and_then(|pass| pass.logits(&[]).into_iter().next().flatten());
+            let score = logits.map(|logits| self.evidence.weigh(&logits, noise)).unwrap_or_default();
             let tried = Tried { hypothesis, score, whole: true };
             tell(&tried);
             out.push(tried);

@@ -3,9 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 
+use parity_graph::weights::{FFN_UP, TOKEN_EMBD, in_layer, weight};
 use parity_graph::{Id, Op};
 
-use super::hypotheses::{Change, EXACT, Hypothesis, Rows, Way};
+use super::hypotheses::{Change, EXACT, Hypothesis, Rows, WAYS, Way};
 use crate::arithmetic::round::{to_bf16, to_f16};
 use crate::audit::Labelled;
 use crate::checkpoint::{Checkpoint, Kind};
@@ -13,6 +14,7 @@ use crate::engine::op_by_op::{Answer, Lane, Lanes, Node, Value, own, step_lanes}
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::jobs::run::computed;
+use crate::memory;
 use crate::model::builders::{self, Cache, Shape, Values};
 use crate::numerics::Storage;
 use crate::ops::Args;
@@ -51,6 +53,7 @@ impl<'a> Prompt<'a> {
     /// # Errors
     /// An architecture without a builder, a token beyond the vocabulary.
     pub fn new(gguf: &'a Gguf, tokens: &[u32], prompt: usize, rows: usize) -> Result<Prompt<'a>> {
+        check_memory(gguf, tokens.len(), rows)?;
         let shape = Shape::step(0, tokens.len(), tokens.len(), true, Cache::F32);
         let built = builders::build(gguf, Shape { outputs: rows, ..shape })?;
         let inputs = builders::inputs(&built, tokens, 0)?;
@@ -107,6 +110,23 @@ impl<'a> Prompt<'a> {
         let others = mistakes.flat_map(|one| one.fault.rewrite.change.others());
         others.map(|id| graph.origin(id)).filter(|&id| !graph.is_leaf(id)).collect()
     }
+}
+
+/// Refuses what would not fit into memory: logits of several hypotheses, and the widest values of as many.
+fn check_memory(gguf: &Gguf, tokens: usize, rows: usize) -> Result<()> {
+    let extent =
+        |name: &str| gguf.tensor(&weight(name)).and_then(|t| t.info.shape.first().copied()).unwrap_or(0);
+    let at_once = (ROWS / tokens.max(1)).max(WAYS.len() + 1);
+    let floats = |numbers: usize| (at_once.saturating_mul(numbers).saturating_mul(size_of::<f32>())) as u64;
+    let (vocabulary, wide) = (extent(TOKEN_EMBD), extent(&in_layer(0, FFN_UP)));
+    // Each twice: while they are copied.
+    let parts =
+        [("logits", 2 * floats(rows * vocabulary)), ("values between nodes", 2 * floats(tokens * wide))];
+    memory::require(
+        &gguf.path().display().to_string(),
+        &parts,
+        "a shorter prompt or output; --rows A..B of --logits",
+    )
 }
 
 fn way(one: &Hypothesis) -> Way {

@@ -236,12 +236,14 @@ fn sentence(answer: &Answer, tried: &[Tried], evidence: &dyn Evidence) -> String
     let unit = if evidence.kind() == "logits" { "rows" } else { "tokens" };
     let healthy = tried.iter().filter(|one| one.hypothesis.name == HEALTHY).max_by_key(|one| one.score.hits);
     let of_healthy = healthy.map(hits).unwrap_or_default();
-    let next = |not: &[usize]| {
-        let mistakes = tried.iter().enumerate();
-        let next = mistakes
-            .filter(|(i, one)| !not.contains(i) && one.hypothesis.name != HEALTHY)
-            .max_by(|a, b| a.1.score.share().total_cmp(&b.1.score.share()));
-        next.map(|(_, one)| format!("; next: {} {}", one.hypothesis.name, hits(one))).unwrap_or_default()
+    let next = |name: &str| {
+        let others = tried.iter().filter(|one| ![name, HEALTHY].contains(&one.hypothesis.name.as_str()));
+        let order = |one: &&Tried| (one.score.share(), one.score.log_likelihood);
+        let best = others.max_by(|a, b| {
+            let (a, b) = (order(a), order(b));
+            a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
+        });
+        best.map(|one| format!("; next: {} {}", one.hypothesis.name, hits(one))).unwrap_or_default()
     };
     match answer {
         Answer::Healthy => {
@@ -258,7 +260,7 @@ fn sentence(answer: &Answer, tried: &[Tried], evidence: &dyn Evidence) -> String
                 place(one),
                 one.hypothesis.text,
                 hits(one),
-                next(&[*best])
+                next(&one.hypothesis.name)
             )
         }
         Answer::Several(all) => {
@@ -273,7 +275,7 @@ fn sentence(answer: &Answer, tried: &[Tried], evidence: &dyn Evidence) -> String
             let from = healthy.and_then(|one| one.score.first_miss).map_or(String::new(), |row| {
                 format!("; a healthy engine's fails from {} {} on", unit.trim_end_matches('s'), row)
             });
-            format!("UNDECIDED: none of {} hypotheses explains the output{from}{}", tried.len(), next(&[]))
+            format!("UNDECIDED: none of {} hypotheses explains the output{from}{}", tried.len(), next(""))
         }
     }
 }
@@ -299,7 +301,7 @@ fn next(known: &Known<'_>, answer: &Answer, tried: &[Tried]) -> Vec<String> {
 }
 
 /// For people.
-pub fn render(guess: &Guess, width: usize) -> String {
+pub fn render(guess: &Guess) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "{}", printable(&guess.text));
     if !guess.aliases.is_empty() {
@@ -316,20 +318,20 @@ pub fn render(guess: &Guess, width: usize) -> String {
         guess.evidence.kind
     );
     let _ = writeln!(out);
-    let _ = writeln!(
-        out,
-        "{:28} {:>9} {:>10} {:>9}  what is wrong",
-        "hypothesis", "explained", "log-lik.", "distance"
-    );
-    for one in guess.hypotheses.iter().take(SHOWN) {
+    let _ = writeln!(out, "{:28} {:>9} {:>10} {:>9}", "hypothesis", "explained", "log-lik.", "distance");
+    let mut healthy = 0;
+    let shown = guess.hypotheses.iter().filter(|one| {
+        healthy += usize::from(one.name == HEALTHY);
+        one.name != HEALTHY || healthy == 1
+    });
+    for one in shown.take(SHOWN) {
         let name = one.inject.as_ref().unwrap_or(&one.name);
         let distance = one.distance.map_or("–".to_owned(), number);
         let likelihood = one.log_likelihood.map_or("–".to_owned(), |x| format!("{x:.1}"));
         let explained = format!("{}/{}", one.hits, one.of);
         let line =
             format!("{name:28} {explained:>9} {likelihood:>10} {distance:>9}  {}", printable(&one.text));
-        let cut: String = line.chars().take(width.max(60)).collect();
-        let _ = writeln!(out, "{cut}");
+        let _ = writeln!(out, "{}", line.trim_end());
     }
     out
 }
