@@ -50,7 +50,7 @@ pub struct Excluded {
 }
 
 /// Sorts hypotheses, the best explanation first, joins those that are one function of the model, and answers.
-pub fn answer(tried: &mut Vec<Tried>, noise: &Noise) -> Answer {
+pub fn answer(tried: &mut [Tried], noise: &Noise) -> Answer {
     let mistakes = tried.iter().filter(|one| !one.is_healthy()).count();
     let healthy = || tried.iter().filter(|one| one.is_healthy());
     let generous = healthy().map(|one| one.score.generous).fold(f64::NEG_INFINITY, f64::max);

@@ -11,7 +11,7 @@ use crate::ops::bound::CONFIDENCE;
 const UNTHOUGHT: f64 = 1e-3;
 
 /// Standard deviation of Gumbel noise of scale 1: π/√6.
-const GUMBEL: f64 = 1.282_549_830_161_864_1;
+const GUMBEL: f64 = 1.282_549_830_161_864;
 
 /// Tokens behind a prompt.
 pub struct Chosen {
