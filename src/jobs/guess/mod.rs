@@ -70,6 +70,7 @@ pub fn guess(
     let whole: Vec<Hypothesis> = hypotheses::everywhere(&search.full.labelled);
     tried.extend(search.each(all, &noise)?);
     let mut found = answer::answer(&mut tried, &noise);
+    let mut notes = Vec::new();
     for stage in [Stage::Parts, Stage::Single] {
         if found != Answer::Nothing {
             break;
@@ -79,12 +80,21 @@ pub fn guess(
             more.extend(hypotheses::skipped(&search.full.labelled));
         }
         if stage == Stage::Single && more.len() > SINGLE_MAX {
+            let not = "mistakes in one layer between the first and the last were not tried: there are";
+            notes.push(format!(
+                "{not} {}, and no more than {SINGLE_MAX} are; --hidden finds the layer",
+                more.len()
+            ));
             break;
         }
         tried.extend(search.each(more, &noise)?);
         found = answer::answer(&mut tried, &noise);
     }
+    notes.push(
+        "mistakes that leave a prefill as it is (attn.stale_cache, attn.self_only) were not tried".to_owned(),
+    );
     let mut said = said::said(known, evidence, &found, &tried);
+    said.notes = notes;
     if let (Answer::Several(which), true) = (&found, discriminate) {
         let which: Vec<&Hypothesis> = which.iter().map(|&i| &tried[i].hypothesis).take(SEVERAL_MAX).collect();
         said.apart(discriminate::apart(known, &which)?, which.len());

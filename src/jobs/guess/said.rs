@@ -44,6 +44,8 @@ pub struct Guess {
     hypotheses: Vec<Said>,
     /// How many were tried.
     tried: usize,
+    /// What was not.
+    pub notes: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -154,6 +156,7 @@ pub fn of_audit(found: Named, rows: usize) -> Guess {
         next: found.next,
         discriminate: None,
         tried: found.diagnosis.len(),
+        notes: Vec::new(),
         hypotheses: found.diagnosis.into_iter().map(of_fault).collect(),
     }
 }
@@ -190,6 +193,7 @@ pub fn said(known: &Known<'_>, evidence: &dyn Evidence, answer: &Answer, tried: 
         discriminate: None,
         hypotheses: order.iter().take(LISTED).map(|one| of_tried(one)).collect(),
         tried: tried.len(),
+        notes: Vec::new(),
     }
 }
 
@@ -317,6 +321,9 @@ pub fn render(guess: &Guess) -> String {
         count(guess.evidence.rows, "row"),
         guess.evidence.kind
     );
+    for note in &guess.notes {
+        let _ = writeln!(out, "  note: {}", printable(note));
+    }
     let _ = writeln!(out);
     let _ = writeln!(out, "{:28} {:>9} {:>10} {:>9}", "hypothesis", "explained", "log-lik.", "distance");
     let mut healthy = 0;
