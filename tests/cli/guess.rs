@@ -170,7 +170,7 @@ fn what_cannot_be_looked_at_is_refused_with_what_was_expected() {
         (vec!["-p", PROMPT, "--tokens-seen", "1,x"], "no token id"),
         (vec!["-p", PROMPT, "--tokens-seen", ""], "holds no token"),
         (vec!["-p", PROMPT, "--tokens-seen", "5000"], "a token beyond the vocabulary"),
-        (vec!["-p", PROMPT, "--logits", &short], "another length"),
+        (vec!["-p", PROMPT, "--logits", &short], "no logits of this model"),
         (vec!["-p", PROMPT, "--logprobs", &short], "no log-probabilities"),
         (vec!["-p", PROMPT, "--url", "http://127.0.0.1:9"], "did not answer"),
         (vec!["-p", PROMPT], "required"),

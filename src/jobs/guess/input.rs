@@ -43,6 +43,13 @@ pub struct Read {
 /// # Errors
 /// A file that is none of these, tokens that nobody says, nothing that was seen.
 pub fn observed(gguf: &Gguf, prompt: &[u32], text: Option<&str>, what: &Observed) -> Result<Read> {
+    if let Observed::Tokens(tokens, _) = what
+        && let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary(gguf))
+    {
+        return Err(Error::new("tokens", "a token beyond the vocabulary")
+            .expected(format!("up to {}", vocabulary(gguf).saturating_sub(1)))
+            .found(token));
+    }
     match what {
         Observed::Tokens(tokens, sampling) => chosen(prompt, tokens.clone(), None, *sampling),
         Observed::Text(seen, sampling) => {
