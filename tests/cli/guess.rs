@@ -106,21 +106,6 @@ fn what_nothing_explains_has_no_name() {
 }
 
 #[test]
-fn a_mistake_in_one_layer_is_named_by_the_logits_of_the_prompt() {
-    let engine = Engine::with(Some("linear.no_bias@2"), "logits");
-    let rows = engine.logits(engine.prompt);
-    let bytes: Vec<u8> = rows.iter().flatten().flat_map(|z| z.to_le_bytes()).collect();
-    let path = engine.file("logits.f32", &bytes);
-    let (code, told) = guess(&["-p", PROMPT, "--logits", &path]);
-    assert_eq!((code, &told["answer"]), (1, &Value::from("linear.no_bias")), "{told}");
-    assert_eq!(told["hypotheses"][0]["layers"], serde_json::json!({"one": 2}));
-    // The same last row alone.
-    let last = &bytes[bytes.len() / engine.prompt * (engine.prompt - 1)..];
-    let path = engine.file("last.f32", last);
-    assert_eq!(guess(&["-p", PROMPT, "--logits", &path]).0, 1);
-}
-
-#[test]
 fn log_probabilities_of_a_server_name_a_mistake_or_none() {
     for (inject, expected) in [(None, (0, "healthy")), (Some("attn.no_scale"), (1, "attn.no_scale"))] {
         let engine = Engine::with(inject, "logits");
