@@ -4,6 +4,7 @@
 //! The modules stand in the order of the flow; a module uses only those above it.
 
 pub mod text;
+pub mod watch;
 
 pub mod error;
 

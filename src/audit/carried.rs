@@ -132,7 +132,8 @@ pub fn simulated(
             let (cached, open, mut rows) = (RefCell::new(Cached::new()), IndexSet::new(), Rows::new());
             let how = numerics.map_or(Run::Exact, |_| Run::Disturbed(number as u64));
             let (arithmetic, cached, open, rows) = (Arithmetic::EXACT, &cached, &open, &mut rows);
-            let disturbed = Disturbed { step, steps, labelled, lost, arithmetic, how, cached, open, rows };
+            let disturbed =
+                Disturbed { step, steps, labelled, lost, arithmetic, how, cached, bounds: None, open, rows };
             let (first, is_first) = (&mut first, number == 0);
             let mut watch = Watch { disturbed, numerics: *numerics, ids, first, is_first, see };
             machine.step_until(&labelled.program, last, &|id| labelled.input(steps, step, id), &mut watch)?;

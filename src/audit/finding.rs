@@ -75,6 +75,8 @@ pub struct Finding {
     pub undecided: Option<String>,
     /// What of steps that the recording lacks it reads, where that kept it from being judged in a step.
     pub lost: Option<String>,
+    /// Why there was no time left to judge it in every step, or by all that may explain it.
+    pub late: Option<&'static str>,
     /// Whether it was not recorded where what it reads is of such steps.
     pub is_behind_lost: bool,
     /// In how many steps it was computed and not recorded.

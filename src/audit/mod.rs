@@ -7,13 +7,16 @@
 
 mod attentions;
 pub(crate) mod audit_rows;
+mod best;
 mod bridge;
 mod carried;
 mod chosen_experts;
+mod coarseness;
 mod devices;
 mod exact;
 mod factor_of_row;
 mod finding;
+mod findings;
 mod fused_ops;
 mod graphs;
 mod kinds;
@@ -44,24 +47,25 @@ mod tests;
 
 use std::collections::{HashMap, HashSet};
 
-use indexmap::IndexMap;
 use parity_graph::Id;
 
 use crate::arithmetic::backend::Backend;
 use crate::checkpoint::Checkpoint;
-use crate::dump::{Recording, Unfinite};
 use crate::engine::op_by_op::{Conductor, Node, Unknown, Value, own};
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::{Numerics, Storage};
 use crate::ops::Args;
 use crate::ops::bound::{UNIT_F16, storage_unit};
+use crate::watch;
 
 pub use attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
 pub use audit_rows::AuditRows;
 pub use carried::{Carried, OwnDistance, Simulated, carried, simulated};
+pub use coarseness::{coarseness, coarsest};
 pub use exact::{Exact, exact};
 pub use finding::{Finding, MISTAKES_SHOW, NearTie, NodeAudit, SHARP};
+pub use findings::Findings;
 pub use graphs::{Fed, Graphs, Judged};
 pub use labelled::{Labelled, Reads, reads};
 pub use named::{Named, Names};
@@ -164,46 +168,6 @@ impl Naming<'_> {
     }
 }
 
-/// What an audit of a recording with its graph found.
-#[derive(Debug, Default)]
-pub struct Findings {
-    /// Ids in the order in which they are executed, of all graphs.
-    pub order: Vec<Checkpoint>,
-    /// By id.
-    pub nodes: IndexMap<Checkpoint, Finding>,
-    /// The type that the producer keeps weights of norms and biases in, where that is not the file's.
-    pub vectors: Option<Storage>,
-}
-
-impl Findings {
-    /// Whether nodes behind an id were judged across it.
-    pub fn is_bridged(&self, checkpoint: Checkpoint) -> bool {
-        self.nodes.values().any(|finding| finding.bridged.contains(&checkpoint))
-    }
-
-    /// NaN and Inf in all rows of a node, where those that were judged have some.
-    pub fn unfinite(&self, checkpoint: Checkpoint, dump: &dyn Recording) -> Unfinite {
-        let finding = self.nodes.get(&checkpoint);
-        let some = finding.is_some_and(|finding| finding.explained_nonfinite > 0 || finding.has_nonfinite());
-        if some { dump.unfinite(checkpoint).count } else { Unfinite::default() }
-    }
-
-    /// How many nodes are wrong.
-    fn wrong(&self) -> usize {
-        self.nodes.values().filter(|finding| finding.is_wrong()).count()
-    }
-
-    pub(crate) fn at(&mut self, checkpoint: Checkpoint) -> &mut Finding {
-        self.nodes.entry(checkpoint).or_default()
-    }
-
-    /// Token rows that were computed again, over all nodes, and those that were screened instead.
-    pub fn rows(&self) -> [u64; 2] {
-        let audited = self.nodes.values().filter_map(|node| Some(node.audit()?.local.rows)).sum();
-        [audited, self.nodes.values().map(Finding::rows_screened).sum()]
-    }
-}
-
 /// Judges every node and goes on with what was recorded of it.
 struct Auditor<'a> {
     step: usize,
@@ -223,6 +187,8 @@ struct Auditor<'a> {
     pending: Option<&'a mut Pending>,
     findings: &'a mut Findings,
     devices: &'a mut Devices,
+    /// Of how many nodes what is known is told, in the first pass over them.
+    of: Option<usize>,
     wants: &'a dyn Fn(Checkpoint) -> bool,
 }
 
@@ -232,6 +198,12 @@ impl Conductor<f64> for Auditor<'_> {
         node: &Node<'_>,
         args: std::result::Result<&Args<'_, f64>, &Unknown>,
     ) -> Result<Value<f64>> {
+        if let Some(late) = watch::over() {
+            let label = self.labelled.labels.get(node.id).copied().flatten();
+            let is_late = |id: &Checkpoint| (self.wants)(*id) && self.steps.rows(self.step, *id).is_some();
+            label.filter(is_late).into_iter().for_each(|id| self.findings.at(id).late = Some(late));
+            return Ok(Err(Unknown::new(late)));
+        }
         let lost = lost_steps::read_by(self.lost, (self.steps, self.step), self.labelled, node.id);
         let args = lost.as_ref().map_or(args, Err);
         let (steps, kept) = (self.steps, (self.kept[node.id], &self.assumed.unseen));
@@ -241,6 +213,7 @@ impl Conductor<f64> for Auditor<'_> {
             let computes = node.program.graph.is_arithmetic(node.id);
             return Ok(if computes { across() } else { bridge::moved(node, args) });
         };
+        watch::at(|| checkpoint.to_string(), || Some(self.findings.known(self.of?)));
         let there = self
             .steps
             .tensor(self.step, checkpoint)

@@ -5,6 +5,7 @@
 //! engine computes nodes of one kind alike in all layers. One that lies far from the others of its kind, which are explained,
 //! is no arithmetic of the engine but a mistake.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 
 use indexmap::IndexSet;
@@ -24,6 +25,7 @@ use crate::engine::op_by_op::Machine;
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::Storage;
+use crate::watch;
 
 /// What is assumed of a producer in one pass.
 #[derive(Clone)]
@@ -63,6 +65,8 @@ struct Passes<'a> {
     graphs: &'a [(usize, &'a Labelled)],
     gguf: &'a Gguf,
     how: &'a How<'a>,
+    /// Nodes that are looked at, until all of them were once.
+    of: Cell<Option<usize>>,
 }
 
 /// Audits a recording: `graphs` are the graphs of its steps, in order, those that are the same given once. Of a
@@ -77,7 +81,9 @@ pub fn audit(
     gguf: &Gguf,
     how: &How<'_>,
 ) -> Result<Findings> {
-    let passes = Passes { steps, graphs, gguf, how };
+    let is_recorded = |id: Checkpoint| graphs.iter().any(|(step, _)| steps.rows(*step, id).is_some());
+    let of = order(graphs, &|id| (how.wants)(id) && is_recorded(id)).len();
+    let passes = Passes { steps, graphs, gguf, how, of: Cell::new(Some(of)) };
     let usual = attentions::attentions(steps).first().map_or(Arithmetic::EXACT, |usual| usual.arithmetic);
     let none = Some(HashSet::new());
     let (kept, shown) = (Storage::F32, Storage::F32);
@@ -90,6 +96,10 @@ pub fn audit(
     }
     assumed.shown = storage_types::shown(steps, graphs);
     let mut findings = passes.in_f32(&mut assumed)?;
+    if let Some(late) = watch::over() {
+        findings.doubt(late);
+        return Ok(findings);
+    }
     let open = |findings: &Findings| -> IndexSet<Checkpoint> {
         findings.nodes.iter().filter(|(_, finding)| finding.is_blind()).map(|(id, _)| *id).collect()
     };
@@ -104,6 +114,10 @@ pub fn audit(
         };
         let coarse = passes.run(&assumed, &|id| (how.wants)(id) && !sharp(&id))?;
         findings.nodes.extend(coarse.nodes);
+        if let Some(late) = watch::over() {
+            findings.doubt(late);
+            return Ok(findings);
+        }
         passes.name(&assumed, &mut findings)?;
     }
     let mut open = open(&findings);
@@ -201,7 +215,7 @@ impl Passes<'_> {
         in_step: &dyn Fn(usize, Checkpoint) -> bool,
         naming: Option<Naming<'_>>,
     ) -> Result<Findings> {
-        let Passes { steps, graphs, gguf, how } = *self;
+        let Passes { steps, graphs, gguf, how, ref of } = *self;
         let mut machine: Machine<'_, f64> =
             Machine::new(gguf, Arithmetic::LLAMA_CPU).rounding(assumed.rounds);
         let mut findings = Findings { order: order(graphs, &|_| true), ..Findings::default() };
@@ -228,6 +242,7 @@ impl Passes<'_> {
                     .filter(|_| naming.is_none() && how.look.is_none() && graphs.len() > 1),
                 findings,
                 devices,
+                of: of.get(),
                 wants: &here,
             };
             let input = |id| labelled.input(steps, step, id);
@@ -240,6 +255,7 @@ impl Passes<'_> {
         }
         pending.judge(gguf, how.rows, &mut findings, &mut devices);
         devices.excuse(&mut findings);
+        of.set(None);
         Ok(findings)
     }
 

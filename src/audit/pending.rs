@@ -19,6 +19,7 @@ use crate::engine::op_by_op::Node;
 use crate::gguf::{DType, Gguf};
 use crate::ops::source::Data;
 use crate::ops::{Args, Rule, Source, Strided};
+use crate::watch;
 
 /// Rows of a step up to which they wait: of more of them a pass over the weight is worth its while.
 const ROWS_MAX: usize = 64;
@@ -139,6 +140,11 @@ impl Pending {
     /// Judges what waits.
     pub fn judge(&mut self, gguf: &Gguf, rows: AuditRows, findings: &mut Findings, devices: &mut Devices) {
         for ((checkpoint, ..), waiting) in std::mem::take(&mut self.nodes) {
+            if let Some(late) = watch::over() {
+                findings.at(checkpoint).late = Some(late);
+                continue;
+            }
+            watch::at(|| checkpoint.to_string(), || None);
             waiting.judge(checkpoint, gguf, rows, findings, devices);
         }
         self.bytes = 0;

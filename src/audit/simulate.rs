@@ -11,10 +11,11 @@ use std::collections::HashMap;
 
 use indexmap::{IndexMap, IndexSet};
 use parity_graph::Op;
+use parity_graph::known::is_weight;
 
+use super::best::{Best, scouts};
 use super::finding::most;
 use super::needed::needed;
-use super::passes::APART;
 use super::stored::Narrowed;
 use super::{Labelled, Steps, chosen_experts};
 use super::{attentions, lost_steps, storage_types};
@@ -26,8 +27,9 @@ use crate::gguf::Gguf;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::bound::HEALTHY;
 use crate::ops::bound::{CONFIDENCE, UNIT_F32, storage_unit};
-use crate::ops::{Args, Check};
+use crate::ops::{Args, Check, Rule};
 use crate::random;
+use crate::watch;
 
 /// Disturbed executions.
 const RUNS: u64 = 3;
@@ -63,7 +65,7 @@ pub struct Simulated {
 
 impl Simulated {
     /// How much of the node may be rounding, so that mistakes still show.
-    fn most(&self) -> f64 {
+    pub fn most(&self) -> f64 {
         most(if self.known { self.unit } else { UNIT_F32 }, self.declares_cache)
     }
 }
@@ -84,6 +86,17 @@ pub enum Run {
     Aside(f64),
 }
 
+/// What rounding explains of products with weights, by step and node, as the first disturbed execution has it: the others
+/// multiply the same weight with the same values but for their roundings, and half of what an execution costs is this.
+#[derive(Default)]
+pub struct Bounds {
+    known: HashMap<(usize, usize), Vec<f32>>,
+    values: usize,
+}
+
+/// Values of bounds that are kept: a GiB.
+const BOUNDS_MAX: usize = 1 << 28;
+
 /// Rows of a node, by (step, id).
 pub type Rows = IndexMap<(usize, Checkpoint), Vec<f64>>;
 
@@ -100,9 +113,6 @@ pub fn simulate(
     open: &IndexSet<Checkpoint>,
 ) -> Result<IndexMap<Checkpoint, Simulated>> {
     let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
-    let mut best: IndexMap<Checkpoint, Simulated> = IndexMap::new();
-    let is_explained = |found: &Simulated| found.over <= HEALTHY;
-    let mut of_f32: Vec<IndexMap<Checkpoint, Simulated>> = Vec::new();
     let is_known = |unit: f64| unit <= UNIT_F32 || kept != Storage::F32 || declares_narrow(steps);
     let candle = [storage_types::CANDLE, Arithmetic { narrow: kept, cache: kept, ..storage_types::CANDLE }];
     let candle = candle.into_iter().filter(|_| steps.declared().is_none());
@@ -110,55 +120,128 @@ pub fn simulate(
     let tried: Vec<Arithmetic> = tried.chain(attentions::with_operands(steps.declared())).collect();
     let with = |cache: Storage| tried.iter().map(move |one| with_cache(*one, cache)).collect::<Vec<_>>();
     let tried: IndexSet<Arithmetic> = attentions::caches(steps).into_iter().flat_map(with).collect();
-    let needed = needed(steps, graphs, &|id| open.contains(&id));
+    let stretch = Stretch { steps, graphs, gguf, is_known: &is_known };
+    let attending = stretch.attending(open);
+    let mut best = Best::default();
+    // What does not show in attention, of the arithmetics that were tried.
+    let mut plain: IndexSet<Arithmetic> = IndexSet::new();
     for arithmetic in tried {
-        let is_settled = |found: &Simulated| is_explained(found) && found.band <= found.most();
-        if open.iter().all(|id| best.get(id).is_some_and(is_settled)) {
+        if watch::is_over() || open.iter().all(|id| best.is_settled(id)) {
             break;
         }
-        let cached = RefCell::new(Cached::new());
+        let Arithmetic { flash, cache, .. } = Arithmetic::EXACT;
+        let is_new = plain.insert(Arithmetic { flash, cache, ..arithmetic });
+        let shows = |id: &Checkpoint| is_new || attending.contains(id);
+        let open: &IndexSet<Checkpoint> = &open.iter().copied().filter(shows).collect();
+        let rest: IndexSet<Checkpoint> = open.iter().copied().filter(|id| !best.is_settled(id)).collect();
+        if rest.is_empty() {
+            continue;
+        }
+        // What most nodes are explained by in f32 is asked of all of them: by that the others are weighed.
+        let all = if best.explains_most_in_f32(open.len()) { &rest } else { open };
+        // One disturbed execution of a few nodes says of most arithmetics that they are none of this engine's.
+        let scouted = stretch.simulated(arithmetic, &scouts(&rest), 1)?;
+        if watch::is_over() {
+            break;
+        }
+        let may_be = |(id, found): (&Checkpoint, &Simulated)| {
+            found.over <= SCATTERED * HEALTHY && best.may_be(id, found)
+        };
+        if !scouted.iter().any(may_be) {
+            best.take(scouted);
+            continue;
+        }
+        let found = stretch.simulated(arithmetic, all, RUNS)?;
+        if watch::is_over() {
+            break;
+        }
+        best.take(found);
+    }
+    if watch::is_over() {
+        // What was tried explains some; of the others nobody knows what the rest would say.
+        best.nodes.retain(|_, found| found.over <= HEALTHY);
+        return Ok(best.nodes);
+    }
+    // Those that nothing explains are shown as far as they are from f32.
+    let rest: IndexSet<Checkpoint> = open.iter().copied().filter(|id| !best.nodes.contains_key(id)).collect();
+    if !rest.is_empty() {
+        best.take(stretch.simulated(Arithmetic::EXACT, &rest, RUNS)?);
+    }
+    best.settle();
+    Ok(best.nodes)
+}
+
+/// How many times what a single disturbed execution explains an arithmetic may leave of a scout: several lie a few per cent
+/// apart, unless little of what rounds shows in one of them.
+const SCATTERED: f64 = 4.0;
+
+/// What is simulated.
+struct Stretch<'a> {
+    steps: &'a dyn Steps,
+    graphs: &'a [(usize, &'a Labelled)],
+    gguf: &'a Gguf,
+    /// Whether an arithmetic of this unit roundoff is known to be the producer's.
+    is_known: &'a dyn Fn(f64) -> bool,
+}
+
+impl Stretch<'_> {
+    /// Those of some nodes that attention lies before which was not recorded.
+    fn attending(&self, open: &IndexSet<Checkpoint>) -> IndexSet<Checkpoint> {
+        let attends = |id: &&Checkpoint| {
+            let needed = needed(self.steps, self.graphs, &|known| known == **id);
+            self.graphs.iter().zip(needed).any(|((_, labelled), needed)| {
+                let graph = &labelled.program.graph;
+                // Attention in parts has two products of values, and anything else that reads a cache is as good as that.
+                let attends = |id: usize| match graph.get(id).op {
+                    Op::MulMat => !graph.src(id, 0).is_some_and(|weight| is_weight(&graph.get(weight).name)),
+                    Op::FlashAttn | Op::SoftMax => true,
+                    _ => graph.sources(id).any(|source| labelled.program.is_written(graph.root(source))),
+                };
+                labelled.program.executed().any(|id| needed[id] && attends(id))
+            })
+        };
+        open.iter().filter(attends).copied().collect()
+    }
+
+    /// What one arithmetic explains of `open` nodes, by so many disturbed executions.
+    fn simulated(
+        &self,
+        arithmetic: Arithmetic,
+        open: &IndexSet<Checkpoint>,
+        runs: u64,
+    ) -> Result<IndexMap<Checkpoint, Simulated>> {
+        let Stretch { steps, graphs, gguf, .. } = *self;
+        let needed = needed(steps, graphs, &|id| open.contains(&id));
+        let (cached, bounds) = (RefCell::new(Cached::new()), RefCell::new(Bounds::default()));
         let run = |how: Run| -> Result<Rows> {
             let mut machine: Machine<'_, f64> = Machine::new(gguf, arithmetic).rounding(steps.is_own_graph());
             let mut rows = Rows::new();
             for (&(step, labelled), needed) in graphs.iter().zip(&needed) {
-                let (cached, rows) = (&cached, &mut rows);
+                let (cached, bounds, rows) = (&cached, Some(&bounds), &mut rows);
                 let lost = &lost_steps::before(steps, step)[..];
                 let mut disturbed =
-                    Disturbed { step, steps, labelled, lost, arithmetic, how, cached, open, rows };
+                    Disturbed { step, steps, labelled, lost, arithmetic, how, cached, bounds, open, rows };
                 let input = |id| labelled.input(steps, step, id);
                 machine.step_of(&labelled.program, &|id| needed[id], &input, &mut disturbed)?;
             }
             Ok(rows)
         };
         let exact = run(Run::Exact)?;
-        let mut others: Vec<Run> = (0..RUNS).map(Run::Disturbed).collect();
+        let mut others: Vec<Run> = (0..runs).map(Run::Disturbed).collect();
         if !cached.borrow().is_empty() {
             others.extend([-1.0, 1.0].map(Run::Aside));
         }
         let runs = others.into_iter().map(run).collect::<Result<Vec<Rows>>>()?;
-        let mut all = IndexMap::new();
-        for &id in open {
-            let Some(found) = weigh(steps, id, &exact, &runs) else { continue };
-            let cache = Some(arithmetic.cache).filter(|cache| *cache != arithmetic.narrow);
-            let declares_cache = cache.is_some() && steps.declared().map(|numerics| numerics.kv) == cache;
-            let unit = storage_types::unit(&arithmetic);
-            let found = Simulated { unit, cache, declares_cache, known: is_known(unit), ..found };
-            all.insert(id, found);
-            // The first that explains it and hides nothing, otherwise the one that comes nearest.
-            let better = |known: &Simulated| match (is_explained(&found), is_explained(known)) {
-                // What may turn out to be the engine's is kept for that.
-                (true, true) => !is_settled(known) && (is_settled(&found) || known.known && !found.known),
-                (explained, false) => explained || !(found.over >= known.over),
-                (false, true) => false,
-            };
-            if best.get(&id).is_none_or(better) {
-                best.insert(id, found);
-            }
-        }
-        of_f32.extend(Some(all).filter(|all| all.values().all(|found| found.unit <= UNIT_F32)));
+        let cache = Some(arithmetic.cache).filter(|cache| *cache != arithmetic.narrow);
+        let declares_cache = cache.is_some() && steps.declared().map(|numerics| numerics.kv) == cache;
+        let unit = storage_types::unit(&arithmetic);
+        let known = (self.is_known)(unit);
+        let of = |id: Checkpoint| {
+            let found = weigh(steps, id, &exact, &runs)?;
+            Some((id, Simulated { unit, cache, declares_cache, known, ..found }))
+        };
+        Ok(open.iter().copied().filter_map(of).collect())
     }
-    settle(&mut best, &of_f32);
-    Ok(best)
 }
 
 /// Whether a producer says that it rounds to a type narrower than f32.
@@ -167,30 +250,6 @@ fn declares_narrow(steps: &dyn Steps) -> bool {
         numerics.storage != Storage::F32 || matches!(numerics.products, Products::F16 | Products::Bf16)
     };
     steps.declared().is_some_and(narrow)
-}
-
-/// Settles what is explained by an arithmetic alone that nobody declared, coarser than f32. Where an arithmetic of f32
-/// explains most nodes, one that lies far from them is a mistake; where the coarse one explains most of several, it is the
-/// engine's.
-fn settle(best: &mut IndexMap<Checkpoint, Simulated>, of_f32: &[IndexMap<Checkpoint, Simulated>]) {
-    let explained = |all: &IndexMap<Checkpoint, Simulated>| -> Vec<Simulated> {
-        all.values().copied().filter(|found| found.over <= HEALTHY).collect()
-    };
-    let sharpest = of_f32.iter().max_by_key(|all| explained(all).len());
-    let (healthy, furthest) = sharpest.map_or((0, 0.0), |all| {
-        let healthy = explained(all);
-        (healthy.len(), healthy.iter().map(|found| found.over).fold(0.0, f64::max))
-    });
-    let coarse = best.values().filter(|found| !found.known && found.over <= HEALTHY).count();
-    for (id, found) in best.iter_mut().filter(|(_, found)| !found.known && found.over <= HEALTHY) {
-        let in_f32 = sharpest.and_then(|all| all.get(id)).filter(|_| coarse < healthy);
-        match in_f32 {
-            Some(in_f32) if !(in_f32.over <= APART * furthest) => *found = *in_f32,
-            // As all others, and but for what rounds in it.
-            Some(in_f32) if in_f32.over <= HEALTHY => found.known = healthy > 1,
-            _ => found.known = coarse > 1 && coarse >= healthy,
-        }
-    }
 }
 
 /// An arithmetic with keys and values in a cache of a type, unless its own is narrower than f32.
@@ -236,6 +295,7 @@ pub struct Disturbed<'a> {
     pub arithmetic: Arithmetic,
     pub how: Run,
     pub cached: &'a RefCell<Cached>,
+    pub bounds: Option<&'a RefCell<Bounds>>,
     pub open: &'a IndexSet<Checkpoint>,
     pub rows: &'a mut Rows,
 }
@@ -252,6 +312,7 @@ impl Conductor<f64> for Disturbed<'_> {
             return Ok(self.own(node, args, false).map(Into::into));
         };
         // Which experts were chosen is known: where scores are nearly alike, a disturbed choice would be another.
+        watch::at(|| format!("{checkpoint}, whose rounding is simulated"), || None);
         let recorded = self.steps.tensor(self.step, checkpoint);
         let recorded =
             recorded.or_else(|| chosen_experts::order(self.steps, self.step, node, checkpoint, args));
@@ -280,6 +341,9 @@ impl Disturbed<'_> {
         args: std::result::Result<&Args<'_, f64>, &Unknown>,
         disturb: bool,
     ) -> std::result::Result<Vec<f64>, Unknown> {
+        if let Some(late) = watch::over() {
+            return Err(Unknown::new(late));
+        }
         let args = args.map_err(Clone::clone)?;
         let rule =
             node.rule.ok_or_else(|| Unknown::no_rule(args.name, &node.program.graph.get(node.id).op))?;
@@ -303,7 +367,7 @@ impl Disturbed<'_> {
             Check::Exact | Check::Choice(_) => None,
         };
         if let Some((seed, bound)) = seed.zip(bound) {
-            let explained = bound(&args, &values);
+            let explained = self.bound(node.id, rule, &args, &|| bound(&args, &values));
             for (i, (value, explained)) in values.iter_mut().zip(explained).enumerate() {
                 let rounded = storage_types::rounding(self.arithmetic.narrow, *value);
                 *value += (explained / CONFIDENCE + rounded) * key(seed, 0, i);
@@ -319,6 +383,29 @@ impl Disturbed<'_> {
 }
 
 impl Disturbed<'_> {
+    /// What rounding explains of a node, which of a product with a weight is computed once.
+    fn bound(
+        &self,
+        node: usize,
+        rule: &Rule,
+        args: &Args<'_, f64>,
+        computed: &dyn Fn() -> Vec<f64>,
+    ) -> Vec<f64> {
+        let Some(bounds) = self.bounds.filter(|_| storage_types::is_product(&rule.op, args)) else {
+            return computed();
+        };
+        if let Some(known) = bounds.borrow().known.get(&(self.step, node)) {
+            return known.iter().copied().map(f64::from).collect();
+        }
+        let own = computed();
+        let mut bounds = bounds.borrow_mut();
+        if bounds.values + own.len() <= BOUNDS_MAX {
+            bounds.values += own.len();
+            bounds.known.insert((self.step, node), own.iter().map(|bound| *bound as f32).collect());
+        }
+        own
+    }
+
     /// Notes keys and values as they are before they are rounded to the type of a cache, or moves them aside.
     fn beside(&self, node: usize, op: &Op, args: &Args<'_, f64>, narrowed: &mut Narrowed) {
         for (slot, values) in Narrowed::cached(op, args, &self.arithmetic) {

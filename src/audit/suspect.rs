@@ -81,6 +81,13 @@ impl<'a> Suspect<'a> {
         self.replayed.labelled.labels.get(id).copied().flatten()
     }
 
+    /// That it is asked whether it is explained by a mistake.
+    pub fn asked(&self, mistake: &str) -> String {
+        let name =
+            self.label(self.node.id).map_or_else(|| self.args.name.to_owned(), |label| label.to_string());
+        format!("{name}: is it {mistake}?")
+    }
+
     /// Of how many ranks of a tensor-parallel engine the recording was put together, where it was.
     pub fn ranks(&self) -> Option<usize> {
         self.replayed.steps.ranks()

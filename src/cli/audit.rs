@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::output::OutputArgs;
-use super::progress::Progress;
+use super::progress::{Progress, TimeArgs};
 use super::shared::{self, ForeignArgs, ModelArgs, SelectArgs};
 use super::{Outcome, exit_code};
 use crate::audit::AuditRows;
@@ -54,12 +54,15 @@ pub struct Args {
     #[command(flatten)]
     select: SelectArgs,
     #[command(flatten)]
+    time: TimeArgs,
+    #[command(flatten)]
     output: OutputArgs,
 }
 
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
+    let waiting = args.time.start();
     let given = args.model.path()?;
     if let Some(said) = foreign::logprobs::read(&args.dump)? {
         let (tokens, allow_missing) = (args.foreign.given_tokens(), args.select.allow_missing);
@@ -80,7 +83,7 @@ pub fn main(args: &Args) -> Outcome {
     };
     match args.self_test {
         true => sensitivity(args, &mut recording, &file, &options),
-        false => args.output.deliver(folder, audit(&mut recording, &file, &options)?),
+        false => args.output.deliver(folder, waiting.end(audit(&mut recording, &file, &options)?)),
     }
 }
 

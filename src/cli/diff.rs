@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::Outcome;
 use super::output::OutputArgs;
+use super::progress::TimeArgs;
 use super::shared::{self, AuditArgs, ForeignArgs, ModelArgs, SelectArgs, ToleranceArgs};
 use crate::engine::fused::file::ModelFile;
 use crate::foreign;
@@ -51,12 +52,15 @@ pub struct Args {
     #[command(flatten)]
     audit: AuditArgs,
     #[command(flatten)]
+    time: TimeArgs,
+    #[command(flatten)]
     output: OutputArgs,
 }
 
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
+    let waiting = args.time.start();
     let path = args.model.path()?;
     if let Some(said) = foreign::logprobs::read(&args.candidate)? {
         let (tokens, allow_missing) = (args.foreign.given_tokens(), args.select.allow_missing);
@@ -89,5 +93,6 @@ pub fn main(args: &Args) -> Outcome {
         no_text: args.output.no_text(),
         audit: args.audit.rows(),
     };
-    args.output.deliver(folder, diff(&mut candidate, &mut reference, file.as_ref(), &options)?)
+    let report = diff(&mut candidate, &mut reference, file.as_ref(), &options)?;
+    args.output.deliver(folder, waiting.end(report))
 }

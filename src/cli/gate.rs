@@ -1,5 +1,6 @@
 //! `parity gate`: a suite of cases against their baseline, for CI.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -15,7 +16,7 @@ use crate::gate::execute::Engine;
 use crate::gate::judge::Against;
 use crate::gate::schedule::{self, Pace, Shard};
 use crate::gate::suite::Suite;
-use crate::gate::{CaseResult, GateReport, ProblemKind, Status, merge, read, render};
+use crate::gate::{CaseResult, GateReport, ProblemKind, Status, merge, missing, read, render};
 use crate::report::files::{Folder, timestamp};
 use crate::report::{Report, Verdict, github};
 use crate::text::tell;
@@ -102,6 +103,7 @@ fn merge_results(args: &MergeArgs) -> Outcome {
 fn run(args: &Args, path: &Path) -> Outcome {
     let folder = args.report.as_deref().map(Folder::create).transpose()?;
     let mut suite = Suite::read(path)?;
+    let known: BTreeSet<String> = suite.ids().collect();
     suite.only(&args.case)?;
     if args.accept && (args.shard.is_some() || suite.baseline.is_none()) {
         return Err(Error::new("--accept", "there is no whole baseline to write")
@@ -128,6 +130,9 @@ fn run(args: &Args, path: &Path) -> Outcome {
     let plan = Pace { shard: args.shard, jobs: args.jobs, retries: args.retries, pictures: folder.is_some() };
     let mut report = schedule::run(&suite, &Engine::default(), &against, &plan, &watch);
     drop(progress);
+    // Whatever part of the suite was run: a case that nobody runs any more is no regression that nobody sees.
+    let lost = baseline.iter().flat_map(|baseline| baseline.cases.keys()).filter(|id| !known.contains(*id));
+    report.cases.extend(lost.filter(|_| !args.accept).map(|id| missing(id)));
     report.created = Some(now.clone());
     if !args.case.is_empty() {
         // A part of the suite: whether a waiver is still needed is for the whole to say.
@@ -136,7 +141,7 @@ fn run(args: &Args, path: &Path) -> Outcome {
     for case in
         report.cases.iter_mut().filter(|case| !matches!(case.status, Status::Passed | Status::Allowed))
     {
-        case.next = Some(if lacks_only_its_baseline(case) {
+        case.next = Some(if is_for_the_baseline(case) {
             format!("parity gate {} --accept", path.display())
         } else {
             format!("parity gate {} --case '{}' --report out", path.display(), case.id)
@@ -152,9 +157,10 @@ fn run(args: &Args, path: &Path) -> Outcome {
     })
 }
 
-/// Whether nothing but an entry in the baseline stands in the way.
-fn lacks_only_its_baseline(case: &CaseResult) -> bool {
-    !case.problems.is_empty() && case.problems.iter().all(|p| p.kind == ProblemKind::MissingBaseline)
+/// Whether nothing stands in the way but an entry that the baseline lacks, or has too many.
+fn is_for_the_baseline(case: &CaseResult) -> bool {
+    let of_baseline = |kind| matches!(kind, ProblemKind::MissingBaseline | ProblemKind::MissingCase);
+    !case.problems.is_empty() && case.problems.iter().all(|problem| of_baseline(problem.kind))
 }
 
 /// Keeps the report of a case that does not pass. A case's result must not be lost to a full disk.

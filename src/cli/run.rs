@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::Outcome;
 use super::output::OutputArgs;
-use super::progress::Progress;
+use super::progress::{Progress, TimeArgs};
 use super::shared::{self, AuditArgs, ModelArgs, SelectArgs, ToleranceArgs};
 use crate::engine::device::Device;
 use crate::error::Result;
@@ -87,6 +87,8 @@ pub struct Args {
     #[command(flatten)]
     audit: AuditArgs,
     #[command(flatten)]
+    time: TimeArgs,
+    #[command(flatten)]
     output: OutputArgs,
 }
 
@@ -135,6 +137,7 @@ impl PromptArgs {
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
+    let waiting = args.time.start();
     if let Some(dir) = &args.dump {
         shared::room_for_a_dump("--dump", dir, args.force)?;
     }
@@ -163,5 +166,5 @@ pub fn main(args: &Args) -> Outcome {
     let progress = Progress::new("running");
     let report = run(&file, &options, &|done, all| progress.set(done, all))?;
     drop(progress);
-    args.output.deliver(folder, report)
+    args.output.deliver(folder, waiting.end(report))
 }

@@ -14,6 +14,7 @@ use crate::audit::{self, Named, Replay, Suspect};
 use crate::checkpoint::Kind;
 use crate::engine::op_by_op::{Carried, Node, Unknown, Value, Values};
 use crate::ops::Args;
+use crate::watch;
 
 /// Multiplications that all hypotheses about one node may cost.
 const WORK_MAX: usize = 1 << 34;
@@ -39,8 +40,9 @@ pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
     let first = of_layers.len();
     for (number, hypothesis) in of_layers.into_iter().chain(hypotheses(suspect, replay)).enumerate() {
         work = work.saturating_add(replay.work());
+        watch::at(|| suspect.asked(hypothesis.fault.name), || None);
         // What is wrong in all layers alike is one mistake; of single nodes there are as many hypotheses in each.
-        if work > WORK_MAX || number >= first && !out.is_empty() && first > 0 {
+        if work > WORK_MAX || watch::is_over() || number >= first && !out.is_empty() && first > 0 {
             break;
         }
         let injected = |node: &Node<'_>, args: &Args<'_, f64>| {

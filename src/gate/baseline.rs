@@ -3,13 +3,14 @@
 //! Every number is kept as the range over all accepted runs, and that range is its own noise: a run has moved
 //! away where it exceeds the range by more than the range is wide, and by more than [`FACTOR`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
+use crate::audit::coarsest;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::files;
@@ -26,6 +27,9 @@ pub struct Measures {
     pub kl: Option<f64>,
     /// The candidate's local error, and its distance from the reference, both relative L2.
     pub checkpoints: IndexMap<Checkpoint, [Option<f64>; 2]>,
+    /// What explains each, of all that was tried.
+    #[serde(default)]
+    pub arithmetic: IndexMap<Checkpoint, BTreeSet<String>>,
 }
 
 /// The file: one entry per case.
@@ -48,6 +52,9 @@ pub struct Accepted {
     pub kl: Option<[f64; 2]>,
     /// Least and largest local error, least and largest distance; null where not measured.
     pub checkpoints: IndexMap<Checkpoint, [Option<[f64; 2]>; 2]>,
+    /// The arithmetic that explains each; nothing in a baseline of before this was kept.
+    #[serde(default)]
+    pub arithmetic: IndexMap<Checkpoint, BTreeSet<String>>,
 }
 
 /// A number that left its baseline.
@@ -55,7 +62,7 @@ pub struct Accepted {
 pub struct Moved {
     /// The checkpoint; null for the KL of the tokens.
     pub checkpoint: Option<Checkpoint>,
-    /// `local error`, `distance` or `KL`.
+    /// `local error`, `distance`, `KL` or `arithmetic`, which is measured by its unit roundoff.
     pub what: String,
     /// The baseline's largest value where it got worse, its least where it got better.
     pub baseline: f64,
@@ -65,6 +72,9 @@ pub struct Moved {
     pub ratio: Option<f64>,
     /// Whether it got worse.
     pub worse: bool,
+    /// The names of what explains it, in the baseline and today, where that is what moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arithmetic: Option<[String; 2]>,
 }
 
 impl Measures {
@@ -77,7 +87,13 @@ impl Measures {
             (entry.id, [own, distance])
         });
         let kl = report.tokens.as_ref().and_then(|tokens| digits(tokens.kl_mean));
-        Measures { kl, checkpoints: entries.filter(|(_, both)| both.iter().any(Option::is_some)).collect() }
+        let explained = report.checkpoints.iter().filter(|entry| entry.verdict.is_healthy());
+        let names = explained.filter_map(|entry| {
+            let names = &entry.local.candidate.as_ref()?.arithmetic;
+            (!names.is_empty()).then(|| (entry.id, names.iter().cloned().collect()))
+        });
+        let checkpoints = entries.filter(|(_, both)| both.iter().any(Option::is_some)).collect();
+        Measures { kl, checkpoints, arithmetic: names.collect() }
     }
 }
 
@@ -115,6 +131,11 @@ impl Baseline {
                 let comma = if i == 0 { "" } else { "," };
                 let _ = write!(out, "{comma}\n   {}: {}", json(checkpoint), json(ranges));
             }
+            out += " }, \"arithmetic\": {";
+            for (i, (checkpoint, names)) in case.arithmetic.iter().enumerate() {
+                let comma = if i == 0 { "" } else { "," };
+                let _ = write!(out, "{comma}\n   {}: {}", json(checkpoint), json(names));
+            }
             out += " } }";
         }
         out += " }\n}\n";
@@ -137,6 +158,8 @@ impl Baseline {
             accepted.kl.and_then(|range| leaves(None, "KL", range, measures.kl, (FACTOR_KL, FLOOR_KL))),
         );
         forgive_distance(&mut moved);
+        let known = accepted.arithmetic.iter();
+        moved.extend(known.filter_map(|(id, names)| coarser(*id, names, measures.arithmetic.get(id)?)));
         Some(moved)
     }
 
@@ -160,9 +183,25 @@ impl Baseline {
                 (id, [own, widen(old[1], today[1], left(Some(id), "distance"))])
             })
             .collect();
+        accepted.arithmetic.clone_from(&measures.arithmetic);
         accepted.runs += 1;
         accepted.date = date.to_owned();
     }
+}
+
+/// That a checkpoint is explained by a coarser arithmetic than in its baseline, or by a finer one.
+fn coarser(checkpoint: Checkpoint, old: &BTreeSet<String>, new: &BTreeSet<String>) -> Option<Moved> {
+    let [(old, baseline), (new, today)] =
+        [coarsest(old.iter().map(String::as_str))?, coarsest(new.iter().map(String::as_str))?];
+    (baseline != today).then(|| Moved {
+        checkpoint: Some(checkpoint),
+        what: "arithmetic".to_owned(),
+        baseline,
+        today: Some(today),
+        ratio: Some(today / baseline),
+        worse: !(today <= baseline),
+        arithmetic: Some([old.to_owned(), new.to_owned()]),
+    })
 }
 
 /// A distance that grew where the local error shrank: nearer to exact arithmetic, farther from a rounded
@@ -191,6 +230,7 @@ fn leaves(
         today,
         ratio: today.map(|today| ratio(baseline, today, floor)),
         worse,
+        arithmetic: None,
     };
     // A number that was there and is not any more has moved: it was NaN, or was not measured.
     let Some(value) = today else { return Some(make(high, true)) };

@@ -113,11 +113,14 @@ impl<'a> Judgement<'a> {
         let mut missing = 0;
         for entry in &report.checkpoints {
             let nonfinite = is_nonfinite(entry);
-            if (entry.verdict.is_healthy() && !nonfinite) || self.waives(entry) {
+            // A coarser arithmetic than was declared.
+            let is_refused =
+                entry.verdict == CheckpointVerdict::Precision && report.origins.contains(&entry.id);
+            if (entry.verdict.is_healthy() && !nonfinite && !is_refused) || self.waives(entry) {
                 continue;
             }
             match entry.verdict {
-                verdict if verdict.is_fault() || nonfinite => faults.push(entry),
+                verdict if verdict.is_fault() || is_refused || nonfinite => faults.push(entry),
                 CheckpointVerdict::Missing => missing += 1,
                 _ => open.push(entry),
             }
@@ -273,6 +276,9 @@ fn sentence(report: &Report, first: &Entry, faults: usize) -> String {
 /// `blk.3.q_rope: local error 4.1e-8 -> 4.4e-6 (108 times)`
 pub fn describe(moved: &Moved) -> String {
     let place = moved.checkpoint.map_or_else(|| "tokens".to_owned(), |id| id.to_string());
+    if let Some([baseline, today]) = &moved.arithmetic {
+        return format!("{place}: explained by {today}; in the baseline by {baseline}");
+    }
     let times = moved.ratio.map(|ratio| format!(" ({} times)", number(ratio))).unwrap_or_default();
     let today = moved.today.map_or_else(|| "not a number".to_owned(), number);
     format!("{place}: {} {} -> {today}{times}", moved.what, number(moved.baseline))

@@ -126,6 +126,8 @@ pub enum ProblemKind {
     MissingBaseline,
     /// No shard has run the case.
     NotRun,
+    /// The baseline has an entry for a case that the suite has not.
+    MissingCase,
 }
 
 impl ProblemKind {
@@ -222,6 +224,10 @@ pub fn merge(parts: Vec<GateReport>) -> Result<GateReport> {
         whole.created = whole.created.max(part.created);
         whole.cases.extend(part.cases);
     }
+    // Every shard says which cases the suite lacks.
+    let mut lacking = BTreeSet::new();
+    let all: BTreeSet<&String> = whole.all.iter().collect();
+    whole.cases.retain(|case| all.contains(&case.id) || lacking.insert(case.id.clone()));
     let mut seen = BTreeSet::new();
     if let Some(twice) = whole.cases.iter().find(|case| !seen.insert(case.id.clone())) {
         return Err(Error::new(&twice.id, "two results have this case").hint("merge each shard once"));
@@ -229,8 +235,16 @@ pub fn merge(parts: Vec<GateReport>) -> Result<GateReport> {
     let mut by_id: BTreeMap<String, CaseResult> =
         whole.cases.into_iter().map(|case| (case.id.clone(), case)).collect();
     whole.cases = whole.all.iter().map(|id| by_id.remove(id).unwrap_or_else(|| not_run(id))).collect();
+    whole.cases.extend(by_id.into_values());
     whole.shard = None;
     Ok(whole)
+}
+
+/// A case that only a baseline knows.
+pub fn missing(id: &str) -> CaseResult {
+    let text =
+        "the baseline has an entry for it, the suite has no such case: --accept takes it out".to_owned();
+    CaseResult { problems: vec![Problem { kind: ProblemKind::MissingCase, text }], ..not_run(id) }
 }
 
 fn not_run(id: &str) -> CaseResult {

@@ -27,8 +27,9 @@ use crate::verdict::numbers::{self, Parts};
 use crate::verdict::{self, Gap};
 use crate::verdict::{
     Known, assemble, entries, is_left_out, left_out, not_compared, not_looked_at, notes as arithmetic_notes,
-    refuse_gaps, tried, weigh_masks,
+    refuse_gaps, tried, weigh_masks, weigh_precision,
 };
+use crate::watch;
 use parity_dump::Dump;
 
 /// What is compared, and how it is judged.
@@ -236,7 +237,11 @@ pub fn judged(
     if !found.open.is_empty() && !isolated {
         let arithmetics = [candidate, reference].map(numerics_of);
         let steps = ours_side.graphs.steps();
-        found = of(&carried(&ours_side.values, &steps, by.gguf, &arithmetics, &found.open)?);
+        let carried = carried(&ours_side.values, &steps, by.gguf, &arithmetics, &found.open)?;
+        // Of a simulation that was ended early nothing can be said.
+        if !watch::is_over() {
+            found = of(&carried);
+        }
     }
     let ([ours_in_full, ours_screened], [in_full, screened]) = (ours.rows(), theirs.rows());
     let counted = [ours_in_full + in_full, ours_screened + screened];
@@ -247,6 +252,7 @@ pub fn judged(
     report.notes.extend(notes(candidate, reference, Some(by.gguf).filter(|_| !options.no_text)));
     report.notes.extend(not_compared(&comparisons, "such were judged by themselves"));
     report.details = pictures(sides, &asked, options);
+    weigh_precision(&mut report, &ours_side.graphs.steps(), ours, ours_side.values.declared());
     weigh_claims(&mut report, sides, by, [own.as_ref().ok(), other.as_ref().ok()]);
     refuse_gaps(&mut report, &gaps, *allow_missing);
     refuse_nothing(&mut report, comparisons.iter().any(|comparison| comparison.numbers.is_some()));

@@ -131,7 +131,7 @@ fn moved(old: Option<f64>, new: Option<f64>, floor: f64) -> Option<(f64, f64, bo
 fn rank(verdict: CheckpointVerdict) -> u8 {
     match verdict {
         CheckpointVerdict::Match | CheckpointVerdict::Inherited => 0,
-        CheckpointVerdict::Undecided => 1,
+        CheckpointVerdict::Undecided | CheckpointVerdict::Precision => 1,
         CheckpointVerdict::Missing => 2,
         CheckpointVerdict::Reference => 3,
         CheckpointVerdict::Beyond | CheckpointVerdict::Bits => 4,

@@ -146,6 +146,9 @@ pub enum CheckpointVerdict {
     Nonfinite,
     /// The first whose bits differ, where equal bits were asked for.
     Bits,
+    /// Explained, but only by a coarser arithmetic than was declared or than its class shows. Where it was declared, it is
+    /// one of the origins.
+    Precision,
     /// No evidence either way.
     Undecided,
 }

@@ -38,6 +38,7 @@ impl CheckpointVerdict {
             CheckpointVerdict::Shape => "shape",
             CheckpointVerdict::Nonfinite => "nonfinite",
             CheckpointVerdict::Bits => "bits",
+            CheckpointVerdict::Precision => "precision",
             CheckpointVerdict::Undecided => "undecided",
         }
     }
@@ -56,13 +57,17 @@ impl CheckpointVerdict {
             CheckpointVerdict::Shape => "the two sides have different shapes",
             CheckpointVerdict::Bits => "its bits differ, and nothing before it differs in a bit",
             CheckpointVerdict::Nonfinite => "there are NaN or Inf on a side",
+            CheckpointVerdict::Precision => {
+                "rounding explains it, but only of a coarser arithmetic than was declared or than the others of its kind have"
+            }
             CheckpointVerdict::Undecided => "there is no evidence either way",
         }
     }
 
-    /// Whether the node itself is in order.
+    /// Whether the node itself is in order. A coarser arithmetic than was declared is among the report's origins.
     pub fn is_healthy(self) -> bool {
-        matches!(self, CheckpointVerdict::Match | CheckpointVerdict::Inherited)
+        use CheckpointVerdict::{Inherited, Match, Precision};
+        matches!(self, Match | Inherited | Precision)
     }
 
     /// Whether it makes a run a divergence.
@@ -78,7 +83,7 @@ impl CheckpointVerdict {
     }
 
     /// All of them, best first.
-    pub const ALL: [CheckpointVerdict; 10] = [
+    pub const ALL: [CheckpointVerdict; 11] = [
         CheckpointVerdict::Match,
         CheckpointVerdict::Inherited,
         CheckpointVerdict::Origin,
@@ -87,6 +92,7 @@ impl CheckpointVerdict {
         CheckpointVerdict::Beyond,
         CheckpointVerdict::Bits,
         CheckpointVerdict::Reference,
+        CheckpointVerdict::Precision,
         CheckpointVerdict::Missing,
         CheckpointVerdict::Undecided,
     ];

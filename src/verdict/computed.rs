@@ -1,16 +1,18 @@
 //! What a recording was computed in, and what that hides, in one line.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use parity_graph::Op;
 use parity_graph::known::is_weight;
 
 use crate::arithmetic::Narrow;
 use crate::arithmetic::backend::{Backend, untested};
-use crate::audit::{ATTENTIONS, Findings, LLAMA_ATTENTION, Labelled, PRODUCTS, name_of_cache};
+use crate::audit::{ATTENTIONS, Findings, LLAMA_ATTENTION, Labelled, PRODUCTS, coarsest, name_of_cache};
 use crate::checkpoint::Checkpoint;
 use crate::numerics::{Numerics, Storage};
+use crate::ops::bound::storage_unit;
 use crate::report::words::{count, number};
+use crate::report::{CheckpointVerdict, FirstDivergence, Report, Verdict};
 
 /// Nodes that are named.
 const SHOWN_MAX: usize = 6;
@@ -144,9 +146,88 @@ fn narrow_product(name: &str) -> Option<&'static str> {
     })
 }
 
+/// Marks what only a coarser arithmetic explains than the candidate `declared`, or than most others of its class show. What
+/// was declared and is not so is a divergence.
+pub fn weigh_precision(
+    report: &mut Report,
+    graphs: &[(usize, &Labelled)],
+    findings: &Findings,
+    declared: Option<Numerics>,
+) {
+    let (narrow, all) = narrow_products(graphs, findings);
+    let of_few = narrow.iter().filter(|_| 2 * narrow.len() < all).map(|(id, _)| *id);
+    let mut marked: HashMap<Checkpoint, bool> = of_few.map(|id| (id, false)).collect();
+    let units = declared.map(|numerics| storage_unit(numerics.kv));
+    for id in &findings.order {
+        let Some(finding) = findings.nodes.get(id).filter(|finding| finding.is_healthy()) else { continue };
+        let caches = [Storage::F16, Storage::Bf16]
+            .into_iter()
+            .filter(|kv| finding.computed_in.contains(name_of_cache(*kv)));
+        if caches.into_iter().any(|kv| units.is_some_and(|unit| !(storage_unit(kv) <= unit))) {
+            marked.insert(*id, true);
+        }
+    }
+    for entry in report.checkpoints.iter_mut().filter(|entry| entry.verdict == CheckpointVerdict::Match) {
+        let Some((&is_declared, finding)) = marked.get(&entry.id).zip(findings.nodes.get(&entry.id)) else {
+            continue;
+        };
+        entry.verdict = CheckpointVerdict::Precision;
+        let named = coarsest(finding.computed_in.iter().copied()).map_or("a narrower type", |(name, _)| name);
+        let than = if is_declared {
+            "coarser than what the dump declares"
+        } else {
+            "coarser than what its class shows"
+        };
+        let band = finding.band().map_or_else(String::new, |band| format!(", blind below {}", number(band)));
+        *entry.evidence.get_or_insert_default() += &format!("; only {named} explains it, {than}{band}");
+        if is_declared {
+            report.origins.push(entry.id);
+        }
+    }
+    let in_order = report.checkpoints.iter().map(|entry| entry.id).filter(|id| report.origins.contains(id));
+    report.origins = in_order.collect();
+    let first = report.checkpoints.iter().find(|entry| report.origins.contains(&entry.id));
+    let Some(first) = first.filter(|entry| entry.verdict == CheckpointVerdict::Precision) else { return };
+    report.verdict = Verdict::Divergence;
+    report.first_divergence = Some(FirstDivergence {
+        checkpoint: first.id,
+        layer: first.layer,
+        verdict: first.verdict,
+        inputs: first.inputs.clone(),
+        diagnosis: Vec::new(),
+        residual: first.evidence.clone(),
+        tried: Vec::new(),
+        reproduce: None,
+    });
+}
+
 /// Products with weights that only narrower operands explain, where f32 explains most others of them: a cast that was
 /// meant for all, or for none.
 fn coarser(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> Option<String> {
+    let (narrow, all) = narrow_products(graphs, findings);
+    if narrow.is_empty() || 2 * narrow.len() >= all {
+        return None;
+    }
+    let shown = narrow.iter().take(SHOWN_MAX).map(|(id, fault)| format!("{id} ({fault})"));
+    let mut shown: Vec<String> = shown.collect();
+    if narrow.len() > SHOWN_MAX {
+        shown.push("…".to_owned());
+    }
+    Some(format!(
+        "precision: {} of {} of {side} {} explained only by operands in a narrower type, the others by f32: {}",
+        narrow.len(),
+        count(all, "matmul"),
+        if narrow.len() == 1 { "is" } else { "are" },
+        shown.join(", ")
+    ))
+}
+
+/// Products with weights that only narrower operands explain, each with the fault that it is where others are not so; and
+/// how many there are in all.
+fn narrow_products(
+    graphs: &[(usize, &Labelled)],
+    findings: &Findings,
+) -> (Vec<(Checkpoint, &'static str)>, usize) {
     let (mut narrow, mut all) = (Vec::new(), HashSet::new());
     for (_, labelled) in graphs {
         let graph = &labelled.program.graph;
@@ -162,19 +243,5 @@ fn coarser(side: &str, graphs: &[(usize, &Labelled)], findings: &Findings) -> Op
             }
         }
     }
-    if narrow.is_empty() || 2 * narrow.len() >= all.len() {
-        return None;
-    }
-    let shown = narrow.iter().take(SHOWN_MAX).map(|(id, fault)| format!("{id} ({fault})"));
-    let mut shown: Vec<String> = shown.collect();
-    if narrow.len() > SHOWN_MAX {
-        shown.push("…".to_owned());
-    }
-    Some(format!(
-        "precision: {} of {} of {side} {} explained only by operands in a narrower type, the others by f32: {}",
-        narrow.len(),
-        count(all.len(), "matmul"),
-        if narrow.len() == 1 { "is" } else { "are" },
-        shown.join(", ")
-    ))
+    (narrow, all.len())
 }

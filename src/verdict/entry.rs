@@ -111,8 +111,11 @@ fn judge(known: &Known<'_>, before: Before) -> Judged {
         return (V::Shape, format!("rows of {shape:?} in the candidate, the model's are {expected} wide"))
             .into();
     }
-    if own.unrecorded > 0 {
+    if own.unrecorded > 0 && own.late.is_none() {
         return (V::Missing, format!("not recorded in {}", count(own.unrecorded, "step"))).into();
+    }
+    if let Some(late) = own.late {
+        return (V::Undecided, format!("not judged: {late}")).into();
     }
     let open = own.undecided.as_ref().map(|needs| format!("to judge it, the recording needs {needs}"));
     if let Some(why) = open.or_else(|| audit.as_ref().and_then(|_| blind(own))) {
@@ -267,6 +270,9 @@ fn inherited(local: &LocalError, faulty: Checkpoint) -> (V, String) {
 fn witness(reference: Option<&Finding>, status: &Status) -> Result<LocalError, (V, String)> {
     if let Some(what) = reference.and_then(|finding| finding.lost.as_ref()) {
         return Err((V::Missing, format!("{what}, which the reference reads, were not recorded")));
+    }
+    if let Some(late) = reference.filter(|finding| !finding.is_wrong()).and_then(|finding| finding.late) {
+        return Err((V::Undecided, format!("the reference was not judged: {late}")));
     }
     let (reference, theirs) = match reference.map(|finding| (finding, finding.audit())) {
         None | Some((_, None)) => {

@@ -21,7 +21,7 @@ mod whole;
 mod whole_of_numbers;
 mod wiring;
 
-pub use computed::notes;
+pub use computed::{notes, weigh_precision};
 pub use entry::Known;
 pub use gap::{Gap, gaps, refuse_gaps, spoken};
 pub use left_out::{is_left_out, left_out, not_compared, not_looked_at, tried};

@@ -12,3 +12,4 @@ mod overflow;
 mod port;
 #[path = "../support/lib.rs"]
 mod support;
+mod time;

@@ -79,6 +79,28 @@ fn a_baseline_is_made_by_accept_and_never_by_a_failing_run() {
     );
 }
 
+#[test]
+fn a_case_that_the_suite_lost_is_missing_whatever_was_chosen() {
+    let other = CLEAN.replace("\"clean\"", "\"other\"");
+    let folder = Folder::new(&format!("{CLEAN}{other}"));
+    assert_eq!(folder.gate(&["--accept"]).0, 0);
+    assert_eq!(folder.gate(&["--case", "clean"]).0, 0, "what was not chosen is not missing");
+    folder.write(CLEAN);
+    let shards = ["one", "two"].map(|name| folder.path(name));
+    for (flags, at) in [(["--case", "clean"], &shards[0]), (["--shard", "1/1"], &shards[1])] {
+        let (code, text) = folder.gate(&[&flags[..], &["--report", at.to_str().unwrap()]].concat());
+        assert_eq!(code, 2, "{text}");
+        assert!(text.contains("UNDECIDED other") && text.contains("the suite has no such case"), "{text}");
+    }
+    let results = std::fs::read_to_string(shards[1].join("gate.json")).unwrap();
+    assert!(results.contains("missing-case"), "{results}");
+    let merged = parity().args(["gate", "merge"]).arg(&shards[1]).output().unwrap();
+    assert_eq!(merged.status.code(), Some(2));
+    // Who accepts the suite as it is takes it out.
+    assert_eq!(folder.gate(&["--accept"]).0, 0);
+    assert_eq!(folder.gate(&[]).0, 0);
+}
+
 /// Every number a tenth of what it is.
 fn shrunk(baseline: &str) -> String {
     let mut value: serde_json::Value = serde_json::from_str(baseline).unwrap();

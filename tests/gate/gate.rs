@@ -213,6 +213,37 @@ fn a_baseline_knows_its_own_noise() {
     assert!(baseline.moved("a", &nan).unwrap().iter().any(|moved| moved.what == "KL" && moved.worse));
 }
 
+#[test]
+fn a_coarser_arithmetic_than_the_baselines_is_a_regression() {
+    let explained = |name: &str| {
+        let mut report = clean(SMALL);
+        for entry in &mut report.checkpoints {
+            entry.local.candidate.iter_mut().for_each(|local| local.arithmetic = vec![name.to_owned()]);
+        }
+        report
+    };
+    let f32 = "nothing but f32 rounding";
+    let judged = |old: &str, new: &str| {
+        let baseline = accepted(&Measures::of(&explained(old)));
+        let new = explained(new);
+        let executor = move |_: &Case| Attempt::Report(Box::new(new.clone()));
+        with("[[case]]\nname = \"a\"", Some(&baseline), executor, &Pace::default())
+    };
+    let coarser = ["matmuls with TF32 operands", "matmuls with f16 operands", "keys and values in f16"];
+    for name in coarser {
+        let report = judged(f32, name);
+        assert_eq!(
+            (report.verdict(), kinds(only(&report))),
+            (Verdict::Divergence, vec![ProblemKind::Regression])
+        );
+        let text = render::text(&report);
+        assert!(text.contains(name) && text.contains(f32), "{text}");
+        assert_eq!(judged(name, f32).verdict(), Verdict::Parity, "a finer one");
+        assert_eq!(judged(name, name).verdict(), Verdict::Parity);
+    }
+    assert_eq!(judged("some kernel of a device", "another").verdict(), Verdict::Parity, "nobody knows");
+}
+
 /// Fails every case on its first try.
 struct Flaky(AtomicUsize);
 

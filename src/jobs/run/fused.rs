@@ -164,7 +164,7 @@ impl Probe for Recorder<'_> {
         }
         self.n_recorded += 1;
         (self.progress)(self.n_recorded, self.n_expected);
-        Ok(())
+        steps::in_time(self.n_recorded, self.n_expected)
     }
 
     fn first_logits(&self, batch: &Batch<'_>) -> usize {

@@ -172,10 +172,13 @@ fn beside(sides: &Sides<'_>, by: &ByGraph<'_>, options: &RunOptions) -> Result<R
 
 /// The candidate by itself: nothing was compared.
 fn alone(candidate: &Dump, by: &ByGraph<'_>, options: &RunOptions) -> Result<Report> {
-    let rows = options.audit.unwrap_or_default();
-    let how =
-        audit::Options { selection: options.selection.clone(), rows, allow_missing: options.allow_missing };
-    let mut report = audit::judged(candidate, by, &how)?;
+    let mut report = match options.audit {
+        Some(rows) => {
+            let (selection, allow_missing) = (options.selection.clone(), options.allow_missing);
+            audit::judged(candidate, by, &audit::Options { selection, rows, allow_missing })?
+        }
+        None => Report { candidate: verdict::side(candidate, None), ..Report::default() },
+    };
     if report.verdict != Verdict::Divergence {
         report.verdict = Verdict::Undecided;
         report.reason = Some(format!("nothing was compared: {NO_REFERENCE}"));

@@ -240,6 +240,7 @@ impl<S: Number> Conductor<S> for Runner<'_, S> {
         };
         *self.done += 1;
         (self.run.progress)(*self.done, self.run.planned.n_nodes);
+        steps::in_time(*self.done, self.run.planned.n_nodes)?;
         let others = |id: Id| self.other(id);
         let mut values = match computed(&self.graph.injected, self.run.by.gguf, node, args, &others) {
             Ok(values) => values.data,

@@ -21,6 +21,7 @@ use crate::jobs::graphs::ByGraph;
 use crate::jobs::limits::Room;
 use crate::model::builders::{self, Built, Cache, Shape, Values};
 use crate::numerics::{Numerics, Storage};
+use crate::watch;
 
 /// Where graphs and inputs come from.
 pub struct Source {
@@ -31,6 +32,21 @@ pub struct Source {
     tokens: Vec<u32>,
     /// Positions of each step.
     steps: Vec<Vec<u32>>,
+}
+
+/// Refuses to go on where nobody waits any longer: so many of `all` values are `done`, and of a run that is not whole nothing
+/// can be judged.
+///
+/// # Errors
+/// The time is over.
+pub fn in_time(done: usize, all: usize) -> Result<()> {
+    match watch::over().filter(|_| done < all) {
+        None => Ok(()),
+        Some(why) => Err(Error::new("the engine", format!("did not finish: {why}"))
+            .expected(format!("{all} values"))
+            .found(format!("{done} of them"))
+            .hint("a longer --time-limit, a shorter prompt, or --layer, behind which the engine stops")),
+    }
 }
 
 /// What bounds the positions: nothing but what was recorded, where a recording's own graph is executed.

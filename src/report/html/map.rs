@@ -213,6 +213,7 @@ pub fn mark(verdict: CheckpointVerdict) -> &'static str {
         CheckpointVerdict::Bits => "b",
         CheckpointVerdict::Reference => "R",
         CheckpointVerdict::Missing => "–",
+        CheckpointVerdict::Precision => "≈",
         CheckpointVerdict::Undecided => "?",
     }
 }

@@ -1,0 +1,105 @@
+//! What explains each simulated node best, of all arithmetics that were tried, and which of them are the engine's.
+
+use indexmap::{IndexMap, IndexSet};
+
+use super::passes::APART;
+use super::simulate::Simulated;
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::ops::bound::{HEALTHY, UNIT_F32};
+
+/// Whether rounding explains a node.
+fn is_explained(found: &Simulated) -> bool {
+    found.over <= HEALTHY
+}
+
+/// Whether it does, and is so little that mistakes show.
+fn is_settled(found: &Simulated) -> bool {
+    is_explained(found) && found.band <= found.most()
+}
+
+/// How many times more an arithmetic leaves of a node than the engine's own, where it is another one.
+const NEARER: f64 = 4.0;
+
+/// What explains each node best, of all that was tried.
+#[derive(Default)]
+pub struct Best {
+    /// By node.
+    pub nodes: IndexMap<Checkpoint, Simulated>,
+    /// What each arithmetic of f32 says of the nodes that it was tried on.
+    of_f32: Vec<IndexMap<Checkpoint, Simulated>>,
+}
+
+impl Best {
+    /// Whether rounding explains a node by something, and by so little that mistakes show.
+    pub fn is_settled(&self, id: &Checkpoint) -> bool {
+        self.nodes.get(id).is_some_and(is_settled)
+    }
+
+    /// Whether an arithmetic may still be the engine's after what it leaves of a node: one that explains it leaves no more
+    /// than another that rounds as the engine does not.
+    pub fn may_be(&self, id: &Checkpoint, found: &Simulated) -> bool {
+        let known = self.nodes.get(id).filter(|known| known.known && is_explained(known));
+        known.is_none_or(|known| found.distance <= NEARER * known.distance)
+    }
+
+    /// Whether an arithmetic of f32 explains most of so many nodes.
+    pub fn explains_most_in_f32(&self, all: usize) -> bool {
+        self.of_f32.iter().any(|found| 2 * found.values().filter(|found| is_explained(found)).count() > all)
+    }
+
+    /// Takes what another arithmetic says where that is better.
+    pub fn take(&mut self, all: IndexMap<Checkpoint, Simulated>) {
+        for (&id, &found) in &all {
+            // The first that explains it and hides nothing, otherwise the one that comes nearest.
+            let better = |known: &Simulated| match (is_explained(&found), is_explained(known)) {
+                // What may turn out to be the engine's is kept for that.
+                (true, true) => !is_settled(known) && (is_settled(&found) || known.known && !found.known),
+                (explained, false) => explained || !(found.over >= known.over),
+                (false, true) => false,
+            };
+            if self.nodes.get(&id).is_none_or(better) {
+                self.nodes.insert(id, found);
+            }
+        }
+        self.of_f32.extend(Some(all).filter(|all| all.values().all(|found| found.unit <= UNIT_F32)));
+    }
+
+    /// Settles what is explained by an arithmetic alone that nobody declared, coarser than f32. Where an arithmetic of f32
+    /// explains most nodes, one that lies far from them is a mistake; where the coarse one explains most of several, it is
+    /// the engine's.
+    pub fn settle(&mut self) {
+        let explained = |all: &IndexMap<Checkpoint, Simulated>| -> Vec<Simulated> {
+            all.values().copied().filter(is_explained).collect()
+        };
+        let sharpest = self.of_f32.iter().max_by_key(|all| explained(all).len());
+        let (healthy, furthest) = sharpest.map_or((0, 0.0), |all| {
+            let healthy = explained(all);
+            (healthy.len(), healthy.iter().map(|found| found.over).fold(0.0, f64::max))
+        });
+        let coarse = self.nodes.values().filter(|found| !found.known && is_explained(found)).count();
+        for (id, found) in self.nodes.iter_mut().filter(|(_, found)| !found.known && is_explained(found)) {
+            let in_f32 = sharpest.and_then(|all| all.get(id)).filter(|_| coarse < healthy);
+            match in_f32 {
+                Some(in_f32) if !(in_f32.over <= APART * furthest) => *found = *in_f32,
+                // As all others, and but for what rounds in it.
+                Some(in_f32) if is_explained(in_f32) => found.known = healthy > 1,
+                _ => found.known = coarse > 1 && coarse >= healthy,
+            }
+        }
+    }
+}
+
+/// Nodes of each kind that an arithmetic is tried on before all of them: an engine computes nodes of one kind alike in all
+/// layers. Mistakes may be in the first or the last one, or in every second: of four such nodes one is healthy.
+const SCOUTS: usize = 4;
+
+/// A few of some nodes: of each kind the first two, one in the middle and the last.
+pub fn scouts(open: &IndexSet<Checkpoint>) -> IndexSet<Checkpoint> {
+    let mut kinds: IndexMap<Kind, Vec<Checkpoint>> = IndexMap::new();
+    open.iter().for_each(|id| kinds.entry(id.kind()).or_default().push(*id));
+    let of_kind = |ids: Vec<Checkpoint>| match &ids[..] {
+        [first, second, .., last] if ids.len() > SCOUTS => vec![*first, *second, ids[ids.len() / 2], *last],
+        _ => ids,
+    };
+    kinds.into_values().flat_map(of_kind).collect()
+}

@@ -1,0 +1,29 @@
+//! How coarse an arithmetic is, by its name: what a report and a baseline keep of it.
+
+use super::attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
+use super::storage_types::PRODUCTS;
+use crate::numerics::Storage;
+use crate::ops::bound::{UNIT_F16, UNIT_F32, storage_unit, unit_of};
+
+/// Unit roundoff of the narrowest type that an arithmetic rounds to; `None` of kernels of devices, which round what their
+/// weights ask for.
+pub fn coarseness(name: &str) -> Option<f64> {
+    let narrow = PRODUCTS.iter().chain(&ATTENTIONS).find(|(known, _)| *known == name);
+    let caches = [Storage::F32, Storage::F16, Storage::Bf16];
+    let cache = || caches.into_iter().find(|kv| name_of_cache(*kv) == name).map(storage_unit);
+    narrow.map(|(_, narrow)| unit_of(*narrow)).or_else(cache).or_else(|| match name {
+        "nothing but f32 rounding" | "better than f32, rounded when it was recorded" => Some(UNIT_F32),
+        // Operands that meet weights of f16 are rounded to that, others to blocks of eight bits.
+        "llama.cpp's CPU kernels" | "candle's CPU kernels" | LLAMA_ATTENTION => Some(UNIT_F16),
+        "values and weights in f16" | "values rounded to f16 when they were recorded" => Some(UNIT_F16),
+        "values and weights in bf16" | "values rounded to bf16 when they were recorded" => {
+            Some(storage_unit(Storage::Bf16))
+        }
+        _ => None,
+    })
+}
+
+/// The coarsest of several, by name.
+pub fn coarsest<'a>(names: impl Iterator<Item = &'a str>) -> Option<(&'a str, f64)> {
+    names.filter_map(|name| Some((name, coarseness(name)?))).max_by(|a, b| a.1.total_cmp(&b.1))
+}

@@ -1,0 +1,64 @@
+//! What an audit found of all nodes together.
+
+use indexmap::IndexMap;
+
+use super::Finding;
+use crate::checkpoint::Checkpoint;
+use crate::dump::{Recording, Unfinite};
+use crate::numerics::Storage;
+use crate::watch::Known;
+
+/// What an audit of a recording with its graph found.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// Ids in the order in which they are executed, of all graphs.
+    pub order: Vec<Checkpoint>,
+    /// By id.
+    pub nodes: IndexMap<Checkpoint, Finding>,
+    /// The type that the producer keeps weights of norms and biases in, where that is not the file's.
+    pub vectors: Option<Storage>,
+}
+
+impl Findings {
+    /// Whether nodes behind an id were judged across it.
+    pub fn is_bridged(&self, checkpoint: Checkpoint) -> bool {
+        self.nodes.values().any(|finding| finding.bridged.contains(&checkpoint))
+    }
+
+    /// NaN and Inf in all rows of a node, where those that were judged have some.
+    pub fn unfinite(&self, checkpoint: Checkpoint, dump: &dyn Recording) -> Unfinite {
+        let finding = self.nodes.get(&checkpoint);
+        let some = finding.is_some_and(|finding| finding.explained_nonfinite > 0 || finding.has_nonfinite());
+        if some { dump.unfinite(checkpoint).count } else { Unfinite::default() }
+    }
+
+    /// How many of so many nodes are healthy, and how many wrong, as far as they were judged.
+    pub(super) fn known(&self, of: usize) -> Known {
+        let wrong = self.wrong();
+        let judged = self.nodes.values().filter(|finding| finding.judged > 0).count();
+        Known { of, healthy: judged - wrong, wrong }
+    }
+
+    /// Takes back that nodes are wrong, where the time was over before everything was tried that may explain them.
+    pub(super) fn doubt(&mut self, late: &'static str) {
+        self.nodes.values_mut().filter(|finding| finding.is_wrong()).for_each(|finding| {
+            finding.give_up("");
+            (finding.undecided, finding.late) = (None, Some(late));
+        });
+    }
+
+    /// How many nodes are wrong.
+    pub(super) fn wrong(&self) -> usize {
+        self.nodes.values().filter(|finding| finding.is_wrong()).count()
+    }
+
+    pub(crate) fn at(&mut self, checkpoint: Checkpoint) -> &mut Finding {
+        self.nodes.entry(checkpoint).or_default()
+    }
+
+    /// Token rows that were computed again, over all nodes, and those that were screened instead.
+    pub fn rows(&self) -> [u64; 2] {
+        let audited = self.nodes.values().filter_map(|node| Some(node.audit()?.local.rows)).sum();
+        [audited, self.nodes.values().map(Finding::rows_screened).sum()]
+    }
+}
