@@ -148,7 +148,7 @@ pub fn simulate(
             found.over <= SCATTERED * HEALTHY && best.may_be(id, found)
         };
         if !scouted.iter().any(may_be) {
-            best.take(scouted);
+            best.take(scouted.into_iter().filter(|(_, found)| !(found.over <= HEALTHY)).collect());
             continue;
         }
         let found = stretch.simulated(arithmetic, all, RUNS)?;
