@@ -124,8 +124,49 @@ pub fn spread(there: &[usize], count: usize) -> BTreeSet<usize> {
     }
 }
 
-/// Judges a sample by the first hypothesis that explains it, and screens all others by that.
+/// Outputs of a few tokens that an arithmetic is tried on before it is followed through a whole product.
+const TRIED_OUTPUTS: usize = 16;
+/// Of so many of these more than one is unexplained in every arithmetic that is another one.
+const ONE_OF: usize = 8;
+
+/// What remains of `tried` without the first ones, which do not explain most of a few outputs of a few tokens; `None` where
+/// that is all, or nothing.
+fn promising<'t>(
+    tokens: &Tokens<'_, '_>,
+    there: &[usize],
+    tried: &'t [Hypothesis],
+) -> Option<&'t [Hypothesis]> {
+    let outputs = tokens.outputs(TRIED_OUTPUTS).filter(|_| tried.len() > 1)?;
+    let some = spread(there, super::likely::TOKENS);
+    let is_promising = |one: &Hypothesis| {
+        let held = tokens.judge(&some, Some(&outputs), &[*one]);
+        held.is_ok_and(|held| ONE_OF * held.beyond.len() <= some.len() * outputs.len())
+    };
+    let first = tried.iter().position(is_promising)?;
+    (first > 0).then(|| &tried[first..])
+}
+
+/// As [`sampled_in`], without following what a few outputs show not to be the arithmetic; what nothing explains then is tried
+/// in all.
 fn sampled(
+    tokens: &Tokens<'_, '_>,
+    sight: &Sight<'_>,
+    there: &[usize],
+    tried: &[Hypothesis],
+    count: usize,
+) -> Result<Held, Unknown> {
+    if let Some(some) = promising(tokens, there, tried) {
+        let held = sampled_in(tokens, sight, there, some, count)?;
+        if held.is_healthy() {
+            let arithmetic = held.computed_in.filter(|name| *name != tried[0].name);
+            return Ok(Held { arithmetic, ..held });
+        }
+    }
+    sampled_in(tokens, sight, there, tried, count)
+}
+
+/// Judges a sample by the first hypothesis that explains it, and screens all others by that.
+fn sampled_in(
     tokens: &Tokens<'_, '_>,
     sight: &Sight<'_>,
     there: &[usize],
