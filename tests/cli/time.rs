@@ -59,7 +59,7 @@ fn with_time_enough_the_answer_is_the_same() {
 }
 
 /// An interrupted audit ends by itself, with a report.
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 #[test]
 fn an_interrupt_ends_with_what_is_known() {
     let dir = tempfile::tempdir().unwrap();
@@ -75,7 +75,16 @@ fn an_interrupt_ends_with_what_is_known() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_millis(300));
+    // Not before it is heeded: by default it ends the process.
+    let heeds = |pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let caught =
+            status.lines().find_map(|line| line.strip_prefix("SigCgt:")).map(str::trim).unwrap_or("0");
+        u64::from_str_radix(caught, 16).unwrap_or(0) & (1 << (libc::SIGINT - 1)) != 0
+    };
+    while !heeds(child.id()) && child.try_wait().unwrap().is_none() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     // SAFETY: a signal to a child that was not waited for.
     unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     let output = child.wait_with_output().unwrap();
