@@ -1,5 +1,5 @@
 // The graph of the selected checkpoint's layer: nodes in order of depth, with their verdicts.
-const SIGNS = { inherited: "·", origin: "✕", nonfinite: "∞", shape: "≠", beyond: "!", reference: "R", missing: "–", undecided: "?" };
+const SIGNS = { inherited: "·", origin: "✕", nonfinite: "∞", shape: "≠", beyond: "!", reference: "R", precision: "≈", missing: "–", undecided: "?" };
 const layerPart = document.getElementById("layer");
 let drawnLayer = null;
 
