@@ -27,10 +27,8 @@ fn without_time_nothing_is_healthy_and_nothing_wrong() {
         assert_eq!(report["verdict"], "undecided");
         assert!(report["reason"].as_str().unwrap().contains("--time-limit"), "{}", report["reason"]);
         let verdicts = verdicts(&report);
-        assert!(
-            verdicts.len() > 50 && verdicts.iter().all(|verdict| *verdict == "undecided"),
-            "{verdicts:?}"
-        );
+        let is_open = |verdict: &&str| ["undecided", "missing"].contains(verdict);
+        assert!(verdicts.len() > 50 && verdicts.iter().all(is_open), "{verdicts:?}");
     }
     // Nor is anything of a run whose engine was not done.
     let run = ["run", "--device", "cpu", "-p", "def read_lines(path):", "--time-limit", "0"];
