@@ -48,7 +48,7 @@ fn with_time_enough_the_answer_is_the_same() {
             assert_eq!(whole[field], limited[field], "{field}");
         }
     }
-    for wrong in ["-1", "soon", "nan", "1e300"] {
+    for wrong in ["soon", "nan", "1e300"] {
         parity(&[&AUDIT[..], &["--time-limit", wrong]].concat())
             .assert()
             .code(2)
@@ -93,7 +93,9 @@ fn an_interrupt_ends_with_what_is_known() {
         code => {
             assert_eq!(code, Some(2));
             assert!(report["reason"].as_str().unwrap().contains("interrupted"), "{}", report["reason"]);
-            assert!(verdicts(&report).iter().all(|verdict| ["match", "undecided"].contains(verdict)));
+            assert!(
+                verdicts(&report).iter().all(|verdict| ["match", "undecided", "missing"].contains(verdict))
+            );
         }
     }
 }
