@@ -199,9 +199,7 @@ impl Conductor<f64> for Auditor<'_> {
         args: std::result::Result<&Args<'_, f64>, &Unknown>,
     ) -> Result<Value<f64>> {
         if let Some(late) = watch::over() {
-            let label = self.labelled.labels.get(node.id).copied().flatten();
-            let is_late = |id: &Checkpoint| (self.wants)(*id) && self.steps.rows(self.step, *id).is_some();
-            label.filter(is_late).into_iter().for_each(|id| self.findings.at(id).late = Some(late));
+            self.leave_out(node.id, late);
             return Ok(Err(Unknown::new(late)));
         }
         let lost = lost_steps::read_by(self.lost, (self.steps, self.step), self.labelled, node.id);
@@ -267,6 +265,13 @@ impl Conductor<f64> for Auditor<'_> {
 }
 
 impl Auditor<'_> {
+    /// Notes that a node which was recorded was not judged.
+    fn leave_out(&mut self, node: Id, late: &'static str) {
+        let label = self.labelled.labels.get(node).copied().flatten();
+        let is_late = |id: &Checkpoint| (self.wants)(*id) && self.steps.rows(self.step, *id).is_some();
+        label.filter(is_late).into_iter().for_each(|id| self.findings.at(id).late = Some(late));
+    }
+
     /// Notes what is found of a node whose `values` were recorded.
     fn judge(
         &mut self,
