@@ -40,6 +40,9 @@ pub struct Arithmetic {
     pub cache: Storage,
     /// What values were rounded to only when they were recorded: the producer went on with better ones.
     pub recorded: Option<Storage>,
+    /// In how many parts products with weights are summed (by ranks, or columns side by side): each part, and each sum of
+    /// parts, is rounded to the type that values are kept in.
+    pub parts: usize,
 }
 
 /// What the two sides of a matrix product are rounded to before they meet, and what their sums are kept in.
@@ -227,6 +230,8 @@ pub enum Angles {
 pub struct Softmax {
     /// Scaled scores with their mask.
     pub scores: Storage,
+    /// Whether scores are rounded after each step too: as products, scaled, capped.
+    pub steps: bool,
     /// The result.
     pub weights: Storage,
 }
@@ -258,11 +263,13 @@ pub enum Functions {
     FastMath,
     /// To a few units in the last place, and tanh as 1 - 2/(e^2z + 1).
     Exponential,
+    /// tanh as a ratio of polynomials, and sigmoids as ½ + ½·tanh(x/2): Eigen, XLA.
+    Rational,
 }
 
 impl Softmax {
     /// Nothing.
-    pub const F32: Softmax = Softmax { scores: Storage::F32, weights: Storage::F32 };
+    pub const F32: Softmax = Softmax { scores: Storage::F32, steps: false, weights: Storage::F32 };
 }
 
 impl Arithmetic {
@@ -279,6 +286,7 @@ impl Arithmetic {
         narrow: Storage::F32,
         cache: Storage::F32,
         recorded: None,
+        parts: 1,
     };
 
     /// llama.cpp on the CPU.
@@ -294,6 +302,7 @@ impl Arithmetic {
         narrow: Storage::F32,
         cache: Storage::F32,
         recorded: None,
+        parts: 1,
     };
 
     /// Whether a device's roundings are followed.

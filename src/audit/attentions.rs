@@ -5,7 +5,7 @@ use parity_graph::Op;
 use super::Steps;
 use super::node::{self, Hypothesis};
 use super::storage_types::{operands, products};
-use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands, Scaled, Weights};
+use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands, Scaled, Softmax, Weights};
 use crate::checkpoint::Kind;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::Args;
@@ -149,6 +149,38 @@ pub fn of_cache(steps: &dyn Steps, any: bool, op: &Op, args: &Args<'_, f64>) -> 
         true => cached.into_iter().chain(kernels).chain(rounded).chain(before).collect(),
         false => cached.into_iter().take(1).collect(),
     }
+}
+
+/// Attention of engines that keep everything in a narrow type, what rounds least first: scores in f32 (fused kernels), or
+/// rounded once, or after each step; the scale in the scores, in the queries, or its root in queries and keys.
+pub fn in_narrow(kept: Storage) -> Vec<Hypothesis> {
+    let (narrow, names) = match kept {
+        Storage::F32 => return Vec::new(),
+        Storage::F16 => {
+            (Narrow::F16, ["attention in f16, scores in f32", "attention in f16, scores rounded"])
+        }
+        Storage::Bf16 => {
+            (Narrow::Bf16, ["attention in bf16, scores in f32", "attention in bf16, scores rounded"])
+        }
+    };
+    let f32 = Softmax::F32;
+    let once = Softmax { scores: kept, ..f32 };
+    let steps = Softmax { steps: true, ..once };
+    let all = [
+        (f32, Scaled::Scores),
+        (steps, Scaled::Scores),
+        (f32, Scaled::Queries),
+        (once, Scaled::Both),
+        (once, Scaled::Queries),
+        (once, Scaled::Scores),
+        (f32, Scaled::Both),
+    ];
+    let of = |(softmax, scaled)| {
+        let flash = Flash::Rounded(narrow, Weights::Divided, scaled);
+        let arithmetic = Arithmetic { narrow: kept, cache: kept, flash, softmax, ..Arithmetic::EXACT };
+        Hypothesis { name: names[usize::from(softmax != f32)], arithmetic }
+    };
+    all.into_iter().map(of).collect()
 }
 
 /// The same with the scale in what is rounded. Where it is a power of two, nothing else comes of it but for its root.

@@ -53,6 +53,8 @@ fn kept(args: &Args<'_, f64>) -> Storage {
 /// common, its rows that were rounded when they were recorded.
 pub fn widen(op: &Op, args: &Args<'_, f64>, exact: &[f64], own: &mut [f64], widened: &[f64]) {
     match op {
+        // Parts of a sum are rounded by themselves.
+        Op::MulMat if args.arithmetic.parts > 1 => own.copy_from_slice(widened),
         Op::MulMat => {
             own.iter_mut().zip(exact).for_each(|(own, y)| *own += storage_types::rounding(kept(args), *y))
         }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use parity_dump::checkpoint::Kind;
-use parity_graph::{Graph, Id, Op, axis, label};
+use parity_graph::{Graph, Id, Leaf, Op, axis, label};
 
 use super::{Arrangement, Steps, Tensor};
 use crate::checkpoint::Checkpoint;
@@ -103,6 +103,16 @@ impl Labelled {
     /// The nodes that are executed and have an id, in order.
     pub fn nodes(&self) -> impl Iterator<Item = (Id, Checkpoint)> + '_ {
         self.program.executed().filter_map(|id| Some((id, *self.labels.get(id)?.as_ref()?)))
+    }
+
+    /// The nodes that are products with weights.
+    pub fn products(&self) -> impl Iterator<Item = Checkpoint> + '_ {
+        let graph = &self.program.graph;
+        let is_product = move |id: Id| {
+            graph.get(id).op == Op::MulMat
+                && graph.src(id, 0).is_some_and(|weight| graph.leaf(weight) == Some(Leaf::Weight))
+        };
+        self.nodes().filter(move |(id, _)| is_product(*id)).map(|(_, label)| label)
     }
 
     /// The ids that a node reads, through views and whatever else only moves values.

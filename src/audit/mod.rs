@@ -12,9 +12,11 @@ mod bridge;
 mod carried;
 mod chosen_experts;
 mod coarseness;
+mod cut_out;
 mod devices;
 mod exact;
 mod factor_of_row;
+mod factor_of_scores;
 mod finding;
 mod findings;
 mod fused_ops;
@@ -27,6 +29,7 @@ mod named;
 mod needed;
 mod node;
 mod order;
+mod parts;
 mod passes;
 mod past_faults;
 mod pending;
@@ -47,7 +50,7 @@ mod tests;
 
 use std::collections::{HashMap, HashSet};
 
-use parity_graph::Id;
+use parity_graph::{Id, Op};
 
 use crate::arithmetic::backend::Backend;
 use crate::checkpoint::Checkpoint;
@@ -63,6 +66,7 @@ pub use attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
 pub use audit_rows::AuditRows;
 pub use carried::{Carried, OwnDistance, Simulated, carried, simulated};
 pub use coarseness::{coarseness, coarsest};
+pub use cut_out::with_cut_out;
 pub use exact::{Exact, exact};
 pub use finding::{Finding, MISTAKES_SHOW, NearTie, NodeAudit, SHARP};
 pub use findings::Findings;
@@ -288,6 +292,9 @@ impl Auditor<'_> {
             |_| Vec::new(),
             |args| storage_types::tried(self.steps, (kept, any_attention), tensor, args, &recorded.values),
         );
+        if !self.assumed.may_be_better && tensor.op == Op::FlashAttn {
+            tried.retain(|one| one.arithmetic.recorded.is_none_or(|kept| kept == Storage::F32));
+        }
         if self.assumed.is_hopeless(kept, &recorded.values) {
             tried.truncate(1);
         }

@@ -5,7 +5,9 @@ use rayon::prelude::*;
 
 use super::bridge::carry;
 use super::factor_of_row;
+use super::factor_of_scores;
 use super::likely::likely;
+use super::parts;
 use super::sample::{Tokens, attention};
 use super::storage_types;
 use super::stored::Narrowed;
@@ -174,8 +176,13 @@ pub(super) fn judge_each(
         held.followed = arithmetic.is_of_a_device();
         held.under = Some(*arithmetic);
         held.unit = storage_unit(arithmetic.narrow);
-        if held.is_healthy() {
+        let width = args.shape[3];
+        let is_taken = arithmetic.parts == 1 || parts::are_shown(rule, &args, recorded, width);
+        if held.is_healthy() && is_taken {
             return Ok(held);
+        }
+        if !is_taken {
+            continue;
         }
         // Of several that do not explain it the one that comes nearest is shown: what explains all but one row of it, however
         // far that is off. Where either leaves most elements unexplained, how many fall within a bound by chance says nothing.
@@ -275,6 +282,11 @@ fn by_values(
             note(&mut held, element, over);
         }
     }
+    if carried.is_none() {
+        for (element, over) in factor_of_scores::over(&rule.op, args, [recorded, &exact], sight.looked_at) {
+            note(&mut held, element, over);
+        }
+    }
     if let Some((width, own)) = width.zip(own) {
         let values =
             factor_of_row::Values { recorded, exact: &exact, own: &own, carried: carried.as_deref() };
@@ -313,7 +325,8 @@ fn joined(mut held: Held, part: Held) -> Held {
     held
 }
 
-fn nothing() -> Held {
+/// Of no element yet.
+pub(super) fn nothing() -> Held {
     Held {
         arithmetic: None,
         computed_in: None,
@@ -333,7 +346,7 @@ fn nothing() -> Held {
 }
 
 /// Adds one element.
-fn element(held: &mut Held, index: usize, recorded: f64, exact: f64, bound: f64) {
+pub(super) fn element(held: &mut Held, index: usize, recorded: f64, exact: f64, bound: f64) {
     let off = recorded - exact;
     if off.is_finite() && bound.is_finite() && off.abs() <= held.over.min(HEALTHY) * bound {
         let [errors, values, bounds] = &mut held.squares;

@@ -16,7 +16,7 @@ use super::finding::Finding;
 use super::needed::needed;
 use super::pending::Pending;
 use super::{
-    Auditor, Findings, How, Labelled, Naming, Steps, attentions, kinds, lost_steps, order, simulate,
+    Auditor, Findings, How, Labelled, Naming, Steps, attentions, cut_out, kinds, lost_steps, order, simulate,
     storage_types,
 };
 use crate::arithmetic::Arithmetic;
@@ -38,6 +38,8 @@ pub struct Assumed {
     shown: Storage,
     /// What nodes are computed in that were not recorded.
     pub unseen: Unseen,
+    /// Whether values may be of a narrow type only as they were recorded.
+    pub may_be_better: bool,
     /// Kinds of nodes that may have been computed in any attention, where they were recorded; `None`: all kinds.
     any_attention: Option<HashSet<Kind>>,
 }
@@ -88,9 +90,11 @@ pub fn audit(
     let none = Some(HashSet::new());
     let (kept, shown) = (Storage::F32, Storage::F32);
     let unseen = Unseen { attention: usual, products: None };
-    let mut assumed = Assumed { rounds: true, kept, shown, unseen, any_attention: none };
+    let may_be_better = true;
+    let mut assumed = Assumed { rounds: true, kept, shown, unseen, may_be_better, any_attention: none };
     if steps.is_own_graph() {
         let mut findings = passes.run(&assumed, how.wants)?;
+        cut_out::judge(steps, graphs, how.wants, &mut findings);
         passes.name(&assumed, &mut findings)?;
         return Ok(findings);
     }
@@ -118,6 +122,7 @@ pub fn audit(
             findings.doubt(late);
             return Ok(findings);
         }
+        passes.goes_on_with_them(&mut assumed, &mut findings)?;
         passes.name(&assumed, &mut findings)?;
     }
     let mut open = open(&findings);
@@ -257,6 +262,36 @@ impl Passes<'_> {
         devices.excuse(&mut findings);
         of.set(None);
         Ok(findings)
+    }
+
+    /// An engine whose products are those of the narrow values that were recorded, none of better ones, goes on with these in
+    /// its attention too.
+    fn goes_on_with_them(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
+        let Some([narrow, better]) = storage_types::readings(assumed.kept) else { return Ok(()) };
+        let explains = |id: &Checkpoint, name| {
+            findings
+                .nodes
+                .get(id)
+                .is_some_and(|finding| finding.is_healthy() && finding.computed_in.contains(name))
+        };
+        let graphs = self.graphs.iter().take(1).map(|(_, labelled)| labelled);
+        let products: HashSet<Checkpoint> = graphs.flat_map(|labelled| labelled.products()).collect();
+        let attention: HashSet<Checkpoint> = findings
+            .nodes
+            .keys()
+            .filter(|id| attentions::attends(id.kind()) && explains(id, better))
+            .copied()
+            .collect();
+        if attention.is_empty()
+            || products.iter().any(|id| explains(id, better))
+            || !products.iter().any(|id| explains(id, narrow))
+        {
+            return Ok(());
+        }
+        assumed.may_be_better = false;
+        let again = self.run(assumed, &|id| attention.contains(&id))?;
+        findings.nodes.extend(again.nodes);
+        Ok(())
     }
 
     /// What values of f32 explain, in the sharpest attention that explains a kind of nodes; what was taken for that is

@@ -180,7 +180,7 @@ fn sampled_in(
         return tokens.whole(sight, tried, None);
     }
     let held = tokens.judge(&sample, None, tried)?;
-    let followed = tried.iter().find(|one| held.arithmetic.is_none_or(|name| name == one.name));
+    let followed = tried.iter().find(|one| held.under == Some(one.arithmetic));
     // What is wrong in the sample is looked at in all rows: a diagnosis wants to know which. What a narrow type rounds of a
     // row of attention hides most in its sums.
     let is_narrow = followed.is_some_and(|one| is_narrow(&one.arithmetic));

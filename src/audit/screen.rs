@@ -10,6 +10,7 @@ use std::ops::Range;
 use parity_graph::Op;
 use rayon::prelude::*;
 
+use super::parts;
 use super::sample::Tokens;
 use super::signed_sum::{Rounds, Rows, SignedSum, explained, factor, is_to_scale};
 use super::storage_types;
@@ -25,8 +26,6 @@ use crate::ops::{Args, Check, Problem, Rule};
 
 /// Tokens up to which attention is computed again in full: its cost grows with their square.
 pub const ATTENTION_MAX: usize = 128;
-/// Tokens up to which every head of a row is looked at; of longer texts as many fewer, in turn from row to row.
-pub const ALL_HEADS_MAX: usize = 512;
 /// By how much more than in the sample rounding may move the signed sum of another row of attention, whose scores may be
 /// larger: what is beyond is only looked at more closely.
 const LARGER: f64 = 4.0;
@@ -82,9 +81,8 @@ fn of_attention(
             }
         }
     }
-    let looked_at = (heads * ALL_HEADS_MAX / args.get(1)?.shape()[2].max(1)).clamp(1, heads.max(1));
     let is_odd = |token: usize| {
-        (0..looked_at).map(|i| (token * looked_at + i) % heads).any(|head| {
+        (0..heads).any(|head| {
             let row = &tokens.recorded[(token * heads + head) * width..][..width];
             signed.of([0, head, token]).iter().zip(&factors).any(|(sum, factors)| {
                 let found: f64 = row.iter().zip(factors).map(|(value, factor)| value * factor).sum();
@@ -123,6 +121,11 @@ fn of_product(
     let mut rounds = Rounds::of(kept);
     // A factor of a row hides in what is rounded of each value where that is more than f32 rounds.
     let mut common = (kept != Storage::F32).then_some(storage_unit(kept));
+    let times = parts::roundings(arithmetic);
+    if times > 1.0 {
+        rounds.accumulator += times * storage_unit(kept) / (problem.x.values.cols.max(1) as f64).sqrt();
+        common = common.map(|unit| unit * times);
+    }
     if problem.is_unordered() {
         rounds.accumulator = UNORDERED_ROUNDINGS.sqrt() * UNIT_F16;
         common = Some(UNIFORM * off);

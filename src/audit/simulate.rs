@@ -122,10 +122,12 @@ pub fn simulate(
     let tried: IndexSet<Arithmetic> = attentions::caches(steps).into_iter().flat_map(with).collect();
     let stretch = Stretch { steps, graphs, gguf, is_known: &is_known };
     let attending = stretch.attending(open);
-    let mut best = Best::default();
+    let is_shown = kept != Storage::F32 || declares_narrow(steps);
+    let mut best = Best { is_shown, ..Best::default() };
     // What does not show in attention, of the arithmetics that were tried.
     let mut plain: IndexSet<Arithmetic> = IndexSet::new();
-    for arithmetic in tried {
+    for (number, arithmetic) in tried.into_iter().enumerate() {
+        let is_first = number == 0;
         if watch::is_over() || open.iter().all(|id| best.is_settled(id)) {
             break;
         }
@@ -148,14 +150,14 @@ pub fn simulate(
             found.over <= SCATTERED * HEALTHY && best.may_be(id, found)
         };
         if !scouted.iter().any(may_be) {
-            best.take(scouted.into_iter().filter(|(_, found)| !(found.over <= HEALTHY)).collect());
+            best.take(scouted.into_iter().filter(|(_, found)| !(found.over <= HEALTHY)).collect(), is_first);
             continue;
         }
         let found = stretch.simulated(arithmetic, all, RUNS)?;
         if watch::is_over() {
             break;
         }
-        best.take(found);
+        best.take(found, is_first);
     }
     if watch::is_over() {
         // What was tried explains some; of the others nobody knows what the rest would say.
@@ -165,7 +167,7 @@ pub fn simulate(
     // Those that nothing explains are shown as far as they are from f32.
     let rest: IndexSet<Checkpoint> = open.iter().copied().filter(|id| !best.nodes.contains_key(id)).collect();
     if !rest.is_empty() {
-        best.take(stretch.simulated(Arithmetic::EXACT, &rest, RUNS)?);
+        best.take(stretch.simulated(Arithmetic::EXACT, &rest, RUNS)?, false);
     }
     best.settle();
     Ok(best.nodes)

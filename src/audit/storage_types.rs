@@ -7,10 +7,11 @@
 
 use parity_graph::Op;
 
-use super::attentions::{attends, of_cache, reads_cache};
+use super::attentions::{self, attends, of_cache, reads_cache};
 use super::node::{self, Hypothesis};
+use super::parts;
 use super::{Labelled, Steps};
-use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands};
+use crate::arithmetic::{Arithmetic, Flash, Functions, Narrow, Operands};
 use crate::gguf::DType;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::bound::storage_unit;
@@ -26,7 +27,8 @@ pub fn widen(rule: &Rule, args: &Args<'_, f64>, exact: &[f64], bound: &mut [f64]
     if let Some(dtype) = narrow(args.arithmetic.narrow) {
         bound.iter_mut().zip(exact).for_each(|(bound, y)| *bound += storage(dtype, *y));
         add_roots(args.arithmetic.narrow, &rule.op, args, exact, bound);
-        if !is_one_step(&rule.op) {
+        parts::widen(&rule.op, args, exact, bound);
+        if !is_one_step(&rule.op) && !is_followed(&rule.op, args.arithmetic) {
             add_errors_of_sources(rule, args, exact, bound, |x| STEPS * storage(dtype, x));
         }
     }
@@ -101,6 +103,11 @@ fn add_errors_of_sources(
         let moved = (rule.carry)(args, exact, slot, &errors);
         bound.iter_mut().zip(moved).for_each(|(bound, moved)| *bound += moved);
     }
+}
+
+/// Whether it is known at which of its steps an attention rounds.
+pub fn is_followed(op: &Op, arithmetic: &Arithmetic) -> bool {
+    *op == Op::FlashAttn && matches!(arithmetic.flash, Flash::Rounded(..))
 }
 
 /// Ops that round nothing but their result: of one step, or computed in f32 by engines that keep anything narrower (but
@@ -265,6 +272,33 @@ pub fn tried(
     tried
 }
 
+/// Other formulas of sigmoids and their like that libraries and compilers have, for values of f32.
+fn of_functions(op: &Op) -> Option<[Hypothesis; 2]> {
+    use Op::*;
+    let named =
+        |name, functions| Hypothesis { name, arithmetic: Arithmetic { functions, ..Arithmetic::EXACT } };
+    matches!(op, Sigmoid | Silu | Swiglu | SwigluClamp | Gelu | GeluErf | Geglu | GegluErf | Tanh).then(
+        || {
+            [
+                named("functions by fast exponentials and polynomials", Functions::Exponential),
+                named("sigmoids by tanh, which is a ratio of polynomials", Functions::Rational),
+            ]
+        },
+    )
+}
+
+/// What it is called that an engine goes on with values of a narrow type, and that they were rounded to it only when they were
+/// recorded.
+pub fn readings(kept: Storage) -> Option<[&'static str; 2]> {
+    match kept {
+        Storage::F32 => None,
+        Storage::F16 => Some(["values and weights in f16", "values rounded to f16 when they were recorded"]),
+        Storage::Bf16 => {
+            Some(["values and weights in bf16", "values rounded to bf16 when they were recorded"])
+        }
+    }
+}
+
 /// What else an engine that is not llama.cpp may compute a node in; `kept` is the type that its recorded values are
 /// all numbers of. What was `declared` holds for products.
 pub fn hypotheses(
@@ -281,13 +315,19 @@ pub fn hypotheses(
         let all = operands(declared).into_iter();
         more.extend(all.map(|(name, narrow)| Hypothesis { name, arithmetic: products(narrow) }));
     }
+    if let Some(functions) = of_functions(op) {
+        more.extend(functions);
+    }
     more.push(better_than_f32());
-    let (name, rounded) = match kept {
-        Storage::F32 => return more,
-        Storage::F16 => ("values and weights in f16", "values rounded to f16 when they were recorded"),
-        Storage::Bf16 => ("values and weights in bf16", "values rounded to bf16 when they were recorded"),
-    };
-    more.push(Hypothesis { name, arithmetic: Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT } });
+    let Some([name, rounded]) = readings(kept) else { return more };
+    let narrow = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
+    if *op == Op::FlashAttn {
+        more.extend(attentions::in_narrow(kept));
+    }
+    more.push(Hypothesis { name, arithmetic: narrow });
+    if is_product(op, args) {
+        more.extend(parts::hypotheses(kept));
+    }
     more.push(Hypothesis { name: rounded, arithmetic: recorded(kept) });
     more
 }

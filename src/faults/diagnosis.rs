@@ -176,7 +176,7 @@ impl<'s, 'a> Trial<'s, 'a> {
                 continue;
             }
             let Some(explained) = self.explained(&fault.rewrite.change) else { continue };
-            if explained.whole {
+            if accounts_for_it(&fault, &explained) {
                 return Some(self.named(&fault, &explained));
             }
             tried.push(Attempt { fault, explains: explained.explains });
@@ -188,7 +188,7 @@ impl<'s, 'a> Trial<'s, 'a> {
         let mut found = Vec::new();
         for fault in faults {
             let Some(explained) = self.explained(&fault.rewrite.change) else { continue };
-            match explained.whole {
+            match accounts_for_it(&fault, &explained) {
                 true => found.push(self.named(&fault, &explained)),
                 false => tried.push(Attempt { fault, explains: explained.explains }),
             }
@@ -326,6 +326,13 @@ impl<'s, 'a> Trial<'s, 'a> {
 
 /// Values that are infinite since their type is too narrow.
 pub const OVERFLOW: &str = "data.f16_overflow";
+
+/// Whether a mistake explains a node. What rounds the result is itself known to a rounding alone, which is enough for small
+/// errors of any kind: it has to account for most of one.
+fn accounts_for_it(fault: &Fault, explained: &Explained) -> bool {
+    let rounds = fault::find(fault.name).is_some_and(|entry| entry.rounds);
+    explained.whole && (!rounds || explained.explains >= PROMISING)
+}
 
 /// Whether a mistake can happen to any value.
 fn is_general(entry: &Entry) -> bool {

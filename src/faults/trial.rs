@@ -193,7 +193,8 @@ impl<'s, 'a> Trial<'s, 'a> {
             _ if whole => 1.0,
             _ => 0.0,
         };
-        Some(Explained { explains, left, whole })
+        // What leaves more of the error than there was is no explanation, however wide a bound is.
+        Some(Explained { explains, left, whole: whole && explains > 0.0 })
     }
 
     /// As [`Trial::beside`], in the first of what the node may have been computed in that explains it with a mistake, where

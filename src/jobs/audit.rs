@@ -78,7 +78,9 @@ pub fn judged(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report
     let Options { selection, rows, allow_missing } = options;
     let own = by.graphs(dump)?;
     let (graphs, judged) = (own.steps(), own.judged(dump, dump));
+    let recorded = Recording::checkpoints(dump);
     let all = audit::order(&graphs, &|_| true);
+    let all = audit::with_cut_out(all, &judged, &graphs, &|id| recorded.contains(&id));
     let selected = selection.of_graph(all.iter().copied());
     if selected.is_empty() {
         return Err(nothing_selected(dump));

@@ -206,7 +206,7 @@ pub fn judged(
     let mut ours_side = Side::new(candidate, of_candidate, Some((reference, fed)));
     let mut theirs_side = Side::new(reference, of_reference, None);
     let all_graphs: Vec<_> = [&ours_side, &theirs_side].iter().flat_map(|side| side.graphs.steps()).collect();
-    let all = audit::order(&all_graphs, &|_| true);
+    let all = with_cut_out(audit::order(&all_graphs, &|_| true), [&ours_side, &theirs_side], sides);
     let selected = selection.of_graph(all.iter().copied());
     let wants = |id: Checkpoint| selected.contains(&id);
     let how = How { rows, wants: &wants, diagnose: &diagnose, look: None };
@@ -366,6 +366,18 @@ fn refuse_nothing(report: &mut Report, compared: bool) {
         report.verdict = Verdict::Undecided;
         report.reason = Some("nothing was compared".to_owned());
     }
+}
+
+/// An order of nodes with what both sides cut out of one, where both computed the graphs that they bring.
+fn with_cut_out(order: Vec<Checkpoint>, both: [&Side<'_>; 2], sides: &Sides<'_>) -> Vec<Checkpoint> {
+    let [ours, theirs] = [sides.candidate, sides.reference].map(Recording::checkpoints);
+    if !both.iter().all(|side| side.values.is_own_graph()) {
+        return order;
+    }
+    let is_recorded = |id: Checkpoint| ours.contains(&id) && theirs.contains(&id);
+    both.into_iter().fold(order, |order, side| {
+        audit::with_cut_out(order, &side.values, &side.graphs.steps(), &is_recorded)
+    })
 }
 
 /// What either side could have recorded, of the nodes that were judged by what comes after; and what it has recorded

@@ -12,6 +12,7 @@
 //! `vector.rs`.
 
 mod carry;
+mod common;
 mod explain;
 mod lanes;
 mod moved;
@@ -26,6 +27,7 @@ mod vector;
 use parity_graph::Op;
 use rayon::prelude::*;
 
+pub use self::common::in_common;
 pub use self::signed::{SUMS, Signed};
 
 use self::row::Attention;

@@ -24,8 +24,8 @@ impl Gated for GegluErf {
         S::from_f64(exact(gate.to_f64())) * up
     }
 
-    fn rounding(_setting: Setting<'_>, gate: f64, up: f64, y: f64) -> f64 {
-        rounding(gate) * up.abs() + UNIT_F32 * y.abs() + TINY_F32
+    fn rounding(setting: Setting<'_>, gate: f64, up: f64, y: f64) -> f64 {
+        rounding(setting.arithmetic, gate) * up.abs() + UNIT_F32 * y.abs() + TINY_F32
     }
 
     fn carry(_setting: Setting<'_>, gate: f64, up: f64, eg: f64, eu: f64) -> f64 {

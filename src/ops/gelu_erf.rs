@@ -8,8 +8,9 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 use parity_graph::Op;
 
 use super::Rule;
-use super::bound::{TINY_F32, UNIT_F32};
+use super::bound::{POLYNOMIAL_ERF, TINY_F32, UNIT_F32};
 use super::unary::{self, Setting, Unary, smooth};
+use crate::arithmetic::{Arithmetic, Functions};
 use crate::scalar::Scalar;
 
 pub const RULE: Rule = unary::rule::<GeluErf>(
@@ -25,8 +26,8 @@ impl Unary for GeluErf {
         S::from_f64(exact(x.to_f64()))
     }
 
-    fn rounding(_setting: Setting<'_>, x: f64, _y: f64) -> f64 {
-        rounding(x)
+    fn rounding(setting: Setting<'_>, x: f64, _y: f64) -> f64 {
+        rounding(setting.arithmetic, x)
     }
 
     fn carry(_setting: Setting<'_>, x: f64, e: f64) -> f64 {
@@ -41,7 +42,7 @@ pub(super) fn exact(x: f64) -> f64 {
 
 /// How far the formula in f32 is off: erf's own error, which 1 + erf keeps however small the sum is; two roundings of its
 /// argument; the sum and two products.
-pub(super) fn rounding(x: f64) -> f64 {
+pub(super) fn rounding(arithmetic: &Arithmetic, x: f64) -> f64 {
     /// Of erf in f32, in units of the last place: of glibc and of CUDA (Programming Guide, table of maximum errors).
     const ERF_ULPS: f64 = 2.0;
     /// A unit of the last place is two unit roundoffs.
@@ -51,6 +52,10 @@ pub(super) fn rounding(x: f64) -> f64 {
     let z = x * FRAC_1_SQRT_2;
     let moved = FRAC_2_SQRT_PI * (-z * z).exp() * z.abs() * ARGUMENT_ROUNDINGS * UNIT_F32;
     let of_erf = ERF_ULPS * ULP * libm::erf(z).abs() + moved;
+    let of_erf = match arithmetic.functions {
+        Functions::Library | Functions::FastMath => of_erf,
+        Functions::Exponential | Functions::Rational => of_erf + POLYNOMIAL_ERF,
+    };
     0.5 * x.abs() * of_erf + ROUNDINGS * UNIT_F32 * exact(x).abs() + TINY_F32
 }
 

@@ -311,6 +311,11 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
 }
 
 impl Problem<'_, '_, f64> {
+    /// By output: all of its terms in quadrature.
+    pub fn terms(&self) -> Vec<f64> {
+        self.magnitudes(Power::Two, &self.x.values, None)
+    }
+
     /// The sums so far wander as far as all terms in quadrature, and on to the output. Where groups of a matrix
     /// share a minimum, kernels add quants and minima up apart, and what cancels between them is added to the
     /// terms: twice minimum·max(|Σx|, max|x|) of each group.

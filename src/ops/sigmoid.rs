@@ -5,7 +5,7 @@
 use parity_graph::Op;
 
 use super::Rule;
-use super::bound::{TINY_F32, UNIT_F32, exponential};
+use super::bound::{TINY_F32, logistic};
 use super::unary::{self, Setting, Unary, monotone};
 use crate::scalar::Scalar;
 
@@ -22,11 +22,8 @@ impl Unary for Sigmoid {
         S::ONE / (S::ONE + (-x).exp())
     }
 
-    /// The share that e^-x has in 1 + e^-x is that of the exponential's error; the sum and the quotient are rounded.
-    fn rounding(setting: Setting<'_>, x: f64, y: f64) -> f64 {
-        const ROUNDINGS: f64 = 2.0;
-        let share = 1.0 / (1.0 + x.exp());
-        (share * exponential(setting.arithmetic, x) + ROUNDINGS * UNIT_F32) * y + TINY_F32
+    fn rounding(setting: Setting<'_>, x: f64, _y: f64) -> f64 {
+        logistic(setting.arithmetic, x) + TINY_F32
     }
 
     fn carry(setting: Setting<'_>, x: f64, e: f64) -> f64 {

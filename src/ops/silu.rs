@@ -6,7 +6,7 @@
 use parity_graph::Op;
 
 use super::Rule;
-use super::bound::{TINY_F32, UNIT_F32, exponential};
+use super::bound::{TINY_F32, UNIT_F32, logistic};
 use super::unary::{self, Setting, Unary, smooth};
 use crate::scalar::Scalar;
 
@@ -37,13 +37,9 @@ pub(super) fn silu<S: Scalar>(x: S) -> S {
     x / (S::ONE + (-x).exp())
 }
 
-/// The exponential's error, by the share that e^-x has in 1 + e^-x; the sum, the quotient and what is done with the
-/// exponential on the way. Where e^-x is beyond f32 the result is nothing.
+/// The sigmoid's error, and the rounding of the product with it. Where e^-x is beyond f32 the result is nothing.
 pub(super) fn silu_rounding(setting: Setting<'_>, x: f64, y: f64) -> f64 {
-    const ROUNDINGS: f64 = 3.0;
-    let share = 1.0 / (1.0 + x.exp());
-    let relative = share * exponential(setting.arithmetic, x) + ROUNDINGS * UNIT_F32;
-    relative * y.abs() + TINY_F32 * (1.0 + x.abs())
+    x.abs() * logistic(setting.arithmetic, x) + UNIT_F32 * y.abs() + TINY_F32 * (1.0 + x.abs())
 }
 
 /// silu' = σ + x·σ·(1 - σ) is within -0.1 and 1.1, silu'' within -0.16 and 0.5.

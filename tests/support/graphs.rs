@@ -1,5 +1,6 @@
 //! Models of llama.cpp's own architecture test and the graphs that llama.cpp 0.5.0 computed them with.
 
+pub mod foreign;
 pub mod record;
 
 use std::fs::{self, File};

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use parity_dump::{Checkpoint, Kind};
 
 use crate::graph::{Graph, Id, Leaf};
-use crate::known::{Known, find, is_weight, layers, weight};
+use crate::known::{Found, Known, find, is_weight, layers, weight};
 use crate::op::Op;
 use crate::weights::layer_weight;
 
@@ -54,11 +54,11 @@ pub fn labels_of(graph: &Graph, known: &Known) -> Vec<Option<Checkpoint>> {
 
 /// Fixed ids of tensors that are no node with that label: a second name of the same values (`q` of a model without
 /// biases is its `q_proj`), a copy in another order of axes, or a window into a node.
-pub fn aliases(graph: &Graph) -> HashMap<Checkpoint, Id> {
+pub fn aliases(graph: &Graph) -> Vec<(Checkpoint, Found)> {
     let known = find(graph);
     let labels = labels_of(graph, &known);
-    let found = known.found.iter().filter(|(checkpoint, found)| labels[found.tensor] != Some(**checkpoint));
-    found.map(|(checkpoint, found)| (*checkpoint, found.tensor)).collect()
+    let is_alias = |(id, found): &(Checkpoint, &Found)| labels[found.tensor] != Some(*id);
+    known.each().filter(is_alias).map(|(id, found)| (id, found.clone())).collect()
 }
 
 /// For each leaf that is an input or a state, the name that it is kept under: its own, with `#2`, `#3` where

@@ -118,7 +118,19 @@ fn score_error(attention: &Attention<'_, '_, f64>, row: &QueryRow, seen: &Seen) 
     let capped = if attention.cap == 0.0 { 0.0 } else { EXP_ROUNDINGS };
     let rounded = SCORE_ROUNDINGS * (seen.scaled.abs() + seen.z.abs())
         + capped * attention.cap.abs().min(seen.scaled.abs());
-    summed + tied + attention.of_integers(query, &k) + UNIT_F32 * (rounded + BIAS_ROUNDINGS * seen.bias.abs())
+    let error = summed
+        + tied
+        + attention.of_integers(query, &k)
+        + UNIT_F32 * (rounded + BIAS_ROUNDINGS * seen.bias.abs());
+    if attention.rounds_scores() { between_roundings(attention, seen, error) } else { error }
+}
+
+/// How far a score that is rounded to a narrow type may be off: what lies between two of its numbers but for an `error` may be
+/// rounded to either.
+fn between_roundings(attention: &Attention<'_, '_, f64>, seen: &Seen, error: f64) -> f64 {
+    let off = error / attention.scale.abs().max(TINY_F32);
+    let ends = [seen.product - off, seen.product + off].map(|product| attention.score(product, seen.bias).1);
+    ends.into_iter().map(|end| (end - seen.z).abs()).fold(0.0, f64::max)
 }
 
 /// Normalised weights, (seen,), and that of the sink.

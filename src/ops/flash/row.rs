@@ -11,7 +11,7 @@ use crate::arithmetic::round::{self, Rounding, Tie, store};
 use crate::arithmetic::{Flash, Narrow, Softmax, Vector, Weights};
 use crate::error::Result;
 use crate::gguf::DType;
-use crate::numerics::Products;
+use crate::numerics::{Products, Storage};
 use crate::scalar::{Scalar, in_lanes, vectorized};
 use crate::tensor::{Matrix, View};
 
@@ -59,6 +59,8 @@ pub struct Seen {
     pub position: usize,
     /// slope·mask
     pub bias: f64,
+    /// Product of query and key.
+    pub product: f64,
     /// Scaled score before cap and mask.
     pub scaled: f64,
     /// Score.
@@ -187,12 +189,34 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
                 #[inline(always)]
                 || in_lanes(q, |q, i| q.to_f64() * k[i].to_f64()),
             );
-            let scaled = self.scale * (dot + self.of_minima(at, &k));
-            let capped = if self.cap == 0.0 { scaled } else { self.cap * (scaled / self.cap).tanh() };
-            Seen { position, bias, scaled, z: capped + bias }
+            let product = dot + self.of_minima(at, &k);
+            let (scaled, z) = self.score(product, bias);
+            Seen { position, bias, product, scaled, z }
         };
         let seen = self.visible(b, h, n).into_iter().map(score).collect();
         QueryRow { at, seen, sink: self.sinks.as_ref().map(|sinks| sinks[h]) }
+    }
+
+    /// A product scaled, and with cap and mask, as an engine rounds them.
+    pub fn score(&self, product: f64, bias: f64) -> (f64, f64) {
+        let Softmax { scores, steps, .. } = self.softmax;
+        let last = |value: f64| {
+            let mut value = [value];
+            store(scores, &mut value);
+            value[0]
+        };
+        let step = |value: f64| if steps { last(value) } else { value };
+        let scaled = step(self.scale * step(product));
+        let capped = match self.cap {
+            0.0 => scaled,
+            cap => step(cap * step(step(scaled / cap).tanh())),
+        };
+        (scaled, last(capped + bias))
+    }
+
+    /// Whether scores are rounded to a narrow type.
+    pub fn rounds_scores(&self) -> bool {
+        self.softmax.scores != Storage::F32
     }
 
     /// What the sums of a query's blocks add to its product with a key, where they meet the minima of the key's blocks.
@@ -289,10 +313,9 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         out
     }
 
-    /// A softmax with scores in a narrow type, whose result is rounded before it meets the values.
+    /// A softmax whose result is rounded before it meets the values.
     fn by_softmax(&self, row: &QueryRow, when: Weights, round: impl Fn(&mut [f64])) -> Vec<f64> {
-        let mut z: Vec<f64> = row.seen.iter().map(|seen| seen.z).collect();
-        store(self.softmax.scores, &mut z);
+        let z: Vec<f64> = row.seen.iter().map(|seen| seen.z).collect();
         let max = z.iter().copied().chain(row.sink).fold(f64::NEG_INFINITY, f64::max);
         let sum = z.iter().copied().chain(row.sink).map(|z| (z - max).exp()).sum::<f64>();
         let [before, after] = if when == Weights::Undivided { [1.0, sum] } else { [sum, 1.0] };

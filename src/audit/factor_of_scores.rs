@@ -1,0 +1,88 @@
+//! Attention whose scores are off by one factor, or capped, which narrow values show only together.
+//!
+//! An engine that rounds scores to bf16 may be off by all of what attention gives, where scores are large: 1.1 times the scale
+//! hides in each output. But a rounding of a score has either sign, and the factor is common. Of each query of each head the
+//! error's direction is compared with the direction d that its output moves in with the scale: c = Σ e·d over the lengths of
+//! both, between -1 and 1. Of roundings Σ c stays within `DEVIATIONS` times the root of Σ c² [6]; with a factor every c is about
+//! 1. An exponential of large errors leans to one side: by half of their variance to second order, beside the errors themselves
+//! in quadrature over the positions that share the weight. That much is allowed for.
+
+use std::collections::HashSet;
+
+use parity_graph::Op;
+
+use super::storage_types::{STEPS, is_followed};
+use crate::numerics::Storage;
+use crate::ops::Args;
+use crate::ops::bound::{CONFIDENCE, storage_unit};
+use crate::ops::flash::in_common;
+
+/// [`CONFIDENCE`] roundings that are uniform in ± 1 are so many standard deviations: √3 each.
+const DEVIATIONS: f64 = CONFIDENCE * 1.732_050_807_568_877_2;
+
+/// What the errors of a node have in common with either direction, over what rounding explains of that, each with an element
+/// where it shows. Nothing of nodes but attention in a narrow type at whose steps nobody knows what is rounded, and nothing
+/// where queries and keys were rounded only when they were recorded: the rounding of a key is common to all that read it.
+pub fn over(
+    op: &Op,
+    args: &Args<'_, f64>,
+    [recorded, exact]: [&[f64]; 2],
+    looked_at: &dyn Fn(usize) -> bool,
+) -> Vec<(usize, f64)> {
+    let kept = args.arithmetic.narrow;
+    if *op != Op::FlashAttn || kept == Storage::F32 || is_followed(op, args.arithmetic) {
+        return Vec::new();
+    }
+    let width = args.shape[3].max(1);
+    let off_by = STEPS.sqrt() * storage_unit(kept) / 3f64.sqrt();
+    let mut seen = HashSet::new();
+    let mut of = [Common::default(); 2];
+    for (row, common) in in_common(args).iter().enumerate() {
+        let start = row * width;
+        let (recorded, exact) = (&recorded[start..start + width], &exact[start..start + width]);
+        let bits = recorded.iter().map(|value| value.to_bits()).collect::<Vec<u64>>();
+        if !looked_at(start) || !seen.insert(bits) {
+            continue;
+        }
+        let errors: Vec<f64> = recorded.iter().zip(exact).map(|(recorded, exact)| recorded - exact).collect();
+        let leans = (off_by * common.largest * common.spread.sqrt() / 2.0).min(1.0);
+        of.iter_mut().zip(&common.moves).for_each(|(of, moves)| of.add(start, along(&errors, moves), leans));
+    }
+    of.into_iter().map(|of| (of.element, of.over())).collect()
+}
+
+/// What rows have in common.
+#[derive(Clone, Copy, Default)]
+struct Common {
+    sum: f64,
+    squares: f64,
+    /// What may be common to roundings.
+    leans: f64,
+    /// Where a row's errors lie most along it, and by how much.
+    element: usize,
+    most: f64,
+}
+
+impl Common {
+    fn add(&mut self, element: usize, along: Option<f64>, leans: f64) {
+        let Some(along) = along else { return };
+        self.sum += along;
+        self.squares += along * along;
+        self.leans += leans;
+        if along.abs() > self.most {
+            (self.element, self.most) = (element, along.abs());
+        }
+    }
+
+    fn over(&self) -> f64 {
+        let common = (self.sum.abs() - self.leans).max(0.0);
+        if common == 0.0 { 0.0 } else { common / (DEVIATIONS * self.squares.sqrt()) }
+    }
+}
+
+/// Σ e·d over the lengths of both; nothing where either is none.
+fn along(errors: &[f64], moves: &[f64]) -> Option<f64> {
+    let sum = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let along = sum(errors, moves) / (sum(errors, errors) * sum(moves, moves)).sqrt();
+    along.is_finite().then_some(along)
+}

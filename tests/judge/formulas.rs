@@ -1,0 +1,232 @@
+//! Engines that compute what the model says by other formulas, or in other steps, than llama.cpp: healthy ones are not accused,
+//! and what is wrong in them is found. What they round is written down here as they do it, and not as parity allows for it.
+
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use parity::arithmetic::{Arithmetic, Narrow, Operands};
+use parity::checkpoint::{Checkpoint, Kind};
+use parity::ops::Args;
+use parity_dump::Element;
+
+use crate::support::edited::MODEL;
+use crate::support::graphs::foreign::Engine;
+use crate::support::graphs::record::Mistake;
+use crate::support::program::{Audited, audit};
+
+/// To the nearest number of a type.
+type Round = fn(f32) -> f32;
+
+const NARROW: [(Element, Round); 2] =
+    [(Element::F16, |x| f16::from_f32(x).to_f32()), (Element::Bf16, |x| bf16::from_f32(x).to_f32())];
+
+/// An engine in a type that rounds nothing else.
+fn engine<'a>(kept: Element, computes: Mistake<'a>) -> Engine<'a> {
+    Engine { kept, computes, some: &|_| true, arithmetic: Arithmetic::EXACT }
+}
+
+fn judged(engine: &Engine<'_>, tokens: usize, model: &Path) -> Audited {
+    let folder = tempfile::tempdir().unwrap();
+    let dump: PathBuf = folder.path().join("dump");
+    engine.record(model, tokens, &dump);
+    audit(&dump, model, &["--allow-missing"])
+}
+
+/// Exit code, and the first checkpoint that is wrong.
+fn found(engine: &Engine<'_>, tokens: usize) -> (i32, String) {
+    let audited = judged(engine, tokens, Path::new(MODEL));
+    (audited.code, audited.first)
+}
+
+const HEALTHY: (i32, String) = (0, String::new());
+
+fn wrong(id: &str) -> (i32, String) {
+    (1, id.to_owned())
+}
+
+/// How an attention is computed: its scores are rounded after each step, scaled by so much more, and capped.
+#[derive(Clone, Copy)]
+struct Attention {
+    round: Round,
+    scale: f32,
+    cap: Option<f32>,
+}
+
+/// Attention in f32 but for its scores; its weights are not rounded, as in fused kernels.
+fn attention(args: &Args<'_, f64>, how: Attention) -> Vec<f64> {
+    let [_, rows, heads, width] = args.shape;
+    let [q, k, v] = [0, 1, 2].map(|slot| args.get(slot).unwrap());
+    let group = heads / k.shape()[1];
+    let scale = args.params.float(0) * how.scale;
+    let mut out = Vec::new();
+    for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+        let query = q.row([0, head, row]);
+        let score = |at: usize| {
+            let key = k.row([0, head / group, at]);
+            let product = query.iter().zip(key.iter()).map(|(q, k)| (q * k) as f32).sum::<f32>();
+            let scaled = (how.round)((how.round)(product) * scale);
+            how.cap.map_or(scaled, |cap| (how.round)(cap * (how.round)(((how.round)(scaled / cap)).tanh())))
+        };
+        let scores: Vec<f32> = (0..=row).map(score).collect();
+        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let weights: Vec<f32> = scores.iter().map(|score| (score - largest).exp()).collect();
+        let sum: f32 = weights.iter().sum();
+        let mut own = vec![0f64; width];
+        for (at, weight) in weights.iter().enumerate() {
+            let value = v.row([0, head / group, at]);
+            own.iter_mut().zip(value.iter()).for_each(|(own, v)| *own += f64::from(weight / sum) * v);
+        }
+        out.extend(own);
+    }
+    out
+}
+
+/// Attention in all layers, or in one.
+fn attends(id: Checkpoint, layer: Option<u32>) -> bool {
+    id.kind() == Kind::AttnCtx && layer.is_none_or(|layer| id.layer_index() == Some(layer))
+}
+
+#[test]
+fn a_scale_and_a_cap_of_scores_are_found_in_narrow_attention() {
+    for (kept, round) in NARROW {
+        for (step, tokens) in [((|x| x) as Round, 40), (round, 60)] {
+            let usual = Attention { round: step, scale: 1.0, cap: None };
+            let by = |how: Attention, layer: Option<u32>, first: &str| {
+                let computes = |id: Checkpoint, args: &Args<'_, f64>| {
+                    let is_wrong = attends(id, layer);
+                    attends(id, None).then(|| attention(args, if is_wrong { how } else { usual }))
+                };
+                let said = found(&engine(kept, &computes), tokens);
+                let wanted = if first.is_empty() { HEALTHY } else { wrong(first) };
+                assert_eq!(said, wanted, "{kept:?} {tokens} {first}");
+            };
+            by(usual, None, "");
+            by(Attention { scale: 1.1, ..usual }, None, "blk.0.attn_ctx");
+            by(Attention { cap: Some(50.0), ..usual }, Some(3), "blk.3.attn_ctx");
+        }
+    }
+}
+
+/// The sum of a matmul over `ranks`, each of whose parts is rounded, and so is every sum of them.
+fn over_ranks(args: &Args<'_, f64>, ranks: usize, round: Round) -> Vec<f64> {
+    let [weight, x] = [0, 1].map(|slot| args.get(slot).unwrap());
+    let [outputs, k] = [weight.shape()[2], weight.shape()[3]];
+    let rows = x.shape()[2];
+    let mut weights: Vec<f64> = weight.values().into_owned();
+    weights.iter_mut().for_each(|w| *w = f64::from(round(*w as f32)));
+    let own = k / ranks;
+    let mut out = Vec::new();
+    for row in 0..rows {
+        let x = x.row([0, 0, row]);
+        out.extend((0..outputs).map(|o| {
+            let part = |rank: usize| -> f64 {
+                let columns = rank * own..(rank + 1) * own;
+                columns.map(|i| weights[o * k + i] * x[i]).sum()
+            };
+            let parts = (0..ranks).map(|rank| round(part(rank) as f32));
+            f64::from(parts.reduce(|sum, part| round(sum + part)).unwrap())
+        }));
+    }
+    out
+}
+
+#[test]
+fn sums_over_ranks_may_be_rounded_on_the_way() {
+    for (kept, round) in NARROW {
+        for (ranks, tokens) in [(4, 20), (8, 30)] {
+            let computes = |spoil: &'static str, factor: f64| {
+                move |id: Checkpoint, args: &Args<'_, f64>| {
+                    let is_sum = matches!(id.kind(), Kind::AttnOut | Kind::FfnOut);
+                    let mut values = is_sum.then(|| over_ranks(args, ranks, round))?;
+                    if id.to_string() == spoil {
+                        let width = args.shape[3];
+                        values[7 * width..8 * width].iter_mut().for_each(|value| *value *= factor);
+                    }
+                    Some(values)
+                }
+            };
+            assert_eq!(found(&engine(kept, &computes("", 1.0)), tokens), HEALTHY, "{kept:?} {ranks}");
+            for spoil in ["blk.1.attn_out", "blk.2.ffn_out"] {
+                let said = found(&engine(kept, &computes(spoil, 1.05)), tokens);
+                assert_eq!(said, wrong(spoil), "{kept:?} {ranks}");
+            }
+        }
+    }
+}
+
+/// SiLU of the gate times up in f32, by a formula of the sigmoid; a row of one node is off by a factor.
+fn gated(args: &Args<'_, f64>, sigmoid: fn(f32) -> f32) -> Vec<f64> {
+    let [gate, up] = [0, 1].map(|slot| args.get(slot).unwrap().values());
+    let one = |(gate, up): (&f64, &f64)| f64::from(*gate as f32 * sigmoid(*gate as f32) * *up as f32);
+    gate.iter().zip(up.iter()).map(one).collect()
+}
+
+#[test]
+fn sigmoids_have_several_formulas() {
+    const LOG2_E: f32 = std::f32::consts::LOG2_E;
+    let formulas: [(&str, fn(f32) -> f32); 5] = [
+        ("½ + ½·tanh(x/2)", |x| 0.5 + 0.5 * (0.5 * x).tanh()),
+        ("½·(1 + tanh(x/2))", |x| 0.5 * (1.0 + (0.5 * x).tanh())),
+        ("2^x", |x| 1.0 / (1.0 + (-x * LOG2_E).exp2())),
+        ("e^x/(1 + e^x)", |x| x.exp() / (1.0 + x.exp())),
+        ("by sign", |x| {
+            let e = (-x.abs()).exp();
+            if x < 0.0 { e / (1.0 + e) } else { 1.0 / (1.0 + e) }
+        }),
+    ];
+    for (name, sigmoid) in formulas {
+        let healthy =
+            |id: Checkpoint, args: &Args<'_, f64>| (id.kind() == Kind::FfnAct).then(|| gated(args, sigmoid));
+        assert_eq!(found(&engine(Element::F32, &healthy), 20), HEALTHY, "{name}");
+    }
+    let (_, sigmoid) = formulas[0];
+    for (spoil, tokens) in [("blk.1.ffn_act", 12), ("blk.3.ffn_act", 40)] {
+        let computes = |id: Checkpoint, args: &Args<'_, f64>| {
+            let mut values = (id.kind() == Kind::FfnAct).then(|| gated(args, sigmoid))?;
+            if id.to_string() == spoil {
+                let width = args.shape[3];
+                values[5 * width..6 * width].iter_mut().for_each(|value| *value *= 1.0 + 5e-6);
+            }
+            Some(values)
+        };
+        assert_eq!(found(&engine(Element::F32, &computes), tokens), wrong(spoil));
+    }
+}
+
+#[test]
+fn what_is_small_between_layers_is_no_coarser_arithmetic() {
+    let layers = |id: Checkpoint| matches!(id.kind(), Kind::Embed | Kind::LayerOut | Kind::FinalNorm);
+    let plain = |_: Checkpoint, _: &Args<'_, f64>| None;
+    fn in_layers<'a>(
+        some: &'a dyn Fn(Checkpoint) -> bool,
+        arithmetic: Arithmetic,
+        computes: Mistake<'a>,
+    ) -> Engine<'a> {
+        Engine { kept: Element::F32, computes, some, arithmetic }
+    }
+    assert_eq!(found(&in_layers(&layers, Arithmetic::EXACT, &plain), 12), HEALTHY);
+    let operands = Arithmetic { operands: Operands::Both(Narrow::F16), ..Arithmetic::EXACT };
+    assert_eq!(found(&in_layers(&layers, operands, &plain), 12), HEALTHY);
+    // What a LoRA of a thousandth leaves of one matmul.
+    for (spoil, first) in [("blk.0.ffn_down", "blk.0.layer_out"), ("blk.2.ffn_down", "blk.2.layer_out")] {
+        let layer = spoil.split('.').nth(1).unwrap().parse().unwrap();
+        let computes = |id: Checkpoint, args: &Args<'_, f64>| {
+            if id != Checkpoint::layer(Kind::FfnOut, layer) {
+                return None;
+            }
+            let x = args.get(1).unwrap();
+            let own = parity::engine::op_by_op::compute(
+                parity::ops::rule(&parity_graph::Op::MulMat).unwrap(),
+                args,
+            );
+            let mut values = own.ok()?;
+            let width = args.shape[3];
+            for (row, values) in values.chunks_mut(width).enumerate() {
+                let of_row: f64 = x.row([0, 0, row]).iter().sum();
+                values.iter_mut().enumerate().for_each(|(i, y)| *y += 1e-3 * of_row * (i as f64).sin());
+            }
+            Some(values)
+        };
+        assert_eq!(found(&in_layers(&layers, Arithmetic::EXACT, &computes), 12), wrong(first));
+    }
+}
