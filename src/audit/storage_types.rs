@@ -325,9 +325,9 @@ pub fn hypotheses(
         more.extend(attentions::in_narrow(kept));
     }
     more.push(Hypothesis { name, arithmetic: narrow });
+    more.push(Hypothesis { name: rounded, arithmetic: recorded(kept) });
     if is_product(op, args) {
         more.extend(parts::hypotheses(kept));
     }
-    more.push(Hypothesis { name: rounded, arithmetic: recorded(kept) });
     more
 }

@@ -13,6 +13,7 @@ use crate::support::edited::MODEL;
 use crate::support::graphs::foreign::Engine;
 use crate::support::graphs::record::Mistake;
 use crate::support::program::{Audited, audit};
+use crate::support::samples::sample;
 
 /// To the nearest number of a type.
 type Round = fn(f32) -> f32;
@@ -88,22 +89,21 @@ fn attends(id: Checkpoint, layer: Option<u32>) -> bool {
 
 #[test]
 fn a_scale_and_a_cap_of_scores_are_found_in_narrow_attention() {
-    for (kept, round) in NARROW {
-        for (step, tokens) in [((|x| x) as Round, 40), (round, 60)] {
-            let usual = Attention { round: step, scale: 1.0, cap: None };
-            let by = |how: Attention, layer: Option<u32>, first: &str| {
-                let computes = |id: Checkpoint, args: &Args<'_, f64>| {
-                    let is_wrong = attends(id, layer);
-                    attends(id, None).then(|| attention(args, if is_wrong { how } else { usual }))
-                };
-                let said = found(&engine(kept, &computes), tokens);
-                let wanted = if first.is_empty() { HEALTHY } else { wrong(first) };
-                assert_eq!(said, wanted, "{kept:?} {tokens} {first}");
+    let of = |(kept, round): (Element, Round)| [(kept, (|x| x) as Round, 40), (kept, round, 60)];
+    for (kept, step, tokens) in sample("attentions", 2, NARROW.into_iter().flat_map(of)) {
+        let usual = Attention { round: step, scale: 1.0, cap: None };
+        let by = |how: Attention, layer: Option<u32>, first: &str| {
+            let computes = |id: Checkpoint, args: &Args<'_, f64>| {
+                let is_wrong = attends(id, layer);
+                attends(id, None).then(|| attention(args, if is_wrong { how } else { usual }))
             };
-            by(usual, None, "");
-            by(Attention { scale: 1.1, ..usual }, None, "blk.0.attn_ctx");
-            by(Attention { cap: Some(50.0), ..usual }, Some(3), "blk.3.attn_ctx");
-        }
+            let said = found(&engine(kept, &computes), tokens);
+            let wanted = if first.is_empty() { HEALTHY } else { wrong(first) };
+            assert_eq!(said, wanted, "{kept:?} {tokens} {first}");
+        };
+        by(usual, None, "");
+        by(Attention { scale: 1.1, ..usual }, None, "blk.0.attn_ctx");
+        by(Attention { cap: Some(50.0), ..usual }, Some(3), "blk.3.attn_ctx");
     }
 }
 
@@ -132,24 +132,23 @@ fn over_ranks(args: &Args<'_, f64>, ranks: usize, round: Round) -> Vec<f64> {
 
 #[test]
 fn sums_over_ranks_may_be_rounded_on_the_way() {
-    for (kept, round) in NARROW {
-        for (ranks, tokens) in [(4, 20), (8, 30)] {
-            let computes = |spoil: &'static str, factor: f64| {
-                move |id: Checkpoint, args: &Args<'_, f64>| {
-                    let is_sum = matches!(id.kind(), Kind::AttnOut | Kind::FfnOut);
-                    let mut values = is_sum.then(|| over_ranks(args, ranks, round))?;
-                    if id.to_string() == spoil {
-                        let width = args.shape[3];
-                        values[7 * width..8 * width].iter_mut().for_each(|value| *value *= factor);
-                    }
-                    Some(values)
+    let of = |(kept, round): (Element, Round)| [(kept, round, 4, 20), (kept, round, 8, 30)];
+    for (kept, round, ranks, tokens) in sample("sums over ranks", 2, NARROW.into_iter().flat_map(of)) {
+        let computes = |spoil: &'static str, factor: f64| {
+            move |id: Checkpoint, args: &Args<'_, f64>| {
+                let is_sum = matches!(id.kind(), Kind::AttnOut | Kind::FfnOut);
+                let mut values = is_sum.then(|| over_ranks(args, ranks, round))?;
+                if id.to_string() == spoil {
+                    let width = args.shape[3];
+                    values[7 * width..8 * width].iter_mut().for_each(|value| *value *= factor);
                 }
-            };
-            assert_eq!(found(&engine(kept, &computes("", 1.0)), tokens), HEALTHY, "{kept:?} {ranks}");
-            for spoil in ["blk.1.attn_out", "blk.2.ffn_out"] {
-                let said = found(&engine(kept, &computes(spoil, 1.05)), tokens);
-                assert_eq!(said, wrong(spoil), "{kept:?} {ranks}");
+                Some(values)
             }
+        };
+        assert_eq!(found(&engine(kept, &computes("", 1.0)), tokens), HEALTHY, "{kept:?} {ranks}");
+        for spoil in ["blk.1.attn_out", "blk.2.ffn_out"] {
+            let said = found(&engine(kept, &computes(spoil, 1.05)), tokens);
+            assert_eq!(said, wrong(spoil), "{kept:?} {ranks}");
         }
     }
 }
