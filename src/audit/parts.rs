@@ -15,7 +15,7 @@ use crate::numerics::Storage;
 use crate::ops::bound::{CONFIDENCE, storage_unit};
 use crate::ops::{Args, Rule};
 
-/// How many parts are tried, of which two a name for each type.
+/// How many parts are tried, and what that is called in f16 and in bf16.
 const TRIED: [(usize, [&str; 2]); 4] = [
     (2, ["sums over about 2 ranks or parts in f16", "sums over about 2 ranks or parts in bf16"]),
     (4, ["sums over about 4 ranks or parts in f16", "sums over about 4 ranks or parts in bf16"]),

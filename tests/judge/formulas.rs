@@ -14,6 +14,7 @@ use crate::support::graphs::foreign::Engine;
 use crate::support::graphs::record::Mistake;
 use crate::support::program::{Audited, audit};
 use crate::support::samples::sample;
+use crate::support::tiny_model::tiny_qwen2;
 
 /// To the nearest number of a type.
 type Round = fn(f32) -> f32;
@@ -227,5 +228,25 @@ fn what_is_small_between_layers_is_no_coarser_arithmetic() {
             Some(values)
         };
         assert_eq!(found(&in_layers(&layers, Arithmetic::EXACT, &computes), 12), wrong(first));
+    }
+}
+
+#[test]
+fn a_head_of_one_row_of_a_long_text_is_looked_at() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model.gguf");
+    std::fs::write(&model, tiny_qwen2().bytes()).unwrap();
+    for (first, tokens, place) in
+        [("", 530, [0, 0]), ("blk.1.attn_ctx", 530, [417, 3]), ("blk.2.attn_ctx", 600, [201, 0])]
+    {
+        let computes = |id: Checkpoint, args: &Args<'_, f64>| {
+            let usual = Attention { round: |x| x, scale: 1.0, cap: None };
+            let mut values = (id.to_string() == first).then(|| attention(args, usual))?;
+            let ([row, head], [heads, width]) = (place, [args.shape[2], args.shape[3]]);
+            values[(row * heads + head) * width..][..width].fill(0.0);
+            Some(values)
+        };
+        let audited = judged(&engine(Element::F32, &computes), tokens, &model);
+        assert_eq!((audited.code, &audited.first[..]), (i32::from(!first.is_empty()), first));
     }
 }
