@@ -236,9 +236,8 @@ fn a_head_of_one_row_of_a_long_text_is_looked_at() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model.gguf");
     std::fs::write(&model, tiny_qwen2().bytes()).unwrap();
-    for (first, tokens, place) in
-        [("", 530, [0, 0]), ("blk.1.attn_ctx", 530, [417, 3]), ("blk.2.attn_ctx", 600, [201, 0])]
-    {
+    let cases = [("blk.1.attn_ctx", 530, [417, 3]), ("", 530, [0, 0]), ("blk.2.attn_ctx", 600, [201, 0])];
+    for (first, tokens, place) in sample("heads of long texts", 1, cases) {
         let computes = |id: Checkpoint, args: &Args<'_, f64>| {
             let usual = Attention { round: |x| x, scale: 1.0, cap: None };
             let mut values = (id.to_string() == first).then(|| attention(args, usual))?;
