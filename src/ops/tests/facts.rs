@@ -61,10 +61,8 @@ fn gelu_with_the_error_function_is_no_tanh_form_and_its_bound_holds_the_formula_
         assert_eq!(gated, x * y);
         let x = *x as f32;
         let single = 0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2));
-        let (off, bound) = (
-            (f64::from(single) - y).abs(),
-            crate::ops::gelu_erf::rounding(&crate::arithmetic::Arithmetic::EXACT, f64::from(x)),
-        );
+        let (off, bound) =
+            ((f64::from(single) - y).abs(), crate::ops::gelu_erf::rounding(&Arithmetic::EXACT, f64::from(x)));
         assert!(off <= bound, "{x}: {off:e} of {bound:e}");
     }
 }
