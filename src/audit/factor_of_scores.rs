@@ -3,8 +3,8 @@
 //! An engine that rounds scores to bf16 may be off by all of what attention gives, where scores are large: 1.1 times the scale
 //! hides in each output. But a rounding of a score has either sign, and the factor is common. Of each query of each head the
 //! error's direction is compared with the direction d that its output moves in with the scale: c = Σ e·d over the lengths of
-//! both, between -1 and 1. Of roundings Σ c stays within `DEVIATIONS` times the root of Σ c² [6]; with a factor every c is about
-//! 1. An exponential of large errors leans to one side: by half of their variance to second order, beside the errors themselves
+//! both, between -1 and 1. Of roundings Σ c stays within `DEVIATIONS` times the root of Σ c² [6]; with a factor every c is
+//! about one. An exponential of large errors leans to one side: by half of their variance to second order, beside the errors themselves
 //! in quadrature over the positions that share the weight. That much is allowed for.
 
 use std::collections::HashSet;
