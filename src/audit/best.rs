@@ -30,7 +30,7 @@ pub struct Best {
     /// By node.
     pub nodes: IndexMap<Checkpoint, Simulated>,
     /// Whether values or a declaration show that the engine rounds to a type narrower than f32.
-    pub is_shown: bool,
+    is_shown: bool,
     /// How far each node is from the arithmetic that rounds least.
     plain: IndexMap<Checkpoint, f64>,
     /// What each arithmetic of f32 says of the nodes that it was tried on.
@@ -38,6 +38,11 @@ pub struct Best {
 }
 
 impl Best {
+    /// Nothing yet, of an engine whose narrow type `is_shown` or not.
+    pub fn of(is_shown: bool) -> Best {
+        Best { is_shown, ..Best::default() }
+    }
+
     /// Whether rounding explains a node by something, and by so little that mistakes show.
     pub fn is_settled(&self, id: &Checkpoint) -> bool {
         self.nodes.get(id).is_some_and(is_settled)

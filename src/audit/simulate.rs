@@ -123,7 +123,7 @@ pub fn simulate(
     let stretch = Stretch { steps, graphs, gguf, is_known: &is_known };
     let attending = stretch.attending(open);
     let is_shown = kept != Storage::F32 || declares_narrow(steps);
-    let mut best = Best { is_shown, ..Best::default() };
+    let mut best = Best::of(is_shown);
     // What does not show in attention, of the arithmetics that were tried.
     let mut plain: IndexSet<Arithmetic> = IndexSet::new();
     for (number, arithmetic) in tried.into_iter().enumerate() {
