@@ -222,7 +222,11 @@ pub fn logprobs(bytes: &[u8]) {
     }
     let reference = Dump::open(&reference).expect("what was just written");
     let how = parity::jobs::logprobs::Options { tokens: Some(vec![0, 1]), ..Default::default() };
-    if let Ok(report) = parity::jobs::logprobs::judge(&said, Some(&reference), &how) {
+    if let Ok(report) = parity::jobs::logprobs::judge(
+        &said,
+        Some(parity::jobs::logprobs::Beside::Recording(&reference)),
+        &how,
+    ) {
         assert!(report.coverage.elements_compared <= 36);
     }
 }

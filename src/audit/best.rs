@@ -20,29 +20,16 @@ fn is_settled(found: &Simulated) -> bool {
 /// How many times more an arithmetic leaves of a node than the engine's own, where it is another one.
 const NEARER: f64 = 4.0;
 
-/// By how much an arithmetic that nothing shows has to bring a node nearer than one that rounds less: what is independent of an
-/// engine's roundings brings thousands of values nearer by per cents at most, as chance has it.
-const FOLLOWED: f64 = 0.75;
-
 /// What explains each node best, of all that was tried.
 #[derive(Default)]
 pub struct Best {
     /// By node.
     pub nodes: IndexMap<Checkpoint, Simulated>,
-    /// Whether values or a declaration show that the engine rounds to a type narrower than f32.
-    is_shown: bool,
-    /// How far each node is from the arithmetic that rounds least.
-    plain: IndexMap<Checkpoint, f64>,
     /// What each arithmetic of f32 says of the nodes that it was tried on.
     of_f32: Vec<IndexMap<Checkpoint, Simulated>>,
 }
 
 impl Best {
-    /// Nothing yet, of an engine whose narrow type `is_shown` or not.
-    pub fn of(is_shown: bool) -> Best {
-        Best { is_shown, ..Best::default() }
-    }
-
     /// Whether rounding explains a node by something, and by so little that mistakes show.
     pub fn is_settled(&self, id: &Checkpoint) -> bool {
         self.nodes.get(id).is_some_and(is_settled)
@@ -60,18 +47,9 @@ impl Best {
         self.of_f32.iter().any(|found| 2 * found.values().filter(|found| is_explained(found)).count() > all)
     }
 
-    /// Takes what another arithmetic, or the first, says where that is better. What an engine really rounds is followed, which
-    /// brings it nearer; where it is further away than from what rounds less, only the wider band explains it, and would
-    /// explain a small mistake as well.
-    pub fn take(&mut self, all: IndexMap<Checkpoint, Simulated>, is_first: bool) {
-        if is_first {
-            self.plain.extend(all.iter().map(|(id, found)| (*id, found.distance)));
-        }
+    /// Takes what another arithmetic says where that is better.
+    pub fn take(&mut self, all: IndexMap<Checkpoint, Simulated>) {
         for (&id, &found) in &all {
-            let plain = self.plain.get(&id).filter(|_| !is_first && !self.is_shown && !found.declares_cache);
-            if plain.is_some_and(|plain| !(found.distance < FOLLOWED * plain)) {
-                continue;
-            }
             // The first that explains it and hides nothing, otherwise the one that comes nearest.
             let better = |known: &Simulated| match (is_explained(&found), is_explained(known)) {
                 // What may turn out to be the engine's is kept for that.

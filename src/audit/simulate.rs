@@ -122,12 +122,10 @@ pub fn simulate(
     let tried: IndexSet<Arithmetic> = attentions::caches(steps).into_iter().flat_map(with).collect();
     let stretch = Stretch { steps, graphs, gguf, is_known: &is_known };
     let attending = stretch.attending(open);
-    let is_shown = kept != Storage::F32 || declares_narrow(steps);
-    let mut best = Best::of(is_shown);
+    let mut best = Best::default();
     // What does not show in attention, of the arithmetics that were tried.
     let mut plain: IndexSet<Arithmetic> = IndexSet::new();
-    for (number, arithmetic) in tried.into_iter().enumerate() {
-        let is_first = number == 0;
+    for arithmetic in tried {
         if watch::is_over() || open.iter().all(|id| best.is_settled(id)) {
             break;
         }
@@ -150,14 +148,14 @@ pub fn simulate(
             found.over <= SCATTERED * HEALTHY && best.may_be(id, found)
         };
         if !scouted.iter().any(may_be) {
-            best.take(scouted.into_iter().filter(|(_, found)| !(found.over <= HEALTHY)).collect(), is_first);
+            best.take(scouted.into_iter().filter(|(_, found)| !(found.over <= HEALTHY)).collect());
             continue;
         }
         let found = stretch.simulated(arithmetic, all, RUNS)?;
         if watch::is_over() {
             break;
         }
-        best.take(found, is_first);
+        best.take(found);
     }
     if watch::is_over() {
         // What was tried explains some; of the others nobody knows what the rest would say.
@@ -167,7 +165,7 @@ pub fn simulate(
     // Those that nothing explains are shown as far as they are from f32.
     let rest: IndexSet<Checkpoint> = open.iter().copied().filter(|id| !best.nodes.contains_key(id)).collect();
     if !rest.is_empty() {
-        best.take(stretch.simulated(Arithmetic::EXACT, &rest, RUNS)?, false);
+        best.take(stretch.simulated(Arithmetic::EXACT, &rest, RUNS)?);
     }
     best.settle();
     Ok(best.nodes)
