@@ -60,7 +60,7 @@ impl Drop for Progress {
 
 /// How long somebody waits for an answer.
 #[derive(Args)]
-#[command(next_help_heading = "Time")]
+#[command(next_help_heading = "Output")]
 pub struct TimeArgs {
     /// Answer after S seconds with what is known by then
     ///

@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(help_heading = "Reference and dump", long, value_name = "DIR")]
     dump: Option<PathBuf>,
     /// Let --dump replace a dump
-    #[arg(help_heading = "Reference and dump", long, requires = "dump")]
+    #[arg(help_heading = "Reference and dump", long, requires = "dump", hide_short_help = true)]
     force: bool,
     /// auto, cpu, cuda, cuda:N, or several
     ///

@@ -193,8 +193,9 @@ impl<'s, 'a> Trial<'s, 'a> {
             _ if whole => 1.0,
             _ => 0.0,
         };
-        // What leaves more of the error than there was is no explanation, however wide a bound is.
-        Some(Explained { explains, left, whole: whole && explains > 0.0 })
+        // What leaves more of the error than there was is no explanation, however wide a bound is. NaN and Inf have no size.
+        let whole = whole && (explains > 0.0 || self.suspect.held.nonfinite > 0);
+        Some(Explained { explains, left, whole })
     }
 
     /// As [`Trial::beside`], in the first of what the node may have been computed in that explains it with a mistake, where

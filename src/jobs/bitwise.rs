@@ -90,7 +90,7 @@ struct Computed {
     /// Rows of its step.
     rows: usize,
     node: Option<(Graph, usize)>,
-    /// The form of attention and the types of the cache in its step.
+    /// The form of attention and the types of the cache in its step; without a graph, what its producer declares.
     choices: Option<String>,
 }
 
@@ -106,7 +106,8 @@ impl Computed {
             let node = graph.computed().find(|node| labels[*node] == Some(id))?;
             Some((graph.clone(), node))
         });
-        let choices = graphs.of_step(step).map(|graph| Shape::of(graph).choices());
+        let declared = dump.manifest().producer.numerics.clone();
+        let choices = graphs.of_step(step).map(|graph| Shape::of(graph).choices()).or(declared);
         Ok(Computed { rows: steps[step].positions.len(), node, choices })
     }
 

@@ -1,7 +1,6 @@
 //! Annotations for GitHub Actions: lines that the runner shows beside the run.
 
-use super::words;
-use super::{Report, Verdict};
+use super::{Report, Verdict, finding, words};
 
 /// Whether the process runs under GitHub Actions.
 pub fn is_active() -> bool {
@@ -16,7 +15,7 @@ pub fn render(report: &Report, title: &str) -> String {
         Verdict::Divergence => out += &annotation("error", title, &message(report)),
         Verdict::Undecided => out += &annotation("error", title, &message(report)),
     }
-    for note in &words::notes(report) {
+    for note in &finding::notes(report) {
         out += &annotation("notice", title, note);
     }
     out

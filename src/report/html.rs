@@ -13,7 +13,7 @@ use minijinja::{AutoEscape, Environment};
 use serde::Serialize;
 
 use super::words::{self, number, number_or_dash};
-use super::{CheckpointVerdict, Entry, FirstDivergence, Report, Side, TokenReport};
+use super::{CheckpointVerdict, Entry, FirstDivergence, Report, Side, TokenReport, finding};
 use crate::error::{Error, Result};
 
 const TEMPLATE: &str = include_str!("html/report.html");
@@ -85,7 +85,7 @@ fn page(report: &Report) -> Page<'_> {
         summary: words::summary_line(report),
         created: report.created.as_deref(),
         command: report.command.as_deref(),
-        notes: words::notes(report),
+        notes: finding::notes(report),
         coverage: coverage(report),
         map: map::map(report),
         scales: scales(report),

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::words::{self, number_or_dash};
-use super::{Entry, Report, Verdict};
+use super::{Entry, Report, Verdict, finding};
 use crate::text::printable_lines;
 
 /// Rows of the table that are shown; the CSV has them all.
@@ -42,7 +42,7 @@ pub fn render(report: &Report) -> String {
     let _ =
         writeln!(out, "| compared | {} |", words::count(report.coverage.checkpoints_compared, "checkpoint"));
     faults(report, &mut out);
-    for note in &words::notes(report) {
+    for note in &finding::notes(report) {
         let _ = writeln!(out, "\n> {}", escape(note));
     }
     out

@@ -3,7 +3,7 @@
 use comfy_table::{Cell, Color, Table};
 
 use super::words::{self, number, number_or_dash};
-use super::{CheckpointVerdict, Entry, Report, TokenReport, Verdict};
+use super::{CheckpointVerdict, Entry, Report, TokenReport, Verdict, finding};
 use crate::text::printable;
 
 /// Narrowest layout; a narrower terminal wraps lines itself.
@@ -68,7 +68,7 @@ pub fn render(report: &Report, layout: &Terminal) -> String {
         out.push(String::new());
         out.extend(words::wrap(&tokens_line(tokens), width));
     }
-    for note in &words::notes(report) {
+    for note in &finding::notes(report) {
         hang("note: ", note, width, &mut out);
     }
     out.push(String::new());

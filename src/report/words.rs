@@ -1,6 +1,6 @@
 //! The sentences and number formats that every rendering shares.
 
-use super::{CheckpointVerdict, Entry, Finding, Report, Side, TokenReport, Tried, Verdict};
+use super::{CheckpointVerdict, Entry, Report, Side, TokenReport, Tried, Verdict};
 use crate::checkpoint::Checkpoint;
 use crate::ops::bound::HEALTHY;
 use crate::text::printable;
@@ -363,21 +363,6 @@ pub fn tried(tried: &Tried) -> String {
         }
         false => format!("{} ({})", tried.fault, percent(tried.explains)),
     }
-}
-
-/// What a reader must know beside the answer: what differs and is no checkpoint, unless the answer's sentences say it, then
-/// notes on the inputs.
-pub fn notes(report: &Report) -> Vec<String> {
-    let text = |found: &Finding| {
-        let said = |side: &Option<String>| side.clone().unwrap_or_else(|| "nothing".to_owned());
-        let (original, converted) = (said(&found.original), said(&found.converted));
-        format!(
-            "{}: {converted}, the original says {original}: {} ({})",
-            found.name, found.effect, found.location
-        )
-    };
-    let findings = report.findings.iter().filter(|_| report.answer.is_empty()).map(text);
-    findings.chain(report.notes.iter().cloned()).collect()
 }
 
 /// `[3, 17]`

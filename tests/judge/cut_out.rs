@@ -69,11 +69,14 @@ fn cut_out(dump: &Path, spoil: impl Fn(&str, &mut [Vec<f32>])) {
     std::fs::write(&path, bytes).unwrap();
 }
 
+/// What is done to the rows of a tensor.
+type Spoiling = fn(&mut [Vec<f32>]);
+
 #[test]
 fn parts_of_a_fused_matmul_are_what_they_are_cut_out_of() {
     let folder = tempfile::tempdir().unwrap();
     let (model, dump) = (folder.path().join("model.gguf"), folder.path().join("dump"));
-    let spoilings: [(&str, &str, fn(&mut [Vec<f32>])); 5] = [
+    let spoilings: [(&str, &str, Spoiling); 5] = [
         ("", "", |_| {}),
         ("doubled", "blk.1.v", |rows| rows[7].iter_mut().for_each(|x| *x *= 2.0)),
         ("scaled", "blk.0.k", |rows| rows.iter_mut().flatten().for_each(|x| *x *= 1.001)),

@@ -161,10 +161,13 @@ fn gated(args: &Args<'_, f64>, sigmoid: fn(f32) -> f32) -> Vec<f64> {
     gate.iter().zip(up.iter()).map(one).collect()
 }
 
+/// A function of one value.
+type Formula = fn(f32) -> f32;
+
 #[test]
 fn sigmoids_have_several_formulas() {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
-    let formulas: [(&str, fn(f32) -> f32); 5] = [
+    let formulas: [(&str, Formula); 5] = [
         ("½ + ½·tanh(x/2)", |x| 0.5 + 0.5 * (0.5 * x).tanh()),
         ("½·(1 + tanh(x/2))", |x| 0.5 * (1.0 + (0.5 * x).tanh())),
         ("2^x", |x| 1.0 / (1.0 + (-x * LOG2_E).exp2())),
