@@ -188,14 +188,15 @@ impl<'s, 'a> Trial<'s, 'a> {
         };
         let whole = whole && self.suspect.allowed.is_none_or(|allowed| left <= allowed);
         let explains = match self.suspect.held.squares[0] {
+            // NaN and Inf have no size: what has them where they are accounts for them.
+            _ if whole && self.suspect.held.nonfinite > 0 => 1.0,
             all if all > 0.0 => 1.0 - left / all,
             // Nothing but NaN and Inf where there should be none, or none where there should be.
             _ if whole => 1.0,
             _ => 0.0,
         };
-        // What leaves more of the error than there was is no explanation, however wide a bound is. NaN and Inf have no size.
-        let whole = whole && (explains > 0.0 || self.suspect.held.nonfinite > 0);
-        Some(Explained { explains, left, whole })
+        // What leaves more of the error than there was is no explanation, however wide a bound is.
+        Some(Explained { explains, left, whole: whole && explains > 0.0 })
     }
 
     /// As [`Trial::beside`], in the first of what the node may have been computed in that explains it with a mistake, where

@@ -146,17 +146,20 @@ fn narrow_product(name: &str) -> Option<&'static str> {
     })
 }
 
-/// Marks what only a coarser arithmetic explains than the candidate `declared`, or than most others of its class show. What
-/// was declared and is not so is a divergence.
+/// Marks what only a coarser arithmetic explains than the candidate's producer `declared` in words, or than most others of
+/// its class show. What was declared and is not so is a divergence. Engines that say `f32` and no more mean what they compute
+/// with, and not what they cache.
 pub fn weigh_precision(
     report: &mut Report,
     graphs: &[(usize, &Labelled)],
     findings: &Findings,
-    declared: Option<Numerics>,
+    declared: Option<&str>,
 ) {
     let (narrow, all) = narrow_products(graphs, findings);
     let of_few = narrow.iter().filter(|_| 2 * narrow.len() < all).map(|(id, _)| *id);
     let mut marked: HashMap<Checkpoint, bool> = of_few.map(|id| (id, false)).collect();
+    let declared =
+        declared.filter(|words| words.contains("kv=")).and_then(|words| words.parse::<Numerics>().ok());
     let units = declared.map(|numerics| storage_unit(numerics.kv));
     for id in &findings.order {
         let Some(finding) = findings.nodes.get(id).filter(|finding| finding.is_healthy()) else { continue };
