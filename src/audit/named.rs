@@ -16,6 +16,8 @@ pub struct Named {
     pub left: f64,
     /// What of the node, relative to it, is wrong beside, where rounding does not explain what it leaves; else 0.
     pub rest: f64,
+    /// The largest magnitude that exact arithmetic reaches, where values are infinite for want of range.
+    pub reaches: Option<f64>,
     /// A digest of the values that it comes to: two mistakes that come to the same in every step are one to us.
     pub values: u64,
 }
@@ -62,6 +64,7 @@ impl Agreed {
             let Some(again) = found.iter().find(|named| same(named)) else { return false };
             known.left += again.left;
             known.rest = known.rest.max(again.rest);
+            known.reaches = [known.reaches, again.reaches].into_iter().flatten().reduce(f64::max);
             values.push(again.values);
             true
         });
@@ -85,6 +88,9 @@ impl Agreed {
         kept.sort_by(|(a, ..), (b, ..)| a.left.partial_cmp(&b.left).unwrap_or(Ordering::Equal));
         let told = |(named, _, others): (&Named, &Vec<u64>, Vec<&str>)| {
             let mut diagnosis = named.diagnosis.clone();
+            if let Some(largest) = named.reaches {
+                diagnosis.text += &format!("; exact arithmetic reaches {} here", number(largest));
+            }
             if named.rest > 0.0 {
                 diagnosis.text += &format!(", and something else of {}", number(named.rest));
             }
@@ -120,7 +126,7 @@ mod tests {
     fn names(found: &[(&str, f64, u64)]) -> Names {
         let named = |&(fault, left, values): &(&str, f64, u64)| {
             let diagnosis = Diagnosis { fault: fault.into(), explains: 1.0, text: fault.into(), fix: None };
-            Named { diagnosis, spelling: fault.into(), left, rest: 0.0, values }
+            Named { diagnosis, spelling: fault.into(), left, rest: 0.0, reaches: None, values }
         };
         Names { found: found.iter().map(named).collect(), ..Names::default() }
     }

@@ -65,7 +65,7 @@ pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
             diagnosis.text += &out_of_sight(suspect, replay, &hypothesis.nodes);
             // What comes to the same leaves the same.
             let spelling = hypothesis.fault.spelling();
-            out.push(Named { diagnosis, spelling, left, rest: 0.0, values: left.to_bits() });
+            out.push(Named { diagnosis, spelling, left, rest: 0.0, reaches: None, values: left.to_bits() });
         }
     }
     prefer_later(suspect, &mut out);

@@ -9,7 +9,6 @@ use super::sample::Sample;
 use super::trial::{Base, Explained, PARTIAL, PROMISING, Trial, WEIGHT_MAX, finite};
 use super::{between, guessed, precision, ranks};
 use crate::audit::{Named, Names, Suspect};
-use crate::report::words::number;
 use crate::report::{Diagnosis, Tried};
 use crate::watch;
 
@@ -280,7 +279,14 @@ impl<'s, 'a> Trial<'s, 'a> {
             fix: Some(self.of_model(&format!("{}; {}", fix(first), fix(second)))),
         };
         let spelling = diagnosis.fault.clone();
-        Some(Named { diagnosis, spelling, left: explained.left, rest: 0.0, values: self.digest(&change) })
+        Some(Named {
+            diagnosis,
+            spelling,
+            left: explained.left,
+            rest: 0.0,
+            reaches: None,
+            values: self.digest(&change),
+        })
     }
 
     /// The one mistake that leaves next to nothing of an error that is otherwise not explained: something small is wrong as
@@ -313,14 +319,12 @@ impl<'s, 'a> Trial<'s, 'a> {
     }
 
     fn named(&self, fault: &Fault, explained: &Explained) -> Named {
-        let mut diagnosis = told(self.suspect, fault, explained.explains);
-        if fault.name == OVERFLOW {
-            let finite = self.base.exact.iter().filter(|x| x.is_finite());
-            let largest = finite.fold(0.0f64, |largest, x| largest.max(x.abs()));
-            diagnosis.text += &format!("; exact arithmetic reaches {} here", number(largest));
-        }
+        let diagnosis = told(self.suspect, fault, explained.explains);
+        let finite = self.base.exact.iter().filter(|x| x.is_finite());
+        let largest = || finite.fold(0.0f64, |largest, x| largest.max(x.abs()));
+        let reaches = (fault.name == OVERFLOW).then(largest);
         let (spelling, values) = (fault.spelling(), self.digest(&fault.rewrite.change));
-        Named { diagnosis, spelling, left: explained.left, rest: 0.0, values }
+        Named { diagnosis, spelling, left: explained.left, rest: 0.0, reaches, values }
     }
 }
 
@@ -361,5 +365,5 @@ pub(super) fn prefer_later(suspect: &Suspect<'_>, found: &mut Vec<Named>) {
 fn in_itself(name: &str, text: String) -> Named {
     let fix = fault::find(name).map(|entry| entry.fix.to_owned());
     let diagnosis = Diagnosis { fault: name.to_owned(), explains: 1.0, text, fix };
-    Named { diagnosis, spelling: name.to_owned(), left: 0.0, rest: 0.0, values: 0 }
+    Named { diagnosis, spelling: name.to_owned(), left: 0.0, rest: 0.0, reaches: None, values: 0 }
 }

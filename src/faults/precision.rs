@@ -64,7 +64,7 @@ fn named(suspect: &Suspect<'_>, name: &str, values: &[f64]) -> Option<Named> {
     (values.len() == recorded.len() && explains >= EXPLAINS_MIN).then(|| {
         let (text, fix) = (entry.summary.to_owned(), Some(entry.fix.to_owned()));
         let diagnosis = Diagnosis { fault: entry.name.to_owned(), explains, text, fix };
-        Named { diagnosis, spelling: entry.name.to_owned(), left, rest: 0.0, values: 0 }
+        Named { diagnosis, spelling: entry.name.to_owned(), left, rest: 0.0, reaches: None, values: 0 }
     })
 }
 

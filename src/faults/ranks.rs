@@ -55,5 +55,12 @@ fn without(suspect: &Suspect<'_>, fault: &Fault) -> Option<Named> {
     let mut diagnosis = told(suspect, fault, explains);
     diagnosis.text =
         format!("{sum} as it is read here is not what the ranks' parts add up to: {}", diagnosis.text);
-    Some(Named { diagnosis, spelling: fault.spelling(), left, rest: 0.0, values: left.to_bits() })
+    Some(Named {
+        diagnosis,
+        spelling: fault.spelling(),
+        left,
+        rest: 0.0,
+        reaches: None,
+        values: left.to_bits(),
+    })
 }

@@ -42,8 +42,10 @@ pub fn render(report: &Report) -> String {
     let _ =
         writeln!(out, "| compared | {} |", words::count(report.coverage.checkpoints_compared, "checkpoint"));
     faults(report, &mut out);
-    for note in &finding::notes(report) {
-        let _ = writeln!(out, "\n> {}", escape(note));
+    // One quotation: a blank line between two would be read as either.
+    for (place, note) in finding::notes(report).iter().enumerate() {
+        let before = if place == 0 { "" } else { ">" };
+        let _ = writeln!(out, "{before}\n> {}", escape(note));
     }
     out
 }
