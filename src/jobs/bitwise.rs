@@ -9,7 +9,7 @@ use crate::compare::bits::{self, Differing};
 use crate::dump::{Graphs, Recording};
 use crate::error::Result;
 use crate::model::builders::Shape;
-use crate::report::{CheckpointVerdict, FirstDivergence, Report, Verdict};
+use crate::report::{CheckpointVerdict, FirstDivergence, Report};
 
 /// The checkpoints of a dump in the order in which its graphs compute them; those that no graph has come last.
 ///
@@ -71,17 +71,8 @@ pub fn weigh(report: &mut Report, candidate: &Dump, reference: &Dump) -> Result<
     if let Some(entry) = entry {
         (entry.verdict, entry.evidence) = (CheckpointVerdict::Bits, Some(text.clone()));
     }
-    (report.verdict, report.reason) = (Verdict::Divergence, None);
-    report.first_divergence = Some(FirstDivergence {
-        checkpoint: id,
-        layer: id.layer_index(),
-        verdict: CheckpointVerdict::Bits,
-        inputs,
-        diagnosis: Vec::new(),
-        residual: Some(text),
-        tried: Vec::new(),
-        reproduce: None,
-    });
+    let first = FirstDivergence::at(id, CheckpointVerdict::Bits);
+    report.diverge(FirstDivergence { inputs, residual: Some(text), ..first });
     Ok(())
 }
 

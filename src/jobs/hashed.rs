@@ -85,20 +85,11 @@ fn judge(report: &mut Report, first: Option<(usize, Checkpoint, String)>, bitwis
             ));
         }
         Some((_, id, text)) if bitwise => {
-            report.verdict = Verdict::Divergence;
             if let Some(entry) = report.checkpoints.iter_mut().find(|entry| entry.id == id) {
                 entry.verdict = CheckpointVerdict::Bits;
             }
-            report.first_divergence = Some(FirstDivergence {
-                checkpoint: id,
-                layer: id.layer_index(),
-                verdict: CheckpointVerdict::Bits,
-                inputs: Vec::new(),
-                diagnosis: Vec::new(),
-                residual: Some(text),
-                tried: Vec::new(),
-                reproduce: None,
-            });
+            let first = FirstDivergence::at(id, CheckpointVerdict::Bits);
+            report.diverge(FirstDivergence { residual: Some(text), ..first });
         }
         Some((_, id, text)) => {
             report.reason = Some(format!(

@@ -177,6 +177,38 @@ pub struct FirstDivergence {
     pub reproduce: Option<String>,
 }
 
+impl FirstDivergence {
+    /// A node of which nothing but its verdict is known.
+    pub fn at(checkpoint: Checkpoint, verdict: CheckpointVerdict) -> FirstDivergence {
+        FirstDivergence {
+            checkpoint,
+            layer: checkpoint.layer_index(),
+            verdict,
+            inputs: Vec::new(),
+            diagnosis: Vec::new(),
+            residual: None,
+            tried: Vec::new(),
+            reproduce: None,
+        }
+    }
+}
+
+impl Report {
+    /// Makes it a divergence that begins there.
+    pub fn diverge(&mut self, first: FirstDivergence) {
+        (self.verdict, self.reason, self.first_divergence) = (Verdict::Divergence, None, Some(first));
+    }
+
+    /// Adds a node to those with a fault of their own, in execution order; one that was not looked at comes first.
+    pub fn originates(&mut self, id: Checkpoint) {
+        let place = |id: Checkpoint| self.checkpoints.iter().position(|entry| entry.id == id);
+        let at = self.origins.partition_point(|other| place(*other) < place(id));
+        if !self.origins.contains(&id) {
+            self.origins.insert(at, id);
+        }
+    }
+}
+
 /// A fault that was tried on a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tried {

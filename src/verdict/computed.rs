@@ -12,7 +12,7 @@ use crate::checkpoint::Checkpoint;
 use crate::numerics::{Numerics, Storage};
 use crate::ops::bound::storage_unit;
 use crate::report::words::{count, number};
-use crate::report::{CheckpointVerdict, FirstDivergence, Report, Verdict};
+use crate::report::{CheckpointVerdict, FirstDivergence, Report};
 
 /// Nodes that are named.
 const SHOWN_MAX: usize = 6;
@@ -170,6 +170,7 @@ pub fn weigh_precision(
             marked.insert(*id, true);
         }
     }
+    let mut declared_otherwise = Vec::new();
     for entry in report.checkpoints.iter_mut().filter(|entry| entry.verdict == CheckpointVerdict::Match) {
         let Some((&is_declared, finding)) = marked.get(&entry.id).zip(findings.nodes.get(&entry.id)) else {
             continue;
@@ -183,25 +184,14 @@ pub fn weigh_precision(
         };
         let band = finding.band().map_or_else(String::new, |band| format!(", blind below {}", number(band)));
         *entry.evidence.get_or_insert_default() += &format!("; only {named} explains it, {than}{band}");
-        if is_declared {
-            report.origins.push(entry.id);
-        }
+        declared_otherwise.extend(is_declared.then_some(entry.id));
     }
-    let in_order = report.checkpoints.iter().map(|entry| entry.id).filter(|id| report.origins.contains(id));
-    report.origins = in_order.collect();
+    declared_otherwise.into_iter().for_each(|id| report.originates(id));
     let first = report.checkpoints.iter().find(|entry| report.origins.contains(&entry.id));
     let Some(first) = first.filter(|entry| entry.verdict == CheckpointVerdict::Precision) else { return };
-    report.verdict = Verdict::Divergence;
-    report.first_divergence = Some(FirstDivergence {
-        checkpoint: first.id,
-        layer: first.layer,
-        verdict: first.verdict,
-        inputs: first.inputs.clone(),
-        diagnosis: Vec::new(),
-        residual: first.evidence.clone(),
-        tried: Vec::new(),
-        reproduce: None,
-    });
+    let (inputs, residual) = (first.inputs.clone(), first.evidence.clone());
+    let first = FirstDivergence { inputs, residual, ..FirstDivergence::at(first.id, first.verdict) };
+    report.diverge(first);
 }
 
 /// Products with weights that only narrower operands explain, where f32 explains most others of them: a cast that was

@@ -69,16 +69,7 @@ pub fn assemble(parts: Parts) -> Report {
         *entries[*at].evidence.get_or_insert_default() += &format!("; {text}");
     }
     let first = entries.iter().find(|entry| entry.verdict.is_fault());
-    let first_divergence = first.map(|entry| FirstDivergence {
-        checkpoint: entry.id,
-        layer: entry.layer,
-        verdict: entry.verdict,
-        inputs: Vec::new(),
-        diagnosis: Vec::new(),
-        residual: None,
-        tried: Vec::new(),
-        reproduce: None,
-    });
+    let first_divergence = first.map(|entry| FirstDivergence::at(entry.id, entry.verdict));
     let origins = entries.iter().filter(|e| e.verdict == CheckpointVerdict::Origin).map(|e| e.id).collect();
     let whole = Whole {
         entries: &entries,

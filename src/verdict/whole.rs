@@ -214,14 +214,11 @@ pub fn assemble(
     let first = first.map(|first| overflow.filter(|_| is(&first, ROUNDED)).unwrap_or(first));
     let unnamed = first.map_or_else(Default::default, |entry| tried(entry.id));
     let first_divergence = first.map(|entry| FirstDivergence {
-        checkpoint: entry.id,
-        layer: entry.layer,
-        verdict: entry.verdict,
         inputs: inputs(entry.id, reads, &known),
         diagnosis: entry.diagnosis.clone(),
         residual: unnamed.1.clone(),
         tried: unnamed.0.clone(),
-        reproduce: None,
+        ..FirstDivergence::at(entry.id, entry.verdict)
     });
     let numbers = || entries.iter().filter_map(|entry| entry.numbers.as_ref());
     let coverage = Coverage {

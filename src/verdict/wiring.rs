@@ -309,21 +309,14 @@ pub(super) fn accuse(report: &mut Report, first: &Differs, unsettled: &str) {
     }
     if is_first {
         report.first_divergence = Some(FirstDivergence {
-            checkpoint: id,
-            layer: id.layer_index(),
-            verdict: CheckpointVerdict::Origin,
             inputs: own.map_or_else(Vec::new, |at| report.checkpoints[at].inputs.clone()),
             residual: diagnosis.is_empty().then_some(said),
             diagnosis,
-            tried: Vec::new(),
-            reproduce: None,
+            ..FirstDivergence::at(id, CheckpointVerdict::Origin)
         });
     }
-    let is_origin = |verdict: CheckpointVerdict| verdict == CheckpointVerdict::Origin;
-    report.origins =
-        report.checkpoints.iter().filter(|entry| is_origin(entry.verdict)).map(|entry| entry.id).collect();
-    if own.is_none() {
-        report.origins.insert(0, id);
+    if own.is_none_or(|at| report.checkpoints[at].verdict == CheckpointVerdict::Origin) {
+        report.originates(id);
     }
     if first.tells_sides_apart() {
         inherit(report, own, id);

@@ -84,18 +84,13 @@ pub fn of_one_text(report: &mut Report, sides: &Sides<'_>) -> Result<()> {
 fn accuse_either(report: &mut Report) {
     let wrong = report.checkpoints.iter().find(|entry| entry.verdict == CheckpointVerdict::Reference);
     if let Some(entry) = wrong.filter(|_| report.first_divergence.is_none()) {
-        report.verdict = Verdict::Divergence;
-        report.first_divergence = Some(FirstDivergence {
-            checkpoint: entry.id,
-            layer: entry.layer,
-            verdict: entry.verdict,
+        let first = FirstDivergence {
             inputs: entry.inputs.clone(),
             diagnosis: entry.diagnosis.clone(),
             residual: entry.evidence.clone(),
-            tried: Vec::new(),
-            reproduce: None,
-        });
-        report.reason = None;
+            ..FirstDivergence::at(entry.id, entry.verdict)
+        };
+        report.diverge(first);
     }
     if let Some(finding) = report.findings.first().filter(|_| report.verdict != Verdict::Divergence) {
         report.verdict = Verdict::Divergence;

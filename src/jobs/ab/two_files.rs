@@ -72,7 +72,7 @@ fn conclude(report: &mut Report, ours: &Report, theirs: &Report) {
         Some(FirstDivergence { verdict: CheckpointVerdict::Reference, ..first })
     };
     if let Some(first) = ours.first_divergence.clone().or_else(of_reference) {
-        (report.verdict, report.reason, report.first_divergence) = (Verdict::Divergence, None, Some(first));
+        report.diverge(first);
         return;
     }
     // Graphs that differ have made it one already.

@@ -99,25 +99,27 @@ fn silent(fact: &Fact, converted: &Converted<'_>, stated: Option<Setting>, out: 
     }
 }
 
+/// Names of a feed-forward width.
+pub(super) const FEED_FORWARD: [&str; 9] = [
+    "intermediate_size",
+    "prefix_dense_intermediate_size",
+    "dense_intermediate_size",
+    "n_inner",
+    "hidden_dim",
+    "ffn_dim",
+    "intermediate_size_mlp",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+];
+
 /// Widths of feed-forward matrices have several names, and one of them must be the file's.
 fn feed_forward(config: &Config, converted: &Converted<'_>, out: &mut Carried) {
-    const KEYS: [&str; 9] = [
-        "intermediate_size",
-        "prefix_dense_intermediate_size",
-        "dense_intermediate_size",
-        "n_inner",
-        "hidden_dim",
-        "ffn_dim",
-        "intermediate_size_mlp",
-        "moe_intermediate_size",
-        "shared_expert_intermediate_size",
-    ];
     let Some(Setting::Number(own)) =
         converted.get("feed_forward_length").filter(|own| own.number() != Some(0.0))
     else {
         return;
     };
-    let said: Vec<_> = KEYS.iter().filter_map(|key| config.find(&[key])).collect();
+    let said: Vec<_> = FEED_FORWARD.iter().filter_map(|key| config.find(&[key])).collect();
     if let Some((key, original)) = said.first()
         && !said.iter().any(|(_, said)| said.is(&Setting::Number(own)) || matches!(said, Setting::List(_)))
         // Models that give twice the width of a gate and its values in one, or a width before it is rounded up.

@@ -2,6 +2,7 @@
 
 use super::Carried;
 use super::config::Config;
+use super::facts::FEED_FORWARD;
 use super::table::FACTS;
 
 /// Keys that say nothing of what a model computes, or whose effect the weights show.
@@ -108,7 +109,9 @@ const HARMLESS: &[&str] = &[
 /// What no comparison here reads.
 pub fn compare(config: &Config, out: &mut Carried) {
     let known = |key: &str| {
-        let read = FACTS.iter().any(|fact| fact.keys.contains(&key)) || READ_BESIDE.contains(&key);
+        let read = FACTS.iter().any(|fact| fact.keys.contains(&key))
+            || READ_BESIDE.contains(&key)
+            || FEED_FORWARD.contains(&key);
         read || HARMLESS.contains(&key)
     };
     let said = |key: &&str| config.get(key).is_some_and(|value| !value.is_null());
@@ -122,16 +125,7 @@ pub fn compare(config: &Config, out: &mut Carried) {
 }
 
 /// Keys that are read outside of the table.
-const READ_BESIDE: [&str; 25] = [
-    "intermediate_size",
-    "prefix_dense_intermediate_size",
-    "dense_intermediate_size",
-    "n_inner",
-    "hidden_dim",
-    "ffn_dim",
-    "intermediate_size_mlp",
-    "moe_intermediate_size",
-    "shared_expert_intermediate_size",
+const READ_BESIDE: [&str; 16] = [
     "scoring_func",
     "score_function",
     "score_func",

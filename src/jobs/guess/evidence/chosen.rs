@@ -4,11 +4,8 @@
 //! before the largest is taken; noise of Gumbel's distribution with scale τ makes that choice a softmax at temperature
 //! τ, and has a standard deviation of π·τ/√6.
 
-use super::{Evidence, Noise, Score, digest};
+use super::{Evidence, Noise, Score, UNTHOUGHT, digest};
 use crate::ops::bound::CONFIDENCE;
-
-/// Probability that a token comes from something that nobody thought of, of any token alike.
-const UNTHOUGHT: f64 = 1e-3;
 
 /// Standard deviation of Gumbel noise of scale 1: π/√6.
 const GUMBEL: f64 = 1.282_549_830_161_864;
@@ -58,24 +55,15 @@ impl Evidence for Chosen {
             })
             .sum()
         };
-        let (way, log_likelihood, generous) = noise.best(of);
-        let sigma = &noise.by_way[way];
+        let best = noise.best(of);
+        let sigma = &noise.by_way[best.0];
         // Two logits are off by as much each; where many tokens tie, none is a choice.
         let is_hit = |t: usize| {
             let is_chosen = seen[t].log_likelihood(rows[t], sigma[t] / GUMBEL) >= UNTHOUGHT.ln();
             is_chosen && seen[t].short <= CONFIDENCE * std::f64::consts::SQRT_2 * sigma[t]
         };
         let hit: Vec<bool> = (0..rows.len()).map(is_hit).collect();
-        Score {
-            hits: hit.iter().filter(|hit| **hit).count(),
-            of: hit.len(),
-            first_miss: hit.iter().position(|hit| !hit),
-            log_likelihood,
-            generous,
-            distance: None,
-            way,
-            digest: digest(logits, noise.width),
-        }
+        Score::of(&hit, best, digest(logits, noise.width))
     }
 }
 

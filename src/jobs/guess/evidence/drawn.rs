@@ -4,7 +4,7 @@
 //! With the seed that number is known, and so is the token, but for rounding of the probabilities. Without it only the
 //! whole text speaks: how far its surprise lies from what the model expects.
 
-use super::{Evidence, Noise, Score, digest};
+use super::{Evidence, Noise, Score, UNTHOUGHT, digest};
 use crate::ops::bound::CONFIDENCE;
 
 /// How tokens are drawn.
@@ -21,9 +21,6 @@ pub struct Sampling {
     /// Of the random numbers.
     pub seed: Option<u32>,
 }
-
-/// Probability that a token comes from something that nobody thought of.
-const UNTHOUGHT: f64 = 1e-3;
 
 /// Tokens behind a prompt that were drawn.
 pub struct Drawn {
@@ -63,24 +60,15 @@ impl Evidence for Drawn {
             };
             seen.iter().enumerate().map(|one_seen| one(one_seen).ln().max(floor)).sum()
         };
-        let (way, log_likelihood, generous) = noise.best(of);
+        let best = noise.best(of);
         let hit: Vec<bool> = match &numbers {
             Some(numbers) => {
                 let all = seen.iter().zip(numbers).enumerate();
-                all.map(|(t, (seen, number))| seen.is_hit(*number, spread(way, 1.0, t))).collect()
+                all.map(|(t, (seen, number))| seen.is_hit(*number, spread(best.0, 1.0, t))).collect()
             }
             None => typical(&seen),
         };
-        Score {
-            hits: hit.iter().filter(|hit| **hit).count(),
-            of: hit.len(),
-            first_miss: hit.iter().position(|hit| !hit),
-            log_likelihood,
-            generous,
-            distance: None,
-            way,
-            digest: digest(logits, noise.width),
-        }
+        Score::of(&hit, best, digest(logits, noise.width))
     }
 }
 

@@ -49,19 +49,10 @@ pub fn of_distances(rows: Vec<f64>, noise: &Noise, digest: Vec<f64>) -> Score {
         };
         rows.iter().enumerate().map(one).sum()
     };
-    let (way, log_likelihood, generous) = noise.best(of);
+    let best = noise.best(of);
     // A coarser arithmetic than the likeliest one explains as well what it explains.
     let widest = |t: usize| noise.by_way.iter().map(|way| way[t]).fold(0.0, f64::max);
     let hit: Vec<bool> = rows.iter().enumerate().map(|(t, d)| *d <= CONFIDENCE * widest(t)).collect();
     let size = rms(noise.size.iter().take(rows.len()).copied());
-    Score {
-        hits: hit.iter().filter(|hit| **hit).count(),
-        of: hit.len(),
-        first_miss: hit.iter().position(|hit| !hit),
-        log_likelihood,
-        generous,
-        distance: Some(rms(rows.into_iter()) / size),
-        way,
-        digest,
-    }
+    Score { distance: Some(rms(rows.into_iter()) / size), ..Score::of(&hit, best, digest) }
 }

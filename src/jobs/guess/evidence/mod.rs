@@ -17,6 +17,9 @@ use crate::ops::bound::CONFIDENCE;
 /// by powers of two, up to logits that say nothing.
 const DOUBLINGS: i32 = 12;
 
+/// Probability that a token comes from something that nobody thought of, of any token alike.
+const UNTHOUGHT: f64 = 1e-3;
+
 /// What was seen.
 pub trait Evidence: Sync {
     /// As a reader knows it: `tokens`, `logits`.
@@ -66,6 +69,12 @@ pub struct Score {
 }
 
 impl Score {
+    /// Of rows that are explained or not, and of what [`Noise::best`] found, where there is no distance.
+    fn of(hit: &[bool], (way, log_likelihood, generous): (usize, f64, f64), digest: Vec<f64>) -> Score {
+        let (hits, first_miss) = (hit.iter().filter(|hit| **hit).count(), hit.iter().position(|hit| !hit));
+        Score { hits, of: hit.len(), first_miss, log_likelihood, generous, distance: None, way, digest }
+    }
+
     /// Whether nothing speaks against it.
     pub fn explains(&self) -> bool {
         self.of > 0 && self.hits == self.of
