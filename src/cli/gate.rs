@@ -41,7 +41,7 @@ pub struct Args {
     /// Suite: a TOML file (docs/ci.md)
     #[arg(required = true)]
     suite: Option<PathBuf>,
-    /// Also write the results into this folder: gate.json, junit.xml, summary.md, and a report of each case that fails
+    /// Also write the results into this folder: gate.json, junit.xml, report.sarif, summary.md, and a report of each case that fails
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
     /// Add this run to the baseline; refused if a case fails
@@ -196,6 +196,7 @@ fn deliver(report: &GateReport, folder: Option<&Folder>) -> Result<()> {
     if let Some(folder) = folder {
         folder.write_file("gate.json", &render::json(report)?)?;
         folder.write_file("junit.xml", &render::junit(report)?)?;
+        folder.write_file("report.sarif", &render::sarif(report)?)?;
         folder.write_file("summary.md", &render::markdown(report))?;
     }
     if github::is_active() {

@@ -80,6 +80,35 @@ impl ForeignArgs {
     }
 }
 
+/// What standard output carries.
+#[derive(Args)]
+#[command(next_help_heading = "Output")]
+pub struct FormatArgs<F: HasJson> {
+    /// Print in another format
+    #[arg(long, value_enum, default_value_t)]
+    format: F,
+    /// Print JSON: short for --format json
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
+}
+
+impl<F: HasJson> FormatArgs<F> {
+    /// The format that was asked for.
+    pub fn format(&self) -> F {
+        if self.json { F::JSON } else { self.format }
+    }
+}
+
+/// The formats of a command.
+pub trait HasJson: ValueEnum + Copy + Default + Send + Sync + 'static {
+    /// The one for programs.
+    const JSON: Self;
+}
+
+impl HasJson for Format {
+    const JSON: Format = Format::Json;
+}
+
 /// What standard output carries, where there is nothing but a text and its data.
 #[derive(Clone, Copy, Default, ValueEnum)]
 pub enum Format {

@@ -4,18 +4,19 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::{Report, csv, html, json, junit, markdown};
+use super::{Report, csv, html, json, junit, markdown, sarif};
 use crate::error::{Error, Result};
 
 /// A file of a report folder, and what renders it.
 type Renderer = (&'static str, fn(&Report) -> Result<String>);
 
 /// Every file. A new format is one file in this folder and one line here.
-const FORMATS: [Renderer; 5] = [
+const FORMATS: [Renderer; 6] = [
     ("report.json", json::render),
     ("report.csv", csv::render),
     ("report.html", html::render),
     ("junit.xml", junit::render),
+    ("report.sarif", sarif::render),
     ("summary.md", |report| Ok(markdown::render(report))),
 ];
 
