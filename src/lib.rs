@@ -59,4 +59,7 @@ pub mod jobs;
 
 pub mod gate;
 
+#[cfg(feature = "history")]
+pub mod history;
+
 pub mod cli;

@@ -20,6 +20,8 @@ mod explain;
 mod faults;
 mod gate;
 mod guess;
+#[cfg(feature = "history")]
+mod history;
 mod inspect;
 mod manual;
 mod map;
@@ -71,6 +73,9 @@ enum Command {
     Guess(guess::Args),
     /// Run a suite of cases, for CI.
     Gate(gate::Args),
+    /// Say since when something is worse, from what gates measured.
+    #[cfg(feature = "history")]
+    History(history::Args),
     /// Say what got better or worse between two reports.
     DiffReports(diff_reports::Args),
     /// Show what a GGUF file or a dump holds, and what looks wrong in it.
@@ -125,6 +130,8 @@ pub fn main() -> ExitCode {
         Command::Faults(args) => faults::main(&args),
         Command::Guess(args) => guess::main(&args),
         Command::Gate(args) => gate::main(&args),
+        #[cfg(feature = "history")]
+        Command::History(args) => history::main(&args),
         Command::DiffReports(args) => diff_reports::main(&args),
         Command::Inspect(args) => inspect::main(&args),
         Command::Map(args) => map::main(&args),

@@ -48,6 +48,13 @@ impl Folder {
         rendered.iter().map(|(name, text)| self.write_file(name, text)).collect()
     }
 
+    /// Writes one file, in the folder of its path.
+    pub fn write_path(path: &Path, text: &str) -> Result<PathBuf> {
+        let folder = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        Folder::create(folder)?.write_file(&name, text)
+    }
+
     /// Writes one file of the folder under a temporary name, then renames it.
     pub fn write_file(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.path.join(name);

@@ -106,7 +106,8 @@ fn json_follows_its_schema_and_reads_back() {
 #[test]
 fn sarif_follows_its_schema_and_has_one_result_per_fault() {
     let schema = include_str!("../data/sarif/sarif-schema-2.1.0.json");
-    let schema: serde_json::Value = serde_json::from_str(schema).unwrap();
+    // A pattern of the schema, that of languages, has a stray bracket, which strict readers refuse.
+    let schema: serde_json::Value = serde_json::from_str(&schema.replace("{2}]?$", "{2}$")).unwrap();
     let validator = jsonschema::validator_for(&schema).unwrap();
     let read = |report: &Report| -> serde_json::Value {
         let value = serde_json::from_str(&sarif::render(report).unwrap()).unwrap();
