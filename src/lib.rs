@@ -51,6 +51,8 @@ pub mod compare;
 
 pub mod references;
 
+pub mod remote;
+
 pub mod verdict;
 
 pub mod sensitivity;

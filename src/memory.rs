@@ -45,7 +45,7 @@ pub fn available() -> Result<Option<(&'static str, u64)>> {
 }
 
 /// `1000`, `512M`, `8G`: units of 1024.
-fn parse(text: &str) -> Option<u64> {
+pub fn parse(text: &str) -> Option<u64> {
     let units = [("K", 10), ("M", 20), ("G", 30), ("T", 40)];
     let unit = units.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, *bits)));
     let (digits, bits) = unit.unwrap_or((text, 0));

@@ -161,13 +161,8 @@ fn run(args: &Args, path: &Path) -> Outcome {
     // What cannot be written to is known before the work begins.
     #[cfg(feature = "history")]
     args.history.as_deref().map(History::append_to).transpose()?;
-    let plan = Pace {
-        shard: args.shard,
-        times,
-        jobs: args.jobs,
-        retries: args.retries,
-        pictures: folder.is_some(),
-    };
+    let plan =
+        Pace { shard: args.shard, times, jobs: args.jobs, retries: args.retries, pictures: folder.is_some() };
     let mut report = schedule::run(&suite, &Engine::default(), &against, &plan, &watch);
     drop(progress);
     // Whatever part of the suite was run: a case that nobody runs any more is no regression that nobody sees.

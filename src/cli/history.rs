@@ -65,7 +65,8 @@ pub fn main(args: &Args) -> Outcome {
         Ok(move |text: &str| all || set.is_match(text))
     };
     let [suites, cases] = [fits("--suite", &args.suite)?, fits("--case", &args.case)?];
-    let [checkpoints, machines] = [fits("--checkpoint", &args.checkpoint)?, fits("--machine", &args.machine)?];
+    let [checkpoints, machines] =
+        [fits("--checkpoint", &args.checkpoint)?, fits("--machine", &args.machine)?];
     let mut runs = history.runs()?;
     runs.retain(|run| suites(&run.suite) && machines(&run.machine));
     // The KL of the tokens is of no checkpoint.
@@ -80,7 +81,8 @@ pub fn main(args: &Args) -> Outcome {
     }
     let worse = trend::worse(&runs, &series);
     if let Some(file) = &args.html {
-        let title = args.history.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let title =
+            args.history.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let page = page(&title, &runs, &series, &worse)?;
         let written = Folder::write_path(file, &page)?;
         tell(format_args!("page: {}", written.display()));

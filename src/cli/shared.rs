@@ -84,11 +84,11 @@ impl ForeignArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Output")]
 pub struct FormatArgs<F: HasJson> {
-    /// Print in another format
-    #[arg(long, value_enum, default_value_t)]
+    /// Another format, e.g. --json
+    #[arg(long, value_enum, default_value_t, hide_possible_values = true, long_help = formats::<F>())]
     format: F,
     /// Print JSON: short for --format json
-    #[arg(long, conflicts_with = "format")]
+    #[arg(long, conflicts_with = "format", hide_short_help = true)]
     json: bool,
 }
 
@@ -97,6 +97,13 @@ impl<F: HasJson> FormatArgs<F> {
     pub fn format(&self) -> F {
         if self.json { F::JSON } else { self.format }
     }
+}
+
+/// What the long help says of a command's formats.
+fn formats<F: HasJson>() -> String {
+    let names = F::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+    let names: Vec<String> = names.map(|value| value.get_name().to_owned()).collect();
+    format!("Print in another format: {}", names.join(", "))
 }
 
 /// The formats of a command.

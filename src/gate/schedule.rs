@@ -183,7 +183,8 @@ mod tests {
 
     #[test]
     fn shards_by_time_are_a_partition_that_takes_equally_long() {
-        let seconds: Vec<Option<f64>> = (0..97).map(|i| (i % 13 != 0).then_some(f64::from(i * i % 31) + 0.1)).collect();
+        let seconds: Vec<Option<f64>> =
+            (0..97).map(|i| (i % 13 != 0).then_some(f64::from(i * i % 31) + 0.1)).collect();
         for n in [1, 2, 3, 7, 96, 97, 200] {
             let parts: Vec<Vec<usize>> = (1..=n).map(|k| Shard { k, n }.part(&seconds)).collect();
             let mut all: Vec<usize> = parts.iter().flatten().copied().collect();
@@ -205,7 +206,10 @@ mod tests {
     fn a_lost_shard_has_a_name() {
         let shard = |text: &str| text.parse::<Shard>().unwrap();
         let names = |found: &[&str]| -> Vec<String> {
-            Shard::missing(&found.iter().map(|f| shard(f)).collect::<Vec<_>>()).iter().map(Shard::to_string).collect()
+            Shard::missing(&found.iter().map(|f| shard(f)).collect::<Vec<_>>())
+                .iter()
+                .map(Shard::to_string)
+                .collect()
         };
         assert_eq!(names(&["1/4", "3/4"]), ["2/4", "4/4"]);
         assert_eq!(names(&["1/2", "2/2"]), [""; 0]);

@@ -100,7 +100,8 @@ impl History {
         };
         let failed = history.failed();
         // One of several that begin at a time makes the tables.
-        let transaction = history.database.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate);
+        let transaction =
+            history.database.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate);
         let transaction = transaction.map_err(&failed)?;
         if new(&transaction).map_err(&failed)? {
             transaction.execute_batch(TABLES).map_err(&failed)?;
@@ -146,7 +147,8 @@ impl History {
         if (application, version) == (APPLICATION, VERSION) {
             return Ok(());
         }
-        let found = if application == APPLICATION { format!("version {version}") } else { "another".to_owned() };
+        let found =
+            if application == APPLICATION { format!("version {version}") } else { "another".to_owned() };
         Err(Error::file(&self.path, "is no history of this version of parity")
             .expected(format!("an SQLite file that `parity gate --history` made, version {VERSION}"))
             .found(found))
@@ -194,8 +196,10 @@ impl History {
     /// The file's.
     pub fn series(&self, wanted: impl Fn(&str, Option<&str>) -> bool) -> Result<Vec<Series>> {
         let read = || {
-            let mut all: BTreeMap<(String, String, String, i64, Option<String>, What), Vec<(i64, Option<f64>)>> =
-                BTreeMap::new();
+            let mut all: BTreeMap<
+                (String, String, String, i64, Option<String>, What),
+                Vec<(i64, Option<f64>)>,
+            > = BTreeMap::new();
             // The place that a checkpoint had last.
             let mut statement = self.database.prepare(
                 "SELECT r.suite, r.machine, c.name, k.name, r.id, m.local, m.distance,
@@ -211,7 +215,8 @@ impl History {
                     continue;
                 }
                 for (what, column) in [(What::Local, 5), (What::Distance, 6)] {
-                    let key = (row.get(0)?, row.get(1)?, case.clone(), row.get(7)?, Some(checkpoint.clone()), what);
+                    let key =
+                        (row.get(0)?, row.get(1)?, case.clone(), row.get(7)?, Some(checkpoint.clone()), what);
                     all.entry(key).or_default().push((row.get(4)?, row.get(column)?));
                 }
             }

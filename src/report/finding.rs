@@ -36,7 +36,10 @@ impl From<&Difference> for Finding {
 pub fn text(found: &Finding) -> String {
     let said = |side: &Option<String>| side.clone().unwrap_or_else(|| "nothing".to_owned());
     let (original, converted) = (said(&found.original), said(&found.converted));
-    format!("{}: {converted}, the original says {original}: {} ({})", found.name, found.effect, found.location)
+    format!(
+        "{}: {converted}, the original says {original}: {} ({})",
+        found.name, found.effect, found.location
+    )
 }
 
 /// What a reader must know beside the answer: what differs and is no checkpoint, unless the answer's sentences say it, then

@@ -119,13 +119,20 @@ fn sarif_follows_its_schema_and_has_one_result_per_fault() {
     let of = |report: &Report| -> Vec<String> {
         let value = read(report);
         let results = value["runs"][0]["results"].as_array().unwrap();
-        let place = |r: &serde_json::Value| r["locations"][0]["logicalLocations"][0]["fullyQualifiedName"].clone();
-        results.iter().map(|r| format!("{} {} {}", r["level"], r["ruleId"], place(r)).replace('"', "")).collect()
+        let place =
+            |r: &serde_json::Value| r["locations"][0]["logicalLocations"][0]["fullyQualifiedName"].clone();
+        results
+            .iter()
+            .map(|r| format!("{} {} {}", r["level"], r["ruleId"], place(r)).replace('"', ""))
+            .collect()
     };
     let mut injected = fixture::injected(TINY, 2);
     assert_eq!(of(&injected), ["error rope.base blk.2.q_rope"]);
     injected.candidate.path = Some("a dump/of: 100 %".to_owned());
-    assert_eq!(read(&injected)["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"], "a%20dump/of%3A%20100%20%25");
+    assert_eq!(
+        read(&injected)["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"],
+        "a%20dump/of%3A%20100%20%25"
+    );
     assert_eq!(of(&fixture::clean(TINY)), [""; 0]);
     assert_eq!(of(&Report::default()), ["error undecided run"], "nothing compared must not look clean");
     let finding = parity::report::Finding {
@@ -212,7 +219,10 @@ fn a_folder_holds_every_format_and_nothing_else() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert_eq!(names, ["junit.xml", "report.csv", "report.html", "report.json", "report.sarif", "summary.md"]);
+    assert_eq!(
+        names,
+        ["junit.xml", "report.csv", "report.html", "report.json", "report.sarif", "summary.md"]
+    );
     assert_eq!(written.len(), names.len());
     assert_eq!(json::read(folder.path()).unwrap().origins.len(), 1);
 }

@@ -14,7 +14,10 @@ use std::io::{Seek, SeekFrom};
 use std::path::Path;
 
 use memmap2::Mmap;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
+#[cfg(feature = "zstd")]
+use safetensors::SafeTensors;
+use safetensors::tensor::Metadata;
 use serde::{Deserialize, Serialize};
 
 use crate::error::DumpError;
@@ -63,6 +66,9 @@ impl Stored {
         let wanted = self.bytes().ok_or("its shape stands for too many values")?;
         let written = |e: std::io::Error| format!("cannot be written: {e}");
         if !self.is_packed {
+            if bytes.len() as u64 != wanted {
+                return Err(format!("{} bytes for the {wanted} of its shape", bytes.len()));
+            }
             return to.write_all(bytes).map_err(written);
         }
         let size = self.dtype.bitsize() / 8;
@@ -136,8 +142,11 @@ pub const LENGTH_BYTES: usize = 8;
 /// # Errors
 /// What is wrong with the header.
 pub fn stored(head: &[u8]) -> Result<Vec<Stored>, String> {
-    let (length, metadata) = SafeTensors::read_metadata(head).map_err(|e| e.to_string())?;
-    let start = (LENGTH_BYTES + length) as u64;
+    let (length, rest) = head.split_first_chunk::<LENGTH_BYTES>().ok_or("no header")?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).ok();
+    let text = length.and_then(|length| rest.get(..length)).ok_or("its header is longer than the file")?;
+    let metadata: Metadata = serde_json::from_slice(text).map_err(|e| format!("its header: {e}"))?;
+    let start = (LENGTH_BYTES + text.len()) as u64;
     let text = metadata.metadata().as_ref().and_then(|all| all.get(PACKED));
     let packed: HashMap<String, Plain> = match text {
         Some(text) => serde_json::from_str(text).map_err(|e| format!("its list of packed tensors: {e}"))?,
@@ -145,7 +154,9 @@ pub fn stored(head: &[u8]) -> Result<Vec<Stored>, String> {
     };
     let mut all = Vec::new();
     for (name, info) in metadata.tensors() {
-        let range = start + info.data_offsets.0 as u64..start + info.data_offsets.1 as u64;
+        let (from, to) = info.data_offsets;
+        let end = start.checked_add(to as u64).filter(|_| from <= to);
+        let range = start + from as u64..end.ok_or_else(|| format!("{name} lies nowhere"))?;
         let of = packed.get(&name);
         if of.is_some_and(|plain| info.dtype != Dtype::U8 || plain.dtype.bitsize() % 8 != 0) {
             return Err(format!("{name} is listed as packed, and is {:?}", info.dtype));
@@ -174,8 +185,7 @@ fn header<'t>(
     }
     let mut end = 0;
     for (name, dtype, shape, bytes) in tensors {
-        let entry =
-            serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": [end, end + bytes] });
+        let entry = serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": [end, end + bytes] });
         json.insert(name.to_owned(), entry);
         end += bytes;
     }
