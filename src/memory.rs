@@ -88,12 +88,19 @@ fn cached(stat: &str) -> u64 {
 }
 
 /// What `ulimit -v` leaves of the address space.
+#[cfg(unix)]
 fn address_space() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the system fills the struct that it is given.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) } == 0;
     let limit = Some(limit.rlim_cur).filter(|limit| known && *limit != libc::RLIM_INFINITY)?;
     Some(limit.saturating_sub(field("/proc/self/status", "VmSize")?))
+}
+
+/// Nothing limits it.
+#[cfg(not(unix))]
+fn address_space() -> Option<u64> {
+    None
 }
 
 /// Bytes in words: 1.6 GB.

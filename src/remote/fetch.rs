@@ -127,11 +127,11 @@ impl Source {
     fn pull(mut self, dir: &Path, selection: &Selection) -> Result<Fetched> {
         fs::create_dir_all(dir).map_err(|e| Error::file(dir, format!("cannot be written: {e}")))?;
         let manifest = self.whole(MANIFEST_FILE, None)?;
-        self.index = self.read_index(&manifest)?;
         write(&dir.join(MANIFEST_FILE), &manifest)?;
         // Under another name, the manifest of what is not here yet would be that of a dump.
         let mut said = read_manifest(dir)?;
         fs::remove_file(dir.join(MANIFEST_FILE)).map_err(|e| Error::file(dir, e))?;
+        self.index = said.provenance.remove(index::KEY).map(|hash| self.read_index(&hash)).transpose()?;
         for name in self.beside(&said)? {
             let known = self.index.as_ref().and_then(|index| index.files.get(&name).cloned());
             write(&dir.join(&name), &self.whole(&name, known.as_deref())?)?;
@@ -164,20 +164,30 @@ impl Source {
         Ok(Fetched { fetched, cached, tensors, of })
     }
 
-    /// The index, where the dump was pushed with one.
-    fn read_index(&self, manifest: &[u8]) -> Result<Option<Index>> {
-        let Some(bytes) = self.store.get(index::FILE, OUTPUT_BYTES_MAX)? else { return Ok(None) };
+    /// The index that the manifest was pushed with.
+    fn read_index(&self, known: &str) -> Result<Index> {
         let subject = format!("{}/{}", self.store.url(), index::FILE);
+        let bytes = match self.cached_file(known) {
+            Some(bytes) => bytes,
+            None => self.fetch_index(&subject, known)?,
+        };
         let index: Index =
             serde_json::from_slice(&bytes).map_err(|e| Error::new(&subject, format!("is no index: {e}")))?;
         if index.schema != index::SCHEMA {
             return Err(Error::new(subject, "another format").expected(index::SCHEMA).found(index.schema));
         }
-        if index.manifest != hash(manifest) {
+        Ok(index)
+    }
+
+    fn fetch_index(&self, subject: &str, known: &str) -> Result<Vec<u8>> {
+        let bytes = self.store.get(index::FILE, OUTPUT_BYTES_MAX)?.unwrap_or_default();
+        if hash(&bytes) != known {
             return Err(Error::new(subject, "belongs to another manifest than the one beside it")
                 .hint("a push that was interrupted, or is under way? push it again"));
         }
-        Ok(Some(index))
+        self.counts.fetched(bytes.len(), self.store.url());
+        self.cache.put(known, &bytes);
+        Ok(bytes)
     }
 
     /// The files that are read whole: graphs, hashes, and what was only seen.
@@ -203,7 +213,6 @@ impl Source {
     /// A whole file; from the cache where its hash is known.
     fn whole(&self, name: &str, known: Option<&str>) -> Result<Vec<u8>> {
         if let Some(bytes) = known.and_then(|known| self.cached_file(known)) {
-            self.counts.cached.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             return Ok(bytes);
         }
         let bytes = self.store.get(name, TEXT_BYTES_MAX)?.ok_or_else(|| {
@@ -220,7 +229,9 @@ impl Source {
 
     /// A file of the cache, of whatever length, that has the hash it is called by.
     fn cached_file(&self, key: &str) -> Option<Vec<u8>> {
-        self.cache.get_any(key).filter(|bytes| hash(bytes) == key)
+        let bytes = self.cache.get_any(key).filter(|bytes| hash(bytes) == key)?;
+        self.counts.cached.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Some(bytes)
     }
 
     fn check(&self, what: &str, bytes: &[u8], known: &str) -> Result<()> {

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// Name and version of the format.
 pub const SCHEMA: &str = "parity-index/1";
+/// Under which key a manifest's provenance has the SHA-256 of the index that belongs to it.
+pub const KEY: &str = "index";
 /// Its name.
 pub const FILE: &str = "parity-index.json";
 
@@ -15,8 +17,6 @@ pub const FILE: &str = "parity-index.json";
 pub struct Index {
     /// [`SCHEMA`].
     pub schema: String,
-    /// SHA-256 of the manifest that it belongs to.
-    pub manifest: String,
     /// Files that are read whole: SHA-256 by name.
     pub files: BTreeMap<String, String>,
     /// Step files by name.

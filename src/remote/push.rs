@@ -47,12 +47,7 @@ pub fn push(dump: &Path, url: &Path, force: bool, progress: &dyn Fn(usize, usize
     let mut manifest = opened.manifest().clone();
     drop(opened);
     let (mut index, mut all) = (
-        Index {
-            schema: index::SCHEMA.to_owned(),
-            manifest: String::new(),
-            files: BTreeMap::new(),
-            steps: BTreeMap::new(),
-        },
+        Index { schema: index::SCHEMA.to_owned(), files: BTreeMap::new(), steps: BTreeMap::new() },
         Pushed::default(),
     );
     for name in beside(dump, &manifest) {
@@ -72,10 +67,10 @@ pub fn push(dump: &Path, url: &Path, force: bool, progress: &dyn Fn(usize, usize
         manifest.requires.push(ZSTD_SHUFFLE.to_owned());
     }
     let failed = |e: serde_json::Error| Error::file(dump, format!("its manifest cannot be written: {e}"));
-    let text = serde_json::to_vec_pretty(&manifest).map_err(failed)?;
-    index.manifest = hash(&text);
-    store.put(index::FILE, serde_json::to_vec(&index).map_err(failed)?)?;
-    store.put(MANIFEST_FILE, text)?;
+    let index = serde_json::to_vec(&index).map_err(failed)?;
+    manifest.provenance.insert(index::KEY.to_owned(), hash(&index));
+    store.put(index::FILE, index)?;
+    store.put(MANIFEST_FILE, serde_json::to_vec_pretty(&manifest).map_err(failed)?)?;
     Ok(all)
 }
 

@@ -133,3 +133,4 @@ worse();
 draw();
 // The page begins with what is worse, where something is.
 document.querySelector("#worse button")?.click();
+scrollTo(0, 0);
