@@ -32,6 +32,11 @@ CREATE TABLE measures (
   PRIMARY KEY (name, checkpoint, run)) WITHOUT ROWID;
 ";
 
+/// Suite, machine, case, place of the checkpoint among the others, checkpoint: the order of series.
+type Key = (String, String, String, i64, Option<String>, What);
+/// Number of the run, and what it measured.
+type Values = Vec<(i64, Option<f64>)>;
+
 /// A history.
 pub struct History {
     path: PathBuf,
@@ -85,7 +90,7 @@ pub struct Series {
     /// What it is.
     pub what: What,
     /// Number of the run, and what it measured, oldest first; null where it was not finite or no longer measured.
-    pub values: Vec<(i64, Option<f64>)>,
+    pub values: Values,
 }
 
 impl History {
@@ -196,10 +201,7 @@ impl History {
     /// The file's.
     pub fn series(&self, wanted: impl Fn(&str, Option<&str>) -> bool) -> Result<Vec<Series>> {
         let read = || {
-            let mut all: BTreeMap<
-                (String, String, String, i64, Option<String>, What),
-                Vec<(i64, Option<f64>)>,
-            > = BTreeMap::new();
+            let mut all: BTreeMap<Key, Values> = BTreeMap::new();
             // The place that a checkpoint had last.
             let mut statement = self.database.prepare(
                 "SELECT r.suite, r.machine, c.name, k.name, r.id, m.local, m.distance,
