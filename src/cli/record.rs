@@ -85,7 +85,7 @@ pub struct Args {
 
     /// Compress the dump when it is recorded (docs/dumps.md)
     ///
-    /// A seventh to a fifth smaller. It is unpacked into a temporary file whenever it is read.
+    /// About a seventh smaller. It is unpacked into a temporary file whenever it is read.
     #[cfg(feature = "remote")]
     #[arg(long, conflicts_with = "hash")]
     compress: bool,
