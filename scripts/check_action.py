@@ -4,6 +4,7 @@ Usage: check_action.py PARITY
 """
 
 import hashlib
+import json
 import os
 import pathlib
 import re
@@ -89,13 +90,18 @@ class Check:
 def models_and_dumps(check):
     healthy = {"model": str(MODEL), "prompt": PROMPT}
     machine, _, _ = check.act("a model and a prompt: parity", healthy, 0, "parity", summary=["PARITY"])
-    check.artifact(machine, ["report.json", "report.html", "junit.xml", "summary.md"])
+    check.artifact(machine, ["report.json", "report.html", "junit.xml", "report.sarif", "summary.md"])
     wrong = {**healthy, "flags": "--inject 'rope.base=10000@2'"}
     annotation = "::error title="
     machine, _, outputs = check.act("a mistake: the step fails, and is annotated", wrong, 1, "divergence",
                                     printed=[annotation, "RoPE base is 10000"], summary=["blk.2.q_rope"])
     check.say("its first node is an output", [] if outputs["first-divergence"] == "blk.2.q_rope" else [str(outputs)], machine)
     check.artifact(machine, ["report.json"])
+
+    machine, _, _ = check.act("code scanning, where it is asked for", {**wrong, "code-scanning": "true"}, 1, "divergence")
+    first = ("error", "rope.base", "blk.2.q_rope")
+    check.say("its alerts: one for each node that is wrong by itself", [] if machine.alerts and machine.alerts[0] == first
+              and len(machine.alerts) == len(set(machine.alerts)) else [str(machine.alerts)], machine)
 
     # `fail: false` leaves the answer to later steps.
     own = check.new_machine()
@@ -212,11 +218,25 @@ def matrix(check):
     release_folder = release(check.folder / "matrix", check.parity, "of the release")
     machine, results = run(())
     check.say(f"the matrix example: {', '.join(results)}", [] if all(results.values()) else [str(results)], machine)
-    check.artifact(machine, ["gate.json", "junit.xml", "summary.md"], "nightly")
+    check.artifact(machine, ["gate.json", "junit.xml", "report.sarif", "summary.md", "times.json"], "nightly")
+
+    # The next night on the same machine shards are cut by the times of this one: each takes about as long as the others.
+    saved = next(machine.caches.iterdir())
+    times = json.loads(saved.read_text())["cases"]
+    shutil.rmtree(machine.artifacts)
+    again = machine.workflow(ROOT / "examples/ci/matrix.yml", lambda _: check.workspace(files))
+    check.say("a second night", [] if all(again.values()) else [str(again)], machine)
+    parts = [json.loads((machine.artifacts / f"shard-{n}/gate.json").read_text())["cases"] for n in (1, 2, 3)]
+    seconds = [sum(times[case["id"]] for case in part) for part in parts]
+    # Graham's bound of greedy schedules.
+    most = sum(times.values()) / 3 + max(times.values())
+    check.say(f"its shards are cut by time: {', '.join(f'{s:.1f} s' for s in seconds)}",
+              [] if max(seconds) <= most and sum(map(len, parts)) == len(times) else [f"{seconds}, at most {most}"], machine)
+
     machine, results = run(("shard-2",))
     wanted = {"shard-1": True, "shard-2": False, "shard-3": True, "merge": False}
     check.say("a lost shard fails the merge", [] if results == wanted else [str(results)], machine)
-    check.say("and its cases are named", [] if "not-run" in machine.summary or "no shard has run" in machine.printed else ["not said"], machine)
+    check.say("and it is named, with its cases", [] if "shard 2/3 left no result" in machine.printed else ["not said"], machine)
 
 
 def main():

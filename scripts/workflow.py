@@ -5,6 +5,7 @@ themselves in a folder: caches, artifacts, checkouts. What it does not know it r
 """
 
 import fnmatch
+import json
 import os
 import pathlib
 import re
@@ -82,6 +83,7 @@ class Machine:
         self.caches, self.artifacts = self.folder / "caches", self.folder / "artifacts"
         self.environment = dict(environment)
         self.printed, self.summary, self.jobs = "", "", 0
+        self.alerts = []
         self.default_branch, self.branch, self.event = "main", "main", "push"
 
     def job(self, steps, workspace, context):
@@ -149,6 +151,7 @@ class Machine:
             "actions/cache/save": lambda: self.copy(workspace / inputs["path"], self.caches / inputs["key"].replace("/", "%"), "cache"),
             "actions/upload-artifact": lambda: self.copy(workspace / inputs["path"], self.artifacts / inputs["name"], "artifact"),
             "actions/download-artifact": lambda: self.download(inputs, workspace),
+            "github/codeql-action/upload-sarif": lambda: self.scan(workspace / inputs["sarif_file"]),
         }
         if name not in known:
             raise Unknown(step["uses"])
@@ -175,6 +178,15 @@ class Machine:
             return 1 if what == "artifact" else 0
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+        return 0
+
+    def scan(self, file):
+        """What code scanning takes: results with a rule, a message, and a file that stands for their place."""
+        log = json.loads(file.read_text())
+        for result in (result for run in log["runs"] for result in run["results"]):
+            place = result["locations"][0]
+            assert place["physicalLocation"]["artifactLocation"]["uri"] and result["message"]["text"]
+            self.alerts.append((result["level"], result["ruleId"], place["logicalLocations"][0]["fullyQualifiedName"]))
         return 0
 
     def restore(self, inputs, workspace):

@@ -35,6 +35,18 @@ pub fn read_lossy(path: &Path, limit: u64) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// The bits of a file that say who may do what with it.
+#[cfg(unix)]
+pub fn mode(about: &std::fs::Metadata) -> u32 {
+    std::os::unix::fs::PermissionsExt::mode(&about.permissions())
+}
+
+/// Where files have no such bits, everybody may execute them.
+#[cfg(not(unix))]
+pub fn mode(_: &std::fs::Metadata) -> u32 {
+    0o111
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

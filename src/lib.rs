@@ -51,6 +51,8 @@ pub mod compare;
 
 pub mod references;
 
+pub mod remote;
+
 pub mod verdict;
 
 pub mod sensitivity;
@@ -58,5 +60,8 @@ pub mod sensitivity;
 pub mod jobs;
 
 pub mod gate;
+
+#[cfg(feature = "history")]
+pub mod history;
 
 pub mod cli;

@@ -77,9 +77,11 @@ fn no_memory(size: usize) -> ! {
 
 /// Says something and ends the process: for places where nothing else may be called.
 fn end(parts: &[&[u8]]) -> ! {
+    /// Everywhere.
+    const STANDARD_ERROR: libc::c_int = 2;
     for part in parts {
         // SAFETY: the bytes are alive; whether they are written decides nothing.
-        unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
+        unsafe { libc::write(STANDARD_ERROR, part.as_ptr().cast(), part.len() as _) };
     }
     // SAFETY: ends the process; nothing is run any more.
     unsafe { libc::_exit(COULD_NOT_JUDGE.into()) }
@@ -101,6 +103,7 @@ fn keep_freed_memory() {
 
 /// A file that reaches the largest size (`ulimit -f`) is an error of the write, and a mapped file that somebody cuts
 /// short an error of the file.
+#[cfg(unix)]
 fn heed_signals() {
     extern "C" fn leave_it_to_the_write(_signal: libc::c_int) {}
     extern "C" fn cut_short(_signal: libc::c_int) {
@@ -117,3 +120,7 @@ fn heed_signals() {
         unsafe { libc::signal(signal, handler as usize) };
     }
 }
+
+/// Elsewhere both are errors of the call.
+#[cfg(not(unix))]
+fn heed_signals() {}

@@ -45,7 +45,7 @@ pub fn available() -> Result<Option<(&'static str, u64)>> {
 }
 
 /// `1000`, `512M`, `8G`: units of 1024.
-fn parse(text: &str) -> Option<u64> {
+pub fn parse(text: &str) -> Option<u64> {
     let units = [("K", 10), ("M", 20), ("G", 30), ("T", 40)];
     let unit = units.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, *bits)));
     let (digits, bits) = unit.unwrap_or((text, 0));
@@ -88,12 +88,19 @@ fn cached(stat: &str) -> u64 {
 }
 
 /// What `ulimit -v` leaves of the address space.
+#[cfg(unix)]
 fn address_space() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the system fills the struct that it is given.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) } == 0;
     let limit = Some(limit.rlim_cur).filter(|limit| known && *limit != libc::RLIM_INFINITY)?;
     Some(limit.saturating_sub(field("/proc/self/status", "VmSize")?))
+}
+
+/// Nothing limits it.
+#[cfg(not(unix))]
+fn address_space() -> Option<u64> {
+    None
 }
 
 /// Bytes in words: 1.6 GB.

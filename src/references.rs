@@ -18,6 +18,8 @@ use parity_dump::{Dump, DumpError};
 pub const SHIPPED_VARIABLE: &str = "PARITY_REFERENCE_DUMPS";
 /// Overrides where recordings are kept.
 pub const KEPT_VARIABLE: &str = "PARITY_CACHE";
+/// Folder of the cache that what was fetched is kept in; no dump lies there.
+pub const REMOTE: &str = "remote";
 /// Name of the shipped folder.
 const SHIPPED: &str = "reference-dumps";
 /// Where a wheel puts it, within the folder of its environment.
@@ -218,6 +220,7 @@ fn dumps_below(dir: &Path, depth: usize) -> Vec<std::result::Result<Dump, DumpEr
     let Some(entries) = std::fs::read_dir(dir).ok().filter(|_| depth > 0) else { return Vec::new() };
     let mut folders: Vec<PathBuf> =
         entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    folders.retain(|path| !path.ends_with(REMOTE));
     folders.sort();
     folders.iter().flat_map(|folder| dumps_below(folder, depth - 1)).collect()
 }

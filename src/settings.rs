@@ -30,7 +30,7 @@ const fn foreign(variable: &'static str, meaning: &'static str) -> Setting {
 }
 
 /// Everything that the environment can say.
-pub const ALL: [Setting; 15] = [
+pub const ALL: [Setting; 23] = [
     own(
         "models",
         "PARITY_MODELS",
@@ -48,6 +48,12 @@ pub const ALL: [Setting; 15] = [
         "PARITY_CACHE",
         true,
         "folder in which recordings are kept for later runs; `~/.cache/parity` where it is not set",
+    ),
+    own(
+        "remote-size",
+        "PARITY_REMOTE_SIZE",
+        false,
+        "most bytes of dumps from `s3://` and `https://` that the cache keeps, as `512M`, `8G`; `10G` where it is not set",
     ),
     own(
         "llama",
@@ -69,6 +75,22 @@ pub const ALL: [Setting; 15] = [
     ),
     foreign(FILE_VARIABLE, "file of settings; `~/.config/parity/config.toml` where it is not set"),
     foreign("PARITY_API_KEY", "key of the server that `parity guess --url` asks"),
+    foreign(
+        "PARITY_COMMIT",
+        "commit that `parity gate --history` writes down; GitHub's, GitLab's or git's where it is not set",
+    ),
+    foreign(
+        "PARITY_MACHINE",
+        "machine that `parity gate --history` writes down; the host's name where it is not set",
+    ),
+    foreign(
+        "AWS_ACCESS_KEY_ID",
+        "with `AWS_SECRET_ACCESS_KEY`: credentials for `s3://`; nothing is signed where they are not set",
+    ),
+    foreign("AWS_SECRET_ACCESS_KEY", "never printed"),
+    foreign("AWS_SESSION_TOKEN", "of temporary credentials"),
+    foreign("AWS_REGION", "region of the bucket"),
+    foreign("AWS_ENDPOINT_URL", "another server with S3's interface"),
     foreign("HF_HOME", "Hugging Face's cache, for `-hf`; `~/.cache/huggingface` where it is not set"),
     foreign("HF_ENDPOINT", "address of the hub, for `-hf`; `https://huggingface.co` where it is not set"),
     foreign("HF_HUB_OFFLINE", "`1`: `-hf` looks into the cache only"),

@@ -3,7 +3,7 @@
 # answer the step's outputs. It ends with 0 even where the answer is a divergence: the action's last step fails then,
 # when the report is kept.
 #
-#   PARITY  the program; SUITE SHARD MERGE MODEL PROMPT CANDIDATE REFERENCE FLAGS BASELINE ACCEPT REPORT  inputs, as
+#   PARITY  the program; SUITE SHARD TIMES MERGE MODEL PROMPT CANDIDATE REFERENCE FLAGS BASELINE ACCEPT REPORT  inputs, as
 #   action.yml says; ON_DEFAULT_BRANCH  true or false; GITHUB_OUTPUT, GITHUB_STEP_SUMMARY  as on a runner
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
@@ -40,6 +40,8 @@ if [ -n "${MERGE:-}" ]; then
 elif [ -n "${SUITE:-}" ]; then
   command=(gate "$SUITE")
   [ -z "${SHARD:-}" ] || command+=(--shard "$SHARD")
+  # The first run has no times yet.
+  [ ! -f "${TIMES:-}" ] || command+=(--times "$TIMES")
   if [ -n "${BASELINE:-}" ]; then
     case ${ACCEPT:-auto}-${ON_DEFAULT_BRANCH:-false} in true-* | auto-true) accepted=true ;; esac
     # A baseline that does not exist yet is what `missing-baseline` says, not an error of the workflow.

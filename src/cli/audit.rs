@@ -13,6 +13,7 @@ use crate::jobs::audit::{Options, audit, self_test};
 use crate::jobs::logprobs;
 use crate::numerics::Numerics;
 use crate::references;
+use crate::remote;
 use crate::report::{self, Verdict};
 use parity_dump::Dump;
 
@@ -64,16 +65,16 @@ pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
     let waiting = args.time.start();
     let given = args.model.path()?;
-    if let Some(said) = foreign::logprobs::read(&args.dump)? {
+    let dump = remote::local(&args.dump, &args.select.selection()?)?;
+    if let Some(said) = foreign::logprobs::read(&dump)? {
         let (tokens, allow_missing) = (args.foreign.given_tokens(), args.select.allow_missing);
         let how = logprobs::Options { model: given, tokens, numerics: args.numerics, allow_missing };
         return args.output.deliver(folder, logprobs::judge(&said, None, &how)?);
     }
-    let mut recording =
-        shared::open_declared(&args.dump, &args.foreign.options(given.as_deref()), args.numerics)?;
+    let mut recording = shared::open_declared(&dump, &args.foreign.options(given.as_deref()), args.numerics)?;
     let path = match given {
         Some(path) => path,
-        None => references::model_of(&args.dump, &recording.manifest().model)?,
+        None => references::model_of(&dump, &recording.manifest().model)?,
     };
     let file = ModelFile::open(&path)?;
     let options = Options {

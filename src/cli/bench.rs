@@ -7,7 +7,7 @@ use comfy_table::{ContentArrangement, Table};
 
 use super::output::print;
 use super::progress::Progress;
-use super::shared::Format;
+use super::shared::{Format, FormatArgs};
 use super::{Outcome, shared};
 use crate::engine::device::Device;
 use crate::jobs::bench::{Bench, BenchRow, Options, Speed, bench};
@@ -53,9 +53,8 @@ pub struct Args {
     /// Threads [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Print a table or json
-    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
-    format: Format,
+    #[command(flatten)]
+    format: FormatArgs<Format>,
     /// Also write bench.json and bench.svg here
     ///
     /// The picture shows decode speed against context length.
@@ -83,7 +82,7 @@ pub fn main(args: &Args) -> Outcome {
         folder.write_file("bench.json", &json::render(&found)?)?;
         folder.write_file("bench.svg", &plot(&found))?;
     }
-    print(&match args.format {
+    print(&match args.format.format() {
         Format::Json => json::render(&found)?,
         Format::Table => table(&found),
     })?;

@@ -11,6 +11,7 @@ use crate::foreign;
 use crate::jobs::diff::{Options, diff};
 use crate::jobs::logprobs::{self, Beside};
 use crate::numerics::Numerics;
+use crate::remote;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -62,15 +63,18 @@ pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
     let waiting = args.time.start();
     let path = args.model.path()?;
-    if let Some(said) = foreign::logprobs::read(&args.candidate)? {
+    let selection = args.select.selection()?;
+    let candidate = remote::local(&args.candidate, &selection)?;
+    let reference = remote::local(&args.reference, &selection)?;
+    if let Some(said) = foreign::logprobs::read(&candidate)? {
         let (tokens, allow_missing) = (args.foreign.given_tokens(), args.select.allow_missing);
         let how = logprobs::Options { model: path.clone(), tokens, numerics: args.numerics, allow_missing };
-        let other = foreign::logprobs::read(&args.reference)?;
+        let other = foreign::logprobs::read(&reference)?;
         let report = match &other {
             Some(other) => logprobs::judge(&said, Some(Beside::Said(other)), &how)?,
             None => {
                 let untold = foreign::Options { model: path, ..foreign::Options::default() };
-                let reference = shared::open_declared(&args.reference, &untold, args.reference_numerics)?;
+                let reference = shared::open_declared(&reference, &untold, args.reference_numerics)?;
                 logprobs::judge(&said, Some(Beside::Recording(&reference)), &how)?
             }
         };
@@ -79,13 +83,13 @@ pub fn main(args: &Args) -> Outcome {
     let told = args.foreign.options(path.as_deref());
     let untold = foreign::Options { model: path.clone(), ..foreign::Options::default() };
     // A map is of the side that is another engine's.
-    let turned = told.is_told() && foreign::is_native(&args.candidate);
+    let turned = told.is_told() && foreign::is_native(&candidate);
     let (ours, theirs) = if turned { (&untold, &told) } else { (&told, &untold) };
-    let mut candidate = shared::open_declared(&args.candidate, ours, args.numerics)?;
-    let mut reference = shared::open_declared(&args.reference, theirs, args.reference_numerics)?;
+    let mut candidate = shared::open_declared(&candidate, ours, args.numerics)?;
+    let mut reference = shared::open_declared(&reference, theirs, args.reference_numerics)?;
     let file = path.as_deref().map(ModelFile::open).transpose()?;
     let options = Options {
-        selection: args.select.selection()?,
+        selection,
         tolerances: args.tolerance.tolerances()?,
         allow_missing: args.select.allow_missing,
         pictures: folder.is_some(),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::output::print;
-use super::shared::Format;
+use super::shared::{Format, FormatArgs};
 use super::{Outcome, exit_code};
 use crate::error::{Error, Result};
 use crate::report::diff::{diff, render};
@@ -26,9 +26,8 @@ pub struct Args {
     /// Checkpoints that may change; may be repeated
     #[arg(long, value_name = "GLOB")]
     allow: Vec<String>,
-    /// Print a table or json
-    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
-    format: Format,
+    #[command(flatten)]
+    format: FormatArgs<Format>,
 }
 
 /// Runs the command: exit code 0 where nothing got worse, 1 where something did, 2 where the two reports have
@@ -37,7 +36,7 @@ pub fn main(args: &Args) -> Outcome {
     let (old, new) = (json::read(&args.old)?, json::read(&args.new)?);
     comparable(&old, &new)?;
     let found = diff(&old, &new, &patterns("--allow", &args.allow)?);
-    let text = match args.format {
+    let text = match args.format.format() {
         Format::Table => render(&found),
         Format::Json => {
             serde_json::to_string_pretty(&found).map_err(|e| Error::new("standard output", e))? + "\n"

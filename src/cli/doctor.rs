@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use super::Outcome;
 use super::output::print;
-use super::shared::Format;
+use super::shared::{Format, FormatArgs};
 use crate::jobs::doctor::{Finding, examine};
 use crate::report::json;
 use crate::report::words::wrap;
@@ -13,15 +13,14 @@ use crate::text::printable;
 /// Flags of `parity doctor`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Print a table or json
-    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
-    format: Format,
+    #[command(flatten)]
+    format: FormatArgs<Format>,
 }
 
 /// Runs the command. What is not here is the answer, not a failure.
 pub fn main(args: &Args) -> Outcome {
     let findings = examine();
-    print(&match args.format {
+    print(&match args.format.format() {
         Format::Table => text(&findings),
         Format::Json => json::render(&findings)?,
     })?;

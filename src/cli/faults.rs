@@ -9,6 +9,7 @@ use parity_graph::fault::{self, ALIASES, Entry, Scene, find};
 use serde::Serialize;
 
 use super::output::print;
+use super::shared::{FormatArgs, HasJson};
 use super::{Outcome, Verdict, exit_code};
 use crate::audit::Graphs;
 use crate::engine::fused::file::ModelFile;
@@ -30,9 +31,8 @@ pub struct Args {
     /// What can be injected at the nodes of this model or recording
     #[arg(long, value_name = "MODEL|DUMP")]
     of: Option<PathBuf>,
-    /// Print a table, json or markdown
-    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
-    format: CatalogueFormat,
+    #[command(flatten)]
+    format: FormatArgs<CatalogueFormat>,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
@@ -44,6 +44,10 @@ enum CatalogueFormat {
     Json,
     /// Markdown for documents
     Markdown,
+}
+
+impl HasJson for CatalogueFormat {
+    const JSON: CatalogueFormat = CatalogueFormat::Json;
 }
 
 /// One entry, as programs read it.
@@ -106,7 +110,7 @@ pub fn main(args: &Args) -> Outcome {
         return Err(Error::new(wanted, "no fault has a name with this in it")
             .hint("parity faults lists the catalogue"));
     }
-    print(&render(&entries, args.format)?)?;
+    print(&render(&entries, args.format.format())?)?;
     Ok(exit_code(Verdict::Parity))
 }
 

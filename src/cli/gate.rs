@@ -16,7 +16,10 @@ use crate::gate::execute::Engine;
 use crate::gate::judge::Against;
 use crate::gate::schedule::{self, Pace, Shard};
 use crate::gate::suite::Suite;
+use crate::gate::times::{self, Times};
 use crate::gate::{CaseResult, GateReport, ProblemKind, Status, merge, missing, read, render};
+#[cfg(feature = "history")]
+use crate::history::{self, History};
 use crate::report::files::{Folder, timestamp};
 use crate::report::{Report, Verdict, github};
 use crate::text::tell;
@@ -41,7 +44,7 @@ pub struct Args {
     /// Suite: a TOML file (docs/ci.md)
     #[arg(required = true)]
     suite: Option<PathBuf>,
-    /// Also write the results into this folder: gate.json, junit.xml, summary.md, and a report of each case that fails
+    /// Also write the results into this folder: gate.json, junit.xml, report.sarif, summary.md, and a report of each case that fails
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
     /// Add this run to the baseline; refused if a case fails
@@ -53,6 +56,18 @@ pub struct Args {
     /// Run one part of the suite: 2/5 is the second of five
     #[arg(long, value_name = "K/N")]
     shard: Option<Shard>,
+    /// Cut shards so that they take equally long: times.json of earlier runs, or the folders that hold it
+    ///
+    /// Every shard must be given the same times. A case that is new counts as the mean of the others.
+    #[arg(long, value_name = "FILE", requires = "shard")]
+    times: Vec<PathBuf>,
+    /// Append what was measured to this history, for `parity history`
+    ///
+    /// An SQLite file, made where there is none. The commit is what PARITY_COMMIT, GITHUB_SHA, CI_COMMIT_SHA or git say, the
+    /// machine what PARITY_MACHINE or its host name.
+    #[cfg(feature = "history")]
+    #[arg(long, value_name = "FILE")]
+    history: Option<PathBuf>,
     /// Run only the cases whose names match; may be repeated
     #[arg(long, value_name = "GLOB", conflicts_with = "accept")]
     case: Vec<String>,
@@ -81,6 +96,10 @@ struct MergeArgs {
     /// Folder for the merged results
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
+    /// Append the merged results to this history
+    #[cfg(feature = "history")]
+    #[arg(long, value_name = "FILE")]
+    history: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -95,8 +114,18 @@ pub fn main(args: &Args) -> Outcome {
 fn merge_results(args: &MergeArgs) -> Outcome {
     let folder = args.report.as_deref().map(Folder::create).transpose()?;
     let parts = args.results.iter().map(|path| read(path)).collect::<Result<Vec<_>>>()?;
-    let merged = merge(parts)?;
+    let mut merged = merge(parts)?;
+    let mut times = Times::default();
+    for path in &args.results {
+        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+        if folder.join(times::FILE).is_file() {
+            times.extend(Times::read(&folder.join(times::FILE))?);
+        }
+    }
+    merged.cases.iter_mut().for_each(|case| case.seconds = times.seconds(&case.id));
     deliver(&merged, folder.as_ref())?;
+    #[cfg(feature = "history")]
+    remember(args.history.as_deref(), &merged)?;
     Ok(exit_code(merged.verdict()))
 }
 
@@ -127,7 +156,13 @@ fn run(args: &Args, path: &Path) -> Outcome {
         }
     };
     let against = Against { today, baseline: baseline.as_ref(), accepting: args.accept };
-    let plan = Pace { shard: args.shard, jobs: args.jobs, retries: args.retries, pictures: folder.is_some() };
+    let mut times = Times::default();
+    args.times.iter().try_for_each(|path| Times::read(path).map(|read| times.extend(read)))?;
+    // What cannot be written to is known before the work begins.
+    #[cfg(feature = "history")]
+    args.history.as_deref().map(History::append_to).transpose()?;
+    let plan =
+        Pace { shard: args.shard, times, jobs: args.jobs, retries: args.retries, pictures: folder.is_some() };
     let mut report = schedule::run(&suite, &Engine::default(), &against, &plan, &watch);
     drop(progress);
     // Whatever part of the suite was run: a case that nobody runs any more is no regression that nobody sees.
@@ -148,6 +183,8 @@ fn run(args: &Args, path: &Path) -> Outcome {
         });
     }
     deliver(&report, folder.as_ref())?;
+    #[cfg(feature = "history")]
+    remember(args.history.as_deref(), &report)?;
     if args.accept {
         accept(&report, &suite, baseline.as_mut(), today)?;
     }
@@ -155,6 +192,15 @@ fn run(args: &Args, path: &Path) -> Outcome {
         Verdict::Undecided if args.bisect => ExitCode::from(BISECT_SKIP),
         verdict => exit_code(verdict),
     })
+}
+
+/// Appends a run to a history.
+#[cfg(feature = "history")]
+fn remember(history: Option<&Path>, report: &GateReport) -> Result<()> {
+    let Some(path) = history else { return Ok(()) };
+    let mut report = report.clone();
+    report.created.get_or_insert_with(timestamp);
+    History::append_to(path)?.append(&report, history::commit().as_deref(), &history::machine())
 }
 
 /// Whether nothing stands in the way but an entry that the baseline lacks, or has too many.
@@ -196,7 +242,12 @@ fn deliver(report: &GateReport, folder: Option<&Folder>) -> Result<()> {
     if let Some(folder) = folder {
         folder.write_file("gate.json", &render::json(report)?)?;
         folder.write_file("junit.xml", &render::junit(report)?)?;
+        folder.write_file("report.sarif", &render::sarif(report)?)?;
         folder.write_file("summary.md", &render::markdown(report))?;
+        let times = Times::of(report);
+        if !times.is_empty() {
+            folder.write_file(times::FILE, &times.render()?)?;
+        }
     }
     if github::is_active() {
         tell(render::annotations(report).trim_end());
@@ -216,9 +267,7 @@ fn accept(report: &GateReport, suite: &Suite, baseline: Option<&mut Baseline>, t
     }
     // Cases that are no longer in the suite leave the baseline.
     baseline.cases.retain(|id, _| report.all.contains(id));
-    let folder = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let path = Folder::create(folder)?.write_file(&name, &baseline.render())?;
+    let path = Folder::write_path(path, &baseline.render())?;
     tell(format_args!("baseline: {}", path.display()));
     Ok(())
 }

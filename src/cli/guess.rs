@@ -7,7 +7,7 @@ use tempfile::NamedTempFile;
 
 use super::progress::Progress;
 use super::run::PromptArgs;
-use super::shared::{self, Format, ModelArgs};
+use super::shared::{self, Format, FormatArgs, ModelArgs};
 use super::{Outcome, exit_code, output};
 use crate::error::{Error, Result};
 use crate::files;
@@ -53,9 +53,8 @@ pub struct Args {
     /// Threads [default: all cores]
     #[arg(short, long, value_name = "N", value_parser = shared::at_least_one())]
     pub threads: Option<usize>,
-    /// Print a table or json
-    #[arg(help_heading = "Output", long, value_enum, default_value_t, hide_possible_values = true)]
-    format: Format,
+    #[command(flatten)]
+    format: FormatArgs<Format>,
 }
 
 /// What was seen of the engine.
@@ -197,7 +196,7 @@ pub fn main(args: &Args) -> Outcome {
             })?
         }
     };
-    output::print(&match args.format {
+    output::print(&match args.format.format() {
         Format::Json => json::render(&found)?,
         Format::Table => guess::render(&found),
     })?;

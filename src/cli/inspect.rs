@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::output::print;
+use super::shared::{FormatArgs, HasJson};
 use super::{Outcome, exit_code};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
@@ -52,9 +53,8 @@ pub struct Args {
     #[arg(long, value_name = "LAYERS")]
     layer: Option<Layers>,
 
-    /// Print a table, json, or dot (Graphviz)
-    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
-    format: InspectionFormat,
+    #[command(flatten)]
+    format: FormatArgs<InspectionFormat>,
 
     /// Print nothing but the values of one tensor, as little-endian f32
     #[arg(long, value_name = "TENSOR", hide = true)]
@@ -73,6 +73,10 @@ enum InspectionFormat {
     Dot,
 }
 
+impl HasJson for InspectionFormat {
+    const JSON: InspectionFormat = InspectionFormat::Json;
+}
+
 /// Runs the command. Whatever looks wrong in the file is the result, not a failure; weights that are not those that a
 /// file was made of are a divergence.
 pub fn main(args: &Args) -> Outcome {
@@ -88,11 +92,11 @@ pub fn main(args: &Args) -> Outcome {
 
 /// A model against what it was converted from.
 fn against(args: &Args, folder: &Path) -> Outcome {
-    if matches!(args.format, InspectionFormat::Dot) {
+    if matches!(args.format.format(), InspectionFormat::Dot) {
         return Err(Error::new("--format dot", "is of recordings").expected("table or json with --against"));
     }
     let found = compare(&args.file, folder)?;
-    print(&match args.format {
+    print(&match args.format.format() {
         InspectionFormat::Json => json::render(&found)?,
         InspectionFormat::Table | InspectionFormat::Dot => found.to_text(args.all),
     })?;
@@ -121,7 +125,7 @@ fn text(args: &Args) -> Result<String> {
             return Err(error.hint(format!("parity inspect {} lists its layers", args.file.display())));
         }
     }
-    match args.format {
+    match args.format.format() {
         InspectionFormat::Dot => {
             let dump = recording(&mut inspection, &args.file, "--format dot")?;
             dump.graphs.first().map(dot).ok_or_else(|| {

@@ -20,6 +20,8 @@ mod explain;
 mod faults;
 mod gate;
 mod guess;
+#[cfg(feature = "history")]
+mod history;
 mod inspect;
 mod manual;
 mod map;
@@ -28,6 +30,8 @@ mod port;
 mod progress;
 mod record;
 mod record_builtin;
+#[cfg(feature = "remote")]
+mod remote;
 mod run;
 mod shared;
 mod testcase;
@@ -71,6 +75,9 @@ enum Command {
     Guess(guess::Args),
     /// Run a suite of cases, for CI.
     Gate(gate::Args),
+    /// Say since when something is worse, from what gates measured.
+    #[cfg(feature = "history")]
+    History(history::Args),
     /// Say what got better or worse between two reports.
     DiffReports(diff_reports::Args),
     /// Show what a GGUF file or a dump holds, and what looks wrong in it.
@@ -79,6 +86,12 @@ enum Command {
     Map(map::Args),
     /// Compare a conversion with its original: config, tokens, weights, tensors.
     Port(port::Args),
+    /// Put a dump where others can read it: s3://, https://, a folder.
+    #[cfg(feature = "remote")]
+    Push(remote::PushArgs),
+    /// Fetch a dump, or some layers of it.
+    #[cfg(feature = "remote")]
+    Pull(remote::PullArgs),
     /// Explain a checkpoint of a report: what it computes, what was found, where to look.
     Explain(explain::Args),
     /// Make of a wrong node a test that upstream can run, and a file to replay.
@@ -125,10 +138,16 @@ pub fn main() -> ExitCode {
         Command::Faults(args) => faults::main(&args),
         Command::Guess(args) => guess::main(&args),
         Command::Gate(args) => gate::main(&args),
+        #[cfg(feature = "history")]
+        Command::History(args) => history::main(&args),
         Command::DiffReports(args) => diff_reports::main(&args),
         Command::Inspect(args) => inspect::main(&args),
         Command::Map(args) => map::main(&args),
         Command::Port(args) => port::main(&args),
+        #[cfg(feature = "remote")]
+        Command::Push(args) => remote::push(&args),
+        #[cfg(feature = "remote")]
+        Command::Pull(args) => remote::pull(&args),
         Command::Explain(args) => explain::main(&args),
         Command::Testcase(args) => testcase::main(&args),
         Command::Doctor(args) => doctor::main(&args),
@@ -136,6 +155,7 @@ pub fn main() -> ExitCode {
         Command::Man(args) => manual::man(&args),
         Command::RenderTemplate => render_template().map(|()| ExitCode::SUCCESS),
     });
+    crate::remote::tidy();
     match outcome {
         Ok(code) => code,
         Err(error) => {

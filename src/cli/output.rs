@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use super::shared::{FormatArgs, HasJson};
 use super::{Outcome, exit_code};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
@@ -19,12 +20,11 @@ use crate::text::{tell, without_commands};
 #[derive(Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
-    /// Print a table, json or markdown
-    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
-    format: ReportFormat,
+    #[command(flatten)]
+    format: FormatArgs<ReportFormat>,
     /// Also write a report into this folder
     ///
-    /// report.html for people, report.json, report.csv, junit.xml and summary.md (docs/report.md).
+    /// report.html for people, report.json, report.csv, junit.xml, report.sarif and summary.md (docs/report.md).
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
     /// Leave the prompt and tokens' text out of reports and dumps
@@ -41,6 +41,10 @@ enum ReportFormat {
     Json,
     /// Markdown for a CI summary
     Markdown,
+}
+
+impl HasJson for ReportFormat {
+    const JSON: ReportFormat = ReportFormat::Json;
 }
 
 impl OutputArgs {
@@ -60,7 +64,7 @@ impl OutputArgs {
         if let Some(folder) = &folder {
             keep(folder, &report)?;
         }
-        let text = match self.format {
+        let text = match self.format.format() {
             ReportFormat::Table => table::render(&report, &Terminal::of_stdout()),
             ReportFormat::Json => json::render(&report)?,
             ReportFormat::Markdown => markdown::render(&report),
@@ -84,7 +88,7 @@ impl OutputArgs {
                 folder.as_ref().map(|folder| Folder::create(&folder.path().join(name))).transpose()?;
             below.iter().try_for_each(|below| keep(below, report))?;
         }
-        let text = match self.format {
+        let text = match self.format.format() {
             ReportFormat::Json => {
                 json::render(&whole(reports.into_iter().map(|(_, report)| report).collect()))?
             }
@@ -140,7 +144,7 @@ impl OutputArgs {
 
     /// Shows what is no report of a comparison: as `text`, or as it is for programs.
     pub fn show(&self, value: &impl Serialize, text: impl FnOnce(&Terminal) -> String) -> Result<()> {
-        print(&match self.format {
+        print(&match self.format.format() {
             ReportFormat::Json => json::render(value)?,
             ReportFormat::Table | ReportFormat::Markdown => text(&Terminal::of_stdout()),
         })
@@ -149,6 +153,8 @@ impl OutputArgs {
 
 const DUMP: &str = "--dump";
 const FORCE: &str = "--force";
+const FORMAT: &str = "--format";
+const JSON: &str = "--json";
 /// What stands before the command of a program that parity runs.
 const SEPARATOR: &str = "--";
 
@@ -164,8 +170,8 @@ fn command_line(without: &[&str]) -> String {
             break;
         }
         let flag = arg.split_once('=').map_or(arg.as_str(), |(flag, _)| flag);
-        if flag == FORCE && without.contains(&DUMP) {
-            // Says what may happen to a dump that is not written again.
+        if flag == JSON && without.contains(&FORMAT) || flag == FORCE && without.contains(&DUMP) {
+            // A flag without a value: of a dump that is not written again, or another way to say a format.
         } else if !without.contains(&flag) {
             words.push(quoted(&arg));
         } else if flag == arg {
@@ -178,7 +184,7 @@ fn command_line(without: &[&str]) -> String {
 /// The command that shows one checkpoint alone.
 fn reproduce(checkpoint: Checkpoint) -> String {
     let layer = checkpoint.layer_index().map(|layer| format!(" --layer {layer}")).unwrap_or_default();
-    let rest = command_line(&["--layer", "--checkpoint", "--report", "--format", DUMP]);
+    let rest = command_line(&["--layer", "--checkpoint", "--report", FORMAT, DUMP]);
     // Before the command of another program, where there is one.
     let (own, program) = match rest.split_once(&format!(" {SEPARATOR} ")) {
         Some((own, program)) => (own.to_owned(), format!(" {SEPARATOR} {program}")),

@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::jobs::run::{RunOptions, run};
 use crate::numerics::Numerics;
+use crate::remote;
 use crate::tokenizer::Tokenizer;
 
 const EXAMPLES: &str = "\
@@ -33,7 +34,7 @@ pub struct Args {
     /// Each step is compared. It takes the reference's next token, or the most likely one if there is none.
     #[arg(short, long, value_name = "N")]
     n_predict: Option<usize>,
-    /// Dump to compare with
+    /// Dump to compare with: a folder, s3://…, https://…
     ///
     /// Without it, parity looks for a dump of this model and these tokens. If there is none, it records one with a
     /// llama.cpp on this machine (`parity doctor` says which). Without a prompt, the reference's tokens are used.
@@ -144,16 +145,18 @@ pub fn main(args: &Args) -> Outcome {
     let path = args.model.path()?;
     let file = shared::model_file(path.as_deref())?;
     let (prompt, tokens) = args.prompt.read(file.gguf())?;
+    let selection = args.select.selection()?;
+    let reference = args.reference.as_deref().map(|path| remote::local(path, &selection)).transpose()?;
     let options = RunOptions {
         prompt: prompt.filter(|_| !args.output.no_text()),
         tokens,
         n_predict: args.n_predict,
-        reference: args.reference.clone(),
+        reference,
         dump: args.dump.clone(),
         device: args.device.clone(),
         numerics: args.numerics,
         reference_numerics: args.reference_numerics,
-        selection: args.select.selection()?,
+        selection,
         tolerances: args.tolerance.tolerances()?,
         chunk: args.chunk,
         allow_missing: args.select.allow_missing,

@@ -80,6 +80,42 @@ impl ForeignArgs {
     }
 }
 
+/// What standard output carries.
+#[derive(Args)]
+#[command(next_help_heading = "Output")]
+pub struct FormatArgs<F: HasJson> {
+    /// Another format, e.g. --json
+    #[arg(long, value_enum, default_value_t, hide_possible_values = true, long_help = formats::<F>())]
+    format: F,
+    /// Print JSON: short for --format json
+    #[arg(long, conflicts_with = "format", hide_short_help = true)]
+    json: bool,
+}
+
+impl<F: HasJson> FormatArgs<F> {
+    /// The format that was asked for.
+    pub fn format(&self) -> F {
+        if self.json { F::JSON } else { self.format }
+    }
+}
+
+/// What the long help says of a command's formats.
+fn formats<F: HasJson>() -> String {
+    let names = F::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+    let names: Vec<String> = names.map(|value| value.get_name().to_owned()).collect();
+    format!("Print in another format: {}", names.join(", "))
+}
+
+/// The formats of a command.
+pub trait HasJson: ValueEnum + Copy + Default + Send + Sync + 'static {
+    /// The one for programs.
+    const JSON: Self;
+}
+
+impl HasJson for Format {
+    const JSON: Format = Format::Json;
+}
+
 /// What standard output carries, where there is nothing but a text and its data.
 #[derive(Clone, Copy, Default, ValueEnum)]
 pub enum Format {

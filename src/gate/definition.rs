@@ -15,6 +15,7 @@ use crate::engine::device::Device;
 use crate::error::Error;
 use crate::faults::injected::parse;
 use crate::numerics::Numerics;
+use crate::remote;
 use crate::report::Verdict;
 use crate::select::{self, Layers, Selection};
 
@@ -320,8 +321,11 @@ fn is_date(text: &str) -> bool {
     digits(year, 4) && digits(month, 2) && digits(day, 2) && within(month, 12) && within(day, 31)
 }
 
-/// Relative to the suite, or below a folder that the environment names.
+/// Relative to the suite, or below a folder that the environment names; an address as it is.
 fn located(path: &str, folder: &Path) -> PathBuf {
+    if remote::is_remote(Path::new(path)) {
+        return PathBuf::from(path);
+    }
     let named = path.strip_prefix('$').and_then(|rest| rest.split_once('/'));
     match named {
         // An unset variable leaves a path that does not exist, and a message that shows the variable.

@@ -14,6 +14,7 @@ use crate::foreign;
 use crate::jobs::run::{RunOptions, run};
 use crate::jobs::{audit, diff};
 use crate::references;
+use crate::remote;
 use crate::report::Report;
 use crate::tokenizer::Tokenizer;
 
@@ -73,7 +74,8 @@ impl Engine {
             return Ok(Attempt::Missing(ProblemKind::MissingModel, missing_model(&path)));
         }
         let dumps = case.reference.iter().chain(&case.dump);
-        if let Some(path) = dumps.into_iter().find(|path| !path.exists()) {
+        let is_absent = |path: &&PathBuf| !remote::is_remote(path) && !path.exists();
+        if let Some(path) = dumps.into_iter().find(is_absent) {
             return Ok(Attempt::Missing(
                 ProblemKind::MissingReference,
                 format!("no recording {}", path.display()),
@@ -82,6 +84,7 @@ impl Engine {
         if !device::is_present(&case.device) {
             return Ok(Attempt::Missing(ProblemKind::SkippedDevice, format!("there is no {}", case.device)));
         }
+        let case = &fetched(case)?;
         let opened = self.open(path)?;
         let report = match &case.dump {
             Some(dump) => judge_dump(case, dump, &opened.file, pictures)?,
@@ -100,6 +103,15 @@ impl Engine {
             || ModelFile::open(&path).map(|file| Arc::new(Opened { file, tokenizer: OnceLock::new() }));
         shared.get_or_init(open).clone()
     }
+}
+
+/// The case with what it needs of dumps that lie elsewhere brought here.
+fn fetched(case: &Case) -> Result<Case> {
+    let mut here = case.clone();
+    for path in here.reference.iter_mut().chain(&mut here.dump) {
+        *path = remote::local(path, &case.selection)?;
+    }
+    Ok(here)
 }
 
 /// Compares a dump with the case's reference, or audits it by itself.

@@ -240,6 +240,7 @@ impl<'a> Judgement<'a> {
             coverage: report.map(|report| report.coverage.clone()).unwrap_or_default(),
             next: report.and_then(|report| words::next_commands(report).into_iter().next()),
             measures: report.map(Measures::of).unwrap_or_default(),
+            seconds: None,
         }
     }
 }

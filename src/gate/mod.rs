@@ -11,6 +11,7 @@ pub mod judge;
 pub mod render;
 pub mod schedule;
 pub mod suite;
+pub mod times;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -21,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::report::{Coverage, Verdict};
 use baseline::{Measures, Moved};
+use schedule::Shard;
 
 /// Name and version of the result format.
 pub const SCHEMA: &str = "parity-gate/1";
@@ -69,6 +71,9 @@ pub struct CaseResult {
     pub next: Option<String>,
     /// What a baseline keeps.
     pub measures: Measures,
+    /// How long it took; kept apart from the result, which is the same from run to run.
+    #[serde(skip)]
+    pub seconds: Option<f64>,
 }
 
 /// The answer of a case.
@@ -211,6 +216,7 @@ impl GateReport {
 /// # Errors
 /// Results of different suites, and cases that two of them ran.
 pub fn merge(parts: Vec<GateReport>) -> Result<GateReport> {
+    let lost = lost(&parts);
     let mut parts = parts.into_iter();
     let mut whole = parts.next().ok_or_else(|| {
         Error::new("parity gate merge", "there is nothing to merge").expected("gate.json files")
@@ -234,7 +240,7 @@ pub fn merge(parts: Vec<GateReport>) -> Result<GateReport> {
     }
     let mut by_id: BTreeMap<String, CaseResult> =
         whole.cases.into_iter().map(|case| (case.id.clone(), case)).collect();
-    whole.cases = whole.all.iter().map(|id| by_id.remove(id).unwrap_or_else(|| not_run(id))).collect();
+    whole.cases = whole.all.iter().map(|id| by_id.remove(id).unwrap_or_else(|| not_run(id, &lost))).collect();
     whole.cases.extend(by_id.into_values());
     whole.shard = None;
     Ok(whole)
@@ -244,23 +250,37 @@ pub fn merge(parts: Vec<GateReport>) -> Result<GateReport> {
 pub fn missing(id: &str) -> CaseResult {
     let text =
         "the baseline has an entry for it, the suite has no such case: --accept takes it out".to_owned();
-    CaseResult { problems: vec![Problem { kind: ProblemKind::MissingCase, text }], ..not_run(id) }
+    CaseResult { problems: vec![Problem { kind: ProblemKind::MissingCase, text }], ..not_run(id, "") }
 }
 
-fn not_run(id: &str) -> CaseResult {
+/// Which shards have left no result, where those that did say how many there were: `shards 2/5 and 4/5 left no result`.
+fn lost(parts: &[GateReport]) -> String {
+    let shards: Vec<Shard> =
+        parts.iter().filter_map(|part| part.shard.as_ref()).filter_map(|name| name.parse().ok()).collect();
+    let lost: Vec<String> = Shard::missing(&shards).iter().map(Shard::to_string).collect();
+    match lost.as_slice() {
+        [] => String::new(),
+        [one] => format!("; shard {one} left no result"),
+        [most @ .., last] => format!("; shards {} and {last} left no result", most.join(", ")),
+    }
+}
+
+/// A case without a result; `lost` says of which shards there is none.
+fn not_run(id: &str, lost: &str) -> CaseResult {
     CaseResult {
         id: id.to_owned(),
         definition: usize::MAX,
         status: Status::Undecided,
         verdict: None,
         answer: "not run".to_owned(),
-        problems: vec![Problem { kind: ProblemKind::NotRun, text: "no shard has run it".to_owned() }],
+        problems: vec![Problem { kind: ProblemKind::NotRun, text: format!("no shard has run it{lost}") }],
         waivers: Vec::new(),
         moved: Vec::new(),
         attempts: 0,
         coverage: Coverage::default(),
         next: None,
         measures: Measures::default(),
+        seconds: None,
     }
 }
 

@@ -8,7 +8,7 @@ use super::judge::describe;
 use super::{CaseResult, GateReport, Status};
 use crate::error::{Error, Result};
 use crate::report::markdown::escape;
-use crate::report::{Verdict, github, words};
+use crate::report::{Verdict, github, sarif, words};
 
 /// The result as `gate.json`.
 pub fn json(report: &GateReport) -> Result<String> {
@@ -136,6 +136,23 @@ pub fn junit(report: &GateReport) -> Result<String> {
     let mut document = quick_junit::Report::new(report.suite.as_str());
     document.add_test_suite(suite);
     crate::report::junit::text(&document)
+}
+
+/// SARIF: one result per problem of a case that does not pass.
+pub fn sarif(report: &GateReport) -> Result<String> {
+    let of = |case: &&CaseResult| matches!(case.status, Status::Failed | Status::Undecided);
+    let results = report.cases.iter().filter(of).flat_map(|case| {
+        case.problems.iter().map(|problem| {
+            let kind = serde_json::to_value(problem.kind).unwrap_or_default();
+            let rule = (kind.as_str().unwrap_or_default(), "error");
+            sarif::result_in(&report.suite, rule, &case.id, &problem.text)
+        })
+    });
+    let mut results: Vec<_> = results.collect();
+    if results.is_empty() && report.verdict() != Verdict::Parity {
+        results.push(sarif::result_in(&report.suite, ("undecided", "error"), "suite", &summary(report)));
+    }
+    sarif::document(sarif::run(results, report.verdict(), &summary(report), |_| None))
 }
 
 /// Markdown for the step summary of a CI run.

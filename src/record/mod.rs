@@ -10,7 +10,6 @@ mod tap;
 mod verify;
 
 use std::ffi::OsString;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -161,7 +160,11 @@ fn run(mut command: Command, program: &Program) -> Result<ExitStatus> {
 
 /// How a program ended, in words.
 fn ending(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
+    #[cfg(unix)]
+    let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+    #[cfg(not(unix))]
+    let signal = None::<i32>;
+    match (status.code(), signal) {
         (Some(code), _) => format!("exit status {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
         (None, None) => "an unknown end".to_owned(),

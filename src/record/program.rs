@@ -3,11 +3,10 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::files;
 use parity_graph::weights::TOKEN_EMBD;
 
 /// A program that can be tapped.
@@ -66,7 +65,7 @@ impl Program {
 /// The file that a command name means.
 fn search(name: &OsStr) -> Result<PathBuf> {
     let direct = Path::new(name);
-    if name.as_bytes().contains(&b'/') {
+    if name.as_encoded_bytes().contains(&b'/') {
         if !direct.is_file() {
             return Err(Error::file(direct, "no such program"));
         }
@@ -74,7 +73,7 @@ fn search(name: &OsStr) -> Result<PathBuf> {
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let executable = |file: &PathBuf| {
-        fs::metadata(file).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+        fs::metadata(file).is_ok_and(|meta| meta.is_file() && files::mode(&meta) & 0o111 != 0)
     };
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(executable).ok_or_else(|| {
         Error::file(direct, "no such program on the PATH")
@@ -94,12 +93,12 @@ fn interpreter(path: &Path) -> Result<Option<PathBuf>> {
     let bytes = start_of(path)?;
     let Some(line) = bytes.strip_prefix(b"#!") else { return Ok(None) };
     let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default();
-    let mut words =
-        line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).map(OsStr::from_bytes);
+    let words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+    let mut words = words.filter_map(|word| std::str::from_utf8(word).ok()).map(OsStr::new);
     let program = words.next().ok_or_else(|| Error::file(path, "a script that names no interpreter"))?;
     // `#!/usr/bin/env python3`: what counts is the program that `env` looks up.
     let looked_up = (Path::new(program).file_name() == Some(OsStr::new("env")))
-        .then(|| words.find(|word| !word.as_bytes().starts_with(b"-")))
+        .then(|| words.find(|word| !word.as_encoded_bytes().starts_with(b"-")))
         .flatten();
     search(looked_up.unwrap_or(program)).map(Some)
 }
@@ -138,7 +137,7 @@ fn check(path: &Path, binary: &Path) -> Result<()> {
     if loader.contains("musl") && !cfg!(target_env = "musl") {
         return refuse("a program for musl, while this parity is built for glibc", OTHERS);
     }
-    let mode = fs::metadata(binary).map_or(0, |meta| meta.permissions().mode());
+    let mode = fs::metadata(binary).map_or(0, |meta| files::mode(&meta));
     if mode & 0o6000 != 0 {
         return refuse(
             "a set-user-ID program, which ignores LD_PRELOAD",

@@ -4,18 +4,19 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::{Report, csv, html, json, junit, markdown};
+use super::{Report, csv, html, json, junit, markdown, sarif};
 use crate::error::{Error, Result};
 
 /// A file of a report folder, and what renders it.
 type Renderer = (&'static str, fn(&Report) -> Result<String>);
 
 /// Every file. A new format is one file in this folder and one line here.
-const FORMATS: [Renderer; 5] = [
+const FORMATS: [Renderer; 6] = [
     ("report.json", json::render),
     ("report.csv", csv::render),
     ("report.html", html::render),
     ("junit.xml", junit::render),
+    ("report.sarif", sarif::render),
     ("summary.md", |report| Ok(markdown::render(report))),
 ];
 
@@ -45,6 +46,13 @@ impl Folder {
         let rendered = FORMATS.iter().map(|(name, render)| Ok((*name, render(report)?)));
         let rendered: Vec<(&str, String)> = rendered.collect::<Result<_>>()?;
         rendered.iter().map(|(name, text)| self.write_file(name, text)).collect()
+    }
+
+    /// Writes one file, in the folder of its path.
+    pub fn write_path(path: &Path, text: &str) -> Result<PathBuf> {
+        let folder = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        Folder::create(folder)?.write_file(&name, text)
     }
 
     /// Writes one file of the folder under a temporary name, then renames it.

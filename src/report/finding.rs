@@ -32,17 +32,19 @@ impl From<&Difference> for Finding {
     }
 }
 
+/// What it says of both sides, and what follows.
+pub fn text(found: &Finding) -> String {
+    let said = |side: &Option<String>| side.clone().unwrap_or_else(|| "nothing".to_owned());
+    let (original, converted) = (said(&found.original), said(&found.converted));
+    format!(
+        "{}: {converted}, the original says {original}: {} ({})",
+        found.name, found.effect, found.location
+    )
+}
+
 /// What a reader must know beside the answer: what differs and is no checkpoint, unless the answer's sentences say it, then
 /// notes on the inputs.
 pub fn notes(report: &Report) -> Vec<String> {
-    let text = |found: &Finding| {
-        let said = |side: &Option<String>| side.clone().unwrap_or_else(|| "nothing".to_owned());
-        let (original, converted) = (said(&found.original), said(&found.converted));
-        format!(
-            "{}: {converted}, the original says {original}: {} ({})",
-            found.name, found.effect, found.location
-        )
-    };
     let findings = report.findings.iter().filter(|_| report.answer.is_empty()).map(text);
     findings.chain(report.notes.iter().cloned()).collect()
 }

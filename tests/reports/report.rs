@@ -1,6 +1,6 @@
 //! The report in every format: whole-file snapshots, the schema, and what each format promises.
 
-use parity::report::{Report, csv, files, github, html, json, junit, markdown, table};
+use parity::report::{Report, csv, files, github, html, json, junit, markdown, sarif, table};
 
 use crate::support::fixture;
 use crate::support::fixture::{Shape, TINY};
@@ -10,6 +10,7 @@ fn formats(report: &Report) -> Vec<(&'static str, String)> {
         ("json", json::render(report).unwrap()),
         ("csv", csv::render(report).unwrap()),
         ("junit", junit::render(report).unwrap()),
+        ("sarif", sarif::render(report).unwrap()),
         ("markdown", markdown::render(report)),
         ("github", github::render(report, "parity")),
         ("table", table::render(report, &table::Terminal::default())),
@@ -102,6 +103,56 @@ fn json_follows_its_schema_and_reads_back() {
     assert!(!validator.is_valid(&serde_json::from_str(&text).unwrap()));
 }
 
+#[test]
+fn sarif_follows_its_schema_and_has_one_result_per_fault() {
+    let schema = include_str!("../data/sarif/sarif-schema-2.1.0.json");
+    // A pattern of the schema, that of languages, has a stray bracket, which strict readers refuse.
+    let schema: serde_json::Value = serde_json::from_str(&schema.replace("{2}]?$", "{2}$")).unwrap();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let read = |report: &Report| -> serde_json::Value {
+        let value = serde_json::from_str(&sarif::render(report).unwrap()).unwrap();
+        let errors: Vec<String> =
+            validator.iter_errors(&value).map(|e| format!("{} {e}", e.instance_path())).collect();
+        assert!(errors.is_empty(), "{errors:#?}");
+        value
+    };
+    let of = |report: &Report| -> Vec<String> {
+        let value = read(report);
+        let results = value["runs"][0]["results"].as_array().unwrap();
+        let place =
+            |r: &serde_json::Value| r["locations"][0]["logicalLocations"][0]["fullyQualifiedName"].clone();
+        results
+            .iter()
+            .map(|r| format!("{} {} {}", r["level"], r["ruleId"], place(r)).replace('"', ""))
+            .collect()
+    };
+    let mut injected = fixture::injected(TINY, 2);
+    assert_eq!(of(&injected), ["error rope.base blk.2.q_rope"]);
+    injected.candidate.path = Some("a dump/of: 100 %".to_owned());
+    assert_eq!(
+        read(&injected)["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"],
+        "a%20dump/of%3A%20100%20%25"
+    );
+    assert_eq!(of(&fixture::clean(TINY)), [""; 0]);
+    assert_eq!(of(&Report::default()), ["error undecided run"], "nothing compared must not look clean");
+    let finding = parity::report::Finding {
+        name: "config.rope_theta".to_owned(),
+        location: "config.json".to_owned(),
+        original: Some("1000000".to_owned()),
+        converted: None,
+        effect: "RoPE base is 10000".to_owned(),
+    };
+    let mut other = fixture::clean(TINY);
+    (other.findings, other.verdict) = (vec![finding], parity::report::Verdict::Divergence);
+    assert_eq!(of(&other), ["error config.rope_theta config.json"]);
+    other.findings.clear();
+    assert_eq!(of(&other), ["error divergence run"], "a divergence without a place is one still");
+    read(&hostile());
+    // The schema is not a formality.
+    let text = sarif::render(&injected).unwrap().replace("\"ruleId\"", "\"rule\"");
+    assert!(!validator.is_valid(&serde_json::from_str(&text).unwrap()));
+}
+
 /// NaN everywhere, a missing checkpoint, a shape that differs, and texts that every format must escape.
 fn hostile() -> Report {
     let mut report = fixture::injected(fixture::SMALL, 1);
@@ -168,8 +219,11 @@ fn a_folder_holds_every_format_and_nothing_else() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert_eq!(names, ["junit.xml", "report.csv", "report.html", "report.json", "summary.md"]);
-    assert_eq!(written.len(), 5);
+    assert_eq!(
+        names,
+        ["junit.xml", "report.csv", "report.html", "report.json", "report.sarif", "summary.md"]
+    );
+    assert_eq!(written.len(), names.len());
     assert_eq!(json::read(folder.path()).unwrap().origins.len(), 1);
 }
 

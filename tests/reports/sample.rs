@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
-use parity::report::{Report, csv, html, json, junit, markdown, table};
+use parity::report::{Report, csv, html, json, junit, markdown, sarif, table};
 
 fn sample(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/sample").join(name)
@@ -21,6 +21,7 @@ fn every_format_says_what_the_json_says() {
     assert!(json::render(&report).unwrap() == text("report.json"), "report.json: {hint}");
     assert!(csv::render(&report).unwrap() == text("report.csv"), "report.csv: {hint}");
     assert!(junit::render(&report).unwrap() == text("junit.xml"), "junit.xml: {hint}");
+    assert!(sarif::render(&report).unwrap() == text("report.sarif"), "report.sarif: {hint}");
     assert!(markdown::render(&report) == text("summary.md"), "summary.md: {hint}");
     assert!(table::render(&report, &table::Terminal::default()) == text("table.txt"), "table.txt: {hint}");
     // The page has pictures that the JSON does not hold; all else must agree.

@@ -55,7 +55,7 @@ pub fn open_regular(path: &Path, what: &str) -> Result<File, DumpError> {
 }
 
 /// Reads and checks `manifest.json`.
-pub(crate) fn read_manifest(dir: &Path) -> Result<Manifest, DumpError> {
+pub fn read_manifest(dir: &Path) -> Result<Manifest, DumpError> {
     let path = dir.join(MANIFEST_FILE);
     if !path.exists() {
         return Err(DumpError::new(dir, format!("has no {MANIFEST_FILE}"))
@@ -80,6 +80,29 @@ pub(crate) fn read_manifest(dir: &Path) -> Result<Manifest, DumpError> {
         }
     }
     Ok(manifest)
+}
+
+/// Writes `manifest.json` under a temporary name, and renames it.
+///
+/// # Errors
+/// The system's, with the file.
+pub fn write_manifest(dir: &Path, manifest: &Manifest) -> Result<(), DumpError> {
+    let path = dir.join(MANIFEST_FILE);
+    let part = dir.join(format!("{MANIFEST_FILE}.part"));
+    let mut text = serde_json::to_string_pretty(manifest)
+        .map_err(|e| DumpError::new(&path, format!("cannot be written as JSON: {e}")))?;
+    text.push('\n');
+    fs::write(&part, text).map_err(|e| failed(&part, "cannot write", &e))?;
+    fs::rename(&part, &path).map_err(|e| failed(&part, "cannot rename", &e))
+}
+
+/// What the system said, about a file.
+pub(crate) fn failed(path: &Path, what: &str, cause: &std::io::Error) -> DumpError {
+    let error = DumpError::new(path, format!("{what}: {cause}"));
+    match cause.kind() {
+        std::io::ErrorKind::StorageFull => error.hint("free some space, or record fewer layers (--layer)"),
+        _ => error,
+    }
 }
 
 /// What says whether the rest of a manifest can be read: looked at first, since the rest may have changed its form.

@@ -6,6 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::checkpoint::{Checkpoint, by_spelling};
 use crate::hashes::HASHES;
+use crate::packed::ZSTD_SHUFFLE;
 
 /// The format's name and version.
 pub const SCHEMA: &str = "parity-dump/1";
@@ -59,7 +60,7 @@ pub struct Manifest {
 }
 
 /// What a manifest may require of its readers, and this one fulfils.
-pub const KNOWN: &[&str] = &[HASHES];
+pub const KNOWN: &[&str] = &[HASHES, ZSTD_SHUFFLE];
 
 /// Where and why a recording ended early.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

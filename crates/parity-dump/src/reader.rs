@@ -16,6 +16,7 @@ use crate::files::{element_of, map_file, read_manifest, unreadable};
 use crate::leaves::LeafPart;
 use crate::manifest::{LEAF_PREFIX, Manifest};
 use crate::orders::Orders;
+use crate::packed::{ZSTD_SHUFFLE, map_step};
 use crate::recorded::{Part, Recorded};
 use crate::seen::{self, SeenPart, SeenTensors};
 
@@ -90,7 +91,8 @@ impl Dump {
     }
 
     fn add_file(&mut self, path: &Path, step: usize, positions: &[u32]) -> Result<(), DumpError> {
-        let map = map_file(path)?;
+        let packed = self.manifest.requires.iter().any(|name| name == ZSTD_SHUFFLE);
+        let map = if packed { map_step(path)? } else { map_file(path)? };
         let tensors = SafeTensors::deserialize(&map).map_err(|e| unreadable(path, &e))?;
         let file = self.files.len();
         let mut parts = Vec::new();

@@ -5,12 +5,13 @@
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::Checkpoint;
 use crate::dtype::Element;
 use crate::error::DumpError;
+use crate::files::{failed, write_manifest};
 use crate::manifest::{GraphFile, LEAF_PREFIX, MANIFEST_FILE, Manifest, ModelInfo, Producer, Step};
 use crate::seen::{self, SEEN_FILE, SeenTensors};
 
@@ -258,13 +259,7 @@ impl Writer {
     }
 
     fn write_manifest(&self) -> Result<(), DumpError> {
-        let path = self.dir.join(MANIFEST_FILE);
-        let part = self.dir.join(format!("{MANIFEST_FILE}.part"));
-        let mut text = serde_json::to_string_pretty(&self.manifest)
-            .map_err(|e| DumpError::new(&path, format!("cannot be written as JSON: {e}")))?;
-        text.push('\n');
-        fs::write(&part, text).map_err(|e| failed(&part, "cannot write", &e))?;
-        fs::rename(&part, &path).map_err(|e| failed(&part, "cannot rename", &e))
+        write_manifest(&self.dir, &self.manifest)
     }
 }
 
@@ -319,12 +314,4 @@ fn clear(dir: &Path) -> Result<(), DumpError> {
         fs::remove_file(entry.path()).map_err(|e| failed(&entry.path(), "cannot remove the file", &e))?;
     }
     Ok(())
-}
-
-fn failed(path: &Path, what: &str, cause: &io::Error) -> DumpError {
-    let error = DumpError::new(path, format!("{what}: {cause}"));
-    match cause.kind() {
-        io::ErrorKind::StorageFull => error.hint("free some space, or record fewer layers (--layer)"),
-        _ => error,
-    }
 }

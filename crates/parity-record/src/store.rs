@@ -327,6 +327,7 @@ fn note(failure: &OnceLock<DumpError>, result: Result<(), DumpError>, writer: &m
 
 /// Runs `start` with all signals blocked, which a thread started by it inherits: the program's signal
 /// handlers go on running on the program's own threads.
+#[cfg(unix)]
 fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: both sets are filled before they are read.
     unsafe {
@@ -337,4 +338,10 @@ fn without_signals<T>(start: impl FnOnce() -> T) -> T {
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
         result
     }
+}
+
+/// Where there are no signals, there are none to block.
+#[cfg(not(unix))]
+fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+    start()
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,13 +24,13 @@ const ALL: &str = "all.cu";
 
 macro_rules! built {
     ($name:literal) => {
-        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/built/", $name))
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/built/", $name, ".zst"))
     };
 }
 
 /// Compute capability of Hopper.
 const HOPPER: (i32, i32) = (9, 0);
-/// Machine code by compute capability. Code for x.y runs on x.z with z >= y; that for Hopper, which alone has warpgroups, on
+/// Machine code by compute capability, compressed. Code for x.y runs on x.z with z >= y; that for Hopper, which alone has warpgroups, on
 /// 9.0.
 const CUBINS: [((i32, i32), &[u8]); 4] = [
     ((7, 5), built!("sm_75.cubin")),
@@ -38,7 +39,7 @@ const CUBINS: [((i32, i32), &[u8]); 4] = [
     ((12, 0), built!("sm_120.cubin")),
 ];
 /// What the driver compiles for any other GPU from this capability on.
-const PTX: ((i32, i32), &str) = ((8, 0), include_str!("../../../kernels/built/compute_80.ptx"));
+const PTX: ((i32, i32), &[u8]) = ((8, 0), built!("compute_80.ptx"));
 /// Hashes of the sources that the artefacts were built from.
 const MANIFEST: &str = include_str!("../../../kernels/built/manifest.json");
 
@@ -107,15 +108,24 @@ fn architecture(capability: (i32, i32)) -> String {
 fn artefact(capability: (i32, i32)) -> Result<(String, Ptx)> {
     let fits = |built: (i32, i32)| built.0 == capability.0 && built.1 <= capability.1;
     if let Some((built, image)) = CUBINS.iter().rev().find(|(built, _)| fits(*built)) {
-        return Ok((architecture(*built), Ptx::from_binary(image.to_vec())));
+        return Ok((architecture(*built), Ptx::from_binary(unpacked(image)?)));
     }
     if capability >= PTX.0 {
-        return Ok(("compute_80 PTX".into(), Ptx::from_src(PTX.1)));
+        let source = String::from_utf8(unpacked(PTX.1)?).map_err(error)?;
+        return Ok(("compute_80 PTX".into(), Ptx::from_src(source)));
     }
     Err(error("the GPU is too old for the shipped kernels")
         .expected("compute capability 7.5 (Turing) or higher")
         .found(format!("{}.{}", capability.0, capability.1))
         .hint("--device cpu runs anywhere"))
+}
+
+/// A shipped artefact as it was compiled: all of them are a tenth of the size in the program, and one is needed.
+fn unpacked(image: &[u8]) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut decoder = ruzstd::decoding::StreamingDecoder::new(image).map_err(error)?;
+    decoder.read_to_end(&mut bytes).map_err(error)?;
+    Ok(bytes)
 }
 
 /// The `.cu` files in a folder that are not as shipped; all of them where a header is not.
@@ -222,8 +232,8 @@ mod tests {
         }
         assert_eq!(manifest["artefacts"].as_object().unwrap().len(), CUBINS.len() + 1);
         for (name, artefact) in manifest["artefacts"].as_object().unwrap() {
-            let bytes = std::fs::read(folder.join("built").join(name)).unwrap();
-            assert_eq!(artefact["sha256"], sha256(&bytes), "{name}");
+            let bytes = std::fs::read(folder.join("built").join(format!("{name}.zst"))).unwrap();
+            assert_eq!(artefact["sha256"], sha256(&unpacked(&bytes).unwrap()), "{name}");
         }
     }
 }

@@ -173,7 +173,9 @@ pub fn render() -> Result<()> {
 }
 
 /// Memory that rendering may take, and seconds.
+#[cfg(unix)]
 const MEMORY_MAX: u64 = 1 << 30;
+#[cfg(unix)]
 const SECONDS_MAX: u64 = 10;
 
 /// Ends this process where it takes more.
