@@ -115,10 +115,8 @@ impl Recorder {
             self.say_once("a second llama.cpp context computes in this process: it is not recorded");
             return false;
         }
-        // SAFETY: by the caller's promise. What reads leaves must not overtake what writes them.
-        unsafe { (reader.api.sched_synchronize)(sched) };
-        // SAFETY: as above.
-        let mut inputs = unsafe { self.inputs(reader, &described, &mapping, tokens) };
+        // SAFETY: by the caller's promise.
+        let mut inputs = unsafe { self.inputs(reader, sched, &described, &mapping, tokens) };
         if let Some(inputs) = &mut inputs {
             // SAFETY: as above; the leaf holds the tokens.
             unsafe { self.force(reader, described.address[tokens], inputs) };
