@@ -78,7 +78,7 @@ pub struct Args {
     /// Let -o replace recordings
     #[arg(long, requires = "output")]
     force: bool,
-    /// How closely to look: none, outputs or nodes (docs/ab.md)
+    /// How closely to look: auto, none, outputs or nodes (docs/ab.md)
     #[arg(long, value_name = "LEVEL", default_value_t, hide_short_help = true)]
     observe: Observe,
     /// Only the logits that the programs ask for

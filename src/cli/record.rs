@@ -68,8 +68,9 @@ pub struct Args {
     #[arg(long, requires = "command")]
     no_text: bool,
 
-    /// How closely to look: none, outputs or nodes
+    /// How closely to look: auto, none, outputs or nodes
     ///
+    /// auto: outputs on backends where that was shown to have the same bits as nodes, and nodes elsewhere.
     /// nodes: one by one, with a callback, which makes llama.cpp wait behind each. outputs: the graph runs whole, with
     /// its nodes kept as outputs, and is read afterwards: fast, and what happens between nodes happens as ever, but for
     /// fusion. none: the logits alone, of a run that is otherwise as without parity.

@@ -9,12 +9,17 @@ use tempfile::TempDir;
 
 use super::Options;
 use crate::error::{Error, Result};
+use crate::memory;
 
 /// The tap's shared library; empty where it could not be built for this machine.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libparity_tap.so"));
 
 /// Room for the tap's words, written ahead so that a full disk cannot keep them back.
 const STATUS_BYTES: usize = 1 << 16;
+
+/// Part of the memory that is there which kept nodes may take: what is read of them goes to disk through as much again, and
+/// the program has weights and caches.
+const SHARE_KEPT: u64 = 3;
 
 /// One use of the tap.
 pub struct Session {
@@ -75,6 +80,9 @@ impl Session {
         options.sequence.map(|number| tapped.env("PARITY_TAP_SEQUENCE", number.to_string()));
         tapped.env("PARITY_TAP_ALL_ROWS", if options.all_rows { "1" } else { "0" });
         tapped.env("PARITY_TAP_OBSERVE", options.observe.to_string());
+        if let Some((_, bytes)) = memory::available()? {
+            tapped.env("PARITY_TAP_MEMORY", (bytes / SHARE_KEPT).to_string());
+        }
         tapped.env("PARITY_TAP_HASHED", if options.hashed { "1" } else { "0" });
         if let Some(forced) = &options.forced {
             let file = self.folder().join("forced");

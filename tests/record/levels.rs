@@ -51,6 +51,29 @@ fn outputs_that_are_kept_have_the_bits_of_nodes_that_are_asked_for() {
 }
 
 #[test]
+fn outputs_are_kept_by_default_and_what_does_not_fit_is_asked_for_node_by_node() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let libraries = libraries.to_str().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    record(&at("default"), libraries, "Q4_K_M", &[]);
+    assert_eq!(manifest(&at("default"))["observed"], "outputs");
+    let inject = ["--inject", "rope.base=10000@blk.1.q_rope"];
+    record(&at("injected"), libraries, "Q4_K_M", &inject);
+    assert_eq!(manifest(&at("injected"))["observed"], "nodes");
+    let mut command = parity(&["record", "-o"]);
+    command.arg(at("small")).env("PARITY_MEMORY", "1M").arg("--").arg(driver().unwrap());
+    let done = command.args([libraries, &model("Q4_K_M"), "5"]).args(PROMPT).args(ANSWER).output().unwrap();
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert!(said.contains("may be taken: -ub N makes batches smaller"), "{said}");
+    assert!(said.contains("computed node by node: "), "{said}");
+    assert_eq!(manifest(&at("small"))["observed"], "nodes");
+    let [small, default] = ["small", "default"].map(|name| at(name).to_str().unwrap().to_owned());
+    let (code, said) = output(&["diff", "--bitwise", &small, &default]);
+    assert_eq!(code, 0, "{said}");
+}
+
+#[test]
 fn hashes_find_the_first_node_whose_bits_differ() {
     let Some(libraries) = libraries(LIBRARIES) else { return };
     let libraries = libraries.to_str().unwrap();

@@ -105,6 +105,10 @@ functions! {
     graph_get_tensor: c"ggml_graph_get_tensor" fn(RawGraph, *const c_char) -> RawTensor;
     /// The backend that computes a node.
     sched_get_tensor_backend: c"ggml_backend_sched_get_tensor_backend" fn(RawSched, RawTensor) -> *mut c_void;
+    /// Number of backends of a scheduler.
+    sched_get_n_backends: c"ggml_backend_sched_get_n_backends" fn(RawSched) -> c_int;
+    /// One of them.
+    sched_get_backend: c"ggml_backend_sched_get_backend" fn(RawSched, c_int) -> *mut c_void;
     /// Waits for everything under way.
     sched_synchronize: c"ggml_backend_sched_synchronize" fn(RawSched);
     /// Name of a backend.

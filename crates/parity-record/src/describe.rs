@@ -8,6 +8,7 @@ use parity_graph::params::WORDS;
 use parity_graph::{Graph, Id, MAX_SRC, Op, Params, Tensor, View};
 
 use crate::api::{Api, RawGraph, RawSched, RawTensor, text};
+use crate::kept::Place;
 use crate::layout::{FLAG_COMPUTE, TensorLayout};
 
 /// A graph with the addresses of its tensors.
@@ -288,6 +289,34 @@ impl Reader<'_> {
             (self.api.tensor_get)(raw, bytes.as_mut_ptr().cast(), 0, bytes.len());
             Some(bytes)
         }
+    }
+
+    /// The memory that a tensor lies in: its buffer, its first byte and the one behind its last; `None` where it has none.
+    ///
+    /// # Safety
+    /// `raw` is a live tensor of the library.
+    pub unsafe fn place(&self, raw: RawTensor) -> Option<Place> {
+        // SAFETY: the layout was measured on this library; the buffer is the pointer before the extents.
+        let (buffer, data, bytes) = unsafe {
+            let buffer: RawTensor = self.field(raw, self.layout.ne - size_of::<RawTensor>());
+            (buffer as usize, (self.api.get_data)(raw) as usize, (self.api.nbytes)(raw))
+        };
+        (data != 0).then_some((buffer, data, data + bytes))
+    }
+
+    /// Sources that the scheduler copied to another backend, as it marks them by their names.
+    ///
+    /// # Safety
+    /// `raw` is a live tensor of the library.
+    pub unsafe fn copies_for(&self, raw: RawTensor) -> Vec<RawTensor> {
+        // SAFETY: by the caller's promise.
+        let sources = unsafe { self.sources(raw) };
+        let is_copy = |src: &RawTensor| {
+            // SAFETY: the source of a live tensor, and ggml's strings live with it.
+            let name = unsafe { text((self.api.get_name)(*src)) };
+            name.is_some_and(|name| without_copy_marks(&name) != name)
+        };
+        sources.into_iter().flatten().filter(is_copy).collect()
     }
 
     /// The source in a slot; null where the slot is empty.

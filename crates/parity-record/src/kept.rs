@@ -2,7 +2,7 @@
 //! synchronisation behind each. Where the wanted nodes are marked as outputs before their memory is laid out, the allocator
 //! keeps all of them; the graph then runs whole, and everything is read afterwards.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
@@ -10,26 +10,48 @@ use parity_graph::{Graph, Id};
 
 use crate::api::RawTensor;
 use crate::describe::{Described, Reader};
-use crate::map::Mapping;
 
 /// `GGML_TENSOR_FLAG_OUTPUT`
 const FLAG_OUTPUT: i32 = 2;
 
+/// Backends whose kept outputs have the bits of nodes that are asked for one by one, by their names without number:
+/// `scripts/ab-observe.sh` shows it. Vulkan has other bits (llvmpipe, llama.cpp 0.5.0); CUDA has not been shown.
+const SHOWN: [&str; 1] = ["CPU"];
+
 /// How closely is looked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Observe {
+    /// [`Observe::Outputs`] where that was shown to have the same bits on every backend, [`Observe::Nodes`] elsewhere.
+    #[default]
+    Auto,
     /// Not at all: the logits are read that the program computes anyway.
     None,
     /// The graph runs whole, with its nodes kept as outputs.
     Outputs,
     /// Node by node, with a callback.
-    #[default]
     Nodes,
+}
+
+impl Observe {
+    /// All of them, in the order of a list.
+    const ALL: [Observe; 4] = [Observe::Auto, Observe::None, Observe::Outputs, Observe::Nodes];
+
+    /// How closely a graph is looked at that these backends compute.
+    #[must_use]
+    pub fn on(self, backends: &[String]) -> Observe {
+        let shown = |name: &String| SHOWN.contains(&name.trim_end_matches(|c: char| c.is_ascii_digit()));
+        match self {
+            Observe::Auto if !backends.is_empty() && backends.iter().all(shown) => Observe::Outputs,
+            Observe::Auto => Observe::Nodes,
+            chosen => chosen,
+        }
+    }
 }
 
 impl fmt::Display for Observe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Observe::Auto => "auto",
             Observe::None => "none",
             Observe::Outputs => "outputs",
             Observe::Nodes => "nodes",
@@ -41,48 +63,29 @@ impl FromStr for Observe {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Observe, String> {
-        let all = [Observe::None, Observe::Outputs, Observe::Nodes];
-        let found = all.into_iter().find(|level| level.to_string() == text);
-        found.ok_or_else(|| format!("`{text}` is none of none, outputs and nodes"))
+        let found = Observe::ALL.into_iter().find(|level| level.to_string() == text);
+        found.ok_or_else(|| format!("`{text}` is none of auto, none, outputs and nodes"))
     }
 }
 
-/// The nodes whose memory must stay until a graph is computed, so that some nodes can be read then; `None` where a later
-/// node writes over one of them, which nothing can keep.
-pub fn memory(graph: &Graph, nodes: impl Iterator<Item = Id>) -> Option<BTreeSet<Id>> {
-    let mut all = BTreeSet::new();
-    for node in nodes {
-        let root = graph.root(node);
-        if graph.writers(root).any(|writer| writer > node) {
-            return None;
-        }
-        all.extend([node, root].into_iter().filter(|&id| !graph.is_leaf(id)));
-    }
-    Some(all)
+/// The tensors whose memory must stay until a graph is computed, so that `nodes` can be read then: all but those that a
+/// later node writes over, which nothing can keep.
+pub fn memory(graph: &Graph, nodes: impl Iterator<Item = Id>) -> BTreeSet<Id> {
+    let kept = |&node: &Id| !graph.writers(graph.root(node)).any(|writer| writer > node);
+    let with_root = nodes.filter(kept).flat_map(|node| [node, graph.root(node)]);
+    with_root.filter(|&id| !graph.is_leaf(id)).collect()
 }
 
-/// Marks what is to be kept of a graph that is about to get its memory; what was marked, so that it can be undone.
+/// Marks these nodes of a graph that is about to get its memory as its outputs; what was marked, so that it can be undone.
 ///
 /// # Safety
-/// The reader's library made the graph.
-pub unsafe fn mark(
-    reader: Reader<'_>,
-    described: &Described,
-    mapping: &Mapping,
-    wanted: &dyn Fn(usize) -> bool,
-) -> Vec<RawTensor> {
-    let captures = mapping.captures.iter().enumerate().filter(|(index, _)| wanted(*index));
-    let storages = captures.map(|(_, capture)| capture.region.storage);
-    let Some(nodes) = memory(&described.graph, storages) else { return Vec::new() };
-    let mut marked = Vec::new();
-    for raw in nodes.into_iter().map(|node| described.address[node]) {
-        // SAFETY: a tensor of the graph.
-        if !unsafe { is_kept(reader, raw) } {
-            // SAFETY: as above.
-            unsafe { set(reader, raw, true) };
-            marked.push(raw);
-        }
-    }
+/// The reader's library made the tensors.
+pub unsafe fn mark(reader: Reader<'_>, nodes: &[RawTensor]) -> Vec<RawTensor> {
+    // SAFETY: by the caller's promise.
+    let unmarked = |raw: &&RawTensor| unsafe { flags(reader, **raw).read() & FLAG_OUTPUT == 0 };
+    let marked: Vec<RawTensor> = nodes.iter().filter(unmarked).copied().collect();
+    // SAFETY: as above.
+    marked.iter().for_each(|&raw| unsafe { set(reader, raw, true) });
     marked
 }
 
@@ -95,13 +98,54 @@ pub unsafe fn unmark(reader: Reader<'_>, marked: &[RawTensor]) {
     marked.iter().for_each(|&raw| unsafe { set(reader, raw, false) });
 }
 
-/// Whether a tensor's memory stays until the graph is computed.
+/// Which of the nodes of a graph that has its memory still have their values when it was computed, by the memory that later
+/// nodes, and copies that the scheduler makes for them, lie in: a mark that came too late keeps nothing.
 ///
 /// # Safety
-/// A live tensor of the reader's library.
-pub unsafe fn is_kept(reader: Reader<'_>, raw: RawTensor) -> bool {
-    // SAFETY: the layout was measured on this library.
-    unsafe { flags(reader, raw).read() & FLAG_OUTPUT != 0 }
+/// The reader's library made the graph, and has given it memory.
+pub unsafe fn survivors(reader: Reader<'_>, described: &Described) -> Vec<bool> {
+    let graph = &described.graph;
+    let mut survives = vec![true; graph.nodes];
+    // What later nodes write, by buffer and first byte, without overlaps: the last byte behind.
+    let mut written: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+    for id in (0..graph.nodes).rev() {
+        let raw = described.address[id];
+        let tensor = graph.get(id);
+        if tensor.op.is_view() || !tensor.computed {
+            continue;
+        }
+        // SAFETY: a tensor of the graph.
+        let own = unsafe { reader.place(raw) };
+        survives[id] = own.is_some_and(|own| is_free(&written, own));
+        // SAFETY: as above, and its sources.
+        let copies =
+            unsafe { reader.copies_for(raw) }.into_iter().filter_map(|src| unsafe { reader.place(src) });
+        own.into_iter().chain(copies).for_each(|place| occupy(&mut written, place));
+    }
+    survives
+}
+
+/// A buffer, its first byte that is taken and the one behind the last.
+pub type Place = (usize, usize, usize);
+
+/// Whether nothing of a place is written.
+fn is_free(written: &BTreeMap<(usize, usize), usize>, (buffer, begin, end): Place) -> bool {
+    let last = written.range((buffer, 0)..(buffer, end)).next_back();
+    last.is_none_or(|(_, &behind)| behind <= begin)
+}
+
+/// Notes that a place is written, joined with those that it meets.
+fn occupy(written: &mut BTreeMap<(usize, usize), usize>, (buffer, mut begin, mut end): Place) {
+    while let Some((&(_, from), &to)) = written.range((buffer, 0)..=(buffer, end)).next_back() {
+        if to < begin {
+            break;
+        }
+        (begin, end) = (begin.min(from), end.max(to));
+        written.remove(&(buffer, from));
+    }
+    if begin < end {
+        written.insert((buffer, begin), end);
+    }
 }
 
 unsafe fn set(reader: Reader<'_>, raw: RawTensor, kept: bool) {
@@ -148,15 +192,47 @@ mod tests {
             tensor(Op::None, vec![], None),
         ];
         let graph = Graph { tensors: nodes, nodes: 3 };
-        assert_eq!(memory(&graph, [1].into_iter()), Some(BTreeSet::from([1])));
+        assert_eq!(memory(&graph, [1].into_iter()), BTreeSet::from([1]));
         // What is computed in place keeps what it lies in.
-        assert_eq!(memory(&graph, [2].into_iter()), Some(BTreeSet::from([0, 2])));
-        assert_eq!(memory(&graph, [0].into_iter()), None);
+        assert_eq!(memory(&graph, [2].into_iter()), BTreeSet::from([0, 2]));
+        assert_eq!(memory(&graph, [0, 1].into_iter()), BTreeSet::from([1]));
+    }
+
+    #[test]
+    fn what_is_written_is_told_from_what_is_free() {
+        let mut written = BTreeMap::new();
+        for place in [(1, 10, 20), (1, 40, 50), (2, 20, 40), (1, 15, 30), (1, 30, 30)] {
+            occupy(&mut written, place);
+        }
+        assert_eq!(written, BTreeMap::from([((1, 10), 30), ((1, 40), 50), ((2, 20), 40)]));
+        for (place, free) in [
+            ((1, 30, 40), true),
+            ((1, 29, 40), false),
+            ((1, 30, 41), false),
+            ((1, 0, 100), false),
+            ((1, 0, 10), true),
+            ((2, 0, 20), true),
+            ((2, 10, 30), false),
+            ((3, 0, 99), true),
+        ] {
+            assert_eq!(is_free(&written, place), free, "{place:?}");
+        }
+    }
+
+    #[test]
+    fn outputs_are_kept_where_every_backend_was_shown_to_have_the_same_bits() {
+        let on = |level: Observe, names: &[&str]| {
+            level.on(&names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!(on(Observe::Auto, &["CPU"]), Observe::Outputs);
+        assert_eq!(on(Observe::Auto, &["Vulkan0", "CPU"]), Observe::Nodes);
+        assert_eq!(on(Observe::Auto, &[]), Observe::Nodes);
+        assert_eq!(on(Observe::Outputs, &["Unheard0"]), Observe::Outputs);
     }
 
     #[test]
     fn levels_are_spelt_as_they_are_read() {
-        for level in [Observe::None, Observe::Outputs, Observe::Nodes] {
+        for level in Observe::ALL {
             assert_eq!(level.to_string().parse(), Ok(level));
         }
         assert!("all".parse::<Observe>().is_err());

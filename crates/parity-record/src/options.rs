@@ -18,6 +18,8 @@ pub struct Options {
     pub sequence: Option<usize>,
     /// How closely is looked.
     pub observe: Observe,
+    /// Bytes that the nodes of a graph may take when they are kept; `None` for as many as the library gets.
+    pub memory: Option<u64>,
     /// Whether hashes and norms are kept in the place of values.
     pub hashed: bool,
     /// File that takes a hash of each row of logits.

@@ -3,6 +3,8 @@
 mod inputs;
 mod looking;
 
+use looking::{Marked, Reading};
+
 use std::collections::{BTreeSet, HashMap};
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -35,8 +37,12 @@ pub struct Recorder {
     sched: Option<usize>,
     plan: Option<PassPlan>,
     injections: Vec<Injection>,
-    /// Whether the values of the pass are read when it is computed, and not node by node.
-    keeping: bool,
+    /// When the values of the pass are read.
+    reading: Reading,
+    /// What was kept of the graph that got its memory last.
+    marked: Option<Marked>,
+    /// How closely was looked so far.
+    observed: Option<Observe>,
     /// Graphs seen so far, with what they hold: most passes compute one of a few.
     graphs: Vec<(Graph, Arc<Mapping>)>,
     /// Number of each of them in the dump, where it has it.
@@ -69,7 +75,9 @@ impl Recorder {
             sched: None,
             plan: None,
             injections: Vec::new(),
-            keeping: false,
+            reading: Reading::NodeByNode,
+            marked: None,
+            observed: None,
             graphs: Vec::new(),
             written: Vec::new(),
             graphs_written: 0,
@@ -108,7 +116,7 @@ impl Recorder {
             return false;
         }
         // SAFETY: by the caller's promise.
-        let mut inputs = unsafe { self.inputs(reader, &described, &mapping, tokens) };
+        let mut inputs = unsafe { self.inputs(reader, sched, &described, &mapping, tokens) };
         if let Some(inputs) = &mut inputs {
             // SAFETY: as above; the leaf holds the tokens.
             unsafe { self.force(reader, described.address[tokens], inputs) };
@@ -131,7 +139,7 @@ impl Recorder {
         }
         self.note_graph(&described.graph);
         if pass == Pass::StartAgain {
-            (self.store, self.hashes) = (None, None);
+            (self.store, self.hashes, self.observed) = (None, None, None);
             self.written.fill(None);
             self.graphs_written = 0;
         }
@@ -148,10 +156,10 @@ impl Recorder {
         unsafe { self.record_leaves(reader, &described, &plan) };
         self.injections = self.injections(&described);
         // SAFETY: as above.
-        self.keeping = unsafe { self.can_keep(reader, &described, &plan) };
-        let wanted = self.store.is_some() && !plan.wanted.is_empty();
+        self.reading = unsafe { self.reading(reader, sched, &described, &plan) };
+        let asked = self.store.is_some() && plan.wanted.keys().any(|&node| self.reading.asks_for(node));
         self.plan = Some(plan);
-        wanted && !self.keeping || !self.injections.is_empty()
+        asked || !self.injections.is_empty()
     }
 
     /// Number of a graph, and what it holds: found out once for each of the graphs that come again and again.
@@ -209,7 +217,9 @@ impl Recorder {
         if apart {
             return !self.stopped;
         }
-        !self.stopped && self.plan.as_ref().is_some_and(|plan| plan.wanted.contains_key(&tensor))
+        !self.stopped
+            && self.reading.asks_for(tensor)
+            && self.plan.as_ref().is_some_and(|plan| plan.wanted.contains_key(&tensor))
     }
 
     /// Prepares the mistake that is wanted, if any.
@@ -270,7 +280,7 @@ impl Recorder {
     /// # Safety
     /// As for [`Recorder::begin`], after the computation.
     pub unsafe fn end(&mut self, reader: Reader<'_>, sched: RawSched, whole: bool) {
-        if std::mem::take(&mut self.keeping) && whole {
+        if matches!(self.reading, Reading::Behind(_)) && whole {
             // SAFETY: by the caller's promise.
             unsafe { self.read_kept(reader, sched) };
         }
@@ -353,7 +363,6 @@ impl Recorder {
         let backends = unsafe { backends(reader, sched, plan) };
         let producer: Producer = producer::describe(&backends, &mapping.known, self.options.version.clone());
         let mut writer = Writer::create(dir, producer, ModelInfo::default()).map_err(|e| e.to_string())?;
-        writer.manifest_mut().observed = Some(self.options.observe.to_string());
         // SAFETY: as above.
         let numbers = unsafe { reader.op_numbers(&described.address[..described.graph.nodes]) };
         let numbers: Vec<String> = numbers.iter().map(|(op, number)| format!("{op}={number}")).collect();

@@ -21,6 +21,8 @@ const GRAPHS: &str = "PARITY_TAP_GRAPHS";
 const INJECT: &str = "PARITY_TAP_INJECT";
 /// How closely is looked, as [`parity_record::kept::Observe`] spells it.
 const OBSERVE: &str = "PARITY_TAP_OBSERVE";
+/// Bytes that kept nodes may take.
+const MEMORY: &str = "PARITY_TAP_MEMORY";
 /// `1` keeps hashes and norms in the place of values.
 const HASHED: &str = "PARITY_TAP_HASHED";
 /// File with tokens of another run, as [`parity_record::forced::Forced`] spells them.
@@ -47,10 +49,8 @@ pub fn asked() -> Result<Option<Asked>, String> {
     let options = Options {
         dir: path(DIR),
         filter: value(FILTER).unwrap_or_default().parse()?,
-        sequence: match value(SEQUENCE) {
-            Some(number) => Some(number.parse().map_err(|_| format!("{SEQUENCE}={number} is no number"))?),
-            None => None,
-        },
+        sequence: number(SEQUENCE)?,
+        memory: number(MEMORY)?,
         observe: value(OBSERVE).map(|text| text.parse()).transpose()?.unwrap_or_default(),
         hashed: value(HASHED).is_some_and(|value| value == "1"),
         hashes: path(HASHES),
@@ -64,6 +64,12 @@ pub fn asked() -> Result<Option<Asked>, String> {
     }
     let all_rows = value(ALL_ROWS).is_none_or(|value| value != "0");
     Ok(Some(Asked { options, all_rows, shared: path(SHARED) }))
+}
+
+/// The number that a variable holds, where it is set.
+fn number<T: std::str::FromStr>(name: &str) -> Result<Option<T>, String> {
+    let Ok(text) = std::env::var(name) else { return Ok(None) };
+    text.parse().map(Some).map_err(|_| format!("{name}={text} is no number"))
 }
 
 /// The tokens of another run.

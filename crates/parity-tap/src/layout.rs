@@ -36,7 +36,7 @@ pub unsafe extern "C" fn reserve_size(
         return;
     }
     // SAFETY: the program's graph.
-    unsafe { tap::mark(symbols::own(name, caller), graph) };
+    unsafe { tap::mark(symbols::own(name, caller), sched, graph) };
     // SAFETY: ggml's function under its own name, with the program's arguments.
     unsafe { std::mem::transmute::<*mut c_void, Measure>(real)(sched, graph, sizes) }
 }
@@ -50,7 +50,7 @@ unsafe fn allocate(name: &'static CStr, sched: RawSched, graph: RawGraph, caller
     let real = unsafe { std::mem::transmute::<*mut c_void, Allocate>(real) };
     let own = symbols::own(name, caller);
     // SAFETY: the program's graph.
-    let marked = unsafe { tap::mark(own, graph) };
+    let marked = unsafe { tap::mark(own, sched, graph) };
     // SAFETY: the program's arguments.
     let done = unsafe { real(sched, graph) };
     if done || marked.is_empty() {

@@ -218,13 +218,13 @@ unsafe fn compute(name: &'static CStr, sched: RawSched, graph: RawGraph, caller:
 
 /// Marks what is to be kept of a graph that is about to get its memory, as `function` of its library lays it out: what was
 /// marked.
-pub unsafe fn mark(function: *mut c_void, graph: RawGraph) -> Vec<RawTensor> {
+pub unsafe fn mark(function: *mut c_void, sched: RawSched, graph: RawGraph) -> Vec<RawTensor> {
     guarded(Vec::new(), || {
         let Some(mut state) = state() else { return Vec::new() };
         let Some(library) = library(&mut state, function) else { return Vec::new() };
         let reader = Reader { api: &library.api, layout: &library.layout };
-        // SAFETY: the program's graph, of this library.
-        unsafe { state.recorder.mark(reader, graph) }
+        // SAFETY: the program's scheduler and graph, of this library.
+        unsafe { state.recorder.mark(reader, sched, graph) }
     })
 }
 

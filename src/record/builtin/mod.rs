@@ -5,6 +5,7 @@ mod hook;
 
 use std::path::PathBuf;
 
+use parity_record::kept::Observe;
 use parity_record::recorder::Options as Recording;
 
 use super::finish::{self, Finished};
@@ -70,11 +71,10 @@ pub fn record(options: &BuiltinOptions) -> Result<Summary> {
     let recording = Recording {
         dir: Some(options.dir.clone()),
         filter: options.filter.clone(),
-        sequence: None,
         hashes: recorded.clone(),
-        graphs: None,
-        inject: None,
+        observe: Observe::Nodes,
         version: Some(context::version()),
+        ..Recording::default()
     };
     let (tokens, outcome) = evaluate(options, recording, None)?;
     if !outcome.recording {

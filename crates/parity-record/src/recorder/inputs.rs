@@ -1,7 +1,7 @@
 //! What a pass is computed of: its tokens and positions, and another run's token in the place of the program's.
 
 use super::Recorder;
-use crate::api::RawTensor;
+use crate::api::{RawSched, RawTensor};
 use crate::describe::{Described, Reader};
 use crate::map::Mapping;
 
@@ -10,10 +10,13 @@ impl Recorder {
     pub(super) unsafe fn inputs(
         &self,
         reader: Reader<'_>,
+        sched: RawSched,
         described: &Described,
         mapping: &Mapping,
         tokens: usize,
     ) -> Option<(Vec<u32>, Vec<u32>)> {
+        // SAFETY: the scheduler of the graph; what reads leaves must not overtake what writes them.
+        unsafe { (reader.api.sched_synchronize)(sched) };
         // SAFETY: leaves of a graph whose inputs are set.
         let read = |id: usize| unsafe { reader.i32s(described.address[id]) };
         let unsigned = |values: Vec<i32>| {

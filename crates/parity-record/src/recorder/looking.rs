@@ -1,66 +1,165 @@
 //! How closely the passes of a recording are looked at: node by node, or when they are computed.
 
+use std::collections::HashSet;
+
 use super::Recorder;
-use crate::api::{RawGraph, RawSched, RawTensor};
+use crate::api::{RawGraph, RawSched, RawTensor, text};
 use crate::describe::{Described, Reader};
 use crate::kept::{self, Observe};
 use crate::map::map;
 use crate::plan::PassPlan;
+use parity_graph::{Graph, Id};
+
+/// What is to be kept of the graph that was marked last: most graphs that get their memory are alike.
+pub(super) struct Marked {
+    graph: Graph,
+    nodes: Vec<Id>,
+}
+
+/// When the values of a pass are read.
+pub(super) enum Reading {
+    /// Each node when it was computed.
+    NodeByNode,
+    /// All nodes when the graph was computed, but for those that later ones write over.
+    Behind(HashSet<RawTensor>),
+}
+
+impl Reading {
+    /// Whether a node is read as soon as it was computed.
+    pub(super) fn asks_for(&self, node: RawTensor) -> bool {
+        match self {
+            Reading::NodeByNode => true,
+            Reading::Behind(between) => between.contains(&node),
+        }
+    }
+}
+
+/// Bytes in words, for a line that says what was too much.
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.1} GB", bytes as f64 / 1e9)
+}
 
 impl Recorder {
+    /// How closely is looked at what a scheduler computes: never `Auto`. A mistake that is injected needs the callback.
+    ///
+    /// # Safety
+    /// The reader's library made `sched`.
+    unsafe fn level(&self, reader: Reader<'_>, sched: RawSched) -> Observe {
+        if self.options.inject.is_some() {
+            return Observe::Nodes;
+        }
+        // SAFETY: by the caller's promise.
+        let count = unsafe { (reader.api.sched_get_n_backends)(sched) };
+        let name = |index| {
+            // SAFETY: as above; ggml's strings live with it.
+            let name =
+                unsafe { text((reader.api.backend_name)((reader.api.sched_get_backend)(sched, index))) };
+            name.unwrap_or_default().into_owned()
+        };
+        self.options.observe.on(&(0..count).map(name).collect::<Vec<_>>())
+    }
+
     /// Marks what is wanted of a graph that is about to get its memory, where it is to be read when the graph is computed;
     /// what was marked.
     ///
     /// # Safety
-    /// The reader's library made the graph.
-    pub unsafe fn mark(&mut self, reader: Reader<'_>, graph: RawGraph) -> Vec<RawTensor> {
-        if self.options.observe != Observe::Outputs || self.options.inject.is_some() || self.stopped {
+    /// The reader's library made the scheduler and the graph.
+    pub unsafe fn mark(&mut self, reader: Reader<'_>, sched: RawSched, graph: RawGraph) -> Vec<RawTensor> {
+        // A run of which only hashes of its logits are noted is not touched.
+        // SAFETY: by the caller's promise.
+        if self.stopped
+            || self.options.dir.is_none()
+            || unsafe { self.level(reader, sched) } != Observe::Outputs
+        {
             return Vec::new();
         }
-        // SAFETY: by the caller's promise; a scheduler that has no graph yet is not asked for backends.
+        // SAFETY: as above; a scheduler that has no graph yet is not asked which backend computes a node.
         let described = unsafe { reader.describe(std::ptr::null_mut(), graph) };
-        let mapping = map(&described.graph);
-        let (filter, layers) = (&self.options.filter, mapping.layers());
-        let wanted = |index: usize| filter.wants(mapping.captures[index].checkpoint, layers);
+        let nodes = match &self.marked {
+            Some(marked) if marked.graph == described.graph => marked.nodes.clone(),
+            _ => self.to_keep(&described.graph),
+        };
+        let nodes: Vec<RawTensor> = nodes.into_iter().map(|node| described.address[node]).collect();
+        // SAFETY: tensors of the graph.
+        let needed: u64 = nodes.iter().map(|&node| unsafe { (reader.api.nbytes)(node) } as u64).sum();
+        if let Some(limit) = self.options.memory.filter(|&limit| needed > limit) {
+            let (needed, limit) = (gigabytes(needed), gigabytes(limit));
+            self.say_once(&format!(
+                "to keep all nodes of the largest batch takes {needed}, and {limit} may be taken: -ub N makes batches \
+                 smaller, --layer and --checkpoint keep less"
+            ));
+            return Vec::new();
+        }
         // SAFETY: as above.
-        unsafe { kept::mark(reader, &described, &mapping, &wanted) }
+        unsafe { kept::mark(reader, &nodes) }
+    }
+
+    /// What is to be kept of a graph.
+    fn to_keep(&mut self, graph: &Graph) -> Vec<Id> {
+        let mapping = map(graph);
+        let (filter, layers) = (&self.options.filter, mapping.layers());
+        let wanted = mapping.captures.iter().filter(|capture| filter.wants(capture.checkpoint, layers));
+        let nodes: Vec<Id> =
+            kept::memory(graph, wanted.map(|capture| capture.region.storage)).into_iter().collect();
+        self.marked = Some(Marked { graph: graph.clone(), nodes: nodes.clone() });
+        nodes
     }
 
     /// Says that a graph is computed node by node after all, and why.
     pub fn cannot_keep(&mut self, why: &str) {
         self.say_once(&format!("computed node by node: {why}"));
-        self.status("observed", &Observe::Nodes.to_string());
+        self.looked_at(Observe::Nodes);
+    }
+
+    /// Notes how closely was looked; what was looked at more closely stays so.
+    fn looked_at(&mut self, level: Observe) {
+        if self.observed == Some(Observe::Nodes) || self.observed == Some(level) {
+            return;
+        }
+        self.observed = Some(level);
         if let Some(store) = &mut self.store {
-            store.edit(|manifest| manifest.observed = Some(Observe::Nodes.to_string()));
+            store.edit(move |manifest| manifest.observed = Some(level.to_string()));
         }
     }
 
-    /// Whether all that is wanted of a pass can be read when it is computed.
+    /// When the values of a pass are read.
     ///
     /// # Safety
     /// As for [`Recorder::begin`].
-    pub(super) unsafe fn can_keep(
+    pub(super) unsafe fn reading(
         &mut self,
         reader: Reader<'_>,
+        sched: RawSched,
         described: &Described,
         plan: &PassPlan,
-    ) -> bool {
-        if self.options.observe == Observe::Nodes || self.options.inject.is_some() {
-            return false;
+    ) -> Reading {
+        // SAFETY: by the caller's promise.
+        let level = unsafe { self.level(reader, sched) };
+        if level == Observe::Nodes {
+            self.looked_at(level);
+            return Reading::NodeByNode;
         }
-        let nodes =
-            || (0..described.graph.nodes).filter(|&id| plan.wanted.contains_key(&described.address[id]));
-        let Some(memory) = kept::memory(&described.graph, nodes()) else {
-            self.cannot_keep("a node is written over by a later one, so that it can only be read in between");
-            return false;
-        };
-        // SAFETY: tensors of the graph.
-        let is_kept = |id: &usize| unsafe { kept::is_kept(reader, described.address[*id]) };
-        let all = memory.iter().all(is_kept);
-        if !all {
-            self.cannot_keep("the memory of its graph was laid out before its nodes could be kept");
+        // SAFETY: as above.
+        let survives = unsafe { kept::survivors(reader, described) };
+        let graph = &described.graph;
+        let nodes = (0..graph.nodes).filter(|&id| plan.wanted.contains_key(&described.address[id]));
+        let lost: Vec<Id> = nodes.filter(|&id| !survives[id]).collect();
+        let (between, late): (Vec<Id>, Vec<Id>) =
+            lost.into_iter().partition(|&id| graph.writers(graph.root(id)).any(|writer| writer > id));
+        if !late.is_empty() {
+            self.cannot_keep("the memory of its graph was laid out without room for all of its nodes");
+            return Reading::NodeByNode;
         }
-        all
+        if !between.is_empty() {
+            let names: Vec<&str> = between.iter().take(4).map(|&id| graph.get(id).name.as_str()).collect();
+            let more = if between.len() > names.len() { ", …" } else { "" };
+            self.say_once(&format!(
+                "read as soon as they are computed, since later nodes write over them: {}{more}",
+                names.join(", ")
+            ));
+        }
+        self.looked_at(level);
+        Reading::Behind(between.into_iter().map(|id| described.address[id]).collect())
     }
 
     /// Reads what was kept of the pass that has just been computed.
