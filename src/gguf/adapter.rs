@@ -58,7 +58,8 @@ impl Adapter {
         let mut halves: IndexMap<String, [Option<(TensorInfo, Vec<u8>)>; 2]> = IndexMap::new();
         for info in gguf.tensors() {
             // llama.cpp passes over norms.
-            let Some((of, half)) = info.name.rsplit_once('.').filter(|(_, kind)| [LORA_A, LORA_B].contains(kind))
+            let Some((of, half)) =
+                info.name.rsplit_once('.').filter(|(_, kind)| [LORA_A, LORA_B].contains(kind))
             else {
                 continue;
             };
@@ -80,7 +81,9 @@ impl Adapter {
     pub fn check(&self, gguf: &Gguf) -> Result<()> {
         let wrong = |message: String| Error::file(&self.path, message);
         if self.pairs.is_empty() {
-            return Err(wrong("holds no matrix of an adapter".to_owned()).expected("NAME.lora_a, NAME.lora_b"));
+            return Err(
+                wrong("holds no matrix of an adapter".to_owned()).expected("NAME.lora_a, NAME.lora_b")
+            );
         }
         for (name, pair) in &self.pairs {
             let Some(of) = gguf.tensor(name) else {

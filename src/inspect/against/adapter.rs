@@ -35,8 +35,11 @@ impl Config {
         let failed = |e| Error::file(&path, format!("is no configuration of a LoRA adapter: {e}"));
         let config: Config = serde_json::from_str(&text).map_err(failed)?;
         match config.use_dora {
-            true => Err(Error::file(&path, "is of an adapter with magnitudes (DoRA), which parity does not follow")
-                .hint("merge it into the model: model.merge_and_unload()")),
+            true => Err(Error::file(
+                &path,
+                "is of an adapter with magnitudes (DoRA), which parity does not follow",
+            )
+            .hint("merge it into the model: model.merge_and_unload()")),
             false => Ok(config),
         }
     }
@@ -44,7 +47,8 @@ impl Config {
     /// What is divided by the rank, of a module.
     fn alpha(&self, module: &str, rank: usize) -> f32 {
         let is_of = |key: &str| module == key || module.ends_with(&format!(".{key}"));
-        let alpha = self.alpha_pattern.iter().find(|(key, _)| is_of(key)).map_or(self.lora_alpha, |own| *own.1);
+        let alpha =
+            self.alpha_pattern.iter().find(|(key, _)| is_of(key)).map_or(self.lora_alpha, |own| *own.1);
         // rsLoRA divides by the root of the rank (arXiv 2312.03732).
         if self.use_rslora { alpha * (rank as f32).sqrt() } else { alpha }
     }
@@ -73,9 +77,14 @@ pub fn adapter(path: &Path, strength: f32, gguf: &Gguf) -> Result<Adapter> {
         let words: Vec<&str> = place.rest.iter().copied().take_while(|word| *word != halves[0]).collect();
         let module = words.join(".");
         let weight = weight_of(gguf, &place, &module).ok_or_else(|| {
-            Error::file(path, format!("is for {module} ({name}), of which the model has no tensor of its own"))
-                .expected(format!("modules that tensors of {} were made of", gguf.path().display()))
-                .hint("convert_lora_to_gguf.py of llama.cpp takes what it can; or merge the adapter into the model")
+            Error::file(
+                path,
+                format!("is for {module} ({name}), of which the model has no tensor of its own"),
+            )
+            .expected(format!("modules that tensors of {} were made of", gguf.path().display()))
+            .hint(
+                "convert_lora_to_gguf.py of llama.cpp takes what it can; or merge the adapter into the model",
+            )
         })?;
         let order = match wanted(architecture, role(&weight).0) {
             Some(Wanted::Pairs) => Order::Pairs(width),
@@ -113,7 +122,9 @@ fn read_matrix(
     (weight, half): (&str, &str),
     order: Order,
 ) -> Result<(TensorInfo, Vec<u8>)> {
-    let wrong = |message: &str| Error::file(path, format!("{name}: {message}")).found(format!("{} {:?}", stored.dtype, stored.shape));
+    let wrong = |message: &str| {
+        Error::file(path, format!("{name}: {message}")).found(format!("{} {:?}", stored.dtype, stored.shape))
+    };
     let (Some(element), [rows, cols]) = (stored.element, &stored.shape[..]) else {
         return Err(wrong("is no matrix in F32, F16 or BF16"));
     };
@@ -123,8 +134,16 @@ fn read_matrix(
     {
         return Err(wrong("has no whole number of heads"));
     }
-    let view =
-        View { bytes: folder.bytes(stored), element, start: 0, shape: [rows, cols], row: cols, col: 1, order, add: 0.0 };
+    let view = View {
+        bytes: folder.bytes(stored),
+        element,
+        start: 0,
+        shape: [rows, cols],
+        row: cols,
+        col: 1,
+        order,
+        add: 0.0,
+    };
     let (mut row, mut bytes) = (vec![0.0; cols], Vec::with_capacity(rows * cols * size_of::<f32>()));
     for number in 0..rows {
         view.read(number, &mut row);

@@ -259,11 +259,18 @@ impl<'a> Builder<'a> {
                 .found(format!("{} {:?}", tensor.name, tensor.shape))
                 .hint("a recording of this model is judged by its own graph: parity audit DUMP -m MODEL"));
         }
-        let pairs = self.gguf.adapter().into_iter().flat_map(|adapter| adapter.pairs().map(move |pair| (adapter, pair.0)));
+        let pairs = self
+            .gguf
+            .adapter()
+            .into_iter()
+            .flat_map(|adapter| adapter.pairs().map(move |pair| (adapter, pair.0)));
         let left = |(_, of): &(_, &str)| !self.leaves.contains_key(&format!("{of}.{}", weights::LORA_A));
         if let Some((adapter, of)) = pairs.into_iter().find(left) {
-            return Err(Error::file(adapter.path(), format!("is for {of}, which the graph multiplies with nothing"))
-                .hint("a recording of llama.cpp with --lora is judged by its own graph"));
+            return Err(Error::file(
+                adapter.path(),
+                format!("is for {of}, which the graph multiplies with nothing"),
+            )
+            .hint("a recording of llama.cpp with --lora is judged by its own graph"));
         }
         Ok(self.sketch.finish())
     }

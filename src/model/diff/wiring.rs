@@ -8,7 +8,9 @@ use parity_graph::known::{adapter_rank, is_weight};
 use parity_graph::params::{Kind as WordKind, fields};
 use parity_graph::{Graph, Id, Op};
 
-use super::parameter::{ADAPTER_SCALE, HEADS, KEY_HEADS, NORM_WIDTH, Parameter, QUERY_HEADS, ROPE_WIDTH, parameter};
+use super::parameter::{
+    ADAPTER_SCALE, HEADS, KEY_HEADS, NORM_WIDTH, Parameter, QUERY_HEADS, ROPE_WIDTH, parameter,
+};
 
 /// A number that fixes what a node computes.
 #[derive(Clone, Copy, Debug)]

@@ -24,22 +24,25 @@ pub(super) const ENTRIES: &[Entry] = &[
             let (rank, own) = (rank(site)?, own(site));
             let all = own * rank;
             when(rank > 1.0 && !is(all, 1.0))?;
-            let text = format!("the adapter is scaled by alpha = {}, not by alpha / rank = {}", spell(all), spell(own));
+            let text = format!(
+                "the adapter is scaled by alpha = {}, not by alpha / rank = {}",
+                spell(all),
+                spell(own)
+            );
             made(site.with_float("scale", all as f32), text)
         },
     ),
     plain(
         "lora.no_scale",
         SCALE,
-        [
-            "what an adapter adds is not scaled",
-            "B·A·x added as it is",
-            "multiply B·A·x by alpha / rank",
-        ],
+        ["what an adapter adds is not scaled", "B·A·x added as it is", "multiply B·A·x by alpha / rank"],
         |site, _| {
             let (_, own) = (rank(site)?, own(site));
             when(!is(own, 1.0))?;
-            made(site.with_float("scale", 1.0), format!("what the adapter adds is not scaled by {}", spell(own)))
+            made(
+                site.with_float("scale", 1.0),
+                format!("what the adapter adds is not scaled by {}", spell(own)),
+            )
         },
     ),
     plain(
@@ -69,7 +72,10 @@ pub(super) const ENTRIES: &[Entry] = &[
         make: |site, argument| {
             let (scale, (own, rank)) = (argument.number()?, scaled(site)?);
             // These have names of their own.
-            when(![own, own * rank, 1.0, 0.0].iter().any(|known| is(scale, *known)))?;
+            when(
+                scale.abs() > SAME * own.abs()
+                    && ![own, own * rank, 1.0].iter().any(|known| is(scale, *known)),
+            )?;
             let text = format!("the adapter is scaled by {}, not by {}", spell(scale), spell(own));
             made(edit(1, Edit::Multiply((scale / own) as f32)), text)
         },
@@ -106,6 +112,7 @@ fn fit(site: Site<'_>, evidence: &Evidence<'_>) -> Vec<Argument> {
     let Some((base, added)) = (evidence.source)(0).zip((evidence.source)(1)) else { return vec![] };
     let all = evidence.recorded.iter().zip(base.iter().zip(&added)).enumerate();
     let seen = all.filter(|(i, (y, _))| (evidence.looked_at)(*i) && y.is_finite());
-    let (over, under) = seen.fold((0.0, 0.0), |(over, under), (_, (y, (w, d)))| (over + (y - w) * d, under + d * d));
+    let (over, under) =
+        seen.fold((0.0, 0.0), |(over, under), (_, (y, (w, d)))| (over + (y - w) * d, under + d * d));
     if under > 0.0 { numbers(over / under * own) } else { vec![] }
 }
