@@ -3,6 +3,7 @@
 
 use super::Narrow;
 use super::round::Rounding;
+use crate::gguf::DType;
 use crate::scalar::Scalar;
 
 impl Narrow {
@@ -15,6 +16,15 @@ impl Narrow {
             Narrow::Tf32Cut => f64::from(tf32_cut(value.to_f32())),
         };
         values.iter_mut().for_each(|value| *value = S::from_f64(round(*value)));
+    }
+
+    /// Whether it has every number of a type: TF32 has the significant bits of f16 and the exponents of bf16.
+    pub fn holds(self, dtype: DType) -> bool {
+        match self {
+            Narrow::F16 => dtype == DType::F16,
+            Narrow::Bf16 => dtype == DType::BF16,
+            Narrow::Tf32 | Narrow::Tf32Cut => matches!(dtype, DType::F16 | DType::BF16),
+        }
     }
 
     /// As activations are rounded to it.

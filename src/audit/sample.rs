@@ -23,7 +23,7 @@ use crate::ops::{Args, Rule, Strided};
 const PRODUCTS_ALL: usize = 16;
 /// Tokens of a product up to which all are judged where its sums are bounded in any order: what they have in common is the
 /// sharper the more there are.
-const UNORDERED_ALL: usize = 64;
+const UNORDERED_ALL: usize = 32;
 /// Multiplications of a product up to which all its sums are followed step by step.
 const FOLLOWED_MAX: usize = 1 << 23;
 /// Multiplications that are followed of a larger one.

@@ -142,11 +142,9 @@ fn of_product(
         let minima = |rows: Range<usize>, out: &mut [f64]| problem.minima(meeting.matrix, rows, group, out);
         let (cols, apart) = (problem.x.values.cols, problem.is_apart());
         let rows = Rows { count: m, cols, group, apart, read: &read, minima: &minima };
-        let mut sums = SignedSum::of(&rows, 0);
-        let own = sums.len();
-        if common.is_some() {
-            sums.extend((1..DRAWS).flat_map(|draw| SignedSum::of(&rows, draw)));
-        }
+        let draws = if common.is_some() { DRAWS } else { 1 };
+        let sums = SignedSum::of(&rows, draws);
+        let own = sums.len() / draws;
         let odd = pairs.par_iter().filter(|(x, row)| {
             let recorded = &tokens.recorded[row * m..][..m];
             !is_explained(&problem, [&sums[..own], &sums], *x, recorded, (&rounds, common))

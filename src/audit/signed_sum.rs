@@ -87,57 +87,66 @@ const DEVIATIONS: f64 = CONFIDENCE / 1.732_050_807_568_877_2;
 const LARGEST: [f64; 2] = [1.0, 1.5];
 
 impl SignedSum {
-    /// Of all rows of a matrix, by the so manyth draw of both r.
-    pub fn of(rows: &Rows<'_>, draw: usize) -> Vec<SignedSum> {
+    /// Of all rows of a matrix, by so many draws of both r: those of the first draw stand first.
+    pub fn of(rows: &Rows<'_>, draws: usize) -> Vec<SignedSum> {
         let starts: Vec<usize> = (0..rows.count).step_by(OUTPUTS).collect();
         let end = |start: usize| (start + OUTPUTS).min(rows.count);
-        starts.into_par_iter().map(|start| SignedSum::new(rows, start..end(start), draw)).collect()
+        let read = starts.into_par_iter().map(|start| SignedSum::drawn(rows, start..end(start), draws));
+        let mut by_start: Vec<_> = read.map(Vec::into_iter).collect::<Vec<_>>();
+        (0..draws).flat_map(|_| by_start.iter_mut().filter_map(Iterator::next).collect::<Vec<_>>()).collect()
     }
 
-    /// Of some outputs.
-    fn new(matrix: &Rows<'_>, outputs: Range<usize>, draw: usize) -> SignedSum {
+    /// Of some outputs, by all draws: a weight is decoded once for them.
+    fn drawn(matrix: &Rows<'_>, outputs: Range<usize>, draws: usize) -> Vec<SignedSum> {
         let Rows { cols, group, apart, .. } = *matrix;
-        let factors = |r: usize| outputs.clone().map(|o| factor(2 * draw + r, o)).collect();
-        let signed = [0, 1].map(|r| Signed { factors: factors(r), ..Signed::default() });
-        let mut sum = SignedSum {
-            outputs: outputs.clone(),
-            signed,
-            squares: vec![0.0; cols],
-            minima_squares: Vec::new(),
-            group,
-            apart,
+        let new = |draw: usize| {
+            let factors = |r: usize| outputs.clone().map(|o| factor(2 * draw + r, o)).collect();
+            let signed = [0, 1].map(|r| Signed { factors: factors(r), ..Signed::default() });
+            let (squares, minima_squares) = (vec![0.0; cols], Vec::new());
+            SignedSum { outputs: outputs.clone(), signed, squares, minima_squares, group, apart }
         };
-        let mut weights = [vec![0f64; cols], vec![0f64; cols]];
+        let mut sums: Vec<SignedSum> = (0..draws).map(new).collect();
+        let mut weights = vec![[vec![0f64; cols], vec![0f64; cols]]; draws];
         f32::with_scratch(ADDED * cols, |rows| {
             for start in (0..outputs.len()).step_by(ADDED) {
                 let end = (start + ADDED).min(outputs.len());
                 let rows = &mut rows[..(end - start) * cols];
                 (matrix.read)(outputs.start + start..outputs.start + end, rows);
-                let factors = [0, 1].map(|r| &sum.signed[r].factors[start..end]);
-                vectorized(
-                    #[inline(always)]
-                    || add_rows(rows, factors, &mut weights, &mut sum.squares),
-                );
+                for (sum, weights) in sums.iter_mut().zip(&mut weights) {
+                    let factors = [0, 1].map(|r| &sum.signed[r].factors[start..end]);
+                    vectorized(
+                        #[inline(always)]
+                        || add_rows(rows, factors, weights, &mut sum.squares),
+                    );
+                }
             }
         });
-        for (signed, weights) in sum.signed.iter_mut().zip(&weights) {
-            signed.weights = weights.iter().map(|&w| w as f32).collect();
+        let groups = cols.checked_div(group).unwrap_or(0);
+        let mut minima = vec![0.0; outputs.len() * groups];
+        if groups > 0 {
+            (matrix.minima)(outputs, &mut minima);
         }
-        if let Some(groups) = cols.checked_div(group) {
-            let mut minima = vec![0.0; outputs.len() * groups];
-            (matrix.minima)(outputs.clone(), &mut minima);
-            sum.minima_squares = vec![0.0; groups];
-            sum.signed.iter_mut().for_each(|signed| signed.minima = vec![0.0; groups]);
-            for (o, minima) in minima.chunks_exact(groups.max(1)).enumerate() {
-                for (b, minimum) in minima.iter().enumerate() {
-                    sum.minima_squares[b] += minimum * minimum;
-                    for signed in &mut sum.signed {
-                        signed.minima[b] += f64::from(signed.factors[o]) * minimum;
-                    }
+        for (sum, weights) in sums.iter_mut().zip(weights) {
+            for (signed, weights) in sum.signed.iter_mut().zip(weights) {
+                signed.weights = weights.into_iter().map(|w| w as f32).collect();
+            }
+            sum.meet(&minima, groups);
+        }
+        sums
+    }
+
+    /// Adds the minima of its outputs, (outputs, groups).
+    fn meet(&mut self, minima: &[f64], groups: usize) {
+        self.minima_squares = vec![0.0; groups];
+        self.signed.iter_mut().for_each(|signed| signed.minima = vec![0.0; groups]);
+        for (o, minima) in minima.chunks_exact(groups.max(1)).enumerate() {
+            for (b, minimum) in minima.iter().enumerate() {
+                self.minima_squares[b] += minimum * minimum;
+                for signed in &mut self.signed {
+                    signed.minima[b] += f64::from(signed.factors[o]) * minimum;
                 }
             }
         }
-        sum
     }
 
     /// What those of a row come to: x (I,) rounded activations, `excess` what meets the minima, or nothing.
