@@ -7,6 +7,7 @@
  * none, DRIVER_CACHE=TYPE for keys and values of another ggml type, by its number (0 is F32, 8 is Q8_0), or
  * DRIVER_CACHE=TYPE,TYPE for keys and values of two types,
  * DRIVER_UBATCH=N for so many tokens at a time (default 512), DRIVER_THREADS=N for so many threads (default 2).
+ * DRIVER_LORA=FILE[:SCALE] for an adapter.
  * DRIVER_NOISE=NAME disturbs the first element of the node that llama.cpp calls so, each time that it was computed and by
  * another amount in each run: what a race, or memory that nobody wrote, does to whoever reads it.
  *
@@ -110,6 +111,19 @@ static int choose_noise(params *p, const char *name) {
     return fprintf(stderr, "this release has no eval callback\n"), 2;
 }
 
+/* An adapter for a context, by either call that releases have had for it. */
+static int adapt(void *model, void *context, char *file) {
+    void *(*load_adapter)(void *, const char *) = find("llama_adapter_lora_init", "llama_lora_adapter_init");
+    int (*set_all)(void *, void **, size_t, float *) = find("llama_set_adapters_lora", NULL);
+    int (*set_one)(void *, void *, float) = find("llama_set_adapter_lora", "llama_lora_adapter_set");
+    char *colon = strrchr(file, ':');
+    float scale = colon ? strtof(colon + 1, NULL) : 1;
+    if (colon) *colon = 0;
+    void *adapter = load_adapter ? load_adapter(model, file) : NULL;
+    if (!adapter) return fprintf(stderr, "%s: no adapter\n", file), 2;
+    return set_all ? set_all(context, &adapter, 1, &scale) : set_one ? set_one(context, adapter, scale) : 2;
+}
+
 /* A number of the environment that is above 0. */
 static int number(const char *name, int otherwise) {
     int value = getenv(name) ? atoi(getenv(name)) : otherwise;
@@ -119,6 +133,9 @@ static int number(const char *name, int otherwise) {
 int main(int argc, char **argv) {
     if (argc < 5) return fprintf(stderr, "driver LIBRARIES MODEL PREFILL TOKEN…\n"), 2;
     char *model_path = realpath(argv[2], NULL);
+    char lora[4096] = "", *given = getenv("DRIVER_LORA"), here[2048];
+    if (given && given[0] != '/' && getcwd(here, sizeof here)) snprintf(lora, sizeof lora, "%s/", here);
+    if (given) strncat(lora, given, sizeof lora - strlen(lora) - 1);
     if (!model_path || chdir(argv[1])) return perror(argv[1]), 2;
     load("libggml-base.");
     load("libggml.");
@@ -147,6 +164,7 @@ int main(int argc, char **argv) {
     if (cache && choose_cache(&p, cache)) return 2;
     void *context = new_context(model, p);
     if (!context) return fprintf(stderr, "no context\n"), 2;
+    if (lora[0] && adapt(model, context, lora)) return 2;
     int n_threads = number("DRIVER_THREADS", 2);
     threads(context, n_threads, n_threads);
     int n = argc - 4, done = 0;

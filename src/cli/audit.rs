@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::output::OutputArgs;
 use super::progress::{Progress, TimeArgs};
-use super::shared::{self, ForeignArgs, ModelArgs, SelectArgs};
+use super::shared::{self, ForeignArgs, LoraArgs, ModelArgs, SelectArgs};
 use super::{Outcome, exit_code};
 use crate::audit::AuditRows;
 use crate::engine::fused::file::ModelFile;
@@ -51,6 +51,8 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
+    lora: LoraArgs,
+    #[command(flatten)]
     foreign: ForeignArgs,
     #[command(flatten)]
     select: SelectArgs,
@@ -76,7 +78,7 @@ pub fn main(args: &Args) -> Outcome {
         Some(path) => path,
         None => references::model_of(&dump, &recording.manifest().model)?,
     };
-    let file = ModelFile::open(&path)?;
+    let file = args.lora.applied(ModelFile::open(&path)?)?;
     let options = Options {
         selection: args.select.selection()?,
         rows: args.audit_rows,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::Outcome;
 use super::output::OutputArgs;
 use super::progress::TimeArgs;
-use super::shared::{self, AuditArgs, ForeignArgs, ModelArgs, SelectArgs, ToleranceArgs};
+use super::shared::{self, AuditArgs, ForeignArgs, LoraArgs, ModelArgs, SelectArgs, ToleranceArgs};
 use crate::engine::fused::file::ModelFile;
 use crate::foreign;
 use crate::jobs::diff::{Options, diff};
@@ -44,6 +44,8 @@ pub struct Args {
     reference_numerics: Option<Numerics>,
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    lora: LoraArgs,
     #[command(flatten)]
     foreign: ForeignArgs,
     #[command(flatten)]
@@ -87,7 +89,7 @@ pub fn main(args: &Args) -> Outcome {
     let (ours, theirs) = if turned { (&untold, &told) } else { (&told, &untold) };
     let mut candidate = shared::open_declared(&candidate, ours, args.numerics)?;
     let mut reference = shared::open_declared(&reference, theirs, args.reference_numerics)?;
-    let file = path.as_deref().map(ModelFile::open).transpose()?;
+    let file = path.as_deref().map(|path| args.lora.applied(ModelFile::open(path)?)).transpose()?;
     let options = Options {
         selection,
         tolerances: args.tolerance.tolerances()?,

@@ -7,7 +7,7 @@ use tempfile::NamedTempFile;
 
 use super::progress::Progress;
 use super::run::PromptArgs;
-use super::shared::{self, Format, FormatArgs, ModelArgs};
+use super::shared::{self, Format, FormatArgs, LoraArgs, ModelArgs};
 use super::{Outcome, exit_code, output};
 use crate::error::{Error, Result};
 use crate::files;
@@ -30,6 +30,8 @@ Exit codes: 0 a healthy engine says this, 1 a known mistake explains it, 2 nothi
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    lora: LoraArgs,
     #[command(flatten)]
     prompt: PromptArgs,
     #[command(flatten)]
@@ -176,7 +178,7 @@ fn positions(text: &str) -> std::result::Result<std::ops::Range<usize>, String> 
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
     let path = args.model.path()?;
-    let file = shared::model_file(path.as_deref())?;
+    let file = args.lora.applied(shared::model_file(path.as_deref())?)?;
     let gguf = file.gguf();
     let (text, prompt) = args.prompt.read(gguf)?;
     let found = match &args.seen.hidden {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::Outcome;
 use super::output::OutputArgs;
 use super::progress::{Progress, TimeArgs};
-use super::shared::{self, AuditArgs, ModelArgs, SelectArgs, ToleranceArgs};
+use super::shared::{self, AuditArgs, LoraArgs, ModelArgs, SelectArgs, ToleranceArgs};
 use crate::engine::device::Device;
 use crate::error::Result;
 use crate::gguf::Gguf;
@@ -27,6 +27,8 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    lora: LoraArgs,
     #[command(flatten)]
     prompt: PromptArgs,
     /// Decode steps after the prompt
@@ -143,7 +145,7 @@ pub fn main(args: &Args) -> Outcome {
         shared::room_for_a_dump("--dump", dir, args.force)?;
     }
     let path = args.model.path()?;
-    let file = shared::model_file(path.as_deref())?;
+    let file = args.lora.applied(shared::model_file(path.as_deref())?)?;
     let (prompt, tokens) = args.prompt.read(file.gguf())?;
     let selection = args.select.selection()?;
     let reference = args.reference.as_deref().map(|path| remote::local(path, &selection)).transpose()?;

@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::faults::injected::parse;
 use crate::foreign;
 use crate::hub;
+use crate::inspect::against::adapter;
 use crate::numerics::Numerics;
 use crate::references;
 use crate::select::{Layers, Selection};
@@ -49,6 +50,33 @@ impl ModelArgs {
             (None, Some(name)) => hub::model(name).map(Some),
             (None, None) => Ok(None),
         }
+    }
+}
+
+/// An adapter of the model.
+#[derive(Args)]
+#[command(next_help_heading = "Model")]
+pub struct LoraArgs {
+    /// LoRA adapter that the engine ran with: FILE[:SCALE]
+    ///
+    /// A GGUF file as llama.cpp writes it, or a safetensors file of PEFT with its adapter_config.json, or their folder. What it
+    /// adds is multiplied by SCALE, which is 1 where none is given.
+    #[arg(long, value_name = "FILE[:SCALE]")]
+    lora: Option<String>,
+}
+
+impl LoraArgs {
+    /// The model with the adapter, if one was given.
+    pub fn applied(&self, file: ModelFile) -> Result<ModelFile> {
+        let Some(text) = &self.lora else { return Ok(file) };
+        let (path, scale) =
+            match text.rsplit_once(':').and_then(|(path, scale)| Some((path, scale.parse().ok()?))) {
+                Some((path, scale)) if !Path::new(text).exists() => (Path::new(path), scale),
+                _ => (Path::new(text.as_str()), 1.0),
+            };
+        let gguf = file.into_gguf();
+        let adapter = adapter(path, scale, &gguf)?;
+        Ok(ModelFile::of(gguf.with_adapter(adapter)?))
     }
 }
 

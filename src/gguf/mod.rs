@@ -1,5 +1,6 @@
 //! The GGUF format: metadata and tensors of a model file, mapped into memory.
 
+mod adapter;
 mod blocks;
 mod dtype;
 pub mod misread;
@@ -10,10 +11,12 @@ mod value;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use indexmap::IndexMap;
 use memmap2::Mmap;
 
+pub use adapter::{Adapter, Pair};
 pub use blocks::{decode, groups, minima, minimum_group};
 pub use dtype::DType;
 pub use parse::{Parsed, parse};
@@ -34,6 +37,8 @@ pub struct Gguf {
     maps: Vec<Mmap>,
     /// Values that are read in place of the file's, by tensor.
     replaced: HashMap<String, Vec<u8>>,
+    /// What is added to its matmuls.
+    adapter: Option<Arc<Adapter>>,
 }
 
 impl Gguf {
@@ -47,6 +52,7 @@ impl Gguf {
             tensors: IndexMap::new(),
             maps: vec![],
             replaced: HashMap::new(),
+            adapter: None,
         };
         let first = gguf.add_file(path)?;
         match split::shards(path, &first.metadata)? {
@@ -112,7 +118,21 @@ impl Gguf {
         if replaced.is_empty() {
             return Ok(None);
         }
-        Ok(Some(Gguf { replaced, ..Gguf::open(&self.path)? }))
+        Ok(Some(Gguf { replaced, adapter: self.adapter.clone(), ..Gguf::open(&self.path)? }))
+    }
+
+    /// The same file with an adapter: [`Gguf::tensor`] knows its matrices too, [`Gguf::tensors`] does not.
+    ///
+    /// # Errors
+    /// An adapter of another model.
+    pub fn with_adapter(self, adapter: Adapter) -> Result<Gguf> {
+        adapter.check(&self)?;
+        Ok(Gguf { adapter: Some(Arc::new(adapter)), ..self })
+    }
+
+    /// What is added to its matmuls.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_deref()
     }
 
     /// The file that was opened.
@@ -163,7 +183,7 @@ impl Gguf {
 
     /// A tensor of any type and shape.
     pub fn tensor(&self, name: &str) -> Option<TensorRef<'_>> {
-        let info = self.tensors.get(name)?;
+        let Some(info) = self.tensors.get(name) else { return self.adapter()?.tensor(name) };
         let stored = || &self.maps[info.shard][info.offset..info.offset + info.byte_len];
         let bytes = self.replaced.get(name).map_or_else(stored, Vec::as_slice);
         Some(TensorRef { info, bytes })

@@ -54,6 +54,7 @@ pub fn find(graph: &Graph) -> Known {
     let mut mapper = Mapper { graph, known: Known::default() };
     mapper.by_weight();
     mapper.after_weights();
+    mapper.adapted();
     attention::find(&mut mapper);
     mapper.residuals();
     mapper.inputs();
@@ -146,6 +147,17 @@ impl Mapper<'_> {
         }
     }
 
+    /// What an adapter adds to belongs to it: a product is the sum of both.
+    fn adapted(&mut self) {
+        let graph = self.graph;
+        for id in graph.computed() {
+            let base = adapter_sum(graph, id).map(|sum| sum.base);
+            for found in self.known.found.values_mut().filter(|found| Some(found.tensor) == base) {
+                found.tensor = id;
+            }
+        }
+    }
+
     /// Layers that have a checkpoint of this kind, with its tensor.
     pub(crate) fn layers_with(&self, kind: Kind) -> impl Iterator<Item = (u32, Id)> + '_ {
         self.known.each().filter_map(move |(checkpoint, found)| {
@@ -170,6 +182,7 @@ impl Mapper<'_> {
             let branch = of[0].or(of[1]);
             let own_weight = || (0..2).any(|slot| self.weight(id, slot).is_some());
             match (&tensor.op, branch) {
+                (Op::Add, Some(_)) if adapter_sum(graph, id).is_some() => carried[id] = branch,
                 (Op::Add, Some(branch)) if of.contains(&None) && !own_weight() => self.note_sum(branch, id),
                 (
                     Op::Add
@@ -228,6 +241,31 @@ impl Mapper<'_> {
         known.positions = leaves.into_iter().find(|&leaf| graph.is_leaf(leaf));
         known.logits = known.found.get(&Checkpoint::global(Kind::Logits)).map(|found| found.tensor);
     }
+}
+
+/// A sum that adds what an adapter says.
+pub(crate) struct AdapterSum {
+    /// The product without it.
+    pub base: Id,
+    /// The node that scales B·A.
+    pub scale: Id,
+    /// Columns of B.
+    pub rank: usize,
+}
+
+/// W·x + scale·(B·(A·x)), as llama.cpp's `build_lora_mm` draws it.
+pub(crate) fn adapter_sum(graph: &Graph, id: Id) -> Option<AdapterSum> {
+    let [base, scale] = [graph.src(id, 0)?, graph.src(id, 1)?];
+    (graph.get(id).op == Op::Add).then_some(())?;
+    Some(AdapterSum { base, scale, rank: adapter_rank(graph, scale)? })
+}
+
+/// The rank of an adapter whose product a node scales.
+pub fn adapter_rank(graph: &Graph, scale: Id) -> Option<usize> {
+    (graph.get(scale).op == Op::Scale).then_some(())?;
+    let product = graph.src(scale, 0)?;
+    let is_b = Name::of(weight(graph, product, 0)?).kind == weights::LORA_B;
+    is_b.then(|| graph.src(product, 0).map(|b| graph.get(b).ne[0])).flatten()
 }
 
 /// Name of the weight that a node reads in slot `slot`.

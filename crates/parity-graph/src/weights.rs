@@ -70,6 +70,11 @@ pub const WEIGHT: &str = "weight";
 /// What is added has this behind its part.
 pub const BIAS: &str = "bias";
 
+/// The first matrix of an adapter has this behind the name of the weight that it is for: `blk.7.attn_q.weight.lora_a`.
+pub const LORA_A: &str = "lora_a";
+/// The second one.
+pub const LORA_B: &str = "lora_b";
+
 /// `attn_q` as `attn_q.weight`, with its layer or without.
 pub fn weight(part: &str) -> String {
     format!("{part}.{WEIGHT}")

@@ -39,6 +39,14 @@ impl ModelFile {
         }
     }
 
+    /// The file alone.
+    pub fn into_gguf(self) -> Gguf {
+        match self {
+            ModelFile::Nodes(model) => model.gguf,
+            ModelFile::Refused(gguf, _) => *gguf,
+        }
+    }
+
     /// The nodes that parity's engines execute.
     ///
     /// # Errors

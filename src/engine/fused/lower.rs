@@ -55,6 +55,9 @@ const ORDER: [Kind; 25] = [
 /// # Errors
 /// What the builder refuses, a type that is not decoded, an op that engines have no node for.
 pub fn graph(gguf: &Gguf) -> Result<(Config, Graph)> {
+    if let Some(adapter) = gguf.adapter() {
+        return Err(Error::file(adapter.path(), "an adapter is executed op by op"));
+    }
     // Attention in its parts, and a first step of one token: neither changes the wiring.
     let Built { graph: built, facts, .. } = builders::build(gguf, Shape::step(0, 1, 1, false, Cache::F32))?;
     let config = Config::new(gguf, &facts)?;

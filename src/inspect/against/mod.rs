@@ -1,6 +1,7 @@
 //! A model file against the Hugging Face folder that it was converted from: every tensor is paired with what it was
 //! made of, by its name and by its values; how it was rearranged, what storing it cost, and what is not the same weight.
 
+mod adapter;
 mod carried;
 mod folder;
 mod judge;
@@ -17,6 +18,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
+pub use adapter::adapter;
 use carried::Carried;
 pub use carried::{COMMAND as RENDER_TEMPLATE, Difference, render as render_template};
 use folder::Folder;

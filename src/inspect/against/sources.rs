@@ -74,7 +74,7 @@ pub struct Slice<'a> {
 /// Widths of heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
-    width: usize,
+    pub width: usize,
     /// Rows of queries, keys and values.
     rows: [usize; 3],
 }

@@ -82,7 +82,9 @@ impl Builder<'_> {
         let (all, used) = (self.facts.experts, self.facts.experts_used);
         let router =
             self.weight(&weights::weight(&weights::in_layer(layer, weights::FFN_GATE_INP)), &[all, model])?;
-        let mut probs = self.sketch.mul_mat(router, x);
+        let probs = self.sketch.mul_mat(router, x);
+        let part = weights::in_layer(layer, weights::FFN_GATE_INP);
+        let mut probs = self.adapted(&part, x, probs, None);
         self.sketch.name(probs, node("logits"));
         if experts.bias {
             let bias =
@@ -136,6 +138,7 @@ impl Builder<'_> {
         let weight = self.weight(&format!("{tensor}.weight"), &[all, rows, cols])?;
         let out = self.sketch.mul_mat_id(weight, x, ids);
         if bias {
+            let out = self.adapted(&tensor, x, out, Some(ids));
             self.sketch.name(out, node(""));
             // llama.cpp loads these scales and does not hand them to the experts of such models.
             self.idle(&format!("{tensor}.scale"));
@@ -144,6 +147,7 @@ impl Builder<'_> {
             return Ok(self.sketch.name(out, node("_biased")));
         }
         let Some(scale) = self.optional(&format!("{tensor}.scale"), &[all])? else {
+            let out = self.adapted(&tensor, x, out, Some(ids));
             return Ok(self.sketch.name(out, node("")));
         };
         let tokens = self.sketch.get(x).ne[2];
@@ -151,6 +155,7 @@ impl Builder<'_> {
         let table = self.sketch.node(Op::Repeat, DType::F32, [1, all, tokens, 1], &[Some(scale)], &[]);
         let factors = self.sketch.get_rows(table, ids);
         let out = self.sketch.same(Op::Mul, &[out, factors], &[]);
+        let out = self.adapted(&tensor, x, out, Some(ids));
         Ok(self.sketch.name(out, node("_scaled")))
     }
 }

@@ -40,6 +40,10 @@ pub const QUERY_HEADS: Parameter = plain("query heads");
 /// Heads of its keys.
 pub const KEY_HEADS: Parameter = plain("key heads");
 
+/// What B·A of an adapter is multiplied by.
+pub const ADAPTER_SCALE: Parameter =
+    Parameter { fault: Some("lora.scale"), flags: &["--lora-scaled"], ..plain("scale of the adapter") };
+
 const fn plain(words: &'static str) -> Parameter {
     Parameter { words, fault: None, of_layer: false, key: None, flags: &[] }
 }

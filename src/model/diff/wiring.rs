@@ -4,11 +4,13 @@
 use std::collections::BTreeSet;
 
 use parity_graph::graph::element_size;
-use parity_graph::known::is_weight;
+use parity_graph::known::{adapter_rank, is_weight};
 use parity_graph::params::{Kind as WordKind, fields};
 use parity_graph::{Graph, Id, Op};
 
-use super::parameter::{HEADS, KEY_HEADS, NORM_WIDTH, Parameter, QUERY_HEADS, ROPE_WIDTH, parameter};
+use super::parameter::{
+    ADAPTER_SCALE, HEADS, KEY_HEADS, NORM_WIDTH, Parameter, QUERY_HEADS, ROPE_WIDTH, parameter,
+};
 
 /// A number that fixes what a node computes.
 #[derive(Clone, Copy, Debug)]
@@ -209,7 +211,8 @@ fn numbers(graph: &Graph, id: Id, op: &Op, slots: &[Option<Id>]) -> Vec<(Paramet
                 WordKind::Int => Number::Int(i64::from(tensor.params.int(field.word))),
                 WordKind::Float => Number::Float(tensor.params.float(field.word)),
             };
-            (parameter(op, field), number)
+            let of_adapter = field.name == "scale" && adapter_rank(graph, id).is_some();
+            (if of_adapter { ADAPTER_SCALE } else { parameter(op, field) }, number)
         })
         .collect();
     let extent = |id: Id, axis: usize| Number::Int(graph.get(id).ne[axis] as i64);

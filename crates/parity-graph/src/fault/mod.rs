@@ -12,6 +12,7 @@ mod evidence;
 mod feed_forward;
 mod heads;
 mod linear;
+mod lora;
 mod mask;
 mod moe;
 mod norm;
@@ -248,6 +249,7 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
     [
         norm::ENTRIES,
         linear::ENTRIES,
+        lora::ENTRIES,
         quant::ENTRIES,
         embed::ENTRIES,
         rope::ENTRIES,

@@ -3,6 +3,7 @@
 use super::site::{edit, made};
 use super::{Argument, Entry, Fault, Made, PLAIN, Scene, Site, find, plain, spell_order, when};
 use crate::graph::{Graph, Id};
+use crate::known::adapter_rank;
 use crate::op::Op;
 use crate::rewrite::{Change, Edit};
 
@@ -214,6 +215,7 @@ pub fn experts(graph: &Graph, product: Id, [a, b]: [usize; 2]) -> Vec<Fault> {
 /// A factor of the model.
 fn unscaled(site: Site<'_>, of_experts: bool) -> Made {
     let (scale, bias) = (site.float("scale"), site.float("bias"));
-    when(scale != 1.0 && scale != 0.0 && bias == 0.0 && site.is_called("moe") == of_experts)?;
+    let of_adapter = adapter_rank(site.graph, site.id).is_some();
+    when(scale != 1.0 && scale != 0.0 && bias == 0.0 && site.is_called("moe") == of_experts && !of_adapter)?;
     made(Change::Bypass { slot: 0 }, format!("the factor {scale} is left out"))
 }

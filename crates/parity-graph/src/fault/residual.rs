@@ -6,6 +6,7 @@ use super::moe::one_more_expert;
 use super::site::{edit, made};
 use super::{Argument, Entry, PLAIN, Site, plain, when};
 use crate::graph::Id;
+use crate::known::adapter_sum;
 use crate::op::Op;
 use crate::rewrite::{Change, Edit};
 
@@ -104,7 +105,7 @@ pub(super) const ENTRIES: &[Entry] = &[
 
 /// The slots of the branch and of the residual of a sum: what was computed first goes round the other.
 fn summands(site: Site<'_>) -> Option<[usize; 2]> {
-    when(site.weight().is_none() && !one_more_expert(site))?;
+    when(site.weight().is_none() && !one_more_expert(site) && adapter_sum(site.graph, site.id).is_none())?;
     let [a, b] = [site.origin(0)?, site.origin(1)?];
     when(a != b && site.src(0)?.ne == site.src(1)?.ne && !site.graph.is_leaf(a) && !site.graph.is_leaf(b))?;
     Some(if b < a { [0, 1] } else { [1, 0] })
