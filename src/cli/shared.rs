@@ -61,7 +61,7 @@ pub struct LoraArgs {
     ///
     /// A GGUF file as llama.cpp writes it, or a safetensors file of PEFT with its adapter_config.json, or their folder. What it
     /// adds is multiplied by SCALE, which is 1 where none is given.
-    #[arg(long, value_name = "FILE[:SCALE]")]
+    #[arg(long, value_name = "FILE[:SCALE]", hide_short_help = true)]
     lora: Option<String>,
 }
 

@@ -78,10 +78,11 @@ fn every_format_of_a_report_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("report");
     run(&["-p", PROMPT, "--layer", "0", "--report"]).arg(&folder).assert().code(0);
-    for file in ["report.json", "report.csv", "report.html", "junit.xml", "summary.md"] {
+    let files = ["report.json", "report.csv", "report.html", "report.sarif", "junit.xml", "summary.md"];
+    for file in files {
         assert!(fs::metadata(folder.join(file)).unwrap().len() > 100, "{file}");
     }
-    assert_eq!(fs::read_dir(&folder).unwrap().count(), 5, "no temporary file is left");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), files.len(), "no temporary file is left");
 }
 
 #[test]

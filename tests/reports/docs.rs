@@ -132,8 +132,18 @@ fn the_short_help_of_a_command_is_one_screen_and_ends_with_examples() {
     }
 }
 
+/// Whether a command or flag is of a feature that this build does not have.
+fn is_left_out(word: &str) -> bool {
+    match word {
+        "history" | "--history" => !cfg!(feature = "history"),
+        "push" | "pull" | "--compress" => !cfg!(feature = "remote"),
+        _ => false,
+    }
+}
+
 #[test]
 fn every_command_and_flag_of_the_pages_exists() {
+    let mut skipped = 0;
     let mut known: BTreeMap<String, Option<BTreeSet<String>>> = BTreeMap::new();
     let (mut wrong, mut seen) = (Vec::new(), 0);
     let of_pages = pages().into_iter().map(|page| {
@@ -152,6 +162,10 @@ fn every_command_and_flag_of_the_pages_exists() {
                 continue;
             }
             seen += 1;
+            if args.iter().any(|word| is_left_out(word)) {
+                skipped += 1;
+                continue;
+            }
             let place = format!("{page}: parity {}", args.join(" "));
             match known.entry(name.clone()).or_insert_with(|| flags(&name)) {
                 None => wrong.push(format!("{place}: no such command")),
@@ -167,6 +181,9 @@ fn every_command_and_flag_of_the_pages_exists() {
                 }
             }
         }
+    }
+    if skipped > 0 {
+        eprintln!("SKIP: {skipped} commands of features that this build does not have (--features release)");
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(seen > 60, "{seen} commands were found");
