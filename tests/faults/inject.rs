@@ -34,11 +34,15 @@ fn is_changed(ran: &Ran, clean: &Ran, steps: usize, node: Checkpoint) -> bool {
     (0..steps).any(|step| bits(ran, step) != bits(clean, step))
 }
 
-/// Mistakes of models that none of these is: with states, scaled positions, sections, ALiBi, shared experts.
-const ELSEWHERE: [&str; 21] = [
+/// Mistakes of models that none of these is: with states, scaled positions, sections, ALiBi, shared experts, an adapter.
+const ELSEWHERE: [&str; 25] = [
     "attn.alibi",
     "ffn.no_square",
     "linear.merged_order",
+    "lora.alpha",
+    "lora.missing",
+    "lora.no_scale",
+    "lora.scale",
     "moe.no_scale",
     "moe.no_shared",
     "norm.rms",
