@@ -66,18 +66,18 @@ impl Recorder {
     /// The reader's library made the scheduler and the graph.
     pub unsafe fn mark(&mut self, reader: Reader<'_>, sched: RawSched, graph: RawGraph) -> Vec<RawTensor> {
         // A run of which only hashes of its logits are noted is not touched.
+        if self.stopped || self.options.dir.is_none() {
+            return Vec::new();
+        }
         // SAFETY: by the caller's promise.
-        if self.stopped
-            || self.options.dir.is_none()
-            || unsafe { self.level(reader, sched) } != Observe::Outputs
-        {
+        if unsafe { self.level(reader, sched) } != Observe::Outputs {
             return Vec::new();
         }
         // SAFETY: as above; a scheduler that has no graph yet is not asked which backend computes a node.
         let described = unsafe { reader.describe(std::ptr::null_mut(), graph) };
         let nodes = match &self.marked {
             Some(marked) if marked.graph == described.graph => marked.nodes.clone(),
-            _ => self.to_keep(&described.graph),
+            _ => self.choose_kept(&described.graph),
         };
         let nodes: Vec<RawTensor> = nodes.into_iter().map(|node| described.address[node]).collect();
         // SAFETY: tensors of the graph.
@@ -95,7 +95,7 @@ impl Recorder {
     }
 
     /// What is to be kept of a graph.
-    fn to_keep(&mut self, graph: &Graph) -> Vec<Id> {
+    fn choose_kept(&mut self, graph: &Graph) -> Vec<Id> {
         let mapping = map(graph);
         let (filter, layers) = (&self.options.filter, mapping.layers());
         let wanted = mapping.captures.iter().filter(|capture| filter.wants(capture.checkpoint, layers));
