@@ -8,6 +8,9 @@ use super::{Gguf, TensorInfo, TensorRef};
 use crate::error::{Error, Result};
 use parity_graph::weights::{LORA_A, LORA_B, TOKEN_EMBD, weight};
 
+/// One of the two matrices of a pair, where it was found: what it is, and its bytes.
+type Half = Option<(TensorInfo, Vec<u8>)>;
+
 /// Both matrices of one weight.
 #[derive(Debug)]
 pub struct Pair {
@@ -55,7 +58,7 @@ impl Adapter {
                 .hint("convert_lora_to_gguf.py of llama.cpp writes one; -m takes models"));
         }
         let alpha = gguf.f32("adapter.lora.alpha")?.unwrap_or(0.0);
-        let mut halves: IndexMap<String, [Option<(TensorInfo, Vec<u8>)>; 2]> = IndexMap::new();
+        let mut halves: IndexMap<String, [Half; 2]> = IndexMap::new();
         for info in gguf.tensors() {
             // llama.cpp passes over norms.
             let Some((of, half)) =
