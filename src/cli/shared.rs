@@ -69,11 +69,13 @@ impl LoraArgs {
     /// The model with the adapter, if one was given.
     pub fn applied(&self, file: ModelFile) -> Result<ModelFile> {
         let Some(text) = &self.lora else { return Ok(file) };
-        let (path, scale) =
-            match text.rsplit_once(':').and_then(|(path, scale)| Some((path, scale.parse().ok()?))) {
-                Some((path, scale)) if !Path::new(text).exists() => (Path::new(path), scale),
-                _ => (Path::new(text.as_str()), 1.0),
-            };
+        let (path, scale) = match text
+            .rsplit_once(':')
+            .and_then(|(path, scale)| Some((path, scale.parse::<f32>().ok()?)))
+        {
+            Some((path, scale)) if scale.is_finite() && !Path::new(text).exists() => (Path::new(path), scale),
+            _ => (Path::new(text.as_str()), 1.0),
+        };
         let gguf = file.into_gguf();
         let adapter = adapter(path, scale, &gguf)?;
         Ok(ModelFile::of(gguf.with_adapter(adapter)?))

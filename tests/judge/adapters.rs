@@ -136,9 +136,12 @@ fn what_is_no_adapter_is_said() {
     let lora = folder.path().to_str().unwrap();
     fs::write(folder.path().join("adapter_config.json"), "{").unwrap();
     let run = ["run", "-m", MODEL, "-p", PROMPT, "--lora"];
-    for (given, said) in
-        [(lora.to_owned(), "safetensors"), (format!("{MODEL}:1"), "adapter"), (format!("{MODEL}:x"), "x")]
-    {
+    for (given, said) in [
+        (lora.to_owned(), "safetensors"),
+        (format!("{MODEL}:1"), "adapter"),
+        (format!("{MODEL}:x"), "x"),
+        (format!("{MODEL}:nan"), ":nan"),
+    ] {
         let (code, text) = output(&[&run[..], &[&given]].concat());
         assert!(code == 2 && flat(&text).contains(said), "{given}: {code}\n{text}");
     }
