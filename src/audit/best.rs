@@ -2,10 +2,42 @@
 
 use indexmap::{IndexMap, IndexSet};
 
+use super::finding::most;
 use super::passes::APART;
-use super::simulate::Simulated;
 use crate::checkpoint::{Checkpoint, Kind};
+use crate::numerics::Storage;
 use crate::ops::bound::{HEALTHY, UNIT_F32};
+
+/// What a simulation says of one recorded node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Simulated {
+    /// Distance of what was recorded from exact arithmetic, relative.
+    pub distance: f64,
+    /// What rounding explains of it.
+    pub band: f64,
+    /// The largest distance of a row over what rounding explains there; NaN where a value is no number.
+    pub over: f64,
+    /// Position of that row.
+    pub position: u32,
+    /// Unit roundoff of the type that values were taken to be kept in.
+    pub unit: f64,
+    /// The type that keys and values were taken to be cached in, where it is not that of other values.
+    pub cache: Option<Storage>,
+    /// Whether the recording declares that.
+    pub declares_cache: bool,
+    /// Whether the arithmetic is known: it is f32, the recording declares it or its values show it, or it explains most of
+    /// several nodes.
+    pub known: bool,
+    /// Whether nothing is rounded but to f32.
+    pub is_plain: bool,
+}
+
+impl Simulated {
+    /// How much of the node may be rounding, so that mistakes still show.
+    pub fn most(&self) -> f64 {
+        most(if self.known { self.unit } else { UNIT_F32 }, self.declares_cache)
+    }
+}
 
 /// Whether rounding explains a node.
 fn is_explained(found: &Simulated) -> bool {

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use indexmap::IndexSet;
 
 use super::attentions;
+use super::best::Simulated;
 use super::named::{Agreed, Names};
 use super::node::Held;
 use super::rows::Arrangement;
-use super::simulate::Simulated;
 use crate::checkpoint::Checkpoint;
 use crate::ops::bound::{HEALTHY, UNIT_F32};
 use crate::report::{Diagnosis, LocalError, Tried};
@@ -185,7 +185,7 @@ impl Finding {
 
     /// Takes what a simulation says of it in place of the worst case.
     pub fn settle(&mut self, simulated: Simulated) {
-        let Simulated { distance, band, over, position, unit, cache, declares_cache, known } = simulated;
+        let Simulated { distance, band, over, position, unit, cache, declares_cache, known, .. } = simulated;
         // An arithmetic that nobody declared, and that no other node needs, may as well be a mistake.
         (self.unit, self.narrow_cache) = (if known { unit } else { UNIT_F32 }, declares_cache);
         self.is_of_unknown = !known;

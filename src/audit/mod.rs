@@ -37,6 +37,7 @@ mod prompt;
 mod rows;
 mod sample;
 pub(crate) mod screen;
+mod shown_products;
 pub(crate) mod signed_sum;
 mod simulate;
 mod storage_types;

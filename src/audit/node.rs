@@ -56,11 +56,16 @@ const FLASH_TILE: usize = 64;
 /// Threads that a split flash attention is tried with.
 const THREADS: [usize; 8] = [2, 4, 8, 1, 16, 6, 12, 32];
 
+/// What is called that llama.cpp's CPU kernels round.
+pub const ON_CPU: &str = "llama.cpp's CPU kernels";
+/// What is called that nothing is rounded but to f32.
+pub const IN_F32: &str = "nothing but f32 rounding";
+
 /// What is tried of llama.cpp's CPU kernels, the likeliest first.
 pub fn on_cpu(op: &Op, args: &Args<'_, f64>) -> Vec<Hypothesis> {
     let flash = |name, flash| Hypothesis { name, arithmetic: Arithmetic { flash, ..Arithmetic::LLAMA_CPU } };
-    let cpu = Hypothesis { name: "llama.cpp's CPU kernels", arithmetic: Arithmetic::LLAMA_CPU };
-    let exact = Hypothesis { name: "nothing but f32 rounding", arithmetic: Arithmetic::EXACT };
+    let cpu = Hypothesis { name: ON_CPU, arithmetic: Arithmetic::LLAMA_CPU };
+    let exact = Hypothesis { name: IN_F32, arithmetic: Arithmetic::EXACT };
     if *op != Op::FlashAttn {
         return vec![cpu, exact];
     }

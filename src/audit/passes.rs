@@ -5,6 +5,8 @@
 //! engine computes nodes of one kind alike in all layers. One that lies far from the others of its kind, which are explained,
 //! is no arithmetic of the engine but a mistake.
 
+mod plainer;
+
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 
@@ -16,8 +18,8 @@ use super::finding::Finding;
 use super::needed::needed;
 use super::pending::Pending;
 use super::{
-    Auditor, Findings, How, Labelled, Naming, Steps, attentions, cut_out, kinds, lost_steps, order, simulate,
-    storage_types,
+    Auditor, Findings, How, Labelled, Naming, Steps, attentions, cut_out, kinds, lost_steps, order,
+    shown_products, simulate, storage_types,
 };
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::{Checkpoint, Kind};
@@ -126,9 +128,10 @@ pub fn audit(
         passes.name(&assumed, &mut findings)?;
     }
     let mut open = open(&findings);
-    for (id, simulated) in simulate::simulate(steps, graphs, gguf, assumed.kept, &open)? {
-        findings.at(id).settle(simulated);
-    }
+    let shown = shown_products::operands(&findings, graphs).filter(|_| assumed.kept == Storage::F32);
+    let simulated = simulate::simulate(steps, graphs, gguf, (assumed.kept, shown), &open)?;
+    simulated.iter().for_each(|(id, simulated)| findings.at(*id).settle(*simulated));
+    passes.prefer_plain(&assumed, &simulated, &mut findings)?;
     open.retain(|id| findings.nodes[id].is_wrong() && findings.nodes[id].diagnosis().0.is_empty());
     let bands = open.iter().filter_map(|id| Some((*id, findings.nodes[id].band()?)));
     passes.name_simulated(&assumed, &bands.collect(), &mut findings)?;

@@ -13,20 +13,19 @@ use indexmap::{IndexMap, IndexSet};
 use parity_graph::Op;
 use parity_graph::known::is_weight;
 
-use super::best::{Best, scouts};
-use super::finding::most;
+use super::best::{Best, Simulated, scouts};
 use super::needed::needed;
 use super::stored::Narrowed;
 use super::{Labelled, Steps, chosen_experts};
 use super::{attentions, lost_steps, storage_types};
-use crate::arithmetic::Arithmetic;
+use crate::arithmetic::{Arithmetic, Flash, Operands};
 use crate::checkpoint::Checkpoint;
 use crate::engine::op_by_op::{Conductor, Machine, Node, Unknown, Value, compute};
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::ops::bound::HEALTHY;
-use crate::ops::bound::{CONFIDENCE, UNIT_F32, storage_unit};
+use crate::ops::bound::{CONFIDENCE, UNIT_F16, UNIT_F32, storage_unit};
 use crate::ops::{Args, Check, Rule};
 use crate::random;
 use crate::watch;
@@ -40,35 +39,6 @@ const SCATTER: f64 = 2.0;
 
 /// Stands for the scale of a norm among the slots of sources that are disturbed.
 const ROOT: usize = usize::MAX;
-
-/// What a simulation says of one recorded node.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Simulated {
-    /// Distance of what was recorded from exact arithmetic, relative.
-    pub distance: f64,
-    /// What rounding explains of it.
-    pub band: f64,
-    /// The largest distance of a row over what rounding explains there; NaN where a value is no number.
-    pub over: f64,
-    /// Position of that row.
-    pub position: u32,
-    /// Unit roundoff of the type that values were taken to be kept in.
-    pub unit: f64,
-    /// The type that keys and values were taken to be cached in, where it is not that of other values.
-    pub cache: Option<Storage>,
-    /// Whether the recording declares that.
-    pub declares_cache: bool,
-    /// Whether the arithmetic is known: it is f32, the recording declares it or its values show it, or it explains most of
-    /// several nodes.
-    pub known: bool,
-}
-
-impl Simulated {
-    /// How much of the node may be rounding, so that mistakes still show.
-    pub fn most(&self) -> f64 {
-        most(if self.known { self.unit } else { UNIT_F32 }, self.declares_cache)
-    }
-}
 
 /// What is rounded to the type of a cache, by step, node and slot: its exact values, and how far at most disturbed ones lie
 /// from them.
@@ -101,7 +71,7 @@ const BOUNDS_MAX: usize = 1 << 28;
 pub type Rows = IndexMap<(usize, Checkpoint), Vec<f64>>;
 
 /// Simulates what lies before `open` nodes, for an engine that keeps its values in `kept`; of the arithmetics that it may
-/// have, the one that explains most.
+/// have, the one that explains most: of those whose products are computed as the recorded ones are `shown` to be.
 ///
 /// # Errors
 /// Those of the machine.
@@ -109,18 +79,22 @@ pub fn simulate(
     steps: &dyn Steps,
     graphs: &[(usize, &Labelled)],
     gguf: &Gguf,
-    kept: Storage,
+    (kept, shown): (Storage, Option<Operands>),
     open: &IndexSet<Checkpoint>,
 ) -> Result<IndexMap<Checkpoint, Simulated>> {
     let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
     let is_known = |unit: f64| unit <= UNIT_F32 || kept != Storage::F32 || declares_narrow(steps);
     let candle = [storage_types::CANDLE, Arithmetic { narrow: kept, cache: kept, ..storage_types::CANDLE }];
     let candle = candle.into_iter().filter(|_| steps.declared().is_none());
-    let tried = [Arithmetic::EXACT, own, Arithmetic::LLAMA_CPU].into_iter().chain(candle);
-    let tried: Vec<Arithmetic> = tried.chain(attentions::with_operands(steps.declared())).collect();
+    let plain = steps.declared().map(|numerics| numerics.products);
+    let llama = Some(Arithmetic::LLAMA_CPU).filter(|_| !matches!(plain, Some(Products::F32 | Products::F64)));
+    let tried = [Arithmetic::EXACT, own].into_iter().chain(llama).chain(candle);
+    let tried = tried.chain(attentions::with_operands(steps.declared()));
+    let tried: Vec<Arithmetic> =
+        tried.filter(|one| shown.is_none_or(|shown| one.operands == shown)).collect();
     let with = |cache: Storage| tried.iter().map(move |one| with_cache(*one, cache)).collect::<Vec<_>>();
     let tried: IndexSet<Arithmetic> = attentions::caches(steps).into_iter().flat_map(with).collect();
-    let stretch = Stretch { steps, graphs, gguf, is_known: &is_known };
+    let stretch = Stretch { steps, graphs, gguf, is_known: &is_known, shown };
     let attending = stretch.attending(open);
     let mut best = Best::default();
     // What does not show in attention, of the arithmetics that were tried.
@@ -171,6 +145,19 @@ pub fn simulate(
     Ok(best.nodes)
 }
 
+/// What f32 explains of some nodes.
+///
+/// # Errors
+/// Those of the machine.
+pub fn in_f32(
+    steps: &dyn Steps,
+    graphs: &[(usize, &Labelled)],
+    gguf: &Gguf,
+    open: &IndexSet<Checkpoint>,
+) -> Result<IndexMap<Checkpoint, Simulated>> {
+    Stretch { steps, graphs, gguf, is_known: &|_| true, shown: None }.simulated(Arithmetic::EXACT, open, RUNS)
+}
+
 /// How many times what a single disturbed execution explains an arithmetic may leave of a scout: several lie a few per cent
 /// apart, unless little of what rounds shows in one of them.
 const SCATTERED: f64 = 4.0;
@@ -182,6 +169,8 @@ struct Stretch<'a> {
     gguf: &'a Gguf,
     /// Whether an arithmetic of this unit roundoff is known to be the producer's.
     is_known: &'a dyn Fn(f64) -> bool,
+    /// What recorded products round operands to, where they show it.
+    shown: Option<Operands>,
 }
 
 impl Stretch<'_> {
@@ -235,10 +224,14 @@ impl Stretch<'_> {
         let cache = Some(arithmetic.cache).filter(|cache| *cache != arithmetic.narrow);
         let declares_cache = cache.is_some() && steps.declared().map(|numerics| numerics.kv) == cache;
         let unit = storage_types::unit(&arithmetic);
-        let known = (self.is_known)(unit);
+        let is_plain = unit <= UNIT_F32 && arithmetic.operands == Operands::Exact;
+        let is_shown = self.shown == Some(arithmetic.operands);
+        let known = (self.is_known)(unit) || is_shown && !matches!(arithmetic.flash, Flash::Rounded(..));
+        // Blocks of eight bits round about as much as f16 does.
+        let unit = if is_shown && !is_plain { unit.max(UNIT_F16) } else { unit };
         let of = |id: Checkpoint| {
             let found = weigh(steps, id, &exact, &runs)?;
-            Some((id, Simulated { unit, cache, declares_cache, known, ..found }))
+            Some((id, Simulated { unit, cache, declares_cache, known, is_plain, ..found }))
         };
         Ok(open.iter().copied().filter_map(of).collect())
     }
@@ -283,7 +276,17 @@ fn weigh(steps: &dyn Steps, id: Checkpoint, exact: &Rows, runs: &[Rows]) -> Opti
     let worst = rows.iter().max_by(|a, b| over(a).total_cmp(&over(b)))?;
     let band = SCATTER * spread;
     let (over, position, unit) = (over(worst), worst.0, storage_unit(Storage::F32));
-    Some(Simulated { distance, band, over, position, unit, cache: None, declares_cache: false, known: true })
+    Some(Simulated {
+        distance,
+        band,
+        over,
+        position,
+        unit,
+        cache: None,
+        declares_cache: false,
+        known: true,
+        is_plain: true,
+    })
 }
 
 /// Goes on with what was recorded, and with disturbed values of what was not.

@@ -197,6 +197,9 @@ pub fn operands(declared: Option<Numerics>) -> Vec<(&'static str, Narrow)> {
     PRODUCTS.into_iter().filter(|(_, narrow)| may(*narrow)).collect()
 }
 
+/// What products of [`CANDLE`] are called.
+pub const ON_CANDLE: &str = "candle's CPU kernels";
+
 /// Products as candle computes them on a CPU, which rounds activations to blocks of its own.
 pub const CANDLE: Arithmetic = Arithmetic { operands: Operands::Candle, ..Arithmetic::EXACT };
 
@@ -310,7 +313,7 @@ pub fn hypotheses(
     let mut more = Vec::new();
     if is_product(op, args) {
         if declared.is_none() {
-            more.push(Hypothesis { name: "candle's CPU kernels", arithmetic: CANDLE });
+            more.push(Hypothesis { name: ON_CANDLE, arithmetic: CANDLE });
         }
         let all = operands(declared).into_iter();
         more.extend(all.map(|(name, narrow)| Hypothesis { name, arithmetic: products(narrow) }));

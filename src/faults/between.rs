@@ -202,7 +202,8 @@ fn of_products_with_bias(suspect: &Suspect<'_>, scene: &Scene<'_>, through: &[Id
     out
 }
 
-/// Mistakes in the nodes of one kind in all layers alike, which one piece of code computes: queries and keys together.
+/// Mistakes in the nodes of one kind in all layers alike, which one piece of code computes: queries and keys together, and
+/// norms wherever they are.
 fn of_all_layers(suspect: &Suspect<'_>, scene: &Scene<'_>, through: &[Id]) -> Vec<Hypothesis> {
     let labels = |id: Id| suspect.label(id).filter(|label| label.layer_index().is_some());
     let mut kinds: Vec<(Vec<Kind>, Vec<Id>)> = Vec::new();
@@ -216,8 +217,12 @@ fn of_all_layers(suspect: &Suspect<'_>, scene: &Scene<'_>, through: &[Id]) -> Ve
     }
     let layers =
         |ids: &[Id]| ids.iter().filter_map(|&id| labels(id)?.layer_index()).collect::<BTreeSet<u32>>().len();
+    // One function computes all norms, those before attention and those before the feed-forward part.
+    let is_norm = |id: &Id| matches!(suspect.node.program.graph.get(*id).op, Op::RmsNorm | Op::Norm);
+    let norms: Vec<Id> = through.iter().copied().filter(is_norm).collect();
+    let of_layers = kinds.iter().map(|(_, ids)| ids).filter(|ids| layers(ids) > 1);
     let mut out = Vec::new();
-    for (_, ids) in kinds.iter().filter(|(_, ids)| layers(ids) > 1) {
+    for ids in of_layers.chain(Some(&norms).filter(|norms| norms.len() > 1)) {
         for entry in fault::entries().filter(|entry| !entry.ops.is_empty()) {
             for fault in entry.all_at(scene, ids[0]) {
                 let of = |&id: &Id| Some(entry.at(scene, id, &fault.argument)?.rewrite);

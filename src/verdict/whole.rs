@@ -113,7 +113,8 @@ fn unseen(entries: &[Entry]) -> Option<String> {
     };
     let bands = entries.iter().filter_map(|entry| Some((entry, wide(entry)?)));
     let (entry, band) = bands.max_by(|a, b| a.1.total_cmp(&b.1))?;
-    let explained = format!("{} within what rounding explains", count(entries.len(), "node"));
+    let judged = entries.iter().filter(|entry| entry.local.candidate.is_some()).count();
+    let explained = format!("{} within what rounding explains", count(judged, "node"));
     // A mistake may lead from one end of what rounding explains to the other.
     let limit = 2.0 * band;
     Some(match limit < 1.0 {

@@ -85,6 +85,33 @@ fn layers_are_bridged_where_their_ends_alone_were_recorded() {
     assert_eq!(origins(&audit_all(&dump, &gguf)), ["blk.1.layer_out"]);
 }
 
+/// What an engine of f32 gives with a mistake in all layers is also what products of bf16 might: it is told by what is left.
+#[test]
+fn a_mistake_in_plain_arithmetic_is_preferred_to_a_coarser_one_that_nobody_declared() {
+    let ends = |kind: Kind| matches!(kind, Kind::Embed | Kind::LayerOut);
+    let hidden = |kind: Kind| ends(kind) || matches!(kind, Kind::FinalNorm | Kind::Logits);
+    let kept: [fn(Kind) -> bool; 2] = [ends, hidden];
+    for (mistake, of_first) in [("norm.eps=1e-5", "norm.eps"), ("rope.base=500000", "rope.base")] {
+        let (_faulty, faulty) = run(F16, &["--numerics", "f32", "--inject", mistake]);
+        for keep in kept {
+            let (_folder, dump) = foreign(&faulty, keep, |x| x);
+            let audited = program::audit(&dump, Path::new(F16), &["--allow-missing"]);
+            let first = &audited.report["first_divergence"];
+            assert_eq!((audited.code, audited.first.as_str()), (1, "blk.0.layer_out"), "{mistake}: {first}");
+            assert_eq!(first["diagnosis"][0]["fault"], of_first, "{mistake}: {first}");
+        }
+    }
+    // Engines whose products are coarser are not accused, whatever mistake comes near.
+    for numerics in ["f32", "llama-cpu", "f16", "bf16"] {
+        let (_whole, whole) = run(F16, &["--numerics", numerics]);
+        for keep in kept {
+            let (_folder, dump) = foreign(&whole, keep, |x| x);
+            let audited = program::audit(&dump, Path::new(F16), &["--allow-missing"]);
+            assert_ne!(audited.code, 1, "{numerics}: {}", audited.report["first_divergence"]);
+        }
+    }
+}
+
 /// What rounding explains across everything in an engine that keeps bf16 would hide mistakes.
 #[test]
 fn what_cannot_be_bridged_says_what_it_needs() {

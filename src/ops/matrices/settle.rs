@@ -170,7 +170,9 @@ mod tests {
     /// Columns of raw quants from 0 to 31, every second one negative: a tie that was rounded down.
     fn columns(n: usize) -> Vec<Vec<f64>> {
         let quant = |c: usize, i: usize| ((i * (2 * c + 7) + i * i * (c + 3) + c) % 32) as f64;
-        let of = |c: usize| (0..200).map(|i| if c % 2 == 0 { quant(c, i) } else { -quant(c, i) }).collect();
+        let of = |c: usize| {
+            (0..200).map(|i| if c.is_multiple_of(2) { quant(c, i) } else { -quant(c, i) }).collect()
+        };
         (0..n).map(of).collect()
     }
 

@@ -1,0 +1,64 @@
+//! A mistake in plain arithmetic against a coarser arithmetic that nobody declared.
+//!
+//! Where much lies between two recorded nodes, what rounding of operands to f16 or bf16 explains is as much as many mistakes
+//! come to: layer outputs of an engine of f32 with another epsilon in all norms are also what products of bf16 might give.
+//! The two are told apart by what is left: a mistake of the catalogue leaves what f32 rounds, a thousandth of it, and no
+//! rounding of operands looks like that by chance in hundreds of values.
+
+use std::collections::HashMap;
+
+use indexmap::{IndexMap, IndexSet};
+use parity_graph::fault;
+
+use super::super::best::Simulated;
+use super::super::simulate;
+use super::{Assumed, DIAGNOSED_MAX, Passes};
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
+use crate::numerics::Storage;
+use crate::ops::bound::HEALTHY;
+use crate::report::Diagnosis;
+
+/// Whether the first name of a node is a mistake, and neither rounding nor what may happen to any value.
+fn is_mistake(names: &[Diagnosis]) -> bool {
+    let entry = names.first().and_then(|first| fault::find(&first.fault));
+    entry.is_some_and(|entry| !entry.rounds && !entry.ops.is_empty())
+}
+
+impl Passes<'_> {
+    /// Takes back what nothing but a coarser arithmetic explains, where a mistake in f32 leaves of the first such node no more
+    /// than f32 rounds: the engine computes in f32 then, and those nodes are wrong.
+    pub(super) fn prefer_plain(
+        &self,
+        assumed: &Assumed,
+        simulated: &IndexMap<Checkpoint, Simulated>,
+        findings: &mut super::Findings,
+    ) -> Result<()> {
+        if assumed.kept != Storage::F32 || self.steps.declared().is_some() {
+            return Ok(());
+        }
+        let is_coarse = |id: &&Checkpoint| {
+            simulated.get(*id).is_some_and(|found| !found.is_plain && found.over <= HEALTHY)
+        };
+        let coarse: IndexSet<Checkpoint> = findings.order.iter().filter(is_coarse).copied().collect();
+        let Some(&first) = coarse.first() else { return Ok(()) };
+        let in_f32 = |ids: &IndexSet<Checkpoint>| simulate::in_f32(self.steps, self.graphs, self.gguf, ids);
+        let bands = |found: &IndexMap<Checkpoint, Simulated>| -> HashMap<Checkpoint, f64> {
+            found.iter().filter(|(_, found)| !(found.over <= HEALTHY)).map(|(id, f)| (*id, f.band)).collect()
+        };
+        let of_first = bands(&in_f32(&IndexSet::from([first]))?);
+        let named = self.named(assumed, &[first], &of_first, |_, _| true)?;
+        if !named.nodes.get(&first).is_some_and(|finding| is_mistake(finding.diagnosis().0)) {
+            return Ok(());
+        }
+        let all = in_f32(&coarse)?;
+        let bands = bands(&all);
+        all.into_iter().for_each(|(id, found)| findings.at(id).settle(found));
+        let wrong: Vec<Checkpoint> =
+            coarse.into_iter().filter(|id| bands.contains_key(id)).take(DIAGNOSED_MAX).collect();
+        for (id, named) in self.named(assumed, &wrong, &bands, |_, _| true)?.nodes {
+            findings.at(id).named_as(named);
+        }
+        Ok(())
+    }
+}
