@@ -51,12 +51,15 @@ if [ ! -e "$out/wrong/libggml-cpu.so" ]; then
     mv "$out/wrong.part" "$out/wrong"
 fi
 cc -O1 -o "$out/driver" scripts/record/driver.c -ldl
+cc -O1 -o "$out/quantize" scripts/record/quantize.c -ldl
+f16=reference-dumps/models/qwen2-tiny-py-F16.gguf q4=reference-dumps/models/qwen2-tiny-py-Q4_K_M.gguf f32=$out/qwen2-tiny-py-F32.gguf
+[ -e "$f32" ] || { "$out/quantize" "$libs" "$f16" "$f32.part" 0 >"$out/quantize.log" 2>&1 && mv "$f32.part" "$f32"; }
 
 tokens=(312 863 2039 1444 1518 285 314 511)
 failed=0
 # Runs parity ab, and holds its exit code and its answer to what they should be.
 check() { # name model exit pattern flags…
-    local name=$1 model=reference-dumps/models/qwen2-tiny-py-$2.gguf want=$3 pattern=$4 code=0
+    local name=$1 model=$2 want=$3 pattern=$4 code=0
     shift 4
     "$parity" ab --format json "$@" -o "$out/runs/$name" --force -- "$out/driver" '{}' "$model" 5 "${tokens[@]}" \
         >"$out/$name.json" 2>"$out/$name.log" || code=$?
@@ -71,17 +74,24 @@ check() { # name model exit pattern flags…
 }
 both=(--a "$libs" --b "$out/wrong")
 alone=(--a "$out/wrong")
+# Where neither weights nor the cache are rounded, logits show what a small mistake does to them.
+exact=()
+for side in a b; do exact+=("--$side-env" DRIVER_CACHE=0 "--$side-env" DRIVER_FLASH=off); done
+healed='"name": "observation".*RMS_NORM [+] MUL'
 
-check none F16 0 'both sides are healthy' "${both[@]}"
-check eps F16 1 '"name": "observation".*RMS_NORM \+ MUL' "${both[@]}" --b-env GGML_MISTAKE=eps
-check tail Q4_K_M 1 '"first_divergence": \{ "checkpoint": "blk.0.ffn_out".*"fault": "linear.truncated_k"' "${both[@]}" \
+check none "$f16" 0 'both sides are healthy' "${both[@]}"
+check eps "$f32" 1 "\"first_divergence\": . \"checkpoint\": \"blk.0.attn_norm\".*\"fault\": \"norm.eps\".*$healed" "${both[@]}" \
+    "${exact[@]}" --b-env GGML_MISTAKE=eps
+check eps-f16 "$f16" 1 '"node": "blk.0.norm".*"checkpoint": "blk.0.attn_norm".*"fault": "norm.eps"' "${alone[@]}" --observation \
+    --a-env GGML_MISTAKE=eps
+check tail "$q4" 1 '"first_divergence": . "checkpoint": "blk.2.ffn_out".*"fault": "linear.truncated_k"' "${both[@]}" \
     --b-env GGML_MISTAKE=tail
-check early F16 1 '"name": "observation".*RMS_NORM \+ MUL' "${both[@]}" --b-env GGML_MISTAKE=early
-check row F16 1 '"first_divergence": \{ "checkpoint": "blk.0.ffn_act"' "${both[@]}" --b-env GGML_MISTAKE=row
-check steady Q4_K_M 0 '"first": null' "${alone[@]}" --repeat 3
+check early "$f16" 1 "$healed" "${both[@]}" --b-env GGML_MISTAKE=early
+check row "$f16" 1 '"first_divergence": . "checkpoint": "blk.0.ffn_act"' "${both[@]}" --b-env GGML_MISTAKE=row
+check steady "$q4" 0 '"first": null' "${alone[@]}" --repeat 3
 races=${RACES:-20} seen=0
 for ((i = 1; i <= races; i++)); do
-    check race Q4_K_M 1 '"first": "blk.[0-9]*.ffn_out"' "${alone[@]}" --repeat 10 --a-env GGML_MISTAKE=barrier >"$out/race" &&
+    check race "$q4" 1 '"first": "blk.[0-9]*.ffn_out"' "${alone[@]}" --repeat 10 --a-env GGML_MISTAKE=barrier >"$out/race" &&
         grep -q 'as it should be' "$out/race" && seen=$((seen + 1))
 done
 sed -n '2,$p' "$out/race"
@@ -90,19 +100,20 @@ printf '%-10s seen in %s of %s\n' race "$seen" "$races"
 
 if [ -n "${RECORD:-}" ]; then
     mkdir -p "$RECORD"
-    take() { # name mistake model libraries flags…
-        local name=$1 mistake=$2 model=reference-dumps/models/qwen2-tiny-py-$3.gguf libraries=$4
-        shift 4
-        GGML_MISTAKE=$mistake "$parity" record --force -o "$RECORD/$name" "$@" -- "$out/driver" "$libraries" "$model" 5 "${tokens[@]}" \
+    take() { # name mistake model flags…
+        local name=$1 mistake=$2 model=$3
+        shift 3
+        GGML_MISTAKE=$mistake "$parity" record --force -o "$RECORD/$name" "$@" -- "$out/driver" "$out/wrong" "$model" 3 "${tokens[@]:0:4}" \
             >"$out/record.log" 2>&1
     }
     # The epsilon of a fused norm: the norm is left alone, so that it is fused.
-    take eps eps F16 "$out/wrong" --checkpoint embed --checkpoint blk.0.attn_norm
-    take tail tail Q4_K_M "$out/wrong" --checkpoint 'blk.0.ffn_{act,out}'
-    take row row F16 "$out/wrong" --checkpoint 'blk.0.ffn_{gate,up,act}'
-    take early-seen early F16 "$out/wrong" --checkpoint logits --checkpoint final_norm --checkpoint 'blk.*.{norm,norm#2}' --checkpoint norm
-    take early-unseen early F16 "$out/wrong" --observe none
-    take race-1 barrier Q4_K_M "$out/wrong" --hash
-    take race-2 barrier Q4_K_M "$out/wrong" --hash
+    take eps eps "$f16" --checkpoint embed --checkpoint blk.0.attn_norm
+    take tail tail "$q4" --checkpoint 'blk.2.ffn_{act,out}'
+    take row row "$f16" --checkpoint 'blk.0.ffn_{gate,up,act}'
+    take early-seen early "$f16"
+    take early-left early "$f16" --observe nodes --checkpoint embed --checkpoint 'blk.0.{attn_norm,attn_out,attn_residual}'
+    take early-unseen early "$f16" --observe none
+    take race-1 barrier "$q4" --hash --layer 2
+    take race-2 barrier "$q4" --hash --layer 2
 fi
 exit "$failed"

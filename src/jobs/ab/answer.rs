@@ -144,12 +144,20 @@ pub fn add_unseen(report: &mut Report, found: &Observation, whose: Whose) {
         Whose::Reference => ("A", CheckpointVerdict::Reference),
         _ => ("B", CheckpointVerdict::Origin),
     };
-    // Its first sentence counts rows.
+    // Its first sentence counts rows, which is of no interest here.
     report
         .answer
         .extend(found.answer.iter().skip(1).map(|sentence| format!("{name} unobserved: {sentence}")));
+    if found.explained == Some(true) {
+        report.answer.push(format!(
+            "{name} unobserved: what nobody looks at may be fused; parity ab --observation judges those kernels node by node"
+        ));
+    }
     if found.explained != Some(false) {
         return;
+    }
+    if let Some(first) = report.answer.first_mut().filter(|_| report.first_divergence.is_none()) {
+        *first = format!("as they were recorded, {first}");
     }
     report.findings.push(Finding {
         name: "observation".to_owned(),

@@ -295,7 +295,9 @@ impl<'a> Looking<'a> {
             count(group.alike.len(), "such node")
         );
         found.answer.push(match (&report.first_divergence, found.explained) {
-            (Some(first), _) => format!("{left}, it is wrong first at {}: {}", first.checkpoint, because(&report)),
+            (Some(first), _) => {
+                format!("{left}, it is wrong first at {}: {}", first.checkpoint, because(&report))
+            }
             (None, Some(false)) => format!("{left}, no node is wrong: looking at others heals it too"),
             (None, _) => format!("{left}, no node is wrong"),
         });

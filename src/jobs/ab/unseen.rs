@@ -91,3 +91,37 @@ fn readers(graph: &Graph, node: Id) -> Vec<Id> {
     };
     graph.computed().filter(reads).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn mistakes(name: &str) -> Dump {
+        Dump::open(&Path::new("tests/data/mistakes").join(name)).unwrap()
+    }
+
+    fn file() -> ModelFile {
+        ModelFile::open(Path::new("reference-dumps/models/qwen2-tiny-py-F16.gguf")).unwrap()
+    }
+
+    #[test]
+    fn logits_of_a_run_that_is_healed_by_looking_are_beyond_rounding_and_those_of_a_healthy_one_are_not() {
+        let (seen, unseen) = (mistakes("early-seen"), mistakes("early-unseen"));
+        let own = over_rounding(&seen, &unseen, &file()).unwrap().unwrap();
+        assert!(own.over > 10.0 && own.distance > 0.1, "{own:?}");
+        let own = over_rounding(&seen, &seen, &file()).unwrap().unwrap();
+        assert!(own.over <= 1.0 && own.band < 0.01, "{own:?}");
+    }
+
+    #[test]
+    fn a_group_is_a_node_with_its_only_reader_in_every_layer() {
+        let group = group(&mistakes("early-seen"), "blk.0.norm".parse().unwrap()).unwrap();
+        assert_eq!(group.ops, ["RMS_NORM", "MUL"]);
+        let mut alike: Vec<String> = group.alike.iter().map(ToString::to_string).collect();
+        alike.sort();
+        // Two in each of four layers, and the last.
+        assert_eq!((alike.len(), alike[0].as_str(), alike[1].as_str()), (9, "blk.0.norm", "blk.0.norm#2"));
+    }
+}
