@@ -51,7 +51,7 @@ for model in "$@"; do
         printf '%s: exit code %s\n' "$name" "$code"
         # The answer up to the table, and in which arithmetic each side computes.
         sed -n '/^PARITY\|^DIVERGES\|^UNDECIDED/,/^$/{/^$/!s/^ *//p}' "$out/$name.txt" | sed 's/^/    /'
-        sed -n '/^note: .* computes with/,/^\(note\|$\)/{/^note: .*computes with\|^  /s/^note: //p}' "$out/$name.txt" | sed 's/^ */    /'
+        sed -n '/^note: .* computes with/,/^\(note\|$\)/{/^note: .*computes with\|^  /{s/^note: //;p}}' "$out/$name.txt" | sed 's/^ */    /'
         grep -h '^error' "$out/$name.log" | sed 's/^/    /' || true
     } | tee -a "$out/summary.txt"
 done

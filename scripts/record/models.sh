@@ -1,4 +1,7 @@
-# Small models for comparisons of backends; to be sourced in the repository's root.
+#!/usr/bin/env bash
+# Small models for comparisons of backends: the tiny one in 14 types of weights, and ten other architectures. To be sourced in
+# the repository's root, for its function ab_models LIBS OUT.
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 
 # Ten of those that tests/data/archs/fill.py makes: experts, windows, sinks, states, latent attention, hybrids.
 AB_ARCHS=(qwen3moe-moe gemma3-dense gpt-oss-moe mamba2-dense qwen35-dense llama-dense falcon-h1-dense lfm2-dense deepseek2-moe
