@@ -89,13 +89,21 @@ impl Stored {
     }
 }
 
+/// Reads what a zstd frame holds.
+///
+/// # Errors
+/// Bytes that begin otherwise.
 #[cfg(not(feature = "zstd"))]
-fn decoder(bytes: &[u8]) -> Result<impl Read, String> {
+pub fn decoder(bytes: &[u8]) -> Result<impl Read, String> {
     ruzstd::decoding::StreamingDecoder::new(bytes).map_err(|e| format!("is no zstd frame: {e}"))
 }
 
+/// Reads what a zstd frame holds.
+///
+/// # Errors
+/// Bytes that begin otherwise.
 #[cfg(feature = "zstd")]
-fn decoder(bytes: &[u8]) -> Result<impl Read, String> {
+pub fn decoder(bytes: &[u8]) -> Result<impl Read, String> {
     zstd::stream::read::Decoder::with_buffer(bytes).map_err(|e| format!("is no zstd frame: {e}"))
 }
 
