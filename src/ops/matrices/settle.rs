@@ -24,22 +24,46 @@ impl Moves<'_> {
     }
 }
 
-/// By how much the squared distance to what was recorded shrinks where these outputs are moved.
-fn gain(moved: &[(usize, Vec<f64>)], exact: &[f64], recorded: &[f64], m: usize) -> f64 {
-    let mut gain = 0.0;
-    for (result, moved) in moved {
-        let both = recorded[result * m..].iter().zip(&exact[result * m..]);
-        for (moved, (recorded, exact)) in moved.iter().zip(both) {
-            gain += (2.0 * (recorded - exact) - moved) * moved;
+/// Which of these columns, each added once or not at all, bring a row nearest to what was recorded: `of` is their Gram
+/// matrix (n, n), `towards` (n,) what each has in common with the distance that is to be covered, `distance` its square.
+/// One or two are added or taken back at a time, those that help most, until none does. One at a time would not do:
+/// where columns are much alike, as those of weights whose minimum is kept apart, two ties that were rounded up and
+/// down each lead away from the row when taken alone.
+fn nearest(of: &[Vec<f64>], towards: &[f64], distance: f64) -> Vec<bool> {
+    let n = towards.len();
+    let mut taken = vec![false; n];
+    let mut towards = towards.to_vec();
+    // Each step covers more than a sum of squares resolves, so that this ends; twice for each is more than it takes.
+    for _ in 0..2 * n {
+        let sign = |i: usize| if taken[i] { -1.0 } else { 1.0 };
+        let alone = |i: usize| 2.0 * sign(i) * towards[i] - of[i][i];
+        let pairs = (0..n).flat_map(|i| (i..n).map(move |j| (i, j)));
+        let gain = |(i, j): (usize, usize)| match i == j {
+            true => alone(i),
+            false => alone(i) + alone(j) - 2.0 * sign(i) * sign(j) * of[i][j],
+        };
+        let best = pairs.map(|pair| (pair, gain(pair))).max_by(|a, b| a.1.total_cmp(&b.1));
+        let Some(((i, j), _)) = best.filter(|(_, gained)| *gained > f64::EPSILON * distance) else {
+            break;
+        };
+        let moved: Vec<usize> = if i == j { vec![i] } else { vec![i, j] };
+        for moved in moved {
+            let by = if taken[moved] { 1.0 } else { -1.0 };
+            towards.iter_mut().zip(&of[moved]).for_each(|(towards, of)| *towards += by * of);
+            taken[moved] = !taken[moved];
         }
     }
-    gain
+    taken
+}
+
+/// The sum of products.
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 impl Problem<'_, '_, f64> {
     /// A tie is rounded to the side that the recorded output says: each moves all outputs of its row by a known
-    /// column of the matrices, so that the output shows it hundreds of times over. Of several ties of a row, whose
-    /// columns may be much alike, the one that brings the row nearest goes first.
+    /// column of the matrices, so that the output shows it hundreds of times over.
     pub fn settle(&self, exact: &mut [f64], recorded: &[f64]) {
         let m = self.outputs();
         let few = round::few_per_row(self.x.ties.clone(), self.x.values.rows);
@@ -54,20 +78,16 @@ impl Problem<'_, '_, f64> {
                 meeting.pairs.iter().filter(|(x, _)| *x == row).map(|(_, result)| (meeting.matrix, *result))
             });
             let met: Vec<(usize, usize)> = met.collect();
-            let mut open: Vec<Vec<(usize, Vec<f64>)>> = ties
-                .iter()
-                .map(|tie| met.iter().map(|(matrix, result)| (*result, self.moved(*tie, *matrix))).collect())
-                .collect();
-            while let Some((best, _)) = open
-                .iter()
-                .map(|moved| gain(moved, exact, recorded, m))
-                .enumerate()
-                .filter(|(_, gain)| *gain > 0.0)
-                .max_by(|a, b| a.1.total_cmp(&b.1))
-            {
-                for (result, moved) in open.swap_remove(best) {
-                    exact[result * m..].iter_mut().zip(moved).for_each(|(exact, moved)| *exact += moved);
-                }
+            let rows = || met.iter().map(|(_, result)| result * m..(result + 1) * m);
+            let missing: Vec<f64> = rows().flatten().map(|i| recorded[i] - exact[i]).collect();
+            let of = |tie: &Moves<'_>| met.iter().flat_map(|(matrix, _)| self.moved(*tie, *matrix)).collect();
+            let columns: Vec<Vec<f64>> = ties.iter().map(of).collect();
+            let gram: Vec<Vec<f64>> =
+                columns.iter().map(|a| columns.iter().map(|b| dot(a, b)).collect()).collect();
+            let towards: Vec<f64> = columns.iter().map(|column| dot(column, &missing)).collect();
+            let taken = nearest(&gram, &towards, dot(&missing, &missing));
+            for (column, _) in columns.iter().zip(taken).filter(|(_, taken)| *taken) {
+                rows().flatten().zip(column).for_each(|(i, moved)| exact[i] += moved);
             }
         }
     }
@@ -129,5 +149,48 @@ impl Problem<'_, '_, f64> {
                 (0..m).map(decode).collect()
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What brings the sum of the columns `added` to a row is found, of columns that are all positive and much alike.
+    fn found(columns: &[Vec<f64>], added: &[usize]) -> Vec<usize> {
+        let missing: Vec<f64> =
+            (0..columns[0].len()).map(|i| added.iter().map(|c| columns[*c][i]).sum()).collect();
+        let gram: Vec<Vec<f64>> =
+            columns.iter().map(|a| columns.iter().map(|b| dot(a, b)).collect()).collect();
+        let towards: Vec<f64> = columns.iter().map(|column| dot(column, &missing)).collect();
+        let taken = nearest(&gram, &towards, dot(&missing, &missing));
+        (0..columns.len()).filter(|i| taken[*i]).collect()
+    }
+
+    /// Columns of raw quants from 0 to 31, every second one negative: a tie that was rounded down.
+    fn columns(n: usize) -> Vec<Vec<f64>> {
+        let quant = |c: usize, i: usize| ((i * (2 * c + 7) + i * i * (c + 3) + c) % 32) as f64;
+        let of = |c: usize| (0..200).map(|i| if c % 2 == 0 { quant(c, i) } else { -quant(c, i) }).collect();
+        (0..n).map(of).collect()
+    }
+
+    #[test]
+    fn two_ties_that_lead_away_when_taken_alone_are_settled_together() {
+        let columns = columns(8);
+        for added in [vec![], vec![3], vec![0, 1], vec![2, 5], vec![0, 1, 4, 7]] {
+            assert_eq!(found(&columns, &added), added);
+        }
+        // Each of the two alone makes the distance larger.
+        let missing: Vec<f64> = columns[0].iter().zip(&columns[1]).map(|(a, b)| a + b).collect();
+        for column in &columns[..2] {
+            assert!(2.0 * dot(column, &missing) < dot(column, column));
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_settles_nothing() {
+        let mut columns = columns(2);
+        columns[0][5] = f64::NAN;
+        assert_eq!(found(&columns, &[1]), [0; 0]);
     }
 }
