@@ -130,7 +130,7 @@ def port(work, model, out, *more):
     if not done.stdout:
         return "error", done.stderr.strip()[-300:], [], taken
     report = json.loads(done.stdout)
-    return report["verdict"], report["reason"] or "", [found["name"] for found in report["findings"]], taken
+    return report["verdict"], report["reason"] or "", [found["name"] for found in report.get("findings", [])], taken
 
 
 lines, bad = [], 0
