@@ -100,7 +100,7 @@ def of_model(model, work):
     found = said("audit", engine(model, tokens, [f"{folder}:{RANK}"], work, "alpha"), "-m", model, "--lora", gguf)
     line(model, "engine with alpha for alpha / rank", found, named(found))
     found = said("audit", llama(model, with_steps, [wrong], work, "llama-alpha"), "-m", model, "--lora", gguf)
-    line(model, "llama.cpp with a file of alpha for alpha / rank", found, found[0] == "divergence" and "lora." in found[3] + found[1])
+    line(model, "llama.cpp with a file of alpha for alpha / rank", found, found[0] == "divergence" and found[3] == "lora.alpha")
     report = call(PARITY, "audit", right, "-m", model).stdout
     flat = " ".join(report.split())
     at = flat.find("of rank") if "of rank" in flat else flat.find("has rank")

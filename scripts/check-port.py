@@ -88,7 +88,7 @@ MISTAKES = [
     ("the head is left out", "config.tie_word_embeddings", "llama.py", "if self.undo_permute:", "if name == 'lm_head.weight': return\n        if self.undo_permute:"),
     ("one matrix is scaled by 1.01", "weights.differ", "llama.py", "if self.undo_permute:", "if 'layers.1.self_attn.o_proj' in name: data_torch = data_torch * 1.01\n        if self.undo_permute:"),
     ("rows of one matrix are moved by one", "weights.differ", "llama.py", "if self.undo_permute:", "if 'layers.2.mlp.down_proj' in name: data_torch = data_torch.roll(1, 0)\n        if self.undo_permute:"),
-    ("another pre-tokenizer", "tokens.pre_tokenizer", "base.py", 'return "qwen2"', 'return "llama-bpe"'),
+    ("another pre-tokenizer", "tokens.pre_tokenizer", "base.py", 'return "qwen2"', 'return "gpt-2"'),
 ]  # fmt: skip
 
 

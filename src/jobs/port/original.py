@@ -16,7 +16,7 @@ def adapted(model, adapter, scale):
 
     model = PeftModel.from_pretrained(model, adapter)
     for module in model.modules():
-        for name in getattr(module, "scaling", None) or {}:
+        for name in getattr(module, "lora_A", None) or {}:
             module.scaling[name] *= scale
     return model.merge_and_unload()
 
