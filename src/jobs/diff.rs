@@ -117,6 +117,7 @@ pub fn diff(
     verdict::weigh(&mut report, sides.candidate, file.gguf())?;
     overflow::explain(&mut report, sides.candidate, file.gguf())?;
     verdict::name_models(&mut report, file.gguf());
+    verdict::speak_of_engines(&mut report);
     if options.bitwise {
         bitwise::weigh(&mut report, sides.candidate, sides.reference)?;
     }
