@@ -1,11 +1,14 @@
 //! Embeds the tap in the program, so that `parity record` needs no second file.
 //!
 //! The tap is a build dependency: cargo has built its shared library before this runs. It is found where
-//! cargo puts the libraries that build scripts depend on, and copied to where `include_bytes!` reads it.
+//! cargo puts the libraries that build scripts depend on, and put, compressed, where `include_bytes!` reads it.
 //! With the feature `llama-cpp` it also puts parity between the built-in llama.cpp and ggml.
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
+
+use flate2::{Compression, read::DeflateEncoder};
 
 const LIBRARY: &str = "libparity_tap.so";
 
@@ -22,11 +25,15 @@ fn main() {
     let bytes = match &found {
         Some(path) => {
             println!("cargo:rerun-if-changed={}", path.display());
-            fs::read(path).expect("the library that was found is readable")
+            let file = fs::File::open(path).expect("the library that was found is readable");
+            let mut bytes = Vec::new();
+            let compressed = DeflateEncoder::new(file, Compression::best()).read_to_end(&mut bytes);
+            compressed.expect("the library that was found is readable");
+            bytes
         }
         None => Vec::new(),
     };
-    fs::write(out.join(LIBRARY), bytes).expect("OUT_DIR is writable");
+    fs::write(out.join(LIBRARY).with_extension("so.deflate"), bytes).expect("OUT_DIR is writable");
 }
 
 /// The newest build of the tap in a `deps` folder above `OUT_DIR`.

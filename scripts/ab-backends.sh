@@ -1,32 +1,59 @@
 #!/usr/bin/env bash
-# llama.cpp on the CPU against another device: the tiny model in every quantisation, and models of other architectures.
+# llama.cpp on the CPU against another device: the tiny model in 14 types of weights, and ten other architectures, each with a
+# batch, a smaller one and decode steps.
 #
-#   scripts/ab-backends.sh LLAMA_COMPLETION OUT [MODEL.gguf…]     e.g. a build with CUDA, or Vulkan on llvmpipe
+#   scripts/ab-backends.sh LIBS OUT [MODEL.gguf…]
 #
-# OUT gets a report for each model; the answers are printed, one line each. Exit code 1 where a pair is not healthy.
+# LIBS is a folder of llama.cpp's shared libraries, with CUDA's or Vulkan's among them. OUT/models are made where no models are
+# named (a Python with gguf makes the ten); OUT/summary.txt gets what is said of each, and OUT/NAME.json the report. Exit code 1
+# where a pair is not healthy.
 #
 #   PARITY   the parity to compare with (default: target/release/parity)
-#   FLAGS_A  flags of side A (default: -ngl 0)
-#   FLAGS_B  flags of side B (default: -ngl 99)
+#   PYTHON   a python with numpy and gguf, to make models (default: python3)
+#   A_ENV    variable of side A (default: hides all devices)
+#   B_ENV    variable of side B, that shows the device: GGML_VK_VISIBLE_DEVICES=0, CUDA_VISIBLE_DEVICES=0 (default: that of the
+#            library that is there; of Vulkan it takes llvmpipe too)
+#   FLAGS    further flags of parity ab
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
-cd "$(dirname "$0")/.."
-
-llama=${1:?usage: scripts/ab-backends.sh LLAMA_COMPLETION OUT [MODEL.gguf…]}
-out=${2:?usage: scripts/ab-backends.sh LLAMA_COMPLETION OUT [MODEL.gguf…]}
+usage='usage: scripts/ab-backends.sh LIBS OUT [MODEL.gguf…]'
+libs=$(realpath "${1:?$usage}") out=${2:?$usage}
 shift 2
-parity=${PARITY:-target/release/parity}
 mkdir -p "$out"
-[ $# -gt 0 ] || set -- reference-dumps/models/*.gguf
+out=$(realpath "$out")
+parity=$(realpath "${PARITY:-$(dirname "$0")/../target/release/parity}")
+for model in "$@"; do set -- "$@" "$(realpath "$model")"; shift; done
+cd "$(dirname "$0")/.."
+. scripts/record/models.sh
+
+case $(ls "$libs") in
+*ggml-cuda*) variable=CUDA_VISIBLE_DEVICES ;;
+*ggml-vulkan*) variable=GGML_VK_VISIBLE_DEVICES ;;
+*) echo "$libs: neither CUDA nor Vulkan is there" >&2; exit 2 ;;
+esac
+if [ $# = 0 ]; then
+    mapfile -t models < <(ab_models "$libs" "$out")
+    set -- "${models[@]}"
+fi
+cc -O1 -o "$out/driver" scripts/record/driver.c -ldl
+: >"$out/summary.txt"
 status=0
 for model in "$@"; do
-    name=$(basename "$model" .gguf)
-    code=0
-    "$parity" ab --a "${FLAGS_A:--ngl 0}" --b "${FLAGS_B:--ngl 99}" -o "$out/$name" --force --report "$out/$name.report" \
-        --format markdown -- "$llama" -m "$model" -p 'def read_lines(path):' -n 8 --temp 0 --ignore-eos -no-cnv --no-warmup \
-        >"$out/$name.md" 2>"$out/$name.log" || code=$?
+    name=$(basename "$model" .gguf) code=0
+    # Ids that every vocabulary here has.
+    # shellcheck disable=SC2086
+    "$parity" ab --a-env "${A_ENV:-$variable=}" --b-env "${B_ENV:-$variable=0}" ${FLAGS:-} -o "$out/runs" --force \
+        --report "$out/report" -- "$out/driver" "$libs" "$model" 12,4 3 17 91 42 8 120 64 5 33 77 101 9 55 13 86 23 7 68 111 \
+        >"$out/$name.txt" 2>"$out/$name.log" || code=$?
     [ "$code" = 0 ] || status=1
-    printf '%-32s %s  %s\n' "$name" "$code" "$(sed -n '3p' "$out/$name.md")"
-    rm -rf "${out:?}/$name"
+    mv -f "$out/report/report.json" "$out/$name.json" 2>/dev/null || true
+    {
+        printf '%s: exit code %s\n' "$name" "$code"
+        # The answer up to the table, and in which arithmetic each side computes.
+        sed -n '/^PARITY\|^DIVERGES\|^UNDECIDED/,/^$/{/^$/!s/^ *//p}' "$out/$name.txt" | sed 's/^/    /'
+        sed -n '/^note: .* computes with/,/^\(note\|$\)/{/^note: .*computes with\|^  /{s/^note: //;p}}' "$out/$name.txt" | sed 's/^ */    /'
+        grep -h '^error' "$out/$name.log" | sed 's/^/    /' || true
+    } | tee -a "$out/summary.txt"
 done
+rm -rf "$out/runs" "$out/report"
 exit "$status"

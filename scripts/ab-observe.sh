@@ -18,26 +18,7 @@ mkdir -p "$out"
 out=$(realpath "$out")
 parity=$(realpath "${PARITY:-$(dirname "$0")/../target/release/parity}")
 cd "$(dirname "$0")/.."
-# Ten of those that tests/data/archs/fill.py makes: experts, windows, sinks, states, latent attention, hybrids.
-AB_ARCHS=(qwen3moe-moe gemma3-dense gpt-oss-moe mamba2-dense qwen35-dense llama-dense falcon-h1-dense lfm2-dense deepseek2-moe
-    granite-moe)
-
-# Types of weights that are made of the shipped F16, by llama.cpp's number.
-AB_TYPES=(F32:0 BF16:32 Q4_0:2 Q4_1:3 Q5_0:8 Q5_1:9 Q8_0:7 Q2_K:10 Q3_K_M:12 Q5_K_M:17 Q6_K:18 IQ4_XS:30)
-
-# Prints the paths of all of them; makes those that are not there, with the llama.cpp of a folder.
-ab_models() { # LIBS OUT
-    local made=$2/models type name
-    mkdir -p "$made"
-    cc -O1 -o "$2/quantize" scripts/record/quantize.c -ldl
-    cp -n reference-dumps/models/qwen2-tiny-py-F16.gguf reference-dumps/models/qwen2-tiny-py-Q4_K_M.gguf "$made/" || true
-    for type in "${AB_TYPES[@]}"; do
-        name=$made/qwen2-tiny-py-${type%%:*}.gguf
-        [ -e "$name" ] || { "$2/quantize" "$1" "$made/qwen2-tiny-py-F16.gguf" "$name.part" "${type##*:}" >&2 && mv "$name.part" "$name"; }
-    done >"$2/quantize.log" 2>&1
-    [ -e "$made/${AB_ARCHS[0]}.gguf" ] || "${PYTHON:-python3}" -W ignore tests/data/archs/fill.py "$made" "${AB_ARCHS[@]}" >"$2/fill.log" 2>&1
-    ls "$made"/*.gguf
-}
+. scripts/record/models.sh
 
 if [ $# = 0 ]; then
     mapfile -t models < <(ab_models "$libs" "$out")

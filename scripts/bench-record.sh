@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# What recording costs: whole-process time with the tap over that without, alternating within one run.
+# What recording costs: time and processor time of a whole process with the tap over those without, alternating within one run,
+# and what is written: with outputs kept, node by node, hashes alone, one layer.
 #
 #   scripts/bench-record.sh MODEL [TOKENS] [ROUNDS]
 #
-#   LLAMA_COMPLETION  a dynamically linked llama-completion (default: the one on the PATH)
+#   LIBS              a folder of llama.cpp's shared libraries, driven by scripts/record/driver.c
+#   LLAMA_COMPLETION  without LIBS: a dynamically linked llama-completion (default: the one on the PATH)
 #   PARITY            the parity to record with (default: target/release/parity)
 #   DUMPS             folder for the recordings (default: a temporary one)
+#   LEVELS            which of them (default: all): outputs nodes hash layer
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
@@ -19,42 +22,67 @@ model=${1:-}
 [ -f "$model" ] || lacks "no file $model"
 tokens=${2:-290}
 rounds=${3:-5}
-completion=${LLAMA_COMPLETION:-llama-completion}
-command -v "$completion" >/dev/null || lacks "no $completion on the PATH: LLAMA_COMPLETION names one, scripts/build-llama.sh builds one"
 parity=$(realpath "${PARITY:-target/release/parity}")
 [ -x "$parity" ] || lacks "no $parity: cargo build --release, or PARITY=PATH"
 work=${DUMPS:-$(mktemp -d)}
 [ -n "${DUMPS:-}" ] || trap 'rm -rf "$work"' EXIT
+mkdir -p "$work"
+levels=${LEVELS:-outputs nodes hash layer}
 
-# About as many tokens as asked for: one for each word, in most vocabularies.
-prompt=$(for i in $(seq 1 "$tokens"); do printf ' the'; done)
-program=("$completion" -m "$model" -p "$prompt" -n 1 --temp 0 -no-cnv -t "$(nproc)")
+if [ -n "${LIBS:-}" ]; then
+    cc -O1 -o "$work/driver" scripts/record/driver.c -ldl
+    # Ids that every vocabulary has, no two neighbours alike.
+    ids=$(for ((i = 1; i <= tokens; i++)); do printf ' %d' $((3 + i * 73 % 300)); done)
+    # shellcheck disable=SC2206
+    program=("$work/driver" "$LIBS" "$model" "$tokens" $ids)
+    export DRIVER_THREADS=${DRIVER_THREADS:-$(nproc)}
+else
+    completion=${LLAMA_COMPLETION:-llama-completion}
+    command -v "$completion" >/dev/null || lacks "no $completion on the PATH: LLAMA_COMPLETION names one, scripts/build-llama.sh builds one"
+    # About as many tokens as asked for: one for each word, in most vocabularies.
+    prompt=$(for i in $(seq 1 "$tokens"); do printf ' the'; done)
+    program=("$completion" -m "$model" -p "$prompt" -n 1 --temp 0 -no-cnv -t "$(nproc)")
+fi
 
-seconds() { # command…
-    local start
-    start=$(date +%s%N)
-    "$@" </dev/null >"$work/out" 2>&1
-    echo $((($(date +%s%N) - start) / 1000000))
+# Milliseconds, and those of processors, of a command.
+took() { # command…
+    local TIMEFORMAT='%R %U %S'
+    { time "$@" </dev/null >"$work/out" 2>&1; } 2>&1 | awk '{ printf "%d %d\n", $1 * 1000, ($2 + $3) * 1000 }'
 }
-median() { sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
-
-for name in untapped all layer; do : >"$work/$name"; done
+record() { # flags…
+    rm -rf "$work/dump"
+    took "$parity" record -o "$work/dump" "$@" -- "${program[@]}"
+}
+for name in untapped $levels; do : >"$work/$name"; done
+# Nobody pays for reading the file the first time.
+took "${program[@]}" >/dev/null
 for round in $(seq 1 "$rounds"); do
-    seconds "${program[@]}" >>"$work/untapped"
-    rm -rf "$work/dump"
-    seconds "$parity" record -o "$work/dump" -- "${program[@]}" >>"$work/all"
-    grep -h '^recorded' "$work/out" | sed 's/ in [^ ]*$//' >"$work/what"
-    rm -rf "$work/dump"
-    seconds "$parity" record -o "$work/dump" --layer 0 -- "${program[@]}" >>"$work/layer"
+    for name in $levels; do
+        took "${program[@]}" >>"$work/untapped"
+        case $name in
+        outputs) record >>"$work/$name" ;;
+        nodes) record --observe nodes >>"$work/$name" ;;
+        hash) record --hash >>"$work/$name" ;;
+        layer) record --layer 0 >>"$work/$name" ;;
+        *) lacks "no level $name" ;;
+        esac
+        grep -h '^recorded' "$work/out" | sed 's/^recorded *//; s/ in [^ ]*$//' >"$work/what-$name"
+    done
 done
 rm -rf "$work/dump"
-cat "$work/what"
+median() { cut -d' ' -f"$2" "$work/$1" | sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
+fastest() { cut -d' ' -f"$2" "$work/$1" | sort -n | head -n 1; }
 ratio() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.2f", a / b }'; }
-fastest() { sort -n "$1" | head -n 1; }
 # The fastest of each is what a machine with other work on it can still say.
-for name in untapped all layer; do
-    ms=$(median <"$work/$name")
-    printf '%-9s %6d ms  %s x  fastest %s x   (%s)\n' "$name" "$ms" "$(ratio "$ms" "$(median <"$work/untapped")")" \
-        "$(ratio "$(fastest "$work/$name")" "$(fastest "$work/untapped")")" "$(sort -n "$work/$name" | tr '\n' ' ')"
+printf '%-9s %8s %6s %8s   %9s %6s %8s\n' '' 'wall ms' 'x' 'fastest' 'processor' 'x' 'fastest'
+for name in untapped $levels; do
+    printf '%-9s' "$name"
+    for field in 1 2; do
+        ms=$(median "$name" $field)
+        printf ' %8d %6s %8s  ' "$ms" "$(ratio "$ms" "$(median untapped $field)")" \
+            "$(ratio "$(fastest "$name" $field)" "$(fastest untapped $field)")"
+    done
+    printf ' %s\n' "$(cat "$work/what-$name" 2>/dev/null || true)"
 done
-printf 'median of %d, %d cores, load %s\n' "$rounds" "$(nproc)" "$(cut -d' ' -f1 /proc/loadavg)"
+printf 'median of %d (untapped: %d), %d tokens, %d cores, load %s\n' "$rounds" "$(wc -l <"$work/untapped")" "$tokens" "$(nproc)" \
+    "$(cut -d' ' -f1 /proc/loadavg)"

@@ -10,10 +10,13 @@ on can compile it. NVRTC's output is the same on every machine. It is kept compr
 is compared, and what the manifest has the hashes of, is the output itself.
 """
 import argparse
+import concurrent.futures
 import ctypes
 import hashlib
 import importlib
+import itertools
 import json
+import os
 import pathlib
 import struct
 import subprocess
@@ -58,8 +61,8 @@ def zstandard(cache):
         return importlib.import_module("zstandard")
 
 
-def nvrtc(version, cache):
-    """The library of one NVRTC wheel, unpacked below `cache`."""
+def libraries_of(version, cache):
+    """The folder of one NVRTC wheel's libraries, unpacked below `cache`."""
     folder = cache / f"nvrtc-{version}"
     libraries = folder / "nvidia/cuda_nvrtc/lib"
     if not libraries.is_dir():
@@ -70,6 +73,12 @@ def nvrtc(version, cache):
         for wheel in folder.glob("*.whl"):
             zipfile.ZipFile(wheel).extractall(folder)
             wheel.unlink()
+    return libraries
+
+
+def nvrtc(version, cache):
+    """The library of one NVRTC wheel."""
+    libraries = libraries_of(version, cache)
     # NVRTC looks its builtins up by name: opened first, they are found without LD_LIBRARY_PATH.
     for builtins in sorted(libraries.glob("libnvrtc-builtins.so.*")):
         ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
@@ -99,6 +108,12 @@ def compile_all(library, arch):
     binary = fetch(library, program, "CUBIN" if arch.startswith("sm_") else "PTX")
     library.nvrtcDestroyProgram(ctypes.byref(program))
     return binary if arch.startswith("sm_") else binary.rstrip(b"\0")
+
+
+def built(target, cache):
+    """What a target of TARGETS compiles to. In a process of its own: one NVRTC compiles one program at a time."""
+    _, version, arch = target
+    return compile_all(nvrtc(version, cache), arch)
 
 
 def fetch(library, program, what):
@@ -172,10 +187,12 @@ def main():
             problems.append(f"{name}: what is checked in is not what the sources give")
 
     BUILT.mkdir(exist_ok=True)
-    for name, version, arch in TARGETS:  # sm_100 takes the PTX
-        if args.only not in (None, name):
-            continue
-        binary = compile_all(nvrtc(version, args.cache), arch)
+    targets = [target for target in TARGETS if args.only in (None, target[0])]  # sm_100 takes the PTX
+    for version in sorted({version for _, version, _ in targets}):
+        libraries_of(version, args.cache)
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
+        binaries = list(pool.map(built, targets, itertools.repeat(args.cache)))
+    for (name, version, arch), binary in zip(targets, binaries):
         artefacts[name] = {"nvrtc": version, "arch": arch, "sha256": hashlib.sha256(binary).hexdigest()}
         deliver(name, binary)
         print(f"{name}: {len(binary)} bytes", file=sys.stderr)
@@ -190,4 +207,5 @@ def main():
     sys.exit(1 if problems else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()

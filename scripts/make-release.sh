@@ -31,7 +31,7 @@ fi
 # What the dynamic linker must have: of the program, and of the tap in it, which was built for itself.
 needs=
 if [[ $target == *linux* ]]; then
-  libraries=$(find "$(dirname "$program")/build" -name 'libparity_tap.so' 2>/dev/null || true)
+  libraries=$(find "$(dirname "$program")/deps" -name 'libparity_tap*.so' 2>/dev/null || true)
   # shellcheck disable=SC2086
   needs=$(objdump -T "$program" $libraries | grep -o 'GLIBC_2\.[0-9]*' | sort -Vu | tail -n 1)
   if [ -n "${GLIBC_MAX:-}" ] && [ "$(printf '%s\n' "$needs" "GLIBC_$GLIBC_MAX" | sort -V | tail -n 1)" != "GLIBC_$GLIBC_MAX" ]; then

@@ -12,13 +12,18 @@ static MEMORY: OrSay = OrSay;
 fn main() -> ExitCode {
     keep_freed_memory();
     heed_signals();
-    // The panic has said where it was; that it is no judgement is for the exit code to say.
-    std::panic::catch_unwind(parity::cli::main).unwrap_or_else(|_| {
-        parity::text::tell(
-            "error: this is a bug in parity; what it was asked and the lines above are worth a report",
-        );
-        ExitCode::from(COULD_NOT_JUDGE)
-    })
+    heed_panics();
+    parity::cli::main()
+}
+
+/// A panic says where it was; that it is no judgement is for the exit code to say. At once, in any thread: the program of a
+/// release is built without what unwinding needs.
+fn heed_panics() {
+    let say = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        say(panic);
+        end(&[b"error: this is a bug in parity; what it was asked and the lines above are worth a report\n"]);
+    }));
 }
 
 /// The system's allocator. Where it has no memory left the process says so, and ends with the exit code of what could
@@ -124,3 +129,25 @@ fn heed_signals() {
 /// Elsewhere both are errors of the call.
 #[cfg(not(unix))]
 fn heed_signals() {}
+
+#[cfg(test)]
+mod tests {
+    /// Set in the process that panics, which is this test once more.
+    const PANICS: &str = "PARITY_TEST_PANICS";
+
+    #[test]
+    fn a_panic_of_any_thread_is_no_judgement() {
+        if std::env::var_os(PANICS).is_some() {
+            super::heed_panics();
+            let _ = std::thread::spawn(|| panic!("of a thread")).join();
+            unreachable!("the process has ended");
+        }
+        let program = std::env::current_exe().unwrap();
+        let mut again = std::process::Command::new(program);
+        again.args(["--exact", "tests::a_panic_of_any_thread_is_no_judgement", "--nocapture"]);
+        let output = again.env(PANICS, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(super::COULD_NOT_JUDGE.into()), "{said}");
+        assert!(said.contains("of a thread") && said.contains("error: this is a bug"), "{said}");
+    }
+}

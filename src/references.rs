@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::dump::Recording;
+use crate::dump::{Graphs, Recording};
 use crate::error::{Error, Result};
-use crate::gguf::Gguf;
+use crate::gguf::{Adapter, Gguf};
 use crate::model::{fingerprint, spelt};
 use crate::record;
 use crate::text::tell;
@@ -117,7 +117,8 @@ pub fn find(fingerprint: &str, tokens: &[u32], n_decode: usize) -> Option<Dump> 
         let same_prompt = manifest.steps.first().is_some_and(|step| step.positions.len() >= tokens.len());
         // Printed values are a reference only where they are asked for.
         let whole = dump.seen_checkpoints().next().is_none();
-        whole && same_model && long_enough && same_prompt && dump.tokens().starts_with(tokens)
+        let fits = whole && same_model && long_enough && same_prompt && dump.tokens().starts_with(tokens);
+        fits && !has_adapter(dump)
     });
     found.sort_by_key(|dump| {
         let numerics = dump.producer().numerics.clone().unwrap_or_default();
@@ -127,6 +128,11 @@ pub fn find(fingerprint: &str, tokens: &[u32], n_decode: usize) -> Option<Dump> 
         unread.into_iter().map(Error::from).for_each(passed_over);
     }
     found.into_iter().next()
+}
+
+/// Whether what was recorded is a model with an adapter: its fingerprint is that of the model alone.
+fn has_adapter(dump: &Dump) -> bool {
+    Graphs::read(dump).unwrap_or_default().adapter_matrix().is_some()
 }
 
 /// Tells of a file that may be what was looked for, and cannot be read.
@@ -156,10 +162,17 @@ const CLEAN_FLAGS: [&str; 14] = [
     "--no-escape",
 ];
 
-/// The command that records a prompt and `n_decode` decode steps; the last token is sampled, not computed.
+/// The flags that tell llama.cpp of the model's adapters; `None` where it does not read one of them.
+pub fn adapter_flags(gguf: &Gguf) -> Option<Vec<String>> {
+    let flags = gguf.adapters().map(Adapter::flags).collect::<Option<Vec<_>>>()?;
+    Some(flags.into_iter().flatten().collect())
+}
+
+/// The command that records a prompt and `n_decode` decode steps; the last token is sampled, not computed. An adapter that
+/// llama.cpp does not read is left out.
 pub fn recording_command(
     program: &Path,
-    model: &Path,
+    gguf: &Gguf,
     prompt: &str,
     n_tokens: usize,
     n_decode: usize,
@@ -167,10 +180,11 @@ pub fn recording_command(
     let batch = n_tokens.max(1).to_string();
     let context = n_tokens.saturating_add(n_decode).saturating_add(1).to_string();
     let mut command: Vec<OsString> =
-        vec![program.into(), "-m".into(), model.into(), "-p".into(), prompt.into()];
+        vec![program.into(), "-m".into(), gguf.path().into(), "-p".into(), prompt.into()];
     command.extend(["-n".into(), n_decode.saturating_add(1).to_string().into()]);
     command.extend(["-b", &batch, "-ub", &batch, "-c", &context].map(OsString::from));
     command.extend(CLEAN_FLAGS.map(OsString::from));
+    command.extend(adapter_flags(gguf).into_iter().flatten().map(OsString::from));
     command
 }
 
@@ -185,25 +199,35 @@ pub fn program() -> Option<PathBuf> {
     }
 }
 
-/// Records a reference with a llama.cpp at hand and keeps it; `None` where there is none.
+/// Records a reference with a llama.cpp at hand and keeps it; `None` where there is none, or one that does not read an adapter
+/// of the model. Of a model with adapters, what was kept of it before is taken.
 pub fn record(
-    model: &Path,
+    gguf: &Gguf,
     fingerprint: &str,
     prompt: &str,
     n_tokens: usize,
     n_decode: usize,
 ) -> Result<Option<Dump>> {
+    let Some(adapters) = adapter_flags(gguf) else { return Ok(None) };
     let (Some(program), Some(kept)) = (program(), kept()) else { return Ok(None) };
-    let name: String =
-        Sha256::digest(format!("{n_decode} {prompt}")).iter().take(6).map(|b| format!("{b:02x}")).collect();
+    let mut of = format!("{n_decode} {prompt}");
+    for (adapter, flag) in gguf.adapters().zip(adapters.chunks(2)) {
+        let mut contents = Sha256::new();
+        adapter.pairs().flat_map(|(_, pair)| [&pair.a.1, &pair.b.1]).for_each(|bytes| contents.update(bytes));
+        of += &format!("\n{} {:?}", flag.join(" "), contents.finalize());
+    }
+    let name: String = Sha256::digest(of).iter().take(6).map(|b| format!("{b:02x}")).collect();
     let dir = kept.join(fingerprint.get(..12).unwrap_or(fingerprint)).join(name);
+    if !adapters.is_empty() && dir.join(parity_dump::manifest::MANIFEST_FILE).exists() {
+        return Ok(Some(Dump::open(&dir)?));
+    }
     std::fs::create_dir_all(&dir).map_err(|e| Error::file(&dir, format!("cannot be created: {e}")))?;
     tell(format_args!("no stored reference; recording one with {}", program.display()));
     let summary = record::record(&record::Options {
         dir: dir.clone(),
         all_rows: true,
         output: record::Output::Nowhere,
-        command: recording_command(&program, model, prompt, n_tokens, n_decode),
+        command: recording_command(&program, gguf, prompt, n_tokens, n_decode),
         ..record::Options::default()
     })?;
     if let Some(reason) = summary.incomplete {

@@ -106,9 +106,12 @@ fn node_of(id: Checkpoint, finding: &Finding, steps: &IndexMap<usize, Measured>)
     let least = scales.fold(f64::INFINITY, f64::min).min(node.rounding.unwrap_or(f64::INFINITY));
     node.scale = Some(least).filter(|least| least.is_finite());
     let mut faults: IndexMap<&str, Option<f64>> = IndexMap::new();
-    for (fault, over) in steps.values().flat_map(|step| &step.faults) {
-        let known = faults.entry(fault).or_insert(*over);
-        *known = match (*known, *over) {
+    for (fault, found) in steps.values().flat_map(|step| &step.faults) {
+        // What is larger than all that rounding explains is seen, also where the elements have no bound of their own.
+        let of_whole = node.rounding.and_then(|band| Some(found.size? / band));
+        let over = found.over.map(|over| of_whole.map_or(over, |whole| over.max(whole)));
+        let known = faults.entry(fault).or_insert(over);
+        *known = match (*known, over) {
             (Some(a), Some(b)) => Some(if b <= a { a } else { b }),
             (a, b) => a.or(b),
         };
@@ -136,8 +139,17 @@ struct Measured {
     crosses: bool,
     /// The least factor less 1 that is seen.
     scale: f64,
-    /// By mistake: the largest error over its bound; `None` where the rows do not decide it.
-    faults: Vec<(String, Option<f64>)>,
+    /// By mistake.
+    faults: Vec<(String, Moved)>,
+}
+
+/// How a mistake moves what was recorded.
+#[derive(Clone, Copy)]
+struct Moved {
+    /// The largest error over its bound; `None` where the rows do not decide it.
+    over: Option<f64>,
+    /// ‖change‖ / ‖exact‖, where nodes before it were not recorded.
+    size: Option<f64>,
 }
 
 impl Measured {
@@ -181,7 +193,14 @@ impl Measured {
             judge(rule, args, &moved, sight, tried).ok().map(|held| held.over)
         };
         let twice: Vec<f64> = exact.iter().map(|x| 2.0 * x).collect();
-        let mut faults: Vec<(String, Option<f64>)> = Vec::new();
+        let crosses = sight.carried.iter().any(Option::is_some);
+        let size = |values: &[f64]| {
+            let squares = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
+                values.iter().zip(&exact).map(|(value, exact)| of(*value, *exact).powi(2)).sum()
+            };
+            crosses.then(|| (squares(&|value, exact| value - exact) / squares(&|_, exact| exact)).sqrt())
+        };
+        let mut faults: Vec<(String, Moved)> = Vec::new();
         let graph = &suspect.node.program.graph;
         for mistake in fault::at(graph, suspect.node.id) {
             // A node may have several of one name: the first is what is injected where nothing else is said.
@@ -190,11 +209,15 @@ impl Measured {
             }
             let values = changed(suspect, args, &mistake.rewrite.change);
             let values = values.filter(|values| values.len() == exact.len());
-            faults.push((mistake.name.to_owned(), values.and_then(|values| over(&values, suspect.tried))));
+            let moved = Moved {
+                over: values.as_ref().and_then(|values| over(values, suspect.tried)),
+                size: values.as_ref().and_then(|values| size(values)),
+            };
+            faults.push((mistake.name.to_owned(), moved));
         }
         for (mistake, over) in unlike(suspect) {
             if !faults.iter().any(|(name, _)| name == mistake.name) {
-                faults.push((mistake.name.to_owned(), Some(over)));
+                faults.push((mistake.name.to_owned(), Moved { over: Some(over), size: None }));
             }
         }
         let scale = match own.squares[2] {
@@ -202,7 +225,7 @@ impl Measured {
             0.0 => 0.0,
             _ => over(&twice, &[one]).map_or(f64::INFINITY, |over| 1.0 / over),
         };
-        Some(Measured { crosses: sight.carried.iter().any(Option::is_some), scale, faults })
+        Some(Measured { crosses, scale, faults })
     }
 }
 

@@ -51,6 +51,6 @@ if [ -n "$target" ] && curl -fsSL --retry 3 -o "$folder/SHA256SUMS" "$releases/S
 fi
 
 echo "::notice title=parity::no release of version $version for this machine at $releases: parity is built"
-cargo build --release --locked --manifest-path "$source/Cargo.toml" --bin parity
+cargo build --release --features release --locked --manifest-path "$source/Cargo.toml" --bin parity
 # A runner may have a folder of its own for what cargo builds.
 use "${CARGO_TARGET_DIR:-$source/target}/release/parity"

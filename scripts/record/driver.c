@@ -7,7 +7,7 @@
  * none, DRIVER_CACHE=TYPE for keys and values of another ggml type, by its number (0 is F32, 8 is Q8_0), or
  * DRIVER_CACHE=TYPE,TYPE for keys and values of two types,
  * DRIVER_UBATCH=N for so many tokens at a time (default 512), DRIVER_THREADS=N for so many threads (default 2).
- * DRIVER_LORA=FILE[:SCALE] for an adapter.
+ * DRIVER_LORA=FILE[:SCALE],… for adapters.
  * DRIVER_NOISE=NAME disturbs the first element of the node that llama.cpp calls so, each time that it was computed and by
  * another amount in each run: what a race, or memory that nobody wrote, does to whoever reads it.
  *
@@ -111,17 +111,25 @@ static int choose_noise(params *p, const char *name) {
     return fprintf(stderr, "this release has no eval callback\n"), 2;
 }
 
-/* An adapter for a context, by either call that releases have had for it. */
-static int adapt(void *model, void *context, char *file) {
+/* Adapters for a context, by either call that releases have had for them. */
+static int adapt(void *model, void *context, char *files) {
     void *(*load_adapter)(void *, const char *) = find("llama_adapter_lora_init", "llama_lora_adapter_init");
     int (*set_all)(void *, void **, size_t, float *) = find("llama_set_adapters_lora", NULL);
     int (*set_one)(void *, void *, float) = find("llama_set_adapter_lora", "llama_lora_adapter_set");
-    char *colon = strrchr(file, ':');
-    float scale = colon ? strtof(colon + 1, NULL) : 1;
-    if (colon) *colon = 0;
-    void *adapter = load_adapter ? load_adapter(model, file) : NULL;
-    if (!adapter) return fprintf(stderr, "%s: no adapter\n", file), 2;
-    return set_all ? set_all(context, &adapter, 1, &scale) : set_one ? set_one(context, adapter, scale) : 2;
+    void *adapters[8];
+    float scales[8];
+    size_t n = 0;
+    for (char *file = strtok(files, ","); file && n < 8; file = strtok(NULL, ","), n++) {
+        char *colon = strrchr(file, ':');
+        scales[n] = colon ? strtof(colon + 1, NULL) : 1;
+        if (colon) *colon = 0;
+        adapters[n] = load_adapter ? load_adapter(model, file) : NULL;
+        if (!adapters[n]) return fprintf(stderr, "%s: no adapter\n", file), 2;
+    }
+    if (set_all) return set_all(context, adapters, n, scales);
+    for (size_t i = 0; i < n; i++)
+        if (!set_one || set_one(context, adapters[i], scales[i])) return 2;
+    return 0;
 }
 
 /* A number of the environment that is above 0. */
@@ -134,8 +142,11 @@ int main(int argc, char **argv) {
     if (argc < 5) return fprintf(stderr, "driver LIBRARIES MODEL PREFILL TOKEN…\n"), 2;
     char *model_path = realpath(argv[2], NULL);
     char lora[4096] = "", *given = getenv("DRIVER_LORA"), here[2048];
-    if (given && given[0] != '/' && getcwd(here, sizeof here)) snprintf(lora, sizeof lora, "%s/", here);
-    if (given) strncat(lora, given, sizeof lora - strlen(lora) - 1);
+    for (; given && *given && getcwd(here, sizeof here); given += strcspn(given, ","), given += *given == ',') {
+        int length = strcspn(given, ","), begun = strlen(lora);
+        snprintf(lora + begun, sizeof lora - begun, "%s%s%s%.*s", begun ? "," : "", *given == '/' ? "" : here,
+                 *given == '/' ? "" : "/", length, given);
+    }
     if (!model_path || chdir(argv[1])) return perror(argv[1]), 2;
     load("libggml-base.");
     load("libggml.");

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use super::adapters::name_apart;
 use super::{Labelled, Steps, Tensor};
 use crate::arithmetic::backend::Backend;
 use crate::arithmetic::round::store;
@@ -41,7 +42,7 @@ impl Graphs {
     pub fn of_dump(dump: &Dump, gguf: &Gguf) -> Result<Graphs> {
         match dump.manifest().graphs.is_empty() {
             true => Graphs::built(dump, gguf),
-            false => Graphs::open(dump)?.with_known_ops(dump, gguf),
+            false => Graphs::read(dump, |graph| name_apart(graph, gguf))?.with_known_ops(dump, gguf),
         }
     }
 
@@ -50,6 +51,10 @@ impl Graphs {
     /// # Errors
     /// A file that cannot be read or is no graph, a step without one.
     pub fn open(dump: &Dump) -> Result<Graphs> {
+        Graphs::read(dump, |_| ())
+    }
+
+    fn read(dump: &Dump, change: impl Fn(&mut Graph)) -> Result<Graphs> {
         let read = dump::Graphs::read(dump)?;
         let of_steps = (0..dump.manifest().steps.len()).map(|step| {
             read.index_of_step(step).ok_or_else(|| {
@@ -59,7 +64,11 @@ impl Graphs {
             })
         });
         let of_steps = of_steps.collect::<Result<_>>()?;
-        let graphs = read.all().iter().map(|graph| Labelled::new(graph.clone())).collect::<Result<_>>()?;
+        let graphs = read.all().iter().cloned().map(|mut graph| {
+            change(&mut graph);
+            Labelled::new(graph)
+        });
+        let graphs = graphs.collect::<Result<_>>()?;
         Ok(Graphs { graphs, of_steps, ..Graphs::default() })
     }
 

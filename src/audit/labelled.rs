@@ -179,6 +179,10 @@ impl Labelled {
     pub fn arrange(&self, id: Id, checkpoint: Checkpoint, recorded: &Tensor) -> Option<Arrangement> {
         let shape = self.program.graph.get(id).shape();
         let axis = self.axes.get(id).copied().flatten();
-        Arrangement::new(shape, axis, checkpoint.kind().is_optional(), recorded)
+        let whole = Arrangement::new(shape, axis, checkpoint.kind().is_optional(), recorded);
+        whole.or_else(|| {
+            let graph = &self.program.graph;
+            Arrangement::of_outputs(shape, axis::outputs_of_scan(graph, id)?, recorded)
+        })
     }
 }

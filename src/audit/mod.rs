@@ -5,6 +5,7 @@
 //! are exact, and an error never spreads. What is not recorded, and an op that nobody wrote a rule for, leaves
 //! undecided what depends on it, by name.
 
+mod adapters;
 mod attentions;
 pub(crate) mod audit_rows;
 mod best;

@@ -19,6 +19,8 @@ pub struct Arrangement {
     positions: Vec<u32>,
     /// Whether the tokens stand behind the heads in the recorded tensor, as in (H, T, S).
     matrix: bool,
+    /// How many elements of the node were recorded, one row of them for each token, where others follow that were not.
+    leading: Option<usize>,
 }
 
 impl Arrangement {
@@ -57,17 +59,48 @@ impl Arrangement {
             Some(axis) => shape[axis] == positions.len(),
             None => !positions.is_empty() && elements.is_multiple_of(positions.len()),
         };
-        fits.then_some(Arrangement { shape, strides, recorded: extents, axis, positions, matrix })
+        fits.then_some(Arrangement {
+            shape,
+            strides,
+            recorded: extents,
+            axis,
+            positions,
+            matrix,
+            leading: None,
+        })
+    }
+
+    /// Of a scan's node of `shape`, of which an engine recorded the `outputs`, one row for each token, and not the state
+    /// behind them; `None` where something else was recorded.
+    pub fn of_outputs(shape: [usize; 4], outputs: usize, recorded: &Tensor) -> Option<Arrangement> {
+        let positions = recorded.positions.clone();
+        let rows = !positions.is_empty() && recorded.shape.first() == Some(&positions.len());
+        let fits = rows && recorded.values.len() == outputs && outputs < shape.iter().product();
+        let strides = contiguous(shape);
+        fits.then_some(Arrangement {
+            shape,
+            strides,
+            recorded: shape,
+            axis: None,
+            positions,
+            matrix: false,
+            leading: Some(outputs),
+        })
     }
 
     /// Of rows of several steps, one behind the other along an axis in front of which there is nothing.
     pub fn of_tokens(shape: [usize; 4], axis: usize, positions: Vec<u32>) -> Arrangement {
         let strides = contiguous(shape);
-        Arrangement { shape, strides, recorded: shape, axis: Some(axis), positions, matrix: false }
+        let (axis, matrix, leading) = (Some(axis), false, None);
+        Arrangement { shape, strides, recorded: shape, axis, positions, matrix, leading }
     }
 
     /// The recorded values in the order of the node; `beyond` gives what was cut.
     pub fn of_node(&self, recorded: &[f32], beyond: impl Fn(usize) -> f64) -> Vec<f64> {
+        if let Some(leading) = self.leading {
+            let behind = (leading..self.shape.iter().product()).map(beyond);
+            return recorded.iter().copied().map(f64::from).chain(behind).collect();
+        }
         if self.strides == contiguous(self.shape) && self.recorded == self.shape {
             return recorded.iter().copied().map(f64::from).collect();
         }
@@ -80,6 +113,9 @@ impl Arrangement {
 
     /// Values in the order of the node as they are recorded.
     pub fn of_rows<S: Copy + Default>(&self, values: &[S]) -> Vec<S> {
+        if let Some(leading) = self.leading {
+            return values[..leading].to_vec();
+        }
         let mut out = vec![S::default(); self.recorded.iter().product()];
         self.each(|at, index| {
             if let Some(at) = at {
@@ -131,22 +167,24 @@ impl Arrangement {
     /// Position of the token that an element of the node belongs to; where it belongs to none, the step's last.
     pub fn position(&self, element: usize) -> u32 {
         let row = self.axis.map_or(element / self.width(), |axis| self.coordinates(element)[axis]);
-        self.positions.get(row).copied().unwrap_or_default()
+        self.positions.get(row).or(self.positions.last()).copied().unwrap_or_default()
     }
 
     /// Elements of a row of what has no axis of tokens.
     fn width(&self) -> usize {
-        (self.shape.iter().product::<usize>() / self.positions.len().max(1)).max(1)
+        let elements = self.leading.unwrap_or_else(|| self.shape.iter().product());
+        (elements / self.positions.len().max(1)).max(1)
     }
 
     /// Whether all elements of the node were recorded.
     pub fn is_whole(&self) -> bool {
-        self.recorded[3] == self.shape[3]
+        self.recorded[3] == self.shape[3] && self.leading.is_none()
     }
 
     /// Whether an element of the node was recorded.
     pub fn is_recorded(&self, element: usize) -> bool {
-        self.is_whole() || self.coordinates(element)[3] < self.recorded[3]
+        let cut = || self.coordinates(element)[3] < self.recorded[3];
+        self.is_whole() || self.leading.map_or_else(cut, |leading| element < leading)
     }
 
     /// Coordinates of an element of the node as a dump has them, the token row by its position.
@@ -156,7 +194,7 @@ impl Arrangement {
         if self.matrix {
             return vec![at[1], position, at[3]];
         }
-        if self.axis.is_none() && self.positions.len() > 1 {
+        if self.axis.is_none() && (self.positions.len() > 1 || self.leading.is_some()) {
             return vec![position, element % self.width()];
         }
         let others = (0..4).filter(|&axis| Some(axis) != self.axis);
@@ -246,6 +284,23 @@ mod tests {
         assert_eq!((arranged.position(5), arranged.position(6)), (4, 5));
         assert_eq!(arranged.index(7), [5, 1]);
         assert!(Arrangement::new([1, 1, 5, 1], None, false, &tensor(&[2, 5], &[4, 5])).is_none());
+    }
+
+    #[test]
+    fn a_state_behind_outputs_need_not_be_recorded() {
+        // Two tokens of three outputs, and four values of a state behind them.
+        let recorded = tensor(&[2, 3], &[4, 5]);
+        let arranged = Arrangement::of_outputs([1, 1, 2, 5], 6, &recorded).unwrap();
+        let node = arranged.of_node(&recorded.values, |element| -(element as f64));
+        assert_eq!(node[4..8], [4.0, 5.0, -6.0, -7.0]);
+        assert_eq!(
+            (arranged.is_recorded(5), arranged.is_recorded(6), arranged.is_whole()),
+            (true, false, false)
+        );
+        assert_eq!((arranged.position(3), arranged.position(9), arranged.index(4)), (5, 5, vec![5, 1]));
+        assert_eq!(arranged.of_rows(&node).len(), 6);
+        assert!(Arrangement::of_outputs([1, 1, 2, 5], 4, &recorded).is_none());
+        assert!(Arrangement::of_outputs([1, 1, 1, 6], 6, &recorded).is_none());
     }
 
     #[test]

@@ -81,6 +81,9 @@ pub struct Args {
     /// How closely to look: auto, none, outputs or nodes (docs/ab.md)
     #[arg(long, value_name = "LEVEL", default_value_t, hide_short_help = true)]
     observe: Observe,
+    /// Do not run each side once more with nobody looking
+    #[arg(long, hide_short_help = true)]
+    no_verify: bool,
     /// Only the logits that the programs ask for
     #[arg(long, hide_short_help = true)]
     own_rows: bool,
@@ -180,7 +183,7 @@ fn judged(args: &Args, sides: &[Side], dir: &Path, folder: Option<Folder>) -> Re
         args.output_args.show(&found, |_| found.render())?;
         return Ok(found.verdict());
     }
-    let pairs = ab(&Options { sides, recording: &recording, judged: &judged })?;
+    let pairs = ab(&Options { sides, recording: &recording, judged: &judged, unseen: !args.no_verify })?;
     let worst = [Verdict::Divergence, Verdict::Undecided];
     let verdict = worst.into_iter().find(|verdict| pairs.iter().any(|pair| pair.report.verdict == *verdict));
     let mut reports: Vec<(String, Report)> = pairs.into_iter().map(|pair| (pair.name, pair.report)).collect();

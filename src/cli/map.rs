@@ -12,6 +12,9 @@ use crate::jobs::map::propose;
 use crate::references::quoted;
 use crate::text::tell;
 
+/// Lines of which it is said at once why they are unsure.
+const UNSURE_MAX: usize = 6;
+
 const EXAMPLES: &str = "\
 Examples:
   parity map hooks.npz -m model.gguf -o map.toml
@@ -64,5 +67,10 @@ pub fn main(args: &Args) -> Outcome {
         proposal.groups.len(),
         proposal.unknown.len()
     ));
+    let unsure = proposal.unsure();
+    unsure.iter().take(UNSURE_MAX).for_each(|line| tell(format_args!("unsure: {line}")));
+    if unsure.len() > UNSURE_MAX {
+        tell(format_args!("{} more lines are unsure: the map says why of each", unsure.len() - UNSURE_MAX));
+    }
     Ok(ExitCode::SUCCESS)
 }

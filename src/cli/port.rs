@@ -6,7 +6,7 @@ use super::Outcome;
 use super::output::OutputArgs;
 use super::shared;
 use crate::audit::AuditRows;
-use crate::jobs::port::{CONVERTED, ORIGINAL, Options, port};
+use crate::jobs::port::{CONVERTED, ORIGINAL, Options, Ported, port};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,6 +25,14 @@ pub struct Args {
     /// In F32, F16 or BF16: of a quantised file, tensors are not compared.
     #[arg(long, value_name = "FILE")]
     converted: PathBuf,
+    /// LoRA adapter that llama.cpp runs with: FILE[:SCALE]
+    ///
+    /// A GGUF file of convert_lora_to_gguf.py. transformers runs with what it was made of.
+    #[arg(long, value_name = "FILE[:SCALE]", requires = "original_lora", hide_short_help = true)]
+    lora: Option<String>,
+    /// PEFT folder that the file of --lora was made of
+    #[arg(long, value_name = "FOLDER", requires = "lora", hide_short_help = true)]
+    original_lora: Option<PathBuf>,
     /// llama.cpp program to record [default: as for `parity run`]
     ///
     /// One that takes the flags of llama-completion, with the new architecture in it.
@@ -61,6 +69,10 @@ pub fn main(args: &Args) -> Outcome {
     let report = port(&Options {
         original: args.original.clone(),
         converted: args.converted.clone(),
+        adapter: args.lora.as_ref().zip(args.original_lora.clone()).map(|(text, original)| {
+            let (converted, scale) = shared::scaled(text);
+            Ported { original, converted, scale }
+        }),
         prompt: match &args.file {
             Some(path) => Some(crate::files::read(path, crate::files::TEXT_BYTES_MAX)?),
             None => args.prompt.clone(),

@@ -60,25 +60,29 @@ pub struct LoraArgs {
     /// LoRA adapter that the engine ran with: FILE[:SCALE]
     ///
     /// A GGUF file as llama.cpp writes it, or a safetensors file of PEFT with its adapter_config.json, or their folder. What it
-    /// adds is multiplied by SCALE, which is 1 where none is given.
+    /// adds is multiplied by SCALE, which is 1 where none is given. The flag may be repeated.
     #[arg(long, value_name = "FILE[:SCALE]", hide_short_help = true)]
-    lora: Option<String>,
+    lora: Vec<String>,
 }
 
 impl LoraArgs {
-    /// The model with the adapter, if one was given.
+    /// The model with the adapters that were given.
     pub fn applied(&self, file: ModelFile) -> Result<ModelFile> {
-        let Some(text) = &self.lora else { return Ok(file) };
-        let (path, scale) = match text
-            .rsplit_once(':')
-            .and_then(|(path, scale)| Some((path, scale.parse::<f32>().ok()?)))
-        {
-            Some((path, scale)) if scale.is_finite() && !Path::new(text).exists() => (Path::new(path), scale),
-            _ => (Path::new(text.as_str()), 1.0),
-        };
-        let gguf = file.into_gguf();
-        let adapter = adapter(path, scale, &gguf)?;
-        Ok(ModelFile::of(gguf.with_adapter(adapter)?))
+        self.lora.iter().try_fold(file, |file, text| {
+            let gguf = file.into_gguf();
+            let (path, scale) = scaled(text);
+            let adapter = adapter(&path, scale, &gguf)?;
+            Ok(ModelFile::of(gguf.with_adapter(adapter)?))
+        })
+    }
+}
+
+/// FILE[:SCALE]
+pub fn scaled(text: &str) -> (PathBuf, f32) {
+    let parted = text.rsplit_once(':').and_then(|(path, scale)| Some((path, scale.parse::<f32>().ok()?)));
+    match parted {
+        Some((path, scale)) if scale.is_finite() && !Path::new(text).exists() => (path.into(), scale),
+        _ => (text.into(), 1.0),
     }
 }
 

@@ -233,7 +233,7 @@ fn of_steps(
     let (mut lacking, mut apart) = (0, 0);
     for position in all {
         let widths = sides.map(|side| width(side, position));
-        let is_apart = whole.is_apart(checkpoint, position, [ours, theirs]);
+        let is_apart = whole.is_apart(checkpoint, position, [ours, theirs], widths);
         match widths {
             [Some(one), Some(other)] if one == other => {}
             _ if is_apart => apart += 1,

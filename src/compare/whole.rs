@@ -3,7 +3,7 @@
 //! Such a tensor is one row of its step, and its width may depend on how many tokens the step has. In a run of other
 //! steps it is another tensor, however healthy both are.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use crate::checkpoint::Checkpoint;
 use crate::dump::{Graphs, Recording};
@@ -24,8 +24,8 @@ struct Side {
     steps: Vec<Vec<u32>>,
     /// By position: the last step that computed it.
     step_of: HashMap<u32, usize>,
-    /// By step: the nodes without token rows.
-    nodes: Vec<HashSet<Checkpoint>>,
+    /// By step: the nodes without token rows, with the elements of a scan's outputs.
+    nodes: Vec<HashMap<Checkpoint, Option<usize>>>,
 }
 
 impl Whole {
@@ -37,20 +37,37 @@ impl Whole {
     /// Whether a checkpoint has no token rows in some step of either side.
     pub fn has(&self, checkpoint: Checkpoint) -> bool {
         let sides = [&self.candidate, &self.reference];
-        sides.iter().any(|side| side.nodes.iter().any(|nodes| nodes.contains(&checkpoint)))
+        sides.iter().any(|side| side.nodes.iter().any(|nodes| nodes.contains_key(&checkpoint)))
     }
 
     /// Whether what either side has of a checkpoint at `position` is a tensor of a step that the other side has not.
-    /// `rows` are the positions that each side has recorded: what a side computed and did not record is missing.
-    pub fn is_apart(&self, checkpoint: Checkpoint, position: u32, rows: [&[u32]; 2]) -> bool {
+    /// `rows` are the positions that each side has recorded: what a side computed and did not record is missing. So is a scan's
+    /// output without the state, from a side that has no graph; `widths` are those of the rows at `position`.
+    pub fn is_apart(
+        &self,
+        checkpoint: Checkpoint,
+        position: u32,
+        rows: [&[u32]; 2],
+        widths: [Option<usize>; 2],
+    ) -> bool {
         let sides = [&self.candidate, &self.reference];
         let steps = sides.map(|side| side.step_of.get(&position).copied());
         let [Some(ours), Some(theirs)] = steps else { return false };
+        let lacks_state = |one: usize, [step, of_other]: [usize; 2]| {
+            let (side, other) = (sides[one], sides[1 - one]);
+            let outputs = other.nodes[of_other].get(&checkpoint).copied().flatten();
+            let tokens = side.steps[step].len();
+            let held = widths[one].map(|width| width * tokens);
+            side.nodes[step].is_empty() && outputs.is_some() && held == outputs
+        };
+        if lacks_state(0, [ours, theirs]) || lacks_state(1, [theirs, ours]) {
+            return true;
+        }
         if self.candidate.steps[ours] == self.reference.steps[theirs] {
             return false;
         }
         let of_step = sides.iter().zip([ours, theirs]).zip(rows);
-        let whole = of_step.filter(|((side, step), _)| side.nodes[*step].contains(&checkpoint));
+        let whole = of_step.filter(|((side, step), _)| side.nodes[*step].contains_key(&checkpoint));
         let alone: Vec<bool> = whole.map(|((side, step), rows)| side.is_one_row(step, rows)).collect();
         !alone.is_empty() && alone.iter().all(|alone| *alone)
     }
@@ -60,7 +77,7 @@ impl Side {
     fn of(dump: &Dump) -> Side {
         // A graph that cannot be read tells nothing here; who needs it says so.
         let graphs = Graphs::read(dump).unwrap_or_default();
-        let of_graph: Vec<HashSet<Checkpoint>> = graphs.all().iter().map(nodes).collect();
+        let of_graph: Vec<HashMap<Checkpoint, Option<usize>>> = graphs.all().iter().map(nodes).collect();
         let mut side = Side::default();
         for (number, step) in Recording::manifest(dump).steps.iter().enumerate() {
             side.step_of.extend(step.positions.iter().map(|&position| (position, number)));
@@ -79,10 +96,11 @@ impl Side {
     }
 }
 
-/// The nodes of a graph that have a name of its own and no token rows.
-fn nodes(graph: &Graph) -> HashSet<Checkpoint> {
+/// The nodes of a graph that have a name of its own and no token rows, as [`Side::nodes`] has them.
+fn nodes(graph: &Graph) -> HashMap<Checkpoint, Option<usize>> {
     let known = known::find(graph);
     let (labels, axes) = (label::labels_of(graph, &known), axis::token_axes_of(graph, &known));
     let without_rows = graph.computed().filter(|&id| axes[id].is_none());
-    without_rows.filter_map(|id| labels[id]).filter(|id| !id.kind().is_fixed()).collect()
+    let named = without_rows.filter_map(|id| Some((labels[id]?, axis::outputs_of_scan(graph, id))));
+    named.filter(|(label, _)| !label.kind().is_fixed()).collect()
 }

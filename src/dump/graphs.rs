@@ -1,7 +1,7 @@
 //! The graph that computed a step of a dump, as it was recorded beside the values.
 
 use parity_dump::{Dump, DumpError};
-use parity_graph::{Graph, text};
+use parity_graph::{Graph, text, weights};
 
 use crate::error::{Error, Result};
 
@@ -45,6 +45,12 @@ impl Graphs {
     /// Index of that graph among all.
     pub fn index_of_step(&self, step: usize) -> Option<usize> {
         self.of_step.get(step).copied().flatten()
+    }
+
+    /// A matrix of an adapter that some graph multiplies with, if there is one.
+    pub fn adapter_matrix(&self) -> Option<&str> {
+        let mut tensors = self.graphs.iter().flat_map(|graph| &graph.tensors);
+        tensors.find(|tensor| weights::of_adapter(&tensor.name).is_some()).map(|tensor| tensor.name.as_str())
     }
 
     /// All graphs, in the order in which they were first computed.

@@ -120,9 +120,11 @@ fn nan(rows: &Rows<'_>) -> Option<String> {
         return None;
     }
     let at = format!("row {}, column {}", (rows.suspect.position)(first), first % rows.row.max(1));
-    Some(match nan.len() {
-        1 => format!("one value is NaN ({at}); all others are right"),
-        count => format!("{count} values are NaN (the first: {at}); all others are right"),
+    Some(match (nan.len(), rest.len()) {
+        (1, 0) => format!("the only value is NaN ({at})"),
+        (count, 0) => format!("all {count} values are NaN"),
+        (1, _) => format!("one value is NaN ({at}); all others are right"),
+        (count, _) => format!("{count} values are NaN (the first: {at}); all others are right"),
     })
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use parity_dump::{Checkpoint, Dump, DumpError, Kind, POSITIONS_MAX, Writer, usual_order};
 
 use super::array::Array;
-use super::map::apply::{HeadsLayout, arranged, has_heads, heads_layout};
+use super::map::apply::{arranged, has_heads, heads_layout, is_named};
 use super::map::expression::Widths;
 use super::map::pattern::Pattern;
 use super::map::{Map, Shards, Target};
@@ -208,9 +208,15 @@ fn claim(
         known.insert(id, (line, name.to_owned()));
         return Ok(true);
     };
-    if map.built_in && other != line && line != 0 {
-        out.notes.insert(format!("`{name}` is {id} as well: it was taken from `{by}`"));
-        return Ok(false);
+    if map.built_in && other != line {
+        // What has the id for its name is the node, whatever a map that comes with parity says of others.
+        let (taken, left) = if line == 0 { (name, by.as_str()) } else { (by.as_str(), name) };
+        out.notes.insert(format!("`{left}` is {id} as well: it was taken from `{taken}`"));
+        if line == 0 {
+            out.pieces.retain(|piece| piece.id != id);
+            known.insert(id, (line, name.to_owned()));
+        }
+        return Ok(line == 0);
     }
     Err(Error::new(&map.origin, format!("two tensors are {id}"))
         .expected("one tensor for each checkpoint")
@@ -319,9 +325,11 @@ fn write_pass(
     if let Some(odd) = mapped.iter().flat_map(|rank| &rank.pieces).find(|piece| !of_first(piece.id)) {
         return Err(Error::new(odd.id, "is not on all ranks").hint("dump the same tensors on each"));
     }
-    let votes = mapped[0].pieces.iter().filter(|piece| has_heads(piece.id) && piece.target.layout.is_none());
-    let heads =
-        votes.filter_map(|piece| heads_layout(piece.array, count)).next().unwrap_or(HeadsLayout::TokensFirst);
+    let vote = |of: fn(Checkpoint) -> bool| {
+        let votes = mapped[0].pieces.iter().filter(|piece| of(piece.id) && piece.target.layout.is_none());
+        votes.filter_map(|piece| heads_layout(piece.array, count)).next().unwrap_or_default()
+    };
+    let (heads, named) = (vote(has_heads), vote(is_named));
     let parts_of = |id: Checkpoint| -> Result<Vec<Array>> {
         let of_rank = |rank: &Mapped<'_>| {
             let own = rank.pieces.iter().find(|own| own.id == id);
@@ -329,6 +337,7 @@ fn write_pass(
                 .ok_or_else(|| Error::new(id, "is not on all ranks").hint("dump the same tensors on each"))?;
             let listed = listed_rows(pass, own, &rows.positions)?;
             let expected = listed.map_or(count, |listed| listed.len());
+            let heads = if is_named(own.id) { named } else { heads };
             arranged(own.array, own.id, &own.target, expected, heads, widths, &own.place)
         };
         mapped.iter().map(of_rank).collect()

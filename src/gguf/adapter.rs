@@ -27,6 +27,16 @@ impl Pair {
     pub fn rank(&self) -> usize {
         self.b.0.cols()
     }
+
+    /// One of the two matrices.
+    pub fn half(&self, kind: &str) -> Option<TensorRef<'_>> {
+        let (info, bytes) = match kind {
+            LORA_A => &self.a,
+            LORA_B => &self.b,
+            _ => return None,
+        };
+        Some(TensorRef { info, bytes })
+    }
 }
 
 /// Matrices by the weights that they are for.
@@ -131,16 +141,19 @@ impl Adapter {
         if pair.alpha == 0.0 { self.strength } else { self.strength * pair.alpha / pair.rank() as f32 }
     }
 
-    /// A matrix by the name that a graph has for it.
-    pub fn tensor(&self, name: &str) -> Option<TensorRef<'_>> {
-        let (of, kind) = name.rsplit_once('.')?;
-        let pair = self.pairs.get(of)?;
-        let (info, bytes) = match kind {
-            LORA_A => &pair.a,
-            LORA_B => &pair.b,
-            _ => return None,
-        };
-        Some(TensorRef { info, bytes })
+    /// The matrices for a weight.
+    pub fn pair(&self, weight: &str) -> Option<&Pair> {
+        self.pairs.get(weight)
+    }
+
+    /// How llama.cpp is told of it; nothing of one that it does not read.
+    pub fn flags(&self) -> Option<[String; 2]> {
+        let file = self.path.display();
+        self.path.extension().filter(|extension| *extension == "gguf")?;
+        Some(match self.strength == 1.0 {
+            true => ["--lora".to_owned(), file.to_string()],
+            false => ["--lora-scaled".to_owned(), format!("{file}:{}", self.strength)],
+        })
     }
 
     /// In a line: file, number of matrices, ranks and scales.

@@ -25,6 +25,7 @@ pub use value::{Array, FromValue, Value, ValueType};
 
 use crate::error::{Error, Result};
 use crate::numerics::Storage;
+use parity_graph::weights;
 
 /// A model file, or the files of a split model.
 #[derive(Debug)]
@@ -37,8 +38,8 @@ pub struct Gguf {
     maps: Vec<Mmap>,
     /// Values that are read in place of the file's, by tensor.
     replaced: HashMap<String, Vec<u8>>,
-    /// What is added to its matmuls.
-    adapter: Option<Arc<Adapter>>,
+    /// What is added to its matmuls, in this order.
+    adapters: Vec<Arc<Adapter>>,
 }
 
 impl Gguf {
@@ -52,7 +53,7 @@ impl Gguf {
             tensors: IndexMap::new(),
             maps: vec![],
             replaced: HashMap::new(),
-            adapter: None,
+            adapters: vec![],
         };
         let first = gguf.add_file(path)?;
         match split::shards(path, &first.metadata)? {
@@ -118,21 +119,27 @@ impl Gguf {
         if replaced.is_empty() {
             return Ok(None);
         }
-        Ok(Some(Gguf { replaced, adapter: self.adapter.clone(), ..Gguf::open(&self.path)? }))
+        Ok(Some(Gguf { replaced, adapters: self.adapters.clone(), ..Gguf::open(&self.path)? }))
     }
 
-    /// The same file with an adapter: [`Gguf::tensor`] knows its matrices too, [`Gguf::tensors`] does not.
+    /// The same file with one more adapter: [`Gguf::tensor`] knows its matrices too, [`Gguf::tensors`] does not.
     ///
     /// # Errors
     /// An adapter of another model.
     pub fn with_adapter(self, adapter: Adapter) -> Result<Gguf> {
         adapter.check(&self)?;
-        Ok(Gguf { adapter: Some(Arc::new(adapter)), ..self })
+        let adapters = self.adapters.iter().cloned().chain([Arc::new(adapter)]).collect();
+        Ok(Gguf { adapters, ..self })
     }
 
-    /// What is added to its matmuls.
-    pub fn adapter(&self) -> Option<&Adapter> {
-        self.adapter.as_deref()
+    /// What is added to its matmuls, in this order.
+    pub fn adapters(&self) -> impl Iterator<Item = &Adapter> {
+        self.adapters.iter().map(Arc::as_ref)
+    }
+
+    /// The adapters that have matrices for a weight, with these.
+    pub fn adapters_of(&self, weight: &str) -> impl Iterator<Item = (&Adapter, &Pair)> {
+        self.adapters().filter_map(move |adapter| Some((adapter, adapter.pair(weight)?)))
     }
 
     /// The file that was opened.
@@ -183,7 +190,10 @@ impl Gguf {
 
     /// A tensor of any type and shape.
     pub fn tensor(&self, name: &str) -> Option<TensorRef<'_>> {
-        let Some(info) = self.tensors.get(name) else { return self.adapter()?.tensor(name) };
+        let Some(info) = self.tensors.get(name) else {
+            let (weight, kind, number) = weights::of_adapter(name)?;
+            return self.adapters_of(weight).nth(number)?.1.half(kind);
+        };
         let stored = || &self.maps[info.shard][info.offset..info.offset + info.byte_len];
         let bytes = self.replaced.get(name).map_or_else(stored, Vec::as_slice);
         Some(TensorRef { info, bytes })

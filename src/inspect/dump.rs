@@ -6,6 +6,7 @@ use std::path::Path;
 use indexmap::IndexMap;
 use parity_dump::manifest::{ModelInfo, Producer};
 use parity_dump::{Dump, Recorded};
+use parity_graph::label::labels;
 use serde::Serialize;
 
 use super::graph::{self, GraphReport};
@@ -204,8 +205,10 @@ fn findings(dump: &Dump, checkpoints: &[CheckpointReport]) -> Result<Vec<Finding
             findings.push(Finding::unusual("steps", text));
         }
     }
+    let graphs = Graphs::read(dump)?;
     let cleared: HashSet<Checkpoint> =
-        Graphs::read(dump)?.all().iter().flat_map(super::cleared::of_cleared_state).collect();
+        graphs.all().iter().flat_map(super::cleared::of_cleared_state).collect();
+    let of_graphs: HashSet<Checkpoint> = graphs.all().iter().flat_map(labels).flatten().collect();
     let begins =
         |position: &u32| manifest.steps.first().is_some_and(|step| step.positions.contains(position));
     for report in checkpoints {
@@ -230,13 +233,14 @@ fn findings(dump: &Dump, checkpoints: &[CheckpointReport]) -> Result<Vec<Finding
             findings.push(Finding::wrong(id, text));
         }
     }
-    findings.extend(uneven(checkpoints));
+    findings.extend(uneven(checkpoints, &of_graphs));
     findings.sort_by_key(|finding| finding.level);
     Ok(findings)
 }
 
-/// Kinds that some layers have and others lack.
-fn uneven(checkpoints: &[CheckpointReport]) -> Vec<Finding> {
+/// Kinds that some layers have and others lack, though they compute them where the dump brings the graph: layers of a
+/// hybrid model differ.
+fn uneven(checkpoints: &[CheckpointReport], of_graphs: &HashSet<Checkpoint>) -> Vec<Finding> {
     let mut kinds: IndexMap<Kind, BTreeSet<u32>> = IndexMap::new();
     for id in checkpoints.iter().map(|report| report.id) {
         if let Some(layer) = id.layer_index() {
@@ -245,7 +249,9 @@ fn uneven(checkpoints: &[CheckpointReport]) -> Vec<Finding> {
     }
     let layers: BTreeSet<u32> = kinds.values().flatten().copied().collect();
     let lacking = kinds.iter().filter_map(|(kind, present)| {
-        let absent: Vec<u32> = layers.difference(present).copied().collect();
+        let computes =
+            |layer: &u32| of_graphs.is_empty() || of_graphs.contains(&Checkpoint::layer(*kind, *layer));
+        let absent: Vec<u32> = layers.difference(present).copied().filter(computes).collect();
         let text = format!("is missing in layer {}", listed(&absent));
         (!absent.is_empty()).then(|| Finding::unusual(kind.name(), text))
     });

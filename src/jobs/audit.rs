@@ -47,6 +47,7 @@ pub fn audit(dump: &mut Dump, file: &ModelFile, options: &Options) -> Result<Rep
     verdict::weigh(&mut report, dump, file.gguf())?;
     overflow::explain(&mut report, dump, file.gguf())?;
     verdict::name_models(&mut report, file.gguf());
+    verdict::speak_of_engines(&mut report);
     Ok(report)
 }
 

@@ -117,6 +117,7 @@ pub fn diff(
     verdict::weigh(&mut report, sides.candidate, file.gguf())?;
     overflow::explain(&mut report, sides.candidate, file.gguf())?;
     verdict::name_models(&mut report, file.gguf());
+    verdict::speak_of_engines(&mut report);
     if options.bitwise {
         bitwise::weigh(&mut report, sides.candidate, sides.reference)?;
     }
@@ -353,8 +354,13 @@ fn tell(
 }
 
 /// What a producer computes in: what it declares; of llama.cpp's recordings, and of what they print, what is usual there.
-fn numerics_of(dump: &Dump) -> Numerics {
-    let usual = Numerics { products: Products::LlamaCpu, kv: Storage::F16, ..Numerics::default() };
+pub(super) fn numerics_of(dump: &Dump) -> Numerics {
+    let products = match dump.producer().backend.as_deref() {
+        Some("cuda") => Products::LlamaCuda,
+        Some("vulkan") => Products::LlamaVulkan,
+        _ => Products::LlamaCpu,
+    };
+    let usual = Numerics { products, kv: Storage::F16, ..Numerics::default() };
     let declared = dump.manifest().producer.numerics.as_deref().and_then(|words| words.parse().ok());
     let is_llama = is_partial(dump) || !dump.manifest().graphs.is_empty();
     declared.unwrap_or(if is_llama { usual } else { Numerics::default() })

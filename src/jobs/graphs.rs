@@ -45,6 +45,7 @@ impl<'a> ByGraph<'a> {
     pub fn of_dumps(file: &'a ModelFile, dumps: &[&Dump]) -> Result<ByGraph<'a>> {
         for dump in dumps {
             model::refuse_other(file.gguf(), dump.path(), &dump.manifest().model)?;
+            refuse_adapter(file.gguf(), dump)?;
         }
         let by = ByGraph::of(file)?;
         let brings = dumps.iter().any(|dump| !dump.manifest().graphs.is_empty());
@@ -129,6 +130,22 @@ impl<'a> ByGraph<'a> {
     /// Whether there is a graph for new prompts of its architecture.
     pub fn is_built(&self) -> bool {
         builders::knows(self.architecture)
+    }
+}
+
+/// Refuses a recording with an adapter that was not given: its products cannot be judged, and the model's file has none.
+///
+/// # Errors
+/// Such a recording; a graph that cannot be read.
+pub fn refuse_adapter(gguf: &Gguf, dump: &Dump) -> Result<()> {
+    let graphs = dump::Graphs::read(dump)?;
+    match graphs.adapter_matrix().filter(|_| gguf.adapters().next().is_none()) {
+        Some(matrix) => {
+            Err(Error::file(dump.path(), "was recorded with an adapter (LoRA) that parity was not given")
+                .expected("--lora FILE[:SCALE], as the program had it")
+                .found(format!("{matrix} in its graph")))
+        }
+        None => Ok(()),
     }
 }
 

@@ -2,17 +2,19 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use flate2::read::DeflateDecoder;
 use tempfile::TempDir;
 
 use super::Options;
 use crate::error::{Error, Result};
 use crate::memory;
 
-/// The tap's shared library; empty where it could not be built for this machine.
-static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libparity_tap.so"));
+/// The tap's shared library, compressed by build.rs; empty where it could not be built for this machine.
+static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libparity_tap.so.deflate"));
 
 /// Room for the tap's words, written ahead so that a full disk cannot keep them back.
 const STATUS_BYTES: usize = 1 << 16;
@@ -59,7 +61,9 @@ impl Session {
             |e: std::io::Error| Error::file(&std::env::temp_dir(), format!("cannot be written to: {e}"));
         let folder = tempfile::Builder::new().prefix("parity-").tempdir().map_err(failed)?;
         let library = folder.path().join("libparity_tap.so");
-        fs::write(&library, LIBRARY).map_err(failed)?;
+        let mut bytes = Vec::new();
+        DeflateDecoder::new(LIBRARY).read_to_end(&mut bytes).map_err(failed)?;
+        fs::write(&library, bytes).map_err(failed)?;
         fs::write(folder.path().join("status"), vec![0; STATUS_BYTES]).map_err(failed)?;
         Ok(Session { folder, library })
     }

@@ -32,19 +32,28 @@ impl From<&Difference> for Finding {
     }
 }
 
+/// Families of names whose findings are of a setting that both sides have; all others are of a weight.
+const SETTINGS: [&str; 5] = ["config.", "tokens.", "template.", "generation.", "lora."];
+
 /// What it says of both sides, and what follows.
 pub fn text(found: &Finding) -> String {
     let said = |side: &Option<String>| side.clone().unwrap_or_else(|| "nothing".to_owned());
     let (original, converted) = (said(&found.original), said(&found.converted));
-    format!(
-        "{}: {converted}, the original says {original}: {} ({})",
-        found.name, found.effect, found.location
-    )
+    if SETTINGS.iter().any(|family| found.name.starts_with(family)) {
+        return format!(
+            "{}: {converted}, the original says {original}: {} ({})",
+            found.name, found.effect, found.location
+        );
+    }
+    let verb = if converted.starts_with("is ") { " " } else { ": " };
+    format!("{}: {}{verb}{converted}: {}", found.name, found.location, found.effect)
 }
 
 /// What a reader must know beside the answer: what differs and is no checkpoint, unless the answer's sentences say it, then
 /// notes on the inputs.
 pub fn notes(report: &Report) -> Vec<String> {
+    let is_said = |text: &String| report.reason.as_ref().is_some_and(|reason| reason.contains(text));
     let findings = report.findings.iter().filter(|_| report.answer.is_empty()).map(text);
+    let findings = findings.filter(|text| !is_said(text));
     findings.chain(report.notes.iter().cloned()).collect()
 }

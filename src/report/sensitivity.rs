@@ -70,6 +70,9 @@ pub fn render(sensitivity: &Sensitivity, layout: &Terminal) -> String {
         );
         return words::wrap(&text, layout.width).join("\n") + "\n";
     }
+    if let Some(only) = only(sensitivity) {
+        return words::wrap(&only, layout.width).join("\n") + "\n";
+    }
     let mut lines = words::wrap(
         &format!(
             "An audit of {} of this dump sees {} of the {} mistakes that were injected into it, one at a time.",
@@ -87,6 +90,28 @@ pub fn render(sensitivity: &Sensitivity, layout: &Terminal) -> String {
     }
     lines.push(String::new());
     lines.join("\n")
+}
+
+/// A sentence of a dump in which mistakes could be injected at one node alone.
+fn only(sensitivity: &Sensitivity) -> Option<String> {
+    let mut nodes = sensitivity.nodes.iter().filter(|node| node.undecided.is_none());
+    let (node, others) = (nodes.next()?, sensitivity.nodes.len() - 1);
+    if nodes.next().is_some() || others == 0 {
+        return None;
+    }
+    let unseen: Vec<&str> = node.unseen.iter().map(|injected| injected.fault.as_str()).collect();
+    let not = if unseen.is_empty() { String::new() } else { format!(" (not {})", unseen.join(", ")) };
+    let rounding = node.rounding.map_or_else(String::new, |size| {
+        format!("; what moves it by less than {} of its size passes for rounding", number(size))
+    });
+    Some(format!(
+        "An audit of {} alone sees {} of the {} mistakes injected there{not}{rounding}. {} could not be judged: record \
+         whole layers.",
+        node.id,
+        node.injected - unseen.len(),
+        node.injected,
+        words::count(others, "other node"),
+    ))
 }
 
 fn table(sensitivity: &Sensitivity) -> Vec<String> {

@@ -56,13 +56,14 @@ pub fn not_looked_at(side: &str, recorded: &[Checkpoint], nodes: &[Checkpoint]) 
 }
 
 /// That tensors which belong to a step, such as a scan's output with its state, were not compared, where the sides were
-/// computed in different steps; `instead` is what was done with them.
+/// computed in different steps or one lacks the state; `instead` is what was done with them.
 pub fn not_compared(comparisons: &[Comparison], instead: &str) -> Option<String> {
     let others = |comparison: &&Comparison| matches!(comparison.status, Status::OtherSteps(_));
     let ids = comparisons.iter().filter(others).map(|comparison| &comparison.checkpoint);
     said_of(ids, ["node", "has", "have"], |nodes, have| {
         format!(
-            "{nodes} {have} one tensor for a step, and the sides were computed in different steps: {instead}"
+            "{nodes} {have} one tensor for a step, and the sides were computed in different steps, or one lacks its \
+             state: {instead}"
         )
     })
 }

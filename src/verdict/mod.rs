@@ -9,6 +9,7 @@ use crate::report::{Report, Side};
 
 mod bracket;
 mod computed;
+mod engines;
 mod entry;
 mod gap;
 mod left_out;
@@ -22,6 +23,7 @@ mod whole_of_numbers;
 mod wiring;
 
 pub use computed::{notes, weigh_precision};
+pub use engines::speak_of_engines;
 pub use entry::Known;
 pub use gap::{Gap, gaps, refuse_gaps, spoken};
 pub use left_out::{is_left_out, left_out, not_compared, not_looked_at, tried};

@@ -107,7 +107,12 @@ pub fn weigh(report: &mut Report, dump: &Dump, gguf: &Gguf) -> Result<()> {
     let empty = Count::default();
     let of = |part: Part| counts.get(&part).unwrap_or(&empty);
     let (products, norms, table) = (of(Part::Product), of(Part::Norm), of(Part::Table));
-    if named || odd || products.all < PRODUCTS_MIN || !products.is_wrong() {
+    if named || odd {
+        return Ok(());
+    }
+    if products.all < PRODUCTS_MIN || !products.is_wrong() {
+        let others = [norms, table, of(Part::Bias)].iter().any(|count| !count.wrong.is_empty());
+        report.answer.extend(if others { None } else { some(products, dump, gguf)? });
         return Ok(());
     }
     let counted = format!("{} of {} weight matmuls", products.wrong.len(), products.all);
@@ -128,6 +133,34 @@ pub fn weigh(report: &mut Report, dump: &Dump, gguf: &Gguf) -> Result<()> {
     Ok(())
 }
 
+/// What the errors of some products have in common, where adapters were added to these.
+fn some(products: &Count, dump: &Dump, gguf: &Gguf) -> Result<Option<String>> {
+    const PRODUCTS_OF_ADAPTER_MIN: usize = 2;
+    let count = products.wrong.len();
+    let ranks = ranks(products, dump, gguf)?;
+    let is_adapter = count >= PRODUCTS_OF_ADAPTER_MIN && !ranks.is_empty() && ranks.iter().all(is_low);
+    let highest = ranks.iter().map(|(rank, _)| *rank).max().unwrap_or(0);
+    Ok(is_adapter.then(|| {
+        format!("the difference of {count} matmuls has rank {highest}, as an adapter (LoRA) makes it{HINT}")
+    }))
+}
+
+/// What to do where an adapter shows.
+const HINT: &str = ": --lora FILE[:SCALE] judges with one";
+
+/// An error that any weight makes has the directions of what it is multiplied with, that of a low rank fewer.
+fn is_low((rank, of): &(usize, usize)) -> bool {
+    2 * rank <= *of
+}
+
+/// As [`rank`], of some of the products.
+fn ranks(products: &Count, dump: &Dump, gguf: &Gguf) -> Result<Vec<(usize, usize)>> {
+    let step = products.wrong.len().div_ceil(TAKEN_APART_MAX).max(1);
+    let Ok(graphs) = Graphs::of_dump(dump, gguf) else { return Ok(Vec::new()) };
+    let some = products.wrong.iter().step_by(step);
+    some.filter_map(|(checkpoint, _)| rank(dump, &graphs, gguf, *checkpoint).transpose()).collect()
+}
+
 /// What errors of products alone, and of all of them, look like; nothing where they are large or of many sizes.
 fn faint(products: &Count, dump: &Dump, gguf: &Gguf) -> Result<Option<String>> {
     let errors = || products.wrong.iter().map(|(_, error)| *error);
@@ -136,22 +169,15 @@ fn faint(products: &Count, dump: &Dump, gguf: &Gguf) -> Result<Option<String>> {
         return Ok(None);
     }
     let size = format!("each by {} to {} of its values", number(least), number(most));
-    let step = products.wrong.len().div_ceil(TAKEN_APART_MAX).max(1);
-    let graphs = Graphs::of_dump(dump, gguf).ok();
-    let mut ranks: Vec<(usize, usize)> = Vec::new();
-    for (checkpoint, _) in products.wrong.iter().step_by(step) {
-        if let Some(graphs) = &graphs {
-            ranks.extend(rank(dump, graphs, gguf, *checkpoint)?);
-        }
-    }
-    // An error that any weight makes has the directions of what it is multiplied with, that of a low rank fewer.
-    let low = |(rank, of): &(usize, usize)| 2 * rank <= *of;
+    let ranks = ranks(products, dump, gguf)?;
     let highest = ranks.iter().map(|(rank, _)| *rank).max().unwrap_or(0);
     Ok(Some(match ranks.is_empty() {
-        false if ranks.iter().all(low) => {
-            format!("{size}: by matrices of rank {highest} at most, as adapters (LoRA) in the weights are")
+        false if ranks.iter().all(is_low) => {
+            format!(
+                "{size}: by matrices of rank {highest} at most, as adapters (LoRA) in the weights are{HINT}"
+            )
         }
-        false if !ranks.iter().any(low) => format!(
+        false if !ranks.iter().any(is_low) => format!(
             "{size}, in no direction more than in another: the weights, or what they are multiplied with, are rounded \
              otherwise (int8, another quantisation), or were trained on"
         ),

@@ -289,6 +289,23 @@ fn a_map_is_proposed_by_values_alone() {
     let lines = text.lines().filter(|line| !line.starts_with('#')).count();
     assert!(lines < 30, "a line for each kind of module: {text}");
 
+    // A mistake from the third layer on: which lines that makes unsure is said, and why.
+    let spoilt = as_hf().into_iter().map(|(name, tensor)| {
+        let of_late = name.contains("layers.2.") || name.contains("layers.3.");
+        (name.replace("layers", "stage"), if of_late { tensor.scaled(0.3) } else { tensor })
+    });
+    fs::write(&hf, npz(&spoilt.collect(), &tokens(), false)).unwrap();
+    let why = "# unsure, model.stage.2.mlp.down_proj is near no node (";
+    let taken = "and is taken for blk.2.ffn_out by its name";
+    parity(&["map", hf.to_str().unwrap(), "-m", F16])
+        .assert()
+        .code(0)
+        .stdout(contains(taken))
+        .stderr(contains("lines are unsure"));
+    let text = parity(&["map", hf.to_str().unwrap(), "-m", F16]).output().unwrap();
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains(why), "{text}");
+
     let zeros = named.iter().map(|(name, tensor)| (name.clone(), tensor.scaled(0.0))).collect();
     fs::write(&dump, npz(&zeros, &tokens(), false)).unwrap();
     parity(&["map", spelt, "-m", F16])

@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 use crate::support::program::{audit, flat, output, parity};
 
 const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
-const PROMPT: &str = "def read_lines(path):";
+/// Of enough tokens that a difference of this rank shows.
+const PROMPT: &str =
+    "def read_lines(path):\n    with open(path) as lines:\n        return [line for line in lines]\n";
 /// Of both adapters.
 const RANK: usize = 4;
 const ALPHA: f64 = 8.0;
@@ -91,6 +93,11 @@ fn dump(lora: &str, folder: &Path) {
     ];
     let done = parity(&run).arg(folder).output().unwrap();
     assert!(folder.join("manifest.json").exists(), "{}", String::from_utf8_lossy(&done.stderr));
+    without_graph(folder);
+}
+
+/// Leaves what an engine hands over of a dump.
+fn without_graph(folder: &Path) {
     let path = folder.join("manifest.json");
     let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     manifest.as_object_mut().unwrap().remove("graphs");
@@ -125,9 +132,51 @@ fn an_adapter_is_judged_with_the_model_and_its_scale_is_named() {
     assert_eq!(same.0, 0, "{}", same.1);
     let found = audit(&wrong, model, &["--lora", lora]);
     assert_eq!((found.code, &found.first[..], &found.fault[..]), (1, "blk.0.q_proj", "lora.alpha"));
-    // Without it the model is another one.
+    // Without it the model is another one, and by how little is said.
     let without = audit(&right, model, &[]);
     assert_eq!((without.code, &without.first[..]), (1, "blk.0.q_proj"));
+    let said = flat(&output(&["audit", right.to_str().unwrap(), "-m", MODEL]).1);
+    let rank = "the difference of 12 matmuls has rank 4, as an adapter (LoRA) makes it: --lora FILE[:SCALE]";
+    assert!(said.contains(rank), "{said}");
+}
+
+#[test]
+fn several_adapters_add_up_and_one_that_is_not_given_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let [lora, one, two, both] = ["lora", "one", "two", "both"].map(|name| folder.path().join(name));
+    fs::create_dir(&lora).unwrap();
+    adapter(&lora);
+    let lora = lora.to_str().unwrap();
+    let half = format!("{lora}:0.5");
+    // With the graph, as a recording of llama.cpp has it, and without.
+    let run =
+        ["run", "-m", MODEL, "-p", PROMPT, "--device", "cpu", "--no-audit", "--lora", lora, "--lora", &half];
+    for dump in [&two, &both] {
+        let done = parity(&run).arg("--dump").arg(dump).output().unwrap();
+        assert!(dump.join("manifest.json").exists(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+    without_graph(&both);
+    dump(&format!("{lora}:1.5"), &one);
+    let model = Path::new(MODEL);
+    for dump in [&two, &both] {
+        let healthy = audit(dump, model, &["--lora", &half, "--lora", lora]);
+        assert_eq!((healthy.code, &healthy.first[..]), (0, ""), "{}", dump.display());
+    }
+    // One and a half of it is the same sum.
+    let healthy = audit(&one, model, &["--lora", lora, "--lora", &half]);
+    assert_eq!((healthy.code, &healthy.first[..]), (0, ""));
+    let (code, text) = output(&["audit", two.to_str().unwrap(), "-m", MODEL]);
+    assert!(code == 2 && flat(&text).contains("with an adapter (LoRA) that parity was not given"), "{text}");
+    assert!(flat(&text).contains("--lora FILE[:SCALE]"), "{text}");
+    // The shipped reference is of the model alone.
+    let beside =
+        ["run", "-m", MODEL, "--reference", "reference-dumps/qwen2-tiny-py-F16/read_lines", "--lora", lora];
+    let (code, text) = output(&beside);
+    assert!(
+        code == 2
+            && flat(&text).contains("the reference itself is wrong at blk.0.q_proj: what the adapter adds"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -10,6 +10,7 @@ use parity::engine::op_by_op::Machine;
 use parity::gguf::{DType, Gguf, Value as Metadata};
 use parity_dump::Element;
 use parity_graph::text;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
@@ -305,5 +306,66 @@ fn a_scan_of_another_shape_in_the_same_step_is_told() {
     for found in [case.audited([&other, &own]), case.diff([&other, &own], &[])] {
         assert_eq!(verdict(&found), (1, "divergence"), "{}", reason(&found));
         assert_eq!(found.1["first_divergence"]["verdict"], "shape");
+    }
+}
+
+/// A recording as an engine hands it over: no graph, no state, the scan's heads as a layer has them, (B, H, T, E).
+fn handed_over(recording: &Path, to: &Path, edit: impl Fn(usize, &mut [f32])) {
+    std::fs::create_dir(to).unwrap();
+    let mut manifest: Json =
+        serde_json::from_slice(&std::fs::read(recording.join("manifest.json")).unwrap()).unwrap();
+    for key in ["graphs", "rows"] {
+        manifest.as_object_mut().unwrap().remove(key);
+    }
+    manifest["producer"] = serde_json::json!({ "name": "mine" });
+    for (number, step) in manifest["steps"].as_array().unwrap().iter().enumerate() {
+        let file = step["file"].as_str().unwrap();
+        let tokens = step["positions"].as_array().unwrap().len();
+        let bytes = std::fs::read(recording.join(file)).unwrap();
+        let read = SafeTensors::deserialize(&bytes).unwrap();
+        let is_of_engine = |name: &str| !name.starts_with("leaf.") && !name.starts_with("cache");
+        let mut all: BTreeMap<String, (Vec<usize>, Vec<u8>)> = BTreeMap::new();
+        for (name, view) in read.iter().filter(|(name, _)| is_of_engine(name)) {
+            let (mut shape, mut data) = (view.shape().to_vec(), view.data().to_vec());
+            if name == SCAN {
+                let value = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
+                let rows: Vec<f32> = data.as_chunks::<4>().0[..4 * tokens].iter().map(value).collect();
+                let mut heads: Vec<f32> =
+                    (0..4).flat_map(|head| rows.iter().skip(head).step_by(4).copied()).collect();
+                edit(number, &mut heads);
+                shape = vec![1, 4, tokens, 1];
+                data = heads.iter().flat_map(|value| value.to_le_bytes()).collect();
+            }
+            all.insert(name.to_owned(), (shape, data));
+        }
+        let views = all
+            .iter()
+            .map(|(name, (shape, data))| (name, TensorView::new(Dtype::F32, shape.clone(), data).unwrap()));
+        std::fs::write(to.join(file), safetensors::serialize(views, None).unwrap()).unwrap();
+    }
+    std::fs::write(to.join("manifest.json"), manifest.to_string()).unwrap();
+}
+
+#[test]
+fn outputs_of_a_scan_are_taken_as_engines_have_them() {
+    let case = Case::new();
+    let own = case.record("own", &How::healthy(&[5, 1]));
+    let (right, wrong) = (case.0.path().join("right"), case.0.path().join("wrong"));
+    handed_over(&own, &right, |_, _| {});
+    let found = case.audited([&right, &own]);
+    assert_eq!(verdict(&found), (0, "parity"), "{:#}", found.1);
+    let scan = found.1["checkpoints"].as_array().unwrap().iter().find(|entry| entry["id"] == SCAN).unwrap();
+    assert!(scan["local"]["candidate"]["over_bound"].as_f64().unwrap() <= 1.0, "{scan:#}");
+    // One head of one token, in the prefill and in the decode step.
+    for (at, element) in [(0, 7), (1, 2)] {
+        let _ = std::fs::remove_dir_all(&wrong);
+        handed_over(&own, &wrong, |step, heads| {
+            if step == at {
+                heads[element] += 0.25;
+            }
+        });
+        let found = case.audited([&wrong, &own]);
+        assert_eq!(verdict(&found), (1, "divergence"), "{at}: {:#}", found.1["reason"]);
+        assert_eq!(found.1["first_divergence"]["checkpoint"], SCAN);
     }
 }

@@ -293,3 +293,40 @@ fn what_cannot_be_run_is_said() {
         }
     }
 }
+
+#[test]
+fn a_prompt_whole_in_micro_batches_and_in_pieces_is_the_same_work() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let libraries = libraries.to_str().unwrap();
+    let model = model("Q4_K_M");
+    let prompt: Vec<String> = (0..42).map(|i| (3 + i * 73 % 300).to_string()).collect();
+    let prompt: Vec<&str> = prompt.iter().map(String::as_str).collect();
+    let words = [&[libraries, &model, "{}"], &prompt[..]].concat();
+    let of = |flags: &[&str], rows: &str| {
+        let (code, report, said) = json(flags, &words);
+        assert_eq!(code, 0, "{said}{report:#}");
+        assert!(answer(&report).contains(rows), "{report:#}");
+    };
+    let sizes = ["--a", "40", "--b", "40", "--a-env", "DRIVER_UBATCH=512", "--b-env", "DRIVER_UBATCH=32"];
+    of(&sizes, "rows of each step: 40, 1 x 2 in A, 32, 8, 1 x 2 in B");
+    // A prefix that was computed before, and lies in the cache.
+    of(&["--a", "40", "--b", "30,10"], "rows of each step: 40, 1 x 2 in A, 30, 10, 1 x 2 in B");
+}
+
+#[test]
+fn every_side_is_computed_once_more_unobserved_unless_that_is_declined() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (libraries, model) = (libraries.to_str().unwrap(), model("F16"));
+    let words = [&words(libraries, &model)[..], &ANSWER].concat();
+    let dir = tempfile::tempdir().unwrap();
+    let kept = dir.path().to_str().unwrap();
+    for (flags, runs) in [(&[][..], 4), (&["--no-verify", "--force"][..], 2)] {
+        let both = ["--b-env", "DRIVER_FLASH=off", "-o", kept];
+        let (code, report, said) = json(&[&both[..], flags].concat(), &words);
+        assert_eq!(code, 0, "{said}{report:#}");
+        assert_eq!(said.lines().filter(|line| line.starts_with("recording ")).count(), runs, "{said}");
+        // Of equal logits nothing is said, and their recordings are not kept.
+        assert!(!answer(&report).contains("unobserved"), "{report:#}");
+        assert!(!dir.path().join("a-unseen").exists());
+    }
+}

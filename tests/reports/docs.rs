@@ -269,3 +269,18 @@ fn the_answers_that_the_pages_show_are_the_programs() {
         }
     }
 }
+
+#[test]
+fn every_name_of_a_mistake_is_on_its_page() {
+    let page = fs::read_to_string(root().join("docs/mistakes.md")).unwrap();
+    let listed = parity(&["faults".to_owned(), "--format".to_owned(), "json".to_owned()]);
+    let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let faults = listed.as_array().unwrap().iter().map(|fault| fault["name"].as_str().unwrap().to_owned());
+    let tokens = fs::read_to_string(root().join("src/faults/tokens.rs")).unwrap();
+    let tokens = tokens.split('"').filter(|text| text.starts_with("tokens.")).map(str::to_owned);
+    let names: BTreeSet<String> = faults.chain(tokens).collect();
+    assert!(names.len() > 130, "{}", names.len());
+    let lacking: Vec<&String> =
+        names.iter().filter(|name| !page.contains(&format!("| `{name}` |"))).collect();
+    assert!(lacking.is_empty(), "not in docs/mistakes.md: {lacking:?}");
+}

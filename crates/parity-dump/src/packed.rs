@@ -6,12 +6,12 @@
 //! The manifest `requires` [`ZSTD_SHUFFLE`].
 
 use std::collections::{BTreeMap, HashMap};
-#[cfg(feature = "zstd")]
 use std::fs::File;
-use std::io::{BufWriter, Read, Write};
+use std::io::{Read, Write};
 #[cfg(feature = "zstd")]
 use std::io::{Seek, SeekFrom};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memmap2::Mmap;
 use safetensors::Dtype;
@@ -89,13 +89,21 @@ impl Stored {
     }
 }
 
+/// Reads what a zstd frame holds.
+///
+/// # Errors
+/// Bytes that begin otherwise.
 #[cfg(not(feature = "zstd"))]
-fn decoder(bytes: &[u8]) -> Result<impl Read, String> {
+pub fn decoder(bytes: &[u8]) -> Result<impl Read, String> {
     ruzstd::decoding::StreamingDecoder::new(bytes).map_err(|e| format!("is no zstd frame: {e}"))
 }
 
+/// Reads what a zstd frame holds.
+///
+/// # Errors
+/// Bytes that begin otherwise.
 #[cfg(feature = "zstd")]
-fn decoder(bytes: &[u8]) -> Result<impl Read, String> {
+pub fn decoder(bytes: &[u8]) -> Result<impl Read, String> {
     zstd::stream::read::Decoder::with_buffer(bytes).map_err(|e| format!("is no zstd frame: {e}"))
 }
 
@@ -197,6 +205,19 @@ fn header<'t>(
     Ok(out)
 }
 
+/// Bytes of each tensor's values, and the header of a plain step file of them.
+fn plain_header(tensors: &[Stored]) -> Result<(Vec<u64>, Vec<u8>), String> {
+    let too_many = |tensor: &Stored| format!("{}: its shape stands for too many values", tensor.name);
+    let sizes: Vec<u64> = tensors
+        .iter()
+        .map(|tensor| tensor.bytes().ok_or_else(|| too_many(tensor)))
+        .collect::<Result<_, _>>()?;
+    let listed = tensors.iter().zip(&sizes);
+    let listed = listed.map(|(t, &bytes)| (t.name.as_str(), t.dtype, t.shape.as_slice(), bytes));
+    let head = header(listed, &BTreeMap::new())?;
+    Ok((sizes, head))
+}
+
 /// Writes a plain step file of these tensors, whose stored bytes `get` gives in turn.
 ///
 /// # Errors
@@ -206,14 +227,7 @@ pub fn write_plain(
     mut get: impl FnMut(&Stored) -> Result<Vec<u8>, String>,
     to: &mut impl Write,
 ) -> Result<(), String> {
-    let too_many = |tensor: &Stored| format!("{}: its shape stands for too many values", tensor.name);
-    let sizes: Vec<u64> = tensors
-        .iter()
-        .map(|tensor| tensor.bytes().ok_or_else(|| too_many(tensor)))
-        .collect::<Result<_, _>>()?;
-    let listed = tensors.iter().zip(&sizes);
-    let listed = listed.map(|(t, &bytes)| (t.name.as_str(), t.dtype, t.shape.as_slice(), bytes));
-    to.write_all(&header(listed, &BTreeMap::new())?).map_err(|e| format!("cannot be written: {e}"))?;
+    to.write_all(&plain_header(tensors)?.1).map_err(|e| format!("cannot be written: {e}"))?;
     for tensor in tensors {
         let bytes = get(tensor)?;
         tensor.unpack(&bytes, to).map_err(|what| format!("{}: {what}", tensor.name))?;
@@ -229,15 +243,64 @@ pub(crate) fn map_step(path: &Path) -> Result<Mmap, DumpError> {
         return Ok(map);
     }
     let failed = |what: String| DumpError::new(path, format!("cannot be unpacked: {what}"));
-    let mut to = BufWriter::new(tempfile::tempfile().map_err(|e| failed(e.to_string()))?);
-    let bytes = |tensor: &Stored| {
-        let range = tensor.range.start as usize..tensor.range.end as usize;
-        map.get(range).map(<[u8]>::to_vec).ok_or_else(|| format!("{}: the file ends before it", tensor.name))
-    };
-    write_plain(&tensors, bytes, &mut to).map_err(failed)?;
-    let file = to.into_inner().map_err(|e| failed(e.to_string()))?;
+    let file = tempfile::tempfile().map_err(|e| failed(e.to_string()))?;
+    unpack_all(&map, &tensors, &file).map_err(failed)?;
     // SAFETY: nobody else has the file: it has no name.
     unsafe { Mmap::map(&file) }.map_err(|e| failed(e.to_string()))
+}
+
+/// Writes what the step file `map` has packed, a tensor on each core at a time: one core alone is slower than a disk.
+fn unpack_all(map: &[u8], tensors: &[Stored], file: &File) -> Result<(), String> {
+    let (sizes, head) = plain_header(tensors)?;
+    let mut offset = head.len() as u64;
+    At { file, offset: 0 }.write_all(&head).map_err(|e| format!("cannot be written: {e}"))?;
+    let mut places = Vec::with_capacity(tensors.len());
+    for (tensor, bytes) in tensors.iter().zip(&sizes) {
+        places.push((tensor, offset));
+        offset = offset.checked_add(*bytes).ok_or("its shapes stand for too many values")?;
+    }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(&(tensor, offset)) = places.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let range = tensor.range.start as usize..tensor.range.end as usize;
+            let bytes = map.get(range).ok_or_else(|| format!("{}: the file ends before it", tensor.name))?;
+            let unpacked = tensor.unpack(bytes, &mut At { file, offset });
+            unpacked.map_err(|what| format!("{}: {what}", tensor.name))?;
+        }
+        Ok(())
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(tensors.len());
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (1..cores).map(|_| scope.spawn(work)).collect();
+        let mut all = vec![work()];
+        all.extend(
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))),
+        );
+        all.into_iter().collect()
+    })
+}
+
+/// Writes to a file from an offset on, whoever else writes to other places of it.
+struct At<'f> {
+    file: &'f File,
+    offset: u64,
+}
+
+impl Write for At<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        #[cfg(unix)]
+        let n = std::os::unix::fs::FileExt::write_at(self.file, bytes, self.offset)?;
+        #[cfg(windows)]
+        let n = std::os::windows::fs::FileExt::seek_write(self.file, bytes, self.offset)?;
+        self.offset += n as u64;
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Packs a step file: every tensor that becomes smaller by it. Returns the bytes before and after.

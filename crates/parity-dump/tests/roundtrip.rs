@@ -277,3 +277,43 @@ fn what_a_single_file_says_wrongly_is_refused() {
     refused(&[rows, ("producer", "{\"name\": 3}")], "`producer`");
     refused(&[("rows", r#"{"logits":2}"#)], "`rows`");
 }
+
+/// Many tensors of several blocks, so that cores take them in turn; one that does not shrink stays as it is.
+#[cfg(feature = "zstd")]
+#[test]
+fn a_packed_dump_is_read_as_the_plain_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let noise: Vec<f32> =
+        (0u32..97_000).map(|i| f32::from_bits(i.wrapping_mul(2_654_435_761) & 0xbfff_ffff)).collect();
+    let smooth: Vec<f32> = (0..97_000).map(|i| (i as f32).sin()).collect();
+    let mut writer = Writer::create(dir.path(), producer(), Default::default()).unwrap();
+    writer.begin_step(&[5], &[0], 9).unwrap();
+    for layer in 0..9 {
+        let values = if layer == 4 { &noise } else { &smooth };
+        writer
+            .tensor_f32(
+                Checkpoint::layer(Kind::FfnUp, layer),
+                &[1, 97_000 - layer as usize],
+                &values[layer as usize..],
+            )
+            .unwrap();
+    }
+    writer.end_step().unwrap();
+    writer.finish().unwrap();
+    let read = || {
+        let dump = Dump::open(dir.path())?;
+        Ok((0..9).map(|l| dump.gather(Checkpoint::layer(Kind::FfnUp, l), &[0]).unwrap()).collect::<Vec<_>>())
+    };
+    let plain = read().map_err(|e: parity_dump::DumpError| e.to_string()).unwrap();
+    let [before, after] = parity_dump::packed::pack_folder(dir.path()).unwrap();
+    assert!(after < before);
+    assert!(read().map_err(|e: parity_dump::DumpError| e.to_string()).unwrap() == plain);
+    // A byte of a frame's magic number: the tensor is named.
+    let step = dir.path().join("step-0000.safetensors");
+    let mut bytes = fs::read(&step).unwrap();
+    let magic = bytes.windows(4).position(|w| w == [0x28, 0xb5, 0x2f, 0xfd]).unwrap();
+    bytes[magic] ^= 1;
+    fs::write(&step, bytes).unwrap();
+    let error = read().unwrap_err().to_string();
+    assert!(error.contains("ffn_up") && error.contains("cannot be unpacked"), "{error}");
+}

@@ -26,6 +26,17 @@ pub fn token_axes_of(graph: &Graph, known: &Known) -> Vec<Option<usize>> {
     axes.of.into_iter().map(|axis| axis.map(|axis| 3 - axis)).collect()
 }
 
+/// How many elements of a scan's node are its outputs, (T, H, E) from the start: the state follows them. `None` of another op.
+pub fn outputs_of_scan(graph: &Graph, id: Id) -> Option<usize> {
+    // The scanned values have the shape of the outputs.
+    let scanned = match graph.get(id).op {
+        Op::SsmScan => 1,
+        Op::GatedDeltaNet => 2,
+        _ => return None,
+    };
+    Some(graph.get(graph.src(id, scanned)?).elements())
+}
+
 /// Axes while they are found, counted from the fastest one as ggml does.
 struct Axes<'g> {
     graph: &'g Graph,

@@ -12,7 +12,7 @@ use parity_dump::{Checkpoint, Kind};
 use crate::graph::{Graph, Id, Leaf};
 use crate::known::{Found, Known, find, is_weight, layers, weight};
 use crate::op::Op;
-use crate::weights::layer_weight;
+use crate::weights::{in_adapter, layer_weight, of_adapter};
 
 /// Bytes of a name that are kept; the longest of ggml have 63, and an op and a number may be added.
 const NAME_KEPT: usize = 60;
@@ -107,6 +107,8 @@ fn name(graph: &Graph, id: Id, layer: Option<u32>) -> (Option<u32>, String) {
         (own_layer.or(weight_layer), plain(own))
     } else if let Some(weight) = own_weight {
         let stem = layer_weight(weight).map_or(weight, |(_, rest)| rest);
+        // Nodes of several adapters are called alike, as llama.cpp calls their matrices.
+        let stem = &of_adapter(stem).map_or(stem.to_owned(), |(of, kind, _)| in_adapter(of, kind, 0));
         (weight_layer.or(layer), plain(stem.strip_suffix(".weight").unwrap_or(stem)))
     } else {
         (layer, plain(&op))

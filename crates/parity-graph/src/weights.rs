@@ -75,6 +75,27 @@ pub const LORA_A: &str = "lora_a";
 /// The second one.
 pub const LORA_B: &str = "lora_b";
 
+/// Stands between the name of a weight and the number of the adapter that its matrices are of, from the second on:
+/// `blk.7.attn_q.weight@2.lora_a`. llama.cpp calls those of all adapters alike.
+const ADAPTER: char = '@';
+
+/// The name of a matrix of an adapter: that with this number, from 0, of those that have matrices for the weight.
+pub fn in_adapter(weight: &str, kind: &str, number: usize) -> String {
+    match number {
+        0 => format!("{weight}.{kind}"),
+        _ => format!("{weight}{ADAPTER}{}.{kind}", number + 1),
+    }
+}
+
+/// The weight, the kind and the number of [`in_adapter`]; `None` of what is no matrix of an adapter.
+pub fn of_adapter(name: &str) -> Option<(&str, &str, usize)> {
+    let (of, kind) = name.rsplit_once('.').filter(|(_, kind)| [LORA_A, LORA_B].contains(kind))?;
+    match of.rsplit_once(ADAPTER) {
+        Some((weight, number)) => Some((weight, kind, number.parse::<usize>().ok()?.checked_sub(1)?)),
+        None => Some((of, kind, 0)),
+    }
+}
+
 /// `attn_q` as `attn_q.weight`, with its layer or without.
 pub fn weight(part: &str) -> String {
     format!("{part}.{WEIGHT}")

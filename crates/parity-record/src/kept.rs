@@ -15,7 +15,8 @@ use crate::describe::{Described, Reader};
 const FLAG_OUTPUT: i32 = 2;
 
 /// Backends whose kept outputs have the bits of nodes that are asked for one by one, by their names without number:
-/// `scripts/ab-observe.sh` shows it. Vulkan has other bits (llvmpipe, llama.cpp 0.5.0); CUDA has not been shown.
+/// `scripts/ab-observe.sh` shows it. Vulkan has other bits (llvmpipe, llama.cpp 0.5.0): where a matmul is an output, the addition
+/// behind it sums squares for the norm after it, in another order (reports/backends/README.md). CUDA has not been shown.
 const SHOWN: [&str; 1] = ["CPU"];
 
 /// How closely is looked.

@@ -123,8 +123,7 @@ fn artefact(capability: (i32, i32)) -> Result<(String, Ptx)> {
 /// A shipped artefact as it was compiled: all of them are a tenth of the size in the program, and one is needed.
 fn unpacked(image: &[u8]) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let mut decoder = ruzstd::decoding::StreamingDecoder::new(image).map_err(error)?;
-    decoder.read_to_end(&mut bytes).map_err(error)?;
+    parity_dump::packed::decoder(image).map_err(error)?.read_to_end(&mut bytes).map_err(error)?;
     Ok(bytes)
 }
 

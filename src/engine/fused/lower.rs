@@ -55,7 +55,7 @@ const ORDER: [Kind; 25] = [
 /// # Errors
 /// What the builder refuses, a type that is not decoded, an op that engines have no node for.
 pub fn graph(gguf: &Gguf) -> Result<(Config, Graph)> {
-    if let Some(adapter) = gguf.adapter() {
+    if let Some(adapter) = gguf.adapters().next() {
         return Err(Error::file(adapter.path(), "an adapter is executed op by op"));
     }
     // Attention in its parts, and a first step of one token: neither changes the wiring.

@@ -15,6 +15,11 @@ pub fn has_heads(id: Checkpoint) -> bool {
     HEADS.contains(&id.kind())
 }
 
+/// Whether a checkpoint is a node of a graph, whose rows may have any axes: a delta net's heads, a convolution's channels.
+pub fn is_named(id: Checkpoint) -> bool {
+    !id.kind().is_fixed()
+}
+
 /// On which axis tensors with heads have their token rows, where they say no layout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HeadsLayout {
@@ -89,6 +94,9 @@ fn squeezed(mut array: Array, depth: usize) -> Array {
 
 /// In the order of a dump, where nobody says the layout: leading ones are dropped, and heads may come before tokens.
 fn by_shape(array: Array, id: Checkpoint, count: usize, heads: HeadsLayout) -> Result<Array> {
+    if is_named(id) {
+        return by_extent(array, count, heads);
+    }
     let with_heads = has_heads(id) && array.shape.len() >= 3;
     let depth = if id.kind().is_optional() || with_heads { 3 } else { 2 };
     let mut array = squeezed(array, depth);
@@ -103,6 +111,29 @@ fn by_shape(array: Array, id: Checkpoint, count: usize, heads: HeadsLayout) -> R
         }
     }
     Ok(array)
+}
+
+/// A node of a graph: the one axis with as many entries as there are tokens comes first, as in (B, H, T, E) of a delta net and
+/// (B, D, T) of its convolution. Of two such axes the first is meant, unless `heads` come first.
+fn by_extent(mut array: Array, count: usize, heads: HeadsLayout) -> Result<Array> {
+    // Two axes alone say too little: a matrix may as well be turned by mistake.
+    let says_little = array.shape.len() < 3;
+    // (1, T, …): the one entry is a batch, unless it is the token.
+    while array.shape.len() > 2 && array.shape[0] == 1 && (count != 1 || array.shape[1] == 1) {
+        array = array.at(0, 0);
+    }
+    let axes: Vec<usize> = (0..array.shape.len()).filter(|&axis| array.shape[axis] == count).collect();
+    let axis = match axes[..] {
+        [only] => only,
+        [0, 1] if array.shape.len() == 3 && heads == HeadsLayout::HeadsFirst => 1,
+        _ => return Ok(array),
+    };
+    if axis == 0 || says_little {
+        return Ok(array);
+    }
+    let order: Vec<usize> =
+        std::iter::once(axis).chain((0..array.shape.len()).filter(|&a| a != axis)).collect();
+    array.permuted(&order)
 }
 
 /// In the order of a dump, by letters.
@@ -218,6 +249,13 @@ mod tests {
         assert_eq!(shape(&[4, 1, 8, 3], "{ id = \"blk.0.q\", layout = \"EBHT\" }", 3), [3, 8, 4]);
         assert_eq!(shape(&[4, 3], "{ id = \"blk.0.ffn_out\", transpose = [1, 0] }", 3), [3, 4]);
         assert_eq!(shape(&[1, 9], "\"logits\"", 3), [1, 9]);
+        // Nodes of a graph: heads of a delta net, channels of a convolution, a batch of one, one token.
+        assert_eq!(shape(&[1, 8, 3, 4], "\"blk.0.gated_delta_net\"", 3), [3, 8, 4]);
+        assert_eq!(shape(&[1, 3, 8, 4], "\"blk.0.gated_delta_net\"", 3), [3, 8, 4]);
+        assert_eq!(shape(&[1, 9, 3], "\"blk.0.conv_output_raw\"", 3), [3, 9]);
+        assert_eq!(shape(&[1, 3, 9], "\"blk.0.conv_output_raw\"", 3), [3, 9]);
+        assert_eq!(shape(&[1, 8, 1, 4], "\"blk.0.gated_delta_net\"", 1), [1, 8, 1, 4]);
+        assert_eq!(shape(&[1, 1, 8, 4], "\"blk.0.gated_delta_net\"", 1), [1, 8, 4]);
         let half = tried(&[2, 4], "{ id = \"blk.0.ffn_up\", columns = \"W/2..W\", scale = 2, add = 1 }", 2);
         assert_eq!(half.unwrap().values(), [5., 7., 13., 15.]);
     }
@@ -228,6 +266,7 @@ mod tests {
         let turned = said(&[4, 3], "\"blk.0.ffn_out\"", 3);
         assert!(turned.contains("transpose(0, 1)") && turned.contains("transpose = [1, 0]"), "{turned}");
         assert!(said(&[2, 4], "\"blk.0.ffn_out\"", 3).contains("rows = \"last\""));
+        assert!(said(&[9, 3], "\"blk.0.conv_output_raw\"", 3).contains("transpose = [1, 0]"));
         assert!(
             said(&[2, 3, 4], "{ id = \"blk.0.attn_out\", layout = \"BTD\" }", 3).contains("several texts")
         );

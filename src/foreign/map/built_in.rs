@@ -35,8 +35,8 @@ const UNDERSTOOD_MIN: usize = 2;
 /// # Errors
 /// None of maps that were tested.
 ///
-/// Where a dump `has_ids` of layers already, its other names may be of its own graph, which has a node called `norm` too:
-/// a map must know names of layers among them.
+/// Where a dump `has_ids` of layers already, its other names may be of its own graph, which has nodes called `norm` and
+/// `blk.0.attn_output` too: a map must know most of them, and names of layers among them.
 pub fn fitting<'a>(
     tensors: impl Iterator<Item = &'a str> + Clone,
     has_ids: bool,
@@ -48,8 +48,9 @@ pub fn fitting<'a>(
         let found = || tensors.clone().filter_map(|tensor| map.find(tensor, widths));
         let understood = found().count();
         let of_layers = || found().any(|(line, _)| line.pattern.letters().any(|letter| letter == 'n'));
+        let knows_most = || 2 * understood > tensors.clone().count();
         if understood >= UNDERSTOOD_MIN
-            && (!has_ids || of_layers())
+            && (!has_ids || of_layers() && knows_most())
             && best.as_ref().is_none_or(|(most, _)| understood > *most)
         {
             best = Some((understood, map));
@@ -82,5 +83,8 @@ mod tests {
         assert_eq!(fits(&["a", "b", "blk.0.q"]), None);
         let own = |tensors: &[&str]| fitting(tensors.iter().copied(), true, &Widths::default()).unwrap();
         assert!(own(&["norm", "norm.0", "embed_tokens"]).is_none() && own(&layer).is_some());
+        let of_graph =
+            ["blk.0.attn_output", "blk.1.attn_output", "norm", "blk.0.z", "blk.0.gate", "blk.0.silu"];
+        assert!(own(&of_graph).is_none() && own(&["blk.0.attn_q", "blk.0.attn_output", "norm"]).is_some());
     }
 }

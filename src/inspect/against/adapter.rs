@@ -14,6 +14,8 @@ use crate::files::{TEXT_BYTES_MAX, read};
 use crate::gguf::{Adapter, DType, Gguf, Pair, TensorInfo};
 use parity_graph::weights::{LORA_A, LORA_B, WEIGHT};
 
+/// The matrices, where PEFT saves them.
+const WEIGHTS: &str = "adapter_model.safetensors";
 /// What PEFT says of an adapter beside its file.
 const CONFIG: &str = "adapter_config.json";
 
@@ -64,8 +66,15 @@ pub fn adapter(path: &Path, strength: f32, gguf: &Gguf) -> Result<Adapter> {
     if !is_peft {
         return Adapter::open(path, strength);
     }
-    let folder = Folder::open(path)?;
-    let config = Config::read(if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) })?;
+    let file = if path.is_dir() { path.join(WEIGHTS) } else { path.to_owned() };
+    if !file.exists() {
+        return Err(Error::file(path, "holds no adapter")
+            .expected(format!("{WEIGHTS} and {CONFIG}, as PEFT saves them"))
+            .found(format!("no {WEIGHTS}"))
+            .hint("an older adapter_model.bin: load it with PEFT and save_pretrained it again"));
+    }
+    let folder = Folder::open(&file)?;
+    let config = Config::read(file.parent().unwrap_or(Path::new("")))?;
     let architecture = gguf.str("general.architecture")?.unwrap_or_default();
     let width = Heads::of(gguf, architecture).map_or(0, |heads| heads.width);
     let mut pairs: IndexMap<String, Pair> = IndexMap::new();

@@ -2,6 +2,7 @@
 //! made of, by its name and by its values; how it was rearranged, what storing it cost, and what is not the same weight.
 
 mod adapter;
+mod adapters;
 mod carried;
 mod folder;
 mod judge;
@@ -19,6 +20,7 @@ use serde::Serialize;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 pub use adapter::adapter;
+pub use adapters::compare_adapters;
 use carried::Carried;
 pub use carried::{COMMAND as RENDER_TEMPLATE, Difference, render as render_template};
 use folder::Folder;

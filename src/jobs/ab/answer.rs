@@ -7,6 +7,7 @@ use parity_dump::Dump;
 use parity_graph::Graph;
 
 use super::numbers;
+use super::observation::Observation;
 use super::side::Recorded;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::compare::{argmax, common_positions};
@@ -18,7 +19,7 @@ use crate::model::builders::Shape;
 use crate::model::diff::Whose;
 use crate::ops::bound::HEALTHY;
 use crate::report::words::{count, number};
-use crate::report::{CheckpointVerdict, Entry, FirstDivergence, LocalError, Report, Verdict};
+use crate::report::{CheckpointVerdict, Entry, Finding, FirstDivergence, LocalError, Report, Verdict};
 use crate::verdict::{Claim, File, apart};
 
 /// Two runs: A is the reference, B the candidate.
@@ -111,10 +112,81 @@ fn first_wrong(
     })
 }
 
+/// The first node of B that is wrong, and the first of A.
+fn wrong(report: &Report) -> [Option<&Entry>; 2] {
+    [
+        first_wrong(report, CheckpointVerdict::Nonfinite, |entry| entry.local.candidate.as_ref()),
+        first_wrong(report, CheckpointVerdict::Reference, |entry| entry.local.reference.as_ref()),
+    ]
+}
+
+/// Which sides compute nothing wrong that was looked at.
+pub struct Healthy {
+    /// The first.
+    pub a: bool,
+    /// The other.
+    pub b: bool,
+}
+
+/// Which sides of a report are healthy.
+pub fn are_healthy(report: &Report) -> Healthy {
+    let [b, a] = wrong(report).map(|wrong| wrong.is_none());
+    Healthy { a, b }
+}
+
+/// Adds what a side computes when nobody looks, where that is not what was recorded: a divergence where rounding does not
+/// explain it.
+pub fn add_unseen(report: &mut Report, found: &Observation, whose: Whose) {
+    if found.differing.is_empty() || found.explained.is_none() && found.answer.len() < 2 {
+        return;
+    }
+    let (name, own) = match whose {
+        Whose::Reference => ("A", CheckpointVerdict::Reference),
+        _ => ("B", CheckpointVerdict::Origin),
+    };
+    // Its first sentence counts rows, which is of no interest here.
+    report
+        .answer
+        .extend(found.answer.iter().skip(1).map(|sentence| format!("{name} unobserved: {sentence}")));
+    if found.explained == Some(true) {
+        report.answer.push(format!(
+            "{name} unobserved: what nobody looks at may be fused; parity ab --observation judges those kernels node by node"
+        ));
+    }
+    if found.explained != Some(false) {
+        return;
+    }
+    if let Some(first) = report.answer.first_mut().filter(|_| report.first_divergence.is_none()) {
+        *first = format!("as they were recorded, {first}");
+    }
+    report.findings.push(Finding {
+        name: "observation".to_owned(),
+        location: found.node.map_or_else(|| Kind::Logits.name().to_owned(), |node| node.to_string()),
+        original: None,
+        converted: None,
+        effect: format!("{name} unobserved: {}", found.answer[1..].join("; ")),
+    });
+    if report.first_divergence.is_some() {
+        return;
+    }
+    match &found.wrong {
+        Some(first) => {
+            // Origins are the candidate's.
+            if own == CheckpointVerdict::Origin {
+                report.originates(first.checkpoint);
+            }
+            report.diverge(FirstDivergence { verdict: own, ..first.clone() });
+        }
+        None => {
+            report.verdict = Verdict::Divergence;
+            report.reason = found.answer.get(1).map(|sentence| format!("{name} unobserved: {sentence}"));
+        }
+    }
+}
+
 /// Which side leaves exact arithmetic, and where first.
 fn who(report: &Report) -> String {
-    let b = first_wrong(report, CheckpointVerdict::Nonfinite, |entry| entry.local.candidate.as_ref());
-    let a = first_wrong(report, CheckpointVerdict::Reference, |entry| entry.local.reference.as_ref());
+    let [b, a] = wrong(report);
     let told = |name: &str, entry: &Entry, local: Option<&LocalError>| {
         let size = local.map_or_else(String::new, |local| {
             format!(", by {} times what rounding explains", number(local.over_bound))

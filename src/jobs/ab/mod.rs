@@ -7,6 +7,7 @@ pub mod observation;
 pub mod repeat;
 mod side;
 mod two_files;
+mod unseen;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -17,8 +18,10 @@ use super::diff::{self, diff};
 use crate::compare::common_positions;
 use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
-use crate::record;
+use crate::model::diff::Whose;
+use crate::record::{self, Observe};
 use crate::report::Report;
+use observation::{Observation, of_side};
 
 pub use side::{Recorded, Recording};
 
@@ -43,6 +46,8 @@ pub struct Options<'a> {
     pub recording: &'a Recording<'a>,
     /// How they are judged.
     pub judged: &'a diff::Options,
+    /// Whether each run is computed once more with nobody looking.
+    pub unseen: bool,
 }
 
 /// What came of one pair.
@@ -66,10 +71,24 @@ pub fn ab(options: &Options<'_>) -> Result<Vec<Pair>> {
         side.command.first().map(|program| record::can_record(Path::new(program))).transpose()?;
     }
     let first = side::record(a, options.recording, None)?;
+    let looks = options.unseen && options.recording.observe != Observe::None;
+    let mut of_first: Option<Observation> = None;
     let mut pairs = Vec::new();
     for b in others {
         let second = side::record(b, options.recording, Some(&first.forced()))?;
-        pairs.push(Pair { name: b.name.clone(), report: compare(&first, &second, options.judged)? });
+        let mut report = compare(&first, &second, options.judged)?;
+        if looks {
+            let healthy = answer::are_healthy(&report);
+            let looked = |side, run, healthy| of_side(side, options.recording, run, healthy);
+            let found = match of_first.take() {
+                Some(found) => found,
+                None => looked(a, &first, healthy.a)?,
+            };
+            answer::add_unseen(&mut report, &found, Whose::Reference);
+            of_first = Some(found);
+            answer::add_unseen(&mut report, &looked(b, &second, healthy.b)?, Whose::Candidate);
+        }
+        pairs.push(Pair { name: b.name.clone(), report });
     }
     Ok(pairs)
 }

@@ -1,28 +1,31 @@
-//! Whether looking changes what is computed: a run of which nothing but the logits is read, beside one of which every node
-//! is. Where they differ, the node is searched for whose observation changes it: one that is not fused any more then, or whose
-//! inputs nothing can overtake any more.
+//! Whether looking changes what is computed: a run of which nothing but the logits is read, beside one that is looked at.
+//! Where bits differ, rounding may explain it: a kernel that fuses nodes adds up in another order. Where it does not, the
+//! node is searched for whose observation heals the run: one that is not fused any more then, or whose inputs nothing can
+//! overtake any more.
+
+use std::path::Path;
 
 use parity_dump::Dump;
-use parity_graph::{Graph, Id, label};
 use serde::Serialize;
 
 use super::side::{Recorded, Recording, record};
+use super::unseen::{Group, group, over_rounding};
 use super::{Side, diff};
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::compare::{bits, common_positions};
-use crate::dump::Graphs;
+use crate::compare::{self, Tolerances, bits, common_positions};
 use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
+use crate::jobs::audit::{self, audit};
 use crate::jobs::bitwise::execution_order;
 use crate::record::{Filter, Observe};
-use crate::report::words::{answer, because, count};
-use crate::report::{Report, Verdict};
+use crate::report::words::{answer, because, count, number};
+use crate::report::{FirstDivergence, Report, Verdict};
 
 /// Name and version of what is printed.
 pub const SCHEMA: &str = "parity-observation/1";
 
 /// What came of looking.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Observation {
     /// [`SCHEMA`].
     pub schema: &'static str,
@@ -32,10 +35,16 @@ pub struct Observation {
     pub differing: Vec<u32>,
     /// Whether two runs that nobody looks at are equal; looked at where rows differ.
     pub steady: bool,
+    /// Whether rounding explains the logits of the run that nobody looks at; null where none differ, or it cannot be said.
+    pub explained: Option<bool>,
+    /// Their distance from exact arithmetic over what rounding explains; null as there.
+    pub over_bound: Option<f64>,
     /// The node whose observation changes them; null where looking changes nothing, or no single node was found.
     pub node: Option<Checkpoint>,
     /// What may be one kernel without the observation.
     pub group: Vec<String>,
+    /// What is wrong first where that group is left alone and everything else is looked at; null where nothing is.
+    pub wrong: Option<FirstDivergence>,
     /// How many runs it took.
     pub runs: usize,
     /// The answer, in sentences.
@@ -43,23 +52,28 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// Whether looking changes nothing; of a run that differs from itself nothing can be said.
+    /// Whether looking changes nothing but roundings; of a run that differs from itself nothing can be said.
     pub fn verdict(&self) -> Verdict {
-        match (self.rows, self.differing.is_empty()) {
-            (0, _) => Verdict::Undecided,
-            _ if !self.steady => Verdict::Undecided,
-            (_, true) => Verdict::Parity,
-            (_, false) => Verdict::Divergence,
+        match self.explained {
+            _ if self.rows == 0 || !self.steady => Verdict::Undecided,
+            _ if self.differing.is_empty() => Verdict::Parity,
+            Some(true) => Verdict::Parity,
+            Some(false) => Verdict::Divergence,
+            None => Verdict::Undecided,
         }
     }
 
     /// For people.
     pub fn render(&self) -> String {
         let head = match self.verdict() {
-            Verdict::Parity => "UNCHANGED: looking changes no bit of the logits",
-            Verdict::Divergence => "CHANGED: looking changes the logits",
-            Verdict::Undecided if self.rows > 0 => "UNDECIDED: the run differs from itself",
-            Verdict::Undecided => "UNDECIDED: no row of logits could be compared",
+            Verdict::Parity if self.differing.is_empty() => "UNCHANGED: looking changes no bit of the logits",
+            Verdict::Parity => {
+                "UNCHANGED but for rounding: looking changes bits of the logits, and rounding explains it"
+            }
+            Verdict::Divergence => "CHANGED: looking changes the logits by more than rounding explains",
+            Verdict::Undecided if self.rows == 0 => "UNDECIDED: no row of logits could be compared",
+            Verdict::Undecided if !self.steady => "UNDECIDED: the run differs from itself",
+            Verdict::Undecided => "UNDECIDED: looking changes bits of the logits, by rounding or not",
         };
         let lines: Vec<String> = self.answer.iter().map(|sentence| format!("  {sentence}")).collect();
         [vec![head.to_owned()], lines].concat().join("\n") + "\n"
@@ -70,8 +84,10 @@ impl Observation {
 struct Looking<'a> {
     side: &'a Side,
     how: &'a Recording<'a>,
-    /// The run of which the logits alone are read, and its tokens for the others.
-    unseen: (Recorded, Dump),
+    /// The run that was looked at as the user asks, and whose tokens all others compute.
+    seen: (&'a Recorded, Dump),
+    /// The run of which the logits alone are read.
+    unseen: Dump,
     runs: usize,
 }
 
@@ -80,31 +96,44 @@ struct Looking<'a> {
 /// # Errors
 /// A program that cannot be recorded.
 pub fn observation(side: &Side, how: &Recording<'_>, judged: &diff::Options) -> Result<Observation> {
-    let unseen = record(&named(side, "unseen"), &unseen_by(how), None)?;
-    let dump = Dump::open(&unseen.dir)?;
-    let mut looking = Looking { side, how, unseen: (unseen, dump), runs: 1 };
-    let seen = looking.at("seen", Filter::default())?;
-    let whole = Dump::open(&seen.dir)?;
-    let (rows, differing) = looking.apart(&whole)?;
-    let mut found = Observation {
-        schema: SCHEMA,
-        rows,
-        differing,
-        steady: true,
-        node: None,
-        group: Vec::new(),
-        runs: 0,
-        answer: vec![format!("{} of logits compared", count(rows, "row"))],
-    };
-    if !found.differing.is_empty() && looking.differs_from_itself()? {
-        found.steady = false;
-        found.answer.push(
-            "two runs that nobody looks at differ too, so that this says nothing of looking: parity ab --repeat finds where"
-                .to_owned(),
-        );
-    } else if !found.differing.is_empty() {
-        looking.search(&whole, &mut found)?;
-        found.answer.push(which_is_wrong(&seen, judged)?);
+    let observe = if how.observe == Observe::Auto { Observe::Nodes } else { how.observe };
+    let how = &Recording { observe, ..how.clone() };
+    let seen = record(&named(side, "seen"), how, None)?;
+    let (mut looking, mut found) = Looking::at_both(side, how, &seen)?;
+    looking.runs += 1;
+    if !found.differing.is_empty() {
+        let options = audit::Options {
+            selection: judged.selection.clone(),
+            rows: judged.audit.unwrap_or_default(),
+            allow_missing: judged.allow_missing,
+        };
+        let report = audit(&mut Dump::open(&seen.dir)?, &ModelFile::open(&seen.model)?, &options)?;
+        looking.weigh(&mut found, Some(&report))?;
+        if found.steady {
+            looking.search(&mut found)?;
+        }
+    }
+    found.runs = looking.runs;
+    Ok(found)
+}
+
+/// The same of a side that was recorded already: where its logits are other ones when nobody looks, and rounding does not
+/// explain it, the node whose observation heals it is searched for. `healthy`: whether the recording is.
+///
+/// # Errors
+/// A program that cannot be recorded.
+pub fn of_side(side: &Side, how: &Recording<'_>, seen: &Recorded, healthy: bool) -> Result<Observation> {
+    let (mut looking, mut found) = Looking::at_both(side, how, seen)?;
+    if !found.differing.is_empty() && healthy {
+        looking.weigh(&mut found, None)?;
+        if found.steady && found.explained == Some(false) {
+            looking.search(&mut found)?;
+        }
+    }
+    if found.differing.is_empty() {
+        let dir = looking.unseen.path().to_owned();
+        drop(looking.unseen);
+        remove(&dir)?;
     }
     found.runs = looking.runs;
     Ok(found)
@@ -114,113 +143,195 @@ fn named(side: &Side, name: &str) -> Side {
     Side { name: name.to_owned(), ..side.clone() }
 }
 
-/// How a run is recorded of which the logits alone are read.
-fn unseen_by<'a>(how: &Recording<'a>) -> Recording<'a> {
-    let filter = Filter { layers: None, globs: vec![Kind::Logits.name().to_owned()] };
-    Recording { observe: Observe::None, filter, ..how.clone() }
+fn remove(dir: &Path) -> Result<()> {
+    std::fs::remove_dir_all(dir).map_err(|e| Error::file(dir, format!("cannot be removed: {e}")))
 }
 
-impl Looking<'_> {
-    /// Whether another run that nobody looks at has other logits.
-    fn differs_from_itself(&mut self) -> Result<bool> {
+impl<'a> Looking<'a> {
+    /// A run that is looked at, and the same that nobody looks at: where their logits differ.
+    fn at_both(
+        side: &'a Side,
+        how: &'a Recording<'a>,
+        seen: &'a Recorded,
+    ) -> Result<(Looking<'a>, Observation)> {
+        let unseen = unseen(side, how, seen, "unseen")?;
+        let looking = Looking { side, how, seen: (seen, Dump::open(&seen.dir)?), unseen, runs: 1 };
+        let (rows, differing) = apart(&looking.seen.1, &looking.unseen);
+        let found = Observation {
+            schema: SCHEMA,
+            rows,
+            differing,
+            steady: true,
+            explained: None,
+            over_bound: None,
+            node: None,
+            group: Vec::new(),
+            wrong: None,
+            runs: 0,
+            answer: vec![format!("{} of logits compared", count(rows, "row"))],
+        };
+        Ok((looking, found))
+    }
+
+    /// Whether the run that nobody looks at differs from itself, and whether rounding explains its logits; `report` is what
+    /// an audit says of the one that is looked at.
+    fn weigh(&mut self, found: &mut Observation, report: Option<&Report>) -> Result<()> {
         self.runs += 1;
-        let again = record(&named(self.side, "again"), &unseen_by(self.how), Some(&self.unseen.0.forced()))?;
-        Ok(!self.apart(&Dump::open(&again.dir)?)?.1.is_empty())
+        let again = unseen(self.side, self.how, self.seen.0, "again")?;
+        let bits = apart(&again, &self.unseen).1;
+        found.steady = bits.is_empty();
+        let rows =
+            format!("looking changes bits of {} of {}", found.differing.len(), count(found.rows, "row"));
+        if let Some(wrong) = report.filter(|report| report.verdict == Verdict::Divergence) {
+            found.explained = Some(false);
+            found.answer.push(format!(
+                "{rows}; the run that is looked at is wrong itself: {}: {}",
+                answer(wrong),
+                because(wrong)
+            ));
+        } else {
+            let file = ModelFile::open(&self.seen.0.model)?;
+            let over = over_rounding(&self.seen.1, &self.unseen, &file)?;
+            (found.explained, found.over_bound) = (over.map(|own| own.over <= 1.0), over.map(|own| own.over));
+            found.answer.push(match over {
+                Some(own) if own.over <= 1.0 => format!(
+                    "{rows}, and rounding explains it: its logits are {} from exact arithmetic where nobody looks, and \
+                     rounding explains {}",
+                    number(own.distance),
+                    number(own.band)
+                ),
+                Some(own) => format!(
+                    "{rows}: every node that is looked at is healthy, and where nobody looks the logits are {} from exact \
+                     arithmetic, {} times what rounding explains",
+                    number(own.distance),
+                    number(own.over)
+                ),
+                None => format!(
+                    "{rows}; whether rounding explains it cannot be said: it decides a choice on the way to the logits, or \
+                     an op has no rule"
+                ),
+            });
+        }
+        if !found.steady {
+            found.answer.push(
+                "two runs that nobody looks at differ too, so that this says nothing of looking: parity ab --repeat finds where"
+                    .to_owned(),
+            );
+        }
+        Ok(())
     }
 
-    /// A run of which some nodes are asked for, one by one.
-    fn at(&mut self, name: &str, filter: Filter) -> Result<Recorded> {
+    /// A run of which some nodes alone are looked at, as the first was.
+    fn at(&mut self, name: &str, nodes: impl Iterator<Item = Checkpoint>) -> Result<Dump> {
         self.runs += 1;
-        let how = Recording { observe: Observe::Nodes, filter, ..self.how.clone() };
-        record(&named(self.side, name), &how, Some(&self.unseen.0.forced()))
+        let ids = nodes.chain([Checkpoint::global(Kind::Logits)]).map(|id| id.to_string()).collect();
+        // What was looked at node by node is again, and so is what was kept.
+        let observe = match self.seen.1.manifest().observed.as_deref() {
+            Some("outputs") => Observe::Outputs,
+            _ => Observe::Nodes,
+        };
+        let how = Recording { observe, filter: Filter { layers: None, globs: ids }, ..self.how.clone() };
+        let name = format!("{}-{name}", self.side.name);
+        opened(&record(&named(self.side, &name), &how, Some(&self.seen.0.forced()))?)
     }
 
-    /// How many rows of logits a run shares with the one that nobody looked at, and where their bits differ.
-    fn apart(&self, run: &Dump) -> Result<(usize, Vec<u32>)> {
-        let unseen = &self.unseen.1;
-        let common = common_positions(run.tokens(), unseen.tokens());
-        let found = bits::differing(run, unseen, Checkpoint::global(Kind::Logits), common);
-        Ok(found.map_or((0, Vec::new()), |found| (found.compared, found.rows)))
+    /// Whether looking at these nodes changes the logits: their bits, or, where rounding does not explain those that nobody
+    /// looks at, so that they are nearer to those of the run that is looked at.
+    fn changes(&mut self, nodes: &[Checkpoint], explained: Option<bool>) -> Result<bool> {
+        let run = self.at("looked", nodes.iter().copied())?;
+        let (rows, differing) = apart(&run, &self.unseen);
+        let changed = rows > 0 && !differing.is_empty();
+        let changed = match explained {
+            Some(false) if changed => !(distance(&run, &self.seen.1) >= distance(&run, &self.unseen)),
+            _ => changed,
+        };
+        let dir = run.path().to_owned();
+        drop(run);
+        remove(&dir)?;
+        Ok(changed)
     }
 
-    /// Whether the logits change where the first so many nodes are looked at.
-    fn changes(&mut self, nodes: &[Checkpoint]) -> Result<bool> {
-        let ids = nodes.iter().chain([&Checkpoint::global(Kind::Logits)]).map(ToString::to_string).collect();
-        let run = self.at("looked", Filter { layers: None, globs: ids })?;
-        let dump = Dump::open(&run.dir)?;
-        let (rows, differing) = self.apart(&dump)?;
-        drop(dump);
-        std::fs::remove_dir_all(&run.dir)
-            .map_err(|e| Error::file(&run.dir, format!("cannot be removed: {e}")))?;
-        Ok(rows > 0 && !differing.is_empty())
-    }
-
-    /// The first node in the order of execution whose observation, with those before it, changes the logits.
-    fn search(&mut self, whole: &Dump, found: &mut Observation) -> Result<()> {
-        let mut nodes = execution_order(whole)?;
+    /// The first node in the order of execution whose observation, with those before it, changes the logits; and what is
+    /// wrong where its like is left alone.
+    fn search(&mut self, found: &mut Observation) -> Result<()> {
+        let mut nodes = execution_order(&self.seen.1)?;
         nodes.retain(|id| id.kind() != Kind::Logits);
         // Looking at the first `least` changes nothing, at the first `most` it does.
         let (mut least, mut most) = (0, nodes.len());
         while most - least > 1 {
             let middle = least + (most - least) / 2;
             (self.how.say)(&format!("looking at the first {middle} of {} nodes", nodes.len()));
-            match self.changes(&nodes[..middle])? {
+            match self.changes(&nodes[..middle], found.explained)? {
                 true => most = middle,
                 false => least = middle,
             }
         }
         let Some(node) = most.checked_sub(1).and_then(|last| nodes.get(last)).copied() else { return Ok(()) };
-        let alone = self.changes(&[node])?;
-        found.node = Some(node);
-        found.group = group(whole, node)?;
+        let alone = self.changes(&[node], found.explained)?;
+        let group = group(&self.seen.1, node)?;
+        (found.node, found.group) = (Some(node), group.ops.clone());
         let with = if alone { "" } else { " together with those before it" };
+        let what = match found.explained {
+            Some(false) => "wrong",
+            _ => "those of a run that nobody looks at",
+        };
         found.answer.push(format!(
-            "the logits are those of a run that nobody looks at unless {node} is looked at{with}: without that {} may be one \
-             kernel, or something overtakes what {node} reads",
-            found.group.join(" + ")
+            "the logits are {what} unless {node} is looked at{with}: without that {} may be one kernel, or something \
+             overtakes what {node} reads",
+            group.ops.join(" + ")
         ));
+        self.leave_alone(found, &nodes, &group)
+    }
+
+    /// Records everything but a group, so that it is computed as when nobody looks, and judges what is behind it.
+    fn leave_alone(&mut self, found: &mut Observation, nodes: &[Checkpoint], group: &Group) -> Result<()> {
+        let others: Vec<Checkpoint> = nodes.iter().filter(|id| !group.alike.contains(id)).copied().collect();
+        let mut dump = self.at("left", others.into_iter())?;
+        let file = ModelFile::open(&self.seen.0.model)?;
+        let options = audit::Options { allow_missing: true, ..audit::Options::default() };
+        let report = audit(&mut dump, &file, &options)?;
+        let left = format!(
+            "with {} left alone and everything else looked at",
+            count(group.alike.len(), "such node")
+        );
+        found.answer.push(match (&report.first_divergence, found.explained) {
+            (Some(first), _) => {
+                format!("{left}, it is wrong first at {}: {}", first.checkpoint, because(&report))
+            }
+            (None, Some(false)) => format!("{left}, no node is wrong: looking at others heals it too"),
+            (None, _) => format!("{left}, no node is wrong"),
+        });
+        // Logits hide what a node shows.
+        if report.first_divergence.is_some() {
+            found.explained = Some(false);
+        }
+        found.wrong = report.first_divergence;
         Ok(())
     }
 }
 
-/// The op of a node with those that read it or that it reads, and that nothing else does: what a backend may fuse.
-fn group(dump: &Dump, node: Checkpoint) -> Result<Vec<String>> {
-    for graph in Graphs::read(dump)?.all() {
-        let labels = label::labels(graph);
-        let Some(id) = graph.computed().find(|id| labels[*id] == Some(node)) else { continue };
-        let before = graph
-            .sources(id)
-            .map(|src| graph.storage(src))
-            .find(|src| !graph.is_leaf(*src) && readers(graph, *src).len() == 1);
-        let after = Some(readers(graph, id)).filter(|readers| readers.len() == 1).map(|readers| readers[0]);
-        let chain = before.into_iter().chain([id]).chain(after);
-        return Ok(chain.map(|id| graph.get(id).op.name().to_owned()).collect());
-    }
-    Ok(Vec::new())
+/// A run of which the logits alone are read.
+fn unseen(side: &Side, how: &Recording<'_>, seen: &Recorded, name: &str) -> Result<Dump> {
+    let filter = Filter { layers: None, globs: vec![Kind::Logits.name().to_owned()] };
+    let how = Recording { observe: Observe::None, filter, ..how.clone() };
+    let name = format!("{}-{name}", side.name);
+    opened(&record(&named(side, &name), &how, Some(&seen.forced()))?)
 }
 
-/// The nodes that compute something of what a node computed.
-fn readers(graph: &Graph, node: Id) -> Vec<Id> {
-    let reads = |reader: &Id| {
-        !graph.get(*reader).op.is_view() && graph.sources(*reader).any(|src| graph.storage(src) == node)
-    };
-    graph.computed().filter(reads).collect()
+fn opened(run: &Recorded) -> Result<Dump> {
+    Ok(Dump::open(&run.dir)?)
 }
 
-/// Whether the run that was looked at is healthy: then the one that nobody looks at is not.
-fn which_is_wrong(seen: &Recorded, judged: &diff::Options) -> Result<String> {
-    let file = ModelFile::open(&seen.model)?;
-    let options = crate::jobs::audit::Options {
-        selection: judged.selection.clone(),
-        rows: judged.audit.unwrap_or_default(),
-        allow_missing: judged.allow_missing,
-    };
-    let report: Report = crate::jobs::audit::audit(&mut Dump::open(&seen.dir)?, &file, &options)?;
-    Ok(match report.verdict {
-        Verdict::Parity => {
-            "every node that is looked at is healthy: it is the run that nobody looks at that is wrong, or another order of sums"
-                .to_owned()
-        }
-        _ => format!("the run that is looked at: {}: {}", answer(&report), because(&report)),
-    })
+/// How many rows of logits two runs share, and where their bits differ.
+fn apart(run: &Dump, other: &Dump) -> (usize, Vec<u32>) {
+    let common = common_positions(run.tokens(), other.tokens());
+    let found = bits::differing(run, other, Checkpoint::global(Kind::Logits), common);
+    found.map_or((0, Vec::new()), |found| (found.compared, found.rows))
+}
+
+/// ‖run - other‖ / ‖other‖ of the logits; NaN where nothing is in common.
+fn distance(run: &Dump, other: &Dump) -> f64 {
+    let logits = [Checkpoint::global(Kind::Logits)];
+    let compared = compare::dumps(run, other, &logits, &Tolerances::default());
+    compared.first().and_then(|found| found.numbers.as_ref()).map_or(f64::NAN, |numbers| numbers.rel_l2)
 }

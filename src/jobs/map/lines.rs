@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use super::fit::{Fit, NEAR, Way};
 use super::{Columns, Found};
 use crate::checkpoint::Checkpoint;
+use crate::report::words::number;
 
 /// A line of the map.
 #[derive(Clone, Debug)]
@@ -96,6 +97,12 @@ impl Proposal {
         }
     }
 
+    /// The lines that are not sure, each with the reason.
+    pub fn unsure(&self) -> Vec<String> {
+        let unsure = self.groups.iter().filter_map(|line| Some(format!("{}: {}", line.name, line.doubt()?)));
+        unsure.collect()
+    }
+
     /// Lines whose every array is near one node and far from all others.
     pub fn sure(&self) -> usize {
         self.groups.iter().filter(|line| line.is_sure()).count()
@@ -132,10 +139,49 @@ impl Proposal {
     }
 }
 
+impl Found {
+    /// Whether it is near one node, or near each of several side by side, and far from all others.
+    fn is_sure(&self) -> bool {
+        !self.fits.is_empty() && self.fits.iter().all(Fit::is_sure)
+    }
+}
+
 impl Group {
     /// Whether every array is near one node and far from all others.
     pub fn is_sure(&self) -> bool {
-        self.members.iter().all(|found| !found.fits.is_empty() && found.fits.iter().all(Fit::is_sure))
+        self.members.iter().all(Found::is_sure)
+    }
+
+    /// Why a line is not sure: the first of its arrays that is near nothing, or as near to another node.
+    fn doubt(&self) -> Option<String> {
+        let found = self.members.iter().find(|found| !found.is_sure())?;
+        let (name, id) = (&found.name, self.id_of(&found.name));
+        let Some(fit) = found.fits.iter().find(|fit| !fit.is_sure()) else {
+            return Some(format!("{name} has the size of no node, and is taken for {id} by its name"));
+        };
+        let far = number(fit.distance);
+        Some(match fit.next.filter(|_| fit.distance <= NEAR) {
+            Some((next, distance)) => {
+                format!("{name} is {far} from {}, and {} from {next}", fit.id, number(distance))
+            }
+            None => format!(
+                "{name} is near no node ({far} from {}, the nearest), and is taken for {id} by its name: its values are \
+                 those of a mistake before it or in it, if they are that node",
+                fit.id
+            ),
+        })
+    }
+
+    /// What the line says that an array is.
+    fn id_of(&self, name: &str) -> String {
+        let ids = self.targets.iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>().join(", ");
+        match numbers(name).find(|(pattern, _)| *pattern == self.name) {
+            Some((_, layer)) => ["{n}", "{n-1}", "{n+1}"]
+                .into_iter()
+                .zip([0, -1, 1])
+                .fold(ids, |ids, (letter, by)| ids.replace(letter, &(i64::from(layer) + by).to_string())),
+            None => ids,
+        }
     }
 
     /// How near its arrays are, and the next best node.
@@ -149,7 +195,7 @@ impl Group {
         };
         let same = fits().flat_map(|fit| &fit.same).next();
         let same = same.map(|(_, id)| format!("; {id} has the same values")).unwrap_or_default();
-        let unsure = if self.is_sure() { "" } else { "unsure: " };
+        let unsure = self.doubt().map_or_else(String::new, |why| format!("unsure, {why}\n# "));
         let count = self.members.len();
         let tensors = if count == 1 { String::new() } else { format!(" at most, {count} tensors") };
         format!("{unsure}{worst:.1e}{tensors}; {next}{same}")
@@ -249,16 +295,21 @@ mod tests {
             found("in.1", "blk.0.layer_out", 1e-7),
             found("in.2", "blk.1.layer_out", 1e-7),
             found("t7", "final_norm", 0.4),
+            found("h.3.w1", "blk.1.ffn_up", 0.8),
             found("z", "embed", 0.9),
         ];
-        let text = Proposal::new(BTreeMap::new(), all).toml();
+        let proposal = Proposal::new(BTreeMap::new(), all);
+        let text = proposal.toml();
         assert!(text.contains("\"h.{n}.w1\" = \"blk.{n}.ffn_gate\""), "{text}");
         assert!(text.contains("\"in.{n}\" = \"blk.{n-1}.layer_out\""), "{text}");
         assert!(
-            text.contains("# unsure: 4.0e-1; next best logits 1.4e0\nt7 = \"final_norm\"")
-                || text.contains("\"t7\" = \"final_norm\""),
+            text.contains("# unsure, t7 is 0.40 from final_norm, and 1.4 from logits\n# 4.0e-1"),
             "{text}"
         );
+        let doubts = proposal.unsure();
+        assert_eq!(doubts.len(), 2, "{doubts:?}");
+        let of_layers = "h.{n}.w1: h.2.w1 is near no node (0.90 from blk.0.ffn_gate, the nearest), and is taken for blk.2.ffn_gate";
+        assert!(doubts[0].starts_with(of_layers), "{doubts:?}");
         assert!(text.contains("is no node of the model; embed is nearest"), "{text}");
         assert!(crate::foreign::map::Map::parse(&text, "x", false).is_ok());
     }

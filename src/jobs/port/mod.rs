@@ -15,11 +15,11 @@ use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
 use crate::foreign;
 use crate::gguf::{DType, Gguf};
-use crate::inspect::against::{Difference, compare, tokens_of_original};
+use crate::inspect::against::{Difference, adapter, compare, compare_adapters, tokens_of_original};
 use crate::jobs::{audit, diff};
 use crate::record;
 use crate::references::{self, quoted, recording_command};
-use crate::report::{Finding, Report, Verdict};
+use crate::report::{Finding, Report, Verdict, finding};
 use crate::text::tell;
 use crate::tokenizer::Tokenizer;
 use exchange::{Output, nmse, stem};
@@ -31,6 +31,8 @@ pub struct Options {
     pub original: PathBuf,
     /// The GGUF file that was made of it.
     pub converted: PathBuf,
+    /// The adapter that both sides run with.
+    pub adapter: Option<Ported>,
     /// The text; where there is none, that of the files of llama.cpp's guide.
     pub prompt: Option<String>,
     /// The llama.cpp program; where there is none, what records references.
@@ -41,6 +43,16 @@ pub struct Options {
     pub dir: PathBuf,
     /// Token rows that are computed again.
     pub rows: AuditRows,
+}
+
+/// An adapter of low rank.
+pub struct Ported {
+    /// Folder of PEFT's.
+    pub original: PathBuf,
+    /// The GGUF file that was made of it.
+    pub converted: PathBuf,
+    /// What the user scales both by.
+    pub scale: f32,
 }
 
 /// Compares step by step.
@@ -54,12 +66,23 @@ pub fn port(options: &Options) -> Result<Report> {
     let mut differences = found.all();
     let mut report = Report::default();
     report.notes.extend(found.not_compared.iter().map(|what| format!("not compared: {what}")));
-    let gguf = Gguf::open(converted)?;
+    let mut gguf = Gguf::open(converted)?;
     report.candidate.model = crate::model::info(&gguf);
     report.candidate.path = Some(converted.display().to_string());
     let against = format!("parity inspect {} --against {}", shown(converted), shown(original));
     if found.differs() {
         return Ok(ended(report, &differences, against));
+    }
+    if let Some(ported) = &options.adapter {
+        let [ours, theirs] =
+            [&ported.converted, &ported.original].map(|path| adapter(path, ported.scale, &gguf));
+        let (ours, theirs) = (ours?, theirs?);
+        let other = compare_adapters(&ours, &theirs);
+        if !other.is_empty() {
+            let next = format!("convert_lora_to_gguf.py {} --base FOLDER", shown(&ported.original));
+            return Ok(ended(report, &other, next));
+        }
+        gguf = gguf.with_adapter(ours)?;
     }
     let data = options.dir.join("data");
     let stems = [stem(&data, "pytorch", original), stem(&data, "llamacpp", converted)];
@@ -90,21 +113,19 @@ pub fn port(options: &Options) -> Result<Report> {
         );
         return Ok(report);
     }
-    tensors(options, &gguf, report, &prompt, &stems)
+    tensors(options, gguf, report, &prompt, &stems)
 }
 
 /// What differs ends the comparison.
 fn ended(mut report: Report, differences: &[Difference], next: String) -> Report {
     report.verdict = Verdict::Divergence;
-    let grave: Vec<&Difference> = differences.iter().filter(|found| found.changes_logits).collect();
+    let grave: Vec<Finding> =
+        differences.iter().filter(|found| found.changes_logits).map(Finding::from).collect();
     report.findings = differences.iter().map(Finding::from).collect();
     report.reason = grave.first().map(|first| {
         let more =
             if grave.len() > 1 { format!("; {} more differences", grave.len() - 1) } else { String::new() };
-        format!(
-            "{}: {}, the original says {}; {}{more}",
-            first.name, first.converted, first.original, first.effect
-        )
+        format!("{}{more}", finding::text(first))
     });
     report.next.push(next);
     report
@@ -156,20 +177,21 @@ fn stored(gguf: &Gguf) -> String {
 /// Both sides run, and their tensors.
 fn tensors(
     options: &Options,
-    gguf: &Gguf,
+    gguf: Gguf,
     report: Report,
     prompt: &str,
     stems: &[PathBuf; 2],
 ) -> Result<Report> {
     let Options { original, converted, dir, .. } = options;
-    let python = Python::find(&options.python);
+    let adapter = options.adapter.as_ref().map(|ported| (ported.original.as_path(), ported.scale));
+    let python = Python::find(&options.python, adapter.is_some());
     // Without transformers, what llama.cpp's guide had written of it is compared.
     let written = match &python {
         Ok(_) => None,
         Err(error) => Some(Output::read(&stems[0])?.ok_or_else(|| error.clone())?),
     };
     tell(format_args!("3/3 tensors: llama.cpp"));
-    let mut candidate = recorded(options, gguf, prompt)?;
+    let mut candidate = recorded(options, &gguf, prompt)?;
     let tokens = Recording::tokens(&candidate).to_vec();
     let theirs = match &written {
         Some(output) => Some(output.tokens.clone()),
@@ -185,12 +207,13 @@ fn tensors(
     }
     let ours = output(&candidate, &tokens)?;
     ours.write(&stems[1], prompt)?;
-    let file = ModelFile::open(converted)?;
+    let stores = stored(&gguf);
+    let file = ModelFile::of(gguf);
     let (mut judged, theirs) = match (python, written) {
         (Ok(python), _) => {
             tell(format_args!("3/3 tensors: transformers"));
             let dump = dir.join(ORIGINAL);
-            python.run(original, &dump, &tokens, prompt, &stored(gguf))?;
+            python.run((original, adapter), &dump, &tokens, prompt, &stores)?;
             let mut reference = foreign::open(&dump, &foreign::Options::default())?;
             let theirs = output(&reference, &tokens)?;
             theirs.write(&stems[0], prompt)?;
@@ -227,7 +250,7 @@ fn recorded(options: &Options, gguf: &Gguf, prompt: &str) -> Result<Dump> {
         dir: dir.clone(),
         all_rows: true,
         output: record::Output::Nowhere,
-        command: recording_command(&program, &options.converted, prompt, count, 0),
+        command: recording_command(&program, gguf, prompt, count, 0),
         ..record::Options::default()
     })?;
     match summary.incomplete {

@@ -1,5 +1,6 @@
 //! The original, run by transformers under `parity_dump`.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -9,6 +10,8 @@ use crate::error::{Error, Result};
 const SCRIPT: &str = include_str!("original.py");
 /// What installs everything that it needs.
 const INSTALL: &str = "pip install ./python torch transformers";
+/// What adapters need beside.
+const PEFT: &str = "peft";
 /// Lines of a failure of Python's that are shown.
 const SHOWN: usize = 6;
 
@@ -18,19 +21,26 @@ pub struct Python {
 }
 
 impl Python {
-    /// Tries a Python.
+    /// Tries a Python, one that loads adapters where it has to.
     ///
     /// # Errors
     /// No such program, or one that lacks a package: with the line that installs it.
-    pub fn find(program: &Path) -> Result<Python> {
+    pub fn find(program: &Path, with_adapter: bool) -> Result<Python> {
         let python = Python { program: program.to_owned() };
+        let peft = with_adapter.then_some(PEFT);
         let lacks = |what: String| {
+            let (and, too) =
+                peft.map_or_else(Default::default, |peft| (format!(", {peft}"), format!(" {peft}")));
             Error::file(program, what)
-                .expected("a Python with torch, transformers and parity_dump")
-                .hint(format!("{INSTALL}; --python PROGRAM names another Python"))
+                .expected(format!("a Python with torch, transformers{and} and parity_dump"))
+                .hint(format!("{INSTALL}{too}; --python PROGRAM names another Python"))
         };
-        let out =
-            python.command().arg("--probe").output().map_err(|e| lacks(format!("cannot be run: {e}")))?;
+        let out = python
+            .command()
+            .arg("--probe")
+            .args(peft)
+            .output()
+            .map_err(|e| lacks(format!("cannot be run: {e}")))?;
         let said = String::from_utf8_lossy(&out.stdout).trim().to_owned();
         match (out.status.success(), said.is_empty()) {
             (true, true) => Ok(python),
@@ -46,16 +56,29 @@ impl Python {
         command
     }
 
-    /// Runs a model on these tokens in f32, matrices rounded to the type that the file `stores` them in, and writes a dump.
+    /// Runs a model on these tokens in f32, matrices rounded to the type that the file `stores` them in, with an adapter and
+    /// its strength where there is one, and writes a dump.
     ///
     /// # Errors
     /// Whatever Python says.
-    pub fn run(&self, folder: &Path, dump: &Path, tokens: &[u32], prompt: &str, stores: &str) -> Result<()> {
+    pub fn run(
+        &self,
+        (folder, adapter): (&Path, Option<(&Path, f32)>),
+        dump: &Path,
+        tokens: &[u32],
+        prompt: &str,
+        stores: &str,
+    ) -> Result<()> {
         let tokens = tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let out = self
             .command()
             .args([folder, dump])
             .args([tokens.as_str(), prompt, stores])
+            .args(
+                adapter
+                    .into_iter()
+                    .flat_map(|(path, scale)| [path.into(), OsString::from(scale.to_string())]),
+            )
             .output()
             .map_err(|e| Error::file(&self.program, format!("cannot be run: {e}")))?;
         match out.status.success() {

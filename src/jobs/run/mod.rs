@@ -21,7 +21,7 @@ use parity_dump::Dump;
 use tempfile::TempDir;
 
 use super::diff::{self, Sides};
-use super::graphs::ByGraph;
+use super::graphs::{ByGraph, refuse_adapter};
 use super::limits::{self, Room};
 use super::{audit, settle, with_matrices};
 use crate::audit::AuditRows;
@@ -112,7 +112,7 @@ pub fn run(file: &ModelFile, options: &RunOptions, progress: Progress<'_>) -> Re
         None => Vec::new(),
     };
     spare_the_reference(options, reference.as_ref())?;
-    refuse_isolation(by.gguf.path(), options, reference.as_ref())?;
+    refuse_isolation(by.gguf, options, reference.as_ref())?;
     let selection = with_matrices(&options.selection, reference.as_ref());
     let options = &RunOptions { selection, ..options.clone() };
     let folder = Folder::of(options)?;
@@ -181,8 +181,13 @@ fn alone(candidate: &Dump, by: &ByGraph<'_>, options: &RunOptions) -> Result<Rep
     };
     if report.verdict != Verdict::Divergence {
         report.verdict = Verdict::Undecided;
-        report.reason = Some(format!("nothing was compared: {NO_REFERENCE}"));
-        report.next.insert(0, to_record(by.gguf.path(), options));
+        let lacking = match references::adapter_flags(by.gguf).map(|flags| flags.is_empty()) {
+            Some(true) => NO_REFERENCE,
+            Some(false) => NO_ADAPTED,
+            None => NOT_READ,
+        };
+        report.reason = Some(format!("nothing was compared: {lacking}"));
+        report.next.insert(0, to_record(by.gguf, options));
     }
     Ok(report)
 }
@@ -217,14 +222,14 @@ impl Folder {
 }
 
 /// Refuses isolation where there is nothing to feed.
-fn refuse_isolation(model: &Path, options: &RunOptions, reference: Option<&Dump>) -> Result<()> {
+fn refuse_isolation(gguf: &Gguf, options: &RunOptions, reference: Option<&Dump>) -> Result<()> {
     if !options.isolated || reference.is_some_and(|dump| !is_partial(dump)) {
         return Ok(());
     }
     Err(Error::new("--isolate", "there are no inputs to feed")
         .expected("a reference")
         .found(if reference.is_some() { "printed values" } else { "none" })
-        .hint(no_reference(model, options)))
+        .hint(no_reference(gguf, options)))
 }
 
 /// What a user should know whose injected mistake left no trace.
@@ -264,6 +269,7 @@ pub fn reference(gguf: &Gguf, room: Room<'_>, options: &RunOptions) -> Result<Op
     if let Some(path) = &options.reference {
         let dump = foreign::open(path, &foreign::Options::default())?;
         model::refuse_other(gguf, path, &dump.manifest().model)?;
+        refuse_adapter(gguf, &dump)?;
         return Ok(Some(foreign::declared(dump, options.reference_numerics)));
     }
     if options.tokens.is_empty() {
@@ -276,10 +282,11 @@ pub fn reference(gguf: &Gguf, room: Room<'_>, options: &RunOptions) -> Result<Op
     limits::positions(room, options, options.tokens.len(), asked, 0)?;
     let fingerprint = model::fingerprint(gguf);
     let n_decode = options.n_predict.unwrap_or(0);
-    let stored = references::find(&fingerprint, &options.tokens, n_decode);
+    let is_adapted = gguf.adapters().next().is_some();
+    let stored = (!is_adapted).then(|| references::find(&fingerprint, &options.tokens, n_decode)).flatten();
     let found = match (&stored, &options.prompt) {
         (None, Some(prompt)) => {
-            references::record(gguf.path(), &fingerprint, prompt, options.tokens.len(), n_decode)?
+            references::record(gguf, &fingerprint, prompt, options.tokens.len(), n_decode)?
         }
         _ => stored,
     };
@@ -301,18 +308,23 @@ pub fn gaps(options: &RunOptions, ours: &[u32], reference: &Dump) -> Vec<Gap> {
 const NO_REFERENCE: &str =
     "no stored reference for these tokens; record one with a llama.cpp, and name it with --reference";
 
+const NO_ADAPTED: &str =
+    "no reference with the adapter; record one with a llama.cpp, and name it with --reference";
+const NOT_READ: &str = "no reference with the adapter, which llama.cpp does not read: convert_lora_to_gguf.py makes one \
+                        that it does";
+
 /// The same for an error's hint.
-pub fn no_reference(model: &Path, options: &RunOptions) -> String {
-    format!("{NO_REFERENCE}: {}", to_record(model, options))
+pub fn no_reference(gguf: &Gguf, options: &RunOptions) -> String {
+    format!("{NO_REFERENCE}: {}", to_record(gguf, options))
 }
 
 /// The command that records a reference.
-fn to_record(model: &Path, options: &RunOptions) -> String {
+fn to_record(gguf: &Gguf, options: &RunOptions) -> String {
     let n_decode = options.n_predict.unwrap_or(0);
     let prompt = options.prompt.as_deref().unwrap_or("…");
     let words = references::recording_command(
         "llama-completion".as_ref(),
-        model,
+        gguf,
         prompt,
         options.tokens.len(),
         n_decode,

@@ -64,7 +64,7 @@ pub fn room<'a>(by: &'a ByGraph<'_>, options: &RunOptions) -> Result<Room<'a>> {
             Some(_) => {
                 "record that prompt with llama.cpp, and name the recording with --reference alone".to_owned()
             }
-            None => super::no_reference(file, options),
+            None => super::no_reference(by.gguf, options),
         };
         return Err(Error::file(file, "is of an architecture that is run by a recorded graph, in its steps")
             .expected(format!(

@@ -117,27 +117,25 @@ impl<'a> Builder<'a> {
         Ok(out)
     }
 
-    /// With what the adapter adds, if there is one that has matrices for `{part}.weight`; `ids` are the experts of each row.
+    /// With what adapters add, if there are any that have matrices for `{part}.weight`; `ids` are the experts of each row.
     pub(super) fn adapted(&mut self, part: &str, x: Id, out: Id, ids: Option<Id>) -> Id {
         let of = weights::weight(part);
-        let adapter = self.gguf.adapter();
-        let Some((adapter, (_, pair))) =
-            adapter.and_then(|adapter| Some((adapter, adapter.pairs().find(|(name, _)| *name == of)?)))
-        else {
-            return out;
-        };
-        let mut product = x;
-        for (kind, (info, _)) in [(weights::LORA_A, &pair.a), (weights::LORA_B, &pair.b)] {
-            let mut ne = [1; 4];
-            info.shape.iter().rev().zip(&mut ne).for_each(|(extent, ne)| *ne = *extent);
-            let matrix = self.input(&format!("{of}.{kind}"), info.dtype, ne);
-            product = match ids {
-                Some(ids) => self.sketch.mul_mat_id(matrix, product, ids),
-                None => self.sketch.mul_mat(matrix, product),
-            };
+        let (gguf, mut sum) = (self.gguf, out);
+        for (number, (adapter, pair)) in gguf.adapters_of(&of).enumerate() {
+            let mut product = x;
+            for (kind, (info, _)) in [(weights::LORA_A, &pair.a), (weights::LORA_B, &pair.b)] {
+                let mut ne = [1; 4];
+                info.shape.iter().rev().zip(&mut ne).for_each(|(extent, ne)| *ne = *extent);
+                let matrix = self.input(&weights::in_adapter(&of, kind, number), info.dtype, ne);
+                product = match ids {
+                    Some(ids) => self.sketch.mul_mat_id(matrix, product, ids),
+                    None => self.sketch.mul_mat(matrix, product),
+                };
+            }
+            let scaled = self.scaled(product, adapter.scale(pair), "");
+            sum = self.sum(sum, scaled, "");
         }
-        let scaled = self.scaled(product, adapter.scale(pair), "");
-        self.sum(out, scaled, "")
+        sum
     }
 
     /// Times the tensor `{part}.scale`, if the file has one.
@@ -259,13 +257,11 @@ impl<'a> Builder<'a> {
                 .found(format!("{} {:?}", tensor.name, tensor.shape))
                 .hint("a recording of this model is judged by its own graph: parity audit DUMP -m MODEL"));
         }
-        let pairs = self
-            .gguf
-            .adapter()
-            .into_iter()
-            .flat_map(|adapter| adapter.pairs().map(move |pair| (adapter, pair.0)));
-        let left = |(_, of): &(_, &str)| !self.leaves.contains_key(&format!("{of}.{}", weights::LORA_A));
-        if let Some((adapter, of)) = pairs.into_iter().find(left) {
+        let mut pairs =
+            self.gguf.adapters().flat_map(|adapter| adapter.pairs().map(move |pair| (adapter, pair.0)));
+        let left =
+            |(_, of): &(_, &str)| !self.leaves.contains_key(&weights::in_adapter(of, weights::LORA_A, 0));
+        if let Some((adapter, of)) = pairs.find(left) {
             return Err(Error::file(
                 adapter.path(),
                 format!("is for {of}, which the graph multiplies with nothing"),

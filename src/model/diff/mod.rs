@@ -13,6 +13,7 @@ mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use parity_graph::known::adapter_rank;
 use parity_graph::{Graph, Id, Op};
 
 use matching::{Matching, matching};
@@ -21,6 +22,7 @@ use wiring::{From, Node, Source, Wiring, reduce};
 
 pub use names::Name;
 pub use parameter::Parameter;
+use parameter::{ADAPTER_ALPHA, ADAPTER_SCALE};
 pub use wiring::Number;
 pub use words::{Aspect, Group, Whose, grouped, sentence};
 
@@ -139,6 +141,16 @@ pub fn other_heads(graph: &Graph, file: [i64; 2]) -> Vec<Difference> {
     wiring.nodes.iter().zip(&called).map(of).find(|found| !found.is_empty()).unwrap_or_default()
 }
 
+/// The parameter, or its mistake where an adapter's scale is alpha in one graph and alpha / rank in the other.
+fn of_alpha(graph: &Graph, id: Id, parameter: Parameter, scales: [Number; 2]) -> Parameter {
+    let rank = adapter_rank(graph, id).filter(|_| parameter == ADAPTER_SCALE);
+    let [Number::Float(recorded), Number::Float(built)] = scales else { return parameter };
+    match rank {
+        Some(rank) if Number::Float(built * rank as f32).same(Number::Float(recorded)) => ADAPTER_ALPHA,
+        _ => parameter,
+    }
+}
+
 /// Which input of the recorded graph is which of the built one: each is bound to the one that it stands for most often.
 fn inputs(a: &Wiring, b: &Wiring, matched: &Matching) -> BTreeMap<Id, Id> {
     let mut votes: BTreeMap<(Id, Id), usize> = BTreeMap::new();
@@ -193,6 +205,7 @@ impl Pair<'_> {
             let recorded =
                 one.numbers.iter().find(|(known, _)| *known == parameter).map(|(_, number)| *number);
             if let Some(recorded) = recorded.filter(|recorded| !recorded.same(built)) {
+                let parameter = of_alpha(self.recorded, one.id, parameter, [recorded, built]);
                 found.push(Difference::Number { node: node(), parameter, recorded, built });
             }
         }

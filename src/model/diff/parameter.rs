@@ -44,6 +44,9 @@ pub const KEY_HEADS: Parameter = plain("key heads");
 pub const ADAPTER_SCALE: Parameter =
     Parameter { fault: Some("lora.scale"), flags: &["--lora-scaled"], ..plain("scale of the adapter") };
 
+/// The same, where it is alpha.
+pub const ADAPTER_ALPHA: Parameter = Parameter { fault: Some("lora.alpha"), ..ADAPTER_SCALE };
+
 const fn plain(words: &'static str) -> Parameter {
     Parameter { words, fault: None, of_layer: false, key: None, flags: &[] }
 }

@@ -1,7 +1,7 @@
 //! A graph reduced to what it computes: arithmetic nodes, what they read through movements of data, and the numbers
 //! that fix them. Both forms of attention become one node, caches are read through.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use parity_graph::graph::element_size;
 use parity_graph::known::{adapter_rank, is_weight};
@@ -115,9 +115,10 @@ const SILENT: [&str; 7] = ["prec", "hint", "prec_src1", "n_kv_max", "unary", "gl
 
 /// Reduces a graph.
 pub fn reduce(graph: &Graph) -> Wiring {
-    let (whole, gated) = (plain_attention(graph), plain_gate(graph));
+    let (whole, gated, adapted) = (plain_attention(graph), plain_gate(graph), adapter_sums(graph));
     let attention = whole.iter().flatten().flat_map(|&[scores, probs]| [scores, probs]);
-    let absorbed: BTreeSet<Id> = attention.chain(gated.iter().flatten().copied()).collect();
+    let partial = adapted.values().flat_map(|sum| sum.absorbed.iter().copied());
+    let absorbed: BTreeSet<Id> = attention.chain(gated.iter().flatten().copied()).chain(partial).collect();
     let mut place: Vec<Option<usize>> = vec![None; graph.tensors.len()];
     let mut nodes: Vec<Node> = Vec::new();
     for id in graph.computed() {
@@ -126,9 +127,10 @@ pub fn reduce(graph: &Graph) -> Wiring {
         }
         let (op, slots, settings) = match whole[id] {
             Some([scores, probs]) => (Op::FlashAttn, attention_slots(graph, id, scores, probs), Some(probs)),
-            None => match gated[id] {
-                Some(silu) => (Op::Swiglu, vec![graph.src(silu, 0), graph.src(id, 1)], None),
-                None => (graph.get(id).op.clone(), graph.get(id).srcs.clone(), None),
+            None => match (gated[id], adapted.get(&id)) {
+                (Some(silu), _) => (Op::Swiglu, vec![graph.src(silu, 0), graph.src(id, 1)], None),
+                (None, Some(sum)) => (Op::Add, sum.parts.iter().copied().map(Some).collect(), None),
+                (None, None) => (graph.get(id).op.clone(), graph.get(id).srcs.clone(), None),
             },
         };
         let sources: Vec<Option<Source>> =
@@ -183,6 +185,37 @@ fn plain_gate(graph: &Graph) -> Vec<Option<Id>> {
         (graph.get(id).op == Op::Mul && gated).then_some(gate)
     };
     (0..graph.tensors.len()).map(find).collect()
+}
+
+/// What several adapters add to a product, as one sum.
+struct AdapterSum {
+    /// The product, then what each adds, by the names of their matrices: llama.cpp adds them in any order.
+    parts: Vec<Id>,
+    /// The sums of fewer.
+    absorbed: Vec<Id>,
+}
+
+/// By the last node of each sum.
+fn adapter_sums(graph: &Graph) -> BTreeMap<Id, AdapterSum> {
+    let mut sums: BTreeMap<Id, AdapterSum> = BTreeMap::new();
+    for id in graph.computed().filter(|&id| graph.get(id).op == Op::Add) {
+        let (Some(base), Some(added)) = (graph.src(id, 0), graph.src(id, 1)) else { continue };
+        if adapter_rank(graph, added).is_none() {
+            continue;
+        }
+        let before = sums.remove(&base).map(|mut sum| {
+            sum.absorbed.push(base);
+            sum
+        });
+        let mut sum = before.unwrap_or_else(|| AdapterSum { parts: vec![base], absorbed: Vec::new() });
+        sum.parts.push(added);
+        sum.parts[1..].sort_by_key(|&scale| {
+            let matrix = graph.src(scale, 0).and_then(|product| graph.src(product, 0));
+            matrix.map(|matrix| graph.get(matrix).name.clone())
+        });
+        sums.insert(id, sum);
+    }
+    sums
 }
 
 /// Q, K, V, mask and sinks of attention in three nodes, as FLASH_ATTN_EXT has them.

@@ -8,6 +8,7 @@
 mod attention;
 mod data;
 mod embed;
+mod engines;
 mod evidence;
 mod feed_forward;
 mod heads;
@@ -26,6 +27,7 @@ mod site;
 mod state;
 mod wanted;
 
+pub use engines::fix_in;
 pub use evidence::Evidence;
 pub use moe::experts;
 pub use site::Scene;

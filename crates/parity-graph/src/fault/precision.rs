@@ -13,7 +13,8 @@ const COARSE_ANGLES: &str = "a table of sines and cosines in the type of the act
 const IN_F32: &str =
     "compute positions, frequencies, angles, sines and cosines in f32, and round the rotated values";
 const COARSE_FREQUENCIES: &str = "a buffer of frequencies (inv_freq) that was converted with the weights: model.to(torch.bfloat16), model.half()";
-const FREQUENCIES_IN_F32: &str = "load the model in its type (dtype=torch.bfloat16 in from_pretrained), or make the buffer again in f32 after the conversion";
+const FREQUENCIES_IN_F32: &str =
+    "keep the frequencies in f32 where weights are converted, or make them again in f32 afterwards";
 const COARSE_SOFTMAX: &str = "a softmax in the type of the scores (dtype=torch.float32 left out)";
 const SOFTMAX_IN_F32: &str = "take scores, exponentials and their sum in f32";
 const COARSE_NORM: &str =
@@ -27,7 +28,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         PRODUCTS,
         "a product rounds both sides to TF32, or to f16: 11 significant bits",
         "torch.backends.cuda.matmul.allow_tf32, or cuBLAS' default of a framework, that is silently on",
-        "torch.set_float32_matmul_precision(\"highest\"), or NVIDIA_TF32_OVERRIDE=0",
+        "NVIDIA_TF32_OVERRIDE=0, or the switch of the framework",
     ),
     entry(
         "precision.f16_operands",
