@@ -5,9 +5,6 @@ use parity_graph::{Graph, Id, Op};
 
 use crate::gguf::{Adapter, Gguf, Pair};
 
-/// How far apart two scales are one: both are made of the same numbers in f32.
-const SAME: f32 = 4.0 * f32::EPSILON;
-
 /// B·(A·x), scaled, where a graph draws it.
 struct Drawn {
     a: Id,
@@ -49,14 +46,13 @@ fn drawn(graph: &Graph, id: Id) -> Option<Drawn> {
 }
 
 fn is_it(graph: &Graph, drawn: &Drawn, adapter: &Adapter, pair: &Pair) -> bool {
-    let shape = |id: Id| {
-        let extents = graph.get(id).shape();
-        extents.into_iter().skip_while(|extent| *extent == 1).collect::<Vec<_>>()
+    let is_of = |id: Id, stored: &[usize]| {
+        let shape = graph.get(id).shape();
+        let long =
+            |shape: &[usize]| shape.iter().copied().skip_while(|extent| *extent == 1).collect::<Vec<_>>();
+        long(&shape) == long(stored)
     };
-    let stored =
-        |shape: &[usize]| shape.iter().copied().skip_while(|extent| *extent == 1).collect::<Vec<_>>();
-    let own = adapter.scale(pair);
-    shape(drawn.a) == stored(&pair.a.0.shape)
-        && shape(drawn.b) == stored(&pair.b.0.shape)
-        && (drawn.scale - own).abs() <= SAME * own.abs()
+    is_of(drawn.a, &pair.a.0.shape)
+        && is_of(drawn.b, &pair.b.0.shape)
+        && Adapter::is_scale(drawn.scale, adapter.scale(pair))
 }

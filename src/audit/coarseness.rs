@@ -2,7 +2,7 @@
 
 use super::attentions::{ATTENTIONS, LLAMA_ATTENTION, name_of_cache};
 use super::node::{IN_F32, ON_CPU};
-use super::storage_types::{ON_CANDLE, PRODUCTS};
+use super::storage_types::{IN_BETTER, ON_CANDLE, PRODUCTS};
 use crate::numerics::Storage;
 use crate::ops::bound::{UNIT_F16, UNIT_F32, storage_unit, unit_of};
 
@@ -13,7 +13,7 @@ pub fn coarseness(name: &str) -> Option<f64> {
     let caches = [Storage::F32, Storage::F16, Storage::Bf16];
     let cache = || caches.into_iter().find(|kv| name_of_cache(*kv) == name).map(storage_unit);
     narrow.map(|(_, narrow)| unit_of(*narrow)).or_else(cache).or_else(|| match name {
-        IN_F32 | "better than f32, rounded when it was recorded" => Some(UNIT_F32),
+        IN_F32 | IN_BETTER => Some(UNIT_F32),
         // Operands that meet weights of f16 are rounded to that, others to blocks of eight bits.
         ON_CPU | ON_CANDLE | LLAMA_ATTENTION => Some(UNIT_F16),
         "values and weights in f16" | "values rounded to f16 when they were recorded" => Some(UNIT_F16),

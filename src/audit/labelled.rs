@@ -105,14 +105,14 @@ impl Labelled {
         self.program.executed().filter_map(|id| Some((id, *self.labels.get(id)?.as_ref()?)))
     }
 
-    /// The nodes that are products with weights.
-    pub fn products(&self) -> impl Iterator<Item = Checkpoint> + '_ {
+    /// The nodes that are products with weights, and what they are called.
+    pub fn products(&self) -> impl Iterator<Item = (Id, Checkpoint)> + '_ {
         let graph = &self.program.graph;
         let is_product = move |id: Id| {
             graph.get(id).op == Op::MulMat
                 && graph.src(id, 0).is_some_and(|weight| graph.leaf(weight) == Some(Leaf::Weight))
         };
-        self.nodes().filter(move |(id, _)| is_product(*id)).map(|(_, label)| label)
+        self.nodes().filter(move |(id, _)| is_product(*id))
     }
 
     /// The ids that a node reads, through views and whatever else only moves values.

@@ -162,10 +162,8 @@ impl Passes<'_> {
             findings.order.iter().filter(is_wrong).take(DIAGNOSED_MAX).copied().collect();
         let is_beyond =
             |id: Checkpoint, step: usize| findings.nodes[&id].is_beyond_in(&self.steps.positions(step));
-        let of_names = self.named(assumed, &wrong, &HashMap::new(), is_beyond)?;
-        for (id, finding) in of_names.nodes {
-            findings.at(id).named_as(finding);
-        }
+        let names = self.named(assumed, &wrong, &HashMap::new(), is_beyond)?;
+        findings.take_names(names);
         Ok(())
     }
 
@@ -208,10 +206,8 @@ impl Passes<'_> {
         let Some(first) = findings.order.iter().find(|id| simulated.contains_key(*id)).copied() else {
             return Ok(());
         };
-        let mut found = self.named(assumed, &[first], simulated, |_, _| true)?;
-        if let Some(named) = found.nodes.swap_remove(&first) {
-            findings.at(first).named_as(named);
-        }
+        let names = self.named(assumed, &[first], simulated, |_, _| true)?;
+        findings.take_names(names);
         Ok(())
     }
 
@@ -278,7 +274,8 @@ impl Passes<'_> {
                 .is_some_and(|finding| finding.is_healthy() && finding.computed_in.contains(name))
         };
         let graphs = self.graphs.iter().take(1).map(|(_, labelled)| labelled);
-        let products: HashSet<Checkpoint> = graphs.flat_map(|labelled| labelled.products()).collect();
+        let products: HashSet<Checkpoint> =
+            graphs.flat_map(|labelled| labelled.products()).map(|(_, id)| id).collect();
         let attention: HashSet<Checkpoint> = findings
             .nodes
             .keys()
@@ -374,6 +371,11 @@ impl Passes<'_> {
 }
 
 impl Findings {
+    /// Takes the names that a pass for names has.
+    fn take_names(&mut self, names: Findings) {
+        names.nodes.into_iter().for_each(|(id, named)| self.at(id).named_as(named));
+    }
+
     /// Takes from another audit, for an attention of another arithmetic, the kinds of nodes that it explains better, and says
     /// which they are.
     fn take_explained(&mut self, mut other: Findings, attention: &'static str) -> HashSet<Kind> {

@@ -1,13 +1,12 @@
 //! What the recorded products of an engine show its products to be computed in, so that others, which were not recorded, are
 //! held to the same.
 
-use parity_graph::Op;
-
-use super::storage_types::{CANDLE, PRODUCTS, better_than_f32};
-use super::{Findings, Labelled, node, storage_types};
+use super::node::{IN_F32, ON_CPU};
+use super::storage_types::{CANDLE, IN_BETTER, ON_CANDLE, PRODUCTS};
+use super::{Findings, Labelled};
 use crate::arithmetic::round::Rounding;
 use crate::arithmetic::{Arithmetic, Operands};
-use crate::gguf::DType;
+use crate::engine::op_by_op::dtype;
 use crate::numerics::Products;
 
 /// What the products are computed in that were recorded with all that they read; `None` where there are none, or where they
@@ -16,8 +15,8 @@ pub fn operands(findings: &Findings, graphs: &[(usize, &Labelled)]) -> Option<Op
     let mut shown = None;
     for labelled in graphs.iter().map(|(_, labelled)| labelled) {
         let graph = &labelled.program.graph;
-        for (id, checkpoint) in labelled.nodes().filter(|(id, _)| graph.get(*id).op == Op::MulMat) {
-            let weight = graph.src(id, 0).and_then(|weight| dtype_of(&graph.get(weight).dtype));
+        for (id, checkpoint) in labelled.products() {
+            let weight = graph.src(id, 0).and_then(|weight| dtype(graph.get(weight)));
             let is_told =
                 weight.is_some_and(|dtype| Rounding::of(Products::LlamaCpu, dtype) != Rounding::None);
             let Some(found) = findings.nodes.get(&checkpoint).filter(|_| is_told) else { continue };
@@ -35,16 +34,10 @@ pub fn operands(findings: &Findings, graphs: &[(usize, &Labelled)]) -> Option<Op
     shown
 }
 
-/// The type that a graph writes with this name.
-fn dtype_of(name: &str) -> Option<DType> {
-    DType::all().find(|dtype| dtype.name().eq_ignore_ascii_case(name))
-}
-
 /// What an arithmetic rounds the operands of products to, by its name; `None` of one that rounds more than that.
 fn of_name(name: &str) -> Option<Operands> {
     let narrow = PRODUCTS.into_iter().map(|(name, narrow)| (name, Operands::Both(narrow)));
-    let plain = [better_than_f32().name, node::IN_F32].map(|name| (name, Arithmetic::EXACT.operands));
-    let blocks =
-        [(node::ON_CPU, Arithmetic::LLAMA_CPU.operands), (storage_types::ON_CANDLE, CANDLE.operands)];
+    let plain = [IN_BETTER, IN_F32].map(|name| (name, Arithmetic::EXACT.operands));
+    let blocks = [(ON_CPU, Arithmetic::LLAMA_CPU.operands), (ON_CANDLE, CANDLE.operands)];
     narrow.chain(plain).chain(blocks).find(|(known, _)| *known == name).map(|(_, operands)| operands)
 }

@@ -86,8 +86,7 @@ pub fn simulate(
     let is_known = |unit: f64| unit <= UNIT_F32 || kept != Storage::F32 || declares_narrow(steps);
     let candle = [storage_types::CANDLE, Arithmetic { narrow: kept, cache: kept, ..storage_types::CANDLE }];
     let candle = candle.into_iter().filter(|_| steps.declared().is_none());
-    let plain = steps.declared().map(|numerics| numerics.products);
-    let llama = Some(Arithmetic::LLAMA_CPU).filter(|_| !matches!(plain, Some(Products::F32 | Products::F64)));
+    let llama = Some(Arithmetic::LLAMA_CPU).filter(|_| !storage_types::declares_plain(steps));
     let tried = [Arithmetic::EXACT, own].into_iter().chain(llama).chain(candle);
     let tried = tried.chain(attentions::with_operands(steps.declared()));
     let tried: Vec<Arithmetic> =

@@ -230,21 +230,28 @@ fn recorded(kept: Storage) -> Arithmetic {
     Arithmetic { recorded: Some(kept), ..Arithmetic::EXACT }
 }
 
+/// What it is called that values of f64 were rounded to f32 only when they were recorded.
+pub const IN_BETTER: &str = "better than f32, rounded when it was recorded";
+
 /// Computed in f64: what was recorded of a node and of its sources is rounded to f32.
 pub fn better_than_f32() -> Hypothesis {
-    Hypothesis { name: "better than f32, rounded when it was recorded", arithmetic: recorded(Storage::F32) }
+    Hypothesis { name: IN_BETTER, arithmetic: recorded(Storage::F32) }
 }
 
 /// Whether an engine declares that it rounds no operand of a product whose weight is no block of integers: then f16
 /// operands, as llama.cpp's CPU kernels have them for F16 weights, are coarser than it says (TF32 that is silently on).
 pub fn is_declared_plain(steps: &dyn Steps, op: &Op, args: &Args<'_, f64>) -> bool {
-    let declared = || steps.declared().map(|numerics| numerics.products);
     let plain =
         |source: &Source<'_, f64>| matches!(source.data, Data::Weight(_)) && source.dtype.block_len() == 1;
     matches!(op, Op::MulMat | Op::MulMatId)
         && args.get(0).is_some_and(plain)
         && !steps.is_own_graph()
-        && matches!(declared(), Some(Products::F32 | Products::F64))
+        && declares_plain(steps)
+}
+
+/// Whether an engine declares that its products are of f32 or better.
+pub fn declares_plain(steps: &dyn Steps) -> bool {
+    steps.declared().is_some_and(|numerics| matches!(numerics.products, Products::F32 | Products::F64))
 }
 
 /// What a node of a recording may have been computed in, the likeliest first; `kept` is the type that the recording's

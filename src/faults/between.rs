@@ -222,7 +222,8 @@ fn of_all_layers(suspect: &Suspect<'_>, scene: &Scene<'_>, through: &[Id]) -> Ve
     let norms: Vec<Id> = through.iter().copied().filter(is_norm).collect();
     let of_layers = kinds.iter().map(|(_, ids)| ids).filter(|ids| layers(ids) > 1);
     let mut out = Vec::new();
-    for ids in of_layers.chain(Some(&norms).filter(|norms| norms.len() > 1)) {
+    let known = kinds.iter().any(|(_, ids)| layers(ids) > 1 && *ids == norms);
+    for ids in of_layers.chain(Some(&norms).filter(|norms| norms.len() > 1 && !known)) {
         for entry in fault::entries().filter(|entry| !entry.ops.is_empty()) {
             for fault in entry.all_at(scene, ids[0]) {
                 let of = |&id: &Id| Some(entry.at(scene, id, &fault.argument)?.rewrite);

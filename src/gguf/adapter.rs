@@ -141,6 +141,12 @@ impl Adapter {
         if pair.alpha == 0.0 { self.strength } else { self.strength * pair.alpha / pair.rank() as f32 }
     }
 
+    /// Whether a scale is the one that is `wanted`, of the same numbers in f32: alpha and the rank are divided on either side.
+    pub fn is_scale(found: f32, wanted: f32) -> bool {
+        const SAME: f32 = 4.0 * f32::EPSILON;
+        (found - wanted).abs() <= SAME * wanted.abs()
+    }
+
     /// The matrices for a weight.
     pub fn pair(&self, weight: &str) -> Option<&Pair> {
         self.pairs.get(weight)

@@ -1,7 +1,7 @@
 //! One dump against exact arithmetic, on the graph that it brings or that is built for it.
 
 use super::graphs::{ByGraph, nothing_selected};
-use super::{notes_of, overflow, path_of, settle, with_matrices};
+use super::{notes_of, path_of, put_in_words, settle, with_matrices};
 use crate::audit::AuditRows;
 use crate::audit::{self, How, Steps};
 use crate::checkpoint::Checkpoint;
@@ -44,10 +44,7 @@ pub fn audit(dump: &mut Dump, file: &ModelFile, options: &Options) -> Result<Rep
     let mut report = judged(dump, &by, options)?;
     report.notes.extend(by.note_of(&[&*dump]));
     report.notes.extend(settled);
-    verdict::weigh(&mut report, dump, file.gguf())?;
-    overflow::explain(&mut report, dump, file.gguf())?;
-    verdict::name_models(&mut report, file.gguf());
-    verdict::speak_of_engines(&mut report);
+    put_in_words(&mut report, dump, file.gguf())?;
     Ok(report)
 }
 

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::bitwise;
 use super::graphs::{self, ByGraph};
 use super::hashed;
-use super::{matrices_of_one, notes_of, overflow, path_of, settle, tokens_of, with_matrices};
+use super::{matrices_of_one, notes_of, path_of, put_in_words, settle, tokens_of, with_matrices};
 use crate::audit::AuditRows;
 use crate::audit::{self, Carried, Fed, Finding, Findings, Graphs, How, Judged, Reads, Steps, carried};
 use crate::checkpoint::{Checkpoint, Kind, usual_order};
@@ -114,10 +114,7 @@ pub fn diff(
     };
     report.notes.extend(by.note_of(&[sides.candidate, sides.reference]));
     report.notes.extend(settled);
-    verdict::weigh(&mut report, sides.candidate, file.gguf())?;
-    overflow::explain(&mut report, sides.candidate, file.gguf())?;
-    verdict::name_models(&mut report, file.gguf());
-    verdict::speak_of_engines(&mut report);
+    put_in_words(&mut report, sides.candidate, file.gguf())?;
     if options.bitwise {
         bitwise::weigh(&mut report, sides.candidate, sides.reference)?;
     }

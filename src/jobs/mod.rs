@@ -29,8 +29,9 @@ use crate::error::Result;
 use crate::foreign;
 use crate::gguf::Gguf;
 use crate::numerics::Numerics;
-use crate::report::words;
+use crate::report::{Report, words};
 use crate::select::Selection;
+use crate::verdict;
 use parity_dump::Dump;
 
 /// What a reader must know of a side's dump: an interrupted recording, an arithmetic or names that are not understood.
@@ -46,6 +47,16 @@ fn notes_of(dump: &Dump, side: &str) -> Vec<String> {
     });
     let notes = interrupted.then_some(note).into_iter().chain(unknown);
     notes.chain(foreign::names_not_understood(dump, side)).collect()
+}
+
+/// Says what lies behind the verdicts of a report: another model's weights, values beyond their type; in the words of the
+/// model and of the engine.
+fn put_in_words(report: &mut Report, dump: &Dump, gguf: &Gguf) -> Result<()> {
+    verdict::weigh(report, dump, gguf)?;
+    overflow::explain(report, dump, gguf)?;
+    verdict::name_models(report, gguf);
+    verdict::speak_of_engines(report);
+    Ok(())
 }
 
 /// Reads a dump as its values show it to be meant, whatever order its rows lie in and whatever they are called; what a

@@ -12,7 +12,7 @@ use parity_graph::fault;
 
 use super::super::best::Simulated;
 use super::super::simulate;
-use super::{Assumed, DIAGNOSED_MAX, Passes};
+use super::{Assumed, DIAGNOSED_MAX, Findings, Passes};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::numerics::Storage;
@@ -32,7 +32,7 @@ impl Passes<'_> {
         &self,
         assumed: &Assumed,
         simulated: &IndexMap<Checkpoint, Simulated>,
-        findings: &mut super::Findings,
+        findings: &mut Findings,
     ) -> Result<()> {
         if assumed.kept != Storage::F32 || self.steps.declared().is_some() {
             return Ok(());
@@ -47,18 +47,20 @@ impl Passes<'_> {
             found.iter().filter(|(_, found)| !(found.over <= HEALTHY)).map(|(id, f)| (*id, f.band)).collect()
         };
         let of_first = bands(&in_f32(&IndexSet::from([first]))?);
-        let named = self.named(assumed, &[first], &of_first, |_, _| true)?;
-        if !named.nodes.get(&first).is_some_and(|finding| is_mistake(finding.diagnosis().0)) {
+        if of_first.is_empty() {
+            return Ok(());
+        }
+        let names = self.named(assumed, &[first], &of_first, |_, _| true)?;
+        if !names.nodes.get(&first).is_some_and(|finding| is_mistake(finding.diagnosis().0)) {
             return Ok(());
         }
         let all = in_f32(&coarse)?;
         let bands = bands(&all);
         all.into_iter().for_each(|(id, found)| findings.at(id).settle(found));
-        let wrong: Vec<Checkpoint> =
-            coarse.into_iter().filter(|id| bands.contains_key(id)).take(DIAGNOSED_MAX).collect();
-        for (id, named) in self.named(assumed, &wrong, &bands, |_, _| true)?.nodes {
-            findings.at(id).named_as(named);
-        }
+        findings.take_names(names);
+        let others = coarse.into_iter().filter(|id| *id != first && bands.contains_key(id));
+        let others: Vec<Checkpoint> = others.take(DIAGNOSED_MAX - 1).collect();
+        findings.take_names(self.named(assumed, &others, &bands, |_, _| true)?);
         Ok(())
     }
 }

@@ -9,9 +9,6 @@ use crate::gguf::{Adapter, Pair, TensorInfo};
 use parity_dump::Element;
 use parity_graph::fault::spell;
 
-/// How far apart two scales are one: alpha and the rank are divided in f32 on either side.
-const SAME: f32 = 4.0 * f32::EPSILON;
-
 /// What differs between an adapter in the model's own names and the one that it was `converted` from: each thing once.
 pub fn compare_adapters(converted: &Adapter, original: &Adapter) -> Vec<Difference> {
     let mut found: IndexMap<[String; 4], Vec<&str>> = IndexMap::new();
@@ -44,8 +41,8 @@ fn of_weight(weight: &str, converted: &Adapter, original: &Adapter) -> Vec<[Stri
     };
     let mut found = Vec::new();
     let (scale, wanted) = (converted.scale(own), original.scale(of));
-    if !((scale - wanted).abs() <= SAME * wanted.abs()) {
-        let is_alpha = (scale - wanted * of.rank() as f32).abs() <= SAME * scale.abs();
+    if !Adapter::is_scale(scale, wanted) {
+        let is_alpha = Adapter::is_scale(wanted * of.rank() as f32, scale);
         let name = if is_alpha { "lora.alpha" } else { "lora.scale" };
         let effect = "what the adapter adds is of another size";
         let scales = [wanted, scale].map(|scale| format!("a scale of {}", spell(f64::from(scale))));

@@ -80,12 +80,10 @@ pub fn ab(options: &Options<'_>) -> Result<Vec<Pair>> {
         if looks {
             let healthy = answer::are_healthy(&report);
             let looked = |side, run, healthy| of_side(side, options.recording, run, healthy);
-            let found = match of_first.take() {
-                Some(found) => found,
-                None => looked(a, &first, healthy.a)?,
-            };
-            answer::add_unseen(&mut report, &found, Whose::Reference);
-            of_first = Some(found);
+            if of_first.is_none() {
+                of_first = Some(looked(a, &first, healthy.a)?);
+            }
+            of_first.iter().for_each(|found| answer::add_unseen(&mut report, found, Whose::Reference));
             answer::add_unseen(&mut report, &looked(b, &second, healthy.b)?, Whose::Candidate);
         }
         pairs.push(Pair { name: b.name.clone(), report });

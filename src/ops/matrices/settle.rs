@@ -24,15 +24,16 @@ impl Moves<'_> {
     }
 }
 
-/// Which of these columns, each added once or not at all, bring a row nearest to what was recorded: `of` is their Gram
-/// matrix (n, n), `towards` (n,) what each has in common with the distance that is to be covered, `distance` its square.
-/// One or two are added or taken back at a time, those that help most, until none does. One at a time would not do:
-/// where columns are much alike, as those of weights whose minimum is kept apart, two ties that were rounded up and
-/// down each lead away from the row when taken alone.
-fn nearest(of: &[Vec<f64>], towards: &[f64], distance: f64) -> Vec<bool> {
-    let n = towards.len();
+/// Which of these columns, each added once or not at all, bring a row nearest to what was recorded, from which it is
+/// `missing` something. One or two are added or taken back at a time, those that help most, until none does. One at a time
+/// would not do: where columns are much alike, as those of weights whose minimum is kept apart, two ties that were rounded
+/// up and down each lead away from the row when taken alone.
+fn nearest(columns: &[Vec<f64>], missing: &[f64]) -> Vec<bool> {
+    let n = columns.len();
+    let of: Vec<Vec<f64>> = columns.iter().map(|a| columns.iter().map(|b| dot(a, b)).collect()).collect();
+    let mut towards: Vec<f64> = columns.iter().map(|column| dot(column, missing)).collect();
+    let distance = dot(missing, missing);
     let mut taken = vec![false; n];
-    let mut towards = towards.to_vec();
     // Each step covers more than a sum of squares resolves, so that this ends; twice for each is more than it takes.
     for _ in 0..2 * n {
         let sign = |i: usize| if taken[i] { -1.0 } else { 1.0 };
@@ -82,10 +83,7 @@ impl Problem<'_, '_, f64> {
             let missing: Vec<f64> = rows().flatten().map(|i| recorded[i] - exact[i]).collect();
             let of = |tie: &Moves<'_>| met.iter().flat_map(|(matrix, _)| self.moved(*tie, *matrix)).collect();
             let columns: Vec<Vec<f64>> = ties.iter().map(of).collect();
-            let gram: Vec<Vec<f64>> =
-                columns.iter().map(|a| columns.iter().map(|b| dot(a, b)).collect()).collect();
-            let towards: Vec<f64> = columns.iter().map(|column| dot(column, &missing)).collect();
-            let taken = nearest(&gram, &towards, dot(&missing, &missing));
+            let taken = nearest(&columns, &missing);
             for (column, _) in columns.iter().zip(taken).filter(|(_, taken)| *taken) {
                 rows().flatten().zip(column).for_each(|(i, moved)| exact[i] += moved);
             }
@@ -160,10 +158,7 @@ mod tests {
     fn found(columns: &[Vec<f64>], added: &[usize]) -> Vec<usize> {
         let missing: Vec<f64> =
             (0..columns[0].len()).map(|i| added.iter().map(|c| columns[*c][i]).sum()).collect();
-        let gram: Vec<Vec<f64>> =
-            columns.iter().map(|a| columns.iter().map(|b| dot(a, b)).collect()).collect();
-        let towards: Vec<f64> = columns.iter().map(|column| dot(column, &missing)).collect();
-        let taken = nearest(&gram, &towards, dot(&missing, &missing));
+        let taken = nearest(columns, &missing);
         (0..columns.len()).filter(|i| taken[*i]).collect()
     }
 
