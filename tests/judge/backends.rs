@@ -158,16 +158,17 @@ fn without_a_graph_attention_is_known_by_its_values() {
         let name = dump.file_name().unwrap().to_str().unwrap();
         let bare = format!("llama-{}", name.split('-').next().unwrap());
         let whole = format!("{bare} kv=f16 flash=on");
-        for (number, words) in [None, Some(&*bare), Some(&*whole)].into_iter().enumerate() {
-            for (share, wanted) in [(0.0, 0), (SEEN, 1)] {
-                let into = folder.path().join(format!("{name}-{number}-{wanted}"));
-                spoiled(&dump, &into, "blk.0.attn_ctx", share);
-                without_graphs(&into, words);
-                let (code, report) = audit(&into, &model);
-                let origins = report["origins"].to_string();
-                assert_eq!(code, wanted, "{name}, {words:?}: {origins}, {}", report["reason"]);
-                assert!(wanted == 0 || origins.contains("blk.0.attn_ctx"), "{name}, {words:?}: {origins}");
-            }
+        let healthy = [None, Some(&*bare), Some(&*whole)].map(|words| (words, 0.0, 0));
+        for (number, (words, share, wanted)) in
+            healthy.into_iter().chain([(Some(&*bare), SEEN, 1)]).enumerate()
+        {
+            let into = folder.path().join(format!("{name}-{number}"));
+            spoiled(&dump, &into, "blk.0.attn_ctx", share);
+            without_graphs(&into, words);
+            let (code, report) = audit(&into, &model);
+            let origins = report["origins"].to_string();
+            assert_eq!(code, wanted, "{name}, {words:?}: {origins}, {}", report["reason"]);
+            assert!(wanted == 0 || origins.contains("blk.0.attn_ctx"), "{name}, {words:?}: {origins}");
         }
     }
 }
