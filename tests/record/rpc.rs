@@ -87,8 +87,6 @@ fn every_protocol_is_recorded_with_the_bits_of_a_run_without_the_proxy() {
             assert_eq!((&manifest["observed"], &manifest["complete"]), (&level.into(), &true.into()));
             let weights = manifest["provenance"]["weights"].as_str().unwrap();
             assert!(weights.starts_with("1 of "), "{weights}");
-            let audited = audit(&out, Path::new(MODEL), &[]);
-            assert_eq!((audited.code, audited.first.as_str()), (0, ""), "{version}: {}", audited.notes);
             dumps.push(out.to_str().unwrap().to_owned());
         }
         let (code, said) = output(&["diff", "--bitwise", &dumps[0], &dumps[1]]);
@@ -108,8 +106,6 @@ fn our_own_server_computes_what_a_client_asks_for() {
         assert_eq!(ended(proxy).0, 0);
         let direct = evaluate(&mut Client::connect(&address, version, MODEL).unwrap()).unwrap();
         assert_eq!(through, direct);
-        let audited = audit(&out, Path::new(MODEL), &[]);
-        assert_eq!((audited.code, audited.first.as_str()), (0, ""), "{version}: {}", audited.notes);
     }
 }
 
@@ -150,7 +146,6 @@ fn a_peer_that_breaks_off_ends_with_its_name_and_a_dump_that_says_so() {
                     "{flaw:?} {level}: {manifest}"
                 );
                 assert!(manifest["stopped"]["reason"].as_str().unwrap().contains("the server"), "{manifest}");
-                assert_eq!(audit(&out, Path::new(MODEL), &[]).code, 2);
             }
         }
     }
@@ -161,7 +156,12 @@ fn a_client_that_does_not_keep_to_the_protocol_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let version = version((7, 0, 0));
     type Wrong = fn(&mut Client) -> std::io::Result<()>;
-    let cases: [(&str, Wrong); 4] = [
+    let cases: [(&str, Wrong); 5] = [
+        ("larger than its buffers", |client| {
+            let mut graph = client.graph(2, 2);
+            graph.tensors[1].ne[2] = 1 << 20;
+            client.send(10, &graph.write(Version { major: 7, minor: 0, patch: 0 }))
+        }),
         ("a command that its protocol does not have", |client| client.send(18, &[])),
         ("a graph that is none", |client| client.send(10, &[255; 64])),
         ("a length that it cannot have", |client| client.send(8, &[0; 3])),

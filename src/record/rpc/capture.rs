@@ -164,6 +164,11 @@ impl<'a> Capture<'a> {
         let name = unsafe { &*context };
         let sched = context.cast_mut().cast();
         let mut library = Library::new(graph, self.ops, name, given).map_err(|e| Error::new("a graph", e))?;
+        library.take_copied_views(&mut |copy| {
+            let mut values = vec![0; copy.bytes().unwrap_or(0) as usize];
+            speak(|server| server.get(copy, 0, &mut values))?;
+            Ok(values)
+        })?;
         // SAFETY: a graph of this library, which stays where it is while it is recorded.
         let marked = unsafe { recorder.mark(reader(), sched, library.raw()) };
         library.take_flags();

@@ -8,6 +8,7 @@ use std::mem::offset_of;
 use std::ptr::null_mut;
 use std::sync::LazyLock;
 
+use parity_graph::graph::without_copy_marks;
 use parity_record::api::{Api, InitParams, RawGraph, RawSched, RawTensor};
 use parity_record::describe::Reader;
 use parity_record::layout::TensorLayout;
@@ -173,6 +174,37 @@ impl Library {
         Ok(library)
     }
 
+    /// Gives leaves that stay with the client, and of which it sent copies of views, the values of these. `read` reads a
+    /// copy from the server.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn take_copied_views(&mut self, read: &mut dyn FnMut(&WireTensor) -> Result<Vec<u8>>) -> Result<()> {
+        let copies: Vec<WireTensor> = self.tensors.iter().map(|held| held.wire.clone()).collect();
+        for index in 0..copies.len() {
+            let view = &copies[index];
+            let leaf = self
+                .view_of(index)
+                .filter(|&leaf| copies[leaf].buffer == 0 && self.tensors[leaf].local.is_none());
+            let Some(leaf) = leaf.filter(|_| view.buffer == 0 && !view.ne.contains(&0)) else { continue };
+            let name = view.name();
+            let is_copy = |copy: &&WireTensor| {
+                let own = copy.name();
+                copy.buffer != 0
+                    && own != name
+                    && without_copy_marks(&own) == name
+                    && (copy.ne, copy.nb) == (view.ne, view.nb)
+            };
+            // Parts of a leaf are not put together: a view of all of it is what there is.
+            let is_whole = view.view_offs == 0 && view.bytes() == copies[leaf].bytes();
+            if let Some(copy) = copies.iter().find(is_copy).filter(|_| is_whole) {
+                let values = read(copy)?;
+                self.tensors[leaf].keep(values);
+            }
+        }
+        Ok(())
+    }
+
     /// For the recorder, as long as this is not moved.
     pub fn raw(&mut self) -> RawGraph {
         std::ptr::from_mut(self).cast()
@@ -210,7 +242,7 @@ fn in_front(tensors: &mut Vec<Held>, given: Given, ops: usize) -> Told<()> {
         bytes
     };
     let number = (0..ops as u32).find(|&op| ops::description(op, &[0; 16], ops) == Some(c"GET_ROWS"));
-    let own = parity_graph::graph::without_copy_marks(&leaf.name()).to_owned();
+    let own = without_copy_marks(&leaf.name()).to_owned();
     let node = WireTensor { op: number.unwrap_or(0), flags: COMPUTE, name: named(&own), ..leaf.clone() };
     let count = given.tokens.len() as u32;
     let ids = WireTensor {
@@ -355,9 +387,13 @@ unsafe extern "C" fn graph_node(raw: RawGraph, index: c_int) -> RawTensor {
     unsafe { library(raw) }.nodes.get(index as usize).copied().unwrap_or(null_mut())
 }
 
-/// What a leaf was copied from stays with the client.
-unsafe extern "C" fn graph_get_tensor(_graph: RawGraph, _name: *const c_char) -> RawTensor {
-    null_mut()
+/// The node of a name: what leaves were copied from stays with the client.
+unsafe extern "C" fn graph_get_tensor(graph: RawGraph, name: *const c_char) -> RawTensor {
+    // SAFETY: see above; a C string.
+    let (nodes, name) = unsafe { (&library(graph).nodes, CStr::from_ptr(name)) };
+    // SAFETY: see above.
+    let is_it = |raw: &&RawTensor| CStr::from_bytes_until_nul(unsafe { &held(**raw).name }) == Ok(name);
+    nodes.iter().find(is_it).copied().unwrap_or(null_mut())
 }
 
 unsafe extern "C" fn tensor_backend(_sched: RawSched, raw: RawTensor) -> *mut c_void {

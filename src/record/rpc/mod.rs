@@ -244,7 +244,7 @@ impl Proxy {
         let mut told = self.lock();
         told.streams.remove(&number).iter().flatten().for_each(close);
         told.open -= 1;
-        told.over |= is_recorded || told.broken.is_some();
+        told.over |= is_recorded || told.broken.is_some() || told.stopped.is_some();
     }
 
     fn pass_on(&self, client: TcpStream, number: usize, capture: &mut Capture<'_>) -> Result<()> {

@@ -119,6 +119,8 @@ pub struct Session<'a> {
     watch: &'a mut dyn Watch,
     /// Graphs that the client may ask for again, by device and id.
     graphs: HashMap<(u32, u64), Rc<WireGraph>>,
+    /// Bytes of the largest buffer that was asked for: no tensor has more.
+    largest: u64,
     /// Whether quiet commands of protocol 6 are answered: seen at the first of them.
     answers: Option<bool>,
 }
@@ -157,7 +159,7 @@ impl<'a> Session<'a> {
         client.send(&[&found.to_le_bytes(), &answer])?;
         watch.met(version)?;
         let server = Server { peer: server, version };
-        Ok(Some(Session { client, server, watch, graphs: HashMap::new(), answers: None }))
+        Ok(Some(Session { client, server, watch, graphs: HashMap::new(), largest: 0, answers: None }))
     }
 
     /// Passes messages on until the client goes.
@@ -196,6 +198,9 @@ impl<'a> Session<'a> {
         }
         let request = self.client.bytes(length, SHORT_MAX, &what)?;
         self.server.peer.send(&[&header, &request])?;
+        if let Some(bytes) = request.get(4..12).filter(|_| number == command::ALLOC_BUFFER) {
+            self.largest = self.largest.max(Cursor(bytes).u64().unwrap_or(0));
+        }
         let what = format!("the answer to command {number}");
         let expected = match shape.reply {
             Reply::None => return Ok(()),
@@ -257,6 +262,14 @@ impl<'a> Session<'a> {
         let bytes = self.client.bytes(length, GRAPH_BYTES_MAX, "a graph")?;
         let graph = WireGraph::parse(&bytes, self.server.version);
         let graph = Rc::new(graph.map_err(|e| self.client.error("sends a graph that is none").found(e))?);
+        // What is read of a tensor takes memory: a server has had as much.
+        let too_large =
+            |tensor: &&WireTensor| tensor.buffer != 0 && tensor.bytes().is_ok_and(|n| n > self.largest);
+        if let Some(tensor) = graph.tensors.iter().find(too_large) {
+            let wrong =
+                self.client.error(format!("has a tensor `{}` larger than its buffers", tensor.name()));
+            return Err(wrong.expected(format!("at most {} bytes", self.largest)));
+        }
         // One graph is kept for each device, and since protocol 8 those that have an id.
         let keeps = !self.server.version.has_uid() || graph.uid != 0;
         if keeps {
