@@ -12,6 +12,7 @@ use parity::gate::suite::Suite;
 use parity::gguf::{DType, Gguf, decode, parse};
 use parity::numerics::Numerics;
 use parity::record::import::{Printed, seen, text};
+use parity::record::rpc::wire::{Version, WireGraph, shape};
 use parity::select::Layers;
 use parity::tokenizer::Tokenizer;
 use parity_dump::Dump;
@@ -21,7 +22,7 @@ use parity_graph::fault::Wanted;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     ("gguf", gguf),
     ("blocks", blocks),
     ("tokenizer", tokenizer),
@@ -35,6 +36,7 @@ pub const TARGETS: [Target; 14] = [
     ("suites", suites),
     ("tolerances", tolerances),
     ("reports", reports),
+    ("rpc", rpc),
     ("words", words),
 ];
 
@@ -288,6 +290,16 @@ pub fn reports(bytes: &[u8]) {
     let shown =
         [csv::render(&report), html::render(&report), junit::render(&report), Ok(markdown::render(&report))];
     assert!(shown.iter().all(Result::is_ok));
+}
+
+/// A message of ggml's RPC, behind the major version: what is read is written as it was.
+pub fn rpc(bytes: &[u8]) {
+    let Some((&major, bytes)) = bytes.split_first() else { return };
+    let version = Version { major, minor: 0, patch: 0 };
+    let _ = bytes.first().map(|&command| shape(command, version));
+    let Ok(graph) = WireGraph::parse(bytes, version) else { return };
+    assert_eq!(graph.write(version), bytes);
+    assert!(graph.tensors.iter().all(|tensor| tensor.bytes().is_ok()));
 }
 
 /// What is typed: ids, faults, layers, arithmetic. What is understood reads back as the same.

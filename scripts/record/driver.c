@@ -7,7 +7,7 @@
  * none, DRIVER_CACHE=TYPE for keys and values of another ggml type, by its number (0 is F32, 8 is Q8_0), or
  * DRIVER_CACHE=TYPE,TYPE for keys and values of two types,
  * DRIVER_UBATCH=N for so many tokens at a time (default 512), DRIVER_THREADS=N for so many threads (default 2).
- * DRIVER_LORA=FILE[:SCALE],… for adapters.
+ * DRIVER_LORA=FILE[:SCALE],… for adapters, LLAMA_ARG_RPC=HOST:PORT for a ggml-rpc-server that computes.
  * DRIVER_NOISE=NAME disturbs the first element of the node that llama.cpp calls so, each time that it was computed and by
  * another amount in each run: what a race, or memory that nobody wrote, does to whoever reads it.
  *
@@ -132,6 +132,18 @@ static int adapt(void *model, void *context, char *files) {
     return 0;
 }
 
+/* Registers the devices of a ggml-rpc-server, as llama.cpp's tools do with --rpc; models go to such devices by themselves. */
+static int remote(const char *server) {
+    void *(*backend)(const char *) = find("ggml_backend_reg_by_name", NULL);
+    void *(*function)(void *, const char *) = find("ggml_backend_reg_get_proc_address", NULL);
+    void (*announce)(void *) = find("ggml_backend_register", NULL);
+    void *rpc = backend && function && announce ? backend("RPC") : NULL;
+    void *(*add)(const char *) = rpc ? (void *(*)(const char *))function(rpc, "ggml_backend_rpc_add_server") : NULL;
+    void *added = add ? add(server) : NULL;
+    if (!added) return fprintf(stderr, "%s: no devices, or these libraries have no RPC\n", server), 2;
+    return announce(added), 0;
+}
+
 /* A number of the environment that is above 0. */
 static int number(const char *name, int otherwise) {
     int value = getenv(name) ? atoi(getenv(name)) : otherwise;
@@ -164,6 +176,8 @@ int main(int argc, char **argv) {
     if (!init || !model_params || !context_params || !load_model || !new_context || !threads || !decode || !last)
         return fprintf(stderr, "these libraries are no llama.cpp\n"), 2;
     init();
+    const char *server = getenv("LLAMA_ARG_RPC");
+    if (server && remote(server)) return 2;
     void *model = load_model(model_path, model_params());
     if (!model) return fprintf(stderr, "%s: no model\n", model_path), 2;
     params p = context_params();

@@ -32,6 +32,7 @@ mod record;
 mod record_builtin;
 #[cfg(feature = "remote")]
 mod remote;
+mod rpc;
 mod run;
 mod shared;
 mod testcase;
@@ -61,6 +62,10 @@ enum Command {
     Run(run::Args),
     /// Run a llama.cpp program and record its tensors.
     Record(record::Args),
+    /// Stand between a client and a ggml-rpc-server, and record what is computed
+    RpcProxy(rpc::ProxyArgs),
+    /// Compute for clients of ggml's RPC, op by op
+    RpcServer(rpc::ServerArgs),
     /// Compare a llama.cpp program with itself: flags, devices, builds, or the same run again.
     Ab(ab::Args),
     /// Compare two dumps; with a model (-m), audit both.
@@ -131,6 +136,8 @@ pub fn main() -> ExitCode {
     let outcome = ready.and_then(|()| match cli.command {
         Command::Run(args) => run::main(&args),
         Command::Record(args) => record::main(&args),
+        Command::RpcProxy(args) => rpc::proxy(&args),
+        Command::RpcServer(args) => rpc::server(&args),
         Command::Ab(args) => ab::main(&args),
         Command::Diff(args) => diff::main(&args),
         Command::Audit(args) => audit::main(&args),

@@ -8,7 +8,7 @@ use parity_record::filter::Filter;
 
 use super::output::print;
 use super::run::PromptArgs;
-use super::{Outcome, exit_code, record_builtin, shared};
+use super::{Outcome, exit_code, record_builtin, rpc, shared};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::memory::size;
@@ -100,8 +100,12 @@ pub struct Args {
     /// GGUF model of the text, or to run
     ///
     /// With --import, the model that printed the text. Without a command, the model that the built-in llama.cpp runs.
-    #[arg(short, long, value_name = "FILE", conflicts_with = "command")]
+    /// With --rpc, the client's model, where its command line does not name it.
+    #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
+
+    #[command(flatten)]
+    rpc: rpc::Args,
 
     /// Also write each graph as text, for bug reports
     #[arg(long, value_name = "FILE", requires = "command")]
@@ -135,8 +139,12 @@ pub fn main(args: &Args) -> Outcome {
         layers: args.layer.map(|layers| (layers.first, layers.last)),
         globs: args.checkpoint.clone(),
     };
+    let with_command = !args.command.is_empty();
+    if args.model.is_some() && with_command && !args.rpc.is_asked() {
+        return Err(Error::new("-m", "a command names its model itself").hint("leave -m out, or the command"));
+    }
     let summary = match &args.model {
-        Some(model) => record_builtin::record(record_builtin::Job {
+        Some(model) if !with_command => record_builtin::record(record_builtin::Job {
             dir: args.output.clone(),
             model: model.clone(),
             prompt: args.prompt.text()?,
@@ -145,7 +153,7 @@ pub fn main(args: &Args) -> Outcome {
             verify: args.verify,
             args: &args.builtin,
         })?,
-        None => record_program(args, filter)?,
+        _ => record_program(args, filter)?,
     };
     print(&text(&summary))?;
     #[cfg(feature = "remote")]
@@ -153,19 +161,25 @@ pub fn main(args: &Args) -> Outcome {
         let [before, after] = parity_dump::packed::pack_folder(&args.output)?;
         print(&format!("compressed {} to {}\n", size(before), size(after)))?;
     }
-    Ok(exit_code(match &summary.verified {
+    Ok(ending(&summary))
+}
+
+/// The exit code of a recording.
+pub fn ending(summary: &Summary) -> std::process::ExitCode {
+    exit_code(match &summary.verified {
         _ if summary.incomplete.is_some() => Verdict::Undecided,
         Some(verified) if !verified.is_equal() => Verdict::Divergence,
         _ => Verdict::Parity,
-    }))
+    })
 }
 
 fn record_program(args: &Args, filter: Filter) -> Result<Summary> {
-    record(&Options {
+    let options = Options {
         dir: args.output.clone(),
         filter,
         sequence: args.sequence,
-        all_rows: !args.own_rows,
+        // A client's own rows are all that cross the wire.
+        all_rows: !args.own_rows && !args.rpc.is_asked(),
         verify: args.verify,
         graphs: args.graphs.clone(),
         inject: args.inject.as_deref().map(super::shared::mistake).transpose()?,
@@ -174,7 +188,11 @@ fn record_program(args: &Args, filter: Filter) -> Result<Summary> {
         hashed: args.hash,
         command: args.command.clone(),
         ..Options::default()
-    })
+    };
+    match args.rpc.between(args.model.clone())? {
+        Some(between) => crate::record::rpc::record(&options, &between),
+        None => record(&options),
+    }
 }
 
 /// Makes a dump of a printed text, and says how much of the tensors it holds.
@@ -230,7 +248,7 @@ fn unmapped_line(unmapped: &[String]) -> Option<String> {
 }
 
 /// What was recorded, for people.
-fn text(summary: &Summary) -> String {
+pub fn text(summary: &Summary) -> String {
     let Summary { dir, steps, tokens, checkpoints, bytes, .. } = summary;
     let mut lines = vec![format!(
         "recorded   {checkpoints} checkpoints · {tokens} tokens in {steps} steps · {} in {}",

@@ -46,20 +46,28 @@ pub fn finish(options: &Options, program: &Program, report: &Report, status: Exi
         return Err(nothing(program, report, status));
     }
     if let Some(inject) = options.inject.as_ref().filter(|_| report.injected.is_none()) {
-        return Err(Error::new("--inject", format!("no node has a place for {inject}"))
-            .expected("FAULT, or FAULT@CHECKPOINT of a recorded node, such as rope.base@blk.1.q_rope")
-            .hint("parity inspect shows the checkpoints of a recording"));
+        return Err(no_place(inject));
     }
     complete(Finished {
         dir: &options.dir,
         filter: &options.filter,
         model: report.models.first().map(PathBuf::as_path),
         prompt: prompt(&options.command).filter(|_| !options.no_text),
-        provenance: provenance(options, status).into_iter().chain(injected(options, report)).collect(),
+        provenance: provenance(options, status)
+            .into_iter()
+            .chain(injected(options.inject.as_ref(), report.injected.as_ref()))
+            .collect(),
         incomplete: report.stopped.clone().or_else(|| status.code().is_none().then(|| ended(status))),
         sequences: report.sequences,
         program: Some(status),
     })
+}
+
+/// That a mistake could not be injected.
+pub fn no_place(inject: &parity_record::Wanted) -> Error {
+    Error::new("--inject", format!("no node has a place for {inject}"))
+        .expected("FAULT, or FAULT@CHECKPOINT of a recorded node, such as rope.base@blk.1.q_rope")
+        .hint("parity inspect shows the checkpoints of a recording")
 }
 
 /// Completes the manifest and says what was recorded.
@@ -122,7 +130,7 @@ fn recorded(dump: &Dump) -> Result<HashSet<Checkpoint>> {
 }
 
 /// That the program ended before its own end.
-fn ended(status: ExitStatus) -> String {
+pub fn ended(status: ExitStatus) -> String {
     format!("the program ended with {}", ending(status))
 }
 
@@ -165,19 +173,19 @@ fn without_prompt(command: &[OsString]) -> Vec<OsString> {
 }
 
 /// The text after `-p` or `--prompt`.
-fn prompt(command: &[OsString]) -> Option<String> {
+pub fn prompt(command: &[OsString]) -> Option<String> {
     let flag = command.iter().position(|word| word == "-p" || word == "--prompt")?;
     command.get(flag + 1).map(|text| text.to_string_lossy().into_owned())
 }
 
 /// What was injected, so that nobody takes the recording for a healthy one.
-fn injected(options: &Options, report: &Report) -> Option<(String, String)> {
-    let (inject, text) = options.inject.as_ref().zip(report.injected.as_ref())?;
+pub fn injected(inject: Option<&parity_record::Wanted>, text: Option<&String>) -> Option<(String, String)> {
+    let (inject, text) = inject.zip(text)?;
     Some(("injected".to_owned(), format!("{inject}: {text}")))
 }
 
 /// The command without folders, and how it ended.
-fn provenance(options: &Options, status: ExitStatus) -> [(String, String); 3] {
+pub fn provenance(options: &Options, status: ExitStatus) -> [(String, String); 3] {
     let command = if options.no_text { without_prompt(&options.command) } else { options.command.clone() };
     let words: Vec<String> = command
         .iter()

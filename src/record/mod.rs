@@ -6,6 +6,7 @@ pub mod builtin;
 mod finish;
 pub mod import;
 mod program;
+pub mod rpc;
 mod tap;
 mod verify;
 

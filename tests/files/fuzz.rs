@@ -234,9 +234,37 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
         )]).collect(),
         "tolerances" => vec![text("[[tolerance]]\ncheckpoint = \"blk.*.q_rope\"\nrtol = 1e-3\natol = 0.5\nnmse = 1\n")],
         "reports" => vec![report()],
+        "rpc" => [3, 6, 8].map(rpc).to_vec(),
         "words" => vec![text("blk.0.q_rope embed rope.base=10000@0..3 data.zero@blk.3.v 0..3 5.. f32 llama-cpu cuda:1 all 4 f16,kv=f16 blk.3.rms_norm#2")],
         other => panic!("no corpus for {other}"),
     }
+}
+
+/// A graph of two tensors on the wire, behind the major version of its protocol: a norm of two rows.
+fn rpc(major: u8) -> Vec<u8> {
+    let tensor = |id: u8, op: u8, src: u8| {
+        let mut bytes = [0; 296];
+        bytes[0] = id;
+        [
+            (20, 4),
+            (24, 2),
+            (28, 1),
+            (32, 1),
+            (36, 4),
+            (40, 16),
+            (44, 32),
+            (48, 32),
+            (52, op),
+            (120, 16),
+            (124, src),
+        ]
+        .into_iter()
+        .for_each(|(at, byte)| bytes[at] = byte);
+        bytes
+    };
+    let uid: &[u8] = if major >= 8 { &[9, 0, 0, 0, 0, 0, 0, 0] } else { &[] };
+    let head = [&[major, 0, 0, 0, 0][..], uid, &[1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0]].concat();
+    [head, tensor(1, 0, 0).to_vec(), tensor(2, 25, 1).to_vec()].concat()
 }
 
 /// Keeps the corpus of a target where `scripts/fuzz.sh` begins.

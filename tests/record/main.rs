@@ -5,6 +5,8 @@ mod builtin;
 mod engines;
 mod levels;
 mod mistakes;
+mod peers;
 mod preload;
+mod rpc;
 #[path = "../support/lib.rs"]
 mod support;

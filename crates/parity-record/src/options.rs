@@ -42,4 +42,8 @@ pub trait Host: Send {
     fn status(&self, key: &str, value: &str);
     /// Whether this process is the one that is recorded: the first that asks.
     fn claim(&self) -> bool;
+    /// Why values that were read since the pass began are none, where the way to them broke.
+    fn broken(&self) -> Option<String> {
+        None
+    }
 }

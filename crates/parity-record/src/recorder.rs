@@ -284,6 +284,9 @@ impl Recorder {
             // SAFETY: by the caller's promise.
             unsafe { self.read_kept(reader, sched) };
         }
+        if let Some(reason) = self.host.broken() {
+            self.stop(&reason);
+        }
         let Some(plan) = self.plan.take() else { return };
         self.injections.clear();
         if let Some(store) = &mut self.store {
