@@ -182,6 +182,7 @@ impl Client {
         let gguf = Gguf::open(model.as_ref()).unwrap();
         let epsilon: f32 = gguf.require("qwen2.attention.layer_norm_rms_epsilon").unwrap();
         let stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(crate::rpc::PATIENCE))?;
         let mut client =
             Client { stream, version, buffer: 0, epsilon: epsilon.to_bits(), gguf, hello: Vec::new() };
         let capable = vec![9; if version.major > 3 { 24 } else { 0 }];

@@ -13,7 +13,8 @@ use parity_record::api::RawTensor;
 use parity_record::kept::{survivors, unmark};
 use parity_record::recorder::Recorder;
 
-use super::library::{Given, Library, failure, reader, speak, with_server};
+use super::connection::{failure, speak, with_server};
+use super::library::{Given, Library, reader};
 use super::model::{Model, Sent};
 use super::proxy::{Server, Watch};
 use super::wire::{Version, WireGraph, WireTensor};

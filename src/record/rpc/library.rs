@@ -1,7 +1,6 @@
 //! A graph that crossed the wire in the form that the recorder reads: as tensors of a ggml library, whose functions are here.
 //! Values are read from the server when they are asked for.
 
-use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::offset_of;
@@ -13,10 +12,10 @@ use parity_record::api::{Api, InitParams, RawGraph, RawSched, RawTensor};
 use parity_record::describe::Reader;
 use parity_record::layout::TensorLayout;
 
+use super::connection::speak;
 use super::ops;
-use super::proxy::Server;
 use super::wire::{SOURCES, WireGraph, WireTensor};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::gguf::DType;
 
 /// What was made of a message, or what of it contradicts itself.
@@ -262,49 +261,6 @@ fn in_front(tensors: &mut Vec<Held>, given: Given, ops: usize) -> Told<()> {
         tensors.push(held);
     }
     Ok(())
-}
-
-thread_local! {
-    /// The server of this thread's connection, while a graph is recorded.
-    static SERVER: Cell<*mut Server> = const { Cell::new(null_mut()) };
-    /// What went wrong with it.
-    static FAILURE: RefCell<Option<Error>> = const { RefCell::new(None) };
-}
-
-/// Lets the functions below speak with a server while `work` is done.
-pub fn with_server<R>(server: &mut Server, work: impl FnOnce() -> R) -> R {
-    SERVER.set(server);
-    FAILURE.take();
-    let result = work();
-    SERVER.set(null_mut());
-    result
-}
-
-/// Speaks with the server of [`with_server`]; what goes wrong is kept.
-///
-/// # Errors
-/// Of the connection, now or before.
-pub fn speak<R>(work: impl FnOnce(&mut Server) -> Result<R>) -> Result<R> {
-    if let Some(failure) = failure() {
-        return Err(failure);
-    }
-    // Taken out meanwhile, so that nobody else has it.
-    let server = SERVER.replace(null_mut());
-    // SAFETY: set by `with_server`, which holds the only reference until it returns; null elsewhere.
-    let Some(server_now) = (unsafe { server.as_mut() }) else {
-        return Err(Error::new("ggml's RPC", "no connection to speak through"));
-    };
-    let result = work(server_now);
-    SERVER.set(server);
-    if let Err(error) = &result {
-        FAILURE.set(Some(error.clone()));
-    }
-    result
-}
-
-/// What went wrong with the server since [`with_server`].
-pub fn failure() -> Option<Error> {
-    FAILURE.with_borrow(Clone::clone)
 }
 
 /// ggml's names of types by their numbers.

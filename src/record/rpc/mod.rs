@@ -1,6 +1,7 @@
 //! Records what a ggml-rpc-server computes for a client, both unmodified, from between them.
 
 mod capture;
+mod connection;
 mod library;
 mod model;
 mod ops;
@@ -93,7 +94,7 @@ impl Host for Here {
     }
 
     fn broken(&self) -> Option<String> {
-        library::failure().as_ref().map(in_a_line)
+        connection::failure().as_ref().map(in_a_line)
     }
 }
 

@@ -118,6 +118,36 @@ impl<S: Number> Served<S> {
                 self.buffers.get_mut(&name).ok_or("a buffer that is not there")?.fill(request[8]);
                 Vec::new()
             }
+            6..=9 | 17 => self.tensors(number, request)?,
+            10 => {
+                let graph = WireGraph::parse(request, self.version)?;
+                self.compute(&graph)?;
+                self.graphs.insert((graph.device, graph.uid), graph);
+                Vec::new()
+            }
+            11 => [self.room.to_le_bytes(), self.room.to_le_bytes()].concat(),
+            13 => {
+                from.u32()?;
+                WireTensor::read(&mut from)?.bytes()?.to_le_bytes().to_vec()
+            }
+            15 => 1u32.to_le_bytes().to_vec(),
+            16 => {
+                let key = (from.u32()?, from.u64().unwrap_or(0));
+                let graph = self.graphs.remove(&key).ok_or("a graph that was not sent")?;
+                self.compute(&graph)?;
+                self.graphs.insert(key, graph);
+                Vec::new()
+            }
+            12 => Vec::new(),
+            _ => return Err("it is for several servers or rows at once".to_owned()),
+        };
+        Ok((shape.reply != Reply::None).then_some(answer))
+    }
+
+    /// The answer to a request for a tensor's bytes, or to one that sets them.
+    fn tensors(&mut self, number: u8, request: &[u8]) -> Told<Vec<u8>> {
+        let mut from = Cursor(request);
+        Ok(match number {
             6 => {
                 let tensor = WireTensor::read(&mut from)?;
                 let begin = TENSOR_BYTES + self.version.set_tensor_header();
@@ -139,36 +169,14 @@ impl<S: Number> Served<S> {
                 self.memory(&target, 0, bytes.len() as u64)?.copy_from_slice(&bytes);
                 vec![1]
             }
-            10 => {
-                let graph = WireGraph::parse(request, self.version)?;
-                self.compute(&graph)?;
-                self.graphs.insert((graph.device, graph.uid), graph);
-                Vec::new()
-            }
-            11 => [self.room.to_le_bytes(), self.room.to_le_bytes()].concat(),
-            13 => {
-                from.u32()?;
-                WireTensor::read(&mut from)?.bytes()?.to_le_bytes().to_vec()
-            }
-            15 => 1u32.to_le_bytes().to_vec(),
-            16 => {
-                let key = (from.u32()?, from.u64().unwrap_or(0));
-                let graph = self.graphs.remove(&key).ok_or("a graph that was not sent")?;
-                self.compute(&graph)?;
-                self.graphs.insert(key, graph);
-                Vec::new()
-            }
-            17 => {
+            _ => {
                 let tensor = WireTensor::read(&mut from)?;
                 let (offset, bytes) = (from.u64()?, from.u64()?);
                 let value = request[request.len() - 1];
                 self.memory(&tensor, offset, bytes)?.fill(value);
                 Vec::new()
             }
-            12 => Vec::new(),
-            _ => return Err("it is for several servers or rows at once".to_owned()),
-        };
-        Ok((shape.reply != Reply::None).then_some(answer))
+        })
     }
 
     /// The name of a new buffer; 0 where there is no room.
