@@ -46,7 +46,9 @@ fn below(folder: &Path, models: &[PathBuf], found: &mut Vec<Recording>) {
             models.iter().find(|path| path.ends_with(file)).unwrap_or_else(|| panic!("{file} is not here"));
         let model = model.to_str().unwrap().to_owned();
         // Logits alone of a wrong run take half a minute to be named.
-        if manifest["graphs"].is_array() && !entry.ends_with("mistakes/early-unseen") {
+        let numbered =
+            manifest["requires"].as_array().is_some_and(|all| all.iter().any(|one| one == "sequences"));
+        if manifest["graphs"].is_array() && !numbered && !entry.ends_with("mistakes/early-unseen") {
             found.push(without_graphs(&entry, manifest, &model));
         }
         found.push(Recording { path: entry, model, _copy: None });
