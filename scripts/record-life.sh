@@ -20,11 +20,11 @@ if [ -n "${OUT:-}" ]; then out=$(mkdir -p "$OUT" && realpath "$OUT"); else
     trap 'rm -rf "$out"' EXIT
 fi
 mkdir -p "$out/models"
-driver=$out/driver
+driver=$out/driver python=${PYTHON:-python3}
 cc -O1 -o "$driver" scripts/record/driver.c -ldl
 for name in gemma3-dense mamba2-dense qwen3next-moe qwen3moe-moe; do
     [ -e "$out/models/$name.gguf" ] ||
-        "${PYTHON:-python3}" -W ignore tests/data/archs/fill.py "$out/models" "$name" >"$out/fill.log" 2>&1
+        "$python" -W ignore tests/data/archs/fill.py "$out/models" "$name" >"$out/fill.log" 2>&1
 done
 cp -n reference-dumps/models/qwen2-tiny-py-F16.gguf "$out/models/qwen2.gguf"
 
@@ -38,7 +38,7 @@ fork='b0:8 c0>1 b0:1,1:1 b1:2,0:1'
 state='b0:8 w0 l1 b0:1,1:1 W b1:2 L b1:1'
 
 words=(PARITY DIVERGES UNDECIDED)
-bad=0 healthy=0
+bad=0 healthy=0 named=0
 # Records and audits one life; FLAGS are parity's.
 life() { # model life sequences unified wanted FLAGS…
     local model=$1 of=$2 name=$1/$2 dump audit=0
@@ -56,22 +56,26 @@ life() { # model life sequences unified wanted FLAGS…
     if ! DRIVER_SEQUENCES=$3 DRIVER_UNIFIED=$4 DRIVER_THREADS=1 "$parity" record -o "$dump" "${flags[@]}" -- \
         "$driver" "$libs" "$out/models/$model.gguf" "${!of}" 3 17 91 42 8 120 64 5 33 77 101 9 55 13 86 \
         >"$dump.record" 2>&1 </dev/null; then
-        printf '%-44s NOT-RECORDED\n' "$name"
+        printf '%-56s NOT-RECORDED\n' "$name"
         tail -n 3 "$dump.record" | sed 's/^/    /'
         bad=1
         return 0
     fi
-    "$parity" audit "$dump" -m "$out/models/$model.gguf" >"$dump.audit" 2>&1 || audit=$?
-    local found=${words[$audit]:-FAILED} fault
-    fault=$(sed -n 's/^DIVERGES at \([^:]*\):.*(\([a-z_.0-9=]*\)[,)].*/\1 \2/p' "$dump.audit" | head -n 1)
-    printf '%-44s %-10s %s\n' "$name" "$found" "$fault"
-    case $wanted in
-    PARITY) [ "$found" = PARITY ] && healthy=$((healthy + 1)) || bad=1 ;;
-    *) [ "$found" = DIVERGES ] && [[ $fault == "$wanted" ]] || { echo "    wanted: $wanted"; bad=1; } ;;
-    esac
-    if [ "$found" != "${wanted%% *}" ] && [ "$found" != DIVERGES -o "$wanted" = PARITY ]; then
-        grep -m 2 -A2 -E '^(DIVERGES|UNDECIDED)|error' "$dump.audit" | sed 's/^/    /' || true
+    "$parity" audit "$dump" -m "$out/models/$model.gguf" --format json >"$dump.json" 2>"$dump.audit" || audit=$?
+    local found=${words[$audit]:-FAILED}
+    # The first divergence and its name.
+    [ "$found" != DIVERGES ] || found=$("$python" -c 'import json, sys
+first = json.load(open(sys.argv[1]))["first_divergence"]
+print(first["checkpoint"], (first["diagnosis"] or [{"fault": "no-name"}])[0]["fault"])' "$dump.json")
+    printf '%-56s %s\n' "$name" "$found"
+    if [ "$found" = "$wanted" ]; then
+        [ "$found" = PARITY ] && healthy=$((healthy + 1)) || named=$((named + 1))
+        rm -rf "$dump"
+        return 0
     fi
+    echo "    wanted: $wanted"
+    tail -n 3 "$dump.audit" | sed 's/^/    /'
+    bad=1
 }
 globs=$*
 
@@ -87,5 +91,21 @@ for model in qwen2 gemma3-dense mamba2-dense qwen3next-moe qwen3moe-moe; do
     done
 done
 for model in qwen2 gemma3-dense qwen3moe-moe; do life "$model" copy 3 1 PARITY; done
-echo "$healthy healthy"
+
+# Mistakes, made in llama.cpp: model, life, sequences, one cache or several, node and name.
+wrong() { life "$1" "$2" "$3" "$4" "$5 $6" --inject "$6@$5"; }
+wrong qwen2 shift 1 0 blk.1.cache_k cache.no_shift
+wrong gemma3-dense shift 1 0 blk.0.cache_k cache.no_shift
+wrong qwen2 rollback 1 0 blk.2.attn_ctx cache.stale_cell
+wrong qwen3moe-moe rollback 1 0 blk.0.attn_ctx cache.stale_cell
+wrong qwen2 five 5 1 blk.1.attn_ctx cache.wrong_sequence
+wrong gemma3-dense two 2 0 blk.0.attn_ctx cache.wrong_sequence
+wrong qwen2 five 5 1 blk.1.attn_ctx attn.mask_shift
+wrong qwen2 rollback 1 0 blk.1.attn_ctx attn.stale_cache
+wrong qwen2 two 2 0 blk.2.attn_ctx attn.self_only
+wrong qwen2 two 2 1 blk.2.q_rope rope.decode_shift
+wrong gemma3-dense rollback 1 0 blk.1.k_rope rope.decode_shift
+wrong mamba2-dense five 5 0 blk.1.ssm_conv1d state.not_carried
+wrong qwen3next-moe two 2 0 blk.0.conv_output_raw state.not_carried
+echo "$healthy healthy, $named mistakes at their node and under their name"
 exit "$bad"
