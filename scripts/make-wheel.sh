@@ -18,7 +18,7 @@ data=target/wheel-data/data/share/parity
 rm -rf target/wheel-data
 mkdir -p "$data" "$out"
 cp -r reference-dumps "$data/"
-"$maturin" build --profile dist --features release --out "$out"
+"$maturin" build --profile dist --features release --locked --out "$out"
 
 wheel=$(ls -t "$out"/*.whl | head -n 1)
 scripts/check-wheel.sh "$wheel"

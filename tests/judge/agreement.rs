@@ -29,10 +29,16 @@ fn manifest(dump: &Path) -> Option<Value> {
     serde_json::from_str(&fs::read_to_string(dump.join("manifest.json")).ok()?).ok()
 }
 
+/// What a folder holds, in the order of the names.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let mut all: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    all.sort();
+    all
+}
+
 /// Every dump below a folder of the repository, with the path of its model among `models`.
 fn below(folder: &Path, models: &[PathBuf], found: &mut Vec<Recording>) {
-    for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir())
-    {
+    for entry in entries(folder).into_iter().filter(|path| path.is_dir()) {
         let Some(manifest) = manifest(&entry) else {
             below(&entry, models, found);
             continue;
@@ -58,8 +64,8 @@ fn below(folder: &Path, models: &[PathBuf], found: &mut Vec<Recording>) {
 /// A copy that brings no graph.
 fn without_graphs(dump: &Path, mut manifest: Value, model: &str) -> Recording {
     let copy = tempfile::tempdir().unwrap();
-    for file in fs::read_dir(dump).unwrap().map(|entry| entry.unwrap()) {
-        fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+    for file in entries(dump) {
+        fs::copy(&file, copy.path().join(file.file_name().unwrap())).unwrap();
     }
     manifest.as_object_mut().unwrap().remove("graphs");
     fs::write(copy.path().join("manifest.json"), manifest.to_string()).unwrap();
@@ -71,22 +77,24 @@ fn recordings() -> Vec<Recording> {
     let folders = ["reference-dumps", "tests/data"].map(|folder| root.join(folder));
     let mut models = Vec::new();
     for folder in ["reference-dumps/models", "tests/data/backends"] {
-        let files = fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
-        models.extend(files.filter(|path| path.extension().is_some_and(|extension| extension == "gguf")));
+        models.extend(
+            entries(&root.join(folder))
+                .into_iter()
+                .filter(|path| path.extension().is_some_and(|extension| extension == "gguf")),
+        );
     }
     let mut found = Vec::new();
     folders.iter().for_each(|folder| below(folder, &models, &mut found));
     // Of other engines, in their own formats.
-    let engines = fs::read_dir(root.join("tests/data/engines")).unwrap().map(|entry| entry.unwrap().path());
+    let engines = entries(&root.join("tests/data/engines"));
     // Logits alone of a wrong engine take twenty seconds to be named.
-    let whole = engines.filter(|path| path.is_file() && !path.ends_with("ct2-theta.safetensors"));
+    let whole = engines.into_iter().filter(|path| path.is_file() && !path.ends_with("ct2-theta.safetensors"));
     let foreign =
         ["perplexity-tiny.safetensors", "typed.pt"].map(|name| root.join("tests/data/foreign").join(name));
     for path in whole.chain(foreign) {
         let model = root.join("reference-dumps/models/qwen2-tiny-py-F16.gguf");
         found.push(Recording { path, model: model.to_str().unwrap().to_owned(), _copy: None });
     }
-    found.sort_by(|one, other| one.path.cmp(&other.path));
     found
 }
 
@@ -116,37 +124,61 @@ fn said(report: &Value, side: &str) -> BTreeMap<String, Said> {
     entries.iter().filter_map(of).collect()
 }
 
-/// What the report of a command says of a side.
-fn asked(args: &[&str], side: &str) -> BTreeMap<String, Said> {
+/// What the report of a command says of each of these sides.
+fn asked(args: &[&str], sides: &[&str]) -> Vec<BTreeMap<String, Said>> {
     let (code, report) = answer(&[args, &["--allow-missing", "--format", "json"]].concat());
     assert!(report.is_object(), "{args:?}: {code}");
-    said(&report, side)
+    sides.iter().map(|side| said(&report, side)).collect()
+}
+
+/// Every recording beside another one of its model: as few pairs as that takes, each of recordings that are not listed
+/// side by side, as copies are.
+fn pairs(all: &[Recording]) -> Vec<[&Recording; 2]> {
+    let mut of_model: BTreeMap<&str, Vec<&Recording>> = BTreeMap::new();
+    all.iter().for_each(|one| of_model.entry(&one.model).or_default().push(one));
+    let mut pairs = Vec::new();
+    for some in of_model.into_values().filter(|some| some.len() > 1) {
+        let half = some.len().div_ceil(2);
+        pairs.extend((0..half).map(|place| [some[place], some[(place + half) % some.len()]]));
+    }
+    pairs
 }
 
 #[test]
 fn every_command_says_the_same_of_every_recording() {
     let all = recordings();
     assert!(all.len() >= 20, "{}", all.len());
-    let mut judged = 0;
-    for (place, one) in all.iter().enumerate() {
+    let mut alone = BTreeMap::new();
+    for one in &all {
         let model = ["-m", &one.model];
-        let alone = asked(&[&["audit", one.path()], &model[..]].concat(), "candidate");
-        judged += alone.len();
-        // Another recording of the model: as many as there are, each is the other of one.
-        let others = all[place + 1..].iter().chain(&all[..place]);
-        let Some(other) = others.into_iter().find(|other| other.model == one.model) else { continue };
-        let first = asked(&[&["diff", one.path(), other.path()], &model[..]].concat(), "candidate");
-        let second = asked(&[&["diff", other.path(), one.path()], &model[..]].concat(), "reference");
+        alone.insert(
+            &one.path,
+            asked(&[&["audit", one.path()], &model[..]].concat(), &["candidate"]).remove(0),
+        );
         // A run of the same tokens, in the same steps.
         let run = ["run", "--device", "cpu", "--reference", one.path()];
-        let third = asked(&[&run[..], &model[..]].concat(), "reference");
-        for (role, found) in [("candidate", &first), ("reference", &second), ("reference of a run", &third)] {
-            let what = format!("{} as {role} beside {}", one.path(), other.path());
-            for (id, said) in found {
-                assert_eq!(alone.get(id), Some(said), "{what}: {id}");
-            }
-        }
-        assert_eq!(first.keys().collect::<Vec<_>>(), second.keys().collect::<Vec<_>>(), "{}", one.path());
+        let run = asked(&[&run[..], &model[..]].concat(), &["reference"]).remove(0);
+        agrees(&alone[&one.path], &run, &format!("{} as reference of a run", one.path()));
     }
+    let judged: usize = alone.values().map(BTreeMap::len).sum();
     assert!(judged > 600, "{judged}");
+    for pair in pairs(&all) {
+        let diff = |[one, other]: [&Recording; 2]| {
+            asked(&["diff", one.path(), other.path(), "-m", &one.model], &["candidate", "reference"])
+        };
+        let (there, mut back) = (diff(pair), diff([pair[1], pair[0]]));
+        back.reverse();
+        for (place, one) in pair.into_iter().enumerate() {
+            let what = format!("{} beside {}", one.path(), pair[1 - place].path());
+            agrees(&alone[&one.path], &there[place], &what);
+            assert_eq!(there[place], back[place], "{what}, in either order");
+        }
+    }
+}
+
+/// Fails where something else is said of a node than by an audit of its recording alone.
+fn agrees(alone: &BTreeMap<String, Said>, found: &BTreeMap<String, Said>, what: &str) {
+    for (id, said) in found {
+        assert_eq!(alone.get(id), Some(said), "{what}: {id}");
+    }
 }
