@@ -262,9 +262,7 @@ impl Conductor<f64> for Auditor<'_> {
         let beyond = |element: usize| cut.get_or_init(own_values).get(element).copied().unwrap_or_default();
         let values = arranged.of_node(&whole.values, beyond);
         let lacks = |element: usize| partial.as_ref().is_some_and(|p| p.lacks(arranged.position(element)));
-        let all = self.steps.is_chosen(None);
-        let rows = recorded.positions.iter().copied().filter(|row| all || self.steps.is_chosen(Some(*row)));
-        let rows: HashSet<u32> = rows.collect();
+        let (all, rows) = (self.steps.is_chosen(None), self.chosen(&recorded));
         let chosen = |element: usize| all || rows.contains(&arranged.position(element));
         let looked_at = |element: usize| arranged.is_recorded(element) && !lacks(element) && chosen(element);
         let looked_at: &(dyn Fn(usize) -> bool + Sync) =
@@ -277,15 +275,19 @@ impl Conductor<f64> for Auditor<'_> {
         }
         let is_read = node.program.is_used_after(node.program.graph.root(node.id), node.id);
         match &partial {
-            Some(_) if !is_read => Ok(Ok(values.into())),
-            None => Ok(Ok(values.into())),
             // Rows that were not recorded are computed again, for what reads them.
-            Some(_) => Ok(across().map(|own| chosen_experts::filled(own, &values, lacks))),
+            Some(_) if is_read => Ok(across().map(|own| chosen_experts::filled(own, &values, lacks))),
+            _ => Ok(Ok(values.into())),
         }
     }
 }
 
 impl Auditor<'_> {
+    /// The rows of what was recorded that are looked at.
+    fn chosen(&self, recorded: &Tensor) -> HashSet<u32> {
+        recorded.positions.iter().copied().filter(|row| self.steps.is_chosen(Some(*row))).collect()
+    }
+
     /// Notes that a node which was recorded was not judged.
     fn leave_out(&mut self, node: Id, late: &'static str) {
         let label = self.labelled.labels.get(node).copied().flatten();
@@ -344,7 +346,8 @@ impl Auditor<'_> {
                 held
             }
         };
-        self.add(node, checkpoint, held, (arranged, recorded.positions.len()));
+        let rows = self.chosen(recorded).len();
+        self.add(node, checkpoint, held, (arranged, rows));
     }
 
     /// Adds what was found of a node in this step, of which so many rows were recorded.

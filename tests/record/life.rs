@@ -25,7 +25,9 @@ fn record(
     let mut command = parity(&["record", "-o"]);
     command.arg(out).args(flags).arg("--").arg(driver().unwrap()).arg(libraries).args([&model("F16"), life]);
     command.args(TOKENS).env("DRIVER_SEQUENCES", sequences).env("DRIVER_THREADS", "1");
-    unified.into_iter().for_each(|unified| drop(command.env("DRIVER_UNIFIED", unified)));
+    if let Some(unified) = unified {
+        command.env("DRIVER_UNIFIED", unified);
+    }
     let done = command.output().unwrap();
     let said = String::from_utf8([done.stdout, done.stderr].concat()).unwrap();
     assert_eq!(done.status.code(), Some(0), "{life}: {said}");
@@ -86,7 +88,8 @@ fn rows_are_paired_by_sequence_and_position() {
     // The same tokens, so that the order of batches does not matter.
     let one = |name: &str, life: &str, flags: &[&str]| {
         let mut command = parity(&["record", "-o"]);
-        command.arg(at(name)).args(flags).arg("--").arg(driver().unwrap()).arg(&libraries);
+        // Rows of logits are those that each batch asks for.
+        command.arg(at(name)).arg("--own-rows").args(flags).arg("--").arg(driver().unwrap()).arg(&libraries);
         command.args([&model("F16"), life, "7"]).env("DRIVER_SEQUENCES", "2").env("DRIVER_THREADS", "1");
         assert_eq!(command.output().unwrap().status.code(), Some(0));
         at(name).to_str().unwrap().to_owned()

@@ -65,7 +65,7 @@ impl PassPlan {
         (tokens, positions): (Vec<u32>, Vec<u32>),
         life: Life,
     ) -> PassPlan {
-        let at = if life.at.is_empty() { positions.clone() } else { life.at.clone() };
+        let at = if life.at.is_empty() { &positions } else { &life.at }.clone();
         let mut plan = PassPlan {
             tokens,
             positions,
@@ -120,15 +120,19 @@ impl PassPlan {
                 )),
             }
         }
-        for leaf in &mapping.leaves {
-            let read = |reader: &Checkpoint| filter.wants(*reader, layers);
-            // What only says how a state is written is read by later steps.
-            if filter.is_all() || leaf.readers.is_empty() || leaf.readers.iter().any(read) {
-                plan.leaves.push((leaf.clone(), described.address[leaf.leaf]));
-            }
-        }
+        plan.leaves = leaves(described, mapping, filter);
         plan
     }
+}
+
+/// The inputs that are recorded, with their addresses.
+fn leaves(described: &Described, mapping: &Mapping, filter: &Filter) -> Vec<(LeafCapture, RawTensor)> {
+    let read = |reader: &Checkpoint| filter.wants(*reader, mapping.layers());
+    // What only says how a state is written is read by later steps.
+    let wanted =
+        |leaf: &&LeafCapture| filter.is_all() || leaf.readers.is_empty() || leaf.readers.iter().any(read);
+    let wanted = mapping.leaves.iter().filter(wanted);
+    wanted.map(|leaf| (leaf.clone(), described.address[leaf.leaf])).collect()
 }
 
 /// The entry for a capture whose rows are `rows`; `None` where its shape has another number of them. A matrix is `cut` to
