@@ -4,6 +4,8 @@ mod cli;
 mod edges;
 mod first_minute;
 mod guess;
+#[cfg(feature = "hub")]
+mod hub;
 mod inspect;
 mod inspect_against;
 mod inspect_carried;
