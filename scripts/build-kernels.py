@@ -191,13 +191,13 @@ def main():
     for version in sorted({version for _, version, _ in targets}):
         libraries_of(version, args.cache)
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
-        binaries = list(pool.map(built, targets, itertools.repeat(args.cache)))
-    for (name, version, arch), binary in zip(targets, binaries):
-        artefacts[name] = {"nvrtc": version, "arch": arch, "sha256": hashlib.sha256(binary).hexdigest()}
-        deliver(name, binary)
-        print(f"{name}: {len(binary)} bytes", file=sys.stderr)
-        if arch.startswith("sm_"):
-            problems.extend(check_resources(name, binary))
+        # Each is told as it is there: all of them take minutes.
+        for (name, version, arch), binary in zip(targets, pool.map(built, targets, itertools.repeat(args.cache))):
+            artefacts[name] = {"nvrtc": version, "arch": arch, "sha256": hashlib.sha256(binary).hexdigest()}
+            deliver(name, binary)
+            print(f"{name}: {len(binary)} bytes", file=sys.stderr)
+            if arch.startswith("sm_"):
+                problems.extend(check_resources(name, binary))
     if args.only is None:
         sources = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in source_files()}
         manifest = {"options": OPTIONS, "sources": sources, "artefacts": artefacts}
