@@ -172,11 +172,10 @@ pub fn activations<S: Scalar>(rounding: Rounding, x: View<'_, S>) -> Rounded<S> 
 const TIES_MAX: usize = 64;
 
 /// The ties of rows that have few of them.
-pub fn few_per_row(mut ties: Vec<Tie>, rows: usize) -> Vec<Tie> {
+pub fn few_per_row(ties: &[Tie], rows: usize) -> Vec<&Tie> {
     let mut counts = vec![0usize; rows];
     ties.iter().for_each(|tie| counts[tie.row] += 1);
-    ties.retain(|tie| counts[tie.row] <= TIES_MAX);
-    ties
+    ties.iter().filter(|tie| counts[tie.row] <= TIES_MAX).collect()
 }
 
 /// To the nearest f16 and back; what is too large becomes infinite.

@@ -105,6 +105,9 @@ pub fn across(
     let sums = Arithmetic { sums, ..*cpu.arithmetic };
     let in_any_order = under(&sums);
     let mut error = bound.map_or_else(|| vec![0.0; data.len()], |bound| bound(&in_any_order, &data));
+    if let Check::Settled { unsettled, .. } = &rule.check {
+        error.iter_mut().zip(unsettled(&cpu)).for_each(|(error, off)| *error += off);
+    }
     let differ = |error: &mut [f64], other: &[f64]| {
         error.iter_mut().zip(data.iter().zip(other)).for_each(|(error, (a, b))| *error += apart(*a, *b));
     };

@@ -4,14 +4,14 @@
 //! by what that side's arithmetic rounds (see `simulate.rs`). How far the disturbed passes are from the exact one is what
 //! rounding carries up to there.
 
-use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
 use indexmap::{IndexMap, IndexSet};
 use parity_graph::{Id, Op};
 
+use super::aside::Aside;
 use super::finding::SHARP;
-use super::simulate::{Cached, Disturbed, Rows, Run};
+use super::simulate::{Disturbed, Rows, Run};
 use super::{Labelled, Steps, Tensor, attentions, hypotheses, lost_steps};
 use crate::arithmetic::backend::Backend;
 use crate::arithmetic::{Arithmetic, Flash, Narrow, Scaled, Weights};
@@ -129,11 +129,11 @@ pub fn simulated(
         let lost = &lost_steps::before(steps, step)[..];
         let mut first: HashMap<Checkpoint, Found> = HashMap::new();
         for (number, (machine, numerics)) in machines.iter_mut().zip(passes).enumerate() {
-            let (cached, open, mut rows) = (RefCell::new(Cached::new()), IndexSet::new(), Rows::new());
+            let (aside, open, mut rows) = (Aside::default(), IndexSet::new(), Rows::new());
             let how = numerics.map_or(Run::Exact, |_| Run::Disturbed(number as u64));
-            let (arithmetic, cached, open, rows) = (Arithmetic::EXACT, &cached, &open, &mut rows);
+            let (arithmetic, aside, open, rows) = (Arithmetic::EXACT, &aside, &open, &mut rows);
             let disturbed =
-                Disturbed { step, steps, labelled, lost, arithmetic, how, cached, bounds: None, open, rows };
+                Disturbed { step, steps, labelled, lost, arithmetic, how, aside, bounds: None, open, rows };
             let (first, is_first) = (&mut first, number == 0);
             let mut watch = Watch { disturbed, numerics: *numerics, ids, first, is_first, see };
             machine.step_until(&labelled.program, last, &|id| labelled.input(steps, step, id), &mut watch)?;

@@ -153,6 +153,11 @@ impl Finding {
         positions.iter().any(|position| self.rows_beyond.contains(position))
     }
 
+    /// How many rows are beyond their bounds.
+    pub fn rows_beyond(&self) -> usize {
+        self.rows_beyond.len()
+    }
+
     /// Takes the names of what is wrong with it.
     pub fn named_as(&mut self, other: Finding) {
         self.diagnosis = other.diagnosis.or(self.diagnosis.take());

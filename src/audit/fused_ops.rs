@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use parity_graph::fusion::{READINGS, Reading, unfolded};
 use parity_graph::{Graph, Id, Op};
 
-use super::{AuditRows, Graphs, How, Labelled, Names, Suspect, audit};
+use super::Graphs;
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::gguf::Gguf;
@@ -30,7 +30,9 @@ impl Graphs {
             let mut best: Option<(usize, Graphs)> = None;
             for reading in READINGS {
                 let Some(read) = self.read_as(&name, reading)? else { continue };
-                let healthy = read.healthy(dump, gguf)?;
+                let findings = read.graphs.sampled(dump, gguf, &read.ids, ROWS)?;
+                let healthy =
+                    findings.nodes.values().filter(|node| node.judged > 0 && node.is_healthy()).count();
                 let is_better = best.as_ref().is_none_or(|(most, _)| healthy > *most);
                 if is_better && 2 * healthy > read.ids.len() {
                     best = Some((healthy, read.graphs));
@@ -81,19 +83,4 @@ fn unknown(graph: &Graph) -> impl Iterator<Item = (Id, &str)> {
 struct Read {
     ids: HashSet<Checkpoint>,
     graphs: Graphs,
-}
-
-impl Read {
-    /// How many of the nodes that are others are healthy then.
-    fn healthy(&self, dump: &Dump, gguf: &Gguf) -> Result<usize> {
-        let wants = |id: Checkpoint| self.ids.contains(&id);
-        let silent = |_: &Suspect<'_>| Names::default();
-        let how = How { rows: AuditRows::Sample(ROWS), wants: &wants, diagnose: &silent, look: None };
-        let steps: Vec<(usize, &Labelled)> = self.graphs.steps();
-        let findings = audit(&self.graphs.judged(dump, dump), &steps, gguf, &how)?;
-        let is_healthy = |id: &&Checkpoint| {
-            findings.nodes.get(*id).is_some_and(|finding| finding.judged > 0 && finding.is_healthy())
-        };
-        Ok(self.ids.iter().filter(is_healthy).count())
-    }
 }

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use super::adapters::name_apart;
+use super::form::Form;
 use super::{Labelled, Steps, Tensor};
-use crate::arithmetic::backend::Backend;
 use crate::arithmetic::round::store;
 use crate::checkpoint::Checkpoint;
 use crate::dump;
@@ -12,8 +12,8 @@ use crate::dump::Recording;
 use crate::error::{Error, Result};
 use crate::foreign::RANKS;
 use crate::gguf::Gguf;
-use crate::model::builders::{self, Cache, Shape, Values};
-use crate::numerics::{Numerics, Storage};
+use crate::model::builders::{self, Shape, Values};
+use crate::numerics::Numerics;
 use parity_dump::Dump;
 use parity_graph::Graph;
 
@@ -21,7 +21,7 @@ use parity_graph::Graph;
 const CACHE: &str = "cache_";
 
 /// The producer of dumps that recordings of llama.cpp are.
-const LLAMA_CPP: &str = "llama.cpp";
+pub(super) const LLAMA_CPP: &str = "llama.cpp";
 
 /// The graphs of a dump's steps, each once, with the names that their nodes have in it.
 #[derive(Default)]
@@ -44,7 +44,7 @@ impl Graphs {
     /// A graph that cannot be read, an architecture without a builder.
     pub fn of_dump(dump: &Dump, gguf: &Gguf) -> Result<Graphs> {
         match dump.manifest().graphs.is_empty() {
-            true => Graphs::built(dump, gguf),
+            true => Graphs::built_as_computed(dump, gguf),
             false => Graphs::read(dump, |graph| name_apart(graph, gguf))?.with_known_ops(dump, gguf),
         }
     }
@@ -75,14 +75,18 @@ impl Graphs {
         Ok(Graphs { graphs, of_steps, ..Graphs::default() })
     }
 
-    /// Builds the graphs of a dump's steps from the model file, for an architecture that parity knows. Attention is one
-    /// node, unless the dump holds scores or probabilities; keys and values are cached as they are. What declares a backend of
-    /// llama.cpp computed llama.cpp's graph: on that backend, with the cache and the attention that it declares.
+    /// Builds the graphs of a dump's steps from the model file, for an architecture that parity knows, in the form that the
+    /// dump declares.
     ///
     /// # Errors
     /// An architecture without a builder, steps of positions that do not follow one another, tokens beyond the
     /// vocabulary.
     pub fn built(dump: &Dump, gguf: &Gguf) -> Result<Graphs> {
+        Graphs::built_in(dump, gguf, Form::declared(dump))
+    }
+
+    /// The same in any form. Attention is one node only where the dump holds no scores or probabilities.
+    pub(super) fn built_in(dump: &Dump, gguf: &Gguf, form: Form) -> Result<Graphs> {
         let manifest = dump.manifest();
         if manifest.is_numbered() {
             return Err(Error::file(
@@ -95,14 +99,8 @@ impl Graphs {
         }
         let inside = Recording::checkpoints(dump).iter().any(|id| id.kind().is_optional());
         let context = manifest.tokens.len();
-        let numerics = manifest.producer.numerics.as_deref().and_then(|words| words.parse::<Numerics>().ok());
-        let backend = numerics.and_then(|numerics| Backend::declared(numerics.products));
-        let of_llama = numerics.filter(|_| backend.is_some());
-        let flash = !inside && of_llama.is_none_or(|numerics| numerics.flash);
-        let cache = match of_llama.map(|numerics| numerics.kv) {
-            Some(Storage::F16) => Cache::F16,
-            _ => Cache::F32,
-        };
+        let Form { backend, flash, cache } = form;
+        let flash = flash && !inside;
         let mut out = Graphs { declared: backend.is_some(), ..Graphs::default() };
         let mut shapes: Vec<Shape> = Vec::new();
         for (number, step) in manifest.steps.iter().enumerate() {
@@ -150,6 +148,12 @@ impl Graphs {
         let mut known_by_values = self.known_by_values.clone();
         known_by_values.push(said);
         Graphs { graphs, of_steps: self.of_steps.clone(), known_by_values, ..Graphs::default() }
+    }
+
+    /// The same graphs, of which something is to be said.
+    pub(super) fn saying(mut self, said: String) -> Graphs {
+        self.known_by_values.push(said);
+        self
     }
 
     /// Each graph once, with its names, for good.

@@ -6,6 +6,7 @@
 //! undecided what depends on it, by name.
 
 mod adapters;
+mod aside;
 mod attentions;
 pub(crate) mod audit_rows;
 mod best;
@@ -20,6 +21,7 @@ mod factor_of_row;
 mod factor_of_scores;
 mod finding;
 mod findings;
+mod form;
 mod fused_ops;
 mod graphs;
 mod kinds;

@@ -237,7 +237,7 @@ fn computed(
     let bound = match check {
         Check::Exact | Check::Choice(_) => vec![0.0; exact.len()],
         Check::Bound(bound) => bound(args, &exact),
-        Check::Settled { bound, settle } => {
+        Check::Settled { bound, settle, .. } => {
             settle(args, &mut exact, recorded);
             bound(args, &exact)
         }

@@ -13,6 +13,7 @@ use indexmap::{IndexMap, IndexSet};
 use parity_graph::Op;
 use parity_graph::known::is_weight;
 
+use super::aside::Aside;
 use super::best::{Best, Simulated, scouts};
 use super::needed::needed;
 use super::stored::Narrowed;
@@ -35,14 +36,10 @@ const RUNS: u64 = 3;
 
 /// How many times further than the furthest disturbed execution a row may lie: norms of rows of many independent roundings
 /// scatter by a few per cent, and the bounds that they are disturbed by are those of the worst case.
-const SCATTER: f64 = 2.0;
+pub const SCATTER: f64 = 2.0;
 
 /// Stands for the scale of a norm among the slots of sources that are disturbed.
 const ROOT: usize = usize::MAX;
-
-/// What is rounded to the type of a cache, by step, node and slot: its exact values, and how far at most disturbed ones lie
-/// from them.
-pub type Cached = HashMap<(usize, usize, usize), (Vec<f64>, Vec<f64>)>;
 
 /// One execution of the stretch.
 #[derive(Clone, Copy)]
@@ -51,8 +48,7 @@ pub enum Run {
     Exact,
     /// With every result disturbed; a seed.
     Disturbed(u64),
-    /// With keys and values moved to one side, as far as disturbed ones lay, before they are rounded: one that lies near the middle between two numbers of
-    /// its type falls to another one in few executions, and then by a whole step.
+    /// With what is rounded to a narrower type moved to one side before (`aside.rs`).
     Aside(f64),
 }
 
@@ -200,26 +196,25 @@ impl Stretch<'_> {
     ) -> Result<IndexMap<Checkpoint, Simulated>> {
         let Stretch { steps, graphs, gguf, .. } = *self;
         let needed = needed(steps, graphs, &|id| open.contains(&id));
-        let (cached, bounds) = (RefCell::new(Cached::new()), RefCell::new(Bounds::default()));
+        let (aside, bounds) = (Aside::default(), RefCell::new(Bounds::default()));
         let run = |how: Run| -> Result<Rows> {
             let mut machine: Machine<'_, f64> = Machine::new(gguf, arithmetic).rounding(steps.is_own_graph());
             let mut rows = Rows::new();
             for (&(step, labelled), needed) in graphs.iter().zip(&needed) {
-                let (cached, bounds, rows) = (&cached, Some(&bounds), &mut rows);
+                let (aside, bounds, rows) = (&aside, Some(&bounds), &mut rows);
                 let lost = &lost_steps::before(steps, step)[..];
                 let mut disturbed =
-                    Disturbed { step, steps, labelled, lost, arithmetic, how, cached, bounds, open, rows };
+                    Disturbed { step, steps, labelled, lost, arithmetic, how, aside, bounds, open, rows };
                 let input = |id| labelled.input(steps, step, id);
                 machine.step_of(&labelled.program, &|id| needed[id], &input, &mut disturbed)?;
             }
             Ok(rows)
         };
         let exact = run(Run::Exact)?;
-        let mut others: Vec<Run> = (0..runs).map(Run::Disturbed).collect();
-        if !cached.borrow().is_empty() {
-            others.extend([-1.0, 1.0].map(Run::Aside));
+        let mut runs = (0..runs).map(Run::Disturbed).map(run).collect::<Result<Vec<Rows>>>()?;
+        if aside.moves() {
+            runs.extend([run(Run::Aside(-1.0))?, run(Run::Aside(1.0))?]);
         }
-        let runs = others.into_iter().map(run).collect::<Result<Vec<Rows>>>()?;
         let cache = Some(arithmetic.cache).filter(|cache| *cache != arithmetic.narrow);
         let declares_cache = cache.is_some() && steps.declared().map(|numerics| numerics.kv) == cache;
         let unit = storage_types::unit(&arithmetic);
@@ -296,7 +291,7 @@ pub struct Disturbed<'a> {
     pub lost: &'a [std::ops::Range<u32>],
     pub arithmetic: Arithmetic,
     pub how: Run,
-    pub cached: &'a RefCell<Cached>,
+    pub aside: &'a Aside,
     pub bounds: Option<&'a RefCell<Bounds>>,
     pub open: &'a IndexSet<Checkpoint>,
     pub rows: &'a mut Rows,
@@ -354,7 +349,7 @@ impl Disturbed<'_> {
             Run::Disturbed(seed) if disturb => Some(seed),
             _ => None,
         };
-        self.beside(node.id, &rule.op, args, &mut narrowed);
+        self.aside.note((self.step, node.id), self.how, (&rule.op, args, &self.arithmetic), &mut narrowed);
         let key = |seed: u64, slot: usize, i: usize| {
             draw([seed, self.step as u64, node.id as u64, slot as u64, i as u64])
         };
@@ -406,28 +401,6 @@ impl Disturbed<'_> {
             bounds.known.insert((self.step, node), own.iter().map(|bound| *bound as f32).collect());
         }
         own
-    }
-
-    /// Notes keys and values as they are before they are rounded to the type of a cache, or moves them aside.
-    fn beside(&self, node: usize, op: &Op, args: &Args<'_, f64>, narrowed: &mut Narrowed) {
-        for (slot, values) in Narrowed::cached(op, args, &self.arithmetic) {
-            let (key, mut cached) = ((self.step, node, slot), self.cached.borrow_mut());
-            match (self.how, cached.get_mut(&key)) {
-                (Run::Exact, _) => {
-                    let none = vec![0.0; values.len()];
-                    cached.insert(key, (values, none));
-                }
-                (Run::Disturbed(_), Some((exact, apart))) => {
-                    let off = values.iter().zip(exact.iter()).map(|(value, exact)| (value - exact).abs());
-                    apart.iter_mut().zip(off).for_each(|(apart, off)| *apart = apart.max(off));
-                }
-                (Run::Aside(sign), Some((_, apart))) => {
-                    let moved = values.iter().zip(apart).map(|(value, apart)| value + sign * *apart);
-                    narrowed.put(slot, moved.collect(), &self.arithmetic);
-                }
-                (_, None) => {}
-            }
-        }
     }
 }
 

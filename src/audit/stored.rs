@@ -92,6 +92,13 @@ impl Narrowed {
         }
     }
 
+    /// Takes other values in the place of a source.
+    pub fn replace(&mut self, slot: usize, values: Vec<f64>, shape: [usize; 4]) {
+        if let Some(own) = self.slots.get_mut(slot) {
+            *own = Some((values, shape));
+        }
+    }
+
     /// Disturbs what an op of several steps reads by what a narrow type rounds in between; `draw` gives numbers in [-1, 1)
     /// by slot and element.
     pub fn disturb(

@@ -19,9 +19,9 @@ use crate::arithmetic::cache_blocks;
 use crate::arithmetic::cuda_blocks::{Blocks, Form};
 use crate::arithmetic::product::{group_sums, product};
 use crate::arithmetic::round::{self, Rounded, Rounding};
-use crate::arithmetic::{HalfSums, Narrow, Operands};
+use crate::arithmetic::{Arithmetic, HalfSums, Narrow, Operands};
 use crate::error::{Error, Result};
-use crate::gguf;
+use crate::gguf::{self, DType};
 use crate::numerics::{Products, Storage};
 use crate::scalar::{Scalar, vectorized};
 use crate::tensor::{Matrix, View};
@@ -80,6 +80,25 @@ enum Power {
     Two,
 }
 
+/// What an arithmetic rounds the activations to that meet a weight of a type.
+pub fn rounding_of(arithmetic: &Arithmetic, weight: DType) -> Rounding {
+    match arithmetic.operands {
+        // Matrix units take both sides in the type that values are kept in.
+        Operands::Exact => match arithmetic.narrow {
+            Storage::F32 => Rounding::None,
+            Storage::F16 => Rounding::F16,
+            Storage::Bf16 => Rounding::Bf16,
+        },
+        Operands::Candle => Rounding::of_candle(weight),
+        Operands::VecDot => Rounding::of(Products::LlamaCpu, weight),
+        Operands::Both(narrow) => narrow.rounding(),
+        Operands::Blocks(kernel) => {
+            Blocks::of(kernel, weight).map_or(Rounding::None, |(blocks, _)| Rounding::Cuda(blocks))
+        }
+        Operands::Half(_) | Operands::Unordered => Rounding::F16,
+    }
+}
+
 impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
     /// Rounds source 1 and takes the matrices of source 0, whose fastest axes must be equally long.
     pub fn new(args: &'b Args<'a, S>, meetings: Vec<Meeting>) -> Result<Self> {
@@ -91,26 +110,14 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
             )
             .hint("quantise the model to another type"));
         }
-        let (mut rounding, mut weights, mut form, mut half_sums) = (Rounding::None, None, None, None);
+        let rounding = rounding_of(args.arithmetic, weight.dtype);
+        let (mut weights, mut form, mut half_sums) = (None, None, None);
         match args.arithmetic.operands {
-            // Matrix units take both sides in the type that values are kept in.
-            Operands::Exact => match args.arithmetic.narrow {
-                Storage::F32 => {}
-                Storage::F16 => rounding = Rounding::F16,
-                Storage::Bf16 => rounding = Rounding::Bf16,
-            },
-            Operands::Candle => rounding = Rounding::of_candle(weight.dtype),
-            Operands::VecDot => rounding = Rounding::of(Products::LlamaCpu, weight.dtype),
-            Operands::Both(narrow) => (rounding, weights) = (narrow.rounding(), Some(narrow)),
-            Operands::Blocks(kernel) => {
-                if let Some((blocks, how)) = Blocks::of(kernel, weight.dtype) {
-                    (rounding, form) = (Rounding::Cuda(blocks), Some(how));
-                }
-            }
-            Operands::Half(sums) => {
-                (rounding, weights, half_sums) = (Rounding::F16, Some(Narrow::F16), Some(sums));
-            }
-            Operands::Unordered => (rounding, weights) = (Rounding::F16, Some(Narrow::F16)),
+            Operands::Exact | Operands::Candle | Operands::VecDot => {}
+            Operands::Both(narrow) => weights = Some(narrow),
+            Operands::Blocks(kernel) => form = Blocks::of(kernel, weight.dtype).map(|(_, how)| how),
+            Operands::Half(sums) => (weights, half_sums) = (Some(Narrow::F16), Some(sums)),
+            Operands::Unordered => weights = Some(Narrow::F16),
         }
         // Each decoded value would be rounded to itself once more, which took a sixth of an audit of F16 on CUDA. Values that
         // are in memory, a cache's for one, need not be numbers of the type that the graph has for them.

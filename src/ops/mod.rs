@@ -75,7 +75,7 @@ mod top_k;
 #[path = "tests/trial.rs"]
 mod trial;
 
-pub use matrices::Problem;
+pub use matrices::{Problem, rounding_of};
 pub use source::{Args, Source, Strided};
 
 use parity_graph::Op;
@@ -118,6 +118,8 @@ pub enum Check {
         bound: fn(&Args<'_, f64>, exact: &[f64]) -> Vec<f64>,
         /// Moves `exact` to the sides of the ties that `recorded` shows.
         settle: fn(&Args<'_, f64>, exact: &mut [f64], recorded: &[f64]),
+        /// How far ties may move each element where the result was not recorded; nothing where none does.
+        unsettled: fn(&Args<'_, f64>) -> Vec<f64>,
     },
     /// The result is a choice of indices: it is judged by the values that it chose, see [`Choice`].
     Choice(fn(&Args<'_, f64>, recorded: &[f64]) -> Vec<Choice>),

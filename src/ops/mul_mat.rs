@@ -22,7 +22,7 @@ pub const RULE: Rule = Rule {
         lose is bounded",
     single: compute::<f32>,
     double: compute::<f64>,
-    check: Check::Settled { bound, settle },
+    check: Check::Settled { bound, settle, unsettled },
     carry,
 };
 
@@ -76,6 +76,14 @@ fn settle(args: &Args<'_, f64>, exact: &mut [f64], recorded: &[f64]) {
         && exact.len() == recorded.len()
     {
         problem.settle(exact, recorded);
+    }
+}
+
+/// See [`Problem::unsettled`].
+fn unsettled(args: &Args<'_, f64>) -> Vec<f64> {
+    match problem(args) {
+        Ok(problem) if !is_hadamard(args) => problem.unsettled(),
+        _ => Vec::new(),
     }
 }
 

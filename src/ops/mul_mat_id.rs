@@ -19,7 +19,7 @@ pub const RULE: Rule = Rule {
         rounds the rows to on purpose is followed",
     single: compute::<f32>,
     double: compute::<f64>,
-    check: Check::Settled { bound, settle },
+    check: Check::Settled { bound, settle, unsettled },
     carry,
 };
 
@@ -68,6 +68,11 @@ fn settle(args: &Args<'_, f64>, exact: &mut [f64], recorded: &[f64]) {
     {
         problem.settle(exact, recorded);
     }
+}
+
+/// See [`Problem::unsettled`].
+fn unsettled(args: &Args<'_, f64>) -> Vec<f64> {
+    problem(args).map_or_else(|_| Vec::new(), |problem| problem.unsettled())
 }
 
 /// The ids are a choice: it is judged by itself, and the result follows the choice that was recorded.

@@ -140,3 +140,35 @@ fn a_spoiled_value_is_found_at_its_node() {
         }
     }
 }
+
+/// Takes the graphs out of a dump, and has it declare so much.
+fn without_graphs(dump: &Path, words: Option<&str>) {
+    let path = dump.join("manifest.json");
+    let mut manifest: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    manifest.as_object_mut().unwrap().remove("graphs");
+    manifest["producer"]["numerics"] = words.into();
+    fs::write(path, manifest.to_string()).unwrap();
+}
+
+/// What a dump leaves out, or leaves to a default, is known by its values.
+#[test]
+fn without_a_graph_attention_is_known_by_its_values() {
+    let folder = tempfile::tempdir().unwrap();
+    for (dump, model, _) in recordings() {
+        let name = dump.file_name().unwrap().to_str().unwrap();
+        let bare = format!("llama-{}", name.split('-').next().unwrap());
+        let whole = format!("{bare} kv=f16 flash=on");
+        let healthy = [None, Some(&*bare), Some(&*whole)].map(|words| (words, 0.0, 0));
+        for (number, (words, share, wanted)) in
+            healthy.into_iter().chain([(Some(&*bare), SEEN, 1)]).enumerate()
+        {
+            let into = folder.path().join(format!("{name}-{number}"));
+            spoiled(&dump, &into, "blk.0.attn_ctx", share);
+            without_graphs(&into, words);
+            let (code, report) = audit(&into, &model);
+            let origins = report["origins"].to_string();
+            assert_eq!(code, wanted, "{name}, {words:?}: {origins}, {}", report["reason"]);
+            assert!(wanted == 0 || origins.contains("blk.0.attn_ctx"), "{name}, {words:?}: {origins}");
+        }
+    }
+}

@@ -67,18 +67,8 @@ impl Problem<'_, '_, f64> {
     /// column of the matrices, so that the output shows it hundreds of times over.
     pub fn settle(&self, exact: &mut [f64], recorded: &[f64]) {
         let m = self.outputs();
-        let few = round::few_per_row(self.x.ties.clone(), self.x.values.rows);
-        let scales = self.x.scale_ties.iter().map(Moves::Scale);
-        let mut of_row: BTreeMap<usize, Vec<Moves<'_>>> = BTreeMap::new();
-        few.iter()
-            .map(Moves::Value)
-            .chain(scales)
-            .for_each(|tie| of_row.entry(tie.row()).or_default().push(tie));
-        for (row, ties) in of_row {
-            let met = self.meetings.iter().flat_map(|meeting| {
-                meeting.pairs.iter().filter(|(x, _)| *x == row).map(|(_, result)| (meeting.matrix, *result))
-            });
-            let met: Vec<(usize, usize)> = met.collect();
+        for (row, ties) in self.moves() {
+            let met = self.met(row);
             let rows = || met.iter().map(|(_, result)| result * m..(result + 1) * m);
             let missing: Vec<f64> = rows().flatten().map(|i| recorded[i] - exact[i]).collect();
             let of = |tie: &Moves<'_>| met.iter().flat_map(|(matrix, _)| self.moved(*tie, *matrix)).collect();
@@ -88,6 +78,40 @@ impl Problem<'_, '_, f64> {
                 rows().flatten().zip(column).for_each(|(i, moved)| exact[i] += moved);
             }
         }
+    }
+
+    /// How far ties may move each output where no recorded one shows to which side they went.
+    pub fn unsettled(&self) -> Vec<f64> {
+        let m = self.outputs();
+        let mut off = vec![0.0; self.rows * m];
+        for (row, ties) in self.moves() {
+            for (matrix, result) in self.met(row) {
+                for moved in ties.iter().map(|tie| self.moved(*tie, matrix)) {
+                    off[result * m..].iter_mut().zip(moved).for_each(|(off, moved)| *off += moved.abs());
+                }
+            }
+        }
+        off
+    }
+
+    /// The ties of each row that has few of them.
+    fn moves(&self) -> BTreeMap<usize, Vec<Moves<'_>>> {
+        let few = round::few_per_row(&self.x.ties, self.x.values.rows);
+        let scales = self.x.scale_ties.iter().map(Moves::Scale);
+        let mut of_row: BTreeMap<usize, Vec<Moves<'_>>> = BTreeMap::new();
+        few.into_iter()
+            .map(Moves::Value)
+            .chain(scales)
+            .for_each(|tie| of_row.entry(tie.row()).or_default().push(tie));
+        of_row
+    }
+
+    /// The matrices that a row meets, each with the row of the result.
+    fn met(&self, row: usize) -> Vec<(usize, usize)> {
+        let met = self.meetings.iter().flat_map(|meeting| {
+            meeting.pairs.iter().filter(move |(x, _)| *x == row).map(|(_, result)| (meeting.matrix, *result))
+        });
+        met.collect()
     }
 
     /// How the outputs of one matrix (m,) move where a tie is rounded to the other side.

@@ -1,0 +1,153 @@
+//! The form in which a graph is built for a dump that brings none: on which backend of llama.cpp, with attention as one node
+//! or as two products, over keys and values in f16 or as they are. A declaration says; where values of attention say
+//! otherwise, they are believed.
+
+use std::collections::HashSet;
+
+use super::graphs::LLAMA_CPP;
+use super::{AuditRows, Finding, Findings, Graphs, How, Labelled, Names, Suspect, audit};
+use crate::arithmetic::backend::Backend;
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::dump::Recording;
+use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::model::builders::Cache;
+use crate::numerics::{Numerics, Products, Storage};
+use parity_dump::Dump;
+
+/// Rows of each node that decide.
+const ROWS: usize = 4;
+/// Layers whose nodes decide.
+const LAYERS: usize = 2;
+
+/// How llama.cpp may have computed a graph.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Form {
+    /// The buffer of its nodes; `None` of the CPU and of other engines.
+    pub backend: Option<&'static str>,
+    /// Whether attention is one node.
+    pub flash: bool,
+    /// What keys and values are kept in.
+    pub cache: Cache,
+}
+
+impl Form {
+    /// What any engine may have computed: attention as one node, keys and values as they are.
+    const ANY: Form = Form { backend: None, flash: true, cache: Cache::F32 };
+
+    /// The form that a dump declares: what declares a backend of llama.cpp computed llama.cpp's graph, on that backend, with
+    /// the cache and the attention that it declares.
+    pub fn declared(dump: &Dump) -> Form {
+        let words = dump.manifest().producer.numerics.as_deref();
+        let numerics = words.and_then(|words| words.parse::<Numerics>().ok());
+        let of_device = numerics.and_then(|numerics| Some((numerics, Backend::declared(numerics.products)?)));
+        of_device.map_or(Form::ANY, |(numerics, backend)| Form {
+            backend: Some(backend),
+            flash: numerics.flash,
+            cache: if numerics.kv == Storage::F16 { Cache::F16 } else { Cache::F32 },
+        })
+    }
+
+    /// All that may have been, what is declared first: words on cache and attention are easily left out, and llama.cpp's
+    /// default is one node over keys and values in f16. What names a backend of llama.cpp and declares nothing may have been
+    /// computed on it, or on the CPU.
+    fn possible(dump: &Dump) -> Vec<Form> {
+        let declared = Form::declared(dump);
+        let producer = &dump.manifest().producer;
+        let named = match producer.backend.as_deref() {
+            Some("cuda") => Backend::declared(Products::LlamaCuda),
+            Some("vulkan") => Backend::declared(Products::LlamaVulkan),
+            _ => None,
+        };
+        let named = named.filter(|_| producer.name == LLAMA_CPP && producer.numerics.is_none());
+        let Some(backend) = declared.backend.or(named) else { return vec![declared] };
+        let of = |(flash, cache)| Form { backend: Some(backend), flash, cache };
+        let kinds = [(true, Cache::F16), (false, Cache::F16), (false, Cache::F32), (true, Cache::F32)];
+        let first = Some(declared).filter(|form| form.backend.is_some());
+        let others = kinds.map(of).into_iter().filter(|form| Some(*form) != first);
+        let last = Some(declared).filter(|form| form.backend.is_none());
+        first.into_iter().chain(others).chain(last).collect()
+    }
+
+    /// In words.
+    fn words(&self) -> String {
+        let attention = if self.flash { "flash attention" } else { "attention as two products" };
+        let cache = if self.cache == Cache::F16 { "f16" } else { "f32" };
+        let on = self.backend.map_or("", |backend| backend.trim_end_matches('0'));
+        format!(
+            "what computed it is known by its values: {attention} over keys and values in {cache}, on {on}"
+        )
+    }
+}
+
+impl Graphs {
+    /// Builds graphs in the form that leaves fewest rows of attention unexplained in the first layers, the declared one where
+    /// no other leaves fewer. On a backend that is not declared only where that explains most products.
+    ///
+    /// # Errors
+    /// Those of [`Graphs::built`], and of an audit.
+    pub(super) fn built_as_computed(dump: &Dump, gguf: &Gguf) -> Result<Graphs> {
+        let (forms, ids, declared) = (Form::possible(dump), deciding(dump), Form::declared(dump));
+        if forms.len() == 1 || ids.is_empty() {
+            return Graphs::built(dump, gguf);
+        }
+        let mut best: Option<(usize, Form, Graphs)> = None;
+        for form in forms {
+            if form.backend.is_none() && best.is_some() {
+                break;
+            }
+            let graphs = Graphs::built_in(dump, gguf, form)?;
+            let findings = graphs.sampled(dump, gguf, &ids, ROWS)?;
+            let products = findings.nodes.iter().filter(|(id, _)| id.kind() != Kind::AttnCtx);
+            let (wrong, right): (Vec<_>, Vec<_>) = products.partition(|(_, finding)| finding.is_wrong());
+            if form.backend != declared.backend && wrong.len() > right.len() {
+                continue;
+            }
+            let attention = findings.nodes.iter().filter(|(id, _)| id.kind() == Kind::AttnCtx);
+            // What cannot be judged in a form is not explained by it.
+            let left = |finding: &Finding| if finding.judged > 0 { finding.rows_beyond() } else { ROWS };
+            let left = attention.map(|(_, finding)| left(finding)).sum();
+            if best.as_ref().is_none_or(|(least, ..)| left < *least) {
+                best = Some((left, form, graphs));
+            }
+            if left == 0 {
+                break;
+            }
+        }
+        let Some((_, form, graphs)) = best else { return Graphs::built(dump, gguf) };
+        Ok(if form == declared { graphs } else { graphs.saying(form.words()) })
+    }
+
+    /// What an audit of a sample of rows finds of some nodes.
+    ///
+    /// # Errors
+    /// Those of an audit.
+    pub(super) fn sampled(
+        &self,
+        dump: &Dump,
+        gguf: &Gguf,
+        ids: &HashSet<Checkpoint>,
+        rows: usize,
+    ) -> Result<Findings> {
+        let wants = |id: Checkpoint| ids.contains(&id);
+        let silent = |_: &Suspect<'_>| Names::default();
+        let how = How { rows: AuditRows::Sample(rows), wants: &wants, diagnose: &silent, look: None };
+        let steps: Vec<(usize, &Labelled)> = self.steps();
+        audit(&self.judged(dump, dump), &steps, gguf, &how)
+    }
+}
+
+/// The nodes that tell one form from another: attention of the first layers that hold it, and the products before it.
+fn deciding(dump: &Dump) -> HashSet<Checkpoint> {
+    let held = Recording::checkpoints(dump);
+    let mut layers: Vec<Option<u32>> =
+        held.iter().filter(|id| id.kind() == Kind::AttnCtx).map(|id| id.layer_index()).collect();
+    layers.sort_unstable();
+    layers.dedup();
+    layers.truncate(LAYERS);
+    let decides = |id: &Checkpoint| {
+        matches!(id.kind(), Kind::AttnCtx | Kind::QProj | Kind::KProj | Kind::VProj)
+            && layers.contains(&id.layer_index())
+    };
+    held.iter().copied().filter(decides).collect()
+}
