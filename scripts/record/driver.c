@@ -3,11 +3,13 @@
  *   gcc -O1 -o driver driver.c -ldl
  *   driver LIBRARIES MODEL PREFILL TOKEN…      the first PREFILL tokens in one batch, the others one by one
  *
- * PREFILL may be several batches: 20,9,4. In the environment, DRIVER_FLASH=on|off asks for flash attention or for
+ * PREFILL may be several batches: 20,9,4, or a whole life of the context (see `life` below). In the environment, DRIVER_FLASH=on|off asks for flash attention or for
  * none, DRIVER_CACHE=TYPE for keys and values of another ggml type, by its number (0 is F32, 8 is Q8_0), or
  * DRIVER_CACHE=TYPE,TYPE for keys and values of two types,
  * DRIVER_UBATCH=N for so many tokens at a time (default 512), DRIVER_THREADS=N for so many threads (default 2).
  * DRIVER_LORA=FILE[:SCALE],… for adapters, LLAMA_ARG_RPC=HOST:PORT for a ggml-rpc-server that computes.
+ * DRIVER_SEQUENCES=N makes room for so many sequences (default 1), DRIVER_UNIFIED=1 in one cache for all of them,
+ * DRIVER_SWA=0 with a cache of the window alone where attention has one.
  * DRIVER_NOISE=NAME disturbs the first element of the node that llama.cpp calls so, each time that it was computed and by
  * another amount in each run: what a race, or memory that nobody wrote, does to whoever reads it.
  *
@@ -144,6 +146,94 @@ static int remote(const char *server) {
     return announce(added), 0;
 }
 
+/* Switches are bytes behind the types of keys and values and two pointers: embeddings, offload_kqv, no_perf, op_offload,
+ * swa_full, kv_unified. */
+static int choose_switch(params *p, int at, int on) {
+    int32_t *words = (int32_t *)p->bytes;
+    for (int i = 16; i < 48; i += 2)
+        if (words[i] == 1 && words[i + 1] == 1 && !memcmp(words + i + 6, "\0\1\1\1\1\0", 6))
+            return ((char *)(words + i + 6))[at] = on, 0;
+    return fprintf(stderr, "this release has no such switch\n"), 2;
+}
+
+/* The life of a context, one word after the other:
+ *   b0:5,1+2:3   one batch: the next five tokens of sequence 0, and three that sequences 1 and 2 share
+ *   r0@5         sequence 0 forgets what is at position 5 and behind (seq_rm)
+ *   s0@1,4       the same of positions 1 to 3, and what is behind moves there (seq_rm, seq_add)
+ *   c0>1         sequence 1 gets what sequence 0 has (seq_cp)
+ *   k0           all but sequence 0 are forgotten (seq_keep)
+ *   w0 l2        what sequence 0 has is saved, and loaded as sequence 2; W and L all of the context
+ *   x            all is forgotten (clear)
+ * Tokens are those of the command line, again from the first behind the last; every batch asks for the logits of the last row
+ * of each of its parts. */
+static struct {
+    void *context;
+    int (*decode)(void *, batch);
+    int32_t *tokens, n, used, next[64];
+} now;
+
+static int life_batch(char *at) {
+    static int32_t token[4096], pos[4096], count[4096], ids[4096][8], *list[4096];
+    static int8_t logits[4096];
+    int n = 0, one[8];
+    while (*at) {
+        int of = 0;
+        do one[of++] = strtol(at, &at, 10); while (*at == '+' && at++ && of < 8);
+        if (*at != ':') return fprintf(stderr, "%s: no part of a batch\n", at), 2;
+        int rows = strtol(at + 1, &at, 10);
+        for (int i = 0; i < rows && n < 4096; i++, n++) {
+            token[n] = now.tokens[now.used++ % now.n];
+            pos[n] = now.next[one[0]];
+            for (int s = 0; s < of; s++) ids[n][s] = one[s], now.next[one[s]] = pos[n] + 1;
+            count[n] = of, list[n] = ids[n], logits[n] = i == rows - 1;
+        }
+        at += *at == ',';
+    }
+    batch b = {.n_tokens = n, .token = token, .pos = pos, .n_seq_id = count, .seq_id = list, .logits = logits};
+    int status = now.decode(now.context, b);
+    return status ? fprintf(stderr, "the batch failed: %d\n", status), 1 : 0;
+}
+
+static int life(char *script) {
+    /* Releases before 2025 have these of the context itself. */
+    void *(*memory_of)(void *) = find("llama_get_memory", NULL);
+    void *memory = memory_of ? memory_of(now.context) : now.context;
+    #define CALL(name) find(memory_of ? "llama_memory_" name : dlsym(RTLD_DEFAULT, "llama_kv_self_update") \
+                            ? "llama_kv_self_" name : "llama_kv_cache_" name, NULL)
+    bool (*rm)(void *, int32_t, int32_t, int32_t) = CALL("seq_rm");
+    void (*cp)(void *, int32_t, int32_t, int32_t, int32_t) = CALL("seq_cp"), (*keep)(void *, int32_t) = CALL("seq_keep");
+    void (*add)(void *, int32_t, int32_t, int32_t, int32_t) = CALL("seq_add"), (*clear)(void *, bool) = CALL("clear");
+    size_t (*size)(void *) = find("llama_state_get_size", NULL), (*save)(void *, void *, size_t) = find("llama_state_get_data", NULL);
+    size_t (*load)(void *, const void *, size_t) = find("llama_state_set_data", NULL);
+    size_t (*size_of)(void *, int32_t) = find("llama_state_seq_get_size", NULL);
+    size_t (*save_of)(void *, void *, size_t, int32_t) = find("llama_state_seq_get_data", NULL);
+    size_t (*load_of)(void *, const void *, size_t, int32_t) = find("llama_state_seq_set_data", NULL);
+    if (!rm || !cp || !keep || !add || !clear || !size || !save || !load || !size_of || !save_of || !load_of)
+        return fprintf(stderr, "this release has no such life\n"), 2;
+    static char kept[1 << 26];
+    size_t bytes = 0;
+    int32_t saved[64], was = 0;
+    for (char *word = strtok(script, " "); word; word = strtok(NULL, " ")) {
+        int a = 0, b = 0, c = 0, status = 0;
+        sscanf(word + 1, "%d%*[@>]%d,%d", &a, &b, &c);
+        switch (*word) {
+        case 'b': status = life_batch(word + 1); break;
+        case 'r': status = !rm(memory, a, b, -1), now.next[a] = b; break;
+        case 's': status = !rm(memory, a, b, c), add(memory, a, c, -1, b - c), now.next[a] -= c - b; break;
+        case 'c': cp(memory, a, b, -1, -1), now.next[b] = now.next[a]; break;
+        case 'k': keep(memory, a); break;
+        case 'x': clear(memory, true), memset(now.next, 0, sizeof now.next); break;
+        case 'w': bytes = save_of(now.context, kept, sizeof kept, a), was = now.next[a]; break;
+        case 'l': status = !load_of(now.context, kept, bytes, a), now.next[a] = was; break;
+        case 'W': bytes = save(now.context, kept, sizeof kept), memcpy(saved, now.next, sizeof saved); break;
+        case 'L': status = !load(now.context, kept, bytes), memcpy(now.next, saved, sizeof saved); break;
+        default: status = 2;
+        }
+        if (status) return fprintf(stderr, "%s: failed\n", word), status;
+    }
+    return 0;
+}
+
 /* A number of the environment that is above 0. */
 static int number(const char *name, int otherwise) {
     int value = getenv(name) ? atoi(getenv(name)) : otherwise;
@@ -181,27 +271,32 @@ int main(int argc, char **argv) {
     void *model = load_model(model_path, model_params());
     if (!model) return fprintf(stderr, "%s: no model\n", model_path), 2;
     params p = context_params();
-    uint32_t sizes[3] = {512, 512, number("DRIVER_UBATCH", 512)};
+    uint32_t sizes[4] = {512, 512, number("DRIVER_UBATCH", 512), number("DRIVER_SEQUENCES", 1)};
     memcpy(&p, sizes, sizeof sizes);
     const char *flash = getenv("DRIVER_FLASH"), *cache = getenv("DRIVER_CACHE"), *noise = getenv("DRIVER_NOISE");
     if (noise && choose_noise(&p, noise)) return 2;
     if (flash && choose_flash(&p, flash)) return 2;
+    if (getenv("DRIVER_UNIFIED") && choose_switch(&p, 5, atoi(getenv("DRIVER_UNIFIED")))) return 2;
+    if (getenv("DRIVER_SWA") && choose_switch(&p, 4, atoi(getenv("DRIVER_SWA")))) return 2;
     if (cache && choose_cache(&p, cache)) return 2;
     void *context = new_context(model, p);
     if (!context) return fprintf(stderr, "no context\n"), 2;
     if (lora[0] && adapt(model, context, lora)) return 2;
     int n_threads = number("DRIVER_THREADS", 2);
     threads(context, n_threads, n_threads);
-    int n = argc - 4, done = 0;
+    int n = argc - 4, done = 0, status = 0;
     int32_t tokens[4096];
     for (int i = 0; i < n && i < 4096; i++) tokens[i] = atoi(argv[4 + i]);
-    for (char *at = argv[3]; *at; at += *at == ',') {
+    now.context = context, now.decode = decode, now.tokens = tokens, now.n = n;
+    int is_life = strchr(argv[3], ':') != NULL;
+    if (is_life && (status = life(argv[3]))) return status;
+    for (char *at = is_life ? "" : argv[3]; *at; at += *at == ',') {
         int batch = strtol(at, &at, 10);
         if (batch < 1 || batch > n - done) return fprintf(stderr, "%s: no batches of %d tokens\n", argv[3], n), 2;
         if (evaluate(decode, context, tokens, done, batch)) return fprintf(stderr, "the prefill failed\n"), 1;
         done += batch;
     }
-    for (int i = done; i < n; i++)
+    for (int i = is_life ? n : done; i < n; i++)
         if (evaluate(decode, context, tokens, i, 1)) return fprintf(stderr, "decoding failed\n"), 1;
     printf("last logit %.6f\n", last(context, -1)[0]);
     return 0;

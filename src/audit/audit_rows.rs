@@ -95,7 +95,7 @@ mod tests {
             .iter()
             .map(|&length| {
                 start += length;
-                Step { file: String::new(), positions: (start - length..start).collect(), hashes: None }
+                Step { file: String::new(), positions: (start - length..start).collect(), ..Step::default() }
             })
             .collect()
     }

@@ -17,6 +17,9 @@ use crate::numerics::Numerics;
 use parity_dump::Dump;
 use parity_graph::Graph;
 
+/// How llama.cpp's names of caches begin.
+const CACHE: &str = "cache_";
+
 /// The producer of dumps that recordings of llama.cpp are.
 pub(super) const LLAMA_CPP: &str = "llama.cpp";
 
@@ -85,6 +88,15 @@ impl Graphs {
     /// The same in any form. Attention is one node only where the dump holds no scores or probabilities.
     pub(super) fn built_in(dump: &Dump, gguf: &Gguf, form: Form) -> Result<Graphs> {
         let manifest = dump.manifest();
+        if manifest.is_numbered() {
+            return Err(Error::file(
+                dump.path(),
+                "has rows of several sequences, or positions that were computed again",
+            )
+            .expected("the graphs that computed them")
+            .found("none in the dump")
+            .hint("record it again: parity record -o DIR -- CMD…"));
+        }
         let inside = Recording::checkpoints(dump).iter().any(|id| id.kind().is_optional());
         let context = manifest.tokens.len();
         let Form { backend, flash, cache } = form;
@@ -219,6 +231,15 @@ impl<'a> Judged<'a> {
 impl Steps for Judged<'_> {
     fn positions(&self, step: usize) -> Vec<u32> {
         self.values.manifest().steps.get(step).map_or_else(Vec::new, |step| step.positions.clone())
+    }
+
+    fn is_chosen(&self, row: Option<u32>) -> bool {
+        self.values.is_chosen(row)
+    }
+
+    fn knows_caches(&self, step: usize) -> bool {
+        let recorded = |step| self.inputs.leaves(step).any(|(name, _)| name.starts_with(CACHE));
+        self.values.manifest().is_numbered() || (0..=step).any(recorded)
     }
 
     fn is_own_graph(&self) -> bool {

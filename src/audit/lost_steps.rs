@@ -13,6 +13,9 @@ use crate::engine::op_by_op::Unknown;
 
 /// The positions before the last one of a step that no step up to it computes, in runs.
 pub fn before(steps: &dyn Steps, step: usize) -> Vec<Range<u32>> {
+    if steps.knows_caches(step) {
+        return Vec::new();
+    }
     let mut known: Vec<u32> = (0..=step).flat_map(|step| steps.positions(step)).collect();
     known.sort_unstable();
     let last = steps.positions(step).into_iter().max().unwrap_or_default();

@@ -126,6 +126,17 @@ pub trait Steps {
     /// Positions of the tokens of a step.
     fn positions(&self, step: usize) -> Vec<u32>;
 
+    /// Whether what caches hold before a step is known whatever positions the steps before it have: rows are numbered, or
+    /// the caches were recorded.
+    fn knows_caches(&self, _step: usize) -> bool {
+        false
+    }
+
+    /// Whether a row is looked at; of none, whether all are.
+    fn is_chosen(&self, _row: Option<u32>) -> bool {
+        true
+    }
+
     /// Whether the graph that it is judged by is the one that its producer computed.
     fn is_own_graph(&self) -> bool;
 
@@ -253,10 +264,12 @@ impl Conductor<f64> for Auditor<'_> {
         let beyond = |element: usize| cut.get_or_init(own_values).get(element).copied().unwrap_or_default();
         let values = arranged.of_node(&whole.values, beyond);
         let lacks = |element: usize| partial.as_ref().is_some_and(|p| p.lacks(arranged.position(element)));
-        let looked_at = |element: usize| arranged.is_recorded(element) && !lacks(element);
+        let (all, rows) = (self.steps.is_chosen(None), self.chosen(&recorded));
+        let chosen = |element: usize| all || rows.contains(&arranged.position(element));
+        let looked_at = |element: usize| arranged.is_recorded(element) && !lacks(element) && chosen(element);
         let looked_at: &(dyn Fn(usize) -> bool + Sync) =
-            if partial.is_none() && arranged.is_whole() { &|_| true } else { &looked_at };
-        if (self.wants)(checkpoint) {
+            if partial.is_none() && arranged.is_whole() && all { &|_| true } else { &looked_at };
+        if (self.wants)(checkpoint) && !rows.is_empty() {
             self.judge(node, checkpoint, args, (&values, &recorded), &arranged, looked_at);
         }
         if let Some(fed) = self.steps.fed(self.step, checkpoint).filter(|_| partial.is_none()) {
@@ -264,15 +277,19 @@ impl Conductor<f64> for Auditor<'_> {
         }
         let is_read = node.program.is_used_after(node.program.graph.root(node.id), node.id);
         match &partial {
-            Some(_) if !is_read => Ok(Ok(values.into())),
-            None => Ok(Ok(values.into())),
             // Rows that were not recorded are computed again, for what reads them.
-            Some(_) => Ok(across().map(|own| chosen_experts::filled(own, &values, lacks))),
+            Some(_) if is_read => Ok(across().map(|own| chosen_experts::filled(own, &values, lacks))),
+            _ => Ok(Ok(values.into())),
         }
     }
 }
 
 impl Auditor<'_> {
+    /// The rows of what was recorded that are looked at.
+    fn chosen(&self, recorded: &Tensor) -> HashSet<u32> {
+        recorded.positions.iter().copied().filter(|row| self.steps.is_chosen(Some(*row))).collect()
+    }
+
     /// Notes that a node which was recorded was not judged.
     fn leave_out(&mut self, node: Id, late: &'static str) {
         let label = self.labelled.labels.get(node).copied().flatten();
@@ -306,6 +323,7 @@ impl Auditor<'_> {
         finding.row_shape = recorded.shape.get(1..).unwrap_or_default().to_vec();
         if let (Some(pending), Ok(args)) = (&mut self.pending, args)
             && values.len() == recorded.values.len()
+            && self.steps.is_chosen(None)
             && pending.takes(node, checkpoint, args, recorded, &tried)
         {
             return;
@@ -330,7 +348,8 @@ impl Auditor<'_> {
                 held
             }
         };
-        self.add(node, checkpoint, held, (arranged, recorded.positions.len()));
+        let rows = self.chosen(recorded).len();
+        self.add(node, checkpoint, held, (arranged, rows));
     }
 
     /// Adds what was found of a node in this step, of which so many rows were recorded.

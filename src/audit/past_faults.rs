@@ -81,6 +81,14 @@ struct Hiding<'a> {
 }
 
 impl Steps for Hiding<'_> {
+    fn knows_caches(&self, step: usize) -> bool {
+        self.steps.knows_caches(step)
+    }
+
+    fn is_chosen(&self, row: Option<u32>) -> bool {
+        self.steps.is_chosen(row)
+    }
+
     fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {
         self.steps.tensor(step, checkpoint).filter(|_| !self.hidden.contains(&checkpoint))
     }

@@ -40,6 +40,11 @@ pub struct Args {
     /// The other rows are screened, which is faster and sees less (docs/bounds.md).
     #[arg(long, value_name = "N", default_value_t)]
     audit_rows: AuditRows,
+    /// Look at one sequence alone [default: all]
+    ///
+    /// By its id in llama.cpp; rows of the others are what it was computed beside.
+    #[arg(long, value_name = "N")]
+    sequence: Option<u32>,
     /// Say which mistakes the dump could hide
     ///
     /// Injects every known mistake at every node of the dump, one at a time, and says which ones an audit finds.
@@ -74,6 +79,7 @@ pub fn main(args: &Args) -> Outcome {
         return args.output.deliver(folder, logprobs::judge(&said, None, &how)?);
     }
     let mut recording = shared::open_declared(&dump, &args.foreign.options(given.as_deref()), args.numerics)?;
+    args.sequence.map_or(Ok(()), |sequence| recording.choose_sequence(sequence))?;
     let path = match given {
         Some(path) => path,
         None => references::model_of(&dump, &recording.manifest().model)?,

@@ -39,6 +39,11 @@ pub struct Args {
     /// batch, the kernel, the type of the cache, the choice of experts.
     #[arg(long)]
     bitwise: bool,
+    /// Look at one sequence alone [default: all]
+    ///
+    /// By its id in llama.cpp; rows of the others are what it was computed beside.
+    #[arg(long, value_name = "N")]
+    sequence: Option<u32>,
     /// Arithmetic of the reference
     #[arg(long, value_name = "WORDS")]
     reference_numerics: Option<Numerics>,
@@ -89,6 +94,9 @@ pub fn main(args: &Args) -> Outcome {
     let (ours, theirs) = if turned { (&untold, &told) } else { (&told, &untold) };
     let mut candidate = shared::open_declared(&candidate, ours, args.numerics)?;
     let mut reference = shared::open_declared(&reference, theirs, args.reference_numerics)?;
+    for side in [&mut candidate, &mut reference] {
+        args.sequence.map_or(Ok(()), |sequence| side.choose_sequence(sequence))?;
+    }
     let file = path.as_deref().map(|path| args.lora.applied(ModelFile::open(path)?)).transpose()?;
     let options = Options {
         selection,

@@ -52,9 +52,10 @@ pub struct Args {
     #[arg(long)]
     own_rows: bool,
 
-    /// Which of several prompts to record, from 0
+    /// Which of several prompts to record alone, from 0 [default: everything]
     ///
-    /// Without it, the first is recorded, and the dump says that it stopped where the program evaluates another.
+    /// The recording ends where the program evaluates another, goes back or mixes sequences. To look at one of the sequences
+    /// that were recorded, give --sequence to audit and diff.
     #[arg(long, value_name = "N")]
     sequence: Option<usize>,
 

@@ -27,11 +27,14 @@ pub fn refuse_others(dump: &Dump) -> Result<()> {
     let leaves: Vec<_> = graphs.all().iter().map(of_text).collect();
     let manifest = dump.manifest();
     for (number, step) in manifest.steps.iter().enumerate() {
-        let Some(graph) = graphs.index_of_step(number) else { continue };
+        let Some(graph) = graphs.index_of_step(number).filter(|graph| !graphs.all()[*graph].is_shift())
+        else {
+            continue;
+        };
         let tokens = |position: &u32| manifest.tokens.get(*position as usize).map(|&token| f64::from(token));
         let wanted: [Vec<Option<f64>>; 2] = [
             step.positions.iter().map(tokens).collect(),
-            step.positions.iter().map(|&position| Some(f64::from(position))).collect(),
+            step.at().iter().map(|&position| Some(f64::from(position))).collect(),
         ];
         for ((what, leaf), wanted) in ["tokens", "positions"].iter().zip(&leaves[graph]).zip(&wanted) {
             let Some(found) = leaf.as_deref().and_then(|leaf| numbers(dump.leaf(number, leaf)?)) else {
@@ -64,6 +67,7 @@ pub fn numbers(leaf: Leaf<'_>) -> Option<Vec<f64>> {
     Some(match leaf.dtype {
         "F32" => numbers(4, |b| f64::from(f32::from_le_bytes(b.try_into().unwrap_or_default()))),
         "F16" => numbers(2, |b| f64::from(half::f16::from_le_bytes(b.try_into().unwrap_or_default()))),
+        "BF16" => numbers(2, |b| f64::from(half::bf16::from_le_bytes(b.try_into().unwrap_or_default()))),
         "I32" => numbers(4, |b| f64::from(i32::from_le_bytes(b.try_into().unwrap_or_default()))),
         "I64" => numbers(8, |b| i64::from_le_bytes(b.try_into().unwrap_or_default()) as f64),
         _ => return None,

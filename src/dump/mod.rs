@@ -150,7 +150,8 @@ impl Recording for Dump {
     }
 
     fn positions(&self, checkpoint: Checkpoint) -> Vec<u32> {
-        self.get(checkpoint).map_or(Vec::new(), |recorded| recorded.positions().collect())
+        let chosen = |row: &u32| self.is_chosen(Some(*row));
+        self.get(checkpoint).map_or(Vec::new(), |recorded| recorded.positions().filter(chosen).collect())
     }
 
     fn gather(&self, checkpoint: Checkpoint, positions: &[u32]) -> Option<Matrix<f32>> {

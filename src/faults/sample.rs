@@ -153,6 +153,7 @@ impl<'s, 'a> Sample<'s, 'a> {
         let whole_rows = self.columns.is_none();
         match change {
             Change::After { .. } | Change::Part { .. } => false,
+            Change::SourceEdit { edit: Edit::RowsTurned(_), .. } => false,
             Change::SourceEdit { slot: 0, .. } | Change::Misread { .. } | Change::Exchange(..) => whole_rows,
             Change::ResultEdit(Edit::Columns(_) | Edit::SetColumns { .. }) => whole_rows,
             Change::ResultEdit(edit) => edit.is_by_element(),

@@ -32,6 +32,12 @@ pub struct DumpInspection {
     pub tokens: Vec<u32>,
     /// Forward passes.
     pub steps: Vec<StepReport>,
+    /// Which rows the numbers of rows are, where these are no positions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rows: Option<String>,
+    /// What happened to the context between steps.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<String>,
     /// `false` for an interrupted recording.
     pub complete: bool,
     /// What looks wrong, the worst first.
@@ -95,6 +101,9 @@ pub fn inspect(path: &Path) -> Result<DumpInspection> {
         first: step.positions.iter().min().copied(),
         positions: step.positions.len(),
     });
+    let events = manifest.steps.iter().enumerate().flat_map(|(number, step)| {
+        step.life.events.iter().map(move |event| format!("{event} before step {number}"))
+    });
     Ok(DumpInspection {
         file: path.display().to_string(),
         producer: manifest.producer.clone(),
@@ -102,6 +111,8 @@ pub fn inspect(path: &Path) -> Result<DumpInspection> {
         prompt: manifest.prompt.clone(),
         tokens: manifest.tokens.clone(),
         steps: steps.collect(),
+        rows: manifest.rows_in_words(usize::MAX),
+        events: events.collect(),
         complete: manifest.complete,
         findings: findings(&dump, &checkpoints)?,
         graphs: graphs(&dump)?,

@@ -251,7 +251,10 @@ pub fn dump(dump: &DumpInspection) -> String {
     line(&mut out, "tokens", format!("{:?}", dump.tokens));
     let steps: Vec<String> = dump.steps.iter().map(|step| step.positions.to_string()).collect();
     line(&mut out, "steps", format!("{} of {} positions", steps.len(), steps.join(" + ")));
-    for (label, names) in [("not ids", &dump.foreign), ("unmapped", &dump.unmapped)] {
+    let rows: Vec<String> = dump.rows.iter().cloned().collect();
+    let beside =
+        [("rows", &rows), ("events", &dump.events), ("not ids", &dump.foreign), ("unmapped", &dump.unmapped)];
+    for (label, names) in beside {
         if !names.is_empty() {
             line(&mut out, label, names.join(", "));
         }

@@ -83,6 +83,7 @@ pub fn diff(
     if candidate.is_hashed() || reference.is_hashed() {
         return hashed::diff(candidate, reference, options);
     }
+    candidate.number_as(reference.manifest());
     let selection = with_matrices(&options.selection, [&*candidate, &*reference]);
     let options = &Options { selection, ..options.clone() };
     let mut settled: Vec<String> = Vec::new();

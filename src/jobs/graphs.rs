@@ -94,7 +94,10 @@ impl<'a> ByGraph<'a> {
                 report.notes.push(said.clone());
             }
         }
-        let claim = |&(side, graphs): &(Whose, &'b Graphs)| Claim { side, graphs: graphs.each().collect() };
+        let claim = |&(side, graphs): &(Whose, &'b Graphs)| Claim {
+            side,
+            graphs: graphs.each().filter(|graph| !graph.is_shift()).collect(),
+        };
         let claims: Vec<Claim<'_>> =
             sides.iter().filter(|(_, graphs)| !graphs.are_built()).map(claim).collect();
         let (gguf, architecture, refused) = (self.gguf, self.architecture, self.refused.as_deref());

@@ -34,6 +34,9 @@ use crate::select::Selection;
 use crate::verdict;
 use parity_dump::Dump;
 
+/// Runs of rows that are said of a dump in which positions repeat.
+const RUNS_SAID: usize = 24;
+
 /// What a reader must know of a side's dump: an interrupted recording, an arithmetic or names that are not understood.
 fn notes_of(dump: &Dump, side: &str) -> Vec<String> {
     let interrupted = !dump.manifest().is_whole();
@@ -45,7 +48,10 @@ fn notes_of(dump: &Dump, side: &str) -> Vec<String> {
             "the {side} declares `{words}`, which is no arithmetic that parity knows: {flag} declares one"
         )
     });
-    let notes = interrupted.then_some(note).into_iter().chain(unknown);
+    let rows = dump.manifest().rows_in_words(RUNS_SAID).map(|said| {
+        format!("rows of the {side} have numbers, since positions repeat (SEQUENCE:POSITION#TIME, the last time without): {said}")
+    });
+    let notes = interrupted.then_some(note).into_iter().chain(unknown).chain(rows);
     notes.chain(foreign::names_not_understood(dump, side)).collect()
 }
 

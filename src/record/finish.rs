@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use parity_dump::manifest::MANIFEST_FILE;
-use parity_dump::{Checkpoint, Dump, Manifest, ModelInfo};
+use parity_dump::{Checkpoint, Dump, ModelInfo};
 
 use super::program::Program;
 use super::tap::Report;
@@ -101,7 +100,7 @@ pub fn complete(finished: Finished<'_>) -> Result<Summary> {
     }
     manifest.complete = manifest.stopped.is_none();
     let incomplete = manifest.stopped.as_ref().map(|stopped| stopped.reason.clone());
-    write(dir, &manifest)?;
+    parity_dump::write_manifest(dir, &manifest)?;
     let bytes = |file: &String| fs::metadata(dir.join(file)).map_or(0, |meta| meta.len());
     Ok(Summary {
         dir: dir.to_owned(),
@@ -231,16 +230,6 @@ fn shell_words(words: &[String]) -> String {
         if plain(word) { word.clone() } else { format!("'{}'", word.replace('\'', r"'\''")) }
     };
     words.iter().map(quoted).collect::<Vec<_>>().join(" ")
-}
-
-fn write(dir: &Path, manifest: &Manifest) -> Result<()> {
-    let path = dir.join(MANIFEST_FILE);
-    let part = dir.join(format!("{MANIFEST_FILE}.part"));
-    let text = serde_json::to_string_pretty(manifest)
-        .map_err(|e| Error::file(&path, format!("cannot be written as JSON: {e}")))?;
-    fs::write(&part, text + "\n")
-        .and_then(|()| fs::rename(&part, &path))
-        .map_err(|e| Error::file(&path, format!("cannot be written: {e}")))
 }
 
 #[cfg(test)]

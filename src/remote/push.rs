@@ -70,7 +70,7 @@ pub fn push(dump: &Path, url: &Path, force: bool, progress: &dyn Fn(usize, usize
     let index = serde_json::to_vec(&index).map_err(failed)?;
     manifest.provenance.insert(index::KEY.to_owned(), hash(&index));
     store.put(index::FILE, index)?;
-    store.put(MANIFEST_FILE, serde_json::to_vec_pretty(&manifest).map_err(failed)?)?;
+    store.put(MANIFEST_FILE, serde_json::to_vec_pretty(&*manifest.for_file()).map_err(failed)?)?;
     Ok(all)
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::cells;
 use super::wiring::{Differs, accuse, refute};
 use crate::dump::{Graphs, inputs};
 use crate::gguf::Gguf;
@@ -59,7 +60,8 @@ impl Seen {
     fn built(dump: &Dump, graphs: &Graphs, number: usize, gguf: &Gguf) -> Option<Seen> {
         let (manifest, graph) = (dump.manifest(), graphs.of_step(number)?);
         let positions = &manifest.steps.get(number)?.positions;
-        let first = *positions.first()? as usize;
+        // Of several sequences the file alone does not say what is seen.
+        let first = *positions.first().filter(|_| !manifest.is_numbered())? as usize;
         let tokens = manifest.tokens.get(first..first + positions.len())?;
         let built = builders::build(gguf, Shape::of(graph)).ok()?;
         let given = builders::inputs(&built, tokens, first).ok()?;
@@ -106,7 +108,8 @@ pub fn weigh_masks(report: &mut Report, sides: &[(Whose, &Dump)], gguf: Option<&
         let Some(gguf) = gguf else { break };
         let own = |step| Seen::recorded(dump, graphs, step);
         let file = |step| Seen::built(dump, graphs, step, gguf);
-        match first(dump.manifest().steps.len(), [&own, &file], [whose, Whose::File]) {
+        let by_file = || first(dump.manifest().steps.len(), [&own, &file], [whose, Whose::File]);
+        match cells::first(dump, graphs, gguf, whose).or_else(by_file) {
             Some(differs) if whose == Whose::Reference => return refute(report, &differs),
             Some(differs) => return accuse(report, &differs, ""),
             None => {}
@@ -122,7 +125,7 @@ pub fn weigh_masks(report: &mut Report, sides: &[(Whose, &Dump)], gguf: Option<&
 }
 
 /// Cells in words.
-fn spell(cells: &[usize]) -> String {
+pub(super) fn spell(cells: &[usize]) -> String {
     let runs: Vec<String> = cells
         .chunk_by(|a, b| a + 1 == *b)
         .map(|run| match run {

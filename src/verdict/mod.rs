@@ -8,6 +8,7 @@ use crate::gguf::Gguf;
 use crate::report::{Report, Side};
 
 mod bracket;
+mod cells;
 mod computed;
 mod engines;
 mod entry;

@@ -44,15 +44,19 @@ fn below(folder: &Path, models: &[PathBuf], found: &mut Vec<Recording>) {
             continue;
         };
         // Hashes alone are compared, and never judged.
-        if manifest["requires"].as_array().is_some_and(|all| all.iter().any(|one| one == "hashes")) {
+        let requires =
+            |what| manifest["requires"].as_array().is_some_and(|all| all.iter().any(|one| one == what));
+        if requires("hashes") {
             continue;
         }
         let file = manifest["model"]["file"].as_str().unwrap();
         let model =
             models.iter().find(|path| path.ends_with(file)).unwrap_or_else(|| panic!("{file} is not here"));
         let model = model.to_str().unwrap().to_owned();
-        // Logits alone of a wrong run take half a minute to be named.
-        if manifest["graphs"].is_array() && !entry.ends_with("mistakes/early-unseen") {
+        // Rows of several sequences are judged by their own graphs alone. Logits alone of a wrong run take half a minute to
+        // be named.
+        let numbered = requires("sequences");
+        if manifest["graphs"].is_array() && !numbered && !entry.ends_with("mistakes/early-unseen") {
             found.push(without_graphs(&entry, manifest, &model));
         }
         found.push(Recording { path: entry, model, _copy: None });

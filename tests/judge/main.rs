@@ -15,6 +15,7 @@ mod formulas;
 mod gaps;
 mod graph_runs;
 mod half_cache;
+mod life;
 mod lost_steps;
 mod matrices;
 mod narrow_engines;

@@ -4,6 +4,7 @@ mod ab;
 mod builtin;
 mod engines;
 mod levels;
+mod life;
 mod mistakes;
 mod peers;
 mod preload;

@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use crate::dtype::Element;
 use crate::error::DumpError;
+use crate::life::SEQUENCES;
 use crate::manifest::{KNOWN, MANIFEST_FILE, Manifest, SCHEMA};
 
 /// Bytes of a manifest, a graph or a list of seen values. A token takes some twenty in all places together.
@@ -69,7 +70,10 @@ pub fn read_manifest(dir: &Path) -> Result<Manifest, DumpError> {
         return Err(DumpError::new(&path, "another dump format").expected_found(SCHEMA, &head.schema));
     }
     refuse_unknown(&path, &head.requires.unwrap_or_default())?;
-    let manifest: Manifest = serde_json::from_str(&text).map_err(wrong)?;
+    let mut manifest: Manifest = serde_json::from_str(&text).map_err(wrong)?;
+    let unfit =
+        |(expected, found)| DumpError::new(&path, "its rows do not fit").expected_found(expected, found);
+    manifest.number_rows().map_err(unfit)?;
     if manifest.tokens.len() > POSITIONS_MAX {
         return Err(too_many_tokens(&path, manifest.tokens.len()));
     }
@@ -89,7 +93,7 @@ pub fn read_manifest(dir: &Path) -> Result<Manifest, DumpError> {
 pub fn write_manifest(dir: &Path, manifest: &Manifest) -> Result<(), DumpError> {
     let path = dir.join(MANIFEST_FILE);
     let part = dir.join(format!("{MANIFEST_FILE}.part"));
-    let mut text = serde_json::to_string_pretty(manifest)
+    let mut text = serde_json::to_string_pretty(&*manifest.for_file())
         .map_err(|e| DumpError::new(&path, format!("cannot be written as JSON: {e}")))?;
     text.push('\n');
     fs::write(&part, text).map_err(|e| failed(&part, "cannot write", &e))?;
@@ -125,6 +129,21 @@ pub fn refuse_unknown(path: &Path, requires: &[String]) -> Result<(), DumpError>
     )
     .expected_found(format!("nothing required, or one of {KNOWN:?}"), format!("`{unknown}`"))
     .hint("a newer parity reads it"))
+}
+
+/// Refuses rows by sequence where only a dump folder has them.
+///
+/// # Errors
+/// Where a dump requires them.
+pub fn refuse_numbered(path: &Path, requires: &[String]) -> Result<(), DumpError> {
+    match requires.iter().any(|name| name == SEQUENCES) {
+        true => Err(DumpError::new(
+            path,
+            "holds rows of several sequences, which a dump folder of its own ids alone can",
+        )
+        .expected_found("positions that do not repeat", format!("`{SEQUENCES}` in `requires`"))),
+        false => Ok(()),
+    }
 }
 
 /// More tokens than a dump has.

@@ -21,7 +21,7 @@ pub(crate) struct LeafPart {
 /// An input of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Leaf<'d> {
-    /// `F32`, `F16`, `I32` or `I64`.
+    /// `F32`, `F16`, `BF16`, `I32` or `I64`.
     pub dtype: &'static str,
     /// Slowest axis first.
     pub shape: &'d [usize],
@@ -89,6 +89,7 @@ fn leaf_dtype(dtype: Dtype) -> Option<&'static str> {
     match dtype {
         Dtype::F32 => Some("F32"),
         Dtype::F16 => Some("F16"),
+        Dtype::BF16 => Some("BF16"),
         Dtype::I32 => Some("I32"),
         Dtype::I64 => Some("I64"),
         _ => None,

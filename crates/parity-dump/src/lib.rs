@@ -20,6 +20,7 @@ mod error;
 mod files;
 pub mod hashes;
 mod leaves;
+pub mod life;
 pub mod manifest;
 mod orders;
 pub mod packed;
@@ -34,8 +35,11 @@ pub mod writer;
 pub use checkpoint::{Checkpoint, Kind, usual_order};
 pub use dtype::Element;
 pub use error::DumpError;
-pub use files::{POSITIONS_MAX, open_regular, read_manifest, read_text, refuse_unknown, write_manifest};
+pub use files::{
+    POSITIONS_MAX, open_regular, read_manifest, read_text, refuse_numbered, refuse_unknown, write_manifest,
+};
 pub use leaves::Leaf;
+pub use life::{Event, Life, RowKey};
 pub use manifest::{GraphFile, Manifest, ModelInfo, Producer, Step, Stopped};
 pub use reader::Dump;
 pub use recorded::{Part, Recorded};

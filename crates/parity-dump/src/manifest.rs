@@ -6,6 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::checkpoint::{Checkpoint, by_spelling};
 use crate::hashes::HASHES;
+use crate::life::{Life, SEQUENCES};
 use crate::packed::ZSTD_SHUFFLE;
 
 /// The format's name and version.
@@ -26,14 +27,14 @@ pub struct Manifest {
     /// The model that was run.
     #[serde(default, deserialize_with = "null_is_default")]
     pub model: ModelInfo,
-    /// Token at each position, 0 to n-1.
+    /// Token at each position, 0 to n-1; of each row where rows are numbered.
     pub tokens: Vec<u32>,
     /// The text that the first tokens come from.
     #[serde(default)]
     pub prompt: Option<String>,
     /// One entry per forward pass, in order.
     pub steps: Vec<Step>,
-    /// Positions that a checkpoint has, listed only where it lacks some of its steps' positions.
+    /// Positions, or numbers of rows, that a checkpoint has, listed only where it lacks some of its steps'.
     #[serde(default, serialize_with = "rows_by_spelling", deserialize_with = "null_is_default")]
     pub rows: HashMap<Checkpoint, Vec<u32>>,
     /// The recorded graphs, and which steps computed which.
@@ -60,7 +61,7 @@ pub struct Manifest {
 }
 
 /// What a manifest may require of its readers, and this one fulfils.
-pub const KNOWN: &[&str] = &[HASHES, ZSTD_SHUFFLE];
+pub const KNOWN: &[&str] = &[HASHES, SEQUENCES, ZSTD_SHUFFLE];
 
 /// Where and why a recording ended early.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -166,18 +167,23 @@ pub struct GraphFile {
 }
 
 /// One forward pass.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     /// File within the folder, `step-NNNN.safetensors`.
     pub file: String,
-    /// (T,) positions of its rows.
+    /// (T,) numbers of its rows: their positions, or, where a position repeats, counted over all steps in their order.
     pub positions: Vec<u32>,
     /// File of hashes within the folder, `step-NNNN.hashes`, where values were not kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hashes: Option<String>,
+    /// Sequences, cells and events.
+    #[serde(flatten)]
+    pub life: Life,
 }
 
 /// A field that is null is as one that is not there.
-fn null_is_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+pub(crate) fn null_is_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    from: D,
+) -> Result<T, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }

@@ -3,7 +3,7 @@
 //! Rows are token positions: the steps of a dump are laid side by side, so that a position is one row
 //! of a checkpoint whether it was computed in a prefill, in a chunk or as one decode step.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -33,6 +33,8 @@ pub struct Dump {
     pub(crate) leaves: BTreeMap<(usize, String), LeafPart>,
     /// Checkpoints whose rows are read in another order than they lie in.
     pub(crate) orders: Orders,
+    /// Numbers of the rows that are looked at, where not all are.
+    pub(crate) chosen: Option<HashSet<u32>>,
 }
 
 impl Dump {
@@ -65,7 +67,7 @@ impl Dump {
         let (tensors, seen) = (HashMap::new(), SeenTensors::new());
         let (files, notes) = (Vec::new(), Vec::new());
         let (path, leaves, orders) = (path.to_owned(), BTreeMap::new(), Orders::default());
-        Dump { path, manifest, files, tensors, seen, foreign, notes, leaves, orders }
+        Dump { path, manifest, files, tensors, seen, foreign, notes, leaves, orders, chosen: None }
     }
 
     /// Notes the tensors whose names are no checkpoint ids.

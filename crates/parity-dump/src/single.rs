@@ -15,7 +15,9 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::DumpError;
-use crate::files::{POSITIONS_MAX, element_of, map_file, refuse_unknown, too_many_tokens, unreadable};
+use crate::files::{
+    POSITIONS_MAX, element_of, map_file, refuse_numbered, refuse_unknown, too_many_tokens, unreadable,
+};
 use crate::manifest::{Manifest, ModelInfo, Producer, Step, Stopped};
 use crate::reader::Dump;
 use crate::recorded::Part;
@@ -48,7 +50,7 @@ pub(crate) fn open(path: &Path) -> Result<Dump, DumpError> {
     let steps: Vec<Step> = said
         .steps
         .into_iter()
-        .map(|positions| Step { file: file_name.clone(), positions, hashes: None })
+        .map(|positions| Step { file: file_name.clone(), positions, ..Step::default() })
         .collect();
     let producer = Producer {
         numerics: said.numerics.or(said.producer.numerics),
@@ -189,6 +191,7 @@ impl Said {
             Some(text) => parsed(path, "requires", text, "[\"sequences\"]")?,
         };
         refuse_unknown(path, &requires)?;
+        refuse_numbered(path, &requires)?;
         let producer = match all.get("producer").map(|text| text.trim()) {
             None => Producer::default(),
             Some(text) if text.starts_with('{') => parsed(path, "producer", text, "{\"name\": …}")?,

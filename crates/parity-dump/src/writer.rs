@@ -12,6 +12,7 @@ use crate::checkpoint::Checkpoint;
 use crate::dtype::Element;
 use crate::error::DumpError;
 use crate::files::{failed, write_manifest};
+use crate::life::Life;
 use crate::manifest::{GraphFile, LEAF_PREFIX, MANIFEST_FILE, Manifest, ModelInfo, Producer, Step};
 use crate::seen::{self, SEEN_FILE, SeenTensors};
 
@@ -44,6 +45,7 @@ struct OpenStep {
     graph: Option<usize>,
     /// Its file of hashes.
     hashes: Option<String>,
+    life: Life,
 }
 
 impl Writer {
@@ -87,6 +89,7 @@ impl Writer {
             rows,
             graph: None,
             hashes: None,
+            life: Life::default(),
         });
         Ok(())
     }
@@ -147,6 +150,12 @@ impl Writer {
     /// Says which graph computes the open step.
     pub fn step_graph(&mut self, index: usize) {
         self.open.as_mut().expect("a step is open").graph = Some(index);
+    }
+
+    /// Says of the open step at which positions and of which sequences its rows are, and what happened before it: `positions`
+    /// were numbers of rows then, counted over all steps.
+    pub fn step_life(&mut self, life: Life) {
+        self.open.as_mut().expect("a step is open").life = life;
     }
 
     /// Writes the hashes of the open step, lines of [`crate::hashes::Hashed`], whose values are not kept.
@@ -221,7 +230,8 @@ impl Writer {
         if let Some(graph) = step.graph.and_then(|index| self.manifest.graphs.get_mut(index)) {
             graph.steps.push(self.manifest.steps.len());
         }
-        self.manifest.steps.push(Step { file: name, positions: step.positions, hashes: step.hashes });
+        let OpenStep { positions, hashes, life, .. } = step;
+        self.manifest.steps.push(Step { file: name, positions, hashes, life });
         self.write_manifest()
     }
 

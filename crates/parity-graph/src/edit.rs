@@ -125,6 +125,10 @@ pub enum Edit {
     WholeStep,
     /// Rows of a mask do not see these positions.
     Hidden(Range<usize>),
+    /// Rows of a mask see so many cells behind those of their step.
+    Behind(usize),
+    /// Rows of a mask see what the row so many places on sees, round the end of the step.
+    RowsTurned(i32),
 }
 
 impl Edit {
@@ -144,6 +148,8 @@ impl Edit {
             | Edit::BeforeStep
             | Edit::WholeStep
             | Edit::Hidden(_) => self.mask(ne[0], values),
+            Edit::Behind(cells) => behind(ne[0], values, *cells),
+            Edit::RowsTurned(by) => rows_turned(ne[0], values, *by),
             Edit::Rotate(_) | Edit::Lag(_) | Edit::SetColumns { .. } | Edit::Columns(_) => {
                 self.rows(ne[0], values);
             }
@@ -309,6 +315,26 @@ impl Edit {
             }
         }
     }
+}
+
+/// Rows of a mask, of so many cells, see `more` behind the last that any row of their step sees.
+fn behind(width: usize, values: &mut [f64], more: usize) {
+    let width = width.max(1);
+    let last = values.chunks(width).filter_map(|row| row.iter().rposition(|x| x.is_finite())).max();
+    let Some(first) = last.map(|last| last + 1) else { return };
+    for row in values.chunks_mut(width).filter(|row| row.iter().any(|x| x.is_finite())) {
+        let end = (first + more).min(row.len());
+        row[first.min(end)..end].fill(0.0);
+    }
+}
+
+/// Rows of a mask, of so many cells, see what the row `by` places on sees; rows behind the step's own, which see nothing, stay.
+fn rows_turned(width: usize, values: &mut [f64], by: i32) {
+    let width = width.max(1);
+    let rows = values.chunks(width).take_while(|row| row.iter().any(|x| x.is_finite())).count();
+    let of_step = values.get_mut(..rows * width).unwrap_or_default();
+    let by = i64::from(by).rem_euclid(rows.max(1) as i64) as usize;
+    of_step.rotate_left(by * width);
 }
 
 /// Keys or values (extents `ne`: E, positions, heads) as they are before those of the step are written, where it is not

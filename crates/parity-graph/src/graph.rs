@@ -120,6 +120,12 @@ impl Graph {
         (0..self.nodes).filter(|&id| self.tensors[id].computed)
     }
 
+    /// Whether it turns cached keys to other positions: RoPE, and nothing that is computed of weights.
+    pub fn is_shift(&self) -> bool {
+        let has = |op: Op| self.computed().any(|id| self.get(id).op == op);
+        has(Op::Rope) && !has(Op::MulMat)
+    }
+
     /// Whether a tensor is no node.
     pub fn is_leaf(&self, id: Id) -> bool {
         id >= self.nodes

@@ -96,7 +96,11 @@ fn name(graph: &Graph, id: Id, layer: Option<u32>) -> (Option<u32>, String) {
     let (own, own_layer) =
         match own.rsplit_once('-').and_then(|(name, n)| Some((name, n.parse::<u32>().ok()?))) {
             Some((name, layer)) => (name, Some(layer)),
-            None => (own, None),
+            // A cache, which a shift writes to where it lies.
+            None => match own.rsplit_once("_l").and_then(|(name, n)| Some((name, n.parse::<u32>().ok()?))) {
+                Some((name, layer)) if name.starts_with("cache_") => (name, Some(layer)),
+                _ => (own, None),
+            },
         };
     let numbered = own.strip_prefix("node_").or(own.strip_prefix("leaf_"));
     let unnamed = own.is_empty() || numbered.is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()));

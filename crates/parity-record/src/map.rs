@@ -56,7 +56,7 @@ pub struct LeafCapture {
 /// Finds the checkpoints of a graph. A graph that is no forward pass has none.
 pub fn map(graph: &Graph) -> Mapping {
     let known = known::find(graph);
-    if known.tokens.is_none() && known.found.is_empty() {
+    if known.tokens.is_none() && known.found.is_empty() && !graph.is_shift() {
         return Mapping { known, ..Mapping::default() };
     }
     let labels = label::labels_of(graph, &known);

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 
-use parity_dump::{Checkpoint, Element, Kind};
+use parity_dump::{Checkpoint, Element, Kind, Life};
 
 use crate::api::RawTensor;
 use crate::describe::{Described, Reader};
 use crate::filter::Filter;
 use crate::map::{Capture, LeafCapture, Mapping};
 use crate::region::Region;
+use parity_graph::Id;
 
 /// One checkpoint to be recorded.
 #[derive(Clone, Debug)]
@@ -21,7 +22,7 @@ pub struct Planned {
     pub from_i32: bool,
     /// Slowest axis first.
     pub shape: Vec<usize>,
-    /// Positions of its rows where these are not all of the step's.
+    /// Numbers of its rows where these are not all of the step's.
     pub rows: Option<Vec<u32>>,
     /// Where its bytes are.
     pub region: Region,
@@ -31,24 +32,28 @@ pub struct Planned {
 pub struct PassPlan {
     /// (T,) token ids.
     pub tokens: Vec<u32>,
-    /// (T,) positions.
+    /// (T,) numbers of the rows.
     pub positions: Vec<u32>,
+    /// What the rows are.
+    pub life: Life,
     /// Checkpoints in order of computation.
     pub planned: Vec<Planned>,
     /// Indices into `planned` by the node that they wait for.
     pub wanted: HashMap<RawTensor, Vec<usize>>,
     /// Inputs to be recorded, with their addresses.
     pub leaves: Vec<(LeafCapture, RawTensor)>,
+    /// Caches that are recorded before the pass: name, leaf and address.
+    pub states: Vec<(String, Id, RawTensor)>,
     /// Checkpoints of which this pass computes no row.
     pub without_rows: Vec<Checkpoint>,
-    /// The node of the logits and the positions of its rows.
+    /// The node of the logits and the numbers of its rows.
     pub logits: Option<(RawTensor, Vec<u32>)>,
     /// What of the graph could not be recorded.
     pub unmapped: Vec<String>,
 }
 
 impl PassPlan {
-    /// Plans the pass of `tokens` at `positions`, both (T,).
+    /// Plans the pass of `tokens`, rows with the numbers `positions`, all (T,).
     ///
     /// # Safety
     /// The reader's library made the graph, whose input data is set.
@@ -57,15 +62,18 @@ impl PassPlan {
         described: &Described,
         mapping: &Mapping,
         filter: &Filter,
-        tokens: Vec<u32>,
-        positions: Vec<u32>,
+        (tokens, positions): (Vec<u32>, Vec<u32>),
+        life: Life,
     ) -> PassPlan {
+        let at = if life.at.is_empty() { &positions } else { &life.at }.clone();
         let mut plan = PassPlan {
             tokens,
             positions,
+            life,
             planned: Vec::new(),
             wanted: HashMap::new(),
             leaves: Vec::new(),
+            states: Vec::new(),
             without_rows: Vec::new(),
             logits: None,
             unmapped: mapping.unmapped.clone(),
@@ -96,9 +104,10 @@ impl PassPlan {
             let causal = || {
                 let leaf = mapping.known.mask.map(|leaf| described.address[leaf]);
                 // SAFETY: as above.
-                leaf.is_some_and(|leaf| unsafe { is_causal(reader, leaf, &plan.positions) })
+                leaf.is_some_and(|leaf| unsafe { is_causal(reader, leaf, &at) })
             };
-            let cut = matrix && *mask.get_or_insert_with(causal);
+            let cached = at.last().map_or(0, |&last| last as usize + 1);
+            let cut = (matrix && *mask.get_or_insert_with(causal)).then_some(cached);
             match rows.and_then(|rows| planned(capture.clone(), rows, &plan.positions, cut)) {
                 Some(entry) if entry.region.elements() == 0 => plan.without_rows.push(entry.checkpoint),
                 Some(entry) => {
@@ -111,27 +120,29 @@ impl PassPlan {
                 )),
             }
         }
-        for leaf in &mapping.leaves {
-            let read = |reader: &Checkpoint| filter.wants(*reader, layers);
-            // What only says how a state is written is read by later steps.
-            if filter.is_all() || leaf.readers.is_empty() || leaf.readers.iter().any(read) {
-                plan.leaves.push((leaf.clone(), described.address[leaf.leaf]));
-            }
-        }
+        plan.leaves = leaves(described, mapping, filter);
         plan
     }
 }
 
-/// The entry for a capture whose rows stand at `rows`; `None` where its shape has another number of them. A matrix is
-/// cut to the columns of its positions where `cut`: where the mask does not show which these are, all are kept.
-fn planned(mut capture: Capture, rows: Vec<u32>, positions: &[u32], cut: bool) -> Option<Planned> {
+/// The inputs that are recorded, with their addresses.
+fn leaves(described: &Described, mapping: &Mapping, filter: &Filter) -> Vec<(LeafCapture, RawTensor)> {
+    let read = |reader: &Checkpoint| filter.wants(*reader, mapping.layers());
+    // What only says how a state is written is read by later steps.
+    let wanted =
+        |leaf: &&LeafCapture| filter.is_all() || leaf.readers.is_empty() || leaf.readers.iter().any(read);
+    let wanted = mapping.leaves.iter().filter(wanted);
+    wanted.map(|leaf| (leaf.clone(), described.address[leaf.leaf])).collect()
+}
+
+/// The entry for a capture whose rows are `rows`; `None` where its shape has another number of them. A matrix is `cut` to
+/// the columns that hold a position, which come first: where the mask does not show which these are, all are kept.
+fn planned(mut capture: Capture, rows: Vec<u32>, positions: &[u32], cut: Option<usize>) -> Option<Planned> {
     let matrix = capture.checkpoint.kind().is_optional();
     if capture.shape.get(usize::from(matrix)) != Some(&rows.len()) {
         return None;
     }
-    if cut {
-        // The cache is padded: the columns that hold a position come first, as the mask has shown.
-        let cached = positions.last().map_or(0, |&last| last as usize + 1);
+    if let Some(cached) = cut {
         if capture.shape[2] < cached {
             return None;
         }
@@ -175,6 +186,7 @@ pub(crate) fn leaf_dtype(dtype: &str) -> Option<&'static str> {
     match dtype {
         "f32" => Some("F32"),
         "f16" => Some("F16"),
+        "bf16" => Some("BF16"),
         "i32" => Some("I32"),
         "i64" => Some("I64"),
         _ => None,

@@ -1,8 +1,12 @@
 //! Records the forward passes of one llama.cpp context into a dump.
 
 mod inputs;
+mod life;
 mod looking;
+mod step;
 
+pub use life::BatchRow;
+use life::Context;
 use looking::{Marked, Reading};
 
 use std::collections::{BTreeSet, HashMap};
@@ -10,8 +14,8 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::sync::Arc;
 
-use parity_dump::{Kind, ModelInfo, Producer, Writer};
-use parity_graph::{Graph, Op, text as graph_text};
+use parity_dump::{Event, Kind, Life, ModelInfo, Producer, Writer};
+use parity_graph::{Graph, text as graph_text};
 
 use crate::api::{RawGraph, RawSched, RawTensor, text};
 use crate::describe::{Described, Reader};
@@ -21,7 +25,7 @@ use crate::inject::Injection;
 use crate::kept::Observe;
 use crate::map::{Mapping, map};
 pub use crate::options::{Host, Options};
-use crate::plan::{PassPlan, Planned, indices_as_f32, leaf_dtype};
+use crate::plan::{PassPlan, Planned, indices_as_f32};
 use crate::producer;
 use crate::sequence::{Pass, Sequences};
 use crate::store::{Announced, BUFFER_BYTES, Store};
@@ -36,6 +40,7 @@ pub struct Recorder {
     /// The context whose passes are recorded.
     sched: Option<usize>,
     plan: Option<PassPlan>,
+    context: Context,
     injections: Vec<Injection>,
     /// When the values of the pass are read.
     reading: Reading,
@@ -74,6 +79,7 @@ impl Recorder {
             hashes: None,
             sched: None,
             plan: None,
+            context: Context::default(),
             injections: Vec::new(),
             reading: Reading::NodeByNode,
             marked: None,
@@ -101,10 +107,19 @@ impl Recorder {
         let (number, mapping) = self.analyse(&described.graph);
         // Graphs that shift a cache or encode an image have no embedding of tokens.
         let Some(tokens) = mapping.known.tokens else {
-            if self.sched == Some(sched as usize) && is_shift(&described.graph) {
-                self.sequences.shift();
+            let is_own = self.sched == Some(sched as usize);
+            if !is_own || !described.graph.is_shift() || self.options.sequence.is_some() {
+                self.sequences.shift(is_own && described.graph.is_shift());
+                if is_own {
+                    self.touched(true);
+                }
+                return false;
             }
-            return false;
+            let (numbers, life) = self.row_of_cache();
+            // SAFETY: by the caller's promise.
+            return unsafe {
+                self.start(reader, sched, (&described, &mapping, number), (vec![0], numbers, life))
+            };
         };
         if self.sched.is_none() && !self.host.claim() {
             self.host.say("another process of this program is being recorded: this one is not");
@@ -116,11 +131,7 @@ impl Recorder {
             return false;
         }
         // SAFETY: by the caller's promise.
-        let mut inputs = unsafe { self.inputs(reader, sched, &described, &mapping, tokens) };
-        if let Some(inputs) = &mut inputs {
-            // SAFETY: as above; the leaf holds the tokens.
-            unsafe { self.force(reader, described.address[tokens], inputs) };
-        }
+        let inputs = unsafe { self.inputs(reader, sched, &described, &mapping, tokens) };
         let pass = match &inputs {
             Some((tokens, positions)) => self.sequences.pass(tokens, positions),
             None => self.sequences.unknown(),
@@ -130,33 +141,62 @@ impl Recorder {
             self.stop(why);
             return false;
         }
-        let Some((tokens, positions)) = inputs else {
+        let Some((mut own, positions)) = inputs else {
             self.say_once("a pass without token ids is not recorded");
             return false;
         };
         if pass == Pass::Skip {
             return false;
         }
-        self.note_graph(&described.graph);
         if pass == Pass::StartAgain {
             (self.store, self.hashes, self.observed) = (None, None, None);
             self.written.fill(None);
             self.graphs_written = 0;
+            self.forget_rows();
         }
-        // SAFETY: by the caller's promise.
-        let plan =
-            unsafe { PassPlan::new(reader, &described, &mapping, &self.options.filter, tokens, positions) };
+        // SAFETY: by the caller's promise; the leaf holds the tokens.
+        let (numbers, life) = unsafe {
+            let rows = self.rows(reader, &described, &own, &positions);
+            self.force(reader, described.address[tokens], (&mut own, &rows.0));
+            rows
+        };
         // SAFETY: as above.
-        if let Err(reason) = unsafe { self.open(reader, sched, &plan, &mapping, &described) } {
-            self.stop(&reason);
-            return false;
+        unsafe { self.start(reader, sched, (&described, &mapping, number), (own, numbers, life)) }
+    }
+
+    /// Starts the step of a pass: its graph, and its tokens, numbers of its rows and what these are. Whether nodes of it are
+    /// wanted.
+    unsafe fn start(
+        &mut self,
+        reader: Reader<'_>,
+        sched: RawSched,
+        (described, mapping, number): (&Described, &Mapping, usize),
+        (tokens, numbers, life): (Vec<u32>, Vec<u32>, Life),
+    ) -> bool {
+        self.note_graph(&described.graph);
+        let filter = &self.options.filter;
+        // SAFETY: by the caller's promise.
+        let mut plan = unsafe { PassPlan::new(reader, described, mapping, filter, (tokens, numbers), life) };
+        // SAFETY: as above.
+        let opened = unsafe { self.open(reader, sched, &plan, mapping, described) };
+        match opened.and_then(|()| self.states(described)) {
+            Ok(states) => {
+                if self.context.was_loaded() {
+                    plan.life.events.push(Event { call: "load".to_owned(), arguments: Vec::new() });
+                }
+                plan.states = states;
+            }
+            Err(reason) => {
+                self.stop(&reason);
+                return false;
+            }
         }
         self.start_step(&plan, number);
         // SAFETY: as above.
-        unsafe { self.record_leaves(reader, &described, &plan) };
-        self.injections = self.injections(&described);
+        unsafe { self.record_leaves(reader, described, &plan) };
+        self.injections = self.injections(described);
         // SAFETY: as above.
-        self.reading = unsafe { self.reading(reader, sched, &described, &plan) };
+        self.reading = unsafe { self.reading(reader, sched, described, &plan) };
         let asked = self.store.is_some() && plan.wanted.keys().any(|&node| self.reading.asks_for(node));
         self.plan = Some(plan);
         asked || !self.injections.is_empty()
@@ -289,6 +329,9 @@ impl Recorder {
         }
         let Some(plan) = self.plan.take() else { return };
         self.injections.clear();
+        if !whole {
+            self.drop_rows(plan.tokens.len());
+        }
         if let Some(store) = &mut self.store {
             let missed: Vec<String> =
                 plan.wanted.values().flatten().map(|&i| plan.planned[i].checkpoint.to_string()).collect();
@@ -376,48 +419,6 @@ impl Recorder {
         self.host.status("recording", &dir.display().to_string());
         Ok(())
     }
-
-    /// Records the inputs of a pass, which the program has set by now.
-    unsafe fn record_leaves(&mut self, reader: Reader<'_>, described: &Described, plan: &PassPlan) {
-        let Some(store) = &mut self.store else { return };
-        for (leaf, address) in &plan.leaves {
-            let tensor = described.graph.get(leaf.leaf);
-            let Some(dtype) = leaf_dtype(&tensor.dtype) else { continue };
-            // SAFETY: a leaf of a graph whose inputs are set.
-            let Some(bytes) = (unsafe { reader.bytes(*address) }) else { continue };
-            let shape = tensor.shape();
-            let leading = shape.iter().take_while(|n| **n == 1).count().min(3);
-            let (name, shape) = (leaf.name.clone(), shape[leading..].to_vec());
-            store.announce(Announced::Leaf { name, dtype, shape, bytes: bytes.len() });
-            for piece in bytes.chunks(BUFFER_BYTES) {
-                store.bytes(piece.len(), &mut |out| out.copy_from_slice(piece));
-            }
-        }
-    }
-
-    fn start_step(&mut self, plan: &PassPlan, number: usize) {
-        let Some(store) = &mut self.store else { return };
-        let known = self.unmapped.len();
-        self.unmapped.extend(plan.unmapped.iter().cloned());
-        if self.unmapped.len() > known {
-            let unmapped = self.unmapped.iter().cloned().collect();
-            store.edit(move |manifest| manifest.unmapped = unmapped);
-        }
-        store.begin(&plan.tokens, &plan.positions, plan.planned.len() + plan.leaves.len());
-        let text = self.written[number].is_none().then(|| graph_text::write(&self.graphs[number].0));
-        let in_dump = *self.written[number].get_or_insert(self.graphs_written);
-        self.graphs_written += usize::from(text.is_some());
-        store.graph(in_dump, text);
-        for &checkpoint in &plan.without_rows {
-            store.no_rows(checkpoint);
-        }
-    }
-}
-
-/// Whether a graph turns cached keys to other positions: RoPE, and nothing that is computed of weights.
-fn is_shift(graph: &Graph) -> bool {
-    let has = |op: Op| graph.computed().any(|id| graph.get(id).op == op);
-    has(Op::Rope) && !has(Op::MulMat)
 }
 
 /// Graphs that are kept to be recognised.

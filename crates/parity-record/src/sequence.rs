@@ -1,4 +1,5 @@
-//! Token sequences: which forward passes belong together, and which were only a warm-up.
+//! Token sequences: which forward passes belong together, and which were only a warm-up. Usually all of a context's are
+//! recorded; where one prompt alone is asked for, what the program evaluates behind it is not.
 
 /// What is to be done with a forward pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct Sequences {
     shifted: bool,
     /// Whether it ended.
     over: bool,
+    /// Whether something was computed that cannot be recorded, before the recording began.
+    unseen: bool,
     /// Number of the current sequence; a warm-up has none.
     current: usize,
     /// Token at each position of the current sequence.
@@ -34,20 +37,21 @@ pub struct Sequences {
 const WARM_UP_TOKENS: usize = 2;
 
 impl Sequences {
-    /// Records sequence number `wanted`, counted from 0; where none is asked for, the first, behind which there should be
-    /// no other.
+    /// Records prompt number `wanted`, counted from 0; where none is asked for, all that a context computes.
     pub fn new(wanted: Option<usize>) -> Self {
         let (alone, wanted) = (wanted.is_some(), wanted.unwrap_or(0));
-        Sequences { wanted, alone, shifted: false, over: false, current: 0, tokens: Vec::new(), passes: 0 }
+        let (tokens, unseen) = (Vec::new(), false);
+        Sequences { wanted, alone, shifted: false, over: false, unseen, current: 0, tokens, passes: 0 }
     }
 
-    /// Notes that positions in the cache were moved.
-    pub fn shift(&mut self) {
-        self.shifted = true;
+    /// Notes whether positions in the cache were moved.
+    pub fn shift(&mut self, shifted: bool) {
+        self.shifted |= shifted;
     }
 
     /// Takes a forward pass whose tokens are not known.
     pub fn unknown(&mut self) -> Pass {
+        self.unseen = true;
         self.lose("a pass without token ids, of embeddings, is not recorded".to_owned())
     }
 
@@ -79,6 +83,9 @@ impl Sequences {
     pub fn pass(&mut self, tokens: &[u32], positions: &[u32]) -> Pass {
         let consecutive = positions.windows(2).all(|pair| pair[1] == pair[0] + 1);
         let Some(first) = positions.first().map(|&p| p as usize) else { return Pass::Skip };
+        if !self.alone {
+            return self.any(tokens, positions);
+        }
         let (shifted, so_far) = (std::mem::take(&mut self.shifted), self.tokens.len());
         // Rows of several sequences in one batch have no one position each.
         if !consecutive || tokens.len() != positions.len() {
@@ -110,6 +117,21 @@ impl Sequences {
 }
 
 impl Sequences {
+    /// Takes a pass of whichever sequences, all of which are recorded. A warm-up computes the first positions once and begins
+    /// again.
+    fn any(&mut self, tokens: &[u32], positions: &[u32]) -> Pass {
+        if std::mem::take(&mut self.unseen) {
+            return Pass::Lost("positions before it were computed out of sight, of embeddings".to_owned());
+        }
+        let warm_up = self.passes > 0 && self.tokens.len() <= WARM_UP_TOKENS && positions.first() == Some(&0);
+        if warm_up {
+            (self.tokens, self.passes) = (Vec::new(), 0);
+        }
+        self.tokens.extend_from_slice(tokens);
+        self.passes += 1;
+        if warm_up { Pass::StartAgain } else { Pass::Continue }
+    }
+
     /// The recorded sequence ends where the program goes back to position `first` of `so_far`.
     fn end(&mut self, first: usize, so_far: usize, shifted: bool) -> Pass {
         self.over = true;
@@ -117,11 +139,7 @@ impl Sequences {
             (true, _) => {
                 Pass::Lost("the context was shifted (a larger one, -c N, needs no shift)".to_owned())
             }
-            (false, 0) if self.alone => Pass::Skip,
-            (false, 0) => Pass::Lost(format!(
-                "the program evaluated another prompt (--sequence {} records this one alone)",
-                self.wanted
-            )),
+            (false, 0) => Pass::Skip,
             (false, first) => Pass::Lost(format!(
                 "the program went back to position {first} of {so_far}: a rollback, or a prompt with the same beginning"
             )),
@@ -183,7 +201,7 @@ mod tests {
             assert_eq!(pass(&mut sequences, 0, 7), Pass::Continue);
             assert_eq!(pass(&mut sequences, 7, 1), Pass::Continue);
             if shift {
-                sequences.shift();
+                sequences.shift(true);
             }
             let all: Vec<Pass> = passes.iter().map(|(first, n)| pass(&mut sequences, *first, *n)).collect();
             assert!(all[1..].iter().all(|pass| *pass == Pass::Skip), "{all:?}");
@@ -192,13 +210,10 @@ mod tests {
                 other => format!("{other:?}"),
             }
         };
-        assert!(told(&[(0, 5), (5, 1)], false, None).contains("another prompt (--sequence 0 "));
         assert_eq!(told(&[(0, 5), (5, 1)], false, Some(0)), "Skip");
-        for wanted in [None, Some(0)] {
-            assert!(told(&[(5, 1), (6, 1)], false, wanted).contains("went back to position 5 of 8"));
-            assert!(told(&[(4, 1), (5, 1)], true, wanted).contains("context was shifted"));
-            assert!(told(&[(9, 1), (10, 1)], false, wanted).contains("positions 8 to 8"));
-        }
+        assert!(told(&[(5, 1), (6, 1)], false, Some(0)).contains("went back to position 5 of 8"));
+        assert!(told(&[(4, 1), (5, 1)], true, Some(0)).contains("context was shifted"));
+        assert!(told(&[(9, 1), (10, 1)], false, Some(0)).contains("positions 8 to 8"));
         let mut batched = Sequences::new(Some(0));
         assert_eq!(pass(&mut batched, 0, 7), Pass::Continue);
         assert!(
@@ -206,9 +221,23 @@ mod tests {
         );
         assert_eq!(pass(&mut batched, 7, 1), Pass::Skip);
         let mut embedded = Sequences::new(None);
-        assert_eq!(embedded.unknown(), Pass::Skip);
         assert_eq!(pass(&mut embedded, 0, 7), Pass::Continue);
         assert!(matches!(embedded.unknown(), Pass::Lost(why) if why.contains("token ids")));
+        let mut pictured = Sequences::new(None);
+        assert_eq!(pictured.unknown(), Pass::Skip);
+        assert!(matches!(pass(&mut pictured, 4, 7), Pass::Lost(why) if why.contains("embeddings")));
+    }
+
+    #[test]
+    fn without_a_choice_everything_is_recorded() {
+        let mut all = Sequences::new(None);
+        for (first, n) in [(0, 7), (7, 1), (5, 2), (0, 4), (9, 1)] {
+            assert_eq!(pass(&mut all, first, n), Pass::Continue);
+        }
+        assert_eq!(all.pass(&[1, 2], &[3, 3]), Pass::Continue);
+        let mut warmed = Sequences::new(None);
+        let passes = [(0, 2), (0, 4), (0, 4)].map(|(first, n)| pass(&mut warmed, first, n));
+        assert_eq!(passes, [Pass::Continue, Pass::StartAgain, Pass::Continue]);
     }
 
     #[test]

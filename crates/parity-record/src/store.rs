@@ -6,9 +6,10 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use parity_dump::hashes::HASHES;
-use parity_dump::{Checkpoint, DumpError, Element, Manifest, Writer};
+use parity_dump::{Checkpoint, DumpError, Element, Life, Manifest, Writer};
 
 use crate::hashing::StepHashes;
+use crate::plan::PassPlan;
 
 /// Bytes of one buffer: large enough that a write is worth its system call, small enough to stay in cache.
 pub const BUFFER_BYTES: usize = 2 << 20;
@@ -46,6 +47,7 @@ enum Job {
     Begin {
         tokens: Vec<u32>,
         positions: Vec<u32>,
+        life: Life,
         tensors: usize,
     },
     /// Used bytes of a buffer, and the tensors that begin within it.
@@ -113,9 +115,10 @@ impl Store {
         self.failure.get()
     }
 
-    /// Starts a step of at most `tensors` tensors.
-    pub fn begin(&mut self, tokens: &[u32], positions: &[u32], tensors: usize) {
-        self.send(Job::Begin { tokens: tokens.to_vec(), positions: positions.to_vec(), tensors });
+    /// Starts a step of at most `tensors` tensors: the rows of a plan.
+    pub fn begin(&mut self, plan: &PassPlan, tensors: usize) {
+        let (tokens, positions, life) = (plan.tokens.clone(), plan.positions.clone(), plan.life.clone());
+        self.send(Job::Begin { tokens, positions, life, tensors });
     }
 
     /// Announces the tensor whose bytes come next.
@@ -221,12 +224,15 @@ fn work(mut out: Out, todo: &Receiver<Job>, give_back: &Sender<Vec<u8>>, failure
                 let _ = out.writer.stop(&reason);
             }
             _ if failure.get().is_some() => {}
-            Job::Begin { tokens, positions, tensors } => {
+            Job::Begin { tokens, positions, life, tensors } => {
                 // Of hashes the step's own file holds nothing.
                 let tensors = if out.hashes.is_some() { 0 } else { tensors };
                 let begun = out.writer.begin_step(&tokens, &positions, tensors);
                 out.positions = positions;
                 open = begun.is_ok();
+                if open {
+                    out.writer.step_life(life);
+                }
                 note(failure, begun, &mut out.writer);
             }
             Job::NoRows(checkpoint) if open => out.writer.no_rows(checkpoint),

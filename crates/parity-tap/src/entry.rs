@@ -5,7 +5,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::{layout, limits, rows, tap};
+use crate::{layout, life, limits, rows, tap};
 
 /// Makes `$name` an exported function that calls `$implementation` with the return address as one more
 /// argument, in register `$register`.
@@ -39,6 +39,10 @@ with_caller! {
     llama_set_warmup => tap::llama_set_warmup, "rdx";
     /// `(context, kind, batch)`
     llama_process => rows::llama_process, "rcx";
+    /// `(tensor, data, offset, size)`
+    ggml_backend_tensor_set => life::tensor_set, "r8";
+    /// `(from, to)`
+    ggml_backend_tensor_copy => life::tensor_copy, "rdx";
     /// `(context)`
     llama_get_logits => rows::llama_get_logits, "rsi";
 }

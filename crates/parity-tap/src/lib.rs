@@ -11,5 +11,6 @@ mod tap;
 
 mod entry;
 mod layout;
+mod life;
 mod limits;
 mod rows;

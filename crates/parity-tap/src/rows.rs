@@ -4,7 +4,9 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI8, AtomicUsize, Ordering};
 
-use crate::{limits, symbols, tap};
+use parity_record::recorder::BatchRow;
+
+use crate::{life, limits, symbols, tap};
 
 /// The start of a `llama_batch`; older releases have more fields behind.
 #[repr(C)]
@@ -32,6 +34,9 @@ pub unsafe extern "C" fn before_decode(
     caller: *const c_void,
 ) -> *mut c_void {
     CHANGED.store(0, Ordering::Relaxed);
+    life::decodes(context);
+    // SAFETY: the program's argument.
+    tap::batch(|| unsafe { rows_of(&*batch) });
     if tap::wants_all_rows(|| layers(context, caller)) && limits::allow_all_rows() {
         // SAFETY: the batch is the callee's own copy, and its arrays hold `n_tokens` elements.
         let batch = unsafe { &mut *batch };
@@ -64,6 +69,33 @@ pub fn layers_of(model: *mut c_void, caller: *const c_void) -> Option<u32> {
     type Layers = unsafe extern "C" fn(*mut c_void) -> i32;
     // SAFETY: llama.cpp's function under its own name, on one of its models.
     u32::try_from(unsafe { std::mem::transmute::<*mut c_void, Layers>(count)(model) }).ok()
+}
+
+/// The rows of a batch; none of one of embeddings.
+unsafe fn rows_of(batch: &Batch) -> Vec<BatchRow> {
+    let n = usize::try_from(batch.n_tokens).unwrap_or(0);
+    if batch.token.is_null() {
+        return Vec::new();
+    }
+    let row = |at: usize| {
+        // SAFETY: arrays of a batch hold `n_tokens` elements where there are any, and lists of ids as many as they say.
+        unsafe {
+            let position = (!batch.pos.is_null()).then(|| batch.pos.add(at).read());
+            let ids = match batch.n_seq_id.is_null() || batch.seq_id.is_null() {
+                true => &[0][..],
+                false => {
+                    let count = usize::try_from(batch.n_seq_id.add(at).read()).unwrap_or(0);
+                    std::slice::from_raw_parts(batch.seq_id.add(at).read(), count)
+                }
+            };
+            BatchRow {
+                token: batch.token.add(at).read() as u32,
+                position: position.and_then(|position| u32::try_from(position).ok()),
+                sequences: ids.iter().filter_map(|&id| u32::try_from(id).ok()).collect(),
+            }
+        }
+    };
+    (0..n).map(row).collect()
 }
 
 /// A batch that asks for other rows is left alone: its program may find them by counting.

@@ -3,16 +3,18 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use parity_record::api::{Api, RawGraph, RawSched, RawTensor, text};
 use parity_record::describe::Reader;
 use parity_record::kept;
 use parity_record::layout::TensorLayout;
-use parity_record::recorder::Recorder;
+use parity_record::recorder::{BatchRow, Recorder};
 
 use crate::entry::{EvalCallback, unavailable};
 use crate::host::{self, Parent};
+use crate::life;
 use crate::symbols;
 
 type SetCallback = unsafe extern "C" fn(RawSched, EvalCallback, *mut c_void);
@@ -78,6 +80,35 @@ fn start() -> Option<Mutex<State>> {
 /// Runs what is ours so that a mistake of ours stays ours.
 fn guarded<T>(otherwise: T, ours: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(ours)).unwrap_or(otherwise)
+}
+
+/// Whether caches were written to since a pass was recorded: a flag of its own, since ggml may write to tensors while the
+/// state is locked. And whether that came from outside of it.
+static TOUCHED: AtomicBool = AtomicBool::new(false);
+static LOADED: AtomicBool = AtomicBool::new(false);
+
+/// Notes that a cache was written to otherwise than by a graph: with a state that was `loaded`, or by itself.
+pub fn touched(loaded: bool) {
+    LOADED.fetch_or(loaded, Ordering::Relaxed);
+    TOUCHED.store(true, Ordering::Relaxed);
+}
+
+/// Notes what the program does with the recorded context.
+pub fn event(call: &str, arguments: &[i64]) {
+    guarded((), || {
+        if let Some(mut state) = state() {
+            state.recorder.event(call, arguments);
+        }
+    });
+}
+
+/// Notes the batch that is about to be computed.
+pub fn batch(rows: impl FnOnce() -> Vec<BatchRow>) {
+    guarded((), || {
+        if let Some(mut state) = state() {
+            state.recorder.batch(rows());
+        }
+    });
 }
 
 /// Whether every row of a model with so many layers is to get logits.
@@ -248,12 +279,16 @@ unsafe fn before(own: *mut c_void, sched: RawSched, graph: RawGraph) -> Option<&
         return None;
     }
     let library = library(&mut state, own)?;
+    if TOUCHED.swap(false, Ordering::Relaxed) {
+        state.recorder.touched(LOADED.swap(false, Ordering::Relaxed));
+    }
     let reader = Reader { api: &library.api, layout: &library.layout };
     // SAFETY: the program computes this graph with this library.
     let wanted = unsafe { state.recorder.begin(reader, sched, graph) };
     if !state.recorder.is_in_pass() {
         return None;
     }
+    life::is_recorded();
     state.active = Some((library, sched as usize));
     if wanted {
         // SAFETY: the library's own function and scheduler.

@@ -166,6 +166,7 @@ fn own(path: &Path) -> Result<Foreign> {
         return Err(Error::file(&file, "another dump format").expected(SCHEMA).found(&manifest.schema));
     }
     parity_dump::refuse_unknown(&file, &manifest.requires)?;
+    parity_dump::refuse_numbered(&file, &manifest.requires)?;
     let mut passes = Vec::with_capacity(manifest.steps.len());
     for step in &manifest.steps {
         if step.file.contains(['/', '\\']) {

@@ -116,13 +116,13 @@ pub fn run(file: &ModelFile, options: &RunOptions, progress: Progress<'_>) -> Re
     let selection = with_matrices(&options.selection, reference.as_ref());
     let options = &RunOptions { selection, ..options.clone() };
     let folder = Folder::of(options)?;
+    // Rows of several sequences are computed as they were recorded.
+    let numbered = reference.as_ref().is_some_and(|dump| dump.manifest().is_numbered());
     let executed = match file {
-        ModelFile::Nodes(model) => {
+        ModelFile::Nodes(model) if !numbered => {
             fused::execute(model, options, reference.as_ref(), folder.path(), progress)?
         }
-        ModelFile::Refused(..) => {
-            op_by_op::execute(&by, room, options, reference.as_ref(), folder.path(), progress)?
-        }
+        _ => op_by_op::execute(&by, room, options, reference.as_ref(), folder.path(), progress)?,
     };
     let candidate = Dump::open(folder.path())?;
     let mut report = match &reference {

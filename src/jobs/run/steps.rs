@@ -103,6 +103,15 @@ pub fn graphs(
         let (tokens, steps) = (dump.tokens().to_vec(), positions.collect());
         return Ok(Source { graphs, built: Vec::new(), tokens, steps });
     }
+    if let Some(dump) = reference.filter(|dump| dump.manifest().is_numbered()) {
+        return Err(Error::file(
+            dump.path(),
+            "holds rows of several sequences, or positions that were computed again",
+        )
+        .expected("the tokens and steps that it was recorded in")
+        .found("others (--prompt, --tokens, -n, --chunk)")
+        .hint("parity run --reference DIR without them"));
+    }
     let (tokens, steps) = plan::steps(room, options, reference)?;
     let form = Form::of(options, reference)?;
     built(by.gguf, &tokens, &steps, &form)

@@ -42,6 +42,8 @@ pub enum Aspect {
     Node(String),
     /// Which cells of the cache its mask shows to the token at a position.
     Mask(u32),
+    /// Which cells it shows to a row, whose key stands here, and the mistake that this is.
+    Cells(String, &'static str),
 }
 
 impl Aspect {
@@ -54,6 +56,7 @@ impl Aspect {
     pub fn fault(&self) -> Option<&'static str> {
         match self {
             Aspect::Number(parameter) => parameter.fault,
+            Aspect::Cells(_, fault) => Some(fault),
             _ => None,
         }
     }
@@ -117,6 +120,16 @@ pub fn sentence(aspect: &Aspect, has: &[(Whose, Option<String>)]) -> String {
         Aspect::Op => format!("is {}", told()),
         Aspect::Source(_) => format!("reads {}", told()),
         Aspect::Mask(position) => format!("shows position {position} {}", told()),
+        Aspect::Cells(row, _) => {
+            let of = |file: bool| has.iter().find(|(side, _)| (*side == Whose::File) == file);
+            let [seen, held] =
+                [of(false), of(true)].map(|found| found.and_then(|(_, value)| value.as_deref()));
+            format!(
+                "shows position {row} {}, and its sequence holds {}",
+                seen.unwrap_or("nothing"),
+                held.unwrap_or("nothing")
+            )
+        }
         Aspect::Node(op) => {
             let those = |there: bool| {
                 let sides =

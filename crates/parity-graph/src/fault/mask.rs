@@ -155,7 +155,7 @@ pub(super) const ENTRIES: &[Entry] = &[
 ];
 
 /// The slot of the mask of an attention that has one.
-fn masked(site: Site<'_>) -> Option<usize> {
+pub(super) fn masked(site: Site<'_>) -> Option<usize> {
     let mask = of(site)?.mask;
     site.src(mask).map(|_| mask)
 }

@@ -6,6 +6,7 @@
 //! where its sources come from. A new mistake is one entry in the table of its family.
 
 mod attention;
+mod cache;
 mod data;
 mod embed;
 mod engines;
@@ -254,6 +255,7 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
         lora::ENTRIES,
         quant::ENTRIES,
         embed::ENTRIES,
+        cache::ENTRIES,
         rope::ENTRIES,
         scaling::ENTRIES,
         attention::ENTRIES,

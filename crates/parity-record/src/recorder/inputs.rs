@@ -29,7 +29,7 @@ impl Recorder {
         let tokens = unsigned(read(tokens)?)?;
         let positions = match mapping.known.positions {
             Some(leaf) => unsigned(read(leaf)?)?,
-            None => self.sequences.following(tokens.len()),
+            None => self.unsaid_positions(&tokens),
         };
         (tokens.len() == mapping.known.rows && positions.len() == mapping.known.rows)
             .then_some((tokens, positions))
@@ -44,12 +44,12 @@ impl Recorder {
         &self,
         reader: Reader<'_>,
         leaf: RawTensor,
-        (tokens, positions): &mut (Vec<u32>, Vec<u32>),
+        (tokens, numbers): (&mut [u32], &[u32]),
     ) {
         let Some(forced) = &self.options.forced else { return };
         // SAFETY: by the caller's promise.
-        if let Some(own) = unsafe { forced.put(reader.api, leaf, tokens, positions) } {
-            self.host.status("replaced", &format!("{} {own}", positions[0]));
+        if let Some(own) = unsafe { forced.put(reader.api, leaf, tokens, numbers) } {
+            self.host.status("replaced", &format!("{} {own}", numbers[0]));
         }
     }
 }

@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# Records the whole life of a context in a real llama.cpp, on the CPU: rollback, context shift, two and five sequences in one
+# cache and in one each, batches that mix them, copies, states that are saved and loaded; a model with attention, one with
+# windows, two with recurrent states, one with experts. Every recording is audited and has to be PARITY; then mistakes are
+# injected, which have to be found at their node, under their name.
+#
+#   scripts/record-life.sh [GLOB…]      only cases MODEL/LIFE whose names match
+#
+#   PARITY    the parity to test (default: target/release/parity)
+#   LIBS      folder of llama.cpp's shared libraries (required)
+#   OUT       folder for models and dumps, kept (default: a temporary one)
+#   PYTHON    a python with numpy and gguf, to make the models (default: python3)
+set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
+cd "$(dirname "$0")/.."
+parity=$(realpath "${PARITY:-target/release/parity}")
+libs=$(realpath "${LIBS:?LIBS is the folder of llama.cpp\'s shared libraries}")
+if [ -n "${OUT:-}" ]; then out=$(mkdir -p "$OUT" && realpath "$OUT"); else
+    out=$(mktemp -d)
+    trap 'rm -rf "$out"' EXIT
+fi
+mkdir -p "$out/models"
+driver=$out/driver python=${PYTHON:-python3}
+cc -O1 -o "$driver" scripts/record/driver.c -ldl
+for name in gemma3-dense mamba2-dense qwen3next-moe qwen3moe-moe; do
+    [ -e "$out/models/$name.gguf" ] ||
+        "$python" -W ignore tests/data/archs/fill.py "$out/models" "$name" >"$out/fill.log" 2>&1
+done
+cp -n reference-dumps/models/qwen2-tiny-py-F16.gguf "$out/models/qwen2.gguf"
+
+# The lives: words of driver.c, and what the context is made with.
+rollback='b0:9 b0:1 b0:3 r0@10 b0:2 b0:1'
+shift='b0:12 b0:1 s0@1,6 b0:1 b0:1'
+two='b0:7,1:5 b0:1,1:1 b0:1,1:1'
+five='b0:4,1:3 b2:5,0:1,1:1 b3:2,4:6 b0:1,1:1,2:1,3:1,4:1'
+copy='b0:8 c0>1 b0:1,1:1 r1@6 b1:2,0:1 k1 b1:1'
+fork='b0:8 c0>1 b0:1,1:1 b1:2,0:1'
+state='b0:8 w0 l1 b0:1,1:1 W b1:2 L b1:1'
+
+words=(PARITY DIVERGES UNDECIDED)
+bad=0 healthy=0 named=0
+# Records and audits one life; FLAGS are parity's.
+life() { # model life sequences unified wanted FLAGS…
+    local model=$1 of=$2 name=$1/$2 dump audit=0
+    [ "$4" = 1 ] && name=$name-unified
+    local flags=("${@:6}") wanted=$5
+    if [ ${#flags[@]} -gt 0 ]; then name=$name@${flags[1]}; fi
+    # shellcheck disable=SC2053
+    if [ -n "$globs" ]; then
+        local glob match=
+        for glob in $globs; do [[ $name == $glob ]] && match=1; done
+        [ -n "$match" ] || return 0
+    fi
+    dump=$out/dumps/$name
+    rm -rf "$dump" && mkdir -p "$(dirname "$dump")"
+    if ! DRIVER_SEQUENCES=$3 DRIVER_UNIFIED=$4 DRIVER_THREADS=1 "$parity" record -o "$dump" "${flags[@]}" -- \
+        "$driver" "$libs" "$out/models/$model.gguf" "${!of}" 3 17 91 42 8 120 64 5 33 77 101 9 55 13 86 \
+        >"$dump.record" 2>&1 </dev/null; then
+        printf '%-56s NOT-RECORDED\n' "$name"
+        tail -n 3 "$dump.record" | sed 's/^/    /'
+        bad=1
+        return 0
+    fi
+    "$parity" audit "$dump" -m "$out/models/$model.gguf" --format json >"$dump.json" 2>"$dump.audit" || audit=$?
+    local found=${words[$audit]:-FAILED}
+    # The first divergence and its name.
+    [ "$found" != DIVERGES ] || found=$("$python" -c 'import json, sys
+first = json.load(open(sys.argv[1]))["first_divergence"]
+print(first["checkpoint"], (first["diagnosis"] or [{"fault": "no-name"}])[0]["fault"])' "$dump.json")
+    printf '%-56s %s\n' "$name" "$found"
+    if [ "$found" = "$wanted" ]; then
+        [ "$found" = PARITY ] && healthy=$((healthy + 1)) || named=$((named + 1))
+        rm -rf "$dump"
+        return 0
+    fi
+    echo "    wanted: $wanted"
+    tail -n 3 "$dump.audit" | sed 's/^/    /'
+    bad=1
+}
+globs=$*
+
+for model in qwen2 gemma3-dense qwen3moe-moe; do
+    for of in rollback shift; do life "$model" "$of" 1 0 PARITY; done
+done
+for model in qwen2 gemma3-dense mamba2-dense qwen3next-moe qwen3moe-moe; do
+    for unified in 0 1; do
+        life "$model" two 2 "$unified" PARITY
+        life "$model" five 5 "$unified" PARITY
+        life "$model" state 3 "$unified" PARITY
+        life "$model" fork 3 "$unified" PARITY
+    done
+done
+for model in qwen2 gemma3-dense qwen3moe-moe; do life "$model" copy 3 1 PARITY; done
+
+# Mistakes, made in llama.cpp: model, life, sequences, one cache or several, node and name.
+wrong() { life "$1" "$2" "$3" "$4" "$5 $6" --inject "$6@$5"; }
+wrong qwen2 shift 1 0 blk.1.cache_k cache.no_shift
+wrong gemma3-dense shift 1 0 blk.0.cache_k cache.no_shift
+wrong qwen2 rollback 1 0 blk.2.attn_ctx cache.stale_cell
+wrong qwen3moe-moe rollback 1 0 blk.0.attn_ctx cache.stale_cell
+wrong qwen2 five 5 1 blk.1.attn_ctx cache.wrong_sequence
+wrong gemma3-dense two 2 0 blk.0.attn_ctx cache.wrong_sequence
+wrong qwen2 five 5 1 blk.1.attn_ctx attn.mask_shift
+wrong qwen2 rollback 1 0 blk.1.attn_ctx attn.stale_cache
+wrong qwen2 two 2 0 blk.2.attn_ctx attn.self_only
+wrong qwen2 two 2 1 blk.2.q_rope rope.decode_shift
+wrong gemma3-dense rollback 1 0 blk.1.k_rope rope.decode_shift
+wrong mamba2-dense five 5 0 blk.1.ssm_conv1d state.not_carried
+wrong qwen3next-moe two 2 0 blk.0.conv_output_raw state.not_carried
+echo "$healthy healthy, $named mistakes at their node and under their name"
+exit "$bad"

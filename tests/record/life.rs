@@ -1,0 +1,129 @@
+//! The whole life of a context in a real llama.cpp: rollback, shift, sequences in one cache and in one each, copies, states.
+//! SKIP where no shared libraries of one are named (`PARITY_TEST_LLAMA`, `PARITY_TEST_LLAMA_OLDER`).
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+use std::path::Path;
+
+use crate::support::driven::{LIBRARIES, OLDER, driver, libraries, model};
+use crate::support::program::{flat, manifest, output, parity};
+
+const ROLLBACK: &str = "b0:9 b0:1 b0:3 r0@10 b0:2 b0:1";
+const SHIFT: &str = "b0:12 b0:1 s0@1,6 b0:1 b0:1";
+const FIVE: &str = "b0:4,1:3 b2:5,0:1,1:1 b3:2,4:6 b0:1,1:1,2:1,3:1,4:1";
+const COPIES: &str = "b0:8 c0>1 b0:1,1:1 b1:2,0:1";
+const STATES: &str = "b0:8 w0 l1 b0:1,1:1 W b1:2 L b1:1";
+const TOKENS: [&str; 7] = ["3", "17", "91", "42", "8", "120", "64"];
+
+/// Records a life of a context with room for so many sequences, in one cache or one each.
+fn record(
+    out: &Path,
+    libraries: &Path,
+    life: &str,
+    (sequences, unified): (&str, Option<&str>),
+    flags: &[&str],
+) {
+    let mut command = parity(&["record", "-o"]);
+    command.arg(out).args(flags).arg("--").arg(driver().unwrap()).arg(libraries).args([&model("F16"), life]);
+    command.args(TOKENS).env("DRIVER_SEQUENCES", sequences).env("DRIVER_THREADS", "1");
+    if let Some(unified) = unified {
+        command.env("DRIVER_UNIFIED", unified);
+    }
+    let done = command.output().unwrap();
+    let said = String::from_utf8([done.stdout, done.stderr].concat()).unwrap();
+    assert_eq!(done.status.code(), Some(0), "{life}: {said}");
+}
+
+/// Exit code of an audit, and what it says.
+fn audit(dump: &Path) -> (i32, String) {
+    let (code, said) = output(&["audit", dump.to_str().unwrap(), "-m", &model("F16")]);
+    (code, flat(&said))
+}
+
+#[test]
+fn a_life_is_recorded_and_judged_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    for variable in [LIBRARIES, OLDER] {
+        let Some(libraries) = libraries(variable) else { continue };
+        let lives = [
+            (ROLLBACK, ("1", None), "seq_rm"),
+            (SHIFT, ("1", None), "seq_add"),
+            (FIVE, ("5", None), ""),
+            (FIVE, ("5", Some("1")), ""),
+            (COPIES, ("2", None), "seq_cp"),
+            (COPIES, ("2", Some("1")), "seq_cp"),
+            (STATES, ("2", None), "load"),
+        ];
+        for (life, of, event) in lives {
+            // What an older release has no switch for is its own affair.
+            if variable == OLDER && of.1.is_some() {
+                continue;
+            }
+            let dump = dir.path().join("dump");
+            let _ = std::fs::remove_dir_all(&dump);
+            record(&dump, &libraries, life, of, &[]);
+            let json = manifest(&dump);
+            assert_eq!(json["requires"], serde_json::json!(["sequences"]), "{life}");
+            assert_eq!(
+                (&json["complete"], &json["stopped"]),
+                (&true.into(), &serde_json::Value::Null),
+                "{life}"
+            );
+            assert_eq!(json["provenance"]["sequences"], "of the program's batches");
+            assert!(
+                event.is_empty() || json["steps"].to_string().contains(event),
+                "{life}: {}",
+                json["steps"]
+            );
+            let (code, said) = audit(&dump);
+            assert_eq!(code, 0, "{variable} {life}: {said}");
+        }
+    }
+}
+
+#[test]
+fn rows_are_paired_by_sequence_and_position() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    // The same tokens, so that the order of batches does not matter.
+    let one = |name: &str, life: &str, flags: &[&str]| {
+        let mut command = parity(&["record", "-o"]);
+        // Rows of logits are those that each batch asks for.
+        command.arg(at(name)).arg("--own-rows").args(flags).arg("--").arg(driver().unwrap()).arg(&libraries);
+        command.args([&model("F16"), life, "7"]).env("DRIVER_SEQUENCES", "2").env("DRIVER_THREADS", "1");
+        assert_eq!(command.output().unwrap().status.code(), Some(0));
+        at(name).to_str().unwrap().to_owned()
+    };
+    let mixed = one("mixed", "b0:4,1:3 b0:1,1:1", &[]);
+    let apart = one("apart", "b1:3 b0:4 b1:1 b0:1", &[]);
+    let model = model("F16");
+    for flags in [&[][..], &["--sequence", "1"]] {
+        let (code, said) = output(&[&["diff", &mixed, &apart, "-m", &model], flags].concat());
+        assert_eq!(code, 0, "{said}");
+    }
+    let wrong = one("wrong", "b1:3 b0:4 b1:1 b0:1", &["--inject", "cache.stale_cell@2"]);
+    let (code, said) = output(&["diff", &wrong, &mixed, "-m", &model]);
+    assert!(code == 1 && said.contains("DIVERGES at blk.2.attn_ctx"), "{said}");
+}
+
+#[test]
+fn mistakes_of_a_life_are_found_and_named() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    for (life, of, fault, node) in [
+        (SHIFT, ("1", None), "cache.no_shift", "blk.1.cache_k"),
+        (ROLLBACK, ("1", None), "cache.stale_cell", "blk.2.attn_ctx"),
+        (FIVE, ("5", Some("1")), "cache.wrong_sequence", "blk.1.attn_ctx"),
+        (FIVE, ("5", None), "attn.stale_cache", "blk.0.attn_ctx"),
+        (FIVE, ("5", Some("1")), "attn.mask_shift", "blk.1.attn_ctx"),
+        (COPIES, ("2", None), "rope.decode_shift", "blk.3.q_rope"),
+    ] {
+        let dump = dir.path().join(fault);
+        record(&dump, &libraries, life, of, &["--inject", &format!("{fault}@{node}")]);
+        let (code, said) = audit(&dump);
+        assert_eq!(code, 1, "{fault}: {said}");
+        assert!(said.contains(&format!("DIVERGES at {node}:")), "{fault}: {said}");
+        let named = said.contains(&format!("({fault}")) || said.contains("cached keys stay where they were");
+        assert!(named, "{fault}: {said}");
+    }
+}
