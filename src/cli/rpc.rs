@@ -19,7 +19,7 @@ const LOOPBACK: &str = "127.0.0.1:0";
 /// Flags of `parity record` for RPC.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Record what a ggml-rpc-server computes for the command
+    /// Record what a ggml-rpc-server computes for it
     ///
     /// Any system, any device of the server, programs that are linked statically too: nothing is loaded into anybody. The
     /// command gets --rpc HOST:PORT of a proxy behind its own arguments, or the address in the place of {rpc} where its
@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(long, requires = "command", conflicts_with_all = ["verify", "import"])]
     rpc: bool,
 
-    /// The ggml-rpc-server that computes; without it, parity itself does
+    /// The ggml-rpc-server that computes [default: ours]
     #[arg(long, value_name = "HOST:PORT", requires = "rpc")]
     server: Option<String>,
 
@@ -38,11 +38,11 @@ pub struct Args {
 /// How a server of ours computes.
 #[derive(clap::Args)]
 pub struct OwnArgs {
-    /// Protocol of parity's own server: that of the client, which does not say it
+    /// Protocol of the client, where our server computes
     #[arg(long, value_name = "VERSION", default_value_t = Version::LAST)]
     protocol: Version,
 
-    /// Have parity's own server compute in f64, with results rounded to f32
+    /// Have our server compute in f64
     #[arg(long = "f64")]
     double: bool,
 }

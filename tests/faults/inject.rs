@@ -34,9 +34,11 @@ fn is_changed(ran: &Ran, clean: &Ran, steps: usize, node: Checkpoint) -> bool {
     (0..steps).any(|step| bits(ran, step) != bits(clean, step))
 }
 
-/// Mistakes of models that none of these is: with states, scaled positions, sections, ALiBi, shared experts, an adapter.
-const ELSEWHERE: [&str; 25] = [
+/// Mistakes of models that none of these is: with states, scaled positions, sections, ALiBi, shared experts, an adapter; and
+/// of a cache that is shifted, which a prefill has none of.
+const ELSEWHERE: [&str; 26] = [
     "attn.alibi",
+    "cache.no_shift",
     "ffn.no_square",
     "linear.merged_order",
     "lora.alpha",
