@@ -27,11 +27,14 @@ const FEW: usize = 16;
 /// Where a source is read: step, node and slot.
 type Read = (usize, usize, usize);
 
+/// Exact values, and how far at most disturbed ones lay from each.
+type Apart = (Vec<f64>, Vec<f64>);
+
 /// What is rounded before it is read, as the exact execution has it, and how far disturbed ones lay from that at most.
 #[derive(Default)]
 pub struct Aside {
     /// Of keys and values that are rounded to the type of a cache: each value.
-    caches: RefCell<HashMap<Read, (Vec<f64>, Vec<f64>)>>,
+    caches: RefCell<HashMap<Read, Apart>>,
     /// Of what meets a weight: the first rows, and the largest share of its size, by [`sizes`], that any value was off by.
     operands: RefCell<HashMap<Read, (Vec<f64>, f64)>>,
 }
