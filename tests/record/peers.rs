@@ -89,7 +89,7 @@ impl Served {
         match number_of {
             command::HELLO => {
                 let Version { major, minor, patch } = self.version;
-                let capable = vec![7; 25];
+                let capable = [7; 25];
                 [&[major, minor, patch][..], &capable[..if major > 3 { 25 } else { 0 }]].concat()
             }
             command::ALLOC_BUFFER => {
