@@ -32,6 +32,7 @@ cp -n reference-dumps/models/qwen2-tiny-py-F16.gguf "$out/models/qwen2.gguf"
 rollback='b0:9 b0:1 b0:3 r0@10 b0:2 b0:1'
 shift='b0:12 b0:1 s0@1,6 b0:1 b0:1'
 two='b0:7,1:5 b0:1,1:1 b0:1,1:1'
+short='b0:1 b1:1 b0:1 b1:1 b0:2'
 five='b0:4,1:3 b2:5,0:1,1:1 b3:2,4:6 b0:1,1:1,2:1,3:1,4:1'
 copy='b0:8 c0>1 b0:1,1:1 r1@6 b1:2,0:1 k1 b1:1'
 fork='b0:8 c0>1 b0:1,1:1 b1:2,0:1'
@@ -86,6 +87,7 @@ for model in qwen2 gemma3-dense mamba2-dense qwen3next-moe qwen3moe-moe; do
     for unified in 0 1; do
         life "$model" two 2 "$unified" PARITY
         life "$model" five 5 "$unified" PARITY
+        life "$model" short 2 "$unified" PARITY
         life "$model" state 3 "$unified" PARITY
         life "$model" fork 3 "$unified" PARITY
     done

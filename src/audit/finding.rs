@@ -10,6 +10,7 @@ use super::named::{Agreed, Names};
 use super::node::Held;
 use super::rows::Arrangement;
 use crate::checkpoint::Checkpoint;
+use crate::engine::op_by_op::Unknown;
 use crate::ops::bound::{HEALTHY, UNIT_F32};
 use crate::report::{Diagnosis, LocalError, Tried};
 
@@ -236,6 +237,23 @@ impl Finding {
     /// Notes a step in which it could not be judged; the first reason is kept.
     pub fn cannot(&mut self, why: &str) {
         self.undecided.get_or_insert_with(|| why.to_owned());
+    }
+
+    /// Notes that it was recorded in another shape than its graph's, where a row has so many values; and what is unknown then.
+    pub fn does_not_fit(
+        &mut self,
+        checkpoint: Checkpoint,
+        shape: &[usize],
+        expected: Option<usize>,
+    ) -> Unknown {
+        let found = format!("{checkpoint} in its graph's shape: {shape:?} is recorded");
+        self.cannot(&found);
+        let row = shape.get(1..).unwrap_or_default();
+        let width = expected.filter(|width| row.iter().product::<usize>() != *width);
+        if let Some(width) = width.filter(|_| !checkpoint.kind().is_optional()) {
+            self.misshapen = Some((row.to_vec(), width));
+        }
+        Unknown::new(found)
     }
 
     /// Notes a step in which it could not be judged since it reads what is lost; the last one tells all of that.

@@ -248,15 +248,9 @@ impl Conductor<f64> for Auditor<'_> {
         let partial = Partial::of(&recorded, rows, &self.steps.positions(self.step));
         let whole = partial.as_ref().map_or(&recorded, |partial| &partial.tensor);
         let Some(arranged) = self.labelled.arrange(node.id, checkpoint, whole) else {
-            let found = format!("{checkpoint} in its graph's shape: {:?} is recorded", recorded.shape);
-            let finding = self.findings.at(checkpoint);
-            finding.cannot(&found);
             let expected = node.program.graph.get(node.id).elements() / rows.unwrap_or(1).max(1);
-            let width = recorded.shape.iter().skip(1).product::<usize>();
-            if rows.is_some() && !checkpoint.kind().is_optional() && width != expected {
-                finding.misshapen = Some((recorded.shape.get(1..).unwrap_or_default().to_vec(), expected));
-            }
-            return Ok(Err(Unknown::new(found)));
+            let width = rows.map(|_| expected);
+            return Ok(Err(self.findings.at(checkpoint).does_not_fit(checkpoint, &recorded.shape, width)));
         };
         // What was cut of a matrix is masked: whatever stands there, nothing that follows reads it.
         let own_values = || own(node, args).map(|values| values.data).unwrap_or_default();
@@ -264,12 +258,14 @@ impl Conductor<f64> for Auditor<'_> {
         let beyond = |element: usize| cut.get_or_init(own_values).get(element).copied().unwrap_or_default();
         let values = arranged.of_node(&whole.values, beyond);
         let lacks = |element: usize| partial.as_ref().is_some_and(|p| p.lacks(arranged.position(element)));
-        let (all, rows) = (self.steps.is_chosen(None), self.chosen(&recorded));
-        let chosen = |element: usize| all || rows.contains(&arranged.position(element));
-        let looked_at = |element: usize| arranged.is_recorded(element) && !lacks(element) && chosen(element);
-        let looked_at: &(dyn Fn(usize) -> bool + Sync) =
-            if partial.is_none() && arranged.is_whole() && all { &|_| true } else { &looked_at };
-        if (self.wants)(checkpoint) && !rows.is_empty() {
+        let chosen = self.chosen(&recorded);
+        let is_chosen =
+            |element: usize| chosen.as_ref().is_none_or(|rows| rows.contains(&arranged.position(element)));
+        let looked_at =
+            |element: usize| arranged.is_recorded(element) && !lacks(element) && is_chosen(element);
+        let whole = partial.is_none() && arranged.is_whole() && chosen.is_none();
+        let looked_at: &(dyn Fn(usize) -> bool + Sync) = if whole { &|_| true } else { &looked_at };
+        if (self.wants)(checkpoint) && chosen.as_ref().is_none_or(|rows| !rows.is_empty()) {
             self.judge(node, checkpoint, args, (&values, &recorded), &arranged, looked_at);
         }
         if let Some(fed) = self.steps.fed(self.step, checkpoint).filter(|_| partial.is_none()) {
@@ -285,9 +281,10 @@ impl Conductor<f64> for Auditor<'_> {
 }
 
 impl Auditor<'_> {
-    /// The rows of what was recorded that are looked at.
-    fn chosen(&self, recorded: &Tensor) -> HashSet<u32> {
-        recorded.positions.iter().copied().filter(|row| self.steps.is_chosen(Some(*row))).collect()
+    /// The rows of what was recorded that are looked at; none where all are.
+    fn chosen(&self, recorded: &Tensor) -> Option<HashSet<u32>> {
+        let rows = || recorded.positions.iter().copied().filter(|row| self.steps.is_chosen(Some(*row)));
+        (!self.steps.is_chosen(None)).then(|| rows().collect())
     }
 
     /// Notes that a node which was recorded was not judged.
@@ -348,7 +345,7 @@ impl Auditor<'_> {
                 held
             }
         };
-        let rows = self.chosen(recorded).len();
+        let rows = self.chosen(recorded).map_or(recorded.positions.len(), |rows| rows.len());
         self.add(node, checkpoint, held, (arranged, rows));
     }
 

@@ -23,27 +23,44 @@ Examples:
   parity record -o ref --layer 0..3 -- python app.py
   parity record -o ref --import printed.txt -m model.gguf";
 
-/// Flags of `parity record`.
+/// Where a dump is written, and what of a recording it holds.
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct Kept {
     /// Folder of the dump
     #[arg(short, long, value_name = "DIR", default_value = "recording")]
-    output: PathBuf,
+    pub output: PathBuf,
 
     /// Replace a dump that is in the folder
     #[arg(long)]
-    force: bool,
+    pub force: bool,
 
     /// Only these layers: 3, 0..3, 5..
     #[arg(long, value_name = "LAYERS")]
-    layer: Option<Layers>,
+    pub layer: Option<Layers>,
 
     /// Only these checkpoints, e.g. 'blk.*.q_rope'
     ///
     /// A pattern of ids, in which * stands for anything. The flag may be repeated.
     #[arg(long, value_name = "GLOB")]
-    checkpoint: Vec<String>,
+    pub checkpoint: Vec<String>,
+}
+
+impl Kept {
+    /// What is recorded.
+    pub fn filter(&self) -> Filter {
+        Filter {
+            layers: self.layer.map(|layers| (layers.first, layers.last)),
+            globs: self.checkpoint.clone(),
+        }
+    }
+}
+
+/// Flags of `parity record`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    kept: Kept,
 
     /// Only the logits that the program asks for
     ///
@@ -132,21 +149,18 @@ pub struct Args {
 
 /// Records, and says what was recorded.
 pub fn main(args: &Args) -> Outcome {
-    shared::room_for_a_dump("-o", &args.output, args.force)?;
+    shared::room_for_a_dump("-o", &args.kept.output, args.kept.force)?;
     if let Some(printed) = &args.import {
         return imported(args, printed);
     }
-    let filter = Filter {
-        layers: args.layer.map(|layers| (layers.first, layers.last)),
-        globs: args.checkpoint.clone(),
-    };
+    let filter = args.kept.filter();
     let with_command = !args.command.is_empty();
     if args.model.is_some() && with_command && !args.rpc.is_asked() {
         return Err(Error::new("-m", "a command names its model itself").hint("leave -m out, or the command"));
     }
     let summary = match &args.model {
         Some(model) if !with_command => record_builtin::record(record_builtin::Job {
-            dir: args.output.clone(),
+            dir: args.kept.output.clone(),
             model: model.clone(),
             prompt: args.prompt.text()?,
             tokens: args.prompt.tokens.clone(),
@@ -159,7 +173,7 @@ pub fn main(args: &Args) -> Outcome {
     print(&text(&summary))?;
     #[cfg(feature = "remote")]
     if args.compress {
-        let [before, after] = parity_dump::packed::pack_folder(&args.output)?;
+        let [before, after] = parity_dump::packed::pack_folder(&args.kept.output)?;
         print(&format!("compressed {} to {}\n", size(before), size(after)))?;
     }
     Ok(ending(&summary))
@@ -176,7 +190,7 @@ pub fn ending(summary: &Summary) -> std::process::ExitCode {
 
 fn record_program(args: &Args, filter: Filter) -> Result<Summary> {
     let options = Options {
-        dir: args.output.clone(),
+        dir: args.kept.output.clone(),
         filter,
         sequence: args.sequence,
         // A client's own rows are all that cross the wire.
@@ -209,7 +223,7 @@ fn imported(args: &Args, printed: &Path) -> Outcome {
     };
     let options = ImportOptions {
         text: printed.to_owned(),
-        dir: args.output.clone(),
+        dir: args.kept.output.clone(),
         model: args.model.clone(),
         prompt,
         tokens,

@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use parity_record::filter::Filter;
-
 use super::output::print;
 use super::{Outcome, exit_code, record, shared};
 use crate::error::{Error, Result};
@@ -11,7 +9,6 @@ use crate::record::rpc::wire::Version;
 use crate::record::rpc::{Between, own, wait};
 use crate::record::{Observe, Options};
 use crate::report::Verdict;
-use crate::select::Layers;
 
 /// Any free port, for this machine alone.
 const LOOPBACK: &str = "127.0.0.1:0";
@@ -128,21 +125,8 @@ pub struct ProxyArgs {
     #[arg(short, long, value_name = "FILE")]
     model: PathBuf,
 
-    /// Folder of the dump
-    #[arg(short, long, value_name = "DIR", default_value = "recording")]
-    output: PathBuf,
-
-    /// Replace a dump that is in the folder
-    #[arg(long)]
-    force: bool,
-
-    /// Only these layers: 3, 0..3, 5..
-    #[arg(long, value_name = "LAYERS")]
-    layer: Option<Layers>,
-
-    /// Only these checkpoints, e.g. 'blk.*.q_rope'
-    #[arg(long, value_name = "GLOB")]
-    checkpoint: Vec<String>,
+    #[command(flatten)]
+    kept: record::Kept,
 
     /// Which of several prompts to record, from 0
     #[arg(long, value_name = "N")]
@@ -155,13 +139,10 @@ pub struct ProxyArgs {
 
 /// Records until the client has gone, and says what was recorded.
 pub fn proxy(args: &ProxyArgs) -> Outcome {
-    shared::room_for_a_dump("-o", &args.output, args.force)?;
+    shared::room_for_a_dump("-o", &args.kept.output, args.kept.force)?;
     let options = Options {
-        dir: args.output.clone(),
-        filter: Filter {
-            layers: args.layer.map(|layers| (layers.first, layers.last)),
-            globs: args.checkpoint.clone(),
-        },
+        dir: args.kept.output.clone(),
+        filter: args.kept.filter(),
         sequence: args.sequence,
         observe: args.observe,
         ..Options::default()

@@ -135,12 +135,9 @@ fn asked(args: &[&str], sides: &[&str]) -> Vec<BTreeMap<String, Said>> {
 
 /// Every recording beside another one of its model: as few pairs as that takes, each of recordings that are not listed
 /// side by side, as copies are.
-///
-/// Those of several sequences stand beside one another: they have no rows in common with others.
 fn pairs(all: &[Recording]) -> Vec<[&Recording; 2]> {
-    let mut of_model: BTreeMap<(&str, bool), Vec<&Recording>> = BTreeMap::new();
-    let numbered = |one: &Recording| one.path.parent().is_some_and(|folder| folder.ends_with("life"));
-    all.iter().for_each(|one| of_model.entry((&one.model, numbered(one))).or_default().push(one));
+    let mut of_model: BTreeMap<&str, Vec<&Recording>> = BTreeMap::new();
+    all.iter().for_each(|one| of_model.entry(&one.model).or_default().push(one));
     let mut pairs = Vec::new();
     for some in of_model.into_values().filter(|some| some.len() > 1) {
         let half = some.len().div_ceil(2);

@@ -84,7 +84,8 @@ fn a_row_that_sees_other_cells_than_its_sequence_holds_is_wrong() {
 
 #[test]
 fn a_manifest_whose_rows_do_not_fit_is_refused() {
-    let changes: [(fn(&mut Value), &str); 4] = [
+    type Change = fn(&mut Value);
+    let changes: [(Change, &str); 4] = [
         (|m| drop(m["tokens"].as_array_mut().unwrap().pop()), "a token for each of 8 rows"),
         (|m| drop(m["steps"][0]["cells"].as_array_mut().unwrap().pop()), "sequences and cells of 5 rows"),
         (|m| m["requires"] = json!(["sequences", "tomorrow"]), "`tomorrow`"),

@@ -323,7 +323,7 @@ fn handed_over(recording: &Path, to: &Path, edit: impl Fn(usize, &mut [f32])) {
         let tokens = step["positions"].as_array().unwrap().len();
         let bytes = std::fs::read(recording.join(file)).unwrap();
         let read = SafeTensors::deserialize(&bytes).unwrap();
-        let is_of_engine = |name: &str| !name.starts_with("leaf.") && !name.contains("cache");
+        let is_of_engine = |name: &str| !name.starts_with("leaf.") && !name.starts_with("cache");
         let mut all: BTreeMap<String, (Vec<usize>, Vec<u8>)> = BTreeMap::new();
         for (name, view) in read.iter().filter(|(name, _)| is_of_engine(name)) {
             let (mut shape, mut data) = (view.shape().to_vec(), view.data().to_vec());

@@ -10,6 +10,8 @@ use crate::support::program::{flat, manifest, output, parity};
 const ROLLBACK: &str = "b0:9 b0:1 b0:3 r0@10 b0:2 b0:1";
 const SHIFT: &str = "b0:12 b0:1 s0@1,6 b0:1 b0:1";
 const FIVE: &str = "b0:4,1:3 b2:5,0:1,1:1 b3:2,4:6 b0:1,1:1,2:1,3:1,4:1";
+/// A prompt as short as a warm-up, and another one beside it.
+const SHORT: &str = "b0:2 b1:1 b0:1,1:1";
 const COPIES: &str = "b0:8 c0>1 b0:1,1:1 b1:2,0:1";
 const STATES: &str = "b0:8 w0 l1 b0:1,1:1 W b1:2 L b1:1";
 const TOKENS: [&str; 7] = ["3", "17", "91", "42", "8", "120", "64"];
@@ -49,6 +51,7 @@ fn a_life_is_recorded_and_judged_whole() {
             (SHIFT, ("1", None), "seq_add"),
             (FIVE, ("5", None), ""),
             (FIVE, ("5", Some("1")), ""),
+            (SHORT, ("2", None), ""),
             (COPIES, ("2", None), "seq_cp"),
             (COPIES, ("2", Some("1")), "seq_cp"),
             (STATES, ("2", None), "load"),

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-use parity::gguf::Gguf;
+use parity::gguf::{DType, Gguf};
 use parity::record::rpc::wire::{Reply, Version, WireGraph, WireTensor, command, shape};
 
 /// How a server fails, and when: a number counts its answers to GET_TENSOR.
@@ -212,24 +212,8 @@ impl Client {
     }
 
     fn tensor(&self, id: u64, name: &str, at: u64, ne: [u32; 2]) -> WireTensor {
-        let mut bytes = [0; 64];
-        bytes[..name.len()].copy_from_slice(name.as_bytes());
-        WireTensor {
-            id,
-            dtype: 0,
-            buffer: self.buffer,
-            ne: [ne[0], ne[1], 1, 1],
-            nb: [4, 4 * ne[0], 4 * ne[0] * ne[1], 4 * ne[0] * ne[1]],
-            op: 0,
-            params: [0; 16],
-            flags: 0,
-            src: [0; 10],
-            view_src: 0,
-            view_offs: 0,
-            data: self.buffer + at,
-            name: bytes,
-            use_count: 0,
-        }
+        let leaf = WireTensor::leaf(name, DType::F32, [ne[1] as usize, ne[0] as usize]).unwrap();
+        WireTensor { id, buffer: self.buffer, data: self.buffer + at, ..leaf }
     }
 
     fn set(&mut self, tensor: &WireTensor, values: &[u8]) -> std::io::Result<()> {

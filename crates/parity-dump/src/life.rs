@@ -240,7 +240,8 @@ impl Dump {
     }
 
     /// Gives the rows the numbers that rows of the same keys have in another dump; others come behind all of them. Nothing
-    /// where they have these already.
+    /// where they have these already, or where the first row that both have is of another token: of two texts no rows belong
+    /// together, and numbers with gaps between them would keep a dump from being judged by itself.
     pub fn number_as(&mut self, other: &Manifest) {
         let (own, theirs) = (self.manifest.keys(), other.keys());
         let both_plain = !self.manifest.is_numbered() && !other.is_numbered();
@@ -248,6 +249,12 @@ impl Dump {
             return;
         }
         let known: HashMap<RowKey, u32> = theirs.iter().copied().zip(0..).collect();
+        let both = own.iter().zip(&self.manifest.tokens).find_map(|(key, token)| {
+            known.get(key).map(|&number| Some(token) == other.tokens.get(number as usize))
+        });
+        if both != Some(true) {
+            return;
+        }
         let mut next = own.len().max(theirs.len()) as u32;
         let mut number = |key: &RowKey| {
             known.get(key).copied().unwrap_or_else(|| {

@@ -96,9 +96,9 @@ fn name(graph: &Graph, id: Id, layer: Option<u32>) -> (Option<u32>, String) {
     let (own, own_layer) =
         match own.rsplit_once('-').and_then(|(name, n)| Some((name, n.parse::<u32>().ok()?))) {
             Some((name, layer)) => (name, Some(layer)),
-            // A cache, which a shift writes to where it lies.
+            // A cache, which a shift writes to where it lies; states that a pass copies keep the names that dumps have them under.
             None => match own.rsplit_once("_l").and_then(|(name, n)| Some((name, n.parse::<u32>().ok()?))) {
-                Some((name, layer)) if name.starts_with("cache_") => (name, Some(layer)),
+                Some((name, layer)) if name.starts_with("cache_") && graph.is_shift() => (name, Some(layer)),
                 _ => (own, None),
             },
         };

@@ -133,7 +133,10 @@ impl Recorder {
         // SAFETY: by the caller's promise.
         let inputs = unsafe { self.inputs(reader, sched, &described, &mapping, tokens) };
         let pass = match &inputs {
-            Some((tokens, positions)) => self.sequences.pass(tokens, positions),
+            Some((tokens, positions)) => {
+                let context = &self.context;
+                self.sequences.pass(tokens, positions, &|| context.begins_again(tokens, positions))
+            }
             None => self.sequences.unknown(),
         };
         self.report_sequences();

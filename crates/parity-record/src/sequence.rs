@@ -79,12 +79,13 @@ impl Sequences {
         (self.tokens.len() as u32..).take(n).collect()
     }
 
-    /// Takes a forward pass of `tokens` at `positions`, both (T,).
-    pub fn pass(&mut self, tokens: &[u32], positions: &[u32]) -> Pass {
+    /// Takes a forward pass of `tokens` at `positions`, both (T,), which may be what was computed before once `again`, or is of
+    /// another sequence beside that.
+    pub fn pass(&mut self, tokens: &[u32], positions: &[u32], again: &dyn Fn() -> bool) -> Pass {
         let consecutive = positions.windows(2).all(|pair| pair[1] == pair[0] + 1);
         let Some(first) = positions.first().map(|&p| p as usize) else { return Pass::Skip };
         if !self.alone {
-            return self.any(tokens, positions);
+            return self.any(tokens, positions, again);
         }
         let (shifted, so_far) = (std::mem::take(&mut self.shifted), self.tokens.len());
         // Rows of several sequences in one batch have no one position each.
@@ -119,11 +120,12 @@ impl Sequences {
 impl Sequences {
     /// Takes a pass of whichever sequences, all of which are recorded. A warm-up computes the first positions once and begins
     /// again.
-    fn any(&mut self, tokens: &[u32], positions: &[u32]) -> Pass {
+    fn any(&mut self, tokens: &[u32], positions: &[u32], again: &dyn Fn() -> bool) -> Pass {
         if std::mem::take(&mut self.unseen) {
             return Pass::Lost("positions before it were computed out of sight, of embeddings".to_owned());
         }
-        let warm_up = self.passes > 0 && self.tokens.len() <= WARM_UP_TOKENS && positions.first() == Some(&0);
+        let few = self.passes > 0 && self.tokens.len() <= WARM_UP_TOKENS;
+        let warm_up = few && positions.first() == Some(&0) && again();
         if warm_up {
             (self.tokens, self.passes) = (Vec::new(), 0);
         }
@@ -153,7 +155,7 @@ mod tests {
 
     fn pass(sequences: &mut Sequences, first: u32, n: u32) -> Pass {
         let positions: Vec<u32> = (first..first + n).collect();
-        sequences.pass(&vec![7; n as usize], &positions)
+        sequences.pass(&vec![7; n as usize], &positions, &|| true)
     }
 
     #[test]
@@ -217,7 +219,7 @@ mod tests {
         let mut batched = Sequences::new(Some(0));
         assert_eq!(pass(&mut batched, 0, 7), Pass::Continue);
         assert!(
-            matches!(batched.pass(&[1, 2], &[7, 7]), Pass::Lost(why) if why.contains("several sequences"))
+            matches!(batched.pass(&[1, 2], &[7, 7], &|| true), Pass::Lost(why) if why.contains("several sequences"))
         );
         assert_eq!(pass(&mut batched, 7, 1), Pass::Skip);
         let mut embedded = Sequences::new(None);
@@ -234,17 +236,21 @@ mod tests {
         for (first, n) in [(0, 7), (7, 1), (5, 2), (0, 4), (9, 1)] {
             assert_eq!(pass(&mut all, first, n), Pass::Continue);
         }
-        assert_eq!(all.pass(&[1, 2], &[3, 3]), Pass::Continue);
+        assert_eq!(all.pass(&[1, 2], &[3, 3], &|| true), Pass::Continue);
         let mut warmed = Sequences::new(None);
         let passes = [(0, 2), (0, 4), (0, 4)].map(|(first, n)| pass(&mut warmed, first, n));
         assert_eq!(passes, [Pass::Continue, Pass::StartAgain, Pass::Continue]);
+        // The short prompt of one sequence, and then that of another.
+        let mut beside = Sequences::new(None);
+        assert_eq!(pass(&mut beside, 0, 2), Pass::Continue);
+        assert_eq!(beside.pass(&[7], &[0], &|| false), Pass::Continue);
     }
 
     #[test]
     fn rows_of_several_sequences_are_left_alone() {
         let mut sequences = Sequences::new(Some(0));
-        assert_eq!(sequences.pass(&[1, 2], &[0, 0]), Pass::Skip);
-        assert_eq!(sequences.pass(&[1], &[9]), Pass::Skip);
+        assert_eq!(sequences.pass(&[1, 2], &[0, 0], &|| true), Pass::Skip);
+        assert_eq!(sequences.pass(&[1], &[9], &|| true), Pass::Skip);
         assert_eq!(sequences.seen(), 0);
     }
 }

@@ -17,12 +17,10 @@ use super::connection::{failure, speak, with_server};
 use super::library::{Given, Library, reader};
 use super::model::{Model, Sent};
 use super::proxy::{Server, Watch};
-use super::wire::{Version, WireGraph, WireTensor};
+use super::wire::{COMPUTE, Version, WireGraph, WireTensor};
 use crate::error::{Error, Result};
 use crate::gguf::DType;
 
-/// `GGML_TENSOR_FLAG_COMPUTE`
-const COMPUTE: u32 = 16;
 /// Bytes of token rows in one pass.
 const ROWS_BYTES_MAX: usize = 1 << 30;
 

@@ -14,12 +14,9 @@ use parity_record::layout::TensorLayout;
 
 use super::connection::speak;
 use super::ops;
-use super::wire::{SOURCES, WireGraph, WireTensor};
+use super::wire::{COMPUTE, SOURCES, Told, WireGraph, WireTensor, named};
 use crate::error::Result;
 use crate::gguf::DType;
-
-/// What was made of a message, or what of it contradicts itself.
-type Told<T> = std::result::Result<T, String>;
 
 /// A tensor as the recorder reads it.
 #[repr(C)]
@@ -232,14 +229,7 @@ impl Library {
 
 /// Puts the node of the embedding, its table and its token ids behind the tensors of the message.
 fn in_front(tensors: &mut Vec<Held>, given: Given, ops: usize) -> Told<()> {
-    /// `GGML_TENSOR_FLAG_COMPUTE`
-    const COMPUTE: u32 = 16;
     let leaf = tensors[given.rows].wire.clone();
-    let named = |name: &str| {
-        let mut bytes = [0; 64];
-        bytes[..name.len()].copy_from_slice(name.as_bytes());
-        bytes
-    };
     let number = (0..ops as u32).find(|&op| ops::description(op, &[0; 16], ops) == Some(c"GET_ROWS"));
     let own = without_copy_marks(&leaf.name()).to_owned();
     let node = WireTensor { op: number.unwrap_or(0), flags: COMPUTE, name: named(&own), ..leaf.clone() };

@@ -75,27 +75,7 @@ impl Model {
     /// The embedding as a tensor on the wire, without values.
     pub fn table_on_the_wire(&self) -> Option<WireTensor> {
         let table = self.table()?;
-        let (dtype, row) = (table.info.dtype, table.info.row_len_bytes() as u32);
-        let (mut name, own) = ([0; 64], weight(TOKEN_EMBD));
-        name[..own.len()].copy_from_slice(own.as_bytes());
-        let (cols, rows) = (u32::try_from(table.cols()).ok()?, u32::try_from(table.rows()).ok()?);
-        let all = row.checked_mul(rows)?;
-        Some(WireTensor {
-            id: 0,
-            dtype: dtype.number(),
-            buffer: 0,
-            ne: [cols, rows, 1, 1],
-            nb: [dtype.block_bytes() as u32, row, all, all],
-            op: 0,
-            params: [0; 16],
-            flags: 0,
-            src: [0; 10],
-            view_src: 0,
-            view_offs: 0,
-            data: 0,
-            name,
-            use_count: 0,
-        })
+        WireTensor::leaf(&weight(TOKEN_EMBD), table.info.dtype, [table.rows(), table.cols()])
     }
 
     /// Notes bytes of a tensor that were sent, or a hash (FNV-1a, 64 bits) of all from `offset` on.

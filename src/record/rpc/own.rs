@@ -9,7 +9,8 @@ use parity_graph::{Op, Params};
 use super::ops::description;
 use super::peer::Peer;
 use super::wire::{
-    Cursor, GRAPH_BYTES_MAX, Reply, TENSOR_BYTES, Version, WireGraph, WireTensor, command, shape,
+    COMPUTE, Cursor, GRAPH_BYTES_MAX, Reply, TENSOR_BYTES, Told, Version, WireGraph, WireTensor, command,
+    shape,
 };
 use crate::arithmetic::Arithmetic;
 use crate::engine::op_by_op::{Number, compute};
@@ -22,13 +23,8 @@ use half::{bf16, f16};
 
 /// How tensors have to be aligned.
 const ALIGN: u64 = 32;
-/// `GGML_TENSOR_FLAG_COMPUTE`
-const COMPUTE: u32 = 16;
 /// Between buffers, so that no tensor reaches into another.
 const GAP: u64 = 1 << 20;
-
-/// What went wrong with a message, as the middle of a sentence.
-type Told<T> = std::result::Result<T, String>;
 
 /// Serves clients, one thread each, until the listener is closed.
 pub fn serve(listener: &TcpListener, version: Version, double: bool) {
@@ -285,7 +281,8 @@ impl<S: Number> Served<S> {
         let extents = ids.ne.map(|extent| extent as usize);
         for (row, values) in values.chunks_exact(width.max(1)).enumerate() {
             let (i, j, k) = (row % n, row / n % b, row / n / b % c);
-            let id = ids_of[(k % extents[2] * extents[1] + j % extents[1]) * extents[0] + i].to_f64();
+            let at = (k % extents[2].max(1) * extents[1] + j % extents[1].max(1)) * extents[0] + i;
+            let id = ids_of.get(at).ok_or_else(|| format!("no id for row {row}"))?.to_f64();
             if !(id >= 0.0 && id < f64::from(node.ne[1])) {
                 return Err(format!("row {id} of {}", node.ne[1]));
             }

@@ -214,7 +214,44 @@ pub struct WireTensor {
     pub use_count: u32,
 }
 
+/// `GGML_TENSOR_FLAG_COMPUTE`
+pub const COMPUTE: u32 = 16;
+
+/// What was made of a message, or what is wrong with it, as the middle of a sentence.
+pub type Told<T> = std::result::Result<T, String>;
+
+/// A name as tensors have it, cut where it is too long.
+pub fn named(name: &str) -> [u8; NAME_BYTES] {
+    let mut bytes = [0; NAME_BYTES];
+    bytes.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
+    bytes
+}
+
 impl WireTensor {
+    /// A leaf (rows, columns) of no id and no memory; `None` where its rows are no whole blocks, or too many bytes.
+    pub fn leaf(name: &str, dtype: DType, [rows, columns]: [usize; 2]) -> Option<WireTensor> {
+        let blocks = columns.is_multiple_of(dtype.block_len()).then(|| columns / dtype.block_len())?;
+        let row = u32::try_from(blocks.checked_mul(dtype.block_bytes())?).ok()?;
+        let (rows, columns) = (u32::try_from(rows).ok()?, u32::try_from(columns).ok()?);
+        let all = row.checked_mul(rows)?;
+        Some(WireTensor {
+            id: 0,
+            dtype: dtype.number(),
+            buffer: 0,
+            ne: [columns, rows, 1, 1],
+            nb: [dtype.block_bytes() as u32, row, all, all],
+            op: 0,
+            params: [0; 16],
+            flags: 0,
+            src: [0; SOURCES],
+            view_src: 0,
+            view_offs: 0,
+            data: 0,
+            name: named(name),
+            use_count: 0,
+        })
+    }
+
     /// Reads one.
     ///
     /// # Errors

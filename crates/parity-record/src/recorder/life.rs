@@ -59,6 +59,14 @@ impl Context {
         Some(taken)
     }
 
+    /// Whether a pass may compute once more what was computed before: its first row is of no sequence that begins beside
+    /// others.
+    pub(super) fn begins_again(&self, tokens: &[u32], positions: &[u32]) -> bool {
+        let known = |row: &BatchRow| row.sequences.iter().any(|id| self.next.contains_key(id));
+        let rows = self.clone().take(tokens, Some(positions));
+        self.next.is_empty() || rows.is_none_or(|rows| rows.first().is_some_and(known))
+    }
+
     /// Where the sequences of the rows are from, for the manifest.
     pub(super) fn source(&self) -> String {
         if self.unknown { "unknown" } else { "of the program's batches" }.to_owned()
