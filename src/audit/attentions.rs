@@ -5,6 +5,7 @@ use parity_graph::Op;
 use super::Steps;
 use super::node::{self, Hypothesis};
 use super::storage_types::{operands, products};
+use crate::arithmetic::cache_blocks;
 use crate::arithmetic::{Arithmetic, Flash, Narrow, Operands, Scaled, Softmax, Weights};
 use crate::checkpoint::Kind;
 use crate::numerics::{Numerics, Products, Storage};
@@ -47,6 +48,10 @@ pub const ATTENTIONS: [(&str, Narrow); 4] = [
 
 /// What llama.cpp's attention does with keys and values in f16, where no graph says that they are.
 pub const LLAMA_ATTENTION: &str = "attention as llama.cpp has it, keys and values in f16";
+
+/// The same over what its graph keeps in quantised blocks.
+const LLAMA_ATTENTION_OVER_BLOCKS: &str =
+    "attention as llama.cpp has it, keys and values in quantised blocks";
 
 /// What the attention of an engine that brings no graph may be computed in, the likeliest first: its keys and values cached
 /// in the type that it declares, or in those that engines of f32 have; as llama.cpp does it; with operands of its products
@@ -134,10 +139,13 @@ pub fn attention(narrow: Narrow) -> Arithmetic {
 /// of llama.cpp.
 pub fn of_cache(steps: &dyn Steps, any: bool, op: &Op, args: &Args<'_, f64>) -> Vec<Hypothesis> {
     let declared = steps.declared();
-    let in_half = |one: Hypothesis| Hypothesis {
-        name: LLAMA_ATTENTION,
-        arithmetic: Arithmetic { cache: Storage::F16, ..one.arithmetic },
+    // Blocks are read as they are.
+    let is_plain = |slot| args.get(slot).is_none_or(|source| !cache_blocks::is_kept(source.dtype));
+    let (name, cache) = match is_plain(1) && is_plain(2) {
+        true => (LLAMA_ATTENTION, Storage::F16),
+        false => (LLAMA_ATTENTION_OVER_BLOCKS, Storage::F32),
     };
+    let in_half = |one: Hypothesis| Hypothesis { name, arithmetic: Arithmetic { cache, ..one.arithmetic } };
     let kernels =
         node::on_cpu(op, args).into_iter().filter(|_| *op == Op::FlashAttn && is_as_llama(declared));
     let kernels = kernels.filter(|one| one.arithmetic.flash != Flash::Exact).map(in_half);

@@ -1,8 +1,10 @@
 //! The form in which a graph is built for a dump that brings none: on which backend of llama.cpp, with attention as one node
-//! or as two products, over keys and values in f16 or as they are. A declaration says; where values of attention say
-//! otherwise, they are believed.
+//! or as two products, over keys and values in f16, in quantised blocks or as they are. A declaration says; where values of
+//! attention say otherwise, they are believed.
 
-use std::collections::HashSet;
+mod over_blocks;
+
+use std::collections::{BTreeMap, HashSet};
 
 use super::graphs::LLAMA_CPP;
 use super::{AuditRows, Finding, Findings, Graphs, How, Labelled, Names, Suspect, audit};
@@ -60,7 +62,9 @@ impl Form {
             _ => None,
         };
         let named = named.filter(|_| producer.name == LLAMA_CPP && producer.numerics.is_none());
-        let Some(backend) = declared.backend.or(named) else { return vec![declared] };
+        let Some(backend) = declared.backend.or(named) else {
+            return vec![declared];
+        };
         let of = |(flash, cache)| Form { backend: Some(backend), flash, cache };
         let kinds = [(true, Cache::F16), (false, Cache::F16), (false, Cache::F32), (true, Cache::F32)];
         let first = Some(declared).filter(|form| form.backend.is_some());
@@ -72,11 +76,10 @@ impl Form {
     /// In words.
     fn words(&self) -> String {
         let attention = if self.flash { "flash attention" } else { "attention as two products" };
-        let cache = if self.cache == Cache::F16 { "f16" } else { "f32" };
-        let on = self.backend.map_or("", |backend| backend.trim_end_matches('0'));
-        format!(
-            "what computed it is known by its values: {attention} over keys and values in {cache}, on {on}"
-        )
+        let on =
+            self.backend.map_or(String::new(), |backend| format!(", on {}", backend.trim_end_matches('0')));
+        let cache = self.cache.words();
+        format!("what computed it is known by its values: {attention} over {cache}{on}")
     }
 }
 
@@ -87,26 +90,17 @@ impl Graphs {
     /// # Errors
     /// Those of [`Graphs::built`], and of an audit.
     pub(super) fn built_as_computed(dump: &Dump, gguf: &Gguf) -> Result<Graphs> {
-        let (forms, ids, declared) = (Form::possible(dump), deciding(dump), Form::declared(dump));
-        if forms.len() == 1 || ids.is_empty() {
+        let (ids, declared) = (deciding(dump), Form::declared(dump));
+        if ids.is_empty() {
             return Graphs::built(dump, gguf);
         }
         let mut best: Option<(usize, Form, Graphs)> = None;
-        for form in forms {
+        for form in Form::possible(dump) {
             if form.backend.is_none() && best.is_some() {
                 break;
             }
-            let graphs = Graphs::built_in(dump, gguf, form)?;
-            let findings = graphs.sampled(dump, gguf, &ids, ROWS)?;
-            let products = findings.nodes.iter().filter(|(id, _)| id.kind() != Kind::AttnCtx);
-            let (wrong, right): (Vec<_>, Vec<_>) = products.partition(|(_, finding)| finding.is_wrong());
-            if form.backend != declared.backend && wrong.len() > right.len() {
-                continue;
-            }
-            let attention = findings.nodes.iter().filter(|(id, _)| id.kind() == Kind::AttnCtx);
-            // What cannot be judged in a form is not explained by it.
-            let left = |finding: &Finding| if finding.judged > 0 { finding.rows_beyond() } else { ROWS };
-            let left = attention.map(|(_, finding)| left(finding)).sum();
+            let Some((left, graphs)) = Graphs::unexplained(dump, gguf, &ids, form)? else { continue };
+            let left = left.values().sum();
             if best.as_ref().is_none_or(|(least, ..)| left < *least) {
                 best = Some((left, form, graphs));
             }
@@ -114,8 +108,38 @@ impl Graphs {
                 break;
             }
         }
-        let Some((_, form, graphs)) = best else { return Graphs::built(dump, gguf) };
+        let Some((left, form, graphs)) = best else { return Graphs::built(dump, gguf) };
+        if left > 0
+            && let Some(graphs) = Graphs::over_blocks(dump, gguf, &ids, form)?
+        {
+            return Ok(graphs);
+        }
         Ok(if form == declared { graphs } else { graphs.saying(form.words()) })
+    }
+
+    /// The graphs in a form, and how many rows of attention in each of the first layers they leave unexplained; `None` where
+    /// that is no form of the dump: on a backend that is not declared only what explains most products is one.
+    fn unexplained(
+        dump: &Dump,
+        gguf: &Gguf,
+        ids: &HashSet<Checkpoint>,
+        form: Form,
+    ) -> Result<Option<(Left, Graphs)>> {
+        let graphs = Graphs::built_in(dump, gguf, form)?;
+        let findings = graphs.sampled(dump, gguf, ids, ROWS)?;
+        let (attention, products): (Vec<_>, Vec<_>) =
+            findings.nodes.iter().partition(|(id, _)| id.kind() == Kind::AttnCtx);
+        let wrong = products.iter().filter(|(_, finding)| finding.is_wrong()).count();
+        if form.backend != Form::declared(dump).backend && 2 * wrong > products.len() {
+            return Ok(None);
+        }
+        // What cannot be judged in a form is not explained by it.
+        let rows = |finding: &Finding| if finding.judged > 0 { finding.rows_beyond() } else { ROWS };
+        let mut left = Left::new();
+        for (id, finding) in attention {
+            *left.entry(id.layer_index()).or_default() += rows(finding);
+        }
+        Ok(Some((left, graphs)))
     }
 
     /// What an audit of a sample of rows finds of some nodes.
@@ -137,7 +161,11 @@ impl Graphs {
     }
 }
 
-/// The nodes that tell one form from another: attention of the first layers that hold it, and the products before it.
+/// By layer: rows of attention that nothing explains.
+type Left = BTreeMap<Option<u32>, usize>;
+
+/// The nodes that tell one form from another: attention of the first layers that hold it, and the products before it where
+/// the backend is not known.
 fn deciding(dump: &Dump) -> HashSet<Checkpoint> {
     let held = Recording::checkpoints(dump);
     let mut layers: Vec<Option<u32>> =
@@ -145,8 +173,10 @@ fn deciding(dump: &Dump) -> HashSet<Checkpoint> {
     layers.sort_unstable();
     layers.dedup();
     layers.truncate(LAYERS);
+    let is_open = Form::possible(dump).len() > 1;
     let decides = |id: &Checkpoint| {
-        matches!(id.kind(), Kind::AttnCtx | Kind::QProj | Kind::KProj | Kind::VProj)
+        (id.kind() == Kind::AttnCtx
+            || is_open && matches!(id.kind(), Kind::QProj | Kind::KProj | Kind::VProj))
             && layers.contains(&id.layer_index())
     };
     held.iter().copied().filter(decides).collect()

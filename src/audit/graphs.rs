@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use super::adapters::name_apart;
 use super::form::Form;
 use super::{Labelled, Steps, Tensor};
+use crate::arithmetic::cache_blocks;
 use crate::arithmetic::round::store;
 use crate::checkpoint::Checkpoint;
 use crate::dump;
@@ -101,7 +102,10 @@ impl Graphs {
         let context = manifest.tokens.len();
         let Form { backend, flash, cache } = form;
         let flash = flash && !inside;
-        let mut out = Graphs { declared: backend.is_some(), ..Graphs::default() };
+        // Keys and values in blocks are read by llama.cpp's own kernels.
+        let in_blocks = [cache.keys, cache.values].iter().any(|kept| cache_blocks::is_kept(kept.dtype));
+        let declared = backend.is_some() || in_blocks && manifest.producer.name == LLAMA_CPP;
+        let mut out = Graphs { declared, ..Graphs::default() };
         let mut shapes: Vec<Shape> = Vec::new();
         for (number, step) in manifest.steps.iter().enumerate() {
             let first = step.positions.first().map_or(0, |first| *first as usize);
@@ -176,6 +180,11 @@ impl Graphs {
     pub fn judged<'a>(&'a self, values: &'a Dump, inputs: &'a Dump) -> Judged<'a> {
         let own = (self.inputs.is_empty() || self.declared) && std::ptr::eq(values, inputs);
         Judged { values, inputs, built: &self.inputs, own, fed: None }
+    }
+
+    /// The same, in memory that rounds to the types of these graphs.
+    pub(super) fn in_own_memory<'a>(&'a self, values: &'a Dump) -> Judged<'a> {
+        Judged { own: true, ..self.judged(values, values) }
     }
 
     /// Whether they were built of the model file.

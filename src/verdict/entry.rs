@@ -111,15 +111,16 @@ fn judge(known: &Known<'_>, before: Before) -> Judged {
         return (V::Shape, format!("rows of {shape:?} in the candidate, the model's are {expected} wide"))
             .into();
     }
-    if own.unrecorded > 0 && own.late.is_none() {
-        return (V::Missing, format!("not recorded in {}", count(own.unrecorded, "step"))).into();
-    }
     if let Some(late) = own.late {
         return (V::Undecided, format!("not judged: {late}")).into();
     }
     let open = own.undecided.as_ref().map(|needs| format!("to judge it, the recording needs {needs}"));
     if let Some(why) = open.or_else(|| audit.as_ref().and_then(|_| blind(own))) {
         return (V::Undecided, why).into();
+    }
+    // Behind the others: that some steps lack a node is no answer for those that have it.
+    if own.unrecorded > 0 {
+        return (V::Missing, format!("not recorded in {}", count(own.unrecorded, "step"))).into();
     }
     if let Some(what) = &own.lost {
         return unread(what, known.comparison).into();

@@ -172,3 +172,42 @@ fn without_a_graph_attention_is_known_by_its_values() {
         }
     }
 }
+
+/// A dump that says nothing of its cache: keys in q4_0, values in q8_0, which shows in attention alone; mistakes show beside
+/// it. Where heads are rotated before they are quantised, too much lies between what was recorded: that is said.
+#[test]
+fn without_a_graph_a_cache_in_blocks_is_known_by_its_values() {
+    let folder = tempfile::tempdir().unwrap();
+    let (dump, model) = (data("cpu-cache-q4_0-q8_0"), shipped("qwen2-tiny-py-F16.gguf"));
+    let judged = |name: &str, id: &str, share: f64| {
+        let into = folder.path().join(name);
+        spoiled(&dump, &into, id, share);
+        let audited = program::audit(&into, &model, &["--allow-missing"]);
+        (audited.code, audited.first.clone(), audited.report["notes"].to_string())
+    };
+    let (code, _, notes) = judged("healthy", "blk.0.attn_ctx", 0.0);
+    assert!(code == 0 && notes.contains("keys in q4_0, values in q8_0"), "{code}: {notes}");
+    for id in ["blk.0.attn_ctx", "blk.0.v"] {
+        let (code, first, _) = judged(id, id, SEEN);
+        assert_eq!((code, &*first), (1, id));
+    }
+    let rotated = data("cpu-cache-q8_0-q4_0-rotated");
+    let audited = program::audit(&rotated, &data("random-64-8-2.gguf"), &["--allow-missing"]);
+    assert_eq!((audited.code, audited.first.as_str()), (2, ""), "{}", audited.report["reason"]);
+}
+
+/// What was recorded in some steps alone is judged there all the same: what nobody could see is no parity.
+#[test]
+fn a_node_that_nobody_could_see_is_undecided_where_other_steps_lack_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let into = folder.path().join("dump");
+    let from = data("cuda-cache-q4_0-plain");
+    fs::create_dir_all(&into).unwrap();
+    for file in fs::read_dir(&from).unwrap().map(Result::unwrap) {
+        fs::copy(file.path(), into.join(file.file_name())).unwrap();
+    }
+    without_graphs(&into, None);
+    let audited = program::audit(&into, &data("random-64-8-2.gguf"), &["--allow-missing"]);
+    let reason = audited.report["reason"].to_string();
+    assert!(audited.code == 2 && reason.contains("record blk.0.k_rope as well"), "{reason}");
+}

@@ -2,6 +2,7 @@
 
 use parity_graph::{Graph, Id, Op, Tensor};
 
+use crate::arithmetic::cache_blocks;
 use crate::error::{Error, Result};
 use crate::gguf::{DType, Gguf};
 
@@ -27,16 +28,50 @@ pub struct Kept {
 }
 
 impl Kept {
-    const fn plain(dtype: DType) -> Kept {
+    /// Values as they are, in a type.
+    pub const fn plain(dtype: DType) -> Kept {
         Kept { dtype, rotated: None }
     }
+
+    fn words(&self, name: &str) -> String {
+        match self.rotated {
+            Some(width) => format!("{name} in {}, {width} columns rotated together", type_name(self.dtype)),
+            None => format!("{name} in {}", type_name(self.dtype)),
+        }
+    }
 }
+
+/// llama.cpp rotates heads whose width is a multiple of this, before they are quantised (llama-kv-cache.cpp,
+/// `attn_rot_k`): as many columns of keys as possible, twice this and so on, and this many of values.
+const ROTATED: usize = 64;
 
 impl Cache {
     /// Both in f16.
     pub const F16: Cache = Cache { keys: Kept::plain(DType::F16), values: Kept::plain(DType::F16) };
     /// Both in f32.
     pub const F32: Cache = Cache { keys: Kept::plain(DType::F32), values: Kept::plain(DType::F32) };
+
+    /// The same where what is quantised is rotated before, as llama.cpp does with heads of this width if it is a multiple of
+    /// 64; the same where it is none.
+    #[must_use]
+    pub fn rotated(self, head_width: usize) -> Cache {
+        let rotate = |kept: Kept, width: usize| match head_width.is_multiple_of(ROTATED)
+            && cache_blocks::is_kept(kept.dtype)
+        {
+            true => Kept { rotated: Some(width), ..kept },
+            false => kept,
+        };
+        let widest = 1 << head_width.trailing_zeros();
+        Cache { keys: rotate(self.keys, widest), values: rotate(self.values, ROTATED) }
+    }
+
+    /// In words.
+    pub fn words(&self) -> String {
+        match self.keys == self.values {
+            true => self.keys.words("keys and values"),
+            false => format!("{}, {}", self.keys.words("keys"), self.values.words("values")),
+        }
+    }
 
     /// What a recorded graph keeps them in; f16 where it does not say it.
     fn of(graph: &Graph) -> Cache {
@@ -127,11 +162,7 @@ impl Shape {
     /// What a run chooses and a model file does not say, in words: the form of attention, and the caches.
     pub fn choices(&self) -> String {
         let form = if self.flash { "flash attention" } else { "attention in three ops" };
-        let kept = |name: &str, kept: Kept| match kept.rotated {
-            Some(width) => format!("{name} in {}, {width} columns rotated together", type_name(kept.dtype)),
-            None => format!("{name} in {}", type_name(kept.dtype)),
-        };
-        format!("{form}, {}, {}", kept("keys", self.cache.keys), kept("values", self.cache.values))
+        format!("{form}, {}, {}", self.cache.keys.words("keys"), self.cache.values.words("values"))
     }
 
     /// Refuses what no step has.
