@@ -75,11 +75,12 @@ impl Form {
 
     /// In words.
     fn words(&self) -> String {
-        let attention = if self.flash { "flash attention" } else { "attention as two products" };
-        let on =
-            self.backend.map_or(String::new(), |backend| format!(", on {}", backend.trim_end_matches('0')));
         let cache = self.cache.words();
-        format!("what computed it is known by its values: {attention} over {cache}{on}")
+        // Of another engine nothing else is known by it.
+        let Some(backend) = self.backend else { return format!("known by what attention came to: {cache}") };
+        let attention = if self.flash { "flash attention" } else { "attention as two products" };
+        let backend = backend.trim_end_matches('0');
+        format!("what computed it is known by its values: {attention} over {cache}, on {backend}")
     }
 }
 

@@ -15,6 +15,7 @@ use serde_json::Value;
 use crate::support::graphs::record::{Mistake, record_with};
 use crate::support::graphs::{fill_with, head};
 use crate::support::program::{Audited, audit};
+use crate::support::samples::sample;
 use crate::support::subset;
 
 /// To the nearest number of a type, or towards zero.
@@ -169,7 +170,8 @@ fn neither_does_one_that_was_not_recorded() {
 
 #[test]
 fn what_is_wrong_in_such_an_attention_is_found() {
-    for ((name, _, round), scaled) in SCALED.into_iter().flat_map(|s| ROUNDINGS.map(|r| (r, s))) {
+    let cases = SCALED.into_iter().flat_map(|s| ROUNDINGS.map(|r| (r, s)));
+    for ((name, _, round), scaled) in sample("attentions", 3, cases) {
         let healthy = Attention { round, scaled, fused: false, scale: 1.0, beside: 0 };
         for wrong in [Attention { scale: 1.5, ..healthy }, Attention { beside: 1, ..healthy }] {
             let (code, first, _) = audited(None, &usual, &|id, args| {

@@ -16,7 +16,8 @@ const FLAG_OUTPUT: i32 = 2;
 
 /// Backends whose kept outputs have the bits of nodes that are asked for one by one, by their names without number:
 /// `scripts/ab-observe.sh` shows it. Vulkan has other bits (llvmpipe, llama.cpp 0.5.0): where a matmul is an output, the addition
-/// behind it sums squares for the norm after it, in another order (reports/backends/README.md). CUDA has not been shown.
+/// behind it sums squares for the norm after it, in another order (reports/backends/README.md). CUDA has the same bits
+/// (reports/backends/observe-cuda-h200.txt), but nobody asks yet whether a card has room for all nodes of the largest batch.
 const SHOWN: [&str; 1] = ["CPU"];
 
 /// How closely is looked.

@@ -69,7 +69,7 @@ impl Graphs {
             Ok(found.map_or(f64::INFINITY, squares))
         };
         let kept = DType::all().filter(|dtype| cache_blocks::is_kept(*dtype)).map(Kept::plain);
-        let kept: Vec<Kept> = std::iter::once(Cache::F16.keys).chain(kept).collect();
+        let kept: Vec<Kept> = [Cache::F16.keys, Cache::F32.keys].into_iter().chain(kept).collect();
         let mut best = (distance(Cache::F16)?, Cache::F16);
         for of_keys in [false, true, false] {
             let with = |kept: Kept| {
@@ -84,6 +84,8 @@ impl Graphs {
                 }
             }
         }
-        Ok(Some(best.1).filter(|cache| *cache != Cache::F16))
+        let in_blocks =
+            |cache: &Cache| [cache.keys, cache.values].iter().any(|kept| cache_blocks::is_kept(kept.dtype));
+        Ok(Some(best.1).filter(in_blocks))
     }
 }
