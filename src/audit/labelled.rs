@@ -179,6 +179,10 @@ impl Labelled {
     pub fn arrange(&self, id: Id, checkpoint: Checkpoint, recorded: &Tensor) -> Option<Arrangement> {
         let shape = self.program.graph.get(id).shape();
         let axis = self.axes.get(id).copied().flatten();
+        let streams = axis.is_none() && shape[0] > 1 && checkpoint.kind() == Kind::AttnCtx;
+        if streams && let Some(arrangement) = Arrangement::of_streams(shape, recorded) {
+            return Some(arrangement);
+        }
         let whole = Arrangement::new(shape, axis, checkpoint.kind().is_optional(), recorded);
         whole.or_else(|| {
             let graph = &self.program.graph;
