@@ -179,7 +179,9 @@ impl Labelled {
     pub fn arrange(&self, id: Id, checkpoint: Checkpoint, recorded: &Tensor) -> Option<Arrangement> {
         let shape = self.program.graph.get(id).shape();
         let axis = self.axes.get(id).copied().flatten();
-        let streams = axis.is_none() && shape[0] > 1 && checkpoint.kind() == Kind::AttnCtx;
+        // Attention in one node has its heads behind its rows.
+        let plain = self.program.graph.get(id).op == Op::MulMat && checkpoint.kind() == Kind::AttnCtx;
+        let streams = plain && axis.is_none() && shape[0] > 1;
         if streams && let Some(arrangement) = Arrangement::of_streams(shape, recorded) {
             return Some(arrangement);
         }

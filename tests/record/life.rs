@@ -109,10 +109,10 @@ fn scores_of_several_caches_are_judged_row_by_row() {
     let (code, said) = audit(&healthy);
     assert_eq!(code, 0, "{said}");
     let wrong = dir.path().join("wrong");
-    record_with(&wrong, &libraries, FIVE, &environment, &["--inject", "attn.kv_head@blk.1.attn_ctx"]);
+    record_with(&wrong, &libraries, FIVE, &environment, &["--inject", "data.scaled=1.5@blk.1.attn_ctx"]);
     let (code, said) = audit(&wrong);
     assert!(
-        code == 1 && said.contains("DIVERGES at blk.1.attn_ctx:") && said.contains("(attn.kv_head"),
+        code == 1 && said.contains("DIVERGES at blk.1.attn_ctx:") && said.contains("(data.scaled"),
         "{said}"
     );
 }
