@@ -77,7 +77,7 @@ def server(args, cache, device):
                 if json.load(urllib.request.urlopen(f"{url}/health"))["status"] == "ok":
                     break
             if child.poll() is not None:
-                raise SystemExit(f"{program} ended with {child.returncode}: {cache}, {device}")
+                raise OSError(f"{program} ended with {child.returncode}")
         yield url
     finally:
         child.kill()
@@ -93,16 +93,23 @@ def ask(url, prompt, **how):
 def of_server(args, device, caches):
     """Text, log-probabilities and sampled text of a llama-server: asked for at once, judged later."""
     for cache in caches:
-        with server(args, cache, device) as url:
-            for prompt in PROMPTS:
-                greedy, drawn = ask(url, prompt, temperature=0), ask(url, prompt, **SAMPLED)
-                body = {"prompt": prompt, "max_tokens": SAID, "temperature": 0, "logprobs": 10}
-                request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-                answer = urllib.request.urlopen(request).read()
-                flags = ["--temp", SAMPLED["temperature"], "--seed", SAMPLED["seed"]]
-                for kind, content, more in (("text", greedy["content"].encode(), []), ("logprobs", answer, []), ("sampled", drawn["content"].encode(), flags)):
-                    if content:
-                        yield f"llama-server {device} {cache}, {kind}, {prompt!r}", lambda folder, p=prompt, c=content, k=kind, m=more: given(folder, p, c, k, m)
+        try:
+            with server(args, cache, device) as url:
+                yield from of_prompts(url, f"llama-server {device} {cache}")
+        except OSError as why:
+            print(f"not made: llama-server {device} {cache}: {why}", flush=True)
+
+
+def of_prompts(url, mark):
+    for prompt in PROMPTS:
+        greedy, drawn = ask(url, prompt, temperature=0), ask(url, prompt, **SAMPLED)
+        body = {"prompt": prompt, "max_tokens": SAID, "temperature": 0, "logprobs": 10}
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        answer = urllib.request.urlopen(request).read()
+        flags = ["--temp", SAMPLED["temperature"], "--seed", SAMPLED["seed"]]
+        for kind, content, more in (("text", greedy["content"].encode(), []), ("logprobs", answer, []), ("sampled", drawn["content"].encode(), flags)):
+            if content:
+                yield f"{mark}, {kind}, {prompt!r}", lambda folder, p=prompt, c=content, k=kind, m=more: given(folder, p, c, k, m)
 
 
 def given(folder, prompt, content, kind, more):
