@@ -24,6 +24,14 @@ pub fn read(path: &Path, limit: u64) -> Result<String> {
 /// # Errors
 /// No regular file, too many bytes, or the system's.
 pub fn read_lossy(path: &Path, limit: u64) -> Result<String> {
+    Ok(String::from_utf8_lossy(&read_bytes(path, limit)?).into_owned())
+}
+
+/// Reads what another program printed, byte by byte: tokens may end within a character.
+///
+/// # Errors
+/// As [`read_lossy`].
+pub fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let file = parity_dump::open_regular(path, "cannot be read")?;
     let read = file.take(limit.saturating_add(1)).read_to_end(&mut bytes);
@@ -32,7 +40,7 @@ pub fn read_lossy(path: &Path, limit: u64) -> Result<String> {
         return Err(Error::file(path, "is too large for a text that is read at once")
             .expected(format!("at most {limit} bytes")));
     }
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(bytes)
 }
 
 /// The bits of a file that say who may do what with it.

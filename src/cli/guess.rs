@@ -153,7 +153,7 @@ fn few() -> clap::builder::RangedU64ValueParser<usize> {
 /// The bytes of a file, or of standard input.
 fn text(path: &std::path::Path) -> Result<Vec<u8>> {
     if path.as_os_str() != "-" {
-        return Ok(files::read(path, files::TEXT_BYTES_MAX)?.into_bytes());
+        return files::read_bytes(path, files::TEXT_BYTES_MAX);
     }
     let mut bytes = Vec::new();
     let read = std::io::stdin().lock().take(files::TEXT_BYTES_MAX).read_to_end(&mut bytes);
@@ -181,8 +181,10 @@ pub fn main(args: &Args) -> Outcome {
     let file = args.lora.applied(shared::model_file(path.as_deref())?)?;
     let gguf = file.gguf();
     let (text, prompt) = args.prompt.read(gguf)?;
+    let progress = Progress::new("trying");
+    let told = |done: usize, all: usize, best: &str| progress.set_with(done, all, best);
     let found = match &args.seen.hidden {
-        Some(dump) => guess::hidden(&file, dump, &prompt)?,
+        Some(dump) => guess::hidden(&file, dump, &prompt, &told)?,
         None => {
             let answer =
                 args.seen.url.as_deref().map(|url| args.ask(url, text.as_deref(), &prompt)).transpose()?;
@@ -192,10 +194,7 @@ pub fn main(args: &Args) -> Outcome {
             };
             let read = observed(gguf, &prompt, text.as_deref(), &seen)?;
             let known = Known { gguf, prompt: read.prompt, text, forced: read.forced };
-            let progress = Progress::new("trying");
-            guess(&known, &*read.evidence, args.discriminate, &|done, all, best| {
-                progress.set_with(done, all, best)
-            })?
+            guess(&known, &*read.evidence, args.discriminate, &told)?
         }
     };
     output::print(&match args.format.format() {

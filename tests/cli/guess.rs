@@ -98,6 +98,32 @@ fn a_healthy_output_is_called_so_with_how_surely() {
 }
 
 #[test]
+fn one_row_of_logits_names_a_mistake_in_one_layer() {
+    // So weak that a healthy engine in bf16 might have said the same.
+    let engine = Engine::with(Some("linear.no_bias@2"), "logits");
+    let last = engine.logits(engine.prompt).pop().unwrap();
+    let bytes: Vec<u8> = last.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let path = engine.file("last.f32", &bytes);
+    let (code, told) = guess(&["-p", PROMPT, "--logits", &path]);
+    assert_eq!((code, &told["answer"]), (1, &Value::from("linear.no_bias")), "{told}");
+    assert_eq!(told["hypotheses"][0]["layers"], serde_json::json!({"one": 2}));
+}
+
+#[test]
+fn a_text_is_read_in_the_tokens_that_an_engine_with_the_mistake_says_it_in() {
+    // What it says is no text that a tokenizer would split so.
+    let engine = Engine::with(Some("data.sign"), "logits");
+    let gguf = parity::gguf::Gguf::open(Path::new(MODEL)).unwrap();
+    let tokenizer = parity::tokenizer::Tokenizer::from_gguf(&gguf).unwrap();
+    let said = &engine.tokens[engine.prompt..];
+    let text: Vec<u8> = said.iter().flat_map(|token| tokenizer.bytes(*token).unwrap().into_owned()).collect();
+    assert_ne!(tokenizer.encode_without_bos(&text).unwrap(), said);
+    let path = engine.file("text", &text);
+    let (code, told) = guess(&["-p", PROMPT, "--text", &path]);
+    assert_eq!((code, &told["answer"]), (1, &Value::from("data.sign")), "{told}");
+}
+
+#[test]
 fn what_nothing_explains_has_no_name() {
     let (code, told) = guess(&["-p", PROMPT, "--tokens-seen", "900,17,2222,5,901,18,2223,6,902,19,2224,7"]);
     assert_eq!((code, &told["answer"]), (2, &Value::Null), "{told}");
@@ -139,6 +165,10 @@ fn hidden_states_name_the_layer_and_the_mistake() {
     let (code, told) = guess(&["--hidden", &engine.dump().display().to_string()]);
     assert_eq!((code, &told["answer"]), (1, &Value::from("rope.base")), "{told}");
     assert_eq!(told["hypotheses"][0]["layers"], serde_json::json!({"one": 2}));
+    // Three nodes of a layer are wrong at once, and none of them was recorded.
+    let engine = Engine::with(Some("linear.no_bias"), "blk.*.layer_out");
+    let (code, told) = guess(&["--hidden", &engine.dump().display().to_string()]);
+    assert_eq!((code, &told["answer"]), (1, &Value::from("linear.no_bias")), "{told}");
     let engine = Engine::with(None, "blk.*.layer_out");
     let (code, told) = guess(&["--hidden", &engine.dump().display().to_string()]);
     assert_eq!((code, &told["answer"]), (0, &Value::from("healthy")), "{told}");

@@ -40,25 +40,32 @@ pub enum Answer {
     Nothing,
 }
 
-/// How surely an engine is healthy: mistakes that what was seen excludes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Excluded {
-    /// How many.
-    pub count: usize,
-    /// Of how many that were tried.
-    pub of: usize,
+/// How much likelier than a healthy engine one of so many hypotheses has to be: one is as good by chance.
+fn chance(mistakes: usize) -> f64 {
+    (LIKELIER * mistakes.max(1) as f64).ln()
+}
+
+/// Whether a mistake that was not tried could be named where a healthy engine explains the output, if the best that any
+/// explanation comes to is `ceiling`.
+pub fn may_be_beaten(tried: &[Tried], ceiling: f64) -> bool {
+    ceiling >= generous(tried) + chance(tried.len())
+}
+
+/// How well a healthy engine explains it, with as much noise as that takes.
+fn generous(tried: &[Tried]) -> f64 {
+    tried
+        .iter()
+        .filter(|one| one.is_healthy())
+        .map(|one| one.score.generous)
+        .fold(f64::NEG_INFINITY, f64::max)
 }
 
 /// Sorts hypotheses, the best explanation first, joins those that are one function of the model, and answers.
 pub fn answer(tried: &mut [Tried], noise: &Noise) -> Answer {
     let mistakes = tried.iter().filter(|one| !one.is_healthy()).count();
-    let healthy = || tried.iter().filter(|one| one.is_healthy());
-    let generous = healthy().map(|one| one.score.generous).fold(f64::NEG_INFINITY, f64::max);
-    let is_healthy = healthy().any(Tried::explains);
-    // So many were tried that one of them is likely to be as good by chance.
-    let chance = (LIKELIER * mistakes.max(1) as f64).ln();
-    let is_better =
-        |one: &Tried| !one.is_healthy() && one.explains() && one.score.log_likelihood >= generous + chance;
+    let is_healthy = tried.iter().any(|one| one.is_healthy() && one.explains());
+    let least = generous(tried) + chance(mistakes);
+    let is_better = |one: &Tried| !one.is_healthy() && one.explains() && one.score.log_likelihood >= least;
     let order = |one: &Tried| (is_better(one), one.whole, one.score.share(), one.score.log_likelihood);
     tried.sort_by(|a, b| {
         let (a, b) = (order(a), order(b));
@@ -99,11 +106,10 @@ fn is_one(a: &Tried, b: &Tried, noise: &Noise) -> bool {
         || a.score.is_same(&b.score, noise)
 }
 
-/// How many mistakes a healthy answer excludes.
-pub fn excluded(tried: &[Tried]) -> Excluded {
+/// The mistakes that a healthy answer does not exclude: they explain the output as well.
+pub fn unseen(tried: &[Tried]) -> impl Iterator<Item = &Tried> {
     let healthy = tried.iter().filter(|one| one.is_healthy());
     let own = healthy.map(|one| one.score.log_likelihood).fold(f64::NEG_INFINITY, f64::max);
-    let mistakes = || tried.iter().filter(|one| !one.is_healthy());
-    let out = |one: &&Tried| !one.explains() || one.score.log_likelihood < own - LIKELIER.ln();
-    Excluded { count: mistakes().filter(out).count(), of: mistakes().count() }
+    let out = move |one: &Tried| !one.explains() || one.score.log_likelihood < own - LIKELIER.ln();
+    tried.iter().filter(move |one| !one.is_healthy() && !out(one))
 }

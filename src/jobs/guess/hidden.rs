@@ -1,24 +1,32 @@
 //! Hidden states: each is judged from the one before it, so that the layer is known and what is wrong in it is looked
-//! for there alone. That is an audit of a dump that has nothing else.
+//! for there alone. An audit says whether there is anything; the mistake is the one whose layer, computed from the state
+//! before it, comes to the state behind it.
 
 use std::path::Path;
 
-use super::hypotheses::HEALTHY;
-use super::said::{Guess, Named, of_audit};
+use super::answer::Answer;
+use super::evidence::Logits;
+use super::hypotheses::{self, HEALTHY, Hypothesis};
+use super::passes::Prompt;
+use super::said::{Guess, Named, of_audit, said};
+use super::{Known, Progress, Search, WORK_MAX};
 use crate::audit::AuditRows;
+use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::engine::fused::file::ModelFile;
 use crate::error::Result;
 use crate::foreign;
+use crate::gguf::Gguf;
 use crate::jobs::audit::{Options, audit};
 use crate::report::{Report, Verdict};
 use crate::select::Selection;
+use parity_dump::Dump;
 
 /// Judges hidden states of `prompt`, whose tokens the file may say itself.
 ///
 /// # Errors
 /// What is no dump, or another model's.
-pub fn hidden(file: &ModelFile, path: &Path, prompt: &[u32]) -> Result<Guess> {
+pub fn hidden(file: &ModelFile, path: &Path, prompt: &[u32], progress: Progress<'_>) -> Result<Guess> {
     let tokens = (!prompt.is_empty()).then(|| prompt.to_vec());
     let model = Some(file.gguf().path().to_owned());
     let own = foreign::is_native(path);
@@ -27,7 +35,82 @@ pub fn hidden(file: &ModelFile, path: &Path, prompt: &[u32]) -> Result<Guess> {
     let rows = Recording::tokens(&dump).len();
     let how = Options { selection: Selection::default(), rows: AuditRows::default(), allow_missing: true };
     let report = audit(&mut dump, file, &how)?;
+    let first = report.first_divergence.as_ref().map(|first| first.checkpoint);
+    let mut behind = None;
+    for state in states(&dump) {
+        let stretch = (behind.replace(state), state);
+        if first.is_some_and(|first| first != state) {
+            continue;
+        }
+        let Some((found, guess)) = in_stretch(&dump, file.gguf(), stretch, progress)? else { continue };
+        match found {
+            Answer::Mistake(_) | Answer::Several(_) => return Ok(guess),
+            Answer::Healthy | Answer::Nothing => {}
+        }
+    }
     Ok(of_audit(named(&report), rows))
+}
+
+/// The outputs of layers that were recorded, and what follows them, in their order.
+fn states(dump: &Dump) -> Vec<Checkpoint> {
+    let kinds = [Kind::LayerOut, Kind::FinalNorm];
+    let mut all: Vec<Checkpoint> =
+        Recording::checkpoints(dump).into_iter().filter(|id| kinds.contains(&id.kind())).collect();
+    all.sort_by_key(|id| id.layer_index().unwrap_or(u32::MAX));
+    all
+}
+
+/// What explains a state that follows from another, or from the tokens alone; nothing where these are not of all
+/// positions, or where it would take too long.
+fn in_stretch(
+    dump: &Dump,
+    gguf: &Gguf,
+    (given, seen): (Option<Checkpoint>, Checkpoint),
+    progress: Progress<'_>,
+) -> Result<Option<(Answer, Guess)>> {
+    let tokens = Recording::tokens(dump).to_vec();
+    let all: Vec<u32> = (0..tokens.len() as u32).collect();
+    let positions = Recording::positions(dump, seen);
+    let (Some(values), true) =
+        (Recording::gather(dump, seen, &positions), !positions.is_empty() && all.ends_with(&positions))
+    else {
+        return Ok(None);
+    };
+    let before = given.and_then(|id| Some((id, Recording::gather(dump, id, &all)?.data)));
+    let known = Known { gguf, prompt: tokens, text: None, forced: Vec::new() };
+    let rows = positions.len();
+    let evidence = Logits {
+        kind: "hidden states",
+        first: all.len() - rows,
+        width: values.data.len() / rows,
+        values: values.data,
+    };
+    let layer = seen.layer_index().filter(|_| before.is_some());
+    let full = Prompt::between(gguf, &known.prompt, known.prompt.len(), rows, (before, seen))?;
+    if full.width != evidence.width {
+        return Ok(None);
+    }
+    let hypotheses = between(&full, layer);
+    let search = Search { known: &known, evidence: &evidence, progress, full, few: None };
+    if search.work(hypotheses.len()) > WORK_MAX {
+        return Ok(None);
+    }
+    let (found, tried) = search.stretch(hypotheses)?;
+    Ok(Some((found.clone(), said(&known, &evidence, &found, &tried))))
+}
+
+/// The mistakes that can be made between two states: each wherever it has a place there, then each in one node alone.
+fn between(prompt: &Prompt<'_>, layer: Option<u32>) -> Vec<Hypothesis> {
+    let whole = hypotheses::everywhere(&prompt.labelled);
+    let here = |one: &Hypothesis| hypotheses::kept(one, &|id| prompt.is_between(id), layer);
+    let all: Vec<Hypothesis> = whole.iter().filter_map(here).collect();
+    let single = all.iter().flat_map(|one| {
+        let nodes: Vec<_> = one.nodes().into_iter().flatten().map(|(id, _)| *id).collect();
+        let nodes = if nodes.len() > 1 { nodes } else { Vec::new() };
+        nodes.into_iter().filter_map(|node| hypotheses::kept(one, &|id| id == node, layer))
+    });
+    let single: Vec<Hypothesis> = single.collect();
+    hypotheses::merged(all.into_iter().chain(single).collect())
 }
 
 fn named(report: &Report) -> Named {

@@ -10,6 +10,7 @@ use crate::arithmetic::{Arithmetic, Operands};
 use crate::audit::Labelled;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::faults::injected::Injected;
+use crate::gguf::DType;
 use crate::numerics::Storage;
 
 /// Values of one mistake that are tried, the likeliest first.
@@ -25,7 +26,7 @@ pub struct Way {
     /// What every value between nodes is rounded to.
     pub kept: Storage,
     /// What keys and values are rounded to before they are cached.
-    pub cache: Storage,
+    pub cache: DType,
     /// Whether single roundings are simulated: of an arithmetic that differs from ours in nothing but its order.
     pub disturbed: bool,
 }
@@ -34,9 +35,16 @@ const PLAIN: Way = Way {
     name: "f32",
     arithmetic: Arithmetic::EXACT,
     kept: Storage::F32,
-    cache: Storage::F32,
+    cache: DType::F32,
     disturbed: false,
 };
+
+impl Way {
+    /// Whether nothing is rounded but in f32.
+    pub fn is_exact(&self) -> bool {
+        self.name == EXACT.name && !self.disturbed
+    }
+}
 
 /// What everything is compared with.
 pub const EXACT: Way = PLAIN;
@@ -48,18 +56,32 @@ pub const WAYS: [Way; 4] = [
         name: "f16",
         arithmetic: Arithmetic { operands: Operands::Exact, narrow: Storage::F16, ..Arithmetic::EXACT },
         kept: Storage::F16,
-        cache: Storage::F16,
+        cache: DType::F16,
         disturbed: false,
     },
-    Way { name: "llama.cpp's", arithmetic: Arithmetic::LLAMA_CPU, cache: Storage::F16, ..PLAIN },
+    Way { name: "llama.cpp's", arithmetic: Arithmetic::LLAMA_CPU, cache: DType::F16, ..PLAIN },
     Way {
         name: "bf16",
         arithmetic: Arithmetic { operands: Operands::Exact, narrow: Storage::Bf16, ..Arithmetic::EXACT },
         kept: Storage::Bf16,
-        cache: Storage::Bf16,
+        cache: DType::BF16,
         disturbed: false,
     },
 ];
+
+/// llama.cpp's with caches in blocks: what a healthy engine has where it is told to.
+pub const CACHES: [Way; 6] = [
+    in_blocks("llama.cpp's, with a cache of Q8_0", DType::Q8_0),
+    in_blocks("llama.cpp's, with a cache of Q5_1", DType::Q5_1),
+    in_blocks("llama.cpp's, with a cache of Q5_0", DType::Q5_0),
+    in_blocks("llama.cpp's, with a cache of Q4_1", DType::Q4_1),
+    in_blocks("llama.cpp's, with a cache of Q4_0", DType::Q4_0),
+    in_blocks("llama.cpp's, with a cache of IQ4_NL", DType::IQ4_NL),
+];
+
+const fn in_blocks(name: &'static str, cache: DType) -> Way {
+    Way { name, arithmetic: Arithmetic::LLAMA_CPU, cache, ..PLAIN }
+}
 
 /// In which layers a mistake is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -122,6 +144,8 @@ pub struct Hypothesis {
     pub text: String,
     /// What it changes.
     pub change: Change,
+    /// The arithmetic of the rest.
+    pub way: Way,
     /// Which mistake of the catalogue, with which of its values: the same in every graph of a model.
     pub key: String,
 }
@@ -129,7 +153,7 @@ pub struct Hypothesis {
 /// What a hypothesis changes.
 pub enum Change {
     /// Nothing but rounding.
-    Healthy(Way),
+    Healthy,
     /// Nodes of the graph.
     Nodes(BTreeMap<Id, Vec<Injected>>),
     /// The tokens of the prompt.
@@ -146,7 +170,8 @@ impl Hypothesis {
             layers: Layers::All,
             rows: Rows::All,
             text: format!("nothing is wrong; the arithmetic is {}", way.name),
-            change: Change::Healthy(way),
+            change: Change::Healthy,
+            way,
             key: String::new(),
         }
     }
@@ -155,6 +180,11 @@ impl Hypothesis {
     pub fn tokens(name: &str, text: String, tokens: Vec<u32>) -> Hypothesis {
         let change = Change::Tokens(tokens);
         Hypothesis { name: name.to_owned(), text, change, ..Hypothesis::healthy(EXACT) }
+    }
+
+    /// The same in an arithmetic.
+    pub fn in_way(&self, way: Way) -> Option<Hypothesis> {
+        Some(Hypothesis { way, ..all_of(self)? })
     }
 
     /// The mistakes at nodes.
@@ -224,6 +254,7 @@ fn of_nodes(
         rows,
         text: first.text.clone(),
         change: Change::Nodes(nodes),
+        way: EXACT,
         key,
     })
 }
@@ -253,12 +284,7 @@ const IN_DECODE: [(&str, &str); 2] =
 /// A mistake in some of its layers, or in some rows, alone; none where that is all of it, or nothing.
 pub fn part(whole: &Hypothesis, layers: Layers, rows: Rows, n_layers: u32) -> Option<Hypothesis> {
     let nodes = whole.nodes()?;
-    let kept = |here: &[Injected]| here.iter().all(|one| layers.holds(one.checkpoint, n_layers));
-    let of_part: BTreeMap<Id, Vec<Injected>> = nodes
-        .iter()
-        .filter(|(_, here)| kept(here))
-        .map(|(id, here)| (*id, here.iter().map(copied).collect()))
-        .collect();
+    let of_part = nodes_of(whole, &|_, here| here.iter().all(|one| layers.holds(one.checkpoint, n_layers)));
     if rows == Rows::All && of_part.len() == nodes.len() {
         return None;
     }
@@ -269,6 +295,21 @@ pub fn part(whole: &Hypothesis, layers: Layers, rows: Rows, n_layers: u32) -> Op
         aliases.extend(same.map(|(_, other)| (*other).to_owned()));
     }
     Some(Hypothesis { aliases, ..made })
+}
+
+/// A mistake at those of its nodes that are wanted, which are of one layer where that is known; none where it has none.
+pub fn kept(whole: &Hypothesis, wants: &dyn Fn(Id) -> bool, layer: Option<u32>) -> Option<Hypothesis> {
+    let nodes = nodes_of(whole, &|id, _| wants(id));
+    let made = of_nodes(nodes, layer.map_or(Layers::All, Layers::One), whole.rows, whole.key.clone())?;
+    Some(Hypothesis { aliases: whole.aliases.clone(), ..made })
+}
+
+/// The mistakes at some of the nodes of a hypothesis, once more.
+fn nodes_of(whole: &Hypothesis, wants: &dyn Fn(Id, &[Injected]) -> bool) -> BTreeMap<Id, Vec<Injected>> {
+    let all = whole.nodes().into_iter().flatten();
+    all.filter(|(id, here)| wants(**id, here))
+        .map(|(id, here)| (*id, here.iter().map(copied).collect()))
+        .collect()
 }
 
 /// The same hypotheses in another graph of the same model, whose nodes are others; `None` where one has no place in it.
@@ -320,8 +361,7 @@ const SKIPPED: &str = "layer.skipped";
 
 /// All of a mistake, once more.
 fn all_of(whole: &Hypothesis) -> Option<Hypothesis> {
-    let nodes = whole.nodes()?.iter().map(|(id, here)| (*id, here.iter().map(copied).collect())).collect();
-    let made = of_nodes(nodes, whole.layers, whole.rows, whole.key.clone())?;
+    let made = of_nodes(nodes_of(whole, &|_, _| true), whole.layers, whole.rows, whole.key.clone())?;
     let (name, spelling, text) = (whole.name.clone(), whole.spelling.clone(), whole.text.clone());
     Some(Hypothesis { name, spelling, text, ..made })
 }

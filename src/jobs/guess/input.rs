@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use parity_graph::weights::{TOKEN_EMBD, weight};
 
-use super::evidence::{Chosen, Drawn, Evidence, Logits, SaidRows, Sampling, Spelling};
+use super::evidence::{Chosen, Drawn, Evidence, Logits, SaidRows, Sampling, tokens_of};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::foreign::array::Array;
@@ -51,10 +51,19 @@ pub fn observed(gguf: &Gguf, prompt: &[u32], text: Option<&str>, what: &Observed
             .found(token));
     }
     match what {
-        Observed::Tokens(tokens, sampling) => chosen(prompt, tokens.clone(), None, *sampling),
-        Observed::Text(seen, sampling) => {
-            let (tokens, spelling) = of_text(gguf, text, seen)?;
-            chosen(prompt, tokens, Some(spelling), *sampling)
+        Observed::Tokens(tokens, None) => {
+            chosen(prompt, |first| Ok(Chosen { first, tokens: tokens.clone(), text: None }))
+        }
+        Observed::Text(seen, None) => {
+            let behind = behind(text, seen);
+            chosen(prompt, |first| Chosen::text(first, Tokenizer::from_gguf(gguf)?, behind))
+        }
+        Observed::Tokens(tokens, Some(how)) => {
+            chosen(prompt, |first| Ok(Drawn { first, tokens: tokens.clone(), sampling: *how }))
+        }
+        Observed::Text(seen, Some(how)) => {
+            let tokens = tokens_of(&Tokenizer::from_gguf(gguf)?, behind(text, seen))?;
+            chosen(prompt, |first| Ok(Drawn { first, tokens, sampling: *how }))
         }
         Observed::Logits(path, rows) => match logprobs::read(path)? {
             Some(said) => of_server(gguf, prompt, said),
@@ -76,41 +85,21 @@ fn nothing_in_front() -> Error {
         .hint("-p PROMPT or --tokens 1,2,3, as the engine was given it")
 }
 
-fn chosen(
-    prompt: &[u32],
-    tokens: Vec<u32>,
-    text: Option<Spelling>,
-    sampling: Option<Sampling>,
-) -> Result<Read> {
-    let last = prompt.len().checked_sub(1).ok_or_else(nothing_in_front)?;
-    if tokens.is_empty() {
+/// Tokens behind a prompt, whose last position is given.
+fn chosen<E: Evidence + 'static>(prompt: &[u32], of: impl FnOnce(usize) -> Result<E>) -> Result<Read> {
+    let evidence = of(prompt.len().checked_sub(1).ok_or_else(nothing_in_front)?)?;
+    if evidence.tokens().is_empty() {
         return Err(Error::new("output", "holds no token")
             .expected("text or tokens behind the prompt")
             .found("none"));
     }
-    let forced = tokens.clone();
-    let evidence: Box<dyn Evidence> = match sampling {
-        Some(sampling) => Box::new(Drawn { first: last, tokens, sampling }),
-        None => Box::new(Chosen { first: last, tokens, text }),
-    };
-    Ok(Read { evidence, prompt: prompt.to_vec(), forced })
+    let forced = evidence.tokens().to_vec();
+    Ok(Read { evidence: Box::new(evidence), prompt: prompt.to_vec(), forced })
 }
 
-/// The tokens of a text behind a prompt; the prompt itself may stand in front of it, as programs print it.
-fn of_text(gguf: &Gguf, prompt: Option<&str>, seen: &[u8]) -> Result<(Vec<u32>, Spelling)> {
-    let tokenizer = Tokenizer::from_gguf(gguf)?;
-    let behind = prompt.and_then(|prompt| seen.strip_prefix(prompt.as_bytes())).unwrap_or(seen);
-    let behind = behind.strip_suffix(b"\n").unwrap_or(behind);
-    let of: Vec<Vec<u8>> = (0..tokenizer.n_tokens() as u32)
-        .map(|id| tokenizer.bytes(id).unwrap_or_default().into_owned())
-        .collect();
-    let tokens = tokenizer.encode_without_bos(behind)?;
-    let (mut starts, mut at) = (Vec::with_capacity(tokens.len()), 0);
-    for token in &tokens {
-        starts.push(at);
-        at += of.get(*token as usize).map_or(0, Vec::len);
-    }
-    Ok((tokens, Spelling { of, text: behind.to_vec(), starts }))
+/// A text behind a prompt, which may stand in front of it, as programs print it.
+fn behind<'a>(prompt: Option<&str>, seen: &'a [u8]) -> &'a [u8] {
+    prompt.and_then(|prompt| seen.strip_prefix(prompt.as_bytes())).unwrap_or(seen)
 }
 
 fn of_server(gguf: &Gguf, prompt: &[u32], said: LogProbs) -> Result<Read> {
@@ -144,7 +133,7 @@ fn of_logits(gguf: &Gguf, prompt: &[u32], path: &Path, rows: Option<Range<usize>
             .found(format!("{n} rows of {width}"))
             .hint("--rows A..B says which positions they are of, the first 0 and B not among them"));
     }
-    let evidence = Logits { first: rows.start, values: array.values(), width };
+    let evidence = Logits { kind: "logits", first: rows.start, values: array.values(), width };
     Ok(Read { evidence: Box::new(evidence), prompt, forced: Vec::new() })
 }
 

@@ -24,15 +24,18 @@ use crate::error::Result;
 use crate::gguf::Gguf;
 use answer::Tried;
 use evidence::{Noise, Score};
-use hypotheses::{Change, EXACT, HEALTHY, Hypothesis, Layers, Rows, WAYS};
+use hypotheses::{CACHES, Change, EXACT, HEALTHY, Hypothesis, Layers, Rows, WAYS};
 use passes::Prompt;
 
 /// Rows after which a hypothesis that does not explain them is given up.
 const FEW: usize = 8;
 /// Rows among them that something else than the hypothesis may have gone wrong in.
 const STRAY: usize = 1;
-/// Hypotheses that a single layer is looked for with, times layers: beyond, the search takes longer than anybody waits.
-const SINGLE_MAX: usize = 4096;
+/// Multiplications that one stage of the search may take: some minutes of two cores.
+const WORK_MAX: f64 = 1e13;
+
+/// Hypotheses that are weighed by rounding of their own.
+const NEAR: usize = 12;
 
 /// Hypotheses that one prompt is looked for that tells them apart.
 const SEVERAL_MAX: usize = 4;
@@ -64,31 +67,35 @@ pub fn guess(
     progress: Progress<'_>,
 ) -> Result<Guess> {
     let search = Search::new(known, evidence, progress)?;
-    let (mut tried, noise) = search.healthy();
+    let (mut tried, noise) = search.healthy()?;
     let mut all = hypotheses::everywhere(&search.full.labelled);
     all.extend(tokens::variants(known)?);
     let whole: Vec<Hypothesis> = hypotheses::everywhere(&search.full.labelled);
     tried.extend(search.each(all, &noise)?);
-    let mut found = answer::answer(&mut tried, &noise);
+    let mut found = search.answer(&mut tried, &noise);
     let mut notes = Vec::new();
     for stage in [Stage::Parts, Stage::Single] {
-        if found != Answer::Nothing {
-            break;
-        }
+        let is_open = match found {
+            Answer::Nothing => true,
+            Answer::Healthy => answer::may_be_beaten(&tried, evidence.ceiling(&noise)),
+            Answer::Mistake(_) | Answer::Several(_) => false,
+        };
         let mut more = stage.of(&whole, search.full.layers());
         if stage == Stage::Parts {
             more.extend(hypotheses::skipped(&search.full.labelled));
         }
-        if stage == Stage::Single && more.len() > SINGLE_MAX {
-            let not = "mistakes in one layer between the first and the last were not tried: there are";
-            notes.push(format!(
-                "{not} {}, and no more than {SINGLE_MAX} are; --hidden finds the layer",
-                more.len()
-            ));
-            break;
+        let why = match (is_open, search.work(more.len()) > WORK_MAX) {
+            (true, false) => {
+                tried.extend(search.each(more, &noise)?);
+                found = search.answer(&mut tried, &noise);
+                continue;
+            }
+            (true, true) => "they are too many to be computed; --hidden finds the layer",
+            (false, _) => "the output says too little of them",
+        };
+        if [Answer::Healthy, Answer::Nothing].contains(&found) {
+            notes.push(format!("{} were not tried: {why}", stage.words()));
         }
-        tried.extend(search.each(more, &noise)?);
-        found = answer::answer(&mut tried, &noise);
     }
     notes.push(
         "mistakes that leave a prefill as it is (attn.stale_cache, attn.self_only) were not tried".to_owned(),
@@ -102,6 +109,11 @@ pub fn guess(
     Ok(said)
 }
 
+/// Numbers in all weights of a model.
+fn weights(gguf: &Gguf) -> f64 {
+    gguf.tensors().map(|tensor| tensor.shape.iter().product::<usize>() as f64).sum()
+}
+
 /// What is tried where nothing before explains the output.
 #[derive(Clone, Copy, PartialEq)]
 enum Stage {
@@ -112,6 +124,13 @@ enum Stage {
 }
 
 impl Stage {
+    fn words(self) -> &'static str {
+        match self {
+            Stage::Parts => "mistakes in some layers, or in one of prefill and decode steps alone,",
+            Stage::Single => "mistakes in one layer between the first and the last",
+        }
+    }
+
     fn of(self, whole: &[Hypothesis], layers: u32) -> Vec<Hypothesis> {
         let parts: Vec<(Layers, Rows)> = match self {
             Stage::Parts => [Layers::First, Layers::Last, Layers::Odd, Layers::Even]
@@ -142,6 +161,47 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
+    /// What follows. Where nothing explains the output, the best are weighed once more by what rounding does to an engine
+    /// with that mistake: it may move its logits farther than a healthy engine's.
+    fn answer(&self, tried: &mut [Tried], noise: &Noise) -> Answer {
+        let found = answer::answer(tried, noise);
+        if found != Answer::Nothing {
+            return found;
+        }
+        let healthy = tried.iter().filter(|one| one.hypothesis.name == HEALTHY);
+        let least = healthy.map(|one| one.score.share()).fold(0.0, f64::max);
+        let near = |one: &&mut Tried| {
+            let is_node = one.hypothesis.nodes().is_some() && one.score.otherwise.is_none();
+            one.whole && is_node && one.score.share() > least
+        };
+        for one in tried.iter_mut().filter(near).take(NEAR) {
+            let ways: Vec<Hypothesis> =
+                WAYS.into_iter().filter_map(|way| one.hypothesis.in_way(way)).collect();
+            let asked: Vec<&Hypothesis> = std::iter::once(&one.hypothesis).chain(&ways).collect();
+            let logits: Option<Vec<Vec<f32>>> = self.full.logits(&asked).into_iter().skip(1).collect();
+            let Some((own, others)) = logits.as_ref().and_then(|all| all.split_first()) else { continue };
+            let score = self.evidence.weigh(own, &Noise::new(self.full.width, own, others));
+            if score.explains() {
+                one.score = score;
+            }
+        }
+        answer::answer(tried, noise)
+    }
+
+    /// The answer of hypotheses that are all that there are.
+    fn stretch(&self, all: Vec<Hypothesis>) -> Result<(Answer, Vec<Tried>)> {
+        let (mut tried, noise) = self.healthy()?;
+        tried.extend(self.each(all, &noise)?);
+        let found = self.answer(&mut tried, &noise);
+        Ok((found, tried))
+    }
+
+    /// Multiplications of so many hypotheses, each with a layer of its own to begin in: half of the graph on average.
+    fn work(&self, hypotheses: usize) -> f64 {
+        let tokens = self.few.as_ref().unwrap_or(&self.full).tokens;
+        hypotheses as f64 * tokens as f64 * weights(self.known.gguf) / 2.0
+    }
+
     fn new(known: &'a Known<'a>, evidence: &'a dyn Evidence, progress: Progress<'a>) -> Result<Search<'a>> {
         let prompt = |rows: usize| Search::prompt(known, evidence, &known.prompt, rows);
         let (full, rows) = (prompt(evidence.rows())?, evidence.rows());
@@ -159,7 +219,7 @@ impl<'a> Search<'a> {
     }
 
     /// A healthy engine in each arithmetic, and how far these lie apart.
-    fn healthy(&self) -> (Vec<Tried>, Noise) {
+    fn healthy(&self) -> Result<(Vec<Tried>, Noise)> {
         let ways: Vec<Hypothesis> = WAYS.into_iter().map(Hypothesis::healthy).collect();
         let asked: Vec<&Hypothesis> = ways.iter().collect();
         let mut logits = self.full.logits(&asked).into_iter().map(Option::unwrap_or_default);
@@ -167,11 +227,19 @@ impl<'a> Search<'a> {
         let others: Vec<Vec<f32>> = logits.collect();
         let noise = Noise::new(self.full.width, &exact, &others);
         let all = std::iter::once((Hypothesis::healthy(EXACT), &exact)).chain(ways.into_iter().zip(&others));
-        let tried = all.map(|(hypothesis, logits)| {
-            let score = self.evidence.weigh(logits, &noise);
-            Tried { hypothesis, score, whole: true }
-        });
-        (tried.collect(), noise)
+        let weigh = |hypothesis: Hypothesis, logits: &[f32]| -> Result<Tried> {
+            let score = self.spelt(&hypothesis, self.evidence.weigh(logits, &noise), &noise)?;
+            Ok(Tried { hypothesis, score, whole: true })
+        };
+        let mut tried = all.map(|(one, logits)| weigh(one, logits)).collect::<Result<Vec<_>>>()?;
+        if !tried.iter().any(Tried::explains) {
+            let caches: Vec<Hypothesis> = CACHES.into_iter().map(Hypothesis::healthy).collect();
+            let logits = self.full.logits(&caches.iter().collect::<Vec<_>>()).into_iter().skip(1);
+            for (one, logits) in caches.into_iter().zip(logits) {
+                tried.push(weigh(one, &logits.unwrap_or_default())?);
+            }
+        }
+        Ok((tried, noise))
     }
 
     /// Tries hypotheses: all on a few rows, and on all rows those that explain these.
@@ -198,6 +266,7 @@ impl<'a> Search<'a> {
             let batch: Vec<&Hypothesis> = open.iter().collect();
             let scores: Vec<Score> = self.scores(&self.full, &batch, noise);
             for (hypothesis, score) in open.into_iter().zip(scores) {
+                let score = self.spelt(&hypothesis, score, noise)?;
                 let tried = Tried { hypothesis, score, whole: true };
                 tell(&tried);
                 out.push(tried);
@@ -214,6 +283,7 @@ impl<'a> Search<'a> {
             };
             let logits = pass.and_then(|pass| pass.logits(&[]).into_iter().next().flatten());
             let score = logits.map(|logits| self.evidence.weigh(&logits, noise)).unwrap_or_default();
+            let score = self.spelt(&hypothesis, score, noise)?;
             let tried = Tried { hypothesis, score, whole: true };
             tell(&tried);
             out.push(tried);
@@ -244,7 +314,7 @@ impl<'a> Search<'a> {
             let batch: Vec<&Hypothesis> = queue.iter().map(|(_, shorter)| shorter).collect();
             let scores = self.scores(few, &batch, noise);
             for ((one, _), score) in queue.into_iter().zip(scores) {
-                if score.hits + STRAY >= score.of {
+                if score.hits + STRAY >= score.of || score.otherwise.is_some() {
                     open.push(one);
                     continue;
                 }
@@ -255,6 +325,38 @@ impl<'a> Search<'a> {
             queue = rest;
         }
         (open, short)
+    }
+
+    /// How well a hypothesis explains a text in the tokens that it spells it in itself.
+    fn spelt(&self, one: &Hypothesis, found: Score, noise: &Noise) -> Result<Score> {
+        let (mut found, mut spelling, mut logits): (Score, Option<Box<dyn Evidence>>, _) =
+            (found, None, None);
+        for _ in 0..self.full.rows {
+            let Some(row) = found.otherwise.filter(|_| !found.explains()) else { break };
+            let evidence = spelling.as_deref().unwrap_or(self.evidence);
+            let Some(own) = logits.take().map_or_else(|| self.respelt(evidence, one), |own| Ok(Some(own)))?
+            else {
+                break;
+            };
+            let Some(other) = evidence.otherwise(&own, noise.width, row) else { break };
+            let Some(behind) = self.respelt(&*other, one)? else { break };
+            found = other.weigh(&behind, noise);
+            (spelling, logits) = (Some(other), Some(behind));
+        }
+        Ok(found)
+    }
+
+    /// Logits of a hypothesis behind a text in other tokens.
+    fn respelt(&self, evidence: &dyn Evidence, one: &Hypothesis) -> Result<Option<Vec<f32>>> {
+        let rows = self.full.rows;
+        let given = &self.known.prompt;
+        let prompt = if let Change::Tokens(other) = &one.change { other } else { given };
+        // Where it ends before the rows do, what stands behind it says nothing.
+        let behind = evidence.tokens().iter().copied().chain(std::iter::repeat_n(0, rows));
+        let tokens = prompt.iter().copied().chain(behind);
+        let tokens: Vec<u32> = tokens.take(self.full.tokens + prompt.len() - given.len()).collect();
+        let pass = Prompt::new(self.known.gguf, &tokens, prompt.len(), rows)?;
+        Ok(pass.logits(&[one]).pop().flatten())
     }
 
     fn scores(&self, pass: &Prompt<'_>, batch: &[&Hypothesis], noise: &Noise) -> Vec<Score> {

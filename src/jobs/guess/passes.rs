@@ -6,13 +6,14 @@ use std::sync::Mutex;
 use parity_graph::weights::{FFN_UP, TOKEN_EMBD, in_layer, weight};
 use parity_graph::{Id, Op};
 
-use super::hypotheses::{Change, EXACT, Hypothesis, Rows, WAYS, Way};
+use super::hypotheses::{CACHES, EXACT, Hypothesis, Rows, Way};
+use crate::arithmetic::cache_blocks;
 use crate::arithmetic::round::{to_bf16, to_f16};
 use crate::audit::Labelled;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::engine::op_by_op::{Answer, Lane, Lanes, Node, Value, own, step_lanes};
 use crate::error::{Error, Result};
-use crate::gguf::Gguf;
+use crate::gguf::{DType, Gguf};
 use crate::jobs::run::computed;
 use crate::memory;
 use crate::model::builders::{self, Cache, Shape, Values};
@@ -33,15 +34,17 @@ pub struct Prompt<'a> {
     /// The graph of one step that computes all of it.
     pub labelled: Labelled,
     inputs: Values,
-    /// The node of the logits.
-    logits: Id,
+    /// The node that was seen: the logits, or what stands for them.
+    seen: Id,
+    /// A node whose values are known, and these.
+    given: Option<(Id, Vec<f32>)>,
     /// Tokens in front of the first that was generated.
     prompt: usize,
     /// T
-    tokens: usize,
-    /// Rows of logits, the last of the step.
+    pub tokens: usize,
+    /// Rows that were seen, the last of the step.
     pub rows: usize,
-    /// V
+    /// Their width: V of logits.
     pub width: usize,
     /// What feeds a cache.
     cached: HashSet<Id>,
@@ -53,21 +56,39 @@ impl<'a> Prompt<'a> {
     /// # Errors
     /// An architecture without a builder, a token beyond the vocabulary.
     pub fn new(gguf: &'a Gguf, tokens: &[u32], prompt: usize, rows: usize) -> Result<Prompt<'a>> {
+        Prompt::between(gguf, tokens, prompt, rows, (None, Checkpoint::global(Kind::Logits)))
+    }
+
+    /// The same with another node in place of the logits, and the values of one in front of it where they are known.
+    ///
+    /// # Errors
+    /// As [`Prompt::new`].
+    pub fn between(
+        gguf: &'a Gguf,
+        tokens: &[u32],
+        prompt: usize,
+        rows: usize,
+        (given, seen): (Option<(Checkpoint, Vec<f32>)>, Checkpoint),
+    ) -> Result<Prompt<'a>> {
         check_memory(gguf, tokens.len(), rows)?;
         let shape = Shape::step(0, tokens.len(), tokens.len(), true, Cache::F32);
         let built = builders::build(gguf, Shape { outputs: rows, ..shape })?;
         let inputs = builders::inputs(&built, tokens, 0)?;
         let labelled = Labelled::new(built.graph)?;
-        let id = Checkpoint::global(Kind::Logits);
-        let logits = labelled.nodes().filter(|(_, label)| *label == id).map(|(node, _)| node).last();
-        let logits = logits.ok_or_else(|| {
-            Error::file(gguf.path(), "has no logits that could be compared").expected("an output matrix")
-        })?;
+        let node = |id: Checkpoint| {
+            let found = labelled.nodes().filter(|(_, label)| *label == id).map(|(node, _)| node).last();
+            found.ok_or_else(|| Error::file(gguf.path(), format!("has no {id} that could be compared")))
+        };
+        let seen = node(seen)?;
+        let given = match given {
+            Some((id, values)) => Some((node(id)?, values)),
+            None => None,
+        };
         let graph = &labelled.program.graph;
-        let width = graph.get(logits).ne[0];
+        let width = graph.get(seen).ne[0];
         let writers = graph.computed().filter(|&id| graph.get(id).op == Op::SetRows);
         let cached = writers.filter_map(|id| graph.src(id, 0)).map(|id| graph.origin(id)).collect();
-        Ok(Prompt { gguf, inputs, logits, prompt, tokens: tokens.len(), rows, width, cached, labelled })
+        Ok(Prompt { gguf, inputs, seen, given, prompt, tokens: tokens.len(), rows, width, cached, labelled })
     }
 
     /// How many hypotheses are computed at a time.
@@ -93,10 +114,19 @@ impl<'a> Prompt<'a> {
             all,
         };
         let mut lanes: Vec<Lane<'_>> =
-            run.all.iter().map(|one| Lane::new(self.gguf, way(one).arithmetic)).collect();
+            run.all.iter().map(|one| Lane::new(self.gguf, one.way.arithmetic)).collect();
         let input = |id: Id| self.input(id);
-        step_lanes(&mut lanes, &self.labelled.program, self.logits, &input, &run);
+        step_lanes(&mut lanes, &self.labelled.program, self.seen, &input, &run);
         run.logits.into_iter().map(|found| found.into_inner().unwrap_or_default()).collect()
+    }
+
+    fn given(&self, id: Id) -> Option<&[f32]> {
+        self.given.as_ref().filter(|(node, _)| *node == id).map(|(_, values)| &values[..])
+    }
+
+    /// Whether a mistake in a node may show in what was seen, and not in what is given.
+    pub fn is_between(&self, id: Id) -> bool {
+        id <= self.seen && self.given.as_ref().is_none_or(|(given, _)| id > *given)
     }
 
     fn input(&self, leaf: Id) -> Option<Vec<f64>> {
@@ -116,7 +146,7 @@ impl<'a> Prompt<'a> {
 fn check_memory(gguf: &Gguf, tokens: usize, rows: usize) -> Result<()> {
     let extent =
         |name: &str| gguf.tensor(&weight(name)).and_then(|t| t.info.shape.first().copied()).unwrap_or(0);
-    let at_once = (ROWS / tokens.max(1)).max(WAYS.len() + 1);
+    let at_once = (ROWS / tokens.max(1)).max(CACHES.len() + 1);
     let floats = |numbers: usize| (at_once.saturating_mul(numbers).saturating_mul(size_of::<f32>())) as u64;
     let (vocabulary, wide) = (extent(TOKEN_EMBD), extent(&in_layer(0, FFN_UP)));
     // Each twice: while they are copied.
@@ -127,10 +157,6 @@ fn check_memory(gguf: &Gguf, tokens: usize, rows: usize) -> Result<()> {
         &parts,
         "a shorter prompt or output; --rows A..B of --logits",
     )
-}
-
-fn way(one: &Hypothesis) -> Way {
-    if let Change::Healthy(way) = one.change { way } else { EXACT }
 }
 
 /// One run of several hypotheses.
@@ -166,14 +192,18 @@ impl Run<'_> {
 
 impl Lanes for Run<'_> {
     fn differs(&self, lane: usize, id: Id) -> bool {
-        match &self.all[lane].change {
-            Change::Healthy(_) => lane > 0,
-            Change::Nodes(nodes) => nodes.contains_key(&id),
-            Change::Tokens(_) => false,
+        if self.prompt.given(id).is_some() && lane == 0 {
+            return true;
         }
+        // A lane in another arithmetic than the first one's differs in every node.
+        let one = self.all[lane];
+        !one.way.is_exact() || one.nodes().is_some_and(|nodes| nodes.contains_key(&id))
     }
 
     fn answer(&self, lane: usize, node: &Node<'_>, args: &Args<'_, f32>) -> Answer {
+        if let Some(values) = self.prompt.given(node.id) {
+            return Answer::Given(Ok(values.to_vec().into()));
+        }
         let one = self.all[lane];
         let Some(here) = one.nodes().and_then(|nodes| nodes.get(&node.id)) else { return Answer::Own };
         let kept = |id: Id| self.kept[lane].lock().ok()?.get(&id).cloned();
@@ -183,20 +213,22 @@ impl Lanes for Run<'_> {
     }
 
     fn wants(&self, lane: usize, id: Id) -> bool {
-        id == self.prompt.logits || self.elsewhere[lane].contains(&id)
+        id == self.prompt.seen || self.elsewhere[lane].contains(&id)
     }
 
     fn see(&self, lane: usize, id: Id, value: &mut Value<f32>) {
         let Ok(values) = value else { return };
-        if let Change::Healthy(way) = &self.all[lane].change {
-            self.rounded(*way, id, &mut values.data);
+        // What is given is as it is.
+        let way = self.all[lane].way;
+        if !way.is_exact() && self.prompt.given(id).is_none() {
+            self.rounded(way, id, &mut values.data);
         }
         if self.elsewhere[lane].contains(&id)
             && let Ok(mut kept) = self.kept[lane].lock()
         {
             kept.insert(id, values.data.iter().map(|value| f64::from(*value)).collect());
         }
-        if id == self.prompt.logits
+        if id == self.prompt.seen
             && let Ok(mut logits) = self.logits[lane].lock()
         {
             *logits = Some(values.data.clone());
@@ -209,7 +241,7 @@ impl Run<'_> {
     fn rounded(&self, way: Way, id: Id, values: &mut [f32]) {
         store(way.kept, values);
         if self.prompt.cached.contains(&id) {
-            store(way.cache, values);
+            in_cache(way.cache, values);
         }
         if way.disturbed {
             let size = (values.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>()
@@ -224,6 +256,18 @@ impl Run<'_> {
                 *value += (unit * draw) as f32;
             }
         }
+    }
+}
+
+/// What a cache keeps of rows of whole heads.
+fn in_cache(kept: DType, values: &mut [f32]) {
+    match kept {
+        DType::F16 => store(Storage::F16, values),
+        DType::BF16 => store(Storage::Bf16, values),
+        kept if cache_blocks::is_kept(kept) && values.len().is_multiple_of(cache_blocks::BLOCK) => {
+            cache_blocks::keep(kept, values, &mut vec![0.0; values.len()]);
+        }
+        _ => {}
     }
 }
 

@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::Known;
-use super::answer::{Answer, Excluded, Tried, excluded};
+use super::answer::{Answer, Tried, unseen};
 use super::discriminate::Apart;
 use super::evidence::{Evidence, way_of};
-use super::hypotheses::{HEALTHY, Layers, Rows};
+use super::hypotheses::{HEALTHY, Hypothesis, Layers, Rows};
 use crate::report::words::{count, number};
 use crate::report::{Diagnosis, Verdict};
 use crate::text::printable;
@@ -34,6 +34,8 @@ pub struct Guess {
     evidence: Seen,
     /// Mistakes that a healthy output excludes.
     excluded: Option<Share>,
+    /// Those that it does not: they may be there all the same.
+    unseen: Vec<String>,
     /// The first row that a healthy engine does not explain.
     healthy_until: Option<usize>,
     /// What to type or look at next.
@@ -152,6 +154,7 @@ pub fn of_audit(found: Named, rows: usize) -> Guess {
         text: found.text,
         evidence: Seen { kind: "hidden states", prompt: rows, rows },
         excluded: None,
+        unseen: Vec::new(),
         healthy_until: None,
         next: found.next,
         discriminate: None,
@@ -185,9 +188,11 @@ pub fn said(known: &Known<'_>, evidence: &dyn Evidence, answer: &Answer, tried: 
         aliases: named.filter(|_| is_named).map(|one| one.hypothesis.aliases.clone()).unwrap_or_default(),
         text: sentence(answer, tried, evidence),
         evidence: Seen { kind: evidence.kind(), prompt: known.prompt.len(), rows: evidence.rows() },
-        excluded: (*answer == Answer::Healthy)
-            .then(|| excluded(tried))
-            .map(|Excluded { count, of }| Share { count, of }),
+        excluded: (*answer == Answer::Healthy).then(|| excluded(tried)),
+        unseen: match answer {
+            Answer::Healthy => spelt(tried),
+            _ => Vec::new(),
+        },
         healthy_until: best_healthy.and_then(|one| one.score.first_miss),
         next: next(known, answer, tried),
         discriminate: None,
@@ -215,6 +220,32 @@ fn of_tried(one: &Tried) -> Said {
     }
 }
 
+/// How many mistakes a healthy answer excludes, of those that were tried.
+fn excluded(tried: &[Tried]) -> Share {
+    let of = tried.iter().filter(|one| one.hypothesis.name != HEALTHY).count();
+    Share { count: of - unseen(tried).count(), of }
+}
+
+/// The mistakes that it does not exclude, each once, with where it would be made.
+fn spelt(tried: &[Tried]) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    for one in unseen(tried) {
+        let Hypothesis { name, aliases, layers, rows, .. } = &one.hypothesis;
+        let place = match (layers, rows) {
+            (Layers::All, Rows::All) => String::new(),
+            (Layers::One(layer), Rows::All) => format!("@{layer}"),
+            _ => place(one),
+        };
+        for name in std::iter::once(name).chain(aliases) {
+            let spelling = format!("{name}{place}");
+            if !all.contains(&spelling) {
+                all.push(spelling);
+            }
+        }
+    }
+    all
+}
+
 fn hits(one: &Tried) -> String {
     format!("{} of {}", one.score.hits, one.score.of)
 }
@@ -237,7 +268,7 @@ fn place(one: &Tried) -> String {
 }
 
 fn sentence(answer: &Answer, tried: &[Tried], evidence: &dyn Evidence) -> String {
-    let unit = if evidence.kind() == "logits" { "rows" } else { "tokens" };
+    let unit = if ["logits", "hidden states"].contains(&evidence.kind()) { "rows" } else { "tokens" };
     let healthy = tried.iter().filter(|one| one.hypothesis.name == HEALTHY).max_by_key(|one| one.score.hits);
     let of_healthy = healthy.map(hits).unwrap_or_default();
     let next = |name: &str| {
@@ -251,9 +282,12 @@ fn sentence(answer: &Answer, tried: &[Tried], evidence: &dyn Evidence) -> String
     };
     match answer {
         Answer::Healthy => {
-            let Excluded { count, of } = excluded(tried);
+            let (Share { count, of }, open) = (excluded(tried), spelt(tried));
+            let few = open.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+            let more = if open.len() > SHOWN { ", …" } else { "" };
+            let but = if open.is_empty() { String::new() } else { format!(", {few}{more} would not") };
             format!(
-                "HEALTHY: {of_healthy} {unit} are what the model says; {count} of {of} known mistakes would have shown in them"
+                "HEALTHY: {of_healthy} {unit} are what the model says; {count} of {of} known mistakes would have shown in them{but}"
             )
         }
         Answer::Mistake(best) => {

@@ -221,10 +221,16 @@ impl Row {
     /// How far what was said is from `exact`, root mean square over the columns relative to that of all exact logits, and
     /// the column that is farthest.
     pub fn distance(&self, exact: &[f64]) -> (f64, usize) {
+        let (apart, worst) = self.apart(exact);
+        (apart / rms(exact.iter().copied()), worst)
+    }
+
+    /// The same in logits: of exact logits that are all zero, too.
+    pub fn apart(&self, exact: &[f64]) -> (f64, usize) {
         let own = self.nearest(exact);
         let apart = || self.known.iter().zip(&own).map(|((column, _), own)| (*column, own - exact[*column]));
         let worst = apart().max_by(|a, b| a.1.abs().total_cmp(&b.1.abs())).map_or(0, |(column, _)| column);
-        (rms(apart().map(|(_, apart)| apart)) / rms(exact.iter().copied()), worst)
+        (rms(apart().map(|(_, apart)| apart)), worst)
     }
 
     /// The same of a pass whose roundings were disturbed: over the known columns or over all, whichever is more.

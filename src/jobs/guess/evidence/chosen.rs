@@ -4,8 +4,12 @@
 //! before the largest is taken; noise of Gumbel's distribution with scale τ makes that choice a softmax at temperature
 //! τ, and has a standard deviation of π·τ/√6.
 
+use std::sync::Arc;
+
 use super::{Evidence, Noise, Score, UNTHOUGHT, digest};
+use crate::error::Result;
 use crate::ops::bound::CONFIDENCE;
+use crate::tokenizer::Tokenizer;
 
 /// Standard deviation of Gumbel noise of scale 1: π/√6.
 const GUMBEL: f64 = 1.282_549_830_161_864;
@@ -20,14 +24,71 @@ pub struct Chosen {
     pub text: Option<Spelling>,
 }
 
-/// How tokens are spelt.
+/// A text, and where each of its tokens begins.
 pub struct Spelling {
+    words: Arc<Words>,
+    /// By token that was seen.
+    starts: Vec<usize>,
+}
+
+/// What the tokens of a text are looked up in.
+struct Words {
+    tokenizer: Tokenizer,
     /// By token of the vocabulary.
-    pub of: Vec<Vec<u8>>,
+    of: Vec<Vec<u8>>,
     /// The text behind the prompt.
-    pub text: Vec<u8>,
-    /// By token that was seen, where it begins.
-    pub starts: Vec<usize>,
+    text: Vec<u8>,
+}
+
+/// The tokens of a text. A line that ends it may be the engine's or the program's that printed it: what depends on that is
+/// left out.
+///
+/// # Errors
+/// A text that has no tokens.
+pub fn tokens_of(tokenizer: &Tokenizer, text: &[u8]) -> Result<Vec<u32>> {
+    let mut tokens = tokenizer.encode_without_bos(text)?;
+    if let Some(cut) = text.strip_suffix(b"\n") {
+        let cut = tokenizer.encode_without_bos(cut)?;
+        tokens.truncate(tokens.iter().zip(&cut).take_while(|(a, b)| a == b).count());
+    }
+    Ok(tokens)
+}
+
+impl Chosen {
+    /// A text behind a prompt whose last token is at `first`, in the tokens that its tokenizer makes of it.
+    ///
+    /// # Errors
+    /// A text that has no tokens.
+    pub fn text(first: usize, tokenizer: Tokenizer, text: &[u8]) -> Result<Chosen> {
+        let piece = |id: u32| tokenizer.bytes(id).unwrap_or_default().into_owned();
+        let of: Vec<Vec<u8>> = (0..tokenizer.n_tokens() as u32).map(piece).collect();
+        let tokens = tokens_of(&tokenizer, text)?;
+        let end: usize = tokens.iter().map(|token| of[*token as usize].len()).sum();
+        let text = text[..end.min(text.len())].to_vec();
+        Ok(Chosen::spelt(first, tokens, Arc::new(Words { tokenizer, of, text })))
+    }
+
+    fn spelt(first: usize, tokens: Vec<u32>, words: Arc<Words>) -> Chosen {
+        let (mut starts, mut at) = (Vec::with_capacity(tokens.len()), 0);
+        for token in &tokens {
+            starts.push(at);
+            at += words.of.get(*token as usize).map_or(0, Vec::len);
+        }
+        Chosen { first, tokens, text: Some(Spelling { words, starts }) }
+    }
+
+    /// The text that is left of a row on, if a text was seen.
+    fn rest(&self, t: usize) -> Option<&[u8]> {
+        let spelling = self.text.as_ref()?;
+        spelling.words.text.get(*spelling.starts.get(t)?..)
+    }
+
+    /// Whether a token begins the text that is left of a row on.
+    fn begins(&self, t: usize, token: u32) -> bool {
+        let words = self.text.as_ref().map(|spelling| &spelling.words);
+        let piece = words.and_then(|words| words.of.get(token as usize)).filter(|piece| !piece.is_empty());
+        piece.zip(self.rest(t)).is_some_and(|(piece, rest)| rest.starts_with(piece))
+    }
 }
 
 impl Evidence for Chosen {
@@ -43,8 +104,13 @@ impl Evidence for Chosen {
         self.first
     }
 
+    fn ceiling(&self, _noise: &Noise) -> f64 {
+        0.0
+    }
+
     fn weigh(&self, logits: &[f32], noise: &Noise) -> Score {
-        let rows: Vec<&[f32]> = logits.chunks(noise.width).collect();
+        // In other tokens the text may end before the rows do.
+        let rows: Vec<&[f32]> = logits.chunks(noise.width).take(self.tokens.len()).collect();
         let floor = (UNTHOUGHT / noise.width as f64).ln();
         let seen: Vec<Row> = rows.iter().enumerate().map(|(t, row)| self.row(t, row)).collect();
         let of = |way: usize, times: f64| -> f64 {
@@ -63,7 +129,23 @@ impl Evidence for Chosen {
             is_chosen && seen[t].short <= CONFIDENCE * std::f64::consts::SQRT_2 * sigma[t]
         };
         let hit: Vec<bool> = (0..rows.len()).map(is_hit).collect();
-        Score::of(&hit, best, digest(logits, noise.width))
+        let otherwise = seen.iter().position(|row| row.otherwise.is_some());
+        let otherwise = otherwise.filter(|t| hit[..=*t].iter().all(|hit| *hit));
+        Score { otherwise, ..Score::of(&hit, best, digest(logits, noise.width)) }
+    }
+
+    fn otherwise(&self, logits: &[f32], width: usize, t: usize) -> Option<Box<dyn Evidence>> {
+        let words = &self.text.as_ref()?.words;
+        let token = self.row(t, logits.chunks(width).nth(t)?).otherwise?;
+        let behind = self.rest(t)?.get(words.of.get(token as usize)?.len()..)?;
+        let mut tokens = [&self.tokens[..t], &[token]].concat();
+        tokens.extend(words.tokenizer.encode_without_bos(behind).ok()?);
+        tokens.truncate(logits.len() / width);
+        Some(Box::new(Chosen::spelt(self.first, tokens, Arc::clone(words))))
+    }
+
+    fn tokens(&self) -> &[u32] {
+        &self.tokens
     }
 }
 
@@ -78,6 +160,8 @@ struct Row {
     /// Where no logit is the largest, they are all alike or one is NaN: whether the token is the one that a search for the
     /// largest begins with.
     is_first: Option<bool>,
+    /// The token of the largest, where that is another one that the text begins with too.
+    otherwise: Option<u32>,
 }
 
 impl Row {
@@ -112,16 +196,13 @@ impl Chosen {
         });
         let mut own = value(self.tokens[t]);
         // A text says which bytes were chosen, and not by which tokens.
-        if let Some(spelling) = &self.text
-            && let (Some(piece), Some(start)) = (spelling.of.get(best.0 as usize), spelling.starts.get(t))
-            && !piece.is_empty()
-            && spelling.text.get(*start..).is_some_and(|rest| rest.starts_with(piece))
-        {
+        let otherwise = Some(best.0).filter(|token| *token != self.tokens[t] && self.begins(t, *token));
+        if otherwise.is_some() {
             own = best.1;
         }
         let has_none = row.iter().any(|z| z.is_nan()) || row.iter().all(|z| *z == row[0]);
         let is_first = has_none.then(|| self.tokens[t] == 0);
         let short = if is_first == Some(true) { 0.0 } else { best.1 - own };
-        Row { own, largest: best.1, short, is_first }
+        Row { own, largest: best.1, short, is_first, otherwise }
     }
 }

@@ -45,6 +45,15 @@ impl Evidence for Drawn {
         self.first
     }
 
+    fn ceiling(&self, _noise: &Noise) -> f64 {
+        // Where no number is known, what was drawn is a surprise to the right model too.
+        if self.sampling.seed.is_some() { 0.0 } else { f64::NEG_INFINITY }
+    }
+
+    fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
     fn weigh(&self, logits: &[f32], noise: &Noise) -> Score {
         let rows = logits.chunks(noise.width).zip(&self.tokens);
         let seen: Vec<Seen> = rows.map(|(row, token)| Seen::of(row, *token, self.sampling)).collect();

@@ -1,4 +1,4 @@
-//! Logits themselves.
+//! Logits themselves, or hidden states.
 
 use super::{Evidence, Noise, Score, digest, rms};
 use crate::ops::bound::CONFIDENCE;
@@ -9,6 +9,8 @@ pub const INDEPENDENT: f64 = 8.0;
 
 /// Rows of logits.
 pub struct Logits {
+    /// What they are, for a reader.
+    pub kind: &'static str,
     /// Position of the first.
     pub first: usize,
     /// (n, V)
@@ -19,7 +21,7 @@ pub struct Logits {
 
 impl Evidence for Logits {
     fn kind(&self) -> &'static str {
-        "logits"
+        self.kind
     }
 
     fn rows(&self) -> usize {
@@ -28,6 +30,10 @@ impl Evidence for Logits {
 
     fn first(&self) -> usize {
         self.first
+    }
+
+    fn ceiling(&self, noise: &Noise) -> f64 {
+        of_distances(vec![0.0; self.rows()], noise, Vec::new()).log_likelihood
     }
 
     fn weigh(&self, logits: &[f32], noise: &Noise) -> Score {

@@ -5,7 +5,7 @@ mod drawn;
 mod logits;
 mod said;
 
-pub use chosen::{Chosen, Spelling};
+pub use chosen::{Chosen, tokens_of};
 pub use drawn::{Drawn, Sampling};
 pub use logits::Logits;
 pub use said::SaidRows;
@@ -31,8 +31,21 @@ pub trait Evidence: Sync {
     /// Position of the first of them.
     fn first(&self) -> usize;
 
+    /// The log-likelihood of logits that explain all of it.
+    fn ceiling(&self, noise: &Noise) -> f64;
+
     /// How well the first rows of logits (n, V) explain it.
     fn weigh(&self, logits: &[f32], noise: &Noise) -> Score;
+
+    /// A text in the tokens that these logits (rows, V) spell it in, from the row [`Score::otherwise`] on.
+    fn otherwise(&self, _logits: &[f32], _width: usize, _row: usize) -> Option<Box<dyn Evidence>> {
+        None
+    }
+
+    /// Tokens that were seen behind the prompt.
+    fn tokens(&self) -> &[u32] {
+        &[]
+    }
 }
 
 /// How far the rounding of each arithmetic moves a healthy model's logits.
@@ -64,6 +77,9 @@ pub struct Score {
     pub distance: Option<f64>,
     /// The arithmetic that explains it best, among [`WAYS`].
     pub way: usize,
+    /// Row of a text at which another token than the one that was forced is the likeliest, and begins the text as well, all
+    /// rows before being explained: the rows behind it say nothing.
+    pub otherwise: Option<usize>,
     /// Some numbers that differ where logits differ.
     pub digest: Vec<f64>,
 }
@@ -72,7 +88,8 @@ impl Score {
     /// Of rows that are explained or not, and of what [`Noise::best`] found, where there is no distance.
     fn of(hit: &[bool], (way, log_likelihood, generous): (usize, f64, f64), digest: Vec<f64>) -> Score {
         let (hits, first_miss) = (hit.iter().filter(|hit| **hit).count(), hit.iter().position(|hit| !hit));
-        Score { hits, of: hit.len(), first_miss, log_likelihood, generous, distance: None, way, digest }
+        let of = hit.len();
+        Score { hits, of, first_miss, log_likelihood, generous, way, digest, ..Score::default() }
     }
 
     /// Whether nothing speaks against it.
