@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The nightly run, the same on a CI runner, a cluster node and a laptop: build, fetch the real models, record
-# their references with a real llama.cpp, run the suite.
+# their references with a real llama.cpp, record its contexts' lives and its RPC, run the suite.
 #
 #   scripts/nightly.sh [OUT] [parity gate's flags, e.g. --shard 2/5 --jobs 4]
 #
@@ -8,6 +8,9 @@
 #   PARITY_CACHE      folder that recordings are kept in (default: target/recordings)
 #   LLAMA_COMPLETION  a dynamically linked llama-completion (default: the one on the PATH). Without one the real
 #                     models have no references, and the suite says so.
+#   LLAMA_LIBS        folder of a llama.cpp's shared libraries, for scripts/record-life.sh (and SERVER, PYTHON)
+#   LLAMA_RPC         folders of such libraries with libggml-rpc and ggml-rpc-server, by colons, for scripts/record-rpc.sh
+#                     (and PYTHON). Without them a line says what is left out.
 #   PARITY_SUITE      the suite (default: suites/nightly.toml)
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
@@ -43,4 +46,17 @@ else
   echo "no llama-completion: the real models stay without references" >&2
 fi
 
-exec "$parity" gate "$suite" --report "$out" "$@"
+failed=0
+if [ -n "${LLAMA_LIBS:-}" ]; then
+  LIBS=$LLAMA_LIBS scripts/record-life.sh || failed=1
+else
+  echo "no LLAMA_LIBS: lives of contexts are not recorded" >&2
+fi
+IFS=: read -ra rpc <<<"${LLAMA_RPC:-}"
+[ ${#rpc[@]} -gt 0 ] || echo "no LLAMA_RPC: nothing is recorded through RPC" >&2
+for libs in "${rpc[@]}"; do
+  LIBS=$libs scripts/record-rpc.sh || failed=1
+done
+
+"$parity" gate "$suite" --report "$out" "$@"
+exit "$failed"

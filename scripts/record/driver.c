@@ -8,6 +8,9 @@
  * DRIVER_CACHE=TYPE,TYPE for keys and values of two types,
  * DRIVER_UBATCH=N for so many tokens at a time (default 512), DRIVER_THREADS=N for so many threads (default 2).
  * DRIVER_LORA=FILE[:SCALE],… for adapters, LLAMA_ARG_RPC=HOST:PORT for a ggml-rpc-server that computes.
+ * DRIVER_EMBEDDINGS=P asks for embeddings, pooled in llama.cpp's way number P (0 none, 1 mean, 2 first row, 3 last row), and for
+ * logits no more. DRIVER_DRAFT=MODEL makes a second context, of that model; DRIVER_ROLLBACK=N keeps so many states of recurrent
+ * models to go back to.
  * DRIVER_SEQUENCES=N makes room for so many sequences (default 1), DRIVER_UNIFIED=1 in one cache for all of them,
  * DRIVER_SWA=0 with a cache of the window alone where attention has one.
  * DRIVER_NOISE=NAME disturbs the first element of the node that llama.cpp calls so, each time that it was computed and by
@@ -61,14 +64,22 @@ static int evaluate(int (*decode)(void *, batch), void *context, int32_t *tokens
     return decode(context, b);
 }
 
-/* Flash attention is the last of four words that are -1 (not chosen, or chosen by itself) in every release that has
- * the word; what is written there is 0 or 1. */
-static int choose_flash(params *p, const char *choice) {
+/* The scaling of RoPE, the pooling, the kind of attention and flash attention are four words that are -1 (not chosen, or
+ * chosen by itself) in every release that has the last. */
+static int choose_word(params *p, int at, int value) {
     int32_t *words = (int32_t *)p->bytes;
     for (int i = 3; i < 24; i++)
         if (words[i] == -1 && words[i - 1] == -1 && words[i - 2] == -1 && words[i - 3] == -1)
-            return words[i] = strcmp(choice, "off") != 0, 0;
+            return words[i - 3 + at] = value, 0;
     return fprintf(stderr, "this release has no choice of flash attention\n"), 2;
+}
+
+/* States to go back to are the first word behind the four that all releases begin with, where it is not one of the two numbers
+ * of threads. */
+static int choose_rollback(params *p, int states) {
+    int32_t *words = (int32_t *)p->bytes;
+    if (words[4] != 0) return fprintf(stderr, "this release keeps no states to go back to\n"), 2;
+    return words[4] = states, 0;
 }
 
 /* The types of keys and values are the first two words after the two pointers of the callback, both F16 (1). */
@@ -151,7 +162,7 @@ static int remote(const char *server) {
 static int choose_switch(params *p, int at, int on) {
     int32_t *words = (int32_t *)p->bytes;
     for (int i = 16; i < 48; i += 2)
-        if (words[i] == 1 && words[i + 1] == 1 && !memcmp(words + i + 6, "\0\1\1\1\1\0", 6))
+        if (words[i] == 1 && words[i + 1] == 1 && !memcmp((char *)(words + i + 6) + 1, "\1\1\1", 3))
             return ((char *)(words + i + 6))[at] = on, 0;
     return fprintf(stderr, "this release has no such switch\n"), 2;
 }
@@ -164,33 +175,38 @@ static int choose_switch(params *p, int at, int on) {
  *   k0           all but sequence 0 are forgotten (seq_keep)
  *   w0 l2        what sequence 0 has is saved, and loaded as sequence 2; W and L all of the context
  *   x            all is forgotten (clear)
+ *   e0:5         a batch for the encoder
+ *   m1 m0        what follows happens in the context of the second model, and in that of the first
  * Tokens are those of the command line, again from the first behind the last; every batch asks for the logits of the last row
  * of each of its parts. */
 static struct {
-    void *context;
-    int (*decode)(void *, batch);
-    int32_t *tokens, n, used, next[64];
+    void *contexts[2], *context;
+    int (*decode)(void *, batch), (*encode)(void *, batch);
+    int32_t *tokens, n, used[2], next[2][64], of;
 } now;
 
-static int life_batch(char *at) {
+static int life_batch(int (*compute)(void *, batch), char *at) {
     static int32_t token[4096], pos[4096], count[4096], ids[4096][8], *list[4096];
     static int8_t logits[4096];
     int n = 0, one[8];
+    /* What is encoded begins at the first position, whatever was decoded. */
+    static int32_t encoded[64];
+    int32_t *next = compute == now.encode ? memset(encoded, 0, sizeof encoded) : now.next[now.of];
     while (*at) {
         int of = 0;
         do one[of++] = strtol(at, &at, 10); while (*at == '+' && at++ && of < 8);
         if (*at != ':') return fprintf(stderr, "%s: no part of a batch\n", at), 2;
         int rows = strtol(at + 1, &at, 10);
         for (int i = 0; i < rows && n < 4096; i++, n++) {
-            token[n] = now.tokens[now.used++ % now.n];
-            pos[n] = now.next[one[0]];
-            for (int s = 0; s < of; s++) ids[n][s] = one[s], now.next[one[s]] = pos[n] + 1;
+            token[n] = now.tokens[now.used[now.of]++ % now.n];
+            pos[n] = next[one[0]];
+            for (int s = 0; s < of; s++) ids[n][s] = one[s], next[one[s]] = pos[n] + 1;
             count[n] = of, list[n] = ids[n], logits[n] = i == rows - 1;
         }
         at += *at == ',';
     }
     batch b = {.n_tokens = n, .token = token, .pos = pos, .n_seq_id = count, .seq_id = list, .logits = logits};
-    int status = now.decode(now.context, b);
+    int status = compute(now.context, b);
     return status ? fprintf(stderr, "the batch failed: %d\n", status), 1 : 0;
 }
 
@@ -212,21 +228,27 @@ static int life(char *script) {
         return fprintf(stderr, "this release has no such life\n"), 2;
     static char kept[1 << 26];
     size_t bytes = 0;
-    int32_t saved[64], was = 0;
+    int32_t saved[64], was = 0, *next = now.next[0];
     for (char *word = strtok(script, " "); word; word = strtok(NULL, " ")) {
         int a = 0, b = 0, c = 0, status = 0;
         sscanf(word + 1, "%d%*[@>]%d,%d", &a, &b, &c);
         switch (*word) {
-        case 'b': status = life_batch(word + 1); break;
-        case 'r': status = !rm(memory, a, b, -1), now.next[a] = b; break;
-        case 's': status = !rm(memory, a, b, c), add(memory, a, c, -1, b - c), now.next[a] -= c - b; break;
-        case 'c': cp(memory, a, b, -1, -1), now.next[b] = now.next[a]; break;
+        case 'b': status = life_batch(now.decode, word + 1); break;
+        case 'e': status = now.encode ? life_batch(now.encode, word + 1) : 2; break;
+        case 'm':
+            if (a < 0 || a > 1 || !now.contexts[a]) return fprintf(stderr, "%s: no such context\n", word), 2;
+            now.context = now.contexts[now.of = a], next = now.next[a];
+            memory = memory_of ? memory_of(now.context) : now.context;
+            break;
+        case 'r': status = !rm(memory, a, b, -1), next[a] = b; break;
+        case 's': status = !rm(memory, a, b, c), add(memory, a, c, -1, b - c), next[a] -= c - b; break;
+        case 'c': cp(memory, a, b, -1, -1), next[b] = next[a]; break;
         case 'k': keep(memory, a); break;
-        case 'x': clear(memory, true), memset(now.next, 0, sizeof now.next); break;
-        case 'w': bytes = save_of(now.context, kept, sizeof kept, a), was = now.next[a]; break;
-        case 'l': status = !load_of(now.context, kept, bytes, a), now.next[a] = was; break;
-        case 'W': bytes = save(now.context, kept, sizeof kept), memcpy(saved, now.next, sizeof saved); break;
-        case 'L': status = !load(now.context, kept, bytes), memcpy(now.next, saved, sizeof saved); break;
+        case 'x': clear(memory, true), memset(next, 0, sizeof now.next[0]); break;
+        case 'w': bytes = save_of(now.context, kept, sizeof kept, a), was = next[a]; break;
+        case 'l': status = !load_of(now.context, kept, bytes, a), next[a] = was; break;
+        case 'W': bytes = save(now.context, kept, sizeof kept), memcpy(saved, next, sizeof saved); break;
+        case 'L': status = !load(now.context, kept, bytes), memcpy(next, saved, sizeof saved); break;
         default: status = 2;
         }
         if (status) return fprintf(stderr, "%s: failed\n", word), status;
@@ -249,6 +271,8 @@ int main(int argc, char **argv) {
         snprintf(lora + begun, sizeof lora - begun, "%s%s%s%.*s", begun ? "," : "", *given == '/' ? "" : here,
                  *given == '/' ? "" : "/", length, given);
     }
+    const char *draft = getenv("DRIVER_DRAFT");
+    if (draft && !(draft = realpath(draft, NULL))) return perror("DRIVER_DRAFT"), 2;
     if (!model_path || chdir(argv[1])) return perror(argv[1]), 2;
     load("libggml-base.");
     load("libggml.");
@@ -275,19 +299,29 @@ int main(int argc, char **argv) {
     memcpy(&p, sizes, sizeof sizes);
     const char *flash = getenv("DRIVER_FLASH"), *cache = getenv("DRIVER_CACHE"), *noise = getenv("DRIVER_NOISE");
     if (noise && choose_noise(&p, noise)) return 2;
-    if (flash && choose_flash(&p, flash)) return 2;
+    if (flash && choose_word(&p, 3, strcmp(flash, "off") != 0)) return 2;
+    const char *pooling = getenv("DRIVER_EMBEDDINGS"), *states = getenv("DRIVER_ROLLBACK");
+    if (pooling && (choose_word(&p, 1, atoi(pooling)) || choose_switch(&p, 0, 1))) return 2;
+    if (states && choose_rollback(&p, atoi(states))) return 2;
     if (getenv("DRIVER_UNIFIED") && choose_switch(&p, 5, atoi(getenv("DRIVER_UNIFIED")))) return 2;
     if (getenv("DRIVER_SWA") && choose_switch(&p, 4, atoi(getenv("DRIVER_SWA")))) return 2;
     if (cache && choose_cache(&p, cache)) return 2;
     void *context = new_context(model, p);
     if (!context) return fprintf(stderr, "no context\n"), 2;
+    if (draft) {
+        void *second = load_model(draft, model_params());
+        now.contexts[1] = second ? new_context(second, p) : NULL;
+        if (!now.contexts[1]) return fprintf(stderr, "%s: no model\n", draft), 2;
+        threads(now.contexts[1], number("DRIVER_THREADS", 2), number("DRIVER_THREADS", 2));
+    }
     if (lora[0] && adapt(model, context, lora)) return 2;
     int n_threads = number("DRIVER_THREADS", 2);
     threads(context, n_threads, n_threads);
     int n = argc - 4, done = 0, status = 0;
     int32_t tokens[4096];
     for (int i = 0; i < n && i < 4096; i++) tokens[i] = atoi(argv[4 + i]);
-    now.context = context, now.decode = decode, now.tokens = tokens, now.n = n;
+    now.contexts[0] = now.context = context, now.decode = decode, now.encode = (int (*)(void *, batch))find("llama_encode", NULL),
+    now.tokens = tokens, now.n = n;
     int is_life = strchr(argv[3], ':') != NULL;
     if (is_life && (status = life(argv[3]))) return status;
     for (char *at = is_life ? "" : argv[3]; *at; at += *at == ',') {
@@ -298,6 +332,19 @@ int main(int argc, char **argv) {
     }
     for (int i = is_life ? n : done; i < n; i++)
         if (evaluate(decode, context, tokens, i, 1)) return fprintf(stderr, "decoding failed\n"), 1;
-    printf("last logit %.6f\n", last(context, -1)[0]);
+    if (pooling) {
+        float *(*row)(void *, int32_t) = (float *(*)(void *, int32_t))find("llama_get_embeddings_ith", NULL);
+        float *(*whole)(void *, int32_t) = (float *(*)(void *, int32_t))find("llama_get_embeddings_seq", NULL);
+        float *embedding = atoi(pooling) ? whole(context, 0) : row(context, -1);
+        return printf("first value %.6f\n", embedding ? embedding[0] : 0), !embedding;
+    }
+    /* All bits of the last row, as FNV-1a hashes them. */
+    const void *(*vocabulary_of)(void *) = find("llama_model_get_vocab", NULL);
+    int32_t (*size)(const void *) = find("llama_vocab_n_tokens", "llama_n_vocab");
+    float *row = last(context, -1);
+    uint64_t bits = 14695981039346656037u;
+    size_t bytes = size ? size(vocabulary_of ? vocabulary_of(model) : model) * sizeof *row : sizeof *row;
+    for (size_t i = 0; i < bytes; i++) bits = (bits ^ ((unsigned char *)row)[i]) * 1099511628211u;
+    printf("last logit %.6f of bits %016llx\n", row[0], (unsigned long long)bits);
     return 0;
 }

@@ -179,6 +179,12 @@ impl Labelled {
     pub fn arrange(&self, id: Id, checkpoint: Checkpoint, recorded: &Tensor) -> Option<Arrangement> {
         let shape = self.program.graph.get(id).shape();
         let axis = self.axes.get(id).copied().flatten();
+        // Attention in one node has its heads behind its rows.
+        let plain = self.program.graph.get(id).op == Op::MulMat && checkpoint.kind() == Kind::AttnCtx;
+        let streams = plain && axis.is_none() && shape[0] > 1;
+        if streams && let Some(arrangement) = Arrangement::of_streams(shape, recorded) {
+            return Some(arrangement);
+        }
         let whole = Arrangement::new(shape, axis, checkpoint.kind().is_optional(), recorded);
         whole.or_else(|| {
             let graph = &self.program.graph;

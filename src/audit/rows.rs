@@ -88,6 +88,22 @@ impl Arrangement {
         })
     }
 
+    /// Of the context of attention that is computed stream by stream and head by head, (streams, H, T / streams, E), and recorded
+    /// row by row, (T, H·E); `None` where something else was recorded.
+    pub fn of_streams(shape: [usize; 4], recorded: &Tensor) -> Option<Arrangement> {
+        let [streams, heads, rows, width] = shape;
+        let positions = recorded.positions.clone();
+        let fits = streams * rows == positions.len() && recorded.shape == [positions.len(), heads * width];
+        let strides = [rows * heads * width, width, heads * width, 1];
+        let (axis, matrix, leading) = (None, false, None);
+        fits.then_some(Arrangement { shape, strides, recorded: shape, axis, positions, matrix, leading })
+    }
+
+    /// Whether it is such a one.
+    fn has_streams(&self) -> bool {
+        self.axis.is_none() && self.leading.is_none() && self.strides != contiguous(self.shape)
+    }
+
     /// Of rows of several steps, one behind the other along an axis in front of which there is nothing.
     pub fn of_tokens(shape: [usize; 4], axis: usize, positions: Vec<u32>) -> Arrangement {
         let strides = contiguous(shape);
@@ -166,7 +182,14 @@ impl Arrangement {
 
     /// Position of the token that an element of the node belongs to; where it belongs to none, the step's last.
     pub fn position(&self, element: usize) -> u32 {
-        let row = self.axis.map_or(element / self.width(), |axis| self.coordinates(element)[axis]);
+        let row = match self.axis {
+            Some(axis) => self.coordinates(element)[axis],
+            None if self.has_streams() => {
+                let [stream, _, row, _] = self.coordinates(element);
+                stream * self.shape[2] + row
+            }
+            None => element / self.width(),
+        };
         self.positions.get(row).or(self.positions.last()).copied().unwrap_or_default()
     }
 
@@ -193,6 +216,9 @@ impl Arrangement {
         let position = self.position(element) as usize;
         if self.matrix {
             return vec![at[1], position, at[3]];
+        }
+        if self.has_streams() {
+            return vec![position, at[1] * self.shape[3] + at[3]];
         }
         if self.axis.is_none() && (self.positions.len() > 1 || self.leading.is_some()) {
             return vec![position, element % self.width()];
@@ -284,6 +310,21 @@ mod tests {
         assert_eq!((arranged.position(5), arranged.position(6)), (4, 5));
         assert_eq!(arranged.index(7), [5, 1]);
         assert!(Arrangement::new([1, 1, 5, 1], None, false, &tensor(&[2, 5], &[4, 5])).is_none());
+    }
+
+    #[test]
+    fn rows_of_streams_have_their_heads_together() {
+        // (streams, H, T, E) of two streams with two rows each, recorded as (T, H·E).
+        let recorded = tensor(&[4, 6], &[4, 5, 6, 7]);
+        let arranged = Arrangement::of_streams([2, 3, 2, 2], &recorded).unwrap();
+        let node = arranged.of_node(&recorded.values, |_| f64::NAN);
+        // Stream 1, head 2, row 0, column 1: row 2 of the recorded ones.
+        let element = ((3 + 2) * 2) * 2 + 1;
+        assert_eq!(node[element], f64::from(recorded.values[2 * 6 + 2 * 2 + 1]));
+        assert_eq!((arranged.position(element), arranged.index(element)), (6, vec![6, 5]));
+        let back: Vec<f32> = arranged.of_rows(&node.iter().map(|&x| x as f32).collect::<Vec<_>>());
+        assert_eq!(back, recorded.values);
+        assert!(Arrangement::of_streams([2, 3, 3, 2], &recorded).is_none());
     }
 
     #[test]

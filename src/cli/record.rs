@@ -182,7 +182,11 @@ pub fn main(args: &Args) -> Outcome {
 /// The exit code of a recording.
 pub fn ending(summary: &Summary) -> std::process::ExitCode {
     exit_code(match &summary.verified {
-        _ if summary.incomplete.is_some() => Verdict::Undecided,
+        _ if summary.incomplete.is_some()
+            || summary.others.iter().any(|other| other.incomplete.is_some()) =>
+        {
+            Verdict::Undecided
+        }
         Some(verified) if !verified.is_equal() => Verdict::Divergence,
         _ => Verdict::Parity,
     })
@@ -270,6 +274,14 @@ pub fn text(summary: &Summary) -> String {
         size(*bytes),
         dir.display()
     )];
+    for Summary { dir, steps, tokens, checkpoints, bytes, model, .. } in &summary.others {
+        let model = model.as_deref().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+        lines.push(format!(
+            "and        {checkpoints} checkpoints · {tokens} tokens in {steps} steps · {} of another context, of {model}, in {}",
+            size(*bytes),
+            dir.display()
+        ));
+    }
     if summary.sequences > 1 {
         lines.push("           more token sequences were computed: --sequence N records another".to_owned());
     }

@@ -10,8 +10,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use parity_dump::{Checkpoint, Dump, ModelInfo};
 
 use super::program::Program;
-use super::tap::Report;
+use super::tap::{Report, absolute};
 use super::{Filter, Options, Summary, ending, file_name};
+use crate::dump::Graphs;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::model::info;
@@ -41,25 +42,59 @@ pub struct Finished<'a> {
 /// # Errors
 /// Where nothing was recorded.
 pub fn finish(options: &Options, program: &Program, report: &Report, status: ExitStatus) -> Result<Summary> {
-    if !report.recording {
+    if report.recordings.is_empty() {
         return Err(nothing(program, report, status));
     }
     if let Some(inject) = options.inject.as_ref().filter(|_| report.injected.is_none()) {
         return Err(no_place(inject));
     }
-    complete(Finished {
-        dir: &options.dir,
-        filter: &options.filter,
-        model: report.models.first().map(PathBuf::as_path),
-        prompt: prompt(&options.command).filter(|_| !options.no_text),
-        provenance: provenance(options, status)
-            .into_iter()
-            .chain(injected(options.inject.as_ref(), report.injected.as_ref()))
-            .collect(),
-        incomplete: report.stopped.clone().or_else(|| status.code().is_none().then(|| ended(status))),
-        sequences: report.sequences,
-        program: Some(status),
-    })
+    let injected = injected(options.inject.as_ref(), report.injected.as_ref());
+    let of = |(number, dir): (usize, &Path)| {
+        complete(Finished {
+            dir,
+            filter: &options.filter,
+            model: model_of(dir, &report.models, number),
+            prompt: prompt(&options.command).filter(|_| number == 0 && !options.no_text),
+            provenance: provenance(options, status)
+                .into_iter()
+                .chain(injected.clone().filter(|_| number == 0))
+                .collect(),
+            incomplete: report.stopped.clone().or_else(|| status.code().is_none().then(|| ended(status))),
+            sequences: report.sequences,
+            program: Some(status),
+        })
+    };
+    let first = of((0, &options.dir))?;
+    let own = absolute(&options.dir);
+    let others = report.recordings.iter().filter(|dir| **dir != own).map(PathBuf::as_path);
+    let others = (1..).zip(others).map(of).collect::<Result<_>>()?;
+    Ok(Summary { others, ..first })
+}
+
+/// Which of the models that were opened a recording is of: the one that has most of its graph's weights; where several have as
+/// many, the one that was opened as number `number` of these.
+fn model_of<'a>(dir: &Path, models: &'a [PathBuf], number: usize) -> Option<&'a Path> {
+    if models.len() <= 1 {
+        return models.first().map(PathBuf::as_path);
+    }
+    let graphs = Dump::open(dir).map_err(Error::from).and_then(|dump| Graphs::read(&dump)).ok()?;
+    let graph = graphs.all().first()?;
+    let held = |path: &PathBuf| {
+        let Ok(gguf) = Gguf::open(path) else { return 0 };
+        let weights = (graph.nodes..graph.tensors.len()).map(|id| graph.get(id));
+        let has = |tensor: &&parity_graph::Tensor| {
+            gguf.tensor(&tensor.name).is_some_and(|found| {
+                let same = found.info.dtype.to_string().eq_ignore_ascii_case(&tensor.dtype);
+                same && found.info.shape.iter().product::<usize>() == tensor.elements()
+            })
+        };
+        weights.filter(has).count()
+    };
+    let held: Vec<usize> = models.iter().map(held).collect();
+    let best = held.iter().max()?;
+    let alike: Vec<&PathBuf> =
+        models.iter().zip(&held).filter(|(_, held)| *held == best).map(|(path, _)| path).collect();
+    alike.get(number.min(alike.len().checked_sub(1)?)).map(|path| path.as_path())
 }
 
 /// That a mistake could not be injected.
@@ -115,6 +150,7 @@ pub fn complete(finished: Finished<'_>) -> Result<Summary> {
         model: finished.model.map(Path::to_owned),
         library: None,
         replaced: Vec::new(),
+        others: Vec::new(),
         verified: None,
     })
 }

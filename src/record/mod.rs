@@ -97,6 +97,8 @@ pub struct Summary {
     pub library: Option<PathBuf>,
     /// Tokens that the program chose where another run's were computed, by position.
     pub replaced: Vec<(u32, u32)>,
+    /// The recordings of other contexts of the program, as of a draft model, in the order in which they began to compute.
+    pub others: Vec<Summary>,
     /// What the second run, without recording, showed.
     pub verified: Option<Verified>,
 }
@@ -126,8 +128,7 @@ pub fn record(options: &Options) -> Result<Summary> {
         Some(recorded) => Some(verify::verify(&session, options, &program, recorded)?),
         None => None,
     };
-    let model = report.models.first().cloned();
-    Ok(Summary { verified, model, library: report.library, replaced: report.replaced, ..recorded })
+    Ok(Summary { verified, library: report.library, replaced: report.replaced, ..recorded })
 }
 
 /// Sends a program's output where it belongs.

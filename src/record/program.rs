@@ -117,7 +117,8 @@ fn check(path: &Path, binary: &Path) -> Result<()> {
             .found(what)
             .hint(hint))
     };
-    const OTHERS: &str = "record another program of the same llama.cpp, or build one with shared libraries";
+    const OTHERS: &str = "record another program of the same llama.cpp, build one with shared libraries, or let a ggml-rpc-server \
+         compute for it: parity record --rpc";
     if bytes.len() < 64 || !bytes.starts_with(ELF_MAGIC) {
         return refuse("a file that is no ELF program", OTHERS);
     }
@@ -131,7 +132,8 @@ fn check(path: &Path, binary: &Path) -> Result<()> {
     let Some(loader) = loader(binary, &bytes) else {
         return refuse(
             "a statically linked program, into which nothing can be loaded",
-            "build llama.cpp with -DBUILD_SHARED_LIBS=ON, or use `parity record -m MODEL -p PROMPT` (feature llama-cpp)",
+            "build llama.cpp with -DBUILD_SHARED_LIBS=ON, use `parity record -m MODEL -p PROMPT` (feature llama-cpp), or let a \
+             ggml-rpc-server compute for it: parity record --rpc",
         );
     };
     if loader.contains("musl") && !cfg!(target_env = "musl") {

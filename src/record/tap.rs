@@ -34,8 +34,8 @@ pub struct Session {
 pub struct Report {
     /// Models that were opened, in order, each once.
     pub models: Vec<PathBuf>,
-    /// Whether a forward pass was seen.
-    pub recording: bool,
+    /// Folders of the recordings that have begun, one for each context, each once.
+    pub recordings: Vec<PathBuf>,
     /// Token sequences seen.
     pub sequences: usize,
     /// The mistake that was injected, in a sentence.
@@ -150,8 +150,13 @@ impl Session {
                 "model" if !report.models.iter().any(|known| known == Path::new(value)) => {
                     report.models.push(value.into());
                 }
-                "recording" => report.recording = true,
-                "sequences" => report.sequences = value.parse().unwrap_or(report.sequences),
+                "recording" if !report.recordings.iter().any(|known| known == Path::new(value)) => {
+                    report.recordings.push(value.into());
+                }
+                "sequences" => {
+                    report.sequences =
+                        value.parse().map_or(report.sequences, |seen: usize| seen.max(report.sequences));
+                }
                 "library" => report.library = Some(value.into()),
                 "replaced" => report.replaced.extend(replaced(value)),
                 "injected" => report.injected = Some(value.to_owned()),
@@ -170,6 +175,6 @@ fn replaced(value: &str) -> Option<(u32, u32)> {
 }
 
 /// The program may change its folder before it computes.
-fn absolute(dir: &Path) -> PathBuf {
+pub(super) fn absolute(dir: &Path) -> PathBuf {
     std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned())
 }

@@ -1,4 +1,4 @@
-//! A hash of each row of logits, to show that recording changes nothing.
+//! A hash of each row of logits, or of embeddings, to show that recording changes nothing.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -34,6 +34,11 @@ pub struct Options {
     pub version: Option<String>,
 }
 
+/// The folder, within that of a recording, of the context that computed as number `number`, counted from 0: any but the first.
+pub fn another(number: usize) -> String {
+    format!("context-{number}")
+}
+
 /// Where the recorder is at home.
 pub trait Host: Send {
     /// Tells the user something.

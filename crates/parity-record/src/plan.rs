@@ -46,7 +46,7 @@ pub struct PassPlan {
     pub states: Vec<(String, Id, RawTensor)>,
     /// Checkpoints of which this pass computes no row.
     pub without_rows: Vec<Checkpoint>,
-    /// The node of the logits and the numbers of its rows.
+    /// The node of the logits and the numbers of its rows; where there are none, as of embeddings, the last node with a checkpoint.
     pub logits: Option<(RawTensor, Vec<u32>)>,
     /// What of the graph could not be recorded.
     pub unmapped: Vec<String>,
@@ -80,6 +80,9 @@ impl PassPlan {
         };
         let mut picks: HashMap<usize, Option<Vec<u32>>> = HashMap::new();
         let layers = mapping.layers();
+        let logits = mapping.captures.iter().find(|capture| capture.checkpoint.kind() == Kind::Logits);
+        let last = mapping.captures.last().filter(|_| mapping.known.tokens.is_some());
+        let hashed = logits.or(last).map(|capture| capture.region.storage);
         // Read only when asked for: it is as large as the attention matrix of one head.
         let mut mask: Option<bool> = None;
         for capture in &mapping.captures {
@@ -94,7 +97,7 @@ impl PassPlan {
                     .clone(),
             };
             let storage = described.address[capture.region.storage];
-            if let (Kind::Logits, Some(rows)) = (capture.checkpoint.kind(), &rows) {
+            if let (true, Some(rows)) = (hashed == Some(capture.region.storage), &rows) {
                 plan.logits = Some((storage, rows.clone()));
             }
             if !filter.wants(capture.checkpoint, layers) {

@@ -24,7 +24,7 @@ use crate::hashes::Hashes;
 use crate::inject::Injection;
 use crate::kept::Observe;
 use crate::map::{Mapping, map};
-pub use crate::options::{Host, Options};
+pub use crate::options::{Host, Options, another};
 use crate::plan::{PassPlan, Planned, indices_as_f32};
 use crate::producer;
 use crate::sequence::{Pass, Sequences};
@@ -127,7 +127,7 @@ impl Recorder {
             return false;
         }
         if *self.sched.get_or_insert(sched as usize) != sched as usize {
-            self.say_once("a second llama.cpp context computes in this process: it is not recorded");
+            self.say_once("a second llama.cpp context computes in this process: it is not recorded here");
             return false;
         }
         // SAFETY: by the caller's promise.

@@ -72,6 +72,8 @@ macro_rules! with_struct {
 with_struct! {
     /// `(context, batch)`
     llama_decode => rows::before_decode;
+    /// `(context, batch)`
+    llama_encode => rows::before_encode;
     /// `(model, parameters)`
     llama_init_from_model => limits::before_init;
     /// `(model, parameters)`: the older name.

@@ -81,12 +81,14 @@ fn read_forced(file: &Path) -> Result<Forced, String> {
 /// Tells the user through standard error, and the parent process through a file.
 pub struct Parent {
     shared: Option<PathBuf>,
+    /// Whether it is told of the first context.
+    first: bool,
 }
 
 impl Parent {
-    /// The parent that shares the folder.
-    pub fn new(shared: Option<PathBuf>) -> Parent {
-        Parent { shared }
+    /// The parent that shares the folder, as the recording of the `first` context, or of another, sees it.
+    pub fn new(shared: Option<PathBuf>, first: bool) -> Parent {
+        Parent { shared, first }
     }
 
     /// Writes a line behind those before it. The parent has written the file ahead, as zeros, so that a
@@ -113,7 +115,7 @@ impl Host for Parent {
 
     fn claim(&self) -> bool {
         let owner = |dir: &PathBuf| OpenOptions::new().write(true).create_new(true).open(dir.join("owner"));
-        self.shared.as_ref().is_none_or(|dir| owner(dir).is_ok())
+        !self.first || self.shared.as_ref().is_none_or(|dir| owner(dir).is_ok())
     }
 }
 

@@ -57,7 +57,7 @@ unsafe fn allocate(name: &'static CStr, sched: RawSched, graph: RawGraph, caller
         return done;
     }
     // SAFETY: what was marked just now.
-    unsafe { tap::unmark(own, &marked) };
+    unsafe { tap::unmark(own, sched, &marked) };
     // SAFETY: the program's arguments, as it gave them.
     unsafe { real(sched, graph) }
 }

@@ -7,6 +7,7 @@
 mod symbols;
 
 mod host;
+mod sides;
 mod tap;
 
 mod entry;

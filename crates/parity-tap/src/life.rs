@@ -1,40 +1,41 @@
 //! What a program does with a context between its passes: calls on its memory, and what is written into caches.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_void};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parity_record::api::text;
 
 use crate::{symbols, tap};
 
-/// The context whose batch was handed over last, and the one that is recorded, once a pass was.
-static LAST: AtomicUsize = AtomicUsize::new(0);
-static RECORDED: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    /// The context whose batch this thread handed over last.
+    static LAST: Cell<usize> = const { Cell::new(0) };
+}
 
 /// Whether a tensor is being copied.
 static COPIES: AtomicBool = AtomicBool::new(false);
 
 /// Notes the context that is about to compute.
 pub fn decodes(context: *mut c_void) {
-    LAST.store(context as usize, Ordering::Relaxed);
+    LAST.set(context as usize);
 }
 
-/// Notes that a pass of the context that computes is recorded.
-pub fn is_recorded() {
-    let _ = RECORDED.compare_exchange(0, LAST.load(Ordering::Relaxed), Ordering::Relaxed, Ordering::Relaxed);
+/// The context that computes, 0 where its batch was not seen.
+pub fn last() -> usize {
+    LAST.get()
 }
 
-/// Whether a context or its memory is the recorded one's, as far as that is known.
-fn is_of_recorded(object: *mut c_void, caller: *const c_void) -> bool {
-    let recorded = RECORDED.load(Ordering::Relaxed);
-    if recorded == 0 || recorded == object as usize {
+/// Whether a context, which has computed, is an object, or an object is its memory.
+fn is_of(context: usize, object: *mut c_void, caller: *const c_void) -> bool {
+    if context == object as usize {
         return true;
     }
     let memory = symbols::real(c"llama_get_memory", caller);
     type Memory = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
     // SAFETY: llama.cpp's function under its own name, on a context that computed a pass.
     !memory.is_null()
-        && unsafe { std::mem::transmute::<*mut c_void, Memory>(memory)(recorded as *mut c_void) } == object
+        && unsafe { std::mem::transmute::<*mut c_void, Memory>(memory)(context as *mut c_void) } == object
 }
 
 /// Notes a call on a memory, or in older releases a context, with so many of the numbers, and makes it.
@@ -54,8 +55,11 @@ unsafe fn call(
     let result = unsafe { std::mem::transmute::<*mut c_void, Real>(real)(object, a, b, c, d) };
     // A recurrent state cannot be cut anywhere: then nothing happened.
     let happened = of != "seq_rm" || result & 0xff != 0;
-    if happened && is_of_recorded(object, caller) {
-        tap::event(of, &numbers[..n].iter().map(|&number| i64::from(number)).collect::<Vec<_>>());
+    if happened {
+        // Releases of before fill caches with zeros whenever they are cleared.
+        let zeros = of == "clear" && (n == 0 && name != c"llama_memory_clear" || numbers[0] & 0xff != 0);
+        let numbers: Vec<i64> = numbers[..n].iter().map(|&number| i64::from(number)).collect();
+        tap::event(|context| is_of(context, object, caller), of, &numbers, zeros);
     }
     result
 }

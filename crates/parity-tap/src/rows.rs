@@ -50,6 +50,19 @@ pub unsafe extern "C" fn before_decode(
     tap::real_or_unavailable(c"llama_decode", caller)
 }
 
+/// Before a `llama_encode`, which computes every row. Returns the real function.
+pub unsafe extern "C" fn before_encode(
+    context: *mut c_void,
+    batch: *mut Batch,
+    caller: *const c_void,
+) -> *mut c_void {
+    life::decodes(context);
+    // SAFETY: the program's argument.
+    tap::batch(|| unsafe { rows_of(&*batch) });
+    tap::event(|known| known == context as usize, "encode", &[], false);
+    tap::real_or_unavailable(c"llama_encode", caller)
+}
+
 /// How many layers the model of a context has.
 fn layers(context: *mut c_void, caller: *const c_void) -> Option<u32> {
     let real = symbols::real(c"llama_get_model", caller);

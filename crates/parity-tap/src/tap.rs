@@ -1,5 +1,6 @@
 //! Between the program and ggml's scheduler.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,11 +11,11 @@ use parity_record::api::{Api, RawGraph, RawSched, RawTensor, text};
 use parity_record::describe::Reader;
 use parity_record::kept;
 use parity_record::layout::TensorLayout;
-use parity_record::recorder::{BatchRow, Recorder};
+use parity_record::recorder::BatchRow;
 
 use crate::entry::{EvalCallback, unavailable};
-use crate::host::{self, Parent};
-use crate::life;
+use crate::host;
+use crate::sides::Sides;
 use crate::symbols;
 
 type SetCallback = unsafe extern "C" fn(RawSched, EvalCallback, *mut c_void);
@@ -31,7 +32,7 @@ struct Library {
 
 /// Everything that outlives a call.
 struct State {
-    recorder: Recorder,
+    sides: Sides,
     /// Callbacks of the program's own, by scheduler.
     theirs: HashMap<usize, (EvalCallback, usize)>,
     /// Libraries by the address of their compute function; `None` where one cannot be read.
@@ -64,10 +65,9 @@ fn start() -> Option<Mutex<State>> {
             return None;
         }
     };
-    let parent = Parent::new(asked.shared);
     let _ = ALL_ROWS.set(asked.all_rows);
     Some(Mutex::new(State {
-        recorder: Recorder::new(asked.options, Box::new(parent)),
+        sides: Sides::new(asked),
         theirs: HashMap::new(),
         libraries: HashMap::new(),
         active: None,
@@ -93,20 +93,25 @@ pub fn touched(loaded: bool) {
     TOUCHED.store(true, Ordering::Relaxed);
 }
 
-/// Notes what the program does with the recorded context.
-pub fn event(call: &str, arguments: &[i64]) {
+/// Notes what the program does with the context that `is` it, and whether that fills its caches with `zeros`.
+pub fn event(is: impl Fn(usize) -> bool, call: &str, arguments: &[i64], zeros: bool) {
     guarded((), || {
         if let Some(mut state) = state() {
-            state.recorder.event(call, arguments);
+            state.sides.of_context(is).event(call, arguments, zeros);
         }
     });
+}
+
+thread_local! {
+    /// The batch that this thread handed over last, until a pass of it is computed.
+    static BATCH: RefCell<Option<Vec<BatchRow>>> = const { RefCell::new(None) };
 }
 
 /// Notes the batch that is about to be computed.
 pub fn batch(rows: impl FnOnce() -> Vec<BatchRow>) {
     guarded((), || {
-        if let Some(mut state) = state() {
-            state.recorder.batch(rows());
+        if state().is_some() {
+            BATCH.set(Some(rows()));
         }
     });
 }
@@ -116,7 +121,7 @@ pub fn wants_all_rows(layers: impl FnOnce() -> Option<u32>) -> bool {
     guarded(false, || {
         let Some(state) = state() else { return false };
         let asked = !state.warm_up && ALL_ROWS.get().copied().unwrap_or(false);
-        asked && state.recorder.wants_tail(layers())
+        asked && state.sides.first().wants_tail(layers())
     })
 }
 
@@ -144,15 +149,16 @@ fn library(state: &mut State, compute: *mut c_void) -> Option<&'static Library> 
     let library = match found {
         Ok(library) => Some(library),
         Err(reason) => {
-            state.recorder.stop(&format!("this llama.cpp cannot be read: {reason}"));
+            let reason = format!("this llama.cpp cannot be read: {reason}");
+            state.sides.each(|recorder| recorder.stop(&reason));
             None
         }
     };
     state.libraries.insert(compute as usize, library);
     if let Some(library) = library {
-        state.recorder.set_version(version(library));
+        state.sides.set_version(version(library));
         if let Some(path) = symbols::object_of(compute) {
-            state.recorder.status("library", &path.to_string_lossy());
+            state.sides.first().status("library", &path.to_string_lossy());
         }
     }
     library
@@ -255,19 +261,22 @@ pub unsafe fn mark(function: *mut c_void, sched: RawSched, graph: RawGraph) -> V
         let Some(library) = library(&mut state, function) else { return Vec::new() };
         let reader = Reader { api: &library.api, layout: &library.layout };
         // SAFETY: the program's scheduler and graph, of this library.
-        unsafe { state.recorder.mark(reader, sched, graph) }
+        unsafe { state.sides.of_sched(sched as usize).mark(reader, sched, graph) }
     })
 }
 
 /// Undoes [`mark`], where there is no memory for what was marked.
-pub unsafe fn unmark(function: *mut c_void, marked: &[RawTensor]) {
+pub unsafe fn unmark(function: *mut c_void, sched: RawSched, marked: &[RawTensor]) {
     guarded((), || {
         let Some(mut state) = state() else { return };
         let Some(library) = library(&mut state, function) else { return };
         let reader = Reader { api: &library.api, layout: &library.layout };
         // SAFETY: what was marked just now.
         unsafe { kept::unmark(reader, marked) };
-        state.recorder.cannot_keep("there is no memory to keep all of its nodes at once");
+        state
+            .sides
+            .of_sched(sched as usize)
+            .cannot_keep("there is no memory to keep all of its nodes at once");
     });
 }
 
@@ -275,20 +284,30 @@ pub unsafe fn unmark(function: *mut c_void, marked: &[RawTensor]) {
 unsafe fn before(own: *mut c_void, sched: RawSched, graph: RawGraph) -> Option<&'static Library> {
     let mut state = state()?;
     // One function calls the other, and other contexts may compute meanwhile.
-    if state.active.is_some() || state.warm_up {
+    if let Some((_, active)) = state.active {
+        if active != sched as usize {
+            state.sides.of_sched(sched as usize).missed();
+        }
+        return None;
+    }
+    if state.warm_up {
         return None;
     }
     let library = library(&mut state, own)?;
     if TOUCHED.swap(false, Ordering::Relaxed) {
-        state.recorder.touched(LOADED.swap(false, Ordering::Relaxed));
+        let loaded = LOADED.swap(false, Ordering::Relaxed);
+        state.sides.each(|recorder| recorder.touched(loaded));
     }
     let reader = Reader { api: &library.api, layout: &library.layout };
+    if let Some(rows) = BATCH.take() {
+        state.sides.of_sched(sched as usize).batch(rows);
+    }
     // SAFETY: the program computes this graph with this library.
-    let wanted = unsafe { state.recorder.begin(reader, sched, graph) };
-    if !state.recorder.is_in_pass() {
+    let wanted = unsafe { state.sides.of_sched(sched as usize).begin(reader, sched, graph) };
+    state.sides.begun(sched as usize);
+    if !state.sides.of_sched(sched as usize).is_in_pass() {
         return None;
     }
-    life::is_recorded();
     state.active = Some((library, sched as usize));
     if wanted {
         // SAFETY: the library's own function and scheduler.
@@ -305,7 +324,7 @@ unsafe fn after(library: &'static Library, sched: RawSched, status: c_int) {
     unsafe { (library.set_callback)(sched, callback, user_data as *mut c_void) };
     let reader = Reader { api: &library.api, layout: &library.layout };
     // SAFETY: the pass that `before` began.
-    unsafe { state.recorder.end(reader, sched, status == 0) };
+    unsafe { state.sides.of_sched(sched as usize).end(reader, sched, status == 0) };
 }
 
 /// Our callback: asked before each node and called after each node that someone wanted. Never ends a
@@ -327,18 +346,18 @@ unsafe extern "C" fn on_node(tensor: RawTensor, ask: bool, _user_data: *mut c_vo
         return guarded(they_want, || {
             let Some(mut state) = state() else { return they_want };
             state.they_want = they_want;
-            let Some((library, _)) = state.active else { return they_want };
+            let Some((library, sched)) = state.active else { return they_want };
             let reader = Reader { api: &library.api, layout: &library.layout };
             // SAFETY: ggml is about to compute this node.
-            unsafe { state.recorder.wants(reader, tensor) || they_want }
+            unsafe { state.sides.of_sched(sched).wants(reader, tensor) || they_want }
         });
     }
     let they_want = guarded(false, || {
         let Some(mut state) = state() else { return false };
-        if let Some((library, _)) = state.active {
+        if let Some((library, sched)) = state.active {
             let reader = Reader { api: &library.api, layout: &library.layout };
             // SAFETY: ggml has just computed this node.
-            unsafe { state.recorder.computed(reader, tensor) };
+            unsafe { state.sides.of_sched(sched).computed(reader, tensor) };
         }
         state.they_want
     });
@@ -359,7 +378,7 @@ pub unsafe extern "C" fn gguf_init_from_file(
         // SAFETY: the program's argument: a C string, or null.
         if let (Some(state), Some(path)) = (state(), unsafe { text(path) }) {
             let path = std::fs::canonicalize(&*path).unwrap_or_else(|_| path.into_owned().into());
-            state.recorder.status("model", &path.to_string_lossy());
+            state.sides.first().status("model", &path.to_string_lossy());
         }
     });
     let real = symbols::real(c"gguf_init_from_file", caller);

@@ -103,12 +103,34 @@ pub fn diff(recorded: &Graph, built: &Graph) -> Diff {
             }
         }
     }
-    for (x, node) in a.nodes.iter().enumerate().filter(|(x, _)| matched.there[*x].is_none()) {
+    let aside = aside(&a, &b, &matched);
+    for (x, node) in a.nodes.iter().enumerate().filter(|(x, _)| matched.there[*x].is_none() && !aside[*x]) {
         let before = matched.there[..x].iter().rev().flatten().next().copied().unwrap_or(0);
         found.push((before, Difference::Extra { node: first[x].clone(), op: node.op.name().to_owned() }));
     }
     found.sort_by_key(|(place, _)| *place);
     Diff { nodes: a.nodes.len(), differences: found.into_iter().map(|(_, difference)| difference).collect() }
+}
+
+/// By node of `a`: whether it is one that the program has computed beside what the file asks for, of what the last node reads, and
+/// that nothing else reads: embeddings that are pooled.
+fn aside(a: &Wiring, b: &Wiring, matched: &Matching) -> Vec<bool> {
+    let is_last = |&(reader, _): &(usize, usize)| b.nodes[reader].readers.is_empty();
+    let mut aside = vec![false; a.nodes.len()];
+    for (x, node) in a.nodes.iter().enumerate().filter(|(x, _)| matched.there[*x].is_none()) {
+        let read = node.sources.iter().flatten().filter_map(|source| match source.from {
+            From::Node(from) => Some(from),
+            _ => None,
+        });
+        let begins =
+            |from: usize| matched.there[from].is_some_and(|y| b.nodes[y].readers.iter().any(is_last));
+        let of: Vec<bool> = read.map(|from| aside[from] || begins(from)).collect();
+        aside[x] = !of.is_empty() && of.iter().all(|of| *of);
+    }
+    for x in (0..a.nodes.len()).rev() {
+        aside[x] &= a.nodes[x].readers.iter().all(|&(reader, _)| aside[reader]);
+    }
+    aside
 }
 
 /// The attentions of a graph, in order, each with the input that masks it.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use parity_dump::{Event, Life};
-use parity_graph::{Graph, Leaf, Op, label};
+use parity_graph::{Graph, Id, Leaf, Op, label};
 
 use super::Recorder;
 use crate::api::RawTensor;
@@ -30,6 +30,8 @@ pub(super) struct Context {
     events: Vec<Event>,
     /// Whether the cache was written to out of sight since then.
     touched: bool,
+    /// Whether it was filled with zeros.
+    zeros: bool,
     /// Whether that came from outside of it: nothing is known then of what its cells hold.
     loaded: bool,
     /// How many rows were recorded.
@@ -92,13 +94,27 @@ impl Context {
 }
 
 impl Recorder {
+    /// Whether it is the recording of this scheduler's context.
+    pub fn is_of(&self, sched: usize) -> bool {
+        self.sched == Some(sched)
+    }
+
+    /// Notes that a pass was computed out of sight.
+    pub fn missed(&mut self) {
+        match self.sched {
+            Some(_) => self.stop("two contexts computed at the same time"),
+            None => drop(self.sequences.unknown()),
+        }
+    }
+
     /// Notes the batch that the program is about to have computed.
     pub fn batch(&mut self, rows: Vec<BatchRow>) {
         self.context.batch = rows;
     }
 
-    /// Notes what the program does with its context.
-    pub fn event(&mut self, call: &str, arguments: &[i64]) {
+    /// Notes what the program does with its context, and whether that fills the caches with `zeros`.
+    pub fn event(&mut self, call: &str, arguments: &[i64], zeros: bool) {
+        self.context.zeros |= zeros && self.context.rows > 0;
         let sequence = |at: usize| arguments.get(at).and_then(|id| u32::try_from(*id).ok());
         let next = &mut self.context.next;
         match (call, sequence(0), sequence(1)) {
@@ -190,12 +206,21 @@ impl Recorder {
         described: &Described,
     ) -> Result<Vec<(String, usize, RawTensor)>, String> {
         // What a shift does not read is needed behind it.
-        let touched = std::mem::replace(&mut self.context.touched, false);
-        self.context.touched = touched && described.graph.is_shift();
+        let graph = &described.graph;
+        // An encoder has no cache: the decoder behind it has.
+        if !(graph.nodes..graph.tensors.len()).any(|leaf| graph.leaf(leaf) == Some(Leaf::State)) {
+            return Ok(Vec::new());
+        }
+        // Attention tile by tile keeps to itself what it computes of cells that its rows do not see.
+        let of_state = |src: Id| graph.leaf(graph.root(src)) == Some(Leaf::State);
+        let shows = |id: Id| graph.is_arithmetic(id) && graph.get(id).op != Op::FlashAttn;
+        let shown = (0..graph.nodes).any(|id| shows(id) && graph.sources(id).any(of_state));
+        let zeros = std::mem::take(&mut self.context.zeros) && shown;
+        let touched = std::mem::take(&mut self.context.touched) || zeros;
+        self.context.touched = touched && graph.is_shift();
         if !touched {
             return Ok(Vec::new());
         }
-        let graph = &described.graph;
         let names = label::leaf_names(graph).into_iter().enumerate();
         let states = names.filter(|(id, _)| graph.leaf(*id) == Some(Leaf::State));
         states
