@@ -147,4 +147,5 @@ if options.report:
         "",
     ]
     options.report.write_text("\n".join(head + written + ["", summary]) + "\n")
-sys.exit(any(kind.isupper() for kind in counts) or not total)
+# Where no mistake took effect, nothing was tried.
+sys.exit(any(kind.isupper() for kind in counts) or not seen)
