@@ -4,7 +4,7 @@
 
 mod over_blocks;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 use super::graphs::LLAMA_CPP;
 use super::{AuditRows, Finding, Findings, Graphs, How, Labelled, Names, Suspect, audit};
@@ -62,9 +62,7 @@ impl Form {
             _ => None,
         };
         let named = named.filter(|_| producer.name == LLAMA_CPP && producer.numerics.is_none());
-        let Some(backend) = declared.backend.or(named) else {
-            return vec![declared];
-        };
+        let Some(backend) = declared.backend.or(named) else { return vec![declared] };
         let of = |(flash, cache)| Form { backend: Some(backend), flash, cache };
         let kinds = [(true, Cache::F16), (false, Cache::F16), (false, Cache::F32), (true, Cache::F32)];
         let first = Some(declared).filter(|form| form.backend.is_some());
@@ -101,7 +99,7 @@ impl Graphs {
                 break;
             }
             let Some((left, graphs)) = Graphs::unexplained(dump, gguf, &ids, form)? else { continue };
-            let left = left.values().sum();
+            let left = left.iter().sum();
             if best.as_ref().is_none_or(|(least, ..)| left < *least) {
                 best = Some((left, form, graphs));
             }
@@ -125,7 +123,7 @@ impl Graphs {
         gguf: &Gguf,
         ids: &HashSet<Checkpoint>,
         form: Form,
-    ) -> Result<Option<(Left, Graphs)>> {
+    ) -> Result<Option<(Vec<usize>, Graphs)>> {
         let graphs = Graphs::built_in(dump, gguf, form)?;
         let findings = graphs.sampled(dump, gguf, ids, ROWS)?;
         let (attention, products): (Vec<_>, Vec<_>) =
@@ -136,11 +134,7 @@ impl Graphs {
         }
         // What cannot be judged in a form is not explained by it.
         let rows = |finding: &Finding| if finding.judged > 0 { finding.rows_beyond() } else { ROWS };
-        let mut left = Left::new();
-        for (id, finding) in attention {
-            *left.entry(id.layer_index()).or_default() += rows(finding);
-        }
-        Ok(Some((left, graphs)))
+        Ok(Some((attention.into_iter().map(|(_, finding)| rows(finding)).collect(), graphs)))
     }
 
     /// What an audit of a sample of rows finds of some nodes.
@@ -161,9 +155,6 @@ impl Graphs {
         audit(&self.judged(dump, dump), &steps, gguf, &how)
     }
 }
-
-/// By layer: rows of attention that nothing explains.
-type Left = BTreeMap<Option<u32>, usize>;
 
 /// The nodes that tell one form from another: attention of the first layers that hold it, and the products before it where
 /// the backend is not known.

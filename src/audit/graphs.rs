@@ -5,7 +5,6 @@ use std::collections::HashSet;
 use super::adapters::name_apart;
 use super::form::Form;
 use super::{Labelled, Steps, Tensor};
-use crate::arithmetic::cache_blocks;
 use crate::arithmetic::round::store;
 use crate::checkpoint::Checkpoint;
 use crate::dump;
@@ -103,8 +102,7 @@ impl Graphs {
         let Form { backend, flash, cache } = form;
         let flash = flash && !inside;
         // Keys and values in blocks are read by llama.cpp's own kernels.
-        let in_blocks = [cache.keys, cache.values].iter().any(|kept| cache_blocks::is_kept(kept.dtype));
-        let declared = backend.is_some() || in_blocks && manifest.producer.name == LLAMA_CPP;
+        let declared = backend.is_some() || cache.is_in_blocks() && manifest.producer.name == LLAMA_CPP;
         let mut out = Graphs { declared, ..Graphs::default() };
         let mut shapes: Vec<Shape> = Vec::new();
         for (number, step) in manifest.steps.iter().enumerate() {

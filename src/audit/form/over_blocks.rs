@@ -40,7 +40,7 @@ impl Graphs {
             let cache = Graphs::nearest_blocks(dump, gguf, *id, (form, head_width))?;
             let Some(form) = cache.map(|cache| Form { cache, ..form }) else { continue };
             if let Some((left, graphs)) = Graphs::unexplained(dump, gguf, &attention, form)?
-                && left.values().any(|rows| *rows == 0)
+                && left.contains(&0)
             {
                 return Ok(Some(graphs.saying(form.words())));
             }
@@ -75,8 +75,11 @@ impl Graphs {
             let with = |kept: Kept| {
                 if of_keys { Cache { keys: kept, ..best.1 } } else { Cache { values: kept, ..best.1 } }
             };
-            let tried: Vec<Cache> =
+            let mut tried: Vec<Cache> =
                 kept.iter().flat_map(|kept| [with(*kept), with(*kept).rotated(head_width)]).collect();
+            // Plain types, and heads of no multiple of 64, are not rotated; the nearest so far is known.
+            tried.dedup();
+            tried.retain(|cache| *cache != best.1);
             for cache in tried {
                 let distance = distance(cache)?;
                 if distance < best.0 {
@@ -84,8 +87,6 @@ impl Graphs {
                 }
             }
         }
-        let in_blocks =
-            |cache: &Cache| [cache.keys, cache.values].iter().any(|kept| cache_blocks::is_kept(kept.dtype));
-        Ok(Some(best.1).filter(in_blocks))
+        Ok(Some(best.1).filter(Cache::is_in_blocks))
     }
 }

@@ -8,7 +8,7 @@ use parity_graph::{Id, Op};
 
 use super::hypotheses::{CACHES, EXACT, Hypothesis, Rows, Way};
 use crate::arithmetic::cache_blocks;
-use crate::arithmetic::round::{to_bf16, to_f16};
+use crate::arithmetic::round::store;
 use crate::audit::Labelled;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::engine::op_by_op::{Answer, Lane, Lanes, Node, Value, own, step_lanes};
@@ -268,13 +268,5 @@ fn in_cache(kept: DType, values: &mut [f32]) {
             cache_blocks::keep(kept, values, &mut vec![0.0; values.len()]);
         }
         _ => {}
-    }
-}
-
-fn store(kept: Storage, values: &mut [f32]) {
-    match kept {
-        Storage::F32 => {}
-        Storage::F16 => values.iter_mut().for_each(|value| *value = to_f16(*value)),
-        Storage::Bf16 => values.iter_mut().for_each(|value| *value = to_bf16(*value)),
     }
 }

@@ -65,6 +65,11 @@ impl Cache {
         Cache { keys: rotate(self.keys, widest), values: rotate(self.values, ROTATED) }
     }
 
+    /// Whether keys or values are kept in quantised blocks.
+    pub fn is_in_blocks(&self) -> bool {
+        [self.keys, self.values].iter().any(|kept| cache_blocks::is_kept(kept.dtype))
+    }
+
     /// In words.
     pub fn words(&self) -> String {
         match self.keys == self.values {
