@@ -4,11 +4,11 @@
 //! cargo puts the libraries that build scripts depend on, and put, compressed, where `include_bytes!` reads it.
 //! With the feature `llama-cpp` it also puts parity between the built-in llama.cpp and ggml.
 
-use std::io::Read as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use flate2::{Compression, read::DeflateEncoder};
+use lzma_rust2::{XzOptions, XzWriter};
 
 const LIBRARY: &str = "libparity_tap.so";
 
@@ -25,15 +25,14 @@ fn main() {
     let bytes = match &found {
         Some(path) => {
             println!("cargo:rerun-if-changed={}", path.display());
-            let file = fs::File::open(path).expect("the library that was found is readable");
-            let mut bytes = Vec::new();
-            let compressed = DeflateEncoder::new(file, Compression::best()).read_to_end(&mut bytes);
-            compressed.expect("the library that was found is readable");
-            bytes
+            let library = fs::read(path).expect("the library that was found is readable");
+            let mut packed = XzWriter::new(Vec::new(), XzOptions::with_preset(6)).expect("a preset");
+            packed.write_all(&library).expect("memory is written to");
+            packed.finish().expect("memory is written to")
         }
         None => Vec::new(),
     };
-    fs::write(out.join(LIBRARY).with_extension("so.deflate"), bytes).expect("OUT_DIR is writable");
+    fs::write(out.join(LIBRARY).with_extension("so.xz"), bytes).expect("OUT_DIR is writable");
 }
 
 /// The newest build of the tap in a `deps` folder above `OUT_DIR`.

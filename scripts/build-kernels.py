@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
 """Builds kernels/all.cu for every architecture with NVRTC: no GPU, no CUDA toolkit, no compiler needed.
 
-    scripts/build-kernels.py            writes kernels/built/*.zst and manifest.json
+    scripts/build-kernels.py            writes kernels/built/*.xz and manifest.json
     scripts/build-kernels.py --check    builds anew and compares byte for byte; asserts on registers and spills
 
 NVRTC comes from the PyPI package nvidia-cuda-nvrtc-cu12, which the script fetches. Cubins come from NVRTC 12.9
 and run on drivers from 525 on (570 for Blackwell); the PTX comes from NVRTC 12.0, so that every driver from 525
-on can compile it. NVRTC's output is the same on every machine. It is kept compressed (the PyPI package zstandard); what
-is compared, and what the manifest has the hashes of, is the output itself.
+on can compile it. NVRTC's output is the same on every machine. It is kept compressed; what is compared, and what the
+manifest has the hashes of, is the output itself.
 """
 import argparse
 import concurrent.futures
 import ctypes
 import hashlib
-import importlib
 import itertools
 import json
+import lzma
 import os
 import pathlib
 import struct
@@ -47,18 +47,11 @@ REGISTERS_MAX_LARGE = {
 LOCAL_MAX = {"linear_one": 64}
 
 
-def zstandard(cache):
-    """The module, as it is or fetched below `cache`."""
-    try:
-        return importlib.import_module("zstandard")
-    except ImportError:
-        folder = cache / f"zstandard-{sys.version_info.major}.{sys.version_info.minor}"
-        if not folder.is_dir():
-            pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder]
-            subprocess.run(pip + ["zstandard==0.25.0"], check=True)
-        sys.path.insert(0, str(folder))
-        importlib.invalidate_caches()
-        return importlib.import_module("zstandard")
+def packed(content):
+    """As xz packs it; machine code in words of 16 bytes."""
+    words = {"lc": 0, "lp": 4, "pb": 4} if content.startswith(b"\x7fELF") else {}
+    lzma2 = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 8 << 20, **words}
+    return lzma.compress(content, check=lzma.CHECK_CRC32, filters=[lzma2])
 
 
 def libraries_of(version, cache):
@@ -172,17 +165,16 @@ def main():
     parser.add_argument("--only", help="this target alone (for development)")
     args = parser.parse_args()
     problems, artefacts = [], {}
-    zstd = zstandard(args.cache)
 
     def deliver(name, content):
-        packed = name != "manifest.json"
-        path = BUILT / (f"{name}.zst" if packed else name)
+        is_packed = name != "manifest.json"
+        path = BUILT / (f"{name}.xz" if is_packed else name)
         if not args.check:
-            path.write_bytes(zstd.ZstdCompressor(level=22).compress(content) if packed else content)
+            path.write_bytes(packed(content) if is_packed else content)
             return
         found = path.read_bytes() if path.exists() else None
-        if found is not None and packed:
-            found = zstd.ZstdDecompressor().decompress(found)
+        if found is not None and is_packed:
+            found = lzma.decompress(found)
         if found != content:
             problems.append(f"{name}: what is checked in is not what the sources give")
 

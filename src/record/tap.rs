@@ -6,7 +6,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use flate2::read::DeflateDecoder;
+use lzma_rust2::XzReader;
 use tempfile::TempDir;
 
 use super::Options;
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::memory;
 
 /// The tap's shared library, compressed by build.rs; empty where it could not be built for this machine.
-static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libparity_tap.so.deflate"));
+static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libparity_tap.so.xz"));
 
 /// Room for the tap's words, written ahead so that a full disk cannot keep them back.
 const STATUS_BYTES: usize = 1 << 16;
@@ -62,7 +62,7 @@ impl Session {
         let folder = tempfile::Builder::new().prefix("parity-").tempdir().map_err(failed)?;
         let library = folder.path().join("libparity_tap.so");
         let mut bytes = Vec::new();
-        DeflateDecoder::new(LIBRARY).read_to_end(&mut bytes).map_err(failed)?;
+        XzReader::new(LIBRARY, false).read_to_end(&mut bytes).map_err(failed)?;
         fs::write(&library, bytes).map_err(failed)?;
         fs::write(folder.path().join("status"), vec![0; STATUS_BYTES]).map_err(failed)?;
         Ok(Session { folder, library })

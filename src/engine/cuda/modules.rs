@@ -9,6 +9,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUfunction_attribute;
 use cudarc::driver::{CudaFunction, CudaModule};
 use cudarc::nvrtc::{Ptx, result as nvrtc, sys};
+use lzma_rust2::XzReader;
 use sha2::{Digest, Sha256};
 
 use super::calls::Call;
@@ -24,7 +25,7 @@ const ALL: &str = "all.cu";
 
 macro_rules! built {
     ($name:literal) => {
-        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/built/", $name, ".zst"))
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/built/", $name, ".xz"))
     };
 }
 
@@ -123,7 +124,7 @@ fn artefact(capability: (i32, i32)) -> Result<(String, Ptx)> {
 /// A shipped artefact as it was compiled: all of them are a tenth of the size in the program, and one is needed.
 fn unpacked(image: &[u8]) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    parity_dump::packed::decoder(image).map_err(error)?.read_to_end(&mut bytes).map_err(error)?;
+    XzReader::new(image, false).read_to_end(&mut bytes).map_err(error)?;
     Ok(bytes)
 }
 
@@ -231,7 +232,7 @@ mod tests {
         }
         assert_eq!(manifest["artefacts"].as_object().unwrap().len(), CUBINS.len() + 1);
         for (name, artefact) in manifest["artefacts"].as_object().unwrap() {
-            let bytes = std::fs::read(folder.join("built").join(format!("{name}.zst"))).unwrap();
+            let bytes = std::fs::read(folder.join("built").join(format!("{name}.xz"))).unwrap();
             assert_eq!(artefact["sha256"], sha256(&unpacked(&bytes).unwrap()), "{name}");
         }
     }
