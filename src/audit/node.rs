@@ -236,11 +236,7 @@ pub(super) fn settled(rule: &Rule, args: &Args<'_, f64>, recorded: &[f64]) -> Re
 }
 
 /// The exact result, and the bound of its rule.
-fn computed(
-    rule: &Rule,
-    args: &Args<'_, f64>,
-    recorded: &[f64],
-) -> Result<(Vec<f64>, Vec<f64>), Unknown> {
+fn computed(rule: &Rule, args: &Args<'_, f64>, recorded: &[f64]) -> Result<(Vec<f64>, Vec<f64>), Unknown> {
     let exact = settled(rule, args, recorded)?;
     let bound = match &rule.check {
         Check::Exact | Check::Choice(_) => vec![0.0; exact.len()],
