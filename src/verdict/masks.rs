@@ -26,13 +26,16 @@ struct Seen {
     attentions: Vec<(Name, Vec<Vec<usize>>)>,
 }
 
+/// Attentions of a graph, each with its mask.
+type Masks = Vec<(Name, Id)>;
+
 /// The masks of graphs, each of which serves many steps.
 #[derive(Default)]
 struct Known {
     /// By the number of a recorded one.
-    recorded: RefCell<BTreeMap<usize, Vec<(Name, Id)>>>,
+    recorded: RefCell<BTreeMap<usize, Masks>>,
     /// Of the last one that was built.
-    built: RefCell<Option<(Built, Vec<(Name, Id)>)>>,
+    built: RefCell<Option<(Built, Masks)>>,
 }
 
 impl Seen {
