@@ -4,18 +4,17 @@
 use super::Narrow;
 use super::round::Rounding;
 use crate::gguf::DType;
-use crate::scalar::Scalar;
+use crate::scalar::{Scalar, vectorized};
 
 impl Narrow {
     /// Rounds values in place.
     pub fn store<S: Scalar>(self, values: &mut [S]) {
-        let round = |value: S| match self {
-            Narrow::F16 => half(value.to_f64()),
-            Narrow::Bf16 => f64::from(half::bf16::from_f32(value.to_f32()).to_f32()),
-            Narrow::Tf32 => f64::from(tf32(value.to_f32())),
-            Narrow::Tf32Cut => f64::from(tf32_cut(value.to_f32())),
-        };
-        values.iter_mut().for_each(|value| *value = S::from_f64(round(*value)));
+        match self {
+            Narrow::F16 => each(values, half),
+            Narrow::Bf16 => each(values, |value| f64::from(bf16(value as f32))),
+            Narrow::Tf32 => each(values, |value| f64::from(tf32(value as f32))),
+            Narrow::Tf32Cut => each(values, |value| f64::from(tf32_cut(value as f32))),
+        }
     }
 
     /// Whether it has every number of a type: TF32 has the significant bits of f16 and the exponents of bf16.
@@ -38,6 +37,14 @@ impl Narrow {
     }
 }
 
+/// Rounds values in place, each by itself.
+pub fn each<S: Scalar>(values: &mut [S], round: impl Fn(f64) -> f64) {
+    vectorized(
+        #[inline(always)]
+        || values.iter_mut().for_each(|value| *value = S::from_f64(round(value.to_f64()))),
+    );
+}
+
 /// To the nearest f16, halves to the even one; beyond its range infinite. It is rounded once, unlike what goes through
 /// f32 first: a multiplication that is fused with an addition needs that.
 #[inline(always)]
@@ -54,10 +61,18 @@ pub fn half(value: f64) -> f64 {
     let odd = (bits >> DROPPED) & 1;
     let rounded = bits.wrapping_add((1 << (DROPPED - 1)) - 1 + odd) & !((1 << DROPPED) - 1);
     let normal = f64::from_bits(rounded);
-    let small = (value + SHIFT) - SHIFT;
+    let small = ((value + SHIFT) - SHIFT).copysign(value);
     let finite = if value.abs() < SUBNORMAL { small } else { normal };
     let limited = if value.abs() >= INFINITE { f64::INFINITY.copysign(value) } else { finite };
     if value.is_nan() { value } else { limited }
+}
+
+/// To the nearest of 8 significant bits, halves to the even one.
+#[inline(always)]
+pub fn bf16(value: f32) -> f32 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & !0xffff;
+    if value.is_nan() { value } else { f32::from_bits(rounded) }
 }
 
 /// Mantissa bits of f32 that TF32 does not have.
@@ -82,7 +97,7 @@ pub fn tf32_cut(value: f32) -> f32 {
 mod tests {
     use half::f16;
 
-    use super::{half, tf32, tf32_cut};
+    use super::{bf16, half, tf32, tf32_cut};
 
     #[test]
     fn half_is_the_nearest_f16_of_an_f64() {
@@ -99,6 +114,17 @@ mod tests {
             }
         }
         assert!(half(f64::NAN).is_nan() && half(f64::INFINITY) == f64::INFINITY);
+    }
+
+    #[test]
+    fn bf16_is_the_librarys() {
+        for bits in (0..=u32::MAX).step_by(4_093) {
+            let value = f32::from_bits(bits);
+            let library = half::bf16::from_f32(value).to_f32();
+            assert!(bf16(value) == library || value.is_nan() && library.is_nan(), "{value:e}");
+        }
+        let largest = f32::MAX;
+        assert!(bf16(largest).is_infinite() && bf16(-f32::INFINITY) == -f32::INFINITY);
     }
 
     #[test]

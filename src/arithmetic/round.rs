@@ -6,9 +6,9 @@
 
 use half::{bf16, f16};
 
-use super::Narrow;
 pub use super::attention::AttentionRounding;
 use super::cuda_blocks::{self, Blocks};
+use super::{Narrow, narrow};
 use crate::gguf::DType;
 use crate::numerics::{Products, Storage};
 use crate::scalar::{Scalar, vectorized};
@@ -194,8 +194,8 @@ pub fn to_bf16<S: Scalar>(value: S) -> S {
 pub fn store<S: Scalar>(storage: Storage, values: &mut [S]) {
     match storage {
         Storage::F32 => {}
-        Storage::F16 => values.iter_mut().for_each(|value| *value = to_f16(*value)),
-        Storage::Bf16 => values.iter_mut().for_each(|value| *value = to_bf16(*value)),
+        Storage::F16 => narrow::each(values, |value| narrow::half(f64::from(value as f32))),
+        Storage::Bf16 => Narrow::Bf16.store(values),
     }
 }
 

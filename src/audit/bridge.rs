@@ -63,8 +63,8 @@ pub fn moved(node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown
     Ok(values)
 }
 
-/// A node that was not recorded: its exact values, and up to how far those of a producer that keeps them in `kept` may
-/// be from them.
+/// A node that was not recorded: its exact values, and unless it is `alone`, up to how far those of a producer that keeps
+/// them in `kept` may be from them.
 ///
 /// # Errors
 /// Where nothing can be said of it: its sources are not known, it has no rule, or rounding decides what it chooses.
@@ -72,7 +72,7 @@ pub fn across(
     steps: &dyn Steps,
     node: &Node<'_>,
     args: std::result::Result<&Args<'_, f64>, &Unknown>,
-    (kept, unseen): (Storage, &Unseen),
+    (kept, unseen, alone): (Storage, &Unseen, bool),
 ) -> Value<f64> {
     let args = args.map_err(Clone::clone)?;
     let rule = node.rule.ok_or_else(|| Unknown::no_rule(args.name, &node.program.graph.get(node.id).op))?;
@@ -100,6 +100,9 @@ pub fn across(
     let under = |arithmetic| Args { arithmetic, sources: args.sources.clone(), ..*args };
     let cpu = under(&arithmetics[0]);
     let data = compute::<f64>(rule, &cpu)?;
+    if alone {
+        return Ok(data.into());
+    }
     // llama.cpp adds rows up in f64; in which order and type another engine does is not known.
     let sums = if tensor.backend.is_none() { Sums::Single } else { cpu.arithmetic.sums };
     let sums = Arithmetic { sums, ..*cpu.arithmetic };

@@ -22,6 +22,7 @@ mod factor_of_scores;
 mod finding;
 mod findings;
 mod form;
+mod further;
 mod fused_ops;
 mod graphs;
 mod kinds;
@@ -85,7 +86,7 @@ pub use prompt::Prompt;
 pub use rows::Arrangement;
 pub use storage_types::{PRODUCTS, products};
 use suspect::Replayed;
-pub use suspect::{Injected, Replay, Suspect};
+pub use suspect::{Across, Replay, Said, Suspect};
 
 use devices::Devices;
 use passes::Assumed;
@@ -223,7 +224,7 @@ impl Conductor<f64> for Auditor<'_> {
         }
         let lost = lost_steps::read_by(self.lost, (self.steps, self.step), self.labelled, node.id);
         let args = lost.as_ref().map_or(args, Err);
-        let (steps, kept) = (self.steps, (self.kept[node.id], &self.assumed.unseen));
+        let (steps, kept) = (self.steps, (self.kept[node.id], &self.assumed.unseen, false));
         let across = || bridge::across(steps, node, args, kept);
         let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
             // A part of an op that was taken for several computes, though nobody could have recorded it.

@@ -173,7 +173,7 @@ pub(super) fn judge_each(
         let args = Args { arithmetic, sources: narrowed.sources(args), ..*args };
         let mut held = match &rule.check {
             Check::Choice(choices) => by_choice(&args, choices(&args, recorded), sight)?,
-            check => by_values(rule, check, &args, recorded, sight)?,
+            _ => by_values(rule, &args, recorded, sight)?,
         };
         // Kernels of one kind that differ in their order alone have one name.
         held.arithmetic = tried.first().filter(|usual| usual.name != *name).map(|_| *name);
@@ -218,7 +218,7 @@ pub fn expected(
     let narrowed = Narrowed::of(&rule.op, args, arithmetic);
     let carried = narrowed.carried(&rule.op, args, arithmetic, sight.carried);
     let args = &Args { arithmetic, sources: narrowed.sources(args), ..*args };
-    let (exact, mut bound) = computed(rule, &rule.check, args, recorded)?;
+    let (exact, mut bound) = computed(rule, args, recorded)?;
     storage_types::widen(rule, args, &exact, &mut bound);
     if let Some(carried) = carry(rule, args, &exact, &carried) {
         bound.iter_mut().zip(carried).for_each(|(bound, carried)| *bound += carried);
@@ -226,21 +226,21 @@ pub fn expected(
     Ok((exact, bound))
 }
 
-/// The exact result, and the bound of its rule.
-fn computed(
-    rule: &Rule,
-    check: &Check,
-    args: &Args<'_, f64>,
-    recorded: &[f64],
-) -> Result<(Vec<f64>, Vec<f64>), Unknown> {
+/// The exact result, with what is decided by a tie as it was recorded.
+pub(super) fn settled(rule: &Rule, args: &Args<'_, f64>, recorded: &[f64]) -> Result<Vec<f64>, Unknown> {
     let mut exact = crate::engine::op_by_op::compute::<f64>(rule, args)?;
-    let bound = match check {
+    if let Check::Settled { settle, .. } = &rule.check {
+        settle(args, &mut exact, recorded);
+    }
+    Ok(exact)
+}
+
+/// The exact result, and the bound of its rule.
+fn computed(rule: &Rule, args: &Args<'_, f64>, recorded: &[f64]) -> Result<(Vec<f64>, Vec<f64>), Unknown> {
+    let exact = settled(rule, args, recorded)?;
+    let bound = match &rule.check {
         Check::Exact | Check::Choice(_) => vec![0.0; exact.len()],
-        Check::Bound(bound) => bound(args, &exact),
-        Check::Settled { bound, settle, .. } => {
-            settle(args, &mut exact, recorded);
-            bound(args, &exact)
-        }
+        Check::Bound(bound) | Check::Settled { bound, .. } => bound(args, &exact),
     };
     if exact.len() != recorded.len() || bound.len() != recorded.len() {
         return Err(Unknown::new(format!("as many elements of {} as are recorded", args.name)));
@@ -250,12 +250,11 @@ fn computed(
 
 fn by_values(
     rule: &Rule,
-    check: &Check,
     args: &Args<'_, f64>,
     recorded: &[f64],
     sight: &Sight<'_>,
 ) -> Result<Held, Unknown> {
-    let (exact, mut bound) = computed(rule, check, args, recorded)?;
+    let (exact, mut bound) = computed(rule, args, recorded)?;
     let width = sight.row.filter(|_| factor_of_row::is_known(&rule.op, args));
     let mut own = width.map(|_| bound.clone());
     storage_types::widen(rule, args, &exact, &mut bound);

@@ -283,7 +283,7 @@ impl<'b, 'a> Tokens<'b, 'a> {
     }
 
     /// The same with some of their outputs alone.
-    fn with_outputs<R>(
+    pub(super) fn with_outputs<R>(
         &self,
         some: &BTreeSet<usize>,
         outputs: Option<&[usize]>,
@@ -314,19 +314,14 @@ impl<'b, 'a> Tokens<'b, 'a> {
         outputs: Option<&[usize]>,
         tried: &[Hypothesis],
     ) -> Result<Held, Unknown> {
-        let inner = self.inner();
-        let of_token = |token: &usize| &self.recorded[token * inner..][..inner];
-        let recorded: Vec<f64> = match outputs {
-            None => some.iter().flat_map(of_token).copied().collect(),
-            Some(outputs) => some.iter().flat_map(|t| outputs.iter().map(|o| of_token(t)[*o])).collect(),
-        };
-        let own = outputs.map_or(inner, <[usize]>::len);
-        let sight = Sight { looked_at: &|_| true, carried: &[], row: Some(own) };
-        let mut held =
-            self.with_outputs(some, outputs, |args| judge_each(self.rule, args, &recorded, &sight, tried))?;
+        let (inner, own) = (self.inner(), outputs.map_or(self.inner(), <[usize]>::len));
         let order: Vec<usize> = some.iter().copied().collect();
         let column = |element: usize| outputs.map_or(element % own, |outputs| outputs[element % own]);
         let whole = |element: usize| order[element / own] * inner + column(element);
+        let recorded: Vec<f64> = (0..order.len() * own).map(|i| self.recorded[whole(i)]).collect();
+        let sight = Sight { looked_at: &|_| true, carried: &[], row: Some(own) };
+        let mut held =
+            self.with_outputs(some, outputs, |args| judge_each(self.rule, args, &recorded, &sight, tried))?;
         held.worst = whole(held.worst);
         held.beyond.iter_mut().for_each(|element| *element = whole(*element));
         Ok(held)

@@ -1,14 +1,16 @@
 //! A node that rounding does not explain, and what was not recorded between it and the recorded ones before it.
 
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 
 use parity_graph::{Id, Op};
 
-use super::node::{Held, Hypothesis, Sight, judge};
+use super::further::is_further;
+use super::node::{Held, Hypothesis, Sight, judge, nothing};
 use super::{Labelled, Steps, bridge, chosen_experts};
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::Checkpoint;
-use crate::engine::op_by_op::{Carried, Conductor, Machine, Node, Unknown, Value, own};
+use crate::engine::op_by_op::{Carried, Conductor, Machine, Memory, Node, Unknown, Value, own};
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::Storage;
@@ -67,6 +69,11 @@ impl<'a> Suspect<'a> {
         judge(rule, args, self.recorded, &Sight { looked_at, carried, row }, tried).ok()
     }
 
+    /// Whether more than `most` of the squared error is left in what it is tried in, which is all that is known then.
+    fn is_further(&self, rule: &Rule, args: &Args<'_, f64>, tried: &[Hypothesis], most: f64) -> bool {
+        is_further(rule, args, (self.recorded, self.sight.looked_at), tried, most)
+    }
+
     /// Whether rounding explains what a mistake leaves.
     pub fn is_explained(&self, left: &Held) -> bool {
         left.nonfinite == 0
@@ -122,16 +129,35 @@ pub struct Replay<'a> {
     /// was written there in this step is none of what is computed again.
     cached: Vec<usize>,
     tried: &'a [Hypothesis],
-    /// Whether nobody asks what rounding explains of it: exact arithmetic alone is carried on then, which is a tenth of the
-    /// work.
-    exact: bool,
+    /// How it is computed.
+    how: How,
+    /// The last node that something was wrong in, and what was computed before that one: it is the same with whatever is
+    /// wrong in that node or in later ones.
+    before: RefCell<BTreeMap<How, (Id, Memory<f64>)>>,
 }
 
-/// What a node of a replay comes to; `None` where nothing is wrong in it.
-pub type Injected<'a> = &'a dyn Fn(&Node<'_>, &Args<'_, f64>) -> Option<Value<f64>>;
+/// How nodes are computed again.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum How {
+    /// With what rounding explains of them.
+    Bounded,
+    /// The same values alone, which is a tenth of the work.
+    Alone,
+    /// In exact arithmetic alone, where nobody asks what rounding explains.
+    Exact,
+}
 
-/// The suspect beside what it reads then, under the first of what it may have been computed in that explains it.
-pub type Judging<'a> = &'a dyn Fn(&Node<'_>, &Args<'_, f64>, &[Hypothesis]) -> Option<Held>;
+/// A node that is computed again.
+pub type Across<'a> = &'a dyn Fn(&Node<'_>, std::result::Result<&Args<'_, f64>, &Unknown>) -> Value<f64>;
+
+/// What a node of a replay comes to; `None` where nothing is wrong in it.
+pub type Injected<'a> = &'a dyn Fn(&Node<'_>, &Args<'_, f64>, Across<'_>) -> Option<Value<f64>>;
+
+/// What is said of the suspect with what it reads.
+pub type Said<'a> = &'a dyn Fn(&Rule, &Args<'_, f64>, &[Option<Carried>]) -> Option<Held>;
+
+/// What is said of the suspect, or of what a mistake makes of it.
+pub type Judging<'a> = &'a dyn Fn(&Node<'_>, &Args<'_, f64>, Said<'_>) -> Option<Held>;
 
 impl<'a> Replay<'a> {
     /// What lies between the recorded nodes and `node`, which may have been computed in `tried`. `None` where everything
@@ -181,13 +207,14 @@ impl<'a> Replay<'a> {
             }
         }
         let through = through.into_iter().filter(|id| some.contains(id)).collect();
-        Some(Replay { of, suspect: node.id, through, again: None, some, cached, tried, exact: false })
+        let (how, before) = (How::Bounded, RefCell::default());
+        Some(Replay { of, suspect: node.id, through, again: None, some, cached, tried, how, before })
     }
 
     /// The same in exact arithmetic alone, where that is enough.
     #[must_use]
     pub(super) fn in_exact_arithmetic(self, exact: bool) -> Replay<'a> {
-        Replay { exact, ..self }
+        Replay { how: if exact { How::Exact } else { How::Bounded }, ..self }
     }
 
     /// Whether all that it reads is computed again, what earlier steps left in a cache too.
@@ -205,17 +232,6 @@ impl<'a> Replay<'a> {
         self.of.labelled.labels.get(id).copied().flatten()
     }
 
-    /// A node of it, computed again.
-    ///
-    /// # Errors
-    /// See [`bridge::across`].
-    pub fn across(&self, node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown>) -> Value<f64> {
-        match self.exact {
-            true => own(node, args),
-            false => bridge::across(self.of.steps, node, args, (self.of.kept[node.id], self.of.unseen)),
-        }
-    }
-
     /// Multiplications of the products and of attention that are computed again.
     pub fn work(&self) -> usize {
         let graph = &self.of.labelled.program.graph;
@@ -229,27 +245,61 @@ impl<'a> Replay<'a> {
         self.through.iter().map(work).fold(0, usize::saturating_add)
     }
 
-    /// The suspect beside what it comes to with a mistake in what is computed again; `None` where that is not known.
-    pub fn held(&self, suspect: &Suspect<'_>, injected: Injected<'_>) -> Option<Held> {
-        let judging = |node: &Node<'_>, args: &Args<'_, f64>, tried: &[Hypothesis]| {
-            suspect.judged(node.rule?, args, &node.carried, tried)
-        };
-        self.held_by(suspect, injected, &judging)
+    /// The suspect beside what it comes to with a mistake in what is computed again, the `first` node of it and later ones;
+    /// `None` where that is not known.
+    pub fn held(&self, suspect: &Suspect<'_>, first: Id, injected: Injected<'_>) -> Option<Held> {
+        self.held_by(suspect, (first, f64::INFINITY), injected, &|node, args, said| {
+            said(node.rule?, args, &node.carried)
+        })
     }
 
-    /// As [`Replay::held`], where something may be wrong in the suspect too.
+    /// As [`Replay::held`], where something may be wrong in the suspect too; `None` also where more than `most` of the
+    /// squared error is left.
     pub fn held_by(
         &self,
         suspect: &Suspect<'_>,
+        (first, most): (Id, f64),
         injected: Injected<'_>,
         judging: Judging<'_>,
     ) -> Option<Held> {
+        let near = |rule: &Rule, args: &Args<'_, f64>, _: &[Option<Carried>]| {
+            (!suspect.is_further(rule, args, self.tried, most)).then(nothing)
+        };
+        if self.how == How::Bounded && most.is_finite() {
+            self.run(How::Alone, suspect, first, injected, &|node, args| judging(node, args, &near))?;
+        }
+        let is_known_near = self.how == How::Bounded || !most.is_finite();
+        let judged = |rule: &Rule, args: &Args<'_, f64>, carried: &[Option<Carried>]| {
+            let is_near = is_known_near || near(rule, args, carried).is_some();
+            is_near.then(|| suspect.judged(rule, args, carried, self.tried))?
+        };
+        self.run(self.how, suspect, first, injected, &|node, args| judging(node, args, &judged))
+    }
+
+    /// One execution, which goes on from what the last one like it computed before the `first` wrong node.
+    fn run(
+        &self,
+        how: How,
+        suspect: &Suspect<'_>,
+        first: Id,
+        injected: Injected<'_>,
+        judging: &dyn Fn(&Node<'_>, &Args<'_, f64>) -> Option<Held>,
+    ) -> Option<Held> {
         let Replayed { step, steps, labelled, gguf, .. } = self.of;
-        let mut conductor = Replayer { replay: self, suspect, injected, judging, held: None };
-        let arithmetic = if self.exact { Arithmetic::EXACT } else { Arithmetic::LLAMA_CPU };
+        let arithmetic = if how == How::Exact { Arithmetic::EXACT } else { Arithmetic::LLAMA_CPU };
         let mut machine: Machine<'_, f64> = Machine::new(gguf, arithmetic).rounding(steps.is_own_graph());
         let inputs = |id| labelled.input(steps, step, id);
-        machine.step_of(&labelled.program, &|id| self.some.contains(&id), &inputs, &mut conductor).ok()?;
+        let mut conductor = Replayer { replay: self, how, suspect, injected, judging, held: None };
+        let program = &labelled.program;
+        let known = self.before.borrow_mut().remove(&how).filter(|(at, _)| *at <= first);
+        let (at, mut memory) = known.unwrap_or_else(|| (0, program.memory()));
+        let mut go_on = |nodes: std::ops::Range<Id>, memory: &mut Memory<f64>| {
+            let some = |id| nodes.contains(&id) && self.some.contains(&id);
+            machine.go_on(program, &some, &inputs, &mut conductor, memory).ok()
+        };
+        go_on(at..first, &mut memory)?;
+        self.before.borrow_mut().insert(how, (first, memory.clone()));
+        go_on(first..self.suspect + 1, &mut memory)?;
         conductor.held
     }
 }
@@ -263,21 +313,22 @@ impl Replayed<'_> {
 
 struct Replayer<'b, 'a> {
     replay: &'b Replay<'a>,
+    how: How,
     suspect: &'b Suspect<'b>,
     injected: Injected<'b>,
-    judging: Judging<'b>,
+    judging: &'b dyn Fn(&Node<'_>, &Args<'_, f64>) -> Option<Held>,
     held: Option<Held>,
 }
 
 impl Replayer<'_, '_> {
-    fn judged(&self, node: &Node<'_>, args: &Args<'_, f64>, tried: &[Hypothesis]) -> Option<Held> {
+    fn judged(&self, node: &Node<'_>, args: &Args<'_, f64>) -> Option<Held> {
         let (mut sources, mut carried) = (args.sources.clone(), node.carried.clone());
         for &slot in &self.replay.cached {
             *sources.get_mut(slot)? = self.suspect.args.sources.get(slot)?.clone();
             *carried.get_mut(slot)? = self.suspect.sight.carried.get(slot)?.clone();
         }
         let Node { id, program, rule, .. } = *node;
-        (self.judging)(&Node { id, program, rule, carried }, &Args { sources, ..*args }, tried)
+        (self.judging)(&Node { id, program, rule, carried }, &Args { sources, ..*args })
     }
 
     /// What was recorded of a node that is not computed again: itself, or the experts that were chosen by it.
@@ -303,9 +354,9 @@ impl Conductor<f64> for Replayer<'_, '_> {
         node: &Node<'_>,
         args: std::result::Result<&Args<'_, f64>, &Unknown>,
     ) -> Result<Value<f64>> {
-        let Replay { of, suspect, tried, .. } = self.replay;
+        let Replay { of, suspect, .. } = self.replay;
         if node.id == *suspect {
-            self.held = args.ok().and_then(|args| self.judged(node, args, tried));
+            self.held = args.ok().and_then(|args| self.judged(node, args));
             return Ok(Err(Unknown::new(of.labelled.program.names[node.id].as_str())));
         }
         if let Some(values) = self.given(node, args) {
@@ -314,7 +365,11 @@ impl Conductor<f64> for Replayer<'_, '_> {
         if self.replay.name(node.id).is_none() {
             return Ok(bridge::moved(node, args));
         }
-        let injected = args.ok().and_then(|args| (self.injected)(node, args));
-        Ok(injected.unwrap_or_else(|| self.replay.across(node, args)))
+        let across = |node: &Node<'_>, args: std::result::Result<&Args<'_, f64>, &Unknown>| match self.how {
+            How::Exact => own(node, args),
+            how => bridge::across(of.steps, node, args, (of.kept[node.id], of.unseen, how == How::Alone)),
+        };
+        let injected = args.ok().and_then(|args| (self.injected)(node, args, &across));
+        Ok(injected.unwrap_or_else(|| across(node, args)))
     }
 }

@@ -10,7 +10,7 @@ use parity_graph::{Graph, Id, Op};
 
 use super::diagnosis::{prefer_later, told};
 use super::trial::{carried, under};
-use crate::audit::{self, Named, Replay, Suspect};
+use crate::audit::{Across, Named, Replay, Said, Suspect};
 use crate::checkpoint::Kind;
 use crate::engine::op_by_op::{Carried, Node, Unknown, Value, Values};
 use crate::ops::Args;
@@ -35,6 +35,8 @@ struct Hypothesis {
 pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
     let Some(replay) = &suspect.replay else { return Vec::new() };
     let mut out = Vec::new();
+    let most = (1.0 - EXPLAINS_MIN) * suspect.held.squares[0];
+    let most = suspect.allowed.map_or(most, |allowed| most.min(allowed));
     let mut work = 0usize;
     let of_layers = of_all_layers(suspect, &Scene::new(&suspect.node.program.graph), &replay.through);
     let first = of_layers.len();
@@ -45,19 +47,20 @@ pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
         if work > WORK_MAX || watch::is_over() || number >= first && !out.is_empty() && first > 0 {
             break;
         }
-        let injected = |node: &Node<'_>, args: &Args<'_, f64>| {
+        let injected = |node: &Node<'_>, args: &Args<'_, f64>, across: Across<'_>| {
             let rewrite = hypothesis.nodes.iter().find(|rewrite| rewrite.node == node.id)?;
-            Some(with_mistake(suspect, replay, node, args, &rewrite.change))
+            Some(with_mistake(suspect, across, node, args, &rewrite.change))
         };
         let own = hypothesis.nodes.iter().find(|rewrite| rewrite.node == suspect.node.id);
-        let judging = |node: &Node<'_>, args: &Args<'_, f64>, tried: &[audit::Hypothesis]| match own {
-            None => suspect.judged(node.rule?, args, &node.carried, tried),
+        let judging = |node: &Node<'_>, args: &Args<'_, f64>, said: Said<'_>| match own {
+            None => said(node.rule?, args, &node.carried),
             Some(Rewrite { change, .. }) => under(suspect, node, args, change, |rewritten| {
                 let rule = crate::ops::rule(rewritten.op()).filter(|_| rewritten.is_by_rule())?;
-                suspect.judged(rule, &rewritten.args(args), &carried(change, args, &node.carried), tried)
+                said(rule, &rewritten.args(args), &carried(change, args, &node.carried))
             }),
         };
-        let Some(held) = replay.held_by(suspect, &injected, &judging) else { continue };
+        let first = hypothesis.nodes.iter().map(|rewrite| rewrite.node).min().unwrap_or(0);
+        let Some(held) = replay.held_by(suspect, (first, most), &injected, &judging) else { continue };
         let left = held.squares[0];
         let explains = 1.0 - left / suspect.held.squares[0];
         if suspect.is_explained(&held) && explains >= EXPLAINS_MIN {
@@ -81,11 +84,11 @@ pub fn unlike(suspect: &Suspect<'_>) -> Vec<(Fault, f64)> {
     let faults = fault::at(&suspect.node.program.graph, replay.through[0]);
     let affordable = WORK_MAX / replay.work().max(1);
     let over = |fault: Fault| {
-        let injected = |node: &Node<'_>, args: &Args<'_, f64>| {
+        let injected = |node: &Node<'_>, args: &Args<'_, f64>, across: Across<'_>| {
             let is_it = fault.rewrite.node == node.id;
-            is_it.then(|| with_mistake(suspect, replay, node, args, &fault.rewrite.change))
+            is_it.then(|| with_mistake(suspect, across, node, args, &fault.rewrite.change))
         };
-        let held = replay.held(suspect, &injected)?;
+        let held = replay.held(suspect, fault.rewrite.node, &injected)?;
         Some((fault, held.over))
     };
     faults.into_iter().take(affordable).filter_map(over).collect()
@@ -93,7 +96,7 @@ pub fn unlike(suspect: &Suspect<'_>) -> Vec<(Fault, f64)> {
 
 pub(super) fn with_mistake(
     suspect: &Suspect<'_>,
-    replay: &Replay<'_>,
+    across: Across<'_>,
     node: &Node<'_>,
     args: &Args<'_, f64>,
     change: &Change,
@@ -107,7 +110,7 @@ pub(super) fn with_mistake(
         let rule = crate::ops::rule(rewritten.op()).filter(|_| by_rule)?;
         let Node { id, program, .. } = *node;
         let node = Node { id, program, rule: Some(rule), carried: carried(change, args, &node.carried) };
-        let own = replay.across(&node, Ok(&rewritten.args(args)));
+        let own = across(&node, Ok(&rewritten.args(args)));
         Some(own.and_then(|Values { data, carried }| {
             let (error, through) = match carried {
                 Some(Carried { error, through }) => (error, through),
@@ -257,7 +260,7 @@ fn of_all_rotations(graph: &Graph, through: &[Id]) -> Vec<Hypothesis> {
 fn pairs(suspect: &Suspect<'_>, replay: &Replay<'_>, products: &[Id]) -> Vec<[usize; 2]> {
     let (Some(first), Some(axis)) = (products.first(), replay.token_axis()) else { return Vec::new() };
     let seen: RefCell<Option<(Vec<f64>, usize, usize)>> = RefCell::new(None);
-    let look = |node: &Node<'_>, args: &Args<'_, f64>| {
+    let look = |node: &Node<'_>, args: &Args<'_, f64>, _: Across<'_>| {
         if node.id == *first
             && let (Some(weights), Some(ids)) = (args.get(0), args.get(2))
         {
@@ -265,7 +268,7 @@ fn pairs(suspect: &Suspect<'_>, replay: &Replay<'_>, products: &[Id]) -> Vec<[us
         }
         None
     };
-    let _ = replay.held(suspect, &look);
+    let _ = replay.held_by(suspect, (*first, f64::INFINITY), &look, &|_, _, _| None);
     let Some((ids, chosen, experts)) = seen.into_inner() else { return Vec::new() };
     let inner: usize = suspect.args.shape[axis + 1..].iter().product();
     let extent = suspect.args.shape[axis].max(1);

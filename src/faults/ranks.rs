@@ -6,7 +6,7 @@ use parity_graph::fault::{self, Argument, Fault, Scene};
 
 use super::between::{EXPLAINS_MIN, with_mistake};
 use super::diagnosis::told;
-use crate::audit::{Named, Suspect};
+use crate::audit::{Across, Named, Suspect};
 use crate::engine::op_by_op::Node;
 use crate::ops::Args;
 
@@ -41,11 +41,11 @@ pub fn unsummed(suspect: &Suspect<'_>) -> Vec<Named> {
 /// What says that the node is right with a mistake in the sum that it reads.
 fn without(suspect: &Suspect<'_>, fault: &Fault) -> Option<Named> {
     let replay = suspect.again(fault.rewrite.node)?;
-    let injected = |node: &Node<'_>, args: &Args<'_, f64>| {
+    let injected = |node: &Node<'_>, args: &Args<'_, f64>, across: Across<'_>| {
         let is_it = fault.rewrite.node == node.id;
-        is_it.then(|| with_mistake(suspect, &replay, node, args, &fault.rewrite.change))
+        is_it.then(|| with_mistake(suspect, across, node, args, &fault.rewrite.change))
     };
-    let held = replay.held(suspect, &injected)?;
+    let held = replay.held(suspect, fault.rewrite.node, &injected)?;
     let left = held.squares[0];
     let explains = 1.0 - left / suspect.held.squares[0];
     if !(held.is_healthy() && held.nonfinite == 0 && explains >= EXPLAINS_MIN) {

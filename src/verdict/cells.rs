@@ -217,6 +217,7 @@ pub(super) fn first(dump: &Dump, graphs: &Graphs, gguf: &Gguf, whose: Whose) -> 
     let (keys, sight) = (manifest.row_keys(), Sight::of(gguf, dump));
     let mut known: BTreeMap<String, Cache> = BTreeMap::new();
     let mut before: Vec<&Event> = Vec::new();
+    let mut seeing: BTreeMap<Option<usize>, Vec<Attention>> = BTreeMap::new();
     for (number, step) in manifest.steps.iter().enumerate() {
         before.extend(&step.life.events);
         known.values_mut().for_each(|cache| step.life.events.iter().for_each(|event| cache.event(event)));
@@ -239,7 +240,8 @@ pub(super) fn first(dump: &Dump, graphs: &Graphs, gguf: &Gguf, whose: Whose) -> 
                 cache.cells.insert(*cell as usize, Cell { position: i64::from(step.at()[row]), sequences });
             }
         }
-        for attention in attentions(graph, &names) {
+        let seeing = seeing.entry(graphs.index_of_step(number));
+        for attention in seeing.or_insert_with(|| attentions(graph, &names)) {
             let (Some(cache), Some(mask)) = (known.get(&attention.cache), names[attention.mask].as_deref())
             else {
                 continue;
@@ -252,7 +254,7 @@ pub(super) fn first(dump: &Dump, graphs: &Graphs, gguf: &Gguf, whose: Whose) -> 
                 let aspect = Aspect::Cells(key, name);
                 let [seen, held] = has.map(Some);
                 return Some(Differs {
-                    node: attention.name,
+                    node: attention.name.clone(),
                     aspect,
                     has: vec![(whose, seen), (Whose::File, held)],
                 });

@@ -1,13 +1,14 @@
 //! Whether attention saw what it should, and the same on both sides. A mask is an input, which no node computes: one that
 //! is wrong leaves all nodes healthy.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use super::cells;
 use super::wiring::{Differs, accuse, refute};
 use crate::dump::{Graphs, inputs};
 use crate::gguf::Gguf;
-use crate::model::builders::{self, Shape};
+use crate::model::builders::{self, Built, Shape};
 use crate::model::diff::{self, Aspect, Name, Whose};
 use crate::report::Report;
 use parity_dump::Dump;
@@ -25,8 +26,25 @@ struct Seen {
     attentions: Vec<(Name, Vec<Vec<usize>>)>,
 }
 
+/// Attentions of a graph, each with its mask.
+type Masks = Vec<(Name, Id)>;
+
+/// The masks of graphs, each of which serves many steps.
+#[derive(Default)]
+struct Known {
+    /// By the number of a recorded one.
+    recorded: RefCell<BTreeMap<usize, Masks>>,
+    /// Of the last one that was built.
+    built: RefCell<Option<(Built, Masks)>>,
+}
+
 impl Seen {
-    fn of(graph: &Graph, positions: &[u32], values: &dyn Fn(&str) -> Option<Vec<f64>>) -> Seen {
+    fn of(
+        graph: &Graph,
+        masks: &[(Name, Id)],
+        positions: &[u32],
+        values: &dyn Fn(&str) -> Option<Vec<f64>>,
+    ) -> Seen {
         let (names, tokens) = (label::leaf_names(graph), positions.len());
         let named = |id: Id| names[id].as_deref();
         let cells = |id: Id| {
@@ -41,32 +59,41 @@ impl Seen {
             (rows.len() == tokens).then_some(rows)
         };
         let writes = graph.computed().filter(|&id| graph.get(id).op == Op::SetRows);
-        let masks = diff::masks(graph).into_iter();
+        let seen = |(name, mask): &(Name, Id)| Some((name.clone(), rows(*mask)?));
         Seen {
             positions: positions.to_vec(),
             cells: writes.filter_map(cells).collect(),
-            attentions: masks.filter_map(|(name, mask)| Some((name, rows(mask)?))).collect(),
+            attentions: masks.iter().filter_map(seen).collect(),
         }
     }
 
     /// Of a recorded step.
-    fn recorded(dump: &Dump, graphs: &Graphs, number: usize) -> Option<Seen> {
+    fn recorded(dump: &Dump, graphs: &Graphs, number: usize, known: &Known) -> Option<Seen> {
+        let graph = graphs.of_step(number)?;
         let positions = &dump.manifest().steps.get(number)?.positions;
         let values = |name: &str| inputs::numbers(dump.leaf(number, name)?);
-        Some(Seen::of(graphs.of_step(number)?, positions, &values))
+        let mut known = known.recorded.borrow_mut();
+        let masks = known.entry(graphs.index_of_step(number)?).or_insert_with(|| diff::masks(graph));
+        Some(Seen::of(graph, masks, positions, &values))
     }
 
     /// Of the same step as the model file has it.
-    fn built(dump: &Dump, graphs: &Graphs, number: usize, gguf: &Gguf) -> Option<Seen> {
+    fn built(dump: &Dump, graphs: &Graphs, number: usize, gguf: &Gguf, known: &Known) -> Option<Seen> {
         let (manifest, graph) = (dump.manifest(), graphs.of_step(number)?);
         let positions = &manifest.steps.get(number)?.positions;
         // Of several sequences the file alone does not say what is seen.
         let first = *positions.first().filter(|_| !manifest.is_numbered())? as usize;
         let tokens = manifest.tokens.get(first..first + positions.len())?;
-        let built = builders::build(gguf, Shape::of(graph)).ok()?;
-        let given = builders::inputs(&built, tokens, first).ok()?;
+        let (shape, mut known) = (Shape::of(graph), known.built.borrow_mut());
+        if known.as_ref().is_none_or(|(built, _)| built.shape != shape) {
+            let built = builders::build(gguf, shape).ok()?;
+            let masks = diff::masks(&built.graph);
+            *known = Some((built, masks));
+        }
+        let (built, masks) = known.as_ref()?;
+        let given = builders::inputs(built, tokens, first).ok()?;
         let values = |name: &str| given.get(name.split('#').next()?).cloned();
-        Some(Seen::of(&built.graph, positions, &values))
+        Some(Seen::of(&built.graph, masks, positions, &values))
     }
 
     /// What the first attention that sees other cells than in another step sees, and what it does there; `None` in the
@@ -106,8 +133,9 @@ pub fn weigh_masks(report: &mut Report, sides: &[(Whose, &Dump)], gguf: Option<&
     let each = || sides.iter().zip(&graphs).map(|((whose, dump), (_, graphs))| (*whose, *dump, graphs));
     for (whose, dump, graphs) in each() {
         let Some(gguf) = gguf else { break };
-        let own = |step| Seen::recorded(dump, graphs, step);
-        let file = |step| Seen::built(dump, graphs, step, gguf);
+        let known = Known::default();
+        let own = |step| Seen::recorded(dump, graphs, step, &known);
+        let file = |step| Seen::built(dump, graphs, step, gguf, &known);
         let by_file = || first(dump.manifest().steps.len(), [&own, &file], [whose, Whose::File]);
         match cells::first(dump, graphs, gguf, whose).or_else(by_file) {
             Some(differs) if whose == Whose::Reference => return refute(report, &differs),
@@ -117,8 +145,9 @@ pub fn weigh_masks(report: &mut Report, sides: &[(Whose, &Dump)], gguf: Option<&
     }
     let [(one, ours, of_ours), (other, theirs, of_theirs)] = each().collect::<Vec<_>>()[..] else { return };
     let steps = ours.manifest().steps.len().min(theirs.manifest().steps.len());
-    let own = |step| Seen::recorded(ours, of_ours, step);
-    let its = |step| Seen::recorded(theirs, of_theirs, step);
+    let known = [Known::default(), Known::default()];
+    let own = |step| Seen::recorded(ours, of_ours, step, &known[0]);
+    let its = |step| Seen::recorded(theirs, of_theirs, step, &known[1]);
     if let Some(differs) = first(steps, [&own, &its], [one, other]) {
         accuse(report, &differs, UNSETTLED);
     }

@@ -68,7 +68,7 @@ pub fn step(
 ) {
     let n = program.graph.tensors.len();
     for lane in lanes.iter_mut() {
-        lane.memory = (0..n).map(|_| None).collect();
+        lane.memory = program.memory();
         // A state of a lane that has one is its own.
         lane.own = (0..n).map(|id| lane.machine.states.contains_key(program.key(id))).collect();
     }

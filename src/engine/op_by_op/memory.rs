@@ -7,8 +7,9 @@ use parity_graph::Op;
 use super::Carried;
 use super::program::Place;
 use crate::arithmetic::cache_blocks;
-use crate::arithmetic::round::{to_bf16, to_f16};
+use crate::arithmetic::round::store;
 use crate::gguf::DType;
+use crate::numerics::Storage;
 use crate::ops::Strided;
 use crate::ops::bound::{SUBNORMAL_F16, UNIT_BF16, UNIT_F16};
 use crate::ops::source::{contiguous, rows};
@@ -167,8 +168,8 @@ pub fn hold<S: Scalar>(
 /// f16 and bf16 round to nearest, integers towards zero.
 fn convert<S: Scalar>(dtype: DType, values: &mut [S]) {
     match dtype {
-        DType::F16 => values.iter_mut().for_each(|value| *value = to_f16(*value)),
-        DType::BF16 => values.iter_mut().for_each(|value| *value = to_bf16(*value)),
+        DType::F16 => store(Storage::F16, values),
+        DType::BF16 => store(Storage::Bf16, values),
         dtype if is_integer(dtype) => {
             values.iter_mut().for_each(|value| *value = S::from_f64(value.to_f64().trunc()));
         }

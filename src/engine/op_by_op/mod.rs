@@ -138,7 +138,7 @@ pub struct Machine<'a, S> {
 }
 
 /// The memory of one step: by tensor that is no view. What several executions have alike they share.
-type Memory<S> = Vec<Option<Arc<Buffer<S>>>>;
+pub type Memory<S> = Vec<Option<Arc<Buffer<S>>>>;
 
 impl<'a, S: Number> Machine<'a, S> {
     /// A machine for the weights of `gguf` whose caches and states are empty.
@@ -191,17 +191,33 @@ impl<'a, S: Number> Machine<'a, S> {
         inputs: Inputs<'_>,
         conductor: &mut dyn Conductor<S>,
     ) -> Result<()> {
-        let mut memory: Memory<S> = program.graph.tensors.iter().map(|_| None).collect();
+        let mut memory: Memory<S> = program.memory();
+        self.go_on(program, some, inputs, conductor, &mut memory)?;
+        self.keep(program, memory);
+        Ok(())
+    }
+
+    /// [`Machine::step_of`] that goes on with what nodes before left in a memory, and keeps nothing for the next step.
+    ///
+    /// # Errors
+    /// Those of the conductor.
+    pub fn go_on(
+        &mut self,
+        program: &Program,
+        some: &dyn Fn(Id) -> bool,
+        inputs: Inputs<'_>,
+        conductor: &mut dyn Conductor<S>,
+        memory: &mut Memory<S>,
+    ) -> Result<()> {
         for id in program.executed().filter(|id| some(*id)) {
-            self.load_all(program, id, inputs, &mut memory);
+            self.load_all(program, id, inputs, memory);
             let value = match program.graph.get(id).op {
                 Op::SetRows | Op::Cpy | Op::Cont | Op::Dup => None,
-                _ => Some(self.node(program, id, &memory, conductor)?),
+                _ => Some(self.node(program, id, memory, conductor)?),
             };
-            self.put(program, id, value, &mut memory);
-            free(program, id, &mut memory);
+            self.put(program, id, value, memory);
+            free(program, id, memory);
         }
-        self.keep(program, memory);
         Ok(())
     }
 

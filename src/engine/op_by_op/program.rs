@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use parity_graph::{Graph, Id, Tensor};
 
+use super::Memory;
 use crate::error::{Error, Result};
 use crate::gguf::DType;
 
@@ -122,6 +123,11 @@ impl Program {
             let tensor = self.graph.get(id);
             !tensor.op.is_view() && tensor.elements() > 0
         })
+    }
+
+    /// The memory of a step in which nothing was computed yet.
+    pub fn memory<S>(&self) -> Memory<S> {
+        self.graph.tensors.iter().map(|_| None).collect()
     }
 
     /// Where a tensor's elements lie; `None` where its type or its strides are not understood.

@@ -23,8 +23,8 @@ pub fn f16<S: Scalar>(bytes: &[u8], out: &mut [S]) {
             *half = half::f16::from_le_bytes(*bytes);
         }
         halves.convert_to_f32_slice(&mut floats);
-        for (out, value) in out.iter_mut().zip(floats) {
-            *out = S::from_f32(value);
+        for (out, value) in out.iter_mut().zip(&floats) {
+            *out = S::from_f32(*value);
         }
     }
 }
