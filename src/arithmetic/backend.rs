@@ -62,7 +62,7 @@ pub struct Product {
 }
 
 /// Rows up to which Vulkan's vector kernels multiply (`mul_mat_vec_max_cols`).
-const VULKAN_FEW: usize = 8;
+pub const VULKAN_FEW: usize = 8;
 /// Rows up to which CUDA's MMVQ multiplies (`MMVQ_MAX_BATCH_SIZE`).
 const CUDA_FEW: usize = 8;
 /// Rows up to which CUDA's mmf multiplies.
@@ -187,20 +187,24 @@ impl Backend {
 }
 
 /// `ggml_vk_mul_mat`: vector kernels in f32, `mul_mm.comp` with f16 operands, and f16 sums unless the weights are F32 or
-/// BF16, or f32 is asked for.
+/// BF16, or f32 is asked for; on devices with integer dot products both kinds by quantised weights with Q8_1 activations, where
+/// the shapes are large enough for the vendor's card.
 fn vulkan(product: &Product) -> Vec<Operands> {
     let half = |fused| Operands::Half(HalfSums::Running { fused });
     let narrow = if product.weight == DType::BF16 { Narrow::Bf16 } else { Narrow::F16 };
     let wide = matches!(product.weight, DType::F32 | DType::BF16) || product.precise;
+    let is_quantised = product.weight.block_len() > 1 && !product.batched;
+    let integers = is_quantised.then_some(Operands::Blocks(Integers::Packed)).into_iter();
     let many = if wide {
         vec![Operands::Both(narrow)]
     } else {
         let unordered = in_any_order(product);
-        [half(false), half(true), Operands::Both(narrow)].into_iter().chain(unordered).collect()
+        let sums = [half(false), half(true), Operands::Both(narrow)];
+        sums.into_iter().chain(integers.clone()).chain(unordered).collect()
     };
     let few = if product.batched { 1 } else { VULKAN_FEW };
     match product.rows <= few {
-        true => [Operands::Exact].into_iter().chain(many).collect(),
+        true => [Operands::Exact].into_iter().chain(integers).chain(many).collect(),
         false => many.into_iter().chain([Operands::Exact]).collect(),
     }
 }

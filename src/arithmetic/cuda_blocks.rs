@@ -1,10 +1,11 @@
-//! How llama.cpp's CUDA kernels on integers quantise activations (ggml-cuda/quantize.cu) and what they make of weights
-//! (mmq-vec-dot.cuh, vecdotq.cuh).
+//! How llama.cpp's kernels on integers quantise activations and what they make of weights: CUDA's (ggml-cuda/quantize.cu,
+//! mmq-vec-dot.cuh, vecdotq.cuh), and Vulkan's on devices with packed integer dot products (quantize_q8_1.comp,
+//! mul_mat_vecq_funcs.glsl).
 //!
 //! x ≈ d·q per block of 32 values, q rounded with halves away from zero. Where a weight has a minimum or an offset, many
 //! kernels multiply the weight's raw quants and add minimum·s, with s the sum of the block's values *before* they
 //! were quantised, in f16. What the quantisation costs is then multiplied by raw quants, so that it has to be done
-//! in the same way.
+//! in the same way. Vulkan adds up what was quantised.
 
 use super::Integers;
 use super::narrow::half;
@@ -33,6 +34,8 @@ pub enum Sums {
     None,
     /// h(Σx) of each block of 32.
     Blocks,
+    /// h(d·Σq) of each block of 32.
+    Quants,
     /// h(Σx) of each group of 16, but d·Σq in the last two of eight.
     Halves,
     /// What Σx of each block of 32, in f32, has over d·Σq: keys are multiplied as they decode, and this meets what
@@ -82,6 +85,10 @@ impl Blocks {
             | (Integers::Few, IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S) => {
                 (blocks(true, Sums::None), PLAIN)
             }
+            (Integers::Packed, Q4_0 | Q5_0 | Q4_1 | Q5_1 | Q4_K | Q5_K) => {
+                (blocks(true, Sums::Quants), apart(32, false))
+            }
+            (Integers::Packed, Q8_0 | MXFP4 | Q2_K | Q3_K | Q6_K) => (blocks(true, Sums::None), PLAIN),
             _ => return None,
         })
     }
@@ -104,7 +111,7 @@ const TIE_ROUNDINGS: f64 = 6.0;
 pub fn activations<S: Scalar>(blocks: Blocks, x: View<'_, S>) -> Rounded<S> {
     let per_row = match blocks.sums {
         Sums::None => 0,
-        Sums::Blocks | Sums::Excess => x.cols / BLOCK,
+        Sums::Blocks | Sums::Quants | Sums::Excess => x.cols / BLOCK,
         Sums::Halves => x.cols / (BLOCK / 2),
     };
     let mut out = Rounded {
@@ -130,26 +137,35 @@ fn quantize<S: Scalar>(blocks: Blocks, row: usize, b: usize, values: &[f32], out
     if largest == 0.0 {
         return;
     }
-    // MMQ multiplies by 127/max and takes its inverse, MMVQ divides by max/127.
+    // MMQ multiplies by 127/max and takes its inverse, MMVQ divides by max/127, Vulkan multiplies by the inverse of that.
     let (inverse, scale) = match blocks.kernel {
         Integers::Many => (QUANT_MAX / largest, 1.0 / (QUANT_MAX / largest)),
         Integers::Few => (0.0, largest / QUANT_MAX),
+        Integers::Packed => (1.0 / (largest / QUANT_MAX), largest / QUANT_MAX),
     };
     let unit = f64::from(f32::EPSILON) / 2.0;
     let stored = if blocks.half_scale { half(f64::from(scale)) } else { f64::from(scale) };
     let mut quants = Vec::with_capacity(values.len());
     for (i, &x) in values.iter().enumerate() {
-        let scaled = if blocks.kernel == Integers::Many { x * inverse } else { x / scale };
+        let scaled = if blocks.kernel == Integers::Few { x / scale } else { x * inverse };
         let quant = scaled.round();
         let off = f64::from(scaled) - f64::from(quant);
         if 0.5 - off.abs() <= TIE_ROUNDINGS * unit * f64::from(scaled.abs()) {
             // At the very middle it was rounded away from zero.
             let value = stored.copysign(off);
-            let sum = if blocks.sums == Sums::Excess { -value } else { 0.0 };
+            let sum = match blocks.sums {
+                Sums::Excess => -value,
+                Sums::Quants => f64::from(scale).copysign(off),
+                _ => 0.0,
+            };
             out.ties.push(Tie { row, col: start + i, value, sum });
         }
         out.values.row_mut(row)[start + i] = S::from_f64(stored * f64::from(quant));
         quants.push(f64::from(quant));
+    }
+    if blocks.sums == Sums::Quants {
+        let sum = half(f64::from(quants.iter().sum::<f64>() as f32 * scale));
+        out.sums.row_mut(row)[b] = S::from_f64(sum);
     }
     if blocks.half_scale {
         let near = TIE_ROUNDINGS * unit;
@@ -164,12 +180,12 @@ fn quantize<S: Scalar>(blocks: Blocks, row: usize, b: usize, values: &[f32], out
 /// What meets the minima, in the order in which threads add it up.
 fn sums<S: Scalar>(blocks: Blocks, row: usize, values: &[f32], out: &mut Rounded<S>) {
     match blocks.sums {
-        Sums::None => {}
+        Sums::None | Sums::Quants => {}
         Sums::Blocks => {
             for (b, values) in values.chunks_exact(BLOCK).enumerate() {
                 let sum = match blocks.kernel {
                     Integers::Many => butterfly(&quads(values)),
-                    Integers::Few => butterfly(values),
+                    Integers::Few | Integers::Packed => butterfly(values),
                 };
                 out.sums.row_mut(row)[b] = S::from_f64(half(f64::from(sum)));
             }

@@ -77,13 +77,15 @@ pub enum Narrow {
     Tf32Cut,
 }
 
-/// Which of CUDA's kernels on integers.
+/// Which kernels on integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Integers {
-    /// MMQ: many rows of activations, matrix units.
+    /// CUDA's MMQ: many rows of activations, matrix units.
     Many,
-    /// MMVQ: few rows.
+    /// CUDA's MMVQ: few rows.
     Few,
+    /// Vulkan's, on devices with packed integer dot products.
+    Packed,
 }
 
 /// The order in which sums of products are kept in f16.

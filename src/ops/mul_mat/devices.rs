@@ -16,7 +16,7 @@ fn to_half(value: f64) -> f64 {
     f16::from_f64(value).to_f64()
 }
 
-/// d, quants and sum of a block of 32, as MMQ (`127/max`) or MMVQ (`max/127`) quantises it.
+/// d, quants and sum of a block of 32, as MMQ (`127/max`), MMVQ (`max/127`) or Vulkan quantises it.
 fn quantised(kernel: Integers, x: &[f64]) -> (f64, Vec<f64>, f64) {
     let x: Vec<f32> = x.iter().map(|x| *x as f32).collect();
     let max = x.iter().fold(0f32, |max, x| max.max(x.abs()));
@@ -29,8 +29,16 @@ fn quantised(kernel: Integers, x: &[f64]) -> (f64, Vec<f64>, f64) {
             let d = max / 127.0;
             (d, x.iter().map(|x| f64::from((x / d).round())).collect())
         }
+        Integers::Packed => {
+            let inverse = 1.0 / (max / 127.0);
+            (max / 127.0, x.iter().map(|x| f64::from((x * inverse).round())).collect())
+        }
     };
-    (f64::from(d), quants, x.iter().map(|x| f64::from(*x)).sum())
+    let sum = match kernel {
+        Integers::Packed => f64::from(quants.iter().sum::<f64>() as f32 * d),
+        _ => x.iter().map(|x| f64::from(*x)).sum(),
+    };
+    (f64::from(d), quants, sum)
 }
 
 /// Σ over blocks of `f(stored block, d, quants, sum)`.
@@ -70,15 +78,19 @@ fn blocks_are_multiplied_as_integers_and_minima_meet_the_sums_of_what_was_not_ye
         let x = Given::random(&mut numbers, [1, 1, n, k]);
         let w = weight(&mut numbers, dtype, &[rows, k]);
         let Given::Weight { bytes, .. } = &w else { unreachable!() };
-        for kernel in [Integers::Many, Integers::Few] {
+        for kernel in [Integers::Many, Integers::Few, Integers::Packed] {
             let of = |block: &[u8], d: f64, q: &[f64], sum: f64| match (dtype, kernel) {
                 (DType::Q4_0, Integers::Many) => {
                     nibbles(&block[2..], 8.0, q) * half_at(block, 0) * to_half(d)
                 }
-                (DType::Q4_0, Integers::Few) => {
+                (DType::Q4_0, Integers::Few | Integers::Packed) => {
                     half_at(block, 0) * (nibbles(&block[2..], 0.0, q) * to_half(d) - 8.0 * to_half(sum))
                 }
                 (DType::Q4_1, Integers::Many) => {
+                    half_at(block, 0) * to_half(d) * nibbles(&block[4..], 0.0, q)
+                        + half_at(block, 2) * to_half(sum)
+                }
+                (DType::Q4_1, Integers::Packed) => {
                     half_at(block, 0) * to_half(d) * nibbles(&block[4..], 0.0, q)
                         + half_at(block, 2) * to_half(sum)
                 }
@@ -87,7 +99,7 @@ fn blocks_are_multiplied_as_integers_and_minima_meet_the_sums_of_what_was_not_ye
                         + to_half(half_at(block, 2) * to_half(sum))
                 }
                 (_, kernel) => {
-                    let d = if kernel == Integers::Few { to_half(d) } else { d };
+                    let d = if kernel == Integers::Many { d } else { to_half(d) };
                     let sum: f64 = block[2..].iter().zip(q).map(|(w, q)| f64::from(*w as i8) * q).sum();
                     sum * half_at(block, 0) * d
                 }
