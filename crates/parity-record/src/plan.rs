@@ -103,13 +103,9 @@ impl PassPlan {
                 _ if capture.whole => plan.positions.last().map(std::slice::from_ref),
                 None => Some(&plan.positions[..]),
                 Some(leaf) => {
-                    own = picks
-                        .entry(leaf)
-                        // SAFETY: a leaf of a graph whose inputs are set.
-                        .or_insert_with(|| unsafe {
-                            picked(reader, described.address[leaf], &plan.positions)
-                        })
-                        .clone();
+                    // SAFETY: a leaf of a graph whose inputs are set.
+                    let find = || unsafe { picked(reader, described.address[leaf], &plan.positions) };
+                    own = picks.entry(leaf).or_insert_with(find).clone();
                     own.as_deref()
                 }
             };
@@ -130,12 +126,7 @@ impl PassPlan {
             let cut = (matrix && *mask.get_or_insert_with(causal)).then_some(cached);
             match rows.and_then(|rows| planned(capture, rows, &plan.positions, cut)) {
                 Some(entry) if entry.region.elements() == 0 => plan.without_rows.push(entry.checkpoint),
-                Some(entry) => {
-                    // Captures of one node stand behind one another.
-                    let at = plan.planned.len();
-                    plan.wanted.entry(storage).or_insert(at..at).end = at + 1;
-                    plan.planned.push(entry);
-                }
+                Some(entry) => plan.add(storage, entry),
                 None => plan.unmapped.push(format!(
                     "{}: rows or columns could not be told apart, shape {:?}",
                     capture.checkpoint, capture.shape
@@ -144,6 +135,13 @@ impl PassPlan {
         }
         plan.leaves = leaves(described, mapping, filter);
         plan
+    }
+
+    /// Adds an entry of a node; those of one node come one behind the other.
+    fn add(&mut self, node: RawTensor, entry: Planned) {
+        let at = self.planned.len();
+        self.wanted.entry(node).or_insert(at..at).end = at + 1;
+        self.planned.push(entry);
     }
 }
 

@@ -11,15 +11,15 @@ use life::Context;
 use looking::{Marked, Reading};
 use seen::Seen;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::sync::Arc;
 
-use parity_dump::{Event, Kind, Life, ModelInfo, Producer, Writer};
+use parity_dump::{Event, Kind, Life};
 use parity_graph::{Graph, text as graph_text};
 
-use crate::api::{RawGraph, RawSched, RawTensor, text};
+use crate::api::{RawGraph, RawSched, RawTensor};
 use crate::describe::{Described, Reader};
 use crate::filter::Filter;
 use crate::gather::Gather;
@@ -29,7 +29,6 @@ use crate::kept::Observe;
 use crate::map::Mapping;
 pub use crate::options::{Host, Options, another};
 use crate::plan::{PassPlan, Planned, indices_as_f32};
-use crate::producer;
 use crate::sequence::{Pass, Sequences};
 use crate::store::{BUFFER_BYTES, Store};
 
@@ -415,53 +414,10 @@ impl Recorder {
             self.host.say(message);
         }
     }
-
-    /// Opens what the recording is written to, at its first pass.
-    unsafe fn open(
-        &mut self,
-        reader: Reader<'_>,
-        sched: RawSched,
-        plan: &PassPlan,
-        mapping: &Mapping,
-        described: &Described,
-    ) -> Result<(), String> {
-        if let (Some(path), None) = (&self.options.hashes, &self.hashes) {
-            self.hashes = Some(Hashes::create(path).map_err(|e| format!("{}: {e}", path.display()))?);
-        }
-        let (Some(dir), None) = (&self.options.dir, &self.store) else { return Ok(()) };
-        // SAFETY: by the caller's promise.
-        let backends = unsafe { backends(reader, sched, plan) };
-        let producer: Producer = producer::describe(&backends, &mapping.known, self.options.version.clone());
-        let mut writer = Writer::create(dir, producer, ModelInfo::default()).map_err(|e| e.to_string())?;
-        // SAFETY: as above.
-        let numbers = unsafe { reader.op_numbers(&described.address[..described.graph.nodes]) };
-        let numbers: Vec<String> = numbers.iter().map(|(op, number)| format!("{op}={number}")).collect();
-        writer.manifest_mut().provenance.insert("ggml ops".to_owned(), numbers.join(" "));
-        self.store = Some(
-            Store::new(writer, self.options.hashed, Arc::clone(&self.host))
-                .map_err(|e| format!("no thread to write with: {e}"))?,
-        );
-        self.host.status("recording", &dir.display().to_string());
-        Ok(())
-    }
 }
 
 impl Drop for Recorder {
     fn drop(&mut self) {
         self.settle();
     }
-}
-
-/// Names of the backends that compute the wanted nodes, with how many of them.
-unsafe fn backends(reader: Reader<'_>, sched: RawSched, plan: &PassPlan) -> HashMap<String, usize> {
-    let mut names = HashMap::new();
-    for &tensor in plan.wanted.keys() {
-        // SAFETY: nodes of a graph that this scheduler is about to compute.
-        let name = unsafe {
-            let backend = (reader.api.sched_get_tensor_backend)(sched, tensor);
-            (!backend.is_null()).then(|| text((reader.api.backend_name)(backend))).flatten()
-        };
-        *names.entry(name.unwrap_or_default().into_owned()).or_insert(0) += 1;
-    }
-    names
 }
