@@ -8,7 +8,9 @@
 #   LLAMA_COMPLETION  without LIBS: a dynamically linked llama-completion (default: the one on the PATH)
 #   PARITY            the parity to record with (default: target/release/parity)
 #   DUMPS             folder for the recordings (default: a temporary one)
-#   LEVELS            which of them (default: all): outputs nodes hash layer
+#   LEVELS            which of them (default: all): outputs nodes hash layer none
+#   STEPS             with LIBS: so many decode steps behind the tokens, and what each of them takes: by the difference of runs with
+#                     these and with 8
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
@@ -32,9 +34,11 @@ levels=${LEVELS:-outputs nodes hash layer}
 if [ -n "${LIBS:-}" ]; then
     cc -O1 -o "$work/driver" scripts/record/driver.c -ldl
     # Ids that every vocabulary has, no two neighbours alike.
-    ids=$(for ((i = 1; i <= tokens; i++)); do printf ' %d' $((3 + i * 73 % 300)); done)
+    ids=$(for ((i = 1; i <= tokens + ${STEPS:-0}; i++)); do printf ' %d' $((3 + i * 73 % 300)); done)
     # shellcheck disable=SC2206
     program=("$work/driver" "$LIBS" "$model" "$tokens" $ids)
+    # shellcheck disable=SC2206
+    short=("$work/driver" "$LIBS" "$model" "$tokens" $(cut -d' ' -f -$((tokens + 9)) <<<"$ids"))
     export DRIVER_THREADS=${DRIVER_THREADS:-$(nproc)}
 else
     completion=${LLAMA_COMPLETION:-llama-completion}
@@ -53,19 +57,23 @@ record() { # flags…
     rm -rf "$work/dump"
     took "$parity" record -o "$work/dump" "$@" -- "${program[@]}"
 }
+flags() { # level
+    case $1 in
+    outputs) ;;
+    nodes | none) echo "--observe $1" ;;
+    hash) echo --hash ;;
+    layer) echo --layer 0 ;;
+    *) lacks "no level $1" ;;
+    esac
+}
 for name in untapped $levels; do : >"$work/$name"; done
 # Nobody pays for reading the file the first time.
 took "${program[@]}" >/dev/null
 for round in $(seq 1 "$rounds"); do
     for name in $levels; do
         took "${program[@]}" >>"$work/untapped"
-        case $name in
-        outputs) record >>"$work/$name" ;;
-        nodes) record --observe nodes >>"$work/$name" ;;
-        hash) record --hash >>"$work/$name" ;;
-        layer) record --layer 0 >>"$work/$name" ;;
-        *) lacks "no level $name" ;;
-        esac
+        # shellcheck disable=SC2046
+        record $(flags "$name") >>"$work/$name"
         grep -h '^recorded' "$work/out" | sed 's/^recorded *//; s/ in [^ ]*$//' >"$work/what-$name"
     done
 done
@@ -86,3 +94,21 @@ for name in untapped $levels; do
 done
 printf 'median of %d (untapped: %d), %d tokens, %d cores, load %s\n' "$rounds" "$(wc -l <"$work/untapped")" "$tokens" "$(nproc)" \
     "$(cut -d' ' -f1 /proc/loadavg)"
+if [ -n "${STEPS:-}" ]; then
+    long=("${program[@]}")
+    # The fastest of each: what another program took is no time of ours.
+    per_token() { # command…, which runs "${program[@]}"
+        program=("${short[@]}")
+        for round in $(seq 1 "$rounds"); do "$@"; done | sort -n | head -n 1 >"$work/short"
+        program=("${long[@]}")
+        for round in $(seq 1 "$rounds"); do "$@"; done | sort -n | head -n 1 >"$work/long"
+        awk -v n=$((STEPS - 8)) 'NR == FNR { a = $1; next } { printf "%.2f", ($1 - a) / n }' "$work/short" "$work/long"
+    }
+    bare() { took "${program[@]}"; }
+    printf 'ms a decode step: untapped %s' "$(per_token bare)"
+    for name in $levels; do
+        # shellcheck disable=SC2046
+        printf ', %s %s' "$name" "$(per_token record $(flags "$name"))"
+    done
+    printf '\n'
+fi

@@ -59,7 +59,7 @@ pub fn finish(options: &Options, program: &Program, report: &Report, status: Exi
                 .into_iter()
                 .chain(injected.clone().filter(|_| number == 0))
                 .collect(),
-            incomplete: report.stopped.clone().or_else(|| status.code().is_none().then(|| ended(status))),
+            incomplete: report.stopped.clone().or_else(|| cut_short(report, status)),
             sequences: report.sequences,
             program: Some(status),
         })
@@ -162,6 +162,13 @@ fn recorded(dump: &Dump) -> Result<HashSet<Checkpoint>> {
         all.extend(dump.hashes(step)?.into_iter().map(|hashed| hashed.id));
     }
     Ok(all)
+}
+
+/// Why a recording that nobody stopped is not whole, where it is not.
+fn cut_short(report: &Report, status: ExitStatus) -> Option<String> {
+    let unwritten = || format!("the program ended before {} of its passes were written", report.unwritten);
+    let by_signal = status.code().is_none().then(|| ended(status));
+    by_signal.or_else(|| (report.unwritten > 0).then(unwritten))
 }
 
 /// That the program ended before its own end.
@@ -306,6 +313,16 @@ mod tests {
         assert_eq!(complete(finished(None)).unwrap().incomplete, summary.incomplete);
         let again = Dump::open(folder.path()).unwrap().manifest().clone();
         assert!(!again.is_whole() && again.stopped == Some(stopped), "{again:?}");
+    }
+
+    #[test]
+    fn passes_that_were_computed_and_not_written_are_missed() {
+        use std::os::unix::process::ExitStatusExt;
+        let report = |unwritten| Report { unwritten, ..Report::default() };
+        assert_eq!(cut_short(&report(0), ExitStatus::from_raw(0)), None);
+        let said = cut_short(&report(2), ExitStatus::from_raw(0)).unwrap();
+        assert_eq!(said, "the program ended before 2 of its passes were written");
+        assert!(cut_short(&report(2), ExitStatus::from_raw(9)).unwrap().contains("signal 9"));
     }
 
     #[test]

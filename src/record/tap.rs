@@ -19,6 +19,9 @@ static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libparity_tap.
 /// Room for the tap's words, written ahead so that a full disk cannot keep them back.
 const STATUS_BYTES: usize = 1 << 16;
 
+/// Bytes of each of the two words in which the tap counts passes: those that were computed, and those of them that are written.
+const WORD: usize = 8;
+
 /// Part of the memory that is there which kept nodes may take: what is read of them goes to disk through as much again, and
 /// the program has weights and caches.
 const SHARE_KEPT: u64 = 3;
@@ -46,6 +49,8 @@ pub struct Report {
     pub replaced: Vec<(u32, u32)>,
     /// Why recording stopped early.
     pub stopped: Option<String>,
+    /// Passes that were computed and are not written: the program ended too suddenly.
+    pub unwritten: u64,
 }
 
 impl Session {
@@ -65,6 +70,7 @@ impl Session {
         XzReader::new(LIBRARY, false).read_to_end(&mut bytes).map_err(failed)?;
         fs::write(&library, bytes).map_err(failed)?;
         fs::write(folder.path().join("status"), vec![0; STATUS_BYTES]).map_err(failed)?;
+        fs::write(folder.path().join("passes"), [0; 2 * WORD]).map_err(failed)?;
         Ok(Session { folder, library })
     }
 
@@ -139,11 +145,19 @@ impl Session {
         bare
     }
 
+    /// Passes that were computed and are not written.
+    fn unwritten(&self) -> u64 {
+        let bytes = fs::read(self.folder().join("passes")).unwrap_or_default();
+        let word = |word: &[u8]| word.try_into().map_or(0, u64::from_le_bytes);
+        let mut words = bytes.chunks_exact(WORD).map(word);
+        words.next().unwrap_or(0).saturating_sub(words.next().unwrap_or(0))
+    }
+
     /// What the tap said so far.
     pub fn report(&self) -> Report {
         let bytes = fs::read(self.folder().join("status")).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
-        let mut report = Report::default();
+        let mut report = Report { unwritten: self.unwritten(), ..Report::default() };
         for line in text.trim_end_matches('\0').lines() {
             let Some((key, value)) = line.split_once(' ') else { continue };
             match key {

@@ -31,6 +31,10 @@ macro_rules! functions {
             pub version: Option<unsafe extern "C" fn() -> *const c_char>,
             /// Null before July 2025.
             pub commit: Option<unsafe extern "C" fn() -> *const c_char>,
+            /// The device of a backend. Null before October 2024.
+            pub backend_get_device: Option<unsafe extern "C" fn(*mut c_void) -> *mut c_void>,
+            /// Free and total bytes of a device. Null before October 2024.
+            pub dev_memory: Option<unsafe extern "C" fn(*mut c_void, *mut usize, *mut usize)>,
             /// Whether graphs may hold nodes that are never computed, told by their flags.
             pub has_compute_flag: bool,
         }
@@ -59,6 +63,10 @@ macro_rules! functions {
                     version: unsafe { std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn() -> *const c_char>>(find(c"ggml_version")) },
                     // SAFETY: as above.
                     commit: unsafe { std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn() -> *const c_char>>(find(c"ggml_commit")) },
+                    // SAFETY: as above.
+                    backend_get_device: unsafe { std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn(*mut c_void) -> *mut c_void>>(find(c"ggml_backend_get_device")) },
+                    // SAFETY: as above.
+                    dev_memory: unsafe { std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn(*mut c_void, *mut usize, *mut usize)>>(find(c"ggml_backend_dev_memory")) },
                     has_compute_flag: !find(c"ggml_build_forward_select").is_null(),
                 })
             }

@@ -17,6 +17,8 @@ pub struct Described {
     pub graph: Graph,
     /// Address of each tensor of it.
     pub address: Vec<RawTensor>,
+    /// Tensors that are no nodes, as they were met: each is pointed to by a node or one before it.
+    pub(crate) met: Vec<RawTensor>,
     /// Copies of leaves to other backends that were met, by their names.
     copied: HashMap<String, usize>,
 }
@@ -112,7 +114,9 @@ impl Reader<'_> {
             address.iter().enumerate().map(|(id, &raw)| (raw, id)).collect();
         // SAFETY: nodes of a live graph.
         let tensors = address.iter().map(|&raw| unsafe { self.tensor(raw) }).collect();
-        let mut described = Described { graph: Graph { tensors, nodes }, address, copied: HashMap::new() };
+        let graph_so_far = Graph { tensors, nodes };
+        let mut described =
+            Described { graph: graph_so_far, address, met: Vec::new(), copied: HashMap::new() };
         let mut by_name: HashMap<String, Id> = HashMap::new();
         let mut backends: HashMap<RawTensor, Option<String>> = HashMap::new();
         for id in 0..nodes {
@@ -196,6 +200,7 @@ impl Reader<'_> {
         if let Some(&id) = known.get(&raw) {
             return id;
         }
+        described.met.push(raw);
         // SAFETY: the source of a live node.
         let tensor = unsafe { self.tensor(raw) };
         let mut address = raw;
@@ -227,6 +232,9 @@ impl Reader<'_> {
                     }
                     _ => first,
                 };
+                if !original.is_null() {
+                    described.met.push(original);
+                }
                 if let Some(&id) = known.get(&original) {
                     return id;
                 }

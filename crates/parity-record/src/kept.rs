@@ -3,22 +3,80 @@
 //! keeps all of them; the graph then runs whole, and everything is read afterwards.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::c_void;
 use std::fmt;
 use std::str::FromStr;
 
 use parity_graph::{Graph, Id};
 
-use crate::api::RawTensor;
+use crate::api::{RawSched, RawTensor, text};
 use crate::describe::{Described, Reader};
 
 /// `GGML_TENSOR_FLAG_OUTPUT`
 const FLAG_OUTPUT: i32 = 2;
 
 /// Backends whose kept outputs have the bits of nodes that are asked for one by one, by their names without number:
-/// `scripts/ab-observe.sh` shows it. Vulkan has other bits (llvmpipe, llama.cpp 0.5.0): where a matmul is an output, the addition
-/// behind it sums squares for the norm after it, in another order (reports/backends/README.md). CUDA has the same bits
-/// (reports/backends/observe-cuda-h200.txt), but nobody asks yet whether a card has room for all nodes of the largest batch.
-const SHOWN: [&str; 1] = ["CPU"];
+/// `scripts/ab-observe.sh` shows it (of CUDA reports/backends/observe-cuda-h200.txt). Vulkan has other bits (llvmpipe, llama.cpp 0.5.0):
+/// where a matmul is an output, the addition behind it sums squares for the norm after it, in another order
+/// (reports/backends/README.md).
+const SHOWN: [&str; 2] = [HOST, "CUDA"];
+/// The one that computes in the program's own memory.
+const HOST: &str = "CPU";
+
+/// Part of a card's free memory that kept nodes may take: the rest is for what else is laid out, and for libraries that take
+/// memory when they first compute.
+const SHARE_OF_CARD: u64 = 2;
+
+/// Bytes that kept nodes may take on the cards of a scheduler, where any tells.
+///
+/// # Safety
+/// The reader's library made `sched`.
+pub unsafe fn room_on_cards(reader: Reader<'_>, sched: RawSched) -> Option<u64> {
+    let free = |backend| {
+        let (of, memory) = reader.api.backend_get_device.zip(reader.api.dev_memory)?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: a backend of the scheduler, and functions of its library.
+        unsafe {
+            let device = of(backend);
+            (!device.is_null()).then(|| memory(device, &raw mut free, &raw mut total))?;
+        }
+        Some(free as u64 / SHARE_OF_CARD)
+    };
+    // SAFETY: by the caller's promise.
+    let all = unsafe { backends(reader, sched) };
+    let cards = all.into_iter().filter(|(name, _)| name != HOST);
+    cards.filter_map(|(_, backend)| free(backend)).min()
+}
+
+/// Names of a scheduler's backends, and these.
+///
+/// # Safety
+/// The reader's library made `sched`.
+pub unsafe fn backends(reader: Reader<'_>, sched: RawSched) -> Vec<(String, *mut c_void)> {
+    // SAFETY: by the caller's promise.
+    let count = unsafe { (reader.api.sched_get_n_backends)(sched) };
+    let named = |index| {
+        // SAFETY: as above; ggml's strings live with it.
+        unsafe {
+            let backend = (reader.api.sched_get_backend)(sched, index);
+            let name = text((reader.api.backend_name)(backend)).unwrap_or_default();
+            (name.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned(), backend)
+        }
+    };
+    (0..count).map(named).collect()
+}
+
+/// Whether there are backends, and [`SHOWN`] lists all of them.
+pub fn all_shown(backends: &[(String, *mut c_void)]) -> bool {
+    !backends.is_empty() && backends.iter().all(|(name, _)| SHOWN.contains(&name.as_str()))
+}
+
+/// How closely is looked at what these backends compute: by itself not at all of a card's nodes at once where the library does not tell
+/// how much memory the card has.
+pub fn level(asked: Observe, reader: Reader<'_>, backends: &[(String, *mut c_void)]) -> Observe {
+    let tells = reader.api.dev_memory.is_some() || backends.iter().all(|(name, _)| name == HOST);
+    if asked == Observe::Auto && !tells { Observe::Nodes } else { asked.on(backends) }
+}
 
 /// How closely is looked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,10 +98,9 @@ impl Observe {
 
     /// How closely a graph is looked at that these backends compute.
     #[must_use]
-    pub fn on(self, backends: &[String]) -> Observe {
-        let shown = |name: &String| SHOWN.contains(&name.trim_end_matches(|c: char| c.is_ascii_digit()));
+    pub fn on(self, backends: &[(String, *mut c_void)]) -> Observe {
         match self {
-            Observe::Auto if !backends.is_empty() && backends.iter().all(shown) => Observe::Outputs,
+            Observe::Auto if all_shown(backends) => Observe::Outputs,
             Observe::Auto => Observe::Nodes,
             chosen => chosen,
         }
@@ -224,12 +281,13 @@ mod tests {
     #[test]
     fn outputs_are_kept_where_every_backend_was_shown_to_have_the_same_bits() {
         let on = |level: Observe, names: &[&str]| {
-            level.on(&names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>())
+            level.on(&names.iter().map(|n| ((*n).to_owned(), std::ptr::null_mut())).collect::<Vec<_>>())
         };
         assert_eq!(on(Observe::Auto, &["CPU"]), Observe::Outputs);
-        assert_eq!(on(Observe::Auto, &["Vulkan0", "CPU"]), Observe::Nodes);
+        assert_eq!(on(Observe::Auto, &["CUDA", "CPU"]), Observe::Outputs);
+        assert_eq!(on(Observe::Auto, &["Vulkan", "CPU"]), Observe::Nodes);
         assert_eq!(on(Observe::Auto, &[]), Observe::Nodes);
-        assert_eq!(on(Observe::Outputs, &["Unheard0"]), Observe::Outputs);
+        assert_eq!(on(Observe::Outputs, &["Unheard"]), Observe::Outputs);
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub struct TensorLayout {
     pub data: usize,
     /// 64 bytes
     pub name: usize,
+    /// Bytes of a tensor, all of which say what it is; `None` where others lie between them.
+    pub bytes: Option<usize>,
 }
 
 /// `GGML_TENSOR_FLAG_COMPUTE`
@@ -174,6 +176,7 @@ unsafe fn measure_in(api: &Api, arena: *mut c_void) -> Result<TensorLayout, Stri
         src,
         view_src,
         view_offs: view_src + 8,
+        bytes: Some(name + 64),
         name,
     })
 }

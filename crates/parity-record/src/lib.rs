@@ -12,9 +12,11 @@ pub mod sequence;
 
 pub mod api;
 pub mod describe;
+pub mod image;
 pub mod layout;
 
 pub mod forced;
+mod gather;
 mod hashes;
 mod hashing;
 pub mod plan;

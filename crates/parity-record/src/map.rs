@@ -2,6 +2,7 @@
 //! the vocabulary.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use parity_dump::{Checkpoint, Element, Kind};
 use parity_graph::known::{self, Found, Known};
@@ -20,6 +21,19 @@ pub struct Mapping {
     pub unmapped: Vec<String>,
     /// What is known by structure.
     pub known: Known,
+    /// What the graph does with a cache.
+    pub cache: Cached,
+}
+
+/// What a graph does with the cells of a cache, or with another state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cached {
+    /// Whether it reads or writes any: an encoder does not.
+    pub is_there: bool,
+    /// Whether what nodes compute of cells that their rows do not see is recorded: attention tile by tile keeps it to itself.
+    pub is_shown: bool,
+    /// The input that says into which cells the rows are written.
+    pub cells: Option<Id>,
 }
 
 /// One checkpoint and where its values are.
@@ -33,9 +47,9 @@ pub struct Capture {
     pub from_i32: bool,
     /// Shape by the checkpoint vocabulary, slowest axis first. Attention matrices stand here with all
     /// columns of the cache, used or not.
-    pub shape: Vec<usize>,
+    pub shape: Arc<[usize]>,
     /// Its bytes.
-    pub region: Region,
+    pub region: Arc<Region>,
     /// Leaf with the indices of the rows that were kept, where some were picked out.
     pub picked: Option<Id>,
     /// Whether the values have no token axis: they are one row, at the last position of the step.
@@ -84,8 +98,24 @@ pub fn map(graph: &Graph) -> Mapping {
     }
     mapping.captures.sort_by_key(|capture| capture.region.storage);
     mapping.leaves = leaves(graph, &labels);
+    mapping.cache = cached(graph, known.rows);
     mapping.known = known;
     mapping
+}
+
+/// What a graph of so many rows does with a cache.
+fn cached(graph: &Graph, rows: usize) -> Cached {
+    let states: BTreeSet<Id> =
+        (graph.nodes..graph.tensors.len()).filter(|&id| graph.leaf(id) == Some(Leaf::State)).collect();
+    let of_state = |id: Id| states.contains(&graph.root(id));
+    let shows = |&id: &Id| graph.is_arithmetic(id) && graph.get(id).op != Op::FlashAttn;
+    let writers = graph.computed().filter(|&id| graph.get(id).op == Op::SetRows && of_state(id));
+    let mut indices = writers.filter_map(|id| Some(graph.origin(graph.src(id, 1)?)));
+    Cached {
+        is_there: !states.is_empty(),
+        is_shown: (0..graph.nodes).filter(shows).any(|id| graph.sources(id).any(of_state)),
+        cells: indices.find(|&leaf| graph.get(leaf).dtype == "i64" && graph.get(leaf).elements() == rows),
+    }
 }
 
 /// The capture of a fixed id, in the shape that the vocabulary gives it.
@@ -168,6 +198,7 @@ fn capture(
         "i32" => (Element::F32, true),
         _ => return None,
     };
+    let (shape, region) = (shape.into(), Arc::new(region));
     Some(Capture { checkpoint, element, from_i32, shape, region, picked: None, whole })
 }
 

@@ -40,13 +40,17 @@ pub fn another(number: usize) -> String {
 }
 
 /// Where the recorder is at home.
-pub trait Host: Send {
+pub trait Host: Send + Sync {
     /// Tells the user something.
     fn say(&self, message: &str);
     /// Tells the parent process `key` and `value`.
     fn status(&self, key: &str, value: &str);
     /// Whether this process is the one that is recorded: the first that asks.
     fn claim(&self) -> bool;
+    /// A pass was computed, whose values are on their way to disk.
+    fn computed(&self) {}
+    /// The values of such a pass are there, or never will be.
+    fn written(&self) {}
     /// Why values that were read since the pass began are none, where the way to them broke.
     fn broken(&self) -> Option<String> {
         None

@@ -1,6 +1,8 @@
 //! What of one forward pass is recorded, decided before it is computed.
 
 use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
 
 use parity_dump::{Checkpoint, Element, Kind, Life};
 
@@ -9,6 +11,7 @@ use crate::describe::{Described, Reader};
 use crate::filter::Filter;
 use crate::map::{Capture, LeafCapture, Mapping};
 use crate::region::Region;
+use crate::store::Announced;
 use parity_graph::Id;
 
 /// One checkpoint to be recorded.
@@ -21,11 +24,19 @@ pub struct Planned {
     /// Whether the values are i32 and become f32.
     pub from_i32: bool,
     /// Slowest axis first.
-    pub shape: Vec<usize>,
+    pub shape: Arc<[usize]>,
     /// Numbers of its rows where these are not all of the step's.
     pub rows: Option<Vec<u32>>,
     /// Where its bytes are.
-    pub region: Region,
+    pub region: Arc<Region>,
+}
+
+impl Planned {
+    /// What its values are, for who writes them.
+    pub fn announced(&self) -> Announced {
+        let Planned { checkpoint, element, ref shape, ref rows, .. } = *self;
+        Announced::Checkpoint { checkpoint, element, shape: shape.clone(), rows: rows.clone() }
+    }
 }
 
 /// The plan of one pass.
@@ -39,7 +50,7 @@ pub struct PassPlan {
     /// Checkpoints in order of computation.
     pub planned: Vec<Planned>,
     /// Indices into `planned` by the node that they wait for.
-    pub wanted: HashMap<RawTensor, Vec<usize>>,
+    pub wanted: HashMap<RawTensor, Range<usize>>,
     /// Inputs to be recorded, with their addresses.
     pub leaves: Vec<(LeafCapture, RawTensor)>,
     /// Caches that are recorded before the pass: name, leaf and address.
@@ -71,7 +82,7 @@ impl PassPlan {
             positions,
             life,
             planned: Vec::new(),
-            wanted: HashMap::new(),
+            wanted: HashMap::with_capacity(mapping.captures.len()),
             leaves: Vec::new(),
             states: Vec::new(),
             without_rows: Vec::new(),
@@ -86,19 +97,21 @@ impl PassPlan {
         // Read only when asked for: it is as large as the attention matrix of one head.
         let mut mask: Option<bool> = None;
         for capture in &mapping.captures {
+            let own;
             let rows = match capture.picked {
                 // Without token rows it is one row, at the end of the step.
-                _ if capture.whole => plan.positions.last().map(|&last| vec![last]),
-                None => Some(plan.positions.clone()),
-                Some(leaf) => picks
-                    .entry(leaf)
+                _ if capture.whole => plan.positions.last().map(std::slice::from_ref),
+                None => Some(&plan.positions[..]),
+                Some(leaf) => {
                     // SAFETY: a leaf of a graph whose inputs are set.
-                    .or_insert_with(|| unsafe { picked(reader, described.address[leaf], &plan.positions) })
-                    .clone(),
+                    let find = || unsafe { picked(reader, described.address[leaf], &plan.positions) };
+                    own = picks.entry(leaf).or_insert_with(find).clone();
+                    own.as_deref()
+                }
             };
             let storage = described.address[capture.region.storage];
             if let (true, Some(rows)) = (hashed == Some(capture.region.storage), &rows) {
-                plan.logits = Some((storage, rows.clone()));
+                plan.logits = Some((storage, rows.to_vec()));
             }
             if !filter.wants(capture.checkpoint, layers) {
                 continue;
@@ -111,12 +124,9 @@ impl PassPlan {
             };
             let cached = at.last().map_or(0, |&last| last as usize + 1);
             let cut = (matrix && *mask.get_or_insert_with(causal)).then_some(cached);
-            match rows.and_then(|rows| planned(capture.clone(), rows, &plan.positions, cut)) {
+            match rows.and_then(|rows| planned(capture, rows, &plan.positions, cut)) {
                 Some(entry) if entry.region.elements() == 0 => plan.without_rows.push(entry.checkpoint),
-                Some(entry) => {
-                    plan.wanted.entry(storage).or_default().push(plan.planned.len());
-                    plan.planned.push(entry);
-                }
+                Some(entry) => plan.add(storage, entry),
                 None => plan.unmapped.push(format!(
                     "{}: rows or columns could not be told apart, shape {:?}",
                     capture.checkpoint, capture.shape
@@ -125,6 +135,13 @@ impl PassPlan {
         }
         plan.leaves = leaves(described, mapping, filter);
         plan
+    }
+
+    /// Adds an entry of a node; those of one node come one behind the other.
+    fn add(&mut self, node: RawTensor, entry: Planned) {
+        let at = self.planned.len();
+        self.wanted.entry(node).or_insert(at..at).end = at + 1;
+        self.planned.push(entry);
     }
 }
 
@@ -140,20 +157,20 @@ fn leaves(described: &Described, mapping: &Mapping, filter: &Filter) -> Vec<(Lea
 
 /// The entry for a capture whose rows are `rows`; `None` where its shape has another number of them. A matrix is `cut` to
 /// the columns that hold a position, which come first: where the mask does not show which these are, all are kept.
-fn planned(mut capture: Capture, rows: Vec<u32>, positions: &[u32], cut: Option<usize>) -> Option<Planned> {
+fn planned(capture: &Capture, rows: &[u32], positions: &[u32], cut: Option<usize>) -> Option<Planned> {
     let matrix = capture.checkpoint.kind().is_optional();
     if capture.shape.get(usize::from(matrix)) != Some(&rows.len()) {
         return None;
     }
+    let Capture { checkpoint, element, from_i32, mut shape, mut region, .. } = capture.clone();
     if let Some(cached) = cut {
-        if capture.shape[2] < cached {
+        if shape[2] < cached {
             return None;
         }
-        capture.shape[2] = cached;
-        capture.region.extents[2] = cached;
+        Arc::make_mut(&mut shape)[2] = cached;
+        Arc::make_mut(&mut region).extents[2] = cached;
     }
-    let rows = (rows != positions).then_some(rows);
-    let Capture { checkpoint, element, from_i32, shape, region, .. } = capture;
+    let rows = (rows != positions).then(|| rows.to_vec());
     Some(Planned { checkpoint, element, from_i32, shape, rows, region })
 }
 

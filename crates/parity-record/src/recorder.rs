@@ -3,37 +3,39 @@
 mod inputs;
 mod life;
 mod looking;
+mod seen;
 mod step;
 
 pub use life::BatchRow;
 use life::Context;
 use looking::{Marked, Reading};
+use seen::Seen;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::sync::Arc;
 
-use parity_dump::{Event, Kind, Life, ModelInfo, Producer, Writer};
+use parity_dump::{Event, Kind, Life};
 use parity_graph::{Graph, text as graph_text};
 
-use crate::api::{RawGraph, RawSched, RawTensor, text};
+use crate::api::{RawGraph, RawSched, RawTensor};
 use crate::describe::{Described, Reader};
 use crate::filter::Filter;
+use crate::gather::Gather;
 use crate::hashes::Hashes;
 use crate::inject::Injection;
 use crate::kept::Observe;
-use crate::map::{Mapping, map};
+use crate::map::Mapping;
 pub use crate::options::{Host, Options, another};
 use crate::plan::{PassPlan, Planned, indices_as_f32};
-use crate::producer;
 use crate::sequence::{Pass, Sequences};
-use crate::store::{Announced, BUFFER_BYTES, Store};
+use crate::store::{BUFFER_BYTES, Store};
 
 /// The state of a recording.
 pub struct Recorder {
     options: Options,
-    host: Box<dyn Host>,
+    host: Arc<dyn Host>,
     sequences: Sequences,
     store: Option<Store>,
     hashes: Option<Hashes>,
@@ -44,10 +46,16 @@ pub struct Recorder {
     injections: Vec<Injection>,
     /// When the values of the pass are read.
     reading: Reading,
+    /// What brings small values of a card all at once.
+    gather: Gather,
     /// What was kept of the graph that got its memory last.
     marked: Option<Marked>,
+    /// Bytes of nodes for which memory was asked so far.
+    laid_out: u64,
     /// How closely was looked so far.
     observed: Option<Observe>,
+    /// The graph that was computed last.
+    last: Option<Seen>,
     /// Graphs seen so far, with what they hold: most passes compute one of a few.
     graphs: Vec<(Graph, Arc<Mapping>)>,
     /// Number of each of them in the dump, where it has it.
@@ -66,7 +74,7 @@ unsafe impl Send for Recorder {}
 
 impl Recorder {
     /// A recording that has not begun.
-    pub fn new(mut options: Options, host: Box<dyn Host>) -> Recorder {
+    pub fn new(mut options: Options, host: Arc<dyn Host>) -> Recorder {
         if options.observe == Observe::None {
             options.filter = Filter { layers: None, globs: vec![Kind::Logits.name().to_owned()] };
         }
@@ -82,8 +90,11 @@ impl Recorder {
             context: Context::default(),
             injections: Vec::new(),
             reading: Reading::NodeByNode,
+            gather: Gather::default(),
             marked: None,
+            laid_out: 0,
             observed: None,
+            last: None,
             graphs: Vec::new(),
             written: Vec::new(),
             graphs_written: 0,
@@ -103,8 +114,16 @@ impl Recorder {
             return false;
         }
         // SAFETY: by the caller's promise.
-        let described = unsafe { reader.describe(sched, graph) };
-        let (number, mapping) = self.analyse(&described.graph);
+        let seen = unsafe { self.see(reader, sched, graph) };
+        // SAFETY: as above.
+        let asked = unsafe { self.begin_seen(reader, sched, &seen) };
+        self.last = Some(seen);
+        asked
+    }
+
+    /// [`Recorder::begin`], of a graph that was looked at.
+    unsafe fn begin_seen(&mut self, reader: Reader<'_>, sched: RawSched, seen: &Seen) -> bool {
+        let Seen { described, mapping, .. } = seen;
         // Graphs that shift a cache or encode an image have no embedding of tokens.
         let Some(tokens) = mapping.known.tokens else {
             let is_own = self.sched == Some(sched as usize);
@@ -117,9 +136,7 @@ impl Recorder {
             }
             let (numbers, life) = self.row_of_cache();
             // SAFETY: by the caller's promise.
-            return unsafe {
-                self.start(reader, sched, (&described, &mapping, number), (vec![0], numbers, life))
-            };
+            return unsafe { self.start(reader, sched, seen, (vec![0], numbers, life)) };
         };
         if self.sched.is_none() && !self.host.claim() {
             self.host.say("another process of this program is being recorded: this one is not");
@@ -131,7 +148,7 @@ impl Recorder {
             return false;
         }
         // SAFETY: by the caller's promise.
-        let inputs = unsafe { self.inputs(reader, sched, &described, &mapping, tokens) };
+        let inputs = unsafe { self.inputs(reader, sched, described, mapping, tokens) };
         let pass = match &inputs {
             Some((tokens, positions)) => {
                 let context = &self.context;
@@ -159,12 +176,12 @@ impl Recorder {
         }
         // SAFETY: by the caller's promise; the leaf holds the tokens.
         let (numbers, life) = unsafe {
-            let rows = self.rows(reader, &described, &own, &positions);
+            let rows = self.rows(reader, (described, mapping), &own, &positions);
             self.force(reader, described.address[tokens], (&mut own, &rows.0));
             rows
         };
         // SAFETY: as above.
-        unsafe { self.start(reader, sched, (&described, &mapping, number), (own, numbers, life)) }
+        unsafe { self.start(reader, sched, seen, (own, numbers, life)) }
     }
 
     /// Starts the step of a pass: its graph, and its tokens, numbers of its rows and what these are. Whether nodes of it are
@@ -173,16 +190,17 @@ impl Recorder {
         &mut self,
         reader: Reader<'_>,
         sched: RawSched,
-        (described, mapping, number): (&Described, &Mapping, usize),
+        seen: &Seen,
         (tokens, numbers, life): (Vec<u32>, Vec<u32>, Life),
     ) -> bool {
+        let Seen { described, mapping, number, .. } = seen;
         self.note_graph(&described.graph);
         let filter = &self.options.filter;
         // SAFETY: by the caller's promise.
         let mut plan = unsafe { PassPlan::new(reader, described, mapping, filter, (tokens, numbers), life) };
         // SAFETY: as above.
         let opened = unsafe { self.open(reader, sched, &plan, mapping, described) };
-        match opened.and_then(|()| self.states(described)) {
+        match opened.and_then(|()| self.states((described, mapping))) {
             Ok(states) => {
                 if self.context.was_loaded() {
                     plan.life.events.push(Event { call: "load".to_owned(), arguments: Vec::new() });
@@ -194,31 +212,15 @@ impl Recorder {
                 return false;
             }
         }
-        self.start_step(&plan, number);
+        self.start_step(&plan, *number);
         // SAFETY: as above.
         unsafe { self.record_leaves(reader, described, &plan) };
         self.injections = self.injections(described);
         // SAFETY: as above.
-        self.reading = unsafe { self.reading(reader, sched, described, &plan) };
+        self.reading = unsafe { self.reading(reader, sched, seen, &plan) };
         let asked = self.store.is_some() && plan.wanted.keys().any(|&node| self.reading.asks_for(node));
         self.plan = Some(plan);
         asked || !self.injections.is_empty()
-    }
-
-    /// Number of a graph, and what it holds: found out once for each of the graphs that come again and again.
-    fn analyse(&mut self, graph: &Graph) -> (usize, Arc<Mapping>) {
-        if let Some(number) = self.graphs.iter().position(|(known, _)| known == graph) {
-            return (number, Arc::clone(&self.graphs[number].1));
-        }
-        if self.graphs.len() == GRAPHS_KEPT {
-            // Where every pass has a graph of its own, as in old releases, none comes again.
-            self.graphs.clear();
-            self.written.clear();
-        }
-        let mapping = Arc::new(map(graph));
-        self.graphs.push((graph.clone(), Arc::clone(&mapping)));
-        self.written.push(None);
-        (self.graphs.len() - 1, mapping)
     }
 
     /// Notes llama.cpp's version, for the manifest.
@@ -298,8 +300,8 @@ impl Recorder {
         }
         let (Some(store), Some(plan)) = (&mut self.store, &mut self.plan) else { return };
         for index in plan.wanted.remove(&tensor).unwrap_or_default() {
-            let Planned { checkpoint, element, from_i32, shape, rows, region } = plan.planned[index].clone();
-            store.announce(Announced::Checkpoint { checkpoint, element, shape, rows });
+            let Planned { element, from_i32, ref region, .. } = plan.planned[index];
+            store.announce(plan.planned[index].announced());
             let mut read = |offset: usize, out: &mut [u8]| {
                 // SAFETY: the region lies within the tensor, by ggml's own extents and strides.
                 unsafe { (reader.api.tensor_get)(tensor, out.as_mut_ptr().cast(), offset, out.len()) }
@@ -336,12 +338,20 @@ impl Recorder {
             self.drop_rows(plan.tokens.len());
         }
         if let Some(store) = &mut self.store {
-            let missed: Vec<String> =
-                plan.wanted.values().flatten().map(|&i| plan.planned[i].checkpoint.to_string()).collect();
+            let missed: Vec<String> = plan
+                .wanted
+                .values()
+                .cloned()
+                .flatten()
+                .map(|i| plan.planned[i].checkpoint.to_string())
+                .collect();
             if whole && !missed.is_empty() {
                 self.unmapped.extend(missed.into_iter().map(|id| format!("{id}: never computed")));
                 let unmapped = self.unmapped.iter().cloned().collect();
                 store.edit(move |manifest| manifest.unmapped = unmapped);
+            }
+            if whole {
+                self.host.computed();
             }
             store.end(whole);
             if let Some(failure) = store.failure() {
@@ -355,6 +365,16 @@ impl Recorder {
             if let Err(error) = written {
                 self.say_once(&format!("the logits could not be noted: {error}"));
             }
+        }
+    }
+
+    /// Waits until all that was recorded is on disk.
+    pub fn settle(&mut self) {
+        let Some(store) = &mut self.store else { return };
+        store.settle();
+        if let Some(failure) = store.failure() {
+            let reason = failure.to_string();
+            self.stop(&reason);
         }
     }
 
@@ -394,49 +414,10 @@ impl Recorder {
             self.host.say(message);
         }
     }
-
-    /// Opens what the recording is written to, at its first pass.
-    unsafe fn open(
-        &mut self,
-        reader: Reader<'_>,
-        sched: RawSched,
-        plan: &PassPlan,
-        mapping: &Mapping,
-        described: &Described,
-    ) -> Result<(), String> {
-        if let (Some(path), None) = (&self.options.hashes, &self.hashes) {
-            self.hashes = Some(Hashes::create(path).map_err(|e| format!("{}: {e}", path.display()))?);
-        }
-        let (Some(dir), None) = (&self.options.dir, &self.store) else { return Ok(()) };
-        // SAFETY: by the caller's promise.
-        let backends = unsafe { backends(reader, sched, plan) };
-        let producer: Producer = producer::describe(&backends, &mapping.known, self.options.version.clone());
-        let mut writer = Writer::create(dir, producer, ModelInfo::default()).map_err(|e| e.to_string())?;
-        // SAFETY: as above.
-        let numbers = unsafe { reader.op_numbers(&described.address[..described.graph.nodes]) };
-        let numbers: Vec<String> = numbers.iter().map(|(op, number)| format!("{op}={number}")).collect();
-        writer.manifest_mut().provenance.insert("ggml ops".to_owned(), numbers.join(" "));
-        self.store = Some(
-            Store::new(writer, self.options.hashed).map_err(|e| format!("no thread to write with: {e}"))?,
-        );
-        self.host.status("recording", &dir.display().to_string());
-        Ok(())
-    }
 }
 
-/// Graphs that are kept to be recognised.
-const GRAPHS_KEPT: usize = 8;
-
-/// Names of the backends that compute the wanted nodes, with how many of them.
-unsafe fn backends(reader: Reader<'_>, sched: RawSched, plan: &PassPlan) -> HashMap<String, usize> {
-    let mut names = HashMap::new();
-    for &tensor in plan.wanted.keys() {
-        // SAFETY: nodes of a graph that this scheduler is about to compute.
-        let name = unsafe {
-            let backend = (reader.api.sched_get_tensor_backend)(sched, tensor);
-            (!backend.is_null()).then(|| text((reader.api.backend_name)(backend))).flatten()
-        };
-        *names.entry(name.unwrap_or_default().into_owned()).or_insert(0) += 1;
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.settle();
     }
-    names
 }

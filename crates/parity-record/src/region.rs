@@ -55,6 +55,11 @@ impl Region {
         self
     }
 
+    /// Offset and number of its bytes, of `element` bytes each, where it has no gaps.
+    pub fn without_gaps(&self, element: usize) -> Option<(usize, usize)> {
+        is_contiguous(&self.extents, &self.strides, element).then(|| (self.offset, self.elements() * element))
+    }
+
     /// How many elements there are.
     pub fn elements(&self) -> usize {
         self.extents.iter().product()

@@ -8,7 +8,9 @@ use std::thread::JoinHandle;
 use parity_dump::hashes::HASHES;
 use parity_dump::{Checkpoint, DumpError, Element, Life, Manifest, Writer};
 
+use crate::gather::Piece;
 use crate::hashing::StepHashes;
+use crate::options::Host;
 use crate::plan::PassPlan;
 
 /// Bytes of one buffer: large enough that a write is worth its system call, small enough to stay in cache.
@@ -26,7 +28,7 @@ pub enum Announced {
         /// Element type.
         element: Element,
         /// Slowest axis first.
-        shape: Vec<usize>,
+        shape: Arc<[usize]>,
         /// Positions of its rows where these are not all of the step's.
         rows: Option<Vec<u32>>,
     },
@@ -54,6 +56,11 @@ enum Job {
     Bytes {
         buffer: Vec<u8>,
         used: usize,
+        begins: Vec<(usize, Announced)>,
+    },
+    /// Values that were gathered, and the tensors that begin within them.
+    Gathered {
+        piece: Piece,
         begins: Vec<(usize, Announced)>,
     },
     NoRows(Checkpoint),
@@ -88,7 +95,7 @@ impl Store {
     ///
     /// # Errors
     /// The system's, where there is no thread to be had.
-    pub fn new(writer: Writer, hashed: bool) -> std::io::Result<Store> {
+    pub fn new(writer: Writer, hashed: bool, host: Arc<dyn Host>) -> std::io::Result<Store> {
         let (jobs, todo) = channel();
         let (give_back, free) = channel();
         let failure = Arc::new(OnceLock::new());
@@ -96,7 +103,7 @@ impl Store {
         let thread = without_signals(|| {
             std::thread::Builder::new()
                 .name("parity-store".to_owned())
-                .spawn(move || work(Out::new(writer, hashed), &todo, &give_back, &noted))
+                .spawn(move || work(Out::new(writer, hashed), (&todo, &give_back), &noted, &*host))
         })?;
         Ok(Store {
             jobs: Some(jobs),
@@ -135,6 +142,12 @@ impl Store {
         self.used += bytes;
     }
 
+    /// Takes tensors whose values were gathered, with where each begins.
+    pub fn gathered(&mut self, piece: Piece, begins: Vec<(usize, Announced)>) {
+        self.flush();
+        self.send(Job::Gathered { piece, begins });
+    }
+
     /// Notes that the step has no row of a checkpoint.
     pub fn no_rows(&mut self, checkpoint: Checkpoint) {
         self.send(Job::NoRows(checkpoint));
@@ -156,13 +169,17 @@ impl Store {
         self.send(Job::Stop(reason.to_owned()));
     }
 
-    /// Finishes the step, or drops it, and waits until the disk has it.
+    /// Finishes the step, or drops it: the program goes on while it is written.
     pub fn end(&mut self, whole: bool) {
         if whole {
             self.flush();
         }
         (self.used, self.begins) = (0, Vec::new());
         self.send(if whole { Job::End } else { Job::Discard });
+    }
+
+    /// Waits until the disk has all that was finished.
+    pub fn settle(&mut self) {
         let (done, wait) = channel();
         self.send(Job::Done(done));
         // An error means that the thread is gone, and nothing is left to wait for.
@@ -205,9 +222,15 @@ impl Drop for Store {
 }
 
 /// The writing thread.
-fn work(mut out: Out, todo: &Receiver<Job>, give_back: &Sender<Vec<u8>>, failure: &OnceLock<DumpError>) {
+fn work(
+    mut out: Out,
+    (todo, give_back): (&Receiver<Job>, &Sender<Vec<u8>>),
+    failure: &OnceLock<DumpError>,
+    host: &dyn Host,
+) {
     let mut open = false;
     while let Ok(job) = todo.recv() {
+        let ends = matches!(job, Job::End);
         match job {
             Job::Done(done) => {
                 let _ = done.send(());
@@ -217,6 +240,11 @@ fn work(mut out: Out, todo: &Receiver<Job>, give_back: &Sender<Vec<u8>>, failure
                     note(failure, out.bytes(&buffer[..used], begins), &mut out.writer);
                 }
                 let _ = give_back.send(buffer);
+            }
+            Job::Gathered { piece, begins } => {
+                if open && failure.get().is_none() {
+                    note(failure, out.bytes(piece.bytes(), begins), &mut out.writer);
+                }
             }
             Job::Stop(reason) => {
                 open = false;
@@ -258,6 +286,9 @@ fn work(mut out: Out, todo: &Receiver<Job>, give_back: &Sender<Vec<u8>>, failure
             Job::Edit(change) => change(out.writer.manifest_mut()),
             Job::NoRows(_) | Job::End => {}
         }
+        if ends {
+            host.written();
+        }
     }
     out.writer.discard_step();
 }
@@ -279,34 +310,33 @@ impl Out {
     }
 
     fn bytes(&mut self, bytes: &[u8], begins: Vec<(usize, Announced)>) -> Result<(), DumpError> {
+        let Some(hashes) = &mut self.hashes else {
+            // A header says where tensors begin: their bytes follow as they lie there, in one write.
+            for (_, tensor) in begins {
+                match tensor {
+                    Announced::Checkpoint { checkpoint, element, shape, rows } => {
+                        self.writer.begin_tensor(checkpoint, element, &shape, rows.as_deref());
+                    }
+                    Announced::Leaf { name, dtype, shape, bytes } => {
+                        self.writer.begin_leaf(&name, dtype, &shape, bytes);
+                    }
+                }
+            }
+            return self.writer.append(bytes);
+        };
         let mut written = 0;
         for (at, tensor) in begins {
-            self.append(&bytes[written..at])?;
+            hashes.append(&bytes[written..at]);
             written = at;
-            match (tensor, &mut self.hashes) {
-                (Announced::Checkpoint { checkpoint, element, shape, rows }, Some(hashes)) => {
+            match tensor {
+                Announced::Checkpoint { checkpoint, element, shape, rows } => {
                     hashes.begin(checkpoint, element, &shape, rows.as_deref().unwrap_or(&self.positions));
                 }
-                (Announced::Leaf { .. }, Some(hashes)) => hashes.close(),
-                (Announced::Checkpoint { checkpoint, element, shape, rows }, None) => {
-                    self.writer.begin_tensor(checkpoint, element, &shape, rows.as_deref());
-                }
-                (Announced::Leaf { name, dtype, shape, bytes }, None) => {
-                    self.writer.begin_leaf(&name, dtype, &shape, bytes);
-                }
+                Announced::Leaf { .. } => hashes.close(),
             }
         }
-        self.append(&bytes[written..])
-    }
-
-    fn append(&mut self, bytes: &[u8]) -> Result<(), DumpError> {
-        match &mut self.hashes {
-            Some(hashes) => {
-                hashes.append(bytes);
-                Ok(())
-            }
-            None => self.writer.append(bytes),
-        }
+        hashes.append(&bytes[written..]);
+        Ok(())
     }
 
     fn end(&mut self) -> Result<(), DumpError> {

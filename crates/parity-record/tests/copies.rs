@@ -9,6 +9,7 @@ use parity_dump::{Checkpoint, Kind};
 use parity_graph::{Op, View};
 use parity_record::api::{Api, RawGraph, RawTensor};
 use parity_record::describe::Reader;
+use parity_record::image::Image;
 use parity_record::layout::TensorLayout;
 use parity_record::map::map;
 
@@ -34,6 +35,7 @@ struct FakeGraph {
 }
 
 const LAYOUT: TensorLayout = TensorLayout {
+    bytes: Some(size_of::<Fake>()),
     dtype: std::mem::offset_of!(Fake, dtype),
     ne: std::mem::offset_of!(Fake, ne),
     nb: std::mem::offset_of!(Fake, nb),
@@ -202,4 +204,44 @@ fn slots_views_and_parameters_are_read_as_they_are() {
     );
     assert!(!flat.get(2).computed && flat.get(1).computed, "what has no elements is never computed");
     assert_eq!(flat.writers(5).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn a_graph_that_comes_again_is_recognised_until_anything_of_it_changes() {
+    let leaf = |name: &str| tensor(name, c"NONE", [4, 1, 1, 1], &[]);
+    let (weight, input) = (leaf("blk.0.attn_norm.weight"), leaf("inp_embd"));
+    // What is copied from another backend is read through what it is a copy of.
+    let copy = leaf("CUDA0#inp_embd#0");
+    let norm = tensor("norm-0", c"RMS_NORM", [4, 1, 1, 1], &[copy]);
+    let scaled = tensor("attn_norm-0", c"MUL", [4, 1, 1, 1], &[norm, weight]);
+    let mut graph = FakeGraph { nodes: vec![norm, scaled], leaves: vec![input, weight] };
+    let api = api();
+    let reader = Reader { api: &api, layout: &LAYOUT };
+    let raw: RawGraph = (&raw mut graph).cast();
+    let sched = std::ptr::null_mut();
+    // SAFETY: a graph of this made-up ggml.
+    let described = unsafe { reader.describe(sched, raw) };
+    // SAFETY: as above.
+    let image = unsafe { Image::of(reader, sched, raw, &described) }.unwrap();
+    // SAFETY: as above.
+    let still = || unsafe { image.is_still(reader, sched, raw) };
+    assert!(still());
+    for changed in [norm, scaled, weight, input, copy] {
+        // SAFETY: a tensor of this test.
+        let fake = unsafe { &mut *changed.cast::<Fake>() };
+        fake.params[3] += 1;
+        assert!(!still());
+        fake.params[3] -= 1;
+        assert!(still());
+    }
+    // SAFETY: as above.
+    unsafe { &mut *raw.cast::<FakeGraph>() }.nodes.swap(0, 1);
+    assert!(!still());
+    // SAFETY: as above.
+    unsafe { &mut *raw.cast::<FakeGraph>() }.nodes.truncate(1);
+    assert!(!still());
+    let unmeasured = TensorLayout { bytes: None, ..LAYOUT };
+    let blind = Reader { api: &api, layout: &unmeasured };
+    // SAFETY: as above.
+    assert!(unsafe { Image::of(blind, sched, raw, &described) }.is_none());
 }

@@ -64,7 +64,7 @@ fn check(name: &str, graph: &Graph, rows: usize) -> Mapping {
         let mut shape = vec![rows];
         shape.extend(row_shape(capture.checkpoint.kind()));
         if capture.picked.is_none() {
-            assert_eq!(capture.shape, shape, "{name}: {}", capture.checkpoint);
+            assert_eq!(capture.shape[..], shape[..], "{name}: {}", capture.checkpoint);
         } else {
             assert_eq!(capture.shape[1..], shape[1..], "{name}: {}", capture.checkpoint);
         }
@@ -172,7 +172,7 @@ fn chunks_of_a_prompt_and_decode_steps_have_the_same_checkpoints() {
     assert_eq!(mapping.known.cache_types, BTreeSet::from(["f32".to_owned()]));
     let scores = Checkpoint::layer(Kind::AttnScores, 1);
     let scores = mapping.captures.iter().find(|capture| capture.checkpoint == scores).unwrap();
-    assert_eq!(scores.shape, [8, 3, 256], "(H, T, S) with the padding of the cache");
+    assert_eq!(scores.shape[..], [8, 3, 256], "(H, T, S) with the padding of the cache");
 }
 
 /// One layer with one weight for queries, keys and values, as `build_qkv` makes it.
@@ -240,7 +240,7 @@ fn a_fused_weight_is_taken_apart() {
     ] {
         let capture = of(kind);
         assert_eq!((capture.region.storage, capture.region.offset), (storage, offset), "{kind:?}");
-        assert_eq!(capture.shape, shape, "{kind:?}");
+        assert_eq!(capture.shape[..], shape[..], "{kind:?}");
     }
     assert_eq!(of(Kind::K).region.strides, [1536, 128, 4]);
 }

@@ -1,8 +1,9 @@
 //! What the parent process asked for, and how it is told what happened.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parity_record::forced::Forced;
 use parity_record::recorder::{Host, Options};
@@ -83,12 +84,16 @@ pub struct Parent {
     shared: Option<PathBuf>,
     /// Whether it is told of the first context.
     first: bool,
+    /// Where passes are counted, as two words: those computed, those written.
+    passes: Option<File>,
 }
 
 impl Parent {
     /// The parent that shares the folder, as the recording of the `first` context, or of another, sees it.
     pub fn new(shared: Option<PathBuf>, first: bool) -> Parent {
-        Parent { shared, first }
+        let file = |dir: &PathBuf| OpenOptions::new().write(true).open(dir.join("passes")).ok();
+        let passes = shared.as_ref().and_then(file);
+        Parent { shared, first, passes }
     }
 
     /// Writes a line behind those before it. The parent has written the file ahead, as zeros, so that a
@@ -103,6 +108,31 @@ impl Parent {
     }
 }
 
+/// Passes of all contexts that were computed, and those of them that are written.
+static COMPUTED: AtomicU64 = AtomicU64::new(0);
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
+
+impl Parent {
+    /// Counts one more, in the parent's eyes too: they tell it whether the program ended before all was written.
+    fn count(&self, of: &AtomicU64, place: u64) {
+        let count = of.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some(file) = &self.passes {
+            let _ = file.write_all_at(&count.to_le_bytes(), 8 * place);
+        }
+    }
+
+    /// Says that all is written: counts of several contexts may have come in another order.
+    pub fn settled(shared: &Path) {
+        let count = COMPUTED.load(Ordering::Relaxed);
+        if count == 0 {
+            return;
+        }
+        let count = count.to_le_bytes();
+        let file = OpenOptions::new().write(true).open(shared.join("passes"));
+        let _ = file.and_then(|file| file.write_all_at(&[count, count].concat(), 0));
+    }
+}
+
 impl Host for Parent {
     fn say(&self, message: &str) {
         say(message);
@@ -111,6 +141,14 @@ impl Host for Parent {
     fn status(&self, key: &str, value: &str) {
         // Only the parent's closing words depend on it.
         let _ = self.write(&format!("{key} {}\n", value.replace('\n', " ")));
+    }
+
+    fn computed(&self) {
+        self.count(&COMPUTED, 0);
+    }
+
+    fn written(&self) {
+        self.count(&WRITTEN, 1);
     }
 
     fn claim(&self) -> bool {

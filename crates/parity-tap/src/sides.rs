@@ -1,5 +1,7 @@
 //! The recordings of a process: one for each context that computes.
 
+use std::sync::Arc;
+
 use parity_record::recorder::{Recorder, another};
 
 use crate::host::{Asked, Parent};
@@ -36,7 +38,7 @@ impl Sides {
             options.dir = options.dir.map(|dir| dir.join(another(number)));
             (options.hashes, options.graphs, options.inject, options.forced) = (None, None, None, None);
         }
-        let recorder = Recorder::new(options, Box::new(Parent::new(self.asked.shared.clone(), number == 0)));
+        let recorder = Recorder::new(options, Arc::new(Parent::new(self.asked.shared.clone(), number == 0)));
         self.all.push(Side { recorder, sched: 0, context: 0 });
     }
 
@@ -54,6 +56,14 @@ impl Sides {
     /// All of them.
     pub fn each(&mut self, see: impl Fn(&mut Recorder)) {
         self.all.iter_mut().for_each(|side| see(&mut side.recorder));
+    }
+
+    /// Waits until all that was recorded is written.
+    pub fn settle(&mut self) {
+        self.each(Recorder::settle);
+        if let Some(shared) = &self.asked.shared {
+            Parent::settled(shared);
+        }
     }
 
     /// Notes llama.cpp's version, for all manifests.

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock, TryLockError};
+use std::time::{Duration, Instant};
 
 use parity_record::api::{Api, RawGraph, RawSched, RawTensor, text};
 use parity_record::describe::Reader;
@@ -66,6 +67,8 @@ fn start() -> Option<Mutex<State>> {
         }
     };
     let _ = ALL_ROWS.set(asked.all_rows);
+    // SAFETY: a function that may run at any exit of this process.
+    unsafe { libc::atexit(at_exit) };
     Some(Mutex::new(State {
         sides: Sides::new(asked),
         theirs: HashMap::new(),
@@ -75,6 +78,30 @@ fn start() -> Option<Mutex<State>> {
         warm_up: false,
         process: std::process::id(),
     }))
+}
+
+/// How long the end of a process waits for one of its threads to leave us.
+const LEAVING: Duration = Duration::from_secs(2);
+
+/// The program ends: what it computed last is written before it does.
+extern "C" fn at_exit() {
+    guarded((), || {
+        let Some(Some(state)) = STATE.get() else { return };
+        let since = Instant::now();
+        let mut state = loop {
+            match state.try_lock() {
+                Ok(state) => break state,
+                // A thread that was stopped in the middle never leaves; the parent process then counts what is missing.
+                Err(TryLockError::WouldBlock) if since.elapsed() < LEAVING => {
+                    std::thread::sleep(LEAVING / 1000);
+                }
+                Err(_) => return,
+            }
+        };
+        if state.process == std::process::id() {
+            state.sides.settle();
+        }
+    });
 }
 
 /// Runs what is ours so that a mistake of ours stays ours.

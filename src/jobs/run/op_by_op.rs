@@ -190,7 +190,7 @@ impl<'a, S: Number> Runner<'a, S> {
     fn arranged(&self, node: &Node<'_>, id: Checkpoint) -> Option<(Arrangement, &'a Capture)> {
         let capture = self.graph.captures.get(&id)?;
         let tensor = Tensor {
-            shape: capture.shape.clone(),
+            shape: capture.shape.to_vec(),
             positions: self.positions_of(capture)?,
             values: vec![0.0; capture.shape.iter().product()],
         };

@@ -53,7 +53,7 @@ impl Session {
         // SAFETY: the functions of the one ggml that is linked.
         let layout = unsafe { TensorLayout::measure(&api) }.map_err(unreadable)?;
         let said = Arc::new(Mutex::new(Outcome::default()));
-        let recorder = Recorder::new(options, Box::new(Ears(Arc::clone(&said))));
+        let recorder = Recorder::new(options, Arc::new(Ears(Arc::clone(&said))));
         if let Some(mut state) = state() {
             *state = Some(State { recorder, api, layout });
         }

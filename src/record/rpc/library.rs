@@ -45,6 +45,7 @@ pub struct Held {
 }
 
 const LAYOUT: TensorLayout = TensorLayout {
+    bytes: None,
     dtype: offset_of!(Held, dtype),
     ne: offset_of!(Held, ne),
     nb: offset_of!(Held, nb),
@@ -407,5 +408,7 @@ static API: Api = Api {
     backend_name,
     version: None,
     commit: None,
+    backend_get_device: None,
+    dev_memory: None,
     has_compute_flag: true,
 };

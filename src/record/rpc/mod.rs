@@ -188,7 +188,7 @@ impl Proxy {
             inject: options.inject.clone(),
             ..parity_record::recorder::Options::default()
         };
-        let recorder = Recorder::new(asked, Box::new(Here(Arc::clone(&told))));
+        let recorder = Recorder::new(asked, Arc::new(Here(Arc::clone(&told))));
         let path = model.path.clone();
         let recording = Mutex::new(Recording { recorder, model, version: None, begun: false });
         Ok(Proxy { listener, address, server: between.server.clone(), model: path, recording, told })
@@ -238,10 +238,13 @@ impl Proxy {
         let ended = self.pass_on(client, number, &mut capture);
         let is_recorded = capture.is_recorded();
         drop(capture);
+        let mut recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = ended {
-            self.recording.lock().unwrap_or_else(PoisonError::into_inner).recorder.stop(&in_a_line(&error));
+            recording.recorder.stop(&in_a_line(&error));
             self.lock().broken.get_or_insert(error);
         }
+        recording.recorder.settle();
+        drop(recording);
         let mut told = self.lock();
         told.streams.remove(&number).iter().flatten().for_each(close);
         told.open -= 1;

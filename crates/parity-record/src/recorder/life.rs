@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 
 use parity_dump::{Event, Life};
-use parity_graph::{Graph, Id, Leaf, Op, label};
+use parity_graph::{Id, Leaf, label};
 
 use super::Recorder;
 use crate::api::RawTensor;
 use crate::describe::{Described, Reader};
+use crate::map::Mapping;
 use crate::plan::leaf_dtype;
 
 /// One row of a batch that a program hands over.
@@ -156,7 +157,7 @@ impl Recorder {
     pub(super) unsafe fn rows(
         &mut self,
         reader: Reader<'_>,
-        described: &Described,
+        (described, mapping): (&Described, &Mapping),
         tokens: &[u32],
         positions: &[u32],
     ) -> (Vec<u32>, Life) {
@@ -175,7 +176,7 @@ impl Recorder {
         }
         let at = if numbers == positions { Vec::new() } else { positions.to_vec() };
         // SAFETY: by the caller's promise.
-        let cells = unsafe { cells(reader, described, tokens.len()) };
+        let cells = unsafe { cells(reader, described, mapping) };
         (numbers, Life { at, sequences, cells, events: std::mem::take(&mut self.context.events) })
     }
 
@@ -203,19 +204,15 @@ impl Recorder {
     /// A cache of a type that a dump cannot hold.
     pub(super) fn states(
         &mut self,
-        described: &Described,
+        (described, mapping): (&Described, &Mapping),
     ) -> Result<Vec<(String, usize, RawTensor)>, String> {
         // What a shift does not read is needed behind it.
         let graph = &described.graph;
         // An encoder has no cache: the decoder behind it has.
-        if !(graph.nodes..graph.tensors.len()).any(|leaf| graph.leaf(leaf) == Some(Leaf::State)) {
+        if !mapping.cache.is_there {
             return Ok(Vec::new());
         }
-        // Attention tile by tile keeps to itself what it computes of cells that its rows do not see.
-        let of_state = |src: Id| graph.leaf(graph.root(src)) == Some(Leaf::State);
-        let shows = |id: Id| graph.is_arithmetic(id) && graph.get(id).op != Op::FlashAttn;
-        let shown = (0..graph.nodes).any(|id| shows(id) && graph.sources(id).any(of_state));
-        let zeros = std::mem::take(&mut self.context.zeros) && shown;
+        let zeros = std::mem::take(&mut self.context.zeros) && mapping.cache.is_shown;
         let touched = std::mem::take(&mut self.context.touched) || zeros;
         self.context.touched = touched && graph.is_shift();
         if !touched {
@@ -237,16 +234,10 @@ impl Recorder {
 }
 
 /// The cells of a cache that the rows of a pass are written to, where an input says so.
-unsafe fn cells(reader: Reader<'_>, described: &Described, rows: usize) -> Vec<u32> {
-    let graph: &Graph = &described.graph;
-    let of_rows = |id: &usize| {
-        let tensor = graph.get(*id);
-        tensor.op == Op::SetRows && graph.leaf(graph.root(*id)) == Some(Leaf::State)
-    };
-    let mut indices = graph.computed().filter(of_rows).filter_map(|id| Some(graph.origin(graph.src(id, 1)?)));
-    let leaf = indices.find(|&leaf| graph.get(leaf).dtype == "i64" && graph.get(leaf).elements() == rows);
+unsafe fn cells(reader: Reader<'_>, described: &Described, mapping: &Mapping) -> Vec<u32> {
     // SAFETY: an input of a graph whose inputs are set.
-    let bytes = leaf.and_then(|leaf| unsafe { reader.bytes(described.address[leaf]) }).unwrap_or_default();
+    let read = |leaf: Id| unsafe { reader.bytes(described.address[leaf]) };
+    let bytes = mapping.cache.cells.and_then(read).unwrap_or_default();
     let cell = |word: &[u8]| u32::try_from(i64::from_ne_bytes(word.try_into().ok()?)).ok();
     bytes.chunks_exact(8).map(cell).collect::<Option<Vec<u32>>>().unwrap_or_default()
 }

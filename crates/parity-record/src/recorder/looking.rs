@@ -3,11 +3,13 @@
 use std::collections::HashSet;
 
 use super::Recorder;
-use crate::api::{RawGraph, RawSched, RawTensor, text};
+use super::seen::Seen;
+use crate::api::{RawGraph, RawSched, RawTensor};
 use crate::describe::{Described, Reader};
+use crate::gather::Source;
 use crate::kept::{self, Observe};
 use crate::map::map;
-use crate::plan::PassPlan;
+use crate::plan::{PassPlan, Planned};
 use parity_graph::{Graph, Id};
 
 /// What is to be kept of the graph that was marked last: most graphs that get their memory are alike.
@@ -49,14 +51,7 @@ impl Recorder {
             return Observe::Nodes;
         }
         // SAFETY: by the caller's promise.
-        let count = unsafe { (reader.api.sched_get_n_backends)(sched) };
-        let name = |index| {
-            // SAFETY: as above; ggml's strings live with it.
-            let name =
-                unsafe { text((reader.api.backend_name)((reader.api.sched_get_backend)(sched, index))) };
-            name.unwrap_or_default().into_owned()
-        };
-        self.options.observe.on(&(0..count).map(name).collect::<Vec<_>>())
+        kept::level(self.options.observe, reader, &unsafe { kept::backends(reader, sched) })
     }
 
     /// Marks what is wanted of a graph that is about to get its memory, where it is to be read when the graph is computed;
@@ -82,7 +77,11 @@ impl Recorder {
         let nodes: Vec<RawTensor> = nodes.into_iter().map(|node| described.address[node]).collect();
         // SAFETY: tensors of the graph.
         let needed: u64 = nodes.iter().map(|&node| unsafe { (reader.api.nbytes)(node) } as u64).sum();
-        if let Some(limit) = self.options.memory.filter(|&limit| needed > limit) {
+        // SAFETY: as above.
+        let limits = || self.options.memory.into_iter().chain(unsafe { kept::room_on_cards(reader, sched) });
+        // What was laid out already is there.
+        let limit = if needed > self.laid_out { limits().min() } else { None };
+        if let Some(limit) = limit.filter(|&limit| needed > limit) {
             let (needed, limit) = (gigabytes(needed), gigabytes(limit));
             self.say_once(&format!(
                 "to keep all nodes of the largest batch takes {needed}, and {limit} may be taken: -ub N makes batches \
@@ -90,6 +89,7 @@ impl Recorder {
             ));
             return Vec::new();
         }
+        self.laid_out = needed.max(self.laid_out);
         // SAFETY: as above.
         unsafe { kept::mark(reader, &nodes) }
     }
@@ -130,7 +130,7 @@ impl Recorder {
         &mut self,
         reader: Reader<'_>,
         sched: RawSched,
-        described: &Described,
+        seen: &Seen,
         plan: &PassPlan,
     ) -> Reading {
         // SAFETY: by the caller's promise.
@@ -140,12 +140,11 @@ impl Recorder {
             return Reading::NodeByNode;
         }
         // SAFETY: as above.
-        let survives = unsafe { kept::survivors(reader, described) };
-        let graph = &described.graph;
-        let nodes = (0..graph.nodes).filter(|&id| plan.wanted.contains_key(&described.address[id]));
-        let lost: Vec<Id> = nodes.filter(|&id| !survives[id]).collect();
+        let survives = unsafe { seen.survivors(reader) };
+        let Described { graph, address, .. } = &seen.described;
+        let lost = (0..graph.nodes).filter(|&id| !survives[id] && plan.wanted.contains_key(&address[id]));
         let (between, late): (Vec<Id>, Vec<Id>) =
-            lost.into_iter().partition(|&id| graph.writers(graph.root(id)).any(|writer| writer > id));
+            lost.partition(|&id| graph.writers(graph.root(id)).any(|writer| writer > id));
         if !late.is_empty() {
             self.cannot_keep("the memory of its graph was laid out without room for all of its nodes");
             return Reading::NodeByNode;
@@ -159,7 +158,7 @@ impl Recorder {
             ));
         }
         self.looked_at(level);
-        Reading::Behind(between.into_iter().map(|id| described.address[id]).collect())
+        Reading::Behind(between.into_iter().map(|id| address[id]).collect())
     }
 
     /// Reads what was kept of the pass that has just been computed.
@@ -169,13 +168,52 @@ impl Recorder {
     pub(super) unsafe fn read_kept(&mut self, reader: Reader<'_>, sched: RawSched) {
         let Some(plan) = &self.plan else { return };
         let mut nodes: Vec<(usize, RawTensor)> =
-            plan.wanted.iter().filter_map(|(node, planned)| Some((*planned.first()?, *node))).collect();
+            plan.wanted.iter().map(|(node, planned)| (planned.start, *node)).collect();
         nodes.sort_unstable_by_key(|(first, _)| *first);
         // SAFETY: by the caller's promise.
         unsafe { (reader.api.sched_synchronize)(sched) };
+        // SAFETY: as above.
+        unsafe { self.gather_kept(reader, &nodes) };
         for (_, node) in nodes {
             // SAFETY: as above; its memory was kept.
             unsafe { self.computed(reader, node) };
         }
+    }
+
+    /// Takes the values of those nodes of a pass that lie without gaps in memory of a card, all at once.
+    ///
+    /// # Safety
+    /// As for [`Recorder::read_kept`], behind the synchronisation.
+    unsafe fn gather_kept(&mut self, reader: Reader<'_>, nodes: &[(usize, RawTensor)]) {
+        let (Some(store), Some(plan)) = (&mut self.store, &mut self.plan) else { return };
+        if !self.gather.is_possible() {
+            return;
+        }
+        let (mut sources, mut begins, mut gathered, mut at) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        for (_, node) in nodes {
+            // SAFETY: a node of the graph, which has its memory.
+            let Some((buffer, data, _)) = (unsafe { reader.place(*node) }) else { continue };
+            let of = |index: usize| {
+                let Planned { element, from_i32, ref region, .. } = plan.planned[index];
+                let (offset, bytes) = region.without_gaps(element.size()).filter(|_| !from_i32)?;
+                Some(Source { address: data + offset, bytes })
+            };
+            let Some(own) = plan.wanted[node].clone().map(of).collect::<Option<Vec<Source>>>() else {
+                continue;
+            };
+            if !own.iter().all(|source| self.gather.reaches(buffer, *source)) {
+                continue;
+            }
+            for (source, index) in own.into_iter().zip(plan.wanted[node].clone()) {
+                begins.push((at, plan.planned[index].announced()));
+                at += source.bytes;
+                sources.push(source);
+            }
+            gathered.push(*node);
+        }
+        // SAFETY: each was computed, and its memory kept.
+        let Some(piece) = (unsafe { self.gather.gather(&sources) }) else { return };
+        store.gathered(piece, begins);
+        gathered.iter().for_each(|node| drop(plan.wanted.remove(node)));
     }
 }

@@ -1,11 +1,19 @@
 //! The step of a dump that a pass becomes: its rows, its graph and its inputs.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parity_dump::{ModelInfo, Producer, Writer};
 use parity_graph::text as graph_text;
 
 use super::Recorder;
+use crate::api::{RawSched, text};
 use crate::describe::{Described, Reader};
+use crate::hashes::Hashes;
+use crate::map::Mapping;
 use crate::plan::{PassPlan, leaf_dtype};
-use crate::store::{Announced, BUFFER_BYTES};
+use crate::producer;
+use crate::store::{Announced, BUFFER_BYTES, Store};
 
 impl Recorder {
     /// Records the inputs of a pass, which the program has set by now.
@@ -52,4 +60,47 @@ impl Recorder {
             store.no_rows(checkpoint);
         }
     }
+
+    /// Opens what the recording is written to, at its first pass.
+    pub(super) unsafe fn open(
+        &mut self,
+        reader: Reader<'_>,
+        sched: RawSched,
+        plan: &PassPlan,
+        mapping: &Mapping,
+        described: &Described,
+    ) -> Result<(), String> {
+        if let (Some(path), None) = (&self.options.hashes, &self.hashes) {
+            self.hashes = Some(Hashes::create(path).map_err(|e| format!("{}: {e}", path.display()))?);
+        }
+        let (Some(dir), None) = (&self.options.dir, &self.store) else { return Ok(()) };
+        // SAFETY: by the caller's promise.
+        let backends = unsafe { backends(reader, sched, plan) };
+        let producer: Producer = producer::describe(&backends, &mapping.known, self.options.version.clone());
+        let mut writer = Writer::create(dir, producer, ModelInfo::default()).map_err(|e| e.to_string())?;
+        // SAFETY: as above.
+        let numbers = unsafe { reader.op_numbers(&described.address[..described.graph.nodes]) };
+        let numbers: Vec<String> = numbers.iter().map(|(op, number)| format!("{op}={number}")).collect();
+        writer.manifest_mut().provenance.insert("ggml ops".to_owned(), numbers.join(" "));
+        self.store = Some(
+            Store::new(writer, self.options.hashed, Arc::clone(&self.host))
+                .map_err(|e| format!("no thread to write with: {e}"))?,
+        );
+        self.host.status("recording", &dir.display().to_string());
+        Ok(())
+    }
+}
+
+/// Names of the backends that compute the wanted nodes, with how many of them.
+unsafe fn backends(reader: Reader<'_>, sched: RawSched, plan: &PassPlan) -> HashMap<String, usize> {
+    let mut names = HashMap::new();
+    for &tensor in plan.wanted.keys() {
+        // SAFETY: nodes of a graph that this scheduler is about to compute.
+        let name = unsafe {
+            let backend = (reader.api.sched_get_tensor_backend)(sched, tensor);
+            (!backend.is_null()).then(|| text((reader.api.backend_name)(backend))).flatten()
+        };
+        *names.entry(name.unwrap_or_default().into_owned()).or_insert(0) += 1;
+    }
+    names
 }
