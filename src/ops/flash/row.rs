@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use super::super::source::{Args, Source};
 use super::scaled::{Factors, scaled};
@@ -27,6 +28,8 @@ pub struct Attention<'b, 'a, S> {
     pub ties: Vec<Tie>,
     pub k: &'b Source<'a, S>,
     pub v: &'b Source<'a, S>,
+    /// Rows of K and V as a kernel reads them, once for all that meet them, where that is not as they lie in memory.
+    converted: [Vec<OnceLock<Vec<S>>>; 2],
     mask: Option<&'b Source<'a, S>>,
     sinks: Option<Vec<f64>>,
     /// (B, H, N)
@@ -119,7 +122,15 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         }
         let mut rounded = round::activations(rounding, View::new(b * h * n, dk, &values));
         rounded.ties.extend(before.ties(kind, dk, &values));
+        let narrows = matches!(kind, Flash::Rounded(..));
+        let converted = [before.any(), false].into_iter().zip([k, v]).map(|(scales, source)| {
+            let [a, b, c, _] = source.shape();
+            let rows = if narrows || scales || converts(kind, source) { a * b * c } else { 0 };
+            (0..rows).map(|_| OnceLock::new()).collect()
+        });
+        let converted = converted.collect::<Vec<_>>().try_into().unwrap_or_default();
         Ok(Attention {
+            converted,
             q: rounded.values,
             sums: rounded.sums,
             rounding,
@@ -234,18 +245,29 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         cache_blocks::group(self.k.dtype, block).1
     }
 
-    pub fn key(&self, at: [usize; 3], position: usize) -> Cow<'a, [S]> {
-        let row = self.k.row(self.cached(self.k, at, position));
-        self.stored(self.k, self.before.of_keys(row))
+    pub fn key(&self, at: [usize; 3], position: usize) -> Cow<'_, [S]> {
+        let at = self.cached(self.k, at, position);
+        self.stored(0, at, || self.before.of_keys(self.k.row(at)))
     }
 
-    pub fn value(&self, at: [usize; 3], position: usize) -> Cow<'a, [S]> {
-        self.stored(self.v, self.v.row(self.cached(self.v, at, position)))
+    pub fn value(&self, at: [usize; 3], position: usize) -> Cow<'_, [S]> {
+        let at = self.cached(self.v, at, position);
+        self.stored(1, at, || self.v.row(at))
+    }
+
+    /// A row of K or V.
+    fn stored(&self, of: usize, at: [usize; 3], row: impl Fn() -> Cow<'a, [S]>) -> Cow<'_, [S]> {
+        let source = [self.k, self.v][of];
+        let [_, heads, positions, _] = source.shape();
+        match self.converted[of].get((at[0] * heads + at[1]) * positions + at[2]) {
+            Some(known) => Cow::Borrowed(known.get_or_init(|| self.narrowed(source, row()))),
+            None => row(),
+        }
     }
 
     /// A row of the cache, which kernels on narrower numbers convert.
-    fn stored(&self, source: &'b Source<'a, S>, mut row: Cow<'a, [S]>) -> Cow<'a, [S]> {
-        if self.converts(source) {
+    fn narrowed(&self, source: &'b Source<'a, S>, mut row: Cow<'a, [S]>) -> Vec<S> {
+        if converts(self.kind, source) {
             match self.kind {
                 // Blocks are decoded in f32 before they are converted.
                 Flash::Units(_) | Flash::Vector(_) => {
@@ -257,14 +279,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         if let Flash::Rounded(narrow, ..) = self.kind {
             narrow.store(row.to_mut());
         }
-        row
-    }
-
-    /// Whether a kernel on f16 converts a cache first.
-    pub fn converts(&self, source: &Source<'a, S>) -> bool {
-        let in_half =
-            matches!(self.kind, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(Vector::Converted));
-        in_half && source.dtype != DType::F16
+        row.into_owned()
     }
 
     /// Whether the sum of the values is rounded to f16 after every position.
@@ -360,6 +375,12 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         }
         part
     }
+}
+
+/// Whether a kernel on f16 converts a cache first.
+pub fn converts<S>(kind: Flash, source: &Source<'_, S>) -> bool {
+    let in_half = matches!(kind, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(Vector::Converted));
+    in_half && source.dtype != DType::F16
 }
 
 /// The largest score of all, and the sum over all relative to it, with the sink.
