@@ -194,17 +194,19 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
     pub fn row(&self, b: usize, h: usize, n: usize) -> QueryRow {
         let at = [b, h, n];
         let q = self.q.row(self.query(at));
-        let score = |(position, bias): (usize, f64)| {
-            let k = self.key(at, position);
-            let dot = vectorized(
-                #[inline(always)]
-                || in_lanes(q, |q, i| q.to_f64() * k[i].to_f64()),
-            );
-            let product = dot + self.of_minima(at, &k);
-            let (scaled, z) = self.score(product, bias);
-            Seen { position, bias, product, scaled, z }
-        };
-        let seen = self.visible(b, h, n).into_iter().map(score).collect();
+        let visible = self.visible(b, h, n);
+        let mut seen = Vec::with_capacity(visible.len());
+        vectorized(
+            #[inline(always)]
+            || {
+                for (position, bias) in visible {
+                    let k = self.key(at, position);
+                    let product = in_lanes(q, |q, i| q.to_f64() * k[i].to_f64()) + self.of_minima(at, &k);
+                    let (scaled, z) = self.score(product, bias);
+                    seen.push(Seen { position, bias, product, scaled, z });
+                }
+            },
+        );
         QueryRow { at, seen, sink: self.sinks.as_ref().map(|sinks| sinks[h]) }
     }
 
@@ -348,20 +350,20 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
     fn part(&self, row: &QueryRow, range: Range<usize>) -> Part {
         let narrow = self.is_narrow();
         let mut part = Part { max: f64::NEG_INFINITY, sum: 0.0, values: vec![0.0; self.v.shape()[3]] };
-        for seen in &row.seen[range] {
-            let value = self.value(row.at, seen.position);
-            let (mut scale, mut p) = (1.0, 1.0);
-            if seen.z > part.max {
-                scale = (part.max - seen.z).exp();
-                part.max = seen.z;
-            } else {
-                p = (seen.z - part.max).exp();
-            }
-            part.sum = part.sum * scale + p;
-            let rescaled = scale != 1.0;
-            vectorized(
-                #[inline(always)]
-                || {
+        vectorized(
+            #[inline(always)]
+            || {
+                for seen in &row.seen[range] {
+                    let value = self.value(row.at, seen.position);
+                    let (mut scale, mut p) = (1.0, 1.0);
+                    if seen.z > part.max {
+                        scale = (part.max - seen.z).exp();
+                        part.max = seen.z;
+                    } else {
+                        p = (seen.z - part.max).exp();
+                    }
+                    part.sum = part.sum * scale + p;
+                    let rescaled = scale != 1.0;
                     let pairs = part.values.iter_mut().zip(value.iter());
                     match (narrow, rescaled) {
                         (true, true) => pairs.for_each(|(sum, v)| {
@@ -370,9 +372,9 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
                         (true, false) => pairs.for_each(|(sum, v)| *sum = round_f16(*sum + v.to_f64() * p)),
                         (false, _) => pairs.for_each(|(sum, v)| *sum = *sum * scale + v.to_f64() * p),
                     }
-                },
-            );
-        }
+                }
+            },
+        );
         part
     }
 }
