@@ -187,18 +187,7 @@ fn sampled_in(
     let hides = tokens.rule.op == Op::FlashAttn && is_narrow && n <= NARROW_ATTENTION_MAX;
     match followed.filter(|_| held.is_healthy() && !hides) {
         Some(one) => tokens.screened(held, sample, there, one, tried),
-        None => {
-            // What does not explain the sample does not explain the whole: it is tried again where nothing does.
-            let rest = tried.iter().position(|one| held.is_healthy() && held.under == Some(one.arithmetic));
-            if let Some(rest) = rest.filter(|rest| *rest > 0) {
-                let held = tokens.whole(sight, &tried[rest..], None)?;
-                if held.is_healthy() {
-                    let arithmetic = held.computed_in.filter(|name| *name != tried[0].name);
-                    return Ok(Held { arithmetic, ..held });
-                }
-            }
-            tokens.whole(sight, tried, None)
-        }
+        None => tokens.whole(sight, tried, None),
     }
 }
 
