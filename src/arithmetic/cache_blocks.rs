@@ -35,12 +35,13 @@ pub fn group<S: Scalar>(dtype: DType, block: &[S]) -> (f64, f64) {
     let largest = || {
         values().fold(0.0, |largest: f64, value| if value.abs() > largest.abs() { value } else { largest })
     };
-    let [least, most] = [values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max)];
+    let least = || values().fold(f64::INFINITY, f64::min);
+    let range = || values().fold(f64::NEG_INFINITY, f64::max) - least();
     match dtype {
         DType::Q4_0 => (-largest() / 8.0, largest()),
         DType::Q5_0 => (-largest() / 16.0, largest()),
-        DType::Q4_1 => ((most - least) / 15.0, least),
-        DType::Q5_1 => ((most - least) / 31.0, least),
+        DType::Q4_1 => (range() / 15.0, least()),
+        DType::Q5_1 => (range() / 31.0, least()),
         _ => (0.0, 0.0),
     }
 }

@@ -45,8 +45,8 @@ impl<'s, 'a> Trial<'s, 'a> {
         }
         let mut tried: Vec<Attempt> = Vec::new();
         let sample = Sample::of(self.suspect, &self.base.exact);
-        let distance = |change: &Change| {
-            let sampled = sample.as_ref().and_then(|sample| sample.distance(change));
+        let within = |change: &Change, limit: f64| {
+            let sampled = sample.as_ref().and_then(|sample| sample.within(change, limit));
             sampled.unwrap_or(f64::INFINITY)
         };
         let source = |slot: usize| self.source(slot);
@@ -56,7 +56,7 @@ impl<'s, 'a> Trial<'s, 'a> {
             bound: &self.base.bound,
             looked_at: self.suspect.sight.looked_at,
             source: &source,
-            distance: &distance,
+            within: &within,
         };
         let mut found = self.singles(&evidence, sample.as_ref(), &mut tried, false);
         ranks::prefer(self.suspect, &mut found);
@@ -232,9 +232,9 @@ impl<'s, 'a> Trial<'s, 'a> {
     /// A second mistake besides the first, with values that what the node may have been computed in speaks for.
     fn second(&self, first: &Fault, at: usize, sample: Option<&Sample<'_, '_>>) -> Option<Named> {
         let (id, own) = (self.suspect.node.id, &first.rewrite.change);
-        let distance = |change: &Change| {
+        let within = |change: &Change, limit: f64| {
             let both = Change::All(vec![own.clone(), change.clone()]);
-            sample.and_then(|sample| sample.distance(&both)).unwrap_or(f64::INFINITY)
+            sample.and_then(|sample| sample.within(&both, limit)).unwrap_or(f64::INFINITY)
         };
         let base = self.under(own, at)?;
         let evidence = Evidence {
@@ -243,7 +243,7 @@ impl<'s, 'a> Trial<'s, 'a> {
             bound: &base.bound,
             looked_at: self.suspect.sight.looked_at,
             source: &|slot| self.source(slot),
-            distance: &distance,
+            within: &within,
         };
         let is_nearest = at == 0;
         let wanted = |entry: &&Entry| entry.name != first.name && (is_nearest || is_general(entry));

@@ -1,6 +1,9 @@
 //! A wrong node at a few of its rows and columns: how much of its error does a mistake account for there? What costs a
 //! pass over a weight, or all of attention, is computed in full only where that is promising.
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
 use parity_graph::rewrite::{Change, Edit, Misreading};
 use parity_graph::{Id, Op};
 
@@ -41,7 +44,16 @@ pub struct Sample<'s, 'a> {
     picks: Vec<usize>,
     /// Squared error there.
     pub error: f64,
+    /// One row of several.
+    row: Option<Box<Sample<'s, 'a>>>,
+    /// The last distances: a search comes back to what it tried.
+    known: RefCell<VecDeque<(Change, f64)>>,
 }
+
+/// Distances that are known.
+const KNOWN: usize = 4;
+/// How many times further than a limit one row must be: sums in another order differ by far less.
+const CLEARLY: f64 = 2.0;
 
 /// Along which axes the tokens of a node lie: of its result, and by slot of its sources.
 fn token_axes(op: &Op, args: &Args<'_, f64>) -> Option<(usize, &'static [(usize, usize)])> {
@@ -69,7 +81,7 @@ impl<'s, 'a> Sample<'s, 'a> {
         if axes.is_none() && args.elements() > WHOLE_MAX {
             return None;
         }
-        let (axis, cut) = axes.unwrap_or((0, &[]));
+        let (axis, _) = axes.unwrap_or((0, &[]));
         let tokens = args.shape[axis];
         let within: usize = args.shape[axis + 1..].iter().product();
         let outer: usize = args.shape[..axis].iter().product();
@@ -95,6 +107,27 @@ impl<'s, 'a> Sample<'s, 'a> {
         rows.dedup();
         let columns = (*op == Op::MulMat && axes.is_some())
             .then(|| columns(args.shape[3], &|c| rows.iter().map(|&t| error(at(0, t, c))).sum::<f64>()));
+        let several = rows.len() > 1 && axes.is_some() && columns.is_none();
+        let worst = rows.iter().copied().filter(|_| several);
+        let worst = worst.max_by(|a, b| of_row(*a).total_cmp(&of_row(*b)));
+        let row = worst.map(|row| Box::new(Sample::at(suspect, exact, axes, vec![row], None)));
+        Some(Sample { row, ..Sample::at(suspect, exact, axes, rows, columns) })
+    }
+
+    /// Some rows and columns.
+    fn at(
+        suspect: &'s Suspect<'a>,
+        exact: &'s [f64],
+        axes: Option<(usize, &'static [(usize, usize)])>,
+        rows: Vec<usize>,
+        columns: Option<Vec<usize>>,
+    ) -> Sample<'s, 'a> {
+        let args = suspect.args;
+        let (axis, cut) = axes.unwrap_or((0, &[]));
+        let tokens = args.shape[axis];
+        let within: usize = args.shape[axis + 1..].iter().product();
+        let outer: usize = args.shape[..axis].iter().product();
+        let at = |o: usize, t: usize, i: usize| (o * tokens + t) * within + i;
         let mut shape = args.shape;
         if axes.is_some() {
             shape[axis] = rows.len();
@@ -113,6 +146,10 @@ impl<'s, 'a> Sample<'s, 'a> {
                 .collect(),
             None => (0..args.elements()).collect::<Vec<usize>>(),
         };
+        let error = |i: usize| {
+            let error = (suspect.recorded[i] - exact[i]).abs();
+            if error.is_finite() { error } else { 0.0 }
+        };
         let sources = args.sources.iter().enumerate().map(|(slot, source)| {
             let source = source.as_ref()?;
             let along = cut.iter().find(|(cut, _)| *cut == slot).map(|(_, axis)| *axis);
@@ -122,7 +159,30 @@ impl<'s, 'a> Sample<'s, 'a> {
         let sources = sources.collect();
         let seen = |i: &&usize| (suspect.sight.looked_at)(**i);
         let all: f64 = picks.iter().filter(seen).map(|&i| error(i).powi(2)).sum();
-        Some(Sample { suspect, exact, rows, columns, sources, shape, picks, error: all })
+        let known = RefCell::default();
+        Sample { suspect, exact, rows, columns, sources, shape, picks, error: all, row: None, known }
+    }
+
+    /// The same, or anything that is more than `limit` where it is.
+    pub fn within(&self, change: &Change, limit: f64) -> Option<f64> {
+        if let Some((_, known)) = self.known.borrow().iter().find(|(known, _)| known == change) {
+            return Some(*known);
+        }
+        // What the node is told, each row is told.
+        let is_by_row = limit.is_finite() && matches!(change, Change::Words(_) | Change::Scores(_));
+        if let Some(row) = self.row.as_ref().filter(|_| is_by_row) {
+            let own = row.distance(change)?;
+            if own > CLEARLY * limit {
+                return Some(own);
+            }
+        }
+        let distance = self.distance(change)?;
+        let mut known = self.known.borrow_mut();
+        known.push_back((change.clone(), distance));
+        if known.len() > KNOWN {
+            known.pop_front();
+        }
+        Some(distance)
     }
 
     /// Squared distance of what was recorded from the node under a change; `None` where the change does not fit a sample.

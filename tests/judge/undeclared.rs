@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use crate::support::audited::{F16, audit_all, id, model, origins, recorded, run};
 use crate::support::program;
+use crate::support::samples::sample;
 
 /// The same steps with some checkpoints left out, values mapped, and a producer that declares nothing.
 fn foreign(dump: &Path, keep: impl Fn(Kind) -> bool, map: impl Fn(f32) -> f32) -> (TempDir, PathBuf) {
@@ -88,28 +89,26 @@ fn layers_are_bridged_where_their_ends_alone_were_recorded() {
 /// What an engine of f32 gives with a mistake in all layers is also what products of bf16 might: it is told by what is left.
 #[test]
 fn a_mistake_in_plain_arithmetic_is_preferred_to_a_coarser_one_that_nobody_declared() {
-    let kept: [fn(Kind) -> bool; 2] = [
-        |kind| matches!(kind, Kind::Embed | Kind::LayerOut),
-        |kind| matches!(kind, Kind::Embed | Kind::LayerOut | Kind::FinalNorm | Kind::Logits),
-    ];
-    for (mistake, of_first) in [("norm.eps=1e-5", "norm.eps"), ("rope.base=500000", "rope.base")] {
+    let ends: fn(Kind) -> bool = |kind| matches!(kind, Kind::Embed | Kind::LayerOut);
+    let more: fn(Kind) -> bool =
+        |kind| matches!(kind, Kind::Embed | Kind::LayerOut | Kind::FinalNorm | Kind::Logits);
+    let mistakes = [("norm.eps=1e-5", "norm.eps"), ("rope.base=500000", "rope.base")];
+    let cases = [(mistakes[0], ends), (mistakes[0], more), (mistakes[1], more), (mistakes[1], ends)];
+    for ((mistake, of_first), keep) in sample("mistakes and checkpoints", 2, cases) {
         let (_faulty, faulty) = run(F16, &["--numerics", "f32", "--inject", mistake]);
-        for keep in kept {
-            let (_folder, dump) = foreign(&faulty, keep, |x| x);
-            let audited = program::audit(&dump, Path::new(F16), &["--allow-missing"]);
-            let first = &audited.report["first_divergence"];
-            assert_eq!((audited.code, audited.first.as_str()), (1, "blk.0.layer_out"), "{mistake}: {first}");
-            assert_eq!(first["diagnosis"][0]["fault"], of_first, "{mistake}: {first}");
-        }
+        let (_folder, dump) = foreign(&faulty, keep, |x| x);
+        let audited = program::audit(&dump, Path::new(F16), &["--allow-missing"]);
+        let first = &audited.report["first_divergence"];
+        assert_eq!((audited.code, audited.first.as_str()), (1, "blk.0.layer_out"), "{mistake}: {first}");
+        assert_eq!(first["diagnosis"][0]["fault"], of_first, "{mistake}: {first}");
     }
     // Engines whose products are coarser are not accused, whatever mistake comes near.
-    for numerics in ["f32", "llama-cpu", "f16", "bf16"] {
+    let healthy = ["f32", "llama-cpu", "f16", "bf16"].map(|numerics| [(numerics, ends), (numerics, more)]);
+    for (numerics, keep) in sample("arithmetics and checkpoints", 3, healthy.into_iter().flatten()) {
         let (_whole, whole) = run(F16, &["--numerics", numerics]);
-        for keep in kept {
-            let (_folder, dump) = foreign(&whole, keep, |x| x);
-            let audited = program::audit(&dump, Path::new(F16), &["--allow-missing"]);
-            assert_ne!(audited.code, 1, "{numerics}: {}", audited.report["first_divergence"]);
-        }
+        let (_folder, dump) = foreign(&whole, keep, |x| x);
+        let audited = program::audit(&dump, Path::new(F16), &["--allow-missing"]);
+        assert_ne!(audited.code, 1, "{numerics}: {}", audited.report["first_divergence"]);
     }
 }
 

@@ -4,7 +4,7 @@
 use super::super::bound::{SUBNORMAL_F16, UNIT_F16};
 use super::super::source::Source;
 use super::explain::{in_half, score_errors};
-use super::row::{Attention, QueryRow};
+use super::row::{Attention, QueryRow, converts};
 use super::sums::Off;
 
 /// Sources that errors may be carried from at once: queries, keys and values.
@@ -35,7 +35,7 @@ pub fn converted(
     error: &[f64],
     values: &[f64],
 ) -> Vec<f64> {
-    let units = if attention.converts(source) { [UNIT_F16, SUBNORMAL_F16] } else { [0.0; 2] };
+    let units = if converts(attention.kind, source) { [UNIT_F16, SUBNORMAL_F16] } else { [0.0; 2] };
     let off = |(error, value): (&f64, &f64)| match *error > 0.0 {
         true => error + 2.0 * (units[0] * (value.abs() + error) + units[1]),
         false => 0.0,

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use super::super::source::{Args, Source};
 use super::scaled::{Factors, scaled};
@@ -27,6 +28,8 @@ pub struct Attention<'b, 'a, S> {
     pub ties: Vec<Tie>,
     pub k: &'b Source<'a, S>,
     pub v: &'b Source<'a, S>,
+    /// Rows of K and V as a kernel reads them, once for all that meet them, where that is not as they lie in memory.
+    converted: [Vec<OnceLock<Vec<S>>>; 2],
     mask: Option<&'b Source<'a, S>>,
     sinks: Option<Vec<f64>>,
     /// (B, H, N)
@@ -119,7 +122,15 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         }
         let mut rounded = round::activations(rounding, View::new(b * h * n, dk, &values));
         rounded.ties.extend(before.ties(kind, dk, &values));
+        let narrows = matches!(kind, Flash::Rounded(..));
+        let converted = [before.any(), false].into_iter().zip([k, v]).map(|(scales, source)| {
+            let [a, b, c, _] = source.shape();
+            let rows = if narrows || scales || converts(kind, source) { a * b * c } else { 0 };
+            (0..rows).map(|_| OnceLock::new()).collect()
+        });
+        let converted = converted.collect::<Vec<_>>().try_into().unwrap_or_default();
         Ok(Attention {
+            converted,
             q: rounded.values,
             sums: rounded.sums,
             rounding,
@@ -183,17 +194,19 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
     pub fn row(&self, b: usize, h: usize, n: usize) -> QueryRow {
         let at = [b, h, n];
         let q = self.q.row(self.query(at));
-        let score = |(position, bias): (usize, f64)| {
-            let k = self.key(at, position);
-            let dot = vectorized(
-                #[inline(always)]
-                || in_lanes(q, |q, i| q.to_f64() * k[i].to_f64()),
-            );
-            let product = dot + self.of_minima(at, &k);
-            let (scaled, z) = self.score(product, bias);
-            Seen { position, bias, product, scaled, z }
-        };
-        let seen = self.visible(b, h, n).into_iter().map(score).collect();
+        let visible = self.visible(b, h, n);
+        let mut seen = Vec::with_capacity(visible.len());
+        vectorized(
+            #[inline(always)]
+            || {
+                for (position, bias) in visible {
+                    let k = self.key(at, position);
+                    let product = in_lanes(q, |q, i| q.to_f64() * k[i].to_f64()) + self.of_minima(at, &k);
+                    let (scaled, z) = self.score(product, bias);
+                    seen.push(Seen { position, bias, product, scaled, z });
+                }
+            },
+        );
         QueryRow { at, seen, sink: self.sinks.as_ref().map(|sinks| sinks[h]) }
     }
 
@@ -234,18 +247,29 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         cache_blocks::group(self.k.dtype, block).1
     }
 
-    pub fn key(&self, at: [usize; 3], position: usize) -> Cow<'a, [S]> {
-        let row = self.k.row(self.cached(self.k, at, position));
-        self.stored(self.k, self.before.of_keys(row))
+    pub fn key(&self, at: [usize; 3], position: usize) -> Cow<'_, [S]> {
+        let at = self.cached(self.k, at, position);
+        self.stored(0, at, || self.before.of_keys(self.k.row(at)))
     }
 
-    pub fn value(&self, at: [usize; 3], position: usize) -> Cow<'a, [S]> {
-        self.stored(self.v, self.v.row(self.cached(self.v, at, position)))
+    pub fn value(&self, at: [usize; 3], position: usize) -> Cow<'_, [S]> {
+        let at = self.cached(self.v, at, position);
+        self.stored(1, at, || self.v.row(at))
+    }
+
+    /// A row of K or V.
+    fn stored(&self, of: usize, at: [usize; 3], row: impl Fn() -> Cow<'a, [S]>) -> Cow<'_, [S]> {
+        let source = [self.k, self.v][of];
+        let [_, heads, positions, _] = source.shape();
+        match self.converted[of].get((at[0] * heads + at[1]) * positions + at[2]) {
+            Some(known) => Cow::Borrowed(known.get_or_init(|| self.narrowed(source, row()))),
+            None => row(),
+        }
     }
 
     /// A row of the cache, which kernels on narrower numbers convert.
-    fn stored(&self, source: &'b Source<'a, S>, mut row: Cow<'a, [S]>) -> Cow<'a, [S]> {
-        if self.converts(source) {
+    fn narrowed(&self, source: &'b Source<'a, S>, mut row: Cow<'a, [S]>) -> Vec<S> {
+        if converts(self.kind, source) {
             match self.kind {
                 // Blocks are decoded in f32 before they are converted.
                 Flash::Units(_) | Flash::Vector(_) => {
@@ -257,14 +281,7 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
         if let Flash::Rounded(narrow, ..) = self.kind {
             narrow.store(row.to_mut());
         }
-        row
-    }
-
-    /// Whether a kernel on f16 converts a cache first.
-    pub fn converts(&self, source: &Source<'a, S>) -> bool {
-        let in_half =
-            matches!(self.kind, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(Vector::Converted));
-        in_half && source.dtype != DType::F16
+        row.into_owned()
     }
 
     /// Whether the sum of the values is rounded to f16 after every position.
@@ -333,20 +350,20 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
     fn part(&self, row: &QueryRow, range: Range<usize>) -> Part {
         let narrow = self.is_narrow();
         let mut part = Part { max: f64::NEG_INFINITY, sum: 0.0, values: vec![0.0; self.v.shape()[3]] };
-        for seen in &row.seen[range] {
-            let value = self.value(row.at, seen.position);
-            let (mut scale, mut p) = (1.0, 1.0);
-            if seen.z > part.max {
-                scale = (part.max - seen.z).exp();
-                part.max = seen.z;
-            } else {
-                p = (seen.z - part.max).exp();
-            }
-            part.sum = part.sum * scale + p;
-            let rescaled = scale != 1.0;
-            vectorized(
-                #[inline(always)]
-                || {
+        vectorized(
+            #[inline(always)]
+            || {
+                for seen in &row.seen[range] {
+                    let value = self.value(row.at, seen.position);
+                    let (mut scale, mut p) = (1.0, 1.0);
+                    if seen.z > part.max {
+                        scale = (part.max - seen.z).exp();
+                        part.max = seen.z;
+                    } else {
+                        p = (seen.z - part.max).exp();
+                    }
+                    part.sum = part.sum * scale + p;
+                    let rescaled = scale != 1.0;
                     let pairs = part.values.iter_mut().zip(value.iter());
                     match (narrow, rescaled) {
                         (true, true) => pairs.for_each(|(sum, v)| {
@@ -355,11 +372,17 @@ impl<'b, 'a, S: Scalar> Attention<'b, 'a, S> {
                         (true, false) => pairs.for_each(|(sum, v)| *sum = round_f16(*sum + v.to_f64() * p)),
                         (false, _) => pairs.for_each(|(sum, v)| *sum = *sum * scale + v.to_f64() * p),
                     }
-                },
-            );
-        }
+                }
+            },
+        );
         part
     }
+}
+
+/// Whether a kernel on f16 converts a cache first.
+pub fn converts<S>(kind: Flash, source: &Source<'_, S>) -> bool {
+    let in_half = matches!(kind, Flash::Lanes(_) | Flash::Units(_) | Flash::Vector(Vector::Converted));
+    in_half && source.dtype != DType::F16
 }
 
 /// The largest score of all, and the sum over all relative to it, with the sink.

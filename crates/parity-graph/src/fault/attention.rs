@@ -171,7 +171,8 @@ fn scales(site: Site<'_>, evidence: &Evidence<'_>) -> Vec<Argument> {
         return vec![];
     }
     let own = f64::from(site.float("scale"));
-    let found = fitted(own, |scale| (evidence.distance)(&site.with_float("scale", scale as f32)));
+    let with = |scale: f64| site.with_float("scale", scale as f32);
+    let found = fitted(own, |scale, limit| (evidence.within)(&with(scale), limit));
     // A minimum is flat: it is known to the square root of what the distance is known to.
     let mut out: Vec<f64> = Vec::new();
     for square in [1.0 / (found * found), 1.0 / found] {
@@ -228,9 +229,9 @@ fn clamp(site: Site<'_>, argument: &Argument) -> Made {
 const LIMIT: f64 = 16.0;
 
 fn limit(site: Site<'_>, evidence: &Evidence<'_>, make: fn(Site<'_>, &Argument) -> Made) -> Vec<Argument> {
-    let distance = |limit: f64| {
+    let distance = |limit: f64, most: f64| {
         let made = make(site, &Argument::Number(limit));
-        made.map_or(f64::INFINITY, |(change, _)| (evidence.distance)(&change))
+        made.map_or(f64::INFINITY, |(change, _)| (evidence.within)(&change, most))
     };
-    if distance(LIMIT).is_finite() { shorter(fitted(LIMIT, distance)) } else { vec![] }
+    if distance(LIMIT, f64::INFINITY).is_finite() { shorter(fitted(LIMIT, distance)) } else { vec![] }
 }

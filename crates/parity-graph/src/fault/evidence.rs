@@ -16,8 +16,9 @@ pub struct Evidence<'a> {
     pub looked_at: &'a (dyn Fn(usize) -> bool + Sync),
     /// The values of a source, in its own logical order.
     pub source: &'a dyn Fn(usize) -> Option<Vec<f64>>,
-    /// How far what was recorded is from the node under a change: squares, added up over a sample.
-    pub distance: &'a dyn Fn(&Change) -> f64,
+    /// How far what was recorded is from the node under a change: squares, added up over a sample. Or anything that is more
+    /// than a limit, where it is.
+    pub within: &'a dyn Fn(&Change, f64) -> f64,
 }
 
 impl Evidence<'_> {
@@ -38,6 +39,11 @@ impl Evidence<'_> {
         (self.looked_at)(i) && !((self.recorded[i] - self.exact[i]).abs() <= self.bound[i])
     }
 
+    /// How far what was recorded is from the node under a change.
+    pub fn distance(&self, change: &Change) -> f64 {
+        (self.within)(change, f64::INFINITY)
+    }
+
     /// The element with the least distance.
     pub fn nearest<T>(
         &self,
@@ -47,7 +53,8 @@ impl Evidence<'_> {
         let mut best: Option<(f64, T)> = None;
         for candidate in candidates {
             let Some(change) = change(&candidate) else { continue };
-            let distance = (self.distance)(&change);
+            let least = best.as_ref().map_or(f64::INFINITY, |(least, _)| *least);
+            let distance = (self.within)(&change, least);
             if distance.is_finite() && best.as_ref().is_none_or(|(least, _)| distance < *least) {
                 best = Some((distance, candidate));
             }
@@ -134,11 +141,17 @@ pub fn shorter(fitted: f64) -> Vec<Argument> {
 const STEPS: i32 = 320;
 
 /// The number of least distance within some octaves of `around`: a scan, then golden sections.
-pub fn fitted(around: f64, distance: impl Fn(f64) -> f64) -> f64 {
+pub fn fitted(around: f64, within: impl Fn(f64, f64) -> f64) -> f64 {
     const GOLDEN: f64 = 0.618_033_988_749_895;
     let at = |step: f64| around * (step / 20.0).exp2();
-    let scan = (-STEPS / 2..=STEPS / 2).map(|step| (distance(at(f64::from(step))), step));
-    let Some((_, step)) = scan.min_by(|a, b| a.0.total_cmp(&b.0)) else { return around };
+    let (mut least, mut step) = (f64::INFINITY, -STEPS / 2);
+    for tried in -STEPS / 2..=STEPS / 2 {
+        let distance = within(at(f64::from(tried)), least);
+        if distance < least {
+            (least, step) = (distance, tried);
+        }
+    }
+    let distance = |value: f64| within(value, f64::INFINITY);
     let (mut low, mut high) = (f64::from(step) - 1.0, f64::from(step) + 1.0);
     for _ in 0..60 {
         let (a, b) = (high - GOLDEN * (high - low), low + GOLDEN * (high - low));

@@ -218,9 +218,9 @@ fn wrong_reads(site: Site<'_>, evidence: &Evidence<'_>) -> Vec<Argument> {
     let mut read = [own.clone(), own.clone()].concat();
     let distance = |read: &[u32]| {
         let made = wrong(site, &Argument::Order(read.to_vec()));
-        made.map_or(f64::INFINITY, |(change, _)| (evidence.distance)(&change))
+        made.map_or(f64::INFINITY, |(change, _)| evidence.distance(&change))
     };
-    let mut least = (evidence.distance)(&Change::All(Vec::new()));
+    let mut least = evidence.distance(&Change::All(Vec::new()));
     for (head, &right) in own.iter().enumerate() {
         // Heads do not mix: each is found apart from the others.
         for other in (0..k as u32).filter(|other| *other != right) {

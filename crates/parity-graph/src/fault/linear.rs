@@ -288,7 +288,7 @@ pub(super) fn without(row: usize, columns: std::ops::Range<usize>) -> Change {
 /// Where the sum over the input columns meets what was recorded.
 fn truncation(site: Site<'_>, evidence: &Evidence<'_>) -> Vec<Argument> {
     let Some(all) = site.src(1).map(|x| x.ne[0]).filter(|_| direct(site).is_some()) else { return vec![] };
-    let distance = |kept: usize| (evidence.distance)(&without(all, kept..all));
+    let distance = |kept: usize| evidence.distance(&without(all, kept..all));
     // Coarse first: the distance falls on both sides towards the place.
     let (mut low, mut high) = (1, all.saturating_sub(1));
     while high > low + TRIED {

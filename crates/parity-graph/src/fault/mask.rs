@@ -235,7 +235,7 @@ fn unseen(site: Site<'_>, evidence: &Evidence<'_>) -> Vec<Argument> {
     if all > COLUMNS {
         return vec![];
     }
-    let without = |columns: std::ops::Range<usize>| (evidence.distance)(&edit(mask, Edit::Hidden(columns)));
+    let without = |columns: std::ops::Range<usize>| evidence.distance(&edit(mask, Edit::Hidden(columns)));
     let own = without(0..0);
     let nearer: Vec<usize> = (0..all).filter(|&c| without(c..c + 1) < own).collect();
     let (Some(&first), Some(&last)) = (nearer.first(), nearer.last()) else { return vec![] };

@@ -87,8 +87,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             )
         },
         guess: Some(|site, evidence| {
-            let distance =
-                |factor: f64| (evidence.distance)(&site.with_float("freq_scale", (1.0 / factor) as f32));
+            let with = |factor: f64| site.with_float("freq_scale", (1.0 / factor) as f32);
+            let distance = |factor: f64, limit: f64| (evidence.within)(&with(factor), limit);
             match site.float("ext_factor") {
                 0.0 => vec![],
                 _ => shorter(fitted(8.0, distance)),
