@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::program::{flat, parity, report};
+use crate::support::samples::sample;
 
 const PROMPT: &str = "def read_lines(path):";
 const F16: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
@@ -94,7 +95,7 @@ const BLIND: f64 = CONFIDENCE * UNIT_F32 * SUM * WANDER * RESULTS * UNIFORM;
 
 #[test]
 fn no_fault_passes_where_only_the_logits_are_looked_at() {
-    for model in [F16, Q4] {
+    for model in sample("models", 1, [F16, Q4]) {
         let run = ["run", "--device", "cpu", "-m", model, "-p", PROMPT, "--checkpoint", "logits"];
         let healthy = report(&mut parity(&run), 0);
         assert!(healthy["reason"].as_str().unwrap().contains("an exact forward pass"), "{healthy}");
@@ -239,7 +240,7 @@ fn rows_outside_of_the_sample_are_looked_at_in_every_arithmetic() {
 fn attention_is_looked_at_at_any_length() {
     let (_a, path) = dump(&["--tokens", &long(200)]);
     parity(&["audit", &path]).assert().code(0);
-    for rows in [2..198, 77..78] {
+    for rows in sample("wrong rows", 1, [77..78, 2..198]) {
         let (_b, path) = dump(&["--tokens", &long(200)]);
         edit(&path, Dtype::F32, &|name, width, values| {
             if name == "blk.1.attn_ctx" {
@@ -382,7 +383,7 @@ fn a_dump_that_is_wrong_where_its_engine_is_not_is_said_so() {
 fn hidden_states_and_logits_alone_are_judged_by_what_rounding_carries() {
     for only in [["--checkpoint", "blk.*.layer_out"], ["--checkpoint", "logits"]] {
         let audit = |path: &str, code| report(parity(&["audit", path]).args(only), code);
-        for numerics in ["f32", "bf16", "f16"] {
+        for numerics in sample("arithmetics", 2, ["f32", "bf16", "f16"]) {
             let (_a, healthy) = dump(&[&["--tokens", &long(19), "--numerics", numerics][..], &only].concat());
             audit(&healthy, 0);
             manifest(&healthy, |manifest| manifest["producer"]["numerics"] = Value::Null);
