@@ -9,8 +9,7 @@
 #   PARITY            the parity to record with (default: target/release/parity)
 #   DUMPS             folder for the recordings (default: a temporary one)
 #   LEVELS            which of them (default: all): outputs nodes hash layer none
-#   STEPS             with LIBS: so many decode steps behind the tokens, and what each of them takes: by the difference of runs with
-#                     these and with 8
+#   STEPS             with LIBS: so many decode steps behind the tokens, and what one of them takes as the program sees it
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
@@ -37,9 +36,7 @@ if [ -n "${LIBS:-}" ]; then
     ids=$(for ((i = 1; i <= tokens + ${STEPS:-0}; i++)); do printf ' %d' $((3 + i * 73 % 300)); done)
     # shellcheck disable=SC2206
     program=("$work/driver" "$LIBS" "$model" "$tokens" $ids)
-    # shellcheck disable=SC2206
-    short=("$work/driver" "$LIBS" "$model" "$tokens" $(cut -d' ' -f -$((tokens + 9)) <<<"$ids"))
-    export DRIVER_THREADS=${DRIVER_THREADS:-$(nproc)}
+    export DRIVER_THREADS=${DRIVER_THREADS:-$(nproc)} DRIVER_TIMES=1
 else
     completion=${LLAMA_COMPLETION:-llama-completion}
     command -v "$completion" >/dev/null || lacks "no $completion on the PATH: LLAMA_COMPLETION names one, scripts/build-llama.sh builds one"
@@ -57,6 +54,8 @@ record() { # flags…
     rm -rf "$work/dump"
     took "$parity" record -o "$work/dump" "$@" -- "${program[@]}"
 }
+# What the program said of a decode step.
+step() { sed -n 's/^a decode step takes \(.*\) ms$/\1/p' "$work/out"; }
 flags() { # level
     case $1 in
     outputs) ;;
@@ -72,8 +71,10 @@ took "${program[@]}" >/dev/null
 for round in $(seq 1 "$rounds"); do
     for name in $levels; do
         took "${program[@]}" >>"$work/untapped"
+        step >>"$work/step-untapped"
         # shellcheck disable=SC2046
         record $(flags "$name") >>"$work/$name"
+        step >>"$work/step-$name"
         grep -h '^recorded' "$work/out" | sed 's/^recorded *//; s/ in [^ ]*$//' >"$work/what-$name"
     done
 done
@@ -95,20 +96,8 @@ done
 printf 'median of %d (untapped: %d), %d tokens, %d cores, load %s\n' "$rounds" "$(wc -l <"$work/untapped")" "$tokens" "$(nproc)" \
     "$(cut -d' ' -f1 /proc/loadavg)"
 if [ -n "${STEPS:-}" ]; then
-    long=("${program[@]}")
-    # The fastest of each: what another program took is no time of ours.
-    per_token() { # command…, which runs "${program[@]}"
-        program=("${short[@]}")
-        for round in $(seq 1 "$rounds"); do "$@"; done | sort -n | head -n 1 >"$work/short"
-        program=("${long[@]}")
-        for round in $(seq 1 "$rounds"); do "$@"; done | sort -n | head -n 1 >"$work/long"
-        awk -v n=$((STEPS - 8)) 'NR == FNR { a = $1; next } { printf "%.2f", ($1 - a) / n }' "$work/short" "$work/long"
-    }
-    bare() { took "${program[@]}"; }
-    printf 'ms a decode step: untapped %s' "$(per_token bare)"
-    for name in $levels; do
-        # shellcheck disable=SC2046
-        printf ', %s %s' "$name" "$(per_token record $(flags "$name"))"
+    for name in untapped $levels; do
+        printf '%s%s %s' "$([ "$name" = untapped ] && echo 'the fastest decode step, in ms: ' || echo ', ')" "$name" "$(sort -n "$work/step-$name" | head -n 1)"
     done
     printf '\n'
 fi

@@ -10,7 +10,7 @@
  * DRIVER_LORA=FILE[:SCALE],… for adapters, LLAMA_ARG_RPC=HOST:PORT for a ggml-rpc-server that computes.
  * DRIVER_EMBEDDINGS=P asks for embeddings, pooled in llama.cpp's way number P (0 none, 1 mean, 2 first row, 3 last row), and for
  * logits no more. DRIVER_DRAFT=MODEL makes a second context, of that model; DRIVER_ROLLBACK=N keeps so many states of recurrent
- * models to go back to.
+ * models to go back to. DRIVER_TIMES=1 says what a decode step takes: all but the first eight.
  * DRIVER_SEQUENCES=N makes room for so many sequences (default 1), DRIVER_UNIFIED=1 in one cache for all of them,
  * DRIVER_SWA=0 with a cache of the window alone where attention has one.
  * DRIVER_NOISE=NAME disturbs the first element of the node that llama.cpp calls so, each time that it was computed and by
@@ -94,6 +94,12 @@ static int choose_cache(params *p, const char *types) {
 
 static const char *(*name_of)(void *);
 static void (*read_bytes)(void *, void *, size_t, size_t), (*write_bytes)(void *, const void *, size_t, size_t);
+
+static double milliseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1e3 + now.tv_nsec * 1e-6;
+}
 
 /* An eval callback that asks for one node, and changes it. */
 static bool disturb(void *tensor, bool ask, void *name) {
@@ -330,8 +336,15 @@ int main(int argc, char **argv) {
         if (evaluate(decode, context, tokens, done, batch)) return fprintf(stderr, "the prefill failed\n"), 1;
         done += batch;
     }
-    for (int i = is_life ? n : done; i < n; i++)
+    double since = 0;
+    for (int i = is_life ? n : done; i < n; i++) {
+        if (i == done + 8) last(context, -1), since = milliseconds();
         if (evaluate(decode, context, tokens, i, 1)) return fprintf(stderr, "decoding failed\n"), 1;
+    }
+    if (getenv("DRIVER_TIMES") && since > 0) {
+        last(context, -1); /* It waits for the last of them. */
+        printf("a decode step takes %.3f ms\n", (milliseconds() - since) / (n - done - 8));
+    }
     if (pooling) {
         float *(*row)(void *, int32_t) = (float *(*)(void *, int32_t))find("llama_get_embeddings_ith", NULL);
         float *(*whole)(void *, int32_t) = (float *(*)(void *, int32_t))find("llama_get_embeddings_seq", NULL);

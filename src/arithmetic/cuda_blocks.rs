@@ -88,7 +88,10 @@ impl Blocks {
             (Integers::Packed, Q4_0 | Q5_0 | Q4_1 | Q5_1 | Q4_K | Q5_K) => {
                 (blocks(true, Sums::Quants), apart(32, false))
             }
-            (Integers::Packed, Q8_0 | MXFP4 | Q2_K | Q3_K | Q6_K) => (blocks(true, Sums::None), PLAIN),
+            (Integers::Packed, Q8_0 | MXFP4 | Q2_K | Q3_K | Q6_K | IQ4_NL | IQ4_XS)
+            | (Integers::Packed, IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S) => {
+                (blocks(true, Sums::None), PLAIN)
+            }
             _ => return None,
         })
     }
@@ -145,7 +148,7 @@ fn quantize<S: Scalar>(blocks: Blocks, row: usize, b: usize, values: &[f32], out
     };
     let unit = f64::from(f32::EPSILON) / 2.0;
     let stored = if blocks.half_scale { half(f64::from(scale)) } else { f64::from(scale) };
-    let mut quants = Vec::with_capacity(values.len());
+    let (mut quants, first) = (Vec::with_capacity(values.len()), out.ties.len());
     for (i, &x) in values.iter().enumerate() {
         let scaled = if blocks.kernel == Integers::Few { x / scale } else { x * inverse };
         let quant = scaled.round();
@@ -153,19 +156,19 @@ fn quantize<S: Scalar>(blocks: Blocks, row: usize, b: usize, values: &[f32], out
         if 0.5 - off.abs() <= TIE_ROUNDINGS * unit * f64::from(scaled.abs()) {
             // At the very middle it was rounded away from zero.
             let value = stored.copysign(off);
-            let sum = match blocks.sums {
-                Sums::Excess => -value,
-                Sums::Quants => f64::from(scale).copysign(off),
-                _ => 0.0,
-            };
+            let sum = if blocks.sums == Sums::Excess { -value } else { 0.0 };
             out.ties.push(Tie { row, col: start + i, value, sum });
         }
         out.values.row_mut(row)[start + i] = S::from_f64(stored * f64::from(quant));
         quants.push(f64::from(quant));
     }
     if blocks.sums == Sums::Quants {
-        let sum = half(f64::from(quants.iter().sum::<f64>() as f32 * scale));
-        out.sums.row_mut(row)[b] = S::from_f64(sum);
+        let all: f64 = quants.iter().sum();
+        let met = |sum: f64| half(f64::from(sum as f32 * scale));
+        out.sums.row_mut(row)[b] = S::from_f64(met(all));
+        for tie in &mut out.ties[first..] {
+            tie.sum = met(all + tie.value.signum()) - met(all);
+        }
     }
     if blocks.half_scale {
         let near = TIE_ROUNDINGS * unit;
