@@ -104,14 +104,14 @@ fn devices_are_followed_to_f32_rounding() {
     }
 }
 
-/// Copies a dump with one value of a checkpoint of its first step moved by a share of the row's norm.
-fn spoiled(dump: &Path, into: &Path, id: &str, share: f64) {
+/// Copies a dump with one value of a checkpoint of a step moved by a share of the rows' norm.
+fn spoiled(dump: &Path, into: &Path, (step, id): (usize, &str), share: f64) {
     fs::create_dir_all(into).unwrap();
     for file in fs::read_dir(dump).unwrap() {
         let file = file.unwrap();
         fs::copy(file.path(), into.join(file.file_name())).unwrap();
     }
-    let step = Dump::open(dump).unwrap().manifest().steps[0].file.clone();
+    let step = Dump::open(dump).unwrap().manifest().steps[step].file.clone();
     let mut bytes = fs::read(dump.join(&step)).unwrap();
     let size = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + size]).unwrap();
@@ -133,7 +133,7 @@ fn a_spoiled_value_is_found_at_its_node() {
         for id in sample("nodes", 1, ["blk.0.attn_ctx", "blk.0.q_proj", "blk.0.v_proj"]) {
             let name = format!("{}-{id}", dump.file_name().unwrap().to_string_lossy());
             let into = folder.path().join(name);
-            spoiled(&dump, &into, id, SEEN);
+            spoiled(&dump, &into, (0, id), SEEN);
             let (code, report) = audit(&into, &model);
             // What reads it was computed from other values than were recorded, and is accused as well, which is right.
             let origins = report["origins"].to_string();
@@ -152,6 +152,28 @@ fn without_graphs(dump: &Path, words: Option<&str>) {
 }
 
 /// What a dump leaves out, or leaves to a default, is known by its values.
+/// An H100 multiplies few rows by quantised weights with packed integer dot products, and many on matrix units.
+#[test]
+fn integer_dot_products_of_vulkan_are_followed() {
+    let (dump, model) = (data("vulkan-h100-Q4_K_M"), shipped("qwen2-tiny-py-Q4_K_M.gguf"));
+    let products = ["blk.1.attn_out", "blk.1.ffn_gate", "blk.1.ffn_up"];
+    let chosen = products.iter().flat_map(|id| ["--checkpoint", id]).chain(["--allow-missing"]);
+    let chosen: Vec<&str> = chosen.collect();
+    let healthy = program::audit(&dump, &model, &chosen);
+    assert_eq!(healthy.code, 0, "{}", healthy.report["origins"]);
+    let notes = healthy.report["notes"].to_string();
+    assert!(notes.contains("matmuls with Q8_1 activations, f32 sums (3 nodes"), "{notes}");
+    let folder = tempfile::tempdir().unwrap();
+    for id in products {
+        // In the last step, of one row.
+        let into = folder.path().join(id);
+        spoiled(&dump, &into, (4, id), SEEN);
+        let found = program::audit(&into, &model, &chosen);
+        let origins = found.report["origins"].to_string();
+        assert!(found.code == 1 && origins.contains(id), "{id}: {origins}");
+    }
+}
+
 #[test]
 fn without_a_graph_attention_is_known_by_its_values() {
     let folder = tempfile::tempdir().unwrap();
@@ -164,7 +186,7 @@ fn without_a_graph_attention_is_known_by_its_values() {
             healthy.into_iter().chain([(Some(&*bare), SEEN, 1)]).enumerate()
         {
             let into = folder.path().join(format!("{name}-{number}"));
-            spoiled(&dump, &into, "blk.0.attn_ctx", share);
+            spoiled(&dump, &into, (0, "blk.0.attn_ctx"), share);
             without_graphs(&into, words);
             let (code, report) = audit(&into, &model);
             let origins = report["origins"].to_string();
@@ -182,7 +204,7 @@ fn without_a_graph_a_cache_in_blocks_is_known_by_its_values() {
     let (dump, model) = (data("cpu-cache-q4_0-q8_0"), shipped("qwen2-tiny-py-F16.gguf"));
     let judged = |name: &str, id: &str, share: f64| {
         let into = folder.path().join(name);
-        spoiled(&dump, &into, id, share);
+        spoiled(&dump, &into, (0, id), share);
         let audited = program::audit(&into, &model, &["--allow-missing"]);
         (audited.code, audited.first.clone(), audited.report["notes"].to_string())
     };
