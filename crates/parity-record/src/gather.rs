@@ -42,7 +42,7 @@ pub struct Source {
 impl Source {
     /// Whether it can be gathered as far as its place goes.
     fn fits(&self) -> bool {
-        self.bytes % WORD == 0 && self.address % WORD == 0
+        self.bytes.is_multiple_of(WORD) && self.address.is_multiple_of(WORD)
     }
 }
 

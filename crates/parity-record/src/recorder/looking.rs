@@ -189,7 +189,8 @@ impl Recorder {
         if !self.gather.is_possible() {
             return;
         }
-        let (mut sources, mut begins, mut gathered, mut at) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        let (mut sources, mut begins, mut at) = (Vec::new(), Vec::new(), 0);
+        let mut gathered = HashSet::new();
         for (_, node) in nodes {
             // SAFETY: a node of the graph, which has its memory.
             let Some((buffer, data, _)) = (unsafe { reader.place(*node) }) else { continue };
@@ -209,11 +210,11 @@ impl Recorder {
                 at += source.bytes;
                 sources.push(source);
             }
-            gathered.push(*node);
+            gathered.insert(*node);
         }
         // SAFETY: each was computed, and its memory kept.
         let Some(piece) = (unsafe { self.gather.gather(&sources) }) else { return };
         store.gathered(piece, begins);
-        gathered.iter().for_each(|node| drop(plan.wanted.remove(node)));
+        plan.wanted.retain(|node, _| !gathered.contains(node));
     }
 }
