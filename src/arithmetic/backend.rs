@@ -193,19 +193,16 @@ fn vulkan(product: &Product) -> Vec<Operands> {
     let half = |fused| Operands::Half(HalfSums::Running { fused });
     let narrow = if product.weight == DType::BF16 { Narrow::Bf16 } else { Narrow::F16 };
     let wide = matches!(product.weight, DType::F32 | DType::BF16) || product.precise;
+    let is_few = product.rows <= if product.batched { 1 } else { VULKAN_FEW };
     let is_quantised = product.weight.block_len() > 1 && !product.batched;
-    let integers = is_quantised.then_some(Operands::Blocks(Integers::Packed)).into_iter();
-    let many = if wide {
-        vec![Operands::Both(narrow)]
-    } else {
-        let unordered = in_any_order(product);
-        let sums = [half(false), half(true), Operands::Both(narrow)];
-        sums.into_iter().chain(integers.clone()).chain(unordered).collect()
-    };
-    let few = if product.batched { 1 } else { VULKAN_FEW };
-    match product.rows <= few {
-        true => [Operands::Exact].into_iter().chain(integers).chain(many).collect(),
-        false => many.into_iter().chain([Operands::Exact]).collect(),
+    let integers = (is_quantised && (is_few || !wide)).then_some(Operands::Blocks(Integers::Packed));
+    let sums = if wide { vec![] } else { vec![half(false), half(true)] };
+    let sums = sums.into_iter().chain([Operands::Both(narrow)]);
+    let unordered = if wide { None } else { in_any_order(product) };
+    let exact = [Operands::Exact];
+    match is_few {
+        true => exact.into_iter().chain(integers).chain(sums).chain(unordered).collect(),
+        false => sums.chain(integers).chain(unordered).chain(exact).collect(),
     }
 }
 
