@@ -3,6 +3,7 @@
 use std::io::Read as _;
 use std::path::PathBuf;
 
+use parity_dump::Dump;
 use tempfile::NamedTempFile;
 
 use super::progress::Progress;
@@ -12,7 +13,9 @@ use super::{Outcome, exit_code, output};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::foreign::logprobs::ask::Question;
+use crate::gguf::Gguf;
 use crate::jobs::guess::{self, Known, Observed, Sampling, guess, observed};
+use crate::model;
 use crate::report::json;
 
 const EXAMPLES: &str = "\
@@ -36,6 +39,14 @@ pub struct Args {
     prompt: PromptArgs,
     #[command(flatten)]
     seen: SeenArgs,
+    /// Another file that the engine may have loaded: another quantisation, another conversion; may be given several times
+    #[arg(long, value_name = "FILE", conflicts_with = "hidden")]
+    other: Vec<PathBuf>,
+    /// Recording of llama.cpp over prompt and output in one step: its graph is executed
+    ///
+    /// For architectures that parity has no builder for: parity record -o DIR -- PROGRAM, with both as its prompt.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["hidden", "other", "discriminate"])]
+    reference: Option<PathBuf>,
     /// Positions of the rows of --logits: A..B
     ///
     /// The first position is 0, and B is not among them. Without it they are the last ones of the prompt.
@@ -193,7 +204,13 @@ pub fn main(args: &Args) -> Outcome {
                 None => args.observed()?,
             };
             let read = observed(gguf, &prompt, text.as_deref(), &seen)?;
-            let known = Known { gguf, prompt: read.prompt, text, forced: read.forced };
+            let others = args.other.iter().map(|path| Gguf::open(path)).collect::<Result<Vec<_>>>()?;
+            let recording = args.reference.as_deref().map(Dump::open).transpose()?;
+            if let Some(dump) = &recording {
+                model::refuse_other(gguf, dump.path(), &dump.manifest().model)?;
+            }
+            let (prompt, forced, recording) = (read.prompt, read.forced, recording.as_ref());
+            let known = Known { gguf, prompt, text, forced, others: &others, recording };
             guess(&known, &*read.evidence, args.discriminate, &told)?
         }
     };

@@ -39,7 +39,7 @@ pub(super) struct PreTokenizer {
     pub(super) add_bos: bool,
 }
 
-const PRE_TOKENIZERS: [PreTokenizer; 6] = [
+pub(super) const PRE_TOKENIZERS: [PreTokenizer; 6] = [
     PreTokenizer {
         names: &[
             "qwen2",
@@ -104,6 +104,11 @@ const PRE_TOKENIZERS: [PreTokenizer; 6] = [
 ];
 
 impl PreTokenizer {
+    /// What files call it.
+    pub(super) fn name(&self) -> &'static str {
+        self.names.first().copied().unwrap_or_default()
+    }
+
     /// The one that the file names.
     pub(super) fn from_gguf(gguf: &Gguf) -> Result<&'static PreTokenizer> {
         let name = gguf.str("tokenizer.ggml.pre")?.unwrap_or("default");

@@ -56,12 +56,7 @@ impl Tokenizer {
     /// are added where it does not say, are llama.cpp's defaults.
     pub fn from_gguf(gguf: &Gguf) -> Result<Tokenizer> {
         match gguf.require_str("tokenizer.ggml.model")? {
-            "gpt2" => {
-                let pre = PreTokenizer::from_gguf(gguf)?;
-                let vocabulary = Vocabulary::from_gguf(gguf, 11, 11)?;
-                let model = Model::Bpe(Box::new(Bpe::from_gguf(gguf, pre, &vocabulary)?));
-                Tokenizer::new(gguf, vocabulary, model, pre.add_bos, false)
-            }
+            "gpt2" => Tokenizer::split_by(gguf, PreTokenizer::from_gguf(gguf)?),
             "llama" => {
                 let vocabulary = Vocabulary::from_gguf(gguf, 1, 2)?;
                 let scores = gguf.require_f32s(SCORES)?;
@@ -74,6 +69,25 @@ impl Tokenizer {
                 .found(format!("{other:?}"))
                 .hint(bpe::HAND_OVER_TOKENS)),
         }
+    }
+
+    fn split_by(gguf: &Gguf, pre: &PreTokenizer) -> Result<Tokenizer> {
+        let vocabulary = Vocabulary::from_gguf(gguf, 11, 11)?;
+        let model = Model::Bpe(Box::new(Bpe::from_gguf(gguf, pre, &vocabulary)?));
+        Tokenizer::new(gguf, vocabulary, model, pre.add_bos, false)
+    }
+
+    /// Tokens of a text, without BOS, as every other pre-tokenizer splits it that parity knows, by its name; of byte-level
+    /// vocabularies alone.
+    ///
+    /// # Errors
+    /// A vocabulary that cannot be read, a text that has no tokens.
+    pub fn split_otherwise(gguf: &Gguf, text: &str) -> Result<Vec<(&'static str, Vec<u32>)>> {
+        let Ok(own) = PreTokenizer::from_gguf(gguf) else { return Ok(Vec::new()) };
+        let others = bpe::PRE_TOKENIZERS.iter().filter(|pre| pre.name() != own.name());
+        let of = |pre: &PreTokenizer| Tokenizer::split_by(gguf, pre)?.encode_without_bos(text);
+        let is_bytes = gguf.require_str("tokenizer.ggml.model")? == "gpt2";
+        others.filter(|_| is_bytes).map(|pre| Ok((pre.name(), of(pre)?))).collect()
     }
 
     fn new(

@@ -4,11 +4,18 @@
 use std::fs;
 use std::path::Path;
 
+use parity::checkpoint::{Checkpoint, Kind};
+use parity::ops::Args;
 use parity_dump::Dump;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::support::edited::keep;
+use crate::support::gguf_writer::GgufWriter;
+use crate::support::graphs;
+use crate::support::graphs::record::record_with;
 use crate::support::program::parity;
+use crate::support::tiny_model::{VOCAB, change, tensor, tiny_qwen2};
 
 const PROMPT: &str = "def read_lines(path):";
 const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
@@ -172,6 +179,120 @@ fn hidden_states_name_the_layer_and_the_mistake() {
     let engine = Engine::with(None, "blk.*.layer_out");
     let (code, told) = guess(&["--hidden", &engine.dump().display().to_string()]);
     assert_eq!((code, &told["answer"]), (0, &Value::from("healthy")), "{told}");
+}
+
+#[test]
+fn layer_outputs_of_llama_cpp_are_healthy_though_its_graph_begins_with_what_was_not_recorded() {
+    let (folder, from) = (TempDir::new().unwrap(), Path::new("tests/data/engines/ik_llama-ok"));
+    for file in fs::read_dir(from).unwrap().map(|entry| entry.unwrap().path()) {
+        let to = folder.path().join(file.file_name().unwrap());
+        fs::copy(&file, &to).unwrap();
+        if to.extension().is_some_and(|end| end == "safetensors") {
+            keep(&to, |name| name.ends_with("layer_out"));
+        }
+    }
+    let (code, told) = guess(&["--hidden", &folder.path().display().to_string()]);
+    assert_eq!((code, &told["answer"]), (0, &Value::from("healthy")), "{told}");
+}
+
+/// Logits of another model's engine behind tokens, as `guess` of a model sees them.
+fn of_another(model: &GgufWriter, engine: &GgufWriter, flags: &[&str]) -> (i32, Value) {
+    const TOKENS: &str = "3,14,15,92,65";
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    fs::write(path("model.gguf"), model.bytes()).unwrap();
+    fs::write(path("engine.gguf"), engine.bytes()).unwrap();
+    let (of_engine, dump) = (path("engine.gguf"), path("dump"));
+    let said =
+        ["run", "--device", "cpu", "-m", &of_engine, "--tokens", TOKENS, "--no-audit", "--dump", &dump];
+    parity(&said).output().unwrap();
+    let dump = Dump::open(&folder.path().join("dump")).unwrap();
+    let (logits, mut buffer) = ("logits".parse().unwrap(), Vec::new());
+    let mut row =
+        |position| parity::dump::Recording::row(&dump, logits, position, &mut buffer).unwrap().to_vec();
+    let seen: Vec<u8> = (0..5).flat_map(&mut row).flat_map(f32::to_le_bytes).collect();
+    assert_eq!(seen.len(), 5 * 4 * VOCAB);
+    fs::write(path("seen.f32"), seen).unwrap();
+    let (file, seen) = (path("model.gguf"), path("seen.f32"));
+    let asked = ["guess", "-m", &file, "--tokens", TOKENS, "--logits", &seen, "--format", "json"];
+    let out =
+        parity(&asked).args(flags.iter().map(|flag| flag.replace("ENGINE", &of_engine))).output().unwrap();
+    (out.status.code().unwrap(), serde_json::from_slice(&out.stdout).unwrap())
+}
+
+#[test]
+fn a_layer_that_is_run_twice_or_not_at_all_is_named() {
+    // Its last layer is the one before it once more, and the other way round.
+    for (last, name, layer) in [("blk.1", "layer.repeated", 1), ("blk.9", "layer.skipped", 2)] {
+        let (mut model, mut engine) = (tiny_qwen2(), tiny_qwen2());
+        let names: Vec<String> = model.tensors.iter().map(|(name, ..)| name.clone()).collect();
+        for of_last in names.iter().filter(|name| name.starts_with("blk.2.")) {
+            match last {
+                // The model's own last layer does nothing, so that an engine may repeat the one before it.
+                "blk.1" => {
+                    change(&mut model, "blk.2.attn_output.weight", |_, _| 0.0);
+                    change(&mut model, "blk.2.ffn_down.weight", |_, _| 0.0);
+                    let bytes = tensor(&mut engine, &of_last.replace("blk.2", "blk.1")).3.clone();
+                    tensor(&mut engine, of_last).3 = bytes;
+                }
+                _ => {
+                    change(&mut engine, "blk.2.attn_output.weight", |_, _| 0.0);
+                    change(&mut engine, "blk.2.ffn_down.weight", |_, _| 0.0);
+                }
+            }
+        }
+        let (code, told) = of_another(&model, &engine, &[]);
+        let first = &told["hypotheses"][0];
+        let names = [&told["answer"]].into_iter().chain(told["aliases"].as_array().unwrap());
+        assert!(code == 1 && names.into_iter().any(|one| one == name), "{told}");
+        assert!([serde_json::json!({"one": layer}), "last".into()].contains(&first["layers"]), "{told}");
+    }
+}
+
+#[test]
+fn a_recorded_graph_is_executed_where_one_is_given() {
+    let folder = TempDir::new().unwrap();
+    let (model, graph) = (folder.path().join("model.gguf"), graphs::recorded("llama-dense", ""));
+    graphs::fill(&graphs::head("llama-dense"), &model);
+    let nothing = |id: Checkpoint, args: &Args<'_, f64>| {
+        let adds = id.layer_index() == Some(1) && [Kind::AttnOut, Kind::FfnOut].contains(&id.kind());
+        adds.then(|| vec![0.0; args.elements()])
+    };
+    let dump = |name: &str| folder.path().join(name);
+    record_with(&model, &graph, &dump("healthy"), &|_, _| None);
+    record_with(&model, &graph, &dump("layer.skipped"), &nothing);
+    for (name, code) in [("healthy", 0), ("layer.skipped", 1)] {
+        let step = dump(name).join("step-0000.safetensors").display().to_string();
+        let recording = dump("healthy").display().to_string();
+        let path = model.display().to_string();
+        let mut asked = parity(&["guess", "-m", &path, "--tokens", "1,17,33,42,5,99,101,7,64,12,88,3"]);
+        asked.args(["--logits", &step, "--reference", &recording, "--format", "json"]);
+        let out = asked.output().unwrap();
+        let told: Value = serde_json::from_slice(&out.stdout).unwrap();
+        let names = [&told["answer"]].into_iter().chain(told["aliases"].as_array().unwrap());
+        assert!(out.status.code() == Some(code) && names.into_iter().any(|one| one == name), "{told}");
+    }
+    // Other tokens than the recording's.
+    let (path, recording) = (model.display().to_string(), dump("healthy").display().to_string());
+    let other = ["guess", "-m", &path, "--tokens", "1,18", "--tokens-seen", "3", "--reference", &recording];
+    let out = parity(&other).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.code() == Some(2) && said.contains("is none of the prompt"), "{said}");
+}
+
+#[test]
+fn what_f16_cannot_hold_is_named_where_logits_are_nothing_and_other_weights_where_they_are_given() {
+    let (mut model, mut engine) = (tiny_qwen2(), tiny_qwen2());
+    change(&mut model, "blk.1.ffn_down.weight", |_, weight| 1e7 * weight);
+    change(&mut engine, "output_norm.weight", |_, _| f32::NAN);
+    let (code, told) = of_another(&model, &engine, &[]);
+    assert_eq!((code, &told["answer"]), (1, &Value::from("data.f16_overflow")), "{told}");
+    assert!(told["text"].as_str().unwrap().contains("at blk.1.ffn_out, and f16 holds 65504"), "{told}");
+    // Another file that the engine loaded.
+    let mut engine = tiny_qwen2();
+    change(&mut engine, "blk.0.ffn_down.weight", |i, _| (i % 89) as f32 / 89.0);
+    let (code, told) = of_another(&tiny_qwen2(), &engine, &["--other", "ENGINE"]);
+    assert_eq!((code, &told["answer"]), (1, &Value::from("weights.other_file")), "{told}");
 }
 
 #[test]

@@ -80,6 +80,11 @@ impl Dump {
         self.manifest.producer.numerics = Some(numerics);
     }
 
+    /// Takes no notice of the graphs that the dump brings: nothing says what their inputs were.
+    pub fn without_graphs(&mut self) {
+        self.manifest.graphs.clear();
+    }
+
     /// Says that this is the dump that was made of another engine's at `path`: what of that is no checkpoint, and what
     /// a reader must know of how it was made.
     pub fn stands_for(&mut self, path: &Path, foreign: Vec<String>, notes: Vec<String>) {

@@ -4,7 +4,7 @@ use super::evidence::{Noise, Score};
 use super::hypotheses::{HEALTHY, Hypothesis};
 
 /// How many times likelier an explanation has to be than the next, or than chance among all that were tried.
-const LIKELIER: f64 = 100.0;
+pub const LIKELIER: f64 = 100.0;
 
 /// A hypothesis and how well it explains what was seen.
 pub struct Tried {

@@ -18,6 +18,7 @@ use crate::error::Result;
 use crate::foreign;
 use crate::gguf::Gguf;
 use crate::jobs::audit::{Options, audit};
+use crate::model::builders;
 use crate::report::{Report, Verdict};
 use crate::select::Selection;
 use parity_dump::Dump;
@@ -34,10 +35,19 @@ pub fn hidden(file: &ModelFile, path: &Path, prompt: &[u32], progress: Progress<
     let mut dump = foreign::open(path, &options)?;
     let rows = Recording::tokens(&dump).len();
     let how = Options { selection: Selection::default(), rows: AuditRows::default(), allow_missing: true };
-    let report = audit(&mut dump, file, &how)?;
+    let mut report = audit(&mut dump, file, &how)?;
+    // Where layer outputs alone were recorded nothing says what a recorded graph begins with; one that is built of the file
+    // begins with its tokens.
+    let is_judged = report.checkpoints.iter().any(|entry| entry.local.candidate.is_some());
+    let is_known = builders::knows(file.gguf().require_str("general.architecture")?);
+    if !is_judged && is_known && !dump.manifest().is_numbered() && !dump.manifest().graphs.is_empty() {
+        dump = foreign::open(path, &options)?;
+        dump.without_graphs();
+        report = audit(&mut dump, file, &how)?;
+    }
     let first = report.first_divergence.as_ref().map(|first| first.checkpoint);
     let mut behind = None;
-    for state in states(&dump) {
+    for state in states(&dump).into_iter().filter(|_| is_known) {
         let stretch = (behind.replace(state), state);
         if first.is_some_and(|first| first != state) {
             continue;
@@ -77,7 +87,7 @@ fn in_stretch(
         return Ok(None);
     };
     let before = given.and_then(|id| Some((id, Recording::gather(dump, id, &all)?.data)));
-    let known = Known { gguf, prompt: tokens, text: None, forced: Vec::new() };
+    let known = Known { gguf, prompt: tokens, text: None, forced: Vec::new(), others: &[], recording: None };
     let rows = positions.len();
     let evidence = Logits {
         kind: "hidden states",

@@ -9,8 +9,9 @@ use serde::Serialize;
 use crate::arithmetic::{Arithmetic, Operands};
 use crate::audit::Labelled;
 use crate::checkpoint::{Checkpoint, Kind};
+use crate::faults::diagnosis::OVERFLOW;
 use crate::faults::injected::Injected;
-use crate::gguf::DType;
+use crate::gguf::{DType, Gguf};
 use crate::numerics::Storage;
 
 /// Values of one mistake that are tried, the likeliest first.
@@ -158,6 +159,10 @@ pub enum Change {
     Nodes(BTreeMap<Id, Vec<Injected>>),
     /// The tokens of the prompt.
     Tokens(Vec<u32>),
+    /// The weights are those of another file, of this number.
+    Weights(usize),
+    /// What this layer gives goes through it once more.
+    Repeated(u32),
 }
 
 impl Hypothesis {
@@ -176,10 +181,27 @@ impl Hypothesis {
         }
     }
 
+    /// Nothing is wrong but that values are kept in a type that cannot hold them.
+    pub fn overflow(way: Way, text: String) -> Hypothesis {
+        Hypothesis { name: OVERFLOW.to_owned(), text, ..Hypothesis::healthy(way) }
+    }
+
     /// Other tokens than the prompt's.
     pub fn tokens(name: &str, text: String, tokens: Vec<u32>) -> Hypothesis {
         let change = Change::Tokens(tokens);
         Hypothesis { name: name.to_owned(), text, change, ..Hypothesis::healthy(EXACT) }
+    }
+
+    /// Another file in place of the model's, of the same vocabulary.
+    pub fn weights(number: usize, file: &Gguf) -> Hypothesis {
+        let text = format!("the weights are those of {}", file.path().display());
+        let change = Change::Weights(number);
+        Hypothesis { name: "weights.other_file".to_owned(), text, change, ..Hypothesis::healthy(EXACT) }
+    }
+
+    /// The tokens that it has in place of `given` ones.
+    pub fn prompt<'a>(&'a self, given: &'a [u32]) -> &'a [u32] {
+        if let Change::Tokens(other) = &self.change { other } else { given }
     }
 
     /// The same in an arithmetic.
@@ -190,6 +212,11 @@ impl Hypothesis {
     /// The mistakes at nodes.
     pub fn nodes(&self) -> Option<&BTreeMap<Id, Vec<Injected>>> {
         if let Change::Nodes(nodes) = &self.change { Some(nodes) } else { None }
+    }
+
+    /// The layer that is run twice.
+    pub fn repeats(&self) -> Option<u32> {
+        if let Change::Repeated(layer) = self.change { Some(layer) } else { None }
     }
 
     /// Whether it does the same as another one.
@@ -317,6 +344,9 @@ pub fn again(labelled: &Labelled, layers: u32, which: &[&Hypothesis]) -> Vec<Opt
     let mut known: HashMap<String, Hypothesis> = unmerged(labelled).collect();
     known.extend(skipped(labelled).into_iter().map(|one| (one.key.clone(), one)));
     let one = |one: &&Hypothesis| {
+        if let Some(layer) = one.repeats() {
+            return repeated(layers).nth(layer as usize);
+        }
         let same = known.get(&one.key)?;
         match (one.layers == same.layers, one.rows) {
             (true, Rows::All) => all_of(same),
@@ -352,6 +382,17 @@ pub fn skipped(labelled: &Labelled) -> Vec<Hypothesis> {
         })
     });
     made.collect()
+}
+
+/// Each layer run twice.
+pub fn repeated(layers: u32) -> impl Iterator<Item = Hypothesis> {
+    (0..layers).map(|layer| Hypothesis {
+        name: "layer.repeated".to_owned(),
+        text: format!("layer {layer} is run twice"),
+        change: Change::Repeated(layer),
+        layers: Layers::One(layer),
+        ..Hypothesis::healthy(EXACT)
+    })
 }
 
 /// The mistake that makes nothing of a node's output.

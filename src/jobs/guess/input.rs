@@ -138,7 +138,7 @@ fn of_logits(gguf: &Gguf, prompt: &[u32], path: &Path, rows: Option<Range<usize>
 }
 
 /// V
-fn vocabulary(gguf: &Gguf) -> usize {
+pub fn vocabulary(gguf: &Gguf) -> usize {
     gguf.tensor(&weight(TOKEN_EMBD)).and_then(|table| table.info.shape.first().copied()).unwrap_or(0)
 }
 

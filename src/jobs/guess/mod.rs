@@ -20,11 +20,13 @@ pub use hidden::hidden;
 pub use input::{Observed, ids, observed};
 pub use said::{Guess, render};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gguf::Gguf;
+use crate::numerics::Storage;
 use answer::Tried;
 use evidence::{Noise, Score};
 use hypotheses::{CACHES, Change, EXACT, HEALTHY, Hypothesis, Layers, Rows, WAYS};
+use parity_dump::Dump;
 use passes::Prompt;
 
 /// Rows after which a hypothesis that does not explain them is given up.
@@ -50,6 +52,10 @@ pub struct Known<'a> {
     pub text: Option<String>,
     /// Tokens behind the prompt, as they were seen.
     pub forced: Vec<u32>,
+    /// Other files that the engine may have loaded in place of the model.
+    pub others: &'a [Gguf],
+    /// A recording whose graph is executed, of an architecture that parity has no builder for.
+    pub recording: Option<&'a Dump>,
 }
 
 /// Tells how far it is: hypotheses done, of how many, and the best so far.
@@ -66,14 +72,26 @@ pub fn guess(
     discriminate: bool,
     progress: Progress<'_>,
 ) -> Result<Guess> {
+    let width = input::vocabulary(known.gguf);
+    if let Some(other) = known.others.iter().find(|other| input::vocabulary(other) != width) {
+        return Err(Error::file(other.path(), "has another vocabulary than the model")
+            .expected(format!("{width} tokens"))
+            .found(input::vocabulary(other)));
+    }
     let search = Search::new(known, evidence, progress)?;
     let (mut tried, noise) = search.healthy()?;
     let mut all = hypotheses::everywhere(&search.full.labelled);
-    all.extend(tokens::variants(known)?);
+    let mut notes = Vec::new();
+    match known.recording {
+        Some(_) => notes.push(
+            "the graph is the recording's: other tokens and layers run twice were not tried".to_owned(),
+        ),
+        None => all.extend(tokens::variants(known)?),
+    }
+    all.extend(known.others.iter().enumerate().map(|(number, file)| Hypothesis::weights(number, file)));
     let whole: Vec<Hypothesis> = hypotheses::everywhere(&search.full.labelled);
     tried.extend(search.each(all, &noise)?);
     let mut found = search.answer(&mut tried, &noise);
-    let mut notes = Vec::new();
     for stage in [Stage::Parts, Stage::Single] {
         let is_open = match found {
             Answer::Nothing => true,
@@ -81,9 +99,10 @@ pub fn guess(
             Answer::Mistake(_) | Answer::Several(_) => false,
         };
         let mut more = stage.of(&whole, search.full.layers());
-        if stage == Stage::Parts {
-            more.extend(hypotheses::skipped(&search.full.labelled));
-        }
+        let whole_layers = hypotheses::skipped(&search.full.labelled);
+        let whole_layers = whole_layers.into_iter().chain(hypotheses::repeated(search.full.layers()));
+        let can_be = |one: &Hypothesis| known.recording.is_none() || one.repeats().is_none();
+        more.extend(whole_layers.filter(can_be).filter(|one| stage.is_of(one.layers, search.full.layers())));
         let why = match (is_open, search.work(more.len()) > WORK_MAX) {
             (true, false) => {
                 tried.extend(search.each(more, &noise)?);
@@ -102,7 +121,7 @@ pub fn guess(
     );
     let mut said = said::said(known, evidence, &found, &tried);
     said.notes = notes;
-    if let (Answer::Several(which), true) = (&found, discriminate) {
+    if let (Answer::Several(which), true) = (&found, discriminate && known.recording.is_none()) {
         let which: Vec<&Hypothesis> = which.iter().map(|&i| &tried[i].hypothesis).take(SEVERAL_MAX).collect();
         said.apart(discriminate::apart(known, &which)?, which.len());
     }
@@ -129,6 +148,12 @@ impl Stage {
             Stage::Parts => "mistakes in some layers, or in one of prefill and decode steps alone,",
             Stage::Single => "mistakes in one layer between the first and the last",
         }
+    }
+
+    /// Whether what happens to a whole layer is tried beside what happens in it.
+    fn is_of(self, layer: Layers, layers: u32) -> bool {
+        let at_end = layer == Layers::One(0) || layer == Layers::One(layers.saturating_sub(1));
+        at_end == (self == Stage::Parts)
     }
 
     fn of(self, whole: &[Hypothesis], layers: u32) -> Vec<Hypothesis> {
@@ -203,32 +228,58 @@ impl<'a> Search<'a> {
     }
 
     fn new(known: &'a Known<'a>, evidence: &'a dyn Evidence, progress: Progress<'a>) -> Result<Search<'a>> {
-        let prompt = |rows: usize| Search::prompt(known, evidence, &known.prompt, rows);
+        let prompt = |rows: usize| Search::prompt(known, evidence, (known.gguf, &known.prompt), rows);
         let (full, rows) = (prompt(evidence.rows())?, evidence.rows());
-        let few = (rows > 2 * FEW).then(|| prompt(FEW)).transpose()?;
+        let few = (rows > 2 * FEW && known.recording.is_none()).then(|| prompt(FEW)).transpose()?;
         Ok(Search { known, evidence, progress, full, few })
     }
 
     /// The first rows of the evidence, behind a prompt.
-    fn prompt(known: &Known<'a>, evidence: &dyn Evidence, prompt: &[u32], rows: usize) -> Result<Prompt<'a>> {
+    fn prompt(
+        known: &Known<'a>,
+        evidence: &dyn Evidence,
+        (gguf, prompt): (&'a Gguf, &[u32]),
+        rows: usize,
+    ) -> Result<Prompt<'a>> {
         let behind = known.forced.iter().copied();
         // Other prompts may be of another length.
         let end = evidence.first() + rows + prompt.len() - known.prompt.len();
         let tokens: Vec<u32> = prompt.iter().copied().chain(behind).take(end).collect();
-        Prompt::new(known.gguf, &tokens, prompt.len(), rows)
+        match known.recording.filter(|_| std::ptr::eq(gguf, known.gguf)) {
+            Some(dump) => Prompt::recorded(gguf, dump, &tokens, prompt.len(), rows),
+            None => Prompt::new(gguf, &tokens, prompt.len(), rows),
+        }
+    }
+
+    /// The model file of a hypothesis.
+    fn file(&self, one: &Hypothesis) -> &'a Gguf {
+        let other =
+            if let Change::Weights(number) = one.change { self.known.others.get(number) } else { None };
+        other.unwrap_or(self.known.gguf)
     }
 
     /// A healthy engine in each arithmetic, and how far these lie apart.
     fn healthy(&self) -> Result<(Vec<Tried>, Noise)> {
-        let ways: Vec<Hypothesis> = WAYS.into_iter().map(Hypothesis::healthy).collect();
+        let mut ways: Vec<Hypothesis> = WAYS.into_iter().map(Hypothesis::healthy).collect();
         let asked: Vec<&Hypothesis> = ways.iter().collect();
         let mut logits = self.full.logits(&asked).into_iter().map(Option::unwrap_or_default);
         let exact = logits.next().unwrap_or_default();
         let others: Vec<Vec<f32>> = logits.collect();
         let noise = Noise::new(self.full.width, &exact, &others);
+        let beyond = self.full.beyond_f16();
+        let is_narrow = |one: &Hypothesis| one.way.kept == Storage::F16;
+        for (one, logits) in ways.iter_mut().zip(&others).filter(|(one, _)| is_narrow(one)) {
+            if let (Some(text), true) = (&beyond, logits.iter().any(|z| z.is_nan())) {
+                *one = Hypothesis::overflow(one.way, text.clone());
+            }
+        }
         let all = std::iter::once((Hypothesis::healthy(EXACT), &exact)).chain(ways.into_iter().zip(&others));
         let weigh = |hypothesis: Hypothesis, logits: &[f32]| -> Result<Tried> {
-            let score = self.spelt(&hypothesis, self.evidence.weigh(logits, &noise), &noise)?;
+            let mut score = self.spelt(&hypothesis, self.evidence.weigh(logits, &noise), &noise)?;
+            if hypothesis.name != HEALTHY {
+                // It was computed that it happens; of other mistakes that come to NaN nobody knows that.
+                score.log_likelihood += 2.0 * answer::LIKELIER.ln();
+            }
             Ok(Tried { hypothesis, score, whole: true })
         };
         let mut tried = all.map(|(one, logits)| weigh(one, logits)).collect::<Result<Vec<_>>>()?;
@@ -246,7 +297,7 @@ impl<'a> Search<'a> {
     fn each(&self, all: Vec<Hypothesis>, noise: &Noise) -> Result<Vec<Tried>> {
         let (count, mut done) = (all.len(), 0);
         let (of_tokens, of_nodes): (Vec<Hypothesis>, Vec<Hypothesis>) =
-            all.into_iter().partition(|one| matches!(one.change, Change::Tokens(_)));
+            all.into_iter().partition(|one| matches!(one.change, Change::Tokens(_) | Change::Weights(_)));
         let mut out = Vec::with_capacity(count);
         let mut best: (f64, String) = (f64::NEG_INFINITY, String::new());
         let mut tell = |tried: &Tried| {
@@ -274,11 +325,13 @@ impl<'a> Search<'a> {
             open = rest;
         }
         for hypothesis in of_tokens {
-            let Change::Tokens(prompt) = &hypothesis.change else { continue };
+            let prompt = hypothesis.prompt(&self.known.prompt);
             let rows = self.evidence.rows();
             // A shorter prompt has no rows for what was seen of its first tokens.
             let pass = match self.evidence.first() + prompt.len() >= self.known.prompt.len() {
-                true => Some(Search::prompt(self.known, self.evidence, prompt, rows)?),
+                true => {
+                    Some(Search::prompt(self.known, self.evidence, (self.file(&hypothesis), prompt), rows)?)
+                }
                 false => None,
             };
             let logits = pass.and_then(|pass| pass.logits(&[]).into_iter().next().flatten());
@@ -348,14 +401,17 @@ impl<'a> Search<'a> {
 
     /// Logits of a hypothesis behind a text in other tokens.
     fn respelt(&self, evidence: &dyn Evidence, one: &Hypothesis) -> Result<Option<Vec<f32>>> {
+        if self.known.recording.is_some() {
+            return Ok(None);
+        }
         let rows = self.full.rows;
         let given = &self.known.prompt;
-        let prompt = if let Change::Tokens(other) = &one.change { other } else { given };
+        let prompt = one.prompt(given);
         // Where it ends before the rows do, what stands behind it says nothing.
         let behind = evidence.tokens().iter().copied().chain(std::iter::repeat_n(0, rows));
         let tokens = prompt.iter().copied().chain(behind);
         let tokens: Vec<u32> = tokens.take(self.full.tokens + prompt.len() - given.len()).collect();
-        let pass = Prompt::new(self.known.gguf, &tokens, prompt.len(), rows)?;
+        let pass = Prompt::new(self.file(one), &tokens, prompt.len(), rows)?;
         Ok(pass.logits(&[one]).pop().flatten())
     }
 

@@ -3,15 +3,17 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 
+use parity_dump::Dump;
 use parity_graph::weights::{FFN_UP, TOKEN_EMBD, in_layer, weight};
 use parity_graph::{Id, Op};
 
 use super::hypotheses::{CACHES, EXACT, Hypothesis, Rows, Way};
 use crate::arithmetic::cache_blocks;
 use crate::arithmetic::round::store;
-use crate::audit::Labelled;
+use crate::audit::{Graphs, Labelled};
 use crate::checkpoint::{Checkpoint, Kind};
-use crate::engine::op_by_op::{Answer, Lane, Lanes, Node, Value, own, step_lanes};
+use crate::dump::Recording;
+use crate::engine::op_by_op::{Answer, Lane, Lanes, Node, Unknown, Value, own, step_lanes};
 use crate::error::{Error, Result};
 use crate::gguf::{DType, Gguf};
 use crate::jobs::run::computed;
@@ -21,16 +23,21 @@ use crate::numerics::Storage;
 use crate::ops::Args;
 use crate::ops::bound::{CONFIDENCE, UNIT_F32};
 use crate::random;
+use crate::report::words::number;
 
 /// Token rows that are in memory at a time, of all hypotheses together: enough of them that decoding a weight takes no
 /// longer than multiplying it.
 const ROWS: usize = 512;
+/// The largest number of f16.
+const F16_MAX: f32 = 65504.0;
 /// Logits that are in memory at a time.
 const LOGITS: usize = 1 << 26;
 
 /// A prompt with what was said behind it, ready for any number of hypotheses.
 pub struct Prompt<'a> {
     gguf: &'a Gguf,
+    /// (T,)
+    ids: Vec<u32>,
     /// The graph of one step that computes all of it.
     pub labelled: Labelled,
     inputs: Values,
@@ -44,10 +51,14 @@ pub struct Prompt<'a> {
     pub tokens: usize,
     /// Rows that were seen, the last of the step.
     pub rows: usize,
+    /// Rows in front of them that the graph computes too.
+    before: usize,
     /// Their width: V of logits.
     pub width: usize,
     /// What feeds a cache.
     cached: HashSet<Id>,
+    /// The first node at which exact arithmetic comes to what f16 cannot hold, and the largest of its values.
+    beyond_f16: Mutex<Option<(Checkpoint, f32)>>,
 }
 
 impl<'a> Prompt<'a> {
@@ -76,7 +87,12 @@ impl<'a> Prompt<'a> {
         let inputs = builders::inputs(&built, tokens, 0)?;
         let labelled = Labelled::new(built.graph)?;
         let node = |id: Checkpoint| {
-            let found = labelled.nodes().filter(|(_, label)| *label == id).map(|(node, _)| node).last();
+            let found = match id.kind() {
+                // Embeddings as the first layer reads them: some families scale them.
+                Kind::Embed => labelled.nodes().find(|(_, label)| label.layer_index().is_some()),
+                _ => labelled.nodes().filter(|(_, label)| *label == id).last(),
+            };
+            let found = found.map(|(node, label)| if label == id { node } else { node.saturating_sub(1) });
             found.ok_or_else(|| Error::file(gguf.path(), format!("has no {id} that could be compared")))
         };
         let seen = node(seen)?;
@@ -88,7 +104,83 @@ impl<'a> Prompt<'a> {
         let width = graph.get(seen).ne[0];
         let writers = graph.computed().filter(|&id| graph.get(id).op == Op::SetRows);
         let cached = writers.filter_map(|id| graph.src(id, 0)).map(|id| graph.origin(id)).collect();
-        Ok(Prompt { gguf, inputs, seen, given, prompt, tokens: tokens.len(), rows, width, cached, labelled })
+        let ids = tokens.to_vec();
+        let beyond_f16 = Mutex::default();
+        let tokens = tokens.len();
+        let before = 0;
+        Ok(Prompt {
+            gguf,
+            ids,
+            inputs,
+            seen,
+            given,
+            prompt,
+            tokens,
+            rows,
+            before,
+            width,
+            cached,
+            beyond_f16,
+            labelled,
+        })
+    }
+
+    /// The same with the graph of a recording, whose tokens begin with these, in place of one that is built.
+    ///
+    /// # Errors
+    /// A recording of other tokens, of several steps, without a graph or without these rows.
+    pub fn recorded(
+        gguf: &'a Gguf,
+        dump: &Dump,
+        ids: &[u32],
+        prompt: usize,
+        rows: usize,
+    ) -> Result<Prompt<'a>> {
+        let refused = |why: &str| Error::file(dump.path(), why.to_owned());
+        let all = Recording::tokens(dump);
+        let [step] = &dump.manifest().steps[..] else {
+            return Err(refused("has several steps").expected("one step that computes prompt and output"));
+        };
+        if !all.starts_with(ids) || dump.manifest().graphs.is_empty() || dump.manifest().is_numbered() {
+            return Err(refused("is none of the prompt with what was said behind it")
+                .expected(format!("a graph, and tokens that begin with {ids:?}"))
+                .found(format!("{all:?}"))
+                .hint("parity record -o DIR -- PROGRAM with both as its prompt"));
+        }
+        let graphs = Graphs::of_dump(dump, gguf)?;
+        let judged = graphs.judged(dump, dump);
+        let (_, labelled) = graphs.steps()[0];
+        let graph = &labelled.program.graph;
+        let leaves = (0..graph.tensors.len()).filter(|&id| graph.is_leaf(id));
+        let input = |id: Id| Some((graph.get(id).name.clone(), labelled.input(&judged, 0, id)?));
+        let inputs: Values =
+            leaves.filter(|&id| gguf.tensor(&graph.get(id).name).is_none()).filter_map(input).collect();
+        let seen = labelled.nodes().filter(|(_, id)| *id == Checkpoint::global(Kind::Logits)).last();
+        let (seen, _) = seen.ok_or_else(|| refused("has a graph without logits"))?;
+        let [width, n] = [graph.get(seen).ne[0], graph.get(seen).ne[1]];
+        // Logits of the last rows of a step.
+        let before = (ids.len() + n).checked_sub(step.positions.len() + rows);
+        let before = before.ok_or_else(|| {
+            refused("has logits of too few rows").expected(format!("the last {rows}")).found(n)
+        })?;
+        let labelled = graphs.into_labelled().swap_remove(0);
+        let cached = HashSet::new();
+        let (tokens, given, ids, beyond_f16) = (step.positions.len(), None, ids.to_vec(), Mutex::default());
+        Ok(Prompt {
+            gguf,
+            ids,
+            inputs,
+            seen,
+            given,
+            prompt,
+            tokens,
+            rows,
+            before,
+            width,
+            cached,
+            beyond_f16,
+            labelled,
+        })
     }
 
     /// How many hypotheses are computed at a time.
@@ -117,7 +209,33 @@ impl<'a> Prompt<'a> {
             run.all.iter().map(|one| Lane::new(self.gguf, one.way.arithmetic)).collect();
         let input = |id: Id| self.input(id);
         step_lanes(&mut lanes, &self.labelled.program, self.seen, &input, &run);
-        run.logits.into_iter().map(|found| found.into_inner().unwrap_or_default()).collect()
+        let [from, to] = [self.before * self.width, (self.before + self.rows) * self.width];
+        let rows = |all: Vec<f32>| all.get(from..to).map(<[f32]>::to_vec);
+        run.logits.into_iter().map(|found| found.into_inner().unwrap_or_default().and_then(rows)).collect()
+    }
+
+    /// Where a pass in exact arithmetic came to what f16 cannot hold, in words.
+    pub fn beyond_f16(&self) -> Option<String> {
+        let (at, peak) = (*self.beyond_f16.lock().ok()?)?;
+        Some(format!("an exact pass reaches {} at {at}, and f16 holds {F16_MAX}", number(peak.into())))
+    }
+
+    /// What a layer makes of its own output, in exact arithmetic; `None` where it has none.
+    fn repeated(&self, layer: u32, output: &[f32]) -> Option<Vec<f32>> {
+        let pass = |rows: usize, what| Prompt::between(self.gguf, &self.ids, self.prompt, rows, what).ok();
+        let own = Checkpoint::layer(Kind::LayerOut, layer);
+        let before = match layer {
+            0 => Checkpoint::global(Kind::Embed),
+            _ => Checkpoint::layer(Kind::LayerOut, layer - 1),
+        };
+        let all = self.tokens;
+        // Of the last layer only the rows are computed that something is said of.
+        let output = match layer + 1 == self.layers() && self.rows < all {
+            true => pass(all, (None, own))?.logits(&[]).pop()??,
+            false => output.to_vec(),
+        };
+        let rows = if layer + 1 == self.layers() { self.rows } else { all };
+        pass(rows, (Some((before, output)), own))?.logits(&[]).pop()?
     }
 
     fn given(&self, id: Id) -> Option<&[f32]> {
@@ -197,7 +315,10 @@ impl Lanes for Run<'_> {
         }
         // A lane in another arithmetic than the first one's differs in every node.
         let one = self.all[lane];
-        !one.way.is_exact() || one.nodes().is_some_and(|nodes| nodes.contains_key(&id))
+        let label = self.prompt.labelled.labels[id];
+        let is_repeated =
+            one.repeats().is_some_and(|layer| label == Some(Checkpoint::layer(Kind::LayerOut, layer)));
+        !one.way.is_exact() || is_repeated || one.nodes().is_some_and(|nodes| nodes.contains_key(&id))
     }
 
     fn answer(&self, lane: usize, node: &Node<'_>, args: &Args<'_, f32>) -> Answer {
@@ -205,6 +326,13 @@ impl Lanes for Run<'_> {
             return Answer::Given(Ok(values.to_vec().into()));
         }
         let one = self.all[lane];
+        if let Some(layer) = one.repeats() {
+            let values = own(node, Ok(args));
+            let again = |values: &[f32]| self.prompt.repeated(layer, values);
+            return Answer::Given(values.and_then(|values| {
+                again(&values.data).map(Into::into).ok_or_else(|| Unknown::new(args.name))
+            }));
+        }
         let Some(here) = one.nodes().and_then(|nodes| nodes.get(&node.id)) else { return Answer::Own };
         let kept = |id: Id| self.kept[lane].lock().ok()?.get(&id).cloned();
         let others = |id: Id| kept(id).or_else(|| self.prompt.input(id));
@@ -222,6 +350,13 @@ impl Lanes for Run<'_> {
         let way = self.all[lane].way;
         if !way.is_exact() && self.prompt.given(id).is_none() {
             self.rounded(way, id, &mut values.data);
+        }
+        if lane == 0
+            && let Some(label) = self.prompt.labelled.labels[id]
+            && let Ok(beyond @ None) = self.prompt.beyond_f16.lock().as_deref_mut()
+        {
+            let peak = values.data.iter().map(|x| x.abs()).filter(|x| x.is_finite()).fold(0.0, f32::max);
+            *beyond = (peak > F16_MAX).then_some((label, peak));
         }
         if self.elsewhere[lane].contains(&id)
             && let Ok(mut kept) = self.kept[lane].lock()

@@ -53,8 +53,13 @@ pub fn variants(known: &Known<'_>) -> Result<Vec<Hypothesis>> {
             "special tokens of the prompt are taken for plain text".to_owned(),
             plain,
         );
+        let first: Vec<u32> = tokenizer.first().into_iter().collect();
+        for (name, tokens) in Tokenizer::split_otherwise(known.gguf, text)? {
+            let text = format!("the prompt is split as by the pre-tokenizer {name}");
+            add("tokens.pre_tokenizer", text, [first.clone(), tokens].concat());
+        }
         for (name, said, turn) in templated(known.gguf, text) {
-            add(name, said.to_owned(), of(&turn)?);
+            add(name, said, of(&turn)?);
         }
     }
     if prompt.len() > 2 {
@@ -62,15 +67,51 @@ pub fn variants(known: &Known<'_>) -> Result<Vec<Hypothesis>> {
         add("tokens.truncated", text.to_owned(), prompt[..prompt.len() - 1].to_vec());
         let text = "the first token of the prompt is missing";
         add("tokens.truncated", text.to_owned(), prompt[1..].to_vec());
+        for n in (4..).map(|power| 1usize << power).take_while(|n| *n < prompt.len()) {
+            let of = prompt.len();
+            let text = |which: &str| format!("only the {which} {n} of the prompt's {of} tokens are read");
+            add("tokens.truncated", text("last"), prompt[of - n..].to_vec());
+            add("tokens.truncated", text("first"), prompt[..n].to_vec());
+        }
     }
     Ok(all)
 }
 
-/// The prompt as a turn of a chat, by the file's own template; nothing where it has none that can be rendered.
-fn templated(gguf: &Gguf, text: &str) -> Vec<(&'static str, &'static str, String)> {
-    let Ok(Some(template)) = gguf.str(TEMPLATE) else { return Vec::new() };
-    let said = "the prompt is put into the chat template of the model";
-    rendered(template, text).map(|turn| ("tokens.template", said, turn)).into_iter().collect()
+/// Turns of widespread templates: the family, and what stands around the prompt.
+const TURNS: [(&str, &str, &str); 5] = [
+    ("ChatML", "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
+    ("Llama 2 and Mistral", "[INST] ", " [/INST]"),
+    (
+        "Llama 3",
+        "<|start_header_id|>user<|end_header_id|>\n\n",
+        "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+    ),
+    ("Gemma", "<start_of_turn>user\n", "<end_of_turn>\n<start_of_turn>model\n"),
+    ("Phi", "<|user|>\n", "<|end|>\n<|assistant|>\n"),
+];
+
+/// A prompt that cannot stand in a template.
+const MARK: &str = "\u{1}prompt\u{1}";
+
+/// The prompt as a turn of a chat, by the file's own template and by others, and without the one that stands around it.
+fn templated(gguf: &Gguf, text: &str) -> Vec<(&'static str, String, String)> {
+    let template = gguf.str(TEMPLATE).ok().flatten();
+    let own = template.and_then(|template| rendered(template, MARK));
+    let own = own.as_deref().and_then(|turn| turn.split_once(MARK));
+    let others = TURNS.iter().map(|(family, before, behind)| {
+        let said = format!("the prompt is put into the chat template of {family}");
+        ("tokens.template_of_another", said, format!("{before}{text}{behind}"))
+    });
+    let by_own = own.into_iter().flat_map(|(before, behind)| {
+        let put = "the prompt is put into the chat template of the model".to_owned();
+        let bare = text.strip_prefix(before).and_then(|text| text.strip_suffix(behind)).unwrap_or(text);
+        let bare_said = "the chat template around the prompt is left out".to_owned();
+        [
+            ("tokens.template", put, format!("{before}{text}{behind}")),
+            ("tokens.no_template", bare_said, bare.to_owned()),
+        ]
+    });
+    by_own.chain(others).collect()
 }
 
 /// A template with one message of a user, and the beginning of an answer.

@@ -109,6 +109,7 @@ impl Evidence for Chosen {
     }
 
     fn weigh(&self, logits: &[f32], noise: &Noise) -> Score {
+        let noise = &noise.of(logits);
         // In other tokens the text may end before the rows do.
         let rows: Vec<&[f32]> = logits.chunks(noise.width).take(self.tokens.len()).collect();
         let floor = (UNTHOUGHT / noise.width as f64).ln();

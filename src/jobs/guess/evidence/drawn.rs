@@ -55,6 +55,7 @@ impl Evidence for Drawn {
     }
 
     fn weigh(&self, logits: &[f32], noise: &Noise) -> Score {
+        let noise = &noise.of(logits);
         let rows = logits.chunks(noise.width).zip(&self.tokens);
         let seen: Vec<Seen> = rows.map(|(row, token)| Seen::of(row, *token, self.sampling)).collect();
         let floor = (UNTHOUGHT / noise.width as f64).ln();

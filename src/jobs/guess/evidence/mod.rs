@@ -127,6 +127,16 @@ impl Noise {
         Noise { width, by_way, size, digests }
     }
 
+    /// The noise of these logits: rounding moves smaller ones less, and larger ones more.
+    pub fn of(&self, logits: &[f32]) -> Noise {
+        let own = logits.chunks(self.width.max(1)).map(|row| rms(row.iter().map(|z| f64::from(*z))));
+        let times = own.zip(&self.size).map(|(own, size)| own / size);
+        let times: Vec<f64> = times.map(|times| if times.is_finite() { times } else { 1.0 }).collect();
+        let scaled = |way: &Vec<f64>| way.iter().zip(&times).map(|(sigma, times)| sigma * times).collect();
+        let by_way = self.by_way.iter().map(scaled).collect();
+        Noise { width: self.width, by_way, size: self.size.clone(), digests: self.digests.clone() }
+    }
+
     /// The amounts of noise that are tried, each by row: of every arithmetic, then ever more of it.
     pub fn levels(&self) -> impl Iterator<Item = (usize, f64)> {
         let last = WAYS.len() - 1;
@@ -176,6 +186,11 @@ pub fn digest(logits: &[f32], width: usize) -> Vec<f64> {
         out.extend(sums);
     }
     out
+}
+
+/// a - b; nothing where both are NaN.
+pub fn difference((a, b): (&f32, &f32)) -> f64 {
+    if a.is_nan() && b.is_nan() { 0.0 } else { f64::from(*a) - f64::from(*b) }
 }
 
 /// Root mean square distance; infinite where one is not finite, or they are of different sizes.
