@@ -250,6 +250,16 @@ fn a_layer_that_is_run_twice_or_not_at_all_is_named() {
 }
 
 #[test]
+fn what_shows_in_decode_steps_alone_is_named() {
+    // A single pass over prompt and output would read what the cache does not hold yet, or see what nobody has said.
+    for mistake in ["attn.stale_cache", "attn.no_mask", "attn.self_only"] {
+        let engine = Engine::with(Some(mistake), "logits");
+        let (code, told) = guess(&["-p", PROMPT, "--tokens-seen", &engine.seen()]);
+        assert_eq!((code, &told["answer"]), (1, &Value::from(mistake)), "{told}");
+    }
+}
+
+#[test]
 fn a_recorded_graph_is_executed_where_one_is_given() {
     let folder = TempDir::new().unwrap();
     let (model, graph) = (folder.path().join("model.gguf"), graphs::recorded("llama-dense", ""));

@@ -92,9 +92,14 @@ pub fn read(path: &Path) -> Result<Option<LogProbs>> {
         return perplexity::read(path).map(Some);
     }
     match head.iter().find(|byte| !byte.is_ascii_whitespace()) {
-        Some(b'{') => server::read(path),
+        Some(b'{') if is_text(&head) => server::read(path),
         _ => Ok(None),
     }
+}
+
+/// Whether bytes begin a text: numbers may begin with what looks like one.
+fn is_text(head: &[u8]) -> bool {
+    std::str::from_utf8(head).map_or_else(|error| error.error_len().is_none(), |_| true)
 }
 
 /// Bytes in which a format shows.

@@ -6,83 +6,15 @@ use parity_graph::Id;
 use parity_graph::fault::{Argument, Entry, Fault, Scene, entries, find};
 use serde::Serialize;
 
-use crate::arithmetic::{Arithmetic, Operands};
+use super::ways::{EXACT, Way};
 use crate::audit::Labelled;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::faults::diagnosis::OVERFLOW;
 use crate::faults::injected::Injected;
-use crate::gguf::{DType, Gguf};
-use crate::numerics::Storage;
+use crate::gguf::Gguf;
 
 /// Values of one mistake that are tried, the likeliest first.
 const VALUES_MAX: usize = 6;
-
-/// An arithmetic that a healthy engine may have.
-#[derive(Clone, Copy, Debug)]
-pub struct Way {
-    /// As a reader knows it.
-    pub name: &'static str,
-    /// What is followed of it.
-    pub arithmetic: Arithmetic,
-    /// What every value between nodes is rounded to.
-    pub kept: Storage,
-    /// What keys and values are rounded to before they are cached.
-    pub cache: DType,
-    /// Whether single roundings are simulated: of an arithmetic that differs from ours in nothing but its order.
-    pub disturbed: bool,
-}
-
-const PLAIN: Way = Way {
-    name: "f32",
-    arithmetic: Arithmetic::EXACT,
-    kept: Storage::F32,
-    cache: DType::F32,
-    disturbed: false,
-};
-
-impl Way {
-    /// Whether nothing is rounded but in f32.
-    pub fn is_exact(&self) -> bool {
-        self.name == EXACT.name && !self.disturbed
-    }
-}
-
-/// What everything is compared with.
-pub const EXACT: Way = PLAIN;
-
-/// Those whose distance from [`EXACT`] says how far rounding moves logits, the sharpest first.
-pub const WAYS: [Way; 4] = [
-    Way { disturbed: true, ..PLAIN },
-    Way {
-        name: "f16",
-        arithmetic: Arithmetic { operands: Operands::Exact, narrow: Storage::F16, ..Arithmetic::EXACT },
-        kept: Storage::F16,
-        cache: DType::F16,
-        disturbed: false,
-    },
-    Way { name: "llama.cpp's", arithmetic: Arithmetic::LLAMA_CPU, cache: DType::F16, ..PLAIN },
-    Way {
-        name: "bf16",
-        arithmetic: Arithmetic { operands: Operands::Exact, narrow: Storage::Bf16, ..Arithmetic::EXACT },
-        kept: Storage::Bf16,
-        cache: DType::BF16,
-        disturbed: false,
-    },
-];
-
-/// llama.cpp's with caches in blocks: what a healthy engine has where it is told to.
-pub const CACHES: [Way; 6] = [
-    in_blocks("llama.cpp's, with a cache of Q8_0", DType::Q8_0),
-    in_blocks("llama.cpp's, with a cache of Q5_1", DType::Q5_1),
-    in_blocks("llama.cpp's, with a cache of Q5_0", DType::Q5_0),
-    in_blocks("llama.cpp's, with a cache of Q4_1", DType::Q4_1),
-    in_blocks("llama.cpp's, with a cache of Q4_0", DType::Q4_0),
-    in_blocks("llama.cpp's, with a cache of IQ4_NL", DType::IQ4_NL),
-];
-
-const fn in_blocks(name: &'static str, cache: DType) -> Way {
-    Way { name, arithmetic: Arithmetic::LLAMA_CPU, cache, ..PLAIN }
-}
 
 /// In which layers a mistake is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -147,6 +79,8 @@ pub struct Hypothesis {
     pub change: Change,
     /// The arithmetic of the rest.
     pub way: Way,
+    /// Whether it is tried on a prompt with single steps behind it.
+    pub stepwise: bool,
     /// Which mistake of the catalogue, with which of its values: the same in every graph of a model.
     pub key: String,
 }
@@ -177,6 +111,7 @@ impl Hypothesis {
             text: format!("nothing is wrong; the arithmetic is {}", way.name),
             change: Change::Healthy,
             way,
+            stepwise: false,
             key: String::new(),
         }
     }
@@ -236,14 +171,16 @@ pub const HEALTHY: &str = "healthy";
 
 /// The catalogue's mistakes in a graph, each with its values, in all layers; those that are the same rewrites are one.
 pub fn everywhere(labelled: &Labelled) -> Vec<Hypothesis> {
-    merged(unmerged(labelled).map(|(_, one)| one).collect())
+    // What leaves the first step as it is needs several.
+    let is_later = |key: &str| key.split(' ').next().and_then(find).is_some_and(|entry| entry.later);
+    merged(unmerged(labelled).filter(|(key, _)| !is_later(key)).map(|(_, one)| one).collect())
 }
 
 /// The same, each by itself, by its key.
 pub fn unmerged(labelled: &Labelled) -> impl Iterator<Item = (String, Hypothesis)> {
     let scene = Scene::new(&labelled.program.graph);
-    // Roundings are a matter of arithmetic, and what leaves the first step as it is needs several.
-    let kinds = entries().filter(|entry| !(entry.recognised || entry.rounds || entry.later));
+    // Roundings are a matter of arithmetic.
+    let kinds = entries().filter(|entry| !(entry.recognised || entry.rounds));
     kinds.flat_map(move |entry| of_entry(entry, &scene, labelled)).map(|one| (one.key.clone(), one))
 }
 
@@ -282,6 +219,7 @@ fn of_nodes(
         text: first.text.clone(),
         change: Change::Nodes(nodes),
         way: EXACT,
+        stepwise: false,
         key,
     })
 }

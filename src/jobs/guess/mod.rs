@@ -12,7 +12,10 @@ mod hypotheses;
 mod input;
 mod passes;
 mod said;
+mod search;
+mod steps;
 mod tokens;
+mod ways;
 
 pub use answer::Answer;
 pub use evidence::{Evidence, Sampling};
@@ -22,22 +25,13 @@ pub use said::{Guess, render};
 
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
-use crate::numerics::Storage;
 use answer::Tried;
-use evidence::{Noise, Score};
-use hypotheses::{CACHES, Change, EXACT, HEALTHY, Hypothesis, Layers, Rows, WAYS};
+use hypotheses::{Hypothesis, Layers, Rows};
 use parity_dump::Dump;
-use passes::Prompt;
+use search::Search;
 
-/// Rows after which a hypothesis that does not explain them is given up.
-const FEW: usize = 8;
-/// Rows among them that something else than the hypothesis may have gone wrong in.
-const STRAY: usize = 1;
 /// Multiplications that one stage of the search may take: some minutes of two cores.
 const WORK_MAX: f64 = 1e13;
-
-/// Hypotheses that are weighed by rounding of their own.
-const NEAR: usize = 12;
 
 /// Hypotheses that one prompt is looked for that tells them apart.
 const SEVERAL_MAX: usize = 4;
@@ -92,12 +86,21 @@ pub fn guess(
     let whole: Vec<Hypothesis> = hypotheses::everywhere(&search.full.labelled);
     tried.extend(search.each(all, &noise)?);
     let mut found = search.answer(&mut tried, &noise);
+    let stepwise = match is_open(&found, &tried, evidence.ceiling(&noise)) {
+        true => search.stepwise(&noise)?,
+        false => Vec::new(),
+    };
+    if stepwise.is_empty() {
+        notes.push(
+            "mistakes that show in decode steps alone (attn.stale_cache, attn.self_only) were not tried"
+                .to_owned(),
+        );
+    } else {
+        tried.extend(stepwise);
+        found = search.answer(&mut tried, &noise);
+    }
     for stage in [Stage::Parts, Stage::Single] {
-        let is_open = match found {
-            Answer::Nothing => true,
-            Answer::Healthy => answer::may_be_beaten(&tried, evidence.ceiling(&noise)),
-            Answer::Mistake(_) | Answer::Several(_) => false,
-        };
+        let is_open = is_open(&found, &tried, evidence.ceiling(&noise));
         let mut more = stage.of(&whole, search.full.layers());
         let whole_layers = hypotheses::skipped(&search.full.labelled);
         let whole_layers = whole_layers.into_iter().chain(hypotheses::repeated(search.full.layers()));
@@ -116,9 +119,6 @@ pub fn guess(
             notes.push(format!("{} were not tried: {why}", stage.words()));
         }
     }
-    notes.push(
-        "mistakes that leave a prefill as it is (attn.stale_cache, attn.self_only) were not tried".to_owned(),
-    );
     let mut said = said::said(known, evidence, &found, &tried);
     said.notes = notes;
     if let (Answer::Several(which), true) = (&found, discriminate && known.recording.is_none()) {
@@ -128,9 +128,13 @@ pub fn guess(
     Ok(said)
 }
 
-/// Numbers in all weights of a model.
-fn weights(gguf: &Gguf) -> f64 {
-    gguf.tensors().map(|tensor| tensor.shape.iter().product::<usize>() as f64).sum()
+/// Whether something that was not tried yet may be named, where the best of explanations comes to `ceiling`.
+fn is_open(found: &Answer, tried: &[Tried], ceiling: f64) -> bool {
+    match found {
+        Answer::Nothing => true,
+        Answer::Healthy => answer::may_be_beaten(tried, ceiling),
+        Answer::Mistake(_) | Answer::Several(_) => false,
+    }
 }
 
 /// What is tried where nothing before explains the output.
@@ -171,255 +175,5 @@ impl Stage {
             parts.iter().filter_map(|&(at, rows)| hypotheses::part(one, at, rows, layers)).collect::<Vec<_>>()
         });
         made.collect()
-    }
-}
-
-/// What every hypothesis is tried on.
-struct Search<'a> {
-    known: &'a Known<'a>,
-    evidence: &'a dyn Evidence,
-    progress: Progress<'a>,
-    /// All rows.
-    full: Prompt<'a>,
-    /// The first few, where there are more.
-    few: Option<Prompt<'a>>,
-}
-
-impl<'a> Search<'a> {
-    /// What follows. Where nothing explains the output, the best are weighed once more by what rounding does to an engine
-    /// with that mistake: it may move its logits farther than a healthy engine's.
-    fn answer(&self, tried: &mut [Tried], noise: &Noise) -> Answer {
-        let found = answer::answer(tried, noise);
-        if found != Answer::Nothing {
-            return found;
-        }
-        let healthy = tried.iter().filter(|one| one.hypothesis.name == HEALTHY);
-        let least = healthy.map(|one| one.score.share()).fold(0.0, f64::max);
-        let near = |one: &&mut Tried| {
-            let is_node = one.hypothesis.nodes().is_some() && one.score.otherwise.is_none();
-            one.whole && is_node && one.score.share() > least
-        };
-        for one in tried.iter_mut().filter(near).take(NEAR) {
-            let ways: Vec<Hypothesis> =
-                WAYS.into_iter().filter_map(|way| one.hypothesis.in_way(way)).collect();
-            let asked: Vec<&Hypothesis> = std::iter::once(&one.hypothesis).chain(&ways).collect();
-            let logits: Option<Vec<Vec<f32>>> = self.full.logits(&asked).into_iter().skip(1).collect();
-            let Some((own, others)) = logits.as_ref().and_then(|all| all.split_first()) else { continue };
-            let score = self.evidence.weigh(own, &Noise::new(self.full.width, own, others));
-            if score.explains() {
-                one.score = score;
-            }
-        }
-        answer::answer(tried, noise)
-    }
-
-    /// The answer of hypotheses that are all that there are.
-    fn stretch(&self, all: Vec<Hypothesis>) -> Result<(Answer, Vec<Tried>)> {
-        let (mut tried, noise) = self.healthy()?;
-        tried.extend(self.each(all, &noise)?);
-        let found = self.answer(&mut tried, &noise);
-        Ok((found, tried))
-    }
-
-    /// Multiplications of so many hypotheses, each with a layer of its own to begin in: half of the graph on average.
-    fn work(&self, hypotheses: usize) -> f64 {
-        let tokens = self.few.as_ref().unwrap_or(&self.full).tokens;
-        hypotheses as f64 * tokens as f64 * weights(self.known.gguf) / 2.0
-    }
-
-    fn new(known: &'a Known<'a>, evidence: &'a dyn Evidence, progress: Progress<'a>) -> Result<Search<'a>> {
-        let prompt = |rows: usize| Search::prompt(known, evidence, (known.gguf, &known.prompt), rows);
-        let (full, rows) = (prompt(evidence.rows())?, evidence.rows());
-        let few = (rows > 2 * FEW && known.recording.is_none()).then(|| prompt(FEW)).transpose()?;
-        Ok(Search { known, evidence, progress, full, few })
-    }
-
-    /// The first rows of the evidence, behind a prompt.
-    fn prompt(
-        known: &Known<'a>,
-        evidence: &dyn Evidence,
-        (gguf, prompt): (&'a Gguf, &[u32]),
-        rows: usize,
-    ) -> Result<Prompt<'a>> {
-        let behind = known.forced.iter().copied();
-        // Other prompts may be of another length.
-        let end = evidence.first() + rows + prompt.len() - known.prompt.len();
-        let tokens: Vec<u32> = prompt.iter().copied().chain(behind).take(end).collect();
-        match known.recording.filter(|_| std::ptr::eq(gguf, known.gguf)) {
-            Some(dump) => Prompt::recorded(gguf, dump, &tokens, prompt.len(), rows),
-            None => Prompt::new(gguf, &tokens, prompt.len(), rows),
-        }
-    }
-
-    /// The model file of a hypothesis.
-    fn file(&self, one: &Hypothesis) -> &'a Gguf {
-        let other =
-            if let Change::Weights(number) = one.change { self.known.others.get(number) } else { None };
-        other.unwrap_or(self.known.gguf)
-    }
-
-    /// A healthy engine in each arithmetic, and how far these lie apart.
-    fn healthy(&self) -> Result<(Vec<Tried>, Noise)> {
-        let mut ways: Vec<Hypothesis> = WAYS.into_iter().map(Hypothesis::healthy).collect();
-        let asked: Vec<&Hypothesis> = ways.iter().collect();
-        let mut logits = self.full.logits(&asked).into_iter().map(Option::unwrap_or_default);
-        let exact = logits.next().unwrap_or_default();
-        let others: Vec<Vec<f32>> = logits.collect();
-        let noise = Noise::new(self.full.width, &exact, &others);
-        let beyond = self.full.beyond_f16();
-        let is_narrow = |one: &Hypothesis| one.way.kept == Storage::F16;
-        for (one, logits) in ways.iter_mut().zip(&others).filter(|(one, _)| is_narrow(one)) {
-            if let (Some(text), true) = (&beyond, logits.iter().any(|z| z.is_nan())) {
-                *one = Hypothesis::overflow(one.way, text.clone());
-            }
-        }
-        let all = std::iter::once((Hypothesis::healthy(EXACT), &exact)).chain(ways.into_iter().zip(&others));
-        let weigh = |hypothesis: Hypothesis, logits: &[f32]| -> Result<Tried> {
-            let mut score = self.spelt(&hypothesis, self.evidence.weigh(logits, &noise), &noise)?;
-            if hypothesis.name != HEALTHY {
-                // It was computed that it happens; of other mistakes that come to NaN nobody knows that.
-                score.log_likelihood += 2.0 * answer::LIKELIER.ln();
-            }
-            Ok(Tried { hypothesis, score, whole: true })
-        };
-        let mut tried = all.map(|(one, logits)| weigh(one, logits)).collect::<Result<Vec<_>>>()?;
-        if !tried.iter().any(Tried::explains) {
-            let caches: Vec<Hypothesis> = CACHES.into_iter().map(Hypothesis::healthy).collect();
-            let logits = self.full.logits(&caches.iter().collect::<Vec<_>>()).into_iter().skip(1);
-            for (one, logits) in caches.into_iter().zip(logits) {
-                tried.push(weigh(one, &logits.unwrap_or_default())?);
-            }
-        }
-        Ok((tried, noise))
-    }
-
-    /// Tries hypotheses: all on a few rows, and on all rows those that explain these.
-    fn each(&self, all: Vec<Hypothesis>, noise: &Noise) -> Result<Vec<Tried>> {
-        let (count, mut done) = (all.len(), 0);
-        let (of_tokens, of_nodes): (Vec<Hypothesis>, Vec<Hypothesis>) =
-            all.into_iter().partition(|one| matches!(one.change, Change::Tokens(_) | Change::Weights(_)));
-        let mut out = Vec::with_capacity(count);
-        let mut best: (f64, String) = (f64::NEG_INFINITY, String::new());
-        let mut tell = |tried: &Tried| {
-            done += 1;
-            if tried.score.log_likelihood > best.0 && tried.hypothesis.name != HEALTHY {
-                best = (tried.score.log_likelihood, tried.hypothesis.name.clone());
-            }
-            (self.progress)(done, count, &best.1);
-        };
-        let (mut open, short) = match &self.few {
-            None => (of_nodes, Vec::new()),
-            Some(few) => self.after_few(few, of_nodes, noise, &mut tell),
-        };
-        out.extend(short);
-        while !open.is_empty() {
-            let rest = open.split_off(self.full.at_once().min(open.len()));
-            let batch: Vec<&Hypothesis> = open.iter().collect();
-            let scores: Vec<Score> = self.scores(&self.full, &batch, noise);
-            for (hypothesis, score) in open.into_iter().zip(scores) {
-                let score = self.spelt(&hypothesis, score, noise)?;
-                let tried = Tried { hypothesis, score, whole: true };
-                tell(&tried);
-                out.push(tried);
-            }
-            open = rest;
-        }
-        for hypothesis in of_tokens {
-            let prompt = hypothesis.prompt(&self.known.prompt);
-            let rows = self.evidence.rows();
-            // A shorter prompt has no rows for what was seen of its first tokens.
-            let pass = match self.evidence.first() + prompt.len() >= self.known.prompt.len() {
-                true => {
-                    Some(Search::prompt(self.known, self.evidence, (self.file(&hypothesis), prompt), rows)?)
-                }
-                false => None,
-            };
-            let logits = pass.and_then(|pass| pass.logits(&[]).into_iter().next().flatten());
-            let score = logits.map(|logits| self.evidence.weigh(&logits, noise)).unwrap_or_default();
-            let score = self.spelt(&hypothesis, score, noise)?;
-            let tried = Tried { hypothesis, score, whole: true };
-            tell(&tried);
-            out.push(tried);
-        }
-        Ok(out)
-    }
-
-    /// Those that are not hopeless after a few rows, and those that are.
-    fn after_few(
-        &self,
-        few: &Prompt<'_>,
-        all: Vec<Hypothesis>,
-        noise: &Noise,
-        tell: &mut dyn FnMut(&Tried),
-    ) -> (Vec<Hypothesis>, Vec<Tried>) {
-        let (mut open, mut short) = (Vec::new(), Vec::new());
-        // The same mistakes in the shorter graph, whose nodes are others.
-        let shorter = hypotheses::again(&few.labelled, few.layers(), &all.iter().collect::<Vec<_>>());
-        let mut queue: Vec<(Hypothesis, Hypothesis)> = Vec::new();
-        for (one, shorter) in all.into_iter().zip(shorter) {
-            match shorter {
-                Some(shorter) => queue.push((one, shorter)),
-                None => open.push(one),
-            }
-        }
-        while !queue.is_empty() {
-            let rest = queue.split_off(few.at_once().min(queue.len()));
-            let batch: Vec<&Hypothesis> = queue.iter().map(|(_, shorter)| shorter).collect();
-            let scores = self.scores(few, &batch, noise);
-            for ((one, _), score) in queue.into_iter().zip(scores) {
-                if score.hits + STRAY >= score.of || score.otherwise.is_some() {
-                    open.push(one);
-                    continue;
-                }
-                let tried = Tried { hypothesis: one, score, whole: false };
-                tell(&tried);
-                short.push(tried);
-            }
-            queue = rest;
-        }
-        (open, short)
-    }
-
-    /// How well a hypothesis explains a text in the tokens that it spells it in itself.
-    fn spelt(&self, one: &Hypothesis, found: Score, noise: &Noise) -> Result<Score> {
-        let (mut found, mut spelling, mut logits): (Score, Option<Box<dyn Evidence>>, _) =
-            (found, None, None);
-        for _ in 0..self.full.rows {
-            let Some(row) = found.otherwise.filter(|_| !found.explains()) else { break };
-            let evidence = spelling.as_deref().unwrap_or(self.evidence);
-            let Some(own) = logits.take().map_or_else(|| self.respelt(evidence, one), |own| Ok(Some(own)))?
-            else {
-                break;
-            };
-            let Some(other) = evidence.otherwise(&own, noise.width, row) else { break };
-            let Some(behind) = self.respelt(&*other, one)? else { break };
-            found = other.weigh(&behind, noise);
-            (spelling, logits) = (Some(other), Some(behind));
-        }
-        Ok(found)
-    }
-
-    /// Logits of a hypothesis behind a text in other tokens.
-    fn respelt(&self, evidence: &dyn Evidence, one: &Hypothesis) -> Result<Option<Vec<f32>>> {
-        if self.known.recording.is_some() {
-            return Ok(None);
-        }
-        let rows = self.full.rows;
-        let given = &self.known.prompt;
-        let prompt = one.prompt(given);
-        // Where it ends before the rows do, what stands behind it says nothing.
-        let behind = evidence.tokens().iter().copied().chain(std::iter::repeat_n(0, rows));
-        let tokens = prompt.iter().copied().chain(behind);
-        let tokens: Vec<u32> = tokens.take(self.full.tokens + prompt.len() - given.len()).collect();
-        let pass = Prompt::new(self.file(one), &tokens, prompt.len(), rows)?;
-        Ok(pass.logits(&[one]).pop().flatten())
-    }
-
-    fn scores(&self, pass: &Prompt<'_>, batch: &[&Hypothesis], noise: &Noise) -> Vec<Score> {
-        let logits = pass.logits(batch).into_iter().skip(1);
-        // One that no node has a place for explains nothing.
-        logits
-            .map(|found| found.map(|logits| self.evidence.weigh(&logits, noise)).unwrap_or_default())
-            .collect()
     }
 }

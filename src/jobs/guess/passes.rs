@@ -7,22 +7,18 @@ use parity_dump::Dump;
 use parity_graph::weights::{FFN_UP, TOKEN_EMBD, in_layer, weight};
 use parity_graph::{Id, Op};
 
-use super::hypotheses::{CACHES, EXACT, Hypothesis, Rows, Way};
-use crate::arithmetic::cache_blocks;
-use crate::arithmetic::round::store;
+use super::hypotheses::{Hypothesis, Rows};
+use super::ways::{CACHES, EXACT};
 use crate::audit::{Graphs, Labelled};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::engine::op_by_op::{Answer, Lane, Lanes, Node, Unknown, Value, own, step_lanes};
 use crate::error::{Error, Result};
-use crate::gguf::{DType, Gguf};
+use crate::gguf::Gguf;
 use crate::jobs::run::computed;
 use crate::memory;
 use crate::model::builders::{self, Cache, Shape, Values};
-use crate::numerics::Storage;
 use crate::ops::Args;
-use crate::ops::bound::{CONFIDENCE, UNIT_F32};
-use crate::random;
 use crate::report::words::number;
 
 /// Token rows that are in memory at a time, of all hypotheses together: enough of them that decoding a weight takes no
@@ -38,6 +34,8 @@ pub struct Prompt<'a> {
     gguf: &'a Gguf,
     /// (T,)
     ids: Vec<u32>,
+    /// What the graph was built for, if it was.
+    shape: Option<Shape>,
     /// The graph of one step that computes all of it.
     pub labelled: Labelled,
     inputs: Values,
@@ -81,10 +79,48 @@ impl<'a> Prompt<'a> {
         rows: usize,
         (given, seen): (Option<(Checkpoint, Vec<f32>)>, Checkpoint),
     ) -> Result<Prompt<'a>> {
-        check_memory(gguf, tokens.len(), rows)?;
         let shape = Shape::step(0, tokens.len(), tokens.len(), true, Cache::F32);
-        let built = builders::build(gguf, Shape { outputs: rows, ..shape })?;
-        let inputs = builders::inputs(&built, tokens, 0)?;
+        let shape = Shape { outputs: rows, ..shape };
+        Prompt::of(gguf, tokens, (0, shape), prompt, (given, seen))
+    }
+
+    /// A step of these tokens, of which the first is at a position, in a context; with logits of the last.
+    ///
+    /// # Errors
+    /// As [`Prompt::new`].
+    pub fn step(gguf: &'a Gguf, tokens: &[u32], first: usize, context: usize) -> Result<Prompt<'a>> {
+        Prompt::of(
+            gguf,
+            tokens,
+            (first, of_step(first, tokens.len(), context)),
+            0,
+            (None, Checkpoint::global(Kind::Logits)),
+        )
+    }
+
+    /// Goes on with the next token, if the graph of its step is this one.
+    ///
+    /// # Errors
+    /// As [`Prompt::new`].
+    pub fn moves(&mut self, tokens: &[u32], first: usize, context: usize) -> Result<bool> {
+        let shape = of_step(first, tokens.len(), context);
+        if self.shape == Some(shape) {
+            self.inputs = builders::inputs(&builders::build(self.gguf, shape)?, tokens, first)?;
+        }
+        Ok(self.shape == Some(shape))
+    }
+
+    fn of(
+        gguf: &'a Gguf,
+        tokens: &[u32],
+        (first, shape): (usize, Shape),
+        prompt: usize,
+        (given, seen): (Option<(Checkpoint, Vec<f32>)>, Checkpoint),
+    ) -> Result<Prompt<'a>> {
+        let rows = shape.outputs;
+        check_memory(gguf, tokens.len(), rows)?;
+        let built = builders::build(gguf, shape)?;
+        let inputs = builders::inputs(&built, tokens, first)?;
         let labelled = Labelled::new(built.graph)?;
         let node = |id: Checkpoint| {
             let found = match id.kind() {
@@ -111,6 +147,7 @@ impl<'a> Prompt<'a> {
         Ok(Prompt {
             gguf,
             ids,
+            shape: Some(shape),
             inputs,
             seen,
             given,
@@ -169,6 +206,7 @@ impl<'a> Prompt<'a> {
         Ok(Prompt {
             gguf,
             ids,
+            shape: None,
             inputs,
             seen,
             given,
@@ -196,6 +234,13 @@ impl<'a> Prompt<'a> {
 
     /// (rows, V) logits of each hypothesis behind those of exact arithmetic; `None` where a hypothesis has none.
     pub fn logits(&self, hypotheses: &[&Hypothesis]) -> Vec<Option<Vec<f32>>> {
+        let ways = std::iter::once(EXACT).chain(hypotheses.iter().map(|one| one.way));
+        let mut lanes: Vec<Lane<'_>> = ways.map(|way| Lane::new(self.gguf, way.arithmetic)).collect();
+        self.logits_in(&mut lanes, hypotheses)
+    }
+
+    /// The same, going on with what a step before left in so many lanes and one more.
+    pub fn logits_in(&self, lanes: &mut [Lane<'_>], hypotheses: &[&Hypothesis]) -> Vec<Option<Vec<f32>>> {
         let exact = Hypothesis::healthy(EXACT);
         let all: Vec<&Hypothesis> = std::iter::once(&exact).chain(hypotheses.iter().copied()).collect();
         let run = Run {
@@ -205,10 +250,8 @@ impl<'a> Prompt<'a> {
             logits: all.iter().map(|_| Mutex::new(None)).collect(),
             all,
         };
-        let mut lanes: Vec<Lane<'_>> =
-            run.all.iter().map(|one| Lane::new(self.gguf, one.way.arithmetic)).collect();
         let input = |id: Id| self.input(id);
-        step_lanes(&mut lanes, &self.labelled.program, self.seen, &input, &run);
+        step_lanes(lanes, &self.labelled.program, self.seen, &input, &run);
         let [from, to] = [self.before * self.width, (self.before + self.rows) * self.width];
         let rows = |all: Vec<f32>| all.get(from..to).map(<[f32]>::to_vec);
         run.logits.into_iter().map(|found| found.into_inner().unwrap_or_default().and_then(rows)).collect()
@@ -258,6 +301,11 @@ impl<'a> Prompt<'a> {
         let others = mistakes.flat_map(|one| one.fault.rewrite.change.others());
         others.map(|id| graph.origin(id)).filter(|&id| !graph.is_leaf(id)).collect()
     }
+}
+
+/// A step with logits of its last token.
+fn of_step(first: usize, tokens: usize, context: usize) -> Shape {
+    Shape { outputs: 1, ..Shape::step(first, tokens, context, true, Cache::F32) }
 }
 
 /// Refuses what would not fit into memory: logits of several hypotheses, and the widest values of as many.
@@ -349,7 +397,7 @@ impl Lanes for Run<'_> {
         // What is given is as it is.
         let way = self.all[lane].way;
         if !way.is_exact() && self.prompt.given(id).is_none() {
-            self.rounded(way, id, &mut values.data);
+            way.keep(id, self.prompt.cached.contains(&id), &mut values.data);
         }
         if lane == 0
             && let Some(label) = self.prompt.labelled.labels[id]
@@ -368,40 +416,5 @@ impl Lanes for Run<'_> {
         {
             *logits = Some(values.data.clone());
         }
-    }
-}
-
-impl Run<'_> {
-    /// What an arithmetic keeps of the values of a node.
-    fn rounded(&self, way: Way, id: Id, values: &mut [f32]) {
-        store(way.kept, values);
-        if self.prompt.cached.contains(&id) {
-            in_cache(way.cache, values);
-        }
-        if way.disturbed {
-            let size = (values.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>()
-                / values.len().max(1) as f64)
-                .sqrt();
-            // As far as any order of a sum may move it: a bound of section 1 of docs/bounds.md, of its usual size.
-            let unit = CONFIDENCE * UNIT_F32 * size;
-            let seed = random::mixed(id as u64 + 1);
-            for (i, value) in values.iter_mut().enumerate().filter(|(_, value)| value.is_finite()) {
-                let draw =
-                    random::unit(random::mixed(seed.wrapping_add((i as u64).wrapping_mul(random::GAMMA))));
-                *value += (unit * draw) as f32;
-            }
-        }
-    }
-}
-
-/// What a cache keeps of rows of whole heads.
-fn in_cache(kept: DType, values: &mut [f32]) {
-    match kept {
-        DType::F16 => store(Storage::F16, values),
-        DType::BF16 => store(Storage::Bf16, values),
-        kept if cache_blocks::is_kept(kept) && values.len().is_multiple_of(cache_blocks::BLOCK) => {
-            cache_blocks::keep(kept, values, &mut vec![0.0; values.len()]);
-        }
-        _ => {}
     }
 }

@@ -1,7 +1,7 @@
 //! Prompts that an engine may have computed in place of the one that it was given.
 
 use super::Known;
-use super::hypotheses::Hypothesis;
+use super::hypotheses::{Change, Hypothesis};
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::tokenizer::Tokenizer;
@@ -18,7 +18,7 @@ pub fn variants(known: &Known<'_>) -> Result<Vec<Hypothesis>> {
     let mut all: Vec<Hypothesis> = Vec::new();
     let mut add = |name: &str, text: String, tokens: Vec<u32>| {
         let is_new = tokens != known.prompt && !tokens.is_empty();
-        if is_new && !all.iter().any(|one| matches!(&one.change, super::Change::Tokens(t) if *t == tokens)) {
+        if is_new && !all.iter().any(|one| matches!(&one.change, Change::Tokens(t) if *t == tokens)) {
             all.push(Hypothesis::tokens(name, text, tokens));
         }
     };

@@ -10,7 +10,7 @@ pub use drawn::{Drawn, Sampling};
 pub use logits::Logits;
 pub use said::SaidRows;
 
-use crate::jobs::guess::hypotheses::{WAYS, Way};
+use crate::jobs::guess::ways::{WAYS, Way};
 use crate::ops::bound::CONFIDENCE;
 
 /// How many times more noise than the coarsest arithmetic leaves is tried where nothing known explains a healthy output:
