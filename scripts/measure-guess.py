@@ -308,8 +308,12 @@ def write(args, rows, counts):
     about = {"model": pathlib.Path(args.model).name, "prompt": args.prompt, "tokens": args.n, "every": args.every}
     order = sorted(rows, key=lambda row: row.get("case") or (row["evidence"], row["inject"]))
     shares = {where: dict(sorted(found.items())) for where, found in sorted(counts.items())}
+    times = collections.defaultdict(list)
+    for row in rows:
+        times[row.get("evidence", "all")] += [row["seconds"]] if "seconds" in row else []
+    seconds = {kind: {"median": numpy.median(all), "largest": max(all)} for kind, all in sorted(times.items()) if all}
     part = args.json.with_suffix(".part")
-    part.write_text(json.dumps({**about, "counts": shares, "cases": order}, indent=1) + "\n")
+    part.write_text(json.dumps({**about, "counts": shares, "processor seconds": seconds, "cases": order}, indent=1) + "\n")
     part.rename(args.json)
 
 

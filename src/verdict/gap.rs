@@ -12,8 +12,8 @@ use parity_dump::{Dump, Stopped};
 /// Tokens that there is nothing to say about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gap {
-    /// The sides' tokens differ behind so many; the numbers of each, and how the rest aligns.
-    OtherTokens(usize, [usize; 2], Option<Shift>),
+    /// The sides' tokens differ behind so many; the numbers of each.
+    OtherTokens(usize, [usize; 2]),
     /// One side ends before the other: the numbers of tokens of each.
     FewerTokens([usize; 2]),
     /// A side has rows at only so many of its tokens: the side, and the two numbers.
@@ -24,44 +24,7 @@ pub enum Gap {
     Ended(&'static str, PathBuf, Option<usize>, Option<Stopped>),
 }
 
-/// Tokens that one side has more than the other: everything behind them is the same.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shift {
-    /// Which side has them.
-    pub side: &'static str,
-    /// Which they are.
-    pub tokens: Vec<u32>,
-    /// How many tokens behind them both sides have.
-    pub same: usize,
-}
-
-/// Tokens that one side may have more.
-const SHIFT_MAX: usize = 8;
-/// Tokens that have to be the same behind them.
-const SAME_MIN: usize = 2;
-
-/// The fewest tokens that one of two has more, of tokens that differ from the first on.
-fn shift(candidate: &[u32], reference: &[u32]) -> Option<Shift> {
-    (1..=SHIFT_MAX).find_map(|more| {
-        let of = |side, longer: &[u32], shorter: &[u32]| {
-            let rest = longer.get(more..)?;
-            let same = common_positions(rest, shorter) as usize;
-            let is_all =
-                same == rest.len().min(shorter.len()) && same + more >= shorter.len().max(more + SAME_MIN);
-            is_all.then(|| Shift { side, tokens: longer[..more].to_vec(), same })
-        };
-        of("candidate", candidate, reference).or_else(|| of("reference", reference, candidate))
-    })
-}
-
 impl Gap {
-    /// That the tokens of the sides differ.
-    pub fn other_tokens(candidate: &[u32], reference: &[u32]) -> Gap {
-        let common = common_positions(candidate, reference) as usize;
-        let shift = shift(&candidate[common..], &reference[common..]);
-        Gap::OtherTokens(common, [candidate.len(), reference.len()], shift)
-    }
-
     /// Whether a user can accept it.
     pub fn is_acceptable(&self) -> bool {
         !matches!(self, Gap::OtherTokens(..) | Gap::Ended(..))
@@ -73,7 +36,7 @@ pub fn gaps(candidate: &[u32], reference: &[u32]) -> Vec<Gap> {
     let common = common_positions(candidate, reference) as usize;
     let both = [candidate.len(), reference.len()];
     match common < candidate.len().min(reference.len()) {
-        true => vec![Gap::other_tokens(candidate, reference)],
+        true => vec![Gap::OtherTokens(common, both)],
         false if both[0] != both[1] => vec![Gap::FewerTokens(both)],
         false => Vec::new(),
     }

@@ -26,7 +26,7 @@ mod wiring;
 pub use computed::{notes, weigh_precision};
 pub use engines::speak_of_engines;
 pub use entry::Known;
-pub use gap::{Gap, Shift, gaps, refuse_gaps, spoken};
+pub use gap::{Gap, gaps, refuse_gaps, spoken};
 pub use left_out::{is_left_out, left_out, not_compared, not_looked_at, tried};
 pub use masks::weigh_masks;
 pub use nodes::describe_recorded;

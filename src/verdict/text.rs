@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Gap, Shift, Why};
+use super::{Gap, Why};
 use crate::audit::Carried;
 use crate::ops::bound::HEALTHY;
 use crate::report::words::{count, number, thousands};
@@ -123,20 +123,10 @@ pub fn seen_alone(seen: &Seen) -> String {
 /// Tokens that there is nothing to say about.
 pub fn gap(gap: &Gap) -> String {
     match gap {
-        Gap::OtherTokens(common, [candidate, reference], None) => format!(
+        Gap::OtherTokens(common, [candidate, reference]) => format!(
             "the tokens differ: only the first {common} are common to the candidate's {candidate} and the \
              reference's {reference}"
         ),
-        Gap::OtherTokens(at, _, Some(Shift { side, tokens, same })) => {
-            let ids = tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-            let (more, what) =
-                (count(tokens.len(), "token"), if *at == 0 { ", as BOS would be" } else { "" });
-            let rest = count(*same, "token");
-            format!(
-                "the tokens differ: the {side} has {more} more at position {at} ({ids}){what}; the {rest} behind are \
-                 the same on both sides, and their values cannot be: other tokens stand in front"
-            )
-        }
         Gap::FewerTokens([candidate, reference]) => format!(
             "the candidate has {candidate} tokens and the reference {reference}: the others were not compared"
         ),

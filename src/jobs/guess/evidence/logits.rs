@@ -1,7 +1,7 @@
 //! Logits themselves, or hidden states.
 
 use super::{Evidence, Noise, Score, difference, digest, rms};
-use crate::ops::bound::{CONFIDENCE, UNIT_F32};
+use crate::ops::bound::CONFIDENCE;
 
 /// Independent numbers in the rounding errors of a row, at least: logits are a matmul of one row of as many numbers as
 /// a model is wide, of which all errors of earlier layers are a part.
@@ -42,24 +42,22 @@ impl Evidence for Logits {
             // A vocabulary that was padded: what both have.
             rms(a.iter().zip(b).map(difference))
         };
-        of_distances(both.map(apart).collect(), &noise.of(logits), digest(logits, noise.width))
+        of_distances(both.map(apart).collect(), noise, digest(logits, noise.width))
     }
 }
 
 /// What distances of rows, absolute, say.
 pub fn of_distances(rows: Vec<f64>, noise: &Noise, digest: Vec<f64>) -> Score {
-    // Nothing is known more exactly than f32 holds a healthy logit.
-    let finest = |t: usize| UNIT_F32 * noise.size[t];
     let of = |way: usize, times: f64| -> f64 {
         let one = |(t, distance): (usize, &f64)| {
-            let sigma = (times * noise.by_way[way][t]).max(finest(t));
+            let sigma = times * noise.by_way[way][t];
             -INDEPENDENT * (sigma.ln() + 0.5 * (distance / sigma).powi(2))
         };
         rows.iter().enumerate().map(one).sum()
     };
     let best = noise.best(of);
     // A coarser arithmetic than the likeliest one explains as well what it explains.
-    let widest = |t: usize| noise.by_way.iter().map(|way| way[t]).fold(finest(t), f64::max);
+    let widest = |t: usize| noise.by_way.iter().map(|way| way[t]).fold(0.0, f64::max);
     let hit: Vec<bool> = rows.iter().enumerate().map(|(t, d)| *d <= CONFIDENCE * widest(t)).collect();
     let size = rms(noise.size.iter().take(rows.len()).copied());
     Score { distance: Some(rms(rows.into_iter()) / size), ..Score::of(&hit, best, digest) }

@@ -57,7 +57,7 @@ impl Evidence for SaidRows<'_> {
             distances.push(if apart.is_nan() { f64::INFINITY } else { apart });
             at.push(t);
         }
-        let found = of_distances(distances, &self.of_rows(&noise.of(logits)), digest(logits, noise.width));
+        let found = of_distances(distances, &self.of_rows(noise), digest(logits, noise.width));
         Score { first_miss: found.first_miss.map(|miss| at[miss]), ..found }
     }
 }
