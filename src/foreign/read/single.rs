@@ -136,7 +136,11 @@ fn format(path: &Path) -> Result<FileFormat> {
         let is_torch = names.iter().any(|name| name.ends_with("/data.pkl"));
         return Ok(if is_torch { FileFormat::Torch } else { FileFormat::Npz });
     }
-    if head.len() > 8 && matches!(head[8], b'{' | b' ') || has_ending(path, &["safetensors"]) {
+    // Raw numbers may look like the beginning of a header, whose length they hardly say.
+    let header = head.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    let fits = file.metadata().is_ok_and(|file| header < file.len());
+    let begins = fits && head.len() > 8 && matches!(head[8], b'{' | b' ');
+    if begins || has_ending(path, &["safetensors"]) {
         return Ok(FileFormat::Safetensors);
     }
     Err(unknown(path, head))

@@ -8,7 +8,7 @@ use super::answer::Answer;
 use super::evidence::Logits;
 use super::hypotheses::{self, HEALTHY, Hypothesis};
 use super::passes::Prompt;
-use super::said::{Guess, Named, of_audit, said};
+use super::said::{Guess, Named, joined, of_audit, said};
 use super::search::Search;
 use super::{Known, Progress, WORK_MAX};
 use crate::audit::AuditRows;
@@ -47,7 +47,7 @@ pub fn hidden(file: &ModelFile, path: &Path, prompt: &[u32], progress: Progress<
         report = audit(&mut dump, file, &how)?;
     }
     let first = report.first_divergence.as_ref().map(|first| first.checkpoint);
-    let mut behind = None;
+    let (mut behind, mut healthy) = (None, Vec::new());
     for state in states(&dump).into_iter().filter(|_| is_known) {
         let stretch = (behind.replace(state), state);
         if first.is_some_and(|first| first != state) {
@@ -56,8 +56,17 @@ pub fn hidden(file: &ModelFile, path: &Path, prompt: &[u32], progress: Progress<
         let Some((found, guess)) = in_stretch(&dump, file.gguf(), stretch, progress)? else { continue };
         match found {
             Answer::Mistake(_) | Answer::Several(_) => return Ok(guess),
-            Answer::Healthy | Answer::Nothing => {}
+            Answer::Healthy => healthy.push(guess),
+            Answer::Nothing => {}
         }
+    }
+    // Across layers of which nothing was recorded an audit's bounds may be too wide, where hypotheses are not.
+    if report.verdict == Verdict::Undecided
+        && report.gaps.is_empty()
+        && healthy.len() == states(&dump).len()
+        && let Some(all) = joined(healthy)
+    {
+        return Ok(all);
     }
     Ok(of_audit(named(&report), rows))
 }

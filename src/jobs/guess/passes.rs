@@ -26,6 +26,8 @@ use crate::report::words::number;
 const ROWS: usize = 512;
 /// The largest number of f16.
 const F16_MAX: f32 = 65504.0;
+/// Rows in front of those that were seen that logits are computed of all the same.
+const FRONT_MAX: usize = 64;
 /// Logits that are in memory at a time.
 const LOGITS: usize = 1 << 26;
 
@@ -118,7 +120,11 @@ impl<'a> Prompt<'a> {
         (given, seen): (Option<(Checkpoint, Vec<f32>)>, Checkpoint),
     ) -> Result<Prompt<'a>> {
         let rows = shape.outputs;
-        check_memory(gguf, tokens.len(), rows)?;
+        // Where the last layer computes some rows alone, what a mistake reads of other nodes lies at other places than where
+        // all are computed.
+        let before = tokens.len().checked_sub(rows).filter(|front| *front <= FRONT_MAX).unwrap_or(0);
+        let shape = Shape { outputs: rows + before, ..shape };
+        check_memory(gguf, tokens.len(), rows + before)?;
         let built = builders::build(gguf, shape)?;
         let inputs = builders::inputs(&built, tokens, first)?;
         let labelled = Labelled::new(built.graph)?;
@@ -143,7 +149,6 @@ impl<'a> Prompt<'a> {
         let ids = tokens.to_vec();
         let beyond_f16 = Mutex::default();
         let tokens = tokens.len();
-        let before = 0;
         Ok(Prompt {
             gguf,
             ids,
@@ -223,7 +228,7 @@ impl<'a> Prompt<'a> {
 
     /// How many hypotheses are computed at a time.
     pub fn at_once(&self) -> usize {
-        (ROWS / self.tokens).min(LOGITS / (self.rows * self.width)).max(2)
+        (ROWS / self.tokens).min(LOGITS / ((self.before + self.rows) * self.width)).max(2)
     }
 
     /// L
@@ -273,11 +278,12 @@ impl<'a> Prompt<'a> {
         };
         let all = self.tokens;
         // Of the last layer only the rows are computed that something is said of.
-        let output = match layer + 1 == self.layers() && self.rows < all {
+        let computed = self.before + self.rows;
+        let output = match layer + 1 == self.layers() && computed < all {
             true => pass(all, (None, own))?.logits(&[]).pop()??,
             false => output.to_vec(),
         };
-        let rows = if layer + 1 == self.layers() { self.rows } else { all };
+        let rows = if layer + 1 == self.layers() { computed } else { all };
         pass(rows, (Some((before, output)), own))?.logits(&[]).pop()?
     }
 

@@ -164,6 +164,24 @@ pub fn of_audit(found: Named, rows: usize) -> Guess {
     }
 }
 
+/// The answer of healthy ones, each about another part of what was seen.
+pub fn joined(all: Vec<Guess>) -> Option<Guess> {
+    all.into_iter().reduce(|mut all, one| {
+        all.tried += one.tried;
+        all.excluded = all.excluded.zip(one.excluded).map(|(Share { count, of }, more)| Share {
+            count: count + more.count,
+            of: of + more.of,
+        });
+        all.unseen.extend(one.unseen);
+        if let Some(Share { count, of }) = &all.excluded {
+            all.text = format!(
+                "HEALTHY: every hidden state follows from the one before it; {count} of {of} known mistakes would have shown"
+            );
+        }
+        all
+    })
+}
+
 /// Puts an answer into words; `tried` is sorted.
 pub fn said(known: &Known<'_>, evidence: &dyn Evidence, answer: &Answer, tried: &[Tried]) -> Guess {
     let first: Vec<usize> = match answer {
