@@ -136,7 +136,7 @@ function exact(item) {
     el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, index(at)), el("td", {}, precise(recorded, 9)), el("td", {}, precise(exact, 9)),
       el("td", {}, recorded == null || exact == null ? "–" : num(recorded - exact))));
   const head = el("thead", {}, el("tr", {}, ...["side", "at", "recorded", "exact, of its inputs", "difference"].map((name) => el("th", {}, name))));
-  return el("table", { class: "worst" }, head, el("tbody", {}, ...rows));
+  return el("div", { class: "scroll" }, el("table", { class: "worst" }, head, el("tbody", {}, ...rows)));
 }
 
 function picture(detail) {
