@@ -8,7 +8,8 @@
 #   LLAMA_COMPLETION  without LIBS: a dynamically linked llama-completion (default: the one on the PATH)
 #   PARITY            the parity to record with (default: target/release/parity)
 #   DUMPS             folder for the recordings (default: a temporary one)
-#   LEVELS            which of them (default: all): outputs nodes hash layer none
+#   LEVELS            which of them (default: all): own (outputs of the rows that the program itself wants logits of), outputs (of
+#                     all rows, as record does by default), nodes hash layer none
 #   STEPS             with LIBS: so many decode steps behind the tokens, and what one of them takes as the program sees it
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
@@ -28,7 +29,7 @@ parity=$(realpath "${PARITY:-target/release/parity}")
 work=${DUMPS:-$(mktemp -d)}
 [ -n "${DUMPS:-}" ] || trap 'rm -rf "$work"' EXIT
 mkdir -p "$work"
-levels=${LEVELS:-outputs nodes hash layer}
+levels=${LEVELS:-own outputs nodes hash layer}
 
 if [ -n "${LIBS:-}" ]; then
     cc -O1 -o "$work/driver" scripts/record/driver.c -ldl
@@ -47,6 +48,8 @@ fi
 
 # Milliseconds, and those of processors, of a command.
 took() { # command…
+    # Nobody waits for a disk that is busy with what the run before wrote.
+    sync
     local TIMEFORMAT='%R %U %S'
     { time "$@" </dev/null >"$work/out" 2>&1; } 2>&1 | awk '{ printf "%d %d\n", $1 * 1000, ($2 + $3) * 1000 }'
 }
@@ -58,6 +61,7 @@ record() { # flags…
 step() { sed -n 's/^a decode step takes \(.*\) ms$/\1/p' "$work/out"; }
 flags() { # level
     case $1 in
+    own) echo --own-rows ;;
     outputs) ;;
     nodes | none) echo "--observe $1" ;;
     hash) echo --hash ;;

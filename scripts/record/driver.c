@@ -6,7 +6,8 @@
  * PREFILL may be several batches: 20,9,4, or a whole life of the context (see `life` below). In the environment, DRIVER_FLASH=on|off asks for flash attention or for
  * none, DRIVER_CACHE=TYPE for keys and values of another ggml type, by its number (0 is F32, 8 is Q8_0), or
  * DRIVER_CACHE=TYPE,TYPE for keys and values of two types,
- * DRIVER_UBATCH=N for so many tokens at a time (default 512), DRIVER_THREADS=N for so many threads (default 2).
+ * DRIVER_CONTEXT=N for room for so many tokens (default 512), DRIVER_UBATCH=N for so many at a time (default 512),
+ * DRIVER_THREADS=N for so many threads (default 2).
  * DRIVER_LORA=FILE[:SCALE],… for adapters, LLAMA_ARG_RPC=HOST:PORT for a ggml-rpc-server that computes.
  * DRIVER_EMBEDDINGS=P asks for embeddings, pooled in llama.cpp's way number P (0 none, 1 mean, 2 first row, 3 last row), and for
  * logits no more. DRIVER_DRAFT=MODEL makes a second context, of that model; DRIVER_ROLLBACK=N keeps so many states of recurrent
@@ -301,7 +302,7 @@ int main(int argc, char **argv) {
     void *model = load_model(model_path, model_params());
     if (!model) return fprintf(stderr, "%s: no model\n", model_path), 2;
     params p = context_params();
-    uint32_t sizes[4] = {512, 512, number("DRIVER_UBATCH", 512), number("DRIVER_SEQUENCES", 1)};
+    uint32_t sizes[4] = {number("DRIVER_CONTEXT", 512), number("DRIVER_CONTEXT", 512), number("DRIVER_UBATCH", 512), number("DRIVER_SEQUENCES", 1)};
     memcpy(&p, sizes, sizeof sizes);
     const char *flash = getenv("DRIVER_FLASH"), *cache = getenv("DRIVER_CACHE"), *noise = getenv("DRIVER_NOISE");
     if (noise && choose_noise(&p, noise)) return 2;

@@ -103,6 +103,7 @@ pub struct Finding {
     squares: [f64; 3],
     over: f64,
     worst: Vec<usize>,
+    at_worst: Option<[f64; 2]>,
     /// The coarsest type that its values were taken to be kept in: its unit roundoff.
     pub unit: f64,
     /// Whether it was simulated with keys and values in a narrower type than others, as the recording declares it.
@@ -123,7 +124,7 @@ impl Finding {
             *sum += square;
         }
         if self.worst.is_empty() || !(held.over <= self.over) && !self.over.is_nan() {
-            (self.over, self.worst) = (held.over, arranged.index(held.worst));
+            (self.over, self.worst, self.at_worst) = (held.over, arranged.index(held.worst), held.at_worst);
         }
         self.rows += rows.saturating_sub(held.screened) as u64;
         self.screened += held.screened as u64;
@@ -196,7 +197,7 @@ impl Finding {
         (self.unit, self.narrow_cache) = (if known { unit } else { UNIT_F32 }, declares_cache);
         self.is_of_unknown = !known;
         self.squares = [distance.powi(2), 1.0, band.powi(2)];
-        (self.over, self.worst) = (over, vec![position as usize]);
+        (self.over, self.worst, self.at_worst) = (over, vec![position as usize], None);
         self.rows_beyond = if over <= HEALTHY { BTreeSet::new() } else { BTreeSet::from([position]) };
         self.arithmetic.insert("what rounding explains between the recorded nodes was simulated");
         self.computed_in = cache.map(attentions::name_of_cache).into_iter().collect();
@@ -280,6 +281,8 @@ impl Finding {
             bound_rel_l2: Some(bounds / values).filter(|ratio| ratio.is_finite()),
             rel_l2_plain: None,
             worst: self.worst.clone(),
+            worst_recorded: self.at_worst.map(|[recorded, _]| recorded),
+            worst_exact: self.at_worst.map(|[_, exact]| exact),
             rows: self.rows,
             bridged: self.bridged.iter().copied().collect(),
             arithmetic: self.computed_in.iter().map(ToString::to_string).collect(),

@@ -97,6 +97,8 @@ pub struct Held {
     pub over: f64,
     /// Where that is.
     pub worst: usize,
+    /// What was recorded there, and what exact arithmetic has; `None` where the element has no value of its own.
+    pub at_worst: Option<[f64; 2]>,
     /// Elements that are beyond their bound.
     pub beyond: Vec<usize>,
     /// NaN and Inf that exact arithmetic does not have there.
@@ -300,6 +302,9 @@ fn by_values(
             }
         }
     }
+    held.at_worst = (sight.looked_at)(held.worst)
+        .then(|| Some([*recorded.get(held.worst)?, *exact.get(held.worst)?]))
+        .flatten();
     Ok(held)
 }
 
@@ -312,7 +317,7 @@ pub(super) fn with_worst(mut part: Held, whole: Held) -> Held {
     part.nonfinite = whole.nonfinite;
     part.explained_nonfinite = whole.explained_nonfinite;
     if !(whole.over <= part.over) && !part.over.is_nan() {
-        (part.over, part.worst) = (whole.over, whole.worst);
+        (part.over, part.worst, part.at_worst) = (whole.over, whole.worst, whole.at_worst);
     }
     part
 }
@@ -339,6 +344,7 @@ pub(super) fn nothing() -> Held {
         squares: [0.0; 3],
         over: 0.0,
         worst: 0,
+        at_worst: None,
         beyond: Vec::new(),
         nonfinite: 0,
         explained_nonfinite: 0,

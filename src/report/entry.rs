@@ -151,6 +151,12 @@ pub struct LocalError {
     /// Element where `over_bound` is reached, slowest axis first, token row by position.
     #[serde(default)]
     pub worst: Vec<usize>,
+    /// What was recorded there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worst_recorded: Option<f64>,
+    /// What exact arithmetic makes of the recorded inputs there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worst_exact: Option<f64>,
     /// Token rows looked at.
     #[serde(default)]
     pub rows: u64,

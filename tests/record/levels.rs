@@ -50,6 +50,28 @@ fn outputs_that_are_kept_have_the_bits_of_nodes_that_are_asked_for() {
     }
 }
 
+/// Bytes of a batch from which on its values are written as they lie in the program's memory.
+const LENT: u64 = 64 << 20;
+
+#[test]
+fn many_values_are_written_from_where_they_lie() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let ids: Vec<String> = (0..1000).map(|i| (3 + i * 73 % 300).to_string()).collect();
+    let [nodes, outputs] = ["nodes", "outputs"].map(|level| {
+        let at = dir.path().join(level);
+        let mut command = parity(&["record", "--observe", level, "-o"]);
+        command.arg(&at).arg("--").arg(driver().unwrap()).arg(&libraries).args([&model("F16"), "1000"]);
+        let whole = [("DRIVER_CONTEXT", "1024"), ("DRIVER_UBATCH", "1024")];
+        let done = command.args(&ids).envs(whole).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        assert!(bytes(&at, "safetensors") > LENT, "{} bytes", bytes(&at, "safetensors"));
+        at
+    });
+    let (code, said) = output(&["diff", "--bitwise", outputs.to_str().unwrap(), nodes.to_str().unwrap()]);
+    assert_eq!(code, 0, "{said}");
+}
+
 #[test]
 fn outputs_are_kept_by_default_and_what_does_not_fit_is_asked_for_node_by_node() {
     let Some(libraries) = libraries(LIBRARIES) else { return };

@@ -164,6 +164,8 @@ fn entry(
         over_bound: rel_l2 / bound,
         bound_rel_l2: Some(bound),
         worst: vec![6, 1, 12],
+        worst_recorded: Some(1.25 + rel_l2),
+        worst_exact: Some(1.25),
         rows: shape.tokens as u64,
         ..LocalError::default()
     };

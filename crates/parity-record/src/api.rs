@@ -35,6 +35,8 @@ macro_rules! functions {
             pub backend_get_device: Option<unsafe extern "C" fn(*mut c_void) -> *mut c_void>,
             /// Free and total bytes of a device. Null before October 2024.
             pub dev_memory: Option<unsafe extern "C" fn(*mut c_void, *mut usize, *mut usize)>,
+            /// Whether a buffer's bytes lie in the program's own memory. Null before February 2024.
+            pub buffer_is_host: Option<unsafe extern "C" fn(*mut c_void) -> bool>,
             /// Whether graphs may hold nodes that are never computed, told by their flags.
             pub has_compute_flag: bool,
         }
@@ -67,6 +69,8 @@ macro_rules! functions {
                     backend_get_device: unsafe { std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn(*mut c_void) -> *mut c_void>>(find(c"ggml_backend_get_device")) },
                     // SAFETY: as above.
                     dev_memory: unsafe { std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn(*mut c_void, *mut usize, *mut usize)>>(find(c"ggml_backend_dev_memory")) },
+                    // SAFETY: as above.
+                    buffer_is_host: unsafe { std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn(*mut c_void) -> bool>>(find(c"ggml_backend_buffer_is_host")) },
                     has_compute_flag: !find(c"ggml_build_forward_select").is_null(),
                 })
             }

@@ -312,6 +312,15 @@ impl Reader<'_> {
         (data != 0).then_some((buffer, data, data + bytes))
     }
 
+    /// Whether what lies in a buffer, by its address, lies in the program's own memory, as far as the library tells.
+    ///
+    /// # Safety
+    /// A live buffer of the library, or none.
+    pub unsafe fn is_host(&self, buffer: usize) -> bool {
+        // SAFETY: by the caller's promise.
+        buffer != 0 && self.api.buffer_is_host.is_some_and(|ask| unsafe { ask(buffer as RawTensor) })
+    }
+
     /// Sources that the scheduler copied to another backend, as it marks them by their names.
     ///
     /// # Safety

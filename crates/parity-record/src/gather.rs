@@ -6,6 +6,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null_mut, slice_from_raw_parts};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use crate::region::Bytes;
+
 /// The kernel.
 const GATHER: &str = concat!(include_str!("gather.ptx"), "\0");
 /// Bytes of a word that the kernel copies, and of a record of its table.
@@ -30,20 +32,9 @@ const ORDINAL: c_int = 9;
 /// `CU_STREAM_NON_BLOCKING`
 const NON_BLOCKING: c_uint = 1;
 
-/// A tensor of a card, or a part of one, without gaps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Source {
-    /// Address on the card.
-    pub address: usize,
-    /// How many.
-    pub bytes: usize,
-}
-
-impl Source {
-    /// Whether it can be gathered as far as its place goes.
-    fn fits(&self) -> bool {
-        self.bytes.is_multiple_of(WORD) && self.address.is_multiple_of(WORD)
-    }
+/// Whether a tensor of a card, or a part of one, without gaps, can be gathered as far as its place goes.
+fn fits(source: Bytes) -> bool {
+    source.bytes.is_multiple_of(WORD) && source.address.is_multiple_of(WORD)
 }
 
 macro_rules! driver {
@@ -186,8 +177,8 @@ impl Gather {
 
     /// Whether a source in a buffer can be gathered: it lies in memory of the card whose context is this thread's. A kernel that
     /// reads other memory would end the program.
-    pub fn reaches(&mut self, buffer: usize, source: Source) -> bool {
-        let Some(card) = self.card.as_ref().filter(|_| source.fits()) else { return false };
+    pub fn reaches(&mut self, buffer: usize, source: Bytes) -> bool {
+        let Some(card) = self.card.as_ref().filter(|_| fits(source)) else { return false };
         *self.kinds.entry(buffer).or_insert_with(|| card.has(source.address))
     }
 
@@ -196,7 +187,7 @@ impl Gather {
     ///
     /// # Safety
     /// Each is reached, and has its values, which nobody writes meanwhile.
-    pub unsafe fn gather(&mut self, sources: &[Source]) -> Option<Piece> {
+    pub unsafe fn gather(&mut self, sources: &[Bytes]) -> Option<Piece> {
         self.kinds.clear();
         let total: usize = sources.iter().map(|source| source.bytes).sum();
         if sources.is_empty() || sources.len() > RECORDS_MAX || total > BYTES_MAX {
@@ -234,7 +225,7 @@ impl Card {
         Some(Card { driver, context: context as usize, device, function, stream, table, free, back, made: 0 })
     }
 
-    unsafe fn gather(&mut self, sources: &[Source], total: usize) -> Option<Piece> {
+    unsafe fn gather(&mut self, sources: &[Bytes], total: usize) -> Option<Piece> {
         let mut context = null_mut();
         // SAFETY: writes one word.
         done(unsafe { (self.driver.current)(&raw mut context) })?;
@@ -329,7 +320,7 @@ mod tests {
         let mut gather = Gather::default();
         assert!(!gather.is_possible());
         let value = 1.0f32;
-        let source = Source { address: (&raw const value) as usize, bytes: 4 };
+        let source = Bytes { address: (&raw const value) as usize, bytes: 4 };
         assert!(!gather.reaches(1, source));
         // SAFETY: the value is there.
         assert!(unsafe { gather.gather(&[source]) }.is_none());
@@ -337,7 +328,7 @@ mod tests {
 
     #[test]
     fn words_are_what_is_gathered() {
-        let fits = |address, bytes| Source { address, bytes }.fits();
+        let fits = |address, bytes| fits(Bytes { address, bytes });
         assert!(fits(256, 8) && !fits(258, 8) && !fits(256, 6));
     }
 }

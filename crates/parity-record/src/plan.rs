@@ -1,6 +1,6 @@
 //! What of one forward pass is recorded, decided before it is computed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::api::RawTensor;
 use crate::describe::{Described, Reader};
 use crate::filter::Filter;
 use crate::map::{Capture, LeafCapture, Mapping};
-use crate::region::Region;
+use crate::region::{Bytes, Region};
 use crate::store::Announced;
 use parity_graph::Id;
 
@@ -64,6 +64,12 @@ pub struct PassPlan {
 }
 
 impl PassPlan {
+    /// Waits no more for the nodes whose values were taken: tensors by their indices into `planned`.
+    pub fn forget(&mut self, taken: &[(usize, Bytes)]) {
+        let taken: HashSet<usize> = taken.iter().map(|(index, _)| *index).collect();
+        self.wanted.retain(|_, indices| !indices.clone().any(|index| taken.contains(&index)));
+    }
+
     /// Plans the pass of `tokens`, rows with the numbers `positions`, all (T,).
     ///
     /// # Safety

@@ -18,6 +18,15 @@ pub struct Region {
     pub strides: Vec<usize>,
 }
 
+/// Values without gaps in somebody's memory: the program's, or a card's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes {
+    /// Address of the first one.
+    pub address: usize,
+    /// How many.
+    pub bytes: usize,
+}
+
 impl Region {
     /// The whole of tensor `id`, which may be a view into the node that computes it; `None` where the
     /// graph is inconsistent.

@@ -12,11 +12,15 @@ use crate::gather::Piece;
 use crate::hashing::StepHashes;
 use crate::options::Host;
 use crate::plan::PassPlan;
+use crate::region::Bytes;
 
 /// Bytes of one buffer: large enough that a write is worth its system call, small enough to stay in cache.
 pub const BUFFER_BYTES: usize = 2 << 20;
 /// How many buffers there are at most: who fills faster than the disk takes has to wait.
 const BUFFERS: usize = 32;
+/// Bytes from which on tensors are written as they lie in the program's memory: all buffers would not hold more, so that it has to
+/// wait for the disk in any case. Large pages for that memory (`MADV_HUGEPAGE`) were tried, and cost more than they save.
+pub const LENT_FROM: usize = BUFFERS * BUFFER_BYTES;
 
 /// What the next bytes are.
 #[derive(Clone, Debug)]
@@ -63,6 +67,8 @@ enum Job {
         piece: Piece,
         begins: Vec<(usize, Announced)>,
     },
+    /// Tensors that the program lends, which waits until they are written.
+    Lent(Vec<(Announced, Bytes)>),
     NoRows(Checkpoint),
     /// The open step is computed by the graph with this number; one with a text is new.
     Graph {
@@ -146,6 +152,16 @@ impl Store {
     pub fn gathered(&mut self, piece: Piece, begins: Vec<(usize, Announced)>) {
         self.flush();
         self.send(Job::Gathered { piece, begins });
+    }
+
+    /// Writes tensors from where they lie, and waits for it.
+    ///
+    /// # Safety
+    /// All of their bytes may be read, and nobody writes them meanwhile.
+    pub unsafe fn lend(&mut self, tensors: Vec<(Announced, Bytes)>) {
+        self.flush();
+        self.send(Job::Lent(tensors));
+        self.settle();
     }
 
     /// Notes that the step has no row of a checkpoint.
@@ -246,6 +262,11 @@ fn work(
                     note(failure, out.bytes(piece.bytes(), begins), &mut out.writer);
                 }
             }
+            Job::Lent(tensors) => {
+                if open && failure.get().is_none() {
+                    note(failure, out.lent(tensors), &mut out.writer);
+                }
+            }
             Job::Stop(reason) => {
                 open = false;
                 // Where this fails, there is only the parent process left to say it.
@@ -253,14 +274,8 @@ fn work(
             }
             _ if failure.get().is_some() => {}
             Job::Begin { tokens, positions, life, tensors } => {
-                // Of hashes the step's own file holds nothing.
-                let tensors = if out.hashes.is_some() { 0 } else { tensors };
-                let begun = out.writer.begin_step(&tokens, &positions, tensors);
-                out.positions = positions;
+                let begun = out.begin((tokens, positions), life, tensors);
                 open = begun.is_ok();
-                if open {
-                    out.writer.step_life(life);
-                }
                 note(failure, begun, &mut out.writer);
             }
             Job::NoRows(checkpoint) if open => out.writer.no_rows(checkpoint),
@@ -309,6 +324,20 @@ impl Out {
         Out { writer, hashes: hashed.then(StepHashes::default), positions: Vec::new() }
     }
 
+    fn begin(
+        &mut self,
+        (tokens, positions): (Vec<u32>, Vec<u32>),
+        life: Life,
+        tensors: usize,
+    ) -> Result<(), DumpError> {
+        // Of hashes the step's own file holds nothing.
+        let tensors = if self.hashes.is_some() { 0 } else { tensors };
+        self.writer.begin_step(&tokens, &positions, tensors)?;
+        self.positions = positions;
+        self.writer.step_life(life);
+        Ok(())
+    }
+
     fn bytes(&mut self, bytes: &[u8], begins: Vec<(usize, Announced)>) -> Result<(), DumpError> {
         let Some(hashes) = &mut self.hashes else {
             // A header says where tensors begin: their bytes follow as they lie there, in one write.
@@ -337,6 +366,15 @@ impl Out {
         }
         hashes.append(&bytes[written..]);
         Ok(())
+    }
+
+    /// Tensors from where they lie: who lent them waits.
+    fn lent(&mut self, tensors: Vec<(Announced, Bytes)>) -> Result<(), DumpError> {
+        tensors.into_iter().try_for_each(|(announced, Bytes { address, bytes })| {
+            // SAFETY: by the promise of [`Store::lend`].
+            let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, bytes) };
+            self.bytes(bytes, vec![(0, announced)])
+        })
     }
 
     fn end(&mut self) -> Result<(), DumpError> {

@@ -97,7 +97,9 @@ fn api() -> Api {
         b"ggml_graph_n_nodes" => n_nodes as *mut c_void,
         b"ggml_graph_node" => node as *mut c_void,
         b"ggml_graph_get_tensor" => get_tensor as *mut c_void,
-        b"ggml_version" | b"ggml_commit" | b"ggml_build_forward_select" => std::ptr::null_mut(),
+        b"ggml_version" | b"ggml_commit" | b"ggml_build_forward_select" | b"ggml_backend_buffer_is_host" => {
+            std::ptr::null_mut()
+        }
         _ => never as *mut c_void,
     };
     // SAFETY: the functions that describing calls are of the right types; the others end the test.

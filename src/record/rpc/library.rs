@@ -410,5 +410,6 @@ static API: Api = Api {
     commit: None,
     backend_get_device: None,
     dev_memory: None,
+    buffer_is_host: None,
     has_compute_flag: true,
 };

@@ -69,6 +69,9 @@ struct Local<'a> {
     bound: Option<Digits>,
     #[serde(skip_serializing_if = "<[usize]>::is_empty")]
     at: &'a [usize],
+    /// What was recorded at that element, and what exact arithmetic has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    values: Option<[f64; 2]>,
 }
 
 /// A number of four significant digits; what JSON cannot hold is a word.
@@ -142,5 +145,6 @@ fn local(local: &LocalError) -> Local<'_> {
         plain: local.rel_l2_plain.map(Digits),
         bound: local.bound_rel_l2.map(Digits),
         at: &local.worst,
+        values: local.worst_recorded.zip(local.worst_exact).map(Into::into),
     }
 }

@@ -31,7 +31,7 @@ function num(value) {
   if (size >= 0.0995 && size < 99.5) return value.toFixed(size < 0.995 ? 2 : size < 9.95 ? 1 : 0);
   return value.toExponential(1).replace("e+", "e");
 }
-const precise = (value) => (value == null ? "not finite" : String(Number(value.toPrecision(7))));
+const precise = (value, digits = 7) => (value == null ? "not finite" : String(Number(value.toPrecision(digits))));
 const index = (at) => `[${at.join(", ")}]`;
 const thousands = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, " ");
 
@@ -128,6 +128,17 @@ function worst(detail) {
   return el("table", { class: "worst" }, head, body);
 }
 
+// What each side recorded and what exact arithmetic makes of its own inputs, where its distance is largest.
+function exact(item) {
+  const sides = [["candidate", item.candidate], ["reference", item.reference]].filter(([, local]) => local?.values);
+  if (!sides.length) return "";
+  const rows = sides.map(([name, { at, values: [recorded, exact] }]) =>
+    el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, index(at)), el("td", {}, precise(recorded, 9)), el("td", {}, precise(exact, 9)),
+      el("td", {}, recorded == null || exact == null ? "–" : num(recorded - exact))));
+  const head = el("thead", {}, el("tr", {}, ...["side", "at", "recorded", "exact, of its inputs", "difference"].map((name) => el("th", {}, name))));
+  return el("table", { class: "worst" }, head, el("tbody", {}, ...rows));
+}
+
 function picture(detail) {
   const ramp = [-1, -0.5, 0, 0.5, 1].map((t) => `rgb(${diverging(t, isDark())})`).join(",");
   const { top, decades } = detail.grid;
@@ -173,6 +184,7 @@ function draw(item) {
     item.candidate || item.reference ? el("h3", {}, "Local error over what rounding explains") : "",
     item.candidate ? meter("candidate", item.candidate) : "",
     item.reference ? meter("reference", item.reference) : "",
+    exact(item),
     ...(COMPARED ? [el("h3", {}, "Candidate a against reference b"), ...numbers(item)] : []),
     ...(item.detail ? picture(item.detail) : []));
 }

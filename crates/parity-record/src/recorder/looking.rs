@@ -6,10 +6,11 @@ use super::Recorder;
 use super::seen::Seen;
 use crate::api::{RawGraph, RawSched, RawTensor};
 use crate::describe::{Described, Reader};
-use crate::gather::Source;
 use crate::kept::{self, Observe};
 use crate::map::map;
 use crate::plan::{PassPlan, Planned};
+use crate::region::Bytes;
+use crate::store::LENT_FROM;
 use parity_graph::{Graph, Id};
 
 /// What is to be kept of the graph that was marked last: most graphs that get their memory are alike.
@@ -173,7 +174,10 @@ impl Recorder {
         // SAFETY: by the caller's promise.
         unsafe { (reader.api.sched_synchronize)(sched) };
         // SAFETY: as above.
-        unsafe { self.gather_kept(reader, &nodes) };
+        unsafe {
+            self.gather_kept(reader, &nodes);
+            self.lend_kept(reader, &nodes);
+        }
         for (_, node) in nodes {
             // SAFETY: as above; its memory was kept.
             unsafe { self.computed(reader, node) };
@@ -189,32 +193,64 @@ impl Recorder {
         if !self.gather.is_possible() {
             return;
         }
-        let (mut sources, mut begins, mut at) = (Vec::new(), Vec::new(), 0);
-        let mut gathered = HashSet::new();
-        for (_, node) in nodes {
-            // SAFETY: a node of the graph, which has its memory.
-            let Some((buffer, data, _)) = (unsafe { reader.place(*node) }) else { continue };
-            let of = |index: usize| {
-                let Planned { element, from_i32, ref region, .. } = plan.planned[index];
-                let (offset, bytes) = region.without_gaps(element.size()).filter(|_| !from_i32)?;
-                Some(Source { address: data + offset, bytes })
-            };
-            let Some(own) = plan.wanted[node].clone().map(of).collect::<Option<Vec<Source>>>() else {
-                continue;
-            };
-            if !own.iter().all(|source| self.gather.reaches(buffer, *source)) {
-                continue;
-            }
-            for (source, index) in own.into_iter().zip(plan.wanted[node].clone()) {
-                begins.push((at, plan.planned[index].announced()));
-                at += source.bytes;
-                sources.push(source);
-            }
-            gathered.insert(*node);
-        }
+        // SAFETY: by the caller's promise.
+        let whole =
+            unsafe { without_gaps(reader, plan, nodes, |buffer, own| self.gather.reaches(buffer, own)) };
+        let mut at = 0;
+        let begins = whole.iter().map(|(index, own)| {
+            let begin = (at, plan.planned[*index].announced());
+            at += own.bytes;
+            begin
+        });
+        let (begins, sources): (_, Vec<Bytes>) =
+            (begins.collect(), whole.iter().map(|(_, own)| *own).collect());
         // SAFETY: each was computed, and its memory kept.
         let Some(piece) = (unsafe { self.gather.gather(&sources) }) else { return };
         store.gathered(piece, begins);
-        plan.wanted.retain(|node, _| !gathered.contains(node));
+        plan.forget(&whole);
     }
+
+    /// Writes those nodes of a pass from where they are that lie without gaps in the program's own memory, if these are many bytes.
+    ///
+    /// # Safety
+    /// As for [`Recorder::read_kept`], behind the synchronisation.
+    unsafe fn lend_kept(&mut self, reader: Reader<'_>, nodes: &[(usize, RawTensor)]) {
+        let (Some(store), Some(plan)) = (&mut self.store, &mut self.plan) else { return };
+        // SAFETY: by the caller's promise; the buffer of a tensor of the graph.
+        let whole = unsafe { without_gaps(reader, plan, nodes, |buffer, _| reader.is_host(buffer)) };
+        if whole.iter().map(|(_, own)| own.bytes).sum::<usize>() < LENT_FROM {
+            return;
+        }
+        let tensors = whole.iter().map(|(index, own)| (plan.planned[*index].announced(), *own));
+        // SAFETY: each was computed, its memory kept, and the program waits.
+        unsafe { store.lend(tensors.collect()) };
+        plan.forget(&whole);
+    }
+}
+
+/// Of those `nodes` that are still wanted and whose values lie without gaps in buffers that can be reached: which tensors of the plan
+/// each becomes, and where their bytes are.
+///
+/// # Safety
+/// They are nodes of the graph, which has its memory.
+unsafe fn without_gaps(
+    reader: Reader<'_>,
+    plan: &PassPlan,
+    nodes: &[(usize, RawTensor)],
+    mut reaches: impl FnMut(usize, Bytes) -> bool,
+) -> Vec<(usize, Bytes)> {
+    let mut whole = Vec::new();
+    for (_, node) in nodes {
+        let Some(indices) = plan.wanted.get(node) else { continue };
+        // SAFETY: by the caller's promise.
+        let Some((buffer, data, _)) = (unsafe { reader.place(*node) }) else { continue };
+        let of = |index: usize| {
+            let Planned { element, from_i32, ref region, .. } = plan.planned[index];
+            let (offset, bytes) = region.without_gaps(element.size()).filter(|_| !from_i32)?;
+            let own = Bytes { address: data + offset, bytes };
+            reaches(buffer, own).then_some((index, own))
+        };
+        whole.extend(indices.clone().map(of).collect::<Option<Vec<_>>>().unwrap_or_default());
+    }
+    whole
 }
