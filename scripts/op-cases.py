@@ -188,6 +188,8 @@ def reductions(cases, g):
         for source, eps in [(x, 1e-5), (gaps, 1e-6), (far, 1e-5), (small, 1e-2), (far, 0.0)]:
             cases.write(g(f"ggml_{op}", source, eps))
     cases.write(g("ggml_rms_norm", zero, 0.0))
+    for source, eps in [(x, 1e-6), (gaps, 1e-6), (small, 0.5), (small, 0.0)]:
+        cases.write(g("ggml_l2_norm", source, eps))
     for source in [x, gaps, far]:
         cases.write(g("ggml_sum_rows", source))
     scores = cases.tensor([1, 6, 2, 21 * cases.scale], low=-20, high=20)

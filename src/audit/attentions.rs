@@ -129,6 +129,13 @@ fn cast(declared: Numerics) -> Option<(Narrow, Weights)> {
     }
 }
 
+/// What llama.cpp's CPU kernels compute where attention was declared to be two products over keys and values in a narrow type:
+/// queries and weights are rounded to that type.
+pub fn in_two_products(declared: Numerics) -> Option<Arithmetic> {
+    let (narrow, when) = cast(declared).filter(|(_, when)| *when == Weights::Divided)?;
+    Some(Arithmetic { flash: Flash::Rounded(narrow, when, Scaled::Scores), ..Arithmetic::LLAMA_CPU })
+}
+
 /// f32 but for the operands of all products, those of attention too.
 pub fn attention(narrow: Narrow) -> Arithmetic {
     Arithmetic { flash: Flash::Rounded(narrow, Weights::Divided, Scaled::Scores), ..products(narrow) }

@@ -83,13 +83,15 @@ pub fn simulate(
     let candle = [storage_types::CANDLE, Arithmetic { narrow: kept, cache: kept, ..storage_types::CANDLE }];
     let candle = candle.into_iter().filter(|_| steps.declared().is_none());
     let llama = Some(Arithmetic::LLAMA_CPU).filter(|_| !storage_types::declares_plain(steps));
-    let tried = [Arithmetic::EXACT, own].into_iter().chain(llama).chain(candle);
+    let two_products = steps.declared().and_then(attentions::in_two_products);
+    let tried = [Arithmetic::EXACT, own].into_iter().chain(llama).chain(two_products).chain(candle);
     let tried = tried.chain(attentions::with_operands(steps.declared()));
     let tried: Vec<Arithmetic> =
         tried.filter(|one| shown.is_none_or(|shown| one.operands == shown)).collect();
     let with = |cache: Storage| tried.iter().map(move |one| with_cache(*one, cache)).collect::<Vec<_>>();
     let tried: IndexSet<Arithmetic> = attentions::caches(steps).into_iter().flat_map(with).collect();
-    let stretch = Stretch { steps, graphs, gguf, is_known: &is_known, shown };
+    let attention = two_products.map(|one| one.flash);
+    let stretch = Stretch { steps, graphs, gguf, is_known: &is_known, shown, attention };
     let attending = stretch.attending(open);
     let mut best = Best::default();
     // What does not show in attention, of the arithmetics that were tried.
@@ -150,7 +152,11 @@ pub fn in_f32(
     gguf: &Gguf,
     open: &IndexSet<Checkpoint>,
 ) -> Result<IndexMap<Checkpoint, Simulated>> {
-    Stretch { steps, graphs, gguf, is_known: &|_| true, shown: None }.simulated(Arithmetic::EXACT, open, RUNS)
+    Stretch { steps, graphs, gguf, is_known: &|_| true, shown: None, attention: None }.simulated(
+        Arithmetic::EXACT,
+        open,
+        RUNS,
+    )
 }
 
 /// How many times what a single disturbed execution explains an arithmetic may leave of a scout: several lie a few per cent
@@ -166,6 +172,8 @@ struct Stretch<'a> {
     is_known: &'a dyn Fn(f64) -> bool,
     /// What recorded products round operands to, where they show it.
     shown: Option<Operands>,
+    /// What attention was declared to be, where that rounds more than its cache.
+    attention: Option<Flash>,
 }
 
 impl Stretch<'_> {
@@ -220,7 +228,10 @@ impl Stretch<'_> {
         let unit = storage_types::unit(&arithmetic);
         let is_plain = unit <= UNIT_F32 && arithmetic.operands == Operands::Exact;
         let is_shown = self.shown == Some(arithmetic.operands);
-        let known = (self.is_known)(unit) || is_shown && !matches!(arithmetic.flash, Flash::Rounded(..));
+        let is_declared = self.attention == Some(arithmetic.flash);
+        let known = (self.is_known)(unit)
+            || is_declared
+            || is_shown && !matches!(arithmetic.flash, Flash::Rounded(..));
         // Blocks of eight bits round about as much as f16 does.
         let unit = if is_shown && !is_plain { unit.max(UNIT_F16) } else { unit };
         let of = |id: Checkpoint| {

@@ -8,7 +8,6 @@ use clap::{Args, ValueEnum};
 use parity_dump::Dump;
 use parity_dump::manifest::MANIFEST_FILE;
 use parity_graph::fault::Wanted;
-use parity_record::recorder::another;
 
 use crate::audit::AuditRows;
 use crate::compare::{Tolerance, Tolerances};
@@ -282,13 +281,6 @@ pub fn room_for_a_dump(flag: &str, dir: &Path, force: bool) -> Result<()> {
     let unwritable = |e: std::io::Error| {
         Error::file(dir, format!("cannot be written: {e}")).hint(format!("{flag} DIR chooses another folder"))
     };
-    // Recordings of other contexts that were made with the one that is replaced.
-    let others =
-        (1..).map(|number| dir.join(another(number))).take_while(|dir| dir.join(MANIFEST_FILE).exists());
-    others
-        .take(if force { usize::MAX } else { 0 })
-        .try_for_each(std::fs::remove_dir_all)
-        .map_err(unwritable)?;
     // What is made for the trial goes again: a program that cannot be recorded leaves no folder behind.
     let is_new = |dir: &&Path| !dir.as_os_str().is_empty() && !dir.exists();
     let new: Vec<&Path> = dir.ancestors().take_while(is_new).collect();

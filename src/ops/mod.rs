@@ -41,6 +41,7 @@ mod geglu_erf;
 mod gelu;
 mod gelu_erf;
 mod get_rows;
+mod l2_norm;
 mod lightning_indexer;
 mod mul;
 mod mul_mat;
@@ -177,6 +178,7 @@ static RULES: &[&Rule] = &[
     &gelu::RULE,
     &gelu_erf::RULE,
     &get_rows::RULE,
+    &l2_norm::RULE,
     &lightning_indexer::RULE,
     &mul::RULE,
     &mul_mat::RULE,

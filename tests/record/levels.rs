@@ -181,3 +181,34 @@ fn texts_stay_out_where_that_is_asked_for() {
         assert_eq!(manifest["prompt"] == secret, there);
     }
 }
+
+/// Layer outputs alone, from which nothing but what was declared says how attention was computed.
+#[test]
+fn layer_outputs_are_healthy_without_a_graph_over_any_cache_and_attention() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let record = |name: &str, cache: &str, flash: &str, flags: &[&str]| {
+        let at = dir.path().join(name);
+        let mut command = parity(&["record", "--checkpoint", "blk.*.layer_out", "-o"]);
+        command.arg(&at).args(flags).arg("--").arg(driver().unwrap()).arg(&libraries);
+        command.args([&model("F16"), "13"]).args(PROMPT).args(ANSWER).args(["77", "101", "9", "1200"]);
+        let done = command.envs([("DRIVER_CACHE", cache), ("DRIVER_FLASH", flash)]).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let mut said = manifest(&at);
+        assert!(said.as_object_mut().unwrap().remove("graphs").is_some());
+        fs::write(at.join("manifest.json"), said.to_string()).unwrap();
+        output(&["audit", at.to_str().unwrap(), "-m", &model("F16"), "--allow-missing"])
+    };
+    // f32, f16 and bf16, by ggml's numbers.
+    for cache in ["0", "1", "30"] {
+        for flash in ["on", "off"] {
+            let (code, said) = record(&format!("{cache}-{flash}"), cache, flash, &[]);
+            // Over f32 activations in f16 may have moved a layer by more than mistakes do, which is said.
+            let blind = cache == "0" && code == 2 && said.contains("which would hide mistakes");
+            assert!(code == 0 || blind, "cache {cache}, flash attention {flash}: {said}");
+        }
+        let inject = ["--inject", "attn.scale=0.2@2"];
+        let (code, said) = record(&format!("{cache}-wrong"), cache, "off", &inject);
+        assert!(code == 1 && said.contains("DIVERGES at blk.2.layer_out"), "cache {cache}: {said}");
+    }
+}

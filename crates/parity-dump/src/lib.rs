@@ -44,4 +44,4 @@ pub use manifest::{GraphFile, Manifest, ModelInfo, Producer, Step, Stopped};
 pub use reader::Dump;
 pub use recorded::{Part, Recorded};
 pub use symbol::{NAME_MAX, Symbol};
-pub use writer::Writer;
+pub use writer::{CONTEXT, Writer};

@@ -16,6 +16,9 @@ use crate::life::Life;
 use crate::manifest::{GraphFile, LEAF_PREFIX, MANIFEST_FILE, Manifest, ModelInfo, Producer, Step};
 use crate::seen::{self, SEEN_FILE, SeenTensors};
 
+/// Begins the name of the folder, within that of a dump, of another context of the same program: its number follows.
+pub const CONTEXT: &str = "context-";
+
 /// Bytes that one tensor's entry takes in a safetensors header at most: name 96, shape and offsets six
 /// numbers of up to 20 digits, and 60 of punctuation.
 const ENTRY_BYTES: usize = 96 + 6 * 20 + 60;
@@ -307,21 +310,40 @@ impl HeaderText {
     }
 }
 
-/// Removes what an earlier dump left in the folder, and nothing else.
+/// Removes what an earlier dump left in the folder, those of other contexts of its program too, and nothing else.
 fn clear(dir: &Path) -> Result<(), DumpError> {
+    let mut left = Vec::new();
+    list(dir, true, &mut left)?;
+    for (path, is_folder) in left {
+        let removed = if is_folder { fs::remove_dir(&path) } else { fs::remove_file(&path) };
+        removed.map_err(|e| failed(&path, "cannot remove it", &e))?;
+    }
+    Ok(())
+}
+
+/// What a dump's folder holds, with whether it is a folder, which comes behind what is in it.
+///
+/// # Errors
+/// Where something in it is no part of a dump.
+fn list(dir: &Path, may_hold_others: bool, all: &mut Vec<(PathBuf, bool)>) -> Result<(), DumpError> {
     let entries = fs::read_dir(dir).map_err(|e| failed(dir, "cannot list the folder", &e))?;
     for entry in entries.flatten() {
-        let name = entry.file_name();
+        let (path, name) = (entry.path(), entry.file_name());
         let name = name.to_string_lossy();
-        let ours = ["step-", "graph-", MANIFEST_FILE, SEEN_FILE].iter().any(|start| name.starts_with(start));
-        if !ours {
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let ours = match name.strip_prefix(CONTEXT) {
+            Some(number) => is_folder && may_hold_others && number.parse::<usize>().is_ok(),
+            None => ["step-", "graph-", MANIFEST_FILE, SEEN_FILE].iter().any(|start| name.starts_with(start)),
+        };
+        if !ours || is_folder && !name.starts_with(CONTEXT) {
             return Err(DumpError::new(dir, "the folder holds something that is no dump")
                 .expected_found("an empty folder or an earlier dump", format!("`{name}` in it"))
                 .hint("choose another folder"));
         }
-    }
-    for entry in fs::read_dir(dir).map_err(|e| failed(dir, "cannot list the folder", &e))?.flatten() {
-        fs::remove_file(entry.path()).map_err(|e| failed(&entry.path(), "cannot remove the file", &e))?;
+        if is_folder {
+            list(&path, false, all)?;
+        }
+        all.push((path, is_folder));
     }
     Ok(())
 }

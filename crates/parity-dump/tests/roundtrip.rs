@@ -184,6 +184,21 @@ fn a_folder_with_other_files_is_left_alone() {
 }
 
 #[test]
+fn dumps_of_other_contexts_go_with_the_one_that_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let other = dir.path().join("context-1");
+    write(dir.path()).unwrap();
+    write(&other).unwrap();
+    fs::write(other.join("notes.txt"), "mine").unwrap();
+    let error = Writer::create(dir.path(), producer(), Default::default()).err().unwrap().to_string();
+    assert!(error.contains("`notes.txt` in it"), "{error}");
+    assert!(other.join("manifest.json").exists() && dir.path().join("manifest.json").exists());
+    fs::remove_file(other.join("notes.txt")).unwrap();
+    write(dir.path()).unwrap();
+    assert!(!other.exists());
+}
+
+#[test]
 fn a_shape_that_does_not_fit_the_positions_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path()).unwrap();

@@ -192,6 +192,7 @@ impl Mapper<'_> {
                     | Op::Scale
                     | Op::GetRows
                     | Op::RmsNorm
+                    | Op::L2Norm
                     | Op::Norm,
                     Some(_),
                 ) => carried[id] = branch,

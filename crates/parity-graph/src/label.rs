@@ -157,6 +157,7 @@ pub(crate) fn is_pointwise(op: &Op) -> bool {
             | Op::Softplus
             | Op::Norm
             | Op::RmsNorm
+            | Op::L2Norm
             | Op::SoftMax
             | Op::Argsort
             | Op::Rope

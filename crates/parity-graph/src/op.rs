@@ -102,6 +102,8 @@ ops! {
     Norm = "NORM",
     /// RMS norm without weight.
     RmsNorm = "RMS_NORM",
+    /// Each row divided by its length.
+    L2Norm = "L2_NORM",
     /// Softmax with scale, mask and sinks.
     SoftMax = "SOFT_MAX",
     /// Indices in the order of the values.

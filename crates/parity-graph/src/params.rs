@@ -64,7 +64,7 @@ const ROPE: &[Field] = &[
 /// The named words of an op, in order.
 pub fn fields(op: &Op) -> &'static [Field] {
     match op {
-        Op::Norm | Op::RmsNorm => EPS,
+        Op::Norm | Op::RmsNorm | Op::L2Norm => EPS,
         Op::Scale => const { &[float(0, "scale"), float(1, "bias")] },
         Op::Clamp => const { &[float(0, "min"), float(1, "max")] },
         Op::Abs

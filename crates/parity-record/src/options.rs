@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use parity_dump::CONTEXT;
+
 use crate::filter::Filter;
 use crate::forced::Forced;
 use crate::kept::Observe;
@@ -36,7 +38,7 @@ pub struct Options {
 
 /// The folder, within that of a recording, of the context that computed as number `number`, counted from 0: any but the first.
 pub fn another(number: usize) -> String {
-    format!("context-{number}")
+    format!("{CONTEXT}{number}")
 }
 
 /// Where the recorder is at home.

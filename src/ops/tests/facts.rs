@@ -120,6 +120,15 @@ fn a_row_of_zeros_without_epsilon_is_no_number() {
 }
 
 #[test]
+fn the_length_of_a_row_is_at_least_epsilon() {
+    let short = case(Op::L2Norm, &[(0, 10.0)], vec![row(&[3.0, 4.0])], [1, 1, 1, 2]);
+    let near =
+        |y: &[f64], wanted: [f64; 2]| y.iter().zip(wanted).all(|(y, wanted)| (y - wanted).abs() <= 1e-15);
+    assert!(near(&of(Op::L2Norm, &[3.0, 4.0]), [0.6, 0.8]));
+    assert!(near(&short.double(&Arithmetic::LLAMA_CPU), [0.3, 0.4]));
+}
+
+#[test]
 fn an_epsilon_ten_times_as_large_is_beyond_the_bound() {
     let x: Vec<f64> = (0..4096).map(|i| f64::from(i * 37 % 101) / 50.0 - 1.0).collect();
     for op in [Op::RmsNorm, Op::Norm] {
