@@ -46,7 +46,11 @@ impl Form {
         of_device.map_or(Form::ANY, |(numerics, backend)| Form {
             backend: Some(backend),
             flash: numerics.flash,
-            cache: if numerics.kv == Storage::F16 { Cache::F16 } else { Cache::F32 },
+            cache: match numerics.kv {
+                Storage::F32 => Cache::F32,
+                Storage::F16 => Cache::F16,
+                Storage::Bf16 => Cache::BF16,
+            },
         })
     }
 

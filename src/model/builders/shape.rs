@@ -48,6 +48,8 @@ const ROTATED: usize = 64;
 impl Cache {
     /// Both in f16.
     pub const F16: Cache = Cache { keys: Kept::plain(DType::F16), values: Kept::plain(DType::F16) };
+    /// Both in bf16.
+    pub const BF16: Cache = Cache { keys: Kept::plain(DType::BF16), values: Kept::plain(DType::BF16) };
     /// Both in f32.
     pub const F32: Cache = Cache { keys: Kept::plain(DType::F32), values: Kept::plain(DType::F32) };
 
