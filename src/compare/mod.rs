@@ -74,7 +74,8 @@ pub enum Status {
     MissingReference,
     /// On both sides, but for so many rows that the candidate lacks.
     MissingRows(u64),
-    /// On both sides; but so many of its tensors are not of tokens but of steps, which the other side has not.
+    /// On both sides; but so many of its tensors are not of tokens but of steps, which the other side has not, or in another
+    /// form.
     OtherSteps(u64),
     /// In neither, though the model has it.
     MissingBoth,
@@ -219,7 +220,9 @@ fn of_rows(sides: [&dyn Recording; 2], checkpoint: Checkpoint, [ours, theirs]: [
     }
 }
 
-/// As [`of_rows`], of a tensor that belongs to its step: only those of steps that both sides have need one width.
+/// As [`of_rows`], of a tensor that belongs to its step. Where widths differ it is no divergence by itself: a cache in one piece
+/// or in several, states to go back to, and heads that are rotated make other tensors of the same computation, which each side's
+/// own graph says and judges.
 fn of_steps(
     sides: [&dyn Recording; 2],
     whole: &Whole,
@@ -230,20 +233,22 @@ fn of_steps(
         side.row(checkpoint, position, &mut Vec::new()).map(<[f32]>::len)
     };
     let all: BTreeSet<u32> = ours.iter().chain(theirs).copied().collect();
-    let (mut lacking, mut apart) = (0, 0);
+    let (mut lacking, mut apart, mut in_another_form) = (0, 0, false);
     for position in all {
         let widths = sides.map(|side| width(side, position));
         let is_apart = whole.is_apart(checkpoint, position, [ours, theirs], widths);
         match widths {
             [Some(one), Some(other)] if one == other => {}
+            [Some(_), Some(_)] => (apart, in_another_form) = (apart + 1, true),
             _ if is_apart => apart += 1,
-            [Some(one), Some(other)] => return Status::Shape(vec![one], vec![other]),
             [None, Some(_)] => lacking += 1,
             [_, None] => {}
         }
     }
     match (lacking, apart) {
         (0, 0) => Status::Compared,
+        // What is one tensor here and rows of tokens there lacks none of them.
+        (_, apart) if in_another_form => Status::OtherSteps(apart),
         (0, apart) => Status::OtherSteps(apart),
         (lacking, _) => Status::MissingRows(lacking),
     }

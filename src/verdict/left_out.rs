@@ -63,7 +63,7 @@ pub fn not_compared(comparisons: &[Comparison], instead: &str) -> Option<String>
     said_of(ids, ["node", "has", "have"], |nodes, have| {
         format!(
             "{nodes} {have} one tensor for a step, and the sides were computed in different steps, or one lacks its \
-             state: {instead}"
+             state, or has it in another form: {instead}"
         )
     })
 }

@@ -8,6 +8,7 @@ use parity_dump::Dump;
 use serde_json::Value;
 
 use crate::support::driven::{ANSWER, LIBRARIES, OLDER, PROMPT, driver, libraries, model};
+use crate::support::graphs;
 
 /// `parity ab` with these flags on the driver with these words.
 fn ab(flags: &[&str], words: &[&str]) -> Output {
@@ -108,6 +109,30 @@ fn rows_that_one_program_alone_computed_are_said() {
     for folder in said.lines().filter_map(|line| line.strip_prefix("recordings: ")) {
         std::fs::remove_dir_all(folder).unwrap();
     }
+}
+
+/// A rotation of heads, and caches of their own for each sequence, make one tensor of a step of what are rows of tokens elsewhere.
+#[test]
+fn one_tensor_for_a_step_here_and_rows_of_tokens_there_is_no_divergence() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("llama.gguf");
+    graphs::fill(&graphs::head("llama-dense"), &file);
+    let (libraries, model) = (libraries.to_str().unwrap(), file.to_str().unwrap());
+    let ids = "5 12 63 39 44 51 28 31 7 19 22";
+    let of = |flags: &[&str], life: &str| {
+        let words: Vec<&str> = [libraries, model, life].into_iter().chain(ids.split(' ')).collect();
+        let (code, report, said) = json(flags, &words);
+        assert_eq!(code, 0, "{life}: {said}{report:#}");
+        let notes = report["notes"].to_string();
+        assert!(notes.contains("one tensor for a step") && notes.contains("in another form"), "{notes}");
+    };
+    of(&["--b-env", "DRIVER_CACHE=8,8"], "7");
+    let both = ["--a-env", "DRIVER_SEQUENCES=3", "--b-env", "DRIVER_SEQUENCES=3"];
+    of(
+        &[&both[..], &["--a-env", "DRIVER_UNIFIED=1", "--b-env", "DRIVER_UNIFIED=0"]].concat(),
+        "b0:5,1:5 b0:1,1:1",
+    );
 }
 
 #[test]
