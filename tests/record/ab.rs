@@ -136,6 +136,18 @@ fn one_tensor_for_a_step_here_and_rows_of_tokens_there_is_no_divergence() {
 }
 
 #[test]
+fn a_second_context_that_was_not_compared_leaves_the_answer_open() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (model, draft) = (model("F16"), format!("DRIVER_DRAFT={}", model("Q4_K_M")));
+    let words = [&[libraries.to_str().unwrap(), &model, "b0:4 m1 b0:4 m0 b0:1"], &PROMPT[..]].concat();
+    let (code, report, said) =
+        json(&["--a-env", &draft, "--b-env", &draft, "--b-env", "DRIVER_FLASH=off"], &words);
+    assert_eq!((code, report["verdict"].as_str()), (2, Some("undecided")), "{said}");
+    let why = report["reason"].as_str().unwrap();
+    assert!(why.contains("another context too") && why.contains("b/context-1"), "{why}");
+}
+
+#[test]
 fn batches_are_shapes_of_the_same_work() {
     let Some(libraries) = libraries(LIBRARIES) else { return };
     let (libraries, model) = (libraries.to_str().unwrap(), model("Q4_K_M"));

@@ -20,7 +20,7 @@ use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
 use crate::model::diff::Whose;
 use crate::record::{self, Observe};
-use crate::report::Report;
+use crate::report::{Report, Verdict};
 use observation::{Observation, of_side};
 
 pub use side::{Recorded, Recording};
@@ -107,7 +107,26 @@ fn compare(a: &Recorded, b: &Recorded, options: &diff::Options) -> Result<Report
         true => answer::of_other_prompts(&mut report, &sides, common, options.no_text),
         false => answer::of_one_text(&mut report, &sides)?,
     }
+    leave_open_other_contexts(&mut report, [a, b]);
     Ok(report)
+}
+
+/// A program that computes in several contexts, as with a draft model, was compared in the first of them alone: nothing is known
+/// of the others.
+fn leave_open_other_contexts(report: &mut Report, sides: [&Recorded; 2]) {
+    let second = parity_record::recorder::another(1);
+    if !sides.iter().any(|side| side.dir.join(&second).exists()) {
+        return;
+    }
+    let [theirs, ours] = sides.map(|side| side.dir.join(&second).display().to_string());
+    let why = format!(
+        "the program computes in another context too, as with a draft model, which was recorded and not compared: -o DIR keeps \
+         it, parity diff {ours} {theirs} -m ITS.gguf judges it"
+    );
+    if report.verdict == Verdict::Parity {
+        (report.verdict, report.reason) = (Verdict::Undecided, Some(why.clone()));
+    }
+    report.gaps.push(why);
 }
 
 /// Whether a folder can take what is recorded: it has none of the sides yet, or may lose them.
