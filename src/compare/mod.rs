@@ -248,8 +248,7 @@ fn of_steps(
     match (lacking, apart) {
         (0, 0) => Status::Compared,
         // What is one tensor here and rows of tokens there lacks none of them.
-        (_, apart) if in_another_form => Status::OtherSteps(apart),
-        (0, apart) => Status::OtherSteps(apart),
+        (lacking, apart) if in_another_form || lacking == 0 => Status::OtherSteps(apart),
         (lacking, _) => Status::MissingRows(lacking),
     }
 }

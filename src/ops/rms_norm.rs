@@ -27,7 +27,31 @@ pub const RULE: Rule = Rule {
 /// quotient and the product.
 const ROUNDINGS: f64 = 3.0 / 2.0 + 3.0;
 
+const NORM: ByLength = ByLength { scale: scale::<f64>, roundings: ROUNDINGS, is_mean: true };
+
 fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
+    scaled(args, scale)
+}
+
+fn bound(args: &Args<'_, f64>, exact: &[f64]) -> Vec<f64> {
+    NORM.bound(args, exact)
+}
+
+fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec<f64> {
+    NORM.carry(args, exact, slot, error)
+}
+
+/// 1 / sqrt(mean(x²) + eps)
+pub fn scale<S: Scalar>(x: &[S], eps: f64) -> f64 {
+    let squares: f64 = x.iter().map(|x| x.to_f64() * x.to_f64()).sum();
+    1.0 / (squares / x.len() as f64 + eps).sqrt()
+}
+
+/// Each row times what `scale` makes of it and of epsilon.
+///
+/// # Errors
+/// A source of another shape.
+pub fn scaled<S: Scalar>(args: &Args<'_, S>, scale: fn(&[S], f64) -> f64) -> Result<Vec<S>> {
     let x = args.source(0)?;
     if x.shape() != args.shape {
         return Err(args.misfit("a source of the result's shape"));
@@ -42,37 +66,49 @@ fn compute<S: Scalar>(args: &Args<'_, S>) -> Result<Vec<S>> {
     Ok(out)
 }
 
-/// 1 / sqrt(mean(x²) + eps)
-pub fn scale<S: Scalar>(x: &[S], eps: f64) -> f64 {
-    let squares: f64 = x.iter().map(|x| x.to_f64() * x.to_f64()).sum();
-    1.0 / (squares / x.len() as f64 + eps).sqrt()
+/// A norm that divides a row by the root of its squares' mean, or of their sum.
+pub struct ByLength {
+    /// What a row is multiplied by, of its values and epsilon.
+    pub scale: fn(&[f64], f64) -> f64,
+    /// Roundings beside those of the sum, relative to the result.
+    pub roundings: f64,
+    /// Whether the sum is divided by the width.
+    pub is_mean: bool,
 }
 
-/// Every output is relative to itself; engines that add the squares up in f32 round at every addition. What is lost
-/// of squares too small for f32 shows only where epsilon and all of the row are as small.
-fn bound(args: &Args<'_, f64>, exact: &[f64]) -> Vec<f64> {
-    let Some(x) = args.get(0) else { return vec![0.0; exact.len()] };
-    let (eps, width) = (f64::from(args.params.float(0)), args.shape[3].max(1));
-    let factor = row_sum(args.arithmetic, width, 1) / 2.0 + ROUNDINGS * UNIT_F32;
-    let mut out = Vec::with_capacity(exact.len());
-    for (row, y) in rows(args.shape).zip(exact.chunks(width)) {
-        let scale = scale(&x.row(row), eps);
-        let tiny = TINY_F32 * scale * scale / 2.0;
-        let bound = |&y: &f64| finite(y, (factor + tiny) * y.abs() + TINY_F32 + storage(args.dtype, y));
-        out.extend(y.iter().map(bound));
+impl ByLength {
+    /// What the sum of squares is divided by.
+    fn divisor(&self, width: usize) -> f64 {
+        if self.is_mean { width as f64 } else { 1.0 }
     }
-    out
-}
 
-/// dy_i = r·(dx_i - y_i·mean(y∘dx)): at most r·(e_i + |y_i|·mean(|y|∘e)).
-fn carry(args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec<f64> {
-    let Some(x) = args.get(slot).filter(|_| slot == 0) else { return vec![0.0; exact.len()] };
-    let (eps, width) = (f64::from(args.params.float(0)), args.shape[3].max(1));
-    let mut out = Vec::with_capacity(exact.len());
-    for ((row, y), e) in rows(args.shape).zip(exact.chunks(width)).zip(error.chunks(width)) {
-        let scale = scale(&x.row(row), eps);
-        let along = y.iter().zip(e).map(|(y, e)| y.abs() * e).sum::<f64>() / width as f64;
-        out.extend(y.iter().zip(e).map(|(&y, e)| finite(y, scale * (e + y.abs() * along))));
+    /// Every output is relative to itself; engines that add the squares up in f32 round at every addition. What is lost
+    /// of squares too small for f32 shows only where epsilon and all of the row are as small.
+    pub fn bound(&self, args: &Args<'_, f64>, exact: &[f64]) -> Vec<f64> {
+        let Some(x) = args.get(0) else { return vec![0.0; exact.len()] };
+        let (eps, width) = (f64::from(args.params.float(0)), args.shape[3].max(1));
+        let factor = row_sum(args.arithmetic, width, 1) / 2.0 + self.roundings * UNIT_F32;
+        let mut out = Vec::with_capacity(exact.len());
+        for (row, y) in rows(args.shape).zip(exact.chunks(width)) {
+            let scale = (self.scale)(&x.row(row), eps);
+            let tiny = width as f64 / self.divisor(width) * TINY_F32 * scale * scale / 2.0;
+            let bound = |&y: &f64| finite(y, (factor + tiny) * y.abs() + TINY_F32 + storage(args.dtype, y));
+            out.extend(y.iter().map(bound));
+        }
+        out
     }
-    out
+
+    /// dy_i = r·(dx_i - y_i·mean(y∘dx)): at most r·(e_i + |y_i|·mean(|y|∘e)); the sum in the place of the mean where the norm
+    /// has it.
+    pub fn carry(&self, args: &Args<'_, f64>, exact: &[f64], slot: usize, error: &[f64]) -> Vec<f64> {
+        let Some(x) = args.get(slot).filter(|_| slot == 0) else { return vec![0.0; exact.len()] };
+        let (eps, width) = (f64::from(args.params.float(0)), args.shape[3].max(1));
+        let mut out = Vec::with_capacity(exact.len());
+        for ((row, y), e) in rows(args.shape).zip(exact.chunks(width)).zip(error.chunks(width)) {
+            let scale = (self.scale)(&x.row(row), eps);
+            let along = y.iter().zip(e).map(|(y, e)| y.abs() * e).sum::<f64>() / self.divisor(width);
+            out.extend(y.iter().zip(e).map(|(&y, e)| finite(y, scale * (e + y.abs() * along))));
+        }
+        out
+    }
 }
