@@ -239,7 +239,12 @@ fn of_steps(
         let is_apart = whole.is_apart(checkpoint, position, [ours, theirs], widths);
         match widths {
             [Some(one), Some(other)] if one == other => {}
-            [Some(_), Some(_)] => (apart, in_another_form) = (apart + 1, true),
+            [Some(one), Some(other)] => {
+                if !is_apart && !whole.is_in_another_form(checkpoint, position, widths) {
+                    return Status::Shape(vec![one], vec![other]);
+                }
+                (apart, in_another_form) = (apart + 1, true);
+            }
             _ if is_apart => apart += 1,
             [None, Some(_)] => lacking += 1,
             [_, None] => {}

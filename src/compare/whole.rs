@@ -24,8 +24,16 @@ struct Side {
     steps: Vec<Vec<u32>>,
     /// By position: the last step that computed it.
     step_of: HashMap<u32, usize>,
-    /// By step: the nodes without token rows, with the elements of a scan's outputs.
-    nodes: Vec<HashMap<Checkpoint, Option<usize>>>,
+    /// By step: the nodes without token rows.
+    nodes: Vec<HashMap<Checkpoint, Elements>>,
+}
+
+/// How many elements a graph gives a tensor without token rows.
+#[derive(Clone, Copy, Debug)]
+struct Elements {
+    all: usize,
+    /// Of a scan: those of its output, without those of its state.
+    of_outputs: Option<usize>,
 }
 
 impl Whole {
@@ -38,6 +46,22 @@ impl Whole {
     pub fn has(&self, checkpoint: Checkpoint) -> bool {
         let sides = [&self.candidate, &self.reference];
         sides.iter().any(|side| side.nodes.iter().any(|nodes| nodes.contains_key(&checkpoint)))
+    }
+
+    /// Whether rows of such different widths at `position` are two forms of one computation: each side's is as wide as its own
+    /// graph says, if that says anything of it.
+    pub fn is_in_another_form(
+        &self,
+        checkpoint: Checkpoint,
+        position: u32,
+        widths: [Option<usize>; 2],
+    ) -> bool {
+        let sides = [&self.candidate, &self.reference];
+        sides.iter().zip(widths).all(|(side, width)| {
+            let step = side.step_of.get(&position);
+            let said = step.and_then(|step| side.nodes[*step].get(&checkpoint));
+            said.is_none_or(|said| width == Some(said.all))
+        })
     }
 
     /// Whether what either side has of a checkpoint at `position` is a tensor of a step that the other side has not.
@@ -55,7 +79,7 @@ impl Whole {
         let [Some(ours), Some(theirs)] = steps else { return false };
         let lacks_state = |one: usize, [step, of_other]: [usize; 2]| {
             let (side, other) = (sides[one], sides[1 - one]);
-            let outputs = other.nodes[of_other].get(&checkpoint).copied().flatten();
+            let outputs = other.nodes[of_other].get(&checkpoint).and_then(|elements| elements.of_outputs);
             let tokens = side.steps[step].len();
             let held = widths[one].map(|width| width * tokens);
             side.nodes[step].is_empty() && outputs.is_some() && held == outputs
@@ -77,7 +101,7 @@ impl Side {
     fn of(dump: &Dump) -> Side {
         // A graph that cannot be read tells nothing here; who needs it says so.
         let graphs = Graphs::read(dump).unwrap_or_default();
-        let of_graph: Vec<HashMap<Checkpoint, Option<usize>>> = graphs.all().iter().map(nodes).collect();
+        let of_graph: Vec<HashMap<Checkpoint, Elements>> = graphs.all().iter().map(nodes).collect();
         let mut side = Side::default();
         for (number, step) in Recording::manifest(dump).steps.iter().enumerate() {
             side.step_of.extend(step.positions.iter().map(|&position| (position, number)));
@@ -97,10 +121,14 @@ impl Side {
 }
 
 /// The nodes of a graph that have a name of its own and no token rows, as [`Side::nodes`] has them.
-fn nodes(graph: &Graph) -> HashMap<Checkpoint, Option<usize>> {
+fn nodes(graph: &Graph) -> HashMap<Checkpoint, Elements> {
     let known = known::find(graph);
     let (labels, axes) = (label::labels_of(graph, &known), axis::token_axes_of(graph, &known));
     let without_rows = graph.computed().filter(|&id| axes[id].is_none());
-    let named = without_rows.filter_map(|id| Some((labels[id]?, axis::outputs_of_scan(graph, id))));
+    let elements = |id: usize| Elements {
+        all: graph.tensors[id].ne.iter().product(),
+        of_outputs: axis::outputs_of_scan(graph, id),
+    };
+    let named = without_rows.filter_map(|id| Some((labels[id]?, elements(id))));
     named.filter(|(label, _)| !label.kind().is_fixed()).collect()
 }
