@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::Outcome;
 use super::output::OutputArgs;
-use super::shared::{self, AuditArgs, SelectArgs, ToleranceArgs};
+use super::shared::{self, AuditArgs, LoraArgs, SelectArgs, ToleranceArgs};
 use crate::error::{Error, Result};
 use crate::jobs::ab::observation::observation;
 use crate::jobs::ab::repeat::repeat;
@@ -100,6 +100,8 @@ pub struct Args {
     #[arg(last = true, value_name = "COMMAND", required = true)]
     command: Vec<OsString>,
     #[command(flatten)]
+    lora: LoraArgs,
+    #[command(flatten)]
     select: SelectArgs,
     #[command(flatten)]
     tolerance: ToleranceArgs,
@@ -163,7 +165,8 @@ fn judged(args: &Args, sides: &[Side], dir: &Path, folder: Option<Folder>) -> Re
     let say = |text: &str| tell(format_args!("{text}"));
     let (observe, no_text) = (args.observe, args.output_args.no_text());
     let (filter, all_rows) = (Filter::default(), !args.own_rows);
-    let recording = Recording { dir, filter, all_rows, observe, no_text, say: &say };
+    let adapters = &args.lora.adapters()[..];
+    let recording = Recording { dir, filter, all_rows, observe, no_text, adapters, say: &say };
     let judged = diff::Options {
         selection: args.select.selection()?,
         tolerances: args.tolerance.tolerances()?,

@@ -6,6 +6,7 @@ use super::Outcome;
 use super::output::OutputArgs;
 use super::shared;
 use crate::audit::AuditRows;
+use crate::inspect::against::scaled;
 use crate::jobs::port::{CONVERTED, ORIGINAL, Options, Ported, port};
 
 const EXAMPLES: &str = "\
@@ -70,7 +71,7 @@ pub fn main(args: &Args) -> Outcome {
         original: args.original.clone(),
         converted: args.converted.clone(),
         adapter: args.lora.as_ref().zip(args.original_lora.clone()).map(|(text, original)| {
-            let (converted, scale) = shared::scaled(text);
+            let (converted, scale) = scaled(text);
             Ported { original, converted, scale }
         }),
         prompt: match &args.file {

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::faults::injected::parse;
 use crate::foreign;
 use crate::hub;
-use crate::inspect::against::adapter;
+use crate::inspect::against::{scaled, with_adapters};
 use crate::numerics::Numerics;
 use crate::references;
 use crate::select::{Layers, Selection};
@@ -68,21 +68,12 @@ pub struct LoraArgs {
 impl LoraArgs {
     /// The model with the adapters that were given.
     pub fn applied(&self, file: ModelFile) -> Result<ModelFile> {
-        self.lora.iter().try_fold(file, |file, text| {
-            let gguf = file.into_gguf();
-            let (path, scale) = scaled(text);
-            let adapter = adapter(&path, scale, &gguf)?;
-            Ok(ModelFile::of(gguf.with_adapter(adapter)?))
-        })
+        with_adapters(file, &self.adapters())
     }
-}
 
-/// FILE[:SCALE]
-pub fn scaled(text: &str) -> (PathBuf, f32) {
-    let parted = text.rsplit_once(':').and_then(|(path, scale)| Some((path, scale.parse::<f32>().ok()?)));
-    match parted {
-        Some((path, scale)) if scale.is_finite() && !Path::new(text).exists() => (path.into(), scale),
-        _ => (text.into(), 1.0),
+    /// The files, each with its scale.
+    pub fn adapters(&self) -> Vec<(PathBuf, f32)> {
+        self.lora.iter().map(|text| scaled(text)).collect()
     }
 }
 

@@ -14,6 +14,7 @@ use crate::compare::{Tolerance, Tolerances};
 use crate::engine::device::Device;
 use crate::error::Error;
 use crate::faults::injected::parse;
+use crate::inspect::against::scaled;
 use crate::numerics::Numerics;
 use crate::remote;
 use crate::report::Verdict;
@@ -68,6 +69,8 @@ struct Definition {
     n_predict: Option<usize>,
     dump: Option<String>,
     reference: Option<String>,
+    #[serde(default)]
+    lora: Vec<String>,
     layer: Option<String>,
     #[serde(default)]
     checkpoint: Vec<String>,
@@ -224,6 +227,7 @@ impl Definition {
             chunk: None,
             dump: self.dump.as_ref().map(|path| located(path, folder)),
             reference: self.reference.as_ref().map(|path| located(path, folder)),
+            lora: self.lora.iter().map(|text| adapter(text, folder)).collect(),
             selection: Selection::new(layers, &self.checkpoint).map_err(|e| e.to_string())?,
             tolerances: self.tolerances()?,
             inject: Vec::new(),
@@ -335,6 +339,12 @@ fn located(path: &str, folder: &Path) -> PathBuf {
         },
         None => folder.join(path),
     }
+}
+
+/// `FILE[:SCALE]`, relative to the suite.
+fn adapter(text: &str, folder: &Path) -> (PathBuf, f32) {
+    let whole = located(text, folder);
+    scaled(&whole.to_string_lossy())
 }
 
 fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a String>) -> String {

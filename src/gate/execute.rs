@@ -11,6 +11,7 @@ use crate::engine::device;
 use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
 use crate::foreign;
+use crate::inspect::against::with_adapters;
 use crate::jobs::run::{RunOptions, run};
 use crate::jobs::{audit, diff};
 use crate::references;
@@ -52,7 +53,8 @@ struct Opened {
 /// Runs cases on the instrumented engine.
 #[derive(Default)]
 pub struct Engine {
-    models: Mutex<BTreeMap<PathBuf, Shared>>,
+    /// By file and adapters, each with the bits of its scale.
+    models: Mutex<BTreeMap<(PathBuf, Vec<(PathBuf, u32)>), Shared>>,
 }
 
 impl Execute for Engine {
@@ -85,7 +87,7 @@ impl Engine {
             return Ok(Attempt::Missing(ProblemKind::SkippedDevice, format!("there is no {}", case.device)));
         }
         let case = &fetched(case)?;
-        let opened = self.open(path)?;
+        let opened = self.open(path, &case.lora)?;
         let report = match &case.dump {
             Some(dump) => judge_dump(case, dump, &opened.file, pictures)?,
             None => run(&opened.file, &options(case, &opened, pictures)?, &|_, _| {})?,
@@ -93,14 +95,17 @@ impl Engine {
         Ok(Attempt::Report(Box::new(report)))
     }
 
-    /// The model of this file, opened once however many cases ask for it.
-    fn open(&self, path: PathBuf) -> Result<Arc<Opened>> {
+    /// The model of this file with these adapters, opened once however many cases ask for it.
+    fn open(&self, path: PathBuf, lora: &[(PathBuf, f32)]) -> Result<Arc<Opened>> {
+        let adapters = lora.iter().map(|(path, scale)| (path.clone(), scale.to_bits())).collect();
         let shared = {
             let mut models = self.models.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            models.entry(path.clone()).or_default().clone()
+            models.entry((path.clone(), adapters)).or_default().clone()
         };
-        let open =
-            || ModelFile::open(&path).map(|file| Arc::new(Opened { file, tokenizer: OnceLock::new() }));
+        let open = || {
+            let file = with_adapters(ModelFile::open(&path)?, lora)?;
+            Ok(Arc::new(Opened { file, tokenizer: OnceLock::new() }))
+        };
         shared.get_or_init(open).clone()
     }
 }

@@ -55,6 +55,8 @@ pub struct Case {
     pub dump: Option<PathBuf>,
     /// Dump to compare with; looked for by model and tokens where absent.
     pub reference: Option<PathBuf>,
+    /// LoRA adapters of the model, each with its scale.
+    pub lora: Vec<(PathBuf, f32)>,
     /// Which checkpoints are looked at.
     pub selection: Selection,
     /// Tolerances of the case.

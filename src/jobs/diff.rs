@@ -27,7 +27,7 @@ use crate::verdict::numbers::{self, Parts};
 use crate::verdict::{self, Gap};
 use crate::verdict::{
     Known, assemble, entries, is_left_out, left_out, not_compared, not_looked_at, notes as arithmetic_notes,
-    refuse_gaps, tried, weigh_masks, weigh_precision,
+    refuse_gaps, tried, weigh_masks, weigh_pooled, weigh_precision,
 };
 use crate::watch;
 use parity_dump::Dump;
@@ -96,6 +96,7 @@ pub fn diff(
     let mut gaps = verdict::gaps(tokens_of(sides.candidate), tokens_of(sides.reference));
     gaps.extend(Gap::of_dump("candidate", sides.candidate));
     gaps.extend(Gap::of_dump("reference", sides.reference));
+    gaps.extend(Gap::of_contexts(sides.candidate.manifest(), sides.reference.manifest()));
     let Some(file) = file else {
         let mut report = by_numbers(&sides, None, gaps, options);
         graphs::weigh_recorded(sides.candidate, sides.reference, &mut report)?;
@@ -307,6 +308,7 @@ fn weigh_claims(
     by.weigh_wiring(&claims, report);
     let masked = [(Whose::Candidate, candidate), (Whose::Reference, reference)];
     weigh_masks(report, &masked[usize::from(borrowed)..], Some(by.gguf));
+    weigh_pooled(report, [candidate, reference]);
 }
 
 /// Everything that is known of one node.

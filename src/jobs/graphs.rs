@@ -14,7 +14,7 @@ use crate::model::builders::{Cache, Shape};
 use crate::model::diff::Whose;
 use crate::model::{self, builders};
 use crate::report::Report;
-use crate::verdict::{Claim, File, describe_recorded, weigh_masks, weigh_wiring};
+use crate::verdict::{Claim, File, describe_recorded, weigh_masks, weigh_pooled, weigh_wiring};
 use parity_dump::Dump;
 
 /// A model file whose dumps are judged by graphs.
@@ -127,6 +127,7 @@ impl<'a> ByGraph<'a> {
         }
         let both = [(Whose::Candidate, candidate), (Whose::Reference, reference)];
         weigh_masks(report, &both, Some(self.gguf));
+        weigh_pooled(report, [candidate, reference]);
         Ok(())
     }
 
@@ -163,6 +164,7 @@ pub fn weigh_recorded(candidate: &Dump, reference: &Dump, report: &mut Report) -
         let claims = sides.map(|(side, graphs)| Claim { side, graphs: graphs.all().iter().collect() });
         weigh_wiring(report, &claims, None);
         weigh_masks(report, &[(Whose::Candidate, candidate), (Whose::Reference, reference)], None);
+        weigh_pooled(report, [candidate, reference]);
     }
     Ok(())
 }

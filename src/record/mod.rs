@@ -161,7 +161,7 @@ fn run(mut command: Command, program: &Program) -> Result<ExitStatus> {
 }
 
 /// How a program ended, in words.
-fn ending(status: ExitStatus) -> String {
+pub fn ending(status: ExitStatus) -> String {
     #[cfg(unix)]
     let signal = std::os::unix::process::ExitStatusExt::signal(&status);
     #[cfg(not(unix))]

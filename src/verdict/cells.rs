@@ -8,7 +8,7 @@ use super::wiring::Differs;
 use crate::dump::{Graphs, inputs};
 use crate::gguf::Gguf;
 use crate::model::diff::{self, Aspect, Name, Whose};
-use parity_dump::{Dump, Event, Step};
+use parity_dump::{Dump, Event, Manifest, Step};
 use parity_graph::{Graph, Id, Leaf, Op, label};
 
 /// Key of a recording's provenance, and its value where the sequences of all rows are those of the program's own batches: then
@@ -45,7 +45,13 @@ impl Cache {
         };
         match (event.call.as_str(), id(0)) {
             ("clear", _) => (self.cells, self.unknown) = (BTreeMap::new(), false),
-            ("load", _) => (self.cells, self.unknown) = (BTreeMap::new(), true),
+            ("load", Some(sequence)) => {
+                self.change(Some(sequence), 0..i64::MAX, |cell| {
+                    cell.sequences.remove(&sequence);
+                });
+                self.unknown = true;
+            }
+            ("load", None) => (self.cells, self.unknown) = (BTreeMap::new(), true),
             ("seq_rm", sequence) => self.change(sequence, range(1), |cell| match sequence {
                 Some(sequence) => {
                     cell.sequences.remove(&sequence);
@@ -208,10 +214,15 @@ fn wrong(
     (sight.causal && hidden.iter().any(within)).then_some(("attn.mask_shift", held))
 }
 
+/// Whether the calls of the program that was recorded were seen.
+pub(super) fn are_seen(manifest: &Manifest) -> bool {
+    manifest.provenance.get(SEQUENCES.0).map(String::as_str) == Some(SEQUENCES.1)
+}
+
 /// The first row of a recording that sees other cells than its sequence holds.
 pub(super) fn first(dump: &Dump, graphs: &Graphs, gguf: &Gguf, whose: Whose) -> Option<Differs> {
     let manifest = dump.manifest();
-    if manifest.provenance.get(SEQUENCES.0).map(String::as_str) != Some(SEQUENCES.1) {
+    if !are_seen(manifest) {
         return None;
     }
     let (keys, sight) = (manifest.row_keys(), Sight::of(gguf, dump));

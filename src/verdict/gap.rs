@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use super::text;
+use super::{contexts, text};
 use crate::checkpoint::Checkpoint;
 use crate::compare::common_positions;
 use crate::dump::Recording;
 use crate::report::{CheckpointVerdict, Report, Verdict};
-use parity_dump::{Dump, Stopped};
+use parity_dump::{Dump, Manifest, RowKey, Step, Stopped};
 
 /// Tokens that there is nothing to say about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +20,11 @@ pub enum Gap {
     Unrecorded(&'static str, usize, usize),
     /// A side has rows of a checkpoint at only so many of the positions of its steps: the side, which, and the two numbers.
     Rows(&'static str, Checkpoint, [usize; 2]),
+    /// A row that the sides computed behind other tokens, and whether that is known of both: else one went on from a state that
+    /// was saved elsewhere.
+    OtherContext(RowKey, bool),
+    /// Before a step of a side something wrote into the caches that was no call of llama.cpp's: the side, and which step.
+    Written(&'static str, usize),
     /// A side's dump ends before what it records did: the side, where it lies, behind which step, and why, where it says so.
     Ended(&'static str, PathBuf, Option<usize>, Option<Stopped>),
 }
@@ -27,7 +32,7 @@ pub enum Gap {
 impl Gap {
     /// Whether a user can accept it.
     pub fn is_acceptable(&self) -> bool {
-        !matches!(self, Gap::OtherTokens(..) | Gap::Ended(..))
+        !matches!(self, Gap::OtherTokens(..) | Gap::Ended(..) | Gap::OtherContext(..) | Gap::Written(..))
     }
 }
 
@@ -45,7 +50,19 @@ pub fn gaps(candidate: &[u32], reference: &[u32]) -> Vec<Gap> {
 impl Gap {
     /// What nobody knows of a side since its dump ends early, or has no rows of some of its tokens.
     pub fn of_dump(side: &'static str, dump: &Dump) -> Vec<Gap> {
-        Gap::of_end(side, dump).into_iter().chain(Gap::of_steps(side, dump)).collect()
+        let ends = Gap::of_end(side, dump).into_iter().chain(Gap::of_steps(side, dump));
+        ends.chain(Gap::of_writes(side, dump.manifest())).collect()
+    }
+
+    /// That what a step begins with is not what the steps before left, and nothing says why: whoever wrote it may be the bug.
+    pub fn of_writes(side: &'static str, manifest: &Manifest) -> Option<Gap> {
+        let is_written = |step: &Step| step.life.events.iter().any(|event| event.call == "write");
+        Some(Gap::Written(side, manifest.steps.iter().position(is_written)?))
+    }
+
+    /// That rows of the sides are of one key and stand behind other tokens.
+    pub fn of_contexts(candidate: &Manifest, reference: &Manifest) -> Option<Gap> {
+        contexts::first_apart(candidate, reference).map(|(key, known)| Gap::OtherContext(key, known))
     }
 
     /// That a dump ends before what it records did: whatever follows may be wrong.

@@ -136,6 +136,18 @@ pub fn gap(gap: &Gap) -> String {
         Gap::Rows(side, id, [rows, all]) => {
             format!("the {side} has {rows} of {all} rows of {id}: nothing is known of the others")
         }
+        Gap::OtherContext(key, true) => format!(
+            "row {key} stands behind other tokens on the two sides, by what its sequence was copied or loaded from, or what was \
+             taken out of it: each may be right, and they say nothing of each other"
+        ),
+        Gap::OtherContext(key, false) => format!(
+            "row {key} goes on from states that were saved elsewhere and are not the same: whether they are of the same tokens, \
+             nobody knows"
+        ),
+        Gap::Written(side, step) => format!(
+            "before step {step} of the {side} something wrote into the caches that was no call of llama.cpp's: what that step \
+             began with is not what the steps before left, and nothing says why"
+        ),
         Gap::Ended(side, path, last, stopped) => ended(side, path, *last, stopped.as_ref()),
     }
 }

@@ -2,6 +2,7 @@
 
 mod ab;
 mod builtin;
+mod contexts;
 mod engines;
 mod levels;
 mod life;

@@ -39,9 +39,11 @@ pub struct Life {
 /// Something that happened to a context between two steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// `seq_rm`, `seq_cp`, `seq_keep`, `seq_add`, `seq_div`, `clear` or `load`.
+    /// `seq_rm`, `seq_cp`, `seq_keep`, `seq_add`, `seq_div`, `clear`, `save`, `load`, `encode` or `causal`; `write` where
+    /// something wrote into a cache that was none of these.
     pub call: String,
-    /// The numbers that it was given, in the order of llama.cpp's function.
+    /// The numbers that it was given, in the order of llama.cpp's function. Of `save` and `load` the sequence, -1 of the whole
+    /// context, and a hash of the state; a `load` of which neither is known has none.
     #[serde(default)]
     pub arguments: Vec<i64>,
 }

@@ -61,6 +61,9 @@ const ROPE: &[Field] = &[
     int(15, "offset"),
 ];
 
+/// ggml's word for a product by a Hadamard matrix, the `hint` of MUL_MAT.
+pub const HINT_HADAMARD: i32 = 1;
+
 /// The named words of an op, in order.
 pub fn fields(op: &Op) -> &'static [Field] {
     match op {

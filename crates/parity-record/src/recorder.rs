@@ -6,8 +6,8 @@ mod looking;
 mod seen;
 mod step;
 
-pub use life::BatchRow;
 use life::Context;
+pub use life::{BatchRow, Touch};
 use looking::{Marked, Reading};
 use seen::Seen;
 
@@ -16,7 +16,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::sync::Arc;
 
-use parity_dump::{Event, Kind, Life};
+use parity_dump::{Kind, Life};
 use parity_graph::{Graph, text as graph_text};
 
 use crate::api::{RawGraph, RawSched, RawTensor};
@@ -130,7 +130,7 @@ impl Recorder {
             if !is_own || !described.graph.is_shift() || self.options.sequence.is_some() {
                 self.sequences.shift(is_own && described.graph.is_shift());
                 if is_own {
-                    self.touched(true);
+                    self.touched(Touch::ByLostPass);
                 }
                 return false;
             }
@@ -202,9 +202,7 @@ impl Recorder {
         let opened = unsafe { self.open(reader, sched, &plan, mapping, described) };
         match opened.and_then(|()| self.states((described, mapping))) {
             Ok(states) => {
-                if self.context.was_loaded() {
-                    plan.life.events.push(Event { call: "load".to_owned(), arguments: Vec::new() });
-                }
+                plan.life.events.extend(self.context.unsaid());
                 plan.states = states;
             }
             Err(reason) => {

@@ -15,3 +15,4 @@ mod layout;
 mod life;
 mod limits;
 mod rows;
+mod states;

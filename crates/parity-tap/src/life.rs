@@ -5,8 +5,9 @@ use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parity_record::api::text;
+use parity_record::recorder::Touch;
 
-use crate::{symbols, tap};
+use crate::{states, symbols, tap};
 
 thread_local! {
     /// The context whose batch this thread handed over last.
@@ -114,7 +115,7 @@ calls! {
 
 /// Notes that a tensor is written to, from outside or as a copy of another, where it is of a cache: its views begin with its
 /// name.
-unsafe fn writes(tensor: *mut c_void, loaded: bool, caller: *const c_void) {
+unsafe fn writes(tensor: *mut c_void, caller: *const c_void) {
     let name = symbols::real(c"ggml_get_name", caller);
     if name.is_null() || tensor.is_null() {
         return;
@@ -124,7 +125,8 @@ unsafe fn writes(tensor: *mut c_void, loaded: bool, caller: *const c_void) {
     let name = unsafe { text(std::mem::transmute::<*mut c_void, Name>(name)(tensor)) };
     if name.is_some_and(|name| name.starts_with("cache_")) {
         // A copy may be made of a read and a write.
-        tap::touched(loaded && !COPIES.load(Ordering::Relaxed));
+        let is_called_for = COPIES.load(Ordering::Relaxed) || states::is_loading();
+        tap::touched(if is_called_for { Touch::ByCall } else { Touch::ByNobody });
     }
 }
 
@@ -137,7 +139,7 @@ pub unsafe extern "C" fn tensor_set(
     caller: *const c_void,
 ) {
     // SAFETY: the program's argument.
-    unsafe { writes(tensor, true, caller) };
+    unsafe { writes(tensor, caller) };
     type Set = unsafe extern "C" fn(*mut c_void, *const c_void, usize, usize);
     let real = symbols::real(c"ggml_backend_tensor_set", caller);
     if !real.is_null() {
@@ -148,14 +150,14 @@ pub unsafe extern "C" fn tensor_set(
 
 /// Stands in for `ggml_backend_tensor_copy`.
 pub unsafe extern "C" fn tensor_copy(from: *mut c_void, to: *mut c_void, caller: *const c_void) {
+    COPIES.store(true, Ordering::Relaxed);
     // SAFETY: the program's argument.
-    unsafe { writes(to, false, caller) };
+    unsafe { writes(to, caller) };
     type Copy = unsafe extern "C" fn(*mut c_void, *mut c_void);
     let real = symbols::real(c"ggml_backend_tensor_copy", caller);
     if !real.is_null() {
-        COPIES.store(true, Ordering::Relaxed);
         // SAFETY: ggml's function under its own name, with the program's arguments.
         unsafe { std::mem::transmute::<*mut c_void, Copy>(real)(from, to) }
-        COPIES.store(false, Ordering::Relaxed);
     }
+    COPIES.store(false, Ordering::Relaxed);
 }

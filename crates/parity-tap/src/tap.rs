@@ -12,7 +12,7 @@ use parity_record::api::{Api, RawGraph, RawSched, RawTensor, text};
 use parity_record::describe::Reader;
 use parity_record::kept;
 use parity_record::layout::TensorLayout;
-use parity_record::recorder::BatchRow;
+use parity_record::recorder::{BatchRow, Touch};
 
 use crate::entry::{EvalCallback, unavailable};
 use crate::host;
@@ -110,13 +110,13 @@ fn guarded<T>(otherwise: T, ours: impl FnOnce() -> T) -> T {
 }
 
 /// Whether caches were written to since a pass was recorded: a flag of its own, since ggml may write to tensors while the
-/// state is locked. And whether that came from outside of it.
+/// state is locked. And whether nobody that was seen did so.
 static TOUCHED: AtomicBool = AtomicBool::new(false);
-static LOADED: AtomicBool = AtomicBool::new(false);
+static BY_NOBODY: AtomicBool = AtomicBool::new(false);
 
-/// Notes that a cache was written to otherwise than by a graph: with a state that was `loaded`, or by itself.
-pub fn touched(loaded: bool) {
-    LOADED.fetch_or(loaded, Ordering::Relaxed);
+/// Notes that a cache was written to otherwise than by a graph.
+pub fn touched(how: Touch) {
+    BY_NOBODY.fetch_or(how == Touch::ByNobody, Ordering::Relaxed);
     TOUCHED.store(true, Ordering::Relaxed);
 }
 
@@ -322,8 +322,9 @@ unsafe fn before(own: *mut c_void, sched: RawSched, graph: RawGraph) -> Option<&
     }
     let library = library(&mut state, own)?;
     if TOUCHED.swap(false, Ordering::Relaxed) {
-        let loaded = LOADED.swap(false, Ordering::Relaxed);
-        state.sides.each(|recorder| recorder.touched(loaded));
+        let by_nobody = BY_NOBODY.swap(false, Ordering::Relaxed);
+        let how = if by_nobody { Touch::ByNobody } else { Touch::ByCall };
+        state.sides.each(|recorder| recorder.touched(how));
     }
     let reader = Reader { api: &library.api, layout: &library.layout };
     if let Some(rows) = BATCH.take() {

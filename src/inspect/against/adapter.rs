@@ -1,6 +1,6 @@
 //! Adapters of low rank as PEFT saves them: named and arranged as a model file has its weights.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
 use serde::Deserialize;
@@ -9,6 +9,7 @@ use super::folder::{Folder, Stored};
 use super::names::{Part, Place, Wanted, modules, role, wanted};
 use super::sources::Heads;
 use super::view::{Order, View};
+use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
 use crate::files::{TEXT_BYTES_MAX, read};
 use crate::gguf::{Adapter, DType, Gguf, Pair, TensorInfo};
@@ -54,6 +55,27 @@ impl Config {
         // rsLoRA divides by the root of the rank (arXiv 2312.03732).
         if self.use_rslora { alpha * (rank as f32).sqrt() } else { alpha }
     }
+}
+
+/// FILE[:SCALE] as a user writes it.
+pub fn scaled(text: &str) -> (PathBuf, f32) {
+    let parted = text.rsplit_once(':').and_then(|(path, scale)| Some((path, scale.parse::<f32>().ok()?)));
+    match parted {
+        Some((path, scale)) if scale.is_finite() && !Path::new(text).exists() => (path.into(), scale),
+        _ => (text.into(), 1.0),
+    }
+}
+
+/// A model with adapters, each with its scale.
+///
+/// # Errors
+/// Those of [`adapter`].
+pub fn with_adapters(file: ModelFile, adapters: &[(PathBuf, f32)]) -> Result<ModelFile> {
+    adapters.iter().try_fold(file, |file, (path, scale)| {
+        let gguf = file.into_gguf();
+        let adapter = adapter(path, *scale, &gguf)?;
+        Ok(ModelFile::of(gguf.with_adapter(adapter)?))
+    })
 }
 
 /// Reads an adapter: a GGUF file, a safetensors file of PEFT, or the folder of one. What it adds is scaled by `strength`

@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
-pub use adapter::adapter;
+pub use adapter::{adapter, scaled, with_adapters};
 pub use adapters::compare_adapters;
 use carried::Carried;
 pub use carried::{COMMAND as RENDER_TEMPLATE, Difference, render as render_template};

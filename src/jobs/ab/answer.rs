@@ -20,7 +20,7 @@ use crate::model::diff::Whose;
 use crate::ops::bound::HEALTHY;
 use crate::report::words::{count, number};
 use crate::report::{CheckpointVerdict, Entry, Finding, FirstDivergence, LocalError, Report, Verdict};
-use crate::verdict::{Claim, File, apart};
+use crate::verdict::{Claim, File, Gap, apart};
 
 /// Two runs: A is the reference, B the candidate.
 pub struct Sides<'a> {
@@ -53,6 +53,32 @@ pub fn of_other_prompts(report: &mut Report, sides: &Sides<'_>, common: u32, no_
         "A is the reference, B the candidate; rows behind the first token that differs are of other texts"
             .to_owned(),
     );
+}
+
+/// Rows that stand behind other tokens are the finding too, where no node is: the runs did not do the same.
+pub fn add_other_contexts(report: &mut Report, sides: &Sides<'_>) {
+    let apart = Gap::of_contexts(sides.candidate.manifest(), sides.reference.manifest());
+    let Some(Gap::OtherContext(key, true)) = apart.filter(|_| report.verdict != Verdict::Divergence) else {
+        return;
+    };
+    report.verdict = Verdict::Divergence;
+    report.reason = Some(format!(
+        "the runs did not do the same: row {key} stands behind other tokens in A and in B, by what its sequence was copied or \
+         loaded from, or what was taken out of it"
+    ));
+}
+
+/// Programs that say of themselves that they failed. Where one alone does, nothing is known of what it would have gone on with.
+pub fn add_failures(report: &mut Report, sides: [&Recorded; 2]) {
+    let said = sides.iter().filter_map(|side| {
+        Some(format!("{}'s program ended with {}", side.name.to_uppercase(), side.failed.as_ref()?))
+    });
+    let said: Vec<String> = said.collect();
+    if let ([said], Verdict::Parity) = (&said[..], report.verdict) {
+        (report.verdict, report.reason) =
+            (Verdict::Undecided, Some(format!("{said}, and the other's did not")));
+    }
+    report.answer.extend(said);
 }
 
 /// The answer for runs of one prompt.

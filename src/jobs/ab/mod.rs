@@ -16,7 +16,6 @@ use parity_dump::Dump;
 
 use super::diff::{self, diff};
 use crate::compare::common_positions;
-use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
 use crate::model::diff::Whose;
 use crate::record::{self, Observe};
@@ -94,19 +93,24 @@ pub fn ab(options: &Options<'_>) -> Result<Vec<Pair>> {
 /// The answer for two runs.
 fn compare(a: &Recorded, b: &Recorded, options: &diff::Options) -> Result<Report> {
     let [mut reference, mut candidate] = [Dump::open(&a.dir)?, Dump::open(&b.dir)?];
-    let file = ModelFile::open(&a.model)?;
-    let models = [&reference, &candidate].map(|dump| dump.manifest().model.fingerprint.clone());
+    let [file, other] = [a.file()?, b.file()?];
     let prompt = a.prompt.max(b.prompt);
     let common = common_positions(candidate.tokens(), reference.tokens());
-    let mut report = match models[0] == models[1] {
-        true => diff(&mut candidate, &mut reference, Some(&file), options)?,
-        false => two_files::compare([b, a], [&mut candidate, &mut reference], options)?,
+    let apart = two_files::apart(&file, &other)?;
+    let mut report = match &apart {
+        None => diff(&mut candidate, &mut reference, Some(&file), options)?,
+        Some(_) => two_files::compare([&other, &file], [&mut candidate, &mut reference], options)?,
     };
     let sides = answer::Sides { a, b, reference: &reference, candidate: &candidate, gguf: file.gguf() };
     match common < prompt {
         true => answer::of_other_prompts(&mut report, &sides, common, options.no_text),
         false => answer::of_one_text(&mut report, &sides)?,
     }
+    if let Some(apart) = &apart {
+        two_files::add(&mut report, apart, [a, b]);
+    }
+    answer::add_other_contexts(&mut report, &sides);
+    answer::add_failures(&mut report, [a, b]);
     leave_open_other_contexts(&mut report, [a, b]);
     Ok(report)
 }

@@ -13,7 +13,6 @@ use super::unseen::{Group, group, over_rounding};
 use super::{Side, diff};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::compare::{self, Tolerances, bits, common_positions};
-use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
 use crate::jobs::audit::{self, audit};
 use crate::jobs::bitwise::execution_order;
@@ -107,7 +106,7 @@ pub fn observation(side: &Side, how: &Recording<'_>, judged: &diff::Options) -> 
             rows: judged.audit.unwrap_or_default(),
             allow_missing: judged.allow_missing,
         };
-        let report = audit(&mut Dump::open(&seen.dir)?, &ModelFile::open(&seen.model)?, &options)?;
+        let report = audit(&mut Dump::open(&seen.dir)?, &seen.file()?, &options)?;
         looking.weigh(&mut found, Some(&report))?;
         if found.steady {
             looking.search(&mut found)?;
@@ -190,7 +189,7 @@ impl<'a> Looking<'a> {
                 because(wrong)
             ));
         } else {
-            let file = ModelFile::open(&self.seen.0.model)?;
+            let file = self.seen.0.file()?;
             let over = over_rounding(&self.seen.1, &self.unseen, &file)?;
             (found.explained, found.over_bound) = (over.map(|own| own.over <= 1.0), over.map(|own| own.over));
             found.answer.push(match over {
@@ -287,7 +286,7 @@ impl<'a> Looking<'a> {
     fn leave_alone(&mut self, found: &mut Observation, nodes: &[Checkpoint], group: &Group) -> Result<()> {
         let others: Vec<Checkpoint> = nodes.iter().filter(|id| !group.alike.contains(id)).copied().collect();
         let mut dump = self.at("left", others.into_iter())?;
-        let file = ModelFile::open(&self.seen.0.model)?;
+        let file = self.seen.0.file()?;
         let options = audit::Options { allow_missing: true, ..audit::Options::default() };
         let report = audit(&mut dump, &file, &options)?;
         let left = format!(

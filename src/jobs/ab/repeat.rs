@@ -10,7 +10,6 @@ use super::side::{Recorded, Recording, record};
 use super::{Side, diff};
 use crate::checkpoint::Checkpoint;
 use crate::compare::{self, Tolerances};
-use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
 use crate::jobs::bitwise::{execution_order, first_of};
 use crate::ops::bound::HEALTHY;
@@ -171,12 +170,16 @@ fn how_often(found: &Found, id: Checkpoint, runs: usize) -> String {
 
 /// Whether rounding explains the size of what a run differs by.
 fn explained(first: &Recorded, other: &Recorded, id: Checkpoint, judged: &diff::Options) -> Result<String> {
-    let file = ModelFile::open(&first.model)?;
+    let file = first.file()?;
     let [mut candidate, mut reference] = [Dump::open(&other.dir)?, Dump::open(&first.dir)?];
     let report = diff::diff(&mut candidate, &mut reference, Some(&file), judged)?;
     let entry = report.checkpoints.iter().find(|entry| entry.id == id);
     let locals = entry.map(|entry| [&entry.local.reference, &entry.local.candidate]);
     let over = locals.map(|locals| locals.map(|local| local.as_ref().map(|local| local.over_bound)));
+    // What a step begins with is no node's result: both runs may go on rightly from it.
+    if let Some(gap) = report.gaps.first() {
+        return Ok(format!("whether rounding explains the size is not known: {gap}"));
+    }
     Ok(match over {
         Some([Some(a), Some(b)]) if a <= HEALTHY && b <= HEALTHY => {
             "rounding explains the size: both runs compute the node rightly, in an order of sums that changes from run to run \

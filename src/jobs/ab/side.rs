@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use parity_dump::Dump;
 
 use super::Side;
+use crate::dump::Graphs;
+use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
+use crate::inspect::against::with_adapters;
 use crate::record::{self, Filter, Forced, Observe, Output};
 
 /// How runs are recorded.
@@ -22,6 +25,8 @@ pub struct Recording<'a> {
     pub observe: Observe,
     /// Whether the prompt's text is left out.
     pub no_text: bool,
+    /// LoRA adapters of the programs that run with some, each with its scale.
+    pub adapters: &'a [(PathBuf, f32)],
     /// Told of each run before it begins.
     pub say: &'a dyn Fn(&str),
 }
@@ -41,11 +46,23 @@ pub struct Recorded {
     pub tokens: Vec<u32>,
     /// First position that its program chose the token of.
     pub prompt: u32,
+    /// The adapters that it ran with.
+    pub adapters: Vec<(PathBuf, f32)>,
+    /// How its program ended, where that is no success.
+    pub failed: Option<String>,
     /// Tokens that its program chose where the first side's were computed, by position.
     pub replaced: Vec<(u32, u32)>,
 }
 
 impl Recorded {
+    /// Its model, with its adapters.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or that an adapter does not fit.
+    pub fn file(&self) -> Result<ModelFile> {
+        with_adapters(ModelFile::open(&self.model)?, &self.adapters)
+    }
+
     /// Its tokens, for another run.
     pub fn forced(&self) -> Forced {
         Forced { from: self.prompt, tokens: self.tokens.clone() }
@@ -87,7 +104,10 @@ pub fn record(side: &Side, how: &Recording<'_>, forced: Option<&Forced>) -> Resu
     let dump = Dump::open(&dir)?;
     let (tokens, prompt) = (dump.tokens().to_vec(), prompt(&dump));
     let (name, command) = (side.name.clone(), side.command.clone());
-    Ok(Recorded { name, command, dir, model, tokens, prompt, replaced: summary.replaced })
+    let has_adapter = Graphs::read(&dump)?.adapter_matrix().is_some();
+    let adapters = if has_adapter { how.adapters.to_vec() } else { Vec::new() };
+    let failed = summary.program.filter(|status| !status.success()).map(record::ending);
+    Ok(Recorded { name, command, dir, model, tokens, prompt, adapters, failed, replaced: summary.replaced })
 }
 
 /// Where the prompt ends: behind the last step of more than one row. A prompt that was computed token by token looks like

@@ -1,5 +1,6 @@
 //! Queries, keys and values, their caches, and attention in both of llama.cpp's forms.
 
+use parity_graph::params::HINT_HADAMARD;
 use parity_graph::{Id, Op};
 
 use crate::checkpoint::Kind;
@@ -15,8 +16,6 @@ use parity_graph::weights;
 
 /// ggml's word for sums in f32.
 const PREC_F32: i32 = 10;
-/// ggml's word for a product by a Hadamard matrix.
-const HINT_HADAMARD: i32 = 1;
 
 /// What a family's attention has of its own.
 #[derive(Clone, Copy, Debug, Default)]

@@ -87,6 +87,7 @@ pub struct Diff {
 
 /// Compares a recorded graph with a built one.
 pub fn diff(recorded: &Graph, built: &Graph) -> Diff {
+    let reduce = if wiring::turns(recorded) == wiring::turns(built) { reduce } else { wiring::reduce_turned };
     let (a, b) = (reduce(recorded), reduce(built));
     let (first, second) = (names(recorded, &a), names(built, &b));
     let matched = matching(&a, &b, &|x, y| first[x] == second[y]);

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use parity_graph::graph::element_size;
 use parity_graph::known::{adapter_rank, is_weight};
-use parity_graph::params::{Kind as WordKind, fields};
-use parity_graph::{Graph, Id, Op};
+use parity_graph::params::{HINT_HADAMARD, Kind as WordKind, fields};
+use parity_graph::{Graph, Id, Leaf, Op};
 
 use super::parameter::{
     ADAPTER_SCALE, HEADS, KEY_HEADS, NORM_WIDTH, Parameter, QUERY_HEADS, ROPE_WIDTH, parameter,
@@ -113,8 +113,23 @@ pub struct Wiring {
 /// states of a scan are kept beside the last.
 const SILENT: [&str; 7] = ["prec", "hint", "prec_src1", "n_kv_max", "unary", "glu", "snapshots"];
 
+/// Whether any node turns columns of heads by a matrix.
+pub fn turns(graph: &Graph) -> bool {
+    graph.computed().any(|id| turns_by(graph, id).is_some())
+}
+
 /// Reduces a graph.
 pub fn reduce(graph: &Graph) -> Wiring {
+    reduced(graph, &BTreeSet::new())
+}
+
+/// [`reduce`] of a graph that is compared with one whose cache is of numbers, where heads are turned before a cache of blocks and
+/// back behind it: that is another form of the same.
+pub fn reduce_turned(graph: &Graph) -> Wiring {
+    reduced(graph, &turned_back(graph, &plain_attention(graph)))
+}
+
+fn reduced(graph: &Graph, turned: &BTreeSet<Id>) -> Wiring {
     let (whole, gated, adapted) = (plain_attention(graph), plain_gate(graph), adapter_sums(graph));
     let attention = whole.iter().flatten().flat_map(|&[scores, probs]| [scores, probs]);
     let partial = adapted.values().flat_map(|sum| sum.absorbed.iter().copied());
@@ -122,7 +137,7 @@ pub fn reduce(graph: &Graph) -> Wiring {
     let mut place: Vec<Option<usize>> = vec![None; graph.tensors.len()];
     let mut nodes: Vec<Node> = Vec::new();
     for id in graph.computed() {
-        if is_moved(graph, id) || absorbed.contains(&id) {
+        if is_moved(graph, id) || absorbed.contains(&id) || turned.contains(&id) {
             continue;
         }
         let (op, slots, settings) = match whole[id] {
@@ -134,7 +149,7 @@ pub fn reduce(graph: &Graph) -> Wiring {
             },
         };
         let sources: Vec<Option<Source>> =
-            slots.iter().map(|slot| slot.map(|src| resolve(graph, &place, src, id))).collect();
+            slots.iter().map(|slot| slot.map(|src| resolve(graph, turned, &place, src, id))).collect();
         let numbers = numbers(graph, settings.unwrap_or(id), &op, &slots);
         for (slot, source) in sources.iter().enumerate() {
             if let Some(Source { from: From::Node(node), .. }) = source {
@@ -175,6 +190,52 @@ fn plain_attention(graph: &Graph) -> Vec<Option<[Id; 2]>> {
         (!weights).then_some([scores, probs])
     };
     (0..graph.tensors.len()).map(find).collect()
+}
+
+/// The matrix by which a node turns columns of heads, where it does: an input, which is its own inverse.
+fn turns_by(graph: &Graph, id: Id) -> Option<Id> {
+    let tensor = graph.get(id);
+    let word = fields(&tensor.op).iter().find(|field| field.name == "hint")?.word;
+    let matrix = graph.src(id, 0)?;
+    (!graph.is_leaf(id) && tensor.op == Op::MulMat && tensor.params.int(word) == HINT_HADAMARD)
+        .then_some(matrix)
+        .filter(|matrix| graph.leaf(*matrix) == Some(Leaf::Input))
+}
+
+/// The nodes that turn heads before a cache of blocks and undo it behind: queries and keys by one matrix, which their products do
+/// not show, or values and contexts by one.
+fn turned_back(graph: &Graph, whole: &[Option<[Id; 2]>]) -> BTreeSet<Id> {
+    let turns: BTreeMap<Id, Id> =
+        graph.computed().filter_map(|id| Some((id, turns_by(graph, id)?))).collect();
+    let (mut out, nowhere) = (BTreeSet::new(), vec![None; graph.tensors.len()]);
+    if turns.is_empty() {
+        return out;
+    }
+    // What moves is walked through, to the node that computed it.
+    let came_from =
+        |src: Id, reader: Id| walk(graph, &BTreeSet::new(), &nowhere, src, reader, &mut |_, _| ());
+    let mut read: BTreeMap<Id, Vec<Id>> = BTreeMap::new();
+    for id in graph.computed().filter(|&id| !is_moved(graph, id)) {
+        graph.sources(id).for_each(|src| read.entry(came_from(src, id)).or_default().push(id));
+    }
+    for id in graph.computed() {
+        let slots = match whole[id] {
+            Some([scores, probs]) => attention_slots(graph, id, scores, probs),
+            None if graph.get(id).op == Op::FlashAttn => graph.get(id).srcs.clone(),
+            None => continue,
+        };
+        let [Some(q), Some(k), Some(v), ..] = slots[..] else { continue };
+        let [q, k, v] = [q, k, v].map(|src| came_from(src, id));
+        let matrix = |id: &Id| turns.get(id);
+        if matrix(&q).is_some() && matrix(&q) == matrix(&k) {
+            out.extend([q, k]);
+        }
+        let readers = read.get(&id).map_or(&[][..], Vec::as_slice);
+        if matrix(&v).is_some() && readers.iter().all(|reader| matrix(reader) == matrix(&v)) {
+            out.extend(readers.iter().chain([&v]));
+        }
+    }
+    out
 }
 
 /// By node: the SILU of a gate that it multiplies with, as releases before SWIGLU was an op of its own did.
@@ -263,33 +324,51 @@ fn numbers(graph: &Graph, id: Id, op: &Op, slots: &[Option<Id>]) -> Vec<(Paramet
 }
 
 /// Where the values of `src` come from, as node `reader` sees it.
-fn resolve(graph: &Graph, place: &[Option<usize>], src: Id, reader: Id) -> Source {
-    let (mut id, mut parts) = (src, Vec::new());
-    // Every step goes to a source or a writer that stands before; foreign data may go in a circle.
-    for _ in 0..graph.tensors.len() {
-        if graph.is_leaf(id) {
-            match written(graph, id, reader) {
-                Some(written) => {
-                    parts.clear();
-                    id = written;
-                    continue;
-                }
-                None => break,
-            }
-        }
-        if place[id].is_some() {
-            break;
-        }
-        let Some(next) = graph.src(id, 0).filter(|_| is_moved(graph, id)) else { break };
-        parts.extend(part(graph, id, next));
-        id = next;
-    }
+fn resolve(graph: &Graph, turned: &BTreeSet<Id>, place: &[Option<usize>], src: Id, reader: Id) -> Source {
+    let mut parts = Vec::new();
+    let id = walk(graph, turned, place, src, reader, &mut |id, next| match next {
+        Some(next) => parts.extend(part(graph, id, next)),
+        None => parts.clear(),
+    });
     let from = match place[id] {
         Some(node) => From::Node(node),
         None if is_weight(&graph.get(id).name) => From::Weight(graph.get(id).name.clone()),
         None => From::Input(id),
     };
     Source { from, parts }
+}
+
+/// The tensor that the values of `src` are those of, as node `reader` sees it. `step` is told of each tensor on the way and of what
+/// it moves; of none where that is what was written into a leaf.
+fn walk(
+    graph: &Graph,
+    turned: &BTreeSet<Id>,
+    place: &[Option<usize>],
+    src: Id,
+    reader: Id,
+    step: &mut dyn FnMut(Id, Option<Id>),
+) -> Id {
+    let mut id = src;
+    // Every step goes to a source or a writer that stands before; foreign data may go in a circle.
+    for _ in 0..graph.tensors.len() {
+        if graph.is_leaf(id) {
+            let Some(written) = written(graph, id, reader) else { break };
+            step(id, None);
+            id = written;
+            continue;
+        }
+        if place[id].is_some() {
+            break;
+        }
+        let next = match turned.contains(&id) {
+            true => graph.src(id, 1),
+            false => graph.src(id, 0).filter(|_| is_moved(graph, id)),
+        };
+        let Some(next) = next else { break };
+        step(id, Some(next));
+        id = next;
+    }
+    id
 }
 
 /// What was written last into a leaf before `reader` reads it. Texts from before the memory of copies was written

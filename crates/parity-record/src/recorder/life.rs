@@ -22,6 +22,17 @@ pub struct BatchRow {
     pub sequences: Vec<u32>,
 }
 
+/// Who wrote to a cache, other than a recorded pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// A call that is an event itself.
+    ByCall,
+    /// A pass that was not recorded, or not computed to its end.
+    ByLostPass,
+    /// Nobody that was seen.
+    ByNobody,
+}
+
 /// What is known of the recorded context.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Context {
@@ -33,8 +44,8 @@ pub(super) struct Context {
     touched: bool,
     /// Whether it was filled with zeros.
     zeros: bool,
-    /// Whether that came from outside of it: nothing is known then of what its cells hold.
-    loaded: bool,
+    /// Who did so beside the calls that were noted.
+    by: Option<Touch>,
     /// How many rows were recorded.
     rows: u32,
     /// Whether there are rows of which nobody said the sequences.
@@ -75,9 +86,15 @@ impl Context {
         if self.unknown { "unknown" } else { "of the program's batches" }.to_owned()
     }
 
-    /// Whether a state was loaded since this was asked last.
-    pub(super) fn was_loaded(&mut self) -> bool {
-        std::mem::take(&mut self.loaded)
+    /// That a cache was written to by no call that is an event, if that is so since this was asked last. Where the program's
+    /// calls are not seen, it may have loaded a state.
+    pub(super) fn unsaid(&mut self) -> Option<Event> {
+        let call = match self.by.take()? {
+            Touch::ByCall => return None,
+            Touch::ByNobody if !self.unknown => "write",
+            Touch::ByLostPass | Touch::ByNobody => "load",
+        };
+        Some(Event { call: call.to_owned(), arguments: Vec::new() })
     }
 
     /// Numbers of `n` rows more.
@@ -116,6 +133,7 @@ impl Recorder {
     /// Notes what the program does with its context, and whether that fills the caches with `zeros`.
     pub fn event(&mut self, call: &str, arguments: &[i64], zeros: bool) {
         self.context.zeros |= zeros && self.context.rows > 0;
+        self.context.touched |= call == "load";
         let sequence = |at: usize| arguments.get(at).and_then(|id| u32::try_from(*id).ok());
         let next = &mut self.context.next;
         match (call, sequence(0), sequence(1)) {
@@ -133,11 +151,13 @@ impl Recorder {
         self.context.events.push(Event { call: call.to_owned(), arguments: arguments.to_vec() });
     }
 
-    /// Notes that a cache was written to otherwise than by a recorded pass: the next one begins with all that it holds. With a
-    /// state that was `loaded` nobody knows of which positions that is.
-    pub fn touched(&mut self, loaded: bool) {
+    /// Notes that a cache was written to otherwise than by a recorded pass: the next one begins with all that it holds.
+    pub fn touched(&mut self, how: Touch) {
         self.context.touched = true;
-        self.context.loaded |= loaded;
+        // What nobody says weighs more than what was lost.
+        if how == Touch::ByNobody || how == Touch::ByLostPass && self.context.by.is_none() {
+            self.context.by = Some(how);
+        }
     }
 
     /// Positions of a pass whose graph is not given any, (T,).
@@ -195,7 +215,7 @@ impl Recorder {
     /// Takes back the rows of a pass that was not computed to its end.
     pub(super) fn drop_rows(&mut self, n: usize) {
         self.context.rows = self.context.rows.saturating_sub(n as u32);
-        self.touched(true);
+        self.touched(Touch::ByLostPass);
     }
 
     /// What the caches hold before a pass, by name, where they were written to out of sight.
