@@ -72,6 +72,9 @@ pub struct Args {
     /// Find out whether looking at nodes changes the logits of side A
     #[arg(long, conflicts_with_all = ["b", "b_env", "b_program", "b_libs", "repeat"])]
     observation: bool,
+    /// Look at one sequence alone: of several on a side, and the only one of the other
+    #[arg(long, value_name = "N", conflicts_with_all = ["repeat", "observation"])]
+    sequence: Option<u32>,
     /// Keep the recordings: DIR/a, DIR/b, DIR/b2
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
@@ -186,7 +189,13 @@ fn judged(args: &Args, sides: &[Side], dir: &Path, folder: Option<Folder>) -> Re
         args.output_args.show(&found, |_| found.render())?;
         return Ok(found.verdict());
     }
-    let pairs = ab(&Options { sides, recording: &recording, judged: &judged, unseen: !args.no_verify })?;
+    let pairs = ab(&Options {
+        sides,
+        recording: &recording,
+        judged: &judged,
+        sequence: args.sequence,
+        unseen: !args.no_verify,
+    })?;
     let worst = [Verdict::Divergence, Verdict::Undecided];
     let verdict = worst.into_iter().find(|verdict| pairs.iter().any(|pair| pair.report.verdict == *verdict));
     let mut reports: Vec<(String, Report)> = pairs.into_iter().map(|pair| (pair.name, pair.report)).collect();

@@ -145,6 +145,10 @@ impl Recording for Dump {
         self.manifest()
     }
 
+    fn tokens(&self) -> &[u32] {
+        self.tokens()
+    }
+
     fn checkpoints(&self) -> Vec<Checkpoint> {
         self.checkpoints().collect()
     }

@@ -96,7 +96,7 @@ pub fn diff(
     let mut gaps = verdict::gaps(tokens_of(sides.candidate), tokens_of(sides.reference));
     gaps.extend(Gap::of_dump("candidate", sides.candidate));
     gaps.extend(Gap::of_dump("reference", sides.reference));
-    gaps.extend(Gap::of_contexts(sides.candidate.manifest(), sides.reference.manifest()));
+    gaps.extend(Gap::of_contexts(sides.candidate, sides.reference));
     let Some(file) = file else {
         let mut report = by_numbers(&sides, None, gaps, options);
         graphs::weigh_recorded(sides.candidate, sides.reference, &mut report)?;

@@ -65,7 +65,7 @@ pub fn diff(candidate: &Dump, reference: &Dump, options: &Options) -> Result<Rep
         .into_iter()
         .chain(Gap::of_end("candidate", candidate))
         .chain(Gap::of_end("reference", reference))
-        .chain(Gap::of_contexts(candidate.manifest(), reference.manifest()))
+        .chain(Gap::of_contexts(candidate, reference))
         .collect();
     refuse_gaps(&mut report, &gaps, options.allow_missing);
     Ok(report)

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::cells::are_seen;
-use parity_dump::{Event, Manifest, RowKey, Step};
+use parity_dump::{Dump, Event, Manifest, RowKey, Step};
 
 /// What a sequence holds: by position its token, and a hash of all up to it.
 #[derive(Clone, Debug, Default)]
@@ -154,8 +154,10 @@ impl Context {
 
 /// By key of its rows: what stands before each; nothing of a recording whose calls were not seen.
 fn of(manifest: &Manifest) -> HashMap<RowKey, Before> {
-    let Some(keys) = manifest.row_keys().filter(|_| are_seen(manifest)) else { return HashMap::new() };
-    let (mut context, mut out) = (Context::default(), HashMap::new());
+    if !are_seen(manifest) {
+        return HashMap::new();
+    }
+    let (mut context, mut out, keys) = (Context::default(), HashMap::new(), manifest.keys());
     for step in &manifest.steps {
         step.life.events.iter().for_each(|event| context.event(event));
         let tokens = step.positions.iter().map(|row| manifest.tokens.get(*row as usize).copied());
@@ -169,14 +171,18 @@ fn of(manifest: &Manifest) -> HashMap<RowKey, Before> {
 
 /// The first row that the sides computed behind other tokens, and whether that is known, or one of them went on from a state of
 /// which nobody knows what it was saved of.
-pub(super) fn first_apart(candidate: &Manifest, reference: &Manifest) -> Option<(RowKey, bool)> {
-    let (ours, theirs) = (of(candidate), of(reference));
-    let keys = reference.row_keys()?;
+pub(super) fn first_apart(candidate: &Dump, reference: &Dump) -> Option<(RowKey, bool)> {
+    let (of_reference, candidate) = (reference.manifest(), candidate.manifest());
+    if !candidate.has_life() && !of_reference.has_life() {
+        return None;
+    }
+    let (ours, theirs) = (of(candidate), of(of_reference));
     let apart = |key: RowKey| {
         let (ours, theirs) = (ours.get(&key)?, theirs.get(&key)?);
         (ours.hash != theirs.hash).then_some((key, !ours.from_elsewhere && !theirs.from_elsewhere))
     };
-    keys.into_iter().find_map(apart)
+    let keys = of_reference.keys().into_iter().zip(0..);
+    keys.filter(|(_, row)| reference.is_chosen(Some(*row))).find_map(|(key, _)| apart(key))
 }
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ impl Gap {
     }
 
     /// That rows of the sides are of one key and stand behind other tokens.
-    pub fn of_contexts(candidate: &Manifest, reference: &Manifest) -> Option<Gap> {
+    pub fn of_contexts(candidate: &Dump, reference: &Dump) -> Option<Gap> {
         contexts::first_apart(candidate, reference).map(|(key, known)| Gap::OtherContext(key, known))
     }
 

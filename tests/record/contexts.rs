@@ -50,6 +50,25 @@ fn a_row_that_stands_behind_other_tokens_is_no_other_run_of_the_same() {
 }
 
 #[test]
+fn a_sequence_alone_is_compared_with_itself_among_others() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (libraries, model) = (libraries.to_str().unwrap(), model("F16"));
+    let words = [libraries, &model, "{}"];
+    let alone = "'b0:5 b0:1 b0:1' 3 17 91 42 8 12 64";
+    let of = |b: &str| {
+        let flags = ["--sequence", "1", "--own-rows", "--a", alone, "--b", b];
+        ab(&flags, &words, &[("DRIVER_SEQUENCES", "2")])
+    };
+    // The second of two sequences, which are decoded side by side.
+    let (code, report) = of("'b0:4,1:5 b1:1,0:1 b1:1,0:1' 7 9 11 22 3 17 91 42 8 12 33 64 44");
+    assert_eq!(code, 0, "{report:#}");
+    assert!(report["coverage"]["rows_compared"].as_u64().is_some_and(|rows| rows > 0), "{report:#}");
+    let (code, report) = of("'b0:4,1:5 b1:1,0:1 b1:1,0:1' 7 9 11 22 3 17 91 43 8 12 33 64 44");
+    assert_eq!(code, 1, "{report:#}");
+    assert!(reason(&report).contains("not the same tokens: the first 3 are"), "{report:#}");
+}
+
+#[test]
 fn a_state_that_nobody_is_seen_to_write_leaves_the_answer_open() {
     let Some(libraries) = libraries(LIBRARIES) else { return };
     let dir = tempfile::tempdir().unwrap();

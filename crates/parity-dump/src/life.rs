@@ -55,6 +55,13 @@ impl fmt::Display for Event {
     }
 }
 
+/// The rows of a dump that are looked at.
+pub(crate) struct Chosen {
+    rows: HashSet<u32>,
+    /// By number of a row: its token, 0 of one that is not looked at.
+    pub(crate) tokens: Vec<u32>,
+}
+
 /// Which row it is, whatever the steps that it was computed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RowKey {
@@ -101,21 +108,27 @@ impl Manifest {
         self.is_numbered().then(|| self.keys())
     }
 
+    /// Whether there is more than one text to follow: rows of several sequences, positions that repeat, or calls in between.
+    pub fn has_life(&self) -> bool {
+        self.is_numbered() || self.steps.iter().any(|step| step.life != Life::default())
+    }
+
     /// Which rows the numbers of a numbered dump are, in words: the first `most` runs of them.
     pub fn rows_in_words(&self, most: usize) -> Option<String> {
-        let keys = self.row_keys()?;
-        let follows = |a: &RowKey, b: &RowKey| {
+        let there: HashSet<u32> = self.steps.iter().flat_map(|step| step.positions.iter().copied()).collect();
+        let keys = self.row_keys()?.into_iter().zip(0..);
+        let keys: Vec<(RowKey, u32)> = keys.filter(|(_, number)| there.contains(number)).collect();
+        let follows = |(a, number): &(RowKey, u32), (b, next): &(RowKey, u32)| {
             (a.sequence, a.position + 1, a.occurrence) == (b.sequence, b.position, b.occurrence)
+                && number + 1 == *next
         };
-        let mut first = 0;
         let runs: Vec<String> = keys
             .chunk_by(follows)
-            .map(|run| {
-                let (number, last) = (first, first + run.len() - 1);
-                first = last + 1;
-                match run {
-                    [one] => format!("{number} is {one}"),
-                    _ => format!("{number} to {last} are {} to {}", run[0], run[run.len() - 1]),
+            .map(|run| match run {
+                [(key, number)] => format!("{number} is {key}"),
+                _ => {
+                    let [(key, number), (last_key, last)] = [run[0], run[run.len() - 1]];
+                    format!("{number} to {last} are {key} to {last_key}")
                 }
             })
             .collect();
@@ -123,7 +136,8 @@ impl Manifest {
         Some(format!("{}{more}", runs[..runs.len().min(most)].join(", ")))
     }
 
-    fn keys(&self) -> Vec<RowKey> {
+    /// The key of each row, by its number.
+    pub fn keys(&self) -> Vec<RowKey> {
         let rows = self.steps.iter().flat_map(|step| {
             let key = |(row, &position)| (step.sequences_of(row).first().copied(), position);
             step.positions.iter().copied().zip(step.at().iter().enumerate().map(key))
@@ -228,8 +242,27 @@ impl Dump {
                 .expected_found(format!("one of {known:?}"), sequence)
                 .hint("parity inspect DUMP shows the sequences of a dump"));
         }
-        self.chosen = Some(chosen);
+        self.choose(chosen);
         Ok(())
+    }
+
+    /// Looks at these rows alone: tokens of others are no part of the text.
+    fn choose(&mut self, rows: HashSet<u32>) {
+        let behind = rows.iter().max().map_or(0, |last| *last as usize + 1);
+        let tokens = self.manifest.tokens.iter().take(behind).zip(0..);
+        let tokens = tokens.map(|(token, row)| if rows.contains(&row) { *token } else { 0 }).collect();
+        self.chosen = Some(Chosen { rows, tokens });
+    }
+
+    /// Calls the sequence of a dump that has one alone by this id, as another dump has it.
+    pub fn call_sequence(&mut self, id: u32) {
+        let steps = &mut self.manifest.steps;
+        let rows =
+            |step: &Step| (0..step.positions.len()).map(|row| step.sequences_of(row).to_vec()).collect();
+        let all: BTreeSet<Vec<u32>> = steps.iter().flat_map(|step| -> Vec<Vec<u32>> { rows(step) }).collect();
+        if all.len() == 1 && !all.contains(&vec![id]) {
+            steps.iter_mut().for_each(|step| step.life.sequences = vec![vec![id]; step.positions.len()]);
+        }
     }
 
     /// Whether a row, by its number, is of the sequence that is looked at; `None` asks whether all are.
@@ -237,7 +270,7 @@ impl Dump {
         match (&self.chosen, row) {
             (None, _) => true,
             (Some(_), None) => false,
-            (Some(chosen), Some(row)) => chosen.contains(&row),
+            (Some(chosen), Some(row)) => chosen.rows.contains(&row),
         }
     }
 
@@ -280,7 +313,9 @@ impl Dump {
         for recorded in self.tensors.values_mut() {
             recorded.rows.iter_mut().for_each(|row| of(&mut row.0));
         }
-        self.chosen = self.chosen.take().map(|rows| rows.into_iter().map(renumbered).collect());
+        if let Some(chosen) = self.chosen.take() {
+            self.choose(chosen.rows.into_iter().map(renumbered).collect());
+        }
         self.sort_rows();
     }
 }

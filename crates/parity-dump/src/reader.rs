@@ -3,7 +3,7 @@
 //! Rows are token positions: the steps of a dump are laid side by side, so that a position is one row
 //! of a checkpoint whether it was computed in a prefill, in a chunk or as one decode step.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -14,6 +14,7 @@ use crate::dtype::Element;
 use crate::error::DumpError;
 use crate::files::{element_of, map_file, read_manifest, unreadable};
 use crate::leaves::LeafPart;
+use crate::life::Chosen;
 use crate::manifest::{LEAF_PREFIX, Manifest};
 use crate::orders::Orders;
 use crate::packed::{ZSTD_SHUFFLE, map_step};
@@ -34,7 +35,7 @@ pub struct Dump {
     /// Checkpoints whose rows are read in another order than they lie in.
     pub(crate) orders: Orders,
     /// Numbers of the rows that are looked at, where not all are.
-    pub(crate) chosen: Option<HashSet<u32>>,
+    pub(crate) chosen: Option<Chosen>,
 }
 
 impl Dump {
@@ -218,9 +219,9 @@ impl Dump {
         &self.manifest
     }
 
-    /// Token at each position.
+    /// Token at each position; 0 of rows that are not looked at.
     pub fn tokens(&self) -> &[u32] {
-        &self.manifest.tokens
+        self.chosen.as_ref().map_or(&self.manifest.tokens, |chosen| &chosen.tokens)
     }
 
     /// Tensors whose names are no checkpoint ids.

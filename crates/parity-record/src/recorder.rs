@@ -22,6 +22,7 @@ use parity_graph::{Graph, text as graph_text};
 use crate::api::{RawGraph, RawSched, RawTensor};
 use crate::describe::{Described, Reader};
 use crate::filter::Filter;
+use crate::forced::Forced;
 use crate::gather::Gather;
 use crate::hashes::Hashes;
 use crate::inject::Injection;
@@ -173,11 +174,12 @@ impl Recorder {
             self.written.fill(None);
             self.graphs_written = 0;
             self.forget_rows();
+            self.options.forced.iter_mut().for_each(Forced::begin_again);
         }
         // SAFETY: by the caller's promise; the leaf holds the tokens.
         let (numbers, life) = unsafe {
             let rows = self.rows(reader, (described, mapping), &own, &positions);
-            self.force(reader, described.address[tokens], (&mut own, &rows.0));
+            self.force(reader, described.address[tokens], (&mut own, &rows.0, &rows.1));
             rows
         };
         // SAFETY: as above.

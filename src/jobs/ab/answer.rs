@@ -57,7 +57,7 @@ pub fn of_other_prompts(report: &mut Report, sides: &Sides<'_>, common: u32, no_
 
 /// Rows that stand behind other tokens are the finding too, where no node is: the runs did not do the same.
 pub fn add_other_contexts(report: &mut Report, sides: &Sides<'_>) {
-    let apart = Gap::of_contexts(sides.candidate.manifest(), sides.reference.manifest());
+    let apart = Gap::of_contexts(sides.candidate, sides.reference);
     let Some(Gap::OtherContext(key, true)) = apart.filter(|_| report.verdict != Verdict::Divergence) else {
         return;
     };

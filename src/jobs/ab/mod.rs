@@ -45,6 +45,8 @@ pub struct Options<'a> {
     pub recording: &'a Recording<'a>,
     /// How they are judged.
     pub judged: &'a diff::Options,
+    /// The sequence that is looked at alone; in a run of one sequence, that.
+    pub sequence: Option<u32>,
     /// Whether each run is computed once more with nobody looking.
     pub unseen: bool,
 }
@@ -75,7 +77,7 @@ pub fn ab(options: &Options<'_>) -> Result<Vec<Pair>> {
     let mut pairs = Vec::new();
     for b in others {
         let second = side::record(b, options.recording, Some(&first.forced()))?;
-        let mut report = compare(&first, &second, options.judged)?;
+        let mut report = compare(&first, &second, options)?;
         if looks {
             let healthy = answer::are_healthy(&report);
             let looked = |side, run, healthy| of_side(side, options.recording, run, healthy);
@@ -91,8 +93,17 @@ pub fn ab(options: &Options<'_>) -> Result<Vec<Pair>> {
 }
 
 /// The answer for two runs.
-fn compare(a: &Recorded, b: &Recorded, options: &diff::Options) -> Result<Report> {
+fn compare(a: &Recorded, b: &Recorded, options: &Options<'_>) -> Result<Report> {
     let [mut reference, mut candidate] = [Dump::open(&a.dir)?, Dump::open(&b.dir)?];
+    if let Some(id) = options.sequence {
+        for dump in [&mut reference, &mut candidate] {
+            dump.call_sequence(id);
+            dump.choose_sequence(id)?;
+        }
+    }
+    candidate.number_as(reference.manifest());
+    let [a, b] = &[a.read_as(&reference), b.read_as(&candidate)];
+    let options = options.judged;
     let [file, other] = [a.file()?, b.file()?];
     let prompt = a.prompt.max(b.prompt);
     let common = common_positions(candidate.tokens(), reference.tokens());

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use parity_dump::Dump;
+use parity_dump::{Dump, Step};
+use parity_record::forced::Computed;
 
 use super::Side;
 use crate::dump::Graphs;
@@ -44,8 +45,10 @@ pub struct Recorded {
     pub model: PathBuf,
     /// (T,) tokens.
     pub tokens: Vec<u32>,
-    /// First position that its program chose the token of.
+    /// Number of the first row that its program chose the token of.
     pub prompt: u32,
+    /// Its rows, with the tokens that its program chose.
+    rows: Vec<Computed>,
     /// The adapters that it ran with.
     pub adapters: Vec<(PathBuf, f32)>,
     /// How its program ended, where that is no success.
@@ -63,9 +66,14 @@ impl Recorded {
         with_adapters(ModelFile::open(&self.model)?, &self.adapters)
     }
 
+    /// The same, with the rows of its dump that are looked at, in their numbers.
+    pub fn read_as(&self, dump: &Dump) -> Recorded {
+        Recorded { tokens: dump.tokens().to_vec(), prompt: prompt(dump), ..self.clone() }
+    }
+
     /// Its tokens, for another run.
     pub fn forced(&self) -> Forced {
-        Forced { from: self.prompt, tokens: self.tokens.clone() }
+        Forced::new(self.rows.clone())
     }
 }
 
@@ -103,19 +111,49 @@ pub fn record(side: &Side, how: &Recording<'_>, forced: Option<&Forced>) -> Resu
     })?;
     let dump = Dump::open(&dir)?;
     let (tokens, prompt) = (dump.tokens().to_vec(), prompt(&dump));
+    let rows = computed(&dump, prompt);
     let (name, command) = (side.name.clone(), side.command.clone());
     let has_adapter = Graphs::read(&dump)?.adapter_matrix().is_some();
     let adapters = if has_adapter { how.adapters.to_vec() } else { Vec::new() };
     let failed = summary.program.filter(|status| !status.success()).map(record::ending);
-    Ok(Recorded { name, command, dir, model, tokens, prompt, adapters, failed, replaced: summary.replaced })
+    Ok(Recorded {
+        name,
+        command,
+        dir,
+        model,
+        tokens,
+        prompt,
+        rows,
+        adapters,
+        failed,
+        replaced: summary.replaced,
+    })
+}
+
+/// The rows of a dump, in the order in which they were computed.
+fn computed(dump: &Dump, prompt: u32) -> Vec<Computed> {
+    let manifest = dump.manifest();
+    let of_step = |step: &'_ Step| {
+        let token = |number: u32| manifest.tokens.get(number as usize).copied().filter(|_| number >= prompt);
+        let rows = step.positions.iter().zip(step.at()).enumerate();
+        let row = |(row, (&number, &at)): (usize, (&u32, &u32))| {
+            (step.sequences_of(row).first().copied().unwrap_or(0), at, token(number))
+        };
+        rows.map(row).collect::<Vec<Computed>>()
+    };
+    manifest.steps.iter().flat_map(of_step).collect()
 }
 
 /// Where the prompt ends: behind the last step of more than one row. A prompt that was computed token by token looks like
 /// an answer from its second token on.
 fn prompt(dump: &Dump) -> u32 {
     let steps = &dump.manifest().steps;
-    let behind = steps.iter().rev().find(|step| step.positions.len() > 1).or(steps.first());
-    behind.and_then(|step| step.positions.last()).map_or(0, |last| last + 1)
+    let rows =
+        |step: &'_ Step| step.positions.iter().filter(|row| dump.is_chosen(Some(**row))).copied().collect();
+    let mut steps = steps.iter().map(|step| -> Vec<u32> { rows(step) }).filter(|rows| !rows.is_empty()).rev();
+    let first = steps.clone().last();
+    let behind = steps.find(|rows| rows.len() > 1).or(first);
+    behind.and_then(|rows| rows.last().copied()).map_or(0, |last| last + 1)
 }
 
 /// `LD_LIBRARY_PATH` with a folder before what is in it.

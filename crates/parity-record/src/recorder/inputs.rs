@@ -1,5 +1,7 @@
 //! What a pass is computed of: its tokens and positions, and another run's token in the place of the program's.
 
+use parity_dump::Life;
+
 use super::Recorder;
 use crate::api::{RawSched, RawTensor};
 use crate::describe::{Described, Reader};
@@ -41,14 +43,17 @@ impl Recorder {
     /// # Safety
     /// `leaf` holds the ids of the tokens of a pass that is about to be computed.
     pub(super) unsafe fn force(
-        &self,
+        &mut self,
         reader: Reader<'_>,
         leaf: RawTensor,
-        (tokens, numbers): (&mut [u32], &[u32]),
+        (tokens, numbers, life): (&mut [u32], &[u32], &Life),
     ) {
-        let Some(forced) = &self.options.forced else { return };
+        let Some(forced) = &mut self.options.forced else { return };
+        let at = if life.at.is_empty() { numbers } else { &life.at };
+        let sequence = |row: usize| life.sequences.get(row).and_then(|ids| ids.first()).copied().unwrap_or(0);
+        let rows: Vec<(u32, u32)> = at.iter().enumerate().map(|(row, at)| (sequence(row), *at)).collect();
         // SAFETY: by the caller's promise.
-        if let Some(own) = unsafe { forced.put(reader.api, leaf, tokens, numbers) } {
+        if let Some(own) = unsafe { forced.put(reader.api, leaf, tokens, &rows) } {
             self.host.status("replaced", &format!("{} {own}", numbers[0]));
         }
     }
