@@ -21,7 +21,7 @@ use crate::model::spelt;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::record::import::is_partial;
 use crate::report::detail::{Detail, GRID, detail};
-use crate::report::{Report, Verdict};
+use crate::report::Report;
 use crate::select::Selection;
 use crate::verdict::numbers::{self, Parts};
 use crate::verdict::{self, Gap};
@@ -368,9 +368,8 @@ pub(super) fn numerics_of(dump: &Dump) -> Numerics {
 
 /// Nothing compared is no parity.
 fn refuse_nothing(report: &mut Report, compared: bool) {
-    if !compared && report.verdict != Verdict::Divergence {
-        report.verdict = Verdict::Undecided;
-        report.reason = Some("nothing was compared".to_owned());
+    if !compared {
+        report.cannot_be_judged("nothing was compared".to_owned());
     }
 }
 

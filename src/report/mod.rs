@@ -200,6 +200,27 @@ impl Report {
         (self.verdict, self.reason, self.first_divergence) = (Verdict::Divergence, None, Some(first));
     }
 
+    /// Makes it a divergence that is no node's, unless it is one already.
+    pub fn diverge_by(&mut self, reason: String) {
+        if self.verdict != Verdict::Divergence {
+            (self.verdict, self.reason) = (Verdict::Divergence, Some(reason));
+        }
+    }
+
+    /// Leaves the answer open for a reason that parity does not outweigh; whatever else it is stays.
+    pub fn leave_open(&mut self, reason: String) {
+        if self.verdict == Verdict::Parity {
+            (self.verdict, self.reason) = (Verdict::Undecided, Some(reason));
+        }
+    }
+
+    /// Says that it could not be judged, unless it is a divergence: the reason stands in the place of any other.
+    pub fn cannot_be_judged(&mut self, reason: String) {
+        if self.verdict != Verdict::Divergence {
+            (self.verdict, self.reason) = (Verdict::Undecided, Some(reason));
+        }
+    }
+
     /// Adds a node to those with a fault of their own, in execution order; one that was not looked at comes first.
     pub fn originates(&mut self, id: Checkpoint) {
         let place = |id: Checkpoint| self.checkpoints.iter().position(|entry| entry.id == id);

@@ -81,9 +81,8 @@ pub fn weigh_pooled(report: &mut Report, [candidate, reference]: [&Dump; 2]) {
         Whose::Candidate,
         Whose::Reference
     );
-    if report.verdict == Verdict::Divergence {
-        report.notes.push(said);
-        return;
+    match report.verdict {
+        Verdict::Divergence => report.notes.push(said),
+        Verdict::Parity | Verdict::Undecided => report.diverge_by(said),
     }
-    (report.verdict, report.reason) = (Verdict::Divergence, Some(said));
 }

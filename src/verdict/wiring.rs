@@ -211,7 +211,7 @@ fn between(report: &mut Report, candidate: &Claim<'_>, reference: &Claim<'_>, un
     }
     let text = format!("the graphs of the two sides are not the same: {}", first.said());
     match report.verdict {
-        Verdict::Parity => (report.verdict, report.reason) = (Verdict::Undecided, Some(text)),
+        Verdict::Parity => report.leave_open(text),
         Verdict::Divergence | Verdict::Undecided => report.notes.push(text),
     }
 }

@@ -58,14 +58,12 @@ pub fn of_other_prompts(report: &mut Report, sides: &Sides<'_>, common: u32, no_
 /// Rows that stand behind other tokens are the finding too, where no node is: the runs did not do the same.
 pub fn add_other_contexts(report: &mut Report, sides: &Sides<'_>) {
     let apart = Gap::of_contexts(sides.candidate, sides.reference);
-    let Some(Gap::OtherContext(key, true)) = apart.filter(|_| report.verdict != Verdict::Divergence) else {
-        return;
-    };
-    report.verdict = Verdict::Divergence;
-    report.reason = Some(format!(
-        "the runs did not do the same: row {key} stands behind other tokens in A and in B, by what its sequence was copied or \
-         loaded from, or what was taken out of it"
-    ));
+    if let Some(Gap::OtherContext(key, true)) = apart {
+        report.diverge_by(format!(
+            "the runs did not do the same: row {key} stands behind other tokens in A and in B, by what its sequence was copied \
+             or loaded from, or what was taken out of it"
+        ));
+    }
 }
 
 /// Programs that say of themselves that they failed. Where one alone does, nothing is known of what it would have gone on with.
@@ -74,9 +72,8 @@ pub fn add_failures(report: &mut Report, sides: [&Recorded; 2]) {
         Some(format!("{}'s program ended with {}", side.name.to_uppercase(), side.failed.as_ref()?))
     });
     let said: Vec<String> = said.collect();
-    if let ([said], Verdict::Parity) = (&said[..], report.verdict) {
-        (report.verdict, report.reason) =
-            (Verdict::Undecided, Some(format!("{said}, and the other's did not")));
+    if let [said] = &said[..] {
+        report.leave_open(format!("{said}, and the other's did not"));
     }
     report.answer.extend(said);
 }
@@ -119,9 +116,8 @@ fn accuse_either(report: &mut Report) {
         };
         report.diverge(first);
     }
-    if let Some(finding) = report.findings.first().filter(|_| report.verdict != Verdict::Divergence) {
-        report.verdict = Verdict::Divergence;
-        report.reason = Some(finding.effect.clone());
+    if let Some(effect) = report.findings.first().map(|finding| finding.effect.clone()) {
+        report.diverge_by(effect);
     }
 }
 
@@ -204,8 +200,8 @@ pub fn add_unseen(report: &mut Report, found: &Observation, whose: Whose) {
             report.diverge(FirstDivergence { verdict: own, ..first.clone() });
         }
         None => {
-            report.verdict = Verdict::Divergence;
-            report.reason = found.answer.get(1).map(|sentence| format!("{name} unobserved: {sentence}"));
+            let said = found.answer.get(1).map_or("", String::as_str);
+            report.diverge_by(format!("{name} unobserved: {said}"));
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::compare::common_positions;
 use crate::error::{Error, Result};
 use crate::model::diff::Whose;
 use crate::record::{self, Observe};
-use crate::report::{Report, Verdict};
+use crate::report::Report;
 use observation::{Observation, of_side};
 
 pub use side::{Recorded, Recording};
@@ -138,9 +138,7 @@ fn leave_open_other_contexts(report: &mut Report, sides: [&Recorded; 2]) {
         "the program computes in another context too, as with a draft model, which was recorded and not compared: -o DIR keeps \
          it, parity diff {ours} {theirs} -m ITS.gguf judges it"
     );
-    if report.verdict == Verdict::Parity {
-        (report.verdict, report.reason) = (Verdict::Undecided, Some(why.clone()));
-    }
+    report.leave_open(why.clone());
     report.gaps.push(why);
 }
 

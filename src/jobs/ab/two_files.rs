@@ -95,9 +95,7 @@ pub fn add(report: &mut Report, apart: &Apart, [a, b]: [&Recorded; 2]) {
     };
     let Some(said) = weights.or_else(|| apart.adapters.then(adapters)) else { return };
     report.answer.push(said.clone());
-    if report.first_divergence.is_none() {
-        (report.verdict, report.reason) = (Verdict::Divergence, Some(said));
-    }
+    report.diverge_by(said);
 }
 
 /// What was found of a checkpoint in each side's own audit.

@@ -180,13 +180,12 @@ fn alone(candidate: &Dump, by: &ByGraph<'_>, options: &RunOptions) -> Result<Rep
         None => Report { candidate: verdict::side(candidate, None), ..Report::default() },
     };
     if report.verdict != Verdict::Divergence {
-        report.verdict = Verdict::Undecided;
         let lacking = match references::adapter_flags(by.gguf).map(|flags| flags.is_empty()) {
             Some(true) => NO_REFERENCE,
             Some(false) => NO_ADAPTED,
             None => NOT_READ,
         };
-        report.reason = Some(format!("nothing was compared: {lacking}"));
+        report.cannot_be_judged(format!("nothing was compared: {lacking}"));
         report.next.insert(0, to_record(by.gguf, options));
     }
     Ok(report)
