@@ -26,14 +26,15 @@ pub fn name_of_cache(cache: Storage) -> &'static str {
 }
 
 /// The types that an engine's keys and values may be cached in, the likeliest first: what it declares, and the other of
-/// those that engines have for values of f32.
+/// those that engines have for values of f32. Of one that declares nothing all are likely.
 pub fn caches(steps: &dyn Steps) -> Vec<Storage> {
     if steps.is_own_graph() {
         return vec![Storage::F32];
     }
-    match steps.declared().map_or(Storage::F32, |numerics| numerics.kv) {
-        Storage::F32 => vec![Storage::F32, Storage::F16],
-        declared => vec![declared, Storage::F32],
+    match steps.declared().map(|numerics| numerics.kv) {
+        None => vec![Storage::F32, Storage::F16, Storage::Bf16],
+        Some(Storage::F32) => vec![Storage::F32, Storage::F16],
+        Some(declared) => vec![declared, Storage::F32],
     }
 }
 

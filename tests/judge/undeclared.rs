@@ -161,3 +161,19 @@ fn undeclared_arithmetic_is_inferred_from_the_values_and_said() {
     let (_folder, dump) = foreign(&faulty, |_| true, round);
     assert_eq!(origins(&audit_all(&dump, &gguf)), ["blk.1.k"]);
 }
+
+#[test]
+fn a_cache_in_bf16_that_nobody_declares_is_known_and_hides_nothing() {
+    let gguf = model(F16);
+    let (_whole, whole) = run(F16, &["--numerics", "f32 kv=bf16"]);
+    let (_folder, dump) = foreign(&whole, |_| true, |x| x);
+    let findings = audit_all(&dump, &gguf);
+    assert_eq!(origins(&findings), Vec::<String>::new());
+    let found = arithmetics(&findings);
+    assert!(found.contains("keys and values in bf16"), "{found:?}");
+    assert!(!found.iter().any(|name| name.contains("operands")), "{found:?}");
+    // A scale of heads of 32 that is off by a hundredth.
+    let (_faulty, faulty) = run(F16, &["--numerics", "f32 kv=bf16", "--inject", "attn.scale=0.1785"]);
+    let (_folder, dump) = foreign(&faulty, |_| true, |x| x);
+    assert_eq!(origins(&audit_all(&dump, &gguf)).first().map(String::as_str), Some("blk.0.attn_ctx"));
+}
