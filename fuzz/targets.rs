@@ -17,12 +17,13 @@ use parity::select::Layers;
 use parity::tokenizer::Tokenizer;
 use parity_dump::Dump;
 use parity_graph::fault::Wanted;
+use parity_imports::{Machine, imports as imports_of};
 
 /// A parser by name.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 16] = [
     ("gguf", gguf),
     ("blocks", blocks),
     ("tokenizer", tokenizer),
@@ -37,6 +38,7 @@ pub const TARGETS: [Target; 15] = [
     ("tolerances", tolerances),
     ("reports", reports),
     ("rpc", rpc),
+    ("imports", imports),
     ("words", words),
 ];
 
@@ -300,6 +302,16 @@ pub fn rpc(bytes: &[u8]) {
     let Ok(graph) = WireGraph::parse(bytes, version) else { return };
     assert_eq!(graph.write(version), bytes);
     assert!(graph.tensors.iter().all(|tensor| tensor.bytes().is_ok()));
+}
+
+/// The imports of a program or library, for either processor: never more than the file has words, with names that C has.
+pub fn imports(bytes: &[u8]) {
+    for machine in [Machine::X86_64, Machine::Aarch64] {
+        if let Ok(found) = imports_of(bytes, machine) {
+            assert!(found.slots.len() <= bytes.len() / 8, "{} slots", found.slots.len());
+            assert!(found.slots.iter().all(|slot| !slot.name.contains('\0')));
+        }
+    }
 }
 
 /// What is typed: ids, faults, layers, arithmetic. What is understood reads back as the same.

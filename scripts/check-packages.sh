@@ -7,7 +7,7 @@
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
-crates=(parity-dump parity-graph parity-record parity-tap)
+crates=(parity-dump parity-graph parity-imports parity-record parity-tap)
 # A registry takes no package above 10 MiB.
 most=$((10 << 20))
 own=()

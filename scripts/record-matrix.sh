@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Records with llama.cpp releases of two years and with programs of three languages, and compares
-# every recording with the CPU engine: the same checkpoints, none missing, each within rounding.
+# every recording with the CPU engine: the same checkpoints, none missing, each within rounding. Where ggml loads the
+# recorder (--load), the files have to be the same byte by byte.
 #
 #   scripts/record-matrix.sh                 a release of each kind, Node, Python
 #   scripts/record-matrix.sh all             every release known
@@ -50,6 +51,25 @@ check() { # name command…
     printf '%-12s %s\n' '' "$(grep -h -m1 '^PARITY' "$work/$name.report")"
 }
 
+# Records a command once more, with the recorder loaded by ggml, and compares it with a preloaded recording of the same.
+loaded() { # name command…
+    local name=$1 dump=$work/dump-$1 file
+    shift
+    rm -rf "$dump-preloaded" "$dump-loaded"
+    if ! { "$parity" record -o "$dump-preloaded" -- "$@" && "$parity" record --load -o "$dump-loaded" -- "$@"; } \
+        >"$work/$name-loaded.log" 2>&1 </dev/null; then
+        failed+=("$name --load")
+        printf '%-12s FAILED with --load\n' "$name"
+        tail -n 20 "$work/$name-loaded.log"
+        return
+    fi
+    for file in "$dump-preloaded"/*; do
+        # The manifest says when it was made.
+        [ "${file##*/}" = manifest.json ] || cmp "$file" "$dump-loaded/${file##*/}" || failed+=("$name --load ${file##*/}")
+    done
+    printf '%-12s loaded by ggml: %s files are the same\n' '' "$(ls "$dump-loaded" | wc -l)"
+}
+
 release() { # version
     local at=$work/npm-$1
     if [ ! -d "$at" ]; then
@@ -63,6 +83,11 @@ release() { # version
     [ "$1" = 3.3.0 ] && model=$models/qwen2-tiny-py-Q4_K_M.gguf
     # Token ids of the prompt, then of what the model says after it.
     check "$1" "$work/driver" "$at/package/bins/linux-x64" "$model" 5 312 863 2039 1444 1518 285 314 511 435
+    # Before January 2025 nothing has backends loaded.
+    grep -q ggml_backend_load_all_from_path "$at"/package/bins/linux-x64/libggml.* || return 0
+    cc -O1 -DLINKED -o "$work/linked-$1" "$scripts/driver.c" -Wl,--no-as-needed "$at"/package/bins/linux-x64/lib{llama,ggml}.* -ldl \
+        -Wl,-rpath,"$at/package/bins/linux-x64" -Wl,--allow-shlib-undefined
+    loaded "$1" "$work/linked-$1" "$at/package/bins/linux-x64" "$model" 5 312 863 2039 1444 1518 285 314 511 435
 }
 
 node_program() {
@@ -75,6 +100,7 @@ node_program() {
     fi
     cp "$scripts/generate.mjs" "$at/"
     check node node "$at/generate.mjs" "$model" "$prompt"
+    loaded node node "$at/generate.mjs" "$model" "$prompt"
 }
 
 python_program() {
@@ -96,6 +122,7 @@ tools() {
         local more=()
         [ "$tool" = llama-completion ] && more=(-n 8 --temp 0 -no-cnv)
         check "$tool" "$tool" -m "$model" -p "$prompt" -t 2 "${more[@]}"
+        loaded "$tool" "$tool" -m "$model" -p "$prompt" -t 2 "${more[@]}"
     done
 }
 

@@ -2,6 +2,7 @@
  *
  *   gcc -O1 -o driver driver.c -ldl
  *   driver LIBRARIES MODEL PREFILL TOKEN…      the first PREFILL tokens in one batch, the others one by one
+ *   gcc -O1 -DLINKED -o linked driver.c -Wl,--no-as-needed LIBRARIES/libllama.* -ldl      is bound to llama.cpp's functions by the loader
  *
  * PREFILL may be several batches: 20,9,4, or a whole life of the context (see `life` below). In the environment, DRIVER_FLASH=on|off asks for flash attention or for
  * none, DRIVER_CACHE=TYPE for keys and values of another ggml type, by its number (0 is F32, 8 is Q8_0), or
@@ -38,10 +39,28 @@ typedef struct {
     int32_t n_tokens, *token; float *embd; int32_t *pos, *n_seq_id, **seq_id; int8_t *logits; char rest[32];
 } batch;
 
+#ifdef LINKED
+#define MEMORY(X, of) X(of##_seq_rm) X(of##_seq_cp) X(of##_seq_keep) X(of##_seq_add) X(of##_clear)
+#define FUNCTIONS(X) X(llama_decode) X(llama_encode) X(llama_init_from_model) X(llama_new_context_with_model) X(ggml_backend_load_all_from_path) \
+    MEMORY(X, llama_memory) MEMORY(X, llama_kv_self) MEMORY(X, llama_kv_cache)
+#define DECLARED(name) extern __attribute__((weak)) void name(void);
+#define LISTED(name) {#name, name},
+FUNCTIONS(DECLARED)
+/* What the loader has bound, as in a program that is written with llama.h; NULL where a release has no such function. */
+static const struct { const char *name; void (*function)(void); } linked[] = {FUNCTIONS(LISTED)};
+#else
+static const struct { const char *name; void (*function)(void); } linked[1];
+#endif
+
+static void *look_up(const char *name) {
+    for (size_t i = 0; i < sizeof linked / sizeof *linked; i++)
+        if (linked[i].name && !strcmp(linked[i].name, name)) return (void *)*(void (*const volatile *)(void))&linked[i].function;
+    return dlsym(RTLD_DEFAULT, name);
+}
+
 static void *find(const char *name, const char *older) {
-    void *symbol = dlsym(RTLD_DEFAULT, name);
-    if (!symbol && older) symbol = dlsym(RTLD_DEFAULT, older);
-    return symbol;
+    void *symbol = look_up(name);
+    return !symbol && older ? look_up(older) : symbol;
 }
 
 /* Loads the library of the folder whose name begins so, for everyone to see. */

@@ -1,11 +1,12 @@
 //! `parity doctor`: what is here, and what to install for what is not.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use super::Outcome;
 use super::output::print;
 use super::shared::{Format, FormatArgs};
-use crate::jobs::doctor::{Finding, examine};
+use crate::jobs::doctor::{Finding, examine, examine_program};
 use crate::report::json;
 use crate::report::words::wrap;
 use crate::text::printable;
@@ -13,13 +14,20 @@ use crate::text::printable;
 /// Flags of `parity doctor`.
 #[derive(clap::Args)]
 pub struct Args {
+    /// Say which way of recording fits this program
+    #[arg(value_name = "PROGRAM")]
+    program: Option<OsString>,
+
     #[command(flatten)]
     format: FormatArgs<Format>,
 }
 
 /// Runs the command. What is not here is the answer, not a failure.
 pub fn main(args: &Args) -> Outcome {
-    let findings = examine();
+    let findings = match &args.program {
+        Some(program) => examine_program(program)?,
+        None => examine(),
+    };
     print(&match args.format.format() {
         Format::Table => text(&findings),
         Format::Json => json::render(&findings)?,

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::memory::size;
 use crate::record::import::{ImportOptions, Imported, import};
-use crate::record::{Observe, Options, Summary, record};
+use crate::record::{Observe, Options, Summary, Way, record};
 use crate::report::{Verdict, words};
 use crate::select::Layers;
 
@@ -81,6 +81,13 @@ pub struct Args {
     /// Runs the program again without the recorder, and compares the logits of both runs bit by bit.
     #[arg(long)]
     verify: bool,
+
+    /// Have ggml load the recorder, not the system
+    ///
+    /// Through GGML_BACKEND_PATH in the place of LD_PRELOAD: for programs that the system preloads nothing into, and that have
+    /// ggml load its backends, as llama.cpp's tools do. The recording is the same.
+    #[arg(long, requires = "command", conflicts_with = "rpc")]
+    load: bool,
 
     /// Leave the prompt's text out of the dump
     #[arg(long, requires = "command")]
@@ -194,6 +201,7 @@ pub fn ending(summary: &Summary) -> std::process::ExitCode {
 
 fn record_program(args: &Args, filter: Filter) -> Result<Summary> {
     let options = Options {
+        way: if args.load { Way::Loaded } else { Way::Preloaded },
         dir: args.kept.output.clone(),
         filter,
         sequence: args.sequence,

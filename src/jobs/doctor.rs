@@ -1,10 +1,12 @@
 //! What is here, and what to install for what is not.
 
+use std::ffi::OsStr;
 use std::path::Path;
 
 use serde::Serialize;
 
 use crate::engine::device::{self, Device};
+use crate::error::Result;
 use crate::settings::{self, ALL};
 use crate::{memory, record, references};
 
@@ -17,14 +19,14 @@ pub struct Finding {
     pub here: bool,
     /// What was found.
     pub found: String,
-    /// What it is good for, and what to do where it is not here; null where it is.
+    /// What it is good for, and what to do where it is not here; null where it is, or where nothing is to be said.
     pub advice: Option<String>,
 }
 
 impl Finding {
-    fn new(what: &'static str, found: Result<String, String>, advice: &str) -> Finding {
+    fn new(what: &'static str, found: std::result::Result<String, String>, advice: &str) -> Finding {
         let here = found.is_ok();
-        let advice = (!here).then(|| advice.to_owned());
+        let advice = (!here && !advice.is_empty()).then(|| advice.to_owned());
         Finding { what, here, found: found.unwrap_or_else(|why| why), advice }
     }
 }
@@ -42,6 +44,23 @@ pub fn examine() -> Vec<Finding> {
         recordings(),
         Finding::new("settings", Ok(set()), ""),
     ]
+}
+
+/// Which ways of recording fit a program.
+///
+/// # Errors
+/// A program that is not there.
+pub fn examine_program(program: &OsStr) -> Result<Vec<Finding>> {
+    let (fits, known) = record::ways(program)?;
+    let mut findings: Vec<Finding> =
+        fits.into_iter().map(|fit| Finding::new(fit.way, fit.command, "")).collect();
+    if findings.iter().all(|finding| !finding.here) {
+        const OTHERS: &str = "record another program of the same llama.cpp (docs/recording.md), or the one that can be built \
+             into parity: parity record -m MODEL -p PROMPT";
+        findings.push(Finding::new("otherwise", Ok(OTHERS.to_owned()), ""));
+    }
+    findings.extend(known.map(|what| Finding::new("known of it", Ok(what.to_owned()), "")));
+    Ok(findings)
 }
 
 /// Version and features.

@@ -11,7 +11,7 @@ use parity_dump::{Checkpoint, Dump, ModelInfo};
 
 use super::program::Program;
 use super::tap::{Report, absolute};
-use super::{Filter, Options, Summary, ending, file_name};
+use super::{Filter, Options, Summary, Way, ending, file_name};
 use crate::dump::Graphs;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
@@ -43,7 +43,7 @@ pub struct Finished<'a> {
 /// Where nothing was recorded.
 pub fn finish(options: &Options, program: &Program, report: &Report, status: ExitStatus) -> Result<Summary> {
     if report.recordings.is_empty() {
-        return Err(nothing(program, report, status));
+        return Err(nothing(options.way, program, report, status));
     }
     if let Some(inject) = options.inject.as_ref().filter(|_| report.injected.is_none()) {
         return Err(no_place(inject));
@@ -177,10 +177,16 @@ pub fn ended(status: ExitStatus) -> String {
 }
 
 /// Why there is no dump.
-fn nothing(program: &Program, report: &Report, status: ExitStatus) -> Error {
+fn nothing(way: Way, program: &Program, report: &Report, status: ExitStatus) -> Error {
     let error = Error::file(&program.path, "computed no llama.cpp graph that could be recorded");
     if let Some(reason) = &report.stopped {
         return error.found(reason);
+    }
+    if way == Way::Loaded && report.loaded.is_none() {
+        return error
+            .expected("a program that has ggml load its backends, as llama.cpp's tools do since January 2025")
+            .found(format!("one that did not load the recorder; it ended with {}", ending(status)))
+            .hint("see its own messages above, or record without --load");
     }
     let error = error.found(format!("it ended with {}", ending(status)));
     if !report.models.is_empty() {

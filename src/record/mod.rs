@@ -9,6 +9,7 @@ mod program;
 pub mod rpc;
 mod tap;
 mod verify;
+mod ways;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ use program::Program;
 use tap::Session;
 
 pub use verify::Verified;
+pub use ways::{Fit, ways};
 
 /// Where a program's own output goes.
 #[derive(Clone, Debug, Default)]
@@ -36,9 +38,21 @@ pub enum Output {
     File(PathBuf),
 }
 
+/// How the recorder gets into a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Way {
+    /// The system loads it before all that the program asks for.
+    #[default]
+    Preloaded,
+    /// ggml loads it with its backends.
+    Loaded,
+}
+
 /// What to record.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
+    /// How the recorder gets into the program.
+    pub way: Way,
     /// Folder of the dump.
     pub dir: PathBuf,
     /// Which checkpoints.
@@ -108,7 +122,7 @@ pub struct Summary {
 /// # Errors
 /// Says why it cannot, and what to do instead.
 pub fn can_record(program: &Path) -> Result<()> {
-    Program::find(&[program.as_os_str().to_owned()]).map(drop)
+    Program::find(&[program.as_os_str().to_owned()], Way::Preloaded).map(drop)
 }
 
 /// Runs a program and records what its llama.cpp computes.
@@ -116,8 +130,8 @@ pub fn can_record(program: &Path) -> Result<()> {
 /// # Errors
 /// Where the program cannot be recorded at all, or computed nothing that is a checkpoint.
 pub fn record(options: &Options) -> Result<Summary> {
-    let program = Program::find(&options.command)?;
-    let session = Session::new()?;
+    let program = Program::find(&options.command, options.way)?;
+    let session = Session::new(options.way)?;
     let hashes = options.verify.then(|| session.folder().join("recorded"));
     let mut tapped = session.command(&options.command, options, hashes.as_deref())?;
     redirect(&mut tapped, &options.output)?;

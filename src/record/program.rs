@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use super::Way;
 use crate::error::{Error, Result};
 use crate::files;
 use parity_graph::weights::TOKEN_EMBD;
@@ -32,7 +33,17 @@ impl Program {
     ///
     /// # Errors
     /// Says why it cannot be tapped, and what to do instead.
-    pub fn find(command: &[OsString]) -> Result<Program> {
+    pub fn find(command: &[OsString], way: Way) -> Result<Program> {
+        let program = Program::named(command)?;
+        program.check(way)?;
+        Ok(program)
+    }
+
+    /// The program of a command line, whether or not it can be tapped.
+    ///
+    /// # Errors
+    /// One that is not there.
+    pub fn named(command: &[OsString]) -> Result<Program> {
         let name = command.first().ok_or_else(|| {
             Error::new("parity record", "no program given")
                 .hint("parity record -o DIR -- llama-completion -m MODEL -p PROMPT -n 8")
@@ -42,13 +53,18 @@ impl Program {
         for _ in 0..MOST_INTERPRETERS {
             match interpreter(&binary)? {
                 Some(next) => binary = next,
-                None => {
-                    check(&path, &binary)?;
-                    return Ok(Program { path, binary });
-                }
+                None => return Ok(Program { path, binary }),
             }
         }
         Err(Error::file(&path, "is a script whose interpreter is a script whose interpreter is a script …"))
+    }
+
+    /// Whether the recorder can get into it so.
+    ///
+    /// # Errors
+    /// Says why it cannot, and what to do instead.
+    pub fn check(&self, way: Way) -> Result<()> {
+        check(&self.path, &self.binary, way)
     }
 
     /// Whether the file holds llama.cpp itself, which then cannot be tapped.
@@ -103,8 +119,8 @@ fn interpreter(path: &Path) -> Result<Option<PathBuf>> {
     search(looked_up.unwrap_or(program)).map(Some)
 }
 
-/// Whether the loader will load a library into this ELF file.
-fn check(path: &Path, binary: &Path) -> Result<()> {
+/// Whether a library can be loaded into this ELF file.
+fn check(path: &Path, binary: &Path, way: Way) -> Result<()> {
     let bytes = start_of(binary)?;
     let refuse = |what: &str, hint: &str| {
         let subject = if path == binary {
@@ -140,10 +156,10 @@ fn check(path: &Path, binary: &Path) -> Result<()> {
         return refuse("a program for musl, while this parity is built for glibc", OTHERS);
     }
     let mode = fs::metadata(binary).map_or(0, |meta| files::mode(&meta));
-    if mode & 0o6000 != 0 {
+    if mode & 0o6000 != 0 && way == Way::Preloaded {
         return refuse(
             "a set-user-ID program, which ignores LD_PRELOAD",
-            "run a copy of it without that bit",
+            "run a copy of it without that bit, or have ggml load the recorder: parity record --load",
         );
     }
     Ok(())

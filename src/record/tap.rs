@@ -9,18 +9,26 @@ use std::process::Command;
 use lzma_rust2::XzReader;
 use tempfile::TempDir;
 
-use super::Options;
+use super::{Options, Way};
 use crate::error::{Error, Result};
 use crate::memory;
 
 /// The tap's shared library, compressed by build.rs; empty where it could not be built for this machine.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libparity_tap.so.xz"));
 
+/// Whether there is a library for this machine.
+pub fn is_built() -> bool {
+    !LIBRARY.is_empty()
+}
+
 /// Room for the tap's words, written ahead so that a full disk cannot keep them back.
 const STATUS_BYTES: usize = 1 << 16;
 
 /// Bytes of each of the two words in which the tap counts passes: those that were computed, and those of them that are written.
 const WORD: usize = 8;
+
+/// The variable by which ggml is told to load a library with its backends.
+const BACKEND: &str = "GGML_BACKEND_PATH";
 
 /// Part of the memory that is there which kept nodes may take: what is read of them goes to disk through as much again, and
 /// the program has weights and caches.
@@ -45,6 +53,8 @@ pub struct Report {
     pub injected: Option<String>,
     /// The ggml that computed.
     pub library: Option<PathBuf>,
+    /// What the recorder stands in for since ggml has loaded it; `None` where ggml has not.
+    pub loaded: Option<String>,
     /// Tokens that the program chose where another run's were computed, by position.
     pub replaced: Vec<(u32, u32)>,
     /// Why recording stopped early.
@@ -55,8 +65,14 @@ pub struct Report {
 
 impl Session {
     /// Lays the library ready.
-    pub fn new() -> Result<Session> {
-        if LIBRARY.is_empty() {
+    pub fn new(way: Way) -> Result<Session> {
+        if let (Way::Loaded, Some(other)) = (way, std::env::var_os(BACKEND)) {
+            return Err(Error::new("--load", format!("{BACKEND} is set already"))
+                .expected("none: ggml loads one library that is named so, and that has to be the recorder")
+                .found(other.display())
+                .hint(format!("record without --load, or with {BACKEND} unset")));
+        }
+        if !is_built() {
             return Err(Error::new("parity record", "this build has no tap for this machine")
                 .expected("Linux on x86-64, built on the machine that it is built for")
                 .found(format!("{} on {}", std::env::consts::OS, std::env::consts::ARCH))
@@ -135,14 +151,23 @@ impl Session {
     fn bare(&self, command: &[OsString], options: &Options) -> Command {
         let mut bare = Command::new(&command[0]);
         bare.args(&command[1..]);
+        bare.envs(options.environment.iter().map(|(key, value)| (key, value)));
+        match options.way {
+            Way::Preloaded => bare.env("LD_PRELOAD", self.preload()),
+            Way::Loaded => bare.env(BACKEND, &self.library),
+        };
+        bare.env("PARITY_TAP_SHARED", self.folder());
+        bare
+    }
+
+    /// The library, before those that the user preloads.
+    fn preload(&self) -> OsString {
         let mut preload = self.library.clone().into_os_string();
         if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
             preload.push(OsStr::new(":"));
             preload.push(others);
         }
-        bare.envs(options.environment.iter().map(|(key, value)| (key, value)));
-        bare.env("LD_PRELOAD", preload).env("PARITY_TAP_SHARED", self.folder());
-        bare
+        preload
     }
 
     /// Passes that were computed and are not written.
@@ -172,6 +197,7 @@ impl Session {
                         value.parse().map_or(report.sequences, |seen: usize| seen.max(report.sequences));
                 }
                 "library" => report.library = Some(value.into()),
+                "loaded" => report.loaded = Some(value.to_owned()),
                 "replaced" => report.replaced.extend(replaced(value)),
                 "injected" => report.injected = Some(value.to_owned()),
                 "stopped" => report.stopped = Some(value.to_owned()),

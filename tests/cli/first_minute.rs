@@ -27,6 +27,20 @@ pub fn models() -> PathBuf {
 }
 
 #[test]
+fn the_doctor_says_which_way_of_recording_fits_a_program() {
+    let windows = "crates/parity-imports/tests/data/pe-x86_64.dll";
+    let text = parity(&["doctor", windows]).output().unwrap();
+    let said = String::from_utf8(text.stdout).unwrap();
+    for line in ["-- preloaded", "-- loaded by ggml", "-- through ggml's RPC", "ok otherwise"] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+    let shell = parity(&["doctor", "sh", "--format", "json"]).output().unwrap();
+    let findings: serde_json::Value = serde_json::from_slice(&shell.stdout).unwrap();
+    assert!(findings[2]["found"].as_str().unwrap().starts_with("if it can add"), "{findings}");
+    parity(&["doctor", "no-such-program"]).assert().code(2).stderr(contains("no such program on the PATH"));
+}
+
+#[test]
 fn the_doctor_says_what_is_here_and_what_to_install() {
     let text = parity(&["doctor"]).assert().code(0).stdout(contains("ok shipped model and dumps"));
     text.stdout(contains("-- llama.cpp to record with").and(contains("PARITY_LLAMA")));

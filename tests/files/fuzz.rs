@@ -235,6 +235,7 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
         "tolerances" => vec![text("[[tolerance]]\ncheckpoint = \"blk.*.q_rope\"\nrtol = 1e-3\natol = 0.5\nnmse = 1\n")],
         "reports" => vec![report()],
         "rpc" => [3, 6, 8].map(rpc).to_vec(),
+        "imports" => files("crates/parity-imports/tests/data"),
         "words" => vec![text("blk.0.q_rope embed rope.base=10000@0..3 data.zero@blk.3.v 0..3 5.. f32 llama-cpu cuda:1 all 4 f16,kv=f16 blk.3.rms_norm#2")],
         other => panic!("no corpus for {other}"),
     }

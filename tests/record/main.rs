@@ -6,6 +6,7 @@ mod contexts;
 mod engines;
 mod levels;
 mod life;
+mod loaded;
 mod mistakes;
 mod peers;
 mod preload;

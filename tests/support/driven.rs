@@ -43,6 +43,26 @@ pub fn driver() -> Option<&'static Path> {
     BUILT.get_or_init(build).as_ref().map(|(_, path)| path.as_path())
 }
 
+/// The driver as a program that is linked with the libraries of a folder: the system's loader binds it to their functions.
+pub fn linked(libraries: &Path, dir: &Path) -> PathBuf {
+    let path = dir.join("linked");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/record/driver.c");
+    let entries: Vec<PathBuf> =
+        std::fs::read_dir(libraries).unwrap().flatten().map(|entry| entry.path()).collect();
+    let named = |start: &str| {
+        let is = |path: &&PathBuf| path.file_name().unwrap().to_string_lossy().starts_with(start);
+        entries.iter().find(is).expect("a llama.cpp's folder has it")
+    };
+    let mut command = Command::new(env::var("CC").unwrap_or_else(|_| "cc".to_owned()));
+    command.args(["-O1", "-DLINKED", "-o"]).arg(&path).arg(source).arg("-Wl,--no-as-needed");
+    command.args(["libllama.", "libggml."].map(named));
+    command.args(["-ldl", "-Wl,-z,now"]);
+    command.arg(format!("-Wl,-rpath,{}", libraries.display())).arg("-Wl,--allow-shlib-undefined");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    path
+}
+
 /// The shipped model in a quantisation.
 pub fn model(quant: &str) -> String {
     format!("reference-dumps/models/qwen2-tiny-py-{quant}.gguf")

@@ -1,4 +1,4 @@
-//! Loaded by `LD_PRELOAD` into a llama.cpp program: stands in for a few of llama.cpp's functions, calls
+//! Loaded into a llama.cpp program, by `LD_PRELOAD` or by ggml itself (`loaded`): stands in for a few of llama.cpp's functions, calls
 //! the real ones, and records what is computed in between.
 //!
 //! Whatever goes wrong in here is said once, and the program goes on as if nothing had been loaded.
@@ -16,3 +16,6 @@ mod life;
 mod limits;
 mod rows;
 mod states;
+
+mod images;
+mod loaded;

@@ -54,8 +54,11 @@ pub fn object_of(address: *const c_void) -> Option<CString> {
 fn find(name: &'static CStr, caller: *const c_void, own: bool) -> *mut c_void {
     let object = object_of(caller);
     let from_stand_in = object.as_deref().is_some_and(is_preloaded);
-    // SAFETY: a lookup.
-    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    // What the loader finds behind this library, or, where it was not preloaded, for everyone.
+    // SAFETY: lookups.
+    let next =
+        [libc::RTLD_NEXT, libc::RTLD_DEFAULT].map(|place| unsafe { libc::dlsym(place, name.as_ptr()) });
+    let next = next.into_iter().find(|&symbol| is_foreign(symbol)).unwrap_or(std::ptr::null_mut());
     if is_foreign(next) && !own && (from_stand_in || stands_in(next)) {
         return next;
     }
@@ -67,6 +70,23 @@ fn find(name: &'static CStr, caller: *const c_void, own: bool) -> *mut c_void {
 /// Whether a function is another preloaded library's.
 fn stands_in(symbol: *mut c_void) -> bool {
     object_of(symbol).is_some_and(|path| is_preloaded(&path))
+}
+
+/// The function of this library that stands in for llama.cpp's of that name.
+pub fn stand_in(name: &str) -> Option<*mut c_void> {
+    // What ggml calls to load a backend is called once, and not for others.
+    let is_llamas = ["llama_", "ggml_", "gguf_"].iter().any(|start| name.starts_with(start))
+        && name != "ggml_backend_init";
+    let name = CString::new(name).ok().filter(|_| is_llamas)?;
+    let symbol = in_object(&object_of(is_foreign as *const c_void)?, &name);
+    (!symbol.is_null() && !is_foreign(symbol)).then_some(symbol)
+}
+
+/// Whether a file is this library, or another that was preloaded and finds llama.cpp's functions in its own way.
+pub fn is_ours_or_preloaded(path: &Path) -> bool {
+    let ours = object_of(is_foreign as *const c_void);
+    let path = CString::new(path.as_os_str().as_bytes()).ok();
+    path.is_some_and(|path| ours.as_ref() == Some(&path) || is_preloaded(&path))
 }
 
 /// Whether the loader was told to load this object ahead of all that the program asks for.

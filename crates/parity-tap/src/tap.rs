@@ -105,7 +105,7 @@ extern "C" fn at_exit() {
 }
 
 /// Runs what is ours so that a mistake of ours stays ours.
-fn guarded<T>(otherwise: T, ours: impl FnOnce() -> T) -> T {
+pub fn guarded<T>(otherwise: T, ours: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(ours)).unwrap_or(otherwise)
 }
 
