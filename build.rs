@@ -10,7 +10,8 @@ use std::{env, fs};
 
 use lzma_rust2::{XzOptions, XzWriter};
 
-const LIBRARY: &str = "libparity_tap.so";
+/// As Linux names it, and as macOS does.
+const LIBRARIES: [&str; 2] = ["libparity_tap.so", "libparity_tap.dylib"];
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -32,7 +33,7 @@ fn main() {
         }
         None => Vec::new(),
     };
-    fs::write(out.join(LIBRARY).with_extension("so.xz"), bytes).expect("OUT_DIR is writable");
+    fs::write(out.join("libparity_tap.so.xz"), bytes).expect("OUT_DIR is writable");
 }
 
 /// The newest build of the tap in a `deps` folder above `OUT_DIR`.
@@ -40,6 +41,6 @@ fn library(out: &Path) -> Option<PathBuf> {
     let profile = env::var("PROFILE").unwrap_or_default();
     out.ancestors()
         .flat_map(|folder| [folder.join("deps"), folder.join(&profile).join("deps")])
-        .map(|deps| deps.join(LIBRARY))
+        .flat_map(|deps| LIBRARIES.map(|library| deps.join(library)))
         .find(|library| library.is_file())
 }

@@ -3,6 +3,8 @@
 use std::io::Read;
 use std::path::Path;
 
+#[cfg(not(unix))]
+pub use crate::elsewhere::mode;
 use crate::error::{Error, Result};
 
 /// Bytes of a text that a person or a program of theirs wrote: prompts, suites, maps of names, tolerances.
@@ -47,12 +49,6 @@ pub fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>> {
 #[cfg(unix)]
 pub fn mode(about: &std::fs::Metadata) -> u32 {
     std::os::unix::fs::PermissionsExt::mode(&about.permissions())
-}
-
-/// Where files have no such bits, everybody may execute them.
-#[cfg(not(unix))]
-pub fn mode(_: &std::fs::Metadata) -> u32 {
-    0o111
 }
 
 #[cfg(test)]

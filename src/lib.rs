@@ -3,6 +3,9 @@
 //!
 //! The modules stand in the order of the flow; a module uses only those above it.
 
+#[cfg(not(unix))]
+pub mod elsewhere;
+
 pub mod text;
 pub mod watch;
 

@@ -3,6 +3,9 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::process::ExitCode;
 
+#[cfg(not(unix))]
+use parity::elsewhere::heed_signals;
+
 /// Exit code of what could not be judged.
 const COULD_NOT_JUDGE: u8 = 2;
 
@@ -125,10 +128,6 @@ fn heed_signals() {
         unsafe { libc::signal(signal, handler as usize) };
     }
 }
-
-/// Elsewhere both are errors of the call.
-#[cfg(not(unix))]
-fn heed_signals() {}
 
 #[cfg(test)]
 mod tests {

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+#[cfg(not(unix))]
+use crate::elsewhere::address_space;
 use crate::error::{Error, Result};
 
 /// Limits what a run may need, in bytes or as `8G`: less than what is there, or more where the system is wrong.
@@ -95,12 +97,6 @@ fn address_space() -> Option<u64> {
     let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) } == 0;
     let limit = Some(limit.rlim_cur).filter(|limit| known && *limit != libc::RLIM_INFINITY)?;
     Some(limit.saturating_sub(field("/proc/self/status", "VmSize")?))
-}
-
-/// Nothing limits it.
-#[cfg(not(unix))]
-fn address_space() -> Option<u64> {
-    None
 }
 
 /// Bytes in words: 1.6 GB.

@@ -1,10 +1,8 @@
-//! Leaves symbols that are only for debuggers out of the library, which is embedded in `parity`, and has it stay loaded.
+//! Leaves symbols that are only for debuggers out of the library, which is embedded in `parity`.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     if std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux") {
         println!("cargo:rustc-cdylib-link-arg=-Wl,--strip-all");
-        // ggml unloads a library that has no backend, and llama.cpp's calls lead to this one by then.
-        println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     }
 }

@@ -1,6 +1,6 @@
 //! One recorded node against its rule, under each arithmetic that its producer may have.
 
-use parity_graph::Op;
+use parity_graph::{CPU_OF_ARM, Op};
 use rayon::prelude::*;
 
 use super::bridge::carry;
@@ -25,7 +25,10 @@ use crate::ops::{Args, Check, Choice, Rule};
 /// What a node may have been computed in by `backend`, the likeliest first. Of a backend that is not known all that are
 /// tried of llama.cpp's CPU kernels.
 pub fn hypotheses(op: &Op, backend: Option<&str>, args: &Args<'_, f64>) -> Vec<Hypothesis> {
-    let Some(backend) = backend.and_then(Backend::of) else { return on_cpu(op, args) };
+    let Some(backend) = backend.and_then(Backend::of) else {
+        let on_arm = backend == Some(CPU_OF_ARM) && *op == Op::FlashAttn;
+        return on_cpu(op, args).into_iter().chain(on_arm.then_some(IN_F16)).collect();
+    };
     let shape = |slot: usize| args.get(slot).map_or([1; 4], |source| source.shape());
     let [_, _, rows, width] = shape(1);
     match op {
@@ -60,6 +63,12 @@ const THREADS: [usize; 8] = [2, 4, 8, 1, 16, 6, 12, 32];
 pub const ON_CPU: &str = "llama.cpp's CPU kernels";
 /// What is called that nothing is rounded but to f32.
 pub const IN_F32: &str = "nothing but f32 rounding";
+
+/// ARM multiplies and adds in f16: coarser than all else, and the last.
+const IN_F16: Hypothesis = Hypothesis {
+    name: "attention with products and sums in f16, in any order",
+    arithmetic: Arithmetic { flash: Flash::NativeF16, ..Arithmetic::LLAMA_CPU },
+};
 
 /// What is tried of llama.cpp's CPU kernels, the likeliest first.
 pub fn on_cpu(op: &Op, args: &Args<'_, f64>) -> Vec<Hypothesis> {

@@ -201,7 +201,7 @@ pub fn ending(summary: &Summary) -> std::process::ExitCode {
 
 fn record_program(args: &Args, filter: Filter) -> Result<Summary> {
     let options = Options {
-        way: if args.load { Way::Loaded } else { Way::Preloaded },
+        way: if args.load { Way::Loaded } else { Way::default() },
         dir: args.kept.output.clone(),
         filter,
         sequence: args.sequence,

@@ -19,6 +19,8 @@ pub use parity_record::filter::Filter;
 pub use parity_record::forced::Forced;
 pub use parity_record::kept::Observe;
 
+#[cfg(not(unix))]
+use crate::elsewhere::signal;
 use crate::error::{Error, Result};
 use program::Program;
 use tap::Session;
@@ -39,13 +41,18 @@ pub enum Output {
 }
 
 /// How the recorder gets into a program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// The system loads it before all that the program asks for.
-    #[default]
+    /// The system loads it before all that the program asks for: Linux alone does.
     Preloaded,
     /// ggml loads it with its backends.
     Loaded,
+}
+
+impl Default for Way {
+    fn default() -> Way {
+        if cfg!(target_os = "macos") { Way::Loaded } else { Way::Preloaded }
+    }
 }
 
 /// What to record.
@@ -122,7 +129,7 @@ pub struct Summary {
 /// # Errors
 /// Says why it cannot, and what to do instead.
 pub fn can_record(program: &Path) -> Result<()> {
-    Program::find(&[program.as_os_str().to_owned()], Way::Preloaded).map(drop)
+    Program::find(&[program.as_os_str().to_owned()], Way::default()).map(drop)
 }
 
 /// Runs a program and records what its llama.cpp computes.
@@ -176,15 +183,17 @@ fn run(mut command: Command, program: &Program) -> Result<ExitStatus> {
 
 /// How a program ended, in words.
 pub fn ending(status: ExitStatus) -> String {
-    #[cfg(unix)]
-    let signal = std::os::unix::process::ExitStatusExt::signal(&status);
-    #[cfg(not(unix))]
-    let signal = None::<i32>;
-    match (status.code(), signal) {
+    match (status.code(), signal(status)) {
         (Some(code), _) => format!("exit status {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
         (None, None) => "an unknown end".to_owned(),
     }
+}
+
+/// The signal that ended a program.
+#[cfg(unix)]
+fn signal(status: ExitStatus) -> Option<i32> {
+    std::os::unix::process::ExitStatusExt::signal(&status)
 }
 
 /// A file name without its folders.

@@ -9,6 +9,7 @@ use super::Way;
 use crate::error::{Error, Result};
 use crate::files;
 use parity_graph::weights::TOKEN_EMBD;
+use parity_imports::{Format, Machine, imports};
 
 /// A program that can be tapped.
 #[derive(Clone, Debug)]
@@ -24,7 +25,8 @@ const MOST_INTERPRETERS: usize = 4;
 const ELF_MAGIC: &[u8] = b"\x7fELF";
 const CLASS_64: u8 = 2;
 const LITTLE_ENDIAN: u8 = 1;
-const MACHINE_X86_64: u16 = 62;
+/// The machine that this is built for, as ELF has it.
+const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 const PT_INTERP: u32 = 3;
 const PROGRAM_HEADER_BYTES: usize = 56;
 
@@ -129,12 +131,23 @@ fn check(path: &Path, binary: &Path, way: Way) -> Result<()> {
             format!("{} ({})", path.display(), binary.display())
         };
         Err(Error::new(subject, "cannot be recorded")
-            .expected("a dynamically linked 64-bit Linux program for x86-64")
+            .expected(format!(
+                "a dynamically linked 64-bit program of {} for {}",
+                std::env::consts::OS,
+                std::env::consts::ARCH
+            ))
             .found(what)
             .hint(hint))
     };
     const OTHERS: &str = "record another program of the same llama.cpp, build one with shared libraries, or let a ggml-rpc-server \
          compute for it: parity record --rpc";
+    if cfg!(target_os = "macos") {
+        return match (way, is_of_macos(binary)) {
+            (Way::Loaded, true) => Ok(()),
+            (Way::Loaded, false) => refuse("a file that is no such program", OTHERS),
+            (Way::Preloaded, _) => refuse("a system that preloads nothing", "parity record --load"),
+        };
+    }
     if bytes.len() < 64 || !bytes.starts_with(ELF_MAGIC) {
         return refuse("a file that is no ELF program", OTHERS);
     }
@@ -142,7 +155,7 @@ fn check(path: &Path, binary: &Path, way: Way) -> Result<()> {
     if bytes[4] != CLASS_64 {
         return refuse("a 32-bit program", OTHERS);
     }
-    if bytes[5] != LITTLE_ENDIAN || half(18) != MACHINE_X86_64 {
+    if bytes[5] != LITTLE_ENDIAN || half(18) != MACHINE {
         return refuse("a program for another kind of machine", OTHERS);
     }
     let Some(loader) = loader(binary, &bytes) else {
@@ -163,6 +176,15 @@ fn check(path: &Path, binary: &Path, way: Way) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Whether a file is a program of macOS for this machine that loads libraries.
+fn is_of_macos(binary: &Path) -> bool {
+    let Ok(file) = File::open(binary) else { return false };
+    // SAFETY: a file that changes meanwhile would at worst give another answer to this question.
+    let Ok(map) = (unsafe { memmap2::Mmap::map(&file) }) else { return false };
+    let found = Machine::HOST.and_then(|machine| imports(&map, machine).ok());
+    found.is_some_and(|found| found.format == Format::MachO && !found.libraries.is_empty())
 }
 
 /// The dynamic loader that a 64-bit little-endian ELF file asks for; `None` for a static one.

@@ -74,7 +74,7 @@ impl Session {
         }
         if !is_built() {
             return Err(Error::new("parity record", "this build has no tap for this machine")
-                .expected("Linux on x86-64, built on the machine that it is built for")
+                .expected("Linux on x86-64 or ARM of 64 bits, built on the machine that it is built for")
                 .found(format!("{} on {}", std::env::consts::OS, std::env::consts::ARCH))
                 .hint("record on such a machine, and copy the dump: it is the same everywhere"));
         }

@@ -5,6 +5,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::{Report, csv, html, json, junit, markdown, sarif};
+#[cfg(not(unix))]
+use crate::elsewhere::readable_by_all;
 use crate::error::{Error, Result};
 
 /// A file of a report folder, and what renders it.
@@ -75,11 +77,6 @@ impl Folder {
 fn readable_by_all(path: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(path, fs::Permissions::from_mode(0o644))
-}
-
-#[cfg(not(unix))]
-fn readable_by_all(_: &Path) -> std::io::Result<()> {
-    Ok(())
 }
 
 fn unwritable(path: &Path, cause: &std::io::Error) -> Error {

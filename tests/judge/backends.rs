@@ -1,4 +1,4 @@
-//! Recordings of llama.cpp on an H200 (CUDA) and on llvmpipe (Vulkan), judged with no GPU: healthy as they are, and
+//! Recordings of llama.cpp on an H200 (CUDA), on llvmpipe (Vulkan) and on an emulated ARM, judged without any: healthy as they are, and
 //! wrong where a value is spoiled.
 
 use std::fs;
@@ -140,6 +140,33 @@ fn a_spoiled_value_is_found_at_its_node() {
             assert!(code == 1 && origins.contains(id), "{id} of {}: {origins}", dump.display());
         }
     }
+}
+
+/// What ARM's attention has to exceed to be seen: all of it is in f16.
+const SEEN_IN_F16: f64 = 0.2;
+
+/// ARM multiplies and adds in f16, which no other CPU of llama.cpp's does: on one of these it would be wrong.
+#[test]
+fn attention_of_arm_is_in_f16() {
+    let (dump, model) = (data("arm-Q4_K_M"), shipped("qwen2-tiny-py-Q4_K_M.gguf"));
+    let (code, report) = audit(&dump, &model);
+    assert_eq!(code, 0, "{}", report["origins"]);
+    let folder = tempfile::tempdir().unwrap();
+    let into = folder.path().join("spoiled");
+    spoiled(&dump, &into, (0, "blk.0.attn_ctx"), SEEN_IN_F16);
+    let (code, report) = audit(&into, &model);
+    assert!(code == 1 && report["origins"].to_string().contains("blk.0.attn_ctx"), "{}", report["origins"]);
+    let other = folder.path().join("other");
+    spoiled(&dump, &other, (0, "blk.0.attn_ctx"), 0.0);
+    for entry in fs::read_dir(&other).unwrap().map(Result::unwrap) {
+        if entry.path().extension().is_some_and(|ending| ending == "txt") {
+            let text = fs::read_to_string(entry.path()).unwrap();
+            assert!(text.contains("on=CPU-ARM"));
+            fs::write(entry.path(), text.replace("CPU-ARM", "CPU")).unwrap();
+        }
+    }
+    let (code, report) = audit(&other, &model);
+    assert!(code == 1 && report["origins"].to_string().contains("blk.0.attn_ctx"), "{}", report["origins"]);
 }
 
 /// Takes the graphs out of a dump, and has it declare so much.

@@ -215,6 +215,9 @@ impl Graph {
     }
 }
 
+/// What a recording calls the CPU of an ARM machine, which llama.cpp's `CPU` has other kernels for.
+pub const CPU_OF_ARM: &str = "CPU-ARM";
+
 /// The name of a tensor that the scheduler copied to another backend, without `BACKEND#` and `#copy`.
 pub fn without_copy_marks(name: &str) -> &str {
     let Some((_, rest)) = name.split_once('#') else { return name };

@@ -25,6 +25,6 @@ pub mod rewrite;
 
 pub mod fault;
 
-pub use graph::{Graph, Id, Leaf, MAX_SRC, Tensor, View};
+pub use graph::{CPU_OF_ARM, Graph, Id, Leaf, MAX_SRC, Tensor, View};
 pub use op::Op;
 pub use params::Params;

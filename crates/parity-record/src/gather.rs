@@ -6,6 +6,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null_mut, slice_from_raw_parts};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+#[cfg(not(unix))]
+use crate::elsewhere::{loaded, symbol};
 use crate::region::Bytes;
 
 /// The kernel.
@@ -85,17 +87,6 @@ fn symbol(library: *mut c_void, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: a library that is loaded.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
     (!found.is_null()).then_some(found)
-}
-
-/// Where libraries are not loaded so, nothing is gathered.
-#[cfg(not(unix))]
-fn loaded(_name: &CStr) -> Option<*mut c_void> {
-    None
-}
-
-#[cfg(not(unix))]
-fn symbol(_library: *mut c_void, _name: &CStr) -> Option<*mut c_void> {
-    None
 }
 
 /// The result of a call, where it was done.

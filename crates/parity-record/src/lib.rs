@@ -4,6 +4,9 @@
 //! Shared by the library that is loaded into a foreign llama.cpp process, by the built-in llama.cpp and
 //! by the reader of printed tensors. Nothing here links llama.cpp: its functions come as an [`api::Api`].
 
+#[cfg(not(unix))]
+mod elsewhere;
+
 pub mod map;
 pub mod region;
 

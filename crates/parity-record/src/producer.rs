@@ -1,17 +1,38 @@
 //! What a graph and its backends say about who computes, and with what arithmetic.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use parity_dump::Producer;
 
 use parity_graph::known::Known;
+use parity_graph::{CPU_OF_ARM, Graph};
+
+/// What ggml calls the CPU.
+const CPU: &str = "CPU";
+
+/// A graph that says of which kind of machine its CPU is, where that has kernels of its own.
+pub fn of_this_machine(graph: &Graph) -> Cow<'_, Graph> {
+    named_for(graph, cfg!(target_arch = "aarch64"))
+}
+
+fn named_for(graph: &Graph, arm: bool) -> Cow<'_, Graph> {
+    let mut graph = Cow::Borrowed(graph);
+    if arm {
+        for tensor in &mut graph.to_mut().tensors {
+            tensor.backend =
+                tensor.backend.take().map(|name| if name == CPU { CPU_OF_ARM.to_owned() } else { name });
+        }
+    }
+    graph
+}
 
 /// The producer of a recording: `backends` are the names of ggml's backends with how many nodes each has.
 pub fn describe(backends: &HashMap<String, usize>, known: &Known, version: Option<String>) -> Producer {
     let mut names: Vec<&str> = backends.keys().map(String::as_str).filter(|name| !name.is_empty()).collect();
     names.sort_unstable();
     // Whatever is not the CPU counts: its kernels decide the rounding.
-    let kind = names.iter().find(|name| **name != "CPU").or(names.first()).map(|name| kind(name));
+    let kind = names.iter().find(|name| **name != CPU).or(names.first()).map(|name| kind(name));
     let numerics = kind.as_deref().and_then(|kind| numerics(kind, known));
     Producer {
         name: "llama.cpp".to_owned(),
@@ -53,6 +74,17 @@ mod tests {
         let cache_types = cache.iter().map(|name| (*name).to_owned()).collect();
         let producer = describe(&backends, &Known { cache_types, flash, ..Known::default() }, None);
         (producer.backend, producer.numerics)
+    }
+
+    #[test]
+    fn the_cpu_of_an_arm_machine_is_called_so() {
+        let text = "graph 1 of 2 on=CPU\nSQR f32 4 < 1 : a\nNONE f32 4 : b\n";
+        let graph = parity_graph::text::read(text).unwrap();
+        let named = |arm| named_for(&graph, arm).tensors[0].backend.clone();
+        assert_eq!((named(false).as_deref(), named(true).as_deref()), (Some(CPU), Some(CPU_OF_ARM)));
+        let mut card = graph.clone();
+        card.tensors[0].backend = Some("CUDA0".to_owned());
+        assert_eq!(named_for(&card, true).tensors[0].backend.as_deref(), Some("CUDA0"));
     }
 
     #[test]

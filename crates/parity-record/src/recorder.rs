@@ -30,6 +30,7 @@ use crate::kept::Observe;
 use crate::map::Mapping;
 pub use crate::options::{Host, Options, another};
 use crate::plan::{PassPlan, Planned, indices_as_f32};
+use crate::producer::of_this_machine;
 use crate::sequence::{Pass, Sequences};
 use crate::store::{BUFFER_BYTES, Store};
 
@@ -395,7 +396,7 @@ impl Recorder {
     fn note_graph(&mut self, graph: &Graph) {
         let Some(path) = &self.options.graphs else { return };
         let file = OpenOptions::new().create(true).append(true).open(path);
-        let text = graph_text::write(graph);
+        let text = graph_text::write(&of_this_machine(graph));
         if let Err(error) = file.and_then(|mut file| file.write_all(text.as_bytes())) {
             self.say_once(&format!("the graph could not be noted in {}: {error}", path.display()));
         }

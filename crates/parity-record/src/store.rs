@@ -8,6 +8,8 @@ use std::thread::JoinHandle;
 use parity_dump::hashes::HASHES;
 use parity_dump::{Checkpoint, DumpError, Element, Life, Manifest, Writer};
 
+#[cfg(not(unix))]
+use crate::elsewhere::without_signals;
 use crate::gather::Piece;
 use crate::hashing::StepHashes;
 use crate::options::Host;
@@ -412,10 +414,4 @@ fn without_signals<T>(start: impl FnOnce() -> T) -> T {
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
         result
     }
-}
-
-/// Where there are no signals, there are none to block.
-#[cfg(not(unix))]
-fn without_signals<T>(start: impl FnOnce() -> T) -> T {
-    start()
 }

@@ -7,48 +7,47 @@ use std::ffi::{c_int, c_void};
 
 use crate::{layout, life, limits, rows, tap};
 
-/// Makes `$name` an exported function that calls `$implementation` with the return address as one more
-/// argument, in register `$register`.
+/// Makes `$name` an exported function of `$n` arguments that calls `$implementation` with the return address as one more.
 macro_rules! with_caller {
-    ($($(#[$doc:meta])* $name:ident => $implementation:path, $register:literal;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident => $implementation:path, $n:tt;)*) => {$(
         $(#[$doc])*
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         pub extern "C" fn $name() {
-            std::arch::naked_asm!(concat!("mov ", $register, ", [rsp]"), "jmp {}", sym $implementation)
+            hand_on!($n, $implementation)
         }
     )*};
 }
 
 with_caller! {
     /// `(sched, callback, user_data)`: the program installs a callback of its own.
-    ggml_backend_sched_set_eval_callback => tap::set_eval_callback, "rcx";
+    ggml_backend_sched_set_eval_callback => tap::set_eval_callback, 3;
     /// `(sched, graph)`
-    ggml_backend_sched_graph_compute_async => tap::graph_compute_async, "rdx";
+    ggml_backend_sched_graph_compute_async => tap::graph_compute_async, 2;
     /// `(sched, graph)`
-    ggml_backend_sched_graph_compute => tap::graph_compute, "rdx";
+    ggml_backend_sched_graph_compute => tap::graph_compute, 2;
     /// `(sched, graph)`: memory is laid out for the largest graph.
-    ggml_backend_sched_reserve => layout::reserve, "rdx";
+    ggml_backend_sched_reserve => layout::reserve, 2;
     /// `(sched, graph, sizes)`: the same, without memory yet.
-    ggml_backend_sched_reserve_size => layout::reserve_size, "rcx";
+    ggml_backend_sched_reserve_size => layout::reserve_size, 3;
     /// `(sched, graph)`: a graph gets its memory.
-    ggml_backend_sched_alloc_graph => layout::alloc_graph, "rdx";
+    ggml_backend_sched_alloc_graph => layout::alloc_graph, 2;
     /// `(file name, two words of parameters)`: a model is opened.
-    gguf_init_from_file => tap::gguf_init_from_file, "rcx";
+    gguf_init_from_file => tap::gguf_init_from_file, 3;
     /// `(context, on)`
-    llama_set_warmup => tap::llama_set_warmup, "rdx";
+    llama_set_warmup => tap::llama_set_warmup, 2;
     /// `(context, kind, batch)`
-    llama_process => rows::llama_process, "rcx";
+    llama_process => rows::llama_process, 3;
     /// `(tensor, data, offset, size)`
-    ggml_backend_tensor_set => life::tensor_set, "r8";
+    ggml_backend_tensor_set => life::tensor_set, 4;
     /// `(from, to)`
-    ggml_backend_tensor_copy => life::tensor_copy, "rdx";
+    ggml_backend_tensor_copy => life::tensor_copy, 2;
     /// `(context)`
-    llama_get_logits => rows::llama_get_logits, "rsi";
+    llama_get_logits => rows::llama_get_logits, 1;
 }
 
-/// Makes `$name` an exported function with one pointer and one struct by value. The struct lies on the stack,
-/// where it belongs to the function that is called, so `$before(pointer, struct, caller)` may change it there.
+/// Makes `$name` an exported function with one pointer and one struct by value. The struct lies in memory that belongs to the
+/// function that is called, so `$before(pointer, struct, caller)` may change it there.
 /// It returns the real function, which then takes over as if it had been called.
 macro_rules! with_struct {
     ($($(#[$doc:meta])* $name:ident => $before:path;)*) => {$(
@@ -56,15 +55,7 @@ macro_rules! with_struct {
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         pub extern "C" fn $name() {
-            std::arch::naked_asm!(
-                "push rdi",
-                "mov rdx, [rsp + 8]",
-                "lea rsi, [rsp + 16]",
-                "call {}",
-                "pop rdi",
-                "jmp rax",
-                sym $before,
-            )
+            hand_on_struct!($before)
         }
     )*};
 }

@@ -44,8 +44,8 @@ unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _size: usize, images
         let bytes = usize::from((*info).dlpi_phnum) * size_of::<libc::Elf64_Phdr>();
         let headers = std::slice::from_raw_parts((*info).dlpi_phdr.cast::<u8>(), bytes).to_vec();
         let bias = (*info).dlpi_addr as usize;
-        // What the kernel brings along has a name and no file.
-        if path.is_absolute() || path.exists() {
+        // What the kernel brings along has a name without a folder, and no file.
+        if path.components().count() > 1 {
             (*images.cast::<Vec<Image>>()).push(Image { path, bias, headers });
         }
     }

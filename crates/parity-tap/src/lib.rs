@@ -2,7 +2,17 @@
 //! the real ones, and records what is computed in between.
 //!
 //! Whatever goes wrong in here is said once, and the program goes on as if nothing had been loaded.
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![cfg(all(
+    any(target_os = "linux", target_os = "macos"),
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+
+#[macro_use]
+#[cfg(target_arch = "x86_64")]
+mod calls;
+#[macro_use]
+#[cfg(any(target_arch = "aarch64", target_os = "macos"))]
+mod elsewhere;
 
 mod symbols;
 
@@ -17,5 +27,8 @@ mod limits;
 mod rows;
 mod states;
 
+#[cfg(target_os = "linux")]
 mod images;
 mod loaded;
+#[cfg(target_os = "macos")]
+use elsewhere::images;

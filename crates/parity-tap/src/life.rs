@@ -66,14 +66,14 @@ unsafe fn call(
 }
 
 /// Makes `$name` an exported function of a memory and up to four numbers, of which `$n` are noted as the event `$of`. The
-/// return address goes into the register of a sixth argument.
+/// return address is a sixth argument.
 macro_rules! calls {
     ($($name:ident => $of:literal, $n:literal;)*) => {$(
         #[allow(missing_docs, reason = "the functions are llama.cpp's")]
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         pub extern "C" fn $name() {
-            std::arch::naked_asm!("mov r9, [rsp]", "jmp {}", sym of::$name)
+            hand_on!(5, of::$name)
         }
     )*
     mod of {

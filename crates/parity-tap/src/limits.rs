@@ -2,12 +2,15 @@
 //! when it makes the context, and llama.cpp then aborts where it is asked for more.
 
 use std::ffi::{CStr, c_void};
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{host, rows, symbols, tap};
 
 /// Words of a `llama_context_params`, whose meaning depends on the release: more than any has.
 const WORDS: usize = 256;
+/// Words that are read of one: every release has more.
+const FIRST_WORDS: usize = 16;
 /// Words that every release begins with: n_ctx, n_batch, n_ubatch, n_seq_max.
 const COMMON_WORDS: usize = 4;
 /// `GGML_DEFAULT_N_THREADS`, the default of the two words n_threads and n_threads_batch.
@@ -16,6 +19,10 @@ const DEFAULT_THREADS: u32 = 4;
 const DEFAULTS_BETWEEN: [u32; 3] = [0, 0, 1];
 /// Place of n_outputs_max, 0 for no limit below n_batch, in releases that have it.
 const N_OUTPUTS_MAX: usize = 5;
+
+/// A `llama_context_params`, and room behind it.
+#[repr(C)]
+struct Params([u32; WORDS]);
 
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
@@ -80,11 +87,13 @@ fn place_of_limit(caller: *const c_void) -> Option<Option<usize>> {
     if defaults.is_null() {
         return None;
     }
-    // A struct this long is returned through a pointer to where it goes, the first argument.
-    type Defaults = unsafe extern "C" fn(*mut [u32; WORDS]);
-    let mut words = [0; WORDS];
-    // SAFETY: llama.cpp's function under its own name; it fills the start of `words`.
-    unsafe { std::mem::transmute::<*mut c_void, Defaults>(defaults)(&mut words) };
+    type Defaults = unsafe extern "C" fn() -> MaybeUninit<Params>;
+    // SAFETY: llama.cpp's function under its own name. A struct this long is returned through a pointer to where it goes, and
+    // the function fills its start, which is longer than the words that are read.
+    let words = unsafe {
+        let params = std::mem::transmute::<*mut c_void, Defaults>(defaults)();
+        params.as_ptr().cast::<[u32; FIRST_WORDS]>().read()
+    };
     let threads = words.windows(2).skip(COMMON_WORDS).position(|pair| pair == [DEFAULT_THREADS; 2])?;
     if words[COMMON_WORDS..COMMON_WORDS + threads] != *DEFAULTS_BETWEEN.get(..threads)? {
         return None;

@@ -15,6 +15,7 @@ use crate::{symbols, tap};
 /// What ggml looks up in a library that it is told to load, and calls. It gets no backend: ggml says so, and goes on.
 #[unsafe(no_mangle)]
 pub extern "C" fn ggml_backend_init() -> *mut c_void {
+    symbols::stay_loaded();
     tap::guarded((), || match host::asked() {
         Ok(Some(asked)) => {
             let (slots, images) = lead_here();

@@ -89,15 +89,15 @@ fn of_file(path: &CStr) -> Option<u64> {
     }
 }
 
-/// Makes `$name` an exported function of up to six words that saves or loads a state. All registers of arguments may be taken,
-/// so that the return address goes on the stack, as a seventh.
+/// Makes `$name` an exported function of up to six words that saves or loads a state. The return address is a
+/// seventh.
 macro_rules! states {
     ($($name:ident => $does:ident $of:ident $sequence:expr;)*) => {$(
         #[allow(missing_docs, reason = "the functions are llama.cpp's")]
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         pub extern "C" fn $name() {
-            std::arch::naked_asm!("mov rax, [rsp]", "push rax", "call {}", "add rsp, 8", "ret", sym of::$name)
+            hand_on!(6, of::$name)
         }
     )*
     mod of {

@@ -1,10 +1,12 @@
 //! The real functions behind those that this library stands in for.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, OsStr, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
+
+use crate::images;
 
 /// Functions found so far, by name, return address of the caller, and whether it must be the library's own.
 static FOUND: Mutex<Option<HashMap<(&'static CStr, usize, bool), usize>>> = Mutex::new(None);
@@ -72,6 +74,14 @@ fn stands_in(symbol: *mut c_void) -> bool {
     object_of(symbol).is_some_and(|path| is_preloaded(&path))
 }
 
+/// Has this library stay loaded: ggml unloads one that has no backend, and llama.cpp's calls lead here by then.
+pub fn stay_loaded() {
+    if let Some(path) = object_of(is_foreign as *const c_void) {
+        // SAFETY: a library that is loaded already is counted once more.
+        unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NODELETE) };
+    }
+}
+
 /// The function of this library that stands in for llama.cpp's of that name.
 pub fn stand_in(name: &str) -> Option<*mut c_void> {
     // What ggml calls to load a backend is called once, and not for others.
@@ -111,23 +121,11 @@ fn is_preloaded(path: &CStr) -> bool {
 
 /// A symbol of any loaded library but this one and those that stand in for it too.
 pub fn any(name: &CStr) -> *mut c_void {
-    let mut paths: Vec<CString> = Vec::new();
-    // SAFETY: the callback gets back the vector that is passed in.
-    unsafe { libc::dl_iterate_phdr(Some(collect), (&raw mut paths).cast()) };
-    let mut symbols = paths.iter().map(|path| in_object(path, name));
+    let paths =
+        images::all().into_iter().filter_map(|image| CString::new(image.path.as_os_str().as_bytes()).ok());
+    let mut symbols = paths.map(|path| in_object(&path, name));
     let found = symbols.find(|&symbol| is_foreign(symbol) && !stands_in(symbol));
     found.unwrap_or(std::ptr::null_mut())
-}
-
-unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _size: usize, paths: *mut c_void) -> c_int {
-    // SAFETY: `any` passes a vector; the name is a C string that lives while the library does.
-    unsafe {
-        let name: *const c_char = (*info).dlpi_name;
-        if !name.is_null() && *name != 0 {
-            (*paths.cast::<Vec<CString>>()).push(CStr::from_ptr(name).to_owned());
-        }
-    }
-    0
 }
 
 /// A symbol of a library that is already loaded, or of one that it depends on.

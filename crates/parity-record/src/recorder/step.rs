@@ -12,7 +12,7 @@ use crate::describe::{Described, Reader};
 use crate::hashes::Hashes;
 use crate::map::Mapping;
 use crate::plan::{PassPlan, leaf_dtype};
-use crate::producer;
+use crate::producer::{self, of_this_machine};
 use crate::store::{Announced, BUFFER_BYTES, Store};
 
 impl Recorder {
@@ -52,7 +52,9 @@ impl Recorder {
         let source = self.context.source();
         store.edit(move |manifest| drop(manifest.provenance.insert("sequences".to_owned(), source)));
         store.begin(plan, plan.planned.len() + plan.leaves.len() + plan.states.len());
-        let text = self.written[number].is_none().then(|| graph_text::write(&self.graphs[number].0));
+        let text = self.written[number]
+            .is_none()
+            .then(|| graph_text::write(&of_this_machine(&self.graphs[number].0)));
         let in_dump = *self.written[number].get_or_insert(self.graphs_written);
         self.graphs_written += usize::from(text.is_some());
         store.graph(in_dump, text);

@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
 use super::Carried;
+#[cfg(not(unix))]
+use crate::elsewhere::limit;
 use crate::error::{Error, Result};
 use crate::files::{TEXT_BYTES_MAX, read};
 use crate::gguf::Gguf;
@@ -187,9 +189,6 @@ fn limit() {
         unsafe { libc::setrlimit(what, &raw const most) };
     }
 }
-
-#[cfg(not(unix))]
-fn limit() {}
 
 /// A template that can be rendered.
 struct Template {
