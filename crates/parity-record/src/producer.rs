@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn the_cpu_of_an_arm_machine_is_called_so() {
         let text = "graph 1 of 2 on=CPU\nSQR f32 4 < 1 : a\nNONE f32 4 : b\n";
-        let graph = parity_graph::text::read(text).unwrap();
+        let graph = parity_graph::text::read(text).unwrap().remove(0);
         let named = |arm| named_for(&graph, arm).tensors[0].backend.clone();
         assert_eq!((named(false).as_deref(), named(true).as_deref()), (Some(CPU), Some(CPU_OF_ARM)));
         let mut card = graph.clone();
