@@ -181,7 +181,10 @@ fn pair(
     let rows = [&ours[..], &theirs[..]];
     let status = match whole.has(checkpoint) && !ours.is_empty() && !theirs.is_empty() {
         true => of_steps([candidate, reference], whole, checkpoint, rows),
-        false => of_rows([candidate, reference], checkpoint, rows),
+        false => match of_rows([candidate, reference], checkpoint, rows) {
+            Status::Shape(..) if whole.is_another_node(checkpoint) => Status::OtherSteps(ours.len() as u64),
+            status => status,
+        },
     };
     let mut sums = Accumulator::new(tolerance);
     if matches!(status, Status::Compared | Status::MissingRows(_) | Status::OtherSteps(_)) {

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use crate::checkpoint::Checkpoint;
 use crate::dump::{Graphs, Recording};
 use parity_dump::Dump;
-use parity_graph::{Graph, axis, known, label};
+use parity_graph::{Graph, Op, axis, known, label};
 
 /// Which tensors of two recordings belong to their steps, as their graphs tell.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +26,8 @@ struct Side {
     step_of: HashMap<u32, usize>,
     /// By step: the nodes without token rows.
     nodes: Vec<HashMap<Checkpoint, Elements>>,
+    /// The ops of nodes that llama.cpp named itself.
+    ops: HashMap<Checkpoint, Op>,
 }
 
 /// How many elements a graph gives a tensor without token rows.
@@ -46,6 +48,12 @@ impl Whole {
     pub fn has(&self, checkpoint: Checkpoint) -> bool {
         let sides = [&self.candidate, &self.reference];
         sides.iter().any(|side| side.nodes.iter().any(|nodes| nodes.contains_key(&checkpoint)))
+    }
+
+    /// Whether a name stands for other ops on the two sides: releases have given one name to other nodes.
+    pub fn is_another_node(&self, checkpoint: Checkpoint) -> bool {
+        let [ours, theirs] = [&self.candidate, &self.reference].map(|side| side.ops.get(&checkpoint));
+        !checkpoint.kind().is_fixed() && ours.zip(theirs).is_some_and(|(ours, theirs)| ours != theirs)
     }
 
     /// Whether rows of such different widths at `position` are two forms of one computation: each side's is as wide as its own
@@ -102,7 +110,7 @@ impl Side {
         // A graph that cannot be read tells nothing here; who needs it says so.
         let graphs = Graphs::read(dump).unwrap_or_default();
         let of_graph: Vec<HashMap<Checkpoint, Elements>> = graphs.all().iter().map(nodes).collect();
-        let mut side = Side::default();
+        let mut side = Side { ops: graphs.all().iter().flat_map(ops).collect(), ..Side::default() };
         for (number, step) in Recording::manifest(dump).steps.iter().enumerate() {
             side.step_of.extend(step.positions.iter().map(|&position| (position, number)));
             side.steps.push(step.positions.clone());
@@ -118,6 +126,12 @@ impl Side {
         let recorded = positions.iter().filter(|position| rows.binary_search(position).is_ok());
         recorded.eq(positions.iter().max())
     }
+}
+
+/// The ops of the nodes that have a name.
+fn ops(graph: &Graph) -> Vec<(Checkpoint, Op)> {
+    let labels = label::labels(graph);
+    graph.computed().filter_map(|id| Some((labels[id]?, graph.get(id).op.clone()))).collect()
 }
 
 /// The nodes of a graph that have a name of its own and no token rows, as [`Side::nodes`] has them.

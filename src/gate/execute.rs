@@ -50,11 +50,13 @@ struct Opened {
     tokenizer: OnceLock<Result<Tokenizer>>,
 }
 
+/// A file, and adapters, each with the bits of its scale.
+type Named = (PathBuf, Vec<(PathBuf, u32)>);
+
 /// Runs cases on the instrumented engine.
 #[derive(Default)]
 pub struct Engine {
-    /// By file and adapters, each with the bits of its scale.
-    models: Mutex<BTreeMap<(PathBuf, Vec<(PathBuf, u32)>), Shared>>,
+    models: Mutex<BTreeMap<Named, Shared>>,
 }
 
 impl Execute for Engine {

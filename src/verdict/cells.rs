@@ -158,8 +158,14 @@ fn attentions(graph: &Graph, names: &[Option<String>]) -> Vec<Attention> {
         let leaf = graph.origin(keys);
         let root = graph.root(leaf);
         let Some((cache, _)) = caches.iter().find(|(_, written)| *written == root) else { continue };
-        let (view, stream) = (graph.get(keys).view.map_or(0, |view| view.offset), graph.get(root).nb[2]);
-        let first_stream = if graph.get(root).ne[2] > 1 { view / stream.max(1) } else { 0 };
+        // What reads the cache itself: a view of all its streams or of some, which may be cast or turned behind it. The strides of
+        // a leaf in blocks are not known.
+        let walk = std::iter::successors(Some(keys), |id| graph.src(*id, 0)).take(graph.tensors.len());
+        let reads = walk.into_iter().find(|id| graph.root(*id) == root && graph.get(*id).view.is_some());
+        let reads = reads.map(|id| graph.get(id));
+        let view = reads.and_then(|tensor| Some((tensor.view?.offset, tensor.nb[3])));
+        let streams = graph.get(root).ne[2];
+        let first_stream = view.filter(|_| streams > 1).map_or(0, |(offset, stream)| offset / stream.max(1));
         if !out.iter().any(|known| known.mask == mask) {
             out.push(Attention { name, mask, cache: cache.clone(), first_stream });
         }

@@ -35,7 +35,7 @@ pub use nodes::describe_recorded;
 pub use pooled::weigh_pooled;
 pub use weights::weigh;
 pub use whole::{assemble, entries};
-pub use wiring::{Claim, File, apart, weigh_wiring};
+pub use wiring::{Claim, File, apart, unlike, weigh_wiring};
 
 /// What an answer rests on.
 #[derive(Clone, Debug, PartialEq)]

@@ -234,6 +234,11 @@ pub fn apart(claims: &[Claim<'_>; 2], file: Option<&File<'_>>) -> Vec<Group> {
     grouped(all.into_iter().map(|one| (one.node, one.aspect, one.has)))
 }
 
+/// The first thing in which the graphs of two sides differ, whatever it is.
+pub fn unlike(claims: &[Claim<'_>; 2]) -> Option<String> {
+    differences(&claims[0], &claims[1]).first().map(Differs::said)
+}
+
 /// What differs between the graphs of two sides, each thing once.
 fn differences(candidate: &Claim<'_>, reference: &Claim<'_>) -> Vec<Differs> {
     let mut all: Vec<Differs> = Vec::new();

@@ -126,7 +126,68 @@ fn files_of_one_type_with_other_numbers_are_two_models() {
     assert_eq!(code, 0, "{report:#}");
     let (code, report) = of(&other);
     assert_eq!(code, 1, "{report:#}");
-    assert!(reason(&report).contains("1 weight of one type with other numbers, first "), "{report:#}");
+    assert!(
+        reason(&report).contains("1 weight with other numbers than types explain, or in one alone, first "),
+        "{report:#}"
+    );
+}
+
+#[test]
+fn files_of_two_types_are_one_model_where_types_explain_the_numbers() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let changed = dir.path().join("changed.gguf");
+    let mut bytes = std::fs::read(model("F16")).unwrap();
+    // The rows of a matrix in another order: both halves of what lies in the middle of the data.
+    let (middle, half) = (bytes.len() / 2, 1 << 15);
+    let (first, second) = bytes[middle..middle + 2 * half].split_at_mut(half);
+    first.swap_with_slice(second);
+    std::fs::write(&changed, bytes).unwrap();
+    let words = [&[libraries.to_str().unwrap(), "{}", "5"], &PROMPT[..]].concat();
+    let of = |a: &str| ab(&["--a", a, "--b", &model("Q4_K_M")], &words, &[]);
+    let (code, report) = of(&model("F16"));
+    assert_eq!(code, 0, "{report:#}");
+    let (code, report) = of(changed.to_str().unwrap());
+    assert_eq!(code, 1, "{report:#}");
+    assert!(reason(&report).contains("with other numbers than types explain"), "{report:#}");
+}
+
+#[test]
+fn tokens_of_a_run_go_into_the_rows_of_their_sequences() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (libraries, model) = (libraries.to_str().unwrap(), model("F16"));
+    let prompts = "'b0:5 b1:4 b0:1,1:1 b0:1,1:1' 1 2 3 4 5 11 12 13 14";
+    let [a, b] = ["50 51 52 53", "60 61 62 63"].map(|answer| format!("{prompts} {answer}"));
+    let words = [libraries, &model, "{}"];
+    let (code, report) = ab(&["--a", &a, "--b", &b], &words, &[("DRIVER_SEQUENCES", "2")]);
+    assert_eq!(code, 0, "{report:#}");
+    assert!(report["answer"].to_string().contains("not its own first choice at 4 positions"), "{report:#}");
+}
+
+#[test]
+fn a_second_sequence_in_a_cache_of_its_own_is_read_where_it_lies() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (libraries, model) = (libraries.to_str().unwrap(), model("F16"));
+    let words = [&[libraries, &model, "b0:6 b1:3 b0:2"], &TOKENS[..]].concat();
+    // In blocks, turned before them, and in f32, which is cast for attention.
+    for cache in ["8,8", "0,0"] {
+        let flags = ["--own-rows", "--b-env", &format!("DRIVER_CACHE={cache}")];
+        let (code, report) = ab(&flags, &words, &[("DRIVER_SEQUENCES", "2"), ("DRIVER_FLASH", "on")]);
+        assert_eq!(code, 0, "{cache}: {report:#}");
+    }
+}
+
+#[test]
+fn runs_that_fail_are_not_identical() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let (libraries, model) = (libraries.to_str().unwrap(), model("F16"));
+    let words = [&[libraries, &model, "b0:5 L"], &TOKENS[..]].concat();
+    let (code, found) = ab(&["--repeat", "2"], &words, &[]);
+    assert_eq!(code, 2, "{found:#}");
+    assert!(
+        found["open"] == true && found["answer"].to_string().contains("ended with exit status 1"),
+        "{found:#}"
+    );
 }
 
 #[test]

@@ -26,17 +26,19 @@ impl Forced {
         Forced { rows, seen: HashMap::new() }
     }
 
-    /// Counts the rows of a pass, by sequence and position. The token that belongs into it where it is of one row; `None` where
-    /// the program's own stays.
-    fn pass(&mut self, rows: &[(u32, u32)]) -> Option<u32> {
-        let mut wanted = None;
+    /// Counts the rows of a pass, by sequence and position. The token that belongs into each that is the only one of its
+    /// sequence; `None` where the program's own stays.
+    fn pass(&mut self, rows: &[(u32, u32)]) -> Vec<Option<u32>> {
+        let mut wanted = Vec::with_capacity(rows.len());
         for &(sequence, position) in rows {
             let times = self.seen.entry((sequence, position)).or_insert(0);
             let same = |row: &&Computed| (row.0, row.1) == (sequence, position);
-            wanted = self.rows.iter().filter(same).nth(*times).and_then(|(_, _, token)| *token);
+            let token = self.rows.iter().filter(same).nth(*times).and_then(|(_, _, token)| *token);
             *times += 1;
+            let alone = rows.iter().filter(|row| row.0 == sequence).count() == 1;
+            wanted.push(token.filter(|_| alone));
         }
-        wanted.filter(|_| rows.len() == 1)
+        wanted
     }
 
     /// Counts anew: what was computed so far was a warm-up.
@@ -44,8 +46,8 @@ impl Forced {
         self.seen.clear();
     }
 
-    /// Puts the other run's token into a pass of one row before it is computed; the program's own where that was another.
-    /// Batches of several rows are prompts, which are left as they are. `rows` are the sequence and the position of each.
+    /// Puts the other run's tokens into a pass before it is computed; the rows where the program's own was another, with that.
+    /// Several rows of one sequence are a prompt, which is left as it is. `rows` are the sequence and the position of each.
     ///
     /// # Safety
     /// `leaf` is the input of `api`'s library that holds the ids of `tokens`, and is set.
@@ -55,17 +57,16 @@ impl Forced {
         leaf: RawTensor,
         tokens: &mut [u32],
         rows: &[(u32, u32)],
-    ) -> Option<u32> {
-        let wanted = self.pass(rows)?;
-        let [token] = tokens else { return None };
-        let own = std::mem::replace(token, wanted);
-        if own == wanted {
-            return None;
+    ) -> Vec<(usize, u32)> {
+        let mut replaced = Vec::new();
+        for (row, (token, wanted)) in tokens.iter_mut().zip(self.pass(rows)).enumerate() {
+            let Some(wanted) = wanted.filter(|wanted| wanted != token) else { continue };
+            replaced.push((row, std::mem::replace(token, wanted)));
+            let bytes = wanted.to_ne_bytes();
+            // SAFETY: the input holds an id of four bytes for each token, by the caller's promise.
+            unsafe { (api.tensor_set)(leaf, bytes.as_ptr().cast(), row * bytes.len(), bytes.len()) };
         }
-        let bytes = wanted.to_ne_bytes();
-        // SAFETY: the input holds one id of four bytes, by the caller's promise.
-        unsafe { (api.tensor_set)(leaf, bytes.as_ptr().cast(), 0, bytes.len()) };
-        Some(own)
+        replaced
     }
 }
 
@@ -112,14 +113,16 @@ mod tests {
     }
 
     #[test]
-    fn only_steps_of_one_row_behind_the_prompt_are_forced() {
+    fn rows_behind_the_prompt_are_forced() {
         let mut forced = forced();
-        assert_eq!(forced.pass(&[(0, 0), (0, 1)]), None);
-        assert_eq!((forced.pass(&[(0, 2)]), forced.pass(&[(1, 0)])), (Some(7), None));
-        assert_eq!((forced.pass(&[(1, 1)]), forced.pass(&[(0, 2)])), (Some(9), Some(8)));
-        assert_eq!((forced.pass(&[(0, 2)]), forced.pass(&[(0, 3)]), forced.pass(&[])), (None, None, None));
+        assert_eq!(forced.pass(&[(0, 0), (0, 1)]), [None, None]);
+        assert_eq!(forced.pass(&[(0, 2)]), [Some(7)]);
+        assert_eq!(forced.pass(&[(1, 0)]), [None]);
+        // Two sequences that are decoded together.
+        assert_eq!(forced.pass(&[(1, 1), (0, 2)]), [Some(9), Some(8)]);
+        assert_eq!((forced.pass(&[(0, 2)]), forced.pass(&[(0, 3)])), (vec![None], vec![None]));
         forced.begin_again();
-        assert_eq!((forced.pass(&[(0, 2), (1, 1)]), forced.pass(&[(0, 2)])), (None, Some(8)));
+        assert_eq!(forced.pass(&[(0, 1), (0, 2)]), [None, None]);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::model::diff::Whose;
 use crate::ops::bound::HEALTHY;
 use crate::report::words::{count, number};
 use crate::report::{CheckpointVerdict, Entry, Finding, FirstDivergence, LocalError, Report, Verdict};
-use crate::verdict::{Claim, File, Gap, apart};
+use crate::verdict::{Claim, File, Gap, apart, unlike};
 
 /// Two runs: A is the reference, B the candidate.
 pub struct Sides<'a> {
@@ -95,6 +95,9 @@ pub fn of_one_text(report: &mut Report, sides: &Sides<'_>) -> Result<()> {
     let groups = apart(&claims, Some(&file));
     report.findings = groups.iter().map(|group| numbers::finding(group, sides.gguf, commands)).collect();
     accuse_either(report);
+    if let Some(unlike) = unlike(&claims).filter(|_| sides.a.model != sides.b.model) {
+        report.leave_open(format!("the graphs of the two files are not the same: {unlike}"));
+    }
     report.answer.push(who(report));
     report.answer.extend(report.findings.iter().map(|finding| finding.effect.clone()));
     report.answer.extend(computes(sides, theirs, ours));

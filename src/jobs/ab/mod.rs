@@ -113,7 +113,9 @@ fn compare(a: &Recorded, b: &Recorded, options: &Options<'_>) -> Result<Report> 
         Some(_) => two_files::compare([&other, &file], [&mut candidate, &mut reference], options)?,
     };
     let sides = answer::Sides { a, b, reference: &reference, candidate: &candidate, gguf: file.gguf() };
-    match common < prompt {
+    // Who failed on the way has no other prompt, but less of it.
+    let one_failed = a.failed.is_some() != b.failed.is_some();
+    match common < prompt && !one_failed {
         true => answer::of_other_prompts(&mut report, &sides, common, options.no_text),
         false => answer::of_one_text(&mut report, &sides)?,
     }

@@ -8,6 +8,7 @@ use std::path::Path;
 use parity_dump::Dump;
 use serde::Serialize;
 
+use super::repeat::ended;
 use super::side::{Recorded, Recording, record};
 use super::unseen::{Group, group, over_rounding};
 use super::{Side, diff};
@@ -98,6 +99,9 @@ pub fn observation(side: &Side, how: &Recording<'_>, judged: &diff::Options) -> 
     let observe = if how.observe == Observe::Auto { Observe::Nodes } else { how.observe };
     let how = &Recording { observe, ..how.clone() };
     let seen = record(&named(side, "seen"), how, None)?;
+    if let Some(why) = ended(&seen, &Dump::open(&seen.dir)?) {
+        return Err(Error::new("parity ab --observation", why).expected("a run to its end"));
+    }
     let (mut looking, mut found) = Looking::at_both(side, how, &seen)?;
     looking.runs += 1;
     if !found.differing.is_empty() {

@@ -28,6 +28,8 @@ pub struct Repeated {
     pub runs: usize,
     /// The first node whose bits differ in any of them; null where none does.
     pub first: Option<Checkpoint>,
+    /// Whether a run computed other tokens or failed: then equal bits of what was compared are no parity.
+    pub open: bool,
     /// Every node that differs, in execution order.
     pub nodes: Vec<Node>,
     /// The answer, in sentences.
@@ -50,13 +52,21 @@ pub struct Node {
 impl Repeated {
     /// Equal bits are parity.
     pub fn verdict(&self) -> Verdict {
-        if self.first.is_none() { Verdict::Parity } else { Verdict::Divergence }
+        match (self.first, self.open) {
+            (Some(_), _) => Verdict::Divergence,
+            (None, true) => Verdict::Undecided,
+            (None, false) => Verdict::Parity,
+        }
     }
 
     /// For people.
     pub fn render(&self) -> String {
         const SHOWN: usize = 12;
         let mut lines = match self.first {
+            None if self.open => vec![format!(
+                "UNDECIDED: {} are equal in every bit that all of them recorded, and did not do the same",
+                count(self.runs, "run")
+            )],
             None => vec![format!(
                 "IDENTICAL: {} are equal in every bit that was recorded",
                 count(self.runs, "run")
@@ -91,6 +101,8 @@ struct Found {
     firsts: Vec<Checkpoint>,
     /// The first run that differs.
     kept: Option<Recorded>,
+    /// Sentences on runs that computed other tokens, or failed.
+    open: Vec<String>,
 }
 
 /// Records a command so many times, each with the first run's tokens, and compares the bits.
@@ -105,7 +117,8 @@ pub fn repeat(side: &Side, runs: usize, how: &Recording<'_>, judged: &diff::Opti
     let first = record(&named(1), how, None)?;
     let reference = Dump::open(&first.dir)?;
     let order = execution_order(&reference)?;
-    let mut found = Found { order, nodes: Vec::new(), firsts: Vec::new(), kept: None };
+    let mut found = Found { order, nodes: Vec::new(), firsts: Vec::new(), kept: None, open: Vec::new() };
+    found.open.extend(ended(&first, &reference));
     for run in 2..=runs {
         let again = record(&named(run), how, Some(&first.forced()))?;
         found.add(&again, &reference)?;
@@ -117,18 +130,35 @@ pub fn repeat(side: &Side, runs: usize, how: &Recording<'_>, judged: &diff::Opti
     let place = |id: &Checkpoint| found.order.iter().position(|known| known == id);
     found.nodes.sort_by_key(|node| place(&node.id));
     let earliest = found.firsts.iter().min_by_key(|id| place(id)).copied();
-    let mut answer = vec![];
+    let mut answer = std::mem::take(&mut found.open);
+    let open = !answer.is_empty();
     if let (Some(id), Some(kept)) = (earliest, &found.kept) {
         answer.push(how_often(&found, id, runs));
         answer.push(explained(&first, kept, id, judged)?);
     }
-    Ok(Repeated { schema: SCHEMA, runs, first: earliest, nodes: found.nodes, answer })
+    Ok(Repeated { schema: SCHEMA, runs, first: earliest, open, nodes: found.nodes, answer })
 }
 
 impl Found {
+    /// What a run did otherwise than the first, or did not do: its bits say nothing of what is not there.
+    fn note_other_work(&mut self, again: &Recorded, candidate: &Dump, reference: &Dump) {
+        let name = &again.name;
+        let (ours, theirs) = (candidate.tokens(), reference.tokens());
+        let common = compare::common_positions(ours, theirs) as usize;
+        if common < ours.len().max(theirs.len()) {
+            self.open.push(format!(
+                "{name} computed other tokens than run1: the first {common} of {} and {} are the same",
+                ours.len(),
+                theirs.len()
+            ));
+        }
+        self.open.extend(ended(again, candidate));
+    }
+
     /// What a further run differs in.
     fn add(&mut self, again: &Recorded, reference: &Dump) -> Result<()> {
         let candidate = Dump::open(&again.dir)?;
+        self.note_other_work(again, &candidate, reference);
         let all = compare::bits::all(&candidate, reference, &self.order);
         let Some((first, _)) = first_of(&all, reference) else { return Ok(()) };
         self.firsts.push(first);
@@ -154,6 +184,14 @@ impl Found {
         }
         Ok(())
     }
+}
+
+/// That a run did not come to its end.
+pub(super) fn ended(run: &Recorded, dump: &Dump) -> Option<String> {
+    let failed = run.failed.as_ref().map(|how| format!("the program of {} ended with {how}", run.name));
+    let stopped =
+        || (!dump.manifest().is_whole()).then(|| format!("the recording of {} is cut short", run.name));
+    failed.or_else(stopped)
 }
 
 /// In how many runs a node is the first to differ.

@@ -1,5 +1,6 @@
 //! One run of a program, recorded.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -111,7 +112,7 @@ pub fn record(side: &Side, how: &Recording<'_>, forced: Option<&Forced>) -> Resu
     })?;
     let dump = Dump::open(&dir)?;
     let (tokens, prompt) = (dump.tokens().to_vec(), prompt(&dump));
-    let rows = computed(&dump, prompt);
+    let rows = computed(&dump);
     let (name, command) = (side.name.clone(), side.command.clone());
     let has_adapter = Graphs::read(&dump)?.adapter_matrix().is_some();
     let adapters = if has_adapter { how.adapters.to_vec() } else { Vec::new() };
@@ -130,30 +131,41 @@ pub fn record(side: &Side, how: &Recording<'_>, forced: Option<&Forced>) -> Resu
     })
 }
 
-/// The rows of a dump, in the order in which they were computed.
-fn computed(dump: &Dump, prompt: u32) -> Vec<Computed> {
-    let manifest = dump.manifest();
-    let of_step = |step: &'_ Step| {
-        let token = |number: u32| manifest.tokens.get(number as usize).copied().filter(|_| number >= prompt);
-        let rows = step.positions.iter().zip(step.at()).enumerate();
-        let row = |(row, (&number, &at)): (usize, (&u32, &u32))| {
-            (step.sequences_of(row).first().copied().unwrap_or(0), at, token(number))
-        };
-        rows.map(row).collect::<Vec<Computed>>()
-    };
-    manifest.steps.iter().flat_map(of_step).collect()
+/// The rows of a dump, in the order in which they were computed. Its program chose the token of what is the only row of its sequence
+/// in a step and not its first: a prompt that was computed token by token looks like an answer from its second token on.
+fn computed(dump: &Dump) -> Vec<Computed> {
+    let (manifest, mut begun) = (dump.manifest(), HashSet::new());
+    let mut all = Vec::new();
+    for step in &manifest.steps {
+        let ids: Vec<u32> = (0..step.positions.len())
+            .map(|row| step.sequences_of(row).first().copied().unwrap_or(0))
+            .collect();
+        for ((&number, &at), id) in step.positions.iter().zip(step.at()).zip(&ids) {
+            let alone = ids.iter().filter(|other| *other == id).count() == 1;
+            let token = manifest.tokens.get(number as usize).copied();
+            all.push((*id, at, token.filter(|_| alone && begun.contains(id))));
+        }
+        begun.extend(ids);
+    }
+    all
 }
 
-/// Where the prompt ends: behind the last step of more than one row. A prompt that was computed token by token looks like
-/// an answer from its second token on.
+/// Where the prompt ends: behind the last step that computes several rows of one sequence. A prompt that was computed token by
+/// token looks like an answer from its second token on.
 fn prompt(dump: &Dump) -> u32 {
-    let steps = &dump.manifest().steps;
-    let rows =
-        |step: &'_ Step| step.positions.iter().filter(|row| dump.is_chosen(Some(**row))).copied().collect();
-    let mut steps = steps.iter().map(|step| -> Vec<u32> { rows(step) }).filter(|rows| !rows.is_empty()).rev();
-    let first = steps.clone().last();
-    let behind = steps.find(|rows| rows.len() > 1).or(first);
-    behind.and_then(|rows| rows.last().copied()).map_or(0, |last| last + 1)
+    let rows = |step: &Step| -> Vec<(u32, Option<u32>)> {
+        let all = step.positions.iter().copied().enumerate();
+        let all = all.filter(|(_, number)| dump.is_chosen(Some(*number)));
+        all.map(|(row, number)| (number, step.sequences_of(row).first().copied())).collect()
+    };
+    let is_prompt = |rows: &[(u32, Option<u32>)]| {
+        let sequences: HashSet<Option<u32>> = rows.iter().map(|(_, id)| *id).collect();
+        sequences.len() < rows.len()
+    };
+    let steps = dump.manifest().steps.iter().map(rows).filter(|rows| !rows.is_empty());
+    let steps: Vec<_> = steps.collect();
+    let behind = steps.iter().rev().find(|rows| is_prompt(rows)).or(steps.first());
+    behind.and_then(|rows| rows.last()).map_or(0, |(last, _)| last + 1)
 }
 
 /// `LD_LIBRARY_PATH` with a folder before what is in it.

@@ -8,7 +8,7 @@ use super::side::Recorded;
 use crate::audit::AuditRows;
 use crate::engine::fused::file::ModelFile;
 use crate::error::Result;
-use crate::gguf::{Gguf, TensorInfo, TensorRef};
+use crate::gguf::{DType, Gguf, TensorInfo, TensorRef};
 use crate::jobs::audit::{self, audit};
 use crate::jobs::diff::{self, diff};
 use crate::report::words::count;
@@ -40,7 +40,7 @@ pub fn compare(
 
 /// In what the models of two sides are not the same.
 pub struct Apart {
-    /// Tensors of both files that have one type and other numbers, in the order of the first.
+    /// Tensors that one file alone has, or that have other numbers than their types explain, in the order of the first.
     weights: Vec<String>,
     /// Whether one side alone has an adapter, or another one.
     adapters: bool,
@@ -60,12 +60,18 @@ pub fn apart(one: &ModelFile, other: &ModelFile) -> Result<Option<Apart>> {
     let pairs = one.tensors().map(|info| (info, one.tensor(&info.name), other.tensor(&info.name)));
     let pairs: Vec<_> = pairs.collect();
     let is_other = |info: &TensorInfo, one: Option<TensorRef<'_>>, other: Option<TensorRef<'_>>| {
-        let both = one.zip(other);
-        both.filter(|(one, other)| one.info.dtype == other.info.dtype && one.bytes != other.bytes)
-            .map(|_| info.name.clone())
+        let is_other = match (one, other) {
+            (Some(one), Some(other)) => has_other_numbers(&one, &other),
+            // Who has no matrix of its own for the output takes that of the embedding.
+            _ => info.name != OUTPUT,
+        };
+        is_other.then(|| info.name.clone())
     };
+    let more = other.tensors().filter(|info| one.tensor(&info.name).is_none() && info.name != OUTPUT);
+    let more: Vec<String> = more.map(|info| info.name.clone()).collect();
     let weights: Vec<String> =
         pairs.par_iter().filter_map(|(info, one, other)| is_other(info, *one, *other)).collect();
+    let weights = [weights, more].concat();
     let same = |one: Option<TensorRef<'_>>, other: Option<TensorRef<'_>>| {
         one.zip(other).is_some_and(|(one, other)| one.info.dtype == other.info.dtype)
     };
@@ -75,6 +81,61 @@ pub fn apart(one: &ModelFile, other: &ModelFile) -> Result<Option<Apart>> {
         && pairs.iter().all(|(_, one, other)| same(*one, *other))
         && one.metadata() == other.metadata();
     Ok((!is_one).then_some(Apart { weights, adapters }))
+}
+
+/// The matrix of the output.
+const OUTPUT: &str = "output.weight";
+
+/// Values of a row whose largest says how far apart numbers of a type lie: those of the largest blocks that any type has.
+const BLOCK: usize = 256;
+
+/// How many steps of a type a number may lie from what it was made of: half a step by rounding, as much by that of a block's own
+/// scale, and as much again where the scale was chosen for the others' sake.
+const STEPS: f32 = 2.0;
+
+/// The share of a matrix in blocks that may lie farther out: values that were cut, so that the others come nearer.
+const CUT: f64 = 1e-3;
+
+/// Steps of a type between the largest number of a block and its negative; of floating point, between a number and twice it.
+fn steps(dtype: DType) -> f32 {
+    let bits = match dtype.name() {
+        "F64" | "F32" => 24,
+        "F16" => 11,
+        "BF16" => 8,
+        name => name.chars().find_map(|digit| digit.to_digit(10)).unwrap_or(1),
+    };
+    (bits as f32).exp2()
+}
+
+/// Whether two tensors of one name hold other numbers: of one type other bytes, of two types more than these explain.
+fn has_other_numbers(one: &TensorRef<'_>, other: &TensorRef<'_>) -> bool {
+    let [first, second] = [one, other].map(|tensor| tensor.info.dtype);
+    if one.info.shape != other.info.shape {
+        return true;
+    }
+    if first == second {
+        return one.bytes != other.bytes;
+    }
+    if !first.is_decodable() || !second.is_decodable() {
+        return false;
+    }
+    let (ours, theirs): (Vec<f32>, Vec<f32>) = (one.decode(), other.decode());
+    let step = |dtype: DType, value: f32, largest: f32| {
+        let of = if dtype.block_len() == 1 { value.abs() } else { 2.0 * largest };
+        of / steps(dtype)
+    };
+    let beyond = ours.chunks(BLOCK).zip(theirs.chunks(BLOCK)).map(|(ours, theirs)| {
+        let largest = ours.iter().chain(theirs).fold(0.0f32, |max, value| max.max(value.abs()));
+        let far = |(a, b): (&f32, &f32)| {
+            let near = STEPS * (step(first, *a, largest) + step(second, *b, largest));
+            !((a - b).abs() <= near + f32::from(half::f16::MIN_POSITIVE_SUBNORMAL))
+        };
+        ours.iter().zip(theirs).filter(|pair| far(*pair)).count()
+    });
+    let beyond: usize = beyond.sum();
+    let is_exact = [first, second].iter().all(|dtype| dtype.block_len() == 1);
+    let allowed = if is_exact { 0.0 } else { CUT * ours.len() as f64 };
+    beyond as f64 > allowed
 }
 
 /// Says that the sides are of two models. Types are a difference of arithmetic; other numbers in one type, and an adapter of one
@@ -87,7 +148,7 @@ pub fn add(report: &mut Report, apart: &Apart, [a, b]: [&Recorded; 2]) {
     ));
     let weights = apart.weights.first().map(|first| {
         let weights = count(apart.weights.len(), "weight");
-        format!("the files are of two models: {weights} of one type with other numbers, first {first}")
+        format!("the files are of two models: {weights} with other numbers than types explain, or in one alone, first {first}")
     });
     let adapters = || {
         let has = |side: &Recorded| if side.adapters.is_empty() { "none" } else { "an adapter" };

@@ -53,8 +53,8 @@ impl Recorder {
         let sequence = |row: usize| life.sequences.get(row).and_then(|ids| ids.first()).copied().unwrap_or(0);
         let rows: Vec<(u32, u32)> = at.iter().enumerate().map(|(row, at)| (sequence(row), *at)).collect();
         // SAFETY: by the caller's promise.
-        if let Some(own) = unsafe { forced.put(reader.api, leaf, tokens, &rows) } {
-            self.host.status("replaced", &format!("{} {own}", numbers[0]));
+        for (row, own) in unsafe { forced.put(reader.api, leaf, tokens, &rows) } {
+            self.host.status("replaced", &format!("{} {own}", numbers[row]));
         }
     }
 }
