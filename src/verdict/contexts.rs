@@ -197,8 +197,8 @@ mod tests {
     fn after(events: &[Event]) -> Before {
         let mut context = Context::default();
         let mut rows = |sequence: u32, first: u32, tokens: &[u32]| {
-            let mut step = Step::default();
-            step.positions = (first..first + tokens.len() as u32).collect();
+            let positions = (first..first + tokens.len() as u32).collect();
+            let mut step = Step { positions, ..Step::default() };
             step.life.sequences = vec![vec![sequence]; tokens.len()];
             context.step(&step, tokens)
         };

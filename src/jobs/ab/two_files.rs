@@ -1,7 +1,7 @@
 //! Runs of two model files, as of one model in two types of weights: each side is judged by its own file.
 
 use parity_dump::Dump;
-
+use parity_graph::weights::{OUTPUT, weight};
 use rayon::prelude::*;
 
 use super::side::Recorded;
@@ -63,11 +63,11 @@ pub fn apart(one: &ModelFile, other: &ModelFile) -> Result<Option<Apart>> {
         let is_other = match (one, other) {
             (Some(one), Some(other)) => has_other_numbers(&one, &other),
             // Who has no matrix of its own for the output takes that of the embedding.
-            _ => info.name != OUTPUT,
+            _ => info.name != weight(OUTPUT),
         };
         is_other.then(|| info.name.clone())
     };
-    let more = other.tensors().filter(|info| one.tensor(&info.name).is_none() && info.name != OUTPUT);
+    let more = other.tensors().filter(|info| one.tensor(&info.name).is_none() && info.name != weight(OUTPUT));
     let more: Vec<String> = more.map(|info| info.name.clone()).collect();
     let weights: Vec<String> =
         pairs.par_iter().filter_map(|(info, one, other)| is_other(info, *one, *other)).collect();
@@ -82,9 +82,6 @@ pub fn apart(one: &ModelFile, other: &ModelFile) -> Result<Option<Apart>> {
         && one.metadata() == other.metadata();
     Ok((!is_one).then_some(Apart { weights, adapters }))
 }
-
-/// The matrix of the output.
-const OUTPUT: &str = "output.weight";
 
 /// Values of a row whose largest says how far apart numbers of a type lie: those of the largest blocks that any type has.
 const BLOCK: usize = 256;
