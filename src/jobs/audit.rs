@@ -1,7 +1,7 @@
 //! One dump against exact arithmetic, on the graph that it brings or that is built for it.
 
 use super::graphs::{ByGraph, nothing_selected};
-use super::{notes_of, path_of, put_in_words, settle, with_matrices};
+use super::{notes_of, path_of, put_in_words, refuse_no_numbers, settle, with_matrices};
 use crate::audit::AuditRows;
 use crate::audit::{self, How, Steps};
 use crate::checkpoint::Checkpoint;
@@ -115,5 +115,6 @@ pub fn judged(dump: &Dump, by: &ByGraph<'_>, options: &Options) -> Result<Report
         Gap::of_dump("dump", dump).into_iter().chain(Gap::of_rows("dump", dump, built)).collect();
     weigh_masks(&mut report, &[(Whose::Recorded, dump)], Some(by.gguf));
     refuse_gaps(&mut report, &gaps, *allow_missing);
+    refuse_no_numbers(&mut report, &[dump]);
     Ok(report)
 }

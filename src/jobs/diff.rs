@@ -5,7 +5,9 @@ use std::collections::{HashMap, HashSet};
 use super::bitwise;
 use super::graphs::{self, ByGraph};
 use super::hashed;
-use super::{matrices_of_one, notes_of, path_of, put_in_words, settle, tokens_of, with_matrices};
+use super::{
+    matrices_of_one, notes_of, path_of, put_in_words, refuse_no_numbers, settle, tokens_of, with_matrices,
+};
 use crate::audit::AuditRows;
 use crate::audit::{self, Carried, Fed, Finding, Findings, Graphs, How, Judged, Reads, Steps, carried};
 use crate::checkpoint::{Checkpoint, Kind, usual_order};
@@ -309,6 +311,7 @@ fn weigh_claims(
     let masked = [(Whose::Candidate, candidate), (Whose::Reference, reference)];
     weigh_masks(report, &masked[usize::from(borrowed)..], Some(by.gguf));
     weigh_pooled(report, [candidate, reference]);
+    refuse_no_numbers(report, &[candidate, reference]);
 }
 
 /// Everything that is known of one node.

@@ -111,6 +111,25 @@ fn path_of(dump: &Dump) -> Option<String> {
     Some(dump.path().display().to_string())
 }
 
+/// Logits of which none is a number say nothing of what leads to them, however right it is.
+fn refuse_no_numbers(report: &mut Report, dumps: &[&Dump]) {
+    let logits = Checkpoint::global(Kind::Logits);
+    let is_number = |dump: &Dump, position: u32| {
+        let mut buffer = Vec::new();
+        let row = Recording::row(dump, logits, position, &mut buffer);
+        row.is_some_and(|row| row.iter().any(|value| value.is_finite()))
+    };
+    for dump in dumps {
+        let rows = Recording::positions(*dump, logits);
+        if !rows.is_empty() && !rows.iter().any(|row| is_number(dump, *row)) {
+            report.leave_open(format!(
+                "the logits of {} are NaN or Inf throughout, as in exact arithmetic: nothing shows in what leads to them",
+                words::count(rows.len(), "row")
+            ));
+        }
+    }
+}
+
 fn tokens_of(recording: &dyn Recording) -> &[u32] {
     recording.tokens()
 }
