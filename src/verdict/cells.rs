@@ -37,12 +37,8 @@ struct Cache {
 impl Cache {
     /// Follows a call.
     fn event(&mut self, event: &Event) {
-        let number = |at: usize| event.arguments.get(at).copied().unwrap_or(-1);
-        let id = |at: usize| u32::try_from(number(at)).ok();
-        let range = |from: usize| {
-            let end = Some(number(from + 1)).filter(|end| *end >= 0).unwrap_or(i64::MAX);
-            number(from).max(0)..end
-        };
+        let (number, id) = (|at| event.number(at), |at| event.id(at));
+        let range = |from| event.range(from);
         match (event.call.as_str(), id(0)) {
             ("clear", _) => (self.cells, self.unknown) = (BTreeMap::new(), false),
             ("load", Some(sequence)) => {

@@ -72,12 +72,8 @@ struct Context {
 
 impl Context {
     fn event(&mut self, event: &Event) {
-        let number = |at: usize| event.arguments.get(at).copied().unwrap_or(-1);
-        let id = |at: usize| u32::try_from(number(at)).ok();
-        let range = |from: usize| {
-            let end = Some(number(from + 1)).filter(|end| *end >= 0).unwrap_or(i64::MAX);
-            number(from).max(0)..end
-        };
+        let (number, id) = (|at| event.number(at), |at| event.id(at));
+        let range = |from| event.range(from);
         match event.call.as_str() {
             "clear" => self.sequences.clear(),
             "seq_rm" => {

@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +47,24 @@ pub struct Event {
     /// context, and a hash of the state; a `load` of which neither is known has none.
     #[serde(default)]
     pub arguments: Vec<i64>,
+}
+
+impl Event {
+    /// One of its numbers; -1, as llama.cpp has it for all, where it has none.
+    pub fn number(&self, at: usize) -> i64 {
+        self.arguments.get(at).copied().unwrap_or(-1)
+    }
+
+    /// The sequence that one of its numbers is; `None` of all.
+    pub fn id(&self, at: usize) -> Option<u32> {
+        u32::try_from(self.number(at)).ok()
+    }
+
+    /// The positions that two of its numbers bound, where a negative one is no bound.
+    pub fn range(&self, from: usize) -> Range<i64> {
+        let end = Some(self.number(from + 1)).filter(|end| *end >= 0).unwrap_or(i64::MAX);
+        self.number(from).max(0)..end
+    }
 }
 
 impl fmt::Display for Event {
@@ -110,7 +129,8 @@ impl Manifest {
 
     /// Whether there is more than one text to follow: rows of several sequences, positions that repeat, or calls in between.
     pub fn has_life(&self) -> bool {
-        self.is_numbered() || self.steps.iter().any(|step| step.life != Life::default())
+        let has_more = |life: &Life| !life.sequences.is_empty() || !life.events.is_empty();
+        self.is_numbered() || self.steps.iter().any(|step| has_more(&step.life))
     }
 
     /// Which rows the numbers of a numbered dump are, in words: the first `most` runs of them.

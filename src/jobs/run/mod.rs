@@ -301,6 +301,7 @@ pub fn gaps(options: &RunOptions, ours: &[u32], reference: &Dump) -> Vec<Gap> {
     let mut gaps = if asked_for { Vec::new() } else { verdict::gaps(ours, theirs) };
     gaps.extend(Gap::of_steps("reference", reference).filter(|_| whole));
     gaps.extend(Gap::of_end("reference", reference));
+    gaps.extend(Gap::of_writes("reference", reference.manifest()));
     gaps
 }
 
