@@ -7,9 +7,7 @@ use indexmap::IndexMap;
 use parity_graph::fault;
 
 use crate::arithmetic::Hypothesis;
-use crate::audit::{
-    AuditRows, Finding, How, Labelled, Names, Sight, Steps, Suspect, Tokens, audit, judge, order,
-};
+use crate::audit::{AuditRows, Finding, How, Labelled, Sight, Steps, Suspect, Tokens, audit, judge, order};
 use crate::checkpoint::Checkpoint;
 use crate::engine::op_by_op::compute;
 use crate::error::Result;
@@ -70,8 +68,7 @@ pub fn measure(
             progress(measured.borrow().len(), ids.len());
         }
     };
-    let silent = |_: &Suspect<'_>| Names::default();
-    let how = How { rows: AuditRows::default(), wants, diagnose: &silent, look: Some(&look) };
+    let how = How { rows: AuditRows::default(), wants, diagnose: None, look: Some(&look) };
     let findings = audit(steps, graphs, gguf, &how)?;
     let measured = measured.into_inner();
     let nodes = ids.iter().map(|&id| match (findings.nodes.get(&id), measured.get(&id)) {

@@ -12,6 +12,9 @@ pub enum AuditRows {
     All,
     /// At most so many: the first and the last, the first of every step, others spread between them.
     Sample(usize),
+    /// The same rows and no others, where it is only asked whether an arithmetic explains a node: what is wrong in a sample is
+    /// not looked at in all rows.
+    Only(usize),
 }
 
 impl Default for AuditRows {
@@ -27,7 +30,7 @@ impl fmt::Display for AuditRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             AuditRows::All => f.write_str("all"),
-            AuditRows::Sample(count) => write!(f, "{count}"),
+            AuditRows::Sample(count) | AuditRows::Only(count) => write!(f, "{count}"),
         }
     }
 }
@@ -47,6 +50,27 @@ impl FromStr for AuditRows {
 }
 
 impl AuditRows {
+    /// The sample alone, as [`AuditRows::Only`] has it.
+    pub fn only(self) -> AuditRows {
+        match self {
+            AuditRows::Sample(count) => AuditRows::Only(count),
+            other => other,
+        }
+    }
+
+    /// How many rows are judged in full.
+    pub fn count(self) -> usize {
+        match self {
+            AuditRows::All => usize::MAX,
+            AuditRows::Sample(count) | AuditRows::Only(count) => count,
+        }
+    }
+
+    /// Whether a node that is wrong in the sample is judged in all rows: a diagnosis wants to know which are.
+    pub fn are_followed(self) -> bool {
+        !matches!(self, AuditRows::Only(_))
+    }
+
     /// Positions that are audited of a recording in `steps`, ascending.
     pub fn positions(self, steps: &[Step]) -> Vec<u32> {
         let mut all: Vec<u32> = steps.iter().flat_map(|step| step.positions.iter().copied()).collect();
@@ -54,8 +78,8 @@ impl AuditRows {
         all.dedup();
         match self {
             AuditRows::All => all,
-            AuditRows::Sample(count) if all.len() <= count => all,
-            AuditRows::Sample(count) => sample(&all, steps, count),
+            AuditRows::Sample(count) | AuditRows::Only(count) if all.len() <= count => all,
+            AuditRows::Sample(count) | AuditRows::Only(count) => sample(&all, steps, count),
         }
     }
 }

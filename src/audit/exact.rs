@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use parity_graph::Op;
 
 use super::needed::needed;
-use super::sample::Tokens;
+use super::tokens::Tokens;
 use super::{Labelled, Steps, chosen_experts, lost_steps, storage_types};
 use crate::arithmetic::Arithmetic;
 use crate::checkpoint::Checkpoint;
@@ -54,7 +54,8 @@ pub fn exact(
             continue;
         }
         let lost = lost_steps::before(steps, step);
-        let (tokens, some) = (own.len(), (!mixes).then_some(&some));
+        let (tokens, asked) = (own.len(), some.clone());
+        let some = (!mixes).then_some(&some);
         let mut watch = Watch {
             step,
             steps,
@@ -62,6 +63,7 @@ pub fn exact(
             lost,
             tokens,
             some,
+            asked,
             id,
             positions,
             multiplied: None,
@@ -95,6 +97,8 @@ struct Watch<'a> {
     tokens: usize,
     /// The tokens that products are computed for; `None`: all.
     some: Option<&'a BTreeSet<usize>>,
+    /// Those of the node that is asked for.
+    asked: BTreeSet<usize>,
     id: Checkpoint,
     positions: &'a BTreeSet<u32>,
     /// (T, width) what meets a weight in the last product.
@@ -148,18 +152,24 @@ impl Watch<'_> {
         args: std::result::Result<&Args<'_, f64>, &Unknown>,
     ) -> std::result::Result<Vec<f64>, Unknown> {
         let op = &node.program.graph.get(node.id).op;
-        let (Ok(known), Some(rule), true) =
-            (args, rule(op), args.is_ok_and(|args| storage_types::is_product(op, args)))
-        else {
+        // Nothing reads the node that is asked for: of it no other rows are needed, whatever is kept from step to step.
+        let is_asked = self.labelled.labels.get(node.id).copied().flatten() == Some(self.id);
+        let is_product = args.is_ok_and(|args| storage_types::is_product(op, args));
+        let (Ok(known), Some(rule), true) = (args, rule(op), is_product || is_asked) else {
             return own(node, args).map(|values| values.data);
         };
-        if *op == Op::MulMat
+        if is_product
+            && *op == Op::MulMat
             && let Some(x) = known.get(1).filter(|x| x.shape()[..3] == [1, 1, self.tokens])
         {
             self.multiplied = Some(Matrix::new(self.tokens, x.shape()[3], x.values().into_owned()));
         }
         let tokens = Tokens::of(rule, known, &[]).filter(|tokens| tokens.count() == self.tokens);
-        let (Some(tokens), Some(some)) = (tokens, self.some) else { return compute(rule, known) };
+        let some = if is_asked { Some(&self.asked) } else { self.some };
+        let (Some(tokens), Some(some)) = (tokens, some) else { return compute(rule, known) };
+        if some.is_empty() {
+            return Ok(vec![f64::NAN; known.elements()]);
+        }
         let (inner, mut values) = (tokens.inner(), vec![f64::NAN; known.elements()]);
         let found = tokens.with(some, |args| compute(rule, args))?;
         for (row, token) in found.chunks(inner.max(1)).zip(some) {

@@ -7,7 +7,7 @@ mod over_blocks;
 use std::collections::HashSet;
 
 use super::graphs::LLAMA_CPP;
-use super::{AuditRows, Finding, Findings, Graphs, How, Labelled, Names, Suspect, audit};
+use super::{AuditRows, Finding, Findings, Graphs, How, Labelled, audit};
 use crate::arithmetic::backend::Backend;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
@@ -97,23 +97,24 @@ impl Graphs {
         if ids.is_empty() {
             return Graphs::built(dump, gguf);
         }
-        let mut best: Option<(usize, Form, Graphs)> = None;
+        let mut best: Option<(Vec<usize>, Form, Graphs)> = None;
         for form in Form::possible(dump) {
             if form.backend.is_none() && best.is_some() {
                 break;
             }
             let Some((left, graphs)) = Graphs::unexplained(dump, gguf, &ids, form)? else { continue };
-            let left = left.iter().sum();
-            if best.as_ref().is_none_or(|(least, ..)| left < *least) {
+            let is_whole = left.iter().all(|rows| *rows == 0);
+            let rows = |left: &[usize]| left.iter().sum::<usize>();
+            if best.as_ref().is_none_or(|(least, ..)| rows(&left) < rows(least)) {
                 best = Some((left, form, graphs));
             }
-            if left == 0 {
+            if is_whole {
                 break;
             }
         }
         let Some((left, form, graphs)) = best else { return Graphs::built(dump, gguf) };
-        if left > 0
-            && let Some(graphs) = Graphs::over_blocks(dump, gguf, &ids, form)?
+        if left.iter().any(|rows| *rows > 0)
+            && let Some(graphs) = Graphs::over_blocks(dump, gguf, &ids, (form, &left))?
         {
             return Ok(graphs);
         }
@@ -153,8 +154,7 @@ impl Graphs {
         rows: usize,
     ) -> Result<Findings> {
         let wants = |id: Checkpoint| ids.contains(&id);
-        let silent = |_: &Suspect<'_>| Names::default();
-        let how = How { rows: AuditRows::Sample(rows), wants: &wants, diagnose: &silent, look: None };
+        let how = How { rows: AuditRows::Only(rows), wants: &wants, diagnose: None, look: None };
         let steps: Vec<(usize, &Labelled)> = self.steps();
         audit(&self.judged(dump, dump), &steps, gguf, &how)
     }

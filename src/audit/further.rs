@@ -4,8 +4,8 @@
 use parity_graph::Op;
 
 use super::node::{Hypothesis, settled};
-use super::sample::Tokens;
 use super::stored::Narrowed;
+use super::tokens::Tokens;
 use crate::ops::{Args, Check, Rule, problem};
 
 /// Of so many outputs of a product one is looked at: first, and where that does not show it.

@@ -5,7 +5,7 @@
 //! order that nobody knows, and are bounded: a healthy node is healthy in either case.
 
 use super::node::Hypothesis;
-use super::sample::{Tokens, spread};
+use super::tokens::{Tokens, spread};
 
 /// Tokens that are tried.
 pub const TOKENS: usize = 4;

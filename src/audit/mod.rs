@@ -48,6 +48,7 @@ mod storage_types;
 mod stored;
 mod suspect;
 mod together;
+mod tokens;
 mod vectors;
 
 #[cfg(test)]
@@ -92,7 +93,8 @@ use devices::Devices;
 use passes::Assumed;
 use pending::Pending;
 use rows::Partial;
-pub use sample::{Tokens, judge_sampled};
+pub use sample::judge_sampled;
+pub use tokens::Tokens;
 
 /// What was recorded of one node in one step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -158,8 +160,8 @@ pub struct How<'a> {
     pub rows: AuditRows,
     /// The nodes that are judged; others are taken as they were recorded.
     pub wants: &'a dyn Fn(Checkpoint) -> bool,
-    /// Names what is wrong.
-    pub diagnose: Diagnose<'a>,
+    /// Names what is wrong; `None` where nobody asks for names.
+    pub diagnose: Option<Diagnose<'a>>,
     /// Looks at every node that was judged.
     pub look: Option<Look<'a>>,
 }

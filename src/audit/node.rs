@@ -3,15 +3,17 @@
 use parity_graph::{CPU_OF_ARM, Op};
 use rayon::prelude::*;
 
+use super::audit_rows::AuditRows;
 use super::bridge::carry;
 use super::factor_of_row;
 use super::factor_of_scores;
 use super::likely::likely;
 use super::parts;
-use super::sample::{Tokens, attention};
+use super::sample::attention;
 use super::storage_types;
 use super::stored::Narrowed;
 use super::together;
+use super::tokens::Tokens;
 pub use crate::arithmetic::Hypothesis;
 use crate::arithmetic::backend::{Backend, Product, Queries};
 use crate::arithmetic::{Arithmetic, Flash, Operands};
@@ -156,7 +158,7 @@ pub fn judge(
     if let Some(tokens) = Tokens::judged(rule, args, recorded, sight) {
         let there = tokens.looked_at(sight);
         if rule.op == Op::FlashAttn {
-            return attention(&tokens, sight, &there, tried, usize::MAX);
+            return attention(&tokens, sight, &there, tried, AuditRows::All);
         }
         if let Some(likely) = likely(&tokens, &there, tried) {
             return tokens.whole(sight, tried, Some(&likely));

@@ -149,10 +149,26 @@ const SIMULATED_STEPS_MAX: usize = 2;
 /// Which nodes a pass judges.
 type Wants<'b> = &'b dyn Fn(Checkpoint) -> bool;
 
+/// What a pass is for.
+#[derive(Clone, Copy)]
+enum Aim<'a> {
+    /// Whether what is assumed explains nodes: what is wrong in a sample of rows is not looked at in all.
+    Explain,
+    /// What is wrong with nodes, in all rows.
+    Judge,
+    /// The names of what is wrong with them.
+    Name(Naming<'a>),
+}
+
 impl Passes<'_> {
     /// Judges some nodes, and names nothing.
     fn run(&self, assumed: &Assumed, wants: Wants<'_>) -> Result<Findings> {
-        self.judge(assumed, wants, &|_, _| true, None)
+        self.judge(assumed, wants, &|_, _| true, Aim::Judge)
+    }
+
+    /// Finds out which of some nodes are explained.
+    fn explained(&self, assumed: &Assumed, wants: Wants<'_>) -> Result<Findings> {
+        self.judge(assumed, wants, &|_, _| true, Aim::Explain)
     }
 
     /// Names what is wrong with the first of the nodes that are, each in the first steps in which it is.
@@ -187,12 +203,12 @@ impl Passes<'_> {
             let steps_max = if simulated.is_empty() { DIAGNOSED_STEPS_MAX } else { SIMULATED_STEPS_MAX };
             named.extend(beyond.take(steps_max).map(|step| (step, id)));
         }
-        if named.is_empty() {
+        let Some(diagnose) = self.how.diagnose.filter(|_| !named.is_empty()) else {
             return Ok(Findings::default());
-        }
+        };
         let (wants, in_step) = (|id| wrong.contains(&id), |step, id| named.contains(&(step, id)));
-        let naming = Naming { diagnose: self.how.diagnose, later: &later, simulated };
-        self.judge(assumed, &wants, &in_step, Some(naming))
+        let naming = Naming { diagnose, later: &later, simulated };
+        self.judge(assumed, &wants, &in_step, Aim::Name(naming))
     }
 
     /// Names what is wrong with the first of nodes whose bounds are too wide to tell one mistake from another, since nothing
@@ -217,9 +233,14 @@ impl Passes<'_> {
         assumed: &Assumed,
         wants: Wants<'_>,
         in_step: &dyn Fn(usize, Checkpoint) -> bool,
-        naming: Option<Naming<'_>>,
+        aim: Aim<'_>,
     ) -> Result<Findings> {
         let Passes { steps, graphs, gguf, how, ref of } = *self;
+        let (naming, rows) = match aim {
+            Aim::Explain => (None, how.rows.only()),
+            Aim::Judge => (None, how.rows),
+            Aim::Name(naming) => (Some(naming), how.rows),
+        };
         let mut machine: Machine<'_, f64> =
             Machine::new(gguf, Arithmetic::LLAMA_CPU).rounding(assumed.rounds);
         let mut findings = Findings { order: order(graphs, &|_| true), ..Findings::default() };
@@ -230,7 +251,7 @@ impl Passes<'_> {
             let (findings, devices, pending) = (&mut findings, &mut devices, &mut pending);
             let here = |id: Checkpoint| wants(id) && in_step(step, id);
             let kept = kinds::kept(steps, (step, labelled), &of_f32, assumed.kept);
-            let (rows, lost) = (how.rows, &lost_steps::before(steps, step)[..]);
+            let lost = &lost_steps::before(steps, step)[..];
             let mut auditor = Auditor {
                 step,
                 steps,
@@ -254,10 +275,10 @@ impl Passes<'_> {
             let unseen = labelled.nodes().filter(|(node, id)| !needed[*node] && wants(*id));
             unseen.for_each(|(_, id)| auditor.findings.at(id).unrecorded += 1);
             if pending.is_full() {
-                pending.judge(gguf, how.rows, findings, devices);
+                pending.judge(gguf, rows, findings, devices);
             }
         }
-        pending.judge(gguf, how.rows, &mut findings, &mut devices);
+        pending.judge(gguf, rows, &mut findings, &mut devices);
         devices.excuse(&mut findings);
         of.set(None);
         Ok(findings)
@@ -304,7 +325,7 @@ impl Passes<'_> {
             let rounding = Assumed { rounds: true, ..assumed.clone() };
             // Where it explains no more of what is wrong, it does not explain more of all.
             let is_wrong = |id: Checkpoint| findings.nodes.get(&id).is_some_and(Finding::is_wrong);
-            if self.run(&rounding, &is_wrong)?.wrong() < findings.wrong() {
+            if self.explained(&rounding, &is_wrong)?.wrong() < findings.wrong() {
                 let rounded = self.run(&rounding, self.how.wants)?;
                 if rounded.wrong() < findings.wrong() {
                     (*assumed, findings) = (rounding, rounded);
@@ -361,11 +382,19 @@ impl Passes<'_> {
         name: &'static str,
     ) -> Result<HashSet<Kind>> {
         let is_wrong = |id: Checkpoint| findings.nodes.get(&id).is_some_and(Finding::is_wrong);
-        let other = self.run(tried, &is_wrong)?;
-        let kinds = findings.take_explained(other, name);
-        if !kinds.is_empty() {
-            assumed.unseen = tried.unseen;
+        let mut other = self.explained(tried, &is_wrong)?;
+        let kinds = findings.explained_by(&other);
+        if kinds.is_empty() {
+            return Ok(kinds);
         }
+        // Those that are wrong all the same are shown in all rows.
+        let left = |id: Checkpoint| {
+            kinds.contains(&id.kind()) && other.nodes.get(&id).is_some_and(|found| !found.is_healthy())
+        };
+        let wholly = self.run(tried, &left)?;
+        other.nodes.extend(wholly.nodes);
+        findings.take_kinds(other, &kinds, name);
+        assumed.unseen = tried.unseen;
         Ok(kinds)
     }
 }
@@ -376,23 +405,27 @@ impl Findings {
         names.nodes.into_iter().for_each(|(id, named)| self.at(id).named_as(named));
     }
 
-    /// Takes from another audit, for an attention of another arithmetic, the kinds of nodes that it explains better, and says
-    /// which they are.
-    fn take_explained(&mut self, mut other: Findings, attention: &'static str) -> HashSet<Kind> {
+    /// The kinds of wrong nodes that another audit explains.
+    fn explained_by(&self, other: &Findings) -> HashSet<Kind> {
         let explains =
             |id: &Checkpoint| other.nodes.get(id).is_some_and(|found| found.judged > 0 && found.is_healthy());
-        let wrong: Vec<Checkpoint> =
-            self.nodes.iter().filter(|(_, finding)| finding.is_wrong()).map(|(id, _)| *id).collect();
-        let explained = wrong.iter().filter(|id| explains(id)).map(|id| id.kind());
-        let kinds: HashSet<Kind> = explained.filter(|kind| !self.has_exceptions(*kind)).collect();
-        for id in wrong.iter().filter(|id| kinds.contains(&id.kind())) {
-            let Some(mut found) = other.nodes.swap_remove(id) else { continue };
+        let wrong = self.nodes.iter().filter(|(_, finding)| finding.is_wrong()).map(|(id, _)| id);
+        let explained = wrong.filter(|id| explains(id)).map(|id| id.kind());
+        explained.filter(|kind| !self.has_exceptions(*kind)).collect()
+    }
+
+    /// Takes the wrong nodes of some kinds from another audit, which is for an attention of another arithmetic.
+    fn take_kinds(&mut self, mut other: Findings, kinds: &HashSet<Kind>, attention: &'static str) {
+        let is_taken =
+            |(id, finding): &(&Checkpoint, &Finding)| finding.is_wrong() && kinds.contains(&id.kind());
+        let taken: Vec<Checkpoint> = self.nodes.iter().filter(is_taken).map(|(id, _)| *id).collect();
+        for id in taken {
+            let Some(mut found) = other.nodes.swap_remove(&id) else { continue };
             if found.is_healthy() && !found.bridged.is_empty() {
                 found.only_with(attention);
             }
-            self.nodes.insert(*id, found);
+            self.nodes.insert(id, found);
         }
-        kinds
     }
 
     /// Whether the wrong nodes of a kind are few, and far from all others.

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use super::{Finding, Findings, How, Labelled, Names, Steps, Tensor, passes, reads, vectors};
+use super::{Finding, Findings, How, Labelled, Steps, Tensor, passes, reads, vectors};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::gguf::Gguf;
@@ -49,9 +49,8 @@ fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &H
         return Ok(findings);
     }
     let hidden = readers.iter().flat_map(wrong_inputs).collect();
-    let silent = |_: &super::Suspect<'_>| Names::default();
     let wants = |id: Checkpoint| readers.contains(&id);
-    let how = How { rows: how.rows, wants: &wants, diagnose: &silent, look: None };
+    let how = How { rows: how.rows, wants: &wants, diagnose: None, look: None };
     let mut past = passes::audit(&Hiding { steps, hidden: &hidden }, graphs, gguf, &how)?;
     for reader in &readers {
         let Some(found) = past.nodes.swap_remove(reader) else { continue };

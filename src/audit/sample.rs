@@ -9,15 +9,14 @@ use std::collections::BTreeSet;
 use parity_graph::Op;
 
 use super::audit_rows::AuditRows;
-use super::likely::{Likely, likely};
+use super::likely::{Likely, TOKENS, likely};
 use super::node::{Held, Hypothesis, Sight, judge_each, with_worst};
 use super::screen::{self, ATTENTION_MAX};
+use super::tokens::{Tokens, spread};
 use crate::arithmetic::{Arithmetic, Operands};
 use crate::engine::op_by_op::Unknown;
-use crate::gguf::TensorRef;
 use crate::numerics::Storage;
-use crate::ops::source::Data;
-use crate::ops::{Args, Rule, Strided};
+use crate::ops::{Args, Rule};
 
 /// Tokens of a product up to which all are judged: fewer are as cheap as screening them.
 const PRODUCTS_ALL: usize = 16;
@@ -37,21 +36,6 @@ fn is_narrow(arithmetic: &Arithmetic) -> bool {
     arithmetic.narrow != Storage::F32 || arithmetic.recorded.is_some_and(|kept| kept != Storage::F32)
 }
 
-/// Along which axis of the result its tokens lie, and of which sources along which axis: (slot, axis).
-type Axes = (usize, &'static [(usize, usize)]);
-
-/// The tokens of a product with a weight, or of attention; `None` of any other node.
-pub fn axes(op: &Op, args: &Args<'_, f64>) -> Option<Axes> {
-    let is_weight = || args.get(0).is_some_and(|source| matches!(source.data, Data::Weight(_)));
-    match op {
-        Op::MulMat => is_weight().then_some((2, &[(1, 2)])),
-        Op::MulMatId => is_weight().then_some((1, &[(1, 1), (2, 2)])),
-        // The mask may have more rows than there are tokens.
-        Op::FlashAttn => Some((1, &[(0, 2), (3, 2)])),
-        _ => None,
-    }
-}
-
 /// As [`super::judge`], by a sample of so many `rows` where the node is a product with a weight, or attention, of many
 /// tokens.
 ///
@@ -69,16 +53,12 @@ pub fn judge_sampled(
         return judge_each(rule, args, recorded, sight, tried);
     };
     let there = tokens.looked_at(sight);
-    let count = match rows {
-        AuditRows::Sample(count) => count,
-        AuditRows::All => usize::MAX,
-    };
     if rule.op == Op::FlashAttn {
-        return attention(&tokens, sight, &there, tried, count);
+        return attention(&tokens, sight, &there, tried, rows);
     }
     match likely(&tokens, &there, tried) {
-        Some(likely) => of_device(&tokens, sight, &there, &likely, count),
-        None => sampled(&tokens, sight, &there, tried, count),
+        Some(likely) => of_device(&tokens, sight, &there, &likely, rows),
+        None => sampled(&tokens, sight, &there, tried, rows),
     }
 }
 
@@ -88,19 +68,19 @@ pub fn attention(
     sight: &Sight<'_>,
     there: &[usize],
     tried: &[Hypothesis],
-    count: usize,
+    rows: AuditRows,
 ) -> Result<Held, Unknown> {
-    let few = spread(there, super::likely::TOKENS);
+    let few = spread(there, TOKENS);
     let on_device = !tried.iter().all(Hypothesis::is_screened);
     if !on_device || there.len() <= 2 * few.len() {
-        return sampled(tokens, sight, there, tried, count);
+        return sampled(tokens, sight, there, tried, rows);
     }
     let mut nearest: Option<(Hypothesis, f64)> = None;
     for one in tried {
         let held = tokens.judge(&few, None, &[*one])?;
         let mut over = held.over;
         if held.is_healthy() {
-            let held = sampled(tokens, sight, there, &[*one], count)?;
+            let held = sampled(tokens, sight, there, &[*one], rows)?;
             if held.is_healthy() {
                 let arithmetic = (one.name != tried[0].name).then_some(one.name);
                 return Ok(Held { arithmetic, ..held });
@@ -112,16 +92,11 @@ pub fn attention(
         }
     }
     let nearest = nearest.map_or(tried[0], |(one, _)| one);
-    let held = tokens.whole(sight, &[nearest], None)?;
+    let held = match rows.are_followed() {
+        true => tokens.whole(sight, &[nearest], None)?,
+        false => tokens.judge(&few, None, &[nearest])?,
+    };
     Ok(Held { arithmetic: None, computed_in: None, ..held })
-}
-
-/// So many of the tokens, evenly.
-pub fn spread(there: &[usize], count: usize) -> BTreeSet<usize> {
-    match there.len() {
-        n if n <= count => there.iter().copied().collect(),
-        n => (0..count).map(|i| there[i * (n - 1) / (count - 1).max(1)]).collect(),
-    }
 }
 
 /// Outputs of a few tokens that an arithmetic is tried on before it is followed through a whole product.
@@ -137,7 +112,7 @@ fn promising<'t>(
     tried: &'t [Hypothesis],
 ) -> Option<&'t [Hypothesis]> {
     let outputs = tokens.outputs(TRIED_OUTPUTS).filter(|_| tried.len() > 1)?;
-    let some = spread(there, super::likely::TOKENS);
+    let some = spread(there, TOKENS);
     let is_promising = |one: &Hypothesis| {
         let held = tokens.judge(&some, Some(&outputs), &[*one]);
         held.is_ok_and(|held| ONE_OF * held.beyond.len() <= some.len() * outputs.len())
@@ -153,16 +128,15 @@ fn sampled(
     sight: &Sight<'_>,
     there: &[usize],
     tried: &[Hypothesis],
-    count: usize,
+    rows: AuditRows,
 ) -> Result<Held, Unknown> {
     if let Some(some) = promising(tokens, there, tried) {
-        let held = sampled_in(tokens, sight, there, some, count)?;
+        let held = sampled_in(tokens, sight, there, some, rows.only())?;
         if held.is_healthy() {
-            let arithmetic = held.computed_in.filter(|name| *name != tried[0].name);
-            return Ok(Held { arithmetic, ..held });
+            return Ok(named(held, tried));
         }
     }
-    sampled_in(tokens, sight, there, tried, count)
+    sampled_in(tokens, sight, there, tried, rows)
 }
 
 /// Judges a sample by the first hypothesis that explains it, and screens all others by that.
@@ -171,24 +145,76 @@ fn sampled_in(
     sight: &Sight<'_>,
     there: &[usize],
     tried: &[Hypothesis],
-    count: usize,
+    rows: AuditRows,
 ) -> Result<Held, Unknown> {
     let few = if tokens.rule.op == Op::FlashAttn { ATTENTION_MAX } else { PRODUCTS_ALL };
-    let (all, n) = (few.max(count), tokens.count());
-    let sample = spread(there, if there.len() <= all { all } else { count });
-    if n <= all || sample.is_empty() {
+    let (count, n) = (rows.count(), tokens.count());
+    if n <= few || there.is_empty() {
         return tokens.whole(sight, tried, None);
     }
+    let is_whole = there.len() <= few.max(count);
+    let sample = spread(there, if is_whole { TOKENS } else { count });
     let held = tokens.judge(&sample, None, tried)?;
     let followed = tried.iter().find(|one| held.under == Some(one.arithmetic));
-    // What is wrong in the sample is looked at in all rows: a diagnosis wants to know which. What a narrow type rounds of a
-    // row of attention hides most in its sums.
+    // What a narrow type rounds of a row of attention hides most in its sums.
     let is_narrow = followed.is_some_and(|one| is_narrow(&one.arithmetic));
     let hides = tokens.rule.op == Op::FlashAttn && is_narrow && n <= NARROW_ATTENTION_MAX;
-    match followed.filter(|_| held.is_healthy() && !hides) {
+    match followed.filter(|_| held.is_healthy() && !hides && !is_whole) {
         Some(one) => tokens.screened(held, sample, there, one, tried),
+        None if held.is_healthy() || rows.are_followed() => {
+            in_all(tokens, sight, there, tried, (held, sample))
+        }
+        None => Ok(held),
+    }
+}
+
+/// All rows that were recorded, by the first hypothesis that explains them, where a few were judged. What does not explain
+/// these does not explain all; rows that it leaves unexplained join the few by which the next is chosen. What nothing explains
+/// is shown by what comes nearest.
+fn in_all(
+    tokens: &Tokens<'_, '_>,
+    sight: &Sight<'_>,
+    there: &[usize],
+    tried: &[Hypothesis],
+    (mut held, mut few): (Held, BTreeSet<usize>),
+) -> Result<Held, Unknown> {
+    let all: BTreeSet<usize> = there.iter().copied().collect();
+    let mut left = tried;
+    let mut nearest: Option<Held> = None;
+    while let Some(at) = left.iter().position(|one| held.under == Some(one.arithmetic)) {
+        let is_open = held.is_healthy();
+        if !is_open && nearest.is_some() {
+            break;
+        }
+        let one = &left[at..=at];
+        let found = match all.len() == tokens.count() {
+            true => tokens.whole(sight, one, None)?,
+            false => tokens.judge(&all, None, one)?,
+        };
+        left = &left[at + 1..];
+        if found.is_healthy() || !is_open {
+            return Ok(named(found, tried));
+        }
+        let beyond: BTreeSet<usize> = found.beyond.iter().map(|element| element / tokens.inner()).collect();
+        few.extend(spread(&beyond.into_iter().collect::<Vec<_>>(), TOKENS));
+        if nearest.as_ref().is_none_or(|nearest| found.beyond.len() < nearest.beyond.len()) {
+            nearest = Some(found);
+        }
+        if left.is_empty() {
+            break;
+        }
+        held = tokens.judge(&few, None, left)?;
+    }
+    match nearest {
+        Some(nearest) => Ok(named(nearest, tried)),
         None => tokens.whole(sight, tried, None),
     }
+}
+
+/// What was found in some of `tried`: what is not the usual one of all is said.
+fn named(held: Held, tried: &[Hypothesis]) -> Held {
+    let arithmetic = held.computed_in.filter(|name| *name != tried[0].name);
+    Held { arithmetic, ..held }
 }
 
 /// A product on a device, in what it was likely computed in.
@@ -197,8 +223,9 @@ fn of_device(
     sight: &Sight<'_>,
     there: &[usize],
     likely: &Likely,
-    count: usize,
+    rows: AuditRows,
 ) -> Result<Held, Unknown> {
+    let count = rows.count();
     let chosen = &likely.chosen;
     let all = match chosen.is_unordered() || tokens.is_followed_in_part(chosen) {
         true => UNORDERED_ALL.max(count),
@@ -213,120 +240,12 @@ fn of_device(
     let held = tokens.in_likely(&sample, likely)?;
     match held.is_healthy() {
         true => tokens.screened(held, sample, there, chosen, &[*chosen]),
-        false => tokens.whole(sight, &[], Some(likely)),
+        false if rows.are_followed() => tokens.whole(sight, &[], Some(likely)),
+        false => Ok(held),
     }
 }
 
-/// A node whose tokens can be told apart.
-pub struct Tokens<'b, 'a> {
-    /// What it computes.
-    pub rule: &'b Rule,
-    /// What it reads.
-    pub args: &'b Args<'a, f64>,
-    /// Its values: a token's lie side by side, one token behind the other.
-    pub recorded: &'b [f64],
-    axis: usize,
-    slots: &'static [(usize, usize)],
-}
-
-impl<'b, 'a> Tokens<'b, 'a> {
-    /// Those of a product with a weight, or of attention; `None` of any other node.
-    pub fn of(rule: &'b Rule, args: &'b Args<'a, f64>, recorded: &'b [f64]) -> Option<Tokens<'b, 'a>> {
-        let (axis, slots) = axes(&rule.op, args)?;
-        let alone = args.shape[..axis].iter().product::<usize>() == 1;
-        alone.then_some(Tokens { rule, args, recorded, axis, slots })
-    }
-
-    /// Those of a node that is judged, of which nothing is read that was computed again.
-    pub(super) fn judged(
-        rule: &'b Rule,
-        args: &'b Args<'a, f64>,
-        recorded: &'b [f64],
-        sight: &Sight<'_>,
-    ) -> Option<Tokens<'b, 'a>> {
-        let fits = recorded.len() == args.elements() && sight.carried.iter().all(Option::is_none);
-        Tokens::of(rule, args, recorded).filter(|_| fits)
-    }
-
-    /// How many there are.
-    pub fn count(&self) -> usize {
-        self.args.shape[self.axis]
-    }
-
-    /// Elements of the result that belong to one token.
-    pub fn inner(&self) -> usize {
-        self.args.shape[self.axis + 1..].iter().product()
-    }
-
-    /// Tokens that were recorded.
-    pub fn looked_at(&self, sight: &Sight<'_>) -> Vec<usize> {
-        (0..self.args.shape[self.axis]).filter(|token| (sight.looked_at)(token * self.inner())).collect()
-    }
-
-    /// The matrix, where there is one alone.
-    fn matrix(&self) -> Option<TensorRef<'a>> {
-        match self.args.get(0)?.data {
-            Data::Weight(weight) if self.rule.op == Op::MulMat => Some(weight),
-            _ => None,
-        }
-    }
-
-    /// So many outputs, evenly; `None` where all are meant.
-    pub fn outputs(&self, count: usize) -> Option<Vec<usize>> {
-        let m = self.matrix()?.rows();
-        (count < m).then(|| (0..count).map(|i| i * m / count).collect())
-    }
-
-    /// What `f` makes of the node with some of the tokens alone.
-    pub fn with<R>(&self, some: &BTreeSet<usize>, f: impl FnOnce(&Args<'_, f64>) -> R) -> R {
-        self.with_outputs(some, None, f)
-    }
-
-    /// The same with some of their outputs alone.
-    pub(super) fn with_outputs<R>(
-        &self,
-        some: &BTreeSet<usize>,
-        outputs: Option<&[usize]>,
-        f: impl FnOnce(&Args<'_, f64>) -> R,
-    ) -> R {
-        let picked: Vec<Option<(Vec<f64>, [usize; 4])>> =
-            (0..self.args.sources.len()).map(|slot| self.pick(slot, some)).collect();
-        let mut sources = self.args.replaced(|slot| {
-            let (values, shape) = picked[slot].as_ref()?;
-            Some(Strided::whole(values, *shape))
-        });
-        let mut shape = self.args.shape;
-        shape[self.axis] = some.len();
-        let gathered = outputs.zip(self.matrix()).map(|(outputs, matrix)| matrix.gathered(outputs));
-        if let (Some((info, bytes)), Some(Some(source))) = (&gathered, sources.first_mut()) {
-            source.data = Data::Weight(TensorRef { info, bytes });
-            shape[3] = info.rows();
-        }
-        let order: Vec<usize> = some.iter().copied().collect();
-        let tokens = Some((&order[..], self.args.shape[self.axis]));
-        f(&Args { sources, shape, tokens, ..*self.args })
-    }
-
-    /// Judges some of the tokens, and some of their outputs, as if there were no others.
-    pub fn judge(
-        &self,
-        some: &BTreeSet<usize>,
-        outputs: Option<&[usize]>,
-        tried: &[Hypothesis],
-    ) -> Result<Held, Unknown> {
-        let (inner, own) = (self.inner(), outputs.map_or(self.inner(), <[usize]>::len));
-        let order: Vec<usize> = some.iter().copied().collect();
-        let column = |element: usize| outputs.map_or(element % own, |outputs| outputs[element % own]);
-        let whole = |element: usize| order[element / own] * inner + column(element);
-        let recorded: Vec<f64> = (0..order.len() * own).map(|i| self.recorded[whole(i)]).collect();
-        let sight = Sight { looked_at: &|_| true, carried: &[], row: Some(own) };
-        let mut held =
-            self.with_outputs(some, outputs, |args| judge_each(self.rule, args, &recorded, &sight, tried))?;
-        held.worst = whole(held.worst);
-        held.beyond.iter_mut().for_each(|element| *element = whole(*element));
-        Ok(held)
-    }
-
+impl Tokens<'_, '_> {
     /// All that was looked at, in what is likely, or else in the first of `tried` that explains it.
     pub fn whole(
         &self,
@@ -354,7 +273,7 @@ impl<'b, 'a> Tokens<'b, 'a> {
         let chosen = likely.chosen;
         let mut held = if self.is_followed_in_part(&chosen) {
             let order: Vec<usize> = some.iter().copied().collect();
-            let few = spread(&order, super::likely::TOKENS);
+            let few = spread(&order, TOKENS);
             let outputs = self.outputs((FOLLOWED_OF_LARGER / (few.len() * self.columns()).max(1)).max(1));
             let followed = self.judge(&few, outputs.as_deref(), &[chosen])?;
             let arithmetic = Arithmetic { operands: Operands::Unordered, ..chosen.arithmetic };
@@ -406,19 +325,5 @@ impl<'b, 'a> Tokens<'b, 'a> {
         }
         held.screened = there.len() - sample.len();
         Ok(held)
-    }
-
-    /// The part of a source that belongs to some of the tokens; `None` of one that belongs to all.
-    fn pick(&self, slot: usize, some: &BTreeSet<usize>) -> Option<(Vec<f64>, [usize; 4])> {
-        let (_, axis) = *self.slots.iter().find(|(known, _)| *known == slot)?;
-        let source = self.args.get(slot)?;
-        let (values, mut shape) = (source.values(), source.shape());
-        let (outer, inner): (usize, usize) =
-            (shape[..axis].iter().product(), shape[axis + 1..].iter().product());
-        let at = |outer: usize, token: usize| (outer * shape[axis] + token) * inner;
-        let rows = (0..outer).flat_map(|outer| some.iter().map(move |token| (outer, *token)));
-        let values = rows.flat_map(|(outer, token)| &values[at(outer, token)..][..inner]).copied().collect();
-        shape[axis] = some.len();
-        Some((values, shape))
     }
 }

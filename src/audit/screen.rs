@@ -11,10 +11,10 @@ use parity_graph::Op;
 use rayon::prelude::*;
 
 use super::parts;
-use super::sample::Tokens;
 use super::signed_sum::{Rounds, Rows, SignedSum, explained, factor, is_to_scale};
 use super::storage_types;
 use super::stored::Narrowed;
+use super::tokens::Tokens;
 use crate::arithmetic::round::Tie;
 use crate::arithmetic::{Arithmetic, Flash, Hypothesis};
 use crate::engine::op_by_op::compute;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use parity::audit::{AuditRows, Findings, Graphs, How, Names, audit, order};
+use parity::audit::{AuditRows, Findings, Graphs, How, audit, order};
 use parity::checkpoint::Checkpoint;
 use parity::gguf::Gguf;
 use parity_dump::Dump;
@@ -40,7 +40,7 @@ pub fn run(model: &str, how: &[&str]) -> (TempDir, PathBuf) {
 pub fn audited(dump: &Path, gguf: &Gguf, rows: AuditRows) -> Findings {
     let dump = Dump::open(dump).unwrap();
     let graphs = Graphs::of_dump(&dump, gguf).unwrap();
-    let how = How { rows, wants: &|_| true, diagnose: &|_| Names::default(), look: None };
+    let how = How { rows, wants: &|_| true, diagnose: None, look: None };
     audit(&graphs.judged(&dump, &dump), &graphs.steps(), gguf, &how).unwrap()
 }
 

@@ -14,14 +14,14 @@ use crate::gguf::{DType, Gguf};
 use crate::model::builders::{self, Cache, Kept, Shape};
 
 impl Graphs {
-    /// The graphs over keys and values in the quantised blocks that explain all rows of attention in one of the first layers
-    /// at least. Only where keys and values were recorded: of what is computed again nobody knows into which block it fell,
+    /// The graphs over keys and values in the quantised blocks that explain attention in one of the first layers at least of
+    /// which plain ones leave rows unexplained, so many in each. Only where keys and values were recorded: of what is computed again nobody knows into which block it fell,
     /// and any mistake might be that. llama.cpp has attention as one node then.
     pub(super) fn over_blocks(
         dump: &Dump,
         gguf: &Gguf,
         ids: &HashSet<Checkpoint>,
-        form: Form,
+        (form, plain): (Form, &[usize]),
     ) -> Result<Option<Graphs>> {
         let attention: HashSet<Checkpoint> =
             ids.iter().copied().filter(|id| id.kind() == Kind::AttnCtx).collect();
@@ -40,7 +40,7 @@ impl Graphs {
             let cache = Graphs::nearest_blocks(dump, gguf, *id, (form, head_width))?;
             let Some(form) = cache.map(|cache| Form { cache, ..form }) else { continue };
             if let Some((left, graphs)) = Graphs::unexplained(dump, gguf, &attention, form)?
-                && left.contains(&0)
+                && plain.iter().zip(&left).any(|(plain, left)| *plain > 0 && *left == 0)
             {
                 return Ok(Some(graphs.saying(form.words())));
             }

@@ -11,7 +11,7 @@ use parity_dump::Dump;
 
 use super::graphs::ByGraph;
 use crate::arithmetic::Arithmetic;
-use crate::audit::{self, AuditRows, How, Names, Suspect};
+use crate::audit::{self, AuditRows, How, Suspect};
 use crate::checkpoint::Checkpoint;
 use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
@@ -67,9 +67,8 @@ pub fn write(dump: &mut Dump, file: &ModelFile, id: Checkpoint, dir: &Path) -> R
             Err(error) => drop(failed.replace(Some(error))),
         }
     };
-    let silent = |_: &Suspect<'_>| Names::default();
     let wants = |other: Checkpoint| other == id;
-    let how = How { rows: AuditRows::default(), wants: &wants, diagnose: &silent, look: Some(&look) };
+    let how = How { rows: AuditRows::default(), wants: &wants, diagnose: None, look: Some(&look) };
     audit::audit(&judged, &graphs, file.gguf(), &how)?;
     if let Some(error) = failed.into_inner() {
         return Err(error);
