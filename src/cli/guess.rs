@@ -10,6 +10,7 @@ use super::progress::Progress;
 use super::run::PromptArgs;
 use super::shared::{self, Format, FormatArgs, LoraArgs, ModelArgs};
 use super::{Outcome, exit_code, output};
+use crate::engine::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::foreign::logprobs::ask::Question;
@@ -63,6 +64,11 @@ pub struct Args {
     /// Where several mistakes explain the output, look for a prompt that tells them apart
     #[arg(long)]
     discriminate: bool,
+    /// What multiplies by the weights: auto, cpu, cuda or cuda:N
+    ///
+    /// The rest is computed on the CPU.
+    #[arg(long, default_value_t, value_name = "DEVICE")]
+    device: Device,
     /// Threads [default: all cores]
     #[arg(short, long, value_name = "N", value_parser = shared::at_least_one())]
     pub threads: Option<usize>,
@@ -194,8 +200,10 @@ pub fn main(args: &Args) -> Outcome {
     let (text, prompt) = args.prompt.read(gguf)?;
     let progress = Progress::new("trying");
     let told = |done: usize, all: usize, best: &str| progress.set_with(done, all, best);
+    let on_device = device::multiplier(&args.device, gguf)?;
+    let multiplier = on_device.as_deref();
     let found = match &args.seen.hidden {
-        Some(dump) => guess::hidden(&file, dump, &prompt, &told)?,
+        Some(dump) => guess::hidden((&file, multiplier), dump, &prompt, &told)?,
         None => {
             let answer =
                 args.seen.url.as_deref().map(|url| args.ask(url, text.as_deref(), &prompt)).transpose()?;
@@ -210,7 +218,7 @@ pub fn main(args: &Args) -> Outcome {
                 model::refuse_other(gguf, dump.path(), &dump.manifest().model)?;
             }
             let (prompt, forced, recording) = (read.prompt, read.forced, recording.as_ref());
-            let known = Known { gguf, prompt, text, forced, others: &others, recording };
+            let known = Known { gguf, multiplier, prompt, text, forced, others: &others, recording };
             guess(&known, &*read.evidence, args.discriminate, &told)?
         }
     };

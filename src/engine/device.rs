@@ -8,9 +8,11 @@ use rayon::prelude::*;
 
 use super::Engine;
 use super::fused::cpu::CpuEngine;
+use super::op_by_op::Multiplier;
 use crate::engine::fused::Model;
 use crate::engine::fused::graph::Graph;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::gguf::Gguf;
 use crate::numerics::{Numerics, Products};
 
 /// Where a graph is executed.
@@ -110,6 +112,18 @@ pub fn open<'m>(
     }
 }
 
+/// Who multiplies by the weights of a file on a device; nobody where that is the CPU.
+///
+/// # Errors
+/// A GPU that is not there; several.
+pub fn multiplier<'m>(device: &Device, gguf: &'m Gguf) -> Result<Option<Box<dyn Multiplier + 'm>>> {
+    match device.gpus()[..] {
+        [] => Ok(None),
+        [gpu] => cuda::multiplier(gpu, gguf).map(Some),
+        _ => Err(Error::new("--device", "products are one GPU's").expected("cuda:N").found(device)),
+    }
+}
+
 /// Bytes that are copied to measure bandwidth: far more than caches hold.
 const COPIED: usize = 256 << 20;
 /// How often, of which the fastest counts.
@@ -152,12 +166,16 @@ pub fn free_memory(device: &Device) -> Result<Option<u64>> {
 #[cfg(feature = "cuda")]
 mod cuda {
     use super::*;
-    use crate::engine::cuda::{Cards, CudaEngine, supported};
+    use crate::engine::cuda::{self, Cards, CudaEngine, supported};
     pub use crate::engine::cuda::{bandwidth, count, free_memory};
 
     /// Whether there is a GPU and it computes with this arithmetic.
     pub fn suits(numerics: Numerics) -> bool {
         supported(numerics).is_ok() && count() > 0
+    }
+
+    pub fn multiplier<'m>(gpu: usize, gguf: &'m Gguf) -> Result<Box<dyn Multiplier + 'm>> {
+        Ok(Box::new(cuda::Multiplier::open(gguf, gpu)?))
     }
 
     pub fn open<'m>(
@@ -177,7 +195,6 @@ mod cuda {
 #[cfg(not(feature = "cuda"))]
 mod cuda {
     use super::*;
-    use crate::error::Error;
 
     pub fn suits(_: Numerics) -> bool {
         false
@@ -187,18 +204,26 @@ mod cuda {
         0
     }
 
+    fn lacking() -> Error {
+        Error::new("--device cuda", "this parity was built without the GPU engine")
+            .expected("the cargo feature `cuda`")
+            .hint("cargo install parity --features cuda, or --device cpu")
+    }
+
     pub fn bandwidth(_: usize, _: usize, _: usize) -> Result<f64> {
-        Err(Error::new("--device cuda", "this parity was built without the GPU engine"))
+        Err(lacking())
     }
 
     pub fn free_memory(_: usize) -> Result<usize> {
-        Err(Error::new("--device cuda", "this parity was built without the GPU engine"))
+        Err(lacking())
+    }
+
+    pub fn multiplier(_: usize, _: &Gguf) -> Result<Box<dyn Multiplier>> {
+        Err(lacking())
     }
 
     pub fn open<'m>(_: &[usize], _: &'m Model, _: Graph, _: Numerics) -> Result<Box<dyn Engine + 'm>> {
-        Err(Error::new("--device cuda", "this parity was built without the GPU engine")
-            .expected("the cargo feature `cuda`")
-            .hint("cargo install parity --features cuda, or --device cpu"))
+        Err(lacking())
     }
 }
 

@@ -4,7 +4,7 @@ use parity_graph::edit::unwritten;
 use parity_graph::rewrite::{Change, Edit, Scores};
 use parity_graph::{Graph, Id, Op, Params};
 
-use crate::engine::op_by_op::{Number, Unknown, compute};
+use crate::engine::op_by_op::{Number, Product, Unknown, Value, compute};
 use crate::gguf::misread;
 use crate::gguf::{DType, Gguf, TensorRef};
 use crate::ops::source::Data;
@@ -85,6 +85,16 @@ fn edited<S: Number>(edit: &Edit, values: &[S], [d, c, b, a]: [usize; 4]) -> Vec
     let mut wide: Vec<f64> = values.iter().map(|value| value.to_f64()).collect();
     edit.apply(&mut [a, b, c, d], &mut wide);
     wide.into_iter().map(S::from_f64).collect()
+}
+
+impl Product for Rewritten<'_, f32> {
+    fn args<'b>(&'b self, like: &Args<'b, f32>) -> Args<'b, f32> {
+        self.args(like)
+    }
+
+    fn finished(&self, values: Vec<f32>, like: &Args<'_, f32>) -> Value<f32> {
+        self.finished(values, like).map(Into::into)
+    }
 }
 
 impl Rewritten<'_, f64> {
@@ -273,6 +283,17 @@ impl<'a, S: Number> Rewritten<'a, S> {
     pub fn is_passed(&self) -> Option<(&[S], Option<usize>)> {
         let all = self.after.is_empty() && self.part.is_none();
         self.passed.as_ref().filter(|_| all).map(|values| (&values[..], self.slot))
+    }
+
+    /// Whether it is the product of a weight of the file with as many rows as the node multiplies, but for what comes behind it.
+    pub fn is_product(&self, like: &Args<'_, S>) -> bool {
+        let weight = |source: Source<'_, S>| matches!(source.data, Data::Weight(_)).then(|| source.shape());
+        let own = like.get(0).cloned().and_then(weight);
+        self.op == Op::MulMat
+            && self.is_by_rule_before()
+            && own.is_some()
+            && self.source(0).and_then(weight) == own
+            && self.source(1).map(|rows| rows.shape()) == like.get(1).map(Source::shape)
     }
 
     /// The op that it is computed by.

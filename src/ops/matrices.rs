@@ -28,6 +28,9 @@ use crate::tensor::{Matrix, View};
 
 /// Elements of a matrix that one thread decodes at a time: 1 MiB of f32.
 const TILE_ELEMENTS: usize = 1 << 18;
+/// The same where this many rows meet it, which are packed anew for every tile.
+const TILE_ELEMENTS_MANY: usize = 1 << 21;
+const MANY_ROWS: usize = 256;
 /// Rows of a tile at least: products of fewer keep no register busy.
 const TILE_ROWS_MIN: usize = 64;
 /// Rows of a tile at most: work for several threads.
@@ -253,7 +256,9 @@ impl<'b, 'a, S: Scalar> Problem<'b, 'a, S> {
         finish: impl Fn(T, f64) -> O + Sync,
     ) -> Vec<O> {
         let (m, k) = (self.outputs(), x.cols);
-        let tile_rows = (TILE_ELEMENTS / k.max(1)).clamp(TILE_ROWS_MIN, TILE_ROWS_MAX);
+        let many = self.meetings.iter().all(|meeting| meeting.pairs.len() >= MANY_ROWS);
+        let elements = if many { TILE_ELEMENTS_MANY } else { TILE_ELEMENTS };
+        let tile_rows = (elements / k.max(1)).clamp(TILE_ROWS_MIN, TILE_ROWS_MAX);
         let gathered: Vec<Cow<'_, [T]>> =
             self.meetings.iter().map(|meeting| gather(x, &meeting.pairs)).collect();
         let tasks: Vec<(usize, Range<usize>)> = (0..self.meetings.len())

@@ -7,6 +7,7 @@ mod cards;
 mod cxx;
 mod emulated;
 mod held;
+mod multiplier;
 #[path = "../support/samples.rs"]
 mod samples;
 

@@ -309,6 +309,9 @@ pub struct Pinned {
     context: Arc<CudaContext>,
 }
 
+// SAFETY: memory that this alone points to, at an address that is the same on every thread.
+unsafe impl Send for Pinned {}
+
 impl Pinned {
     /// Length.
     pub fn len(&self) -> usize {

@@ -23,6 +23,7 @@ mod layout;
 mod link;
 mod maps;
 mod modules;
+mod multiplier;
 mod plan;
 mod products;
 mod readback;
@@ -60,6 +61,7 @@ use weights::Weights;
 
 pub use cards::Cards;
 pub use device::{bandwidth, count, free_memory};
+pub use multiplier::Multiplier;
 
 /// Positions that the cache has room for at first; it doubles when they are used up, until it has so many, and grows by an
 /// eighth of what doubling would give from there on.

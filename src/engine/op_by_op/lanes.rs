@@ -3,21 +3,43 @@
 //! What a lane has as the first one has it is neither computed nor kept twice. A weight that several lanes multiply
 //! their rows by is decoded once for all of them.
 
+use std::borrow::Cow;
+
 use parity_graph::{Id, Op};
 use rayon::prelude::*;
 
 use super::{Inputs, Machine, Memory, Node, Program, Unknown, Value, compute, free};
 use crate::arithmetic::Arithmetic;
-use crate::gguf::Gguf;
+use crate::gguf::{Gguf, TensorRef};
 use crate::ops::source::Data;
 use crate::ops::{Args, Rule, Source, Strided, rule};
 
 /// What becomes of a node in a lane.
-pub enum Answer {
+pub enum Answer<'a> {
     /// Its rule's values.
     Own,
     /// These.
     Given(Value<f32>),
+    /// The product of a weight of the file with rows, of which it makes something.
+    Product(Box<dyn Product + 'a>),
+}
+
+/// A product of a weight of the file with rows in place of a node's, and what is made of it.
+pub trait Product: Send + Sync {
+    /// What it reads, where the node reads `like`.
+    fn args<'b>(&'b self, like: &Args<'b, f32>) -> Args<'b, f32>;
+
+    /// What becomes of its values.
+    fn finished(&self, values: Vec<f32>, like: &Args<'_, f32>) -> Value<f32>;
+}
+
+/// Who multiplies rows by the weights of the file in place of the CPU, in f32.
+pub trait Multiplier: Sync {
+    /// By lane, (n, O) products of rows (n, I) with the weight of this name; `None` where that is left to the CPU.
+    fn products(&self, weight: &str, lanes: &[Cow<'_, [f32]>]) -> Option<Vec<Vec<f32>>>;
+
+    /// Why it left everything to the CPU from some product on, if it did.
+    fn failed(&self) -> Option<String>;
 }
 
 /// Says what differs from lane to lane, and sees what is computed.
@@ -26,10 +48,13 @@ pub trait Lanes: Sync {
     fn differs(&self, lane: usize, id: Id) -> bool;
 
     /// What becomes of a node that differs, of which `args` is what it reads.
-    fn answer(&self, lane: usize, node: &Node<'_>, args: &Args<'_, f32>) -> Answer;
+    fn answer<'a>(&'a self, lane: usize, node: &Node<'_>, args: &'a Args<'a, f32>) -> Answer<'a>;
 
     /// Takes note of the values of a node, which may be changed: they are what the lane goes on with.
     fn see(&self, lane: usize, id: Id, values: &mut Value<f32>);
+
+    /// Who multiplies by weights, where it is not the CPU.
+    fn multiplier(&self) -> Option<&dyn Multiplier>;
 
     /// Whether a lane wants to [`Lanes::see`] a node that it has as the first lane has it.
     fn wants(&self, lane: usize, id: Id) -> bool;
@@ -143,78 +168,111 @@ fn values(
         .zip(computing)
         .map(|(lane, computes)| computes.then(|| lane.machine.args(program, id, &lane.memory)))
         .collect();
-    let answered: Vec<Option<Value<f32>>> = asked
+    let answers: Vec<Answer<'_>> = asked
         .par_iter()
         .enumerate()
-        .map(|(lane, args)| match args.as_ref()? {
-            Err(unknown) => Some(Err(unknown.clone())),
-            Ok(args) if how.differs(lane, id) => match how.answer(lane, &node(lane), args) {
-                Answer::Given(value) => Some(value),
-                Answer::Own => None,
-            },
-            Ok(_) => None,
+        .map(|(lane, args)| match args {
+            Some(Ok(args)) if how.differs(lane, id) => how.answer(lane, &node(lane), args),
+            _ => Answer::Own,
         })
         .collect();
-    let open = || asked.iter().zip(&answered).enumerate();
-    let open: Vec<(usize, &Args<'_, f32>)> = open()
-        .filter(|(_, (_, answered))| answered.is_none())
-        .filter_map(|(lane, (args, _))| Some((lane, args.as_ref()?.as_ref().ok()?)))
+    let args_of = |lane: usize| asked[lane].as_ref()?.as_ref().ok();
+    let others: Vec<Option<Args<'_, f32>>> = (0..lanes.len())
+        .map(|lane| match &answers[lane] {
+            Answer::Product(product) => Some(product.args(args_of(lane)?)),
+            _ => None,
+        })
         .collect();
-    let own = own(&open, rule, program, id);
-    let mut out = answered;
-    for ((lane, _), value) in open.iter().zip(own) {
-        out[*lane] = Some(value);
+    let open = answers.iter().enumerate().filter_map(|(lane, answer)| match answer {
+        Answer::Given(_) => None,
+        Answer::Own => Some((lane, args_of(lane)?)),
+        Answer::Product(_) => Some((lane, others[lane].as_ref()?)),
+    });
+    let open: Vec<(usize, &Args<'_, f32>)> = open.collect();
+    let mut own: Vec<Option<Value<f32>>> = lanes.iter().map(|_| None).collect();
+    for ((lane, _), value) in open.iter().zip(self::own(&open, rule, (program, id), how)) {
+        own[*lane] = Some(value);
     }
-    out
+    let all = answers.into_par_iter().zip(own).enumerate();
+    all.map(|(lane, (answer, own))| {
+        let args = match asked[lane].as_ref()? {
+            Ok(args) => args,
+            Err(unknown) => return Some(Err(unknown.clone())),
+        };
+        match answer {
+            Answer::Given(value) => Some(value),
+            Answer::Own => own,
+            Answer::Product(product) => Some(own?.and_then(|values| product.finished(values.data, args))),
+        }
+    })
+    .collect()
 }
 
 /// The values of a rule, for several lanes.
 fn own(
     open: &[(usize, &Args<'_, f32>)],
     rule: Option<&'static Rule>,
-    program: &Program,
-    id: Id,
+    (program, id): (&Program, Id),
+    how: &dyn Lanes,
 ) -> Vec<Value<f32>> {
     let op = &program.graph.get(id).op;
     let Some(rule) = rule else {
         return open.iter().map(|(_, args)| Err(Unknown::no_rule(args.name, op))).collect();
     };
-    if let (Op::MulMat, Some(values)) = (op, stacked(open, rule)) {
+    if let (Op::MulMat, Some(values)) = (op, stacked(open, rule, how)) {
         return values;
     }
     open.par_iter().map(|(_, args)| compute(rule, args).map(Into::into)).collect()
 }
 
 /// The products of a weight of the file with the rows of all lanes, where all multiply alike.
-fn stacked(open: &[(usize, &Args<'_, f32>)], rule: &Rule) -> Option<Vec<Value<f32>>> {
+fn stacked(open: &[(usize, &Args<'_, f32>)], rule: &Rule, how: &dyn Lanes) -> Option<Vec<Value<f32>>> {
+    // Lanes of one arithmetic and one weight side by side.
+    let is_alike = |a: usize, b: usize| {
+        let [(_, a), (_, b)] = [open[a], open[b]];
+        a.arithmetic == b.arithmetic
+            && stored(a).map(|w| w.bytes.as_ptr()) == stored(b).map(|w| w.bytes.as_ptr())
+    };
     let mut order: Vec<usize> = (0..open.len()).collect();
-    // Lanes of one arithmetic side by side.
-    order.sort_by_key(|&i| open.iter().position(|(_, args)| args.arithmetic == open[i].1.arithmetic));
+    order.sort_by_key(|&i| (0..open.len()).find(|&first| is_alike(first, i)));
     let mut out: Vec<Option<Value<f32>>> = open.iter().map(|_| None).collect();
-    for group in order.chunk_by(|&a, &b| open[a].1.arithmetic == open[b].1.arithmetic) {
+    for group in order.chunk_by(|&a, &b| is_alike(a, b)) {
         let args: Vec<&Args<'_, f32>> = group.iter().map(|&i| open[i].1).collect();
-        for (&i, value) in group.iter().zip(of_group(&args, rule)?) {
+        for (&i, value) in group.iter().zip(of_group(&args, rule, how)?) {
             out[i] = Some(value);
         }
     }
     out.into_iter().collect()
 }
 
-fn of_group(all: &[&Args<'_, f32>], rule: &Rule) -> Option<Vec<Value<f32>>> {
+/// The weight of the file that rows are multiplied by.
+fn stored<'b>(args: &'b Args<'_, f32>) -> Option<&'b TensorRef<'b>> {
+    match &args.get(0)?.data {
+        Data::Weight(stored) => Some(stored),
+        Data::Values(_) => None,
+    }
+}
+
+fn of_group(all: &[&Args<'_, f32>], rule: &Rule, how: &dyn Lanes) -> Option<Vec<Value<f32>>> {
     let first = all.first()?;
-    let weight = first.get(0).filter(|weight| matches!(weight.data, Data::Weight(_)))?;
-    let [a, b, _, k] = first.get(1)?.shape();
+    let (weight, other) = (first.get(0)?, first.get(1)?);
+    let stored = stored(first)?;
+    let [a, b, _, k] = other.shape();
     let m = first.shape[3];
     if a * b != 1 {
         return None;
     }
-    let mut rows: Vec<f32> = Vec::new();
-    for args in all {
-        rows.extend_from_slice(&args.get(1)?.values());
+    let rows = all.iter().map(|args| Some(args.get(1)?.values()));
+    let rows: Vec<Cow<'_, [f32]>> = rows.collect::<Option<_>>()?;
+    let is_plain = *first.arithmetic == Arithmetic::EXACT;
+    if let Some(elsewhere) = how.multiplier().filter(|_| is_plain)
+        && let Some(products) = elsewhere.products(&stored.info.name, &rows)
+    {
+        return Some(products.into_iter().map(|products| Ok(products.into())).collect());
     }
+    let rows = rows.concat();
     let n = rows.len() / k.max(1);
-    let source =
-        Source { dtype: first.get(1)?.dtype, data: Data::Values(Strided::whole(&rows, [1, 1, n, k])) };
+    let source = Source { dtype: other.dtype, data: Data::Values(Strided::whole(&rows, [1, 1, n, k])) };
     let stacked = Args {
         sources: vec![Some(weight.clone()), Some(source)],
         shape: [1, 1, n, m],

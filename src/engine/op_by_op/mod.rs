@@ -26,7 +26,7 @@ use crate::gguf::Gguf;
 use crate::ops::{Args, Rule, Strided, rule};
 use crate::scalar::Scalar;
 
-pub use lanes::{Answer, Lane, Lanes, step as step_lanes};
+pub use lanes::{Answer, Lane, Lanes, Multiplier, Product, step as step_lanes};
 pub use memory::Unknown;
 pub use program::{Place, Program, dtype};
 

@@ -10,29 +10,38 @@ use super::hypotheses::{self, HEALTHY, Hypothesis};
 use super::passes::Prompt;
 use super::said::{Guess, Named, joined, of_audit, said};
 use super::search::Search;
-use super::{Known, Progress, WORK_MAX};
+use super::{Known, Model, Progress, WORK_MAX};
 use crate::audit::AuditRows;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
 use crate::engine::fused::file::ModelFile;
+use crate::engine::op_by_op::Multiplier;
 use crate::error::Result;
 use crate::foreign;
-use crate::gguf::Gguf;
 use crate::jobs::audit::{Options, audit};
 use crate::model::builders;
-use crate::report::{Report, Verdict};
+use crate::report::{LocalError, Report, Verdict};
 use crate::select::Selection;
 use parity_dump::Dump;
+
+/// How many times the bound of a stretch of which nothing was recorded a healthy state may be off: the bound is what some
+/// simulated roundings come to, in an arithmetic that an audit knows.
+const SIMULATED: f64 = 2.0;
 
 /// Judges hidden states of `prompt`, whose tokens the file may say itself.
 ///
 /// # Errors
 /// What is no dump, or another model's.
-pub fn hidden(file: &ModelFile, path: &Path, prompt: &[u32], progress: Progress<'_>) -> Result<Guess> {
+pub fn hidden(
+    (file, multiplier): (&ModelFile, Option<&dyn Multiplier>),
+    path: &Path,
+    prompt: &[u32],
+    progress: Progress<'_>,
+) -> Result<Guess> {
     let tokens = (!prompt.is_empty()).then(|| prompt.to_vec());
-    let model = Some(file.gguf().path().to_owned());
+    let path_of_model = Some(file.gguf().path().to_owned());
     let own = foreign::is_native(path);
-    let options = foreign::Options { names: None, tokens: tokens.filter(|_| !own), model };
+    let options = foreign::Options { names: None, tokens: tokens.filter(|_| !own), model: path_of_model };
     let mut dump = foreign::open(path, &options)?;
     let rows = Recording::tokens(&dump).len();
     let how = Options { selection: Selection::default(), rows: AuditRows::default(), allow_missing: true };
@@ -46,22 +55,28 @@ pub fn hidden(file: &ModelFile, path: &Path, prompt: &[u32], progress: Progress<
         dump.without_graphs();
         report = audit(&mut dump, file, &how)?;
     }
-    let first = report.first_divergence.as_ref().map(|first| first.checkpoint);
+    let first = report.first_divergence.as_ref();
+    let errors = report.checkpoints.iter().filter_map(|entry| entry.local.candidate.as_ref());
+    let is_near = |error: &LocalError| !error.bridged.is_empty() && error.over_bound <= SIMULATED;
+    let all_near = errors.filter(|error| !(error.over_bound <= 1.0)).all(is_near);
+    let first = first.filter(|first| !(first.diagnosis.is_empty() && all_near)).map(|first| first.checkpoint);
+    let model = Model { gguf: file.gguf(), multiplier };
     let (mut behind, mut healthy) = (None, Vec::new());
     for state in states(&dump).into_iter().filter(|_| is_known) {
         let stretch = (behind.replace(state), state);
         if first.is_some_and(|first| first != state) {
             continue;
         }
-        let Some((found, guess)) = in_stretch(&dump, file.gguf(), stretch, progress)? else { continue };
+        let Some((found, guess)) = in_stretch(&dump, model, stretch, progress)? else { continue };
         match found {
             Answer::Mistake(_) | Answer::Several(_) => return Ok(guess),
             Answer::Healthy => healthy.push(guess),
             Answer::Nothing => {}
         }
     }
-    // Across layers of which nothing was recorded an audit's bounds may be too wide, where hypotheses are not.
-    if report.verdict == Verdict::Undecided
+    // Across layers of which nothing was recorded an audit's bounds may be too wide, or too narrow, where hypotheses are not.
+    if first.is_none()
+        && report.verdict != Verdict::Parity
         && report.gaps.is_empty()
         && healthy.len() == states(&dump).len()
         && let Some(all) = joined(healthy)
@@ -84,7 +99,7 @@ fn states(dump: &Dump) -> Vec<Checkpoint> {
 /// positions, or where it would take too long.
 fn in_stretch(
     dump: &Dump,
-    gguf: &Gguf,
+    model: Model<'_>,
     (given, seen): (Option<Checkpoint>, Checkpoint),
     progress: Progress<'_>,
 ) -> Result<Option<(Answer, Guess)>> {
@@ -97,7 +112,9 @@ fn in_stretch(
         return Ok(None);
     };
     let before = given.and_then(|id| Some((id, Recording::gather(dump, id, &all)?.data)));
-    let known = Known { gguf, prompt: tokens, text: None, forced: Vec::new(), others: &[], recording: None };
+    let Model { gguf, multiplier } = model;
+    let (prompt, text, forced, recording) = (tokens, None, Vec::new(), None);
+    let known = Known { gguf, multiplier, prompt, text, forced, others: &[], recording };
     let rows = positions.len();
     let evidence = Logits {
         kind: "hidden states",
@@ -106,7 +123,7 @@ fn in_stretch(
         values: values.data,
     };
     let layer = seen.layer_index().filter(|_| before.is_some());
-    let full = Prompt::between(gguf, &known.prompt, known.prompt.len(), rows, (before, seen))?;
+    let full = Prompt::between(model, &known.prompt, known.prompt.len(), rows, (before, seen))?;
     if full.width != evidence.width {
         return Ok(None);
     }

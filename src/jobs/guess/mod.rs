@@ -23,6 +23,7 @@ pub use hidden::hidden;
 pub use input::{Observed, ids, observed};
 pub use said::{Guess, render};
 
+use crate::engine::op_by_op::Multiplier;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use answer::Tried;
@@ -34,12 +35,14 @@ use search::Search;
 const WORK_MAX: f64 = 1e13;
 
 /// Hypotheses that one prompt is looked for that tells them apart.
-const SEVERAL_MAX: usize = 4;
+const SEVERAL_MAX: usize = 8;
 
 /// What is known of a run.
 pub struct Known<'a> {
     /// The model.
     pub gguf: &'a Gguf,
+    /// Who multiplies by its weights, where that is not the CPU.
+    pub multiplier: Option<&'a dyn Multiplier>,
     /// (P,) tokens of the prompt.
     pub prompt: Vec<u32>,
     /// Its text, where it was given as one.
@@ -50,6 +53,21 @@ pub struct Known<'a> {
     pub others: &'a [Gguf],
     /// A recording whose graph is executed, of an architecture that parity has no builder for.
     pub recording: Option<&'a Dump>,
+}
+
+/// A model file, and who multiplies by its weights.
+#[derive(Clone, Copy)]
+pub struct Model<'a> {
+    /// The file.
+    pub gguf: &'a Gguf,
+    /// In place of the CPU.
+    pub multiplier: Option<&'a dyn Multiplier>,
+}
+
+impl<'a> Known<'a> {
+    fn model(&self) -> Model<'a> {
+        Model { gguf: self.gguf, multiplier: self.multiplier }
+    }
 }
 
 /// Tells how far it is: hypotheses done, of how many, and the best so far.
@@ -84,7 +102,7 @@ pub fn guess(
     }
     all.extend(known.others.iter().enumerate().map(|(number, file)| Hypothesis::weights(number, file)));
     let whole: Vec<Hypothesis> = hypotheses::everywhere(&search.full.labelled);
-    tried.extend(search.each(all, &noise)?);
+    tried.extend(search.each(all, &noise, &tried)?);
     let mut found = search.answer(&mut tried, &noise);
     let stepwise = match is_open(&found, &tried, evidence.ceiling(&noise)) {
         true => search.stepwise(&noise)?,
@@ -108,7 +126,7 @@ pub fn guess(
         more.extend(whole_layers.filter(can_be).filter(|one| stage.is_of(one.layers, search.full.layers())));
         let why = match (is_open, search.work(more.len()) > WORK_MAX) {
             (true, false) => {
-                tried.extend(search.each(more, &noise)?);
+                tried.extend(search.each(more, &noise, &tried)?);
                 found = search.answer(&mut tried, &noise);
                 continue;
             }
@@ -118,6 +136,9 @@ pub fn guess(
         if [Answer::Healthy, Answer::Nothing].contains(&found) {
             notes.push(format!("{} were not tried: {why}", stage.words()));
         }
+    }
+    if let Some(why) = known.multiplier.and_then(|multiplier| multiplier.failed()) {
+        notes.push(format!("the CPU computed what the GPU did not: {why}"));
     }
     let mut said = said::said(known, evidence, &found, &tried);
     said.notes = notes;

@@ -6,16 +6,18 @@ use std::sync::Mutex;
 use parity_dump::Dump;
 use parity_graph::weights::{FFN_UP, TOKEN_EMBD, in_layer, weight};
 use parity_graph::{Id, Op};
+use rayon::prelude::*;
 
+use super::Model;
 use super::hypotheses::{Hypothesis, Rows};
 use super::ways::{CACHES, EXACT};
 use crate::audit::{Graphs, Labelled};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
-use crate::engine::op_by_op::{Answer, Lane, Lanes, Node, Unknown, Value, own, step_lanes};
+use crate::engine::op_by_op::{Answer, Lane, Lanes, Multiplier, Node, Unknown, Value, own, step_lanes};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
-use crate::jobs::run::computed;
+use crate::jobs::run::rewritten;
 use crate::memory;
 use crate::model::builders::{self, Cache, Shape, Values};
 use crate::ops::Args;
@@ -33,7 +35,7 @@ const LOGITS: usize = 1 << 26;
 
 /// A prompt with what was said behind it, ready for any number of hypotheses.
 pub struct Prompt<'a> {
-    gguf: &'a Gguf,
+    model: Model<'a>,
     /// (T,)
     ids: Vec<u32>,
     /// What the graph was built for, if it was.
@@ -66,8 +68,8 @@ impl<'a> Prompt<'a> {
     ///
     /// # Errors
     /// An architecture without a builder, a token beyond the vocabulary.
-    pub fn new(gguf: &'a Gguf, tokens: &[u32], prompt: usize, rows: usize) -> Result<Prompt<'a>> {
-        Prompt::between(gguf, tokens, prompt, rows, (None, Checkpoint::global(Kind::Logits)))
+    pub fn new(model: Model<'a>, tokens: &[u32], prompt: usize, rows: usize) -> Result<Prompt<'a>> {
+        Prompt::between(model, tokens, prompt, rows, (None, Checkpoint::global(Kind::Logits)))
     }
 
     /// The same with another node in place of the logits, and the values of one in front of it where they are known.
@@ -75,7 +77,7 @@ impl<'a> Prompt<'a> {
     /// # Errors
     /// As [`Prompt::new`].
     pub fn between(
-        gguf: &'a Gguf,
+        model: Model<'a>,
         tokens: &[u32],
         prompt: usize,
         rows: usize,
@@ -83,21 +85,16 @@ impl<'a> Prompt<'a> {
     ) -> Result<Prompt<'a>> {
         let shape = Shape::step(0, tokens.len(), tokens.len(), true, Cache::F32);
         let shape = Shape { outputs: rows, ..shape };
-        Prompt::of(gguf, tokens, (0, shape), prompt, (given, seen))
+        Prompt::of(model, tokens, (0, shape), prompt, (given, seen))
     }
 
     /// A step of these tokens, of which the first is at a position, in a context; with logits of the last.
     ///
     /// # Errors
     /// As [`Prompt::new`].
-    pub fn step(gguf: &'a Gguf, tokens: &[u32], first: usize, context: usize) -> Result<Prompt<'a>> {
-        Prompt::of(
-            gguf,
-            tokens,
-            (first, of_step(first, tokens.len(), context)),
-            0,
-            (None, Checkpoint::global(Kind::Logits)),
-        )
+    pub fn step(model: Model<'a>, tokens: &[u32], first: usize, context: usize) -> Result<Prompt<'a>> {
+        let shape = of_step(first, tokens.len(), context);
+        Prompt::of(model, tokens, (first, shape), 0, (None, Checkpoint::global(Kind::Logits)))
     }
 
     /// Goes on with the next token, if the graph of its step is this one.
@@ -107,19 +104,19 @@ impl<'a> Prompt<'a> {
     pub fn moves(&mut self, tokens: &[u32], first: usize, context: usize) -> Result<bool> {
         let shape = of_step(first, tokens.len(), context);
         if self.shape == Some(shape) {
-            self.inputs = builders::inputs(&builders::build(self.gguf, shape)?, tokens, first)?;
+            self.inputs = builders::inputs(&builders::build(self.model.gguf, shape)?, tokens, first)?;
         }
         Ok(self.shape == Some(shape))
     }
 
     fn of(
-        gguf: &'a Gguf,
+        model: Model<'a>,
         tokens: &[u32],
         (first, shape): (usize, Shape),
         prompt: usize,
         (given, seen): (Option<(Checkpoint, Vec<f32>)>, Checkpoint),
     ) -> Result<Prompt<'a>> {
-        let rows = shape.outputs;
+        let (gguf, rows) = (model.gguf, shape.outputs);
         // Where the last layer computes some rows alone, what a mistake reads of other nodes lies at other places than where
         // all are computed.
         let before = tokens.len().checked_sub(rows).filter(|front| *front <= FRONT_MAX).unwrap_or(0);
@@ -142,17 +139,28 @@ impl<'a> Prompt<'a> {
             Some((id, values)) => Some((node(id)?, values)),
             None => None,
         };
+        let made = Prompt::made(model, (labelled, inputs, seen), tokens.to_vec(), tokens.len(), prompt);
+        Ok(Prompt { shape: Some(shape), given, rows, before, ..made })
+    }
+
+    /// Of a graph with its inputs, which computes so many rows, and what of it was seen.
+    fn made(
+        model: Model<'a>,
+        (labelled, inputs, seen): (Labelled, Values, Id),
+        ids: Vec<u32>,
+        tokens: usize,
+        prompt: usize,
+    ) -> Prompt<'a> {
         let graph = &labelled.program.graph;
-        let width = graph.get(seen).ne[0];
         let writers = graph.computed().filter(|&id| graph.get(id).op == Op::SetRows);
         let cached = writers.filter_map(|id| graph.src(id, 0)).map(|id| graph.origin(id)).collect();
-        let ids = tokens.to_vec();
-        let beyond_f16 = Mutex::default();
-        let tokens = tokens.len();
-        Ok(Prompt {
-            gguf,
+        let width = graph.get(seen).ne[0];
+        let (shape, given, rows, before, beyond_f16) = (None, None, 0, 0, Mutex::default());
+        Prompt {
+            model,
             ids,
-            shape: Some(shape),
+            shape,
+            labelled,
             inputs,
             seen,
             given,
@@ -163,8 +171,7 @@ impl<'a> Prompt<'a> {
             width,
             cached,
             beyond_f16,
-            labelled,
-        })
+        }
     }
 
     /// The same with the graph of a recording, whose tokens begin with these, in place of one that is built.
@@ -172,12 +179,13 @@ impl<'a> Prompt<'a> {
     /// # Errors
     /// A recording of other tokens, of several steps, without a graph or without these rows.
     pub fn recorded(
-        gguf: &'a Gguf,
+        model: Model<'a>,
         dump: &Dump,
         ids: &[u32],
         prompt: usize,
         rows: usize,
     ) -> Result<Prompt<'a>> {
+        let gguf = model.gguf;
         let refused = |why: &str| Error::file(dump.path(), why.to_owned());
         let all = Recording::tokens(dump);
         let [step] = &dump.manifest().steps[..] else {
@@ -199,31 +207,15 @@ impl<'a> Prompt<'a> {
             leaves.filter(|&id| gguf.tensor(&graph.get(id).name).is_none()).filter_map(input).collect();
         let seen = labelled.nodes().filter(|(_, id)| *id == Checkpoint::global(Kind::Logits)).last();
         let (seen, _) = seen.ok_or_else(|| refused("has a graph without logits"))?;
-        let [width, n] = [graph.get(seen).ne[0], graph.get(seen).ne[1]];
         // Logits of the last rows of a step.
+        let n = graph.get(seen).ne[1];
         let before = (ids.len() + n).checked_sub(step.positions.len() + rows);
         let before = before.ok_or_else(|| {
             refused("has logits of too few rows").expected(format!("the last {rows}")).found(n)
         })?;
-        let labelled = graphs.into_labelled().swap_remove(0);
-        let cached = HashSet::new();
-        let (tokens, given, ids, beyond_f16) = (step.positions.len(), None, ids.to_vec(), Mutex::default());
-        Ok(Prompt {
-            gguf,
-            ids,
-            shape: None,
-            inputs,
-            seen,
-            given,
-            prompt,
-            tokens,
-            rows,
-            before,
-            width,
-            cached,
-            beyond_f16,
-            labelled,
-        })
+        let of_graph = (graphs.into_labelled().swap_remove(0), inputs, seen);
+        let made = Prompt::made(model, of_graph, ids.to_vec(), step.positions.len(), prompt);
+        Ok(Prompt { rows, before, ..made })
     }
 
     /// How many hypotheses are computed at a time.
@@ -239,15 +231,24 @@ impl<'a> Prompt<'a> {
 
     /// (rows, V) logits of each hypothesis behind those of exact arithmetic; `None` where a hypothesis has none.
     pub fn logits(&self, hypotheses: &[&Hypothesis]) -> Vec<Option<Vec<f32>>> {
-        let ways = std::iter::once(EXACT).chain(hypotheses.iter().map(|one| one.way));
-        let mut lanes: Vec<Lane<'_>> = ways.map(|way| Lane::new(self.gguf, way.arithmetic)).collect();
-        self.logits_in(&mut lanes, hypotheses)
-    }
-
-    /// The same, going on with what a step before left in so many lanes and one more.
-    pub fn logits_in(&self, lanes: &mut [Lane<'_>], hypotheses: &[&Hypothesis]) -> Vec<Option<Vec<f32>>> {
         let exact = Hypothesis::healthy(EXACT);
         let all: Vec<&Hypothesis> = std::iter::once(&exact).chain(hypotheses.iter().copied()).collect();
+        self.logits_in(&mut self.lanes(&all), &all)
+    }
+
+    /// The same of one alone.
+    pub fn alone(&self, one: &Hypothesis) -> Option<Vec<f32>> {
+        self.logits_in(&mut self.lanes(&[one]), &[one]).pop().flatten()
+    }
+
+    /// Lanes in which nothing was computed yet.
+    pub fn lanes(&self, hypotheses: &[&Hypothesis]) -> Vec<Lane<'a>> {
+        hypotheses.iter().map(|one| Lane::new(self.model.gguf, one.way.arithmetic)).collect()
+    }
+
+    /// Logits of each, going on with what a step before left in its lane; the others are told by where they differ from the
+    /// first.
+    pub fn logits_in(&self, lanes: &mut [Lane<'_>], all: &[&Hypothesis]) -> Vec<Option<Vec<f32>>> {
         let run = Run {
             prompt: self,
             elsewhere: all.iter().map(|one| self.read_elsewhere(one)).collect(),
@@ -258,8 +259,17 @@ impl<'a> Prompt<'a> {
         let input = |id: Id| self.input(id);
         step_lanes(lanes, &self.labelled.program, self.seen, &input, &run);
         let [from, to] = [self.before * self.width, (self.before + self.rows) * self.width];
-        let rows = |all: Vec<f32>| all.get(from..to).map(<[f32]>::to_vec);
-        run.logits.into_iter().map(|found| found.into_inner().unwrap_or_default().and_then(rows)).collect()
+        let rows = |mut all: Vec<f32>| {
+            (all.len() >= to).then(|| {
+                all.truncate(to);
+                all.drain(..from);
+                all
+            })
+        };
+        run.logits
+            .into_par_iter()
+            .map(|found| found.into_inner().unwrap_or_default().and_then(rows))
+            .collect()
     }
 
     /// Where a pass in exact arithmetic came to what f16 cannot hold, in words.
@@ -270,7 +280,7 @@ impl<'a> Prompt<'a> {
 
     /// What a layer makes of its own output, in exact arithmetic; `None` where it has none.
     fn repeated(&self, layer: u32, output: &[f32]) -> Option<Vec<f32>> {
-        let pass = |rows: usize, what| Prompt::between(self.gguf, &self.ids, self.prompt, rows, what).ok();
+        let pass = |rows: usize, what| Prompt::between(self.model, &self.ids, self.prompt, rows, what).ok();
         let own = Checkpoint::layer(Kind::LayerOut, layer);
         let before = match layer {
             0 => Checkpoint::global(Kind::Embed),
@@ -280,11 +290,11 @@ impl<'a> Prompt<'a> {
         // Of the last layer only the rows are computed that something is said of.
         let computed = self.before + self.rows;
         let output = match layer + 1 == self.layers() && computed < all {
-            true => pass(all, (None, own))?.logits(&[]).pop()??,
+            true => pass(all, (None, own))?.alone(&Hypothesis::healthy(EXACT))?,
             false => output.to_vec(),
         };
         let rows = if layer + 1 == self.layers() { computed } else { all };
-        pass(rows, (Some((before, output)), own))?.logits(&[]).pop()?
+        pass(rows, (Some((before, output)), own))?.alone(&Hypothesis::healthy(EXACT))
     }
 
     fn given(&self, id: Id) -> Option<&[f32]> {
@@ -334,7 +344,7 @@ fn check_memory(gguf: &Gguf, tokens: usize, rows: usize) -> Result<()> {
 /// One run of several hypotheses.
 struct Run<'a> {
     prompt: &'a Prompt<'a>,
-    all: Vec<&'a Hypothesis>,
+    all: &'a [&'a Hypothesis],
     /// By lane.
     elsewhere: Vec<HashSet<Id>>,
     kept: Vec<Mutex<HashMap<Id, Vec<f64>>>>,
@@ -375,7 +385,7 @@ impl Lanes for Run<'_> {
         !one.way.is_exact() || is_repeated || one.nodes().is_some_and(|nodes| nodes.contains_key(&id))
     }
 
-    fn answer(&self, lane: usize, node: &Node<'_>, args: &Args<'_, f32>) -> Answer {
+    fn answer<'a>(&'a self, lane: usize, node: &Node<'_>, args: &'a Args<'a, f32>) -> Answer<'a> {
         if let Some(values) = self.prompt.given(node.id) {
             return Answer::Given(Ok(values.to_vec().into()));
         }
@@ -390,8 +400,20 @@ impl Lanes for Run<'_> {
         let Some(here) = one.nodes().and_then(|nodes| nodes.get(&node.id)) else { return Answer::Own };
         let kept = |id: Id| self.kept[lane].lock().ok()?.get(&id).cloned();
         let others = |id: Id| kept(id).or_else(|| self.prompt.input(id));
-        let wrong = computed(here, self.prompt.gguf, node, Ok(args), &others);
-        Answer::Given(self.in_rows(one.rows, node, args, wrong))
+        match rewritten(here, self.prompt.model.gguf, node, args, &others) {
+            Ok(product) if one.rows == Rows::All && product.is_product(args) => {
+                Answer::Product(Box::new(product))
+            }
+            Ok(other) => {
+                let wrong = other.values(args).map(Into::into);
+                Answer::Given(self.in_rows(one.rows, node, args, wrong))
+            }
+            Err(unknown) => Answer::Given(Err(unknown)),
+        }
+    }
+
+    fn multiplier(&self) -> Option<&dyn Multiplier> {
+        self.prompt.model.multiplier
     }
 
     fn wants(&self, lane: usize, id: Id) -> bool {
@@ -406,6 +428,7 @@ impl Lanes for Run<'_> {
             way.keep(id, self.prompt.cached.contains(&id), &mut values.data);
         }
         if lane == 0
+            && way.is_exact()
             && let Some(label) = self.prompt.labelled.labels[id]
             && let Ok(beyond @ None) = self.prompt.beyond_f16.lock().as_deref_mut()
         {

@@ -92,22 +92,21 @@ impl Guess {
             )];
             return;
         };
-        let says: Vec<String> = apart
-            .says
-            .iter()
-            .map(|one| {
-                format!(
-                    "{} says {}{}",
-                    one.name,
-                    one.token,
-                    one.text.as_ref().map_or(String::new(), |text| format!(" ({text:?})"))
-                )
-            })
-            .collect();
+        let mut says: Vec<(String, Vec<&str>)> = Vec::new();
+        for one in &apart.says {
+            let text = one.text.as_ref().map_or(String::new(), |text| format!(" ({text:?})"));
+            let token = format!("{}{text}", one.token);
+            match says.iter_mut().find(|(known, _)| *known == token) {
+                Some((_, names)) if names.contains(&one.name.as_str()) => {}
+                Some((_, names)) => names.push(&one.name),
+                None => says.push((token, vec![&one.name])),
+            }
+        }
+        let says = says.iter().map(|(token, names)| format!("{token} of {}", names.join(", ")));
         let ids: Vec<String> = apart.tokens.iter().map(u32::to_string).collect();
         let prompt = apart.text.as_ref().map_or(String::new(), |text| format!(" ({text:?})"));
-        self.next =
-            vec![format!("ask it to go on behind tokens {}{prompt}: {}", ids.join(","), says.join(", "))];
+        let said = says.collect::<Vec<_>>().join("; ");
+        self.next = vec![format!("ask it to go on behind tokens {}{prompt}: it says {said}", ids.join(","))];
         self.discriminate = Some(apart);
     }
 
@@ -320,11 +319,20 @@ fn sentence(answer: &Answer, tried: &[Tried], evidence: &dyn Evidence) -> String
             )
         }
         Answer::Several(all) => {
-            let mut names: Vec<&str> = all.iter().map(|&i| tried[i].hypothesis.name.as_str()).collect();
-            names.dedup();
             format!(
                 "UNDECIDED between {}: the output does not tell them apart (healthy {of_healthy} {unit})",
-                names.join(", ")
+                names(all.iter().map(|&i| &tried[i])).join(", ")
+            )
+        }
+        Answer::Nothing if tried.iter().any(Tried::explains) => {
+            let all = names(tried.iter().filter(|one| one.explains()));
+            let more = if all.len() > SHOWN { ", …" } else { "" };
+            format!(
+                "UNDECIDED: {}{more}: each explains all {} {unit}, but a healthy engine {of_healthy}: of {} hypotheses \
+                 one may be so much better by chance",
+                all[..all.len().min(SHOWN)].join(", "),
+                evidence.rows(),
+                tried.len()
             )
         }
         Answer::Nothing => {
@@ -334,6 +342,20 @@ fn sentence(answer: &Answer, tried: &[Tried], evidence: &dyn Evidence) -> String
             format!("UNDECIDED: none of {} hypotheses explains the output{from}{}", tried.len(), next(""))
         }
     }
+}
+
+/// The names of hypotheses, and of what is the same on this model, each once.
+fn names<'t>(which: impl Iterator<Item = &'t Tried>) -> Vec<&'t str> {
+    let mut out: Vec<&str> = Vec::new();
+    for one in which {
+        let Hypothesis { name, aliases, .. } = &one.hypothesis;
+        for name in std::iter::once(name).chain(aliases) {
+            if !out.contains(&name.as_str()) {
+                out.push(name);
+            }
+        }
+    }
+    out
 }
 
 fn next(known: &Known<'_>, answer: &Answer, tried: &[Tried]) -> Vec<String> {
@@ -349,6 +371,9 @@ fn next(known: &Known<'_>, answer: &Answer, tried: &[Tried]) -> Vec<String> {
         Answer::Several(_) => vec![
             "--discriminate looks for a prompt that tells them apart; a longer output may, too".to_owned(),
         ],
+        Answer::Nothing if tried.iter().any(Tried::explains) => {
+            vec!["a longer output tells more, and so do --logits and --logprobs".to_owned()]
+        }
         Answer::Nothing => vec![
             "the one tensor to dump next: the layer outputs of the prompt (hidden states), for --hidden; they name the layer".to_owned(),
         ],

@@ -1,11 +1,13 @@
 //! The search: every hypothesis on a few rows, those that explain these on all, and what follows.
 
+use rayon::prelude::*;
+
 use super::answer::{self, Answer, Tried};
 use super::evidence::{Evidence, Noise, Score};
 use super::hypotheses::{self, Change, HEALTHY, Hypothesis};
 use super::passes::Prompt;
 use super::ways::{CACHES, EXACT, WAYS};
-use super::{Known, Progress, steps};
+use super::{Known, Model, Progress, steps};
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::numerics::Storage;
@@ -62,7 +64,7 @@ impl<'a> Search<'a> {
     /// The answer of hypotheses that are all that there are.
     pub fn stretch(&self, all: Vec<Hypothesis>) -> Result<(Answer, Vec<Tried>)> {
         let (mut tried, noise) = self.healthy()?;
-        tried.extend(self.each(all, &noise)?);
+        tried.extend(self.each(all, &noise, &tried)?);
         let found = self.answer(&mut tried, &noise);
         Ok((found, tried))
     }
@@ -78,7 +80,7 @@ impl<'a> Search<'a> {
         evidence: &'a dyn Evidence,
         progress: Progress<'a>,
     ) -> Result<Search<'a>> {
-        let prompt = |rows: usize| Search::prompt(known, evidence, (known.gguf, &known.prompt), rows);
+        let prompt = |rows: usize| Search::prompt(known, evidence, (known.model(), &known.prompt), rows);
         let (full, rows) = (prompt(evidence.rows())?, evidence.rows());
         let few = (rows > 2 * FEW && known.recording.is_none()).then(|| prompt(FEW)).transpose()?;
         Ok(Search { known, evidence, progress, full, few })
@@ -88,24 +90,35 @@ impl<'a> Search<'a> {
     fn prompt(
         known: &Known<'a>,
         evidence: &dyn Evidence,
-        (gguf, prompt): (&'a Gguf, &[u32]),
+        (model, prompt): (Model<'a>, &[u32]),
         rows: usize,
     ) -> Result<Prompt<'a>> {
         let behind = known.forced.iter().copied();
         // Other prompts may be of another length.
         let end = evidence.first() + rows + prompt.len() - known.prompt.len();
         let tokens: Vec<u32> = prompt.iter().copied().chain(behind).take(end).collect();
-        match known.recording.filter(|_| std::ptr::eq(gguf, known.gguf)) {
-            Some(dump) => Prompt::recorded(gguf, dump, &tokens, prompt.len(), rows),
-            None => Prompt::new(gguf, &tokens, prompt.len(), rows),
+        match known.recording.filter(|_| std::ptr::eq(model.gguf, known.gguf)) {
+            Some(dump) => Prompt::recorded(model, dump, &tokens, prompt.len(), rows),
+            None => Prompt::new(model, &tokens, prompt.len(), rows),
         }
     }
 
+    /// More rows than a few and fewer than all: up to where a healthy engine fails, or half of them.
+    fn more(&self, before: &[Tried]) -> Result<Option<Prompt<'a>>> {
+        let healthy = before.iter().filter(|one| one.hypothesis.name == HEALTHY);
+        let miss = healthy.max_by_key(|one| one.score.hits).and_then(|one| one.score.first_miss);
+        let rows = miss.filter(|miss| *miss >= FEW).map_or(self.full.rows / 2, |miss| miss + 1);
+        let is_worth_it = self.few.is_some() && (FEW + 1..self.full.rows - FEW / 2).contains(&rows);
+        let prompt =
+            || Search::prompt(self.known, self.evidence, (self.known.model(), &self.known.prompt), rows);
+        is_worth_it.then(prompt).transpose()
+    }
+
     /// The model file of a hypothesis.
-    fn file(&self, one: &Hypothesis) -> &'a Gguf {
+    fn file(&self, one: &Hypothesis) -> Model<'a> {
         let other =
             if let Change::Weights(number) = one.change { self.known.others.get(number) } else { None };
-        other.unwrap_or(self.known.gguf)
+        other.map_or(self.known.model(), |gguf| Model { gguf, multiplier: None })
     }
 
     /// A healthy engine in each arithmetic, and how far these lie apart.
@@ -143,8 +156,8 @@ impl<'a> Search<'a> {
         Ok((tried, noise))
     }
 
-    /// Tries hypotheses: all on a few rows, and on all rows those that explain these.
-    pub fn each(&self, all: Vec<Hypothesis>, noise: &Noise) -> Result<Vec<Tried>> {
+    /// Tries hypotheses: all on a few rows, those that explain these on more, and on all rows those that explain these too.
+    pub fn each(&self, all: Vec<Hypothesis>, noise: &Noise, before: &[Tried]) -> Result<Vec<Tried>> {
         let (count, mut done) = (all.len(), 0);
         let (of_tokens, of_nodes): (Vec<Hypothesis>, Vec<Hypothesis>) =
             all.into_iter().partition(|one| matches!(one.change, Change::Tokens(_) | Change::Weights(_)));
@@ -157,11 +170,17 @@ impl<'a> Search<'a> {
             }
             (self.progress)(done, count, &best.1);
         };
-        let (mut open, short) = match &self.few {
-            None => (of_nodes, Vec::new()),
-            Some(few) => self.after_few(few, of_nodes, noise, &mut tell),
-        };
-        out.extend(short);
+        let mut open = of_nodes;
+        // Where nothing can be better than a healthy engine, whatever misses one row is excluded.
+        let is_shut = before.iter().any(|one| one.hypothesis.name == HEALTHY && one.explains())
+            && !answer::may_be_beaten(before, self.evidence.ceiling(noise));
+        let stray = if is_shut { 0 } else { STRAY };
+        let more = self.more(before)?;
+        for few in self.few.iter().chain(&more) {
+            let (rest, short) = self.after_few((few, stray), open, noise, &mut tell);
+            open = rest;
+            out.extend(short);
+        }
         while !open.is_empty() {
             let rest = open.split_off(self.full.at_once().min(open.len()));
             let batch: Vec<&Hypothesis> = open.iter().collect();
@@ -184,7 +203,7 @@ impl<'a> Search<'a> {
                 }
                 false => None,
             };
-            let logits = pass.and_then(|pass| pass.logits(&[]).into_iter().next().flatten());
+            let logits = pass.and_then(|pass| pass.alone(&Hypothesis::healthy(EXACT)));
             let score = logits.map(|logits| self.evidence.weigh(&logits, noise)).unwrap_or_default();
             let score = self.spelt(&hypothesis, score, noise)?;
             let tried = Tried { hypothesis, score, whole: true };
@@ -197,16 +216,16 @@ impl<'a> Search<'a> {
     /// Mistakes that depend on which rows are computed together, as an engine makes them that computes one token after the
     /// other; none where nothing was seen behind the prompt.
     pub fn stepwise(&self, noise: &Noise) -> Result<Vec<Tried>> {
-        let Known { gguf, prompt, .. } = self.known;
+        let (model, prompt) = (self.known.model(), &self.known.prompt);
         let (rows, is_behind) = (self.full.rows, self.evidence.first() + 1 == prompt.len());
         if !is_behind || rows < 2 || self.known.recording.is_some() {
             return Ok(Vec::new());
         }
-        let (mut open, mut out) = (steps::stepwise(gguf, prompt)?, Vec::new());
+        let (mut open, mut out) = (steps::stepwise(model, prompt)?, Vec::new());
         for rows in [rows.min(FEW), rows] {
             let ids: Vec<u32> = prompt.iter().chain(&self.known.forced).copied().collect();
             let ids = &ids[..prompt.len() + rows - 1];
-            let logits = steps::logits(gguf, ids, prompt.len(), &open.iter().collect::<Vec<_>>())?;
+            let logits = steps::logits(model, ids, prompt.len(), &open.iter().collect::<Vec<_>>())?;
             for (hypothesis, logits) in std::mem::take(&mut open).into_iter().zip(logits) {
                 let score = logits.map(|logits| self.evidence.weigh(&logits, noise)).unwrap_or_default();
                 let whole = rows == self.full.rows;
@@ -224,7 +243,7 @@ impl<'a> Search<'a> {
     /// Those that are not hopeless after a few rows, and those that are.
     fn after_few(
         &self,
-        few: &Prompt<'_>,
+        (few, stray): (&Prompt<'_>, usize),
         all: Vec<Hypothesis>,
         noise: &Noise,
         tell: &mut dyn FnMut(&Tried),
@@ -244,7 +263,7 @@ impl<'a> Search<'a> {
             let batch: Vec<&Hypothesis> = queue.iter().map(|(_, shorter)| shorter).collect();
             let scores = self.scores(few, &batch, noise);
             for ((one, _), score) in queue.into_iter().zip(scores) {
-                if score.hits + STRAY >= score.of || score.otherwise.is_some() {
+                if score.hits + stray >= score.of || score.otherwise.is_some() {
                     open.push(one);
                     continue;
                 }
@@ -259,44 +278,46 @@ impl<'a> Search<'a> {
 
     /// How well a hypothesis explains a text in the tokens that it spells it in itself.
     fn spelt(&self, one: &Hypothesis, found: Score, noise: &Noise) -> Result<Score> {
-        let (mut found, mut spelling, mut logits): (Score, Option<Box<dyn Evidence>>, _) =
-            (found, None, None);
+        let (mut found, mut spelling): (Score, Option<Box<dyn Evidence>>) = (found, None);
         for _ in 0..self.full.rows {
-            let Some(row) = found.otherwise.filter(|_| !found.explains()) else { break };
-            let evidence = spelling.as_deref().unwrap_or(self.evidence);
-            let Some(own) = logits.take().map_or_else(|| self.respelt(evidence, one), |own| Ok(Some(own)))?
-            else {
-                break;
-            };
-            let Some(other) = evidence.otherwise(&own, noise.width, row) else { break };
-            let Some(behind) = self.respelt(&*other, one)? else { break };
-            found = other.weigh(&behind, noise);
-            (spelling, logits) = (Some(other), Some(behind));
+            let Some((row, token)) = found.otherwise.filter(|_| !found.explains()) else { break };
+            let Some(other) = spelling.as_deref().unwrap_or(self.evidence).respelt(row, token) else { break };
+            // A few rows behind it say whether that is hopeless.
+            for rows in [self.full.rows.min(row + 1 + FEW), self.full.rows] {
+                let Some(logits) = self.respelt(&*other, one, rows)? else { return Ok(found) };
+                found = other.weigh(&logits, noise);
+                if !found.explains() || found.of == self.full.rows {
+                    break;
+                }
+            }
+            spelling = Some(other);
         }
         Ok(found)
     }
 
-    /// Logits of a hypothesis behind a text in other tokens.
-    fn respelt(&self, evidence: &dyn Evidence, one: &Hypothesis) -> Result<Option<Vec<f32>>> {
+    /// Logits of a hypothesis on the first rows behind a text in other tokens.
+    fn respelt(&self, evidence: &dyn Evidence, one: &Hypothesis, rows: usize) -> Result<Option<Vec<f32>>> {
         if self.known.recording.is_some() {
             return Ok(None);
         }
-        let rows = self.full.rows;
         let given = &self.known.prompt;
         let prompt = one.prompt(given);
         // Where it ends before the rows do, what stands behind it says nothing.
         let behind = evidence.tokens().iter().copied().chain(std::iter::repeat_n(0, rows));
         let tokens = prompt.iter().copied().chain(behind);
-        let tokens: Vec<u32> = tokens.take(self.full.tokens + prompt.len() - given.len()).collect();
+        let all = self.full.tokens + prompt.len() + rows - given.len() - self.full.rows;
+        let tokens: Vec<u32> = tokens.take(all).collect();
         if one.stepwise {
-            return Ok(steps::logits(self.known.gguf, &tokens, prompt.len(), &[one])?.pop().flatten());
+            return Ok(steps::logits(self.known.model(), &tokens, prompt.len(), &[one])?.pop().flatten());
         }
         let pass = Prompt::new(self.file(one), &tokens, prompt.len(), rows)?;
-        Ok(pass.logits(&[one]).pop().flatten())
+        let same = hypotheses::again(&pass.labelled, pass.layers(), &[one]).pop().flatten();
+        let one = if one.nodes().is_some() { same.as_ref() } else { Some(one) };
+        Ok(one.and_then(|one| pass.alone(one)))
     }
 
     fn scores(&self, pass: &Prompt<'_>, batch: &[&Hypothesis], noise: &Noise) -> Vec<Score> {
-        let logits = pass.logits(batch).into_iter().skip(1);
+        let logits = pass.logits(batch).into_par_iter().skip(1);
         // One that no node has a place for explains nothing.
         logits
             .map(|found| found.map(|logits| self.evidence.weigh(&logits, noise)).unwrap_or_default())

@@ -3,12 +3,12 @@
 
 use parity_graph::fault::find;
 
+use super::Model;
 use super::hypotheses::{self, Hypothesis};
 use super::passes::Prompt;
 use super::ways::EXACT;
 use crate::engine::op_by_op::Lane;
 use crate::error::Result;
-use crate::gguf::Gguf;
 
 /// Mistakes that read or write rows of their step by their place in it, besides those that need several steps.
 const BY_ROW: [&str; 8] = [
@@ -26,10 +26,10 @@ const BY_ROW: [&str; 8] = [
 ///
 /// # Errors
 /// As [`Prompt::new`].
-pub fn stepwise(gguf: &Gguf, prompt: &[u32]) -> Result<Vec<Hypothesis>> {
+pub fn stepwise(model: Model<'_>, prompt: &[u32]) -> Result<Vec<Hypothesis>> {
     let mut out: Vec<Hypothesis> = Vec::new();
     for (ids, first) in [(&[0][..], prompt.len()), (prompt, 0)] {
-        let pass = Prompt::step(gguf, ids, first, prompt.len() + 1)?;
+        let pass = Prompt::step(model, ids, first, prompt.len() + 1)?;
         for (_, one) in hypotheses::unmerged(&pass.labelled) {
             let name = one.key.split(' ').next().unwrap_or_default();
             let is_one = BY_ROW.contains(&name) || find(name).is_some_and(|entry| entry.later);
@@ -47,13 +47,15 @@ pub fn stepwise(gguf: &Gguf, prompt: &[u32]) -> Result<Vec<Hypothesis>> {
 /// # Errors
 /// As [`Prompt::new`].
 pub fn logits(
-    gguf: &Gguf,
+    model: Model<'_>,
     ids: &[u32],
     prompt: usize,
     which: &[&Hypothesis],
 ) -> Result<Vec<Option<Vec<f32>>>> {
     let mut out: Vec<Option<Vec<f32>>> = which.iter().map(|_| Some(Vec::new())).collect();
-    let mut lanes: Vec<Lane<'_>> = (0..=which.len()).map(|_| Lane::new(gguf, EXACT.arithmetic)).collect();
+    let exact = Hypothesis::healthy(EXACT);
+    let mut lanes: Vec<Lane<'_>> =
+        (0..=which.len()).map(|_| Lane::new(model.gguf, EXACT.arithmetic)).collect();
     let mut pass: Option<(Prompt<'_>, Vec<Hypothesis>)> = None;
     let firsts = std::iter::once(0).chain(prompt..ids.len());
     for first in firsts {
@@ -63,14 +65,15 @@ pub fn logits(
             None => false,
         };
         if !is_alike {
-            let made = Prompt::step(gguf, of_step, first, ids.len())?;
+            let made = Prompt::step(model, of_step, first, ids.len())?;
             let again = hypotheses::again(&made.labelled, made.layers(), which);
             // A step in which a mistake has no place is a healthy one.
             let again = again.into_iter().map(|one| one.unwrap_or_else(|| Hypothesis::healthy(EXACT)));
             pass = Some((made, again.collect()));
         }
         let Some((pass, again)) = &pass else { continue };
-        let found = pass.logits_in(&mut lanes, &again.iter().collect::<Vec<_>>());
+        let all: Vec<&Hypothesis> = std::iter::once(&exact).chain(again).collect();
+        let found = pass.logits_in(&mut lanes, &all);
         for (all, row) in out.iter_mut().zip(found.into_iter().skip(1)) {
             match row {
                 Some(row) => all.iter_mut().for_each(|all| all.extend(&row)),

@@ -14,7 +14,7 @@ use crate::checkpoint::Checkpoint;
 use crate::engine::op_by_op::{Conductor, Machine, Node, Number, Unknown, Value, own};
 use crate::error::{Error, Result};
 use crate::faults::injected::Injected;
-use crate::faults::rewritten::{Other, other, rewrite};
+use crate::faults::rewritten::{Other, Rewritten, other, rewrite};
 use crate::gguf::Gguf;
 use crate::ops::Args;
 
@@ -27,16 +27,32 @@ pub fn computed<S: Number>(
     args: std::result::Result<&Args<'_, S>, &Unknown>,
     others: &dyn Fn(Id) -> Option<Vec<f64>>,
 ) -> Value<S> {
-    let here = || injected.iter().filter(|injected| injected.fault.rewrite.node == node.id);
-    let Some(first) = here().next() else { return own(node, args) };
+    if injected.iter().all(|injected| injected.fault.rewrite.node != node.id) {
+        return own(node, args);
+    }
     let args = args.map_err(Clone::clone)?;
+    rewritten(injected, gguf, node, args, others)?.values(args).map(Into::into)
+}
+
+/// A node with the mistakes that are injected into it.
+///
+/// # Errors
+/// A mistake that has no place in it.
+pub fn rewritten<'a, S: Number>(
+    injected: &[Injected],
+    gguf: &'a Gguf,
+    node: &Node<'_>,
+    args: &Args<'a, S>,
+    others: &dyn Fn(Id) -> Option<Vec<f64>>,
+) -> std::result::Result<Rewritten<'a, S>, Unknown> {
+    let here = || injected.iter().filter(|injected| injected.fault.rewrite.node == node.id);
     let graph = &node.program.graph;
     let change = Change::All(here().map(|one| one.fault.rewrite.change.clone()).collect());
     let of_node = |id: Id| -> Option<Vec<S>> { Some(others(id)?.into_iter().map(S::from_f64).collect()) };
-    let others = |id: Id| -> Option<Other<'_, S>> { other(graph, gguf, id, &of_node) };
-    let rewritten = rewrite(&graph.get(node.id).op, args, &change, &others);
-    let no_place = || Unknown::new(format!("a place for {} in {}", first.fault.name, args.name));
-    rewritten.ok_or_else(no_place)?.values(args).map(Into::into)
+    let others = |id: Id| -> Option<Other<'a, S>> { other(graph, gguf, id, &of_node) };
+    let names = || here().map(|one| one.fault.name).collect::<Vec<_>>().join(" + ");
+    rewrite(&graph.get(node.id).op, args, &change, &others)
+        .ok_or_else(|| Unknown::new(format!("a place for {} in {}", names(), args.name)))
 }
 
 /// What an engine that knows nothing of mistakes gives, and what becomes of it.

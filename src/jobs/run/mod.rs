@@ -11,7 +11,7 @@ mod spoken;
 mod steps;
 mod writer;
 
-pub(super) use mistakes::computed;
+pub(super) use mistakes::rewritten;
 pub(super) use plan::RunPlan;
 
 use std::collections::HashSet;

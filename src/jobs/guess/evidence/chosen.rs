@@ -114,34 +114,32 @@ impl Evidence for Chosen {
         let rows: Vec<&[f32]> = logits.chunks(noise.width).take(self.tokens.len()).collect();
         let floor = (UNTHOUGHT / noise.width as f64).ln();
         let seen: Vec<Row> = rows.iter().enumerate().map(|(t, row)| self.row(t, row)).collect();
-        let of = |way: usize, times: f64| -> f64 {
-            let all = rows.iter().zip(&seen).enumerate();
-            all.map(|(t, (row, seen))| {
-                let scale = times * noise.by_way[way][t] / GUMBEL;
-                seen.log_likelihood(row, scale).max(floor)
-            })
-            .sum()
-        };
-        let best = noise.best(of);
+        // By row: its log-likelihood under each amount of noise.
+        let by_row = seen.iter().zip(&rows).enumerate().map(|(t, (seen, row))| {
+            let temperatures = noise.levels().map(|(way, times)| times * noise.by_way[way][t] / GUMBEL);
+            seen.log_likelihoods(row, &temperatures.collect::<Vec<_>>())
+        });
+        let by_row: Vec<Vec<f64>> = by_row.collect();
+        let of_level = |level: usize| by_row.iter().map(|levels| levels[level].max(floor)).sum();
+        let best = noise.best_of((0..noise.levels().count()).map(of_level));
         let sigma = &noise.by_way[best.0];
         // Two logits are off by as much each; where many tokens tie, none is a choice.
         let is_hit = |t: usize| {
-            let is_chosen = seen[t].log_likelihood(rows[t], sigma[t] / GUMBEL) >= UNTHOUGHT.ln();
+            let is_chosen = by_row[t][best.0] >= UNTHOUGHT.ln();
             is_chosen && seen[t].short <= CONFIDENCE * std::f64::consts::SQRT_2 * sigma[t]
         };
         let hit: Vec<bool> = (0..rows.len()).map(is_hit).collect();
-        let otherwise = seen.iter().position(|row| row.otherwise.is_some());
-        let otherwise = otherwise.filter(|t| hit[..=*t].iter().all(|hit| *hit));
+        let otherwise = seen.iter().enumerate().find_map(|(t, row)| Some((t, row.otherwise?)));
+        let otherwise = otherwise.filter(|(t, _)| hit[..=*t].iter().all(|hit| *hit));
         Score { otherwise, ..Score::of(&hit, best, digest(logits, noise.width)) }
     }
 
-    fn otherwise(&self, logits: &[f32], width: usize, t: usize) -> Option<Box<dyn Evidence>> {
+    fn respelt(&self, t: usize, token: u32) -> Option<Box<dyn Evidence>> {
         let words = &self.text.as_ref()?.words;
-        let token = self.row(t, logits.chunks(width).nth(t)?).otherwise?;
         let behind = self.rest(t)?.get(words.of.get(token as usize)?.len()..)?;
         let mut tokens = [&self.tokens[..t], &[token]].concat();
         tokens.extend(words.tokenizer.encode_without_bos(behind).ok()?);
-        tokens.truncate(logits.len() / width);
+        tokens.truncate(self.tokens.len());
         Some(Box::new(Chosen::spelt(self.first, tokens, Arc::clone(words))))
     }
 
@@ -166,19 +164,47 @@ struct Row {
 }
 
 impl Row {
-    /// Logarithm of the token's share of the softmax at a temperature.
-    fn log_likelihood(&self, row: &[f32], temperature: f64) -> f64 {
+    /// Logarithms of the token's share of the softmax at temperatures, each of them above nothing.
+    fn log_likelihoods(&self, row: &[f32], temperatures: &[f64]) -> Vec<f64> {
         if let Some(is_first) = self.is_first {
-            return if is_first { OF_SEARCH.ln() } else { f64::NEG_INFINITY };
+            let own = if is_first { OF_SEARCH.ln() } else { f64::NEG_INFINITY };
+            return vec![own; temperatures.len()];
         }
+        let scales = temperatures.iter().map(|temperature| 1.0 / temperature.max(f64::MIN_POSITIVE));
+        let sums = self.sums(row, temperatures);
+        let one = |(scale, sum): (f64, f64)| match self.short * scale < NOTHING {
+            true => (self.own - self.largest) * scale - sum.ln(),
+            false => f64::NEG_INFINITY,
+        };
+        scales.zip(sums).map(one).collect()
+    }
+
+    /// Of a softmax at each temperature, what its exponentials come to, of which the largest is 1. One that follows on its half is a
+    /// square root of that one, term by term.
+    fn sums(&self, row: &[f32], temperatures: &[f64]) -> Vec<f64> {
+        let halves = |pair: &[f64]| pair[0] * 2.0 == pair[1];
+        let chained = temperatures.windows(2).rev().take_while(|pair| halves(pair)).count();
+        let (alone, chain) = temperatures.split_at(temperatures.len() - chained.min(temperatures.len()));
+        let mut out: Vec<f64> = alone.iter().map(|temperature| self.sum(row, *temperature)).collect();
+        let Some(widest) = chain.last() else { return out };
+        let scale = 1.0 / widest.max(f64::MIN_POSITIVE);
+        let mut sums = vec![0.0; chain.len()];
+        for value in row {
+            let mut term = ((f64::from(*value) - self.largest) * scale).exp();
+            for sum in sums.iter_mut().rev() {
+                *sum += term;
+                term *= term;
+            }
+        }
+        out.extend(sums);
+        out
+    }
+
+    fn sum(&self, row: &[f32], temperature: f64) -> f64 {
         let scale = 1.0 / temperature.max(f64::MIN_POSITIVE);
-        if !(self.short * scale < NOTHING) {
-            return f64::NEG_INFINITY;
-        }
         let least = self.largest - NOTHING * temperature;
         let near = row.iter().map(|z| f64::from(*z)).filter(|z| *z >= least);
-        let sum: f64 = near.map(|z| ((z - self.largest) * scale).exp()).sum();
-        (self.own - self.largest) * scale - sum.ln()
+        near.map(|z| ((z - self.largest) * scale).exp()).sum()
     }
 }
 

@@ -12,6 +12,7 @@ pub use said::SaidRows;
 
 use crate::jobs::guess::ways::{WAYS, Way};
 use crate::ops::bound::CONFIDENCE;
+use crate::random;
 
 /// How many times more noise than the coarsest arithmetic leaves is tried where nothing known explains a healthy output:
 /// by powers of two, up to logits that say nothing.
@@ -37,8 +38,8 @@ pub trait Evidence: Sync {
     /// How well the first rows of logits (n, V) explain it.
     fn weigh(&self, logits: &[f32], noise: &Noise) -> Score;
 
-    /// A text in the tokens that these logits (rows, V) spell it in, from the row [`Score::otherwise`] on.
-    fn otherwise(&self, _logits: &[f32], _width: usize, _row: usize) -> Option<Box<dyn Evidence>> {
+    /// A text of as many tokens as these in which the token of a row is another one, as [`Score::otherwise`] says.
+    fn respelt(&self, _row: usize, _token: u32) -> Option<Box<dyn Evidence>> {
         None
     }
 
@@ -78,8 +79,8 @@ pub struct Score {
     /// The arithmetic that explains it best, among [`WAYS`].
     pub way: usize,
     /// Row of a text at which another token than the one that was forced is the likeliest, and begins the text as well, all
-    /// rows before being explained: the rows behind it say nothing.
-    pub otherwise: Option<usize>,
+    /// rows before being explained: the rows behind it say nothing. And this token.
+    pub otherwise: Option<(usize, u32)>,
     /// Some numbers that differ where logits differ.
     pub digest: Vec<f64>,
 }
@@ -137,7 +138,8 @@ impl Noise {
         Noise { width: self.width, by_way, size: self.size.clone(), digests: self.digests.clone() }
     }
 
-    /// The amounts of noise that are tried, each by row: of every arithmetic, then ever more of it.
+    /// The amounts of noise that are tried, each by row: of every arithmetic, then ever more of the last, twice as much each
+    /// time.
     pub fn levels(&self) -> impl Iterator<Item = (usize, f64)> {
         let last = WAYS.len() - 1;
         (0..WAYS.len()).map(|way| (way, 1.0)).chain((1..=DOUBLINGS).map(move |k| (last, f64::from(k).exp2())))
@@ -145,11 +147,15 @@ impl Noise {
 
     /// The best of all levels: which arithmetic and its log-likelihood, and that of any amount of noise.
     pub fn best(&self, of: impl Fn(usize, f64) -> f64) -> (usize, f64, f64) {
+        self.best_of(self.levels().map(|(way, times)| of(way, times)))
+    }
+
+    /// The same of what each level comes to, in their order.
+    pub fn best_of(&self, all: impl Iterator<Item = f64>) -> (usize, f64, f64) {
         let (mut way, mut own, mut generous) = (0, f64::NEG_INFINITY, f64::NEG_INFINITY);
-        for (number, (at, times)) in self.levels().enumerate() {
-            let found = of(at, times);
+        for (number, found) in all.enumerate() {
             if number < WAYS.len() && found > own {
-                (way, own) = (at, found);
+                (way, own) = (number, found);
             }
             generous = generous.max(found);
         }
@@ -174,18 +180,17 @@ const DIGEST: usize = 4;
 
 /// Of each row (V,) some sums with signs of their own.
 pub fn digest(logits: &[f32], width: usize) -> Vec<f64> {
-    let mut out = Vec::with_capacity(logits.len() / width.max(1) * DIGEST);
-    for row in logits.chunks(width.max(1)) {
-        let mut sums = [0.0; DIGEST];
-        for (i, value) in row.iter().enumerate() {
-            let bits = crate::random::mixed(i as u64);
-            for (k, sum) in sums.iter_mut().enumerate() {
-                *sum += if bits >> k & 1 == 0 { f64::from(*value) } else { -f64::from(*value) };
-            }
-        }
-        out.extend(sums);
-    }
-    out
+    let signs = |i: usize| {
+        let bits = random::mixed(i as u64);
+        std::array::from_fn(|k| if bits >> k & 1 == 0 { 1.0 } else { -1.0 })
+    };
+    let signs: Vec<[f64; DIGEST]> = (0..width).map(signs).collect();
+    let of_row = |row: &[f32]| {
+        row.iter().zip(&signs).fold([0.0; DIGEST], |sums: [f64; DIGEST], (value, signs)| {
+            std::array::from_fn(|k| sums[k] + signs[k] * f64::from(*value))
+        })
+    };
+    logits.chunks(width.max(1)).flat_map(of_row).collect()
 }
 
 /// a - b; nothing where both are NaN.
