@@ -16,7 +16,8 @@ for from what the engine then says. Prints a line for each case, and shares with
 
 right: the injected mistake's name or one of its aliases; same: an output that is the healthy engine's but for rounding
 in f32, which says nothing and is not counted; blind: called healthy, where the answer says that this mistake would not show; healthy: the same, where
-it does not say so; among: one of several that explain it all; none: no answer; WRONG: another name. For hidden states the
+it does not say so; among: one of several that explain it all ("apart": what is said of the same
+engine behind the prompt of --discriminate); none: no answer; WRONG: another name. For hidden states the
 layer must be right too (WRONG, else). Mistakes that are another arithmetic, which a healthy engine may have, are not injected. Exit code 1: a wrong name, or a mistake that is called healthy without a word.
 """
 import argparse, collections, concurrent.futures, io, json, math, os, pathlib, re, struct, subprocess, sys
@@ -216,8 +217,24 @@ def measure(args, healthy, n_prompt, number, name, place):
                 first = told["hypotheses"][0] if told["hypotheses"] else {}
                 row |= {"kind": kind_of(told, name, differs, place, kind), "answer": told["answer"], "first": first.get("inject") or first.get("name")}
                 row |= {"layers": first.get("layers"), "rows": first.get("rows"), "text": told["text"][:300]}
+            if row["kind"] == "among" and kind in ("tokens", "text"):
+                row["apart"] = apart(args, pathlib.Path(folder), inject, name, case.flags(kind, n_prompt, number))
             rows.append(row)
     return rows
+
+
+def apart(args, folder, inject, name, flags):
+    """What is said of the same engine behind the prompt that is to tell apart what one output did not."""
+    command = [args.parity, "guess", "-m", args.model, "-t", "1", "--format", "json"]
+    told = json.loads(run([*command, *flags, "--discriminate"])[1])
+    if told["discriminate"] is None:
+        return "no prompt"
+    tokens = told["discriminate"]["tokens"]
+    run([args.parity, "run", "-m", args.model, "--tokens", join(tokens), "--no-audit", "-t", "1", "--device", "cpu", "--dump", folder / "again",
+         "--checkpoint", "logits", "-n", args.n, "--format", "json", "--inject", inject])  # fmt: skip
+    behind = json.load(open(folder / "again/manifest.json"))["tokens"][len(tokens) :]
+    told = json.loads(run([*command, "--tokens", join(tokens), "--tokens-seen", join(behind)])[1])
+    return kind_of(told, name, True, "all", "tokens")
 
 
 def healthy_ones(args):

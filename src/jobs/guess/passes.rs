@@ -236,7 +236,7 @@ impl<'a> Prompt<'a> {
         self.logits_in(&mut self.lanes(&all), &all)
     }
 
-    /// The same of one alone.
+    /// Those of one.
     pub fn alone(&self, one: &Hypothesis) -> Option<Vec<f32>> {
         self.logits_in(&mut self.lanes(&[one]), &[one]).pop().flatten()
     }
@@ -280,20 +280,21 @@ impl<'a> Prompt<'a> {
 
     /// What a layer makes of its own output, in exact arithmetic; `None` where it has none.
     fn repeated(&self, layer: u32, output: &[f32]) -> Option<Vec<f32>> {
-        let pass = |rows: usize, what| Prompt::between(self.model, &self.ids, self.prompt, rows, what).ok();
+        // A thread of a pass computes it: who multiplies may be waiting for that pass.
+        let model = Model { multiplier: None, ..self.model };
+        let pass = |rows: usize, what| Prompt::between(model, &self.ids, self.prompt, rows, what).ok();
         let own = Checkpoint::layer(Kind::LayerOut, layer);
         let before = match layer {
             0 => Checkpoint::global(Kind::Embed),
             _ => Checkpoint::layer(Kind::LayerOut, layer - 1),
         };
-        let all = self.tokens;
         // Of the last layer only the rows are computed that something is said of.
         let computed = self.before + self.rows;
-        let output = match layer + 1 == self.layers() && computed < all {
-            true => pass(all, (None, own))?.alone(&Hypothesis::healthy(EXACT))?,
+        let output = match layer + 1 == self.layers() && computed < self.tokens {
+            true => pass(self.tokens, (None, own))?.alone(&Hypothesis::healthy(EXACT))?,
             false => output.to_vec(),
         };
-        let rows = if layer + 1 == self.layers() { computed } else { all };
+        let rows = if layer + 1 == self.layers() { computed } else { self.tokens };
         pass(rows, (Some((before, output)), own))?.alone(&Hypothesis::healthy(EXACT))
     }
 

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::answer::{self, Answer, Tried};
-use super::evidence::{Evidence, Noise, Score};
+use super::evidence::{DOUBLINGS, Evidence, Noise, Score};
 use super::hypotheses::{self, Change, HEALTHY, Hypothesis};
 use super::passes::Prompt;
 use super::ways::{CACHES, EXACT, WAYS};
@@ -16,6 +16,8 @@ use crate::numerics::Storage;
 const FEW: usize = 8;
 /// Rows among them that something else than the hypothesis may have gone wrong in.
 const STRAY: usize = 1;
+/// Share of tokens that a healthy engine chooses at least whose cache alone is another.
+const KEPT: f64 = 0.5;
 /// Hypotheses that are weighed by rounding of their own.
 const NEAR: usize = 12;
 
@@ -128,7 +130,8 @@ impl<'a> Search<'a> {
         let mut logits = self.full.logits(&asked).into_iter().map(Option::unwrap_or_default);
         let exact = logits.next().unwrap_or_default();
         let others: Vec<Vec<f32>> = logits.collect();
-        let noise = Noise::new(self.full.width, &exact, &others);
+        let mut noise = Noise::new(self.full.width, &exact, &others);
+        noise.doublings = DOUBLINGS;
         let beyond = self.full.beyond_f16();
         let is_narrow = |one: &Hypothesis| one.way.kept == Storage::F16;
         for (one, logits) in ways.iter_mut().zip(&others).filter(|(one, _)| is_narrow(one)) {
@@ -136,24 +139,33 @@ impl<'a> Search<'a> {
                 *one = Hypothesis::overflow(one.way, text.clone());
             }
         }
-        let all = std::iter::once((Hypothesis::healthy(EXACT), &exact)).chain(ways.into_iter().zip(&others));
-        let weigh = |hypothesis: Hypothesis, logits: &[f32]| -> Result<Tried> {
-            let mut score = self.spelt(&hypothesis, self.evidence.weigh(logits, &noise), &noise)?;
+        let all = std::iter::once((Hypothesis::healthy(EXACT), exact)).chain(ways.into_iter().zip(others));
+        let mut tried = self.weighed(all.collect(), &noise)?;
+        let share = tried.iter().map(|one| one.score.share()).fold(0.0, f64::max);
+        let is_near = self.evidence.tokens().is_empty() || share >= KEPT;
+        if !tried.iter().any(Tried::explains) && is_near {
+            let caches: Vec<Hypothesis> = CACHES.into_iter().map(Hypothesis::healthy).collect();
+            let logits = self.full.logits(&caches.iter().collect::<Vec<_>>()).into_iter().skip(1);
+            let all = caches.into_iter().zip(logits.map(Option::unwrap_or_default)).collect();
+            tried.extend(self.weighed(all, &noise)?);
+        }
+        noise.doublings = 0;
+        Ok((tried, noise))
+    }
+
+    /// Healthy hypotheses with their logits.
+    fn weighed(&self, all: Vec<(Hypothesis, Vec<f32>)>, noise: &Noise) -> Result<Vec<Tried>> {
+        let scores: Vec<Score> =
+            all.par_iter().map(|(_, logits)| self.evidence.weigh(logits, noise)).collect();
+        let one = |((hypothesis, _), score): ((Hypothesis, Vec<f32>), Score)| -> Result<Tried> {
+            let mut score = self.spelt(&hypothesis, score, noise)?;
             if hypothesis.name != HEALTHY {
                 // It was computed that it happens; of other mistakes that come to NaN nobody knows that.
                 score.log_likelihood += 2.0 * answer::LIKELIER.ln();
             }
             Ok(Tried { hypothesis, score, whole: true })
         };
-        let mut tried = all.map(|(one, logits)| weigh(one, logits)).collect::<Result<Vec<_>>>()?;
-        if !tried.iter().any(Tried::explains) {
-            let caches: Vec<Hypothesis> = CACHES.into_iter().map(Hypothesis::healthy).collect();
-            let logits = self.full.logits(&caches.iter().collect::<Vec<_>>()).into_iter().skip(1);
-            for (one, logits) in caches.into_iter().zip(logits) {
-                tried.push(weigh(one, &logits.unwrap_or_default())?);
-            }
-        }
-        Ok((tried, noise))
+        all.into_iter().zip(scores).map(one).collect()
     }
 
     /// Tries hypotheses: all on a few rows, those that explain these on more, and on all rows those that explain these too.

@@ -16,7 +16,7 @@ use crate::random;
 
 /// How many times more noise than the coarsest arithmetic leaves is tried where nothing known explains a healthy output:
 /// by powers of two, up to logits that say nothing.
-const DOUBLINGS: i32 = 12;
+pub const DOUBLINGS: i32 = 12;
 
 /// Probability that a token comes from something that nobody thought of, of any token alike.
 const UNTHOUGHT: f64 = 1e-3;
@@ -59,6 +59,8 @@ pub struct Noise {
     pub size: Vec<f64>,
     /// By arithmetic: how far [`Score::digest`] lies from that of exact arithmetic.
     pub digests: Vec<f64>,
+    /// How often more noise is tried than any arithmetic leaves, twice as much each time: for a healthy engine alone.
+    pub doublings: i32,
 }
 
 /// How well logits explain what was seen.
@@ -125,7 +127,7 @@ impl Noise {
         let size = exact_rows.iter().map(|row| rms(row.iter().map(|x| f64::from(*x)))).collect();
         let own = digest(exact, width);
         let digests = ways.iter().map(|way| apart(&digest(way, width), &own)).collect();
-        Noise { width, by_way, size, digests }
+        Noise { width, by_way, size, digests, doublings: 0 }
     }
 
     /// The noise of these logits: rounding moves smaller ones less, and larger ones more.
@@ -135,14 +137,17 @@ impl Noise {
         let times: Vec<f64> = times.map(|times| if times.is_finite() { times } else { 1.0 }).collect();
         let scaled = |way: &Vec<f64>| way.iter().zip(&times).map(|(sigma, times)| sigma * times).collect();
         let by_way = self.by_way.iter().map(scaled).collect();
-        Noise { width: self.width, by_way, size: self.size.clone(), digests: self.digests.clone() }
+        let (size, digests) = (self.size.clone(), self.digests.clone());
+        Noise { width: self.width, by_way, size, digests, doublings: self.doublings }
     }
 
     /// The amounts of noise that are tried, each by row: of every arithmetic, then ever more of the last, twice as much each
     /// time.
     pub fn levels(&self) -> impl Iterator<Item = (usize, f64)> {
         let last = WAYS.len() - 1;
-        (0..WAYS.len()).map(|way| (way, 1.0)).chain((1..=DOUBLINGS).map(move |k| (last, f64::from(k).exp2())))
+        (0..WAYS.len())
+            .map(|way| (way, 1.0))
+            .chain((1..=self.doublings).map(move |k| (last, f64::from(k).exp2())))
     }
 
     /// The best of all levels: which arithmetic and its log-likelihood, and that of any amount of noise.

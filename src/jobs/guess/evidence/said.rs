@@ -26,6 +26,7 @@ impl SaidRows<'_> {
             by_way: noise.by_way.iter().map(pick).collect(),
             size: pick(&noise.size),
             digests: noise.digests.clone(),
+            doublings: noise.doublings,
         }
     }
 }
