@@ -149,11 +149,11 @@ pub fn guess(
     Ok(said)
 }
 
-/// Whether something that was not tried yet may be named, where the best of explanations comes to `ceiling`.
+/// Whether something that was not tried yet may be named, where the best of explanations comes to `ceiling`, if that is known.
 fn is_open(found: &Answer, tried: &[Tried], ceiling: f64) -> bool {
     match found {
-        Answer::Nothing => true,
         Answer::Healthy => answer::may_be_beaten(tried, ceiling),
+        Answer::Nothing => !ceiling.is_finite() || answer::may_be_beaten(tried, ceiling),
         Answer::Mistake(_) | Answer::Several(_) => false,
     }
 }
