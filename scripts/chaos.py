@@ -150,6 +150,10 @@ def judge(what, command, place, code, memory, error, ours=()):
         fail(what, command, f"ended with {code}: {text[-300:]!r}")
     if b"panicked" in text or b"bug in parity" in text:
         fail(what, command, f"panicked: {text[:600]!r}")
+    if command == "record" and code == 0:
+        outs = [out for out in (place.out, place.root / "disk" / "out") if (out / "manifest.json").exists()]
+        if not outs or not all(json.loads((out / "manifest.json").read_text())["complete"] for out in outs):
+            fail(what, command, "ended with 0, and its recording is cut short")
     if command != "record" and not memory <= ANNOUNCED + BESIDES:
         fail(what, command, f"took {memory >> 20} MiB, {ANNOUNCED >> 20} MiB were announced")
 

@@ -271,6 +271,12 @@ def movements(cases, g):
         cases.write(g("ggml_fill", cases.tensor([2, 3]), value))
     for start, stop, step in [(0.0, 7.0, 1.0), (2.0, 9.5, 1.5)]:
         cases.write(g("ggml_arange", start, stop, step))
+    kernel, planes = cases.tensor([4, 3, 3, 2]), cases.tensor([2, 3, 5, 6])
+    for numbers in [(1, 1, 0, 0, 1, 1), (2, 3, 1, 2, 1, 1), (1, 2, 2, 1, 2, 1)]:
+        for kind in ["f32", "f16"]:
+            cases.write(g("ggml_im2col", kernel, planes, *numbers, c.c_bool(True), NUMBER[kind]))
+    line = cases.tensor([4, 3, 2]), cases.tensor([2, 3, 7])
+    cases.write(g("ggml_im2col", *line, 2, 0, 1, 0, 2, 0, c.c_bool(False), NUMBER["f32"]))
 
 
 def main():

@@ -150,6 +150,11 @@ wrong qwen2 two 2 1 blk.2.q_rope rope.decode_shift
 wrong gemma3-dense rollback 1 0 blk.1.k_rope rope.decode_shift
 wrong mamba2-dense five 5 0 blk.1.ssm_conv1d state.not_carried
 wrong qwen3next-moe two 2 0 blk.0.conv_output_raw state.not_carried
+DRIVER_ROLLBACK=4 wrong qwen35-dense rollback 1 0 blk.0.conv_output_raw state.no_rollback
+DRIVER_ROLLBACK=4 wrong qwen35-dense rollback 1 0 blk.0.gated_delta_net state.no_rollback
+DRIVER_ROLLBACK=4 wrong lfm2-dense rollback 1 0 blk.1.model.layers.__.conv.conv state.no_rollback
+DRIVER_ROLLBACK=4 wrong nemotron_h-dense rollback 1 0 blk.1.ssm_scan state.no_rollback
+DRIVER_ROLLBACK=4 wrong bailingmoe3-moe rollback 1 0 blk.1.ssm_conv state.no_rollback
 DRIVER_DRAFT=$out/models/draft.gguf wrong qwen2 draft 1 0 blk.1.attn_ctx cache.stale_cell
 DRIVER_EMBEDDINGS=1 wrong bert encode 2 0 blk.1.attn_ctx attn.no_scale
 DRIVER_EMBEDDINGS=1 wrong qwen2 pooled 2 0 result_embd_pooled data.scaled

@@ -23,9 +23,14 @@ fail() {
     failed=1
 }
 
-# Readable, or says what is missing: and then with exit status 2, not with a crash.
+# Readable, or says what is missing: and then with exit status 2, not with a crash. What was cut short is never judged to be whole.
 readable() {
     local status=0
+    if ! grep -q '"complete": true' "$dump/manifest.json" 2>/dev/null; then
+        "$parity" audit "$dump" -m "$model" >"$work/audit" 2>&1 || status=$?
+        [ "$status" = 2 ] || fail "$1: cut short, and its audit ended with $status"
+        status=0
+    fi
     "$parity" inspect "$dump" >"$work/inspect" 2>&1 || status=$?
     case $status in
     0) printf '%s: %s steps\n' "$1" "$(ls "$dump" | grep -c '^step-....\.safetensors$' || true)" ;;
@@ -55,16 +60,17 @@ for round in $(seq 1 10); do
     readable "SIGKILL $round after $ms ms"
 done
 
+rm -rf "$dump"
 (record) >"$work/log" 2>&1 &
 pid=$!
-ms=$((whole_ms * 2 / 3))
-sleep "$(printf '%d.%03d' $((ms / 1000)) $((ms % 1000)))"
+# In the midst of it: behind some of its steps.
+while kill -0 "$pid" 2>/dev/null && [ ! -e "$dump/step-0003.safetensors" ]; do sleep 0.05; done
 kill -INT -- "-$pid" 2>/dev/null || true
 status=0
 wait "$pid" || status=$?
 [ "$status" = 2 ] || fail "Ctrl-C: exit status $status"
 grep -q '^incomplete signal 2' "$work/log" || fail "Ctrl-C: nothing said of it"
-readable "Ctrl-C after $ms ms"
+readable "Ctrl-C behind some steps"
 
 # A disk of 8 MB, where this may be made.
 full=$work/full

@@ -7,6 +7,7 @@
 #
 #   PARITY    the parity to test (default: target/release/parity)
 #   LIBS      folder of llama.cpp's shared libraries with libggml-rpc and ggml-rpc-server (required)
+#   MODELS    further model files, by colons
 #   OUT       folder for models and dumps, kept (default: a temporary one)
 #   PYTHON    a python with numpy and gguf, to make the ten (default: python3)
 set -euo pipefail
@@ -21,11 +22,19 @@ server=
 stop() { [ -z "$server" ] || { kill "$server" && wait "$server"; } 2>/dev/null || true; }
 # A server of its own for each model: one that ends takes no other along.
 start() {
-    stop
-    port=$((20000 + RANDOM % 20000))
-    "$libs/ggml-rpc-server" --host 127.0.0.1 --port "$port" --device CPU --threads 1 >"$out/server.log" 2>&1 &
-    server=$!
-    until (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do kill -0 "$server" && sleep 0.2; done
+    local try
+    for try in 1 2 3 4 5; do
+        stop
+        port=$((20000 + RANDOM % 12000))
+        "$libs/ggml-rpc-server" --host 127.0.0.1 --port "$port" --device CPU --threads 1 >"$out/server.log" 2>&1 &
+        server=$!
+        # A port that somebody else has ends the server.
+        while sleep 0.2 && kill -0 "$server" 2>/dev/null; do
+            ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || return 0
+        done
+    done
+    cat "$out/server.log" >&2
+    exit 2
 }
 trap 'stop; [ -n "$keep" ] || rm -rf "$out"' EXIT
 driver=$out/driver
@@ -36,9 +45,12 @@ mapfile -t models < <(ab_models "$libs" "$out")
 # The ten have the vocabulary of llama.cpp's own tests, which releases of before do not know.
 LC_ALL=C sed -i 's/\(tokenizer\.ggml\.model.\{12\}\)test/\1none/' "${models[@]}"
 
+IFS=: read -ra further <<<"${MODELS:-}"
+models+=("${further[@]}")
+
 tokens=(3 17 91 42 8 120 64 5 33 77)
 bits() { sed -n 's/^last logit .* of bits //p'; }
-bad=0 right=0 left=0
+bad=0 right=0 left=0 protocol=
 for model in "${models[@]}"; do
     name=$(basename "$model" .gguf)
     if [ $# -gt 0 ]; then
@@ -61,6 +73,7 @@ for model in "${models[@]}"; do
         rm -rf "$dump" && mkdir -p "$out/dumps"
         recorded=$(DRIVER_THREADS=1 "$parity" record --rpc --server "127.0.0.1:$port" --observe "$level" -m "$model" -o "$dump" -- \
             env 'LLAMA_ARG_RPC={rpc}' "${client[@]}" 2>"$dump.record" </dev/null | bits) || said=NOT-RECORDED
+        protocol=$(sed -n 's/.*ggml RPC \([0-9.]*\).*/\1/p' "$dump/manifest.json" | head -n 1)
         [ "$said" != PARITY ] || "$parity" audit "$dump" -m "$model" >"$dump.audit" 2>&1 || said=$(grep -om1 '^DIVERGES\|^UNDECIDED' "$dump.audit") || said=FAILED
         [ "$recorded" = "$plain" ] || said="$said, OTHER BITS"
         words="$words $level: $said;"
@@ -68,5 +81,5 @@ for model in "${models[@]}"; do
     done
     printf '%-28s%s\n' "$name" "${words%;}"
 done
-echo "$right recordings PARITY with the bits of a run without the proxy, $left models left out"
+echo "protocol ${protocol:-?}: $right recordings PARITY with the bits of a run without the proxy, $left models left out"
 exit "$bad"

@@ -58,7 +58,7 @@ impl Graphs {
     }
 
     fn read(dump: &Dump, change: impl Fn(&mut Graph)) -> Result<Graphs> {
-        let read = dump::Graphs::read(dump)?;
+        let read = dump::Graphs::read(dump)?.with_factors(dump);
         let of_steps = (0..dump.manifest().steps.len()).map(|step| {
             read.index_of_step(step).ok_or_else(|| {
                 Error::file(dump.path(), format!("step {step} has no graph"))

@@ -31,6 +31,7 @@ mod likely;
 mod lost_steps;
 mod named;
 mod needed;
+mod newest;
 mod node;
 mod order;
 mod parts;
@@ -54,7 +55,7 @@ mod vectors;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use parity_graph::{Id, Op};
 
@@ -205,6 +206,8 @@ struct Auditor<'a> {
     /// Where nodes are judged once more for the names of what is wrong with them.
     naming: Option<Naming<'a>>,
     look: Option<Look<'a>>,
+    /// By node that picks rows of a state that its sequence went back to: the newest ones.
+    newest: BTreeMap<Id, Vec<f64>>,
     /// Rows that wait for those of other steps, where there are other steps.
     pending: Option<&'a mut Pending>,
     findings: &'a mut Findings,
@@ -231,6 +234,9 @@ impl Conductor<f64> for Auditor<'_> {
         let Some(checkpoint) = self.labelled.labels.get(node.id).copied().flatten() else {
             // A part of an op that was taken for several computes, though nobody could have recorded it.
             let computes = node.program.graph.is_arithmetic(node.id);
+            if let (Some(_), Ok(args)) = (self.naming, args) {
+                self.newest.extend(newest::rows(node, args).map(|rows| (node.id, rows)));
+            }
             return Ok(if computes { across() } else { bridge::moved(node, args) });
         };
         watch::at(|| checkpoint.to_string(), || Some(self.findings.known(self.of?)));
@@ -399,7 +405,7 @@ impl Auditor<'_> {
         let replayed = Replayed { step, steps, labelled, gguf, kept, unseen: &assumed.unseen };
         let replay = Replay::of(node, replayed, tried);
         let replay = replay.map(|replay| replay.in_exact_arithmetic(allowed.is_some()));
-        let others = &others;
+        let (others, newest) = (&others, &self.newest);
         let finding = self.findings.at(checkpoint);
         let (known, is_known_out_of_sight) = (finding.spellings(), finding.is_named_out_of_sight());
         let was_healthy = naming.is_some_and(|naming| naming.later.contains(&checkpoint));
@@ -421,6 +427,7 @@ impl Auditor<'_> {
             tried,
             gguf,
             others,
+            newest,
             replay,
             replayed,
         };

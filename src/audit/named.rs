@@ -2,6 +2,8 @@
 
 use std::cmp::Ordering;
 
+use parity_graph::fault;
+
 use crate::report::words::number;
 use crate::report::{Diagnosis, Tried};
 
@@ -48,7 +50,7 @@ pub struct Agreed {
 }
 
 impl Agreed {
-    /// Adds a step to what the ones before it agreed in: a mistake must explain all.
+    /// Adds a step to what the ones before it agreed in: a mistake must explain all, but for what it leaves in a state.
     #[must_use]
     pub fn with(known: Option<Agreed>, names: Names) -> Agreed {
         let Names { found, tried, residual, out_of_sight } = names;
@@ -61,7 +63,9 @@ impl Agreed {
             let same = |a: &Named| {
                 a.diagnosis.fault == known.diagnosis.fault && a.diagnosis.text == known.diagnosis.text
             };
-            let Some(again) = found.iter().find(|named| same(named)) else { return false };
+            let Some(again) = found.iter().find(|named| same(named)) else {
+                return fault::find(&known.diagnosis.fault).is_some_and(|entry| entry.stays);
+            };
             known.left += again.left;
             known.rest = known.rest.max(again.rest);
             known.reaches = [known.reaches, again.reaches].into_iter().flatten().reduce(f64::max);

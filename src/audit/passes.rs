@@ -8,7 +8,7 @@
 mod plainer;
 
 use std::cell::Cell;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use indexmap::IndexSet;
 
@@ -263,6 +263,7 @@ impl Passes<'_> {
                 lost,
                 naming,
                 look: how.look,
+                newest: BTreeMap::new(),
                 pending: Some(&mut *pending)
                     .filter(|_| naming.is_none() && how.look.is_none() && graphs.len() > 1),
                 findings,

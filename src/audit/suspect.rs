@@ -44,6 +44,8 @@ pub struct Suspect<'a> {
     pub gguf: &'a Gguf,
     /// Values of another tensor of the graph, in its shape.
     pub others: &'a dyn Fn(Id) -> Option<Vec<f64>>,
+    /// By node that picks rows of a state: those that it would have picked of the newest.
+    pub newest: &'a BTreeMap<Id, Vec<f64>>,
     /// The nodes before it that were not recorded; `None` where there are none.
     pub replay: Option<Replay<'a>>,
     pub(super) replayed: Replayed<'a>,
@@ -52,9 +54,17 @@ pub struct Suspect<'a> {
 impl<'a> Suspect<'a> {
     /// A recorded node before it, computed again as if it had not been recorded.
     pub fn again(&self, id: Id) -> Option<Replay<'a>> {
-        let replay = Replay::through(self.node, BTreeSet::from([id]), self.replayed, self.tried)?;
+        let replay = Replay::through(self.node, BTreeSet::from([id]), None, self.replayed, self.tried)?;
         let replay = Some(replay).filter(|replay| replay.cached.is_empty())?;
         Some(Replay { again: Some(id), ..replay })
+    }
+
+    /// What was recorded of it beside what it comes to with the newest rows of the state that `by` picks rows of; `None` where
+    /// these are what was picked.
+    pub fn with_newest(&self, by: Id) -> Option<Held> {
+        let rows = (by, self.newest.get(&by)?.clone());
+        let replay = Replay::through(self.node, BTreeSet::new(), Some(rows), self.replayed, self.tried)?;
+        replay.held(self, by, &|_, _, _| None)
     }
 
     /// What was recorded of it beside what a rule makes of other sources, of which `carried` was computed again.
@@ -67,6 +77,12 @@ impl<'a> Suspect<'a> {
     ) -> Option<Held> {
         let Sight { looked_at, row, .. } = *self.sight;
         judge(rule, args, self.recorded, &Sight { looked_at, carried, row }, tried).ok()
+    }
+
+    /// Whether an element was looked at, and is not of memory that the op never writes.
+    pub fn looks_at(&self, element: usize) -> bool {
+        let op = &self.node.program.graph.get(self.node.id).op;
+        element < crate::ops::written(op, self.args) && (self.sight.looked_at)(element)
     }
 
     /// Whether more than `most` of the squared error is left in what it is tried in, which is all that is known then.
@@ -123,6 +139,8 @@ pub struct Replay<'a> {
     pub through: Vec<Id>,
     /// The one of them that was recorded, if one was.
     again: Option<Id>,
+    /// A node that picks rows of a state, and rows that are taken for its own.
+    rows: Option<(Id, Vec<f64>)>,
     /// What is executed: these, what they read, and the suspect.
     some: BTreeSet<Id>,
     /// Slots of the suspect that read a cache in which earlier steps left something: they keep what they read, and what
@@ -171,12 +189,13 @@ impl<'a> Replay<'a> {
         if !whole {
             return None;
         }
-        Replay::through(node, through, of, tried).filter(|replay| !replay.through.is_empty())
+        Replay::through(node, through, None, of, tried).filter(|replay| !replay.through.is_empty())
     }
 
     fn through(
         node: &Node<'_>,
         through: BTreeSet<Id>,
+        rows: Option<(Id, Vec<f64>)>,
         of: Replayed<'a>,
         tried: &'a [Hypothesis],
     ) -> Option<Replay<'a>> {
@@ -200,7 +219,8 @@ impl<'a> Replay<'a> {
                     }
                     open.extend(program.writers(root).filter(|&id| id < node.id && some.insert(id)));
                 }
-                let is_given = !through.contains(&source) && of.recorded(source).is_some();
+                let is_picked = rows.as_ref().is_some_and(|(by, _)| *by == source);
+                let is_given = is_picked || !through.contains(&source) && of.recorded(source).is_some();
                 if !program.graph.is_leaf(source) && some.insert(source) && !is_given {
                     open.push(source);
                 }
@@ -208,7 +228,7 @@ impl<'a> Replay<'a> {
         }
         let through = through.into_iter().filter(|id| some.contains(id)).collect();
         let (how, before) = (How::Bounded, RefCell::default());
-        Some(Replay { of, suspect: node.id, through, again: None, some, cached, tried, how, before })
+        Some(Replay { of, suspect: node.id, through, again: None, rows, some, cached, tried, how, before })
     }
 
     /// The same in exact arithmetic alone, where that is enough.
@@ -359,7 +379,8 @@ impl Conductor<f64> for Replayer<'_, '_> {
             self.held = args.ok().and_then(|args| self.judged(node, args));
             return Ok(Err(Unknown::new(of.labelled.program.names[node.id].as_str())));
         }
-        if let Some(values) = self.given(node, args) {
+        let rows = self.replay.rows.iter().find(|(by, _)| *by == node.id).map(|(_, rows)| rows.clone());
+        if let Some(values) = rows.or_else(|| self.given(node, args)) {
             return Ok(Ok(values.into()));
         }
         if self.replay.name(node.id).is_none() {

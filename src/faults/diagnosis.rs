@@ -7,7 +7,7 @@ use parity_graph::rewrite::Change;
 use super::described::{Rows, describe, recognised};
 use super::sample::Sample;
 use super::trial::{Base, Explained, PARTIAL, PROMISING, Trial, WEIGHT_MAX, finite};
-use super::{between, guessed, precision, ranks};
+use super::{between, guessed, precision, ranks, rolled_back};
 use crate::audit::{Named, Names, Suspect};
 use crate::report::{Diagnosis, Tried};
 use crate::watch;
@@ -60,6 +60,9 @@ impl<'s, 'a> Trial<'s, 'a> {
         };
         let mut found = self.singles(&evidence, sample.as_ref(), &mut tried, false);
         ranks::prefer(self.suspect, &mut found);
+        if found.is_empty() {
+            found.extend(rolled_back::found(self.suspect));
+        }
         if found.is_empty() {
             found = self.all(guessed::guesses(self.suspect), &mut tried);
         }

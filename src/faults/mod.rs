@@ -15,6 +15,7 @@ pub mod injected;
 mod precision;
 mod ranks;
 pub mod rewritten;
+mod rolled_back;
 mod sample;
 pub mod tokens;
 mod trial;

@@ -201,6 +201,8 @@ impl<'a, S: Number> Rewritten<'a, S> {
                     self.edit(*slot, &|ne, values| unwritten(*ne, values, (width, &seen), *held))?;
                 }
             }
+            // What else was picked the node does not know.
+            Change::Picked { .. } => return None,
             Change::Bypass { slot } => {
                 self.passed = Some(self.source(*slot)?.values().into_owned());
                 self.slot = Some(*slot);

@@ -74,7 +74,7 @@ impl<'s, 'a> Sample<'s, 'a> {
         let op = &suspect.node.program.graph.get(suspect.node.id).op;
         let error = |i: usize| {
             let error = (suspect.recorded[i] - exact[i]).abs();
-            if error.is_finite() && (suspect.sight.looked_at)(i) { error } else { 0.0 }
+            if error.is_finite() && suspect.looks_at(i) { error } else { 0.0 }
         };
         let weighted = args.get(0).is_some_and(|source| matches!(source.data, Data::Weight(_)));
         let axes = token_axes(op, args).filter(|_| *op != Op::MulMat || weighted);
@@ -157,7 +157,7 @@ impl<'s, 'a> Sample<'s, 'a> {
             Some(part(source, along.map(|axis| (axis, &rows[..])), columns.as_deref().filter(|_| slot == 0)))
         });
         let sources = sources.collect();
-        let seen = |i: &&usize| (suspect.sight.looked_at)(**i);
+        let seen = |i: &&usize| suspect.looks_at(**i);
         let all: f64 = picks.iter().filter(seen).map(|&i| error(i).powi(2)).sum();
         let known = RefCell::default();
         Sample { suspect, exact, rows, columns, sources, shape, picks, error: all, row: None, known }
@@ -187,13 +187,13 @@ impl<'s, 'a> Sample<'s, 'a> {
 
     /// Squared distance of what was recorded from the node under a change; `None` where the change does not fit a sample.
     pub fn distance(&self, change: &Change) -> Option<f64> {
-        let Suspect { node, args, recorded, sight, .. } = *self.suspect;
+        let Suspect { node, args, recorded, .. } = *self.suspect;
         let op = &node.program.graph.get(node.id).op;
         if change.is_of_result() {
             let others = |_: Id| None;
             let rewritten = rewrite(op, args, change, &others)?;
             let values = rewritten.finished(self.exact.to_vec(), args).ok()?;
-            let seen = recorded.iter().zip(&values).enumerate().filter(|(i, _)| (sight.looked_at)(*i));
+            let seen = recorded.iter().zip(&values).enumerate().filter(|(i, _)| self.suspect.looks_at(*i));
             return Some(seen.map(|(_, (a, b))| (a - b).powi(2)).sum());
         }
         if !self.fits(change) {
@@ -204,7 +204,7 @@ impl<'s, 'a> Sample<'s, 'a> {
         let small = Args { sources, shape: self.shape, arithmetic, ..*args };
         let others = |id: Id| self.other(id, change);
         let values = rewrite(op, &small, change, &others)?.values(&small).ok()?;
-        let seen = self.picks.iter().zip(&values).filter(|(i, _)| (sight.looked_at)(**i));
+        let seen = self.picks.iter().zip(&values).filter(|(i, _)| self.suspect.looks_at(**i));
         Some(seen.map(|(&i, value)| (recorded[i] - value).powi(2)).sum())
     }
 

@@ -222,7 +222,7 @@ impl<'s, 'a> Trial<'s, 'a> {
     pub fn beside(&self, base: &Base) -> (f64, bool) {
         let (mut left, mut whole) = (0.0, true);
         let recorded = self.suspect.recorded.iter().enumerate();
-        for (i, recorded) in recorded.filter(|(i, _)| (self.suspect.sight.looked_at)(*i)) {
+        for (i, recorded) in recorded.filter(|(i, _)| self.suspect.looks_at(*i)) {
             let (exact, bound) = (base.exact[i], base.bound[i]);
             if *recorded == exact || recorded.is_nan() && exact.is_nan() {
                 continue;

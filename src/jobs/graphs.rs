@@ -158,7 +158,8 @@ pub fn refuse_adapter(gguf: &Gguf, dump: &Dump) -> Result<()> {
 /// # Errors
 /// A graph that cannot be read.
 pub fn weigh_recorded(candidate: &Dump, reference: &Dump, report: &mut Report) -> Result<()> {
-    let [ours, theirs] = [dump::Graphs::read(candidate)?, dump::Graphs::read(reference)?];
+    let read = |dump: &Dump| Ok::<_, Error>(dump::Graphs::read(dump)?.with_factors(dump));
+    let [ours, theirs] = [read(candidate)?, read(reference)?];
     if !ours.all().is_empty() && !theirs.all().is_empty() {
         let sides = [(Whose::Candidate, &ours), (Whose::Reference, &theirs)];
         let claims = sides.map(|(side, graphs)| Claim { side, graphs: graphs.all().iter().collect() });

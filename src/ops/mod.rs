@@ -41,6 +41,7 @@ mod geglu_erf;
 mod gelu;
 mod gelu_erf;
 mod get_rows;
+mod im2col;
 mod l2_norm;
 mod lightning_indexer;
 mod mul;
@@ -178,6 +179,7 @@ static RULES: &[&Rule] = &[
     &gelu::RULE,
     &gelu_erf::RULE,
     &get_rows::RULE,
+    &im2col::RULE,
     &l2_norm::RULE,
     &lightning_indexer::RULE,
     &mul::RULE,

@@ -4,8 +4,8 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use super::cells;
 use super::wiring::{Differs, accuse, refute};
+use super::{cells, rollbacks};
 use crate::dump::{Graphs, inputs};
 use crate::gguf::Gguf;
 use crate::model::builders::{self, Built, Shape};
@@ -137,7 +137,8 @@ pub fn weigh_masks(report: &mut Report, sides: &[(Whose, &Dump)], gguf: Option<&
         let own = |step| Seen::recorded(dump, graphs, step, &known);
         let file = |step| Seen::built(dump, graphs, step, gguf, &known);
         let by_file = || first(dump.manifest().steps.len(), [&own, &file], [whose, Whose::File]);
-        match cells::first(dump, graphs, gguf, whose).or_else(by_file) {
+        let by_life = || rollbacks::first(dump, graphs, whose);
+        match cells::first(dump, graphs, gguf, whose).or_else(by_life).or_else(by_file) {
             Some(differs) if whose == Whose::Reference => return refute(report, &differs),
             Some(differs) => return accuse(report, &differs, ""),
             None => {}

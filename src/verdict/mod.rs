@@ -19,6 +19,7 @@ mod masks;
 mod nodes;
 pub mod numbers;
 mod pooled;
+mod rollbacks;
 mod text;
 mod weights;
 mod whole;

@@ -36,7 +36,7 @@ fn is_changed(ran: &Ran, clean: &Ran, steps: usize, node: Checkpoint) -> bool {
 
 /// Mistakes of models that none of these is: with states, scaled positions, sections, ALiBi, shared experts, an adapter; and
 /// of a cache that is shifted, which a prefill has none of.
-const ELSEWHERE: [&str; 26] = [
+const ELSEWHERE: [&str; 27] = [
     "attn.alibi",
     "cache.no_shift",
     "ffn.no_square",
@@ -59,6 +59,7 @@ const ELSEWHERE: [&str; 26] = [
     "state.exchanged",
     "state.head_mapping",
     "state.no_gate",
+    "state.no_rollback",
     "state.no_softplus",
     "state.not_carried",
     "state.shifted",

@@ -4,11 +4,10 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::Value;
 
-use crate::support::driven::{LIBRARIES, PROMPT, driver, libraries, model};
+use crate::support::driven::{LIBRARIES, PROMPT, driver, libraries, model, python};
 use crate::support::program::{flat, output, parity};
 
 const TOKENS: [&str; 11] = ["3", "17", "91", "42", "8", "12", "64", "5", "9", "11", "22"];
@@ -214,18 +213,6 @@ fn adapter(folder: &Path) -> Option<String> {
     let lora = folder.join("lora.gguf").to_str().unwrap().to_owned();
     python(&["scripts/record/lora.py", &model("F16"), &lora, "4", "8"])?;
     Some(lora)
-}
-
-/// Runs a script; `None` (said) without a Python that has numpy and gguf.
-fn python(script: &[&str]) -> Option<()> {
-    let Some(python) = std::env::var_os("PARITY_PYTHON") else {
-        assert!(std::env::var_os("PARITY_REQUIRE_PYTHON").is_none_or(|value| value != "1"), "no Python");
-        eprintln!("SKIP: PARITY_PYTHON names no Python with numpy and gguf (.ci/run has one)");
-        return None;
-    };
-    let done = Command::new(python).args(script).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    Some(())
 }
 
 #[test]

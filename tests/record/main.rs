@@ -10,6 +10,8 @@ mod loaded;
 mod mistakes;
 mod peers;
 mod preload;
+mod rolled_back;
 mod rpc;
 #[path = "../support/lib.rs"]
 mod support;
+mod towers;

@@ -205,6 +205,12 @@ impl Client {
         self.stream.write_all(&[&[number][..], &(request.len() as u64).to_le_bytes(), request].concat())
     }
 
+    /// Begins a request of more bytes than come, and ends the connection.
+    pub fn break_off(&mut self, number: u8, announced: u64, some: &[u8]) -> std::io::Result<()> {
+        self.stream.write_all(&[&[number][..], &announced.to_le_bytes(), some].concat())?;
+        self.stream.shutdown(std::net::Shutdown::Write)
+    }
+
     fn ask(&mut self, number_of: u8, request: &[u8]) -> std::io::Result<Vec<u8>> {
         self.send(number_of, request)?;
         let length = received(&mut self.stream, 8)?;

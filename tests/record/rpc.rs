@@ -174,7 +174,7 @@ fn a_client_that_does_not_keep_to_the_protocol_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let version = version((7, 0, 0));
     type Wrong = fn(&mut Client) -> std::io::Result<()>;
-    let cases: [(&str, Wrong); 5] = [
+    let cases: [(&str, Wrong); 6] = [
         ("larger than its buffers", |client| {
             let mut graph = client.graph(2, 2);
             graph.tensors[1].ne[2] = 1 << 20;
@@ -183,6 +183,7 @@ fn a_client_that_does_not_keep_to_the_protocol_is_named() {
         ("a command that its protocol does not have", |client| client.send(18, &[])),
         ("a graph that is none", |client| client.send(10, &[255; 64])),
         ("a length that it cannot have", |client| client.send(8, &[0; 3])),
+        ("closed the connection in the middle of", |client| client.break_off(10, 4096, &[7; 100])),
         ("asks for a graph again that it did not send", |client| client.send(16, &7u32.to_le_bytes())),
     ];
     for (number, (expected, wrong)) in cases.into_iter().enumerate() {

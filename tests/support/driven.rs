@@ -43,6 +43,17 @@ pub fn driver() -> Option<&'static Path> {
     BUILT.get_or_init(build).as_ref().map(|(_, path)| path.as_path())
 }
 
+/// Another program of `scripts/record`, which is built into a folder; `None` (said) without a C compiler.
+pub fn program(name: &str, dir: &Path) -> Option<PathBuf> {
+    driver()?;
+    let (path, source) = (dir.join(name), Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/record"));
+    let mut command = Command::new(env::var("CC").unwrap_or_else(|_| "cc".to_owned()));
+    command.args(["-std=gnu17", "-O1", "-o"]).arg(&path).arg(source.join(format!("{name}.c"))).arg("-ldl");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(path)
+}
+
 /// The driver as a program that is linked with the libraries of a folder: the system's loader binds it to their functions.
 pub fn linked(libraries: &Path, dir: &Path) -> PathBuf {
     let path = dir.join("linked");
@@ -66,4 +77,16 @@ pub fn linked(libraries: &Path, dir: &Path) -> PathBuf {
 /// The shipped model in a quantisation.
 pub fn model(quant: &str) -> String {
     format!("reference-dumps/models/qwen2-tiny-py-{quant}.gguf")
+}
+
+/// Runs a script; `None` (said) without a Python that has numpy and gguf.
+pub fn python(script: &[&str]) -> Option<()> {
+    let Some(python) = env::var_os("PARITY_PYTHON") else {
+        assert!(env::var_os("PARITY_REQUIRE_PYTHON").is_none_or(|value| value != "1"), "no Python");
+        eprintln!("SKIP: PARITY_PYTHON names no Python with numpy and gguf (.ci/run has one)");
+        return None;
+    };
+    let done = Command::new(python).args(script).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    Some(())
 }

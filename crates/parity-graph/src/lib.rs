@@ -22,6 +22,7 @@ pub mod edit;
 pub mod fusion;
 pub mod reads;
 pub mod rewrite;
+pub mod states;
 
 pub mod fault;
 

@@ -112,6 +112,8 @@ ops! {
     TopK = "TOP_K",
     /// Maximum or mean of windows.
     Pool2d = "POOL_2D",
+    /// Windows as rows.
+    Im2col = "IM2COL",
     /// Matrix product.
     MulMat = "MUL_MAT",
     /// Matrix product with weights picked by index: mixtures of experts.

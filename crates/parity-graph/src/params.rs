@@ -101,6 +101,19 @@ pub fn fields(op: &Op) -> &'static [Field] {
                 ]
             }
         }
+        Op::Im2col => {
+            const {
+                &[
+                    int(0, "s0"),
+                    int(1, "s1"),
+                    int(2, "p0"),
+                    int(3, "p1"),
+                    int(4, "d0"),
+                    int(5, "d1"),
+                    int(6, "planes"),
+                ]
+            }
+        }
         Op::MulMat | Op::MulMatId => const { &[int(0, "prec"), int(1, "hint"), int(3, "prec_src1")] },
         Op::Rope | Op::RopeBack => ROPE,
         Op::FlashAttn => {

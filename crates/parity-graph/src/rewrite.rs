@@ -59,6 +59,13 @@ pub enum Change {
         /// Whether their places hold the row before the step, or zeros.
         held: bool,
     },
+    /// The rows of a state that a node before it picks, and that reach it through what only moves them, are other ones.
+    Picked {
+        /// The node that picks them.
+        by: Id,
+        /// What becomes of its indices.
+        edit: Edit,
+    },
     /// The values of a source are passed on as the result.
     Bypass {
         /// Which.
@@ -143,7 +150,21 @@ impl Change {
     }
 }
 
+/// The slot of the indices in a node that picks rows.
+const INDICES: usize = 1;
+
 impl Rewrite {
+    /// The same where it is made: in the node that is computed otherwise, which may be one before that which shows it.
+    #[must_use]
+    pub fn where_made(self) -> Rewrite {
+        match self.change {
+            Change::Picked { by, edit } => {
+                Rewrite { node: by, change: Change::SourceEdit { slot: INDICES, edit } }
+            }
+            _ => self,
+        }
+    }
+
     /// The graph with the rewrite in it, where it is one of parameters and sources alone; edits of values are the
     /// business of who executes the node.
     #[must_use]

@@ -39,6 +39,7 @@ fn fits(graph: &Graph, id: Id, change: &Change, at: &str) {
         Change::Unwritten { slots, mask, .. } => {
             assert!(slots.iter().chain([mask]).all(|slot| graph.src(id, *slot).is_some()), "{at}");
         }
+        Change::Picked { by, .. } => assert!(*by < id && graph.get(*by).op == Op::GetRows, "{at}"),
         Change::Pass(with) => {
             assert_eq!(graph.get(*with).elements(), graph.get(id).elements(), "{at}");
         }

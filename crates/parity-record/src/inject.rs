@@ -276,6 +276,7 @@ impl Injection {
                     unsafe { self.change(reader, change)? };
                 }
             }
+            Change::Picked { .. } => return Err("it is made in the node that picks the rows".to_owned()),
             Change::ResultEdit(_) | Change::Misread { .. } | Change::After { .. } | Change::Scores(_) => {}
         }
         Ok(())

@@ -70,7 +70,7 @@ pub struct LeafCapture {
 /// Finds the checkpoints of a graph. A graph that is no forward pass has none.
 pub fn map(graph: &Graph) -> Mapping {
     let known = known::find(graph);
-    if known.tokens.is_none() && known.found.is_empty() && !graph.is_shift() {
+    if known.tokens.is_none() && known.found.is_empty() && !graph.is_shift() && !is_multiplied(graph) {
         return Mapping { known, ..Mapping::default() };
     }
     let labels = label::labels_of(graph, &known);
@@ -101,6 +101,13 @@ pub fn map(graph: &Graph) -> Mapping {
     mapping.cache = cached(graph, known.rows);
     mapping.known = known;
     mapping
+}
+
+/// Whether anything is multiplied by a weight: tokens are not all that models read.
+fn is_multiplied(graph: &Graph) -> bool {
+    let is_product = |id: &Id| graph.get(*id).op == Op::MulMat;
+    let of_weight = |id: Id| graph.leaf(graph.origin(id)) == Some(Leaf::Weight);
+    graph.computed().filter(is_product).any(|id| graph.sources(id).any(of_weight))
 }
 
 /// What a graph of so many rows does with a cache.

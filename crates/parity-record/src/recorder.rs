@@ -43,6 +43,8 @@ pub struct Recorder {
     hashes: Option<Hashes>,
     /// The context whose passes are recorded.
     sched: Option<usize>,
+    /// Whether that has no tokens: it encodes images or sounds.
+    is_tower: bool,
     plan: Option<PassPlan>,
     context: Context,
     injections: Vec<Injection>,
@@ -88,6 +90,7 @@ impl Recorder {
             store: None,
             hashes: None,
             sched: None,
+            is_tower: false,
             plan: None,
             context: Context::default(),
             injections: Vec::new(),
@@ -126,13 +129,19 @@ impl Recorder {
     /// [`Recorder::begin`], of a graph that was looked at.
     unsafe fn begin_seen(&mut self, reader: Reader<'_>, sched: RawSched, seen: &Seen) -> bool {
         let Seen { described, mapping, .. } = seen;
-        // Graphs that shift a cache or encode an image have no embedding of tokens.
+        // Graphs that shift a cache, or that encode an image, have no embedding of tokens.
         let Some(tokens) = mapping.known.tokens else {
             let is_own = self.sched == Some(sched as usize);
+            if self.sched.is_none_or(|_| is_own) && self.encodes(mapping, &described.graph) {
+                self.sched = Some(sched as usize);
+                let numbers = self.row_of_pass();
+                // SAFETY: by the caller's promise.
+                return unsafe { self.start(reader, sched, seen, (vec![0], numbers, Life::default())) };
+            }
             if !is_own || !described.graph.is_shift() || self.options.sequence.is_some() {
                 self.sequences.shift(is_own && described.graph.is_shift());
                 if is_own {
-                    self.touched(Touch::ByLostPass);
+                    self.lost_pass(mapping);
                 }
                 return false;
             }

@@ -5,7 +5,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::{layout, life, limits, rows, tap};
+use crate::{batches, layout, life, limits, rows, tap};
 
 /// Makes `$name` an exported function of `$n` arguments that calls `$implementation` with the return address as one more.
 macro_rules! with_caller {
@@ -38,6 +38,16 @@ with_caller! {
     llama_set_warmup => tap::llama_set_warmup, 2;
     /// `(context, kind, batch)`
     llama_process => rows::llama_process, 3;
+    /// `(batch)`
+    llama_batch_ext_clear => batches::clear, 1;
+    /// `(batch)`
+    llama_batch_ext_free => batches::free, 1;
+    /// `(batch, sequence, token)`
+    llama_batch_ext_add_token => batches::add_token, 3;
+    /// `(batch, row, sequence)`
+    llama_batch_ext_add_seq => batches::add_seq, 3;
+    /// `(batch, row, position)`
+    llama_batch_ext_set_pos => batches::set_pos, 3;
     /// `(tensor, data, offset, size)`
     ggml_backend_tensor_set => life::tensor_set, 4;
     /// `(from, to)`

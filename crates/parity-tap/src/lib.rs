@@ -20,6 +20,7 @@ mod host;
 mod sides;
 mod tap;
 
+mod batches;
 mod entry;
 mod layout;
 mod life;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI8, AtomicUsize, Ordering};
 
 use parity_record::recorder::BatchRow;
 
-use crate::{life, limits, symbols, tap};
+use crate::{batches, life, limits, symbols, tap};
 
 /// The start of a `llama_batch`; older releases have more fields behind.
 #[repr(C)]
@@ -140,6 +140,9 @@ pub unsafe extern "C" fn llama_get_logits(context: *mut c_void, caller: *const c
     unsafe { std::mem::transmute::<*mut c_void, All>(real)(context) }
 }
 
+/// llama.cpp's number of an encoder's pass among the kinds of passes.
+const PROCESS_ENCODE: c_int = 0;
+
 /// Stands in for `llama_process`, which takes batches of the newer kind.
 pub unsafe extern "C" fn llama_process(
     context: *mut c_void,
@@ -147,6 +150,11 @@ pub unsafe extern "C" fn llama_process(
     batch: *mut c_void,
     caller: *const c_void,
 ) -> c_int {
+    life::decodes(context);
+    tap::batch(|| batches::rows(batch));
+    if kind == PROCESS_ENCODE {
+        tap::event(|known| known == context as usize, "encode", &[], false);
+    }
     if tap::wants_all_rows(|| layers(context, caller)) && limits::allow_all_rows() {
         let set = symbols::real(c"llama_batch_ext_set_output_logits", caller);
         if !set.is_null() {

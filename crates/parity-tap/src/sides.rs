@@ -79,7 +79,8 @@ impl Sides {
 
     /// The recording of a context, by itself or its memory.
     pub fn of_context(&mut self, is: impl Fn(usize) -> bool) -> &mut Recorder {
-        &mut self.side(|side| side.sched != 0 && (side.context == 0 || is(side.context))).recorder
+        let is_it = |side: &Side| !side.recorder.is_tower() && (side.context == 0 || is(side.context));
+        &mut self.side(|side| side.sched != 0 && is_it(side)).recorder
     }
 
     /// Notes which context computes with a scheduler, once the recording of that has begun: the memory of one that was freed may be

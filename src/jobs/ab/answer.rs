@@ -12,7 +12,7 @@ use super::side::Recorded;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::compare::{argmax, common_positions};
 use crate::dump::{Graphs, Recording};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::faults::tokens;
 use crate::gguf::Gguf;
 use crate::model::builders::Shape;
@@ -83,7 +83,8 @@ pub fn add_failures(report: &mut Report, sides: [&Recorded; 2]) {
 /// # Errors
 /// A graph that cannot be read.
 pub fn of_one_text(report: &mut Report, sides: &Sides<'_>) -> Result<()> {
-    let (ours, theirs) = (Graphs::read(sides.candidate)?, Graphs::read(sides.reference)?);
+    let read = |dump| Ok::<_, Error>(Graphs::read(dump)?.with_factors(dump));
+    let (ours, theirs) = (read(sides.candidate)?, read(sides.reference)?);
     let (ours, theirs) = (ours.all(), theirs.all());
     let claims = [
         Claim { side: Whose::Candidate, graphs: ours.iter().collect() },

@@ -44,6 +44,8 @@ pub enum Aspect {
     Mask(u32),
     /// Which cells it shows to a row, whose key stands here, and the mistake that this is.
     Cells(String, &'static str),
+    /// Which state a row, whose key stands here, goes on from, and whether that is the newest.
+    State(String, bool),
 }
 
 impl Aspect {
@@ -57,6 +59,7 @@ impl Aspect {
         match self {
             Aspect::Number(parameter) => parameter.fault,
             Aspect::Cells(_, fault) => Some(fault),
+            Aspect::State(_, true) => Some("state.no_rollback"),
             _ => None,
         }
     }
@@ -99,6 +102,12 @@ impl Difference {
     }
 }
 
+/// What a side has, and what it should have.
+fn beside_file(has: &[(Whose, Option<String>)]) -> [Option<&str>; 2] {
+    let of = |file: bool| has.iter().find(|(side, _)| (*side == Whose::File) == file);
+    [of(false), of(true)].map(|found| found.and_then(|(_, value)| value.as_deref()))
+}
+
 /// One sentence of a node, which stands before it: what each side has. Sides that have the same are named together.
 pub fn sentence(aspect: &Aspect, has: &[(Whose, Option<String>)]) -> String {
     let mut groups: Vec<(Option<&str>, Vec<Whose>)> = Vec::new();
@@ -121,14 +130,16 @@ pub fn sentence(aspect: &Aspect, has: &[(Whose, Option<String>)]) -> String {
         Aspect::Source(_) => format!("reads {}", told()),
         Aspect::Mask(position) => format!("shows position {position} {}", told()),
         Aspect::Cells(row, _) => {
-            let of = |file: bool| has.iter().find(|(side, _)| (*side == Whose::File) == file);
-            let [seen, held] =
-                [of(false), of(true)].map(|found| found.and_then(|(_, value)| value.as_deref()));
+            let [seen, held] = beside_file(has);
             format!(
                 "shows position {row} {}, and its sequence holds {}",
                 seen.unwrap_or("nothing"),
                 held.unwrap_or("nothing")
             )
+        }
+        Aspect::State(row, _) => {
+            let [read, kept] = beside_file(has).map(|found| found.unwrap_or("none"));
+            format!("goes on at position {row} from {read}, and what its sequence went back to is {kept}")
         }
         Aspect::Node(op) => {
             let those = |there: bool| {

@@ -288,11 +288,15 @@ impl Watch for Capture<'_> {
             return Ok(false);
         }
         let given = self.given(server, graph, model)?;
-        if given.is_none() && *begun && self.is_part(graph, model) {
-            recorder.stop(
-                "a graph begins with no rows of the file's token embedding: where the client or another device computes a part of \
-                 each pass, -ngl 99 without -ot, -nkvo and a second device leaves all to one",
-            );
+        // Without rows of tokens it is a part of a pass, another model, or what encodes images; or a shift of a cache.
+        if given.is_none() && self.multiplies(graph) {
+            if *begun && graph.tensors.iter().any(|tensor| model.has(&tensor.name())) {
+                recorder.stop(
+                    "a graph begins with no rows of the file's token embedding: where the client or another device computes a \
+                     part of each pass, -ngl 99 without -ot, -nkvo and a second device leaves all to one",
+                );
+            }
+            return Ok(false);
         }
         let recorded = with_server(server, || self.pass(recorder, graph, given))?;
         *begun |= recorded;
@@ -302,13 +306,13 @@ impl Watch for Capture<'_> {
 }
 
 impl Capture<'_> {
-    /// Whether a graph multiplies by weights of the file: a part of a pass, and no shift of a cache or another model.
-    fn is_part(&self, graph: &WireGraph, model: &Model) -> bool {
+    /// Whether a graph has products.
+    fn multiplies(&self, graph: &WireGraph) -> bool {
         let is_product = |&node: &usize| {
             let wire = &graph.tensors[node];
             let name = super::ops::description(wire.op, &wire.params, self.ops);
             name.is_some_and(|name| Op::parse(&name.to_string_lossy()) == Op::MulMat)
         };
-        graph.nodes.iter().any(is_product) && graph.tensors.iter().any(|tensor| model.has(&tensor.name()))
+        graph.nodes.iter().any(is_product)
     }
 }

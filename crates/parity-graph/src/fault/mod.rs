@@ -145,6 +145,8 @@ pub struct Entry {
     pub silent: Option<&'static str>,
     /// Whether it leaves the first step as it is.
     pub later: bool,
+    /// Whether it stays in a state that is not recorded: then later steps are wrong by what it left there.
+    pub stays: bool,
     /// Whether it is only recognised, and never injected.
     pub recognised: bool,
     /// Whether it is nothing but a rounding, which other arithmetic than the mistake's may be too.
@@ -171,6 +173,7 @@ const PLAIN: Entry = Entry {
     parameter: None,
     silent: None,
     later: false,
+    stays: false,
     recognised: false,
     rounds: false,
     ops: &[],

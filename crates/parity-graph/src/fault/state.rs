@@ -4,12 +4,15 @@ use super::site::{edit, made};
 use super::{Argument, Entry, Made, Site, plain, when};
 use crate::op::Op;
 use crate::rewrite::{Change, Edit};
+use crate::states;
 
 const NOT_CARRIED: &str =
     "the state starts from zero in every step: it is not carried over, or never written";
 
 const SCAN: &[Op] = &[Op::SsmScan, Op::GatedDeltaNet];
 const CONVOLUTION: &[Op] = &[Op::SsmConv];
+/// The slot in which a scan has the rows of the states that it goes on from.
+const SCANNED: usize = 6;
 
 /// All of them.
 pub(super) const ENTRIES: &[Entry] = &[
@@ -30,6 +33,20 @@ pub(super) const ENTRIES: &[Entry] = &[
             _ => made(edit(5, Edit::Set(0.0)), NOT_CARRIED),
         },
     ),
+    Entry {
+        silent: Some("where no sequence went back"),
+        stays: true,
+        ..plain(
+            "state.no_rollback",
+            &[Op::SsmConv, Op::SsmScan, Op::GatedDeltaNet],
+            [
+                "a state is not rolled back with its sequence",
+                "rejected tokens taken out of the cache of attention alone, a state that is read from the newest place",
+                "go on from the state behind the last token that is kept",
+            ],
+            no_rollback,
+        )
+    },
     plain(
         "state.shifted",
         CONVOLUTION,
@@ -129,6 +146,21 @@ pub(super) const ENTRIES: &[Entry] = &[
 /// Columns of a convolution's input that are left of the past, before the tokens of the step.
 fn past(site: Site<'_>) -> Option<usize> {
     site.src(1)?.ne[0].checked_sub(1).filter(|past| *past > 0)
+}
+
+/// The newest states are read, whichever a sequence went back to: by a scan that picks them itself, or by a node before.
+fn no_rollback(site: Site<'_>, _: &Argument) -> Made {
+    let text = "the state is the newest one, not that which its sequence went back to";
+    let newest = |cells: usize| Some(Edit::AddModulo(0, i32::try_from(cells).ok()?));
+    if *site.op() == Op::SsmScan {
+        let state = site.graph.root(site.graph.src(site.id, 0)?);
+        let cells = site.src(SCANNED).and(states::plane(site.graph, state));
+        if let Some(cells) = cells {
+            return made(edit(SCANNED, newest(cells)?), text);
+        }
+    }
+    let (by, cells) = site.graph.sources(site.id).find_map(|source| states::picked(site.graph, source))?;
+    made(Change::Picked { by, edit: newest(cells)? }, text)
 }
 
 /// A delta net's head h reads queries and keys h % K, a scan's head h the group h / (H/G).

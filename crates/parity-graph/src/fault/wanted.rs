@@ -115,13 +115,14 @@ impl Wanted {
         }
     }
 
-    /// The mistake at a node; `None` where the node has no place for it.
+    /// The mistake at a node, as it is made; `None` where the node has no place for it.
     pub fn find(&self, scene: &Scene<'_>, id: Id) -> Option<Fault> {
         let entry = find(&self.fault)?;
-        match self.variant {
+        let fault = match self.variant {
             Some(variant) => entry.all_at(scene, id).into_iter().nth(variant),
             None => entry.at(scene, id, &self.argument),
-        }
+        }?;
+        Some(Fault { rewrite: fault.rewrite.where_made(), ..fault })
     }
 
     /// What a user should know who counts variants.

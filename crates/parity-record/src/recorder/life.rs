@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use parity_dump::{Event, Life};
-use parity_graph::{Id, Leaf, label};
+use parity_graph::{Graph, Id, Leaf, label};
 
 use super::Recorder;
 use crate::api::RawTensor;
@@ -198,6 +198,36 @@ impl Recorder {
         // SAFETY: by the caller's promise.
         let cells = unsafe { cells(reader, described, mapping) };
         (numbers, Life { at, sequences, cells, events: std::mem::take(&mut self.context.events) })
+    }
+
+    /// Whether a graph without tokens is a pass of what encodes images or sounds, which has no cache: the first that the context
+    /// computes says what it is.
+    pub(super) fn encodes(&mut self, mapping: &Mapping, graph: &Graph) -> bool {
+        let encodes = !mapping.cache.is_there && !mapping.captures.is_empty() && !graph.is_shift();
+        let is_first = self.sched.is_none();
+        if !encodes || self.options.sequence.is_some() || !(is_first || self.is_tower) {
+            return false;
+        }
+        self.is_tower = !is_first || self.host.claim();
+        self.is_tower
+    }
+
+    /// Whether it is the recording of what encodes images or sounds, which no call on a context is about.
+    pub fn is_tower(&self) -> bool {
+        self.is_tower
+    }
+
+    /// Notes a pass of the context's own that is not recorded.
+    pub(super) fn lost_pass(&mut self, mapping: &Mapping) {
+        if !mapping.captures.is_empty() {
+            self.say_once("a pass of embeddings is not recorded: its rows are missing");
+        }
+        self.touched(Touch::ByLostPass);
+    }
+
+    /// The row of a pass without tokens: one, whose position counts the passes.
+    pub(super) fn row_of_pass(&mut self) -> Vec<u32> {
+        self.context.numbers(1)
     }
 
     /// The row of a pass that computes what the cache holds: one, of no sequence.
