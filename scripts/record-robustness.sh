@@ -69,7 +69,7 @@ kill -INT -- "-$pid" 2>/dev/null || true
 status=0
 wait "$pid" || status=$?
 [ "$status" = 2 ] || fail "Ctrl-C: exit status $status"
-grep -q '^incomplete signal 2' "$work/log" || fail "Ctrl-C: nothing said of it"
+grep -q '^stopped  *the program ended with signal 2' "$work/log" || fail "Ctrl-C: nothing said of it"
 readable "Ctrl-C behind some steps"
 
 # A disk of 8 MB, where this may be made.

@@ -61,10 +61,8 @@ impl<'s, 'a> Trial<'s, 'a> {
         let mut found = self.singles(&evidence, sample.as_ref(), &mut tried, false);
         ranks::prefer(self.suspect, &mut found);
         if found.is_empty() {
-            found.extend(rolled_back::found(self.suspect));
-        }
-        if found.is_empty() {
-            found = self.all(guessed::guesses(self.suspect), &mut tried);
+            let guessed = || self.all(guessed::guesses(self.suspect), &mut tried);
+            found = rolled_back::found(self.suspect).map_or_else(guessed, |named| vec![named]);
         }
         let rows = self.rows(&evidence);
         if found.is_empty() {

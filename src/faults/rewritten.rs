@@ -19,6 +19,15 @@ pub enum Other<'a, S> {
     Values(Vec<S>, [usize; 4]),
 }
 
+impl<S: Number> Other<'_, S> {
+    fn values(self) -> Vec<S> {
+        match self {
+            Other::Values(values, _) => values,
+            Other::Weight(weight) => weight.decode(),
+        }
+    }
+}
+
 /// Finds what a rewrite reads besides the node's own sources.
 pub type Others<'f, 'a, S> = &'f dyn Fn(Id) -> Option<Other<'a, S>>;
 
@@ -207,12 +216,7 @@ impl<'a, S: Number> Rewritten<'a, S> {
                 self.passed = Some(self.source(*slot)?.values().into_owned());
                 self.slot = Some(*slot);
             }
-            Change::Pass(with) => {
-                self.passed = match others(*with)? {
-                    Other::Values(values, _) => Some(values),
-                    Other::Weight(weight) => Some(weight.decode()),
-                };
-            }
+            Change::Pass(with) => self.passed = Some(others(*with)?.values()),
             Change::ResultEdit(edit) => self.after.push(After::Edit(edit.clone())),
             Change::After { op, params, ne, srcs } => {
                 let of = |src: &Option<Id>| {

@@ -229,9 +229,7 @@ impl Injection {
                 }
             },
             // SAFETY: as above; the slot is one of the ten that a tensor has.
-            Change::Source { slot, with: None } => unsafe {
-                self.point(reader, *slot, std::ptr::null_mut());
-            },
+            Change::Source { slot, with: None } => unsafe { self.point(reader, *slot, std::ptr::null_mut()) },
             // SAFETY: as above.
             Change::Exchange(a, b) => unsafe {
                 let (first, second) = (reader.source_in(self.node, *a), reader.source_in(self.node, *b));
@@ -276,8 +274,8 @@ impl Injection {
                     unsafe { self.change(reader, change)? };
                 }
             }
-            Change::Picked { .. } => return Err("it is made in the node that picks the rows".to_owned()),
             Change::ResultEdit(_) | Change::Misread { .. } | Change::After { .. } | Change::Scores(_) => {}
+            Change::Picked { .. } => return Err("it is made in the node that picks the rows".to_owned()),
         }
         Ok(())
     }
