@@ -12,6 +12,7 @@ mod described;
 pub mod diagnosis;
 mod guessed;
 pub mod injected;
+pub mod others;
 mod precision;
 mod ranks;
 pub mod rewritten;

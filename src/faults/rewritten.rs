@@ -2,34 +2,15 @@
 
 use parity_graph::edit::unwritten;
 use parity_graph::rewrite::{Change, Edit, Scores};
-use parity_graph::{Graph, Id, Op, Params};
+use parity_graph::{Id, Op, Params};
 
+use super::others::{Other, Others};
 use crate::engine::op_by_op::{Number, Product, Unknown, Value, compute};
+use crate::gguf::DType;
 use crate::gguf::misread;
-use crate::gguf::{DType, Gguf, TensorRef};
 use crate::ops::source::Data;
 use crate::ops::{Args, Check, Rule, Source, Strided, rule};
 use crate::scalar::Scalar;
-
-/// What a rewrite reads besides the node's own sources.
-pub enum Other<'a, S> {
-    /// A weight of the model file.
-    Weight(TensorRef<'a>),
-    /// Values, in this shape.
-    Values(Vec<S>, [usize; 4]),
-}
-
-impl<S: Number> Other<'_, S> {
-    fn values(self) -> Vec<S> {
-        match self {
-            Other::Values(values, _) => values,
-            Other::Weight(weight) => weight.decode(),
-        }
-    }
-}
-
-/// Finds what a rewrite reads besides the node's own sources.
-pub type Others<'f, 'a, S> = &'f dyn Fn(Id) -> Option<Other<'a, S>>;
 
 /// A source as a mistake makes it.
 enum Made<'a, S> {
@@ -437,19 +418,4 @@ fn made<'b, S: Number>(made: &'b Made<'_, S>) -> Source<'b, S> {
             Source { dtype: *dtype, data: Data::Values(Strided::whole(values, *shape)) }
         }
     }
-}
-
-/// A tensor of the same graph that a node does not read; `values` has those of what is no weight.
-pub fn other<'a, S>(
-    graph: &Graph,
-    gguf: &'a Gguf,
-    id: Id,
-    values: &dyn Fn(Id) -> Option<Vec<S>>,
-) -> Option<Other<'a, S>> {
-    let origin = graph.origin(id);
-    if let Some(weight) = gguf.tensor(&graph.get(origin).name) {
-        return (origin == id).then_some(Other::Weight(weight));
-    }
-    let same = graph.get(origin).elements() == graph.get(id).elements();
-    values(origin).filter(|_| same).map(|values| Other::Values(values, graph.get(id).shape()))
 }

@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 use parity_graph::rewrite::{Change, Edit, Misreading};
 use parity_graph::{Id, Op};
 
-use super::rewritten::{Other, other, rewrite};
+use super::others::{Other, other};
+use super::rewritten::rewrite;
 use crate::audit::Suspect;
 use crate::engine::op_by_op::compute;
 use crate::gguf::DType;

@@ -7,7 +7,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use parity_graph::fault::Scene;
 use parity_graph::rewrite::{Change, Edit};
 
-use super::rewritten::{Other, Rewritten, other, rewrite};
+use super::others::{Other, other};
+use super::rewritten::{Rewritten, rewrite};
 use crate::audit::{Held, Hypothesis, Sight, Suspect, expected, hypotheses, judge};
 use crate::engine::op_by_op::{Carried, Node};
 use crate::ops::source::Data;

@@ -14,7 +14,8 @@ use crate::checkpoint::Checkpoint;
 use crate::engine::op_by_op::{Conductor, Machine, Node, Number, Unknown, Value, own};
 use crate::error::{Error, Result};
 use crate::faults::injected::Injected;
-use crate::faults::rewritten::{Other, Rewritten, other, rewrite};
+use crate::faults::others::{Other, other};
+use crate::faults::rewritten::{Rewritten, rewrite};
 use crate::gguf::Gguf;
 use crate::ops::Args;
 
