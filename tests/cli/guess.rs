@@ -211,6 +211,37 @@ fn layer_outputs_of_llama_cpp_are_healthy_though_its_graph_begins_with_what_was_
     assert!(told["text"].as_str().unwrap().contains("known mistakes would have shown"), "{told}");
 }
 
+#[test]
+fn outputs_of_layers_of_real_engines_name_what_is_wrong() {
+    let (folder, from) = (TempDir::new().unwrap(), Path::new("tests/data/engines"));
+    for (engine, name) in [
+        ("tinygrad-ok-module_names", "healthy"),
+        ("openvino-ok", "healthy"),
+        ("openvino-theta", "rope.base"),
+        ("mlx-theta", "rope.base"),
+        ("mlx-gqa", "attn.kv_head"),
+        // Every step behind the prompt begins at position 0.
+        ("mlx-shift1", "rope.position_in_step"),
+        ("jax-gemma_scale", "embed.scaled"),
+    ] {
+        let file = folder.path().join(format!("{engine}.safetensors"));
+        fs::copy(from.join(format!("{engine}.safetensors")), &file).unwrap();
+        let of_layer = |name: &str| {
+            name.ends_with("layer_out")
+                || name.rsplit_once("layers.").is_some_and(|(_, n)| n.parse::<u32>().is_ok())
+        };
+        keep(&file, |name| of_layer(name) || name == "tokens");
+        let tokens = "312,863,2039,1444,1518,285,314,511,435,408,280,285,314";
+        let (code, told) = guess(&["--tokens", tokens, "--hidden", &file.display().to_string()]);
+        let names: Vec<&Value> =
+            [&told["answer"]].into_iter().chain(told["aliases"].as_array().unwrap()).collect();
+        assert!(
+            code == i32::from(name != "healthy") && names.iter().any(|one| *one == name),
+            "{engine}: {told}"
+        );
+    }
+}
+
 /// Logits of another model's engine behind tokens, as `guess` of a model sees them.
 fn of_another(model: &GgufWriter, engine: &GgufWriter, flags: &[&str]) -> (i32, Value) {
     const TOKENS: &str = "3,14,15,92,65";

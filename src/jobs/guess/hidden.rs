@@ -4,9 +4,9 @@
 
 use std::path::Path;
 
-use super::answer::Answer;
+use super::answer::{Answer, Tried};
 use super::evidence::Logits;
-use super::hypotheses::{self, HEALTHY, Hypothesis};
+use super::hypotheses::{self, HEALTHY, Hypothesis, Rows};
 use super::passes::Prompt;
 use super::said::{Guess, Named, joined, of_audit, said};
 use super::search::Search;
@@ -123,16 +123,30 @@ fn in_stretch(
         values: values.data,
     };
     let layer = seen.layer_index().filter(|_| before.is_some());
-    let full = Prompt::between(model, &known.prompt, known.prompt.len(), rows, (before, seen))?;
-    if full.width != evidence.width {
-        return Ok(None);
+    let tried_with = |prompt: usize| -> Result<Option<(Answer, Vec<Tried>)>> {
+        let full = Prompt::between(model, &known.prompt, prompt, rows, (before.clone(), seen))?;
+        let mut all = between(&full, layer);
+        if prompt < known.prompt.len() {
+            let in_decode = |one: &Hypothesis| hypotheses::part(one, one.layers, Rows::Decode, full.layers());
+            all = all.iter().filter_map(in_decode).collect();
+        }
+        let is_other = full.width != evidence.width;
+        let search = Search { known: &known, evidence: &evidence, progress, full, few: None };
+        if is_other || search.work(all.len()) > WORK_MAX {
+            return Ok(None);
+        }
+        search.stretch(all).map(Some)
+    };
+    let Some((mut found, mut tried)) = tried_with(known.prompt.len())? else { return Ok(None) };
+    // Where a healthy engine explains the first rows, steps that begin behind them may alone be wrong.
+    let healthy = tried.iter().filter(|one| one.hypothesis.name == HEALTHY);
+    let until = healthy.filter_map(|one| one.score.first_miss).max().map(|row| evidence.first + row);
+    if found == Answer::Nothing
+        && let Some(until) = until.filter(|until| *until > 0)
+        && let Some(decode) = tried_with(until)?
+    {
+        (found, tried) = decode;
     }
-    let hypotheses = between(&full, layer);
-    let search = Search { known: &known, evidence: &evidence, progress, full, few: None };
-    if search.work(hypotheses.len()) > WORK_MAX {
-        return Ok(None);
-    }
-    let (found, tried) = search.stretch(hypotheses)?;
     Ok(Some((found.clone(), said(&known, &evidence, &found, &tried))))
 }
 
