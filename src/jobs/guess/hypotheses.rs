@@ -311,7 +311,7 @@ pub fn skipped(labelled: &Labelled) -> Vec<Hypothesis> {
     // Where one of the two is a node of another name, nothing is skipped.
     let whole = by_layer.into_iter().filter(|(_, nodes)| nodes.len() == 2);
     let made = whole.filter_map(|(layer, nodes)| {
-        let one = of_nodes(nodes, Layers::One(layer), Rows::All, format!("{SKIPPED} {layer}"))?;
+        let one = of_nodes(nodes, Layers::One(layer), Rows::All, format!("{SKIPPED} of {layer}"))?;
         Some(Hypothesis {
             name: SKIPPED.to_owned(),
             spelling: None,
