@@ -64,9 +64,8 @@ pub struct Args {
 /// Runs the command.
 pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
-    for side in [CONVERTED, ORIGINAL] {
-        shared::room_for_a_dump("-o", &args.output_dir.join(side), args.force)?;
-    }
+    let room = |side: &str| shared::room_for_a_dump("-o", &args.output_dir.join(side), args.force);
+    let _rooms = [room(CONVERTED)?, room(ORIGINAL)?];
     let report = port(&Options {
         original: args.original.clone(),
         converted: args.converted.clone(),

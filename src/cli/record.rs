@@ -156,7 +156,7 @@ pub struct Args {
 
 /// Records, and says what was recorded.
 pub fn main(args: &Args) -> Outcome {
-    shared::room_for_a_dump("-o", &args.kept.output, args.kept.force)?;
+    let _room = shared::room_for_a_dump("-o", &args.kept.output, args.kept.force)?;
     if let Some(printed) = &args.import {
         return imported(args, printed);
     }

@@ -74,7 +74,7 @@ pub fn pull(args: &PullArgs) -> Outcome {
     if !remote::is_remote(&args.from) && !args.from.is_dir() {
         return Err(Error::file(&args.from, "there is no such folder"));
     }
-    room_for_a_dump("-o", &args.output, args.force)?;
+    let _room = room_for_a_dump("-o", &args.output, args.force)?;
     let got = remote::pull(&args.from, &args.output, &args.select.selection()?)?;
     print(&format!(
         "{}: {} of {} tensors; {} fetched, {} from the cache\n",

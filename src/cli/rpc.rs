@@ -139,7 +139,7 @@ pub struct ProxyArgs {
 
 /// Records until the client has gone, and says what was recorded.
 pub fn proxy(args: &ProxyArgs) -> Outcome {
-    shared::room_for_a_dump("-o", &args.kept.output, args.kept.force)?;
+    let _room = shared::room_for_a_dump("-o", &args.kept.output, args.kept.force)?;
     let options = Options {
         dir: args.kept.output.clone(),
         filter: args.kept.filter(),

@@ -141,9 +141,8 @@ impl PromptArgs {
 pub fn main(args: &Args) -> Outcome {
     let folder = args.output.folder()?;
     let waiting = args.time.start();
-    if let Some(dir) = &args.dump {
-        shared::room_for_a_dump("--dump", dir, args.force)?;
-    }
+    let room = |dir: &PathBuf| shared::room_for_a_dump("--dump", dir, args.force);
+    let _room = args.dump.as_ref().map(room).transpose()?;
     let path = args.model.path()?;
     let file = args.lora.applied(shared::model_file(path.as_deref())?)?;
     let (prompt, tokens) = args.prompt.read(file.gguf())?;

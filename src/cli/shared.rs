@@ -1,5 +1,7 @@
 //! Flags that several commands share.
 
+use std::fs::{File, TryLockError};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -260,8 +262,43 @@ pub fn at_least_one() -> impl TypedValueParser<Value = usize> {
     }
 }
 
-/// Tries the folder before a program runs for minutes: it can be written to, and holds no dump that would be lost.
-pub fn room_for_a_dump(flag: &str, dir: &Path, force: bool) -> Result<()> {
+/// A folder for a dump that no other parity writes to as long as this is kept: the system gives it back however a process ends.
+#[must_use]
+pub struct Room(Option<(File, PathBuf)>);
+
+impl Room {
+    /// Takes a folder, which need not be there yet.
+    ///
+    /// # Errors
+    /// Where another process has it. Where nothing can be locked nobody is kept off.
+    fn take(flag: &str, dir: &Path) -> Result<Room> {
+        let mut digest = DefaultHasher::new();
+        std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()).hash(&mut digest);
+        let path = std::env::temp_dir().join(format!("parity-{:016x}.lock", digest.finish()));
+        let Ok(file) = File::options().create(true).truncate(false).write(true).open(&path) else {
+            return Ok(Room(None));
+        };
+        match file.try_lock() {
+            Ok(()) => Ok(Room(Some((file, path)))),
+            Err(TryLockError::WouldBlock) => Err(Error::file(dir, "another parity is writing a dump there")
+                .hint(format!("wait until it has ended; {flag} DIR chooses another folder"))),
+            Err(TryLockError::Error(_)) => Ok(Room(None)),
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Some((_file, path)) = &self.0 {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Tries the folder before a program runs for minutes: it can be written to, by nobody else at the same time, and holds no dump
+/// that would be lost.
+pub fn room_for_a_dump(flag: &str, dir: &Path, force: bool) -> Result<Room> {
+    let room = Room::take(flag, dir)?;
     let manifest = dir.join(MANIFEST_FILE);
     if manifest.exists() && !force {
         return Err(Error::file(dir, "holds a dump already")
@@ -277,7 +314,8 @@ pub fn room_for_a_dump(flag: &str, dir: &Path, force: bool) -> Result<()> {
     let new: Vec<&Path> = dir.ancestors().take_while(is_new).collect();
     std::fs::create_dir_all(dir).map_err(unwritable)?;
     tempfile::NamedTempFile::new_in(dir).map_err(unwritable)?;
-    new.into_iter().try_for_each(std::fs::remove_dir).map_err(unwritable)
+    new.into_iter().try_for_each(std::fs::remove_dir).map_err(unwritable)?;
+    Ok(room)
 }
 
 /// A mistake as it is typed; says what will not be understood any more.
