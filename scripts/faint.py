@@ -184,13 +184,14 @@ def main():
         return found
 
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
-        for found in pool.map(all_of, range(len(kinds))):
-            for name, kind, outcome, line in found:
+        for number, done in enumerate(concurrent.futures.as_completed([pool.submit(all_of, at) for at in range(len(kinds))])):
+            for name, kind, outcome, line in done.result():
                 counts[name][outcome] += 1
                 counts[kind][outcome] += 1
                 if line:
                     lines.append(line if outcome == "ACCUSED" else f"{outcome}: {line}")
                     print(lines[-1], flush=True)
+            print(f"{number + 1} of {len(kinds)} dumps", file=sys.stderr, flush=True)
     total = sum((counts[kind] for kind in ("row", "element", "head")), collections.Counter())
     text = [f"{'':28}" + "".join(f"{word:>11}" for word in OUTCOMES)]
     for name, count in [*counts.items(), ("all", total)]:

@@ -57,6 +57,8 @@ HANDED_OVER = {
     "modules": MODULES.__contains__,
     "layers": {"embed", "layer_out", "final_norm", "logits"}.__contains__,
     "logits": {"logits"}.__contains__,
+    "unrotated": lambda kind: kind not in ("q_rope", "k_rope"),
+    "gates within": lambda kind: kind not in ("ffn_gate", "ffn_up"),
 }
 FILE = {t.name: np.asarray(gguf.quants.dequantize(t.data, t.tensor_type), F) for t in gguf.GGUFReader(str(MODEL)).tensors}
 
@@ -65,10 +67,11 @@ class Engine:
     """What it rounds and how it computes; `edit` may change what a node comes to, by its id."""
 
     def __init__(self, kept="f32", vectors=None, sigmoid="plain", scores="f32", exp2=False, ranks=1, epsilon=1e-6, base=1e6,
-                 scale=1.0, cap=0.0, embed_scale=1.0, norm="f32", low_rank=0.0, edit=None):  # fmt: skip
+                 scale=1.0, cap=0.0, embed_scale=1.0, norm="f32", low_rank=0.0, operands="f32", edit=None):  # fmt: skip
         self.round, self.ranks, self.epsilon, self.base = ROUND[kept], ranks, epsilon, base
         self.sigmoid, self.scores, self.exp2, self.scale, self.cap = SIGMOIDS[sigmoid], ROUND[scores], exp2, scale, cap
         self.embed_scale, self.norms, self.low_rank, self.edit = embed_scale, ROUND[norm], low_rank, edit
+        self.operand = ROUND[operands]
         of_vectors = ROUND[vectors or kept]
         self.weights = {name: (of_vectors if w.ndim == 1 else self.round)(w) for name, w in FILE.items()}
         self.values = {}
@@ -88,7 +91,7 @@ class Engine:
 
     def linear(self, x, name, bias=False):
         w = self.weights[name + ".weight"]
-        y = (x @ w.T).astype(F)
+        y = (self.operand(x) @ self.operand(w).T).astype(F)
         if self.low_rank and name.endswith("ffn_down"):
             a, b = (np.sin(np.arange(n * 4, dtype=F) * step).reshape(n, 4) for n, step in ((w.shape[1], F(1.3)), (w.shape[0], F(0.7))))
             y = y + F(self.low_rank) * ((x @ a) @ b.T).astype(F)
@@ -115,7 +118,8 @@ class Engine:
         return r(np.concatenate([r(a * cos) - r(b * sin), r(b * cos) + r(a * sin)], -1))
 
     def attention(self, q, k, v):
-        out, r = np.zeros_like(q), self.scores
+        out, r, o = np.zeros_like(q), self.scores, self.operand
+        q, k, v = o(q), o(k), o(v)
         seen = np.tril(np.ones((len(q), len(q)), bool))
         for head in range(HEADS):
             own = head // (HEADS // KV_HEADS)
@@ -126,7 +130,7 @@ class Engine:
             z = z - z.max(-1, keepdims=True)
             p = np.exp2(z * F(1.44269504)) if self.exp2 else np.exp(z)
             p = p / p.sum(-1, keepdims=True)
-            out[:, head] = (p if self.scores is ROUND["f32"] else r(p)) @ v[:, own]
+            out[:, head] = (o(p) if self.scores is ROUND["f32"] else r(p)) @ v[:, own]
         return self.round(out.reshape(len(q), -1))
 
     def run(self, tokens):
@@ -213,6 +217,14 @@ def cases():
         yield f"f32-head-{which}-zero", 1, "blk.1.attn_ctx", "all", {"edit": head("blk.1.attn_ctx", at, which)}
     for which in ("layers", "modules", "logits"):
         yield f"f32-{which}-healthy", 0, "", which, {}
+    for operands in ("f16", "bf16"):
+        yield f"f32-healthy-{operands}-operands", 0, "", "all", {"operands": operands}
+        yield f"f32-healthy-{operands}-operands-unrotated", 0, "", "unrotated", {"operands": operands}
+        yield f"f32-{operands}-operands-unrotated-scale", 1, "blk.0.attn_ctx", "unrotated", {"operands": operands, "scale": 1.1}
+        yield f"f32-healthy-{operands}-operands-modules", 0, "", "modules", {"operands": operands}
+    for kept in ("bf16", "f16"):
+        yield f"{kept}-healthy-gates-within", 0, "", "gates within", {"kept": kept}
+        yield f"{kept}-gates-within-ffn_act-row-1.05", 1, "blk.1.ffn_act", "gates within", {"kept": kept, "edit": row("blk.1.ffn_act", 1.05)}
     yield "f32-modules-epsilon", 1, "blk.0.attn_norm", "modules", {"epsilon": 1e-5}
     yield "f32-layers-epsilon", 1, "blk.0.layer_out", "layers", {"epsilon": 1e-5}
     yield "f32-layers-low-rank", 1, "blk.0.layer_out", "layers", {"low_rank": 1e-3}

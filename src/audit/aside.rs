@@ -9,11 +9,12 @@ use std::collections::HashMap;
 
 use parity_graph::Op;
 
+use super::attentions::reads_cache;
 use super::simulate::{Run, SCATTER};
 use super::storage_types::is_product;
 use super::stored::Narrowed;
-use crate::arithmetic::Arithmetic;
 use crate::arithmetic::round::{self, Rounding};
+use crate::arithmetic::{Arithmetic, Flash};
 use crate::ops::{Args, rounding_of};
 use crate::tensor::View;
 
@@ -35,7 +36,7 @@ type Apart = (Vec<f64>, Vec<f64>);
 pub struct Aside {
     /// Of keys and values that are rounded to the type of a cache: each value.
     caches: RefCell<HashMap<Read, Apart>>,
-    /// Of what meets a weight: the first rows, and the largest share of its size, by [`sizes`], that any value was off by.
+    /// Of what meets a weight, or is multiplied in attention: the first rows, and the largest share of its size, by [`sizes`], that any value was off by.
     operands: RefCell<HashMap<Read, (Vec<f64>, f64)>>,
 }
 
@@ -53,19 +54,19 @@ impl Aside {
         (op, args, arithmetic): (&Op, &Args<'_, f64>, &Arithmetic),
         narrowed: &mut Narrowed,
     ) {
-        for (slot, values) in Narrowed::cached(op, args, arithmetic) {
+        let cached = Narrowed::cached(op, args, arithmetic);
+        let is_cached = |slot: usize| cached.iter().any(|(known, _)| *known == slot);
+        let operands: Vec<(usize, Rounding)> =
+            operands(op, args, arithmetic).into_iter().filter(|(slot, _)| !is_cached(*slot)).collect();
+        for (slot, values) in cached {
             self.cached((step, node, slot), how, values, |moved| narrowed.put(slot, moved, arithmetic));
         }
-        if !is_product(op, args) {
-            return;
-        }
-        let (Some(weight), Some(source)) = (args.get(0), args.get(1)) else { return };
-        let rounding = rounding_of(arithmetic, weight.dtype);
-        if rounding != Rounding::None {
+        for (slot, rounding) in operands {
+            let Some(source) = args.get(slot).filter(|_| rounding != Rounding::None) else { continue };
             let (shape, values) = (source.shape(), source.values());
             let rows = View::new(values.len() / shape[3].max(1), shape[3], &values);
-            if let Some(moved) = self.operand((step, node, 1), how, rows, rounding) {
-                narrowed.replace(1, moved, shape);
+            if let Some(moved) = self.operand((step, node, slot), how, rows, rounding) {
+                narrowed.replace(slot, moved, shape);
             }
         }
     }
@@ -112,6 +113,21 @@ impl Aside {
             _ => None,
         }
     }
+}
+
+/// What an op rounds before it multiplies, and to what: what meets a weight; queries, keys and values of an attention whose
+/// operands are narrow.
+fn operands(op: &Op, args: &Args<'_, f64>, arithmetic: &Arithmetic) -> Vec<(usize, Rounding)> {
+    if is_product(op, args) {
+        return args.get(0).map(|weight| (1, rounding_of(arithmetic, weight.dtype))).into_iter().collect();
+    }
+    let Flash::Rounded(narrow, ..) = arithmetic.flash else { return Vec::new() };
+    let slots = match op {
+        Op::FlashAttn => 0..3,
+        Op::MulMat if reads_cache(op, args) => 0..2,
+        _ => 0..0,
+    };
+    slots.map(|slot| (slot, narrow.rounding())).collect()
 }
 
 /// What the error of each value of a row (K,) is in proportion to: the value, and the row's root mean square where the error

@@ -14,7 +14,7 @@ use crate::arithmetic::backend::Backend;
 use crate::arithmetic::{Arithmetic, Flash, Narrow, Sums, round};
 use crate::engine::op_by_op::{Carried, Node, Unknown, Value, Values, compute};
 use crate::numerics::Storage;
-use crate::ops::{Args, Check, Rule};
+use crate::ops::{Args, Check, Rule, Strided};
 
 /// What nodes that were not recorded are taken to be computed in, where nothing shows it but what follows them.
 #[derive(Clone, Copy)]
@@ -35,13 +35,40 @@ pub fn carry(
     let mut sum: Option<Vec<f64>> = None;
     for (slot, carried) in sources.iter().enumerate() {
         let Some(carried) = carried else { continue };
-        let moved = (rule.carry)(args, exact, slot, &carried.error);
+        let other = further(&rule.op, args, sources, slot);
+        let moved = match &other {
+            Some((other, values, shape)) => {
+                let sources = args.replaced(|slot| (slot == *other).then(|| Strided::whole(values, *shape)));
+                (rule.carry)(&Args { sources, ..*args }, exact, slot, &carried.error)
+            }
+            None => (rule.carry)(args, exact, slot, &carried.error),
+        };
         match &mut sum {
             Some(sum) => sum.iter_mut().zip(moved).for_each(|(sum, error)| *sum += error),
             None => sum = Some(moved),
         }
     }
     sum
+}
+
+/// Of an op that multiplies two sources which are both off: the second, its values as far from where it counts for nothing as
+/// their errors let them be, and their shape. The product of both errors is part of what the result moves by: gates and ups near
+/// 0, computed again from weights that an engine rounds to bf16, accused every such engine without that.
+fn further(
+    op: &Op,
+    args: &Args<'_, f64>,
+    carried: &[Option<Carried>],
+    slot: usize,
+) -> Option<(usize, Vec<f64>, [usize; 4])> {
+    use Op::{Geglu, GegluErf, Mul, Reglu, Swiglu, SwigluClamp, SwigluOai};
+    if slot != 0 || !matches!(op, Mul | Reglu | Geglu | GegluErf | Swiglu | SwigluOai | SwigluClamp) {
+        return None;
+    }
+    let (other, error) = (args.get(1)?, &carried.get(1)?.as_ref()?.error);
+    // It multiplies with up + 1.
+    let nothing = if *op == SwigluOai { -1.0 } else { 0.0 };
+    let off = |(x, error): (&f64, &f64)| x + error.copysign(x - nothing);
+    Some((1, other.values().iter().zip(error).map(off).collect(), other.shape()))
 }
 
 /// The nodes that sources were computed again through, each once.
@@ -129,7 +156,8 @@ pub fn across(
         in_narrow(rule, args, (kept, first), &data, &mut error)?;
     }
     if let Some(carried) = carry(rule, &cpu, &data, &carried) {
-        error.iter_mut().zip(carried).for_each(|(error, carried)| *error += carried);
+        let own = Arithmetic { narrow: kept, ..Arithmetic::EXACT };
+        storage_types::add_carried(&own, &data, &carried, &mut error);
     }
     Ok(Values { data, carried: Some(Carried { error, through: with(node) }) })
 }

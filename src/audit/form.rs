@@ -56,7 +56,8 @@ impl Form {
 
     /// All that may have been, what is declared first: words on cache and attention are easily left out, and llama.cpp's
     /// default is one node over keys and values in f16. What names a backend of llama.cpp and declares nothing may have been
-    /// computed on it, or on the CPU.
+    /// computed on it, or on the CPU. Another engine that declares a backend may round as that does and sum as it likes: what
+    /// any engine may have computed is the last.
     fn possible(dump: &Dump) -> Vec<Form> {
         let declared = Form::declared(dump);
         let producer = &dump.manifest().producer;
@@ -71,13 +72,20 @@ impl Form {
         let kinds = [(true, Cache::F16), (false, Cache::F16), (false, Cache::F32), (true, Cache::F32)];
         let first = Some(declared).filter(|form| form.backend.is_some());
         let others = kinds.map(of).into_iter().filter(|form| Some(*form) != first);
-        let last = Some(declared).filter(|form| form.backend.is_none());
+        let is_like_it = declared.backend.is_some() && producer.name != LLAMA_CPP;
+        let last = Some(if is_like_it { Form::ANY } else { declared }).filter(|form| form.backend.is_none());
         first.into_iter().chain(others).chain(last).collect()
     }
 
-    /// In words.
-    fn words(&self) -> String {
+    /// In words, where the dump declares another.
+    fn words(&self, declared: &Form) -> String {
         let cache = self.cache.words();
+        if let (None, Some(backend)) = (self.backend, declared.backend) {
+            let backend = backend.trim_end_matches('0');
+            return format!(
+                "its attention is not that of llama.cpp on {backend}, which it declares: judged as any engine's"
+            );
+        }
         // Of another engine nothing else is known by it.
         let Some(backend) = self.backend else { return format!("known by what attention came to: {cache}") };
         let attention = if self.flash { "flash attention" } else { "attention as two products" };
@@ -98,8 +106,9 @@ impl Graphs {
             return Graphs::built(dump, gguf);
         }
         let mut best: Option<(Vec<usize>, Form, Graphs)> = None;
+        let is_llama = dump.manifest().producer.name == LLAMA_CPP;
         for form in Form::possible(dump) {
-            if form.backend.is_none() && best.is_some() {
+            if form.backend.is_none() && is_llama && best.is_some() {
                 break;
             }
             let Some((left, graphs)) = Graphs::unexplained(dump, gguf, &ids, form)? else { continue };
@@ -118,7 +127,7 @@ impl Graphs {
         {
             return Ok(graphs);
         }
-        Ok(if form == declared { graphs } else { graphs.saying(form.words()) })
+        Ok(if form == declared { graphs } else { graphs.saying(form.words(&declared)) })
     }
 
     /// The graphs in a form, and how many rows of attention in each of the first layers they leave unexplained; `None` where

@@ -234,7 +234,7 @@ pub fn expected(
     let (exact, mut bound) = computed(rule, args, recorded)?;
     storage_types::widen(rule, args, &exact, &mut bound);
     if let Some(carried) = carry(rule, args, &exact, &carried) {
-        bound.iter_mut().zip(carried).for_each(|(bound, carried)| *bound += carried);
+        storage_types::add_carried(arithmetic, &exact, &carried, &mut bound);
     }
     Ok((exact, bound))
 }
@@ -276,7 +276,7 @@ fn by_values(
     }
     let carried = carry(rule, args, &exact, sight.carried);
     if let Some(carried) = &carried {
-        bound.iter_mut().zip(carried).for_each(|(bound, carried)| *bound += carried);
+        storage_types::add_carried(args.arithmetic, &exact, carried, &mut bound);
     }
     let written = crate::ops::written(&rule.op, args);
     let elements = recorded.par_chunks(CHUNK).zip(exact.par_chunks(CHUNK)).zip(bound.par_chunks(CHUNK));

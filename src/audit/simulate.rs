@@ -85,7 +85,13 @@ pub fn simulate(
     let llama = Some(Arithmetic::LLAMA_CPU).filter(|_| !storage_types::declares_plain(steps));
     let two_products = steps.declared().and_then(attentions::in_two_products);
     let tried = [Arithmetic::EXACT, own].into_iter().chain(llama).chain(two_products).chain(candle);
-    let tried = tried.chain(attentions::with_operands(steps.declared()));
+    // llama.cpp's products show the rounding of their weights' type, f16 operands of F16 weights for one; what the operands of
+    // attention are rounded to, which meet no weight, is open then.
+    let beside_shown = |one: Arithmetic| match (shown, one.flash) {
+        (Some(Operands::VecDot), Flash::Rounded(..)) => Arithmetic { operands: Operands::VecDot, ..one },
+        _ => one,
+    };
+    let tried = tried.chain(attentions::with_operands(steps.declared()).into_iter().map(beside_shown));
     let tried: Vec<Arithmetic> =
         tried.filter(|one| shown.is_none_or(|shown| one.operands == shown)).collect();
     let with = |cache: Storage| tried.iter().map(move |one| with_cache(*one, cache)).collect::<Vec<_>>();

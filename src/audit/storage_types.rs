@@ -44,6 +44,16 @@ pub fn widen(rule: &Rule, args: &Args<'_, f64>, exact: &[f64], bound: &mut [f64]
     }
 }
 
+/// Adds what errors of the sources, which are `carried`, come to, and what rounding to the type that values are kept in comes to
+/// beyond what it is at the exact ones: so much further from 0 its steps may be twice as wide.
+pub fn add_carried(arithmetic: &Arithmetic, exact: &[f64], carried: &[f64], bound: &mut [f64]) {
+    let recorded = arithmetic.recorded.map_or(0.0, storage_unit);
+    for ((bound, carried), y) in bound.iter_mut().zip(carried).zip(exact) {
+        let at = |y: f64| rounding(arithmetic.narrow, y);
+        *bound += carried * (1.0 + recorded) + at(y.abs() + carried) - at(*y);
+    }
+}
+
 /// By how much the scale of each row of a norm may be off, relative, where an engine keeps it in a narrow type: it squares
 /// and averages in f32, and rounds the root or its inverse before it meets the row (`rms_norm` of candle-nn). All of a row
 /// is then off by one factor. `None` of any other op.

@@ -178,7 +178,6 @@ fn without_graphs(dump: &Path, words: Option<&str>) {
     fs::write(path, manifest.to_string()).unwrap();
 }
 
-/// What a dump leaves out, or leaves to a default, is known by its values.
 /// An H100 multiplies few rows by quantised weights with packed integer dot products, and many on matrix units.
 #[test]
 fn integer_dot_products_of_vulkan_are_followed() {
@@ -201,6 +200,7 @@ fn integer_dot_products_of_vulkan_are_followed() {
     }
 }
 
+/// What a dump leaves out, or leaves to a default, is known by its values.
 #[test]
 fn without_a_graph_attention_is_known_by_its_values() {
     let folder = tempfile::tempdir().unwrap();
@@ -219,6 +219,31 @@ fn without_a_graph_attention_is_known_by_its_values() {
             let origins = report["origins"].to_string();
             assert_eq!(code, wanted, "{name}, {words:?}: {origins}, {}", report["reason"]);
             assert!(wanted == 0 || origins.contains("blk.0.attn_ctx"), "{name}, {words:?}: {origins}");
+        }
+    }
+}
+
+/// Another engine may declare a backend's arithmetic and sum as it likes: parity's own does on the CPU.
+#[test]
+fn an_engine_that_rounds_as_a_backend_need_not_have_its_kernels() {
+    let (folder, model) = (tempfile::tempdir().unwrap(), shipped("qwen2-tiny-py-F16.gguf"));
+    for (name, backend, more) in [
+        ("cuda", "llama-cuda kv=f16 flash=on", None),
+        ("vulkan", "llama-vulkan kv=f16 flash=on", None),
+        ("wrong", "llama-cuda kv=f16 flash=on", Some("attn.scale=0.2@1")),
+    ] {
+        let dump = folder.path().join(name);
+        let tokens: Vec<String> = (0..19).map(|i| (i * 37 % 250 + 1).to_string()).collect();
+        let tokens = tokens.join(",");
+        let flags = ["run", "--device", "cpu", "--no-audit", "-n", "3", "--tokens", &tokens];
+        let mut run = program::parity(&flags);
+        run.arg("-m").arg(&model).args(["--numerics", backend, "--dump"]).arg(&dump);
+        run.args(more.into_iter().flat_map(|fault| ["--inject", fault])).output().unwrap();
+        let audited = program::audit(&dump, &model, &["--allow-missing"]);
+        let notes = audited.report["notes"].to_string();
+        match more {
+            None => assert_eq!((audited.code, &*audited.first), (0, ""), "{name}: {notes}"),
+            Some(_) => assert_eq!((audited.code, &*audited.first), (1, "blk.1.attn_ctx"), "{name}: {notes}"),
         }
     }
 }

@@ -42,7 +42,7 @@ impl Graphs {
             if let Some((left, graphs)) = Graphs::unexplained(dump, gguf, &attention, form)?
                 && plain.iter().zip(&left).any(|(plain, left)| *plain > 0 && *left == 0)
             {
-                return Ok(Some(graphs.saying(form.words())));
+                return Ok(Some(graphs.saying(form.words(&Form::declared(dump)))));
             }
         }
         Ok(None)
