@@ -101,5 +101,5 @@ fn trial_of(known: &Known<'_>, tokenizer: Option<&Tokenizer>, trial: u64) -> Opt
         |i: u64| (random::mixed((trial + 1).wrapping_mul(random::GAMMA).wrapping_add(i)) % n.max(1)) as u32;
     let plain = |token: &u32| !tokenizer.is_unused(*token) && !tokenizer.is_end_of_generation(*token);
     let drawn: Vec<u32> = (0..4 * LENGTH as u64).map(draw).filter(plain).take(LENGTH).collect();
-    tokenizer.encode(&tokenizer.decode(&drawn)).ok().filter(|tokens| !tokens.is_empty())
+    tokenizer.encode(tokenizer.decode(&drawn)).ok().filter(|tokens| !tokens.is_empty())
 }
