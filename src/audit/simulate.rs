@@ -78,24 +78,9 @@ pub fn simulate(
     (kept, shown): (Storage, Option<Operands>),
     open: &IndexSet<Checkpoint>,
 ) -> Result<IndexMap<Checkpoint, Simulated>> {
-    let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
     let is_known = |unit: f64| unit <= UNIT_F32 || kept != Storage::F32 || declares_narrow(steps);
-    let candle = [storage_types::CANDLE, Arithmetic { narrow: kept, cache: kept, ..storage_types::CANDLE }];
-    let candle = candle.into_iter().filter(|_| steps.declared().is_none());
-    let llama = Some(Arithmetic::LLAMA_CPU).filter(|_| !storage_types::declares_plain(steps));
     let two_products = steps.declared().and_then(attentions::in_two_products);
-    let tried = [Arithmetic::EXACT, own].into_iter().chain(llama).chain(two_products).chain(candle);
-    // llama.cpp's products show the rounding of their weights' type, f16 operands of F16 weights for one; what the operands of
-    // attention are rounded to, which meet no weight, is open then.
-    let beside_shown = |one: Arithmetic| match (shown, one.flash) {
-        (Some(Operands::VecDot), Flash::Rounded(..)) => Arithmetic { operands: Operands::VecDot, ..one },
-        _ => one,
-    };
-    let tried = tried.chain(attentions::with_operands(steps.declared()).into_iter().map(beside_shown));
-    let tried: Vec<Arithmetic> =
-        tried.filter(|one| shown.is_none_or(|shown| one.operands == shown)).collect();
-    let with = |cache: Storage| tried.iter().map(move |one| with_cache(*one, cache)).collect::<Vec<_>>();
-    let tried: IndexSet<Arithmetic> = attentions::caches(steps).into_iter().flat_map(with).collect();
+    let tried = possible(steps, (kept, shown), two_products);
     let attention = two_products.map(|one| one.flash);
     let stretch = Stretch { steps, graphs, gguf, is_known: &is_known, shown, attention };
     let attending = stretch.attending(open);
@@ -146,6 +131,31 @@ pub fn simulate(
     }
     best.settle();
     Ok(best.nodes)
+}
+
+/// The arithmetics that an engine may have which keeps its values in `kept`, the likeliest first; where products were recorded
+/// those alone that multiply as these were `shown` to.
+fn possible(
+    steps: &dyn Steps,
+    (kept, shown): (Storage, Option<Operands>),
+    two_products: Option<Arithmetic>,
+) -> IndexSet<Arithmetic> {
+    let own = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
+    let candle = [storage_types::CANDLE, Arithmetic { narrow: kept, cache: kept, ..storage_types::CANDLE }];
+    let candle = candle.into_iter().filter(|_| steps.declared().is_none());
+    let llama = Some(Arithmetic::LLAMA_CPU).filter(|_| !storage_types::declares_plain(steps));
+    let tried = [Arithmetic::EXACT, own].into_iter().chain(llama).chain(two_products).chain(candle);
+    // llama.cpp's products show the rounding of their weights' type, f16 operands of F16 weights for one; what the operands of
+    // attention are rounded to, which meet no weight, is open then.
+    let beside_shown = |one: Arithmetic| match (shown, one.flash) {
+        (Some(Operands::VecDot), Flash::Rounded(..)) => Arithmetic { operands: Operands::VecDot, ..one },
+        _ => one,
+    };
+    let tried = tried.chain(attentions::with_operands(steps.declared()).into_iter().map(beside_shown));
+    let tried: Vec<Arithmetic> =
+        tried.filter(|one| shown.is_none_or(|shown| one.operands == shown)).collect();
+    let with = |cache: Storage| tried.iter().map(move |one| with_cache(*one, cache)).collect::<Vec<_>>();
+    attentions::caches(steps).into_iter().flat_map(with).collect()
 }
 
 /// What f32 explains of some nodes.
