@@ -36,7 +36,8 @@ type Apart = (Vec<f64>, Vec<f64>);
 pub struct Aside {
     /// Of keys and values that are rounded to the type of a cache: each value.
     caches: RefCell<HashMap<Read, Apart>>,
-    /// Of what meets a weight, or is multiplied in attention: the first rows, and the largest share of its size, by [`sizes`], that any value was off by.
+    /// Of what meets a weight, or is multiplied in attention: the first rows, and the largest share of its size, by [`sizes`],
+    /// that any value was off by.
     operands: RefCell<HashMap<Read, (Vec<f64>, f64)>>,
 }
 

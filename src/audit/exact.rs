@@ -54,16 +54,15 @@ pub fn exact(
             continue;
         }
         let lost = lost_steps::before(steps, step);
-        let (tokens, asked) = (own.len(), some.clone());
-        let some = (!mixes).then_some(&some);
+        let tokens = own.len();
         let mut watch = Watch {
             step,
             steps,
             labelled,
             lost,
             tokens,
-            some,
-            asked,
+            mixes,
+            some: &some,
             id,
             positions,
             multiplied: None,
@@ -95,10 +94,10 @@ struct Watch<'a> {
     labelled: &'a Labelled,
     lost: Vec<std::ops::Range<u32>>,
     tokens: usize,
-    /// The tokens that products are computed for; `None`: all.
-    some: Option<&'a BTreeSet<usize>>,
-    /// Those of the node that is asked for.
-    asked: BTreeSet<usize>,
+    /// Whether rows of other tokens are read of all but the node that is asked for.
+    mixes: bool,
+    /// The tokens of the step that are asked for.
+    some: &'a BTreeSet<usize>,
     id: Checkpoint,
     positions: &'a BTreeSet<u32>,
     /// (T, width) what meets a weight in the last product.
@@ -165,14 +164,13 @@ impl Watch<'_> {
             self.multiplied = Some(Matrix::new(self.tokens, x.shape()[3], x.values().into_owned()));
         }
         let tokens = Tokens::of(rule, known, &[]).filter(|tokens| tokens.count() == self.tokens);
-        let some = if is_asked { Some(&self.asked) } else { self.some };
-        let (Some(tokens), Some(some)) = (tokens, some) else { return compute(rule, known) };
-        if some.is_empty() {
+        let Some(tokens) = tokens.filter(|_| is_asked || !self.mixes) else { return compute(rule, known) };
+        if self.some.is_empty() {
             return Ok(vec![f64::NAN; known.elements()]);
         }
         let (inner, mut values) = (tokens.inner(), vec![f64::NAN; known.elements()]);
-        let found = tokens.with(some, |args| compute(rule, args))?;
-        for (row, token) in found.chunks(inner.max(1)).zip(some) {
+        let found = tokens.with(self.some, |args| compute(rule, args))?;
+        for (row, token) in found.chunks(inner.max(1)).zip(self.some) {
             values[token * inner..][..inner].copy_from_slice(row);
         }
         Ok(values)

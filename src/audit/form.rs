@@ -72,8 +72,10 @@ impl Form {
         let kinds = [(true, Cache::F16), (false, Cache::F16), (false, Cache::F32), (true, Cache::F32)];
         let first = Some(declared).filter(|form| form.backend.is_some());
         let others = kinds.map(of).into_iter().filter(|form| Some(*form) != first);
-        let is_like_it = declared.backend.is_some() && producer.name != LLAMA_CPP;
-        let last = Some(if is_like_it { Form::ANY } else { declared }).filter(|form| form.backend.is_none());
+        let last = match declared.backend {
+            Some(_) => Some(Form::ANY).filter(|_| producer.name != LLAMA_CPP),
+            None => Some(declared),
+        };
         first.into_iter().chain(others).chain(last).collect()
     }
 
