@@ -360,7 +360,7 @@ def gelu(model):
     yield
 
 
-@mistake("blk.1.ffn_act", "ffn.act_on_up")
+@mistake("blk.1.ffn_act", "ffn.act_on_up", "ffn.swapped")  # two names of one
 def activation_on_up(model):
     mlp = layer(model).mlp
     with mock.patch.object(mlp, "forward", lambda x: mlp.down_proj(mlp.gate_proj(x) * mlp.act_fn(mlp.up_proj(x)))):
