@@ -132,7 +132,7 @@ def half_of_rope(model):
         yield
 
 
-@mistake("q_rope", "rope.twice")
+@mistake("q_rope", "rope.twice", "rope.scaled")  # by 2: the same rotation
 def rope_twice(model):
     with rope(lambda q, k, cos, sin: ROPE(*ROPE(q, k, cos, sin), cos, sin)):
         yield
@@ -244,7 +244,7 @@ def no_query_bias(model):
     yield
 
 
-@mistake("blk.1.v", "linear.bias_twice")
+@mistake("blk.1.v", "linear.bias_twice", "linear.bias_included")  # added again to what has it
 def value_bias_twice(model):
     layer(model).self_attn.v_proj.bias.data *= 2
     yield

@@ -21,7 +21,8 @@ except ModuleNotFoundError:  # the package of 0.14.0 lacks tinygrad.llm.kernels,
     from tinygrad.llm import model as code
 
 PRODUCER = f"tinygrad {metadata.version('tinygrad')}"
-# f32: HALF=0. half-weights: as it comes, norm weights and biases in f16 too. f16: activations besides.
+# f32: HALF=0. half-weights: as it comes, norm weights and biases in f16 too. f16: activations besides, cast back behind RoPE,
+# whose table in f32 would make all that follows f32.
 ARITHMETICS = {"f32": (0, dtypes.float), "half-weights": (1, dtypes.float), "f16": (1, dtypes.half)}
 STATES, LOGITS = ("token_embd", "blk.{n}"), "output"
 CONTEXT = 32
@@ -67,7 +68,7 @@ def run(path, arithmetic, change, passes):
         model, _ = code.Transformer.from_gguf(str(path), CONTEXT)
     out, done, at = [], 0, UOp.variable("start_pos", 0, CONTEXT - 1)
     as_it_is = mock.patch.object(code, "function", lambda **_: lambda function: function)
-    with as_it_is, change(model):
+    with as_it_is, change(model), rope(lambda x, table, turned=code.apply_rope: turned(x, table).cast(x.dtype)):
         for ids in passes:
             seen = {}
             with hooks(model, seen):
