@@ -23,6 +23,8 @@ pub struct Unseen {
     pub attention: Arithmetic,
     /// The type that operands of products with weights are rounded to; `None`: as llama.cpp has them, or not at all.
     pub products: Option<Narrow>,
+    /// In how many parts products with weights are summed, each of which is rounded to the type that values are kept in.
+    pub parts: usize,
 }
 
 /// What errors of the sources come to in the result, for each of its values; `None` where there are none.
@@ -153,7 +155,7 @@ pub fn across(
     }
     if kept != Storage::F32 {
         let first = node.carried.iter().all(Option::is_none);
-        in_narrow(rule, args, (kept, first), &data, &mut error)?;
+        in_narrow(rule, args, (kept, unseen.parts, first), &data, &mut error)?;
     }
     if let Some(carried) = carry(rule, &cpu, &data, &carried) {
         let own = Arithmetic { narrow: kept, ..Arithmetic::EXACT };
@@ -167,11 +169,11 @@ pub fn across(
 fn in_narrow(
     rule: &Rule,
     args: &Args<'_, f64>,
-    (kept, first): (Storage, bool),
+    (kept, parts, first): (Storage, usize, bool),
     data: &[f64],
     error: &mut [f64],
 ) -> std::result::Result<(), Unknown> {
-    let arithmetic = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
+    let arithmetic = Arithmetic { narrow: kept, cache: kept, parts, ..Arithmetic::EXACT };
     let narrowed = Narrowed::of(&rule.op, args, &arithmetic);
     let rounded = Args { arithmetic: &arithmetic, sources: narrowed.sources(args), ..*args };
     let third = compute::<f64>(rule, &rounded)?;

@@ -1,11 +1,13 @@
 //! What an audit found of all nodes together.
 
+use std::collections::HashSet;
+
 use indexmap::IndexMap;
 
 use super::Finding;
 use crate::checkpoint::Checkpoint;
 use crate::dump::{Recording, Unfinite};
-use crate::numerics::Storage;
+use crate::gguf::Loaded;
 use crate::watch::Known;
 
 /// What an audit of a recording with its graph found.
@@ -15,8 +17,8 @@ pub struct Findings {
     pub order: Vec<Checkpoint>,
     /// By id.
     pub nodes: IndexMap<Checkpoint, Finding>,
-    /// The type that the producer keeps weights of norms and biases in, where that is not the file's.
-    pub vectors: Option<Storage>,
+    /// What the producer rounds as it loads it.
+    pub loaded: Loaded,
 }
 
 impl Findings {
@@ -30,6 +32,11 @@ impl Findings {
         let finding = self.nodes.get(&checkpoint);
         let some = finding.is_some_and(|finding| finding.explained_nonfinite > 0 || finding.has_nonfinite());
         if some { dump.unfinite(checkpoint).count } else { Unfinite::default() }
+    }
+
+    /// The nodes that rounding does not explain.
+    pub(super) fn all_wrong(&self) -> HashSet<Checkpoint> {
+        self.nodes.iter().filter(|(_, finding)| finding.is_wrong()).map(|(id, _)| *id).collect()
     }
 
     /// How many of so many nodes are healthy, and how many wrong, as far as they were judged.

@@ -25,9 +25,11 @@ mod form;
 mod further;
 mod fused_ops;
 mod graphs;
+mod history;
 mod kinds;
 mod labelled;
 mod likely;
+mod loaded;
 mod lost_steps;
 mod named;
 mod needed;
@@ -39,6 +41,7 @@ mod passes;
 mod past_faults;
 mod pending;
 mod prompt;
+mod replay;
 mod rows;
 mod sample;
 pub(crate) mod screen;
@@ -50,12 +53,11 @@ mod stored;
 mod suspect;
 mod together;
 mod tokens;
-mod vectors;
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 use parity_graph::{Id, Op};
 
@@ -79,16 +81,18 @@ pub use finding::{Finding, MISTAKES_SHOW, NearTie, NodeAudit, SHARP};
 pub use findings::Findings;
 pub use graphs::{Fed, Graphs, Judged};
 pub use labelled::{Labelled, Reads, reads};
+use named::Naming;
 pub use named::{Named, Names};
 pub use needed::needed;
 pub use node::{Held, Hypothesis, Sight, expected, hypotheses, judge};
 pub use order::order;
 pub use past_faults::audit;
 pub use prompt::Prompt;
+use replay::Replayed;
+pub use replay::{Across, Replay, Said};
 pub use rows::Arrangement;
 pub use storage_types::{PRODUCTS, products};
-use suspect::Replayed;
-pub use suspect::{Across, Replay, Said, Suspect};
+pub use suspect::Suspect;
 
 use devices::Devices;
 use passes::Assumed;
@@ -173,29 +177,13 @@ pub type Look<'a> = &'a dyn Fn(usize, Checkpoint, &Suspect<'_>);
 /// Names the mistakes that explain a node's output, or says what was tried.
 pub type Diagnose<'a> = &'a dyn Fn(&Suspect<'_>) -> Names;
 
-/// How nodes are named that are wrong.
-#[derive(Clone, Copy)]
-struct Naming<'a> {
-    diagnose: Diagnose<'a>,
-    /// Those that rounding explains in the first step: what makes every step wrong is not their mistake.
-    later: &'a HashSet<Checkpoint>,
-    /// Of nodes whose bounds are too wide to tell mistakes apart: how far from exact arithmetic rounding was simulated to
-    /// leave them, relative.
-    simulated: &'a HashMap<Checkpoint, f64>,
-}
-
-impl Naming<'_> {
-    /// Up to which squared error rounding was simulated to explain a node, where its bound is too wide.
-    fn allowed(&self, checkpoint: Checkpoint, held: &Held) -> Option<f64> {
-        Some(self.simulated.get(&checkpoint)?.powi(2) * held.squares[1])
-    }
-}
-
 /// Judges every node and goes on with what was recorded of it.
 struct Auditor<'a> {
     step: usize,
     steps: &'a dyn Steps,
     labelled: &'a Labelled,
+    /// The graphs of all steps.
+    graphs: &'a [(usize, &'a Labelled)],
     gguf: &'a Gguf,
     /// By tensor: what its values show the producer to keep them in.
     kept: Vec<Storage>,
@@ -400,15 +388,18 @@ impl Auditor<'_> {
         if naming.is_none() && self.look.is_none() {
             return;
         }
-        let Auditor { step, steps, labelled, gguf, ref kept, assumed, .. } = *self;
+        let Auditor { step, steps, labelled, graphs, gguf, ref kept, assumed, .. } = *self;
         let others = |id: Id| labelled.values(steps, step, id);
-        let replayed = Replayed { step, steps, labelled, gguf, kept, unseen: &assumed.unseen };
+        let replayed = Replayed { step, steps, labelled, graphs, gguf, kept, unseen: assumed.unseen };
         let replay = Replay::of(node, replayed, tried);
         let replay = replay.map(|replay| replay.in_exact_arithmetic(allowed.is_some()));
         let (others, newest) = (&others, &self.newest);
         let finding = self.findings.at(checkpoint);
+        let none = HashSet::new();
+        let wrong = naming.map_or(&none, |naming| naming.wrong);
         let (known, is_known_out_of_sight) = (finding.spellings(), finding.is_named_out_of_sight());
-        let was_healthy = naming.is_some_and(|naming| naming.later.contains(&checkpoint));
+        let was_healthy =
+            finding.was_healthy || naming.is_some_and(|naming| naming.later.contains(&checkpoint));
         let position = &|element| arranged.position(element);
         // Mistakes are tried in what comes nearest of all that it may have been computed in.
         let arithmetic = held.under.as_ref().unwrap_or(args.arithmetic);
@@ -422,6 +413,7 @@ impl Auditor<'_> {
             position,
             sight,
             was_healthy,
+            wrong,
             held,
             allowed,
             tried,
@@ -441,7 +433,11 @@ impl Auditor<'_> {
         if let Some(naming) = naming
             && (!is_known_out_of_sight || is_whole || was_healthy)
         {
-            finding.diagnosed((naming.diagnose)(&suspect));
+            let names = suspect.names(naming.diagnose);
+            match names.is_healthy {
+                true => finding.was_healthy = true,
+                false => finding.diagnosed(names),
+            }
         }
     }
 }

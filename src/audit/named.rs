@@ -1,11 +1,35 @@
 //! The mistakes that explain a node, over all steps.
 
 use std::cmp::Ordering;
+use std::collections::{HashMap, HashSet};
 
 use parity_graph::fault;
 
+use super::Diagnose;
+use super::node::Held;
+use crate::checkpoint::Checkpoint;
 use crate::report::words::number;
 use crate::report::{Diagnosis, Tried};
+
+/// How nodes are named that are wrong.
+#[derive(Clone, Copy)]
+pub struct Naming<'a> {
+    pub diagnose: Diagnose<'a>,
+    /// Those that rounding explains in the first step: what makes every step wrong is not their mistake.
+    pub later: &'a HashSet<Checkpoint>,
+    /// All nodes that rounding does not explain.
+    pub wrong: &'a HashSet<Checkpoint>,
+    /// Of nodes whose bounds are too wide to tell mistakes apart: how far from exact arithmetic rounding was simulated to
+    /// leave them, relative.
+    pub simulated: &'a HashMap<Checkpoint, f64>,
+}
+
+impl Naming<'_> {
+    /// Up to which squared error rounding was simulated to explain a node, where its bound is too wide.
+    pub fn allowed(&self, checkpoint: Checkpoint, held: &Held) -> Option<f64> {
+        Some(self.simulated.get(&checkpoint)?.powi(2) * held.squares[1])
+    }
+}
 
 /// A mistake that explains what was recorded of a node.
 #[derive(Clone, Debug)]
@@ -35,6 +59,8 @@ pub struct Names {
     pub residual: Option<String>,
     /// Whether they are mistakes in nodes before it that were not recorded.
     pub out_of_sight: bool,
+    /// Whether nothing is wrong in the step, by an arithmetic of what was not recorded that all of it is not explained by.
+    pub is_healthy: bool,
 }
 
 /// What the steps in which a node is wrong agree in.
@@ -53,7 +79,7 @@ impl Agreed {
     /// Adds a step to what the ones before it agreed in: a mistake must explain all, but for what it leaves in a state.
     #[must_use]
     pub fn with(known: Option<Agreed>, names: Names) -> Agreed {
-        let Names { found, tried, residual, out_of_sight } = names;
+        let Names { found, tried, residual, out_of_sight, is_healthy: _ } = names;
         let Some(mut agreed) = known else {
             let found = found.into_iter().map(|named| (named.values, named));
             let found = found.map(|(values, named)| (named, vec![values])).collect();

@@ -17,7 +17,24 @@ pub fn needed(
     graphs: &[(usize, &Labelled)],
     wants: &dyn Fn(Checkpoint) -> bool,
 ) -> Vec<Vec<bool>> {
-    let mut states: HashSet<&str> = HashSet::new();
+    found(steps, graphs, wants, HashSet::new())
+}
+
+/// The same so that what steps leave under some keys is known.
+pub fn leaving<'a>(
+    steps: &dyn Steps,
+    graphs: &[(usize, &'a Labelled)],
+    states: HashSet<&'a str>,
+) -> Vec<Vec<bool>> {
+    found(steps, graphs, &|_| false, states)
+}
+
+fn found<'a>(
+    steps: &dyn Steps,
+    graphs: &[(usize, &'a Labelled)],
+    wants: &dyn Fn(Checkpoint) -> bool,
+    mut states: HashSet<&'a str>,
+) -> Vec<Vec<bool>> {
     loop {
         let known = states.len();
         let found: Vec<Vec<bool>> = graphs

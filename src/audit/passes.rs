@@ -18,7 +18,7 @@ use super::finding::Finding;
 use super::needed::needed;
 use super::pending::Pending;
 use super::{
-    Auditor, Findings, How, Labelled, Naming, Steps, attentions, cut_out, kinds, lost_steps, order,
+    Auditor, Findings, How, Labelled, Naming, Steps, attentions, cut_out, kinds, lost_steps, order, parts,
     shown_products, simulate, storage_types,
 };
 use crate::arithmetic::Arithmetic;
@@ -91,7 +91,7 @@ pub fn audit(
     let usual = attentions::attentions(steps).first().map_or(Arithmetic::EXACT, |usual| usual.arithmetic);
     let none = Some(HashSet::new());
     let (kept, shown) = (Storage::F32, Storage::F32);
-    let unseen = Unseen { attention: usual, products: None };
+    let unseen = Unseen { attention: usual, products: None, parts: 1 };
     let may_be_better = true;
     let mut assumed = Assumed { rounds: true, kept, shown, unseen, may_be_better, any_attention: none };
     if steps.is_own_graph() {
@@ -125,6 +125,9 @@ pub fn audit(
             return Ok(findings);
         }
         passes.goes_on_with_them(&mut assumed, &mut findings)?;
+        if assumed.kept != Storage::F32 {
+            passes.products(&mut assumed, &mut findings)?;
+        }
         passes.name(&assumed, &mut findings)?;
     }
     let mut open = open(&findings);
@@ -178,7 +181,7 @@ impl Passes<'_> {
             findings.order.iter().filter(is_wrong).take(DIAGNOSED_MAX).copied().collect();
         let is_beyond =
             |id: Checkpoint, step: usize| findings.nodes[&id].is_beyond_in(&self.steps.positions(step));
-        let names = self.named(assumed, &wrong, &HashMap::new(), is_beyond)?;
+        let names = self.named(assumed, &wrong, (&HashMap::new(), &findings.all_wrong()), is_beyond)?;
         findings.take_names(names);
         Ok(())
     }
@@ -189,7 +192,7 @@ impl Passes<'_> {
         &self,
         assumed: &Assumed,
         wrong: &[Checkpoint],
-        simulated: &HashMap<Checkpoint, f64>,
+        (simulated, all_wrong): (&HashMap<Checkpoint, f64>, &HashSet<Checkpoint>),
         is_beyond: impl Fn(Checkpoint, usize) -> bool,
     ) -> Result<Findings> {
         let (mut named, mut later) = (HashSet::<(usize, Checkpoint)>::new(), HashSet::new());
@@ -207,7 +210,7 @@ impl Passes<'_> {
             return Ok(Findings::default());
         };
         let (wants, in_step) = (|id| wrong.contains(&id), |step, id| named.contains(&(step, id)));
-        let naming = Naming { diagnose, later: &later, simulated };
+        let naming = Naming { diagnose, later: &later, wrong: all_wrong, simulated };
         self.judge(assumed, &wants, &in_step, Aim::Name(naming))
     }
 
@@ -222,7 +225,7 @@ impl Passes<'_> {
         let Some(first) = findings.order.iter().find(|id| simulated.contains_key(*id)).copied() else {
             return Ok(());
         };
-        let names = self.named(assumed, &[first], simulated, |_, _| true)?;
+        let names = self.named(assumed, &[first], (simulated, &findings.all_wrong()), |_, _| true)?;
         findings.take_names(names);
         Ok(())
     }
@@ -256,6 +259,7 @@ impl Passes<'_> {
                 step,
                 steps,
                 labelled,
+                graphs,
                 gguf,
                 kept,
                 assumed,
@@ -356,17 +360,22 @@ impl Passes<'_> {
         Ok(findings)
     }
 
-    /// An engine rounds operands of all products alike: those that were not recorded as those that were, where what
-    /// follows them is explained by that alone. What was taken for it is noted.
+    /// An engine rounds operands of all products alike, and sums them in as many parts: those that were not recorded as those
+    /// that were, where what follows them is explained by that alone. What was taken for it is noted.
     fn products(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
-        for (name, narrow) in storage_types::operands(self.steps.declared()) {
+        let (unseen, kept) = (assumed.unseen, assumed.kept);
+        let of_operands = storage_types::operands(self.steps.declared()).into_iter();
+        let of_operands =
+            of_operands.map(|(name, narrow)| (name, Unseen { products: Some(narrow), ..unseen }));
+        let of_parts = parts::hypotheses(kept).into_iter().filter(move |_| kept != Storage::F32);
+        let of_parts = of_parts.map(|one| (one.name, Unseen { parts: one.arithmetic.parts, ..unseen }));
+        for (name, unseen) in of_operands.chain(of_parts) {
             let mut nodes = findings.nodes.values();
             let is_shown = nodes.any(|finding| finding.is_healthy() && finding.computed_in.contains(name));
             let crosses = |finding: &Finding| finding.is_wrong() && !finding.bridged.is_empty();
             if !is_shown || !findings.nodes.values().any(crosses) {
                 continue;
             }
-            let unseen = Unseen { products: Some(narrow), ..assumed.unseen };
             let tried = Assumed { unseen, ..assumed.clone() };
             self.take(findings, assumed, &tried, name)?;
         }

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use super::{Finding, Findings, How, Labelled, Steps, Tensor, passes, reads, vectors};
+use super::{Finding, Findings, How, Labelled, Steps, Tensor, loaded, passes, reads};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::gguf::Gguf;
@@ -28,17 +28,16 @@ pub fn audit(
     gguf: &Gguf,
     how: &How<'_>,
 ) -> Result<Findings> {
-    let Some((storage, rounded)) = vectors::kept(steps, graphs, gguf)? else {
+    let Some((loaded, rounded)) = loaded::kept(steps, graphs, gguf)? else {
         return judged(steps, graphs, gguf, how);
     };
     let findings = judged(steps, graphs, &rounded, how)?;
-    Ok(Findings { vectors: Some(storage), ..findings })
+    Ok(Findings { loaded, ..findings })
 }
 
 fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &How<'_>) -> Result<Findings> {
     let mut findings = passes::audit(steps, graphs, gguf, how)?;
-    let wrong: HashSet<Checkpoint> =
-        findings.nodes.iter().filter(|(_, finding)| finding.is_wrong()).map(|(id, _)| *id).collect();
+    let wrong = findings.all_wrong();
     let reads = reads(graphs);
     let wrong_inputs = |id: &Checkpoint| -> Vec<Checkpoint> {
         reads.get(id).into_iter().flatten().copied().filter(|input| wrong.contains(input)).collect()

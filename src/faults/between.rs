@@ -22,6 +22,9 @@ const WORK_MAX: usize = 1 << 34;
 /// explains a lot.
 pub(super) const EXPLAINS_MIN: f64 = 0.9;
 
+/// What is recorded under another name, which what was not recorded is not: out of sight it is a bias that is added twice.
+const MISNAMED: &str = "linear.bias_included";
+
 /// An embedding that is multiplied by a constant.
 const SCALED: &str = "embed.scaled";
 
@@ -31,17 +34,35 @@ struct Hypothesis {
     nodes: Vec<Rewrite>,
 }
 
-/// The mistakes in what was not recorded that explain a node.
+/// The mistakes in what was not recorded that explain a node. Where all layers are wrong nothing shows what their keys and
+/// values are cached in: then each type is tried.
 pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
     let Some(replay) = &suspect.replay else { return Vec::new() };
-    let mut out = Vec::new();
+    let found = found_by(suspect, replay);
+    if !found.is_empty() {
+        return found;
+    }
+    let others = replay.with_other_caches();
+    others.iter().map(|replay| found_by(suspect, replay)).find(|found| !found.is_empty()).unwrap_or_default()
+}
+
+/// Whether nothing is wrong in this step where keys and values that were not recorded are cached in another type.
+pub fn is_healthy_by_another_cache(suspect: &Suspect<'_>) -> bool {
+    let others = suspect.replay.iter().flat_map(Replay::with_other_caches);
+    let mut held = others.filter_map(|replay| replay.held(suspect, &[], &|_, _, _| None));
+    held.any(|held| suspect.is_explained(&held))
+}
+
+fn found_by(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Named> {
+    let mut out: Vec<(Id, Named)> = Vec::new();
     let most = (1.0 - EXPLAINS_MIN) * suspect.held.squares[0];
     let most = suspect.allowed.map_or(most, |allowed| most.min(allowed));
     let mut work = 0usize;
     let of_layers = of_all_layers(suspect, &Scene::new(&suspect.node.program.graph), &replay.through);
     let first = of_layers.len();
     for (number, hypothesis) in of_layers.into_iter().chain(hypotheses(suspect, replay)).enumerate() {
-        work = work.saturating_add(replay.work());
+        let nodes: Vec<Id> = hypothesis.nodes.iter().map(|rewrite| rewrite.node).collect();
+        work = work.saturating_add(replay.work(&nodes));
         watch::at(|| suspect.asked(hypothesis.fault.name), || None);
         // What is wrong in all layers alike is one mistake; of single nodes there are as many hypotheses in each.
         if work > WORK_MAX || watch::is_over() || number >= first && !out.is_empty() && first > 0 {
@@ -59,8 +80,7 @@ pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
                 said(rule, &rewritten.args(args), &carried(change, args, &node.carried))
             }),
         };
-        let first = hypothesis.nodes.iter().map(|rewrite| rewrite.node).min().unwrap_or(0);
-        let Some(held) = replay.held_by(suspect, (first, most), &injected, &judging) else { continue };
+        let Some(held) = replay.held_by(suspect, (&nodes, most), &injected, &judging) else { continue };
         let left = held.squares[0];
         let explains = 1.0 - left / suspect.held.squares[0];
         if suspect.is_explained(&held) && explains >= EXPLAINS_MIN {
@@ -68,9 +88,24 @@ pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
             diagnosis.text += &out_of_sight(suspect, replay, &hypothesis.nodes);
             // What comes to the same leaves the same.
             let spelling = hypothesis.fault.spelling();
-            out.push(Named { diagnosis, spelling, left, rest: 0.0, reaches: None, values: left.to_bits() });
+            let named = Named { diagnosis, spelling, left, rest: 0.0, reaches: None, values: left.to_bits() };
+            out.push((nodes.first().copied().unwrap_or(0), named));
         }
     }
+    // Of those that come to the same that one is likeliest which others that read the node speak for, where nothing but this
+    // node reads it comes next, and last where a reader is right.
+    let likely = |node: Id| match suspect.others_that_read(node) {
+        (_, 1..) => 2,
+        (0, 0) => 1,
+        _ => 0,
+    };
+    let is_same = |one: &Named| out.iter().filter(|(_, other)| other.values == one.values).count() > 1;
+    let mut ranked: Vec<(u8, Named)> = out
+        .iter()
+        .map(|(node, named)| (if is_same(named) { likely(*node) } else { 0 }, named.clone()))
+        .collect();
+    ranked.sort_by_key(|(rank, _)| *rank);
+    let mut out: Vec<Named> = ranked.into_iter().map(|(_, named)| named).collect();
     prefer_later(suspect, &mut out);
     out
 }
@@ -82,13 +117,13 @@ pub fn unlike(suspect: &Suspect<'_>) -> Vec<(Fault, f64)> {
         return Vec::new();
     };
     let faults = fault::at(&suspect.node.program.graph, replay.through[0]);
-    let affordable = WORK_MAX / replay.work().max(1);
+    let affordable = WORK_MAX / replay.work(&[]).max(1);
     let over = |fault: Fault| {
         let injected = |node: &Node<'_>, args: &Args<'_, f64>, across: Across<'_>| {
             let is_it = fault.rewrite.node == node.id;
             is_it.then(|| with_mistake(suspect, across, node, args, &fault.rewrite.change))
         };
-        let held = replay.held(suspect, fault.rewrite.node, &injected)?;
+        let held = replay.held(suspect, &[fault.rewrite.node], &injected)?;
         Some((fault, held.over))
     };
     faults.into_iter().take(affordable).filter_map(over).collect()
@@ -136,14 +171,14 @@ fn hypotheses(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Hypothesis> {
     let mut out: Vec<Hypothesis> = Vec::new();
     let scene = Scene::new(graph);
     // What happens to a result, nobody sees there.
-    let specific = || fault::entries().filter(|entry| !entry.ops.is_empty());
+    let specific = || fault::entries().filter(|entry| !entry.ops.is_empty() && entry.name != MISNAMED);
     for &id in &replay.through {
         let faults = specific().flat_map(|entry| entry.all_at(&scene, id));
         out.extend(faults.map(|fault| Hypothesis { nodes: vec![fault.rewrite.clone()], fault }));
     }
     out.extend(of_products_with_bias(suspect, &scene, &replay.through));
     out.extend(of_scaled_embedding(graph, &scene, &replay.through));
-    out.extend(of_all_rotations(graph, &replay.through));
+    out.extend(of_all_alike(graph, &scene, &replay.through));
     let products: Vec<Id> =
         replay.through.iter().copied().filter(|&id| graph.get(id).op == Op::MulMatId).collect();
     let mut groups: Vec<Vec<Id>> = products.iter().map(|&product| vec![product]).collect();
@@ -238,21 +273,23 @@ fn of_all_layers(suspect: &Suspect<'_>, scene: &Scene<'_>, through: &[Id]) -> Ve
     out
 }
 
-/// Mistakes of queries and keys alike, which one piece of code rotates.
-fn of_all_rotations(graph: &Graph, through: &[Id]) -> Vec<Hypothesis> {
-    let mut of_each =
-        through.iter().filter(|&&id| graph.get(id).op == Op::Rope).map(|&id| fault::at(graph, id));
-    let Some(first) = of_each.next() else { return Vec::new() };
-    let others: Vec<Vec<Fault>> = of_each.collect();
-    let with_others = |fault: Fault| {
-        let same = |faults: &Vec<Fault>| {
-            let same = faults.iter().find(|other| other.name == fault.name && other.text == fault.text);
-            same.map(|other| other.rewrite.clone())
-        };
-        let nodes: Option<Vec<Rewrite>> = others.iter().map(same).collect();
-        Some(Hypothesis { nodes: [vec![fault.rewrite.clone()], nodes?].concat(), fault })
-    };
-    if others.is_empty() { Vec::new() } else { first.into_iter().filter_map(with_others).collect() }
+/// Mistakes in several nodes of the same op alike, which one piece of code computes: queries and keys that are rotated, biases
+/// that are added.
+fn of_all_alike(graph: &Graph, scene: &Scene<'_>, through: &[Id]) -> Vec<Hypothesis> {
+    let mut out = Vec::new();
+    for entry in fault::entries().filter(|entry| !entry.ops.is_empty()) {
+        let mut told = BTreeSet::new();
+        for fault in through.iter().flat_map(|&id| entry.all_at(scene, id)) {
+            let op = &graph.get(fault.rewrite.node).op;
+            let alike = through.iter().copied().filter(|&id| graph.get(id).op == *op);
+            let of = |id: Id| Some(entry.at(scene, id, &fault.argument)?.rewrite);
+            let nodes: Vec<Rewrite> = alike.filter_map(of).collect();
+            if nodes.len() > 1 && told.insert((fault.spelling(), op.to_string())) {
+                out.push(Hypothesis { nodes, fault });
+            }
+        }
+    }
+    out
 }
 
 /// Experts that may have been taken for one another: every wrong token went to one of them. Those come first to which
@@ -268,7 +305,7 @@ fn pairs(suspect: &Suspect<'_>, replay: &Replay<'_>, products: &[Id]) -> Vec<[us
         }
         None
     };
-    let _ = replay.held_by(suspect, (*first, f64::INFINITY), &look, &|_, _, _| None);
+    let _ = replay.held_by(suspect, (&[*first], f64::INFINITY), &look, &|_, _, _| None);
     let Some((ids, chosen, experts)) = seen.into_inner() else { return Vec::new() };
     let inner: usize = suspect.args.shape[axis + 1..].iter().product();
     let extent = suspect.args.shape[axis].max(1);

@@ -3,6 +3,7 @@
 
 use parity_graph::fault::Evidence;
 
+use super::between::EXPLAINS_MIN;
 use crate::audit::Suspect;
 use crate::ops::source::Data;
 
@@ -69,8 +70,15 @@ pub fn recognised(rows: &Rows<'_>) -> Vec<(&'static str, String)> {
 /// Every wrong row holds what belongs to another one.
 fn moved_rows(rows: &Rows<'_>, wrong: &[usize]) -> Option<String> {
     let evidence = rows.evidence;
-    let is =
-        |t: usize, from: usize| (0..rows.row).all(|c| evidence.is(t * rows.row + c, from * rows.row + c));
+    let apart = |t: usize, from: usize| {
+        let pairs = rows.recorded(t).iter().zip(rows.exact(from));
+        pairs.map(|(recorded, exact)| (recorded - exact).powi(2)).sum::<f64>()
+    };
+    // Where bounds are wide one row is as good as another: it must be far nearer to that row than to its own.
+    let is = |t: usize, from: usize| {
+        (0..rows.row).all(|c| evidence.is(t * rows.row + c, from * rows.row + c))
+            && apart(t, from) <= (1.0 - EXPLAINS_MIN) * apart(t, t)
+    };
     let source = |t: usize| (0..rows.count()).rev().find(|&from| from != t && is(t, from));
     let found: Vec<(usize, usize)> = wrong.iter().filter_map(|&t| Some((t, source(t)?))).collect();
     let &(first, from) = found.first()?;

@@ -24,6 +24,9 @@ const PAIR_WORK_MAX: usize = 1 << 26;
 /// The mistakes that explain the output of a node, the more specific ones first, and where there are none what was tried
 /// and what the error looks like.
 pub fn diagnose(suspect: &Suspect<'_>) -> Names {
+    if between::is_healthy_by_another_cache(suspect) {
+        return Names { is_healthy: true, ..Names::default() };
+    }
     let Some(trial) = Trial::new(suspect) else { return Names::default() };
     let names = trial.names();
     // Of mistakes of which others were not tried nobody knows whether they are the likeliest.
@@ -59,6 +62,9 @@ impl<'s, 'a> Trial<'s, 'a> {
             within: &within,
         };
         let mut found = self.singles(&evidence, sample.as_ref(), &mut tried, false);
+        if let Some(found) = self.nearer_before(&found) {
+            return Names { found, out_of_sight: true, ..Names::default() };
+        }
         ranks::prefer(self.suspect, &mut found);
         if found.is_empty() {
             let guessed = || self.all(guessed::guesses(self.suspect), &mut tried);
@@ -98,13 +104,27 @@ impl<'s, 'a> Trial<'s, 'a> {
         if self.suspect.allowed.is_some() {
             return Names { tried, ..Names::default() };
         }
-        // In what leaves least: the roundings of another arithmetic hide what an error looks like.
+        Names { tried, residual: self.residual(&evidence), ..Names::default() }
+    }
+
+    /// What the error looks like in what leaves least of it: the roundings of another arithmetic hide that.
+    fn residual(&self, evidence: &Evidence<'_>) -> Option<String> {
         let bases = (0..=self.others.len()).filter_map(|at| Some(self.base(at)?.1));
         let left = |base: &&Base| self.beside(base).0;
         let least = bases.min_by(|a, b| left(a).total_cmp(&left(b))).unwrap_or(&self.base);
-        let evidence = Evidence { exact: &least.exact, bound: &least.bound, ..evidence };
-        let residual = self.rows(&evidence).map(|rows| describe(&rows));
-        Names { tried, residual, ..Names::default() }
+        let evidence = Evidence { exact: &least.exact, bound: &least.bound, ..*evidence };
+        self.rows(&evidence).map(|rows| describe(&rows))
+    }
+
+    /// Mistakes in nodes before it that were not recorded, where what can happen to any value is all that was `found` and leaves
+    /// more: another epsilon is next to a factor common to all rows.
+    fn nearer_before(&self, found: &[Named]) -> Option<Vec<Named>> {
+        let is_general = |named: &Named| fault::find(&named.diagnosis.fault).is_some_and(is_general);
+        if found.is_empty() || !found.iter().all(is_general) {
+            return None;
+        }
+        let least = |found: &[Named]| found.iter().map(|named| named.left).fold(f64::INFINITY, f64::min);
+        Some(between::found(self.suspect)).filter(|before| least(before) < least(found))
     }
 
     /// The values of a source, where that is no weight that is too large to be looked at.

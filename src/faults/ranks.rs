@@ -45,7 +45,7 @@ fn without(suspect: &Suspect<'_>, fault: &Fault) -> Option<Named> {
         let is_it = fault.rewrite.node == node.id;
         is_it.then(|| with_mistake(suspect, across, node, args, &fault.rewrite.change))
     };
-    let held = replay.held(suspect, fault.rewrite.node, &injected)?;
+    let held = replay.held(suspect, &[fault.rewrite.node], &injected)?;
     let left = held.squares[0];
     let explains = 1.0 - left / suspect.held.squares[0];
     if !(held.is_healthy() && held.nonfinite == 0 && explains >= EXPLAINS_MIN) {

@@ -9,7 +9,6 @@ mod split;
 mod tensor;
 mod value;
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,6 +26,15 @@ use crate::error::{Error, Result};
 use crate::numerics::Storage;
 use parity_graph::weights;
 
+/// What an engine rounds as it loads it, and to which type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// Weights of norms and biases: vectors in f32.
+    pub vectors: Option<Storage>,
+    /// All other weights.
+    pub matrices: Option<Storage>,
+}
+
 /// A model file, or the files of a split model.
 #[derive(Debug)]
 pub struct Gguf {
@@ -36,8 +44,6 @@ pub struct Gguf {
     tensors: IndexMap<String, TensorInfo>,
     /// One map per file.
     maps: Vec<Mmap>,
-    /// Values that are read in place of the file's, by tensor.
-    replaced: HashMap<String, Vec<u8>>,
     /// What is added to its matmuls, in this order.
     adapters: Vec<Arc<Adapter>>,
 }
@@ -52,7 +58,6 @@ impl Gguf {
             metadata: IndexMap::new(),
             tensors: IndexMap::new(),
             maps: vec![],
-            replaced: HashMap::new(),
             adapters: vec![],
         };
         let first = gguf.add_file(path)?;
@@ -101,25 +106,32 @@ impl Gguf {
         Ok(())
     }
 
-    /// The same file, whose vectors in f32 are rounded to a narrower type as they are read; `None` where that changes none.
+    /// The same file as an engine has it that rounds some of its tensors as it loads them; `None` where that changes none.
     ///
     /// # Errors
     /// A file that can no longer be opened.
-    pub fn with_vectors_in(&self, storage: Storage) -> Result<Option<Gguf>> {
-        let mut replaced = HashMap::new();
-        for info in self.tensors().filter(|info| info.is_plain_vector()) {
-            let Some(tensor) = self.tensor(&info.name) else { continue };
-            let mut values: Vec<f32> = tensor.decode();
-            values.iter_mut().for_each(|value| *value = storage.nearest(*value));
-            let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
-            if bytes != tensor.bytes {
-                replaced.insert(info.name.clone(), bytes);
-            }
-        }
-        if replaced.is_empty() {
+    pub fn loaded(&self, loaded: Loaded) -> Result<Option<Gguf>> {
+        let is_exact = |info: &TensorInfo, storage: Storage| match info.dtype {
+            DType::F16 => storage == Storage::F16,
+            DType::BF16 => storage == Storage::Bf16,
+            DType::F32 if info.is_plain_vector() => self.tensor(&info.name).is_some_and(|tensor| {
+                let values: Vec<f32> = tensor.decode();
+                values.into_iter().all(|value| storage.holds(value))
+            }),
+            _ => false,
+        };
+        let of = |info: &TensorInfo| {
+            let storage = if info.is_plain_vector() { loaded.vectors } else { loaded.matrices };
+            storage.filter(|storage| info.dtype.is_decodable() && !is_exact(info, *storage))
+        };
+        let rounded: Vec<(usize, Storage)> =
+            self.tensors().enumerate().filter_map(|(i, info)| Some((i, of(info)?))).collect();
+        if rounded.is_empty() {
             return Ok(None);
         }
-        Ok(Some(Gguf { replaced, adapters: self.adapters.clone(), ..Gguf::open(&self.path)? }))
+        let mut gguf = Gguf { adapters: self.adapters.clone(), ..Gguf::open(&self.path)? };
+        rounded.into_iter().for_each(|(i, storage)| gguf.tensors[i].loaded = storage);
+        Ok(Some(gguf))
     }
 
     /// The same file with one more adapter: [`Gguf::tensor`] knows its matrices too, [`Gguf::tensors`] does not.
@@ -194,8 +206,7 @@ impl Gguf {
             let (weight, kind, number) = weights::of_adapter(name)?;
             return self.adapters_of(weight).nth(number)?.1.half(kind);
         };
-        let stored = || &self.maps[info.shard][info.offset..info.offset + info.byte_len];
-        let bytes = self.replaced.get(name).map_or_else(stored, Vec::as_slice);
+        let bytes = &self.maps[info.shard][info.offset..info.offset + info.byte_len];
         Some(TensorRef { info, bytes })
     }
 

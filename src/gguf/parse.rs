@@ -10,6 +10,7 @@ use super::dtype::DType;
 use super::tensor::TensorInfo;
 use super::value::{Array, Value, ValueType};
 use crate::error::{Error, Result};
+use crate::numerics::Storage;
 
 /// First bytes of every file.
 const MAGIC: &[u8; 4] = b"GGUF";
@@ -133,7 +134,7 @@ fn tensor_entry(cursor: &mut Cursor<'_>, index: usize) -> Result<TensorInfo> {
     })?;
     let offset = cursor.size()?;
     let byte_len = byte_len(cursor, &name, dtype, &shape)?;
-    Ok(TensorInfo { name, dtype, shape, offset, byte_len, shard: 0 })
+    Ok(TensorInfo { name, dtype, shape, offset, byte_len, shard: 0, loaded: Storage::F32 })
 }
 
 /// Bytes of a tensor; an error where they do not fit an address or a row is no whole number of blocks.

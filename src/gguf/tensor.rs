@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use super::blocks::decode;
 use super::dtype::DType;
+use crate::numerics::Storage;
 use crate::scalar::Scalar;
 
 /// Values that one task of a parallel decode writes, at least: below, starting tasks costs more than decoding.
@@ -26,6 +27,8 @@ pub struct TensorInfo {
     pub byte_len: usize,
     /// Which file of a split model holds it, from 0.
     pub shard: usize,
+    /// The type that values are rounded to as they are decoded, for an engine that loads them so; f32: not at all.
+    pub loaded: Storage,
 }
 
 impl TensorInfo {
@@ -47,6 +50,14 @@ impl TensorInfo {
     /// Whether it is one row in f32, as weights of norms and biases are.
     pub fn is_plain_vector(&self) -> bool {
         self.shape.len() == 1 && self.dtype == DType::F32
+    }
+
+    /// Decodes whole blocks, and rounds what they hold.
+    fn load<S: Scalar>(&self, bytes: &[u8], out: &mut [S]) {
+        decode(self.dtype, bytes, out);
+        if self.loaded != Storage::F32 {
+            out.iter_mut().for_each(|x| *x = S::from_f64(f64::from(self.loaded.nearest(x.to_f32()))));
+        }
     }
 
     /// Bytes of one row.
@@ -100,7 +111,7 @@ impl<'a> TensorRef<'a> {
     /// If `out` has another length, there are fewer rows, or the type is not decodable. The last is
     /// refused with an error by [`super::Gguf::require_tensor`] and [`super::Gguf::optional_tensor`].
     pub fn decode_rows<S: Scalar>(&self, rows: Range<usize>, out: &mut [S]) {
-        decode(self.info.dtype, self.row_bytes(rows), out);
+        self.info.load(self.row_bytes(rows), out);
     }
 
     /// All values, (rows, cols), decoded on all threads.
@@ -114,7 +125,7 @@ impl<'a> TensorRef<'a> {
         values
             .par_chunks_mut(blocks * len)
             .zip(self.bytes.par_chunks(blocks * bytes))
-            .for_each(|(out, bytes)| decode(self.info.dtype, bytes, out));
+            .for_each(|(out, bytes)| self.info.load(bytes, out));
         values
     }
 }

@@ -27,8 +27,8 @@ const LAYERS_MAX: usize = 4;
 /// and what is wrong by as much as the bias itself is near neither.
 const NEARER: f64 = 8.0;
 
-/// Reads what a dump calls a product as the sum with its bias where it is that in all layers that are looked at; the note
-/// that a report then has. Dumps that bring their graph are llama.cpp's, and named by it.
+/// Reads what a dump calls a product as the sum with its bias where it is that in most layers that are looked at and show it: a
+/// layer may be wrong. The note that a report then has. Dumps that bring their graph are llama.cpp's, and named by it.
 ///
 /// # Errors
 /// A weight that cannot be read.
@@ -59,7 +59,8 @@ pub fn settle(dump: &mut Dump, gguf: &Gguf) -> Result<Option<String>> {
                     .transpose()
             })
             .collect::<Result<_>>()?;
-        if !found.is_empty() && found.iter().all(|is_sum| *is_sum) {
+        let sums = found.iter().filter(|is_sum| **is_sum).count();
+        if 2 * sums > found.len() {
             dump.rename(|id| (id.kind() == product).then(|| id.sibling(sum)));
             settled.push(format!("{} as {}", product.name(), sum.name()));
         }
@@ -69,7 +70,8 @@ pub fn settle(dump: &mut Dump, gguf: &Gguf) -> Result<Option<String>> {
         .then(|| format!("values with their bias are read as such, whatever they are called: {said}")))
 }
 
-/// Whether the last row of a product is far nearer to the exact one with a bias than without; `None` where that is not known.
+/// Whether the last row of a product is far nearer to the exact one with a bias than without, or the other way round; `None`
+/// where it is neither, or where that is not known.
 fn is_sum(
     dump: &Dump,
     (graphs, gguf): (&Graphs, &Gguf),
@@ -89,5 +91,6 @@ fn is_sum(
         without += (recorded - exact).powi(2);
         with += (recorded - exact - bias).powi(2);
     }
-    Ok(Some(NEARER * NEARER * with < without))
+    let is_nearer = |a: f64, b: f64| NEARER * NEARER * a < b;
+    Ok((is_nearer(with, without) || is_nearer(without, with)).then_some(with < without))
 }

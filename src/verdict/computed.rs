@@ -9,6 +9,7 @@ use crate::arithmetic::Narrow;
 use crate::arithmetic::backend::{Backend, untested};
 use crate::audit::{ATTENTIONS, Findings, LLAMA_ATTENTION, Labelled, PRODUCTS, coarsest, name_of_cache};
 use crate::checkpoint::Checkpoint;
+use crate::gguf::Loaded;
 use crate::numerics::{Numerics, Storage};
 use crate::ops::bound::storage_unit;
 use crate::report::words::{count, number};
@@ -35,22 +36,23 @@ pub fn notes(
         sentence(side, graphs, findings),
         coarser(side, graphs, findings),
         other_cache(side, findings, declared),
-        narrow_vectors(side, findings),
+        narrow_weights(side, findings),
     ];
     all.into_iter().flatten().chain(on_untested(side, graphs)).collect()
 }
 
-/// That weights of norms and biases are not the file's but rounded, which all that read them show.
-fn narrow_vectors(side: &str, findings: &Findings) -> Option<String> {
-    let storage = match findings.vectors? {
-        Storage::F32 => return None,
-        Storage::F16 => "f16",
-        Storage::Bf16 => "bf16",
+/// That weights are not the file's but rounded, which all that read them show.
+fn narrow_weights(side: &str, findings: &Findings) -> Option<String> {
+    let of = |(what, storage): (&str, Option<Storage>)| match storage? {
+        Storage::F32 => None,
+        Storage::F16 => Some(format!("{what} of {side} are those of the file rounded to f16")),
+        Storage::Bf16 => Some(format!("{what} of {side} are those of the file rounded to bf16")),
     };
-    Some(format!(
-        "norm weights and biases of {side} are those of the file rounded to {storage}, as all that read them show: it was judged \
-         with them"
-    ))
+    let Loaded { vectors, matrices } = findings.loaded;
+    let rounded = [("norm weights and biases", vectors), ("weights of matrices", matrices)];
+    let rounded: Vec<String> = rounded.into_iter().filter_map(of).collect();
+    let said = rounded.join(", and ");
+    (!said.is_empty()).then(|| format!("{said}, as all that read them show: it was judged with them"))
 }
 
 /// Of each backend that a side was computed on and that there is no recording of: that nobody tested what it is judged by.

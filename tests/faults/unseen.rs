@@ -72,6 +72,45 @@ fn a_mistake_in_a_hidden_node_is_named_where_it_shows() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
+/// What an engine gives for free: outputs of modules. Mistakes of attention lie between those, and some show in decode steps
+/// alone, which read what steps before left in a cache that nobody recorded.
+#[test]
+fn mistakes_between_modules_are_named_in_every_step() {
+    const HIDDEN: [&str; 10] = [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "q_rope",
+        "k_rope",
+        "kq",
+        "kq_soft_max",
+        "attn_ctx",
+        "attn_residual",
+        "ffn_act",
+    ];
+    let tokens = Random(8).tokens(TOKENS, VOCABULARY);
+    for (wrong, origin, fault) in [
+        ("rope.decode_shift=-1", "blk.0.attn_out", "rope.decode_shift"),
+        ("rope.position_in_step", "blk.0.attn_out", "rope.position_in_step"),
+        ("rope.decode_shift=-1@2", "blk.2.attn_out", "rope.decode_shift"),
+        ("attn.window=4", "blk.0.attn_out", "attn.window"),
+        ("attn.no_mask", "blk.0.attn_out", "attn.no_mask"),
+        ("attn.kv_first", "blk.0.attn_out", "attn.kv_first"),
+        ("attn.head_order=7,6,5,4,3,2,1,0", "blk.0.attn_out", "attn.head_order"),
+        ("residual.parallel@1", "blk.1.norm#2", "residual.parallel"),
+        ("linear.no_bias@1", "blk.1.q", "linear.no_bias"),
+    ] {
+        let Some(findings) = found(&[wrong], &HIDDEN, &tokens) else {
+            return eprintln!("SKIP: {TINY} is not there");
+        };
+        let origins: Vec<String> = Ran::origins(&findings).iter().map(ToString::to_string).collect();
+        assert_eq!(origins.first().map(String::as_str), Some(origin), "{wrong}");
+        let (named, tried) = findings.nodes[&origin.parse::<Checkpoint>().unwrap()].diagnosis();
+        let first = named.first().map(|named| named.fault.as_str());
+        assert_eq!(first, Some(fault), "{wrong}: {named:?} {tried:?}");
+    }
+}
+
 #[test]
 fn hidden_nodes_of_a_clean_run_are_silent() {
     let mut random = Random(9);

@@ -97,6 +97,8 @@ fn mistakes_of_real_engines_are_named() {
         // Module outputs: neither rotated queries and keys nor the context of attention.
         ("mlx-theta", "blk.0.attn_out", "rope.base"),
         ("mlx-gqa", "blk.0.attn_out", "attn.kv_head"),
+        // In decode steps alone, over a cache that nobody recorded.
+        ("mlx-shift1", "blk.0.attn_out", "rope.position_in_step"),
         ("jax-norm16", "blk.0.attn_norm", "precision.f16_norm"),
         // Behind the embedding as it was recorded.
         ("jax-gemma_scale", "blk.0.attn_norm", "embed.scaled"),
@@ -107,6 +109,4 @@ fn mistakes_of_real_engines_are_named() {
         let found = audited(&format!("{name}.safetensors"));
         assert_eq!((found.first.as_str(), found.fault.as_str()), (first, fault), "{name}");
     }
-    let late = audited("mlx-shift1.safetensors");
-    assert_eq!((late.code, late.first.as_str()), (1, "blk.0.attn_out"));
 }

@@ -9,6 +9,7 @@ use super::super::sample::judge_sampled;
 use crate::arithmetic::backend::{Backend, Product};
 use crate::arithmetic::{Arithmetic, Hypothesis};
 use crate::gguf::{DType, TensorInfo, TensorRef};
+use crate::numerics::Storage;
 use crate::ops::source::Data;
 use crate::ops::{Args, Source, Strided, rule};
 use crate::random;
@@ -58,7 +59,15 @@ impl Made {
         let product = Product { weight, rows: ROWS, batched: false, width, precise: false };
         let tried: Vec<Hypothesis> = Backend::Cuda.products(&product);
         let byte_len = self.weight.len();
-        let info = TensorInfo { name: "w".into(), dtype: weight, shape, offset: 0, byte_len, shard: 0 };
+        let info = TensorInfo {
+            name: "w".into(),
+            dtype: weight,
+            shape,
+            offset: 0,
+            byte_len,
+            shard: 0,
+            loaded: Storage::F32,
+        };
         let matrix =
             Source { dtype: weight, data: Data::Weight(TensorRef { info: &info, bytes: &self.weight }) };
         let x = Strided::whole(&self.x, [1, 1, ROWS, COLUMNS]);

@@ -127,12 +127,14 @@ pub fn own<S: Number>(node: &Node<'_>, args: std::result::Result<&Args<'_, S>, &
 /// Values of the leaves of one step that are neither weights nor states: contiguous, integers as numbers.
 pub type Inputs<'a> = &'a dyn Fn(Id) -> Option<Vec<f64>>;
 
+/// Leaves that were written, by their keys.
+pub type States<S> = BTreeMap<String, Arc<Buffer<S>>>;
+
 /// Executes graphs and keeps what they write into leaves.
 pub struct Machine<'a, S> {
     gguf: &'a Gguf,
     arithmetic: Arithmetic,
-    /// Leaves that were written, by their keys.
-    states: BTreeMap<String, Arc<Buffer<S>>>,
+    states: States<S>,
     /// Whether memory of a type holds numbers of that type.
     rounds: bool,
 }
@@ -151,6 +153,17 @@ impl<'a, S: Number> Machine<'a, S> {
     #[must_use]
     pub fn rounding(self, rounds: bool) -> Self {
         Machine { rounds, ..self }
+    }
+
+    /// Which goes on with what other steps left.
+    #[must_use]
+    pub fn after(self, states: States<S>) -> Self {
+        Machine { states, ..self }
+    }
+
+    /// What its steps left.
+    pub fn into_states(self) -> States<S> {
+        self.states
     }
 
     /// Executes one step.

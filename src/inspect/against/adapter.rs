@@ -13,6 +13,7 @@ use crate::engine::fused::file::ModelFile;
 use crate::error::{Error, Result};
 use crate::files::{TEXT_BYTES_MAX, read};
 use crate::gguf::{Adapter, DType, Gguf, Pair, TensorInfo};
+use crate::numerics::Storage;
 use parity_graph::weights::{LORA_A, LORA_B, WEIGHT};
 
 /// The matrices, where PEFT saves them.
@@ -187,6 +188,7 @@ fn read_matrix(
         offset: 0,
         byte_len: bytes.len(),
         shard: 0,
+        loaded: Storage::F32,
     };
     Ok((info, bytes))
 }

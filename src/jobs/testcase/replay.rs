@@ -14,6 +14,7 @@ use crate::audit::{Held, Sight, hypotheses, judge};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::gguf::{DType, TensorInfo, TensorRef};
+use crate::numerics::Storage;
 use crate::ops::source::Data;
 use crate::ops::{Args, Source, Strided, rule};
 use crate::report::words::number;
@@ -326,7 +327,15 @@ fn weight(name: &str, dtype: DType, shape: [usize; 4], bytes: &[u8]) -> std::res
     // Weights have no leading axes of one: a vector is one axis.
     let lead = shape.iter().take(3).take_while(|extent| **extent == 1).count();
     let shape = shape[lead..].to_vec();
-    let info = TensorInfo { name: name.to_owned(), dtype, shape, offset: 0, byte_len: bytes.len(), shard: 0 };
+    let info = TensorInfo {
+        name: name.to_owned(),
+        dtype,
+        shape,
+        offset: 0,
+        byte_len: bytes.len(),
+        shard: 0,
+        loaded: Storage::F32,
+    };
     Ok(Held64::Weight(info, bytes.to_vec()))
 }
 

@@ -4,6 +4,7 @@ use parity_graph::Op;
 use super::super::trial::{Given, Numbers, Trial};
 use crate::arithmetic::{Arithmetic, Operands};
 use crate::gguf::{DType, TensorInfo};
+use crate::numerics::Storage;
 
 pub fn trial(weight: Given, x: Given) -> Trial {
     let ([_, _, m, _], [b3, b2, n, _]) = (weight.shape(), x.shape());
@@ -35,6 +36,7 @@ pub fn weight(numbers: &mut Numbers, dtype: DType, shape: &[usize]) -> Given {
         offset: 0,
         byte_len: bytes.len(),
         shard: 0,
+        loaded: Storage::F32,
     };
     Given::Weight { info, bytes }
 }

@@ -5,6 +5,7 @@ use parity_graph::{Op, Params};
 use super::cases::{Case, Values};
 use crate::arithmetic::Arithmetic;
 use crate::gguf::DType;
+use crate::numerics::Storage;
 use crate::ops::source::{Data, Source};
 
 fn row(values: &[f64]) -> Option<Values> {
@@ -205,6 +206,7 @@ fn a_weight_is_read_row_by_row() {
         offset: 0,
         byte_len: 24,
         shard: 0,
+        loaded: Storage::F32,
     };
     let bytes: Vec<u8> = (0..6).flat_map(|i| (i as f32).to_le_bytes()).collect();
     let picked = case(Op::GetRows, &[], vec![None, row(&[2.0, 0.0])], [1, 1, 2, 2]);

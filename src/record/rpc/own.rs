@@ -17,6 +17,7 @@ use crate::engine::op_by_op::{Number, compute};
 use crate::error::{Error, Result};
 use crate::gguf::{DType, TensorInfo, TensorRef, decode};
 use crate::memory;
+use crate::numerics::Storage;
 use crate::ops::source::{Args, Data, Source, contiguous};
 use crate::ops::{Strided, rule};
 use half::{bf16, f16};
@@ -315,6 +316,7 @@ impl<S: Number> Served<S> {
             offset: 0,
             byte_len: bytes.len(),
             shard: 0,
+            loaded: Storage::F32,
         };
         Ok(Held::Weight(info, bytes))
     }

@@ -90,11 +90,14 @@ pub(super) const ENTRIES: &[Entry] = &[
         parameter: Some("order"),
         ops: CONTEXT,
         values: |site| match grouped(site) {
-            // Heads counted with the key/value head fastest; reversed where that is the same.
+            // Heads counted with the key/value head fastest, where that is another order; reversed.
             Some((h, k)) if h > 1 => {
                 let (group, turned) = (h / k, k > 1 && h > k);
-                let from = |head: usize| if turned { head % k * group + head / k } else { h - 1 - head };
-                vec![Argument::Order((0..h).map(|head| from(head) as u32).collect())]
+                let order = |from: &dyn Fn(usize) -> usize| {
+                    Argument::Order((0..h).map(|head| from(head) as u32).collect())
+                };
+                let counted = turned.then(|| order(&|head| head % k * group + head / k));
+                counted.into_iter().chain([order(&|head| h - 1 - head)]).collect()
             }
             _ => vec![],
         },

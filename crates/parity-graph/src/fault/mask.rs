@@ -12,6 +12,10 @@ use crate::rewrite::{Change, Edit};
 const IN_DECODE: Option<&str> = Some("in the first step: it shows in decode");
 
 /// All of them.
+/// Windows that are tried: three positions, which shows in the shortest text, and powers of two.
+const WINDOWS: [f64; 13] =
+    [3.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0];
+
 pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "attn.no_mask",
@@ -106,7 +110,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             let own = masked(site).and_then(|mask| site.graph.src(site.id, mask));
             let others = own.into_iter().flat_map(|own| other_masks(site, own));
             let others: Vec<Argument> = others.map(|id| Argument::Name(mask_name(site, id))).collect();
-            if others.is_empty() { Argument::numbers([3.0]) } else { others }
+            if others.is_empty() { Argument::numbers(WINDOWS) } else { others }
         },
         make: window,
         guess: Some(windows),
