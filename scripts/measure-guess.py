@@ -18,7 +18,7 @@ right: the injected mistake's name or one of its aliases; same: an output that i
 in f32, which says nothing and is not counted; blind: called healthy, where the answer says that this mistake would not show; healthy: the same, where
 it does not say so; among: one of several that explain it all ("apart": what is said of the same
 engine behind the prompt of --discriminate); none: no answer; WRONG: another name. For hidden states the
-layer must be right too (WRONG, else). Mistakes that are another arithmetic, which a healthy engine may have, are not injected. Exit code 1: a wrong name, or a mistake that is called healthy without a word.
+layer must be right too (WRONG, else). "first" counts where the mistake stands first in the list of hypotheses, named or not. Mistakes that are another arithmetic, which a healthy engine may have, are not injected. Exit code 1: a wrong name, or a mistake that is called healthy without a word.
 """
 import argparse, collections, concurrent.futures, io, json, math, os, pathlib, re, struct, subprocess, sys
 import tempfile, time, zipfile
@@ -184,9 +184,13 @@ def names_of(args):
     return {name: places[name] for name in only if name in known}
 
 
+def is_right(one, name):
+    return name == one["name"] or name in one["aliases"]
+
+
 def kind_of(told, name, differs, place, evidence):
     """How good an answer is."""
-    right = lambda one: name == one["name"] or name in one["aliases"]
+    right = lambda one: is_right(one, name)
     answer = told["answer"]
     if answer is not None and right({"name": answer, "aliases": told["aliases"]}):
         layers = told["hypotheses"][0]["layers"]
@@ -217,6 +221,7 @@ def measure(args, healthy, n_prompt, number, name, place):
                 first = told["hypotheses"][0] if told["hypotheses"] else {}
                 row |= {"kind": kind_of(told, name, differs, place, kind), "answer": told["answer"], "first": first.get("inject") or first.get("name")}
                 row |= {"layers": first.get("layers"), "rows": first.get("rows"), "text": told["text"][:300]}
+                row["is_first"] = row["kind"] == "right" or bool(first) and is_right(first, name)
             if row["kind"] == "among" and kind in ("tokens", "text"):
                 row["apart"] = apart(args, pathlib.Path(folder), inject, name, case.flags(kind, n_prompt, number))
             rows.append(row)
@@ -325,6 +330,8 @@ def write(args, rows, counts):
     about = {"model": pathlib.Path(args.model).name, "prompt": args.prompt, "tokens": args.n, "every": args.every}
     order = sorted(rows, key=lambda row: row.get("case") or (row["evidence"], row["inject"]))
     shares = {where: dict(sorted(found.items())) for where, found in sorted(counts.items())}
+    firsts = collections.Counter(row["evidence"] for row in rows if row.get("is_first"))
+    about |= {"first": dict(sorted(firsts.items()))} if firsts else {}
     times = collections.defaultdict(list)
     for row in rows:
         times[row.get("evidence", "all")] += [row["seconds"]] if "seconds" in row else []

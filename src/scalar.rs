@@ -6,6 +6,7 @@ use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub};
 
 use gemm_common::Parallelism;
+use rayon::prelude::*;
 
 /// Runs `f`, and what is inlined into it, with the widest vector instructions that this CPU has. The results are
 /// the same bit for bit: nothing is fused or reordered.
@@ -13,6 +14,14 @@ use gemm_common::Parallelism;
 pub fn vectorized<R>(f: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(f)
 }
+
+/// So many zeros, written by all threads: one alone would bring the pages of a large weight into memory.
+pub fn zeros<S: Scalar>(n: usize) -> Vec<S> {
+    rayon::iter::repeat_n(S::ZERO, n).with_min_len(ZEROS_PER_TASK).collect()
+}
+
+/// Zeros that one task writes, at least.
+const ZEROS_PER_TASK: usize = 1 << 16;
 
 /// Σ term(x[i], i), in as many parts as vector instructions add at a time.
 #[inline(always)]

@@ -8,6 +8,7 @@ use super::Finding;
 use crate::checkpoint::Checkpoint;
 use crate::dump::{Recording, Unfinite};
 use crate::gguf::Loaded;
+use crate::report::words::count;
 use crate::watch::Known;
 
 /// What an audit of a recording with its graph found.
@@ -57,6 +58,16 @@ impl Findings {
     /// How many nodes are wrong.
     pub(super) fn wrong(&self) -> usize {
         self.nodes.values().filter(|finding| finding.is_wrong()).count()
+    }
+
+    /// What follows for a side whose nodes these are, in words.
+    pub fn by_itself(&self, side: &str) -> String {
+        let judged = || self.order.iter().filter(|id| self.nodes.get(*id).is_some_and(|one| one.judged > 0));
+        match (judged().find(|id| self.nodes[*id].is_wrong()), judged().count()) {
+            (_, 0) => format!("of the {side} nothing could be judged by itself"),
+            (None, n) => format!("by itself the {side} is healthy, in all {}", count(n, "node")),
+            (Some(id), _) => format!("by itself the {side} is wrong from {id} on"),
+        }
     }
 
     pub(crate) fn at(&mut self, checkpoint: Checkpoint) -> &mut Finding {

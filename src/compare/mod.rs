@@ -12,6 +12,7 @@ use crate::report::{Numbers, Seen, TokenReport};
 use parity_dump::Dump;
 use whole::Whole;
 
+mod aligned;
 pub mod bits;
 pub mod fed;
 mod partial;
@@ -20,6 +21,7 @@ mod tokens;
 mod tolerance;
 mod whole;
 
+pub use aligned::{Hunk, aligned};
 pub use partial::Partial;
 pub use stats::{Accumulator, index};
 pub use tokens::{TokenSums, argmax};

@@ -18,6 +18,8 @@ enum Made<'a, S> {
     Own(Source<'a, S>),
     /// Other values.
     Values(DType, Vec<S>, [usize; 4]),
+    /// Other values, of which each matrix lies column by column.
+    Transposed(DType, Vec<S>, [usize; 4]),
 }
 
 /// A node as a mistake makes it.
@@ -169,6 +171,11 @@ impl<'a, S: Number> Rewritten<'a, S> {
                 self.sources.get(*a.max(b))?;
                 self.sources.swap(*a, *b);
             }
+            Change::SourceEdit { slot, edit: Edit::Transposed } => {
+                let source = self.source(*slot)?;
+                let (dtype, values, shape) = (source.dtype, source.values().into_owned(), source.shape());
+                self.sources[*slot] = Some(Made::Transposed(dtype, values, shape));
+            }
             Change::SourceEdit { slot, edit } => self.edit(*slot, &|ne, values| edit.apply(ne, values))?,
             Change::Misread { slot, how } => {
                 let Made::Own(Source { data: Data::Weight(weight), .. }) =
@@ -176,12 +183,22 @@ impl<'a, S: Number> Rewritten<'a, S> {
                 else {
                     return None;
                 };
-                let mut values = vec![S::ZERO; weight.info.shape.iter().product()];
-                misread::applies(*how, weight.info.dtype).then_some(())?;
-                let rows = values.len() / weight.info.shape.last().copied().unwrap_or(1).max(1);
-                misread::decode_rows(*how, weight, 0..rows, &mut values);
-                let shape = self.source(*slot)?.shape();
-                self.sources[*slot] = Some(Made::Values(weight.info.dtype, values, shape));
+                let dtype = weight.info.dtype;
+                misread::applies(*how, dtype).then_some(())?;
+                // Of a table only what is looked up is read.
+                let looked_up =
+                    self.source(1).filter(|ids| self.op == Op::GetRows && ids.shape()[..3] == [1; 3]);
+                if let Some(ids) = looked_up {
+                    let ids: Vec<usize> = ids.values().iter().map(|id| id.to_f64() as usize).collect();
+                    let values = misread::gather(*how, weight, &ids)?;
+                    let places = (0..ids.len()).map(|place| S::from_f64(place as f64)).collect();
+                    let shape = [1, 1, ids.len(), weight.cols()];
+                    self.sources[*slot] = Some(Made::Values(dtype, values, shape));
+                    self.sources[1] = Some(Made::Values(DType::I32, places, [1, 1, 1, shape[2]]));
+                    return Some(());
+                }
+                let (values, shape) = (misread::decode_all(*how, weight), self.source(*slot)?.shape());
+                self.sources[*slot] = Some(Made::Values(dtype, values, shape));
             }
             Change::Unwritten { slots, mask, held } => {
                 let mask = self.source(*mask)?;
@@ -416,6 +433,14 @@ fn made<'b, S: Number>(made: &'b Made<'_, S>) -> Source<'b, S> {
         Made::Own(source) => source.clone(),
         Made::Values(dtype, values, shape) => {
             Source { dtype: *dtype, data: Data::Values(Strided::whole(values, *shape)) }
+        }
+        Made::Transposed(dtype, values, shape) => {
+            let whole = Strided::whole(values, *shape);
+            let [outer, matrix, ..] = whole.strides;
+            Source {
+                dtype: *dtype,
+                data: Data::Values(Strided { strides: [outer, matrix, 1, shape[2]], ..whole }),
+            }
         }
     }
 }

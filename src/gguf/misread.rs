@@ -4,8 +4,9 @@
 use std::ops::Range;
 
 use super::{DType, TensorRef, decode};
-use crate::scalar::Scalar;
+use crate::scalar::{self, Scalar};
 use parity_graph::rewrite::Misreading;
+use rayon::prelude::*;
 
 /// Where a block keeps its parts, in bytes from its start (`block_*` of ggml-common.h).
 struct BlockLayout {
@@ -59,6 +60,28 @@ pub fn applies(misreading: Misreading, dtype: DType) -> bool {
         Misreading::LowScaleBits => layout.high_scale_bits.is_some(),
         Misreading::OtherHalf => false,
     }
+}
+
+/// Values of a weight that one thread decodes at a time.
+const TASK: usize = 1 << 16;
+
+/// All rows, decoded on all threads.
+pub fn decode_all<S: Scalar>(misreading: Misreading, tensor: &TensorRef<'_>) -> Vec<S> {
+    let width = tensor.cols().max(1);
+    let (mut values, rows) = (scalar::zeros(tensor.info.elements()), TASK.div_ceil(width));
+    values.par_chunks_mut(rows * width).enumerate().for_each(|(task, part)| {
+        decode_rows(misreading, tensor, task * rows..task * rows + part.len() / width, part);
+    });
+    values
+}
+
+/// Some rows, one behind the other; `None` where there are fewer.
+pub fn gather<S: Scalar>(misreading: Misreading, tensor: &TensorRef<'_>, rows: &[usize]) -> Option<Vec<S>> {
+    let mut values = vec![S::ZERO; rows.len() * tensor.cols()];
+    for (row, out) in rows.iter().zip(values.chunks_mut(tensor.cols().max(1))) {
+        (*row < tensor.rows()).then(|| decode_rows(misreading, tensor, *row..row + 1, out))?;
+    }
+    Some(values)
 }
 
 /// Rows `rows` into `out`, (rows, cols); as stored where the type cannot be misread so.

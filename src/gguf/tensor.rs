@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::blocks::decode;
 use super::dtype::DType;
 use crate::numerics::Storage;
-use crate::scalar::Scalar;
+use crate::scalar::{self, Scalar};
 
 /// Values that one task of a parallel decode writes, at least: below, starting tasks costs more than decoding.
 const VALUES_PER_TASK: usize = 1 << 16;
@@ -121,7 +121,7 @@ impl<'a> TensorRef<'a> {
     pub fn decode<S: Scalar>(&self) -> Vec<S> {
         let (len, bytes) = (self.info.dtype.block_len(), self.info.dtype.block_bytes());
         let blocks = VALUES_PER_TASK / len;
-        let mut values = vec![S::ZERO; self.info.elements()];
+        let mut values = scalar::zeros(self.info.elements());
         values
             .par_chunks_mut(blocks * len)
             .zip(self.bytes.par_chunks(blocks * bytes))

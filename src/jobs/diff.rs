@@ -22,8 +22,8 @@ use crate::model::diff::Whose;
 use crate::model::spelt;
 use crate::numerics::{Numerics, Products, Storage};
 use crate::record::import::is_partial;
-use crate::report::Report;
 use crate::report::detail::{Detail, GRID, detail};
+use crate::report::{Report, Verdict};
 use crate::select::Selection;
 use crate::verdict::numbers::{self, Parts};
 use crate::verdict::{self, Gap};
@@ -257,7 +257,11 @@ pub fn judged(
     weigh_precision(&mut report, &ours_side.graphs.steps(), ours, candidate.producer().numerics.as_deref());
     weigh_claims(&mut report, sides, by, [own.as_ref().ok(), other.as_ref().ok()]);
     refuse_gaps(&mut report, &gaps, *allow_missing);
-    refuse_nothing(&mut report, comparisons.iter().any(|comparison| comparison.numbers.is_some()));
+    if gaps.iter().any(|gap| matches!(gap, Gap::OtherTokens(..))) {
+        add_by_themselves(&mut report, [ours, theirs]);
+    } else if comparisons.iter().all(|comparison| comparison.numbers.is_none()) {
+        report.cannot_be_judged("nothing was compared".to_owned());
+    }
     Ok(report)
 }
 
@@ -369,11 +373,14 @@ pub(super) fn numerics_of(dump: &Dump) -> Numerics {
     declared.unwrap_or(if is_llama { usual } else { Numerics::default() })
 }
 
-/// Nothing compared is no parity.
-fn refuse_nothing(report: &mut Report, compared: bool) {
-    if !compared {
-        report.cannot_be_judged("nothing was compared".to_owned());
-    }
+/// Behind other tokens each side can be judged by itself alone.
+fn add_by_themselves(report: &mut Report, [ours, theirs]: [&Findings; 2]) {
+    let said = format!("; {}; {}", ours.by_itself("candidate"), theirs.by_itself("reference"));
+    report
+        .reason
+        .iter_mut()
+        .filter(|_| report.verdict == Verdict::Undecided)
+        .for_each(|reason| *reason += &said);
 }
 
 /// An order of nodes with what both sides cut out of one, where both computed the graphs that they bring.
@@ -432,7 +439,8 @@ fn notes(candidate: &Dump, reference: &Dump, gguf: Option<&Gguf>) -> Vec<String>
     let (ours, theirs) = (tokens_of(candidate), tokens_of(reference));
     let common = compare::common_positions(ours, theirs) as usize;
     if common < ours.len().min(theirs.len()) {
-        notes.push(format!("only the {common} tokens that both sides have in common are compared"));
+        notes
+            .push(format!("rows behind the first {common} tokens stand behind other ones: none is compared"));
         match gguf {
             Some(gguf) => notes.extend(tokens::said(ours, theirs, gguf)),
             None => notes.extend(tokens::sentences(tokens::diagnose(ours, theirs, Vocabulary::default()))),

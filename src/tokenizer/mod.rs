@@ -227,6 +227,11 @@ impl Tokenizer {
         })
     }
 
+    /// A token as the file spells it, which is how some programs print unused ones.
+    pub fn spelt(&self, token: u32) -> Option<&str> {
+        self.vocabulary.text(token)
+    }
+
     /// V
     pub fn n_tokens(&self) -> usize {
         self.vocabulary.len()

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::{contexts, text};
 use crate::checkpoint::Checkpoint;
-use crate::compare::common_positions;
+use crate::compare::{Hunk, aligned, common_positions};
 use crate::dump::Recording;
 use crate::report::{CheckpointVerdict, Report, Verdict};
 use parity_dump::{Dump, Manifest, RowKey, Step, Stopped};
@@ -12,8 +12,8 @@ use parity_dump::{Dump, Manifest, RowKey, Step, Stopped};
 /// Tokens that there is nothing to say about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gap {
-    /// The sides' tokens differ behind so many; the numbers of each.
-    OtherTokens(usize, [usize; 2]),
+    /// The sides' tokens differ: where, and the numbers of each.
+    OtherTokens(Vec<Hunk>, [usize; 2]),
     /// One side ends before the other: the numbers of tokens of each.
     FewerTokens([usize; 2]),
     /// A side has rows at only so many of its tokens: the side, and the two numbers.
@@ -41,13 +41,18 @@ pub fn gaps(candidate: &[u32], reference: &[u32]) -> Vec<Gap> {
     let common = common_positions(candidate, reference) as usize;
     let both = [candidate.len(), reference.len()];
     match common < candidate.len().min(reference.len()) {
-        true => vec![Gap::OtherTokens(common, both)],
+        true => vec![Gap::other_tokens(candidate, reference)],
         false if both[0] != both[1] => vec![Gap::FewerTokens(both)],
         false => Vec::new(),
     }
 }
 
 impl Gap {
+    /// That the tokens of the sides differ.
+    pub fn other_tokens(candidate: &[u32], reference: &[u32]) -> Gap {
+        Gap::OtherTokens(aligned(candidate, reference), [candidate.len(), reference.len()])
+    }
+
     /// What nobody knows of a side since its dump ends early, or has no rows of some of its tokens.
     pub fn of_dump(side: &'static str, dump: &Dump) -> Vec<Gap> {
         let ends = Gap::of_end(side, dump).into_iter().chain(Gap::of_steps(side, dump));

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::{Gap, Why};
 use crate::audit::Carried;
+use crate::compare::Hunk;
 use crate::ops::bound::HEALTHY;
 use crate::report::words::{count, number, thousands};
 use crate::report::{CheckpointVerdict, Coverage, Entry, LocalError, Seen};
@@ -123,10 +124,7 @@ pub fn seen_alone(seen: &Seen) -> String {
 /// Tokens that there is nothing to say about.
 pub fn gap(gap: &Gap) -> String {
     match gap {
-        Gap::OtherTokens(common, [candidate, reference]) => format!(
-            "the tokens differ: only the first {common} are common to the candidate's {candidate} and the \
-             reference's {reference}"
-        ),
+        Gap::OtherTokens(hunks, counts) => other_tokens(hunks, *counts),
         Gap::FewerTokens([candidate, reference]) => format!(
             "the candidate has {candidate} tokens and the reference {reference}: the others were not compared"
         ),
@@ -150,6 +148,26 @@ pub fn gap(gap: &Gap) -> String {
         ),
         Gap::Ended(side, path, last, stopped) => ended(side, path, *last, stopped.as_ref()),
     }
+}
+
+/// Where token lists differ, and what of them is alike.
+fn other_tokens(hunks: &[Hunk], [of, _]: [usize; 2]) -> String {
+    let at = |first: usize, n: usize| match n {
+        1 => format!("one token more at position {first}"),
+        n => format!("{n} tokens more at positions {first} to {}", first + n - 1),
+    };
+    let one = |hunk: &Hunk| match (hunk.tokens, hunk.at) {
+        ([ours, 0], [first, _]) => format!("the candidate has {}", at(first, ours)),
+        ([0, theirs], [_, first]) => format!("the reference has {}", at(first, theirs)),
+        ([ours, theirs], [first, _]) => format!(
+            "from position {first} on the candidate has {} in place of the reference's {theirs}",
+            count(ours, "token")
+        ),
+    };
+    let all: Vec<String> = hunks.iter().map(one).collect();
+    let alike = of - hunks.iter().map(|hunk| hunk.tokens[0]).sum::<usize>();
+    let others = if alike == 0 { String::new() } else { format!("; the other {alike} are alike") };
+    format!("the tokens differ: {}{others}", all.join(", and "))
 }
 
 /// That a dump ends early, and what to do.

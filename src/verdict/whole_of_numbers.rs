@@ -43,7 +43,8 @@ impl Whole<'_> {
                 true => "no checkpoint could be computed again: what the nodes read was not recorded",
                 false => "nothing was compared",
             };
-            return Some(reason.to_owned());
+            let other = self.gaps.iter().find(|gap| matches!(gap, Gap::OtherTokens(..)));
+            return Some(other.map_or(reason.to_owned(), text::gap));
         }
         if let Some(entry) = self.entries.iter().find(|e| e.verdict == CheckpointVerdict::Reference) {
             return Some(refuted(entry));

@@ -2,6 +2,8 @@
 //! all that `parity guess` is given.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::path::Path;
 
 use parity::checkpoint::{Checkpoint, Kind};
@@ -125,16 +127,37 @@ fn one_row_of_logits_names_a_mistake_in_one_layer() {
 
 #[test]
 fn a_text_is_read_in_the_tokens_that_an_engine_with_the_mistake_says_it_in() {
-    // What it says is no text that a tokenizer would split so.
-    let engine = Engine::with(Some("data.sign"), "logits");
-    let gguf = parity::gguf::Gguf::open(Path::new(MODEL)).unwrap();
-    let tokenizer = parity::tokenizer::Tokenizer::from_gguf(&gguf).unwrap();
-    let said = &engine.tokens[engine.prompt..];
-    let text: Vec<u8> = said.iter().flat_map(|token| tokenizer.bytes(*token).unwrap().into_owned()).collect();
-    assert_ne!(tokenizer.encode_without_bos(&text).unwrap(), said);
-    let path = engine.file("text", &text);
-    let (code, told) = guess(&["-p", PROMPT, "--text", &path]);
-    assert_eq!((code, &told["answer"]), (1, &Value::from("data.sign")), "{told}");
+    // What they say is no text that a tokenizer would split so; the second says a token that nothing is for.
+    for mistake in ["data.sign", "ranks.exchanged"] {
+        let engine = Engine::with(Some(mistake), "logits");
+        let gguf = parity::gguf::Gguf::open(Path::new(MODEL)).unwrap();
+        let tokenizer = parity::tokenizer::Tokenizer::from_gguf(&gguf).unwrap();
+        let said = &engine.tokens[engine.prompt..];
+        let piece = |token: &u32| match tokenizer.is_unused(*token) {
+            true => tokenizer.spelt(*token).unwrap().into(),
+            false => tokenizer.bytes(*token).unwrap().into_owned(),
+        };
+        let text: Vec<u8> = said.iter().flat_map(piece).collect();
+        assert_ne!(tokenizer.encode_without_bos(&text).unwrap(), said);
+        let path = engine.file("text", &text);
+        let (code, told) = guess(&["-p", PROMPT, "--text", &path]);
+        assert_eq!((code, &told["answer"]), (1, &Value::from(mistake)), "{told}");
+    }
+}
+
+#[test]
+fn a_text_that_llama_server_drew_in_other_tokens_than_a_tokenizer_makes_of_it_is_healthy() {
+    // Of this file, with keys and values in Q8_0: "0", ")" and "):" where a tokenizer makes "0", "))" and ":" of it.
+    let text =
+        "0)): %(2) + (self, *args) + ' ' ' + tag + 1\n                else:\n                    v = self._";
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("drawn");
+    fs::write(&path, text).unwrap();
+    let seen = ["-p", "return sorted(", "--text", path.to_str().unwrap(), "--temp", "0.8", "--seed"];
+    for (seed, expected) in [("7", (0, Some("healthy"))), ("8", (2, None))] {
+        let (code, told) = guess(&[&seen[..], &[seed]].concat());
+        assert_eq!((code, told["answer"].as_str()), expected, "{told}");
+    }
 }
 
 #[test]
@@ -156,7 +179,44 @@ fn log_probabilities_of_a_server_name_a_mistake_or_none() {
         let path = engine.file("answer.json", answer.to_string().as_bytes());
         let (code, told) = guess(&["-p", PROMPT, "--logprobs", &path]);
         assert_eq!((code, told["answer"].as_str()), (expected.0, Some(expected.1)), "{told}");
+        // Asked for in place of read: with the key, which is told to nobody else.
+        let url = serve(answer.to_string());
+        let asked = ["guess", "-m", MODEL, "--format", "json", "-p", PROMPT, "--url", &url];
+        for (key, code) in [("secret", expected.0), ("another", 2)] {
+            let out = parity(&asked).env("PARITY_API_KEY", key).output().unwrap();
+            assert_eq!(out.status.code(), Some(code), "{out:?}");
+            assert!(!String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).contains("secret"));
+        }
     }
+}
+
+/// A server with this answer for who has the key.
+fn serve(answer: String) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            let lines = reader.by_ref().lines().map_while(Result::ok);
+            let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+            let header = |name: &str| {
+                let value = head.iter().filter_map(|line| line.split_once(": "));
+                value.filter(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value).next()
+            };
+            let mut asked = vec![0; header("content-length").unwrap().parse().unwrap()];
+            reader.read_exact(&mut asked).unwrap();
+            let is_known = header("authorization") == Some("Bearer secret");
+            let status = match is_known && head[0].starts_with("POST /v1/completions ") {
+                true => "200 OK",
+                false => "401 Unauthorized",
+            };
+            let length = answer.len();
+            let head =
+                format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{answer}");
+            let _ = stream.write_all(head.as_bytes());
+        }
+    });
+    address
 }
 
 /// What a server says of one row.

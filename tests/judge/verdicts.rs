@@ -125,7 +125,8 @@ fn no_fault_passes_where_only_the_logits_are_looked_at() {
 #[test]
 fn other_tokens_are_no_parity() {
     let other = ["run", "--device", "cpu", "-p", "def read_words(path):", "--reference", REFERENCE];
-    assert!(spaced(&mut parity(&other), 2).contains("UNDECIDED: the tokens differ: only the first"));
+    let said = spaced(&mut parity(&other), 2);
+    assert!(said.contains("UNDECIDED: the tokens differ: from position 2 on the candidate has"), "{said}");
     parity(&other).arg("--allow-missing").assert().code(2);
     let suite = |case: &str| {
         let dir = tempfile::tempdir().unwrap();
@@ -148,6 +149,42 @@ fn other_tokens_are_no_parity() {
         (dump(&["-p", PROMPT, "-n", "8"]), dump(&["-p", PROMPT, "-n", "8", "--inject", "norm.eps@1"]));
     gate(&suite(&format!("dump = \"{whole}\""))).assert().code(0);
     gate(&suite(&format!("dump = \"{bad}\""))).assert().code(1).stdout(contains("the norm's eps is 1e-5"));
+}
+
+#[test]
+fn token_lists_are_aligned_and_each_side_is_judged_by_itself() {
+    let with = |tokens: &str, more: &[&str]| dump(&[&["--tokens", tokens], more].concat());
+    let (_a, right) = with("312,863,2039,1444,1518", &[]);
+    let healthy = "by itself the candidate is healthy, in all 75 nodes; by itself the reference is healthy, in all 75 nodes";
+    for (tokens, expected) in [
+        ("7,312,863,2039,1444,1518", "the candidate has one token more at position 0; the other 5 are alike"),
+        ("863,2039,1444,1518", "the reference has one token more at position 0; the other 4 are alike"),
+        (
+            "312,863,9,9,2039,1444,1518",
+            "the candidate has 2 tokens more at positions 2 to 3; the other 5 are alike",
+        ),
+        (
+            "8,9,312,863,2039,1444,1518,10",
+            "the candidate has 2 tokens more at positions 0 to 1, and the candidate has one token more at position 7; \
+             the other 5 are alike",
+        ),
+        (
+            "312,11,12,1444,1518",
+            "from position 1 on the candidate has 2 tokens in place of the reference's 2; the other 3 are alike",
+        ),
+    ] {
+        let (_b, other) = with(tokens, &[]);
+        let said = spaced(&mut parity(&["diff", &other, &right]), 2);
+        assert!(said.contains(&format!("UNDECIDED: the tokens differ: {expected}")), "{said}");
+        let said = spaced(&mut parity(&["diff", &other, &right, "-m", F16]), 2);
+        assert!(said.contains(&format!("UNDECIDED: the tokens differ: {expected}; {healthy}")), "{said}");
+    }
+    // A node that does not follow from its own inputs is wrong behind any tokens.
+    let (_b, wrong) = with("7,312,863,2039,1444,1518", &["--inject", "norm.unit_offset@1"]);
+    let said = spaced(&mut parity(&["diff", &wrong, &right, "-m", F16]), 1);
+    assert!(said.contains("DIVERGES at blk.1.attn_norm") && said.contains("begins with token 7"), "{said}");
+    let said = spaced(&mut parity(&["diff", &right, &wrong, "-m", F16]), 2);
+    assert!(said.contains("by itself the reference is wrong from blk.1.attn_norm on"), "{said}");
 }
 
 #[test]

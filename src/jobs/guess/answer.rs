@@ -65,7 +65,13 @@ pub fn answer(tried: &mut [Tried], noise: &Noise) -> Answer {
     let mistakes = tried.iter().filter(|one| !one.is_healthy()).count();
     let is_healthy = tried.iter().any(|one| one.is_healthy() && one.explains());
     let least = generous(tried) + chance(mistakes);
-    let is_better = |one: &Tried| !one.is_healthy() && one.explains() && one.score.log_likelihood >= least;
+    // What a mistake changes must be more than rounding in f32 changes, or it is that rounding which it explains.
+    let exact = tried.iter().find(|one| one.is_healthy() && one.hypothesis.way.is_exact());
+    let exact = exact.map(|one| one.score.clone());
+    let is_apart = |one: &Tried| exact.as_ref().is_none_or(|exact| !one.score.is_same(exact, noise));
+    let is_better = |one: &Tried| {
+        !one.is_healthy() && one.explains() && one.score.log_likelihood >= least && is_apart(one)
+    };
     let order = |one: &Tried| (is_better(one), one.whole, one.score.share(), one.score.log_likelihood);
     tried.sort_by(|a, b| {
         let (a, b) = (order(a), order(b));

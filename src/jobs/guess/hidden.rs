@@ -61,16 +61,21 @@ pub fn hidden(
     let all_near = errors.filter(|error| !(error.over_bound <= 1.0)).all(is_near);
     let first = first.filter(|first| !(first.diagnosis.is_empty() && all_near)).map(|first| first.checkpoint);
     let model = Model { gguf: file.gguf(), multiplier };
-    let (mut behind, mut healthy) = (None, Vec::new());
+    let (mut behind, mut healthy, mut audited, mut first) = (None, Vec::new(), 0, first);
     for state in states(&dump).into_iter().filter(|_| is_known) {
         let stretch = (behind.replace(state), state);
         if first.is_some_and(|first| first != state) {
+            audited += 1;
             continue;
         }
-        let Some((found, guess)) = in_stretch(&dump, model, stretch, progress)? else { continue };
+        let Some((found, guess, in_blocks)) = in_stretch(&dump, model, stretch, progress)? else { continue };
         match found {
             Answer::Mistake(_) | Answer::Several(_) => return Ok(guess),
-            Answer::Healthy => healthy.push(guess),
+            Answer::Healthy => {
+                // An audit does not know what was cached in blocks, where only outputs of layers were recorded.
+                first = first.filter(|_| !in_blocks);
+                healthy.push(guess);
+            }
             Answer::Nothing => {}
         }
     }
@@ -78,7 +83,7 @@ pub fn hidden(
     if first.is_none()
         && report.verdict != Verdict::Parity
         && report.gaps.is_empty()
-        && healthy.len() == states(&dump).len()
+        && audited + healthy.len() == states(&dump).len()
         && let Some(all) = joined(healthy)
     {
         return Ok(all);
@@ -96,13 +101,13 @@ fn states(dump: &Dump) -> Vec<Checkpoint> {
 }
 
 /// What explains a state that follows from another, or from the tokens alone; nothing where these are not of all
-/// positions, or where it would take too long.
+/// positions, or where it would take too long. Whether nothing but a cache in blocks explains it comes with it.
 fn in_stretch(
     dump: &Dump,
     model: Model<'_>,
     (given, seen): (Option<Checkpoint>, Checkpoint),
     progress: Progress<'_>,
-) -> Result<Option<(Answer, Guess)>> {
+) -> Result<Option<(Answer, Guess, bool)>> {
     let tokens = Recording::tokens(dump).to_vec();
     let all: Vec<u32> = (0..tokens.len() as u32).collect();
     let positions = Recording::positions(dump, seen);
@@ -147,7 +152,10 @@ fn in_stretch(
     {
         (found, tried) = decode;
     }
-    Ok(Some((found.clone(), said(&known, &evidence, &found, &tried))))
+    let mut healthy = tried.iter().filter(|one| one.hypothesis.name == HEALTHY && one.explains());
+    let of_blocks = |one: &Tried| one.hypothesis.way.cache.block_len() > 1;
+    let in_blocks = healthy.next().is_some_and(of_blocks) && healthy.all(of_blocks);
+    Ok(Some((found.clone(), said(&known, &evidence, &found, &tried), in_blocks)))
 }
 
 /// The mistakes that can be made between two states: each wherever it has a place there, then each in one node alone.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use parity_graph::weights::{TOKEN_EMBD, weight};
 
-use super::evidence::{Chosen, Drawn, Evidence, Logits, SaidRows, Sampling, tokens_of};
+use super::evidence::{Chosen, Drawn, Evidence, Logits, SaidRows, Sampling, Spelling};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::foreign::array::Array;
@@ -59,11 +59,11 @@ pub fn observed(gguf: &Gguf, prompt: &[u32], text: Option<&str>, what: &Observed
             chosen(prompt, |first| Chosen::text(first, Tokenizer::from_gguf(gguf)?, behind))
         }
         Observed::Tokens(tokens, Some(how)) => {
-            chosen(prompt, |first| Ok(Drawn { first, tokens: tokens.clone(), sampling: *how }))
+            chosen(prompt, |first| Ok(Drawn { first, tokens: tokens.clone(), text: None, sampling: *how }))
         }
         Observed::Text(seen, Some(how)) => {
-            let tokens = tokens_of(&Tokenizer::from_gguf(gguf)?, behind(text, seen))?;
-            chosen(prompt, |first| Ok(Drawn { first, tokens, sampling: *how }))
+            let (tokens, text) = Spelling::new(Tokenizer::from_gguf(gguf)?, behind(text, seen))?;
+            chosen(prompt, |first| Ok(Drawn { first, tokens, text: Some(text), sampling: *how }))
         }
         Observed::Logits(path, rows) => match logprobs::read(path)? {
             Some(said) => of_server(gguf, prompt, said),

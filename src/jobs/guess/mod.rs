@@ -84,6 +84,16 @@ pub fn guess(
     discriminate: bool,
     progress: Progress<'_>,
 ) -> Result<Guess> {
+    guess_in(known, (evidence, false), discriminate, progress)
+}
+
+/// What was seen may be `respelt` already.
+fn guess_in(
+    known: &Known<'_>,
+    (evidence, respelt): (&dyn Evidence, bool),
+    discriminate: bool,
+    progress: Progress<'_>,
+) -> Result<Guess> {
     let width = input::vocabulary(known.gguf);
     if let Some(other) = known.others.iter().find(|other| input::vocabulary(other) != width) {
         return Err(Error::file(other.path(), "has another vocabulary than the model")
@@ -92,6 +102,11 @@ pub fn guess(
     }
     let search = Search::new(known, evidence, progress)?;
     let (mut tried, noise) = search.healthy()?;
+    if let (false, Some(spelling)) = (respelt, search.spelling(&tried, &noise)?) {
+        let (prompt, text, forced) = (known.prompt.clone(), known.text.clone(), spelling.tokens().to_vec());
+        let known = Known { prompt, text, forced, ..*known };
+        return guess_in(&known, (&*spelling, true), discriminate, progress);
+    }
     let mut all = hypotheses::everywhere(&search.full.labelled);
     let mut notes = Vec::new();
     match known.recording {
@@ -101,7 +116,6 @@ pub fn guess(
         None => all.extend(tokens::variants(known)?),
     }
     all.extend(known.others.iter().enumerate().map(|(number, file)| Hypothesis::weights(number, file)));
-    let whole: Vec<Hypothesis> = hypotheses::everywhere(&search.full.labelled);
     tried.extend(search.each(all, &noise, &tried)?);
     let mut found = search.answer(&mut tried, &noise);
     let stepwise = match is_open(&found, &tried, evidence.ceiling(&noise)) {
@@ -119,19 +133,14 @@ pub fn guess(
     }
     for stage in [Stage::Parts, Stage::Single] {
         let is_open = is_open(&found, &tried, evidence.ceiling(&noise));
-        let mut more = stage.of(&whole, search.full.layers());
-        let whole_layers = hypotheses::skipped(&search.full.labelled);
-        let whole_layers = whole_layers.into_iter().chain(hypotheses::repeated(search.full.layers()));
-        let can_be = |one: &Hypothesis| known.recording.is_none() || one.repeats().is_none();
-        more.extend(whole_layers.filter(can_be).filter(|one| stage.is_of(one.layers, search.full.layers())));
-        let why = match (is_open, search.work(more.len()) > WORK_MAX) {
-            (true, false) => {
+        let why = match is_open.then(|| stage.all(&search)) {
+            Some(more) if search.work(more.len()) <= WORK_MAX => {
                 tried.extend(search.each(more, &noise, &tried)?);
                 found = search.answer(&mut tried, &noise);
                 continue;
             }
-            (true, true) => "they are too many to be computed; --hidden finds the layer",
-            (false, _) => "the output says too little of them",
+            Some(_) => "they are too many to be computed; --hidden finds the layer",
+            None => "the output says too little of them",
         };
         if [Answer::Healthy, Answer::Nothing].contains(&found) {
             notes.push(format!("{} were not tried: {why}", stage.words()));
@@ -181,7 +190,8 @@ impl Stage {
         at_end == (self == Stage::Parts)
     }
 
-    fn of(self, whole: &[Hypothesis], layers: u32) -> Vec<Hypothesis> {
+    fn all(self, search: &Search<'_>) -> Vec<Hypothesis> {
+        let (labelled, layers) = (&search.full.labelled, search.full.layers());
         let parts: Vec<(Layers, Rows)> = match self {
             Stage::Parts => [Layers::First, Layers::Last, Layers::Odd, Layers::Even]
                 .into_iter()
@@ -192,9 +202,15 @@ impl Stage {
                 (1..layers.saturating_sub(1)).map(|layer| (Layers::One(layer), Rows::All)).collect()
             }
         };
-        let made = whole.iter().flat_map(|one| {
-            parts.iter().filter_map(|&(at, rows)| hypotheses::part(one, at, rows, layers)).collect::<Vec<_>>()
+        let made = hypotheses::everywhere(labelled).into_iter().flat_map(|one| {
+            parts
+                .iter()
+                .filter_map(|&(at, rows)| hypotheses::part(&one, at, rows, layers))
+                .collect::<Vec<_>>()
         });
-        made.collect()
+        let whole_layers = hypotheses::skipped(labelled).into_iter().chain(hypotheses::repeated(layers));
+        let can_be = |one: &Hypothesis| search.known.recording.is_none() || one.repeats().is_none();
+        let whole_layers = whole_layers.filter(can_be).filter(|one| self.is_of(one.layers, layers));
+        made.chain(whole_layers).collect()
     }
 }

@@ -4,13 +4,13 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 
 use parity_dump::Dump;
+use parity_graph::Id;
 use parity_graph::weights::{FFN_UP, TOKEN_EMBD, in_layer, weight};
-use parity_graph::{Id, Op};
 use rayon::prelude::*;
 
 use super::Model;
 use super::hypotheses::{Hypothesis, Rows};
-use super::ways::{CACHES, EXACT};
+use super::ways::{CACHES, Cached, EXACT};
 use crate::audit::{Graphs, Labelled};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::dump::Recording;
@@ -57,8 +57,8 @@ pub struct Prompt<'a> {
     before: usize,
     /// Their width: V of logits.
     pub width: usize,
-    /// What feeds a cache.
-    cached: HashSet<Id>,
+    /// What feeds a cache, or meets one.
+    cached: HashMap<Id, Cached>,
     /// The first node at which exact arithmetic comes to what f16 cannot hold, and the largest of its values.
     beyond_f16: Mutex<Option<(Checkpoint, f32)>>,
 }
@@ -152,8 +152,7 @@ impl<'a> Prompt<'a> {
         prompt: usize,
     ) -> Prompt<'a> {
         let graph = &labelled.program.graph;
-        let writers = graph.computed().filter(|&id| graph.get(id).op == Op::SetRows);
-        let cached = writers.filter_map(|id| graph.src(id, 0)).map(|id| graph.origin(id)).collect();
+        let cached = Cached::of(graph);
         let width = graph.get(seen).ne[0];
         let (shape, given, rows, before, beyond_f16) = (None, None, 0, 0, Mutex::default());
         Prompt {
@@ -283,11 +282,8 @@ impl<'a> Prompt<'a> {
         // A thread of a pass computes it: who multiplies may be waiting for that pass.
         let model = Model { multiplier: None, ..self.model };
         let pass = |rows: usize, what| Prompt::between(model, &self.ids, self.prompt, rows, what).ok();
-        let own = Checkpoint::layer(Kind::LayerOut, layer);
-        let before = match layer {
-            0 => Checkpoint::global(Kind::Embed),
-            _ => Checkpoint::layer(Kind::LayerOut, layer - 1),
-        };
+        let out = |layer| Checkpoint::layer(Kind::LayerOut, layer);
+        let (own, before) = (out(layer), layer.checked_sub(1).map_or(Checkpoint::global(Kind::Embed), out));
         // Of the last layer only the rows are computed that something is said of.
         let computed = self.before + self.rows;
         let output = match layer + 1 == self.layers() && computed < self.tokens {
@@ -426,14 +422,17 @@ impl Lanes for Run<'_> {
         // What is given is as it is.
         let way = self.all[lane].way;
         if !way.is_exact() && self.prompt.given(id).is_none() {
-            way.keep(id, self.prompt.cached.contains(&id), &mut values.data);
+            way.keep(id, self.prompt.cached.get(&id).copied(), &mut values.data);
         }
         if lane == 0
             && way.is_exact()
             && let Some(label) = self.prompt.labelled.labels[id]
             && let Ok(beyond @ None) = self.prompt.beyond_f16.lock().as_deref_mut()
         {
-            let peak = values.data.iter().map(|x| x.abs()).filter(|x| x.is_finite()).fold(0.0, f32::max);
+            // Magnitudes are ordered as their bits are, and bits are compared several at a time.
+            let bits = values.data.iter().map(|x| x.abs().to_bits());
+            let finite = bits.map(|x| if x < f32::INFINITY.to_bits() { x } else { 0 });
+            let peak = f32::from_bits(finite.fold(0, u32::max));
             *beyond = (peak > F16_MAX).then_some((label, peak));
         }
         if self.elsewhere[lane].contains(&id)

@@ -206,23 +206,29 @@ impl<'a> Search<'a> {
             open = rest;
         }
         for hypothesis in of_tokens {
-            let prompt = hypothesis.prompt(&self.known.prompt);
-            let rows = self.evidence.rows();
-            // A shorter prompt has no rows for what was seen of its first tokens.
-            let pass = match self.evidence.first() + prompt.len() >= self.known.prompt.len() {
-                true => {
-                    Some(Search::prompt(self.known, self.evidence, (self.file(&hypothesis), prompt), rows)?)
-                }
-                false => None,
-            };
-            let logits = pass.and_then(|pass| pass.alone(&Hypothesis::healthy(EXACT)));
-            let score = logits.map(|logits| self.evidence.weigh(&logits, noise)).unwrap_or_default();
-            let score = self.spelt(&hypothesis, score, noise)?;
-            let tried = Tried { hypothesis, score, whole: true };
+            let tried = self.of_another(hypothesis, noise, stray)?;
             tell(&tried);
             out.push(tried);
         }
         Ok(out)
+    }
+
+    /// Other tokens, or another file, on a few rows, and on all where it explains these.
+    fn of_another(&self, hypothesis: Hypothesis, noise: &Noise, stray: usize) -> Result<Tried> {
+        let (prompt, all) = (hypothesis.prompt(&self.known.prompt), self.evidence.rows());
+        // A shorter prompt has no rows for what was seen of its first tokens.
+        let has_rows = self.evidence.first() + prompt.len() >= self.known.prompt.len();
+        let (mut score, few) = (Score::default(), self.few.iter().map(|few| few.rows));
+        for rows in few.chain([all]).filter(|_| has_rows) {
+            let pass = Search::prompt(self.known, self.evidence, (self.file(&hypothesis), prompt), rows)?;
+            let logits = pass.alone(&Hypothesis::healthy(EXACT));
+            score = logits.map(|logits| self.evidence.weigh(&logits, noise)).unwrap_or_default();
+            if rows < all && score.hits + stray < score.of && score.otherwise.is_none() {
+                return Ok(Tried { hypothesis, score, whole: false });
+            }
+        }
+        let score = self.spelt(&hypothesis, score, noise)?;
+        Ok(Tried { hypothesis, score, whole: true })
     }
 
     /// Mistakes that depend on which rows are computed together, as an engine makes them that computes one token after the
@@ -288,15 +294,38 @@ impl<'a> Search<'a> {
         (open, short)
     }
 
+    /// A text in the tokens in which a healthy engine says it, where it says it in others than a tokenizer makes of it alone.
+    pub fn spelling(&self, tried: &[Tried], noise: &Noise) -> Result<Option<Box<dyn Evidence>>> {
+        let mut healthy = tried.iter().filter(|one| one.hypothesis.name == HEALTHY && one.explains());
+        let Some(one) = healthy.next().filter(|one| one.score.respelt) else { return Ok(None) };
+        if healthy.any(|one| !one.score.respelt) {
+            return Ok(None);
+        }
+        let logits = self.full.alone(&one.hypothesis).unwrap_or_default();
+        let found = self.evidence.weigh(&logits, noise);
+        Ok(self.spelt_in(&one.hypothesis, found, noise)?.1)
+    }
+
     /// How well a hypothesis explains a text in the tokens that it spells it in itself.
     fn spelt(&self, one: &Hypothesis, found: Score, noise: &Noise) -> Result<Score> {
+        let (score, spelling) = self.spelt_in(one, found, noise)?;
+        Ok(Score { respelt: spelling.is_some(), ..score })
+    }
+
+    /// The same, and in which tokens.
+    fn spelt_in(
+        &self,
+        one: &Hypothesis,
+        found: Score,
+        noise: &Noise,
+    ) -> Result<(Score, Option<Box<dyn Evidence>>)> {
         let (mut found, mut spelling): (Score, Option<Box<dyn Evidence>>) = (found, None);
         for _ in 0..self.full.rows {
             let Some((row, token)) = found.otherwise.filter(|_| !found.explains()) else { break };
             let Some(other) = spelling.as_deref().unwrap_or(self.evidence).respelt(row, token) else { break };
             // A few rows behind it say whether that is hopeless.
             for rows in [self.full.rows.min(row + 1 + FEW), self.full.rows] {
-                let Some(logits) = self.respelt(&*other, one, rows)? else { return Ok(found) };
+                let Some(logits) = self.respelt(&*other, one, rows)? else { return Ok((found, None)) };
                 found = other.weigh(&logits, noise);
                 if !found.explains() || found.of == self.full.rows {
                     break;
@@ -304,7 +333,7 @@ impl<'a> Search<'a> {
             }
             spelling = Some(other);
         }
-        Ok(found)
+        Ok((found, spelling))
     }
 
     /// Logits of a hypothesis on the first rows behind a text in other tokens.

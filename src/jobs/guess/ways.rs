@@ -1,6 +1,8 @@
 //! The arithmetics that a healthy engine may have.
 
-use parity_graph::Id;
+use std::collections::HashMap;
+
+use parity_graph::{Graph, Id, Op};
 
 use crate::arithmetic::cache_blocks;
 use crate::arithmetic::round::store;
@@ -33,17 +35,41 @@ const PLAIN: Way = Way {
     disturbed: false,
 };
 
+/// What a node has to do with a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cached {
+    /// It is written there.
+    Written,
+    /// It meets what is read from there: the queries.
+    Met,
+}
+
+impl Cached {
+    /// The nodes of a graph that have to do with a cache.
+    pub fn of(graph: &Graph) -> HashMap<Id, Cached> {
+        let of = |id: Id| match graph.get(id).op {
+            Op::SetRows => Some((graph.origin(graph.src(id, 0)?), Cached::Written)),
+            Op::FlashAttn => Some((graph.origin(graph.src(id, 0)?), Cached::Met)),
+            _ => None,
+        };
+        graph.computed().filter_map(of).collect()
+    }
+}
+
 impl Way {
     /// Whether nothing is rounded but in f32.
     pub fn is_exact(&self) -> bool {
         self.name == EXACT.name && !self.disturbed
     }
 
-    /// What it keeps of the values of a node, which are cached or not.
-    pub fn keep(&self, id: Id, is_cached: bool, values: &mut [f32]) {
+    /// What it keeps of the values of a node, which may be `cached`.
+    pub fn keep(&self, id: Id, cached: Option<Cached>, values: &mut [f32]) {
         store(self.kept, values);
-        if is_cached {
-            in_cache(self.cache, values);
+        match cached {
+            Some(Cached::Written) => in_cache(self.cache, values),
+            // What meets quants is brought to quants of 8 bits.
+            Some(Cached::Met) if self.cache.block_len() > 1 => in_cache(DType::Q8_0, values),
+            _ => {}
         }
         if self.disturbed {
             let size = (values.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>()

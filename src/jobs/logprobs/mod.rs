@@ -126,7 +126,7 @@ fn compared(said: &Said<'_>, reference: &Dump, parts: &mut Parts) -> Result<Comp
     let theirs: &dyn Recording = reference;
     let common = common_positions(&said.tokens, theirs.tokens());
     if (common as usize) < said.tokens.len() {
-        parts.gaps.push(Gap::OtherTokens(common as usize, [said.tokens.len(), theirs.tokens().len()]));
+        parts.gaps.push(Gap::other_tokens(&said.tokens, theirs.tokens()));
     }
     let shape = theirs.row_shape(logits());
     let mut comparison = Comparison::alone(logits(), shape.clone());
@@ -155,7 +155,7 @@ fn compared(said: &Said<'_>, reference: &Dump, parts: &mut Parts) -> Result<Comp
 fn beside(said: &Said<'_>, other: &Said<'_>, parts: &mut Parts) -> Comparison {
     let common = common_positions(&said.tokens, &other.tokens);
     if (common as usize) < said.tokens.len().max(other.tokens.len()) {
-        parts.gaps.push(Gap::OtherTokens(common as usize, [said.tokens.len(), other.tokens.len()]));
+        parts.gaps.push(Gap::other_tokens(&said.tokens, &other.tokens));
     }
     let mut comparison = Comparison::alone(logits(), vec![said.width().unwrap_or(0)]);
     let mut sums = Accumulator::new(Tolerance::default());

@@ -1,6 +1,7 @@
 //! A node, and what the families look at.
 
 use std::cell::OnceCell;
+use std::collections::HashMap;
 
 use parity_dump::{Checkpoint, Kind};
 
@@ -19,12 +20,14 @@ pub struct Scene<'g> {
     graph: &'g Graph,
     labels: OnceCell<Vec<Option<Checkpoint>>>,
     axes: OnceCell<Vec<Option<usize>>>,
+    /// What a user calls nodes and leaves.
+    names: OnceCell<HashMap<String, Id>>,
 }
 
 impl<'g> Scene<'g> {
     /// Of a graph.
     pub fn new(graph: &'g Graph) -> Self {
-        Scene { graph, labels: OnceCell::new(), axes: OnceCell::new() }
+        Scene { graph, labels: OnceCell::new(), axes: OnceCell::new(), names: OnceCell::new() }
     }
 
     /// Elements of one token's row of a node, where the rows lie side by side.
@@ -165,11 +168,18 @@ impl<'s> Site<'s> {
 
     /// The node, or the weight, that a user calls so.
     pub fn called(self, name: &str) -> Option<Id> {
-        let labels = self.scene.labels.get_or_init(|| labels(self.graph));
-        let node = labels.iter().position(|label| label.is_some_and(|label| label.to_string() == name));
-        node.or_else(|| {
-            (self.graph.nodes..self.graph.tensors.len()).find(|&id| self.graph.get(id).name == name)
-        })
+        let names = self.scene.names.get_or_init(|| {
+            let labels = self.scene.labels.get_or_init(|| labels(self.graph));
+            let nodes =
+                labels.iter().enumerate().filter_map(|(id, label)| Some((label.as_ref()?.to_string(), id)));
+            let leaves = self.graph.nodes..self.graph.tensors.len();
+            let leaves = leaves.map(|id| (self.graph.get(id).name.clone(), id));
+            // The first of a name is meant, of nodes before leaves.
+            let mut all: Vec<(String, Id)> = nodes.chain(leaves).collect();
+            all.reverse();
+            all.into_iter().collect()
+        });
+        names.get(name).copied()
     }
 
     /// Elements of one token's row, where the rows lie side by side.

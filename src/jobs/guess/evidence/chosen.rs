@@ -4,8 +4,7 @@
 //! before the largest is taken; noise of Gumbel's distribution with scale τ makes that choice a softmax at temperature
 //! τ, and has a standard deviation of π·τ/√6.
 
-use std::sync::Arc;
-
+use super::spelling::Spelling;
 use super::{Evidence, Noise, Score, UNTHOUGHT, digest};
 use crate::error::Result;
 use crate::ops::bound::CONFIDENCE;
@@ -20,38 +19,8 @@ pub struct Chosen {
     pub first: usize,
     /// The tokens, in order.
     pub tokens: Vec<u32>,
-    /// By token, the bytes of the text from there on, where tokens were read from a text; ids that were seen are exact.
+    /// Where tokens were read from a text; ids that were seen are exact.
     pub text: Option<Spelling>,
-}
-
-/// A text, and where each of its tokens begins.
-pub struct Spelling {
-    words: Arc<Words>,
-    /// By token that was seen.
-    starts: Vec<usize>,
-}
-
-/// What the tokens of a text are looked up in.
-struct Words {
-    tokenizer: Tokenizer,
-    /// By token of the vocabulary.
-    of: Vec<Vec<u8>>,
-    /// The text behind the prompt.
-    text: Vec<u8>,
-}
-
-/// The tokens of a text. A line that ends it may be the engine's or the program's that printed it: what depends on that is
-/// left out.
-///
-/// # Errors
-/// A text that has no tokens.
-pub fn tokens_of(tokenizer: &Tokenizer, text: &[u8]) -> Result<Vec<u32>> {
-    let mut tokens = tokenizer.encode_without_bos(text)?;
-    if let Some(cut) = text.strip_suffix(b"\n") {
-        let cut = tokenizer.encode_without_bos(cut)?;
-        tokens.truncate(tokens.iter().zip(&cut).take_while(|(a, b)| a == b).count());
-    }
-    Ok(tokens)
 }
 
 impl Chosen {
@@ -60,34 +29,8 @@ impl Chosen {
     /// # Errors
     /// A text that has no tokens.
     pub fn text(first: usize, tokenizer: Tokenizer, text: &[u8]) -> Result<Chosen> {
-        let piece = |id: u32| tokenizer.bytes(id).unwrap_or_default().into_owned();
-        let of: Vec<Vec<u8>> = (0..tokenizer.n_tokens() as u32).map(piece).collect();
-        let tokens = tokens_of(&tokenizer, text)?;
-        let end: usize = tokens.iter().map(|token| of[*token as usize].len()).sum();
-        let text = text[..end.min(text.len())].to_vec();
-        Ok(Chosen::spelt(first, tokens, Arc::new(Words { tokenizer, of, text })))
-    }
-
-    fn spelt(first: usize, tokens: Vec<u32>, words: Arc<Words>) -> Chosen {
-        let (mut starts, mut at) = (Vec::with_capacity(tokens.len()), 0);
-        for token in &tokens {
-            starts.push(at);
-            at += words.of.get(*token as usize).map_or(0, Vec::len);
-        }
-        Chosen { first, tokens, text: Some(Spelling { words, starts }) }
-    }
-
-    /// The text that is left of a row on, if a text was seen.
-    fn rest(&self, t: usize) -> Option<&[u8]> {
-        let spelling = self.text.as_ref()?;
-        spelling.words.text.get(*spelling.starts.get(t)?..)
-    }
-
-    /// Whether a token begins the text that is left of a row on.
-    fn begins(&self, t: usize, token: u32) -> bool {
-        let words = self.text.as_ref().map(|spelling| &spelling.words);
-        let piece = words.and_then(|words| words.of.get(token as usize)).filter(|piece| !piece.is_empty());
-        piece.zip(self.rest(t)).is_some_and(|(piece, rest)| rest.starts_with(piece))
+        let (tokens, text) = Spelling::new(tokenizer, text)?;
+        Ok(Chosen { first, tokens, text: Some(text) })
     }
 }
 
@@ -135,12 +78,8 @@ impl Evidence for Chosen {
     }
 
     fn respelt(&self, t: usize, token: u32) -> Option<Box<dyn Evidence>> {
-        let words = &self.text.as_ref()?.words;
-        let behind = self.rest(t)?.get(words.of.get(token as usize)?.len()..)?;
-        let mut tokens = [&self.tokens[..t], &[token]].concat();
-        tokens.extend(words.tokenizer.encode_without_bos(behind).ok()?);
-        tokens.truncate(self.tokens.len());
-        Some(Box::new(Chosen::spelt(self.first, tokens, Arc::clone(words))))
+        let (tokens, text) = self.text.as_ref()?.respelt(&self.tokens, t, token)?;
+        Some(Box::new(Chosen { first: self.first, tokens, text: Some(text) }))
     }
 
     fn tokens(&self) -> &[u32] {
@@ -230,7 +169,7 @@ impl Chosen {
         });
         let mut own = value(self.tokens[t]);
         // A text says which bytes were chosen, and not by which tokens.
-        let otherwise = Some(best.0).filter(|token| *token != self.tokens[t] && self.begins(t, *token));
+        let otherwise = self.text.as_ref().and_then(|text| text.otherwise(t, self.tokens[t], best.0));
         if otherwise.is_some() {
             own = best.1;
         }

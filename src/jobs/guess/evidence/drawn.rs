@@ -4,6 +4,7 @@
 //! With the seed that number is known, and so is the token, but for rounding of the probabilities. Without it only the
 //! whole text speaks: how far its surprise lies from what the model expects.
 
+use super::spelling::Spelling;
 use super::{Evidence, Noise, Score, UNTHOUGHT, digest};
 use crate::ops::bound::CONFIDENCE;
 
@@ -28,6 +29,8 @@ pub struct Drawn {
     pub first: usize,
     /// In order.
     pub tokens: Vec<u32>,
+    /// Where tokens were read from a text.
+    pub text: Option<Spelling>,
     /// How.
     pub sampling: Sampling,
 }
@@ -56,11 +59,20 @@ impl Evidence for Drawn {
 
     fn weigh(&self, logits: &[f32], noise: &Noise) -> Score {
         let noise = &noise.of(logits);
-        let rows = logits.chunks(noise.width).zip(&self.tokens);
-        let seen: Vec<Seen> = rows.map(|(row, token)| Seen::of(row, *token, self.sampling)).collect();
+        let n = self.tokens.len();
+        let numbers = self.sampling.seed.map(|seed| Uniform::new(seed).take(n).collect::<Vec<f64>>());
+        let mut others: Vec<(usize, u32)> = Vec::new();
+        let seen = logits.chunks(noise.width).zip(&self.tokens).enumerate().map(|(t, (row, &token))| {
+            let kept = Kept::of(row, self.sampling);
+            // A text may have been drawn in other tokens.
+            let drawn = numbers.as_ref().and_then(|numbers| kept.drawn(numbers[t]));
+            let other =
+                self.text.as_ref().zip(drawn).and_then(|(text, drawn)| text.otherwise(t, token, drawn));
+            others.extend(other.map(|other| (t, other)));
+            Seen::of(row, &kept, other.unwrap_or(token))
+        });
+        let seen: Vec<Seen> = seen.collect();
         let floor = (UNTHOUGHT / noise.width as f64).ln();
-        let numbers =
-            self.sampling.seed.map(|seed| Uniform::new(seed).take(seen.len()).collect::<Vec<f64>>());
         let spread =
             |way: usize, times: f64, t: usize| times * noise.by_way[way][t] / self.sampling.temperature;
         let of = |way: usize, times: f64| -> f64 {
@@ -78,7 +90,13 @@ impl Evidence for Drawn {
             }
             None => typical(&seen),
         };
-        Score::of(&hit, best, digest(logits, noise.width))
+        let otherwise = others.first().copied().filter(|(t, _)| hit[..=*t].iter().all(|hit| *hit));
+        Score { otherwise, ..Score::of(&hit, best, digest(logits, noise.width)) }
+    }
+
+    fn respelt(&self, t: usize, token: u32) -> Option<Box<dyn Evidence>> {
+        let (tokens, text) = self.text.as_ref()?.respelt(&self.tokens, t, token)?;
+        Some(Box::new(Drawn { first: self.first, tokens, text: Some(text), sampling: self.sampling }))
     }
 }
 
@@ -93,15 +111,11 @@ struct Seen {
 }
 
 impl Seen {
-    fn of(row: &[f32], token: u32, how: Sampling) -> Seen {
-        let kept = kept(row, how);
-        let largest = kept.first().map_or(0.0, |(_, z)| *z);
-        let weight = |z: f64| ((z - largest) / how.temperature).exp();
-        let sum: f64 = kept.iter().map(|(_, z)| weight(*z)).sum();
+    fn of(row: &[f32], kept: &Kept, token: u32) -> Seen {
         let (mut at, mut interval, mut own) = (0.0, None, f64::NAN);
         let (mut mean, mut square) = (0.0, 0.0);
-        for &(id, z) in &kept {
-            let p = weight(z) / sum;
+        for &(id, z) in &kept.all {
+            let p = kept.probability(z);
             if id == token {
                 (interval, own) = (Some([at, at + p]), -p.ln());
             }
@@ -112,9 +126,9 @@ impl Seen {
             }
         }
         let z = row.get(token as usize).map_or(f64::NAN, |z| f64::from(*z));
-        let short = kept.last().map_or(f64::NAN, |(_, last)| last - z);
+        let short = kept.all.last().map_or(f64::NAN, |(_, last)| last - z);
         if interval.is_none() {
-            own = -(weight(z) / sum).ln();
+            own = -kept.probability(z).ln();
         }
         Seen {
             interval: interval.unwrap_or([1.0, 1.0]),
@@ -144,6 +158,38 @@ impl Seen {
     /// Its probability where no number is known; a token that may not be drawn is at most as likely as noise makes it.
     fn probability(&self, spread: f64) -> f64 {
         (-self.surprise[0]).exp() * (-(self.short / spread.max(f64::MIN_POSITIVE)).powi(2) / 2.0).exp()
+    }
+}
+
+/// The tokens that may be drawn.
+struct Kept {
+    /// With their logits, the likeliest first.
+    all: Vec<(u32, f64)>,
+    temperature: f64,
+    /// Of all weights, of which the largest is 1.
+    sum: f64,
+}
+
+impl Kept {
+    fn of(row: &[f32], how: Sampling) -> Kept {
+        let made = Kept { all: kept(row, how), temperature: how.temperature, sum: 1.0 };
+        let sum = made.all.iter().map(|(_, z)| made.probability(*z)).sum();
+        Kept { sum, ..made }
+    }
+
+    fn probability(&self, z: f64) -> f64 {
+        let largest = self.all.first().map_or(0.0, |(_, z)| *z);
+        ((z - largest) / self.temperature).exp() / self.sum
+    }
+
+    /// The token that a number in [0, 1) draws.
+    fn drawn(&self, number: f64) -> Option<u32> {
+        let mut at = 0.0;
+        let found = self.all.iter().find(|(_, z)| {
+            at += self.probability(*z);
+            number < at
+        });
+        found.map(|(id, _)| *id)
     }
 }
 
@@ -270,7 +316,9 @@ mod tests {
     fn a_number_draws_the_token_in_whose_interval_it_lies() {
         let how = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: Some(1) };
         let row = [2f32.ln(), 1f32.ln(), 1f32.ln()];
-        let first = Seen::of(&row, 0, how);
+        let kept = Kept::of(&row, how);
+        assert_eq!([0.3, 0.7, 0.8].map(|number| kept.drawn(number)), [Some(0), Some(1), Some(2)]);
+        let first = Seen::of(&row, &kept, 0);
         assert!(first.is_hit(0.3, 1e-6) && !first.is_hit(0.7, 1e-6));
         assert!(first.at(0.3, 1e-6) > 0.99 && first.at(0.7, 1e-6) < 0.01);
         // A number that says nothing leaves the probability.

@@ -4,11 +4,13 @@ mod chosen;
 mod drawn;
 mod logits;
 mod said;
+mod spelling;
 
-pub use chosen::{Chosen, tokens_of};
+pub use chosen::Chosen;
 pub use drawn::{Drawn, Sampling};
 pub use logits::Logits;
 pub use said::SaidRows;
+pub use spelling::Spelling;
 
 use crate::jobs::guess::ways::{WAYS, Way};
 use crate::ops::bound::CONFIDENCE;
@@ -83,6 +85,8 @@ pub struct Score {
     /// Row of a text at which another token than the one that was forced is the likeliest, and begins the text as well, all
     /// rows before being explained: the rows behind it say nothing. And this token.
     pub otherwise: Option<(usize, u32)>,
+    /// Whether it is of a text in other tokens than were seen.
+    pub respelt: bool,
     /// Some numbers that differ where logits differ.
     pub digest: Vec<f64>,
 }
