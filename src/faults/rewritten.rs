@@ -1,7 +1,7 @@
 //! A node computed with a mistake: injected into a machine, or tried on a node whose recorded output is wrong.
 
 use parity_graph::edit::unwritten;
-use parity_graph::rewrite::{Change, Edit, Scores};
+use parity_graph::rewrite::{Change, Edit, Misreading, Scores};
 use parity_graph::{Id, Op, Params};
 
 use super::others::{Other, Others};
@@ -172,34 +172,12 @@ impl<'a, S: Number> Rewritten<'a, S> {
                 self.sources.swap(*a, *b);
             }
             Change::SourceEdit { slot, edit: Edit::Transposed } => {
-                let source = self.source(*slot)?;
-                let (dtype, values, shape) = (source.dtype, source.values().into_owned(), source.shape());
-                self.sources[*slot] = Some(Made::Transposed(dtype, values, shape));
+                let whole = self.source(*slot)?;
+                let made = Made::Transposed(whole.dtype, whole.values().into_owned(), whole.shape());
+                self.sources[*slot] = Some(made);
             }
             Change::SourceEdit { slot, edit } => self.edit(*slot, &|ne, values| edit.apply(ne, values))?,
-            Change::Misread { slot, how } => {
-                let Made::Own(Source { data: Data::Weight(weight), .. }) =
-                    self.sources.get(*slot)?.as_ref()?
-                else {
-                    return None;
-                };
-                let dtype = weight.info.dtype;
-                misread::applies(*how, dtype).then_some(())?;
-                // Of a table only what is looked up is read.
-                let looked_up =
-                    self.source(1).filter(|ids| self.op == Op::GetRows && ids.shape()[..3] == [1; 3]);
-                if let Some(ids) = looked_up {
-                    let ids: Vec<usize> = ids.values().iter().map(|id| id.to_f64() as usize).collect();
-                    let values = misread::gather(*how, weight, &ids)?;
-                    let places = (0..ids.len()).map(|place| S::from_f64(place as f64)).collect();
-                    let shape = [1, 1, ids.len(), weight.cols()];
-                    self.sources[*slot] = Some(Made::Values(dtype, values, shape));
-                    self.sources[1] = Some(Made::Values(DType::I32, places, [1, 1, 1, shape[2]]));
-                    return Some(());
-                }
-                let (values, shape) = (misread::decode_all(*how, weight), self.source(*slot)?.shape());
-                self.sources[*slot] = Some(Made::Values(dtype, values, shape));
-            }
+            Change::Misread { slot, how } => self.misread(*slot, *how)?,
             Change::Unwritten { slots, mask, held } => {
                 let mask = self.source(*mask)?;
                 let width = mask.shape()[3];
@@ -233,6 +211,29 @@ impl<'a, S: Number> Rewritten<'a, S> {
                 changes.iter().try_for_each(|change| self.change(args, change, others))?;
             }
         }
+        Some(())
+    }
+
+    /// A weight of the file whose blocks are decoded wrongly.
+    fn misread(&mut self, slot: usize, how: Misreading) -> Option<()> {
+        let Made::Own(Source { data: Data::Weight(weight), dtype }) = self.sources.get(slot)?.as_ref()?
+        else {
+            return None;
+        };
+        let dtype = *dtype;
+        misread::applies(how, dtype).then_some(())?;
+        // Of a table only what is looked up is read.
+        let looked_up = self.source(1).filter(|ids| self.op == Op::GetRows && ids.shape()[..3] == [1; 3]);
+        let Some(ids) = looked_up else {
+            let (values, shape) = (misread::decode_all(how, weight), self.source(slot)?.shape());
+            self.sources[slot] = Some(Made::Values(dtype, values, shape));
+            return Some(());
+        };
+        let ids: Vec<usize> = ids.values().iter().map(|id| id.to_f64() as usize).collect();
+        let shape = [1, 1, ids.len(), weight.cols()];
+        let places = (0..ids.len()).map(|place| S::from_f64(place as f64)).collect();
+        self.sources[slot] = Some(Made::Values(dtype, misread::gather(how, weight, &ids)?, shape));
+        self.sources[1] = Some(Made::Values(DType::I32, places, [1, 1, 1, shape[2]]));
         Some(())
     }
 

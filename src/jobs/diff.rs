@@ -257,11 +257,7 @@ pub fn judged(
     weigh_precision(&mut report, &ours_side.graphs.steps(), ours, candidate.producer().numerics.as_deref());
     weigh_claims(&mut report, sides, by, [own.as_ref().ok(), other.as_ref().ok()]);
     refuse_gaps(&mut report, &gaps, *allow_missing);
-    if gaps.iter().any(|gap| matches!(gap, Gap::OtherTokens(..))) {
-        add_by_themselves(&mut report, [ours, theirs]);
-    } else if comparisons.iter().all(|comparison| comparison.numbers.is_none()) {
-        report.cannot_be_judged("nothing was compared".to_owned());
-    }
+    refuse_incomparable(&mut report, &gaps, [ours, theirs], &comparisons);
     Ok(report)
 }
 
@@ -373,14 +369,18 @@ pub(super) fn numerics_of(dump: &Dump) -> Numerics {
     declared.unwrap_or(if is_llama { usual } else { Numerics::default() })
 }
 
-/// Behind other tokens each side can be judged by itself alone.
-fn add_by_themselves(report: &mut Report, [ours, theirs]: [&Findings; 2]) {
-    let said = format!("; {}; {}", ours.by_itself("candidate"), theirs.by_itself("reference"));
-    report
-        .reason
-        .iter_mut()
-        .filter(|_| report.verdict == Verdict::Undecided)
-        .for_each(|reason| *reason += &said);
+/// Nothing compared is no parity, and behind other tokens each side can be judged by itself alone.
+fn refuse_incomparable(report: &mut Report, gaps: &[Gap], sides: [&Findings; 2], comparisons: &[Comparison]) {
+    if gaps.iter().any(|gap| matches!(gap, Gap::OtherTokens(..))) {
+        let said = format!("; {}; {}", sides[0].by_itself("candidate"), sides[1].by_itself("reference"));
+        report
+            .reason
+            .iter_mut()
+            .filter(|_| report.verdict == Verdict::Undecided)
+            .for_each(|reason| *reason += &said);
+    } else if comparisons.iter().all(|comparison| comparison.numbers.is_none()) {
+        report.cannot_be_judged("nothing was compared".to_owned());
+    }
 }
 
 /// An order of nodes with what both sides cut out of one, where both computed the graphs that they bring.
