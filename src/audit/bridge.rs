@@ -25,6 +25,9 @@ pub struct Unseen {
     pub products: Option<Narrow>,
     /// In how many parts products with weights are summed, each of which is rounded to the type that values are kept in.
     pub parts: usize,
+    /// The type that recorded values were rounded to only when they were recorded: what was not recorded was computed from
+    /// better ones.
+    pub recorded: Option<Storage>,
 }
 
 /// What errors of the sources come to in the result, for each of its values; `None` where there are none.
@@ -126,6 +129,7 @@ pub fn across(
         None if attentions::reads_cache(&rule.op, args) && attention.is_of_a_device() => vec![*attention],
         None => followed(steps, tensor, args),
     };
+    let better = Arithmetic { recorded: unseen.recorded, ..Arithmetic::EXACT };
     let under = |arithmetic| Args { arithmetic, sources: args.sources.clone(), ..*args };
     let cpu = under(&arithmetics[0]);
     let data = compute::<f64>(rule, &cpu)?;
@@ -157,6 +161,7 @@ pub fn across(
         let first = node.carried.iter().all(Option::is_none);
         in_narrow(rule, args, (kept, unseen.parts, first), &data, &mut error)?;
     }
+    storage_types::widen(rule, &under(&better), &data, &mut error);
     if let Some(carried) = carry(rule, &cpu, &data, &carried) {
         let own = Arithmetic { narrow: kept, ..Arithmetic::EXACT };
         storage_types::add_carried(&own, &data, &carried, &mut error);

@@ -1,6 +1,6 @@
 //! What an audit found of all nodes together.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use indexmap::IndexMap;
 
@@ -38,6 +38,15 @@ impl Findings {
     /// The nodes that rounding does not explain.
     pub(super) fn all_wrong(&self) -> HashSet<Checkpoint> {
         self.nodes.iter().filter(|(_, finding)| finding.is_wrong()).map(|(id, _)| *id).collect()
+    }
+
+    /// Of the nodes of which that is certain: whether they are wrong. Whose bound is so wide that it hides mistakes is neither.
+    pub(super) fn certain(&self) -> HashMap<Checkpoint, bool> {
+        let sure = self
+            .nodes
+            .iter()
+            .filter(|(_, finding)| finding.is_wrong() || finding.judged > 0 && !finding.is_blind());
+        sure.map(|(id, finding)| (*id, finding.is_wrong())).collect()
     }
 
     /// How many of so many nodes are healthy, and how many wrong, as far as they were judged.

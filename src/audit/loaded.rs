@@ -14,17 +14,22 @@ use crate::numerics::Storage;
 /// Nodes that are looked at, from the first to the last.
 const NODES_MAX: usize = 8;
 /// Matmuls that are, which cost more.
-const MATMULS_MAX: usize = 3;
+const MATMULS_MAX: usize = 5;
 /// Rows of each.
 const ROWS_MAX: usize = 4;
 /// How much of a node's error rounded weights must leave at most, in all that are looked at: half of its square where values
 /// are kept in the same type, and next to nothing in f32.
 const LEFT: f64 = 0.81;
+/// The same of matmuls where nothing else shows it: roundings of f32 are far less than that.
+const LEFT_ALONE: f64 = 0.01;
+/// Elements of a weight up to which a matmul with it is looked at.
+const WEIGHT_MAX: usize = 1 << 23;
 
 /// What is looked at of a node: its recorded rows at some positions.
 type Sampled = (Checkpoint, BTreeSet<u32>);
 
-/// What a producer rounds as it loads it, where all nodes that are looked at show it, and the model file as it reads it.
+/// What a producer rounds as it loads it, where most of the nodes that are looked at show it, since one may be wrong; and the
+/// model file as it reads it.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -32,51 +37,92 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
     if steps.is_own_graph() {
         return Ok(None);
     }
-    let is_vector = |name: &str| gguf.tensor(name).is_some_and(|tensor| tensor.info.is_plain_vector());
-    let is_matrix = |name: &str| gguf.tensor(name).is_some() && !is_vector(name);
-    let reads = |labelled: &Labelled, id: Id, is: &dyn Fn(&str) -> bool| {
+    let reads = |labelled: &Labelled, id: Id, vectors: bool, most: usize| {
         let graph = &labelled.program.graph;
-        graph.sources(id).any(|source| is(&graph.get(source).name))
+        let mut weights = graph.sources(id).filter_map(|source| gguf.tensor(&graph.get(source).name));
+        weights.any(|weight| weight.info.is_plain_vector() == vectors && weight.info.elements() <= most)
     };
     let vectors = sampled(steps, graphs, NODES_MAX, |labelled, id, op| {
-        matches!(op, Op::Mul | Op::Add) && reads(labelled, id, &is_vector)
+        matches!(op, Op::Mul | Op::Add) && reads(labelled, id, true, usize::MAX)
     });
-    let rows =
-        sampled(steps, graphs, 1, |labelled, id, op| *op == Op::GetRows && reads(labelled, id, &is_matrix));
+    let rows = sampled(steps, graphs, 1, |labelled, id, op| {
+        *op == Op::GetRows && reads(labelled, id, false, usize::MAX)
+    });
     let matmuls = sampled(steps, graphs, MATMULS_MAX, |labelled, id, op| {
-        matches!(op, Op::MulMat | Op::MulMatId) && reads(labelled, id, &is_matrix)
+        matches!(op, Op::MulMat | Op::MulMatId) && reads(labelled, id, false, WEIGHT_MAX)
     });
-    let shows = |loaded: Loaded, nodes: &[Sampled]| shows(steps, graphs, gguf, loaded, nodes);
-    let mut loaded = Loaded::default();
-    for storage in [Storage::F16, Storage::Bf16] {
-        let of_vectors = Loaded { vectors: Some(storage), matrices: None };
-        if loaded.vectors.is_none() && vectors.len() > 1 && shows(of_vectors, &vectors)? {
-            loaded.vectors = Some(storage);
+    let filed = Loaded::default();
+    let compared = |loaded: [Loaded; 2], nodes: &[Sampled], left: f64| -> Result<Compared> {
+        compared(steps, graphs, gguf, loaded, nodes, left)
+    };
+    let mut loaded = filed;
+    for storage in [Storage::F16, Storage::Bf16].map(Some) {
+        let of_vectors = Loaded { vectors: storage, ..filed };
+        if loaded.vectors.is_none() && compared([filed, of_vectors], &vectors, LEFT)?.is_shown(2) {
+            loaded.vectors = storage;
         }
-        // Rows of a table are exact: they alone tell whether the others are worth their cost, and none of them is a mistake of a
-        // single node where matmuls read rounded weights too.
-        let of_matrices = Loaded { vectors: None, matrices: Some(storage) };
-        if loaded.matrices.is_none() && shows(of_matrices, &rows)? && shows(of_matrices, &matmuls)? {
-            loaded.matrices = Some(storage);
+        if loaded.matrices.is_some() {
+            continue;
+        }
+        // Rows of a table are exact, so that operands which are rounded as well do not matter beside them. What they do not
+        // show matmuls must show alone.
+        let of_rows = compared([filed, Loaded { tables: storage, ..filed }], &rows, LEFT)?;
+        let left = if of_rows.is_shown(1) { LEFT } else { LEFT_ALONE };
+        let of_matrices = Loaded { matrices: storage, tables: storage, ..filed };
+        if compared([filed, of_matrices], &matmuls, left)?.is_shown(matmuls.len().min(2)) {
+            loaded.matrices = storage;
+            loaded.tables = storage.filter(|_| of_rows.changed == 0 || of_rows.is_shown(1));
+        }
+    }
+    // Of norms and biases that nobody recorded what follows them says whether they are rounded like matrices.
+    if loaded.matrices.is_some() && vectors.len() < 2 {
+        let all = sampled(steps, graphs, MATMULS_MAX, |_, _, op| *op != Op::GetRows);
+        let with_vectors = Loaded { vectors: loaded.matrices, ..loaded };
+        if compared([loaded, with_vectors], &all, LEFT)?.is_shown(1) {
+            loaded = with_vectors;
         }
     }
     Ok(gguf.loaded(loaded)?.map(|gguf| (loaded, gguf)))
 }
 
-/// Whether all of some nodes that this changes are nearer to the file as it is loaded so than to the file, and these are more
-/// than one or all.
-fn shows(
+/// How nodes compare that are computed with two files.
+struct Compared {
+    /// Which differ.
+    changed: usize,
+    /// Which are nearer to the second.
+    nearer: usize,
+}
+
+impl Compared {
+    /// Whether most of those that differ are nearer to the second, and these are so many.
+    fn is_shown(&self, least: usize) -> bool {
+        self.changed >= least && 2 * self.nearer > self.changed
+    }
+}
+
+/// Compares some nodes with the file as it is loaded in two ways; those are nearer to the second of which it leaves at most this
+/// much.
+fn compared(
     steps: &dyn Steps,
     graphs: &[(usize, &Labelled)],
     gguf: &Gguf,
-    loaded: Loaded,
+    loaded: [Loaded; 2],
     nodes: &[Sampled],
-) -> Result<bool> {
-    let Some(loaded) = gguf.loaded(loaded)?.filter(|_| !nodes.is_empty()) else { return Ok(false) };
-    let [filed, rounded] = [errors(steps, graphs, gguf, nodes)?, errors(steps, graphs, &loaded, nodes)?];
-    let pairs: Vec<(f64, f64)> =
-        filed.into_iter().zip(rounded).filter_map(|(a, b)| a.zip(b)).filter(|(a, b)| a != b).collect();
-    Ok(pairs.len() >= nodes.len().min(2) && pairs.iter().all(|(filed, rounded)| *rounded <= LEFT * filed))
+    left: f64,
+) -> Result<Compared> {
+    let [first, second] = [gguf.loaded(loaded[0])?, gguf.loaded(loaded[1])?];
+    let Some(second) = second.filter(|_| !nodes.is_empty()) else {
+        return Ok(Compared { changed: 0, nearer: 0 });
+    };
+    let [first, second] =
+        [first.as_ref().unwrap_or(gguf), &second].map(|gguf| errors(steps, graphs, gguf, nodes));
+    let pairs = first?.into_iter().zip(second?).filter_map(|(a, b)| a.zip(b)).filter(|(a, b)| a != b);
+    let (mut changed, mut nearer) = (0, 0);
+    for (first, second) in pairs {
+        changed += 1;
+        nearer += usize::from(second <= left * first);
+    }
+    Ok(Compared { changed, nearer })
 }
 
 /// Some recorded nodes of a kind, each with positions that were recorded of it.

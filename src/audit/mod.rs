@@ -57,7 +57,7 @@ mod tokens;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use parity_graph::{Id, Op};
 
@@ -395,7 +395,7 @@ impl Auditor<'_> {
         let replay = replay.map(|replay| replay.in_exact_arithmetic(allowed.is_some()));
         let (others, newest) = (&others, &self.newest);
         let finding = self.findings.at(checkpoint);
-        let none = HashSet::new();
+        let none = HashMap::new();
         let wrong = naming.map_or(&none, |naming| naming.wrong);
         let (known, is_known_out_of_sight) = (finding.spellings(), finding.is_named_out_of_sight());
         let was_healthy =

@@ -17,8 +17,8 @@ pub struct Naming<'a> {
     pub diagnose: Diagnose<'a>,
     /// Those that rounding explains in the first step: what makes every step wrong is not their mistake.
     pub later: &'a HashSet<Checkpoint>,
-    /// All nodes that rounding does not explain.
-    pub wrong: &'a HashSet<Checkpoint>,
+    /// Of all nodes of which that is certain: whether they are wrong.
+    pub wrong: &'a HashMap<Checkpoint, bool>,
     /// Of nodes whose bounds are too wide to tell mistakes apart: how far from exact arithmetic rounding was simulated to
     /// leave them, relative.
     pub simulated: &'a HashMap<Checkpoint, f64>,

@@ -6,6 +6,7 @@
 //! is no arithmetic of the engine but a mistake.
 
 mod plainer;
+mod taken;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -18,7 +19,7 @@ use super::finding::Finding;
 use super::needed::needed;
 use super::pending::Pending;
 use super::{
-    Auditor, Findings, How, Labelled, Naming, Steps, attentions, cut_out, kinds, lost_steps, order, parts,
+    Auditor, Findings, How, Labelled, Naming, Steps, attentions, cut_out, kinds, lost_steps, order,
     shown_products, simulate, storage_types,
 };
 use crate::arithmetic::Arithmetic;
@@ -85,62 +86,26 @@ pub fn audit(
     gguf: &Gguf,
     how: &How<'_>,
 ) -> Result<Findings> {
-    let is_recorded = |id: Checkpoint| graphs.iter().any(|(step, _)| steps.rows(*step, id).is_some());
-    let of = order(graphs, &|id| (how.wants)(id) && is_recorded(id)).len();
-    let passes = Passes { steps, graphs, gguf, how, of: Cell::new(Some(of)) };
-    let usual = attentions::attentions(steps).first().map_or(Arithmetic::EXACT, |usual| usual.arithmetic);
-    let none = Some(HashSet::new());
-    let (kept, shown) = (Storage::F32, Storage::F32);
-    let unseen = Unseen { attention: usual, products: None, parts: 1 };
-    let may_be_better = true;
-    let mut assumed = Assumed { rounds: true, kept, shown, unseen, may_be_better, any_attention: none };
-    if steps.is_own_graph() {
-        let mut findings = passes.run(&assumed, how.wants)?;
-        cut_out::judge(steps, graphs, how.wants, &mut findings);
-        passes.name(&assumed, &mut findings)?;
-        return Ok(findings);
+    let passes = Passes::of(steps, graphs, gguf, how);
+    let (mut assumed, mut findings) = passes.bounded()?;
+    if watch::over().is_none() && !steps.is_own_graph() {
+        passes.simulate(&mut assumed, &mut findings)?;
     }
-    assumed.shown = storage_types::shown(steps, graphs);
-    let mut findings = passes.in_f32(&mut assumed)?;
-    if let Some(late) = watch::over() {
-        findings.doubt(late);
-        return Ok(findings);
-    }
-    let open = |findings: &Findings| -> IndexSet<Checkpoint> {
-        findings.nodes.iter().filter(|(_, finding)| finding.is_blind()).map(|(id, _)| *id).collect()
-    };
-    let is_explained = findings.wrong() == 0;
-    if is_explained && open(&findings).is_empty() {
-        return Ok(findings);
-    }
-    assumed.kept = assumed.shown;
-    if !is_explained {
-        let sharp = |id: &Checkpoint| {
-            findings.nodes.get(id).is_some_and(|finding| finding.judged > 0 && finding.is_healthy())
-        };
-        let coarse = passes.run(&assumed, &|id| (how.wants)(id) && !sharp(&id))?;
-        findings.nodes.extend(coarse.nodes);
-        if let Some(late) = watch::over() {
-            findings.doubt(late);
-            return Ok(findings);
-        }
-        passes.goes_on_with_them(&mut assumed, &mut findings)?;
-        if assumed.kept != Storage::F32 {
-            passes.products(&mut assumed, &mut findings)?;
-        }
-        passes.name(&assumed, &mut findings)?;
-    }
-    let mut open = open(&findings);
-    let shown = shown_products::operands(&findings, graphs).filter(|_| assumed.kept == Storage::F32);
-    let simulated = simulate::simulate(steps, graphs, gguf, (assumed.kept, shown), &open)?;
-    simulated.iter().for_each(|(id, simulated)| findings.at(*id).settle(*simulated));
-    passes.prefer_plain(&assumed, &simulated, &mut findings)?;
-    open.retain(|id| findings.nodes[id].is_wrong() && findings.nodes[id].diagnosis().0.is_empty());
-    let bands = open.iter().filter_map(|id| Some((*id, findings.nodes[id].band()?)));
-    passes.name_simulated(&assumed, &bands.collect(), &mut findings)?;
     Ok(findings)
 }
 
+/// The same by the bounds of the worst case alone, however far they reach: nothing is simulated.
+///
+/// # Errors
+/// As [`audit`].
+pub fn bounded(
+    steps: &dyn Steps,
+    graphs: &[(usize, &Labelled)],
+    gguf: &Gguf,
+    how: &How<'_>,
+) -> Result<Findings> {
+    Ok(Passes::of(steps, graphs, gguf, how).bounded()?.1)
+}
 /// Nodes that are diagnosed: the later ones are mostly the same mistake in other layers.
 const DIAGNOSED_MAX: usize = 8;
 /// Steps of a node that are diagnosed: the later ones are mostly alike.
@@ -163,6 +128,81 @@ enum Aim<'a> {
     Name(Naming<'a>),
 }
 
+impl<'a> Passes<'a> {
+    fn of(
+        steps: &'a dyn Steps,
+        graphs: &'a [(usize, &'a Labelled)],
+        gguf: &'a Gguf,
+        how: &'a How<'a>,
+    ) -> Passes<'a> {
+        let is_recorded = |id: Checkpoint| graphs.iter().any(|(step, _)| steps.rows(*step, id).is_some());
+        let of = order(graphs, &|id| (how.wants)(id) && is_recorded(id)).len();
+        Passes { steps, graphs, gguf, how, of: Cell::new(Some(of)) }
+    }
+
+    /// Judges all nodes by the bounds of the worst case; what was assumed in the end.
+    fn bounded(&self) -> Result<(Assumed, Findings)> {
+        let Passes { steps, graphs, how, .. } = *self;
+        let usual = attentions::attentions(steps).first().map_or(Arithmetic::EXACT, |usual| usual.arithmetic);
+        let none = Some(HashSet::new());
+        let (kept, shown) = (Storage::F32, Storage::F32);
+        let unseen = Unseen { attention: usual, products: None, parts: 1, recorded: None };
+        let may_be_better = true;
+        let mut assumed = Assumed { rounds: true, kept, shown, unseen, may_be_better, any_attention: none };
+        if steps.is_own_graph() {
+            let mut findings = self.run(&assumed, how.wants)?;
+            cut_out::judge(steps, graphs, how.wants, &mut findings);
+            self.name(&assumed, &mut findings)?;
+            return Ok((assumed, findings));
+        }
+        assumed.shown = storage_types::shown(steps, graphs);
+        let mut findings = self.in_f32(&mut assumed)?;
+        if let Some(late) = watch::over() {
+            findings.doubt(late);
+            return Ok((assumed, findings));
+        }
+        let is_explained = findings.wrong() == 0;
+        if !is_explained || findings.nodes.values().any(Finding::is_blind) {
+            assumed.kept = assumed.shown;
+        }
+        if is_explained {
+            return Ok((assumed, findings));
+        }
+        let sharp = |id: &Checkpoint| {
+            findings.nodes.get(id).is_some_and(|finding| finding.judged > 0 && finding.is_healthy())
+        };
+        let coarse = self.run(&assumed, &|id| (how.wants)(id) && !sharp(&id))?;
+        findings.nodes.extend(coarse.nodes);
+        if let Some(late) = watch::over() {
+            findings.doubt(late);
+            return Ok((assumed, findings));
+        }
+        self.goes_on_with_them(&mut assumed, &mut findings)?;
+        if assumed.kept != Storage::F32 {
+            self.products(&mut assumed, &mut findings)?;
+        }
+        self.name(&assumed, &mut findings)?;
+        Ok((assumed, findings))
+    }
+
+    /// Simulates what lies before nodes whose bounds are too wide to show a mistake.
+    fn simulate(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
+        let Passes { steps, graphs, gguf, .. } = *self;
+        let blind = findings.nodes.iter().filter(|(_, finding)| finding.is_blind());
+        let mut open: IndexSet<Checkpoint> = blind.map(|(id, _)| *id).collect();
+        if open.is_empty() && findings.wrong() == 0 {
+            return Ok(());
+        }
+        let shown = shown_products::operands(findings, graphs).filter(|_| assumed.kept == Storage::F32);
+        let simulated = simulate::simulate(steps, graphs, gguf, (assumed.kept, shown), &open)?;
+        simulated.iter().for_each(|(id, simulated)| findings.at(*id).settle(*simulated));
+        self.prefer_plain(assumed, &simulated, findings)?;
+        open.retain(|id| findings.nodes[id].is_wrong() && findings.nodes[id].diagnosis().0.is_empty());
+        let bands = open.iter().filter_map(|id| Some((*id, findings.nodes[id].band()?)));
+        self.name_simulated(assumed, &bands.collect(), findings)
+    }
+}
+
 impl Passes<'_> {
     /// Judges some nodes, and names nothing.
     fn run(&self, assumed: &Assumed, wants: Wants<'_>) -> Result<Findings> {
@@ -181,7 +221,7 @@ impl Passes<'_> {
             findings.order.iter().filter(is_wrong).take(DIAGNOSED_MAX).copied().collect();
         let is_beyond =
             |id: Checkpoint, step: usize| findings.nodes[&id].is_beyond_in(&self.steps.positions(step));
-        let names = self.named(assumed, &wrong, (&HashMap::new(), &findings.all_wrong()), is_beyond)?;
+        let names = self.named(assumed, &wrong, (&HashMap::new(), &findings.certain()), is_beyond)?;
         findings.take_names(names);
         Ok(())
     }
@@ -192,7 +232,7 @@ impl Passes<'_> {
         &self,
         assumed: &Assumed,
         wrong: &[Checkpoint],
-        (simulated, all_wrong): (&HashMap<Checkpoint, f64>, &HashSet<Checkpoint>),
+        (simulated, certain): (&HashMap<Checkpoint, f64>, &HashMap<Checkpoint, bool>),
         is_beyond: impl Fn(Checkpoint, usize) -> bool,
     ) -> Result<Findings> {
         let (mut named, mut later) = (HashSet::<(usize, Checkpoint)>::new(), HashSet::new());
@@ -210,7 +250,7 @@ impl Passes<'_> {
             return Ok(Findings::default());
         };
         let (wants, in_step) = (|id| wrong.contains(&id), |step, id| named.contains(&(step, id)));
-        let naming = Naming { diagnose, later: &later, wrong: all_wrong, simulated };
+        let naming = Naming { diagnose, later: &later, wrong: certain, simulated };
         self.judge(assumed, &wants, &in_step, Aim::Name(naming))
     }
 
@@ -225,7 +265,7 @@ impl Passes<'_> {
         let Some(first) = findings.order.iter().find(|id| simulated.contains_key(*id)).copied() else {
             return Ok(());
         };
-        let names = self.named(assumed, &[first], (simulated, &findings.all_wrong()), |_, _| true)?;
+        let names = self.named(assumed, &[first], (simulated, &findings.certain()), |_, _| true)?;
         findings.take_names(names);
         Ok(())
     }
@@ -358,93 +398,5 @@ impl Passes<'_> {
         }
         assumed.any_attention = Some(taken);
         Ok(findings)
-    }
-
-    /// An engine rounds operands of all products alike, and sums them in as many parts: those that were not recorded as those
-    /// that were, where what follows them is explained by that alone. What was taken for it is noted.
-    fn products(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
-        let (unseen, kept) = (assumed.unseen, assumed.kept);
-        let of_operands = storage_types::operands(self.steps.declared()).into_iter();
-        let of_operands =
-            of_operands.map(|(name, narrow)| (name, Unseen { products: Some(narrow), ..unseen }));
-        let of_parts = parts::hypotheses(kept).into_iter().filter(move |_| kept != Storage::F32);
-        let of_parts = of_parts.map(|one| (one.name, Unseen { parts: one.arithmetic.parts, ..unseen }));
-        for (name, unseen) in of_operands.chain(of_parts) {
-            let mut nodes = findings.nodes.values();
-            let is_shown = nodes.any(|finding| finding.is_healthy() && finding.computed_in.contains(name));
-            let crosses = |finding: &Finding| finding.is_wrong() && !finding.bridged.is_empty();
-            if !is_shown || !findings.nodes.values().any(crosses) {
-                continue;
-            }
-            let tried = Assumed { unseen, ..assumed.clone() };
-            self.take(findings, assumed, &tried, name)?;
-        }
-        Ok(())
-    }
-
-    /// Takes what is explained where something else is assumed of nodes that were not recorded, which is assumed from then
-    /// on: of which kinds that is.
-    fn take(
-        &self,
-        findings: &mut Findings,
-        assumed: &mut Assumed,
-        tried: &Assumed,
-        name: &'static str,
-    ) -> Result<HashSet<Kind>> {
-        let is_wrong = |id: Checkpoint| findings.nodes.get(&id).is_some_and(Finding::is_wrong);
-        let mut other = self.explained(tried, &is_wrong)?;
-        let kinds = findings.explained_by(&other);
-        if kinds.is_empty() {
-            return Ok(kinds);
-        }
-        // Those that are wrong all the same are shown in all rows.
-        let left = |id: Checkpoint| {
-            kinds.contains(&id.kind()) && other.nodes.get(&id).is_some_and(|found| !found.is_healthy())
-        };
-        let wholly = self.run(tried, &left)?;
-        other.nodes.extend(wholly.nodes);
-        findings.take_kinds(other, &kinds, name);
-        assumed.unseen = tried.unseen;
-        Ok(kinds)
-    }
-}
-
-impl Findings {
-    /// Takes the names that a pass for names has.
-    fn take_names(&mut self, names: Findings) {
-        names.nodes.into_iter().for_each(|(id, named)| self.at(id).named_as(named));
-    }
-
-    /// The kinds of wrong nodes that another audit explains.
-    fn explained_by(&self, other: &Findings) -> HashSet<Kind> {
-        let explains =
-            |id: &Checkpoint| other.nodes.get(id).is_some_and(|found| found.judged > 0 && found.is_healthy());
-        let wrong = self.nodes.iter().filter(|(_, finding)| finding.is_wrong()).map(|(id, _)| id);
-        let explained = wrong.filter(|id| explains(id)).map(|id| id.kind());
-        explained.filter(|kind| !self.has_exceptions(*kind)).collect()
-    }
-
-    /// Takes the wrong nodes of some kinds from another audit, which is for an attention of another arithmetic.
-    fn take_kinds(&mut self, mut other: Findings, kinds: &HashSet<Kind>, attention: &'static str) {
-        let is_taken =
-            |(id, finding): &(&Checkpoint, &Finding)| finding.is_wrong() && kinds.contains(&id.kind());
-        let taken: Vec<Checkpoint> = self.nodes.iter().filter(is_taken).map(|(id, _)| *id).collect();
-        for id in taken {
-            let Some(mut found) = other.nodes.swap_remove(&id) else { continue };
-            if found.is_healthy() && !found.bridged.is_empty() {
-                found.only_with(attention);
-            }
-            self.nodes.insert(id, found);
-        }
-    }
-
-    /// Whether the wrong nodes of a kind are few, and far from all others.
-    fn has_exceptions(&self, kind: Kind) -> bool {
-        let of_kind = self.nodes.iter().filter(|(id, finding)| id.kind() == kind && finding.judged > 0);
-        let (wrong, healthy): (Vec<&Finding>, Vec<&Finding>) =
-            of_kind.map(|(_, finding)| finding).partition(|finding| finding.is_wrong());
-        let nearest = wrong.iter().map(|finding| finding.over()).fold(f64::INFINITY, f64::min);
-        let furthest = healthy.iter().map(|finding| finding.over()).fold(0.0, f64::max);
-        wrong.len() < healthy.len() && !(nearest <= APART * furthest)
     }
 }

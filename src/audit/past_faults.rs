@@ -47,14 +47,20 @@ fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &H
     if readers.is_empty() {
         return Ok(findings);
     }
-    let hidden = readers.iter().flat_map(wrong_inputs).collect();
+    // In the rows that are wrong alone: of the others a long stretch hides how much nearer one row is.
+    let audits = readers.iter().filter_map(|reader| findings.nodes[reader].audit());
+    let rows: HashSet<u32> = audits.flat_map(|audit| audit.rows_beyond).collect();
     let wants = |id: Checkpoint| readers.contains(&id);
     let how = How { rows: how.rows, wants: &wants, diagnose: None, look: None };
-    let mut past = passes::audit(&Hiding { steps, hidden: &hidden }, graphs, gguf, &how)?;
+    let without = |hidden: HashSet<Checkpoint>| {
+        passes::bounded(&Hiding { steps, hidden: &hidden, rows: &rows }, graphs, gguf, &how)
+    };
+    let as_recorded = without(HashSet::new())?;
+    let mut past = without(readers.iter().flat_map(wrong_inputs).collect())?;
     for reader in &readers {
         let Some(found) = past.nodes.swap_remove(reader) else { continue };
         let far = |finding: &Finding| finding.audit().map(|audit| audit.local.rel_l2);
-        let recorded = findings.nodes.get(reader).and_then(far);
+        let recorded = as_recorded.nodes.get(reader).and_then(far);
         let nearer = recorded.zip(far(&found)).is_some_and(|(recorded, past)| NEARER * past < recorded);
         let explained = found.judged > 0 && found.is_healthy();
         if !(explained || nearer) {
@@ -72,10 +78,11 @@ fn judged(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf, how: &H
     Ok(findings)
 }
 
-/// A recording without some of its nodes.
+/// A recording without some of its nodes, of which some rows are looked at.
 struct Hiding<'a> {
     steps: &'a dyn Steps,
     hidden: &'a HashSet<Checkpoint>,
+    rows: &'a HashSet<u32>,
 }
 
 impl Steps for Hiding<'_> {
@@ -84,7 +91,7 @@ impl Steps for Hiding<'_> {
     }
 
     fn is_chosen(&self, row: Option<u32>) -> bool {
-        self.steps.is_chosen(row)
+        self.steps.is_chosen(row) && row.is_some_and(|row| self.rows.contains(&row))
     }
 
     fn tensor(&self, step: usize, checkpoint: Checkpoint) -> Option<Tensor> {

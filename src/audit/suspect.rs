@@ -1,6 +1,6 @@
 //! A node that rounding does not explain, and what was not recorded between it and the recorded ones before it.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use parity_graph::Id;
 
@@ -32,8 +32,8 @@ pub struct Suspect<'a> {
     pub sight: &'a Sight<'a>,
     /// Whether rounding explains it in the first step.
     pub was_healthy: bool,
-    /// All nodes of the recording that rounding does not explain, in any step.
-    pub wrong: &'a HashSet<Checkpoint>,
+    /// Of the nodes of the recording of which that is certain: whether they are wrong in any step.
+    pub wrong: &'a HashMap<Checkpoint, bool>,
     /// What was found.
     pub held: &'a Held,
     /// The squared error that rounding explains, where bounds are too wide to tell one mistake from another.
@@ -122,7 +122,7 @@ impl<'a> Suspect<'a> {
     }
 
     /// Of the recorded nodes that read another one of its graph, as it is or through nodes that were not recorded: how many are
-    /// wrong and how many are not, itself left out.
+    /// certainly wrong and how many certainly right, itself left out.
     pub fn others_that_read(&self, id: Id) -> (usize, usize) {
         let Replayed { step, steps, labelled, .. } = self.replayed;
         let graph = &labelled.program.graph;
@@ -133,8 +133,11 @@ impl<'a> Suspect<'a> {
                 continue;
             }
             match self.label(reader).filter(|label| steps.rows(step, *label).is_some()) {
-                Some(label) if self.wrong.contains(&label) => wrong += 1,
-                Some(_) => right += 1,
+                Some(label) => match self.wrong.get(&label) {
+                    Some(true) => wrong += 1,
+                    Some(false) => right += 1,
+                    None => {}
+                },
                 None => _ = reads.insert(reader),
             }
         }

@@ -10,7 +10,7 @@ use parity_graph::{Graph, Id, Op};
 
 use super::diagnosis::{prefer_later, told};
 use super::trial::{carried, under};
-use crate::audit::{Across, Named, Replay, Said, Suspect};
+use crate::audit::{Across, MISTAKES_SHOW, Named, Replay, Said, Suspect};
 use crate::checkpoint::Kind;
 use crate::engine::op_by_op::{Carried, Node, Unknown, Value, Values};
 use crate::ops::Args;
@@ -38,12 +38,14 @@ struct Hypothesis {
 /// values are cached in: then each type is tried.
 pub fn found(suspect: &Suspect<'_>) -> Vec<Named> {
     let Some(replay) = &suspect.replay else { return Vec::new() };
-    let found = found_by(suspect, replay);
+    let mut work = 0;
+    let found = found_by(suspect, replay, &mut work);
     if !found.is_empty() {
         return found;
     }
     let others = replay.with_other_caches();
-    others.iter().map(|replay| found_by(suspect, replay)).find(|found| !found.is_empty()).unwrap_or_default()
+    let mut found = others.iter().map(|replay| found_by(suspect, replay, &mut work));
+    found.find(|found| !found.is_empty()).unwrap_or_default()
 }
 
 /// Whether nothing is wrong in this step where keys and values that were not recorded are cached in another type.
@@ -53,19 +55,19 @@ pub fn is_healthy_by_another_cache(suspect: &Suspect<'_>) -> bool {
     held.any(|held| suspect.is_explained(&held))
 }
 
-fn found_by(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Named> {
+/// With `work` spent so far.
+fn found_by(suspect: &Suspect<'_>, replay: &Replay<'_>, work: &mut usize) -> Vec<Named> {
     let mut out: Vec<(Id, Named)> = Vec::new();
     let most = (1.0 - EXPLAINS_MIN) * suspect.held.squares[0];
     let most = suspect.allowed.map_or(most, |allowed| most.min(allowed));
-    let mut work = 0usize;
     let of_layers = of_all_layers(suspect, &Scene::new(&suspect.node.program.graph), &replay.through);
     let first = of_layers.len();
     for (number, hypothesis) in of_layers.into_iter().chain(hypotheses(suspect, replay)).enumerate() {
         let nodes: Vec<Id> = hypothesis.nodes.iter().map(|rewrite| rewrite.node).collect();
-        work = work.saturating_add(replay.work(&nodes));
+        *work = work.saturating_add(replay.work(&nodes));
         watch::at(|| suspect.asked(hypothesis.fault.name), || None);
         // What is wrong in all layers alike is one mistake; of single nodes there are as many hypotheses in each.
-        if work > WORK_MAX || watch::is_over() || number >= first && !out.is_empty() && first > 0 {
+        if *work > WORK_MAX || watch::is_over() || number >= first && !out.is_empty() && first > 0 {
             break;
         }
         let injected = |node: &Node<'_>, args: &Args<'_, f64>, across: Across<'_>| {
@@ -92,19 +94,16 @@ fn found_by(suspect: &Suspect<'_>, replay: &Replay<'_>) -> Vec<Named> {
             out.push((nodes.first().copied().unwrap_or(0), named));
         }
     }
-    // Of those that come to the same that one is likeliest which others that read the node speak for, where nothing but this
-    // node reads it comes next, and last where a reader is right.
-    let likely = |node: Id| match suspect.others_that_read(node) {
-        (_, 1..) => 2,
-        (0, 0) => 1,
-        _ => 0,
-    };
-    let is_same = |one: &Named| out.iter().filter(|(_, other)| other.values == one.values).count() > 1;
-    let mut ranked: Vec<(u8, Named)> = out
-        .iter()
-        .map(|(node, named)| (if is_same(named) { likely(*node) } else { 0 }, named.clone()))
-        .collect();
-    ranked.sort_by_key(|(rank, _)| *rank);
+    // What a healthy reader contradicts is none, unless it is so small that it need not show there. Of those that come to the same
+    // that one is likeliest which other wrong readers of its node speak for.
+    let [error, size, ..] = suspect.held.squares;
+    let is_large = error > MISTAKES_SHOW * MISTAKES_SHOW * size;
+    let read = |(node, named): (Id, Named)| (suspect.others_that_read(node), named);
+    let ranked = out.into_iter().map(read).filter(|((_, right), _)| *right == 0 || !is_large);
+    let mut ranked: Vec<((usize, usize), Named)> = ranked.collect();
+    let values: Vec<u64> = ranked.iter().map(|(_, named)| named.values).collect();
+    let is_alone = |named: &Named| values.iter().filter(|values| **values == named.values).count() == 1;
+    ranked.sort_by_key(|((wrong, _), named)| *wrong == 0 && !is_alone(named));
     let mut out: Vec<Named> = ranked.into_iter().map(|(_, named)| named).collect();
     prefer_later(suspect, &mut out);
     out

@@ -31,6 +31,8 @@ use parity_graph::weights;
 pub struct Loaded {
     /// Weights of norms and biases: vectors in f32.
     pub vectors: Option<Storage>,
+    /// The table of embeddings.
+    pub tables: Option<Storage>,
     /// All other weights.
     pub matrices: Option<Storage>,
 }
@@ -121,7 +123,11 @@ impl Gguf {
             _ => false,
         };
         let of = |info: &TensorInfo| {
-            let storage = if info.is_plain_vector() { loaded.vectors } else { loaded.matrices };
+            let storage = match info.name.strip_suffix(".weight") {
+                _ if info.is_plain_vector() => loaded.vectors,
+                Some(weights::TOKEN_EMBD) => loaded.tables,
+                _ => loaded.matrices,
+            };
             storage.filter(|storage| info.dtype.is_decodable() && !is_exact(info, *storage))
         };
         let rounded: Vec<(usize, Storage)> =

@@ -27,8 +27,9 @@ const LAYERS_MAX: usize = 4;
 /// and what is wrong by as much as the bias itself is near neither.
 const NEARER: f64 = 8.0;
 
-/// Reads what a dump calls a product as the sum with its bias where it is that in most layers that are looked at and show it: a
-/// layer may be wrong. The note that a report then has. Dumps that bring their graph are llama.cpp's, and named by it.
+/// Reads what a dump calls a product as the sum with its bias where it is that in most layers that are looked at and show it,
+/// of queries, keys and values together: some may be wrong. The note that a report then has. Dumps that bring their graph are
+/// llama.cpp's, and named by it.
 ///
 /// # Errors
 /// A weight that cannot be read.
@@ -45,29 +46,28 @@ pub fn settle(dump: &mut Dump, gguf: &Gguf) -> Result<Option<String>> {
         return Ok(None);
     }
     let Ok(graphs) = Graphs::built(dump, gguf) else { return Ok(None) };
-    let mut settled = Vec::new();
-    for (product, sum, weight) in concerned {
-        let layers = recorded.iter().filter(|id| id.kind() == product).filter_map(|id| id.layer_index());
+    let mut votes = Vec::new();
+    for (product, _, weight) in &concerned {
+        let layers = recorded.iter().filter(|id| id.kind() == *product).filter_map(|id| id.layer_index());
         let layers: Vec<u32> = layers.collect();
         let every = layers.len().div_ceil(LAYERS_MAX).max(1);
-        let found: Vec<bool> = layers
-            .into_iter()
-            .step_by(every)
-            .filter_map(|layer| {
-                let bias = gguf.tensor(&weights::bias(&weights::in_layer(layer as usize, weight)))?;
-                is_sum(dump, (&graphs, gguf), Checkpoint::layer(product, layer), &bias.decode::<f64>())
-                    .transpose()
-            })
-            .collect::<Result<_>>()?;
-        let sums = found.iter().filter(|is_sum| **is_sum).count();
-        if 2 * sums > found.len() {
-            dump.rename(|id| (id.kind() == product).then(|| id.sibling(sum)));
-            settled.push(format!("{} as {}", product.name(), sum.name()));
+        for layer in layers.into_iter().step_by(every) {
+            let bias = gguf.tensor(&weights::bias(&weights::in_layer(layer as usize, weight)));
+            let Some(bias) = bias.map(|bias| bias.decode::<f64>()) else { continue };
+            votes.extend(is_sum(dump, (&graphs, gguf), Checkpoint::layer(*product, layer), &bias)?);
         }
     }
+    // One piece of code names queries, keys and values alike.
+    if 2 * votes.iter().filter(|is_sum| **is_sum).count() <= votes.len() {
+        return Ok(None);
+    }
+    let mut settled = Vec::new();
+    for (product, sum, _) in concerned {
+        dump.rename(|id| (id.kind() == product).then(|| id.sibling(sum)));
+        settled.push(format!("{} as {}", product.name(), sum.name()));
+    }
     let said = settled.join(", ");
-    Ok((!said.is_empty())
-        .then(|| format!("values with their bias are read as such, whatever they are called: {said}")))
+    Ok(Some(format!("values with their bias are read as such, whatever they are called: {said}")))
 }
 
 /// Whether the last row of a product is far nearer to the exact one with a bias than without, or the other way round; `None`

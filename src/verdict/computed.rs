@@ -48,8 +48,9 @@ fn narrow_weights(side: &str, findings: &Findings) -> Option<String> {
         Storage::F16 => Some(format!("{what} of {side} are those of the file rounded to f16")),
         Storage::Bf16 => Some(format!("{what} of {side} are those of the file rounded to bf16")),
     };
-    let Loaded { vectors, matrices } = findings.loaded;
-    let rounded = [("norm weights and biases", vectors), ("weights of matrices", matrices)];
+    let Loaded { vectors, tables, matrices } = findings.loaded;
+    let of_matrices = if tables == matrices { "weights of matrices" } else { "weights of matmuls" };
+    let rounded = [("norm weights and biases", vectors), (of_matrices, matrices)];
     let rounded: Vec<String> = rounded.into_iter().filter_map(of).collect();
     let said = rounded.join(", and ");
     (!said.is_empty()).then(|| format!("{said}, as all that read them show: it was judged with them"))

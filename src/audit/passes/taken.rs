@@ -1,0 +1,103 @@
+//! What the findings of one pass take from those of another.
+
+use std::collections::HashSet;
+
+use super::{APART, Assumed, Passes};
+use crate::audit::bridge::Unseen;
+use crate::audit::{Finding, Findings, parts, storage_types};
+use crate::checkpoint::{Checkpoint, Kind};
+use crate::error::Result;
+use crate::numerics::Storage;
+
+impl Passes<'_> {
+    /// An engine rounds operands of all products alike, sums them in as many parts, and has all values rounded when they are
+    /// recorded: those that were not recorded as those that were, where what follows them is explained by that alone. What
+    /// was taken for it is noted.
+    pub(super) fn products(&self, assumed: &mut Assumed, findings: &mut Findings) -> Result<()> {
+        let (unseen, kept) = (assumed.unseen, assumed.kept);
+        let of_operands = storage_types::operands(self.steps.declared()).into_iter();
+        let of_operands =
+            of_operands.map(|(name, narrow)| (name, Unseen { products: Some(narrow), ..unseen }));
+        let of_parts = parts::hypotheses(kept).into_iter().filter(move |_| kept != Storage::F32);
+        let of_parts = of_parts.map(|one| (one.name, Unseen { parts: one.arithmetic.parts, ..unseen }));
+        let of_better = storage_types::readings(kept)
+            .map(|[_, better]| (better, Unseen { recorded: Some(kept), ..unseen }));
+        for (name, unseen) in of_operands.chain(of_parts).chain(of_better) {
+            let mut nodes = findings.nodes.values();
+            let is_shown = nodes.any(|finding| finding.is_healthy() && finding.computed_in.contains(name));
+            let crosses = |finding: &Finding| finding.is_wrong() && !finding.bridged.is_empty();
+            if !is_shown || !findings.nodes.values().any(crosses) {
+                continue;
+            }
+            let tried = Assumed { unseen, ..assumed.clone() };
+            self.take(findings, assumed, &tried, name)?;
+        }
+        Ok(())
+    }
+
+    /// Takes what is explained where something else is assumed of nodes that were not recorded, which is assumed from then
+    /// on: of which kinds that is.
+    pub(super) fn take(
+        &self,
+        findings: &mut Findings,
+        assumed: &mut Assumed,
+        tried: &Assumed,
+        name: &'static str,
+    ) -> Result<HashSet<Kind>> {
+        let is_wrong = |id: Checkpoint| findings.nodes.get(&id).is_some_and(Finding::is_wrong);
+        let mut other = self.explained(tried, &is_wrong)?;
+        let kinds = findings.explained_by(&other);
+        if kinds.is_empty() {
+            return Ok(kinds);
+        }
+        // Those that are wrong all the same are shown in all rows.
+        let left = |id: Checkpoint| {
+            kinds.contains(&id.kind()) && other.nodes.get(&id).is_some_and(|found| !found.is_healthy())
+        };
+        let wholly = self.run(tried, &left)?;
+        other.nodes.extend(wholly.nodes);
+        findings.take_kinds(other, &kinds, name);
+        assumed.unseen = tried.unseen;
+        Ok(kinds)
+    }
+}
+
+impl Findings {
+    /// Takes the names that a pass for names has.
+    pub(super) fn take_names(&mut self, names: Findings) {
+        names.nodes.into_iter().for_each(|(id, named)| self.at(id).named_as(named));
+    }
+
+    /// The kinds of wrong nodes that another audit explains.
+    pub(super) fn explained_by(&self, other: &Findings) -> HashSet<Kind> {
+        let explains =
+            |id: &Checkpoint| other.nodes.get(id).is_some_and(|found| found.judged > 0 && found.is_healthy());
+        let wrong = self.nodes.iter().filter(|(_, finding)| finding.is_wrong()).map(|(id, _)| id);
+        let explained = wrong.filter(|id| explains(id)).map(|id| id.kind());
+        explained.filter(|kind| !self.has_exceptions(*kind)).collect()
+    }
+
+    /// Takes the wrong nodes of some kinds from another audit, which is for an attention of another arithmetic.
+    pub(super) fn take_kinds(&mut self, mut other: Findings, kinds: &HashSet<Kind>, attention: &'static str) {
+        let is_taken =
+            |(id, finding): &(&Checkpoint, &Finding)| finding.is_wrong() && kinds.contains(&id.kind());
+        let taken: Vec<Checkpoint> = self.nodes.iter().filter(is_taken).map(|(id, _)| *id).collect();
+        for id in taken {
+            let Some(mut found) = other.nodes.swap_remove(&id) else { continue };
+            if found.is_healthy() && !found.bridged.is_empty() {
+                found.only_with(attention);
+            }
+            self.nodes.insert(id, found);
+        }
+    }
+
+    /// Whether the wrong nodes of a kind are few, and far from all others.
+    fn has_exceptions(&self, kind: Kind) -> bool {
+        let of_kind = self.nodes.iter().filter(|(id, finding)| id.kind() == kind && finding.judged > 0);
+        let (wrong, healthy): (Vec<&Finding>, Vec<&Finding>) =
+            of_kind.map(|(_, finding)| finding).partition(|finding| finding.is_wrong());
+        let nearest = wrong.iter().map(|finding| finding.over()).fold(f64::INFINITY, f64::min);
+        let furthest = healthy.iter().map(|finding| finding.over()).fold(0.0, f64::max);
+        wrong.len() < healthy.len() && !(nearest <= APART * furthest)
+    }
+}
