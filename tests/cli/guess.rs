@@ -125,6 +125,18 @@ fn one_row_of_logits_names_a_mistake_in_one_layer() {
     assert_eq!(told["hypotheses"][0]["layers"], serde_json::json!({"one": 2}));
 }
 
+/// Both sums of a layer have a place for it, and one of them is wrong.
+#[test]
+fn logits_name_a_mistake_in_one_node_of_a_layer() {
+    let engine = Engine::with(Some("residual.missing@blk.1.attn_residual"), "logits");
+    let rows = engine.logits(engine.prompt).concat();
+    let bytes: Vec<u8> = rows.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let path = engine.file("all.f32", &bytes);
+    let (code, told) = guess(&["-p", PROMPT, "--logits", &path]);
+    assert_eq!((code, &told["answer"]), (1, &Value::from("residual.missing")), "{told}");
+    assert_eq!(told["hypotheses"][0]["layers"], serde_json::json!({"one": 1}));
+}
+
 #[test]
 fn a_text_is_read_in_the_tokens_that_an_engine_with_the_mistake_says_it_in() {
     // What they say is no text that a tokenizer would split so; the second says a token that nothing is for.

@@ -135,20 +135,23 @@ fn over_ranks(args: &Args<'_, f64>, ranks: usize, round: Round) -> Vec<f64> {
 fn sums_over_ranks_may_be_rounded_on_the_way() {
     let of = |(kept, round): (Element, Round)| [(kept, round, 4, 20), (kept, round, 8, 30)];
     for (kept, round, ranks, tokens) in sample("sums over ranks", 2, NARROW.into_iter().flat_map(of)) {
-        let computes = |spoil: &'static str, factor: f64| {
+        let computes = |spoil: &'static str, factor: f64, wrong: usize| {
             move |id: Checkpoint, args: &Args<'_, f64>| {
                 let is_sum = matches!(id.kind(), Kind::AttnOut | Kind::FfnOut);
                 let mut values = is_sum.then(|| over_ranks(args, ranks, round))?;
                 if id.to_string() == spoil {
                     let width = args.shape[3];
-                    values[7 * width..8 * width].iter_mut().for_each(|value| *value *= factor);
+                    values[7 * width..][..wrong * width].iter_mut().for_each(|value| *value *= factor);
                 }
                 Some(values)
             }
         };
-        assert_eq!(found(&engine(kept, &computes("", 1.0)), tokens), HEALTHY, "{kept:?} {ranks}");
-        for spoil in ["blk.1.attn_out", "blk.2.ffn_out"] {
-            let said = found(&engine(kept, &computes(spoil, 1.05)), tokens);
+        assert_eq!(found(&engine(kept, &computes("", 1.0, 0)), tokens), HEALTHY, "{kept:?} {ranks}");
+        // One row, and a factor of many, which is no larger than several roundings of each value.
+        for (spoil, factor, rows) in
+            [("blk.1.attn_out", 1.05, 1), ("blk.2.ffn_out", 1.05, 1), ("blk.1.attn_out", 1.015, 10)]
+        {
+            let said = found(&engine(kept, &computes(spoil, factor, rows)), tokens);
             assert_eq!(said, wrong(spoil), "{kept:?} {ranks}");
         }
     }

@@ -1,6 +1,6 @@
 //! Everything that may have happened to an engine whose output is seen: one list.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use parity_graph::Id;
 use parity_graph::fault::{Argument, Entry, Fault, Scene, entries, find};
@@ -267,6 +267,28 @@ pub fn kept(whole: &Hypothesis, wants: &dyn Fn(Id) -> bool, layer: Option<u32>) 
     let nodes = nodes_of(whole, &|id, _| wants(id));
     let made = of_nodes(nodes, layer.map_or(Layers::All, Layers::One), whole.rows, whole.key.clone())?;
     Some(Hypothesis { aliases: whole.aliases.clone(), ..made })
+}
+
+/// A mistake in one kind of its nodes alone, in all layers and in each, where these are of several kinds.
+pub fn by_kind(whole: &Hypothesis, layers: u32) -> Vec<Hypothesis> {
+    let Some(nodes) = whole.nodes() else { return Vec::new() };
+    let place = |id: Id| nodes.get(&id).and_then(|here| here.first()).map(|one| one.checkpoint);
+    let mut kinds: Vec<Kind> = nodes.keys().filter_map(|id| Some(place(*id)?.kind())).collect();
+    let mut seen = HashSet::new();
+    kinds.retain(|kind| seen.insert(*kind));
+    if kinds.len() < 2 {
+        return Vec::new();
+    }
+    let layers = || (0..layers).map(Some).filter(|_| layers > 1);
+    let places =
+        kinds.into_iter().flat_map(|kind| std::iter::once(None).chain(layers()).map(move |at| (kind, at)));
+    let made = places.filter_map(|(kind, layer)| {
+        let is_it = |at: Checkpoint| at.kind() == kind && (layer.is_none() || at.layer_index() == layer);
+        let one = kept(whole, &|id| place(id).is_some_and(is_it), layer)?;
+        // In other graphs the key finds the mistake in all of its nodes.
+        Some(Hypothesis { key: format!("{} of {}", whole.key, kind.name()), ..one })
+    });
+    made.collect()
 }
 
 /// The mistakes at some of the nodes of a hypothesis, once more.

@@ -131,8 +131,10 @@ fn guess_in(
         tried.extend(stepwise);
         found = search.answer(&mut tried, &noise);
     }
-    for stage in [Stage::Parts, Stage::Single] {
-        let is_open = is_open(&found, &tried, evidence.ceiling(&noise));
+    for stage in [Stage::Parts, Stage::Single, Stage::Kinds] {
+        // Of so many hypotheses tokens may speak for one by chance; numbers do not.
+        let is_asked = stage != Stage::Kinds || found == Answer::Nothing && evidence.tokens().is_empty();
+        let is_open = is_asked && is_open(&found, &tried, evidence.ceiling(&noise));
         let why = match is_open.then(|| stage.all(&search)) {
             Some(more) if search.work(more.len()) <= WORK_MAX => {
                 tried.extend(search.each(more, &noise, &tried)?);
@@ -174,6 +176,8 @@ enum Stage {
     Parts,
     /// Mistakes in one layer.
     Single,
+    /// Mistakes in one kind of nodes, in one layer or in all, of those that several kinds have a place for.
+    Kinds,
 }
 
 impl Stage {
@@ -181,6 +185,7 @@ impl Stage {
         match self {
             Stage::Parts => "mistakes in some layers, or in one of prefill and decode steps alone,",
             Stage::Single => "mistakes in one layer between the first and the last",
+            Stage::Kinds => "mistakes in one node of a layer of several that they may be in",
         }
     }
 
@@ -192,13 +197,17 @@ impl Stage {
 
     fn all(self, search: &Search<'_>) -> Vec<Hypothesis> {
         let (labelled, layers) = (&search.full.labelled, search.full.layers());
+        if self == Stage::Kinds {
+            let all = hypotheses::everywhere(labelled);
+            return all.iter().flat_map(|one| hypotheses::by_kind(one, layers)).collect();
+        }
         let parts: Vec<(Layers, Rows)> = match self {
             Stage::Parts => [Layers::First, Layers::Last, Layers::Odd, Layers::Even]
                 .into_iter()
                 .map(|layers| (layers, Rows::All))
                 .chain([(Layers::All, Rows::Decode), (Layers::All, Rows::Prefill)])
                 .collect(),
-            Stage::Single => {
+            Stage::Single | Stage::Kinds => {
                 (1..layers.saturating_sub(1)).map(|layer| (Layers::One(layer), Rows::All)).collect()
             }
         };
