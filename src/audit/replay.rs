@@ -244,7 +244,7 @@ impl<'a> Replay<'a> {
         suspect: &Suspect<'_>,
         nodes: &[Id],
         injected: Injected<'_>,
-        judging: &dyn Fn(&Node<'_>, &Args<'_, f64>) -> Option<Held>,
+        judging: Judges<'_>,
     ) -> Option<Held> {
         let Replayed { step, steps, labelled, .. } = self.of;
         let mut machine = self.machine(how);
@@ -328,6 +328,9 @@ impl Replayed<'_> {
     }
 }
 
+/// What is said of the suspect as it is computed.
+type Judges<'a> = &'a dyn Fn(&Node<'_>, &Args<'_, f64>) -> Option<Held>;
+
 struct Replayer<'b, 'a> {
     replay: &'b Replay<'a>,
     /// The step: that of the replay, or one before.
@@ -336,7 +339,7 @@ struct Replayer<'b, 'a> {
     suspect: &'b Suspect<'b>,
     injected: Injected<'b>,
     /// Nothing in a step before.
-    judging: Option<&'b dyn Fn(&Node<'_>, &Args<'_, f64>) -> Option<Held>>,
+    judging: Option<Judges<'b>>,
     held: Option<Held>,
 }
 

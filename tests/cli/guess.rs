@@ -125,13 +125,11 @@ fn one_row_of_logits_names_a_mistake_in_one_layer() {
     assert_eq!(told["hypotheses"][0]["layers"], serde_json::json!({"one": 2}));
 }
 
-/// Both sums of a layer have a place for it, and one of them is wrong.
 #[test]
 fn logits_name_a_mistake_in_one_node_of_a_layer() {
     let engine = Engine::with(Some("residual.missing@blk.1.attn_residual"), "logits");
-    let rows = engine.logits(engine.prompt).concat();
-    let bytes: Vec<u8> = rows.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let path = engine.file("all.f32", &bytes);
+    let rows = engine.logits(engine.prompt).concat().into_iter().flat_map(f32::to_le_bytes);
+    let path = engine.file("all.f32", &rows.collect::<Vec<u8>>());
     let (code, told) = guess(&["-p", PROMPT, "--logits", &path]);
     assert_eq!((code, &told["answer"]), (1, &Value::from("residual.missing")), "{told}");
     assert_eq!(told["hypotheses"][0]["layers"], serde_json::json!({"one": 1}));

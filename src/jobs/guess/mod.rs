@@ -123,10 +123,7 @@ fn guess_in(
         false => Vec::new(),
     };
     if stepwise.is_empty() {
-        notes.push(
-            "mistakes that show in decode steps alone (attn.stale_cache, attn.self_only) were not tried"
-                .to_owned(),
-        );
+        notes.push(STEPWISE_LEFT_OUT.to_owned());
     } else {
         tried.extend(stepwise);
         found = search.answer(&mut tried, &noise);
@@ -168,6 +165,10 @@ fn is_open(found: &Answer, tried: &[Tried], ceiling: f64) -> bool {
         Answer::Mistake(_) | Answer::Several(_) => false,
     }
 }
+
+/// What is said where single steps behind the prompt were not tried.
+const STEPWISE_LEFT_OUT: &str =
+    "mistakes that show in decode steps alone (attn.stale_cache, attn.self_only) were not tried";
 
 /// What is tried where nothing before explains the output.
 #[derive(Clone, Copy, PartialEq)]
