@@ -51,14 +51,17 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
     let matmuls = sampled(steps, graphs, MATMULS_MAX, |labelled, id, op| {
         matches!(op, Op::MulMat | Op::MulMatId) && reads(labelled, id, false, WEIGHT_MAX)
     });
-    let filed = Loaded::default();
-    let compared = |loaded: [Loaded; 2], nodes: &[Sampled], left: f64| -> Result<Compared> {
-        compared(steps, graphs, gguf, loaded, nodes, left)
-    };
-    let mut loaded = filed;
+    let compared =
+        |filed: &[Option<f64>], loaded: Loaded, nodes: &[Sampled], left: f64| -> Result<Compared> {
+            let Some(gguf) = gguf.loaded(loaded)? else { return Ok(Compared::default()) };
+            Ok(Compared::of(filed, &errors(steps, graphs, &gguf, nodes)?, left))
+        };
+    let filed = |nodes: &[Sampled]| errors(steps, graphs, gguf, nodes);
+    let [filed_vectors, filed_rows, filed_matmuls] = [filed(&vectors)?, filed(&rows)?, filed(&matmuls)?];
+    let mut loaded = Loaded::default();
     for storage in [Storage::F16, Storage::Bf16].map(Some) {
-        let of_vectors = Loaded { vectors: storage, ..filed };
-        if loaded.vectors.is_none() && compared([filed, of_vectors], &vectors, LEFT)?.is_shown(2) {
+        let of_vectors = Loaded { vectors: storage, ..Loaded::default() };
+        if loaded.vectors.is_none() && compared(&filed_vectors, of_vectors, &vectors, LEFT)?.is_shown(2) {
             loaded.vectors = storage;
         }
         if loaded.matrices.is_some() {
@@ -66,10 +69,11 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
         }
         // Rows of a table are exact, so that operands which are rounded as well do not matter beside them. What they do not
         // show matmuls must show alone.
-        let of_rows = compared([filed, Loaded { tables: storage, ..filed }], &rows, LEFT)?;
+        let of_tables = Loaded { tables: storage, ..Loaded::default() };
+        let of_rows = compared(&filed_rows, of_tables, &rows, LEFT)?;
         let left = if of_rows.is_shown(1) { LEFT } else { LEFT_ALONE };
-        let of_matrices = Loaded { matrices: storage, tables: storage, ..filed };
-        if compared([filed, of_matrices], &matmuls, left)?.is_shown(matmuls.len().min(2)) {
+        let of_matrices = Loaded { matrices: storage, ..of_tables };
+        if compared(&filed_matmuls, of_matrices, &matmuls, left)?.is_shown(matmuls.len().min(2)) {
             loaded.matrices = storage;
             loaded.tables = storage.filter(|_| of_rows.changed == 0 || of_rows.is_shown(1));
         }
@@ -78,7 +82,9 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
     if loaded.matrices.is_some() && vectors.len() < 2 {
         let all = sampled(steps, graphs, MATMULS_MAX, |_, _, op| *op != Op::GetRows);
         let with_vectors = Loaded { vectors: loaded.matrices, ..loaded };
-        if compared([loaded, with_vectors], &all, LEFT)?.is_shown(1) {
+        let without = gguf.loaded(loaded)?;
+        let without = errors(steps, graphs, without.as_ref().unwrap_or(gguf), &all)?;
+        if compared(&without, with_vectors, &all, LEFT)?.is_shown(1) {
             loaded = with_vectors;
         }
     }
@@ -86,6 +92,7 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
 }
 
 /// How nodes compare that are computed with two files.
+#[derive(Default)]
 struct Compared {
     /// Which differ.
     changed: usize,
@@ -94,35 +101,19 @@ struct Compared {
 }
 
 impl Compared {
+    /// By the errors with each: those are nearer to the second of which it leaves at most this much.
+    fn of(first: &[Option<f64>], second: &[Option<f64>], left: f64) -> Compared {
+        let pairs = first.iter().zip(second).filter_map(|(a, b)| a.zip(*b)).filter(|(a, b)| a != b);
+        pairs.fold(Compared::default(), |known, (first, second)| Compared {
+            changed: known.changed + 1,
+            nearer: known.nearer + usize::from(second <= left * first),
+        })
+    }
+
     /// Whether most of those that differ are nearer to the second, and these are so many.
     fn is_shown(&self, least: usize) -> bool {
         self.changed >= least && 2 * self.nearer > self.changed
     }
-}
-
-/// Compares some nodes with the file as it is loaded in two ways; those are nearer to the second of which it leaves at most this
-/// much.
-fn compared(
-    steps: &dyn Steps,
-    graphs: &[(usize, &Labelled)],
-    gguf: &Gguf,
-    loaded: [Loaded; 2],
-    nodes: &[Sampled],
-    left: f64,
-) -> Result<Compared> {
-    let [first, second] = [gguf.loaded(loaded[0])?, gguf.loaded(loaded[1])?];
-    let Some(second) = second.filter(|_| !nodes.is_empty()) else {
-        return Ok(Compared { changed: 0, nearer: 0 });
-    };
-    let [first, second] =
-        [first.as_ref().unwrap_or(gguf), &second].map(|gguf| errors(steps, graphs, gguf, nodes));
-    let pairs = first?.into_iter().zip(second?).filter_map(|(a, b)| a.zip(b)).filter(|(a, b)| a != b);
-    let (mut changed, mut nearer) = (0, 0);
-    for (first, second) in pairs {
-        changed += 1;
-        nearer += usize::from(second <= left * first);
-    }
-    Ok(Compared { changed, nearer })
 }
 
 /// Some recorded nodes of a kind, each with positions that were recorded of it.
@@ -134,14 +125,15 @@ fn sampled(
 ) -> Vec<Sampled> {
     let Some(&(step, labelled)) = graphs.first() else { return Vec::new() };
     let nodes = labelled.nodes().filter(|(id, _)| is(labelled, *id, &labelled.program.graph.get(*id).op));
-    let with_rows = |(_, checkpoint): (Id, Checkpoint)| {
+    let recorded = nodes.map(|(_, checkpoint)| checkpoint).filter(|id| steps.rows(step, *id).is_some());
+    let all: Vec<Checkpoint> = recorded.collect();
+    let every = all.len().div_ceil(most).max(1);
+    let with_rows = |checkpoint: Checkpoint| {
         let positions = steps.tensor(step, checkpoint)?.positions;
         let every = positions.len().div_ceil(ROWS_MAX).max(1);
         Some((checkpoint, positions.into_iter().step_by(every).collect()))
     };
-    let all: Vec<Sampled> = nodes.filter_map(with_rows).collect();
-    let every = all.len().div_ceil(most).max(1);
-    all.into_iter().step_by(every).collect()
+    all.into_iter().step_by(every).filter_map(with_rows).collect()
 }
 
 /// Of each node the squared error of what was recorded; `None` where that cannot be said.

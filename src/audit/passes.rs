@@ -106,6 +106,7 @@ pub fn bounded(
 ) -> Result<Findings> {
     Ok(Passes::of(steps, graphs, gguf, how).bounded()?.1)
 }
+
 /// Nodes that are diagnosed: the later ones are mostly the same mistake in other layers.
 const DIAGNOSED_MAX: usize = 8;
 /// Steps of a node that are diagnosed: the later ones are mostly alike.
