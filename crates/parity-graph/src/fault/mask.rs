@@ -11,11 +11,11 @@ use crate::rewrite::{Change, Edit};
 /// Why a mistake in reading the cache may not show.
 const IN_DECODE: Option<&str> = Some("in the first step: it shows in decode");
 
-/// All of them.
 /// Windows that are tried: three positions, which shows in the shortest text, and powers of two.
 const WINDOWS: [f64; 13] =
     [3.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0];
 
+/// All of them.
 pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "attn.no_mask",

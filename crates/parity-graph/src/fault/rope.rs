@@ -23,7 +23,7 @@ const VISION: i32 = 24;
 const AT_ZERO: Option<&str> = Some("at position 0, which is not rotated");
 const IN_DECODE: Option<&str> = Some("in the first step: it shows in decode");
 
-/// All of them.
+/// All of them. Of those that come to the same values the first is told: leading columns alone before some columns or other.
 pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "rope.base",
@@ -67,6 +67,30 @@ pub(super) const ENTRIES: &[Entry] = &[
             ],
             |_, _| made(edit(1, Edit::Set(0.0)), "the position is stuck at 0: no row is rotated"),
         )
+    },
+    Entry {
+        name: "rope.partial",
+        summary: "only some leading columns of a head are rotated",
+        place: "a partial rotary factor of another model (Phi, GPT-NeoX)",
+        fix: "rotate {arch}.rope.dimension_count columns, or all where the key is absent",
+        parameter: Some("columns"),
+        silent: AT_ZERO,
+        ops: ROPE,
+        values: |site| {
+            let (dims, width) = (f64::from(site.int("n_dims")), site.tensor().ne[0] as f64);
+            let half = (dims / 4.0).floor() * 2.0;
+            let all = (2..=site.tensor().ne[0]).step_by(2).map(|dims| dims as f64);
+            Argument::numbers([half, width].into_iter().chain(all))
+        },
+        make: |site, argument| {
+            let (dims, own) = (argument.integer()?, site.int("n_dims"));
+            let width = i32::try_from(site.tensor().ne[0]).ok()?;
+            when(dims > 0 && dims % 2 == 0 && dims <= width && dims != own)?;
+            when(site.int("mode") < SECTIONS && site.int("offset") == 0)?;
+            let text = format!("RoPE rotates {dims} columns of a head, the model says {own}");
+            made(site.with_int("n_dims", dims), text)
+        },
+        ..PLAIN
     },
     Entry {
         name: "rope.none",
@@ -166,30 +190,6 @@ pub(super) const ENTRIES: &[Entry] = &[
             made(edit(1, Edit::AddLater(by as f32)), text)
         },
         guess: Some(|_, evidence| shifts(evidence, Edit::AddLater)),
-        ..PLAIN
-    },
-    Entry {
-        name: "rope.partial",
-        summary: "only some leading columns of a head are rotated",
-        place: "a partial rotary factor of another model (Phi, GPT-NeoX)",
-        fix: "rotate {arch}.rope.dimension_count columns, or all where the key is absent",
-        parameter: Some("columns"),
-        silent: AT_ZERO,
-        ops: ROPE,
-        values: |site| {
-            let (dims, width) = (f64::from(site.int("n_dims")), site.tensor().ne[0] as f64);
-            let half = (dims / 4.0).floor() * 2.0;
-            let all = (2..=site.tensor().ne[0]).step_by(2).map(|dims| dims as f64);
-            Argument::numbers([half, width].into_iter().chain(all))
-        },
-        make: |site, argument| {
-            let (dims, own) = (argument.integer()?, site.int("n_dims"));
-            let width = i32::try_from(site.tensor().ne[0]).ok()?;
-            when(dims > 0 && dims % 2 == 0 && dims <= width && dims != own)?;
-            when(site.int("mode") < SECTIONS && site.int("offset") == 0)?;
-            let text = format!("RoPE rotates {dims} columns of a head, the model says {own}");
-            made(site.with_int("n_dims", dims), text)
-        },
         ..PLAIN
     },
     Entry {
