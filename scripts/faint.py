@@ -31,9 +31,11 @@ import os
 import pathlib
 import random
 import shutil
+import signal
 import struct
 import subprocess
 import sys
+import threading
 
 import numpy as np
 
@@ -46,6 +48,9 @@ ENGINES = {
     "f32": "f32", "f16": "f16 storage=f16 kv=f16", "bf16": "bf16 storage=bf16 kv=bf16",
     "f16 products": "f16", "bf16 products": "bf16",
 }  # fmt: skip
+KINDS = ("row", "element", "head")
+# Copies of each dump, which are changed and judged at the same time.
+PARTS = 4
 OUTCOMES = ["located", "elsewhere", "undecided", "declared", "PASSED"]
 PER_HEAD = ("q", "k", "v", "q_rope", "k_rope", "attn_ctx")
 
@@ -69,10 +74,11 @@ def audit(dump):
 class Producer:
     """A healthy dump, whose first step is changed in place and put back."""
 
-    def __init__(self, out, name, length, declared):
+    def __init__(self, out, name, length, declared, part=0):
         self.numerics = ENGINES[name]
         self.name = f"{name}{'' if declared else ', undeclared'}"
-        self.dump = out / f"{self.name.replace(', ', '-').replace(' ', '-')}-{length}"
+        self.key = f"{self.name.replace(', ', '-').replace(' ', '-')}-{length}"
+        self.dump = out / f"{self.key}-{part}"
         shutil.rmtree(self.dump, ignore_errors=True)
         tokens = ",".join(str(i * 37 % 250 + 1) for i in range(length))
         command = [PARITY, "run", "-m", MODEL, "--tokens", tokens, "-n", DECODED, "--device", "cpu", "--threads", "1",
@@ -137,7 +143,7 @@ class Producer:
                 return name, values, other, kind, row, words
 
     def judge(self, number, seed):
-        draw = random.Random(f"{seed} {self.dump.name} {number}")
+        draw = random.Random(f"{seed} {self.key} {number}")
         name, values, other, kind, row, words = self.changed(draw)
         self.write(name, other)
         try:
@@ -170,29 +176,40 @@ def main():
     given.out.mkdir(parents=True, exist_ok=True)
     lengths = [int(length) for length in given.lengths.split(",")]
     kinds = [(name, length, declared) for name in ENGINES for length in lengths for declared in (True, False)]
-    counts, lines = collections.defaultdict(collections.Counter), []
+    counts, lines, known = collections.defaultdict(collections.Counter), [], threading.Lock()
 
-    def all_of(at):
+    def note(name, kind, outcome, line):
+        with known:
+            counts[name][outcome] += 1
+            counts[kind][outcome] += 1
+            if line:
+                lines.append(line if outcome == "ACCUSED" else f"{outcome}: {line}")
+                print(lines[-1], flush=True)
+            done = sum(counts[kind].total() for kind in KINDS)
+            print(f"\r{done} of {given.count}", end="", file=sys.stderr, flush=True)
+
+    def all_of(at, part):
         name, length, declared = kinds[at]
-        producer = Producer(given.out, name, length, declared)
-        problem = producer.healthy()
+        producer = Producer(given.out, name, length, declared, part)
+        problem = "" if part else producer.healthy()
         if problem:
-            return [(producer.name, "healthy", "ACCUSED", f"{producer.name}, {length} tokens, unchanged: {problem}")]
-        own = range(at, given.count, len(kinds))
-        found = [(producer.name, *producer.judge(number, given.seed)) for number in own]
+            note(producer.name, "healthy", "ACCUSED", f"{producer.name}, {length} tokens, unchanged: {problem}")
+        for number in range(at + part * len(kinds), given.count, PARTS * len(kinds)):
+            note(producer.name, *producer.judge(number, given.seed))
         shutil.rmtree(producer.dump)
-        return found
 
-    with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
-        for number, done in enumerate(concurrent.futures.as_completed([pool.submit(all_of, at) for at in range(len(kinds))])):
-            for name, kind, outcome, line in done.result():
-                counts[name][outcome] += 1
-                counts[kind][outcome] += 1
-                if line:
-                    lines.append(line if outcome == "ACCUSED" else f"{outcome}: {line}")
-                    print(lines[-1], flush=True)
-            print(f"{number + 1} of {len(kinds)} dumps", file=sys.stderr, flush=True)
-    total = sum((counts[kind] for kind in ("row", "element", "head")), collections.Counter())
+    # The longest first: they take most of the time. What is known is told when it is stopped.
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    order = sorted(range(len(kinds)), key=lambda at: -kinds[at][1])
+    pool, stopped = concurrent.futures.ThreadPoolExecutor(given.jobs), False
+    try:
+        for one in [pool.submit(all_of, at, part) for at in order for part in range(PARTS)]:
+            one.result()
+    except KeyboardInterrupt:
+        stopped = True
+        lines.append("stopped before all were made")
+    pool.shutdown(wait=False, cancel_futures=True)
+    total = sum((counts[kind] for kind in KINDS), collections.Counter())
     text = [f"{'':28}" + "".join(f"{word:>11}" for word in OUTCOMES)]
     for name, count in [*counts.items(), ("all", total)]:
         text.append(f"{name:28}" + "".join(f"{count[word]:11}" for word in OUTCOMES))
@@ -204,8 +221,11 @@ def main():
     above = total["located"] + total["elsewhere"] + total["undecided"] + total["PASSED"]
     if not above:
         return 2
-    return 0 if not (accused or total["PASSED"] or total["undecided"]) and total["located"] >= 0.99 * above else 1
+    return 0 if not (stopped or accused or total["PASSED"] or total["undecided"]) and total["located"] >= 0.99 * above else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    # Audits that are still running when it is stopped are waited for by nobody.
+    os._exit(code)

@@ -78,8 +78,9 @@ pub fn attentions(steps: &dyn Steps) -> Vec<Hypothesis> {
 /// attention, or of both.
 pub fn with_operands(declared: Option<Numerics>) -> Vec<Arithmetic> {
     let each = |(_, narrow)| {
-        // What is cut off weights lies on one side, and differs with what is cut.
-        let undivided = (narrow == Narrow::Tf32Cut).then_some(Weights::Undivided);
+        // Fused kernels round weights before they are divided by their sum. What is cut off them lies on one side, and differs with
+        // what is cut; what is rounded to TF32 is next to nothing.
+        let undivided = (narrow != Narrow::Tf32).then_some(Weights::Undivided);
         let kinds = [Some(Weights::Divided), undivided].into_iter().flatten();
         let attentions = kinds.flat_map(move |when| {
             [Arithmetic::EXACT, products(narrow)]
@@ -167,8 +168,9 @@ pub fn of_cache(steps: &dyn Steps, any: bool, op: &Op, args: &Args<'_, f64>) -> 
 }
 
 /// Attention of engines that keep everything in a narrow type, what rounds least first: scores in f32 (fused kernels), or
-/// rounded once, or after each step; the scale in the scores, in the queries, or its root in queries and keys.
-pub fn in_narrow(kept: Storage) -> Vec<Hypothesis> {
+/// rounded once, or after each step; the scale in the scores, in the queries, or its root in queries and keys. All of these
+/// once more with keys and values that an engine of f16 may cache in bf16: it declares that, or nothing.
+pub fn in_narrow(kept: Storage, declared: Option<Numerics>) -> Vec<Hypothesis> {
     let (narrow, names) = match kept {
         Storage::F32 => return Vec::new(),
         Storage::F16 => {
@@ -195,7 +197,15 @@ pub fn in_narrow(kept: Storage) -> Vec<Hypothesis> {
         let arithmetic = Arithmetic { narrow: kept, cache: kept, flash, softmax, ..Arithmetic::EXACT };
         Hypothesis { name: names[usize::from(softmax != f32)], arithmetic }
     };
-    all.into_iter().map(of).collect()
+    let all: Vec<Hypothesis> = all.into_iter().map(of).collect();
+    let bf16 = Storage::Bf16;
+    let is_cached = kept == Storage::F16 && declared.is_none_or(|numerics| numerics.kv == bf16);
+    let cached = |one: &Hypothesis| Hypothesis {
+        name: name_of_cache(bf16),
+        arithmetic: Arithmetic { cache: bf16, ..one.arithmetic },
+    };
+    let cached: Vec<Hypothesis> = all.iter().filter(|_| is_cached).map(cached).collect();
+    [all, cached].concat()
 }
 
 /// The same with the scale in what is rounded. Where it is a power of two, nothing else comes of it but for its root.

@@ -7,8 +7,10 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{Labelled, Steps, storage_types};
+use crate::checkpoint::Checkpoint;
 use crate::numerics::Storage;
 use parity_dump::checkpoint::Kind;
+use parity_graph::{Leaf, Op};
 
 /// The kinds of nodes that most need f32 for, of a recording of which some values are numbers of the type `kept`.
 pub fn of_f32(steps: &dyn Steps, graphs: &[(usize, &Labelled)], kept: Storage) -> HashSet<Kind> {
@@ -24,7 +26,21 @@ pub fn of_f32(steps: &dyn Steps, graphs: &[(usize, &Labelled)], kept: Storage) -
     counts.into_iter().filter(|(_, [narrow, all])| 2 * narrow < *all).map(|(kind, _)| kind).collect()
 }
 
-/// By tensor of a step's graph: the type that it is taken to be kept in. What was not recorded is as what reads it.
+/// Whether most products with weights that were recorded are of kinds whose values are numbers of the narrow type.
+fn has_narrow_products(
+    steps: &dyn Steps,
+    (step, labelled): (usize, &Labelled),
+    of_f32: &HashSet<Kind>,
+) -> bool {
+    let is_recorded = |id: &Checkpoint| steps.rows(step, *id).is_some();
+    let recorded = labelled.products().map(|(_, checkpoint)| checkpoint).filter(is_recorded);
+    let (in_f32, narrow): (Vec<Checkpoint>, Vec<Checkpoint>) =
+        recorded.partition(|id| of_f32.contains(&id.kind()));
+    narrow.len() > in_f32.len()
+}
+
+/// By tensor of a step's graph: the type that it is taken to be kept in. What was not recorded is as what reads it; but where
+/// recorded products with weights show the narrow type, others have it too, and what is computed of these alone.
 pub fn kept(
     steps: &dyn Steps,
     (step, labelled): (usize, &Labelled),
@@ -49,6 +65,21 @@ pub fn kept(
         }
         let readers = if in_f32 { &mut read_in_f32 } else { &mut read_otherwise };
         graph.sources(id).for_each(|source| readers[source] = true);
+    }
+    if has_narrow_products(steps, (step, labelled), of_f32) {
+        // Autocast: products come out narrow, and so does what is computed of these until it meets what is not.
+        let mut is_narrow = vec![false; graph.tensors.len()];
+        for id in graph.computed() {
+            let weight = || graph.src(id, 0).is_some_and(|weight| graph.leaf(weight) == Some(Leaf::Weight));
+            let is_product = matches!(graph.get(id).op, Op::MulMat | Op::MulMatId) && weight();
+            let mut computed = graph.sources(id).filter(|source| !graph.is_leaf(*source)).peekable();
+            let is_of_products = computed.peek().is_some() && computed.all(|source| is_narrow[source]);
+            let is_recorded = labelled.labels[id].is_some_and(|label| steps.rows(step, label).is_some());
+            is_narrow[id] = !is_recorded && (is_product || is_of_products);
+            if is_narrow[id] {
+                all[id] = kept;
+            }
+        }
     }
     all
 }

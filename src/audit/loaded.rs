@@ -8,7 +8,7 @@ use parity_graph::{Id, Op};
 use super::{Exact, Labelled, Steps, exact};
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::gguf::{Gguf, Loaded};
+use crate::gguf::{Gguf, Loaded, TensorRef};
 use crate::numerics::Storage;
 
 /// Nodes that are looked at, from the first to the last.
@@ -48,18 +48,28 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
     let rows = sampled(steps, graphs, 1, |labelled, id, op| {
         *op == Op::GetRows && reads(labelled, id, false, usize::MAX)
     });
-    let matmuls = sampled(steps, graphs, MATMULS_MAX, |labelled, id, op| {
-        matches!(op, Op::MulMat | Op::MulMatId) && reads(labelled, id, false, WEIGHT_MAX)
-    });
+    // Of a file most of whose matrices were of that type before an adapter was merged into some, those alone show it.
+    let changes = |labelled: &Labelled, id: Id, storage: Storage| {
+        let graph = &labelled.program.graph;
+        let mut weights = graph.sources(id).filter_map(|source| gguf.tensor(&graph.get(source).name));
+        weights.any(|weight| !holds_row(&weight, storage))
+    };
+    let matmuls = |storage: Storage| {
+        sampled(steps, graphs, MATMULS_MAX, |labelled, id, op| {
+            matches!(op, Op::MulMat | Op::MulMatId)
+                && reads(labelled, id, false, WEIGHT_MAX)
+                && changes(labelled, id, storage)
+        })
+    };
     let compared =
         |filed: &[Option<f64>], loaded: Loaded, nodes: &[Sampled], left: f64| -> Result<Compared> {
-            let Some(gguf) = gguf.loaded(loaded)? else { return Ok(Compared::default()) };
-            Ok(Compared::of(filed, &errors(steps, graphs, &gguf, nodes)?, left))
+            compared((steps, graphs, gguf), filed, loaded, (nodes, left))
         };
     let filed = |nodes: &[Sampled]| errors(steps, graphs, gguf, nodes);
-    let [filed_vectors, filed_rows, filed_matmuls] = [filed(&vectors)?, filed(&rows)?, filed(&matmuls)?];
+    let [filed_vectors, filed_rows] = [filed(&vectors)?, filed(&rows)?];
     let mut loaded = Loaded::default();
-    for storage in [Storage::F16, Storage::Bf16].map(Some) {
+    for kept in [Storage::F16, Storage::Bf16] {
+        let storage = Some(kept);
         let of_vectors = Loaded { vectors: storage, ..Loaded::default() };
         if loaded.vectors.is_none() && compared(&filed_vectors, of_vectors, &vectors, LEFT)?.is_shown(2) {
             loaded.vectors = storage;
@@ -72,23 +82,54 @@ pub fn kept(steps: &dyn Steps, graphs: &[(usize, &Labelled)], gguf: &Gguf) -> Re
         let of_tables = Loaded { tables: storage, ..Loaded::default() };
         let of_rows = compared(&filed_rows, of_tables, &rows, LEFT)?;
         let left = if of_rows.is_shown(1) { LEFT } else { LEFT_ALONE };
-        let of_matrices = Loaded { matrices: storage, ..of_tables };
-        if compared(&filed_matmuls, of_matrices, &matmuls, left)?.is_shown(matmuls.len().min(2)) {
+        let (of_matrices, matmuls) = (Loaded { matrices: storage, ..of_tables }, matmuls(kept));
+        let of_matmuls = compared(&filed(&matmuls)?, of_matrices, &matmuls, left)?;
+        if of_matmuls.is_shown(matmuls.len().clamp(1, 2)) {
             loaded.matrices = storage;
             loaded.tables = storage.filter(|_| of_rows.changed == 0 || of_rows.is_shown(1));
+        } else if loaded.tables.is_none() && of_rows.is_shown(1) && of_matmuls.is_open() {
+            // Operands that are rounded to the same type hide whether weights were.
+            loaded.tables = storage;
         }
     }
     // Of norms and biases that nobody recorded what follows them says whether they are rounded like matrices.
     if loaded.matrices.is_some() && vectors.len() < 2 {
-        let all = sampled(steps, graphs, MATMULS_MAX, |_, _, op| *op != Op::GetRows);
-        let with_vectors = Loaded { vectors: loaded.matrices, ..loaded };
-        let without = gguf.loaded(loaded)?;
-        let without = errors(steps, graphs, without.as_ref().unwrap_or(gguf), &all)?;
-        if compared(&without, with_vectors, &all, LEFT)?.is_shown(1) {
-            loaded = with_vectors;
-        }
+        loaded = with_vectors(steps, graphs, gguf, loaded)?;
     }
     Ok(gguf.loaded(loaded)?.map(|gguf| (loaded, gguf)))
+}
+
+/// How nodes compare whose errors with the file are known, with it and with what a loader makes of it.
+fn compared(
+    (steps, graphs, gguf): (&dyn Steps, &[(usize, &Labelled)], &Gguf),
+    filed: &[Option<f64>],
+    loaded: Loaded,
+    (nodes, left): (&[Sampled], f64),
+) -> Result<Compared> {
+    let Some(gguf) = gguf.loaded(loaded)? else { return Ok(Compared::default()) };
+    Ok(Compared::of(filed, &errors(steps, graphs, &gguf, nodes)?, left))
+}
+
+/// With norms and biases rounded as matrices are, where what was recorded of any node shows it.
+fn with_vectors(
+    steps: &dyn Steps,
+    graphs: &[(usize, &Labelled)],
+    gguf: &Gguf,
+    loaded: Loaded,
+) -> Result<Loaded> {
+    let all = sampled(steps, graphs, MATMULS_MAX, |_, _, op| *op != Op::GetRows);
+    let rounded = Loaded { vectors: loaded.matrices, ..loaded };
+    let without = gguf.loaded(loaded)?;
+    let without = errors(steps, graphs, without.as_ref().unwrap_or(gguf), &all)?;
+    let is_shown = compared((steps, graphs, gguf), &without, rounded, (&all, LEFT))?.is_shown(1);
+    Ok(if is_shown { rounded } else { loaded })
+}
+
+/// Whether the first row of a weight is of numbers of a type.
+fn holds_row(weight: &TensorRef<'_>, storage: Storage) -> bool {
+    let mut row = vec![0.0_f32; if weight.info.dtype.is_decodable() { weight.cols() } else { 0 }];
+    weight.decode_rows(0..usize::from(!row.is_empty()), &mut row);
+    row.into_iter().all(|value| storage.holds(value))
 }
 
 /// How nodes compare that are computed with two files.
@@ -98,6 +139,8 @@ struct Compared {
     changed: usize,
     /// Which are nearer to the second.
     nearer: usize,
+    /// Which are nearer to the first.
+    further: usize,
 }
 
 impl Compared {
@@ -107,7 +150,13 @@ impl Compared {
         pairs.fold(Compared::default(), |known, (first, second)| Compared {
             changed: known.changed + 1,
             nearer: known.nearer + usize::from(second <= left * first),
+            further: known.further + usize::from(first <= LEFT * second),
         })
+    }
+
+    /// Whether what was looked at speaks for neither.
+    fn is_open(&self) -> bool {
+        self.changed > 0 && 2 * self.further < self.changed
     }
 
     /// Whether most of those that differ are nearer to the second, and these are so many.

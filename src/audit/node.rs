@@ -291,7 +291,8 @@ fn by_values(
         held
     });
     let mut held = parts.collect::<Vec<Held>>().into_iter().fold(nothing(), joined);
-    if args.arithmetic.operands == Operands::Unordered {
+    // Of sums in parts errors have either sign alike too.
+    if args.arithmetic.operands == Operands::Unordered || args.arithmetic.parts > 1 {
         let terms = args.get(1).map_or(0, |x| x.shape()[3]);
         let width = args.shape[3];
         let values = together::Values { recorded, exact: &exact, bound: &bound, width, terms };

@@ -220,11 +220,34 @@ impl Passes<'_> {
         let is_wrong = |id: &&Checkpoint| findings.nodes.get(*id).is_some_and(Finding::is_wrong);
         let wrong: Vec<Checkpoint> =
             findings.order.iter().filter(is_wrong).take(DIAGNOSED_MAX).copied().collect();
+        findings.take_names(self.named_beyond(assumed, &wrong, findings)?);
+        // Attention that is wrong in all layers shows in none of them what it was computed in.
+        let is_open = |id: &Checkpoint| {
+            let any = attentions::attends(id.kind()) && !assumed.may_be_any(id.kind());
+            any && findings.nodes.get(id).is_some_and(|finding| finding.diagnosis().0.is_empty())
+        };
+        let open: Vec<Checkpoint> = wrong.into_iter().filter(is_open).collect();
+        let in_any = Assumed { any_attention: None, ..assumed.clone() };
+        // Where the first has no name so either, the others will have none.
+        let (first, rest) = open.split_at(open.len().min(1));
+        for some in [first, rest] {
+            let names = self.named_beyond(&in_any, some, findings)?;
+            let has_names = |finding: &Finding| !finding.diagnosis().0.is_empty();
+            let named = names.nodes.into_iter().filter(|(_, finding)| has_names(finding));
+            let named = Findings { nodes: named.collect(), ..Findings::default() };
+            if named.nodes.is_empty() {
+                break;
+            }
+            findings.take_names(named);
+        }
+        Ok(())
+    }
+
+    /// Names of what is wrong with some nodes, by the first steps in which they are beyond what bounds explain.
+    fn named_beyond(&self, assumed: &Assumed, wrong: &[Checkpoint], findings: &Findings) -> Result<Findings> {
         let is_beyond =
             |id: Checkpoint, step: usize| findings.nodes[&id].is_beyond_in(&self.steps.positions(step));
-        let names = self.named(assumed, &wrong, (&HashMap::new(), &findings.certain()), is_beyond)?;
-        findings.take_names(names);
-        Ok(())
+        self.named(assumed, wrong, (&HashMap::new(), &findings.certain()), is_beyond)
     }
 
     /// Judges some wrong nodes once more for the names of what is wrong with them, in the first steps in which they are

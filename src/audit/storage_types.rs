@@ -342,7 +342,7 @@ pub fn hypotheses(
     let Some([name, rounded]) = readings(kept) else { return more };
     let narrow = Arithmetic { narrow: kept, cache: kept, ..Arithmetic::EXACT };
     if *op == Op::FlashAttn {
-        more.extend(attentions::in_narrow(kept));
+        more.extend(attentions::in_narrow(kept, declared));
     }
     more.push(Hypothesis { name, arithmetic: narrow });
     more.push(Hypothesis { name: rounded, arithmetic: recorded(kept) });

@@ -179,13 +179,15 @@ impl<'s, 'a> Trial<'s, 'a> {
         own.filter_map(|(_, value)| entry.at(&self.scene, self.suspect.node.id, &Argument::parse(value)))
     }
 
-    /// The first of some mistakes that explains the node.
+    /// The first of some mistakes that explains the node; of those that explain it by wide bounds more than by what they leave
+    /// the one that leaves least, which is the same with another value.
     fn first(
         &self,
         faults: Vec<Fault>,
         sample: Option<&Sample<'_, '_>>,
         tried: &mut Vec<Attempt>,
     ) -> Option<Named> {
+        let mut best: Option<(Fault, Explained)> = None;
         for fault in faults {
             if watch::is_over() {
                 break;
@@ -197,11 +199,17 @@ impl<'s, 'a> Trial<'s, 'a> {
             }
             let Some(explained) = self.explained(&fault.rewrite.change) else { continue };
             if accounts_for_it(&fault, &explained) {
-                return Some(self.named(&fault, &explained));
+                if explained.explains >= PROMISING {
+                    return Some(self.named(&fault, &explained));
+                }
+                if best.as_ref().is_none_or(|(_, known)| explained.left < known.left) {
+                    best = Some((fault, explained));
+                }
+                continue;
             }
             tried.push(Attempt { fault, explains: explained.explains });
         }
-        None
+        best.map(|(fault, explained)| self.named(&fault, &explained))
     }
 
     fn all(&self, faults: Vec<Fault>, tried: &mut Vec<Attempt>) -> Vec<Named> {
@@ -375,10 +383,15 @@ pub(super) fn told(suspect: &Suspect<'_>, fault: &Fault, explains: f64) -> Diagn
     Diagnosis { fault: fault.name.to_owned(), explains, text: fault.text.clone(), fix }
 }
 
-/// What was right in a step before is no mistake that every step has.
+/// What was right in a step before is no mistake that every step has. But wide bounds call a step healthy that is not: one that
+/// leaves far less is the likelier.
 pub(super) fn prefer_later(suspect: &Suspect<'_>, found: &mut Vec<Named>) {
     let is_later = |named: &Named| fault::find(&named.diagnosis.fault).is_some_and(|entry| entry.later);
-    if suspect.was_healthy && found.iter().any(is_later) {
+    let least = |of: &dyn Fn(&Named) -> bool| {
+        found.iter().filter(|named| of(named)).map(|named| named.left).fold(f64::INFINITY, f64::min)
+    };
+    let (later, all) = (least(&is_later), least(&|_| true));
+    if suspect.was_healthy && found.iter().any(is_later) && later <= precision::ALIKE * all {
         found.retain(is_later);
     }
 }

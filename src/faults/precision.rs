@@ -22,7 +22,7 @@ use parity_graph::fault::find;
 const EXPLAINS_MIN: f64 = 0.9;
 
 /// Two roundings that leave squared errors within this factor are not told apart: each is f32's own, over the same values.
-const ALIKE: f64 = 2.0;
+pub const ALIKE: f64 = 2.0;
 
 /// The types that are tried, with their names.
 const TYPES: [(Storage, &str); 2] = [(Storage::Bf16, "bf16"), (Storage::F16, "f16")];

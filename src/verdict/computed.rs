@@ -50,7 +50,8 @@ fn narrow_weights(side: &str, findings: &Findings) -> Option<String> {
     };
     let Loaded { vectors, tables, matrices } = findings.loaded;
     let of_matrices = if tables == matrices { "weights of matrices" } else { "weights of matmuls" };
-    let rounded = [("norm weights and biases", vectors), (of_matrices, matrices)];
+    let of_tables = ("rows of the embedding table", tables.filter(|_| matrices.is_none()));
+    let rounded = [("norm weights and biases", vectors), (of_matrices, matrices), of_tables];
     let rounded: Vec<String> = rounded.into_iter().filter_map(of).collect();
     let said = rounded.join(", and ");
     (!said.is_empty()).then(|| format!("{said}, as all that read them show: it was judged with them"))

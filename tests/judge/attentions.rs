@@ -2,17 +2,15 @@
 //! theirs, the answer says what they were taken to compute in, and what is wrong in them is found. What they round is
 //! written down here as they do it, and not as parity allows for it.
 
-use std::fs;
-use std::path::Path;
-
 use half::{bf16, f16};
 use parity::checkpoint::{Checkpoint, Kind};
 use parity::gguf::Gguf;
 use parity::model::builders::{Cache, Shape, build};
 use parity::ops::Args;
-use serde_json::Value;
+use parity_dump::Element;
 
-use crate::support::graphs::record::{Mistake, record_with};
+use crate::support::edited::without_graph;
+use crate::support::graphs::record::{Mistake, record_as};
 use crate::support::graphs::{fill_with, head};
 use crate::support::program::{Audited, audit};
 use crate::support::samples::sample;
@@ -22,11 +20,14 @@ use crate::support::subset;
 type Round = fn(f32) -> f32;
 
 const TOKENS: usize = 12;
+const PLAIN: Round = |x| x;
+const HALF: Round = |x| f16::from_f32(x).to_f32();
+const BRAIN: Round = |x| bf16::from_f32(x).to_f32();
 /// What the answer calls them, and the name of the fault in an engine of f32; f16 and TF32 have the same significant bits.
 const ROUNDINGS: [(&str, &str, Round); 4] = [
-    ("attention with f16 operands", "precision.tf32", |x| f16::from_f32(x).to_f32()),
+    ("attention with f16 operands", "precision.tf32", HALF),
     ("attention with f16 operands", "precision.tf32", |x| f32::from_bits((x.to_bits() + 0x1000) & !0x1fff)),
-    ("attention with bf16 operands", "precision.bf16_operands", |x| bf16::from_f32(x).to_f32()),
+    ("attention with bf16 operands", "precision.bf16_operands", BRAIN),
     ("attention with TF32 operands, cut", "precision.tf32", |x| f32::from_bits(x.to_bits() & !0x1fff)),
 ];
 
@@ -39,6 +40,8 @@ const SCALED: [[f64; 2]; 3] = [[0.0, 0.0], [1.0, 0.0], [0.5, 0.5]];
 struct Attention {
     /// What operands of both products are rounded by.
     round: Round,
+    /// What keys and values are rounded by before that, in their cache.
+    cached: Round,
     /// Of [`SCALED`]; what is left of the scale is multiplied by the score.
     scaled: [f64; 2],
     /// Whether weights are rounded before they are divided by their sum.
@@ -63,6 +66,8 @@ impl Attention {
             let factor = scale.powf(power) as f32;
             round(&source.values().iter().map(|x| f64::from(*x as f32 * factor)).collect::<Vec<_>>())
         });
+        let [k, v] = [k, v]
+            .map(|all| all.into_iter().map(|x| f64::from((self.cached)(x as f32))).collect::<Vec<f64>>());
         let (mask, scale) = (mask.values(), scale.powf(1.0 - of_q - of_k));
         let mut out = vec![0.0; rows * heads * width];
         for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
@@ -98,27 +103,27 @@ fn audited(
     some: &dyn Fn(Kind) -> bool,
     mistake: Mistake<'_>,
 ) -> (i32, String, String) {
+    audited_as(Element::F32, (declared, some), mistake)
+}
+
+/// The same of an engine that keeps its values in a type.
+fn audited_as(
+    kept: Element,
+    (declared, some): (Option<&str>, &dyn Fn(Kind) -> bool),
+    mistake: Mistake<'_>,
+) -> (i32, String, String) {
     let folder = tempfile::tempdir().unwrap();
     let [model, whole, dump] = ["model.gguf", "whole", "dump"].map(|name| folder.path().join(name));
-    fill_with(&head("qwen2-dense"), &model, |x| x);
+    fill_with(&head("qwen2-dense"), &model, if kept == Element::F16 { HALF } else { PLAIN });
     let shape = Shape::step(0, TOKENS, TOKENS, true, Cache::F32);
     let graph = build(&Gguf::open(&model).unwrap(), shape).unwrap().graph;
-    record_with(&model, &graph, &whole, mistake);
+    record_as(&model, &graph, &whole, kept, mistake);
     subset::copy(&whole, &dump, declared, some);
-    without_graph(&dump.join("manifest.json"));
+    without_graph(&dump);
     let Audited { code, first, notes, report, .. } = audit(&dump, &model, &["--allow-missing"]);
     let faults = report["first_divergence"]["diagnosis"].as_array().into_iter().flatten();
     let faults = faults.filter_map(|one| one["fault"].as_str());
     (code, first, [&*notes].into_iter().chain(faults).collect::<Vec<_>>().join("\n"))
-}
-
-fn without_graph(manifest: &Path) {
-    let mut all: Value = serde_json::from_str(&fs::read_to_string(manifest).unwrap()).unwrap();
-    all.as_object_mut().unwrap().remove("graphs");
-    for step in all["steps"].as_array_mut().unwrap() {
-        step.as_object_mut().unwrap().remove("graph");
-    }
-    fs::write(manifest, all.to_string()).unwrap();
 }
 
 fn is_context(id: Checkpoint) -> bool {
@@ -141,7 +146,7 @@ fn from_output(kind: Kind) -> bool {
 fn an_attention_that_rounds_accuses_nobody() {
     for (name, _, round) in ROUNDINGS {
         for fused in [false, true] {
-            let own = Attention { round, scaled: SCALED[0], fused, scale: 1.0, beside: 0 };
+            let own = Attention { round, cached: PLAIN, scaled: SCALED[0], fused, scale: 1.0, beside: 0 };
             let (code, first, notes) =
                 audited(None, &usual, &|id, args| is_context(id).then(|| own.of(args)));
             assert_eq!((code, first), (0, String::new()), "{name}, fused {fused}");
@@ -153,7 +158,7 @@ fn an_attention_that_rounds_accuses_nobody() {
 #[test]
 fn nor_does_one_that_scales_before_it_rounds() {
     for ((name, _, round), scaled) in SCALED.into_iter().skip(1).flat_map(|s| ROUNDINGS.map(|r| (r, s))) {
-        let own = Attention { round, scaled, fused: true, scale: 1.0, beside: 0 };
+        let own = Attention { round, cached: PLAIN, scaled, fused: true, scale: 1.0, beside: 0 };
         let (code, first, _) = audited(None, &usual, &|id, args| is_context(id).then(|| own.of(args)));
         assert_eq!((code, first), (0, String::new()), "{name}, {scaled:?}");
     }
@@ -162,9 +167,36 @@ fn nor_does_one_that_scales_before_it_rounds() {
 #[test]
 fn neither_does_one_that_was_not_recorded() {
     for (name, _, round) in ROUNDINGS {
-        let own = Attention { round, scaled: SCALED[0], fused: false, scale: 1.0, beside: 0 };
+        let own = Attention { round, cached: PLAIN, scaled: SCALED[0], fused: false, scale: 1.0, beside: 0 };
         let (code, first, _) = audited(None, &from_output, &|id, args| is_context(id).then(|| own.of(args)));
         assert_eq!((code, first), (0, String::new()), "{name}");
+    }
+}
+
+#[test]
+fn nor_does_one_whose_rotated_heads_were_not_recorded() {
+    let unrotated = |kind: Kind| usual(kind) && !matches!(kind, Kind::QRope | Kind::KRope);
+    for ((name, _, round), fused) in ROUNDINGS.into_iter().flat_map(|one| [(one, false), (one, true)]) {
+        let own = Attention { round, cached: PLAIN, scaled: SCALED[0], fused, scale: 1.0, beside: 0 };
+        let (code, first, _) = audited(None, &unrotated, &|id, args| is_context(id).then(|| own.of(args)));
+        assert_eq!((code, first), (0, String::new()), "{name}, fused {fused}");
+    }
+}
+
+#[test]
+fn an_engine_of_f16_may_cache_keys_and_values_in_bf16() {
+    let own =
+        Attention { round: HALF, cached: BRAIN, scaled: SCALED[0], fused: false, scale: 1.0, beside: 0 };
+    for declared in [None, Some("f16 storage=f16 kv=bf16")] {
+        let found = |scale: f64| {
+            let wrong = Attention { scale, ..own };
+            audited_as(Element::F16, (declared, &usual), &|id, args| is_context(id).then(|| wrong.of(args)))
+        };
+        let (code, first, notes) = found(1.0);
+        assert_eq!((code, first), (0, String::new()), "{declared:?}");
+        assert_eq!(notes.contains("keys and values in bf16"), declared.is_none(), "{notes}");
+        let (code, first, _) = found(1.2);
+        assert_eq!((code, first.as_str()), (1, "blk.0.attn_ctx"), "{declared:?}");
     }
 }
 
@@ -172,7 +204,7 @@ fn neither_does_one_that_was_not_recorded() {
 fn what_is_wrong_in_such_an_attention_is_found() {
     let cases = SCALED.into_iter().flat_map(|s| ROUNDINGS.map(|r| (r, s)));
     for ((name, _, round), scaled) in sample("attentions", 3, cases) {
-        let healthy = Attention { round, scaled, fused: false, scale: 1.0, beside: 0 };
+        let healthy = Attention { round, cached: PLAIN, scaled, fused: false, scale: 1.0, beside: 0 };
         for wrong in [Attention { scale: 1.5, ..healthy }, Attention { beside: 1, ..healthy }] {
             let (code, first, _) = audited(None, &usual, &|id, args| {
                 let attention = if id.to_string() == "blk.1.attn_ctx" { wrong } else { healthy };
@@ -187,7 +219,7 @@ fn what_is_wrong_in_such_an_attention_is_found() {
 fn who_says_f32_has_no_such_attention() {
     for (name, fault, round) in ROUNDINGS {
         for fused in [false, true] {
-            let own = Attention { round, scaled: SCALED[0], fused, scale: 1.0, beside: 0 };
+            let own = Attention { round, cached: PLAIN, scaled: SCALED[0], fused, scale: 1.0, beside: 0 };
             let (code, first, said) =
                 audited(Some("f32"), &usual, &|id, args| is_context(id).then(|| own.of(args)));
             assert_eq!((code, first.as_str()), (1, "blk.0.attn_ctx"), "{name}, fused {fused}");

@@ -88,6 +88,22 @@ fn other(folder: &Path, spoil: impl Fn(&str, usize, &mut [f32])) -> PathBuf {
     path
 }
 
+/// The same in a file whose matrices are of f32.
+fn wide(folder: &Path, spoil: impl Fn(&str, usize, &mut [f32])) -> PathBuf {
+    let gguf = Gguf::open(&tiny()).unwrap();
+    let mut out = GgufWriter::new();
+    out.metadata.extend(gguf.metadata().iter().map(|(key, value)| (key.clone(), value.clone())));
+    for info in gguf.tensors() {
+        let mut values: Vec<f32> = gguf.tensor(&info.name).unwrap().decode();
+        spoil(&info.name, info.cols(), &mut values);
+        let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        out.tensors.push((info.name.clone(), DType::F32, info.shape.clone(), bytes));
+    }
+    let path = folder.join("wide.gguf");
+    std::fs::write(&path, out.bytes()).unwrap();
+    path
+}
+
 fn is_product(name: &str) -> bool {
     name.starts_with("blk.") && name.ends_with(".weight") && !name.contains("norm")
 }
@@ -151,6 +167,30 @@ fn an_adapter_in_the_weights_is_one_answer() {
         }
     };
     says(adapter, &[SAID, "as it stores them", "28 of 29", "of rank", "LoRA"]);
+}
+
+#[test]
+fn a_loader_that_rounds_shows_in_those_matrices_alone_that_an_adapter_was_merged_into() {
+    let folder = tempfile::tempdir().unwrap();
+    let merged = |name: &str, _: usize, values: &mut [f32]| {
+        if name.ends_with("attn_q.weight") || name.ends_with("attn_k.weight") {
+            values.iter_mut().enumerate().for_each(|(i, x)| *x *= 1.0 + 1e-3 * (i % 7) as f32);
+        }
+    };
+    let (loaded, filed) = (other(folder.path(), merged), wide(folder.path(), merged));
+    for (mistake, wanted) in
+        [(&[][..], (0, "null")), (&["--inject", "data.scaled=1.01@blk.1.ffn_out"], (1, "\"blk.1.ffn_out\""))]
+    {
+        let (_kept, dump) = kept(&loaded, VOCAB_TINY, 15, &[&["--numerics", "f32"], mistake].concat());
+        let (code, report) = audit(&dump, false, &filed);
+        let first = report["first_divergence"]["checkpoint"].to_string();
+        assert_eq!((code, &first[..]), wanted, "{}", report["reason"]);
+        assert!(
+            report["notes"].to_string().contains("those of the file rounded to f16"),
+            "{}",
+            report["notes"]
+        );
+    }
 }
 
 #[test]

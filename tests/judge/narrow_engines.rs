@@ -4,12 +4,19 @@
 use std::path::Path;
 
 use half::{bf16, f16};
+use parity::arithmetic::{Arithmetic, Narrow, Operands};
+use parity::audit::Labelled;
 use parity::checkpoint::Checkpoint;
-use parity::ops::Args;
+use parity::engine::op_by_op::compute;
+use parity::gguf::Gguf;
+use parity::model::builders::{Cache, Shape, build};
+use parity::ops::source::Data;
+use parity::ops::{Args, rule};
 use parity_dump::Element;
+use parity_graph::Op;
 
-use crate::support::edited::undeclare;
-use crate::support::graphs::record::{Mistake, record_as};
+use crate::support::edited::{undeclare, without_graph};
+use crate::support::graphs::record::{Mistake, record_as, record_some};
 use crate::support::graphs::{fill_with, head, recorded};
 use crate::support::program::{answer, audit};
 
@@ -73,6 +80,49 @@ fn what_is_wrong_in_such_a_norm_is_found() {
         _ => is_norm(id).then(|| divided(args, |_| args.params.float(0), round)),
     });
     assert_eq!(no_weight, (1, "blk.1.ffn_norm".to_owned()));
+}
+
+/// What autocast to bf16 makes of a node: products of operands in bf16 come out in it, and what is computed of these; sums and
+/// weights of experts are in f32. `of_expert` is what one product's results are multiplied by.
+fn autocast(labelled: &Labelled, id: Checkpoint, args: &Args<'_, f64>, of_expert: f64) -> Option<Vec<f64>> {
+    let node = labelled.labels.iter().position(|label| *label == Some(id))?;
+    let op = &labelled.program.graph.get(node).op;
+    let is_weight = || matches!(args.get(0).unwrap().data, Data::Weight(_));
+    let arithmetic = match op {
+        Op::MulMat | Op::MulMatId if is_weight() => {
+            Arithmetic { operands: Operands::Both(Narrow::Bf16), ..Arithmetic::EXACT }
+        }
+        Op::Swiglu => Arithmetic::EXACT,
+        _ => return None,
+    };
+    let args = Args { arithmetic: &arithmetic, sources: args.sources.clone(), ..*args };
+    let factor = if id.to_string() == "blk.1.ffn_down_exps" { of_expert } else { 1.0 };
+    let values = compute::<f64>(rule(op).unwrap(), &args).unwrap().into_iter();
+    Some(values.map(|x| f64::from(bf16::from_f32((x * factor) as f32).to_f32())).collect())
+}
+
+#[test]
+fn experts_under_autocast_round_between_what_is_recorded_of_them() {
+    let is_shown = |id: Checkpoint| {
+        let name = id.to_string();
+        !name.contains("ffn_moe") && !name.contains("_exps")
+            || name.ends_with("ffn_moe_logits")
+            || name.ends_with("ffn_moe_out")
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model.gguf");
+    fill_with(&head("qwen3moe-moe"), &model, |x| x);
+    let graph = build(&Gguf::open(&model).unwrap(), Shape::step(0, 12, 12, true, Cache::F32)).unwrap().graph;
+    let labelled = Labelled::new(graph.clone()).unwrap();
+    for (factor, wanted) in [(1.0, (0, "")), (1.3, (1, "blk.1.ffn_moe_out"))] {
+        let dump = folder.path().join(factor.to_string());
+        let mistake = |id, args: &Args<'_, f64>| autocast(&labelled, id, args, factor);
+        record_some(&model, &graph, &dump, &mistake, &is_shown);
+        undeclare(&dump);
+        without_graph(&dump);
+        let found = audit(&dump, &model, &["--allow-missing"]);
+        assert_eq!((found.code, &found.first[..]), wanted, "{factor}: {}", found.notes);
+    }
 }
 
 #[test]

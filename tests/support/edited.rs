@@ -77,3 +77,14 @@ pub fn undeclare(dump: &Path) {
     manifest["producer"]["numerics"] = Value::Null;
     std::fs::write(&path, manifest.to_string()).unwrap();
 }
+
+/// Takes the graphs out of a dump, which engines other than llama.cpp do not bring.
+pub fn without_graph(dump: &Path) {
+    let path = dump.join("manifest.json");
+    let mut all: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    all.as_object_mut().unwrap().remove("graphs");
+    for step in all["steps"].as_array_mut().unwrap() {
+        step.as_object_mut().unwrap().remove("graph");
+    }
+    std::fs::write(path, all.to_string()).unwrap();
+}

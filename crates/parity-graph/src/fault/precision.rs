@@ -104,5 +104,5 @@ const fn entry(
     place: &'static str,
     fix: &'static str,
 ) -> Entry {
-    Entry { name, summary, place, fix, ops, recognised: true, values: |_| Vec::new(), ..PLAIN }
+    Entry { name, summary, place, fix, ops, recognised: true, rounds: true, values: |_| Vec::new(), ..PLAIN }
 }
