@@ -201,6 +201,15 @@ fn an_engine_of_f16_may_cache_keys_and_values_in_bf16() {
 }
 
 #[test]
+fn a_mistake_in_all_layers_is_named_though_no_layer_shows_what_is_cached() {
+    let own =
+        Attention { round: PLAIN, cached: HALF, scaled: SCALED[0], fused: false, scale: 1.01, beside: 0 };
+    let (code, first, said) = audited(None, &usual, &|id, args| is_context(id).then(|| own.of(args)));
+    assert_eq!((code, first.as_str()), (1, "blk.0.attn_ctx"));
+    assert!(said.ends_with("attn.scale"), "{said}");
+}
+
+#[test]
 fn what_is_wrong_in_such_an_attention_is_found() {
     let cases = SCALED.into_iter().flat_map(|s| ROUNDINGS.map(|r| (r, s)));
     for ((name, _, round), scaled) in sample("attentions", 3, cases) {

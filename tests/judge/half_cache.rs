@@ -102,23 +102,6 @@ fn mistakes_behind_a_cache_are_named() {
 }
 
 #[test]
-fn a_mistake_in_all_layers_is_named_though_no_layer_shows_what_is_cached() {
-    let faults = [("attn.mask_shift", 0), ("attn.softcap", 0), ("attn.scale=0.18", 0)];
-    for (fault, layer) in sample("mistakes in all layers", 2, faults) {
-        let (_folder, whole) = made(Some(fault));
-        let folder = tempfile::tempdir().unwrap();
-        let dump = folder.path().join("dump");
-        subset::copy(&whole, &dump, None, &|_| true);
-        let found = audit(&dump, Path::new(MODEL), &[]);
-        let name = fault.split('=').next().unwrap();
-        let expected = (1, format!("blk.{layer}.attn_ctx"), name.to_owned());
-        assert_eq!((found.code, found.first, found.fault), expected, "{fault}");
-        let text = found.report["first_divergence"]["diagnosis"][0]["text"].to_string();
-        assert!(name != "attn.scale" || text.contains("scaled by 0.18"), "{text}");
-    }
-}
-
-#[test]
 fn a_mistake_in_attention_is_found_where_the_cache_explains_none_of_it() {
     // In decode steps alone, and in all.
     for fault in ["attn.stale_cache@1", "attn.no_scale@2", "attn.kv_head@1"] {
