@@ -1,8 +1,9 @@
 """What healthy engines say, for `measure-guess.py --healthy`: parity's own in several arithmetics, llama.cpp's libraries on
 the CPU and with Vulkan (--libs, --vulkan), recorded by parity, and a real llama-server (--server), with caches of several
-types. Each case is a name, and a function that makes it in a folder and gives the flags of `parity guess`."""
+types, and recordings that were made elsewhere (--recordings, with --models). Each case is a name, and a function that makes it in a
+folder and gives the flags of `parity guess`."""
 
-import contextlib, json, os, pathlib, socket, subprocess, time, urllib.request
+import contextlib, json, os, pathlib, re, socket, struct, subprocess, time, urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROMPTS = ["def read_lines(path):", "import os\n", "class Node:\n    def __init__(self", "for i in range(10):\n",
@@ -117,8 +118,80 @@ def given(folder, prompt, content, kind, more):
     return ["-p", prompt, "--logprobs" if kind == "logprobs" else "--text", folder / "seen", *more]
 
 
-def cases(args, run, make):
-    """All that can be made with what was named."""
+def of_recordings(args, log_probabilities):
+    """What dumps below a folder hold of any engine: all logits, those of the last row, log-probabilities of the rows behind the
+    prefill, hidden states. A model is the file below --models that the dump names."""
+    models = {path.name: path for path in args.models.rglob("*.gguf")}
+    for dump in sorted(path.parent for path in args.recordings.rglob("manifest.json")):
+        manifest = json.load(open(dump / "manifest.json"))
+        model = models.get(manifest["model"]["file"])
+        if model is None:
+            print(f"not made: {dump}: no {manifest['model']['file']} below {args.models}", flush=True)
+            continue
+        tokens, steps = manifest["tokens"], [len(step["positions"]) for step in manifest["steps"]]
+        kinds = ["hidden"] if has(dump, r"blk\.\d+\.layer_out") else []
+        kinds += ["logits", "last"] + ["logprobs"] * (len(steps) > 2) if has(dump, "logits") else []
+        for kind in kinds:
+            def make(folder, dump=dump, kind=kind, model=model, tokens=tokens, prompt=steps[0]):
+                flags = ["-m", model]
+                if kind == "hidden":
+                    only(dump, folder / "states", r"blk\.\d+\.layer_out|final_norm")
+                    return [*flags, "--hidden", folder / "states"]
+                if kind == "logprobs":
+                    # The last of the prefill and those of the steps, of which the last token has none behind it.
+                    rows = rows_of(dump, "logits")[prompt - len(tokens) - 1 : -1]
+                    content = [log_probabilities(row, token) for row, token in zip(rows, tokens[prompt:])]
+                    (folder / "answer.json").write_text(json.dumps({"choices": [{"index": 0, "logprobs": {"content": content}}]}))
+                    return [*flags, "--tokens", ",".join(map(str, tokens[:prompt])), "--logprobs", folder / "answer.json"]
+                return [*flags, "--logits", dump, *(["--rows", f"{len(tokens) - 1}..{len(tokens)}"] if kind == "last" else [])]
+
+            yield f"recording {dump.relative_to(args.recordings)}, {kind}", make
+
+
+def parts(file):
+    """The tensors of a step's file: {name: (description, bytes)}."""
+    raw = file.read_bytes()
+    length = struct.unpack("<Q", raw[:8])[0]
+    about = json.loads(raw[8 : 8 + length])
+    about.pop("__metadata__", None)
+    return {name: (one, raw[8 + length + one["data_offsets"][0] : 8 + length + one["data_offsets"][1]]) for name, one in about.items()}
+
+
+def has(dump, name):
+    return any(re.fullmatch(name, key) for key in parts(dump / "step-0000.safetensors"))
+
+
+def rows_of(dump, name):
+    """Rows of a tensor over all steps, each as bytes."""
+    out = []
+    for step in json.load(open(dump / "manifest.json"))["steps"]:
+        about, raw = parts(dump / step["file"])[name]
+        width = len(raw) // about["shape"][0]
+        out += [raw[at : at + width] for at in range(0, len(raw), width)]
+    return out
+
+
+def only(dump, to, names):
+    """A copy of a dump with some of its tensors."""
+    to.mkdir()
+    manifest = json.load(open(dump / "manifest.json"))
+    (to / "manifest.json").write_text(json.dumps(manifest | {"rows": {k: v for k, v in manifest["rows"].items() if re.fullmatch(names, k)}}))
+    for step in manifest["steps"]:
+        header, data = {}, b""
+        for name, (about, raw) in parts(dump / step["file"]).items():
+            if re.fullmatch(names, name) or name.startswith("leaf."):
+                header[name] = about | {"data_offsets": [len(data), len(data) + len(raw)]}
+                data += raw
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        (to / step["file"]).write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def cases(args, run, make, log_probabilities):
+    """All that can be made with what was named: recordings, or all else."""
+    if args.recordings:
+        yield from of_recordings(args, log_probabilities)
+        return
     yield from of_engine(args, make)
     if args.libs:
         yield from recorded(args, args.libs.resolve(), "llama.cpp cpu", run, list(CACHES))

@@ -7,8 +7,11 @@ for from what the engine then says. Prints a line for each case, and shares with
 
     scripts/measure-guess.py --model MODEL.gguf --healthy [--libs FOLDER] [--vulkan FOLDER] [--server PROGRAM] [--json FILE]
 
+    scripts/measure-guess.py --healthy --recordings FOLDER --models FOLDER [--json FILE]
+
 --healthy   engines that nothing is wrong with, in place of mistakes: parity's own, llama.cpp's libraries in these folders
-            (CPU; Vulkan, where llvmpipe is enough), a llama-server built with Vulkan
+            (CPU; Vulkan, where llvmpipe is enough), a llama-server built with Vulkan; or, alone, all dumps of any engine
+            below a folder, with the model files that these name below another: llama.cpp on CUDA, recorded elsewhere
 --evidence  tokens, text: N greedy ones; logits: of the prompt, as raw f32, npy, npz and safetensors in turn; last: of the
             prompt's last token alone; logprobs: a server's ten likeliest tokens at 20 places; hidden: layer outputs
 --place     all (layers), or the number of one layer; several: all,2
@@ -255,13 +258,14 @@ def healthy_ones(args):
                 flags = make(pathlib.Path(folder))
             except (subprocess.CalledProcessError, OSError) as why:
                 return {"case": name, "answer": f"not made: {why}"[:200]}
-            _, out, error, spent = run([args.parity, "guess", "-m", args.model, "-t", "1", "--format", "json", *flags])
+            of_model = [] if "-m" in flags else ["-m", args.model]
+            _, out, error, spent = run([args.parity, "guess", *of_model, "-t", "1", "--format", "json", *flags])
             told = json.loads(out) if out else {"answer": None, "text": error.strip()}
             return {"case": name, "answer": told["answer"], "text": told["text"][:300], "seconds": round(spent, 2)}
 
     counts, rows = collections.defaultdict(collections.Counter), []
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        jobs = [pool.submit(judged, *case) for case in list(guess_healthy.cases(args, run, own))[:: args.every]]
+        jobs = [pool.submit(judged, *case) for case in list(guess_healthy.cases(args, run, own, log_probabilities))[:: args.every]]
         for job in concurrent.futures.as_completed(jobs):
             row = job.result()
             answer = str(row["answer"])
@@ -277,7 +281,7 @@ def healthy_ones(args):
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--parity", default="target/release/parity")
-    options.add_argument("--model", required=True)
+    options.add_argument("--model")
     options.add_argument("--evidence", default=",".join(KINDS))
     options.add_argument("--place", default="all")
     options.add_argument("--only")
@@ -287,14 +291,15 @@ def main():
     options.add_argument("--jobs", type=int, default=os.cpu_count())
     options.add_argument("--json", type=pathlib.Path)
     options.add_argument("--healthy", action="store_true")
-    for flag in ("libs", "vulkan", "server"):
+    for flag in ("libs", "vulkan", "server", "recordings", "models"):
         options.add_argument(f"--{flag}", type=pathlib.Path)
     args = options.parse_args()
+    if not args.model and not (args.recordings and args.models):
+        options.error("--model, or --recordings with --models")
     args.evidence = args.evidence.split(",")
-    args.pieces = pieces(args.model) if "text" in args.evidence else []
+    args.pieces = pieces(args.model) if "text" in args.evidence and args.model else []
     args.spoken = any(kind != "hidden" for kind in args.evidence)
     if args.healthy:
-        args.pieces = pieces(args.model)
         with tempfile.TemporaryDirectory() as work:
             args.work = pathlib.Path(work)
             return healthy_ones(args)
@@ -327,7 +332,7 @@ def all_of(args, healthy, n_prompt):
 
 def write(args, rows, counts):
     """The result so far, in an order of its own."""
-    about = {"model": pathlib.Path(args.model).name, "prompt": args.prompt, "tokens": args.n, "every": args.every}
+    about = {"model": pathlib.Path(args.model or args.models).name, "prompt": args.prompt, "tokens": args.n, "every": args.every}
     order = sorted(rows, key=lambda row: row.get("case") or (row["evidence"], row["inject"]))
     shares = {where: dict(sorted(found.items())) for where, found in sorted(counts.items())}
     firsts = collections.Counter(row["evidence"] for row in rows if row.get("is_first"))

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::foreign::logprobs::ask::Question;
 use crate::gguf::Gguf;
-use crate::jobs::guess::{self, Known, Observed, Sampling, guess, observed};
+use crate::jobs::guess::{self, Known, Observed, Read, Sampling, guess, observed};
 use crate::model;
 use crate::report::json;
 
@@ -89,7 +89,8 @@ struct SeenArgs {
     tokens_seen: Option<String>,
     /// File with logits
     ///
-    /// npy, npz, safetensors, raw f32, llama-debug's, llama-perplexity's; (T, V), or the last rows of the prompt.
+    /// npy, npz, safetensors, raw f32, llama-debug's, llama-perplexity's, or a dump; (T, V), or the last rows of the prompt.
+    /// What says its steps, as dumps do, is taken for rows of a prefill and of decode steps; all else for one pass.
     #[arg(long, value_name = "FILE")]
     logits: Option<PathBuf>,
     /// File with log-probabilities: a server's answer
@@ -147,6 +148,11 @@ impl Args {
     }
 
     fn observed(&self) -> Result<Observed> {
+        if self.rows.is_some() && self.seen.logits.is_none() {
+            return Err(
+                Error::new("--rows", "says of which positions logits are").expected("--logits with it")
+            );
+        }
         let sampling = self.sampling.sampling();
         let seen = &self.seen;
         Ok(match (&seen.text, &seen.tokens_seen, &seen.logits, &seen.logprobs) {
@@ -217,9 +223,12 @@ pub fn main(args: &Args) -> Outcome {
             if let Some(dump) = &recording {
                 model::refuse_other(gguf, dump.path(), &dump.manifest().model)?;
             }
-            let (prompt, forced, recording) = (read.prompt, read.forced, recording.as_ref());
-            let known = Known { gguf, multiplier, prompt, text, forced, others: &others, recording };
-            guess(&known, &*read.evidence, args.discriminate, &told)?
+            // A text of the prompt and of what was said behind it is not the prompt's.
+            let text = text.filter(|_| read.prompt == prompt);
+            let Read { evidence, prompt, forced, steps } = read;
+            let (others, recording) = (&others[..], recording.as_ref());
+            let known = Known { gguf, multiplier, prompt, text, forced, steps, others, recording };
+            guess(&known, &*evidence, args.discriminate, &told)?
         }
     };
     output::print(&match args.format.format() {

@@ -19,18 +19,18 @@ use crate::support::graphs::record::record_with;
 use crate::support::program::parity;
 use crate::support::tiny_model::{VOCAB, change, tensor, tiny_qwen2};
 
-const PROMPT: &str = "def read_lines(path):";
-const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
+pub const PROMPT: &str = "def read_lines(path):";
+pub const MODEL: &str = "reference-dumps/models/qwen2-tiny-py-F16.gguf";
 
 /// An engine with a mistake, or none, that has said something.
-struct Engine {
+pub struct Engine {
     folder: TempDir,
-    tokens: Vec<u32>,
-    prompt: usize,
+    pub tokens: Vec<u32>,
+    pub prompt: usize,
 }
 
 impl Engine {
-    fn with(inject: Option<&str>, checkpoint: &str) -> Engine {
+    pub fn with(inject: Option<&str>, checkpoint: &str) -> Engine {
         let folder = TempDir::new().unwrap();
         let mut command =
             parity(&["run", "--device", "cpu", "-m", MODEL, "-p", PROMPT, "-n", "24", "--no-audit"]);
@@ -42,12 +42,12 @@ impl Engine {
         Engine { tokens: dump.tokens().to_vec(), prompt, folder }
     }
 
-    fn dump(&self) -> std::path::PathBuf {
+    pub fn dump(&self) -> std::path::PathBuf {
         self.folder.path().join("dump")
     }
 
     /// (n, V) logits of the first rows.
-    fn logits(&self, rows: usize) -> Vec<Vec<f32>> {
+    pub fn logits(&self, rows: usize) -> Vec<Vec<f32>> {
         let dump = Dump::open(&self.dump()).unwrap();
         let (logits, mut buffer) = ("logits".parse().unwrap(), Vec::new());
         let row =
@@ -55,23 +55,23 @@ impl Engine {
         (0..rows as u32).map(row).collect()
     }
 
-    fn seen(&self) -> String {
+    pub fn seen(&self) -> String {
         ids(&self.tokens[self.prompt..])
     }
 
-    fn file(&self, name: &str, content: &[u8]) -> String {
+    pub fn file(&self, name: &str, content: &[u8]) -> String {
         let path = self.folder.path().join(name);
         fs::write(&path, content).unwrap();
         path.display().to_string()
     }
 }
 
-fn ids(tokens: &[u32]) -> String {
+pub fn ids(tokens: &[u32]) -> String {
     tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// Exit code and answer.
-fn guess(args: &[&str]) -> (i32, Value) {
+pub fn guess(args: &[&str]) -> (i32, Value) {
     let out = parity(&["guess", "-m", MODEL, "--format", "json"]).args(args).output().unwrap();
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
     let told = serde_json::from_str(&text);
@@ -318,7 +318,7 @@ fn outputs_of_layers_of_real_engines_name_what_is_wrong() {
 }
 
 /// Logits of another model's engine behind tokens, as `guess` of a model sees them.
-fn of_another(model: &GgufWriter, engine: &GgufWriter, flags: &[&str]) -> (i32, Value) {
+pub fn of_another(model: &GgufWriter, engine: &GgufWriter, flags: &[&str]) -> (i32, Value) {
     const TOKENS: &str = "3,14,15,92,65";
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();

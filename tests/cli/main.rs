@@ -4,6 +4,7 @@ mod cli;
 mod edges;
 mod first_minute;
 mod guess;
+mod guess_steps;
 #[cfg(feature = "hub")]
 mod hub;
 mod inspect;

@@ -182,6 +182,26 @@ fn texts_stay_out_where_that_is_asked_for() {
     }
 }
 
+/// Layer outputs alone, behind a cache whose rounding is finer than that of activations in bf16.
+#[test]
+fn layer_outputs_behind_a_cache_in_blocks_are_healthy_for_guess() {
+    let Some(libraries) = libraries(LIBRARIES) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    for prompt in ["class Node:\n    def __init__(self", "def read_lines(path):"] {
+        let said = parity(&["inspect", &model("F16"), "-p", prompt, "--format", "json"]).output().unwrap();
+        let told: Value = serde_json::from_slice(&said.stdout).unwrap();
+        let tokens: Vec<String> = told["tokens"].as_array().unwrap().iter().map(Value::to_string).collect();
+        let at = dir.path().join(tokens.len().to_string());
+        let mut command = parity(&["record", "--checkpoint", "blk.*.layer_out", "-o"]);
+        command.arg(&at).arg("--").arg(driver().unwrap()).arg(&libraries);
+        command.args([&model("F16"), &tokens.len().to_string()]).args(&tokens);
+        let done = command.envs([("DRIVER_CACHE", "8"), ("DRIVER_FLASH", "on")]).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let (code, said) = output(&["guess", "-m", &model("F16"), "--hidden", at.to_str().unwrap()]);
+        assert!(code == 0, "{said}");
+    }
+}
+
 /// Layer outputs alone, from which nothing but what was declared says how attention was computed.
 #[test]
 fn layer_outputs_are_healthy_without_a_graph_over_any_cache_and_attention() {

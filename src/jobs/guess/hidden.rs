@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use super::answer::{Answer, Tried};
+use super::answer::{Answer, LIKELIER, Tried};
 use super::evidence::Logits;
 use super::hypotheses::{self, HEALTHY, Hypothesis, Rows};
 use super::passes::Prompt;
@@ -68,7 +68,8 @@ pub fn hidden(
             audited += 1;
             continue;
         }
-        let Some((found, guess, in_blocks)) = in_stretch(&dump, model, stretch, progress)? else { continue };
+        let stretch = in_stretch(&dump, model, stretch, first.is_some(), progress)?;
+        let Some((found, guess, in_blocks)) = stretch else { continue };
         match found {
             Answer::Mistake(_) | Answer::Several(_) => return Ok(guess),
             Answer::Healthy => {
@@ -101,11 +102,13 @@ fn states(dump: &Dump) -> Vec<Checkpoint> {
 }
 
 /// What explains a state that follows from another, or from the tokens alone; nothing where these are not of all
-/// positions, or where it would take too long. Whether nothing but a cache in blocks explains it comes with it.
+/// positions, or where it would take too long. Whether a cache in blocks explains it better than anything else that is healthy
+/// comes with it.
 fn in_stretch(
     dump: &Dump,
     model: Model<'_>,
     (given, seen): (Option<Checkpoint>, Checkpoint),
+    is_accused: bool,
     progress: Progress<'_>,
 ) -> Result<Option<(Answer, Guess, bool)>> {
     let tokens = Recording::tokens(dump).to_vec();
@@ -118,14 +121,15 @@ fn in_stretch(
     };
     let before = given.and_then(|id| Some((id, Recording::gather(dump, id, &all)?.data)));
     let Model { gguf, multiplier } = model;
-    let (prompt, text, forced, recording) = (tokens, None, Vec::new(), None);
-    let known = Known { gguf, multiplier, prompt, text, forced, others: &[], recording };
+    let (prompt, text, forced, steps, recording) = (tokens, None, Vec::new(), None, None);
+    let known = Known { gguf, multiplier, prompt, text, forced, steps, others: &[], recording };
     let rows = positions.len();
     let evidence = Logits {
         kind: "hidden states",
         first: all.len() - rows,
         width: values.data.len() / rows,
         values: values.data,
+        normalised: false,
     };
     let layer = seen.layer_index().filter(|_| before.is_some());
     let tried_with = |prompt: usize| -> Result<Option<(Answer, Vec<Tried>)>> {
@@ -140,7 +144,7 @@ fn in_stretch(
         if is_other || search.work(all.len()) > WORK_MAX {
             return Ok(None);
         }
-        search.stretch(all).map(Some)
+        search.stretch(all, is_accused).map(Some)
     };
     let Some((mut found, mut tried)) = tried_with(known.prompt.len())? else { return Ok(None) };
     // Where a healthy engine explains the first rows, steps that begin behind them may alone be wrong.
@@ -152,9 +156,12 @@ fn in_stretch(
     {
         (found, tried) = decode;
     }
-    let mut healthy = tried.iter().filter(|one| one.hypothesis.name == HEALTHY && one.explains());
-    let of_blocks = |one: &Tried| one.hypothesis.way.cache.block_len() > 1;
-    let in_blocks = healthy.next().is_some_and(of_blocks) && healthy.all(of_blocks);
+    let best = |blocks: bool| {
+        let healthy = tried.iter().filter(|one| one.hypothesis.name == HEALTHY && one.explains());
+        let own = healthy.filter(|one| one.hypothesis.way.is_in_blocks() == blocks);
+        own.map(|one| one.score.log_likelihood).fold(f64::NEG_INFINITY, f64::max)
+    };
+    let in_blocks = best(true) > best(false) + LIKELIER.ln();
     Ok(Some((found.clone(), said(&known, &evidence, &found, &tried), in_blocks)))
 }
 

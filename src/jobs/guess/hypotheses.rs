@@ -12,6 +12,7 @@ use crate::checkpoint::{Checkpoint, Kind};
 use crate::faults::diagnosis::OVERFLOW;
 use crate::faults::injected::Injected;
 use crate::gguf::Gguf;
+use crate::ops::bound::{CONFIDENCE, UNIT_F32};
 
 /// Values of one mistake that are tried, the likeliest first.
 const VALUES_MAX: usize = 6;
@@ -279,16 +280,64 @@ pub fn by_kind(whole: &Hypothesis, layers: u32) -> Vec<Hypothesis> {
     if kinds.len() < 2 {
         return Vec::new();
     }
-    let layers = || (0..layers).map(Some).filter(|_| layers > 1);
-    let places =
-        kinds.into_iter().flat_map(|kind| std::iter::once(None).chain(layers()).map(move |at| (kind, at)));
-    let made = places.filter_map(|(kind, layer)| {
-        let is_it = |at: Checkpoint| at.kind() == kind && (layer.is_none() || at.layer_index() == layer);
+    // A weight and its bias are one module.
+    let module = |kind: Kind| kind.name().trim_end_matches(PRODUCT);
+    let is_product = |kind: &&Kind| kind.name().ends_with(PRODUCT);
+    let pair = |one: &Kind| Some([*one, *kinds.iter().find(|kind| kind.name() == module(*one))?]);
+    let pairs: Vec<[Kind; 2]> = kinds.iter().filter(is_product).filter_map(pair).collect();
+    let places = kinds.into_iter().map(|kind| [kind; 2]).chain(pairs);
+    let layers = || std::iter::once(None).chain((0..layers).map(Some).filter(|_| layers > 1));
+    let made = places.flat_map(|kinds| layers().map(move |at| (kinds, at))).filter_map(|(kinds, layer)| {
+        let is_at = |at: Checkpoint| layer.is_none() || at.layer_index() == layer;
+        let is_it = |at: Checkpoint| kinds.contains(&at.kind()) && is_at(at);
         let one = kept(whole, &|id| place(id).is_some_and(is_it), layer)?;
         // In other graphs the key finds the mistake in all of its nodes.
-        Some(Hypothesis { key: format!("{} of {}", whole.key, kind.name()), ..one })
+        Some(Hypothesis {
+            key: format!("{} of {} and {}", whole.key, kinds[0].name(), kinds[1].name()),
+            ..one
+        })
     });
     made.collect()
+}
+
+/// How products are called that a bias is added to.
+const PRODUCT: &str = "_proj";
+
+/// Two weights of a layer in each other's place, in all layers and in each.
+pub fn exchanged(labelled: &Labelled, layers: u32) -> Vec<Hypothesis> {
+    let (graph, scene) = (&labelled.program.graph, Scene::new(&labelled.program.graph));
+    let Some(entry) = find("linear.wrong_weight") else { return Vec::new() };
+    let read = |id: Id| graph.src(id, 0).map(|weight| graph.origin(weight));
+    // By the kinds of a pair, and by node: what a product reads in place of its own.
+    let mut pairs: BTreeMap<[&str; 2], BTreeMap<Id, Vec<Injected>>> = BTreeMap::new();
+    let products: Vec<(Id, Checkpoint)> = labelled.products().collect();
+    for &(id, checkpoint) in &products {
+        for fault in entry.all_at(&scene, id) {
+            let others = fault.rewrite.change.others();
+            let is_other = |&&(other, at): &&(Id, Checkpoint)| {
+                at.layer_index() == checkpoint.layer_index()
+                    && read(other).is_some_and(|own| others.contains(&own))
+            };
+            let Some((_, at)) = products.iter().find(is_other) else { continue };
+            let mut names = [checkpoint.kind().name(), at.kind().name()];
+            names.sort_unstable();
+            pairs.entry(names).or_default().insert(id, vec![Injected { spec: 0, checkpoint, fault }]);
+        }
+    }
+    let whole = pairs.into_iter().filter_map(|([a, b], nodes)| {
+        let one = of_nodes(nodes, Layers::All, Rows::All, format!("{} of {a} and {b}", entry.name))?;
+        let text = format!("the weights of {a} and {b} have changed places");
+        Some(Hypothesis { text, spelling: None, ..one })
+    });
+    let each = |one: Hypothesis| {
+        let single = |layer| {
+            let of_layer = part(&one, Layers::One(layer), Rows::All, layers)?;
+            Some(Hypothesis { text: one.text.clone(), spelling: None, ..of_layer })
+        };
+        let single: Vec<Hypothesis> = (0..layers).filter_map(single).collect();
+        std::iter::once(one).chain(single)
+    };
+    whole.flat_map(each).collect()
 }
 
 /// The mistakes at some of the nodes of a hypothesis, once more.
@@ -307,13 +356,39 @@ pub fn again(labelled: &Labelled, layers: u32, which: &[&Hypothesis]) -> Vec<Opt
         if let Some(layer) = one.repeats() {
             return repeated(layers).nth(layer as usize);
         }
-        let same = known.get(&one.key)?;
+        let Some(same) = known.get(&one.key) else { return relocated(labelled, one) };
         match (one.layers == same.layers, one.rows) {
             (true, Rows::All) => all_of(same),
             (_, rows) => part(same, one.layers, rows, layers),
         }
     };
     which.iter().map(one).collect()
+}
+
+/// A mistake at nodes of the same names in another graph.
+fn relocated(labelled: &Labelled, one: &Hypothesis) -> Option<Hypothesis> {
+    let scene = Scene::new(&labelled.program.graph);
+    let mistakes: Vec<&Injected> = one.nodes()?.values().flatten().collect();
+    let here = labelled.nodes().filter_map(|(id, label)| {
+        let known = mistakes.iter().find(|known| known.checkpoint == label)?;
+        let fault = find(known.fault.name)?.at(&scene, id, &known.fault.argument)?;
+        Some((id, vec![Injected { spec: known.spec, checkpoint: label, fault }]))
+    });
+    of_nodes(here.collect(), one.layers, one.rows, one.key.clone())
+}
+
+/// How far roundings of logits leave a fitted factor from a number of few digits: each of many is off by less than that.
+const FITTED: f64 = CONFIDENCE * UNIT_F32;
+
+/// All logits multiplied by a number.
+pub fn scaled(labelled: &Labelled, factor: f64) -> Option<Hypothesis> {
+    let (scene, entry) = (Scene::new(&labelled.program.graph), find("data.scaled")?);
+    let (id, checkpoint) = labelled.nodes().filter(|(_, label)| label.kind() == Kind::Logits).last()?;
+    let short: f64 = format!("{factor:.3e}").parse().ok()?;
+    let factor = if (short / factor - 1.0).abs() <= FITTED { short } else { factor };
+    let fault = entry.at(&scene, id, &Argument::Number(factor))?;
+    let nodes = BTreeMap::from([(id, vec![Injected { spec: 0, checkpoint, fault }])]);
+    of_nodes(nodes, Layers::All, Rows::All, format!("{} of logits", entry.name))
 }
 
 /// Each layer not run: what it adds to the row that goes through all layers is nothing.

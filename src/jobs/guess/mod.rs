@@ -20,19 +20,21 @@ mod ways;
 pub use answer::Answer;
 pub use evidence::{Evidence, Sampling};
 pub use hidden::hidden;
-pub use input::{Observed, ids, observed};
+pub use input::{Observed, Read, ids, observed};
 pub use said::{Guess, render};
 
 use crate::engine::op_by_op::Multiplier;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use answer::Tried;
-use hypotheses::{Hypothesis, Layers, Rows};
+use hypotheses::{HEALTHY, Hypothesis, Layers, Rows};
 use parity_dump::Dump;
 use search::Search;
 
 /// Multiplications that one stage of the search may take: some minutes of two cores.
 const WORK_MAX: f64 = 1e13;
+/// The same of mistakes in one kind of nodes, where a healthy engine explains the output, if only in a coarse arithmetic.
+const WORK_OF_HEALTHY: f64 = WORK_MAX / 10.0;
 
 /// Hypotheses that one prompt is looked for that tells them apart.
 const SEVERAL_MAX: usize = 8;
@@ -49,6 +51,9 @@ pub struct Known<'a> {
     pub text: Option<String>,
     /// Tokens behind the prompt, as they were seen.
     pub forced: Vec<u32>,
+    /// How many of all these were computed together, step after step, where that was told; the prompt, then one after the
+    /// other, where it was not.
+    pub steps: Option<Vec<usize>>,
     /// Other files that the engine may have loaded in place of the model.
     pub others: &'a [Gguf],
     /// A recording whose graph is executed, of an architecture that parity has no builder for.
@@ -67,6 +72,22 @@ pub struct Model<'a> {
 impl<'a> Known<'a> {
     fn model(&self) -> Model<'a> {
         Model { gguf: self.gguf, multiplier: self.multiplier }
+    }
+
+    fn refuse_other_vocabularies(&self) -> Result<()> {
+        let width = input::vocabulary(self.gguf);
+        match self.others.iter().find(|other| input::vocabulary(other) != width) {
+            Some(other) => Err(Error::file(other.path(), "has another vocabulary than the model")
+                .expected(format!("{width} tokens"))
+                .found(input::vocabulary(other))),
+            None => Ok(()),
+        }
+    }
+
+    /// How many tokens each step computes.
+    fn steps(&self) -> Vec<usize> {
+        let given = self.steps.clone();
+        given.unwrap_or_else(|| steps::one_by_one(self.prompt.len(), self.forced.len()))
     }
 }
 
@@ -94,17 +115,12 @@ fn guess_in(
     discriminate: bool,
     progress: Progress<'_>,
 ) -> Result<Guess> {
-    let width = input::vocabulary(known.gguf);
-    if let Some(other) = known.others.iter().find(|other| input::vocabulary(other) != width) {
-        return Err(Error::file(other.path(), "has another vocabulary than the model")
-            .expected(format!("{width} tokens"))
-            .found(input::vocabulary(other)));
-    }
+    known.refuse_other_vocabularies()?;
     let search = Search::new(known, evidence, progress)?;
     let (mut tried, noise) = search.healthy()?;
     if let (false, Some(spelling)) = (respelt, search.spelling(&tried, &noise)?) {
         let (prompt, text, forced) = (known.prompt.clone(), known.text.clone(), spelling.tokens().to_vec());
-        let known = Known { prompt, text, forced, ..*known };
+        let known = Known { prompt, text, forced, steps: None, ..*known };
         return guess_in(&known, (&*spelling, true), discriminate, progress);
     }
     let mut all = hypotheses::everywhere(&search.full.labelled);
@@ -117,25 +133,27 @@ fn guess_in(
     }
     all.extend(known.others.iter().enumerate().map(|(number, file)| Hypothesis::weights(number, file)));
     tried.extend(search.each(all, &noise, &tried)?);
-    let mut found = search.answer(&mut tried, &noise);
+    let mut found = search.answer(&mut tried, &noise)?;
     let stepwise = match is_open(&found, &tried, evidence.ceiling(&noise)) {
-        true => search.stepwise(&noise)?,
+        true => search.stepwise(&tried, &noise)?,
         false => Vec::new(),
     };
     if stepwise.is_empty() {
         notes.push(STEPWISE_LEFT_OUT.to_owned());
     } else {
         tried.extend(stepwise);
-        found = search.answer(&mut tried, &noise);
+        found = search.answer(&mut tried, &noise)?;
     }
     for stage in [Stage::Parts, Stage::Single, Stage::Kinds] {
         // Of so many hypotheses tokens may speak for one by chance; numbers do not.
-        let is_asked = stage != Stage::Kinds || found == Answer::Nothing && evidence.tokens().is_empty();
+        let is_asked = stage != Stage::Kinds || evidence.tokens().is_empty();
         let is_open = is_asked && is_open(&found, &tried, evidence.ceiling(&noise));
+        let is_extra = stage == Stage::Kinds && found == Answer::Healthy;
+        let most = if is_extra { WORK_OF_HEALTHY } else { WORK_MAX };
         let why = match is_open.then(|| stage.all(&search)) {
-            Some(more) if search.work(more.len()) <= WORK_MAX => {
+            Some(more) if search.work(more.len()) <= most => {
                 tried.extend(search.each(more, &noise, &tried)?);
-                found = search.answer(&mut tried, &noise);
+                found = search.answer(&mut tried, &noise)?;
                 continue;
             }
             Some(_) => "they are too many to be computed; --hidden finds the layer",
@@ -144,6 +162,11 @@ fn guess_in(
         if [Answer::Healthy, Answer::Nothing].contains(&found) {
             notes.push(format!("{} were not tried: {why}", stage.words()));
         }
+    }
+    if found == Answer::Nothing
+        && let Some(alone) = in_decode(known, evidence, &tried, progress)?
+    {
+        return Ok(alone);
     }
     if let Some(why) = known.multiplier.and_then(|multiplier| multiplier.failed()) {
         notes.push(format!("the CPU computed what the GPU did not: {why}"));
@@ -155,6 +178,40 @@ fn guess_in(
         said.apart(discriminate::apart(known, &which)?, which.len());
     }
     Ok(said)
+}
+
+/// A mistake in decode steps alone, where nobody told which rows are of them: those from the first on that a healthy engine
+/// does not explain.
+fn in_decode(
+    known: &Known<'_>,
+    evidence: &dyn Evidence,
+    tried: &[Tried],
+    progress: Progress<'_>,
+) -> Result<Option<Guess>> {
+    let healthy = tried.iter().filter(|one| one.hypothesis.name == HEALTHY);
+    let miss = healthy.filter_map(|one| one.score.first_miss).max();
+    let first =
+        miss.map(|row| evidence.first() + row).filter(|first| (1..known.prompt.len()).contains(first));
+    let is_told = known.steps.is_some() || !known.forced.is_empty() || known.recording.is_some();
+    let Some(first) = first.filter(|_| !is_told) else { return Ok(None) };
+    let (prompt, forced) = known.prompt.split_at(first);
+    let known = Known { prompt: prompt.to_vec(), forced: forced.to_vec(), text: None, steps: None, ..*known };
+    let search = Search::new(&known, evidence, progress)?;
+    let (mut tried, noise) = search.healthy()?;
+    let layers = search.full.layers();
+    let all = hypotheses::everywhere(&search.full.labelled);
+    let parts = all.iter().filter_map(|one| hypotheses::part(one, Layers::All, Rows::Decode, layers));
+    tried.extend(search.each(parts.collect(), &noise, &tried)?);
+    let mut found = search.answer(&mut tried, &noise)?;
+    if found == Answer::Nothing {
+        tried.extend(search.stepwise(&tried, &noise)?);
+        found = search.answer(&mut tried, &noise)?;
+    }
+    let mut said = said::said(&known, evidence, &found, &tried);
+    said.notes.push(format!(
+        "rows from {first} on are taken for decode steps: the file does not say of which they are"
+    ));
+    Ok(matches!(found, Answer::Mistake(_)).then_some(said))
 }
 
 /// Whether something that was not tried yet may be named, where the best of explanations comes to `ceiling`, if that is known.
@@ -200,7 +257,8 @@ impl Stage {
         let (labelled, layers) = (&search.full.labelled, search.full.layers());
         if self == Stage::Kinds {
             let all = hypotheses::everywhere(labelled);
-            return all.iter().flat_map(|one| hypotheses::by_kind(one, layers)).collect();
+            let of_kind = all.iter().flat_map(|one| hypotheses::by_kind(one, layers));
+            return of_kind.chain(hypotheses::exchanged(labelled, layers)).collect();
         }
         let parts: Vec<(Layers, Rows)> = match self {
             Stage::Parts => [Layers::First, Layers::Last, Layers::Odd, Layers::Even]
@@ -221,6 +279,7 @@ impl Stage {
         let whole_layers = hypotheses::skipped(labelled).into_iter().chain(hypotheses::repeated(layers));
         let can_be = |one: &Hypothesis| search.known.recording.is_none() || one.repeats().is_none();
         let whole_layers = whole_layers.filter(can_be).filter(|one| self.is_of(one.layers, layers));
-        made.chain(whole_layers).collect()
+        let scaled = (self == Stage::Parts).then(|| search.scaled()).flatten();
+        made.chain(whole_layers).chain(scaled).collect()
     }
 }

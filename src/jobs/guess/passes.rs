@@ -10,6 +10,7 @@ use rayon::prelude::*;
 
 use super::Model;
 use super::hypotheses::{Hypothesis, Rows};
+use super::steps::At;
 use super::ways::{CACHES, Cached, EXACT};
 use crate::audit::{Graphs, Labelled};
 use crate::checkpoint::{Checkpoint, Kind};
@@ -88,25 +89,26 @@ impl<'a> Prompt<'a> {
         Prompt::of(model, tokens, (0, shape), prompt, (given, seen))
     }
 
-    /// A step of these tokens, of which the first is at a position, in a context; with logits of the last.
+    /// One step of these tokens.
     ///
     /// # Errors
     /// As [`Prompt::new`].
-    pub fn step(model: Model<'a>, tokens: &[u32], first: usize, context: usize) -> Result<Prompt<'a>> {
-        let shape = of_step(first, tokens.len(), context);
-        Prompt::of(model, tokens, (first, shape), 0, (None, Checkpoint::global(Kind::Logits)))
+    pub fn step(model: Model<'a>, tokens: &[u32], at: At) -> Result<Prompt<'a>> {
+        let shape = at.shape(tokens.len());
+        Prompt::of(model, tokens, (at.first, shape), at.prompt, (None, Checkpoint::global(Kind::Logits)))
     }
 
     /// Goes on with the next token, if the graph of its step is this one.
     ///
     /// # Errors
     /// As [`Prompt::new`].
-    pub fn moves(&mut self, tokens: &[u32], first: usize, context: usize) -> Result<bool> {
-        let shape = of_step(first, tokens.len(), context);
-        if self.shape == Some(shape) {
-            self.inputs = builders::inputs(&builders::build(self.model.gguf, shape)?, tokens, first)?;
+    pub fn moves(&mut self, tokens: &[u32], at: At) -> Result<bool> {
+        let shape = at.shape(tokens.len());
+        let is_alike = self.shape == Some(shape) && self.prompt == at.prompt;
+        if is_alike {
+            self.inputs = builders::inputs(&builders::build(self.model.gguf, shape)?, tokens, at.first)?;
         }
-        Ok(self.shape == Some(shape))
+        Ok(is_alike)
     }
 
     fn of(
@@ -314,11 +316,6 @@ impl<'a> Prompt<'a> {
         let others = mistakes.flat_map(|one| one.fault.rewrite.change.others());
         others.map(|id| graph.origin(id)).filter(|&id| !graph.is_leaf(id)).collect()
     }
-}
-
-/// A step with logits of its last token.
-fn of_step(first: usize, tokens: usize, context: usize) -> Shape {
-    Shape { outputs: 1, ..Shape::step(first, tokens, context, true, Cache::F32) }
 }
 
 /// Refuses what would not fit into memory: logits of several hypotheses, and the widest values of as many.

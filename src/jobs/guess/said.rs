@@ -289,7 +289,8 @@ fn sentence(answer: &Answer, tried: &[Tried], evidence: &dyn Evidence) -> String
     let healthy = tried.iter().filter(|one| one.hypothesis.name == HEALTHY).max_by_key(|one| one.score.hits);
     let of_healthy = healthy.map(hits).unwrap_or_default();
     let next = |name: &str| {
-        let others = tried.iter().filter(|one| ![name, HEALTHY].contains(&one.hypothesis.name.as_str()));
+        let looked_at = tried.iter().filter(|one| one.score.of > 0);
+        let others = looked_at.filter(|one| ![name, HEALTHY].contains(&one.hypothesis.name.as_str()));
         let order = |one: &&Tried| (one.score.share(), one.score.log_likelihood);
         let best = others.max_by(|a, b| {
             let (a, b) = (order(a), order(b));

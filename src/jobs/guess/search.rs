@@ -3,14 +3,16 @@
 use rayon::prelude::*;
 
 use super::answer::{self, Answer, Tried};
-use super::evidence::{DOUBLINGS, Evidence, Noise, Score};
+use super::evidence::{DOUBLINGS, Evidence, Noise, Score, apart, digest};
 use super::hypotheses::{self, Change, HEALTHY, Hypothesis};
+use super::input::weights;
 use super::passes::Prompt;
+use super::steps::{self, Steps, one_by_one};
 use super::ways::{CACHES, EXACT, WAYS};
-use super::{Known, Model, Progress, steps};
+use super::{Known, Model, Progress};
 use crate::error::Result;
-use crate::gguf::Gguf;
 use crate::numerics::Storage;
+use crate::ops::bound::CONFIDENCE;
 
 /// Rows after which a hypothesis that does not explain them is given up.
 const FEW: usize = 8;
@@ -36,9 +38,56 @@ pub struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
+    /// What follows, where nothing is named that sees in a single pass what it is to explain.
+    pub fn answer(&self, tried: &mut Vec<Tried>, noise: &Noise) -> Result<Answer> {
+        loop {
+            let found = self.weighed_anew(tried, noise);
+            let named = match &found {
+                Answer::Mistake(best) => vec![*best],
+                Answer::Several(all) => all.clone(),
+                Answer::Healthy | Answer::Nothing => return Ok(found),
+            };
+            let ahead = self.foreseeing(tried, named, noise)?;
+            if ahead.is_empty() {
+                return Ok(found);
+            }
+            let one = |which| Hypothesis { stepwise: true, ..tried.remove(which).hypothesis };
+            let open = ahead.into_iter().rev().map(one).collect();
+            tried.extend(self.in_steps(open, noise)?);
+        }
+    }
+
+    /// Those of the named whose logits follow from tokens behind them as well, in their order: an engine that says one token
+    /// after the other cannot have them.
+    fn foreseeing(&self, tried: &[Tried], mut named: Vec<usize>, noise: &Noise) -> Result<Vec<usize>> {
+        let is_single = |one: &Hypothesis| one.nodes().is_some() && !one.stepwise;
+        named.retain(|&i| is_single(&tried[i].hypothesis));
+        if self.known.steps().len() < 2 || self.full.rows < 2 || self.known.recording.is_some() {
+            return Ok(Vec::new());
+        }
+        let half = match &self.few {
+            Some(_) => None,
+            None => Some(self.rows_of(self.full.rows / 2)?),
+        };
+        let Some(shorter) = self.few.as_ref().or(half.as_ref()) else { return Ok(Vec::new()) };
+        let which: Vec<&Hypothesis> = named.iter().map(|&i| &tried[i].hypothesis).collect();
+        let again = hypotheses::again(&shorter.labelled, shorter.layers(), &which);
+        let mut ahead = Vec::new();
+        for (i, one) in named.into_iter().zip(again) {
+            let logits = one.and_then(|one| shorter.logits(&[&one]).pop().flatten()).unwrap_or_default();
+            let (all, few) = (&tried[i].score.digest, digest(&logits, shorter.width));
+            let is_same = |from: &[f64]| apart(from, &few) <= CONFIDENCE * noise.digests[0];
+            if few.is_empty() || !all.get(..few.len()).is_some_and(is_same) {
+                ahead.push(i);
+            }
+        }
+        ahead.sort_unstable();
+        Ok(ahead)
+    }
+
     /// What follows. Where nothing explains the output, the best are weighed once more by what rounding does to an engine
     /// with that mistake: it may move its logits farther than a healthy engine's.
-    pub fn answer(&self, tried: &mut [Tried], noise: &Noise) -> Answer {
+    fn weighed_anew(&self, tried: &mut [Tried], noise: &Noise) -> Answer {
         let found = answer::answer(tried, noise);
         if found != Answer::Nothing {
             return found;
@@ -63,11 +112,15 @@ impl<'a> Search<'a> {
         answer::answer(tried, noise)
     }
 
-    /// The answer of hypotheses that are all that there are.
-    pub fn stretch(&self, all: Vec<Hypothesis>) -> Result<(Answer, Vec<Tried>)> {
+    /// The answer of hypotheses that are all that there are, where an audit may have accused what was seen.
+    pub fn stretch(&self, all: Vec<Hypothesis>, is_accused: bool) -> Result<(Answer, Vec<Tried>)> {
         let (mut tried, noise) = self.healthy()?;
+        // Coarser arithmetics than its own may explain it as well, but not as nearly.
+        if is_accused && !tried.iter().any(|one| one.hypothesis.way.is_in_blocks()) {
+            tried.extend(self.in_blocks(&noise)?);
+        }
         tried.extend(self.each(all, &noise, &tried)?);
-        let found = self.answer(&mut tried, &noise);
+        let found = self.answer(&mut tried, &noise)?;
         Ok((found, tried))
     }
 
@@ -111,9 +164,12 @@ impl<'a> Search<'a> {
         let miss = healthy.max_by_key(|one| one.score.hits).and_then(|one| one.score.first_miss);
         let rows = miss.filter(|miss| *miss >= FEW).map_or(self.full.rows / 2, |miss| miss + 1);
         let is_worth_it = self.few.is_some() && (FEW + 1..self.full.rows - FEW / 2).contains(&rows);
-        let prompt =
-            || Search::prompt(self.known, self.evidence, (self.known.model(), &self.known.prompt), rows);
-        is_worth_it.then(prompt).transpose()
+        is_worth_it.then(|| self.rows_of(rows)).transpose()
+    }
+
+    /// The first rows of the evidence.
+    fn rows_of(&self, rows: usize) -> Result<Prompt<'a>> {
+        Search::prompt(self.known, self.evidence, (self.known.model(), &self.known.prompt), rows)
     }
 
     /// The model file of a hypothesis.
@@ -144,13 +200,17 @@ impl<'a> Search<'a> {
         let share = tried.iter().map(|one| one.score.share()).fold(0.0, f64::max);
         let is_near = self.evidence.tokens().is_empty() || share >= KEPT;
         if !tried.iter().any(Tried::explains) && is_near {
-            let caches: Vec<Hypothesis> = CACHES.into_iter().map(Hypothesis::healthy).collect();
-            let logits = self.full.logits(&caches.iter().collect::<Vec<_>>()).into_iter().skip(1);
-            let all = caches.into_iter().zip(logits.map(Option::unwrap_or_default)).collect();
-            tried.extend(self.weighed(all, &noise)?);
+            tried.extend(self.in_blocks(&noise)?);
         }
         noise.doublings = 0;
         Ok((tried, noise))
+    }
+
+    /// A healthy engine behind each cache in blocks.
+    fn in_blocks(&self, noise: &Noise) -> Result<Vec<Tried>> {
+        let caches: Vec<Hypothesis> = CACHES.into_iter().map(Hypothesis::healthy).collect();
+        let logits = self.full.logits(&caches.iter().collect::<Vec<_>>()).into_iter().skip(1);
+        self.weighed(caches.into_iter().zip(logits.map(Option::unwrap_or_default)).collect(), noise)
     }
 
     /// Healthy hypotheses with their logits.
@@ -231,23 +291,37 @@ impl<'a> Search<'a> {
         Ok(Tried { hypothesis, score, whole: true })
     }
 
-    /// Mistakes that depend on which rows are computed together, as an engine makes them that computes one token after the
-    /// other; none where nothing was seen behind the prompt.
-    pub fn stepwise(&self, noise: &Noise) -> Result<Vec<Tried>> {
-        let (model, prompt) = (self.known.model(), &self.known.prompt);
-        let (rows, is_behind) = (self.full.rows, self.evidence.first() + 1 == prompt.len());
-        if !is_behind || rows < 2 || self.known.recording.is_some() {
+    /// Mistakes that depend on which rows are computed together, as an engine makes them that computes one step after the
+    /// other, but for those that were tried so; none where there is one step.
+    pub fn stepwise(&self, before: &[Tried], noise: &Noise) -> Result<Vec<Tried>> {
+        if self.known.steps().len() < 2 || self.full.rows < 2 || self.known.recording.is_some() {
             return Ok(Vec::new());
         }
-        let (mut open, mut out) = (steps::stepwise(model, prompt)?, Vec::new());
+        let mut open = steps::stepwise(self.known.model(), &self.known.prompt)?;
+        let is_known = |one: &Hypothesis| {
+            before.iter().any(|known| known.hypothesis.stepwise && known.hypothesis.key == one.key)
+        };
+        open.retain(|one| !is_known(one));
+        self.in_steps(open, noise)
+    }
+
+    /// Hypotheses step after step: on a few rows, and on all where they explain these.
+    fn in_steps(&self, mut open: Vec<Hypothesis>, noise: &Noise) -> Result<Vec<Tried>> {
+        let (known, from, rows) = (self.known, self.evidence.first(), self.full.rows);
+        let lengths = known.steps();
+        let steps = Steps { lengths: &lengths, prompt: known.prompt.len(), from };
+        let all: Vec<u32> = known.prompt.iter().chain(&known.forced).copied().collect();
+        let mut out = Vec::new();
         for rows in [rows.min(FEW), rows] {
-            let ids: Vec<u32> = prompt.iter().chain(&self.known.forced).copied().collect();
-            let ids = &ids[..prompt.len() + rows - 1];
-            let logits = steps::logits(model, ids, prompt.len(), &open.iter().collect::<Vec<_>>())?;
+            if open.is_empty() {
+                break;
+            }
+            let which: Vec<&Hypothesis> = open.iter().collect();
+            let logits = steps::logits(known.model(), &all[..from + rows], steps, &which)?;
             for (hypothesis, logits) in std::mem::take(&mut open).into_iter().zip(logits) {
                 let score = logits.map(|logits| self.evidence.weigh(&logits, noise)).unwrap_or_default();
                 let whole = rows == self.full.rows;
-                if !whole && (score.hits + STRAY >= score.of || score.otherwise.is_some()) {
+                if !whole && (score.explains() || score.otherwise.is_some()) {
                     open.push(hypothesis);
                     continue;
                 }
@@ -349,12 +423,20 @@ impl<'a> Search<'a> {
         let all = self.full.tokens + prompt.len() + rows - given.len() - self.full.rows;
         let tokens: Vec<u32> = tokens.take(all).collect();
         if one.stepwise {
-            return Ok(steps::logits(self.known.model(), &tokens, prompt.len(), &[one])?.pop().flatten());
+            let lengths = one_by_one(prompt.len(), rows);
+            let steps = Steps { lengths: &lengths, prompt: prompt.len(), from: prompt.len() - 1 };
+            return Ok(steps::logits(self.known.model(), &tokens, steps, &[one])?.pop().flatten());
         }
         let pass = Prompt::new(self.file(one), &tokens, prompt.len(), rows)?;
         let same = hypotheses::again(&pass.labelled, pass.layers(), &[one]).pop().flatten();
         let one = if one.nodes().is_some() { same.as_ref() } else { Some(one) };
         Ok(one.and_then(|one| pass.alone(one)))
+    }
+
+    /// All logits multiplied by what fits best, where numbers were seen.
+    pub fn scaled(&self) -> Option<Hypothesis> {
+        let exact = self.full.alone(&Hypothesis::healthy(EXACT))?;
+        hypotheses::scaled(&self.full.labelled, self.evidence.factor(&exact)?)
     }
 
     fn scores(&self, pass: &Prompt<'_>, batch: &[&Hypothesis], noise: &Noise) -> Vec<Score> {
@@ -364,9 +446,4 @@ impl<'a> Search<'a> {
             .map(|found| found.map(|logits| self.evidence.weigh(&logits, noise)).unwrap_or_default())
             .collect()
     }
-}
-
-/// Numbers in all weights of a model.
-fn weights(gguf: &Gguf) -> f64 {
-    gguf.tensors().map(|tensor| tensor.shape.iter().product::<usize>() as f64).sum()
 }

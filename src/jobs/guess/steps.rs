@@ -1,5 +1,5 @@
-//! What an engine says that computes the prompt first and then one token after the other, with mistakes whose effect
-//! depends on which rows are computed together: a single pass over prompt and output makes them otherwise.
+//! What an engine says that computes one step after the other, with mistakes whose effect depends on which rows are computed
+//! together: a single pass over all of them makes them otherwise.
 
 use parity_graph::fault::find;
 
@@ -9,10 +9,12 @@ use super::passes::Prompt;
 use super::ways::EXACT;
 use crate::engine::op_by_op::Lane;
 use crate::error::Result;
+use crate::model::builders::{Cache, Shape};
 
 /// Mistakes that read or write rows of their step by their place in it, besides those that need several steps.
-const BY_ROW: [&str; 8] = [
+const BY_ROW: [&str; 9] = [
     "attn.no_mask",
+    "attn.mask_shift",
     "attn.heads_first",
     "cache.stale_cell",
     "cache.wrong_sequence",
@@ -29,7 +31,8 @@ const BY_ROW: [&str; 8] = [
 pub fn stepwise(model: Model<'_>, prompt: &[u32]) -> Result<Vec<Hypothesis>> {
     let mut out: Vec<Hypothesis> = Vec::new();
     for (ids, first) in [(&[0][..], prompt.len()), (prompt, 0)] {
-        let pass = Prompt::step(model, ids, first, prompt.len() + 1)?;
+        let at = At { first, context: prompt.len() + 1, outputs: 1, prompt: prompt.len() - first };
+        let pass = Prompt::step(model, ids, at)?;
         for (_, one) in hypotheses::unmerged(&pass.labelled) {
             let name = one.key.split(' ').next().unwrap_or_default();
             let is_one = BY_ROW.contains(&name) || find(name).is_some_and(|entry| entry.later);
@@ -41,15 +44,48 @@ pub fn stepwise(model: Model<'_>, prompt: &[u32]) -> Result<Vec<Hypothesis>> {
     Ok(out)
 }
 
-/// (rows, V) logits of each behind a prompt of so many tokens, where every token behind it is a step of its own; `None`
-/// where a mistake leaves nothing.
+/// Where a step is among others.
+#[derive(Clone, Copy)]
+pub struct At {
+    /// Position of its first token.
+    pub first: usize,
+    /// Positions of all steps.
+    pub context: usize,
+    /// Rows that logits are computed of, its last.
+    pub outputs: usize,
+    /// Its tokens that are of the prefill.
+    pub prompt: usize,
+}
+
+impl At {
+    /// What a graph of so many tokens is built for.
+    pub fn shape(self, tokens: usize) -> Shape {
+        let shape = Shape::step(self.first, tokens, self.context, true, Cache::F32);
+        Shape { outputs: self.outputs, ..shape }
+    }
+}
+
+/// How many tokens each step computes, how many of all are the prefill, and the position of the first row that is wanted.
+#[derive(Clone, Copy)]
+pub struct Steps<'a> {
+    pub lengths: &'a [usize],
+    pub prompt: usize,
+    pub from: usize,
+}
+
+/// Steps of a prompt with single tokens behind it.
+pub fn one_by_one(prompt: usize, behind: usize) -> Vec<usize> {
+    std::iter::once(prompt).chain(std::iter::repeat_n(1, behind)).collect()
+}
+
+/// (rows, V) logits of each behind these tokens, computed step after step; `None` where a mistake leaves nothing.
 ///
 /// # Errors
 /// As [`Prompt::new`].
 pub fn logits(
     model: Model<'_>,
     ids: &[u32],
-    prompt: usize,
+    steps: Steps<'_>,
     which: &[&Hypothesis],
 ) -> Result<Vec<Option<Vec<f32>>>> {
     let mut out: Vec<Option<Vec<f32>>> = which.iter().map(|_| Some(Vec::new())).collect();
@@ -57,15 +93,23 @@ pub fn logits(
     let mut lanes: Vec<Lane<'_>> =
         (0..=which.len()).map(|_| Lane::new(model.gguf, EXACT.arithmetic)).collect();
     let mut pass: Option<(Prompt<'_>, Vec<Hypothesis>)> = None;
-    let firsts = std::iter::once(0).chain(prompt..ids.len());
-    for first in firsts {
-        let of_step = if first == 0 { &ids[..prompt] } else { &ids[first..=first] };
+    let (mut first, context) = (0, ids.len());
+    for length in steps.lengths {
+        let end = context.min(first + length);
+        let of_step = &ids[first..end];
+        if of_step.is_empty() {
+            break;
+        }
+        let wanted = end - first.max(steps.from).min(end);
+        let prompt = steps.prompt.saturating_sub(first).min(of_step.len());
+        let at = At { first, context, outputs: wanted.max(1), prompt };
+        first = end;
         let is_alike = match &mut pass {
-            Some((known, _)) => known.moves(of_step, first, ids.len())?,
+            Some((known, _)) => known.moves(of_step, at)?,
             None => false,
         };
         if !is_alike {
-            let made = Prompt::step(model, of_step, first, ids.len())?;
+            let made = Prompt::step(model, of_step, at)?;
             let again = hypotheses::again(&made.labelled, made.layers(), which);
             // A step in which a mistake has no place is a healthy one.
             let again = again.into_iter().map(|one| one.unwrap_or_else(|| Hypothesis::healthy(EXACT)));
@@ -74,9 +118,11 @@ pub fn logits(
         let Some((pass, again)) = &pass else { continue };
         let all: Vec<&Hypothesis> = std::iter::once(&exact).chain(again).collect();
         let found = pass.logits_in(&mut lanes, &all);
-        for (all, row) in out.iter_mut().zip(found.into_iter().skip(1)) {
-            match row {
-                Some(row) => all.iter_mut().for_each(|all| all.extend(&row)),
+        for (all, rows) in out.iter_mut().zip(found.into_iter().skip(1)) {
+            match rows {
+                // Of a step that nothing is wanted of, its last row was computed all the same.
+                Some(_) if wanted == 0 => {}
+                Some(rows) => all.iter_mut().for_each(|all| all.extend(&rows)),
                 None => *all = None,
             }
         }

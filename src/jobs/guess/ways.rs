@@ -62,13 +62,18 @@ impl Way {
         self.name == EXACT.name && !self.disturbed
     }
 
+    /// Whether its cache holds quants.
+    pub fn is_in_blocks(&self) -> bool {
+        self.cache.block_len() > 1
+    }
+
     /// What it keeps of the values of a node, which may be `cached`.
     pub fn keep(&self, id: Id, cached: Option<Cached>, values: &mut [f32]) {
         store(self.kept, values);
         match cached {
             Some(Cached::Written) => in_cache(self.cache, values),
             // What meets quants is brought to quants of 8 bits.
-            Some(Cached::Met) if self.cache.block_len() > 1 => in_cache(DType::Q8_0, values),
+            Some(Cached::Met) if self.is_in_blocks() => in_cache(DType::Q8_0, values),
             _ => {}
         }
         if self.disturbed {

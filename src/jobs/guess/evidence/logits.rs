@@ -17,6 +17,8 @@ pub struct Logits {
     pub values: Vec<f32>,
     /// V
     pub width: usize,
+    /// Whether rows are what a log-softmax makes of logits.
+    pub normalised: bool,
 }
 
 impl Evidence for Logits {
@@ -39,11 +41,30 @@ impl Evidence for Logits {
     fn weigh(&self, logits: &[f32], noise: &Noise) -> Score {
         let both = logits.chunks(noise.width).zip(self.values.chunks(self.width));
         let apart = |(a, b): (&[f32], &[f32])| {
+            let off = if self.normalised { log_sum(a) } else { 0.0 };
             // A vocabulary that was padded: what both have.
-            rms(a.iter().zip(b).map(difference))
+            rms(a.iter().zip(b).map(|both| difference(both) - off))
         };
         of_distances(both.map(apart).collect(), noise, digest(logits, noise.width))
     }
+
+    fn factor(&self, logits: &[f32]) -> Option<f64> {
+        if self.normalised {
+            return None;
+        }
+        let width = logits.len() / self.rows().max(1);
+        let rows = logits.chunks(width.max(1)).zip(self.values.chunks(self.width));
+        let pairs = rows.flat_map(|(a, b)| a.iter().zip(b)).map(|(a, b)| (f64::from(*a), f64::from(*b)));
+        let (ab, aa) = pairs.fold((0.0, 0.0), |(ab, aa), (a, b)| (ab + a * b, aa + a * a));
+        Some(ab / aa).filter(|factor| factor.is_finite())
+    }
+}
+
+/// The logarithm of the sum of the exponentials of a row.
+pub fn log_sum(row: &[f32]) -> f64 {
+    let largest = row.iter().fold(f32::NEG_INFINITY, |largest, z| largest.max(*z));
+    let sum: f64 = row.iter().map(|z| (f64::from(*z) - f64::from(largest)).exp()).sum();
+    f64::from(largest) + sum.ln()
 }
 
 /// What distances of rows, absolute, say.

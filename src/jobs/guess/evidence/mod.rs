@@ -8,7 +8,7 @@ mod spelling;
 
 pub use chosen::Chosen;
 pub use drawn::{Drawn, Sampling};
-pub use logits::Logits;
+pub use logits::{Logits, log_sum};
 pub use said::SaidRows;
 pub use spelling::Spelling;
 
@@ -39,6 +39,11 @@ pub trait Evidence: Sync {
 
     /// How well the first rows of logits (n, V) explain it.
     fn weigh(&self, logits: &[f32], noise: &Noise) -> Score;
+
+    /// By what logits have to be multiplied to come nearest, of numbers alone.
+    fn factor(&self, _logits: &[f32]) -> Option<f64> {
+        None
+    }
 
     /// A text of as many tokens as these in which the token of a row is another one, as [`Score::otherwise`] says.
     fn respelt(&self, _row: usize, _token: u32) -> Option<Box<dyn Evidence>> {
