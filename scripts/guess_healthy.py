@@ -3,7 +3,7 @@ the CPU and with Vulkan (--libs, --vulkan), recorded by parity, and a real llama
 types, and recordings that were made elsewhere (--recordings, with --models). Each case is a name, and a function that makes it in a
 folder and gives the flags of `parity guess`."""
 
-import contextlib, json, os, pathlib, re, socket, struct, subprocess, time, urllib.request
+import contextlib, json, os, pathlib, re, shutil, socket, struct, subprocess, time, urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROMPTS = ["def read_lines(path):", "import os\n", "class Node:\n    def __init__(self", "for i in range(10):\n",
@@ -174,6 +174,8 @@ def rows_of(dump, name):
 def only(dump, to, names):
     """A copy of a dump with some of its tensors."""
     to.mkdir()
+    for graph in dump.glob("graph-*"):
+        shutil.copy(graph, to)
     manifest = json.load(open(dump / "manifest.json"))
     (to / "manifest.json").write_text(json.dumps(manifest | {"rows": {k: v for k, v in manifest["rows"].items() if re.fullmatch(names, k)}}))
     for step in manifest["steps"]:
