@@ -1,6 +1,8 @@
 //! Whether a node is further from what was recorded of it than may be left, which most mistakes show at a few outputs and
 //! without a bound.
 
+use std::cell::Cell;
+
 use parity_graph::Op;
 
 use super::node::{Hypothesis, settled};
@@ -43,6 +45,43 @@ pub fn is_further(
     }
     let is_far = |args: &Args<'_, f64>| is_far(settled(rule, args, recorded).unwrap_or_default(), &|i| i);
     in_all(rule, args, tried, &is_far)
+}
+
+/// The squared distance of what was recorded from a node in that of what it is `tried` in that comes nearest, at some outputs of
+/// a product; infinite where it is not known.
+pub fn distance(
+    rule: &Rule,
+    args: &Args<'_, f64>,
+    (recorded, looked_at): (&[f64], &dyn Fn(usize) -> bool),
+    tried: &[Hypothesis],
+) -> f64 {
+    let of = |exact: Vec<f64>, at: &dyn Fn(usize) -> usize| {
+        let off = exact.iter().enumerate().map(|(i, exact)| (at(i), exact)).filter(|(i, _)| looked_at(*i));
+        off.map(|(i, exact)| (recorded[i] - exact).powi(2)).sum::<f64>()
+    };
+    let least = Cell::new(f64::INFINITY);
+    let note = |args: &Args<'_, f64>, at: &dyn Fn(usize) -> usize| {
+        let square = settled(rule, args, recorded).map_or(f64::INFINITY, |exact| of(exact, at));
+        least.set(least.get().min(square));
+        true
+    };
+    let some = Tokens::of(rule, args, recorded).and_then(|tokens| {
+        let outputs = tokens.outputs(tokens.inner().div_ceil(ONE_OF[1]))?;
+        Some((tokens, outputs))
+    });
+    match some {
+        Some((tokens, outputs)) => {
+            let (all, inner) = ((0..tokens.count()).collect(), tokens.inner());
+            let at = |i: usize| i / outputs.len() * inner + outputs[i % outputs.len()];
+            tokens.with_outputs(&all, Some(&outputs), |args| {
+                in_all(rule, args, tried, &|args| note(args, &at))
+            });
+        }
+        None => {
+            in_all(rule, args, tried, &|args| note(args, &|i| i));
+        }
+    }
+    least.get()
 }
 
 /// Whether something holds of what a node reads in everything that it is tried in.

@@ -1,6 +1,6 @@
 //! What lies between the recorded nodes and a suspect, computed again with a mistake in it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use parity_graph::{Graph, Id, Op};
@@ -235,6 +235,18 @@ impl<'a> Replay<'a> {
             is_near.then(|| suspect.judged(rule, args, carried, self.tried))?
         };
         self.run(self.how, suspect, nodes, injected, &|node, args| judging(node, args, &judged))
+    }
+
+    /// How far what was recorded of the suspect is from what it comes to with a mistake in these `nodes`: squares, of some of its
+    /// values; infinite where that is not known.
+    pub fn distance(&self, suspect: &Suspect<'_>, nodes: &[Id], injected: Injected<'_>) -> f64 {
+        let how = if self.how == How::Bounded { How::Alone } else { self.how };
+        let found = Cell::new(f64::INFINITY);
+        self.run(how, suspect, nodes, injected, &|node, args| {
+            found.set(suspect.distance(node.rule?, args, self.tried));
+            Some(nothing())
+        });
+        found.get()
     }
 
     /// One execution, which goes on from what the last one like it computed before the first of the wrong `nodes`.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use parity_graph::Id;
 
 use super::Diagnose;
-use super::further::is_further;
+use super::further::{self, is_further};
 use super::named::Names;
 use super::node::{Held, Hypothesis, Sight, judge};
 use super::replay::{Replay, Replayed};
@@ -93,6 +93,11 @@ impl<'a> Suspect<'a> {
         most: f64,
     ) -> bool {
         is_further(rule, args, (self.recorded, self.sight.looked_at), tried, most)
+    }
+
+    /// How far what was recorded is from what a rule makes of other sources: squares, of some of its values.
+    pub(super) fn distance(&self, rule: &Rule, args: &Args<'_, f64>, tried: &[Hypothesis]) -> f64 {
+        further::distance(rule, args, (self.recorded, self.sight.looked_at), tried)
     }
 
     /// Whether rounding explains what a mistake leaves.

@@ -9,6 +9,7 @@ use parity_graph::rewrite::{Change, Edit, Rewrite};
 use parity_graph::{Graph, Id, Op};
 
 use super::diagnosis::{prefer_later, told};
+use super::precision;
 use super::trial::{carried, under};
 use crate::audit::{Across, MISTAKES_SHOW, Named, Replay, Said, Suspect};
 use crate::checkpoint::Kind;
@@ -32,6 +33,24 @@ const SCALED: &str = "embed.scaled";
 struct Hypothesis {
     fault: Fault,
     nodes: Vec<Rewrite>,
+}
+
+impl Hypothesis {
+    fn nodes(&self) -> Vec<Id> {
+        self.nodes.iter().map(|rewrite| rewrite.node).collect()
+    }
+
+    /// What a node comes to with it, where something is wrong in the node.
+    fn injected(
+        &self,
+        suspect: &Suspect<'_>,
+        node: &Node<'_>,
+        args: &Args<'_, f64>,
+        across: Across<'_>,
+    ) -> Option<Value<f64>> {
+        let rewrite = self.nodes.iter().find(|rewrite| rewrite.node == node.id)?;
+        Some(with_mistake(suspect, across, node, args, &rewrite.change))
+    }
 }
 
 /// The mistakes in what was not recorded that explain a node. Where all layers are wrong nothing shows what their keys and
@@ -58,41 +77,25 @@ pub fn is_healthy_by_another_cache(suspect: &Suspect<'_>) -> bool {
 /// With `work` spent so far.
 fn found_by(suspect: &Suspect<'_>, replay: &Replay<'_>, work: &mut usize) -> Vec<Named> {
     let mut out: Vec<(Id, Named)> = Vec::new();
-    let most = (1.0 - EXPLAINS_MIN) * suspect.held.squares[0];
-    let most = suspect.allowed.map_or(most, |allowed| most.min(allowed));
-    let of_layers = of_all_layers(suspect, &Scene::new(&suspect.node.program.graph), &replay.through);
+    let scene = Scene::new(&suspect.node.program.graph);
+    let of_layers = of_all_layers(suspect, &scene, &replay.through);
     let first = of_layers.len();
     for (number, hypothesis) in of_layers.into_iter().chain(hypotheses(suspect, replay)).enumerate() {
-        let nodes: Vec<Id> = hypothesis.nodes.iter().map(|rewrite| rewrite.node).collect();
-        *work = work.saturating_add(replay.work(&nodes));
-        watch::at(|| suspect.asked(hypothesis.fault.name), || None);
         // What is wrong in all layers alike is one mistake; of single nodes there are as many hypotheses in each.
-        if *work > WORK_MAX || watch::is_over() || number >= first && !out.is_empty() && first > 0 {
+        if is_spent(replay, &hypothesis, work) || number >= first && !out.is_empty() && first > 0 {
             break;
         }
-        let injected = |node: &Node<'_>, args: &Args<'_, f64>, across: Across<'_>| {
-            let rewrite = hypothesis.nodes.iter().find(|rewrite| rewrite.node == node.id)?;
-            Some(with_mistake(suspect, across, node, args, &rewrite.change))
+        out.extend(explained_by(suspect, replay, &hypothesis));
+    }
+    if out.is_empty() {
+        // Of numbers that explain it the roundest that leaves next to nothing more than the best.
+        let best = |told: Vec<Hypothesis>| {
+            let found = told.iter().filter_map(|one| explained_by(suspect, replay, one));
+            let found: Vec<(Id, Named)> = found.collect();
+            let least = found.iter().map(|(_, named)| named.left).fold(f64::INFINITY, f64::min);
+            found.into_iter().find(|(_, named)| named.left <= precision::ALIKE * least)
         };
-        let own = hypothesis.nodes.iter().find(|rewrite| rewrite.node == suspect.node.id);
-        let judging = |node: &Node<'_>, args: &Args<'_, f64>, said: Said<'_>| match own {
-            None => said(node.rule?, args, &node.carried),
-            Some(Rewrite { change, .. }) => under(suspect, node, args, change, |rewritten| {
-                let rule = crate::ops::rule(rewritten.op()).filter(|_| rewritten.is_by_rule())?;
-                said(rule, &rewritten.args(args), &carried(change, args, &node.carried))
-            }),
-        };
-        let Some(held) = replay.held_by(suspect, (&nodes, most), &injected, &judging) else { continue };
-        let left = held.squares[0];
-        let explains = 1.0 - left / suspect.held.squares[0];
-        if suspect.is_explained(&held) && explains >= EXPLAINS_MIN {
-            let mut diagnosis = told(suspect, &hypothesis.fault, explains);
-            diagnosis.text += &out_of_sight(suspect, replay, &hypothesis.nodes);
-            // What comes to the same leaves the same.
-            let spelling = hypothesis.fault.spelling();
-            let named = Named { diagnosis, spelling, left, rest: 0.0, reaches: None, values: left.to_bits() };
-            out.push((nodes.first().copied().unwrap_or(0), named));
-        }
+        out.extend(searched(suspect, &scene, replay, work).find_map(best));
     }
     // What a healthy reader contradicts is none, unless it is so small that it need not show there. Of those that come to the same
     // that one is likeliest which other wrong readers of its node speak for.
@@ -107,6 +110,78 @@ fn found_by(suspect: &Suspect<'_>, replay: &Replay<'_>, work: &mut usize) -> Vec
     let mut out: Vec<Named> = ranked.into_iter().map(|(_, named)| named).collect();
     prefer_later(suspect, &mut out);
     out
+}
+
+/// Whether nobody wants to wait for a hypothesis any longer: with it so much is computed again.
+fn is_spent(replay: &Replay<'_>, hypothesis: &Hypothesis, work: &mut usize) -> bool {
+    *work = work.saturating_add(replay.work(&hypothesis.nodes()));
+    *work > WORK_MAX || watch::is_over()
+}
+
+/// The mistake, where it explains a node, and the first node that it is in.
+fn explained_by(suspect: &Suspect<'_>, replay: &Replay<'_>, hypothesis: &Hypothesis) -> Option<(Id, Named)> {
+    let most = (1.0 - EXPLAINS_MIN) * suspect.held.squares[0];
+    let most = suspect.allowed.map_or(most, |allowed| most.min(allowed));
+    let nodes = hypothesis.nodes();
+    watch::at(|| suspect.asked(hypothesis.fault.name), || None);
+    let injected = |node: &Node<'_>, args: &Args<'_, f64>, across: Across<'_>| {
+        hypothesis.injected(suspect, node, args, across)
+    };
+    let own = hypothesis.nodes.iter().find(|rewrite| rewrite.node == suspect.node.id);
+    let judging = |node: &Node<'_>, args: &Args<'_, f64>, said: Said<'_>| match own {
+        None => said(node.rule?, args, &node.carried),
+        Some(Rewrite { change, .. }) => under(suspect, node, args, change, |rewritten| {
+            let rule = crate::ops::rule(rewritten.op()).filter(|_| rewritten.is_by_rule())?;
+            said(rule, &rewritten.args(args), &carried(change, args, &node.carried))
+        }),
+    };
+    let held = replay.held_by(suspect, (&nodes, most), &injected, &judging)?;
+    let left = held.squares[0];
+    let explains = 1.0 - left / suspect.held.squares[0];
+    if !(suspect.is_explained(&held) && explains >= EXPLAINS_MIN) {
+        return None;
+    }
+    let mut diagnosis = told(suspect, &hypothesis.fault, explains);
+    diagnosis.text += &out_of_sight(suspect, replay, &hypothesis.nodes);
+    // What comes to the same leaves the same.
+    let spelling = hypothesis.fault.spelling();
+    let named = Named { diagnosis, spelling, left, rest: 0.0, reaches: None, values: left.to_bits() };
+    Some((nodes.first().copied().unwrap_or(0), named))
+}
+
+/// Mistakes of one number that nobody lists, searched for in all nodes of an op alike and in each: the number that brings the
+/// suspect nearest to what was recorded of it, as it is told, roundest first.
+fn searched<'b>(
+    suspect: &'b Suspect<'_>,
+    scene: &'b Scene<'b>,
+    replay: &'b Replay<'_>,
+    work: &'b mut usize,
+) -> impl Iterator<Item = Vec<Hypothesis>> + 'b {
+    let graph = &suspect.node.program.graph;
+    let groups = fault::entries().filter(|entry| entry.is_searched()).flat_map(move |entry| {
+        let has_op = |id: &Id| entry.ops.contains(&graph.get(*id).op);
+        let all: Vec<Id> = replay.through.iter().copied().filter(has_op).collect();
+        let each = if all.len() > 1 { all.iter().map(|&id| vec![id]).collect() } else { Vec::new() };
+        std::iter::once(all).chain(each).map(move |nodes| (entry, nodes))
+    });
+    groups.filter(|(_, nodes)| !nodes.is_empty()).map(move |(entry, nodes)| {
+        let with = |argument: &Argument| {
+            let faults: Vec<Fault> = nodes.iter().filter_map(|&id| entry.at(scene, id, argument)).collect();
+            let rewrites = faults.iter().map(|fault| fault.rewrite.clone()).collect();
+            faults.into_iter().next().map(|fault| Hypothesis { nodes: rewrites, fault })
+        };
+        let spent = RefCell::new(&mut *work);
+        let distance = |argument: &Argument, _: f64| {
+            let hypothesis = with(argument).filter(|one| !is_spent(replay, one, &mut spent.borrow_mut()));
+            hypothesis.map_or(f64::INFINITY, |hypothesis| {
+                replay.distance(suspect, &hypothesis.nodes(), &|node, args, across| {
+                    hypothesis.injected(suspect, node, args, across)
+                })
+            })
+        };
+        let told = entry.searched(scene, nodes[0], &distance);
+        told.iter().filter_map(with).collect::<Vec<Hypothesis>>()
+    })
 }
 
 /// How many times its bound a healthy node is from what each mistake comes to that can be made in the one node before it

@@ -89,16 +89,20 @@ fn mistakes_between_modules_are_named_in_every_step() {
         "ffn_act",
     ];
     let tokens = Random(8).tokens(TOKENS, VOCABULARY);
-    for (wrong, origin, fault) in [
-        ("rope.decode_shift=-1", "blk.0.attn_out", "rope.decode_shift"),
-        ("rope.position_in_step", "blk.0.attn_out", "rope.position_in_step"),
-        ("rope.decode_shift=-1@2", "blk.2.attn_out", "rope.decode_shift"),
-        ("attn.window=4", "blk.0.attn_out", "attn.window"),
-        ("attn.no_mask", "blk.0.attn_out", "attn.no_mask"),
-        ("attn.kv_first", "blk.0.attn_out", "attn.kv_first"),
-        ("attn.head_order=7,6,5,4,3,2,1,0", "blk.0.attn_out", "attn.head_order"),
-        ("residual.parallel@1", "blk.1.norm#2", "residual.parallel"),
-        ("linear.no_bias@1", "blk.1.q", "linear.no_bias"),
+    for (wrong, origin, fault, text) in [
+        ("rope.decode_shift=-1", "blk.0.attn_out", "rope.decode_shift", ""),
+        ("rope.position_in_step", "blk.0.attn_out", "rope.position_in_step", ""),
+        ("rope.decode_shift=-1@2", "blk.2.attn_out", "rope.decode_shift", ""),
+        ("attn.window=4", "blk.0.attn_out", "attn.window", ""),
+        ("attn.no_mask", "blk.0.attn_out", "attn.no_mask", ""),
+        ("attn.kv_first", "blk.0.attn_out", "attn.kv_first", ""),
+        ("attn.head_order=7,6,5,4,3,2,1,0", "blk.0.attn_out", "attn.head_order", ""),
+        // Numbers that no list has.
+        ("rope.base=26000", "blk.0.attn_out", "rope.base", "RoPE base is 26000"),
+        ("attn.scale=0.19@2", "blk.2.attn_out", "attn.scale", "scaled by 0.19,"),
+        ("attn.softcap=30@1", "blk.1.attn_out", "attn.softcap", "soft-capped at 30,"),
+        ("residual.parallel@1", "blk.1.norm#2", "residual.parallel", ""),
+        ("linear.no_bias@1", "blk.1.q", "linear.no_bias", ""),
     ] {
         let Some(findings) = found(&[wrong], &HIDDEN, &tokens) else {
             return eprintln!("SKIP: {TINY} is not there");
@@ -108,6 +112,7 @@ fn mistakes_between_modules_are_named_in_every_step() {
         let (named, tried) = findings.nodes[&origin.parse::<Checkpoint>().unwrap()].diagnosis();
         let first = named.first().map(|named| named.fault.as_str());
         assert_eq!(first, Some(fault), "{wrong}: {named:?} {tried:?}");
+        assert!(named[0].text.contains(text), "{wrong}: {}", named[0].text);
     }
 }
 

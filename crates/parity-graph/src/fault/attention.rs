@@ -1,8 +1,8 @@
 //! FLASH_ATTN_EXT and SOFT_MAX of scores: scale, soft cap, limits, sinks, ALiBi.
 
-use super::evidence::{fitted, shorter};
+use super::evidence::shorter;
 use super::site::{edit, made};
-use super::{Argument, Entry, Evidence, Made, PLAIN, Site, plain, spell, when};
+use super::{Argument, Entry, Made, PLAIN, Searched, Site, plain, spell, when};
 use crate::op::Op;
 use crate::rewrite::{Change, Edit, Scores};
 
@@ -42,7 +42,10 @@ pub(super) const ENTRIES: &[Entry] = &[
             None => vec![],
         },
         make: scale,
-        guess: Some(scales),
+        searched: Some(Searched {
+            around: |site| of(site).map(|_| f64::from(site.float("scale"))),
+            told: scales,
+        }),
         ..PLAIN
     },
     plain(
@@ -71,9 +74,9 @@ pub(super) const ENTRIES: &[Entry] = &[
             false => Argument::numbers([5.0]),
         },
         make: soft_cap,
-        guess: Some(|site, evidence| match !has_cap(site) && of(site).is_some() {
-            true => limit(site, evidence, soft_cap),
-            false => vec![],
+        searched: Some(Searched {
+            around: |site| of(site).filter(|_| !has_cap(site)).map(|_| LIMIT),
+            told: shorter,
         }),
         ..PLAIN
     },
@@ -87,7 +90,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         ops: ATTENTION,
         values: |_| Argument::numbers([1.0]),
         make: clamp,
-        guess: Some(|site, evidence| limit(site, evidence, clamp)),
+        searched: Some(Searched { around: |site| of(site).map(|_| LIMIT), told: shorter }),
         ..PLAIN
     },
     plain(
@@ -165,14 +168,8 @@ fn scale(site: Site<'_>, argument: &Argument) -> Made {
     made(site.with_float("scale", scale as f32), text)
 }
 
-/// The factor on the scores that gives the recorded rows best.
-fn scales(site: Site<'_>, evidence: &Evidence<'_>) -> Vec<Argument> {
-    if of(site).is_none() {
-        return vec![];
-    }
-    let own = f64::from(site.float("scale"));
-    let with = |scale: f64| site.with_float("scale", scale as f32);
-    let found = fitted(own, |scale, limit| (evidence.within)(&with(scale), limit));
+/// What is told of the factor on the scores that was found.
+fn scales(found: f64) -> Vec<Argument> {
     // A minimum is flat: it is known to the square root of what the distance is known to.
     let mut out: Vec<f64> = Vec::new();
     for square in [1.0 / (found * found), 1.0 / found] {
@@ -227,11 +224,3 @@ fn clamp(site: Site<'_>, argument: &Argument) -> Made {
 
 /// A limit of scores to begin with: those of models are within some octaves of it.
 const LIMIT: f64 = 16.0;
-
-fn limit(site: Site<'_>, evidence: &Evidence<'_>, make: fn(Site<'_>, &Argument) -> Made) -> Vec<Argument> {
-    let distance = |limit: f64, most: f64| {
-        let made = make(site, &Argument::Number(limit));
-        made.map_or(f64::INFINITY, |(change, _)| (evidence.within)(&change, most))
-    };
-    if distance(LIMIT, f64::INFINITY).is_finite() { shorter(fitted(LIMIT, distance)) } else { vec![] }
-}

@@ -137,25 +137,48 @@ pub fn shorter(fitted: f64) -> Vec<Argument> {
     Argument::numbers((1..=5).map(|digits| rounded(fitted, digits)).chain([fitted]))
 }
 
-/// Steps of a search for a factor, each a twentieth of an octave.
-const STEPS: i32 = 320;
+/// How a number is searched for: so many octaves down and up, in steps of so many an octave.
+#[derive(Clone, Copy)]
+pub struct Search {
+    octaves: i32,
+    steps: i32,
+}
 
-/// The number of least distance within some octaves of `around`: a scan, then golden sections.
-pub fn fitted(around: f64, within: impl Fn(f64, f64) -> f64) -> f64 {
+impl Search {
+    /// Where a distance costs one node.
+    pub const WIDE: Search = Search { octaves: 8, steps: 20 };
+    /// Where it costs all nodes on the way.
+    pub const NEAR: Search = Search { octaves: 8, steps: 3 };
+}
+
+/// Golden sections: a step of an octave is narrowed to what f32 tells apart.
+const SECTIONS: usize = 36;
+
+/// The number of least distance within some octaves of `around`: a scan, then golden sections. `None` where no distance is one.
+pub fn fitted(around: f64, search: Search, within: impl Fn(f64, f64) -> f64) -> Option<f64> {
     const GOLDEN: f64 = 0.618_033_988_749_895;
-    let at = |step: f64| around * (step / 20.0).exp2();
-    let (mut least, mut step) = (f64::INFINITY, -STEPS / 2);
-    for tried in -STEPS / 2..=STEPS / 2 {
+    let at = |step: f64| around * (step / f64::from(search.steps)).exp2();
+    let (mut least, mut step) = (f64::INFINITY, None);
+    for tried in -search.octaves * search.steps..=search.octaves * search.steps {
         let distance = within(at(f64::from(tried)), least);
         if distance < least {
-            (least, step) = (distance, tried);
+            (least, step) = (distance, Some(tried));
         }
     }
-    let distance = |value: f64| within(value, f64::INFINITY);
-    let (mut low, mut high) = (f64::from(step) - 1.0, f64::from(step) + 1.0);
-    for _ in 0..60 {
-        let (a, b) = (high - GOLDEN * (high - low), low + GOLDEN * (high - low));
-        if distance(at(a)) < distance(at(b)) { high = b } else { low = a }
+    let distance = |step: f64| within(at(step), f64::INFINITY);
+    let (mut low, mut high) = (f64::from(step?) - 1.0, f64::from(step?) + 1.0);
+    let (mut a, mut b) = (high - GOLDEN * (high - low), low + GOLDEN * (high - low));
+    let (mut of_a, mut of_b) = (distance(a), distance(b));
+    for _ in 0..SECTIONS {
+        if of_a < of_b {
+            (high, b, of_b) = (b, a, of_a);
+            a = high - GOLDEN * (high - low);
+            of_a = distance(a);
+        } else {
+            (low, a, of_a) = (a, b, of_b);
+            b = low + GOLDEN * (high - low);
+            of_b = distance(b);
+        }
     }
-    at(0.5 * (low + high))
+    Some(at(0.5 * (low + high)))
 }

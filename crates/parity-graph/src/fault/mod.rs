@@ -36,6 +36,8 @@ pub use wanted::{Place, Wanted};
 
 use std::fmt;
 
+use evidence::{Search, fitted};
+
 use crate::graph::{Graph, Id};
 use crate::op::Op;
 use crate::rewrite::{Change, Rewrite};
@@ -160,9 +162,23 @@ pub struct Entry {
     make: fn(Site<'_>, &Argument) -> Made,
     /// The values that the numbers of a wrong node speak for, the likeliest first.
     guess: Option<Guess>,
+    /// A value that is searched for by how near it brings the node, or one behind it, to what was recorded.
+    searched: Option<Searched>,
 }
 
 type Guess = fn(Site<'_>, &Evidence<'_>) -> Vec<Argument>;
+
+/// A number that is searched for.
+struct Searched {
+    /// What it is near to; `None` where the node has no place for it.
+    around: fn(Site<'_>) -> Option<f64>,
+    /// The values that are told for what was found, the likeliest first.
+    told: fn(f64) -> Vec<Argument>,
+}
+
+/// How far what was recorded is from a node with a mistake of this value: squares. Or anything that is more than a limit,
+/// where it is.
+pub type Distance<'a> = &'a dyn Fn(&Argument, f64) -> f64;
 
 /// What most entries have in common.
 const PLAIN: Entry = Entry {
@@ -180,6 +196,7 @@ const PLAIN: Entry = Entry {
     values: |_| vec![Argument::None],
     make: |_, _| None,
     guess: None,
+    searched: None,
 };
 
 /// An entry without a value.
@@ -217,10 +234,33 @@ impl Entry {
     /// The mistake at a wrong node with each of the values that its numbers speak for.
     pub fn guessed(&self, scene: &Scene<'_>, id: Id, evidence: &Evidence<'_>) -> Vec<Fault> {
         let site = scene.site(id).filter(|site| self.ops.is_empty() || self.ops.contains(site.op()));
-        match self.guess.zip(site) {
-            Some((guess, site)) => self.made(guess(site, evidence), site),
-            None => Vec::new(),
+        let Some(site) = site else { return Vec::new() };
+        let distance = |argument: &Argument, limit: f64| {
+            let made = (self.make)(site, argument);
+            made.map_or(f64::INFINITY, |(change, _)| (evidence.within)(&change, limit))
+        };
+        match self.guess {
+            Some(guess) => self.made(guess(site, evidence), site),
+            None => self.made(self.found(site, Search::WIDE, &distance), site),
         }
+    }
+
+    /// Values of the mistake at a node that nobody recorded, by how far what was recorded behind it is from it with each; none
+    /// of mistakes whose value is no number that can be searched for.
+    pub fn searched(&self, scene: &Scene<'_>, id: Id, distance: Distance<'_>) -> Vec<Argument> {
+        let site = scene.site(id).filter(|site| self.ops.contains(site.op()));
+        site.map_or_else(Vec::new, |site| self.found(site, Search::NEAR, distance))
+    }
+
+    /// Whether its value is a number that can be searched for.
+    pub fn is_searched(&self) -> bool {
+        self.searched.is_some()
+    }
+
+    fn found(&self, site: Site<'_>, search: Search, distance: Distance<'_>) -> Vec<Argument> {
+        let Some(Searched { around, told }) = &self.searched else { return Vec::new() };
+        let within = |number: f64, limit: f64| distance(&Argument::Number(number), limit);
+        around(site).and_then(|around| fitted(around, search, within)).map_or_else(Vec::new, told)
     }
 
     fn made(&self, arguments: Vec<Argument>, site: Site<'_>) -> Vec<Fault> {

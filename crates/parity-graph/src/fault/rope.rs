@@ -2,7 +2,7 @@
 
 use super::evidence::{numbers, rounded};
 use super::site::{edit, made};
-use super::{Argument, Entry, Evidence, Made, PLAIN, Site, plain, spell, when};
+use super::{Argument, Entry, Evidence, Made, PLAIN, Searched, Site, plain, spell, when};
 use crate::op::Op;
 use crate::rewrite::{Change, Edit};
 use crate::weights::{ATTN_V, Name};
@@ -41,6 +41,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             made(site.with_float("freq_base", base as f32), text)
         },
         guess: Some(base),
+        searched: Some(Searched { around: |site| Some(f64::from(site.float("freq_base"))), told: bases }),
         ..PLAIN
     },
     Entry {
@@ -355,6 +356,11 @@ fn base(site: Site<'_>, evidence: &Evidence<'_>) -> Vec<Argument> {
     }
     fits.sort_by(f64::total_cmp);
     let Some(&fitted) = fits.get(fits.len() / 2).filter(|base| base.is_finite()) else { return vec![] };
+    bases(fitted)
+}
+
+/// What is told of a base that was found.
+fn bases(fitted: f64) -> Vec<Argument> {
     let known = BASES.into_iter().filter(|known| (known / fitted - 1.0).abs() < 0.05);
     let digits = (1..=5).map(|digits| rounded(fitted, digits));
     Argument::numbers(known.chain(digits).chain([fitted]))

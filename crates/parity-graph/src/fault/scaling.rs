@@ -1,9 +1,9 @@
 //! ROPE of scaled models: frequency factors, linear scaling, YaRN, sections.
 
-use super::evidence::{fitted, shorter};
+use super::evidence::shorter;
 use super::rope::{NEOX, ROPE, SECTIONS};
 use super::site::{edit, made};
-use super::{Argument, Entry, Made, PLAIN, Site, plain, spell, when};
+use super::{Argument, Entry, Made, PLAIN, Searched, Site, plain, spell, when};
 use crate::rewrite::{Change, Edit};
 
 /// All of them.
@@ -86,13 +86,9 @@ pub(super) const ENTRIES: &[Entry] = &[
                 format!("YaRN's factor is {}, the model says {own}", spell(factor)),
             )
         },
-        guess: Some(|site, evidence| {
-            let with = |factor: f64| site.with_float("freq_scale", (1.0 / factor) as f32);
-            let distance = |factor: f64, limit: f64| (evidence.within)(&with(factor), limit);
-            match site.float("ext_factor") {
-                0.0 => vec![],
-                _ => shorter(fitted(8.0, distance)),
-            }
+        searched: Some(Searched {
+            around: |site| (site.float("ext_factor") != 0.0).then_some(8.0),
+            told: shorter,
         }),
         ..PLAIN
     },
